@@ -1,0 +1,173 @@
+//! From what a mask says of a tile of rows to the pieces of keys that are computed.
+//!
+//! Keys are cut on a fixed grid of `CELL` keys. A cell that nobody sees is never visited; one that everybody sees
+//! carries no per-key row sets. Where a cell holds only a few seen keys (columns, strides, scattered globals), those
+//! keys are picked out and full cells are made of them.
+
+use crate::mask::{LaneSet, RowTile, Run};
+use crate::micro::Seen;
+use crate::score::Keys;
+use crate::simd::GROUP;
+use std::ops::Range;
+
+/// Keys of a cell. 64 keys of 64 features are a third of a 48 KiB L1 cache, so keys and values of a cell stay there
+/// while several groups of rows pass over them; 32..256 measured within 3 %.
+pub(crate) const CELL: usize = 64;
+
+/// Keys to be computed together.
+#[derive(Clone, Debug)]
+pub(crate) struct Cell {
+    pub(crate) len: usize,
+    /// The rows that see each key; nothing where `full`.
+    pub(crate) lanes: [LaneSet; CELL],
+    /// Every row sees every key.
+    pub(crate) full: bool,
+    first: usize,
+    picked: [usize; CELL],
+    is_picked: bool,
+}
+
+impl Cell {
+    pub(crate) fn new() -> Self {
+        let (lanes, picked) = ([0; CELL], [0; CELL]);
+        Self { len: 0, lanes, full: false, first: 0, picked, is_picked: false }
+    }
+
+    /// `len` neighbours from `first` on, seen by all.
+    pub(crate) fn set(&mut self, first: usize, len: usize) {
+        (self.first, self.len, self.is_picked, self.full) = (first, len, false, true);
+    }
+
+    pub(crate) fn keys(&self) -> Keys<'_> {
+        if self.is_picked { Keys::Picked(&self.picked[..self.len]) } else { Keys::From(self.first) }
+    }
+}
+
+/// How much of a cell a group of rows sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum See {
+    Nothing,
+    /// Every row sees these keys, and no row any other.
+    All(Range<usize>),
+    /// Some rows see some of these keys.
+    Some(Range<usize>),
+}
+
+impl Cell {
+    /// What group `g`, of `count` rows, sees; writes which of the rows see each key.
+    #[inline(always)]
+    pub(crate) fn see(&self, g: usize, count: usize, seen: &mut [Seen; CELL]) -> See {
+        if self.full {
+            return See::All(0..self.len);
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "the bits of the group")]
+        for (seen, lanes) in seen.iter_mut().zip(&self.lanes[..self.len]) {
+            *seen = (lanes >> (g * GROUP)) as Seen;
+        }
+        let used = &seen[..self.len];
+        let Some(first) = used.iter().position(|s| *s != 0) else { return See::Nothing };
+        let last = used.iter().rposition(|s| *s != 0).unwrap_or(first);
+        let everyone = Seen::MAX >> (GROUP - count);
+        if used[first..=last].iter().all(|s| *s == everyone) {
+            return See::All(first..last + 1);
+        }
+        // Whole register tiles cost less than their tails: let unseen neighbours fill the last one.
+        See::Some(first..(first + (last + 1 - first).next_multiple_of(8)).min(self.len))
+    }
+
+    /// Pairs that the rows will compute.
+    pub(crate) fn computed(&self, rows: RowTile) -> u128 {
+        let groups = (0..rows.count.div_ceil(GROUP)).map(|g| {
+            let count = (rows.count - g * GROUP).min(GROUP);
+            match self.see(g, count, &mut [0; CELL]) {
+                See::Nothing => 0,
+                See::All(keys) | See::Some(keys) => keys.len() * count,
+            }
+        });
+        groups.sum::<usize>() as u128
+    }
+}
+
+/// Cuts runs into cells, in ascending order, the picked ones last.
+#[derive(Debug)]
+pub(crate) struct Cells<'a> {
+    runs: &'a [Run],
+    at: usize,
+    end: usize,
+    all: LaneSet,
+    sparse: Vec<(usize, LaneSet)>,
+}
+
+impl<'a> Cells<'a> {
+    /// Of the keys in `keys`, those that `runs` name; `all` is the set of all rows.
+    pub(crate) fn new(runs: &'a [Run], keys: Range<usize>, all: LaneSet) -> Self {
+        Self { runs, at: keys.start, end: keys.end, all, sparse: Vec::new() }
+    }
+
+    /// Fills `cell` with the next one; `false` when there is none.
+    pub(crate) fn next(&mut self, cell: &mut Cell) -> bool {
+        loop {
+            if self.sparse.len() >= CELL {
+                self.pick(cell);
+                return true;
+            }
+            while self.runs.first().is_some_and(|s| s.keys.end <= self.at) {
+                self.runs = &self.runs[1..];
+            }
+            let next = self.runs.first().filter(|s| s.keys.start < self.end);
+            let Some(run) = next.filter(|_| self.at < self.end) else {
+                if self.sparse.is_empty() {
+                    return false;
+                }
+                self.pick(cell);
+                return true;
+            };
+            self.at = self.at.max(run.keys.start);
+            let end = ((self.at / CELL + 1) * CELL).min(self.end);
+            let from = self.at;
+            let full = run.lanes == self.all && run.keys.end >= end;
+            self.at = end;
+            if full {
+                cell.set(from, end - from);
+                return true;
+            }
+            if self.fill(cell, from..end) {
+                return true;
+            }
+        }
+    }
+
+    /// Writes the keys of a partly seen cell; `false` if they were put aside to be picked.
+    fn fill(&mut self, cell: &mut Cell, keys: Range<usize>) -> bool {
+        let within = self.runs.iter().take_while(|s| s.keys.start < keys.end);
+        let clip = |s: &Run| s.keys.start.max(keys.start)..s.keys.end.min(keys.end);
+        let (mut last, mut seen) = (keys.start, 0);
+        for s in within.clone() {
+            let part = clip(s);
+            seen += part.len();
+            last = part.end;
+        }
+        // Picking copies a key and a value; computing an unseen key costs as much as a seen one.
+        if 2 * seen <= last - keys.start {
+            self.sparse.extend(within.flat_map(|s| clip(s).map(|key| (key, s.lanes))));
+            return false;
+        }
+        cell.lanes[..last - keys.start].fill(0);
+        for s in within {
+            let part = clip(s);
+            cell.lanes[part.start - keys.start..part.end - keys.start].fill(s.lanes);
+        }
+        cell.set(keys.start, last - keys.start);
+        cell.full = false;
+        true
+    }
+
+    fn pick(&mut self, cell: &mut Cell) {
+        let n = self.sparse.len().min(CELL);
+        for (i, (key, lanes)) in self.sparse.drain(..n).enumerate() {
+            (cell.picked[i], cell.lanes[i]) = (key, lanes);
+        }
+        cell.full = cell.lanes[..n].iter().all(|lanes| *lanes == self.all);
+        (cell.len, cell.is_picked) = (n, true);
+    }
+}

@@ -1,0 +1,143 @@
+//! Every way a call can be wrong. A message names the axis, both numbers and the remedy.
+
+use std::fmt;
+
+/// Why a call was refused. Raised before any work starts.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Error {
+    /// A tensor's memory is shorter than its shape and strides reach.
+    DataLength {
+        /// Elements that the shape and strides reach.
+        needed: usize,
+        /// Elements in memory.
+        found: usize,
+    },
+    /// A shape whose element count does not fit in memory.
+    ShapeOverflow {
+        /// Batch, heads, length, features.
+        shape: [usize; 4],
+    },
+    /// Two elements of an output would share memory.
+    OutputOverlap {
+        /// Strides of batch, heads and length, in elements.
+        strides: [usize; 3],
+    },
+    /// Two tensors disagree about an axis.
+    Axis {
+        /// `batch`, `features`, `keys`, ...
+        axis: &'static str,
+        /// One tensor and its size.
+        left: (&'static str, usize),
+        /// The other tensor and its size.
+        right: (&'static str, usize),
+    },
+    /// Query heads that do not divide evenly among the key heads.
+    HeadGroups {
+        /// Heads of the queries.
+        q: usize,
+        /// Heads of the keys and values.
+        kv: usize,
+    },
+    /// Queries and keys without features have no scores.
+    NoFeatures {
+        /// The tensor.
+        tensor: &'static str,
+    },
+    /// An option holds the wrong number of entries.
+    Count {
+        /// The option.
+        option: &'static str,
+        /// Entries expected, and what they stand for.
+        expected: (usize, &'static str),
+        /// Entries given.
+        found: usize,
+    },
+    /// An option refers to a position outside the sequence.
+    OutOfRange {
+        /// The option.
+        option: &'static str,
+        /// The position given.
+        found: usize,
+        /// The first position that is too large.
+        limit: usize,
+    },
+    /// A size that must be at least 1 is 0.
+    Zero {
+        /// The option.
+        option: &'static str,
+    },
+    /// A number that is not usable.
+    Value {
+        /// The option.
+        option: &'static str,
+        /// The number given.
+        found: f64,
+        /// What is accepted.
+        accepted: &'static str,
+    },
+    /// A bias or bit mask that cannot be broadcast to the scores.
+    Broadcast {
+        /// The option.
+        option: &'static str,
+        /// Batch, heads, queries, keys of the option.
+        found: [usize; 4],
+        /// Batch, heads, queries, keys of the scores.
+        scores: [usize; 4],
+    },
+    /// Nothing to merge.
+    NothingToMerge,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DataLength { needed, found } => write!(
+                f,
+                "data: the shape needs {needed} elements, the slice has {found}; pass a longer slice or a smaller shape"
+            ),
+            Self::ShapeOverflow { shape } => {
+                write!(
+                    f,
+                    "shape {shape:?}: more elements than memory can address; check the order of the axes"
+                )
+            }
+            Self::OutputOverlap { strides } => write!(
+                f,
+                "output strides {strides:?}: two elements share memory; give each axis a stride that spans the ones inside it"
+            ),
+            Self::Axis { axis, left, right } => write!(
+                f,
+                "{axis}: {} has {}, {} has {}; they must be equal",
+                left.0, left.1, right.0, right.1
+            ),
+            Self::HeadGroups { q, kv } => write!(
+                f,
+                "heads: q has {q}, k and v have {kv}; the first must be a multiple of the second"
+            ),
+            Self::NoFeatures { tensor } => {
+                write!(f, "features: {tensor} has 0; a score needs at least 1")
+            }
+            Self::Count { option, expected, found } => {
+                write!(f, "{option}: {found} entries; give {} ({})", expected.0, expected.1)
+            }
+            Self::OutOfRange { option, found, limit } => {
+                write!(
+                    f,
+                    "{option}: {found} is out of range; the sequence allows values below {limit}"
+                )
+            }
+            Self::Zero { option } => write!(f, "{option}: 0; it must be at least 1"),
+            Self::Value { option, found, accepted } => {
+                write!(f, "{option}: {found} is not usable; give {accepted}")
+            }
+            Self::Broadcast { option, found, scores } => write!(
+                f,
+                "{option}: shape {found:?} against scores {scores:?} [batch, heads, queries, keys]; each axis must be equal or 1"
+            ),
+            Self::NothingToMerge => write!(f, "merge: no parts; give at least one"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,430 @@
+//! The forward walk: many rows against the keys they see, without ever holding their scores.
+//!
+//! Cost for `n` rows and `m` visible keys each: `2 n m (qk_dim + v_dim)` flops, keys and values read `n / 128` times,
+//! scratch of `128 (qk_dim + v_dim)` numbers. Two groups of 64 rows pass over each cell of 64 keys, so a cell is
+//! brought from memory once and read from the cache the second time.
+
+use crate::cells::{CELL, Cell, Cells, See};
+use crate::element::{Element, Number};
+use crate::mask::{Mask, RowTile, Run, Scope};
+use crate::micro::{Distances, Dots, Seen, Weights, add_values, dot_tile, lanes_used, low};
+use crate::problem::Problem;
+use crate::score::{At, Keys, LOG2_E, Similarity};
+use crate::simd::{GROUP, Lanes, Simd, Task};
+use crate::softmax::{State, States};
+use crate::view::{Rows, TileMut, View};
+use std::ops::Range;
+
+/// Groups of rows that walk together.
+const GROUPS: usize = 2;
+/// Rows of a tile.
+pub(crate) const TILE_ROWS: usize = GROUPS * GROUP;
+
+/// One call: what is computed, from what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call<'c, E: Element> {
+    pub(crate) problem: &'c Problem<'c, E>,
+    pub(crate) q: View<'c, E>,
+    pub(crate) k: View<'c, E>,
+    pub(crate) v: View<'c, E>,
+}
+
+/// The rows that one task writes.
+#[derive(Debug)]
+pub(crate) struct Target<'t, E: Element> {
+    /// `[batch, heads.q, q_len, v_dim]`
+    pub(crate) out: TileMut<'t, E>,
+    /// `[batch, heads.q, q_len, 1]`
+    pub(crate) lse: TileMut<'t, E::Num>,
+    /// `[batch, parts x heads.q, q_len, 2 + v_dim]`: m, l and sums of rows that are not finished in one go.
+    pub(crate) partial: Option<TileMut<'t, E::Num>>,
+}
+
+/// What one task does with its rows.
+#[derive(Clone, Debug)]
+pub(crate) struct Stage<'c> {
+    /// Takes over these parts, merged in order; an empty range starts anew.
+    pub(crate) from: Range<usize>,
+    /// Walks these keys as far as the first mask lets it see them and the second does not.
+    pub(crate) walk: Option<(&'c Mask, Option<&'c Mask>, Range<usize>)>,
+    /// Leaves the result as this part; `None` finishes the rows.
+    pub(crate) into: Option<usize>,
+}
+
+/// Memory of one thread, reused from task to task.
+#[derive(Debug)]
+pub(crate) struct Scratch<N> {
+    /// Queries as given, `[features][lanes]`, when they are projected.
+    raw: Vec<Lanes<N>>,
+    groups: Vec<Group<N>>,
+    tile: Vec<Lanes<N>>,
+    keys: Vec<N>,
+    values: Vec<N>,
+    runs: Vec<Run>,
+    cell: Cell,
+}
+
+/// A group of rows on its way: queries, states and sums, `[features][lanes]`.
+#[derive(Debug)]
+struct Group<N> {
+    q: Vec<Lanes<N>>,
+    states: States<N>,
+    sums: Vec<Lanes<N>>,
+    rows: RowTile,
+}
+
+impl<N: Number> Scratch<N> {
+    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, rows: usize) -> Self {
+        let dims = problem.dims();
+        let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
+        let group = || Group {
+            q: zeros(dims.qk_dim),
+            states: States::nothing_seen(),
+            sums: zeros(dims.v_dim),
+            rows: RowTile { first: 0, step: 1, count: 0 },
+        };
+        let projects = matches!(problem.similarity, Similarity::General(_));
+        Self {
+            raw: zeros(if projects { dims.q_dim } else { 0 }),
+            groups: (0..rows.min(dims.q_len).div_ceil(GROUP)).map(|_| group()).collect(),
+            tile: zeros(CELL),
+            keys: Vec::new(),
+            values: Vec::new(),
+            runs: Vec::new(),
+            cell: Cell::new(),
+        }
+    }
+}
+
+/// One tile of rows of one head.
+pub(crate) struct Forward<'t, 'c, E: Element> {
+    pub(crate) call: Call<'c, E>,
+    pub(crate) scope: Scope,
+    pub(crate) rows: RowTile,
+    pub(crate) stage: Stage<'t>,
+    pub(crate) target: Target<'t, E>,
+    pub(crate) scratch: &'t mut Scratch<E::Num>,
+}
+
+impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(mut self, s: S) {
+        let used = self.rows.count.div_ceil(GROUP);
+        for g in 0..used {
+            self.start(g);
+        }
+        if let Some((mask, without, keys)) = self.stage.walk.clone() {
+            for g in 0..used {
+                self.take_queries(s, g);
+            }
+            self.walk(s, (mask, without), keys);
+        }
+        for g in 0..used {
+            match self.stage.into {
+                Some(part) => self.save(g, part),
+                None => self.finish(s, g),
+            }
+        }
+    }
+}
+
+impl<E: Element> Forward<'_, '_, E> {
+    #[inline(always)]
+    fn walk<S: Simd<E::Num>>(
+        &mut self,
+        s: S,
+        (mask, without): (&Mask, Option<&Mask>),
+        keys: Range<usize>,
+    ) {
+        let Self { call, scope, rows, .. } = *self;
+        let Scratch { groups, tile, keys: packed_keys, values, runs, cell, .. } =
+            &mut *self.scratch;
+        match without {
+            None => mask.runs(&scope, rows, runs),
+            Some(without) => mask.runs_beyond(without, &scope, rows, runs),
+        }
+        let kv_head = call.problem.kv_head(scope.head);
+        let (k, v) = (call.k.head(scope.batch, kv_head), call.v.head(scope.batch, kv_head));
+        let groups = &mut groups[..rows.count.div_ceil(GROUP)];
+        let mut cells = Cells::new(runs, keys, rows.lanes());
+        while cells.next(cell) {
+            let k = fetch(k, cell, packed_keys);
+            let v = fetch(v, cell, values);
+            for (g, group) in groups.iter_mut().enumerate() {
+                let mut seen = [0; CELL];
+                let see = cell.see(g, group.rows.count, &mut seen);
+                let (See::All(part) | See::Some(part)) = see.clone() else { continue };
+                let (k, v) = (k.slice(part.start, part.len()), v.slice(part.start, part.len()));
+                let at = At { scope, rows: group.rows, keys: cell.keys().skip(part.start) };
+                let (seen, tile) = (&seen[part.clone()], &mut tile[..part.len()]);
+                if matches!(see, See::All(_)) {
+                    group.step::<E, S, false>(s, call.problem, (k, v), (at, seen), tile);
+                } else {
+                    group.step::<E, S, true>(s, call.problem, (k, v), (at, seen), tile);
+                }
+            }
+        }
+    }
+
+    /// Sets the states of a group: what earlier parts left, or nothing seen.
+    #[inline(always)]
+    fn start(&mut self, g: usize) {
+        let group = &mut self.scratch.groups[g];
+        let RowTile { first, step, count } = self.rows;
+        let skipped = g * GROUP;
+        group.rows =
+            RowTile { first: first + skipped * step, step, count: (count - skipped).min(GROUP) };
+        group.states = States::nothing_seen();
+        group.sums.fill(Lanes([E::Num::default(); GROUP]));
+        let Some(partial) = &mut self.target.partial else { return };
+        for part in self.stage.from.clone() {
+            for lane in 0..group.rows.count {
+                let saved = partial.written(part, skipped + lane);
+                let other = State { m: saved[0], l: saved[1] };
+                let (state, a, b) = group.states.get(lane).merge(other);
+                (group.states.m.0[lane], group.states.l.0[lane]) = (state.m, state.l);
+                for (sum, x) in group.sums.iter_mut().zip(&saved[2..]) {
+                    sum.0[lane] = sum.0[lane] * a + *x * b;
+                }
+            }
+        }
+    }
+
+    /// Leaves the states of a group for a later stage.
+    #[inline(always)]
+    fn save(&mut self, g: usize, part: usize) {
+        let Some(partial) = &mut self.target.partial else { return };
+        let group = &self.scratch.groups[g];
+        for lane in 0..group.rows.count {
+            let row = partial.row(part, g * GROUP + lane);
+            let State { m, l } = group.states.get(lane);
+            row[0].write(m);
+            row[1].write(l);
+            for (x, sum) in row[2..].iter_mut().zip(&group.sums) {
+                x.write(sum.0[lane]);
+            }
+        }
+    }
+
+    /// Queries into lanes: turned, projected if the similarity asks for it, and scaled.
+    #[inline(always)]
+    fn take_queries<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
+        let Self { call, scope, .. } = *self;
+        let q = call.q.head(scope.batch, scope.head);
+        let Scratch { groups, raw, .. } = &mut *self.scratch;
+        let Group { q: lanes, rows, .. } = &mut groups[g];
+        let factor = E::Num::from_f64(call.problem.query_factor());
+        let Similarity::General(w) = call.problem.similarity else {
+            return turn(s, q, *rows, factor, lanes);
+        };
+        turn(s, q, *rows, factor, raw);
+        let w = w.head(0, if w.shape().heads == 1 { 0 } else { scope.head });
+        lanes.fill(Lanes([E::Num::default(); GROUP]));
+        let one = Lanes([E::Num::from_f64(1.0); GROUP]);
+        let (mut packed, mut cell) = (Vec::new(), Cell::new());
+        for first in (0..w.len).step_by(CELL) {
+            let n = (w.len - first).min(CELL);
+            cell.set(first, n);
+            let w = fetch(w, &cell, &mut packed);
+            add_values::<_, S, false>(s, w, &raw[first..first + n], &[], rows.count, (&one, lanes));
+        }
+    }
+
+    /// Divides the sums, turns them back into rows and writes them with their lse.
+    #[inline(always)]
+    fn finish<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
+        let Self { call, scope, .. } = *self;
+        let group = &mut self.scratch.groups[g];
+        if let Some(sinks) = call.problem.score.sinks {
+            group.add_sink(s, E::Num::from_f64(sinks[scope.head].to_f64() * LOG2_E));
+        }
+        let mut lse = [E::Num::default(); GROUP];
+        for (lane, lse) in lse[..group.rows.count].iter_mut().enumerate() {
+            *lse = group.states.get(lane).lse();
+        }
+        for lane in (0..group.rows.count).step_by(S::LANES) {
+            let l = s.load(&group.states.l.0[lane..]);
+            let empty = s.less(l, s.splat(<E::Num as num_traits::Float>::min_positive_value()));
+            for sum in &mut group.sums {
+                let out = s.div(s.load(&sum.0[lane..]), l);
+                s.store(s.select(empty, s.splat(E::Num::default()), out), &mut sum.0[lane..]);
+            }
+        }
+        for lane in (0..group.rows.count).step_by(S::LANES) {
+            let rows = lane..(lane + S::LANES).min(group.rows.count);
+            for i in rows.clone() {
+                self.target.lse.row(0, g * GROUP + i)[0].write(lse[i]);
+            }
+            turn_back(s, &group.sums, rows, g * GROUP, &mut self.target.out);
+        }
+    }
+}
+
+impl<N: Number> Group<N> {
+    /// One group against one part of a cell: the heart of it all.
+    #[inline(always)]
+    fn step<E: Element<Num = N>, S: Simd<N>, const HIDDEN: bool>(
+        &mut self,
+        s: S,
+        problem: &Problem<'_, E>,
+        (k, v): (Rows<'_, N>, Rows<'_, N>),
+        (at, seen): (At<'_>, &[Seen]),
+        tile: &mut [Lanes<N>],
+    ) {
+        let lanes = self.rows.count;
+        let mut sums = if HIDDEN || !problem.is_plain_dot() {
+            self.scores::<E, S, HIDDEN>(s, problem, k, (at, seen), tile);
+            self.states.weigh(s, tile, lanes)
+        } else {
+            let mut then = Weights { m: &self.states.m, sums: Lanes([N::zero(); GROUP]) };
+            dot_tile(s, (k, &self.q), lanes, tile, &mut then);
+            then.sums
+        };
+        let mut shrink = Lanes([N::one(); GROUP]);
+        if !States::suffice(s, &sums, lanes) {
+            self.scores::<E, S, HIDDEN>(s, problem, k, (at, seen), tile);
+            shrink = self.states.raise(s, tile, &sums, lanes);
+            sums = self.states.weigh(s, tile, lanes);
+        }
+        self.states.add(s, &sums, lanes);
+        add_values::<N, S, HIDDEN>(s, v, tile, seen, lanes, (&shrink, &mut self.sums));
+    }
+
+    /// The scores of a tile; `-inf` where a row does not see the key.
+    #[inline(always)]
+    fn scores<E: Element<Num = N>, S: Simd<N>, const HIDDEN: bool>(
+        &self,
+        s: S,
+        problem: &Problem<'_, E>,
+        k: Rows<'_, N>,
+        (at, seen): (At<'_>, &[Seen]),
+        tile: &mut [Lanes<N>],
+    ) {
+        let lanes = self.rows.count;
+        if matches!(problem.similarity, Similarity::Distance) {
+            dot_tile(s, (k, &self.q), lanes, tile, &mut Distances);
+        } else {
+            dot_tile(s, (k, &self.q), lanes, tile, &mut Dots);
+        }
+        problem.apply(s, at, tile);
+        if HIDDEN {
+            let hidden = s.splat(N::neg_infinity());
+            for (scores, seen) in tile.iter_mut().zip(seen) {
+                for lane in (0..lanes).step_by(S::LANES) {
+                    let x =
+                        s.select(s.lanes(low(*seen >> lane)), s.load(&scores.0[lane..]), hidden);
+                    s.store(x, &mut scores.0[lane..]);
+                }
+            }
+        }
+    }
+
+    /// Lets a score without a value join every row.
+    #[inline(always)]
+    fn add_sink<S: Simd<N>>(&mut self, s: S, sink: N) {
+        let lanes = self.rows.count;
+        let mut tile = [Lanes([sink; GROUP])];
+        // Sums that never suffice: `m` becomes the larger of itself and the sink.
+        let shrink = self.states.raise(s, &tile, &Lanes([N::infinity(); GROUP]), lanes);
+        let sums = self.states.weigh(s, &mut tile, lanes);
+        self.states.add(s, &sums, lanes);
+        for sum in &mut self.sums {
+            for lane in (0..lanes).step_by(S::LANES) {
+                let x = s.mul(s.load(&sum.0[lane..]), s.load(&shrink.0[lane..]));
+                s.store(x, &mut sum.0[lane..]);
+            }
+        }
+    }
+}
+
+/// The rows of a cell: where they lie if they are neighbours and need no widening, else copied into `room`.
+#[inline(always)]
+fn fetch<'r, E: Element>(
+    rows: Rows<'r, E>,
+    cell: &Cell,
+    room: &'r mut Vec<E::Num>,
+) -> Rows<'r, E::Num> {
+    let Rows { stride, dim, .. } = rows;
+    let len = cell.len;
+    if let Keys::From(first) = cell.keys()
+        && let Some(data) = E::as_numbers(rows.slice(first, len).data)
+    {
+        return Rows { data, stride, len, dim };
+    }
+    room.clear();
+    for i in 0..len {
+        room.extend(rows.row(cell.keys().get(i)).iter().map(|x| x.widen()));
+    }
+    Rows { data: room, stride: dim, len, dim }
+}
+
+/// Rows into lanes: `lanes[d][i] = rows[i][d] * factor`, 0 where there is no row.
+#[inline(always)]
+fn turn<E: Element, S: Simd<E::Num>>(
+    s: S,
+    from: Rows<'_, E>,
+    rows: RowTile,
+    factor: E::Num,
+    lanes: &mut [Lanes<E::Num>],
+) {
+    let scale = s.splat(factor);
+    for lane in (0..lanes_used::<E::Num, S>(rows.count)).step_by(S::LANES) {
+        let mut d = 0;
+        while lane + S::LANES <= rows.count && d + S::LANES <= from.dim {
+            let mut block = s.block();
+            for (i, v) in block.as_mut().iter_mut().enumerate() {
+                let Some(row) = E::as_numbers(from.row(rows.row(lane + i))) else { break };
+                *v = s.mul(s.load(&row[d..]), scale);
+            }
+            if E::as_numbers(&[]).is_none() {
+                break;
+            }
+            s.transpose(&mut block);
+            for (v, lanes) in block.as_mut().iter().zip(&mut lanes[d..]) {
+                s.store(*v, &mut lanes.0[lane..]);
+            }
+            d += S::LANES;
+        }
+        for i in lane..lane + S::LANES {
+            for (d, lanes) in lanes.iter_mut().enumerate().skip(d) {
+                let x = if i < rows.count {
+                    from.row(rows.row(i))[d].widen()
+                } else {
+                    E::Num::default()
+                };
+                lanes.0[i] = x * factor;
+            }
+        }
+    }
+}
+
+/// Lanes back into rows: row `skipped + i` of `out` is `lanes[..][i]`, for at most a vector of rows.
+#[inline(always)]
+fn turn_back<E: Element, S: Simd<E::Num>>(
+    s: S,
+    lanes: &[Lanes<E::Num>],
+    rows: Range<usize>,
+    skipped: usize,
+    out: &mut TileMut<'_, E>,
+) {
+    let mut d = 0;
+    while rows.len() == S::LANES && d + S::LANES <= lanes.len() && E::as_numbers(&[]).is_some() {
+        let mut block = s.block();
+        for (v, lanes) in block.as_mut().iter_mut().zip(&lanes[d..]) {
+            *v = s.load(&lanes.0[rows.start..]);
+        }
+        s.transpose(&mut block);
+        for (v, i) in block.as_mut().iter().zip(rows.clone()) {
+            if let Some(row) = E::as_numbers_mut(out.row(0, skipped + i)) {
+                s.write(*v, &mut row[d..]);
+            }
+        }
+        d += S::LANES;
+    }
+    for i in rows {
+        for (x, lanes) in out.row(0, skipped + i)[d..].iter_mut().zip(&lanes[d..]) {
+            x.write(E::narrow(lanes.0[i]));
+        }
+    }
+}

@@ -1,0 +1,43 @@
+#![doc = include_str!("../README.md")]
+
+mod cells;
+mod element;
+mod error;
+mod forward;
+pub mod limit;
+mod machine;
+mod mask;
+mod micro;
+mod output;
+mod plan;
+mod problem;
+pub mod reference;
+mod run;
+mod score;
+mod simd;
+mod softmax;
+mod view;
+
+pub use element::{Element, Number};
+pub use error::Error;
+pub use machine::Machine;
+pub use mask::{Bits, Mask, MaskRule, Scope};
+pub use output::Output;
+pub use plan::{Plan, Work};
+pub use problem::{Align, Dims, Heads, Problem};
+pub use score::{Pair, RelativeBias, Score, ScoreRule, Similarity, alibi_slopes};
+pub use simd::Isa;
+pub use view::{Layout, Shape, Strides, Tensor, View, ViewMut};
+
+/// Attention in one call, on all of this machine: scaled dot products of `q [batch, heads.q, q_len, dim]` with
+/// `k [batch, heads.kv, k_len, dim]`, weighting `v [batch, heads.kv, k_len, v_dim]`.
+///
+/// [`Problem`] and [`Plan`] are the same in steps, with every option.
+pub fn attend<E: Element>(
+    q: View<'_, E>,
+    k: View<'_, E>,
+    v: View<'_, E>,
+    mask: Mask,
+) -> Result<Output<E>, Error> {
+    Plan::new(Problem::new(&q, &k, &v).mask(mask), Machine::here())?.forward(q, k, v)
+}

@@ -1,0 +1,57 @@
+//! What the machine itself allows: loops that do nothing else. The speed of a kernel is stated as a share of these,
+//! measured in the same moment.
+
+use crate::element::Number;
+use crate::simd::{Isa, Simd, Task};
+use std::hint::black_box;
+
+/// Runs `rounds` rounds of independent multiply-adds on registers and returns how many flops that was.
+#[must_use]
+pub fn multiply_adds(isa: Isa, rounds: usize) -> f64 {
+    struct Loop(usize);
+    impl Task<f32> for Loop {
+        type Out = f64;
+        #[inline(always)]
+        fn run<S: Simd<f32>>(self, s: S) -> f64 {
+            // 12 chains hide the 4 cycles of latency on 2 ports with room to spare, and fit in 16 registers.
+            const CHAINS: usize = 12;
+            let (x, y) = (s.splat(black_box(0.999_999)), s.splat(black_box(1e-7)));
+            let mut chains = [s.splat(1.0); CHAINS];
+            for _ in 0..self.0 {
+                for chain in &mut chains {
+                    *chain = s.fma(*chain, x, y);
+                }
+            }
+            let mut out = [0f32; 32];
+            for chain in chains {
+                s.store(chain, black_box(&mut out));
+            }
+            (self.0 * CHAINS * S::LANES * 2) as f64
+        }
+    }
+    f32::enter(isa, Loop(rounds))
+}
+
+/// Reads `data` once, by whole vectors, and returns its sum.
+#[must_use]
+pub fn read(isa: Isa, data: &[f32]) -> f32 {
+    struct Sum<'a>(&'a [f32]);
+    impl Task<f32> for Sum<'_> {
+        type Out = f32;
+        #[inline(always)]
+        fn run<S: Simd<f32>>(self, s: S) -> f32 {
+            const CHAINS: usize = 8;
+            let mut sums = [s.splat(0.0); CHAINS];
+            for chunk in self.0.chunks_exact(CHAINS * S::LANES) {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = s.add(*sum, s.load(&chunk[i * S::LANES..]));
+                }
+            }
+            let mut out = [0f32; 32];
+            let total = sums.into_iter().reduce(|a, b| s.add(a, b)).unwrap_or(s.splat(0.0));
+            s.store(total, &mut out);
+            out[..S::LANES].iter().sum()
+        }
+    }
+    f32::enter(isa, Sum(data))
+}

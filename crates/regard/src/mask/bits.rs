@@ -1,0 +1,103 @@
+//! Any pairs at all: one bit for each query and key.
+
+use super::Scope;
+use super::runs::{LaneSet, RowTile, Run, push};
+use crate::error::Error;
+use std::sync::Arc;
+
+/// Visible pairs, one bit each, `[batch or 1, heads or 1, q_len, k_len]`. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Bits {
+    words: Arc<[u64]>,
+    shape: [usize; 4],
+}
+
+impl Bits {
+    /// From booleans, `true` = may see, `[batch or 1, heads or 1, q_len, k_len]`.
+    pub fn from_bools(visible: &[bool], shape: [usize; 4]) -> Result<Self, Error> {
+        let [batch, heads, q_len, k_len] = shape;
+        let needed = [heads, q_len, k_len].iter().try_fold(batch, |n, axis| n.checked_mul(*axis));
+        let needed = needed.ok_or(Error::ShapeOverflow { shape })?;
+        if visible.len() != needed {
+            return Err(Error::DataLength { needed, found: visible.len() });
+        }
+        let words = visible.chunks_exact(k_len.max(1)).flat_map(|row| {
+            row.chunks(64).map(|chunk| {
+                chunk.iter().enumerate().fold(0, |word, (i, bit)| word | u64::from(*bit) << i)
+            })
+        });
+        Ok(Self { words: words.collect(), shape })
+    }
+
+    pub(super) fn check(&self, scores: [usize; 4]) -> Result<(), Error> {
+        let found = self.shape;
+        let fits = |i: usize| found[i] == scores[i] || (i < 2 && found[i] == 1);
+        if (0..4).all(fits) {
+            Ok(())
+        } else {
+            Err(Error::Broadcast { option: "bits", found, scores })
+        }
+    }
+
+    /// The words of one row.
+    fn row(&self, batch: usize, head: usize, row: usize) -> &[u64] {
+        let [b, h, q_len, k_len] = self.shape;
+        let width = k_len.div_ceil(64);
+        let (batch, head) = (if b == 1 { 0 } else { batch }, if h == 1 { 0 } else { head });
+        &self.words[((batch * h + head) * q_len + row) * width..][..width]
+    }
+
+    pub(super) fn get(&self, batch: usize, head: usize, row: usize, key: usize) -> bool {
+        self.row(batch, head, row)[key / 64] >> (key % 64) & 1 == 1
+    }
+
+    pub(super) fn runs(&self, scope: &Scope, rows: RowTile, out: &mut Vec<Run>) {
+        for word in 0..scope.k_len.div_ceil(64) {
+            let mut halves = [[0u64; 64]; 2];
+            for lane in 0..rows.count {
+                let row = self.row(scope.batch, scope.head, rows.row(lane));
+                halves[lane / 64][lane % 64] = row[word];
+            }
+            halves.iter_mut().for_each(transpose);
+            for bit in 0..64.min(scope.k_len - word * 64) {
+                let lanes = LaneSet::from(halves[0][bit]) | LaneSet::from(halves[1][bit]) << 64;
+                push(out, word * 64 + bit..word * 64 + bit + 1, lanes);
+            }
+        }
+    }
+}
+
+/// Swaps rows and columns of a 64 x 64 bit matrix, lowest bit first: halves, quarters, ... (Warren, Hacker's Delight 7-3).
+fn transpose(m: &mut [u64; 64]) {
+    let (mut width, mut keep) = (32, 0x0000_0000_ffff_ffff_u64);
+    while width > 0 {
+        for i in (0..64).filter(|i| i & width == 0) {
+            let swap = (m[i] >> width ^ m[i + width]) & keep;
+            m[i] ^= swap << width;
+            m[i + width] ^= swap;
+        }
+        width /= 2;
+        keep ^= keep << width;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transposing_swaps_rows_and_columns() {
+        let mut state = 1u64;
+        let m: [u64; 64] = std::array::from_fn(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state ^ state >> 29
+        });
+        let mut t = m;
+        transpose(&mut t);
+        for i in 0..64 {
+            for j in 0..64 {
+                assert_eq!(m[i] >> j & 1, t[j] >> i & 1);
+            }
+        }
+    }
+}

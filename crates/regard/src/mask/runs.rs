@@ -1,0 +1,123 @@
+//! The answer of a mask for a tile of rows: ranges of keys, each with the set of rows that see it.
+
+use std::ops::Range;
+
+/// A set of rows of a tile, one bit each.
+pub(crate) type LaneSet = u128;
+
+/// Lanes `start..end`.
+#[inline(always)]
+pub(crate) fn lane_range(start: usize, end: usize) -> LaneSet {
+    let below = |n: usize| if n >= 128 { LaneSet::MAX } else { (1 << n) - 1 };
+    below(end) & !below(start)
+}
+
+/// Rows that are computed together: `first`, `first + step`, ..., at most 128 of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowTile {
+    pub(crate) first: usize,
+    pub(crate) step: usize,
+    pub(crate) count: usize,
+}
+
+impl RowTile {
+    #[inline(always)]
+    pub(crate) fn row(self, lane: usize) -> usize {
+        self.first + lane * self.step
+    }
+
+    pub(crate) fn lanes(self) -> LaneSet {
+        lane_range(0, self.count)
+    }
+
+    pub(crate) fn lanes_where(self, holds: impl Fn(usize) -> bool) -> LaneSet {
+        (0..self.count).filter(|lane| holds(self.row(*lane))).fold(0, |set, lane| set | 1 << lane)
+    }
+}
+
+/// Keys that the same rows see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) keys: Range<usize>,
+    pub(crate) lanes: LaneSet,
+}
+
+/// Appends a range; nothing if it is empty, longer last segment if it only continues that one.
+#[inline(always)]
+pub(super) fn push(out: &mut Vec<Run>, keys: Range<usize>, lanes: LaneSet) {
+    if keys.start >= keys.end || lanes == 0 {
+        return;
+    }
+    match out.last_mut() {
+        Some(last) if last.keys.end == keys.start && last.lanes == lanes => {
+            last.keys.end = keys.end
+        }
+        _ => out.push(Run { keys, lanes }),
+    }
+}
+
+/// One range for each row, where neither starts nor ends ever go back from a row to the next.
+pub(super) fn monotone(rows: RowTile, out: &mut Vec<Run>, range: impl Fn(usize) -> Range<usize>) {
+    let (mut entered, mut left) = (0, 0); // rows whose start, or end, lies at or before `at`
+    let mut at = range(rows.row(0)).start;
+    while left < rows.count {
+        while entered < rows.count && range(rows.row(entered)).start <= at {
+            entered += 1;
+        }
+        while left < entered && range(rows.row(left)).end <= at {
+            left += 1;
+        }
+        if left == rows.count {
+            break;
+        }
+        let starts = if entered < rows.count { range(rows.row(entered)).start } else { usize::MAX };
+        let ends = if left < entered { range(rows.row(left)).end } else { usize::MAX };
+        let next = starts.min(ends);
+        push(out, at..next, lane_range(left, entered));
+        at = next;
+    }
+}
+
+/// Any ranges of any rows, which may overlap. Sorts its input.
+pub(super) fn from_ranges(ranges: &mut [(Range<usize>, usize)], out: &mut Vec<Run>) {
+    // A row's ranges may overlap: count how often each row is inside.
+    let mut events: Vec<(usize, i32, usize)> = ranges
+        .iter()
+        .filter(|(r, _)| r.start < r.end)
+        .flat_map(|(r, lane)| [(r.start, 1, *lane), (r.end, -1, *lane)])
+        .collect();
+    events.sort_unstable();
+    let mut inside = [0i32; 128];
+    let (mut lanes, mut at) = (0 as LaneSet, 0);
+    for (key, change, lane) in events {
+        push(out, at..key, lanes);
+        at = key;
+        inside[lane] += change;
+        let bit = lane_range(lane, lane + 1);
+        lanes = if inside[lane] > 0 { lanes | bit } else { lanes & !bit };
+    }
+}
+
+/// Joins the row sets of two lists key by key.
+pub(super) fn combine(
+    a: &[Run],
+    b: &[Run],
+    out: &mut Vec<Run>,
+    join: fn(LaneSet, LaneSet) -> LaneSet,
+) {
+    let (mut i, mut j, mut at) = (0, 0, 0);
+    while i < a.len() || j < b.len() {
+        // What each list says at `at`, and until where.
+        let look = |list: &[Run], n: usize| match list.get(n) {
+            None => (0, usize::MAX),
+            Some(s) if at < s.keys.start => (0, s.keys.start),
+            Some(s) => (s.lanes, s.keys.end),
+        };
+        let ((x, x_end), (y, y_end)) = (look(a, i), look(b, j));
+        let end = x_end.min(y_end);
+        push(out, at..end, join(x, y));
+        at = end;
+        i += usize::from(i < a.len() && a[i].keys.end <= at);
+        j += usize::from(j < b.len() && b[j].keys.end <= at);
+    }
+}

@@ -1,0 +1,371 @@
+//! How a problem will be run: pure arithmetic of the problem and the machine, printable before it happens.
+
+use crate::cells::{CELL, Cell, Cells};
+use crate::element::{Element, Number};
+use crate::error::Error;
+use crate::forward::{Call, Forward, Scratch, Stage, TILE_ROWS, Target};
+use crate::machine::Machine;
+use crate::mask::{Mask, RowTile};
+use crate::output::Output;
+use crate::problem::{Dims, Problem};
+use crate::run::run;
+use crate::simd::GROUP;
+use crate::view::{Heads, Shape, Tensor, View, ViewMut};
+use std::fmt;
+use std::ops::Range;
+
+/// A checked problem and the way to run it. Make it once, use it for every layer of the same shape.
+#[derive(Clone, Debug)]
+pub struct Plan<'a, E: Element> {
+    problem: Problem<'a, E>,
+    machine: Machine,
+    rows: usize,
+    parts: usize,
+    /// The stride of diagonals that are walked on their own, and the mask without them.
+    diagonal: Option<(usize, Mask)>,
+}
+
+/// What a plan will compute, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Pairs of query and key that see each other.
+    pub pairs: u128,
+    /// Pairs that are computed, the hidden ones inside partly seen cells included.
+    pub computed: u128,
+    /// Cells of keys that all rows of a tile see.
+    pub full: u64,
+    /// Cells that some rows see some of.
+    pub partial: u64,
+    /// Cells that are never visited.
+    pub skipped: u64,
+    /// Multiplications and additions for the visible pairs.
+    pub flops: f64,
+    /// Bytes of q, k, v and the output.
+    pub bytes: f64,
+}
+
+/// Keys of one part when few rows meet many keys: enough to outweigh the merge by far.
+const PART_KEYS: usize = 4096;
+
+impl<'a, E: Element> Plan<'a, E> {
+    /// Checks the problem and decides how to run it. After this nothing can fail but a mismatch of tensors and plan.
+    pub fn new(problem: Problem<'a, E>, machine: Machine) -> Result<Self, Error> {
+        problem.check()?;
+        let Dims { heads, q_len, k_len, .. } = problem.dims();
+        // All choices that touch the order of arithmetic depend on one item's sizes alone, never on the batch, the
+        // threads or the instruction set: so neither do the results.
+        let rows = if q_len.saturating_mul(heads.q) >= 2048 { TILE_ROWS } else { GROUP };
+        let diagonal = problem.mask.diagonal().filter(|(stride, _)| q_len / stride >= 8);
+        let few_rows = q_len <= TILE_ROWS && diagonal.is_none();
+        let parts = if few_rows && k_len >= 2 * PART_KEYS { k_len.div_ceil(PART_KEYS) } else { 1 };
+        Ok(Self { problem, machine, rows, parts, diagonal })
+    }
+
+    /// The problem.
+    #[must_use]
+    pub fn problem(&self) -> &Problem<'a, E> {
+        &self.problem
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn machine(&self) -> Machine {
+        self.machine
+    }
+
+    /// Attention. The views must have the sizes that the plan was made for.
+    pub fn forward(
+        &self,
+        q: View<'_, E>,
+        k: View<'_, E>,
+        v: View<'_, E>,
+    ) -> Result<Output<E>, Error> {
+        self.check_inputs(&q, &k, &v)?;
+        let shape = self.out_shape();
+        let mut lse = vec![E::Num::default(); shape.batch * shape.heads * shape.len];
+        let lse_view = ViewMut::bhsd(&mut lse, Shape { dim: 1, ..shape }.to_array())?;
+        // SAFETY: `compute` finishes every row of every head and item.
+        let out = unsafe {
+            Tensor::written_by(shape, q.layout(), |out| self.compute(q, k, v, (&out, &lse_view)))?
+        };
+        Ok(Output { out, lse })
+    }
+
+    /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`.
+    pub fn forward_into(
+        &self,
+        (q, k, v): (View<'_, E>, View<'_, E>, View<'_, E>),
+        out: &mut ViewMut<'_, E>,
+        lse: &mut [E::Num],
+    ) -> Result<(), Error> {
+        self.check_inputs(&q, &k, &v)?;
+        let shape = self.out_shape();
+        same_shape("the output", shape, out.shape())?;
+        let rows = shape.batch * shape.heads * shape.len;
+        if lse.len() != rows {
+            let expected = (rows, "batch x query heads x queries");
+            return Err(Error::Count { option: "lse", expected, found: lse.len() });
+        }
+        let lse = ViewMut::bhsd(lse, Shape { dim: 1, ..shape }.to_array())?;
+        self.compute(q, k, v, (out, &lse));
+        Ok(())
+    }
+
+    fn check_inputs(&self, q: &View<'_, E>, k: &View<'_, E>, v: &View<'_, E>) -> Result<(), Error> {
+        let planned = self.problem.shapes();
+        for ((name, planned), view) in ["q", "k", "v"].into_iter().zip(planned).zip([q, k, v]) {
+            same_shape(name, planned, view.shape())?;
+        }
+        Ok(())
+    }
+
+    fn out_shape(&self) -> Shape {
+        let Dims { batch, heads, q_len, v_dim, .. } = self.problem.dims();
+        Shape { batch, heads: heads.q, len: q_len, dim: v_dim }
+    }
+
+    /// The stages of the call: each waits for the one before, the tasks inside it are independent.
+    fn stages(&self) -> Vec<(Order, Stage<'_>)> {
+        let (mask, k_len) = (&self.problem.mask, self.problem.dims().k_len);
+        let all = 0..k_len;
+        if let Some((stride, rest)) = &self.diagonal {
+            let near = Stage { from: 0..0, walk: Some((rest, None, all.clone())), into: Some(0) };
+            let far = Stage { from: 0..1, walk: Some((mask, Some(rest), all)), into: None };
+            return vec![(Order::Neighbours, near), (Order::Strided(*stride), far)];
+        }
+        if self.parts == 1 {
+            return vec![(
+                Order::Neighbours,
+                Stage { from: 0..0, walk: Some((mask, None, all)), into: None },
+            )];
+        }
+        let join = Stage { from: 0..self.parts, walk: None, into: None };
+        let part = Stage { from: 0..0, walk: Some((mask, None, all)), into: Some(0) };
+        vec![(Order::Neighbours, part), (Order::Neighbours, join)]
+    }
+
+    /// Tiles of rows of one head.
+    fn tiles(&self, order: Order) -> usize {
+        let q_len = self.problem.dims().q_len;
+        match order {
+            Order::Neighbours => q_len.div_ceil(self.rows),
+            Order::Strided(stride) => {
+                stride.min(q_len) * q_len.div_ceil(stride).div_ceil(self.rows)
+            }
+        }
+    }
+
+    /// The rows of a tile; none for some of the last tiles of a strided order.
+    fn tile(&self, order: Order, tile: usize) -> RowTile {
+        let q_len = self.problem.dims().q_len;
+        let (class, step, tile) = match order {
+            Order::Neighbours => (0, 1, tile),
+            Order::Strided(stride) => {
+                let each = q_len.div_ceil(stride).div_ceil(self.rows);
+                (tile / each, stride, tile % each)
+            }
+        };
+        let first = class + tile * self.rows * step;
+        let count = q_len.saturating_sub(first).div_ceil(step).min(self.rows);
+        RowTile { first, step, count }
+    }
+
+    fn part(&self, part: usize) -> Range<usize> {
+        let k_len = self.problem.dims().k_len;
+        if self.parts == 1 {
+            return 0..k_len;
+        }
+        part * PART_KEYS..((part + 1) * PART_KEYS).min(k_len)
+    }
+
+    fn compute(
+        &self,
+        q: View<'_, E>,
+        k: View<'_, E>,
+        v: View<'_, E>,
+        (out, lse): (&ViewMut<'_, E>, &ViewMut<'_, E::Num>),
+    ) {
+        let Dims { batch, heads, q_len, v_dim, .. } = self.problem.dims();
+        if batch == 0 || heads.q == 0 || q_len == 0 {
+            return;
+        }
+        let stages = self.stages();
+        let saved = Shape { batch, heads: self.parts * heads.q, len: q_len, dim: 2 + v_dim };
+        let mut room = Vec::new();
+        if stages.len() > 1 {
+            room = vec![E::Num::default(); saved.to_array().iter().product()];
+        }
+        let partial = ViewMut::bhsd(&mut room, saved.to_array()).ok();
+        let call = Call { problem: &self.problem, q, k, v };
+        for (order, stage) in stages {
+            let tiles = self.tiles(order);
+            let parts = if stage.into.is_some() { self.parts } else { 1 };
+            run(
+                self.machine.threads,
+                batch * heads.q * parts * tiles,
+                || Scratch::new(&self.problem, self.rows),
+                |scratch, i| {
+                    // Heads outermost, so that neighbours in time share keys; late tiles first, for a causal mask
+                    // gives them the most to do.
+                    let (rest, tile) = (i / tiles, tiles - 1 - i % tiles);
+                    let (rest, part) = (rest / parts, rest % parts);
+                    let (b, head) = (rest / heads.q, rest % heads.q);
+                    let rows = self.tile(order, tile);
+                    if rows.count == 0 {
+                        return;
+                    }
+                    let mut stage = stage.clone();
+                    if parts > 1 {
+                        stage.into = Some(part);
+                        stage.walk =
+                            stage.walk.map(|(mask, without, _)| (mask, without, self.part(part)));
+                    }
+                    let one = || Heads { head, apart: heads.q, parts: 0..1 };
+                    let held = stage.into.map_or(stage.from.clone(), |part| part..part + 1);
+                    // SAFETY: within a stage the tiles of a head cover each row once, so no other task holds these
+                    // rows of these parts; parts that are read were written by the stage before, which has ended.
+                    let target = unsafe {
+                        Target {
+                            out: out.tile(b, one(), rows),
+                            lse: lse.tile(b, one(), rows),
+                            partial: partial
+                                .as_ref()
+                                .map(|p| p.tile(b, Heads { parts: held, ..one() }, rows)),
+                        }
+                    };
+                    let scope = self.problem.scope(b, head);
+                    E::Num::enter(
+                        self.machine.isa,
+                        Forward { call, scope, rows, stage, target, scratch },
+                    );
+                },
+            );
+        }
+    }
+
+    /// Counts what will be computed: walks the mask, not the data.
+    #[must_use]
+    pub fn work(&self) -> Work {
+        let Dims { batch, heads, q_len, k_len, qk_dim, v_dim, .. } = self.problem.dims();
+        let mut work = Work::default();
+        let (mut runs, mut cell) = (Vec::new(), Cell::new());
+        for (order, stage) in self.stages() {
+            let Some((mask, without, _)) = stage.walk else { continue };
+            for (b, head) in (0..batch).flat_map(|b| (0..heads.q).map(move |h| (b, h))) {
+                let scope = self.problem.scope(b, head);
+                for rows in
+                    (0..self.tiles(order)).map(|t| self.tile(order, t)).filter(|r| r.count > 0)
+                {
+                    match without {
+                        None => mask.runs(&scope, rows, &mut runs),
+                        Some(without) => mask.runs_beyond(without, &scope, rows, &mut runs),
+                    }
+                    let pairs = runs
+                        .iter()
+                        .map(|s| s.keys.len() as u128 * u128::from(s.lanes.count_ones()));
+                    work.pairs += pairs.sum::<u128>();
+                    let mut visited = 0;
+                    for part in 0..self.parts {
+                        let mut cells = Cells::new(&runs, self.part(part), rows.lanes());
+                        while cells.next(&mut cell) {
+                            visited += 1;
+                            work.full += u64::from(cell.full);
+                            work.partial += u64::from(!cell.full);
+                            work.computed += cell.computed(rows);
+                        }
+                    }
+                    let cells = k_len.div_ceil(CELL) as u64;
+                    work.skipped +=
+                        if without.is_none() { cells.saturating_sub(visited) } else { 0 };
+                }
+            }
+        }
+        work.flops = 2.0 * work.pairs as f64 * (qk_dim + v_dim) as f64;
+        let size = std::mem::size_of::<E>() as f64;
+        let rows = |heads: usize, len: usize, dim: usize| (batch * heads * len * dim) as f64 * size;
+        work.bytes = rows(heads.q, q_len, qk_dim + v_dim) + rows(heads.kv, k_len, qk_dim + v_dim);
+        work
+    }
+}
+
+/// Which rows stand together in a tile.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Neighbours,
+    /// Rows this far apart.
+    Strided(usize),
+}
+
+fn same_shape(name: &'static str, planned: Shape, found: Shape) -> Result<(), Error> {
+    let axes = ["batch", "heads", "length", "features"];
+    for (axis, (a, b)) in axes.into_iter().zip(planned.to_array().into_iter().zip(found.to_array()))
+    {
+        if a != b {
+            return Err(Error::Axis { axis, left: ("the plan", a), right: (name, b) });
+        }
+    }
+    Ok(())
+}
+
+/// One line: `forward avx512 f32 128x64 t2 s1`: rows x keys of a tile, threads, parts that the keys are split into.
+/// With `{:#}`, the reasons too.
+impl<E: Element> fmt::Display for Plan<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { isa, threads, .. } = self.machine;
+        let (rows, parts) = (self.rows, self.parts);
+        write!(f, "forward {} {} {rows}x{CELL} t{threads} s{parts}", isa.name(), E::NAME)?;
+        if !f.alternate() {
+            return Ok(());
+        }
+        let work = self.work();
+        let share = |n: u128, of: u128| if of == 0 { 100.0 } else { 100.0 * n as f64 / of as f64 };
+        let Dims { batch, heads, q_len, k_len, .. } = self.problem.dims();
+        let all = (batch * heads.q) as u128 * q_len as u128 * k_len as u128;
+        writeln!(f, "\n  problem  {}", self.problem)?;
+        writeln!(
+            f,
+            "  pairs    {} visible of {all} ({:.1} %), {} computed ({:.1} % of those visible)",
+            work.pairs,
+            share(work.pairs, all),
+            work.computed,
+            share(work.computed, work.pairs)
+        )?;
+        writeln!(
+            f,
+            "  cells    {} full, {} partial, {} skipped, of {rows} rows x {CELL} keys",
+            work.full, work.partial, work.skipped
+        )?;
+        writeln!(
+            f,
+            "  work     {:.3} Gflop, {:.1} MiB",
+            work.flops / 1e9,
+            work.bytes / f64::from(1 << 20)
+        )?;
+        let why_rows = if rows == TILE_ROWS {
+            "two groups of 64 rows share each cell while it is in the cache"
+        } else {
+            "few rows: smaller tiles fill more threads"
+        };
+        writeln!(f, "  rows     {rows}: {why_rows}")?;
+        let lanes = isa.lanes::<E::Num>();
+        writeln!(
+            f,
+            "  vectors  {lanes} rows side by side in each; {} registers a row group",
+            GROUP / lanes
+        )?;
+        if let Some((stride, rest)) = &self.diagonal {
+            writeln!(
+                f,
+                "  stages   first `{rest}` with neighbouring rows, then the rest with rows {stride} apart, which share their keys"
+            )?;
+        }
+        let why_parts = if parts == 1 {
+            "rows alone fill the threads".into()
+        } else {
+            format!(
+                "few rows, many keys: parts of {PART_KEYS} keys run in parallel and are merged in order"
+            )
+        };
+        write!(f, "  parts    {parts}: {why_parts}")
+    }
+}

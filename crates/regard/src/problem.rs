@@ -1,0 +1,200 @@
+//! What is asked for: sizes, mask, score. No data of q, k and v; printable; checked as a whole before any work.
+
+use crate::element::Element;
+use crate::error::Error;
+use crate::mask::{Mask, Scope};
+use crate::score::{Score, Similarity};
+use crate::view::{Shape, View};
+use std::fmt;
+
+/// Where row 0 stands among the keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Align {
+    /// The last query stands at the last key, as when earlier keys come from a cache. The usual choice.
+    #[default]
+    End,
+    /// The first query stands at the first key, as `scaled_dot_product_attention` of PyTorch has it.
+    Start,
+    /// Row 0 stands at this key.
+    Offset(i64),
+}
+
+/// Heads of the queries and of the keys and values: `q` is a multiple of `kv`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub q: usize,
+    /// Key and value heads; each serves `q / kv` query heads without being repeated in memory.
+    pub kv: usize,
+}
+
+/// The sizes of one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dims {
+    /// Independent items.
+    pub batch: usize,
+    /// Heads.
+    pub heads: Heads,
+    /// Queries.
+    pub q_len: usize,
+    /// Keys.
+    pub k_len: usize,
+    /// Features of a query as given; equals `qk_dim` unless `Similarity::General` projects it.
+    pub q_dim: usize,
+    /// Features of a key.
+    pub qk_dim: usize,
+    /// Features of a value.
+    pub v_dim: usize,
+}
+
+/// One attention call, described.
+///
+/// ```
+/// use regard::{Machine, Mask, Plan, Problem, Score, View};
+/// let data = vec![0.5f32; 2 * 4 * 10 * 8];
+/// let x = View::bhsd(&data, [2, 4, 10, 8])?;
+/// let problem = Problem::new(&x, &x, &x)
+///     .mask(Mask::causal().window(4))
+///     .score(Score::new().softcap(50.0));
+/// let plan = Plan::new(problem, Machine::here())?;
+/// let output = plan.forward(x, x, x)?;
+/// assert_eq!(output.out.shape(), x.shape());
+/// # Ok::<(), regard::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Problem<'a, E: Element> {
+    q: Shape,
+    k: Shape,
+    v: Shape,
+    pub(crate) mask: Mask,
+    pub(crate) score: Score<'a, E>,
+    pub(crate) similarity: Similarity<'a, E>,
+    pub(crate) align: Align,
+}
+
+impl<'a, E: Element> Problem<'a, E> {
+    /// Attention of `q [batch, heads.q, q_len, qk_dim]` over `k [batch, heads.kv, k_len, qk_dim]` and
+    /// `v [batch, heads.kv, k_len, v_dim]`: scaled dot products, no mask.
+    #[must_use]
+    pub fn new(q: &View<'_, E>, k: &View<'_, E>, v: &View<'_, E>) -> Self {
+        Self::of_shapes(q.shape(), k.shape(), v.shape())
+    }
+
+    /// As [`new`](Self::new), from sizes alone: to plan before there is data.
+    #[must_use]
+    pub fn of_shapes(q: Shape, k: Shape, v: Shape) -> Self {
+        Self {
+            q,
+            k,
+            v,
+            mask: Mask::full(),
+            score: Score::new(),
+            similarity: Similarity::Dot,
+            align: Align::End,
+        }
+    }
+
+    /// Who may see whom.
+    #[must_use]
+    pub fn mask(self, mask: Mask) -> Self {
+        Self { mask, ..self }
+    }
+
+    /// What happens to the number that a query and a key make.
+    #[must_use]
+    pub fn score(self, score: Score<'a, E>) -> Self {
+        Self { score, ..self }
+    }
+
+    /// How a query and a key make a number.
+    #[must_use]
+    pub fn similarity(self, similarity: Similarity<'a, E>) -> Self {
+        Self { similarity, ..self }
+    }
+
+    /// Where row 0 stands among the keys.
+    #[must_use]
+    pub fn align(self, align: Align) -> Self {
+        Self { align, ..self }
+    }
+
+    /// The shapes of q, k and v.
+    pub(crate) fn shapes(&self) -> [Shape; 3] {
+        [self.q, self.k, self.v]
+    }
+
+    /// The sizes.
+    #[must_use]
+    pub fn dims(&self) -> Dims {
+        Dims {
+            batch: self.q.batch,
+            heads: Heads { q: self.q.heads, kv: self.k.heads },
+            q_len: self.q.len,
+            k_len: self.k.len,
+            q_dim: self.q.dim,
+            qk_dim: self.k.dim,
+            v_dim: self.v.dim,
+        }
+    }
+
+    /// Which head is asked about, and the sizes around it.
+    #[must_use]
+    pub fn scope(&self, batch: usize, head: usize) -> Scope {
+        let (q_len, k_len) = (self.q.len, self.k.len);
+        let offset = match self.align {
+            Align::End => k_len.cast_signed() as i64 - q_len.cast_signed() as i64,
+            Align::Start => 0,
+            Align::Offset(offset) => offset,
+        };
+        Scope { batch, head, q_len, k_len, offset }
+    }
+
+    /// The key head that serves a query head.
+    pub(crate) fn kv_head(&self, head: usize) -> usize {
+        head / (self.q.heads / self.k.heads)
+    }
+
+    /// The number that scores are multiplied by: the one given or `1 / sqrt(qk_dim)`, over the temperature.
+    #[must_use]
+    pub fn scale(&self) -> f64 {
+        self.score.scale.unwrap_or(1.0 / (self.k.dim as f64).sqrt()) / self.score.temperature
+    }
+
+    /// All that can be wrong with this description.
+    pub fn check(&self) -> Result<(), Error> {
+        let Self { q, k, v, .. } = self;
+        let same = |axis, left: (&'static str, usize), right: (&'static str, usize)| {
+            if left.1 == right.1 { Ok(()) } else { Err(Error::Axis { axis, left, right }) }
+        };
+        same("batch", ("q", q.batch), ("k", k.batch))?;
+        same("batch", ("k", k.batch), ("v", v.batch))?;
+        same("heads", ("k", k.heads), ("v", v.heads))?;
+        same("keys", ("k", k.len), ("v", v.len))?;
+        if (k.heads == 0 && q.heads != 0) || (k.heads != 0 && !q.heads.is_multiple_of(k.heads)) {
+            return Err(Error::HeadGroups { q: q.heads, kv: k.heads });
+        }
+        for (tensor, shape) in [("q", q), ("k", k)] {
+            if shape.dim == 0 {
+                return Err(Error::NoFeatures { tensor });
+            }
+        }
+        if let Align::Offset(at) = self.align
+            && at.unsigned_abs() > 1 << 62
+        {
+            let accepted = "a position that fits in 62 bits";
+            return Err(Error::Value { option: "align", found: at as f64, accepted });
+        }
+        self.similarity.check(*q, *k)?;
+        self.score.check(q.batch, q.heads, q.len, k.len)?;
+        self.mask.check(q.batch, q.heads, q.len, k.len)
+    }
+}
+
+impl<E: Element> fmt::Display for Problem<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Dims { batch, heads, q_len, k_len, q_dim, v_dim, .. } = self.dims();
+        write!(f, "{} batch {batch} heads {}/{} ", E::NAME, heads.q, heads.kv)?;
+        write!(f, "queries {q_len}x{q_dim} keys {k_len} values x{v_dim}, ")?;
+        write!(f, "mask {}, score {}{}", self.mask, self.similarity, self.score)
+    }
+}

@@ -1,0 +1,308 @@
+//! The definition of attention: read this first.
+//!
+//! One pair at a time, nothing stored that could be recomputed, no tiles, no threads. In `f64` it judges everything
+//! else; in `f32` it is the plain evaluation whose error the kernels are compared with.
+//!
+//! For row `i` and the keys `j` it may see:
+//!
+//! ```text
+//! score_ij = score(similarity(q_i, k_j))              scale, softcap, biases
+//! lse_i    = ln( sum_j e^score_ij  +  e^sink )        the sink, if there is one, has no value
+//! a_ij     = e^(score_ij - lse_i)                     the weights
+//! out_i    = sum_j a_ij v_j
+//! ```
+//! A row that sees nothing has `out = 0` and `lse = -inf` (with a sink: `lse = sink`).
+
+use crate::element::{Element, Number};
+use crate::problem::Problem;
+use crate::score::{Pair, Similarity, Steps};
+use crate::view::View;
+
+/// The result of the definition, `[batch, heads.q, q_len, ...]`, dense.
+#[derive(Clone, Debug)]
+pub struct Outcome<N> {
+    /// `[batch, heads.q, q_len, v_dim]`
+    pub out: Vec<N>,
+    /// `[batch, heads.q, q_len]`
+    pub lse: Vec<N>,
+}
+
+/// Gradients of a loss by everything that attention depends on; empty where an option is not in use.
+#[derive(Clone, Debug, Default)]
+pub struct Gradients<N> {
+    /// `[batch, heads.q, q_len, q_dim]`
+    pub q: Vec<N>,
+    /// `[batch, heads.kv, k_len, qk_dim]`
+    pub k: Vec<N>,
+    /// `[batch, heads.kv, k_len, v_dim]`
+    pub v: Vec<N>,
+    /// By the scale after the temperature.
+    pub scale: N,
+    /// By the temperature.
+    pub temperature: N,
+    /// By the dense bias, in its own broadcast shape.
+    pub bias: Vec<N>,
+    /// By the ALiBi slopes, `[heads.q]`.
+    pub alibi: Vec<N>,
+    /// By the relative bias, `[buckets, heads.q]`.
+    pub relative: Vec<N>,
+    /// By the sinks, `[heads.q]`.
+    pub sinks: Vec<N>,
+    /// By `W` of `Similarity::General`, `[1, heads.q or 1, q_dim, qk_dim]`.
+    pub w: Vec<N>,
+}
+
+/// q, k and v of one call.
+pub type Inputs<'a, E> = (View<'a, E>, View<'a, E>, View<'a, E>);
+
+fn dot<N: Number>(a: &[N], b: &[N]) -> N {
+    a.iter().zip(b).map(|(a, b)| *a * *b).sum()
+}
+
+/// The head of one pair's similarity: its rows widened, and `W` applied.
+struct Rows<N> {
+    /// As given.
+    q: Vec<N>,
+    /// `W^T q` where there is a `W`, else `q`.
+    projected: Vec<N>,
+}
+
+impl<E: Element> Problem<'_, E> {
+    fn query<N: Number>(&self, q: &View<'_, E>, batch: usize, head: usize, row: usize) -> Rows<N> {
+        let q: Vec<N> = widened(q.row(batch, head, row));
+        let projected = match self.similarity {
+            Similarity::General(w) => {
+                let head = if w.shape().heads == 1 { 0 } else { head };
+                let w: Vec<Vec<N>> =
+                    (0..w.shape().len).map(|i| widened(w.row(0, head, i))).collect();
+                (0..w[0].len()).map(|d| q.iter().zip(&w).map(|(q, w)| *q * w[d]).sum()).collect()
+            }
+            _ => q.clone(),
+        };
+        Rows { q, projected }
+    }
+
+    fn similarity_of<N: Number>(&self, q: &Rows<N>, k: &[N]) -> N {
+        match self.similarity {
+            Similarity::Distance => {
+                -q.q.iter().zip(k).map(|(q, k)| (*q - *k) * (*q - *k)).sum::<N>()
+            }
+            _ => dot(&q.projected, k),
+        }
+    }
+
+    /// The keys that a row sees, with their scores.
+    fn scores<N: Number>(&self, k: &View<'_, E>, q: &Rows<N>, at: Pair) -> Vec<(usize, Steps<N>)> {
+        let scope = self.scope(at.batch, at.head);
+        let kv_head = self.kv_head(at.head);
+        let seen = (0..scope.k_len).filter(|key| self.mask.sees(&scope, at.row, *key));
+        seen.map(|key| {
+            let k: Vec<N> = widened(k.row(at.batch, kv_head, key));
+            (key, self.define(Pair { key, ..at }, self.similarity_of(q, &k)))
+        })
+        .collect()
+    }
+
+    /// `ln(sum of e^score)` over what a row sees and its sink: the largest score is subtracted first, so that no
+    /// power overflows.
+    fn lse<N: Number>(&self, head: usize, scores: &[(usize, Steps<N>)]) -> N {
+        let sink = self.score.sinks.map(|sinks| N::from_f64(sinks[head].to_f64()));
+        let all = || scores.iter().map(|(_, s)| s.score).chain(sink);
+        let m = all().fold(N::neg_infinity(), |a, b| if b.is_nan() { b } else { a.max(b) });
+        if m == N::neg_infinity() {
+            return m;
+        }
+        m + all().map(|s| (s - m).exp()).sum::<N>().ln()
+    }
+}
+
+fn widened<N: Number, E: Element>(row: &[E]) -> Vec<N> {
+    row.iter().map(|x| N::from_f64(x.widen().to_f64())).collect()
+}
+
+/// Attention, by definition.
+pub fn forward<N: Number, E: Element>(
+    problem: &Problem<'_, E>,
+    (q, k, v): Inputs<'_, E>,
+) -> Outcome<N> {
+    let dims = problem.dims();
+    let mut result = Outcome { out: Vec::new(), lse: Vec::new() };
+    for (batch, head, row) in rows(problem) {
+        let scores = problem.scores(
+            &k,
+            &problem.query::<N>(&q, batch, head, row),
+            Pair { batch, head, row, key: 0 },
+        );
+        let lse = problem.lse(head, &scores);
+        let mut out = vec![N::zero(); dims.v_dim];
+        for (key, s) in scores {
+            let a = if lse == N::neg_infinity() { N::zero() } else { (s.score - lse).exp() };
+            if s.score == N::neg_infinity() {
+                continue; // hidden by a bias of -inf: its value is not looked at
+            }
+            let v = v.row(batch, problem.kv_head(head), key);
+            for (out, v) in out.iter_mut().zip(v) {
+                *out = *out + a * N::from_f64(v.widen().to_f64());
+            }
+        }
+        result.out.extend(out);
+        result.lse.push(lse);
+    }
+    result
+}
+
+/// Every batch, head and row.
+fn rows<E: Element>(
+    problem: &Problem<'_, E>,
+) -> impl Iterator<Item = (usize, usize, usize)> + use<E> {
+    let dims = problem.dims();
+    (0..dims.batch).flat_map(move |b| {
+        (0..dims.heads.q).flat_map(move |h| (0..dims.q_len).map(move |i| (b, h, i)))
+    })
+}
+
+/// The gradients of `sum(out * d_out) + sum(lse * d_lse)`, by definition.
+///
+/// Each line undoes one of [`forward`]: from `out_i = sum_j a_ij v_j` come `d_v` and `d_a`; the softmax gives
+/// `d_score_ij = a_ij (d_a_ij - sum_j a_ij d_a_ij + d_lse_i)`; the score's slopes carry that to the similarity and to
+/// the options; the similarity to q, k and W.
+pub fn backward<N: Number, E: Element>(
+    problem: &Problem<'_, E>,
+    (q, k, v): Inputs<'_, E>,
+    (d_out, d_lse): (&[N], &[N]),
+) -> Gradients<N> {
+    let dims = problem.dims();
+    let score = &problem.score;
+    let zeros = |n: usize| vec![N::zero(); n];
+    let kv = dims.batch * dims.heads.kv * dims.k_len;
+    let mut g = Gradients {
+        q: zeros(dims.batch * dims.heads.q * dims.q_len * dims.q_dim),
+        k: zeros(kv * dims.qk_dim),
+        v: zeros(kv * dims.v_dim),
+        bias: zeros(score.bias.map_or(0, |b| b.shape().to_array().iter().product())),
+        alibi: zeros(score.alibi.map_or(0, <[_]>::len)),
+        relative: zeros(score.relative.as_ref().map_or(0, |r| r.table.len())),
+        sinks: zeros(score.sinks.map_or(0, <[_]>::len)),
+        w: match problem.similarity {
+            Similarity::General(w) => zeros(w.shape().to_array().iter().product()),
+            _ => Vec::new(),
+        },
+        ..Gradients::default()
+    };
+    for (r, (batch, head, row)) in rows(problem).enumerate() {
+        let at = Pair { batch, head, row, key: 0 };
+        let query = problem.query::<N>(&q, batch, head, row);
+        let scores = problem.scores(&k, &query, at);
+        let lse = problem.lse(head, &scores);
+        if lse == N::neg_infinity() {
+            continue; // nothing was seen: nothing depends on anything
+        }
+        let d_out = &d_out[r * dims.v_dim..][..dims.v_dim];
+        let kv_head = problem.kv_head(head);
+        let kv_row = |key: usize| (batch * dims.heads.kv + kv_head) * dims.k_len + key;
+        // out_i = sum_j a_ij v_j
+        let mut weights = Vec::new();
+        for (key, steps) in scores {
+            if steps.score == N::neg_infinity() {
+                continue;
+            }
+            let a = (steps.score - lse).exp();
+            let v: Vec<N> = widened(v.row(batch, kv_head, key));
+            for (d_v, d_out) in g.v[kv_row(key) * dims.v_dim..][..dims.v_dim].iter_mut().zip(d_out)
+            {
+                *d_v = *d_v + a * *d_out;
+            }
+            weights.push((key, steps, a, dot(d_out, &v)));
+        }
+        // a_ij = e^(score_ij - lse_i), and lse_i itself
+        let mean: N = weights.iter().map(|(_, _, a, d_a)| *a * *d_a).sum();
+        let through_lse = d_lse[r] - mean;
+        if let Some(sinks) = score.sinks {
+            let a = (N::from_f64(sinks[head].to_f64()) - lse).exp();
+            g.sinks[head] = g.sinks[head] + a * through_lse;
+        }
+        for (key, steps, a, d_a) in weights {
+            let at = Pair { key, ..at };
+            let d_score = a * (d_a + through_lse);
+            let (by_scaled, by_bias) = problem.slope(at, steps);
+            g.add_to_options(problem, at, d_score * by_bias);
+            // scaled = similarity * scale
+            let d_scaled = d_score * by_scaled;
+            let scale = N::from_f64(problem.scale());
+            let k: Vec<N> = widened(k.row(batch, kv_head, key));
+            let similarity = problem.similarity_of(&query, &k);
+            g.scale = g.scale + d_scaled * similarity;
+            g.add_to_similarity(problem, (r, kv_row(key)), head, (&query, &k), d_scaled * scale);
+        }
+    }
+    // scale = given / temperature
+    g.temperature = -g.scale * N::from_f64(problem.scale() / score.temperature);
+    g
+}
+
+impl<N: Number> Gradients<N> {
+    /// score = ... + bias - slope |distance| + table[bucket]
+    fn add_to_options<E: Element>(&mut self, problem: &Problem<'_, E>, at: Pair, d: N) {
+        let score = &problem.score;
+        let distance = problem.distance(at);
+        if let Some(bias) = &score.bias {
+            let [b, h, q, k] = bias.shape().to_array();
+            let on = |i: usize, n: usize| if n == 1 { 0 } else { i };
+            let i =
+                ((on(at.batch, b) * h + on(at.head, h)) * q + on(at.row, q)) * k + on(at.key, k);
+            self.bias[i] = self.bias[i] + d;
+        }
+        if score.alibi.is_some() {
+            let size = N::from_f64(distance.unsigned_abs() as f64);
+            self.alibi[at.head] = self.alibi[at.head] - d * size;
+        }
+        if let Some(r) = &score.relative {
+            let i = r.entry(distance, at.head, problem.dims().heads.q);
+            self.relative[i] = self.relative[i] + d;
+        }
+    }
+
+    /// similarity = q . k, or q^T W k, or -|q - k|^2
+    fn add_to_similarity<E: Element>(
+        &mut self,
+        problem: &Problem<'_, E>,
+        (q_row, k_row): (usize, usize),
+        head: usize,
+        (query, k): (&Rows<N>, &[N]),
+        d: N,
+    ) {
+        let dims = problem.dims();
+        let d_q = &mut self.q[q_row * dims.q_dim..][..dims.q_dim];
+        let d_k = &mut self.k[k_row * dims.qk_dim..][..dims.qk_dim];
+        match problem.similarity {
+            Similarity::Dot => {
+                for i in 0..k.len() {
+                    d_q[i] = d_q[i] + d * k[i];
+                    d_k[i] = d_k[i] + d * query.q[i];
+                }
+            }
+            Similarity::Distance => {
+                let two = N::one() + N::one();
+                for i in 0..k.len() {
+                    let difference = query.q[i] - k[i];
+                    d_q[i] = d_q[i] - d * two * difference;
+                    d_k[i] = d_k[i] + d * two * difference;
+                }
+            }
+            Similarity::General(w) => {
+                let head = if w.shape().heads == 1 { 0 } else { head };
+                for i in 0..dims.q_dim {
+                    let row: Vec<N> = widened(w.row(0, head, i));
+                    d_q[i] = d_q[i] + d * dot(&row, k);
+                    let d_w = &mut self.w[(head * dims.q_dim + i) * dims.qk_dim..][..dims.qk_dim];
+                    for (d_w, k) in d_w.iter_mut().zip(k) {
+                        *d_w = *d_w + d * query.q[i] * *k;
+                    }
+                }
+                for (d_k, projected) in d_k.iter_mut().zip(&query.projected) {
+                    *d_k = *d_k + d * *projected;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Hands tasks to threads.
+//!
+//! Which thread runs a task never changes what it computes, and no two tasks write the same row, so the results are
+//! the same bits for any number of threads.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Runs `task(memory, i)` for all `i` below `tasks` on up to `threads` threads, the caller's among them; `memory` is
+/// made once for each thread.
+///
+/// The caller works from the start, so that waking the others costs latency only where there is work left for them.
+pub(crate) fn run<M>(
+    threads: usize,
+    tasks: usize,
+    memory: impl Fn() -> M + Sync,
+    task: impl Fn(&mut M, usize) + Sync,
+) {
+    // Small tasks are taken several at a time, to keep the counter out of the way.
+    let grain = (tasks / (threads * 16)).clamp(1, 16);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut mine = None;
+        loop {
+            let first = next.fetch_add(grain, Ordering::Relaxed);
+            if first >= tasks {
+                break;
+            }
+            let memory = mine.get_or_insert_with(&memory);
+            (first..(first + grain).min(tasks)).for_each(|i| task(memory, i));
+        }
+    };
+    #[cfg(feature = "rayon")]
+    rayon::in_place_scope(|scope| {
+        for _ in 1..threads.min(tasks.div_ceil(grain)) {
+            scope.spawn(|_| work());
+        }
+        work();
+    });
+    #[cfg(not(feature = "rayon"))]
+    work();
+}

@@ -1,0 +1,185 @@
+//! Vectors of numbers, as few operations as attention needs, and the choice of instructions.
+//!
+//! Kernels are written once over `S: Simd<N>` and entered through [`Isa`], whose variants hold a token that only
+//! detection can make: the value is the proof that the instructions exist. Everything between the entry and the
+//! intrinsics is `#[inline(always)]`, so it melts into the one function that carries `#[target_feature]`.
+
+pub(crate) mod math;
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use crate::element::Number;
+pub use portable::Portable;
+use std::mem::MaybeUninit;
+#[cfg(target_arch = "x86_64")]
+pub use x86::{avx2::Avx2, avx512::Avx512};
+
+/// How many rows (queries) stand side by side in one group: four AVX-512 vectors, eight AVX2 vectors of `f32`.
+pub const GROUP: usize = 64;
+
+/// One number for each row of a group.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))] // a cache line: no vector load of a group ever straddles two
+pub struct Lanes<N>(pub [N; GROUP]);
+
+/// The vector operations of one instruction set on one type of number.
+pub trait Simd<N: Number>: Copy {
+    /// A vector of `LANES` numbers.
+    type V: Copy;
+    /// A choice of lanes.
+    type M: Copy;
+    /// `LANES` vectors, for `transpose`.
+    type Block: AsMut<[Self::V]>;
+    /// Numbers in a vector; divides `GROUP`.
+    const LANES: usize;
+    /// Whether 24 accumulators and their operands fit in the registers (32 of them); else 12 are used.
+    const WIDE: bool;
+
+    /// All lanes `x`.
+    fn splat(self, x: N) -> Self::V;
+    /// The first `LANES` numbers of `src`.
+    fn load(self, src: &[N]) -> Self::V;
+    /// Writes the first `LANES` numbers of `dst`.
+    fn store(self, v: Self::V, dst: &mut [N]);
+    /// As `store`, into memory that may not be initialised yet.
+    fn write(self, v: Self::V, dst: &mut [MaybeUninit<N>]);
+    /// `a + b`
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`; fused wherever the instruction set can.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The larger; `b` where either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Lanes where `a < b`.
+    fn less(self, a: Self::V, b: Self::V) -> Self::M;
+    /// Whether `a < b` in every lane.
+    fn all_less(self, a: Self::V, b: Self::V) -> bool;
+    /// Lanes whose bit is set, lowest bit first.
+    fn lanes(self, bits: u32) -> Self::M;
+    /// `yes` in the lanes of `m`, `no` elsewhere.
+    fn select(self, m: Self::M, yes: Self::V, no: Self::V) -> Self::V;
+    /// `a * b + c` in the lanes of `m`, `c` untouched elsewhere, whatever `a` and `b` hold there.
+    #[inline(always)]
+    fn fma_where(self, m: Self::M, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        self.select(m, self.fma(a, b, c), c)
+    }
+    /// `x` minus the nearest whole number, which is exact; 0 for `x = -inf`.
+    fn remainder(self, x: Self::V) -> Self::V;
+    /// `x * 2^e` for a whole `e`; 0 for `e = -inf`.
+    fn scale(self, x: Self::V, e: Self::V) -> Self::V;
+    /// A block of zeros.
+    fn block(self) -> Self::Block;
+    /// Swaps rows and columns.
+    fn transpose(self, block: &mut Self::Block);
+}
+
+/// A piece of work that any instruction set can run.
+pub trait Task<N: Number> {
+    /// What it returns.
+    type Out;
+    /// The work; must be `#[inline(always)]`.
+    fn run<S: Simd<N>>(self, s: S) -> Self::Out;
+}
+
+/// An instruction set this machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// Plain Rust that the compiler vectorises for the baseline of any target; no fused multiply-add.
+    Portable(Portable),
+    /// 256-bit vectors with fused multiply-add.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    /// 512-bit vectors.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+impl Isa {
+    /// Every instruction set of this machine, the best last.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        let mut found = vec![Self::Portable(Portable)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            found.extend(Avx2::detect().map(Self::Avx2));
+            found.extend(Avx512::detect().map(Self::Avx512));
+        }
+        found
+    }
+
+    /// The best of this machine.
+    #[must_use]
+    pub fn best() -> Self {
+        Self::available().pop().unwrap_or(Self::Portable(Portable))
+    }
+
+    /// `portable`, `avx2`, `avx512`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable(_) => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "avx512",
+        }
+    }
+
+    /// Numbers of type `N` in one vector.
+    #[must_use]
+    pub fn lanes<N: Number>(self) -> usize {
+        struct Width;
+        impl<N: Number> Task<N> for Width {
+            type Out = usize;
+            #[inline(always)]
+            fn run<S: Simd<N>>(self, _: S) -> usize {
+                S::LANES
+            }
+        }
+        N::enter(self, Width)
+    }
+
+    #[inline(always)]
+    pub(crate) fn run_f32<T: Task<f32>>(self, task: T) -> T::Out {
+        let _tiny_is_zero = FlushDenormals::new();
+        match self {
+            Self::Portable(s) => task.run(s),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(s) => s.enter(task, s),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(s) => s.enter(task, s),
+        }
+    }
+
+    /// `f64` has no intrinsics of its own: plain lanes, compiled for the instruction set.
+    #[inline(always)]
+    pub(crate) fn run_f64<T: Task<f64>>(self, task: T) -> T::Out {
+        let _tiny_is_zero = FlushDenormals::new();
+        match self {
+            Self::Portable(s) => task.run(s),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(s) => s.enter(task, portable::Fused),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(s) => s.enter(task, portable::Fused),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+use x86::FlushDenormals;
+
+/// Other targets keep their denormals: slower on data made of them, never wrong.
+#[cfg(not(target_arch = "x86_64"))]
+struct FlushDenormals;
+#[cfg(not(target_arch = "x86_64"))]
+impl FlushDenormals {
+    fn new() -> Self {
+        Self
+    }
+}

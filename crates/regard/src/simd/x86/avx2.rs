@@ -1,0 +1,162 @@
+//! AVX2 with FMA: 8 numbers in a vector, 16 vectors, lanes chosen by sign bits.
+
+use super::super::{Simd, Task};
+use crate::element::Number;
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+/// Proof that this machine has AVX2 and FMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// The proof, if there is one.
+    #[must_use]
+    pub fn detect() -> Option<Self> {
+        let all = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        all.then_some(Self(()))
+    }
+
+    #[inline(always)]
+    pub(crate) fn enter<N: Number, S: Simd<N>, T: Task<N>>(self, task: T, s: S) -> T::Out {
+        #[target_feature(enable = "avx2,fma")]
+        fn inside<N: Number, S: Simd<N>, T: Task<N>>(task: T, s: S) -> T::Out {
+            task.run(s)
+        }
+        // SAFETY: `self` exists, so `detect` has seen these features.
+        unsafe { inside(task, s) }
+    }
+}
+
+/// Every intrinsic below needs only the features that `Avx2` proves; pointers come from slices checked just before.
+macro_rules! intrinsic {
+    ($e:expr) => {{
+        // SAFETY: a method takes `self`, the proof of the features; slices are checked by the caller of the macro.
+        unsafe { $e }
+    }};
+}
+
+impl Avx2 {
+    /// `2^n` for whole `n` whose power is normal.
+    #[inline(always)]
+    fn power_of_two(self, n: __m256i) -> __m256 {
+        intrinsic!(_mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(
+            n,
+            _mm256_set1_epi32(127)
+        ))))
+    }
+}
+
+impl Simd<f32> for Avx2 {
+    type V = __m256;
+    type M = __m256;
+    type Block = [__m256; 8];
+    const LANES: usize = 8;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        intrinsic!(_mm256_set1_ps(x))
+    }
+    #[inline(always)]
+    fn load(self, src: &[f32]) -> __m256 {
+        assert!(src.len() >= 8);
+        intrinsic!(_mm256_loadu_ps(src.as_ptr()))
+    }
+    #[inline(always)]
+    fn store(self, v: __m256, dst: &mut [f32]) {
+        assert!(dst.len() >= 8);
+        intrinsic!(_mm256_storeu_ps(dst.as_mut_ptr(), v));
+    }
+    #[inline(always)]
+    fn write(self, v: __m256, dst: &mut [MaybeUninit<f32>]) {
+        assert!(dst.len() >= 8);
+        intrinsic!(_mm256_storeu_ps(dst.as_mut_ptr().cast(), v));
+    }
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        intrinsic!(_mm256_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn less(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_cmp_ps::<_CMP_LT_OQ>(a, b))
+    }
+    #[inline(always)]
+    fn all_less(self, a: __m256, b: __m256) -> bool {
+        intrinsic!(_mm256_movemask_ps(self.less(a, b))) == 0xff
+    }
+    #[inline(always)]
+    fn lanes(self, bits: u32) -> __m256 {
+        intrinsic!({
+            let each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let set = _mm256_and_si256(_mm256_set1_epi32(bits.cast_signed()), each);
+            _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, each))
+        })
+    }
+    #[inline(always)]
+    fn select(self, m: __m256, yes: __m256, no: __m256) -> __m256 {
+        intrinsic!(_mm256_blendv_ps(no, yes, m))
+    }
+    #[inline(always)]
+    fn remainder(self, x: __m256) -> __m256 {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        // Constant first: `max` returns its second operand for a NaN, which must survive.
+        let x = self.max(self.splat(-4096.0), x);
+        intrinsic!(_mm256_sub_ps(x, _mm256_round_ps::<NEAREST>(x)))
+    }
+    #[inline(always)]
+    fn scale(self, x: __m256, e: __m256) -> __m256 {
+        // Two halves, so that each power of two is a normal number. A NaN in `e` is one in `x` too.
+        let e = self.max(self.splat(-252.0), e);
+        intrinsic!({
+            let n = _mm256_cvtps_epi32(_mm256_min_ps(e, _mm256_set1_ps(254.0)));
+            let half = _mm256_srai_epi32::<1>(n);
+            let rest = self.power_of_two(_mm256_sub_epi32(n, half));
+            _mm256_mul_ps(_mm256_mul_ps(x, self.power_of_two(half)), rest)
+        })
+    }
+    #[inline(always)]
+    fn block(self) -> [__m256; 8] {
+        [self.splat(0.0); 8]
+    }
+    /// Pairs of floats, pairs of doubles, then halves: 24 shuffles.
+    #[inline(always)]
+    fn transpose(self, r: &mut [__m256; 8]) {
+        let mut t = *r;
+        for i in 0..4 {
+            t[2 * i] = intrinsic!(_mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]));
+            t[2 * i + 1] = intrinsic!(_mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+        }
+        for i in (0..8).step_by(4) {
+            r[i] = intrinsic!(_mm256_shuffle_ps::<0x44>(t[i], t[i + 2]));
+            r[i + 1] = intrinsic!(_mm256_shuffle_ps::<0xee>(t[i], t[i + 2]));
+            r[i + 2] = intrinsic!(_mm256_shuffle_ps::<0x44>(t[i + 1], t[i + 3]));
+            r[i + 3] = intrinsic!(_mm256_shuffle_ps::<0xee>(t[i + 1], t[i + 3]));
+        }
+        for i in 0..4 {
+            t[i] = intrinsic!(_mm256_permute2f128_ps::<0x20>(r[i], r[4 + i]));
+            t[4 + i] = intrinsic!(_mm256_permute2f128_ps::<0x31>(r[i], r[4 + i]));
+        }
+        *r = t;
+    }
+}

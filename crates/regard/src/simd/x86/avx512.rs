@@ -1,0 +1,159 @@
+//! AVX-512: 16 numbers in a vector, 32 vectors, lanes chosen by mask registers.
+
+use super::super::{Simd, Task};
+use crate::element::Number;
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+/// Proof that this machine has AVX-512 (F, DQ, BW, VL) and that the system keeps its registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx512(());
+
+impl Avx512 {
+    /// The proof, if there is one.
+    #[must_use]
+    pub fn detect() -> Option<Self> {
+        let all = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("fma");
+        all.then_some(Self(()))
+    }
+
+    #[inline(always)]
+    pub(crate) fn enter<N: Number, S: Simd<N>, T: Task<N>>(self, task: T, s: S) -> T::Out {
+        #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
+        fn inside<N: Number, S: Simd<N>, T: Task<N>>(task: T, s: S) -> T::Out {
+            task.run(s)
+        }
+        // SAFETY: `self` exists, so `detect` has seen these features.
+        unsafe { inside(task, s) }
+    }
+}
+
+/// Every intrinsic below needs only the features that `Avx512` proves; pointers come from slices checked just before.
+macro_rules! intrinsic {
+    ($e:expr) => {{
+        // SAFETY: a method takes `self`, the proof of the features; slices are checked by the caller of the macro.
+        unsafe { $e }
+    }};
+}
+
+impl Simd<f32> for Avx512 {
+    type V = __m512;
+    type M = __mmask16;
+    type Block = [__m512; 16];
+    const LANES: usize = 16;
+    const WIDE: bool = true;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        intrinsic!(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    fn load(self, src: &[f32]) -> __m512 {
+        assert!(src.len() >= 16);
+        intrinsic!(_mm512_loadu_ps(src.as_ptr()))
+    }
+    #[inline(always)]
+    fn store(self, v: __m512, dst: &mut [f32]) {
+        assert!(dst.len() >= 16);
+        intrinsic!(_mm512_storeu_ps(dst.as_mut_ptr(), v));
+    }
+    #[inline(always)]
+    fn write(self, v: __m512, dst: &mut [MaybeUninit<f32>]) {
+        assert!(dst.len() >= 16);
+        intrinsic!(_mm512_storeu_ps(dst.as_mut_ptr().cast(), v));
+    }
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        intrinsic!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        intrinsic!(_mm512_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn less(self, a: __m512, b: __m512) -> __mmask16 {
+        intrinsic!(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b))
+    }
+    #[inline(always)]
+    fn all_less(self, a: __m512, b: __m512) -> bool {
+        self.less(a, b) == __mmask16::MAX
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "the low 16 bits are the lanes")]
+    #[inline(always)]
+    fn lanes(self, bits: u32) -> __mmask16 {
+        bits as __mmask16
+    }
+    #[inline(always)]
+    fn select(self, m: __mmask16, yes: __m512, no: __m512) -> __m512 {
+        intrinsic!(_mm512_mask_blend_ps(m, no, yes))
+    }
+    #[inline(always)]
+    fn fma_where(self, m: __mmask16, a: __m512, b: __m512, c: __m512) -> __m512 {
+        intrinsic!(_mm512_mask3_fmadd_ps(a, b, c, m))
+    }
+    #[inline(always)]
+    fn remainder(self, x: __m512) -> __m512 {
+        intrinsic!(_mm512_reduce_ps::<0>(x)) // to nearest even, with 0 bits kept after the point
+    }
+    #[inline(always)]
+    fn scale(self, x: __m512, e: __m512) -> __m512 {
+        intrinsic!(_mm512_scalef_ps(x, e))
+    }
+    #[inline(always)]
+    fn block(self) -> [__m512; 16] {
+        [self.splat(0.0); 16]
+    }
+    /// Pairs of floats, pairs of doubles, then two rounds of 128-bit quarters: 64 shuffles.
+    #[inline(always)]
+    fn transpose(self, r: &mut [__m512; 16]) {
+        let mut t = *r;
+        for i in 0..8 {
+            t[2 * i] = intrinsic!(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]));
+            t[2 * i + 1] = intrinsic!(_mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+        }
+        for i in (0..16).step_by(4) {
+            let d = intrinsic!([
+                _mm512_castps_pd(t[i]),
+                _mm512_castps_pd(t[i + 1]),
+                _mm512_castps_pd(t[i + 2]),
+                _mm512_castps_pd(t[i + 3]),
+            ]);
+            r[i] = intrinsic!(_mm512_castpd_ps(_mm512_unpacklo_pd(d[0], d[2])));
+            r[i + 1] = intrinsic!(_mm512_castpd_ps(_mm512_unpackhi_pd(d[0], d[2])));
+            r[i + 2] = intrinsic!(_mm512_castpd_ps(_mm512_unpacklo_pd(d[1], d[3])));
+            r[i + 3] = intrinsic!(_mm512_castpd_ps(_mm512_unpackhi_pd(d[1], d[3])));
+        }
+        for i in 0..4 {
+            t[i] = intrinsic!(_mm512_shuffle_f32x4::<0x88>(r[i], r[4 + i]));
+            t[4 + i] = intrinsic!(_mm512_shuffle_f32x4::<0xdd>(r[i], r[4 + i]));
+            t[8 + i] = intrinsic!(_mm512_shuffle_f32x4::<0x88>(r[8 + i], r[12 + i]));
+            t[12 + i] = intrinsic!(_mm512_shuffle_f32x4::<0xdd>(r[8 + i], r[12 + i]));
+        }
+        for i in 0..4 {
+            r[i] = intrinsic!(_mm512_shuffle_f32x4::<0x88>(t[i], t[8 + i]));
+            r[8 + i] = intrinsic!(_mm512_shuffle_f32x4::<0xdd>(t[i], t[8 + i]));
+            r[4 + i] = intrinsic!(_mm512_shuffle_f32x4::<0x88>(t[4 + i], t[12 + i]));
+            r[12 + i] = intrinsic!(_mm512_shuffle_f32x4::<0xdd>(t[4 + i], t[12 + i]));
+        }
+    }
+}

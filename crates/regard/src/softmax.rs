@@ -1,0 +1,158 @@
+//! The softmax of a row, one piece at a time (Milakov and Gimelshein 2018).
+//!
+//! A [`State`] is what must be remembered of the keys seen so far: a reference `m` near the largest score, and the sum
+//! of `2^(score - m)`.
+//! States over disjoint keys merge: associative, commutative, and a state that has seen nothing changes nothing. So
+//! the order of keys, tiles, threads and machines is free.
+
+use crate::element::Number;
+use crate::simd::{GROUP, Lanes, Simd, math};
+
+/// The softmax over some of a row's keys; scores are times `log2 e`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct State<N> {
+    /// A number near the largest score. A row that has seen nothing has the lowest finite number here, so that
+    /// `m - m` is 0.
+    pub(crate) m: N,
+    /// The sum of `2^(score - m)`; 0 for a row that has seen nothing.
+    pub(crate) l: N,
+}
+
+impl<N: Number> State<N> {
+    pub(crate) fn nothing_seen() -> Self {
+        Self { m: -N::max_value(), l: N::zero() }
+    }
+
+    /// The state over the keys of both, and what each side's weighted sums must be multiplied by.
+    pub(crate) fn merge(self, other: Self) -> (Self, N, N) {
+        let m = self.m.max(other.m);
+        let (a, b) = ((self.m - m).exp2(), (other.m - m).exp2());
+        (Self { m, l: self.l * a + other.l * b }, a, b)
+    }
+
+    /// `ln(sum of e^score)`; `-inf` for a row that has seen nothing.
+    #[inline(always)]
+    pub(crate) fn lse(self) -> N {
+        (self.m + self.l.log2_of_sum()) * N::from_f64(std::f64::consts::LN_2)
+    }
+}
+
+/// The states of a group of rows.
+#[derive(Clone, Debug)]
+pub(crate) struct States<N> {
+    pub(crate) m: Lanes<N>,
+    pub(crate) l: Lanes<N>,
+}
+
+impl<N: Number> States<N> {
+    pub(crate) fn nothing_seen() -> Self {
+        let State { m, l } = State::nothing_seen();
+        Self { m: Lanes([m; GROUP]), l: Lanes([l; GROUP]) }
+    }
+
+    pub(crate) fn get(&self, lane: usize) -> State<N> {
+        State { m: self.m.0[lane], l: self.l.0[lane] }
+    }
+
+    /// Turns a tile of scores `[keys][lanes]` into `2^(score - m)` and returns their sums, for the first `lanes` lanes.
+    #[inline(always)]
+    pub(crate) fn weigh<S: Simd<N>>(&self, s: S, tile: &mut [Lanes<N>], lanes: usize) -> Lanes<N> {
+        let mut sums = Lanes([N::zero(); GROUP]);
+        for lane in (0..lanes).step_by(S::LANES) {
+            let m = s.load(&self.m.0[lane..]);
+            let mut sum = s.splat(N::zero());
+            for row in tile.iter_mut() {
+                let weight = math::exp2(s, s.sub(s.load(&row.0[lane..]), m));
+                sum = s.add(sum, weight);
+                s.store(weight, &mut row.0[lane..]);
+            }
+            s.store(sum, &mut sums.0[lane..]);
+        }
+        sums
+    }
+
+    /// Whether the weights of a tile, with these sums, are small enough to be used: `m` need not be the largest score,
+    /// only near enough that nothing overflows. It hardly ever moves after the first tile, so that nothing needs to be
+    /// looked through for its maximum.
+    #[inline(always)]
+    pub(crate) fn suffice<S: Simd<N>>(s: S, sums: &Lanes<N>, lanes: usize) -> bool {
+        let limit = s.splat(N::from_f64(LIMIT));
+        (0..lanes).step_by(S::LANES).all(|lane| s.all_less(s.load(&sums.0[lane..]), limit))
+    }
+
+    /// Raises `m` to the largest score of the tile in the lanes whose sums do not suffice, and returns what the sums
+    /// so far must be multiplied by. Each lane decides for itself: what its neighbours hold changes nothing.
+    #[inline(always)]
+    pub(crate) fn raise<S: Simd<N>>(
+        &mut self,
+        s: S,
+        tile: &[Lanes<N>],
+        sums: &Lanes<N>,
+        lanes: usize,
+    ) -> Lanes<N> {
+        let mut shrink = Lanes([N::one(); GROUP]);
+        let limit = s.splat(N::from_f64(LIMIT));
+        for lane in (0..lanes).step_by(S::LANES) {
+            let before = s.load(&self.m.0[lane..]);
+            let mut m = before;
+            for row in tile {
+                m = s.max(m, s.load(&row.0[lane..]));
+            }
+            let m = s.select(s.less(s.load(&sums.0[lane..]), limit), before, m);
+            let factor = math::exp2(s, s.sub(before, m));
+            let l = s.mul(s.load(&self.l.0[lane..]), factor);
+            s.store(m, &mut self.m.0[lane..]);
+            s.store(l, &mut self.l.0[lane..]);
+            s.store(factor, &mut shrink.0[lane..]);
+        }
+        shrink
+    }
+
+    /// Adds the sums of a tile.
+    #[inline(always)]
+    pub(crate) fn add<S: Simd<N>>(&mut self, s: S, sums: &Lanes<N>, lanes: usize) {
+        for lane in (0..lanes).step_by(S::LANES) {
+            let l = s.add(s.load(&self.l.0[lane..]), s.load(&sums.0[lane..]));
+            s.store(l, &mut self.l.0[lane..]);
+        }
+    }
+}
+
+/// The sum of a tile's weights at which `m` must move. Far below overflow, so that weighted sums of large values stay
+/// finite too; far above a tile's own sum, so that it is rare.
+const LIMIT: f64 = (1 << 20) as f64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn state() -> impl Strategy<Value = State<f64>> {
+        let some = (-1e3..1e3f64, 1.0..1e4f64).prop_map(|(m, l)| State { m, l });
+        prop_oneof![1 => Just(State::nothing_seen()), 5 => some]
+    }
+
+    fn close(a: State<f64>, b: State<f64>) -> bool {
+        a == b || (a.lse() - b.lse()).abs() <= 1e-12 * a.lse().abs().max(1.0)
+    }
+
+    proptest! {
+        #[test]
+        fn merging_is_associative_and_commutative(a in state(), b in state(), c in state()) {
+            prop_assert!(close(a.merge(b).0.merge(c).0, a.merge(b.merge(c).0).0));
+            prop_assert!(close(a.merge(b).0, b.merge(a).0));
+        }
+
+        #[test]
+        fn nothing_seen_is_the_identity(a in state()) {
+            let (merged, kept, _) = a.merge(State::nothing_seen());
+            prop_assert_eq!(merged, a);
+            prop_assert_eq!(kept, 1.0);
+        }
+    }
+
+    #[test]
+    fn nothing_seen_has_no_lse() {
+        assert_eq!(State::<f32>::nothing_seen().lse(), f32::NEG_INFINITY);
+    }
+}

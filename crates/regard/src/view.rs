@@ -1,0 +1,442 @@
+//! Tensors as they lie in the caller's memory: a checked borrow, no copy.
+//!
+//! A [`View`] is four axes, batch, heads, length and features, over a slice. The features of one position are
+//! contiguous; the other strides are free, so `[batch, heads, len, dim]` and `[batch, len, heads, dim]` are the same
+//! to everything below. The kernels see one head at a time, as [`Rows`].
+
+use crate::error::Error;
+use crate::mask::RowTile;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// The order in which the axes lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// `[batch, heads, len, dim]`
+    Bhsd,
+    /// `[batch, len, heads, dim]`
+    Bshd,
+}
+
+/// Sizes of the four axes, whatever their order in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Independent items.
+    pub batch: usize,
+    /// Heads of each item.
+    pub heads: usize,
+    /// Positions: queries or keys.
+    pub len: usize,
+    /// Features of a position.
+    pub dim: usize,
+}
+
+impl Shape {
+    /// Elements in all, if that can be counted.
+    fn elements(self) -> Result<usize, Error> {
+        [self.heads, self.len, self.dim]
+            .iter()
+            .try_fold(self.batch, |n, axis| n.checked_mul(*axis))
+            .filter(|n| isize::try_from(*n).is_ok())
+            .ok_or(Error::ShapeOverflow { shape: self.to_array() })
+    }
+
+    /// Batch, heads, length, features.
+    #[must_use]
+    pub fn to_array(self) -> [usize; 4] {
+        [self.batch, self.heads, self.len, self.dim]
+    }
+
+    /// Strides of batch, heads and length when the tensor is dense in this layout.
+    fn dense(self, layout: Layout) -> Strides {
+        // Wraps only for a tensor without elements, whose strides are never used.
+        let dense = |axes: [usize; 2]| axes[0].wrapping_mul(axes[1]);
+        let (heads, len) = match layout {
+            Layout::Bhsd => (dense([self.len, self.dim]), self.dim),
+            Layout::Bshd => (self.dim, dense([self.heads, self.dim])),
+        };
+        Strides { batch: dense([self.heads, dense([self.len, self.dim])]), heads, len }
+    }
+
+    /// Elements that these strides reach over.
+    fn reach(self, strides: Strides) -> Result<usize, Error> {
+        if self.elements()? == 0 {
+            return Ok(0);
+        }
+        let last = |n: usize, stride: usize| (n - 1).checked_mul(stride);
+        last(self.batch, strides.batch)
+            .and_then(|n| n.checked_add(last(self.heads, strides.heads)?))
+            .and_then(|n| n.checked_add(last(self.len, strides.len)?))
+            .and_then(|n| n.checked_add(self.dim))
+            .filter(|n| isize::try_from(*n).is_ok())
+            .ok_or(Error::ShapeOverflow { shape: self.to_array() })
+    }
+}
+
+/// Elements from one entry of an axis to the next; features are always contiguous. 0 repeats an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strides {
+    /// From one item to the next.
+    pub batch: usize,
+    /// From one head to the next.
+    pub heads: usize,
+    /// From one position to the next.
+    pub len: usize,
+}
+
+impl Strides {
+    fn at(self, batch: usize, head: usize, row: usize) -> usize {
+        batch * self.batch + head * self.heads + row * self.len
+    }
+
+    fn layout(self) -> Layout {
+        if self.heads < self.len { Layout::Bshd } else { Layout::Bhsd }
+    }
+}
+
+/// A borrowed tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a, E> {
+    data: &'a [E],
+    shape: Shape,
+    strides: Strides,
+    layout: Layout,
+}
+
+impl<'a, E> View<'a, E> {
+    /// `data [batch, heads, len, dim]`, dense.
+    pub fn bhsd(data: &'a [E], [batch, heads, len, dim]: [usize; 4]) -> Result<Self, Error> {
+        Self::dense(data, Shape { batch, heads, len, dim }, Layout::Bhsd)
+    }
+
+    /// `data [batch, len, heads, dim]`, dense.
+    pub fn bshd(data: &'a [E], [batch, len, heads, dim]: [usize; 4]) -> Result<Self, Error> {
+        Self::dense(data, Shape { batch, heads, len, dim }, Layout::Bshd)
+    }
+
+    /// One head: `data [len, dim]`, dense.
+    pub fn matrix(data: &'a [E], [len, dim]: [usize; 2]) -> Result<Self, Error> {
+        Self::bhsd(data, [1, 1, len, dim])
+    }
+
+    fn dense(data: &'a [E], shape: Shape, layout: Layout) -> Result<Self, Error> {
+        shape.elements()?; // the dense strides below cannot overflow
+        Ok(Self { layout, ..Self::strided(data, shape, shape.dense(layout))? })
+    }
+
+    /// Any strides, for slices of larger tensors; a stride of 0 repeats an entry.
+    pub fn strided(data: &'a [E], shape: Shape, strides: Strides) -> Result<Self, Error> {
+        let needed = shape.reach(strides)?;
+        if data.len() < needed {
+            return Err(Error::DataLength { needed, found: data.len() });
+        }
+        Ok(Self { data, shape, strides, layout: strides.layout() })
+    }
+
+    /// The sizes of the axes.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The order of the axes in memory.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The features of one position.
+    #[must_use]
+    pub fn row(&self, batch: usize, head: usize, row: usize) -> &'a [E] {
+        self.head(batch, head).row(row)
+    }
+
+    /// One head as a matrix.
+    pub(crate) fn head(&self, batch: usize, head: usize) -> Rows<'a, E> {
+        assert!(batch < self.shape.batch && head < self.shape.heads);
+        let Shape { len, dim, .. } = self.shape;
+        let data = if len == 0 || dim == 0 {
+            &[]
+        } else {
+            let first = self.strides.at(batch, head, 0);
+            &self.data[first..first + (len - 1) * self.strides.len + dim]
+        };
+        Rows { data, stride: self.strides.len, len, dim }
+    }
+}
+
+/// One head: `len` rows of `dim` features, `stride` elements apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows<'a, E> {
+    pub(crate) data: &'a [E],
+    pub(crate) stride: usize,
+    pub(crate) len: usize,
+    pub(crate) dim: usize,
+}
+
+impl<'a, E> Rows<'a, E> {
+    #[inline(always)]
+    pub(crate) fn row(&self, i: usize) -> &'a [E] {
+        debug_assert!(i < self.len);
+        if self.dim == 0 {
+            return &[]; // no memory stands behind such a row
+        }
+        &self.data[i * self.stride..][..self.dim]
+    }
+
+    /// Rows `start..start + len`.
+    #[inline(always)]
+    pub(crate) fn slice(&self, start: usize, len: usize) -> Self {
+        if self.dim == 0 || len == 0 {
+            return Self { data: &[], len, ..*self };
+        }
+        let data = &self.data[start * self.stride..][..(len - 1) * self.stride + self.dim];
+        Self { data, len, ..*self }
+    }
+}
+
+/// A tensor that a call writes; no two of its elements share memory.
+#[derive(Debug)]
+pub struct ViewMut<'a, E> {
+    data: *mut MaybeUninit<E>,
+    shape: Shape,
+    strides: Strides,
+    memory: PhantomData<&'a mut [E]>,
+}
+
+// SAFETY: a ViewMut is an exclusive borrow of plain elements; `tile` is unsafe and states who may call it.
+unsafe impl<E: Send> Sync for ViewMut<'_, E> {}
+// SAFETY: as for a `&mut [E]`.
+unsafe impl<E: Send> Send for ViewMut<'_, E> {}
+
+impl<'a, E> ViewMut<'a, E> {
+    /// `data [batch, heads, len, dim]`, dense.
+    pub fn bhsd(data: &'a mut [E], [batch, heads, len, dim]: [usize; 4]) -> Result<Self, Error> {
+        let shape = Shape { batch, heads, len, dim };
+        shape.elements()?;
+        Self::strided(data, shape, shape.dense(Layout::Bhsd))
+    }
+
+    /// `data [batch, len, heads, dim]`, dense.
+    pub fn bshd(data: &'a mut [E], [batch, len, heads, dim]: [usize; 4]) -> Result<Self, Error> {
+        let shape = Shape { batch, heads, len, dim };
+        shape.elements()?;
+        Self::strided(data, shape, shape.dense(Layout::Bshd))
+    }
+
+    /// Any strides that keep the elements apart.
+    pub fn strided(data: &'a mut [E], shape: Shape, strides: Strides) -> Result<Self, Error> {
+        // SAFETY: the kernels only ever write initialised elements through the wider type.
+        let data = unsafe { &mut *(std::ptr::from_mut(data) as *mut [MaybeUninit<E>]) };
+        Self::unwritten(data, shape, strides)
+    }
+
+    pub(crate) fn unwritten(
+        data: &'a mut [MaybeUninit<E>],
+        shape: Shape,
+        strides: Strides,
+    ) -> Result<Self, Error> {
+        let needed = shape.reach(strides)?;
+        if data.len() < needed {
+            return Err(Error::DataLength { needed, found: data.len() });
+        }
+        // Sorted by stride, each axis must step over everything inside it.
+        let Shape { batch, heads, len, dim } = shape;
+        let mut axes = [(strides.batch, batch), (strides.heads, heads), (strides.len, len)];
+        axes.sort_unstable();
+        let mut inside = dim;
+        for (stride, n) in axes {
+            if needed > 0 && n > 1 {
+                if stride < inside {
+                    let strides = [strides.batch, strides.heads, strides.len];
+                    return Err(Error::OutputOverlap { strides });
+                }
+                inside += (n - 1) * stride;
+            }
+        }
+        Ok(Self { data: data.as_mut_ptr(), shape, strides, memory: PhantomData })
+    }
+
+    /// The sizes of the axes.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The given rows of a head, to be written; of `parts` heads with the same rows, `heads` apart.
+    ///
+    /// # Safety
+    /// While it lives, nobody else may hold these rows of these parts, and rows that are read must have been written.
+    pub(crate) unsafe fn tile(&self, batch: usize, heads: Heads, rows: RowTile) -> TileMut<'_, E> {
+        TileMut { view: self, batch, heads, rows }
+    }
+}
+
+/// Which heads a task writes: `head`, `head + apart`, ... for each of its parts.
+#[derive(Clone, Debug)]
+pub(crate) struct Heads {
+    pub(crate) head: usize,
+    pub(crate) apart: usize,
+    pub(crate) parts: Range<usize>,
+}
+
+/// Rows that one task alone may touch.
+#[derive(Debug)]
+pub(crate) struct TileMut<'a, E> {
+    view: &'a ViewMut<'a, E>,
+    batch: usize,
+    heads: Heads,
+    rows: RowTile,
+}
+
+impl<E> TileMut<'_, E> {
+    /// The features of row `lane` of the tile.
+    #[inline(always)]
+    pub(crate) fn row(&mut self, part: usize, lane: usize) -> &mut [MaybeUninit<E>] {
+        assert!(lane < self.rows.count && self.heads.parts.contains(&part));
+        let Shape { batch, heads, len, dim } = self.view.shape;
+        let (head, row) = (part * self.heads.apart + self.heads.head, self.rows.row(lane));
+        assert!(self.batch < batch && head < heads && row < len);
+        if dim == 0 {
+            return &mut []; // an empty tensor reaches no memory at all
+        }
+        let at = self.view.strides.at(self.batch, head, row);
+        // SAFETY: the view's constructor checked that its memory covers every index below its shape and that no two
+        // rows overlap; whoever made this tile promised to be the only one with these rows, and `self` is borrowed.
+        unsafe { std::slice::from_raw_parts_mut(self.view.data.add(at), dim) }
+    }
+
+    /// The features of a row that an earlier stage wrote.
+    #[inline(always)]
+    pub(crate) fn written(&mut self, part: usize, lane: usize) -> &[E] {
+        let row = std::ptr::from_mut(self.row(part, lane)) as *const [E];
+        // SAFETY: whoever made this tile promised that rows which are read have been written.
+        unsafe { &*row }
+    }
+}
+
+/// A tensor that owns its memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor<E> {
+    data: Vec<E>,
+    shape: Shape,
+    layout: Layout,
+}
+
+impl<E> Tensor<E> {
+    /// Takes `data`, dense in `layout`.
+    pub fn new(data: Vec<E>, shape: Shape, layout: Layout) -> Result<Self, Error> {
+        let needed = shape.elements()?;
+        if data.len() != needed {
+            return Err(Error::DataLength { needed, found: data.len() });
+        }
+        Ok(Self { data, shape, layout })
+    }
+
+    /// A dense tensor whose every element `write` sets.
+    ///
+    /// # Safety
+    /// `write` must write every row of the view it is given.
+    pub(crate) unsafe fn written_by(
+        shape: Shape,
+        layout: Layout,
+        write: impl FnOnce(ViewMut<'_, E>),
+    ) -> Result<Self, Error> {
+        let n = shape.elements()?;
+        let mut data = Vec::with_capacity(n);
+        let room = &mut data.spare_capacity_mut()[..n];
+        write(ViewMut::unwritten(room, shape, shape.dense(layout))?);
+        // SAFETY: the rows cover a dense tensor, and the caller promises that all were written.
+        unsafe { data.set_len(n) };
+        Ok(Self { data, shape, layout })
+    }
+
+    /// Borrows it.
+    #[must_use]
+    pub fn view(&self) -> View<'_, E> {
+        let Self { shape, layout, .. } = *self;
+        View { data: &self.data, shape, strides: shape.dense(layout), layout }
+    }
+
+    /// The elements in memory order.
+    #[must_use]
+    pub fn data(&self) -> &[E] {
+        &self.data
+    }
+
+    /// Gives the memory back.
+    #[must_use]
+    pub fn into_data(self) -> Vec<E> {
+        self.data
+    }
+
+    /// The sizes of the axes.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The order of the axes in memory.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_layouts_give_the_same_rows() {
+        let shape = [2usize, 3, 4, 5];
+        let [b, h, s, d] = shape;
+        let value = |x: [usize; 4]| ((x[0] * h + x[1]) * s + x[2]) * d + x[3];
+        let bhsd: Vec<usize> = (0..b * h * s * d).collect();
+        let mut bshd = vec![0; bhsd.len()];
+        for i in 0..b {
+            for j in 0..h {
+                for k in 0..s {
+                    for l in 0..d {
+                        bshd[((i * s + k) * h + j) * d + l] = value([i, j, k, l]);
+                    }
+                }
+            }
+        }
+        let a = View::bhsd(&bhsd, shape).unwrap();
+        let c = View::bshd(&bshd, [b, s, h, d]).unwrap();
+        assert_eq!((a.layout(), c.layout()), (Layout::Bhsd, Layout::Bshd));
+        for i in 0..b {
+            for j in 0..h {
+                for k in 0..s {
+                    assert_eq!(a.row(i, j, k), c.row(i, j, k));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn short_memory_and_huge_shapes_are_errors() {
+        let data = [0f32; 10];
+        let short = View::bhsd(&data, [1, 1, 4, 3]).unwrap_err();
+        assert_eq!(short, Error::DataLength { needed: 12, found: 10 });
+        let huge = View::bhsd(&data, [usize::MAX, 2, 4, 3]).unwrap_err();
+        assert_eq!(huge, Error::ShapeOverflow { shape: [usize::MAX, 2, 4, 3] });
+        let shape = Shape { batch: 2, heads: 2, len: 2, dim: 2 };
+        let far = Strides { batch: usize::MAX / 2, heads: usize::MAX, len: 3 };
+        assert!(matches!(View::strided(&data, shape, far), Err(Error::ShapeOverflow { .. })));
+        assert!(View::bhsd(&data, [0, usize::MAX, 4, 3]).is_ok());
+    }
+
+    #[test]
+    fn outputs_that_overlap_are_errors() {
+        let mut data = [0f32; 64];
+        let shape = Shape { batch: 1, heads: 2, len: 3, dim: 4 };
+        let strides = Strides { batch: 0, heads: 4, len: 4 };
+        let err = ViewMut::strided(&mut data, shape, strides).unwrap_err();
+        assert_eq!(err, Error::OutputOverlap { strides: [0, 4, 4] });
+        let strides = Strides { batch: 0, heads: 4, len: 8 };
+        assert!(ViewMut::strided(&mut data, shape, strides).is_ok());
+    }
+}
