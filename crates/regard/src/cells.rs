@@ -7,7 +7,7 @@
 use crate::mask::{LaneSet, RowTile, Run};
 use crate::micro::Seen;
 use crate::score::Keys;
-use crate::simd::GROUP;
+use crate::simd::{GROUP, Span};
 use std::ops::Range;
 
 /// Keys of a cell. 64 keys of 64 features are a third of a 48 KiB L1 cache, so keys and values of a cell stay there
@@ -43,49 +43,79 @@ impl Cell {
     }
 }
 
-/// How much of a cell a group of rows sees.
+/// Keys of a cell that some lanes of a group see.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum See {
-    Nothing,
-    /// Every row sees these keys, and no row any other.
-    All(Range<usize>),
-    /// Some rows see some of these keys.
-    Some(Range<usize>),
+pub(crate) struct Seeing {
+    /// The keys; nobody among the lanes sees any other.
+    pub(crate) keys: Range<usize>,
+    pub(crate) span: Span,
+    /// Whether some lanes do not see some of the keys.
+    pub(crate) hidden: bool,
 }
 
+/// Lanes of a partly seen cell that are narrowed down together: two AVX-512 vectors.
+const HALF: usize = GROUP / 2;
+
 impl Cell {
-    /// What group `g`, of `count` rows, sees; writes which of the rows see each key.
+    /// What group `g`, of `count` rows, sees: all rows together if they see the same keys, else in halves, so that
+    /// the edges of a mask cost little more than what is visible. Writes which rows see each key.
     #[inline(always)]
-    pub(crate) fn see(&self, g: usize, count: usize, seen: &mut [Seen; CELL]) -> See {
+    pub(crate) fn see(
+        &self,
+        g: usize,
+        count: usize,
+        seen: &mut [Seen; CELL],
+    ) -> [Option<Seeing>; 2] {
+        let all = Span { start: 0, end: count };
         if self.full {
-            return See::All(0..self.len);
+            return [Some(Seeing { keys: 0..self.len, span: all, hidden: false }), None];
         }
         #[expect(clippy::cast_possible_truncation, reason = "the bits of the group")]
         for (seen, lanes) in seen.iter_mut().zip(&self.lanes[..self.len]) {
             *seen = (lanes >> (g * GROUP)) as Seen;
         }
-        let used = &seen[..self.len];
-        let Some(first) = used.iter().position(|s| *s != 0) else { return See::Nothing };
-        let last = used.iter().rposition(|s| *s != 0).unwrap_or(first);
-        let everyone = Seen::MAX >> (GROUP - count);
-        if used[first..=last].iter().all(|s| *s == everyone) {
-            return See::All(first..last + 1);
+        let seen = &seen[..self.len];
+        let whole = narrowed(seen, all);
+        if count <= HALF || whole.as_ref().is_none_or(|w| !w.hidden) {
+            return [whole, None];
         }
-        // Whole register tiles cost less than their tails: let unseen neighbours fill the last one.
-        See::Some(first..(first + (last + 1 - first).next_multiple_of(8)).min(self.len))
+        let low = Span { start: 0, end: HALF };
+        [narrowed(seen, low), narrowed(seen, Span { start: HALF, end: count })]
     }
 
     /// Pairs that the rows will compute.
     pub(crate) fn computed(&self, rows: RowTile) -> u128 {
-        let groups = (0..rows.count.div_ceil(GROUP)).map(|g| {
+        let groups = (0..rows.count.div_ceil(GROUP)).flat_map(|g| {
             let count = (rows.count - g * GROUP).min(GROUP);
-            match self.see(g, count, &mut [0; CELL]) {
-                See::Nothing => 0,
-                See::All(keys) | See::Some(keys) => keys.len() * count,
-            }
+            self.see(g, count, &mut [0; CELL]).into_iter().flatten()
         });
-        groups.sum::<usize>() as u128
+        groups.map(|s| s.keys.len() * s.span.len()).sum::<usize>() as u128
     }
+}
+
+/// What the lanes of a span see: the range of keys, and the half of the span if only that sees any.
+#[inline(always)]
+fn narrowed(seen: &[Seen], Span { mut start, mut end }: Span) -> Option<Seeing> {
+    let lanes = |start: usize, end: usize| Seen::MAX >> (GROUP - (end - start)) << start;
+    let mask = lanes(start, end);
+    let first = seen.iter().position(|s| s & mask != 0)?;
+    let last = seen.iter().rposition(|s| s & mask != 0)?;
+    let any = seen[first..=last].iter().fold(0, |any, s| any | s) & mask;
+    let middle = start + HALF / 2;
+    if end - start <= HALF && end > middle {
+        if any & lanes(middle, end) == 0 {
+            end = middle;
+        } else if any & lanes(start, middle) == 0 {
+            start = middle;
+        }
+    }
+    let (mask, span) = (lanes(start, end), Span { start, end });
+    if seen[first..=last].iter().all(|s| s & mask == mask) {
+        return Some(Seeing { keys: first..last + 1, span, hidden: false });
+    }
+    // Whole register tiles cost less than their tails: let unseen neighbours fill the last one.
+    let end = first + (last + 1 - first).next_multiple_of(8);
+    Some(Seeing { keys: first..end.min(seen.len()), span, hidden: true })
 }
 
 /// Cuts runs into cells, in ascending order, the picked ones last.

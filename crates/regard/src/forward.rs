@@ -4,13 +4,13 @@
 //! scratch of `128 (qk_dim + v_dim)` numbers. Two groups of 64 rows pass over each cell of 64 keys, so a cell is
 //! brought from memory once and read from the cache the second time.
 
-use crate::cells::{CELL, Cell, Cells, See};
+use crate::cells::{CELL, Cell, Cells, Seeing};
 use crate::element::{Element, Number};
 use crate::mask::{Mask, RowTile, Run, Scope};
 use crate::micro::{Distances, Dots, Seen, Weights, add_values, dot_tile, lanes_used, low};
 use crate::problem::Problem;
 use crate::score::{At, Keys, LOG2_E, Similarity};
-use crate::simd::{GROUP, Lanes, Simd, Task};
+use crate::simd::{GROUP, Lanes, Simd, Span, Task};
 use crate::softmax::{State, States};
 use crate::view::{Rows, TileMut, View};
 use std::ops::Range;
@@ -36,7 +36,7 @@ pub(crate) struct Target<'t, E: Element> {
     pub(crate) out: TileMut<'t, E>,
     /// `[batch, heads.q, q_len, 1]`
     pub(crate) lse: TileMut<'t, E::Num>,
-    /// `[batch, parts x heads.q, q_len, 2 + v_dim]`: m, l and sums of rows that are not finished in one go.
+    /// `[batch, parts x heads.q, q_len, v_dim + 2]`: sums, m and l of rows that are not finished in one go.
     pub(crate) partial: Option<TileMut<'t, E::Num>>,
 }
 
@@ -56,6 +56,8 @@ pub(crate) struct Stage<'c> {
 pub(crate) struct Scratch<N> {
     /// Queries as given, `[features][lanes]`, when they are projected.
     raw: Vec<Lanes<N>>,
+    /// Sums of another part, `[features][lanes]`.
+    other: Vec<Lanes<N>>,
     groups: Vec<Group<N>>,
     tile: Vec<Lanes<N>>,
     keys: Vec<N>,
@@ -86,6 +88,7 @@ impl<N: Number> Scratch<N> {
         let projects = matches!(problem.similarity, Similarity::General(_));
         Self {
             raw: zeros(if projects { dims.q_dim } else { 0 }),
+            other: zeros(dims.v_dim),
             groups: (0..rows.min(dims.q_len).div_ceil(GROUP)).map(|_| group()).collect(),
             tile: zeros(CELL),
             keys: Vec::new(),
@@ -112,7 +115,7 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
     fn run<S: Simd<E::Num>>(mut self, s: S) {
         let used = self.rows.count.div_ceil(GROUP);
         for g in 0..used {
-            self.start(g);
+            self.start(s, g);
         }
         if let Some((mask, without, keys)) = self.stage.walk.clone() {
             for g in 0..used {
@@ -122,7 +125,7 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
         }
         for g in 0..used {
             match self.stage.into {
-                Some(part) => self.save(g, part),
+                Some(part) => self.save(s, g, part),
                 None => self.finish(s, g),
             }
         }
@@ -153,15 +156,18 @@ impl<E: Element> Forward<'_, '_, E> {
             let v = fetch(v, cell, values);
             for (g, group) in groups.iter_mut().enumerate() {
                 let mut seen = [0; CELL];
-                let see = cell.see(g, group.rows.count, &mut seen);
-                let (See::All(part) | See::Some(part)) = see.clone() else { continue };
-                let (k, v) = (k.slice(part.start, part.len()), v.slice(part.start, part.len()));
-                let at = At { scope, rows: group.rows, keys: cell.keys().skip(part.start) };
-                let (seen, tile) = (&seen[part.clone()], &mut tile[..part.len()]);
-                if matches!(see, See::All(_)) {
-                    group.step::<E, S, false>(s, call.problem, (k, v), (at, seen), tile);
-                } else {
-                    group.step::<E, S, true>(s, call.problem, (k, v), (at, seen), tile);
+                for Seeing { keys, span, hidden } in
+                    cell.see(g, group.rows.count, &mut seen).into_iter().flatten()
+                {
+                    let (k, v) = (k.slice(keys.start, keys.len()), v.slice(keys.start, keys.len()));
+                    let at =
+                        At { scope, rows: group.rows, span, keys: cell.keys().skip(keys.start) };
+                    let (seen, tile) = (&seen[keys.clone()], &mut tile[..keys.len()]);
+                    if hidden {
+                        group.step::<E, S, true>(s, call.problem, (k, v), (at, seen), tile);
+                    } else {
+                        group.step::<E, S, false>(s, call.problem, (k, v), (at, seen), tile);
+                    }
                 }
             }
         }
@@ -169,7 +175,7 @@ impl<E: Element> Forward<'_, '_, E> {
 
     /// Sets the states of a group: what earlier parts left, or nothing seen.
     #[inline(always)]
-    fn start(&mut self, g: usize) {
+    fn start<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
         let group = &mut self.scratch.groups[g];
         let RowTile { first, step, count } = self.rows;
         let skipped = g * GROUP;
@@ -177,15 +183,24 @@ impl<E: Element> Forward<'_, '_, E> {
             RowTile { first: first + skipped * step, step, count: (count - skipped).min(GROUP) };
         group.states = States::nothing_seen();
         group.sums.fill(Lanes([E::Num::default(); GROUP]));
-        let Some(partial) = &mut self.target.partial else { return };
+        let Some(partial) = &self.target.partial else { return };
+        let v_dim = group.sums.len();
+        let span = Span { start: 0, end: group.rows.count };
         for part in self.stage.from.clone() {
-            for lane in 0..group.rows.count {
-                let saved = partial.written(part, skipped + lane);
-                let other = State { m: saved[0], l: saved[1] };
-                let (state, a, b) = group.states.get(lane).merge(other);
+            let row = |lane| partial.written(part, skipped + lane);
+            turn(s, row, span.len(), E::Num::from_f64(1.0), &mut self.scratch.other);
+            let mut factors = [Lanes([E::Num::default(); GROUP]); 2];
+            for lane in 0..span.len() {
+                let other = State { m: row(lane)[v_dim], l: row(lane)[v_dim + 1] };
+                let (state, mine, theirs) = group.states.get(lane).merge(other);
                 (group.states.m.0[lane], group.states.l.0[lane]) = (state.m, state.l);
-                for (sum, x) in group.sums.iter_mut().zip(&saved[2..]) {
-                    sum.0[lane] = sum.0[lane] * a + *x * b;
+                (factors[0].0[lane], factors[1].0[lane]) = (mine, theirs);
+            }
+            for (sum, other) in group.sums.iter_mut().zip(&self.scratch.other) {
+                for lane in span.vectors::<E::Num, S>() {
+                    let theirs = s.mul(s.load(&other.0[lane..]), s.load(&factors[1].0[lane..]));
+                    let sum = &mut sum.0[lane..];
+                    s.store(s.fma(s.load(sum), s.load(&factors[0].0[lane..]), theirs), sum);
                 }
             }
         }
@@ -193,17 +208,18 @@ impl<E: Element> Forward<'_, '_, E> {
 
     /// Leaves the states of a group for a later stage.
     #[inline(always)]
-    fn save(&mut self, g: usize, part: usize) {
+    fn save<S: Simd<E::Num>>(&mut self, s: S, g: usize, part: usize) {
         let Some(partial) = &mut self.target.partial else { return };
         let group = &self.scratch.groups[g];
+        for lane in (0..group.rows.count).step_by(S::LANES) {
+            let rows = lane..(lane + S::LANES).min(group.rows.count);
+            turn_back(s, &group.sums, rows, g * GROUP, (partial, part));
+        }
         for lane in 0..group.rows.count {
-            let row = partial.row(part, g * GROUP + lane);
             let State { m, l } = group.states.get(lane);
-            row[0].write(m);
-            row[1].write(l);
-            for (x, sum) in row[2..].iter_mut().zip(&group.sums) {
-                x.write(sum.0[lane]);
-            }
+            let row = partial.row(part, g * GROUP + lane);
+            row[group.sums.len()].write(m);
+            row[group.sums.len() + 1].write(l);
         }
     }
 
@@ -216,18 +232,19 @@ impl<E: Element> Forward<'_, '_, E> {
         let Group { q: lanes, rows, .. } = &mut groups[g];
         let factor = E::Num::from_f64(call.problem.query_factor());
         let Similarity::General(w) = call.problem.similarity else {
-            return turn(s, q, *rows, factor, lanes);
+            return turn(s, |i| q.row(rows.row(i)), rows.count, factor, lanes);
         };
-        turn(s, q, *rows, factor, raw);
+        turn(s, |i| q.row(rows.row(i)), rows.count, factor, raw);
         let w = w.head(0, if w.shape().heads == 1 { 0 } else { scope.head });
         lanes.fill(Lanes([E::Num::default(); GROUP]));
         let one = Lanes([E::Num::from_f64(1.0); GROUP]);
+        let span = Span { start: 0, end: rows.count };
         let (mut packed, mut cell) = (Vec::new(), Cell::new());
         for first in (0..w.len).step_by(CELL) {
             let n = (w.len - first).min(CELL);
             cell.set(first, n);
             let w = fetch(w, &cell, &mut packed);
-            add_values::<_, S, false>(s, w, &raw[first..first + n], &[], rows.count, (&one, lanes));
+            add_values::<_, S, false>(s, w, &raw[first..first + n], &[], span, (&one, lanes));
         }
     }
 
@@ -245,10 +262,12 @@ impl<E: Element> Forward<'_, '_, E> {
         }
         for lane in (0..group.rows.count).step_by(S::LANES) {
             let l = s.load(&group.states.l.0[lane..]);
-            let empty = s.less(l, s.splat(<E::Num as num_traits::Float>::min_positive_value()));
+            // Rows that have seen nothing hold zeros, and keep them.
+            let nothing = s.less(l, s.splat(<E::Num as num_traits::Float>::min_positive_value()));
+            let one = s.splat(E::Num::from_f64(1.0));
+            let share = s.select(nothing, one, s.div(one, l));
             for sum in &mut group.sums {
-                let out = s.div(s.load(&sum.0[lane..]), l);
-                s.store(s.select(empty, s.splat(E::Num::default()), out), &mut sum.0[lane..]);
+                s.store(s.mul(s.load(&sum.0[lane..]), share), &mut sum.0[lane..]);
             }
         }
         for lane in (0..group.rows.count).step_by(S::LANES) {
@@ -256,7 +275,7 @@ impl<E: Element> Forward<'_, '_, E> {
             for i in rows.clone() {
                 self.target.lse.row(0, g * GROUP + i)[0].write(lse[i]);
             }
-            turn_back(s, &group.sums, rows, g * GROUP, &mut self.target.out);
+            turn_back(s, &group.sums, rows, g * GROUP, (&mut self.target.out, 0));
         }
     }
 }
@@ -272,23 +291,31 @@ impl<N: Number> Group<N> {
         (at, seen): (At<'_>, &[Seen]),
         tile: &mut [Lanes<N>],
     ) {
-        let lanes = self.rows.count;
-        let mut sums = if HIDDEN || !problem.is_plain_dot() {
-            self.scores::<E, S, HIDDEN>(s, problem, k, (at, seen), tile);
-            self.states.weigh(s, tile, lanes)
-        } else {
-            let mut then = Weights { m: &self.states.m, sums: Lanes([N::zero(); GROUP]) };
-            dot_tile(s, (k, &self.q), lanes, tile, &mut then);
-            then.sums
-        };
-        let mut shrink = Lanes([N::one(); GROUP]);
-        if !States::suffice(s, &sums, lanes) {
-            self.scores::<E, S, HIDDEN>(s, problem, k, (at, seen), tile);
-            shrink = self.states.raise(s, tile, &sums, lanes);
-            sums = self.states.weigh(s, tile, lanes);
+        let span = at.span;
+        let mut sums = self.states.unset(s, span);
+        if States::suffice(s, &sums, span) {
+            sums = if HIDDEN || !problem.is_plain_dot() {
+                self.scores::<E, S, HIDDEN>(s, problem, k, (at, seen), tile);
+                self.states.weigh(s, tile, span)
+            } else {
+                let mut then = Weights { m: &self.states.m, sums: Lanes([N::zero(); GROUP]) };
+                dot_tile(s, (k, &self.q), span, tile, &mut then);
+                then.sums
+            };
         }
-        self.states.add(s, &sums, lanes);
-        add_values::<N, S, HIDDEN>(s, v, tile, seen, lanes, (&shrink, &mut self.sums));
+        // Rows that see their first keys, and the rare ones whose scores have grown: find the maximum after all.
+        // Once for each kind; sums with a NaN never suffice.
+        let mut shrink = Lanes([N::one(); GROUP]);
+        for _ in 0..2 {
+            if States::suffice(s, &sums, span) {
+                break;
+            }
+            self.scores::<E, S, HIDDEN>(s, problem, k, (at, seen), tile);
+            self.states.raise(s, tile, (&sums, span), &mut shrink);
+            sums = self.states.weigh(s, tile, span);
+        }
+        self.states.add(s, &sums, span);
+        add_values::<N, S, HIDDEN>(s, v, tile, seen, span, (&shrink, &mut self.sums));
     }
 
     /// The scores of a tile; `-inf` where a row does not see the key.
@@ -301,17 +328,16 @@ impl<N: Number> Group<N> {
         (at, seen): (At<'_>, &[Seen]),
         tile: &mut [Lanes<N>],
     ) {
-        let lanes = self.rows.count;
         if matches!(problem.similarity, Similarity::Distance) {
-            dot_tile(s, (k, &self.q), lanes, tile, &mut Distances);
+            dot_tile(s, (k, &self.q), at.span, tile, &mut Distances);
         } else {
-            dot_tile(s, (k, &self.q), lanes, tile, &mut Dots);
+            dot_tile(s, (k, &self.q), at.span, tile, &mut Dots);
         }
         problem.apply(s, at, tile);
         if HIDDEN {
             let hidden = s.splat(N::neg_infinity());
             for (scores, seen) in tile.iter_mut().zip(seen) {
-                for lane in (0..lanes).step_by(S::LANES) {
+                for lane in at.span.vectors::<N, S>() {
                     let x =
                         s.select(s.lanes(low(*seen >> lane)), s.load(&scores.0[lane..]), hidden);
                     s.store(x, &mut scores.0[lane..]);
@@ -323,14 +349,15 @@ impl<N: Number> Group<N> {
     /// Lets a score without a value join every row.
     #[inline(always)]
     fn add_sink<S: Simd<N>>(&mut self, s: S, sink: N) {
-        let lanes = self.rows.count;
+        let span = Span { start: 0, end: self.rows.count };
         let mut tile = [Lanes([sink; GROUP])];
         // Sums that never suffice: `m` becomes the larger of itself and the sink.
-        let shrink = self.states.raise(s, &tile, &Lanes([N::infinity(); GROUP]), lanes);
-        let sums = self.states.weigh(s, &mut tile, lanes);
-        self.states.add(s, &sums, lanes);
+        let mut shrink = Lanes([N::one(); GROUP]);
+        self.states.raise(s, &tile, (&Lanes([N::infinity(); GROUP]), span), &mut shrink);
+        let sums = self.states.weigh(s, &mut tile, span);
+        self.states.add(s, &sums, span);
         for sum in &mut self.sums {
-            for lane in (0..lanes).step_by(S::LANES) {
+            for lane in span.vectors::<N, S>() {
                 let x = s.mul(s.load(&sum.0[lane..]), s.load(&shrink.0[lane..]));
                 s.store(x, &mut sum.0[lane..]);
             }
@@ -359,26 +386,24 @@ fn fetch<'r, E: Element>(
     Rows { data: room, stride: dim, len, dim }
 }
 
-/// Rows into lanes: `lanes[d][i] = rows[i][d] * factor`, 0 where there is no row.
+/// Rows into lanes: `lanes[d][i] = row(i)[d] * factor` for `count` rows, 0 where there is no row.
 #[inline(always)]
-fn turn<E: Element, S: Simd<E::Num>>(
+fn turn<'r, E: Element, S: Simd<E::Num>>(
     s: S,
-    from: Rows<'_, E>,
-    rows: RowTile,
+    row: impl Fn(usize) -> &'r [E],
+    count: usize,
     factor: E::Num,
     lanes: &mut [Lanes<E::Num>],
 ) {
     let scale = s.splat(factor);
-    for lane in (0..lanes_used::<E::Num, S>(rows.count)).step_by(S::LANES) {
+    for lane in (0..lanes_used::<E::Num, S>(count)).step_by(S::LANES) {
         let mut d = 0;
-        while lane + S::LANES <= rows.count && d + S::LANES <= from.dim {
+        let whole = lane + S::LANES <= count && E::as_numbers(&[]).is_some();
+        while whole && d + S::LANES <= lanes.len() {
             let mut block = s.block();
             for (i, v) in block.as_mut().iter_mut().enumerate() {
-                let Some(row) = E::as_numbers(from.row(rows.row(lane + i))) else { break };
+                let row = E::as_numbers(row(lane + i)).unwrap_or(&[]);
                 *v = s.mul(s.load(&row[d..]), scale);
-            }
-            if E::as_numbers(&[]).is_none() {
-                break;
             }
             s.transpose(&mut block);
             for (v, lanes) in block.as_mut().iter().zip(&mut lanes[d..]) {
@@ -388,25 +413,21 @@ fn turn<E: Element, S: Simd<E::Num>>(
         }
         for i in lane..lane + S::LANES {
             for (d, lanes) in lanes.iter_mut().enumerate().skip(d) {
-                let x = if i < rows.count {
-                    from.row(rows.row(i))[d].widen()
-                } else {
-                    E::Num::default()
-                };
+                let x = if i < count { row(i)[d].widen() } else { E::Num::default() };
                 lanes.0[i] = x * factor;
             }
         }
     }
 }
 
-/// Lanes back into rows: row `skipped + i` of `out` is `lanes[..][i]`, for at most a vector of rows.
+/// Lanes back into rows: row `skipped + i` of a part starts with `lanes[..][i]`, for at most a vector of rows.
 #[inline(always)]
 fn turn_back<E: Element, S: Simd<E::Num>>(
     s: S,
     lanes: &[Lanes<E::Num>],
     rows: Range<usize>,
     skipped: usize,
-    out: &mut TileMut<'_, E>,
+    (out, part): (&mut TileMut<'_, E>, usize),
 ) {
     let mut d = 0;
     while rows.len() == S::LANES && d + S::LANES <= lanes.len() && E::as_numbers(&[]).is_some() {
@@ -416,14 +437,14 @@ fn turn_back<E: Element, S: Simd<E::Num>>(
         }
         s.transpose(&mut block);
         for (v, i) in block.as_mut().iter().zip(rows.clone()) {
-            if let Some(row) = E::as_numbers_mut(out.row(0, skipped + i)) {
+            if let Some(row) = E::as_numbers_mut(out.row(part, skipped + i)) {
                 s.write(*v, &mut row[d..]);
             }
         }
         d += S::LANES;
     }
     for i in rows {
-        for (x, lanes) in out.row(0, skipped + i)[d..].iter_mut().zip(&lanes[d..]) {
+        for (x, lanes) in out.row(part, skipped + i)[d..].iter_mut().zip(&lanes[d..]) {
             x.write(E::narrow(lanes.0[i]));
         }
     }

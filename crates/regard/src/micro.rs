@@ -5,13 +5,13 @@
 //! is between vectors, never inside one. A lane's sums run over features, or over keys, in ascending order whatever
 //! the vector width: that is why AVX2 and AVX-512 agree to the bit.
 //!
-//! Register tiles: 6 broadcasts x 4 vectors with 32 registers (8 x 2 and 8 x 1 for fewer rows), 6 x 2 with 16: all
+//! Register tiles: 4 broadcasts x 4 vectors with 32 registers (8 x 2 and 8 x 1 for fewer rows), 6 x 2 with 16: all
 //! accumulators stay in registers. A bounds check inside the loops is one more branch in each round, which hides the
-//! loop's end from the branch predictor: a few per cent. The checks stand before the loops instead. Loads are what a busy neighbour on the core slows down, and 6 x 4 needs the fewest:
-//! 10 for 24 multiply-adds, where 8 x 2 needs 10 for 16.
+//! loop's end from the branch predictor: a few per cent. The checks stand before the loops instead. Loads are what a busy neighbour on the core slows down, and 4 x 4 needs few:
+//! 8 for 16 multiply-adds, where 8 x 2 needs 10.
 
 use crate::element::Number;
-use crate::simd::{Lanes, Simd, math};
+use crate::simd::{GROUP, Lanes, Simd, Span, math};
 use crate::view::Rows;
 
 /// The lanes that the products touch for `rows` rows: up to whole register tiles.
@@ -92,26 +92,26 @@ impl<N: Number> Then<N> for Weights<'_, N> {
     }
 }
 
-/// Similarities of a tile, and what `then` makes of them: `tile[key][lane]` from `k[key]` and `q[lane]`, for the first
-/// `lanes` lanes.
+/// Similarities of a tile, and what `then` makes of them: `tile[key][lane]` from `k[key]` and `q[lane]`, for the lanes of
+/// `span`.
 #[inline(always)]
 pub(crate) fn dot_tile<N: Number, S: Simd<N>, T: Then<N>>(
     s: S,
     (k, q): (Rows<'_, N>, &[Lanes<N>]),
-    lanes: usize,
+    span: Span,
     tile: &mut [Lanes<N>],
     then: &mut T,
 ) {
     if !S::WIDE {
-        for lane in (0..lanes).step_by(2 * S::LANES) {
+        for lane in (span.start..span.end).step_by(2 * S::LANES) {
             dot_lanes::<N, S, T, 6, 2>(s, (k, q), lane, tile, then);
         }
-    } else if lanes <= S::LANES {
-        dot_lanes::<N, S, T, 8, 1>(s, (k, q), 0, tile, then);
-    } else if lanes <= 2 * S::LANES {
-        dot_lanes::<N, S, T, 8, 2>(s, (k, q), 0, tile, then);
+    } else if span.len() <= S::LANES {
+        dot_lanes::<N, S, T, 8, 1>(s, (k, q), span.start, tile, then);
+    } else if span.len() <= 2 * S::LANES {
+        dot_lanes::<N, S, T, 8, 2>(s, (k, q), span.start, tile, then);
     } else {
-        dot_lanes::<N, S, T, 4, 4>(s, (k, q), 0, tile, then);
+        dot_lanes::<N, S, T, 4, 4>(s, (k, q), span.start, tile, then);
     }
 }
 
@@ -147,29 +147,25 @@ fn dot_block<N: Number, S: Simd<N>, T: Then<N>, const KEYS: usize, const VECTORS
     tile: &mut [Lanes<N>],
     then: &mut T,
 ) {
+    assert!(lane <= GROUP - VECTORS * S::LANES);
     let mut rows: [&[N]; KEYS] = [&[]; KEYS];
     for r in 0..KEYS {
         rows[r] = &k.row(key + r)[..q.len()];
     }
     let zero = s.splat(N::zero());
     let mut sums = [[zero; KEYS]; VECTORS];
-    for (d, q) in q.iter().enumerate() {
-        let mut y = [zero; VECTORS];
-        for j in 0..VECTORS {
-            y[j] = s.load(&q.0[lane + j * S::LANES..]);
+    let (fours, rest) = q.as_chunks::<UNROLL>();
+    for (d, q) in fours.iter().enumerate() {
+        for u in 0..UNROLL {
+            // SAFETY: each row was cut to the length of `q`, which `d * UNROLL + u` counts.
+            let x = unsafe { column(&rows, d * UNROLL + u) };
+            dot_round::<N, S, T, KEYS, VECTORS>(s, x, (&q[u], lane), &mut sums);
         }
-        for r in 0..KEYS {
-            // SAFETY: each row was cut to the length of `q`, which `d` counts.
-            let x = s.splat(unsafe { *rows[r].get_unchecked(d) });
-            for j in 0..VECTORS {
-                sums[j][r] = if T::DISTANCE {
-                    let difference = s.sub(x, y[j]);
-                    s.fma(difference, difference, sums[j][r])
-                } else {
-                    s.fma(x, y[j], sums[j][r])
-                };
-            }
-        }
+    }
+    for (d, q) in rest.iter().enumerate() {
+        // SAFETY: as above, for the features after the last whole chunk.
+        let x = unsafe { column(&rows, fours.len() * UNROLL + d) };
+        dot_round::<N, S, T, KEYS, VECTORS>(s, x, (q, lane), &mut sums);
     }
     let tile = &mut tile[key..key + KEYS];
     for j in 0..VECTORS {
@@ -180,6 +176,49 @@ fn dot_block<N: Number, S: Simd<N>, T: Then<N>, const KEYS: usize, const VECTORS
         }
     }
 }
+
+/// The `d`-th number of each row.
+///
+/// # Safety
+/// Every row must be longer than `d`.
+#[inline(always)]
+unsafe fn column<N: Number, const KEYS: usize>(rows: &[&[N]; KEYS], d: usize) -> [N; KEYS] {
+    let mut x = [N::zero(); KEYS];
+    for r in 0..KEYS {
+        // SAFETY: the caller promises that `d` is in bounds.
+        x[r] = unsafe { *rows[r].get_unchecked(d) };
+    }
+    x
+}
+
+/// One feature of some keys and of the rows.
+#[inline(always)]
+fn dot_round<N: Number, S: Simd<N>, T: Then<N>, const KEYS: usize, const VECTORS: usize>(
+    s: S,
+    x: [N; KEYS],
+    (q, lane): (&Lanes<N>, usize),
+    sums: &mut [[S::V; KEYS]; VECTORS],
+) {
+    let mut y = [s.splat(N::zero()); VECTORS];
+    for j in 0..VECTORS {
+        y[j] = s.load(&q.0[lane + j * S::LANES..]);
+    }
+    for r in 0..KEYS {
+        let x = s.splat(x[r]);
+        for j in 0..VECTORS {
+            sums[j][r] = if T::DISTANCE {
+                let difference = s.sub(x, y[j]);
+                s.fma(difference, difference, sums[j][r])
+            } else {
+                s.fma(x, y[j], sums[j][r])
+            };
+        }
+    }
+}
+
+/// Rounds of a product written out in a row: 16 jumps for 64 features are few enough for the branch predictor to see
+/// the end of the loop coming.
+const UNROLL: usize = 4;
 
 /// Which rows of a group see a key, one bit each.
 pub(crate) type Seen = u64;
@@ -192,7 +231,7 @@ pub(crate) fn low(seen: Seen) -> u32 {
 }
 
 /// Adds a tile to the outputs: `out[d][lane] = out[d][lane] * shrink[lane] + sum over keys of v[key][d] * p[key][lane]`,
-/// for the first `lanes` lanes. With `HIDDEN`, a key that a row does not see (`seen`) is left out of its sum, so that
+/// for the lanes of `span`. With `HIDDEN`, a key that a row does not see (`seen`) is left out of its sum, so that
 /// not even a NaN in its value can reach the row.
 #[inline(always)]
 pub(crate) fn add_values<N: Number, S: Simd<N>, const HIDDEN: bool>(
@@ -200,19 +239,19 @@ pub(crate) fn add_values<N: Number, S: Simd<N>, const HIDDEN: bool>(
     v: Rows<'_, N>,
     p: &[Lanes<N>],
     seen: &[Seen],
-    lanes: usize,
+    span: Span,
     (shrink, out): (&Lanes<N>, &mut [Lanes<N>]),
 ) {
     if !S::WIDE {
-        for lane in (0..lanes).step_by(2 * S::LANES) {
+        for lane in (span.start..span.end).step_by(2 * S::LANES) {
             add_lanes::<N, S, HIDDEN, 6, 2>(s, v, p, seen, lane, (shrink, &mut *out));
         }
-    } else if lanes <= S::LANES {
-        add_lanes::<N, S, HIDDEN, 8, 1>(s, v, p, seen, 0, (shrink, out));
-    } else if lanes <= 2 * S::LANES {
-        add_lanes::<N, S, HIDDEN, 8, 2>(s, v, p, seen, 0, (shrink, out));
+    } else if span.len() <= S::LANES {
+        add_lanes::<N, S, HIDDEN, 8, 1>(s, v, p, seen, span.start, (shrink, out));
+    } else if span.len() <= 2 * S::LANES {
+        add_lanes::<N, S, HIDDEN, 8, 2>(s, v, p, seen, span.start, (shrink, out));
     } else {
-        add_lanes::<N, S, HIDDEN, 4, 4>(s, v, p, seen, 0, (shrink, out));
+        add_lanes::<N, S, HIDDEN, 4, 4>(s, v, p, seen, span.start, (shrink, out));
     }
 }
 
@@ -251,26 +290,25 @@ fn add_block<N: Number, S: Simd<N>, const HIDDEN: bool, const DIMS: usize, const
 ) {
     let zero = s.splat(N::zero());
     let mut sums = [[zero; VECTORS]; DIMS];
+    assert!(lane <= GROUP - VECTORS * S::LANES);
     assert!(p.is_empty() || (p.len() - 1) * v.stride + d + DIMS <= v.data.len());
     assert!(!HIDDEN || p.len() <= seen.len());
-    for (key, p) in p.iter().enumerate() {
+    let row = |key: usize| {
         // SAFETY: the assertion above bounds the last key's row.
-        let x = unsafe { v.data.get_unchecked(key * v.stride + d..key * v.stride + d + DIMS) };
-        let mut y = [zero; VECTORS];
-        for j in 0..VECTORS {
-            y[j] = s.load(&p.0[lane + j * S::LANES..]);
+        unsafe { v.data.get_unchecked(key * v.stride + d..key * v.stride + d + DIMS) }
+    };
+    let (fours, rest) = p.as_chunks::<UNROLL>();
+    for (i, p) in fours.iter().enumerate() {
+        for u in 0..UNROLL {
+            let key = i * UNROLL + u;
+            let seen = if HIDDEN { seen[key] >> lane } else { 0 };
+            add_round::<N, S, HIDDEN, DIMS, VECTORS>(s, row(key), (&p[u], lane), seen, &mut sums);
         }
-        for r in 0..DIMS {
-            let x = s.splat(x[r]);
-            for j in 0..VECTORS {
-                sums[r][j] = if HIDDEN {
-                    let sees = s.lanes(low(seen[key] >> (lane + j * S::LANES)));
-                    s.fma_where(sees, x, y[j], sums[r][j])
-                } else {
-                    s.fma(x, y[j], sums[r][j])
-                };
-            }
-        }
+    }
+    for (i, p) in rest.iter().enumerate() {
+        let key = fours.len() * UNROLL + i;
+        let seen = if HIDDEN { seen[key] >> lane } else { 0 };
+        add_round::<N, S, HIDDEN, DIMS, VECTORS>(s, row(key), (p, lane), seen, &mut sums);
     }
     // The tile's own sum first, then one addition to the running one: half the rounding error of adding key by key.
     for r in 0..DIMS {
@@ -278,6 +316,31 @@ fn add_block<N: Number, S: Simd<N>, const HIDDEN: bool, const DIMS: usize, const
             let at = lane + j * S::LANES;
             let sum = s.fma(s.load(&out[d + r].0[at..]), s.load(&shrink.0[at..]), sums[r][j]);
             s.store(sum, &mut out[d + r].0[at..]);
+        }
+    }
+}
+
+/// One key: some features of its value, and its weights for the rows.
+#[inline(always)]
+fn add_round<N: Number, S: Simd<N>, const HIDDEN: bool, const DIMS: usize, const VECTORS: usize>(
+    s: S,
+    x: &[N],
+    (p, lane): (&Lanes<N>, usize),
+    seen: Seen,
+    sums: &mut [[S::V; VECTORS]; DIMS],
+) {
+    let mut y = [s.splat(N::zero()); VECTORS];
+    for j in 0..VECTORS {
+        y[j] = s.load(&p.0[lane + j * S::LANES..]);
+    }
+    for r in 0..DIMS {
+        let x = s.splat(x[r]);
+        for j in 0..VECTORS {
+            sums[r][j] = if HIDDEN {
+                s.fma_where(s.lanes(low(seen >> (j * S::LANES))), x, y[j], sums[r][j])
+            } else {
+                s.fma(x, y[j], sums[r][j])
+            };
         }
     }
 }

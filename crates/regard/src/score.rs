@@ -10,7 +10,7 @@ use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::mask::{RowTile, Scope};
 use crate::problem::Problem;
-use crate::simd::{GROUP, Lanes, Simd, math};
+use crate::simd::{GROUP, Lanes, Simd, Span, math};
 use crate::view::{Shape, View};
 use std::fmt;
 use std::sync::Arc;
@@ -338,6 +338,8 @@ pub(crate) struct At<'t> {
     pub(crate) scope: Scope,
     /// The rows of the group, at most `GROUP`.
     pub(crate) rows: RowTile,
+    /// Those of them that are computed.
+    pub(crate) span: Span,
     /// The key of each row of the tile.
     pub(crate) keys: Keys<'t>,
 }
@@ -417,7 +419,7 @@ impl<E: Element> Problem<'_, E> {
         if let Some(rule) = custom {
             let Scope { batch, head, .. } = at.scope;
             for (i, scores) in tile.iter_mut().enumerate() {
-                for lane in 0..at.rows.count {
+                for lane in at.span.start..at.span.end {
                     let pair = Pair { batch, head, row: at.rows.row(lane), key: at.keys.get(i) };
                     scores.0[lane] =
                         number(rule.apply(pair, scores.0[lane].to_f64() / LOG2_E) * LOG2_E);
@@ -436,7 +438,7 @@ trait Pass<N: Number> {
 #[inline(always)]
 fn pass<N: Number, S: Simd<N>>(s: S, at: At<'_>, tile: &mut [Lanes<N>], option: &impl Pass<N>) {
     for (i, scores) in tile.iter_mut().enumerate() {
-        for lane in (0..at.rows.count).step_by(S::LANES) {
+        for lane in at.span.vectors::<N, S>() {
             let x = s.load(&scores.0[lane..]);
             s.store(option.turn(s, i, lane, x), &mut scores.0[lane..]);
         }
@@ -519,7 +521,7 @@ fn add_bias<E: Element, S: Simd<E::Num>>(
         for lane in (0..at.rows.count).step_by(S::LANES) {
             let whole =
                 scores.len() == S::LANES && lane + S::LANES <= at.rows.count && shape.dim != 1;
-            let lines = lane..(lane + S::LANES).min(at.rows.count);
+            let lines = lane..(lane + S::LANES).min(at.span.end);
             if let (true, Keys::From(key), Some(_)) = (whole, at.keys, E::as_numbers(&[])) {
                 // Neighbours in memory: turned by vectors.
                 let mut vectors = s.block();
@@ -557,7 +559,7 @@ fn add_relative<N: Number, S: Simd<N>>(
     for (i, scores) in tile.iter_mut().enumerate() {
         let key = at.keys.get(i).cast_signed() as i64;
         let mut line = [Lanes([N::zero(); GROUP])];
-        for lane in 0..at.rows.count {
+        for lane in at.span.start..at.span.end {
             let distance = key - at.scope.position(at.rows.row(lane));
             line[0].0[lane] = relative.table[relative.entry(distance, at.scope.head, heads)];
         }

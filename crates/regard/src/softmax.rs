@@ -6,7 +6,7 @@
 //! the order of keys, tiles, threads and machines is free.
 
 use crate::element::Number;
-use crate::simd::{GROUP, Lanes, Simd, math};
+use crate::simd::{GROUP, Lanes, Simd, Span, math};
 
 /// The softmax over some of a row's keys; scores are times `log2 e`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,11 +54,11 @@ impl<N: Number> States<N> {
         State { m: self.m.0[lane], l: self.l.0[lane] }
     }
 
-    /// Turns a tile of scores `[keys][lanes]` into `2^(score - m)` and returns their sums, for the first `lanes` lanes.
+    /// Turns a tile of scores `[keys][lanes]` into `2^(score - m)` and returns their sums, for the lanes of `span`.
     #[inline(always)]
-    pub(crate) fn weigh<S: Simd<N>>(&self, s: S, tile: &mut [Lanes<N>], lanes: usize) -> Lanes<N> {
+    pub(crate) fn weigh<S: Simd<N>>(&self, s: S, tile: &mut [Lanes<N>], span: Span) -> Lanes<N> {
         let mut sums = Lanes([N::zero(); GROUP]);
-        for lane in (0..lanes).step_by(S::LANES) {
+        for lane in span.vectors::<N, S>() {
             let m = s.load(&self.m.0[lane..]);
             let mut sum = s.splat(N::zero());
             for row in tile.iter_mut() {
@@ -71,28 +71,43 @@ impl<N: Number> States<N> {
         sums
     }
 
+    /// Sums that do not suffice in the lanes that have seen nothing: their `m` is not set yet.
+    #[inline(always)]
+    pub(crate) fn unset<S: Simd<N>>(&self, s: S, span: Span) -> Lanes<N> {
+        let mut sums = Lanes([N::zero(); GROUP]);
+        let (lowest, zero) = (s.splat(-N::max_value()), s.splat(N::zero()));
+        for lane in span.vectors::<N, S>() {
+            let set = s.less(lowest, s.load(&self.m.0[lane..]));
+            s.store(s.select(set, zero, s.splat(N::infinity())), &mut sums.0[lane..]);
+        }
+        sums
+    }
+
     /// Whether the weights of a tile, with these sums, are small enough to be used: `m` need not be the largest score,
     /// only near enough that nothing overflows. It hardly ever moves after the first tile, so that nothing needs to be
     /// looked through for its maximum.
     #[inline(always)]
-    pub(crate) fn suffice<S: Simd<N>>(s: S, sums: &Lanes<N>, lanes: usize) -> bool {
+    pub(crate) fn suffice<S: Simd<N>>(s: S, sums: &Lanes<N>, span: Span) -> bool {
         let limit = s.splat(N::from_f64(LIMIT));
-        (0..lanes).step_by(S::LANES).all(|lane| s.all_less(s.load(&sums.0[lane..]), limit))
+        let mut all = true;
+        for lane in span.vectors::<N, S>() {
+            all &= s.all_less(s.load(&sums.0[lane..]), limit);
+        }
+        all
     }
 
-    /// Raises `m` to the largest score of the tile in the lanes whose sums do not suffice, and returns what the sums
-    /// so far must be multiplied by. Each lane decides for itself: what its neighbours hold changes nothing.
+    /// Raises `m` to the largest score of the tile in the lanes whose sums do not suffice, and lowers `shrink`, what
+    /// the sums so far must be multiplied by. Each lane decides for itself: what its neighbours hold changes nothing.
     #[inline(always)]
     pub(crate) fn raise<S: Simd<N>>(
         &mut self,
         s: S,
         tile: &[Lanes<N>],
-        sums: &Lanes<N>,
-        lanes: usize,
-    ) -> Lanes<N> {
-        let mut shrink = Lanes([N::one(); GROUP]);
+        (sums, span): (&Lanes<N>, Span),
+        shrink: &mut Lanes<N>,
+    ) {
         let limit = s.splat(N::from_f64(LIMIT));
-        for lane in (0..lanes).step_by(S::LANES) {
+        for lane in span.vectors::<N, S>() {
             let before = s.load(&self.m.0[lane..]);
             let mut m = before;
             for row in tile {
@@ -103,15 +118,14 @@ impl<N: Number> States<N> {
             let l = s.mul(s.load(&self.l.0[lane..]), factor);
             s.store(m, &mut self.m.0[lane..]);
             s.store(l, &mut self.l.0[lane..]);
-            s.store(factor, &mut shrink.0[lane..]);
+            s.store(s.mul(s.load(&shrink.0[lane..]), factor), &mut shrink.0[lane..]);
         }
-        shrink
     }
 
     /// Adds the sums of a tile.
     #[inline(always)]
-    pub(crate) fn add<S: Simd<N>>(&mut self, s: S, sums: &Lanes<N>, lanes: usize) {
-        for lane in (0..lanes).step_by(S::LANES) {
+    pub(crate) fn add<S: Simd<N>>(&mut self, s: S, sums: &Lanes<N>, span: Span) {
+        for lane in span.vectors::<N, S>() {
             let l = s.add(s.load(&self.l.0[lane..]), s.load(&sums.0[lane..]));
             s.store(l, &mut self.l.0[lane..]);
         }

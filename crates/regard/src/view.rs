@@ -294,25 +294,33 @@ impl<E> TileMut<'_, E> {
     /// The features of row `lane` of the tile.
     #[inline(always)]
     pub(crate) fn row(&mut self, part: usize, lane: usize) -> &mut [MaybeUninit<E>] {
+        let (data, dim) = self.place(part, lane);
+        // SAFETY: `place` is in bounds, no two rows overlap, whoever made this tile promised to be the only one with
+        // these rows, and `self` is borrowed for as long as the slice lives.
+        unsafe { std::slice::from_raw_parts_mut(data, dim) }
+    }
+
+    /// The features of a row that an earlier stage wrote.
+    #[inline(always)]
+    pub(crate) fn written(&self, part: usize, lane: usize) -> &[E] {
+        let (data, dim) = self.place(part, lane);
+        // SAFETY: as for `row`, and whoever made this tile promised that rows which are read have been written.
+        unsafe { std::slice::from_raw_parts(data.cast(), dim) }
+    }
+
+    /// Where a row lies and how long it is: in the memory of the view, whose constructor checked that it covers every
+    /// index below the shape.
+    #[inline(always)]
+    fn place(&self, part: usize, lane: usize) -> (*mut MaybeUninit<E>, usize) {
         assert!(lane < self.rows.count && self.heads.parts.contains(&part));
         let Shape { batch, heads, len, dim } = self.view.shape;
         let (head, row) = (part * self.heads.apart + self.heads.head, self.rows.row(lane));
         assert!(self.batch < batch && head < heads && row < len);
         if dim == 0 {
-            return &mut []; // an empty tensor reaches no memory at all
+            return (std::ptr::dangling_mut(), 0); // an empty tensor reaches no memory at all
         }
-        let at = self.view.strides.at(self.batch, head, row);
-        // SAFETY: the view's constructor checked that its memory covers every index below its shape and that no two
-        // rows overlap; whoever made this tile promised to be the only one with these rows, and `self` is borrowed.
-        unsafe { std::slice::from_raw_parts_mut(self.view.data.add(at), dim) }
-    }
-
-    /// The features of a row that an earlier stage wrote.
-    #[inline(always)]
-    pub(crate) fn written(&mut self, part: usize, lane: usize) -> &[E] {
-        let row = std::ptr::from_mut(self.row(part, lane)) as *const [E];
-        // SAFETY: whoever made this tile promised that rows which are read have been written.
-        unsafe { &*row }
+        // SAFETY: the indices are below the shape.
+        (unsafe { self.view.data.add(self.view.strides.at(self.batch, head, row)) }, dim)
     }
 }
 

@@ -23,6 +23,31 @@ pub const GROUP: usize = 64;
 #[repr(C, align(64))] // a cache line: no vector load of a group ever straddles two
 pub struct Lanes<N>(pub [N; GROUP]);
 
+/// Neighbouring lanes of a group; starts at a whole vector of the widest instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The first lane.
+    pub start: usize,
+    /// The lane after the last.
+    pub end: usize,
+}
+
+impl Span {
+    /// The first lane of each vector.
+    #[inline(always)]
+    pub(crate) fn vectors<N: Number, S: Simd<N>>(
+        self,
+    ) -> std::iter::StepBy<std::ops::Range<usize>> {
+        (self.start..self.end).step_by(S::LANES)
+    }
+
+    /// How many lanes.
+    #[inline(always)]
+    pub(crate) fn len(self) -> usize {
+        self.end - self.start
+    }
+}
+
 /// The vector operations of one instruction set on one type of number.
 pub trait Simd<N: Number>: Copy {
     /// A vector of `LANES` numbers.
