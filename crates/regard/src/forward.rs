@@ -10,9 +10,10 @@ use crate::mask::{Mask, RowTile, Run, Scope};
 use crate::micro::{Distances, Dots, Seen, Weights, add_values, dot_tile, lanes_used, low};
 use crate::problem::Problem;
 use crate::score::{At, Keys, LOG2_E, Similarity};
-use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task};
 use crate::softmax::{State, States};
 use crate::view::{Rows, TileMut, View};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Groups of rows that walk together.
@@ -397,24 +398,27 @@ fn turn<'r, E: Element, S: Simd<E::Num>>(
 ) {
     let scale = s.splat(factor);
     for lane in (0..lanes_used::<E::Num, S>(count)).step_by(S::LANES) {
+        let mut rows: [&[E]; MAX_LANES] = [&[]; MAX_LANES];
+        for (i, r) in rows[..S::LANES].iter_mut().enumerate().take(count.saturating_sub(lane)) {
+            *r = &row(lane + i)[..lanes.len()];
+        }
         let mut d = 0;
         let whole = lane + S::LANES <= count && E::as_numbers(&[]).is_some();
         while whole && d + S::LANES <= lanes.len() {
             let mut block = s.block();
-            for (i, v) in block.as_mut().iter_mut().enumerate() {
-                let row = E::as_numbers(row(lane + i)).unwrap_or(&[]);
-                *v = s.mul(s.load(&row[d..]), scale);
+            for i in 0..S::LANES {
+                let row = E::as_numbers(&rows[i][d..]).unwrap_or(&[]);
+                block.as_mut()[i] = s.mul(s.load(row), scale);
             }
             s.transpose(&mut block);
-            for (v, lanes) in block.as_mut().iter().zip(&mut lanes[d..]) {
-                s.store(*v, &mut lanes.0[lane..]);
+            for i in 0..S::LANES {
+                s.store(block.as_mut()[i], &mut lanes[d + i].0[lane..]);
             }
             d += S::LANES;
         }
-        for i in lane..lane + S::LANES {
+        for (i, row) in rows[..S::LANES].iter().enumerate() {
             for (d, lanes) in lanes.iter_mut().enumerate().skip(d) {
-                let x = if i < count { row(i)[d].widen() } else { E::Num::default() };
-                lanes.0[i] = x * factor;
+                lanes.0[lane + i] = row.get(d).map_or(E::Num::default(), |x| x.widen() * factor);
             }
         }
     }
@@ -430,21 +434,23 @@ fn turn_back<E: Element, S: Simd<E::Num>>(
     (out, part): (&mut TileMut<'_, E>, usize),
 ) {
     let mut d = 0;
+    let mut to: [&mut [MaybeUninit<E>]; MAX_LANES] =
+        out.rows(part, skipped + rows.start, rows.len());
     while rows.len() == S::LANES && d + S::LANES <= lanes.len() && E::as_numbers(&[]).is_some() {
         let mut block = s.block();
-        for (v, lanes) in block.as_mut().iter_mut().zip(&lanes[d..]) {
-            *v = s.load(&lanes.0[rows.start..]);
+        for i in 0..S::LANES {
+            block.as_mut()[i] = s.load(&lanes[d + i].0[rows.start..]);
         }
         s.transpose(&mut block);
-        for (v, i) in block.as_mut().iter().zip(rows.clone()) {
-            if let Some(row) = E::as_numbers_mut(out.row(part, skipped + i)) {
-                s.write(*v, &mut row[d..]);
+        for i in 0..S::LANES {
+            if let Some(row) = E::as_numbers_mut(&mut to[i][d..]) {
+                s.write(block.as_mut()[i], row);
             }
         }
         d += S::LANES;
     }
-    for i in rows {
-        for (x, lanes) in out.row(part, skipped + i)[d..].iter_mut().zip(&lanes[d..]) {
+    for (i, row) in rows.zip(&mut to) {
+        for (x, lanes) in row[d..].iter_mut().zip(&lanes[d..]) {
             x.write(E::narrow(lanes.0[i]));
         }
     }

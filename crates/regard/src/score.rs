@@ -10,7 +10,7 @@ use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::mask::{RowTile, Scope};
 use crate::problem::Problem;
-use crate::simd::{GROUP, Lanes, Simd, Span, math};
+use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, math};
 use crate::view::{Shape, View};
 use std::fmt;
 use std::sync::Arc;
@@ -514,8 +514,8 @@ fn add_bias<E: Element, S: Simd<E::Num>>(
     let head = bias
         .head(if shape.batch == 1 { 0 } else { batch }, if shape.heads == 1 { 0 } else { head });
     let line = |lane: usize| head.row(if shape.len == 1 { 0 } else { at.rows.row(lane) });
-    let mut turned = [Lanes([E::Num::default(); GROUP]); BIAS_KEYS];
-    for (block, scores) in tile.chunks_mut(S::LANES.min(BIAS_KEYS)).enumerate() {
+    let mut turned = [Lanes([E::Num::default(); GROUP]); MAX_LANES];
+    for (block, scores) in tile.chunks_mut(S::LANES).enumerate() {
         let first = block * S::LANES;
         let turned = &mut turned[..scores.len()];
         for lane in (0..at.rows.count).step_by(S::LANES) {
@@ -544,9 +544,6 @@ fn add_bias<E: Element, S: Simd<E::Num>>(
         pass(s, at, scores, &Bias(turned));
     }
 }
-
-/// Keys whose biases are turned at a time: as many as the widest vector has lanes.
-const BIAS_KEYS: usize = 16;
 
 #[inline(always)]
 fn add_relative<N: Number, S: Simd<N>>(

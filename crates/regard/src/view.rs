@@ -300,6 +300,23 @@ impl<E> TileMut<'_, E> {
         unsafe { std::slice::from_raw_parts_mut(data, dim) }
     }
 
+    /// The features of `count` rows from `lane` on; the rest of the array is empty.
+    #[inline(always)]
+    pub(crate) fn rows<const MAX: usize>(
+        &mut self,
+        part: usize,
+        lane: usize,
+        count: usize,
+    ) -> [&mut [MaybeUninit<E>]; MAX] {
+        let mut rows: [&mut [MaybeUninit<E>]; MAX] = std::array::from_fn(|_| &mut [][..]);
+        for (i, row) in rows[..count].iter_mut().enumerate() {
+            let (data, dim) = self.place(part, lane + i);
+            // SAFETY: as for `row`; different lanes are different rows, which do not overlap.
+            *row = unsafe { std::slice::from_raw_parts_mut(data, dim) };
+        }
+        rows
+    }
+
     /// The features of a row that an earlier stage wrote.
     #[inline(always)]
     pub(crate) fn written(&self, part: usize, lane: usize) -> &[E] {

@@ -18,6 +18,9 @@ pub use x86::{avx2::Avx2, avx512::Avx512};
 /// How many rows (queries) stand side by side in one group: four AVX-512 vectors, eight AVX2 vectors of `f32`.
 pub const GROUP: usize = 64;
 
+/// Lanes of the widest vector.
+pub const MAX_LANES: usize = 16;
+
 /// One number for each row of a group.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))] // a cache line: no vector load of a group ever straddles two
