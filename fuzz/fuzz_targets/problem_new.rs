@@ -79,7 +79,8 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
             let _ = plan.to_string();
             // Counting the work walks the mask for every head, row and tile of keys.
             let heads = q.batch.saturating_mul(q.heads);
-            if heads > 1 << 8 || heads.saturating_mul(q.len.saturating_mul(k.len)) > 1 << 16 {
+            let pairs = q.len.max(1).saturating_mul(k.len.max(1));
+            if heads.max(1).saturating_mul(pairs) > 1 << 16 {
                 return Ok(());
             }
             let _ = format!("{plan:#}");
