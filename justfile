@@ -1,0 +1,61 @@
+# The verbs of the project. `.ci/run` runs the same commands, one after another.
+
+# What to run before each push: minutes
+check: fmt clippy test doc
+
+# All verbs
+list:
+    @just --list
+
+# The whole gate
+gate:
+    .ci/run
+
+fmt:
+    cargo fmt --all --check
+
+clippy:
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+
+test *args:
+    cargo nextest run --workspace --locked {{args}}
+    cargo test --doc --workspace --locked
+
+# The case table, failing unless it covered this instruction set: portable, avx2 or avx512
+test-isa isa:
+    REGARD_REQUIRE_ISAS={{isa}} cargo nextest run -p regard --test table --locked --success-output final
+
+# Every float of the range of exp2: a minute
+test-exp:
+    cargo test --release -p regard --lib --locked -- --ignored --nocapture exp2
+
+# The engine on the caller's thread alone
+no-rayon:
+    cargo build -p regard --no-default-features --locked
+
+doc:
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+# Licences, duplicate crates, sources. Not advisories: their list must be fetched from the internet
+deny:
+    cargo deny --locked check licenses bans sources
+
+# One fuzz target, problem_new or forward_vs_reference, on the stable toolchain
+fuzz target seconds="60":
+    RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none {{target}} -- -max_total_time={{seconds}} -len_control=0 -max_len=400
+
+# The same under the address sanitizer; needs a nightly toolchain
+asan target seconds="60":
+    cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}} -len_control=0 -max_len=400
+
+# The case table against the definition, in release, on this machine
+table:
+    cargo run --release --locked -p regard-cli -- check
+
+bench *args:
+    cargo run --release --locked -p regard-cli -- bench {{args}}
+
+# The assembly of the crate, to be read when micro.rs changes
+asm:
+    cargo rustc --release -p regard --lib --locked -- --emit asm -C codegen-units=1
+    @ls -t target/release/deps/regard-*.s | head -1
