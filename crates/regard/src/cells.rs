@@ -93,10 +93,16 @@ impl Cell {
     }
 }
 
+/// A bit for each lane of a span.
+#[inline(always)]
+pub(crate) fn lanes_of(span: Span) -> Seen {
+    Seen::MAX >> (GROUP - span.len()) << span.start
+}
+
 /// What the lanes of a span see: the range of keys, and the half of the span if only that sees any.
 #[inline(always)]
 fn narrowed(seen: &[Seen], Span { mut start, mut end }: Span) -> Option<Seeing> {
-    let lanes = |start: usize, end: usize| Seen::MAX >> (GROUP - (end - start)) << start;
+    let lanes = |start, end| lanes_of(Span { start, end });
     let mask = lanes(start, end);
     let first = seen.iter().position(|s| s & mask != 0)?;
     let last = seen.iter().rposition(|s| s & mask != 0)?;

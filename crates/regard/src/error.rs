@@ -53,7 +53,7 @@ pub enum Error {
         /// Entries given.
         found: usize,
     },
-    /// An option refers to a position outside the sequence.
+    /// An option refers to a position outside the sequence, or farther than is kept.
     OutOfRange {
         /// The option.
         option: &'static str,
@@ -122,10 +122,7 @@ impl fmt::Display for Error {
                 write!(f, "{option}: {found} entries; give {} ({})", expected.0, expected.1)
             }
             Self::OutOfRange { option, found, limit } => {
-                write!(
-                    f,
-                    "{option}: {found} is out of range; the sequence allows values below {limit}"
-                )
+                write!(f, "{option}: {found} is out of range; give less than {limit}")
             }
             Self::Zero { option } => write!(f, "{option}: 0; it must be at least 1"),
             Self::Value { option, found, accepted } => {

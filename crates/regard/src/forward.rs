@@ -4,7 +4,7 @@
 //! scratch of `128 (qk_dim + v_dim)` numbers. Two groups of 64 rows pass over each cell of 64 keys, so a cell is
 //! brought from memory once and read from the cache the second time.
 
-use crate::cells::{CELL, Cell, Cells, Seeing};
+use crate::cells::{CELL, Cell, Cells, Seeing, lanes_of};
 use crate::element::{Element, Number};
 use crate::mask::{Mask, RowTile, Run, Scope};
 use crate::micro::{Distances, Dots, Seen, Weights, add_values, dot_tile, lanes_used, low};
@@ -30,13 +30,11 @@ pub(crate) struct Call<'c, E: Element> {
     pub(crate) v: View<'c, E>,
 }
 
-/// The rows that one task writes.
+/// The rows that one task owns.
 #[derive(Debug)]
 pub(crate) struct Target<'t, E: Element> {
-    /// `[batch, heads.q, q_len, v_dim]`
-    pub(crate) out: TileMut<'t, E>,
-    /// `[batch, heads.q, q_len, 1]`
-    pub(crate) lse: TileMut<'t, E::Num>,
+    /// `[batch, heads.q, q_len, v_dim]` and lse `[batch, heads.q, q_len, 1]`, for a task that finishes its rows.
+    pub(crate) finished: Option<(TileMut<'t, E>, TileMut<'t, E::Num>)>,
     /// `[batch, parts x heads.q, q_len, v_dim + 2]`: sums, m and l of rows that are not finished in one go.
     pub(crate) partial: Option<TileMut<'t, E::Num>>,
 }
@@ -163,8 +161,11 @@ impl<E: Element> Forward<'_, '_, E> {
                     let (k, v) = (k.slice(keys.start, keys.len()), v.slice(keys.start, keys.len()));
                     let at =
                         At { scope, rows: group.rows, span, keys: cell.keys().skip(keys.start) };
-                    let (seen, tile) = (&seen[keys.clone()], &mut tile[..keys.len()]);
-                    if hidden {
+                    let (seen, tile) = (&mut seen[keys.clone()], &mut tile[..keys.len()]);
+                    if !hidden && call.problem.score.bias.is_some() {
+                        seen.fill(Seen::MAX); // a bias may still hide some
+                    }
+                    if hidden || call.problem.score.bias.is_some() {
                         group.step::<E, S, true>(s, call.problem, (k, v), (at, seen), tile);
                     } else {
                         group.step::<E, S, false>(s, call.problem, (k, v), (at, seen), tile);
@@ -253,6 +254,7 @@ impl<E: Element> Forward<'_, '_, E> {
     #[inline(always)]
     fn finish<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
         let Self { call, scope, .. } = *self;
+        let Some((out, lse_rows)) = &mut self.target.finished else { return };
         let group = &mut self.scratch.groups[g];
         if let Some(sinks) = call.problem.score.sinks {
             group.add_sink(s, E::Num::from_f64(sinks[scope.head].to_f64() * LOG2_E));
@@ -274,9 +276,9 @@ impl<E: Element> Forward<'_, '_, E> {
         for lane in (0..group.rows.count).step_by(S::LANES) {
             let rows = lane..(lane + S::LANES).min(group.rows.count);
             for i in rows.clone() {
-                self.target.lse.row(0, g * GROUP + i)[0].write(lse[i]);
+                lse_rows.row(0, g * GROUP + i)[0].write(lse[i]);
             }
-            turn_back(s, &group.sums, rows, g * GROUP, (&mut self.target.out, 0));
+            turn_back(s, &group.sums, rows, g * GROUP, (out, 0));
         }
     }
 }
@@ -289,14 +291,14 @@ impl<N: Number> Group<N> {
         s: S,
         problem: &Problem<'_, E>,
         (k, v): (Rows<'_, N>, Rows<'_, N>),
-        (at, seen): (At<'_>, &[Seen]),
+        (at, seen): (At<'_>, &mut [Seen]),
         tile: &mut [Lanes<N>],
     ) {
         let span = at.span;
         let mut sums = self.states.unset(s, span);
         if States::suffice(s, &sums, span) {
             sums = if HIDDEN || !problem.is_plain_dot() {
-                self.scores::<E, S, HIDDEN>(s, problem, k, (at, seen), tile);
+                self.scores::<E, S, HIDDEN>(s, problem, k, (at, &mut *seen), tile);
                 self.states.weigh(s, tile, span)
             } else {
                 let mut then = Weights { m: &self.states.m, sums: Lanes([N::zero(); GROUP]) };
@@ -311,12 +313,17 @@ impl<N: Number> Group<N> {
             if States::suffice(s, &sums, span) {
                 break;
             }
-            self.scores::<E, S, HIDDEN>(s, problem, k, (at, seen), tile);
+            self.scores::<E, S, HIDDEN>(s, problem, k, (at, &mut *seen), tile);
             self.states.raise(s, tile, (&sums, span), &mut shrink);
             sums = self.states.weigh(s, tile, span);
         }
         self.states.add(s, &sums, span);
-        add_values::<N, S, HIDDEN>(s, v, tile, seen, span, (&shrink, &mut self.sums));
+        let everyone = lanes_of(span);
+        if HIDDEN && seen.iter().any(|s| s & everyone != everyone) {
+            add_values::<N, S, true>(s, v, tile, seen, span, (&shrink, &mut self.sums));
+        } else {
+            add_values::<N, S, false>(s, v, tile, seen, span, (&shrink, &mut self.sums));
+        }
     }
 
     /// The scores of a tile; `-inf` where a row does not see the key.
@@ -326,7 +333,7 @@ impl<N: Number> Group<N> {
         s: S,
         problem: &Problem<'_, E>,
         k: Rows<'_, N>,
-        (at, seen): (At<'_>, &[Seen]),
+        (at, seen): (At<'_>, &mut [Seen]),
         tile: &mut [Lanes<N>],
     ) {
         if matches!(problem.similarity, Similarity::Distance) {
@@ -335,6 +342,9 @@ impl<N: Number> Group<N> {
             dot_tile(s, (k, &self.q), at.span, tile, &mut Dots);
         }
         problem.apply(s, at, tile);
+        if problem.score.bias.is_some() {
+            unsee(s, at.span, tile, seen);
+        }
         if HIDDEN {
             let hidden = s.splat(N::neg_infinity());
             for (scores, seen) in tile.iter_mut().zip(seen) {
@@ -366,6 +376,19 @@ impl<N: Number> Group<N> {
     }
 }
 
+/// Takes back that a row sees a key whose score is `-inf`: a bias can hide a pair as well as a mask, and then not even
+/// a NaN in its value may reach the row.
+#[inline(always)]
+fn unsee<N: Number, S: Simd<N>>(s: S, span: Span, tile: &[Lanes<N>], seen: &mut [Seen]) {
+    let lowest = s.splat(-N::max_value());
+    for (scores, seen) in tile.iter().zip(seen) {
+        for lane in span.vectors::<N, S>() {
+            let hidden = s.bits(s.less(s.load(&scores.0[lane..]), lowest));
+            *seen &= !(Seen::from(hidden) << lane);
+        }
+    }
+}
+
 /// The rows of a cell: where they lie if they are neighbours and need no widening, else copied into `room`.
 #[inline(always)]
 fn fetch<'r, E: Element>(
@@ -388,6 +411,10 @@ fn fetch<'r, E: Element>(
 }
 
 /// Rows into lanes: `lanes[d][i] = row(i)[d] * factor` for `count` rows, 0 where there is no row.
+#[expect(
+    clippy::needless_range_loop,
+    reason = "indices over constants keep the block in registers"
+)]
 #[inline(always)]
 fn turn<'r, E: Element, S: Simd<E::Num>>(
     s: S,
@@ -425,6 +452,10 @@ fn turn<'r, E: Element, S: Simd<E::Num>>(
 }
 
 /// Lanes back into rows: row `skipped + i` of a part starts with `lanes[..][i]`, for at most a vector of rows.
+#[expect(
+    clippy::needless_range_loop,
+    reason = "indices over constants keep the block in registers"
+)]
 #[inline(always)]
 fn turn_back<E: Element, S: Simd<E::Num>>(
     s: S,

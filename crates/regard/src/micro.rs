@@ -10,6 +10,11 @@
 //! loop's end from the branch predictor: a few per cent. The checks stand before the loops instead. Loads are what a busy neighbour on the core slows down, and 4 x 4 needs few:
 //! 8 for 16 multiply-adds, where 8 x 2 needs 10.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices over constants keep the register tiles in registers"
+)]
+
 use crate::element::Number;
 use crate::simd::{GROUP, Lanes, Simd, Span, math};
 use crate::view::Rows;

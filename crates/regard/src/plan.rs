@@ -225,9 +225,9 @@ impl<'a, E: Element> Plan<'a, E> {
                     // SAFETY: within a stage the tiles of a head cover each row once, so no other task holds these
                     // rows of these parts; parts that are read were written by the stage before, which has ended.
                     let target = unsafe {
+                        let finished = || (out.tile(b, one(), rows), lse.tile(b, one(), rows));
                         Target {
-                            out: out.tile(b, one(), rows),
-                            lse: lse.tile(b, one(), rows),
+                            finished: stage.into.is_none().then(finished),
                             partial: partial
                                 .as_ref()
                                 .map(|p| p.tile(b, Heads { parts: held, ..one() }, rows)),
@@ -248,6 +248,9 @@ impl<'a, E: Element> Plan<'a, E> {
     pub fn work(&self) -> Work {
         let Dims { batch, heads, q_len, k_len, qk_dim, v_dim, .. } = self.problem.dims();
         let mut work = Work::default();
+        if [batch, heads.q, q_len, k_len].contains(&0) {
+            return work;
+        }
         let (mut runs, mut cell) = (Vec::new(), Cell::new());
         for (order, stage) in self.stages() {
             let Some((mask, without, _)) = stage.walk else { continue };
@@ -282,7 +285,9 @@ impl<'a, E: Element> Plan<'a, E> {
         }
         work.flops = 2.0 * work.pairs as f64 * (qk_dim + v_dim) as f64;
         let size = std::mem::size_of::<E>() as f64;
-        let rows = |heads: usize, len: usize, dim: usize| (batch * heads * len * dim) as f64 * size;
+        let rows = |heads: usize, len: usize, dim: usize| {
+            [batch, heads, len, dim].iter().map(|n| *n as f64).product::<f64>() * size
+        };
         work.bytes = rows(heads.q, q_len, qk_dim + v_dim) + rows(heads.kv, k_len, qk_dim + v_dim);
         work
     }
@@ -320,7 +325,9 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
         let work = self.work();
         let share = |n: u128, of: u128| if of == 0 { 100.0 } else { 100.0 * n as f64 / of as f64 };
         let Dims { batch, heads, q_len, k_len, .. } = self.problem.dims();
-        let all = (batch * heads.q) as u128 * q_len as u128 * k_len as u128;
+        let all = [batch, heads.q, q_len, k_len]
+            .iter()
+            .fold(1u128, |n, axis| n.saturating_mul(*axis as u128));
         writeln!(f, "\n  problem  {}", self.problem)?;
         writeln!(
             f,

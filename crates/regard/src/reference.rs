@@ -11,7 +11,8 @@
 //! a_ij     = e^(score_ij - lse_i)                     the weights
 //! out_i    = sum_j a_ij v_j
 //! ```
-//! A row that sees nothing has `out = 0` and `lse = -inf` (with a sink: `lse = sink`).
+//! with the largest score subtracted before any power is taken, so that none overflows. A score of `-inf` hides its
+//! pair. A row that sees nothing has `out = 0` and `lse = -inf` (with a sink: `lse = sink`).
 
 use crate::element::{Element, Number};
 use crate::problem::Problem;
@@ -96,23 +97,39 @@ impl<E: Element> Problem<'_, E> {
         let scope = self.scope(at.batch, at.head);
         let kv_head = self.kv_head(at.head);
         let seen = (0..scope.k_len).filter(|key| self.mask.sees(&scope, at.row, *key));
-        seen.map(|key| {
+        let scored = seen.map(|key| {
             let k: Vec<N> = widened(k.row(at.batch, kv_head, key));
             (key, self.define(Pair { key, ..at }, self.similarity_of(q, &k)))
-        })
-        .collect()
+        });
+        scored.filter(|(_, steps)| steps.score != N::neg_infinity()).collect()
     }
 
-    /// `ln(sum of e^score)` over what a row sees and its sink: the largest score is subtracted first, so that no
-    /// power overflows.
-    fn lse<N: Number>(&self, head: usize, scores: &[(usize, Steps<N>)]) -> N {
+    /// The softmax over what a row sees and its sink.
+    fn softmax<N: Number>(&self, head: usize, scores: &[(usize, Steps<N>)]) -> Softmax<N> {
         let sink = self.score.sinks.map(|sinks| N::from_f64(sinks[head].to_f64()));
         let all = || scores.iter().map(|(_, s)| s.score).chain(sink);
         let m = all().fold(N::neg_infinity(), |a, b| if b.is_nan() { b } else { a.max(b) });
-        if m == N::neg_infinity() {
-            return m;
-        }
-        m + all().map(|s| (s - m).exp()).sum::<N>().ln()
+        Softmax { m, sum: all().map(|s| (s - m).exp()).sum() }
+    }
+}
+
+/// The largest score of a row, and the sum of `e^(score - m)`.
+struct Softmax<N> {
+    m: N,
+    sum: N,
+}
+
+impl<N: Number> Softmax<N> {
+    fn saw_nothing(&self) -> bool {
+        self.m == N::neg_infinity()
+    }
+
+    fn lse(&self) -> N {
+        if self.saw_nothing() { self.m } else { self.m + self.sum.ln() }
+    }
+
+    fn weight(&self, score: N) -> N {
+        (score - self.m).exp() / self.sum
     }
 }
 
@@ -133,20 +150,16 @@ pub fn forward<N: Number, E: Element>(
             &problem.query::<N>(&q, batch, head, row),
             Pair { batch, head, row, key: 0 },
         );
-        let lse = problem.lse(head, &scores);
+        let softmax = problem.softmax(head, &scores);
         let mut out = vec![N::zero(); dims.v_dim];
-        for (key, s) in scores {
-            let a = if lse == N::neg_infinity() { N::zero() } else { (s.score - lse).exp() };
-            if s.score == N::neg_infinity() {
-                continue; // hidden by a bias of -inf: its value is not looked at
-            }
-            let v = v.row(batch, problem.kv_head(head), key);
+        for (key, steps) in scores {
+            let (a, v) = (softmax.weight(steps.score), v.row(batch, problem.kv_head(head), key));
             for (out, v) in out.iter_mut().zip(v) {
                 *out = *out + a * N::from_f64(v.widen().to_f64());
             }
         }
         result.out.extend(out);
-        result.lse.push(lse);
+        result.lse.push(softmax.lse());
     }
     result
 }
@@ -193,8 +206,8 @@ pub fn backward<N: Number, E: Element>(
         let at = Pair { batch, head, row, key: 0 };
         let query = problem.query::<N>(&q, batch, head, row);
         let scores = problem.scores(&k, &query, at);
-        let lse = problem.lse(head, &scores);
-        if lse == N::neg_infinity() {
+        let softmax = problem.softmax(head, &scores);
+        if softmax.saw_nothing() {
             continue; // nothing was seen: nothing depends on anything
         }
         let d_out = &d_out[r * dims.v_dim..][..dims.v_dim];
@@ -203,10 +216,7 @@ pub fn backward<N: Number, E: Element>(
         // out_i = sum_j a_ij v_j
         let mut weights = Vec::new();
         for (key, steps) in scores {
-            if steps.score == N::neg_infinity() {
-                continue;
-            }
-            let a = (steps.score - lse).exp();
+            let a = softmax.weight(steps.score);
             let v: Vec<N> = widened(v.row(batch, kv_head, key));
             for (d_v, d_out) in g.v[kv_row(key) * dims.v_dim..][..dims.v_dim].iter_mut().zip(d_out)
             {
@@ -218,7 +228,7 @@ pub fn backward<N: Number, E: Element>(
         let mean: N = weights.iter().map(|(_, _, a, d_a)| *a * *d_a).sum();
         let through_lse = d_lse[r] - mean;
         if let Some(sinks) = score.sinks {
-            let a = (N::from_f64(sinks[head].to_f64()) - lse).exp();
+            let a = softmax.weight(N::from_f64(sinks[head].to_f64()));
             g.sinks[head] = g.sinks[head] + a * through_lse;
         }
         for (key, steps, a, d_a) in weights {
@@ -276,24 +286,24 @@ impl<N: Number> Gradients<N> {
         let d_k = &mut self.k[k_row * dims.qk_dim..][..dims.qk_dim];
         match problem.similarity {
             Similarity::Dot => {
-                for i in 0..k.len() {
-                    d_q[i] = d_q[i] + d * k[i];
+                for (i, k) in k.iter().enumerate() {
+                    d_q[i] = d_q[i] + d * *k;
                     d_k[i] = d_k[i] + d * query.q[i];
                 }
             }
             Similarity::Distance => {
                 let two = N::one() + N::one();
-                for i in 0..k.len() {
-                    let difference = query.q[i] - k[i];
+                for (i, k) in k.iter().enumerate() {
+                    let difference = query.q[i] - *k;
                     d_q[i] = d_q[i] - d * two * difference;
                     d_k[i] = d_k[i] + d * two * difference;
                 }
             }
             Similarity::General(w) => {
                 let head = if w.shape().heads == 1 { 0 } else { head };
-                for i in 0..dims.q_dim {
+                for (i, d_q) in d_q.iter_mut().enumerate() {
                     let row: Vec<N> = widened(w.row(0, head, i));
-                    d_q[i] = d_q[i] + d * dot(&row, k);
+                    *d_q = *d_q + d * dot(&row, k);
                     let d_w = &mut self.w[(head * dims.q_dim + i) * dims.qk_dim..][..dims.qk_dim];
                     for (d_w, k) in d_w.iter_mut().zip(k) {
                         *d_w = *d_w + d * query.q[i] * *k;

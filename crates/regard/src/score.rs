@@ -81,21 +81,27 @@ pub struct RelativeBias<'a, N> {
     pub(crate) table: &'a [N],
     /// The bucket of each distance `key - position` from `-reach` to `reach`; beyond, the nearest end.
     buckets: Arc<[usize]>,
+    /// The reach as given; no buckets are made beyond [`MAX_REACH`].
+    reach: usize,
 }
+
+/// Farther than any published table reaches, and short enough to be kept as one bucket for each distance.
+const MAX_REACH: usize = 1 << 20;
 
 impl<'a, N: Number> RelativeBias<'a, N> {
     /// One bucket for each distance `key - position` from `-reach` to `reach`, the ends for all beyond:
     /// `table [2 reach + 1, heads.q]`.
     #[must_use]
     pub fn clipped(table: &'a [N], reach: usize) -> Self {
-        Self { table, buckets: (0..=2 * reach).collect() }
+        let buckets = if reach <= MAX_REACH { (0..=2 * reach).collect() } else { Arc::default() };
+        Self { table, buckets, reach }
     }
 
     /// The buckets of T5 (Raffel et al. 2020): near distances one each, far ones by their logarithm up to
     /// `max_distance`. `table [buckets, heads.q]`.
     #[must_use]
     pub fn t5(table: &'a [N], buckets: usize, max_distance: usize, bidirectional: bool) -> Self {
-        let reach = max_distance.cast_signed();
+        let reach = max_distance.min(MAX_REACH).cast_signed();
         let bucket = |distance: isize| {
             let n = if bidirectional { buckets / 2 } else { buckets };
             let first = if bidirectional && distance > 0 { n } else { 0 };
@@ -118,16 +124,14 @@ impl<'a, N: Number> RelativeBias<'a, N> {
             let step = (far * (n - exact) as f32) as usize;
             first + (exact + step).min(n - 1)
         };
-        Self { table, buckets: (-reach..=reach).map(bucket).collect() }
-    }
-
-    fn reach(&self) -> usize {
-        self.buckets.len() / 2
+        let all = (-reach..=reach).map(bucket);
+        let buckets = if max_distance <= MAX_REACH { all.collect() } else { Arc::default() };
+        Self { table, buckets, reach: max_distance }
     }
 
     /// Where in the table the bias of a distance stands, for one head of `heads`.
     pub(crate) fn entry(&self, distance: i64, head: usize, heads: usize) -> usize {
-        let reach = self.reach().cast_signed() as i64;
+        let reach = self.reach.cast_signed() as i64;
         let at = usize::try_from(distance.clamp(-reach, reach) + reach).unwrap_or(0);
         self.buckets[at] * heads + head
     }
@@ -244,8 +248,17 @@ impl<'a, E: Element> Score<'a, E> {
             counted(option, heads, entries.map_or(heads, <[_]>::len), "one for each query head")?;
         }
         if let Some(r) = &self.relative {
+            if r.reach > MAX_REACH {
+                let (found, limit) = (r.reach, MAX_REACH + 1);
+                return Err(Error::OutOfRange { option: "relative bias", found, limit });
+            }
             let buckets = r.buckets.iter().max().map_or(0, |last| last + 1);
-            counted("relative bias", buckets * heads, r.table.len(), "buckets x query heads")?;
+            counted(
+                "relative bias",
+                buckets.saturating_mul(heads),
+                r.table.len(),
+                "buckets x query heads",
+            )?;
         }
         if let Some(bias) = &self.bias {
             let (found, scores) = (bias.shape().to_array(), [batch, heads, q_len, k_len]);
@@ -291,8 +304,9 @@ impl<E: Element> Problem<'_, E> {
             s = cap * (s / cap).tanh();
         }
         let distance = self.distance(at);
-        if let Some(bias) = bias {
-            s = s + widen(bias_at(bias, at).widen());
+        if let Some(bias) = bias.map(|bias| widen(bias_at(&bias, at).widen())) {
+            // `-inf` hides the pair whatever its key holds.
+            s = if bias == N::neg_infinity() { bias } else { s + bias };
         }
         if let Some(slopes) = alibi {
             s = s - widen(slopes[at.head]) * N::from_f64(distance.unsigned_abs() as f64);
@@ -484,12 +498,13 @@ impl<N: Number> Pass<N> for Alibi<'_, N> {
 struct Bias<'t, N>(&'t [Lanes<N>]);
 
 impl<N: Number> Pass<N> for Bias<'_, N> {
-    /// A finite bias stays finite in the new unit, and `-inf` stays `-inf`: it hides the pair.
+    /// A finite bias of a finite score stays finite in the new unit, and `-inf` stays `-inf`: it hides the pair.
     #[inline(always)]
     fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
         let (bias, lowest) = (s.load(&self.0[i].0[lane..]), s.splat(-N::max_value()));
         let sum = s.max(lowest, s.fma(bias, s.splat(N::from_f64(LOG2_E)), x));
-        s.select(s.less(bias, lowest), bias, sum)
+        let lower = s.select(s.less(x, bias), x, bias);
+        s.select(s.less(lower, lowest), s.splat(N::neg_infinity()), sum)
     }
 }
 

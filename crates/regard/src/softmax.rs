@@ -30,10 +30,12 @@ impl<N: Number> State<N> {
         (Self { m, l: self.l * a + other.l * b }, a, b)
     }
 
-    /// `ln(sum of e^score)`; `-inf` for a row that has seen nothing.
+    /// `ln(sum of e^score)`; `-inf` for a row that has seen nothing. Scores so low that they do not fit once they are
+    /// times `log2 e`, such as the lowest number used as a bias, count as the lowest number.
     #[inline(always)]
     pub(crate) fn lse(self) -> N {
-        (self.m + self.l.log2_of_sum()) * N::from_f64(std::f64::consts::LN_2)
+        let lse = (self.m + self.l.log2_of_sum()) * N::from_f64(std::f64::consts::LN_2);
+        if self.m == -N::max_value() && lse > N::neg_infinity() { self.m } else { lse }
     }
 }
 
@@ -89,11 +91,12 @@ impl<N: Number> States<N> {
     #[inline(always)]
     pub(crate) fn suffice<S: Simd<N>>(s: S, sums: &Lanes<N>, span: Span) -> bool {
         let limit = s.splat(N::from_f64(LIMIT));
-        let mut all = true;
+        let full = u32::MAX >> (32 - S::LANES);
+        let mut all = full;
         for lane in span.vectors::<N, S>() {
-            all &= s.all_less(s.load(&sums.0[lane..]), limit);
+            all &= s.bits(s.less(s.load(&sums.0[lane..]), limit));
         }
-        all
+        all == full
     }
 
     /// Raises `m` to the largest score of the tile in the lanes whose sums do not suffice, and lowers `shrink`, what

@@ -59,9 +59,9 @@ impl Bits {
                 halves[lane / 64][lane % 64] = row[word];
             }
             halves.iter_mut().for_each(transpose);
-            for bit in 0..64.min(scope.k_len - word * 64) {
-                let lanes = LaneSet::from(halves[0][bit]) | LaneSet::from(halves[1][bit]) << 64;
-                push(out, word * 64 + bit..word * 64 + bit + 1, lanes);
+            let keys = word * 64..scope.k_len.min(word * 64 + 64);
+            for (key, (low, high)) in keys.zip(halves[0].iter().zip(&halves[1])) {
+                push(out, key..key + 1, LaneSet::from(*low) | LaneSet::from(*high) << 64);
             }
         }
     }

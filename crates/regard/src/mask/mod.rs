@@ -38,8 +38,7 @@ impl Scope {
     /// Where a row stands among the keys; may lie outside them.
     #[must_use]
     pub fn position(&self, row: usize) -> i64 {
-        // Rows and keys are counted in memory, so they fit in 63 bits.
-        row.cast_signed() as i64 + self.offset
+        signed(row).saturating_add(self.offset)
     }
 
     /// `at` as a key index, bounded to the keys there are.
@@ -258,9 +257,8 @@ impl Mask {
     #[must_use]
     pub fn sees(&self, scope: &Scope, row: usize, key: usize) -> bool {
         let position = scope.position(row);
-        let distance = position - key.cast_signed() as i64; // positive: the key lies before the row
-        let within =
-            |bound: Option<usize>, d: i64| bound.is_none_or(|n| d <= n.cast_signed() as i64);
+        let distance = position - signed(key); // positive: the key lies before the row
+        let within = |bound: Option<usize>, d: i64| bound.is_none_or(|n| d <= signed(n));
         match &self.0 {
             Rule::All => true,
             Rule::Nothing => false,
@@ -270,14 +268,14 @@ impl Mask {
             Rule::Global(set) => {
                 let holds =
                     |at: i64| usize::try_from(at).is_ok_and(|at| set.binary_search(&at).is_ok());
-                holds(position) || holds(key.cast_signed() as i64)
+                holds(position) || holds(signed(key))
             }
             Rule::Blocks(size) => {
-                let size = size.cast_signed() as i64;
-                position.div_euclid(size) == key.cast_signed() as i64 / size
+                let size = signed(*size);
+                position.div_euclid(size) == signed(key) / size
             }
-            Rule::Every(stride) => distance.rem_euclid(stride.cast_signed() as i64) == 0,
-            Rule::Columns { block, width } => key % block + width >= *block,
+            Rule::Every(stride) => distance.rem_euclid(signed(*stride)) == 0,
+            Rule::Columns { block, width } => key % block >= block.saturating_sub(*width),
             Rule::Bits(bits) => bits.get(scope.batch, scope.head, row, key),
             Rule::Custom(rule) => {
                 let mut ranges = Vec::new();
@@ -306,7 +304,7 @@ impl Mask {
             Rule::All => push(out, 0..k_len, all),
             Rule::Nothing => {}
             Rule::Band { back, ahead } => {
-                let reach = |bound: &Option<usize>| bound.map(|n| n.cast_signed() as i64);
+                let reach = |bound: &Option<usize>| bound.map(signed);
                 let (back, ahead) = (reach(back), reach(ahead));
                 monotone(rows, out, |row| {
                     let at = scope.position(row);
@@ -336,7 +334,7 @@ impl Mask {
                 push(out, next..k_len, seeing_all);
             }
             Rule::Blocks(size) => {
-                let size = size.cast_signed() as i64;
+                let size = signed(*size);
                 monotone(rows, out, |row| {
                     let start = scope.position(row).div_euclid(size) * size;
                     scope.clip(start)..scope.clip(start.saturating_add(size))
@@ -345,7 +343,7 @@ impl Mask {
             Rule::Every(stride) => every(*stride, scope, rows, out),
             Rule::Columns { block, width } => {
                 for start in (0..k_len).step_by(*block) {
-                    let first = start + block - width.min(block);
+                    let first = start.saturating_add(block - width.min(block));
                     push(out, first.min(k_len)..start.saturating_add(*block).min(k_len), all);
                 }
             }
@@ -410,11 +408,6 @@ impl Mask {
         }
     }
 
-    /// Whether every row sees every key.
-    pub(crate) fn is_full(&self) -> bool {
-        matches!(self.0, Rule::All)
-    }
-
     /// Everything that can be wrong with this mask for `batch` items of these sizes.
     pub(crate) fn check(
         &self,
@@ -424,17 +417,13 @@ impl Mask {
         k_len: usize,
     ) -> Result<(), Error> {
         let counted = |option, found: usize, n: usize, what| {
-            if found == n || found == n * batch {
+            if found == n || Some(found) == n.checked_mul(batch) {
                 return Ok(());
             }
             Err(Error::Count { option, expected: (n, what), found })
         };
         let below = |option, found, limit| {
-            if found > limit {
-                Err(Error::OutOfRange { option, found, limit: limit + 1 })
-            } else {
-                Ok(())
-            }
+            if found < limit { Ok(()) } else { Err(Error::OutOfRange { option, found, limit }) }
         };
         match &self.0 {
             Rule::All | Rule::Nothing | Rule::Band { .. } | Rule::Custom(_) => Ok(()),
@@ -443,7 +432,7 @@ impl Mask {
                     let expected = (batch, "one for each item of the batch");
                     return Err(Error::Count { option: "lengths", expected, found: spans.len() });
                 }
-                spans.iter().try_for_each(|s| below("lengths", s.end, k_len))
+                spans.iter().try_for_each(|s| below("lengths", s.end, k_len.saturating_add(1)))
             }
             Rule::Segments(s) => {
                 if let Some(q) = &s.q {
@@ -462,7 +451,7 @@ impl Mask {
                 )
             }
             Rule::Global(set) => {
-                set.iter().try_for_each(|at| below("global", *at + 1, k_len.max(q_len)))
+                set.iter().try_for_each(|at| below("global", *at, k_len.max(q_len)))
             }
             Rule::Blocks(0) => Err(Error::Zero { option: "blocks" }),
             Rule::Every(0) => Err(Error::Zero { option: "every" }),
@@ -477,6 +466,11 @@ impl Mask {
     }
 }
 
+/// A size as a distance; what does not fit is farther than any key.
+fn signed(n: usize) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
 /// The entry of an item, where one entry may serve all.
 fn of_batch<T>(entries: &[T], batch: usize) -> &T {
     if entries.len() == 1 { &entries[0] } else { &entries[batch] }
@@ -484,7 +478,7 @@ fn of_batch<T>(entries: &[T], batch: usize) -> &T {
 
 /// Keys at multiples of `stride` from each row: rows with the same remainder share theirs.
 fn every(stride: usize, scope: &Scope, rows: RowTile, out: &mut Vec<Run>) {
-    let step = stride.cast_signed() as i64;
+    let step = signed(stride);
     let remainder = |lane| scope.position(rows.row(lane)).rem_euclid(step);
     let mut classes: Vec<(i64, LaneSet)> = Vec::new();
     for lane in 0..rows.count {
@@ -525,7 +519,7 @@ impl Segments {
         Self { q: q.map(Into::into), k: k.into(), runs }
     }
 
-    fn ids<'a>(ids: &'a [u32], n: usize, batch: usize) -> &'a [u32] {
+    fn ids(ids: &[u32], n: usize, batch: usize) -> &[u32] {
         if ids.len() == n { ids } else { &ids[batch * n..][..n] }
     }
 

@@ -50,7 +50,7 @@ pub(super) fn push(out: &mut Vec<Run>, keys: Range<usize>, lanes: LaneSet) {
     }
     match out.last_mut() {
         Some(last) if last.keys.end == keys.start && last.lanes == lanes => {
-            last.keys.end = keys.end
+            last.keys.end = keys.end;
         }
         _ => out.push(Run { keys, lanes }),
     }

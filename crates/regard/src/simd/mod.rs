@@ -10,29 +10,29 @@ mod portable;
 mod x86;
 
 use crate::element::Number;
-pub use portable::Portable;
+pub(crate) use portable::Portable;
 use std::mem::MaybeUninit;
 #[cfg(target_arch = "x86_64")]
-pub use x86::{avx2::Avx2, avx512::Avx512};
+pub(crate) use x86::{avx2::Avx2, avx512::Avx512};
 
 /// How many rows (queries) stand side by side in one group: four AVX-512 vectors, eight AVX2 vectors of `f32`.
-pub const GROUP: usize = 64;
+pub(crate) const GROUP: usize = 64;
 
 /// Lanes of the widest vector.
-pub const MAX_LANES: usize = 16;
+pub(crate) const MAX_LANES: usize = 16;
 
 /// One number for each row of a group.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))] // a cache line: no vector load of a group ever straddles two
-pub struct Lanes<N>(pub [N; GROUP]);
+pub(crate) struct Lanes<N>(pub(crate) [N; GROUP]);
 
 /// Neighbouring lanes of a group; starts at a whole vector of the widest instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub(crate) struct Span {
     /// The first lane.
-    pub start: usize,
+    pub(crate) start: usize,
     /// The lane after the last.
-    pub end: usize,
+    pub(crate) end: usize,
 }
 
 impl Span {
@@ -86,8 +86,8 @@ pub trait Simd<N: Number>: Copy {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// Lanes where `a < b`.
     fn less(self, a: Self::V, b: Self::V) -> Self::M;
-    /// Whether `a < b` in every lane.
-    fn all_less(self, a: Self::V, b: Self::V) -> bool;
+    /// A bit for each lane, lowest first.
+    fn bits(self, m: Self::M) -> u32;
     /// Lanes whose bit is set, lowest bit first.
     fn lanes(self, bits: u32) -> Self::M;
     /// `yes` in the lanes of `m`, `no` elsewhere.

@@ -76,8 +76,8 @@ macro_rules! plain_lanes {
                 (0..LANES).fold(0, |m, i| m | u32::from(a[i] < b[i]) << i)
             }
             #[inline(always)]
-            fn all_less(self, a: Self::V, b: Self::V) -> bool {
-                Simd::<N>::less(self, a, b) == (1 << LANES) - 1
+            fn bits(self, m: u32) -> u32 {
+                m
             }
             #[inline(always)]
             fn lanes(self, bits: u32) -> u32 {

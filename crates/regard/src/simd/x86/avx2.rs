@@ -102,8 +102,8 @@ impl Simd<f32> for Avx2 {
         intrinsic!(_mm256_cmp_ps::<_CMP_LT_OQ>(a, b))
     }
     #[inline(always)]
-    fn all_less(self, a: __m256, b: __m256) -> bool {
-        intrinsic!(_mm256_movemask_ps(self.less(a, b))) == 0xff
+    fn bits(self, m: __m256) -> u32 {
+        intrinsic!(_mm256_movemask_ps(m)).cast_unsigned()
     }
     #[inline(always)]
     fn lanes(self, bits: u32) -> __m256 {

@@ -95,8 +95,8 @@ impl Simd<f32> for Avx512 {
         intrinsic!(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b))
     }
     #[inline(always)]
-    fn all_less(self, a: __m512, b: __m512) -> bool {
-        self.less(a, b) == __mmask16::MAX
+    fn bits(self, m: __mmask16) -> u32 {
+        u32::from(m)
     }
     #[expect(clippy::cast_possible_truncation, reason = "the low 16 bits are the lanes")]
     #[inline(always)]
