@@ -4,10 +4,10 @@
 //! size with a few of both, and a seeded sample of the product for what nobody thought of. A row is small, about 10,000
 //! pairs, so that the table takes about a minute.
 
+use crate::data::Arrangement;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
-use crate::data::Arrangement;
 use regard::{Align, Dims, Heads};
 use std::fmt;
 

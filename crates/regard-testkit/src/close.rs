@@ -9,16 +9,17 @@
 use regard::reference::{self, Inputs, Outcome};
 use regard::{Number, Output, Problem};
 
-/// Rounding steps of the floor.
+/// Rounding steps of the floor for `f32`, in `out` and in `lse`, relative to the largest score (and value).
 ///
-/// A kernel holds scores times `log2 e`, so each is rounded once more than in the plain evaluation (by half a step of its own size), and
-/// the weights come from a `2^x` within 3 ulp where the library's `e^x` is within 1; dividing the sums at the end adds
-/// another half. That is 4 steps of the largest score at most, if all of them fall on the same side.
-pub const FLOOR_F32: f64 = 4.0;
+/// A kernel holds scores times `log2 e`: each is rounded once more than in the plain evaluation, by half a step of its
+/// own size, which goes into its weight and so into `out`; dividing the sums adds another half. `lse` is turned back
+/// with `ln 2`: two roundings more, and both constants are themselves half a step off.
+pub const FLOOR_F32: [f64; 2] = [1.0, 2.0];
 
-/// Rounding steps for `f64`, where the judge has the same precision as the judged: a row of n keys and d features makes
-/// both err by up to about `sqrt(n) + sqrt(d)` steps, and no row of the `f64` table has more than 12,300 keys.
-pub const FLOOR_F64: f64 = 32.0;
+/// The same for `f64`, where the plain evaluation is the judge itself and tells nothing: all of the rounding must fit in
+/// here. Sums over n keys and d features err by about `sqrt(n) + sqrt(d)` steps; 16 covers the table's rows with room
+/// for the 8 ulp of the kernel's `2^x`.
+pub const FLOOR_F64: [f64; 2] = [16.0, 16.0];
 
 /// The right result of a case, and how far from it a kernel may be.
 #[derive(Clone, Debug)]
@@ -45,18 +46,24 @@ impl Judge {
     pub fn new<N: Number>(problem: &Problem<'_, N>, inputs: Inputs<'_, N>) -> Self {
         let exact = reference::forward::<f64, N>(problem, inputs);
         let plain = reference::forward::<N, N>(problem, inputs);
-        let steps = if N::NAME == "f32" { FLOOR_F32 } else { FLOOR_F64 };
-        // The sizes that rounding is relative to. A score is rounded in proportion to itself, and `lse` is as large as
-        // the largest score; its error goes into the weights and so into `out`.
-        let score = largest(exact.lse.iter().copied()).max(1.0);
-        let v = inputs.2;
-        let value = largest(elements(v).map(wide));
-        let floor = steps * wide(N::epsilon()) * score;
+        let step = wide(N::epsilon());
+        let floor = if N::NAME == "f32" { FLOOR_F32 } else { FLOOR_F64 };
+        // `lse` is as large as the largest score. Scores beyond 1 / step cannot be told apart from their neighbours: the
+        // weights of such a row are equal, and rounding has nothing to act on.
+        let lse = exact.lse.iter().copied();
+        let score = largest(lse.clone()).max(1.0);
+        let weighed = largest(lse.filter(|x| x.abs() * step < 1.0)).max(1.0);
+        let value = largest(elements(inputs.2).map(wide));
         let error = |a: &[f64], b: &[N]| {
             largest(a.iter().zip(b).filter(|(a, _)| a.is_finite()).map(|(a, b)| a - wide(*b)))
         };
         let (out, lse) = (error(&exact.out, &plain.out), error(&exact.lse, &plain.lse));
-        Self { out: 2.0 * out + floor * value, lse: 2.0 * lse + floor, exact }
+        let [by_out, by_lse] = floor;
+        Self {
+            out: 2.0 * out + by_out * step * weighed * value,
+            lse: 2.0 * lse + by_lse * step * score,
+            exact,
+        }
     }
 
     /// How near to the bounds a result is, or why it is wrong whatever the bounds are.

@@ -140,8 +140,7 @@ fn bits(d: &Dims, [batch, heads]: [usize; 2], visible: f64, noise: &mut Noise) -
 /// Every second row, and after the last seen one a whole tile, sees nothing.
 fn hidden_rows(d: &Dims, noise: &mut Noise) -> Mask {
     let pairs = (0..d.q_len).flat_map(|row| (0..d.k_len).map(move |_| row));
-    let bools: Vec<bool> =
-        pairs.map(|row| row % 2 == 0 && row < 63 && noise.chance(0.7)).collect();
+    let bools: Vec<bool> = pairs.map(|row| row % 2 == 0 && row < 63 && noise.chance(0.7)).collect();
     of_bools(&bools, [1, 1, d.q_len, d.k_len])
 }
 

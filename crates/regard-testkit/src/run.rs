@@ -100,7 +100,10 @@ fn run<N: Number>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Rat
                 Err(why) => fail(why),
                 Ok(ratio) => {
                     if !ratio.is_close() {
-                        fail(format!("{:.3} of the bound in out, {:.3} in lse", ratio.out, ratio.lse));
+                        fail(format!(
+                            "{:.3} of the bound in out, {:.3} in lse",
+                            ratio.out, ratio.lse
+                        ));
                     }
                     worst = worst.max(ratio);
                 }

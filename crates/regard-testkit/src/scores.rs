@@ -141,7 +141,16 @@ pub const SCORES: &[&[ScoreOption]] = &[
     &[Alibi, T5_BOTH],
     &[Clipped(7), Custom, Sinks],
     &[Temperature(0.8), T5_BOTH, Softcap(10.0)],
-    &[Scale(0.2), Temperature(0.7), Softcap(4.0), bias("bhqk", Finite), Alibi, Clipped(5), Custom, Sinks],
+    &[
+        Scale(0.2),
+        Temperature(0.7),
+        Softcap(4.0),
+        bias("bhqk", Finite),
+        Alibi,
+        Clipped(5),
+        Custom,
+        Sinks,
+    ],
     &[Scale(0.4), Softcap(8.0), bias("1h1k", Hiding), Alibi, T5_BACK, Custom, Sinks],
 ];
 
