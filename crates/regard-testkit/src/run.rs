@@ -3,7 +3,8 @@
 use crate::cases::{Case, Dtype};
 use crate::close::{Judge, Ratio, wide};
 use crate::data::Data;
-use regard::{Error, Isa, Machine, Number, Output, Plan};
+use regard::reference::Inputs;
+use regard::{Error, Isa, Machine, Number, Output, Plan, Problem};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -124,6 +125,22 @@ fn run<N: Number>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Rat
 fn fail_all(mut fail: impl FnMut(String), why: String) -> Ratio {
     fail(why);
     Ratio { out: f64::INFINITY, lse: f64::INFINITY }
+}
+
+/// Attention in `f32`, compiled here once: a test that calls it spares itself a copy of every kernel.
+///
+/// # Panics
+/// If the problem is refused.
+#[inline(never)]
+#[must_use]
+pub fn forward(
+    problem: &Problem<'_, f32>,
+    (q, k, v): Inputs<'_, f32>,
+    isa: Isa,
+    threads: usize,
+) -> Output<f32> {
+    let plan = Plan::new(problem.clone(), Machine::here().isa(isa).threads(threads));
+    plan.and_then(|plan| plan.forward(q, k, v)).expect("a problem that fits its tensors")
 }
 
 /// Whether two results are the same to the bit: NaN and the sign of 0 count.

@@ -1,17 +1,15 @@
 //! What a row does not see cannot reach it, and what it sees may be as large as it likes.
 
-use regard::{Align, Isa, Machine, Output, Plan, Problem, Score, View};
+use regard::{Align, Isa, Output, Problem, Score, View};
 use regard_testkit::cases::dims;
 use regard_testkit::masks::{MASKS, named};
-use regard_testkit::run::same_bits;
+use regard_testkit::run::{forward, same_bits};
 use regard_testkit::scores::{Entries, ScoreOption, bias};
 use regard_testkit::{Case, Data, Judge};
 
 /// The result of a case on one instruction set.
 fn run(case: &Case, data: &Data<f32>, isa: Isa) -> Output<f32> {
-    let (q, k, v) = data.inputs();
-    let machine = Machine::here().isa(isa).threads(2);
-    Plan::new(data.problem(case), machine).unwrap().forward(q, k, v).unwrap()
+    forward(&data.problem(case), data.inputs(), isa, 2)
 }
 
 /// Whether a row sees a key: by the mask, and by a bias that is not `-inf`.
@@ -139,8 +137,7 @@ fn with_scores(scores: &[f32], values: &[f32], rows: usize, isa: Isa) -> Output<
     let (k, v) = (View::matrix(scores, [scores.len(), 1]), View::matrix(values, [scores.len(), 1]));
     let (k, v) = (k.unwrap(), v.unwrap());
     let problem = Problem::new(&q, &k, &v).score(Score::new().scale(1.0));
-    let plan = Plan::new(problem, Machine::here().isa(isa)).unwrap();
-    let output = plan.forward(q, k, v).unwrap();
+    let output = forward(&problem, (q, k, v), isa, 2);
     assert!(output.lse.iter().all(|x| *x == output.lse[0]));
     assert!(output.out.data().iter().all(|x| *x == output.out.data()[0]));
     output
