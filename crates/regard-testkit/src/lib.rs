@@ -1,1 +1,39 @@
-//! testkit
+//! The case table of Regard: which calls are made, on which inputs, and how close the result must be.
+//!
+//! [`cases`] lists the rows, [`check`] runs them on every instruction set and several thread counts against the
+//! definition ([`regard::reference`]), and the [`Report`] says what was covered and how near to its bound each option
+//! came. The tests of `regard` and the command `regard check` run the same table.
+//!
+//! ```
+//! let cases = regard_testkit::cases();
+//! let report = regard_testkit::check(&cases[..20], |_, _| {});
+//! assert!(report.failures.is_empty(), "{report}");
+//! ```
+//!
+//! To add an option, add its line to [`masks::MASKS`] or [`scores::SCORES`]: every shape, instruction set and thread
+//! count follows.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `noise` | seeded inputs |
+//! | `masks`, `scores` | the options, one line each |
+//! | `data` | the tensors of a case, in any layout, and its `Problem` |
+//! | `cases` | the table |
+//! | `close` | the tolerance |
+//! | `run` | the runner and its report |
+
+#![forbid(unsafe_code)]
+
+pub mod cases;
+pub mod close;
+pub mod data;
+pub mod masks;
+pub mod noise;
+pub mod run;
+pub mod scores;
+
+pub use cases::{Case, Dtype, cases};
+pub use close::Judge;
+pub use data::{Arrangement, Data, Stored};
+pub use noise::Noise;
+pub use run::{Report, THREADS, check};

@@ -1,0 +1,129 @@
+//! How close is close: no closer than the definition itself comes when it is evaluated in the same number type.
+//!
+//! The judge is the definition in `f64`. A kernel in `f32` may be off by twice the error of the definition evaluated in
+//! `f32`, plus a floor of a few rounding steps: the plain evaluation is sometimes exact by luck (one key, equal scores),
+//! and a kernel that rounds once more is no worse for it.
+//!
+//! All errors are the largest of a tensor: single elements of the plain evaluation are exact by luck all the time.
+
+use regard::reference::{self, Inputs, Outcome};
+use regard::{Number, Output, Problem};
+
+/// Rounding steps of the floor for `f32`, in `out` and in `lse`, relative to the largest score (and value).
+///
+/// A kernel holds scores times `log2 e`: each is rounded once more than in the plain evaluation, by half a step of its
+/// own size, which goes into its weight and so into `out`; dividing the sums adds another half. `lse` is turned back
+/// with `ln 2`: two roundings more, and both constants are themselves half a step off.
+pub const FLOOR_F32: [f64; 2] = [1.0, 2.0];
+
+/// The same for `f64`, where the plain evaluation is the judge itself and tells nothing: all of the rounding must fit in
+/// here. Sums over n keys and d features err by about `sqrt(n) + sqrt(d)` steps; 16 covers the table's rows with room
+/// for the 8 ulp of the kernel's `2^x`.
+pub const FLOOR_F64: [f64; 2] = [16.0, 16.0];
+
+/// The right result of a case, and how far from it a kernel may be.
+#[derive(Clone, Debug)]
+pub struct Judge {
+    exact: Outcome<f64>,
+    /// The largest error allowed in `out`.
+    pub out: f64,
+    /// The largest error allowed in `lse`.
+    pub lse: f64,
+}
+
+/// How near to its bound a result came: 1 is the bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Ratio {
+    /// Of `out`.
+    pub out: f64,
+    /// Of `lse`.
+    pub lse: f64,
+}
+
+impl Judge {
+    /// Evaluates the definition twice.
+    #[must_use]
+    pub fn new<N: Number>(problem: &Problem<'_, N>, inputs: Inputs<'_, N>) -> Self {
+        let exact = reference::forward::<f64, N>(problem, inputs);
+        let plain = reference::forward::<N, N>(problem, inputs);
+        let step = wide(N::epsilon());
+        let floor = if N::NAME == "f32" { FLOOR_F32 } else { FLOOR_F64 };
+        // `lse` is as large as the largest score. Scores beyond 1 / step cannot be told apart from their neighbours: the
+        // weights of such a row are equal, and rounding has nothing to act on.
+        let lse = exact.lse.iter().copied();
+        let score = largest(lse.clone()).max(1.0);
+        let weighed = largest(lse.filter(|x| x.abs() * step < 1.0)).max(1.0);
+        let value = largest(elements(inputs.2).map(wide));
+        let error = |a: &[f64], b: &[N]| {
+            largest(a.iter().zip(b).filter(|(a, _)| a.is_finite()).map(|(a, b)| a - wide(*b)))
+        };
+        let (out, lse) = (error(&exact.out, &plain.out), error(&exact.lse, &plain.lse));
+        let [by_out, by_lse] = floor;
+        Self {
+            out: 2.0 * out + by_out * step * weighed * value,
+            lse: 2.0 * lse + by_lse * step * score,
+            exact,
+        }
+    }
+
+    /// How near to the bounds a result is, or why it is wrong whatever the bounds are.
+    pub fn ratio<N: Number>(&self, output: &Output<N>) -> Result<Ratio, String> {
+        let shape = output.out.shape();
+        let mut ratio = Ratio::default();
+        let expected = shape.batch * shape.heads * shape.len;
+        if output.lse.len() != expected || self.exact.lse.len() != expected {
+            return Err(format!("lse has {} entries instead of {expected}", output.lse.len()));
+        }
+        for (row, (lse, exact)) in output.lse.iter().zip(&self.exact.lse).enumerate() {
+            let (item, i) = (row / shape.len, row % shape.len);
+            let out = output.out.view().row(item / shape.heads, item % shape.heads, i);
+            let lse = wide(*lse);
+            if *exact == f64::NEG_INFINITY {
+                if lse != *exact || out.iter().any(|x| wide(*x) != 0.0) {
+                    return Err(format!("row {row} sees nothing, yet has lse {lse}, out {out:?}"));
+                }
+                continue;
+            }
+            ratio.lse = ratio.lse.max(share(lse - exact, self.lse));
+            for (x, exact) in out.iter().zip(&self.exact.out[row * shape.dim..]) {
+                ratio.out = ratio.out.max(share(wide(*x) - exact, self.out));
+            }
+        }
+        Ok(ratio)
+    }
+}
+
+impl Ratio {
+    /// Whether both bounds are kept.
+    #[must_use]
+    pub fn is_close(self) -> bool {
+        self.out <= 1.0 && self.lse <= 1.0
+    }
+}
+
+/// The part of a bound that an error takes; infinite for NaN.
+fn share(error: f64, bound: f64) -> f64 {
+    if error == 0.0 {
+        0.0
+    } else if error.is_nan() {
+        f64::INFINITY
+    } else {
+        error.abs() / bound
+    }
+}
+
+/// `Number::to_f64`, which exists twice for a generic number.
+pub(crate) fn wide<N: Number>(x: N) -> f64 {
+    Number::to_f64(x)
+}
+
+fn elements<N: Number>(v: regard::View<'_, N>) -> impl Iterator<Item = N> + '_ {
+    let regard::Shape { batch, heads, len, .. } = v.shape();
+    let rows = move |b| (0..heads).flat_map(move |h| (0..len).map(move |i| (b, h, i)));
+    (0..batch).flat_map(rows).flat_map(move |(b, h, i)| v.row(b, h, i).iter().copied())
+}
+
+/// The largest size of finite numbers.
+fn largest(xs: impl Iterator<Item = f64>) -> f64 {
+    xs.filter(|x| x.is_finite()).fold(0.0, |a, x| a.max(x.abs()))
+}

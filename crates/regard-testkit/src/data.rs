@@ -1,0 +1,234 @@
+//! The tensors of a case, in any layout, and the call they make.
+
+use crate::cases::{Case, SimilarityCase};
+use crate::noise::Noise;
+use crate::scores::{Entries, ScoreOption, Wave};
+use regard::reference::Inputs;
+use regard::{
+    Dims, Number, Problem, RelativeBias, Score, Shape, Similarity, Strides, View, alibi_slopes,
+};
+use std::fmt;
+
+/// How tensors lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrangement {
+    /// `[batch, heads, len, dim]`, dense.
+    Bhsd,
+    /// `[batch, len, heads, dim]`, dense.
+    Bshd,
+    /// A slice of `[batch, len, heads + 1, dim + 3]`, with NaN around it.
+    Slice,
+}
+
+impl fmt::Display for Arrangement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bhsd => "bhsd",
+            Self::Bshd => "bshd",
+            Self::Slice => "slice",
+        })
+    }
+}
+
+/// A tensor in memory.
+#[derive(Clone, Debug)]
+pub struct Stored<N> {
+    /// The memory.
+    pub data: Vec<N>,
+    /// Batch, heads, length, features.
+    pub shape: Shape,
+    arrangement: Arrangement,
+}
+
+impl<N: Number> Stored<N> {
+    /// From `values [batch, heads, len, dim]`, which are laid out as asked.
+    #[must_use]
+    pub fn new(values: &[N], shape: Shape, arrangement: Arrangement) -> Self {
+        let Shape { batch, heads, len, dim } = shape;
+        let (strides, reach) = (arrangement.strides(shape), arrangement.reach(shape));
+        let mut data = vec![N::nan(); reach];
+        for (row, values) in values.chunks_exact(dim.max(1)).enumerate() {
+            let (item, i) = (row / len, row % len);
+            let (b, h) = (item / heads, item % heads);
+            let at = b * strides.batch + h * strides.heads + i * strides.len;
+            data[at..at + dim].copy_from_slice(values);
+        }
+        debug_assert_eq!(values.len(), batch * heads * len * dim);
+        Self { data, shape, arrangement }
+    }
+
+    /// Borrows it.
+    ///
+    /// # Panics
+    /// Never: the memory was made for the shape.
+    #[must_use]
+    pub fn view(&self) -> View<'_, N> {
+        let Shape { batch, heads, len, dim } = self.shape;
+        match self.arrangement {
+            Arrangement::Bhsd => View::bhsd(&self.data, [batch, heads, len, dim]),
+            Arrangement::Bshd => View::bshd(&self.data, [batch, len, heads, dim]),
+            Arrangement::Slice => {
+                View::strided(&self.data, self.shape, self.arrangement.strides(self.shape))
+            }
+        }
+        .expect("the memory was made for the shape")
+    }
+
+    /// The features of one position, to be changed.
+    pub fn row_mut(&mut self, batch: usize, head: usize, row: usize) -> &mut [N] {
+        let strides = self.arrangement.strides(self.shape);
+        let at = batch * strides.batch + head * strides.heads + row * strides.len;
+        &mut self.data[at..at + self.shape.dim]
+    }
+}
+
+impl Arrangement {
+    fn strides(self, Shape { heads, len, dim, .. }: Shape) -> Strides {
+        match self {
+            Self::Bhsd => Strides { batch: heads * len * dim, heads: len * dim, len: dim },
+            Self::Bshd => Strides { batch: heads * len * dim, heads: dim, len: heads * dim },
+            Self::Slice => {
+                let (heads, dim) = (heads + 1, dim + 3);
+                Strides { batch: heads * len * dim, heads: dim, len: heads * dim }
+            }
+        }
+    }
+
+    /// Elements of memory.
+    fn reach(self, shape: Shape) -> usize {
+        shape.batch * self.strides(shape).batch
+    }
+}
+
+/// Everything that a case reads.
+#[derive(Clone, Debug)]
+pub struct Data<N> {
+    /// Queries.
+    pub q: Stored<N>,
+    /// Keys.
+    pub k: Stored<N>,
+    /// Values.
+    pub v: Stored<N>,
+    /// `W` of a general similarity; no features where there is none.
+    pub w: Stored<N>,
+    /// The dense bias; no features where there is none.
+    pub bias: Stored<N>,
+    /// ALiBi slopes.
+    pub slopes: Vec<N>,
+    /// Entries of the relative bias.
+    pub table: Vec<N>,
+    /// Sinks.
+    pub sinks: Vec<N>,
+    /// Who may see whom.
+    pub mask: regard::Mask,
+}
+
+/// Buckets and largest distance of the T5 bias.
+const T5_BUCKETS: (usize, usize) = (8, 20);
+
+impl<N: Number> Data<N> {
+    /// The data of a case: the same numbers for every layout and dtype, up to rounding.
+    #[must_use]
+    pub fn new(case: &Case) -> Self {
+        let Dims { batch, heads, q_len, k_len, q_dim, qk_dim, v_dim } = case.dims;
+        let mut noise = Noise::new(case.seed);
+        let mut tensor = |batch, heads, len, dim| {
+            let shape = Shape { batch, heads, len, dim };
+            Stored::new(&noise.normals(batch * heads * len * dim), shape, case.arrangement)
+        };
+        let (q, k) = (tensor(batch, heads.q, q_len, q_dim), tensor(batch, heads.kv, k_len, qk_dim));
+        let v = tensor(batch, heads.kv, k_len, v_dim);
+        let mut w = match case.similarity {
+            SimilarityCase::General => tensor(1, 1, q_dim, qk_dim),
+            SimilarityCase::GeneralPerHead => tensor(1, heads.q, q_dim, qk_dim),
+            _ => tensor(1, 1, 1, 0),
+        };
+        // So that q^T W k is about as large as q . k would be.
+        let size = N::from_f64(1.0 / (q_dim as f64).sqrt());
+        w.data.iter_mut().for_each(|w| *w = *w * size);
+        let bias = case.scores.iter().find_map(|option| match option {
+            ScoreOption::Bias { axes, entries } => {
+                let whole = [batch, heads.q, q_len, k_len];
+                let [b, h, q, k] = std::array::from_fn(|i| if axes[i] { whole[i] } else { 1 });
+                let mut bias = tensor(b, h, q, k);
+                entries.put_into(&mut bias, &mut Noise::new(case.seed + 1));
+                Some(bias)
+            }
+            _ => None,
+        });
+        let bias = bias.unwrap_or_else(|| tensor(1, 1, 1, 0));
+        let buckets = case.scores.iter().find_map(|option| match option {
+            ScoreOption::Clipped(reach) => Some(2 * reach + 1),
+            ScoreOption::T5 { .. } => Some(T5_BUCKETS.0),
+            _ => None,
+        });
+        Self {
+            table: noise.normals(buckets.unwrap_or(0) * heads.q),
+            sinks: noise.normals(heads.q),
+            slopes: alibi_slopes(heads.q).iter().map(|x| N::from_f64(f64::from(*x))).collect(),
+            mask: (case.mask.build)(&case.dims, &mut noise),
+            q,
+            k,
+            v,
+            w,
+            bias,
+        }
+    }
+
+    /// q, k and v.
+    #[must_use]
+    pub fn inputs(&self) -> Inputs<'_, N> {
+        (self.q.view(), self.k.view(), self.v.view())
+    }
+
+    /// The call that a case makes of this data.
+    #[must_use]
+    pub fn problem(&self, case: &Case) -> Problem<'_, N> {
+        let score = case.scores.iter().fold(Score::new(), |score, option| match *option {
+            ScoreOption::Scale(x) => score.scale(x),
+            ScoreOption::Temperature(x) => score.temperature(x),
+            ScoreOption::Softcap(x) => score.softcap(x),
+            ScoreOption::Bias { .. } => score.bias(self.bias.view()),
+            ScoreOption::Alibi => score.alibi(&self.slopes),
+            ScoreOption::Clipped(reach) => {
+                score.relative(RelativeBias::clipped(&self.table, reach))
+            }
+            ScoreOption::T5 { bidirectional } => {
+                let (buckets, farthest) = T5_BUCKETS;
+                score.relative(RelativeBias::t5(&self.table, buckets, farthest, bidirectional))
+            }
+            ScoreOption::Sinks => score.sinks(&self.sinks),
+            ScoreOption::Custom => score.custom(&Wave),
+        });
+        let similarity = match case.similarity {
+            SimilarityCase::Dot => Similarity::Dot,
+            SimilarityCase::Distance => Similarity::Distance,
+            SimilarityCase::General | SimilarityCase::GeneralPerHead => {
+                Similarity::General(self.w.view())
+            }
+        };
+        let (q, k, v) = self.inputs();
+        let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
+        problem.similarity(similarity).align(case.align)
+    }
+}
+
+impl Entries {
+    fn put_into<N: Number>(self, bias: &mut Stored<N>, noise: &mut Noise) {
+        let lowest = -N::max_value();
+        let Shape { batch, heads, len, dim } = bias.shape;
+        for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+            for i in 0..len {
+                let kept = noise.below(dim);
+                for (key, x) in bias.row_mut(b, h, i).iter_mut().enumerate() {
+                    match self {
+                        Self::Hiding if noise.chance(0.3) => *x = N::neg_infinity(),
+                        Self::Lowest if key != kept && noise.chance(0.3) => *x = lowest,
+                        Self::OnlyLowest => *x = lowest,
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+}

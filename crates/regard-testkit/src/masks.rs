@@ -1,0 +1,165 @@
+//! The masks of the table, one line each, with sizes that follow from the shape.
+
+use crate::noise::Noise;
+use regard::{Bits, Dims, Mask, MaskRule, Scope};
+use std::ops::Range;
+
+/// A mask of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct MaskCase {
+    /// Its name in the names of cases.
+    pub name: &'static str,
+    /// Makes it for a shape.
+    pub build: fn(&Dims, &mut Noise) -> Mask,
+}
+
+const fn mask(name: &'static str, build: fn(&Dims, &mut Noise) -> Mask) -> MaskCase {
+    MaskCase { name, build }
+}
+
+/// Every rule, and rules inside rules.
+pub const MASKS: &[MaskCase] = &[
+    mask("full", |_, _| Mask::full()),
+    mask("nothing", |_, _| Mask::full().window(0)),
+    mask("causal", |_, _| Mask::causal()),
+    mask("window", |d, _| Mask::full().window(part(d.k_len, 3))),
+    mask("window_1", |_, _| Mask::full().window(1)),
+    mask("causal_window", |d, _| Mask::causal().window(part(d.k_len, 3))),
+    mask("band", |d, _| Mask::band(Some(part(d.k_len, 4)), Some(part(d.k_len, 7)))),
+    mask("band_back_all", |_, _| Mask::band(None, Some(3))),
+    mask("band_ahead_all", |_, _| Mask::band(Some(2), None)),
+    mask("lengths", |d, n| Mask::lengths(&ends(d, d.batch, n))),
+    mask("lengths_one", |d, n| Mask::lengths(&ends(d, 1, n))),
+    mask("lengths_causal", |d, n| Mask::lengths(&ends(d, d.batch, n)).and(Mask::causal())),
+    mask("spans", |d, n| Mask::spans(&spans(d, n))),
+    mask("spans_causal", |d, n| Mask::causal().and(Mask::spans(&spans(d, n)))),
+    mask("prefix", |d, _| Mask::prefix(d.k_len / 3)),
+    mask("prefix_lm", |d, _| Mask::causal().or(Mask::prefix(d.k_len / 3))),
+    mask("segments", |d, n| Mask::segments(&sorted(d.k_len, n))),
+    mask("segments_causal", |d, n| Mask::segments(&sorted(d.k_len, n)).and(Mask::causal())),
+    mask("segments_unsorted", |d, n| Mask::segments(&unsorted(d.k_len, n))),
+    mask("segments_per_item", |d, n| Mask::segments(&unsorted(d.batch * d.k_len, n))),
+    mask("segments_between", |d, n| {
+        Mask::segments_between(&unsorted(d.q_len, n), &sorted(d.k_len, n))
+    }),
+    mask("segments_between_per_item", |d, n| {
+        Mask::segments_between(&unsorted(d.batch * d.q_len, n), &unsorted(d.batch * d.k_len, n))
+    }),
+    mask("global", |d, n| Mask::global(&positions(d, n))),
+    mask("global_causal", |d, n| Mask::global(&positions(d, n)).and(Mask::causal())),
+    mask("blocks", |d, _| Mask::blocks(part(d.k_len, 4))),
+    mask("every_3", |_, _| Mask::every(3)),
+    mask("every_11_causal", |_, _| Mask::every(11).and(Mask::causal())),
+    mask("columns", |d, _| Mask::columns(part(d.k_len, 5), 2)),
+    mask("strided", |_, _| Mask::strided(7)),
+    mask("strided_causal", |_, _| Mask::strided(5).and(Mask::causal())),
+    mask("fixed", |_, _| Mask::fixed(9, 2)),
+    mask("fixed_causal", |_, _| Mask::causal().and(Mask::fixed(16, 1))),
+    mask("longformer", |d, n| Mask::longformer(part(d.k_len, 8), &positions(d, n))),
+    mask("longformer_padded", |d, n| {
+        let seen = Mask::longformer(part(d.k_len, 8), &positions(d, n));
+        seen.and(Mask::lengths(&ends(d, d.batch, n)))
+    }),
+    mask("bits", |d, n| bits(d, [1, 1], 0.5, n)),
+    mask("bits_per_item", |d, n| bits(d, [d.batch, 1], 0.9, n)),
+    mask("bits_per_head", |d, n| bits(d, [1, d.heads.q], 0.5, n)),
+    mask("bits_per_both", |d, n| bits(d, [d.batch, d.heads.q], 0.2, n)),
+    mask("bits_sparse", |d, n| bits(d, [1, 1], 0.03, n)),
+    mask("bits_causal", |d, n| bits(d, [1, 1], 0.5, n).and(Mask::causal())),
+    mask("bits_hidden_rows", hidden_rows),
+    mask("custom", |_, _| Mask::custom(Ladder)),
+    mask("custom_or_causal", |_, _| Mask::custom(Ladder).or(Mask::causal())),
+    mask("nested_documents", |d, n| {
+        let documents = Mask::segments(&sorted(d.k_len, n)).and(Mask::causal().window(9));
+        documents.or(Mask::global(&positions(d, n)))
+    }),
+    mask("nested_sparse", |d, n| {
+        let near = Mask::full().window(4).or(Mask::columns(6, 1));
+        near.and(Mask::lengths(&ends(d, d.batch, n))).or(Mask::every(5).and(Mask::causal()))
+    }),
+    mask("nested_everything", |d, n| {
+        let some = Mask::blocks(8).or(bits(d, [1, d.heads.q], 0.1, n)).or(Mask::custom(Ladder));
+        let others = Mask::strided(6).or(Mask::spans(&spans(d, n)));
+        some.and(others).or(Mask::band(Some(1), Some(0)))
+    }),
+];
+
+/// The mask of a name.
+///
+/// # Panics
+/// If the table has no such mask.
+#[must_use]
+pub fn named(name: &str) -> MaskCase {
+    *MASKS.iter().find(|m| m.name == name).unwrap_or_else(|| panic!("no mask is named {name}"))
+}
+
+/// A share of the keys, at least one.
+fn part(keys: usize, share: usize) -> usize {
+    (keys / share).max(1)
+}
+
+/// Ends of the real keys, the first item without padding.
+fn ends(d: &Dims, items: usize, noise: &mut Noise) -> Vec<usize> {
+    (0..items)
+        .map(|i| if i == 1 { d.k_len } else { noise.below(d.k_len + 1).max(d.k_len / 4) })
+        .collect()
+}
+
+/// Padding on both sides, of everything in the odd case that start and end meet.
+fn spans(d: &Dims, noise: &mut Noise) -> Vec<Range<usize>> {
+    let start = |n: &mut Noise| n.below(d.k_len / 2 + 1);
+    (0..d.batch).map(|_| start(noise)..d.k_len - start(noise)).collect()
+}
+
+/// Documents one after the other, a few keys each.
+fn sorted(len: usize, noise: &mut Noise) -> Vec<u32> {
+    documents(len, |before| before + u32::from(noise.chance(0.12)))
+}
+
+/// Documents that come back after others.
+fn unsorted(len: usize, noise: &mut Noise) -> Vec<u32> {
+    let four = [3, 0, 2, 1];
+    documents(len, |before| if noise.chance(0.2) { *noise.pick(&four) } else { before })
+}
+
+fn documents(len: usize, mut next: impl FnMut(u32) -> u32) -> Vec<u32> {
+    std::iter::successors(Some(3), |before| Some(next(*before))).take(len).collect()
+}
+
+fn positions(d: &Dims, noise: &mut Noise) -> Vec<usize> {
+    let len = d.k_len.max(d.q_len);
+    (0..len.min(3)).map(|_| noise.below(len)).collect()
+}
+
+fn bits(d: &Dims, [batch, heads]: [usize; 2], visible: f64, noise: &mut Noise) -> Mask {
+    let n = batch * heads * d.q_len * d.k_len;
+    let bools: Vec<bool> = (0..n).map(|_| noise.chance(visible)).collect();
+    of_bools(&bools, [batch, heads, d.q_len, d.k_len])
+}
+
+/// Every second row, and after the last seen one a whole tile, sees nothing.
+fn hidden_rows(d: &Dims, noise: &mut Noise) -> Mask {
+    let pairs = (0..d.q_len).flat_map(|row| (0..d.k_len).map(move |_| row));
+    let bools: Vec<bool> = pairs.map(|row| row % 2 == 0 && row < 63 && noise.chance(0.7)).collect();
+    of_bools(&bools, [1, 1, d.q_len, d.k_len])
+}
+
+fn of_bools(bools: &[bool], shape: [usize; 4]) -> Mask {
+    Mask::bits(Bits::from_bools(bools, shape).expect("as many booleans as the shape says"))
+}
+
+/// A rule as a user might write it: overlapping ranges, empty ones, and some that reach beyond the keys.
+#[derive(Debug)]
+pub struct Ladder;
+
+impl MaskRule for Ladder {
+    fn visible(&self, scope: &Scope, row: usize, ranges: &mut Vec<Range<usize>>) {
+        let first = (row * 2 + scope.head) % (scope.k_len + 1);
+        ranges.push(first..first + 5);
+        ranges.push(first + 3..first + 8);
+        ranges.push(first + 9..first + 9);
+        if row % 3 == scope.batch % 3 {
+            ranges.push(scope.k_len.saturating_sub(4).max(first + 9)..scope.k_len + 3);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Runs the table on everything this machine has, and reports.
+
+use crate::cases::{Case, Dtype};
+use crate::close::{Judge, Ratio, wide};
+use crate::data::Data;
+use regard::reference::Inputs;
+use regard::{Error, Isa, Machine, Number, Output, Plan, Problem};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Each row runs with each of these numbers of threads: alone, with help, and with more threads than most rows have
+/// tiles.
+pub const THREADS: [usize; 3] = [1, 2, 7];
+
+/// What was run and how it went.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Rows of the table, each run on every instruction set with every number of [`THREADS`].
+    pub rows: usize,
+    /// The instruction sets covered.
+    pub isas: Vec<&'static str>,
+    /// The worst of each mask, score option, similarity and layout, by name.
+    pub groups: BTreeMap<String, Group>,
+    /// What went wrong.
+    pub failures: Vec<Failure>,
+}
+
+/// The rows that have something in common.
+#[derive(Clone, Debug, Default)]
+pub struct Group {
+    /// How many.
+    pub rows: usize,
+    /// The part of the allowed error that the worst one took: 1 is the bound.
+    pub worst: Ratio,
+    /// The name of the worst one.
+    pub case: String,
+}
+
+/// A row that is wrong.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Its name.
+    pub case: String,
+    /// Where: the instruction set.
+    pub isa: &'static str,
+    /// Where: the number of threads.
+    pub threads: usize,
+    /// Why.
+    pub why: String,
+}
+
+/// Runs `cases` and compares them with the definition; `progress` hears of rows done and rows in all.
+pub fn check(cases: &[Case], mut progress: impl FnMut(usize, usize)) -> Report {
+    let isas = Isa::available();
+    let names = isas.iter().map(|isa| isa.name()).collect();
+    let mut report = Report { rows: cases.len(), isas: names, ..Report::default() };
+    for (i, case) in cases.iter().enumerate() {
+        let worst = match case.dtype {
+            Dtype::F32 => run::<f32>(case, &isas, &mut report.failures),
+            Dtype::F64 => run::<f64>(case, &isas, &mut report.failures),
+        };
+        for group in case.groups() {
+            report.groups.entry(group).or_default().add(case, worst);
+        }
+        progress(i + 1, cases.len());
+    }
+    report
+}
+
+/// One row everywhere; returns its worst ratio.
+fn run<N: Number>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
+    let data = Data::<N>::new(case);
+    let problem = data.problem(case);
+    let judge = Judge::new(&problem, data.inputs());
+    let mut worst = Ratio::default();
+    let mut fused: Option<Output<N>> = None;
+    for isa in isas {
+        let mut first: Option<Output<N>> = None;
+        for threads in THREADS {
+            let mut fail = |why: String| {
+                failures.push(Failure { case: case.to_string(), isa: isa.name(), threads, why });
+            };
+            let machine = Machine::here().isa(*isa).threads(threads);
+            let call = || -> Result<Output<N>, Error> {
+                let (q, k, v) = data.inputs();
+                Plan::new(problem.clone(), machine)?.forward(q, k, v)
+            };
+            let output = match catch_unwind(AssertUnwindSafe(call)) {
+                Ok(Ok(output)) => output,
+                Ok(Err(error)) => return fail_all(fail, format!("refused: {error}")),
+                Err(_) => return fail_all(fail, "panicked".into()),
+            };
+            if let Some(first) = &first {
+                if !same_bits(first, &output) {
+                    fail(format!("other bits than with {} thread", THREADS[0]));
+                }
+                continue;
+            }
+            match judge.ratio(&output) {
+                Err(why) => fail(why),
+                Ok(ratio) => {
+                    if !ratio.is_close() {
+                        fail(format!(
+                            "{:.3} of the bound in out, {:.3} in lse",
+                            ratio.out, ratio.lse
+                        ));
+                    }
+                    worst = worst.max(ratio);
+                }
+            }
+            // Instruction sets with a fused multiply-add agree to the bit.
+            if isa.name() != "portable" {
+                if fused.as_ref().is_some_and(|fused| !same_bits(fused, &output)) {
+                    fail("other bits than on the instruction set before".into());
+                }
+                fused = Some(output.clone());
+            }
+            first = Some(output);
+        }
+    }
+    worst
+}
+
+fn fail_all(mut fail: impl FnMut(String), why: String) -> Ratio {
+    fail(why);
+    Ratio { out: f64::INFINITY, lse: f64::INFINITY }
+}
+
+/// Attention in `f32`, compiled here once: a test that calls it spares itself a copy of every kernel.
+///
+/// # Panics
+/// If the problem is refused.
+#[inline(never)]
+#[must_use]
+pub fn forward(
+    problem: &Problem<'_, f32>,
+    (q, k, v): Inputs<'_, f32>,
+    isa: Isa,
+    threads: usize,
+) -> Output<f32> {
+    let plan = Plan::new(problem.clone(), Machine::here().isa(isa).threads(threads));
+    plan.and_then(|plan| plan.forward(q, k, v)).expect("a problem that fits its tensors")
+}
+
+/// Whether two results are the same to the bit: NaN and the sign of 0 count.
+#[must_use]
+pub fn same_bits<N: Number>(a: &Output<N>, b: &Output<N>) -> bool {
+    let same = |a: &[N], b: &[N]| {
+        let bits = |x: &N| (x.is_nan(), wide(*x).to_bits());
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| bits(a) == bits(b))
+    };
+    a.out.shape() == b.out.shape() && same(a.out.data(), b.out.data()) && same(&a.lse, &b.lse)
+}
+
+impl Ratio {
+    /// The worse of each.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self { out: self.out.max(other.out), lse: self.lse.max(other.lse) }
+    }
+
+    fn worse(self) -> f64 {
+        self.out.max(self.lse)
+    }
+}
+
+impl Group {
+    fn add(&mut self, case: &Case, ratio: Ratio) {
+        self.rows += 1;
+        if self.case.is_empty() || ratio.worse() > self.worst.worse() {
+            self.case = case.to_string();
+        }
+        self.worst = self.worst.max(ratio);
+    }
+}
+
+impl Report {
+    /// Whether every row was right.
+    #[must_use]
+    pub fn is_green(&self) -> bool {
+        self.failures.is_empty()
+    }
+
+    /// Adds what another part of the table reported.
+    pub fn join(&mut self, other: Self) {
+        self.rows += other.rows;
+        self.isas = other.isas;
+        self.failures.extend(other.failures);
+        for (name, theirs) in other.groups {
+            let ours = self.groups.entry(name).or_default();
+            if theirs.worst.worse() > ours.worst.worse() {
+                ours.case = theirs.case;
+            }
+            ours.rows += theirs.rows;
+            ours.worst = ours.worst.max(theirs.worst);
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:34} {:>6} {:>8} {:>8}  of the allowed error", "", "rows", "out", "lse")?;
+        for (name, Group { rows, worst, .. }) in &self.groups {
+            writeln!(f, "{name:34} {rows:6} {:8.3} {:8.3}", worst.out, worst.lse)?;
+        }
+        for Failure { case, isa, threads, why } in &self.failures {
+            writeln!(f, "FAILED {case} on {isa} with {threads} threads: {why}")?;
+        }
+        let isas = self.isas.join(", ");
+        write!(f, "{} rows on each of {isas}, threads {THREADS:?}: ", self.rows)?;
+        write!(f, "{} failures", self.failures.len())
+    }
+}

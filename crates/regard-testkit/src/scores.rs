@@ -1,0 +1,178 @@
+//! The score options of the table, and the sets of them that are tried together.
+
+use regard::{Pair, ScoreRule};
+use std::fmt;
+
+/// One option of a [`Score`](regard::Score), without its data.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ScoreOption {
+    /// Another scale.
+    Scale(f64),
+    /// A temperature.
+    Temperature(f64),
+    /// A softcap.
+    Softcap(f64),
+    /// A dense bias with these axes whole and the others 1.
+    Bias {
+        /// Batch, heads, queries, keys: whether the bias has the axis.
+        axes: [bool; 4],
+        /// What it holds.
+        entries: Entries,
+    },
+    /// ALiBi with the published slopes.
+    Alibi,
+    /// A relative bias with one bucket for each distance up to this one.
+    Clipped(usize),
+    /// A relative bias with T5's buckets.
+    T5 {
+        /// Whether keys ahead have buckets of their own.
+        bidirectional: bool,
+    },
+    /// Sinks.
+    Sinks,
+    /// The rule [`Wave`].
+    Custom,
+}
+
+/// What a dense bias holds beside normal numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entries {
+    /// Nothing else.
+    Finite,
+    /// Some entries `-inf`, which hide the pair.
+    Hiding,
+    /// Some entries the lowest finite number, as padding is written by several libraries; one entry of each row of the
+    /// bias is an ordinary number.
+    Lowest,
+    /// Every entry the lowest finite number, as a row of padding has it.
+    OnlyLowest,
+}
+
+impl fmt::Display for ScoreOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Scale(x) => write!(f, "scale{x}"),
+            Self::Temperature(x) => write!(f, "temperature{x}"),
+            Self::Softcap(x) => write!(f, "softcap{x}"),
+            Self::Bias { axes, entries } => {
+                write!(f, "bias_")?;
+                for (axis, whole) in "bhqk".chars().zip(axes) {
+                    write!(f, "{}", if *whole { axis } else { '1' })?;
+                }
+                f.write_str(match entries {
+                    Entries::Finite => "",
+                    Entries::Hiding => "_hiding",
+                    Entries::Lowest => "_lowest",
+                    Entries::OnlyLowest => "_only_lowest",
+                })
+            }
+            Self::Alibi => write!(f, "alibi"),
+            Self::Clipped(reach) => write!(f, "clipped{reach}"),
+            Self::T5 { bidirectional: true } => write!(f, "t5_both_ways"),
+            Self::T5 { bidirectional: false } => write!(f, "t5_back"),
+            Self::Sinks => write!(f, "sinks"),
+            Self::Custom => write!(f, "custom"),
+        }
+    }
+}
+
+/// A dense bias; `axes` as letters, `"b1qk"`.
+#[must_use]
+pub const fn bias(axes: &str, entries: Entries) -> ScoreOption {
+    let axes = axes.as_bytes();
+    let axes = [axes[0] != b'1', axes[1] != b'1', axes[2] != b'1', axes[3] != b'1'];
+    ScoreOption::Bias { axes, entries }
+}
+
+use Entries::{Finite, Hiding, Lowest};
+use ScoreOption::{Alibi, Clipped, Custom, Scale, Sinks, Softcap, T5, Temperature};
+
+const T5_BOTH: ScoreOption = T5 { bidirectional: true };
+const T5_BACK: ScoreOption = T5 { bidirectional: false };
+
+/// Sets of options: each alone, every broadcast shape of a bias, and combinations up to all at once.
+pub const SCORES: &[&[ScoreOption]] = &[
+    &[],
+    &[Scale(1.0)],
+    &[Scale(-0.3)],
+    &[Scale(0.0)],
+    &[Temperature(0.5)],
+    &[Temperature(4.0)],
+    &[Softcap(2.0)],
+    &[Softcap(50.0)],
+    &[bias("1111", Finite)],
+    &[bias("111k", Finite)],
+    &[bias("11q1", Finite)],
+    &[bias("11qk", Finite)],
+    &[bias("1h11", Finite)],
+    &[bias("1h1k", Finite)],
+    &[bias("1hq1", Finite)],
+    &[bias("1hqk", Finite)],
+    &[bias("b111", Finite)],
+    &[bias("b11k", Finite)],
+    &[bias("b1q1", Finite)],
+    &[bias("b1qk", Finite)],
+    &[bias("bh11", Finite)],
+    &[bias("bh1k", Finite)],
+    &[bias("bhq1", Finite)],
+    &[bias("bhqk", Finite)],
+    &[bias("11qk", Hiding)],
+    &[bias("b11k", Hiding)],
+    &[bias("1hq1", Hiding)],
+    &[bias("bhqk", Hiding)],
+    &[bias("b11k", Lowest)],
+    &[bias("11qk", Lowest)],
+    &[bias("bhqk", Lowest)],
+    &[Alibi],
+    &[Clipped(0)],
+    &[Clipped(4)],
+    &[T5_BOTH],
+    &[T5_BACK],
+    &[Sinks],
+    &[Custom],
+    &[Scale(1.0), Softcap(5.0)],
+    &[Scale(1.0), Temperature(3.0), Sinks],
+    &[Softcap(3.0), bias("b1qk", Finite)],
+    &[Softcap(3.0), Alibi, Sinks],
+    &[bias("11qk", Finite), Alibi],
+    &[bias("1hqk", Hiding), Sinks],
+    &[bias("b11k", Lowest), Alibi, Sinks],
+    &[bias("b11k", Hiding), T5_BACK, Custom],
+    &[Alibi, T5_BOTH],
+    &[Clipped(7), Custom, Sinks],
+    &[Temperature(0.8), T5_BOTH, Softcap(10.0)],
+    &[
+        Scale(0.2),
+        Temperature(0.7),
+        Softcap(4.0),
+        bias("bhqk", Finite),
+        Alibi,
+        Clipped(5),
+        Custom,
+        Sinks,
+    ],
+    &[Scale(0.4), Softcap(8.0), bias("1h1k", Hiding), Alibi, T5_BACK, Custom, Sinks],
+];
+
+/// A rule as a user might write it, whose slope is never constant. `-inf` stays `-inf`: hidden pairs stay hidden.
+#[derive(Debug)]
+pub struct Wave;
+
+impl Wave {
+    fn phase(at: Pair) -> f64 {
+        (at.row + 2 * at.key + 3 * at.head + 5 * at.batch) as f64
+    }
+}
+
+impl ScoreRule for Wave {
+    fn apply(&self, at: Pair, score: f64) -> f64 {
+        if score == f64::NEG_INFINITY {
+            return score;
+        }
+        score + 0.25 * (score + Self::phase(at)).sin()
+    }
+
+    fn slope(&self, at: Pair, score: f64) -> f64 {
+        1.0 + 0.25 * (score + Self::phase(at)).cos()
+    }
+}

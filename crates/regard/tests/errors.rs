@@ -1,0 +1,284 @@
+//! Every way a call can be wrong: the value of the error, and a message that names the place, the numbers and the remedy.
+
+use regard::{
+    Align, Bits, Error, Machine, Mask, Output, Plan, Problem, RelativeBias, Score, Shape,
+    Similarity, Strides, Tensor, View, ViewMut,
+};
+
+/// Compares the error and looks for each word in its message.
+fn refused<T>(result: Result<T, Error>, expected: Error, words: &[&str]) {
+    let Err(error) = result else { panic!("accepted, instead of: {expected}") };
+    let message = error.to_string();
+    for word in words {
+        assert!(message.contains(word), "`{message}` does not say `{word}`");
+    }
+    assert_eq!(error, expected, "{message}");
+}
+
+fn shape([batch, heads, len, dim]: [usize; 4]) -> Shape {
+    Shape { batch, heads, len, dim }
+}
+
+/// 2 items, 4 query heads, 2 key heads, 5 queries, 7 keys, 3 features.
+fn problem<'a>() -> Problem<'a, f32> {
+    Problem::of_shapes(shape([2, 4, 5, 3]), shape([2, 2, 7, 3]), shape([2, 2, 7, 6]))
+}
+
+fn axis(axis: &'static str, left: (&'static str, usize), right: (&'static str, usize)) -> Error {
+    Error::Axis { axis, left, right }
+}
+
+#[test]
+fn tensors_that_disagree_are_errors() {
+    let check = |q, k, v, expected: Error, words: &[&str]| {
+        let problem = Problem::<f32>::of_shapes(shape(q), shape(k), shape(v));
+        refused(problem.check(), expected.clone(), words);
+        refused(Plan::new(problem, Machine::here()), expected, words);
+    };
+    let v = [2, 2, 7, 6];
+    let equal = "must be equal";
+    let e = axis("batch", ("q", 1), ("k", 2));
+    check([1, 4, 5, 3], [2, 2, 7, 3], v, e, &["batch: q has 1, k has 2", equal]);
+    let e = axis("batch", ("k", 2), ("v", 3));
+    check([2, 4, 5, 3], [2, 2, 7, 3], [3, 2, 7, 6], e, &["batch: k has 2, v has 3", equal]);
+    let e = axis("heads", ("k", 2), ("v", 4));
+    check([2, 4, 5, 3], [2, 2, 7, 3], [2, 4, 7, 6], e, &["heads: k has 2, v has 4", equal]);
+    let e = axis("keys", ("k", 7), ("v", 8));
+    check([2, 4, 5, 3], [2, 2, 7, 3], [2, 2, 8, 6], e, &["keys: k has 7, v has 8", equal]);
+    let e = axis("features", ("q", 64), ("k", 32));
+    check([2, 4, 5, 64], [2, 2, 7, 32], v, e, &["features: q has 64, k has 32", equal]);
+    let e = Error::HeadGroups { q: 4, kv: 3 };
+    let words = ["heads", "q has 4", "have 3", "multiple"];
+    check([2, 4, 5, 3], [2, 3, 7, 3], [2, 3, 7, 6], e, &words);
+    let e = Error::HeadGroups { q: 4, kv: 0 };
+    check([2, 4, 5, 3], [2, 0, 7, 3], [2, 0, 7, 6], e, &["q has 4", "have 0", "multiple"]);
+    let e = Error::NoFeatures { tensor: "q" };
+    check([2, 4, 5, 0], [2, 2, 7, 0], v, e, &["features: q has 0", "at least 1"]);
+    let e = Error::NoFeatures { tensor: "k" };
+    check([2, 4, 5, 3], [2, 2, 7, 0], v, e, &["features: k has 0", "at least 1"]);
+}
+
+#[test]
+fn memory_that_does_not_fit_is_an_error() {
+    let mut data = [0f32; 10];
+    let short = Error::DataLength { needed: 12, found: 10 };
+    let words = ["needs 12", "has 10", "longer slice"];
+    refused(View::bhsd(&data, [1, 1, 4, 3]), short.clone(), &words);
+    refused(View::bshd(&data, [1, 4, 1, 3]), short.clone(), &words);
+    refused(View::matrix(&data, [4, 3]), short.clone(), &words);
+    refused(ViewMut::bhsd(&mut data, [1, 1, 4, 3]), short.clone(), &words);
+    refused(ViewMut::bshd(&mut data, [1, 4, 1, 3]), short.clone(), &words);
+    refused(Tensor::new(vec![0f32; 10], shape([1, 1, 4, 3]), regard::Layout::Bhsd), short, &words);
+    let strides = Strides { batch: 0, heads: 0, len: 9 };
+    let e = Error::DataLength { needed: 12, found: 10 };
+    refused(View::strided(&data, shape([1, 1, 2, 3]), strides), e, &words);
+    let huge = [usize::MAX, 2, 4, 3];
+    let e = Error::ShapeOverflow { shape: huge };
+    let words = ["[18446744073709551615, 2, 4, 3]", "order of the axes"];
+    refused(View::bhsd(&data, huge), e.clone(), &words);
+    refused(ViewMut::bhsd(&mut data, huge), e.clone(), &words);
+    refused(Tensor::new(vec![0f32; 1], shape(huge), regard::Layout::Bshd), e.clone(), &words);
+    refused(Bits::from_bools(&[true], huge), e, &words);
+    let far = Strides { batch: usize::MAX / 2, heads: 1, len: 3 };
+    let e = Error::ShapeOverflow { shape: [4, 1, 1, 3] };
+    refused(View::strided(&data, shape([4, 1, 1, 3]), far), e, &["[4, 1, 1, 3]"]);
+    let overlap = Strides { batch: 0, heads: 4, len: 2 };
+    let e = Error::OutputOverlap { strides: [0, 4, 2] };
+    let words = ["[0, 4, 2]", "share memory", "stride"];
+    refused(ViewMut::strided(&mut data, shape([1, 2, 2, 3]), overlap), e, &words);
+    let e = Error::DataLength { needed: 8, found: 3 };
+    refused(Bits::from_bools(&[true; 3], [1, 1, 2, 4]), e, &["needs 8", "has 3"]);
+}
+
+#[test]
+fn masks_that_do_not_fit_are_errors() {
+    let check = |mask: Mask, expected: Error, words: &[&str]| {
+        refused(problem().mask(mask.clone()).check(), expected.clone(), words);
+        // The same inside others.
+        let nested = Mask::blocks(2).or(Mask::causal().and(mask));
+        refused(problem().mask(nested).check(), expected, words);
+    };
+    let count = |option, n, what, found| Error::Count { option, expected: (n, what), found };
+    let e = count("lengths", 2, "one for each item of the batch", 3);
+    check(Mask::lengths(&[1, 2, 3]), e, &["lengths", "3 entries", "give 2", "each item"]);
+    let e = Error::OutOfRange { option: "lengths", found: 8, limit: 8 };
+    let words = ["lengths: 8", "below 8"];
+    check(Mask::lengths(&[3, 8]), e.clone(), &words);
+    check(Mask::spans(&[0..3, 2..8]), e.clone(), &words);
+    check(Mask::prefix(8), e, &words);
+    let what = "one for each key, or for each key of each item";
+    let e = count("segments", 7, what, 6);
+    check(Mask::segments(&[0; 6]), e.clone(), &["segments: 6 entries", "give 7", "each key"]);
+    check(Mask::segments_between(&[0; 5], &[0; 6]), e, &["segments: 6 entries", "give 7"]);
+    let e = count("segments", 5, "one for each query, or for each query of each item", 9);
+    let words = ["segments: 9 entries", "give 5", "each query"];
+    check(Mask::segments_between(&[0; 9], &[0; 7]), e, &words);
+    check(Mask::blocks(0), Error::Zero { option: "blocks" }, &["blocks: 0", "at least 1"]);
+    check(Mask::every(0), Error::Zero { option: "every" }, &["every: 0", "at least 1"]);
+    check(Mask::strided(0), Error::Zero { option: "every" }, &["every: 0", "at least 1"]);
+    check(Mask::columns(0, 1), Error::Zero { option: "columns" }, &["columns: 0", "at least 1"]);
+    check(Mask::fixed(0, 1), Error::Zero { option: "blocks" }, &["blocks: 0", "at least 1"]);
+    let bits = |shape: [usize; 4]| {
+        let all = vec![true; shape.iter().product()];
+        Mask::bits(Bits::from_bools(&all, shape).unwrap())
+    };
+    for found in [[3, 1, 5, 7], [1, 3, 5, 7], [1, 1, 4, 7], [2, 4, 5, 1]] {
+        let e = Error::Broadcast { option: "bits", found, scores: [2, 4, 5, 7] };
+        check(bits(found), e, &["bits", &format!("{found:?}"), "[2, 4, 5, 7]", "equal or 1"]);
+    }
+}
+
+#[test]
+fn a_global_position_outside_the_sequence_is_named_as_given() {
+    let e = Error::OutOfRange { option: "global", found: 7, limit: 7 };
+    let problem = problem().mask(Mask::global(&[2, 7]));
+    refused(problem.check(), e, &["global: 7 is out of range", "below 7"]);
+}
+
+#[test]
+fn the_largest_position_is_an_error_and_no_panic() {
+    let e = Error::OutOfRange { option: "global", found: usize::MAX, limit: 7 };
+    refused(problem().mask(Mask::global(&[usize::MAX])).check(), e, &["global", "below 7"]);
+}
+
+#[test]
+fn scores_that_do_not_fit_are_errors() {
+    let check = |score: Score<'_, f32>, expected: Error, words: &[&str]| {
+        refused(problem().score(score).check(), expected, words);
+    };
+    let value = |option, found, accepted| Error::Value { option, found, accepted };
+    let finite = "a finite number";
+    let e = value("scale", f64::INFINITY, finite);
+    check(Score::new().scale(f64::INFINITY), e, &["scale: inf", finite]);
+    let above = "a finite number above 0";
+    for t in [0.0, -1.0, f64::INFINITY] {
+        let e = value("temperature", t, above);
+        check(Score::new().temperature(t), e, &[&format!("temperature: {t}"), above]);
+        let e = value("softcap", t, "a finite number above 0, or leave it out");
+        check(Score::new().softcap(t), e, &[&format!("softcap: {t}"), above, "leave it out"]);
+    }
+    for (score, option) in
+        [(Score::new().scale(f64::NAN), "scale"), (Score::new().softcap(f64::NAN), "softcap")]
+    {
+        let error = problem().score(score).check().unwrap_err().to_string();
+        assert!(error.starts_with(option) && error.contains("NaN is not usable"), "{error}");
+    }
+    let heads = "one for each query head";
+    let count = |option, n, what, found| Error::Count { option, expected: (n, what), found };
+    let e = count("alibi", 4, heads, 2);
+    check(Score::new().alibi(&[0.5; 2]), e, &["alibi: 2 entries", "give 4", heads]);
+    let e = count("sinks", 4, heads, 5);
+    check(Score::new().sinks(&[0.5; 5]), e, &["sinks: 5 entries", "give 4", heads]);
+    let table = [0.0; 10];
+    for (relative, n) in [
+        (RelativeBias::clipped(&table, 1), 12),
+        (RelativeBias::t5(&table, 8, 20, true), 32),
+        (RelativeBias::t5(&table, 8, 20, false), 32),
+    ] {
+        let e = count("relative bias", n, "buckets x query heads", 10);
+        let words = ["relative bias: 10 entries", &format!("give {n}"), "buckets"];
+        check(Score::new().relative(relative), e, &words);
+    }
+    for found in [[3, 1, 1, 1], [1, 2, 1, 1], [1, 1, 4, 1], [2, 4, 5, 6], [1, 1, 1, 0]] {
+        let data = vec![0.0; found.iter().product()];
+        let bias = View::bhsd(&data, found).unwrap();
+        let e = Error::Broadcast { option: "bias", found, scores: [2, 4, 5, 7] };
+        let words = ["bias", &format!("{found:?}"), "[2, 4, 5, 7]", "equal or 1"];
+        check(Score::new().bias(bias), e, &words);
+    }
+}
+
+#[test]
+fn a_table_has_as_many_buckets_as_were_asked_for() {
+    // Near distances fill the first half of the buckets only; the table still has all of them.
+    let table = [0.0; 32 * 4];
+    let relative = RelativeBias::t5(&table, 32, 8, false);
+    problem().score(Score::new().relative(relative)).check().unwrap();
+}
+
+#[test]
+fn similarities_and_alignments_that_do_not_fit_are_errors() {
+    let data = vec![0.0; 200];
+    let check = |w: [usize; 4], expected: Error, words: &[&str]| {
+        let w = View::bhsd(&data, w).unwrap();
+        refused(problem().similarity(Similarity::General(w)).check(), expected, words);
+    };
+    let equal = "must be equal";
+    let e = axis("features", ("q", 3), ("rows of W", 4));
+    check([1, 1, 4, 3], e, &["features: q has 3, rows of W has 4", equal]);
+    let e = axis("features", ("k", 3), ("columns of W", 5));
+    check([1, 1, 3, 5], e, &["features: k has 3, columns of W has 5", equal]);
+    let e = axis("batch", ("W", 2), ("a shared W", 1));
+    check([2, 1, 3, 3], e, &["batch: W has 2, a shared W has 1", equal]);
+    let e = axis("heads", ("q", 4), ("W", 2));
+    check([1, 2, 3, 3], e, &["heads: q has 4, W has 2", equal]);
+    let at = i64::MAX;
+    let accepted = "a position that fits in 62 bits";
+    let e = Error::Value { option: "align", found: at as f64, accepted };
+    refused(
+        problem().align(Align::Offset(at)).check(),
+        e,
+        &["align: 9223372036854775808", accepted],
+    );
+}
+
+#[test]
+fn tensors_that_do_not_fit_the_plan_are_errors() {
+    let data = vec![0f32; 1000];
+    let view = |shape| View::bhsd(&data, shape).unwrap();
+    let (q, k, v) = (view([2, 4, 5, 3]), view([2, 2, 7, 3]), view([2, 2, 7, 6]));
+    let plan = Plan::new(problem(), Machine::here()).unwrap();
+    let planned = |axis_name, n, name, found| axis(axis_name, ("the plan", n), (name, found));
+    let mut out = vec![0f32; 2 * 4 * 5 * 6];
+    for (inputs, e, says) in [
+        ((view([1, 4, 5, 3]), k, v), planned("batch", 2, "q", 1), "batch: the plan has 2, q has 1"),
+        ((q, view([2, 1, 7, 3]), v), planned("heads", 2, "k", 1), "heads: the plan has 2, k has 1"),
+        (
+            (q, k, view([2, 2, 6, 6])),
+            planned("length", 7, "v", 6),
+            "length: the plan has 7, v has 6",
+        ),
+        ((q, k, view([2, 2, 7, 5])), planned("features", 6, "v", 5), "features: the plan has 6"),
+    ] {
+        let words = [says, "must be equal"];
+        refused(plan.forward(inputs.0, inputs.1, inputs.2), e.clone(), &words);
+        let mut out = ViewMut::bhsd(&mut out, [2, 4, 5, 6]).unwrap();
+        refused(plan.forward_into(inputs, &mut out, &mut [0.0; 40]), e, &words);
+    }
+    let mut small = ViewMut::bhsd(&mut out, [2, 4, 5, 4]).unwrap();
+    let e = planned("features", 6, "the output", 4);
+    let words = ["features: the plan has 6, the output has 4", "must be equal"];
+    refused(plan.forward_into((q, k, v), &mut small, &mut [0.0; 40]), e, &words);
+    let mut whole = ViewMut::bhsd(&mut out, [2, 4, 5, 6]).unwrap();
+    let expected = (40, "batch x query heads x queries");
+    let e = Error::Count { option: "lse", expected, found: 39 };
+    let words = ["lse: 39 entries", "give 40", "queries"];
+    refused(plan.forward_into((q, k, v), &mut whole, &mut [0.0; 39]), e, &words);
+}
+
+#[test]
+fn parts_that_do_not_fit_together_are_errors() {
+    let none: &[Output<f32>] = &[];
+    refused(Output::merge(none), Error::NothingToMerge, &["merge: no parts", "at least one"]);
+    let part = |s: [usize; 4]| Output {
+        out: Tensor::new(vec![0f32; s.iter().product()], shape(s), regard::Layout::Bhsd).unwrap(),
+        lse: vec![0.0; s[0] * s[1] * s[2]],
+    };
+    let first = [2, 3, 4, 5];
+    for (i, name) in ["batch", "heads", "queries", "features"].into_iter().enumerate() {
+        let mut other = first;
+        other[i] += 1;
+        let (a, b) = (first[i], other[i]);
+        let e = axis(name, ("the first part", a), ("another part", b));
+        let words = [&*format!("{name}: the first part has {a}, another part has {b}"), "equal"];
+        refused(Output::merge(&[part(first), part(first), part(other)]), e, &words);
+    }
+}
+
+#[test]
+fn parts_whose_lse_does_not_fit_are_an_error_and_no_panic() {
+    let out = Tensor::new(vec![0f32; 4], shape([1, 1, 4, 1]), regard::Layout::Bhsd).unwrap();
+    let (whole, short) = (vec![0.0; 4], vec![0.0; 3]);
+    let parts = [Output { out: out.clone(), lse: whole }, Output { out, lse: short }];
+    assert!(Output::merge(&parts).is_err());
+}

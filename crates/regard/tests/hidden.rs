@@ -1,0 +1,234 @@
+//! What a row does not see cannot reach it, and what it sees may be as large as it likes.
+
+use regard::{Align, Isa, Output, Problem, Score, View};
+use regard_testkit::cases::dims;
+use regard_testkit::masks::{MASKS, named};
+use regard_testkit::run::{forward, same_bits};
+use regard_testkit::scores::{Entries, ScoreOption, bias};
+use regard_testkit::{Case, Data, Judge};
+
+/// The result of a case on one instruction set.
+fn run(case: &Case, data: &Data<f32>, isa: Isa) -> Output<f32> {
+    forward(&data.problem(case), data.inputs(), isa, 2)
+}
+
+/// Whether a row sees a key: by the mask, and by a bias that is not `-inf`.
+fn sees(case: &Case, data: &Data<f32>, [b, h, row, key]: [usize; 4]) -> bool {
+    let scope = data.problem(case).scope(b, h);
+    let on = |i: usize, n: usize| if n == 1 { 0 } else { i };
+    let s = data.bias.shape;
+    let hidden = s.dim > 0
+        && data.bias.view().row(on(b, s.batch), on(h, s.heads), on(row, s.len))[on(key, s.dim)]
+            == f32::NEG_INFINITY;
+    data.mask.sees(&scope, row, key) && !hidden
+}
+
+/// Puts `poison` into key `key` and its value, and demands that all rows that do not see it keep their bits.
+fn poison_one(case: &Case, data: &Data<f32>, clean: &Output<f32>, (key, isa): (usize, Isa)) {
+    let d = case.dims;
+    let groups = d.heads.q / d.heads.kv;
+    for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut poisoned = data.clone();
+        for (b, h) in (0..d.batch).flat_map(|b| (0..d.heads.kv).map(move |h| (b, h))) {
+            poisoned.k.row_mut(b, h, key).fill(poison);
+            poisoned.v.row_mut(b, h, key).fill(poison);
+        }
+        let output = run(case, &poisoned, isa);
+        for (i, lse) in output.lse.iter().enumerate() {
+            let (item, row) = (i / d.q_len, i % d.q_len);
+            let (b, h) = (item / d.heads.q, item % d.heads.q);
+            if sees(case, data, [b, h, row, key]) {
+                continue;
+            }
+            let rows = [&output, clean].map(|o| o.out.view().row(b, h, row));
+            let same = lse.to_bits() == clean.lse[i].to_bits()
+                && rows[0].iter().zip(rows[1]).all(|(a, b)| a.to_bits() == b.to_bits());
+            let [now, before] = rows;
+            assert!(
+                same,
+                "{case} on {}: {poison} in key {key}, of {groups} heads, changed row {row} from {before:?} to {now:?}",
+                isa.name()
+            );
+        }
+    }
+}
+
+fn hidden_keys_change_nothing(case: &Case) {
+    let data = Data::new(case);
+    for isa in Isa::available() {
+        let clean = run(case, &data, isa);
+        for key in [0, 1, case.dims.k_len / 2, case.dims.k_len - 1] {
+            poison_one(case, &data, &clean, (key, isa));
+        }
+    }
+}
+
+#[test]
+fn hidden_keys_are_never_touched() {
+    for shape in [[2, 2, 1, 33, 40, 8, 8], [1, 1, 1, 70, 67, 16, 3], [1, 1, 1, 1, 130, 4, 16]] {
+        for mask in MASKS {
+            hidden_keys_change_nothing(&Case::new(dims(shape)).mask(*mask));
+            let scores = [ScoreOption::Softcap(4.0), ScoreOption::Alibi, ScoreOption::Sinks];
+            hidden_keys_change_nothing(&Case::new(dims(shape)).mask(*mask).scores(&scores));
+        }
+        for align in [Align::Start, Align::Offset(-5), Align::Offset(7)] {
+            let case = Case::new(dims(shape)).align(align);
+            hidden_keys_change_nothing(&case.clone().mask(named("causal")));
+            hidden_keys_change_nothing(&case.mask(named("strided_causal")));
+        }
+    }
+}
+
+#[test]
+fn keys_hidden_by_a_bias_are_never_touched() {
+    for axes in ["11qk", "b11k", "1hqk", "bhqk"] {
+        for mask in ["full", "causal"] {
+            let case = Case::new(dims([2, 2, 1, 33, 40, 8, 8])).mask(named(mask));
+            hidden_keys_change_nothing(&case.scores(&[bias(axes, Entries::Hiding)]));
+        }
+    }
+}
+
+#[test]
+fn a_relative_bias_does_not_bring_back_what_a_bias_hides() {
+    let hiding = bias("111k", Entries::Hiding);
+    let case = Case::new(dims([1, 1, 1, 1, 1, 1, 1]));
+    for relative in [ScoreOption::Clipped(0), ScoreOption::T5 { bidirectional: true }] {
+        let case = case.clone().scores(&[hiding, relative]);
+        let mut data = Data::<f32>::new(&case);
+        data.bias.data.fill(f32::NEG_INFINITY);
+        for isa in Isa::available() {
+            let output = run(&case, &data, isa);
+            assert_eq!((output.lse[0], output.out.data()[0]), (f32::NEG_INFINITY, 0.0), "{case}");
+        }
+    }
+}
+
+#[test]
+fn rows_that_see_nothing_are_zero() {
+    for mask in ["nothing", "bits_hidden_rows"] {
+        let case = Case::new(dims([2, 2, 1, 70, 9, 8, 8])).mask(named(mask));
+        let sinks = case.clone().scores(&[ScoreOption::Sinks]);
+        let data = Data::new(&case);
+        for isa in Isa::available() {
+            let (plain, sunk) = (run(&case, &data, isa), run(&sinks, &data, isa));
+            for (i, lse) in plain.lse.iter().enumerate() {
+                let (item, row) = (i / 70, i % 70);
+                let (b, h) = (item / 2, item % 2);
+                if (0..9).any(|key| sees(&case, &data, [b, h, row, key])) {
+                    continue;
+                }
+                assert_eq!(*lse, f32::NEG_INFINITY);
+                let sink = data.sinks[h];
+                let error = (sunk.lse[i] - sink).abs();
+                assert!(error <= 2.0 * f32::EPSILON * sink.abs(), "{} {sink}", sunk.lse[i]);
+                for output in [&plain, &sunk] {
+                    assert!(output.out.view().row(b, h, row).iter().all(|x| *x == 0.0));
+                }
+            }
+        }
+    }
+}
+
+/// One head with the given scores for every row (one feature, queries of 1) and the given values.
+fn with_scores(scores: &[f32], values: &[f32], rows: usize, isa: Isa) -> Output<f32> {
+    let ones = vec![1.0; rows];
+    let q = View::matrix(&ones, [rows, 1]).unwrap();
+    let (k, v) = (View::matrix(scores, [scores.len(), 1]), View::matrix(values, [scores.len(), 1]));
+    let (k, v) = (k.unwrap(), v.unwrap());
+    let problem = Problem::new(&q, &k, &v).score(Score::new().scale(1.0));
+    let output = forward(&problem, (q, k, v), isa, 2);
+    assert!(output.lse.iter().all(|x| *x == output.lse[0]));
+    assert!(output.out.data().iter().all(|x| *x == output.out.data()[0]));
+    output
+}
+
+#[test]
+fn huge_scores_stay_finite() {
+    for isa in Isa::available() {
+        for keys in [1, 2, 65, 200, 8200] {
+            for size in [1e10f32, 1e30, 1e37] {
+                let signs = [1.0, -1.0, 0.0];
+                let scores: Vec<f32> = (0..keys).map(|i| size * signs[i % 3]).collect();
+                let values: Vec<f32> = (0..keys).map(|i| (i % 3) as f32 + 1.0).collect();
+                for (scores, best) in [
+                    (scores.clone(), 1.0), // the largest score belongs to the values of 1
+                    (scores.iter().map(|s| -s - size).collect(), if keys > 1 { 2.0 } else { 1.0 }),
+                ] {
+                    let output = with_scores(&scores, &values, 3, isa);
+                    assert!(output.lse[0].is_finite(), "{} {keys} {size}", isa.name());
+                    assert_eq!(output.out.data()[0], best, "{} {keys} {size}", isa.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn scores_that_grow_along_the_keys_stay_exact() {
+    for (isa, step) in
+        Isa::available().into_iter().flat_map(|isa| [0.01f32, 0.3, 2.0, 40.0].map(|s| (isa, s)))
+    {
+        for (rows, keys) in [(1, 300), (70, 1000), (3, 9000)] {
+            let scores: Vec<f32> = (0..keys).map(|i| step * i as f32).collect();
+            let values: Vec<f32> = (0..keys).map(|i| (i as f32 * 0.37).sin()).collect();
+            let output = with_scores(&scores, &values, rows, isa);
+            let (q, one) = ([1.0f32], [1, 1]);
+            let q = View::matrix(&q, one).unwrap();
+            let k = View::matrix(&scores, [keys, 1]).unwrap();
+            let v = View::matrix(&values, [keys, 1]).unwrap();
+            let problem = Problem::new(&q, &k, &v).score(Score::new().scale(1.0));
+            let judge = Judge::new(&problem, (q, k, v));
+            let first = with_scores(&scores, &values, 1, isa);
+            let ratio = judge.ratio(&first).unwrap();
+            assert!(ratio.is_close(), "{} {step} {rows}x{keys}: {ratio:?}", isa.name());
+            let near = |a: f32, b: f32| (a - b).abs() <= 4.0 * f32::EPSILON * b.abs().max(1.0);
+            assert!(near(output.lse[0], first.lse[0]));
+        }
+    }
+}
+
+#[test]
+fn huge_values_stay_finite() {
+    for isa in Isa::available() {
+        for keys in [1, 64, 1000, 9000] {
+            let scores: Vec<f32> = (0..keys).map(|i| (i as f32 * 0.7).sin()).collect();
+            let output = with_scores(&scores, &vec![1e30; keys], 5, isa);
+            let out = output.out.data()[0];
+            assert!((out / 1e30 - 1.0).abs() < 1e-5, "{} {keys}: {out}", isa.name());
+        }
+    }
+}
+
+/// The first tile is low, so all later ones weigh nearly as much as is allowed before the reference moves; their sum
+/// must not overflow either.
+#[test]
+fn huge_values_stay_finite_when_later_scores_are_higher() {
+    for isa in Isa::available() {
+        for (rows, keys) in [(5, 4000), (200, 30_000), (1, 40_000)] {
+            let score = |i: usize| if i < 64 { 0.0 } else { 9.5 };
+            let scores: Vec<f32> = (0..keys).map(score).collect();
+            let output = with_scores(&scores, &vec![1e30; keys], rows, isa);
+            let out = output.out.data()[0];
+            assert!((out / 1e30 - 1.0).abs() < 1e-4, "{} {rows}x{keys}: {out}", isa.name());
+        }
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_what_other_rows_hold() {
+    let case = Case::new(dims([1, 1, 1, 70, 70, 8, 8])).mask(named("causal"));
+    for isa in Isa::available() {
+        let mut data = Data::new(&case);
+        let clean = run(&case, &data, isa);
+        data.q.row_mut(0, 0, 13).fill(f32::NAN);
+        let mut output = run(&case, &data, isa);
+        // Row 13 itself is NaN, the others are as they were.
+        assert!(output.lse[13].is_nan());
+        output.lse[13] = clean.lse[13];
+        let mut values = output.out.clone().into_data();
+        values[13 * 8..14 * 8].copy_from_slice(clean.out.view().row(0, 0, 13));
+        output.out = regard::Tensor::new(values, clean.out.shape(), clean.out.layout()).unwrap();
+        assert!(same_bits(&output, &clean), "{}", isa.name());
+    }
+}

@@ -1,0 +1,82 @@
+//! Nothing panics: exotic sizes are computed or refused.
+
+mod strategies;
+
+use proptest::prelude::*;
+use regard::{Align, Isa, Mask, Scope};
+use regard_testkit::cases::{SimilarityCase, dims};
+use regard_testkit::run::forward;
+use regard_testkit::scores::SCORES;
+use regard_testkit::{Arrangement, Case, Data, Noise};
+
+fn cases() -> impl Strategy<Value = Case> {
+    let sizes = [0..3usize, 0..4, 0..3, 0..7, 0..9, 0..4, 0..4];
+    let arrangements = [Arrangement::Bhsd, Arrangement::Bshd, Arrangement::Slice];
+    let aligns = prop_oneof![
+        Just(Align::End),
+        Just(Align::Start),
+        (-9i64..9).prop_map(Align::Offset),
+        any::<i64>().prop_map(Align::Offset)
+    ];
+    let options = (0..SCORES.len(), 0..4usize, 0..3usize, aligns, any::<u64>());
+    (sizes, options).prop_map(move |(sizes, (scores, similarity, arrangement, align, seed))| Case {
+        seed: seed >> 1,
+        ..Case::new(dims(sizes))
+            .scores(SCORES[scores])
+            .similarity(SimilarityCase::ALL[similarity])
+            .arrangement(arrangements[arrangement])
+            .align(align)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    #[test]
+    fn exotic_shapes_are_computed_or_refused(case in cases(), tree in strategies::masks()) {
+        let mut data = Data::<f32>::new(&case);
+        data.mask = tree.build(&case.dims, &mut Noise::new(case.seed));
+        let problem = data.problem(&case);
+        if problem.check().is_err() {
+            return Ok(());
+        }
+        for isa in Isa::available() {
+            let output = forward(&problem, data.inputs(), isa, 2);
+            prop_assert!(output.out.data().iter().all(|x| x.is_finite()), "{}", case);
+            let is_lse = |x: &f32| x.is_finite() || *x == f32::NEG_INFINITY;
+            prop_assert!(output.lse.iter().all(is_lse), "{}", case);
+        }
+    }
+}
+
+fn scope(len: usize) -> Scope {
+    Scope { batch: 0, head: 0, q_len: len, k_len: len, offset: 0 }
+}
+
+#[test]
+fn a_window_wider_than_the_sequence_sees_everything() {
+    for width in [10, 1 << 40, 1 << 62, usize::MAX / 2, usize::MAX] {
+        let mask = Mask::full().window(width);
+        assert!(mask.sees(&scope(10), 5, 0), "window {width}");
+        assert_eq!(mask.visible(&scope(10), 5), vec![0..10], "window {width}");
+    }
+}
+
+#[test]
+fn a_block_wider_than_the_sequence_sees_everything() {
+    for width in [10, 1 << 40, 1 << 62, usize::MAX / 2, usize::MAX] {
+        for mask in [Mask::blocks(width), Mask::columns(width, width)] {
+            assert!(mask.sees(&scope(10), 5, 0), "{mask}");
+            assert_eq!(mask.visible(&scope(10), 5), vec![0..10], "{mask}");
+        }
+    }
+}
+
+#[test]
+fn a_stride_wider_than_the_sequence_sees_the_own_key() {
+    for stride in [10, 1 << 40, usize::MAX / 2, usize::MAX] {
+        let mask = Mask::every(stride);
+        assert!(!mask.sees(&scope(10), 5, 0), "every {stride}");
+        assert_eq!(mask.visible(&scope(10), 5), vec![5..6], "every {stride}");
+    }
+}

@@ -1,0 +1,55 @@
+//! The case table on every instruction set of this machine, in parts that run side by side.
+//!
+//! `REGARD_REQUIRE_ISAS=avx2,avx512` makes a run fail that did not cover these.
+
+use regard::Isa;
+use regard_testkit::{Case, Dtype, cases, check};
+
+/// Parts of the table; every `PARTS`-th row belongs together, so that each part has some of everything.
+const PARTS: usize = 4;
+
+fn run(rows: impl Iterator<Item = Case>) {
+    let rows: Vec<Case> = rows.collect();
+    let report = check(&rows, |_, _| {});
+    println!("{report}");
+    assert!(report.is_green(), "{} of {} runs failed", report.failures.len(), report.rows);
+}
+
+fn part(i: usize) {
+    run(cases().into_iter().filter(|c| c.dtype == Dtype::F32).skip(i).step_by(PARTS));
+}
+
+#[test]
+fn the_first_part_of_the_table_agrees_with_the_definition() {
+    part(0);
+}
+
+#[test]
+fn the_second_part_of_the_table_agrees_with_the_definition() {
+    part(1);
+}
+
+#[test]
+fn the_third_part_of_the_table_agrees_with_the_definition() {
+    part(2);
+}
+
+#[test]
+fn the_fourth_part_of_the_table_agrees_with_the_definition() {
+    part(3);
+}
+
+#[test]
+fn the_table_in_double_precision_agrees_with_the_definition() {
+    run(cases().into_iter().filter(|c| c.dtype == Dtype::F64));
+}
+
+#[test]
+fn the_required_instruction_sets_are_covered() {
+    let covered: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
+    println!("instruction sets covered: {}", covered.join(", "));
+    let required = std::env::var("REGARD_REQUIRE_ISAS").unwrap_or_default();
+    for isa in required.split(',').map(str::trim).filter(|isa| !isa.is_empty()) {
+        assert!(covered.contains(&isa), "{isa} is required, but only {covered:?} were covered");
+    }
+}
