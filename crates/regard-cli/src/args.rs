@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 use serde::Serialize;
+use std::path::PathBuf;
 
 /// Exact fused attention for CPUs: what would run here, and how fast
 #[derive(Debug, Parser)]
@@ -20,6 +21,8 @@ pub(crate) enum Verb {
     Info,
     /// What would run for a problem described by flags, how much work it is, and why
     Plan(Box<PlanArgs>),
+    /// How fast calls are here, beside the machine's own limit and, if wanted, PyTorch
+    Bench(BenchArgs),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -109,6 +112,42 @@ pub(crate) struct PlanArgs {
     /// Threads to use [default: all]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) threads: Option<usize>,
+    /// Instruction set, as `regard info` lists them [default: the best]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) isa: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RivalArg {
+    /// PyTorch's scaled_dot_product_attention
+    Torch,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct BenchArgs {
+    /// A case, or a pattern of * and ? over the listed ones [default: all but the slow]
+    ///
+    /// {prefill|short|decode}-{f32|f64}-n{keys}-d{dim}, then any of
+    /// -h{heads} -kv{heads} -b{batch} -v{v_dim} -q{queries}
+    /// -causal -window{keys} -padding -bool -blocks{size} -longformer{window} -strided -fixed
+    /// -bias -headbias -alibi -softcap -spread -bshd
+    #[arg(long, value_name = "GLOB", verbatim_doc_comment)]
+    pub(crate) case: Option<String>,
+    /// Print the listed cases and stop
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Threads to use; several counts, as in 1,2, run each case with each [default: all]
+    #[arg(long, value_name = "N", value_parser = count, value_delimiter = ',')]
+    pub(crate) threads: Vec<usize>,
+    /// Also measure a rival, in turns with us
+    #[arg(long, value_enum, value_name = "RIVAL")]
+    pub(crate) against: Option<RivalArg>,
+    /// A Python that has torch [default: python3]
+    #[arg(long, value_name = "PATH", requires = "against")]
+    pub(crate) python: Option<PathBuf>,
+    /// Seconds to measure each case for
+    #[arg(long, value_name = "S", default_value_t = 2.0, allow_negative_numbers = true)]
+    pub(crate) seconds: f64,
     /// Instruction set, as `regard info` lists them [default: the best]
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<String>,

@@ -1,9 +1,11 @@
 //! Arguments, checked as a whole: every mistake that can be named is named here, before any work.
 
-use crate::args::{Dtype, LayoutArg, PlanArgs, SimilarityArg};
+use crate::args::{BenchArgs, Dtype, LayoutArg, PlanArgs, RivalArg, SimilarityArg};
+use crate::bench::{Case, choose};
 use crate::mask;
 use anyhow::{Result, anyhow, bail};
 use regard::{Isa, Machine, Mask, Shape};
+use std::path::PathBuf;
 
 /// What `regard plan` describes.
 #[derive(Debug)]
@@ -21,6 +23,18 @@ pub(crate) struct PlanJob {
     pub(crate) sinks: bool,
     pub(crate) bias: bool,
     pub(crate) machine: Machine,
+}
+
+/// What `regard bench` measures.
+#[derive(Debug)]
+pub(crate) struct BenchJob {
+    pub(crate) cases: Vec<Case>,
+    /// Each case runs on each of these.
+    pub(crate) machines: Vec<Machine>,
+    /// Of each case.
+    pub(crate) seconds: f64,
+    /// A Python that has torch, to measure against.
+    pub(crate) rival: Option<PathBuf>,
 }
 
 pub(crate) fn plan(args: PlanArgs) -> Result<PlanJob> {
@@ -52,6 +66,20 @@ pub(crate) fn plan(args: PlanArgs) -> Result<PlanJob> {
         bias: args.bias,
         machine: machine(args.threads, args.isa.as_deref())?,
     })
+}
+
+pub(crate) fn bench(args: BenchArgs) -> Result<BenchJob> {
+    let BenchArgs { seconds, python, .. } = args;
+    if !(seconds > 0.0 && seconds <= 3600.0) {
+        bail!("--seconds {seconds}: give a number above 0, at most 3600");
+    }
+    let here = machine(None, args.isa.as_deref())?;
+    let mut machines: Vec<_> = args.threads.iter().map(|n| here.threads(*n)).collect();
+    if machines.is_empty() {
+        machines.push(here);
+    }
+    let rival = args.against.map(|RivalArg::Torch| python.unwrap_or_else(|| "python3".into()));
+    Ok(BenchJob { cases: choose(args.case.as_deref())?, machines, seconds, rival })
 }
 
 /// This machine with another number of threads or instruction set.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod info;
 mod job;
 mod mask;
@@ -29,6 +30,8 @@ fn run(Args { verb, format }: Args) -> Result<()> {
     match verb {
         Verb::Info => info::run(format),
         Verb::Plan(args) => plan::run(job::plan(*args)?, format),
+        Verb::Bench(args) if args.list => bench::list(format),
+        Verb::Bench(args) => bench::run(job::bench(args)?, format),
     }
 }
 
