@@ -24,7 +24,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use input::{Input, Memory};
 use limit::Limit;
 pub(crate) use list::choose;
-use regard::{Dims, Element, Machine, Plan};
+use regard::{Dims, Element, Error, Machine, Output, Plan};
 use report::{Report, Row};
 use spread::Spread;
 use std::hint::black_box;
@@ -92,12 +92,7 @@ fn measure<E: Element>(
     let input = Input::<E>::new(case)?;
     let plan = Plan::new(input.problem(case), machine)?;
     let (q, k, v) = input.views();
-    let watch = memory::Watch::start();
-    let output = plan.forward(q, k, v)?;
-    let seen = watch.and_then(memory::Watch::stop);
-    let returned = memory::mib(output.out.data()) + memory::mib(&output.lse);
-    drop(output);
-
+    let seen = first_call(|| plan.forward(q, k, v))?;
     let work = plan.work();
     let Dims { batch, heads, q_len, k_len, .. } = case.dims;
     let visible = work.pairs as f64 / (batch as f64 * heads.q as f64 * q_len as f64 * k_len as f64);
@@ -143,10 +138,20 @@ fn measure<E: Element>(
         visible,
         slices: samples.ours.len(),
         peak_rss_mb: seen.map(|s| s.peak),
-        extra_rss_mb: seen.map(|s| (s.added - returned).max(0.0)),
+        extra_rss_mb: seen.map(|s| s.extra),
     };
     row.against(&samples.rival, &samples.vs_rival);
     Ok(row)
+}
+
+/// Shows that the case runs and how much memory it takes, where that can be known.
+fn first_call<E: Element>(
+    call: impl FnOnce() -> Result<Output<E>, Error>,
+) -> Result<Option<memory::Seen>> {
+    let watch = memory::Watch::start();
+    let output = call()?;
+    let returned = memory::mib(output.out.data()) + memory::mib(&output.lse);
+    Ok(watch.and_then(|watch| watch.stop(returned)))
 }
 
 /// How slices alternate.
