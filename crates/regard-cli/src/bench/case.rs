@@ -1,0 +1,303 @@
+//! Names of cases: one grammar that says all of what is measured, and the list of those we always measure.
+//!
+//! `{prefill|short|decode}-{f32|f64}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch} -v{v_dim}
+//! -q{queries}` and of [`OPTIONS`].
+
+use crate::args::Dtype;
+use crate::job::fits_in_memory;
+use anyhow::{Result, anyhow, bail};
+use regard::{Dims, Heads, Layout, Shape};
+use serde::Serialize;
+
+/// What the machine can run out of first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Bound {
+    /// Multiply-adds.
+    Fma,
+    /// Reading keys and values.
+    Read,
+}
+
+/// A part of the mask, with all its numbers: enough for us and for a rival to build the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "rule", rename_all = "lowercase")]
+pub(crate) enum Rule {
+    Causal,
+    Window {
+        keys: usize,
+    },
+    Lengths {
+        lengths: Vec<usize>,
+    },
+    /// Each pair visible or not by the toss of a coin.
+    Bits,
+    Blocks {
+        size: usize,
+    },
+    Longformer {
+        window: usize,
+        global: Vec<usize>,
+    },
+    Strided {
+        stride: usize,
+    },
+    Fixed {
+        block: usize,
+        summary: usize,
+    },
+}
+
+/// What is added to the scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Bias {
+    /// `[1, 1, queries, keys]`
+    Shared,
+    /// `[1, heads, queries, keys]`
+    Heads,
+    Alibi,
+}
+
+/// One thing to measure.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) dims: Dims,
+    pub(crate) bound: Bound,
+    pub(crate) layout: Layout,
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) bias: Option<Bias>,
+    pub(crate) softcap: Option<f64>,
+    /// What queries are multiplied by: much, and most weights become denormal.
+    pub(crate) spread: f64,
+}
+
+pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
+bias headbias alibi softcap spread bshd";
+
+impl Case {
+    /// Reads a name.
+    pub(crate) fn parse(name: &str) -> Result<Self> {
+        let mut parts = name.split('-');
+        let (kind, dtype) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let (batch, heads, kv, q_len, bound) = match kind {
+            "prefill" => (1, 8, None, None, Bound::Fma),
+            "short" => (64, 8, None, None, Bound::Fma),
+            "decode" => (1, 32, Some(8), Some(1), Bound::Read),
+            _ => bail!("`{kind}`: a case begins with prefill, short or decode, as in {EXAMPLE}"),
+        };
+        let dtype = match dtype {
+            "f32" => Dtype::F32,
+            "f64" => Dtype::F64,
+            _ => bail!("`{dtype}`: the dtype comes second and is f32 or f64, as in {EXAMPLE}"),
+        };
+        let mut seen: Vec<(&str, Option<usize>)> = Vec::new();
+        for part in parts {
+            let word = split_number(part)?;
+            if seen.iter().any(|(name, _)| *name == word.0) {
+                bail!("`{}` is given twice; give it once", word.0);
+            }
+            seen.push(word);
+        }
+        let mut size = |name| {
+            let at = seen.iter().position(|(found, n)| *found == name && n.is_some())?;
+            seen.swap_remove(at).1.map(|n| n.max(1))
+        };
+        let missing =
+            |axis| anyhow!("{axis} is missing; the keys and features are needed, as in {EXAMPLE}");
+        let k_len = size("n").ok_or_else(|| missing("n{keys}"))?;
+        let qk_dim = size("d").ok_or_else(|| missing("d{features}"))?;
+        let given = size("h");
+        let kv = size("kv").or(if given.is_none() { kv } else { None });
+        let heads = given.unwrap_or(heads);
+        let dims = Dims {
+            batch: size("b").unwrap_or(batch),
+            heads: Heads { q: heads, kv: kv.unwrap_or(heads) },
+            q_len: size("q").or(q_len).unwrap_or(k_len),
+            k_len,
+            q_dim: qk_dim,
+            qk_dim,
+            v_dim: size("v").unwrap_or(qk_dim),
+        };
+        let mut case = Self {
+            name: name.into(),
+            dtype,
+            dims,
+            bound,
+            layout: Layout::Bhsd,
+            rules: Vec::new(),
+            bias: None,
+            softcap: None,
+            spread: 1.0,
+        };
+        seen.sort_unstable(); // the order of options in a name means nothing
+        seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
+        case.check()?;
+        Ok(case)
+    }
+
+    fn add(&mut self, option: &str, number: Option<usize>) -> Result<()> {
+        let Dims { batch, k_len, .. } = self.dims;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a root and a share of a length are lengths"
+        )]
+        let (root, share) = (
+            ((k_len as f64).sqrt().round() as usize).max(1),
+            // Lengths from half to all of the keys, spread evenly, neighbours far apart.
+            |b: usize| k_len - (k_len as f64 / 2.0 * (0.5 + 0.618_034 * b as f64).fract()) as usize,
+        );
+        let rule = match (option, number) {
+            ("causal", None) => Rule::Causal,
+            ("window", Some(keys)) => Rule::Window { keys },
+            ("padding", None) => Rule::Lengths { lengths: (0..batch).map(share).collect() },
+            ("bool", None) => Rule::Bits,
+            ("blocks", Some(size)) => Rule::Blocks { size },
+            ("longformer", Some(window)) => {
+                Rule::Longformer { window, global: scattered(16, k_len) }
+            }
+            ("strided", None) => Rule::Strided { stride: root },
+            ("fixed", None) => Rule::Fixed { block: root, summary: root.min(8) },
+            ("bias", None) => return self.set_bias(Bias::Shared),
+            ("headbias", None) => return self.set_bias(Bias::Heads),
+            ("alibi", None) => return self.set_bias(Bias::Alibi),
+            ("softcap", None) => {
+                self.softcap = Some(50.0);
+                return Ok(());
+            }
+            ("spread", None) => {
+                self.spread = 20.0;
+                return Ok(());
+            }
+            ("bshd", None) => {
+                self.layout = Layout::Bshd;
+                return Ok(());
+            }
+            _ => {
+                let number = number.map_or(String::new(), |n| n.to_string());
+                bail!("`{option}{number}`: no such option; known are {OPTIONS}")
+            }
+        };
+        // Both patterns of Child et al. look back only.
+        if matches!(rule, Rule::Strided { .. } | Rule::Fixed { .. })
+            && !self.rules.contains(&Rule::Causal)
+        {
+            self.rules.push(Rule::Causal);
+        }
+        self.rules.push(rule);
+        Ok(())
+    }
+
+    fn set_bias(&mut self, bias: Bias) -> Result<()> {
+        if self.bias.replace(bias).is_some() {
+            bail!("two of bias, headbias and alibi; give one");
+        }
+        Ok(())
+    }
+
+    /// Refuses what could not run.
+    fn check(&self) -> Result<()> {
+        let Heads { q, kv } = self.dims.heads;
+        if q % kv != 0 {
+            bail!("h{q} and kv{kv}: the first must be a multiple of the second");
+        }
+        let [q, k, v] = self.shapes();
+        [("q", q), ("k", k), ("v", v)].into_iter().try_for_each(|(n, s)| fits_in_memory(n, s))
+    }
+
+    /// The shapes of q, k and v.
+    pub(crate) fn shapes(&self) -> [Shape; 3] {
+        let Dims { batch, heads, q_len, k_len, qk_dim, v_dim, .. } = self.dims;
+        let k = Shape { batch, heads: heads.kv, len: k_len, dim: qk_dim };
+        [Shape { heads: heads.q, len: q_len, ..k }, k, Shape { dim: v_dim, ..k }]
+    }
+}
+
+const EXAMPLE: &str = "prefill-f32-n2048-d64-causal";
+
+/// `window512` is `window` and 512.
+fn split_number(part: &str) -> Result<(&str, Option<usize>)> {
+    let name = part.trim_end_matches(|c: char| c.is_ascii_digit());
+    let digits = &part[name.len()..];
+    if digits.is_empty() {
+        return Ok((name, None));
+    }
+    let number = crate::args::count(digits).map_err(|why| anyhow!("`{part}`: {why}"))?;
+    Ok((name, Some(number)))
+}
+
+/// Positions with uneven distances, the same each time.
+fn scattered(count: usize, n: usize) -> Vec<usize> {
+    let mut at: Vec<usize> = (0..count.min(n)).map(|i| i * 2_654_435_761 % n).collect();
+    at.sort_unstable();
+    at.dedup();
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_all_of_a_case() {
+        let case = Case::parse("prefill-f32-n2048-d64-causal").unwrap();
+        let heads = Heads { q: 8, kv: 8 };
+        let dims =
+            Dims { batch: 1, heads, q_len: 2048, k_len: 2048, q_dim: 64, qk_dim: 64, v_dim: 64 };
+        assert_eq!((case.dims, case.bound, case.rules), (dims, Bound::Fma, vec![Rule::Causal]));
+        let case = Case::parse("decode-f64-n1000-d128-b3").unwrap();
+        assert_eq!(case.dims.heads, Heads { q: 32, kv: 8 });
+        assert_eq!((case.dims.q_len, case.dims.k_len, case.dims.batch), (1, 1000, 3));
+        assert_eq!((case.dtype, case.bound), (Dtype::F64, Bound::Read));
+        let case =
+            Case::parse("short-f32-window7-v16-q5-kv2-n9-d8-h4-bshd-softcap-spread").unwrap();
+        assert_eq!(case.dims.heads, Heads { q: 4, kv: 2 });
+        assert_eq!((case.dims.q_len, case.dims.v_dim, case.dims.batch), (5, 16, 64));
+        assert_eq!((case.layout, case.rules), (Layout::Bshd, vec![Rule::Window { keys: 7 }]));
+        assert_eq!((case.softcap, case.spread), (Some(50.0), 20.0));
+    }
+
+    #[test]
+    fn patterns_get_their_numbers_from_the_length() {
+        let rules = |name: &str| Case::parse(name).unwrap().rules;
+        let strided = vec![Rule::Causal, Rule::Strided { stride: 128 }];
+        assert_eq!(rules("prefill-f32-n16384-d64-strided"), strided);
+        assert_eq!(rules("prefill-f32-n16384-d64-strided-causal"), strided);
+        let fixed = Rule::Fixed { block: 32, summary: 8 };
+        assert_eq!(rules("prefill-f32-n1000-d64-fixed"), [Rule::Causal, fixed]);
+        let Rule::Lengths { lengths } = &rules("short-f32-n128-d64-padding")[0] else { panic!() };
+        assert_eq!(lengths.len(), 64);
+        assert!(lengths.iter().all(|n| (64..=128).contains(n)));
+        let Rule::Longformer { global, .. } = &rules("prefill-f32-n5-d1-longformer3")[0] else {
+            panic!()
+        };
+        assert!(!global.is_empty() && global.iter().all(|at| *at < 5));
+    }
+
+    #[test]
+    fn errors_name_the_part_and_the_remedy() {
+        for (name, part) in [
+            ("", "begins with prefill"),
+            ("train-f32-n1-d1", "`train`"),
+            ("prefill-bf16-n1-d1", "`bf16`"),
+            ("prefill-f32-n128", "d{features} is missing"),
+            ("prefill-f32-d64", "n{keys} is missing"),
+            ("prefill-f32-n0-d64", "`n0`"),
+            ("prefill-f32-n99999999999999999999-d64", "whole number"),
+            ("prefill-f32-n8-d8-n9", "given twice"),
+            ("prefill-f32-n8-d8-frob", "no such option; known are causal"),
+            ("prefill-f32-n8-d8-window", "`window`"),
+            ("prefill-f32-n8-d8-causal3", "`causal3`"),
+            ("prefill-f32-n8-d8-h8-kv3", "multiple"),
+            ("prefill-f32-n8-d8-bias-alibi", "give one"),
+            ("prefill-f32-n8-d8-", "``"),
+            ("prefill-f32-n1099511627776-d1099511627776", "memory"),
+        ] {
+            let error = Case::parse(name).unwrap_err().to_string();
+            assert!(error.contains(part), "{name}: {error}");
+        }
+    }
+}

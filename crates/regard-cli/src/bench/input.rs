@@ -1,0 +1,181 @@
+//! A case as data: tensors of seeded normal numbers, and the problem they pose.
+
+use super::case::{Bias, Case, Rule};
+use anyhow::{Context, Result};
+use regard::{
+    Bits, Dims, Element, Layout, Mask, Number, Problem, Score, Shape, Tensor, View, alibi_slopes,
+};
+use std::any::Any;
+
+pub(crate) struct Input<E: Element> {
+    q: Tensor<E>,
+    k: Tensor<E>,
+    v: Tensor<E>,
+    bias: Option<Tensor<E>>,
+    slopes: Vec<E::Num>,
+    mask: Mask,
+}
+
+impl<E: Element> Input<E> {
+    pub(crate) fn new(case: &Case) -> Result<Self> {
+        let mut noise = Noise(0x5eed);
+        let [q, k, v] = case.shapes();
+        let Dims { heads, q_len, k_len, .. } = case.dims;
+        let bias = Shape { batch: 1, heads: 1, len: q_len, dim: k_len };
+        let bias = match case.bias {
+            Some(Bias::Shared) => Some(bias),
+            Some(Bias::Heads) => Some(Shape { heads: heads.q, ..bias }),
+            Some(Bias::Alibi) | None => None,
+        };
+        let slopes = alibi_slopes(heads.q);
+        Ok(Self {
+            q: noise.tensor(q, case.layout, case.spread)?,
+            k: noise.tensor(k, case.layout, 1.0)?,
+            v: noise.tensor(v, case.layout, 1.0)?,
+            bias: bias.map(|shape| noise.tensor(shape, Layout::Bhsd, 1.0)).transpose()?,
+            slopes: slopes.iter().map(|s| E::Num::from_f64(f64::from(*s))).collect(),
+            mask: mask(case, &mut noise)?,
+        })
+    }
+
+    pub(crate) fn views(&self) -> (View<'_, E>, View<'_, E>, View<'_, E>) {
+        (self.q.view(), self.k.view(), self.v.view())
+    }
+
+    pub(crate) fn problem(&self, case: &Case) -> Problem<'_, E> {
+        let (q, k, v) = self.views();
+        let mut score = Score::new();
+        score = case.softcap.into_iter().fold(score, Score::softcap);
+        score = self.bias.iter().fold(score, |score, bias| score.bias(bias.view()));
+        if case.bias == Some(Bias::Alibi) {
+            score = score.alibi(&self.slopes);
+        }
+        Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score)
+    }
+
+    /// Keys and values as memory to be read; other numbers of the same size where they are not `f32`.
+    pub(crate) fn keys_and_values(&self) -> [Memory<'_>; 2] {
+        [&self.k, &self.v].map(|tensor| match (tensor as &dyn Any).downcast_ref::<Tensor<f32>>() {
+            Some(tensor) => Memory::Borrowed(tensor.data()),
+            None => Memory::Owned(vec![1.0; size_of_val(tensor.data()) / size_of::<f32>()]),
+        })
+    }
+}
+
+pub(crate) type Memory<'a> = std::borrow::Cow<'a, [f32]>;
+
+fn mask(case: &Case, noise: &mut Noise) -> Result<Mask> {
+    let Dims { q_len, k_len, .. } = case.dims;
+    case.rules.iter().try_fold(Mask::full(), |mask, rule| {
+        Ok(mask.and(match rule {
+            Rule::Causal => Mask::causal(),
+            Rule::Window { keys } => Mask::full().window(*keys),
+            Rule::Lengths { lengths } => Mask::lengths(lengths),
+            Rule::Blocks { size } => Mask::blocks(*size),
+            Rule::Longformer { window, global } => Mask::longformer(*window, global),
+            Rule::Strided { stride } => Mask::strided(*stride),
+            Rule::Fixed { block, summary } => Mask::fixed(*block, *summary),
+            Rule::Bits => {
+                let pairs = q_len.checked_mul(k_len).context("too many pairs for a bool mask")?;
+                let coins: Vec<bool> = (0..pairs).map(|_| noise.next() >> 63 == 1).collect();
+                Mask::bits(Bits::from_bools(&coins, [1, 1, q_len, k_len])?)
+            }
+        }))
+    })
+}
+
+/// The same numbers each time (splitmix64, Steele et al. 2014).
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Two normal numbers (Box and Muller 1958).
+    fn pair(&mut self) -> [f64; 2] {
+        let mut uniform = || ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+        let (radius, angle) = ((-2.0 * uniform().ln()).sqrt(), std::f64::consts::TAU * uniform());
+        [radius * angle.cos(), radius * angle.sin()]
+    }
+
+    fn tensor<E: Element>(
+        &mut self,
+        shape: Shape,
+        layout: Layout,
+        times: f64,
+    ) -> Result<Tensor<E>> {
+        let count: usize = shape.to_array().iter().product();
+        let normal = std::iter::from_fn(|| Some(self.pair())).flatten().take(count);
+        let data = normal.map(|x| E::narrow(E::Num::from_f64(x * times))).collect();
+        Ok(Tensor::new(data, shape, layout)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use regard::{Machine, Plan};
+
+    #[test]
+    fn noise_is_normal_and_repeats() {
+        let shape = Shape { batch: 1, heads: 1, len: 1000, dim: 101 };
+        let draw = || Noise(1).tensor::<f64>(shape, Layout::Bhsd, 2.0).unwrap();
+        let (a, b) = (draw(), draw());
+        assert_eq!(a, b);
+        let n = a.data().len() as f64;
+        let mean = a.data().iter().sum::<f64>() / n;
+        let variance = a.data().iter().map(|x| x * x).sum::<f64>() / n;
+        assert!(mean.abs() < 0.03 && (variance - 4.0).abs() < 0.1, "{mean} {variance}");
+    }
+
+    #[test]
+    fn every_option_becomes_a_problem_that_runs() {
+        for option in [
+            "",
+            "-causal",
+            "-window7",
+            "-padding",
+            "-bool",
+            "-blocks5",
+            "-longformer7",
+            "-strided",
+            "-fixed",
+            "-bias",
+            "-headbias",
+            "-alibi",
+            "-softcap",
+            "-spread",
+            "-bshd",
+            "-q9",
+            "-kv1",
+            "-v3",
+            "-b2-padding-causal-softcap",
+        ] {
+            for start in ["prefill-f32", "prefill-f64"] {
+                let case = Case::parse(&format!("{start}-n37-d8-h2{option}")).unwrap();
+                if case.dtype == crate::args::Dtype::F32 {
+                    runs::<f32>(&case);
+                } else {
+                    runs::<f64>(&case);
+                }
+            }
+        }
+    }
+
+    fn runs<E: Element>(case: &Case) {
+        let input = Input::<E>::new(case).unwrap();
+        let plan = Plan::new(input.problem(case), Machine::here()).unwrap();
+        let (q, k, v) = input.views();
+        let out = plan.forward(q, k, v).unwrap().out;
+        assert_eq!(out.shape().dim, case.dims.v_dim);
+        assert!(out.data().iter().all(|x| x.widen().to_f64().is_finite()), "{}", case.name);
+        let bytes = case.dims.k_len * (case.dims.qk_dim + case.dims.v_dim) * size_of::<E>();
+        let read: usize = input.keys_and_values().iter().map(|m| size_of_val(&**m)).sum();
+        assert_eq!(read, bytes * case.dims.batch * case.dims.heads.kv);
+    }
+}

@@ -1,0 +1,131 @@
+//! The machine's own limit, on as many threads as the case uses, all at once.
+
+use super::case::Bound;
+use super::clock::Clock;
+use super::input::Memory;
+use regard::{Machine, limit};
+use std::hint::black_box;
+use std::sync::Barrier;
+
+/// A loop that does nothing but what the case can run out of.
+pub(crate) struct Limit<'a> {
+    bound: Bound,
+    machine: Machine,
+    /// Flops of one multiply-add in units of those of `f32`: a vector holds half as many `f64`.
+    share: f64,
+    memory: [Memory<'a>; 2],
+    /// Units a second on one thread, as seen last: says how long a slice must be.
+    rate: f64,
+}
+
+/// Rounds of the multiply-add loop to measure it by the first time: some microseconds.
+const FIRST_ROUNDS: usize = 1000;
+
+impl<'a> Limit<'a> {
+    /// Of elements of `size` bytes.
+    pub(crate) fn new(
+        bound: Bound,
+        machine: Machine,
+        size: usize,
+        memory: [Memory<'a>; 2],
+    ) -> Self {
+        let share = size_of::<f32>() as f64 / size as f64;
+        let mut limit = Self { bound, machine, share, memory, rate: f64::INFINITY };
+        limit.rate = limit.alone(0, 0.0).max(1.0);
+        limit
+    }
+
+    /// Flops or bytes a second over some `seconds`, all threads together.
+    pub(crate) fn slice(&mut self, seconds: f64) -> f64 {
+        let threads = self.machine.threads;
+        let total = if threads == 1 {
+            self.alone(0, seconds)
+        } else {
+            // Each thread times itself from the moment all have started: waking them is not the machine's limit.
+            let (start, this) = (Barrier::new(threads), &*self);
+            std::thread::scope(|scope| {
+                let begin = |thread| {
+                    let start = &start;
+                    scope.spawn(move || {
+                        start.wait();
+                        this.alone(thread, seconds)
+                    })
+                };
+                let running: Vec<_> = (0..threads).map(begin).collect();
+                running.into_iter().map(|t| t.join().unwrap_or(f64::NAN)).sum()
+            })
+        };
+        self.rate = total / threads as f64;
+        total
+    }
+
+    /// Flops or bytes a second of one thread.
+    fn alone(&self, thread: usize, seconds: f64) -> f64 {
+        let clock = Clock::of(self.machine);
+        match self.bound {
+            Bound::Fma => {
+                let wanted = seconds * self.rate / self.share;
+                let lanes = self.machine.isa.lanes::<f32>() as f64;
+                let rounds = if wanted.is_finite() { wanted / (24.0 * lanes) } else { 0.0 };
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a count of rounds"
+                )]
+                let rounds = (rounds as usize).max(FIRST_ROUNDS);
+                let mut flops = 0.0;
+                let time = clock
+                    .time(|| flops = limit::multiply_adds(self.machine.isa, black_box(rounds)));
+                flops * self.share / time
+            }
+            Bound::Read => {
+                let parts = self.memory.each_ref().map(|m| part(m, thread, self.machine.threads));
+                let bytes: usize = parts.iter().map(|p| size_of_val(*p)).sum();
+                let (mut time, mut read) = (0.0, 0.0);
+                while time <= seconds {
+                    time += clock.time(|| {
+                        for part in parts {
+                            black_box(limit::read(self.machine.isa, black_box(part)));
+                        }
+                    });
+                    read += bytes as f64;
+                }
+                read / time
+            }
+        }
+    }
+}
+
+/// The share of one of several threads.
+fn part(memory: &[f32], thread: usize, threads: usize) -> &[f32] {
+    let each = memory.len().div_ceil(threads);
+    &memory[(thread * each).min(memory.len())..((thread + 1) * each).min(memory.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_the_memory_once() {
+        let memory: Vec<f32> = (0..11u8).map(f32::from).collect();
+        for threads in 1..14 {
+            let parts: Vec<f32> =
+                (0..threads).flat_map(|t| part(&memory, t, threads)).copied().collect();
+            assert_eq!(parts, memory);
+        }
+    }
+
+    #[test]
+    fn limits_are_positive_on_any_number_of_threads() {
+        let data = vec![1.0; 1 << 16];
+        for threads in [1, 2] {
+            for bound in [Bound::Fma, Bound::Read] {
+                let memory = [Memory::Borrowed(&data[..]), Memory::Borrowed(&data[..])];
+                let machine = Machine::here().threads(threads);
+                let rate = Limit::new(bound, machine, 4, memory).slice(1e-3);
+                assert!(rate.is_finite() && rate > 1e8, "{bound:?} {threads}: {rate}");
+            }
+        }
+    }
+}

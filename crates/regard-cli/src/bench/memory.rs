@@ -1,0 +1,56 @@
+//! How much memory a call takes beyond what it was given, as Linux counts it.
+
+/// Resident bytes, from a moment on.
+pub(crate) struct Watch {
+    before: u64,
+}
+
+/// What was seen meanwhile, in MiB.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub(crate) peak: f64,
+    /// The peak without what was resident before and what was returned.
+    pub(crate) extra: f64,
+}
+
+const MIB: f64 = (1u64 << 20) as f64;
+
+impl Watch {
+    /// Forgets earlier peaks. `None` where that is not possible.
+    pub(crate) fn start() -> Option<Self> {
+        std::fs::write("/proc/self/clear_refs", "5").ok()?;
+        Some(Self { before: status("VmRSS:")? })
+    }
+
+    /// Looks back; `returned` MiB are still held.
+    pub(crate) fn stop(self, returned: f64) -> Option<Seen> {
+        let peak = status("VmHWM:")?;
+        let added = peak.saturating_sub(self.before) as f64 / MIB;
+        Some(Seen { peak: peak as f64 / MIB, extra: (added - returned).max(0.0) })
+    }
+}
+
+/// Bytes of elements as MiB.
+pub(crate) fn mib<T>(data: &[T]) -> f64 {
+    size_of_val(data) as f64 / MIB
+}
+
+fn status(field: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find(|line| line.starts_with(field))?;
+    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn memory_that_is_held_and_let_go_is_seen() {
+        let watch = Watch::start().unwrap();
+        drop(std::hint::black_box(vec![1u8; 64 << 20]));
+        let seen = watch.stop(16.0).unwrap();
+        assert!(seen.peak > 64.0 && (40.0..60.0).contains(&seen.extra), "{seen:?}");
+    }
+}

@@ -1,0 +1,209 @@
+//! `regard bench`: our time, the machine's own limit and a rival's time, taken in turns.
+//!
+//! Shared machines change their speed from one moment to the next, so a number means nothing alone: each slice of
+//! ours stands between two of the limit and beside one of the rival, ratios are taken between such neighbours, and
+//! their median and spread are what is told.
+
+mod case;
+mod clock;
+mod input;
+mod limit;
+mod list;
+mod memory;
+mod report;
+mod spread;
+mod torch;
+
+use crate::args::{Dtype, Format};
+use crate::job::BenchJob;
+use anyhow::{Context, Result};
+use case::Bound;
+pub(crate) use case::Case;
+use clock::Clock;
+use indicatif::{ProgressBar, ProgressStyle};
+use input::{Input, Memory};
+use limit::Limit;
+pub(crate) use list::choose;
+use regard::{Dims, Element, Error, Machine, Output, Plan};
+use report::{Report, Row};
+use spread::Spread;
+use std::hint::black_box;
+use std::io::Write;
+use std::time::{Duration, Instant};
+use torch::Torch;
+
+/// Seconds of a slice, at least: short against the host's changes of mood, long against the clock and waking threads.
+const SLICE: f64 = 2e-3;
+/// Seconds of a slice of the limit, at most.
+const LONGEST_LIMIT: f64 = 20e-3;
+/// Slices of ours, at least, however slow.
+const FEWEST: usize = 3;
+/// GNU OpenMP lets the rival's idle threads spin for some milliseconds, on cores that are ours by then.
+const REST: Duration = Duration::from_millis(20);
+
+pub(crate) fn run(job: BenchJob, format: Format) -> Result<()> {
+    let mut rival = job.rival.as_deref().map(Torch::start).transpose()?;
+    let names = job.cases.iter().map(|c| c.name.as_str());
+    let mut report = Report::new(format, names, rival.is_some());
+    // Draws on a terminal only, and only between measurements.
+    let progress = ProgressBar::new((job.cases.len() * job.machines.len()) as u64);
+    progress.set_style(ProgressStyle::with_template("{pos}/{len} {msg} [{elapsed}, {eta} left]")?);
+    for case in &job.cases {
+        for machine in &job.machines {
+            progress.set_message(case.name.clone());
+            progress.tick();
+            let row = match case.dtype {
+                Dtype::F32 => measure::<f32>(case, *machine, job.seconds, rival.as_mut()),
+                Dtype::F64 => measure::<f64>(case, *machine, job.seconds, rival.as_mut()),
+            };
+            let row = row.with_context(|| case.name.clone())?;
+            progress.suspend(|| report.row(&row))?;
+            progress.inc(1);
+        }
+    }
+    progress.finish_and_clear();
+    report.finish(job.seconds)
+}
+
+/// Prints the names that `--case` patterns choose from.
+pub(crate) fn list(format: Format) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    for case in list::listed() {
+        match format {
+            Format::Json => {
+                let line = serde_json::json!({ "case": case.name, "default": !case.slow });
+                writeln!(out, "{line}")?;
+            }
+            Format::Text => {
+                let note = if case.slow { "  (slow: only with --case)" } else { "" };
+                writeln!(out, "{}{note}", case.name)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn measure<E: Element>(
+    case: &Case,
+    machine: Machine,
+    seconds: f64,
+    rival: Option<&mut Torch>,
+) -> Result<Row> {
+    let input = Input::<E>::new(case)?;
+    let plan = Plan::new(input.problem(case), machine)?;
+    let (q, k, v) = input.views();
+    let seen = first_call(|| plan.forward(q, k, v))?;
+    let work = plan.work();
+    let Dims { batch, heads, q_len, k_len, .. } = case.dims;
+    let visible = work.pairs as f64 / (batch as f64 * heads.q as f64 * q_len as f64 * k_len as f64);
+    let (units, memory) = match case.bound {
+        Bound::Fma => (work.flops, <[Memory<'_>; 2]>::default()),
+        Bound::Read => (work.bytes * visible, input.keys_and_values()),
+    };
+    let mut turns = Turns {
+        clock: Clock::of(machine),
+        limit: Limit::new(case.bound, machine, size_of::<E>(), memory),
+        units,
+        seconds,
+    };
+    let (mut rival, mut rival_error) = (rival, None);
+    if let Some(torch) = rival.as_mut() {
+        rival_error = torch.load(case, machine, SLICE)?.err();
+    }
+    let rival = rival.filter(|_| rival_error.is_none());
+    let rival_name = rival.as_ref().map(|torch| torch.name.clone());
+    // The first call went well, so this one does.
+    let samples = turns.take(|| drop(black_box(plan.forward(q, k, v))), rival)?;
+
+    let middle = |samples: &[f64]| Spread::of(samples).context("nothing was measured");
+    let (ours, limit, of_limit) =
+        (middle(&samples.ours)?, middle(&samples.limit)?, middle(&samples.of_limit)?);
+    let mut row = Row {
+        case: case.name.clone(),
+        isa: machine.isa.name(),
+        threads: machine.threads,
+        median_ms: ours.median * 1e3,
+        gflops: work.flops / ours.median * 1e-9,
+        limit: case.bound,
+        limit_gflops: limit.median * work.flops / units * 1e-9,
+        of_limit: of_limit.median,
+        of_limit_p10: of_limit.p10,
+        of_limit_p90: of_limit.p90,
+        rival: rival_name,
+        rival_error,
+        rival_ms: None,
+        vs_rival: None,
+        vs_rival_p10: None,
+        vs_rival_p90: None,
+        visible,
+        slices: samples.ours.len(),
+        peak_rss_mb: seen.map(|s| s.peak),
+        extra_rss_mb: seen.map(|s| s.extra),
+    };
+    row.against(&samples.rival, &samples.vs_rival);
+    Ok(row)
+}
+
+/// Shows that the case runs and how much memory it takes, where that can be known.
+fn first_call<E: Element>(
+    call: impl FnOnce() -> Result<Output<E>, Error>,
+) -> Result<Option<memory::Seen>> {
+    let watch = memory::Watch::start();
+    let output = call()?;
+    let returned = memory::mib(output.out.data()) + memory::mib(&output.lse);
+    Ok(watch.and_then(|watch| watch.stop(returned)))
+}
+
+/// How slices alternate.
+struct Turns<'a> {
+    clock: Clock,
+    limit: Limit<'a>,
+    /// What a call takes of what the limit counts: flops or bytes.
+    units: f64,
+    seconds: f64,
+}
+
+/// One entry a turn.
+#[derive(Default)]
+struct Samples {
+    /// Seconds of a call.
+    ours: Vec<f64>,
+    /// Units a second.
+    limit: Vec<f64>,
+    of_limit: Vec<f64>,
+    /// Seconds of a call.
+    rival: Vec<f64>,
+    vs_rival: Vec<f64>,
+}
+
+impl Turns<'_> {
+    /// Limit, ours, limit, rival; limit, ours, ...
+    fn take(&mut self, call: impl Fn(), mut rival: Option<&mut Torch>) -> Result<Samples> {
+        let once = self.clock.time(&call).max(1e-9);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "at most the nanoseconds of a slice"
+        )]
+        let repetitions = ((SLICE / once).ceil() as u32).max(1);
+        let limit_seconds = (once / 2.0).clamp(SLICE, LONGEST_LIMIT);
+        let mut samples = Samples::default();
+        let start = Instant::now();
+        while samples.ours.len() < FEWEST || start.elapsed().as_secs_f64() < self.seconds {
+            let before = self.limit.slice(limit_seconds);
+            let ours = self.clock.time(|| (0..repetitions).for_each(|_| call()));
+            let ours = ours / f64::from(repetitions);
+            let limit = (before + self.limit.slice(limit_seconds)) / 2.0;
+            samples.ours.push(ours);
+            samples.limit.push(limit);
+            samples.of_limit.push(self.units / (ours * limit));
+            if let Some(torch) = rival.as_deref_mut() {
+                let theirs = torch.go()?;
+                samples.rival.push(theirs);
+                samples.vs_rival.push(theirs / ours);
+                std::thread::sleep(REST);
+            }
+        }
+        Ok(samples)
+    }
+}

@@ -1,0 +1,112 @@
+//! Arguments, checked as a whole: every mistake that can be named is named here, before any work.
+
+use crate::args::{BenchArgs, Dtype, LayoutArg, PlanArgs, RivalArg, SimilarityArg};
+use crate::bench::{Case, choose};
+use crate::mask;
+use anyhow::{Result, anyhow, bail};
+use regard::{Isa, Machine, Mask, Shape};
+use std::path::PathBuf;
+
+/// What `regard plan` describes.
+#[derive(Debug)]
+pub(crate) struct PlanJob {
+    /// Of q, k and v.
+    pub(crate) shapes: [Shape; 3],
+    pub(crate) dtype: Dtype,
+    pub(crate) layout: LayoutArg,
+    pub(crate) mask: Mask,
+    pub(crate) similarity: SimilarityArg,
+    pub(crate) scale: Option<f64>,
+    pub(crate) temperature: Option<f64>,
+    pub(crate) softcap: Option<f64>,
+    pub(crate) alibi: bool,
+    pub(crate) sinks: bool,
+    pub(crate) bias: bool,
+    pub(crate) machine: Machine,
+}
+
+/// What `regard bench` measures.
+#[derive(Debug)]
+pub(crate) struct BenchJob {
+    pub(crate) cases: Vec<Case>,
+    /// Each case runs on each of these.
+    pub(crate) machines: Vec<Machine>,
+    /// Of each case.
+    pub(crate) seconds: f64,
+    /// A Python that has torch, to measure against.
+    pub(crate) rival: Option<PathBuf>,
+}
+
+pub(crate) fn plan(args: PlanArgs) -> Result<PlanJob> {
+    let PlanArgs { batch, heads, queries, dim, .. } = args;
+    let keys = args.keys.unwrap_or(queries);
+    let kv_heads = args.kv_heads.unwrap_or(heads);
+    let v_dim = args.v_dim.unwrap_or(dim);
+    let shapes = [
+        Shape { batch, heads, len: queries, dim },
+        Shape { batch, heads: kv_heads, len: keys, dim },
+        Shape { batch, heads: kv_heads, len: keys, dim: v_dim },
+    ];
+    let output = Shape { dim: v_dim, ..shapes[0] };
+    let [q, k, v] = shapes;
+    for (name, shape) in [("q", q), ("k", k), ("v", v), ("the output", output)] {
+        fits_in_memory(name, shape)?;
+    }
+    Ok(PlanJob {
+        shapes,
+        dtype: args.dtype,
+        layout: args.layout,
+        mask: mask::parse(&args.mask).map_err(|e| anyhow!("--mask: {e}"))?,
+        similarity: args.similarity,
+        scale: args.scale,
+        temperature: args.temperature,
+        softcap: args.softcap,
+        alibi: args.alibi,
+        sinks: args.sinks,
+        bias: args.bias,
+        machine: machine(args.threads, args.isa.as_deref())?,
+    })
+}
+
+pub(crate) fn bench(args: BenchArgs) -> Result<BenchJob> {
+    let BenchArgs { seconds, python, .. } = args;
+    if !(seconds > 0.0 && seconds <= 3600.0) {
+        bail!("--seconds {seconds}: give a number above 0, at most 3600");
+    }
+    let here = machine(None, args.isa.as_deref())?;
+    let mut machines: Vec<_> = args.threads.iter().map(|n| here.threads(*n)).collect();
+    if machines.is_empty() {
+        machines.push(here);
+    }
+    let rival = args.against.map(|RivalArg::Torch| python.unwrap_or_else(|| "python3".into()));
+    Ok(BenchJob { cases: choose(args.case.as_deref())?, machines, seconds, rival })
+}
+
+/// This machine with another number of threads or instruction set.
+pub(crate) fn machine(threads: Option<usize>, isa: Option<&str>) -> Result<Machine> {
+    let here = Machine::here();
+    let isa = isa.map_or(Ok(here.isa), isa_named)?;
+    Ok(here.isa(isa).threads(threads.unwrap_or(here.threads)))
+}
+
+fn isa_named(name: &str) -> Result<Isa> {
+    let available = Isa::available();
+    available.iter().copied().find(|isa| isa.name() == name).ok_or_else(|| {
+        let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+        anyhow!("--isa {name}: this machine has {}; give one of these", names.join(", "))
+    })
+}
+
+/// Refuses tensors whose elements cannot even be counted.
+pub(crate) fn fits_in_memory(name: &str, shape: Shape) -> Result<()> {
+    let most = isize::MAX.unsigned_abs() / size_of::<f64>();
+    let elements = shape.to_array().into_iter().try_fold(1usize, |n, axis| n.checked_mul(axis));
+    if elements.is_none_or(|n| n > most) {
+        let [batch, heads, len, dim] = shape.to_array();
+        bail!(
+            "{name} would be {batch} x {heads} x {len} x {dim} [batch, heads, len, dim], more than memory can \
+             address; give a smaller --batch, --heads, --queries, --keys or --dim"
+        );
+    }
+    Ok(())
+}

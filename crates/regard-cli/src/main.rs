@@ -1,0 +1,41 @@
+//! The `regard` command: arguments become a job that is checked as a whole, then one file does each verb.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod info;
+mod job;
+mod mask;
+mod plan;
+
+use anyhow::Result;
+use args::{Args, Verb};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read us has seen enough, as in `regard bench --list | head -1`.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(Args { verb, format }: Args) -> Result<()> {
+    match verb {
+        Verb::Info => info::run(format),
+        Verb::Plan(args) => plan::run(job::plan(*args)?, format),
+        Verb::Bench(args) if args.list => bench::list(format),
+        Verb::Bench(args) => bench::run(job::bench(args)?, format),
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}

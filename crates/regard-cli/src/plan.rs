@@ -1,0 +1,93 @@
+//! `regard plan`: what would run for a problem that exists as flags alone. No tensor is allocated: options that need
+//! data get one row that repeats.
+
+use crate::args::{Dtype, Format, LayoutArg, SimilarityArg};
+use crate::job::PlanJob;
+use anyhow::{Result, anyhow};
+use regard::{
+    Element, Error, Number, Plan, Problem, Score, Shape, Similarity, Strides, View, Work,
+    alibi_slopes,
+};
+use serde::Serialize;
+use std::io::Write;
+
+pub(crate) fn run(job: PlanJob, format: Format) -> Result<()> {
+    match job.dtype {
+        Dtype::F32 => describe::<f32>(job, format),
+        Dtype::F64 => describe::<f64>(job, format),
+    }
+}
+
+/// One line for a program.
+#[derive(Serialize)]
+struct Line {
+    plan: String,
+    problem: String,
+    pairs: u128,
+    computed: u128,
+    full: u64,
+    partial: u64,
+    skipped: u64,
+    flops: f64,
+    bytes: f64,
+}
+
+fn describe<E: Element>(job: PlanJob, format: Format) -> Result<()> {
+    let [q, k, v] = job.shapes;
+    let zero = E::narrow(E::Num::default());
+    let (row, sinks) = (vec![zero; k.len.max(k.dim)], vec![E::Num::default(); q.heads]);
+    let slopes: Vec<_> =
+        alibi_slopes(q.heads).iter().map(|s| E::Num::from_f64(f64::from(*s))).collect();
+    let repeated = |shape| View::strided(&row, shape, Strides { batch: 0, heads: 0, len: 0 });
+
+    let mut score = Score::new();
+    score = job.scale.into_iter().fold(score, Score::scale);
+    score = job.temperature.into_iter().fold(score, Score::temperature);
+    score = job.softcap.into_iter().fold(score, Score::softcap);
+    if job.alibi {
+        score = score.alibi(&slopes);
+    }
+    if job.sinks {
+        score = score.sinks(&sinks);
+    }
+    if job.bias {
+        score = score.bias(repeated(Shape { len: q.len, dim: k.len, ..q })?);
+    }
+    let similarity = match job.similarity {
+        SimilarityArg::Dot => Similarity::Dot,
+        SimilarityArg::Distance => Similarity::Distance,
+        SimilarityArg::General => {
+            Similarity::General(repeated(Shape { batch: 1, heads: 1, len: q.dim, dim: k.dim })?)
+        }
+    };
+    let problem = Problem::of_shapes(q, k, v).mask(job.mask).score(score).similarity(similarity);
+    let plan = Plan::new(problem, job.machine).map_err(name_the_flag)?;
+    let mut out = std::io::stdout().lock();
+    if format == Format::Json {
+        let Work { pairs, computed, full, partial, skipped, flops, bytes } = plan.work();
+        let (problem, plan) = (plan.problem().to_string(), plan.to_string());
+        let line = Line { plan, problem, pairs, computed, full, partial, skipped, flops, bytes };
+        writeln!(out, "{}", serde_json::to_string(&line)?)?;
+        return Ok(());
+    }
+    let layout = match job.layout {
+        LayoutArg::Bhsd => "[batch, heads, len, dim]",
+        LayoutArg::Bshd => "[batch, len, heads, dim]",
+    };
+    writeln!(out, "{plan:#}\n  memory   {layout}: read where it lies, the output laid out like q")?;
+    Ok(())
+}
+
+/// The library speaks of options; people typed flags.
+fn name_the_flag(error: Error) -> anyhow::Error {
+    match &error {
+        Error::HeadGroups { q, kv } => anyhow!(
+            "--heads {q} --kv-heads {kv}: the first must be a multiple of the second; give --kv-heads a divisor of {q}"
+        ),
+        Error::Value { .. } => anyhow!("--{error}"),
+        Error::Count { .. } | Error::OutOfRange { .. } | Error::Zero { .. } => {
+            anyhow!("--mask: {error}")
+        }
+        _ => error.into(),
+    }
+}

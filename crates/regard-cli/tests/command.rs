@@ -1,0 +1,107 @@
+//! What a user can type, and what they see.
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn regard(args: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_regard")).args(args.split('+')).output().expect("it starts")
+}
+
+fn told(args: &str) -> String {
+    let output = regard(args);
+    assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn json(args: &str) -> Vec<Value> {
+    told(args).lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+}
+
+#[test]
+fn info_names_the_machine_and_a_typical_plan() {
+    let text = told("info");
+    for part in ["cpu", "threads", "L1", "portable", "forward", "prefill-f32-n2048-d64", "Gflop"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let line = &json("info+--format+json")[0];
+    assert!(line["threads"].as_u64().unwrap() >= 1);
+    assert_eq!(line["isas"][0]["name"], "portable");
+    assert!(line["plan"].as_str().unwrap().starts_with("forward "));
+}
+
+#[test]
+fn plan_describes_what_the_flags_say() {
+    let text =
+        told("plan+--heads+1+--queries+100+--mask+causal & window 8+--threads+3+--isa+portable");
+    for part in ["forward portable f32", "t3", "causal window 8", "772 visible of 10000", "memory"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let line = &json("plan+--queries+100+--heads+2+--mask+causal & window 8+--format+json")[0];
+    assert_eq!(line["pairs"], 2 * 772);
+    let all = "plan+--batch+2+--heads+4+--kv-heads+2+--queries+5+--keys+7+--dim+8+--v-dim+3+--dtype+f64\
+               +--layout+bshd+--mask+lengths 7,5+--softcap+30+--scale+0.5+--temperature+2+--alibi+--sinks+--bias\
+               +--similarity+general+--format+json";
+    let line = &json(all)[0];
+    assert_eq!(line["pairs"], 4 * 5 * (7 + 5));
+    assert!(line["problem"].as_str().unwrap().contains("general"));
+}
+
+#[test]
+fn bench_lists_its_cases() {
+    let text = told("bench+--list");
+    assert!(text.contains("prefill-f32-n2048-d64-causal\n"), "{text}");
+    assert!(json("bench+--list+--format+json").iter().any(|line| line["default"] == false));
+}
+
+#[test]
+fn bench_measures_a_case() {
+    for name in ["prefill-f32-n16-d8-h1-causal", "decode-f32-n64-d16", "short-f64-n8-d8-padding"] {
+        let lines = json(&format!("bench+--case+{name}+--seconds+0.1+--threads+1,2+--format+json"));
+        assert_eq!(lines.len(), 2);
+        for (line, threads) in lines.iter().zip([1, 2]) {
+            assert_eq!((&line["case"], &line["threads"]), (&Value::from(name), &threads.into()));
+            for field in
+                ["median_ms", "gflops", "limit_gflops", "of_limit", "of_limit_p10", "of_limit_p90"]
+            {
+                assert!(line[field].as_f64().unwrap() > 0.0, "{field}: {line}");
+            }
+            assert!(line["rival"].is_null() && line["vs_rival"].is_null(), "{line}");
+            assert!(line["peak_rss_mb"].is_number(), "{line}");
+        }
+    }
+    let text = told("bench+--case+prefill-f32-n16-d8-h1+--seconds+0.01+--isa+portable");
+    assert!(text.contains("share of limit") && text.contains("Medians"), "{text}");
+}
+
+#[test]
+fn mistakes_are_named_with_their_remedy() {
+    for (args, parts) in [
+        ("plan+--mask+causal & windw 3", vec!["--mask", "`windw`", "^", "window KEYS"]),
+        ("plan+--mask+lengths 1,2", vec!["--mask", "2 entries", "give 1"]),
+        ("plan+--mask+blocks 0", vec!["--mask", "at least 1"]),
+        ("plan+--mask+global 99999", vec!["--mask", "out of range", "below"]),
+        ("plan+--softcap+-1", vec!["--softcap: -1", "above 0"]),
+        ("plan+--temperature+nan", vec!["--temperature: NaN", "give"]),
+        ("plan+--kv-heads+3", vec!["--heads 8 --kv-heads 3", "divisor"]),
+        ("plan+--heads+0", vec!["--heads", "'0'", "from 1"]),
+        ("plan+--isa+mmx", vec!["--isa mmx", "portable"]),
+        ("plan+--batch+1000000000000+--keys+1000000000000", vec!["--batch", "memory"]),
+        ("bench+--case+nothing*", vec!["--case nothing*", "--list"]),
+        ("bench+--case+prefill-f32-n8", vec!["--case", "d{features} is missing"]),
+        ("bench+--case+prefill-f32-n8-d8-frob", vec!["--case", "`frob`", "longformer{window}"]),
+        ("bench+--seconds+0", vec!["--seconds 0", "above 0"]),
+        ("bench+--python+python3", vec!["--against"]),
+        ("bench+--against+torch+--python+/no/python", vec!["--python /no/python", "torch-cpu DIR"]),
+        ("bench+--against+torch+--python+true", vec!["--python true", "torch-cpu DIR"]),
+        ("frob", vec!["frob", "--help"]),
+    ] {
+        let output = regard(args);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{args}");
+        for part in parts {
+            assert!(error.contains(part), "{args}: no {part:?} in {error}");
+        }
+        assert!(output.stdout.is_empty() && !error.contains("panicked"), "{args}: {error}");
+    }
+}
