@@ -21,6 +21,8 @@ pub(crate) enum Verb {
     Info,
     /// What would run for a problem described by flags, how much work it is, and why
     Plan(Box<PlanArgs>),
+    /// Whether results are right here: the case table against the definition, and the worst error of each option
+    Check,
     /// How fast calls are here, beside the machine's own limit and, if wanted, PyTorch
     Bench(BenchArgs),
 }

@@ -4,6 +4,7 @@
 
 mod args;
 mod bench;
+mod check;
 mod info;
 mod job;
 mod mask;
@@ -30,6 +31,7 @@ fn run(Args { verb, format }: Args) -> Result<()> {
     match verb {
         Verb::Info => info::run(format),
         Verb::Plan(args) => plan::run(job::plan(*args)?, format),
+        Verb::Check => check::run(format),
         Verb::Bench(args) if args.list => bench::list(format),
         Verb::Bench(args) => bench::run(job::bench(args)?, format),
     }

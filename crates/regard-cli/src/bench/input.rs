@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use regard::{
     Bits, Dims, Element, Layout, Mask, Number, Problem, Score, Shape, Tensor, View, alibi_slopes,
 };
+use regard_testkit::Noise;
 use std::any::Any;
 
 pub(crate) struct Input<E: Element> {
@@ -18,7 +19,7 @@ pub(crate) struct Input<E: Element> {
 
 impl<E: Element> Input<E> {
     pub(crate) fn new(case: &Case) -> Result<Self> {
-        let mut noise = Noise(0x5eed);
+        let noise = &mut Noise::new(0x5eed);
         let [q, k, v] = case.shapes();
         let Dims { heads, q_len, k_len, .. } = case.dims;
         let bias = Shape { batch: 1, heads: 1, len: q_len, dim: k_len };
@@ -29,12 +30,12 @@ impl<E: Element> Input<E> {
         };
         let slopes = alibi_slopes(heads.q);
         Ok(Self {
-            q: noise.tensor(q, case.layout, case.spread)?,
-            k: noise.tensor(k, case.layout, 1.0)?,
-            v: noise.tensor(v, case.layout, 1.0)?,
-            bias: bias.map(|shape| noise.tensor(shape, Layout::Bhsd, 1.0)).transpose()?,
+            q: tensor(noise, q, case.layout, case.spread)?,
+            k: tensor(noise, k, case.layout, 1.0)?,
+            v: tensor(noise, v, case.layout, 1.0)?,
+            bias: bias.map(|shape| tensor(noise, shape, Layout::Bhsd, 1.0)).transpose()?,
             slopes: slopes.iter().map(|s| E::Num::from_f64(f64::from(*s))).collect(),
-            mask: mask(case, &mut noise)?,
+            mask: mask(case, noise)?,
         })
     }
 
@@ -77,61 +78,28 @@ fn mask(case: &Case, noise: &mut Noise) -> Result<Mask> {
             Rule::Fixed { block, summary } => Mask::fixed(*block, *summary),
             Rule::Bits => {
                 let pairs = q_len.checked_mul(k_len).context("too many pairs for a bool mask")?;
-                let coins: Vec<bool> = (0..pairs).map(|_| noise.next() >> 63 == 1).collect();
+                let coins: Vec<bool> = (0..pairs).map(|_| noise.bits() >> 63 == 1).collect();
                 Mask::bits(Bits::from_bools(&coins, [1, 1, q_len, k_len])?)
             }
         }))
     })
 }
 
-/// The same numbers each time (splitmix64, Steele et al. 2014).
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// Two normal numbers (Box and Muller 1958).
-    fn pair(&mut self) -> [f64; 2] {
-        let mut uniform = || ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-        let (radius, angle) = ((-2.0 * uniform().ln()).sqrt(), std::f64::consts::TAU * uniform());
-        [radius * angle.cos(), radius * angle.sin()]
-    }
-
-    fn tensor<E: Element>(
-        &mut self,
-        shape: Shape,
-        layout: Layout,
-        times: f64,
-    ) -> Result<Tensor<E>> {
-        let count: usize = shape.to_array().iter().product();
-        let normal = std::iter::from_fn(|| Some(self.pair())).flatten().take(count);
-        let data = normal.map(|x| E::narrow(E::Num::from_f64(x * times))).collect();
-        Ok(Tensor::new(data, shape, layout)?)
-    }
+fn tensor<E: Element>(
+    noise: &mut Noise,
+    shape: Shape,
+    layout: Layout,
+    times: f64,
+) -> Result<Tensor<E>> {
+    let count: usize = shape.to_array().iter().product();
+    let data = (0..count).map(|_| E::narrow(E::Num::from_f64(noise.normal() * times))).collect();
+    Ok(Tensor::new(data, shape, layout)?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use regard::{Machine, Plan};
-
-    #[test]
-    fn noise_is_normal_and_repeats() {
-        let shape = Shape { batch: 1, heads: 1, len: 1000, dim: 101 };
-        let draw = || Noise(1).tensor::<f64>(shape, Layout::Bhsd, 2.0).unwrap();
-        let (a, b) = (draw(), draw());
-        assert_eq!(a, b);
-        let n = a.data().len() as f64;
-        let mean = a.data().iter().sum::<f64>() / n;
-        let variance = a.data().iter().map(|x| x * x).sum::<f64>() / n;
-        assert!(mean.abs() < 0.03 && (variance - 4.0).abs() < 0.1, "{mean} {variance}");
-    }
 
     #[test]
     fn every_option_becomes_a_problem_that_runs() {

@@ -1,0 +1,55 @@
+//! `regard check`: the case table against the definition, on the user's own machine.
+
+use crate::args::Format;
+use anyhow::{Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use regard_testkit::{Report, THREADS};
+use serde_json::json;
+use std::io::Write;
+
+pub(crate) fn run(format: Format) -> Result<()> {
+    let cases = regard_testkit::cases();
+    // Draws on a terminal only.
+    let progress = ProgressBar::new(cases.len() as u64);
+    progress.set_style(ProgressStyle::with_template(
+        "{wide_bar} {pos}/{len} rows [{elapsed}, {eta} left]",
+    )?);
+    let report = regard_testkit::check(&cases, |done, _| progress.set_position(done as u64));
+    progress.finish_and_clear();
+    let mut out = std::io::stdout().lock();
+    match format {
+        Format::Text => writeln!(out, "{report}")?,
+        Format::Json => print_lines(&report, &mut out)?,
+    }
+    if !report.is_green() {
+        bail!(
+            "{} runs are wrong here; please report them with the output of `regard info`",
+            report.failures.len()
+        );
+    }
+    Ok(())
+}
+
+/// A line for each option, one for each failure, and one for the whole.
+fn print_lines(report: &Report, out: &mut impl Write) -> Result<()> {
+    for (name, group) in &report.groups {
+        let (rows, worst) = (group.rows, group.worst);
+        let line = json!({
+            "option": name, "rows": rows, "worst_case": group.case,
+            "of_bound_out": worst.out, "of_bound_lse": worst.lse,
+        });
+        writeln!(out, "{line}")?;
+    }
+    for failure in &report.failures {
+        let line = json!({
+            "failed": failure.case, "isa": failure.isa, "threads": failure.threads, "why": failure.why,
+        });
+        writeln!(out, "{line}")?;
+    }
+    let failures = report.failures.len();
+    let line = json!({
+        "rows": report.rows, "isas": report.isas, "threads": THREADS, "failures": failures,
+    });
+    writeln!(out, "{line}")?;
+    Ok(())
+}
