@@ -154,22 +154,18 @@ impl<E: Element> Forward<'_, '_, E> {
             let k = fetch(k, cell, packed_keys);
             let v = fetch(v, cell, values);
             for (g, group) in groups.iter_mut().enumerate() {
-                let mut seen = [0; CELL];
-                for Seeing { keys, span, hidden } in
-                    cell.see(g, group.rows.count, &mut seen).into_iter().flatten()
-                {
+                let (mut seen, mut all) = ([0; CELL], [Seen::MAX; CELL]);
+                let parts = cell.see(g, group.rows.count, &mut seen);
+                for Seeing { keys, span, hidden } in parts.into_iter().flatten() {
                     let (k, v) = (k.slice(keys.start, keys.len()), v.slice(keys.start, keys.len()));
                     let at =
                         At { scope, rows: group.rows, span, keys: cell.keys().skip(keys.start) };
-                    let (seen, tile) = (&mut seen[keys.clone()], &mut tile[..keys.len()]);
-                    if !hidden && call.problem.score.bias.is_some() {
-                        seen.fill(Seen::MAX); // a bias may still hide some
-                    }
-                    if hidden || call.problem.score.bias.is_some() {
-                        group.step::<E, S, true>(s, call.problem, (k, v), (at, seen), tile);
-                    } else {
-                        group.step::<E, S, false>(s, call.problem, (k, v), (at, seen), tile);
-                    }
+                    // A bias may hide pairs that the mask lets through.
+                    let biased = call.problem.score.bias.is_some();
+                    let seen =
+                        if hidden { &mut seen[keys.clone()] } else { &mut all[keys.clone()] };
+                    let seen = (hidden || biased).then_some(seen);
+                    group.step(s, call.problem, (k, v), (at, seen), &mut tile[..keys.len()]);
                 }
             }
         }
@@ -284,56 +280,57 @@ impl<E: Element> Forward<'_, '_, E> {
 }
 
 impl<N: Number> Group<N> {
-    /// One group against one part of a cell: the heart of it all.
+    /// One group against one part of a cell: the heart of it all. `seen` tells which rows see each key, if not all do.
     #[inline(always)]
-    fn step<E: Element<Num = N>, S: Simd<N>, const HIDDEN: bool>(
+    fn step<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
         s: S,
         problem: &Problem<'_, E>,
         (k, v): (Rows<'_, N>, Rows<'_, N>),
-        (at, seen): (At<'_>, &mut [Seen]),
+        (at, mut seen): (At<'_>, Option<&mut [Seen]>),
         tile: &mut [Lanes<N>],
     ) {
         let span = at.span;
-        let mut sums = self.states.unset(s, span);
-        if States::suffice(s, &sums, span) {
-            sums = if HIDDEN || !problem.is_plain_dot() {
-                self.scores::<E, S, HIDDEN>(s, problem, k, (at, &mut *seen), tile);
-                self.states.weigh(s, tile, span)
-            } else {
-                let mut then = Weights { m: &self.states.m, sums: Lanes([N::zero(); GROUP]) };
-                dot_tile(s, (k, &self.q), span, tile, &mut then);
-                then.sums
-            };
-        }
-        // Rows that see their first keys, and the rare ones whose scores have grown: find the maximum after all.
-        // Once for each kind; sums with a NaN never suffice.
+        let fused = seen.is_none() && problem.is_plain_dot();
         let mut shrink = Lanes([N::one(); GROUP]);
-        for _ in 0..2 {
-            if States::suffice(s, &sums, span) {
+        let mut sums = self.states.unset(s, span);
+        // One round where every row has its `m` and no score has outgrown it. One more for rows that see their first
+        // keys and look for their maximum, and one for those that have outgrown it; sums with a NaN never suffice.
+        for round in 0..3 {
+            let suffices = States::suffice(s, &sums, span);
+            if suffices && round > 0 {
                 break;
             }
-            self.scores::<E, S, HIDDEN>(s, problem, k, (at, &mut *seen), tile);
-            self.states.raise(s, tile, (&sums, span), &mut shrink);
+            if suffices && fused {
+                let mut weights = Weights { m: &self.states.m, sums };
+                dot_tile(s, (k, &self.q), span, tile, &mut weights);
+                sums = weights.sums;
+                continue;
+            }
+            self.scores(s, problem, k, (at, seen.as_deref_mut()), tile);
+            if !suffices {
+                self.states.raise(s, tile, (&sums, span), &mut shrink);
+            }
             sums = self.states.weigh(s, tile, span);
         }
         self.states.add(s, &sums, span);
         let everyone = lanes_of(span);
-        if HIDDEN && seen.iter().any(|s| s & everyone != everyone) {
-            add_values::<N, S, true>(s, v, tile, seen, span, (&shrink, &mut self.sums));
-        } else {
-            add_values::<N, S, false>(s, v, tile, seen, span, (&shrink, &mut self.sums));
+        match seen {
+            Some(seen) if seen.iter().any(|s| s & everyone != everyone) => {
+                add_values::<N, S, true>(s, v, tile, seen, span, (&shrink, &mut self.sums));
+            }
+            _ => add_values::<N, S, false>(s, v, tile, &[], span, (&shrink, &mut self.sums)),
         }
     }
 
     /// The scores of a tile; `-inf` where a row does not see the key.
     #[inline(always)]
-    fn scores<E: Element<Num = N>, S: Simd<N>, const HIDDEN: bool>(
+    fn scores<E: Element<Num = N>, S: Simd<N>>(
         &self,
         s: S,
         problem: &Problem<'_, E>,
         k: Rows<'_, N>,
-        (at, seen): (At<'_>, &mut [Seen]),
+        (at, seen): (At<'_>, Option<&mut [Seen]>),
         tile: &mut [Lanes<N>],
     ) {
         if matches!(problem.similarity, Similarity::Distance) {
@@ -342,17 +339,15 @@ impl<N: Number> Group<N> {
             dot_tile(s, (k, &self.q), at.span, tile, &mut Dots);
         }
         problem.apply(s, at, tile);
-        if problem.score.bias.is_some() {
-            unsee(s, at.span, tile, seen);
-        }
-        if HIDDEN {
-            let hidden = s.splat(N::neg_infinity());
-            for (scores, seen) in tile.iter_mut().zip(seen) {
-                for lane in at.span.vectors::<N, S>() {
-                    let x =
-                        s.select(s.lanes(low(*seen >> lane)), s.load(&scores.0[lane..]), hidden);
-                    s.store(x, &mut scores.0[lane..]);
-                }
+        let Some(seen) = seen else { return };
+        let (hidden, lowest) = (s.splat(N::neg_infinity()), s.splat(-N::max_value()));
+        for (scores, seen) in tile.iter_mut().zip(seen) {
+            for lane in at.span.vectors::<N, S>() {
+                let x = s.load(&scores.0[lane..]);
+                // A bias of -inf hides a pair too: then not even a NaN in its value may reach the row.
+                let by_bias = Seen::from(s.bits(s.less(x, lowest))) << lane;
+                *seen &= !by_bias;
+                s.store(s.select(s.lanes(low(*seen >> lane)), x, hidden), &mut scores.0[lane..]);
             }
         }
     }
@@ -372,19 +367,6 @@ impl<N: Number> Group<N> {
                 let x = s.mul(s.load(&sum.0[lane..]), s.load(&shrink.0[lane..]));
                 s.store(x, &mut sum.0[lane..]);
             }
-        }
-    }
-}
-
-/// Takes back that a row sees a key whose score is `-inf`: a bias can hide a pair as well as a mask, and then not even
-/// a NaN in its value may reach the row.
-#[inline(always)]
-fn unsee<N: Number, S: Simd<N>>(s: S, span: Span, tile: &[Lanes<N>], seen: &mut [Seen]) {
-    let lowest = s.splat(-N::max_value());
-    for (scores, seen) in tile.iter().zip(seen) {
-        for lane in span.vectors::<N, S>() {
-            let hidden = s.bits(s.less(s.load(&scores.0[lane..]), lowest));
-            *seen &= !(Seen::from(hidden) << lane);
         }
     }
 }
