@@ -163,6 +163,20 @@ fn huge_scores_stay_finite() {
 }
 
 #[test]
+fn huge_sinks_stay_finite() {
+    let case = Case::new(dims([1, 1, 1, 3, 9, 4, 4])).scores(&[ScoreOption::Sinks]);
+    for (isa, sink) in
+        Isa::available().into_iter().flat_map(|isa| [1e30f32, -1e30].map(|s| (isa, s)))
+    {
+        let mut data = Data::new(&case);
+        data.sinks.fill(sink);
+        let judge = Judge::new(&data.problem(&case), data.inputs());
+        let ratio = judge.ratio(&run(&case, &data, isa)).unwrap();
+        assert!(ratio.is_close(), "{} {sink}: {ratio:?}", isa.name());
+    }
+}
+
+#[test]
 fn scores_that_grow_along_the_keys_stay_exact() {
     for (isa, step) in
         Isa::available().into_iter().flat_map(|isa| [0.01f32, 0.3, 2.0, 40.0].map(|s| (isa, s)))
