@@ -41,6 +41,17 @@ pub enum Dtype {
     F64,
 }
 
+impl Dtype {
+    /// Its name in the names of cases.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+        }
+    }
+}
+
 /// A [`Similarity`](regard::Similarity), without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimilarityCase {
@@ -79,8 +90,8 @@ impl SimilarityCase {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Dims { batch, heads, q_len, k_len, q_dim, qk_dim, v_dim } = self.dims;
-        let dtype = if self.dtype == Dtype::F32 { "f32" } else { "f64" };
-        write!(f, "{dtype}-{}-b{batch}-h{}x{}", self.similarity.name(), heads.q, heads.kv)?;
+        write!(f, "{}-{}-b{batch}", self.dtype.name(), self.similarity.name())?;
+        write!(f, "-h{}x{}", heads.q, heads.kv)?;
         write!(f, "-n{q_len}x{k_len}-d{qk_dim}")?;
         if q_dim != qk_dim {
             write!(f, "from{q_dim}")?;
@@ -151,6 +162,7 @@ impl Case {
     #[must_use]
     pub fn groups(&self) -> Vec<String> {
         let mut groups = vec![
+            format!("dtype {}", self.dtype.name()),
             format!("mask {}", self.mask.name),
             format!("similarity {}", self.similarity.name()),
             format!("layout {}", self.arrangement),

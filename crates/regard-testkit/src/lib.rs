@@ -1,6 +1,6 @@
 //! The case table of Regard: which calls are made, on which inputs, and how close the result must be.
 //!
-//! [`cases`] lists the rows, [`check`] runs them on every instruction set and several thread counts against the
+//! [`cases()`] lists the rows, [`check`] runs them on every instruction set and several thread counts against the
 //! definition ([`regard::reference`]), and the [`Report`] says what was covered and how near to its bound each option
 //! came. The tests of `regard` and the command `regard check` run the same table.
 //!

@@ -7,18 +7,18 @@ use regard_testkit::masks::MASKS;
 
 /// A mask without its sizes: rules of the table, joined.
 #[derive(Clone, Debug)]
-pub enum Tree {
+pub(crate) enum Tree {
     /// A line of the table.
     Rule(usize),
     /// Both.
-    And(Box<(Tree, Tree)>),
+    And(Box<(Self, Self)>),
     /// Either.
-    Or(Box<(Tree, Tree)>),
+    Or(Box<(Self, Self)>),
 }
 
 impl Tree {
     /// The mask for these sizes.
-    pub fn build(&self, dims: &Dims, noise: &mut Noise) -> Mask {
+    pub(crate) fn build(&self, dims: &Dims, noise: &mut Noise) -> Mask {
         match self {
             Self::Rule(i) => (MASKS[*i].build)(dims, noise),
             Self::And(pair) => pair.0.build(dims, noise).and(pair.1.build(dims, noise)),
@@ -28,7 +28,7 @@ impl Tree {
 }
 
 /// Masks inside masks, up to three deep.
-pub fn masks() -> impl Strategy<Value = Tree> {
+pub(crate) fn masks() -> impl Strategy<Value = Tree> {
     (0..MASKS.len()).prop_map(Tree::Rule).prop_recursive(3, 8, 2, |inner| {
         let pair = (inner.clone(), inner).prop_map(Box::new);
         prop_oneof![pair.clone().prop_map(Tree::And), pair.prop_map(Tree::Or)]
