@@ -3,6 +3,7 @@
 //! A dtype is one `impl Element`: how it widens to its number and narrows back. Scores, softmax and sums are always
 //! held in the number, never in the stored type.
 
+use crate::forward::Forward;
 use crate::simd::{Isa, Task};
 use num_traits::Float;
 use std::fmt::{Debug, Display};
@@ -54,6 +55,9 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     fn narrow(x: Self::Num) -> Self;
     /// The slice as numbers, when nothing needs to be widened.
     fn as_numbers(s: &[Self]) -> Option<&[Self::Num]>;
+    /// The kernel for this type, compiled once, here, and not again in every crate that calls it.
+    #[doc(hidden)]
+    fn forward(isa: Isa, task: Forward<'_, '_, Self>);
     /// A slice to be written as numbers, when nothing needs to be narrowed.
     fn as_numbers_mut(s: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<Self::Num>]>;
 }
@@ -177,6 +181,10 @@ macro_rules! stored_as_itself {
             #[inline(always)]
             fn narrow(x: Self) -> Self {
                 x
+            }
+            #[inline(never)]
+            fn forward(isa: Isa, task: Forward<'_, '_, Self>) {
+                Self::enter(isa, task);
             }
             #[inline(always)]
             fn as_numbers(s: &[Self]) -> Option<&[Self]> {

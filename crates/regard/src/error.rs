@@ -122,7 +122,7 @@ impl fmt::Display for Error {
                 write!(f, "{option}: {found} entries; give {} ({})", expected.0, expected.1)
             }
             Self::OutOfRange { option, found, limit } => {
-                write!(f, "{option}: {found} is out of range; give less than {limit}")
+                write!(f, "{option}: {found} is out of range; give a value below {limit}")
             }
             Self::Zero { option } => write!(f, "{option}: 0; it must be at least 1"),
             Self::Value { option, found, accepted } => {

@@ -9,7 +9,7 @@ use crate::element::{Element, Number};
 use crate::mask::{Mask, RowTile, Run, Scope};
 use crate::micro::{Distances, Dots, Seen, Weights, add_values, dot_tile, lanes_used, low};
 use crate::problem::Problem;
-use crate::score::{At, Keys, LOG2_E, Similarity};
+use crate::score::{At, Keys, Similarity, in_log2};
 use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task};
 use crate::softmax::{State, States};
 use crate::view::{Rows, TileMut, View};
@@ -99,7 +99,8 @@ impl<N: Number> Scratch<N> {
 }
 
 /// One tile of rows of one head.
-pub(crate) struct Forward<'t, 'c, E: Element> {
+#[derive(Debug)]
+pub struct Forward<'t, 'c, E: Element> {
     pub(crate) call: Call<'c, E>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
@@ -253,7 +254,7 @@ impl<E: Element> Forward<'_, '_, E> {
         let Some((out, lse_rows)) = &mut self.target.finished else { return };
         let group = &mut self.scratch.groups[g];
         if let Some(sinks) = call.problem.score.sinks {
-            group.add_sink(s, E::Num::from_f64(sinks[scope.head].to_f64() * LOG2_E));
+            group.add_sink(s, in_log2(sinks[scope.head]));
         }
         let mut lse = [E::Num::default(); GROUP];
         for (lane, lse) in lse[..group.rows.count].iter_mut().enumerate() {

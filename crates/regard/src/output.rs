@@ -36,6 +36,11 @@ impl<E: Element> Output<E> {
                 }
             }
         }
+        let rows = shape.batch * shape.heads * shape.len;
+        if let Some(found) = parts.iter().map(|p| p.lse.len()).find(|n| *n != rows) {
+            let expected = (rows, "batch x query heads x queries");
+            return Err(Error::Count { option: "lse", expected, found });
+        }
         let largest = |row: usize| {
             parts.iter().map(|p| p.lse[row].to_f64()).fold(f64::NEG_INFINITY, f64::max)
         };

@@ -1,7 +1,7 @@
 //! How a problem will be run: pure arithmetic of the problem and the machine, printable before it happens.
 
 use crate::cells::{CELL, Cell, Cells};
-use crate::element::{Element, Number};
+use crate::element::Element;
 use crate::error::Error;
 use crate::forward::{Call, Forward, Scratch, Stage, TILE_ROWS, Target};
 use crate::machine::Machine;
@@ -234,7 +234,7 @@ impl<'a, E: Element> Plan<'a, E> {
                         }
                     };
                     let scope = self.problem.scope(b, head);
-                    E::Num::enter(
+                    E::forward(
                         self.machine.isa,
                         Forward { call, scope, rows, stage, target, scratch },
                     );

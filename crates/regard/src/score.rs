@@ -81,6 +81,8 @@ pub struct RelativeBias<'a, N> {
     pub(crate) table: &'a [N],
     /// The bucket of each distance `key - position` from `-reach` to `reach`; beyond, the nearest end.
     buckets: Arc<[usize]>,
+    /// Buckets in the table.
+    count: usize,
     /// The reach as given; no buckets are made beyond [`MAX_REACH`].
     reach: usize,
 }
@@ -94,7 +96,7 @@ impl<'a, N: Number> RelativeBias<'a, N> {
     #[must_use]
     pub fn clipped(table: &'a [N], reach: usize) -> Self {
         let buckets = if reach <= MAX_REACH { (0..=2 * reach).collect() } else { Arc::default() };
-        Self { table, buckets, reach }
+        Self { table, buckets, count: reach.saturating_mul(2).saturating_add(1), reach }
     }
 
     /// The buckets of T5 (Raffel et al. 2020): near distances one each, far ones by their logarithm up to
@@ -125,8 +127,8 @@ impl<'a, N: Number> RelativeBias<'a, N> {
             first + (exact + step).min(n - 1)
         };
         let all = (-reach..=reach).map(bucket);
-        let buckets = if max_distance <= MAX_REACH { all.collect() } else { Arc::default() };
-        Self { table, buckets, reach: max_distance }
+        let map = if max_distance <= MAX_REACH { all.collect() } else { Arc::default() };
+        Self { table, buckets: map, count: buckets, reach: max_distance }
     }
 
     /// Where in the table the bias of a distance stands, for one head of `heads`.
@@ -252,13 +254,11 @@ impl<'a, E: Element> Score<'a, E> {
                 let (found, limit) = (r.reach, MAX_REACH + 1);
                 return Err(Error::OutOfRange { option: "relative bias", found, limit });
             }
-            let buckets = r.buckets.iter().max().map_or(0, |last| last + 1);
-            counted(
-                "relative bias",
-                buckets.saturating_mul(heads),
-                r.table.len(),
-                "buckets x query heads",
-            )?;
+            if r.count == 0 {
+                return Err(Error::Zero { option: "relative bias" });
+            }
+            let entries = r.count.saturating_mul(heads);
+            counted("relative bias", entries, r.table.len(), "buckets x query heads")?;
         }
         if let Some(bias) = &self.bias {
             let (found, scores) = (bias.shape().to_array(), [batch, heads, q_len, k_len]);
@@ -386,6 +386,13 @@ impl Keys<'_> {
 }
 
 pub(crate) const LOG2_E: f64 = std::f64::consts::LOG2_E;
+
+/// A score times `log2 e`; a finite one stays finite.
+pub(crate) fn in_log2<N: Number>(score: N) -> N {
+    let most = N::max_value();
+    let x = N::from_f64(score.to_f64() * LOG2_E);
+    if score.is_finite() { x.max(-most).min(most) } else { x }
+}
 
 impl<E: Element> Problem<'_, E> {
     /// The factor that goes into the queries of a dot product; other similarities are scaled in [`Problem::apply`].

@@ -94,9 +94,9 @@ mod tests {
         });
         let mut t = m;
         transpose(&mut t);
-        for i in 0..64 {
-            for j in 0..64 {
-                assert_eq!(m[i] >> j & 1, t[j] >> i & 1);
+        for (i, row) in m.iter().enumerate() {
+            for (j, column) in t.iter().enumerate() {
+                assert_eq!(row >> j & 1, column >> i & 1);
             }
         }
     }
