@@ -72,6 +72,8 @@ struct Group<N> {
     states: States<N>,
     sums: Vec<Lanes<N>>,
     rows: RowTile,
+    /// Whether the last tile had scores far above those before.
+    grows: bool,
 }
 
 impl<N: Number> Scratch<N> {
@@ -83,6 +85,7 @@ impl<N: Number> Scratch<N> {
             states: States::nothing_seen(),
             sums: zeros(dims.v_dim),
             rows: RowTile { first: 0, step: 1, count: 0 },
+            grows: false,
         };
         let projects = matches!(problem.similarity, Similarity::General(_));
         Self {
@@ -181,6 +184,7 @@ impl<E: Element> Forward<'_, '_, E> {
         group.rows =
             RowTile { first: first + skipped * step, step, count: (count - skipped).min(GROUP) };
         group.states = States::nothing_seen();
+        group.grows = false;
         group.sums.fill(Lanes([E::Num::default(); GROUP]));
         let Some(partial) = &self.target.partial else { return };
         let v_dim = group.sums.len();
@@ -295,10 +299,10 @@ impl<N: Number> Group<N> {
         let fused = seen.is_none() && problem.is_plain_dot();
         let mut shrink = Lanes([N::one(); GROUP]);
         let mut sums = self.states.unset(s, span);
-        // One round where every row has its `m` and no score has outgrown it. One more for rows that see their first
-        // keys and look for their maximum, and one for those that have outgrown it; sums with a NaN never suffice.
-        for round in 0..3 {
-            let suffices = States::suffice(s, &sums, span);
+        // One round where every row has its `m` and no score has outgrown it, one more where some have; then the next
+        // tile looks for maxima before it needs them. Sums with a NaN never suffice.
+        for round in 0..2 {
+            let suffices = States::suffice(s, &sums, span) && (round > 0 || !self.grows);
             if suffices && round > 0 {
                 break;
             }
@@ -310,7 +314,7 @@ impl<N: Number> Group<N> {
             }
             self.scores(s, problem, k, (at, seen.as_deref_mut()), tile);
             if !suffices {
-                self.states.raise(s, tile, (&sums, span), &mut shrink);
+                self.grows = self.states.raise(s, tile, (&sums, span), &mut shrink);
             }
             sums = self.states.weigh(s, tile, span);
         }

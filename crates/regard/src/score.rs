@@ -536,6 +536,14 @@ fn add_bias<E: Element, S: Simd<E::Num>>(
     let head = bias
         .head(if shape.batch == 1 { 0 } else { batch }, if shape.heads == 1 { 0 } else { head });
     let line = |lane: usize| head.row(if shape.len == 1 { 0 } else { at.rows.row(lane) });
+    if let Keys::From(key) = at.keys {
+        // The lines lie a whole row apart, where no hardware prefetcher follows: ask for those of the next keys.
+        for lane in at.span.start..at.span.end {
+            for next in (key + tile.len()..key + 2 * tile.len()).step_by(MAX_LANES) {
+                line(lane).get(next).into_iter().for_each(|x| s.prefetch(x));
+            }
+        }
+    }
     let mut turned = [Lanes([E::Num::default(); GROUP]); MAX_LANES];
     for (block, scores) in tile.chunks_mut(S::LANES).enumerate() {
         let first = block * S::LANES;

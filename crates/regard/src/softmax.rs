@@ -99,8 +99,8 @@ impl<N: Number> States<N> {
         all == full
     }
 
-    /// Raises `m` to the largest score of the tile in the lanes whose sums do not suffice, and lowers `shrink`, what
-    /// the sums so far must be multiplied by. Each lane decides for itself: what its neighbours hold changes nothing.
+    /// Raises `m` to the largest score of the tile in the lanes whose sums do not suffice or that it has outgrown, and
+    /// lowers `shrink`, what the sums so far must be multiplied by. Tells whether scores have grown.
     #[inline(always)]
     pub(crate) fn raise<S: Simd<N>>(
         &mut self,
@@ -108,21 +108,27 @@ impl<N: Number> States<N> {
         tile: &[Lanes<N>],
         (sums, span): (&Lanes<N>, Span),
         shrink: &mut Lanes<N>,
-    ) {
-        let limit = s.splat(N::from_f64(LIMIT));
+    ) -> bool {
+        let (limit, reach) = (s.splat(N::from_f64(LIMIT)), s.splat(N::from_f64(LIMIT.log2())));
+        let lowest = s.splat(-N::max_value());
+        let mut grown = 0;
         for lane in span.vectors::<N, S>() {
             let before = s.load(&self.m.0[lane..]);
             let mut m = before;
             for row in tile {
                 m = s.max(m, s.load(&row.0[lane..]));
             }
-            let m = s.select(s.less(s.load(&sums.0[lane..]), limit), before, m);
+            let outgrown = s.less(s.add(before, reach), m);
+            let stays = s.select(outgrown, s.splat(N::infinity()), s.load(&sums.0[lane..]));
+            let m = s.select(s.less(stays, limit), before, m);
+            grown |= s.bits(outgrown) & s.bits(s.less(lowest, before));
             let factor = math::exp2(s, s.sub(before, m));
             let l = s.mul(s.load(&self.l.0[lane..]), factor);
             s.store(m, &mut self.m.0[lane..]);
             s.store(l, &mut self.l.0[lane..]);
             s.store(s.mul(s.load(&shrink.0[lane..]), factor), &mut shrink.0[lane..]);
         }
+        grown != 0
     }
 
     /// Adds the sums of a tile.

@@ -101,6 +101,11 @@ pub trait Simd<N: Number>: Copy {
     fn remainder(self, x: Self::V) -> Self::V;
     /// `x * 2^e` for a whole `e`; 0 for `e = -inf`.
     fn scale(self, x: Self::V, e: Self::V) -> Self::V;
+    /// Asks for the cache line of `x`, which will be needed soon.
+    #[inline(always)]
+    fn prefetch<T>(self, x: &T) {
+        let _ = x;
+    }
     /// A block of zeros.
     fn block(self) -> Self::Block;
     /// Swaps rows and columns.

@@ -120,6 +120,10 @@ impl Simd<f32> for Avx512 {
         intrinsic!(_mm512_scalef_ps(x, e))
     }
     #[inline(always)]
+    fn prefetch<T>(self, x: &T) {
+        intrinsic!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()));
+    }
+    #[inline(always)]
     fn block(self) -> [__m512; 16] {
         [self.splat(0.0); 16]
     }
