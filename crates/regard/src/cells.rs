@@ -116,12 +116,17 @@ fn narrowed(seen: &[Seen], Span { mut start, mut end }: Span) -> Option<Seeing> 
         }
     }
     let (mask, span) = (lanes(start, end), Span { start, end });
-    if seen[first..=last].iter().all(|s| s & mask == mask) {
-        return Some(Seeing { keys: first..last + 1, span, hidden: false });
+    let keys = first..last + 1;
+    if keys.len().is_multiple_of(8) || seen.len() < 8 {
+        let hidden = seen[keys.clone()].iter().any(|s| s & mask != mask);
+        return Some(Seeing { keys, span, hidden });
     }
     // Whole register tiles cost less than their tails: let unseen neighbours fill the last one.
-    let end = first + (last + 1 - first).next_multiple_of(8);
-    Some(Seeing { keys: first..end.min(seen.len()), span, hidden: true })
+    let len = keys.len().next_multiple_of(8).min(seen.len());
+    let first = first.min(seen.len() - len);
+    let keys = first..first + len;
+    let hidden = seen[keys.clone()].iter().any(|s| s & mask != mask);
+    Some(Seeing { keys, span, hidden })
 }
 
 /// Cuts runs into cells, in ascending order, the picked ones last.
@@ -183,8 +188,9 @@ impl<'a> Cells<'a> {
             seen += part.len();
             last = part.end;
         }
-        // Picking copies a key and a value; computing an unseen key costs as much as a seen one.
-        if 2 * seen <= last - keys.start {
+        // Picking copies a key and a value; computing an unseen key costs as much as a seen one, and so does a visit
+        // for a few keys only.
+        if seen < CELL / 4 || 2 * seen <= last - keys.start {
             self.sparse.extend(within.flat_map(|s| clip(s).map(|key| (key, s.lanes))));
             return false;
         }

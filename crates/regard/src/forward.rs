@@ -155,6 +155,13 @@ impl<E: Element> Forward<'_, '_, E> {
         let groups = &mut groups[..rows.count.div_ceil(GROUP)];
         let mut cells = Cells::new(runs, keys, rows.lanes());
         while cells.next(cell) {
+            if let Keys::Picked(picked) = cell.keys() {
+                // Rows far apart: no hardware prefetcher follows them.
+                picked.iter().for_each(|key| {
+                    soon(s, k.row(*key));
+                    soon(s, v.row(*key));
+                });
+            }
             let k = fetch(k, cell, packed_keys);
             let v = fetch(v, cell, values);
             for (g, group) in groups.iter_mut().enumerate() {
@@ -191,6 +198,9 @@ impl<E: Element> Forward<'_, '_, E> {
         let span = Span { start: 0, end: group.rows.count };
         for part in self.stage.from.clone() {
             let row = |lane| partial.written(part, skipped + lane);
+            if step > 1 {
+                (0..span.len()).for_each(|lane| soon(s, row(lane)));
+            }
             turn(s, row, span.len(), E::Num::from_f64(1.0), &mut self.scratch.other);
             let mut factors = [Lanes([E::Num::default(); GROUP]); 2];
             for lane in 0..span.len() {
@@ -233,6 +243,9 @@ impl<E: Element> Forward<'_, '_, E> {
         let q = call.q.head(scope.batch, scope.head);
         let Scratch { groups, raw, .. } = &mut *self.scratch;
         let Group { q: lanes, rows, .. } = &mut groups[g];
+        if rows.step > 1 {
+            (0..rows.count).for_each(|i| soon(s, q.row(rows.row(i))));
+        }
         let factor = E::Num::from_f64(call.problem.query_factor());
         let Similarity::General(w) = call.problem.similarity else {
             return turn(s, |i| q.row(rows.row(i)), rows.count, factor, lanes);
@@ -375,6 +388,17 @@ impl<N: Number> Group<N> {
         }
     }
 }
+
+/// Asks for the cache lines of a row.
+#[inline(always)]
+fn soon<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
+    for x in row.iter().step_by(LINE / std::mem::size_of::<T>().clamp(1, LINE)) {
+        s.prefetch(x);
+    }
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// The rows of a cell: where they lie if they are neighbours and need no widening, else copied into `room`.
 #[inline(always)]

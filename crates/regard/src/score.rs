@@ -515,7 +515,8 @@ impl<N: Number> Pass<N> for Bias<'_, N> {
     }
 }
 
-/// Where each row stands among the keys.
+/// Where each row stands among the keys. Not inlined: the compiler would work it out ahead of every tile.
+#[inline(never)]
 fn positions<N: Number>(at: At<'_>) -> Lanes<N> {
     Lanes(std::array::from_fn(|lane| {
         // Lanes without a row repeat the last: any finite number will do there.

@@ -57,23 +57,26 @@ pub(super) fn push(out: &mut Vec<Run>, keys: Range<usize>, lanes: LaneSet) {
 }
 
 /// One range for each row, where neither starts nor ends ever go back from a row to the next.
+#[inline(always)]
 pub(super) fn monotone(rows: RowTile, out: &mut Vec<Run>, range: impl Fn(usize) -> Range<usize>) {
+    // Past the last row no range starts or ends.
+    let (mut starts, mut ends) = ([usize::MAX; 129], [usize::MAX; 129]);
+    for lane in 0..rows.count {
+        Range { start: starts[lane], end: ends[lane] } = range(rows.row(lane));
+    }
     let (mut entered, mut left) = (0, 0); // rows whose start, or end, lies at or before `at`
-    let mut at = range(rows.row(0)).start;
+    let mut at = starts[0];
     while left < rows.count {
-        while entered < rows.count && range(rows.row(entered)).start <= at {
+        while entered < rows.count && starts[entered] <= at {
             entered += 1;
         }
-        while left < entered && range(rows.row(left)).end <= at {
+        while left < entered && ends[left] <= at {
             left += 1;
         }
-        if left == rows.count {
-            break;
+        let next = if left < entered { starts[entered].min(ends[left]) } else { starts[entered] };
+        if left < rows.count {
+            push(out, at..next, lane_range(left, entered));
         }
-        let starts = if entered < rows.count { range(rows.row(entered)).start } else { usize::MAX };
-        let ends = if left < entered { range(rows.row(left)).end } else { usize::MAX };
-        let next = starts.min(ends);
-        push(out, at..next, lane_range(left, entered));
         at = next;
     }
 }
