@@ -117,6 +117,7 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, s: S) {
         let used = self.rows.count.div_ceil(GROUP);
+        self.ask_ahead(s);
         for g in 0..used {
             self.start(s, g);
         }
@@ -179,6 +180,25 @@ impl<E: Element> Forward<'_, '_, E> {
                     group.step(s, call.problem, (k, v), (at, seen), &mut tile[..keys.len()]);
                 }
             }
+        }
+    }
+
+    /// Of a short head, asks for all that is read and written, so that memory works while the queries are turned: such
+    /// calls wait for memory more than they compute. Longer ones are followed by the hardware.
+    #[inline(always)]
+    fn ask_ahead<S: Simd<E::Num>>(&mut self, s: S) {
+        let Self { call, scope, .. } = *self;
+        if scope.k_len > SHORT {
+            return;
+        }
+        let kv_head = call.problem.kv_head(scope.head);
+        let (k, v) = (call.k.head(scope.batch, kv_head), call.v.head(scope.batch, kv_head));
+        for key in 0..scope.k_len {
+            soon(s, k.row(key));
+            soon(s, v.row(key));
+        }
+        if let Some((out, _)) = &mut self.target.finished {
+            (0..self.rows.count).for_each(|lane| soon(s, out.row(0, lane)));
         }
     }
 
@@ -396,6 +416,9 @@ fn soon<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
         s.prefetch(x);
     }
 }
+
+/// Keys of a short head.
+const SHORT: usize = 64;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
