@@ -283,12 +283,10 @@ impl<'a, E: Element> Plan<'a, E> {
                 }
             }
         }
-        work.flops = 2.0 * work.pairs as f64 * (qk_dim + v_dim) as f64;
-        let size = std::mem::size_of::<E>() as f64;
-        let rows = |heads: usize, len: usize, dim: usize| {
-            [batch, heads, len, dim].iter().map(|n| *n as f64).product::<f64>() * size
-        };
-        work.bytes = rows(heads.q, q_len, qk_dim + v_dim) + rows(heads.kv, k_len, qk_dim + v_dim);
+        let features = qk_dim as f64 + v_dim as f64;
+        work.flops = 2.0 * work.pairs as f64 * features;
+        let rows = (heads.q as f64 * q_len as f64 + heads.kv as f64 * k_len as f64) * batch as f64;
+        work.bytes = rows * features * std::mem::size_of::<E>() as f64;
         work
     }
 }

@@ -1,0 +1,59 @@
+//! Memory grows with the sequence, never with its square. Linux only: the numbers come from `/proc/self/status`.
+#![cfg(target_os = "linux")]
+
+use regard::{Machine, Mask, Plan, Problem, Scope, View};
+
+/// A line of `/proc/self/status`, in bytes.
+fn status(name: &str) -> usize {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn a_head_of_131072_tokens_needs_less_than_64_mib_beyond_its_tensors() {
+    let n = 131_072;
+    let data = vec![0.5f32; n * 64];
+    let x = View::matrix(&data, [n, 64]).unwrap();
+    let problem = Problem::new(&x, &x, &x).mask(Mask::causal().window(64));
+    let plan = Plan::new(problem, Machine::here()).unwrap();
+    let before = status("VmRSS");
+    let output = plan.forward(x, x, x).unwrap();
+    let tensors = (output.out.data().len() + output.lse.len()) * size_of::<f32>();
+    let extra = status("VmHWM").saturating_sub(before + tensors);
+    println!("extra: {:.1} MiB", extra as f64 / MIB as f64);
+    assert!(extra < 64 * MIB, "{extra} bytes");
+}
+
+#[test]
+fn masks_of_ten_million_tokens_need_less_than_400_mib() {
+    let n = 10_000_000;
+    let scope = Scope { batch: 0, head: 0, q_len: n, k_len: n, offset: 0 };
+    let documents: Vec<u32> = (0..n).map(|i| u32::try_from(i / 1000 % 5000).unwrap()).collect();
+    let globals: Vec<usize> = (0..n).step_by(10_000).collect();
+    let before = status("VmRSS");
+    let masks = [
+        Mask::causal().window(4096),
+        Mask::lengths(&[n / 2]).and(Mask::causal()),
+        Mask::causal().or(Mask::prefix(1000)),
+        Mask::causal().and(Mask::segments(&documents)),
+        Mask::blocks(1024).or(Mask::global(&globals)),
+        Mask::causal().and(Mask::strided(3162)),
+        Mask::causal().and(Mask::fixed(3162, 32)),
+        Mask::longformer(512, &globals),
+    ];
+    for mask in &masks {
+        for row in [0, 1, n / 2, n - 1] {
+            let ranges = mask.visible(&scope, row);
+            let sees = |key| ranges.iter().any(|r| r.contains(&key));
+            for key in [0, 1, n / 2, row, n - 1] {
+                assert_eq!(sees(key), mask.sees(&scope, row, key), "{mask}: row {row}, key {key}");
+            }
+        }
+    }
+    let extra = status("VmHWM").saturating_sub(before);
+    println!("extra: {:.1} MiB for {} masks", extra as f64 / MIB as f64, masks.len());
+    assert!(extra < 400 * MIB, "{extra} bytes");
+}
