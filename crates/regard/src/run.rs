@@ -15,6 +15,7 @@ pub(crate) fn run<M>(
     memory: impl Fn() -> M + Sync,
     task: impl Fn(&mut M, usize) + Sync,
 ) {
+    let threads = threads.max(1);
     // Small tasks are taken several at a time, to keep the counter out of the way.
     let grain = (tasks / (threads * 16)).clamp(1, 16);
     let next = AtomicUsize::new(0);

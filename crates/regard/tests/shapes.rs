@@ -3,7 +3,7 @@
 mod strategies;
 
 use proptest::prelude::*;
-use regard::{Align, Isa, Mask, Scope};
+use regard::{Align, Isa, Machine, Mask, Plan, Problem, Scope, View};
 use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::run::forward;
 use regard_testkit::scores::SCORES;
@@ -79,4 +79,13 @@ fn a_stride_wider_than_the_sequence_sees_the_own_key() {
         assert!(!mask.sees(&scope(10), 5, 0), "every {stride}");
         assert_eq!(mask.visible(&scope(10), 5), vec![5..6], "every {stride}");
     }
+}
+
+#[test]
+fn a_machine_without_threads_uses_the_callers() {
+    let data = [0.5f32; 4 * 8];
+    let x = View::matrix(&data, [4, 8]).unwrap();
+    let machine = Machine { threads: 0, ..Machine::here() };
+    let plan = Plan::new(Problem::new(&x, &x, &x), machine).unwrap();
+    assert_eq!(plan.forward(x, x, x).unwrap().out.data(), data);
 }
