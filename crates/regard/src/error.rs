@@ -89,6 +89,17 @@ pub enum Error {
     NothingToMerge,
 }
 
+impl Error {
+    /// Refuses two tensors that disagree about an axis.
+    pub(crate) fn unless_same(
+        axis: &'static str,
+        left: (&'static str, usize),
+        right: (&'static str, usize),
+    ) -> Result<(), Self> {
+        if left.1 == right.1 { Ok(()) } else { Err(Self::Axis { axis, left, right }) }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -147,10 +147,7 @@ impl<E: Element> Forward<'_, '_, E> {
         let Self { call, scope, rows, .. } = *self;
         let Scratch { groups, tile, keys: packed_keys, values, runs, cell, .. } =
             &mut *self.scratch;
-        match without {
-            None => mask.runs(&scope, rows, runs),
-            Some(without) => mask.runs_beyond(without, &scope, rows, runs),
-        }
+        mask.runs_beyond(without, &scope, rows, runs);
         let kv_head = call.problem.kv_head(scope.head);
         let (k, v) = (call.k.head(scope.batch, kv_head), call.v.head(scope.batch, kv_head));
         let groups = &mut groups[..rows.count.div_ceil(GROUP)];

@@ -27,13 +27,7 @@ impl<E: Element> Output<E> {
             for (axis, (a, b)) in
                 axes.iter().zip(shape.to_array().iter().zip(part.out.shape().to_array()))
             {
-                if *a != b {
-                    return Err(Error::Axis {
-                        axis,
-                        left: ("the first part", *a),
-                        right: ("another part", b),
-                    });
-                }
+                Error::unless_same(axis, ("the first part", *a), ("another part", b))?;
             }
         }
         let rows = shape.batch * shape.heads * shape.len;

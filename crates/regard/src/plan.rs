@@ -259,10 +259,7 @@ impl<'a, E: Element> Plan<'a, E> {
                 for rows in
                     (0..self.tiles(order)).map(|t| self.tile(order, t)).filter(|r| r.count > 0)
                 {
-                    match without {
-                        None => mask.runs(&scope, rows, &mut runs),
-                        Some(without) => mask.runs_beyond(without, &scope, rows, &mut runs),
-                    }
+                    mask.runs_beyond(without, &scope, rows, &mut runs);
                     let pairs = runs
                         .iter()
                         .map(|s| s.keys.len() as u128 * u128::from(s.lanes.count_ones()));
@@ -303,9 +300,7 @@ fn same_shape(name: &'static str, planned: Shape, found: Shape) -> Result<(), Er
     let axes = ["batch", "heads", "length", "features"];
     for (axis, (a, b)) in axes.into_iter().zip(planned.to_array().into_iter().zip(found.to_array()))
     {
-        if a != b {
-            return Err(Error::Axis { axis, left: ("the plan", a), right: (name, b) });
-        }
+        Error::unless_same(axis, ("the plan", a), (name, b))?;
     }
     Ok(())
 }

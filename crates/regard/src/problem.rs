@@ -163,9 +163,7 @@ impl<'a, E: Element> Problem<'a, E> {
     /// All that can be wrong with this description.
     pub fn check(&self) -> Result<(), Error> {
         let Self { q, k, v, .. } = self;
-        let same = |axis, left: (&'static str, usize), right: (&'static str, usize)| {
-            if left.1 == right.1 { Ok(()) } else { Err(Error::Axis { axis, left, right }) }
-        };
+        let same = Error::unless_same;
         same("batch", ("q", q.batch), ("k", k.batch))?;
         same("batch", ("k", k.batch), ("v", v.batch))?;
         same("heads", ("k", k.heads), ("v", v.heads))?;

@@ -30,9 +30,7 @@ pub enum Similarity<'a, E> {
 
 impl<E> Similarity<'_, E> {
     pub(crate) fn check(&self, q: Shape, k: Shape) -> Result<(), Error> {
-        let same = |axis, left: (&'static str, usize), right: (&'static str, usize)| {
-            if left.1 == right.1 { Ok(()) } else { Err(Error::Axis { axis, left, right }) }
-        };
+        let same = Error::unless_same;
         let Self::General(w) = self else {
             return same("features", ("q", q.dim), ("k", k.dim));
         };

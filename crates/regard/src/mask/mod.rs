@@ -378,14 +378,15 @@ impl Mask {
         combine(&a, &b, out, join);
     }
 
-    /// As [`runs`](Self::runs), without what `part` lets through.
+    /// As [`runs`](Self::runs), without what `part` lets through, if there is one.
     pub(crate) fn runs_beyond(
         &self,
-        part: &Self,
+        part: Option<&Self>,
         scope: &Scope,
         rows: RowTile,
         out: &mut Vec<Run>,
     ) {
+        let Some(part) = part else { return self.runs(scope, rows, out) };
         out.clear();
         self.joined(part, scope, rows, out, |a, b| a & !b);
     }
