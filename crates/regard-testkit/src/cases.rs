@@ -28,6 +28,10 @@ pub struct Case {
     pub arrangement: Arrangement,
     /// Where row 0 stands.
     pub align: Align,
+    /// The rate at which weights are dropped.
+    pub dropout: Option<f64>,
+    /// Whether the entropy is asked for, and part of the loss.
+    pub entropy: bool,
     /// Of the inputs.
     pub seed: u64,
 }
@@ -85,7 +89,8 @@ impl SimilarityCase {
     }
 }
 
-/// `{dtype}-{similarity}-b{batch}-h{q}x{kv}-n{q_len}x{k_len}-d{qk}[from{q}]x{v}-{mask}-{options or plain}-{layout}-{align}`,
+/// `{dtype}-{similarity}-b{batch}-h{q}x{kv}-n{q_len}x{k_len}-d{qk}[from{q}]x{v}-{mask}-{options or plain}-{layout}-{align}
+/// [-dropout{rate}][-entropy]`,
 /// e.g. `f32-dot-b2-h4x2-n33x65-d16x8-causal-alibi+sinks-bshd-end`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -104,7 +109,9 @@ impl fmt::Display for Case {
             Align::End => write!(f, "end"),
             Align::Start => write!(f, "start"),
             Align::Offset(n) => write!(f, "from{n}"),
-        }
+        }?;
+        self.dropout.map_or(Ok(()), |rate| write!(f, "-dropout{rate}"))?;
+        f.write_str(if self.entropy { "-entropy" } else { "" })
     }
 }
 
@@ -120,6 +127,8 @@ impl Case {
             similarity: SimilarityCase::Dot,
             arrangement: Arrangement::Bhsd,
             align: Align::End,
+            dropout: None,
+            entropy: false,
             seed: 7,
         }
     }
@@ -170,6 +179,10 @@ impl Case {
         groups.extend(self.scores.iter().map(|option| format!("score {option}")));
         if self.scores.is_empty() {
             groups.push("score plain".into());
+        }
+        groups.extend(self.dropout.map(|rate| format!("dropout {rate}")));
+        if self.entropy {
+            groups.push("entropy".into());
         }
         groups
     }
@@ -240,6 +253,8 @@ pub fn cases() -> Vec<Case> {
         if case.arrangement == Arrangement::Bhsd {
             case.arrangement = [Arrangement::Bhsd, Arrangement::Bshd, Arrangement::Slice][i % 3];
         }
+        case.dropout = [None, None, Some(0.1), None, Some(0.6)][i % 5];
+        case.entropy = i % 2 == 1;
     }
     let doubles = table.iter().step_by(8).map(|case| Case { dtype: Dtype::F64, ..case.clone() });
     let doubles: Vec<Case> = doubles.collect();

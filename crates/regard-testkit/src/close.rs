@@ -7,7 +7,7 @@
 //! All errors are the largest of a tensor: single elements of the plain evaluation are exact by luck all the time.
 
 use regard::reference::{self, Inputs, Outcome};
-use regard::{Number, Output, Problem};
+use regard::{Grads, Number, Output, Problem, Tensor};
 
 /// Rounding steps of the floor for `f32`, in `out` and in `lse`, relative to the largest score (and value).
 ///
@@ -29,6 +29,8 @@ pub struct Judge {
     pub out: f64,
     /// The largest error allowed in `lse`.
     pub lse: f64,
+    /// The largest error allowed in the entropy.
+    pub entropy: f64,
 }
 
 /// How near to its bound a result came: 1 is the bound.
@@ -38,6 +40,10 @@ pub struct Ratio {
     pub out: f64,
     /// Of `lse`.
     pub lse: f64,
+    /// Of the entropy.
+    pub entropy: f64,
+    /// Of the gradient that came nearest.
+    pub grads: f64,
 }
 
 impl Judge {
@@ -53,15 +59,17 @@ impl Judge {
         let lse = exact.lse.iter().copied();
         let score = largest(lse.clone()).max(1.0);
         let weighed = largest(lse.filter(|x| x.abs() * step < 1.0)).max(1.0);
-        let value = largest(elements(inputs.2).map(wide));
+        let value = largest(elements(inputs.2).map(wide)) * problem.growth();
         let error = |a: &[f64], b: &[N]| {
             largest(a.iter().zip(b).filter(|(a, _)| a.is_finite()).map(|(a, b)| a - wide(*b)))
         };
         let (out, lse) = (error(&exact.out, &plain.out), error(&exact.lse, &plain.lse));
+        let entropy = error(&exact.entropy, &plain.entropy);
         let [by_out, by_lse] = floor;
         Self {
             out: 2.0 * out + by_out * step * weighed * value,
             lse: 2.0 * lse + by_lse * step * score,
+            entropy: 2.0 * entropy + by_lse * step * weighed,
             exact,
         }
     }
@@ -85,6 +93,10 @@ impl Judge {
                 continue;
             }
             ratio.lse = ratio.lse.max(share(lse - exact, self.lse));
+            if let Some(entropy) = &output.entropy {
+                let error = wide(entropy[row]) - self.exact.entropy[row];
+                ratio.entropy = ratio.entropy.max(share(error, self.entropy));
+            }
             for (x, exact) in out.iter().zip(&self.exact.out[row * shape.dim..]) {
                 ratio.out = ratio.out.max(share(wide(*x) - exact, self.out));
             }
@@ -94,11 +106,126 @@ impl Judge {
 }
 
 impl Ratio {
-    /// Whether both bounds are kept.
+    /// Whether all bounds are kept.
     #[must_use]
     pub fn is_close(self) -> bool {
-        self.out <= 1.0 && self.lse <= 1.0
+        self.worse() <= 1.0
     }
+
+    /// The nearest to its bound.
+    #[must_use]
+    pub fn worse(self) -> f64 {
+        self.out.max(self.lse).max(self.entropy).max(self.grads)
+    }
+}
+
+/// The right gradients of a case, and how far from them a kernel may be: three times the error of the plain evaluation,
+/// plus a floor as for the output.
+#[derive(Clone, Debug)]
+pub struct GradJudge {
+    /// Name, right values, largest error allowed.
+    grads: Vec<(&'static str, Vec<f64>, f64)>,
+}
+
+/// Rounding steps of the floor of gradients, for `f32` and `f64`.
+///
+/// A gradient of a score is a difference (see [`reference::Grads::size`]) and is carried on by sums, some over all pairs of
+/// a head: the plain evaluation of such a sum is often exact by luck. Each step is as large as the terms of the sum, times
+/// the root of their number, as random errors add up.
+pub const GRAD_FLOORS: [f64; 2] = [1.0, 16.0];
+
+impl GradJudge {
+    /// Evaluates the definition twice.
+    #[must_use]
+    pub fn new<N: Number>(
+        problem: &Problem<'_, N>,
+        inputs: Inputs<'_, N>,
+        (exact, plain): (&Outcome<f64>, &Outcome<N>),
+    ) -> Self {
+        let Outcome { lse, entropy, .. } = reference::forward::<f64, N>(problem, inputs);
+        let [d_out, d_lse, d_entropy] =
+            [&exact.out, &exact.lse, &exact.entropy].map(|d| largest(d.iter().copied()));
+        // a (ln a + H)
+        let others = d_lse + d_entropy * (largest(entropy.into_iter()) + 0.4);
+        let exact = reference::backward(problem, inputs, exact);
+        let plain = named(reference::backward(problem, inputs, plain));
+        let step = wide(N::epsilon()) * GRAD_FLOORS[usize::from(N::NAME == "f64")];
+        let weighed =
+            largest(lse.into_iter().filter(|x| x.abs() * wide(N::epsilon()) < 1.0)).max(1.0);
+        let dims = problem.dims();
+        let rows = (dims.batch * dims.heads.q * dims.q_len) as f64;
+        let root = |terms: f64, entries: usize| (terms / entries.max(1) as f64).max(1.0).sqrt();
+        let size = exact.size + others;
+        let [q, k] = [inputs.0, inputs.1].map(|x| largest(elements(x).map(wide)));
+        let (scale, similarity) = (problem.scale(), (dims.qk_dim as f64).sqrt() * q * k);
+        let exact = named(exact);
+        let judged = exact.into_iter().zip(plain).map(|((name, exact), (_, plain))| {
+            let errors = exact.iter().zip(&plain).map(|(a, b)| a - wide(*b));
+            let pairs = rows * dims.k_len as f64;
+            let terms = match name {
+                "q" => scale * k,
+                "k" => scale * q,
+                "w" => scale * q * k,
+                "alibi" => (dims.q_len + dims.k_len) as f64 * root(pairs, exact.len()),
+                "scale" => similarity * root(pairs, 1),
+                "temperature" => similarity * scale * root(pairs, 1),
+                "sinks" => root(rows, exact.len()),
+                "v" => d_out * problem.growth() / size,
+                _ => root(pairs, exact.len()),
+            };
+            let bound = 3.0 * largest(errors) + step * weighed * size * terms.abs();
+            (name, exact, bound)
+        });
+        Self { grads: judged.collect() }
+    }
+
+    /// How near to the bounds the gradients are, and which came nearest; or why they are wrong whatever the bounds are.
+    pub fn ratio<N: Number>(&self, grads: &Grads<N>) -> Result<(f64, &'static str), String> {
+        let mut worst = (0.0, "q");
+        for ((name, exact, bound), ours) in self.grads.iter().zip(values(grads)) {
+            if ours.len() != exact.len() {
+                return Err(format!(
+                    "{} gradients by {name} instead of {}",
+                    ours.len(),
+                    exact.len()
+                ));
+            }
+            for (exact, ours) in exact.iter().zip(ours) {
+                let ratio = share(ours - exact, *bound);
+                if ratio > worst.0 {
+                    worst = (ratio, name);
+                }
+            }
+        }
+        Ok(worst)
+    }
+}
+
+/// The gradients of the definition by name.
+fn named<N: Number>(g: reference::Grads<N>) -> Vec<(&'static str, Vec<N>)> {
+    vec![
+        ("q", g.q),
+        ("k", g.k),
+        ("v", g.v),
+        ("w", g.w),
+        ("bias", g.bias),
+        ("alibi", g.alibi),
+        ("relative", g.relative),
+        ("sinks", g.sinks),
+        ("scale", vec![g.scale]),
+        ("temperature", vec![g.temperature]),
+    ]
+}
+
+/// The same gradients of a kernel in the same order.
+pub(crate) fn values<N: Number>(g: &Grads<N>) -> Vec<Vec<f64>> {
+    let tensor = |t: &Tensor<N>| elements(t.view()).map(wide).collect();
+    let list = |x: &[N]| x.iter().copied().map(wide).collect();
+    let optional = |t: &Option<Tensor<N>>| t.as_ref().map_or_else(Vec::new, tensor);
+    let tensors = [tensor(&g.q), tensor(&g.k), tensor(&g.v), optional(&g.w), optional(&g.bias)];
+    let lists =
+        [list(&g.alibi), list(&g.relative), list(&g.sinks), vec![g.scale], vec![g.temperature]];
+    tensors.into_iter().chain(lists).collect()
 }
 
 /// The part of a bound that an error takes; infinite for NaN.
@@ -117,7 +244,7 @@ pub(crate) fn wide<N: Number>(x: N) -> f64 {
     Number::to_f64(x)
 }
 
-fn elements<N: Number>(v: regard::View<'_, N>) -> impl Iterator<Item = N> + '_ {
+pub(crate) fn elements<N: Number>(v: regard::View<'_, N>) -> impl Iterator<Item = N> + '_ {
     let regard::Shape { batch, heads, len, .. } = v.shape();
     let rows = move |b| (0..heads).flat_map(move |h| (0..len).map(move |i| (b, h, i)));
     (0..batch).flat_map(rows).flat_map(move |(b, h, i)| v.row(b, h, i).iter().copied())

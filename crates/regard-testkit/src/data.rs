@@ -1,11 +1,13 @@
 //! The tensors of a case, in any layout, and the call they make.
 
 use crate::cases::{Case, SimilarityCase};
+use crate::close::{elements, wide};
 use crate::noise::Noise;
 use crate::scores::{Entries, ScoreOption, Wave};
-use regard::reference::Inputs;
+use regard::reference::{Inputs, Outcome};
 use regard::{
-    Dims, Number, Problem, RelativeBias, Score, Shape, Similarity, Strides, View, alibi_slopes,
+    Dims, Dropout, Number, Problem, RelativeBias, Score, Shape, Similarity, Strides, Upstream,
+    View, alibi_slopes,
 };
 use std::fmt;
 
@@ -121,6 +123,10 @@ pub struct Data<N> {
     pub sinks: Vec<N>,
     /// Who may see whom.
     pub mask: regard::Mask,
+    /// The loss's gradient by the output.
+    pub d_out: Stored<N>,
+    /// Its gradients by lse and by the entropy.
+    pub d_rows: [Vec<N>; 2],
 }
 
 /// Buckets and largest distance of the T5 bias.
@@ -162,7 +168,13 @@ impl<N: Number> Data<N> {
             ScoreOption::T5 { .. } => Some(T5_BUCKETS.0),
             _ => None,
         });
+        let d_out = tensor(batch, heads.q, q_len, v_dim);
         Self {
+            d_out,
+            d_rows: [
+                noise.normals(batch * heads.q * q_len),
+                noise.normals(batch * heads.q * q_len),
+            ],
             table: noise.normals(buckets.unwrap_or(0) * heads.q),
             sinks: noise.normals(heads.q),
             slopes: alibi_slopes(heads.q).iter().map(|x| N::from_f64(f64::from(*x))).collect(),
@@ -209,7 +221,31 @@ impl<N: Number> Data<N> {
         };
         let (q, k, v) = self.inputs();
         let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
-        problem.similarity(similarity).align(case.align)
+        let problem = problem.similarity(similarity).align(case.align);
+        let problem = if case.entropy { problem.entropy() } else { problem };
+        let dropout = case.dropout.map(|rate| Dropout::new(rate, case.seed, 3));
+        dropout.into_iter().fold(problem, Problem::dropout)
+    }
+
+    /// What the loss says of the output of a case.
+    #[must_use]
+    pub fn upstream(&self, case: &Case) -> Upstream<'_, N> {
+        let [d_lse, d_entropy] = &self.d_rows;
+        let upstream = Upstream::new(self.d_out.view()).lse(d_lse).with_bias();
+        if case.entropy { upstream.entropy(d_entropy) } else { upstream }
+    }
+
+    /// The same for the definition, in any number.
+    #[must_use]
+    pub fn upstream_by_definition<M: Number>(&self, case: &Case) -> Outcome<M> {
+        let change = |x: &N| M::from_f64(wide(*x));
+        let out = elements(self.d_out.view()).map(|x| change(&x)).collect();
+        let [lse, mut entropy] =
+            self.d_rows.each_ref().map(|d| d.iter().map(change).collect::<Vec<M>>());
+        if !case.entropy {
+            entropy.fill(M::zero());
+        }
+        Outcome { out, lse, entropy }
     }
 }
 

@@ -33,7 +33,7 @@ pub mod run;
 pub mod scores;
 
 pub use cases::{Case, Dtype, cases};
-pub use close::Judge;
+pub use close::{GradJudge, Judge};
 pub use data::{Arrangement, Data, Stored};
 pub use noise::Noise;
 pub use run::{Report, THREADS, check};

@@ -1,10 +1,10 @@
 //! Runs the table on everything this machine has, and reports.
 
 use crate::cases::{Case, Dtype};
-use crate::close::{Judge, Ratio, wide};
+use crate::close::{GradJudge, Judge, Ratio, values, wide};
 use crate::data::Data;
 use regard::reference::Inputs;
-use regard::{Error, Isa, Machine, Number, Output, Plan, Problem};
+use regard::{Error, Grads, Isa, Machine, Number, Output, Plan, Problem, Upstream};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -73,58 +73,68 @@ fn run<N: Number>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Rat
     let data = Data::<N>::new(case);
     let problem = data.problem(case);
     let judge = Judge::new(&problem, data.inputs());
+    let upstream = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
+    let grad_judge = GradJudge::new(&problem, data.inputs(), upstream);
     let mut worst = Ratio::default();
-    let mut fused: Option<Output<N>> = None;
+    let mut fused: Option<Both<N>> = None;
     for isa in isas {
-        let mut first: Option<Output<N>> = None;
+        let mut first: Option<Both<N>> = None;
         for threads in THREADS {
             let mut fail = |why: String| {
                 failures.push(Failure { case: case.to_string(), isa: isa.name(), threads, why });
             };
             let machine = Machine::here().isa(*isa).threads(threads);
-            let call = || -> Result<Output<N>, Error> {
+            let call = || -> Result<Both<N>, Error> {
                 let (q, k, v) = data.inputs();
-                Plan::new(problem.clone(), machine)?.forward(q, k, v)
+                let plan = Plan::new(problem.clone(), machine)?;
+                let output = plan.forward(q, k, v)?;
+                let grads = plan.backward(q, k, v, &output, data.upstream(case))?;
+                Ok((output, grads))
             };
-            let output = match catch_unwind(AssertUnwindSafe(call)) {
-                Ok(Ok(output)) => output,
+            let both = match catch_unwind(AssertUnwindSafe(call)) {
+                Ok(Ok(both)) => both,
                 Ok(Err(error)) => return fail_all(fail, format!("refused: {error}")),
                 Err(_) => return fail_all(fail, "panicked".into()),
             };
             if let Some(first) = &first {
-                if !same_bits(first, &output) {
+                if !same(first, &both) {
                     fail(format!("other bits than with {} thread", THREADS[0]));
                 }
                 continue;
             }
-            match judge.ratio(&output) {
-                Err(why) => fail(why),
-                Ok(ratio) => {
+            match (judge.ratio(&both.0), grad_judge.ratio(&both.1)) {
+                (Err(why), _) | (_, Err(why)) => fail(why),
+                (Ok(ratio), Ok((grads, which))) => {
+                    let ratio = Ratio { grads, ..ratio };
                     if !ratio.is_close() {
-                        fail(format!(
-                            "{:.3} of the bound in out, {:.3} in lse",
-                            ratio.out, ratio.lse
-                        ));
+                        fail(format!("of the bound: {ratio:.3?}, the gradient by {which}"));
                     }
                     worst = worst.max(ratio);
                 }
             }
             // Instruction sets with a fused multiply-add agree to the bit.
             if isa.name() != "portable" {
-                if fused.as_ref().is_some_and(|fused| !same_bits(fused, &output)) {
+                if fused.as_ref().is_some_and(|fused| !same(fused, &both)) {
                     fail("other bits than on the instruction set before".into());
                 }
-                fused = Some(output.clone());
+                fused = Some(both.clone());
             }
-            first = Some(output);
+            first = Some(both);
         }
     }
     worst
 }
 
+/// A call and its way back.
+type Both<N> = (Output<N>, Grads<N>);
+
+fn same<N: Number>(a: &Both<N>, b: &Both<N>) -> bool {
+    same_bits(&a.0, &b.0) && same_grad_bits(&a.1, &b.1)
+}
+
 fn fail_all(mut fail: impl FnMut(String), why: String) -> Ratio {
     fail(why);
-    Ratio { out: f64::INFINITY, lse: f64::INFINITY }
+    Ratio { out: f64::INFINITY, ..Ratio::default() }
 }
 
 /// Attention in `f32`, compiled here once: a test that calls it spares itself a copy of every kernel.
@@ -143,6 +153,26 @@ pub fn forward(
     plan.and_then(|plan| plan.forward(q, k, v)).expect("a problem that fits its tensors")
 }
 
+/// Attention and its gradients in `f32`, compiled here once.
+///
+/// # Panics
+/// If the problem is refused.
+#[inline(never)]
+#[must_use]
+pub fn both_ways(
+    problem: &Problem<'_, f32>,
+    (q, k, v): Inputs<'_, f32>,
+    upstream: Upstream<'_, f32>,
+    isa: Isa,
+    threads: usize,
+) -> (Output<f32>, Grads<f32>) {
+    let plan = Plan::new(problem.clone(), Machine::here().isa(isa).threads(threads));
+    let plan = plan.expect("a problem that fits its tensors");
+    let output = plan.forward(q, k, v).expect("tensors that fit the plan");
+    let grads = plan.backward(q, k, v, &output, upstream).expect("gradients that fit the output");
+    (output, grads)
+}
+
 /// Whether two results are the same to the bit: NaN and the sign of 0 count.
 #[must_use]
 pub fn same_bits<N: Number>(a: &Output<N>, b: &Output<N>) -> bool {
@@ -150,18 +180,34 @@ pub fn same_bits<N: Number>(a: &Output<N>, b: &Output<N>) -> bool {
         let bits = |x: &N| (x.is_nan(), wide(*x).to_bits());
         a.len() == b.len() && a.iter().zip(b).all(|(a, b)| bits(a) == bits(b))
     };
-    a.out.shape() == b.out.shape() && same(a.out.data(), b.out.data()) && same(&a.lse, &b.lse)
+    let none = Vec::new();
+    let entropy = [a, b].map(|o| o.entropy.as_ref().unwrap_or(&none));
+    a.out.shape() == b.out.shape()
+        && same(a.out.data(), b.out.data())
+        && same(&a.lse, &b.lse)
+        && same(entropy[0], entropy[1])
+}
+
+/// Whether gradients are the same to the bit.
+#[must_use]
+pub fn same_grad_bits<N: Number>(a: &Grads<N>, b: &Grads<N>) -> bool {
+    let bits = |x: &f64| (x.is_nan(), x.to_bits());
+    let same = |(a, b): (&Vec<f64>, &Vec<f64>)| {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| bits(a) == bits(b))
+    };
+    values(a).iter().zip(&values(b)).all(same)
 }
 
 impl Ratio {
     /// The worse of each.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
-        Self { out: self.out.max(other.out), lse: self.lse.max(other.lse) }
-    }
-
-    fn worse(self) -> f64 {
-        self.out.max(self.lse)
+        Self {
+            out: self.out.max(other.out),
+            lse: self.lse.max(other.lse),
+            entropy: self.entropy.max(other.entropy),
+            grads: self.grads.max(other.grads),
+        }
     }
 }
 
@@ -200,9 +246,15 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:34} {:>6} {:>8} {:>8}  of the allowed error", "", "rows", "out", "lse")?;
+        let [out, lse, entropy, grads] = ["out", "lse", "entropy", "grads"];
+        writeln!(
+            f,
+            "{:34} {:>6} {out:>8} {lse:>8} {entropy:>8} {grads:>8}",
+            "of the allowed error", "rows"
+        )?;
         for (name, Group { rows, worst, .. }) in &self.groups {
-            writeln!(f, "{name:34} {rows:6} {:8.3} {:8.3}", worst.out, worst.lse)?;
+            let Ratio { out, lse, entropy, grads } = worst;
+            writeln!(f, "{name:34} {rows:6} {out:8.3} {lse:8.3} {entropy:8.3} {grads:8.3}")?;
         }
         for Failure { case, isa, threads, why } in &self.failures {
             writeln!(f, "FAILED {case} on {isa} with {threads} threads: {why}")?;

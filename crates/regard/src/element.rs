@@ -3,6 +3,7 @@
 //! A dtype is one `impl Element`: how it widens to its number and narrows back. Scores, softmax and sums are always
 //! held in the number, never in the stored type.
 
+use crate::backward::Backward;
 use crate::forward::Forward;
 use crate::simd::{Isa, Task};
 use num_traits::Float;
@@ -58,6 +59,9 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// The kernel for this type, compiled once, here, and not again in every crate that calls it.
     #[doc(hidden)]
     fn forward(isa: Isa, task: Forward<'_, '_, Self>);
+    /// The same for the way back.
+    #[doc(hidden)]
+    fn backward(isa: Isa, task: Backward<'_, '_, Self>);
     /// A slice to be written as numbers, when nothing needs to be narrowed.
     fn as_numbers_mut(s: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<Self::Num>]>;
 }
@@ -184,6 +188,10 @@ macro_rules! stored_as_itself {
             }
             #[inline(never)]
             fn forward(isa: Isa, task: Forward<'_, '_, Self>) {
+                Self::enter(isa, task);
+            }
+            #[inline(never)]
+            fn backward(isa: Isa, task: Backward<'_, '_, Self>) {
                 Self::enter(isa, task);
             }
             #[inline(always)]

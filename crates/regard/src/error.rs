@@ -87,6 +87,8 @@ pub enum Error {
     },
     /// Nothing to merge.
     NothingToMerge,
+    /// A gradient of the entropy was given for an output without entropies.
+    NoEntropy,
 }
 
 impl Error {
@@ -97,6 +99,16 @@ impl Error {
         right: (&'static str, usize),
     ) -> Result<(), Self> {
         if left.1 == right.1 { Ok(()) } else { Err(Self::Axis { axis, left, right }) }
+    }
+
+    /// One entry for each query of each head and item.
+    pub(crate) fn unless_one_each_row(
+        option: &'static str,
+        rows: usize,
+        found: usize,
+    ) -> Result<(), Self> {
+        let expected = (rows, "batch x query heads x queries");
+        if found == rows { Ok(()) } else { Err(Self::Count { option, expected, found }) }
     }
 }
 
@@ -142,6 +154,10 @@ impl fmt::Display for Error {
             Self::Broadcast { option, found, scores } => write!(
                 f,
                 "{option}: shape {found:?} against scores {scores:?} [batch, heads, queries, keys]; each axis must be equal or 1"
+            ),
+            Self::NoEntropy => write!(
+                f,
+                "the gradient of entropy: the output has no entropies; ask for them with Problem::entropy"
             ),
             Self::NothingToMerge => write!(f, "merge: no parts; give at least one"),
         }

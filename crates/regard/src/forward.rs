@@ -4,48 +4,51 @@
 //! scratch of `128 (qk_dim + v_dim)` numbers. Two groups of 64 rows pass over each cell of 64 keys, so a cell is
 //! brought from memory once and read from the cache the second time.
 
-use crate::cells::{CELL, Cell, Cells, Seeing, lanes_of};
+use crate::cells::{CELL, lanes_of};
 use crate::element::{Element, Number};
-use crate::mask::{Mask, RowTile, Run, Scope};
-use crate::micro::{Distances, Dots, Seen, Weights, add_values, dot_tile, lanes_used, low};
+use crate::lanes::{multiply, soon, turn, turn_back, turn_queries};
+use crate::mask::{RowTile, Scope};
+use crate::micro::{Weights, add_values, dot_tile};
 use crate::problem::Problem;
-use crate::score::{At, Keys, Similarity, in_log2};
-use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task};
-use crate::softmax::{State, States};
-use crate::view::{Rows, TileMut, View};
-use std::mem::MaybeUninit;
+use crate::score::{Similarity, in_log2};
+use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::softmax::{State, States, TileSums};
+use crate::view::TileMut;
+use crate::walk::{Call, Piece, Visit, Walk, Way};
 use std::ops::Range;
-
-/// Groups of rows that walk together.
-const GROUPS: usize = 2;
-/// Rows of a tile.
-pub(crate) const TILE_ROWS: usize = GROUPS * GROUP;
-
-/// One call: what is computed, from what.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Call<'c, E: Element> {
-    pub(crate) problem: &'c Problem<'c, E>,
-    pub(crate) q: View<'c, E>,
-    pub(crate) k: View<'c, E>,
-    pub(crate) v: View<'c, E>,
-}
 
 /// The rows that one task owns.
 #[derive(Debug)]
 pub(crate) struct Target<'t, E: Element> {
-    /// `[batch, heads.q, q_len, v_dim]` and lse `[batch, heads.q, q_len, 1]`, for a task that finishes its rows.
-    pub(crate) finished: Option<(TileMut<'t, E>, TileMut<'t, E::Num>)>,
-    /// `[batch, parts x heads.q, q_len, v_dim + 2]`: sums, m and l of rows that are not finished in one go.
+    /// For a task that finishes its rows.
+    pub(crate) finished: Option<Finished<TileMut<'t, E>, TileMut<'t, E::Num>>>,
+    /// `[batch, parts x heads.q, q_len, v_dim + STATE]`: sums and states of rows that are not finished in one go.
     pub(crate) partial: Option<TileMut<'t, E::Num>>,
 }
+
+/// The outputs of a call, or a task's share of them.
+#[derive(Debug)]
+pub(crate) struct Finished<O, L> {
+    /// `[batch, heads.q, q_len, v_dim]`
+    pub(crate) out: O,
+    /// `[batch, heads.q, q_len, 1]`
+    pub(crate) lse: L,
+    /// `[batch, heads.q, q_len, 1]`: what rounding took from lse, where it is asked for.
+    pub(crate) lse_rest: Option<L>,
+    /// `[batch, heads.q, q_len, 1]`, where it is asked for.
+    pub(crate) entropy: Option<L>,
+}
+
+/// Columns of a [`State`] in a row of parts.
+pub(crate) const STATE: usize = 3;
 
 /// What one task does with its rows.
 #[derive(Clone, Debug)]
 pub(crate) struct Stage<'c> {
     /// Takes over these parts, merged in order; an empty range starts anew.
     pub(crate) from: Range<usize>,
-    /// Walks these keys as far as the first mask lets it see them and the second does not.
-    pub(crate) walk: Option<(&'c Mask, Option<&'c Mask>, Range<usize>)>,
+    /// Walks over these keys.
+    pub(crate) walk: Option<Way<'c>>,
     /// Leaves the result as this part; `None` finishes the rows.
     pub(crate) into: Option<usize>,
 }
@@ -59,10 +62,9 @@ pub(crate) struct Scratch<N> {
     other: Vec<Lanes<N>>,
     groups: Vec<Group<N>>,
     tile: Vec<Lanes<N>>,
-    keys: Vec<N>,
-    values: Vec<N>,
-    runs: Vec<Run>,
-    cell: Cell,
+    /// What dropout multiplies a tile by, where there is dropout.
+    factors: Vec<Lanes<N>>,
+    walk: Walk<N>,
 }
 
 /// A group of rows on its way: queries, states and sums, `[features][lanes]`.
@@ -93,10 +95,8 @@ impl<N: Number> Scratch<N> {
             other: zeros(dims.v_dim),
             groups: (0..rows.min(dims.q_len).div_ceil(GROUP)).map(|_| group()).collect(),
             tile: zeros(CELL),
-            keys: Vec::new(),
-            values: Vec::new(),
-            runs: Vec::new(),
-            cell: Cell::new(),
+            factors: zeros(if problem.dropout.is_some() { CELL } else { 0 }),
+            walk: Walk::new(),
         }
     }
 }
@@ -116,16 +116,21 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, s: S) {
-        let used = self.rows.count.div_ceil(GROUP);
+        let used = self.rows.groups();
         self.ask_ahead(s);
         for g in 0..used {
             self.start(s, g);
         }
-        if let Some((mask, without, keys)) = self.stage.walk.clone() {
-            for g in 0..used {
-                self.take_queries(s, g);
+        if let Some(way) = &self.stage.walk {
+            let (call, scope) = (self.call, self.scope);
+            let q = call.q.head(scope.batch, scope.head);
+            let Scratch { groups, raw, tile, factors, walk, .. } = &mut *self.scratch;
+            for group in &mut groups[..used] {
+                let given = (q, group.rows);
+                turn_queries(s, call.problem, scope.head, given, raw, &mut group.q);
             }
-            self.walk(s, (mask, without), keys);
+            let mut visitor = Adding { problem: call.problem, groups, tile, factors };
+            walk.lead(s, &call, (scope, self.rows), way, &mut visitor);
         }
         for g in 0..used {
             match self.stage.into {
@@ -137,49 +142,6 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
 }
 
 impl<E: Element> Forward<'_, '_, E> {
-    #[inline(always)]
-    fn walk<S: Simd<E::Num>>(
-        &mut self,
-        s: S,
-        (mask, without): (&Mask, Option<&Mask>),
-        keys: Range<usize>,
-    ) {
-        let Self { call, scope, rows, .. } = *self;
-        let Scratch { groups, tile, keys: packed_keys, values, runs, cell, .. } =
-            &mut *self.scratch;
-        mask.runs_beyond(without, &scope, rows, runs);
-        let kv_head = call.problem.kv_head(scope.head);
-        let (k, v) = (call.k.head(scope.batch, kv_head), call.v.head(scope.batch, kv_head));
-        let groups = &mut groups[..rows.count.div_ceil(GROUP)];
-        let mut cells = Cells::new(runs, keys, rows.lanes());
-        while cells.next(cell) {
-            if let Keys::Picked(picked) = cell.keys() {
-                // Rows far apart: no hardware prefetcher follows them.
-                picked.iter().for_each(|key| {
-                    soon(s, k.row(*key));
-                    soon(s, v.row(*key));
-                });
-            }
-            let k = fetch(k, cell, packed_keys);
-            let v = fetch(v, cell, values);
-            for (g, group) in groups.iter_mut().enumerate() {
-                let (mut seen, mut all) = ([0; CELL], [Seen::MAX; CELL]);
-                let parts = cell.see(g, group.rows.count, &mut seen);
-                for Seeing { keys, span, hidden } in parts.into_iter().flatten() {
-                    let (k, v) = (k.slice(keys.start, keys.len()), v.slice(keys.start, keys.len()));
-                    let at =
-                        At { scope, rows: group.rows, span, keys: cell.keys().skip(keys.start) };
-                    // A bias may hide pairs that the mask lets through.
-                    let biased = call.problem.score.bias.is_some();
-                    let seen =
-                        if hidden { &mut seen[keys.clone()] } else { &mut all[keys.clone()] };
-                    let seen = (hidden || biased).then_some(seen);
-                    group.step(s, call.problem, (k, v), (at, seen), &mut tile[..keys.len()]);
-                }
-            }
-        }
-    }
-
     /// Of a short head, asks for all that is read and written, so that memory works while the queries are turned: such
     /// calls wait for memory more than they compute. Longer ones are followed by the hardware.
     #[inline(always)]
@@ -188,13 +150,12 @@ impl<E: Element> Forward<'_, '_, E> {
         if scope.k_len > SHORT {
             return;
         }
-        let kv_head = call.problem.kv_head(scope.head);
-        let (k, v) = (call.k.head(scope.batch, kv_head), call.v.head(scope.batch, kv_head));
+        let (k, v) = call.keys_and_values(scope);
         for key in 0..scope.k_len {
             soon(s, k.row(key));
             soon(s, v.row(key));
         }
-        if let Some((out, _)) = &mut self.target.finished {
+        if let Some(Finished { out, .. }) = &mut self.target.finished {
             (0..self.rows.count).for_each(|lane| soon(s, out.row(0, lane)));
         }
     }
@@ -203,10 +164,8 @@ impl<E: Element> Forward<'_, '_, E> {
     #[inline(always)]
     fn start<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
         let group = &mut self.scratch.groups[g];
-        let RowTile { first, step, count } = self.rows;
         let skipped = g * GROUP;
-        group.rows =
-            RowTile { first: first + skipped * step, step, count: (count - skipped).min(GROUP) };
+        group.rows = self.rows.group(g);
         group.states = States::nothing_seen();
         group.grows = false;
         group.sums.fill(Lanes([E::Num::default(); GROUP]));
@@ -215,15 +174,15 @@ impl<E: Element> Forward<'_, '_, E> {
         let span = Span { start: 0, end: group.rows.count };
         for part in self.stage.from.clone() {
             let row = |lane| partial.written(part, skipped + lane);
-            if step > 1 {
+            if group.rows.step > 1 {
                 (0..span.len()).for_each(|lane| soon(s, row(lane)));
             }
             turn(s, row, span.len(), E::Num::from_f64(1.0), &mut self.scratch.other);
             let mut factors = [Lanes([E::Num::default(); GROUP]); 2];
             for lane in 0..span.len() {
-                let other = State { m: row(lane)[v_dim], l: row(lane)[v_dim + 1] };
-                let (state, mine, theirs) = group.states.get(lane).merge(other);
-                (group.states.m.0[lane], group.states.l.0[lane]) = (state.m, state.l);
+                let [m, l, t] = [0, 1, 2].map(|i| row(lane)[v_dim + i]);
+                let (state, mine, theirs) = group.states.get(lane).merge(State { m, l, t });
+                group.states.set(lane, state);
                 (factors[0].0[lane], factors[1].0[lane]) = (mine, theirs);
             }
             for (sum, other) in group.sums.iter_mut().zip(&self.scratch.other) {
@@ -246,38 +205,11 @@ impl<E: Element> Forward<'_, '_, E> {
             turn_back(s, &group.sums, rows, g * GROUP, (partial, part));
         }
         for lane in 0..group.rows.count {
-            let State { m, l } = group.states.get(lane);
-            let row = partial.row(part, g * GROUP + lane);
-            row[group.sums.len()].write(m);
-            row[group.sums.len() + 1].write(l);
-        }
-    }
-
-    /// Queries into lanes: turned, projected if the similarity asks for it, and scaled.
-    #[inline(always)]
-    fn take_queries<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
-        let Self { call, scope, .. } = *self;
-        let q = call.q.head(scope.batch, scope.head);
-        let Scratch { groups, raw, .. } = &mut *self.scratch;
-        let Group { q: lanes, rows, .. } = &mut groups[g];
-        if rows.step > 1 {
-            (0..rows.count).for_each(|i| soon(s, q.row(rows.row(i))));
-        }
-        let factor = E::Num::from_f64(call.problem.query_factor());
-        let Similarity::General(w) = call.problem.similarity else {
-            return turn(s, |i| q.row(rows.row(i)), rows.count, factor, lanes);
-        };
-        turn(s, |i| q.row(rows.row(i)), rows.count, factor, raw);
-        let w = w.head(0, if w.shape().heads == 1 { 0 } else { scope.head });
-        lanes.fill(Lanes([E::Num::default(); GROUP]));
-        let one = Lanes([E::Num::from_f64(1.0); GROUP]);
-        let span = Span { start: 0, end: rows.count };
-        let (mut packed, mut cell) = (Vec::new(), Cell::new());
-        for first in (0..w.len).step_by(CELL) {
-            let n = (w.len - first).min(CELL);
-            cell.set(first, n);
-            let w = fetch(w, &cell, &mut packed);
-            add_values::<_, S, false>(s, w, &raw[first..first + n], &[], span, (&one, lanes));
+            let State { m, l, t } = group.states.get(lane);
+            let row = &mut partial.row(part, g * GROUP + lane)[group.sums.len()..];
+            row.iter_mut().zip([m, l, t]).for_each(|(to, x)| {
+                to.write(x);
+            });
         }
     }
 
@@ -285,14 +217,21 @@ impl<E: Element> Forward<'_, '_, E> {
     #[inline(always)]
     fn finish<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
         let Self { call, scope, .. } = *self;
-        let Some((out, lse_rows)) = &mut self.target.finished else { return };
+        let Some(to) = &mut self.target.finished else { return };
         let group = &mut self.scratch.groups[g];
         if let Some(sinks) = call.problem.score.sinks {
-            group.add_sink(s, in_log2(sinks[scope.head]));
+            group.add_sink(s, in_log2(sinks[scope.head]), call.problem.entropy);
         }
-        let mut lse = [E::Num::default(); GROUP];
-        for (lane, lse) in lse[..group.rows.count].iter_mut().enumerate() {
-            *lse = group.states.get(lane).lse();
+        for lane in 0..group.rows.count {
+            let (state, row) = (group.states.get(lane), g * GROUP + lane);
+            let lse = state.lse();
+            to.lse.row(0, row)[0].write(lse);
+            if let Some(rest) = &mut to.lse_rest {
+                rest.row(0, row)[0].write(state.lse_rest(lse));
+            }
+            if let Some(entropy) = &mut to.entropy {
+                entropy.row(0, row)[0].write(state.entropy());
+            }
         }
         for lane in (0..group.rows.count).step_by(S::LANES) {
             let l = s.load(&group.states.l.0[lane..]);
@@ -306,96 +245,89 @@ impl<E: Element> Forward<'_, '_, E> {
         }
         for lane in (0..group.rows.count).step_by(S::LANES) {
             let rows = lane..(lane + S::LANES).min(group.rows.count);
-            for i in rows.clone() {
-                lse_rows.row(0, g * GROUP + i)[0].write(lse[i]);
-            }
-            turn_back(s, &group.sums, rows, g * GROUP, (out, 0));
+            turn_back(s, &group.sums, rows, g * GROUP, (&mut to.out, 0));
         }
     }
 }
 
+/// Adds each piece to the sums of its group.
+struct Adding<'t, 'c, E: Element> {
+    problem: &'c Problem<'c, E>,
+    groups: &'t mut [Group<E::Num>],
+    tile: &'t mut [Lanes<E::Num>],
+    factors: &'t mut [Lanes<E::Num>],
+}
+
+impl<E: Element> Visit<E::Num> for Adding<'_, '_, E> {
+    #[inline(always)]
+    fn visit<S: Simd<E::Num>>(&mut self, s: S, piece: Piece<'_, E::Num>) {
+        let n = piece.k.len;
+        let factors = self.factors.get_mut(..n).unwrap_or_default();
+        self.groups[piece.group].step(s, self.problem, piece, (&mut self.tile[..n], factors));
+    }
+}
+
 impl<N: Number> Group<N> {
-    /// One group against one part of a cell: the heart of it all. `seen` tells which rows see each key, if not all do.
+    /// One group against one piece of a cell: the heart of it all.
     #[inline(always)]
     fn step<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
         s: S,
         problem: &Problem<'_, E>,
-        (k, v): (Rows<'_, N>, Rows<'_, N>),
-        (at, mut seen): (At<'_>, Option<&mut [Seen]>),
-        tile: &mut [Lanes<N>],
+        mut piece: Piece<'_, N>,
+        (tile, factors): (&mut [Lanes<N>], &mut [Lanes<N>]),
     ) {
-        let span = at.span;
-        let fused = seen.is_none() && problem.is_plain_dot();
+        let span = piece.at.span;
+        let fused = piece.seen.is_none() && problem.is_plain_dot();
         let mut shrink = Lanes([N::one(); GROUP]);
-        let mut sums = self.states.unset(s, span);
+        let entropy = problem.entropy;
+        let mut sums = TileSums { l: self.states.unset(s, span), ..TileSums::zero(entropy) };
         // One round where every row has its `m` and no score has outgrown it, one more where some have; then the next
         // tile looks for maxima before it needs them. Sums with a NaN never suffice.
         for round in 0..2 {
-            let suffices = States::suffice(s, &sums, span) && (round > 0 || !self.grows);
+            let suffices = States::suffice(s, &sums.l, span) && (round > 0 || !self.grows);
             if suffices && round > 0 {
                 break;
             }
             if suffices && fused {
                 let mut weights = Weights { m: &self.states.m, sums };
-                dot_tile(s, (k, &self.q), span, tile, &mut weights);
+                dot_tile(s, (piece.k, &self.q), span, tile, &mut weights);
                 sums = weights.sums;
                 continue;
             }
-            self.scores(s, problem, k, (at, seen.as_deref_mut()), tile);
+            piece.scores(s, problem, &self.q, tile, None);
             if !suffices {
-                self.grows = self.states.raise(s, tile, (&sums, span), &mut shrink);
+                self.grows = self.states.raise(s, tile, (&sums.l, span), &mut shrink);
             }
-            sums = self.states.weigh(s, tile, span);
+            sums = TileSums::zero(entropy);
+            self.states.weigh(s, tile, span, &mut sums);
         }
         self.states.add(s, &sums, span);
+        if let Some(dropout) = problem.dropout {
+            dropout.factors(s, piece.at, factors);
+            multiply(s, (tile, factors), span);
+        }
         let everyone = lanes_of(span);
+        let Piece { v, seen, .. } = piece;
+        let to = (&shrink, &mut self.sums[..]);
         match seen {
             Some(seen) if seen.iter().any(|s| s & everyone != everyone) => {
-                add_values::<N, S, true>(s, v, tile, seen, span, (&shrink, &mut self.sums));
+                add_values::<N, S, true, false>(s, (v, &[]), (tile, seen), span, to);
             }
-            _ => add_values::<N, S, false>(s, v, tile, &[], span, (&shrink, &mut self.sums)),
-        }
-    }
-
-    /// The scores of a tile; `-inf` where a row does not see the key.
-    #[inline(always)]
-    fn scores<E: Element<Num = N>, S: Simd<N>>(
-        &self,
-        s: S,
-        problem: &Problem<'_, E>,
-        k: Rows<'_, N>,
-        (at, seen): (At<'_>, Option<&mut [Seen]>),
-        tile: &mut [Lanes<N>],
-    ) {
-        if matches!(problem.similarity, Similarity::Distance) {
-            dot_tile(s, (k, &self.q), at.span, tile, &mut Distances);
-        } else {
-            dot_tile(s, (k, &self.q), at.span, tile, &mut Dots);
-        }
-        problem.apply(s, at, tile);
-        let Some(seen) = seen else { return };
-        let (hidden, lowest) = (s.splat(N::neg_infinity()), s.splat(-N::max_value()));
-        for (scores, seen) in tile.iter_mut().zip(seen) {
-            for lane in at.span.vectors::<N, S>() {
-                let x = s.load(&scores.0[lane..]);
-                // A bias of -inf hides a pair too: then not even a NaN in its value may reach the row.
-                let by_bias = Seen::from(s.bits(s.less(x, lowest))) << lane;
-                *seen &= !by_bias;
-                s.store(s.select(s.lanes(low(*seen >> lane)), x, hidden), &mut scores.0[lane..]);
-            }
+            _ => add_values::<N, S, false, false>(s, (v, &[]), (tile, &[]), span, to),
         }
     }
 
     /// Lets a score without a value join every row.
     #[inline(always)]
-    fn add_sink<S: Simd<N>>(&mut self, s: S, sink: N) {
+    fn add_sink<S: Simd<N>>(&mut self, s: S, sink: N, entropy: bool) {
         let span = Span { start: 0, end: self.rows.count };
         let mut tile = [Lanes([sink; GROUP])];
         // Sums that never suffice: `m` becomes the larger of itself and the sink.
         let mut shrink = Lanes([N::one(); GROUP]);
         self.states.raise(s, &tile, (&Lanes([N::infinity(); GROUP]), span), &mut shrink);
-        let sums = self.states.weigh(s, &mut tile, span);
+        let mut sums = TileSums::zero(entropy);
+        self.states.weigh(s, &mut tile, span, &mut sums);
         self.states.add(s, &sums, span);
         for sum in &mut self.sums {
             for lane in span.vectors::<N, S>() {
@@ -406,114 +338,5 @@ impl<N: Number> Group<N> {
     }
 }
 
-/// Asks for the cache lines of a row.
-#[inline(always)]
-fn soon<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
-    for x in row.iter().step_by(LINE / std::mem::size_of::<T>().clamp(1, LINE)) {
-        s.prefetch(x);
-    }
-}
-
 /// Keys of a short head.
 const SHORT: usize = 64;
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
-
-/// The rows of a cell: where they lie if they are neighbours and need no widening, else copied into `room`.
-#[inline(always)]
-fn fetch<'r, E: Element>(
-    rows: Rows<'r, E>,
-    cell: &Cell,
-    room: &'r mut Vec<E::Num>,
-) -> Rows<'r, E::Num> {
-    let Rows { stride, dim, .. } = rows;
-    let len = cell.len;
-    if let Keys::From(first) = cell.keys()
-        && let Some(data) = E::as_numbers(rows.slice(first, len).data)
-    {
-        return Rows { data, stride, len, dim };
-    }
-    room.clear();
-    for i in 0..len {
-        room.extend(rows.row(cell.keys().get(i)).iter().map(|x| x.widen()));
-    }
-    Rows { data: room, stride: dim, len, dim }
-}
-
-/// Rows into lanes: `lanes[d][i] = row(i)[d] * factor` for `count` rows, 0 where there is no row.
-#[expect(
-    clippy::needless_range_loop,
-    reason = "indices over constants keep the block in registers"
-)]
-#[inline(always)]
-fn turn<'r, E: Element, S: Simd<E::Num>>(
-    s: S,
-    row: impl Fn(usize) -> &'r [E],
-    count: usize,
-    factor: E::Num,
-    lanes: &mut [Lanes<E::Num>],
-) {
-    let scale = s.splat(factor);
-    for lane in (0..lanes_used::<E::Num, S>(count)).step_by(S::LANES) {
-        let mut rows: [&[E]; MAX_LANES] = [&[]; MAX_LANES];
-        for (i, r) in rows[..S::LANES].iter_mut().enumerate().take(count.saturating_sub(lane)) {
-            *r = &row(lane + i)[..lanes.len()];
-        }
-        let mut d = 0;
-        let whole = lane + S::LANES <= count && E::as_numbers(&[]).is_some();
-        while whole && d + S::LANES <= lanes.len() {
-            let mut block = s.block();
-            for i in 0..S::LANES {
-                let row = E::as_numbers(&rows[i][d..]).unwrap_or(&[]);
-                block.as_mut()[i] = s.mul(s.load(row), scale);
-            }
-            s.transpose(&mut block);
-            for i in 0..S::LANES {
-                s.store(block.as_mut()[i], &mut lanes[d + i].0[lane..]);
-            }
-            d += S::LANES;
-        }
-        for (i, row) in rows[..S::LANES].iter().enumerate() {
-            for (d, lanes) in lanes.iter_mut().enumerate().skip(d) {
-                lanes.0[lane + i] = row.get(d).map_or(E::Num::default(), |x| x.widen() * factor);
-            }
-        }
-    }
-}
-
-/// Lanes back into rows: row `skipped + i` of a part starts with `lanes[..][i]`, for at most a vector of rows.
-#[expect(
-    clippy::needless_range_loop,
-    reason = "indices over constants keep the block in registers"
-)]
-#[inline(always)]
-fn turn_back<E: Element, S: Simd<E::Num>>(
-    s: S,
-    lanes: &[Lanes<E::Num>],
-    rows: Range<usize>,
-    skipped: usize,
-    (out, part): (&mut TileMut<'_, E>, usize),
-) {
-    let mut d = 0;
-    let mut to: [&mut [MaybeUninit<E>]; MAX_LANES] =
-        out.rows(part, skipped + rows.start, rows.len());
-    while rows.len() == S::LANES && d + S::LANES <= lanes.len() && E::as_numbers(&[]).is_some() {
-        let mut block = s.block();
-        for i in 0..S::LANES {
-            block.as_mut()[i] = s.load(&lanes[d + i].0[rows.start..]);
-        }
-        s.transpose(&mut block);
-        for i in 0..S::LANES {
-            if let Some(row) = E::as_numbers_mut(&mut to[i][d..]) {
-                s.write(block.as_mut()[i], row);
-            }
-        }
-        d += S::LANES;
-    }
-    for (i, row) in rows.zip(&mut to) {
-        for (x, lanes) in row[d..].iter_mut().zip(&lanes[d..]) {
-            x.write(E::narrow(lanes.0[i]));
-        }
-    }
-}

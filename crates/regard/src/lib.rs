@@ -1,9 +1,13 @@
 #![doc = include_str!("../README.md")]
 
+mod backward;
 mod cells;
+mod dropout;
 mod element;
 mod error;
 mod forward;
+mod grads;
+mod lanes;
 pub mod limit;
 mod machine;
 mod mask;
@@ -12,20 +16,25 @@ mod output;
 mod plan;
 mod problem;
 pub mod reference;
+mod relative;
 mod run;
 mod score;
 mod simd;
 mod softmax;
 mod view;
+mod walk;
 
+pub use dropout::Dropout;
 pub use element::{Element, Number};
 pub use error::Error;
+pub use grads::{Grads, Upstream};
 pub use machine::Machine;
 pub use mask::{Bits, Mask, MaskRule, Scope};
 pub use output::Output;
 pub use plan::{Plan, Work};
 pub use problem::{Align, Dims, Heads, Problem};
-pub use score::{Pair, RelativeBias, Score, ScoreRule, Similarity, alibi_slopes};
+pub use relative::RelativeBias;
+pub use score::{Pair, Score, ScoreRule, Similarity, alibi_slopes};
 pub use simd::Isa;
 pub use view::{Layout, Shape, Strides, Tensor, View, ViewMut};
 

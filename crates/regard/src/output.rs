@@ -3,7 +3,7 @@
 use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::mask::RowTile;
-use crate::view::{Heads, Tensor, ViewMut};
+use crate::view::{Heads, Tensor, Unwritten};
 
 /// The result of attention: the weighted values, and what is needed to recompute any weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,12 +13,19 @@ pub struct Output<E: Element> {
     /// `ln(sum of e^score)` of each row, `[batch, heads.q, q_len]`; `-inf` for rows that see nothing.
     /// The weight of a pair is `e^(score - lse)`.
     pub lse: Vec<E::Num>,
+    /// What rounding took from each lse: `lse + lse_rest` has twice the digits. [`Plan::backward`](crate::Plan::backward)
+    /// takes weights from it that sum to 1 however large the scores are; empty where it is not known.
+    pub lse_rest: Vec<E::Num>,
+    /// The entropy of each row's weights (and sink), `-sum of a ln a = lse - E[score]`, `[batch, heads.q, q_len]`, if
+    /// the problem asked for it: 0 where one key has all the weight, `ln n` where n keys share it. Before dropout.
+    pub entropy: Option<Vec<E::Num>>,
 }
 
 impl<E: Element> Output<E> {
     /// Joins results of the same queries over disjoint keys into the result over all of them.
     ///
-    /// Associative and commutative up to rounding; a part that sees nothing changes nothing.
+    /// Associative and commutative up to rounding; a part that sees nothing changes nothing. The entropy is merged if all
+    /// parts have it.
     pub fn merge(parts: &[Self]) -> Result<Self, Error> {
         let Some(first) = parts.first() else { return Err(Error::NothingToMerge) };
         let shape = first.out.shape();
@@ -31,14 +38,16 @@ impl<E: Element> Output<E> {
             }
         }
         let rows = shape.batch * shape.heads * shape.len;
-        if let Some(found) = parts.iter().map(|p| p.lse.len()).find(|n| *n != rows) {
-            let expected = (rows, "batch x query heads x queries");
-            return Err(Error::Count { option: "lse", expected, found });
-        }
+        parts.iter().try_for_each(|p| Error::unless_one_each_row("lse", rows, p.lse.len()))?;
         let largest = |row: usize| {
             parts.iter().map(|p| p.lse[row].to_f64()).fold(f64::NEG_INFINITY, f64::max)
         };
-        let mut lse = Vec::with_capacity(first.lse.len());
+        let with_entropy = parts.iter().all(|p| p.entropy.is_some());
+        for entropy in parts.iter().filter_map(|p| p.entropy.as_ref()) {
+            Error::unless_one_each_row("entropy", rows, entropy.len())?;
+        }
+        let (mut lse, mut lse_rest) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+        let mut entropy = Vec::new();
         // In f64: the weights of the parts are exact, what is left is the rounding of each part's own lse.
         let weights = |row: usize| {
             let m = largest(row);
@@ -50,9 +59,24 @@ impl<E: Element> Output<E> {
         };
         for row in 0..first.lse.len() {
             let (m, sum, _) = weights(row);
-            lse.push(E::Num::from_f64(if sum == 0.0 { m } else { m + sum.ln() }));
+            let total = if sum == 0.0 { m } else { m + sum.ln() };
+            let rounded = E::Num::from_f64(total);
+            lse.push(rounded);
+            let rest = if sum == 0.0 { 0.0 } else { (m - rounded.to_f64()) + sum.ln() };
+            lse_rest.push(E::Num::from_f64(rest));
+            if with_entropy {
+                // lse - E[score], and each part's E[score] is its lse less its entropy.
+                let seen = parts.iter().filter(|p| p.lse[row].to_f64() > f64::NEG_INFINITY);
+                let shares = seen.map(|p| {
+                    let of_part = p.entropy.as_ref().map_or(0.0, |entropy| entropy[row].to_f64());
+                    (p.lse[row].to_f64() - total).exp() * (of_part + total - p.lse[row].to_f64())
+                });
+                entropy.push(E::Num::from_f64(shares.sum()));
+            }
         }
-        let write = |out: ViewMut<'_, E>| {
+        let mut out = Unwritten::new(shape, first.out.layout())?;
+        {
+            let out = out.view()?;
             for row in 0..first.lse.len() {
                 let (_, sum, weight) = weights(row);
                 let (item, i) = (row / shape.len, row % shape.len);
@@ -77,9 +101,9 @@ impl<E: Element> Output<E> {
                     })));
                 }
             }
-        };
+        }
         // SAFETY: every row of every head and item is written once.
-        let out = unsafe { Tensor::written_by(shape, first.out.layout(), write)? };
-        Ok(Self { out, lse })
+        let out = unsafe { out.written() };
+        Ok(Self { out, lse, lse_rest, entropy: with_entropy.then_some(entropy) })
     }
 }

@@ -3,14 +3,15 @@
 use crate::cells::{CELL, Cell, Cells};
 use crate::element::Element;
 use crate::error::Error;
-use crate::forward::{Call, Forward, Scratch, Stage, TILE_ROWS, Target};
+use crate::forward::{Finished, Forward, STATE, Scratch, Stage, Target};
 use crate::machine::Machine;
-use crate::mask::{Mask, RowTile};
+use crate::mask::Mask;
 use crate::output::Output;
 use crate::problem::{Dims, Problem};
 use crate::run::run;
 use crate::simd::GROUP;
-use crate::view::{Heads, Shape, Tensor, View, ViewMut};
+use crate::view::{Heads, Shape, Unwritten, View, ViewMut};
+use crate::walk::{Call, TILE_ROWS, Tiling, Way};
 use std::fmt;
 use std::ops::Range;
 
@@ -19,11 +20,14 @@ use std::ops::Range;
 pub struct Plan<'a, E: Element> {
     problem: Problem<'a, E>,
     machine: Machine,
-    rows: usize,
+    pub(crate) rows: usize,
     parts: usize,
     /// The stride of diagonals that are walked on their own, and the mask without them.
     diagonal: Option<(usize, Mask)>,
 }
+
+/// Where the outputs of a call go.
+type Outputs<'o, E> = Finished<&'o ViewMut<'o, E>, ViewMut<'o, <E as Element>::Num>>;
 
 /// What a plan will compute, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -82,36 +86,59 @@ impl<'a, E: Element> Plan<'a, E> {
     ) -> Result<Output<E>, Error> {
         self.check_inputs(&q, &k, &v)?;
         let shape = self.out_shape();
-        let mut lse = vec![E::Num::default(); shape.batch * shape.heads * shape.len];
-        let lse_view = ViewMut::bhsd(&mut lse, Shape { dim: 1, ..shape }.to_array())?;
+        let rows = vec![E::Num::default(); shape.batch * shape.heads * shape.len];
+        let mut entropy = self.problem.entropy.then(|| rows.clone());
+        let (mut lse_rest, mut lse) = (rows.clone(), rows);
+        let mut out = Unwritten::new(shape, q.layout())?;
+        let view = out.view()?;
+        let to = self.finished(&view, &mut lse, Some(&mut lse_rest), entropy.as_deref_mut())?;
+        self.compute(Call { problem: &self.problem, q, k, v }, &to);
         // SAFETY: `compute` finishes every row of every head and item.
-        let out = unsafe {
-            Tensor::written_by(shape, q.layout(), |out| self.compute(q, k, v, (&out, &lse_view)))?
-        };
-        Ok(Output { out, lse })
+        Ok(Output { out: unsafe { out.written() }, lse, lse_rest, entropy })
     }
 
-    /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`.
+    /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
+    /// `entropy [batch, heads.q, q_len]` if the problem asks for it.
     pub fn forward_into(
         &self,
         (q, k, v): (View<'_, E>, View<'_, E>, View<'_, E>),
         out: &mut ViewMut<'_, E>,
         lse: &mut [E::Num],
+        entropy: Option<&mut [E::Num]>,
     ) -> Result<(), Error> {
         self.check_inputs(&q, &k, &v)?;
         let shape = self.out_shape();
         same_shape("the output", shape, out.shape())?;
         let rows = shape.batch * shape.heads * shape.len;
-        if lse.len() != rows {
-            let expected = (rows, "batch x query heads x queries");
-            return Err(Error::Count { option: "lse", expected, found: lse.len() });
-        }
-        let lse = ViewMut::bhsd(lse, Shape { dim: 1, ..shape }.to_array())?;
-        self.compute(q, k, v, (out, &lse));
+        Error::unless_one_each_row("lse", rows, lse.len())?;
+        let found = entropy.as_ref().map_or(0, |entropy| entropy.len());
+        Error::unless_one_each_row("entropy", if self.problem.entropy { rows } else { 0 }, found)?;
+        let entropy = entropy.filter(|_| self.problem.entropy);
+        let to = self.finished(out, lse, None, entropy)?;
+        self.compute(Call { problem: &self.problem, q, k, v }, &to);
         Ok(())
     }
 
-    fn check_inputs(&self, q: &View<'_, E>, k: &View<'_, E>, v: &View<'_, E>) -> Result<(), Error> {
+    /// Checked memory for the outputs.
+    fn finished<'o>(
+        &self,
+        out: &'o ViewMut<'o, E>,
+        lse: &'o mut [E::Num],
+        lse_rest: Option<&'o mut [E::Num]>,
+        entropy: Option<&'o mut [E::Num]>,
+    ) -> Result<Outputs<'o, E>, Error> {
+        let shape = Shape { dim: 1, ..self.out_shape() }.to_array();
+        let optional = |x: Option<&'o mut [E::Num]>| x.map(|x| ViewMut::bhsd(x, shape)).transpose();
+        let (lse_rest, entropy) = (optional(lse_rest)?, optional(entropy)?);
+        Ok(Finished { out, lse: ViewMut::bhsd(lse, shape)?, lse_rest, entropy })
+    }
+
+    pub(crate) fn check_inputs(
+        &self,
+        q: &View<'_, E>,
+        k: &View<'_, E>,
+        v: &View<'_, E>,
+    ) -> Result<(), Error> {
         let planned = self.problem.shapes();
         for ((name, planned), view) in ["q", "k", "v"].into_iter().zip(planned).zip([q, k, v]) {
             same_shape(name, planned, view.shape())?;
@@ -119,55 +146,42 @@ impl<'a, E: Element> Plan<'a, E> {
         Ok(())
     }
 
-    fn out_shape(&self) -> Shape {
+    pub(crate) fn out_shape(&self) -> Shape {
         let Dims { batch, heads, q_len, v_dim, .. } = self.problem.dims();
         Shape { batch, heads: heads.q, len: q_len, dim: v_dim }
     }
 
-    /// The stages of the call: each waits for the one before, the tasks inside it are independent.
-    fn stages(&self) -> Vec<(Order, Stage<'_>)> {
-        let (mask, k_len) = (&self.problem.mask, self.problem.dims().k_len);
-        let all = 0..k_len;
-        if let Some((stride, rest)) = &self.diagonal {
-            let near = Stage { from: 0..0, walk: Some((rest, None, all.clone())), into: Some(0) };
-            let far = Stage { from: 0..1, walk: Some((mask, Some(rest), all)), into: None };
-            return vec![(Order::Neighbours, near), (Order::Strided(*stride), far)];
-        }
-        if self.parts == 1 {
-            return vec![(
-                Order::Neighbours,
-                Stage { from: 0..0, walk: Some((mask, None, all)), into: None },
-            )];
-        }
-        let join = Stage { from: 0..self.parts, walk: None, into: None };
-        let part = Stage { from: 0..0, walk: Some((mask, None, all)), into: Some(0) };
-        vec![(Order::Neighbours, part), (Order::Neighbours, join)]
+    /// Rows into tiles, a tile's rows `stride` apart.
+    pub(crate) fn tiling(&self, stride: usize) -> Tiling {
+        Tiling { q_len: self.problem.dims().q_len, rows: self.rows, stride }
     }
 
-    /// Tiles of rows of one head.
-    fn tiles(&self, order: Order) -> usize {
-        let q_len = self.problem.dims().q_len;
-        match order {
-            Order::Neighbours => q_len.div_ceil(self.rows),
-            Order::Strided(stride) => {
-                stride.min(q_len) * q_len.div_ceil(stride).div_ceil(self.rows)
-            }
-        }
-    }
-
-    /// The rows of a tile; none for some of the last tiles of a strided order.
-    fn tile(&self, order: Order, tile: usize) -> RowTile {
-        let q_len = self.problem.dims().q_len;
-        let (class, step, tile) = match order {
-            Order::Neighbours => (0, 1, tile),
-            Order::Strided(stride) => {
-                let each = q_len.div_ceil(stride).div_ceil(self.rows);
-                (tile / each, stride, tile % each)
-            }
+    /// The ways over all keys that visit each visible pair once, and the tiles of rows that go them.
+    pub(crate) fn ways(&self) -> Vec<(Tiling, Way<'_>)> {
+        let (mask, keys) = (&self.problem.mask, 0..self.problem.dims().k_len);
+        let Some((stride, rest)) = &self.diagonal else {
+            return vec![(self.tiling(1), Way { mask, without: None, keys })];
         };
-        let first = class + tile * self.rows * step;
-        let count = q_len.saturating_sub(first).div_ceil(step).min(self.rows);
-        RowTile { first, step, count }
+        let near = Way { mask: rest, without: None, keys: keys.clone() };
+        let far = Way { mask, without: Some(rest), keys };
+        vec![(self.tiling(1), near), (self.tiling(*stride), far)]
+    }
+
+    /// The stages of the call: each waits for the one before, the tasks inside it are independent.
+    fn stages(&self) -> Vec<(Tiling, Stage<'_>)> {
+        let mut ways = self.ways();
+        if self.parts > 1 {
+            let join = (self.tiling(1), Stage { from: 0..self.parts, walk: None, into: None });
+            let part =
+                |(tiling, way)| (tiling, Stage { from: 0..0, walk: Some(way), into: Some(0) });
+            return ways.into_iter().map(part).chain([join]).collect();
+        }
+        let last = ways.len() - 1;
+        let stage = |(i, (tiling, way))| {
+            let into = if i == last { None } else { Some(0) };
+            (tiling, Stage { from: 0..i, walk: Some(way), into })
+        };
+        ways.drain(..).enumerate().map(stage).collect()
     }
 
     fn part(&self, part: usize) -> Range<usize> {
@@ -178,27 +192,20 @@ impl<'a, E: Element> Plan<'a, E> {
         part * PART_KEYS..((part + 1) * PART_KEYS).min(k_len)
     }
 
-    fn compute(
-        &self,
-        q: View<'_, E>,
-        k: View<'_, E>,
-        v: View<'_, E>,
-        (out, lse): (&ViewMut<'_, E>, &ViewMut<'_, E::Num>),
-    ) {
+    fn compute(&self, call: Call<'_, E>, to: &Outputs<'_, E>) {
         let Dims { batch, heads, q_len, v_dim, .. } = self.problem.dims();
         if batch == 0 || heads.q == 0 || q_len == 0 {
             return;
         }
         let stages = self.stages();
-        let saved = Shape { batch, heads: self.parts * heads.q, len: q_len, dim: 2 + v_dim };
+        let saved = Shape { batch, heads: self.parts * heads.q, len: q_len, dim: v_dim + STATE };
         let mut room = Vec::new();
         if stages.len() > 1 {
             room = vec![E::Num::default(); saved.to_array().iter().product()];
         }
         let partial = ViewMut::bhsd(&mut room, saved.to_array()).ok();
-        let call = Call { problem: &self.problem, q, k, v };
-        for (order, stage) in stages {
-            let tiles = self.tiles(order);
+        for (tiling, stage) in stages {
+            let tiles = tiling.count();
             let parts = if stage.into.is_some() { self.parts } else { 1 };
             run(
                 self.machine.threads,
@@ -210,22 +217,26 @@ impl<'a, E: Element> Plan<'a, E> {
                     let (rest, tile) = (i / tiles, tiles - 1 - i % tiles);
                     let (rest, part) = (rest / parts, rest % parts);
                     let (b, head) = (rest / heads.q, rest % heads.q);
-                    let rows = self.tile(order, tile);
+                    let rows = tiling.tile(tile);
                     if rows.count == 0 {
                         return;
                     }
                     let mut stage = stage.clone();
                     if parts > 1 {
                         stage.into = Some(part);
-                        stage.walk =
-                            stage.walk.map(|(mask, without, _)| (mask, without, self.part(part)));
+                        stage.walk = stage.walk.map(|way| Way { keys: self.part(part), ..way });
                     }
                     let one = || Heads { head, apart: heads.q, parts: 0..1 };
                     let held = stage.into.map_or(stage.from.clone(), |part| part..part + 1);
                     // SAFETY: within a stage the tiles of a head cover each row once, so no other task holds these
                     // rows of these parts; parts that are read were written by the stage before, which has ended.
                     let target = unsafe {
-                        let finished = || (out.tile(b, one(), rows), lse.tile(b, one(), rows));
+                        let finished = || Finished {
+                            out: to.out.tile(b, one(), rows),
+                            lse: to.lse.tile(b, one(), rows),
+                            lse_rest: to.lse_rest.as_ref().map(|r| r.tile(b, one(), rows)),
+                            entropy: to.entropy.as_ref().map(|e| e.tile(b, one(), rows)),
+                        };
                         Target {
                             finished: stage.into.is_none().then(finished),
                             partial: partial
@@ -252,13 +263,11 @@ impl<'a, E: Element> Plan<'a, E> {
             return work;
         }
         let (mut runs, mut cell) = (Vec::new(), Cell::new());
-        for (order, stage) in self.stages() {
-            let Some((mask, without, _)) = stage.walk else { continue };
+        for (tiling, stage) in self.stages() {
+            let Some(Way { mask, without, .. }) = stage.walk else { continue };
             for (b, head) in (0..batch).flat_map(|b| (0..heads.q).map(move |h| (b, h))) {
                 let scope = self.problem.scope(b, head);
-                for rows in
-                    (0..self.tiles(order)).map(|t| self.tile(order, t)).filter(|r| r.count > 0)
-                {
+                for rows in tiling.tiles() {
                     mask.runs_beyond(without, &scope, rows, &mut runs);
                     let pairs = runs
                         .iter()
@@ -288,15 +297,7 @@ impl<'a, E: Element> Plan<'a, E> {
     }
 }
 
-/// Which rows stand together in a tile.
-#[derive(Clone, Copy, Debug)]
-enum Order {
-    Neighbours,
-    /// Rows this far apart.
-    Strided(usize),
-}
-
-fn same_shape(name: &'static str, planned: Shape, found: Shape) -> Result<(), Error> {
+pub(crate) fn same_shape(name: &'static str, planned: Shape, found: Shape) -> Result<(), Error> {
     let axes = ["batch", "heads", "length", "features"];
     for (axis, (a, b)) in axes.into_iter().zip(planned.to_array().into_iter().zip(found.to_array()))
     {

@@ -1,5 +1,6 @@
 //! What is asked for: sizes, mask, score. No data of q, k and v; printable; checked as a whole before any work.
 
+use crate::dropout::Dropout;
 use crate::element::Element;
 use crate::error::Error;
 use crate::mask::{Mask, Scope};
@@ -70,6 +71,8 @@ pub struct Problem<'a, E: Element> {
     pub(crate) score: Score<'a, E>,
     pub(crate) similarity: Similarity<'a, E>,
     pub(crate) align: Align,
+    pub(crate) dropout: Option<Dropout>,
+    pub(crate) entropy: bool,
 }
 
 impl<'a, E: Element> Problem<'a, E> {
@@ -91,6 +94,8 @@ impl<'a, E: Element> Problem<'a, E> {
             score: Score::new(),
             similarity: Similarity::Dot,
             align: Align::End,
+            dropout: None,
+            entropy: false,
         }
     }
 
@@ -116,6 +121,24 @@ impl<'a, E: Element> Problem<'a, E> {
     #[must_use]
     pub fn align(self, align: Align) -> Self {
         Self { align, ..self }
+    }
+
+    /// Drops some of the weights, after the softmax: for training.
+    #[must_use]
+    pub fn dropout(self, dropout: Dropout) -> Self {
+        Self { dropout: Some(dropout), ..self }
+    }
+
+    /// What a weight that dropout keeps is multiplied by; 1 where there is no dropout.
+    #[must_use]
+    pub fn growth(&self) -> f64 {
+        self.dropout.map_or(1.0, |dropout| dropout.growth())
+    }
+
+    /// Asks for the entropy of each row's weights beside the output.
+    #[must_use]
+    pub fn entropy(self) -> Self {
+        Self { entropy: true, ..self }
     }
 
     /// The shapes of q, k and v.
@@ -147,6 +170,11 @@ impl<'a, E: Element> Problem<'a, E> {
             Align::Offset(offset) => offset,
         };
         Scope { batch, head, q_len, k_len, offset }
+    }
+
+    /// Where the rows of a head begin in `[batch, heads.q, q_len]`.
+    pub(crate) fn first_row(&self, scope: Scope) -> usize {
+        (scope.batch * self.q.heads + scope.head) * scope.q_len
     }
 
     /// The key head that serves a query head.
@@ -182,6 +210,7 @@ impl<'a, E: Element> Problem<'a, E> {
             let accepted = "a position that fits in 62 bits";
             return Err(Error::Value { option: "align", found: at as f64, accepted });
         }
+        self.dropout.map_or(Ok(()), |dropout| dropout.check())?;
         self.similarity.check(*q, *k)?;
         self.score.check(q.batch, q.heads, q.len, k.len)?;
         self.mask.check(q.batch, q.heads, q.len, k.len)
@@ -193,6 +222,10 @@ impl<E: Element> fmt::Display for Problem<'_, E> {
         let Dims { batch, heads, q_len, k_len, q_dim, v_dim, .. } = self.dims();
         write!(f, "{} batch {batch} heads {}/{} ", E::NAME, heads.q, heads.kv)?;
         write!(f, "queries {q_len}x{q_dim} keys {k_len} values x{v_dim}, ")?;
-        write!(f, "mask {}, score {}{}", self.mask, self.similarity, self.score)
+        write!(f, "mask {}, score {}{}", self.mask, self.similarity, self.score)?;
+        if let Some(dropout) = self.dropout {
+            write!(f, ", dropout {}", dropout.rate())?;
+        }
+        if self.entropy { write!(f, ", with entropy") } else { Ok(()) }
     }
 }

@@ -9,10 +9,11 @@
 //! score_ij = score(similarity(q_i, k_j))              scale, softcap, biases
 //! lse_i    = ln( sum_j e^score_ij  +  e^sink )        the sink, if there is one, has no value
 //! a_ij     = e^(score_ij - lse_i)                     the weights
-//! out_i    = sum_j a_ij v_j
+//! out_i    = sum_j z_ij a_ij v_j                      z: 1, or what dropout makes of it: 0 or 1 / (1 - rate)
+//! H_i      = -sum_j a_ij ln a_ij                      the entropy, the sink counted as one of the keys
 //! ```
 //! with the largest score subtracted before any power is taken, so that none overflows. A score of `-inf` hides its
-//! pair. A row that sees nothing has `out = 0` and `lse = -inf` (with a sink: `lse = sink`).
+//! pair. A row that sees nothing has `out = 0`, `lse = -inf` (with a sink: `lse = sink`) and `H = 0`.
 
 use crate::element::{Element, Number};
 use crate::problem::Problem;
@@ -26,11 +27,13 @@ pub struct Outcome<N> {
     pub out: Vec<N>,
     /// `[batch, heads.q, q_len]`
     pub lse: Vec<N>,
+    /// `[batch, heads.q, q_len]`
+    pub entropy: Vec<N>,
 }
 
 /// Gradients of a loss by everything that attention depends on; empty where an option is not in use.
 #[derive(Clone, Debug, Default)]
-pub struct Gradients<N> {
+pub struct Grads<N> {
     /// `[batch, heads.q, q_len, q_dim]`
     pub q: Vec<N>,
     /// `[batch, heads.kv, k_len, qk_dim]`
@@ -51,6 +54,9 @@ pub struct Gradients<N> {
     pub sinks: Vec<N>,
     /// By `W` of `Similarity::General`, `[1, heads.q or 1, q_dim, qk_dim]`.
     pub w: Vec<N>,
+    /// The largest `a (|d_a| + |mean of d_a|)`: a gradient of a score is the difference of two such numbers, so rounding
+    /// is relative to this, however small the difference is.
+    pub size: N,
 }
 
 /// q, k and v of one call.
@@ -104,10 +110,26 @@ impl<E: Element> Problem<'_, E> {
         scored.filter(|(_, steps)| steps.score != N::neg_infinity()).collect()
     }
 
+    /// The scores that a row's weights are made of.
+    fn and_sink<N: Number>(
+        &self,
+        head: usize,
+        scores: &[(usize, Steps<N>)],
+    ) -> impl Iterator<Item = N> {
+        let sink = self.score.sinks.map(|sinks| N::from_f64(sinks[head].to_f64()));
+        scores.iter().map(|(_, s)| s.score).chain(sink)
+    }
+
+    /// What dropout makes of a weight.
+    fn dropped<N: Number>(&self, at: Pair) -> N {
+        self.dropout.map_or(N::one(), |dropout| {
+            N::from_f64(if dropout.keeps(at) { dropout.growth() } else { 0.0 })
+        })
+    }
+
     /// The softmax over what a row sees and its sink.
     fn softmax<N: Number>(&self, head: usize, scores: &[(usize, Steps<N>)]) -> Softmax<N> {
-        let sink = self.score.sinks.map(|sinks| N::from_f64(sinks[head].to_f64()));
-        let all = || scores.iter().map(|(_, s)| s.score).chain(sink);
+        let all = || self.and_sink(head, scores);
         let m = all().fold(N::neg_infinity(), |a, b| if b.is_nan() { b } else { a.max(b) });
         Softmax { m, sum: all().map(|s| (s - m).exp()).sum() }
     }
@@ -131,6 +153,17 @@ impl<N: Number> Softmax<N> {
     fn weight(&self, score: N) -> N {
         (score - self.m).exp() / self.sum
     }
+
+    /// `ln` of the weight.
+    fn log(&self, score: N) -> N {
+        (score - self.m) - self.sum.ln()
+    }
+
+    /// `-sum of a ln a`
+    fn entropy(&self, scores: impl Iterator<Item = N>) -> N {
+        let terms = scores.map(|s| (self.weight(s), self.log(s))).filter(|(a, _)| *a != N::zero());
+        if self.saw_nothing() { N::zero() } else { -terms.map(|(a, log)| a * log).sum::<N>() }
+    }
 }
 
 fn widened<N: Number, E: Element>(row: &[E]) -> Vec<N> {
@@ -143,23 +176,22 @@ pub fn forward<N: Number, E: Element>(
     (q, k, v): Inputs<'_, E>,
 ) -> Outcome<N> {
     let dims = problem.dims();
-    let mut result = Outcome { out: Vec::new(), lse: Vec::new() };
+    let mut result = Outcome { out: Vec::new(), lse: Vec::new(), entropy: Vec::new() };
     for (batch, head, row) in rows(problem) {
-        let scores = problem.scores(
-            &k,
-            &problem.query::<N>(&q, batch, head, row),
-            Pair { batch, head, row, key: 0 },
-        );
+        let at = Pair { batch, head, row, key: 0 };
+        let scores = problem.scores(&k, &problem.query::<N>(&q, batch, head, row), at);
         let softmax = problem.softmax(head, &scores);
+        result.lse.push(softmax.lse());
+        result.entropy.push(softmax.entropy(problem.and_sink(head, &scores)));
         let mut out = vec![N::zero(); dims.v_dim];
         for (key, steps) in scores {
-            let (a, v) = (softmax.weight(steps.score), v.row(batch, problem.kv_head(head), key));
+            let a = softmax.weight(steps.score) * problem.dropped(Pair { key, ..at });
+            let v = v.row(batch, problem.kv_head(head), key);
             for (out, v) in out.iter_mut().zip(v) {
                 *out = *out + a * N::from_f64(v.widen().to_f64());
             }
         }
         result.out.extend(out);
-        result.lse.push(softmax.lse());
     }
     result
 }
@@ -174,33 +206,33 @@ fn rows<E: Element>(
     })
 }
 
-/// The gradients of `sum(out * d_out) + sum(lse * d_lse)`, by definition.
+/// The gradients of `sum(out * d.out) + sum(lse * d.lse) + sum(entropy * d.entropy)`, by definition.
 ///
-/// Each line undoes one of [`forward`]: from `out_i = sum_j a_ij v_j` come `d_v` and `d_a`; the softmax gives
-/// `d_score_ij = a_ij (d_a_ij - sum_j a_ij d_a_ij + d_lse_i)`; the score's slopes carry that to the similarity and to
-/// the options; the similarity to q, k and W.
+/// Each line undoes one of [`forward`]: from `out_i = sum_j z_ij a_ij v_j` come `d_v` and `d_a`; the softmax gives
+/// `d_score_ij = a_ij (d_a_ij - sum_j a_ij d_a_ij + d_lse_i - d_H_i (ln a_ij + H_i))`; the score's slopes carry that to
+/// the similarity and to the options; the similarity to q, k and W.
 pub fn backward<N: Number, E: Element>(
     problem: &Problem<'_, E>,
     (q, k, v): Inputs<'_, E>,
-    (d_out, d_lse): (&[N], &[N]),
-) -> Gradients<N> {
+    d: &Outcome<N>,
+) -> Grads<N> {
     let dims = problem.dims();
     let score = &problem.score;
     let zeros = |n: usize| vec![N::zero(); n];
     let kv = dims.batch * dims.heads.kv * dims.k_len;
-    let mut g = Gradients {
+    let mut g = Grads {
         q: zeros(dims.batch * dims.heads.q * dims.q_len * dims.q_dim),
         k: zeros(kv * dims.qk_dim),
         v: zeros(kv * dims.v_dim),
         bias: zeros(score.bias.map_or(0, |b| b.shape().to_array().iter().product())),
         alibi: zeros(score.alibi.map_or(0, <[_]>::len)),
-        relative: zeros(score.relative.as_ref().map_or(0, |r| r.table.len())),
+        relative: zeros(score.relative.as_ref().map_or(0, |r| r.table().len())),
         sinks: zeros(score.sinks.map_or(0, <[_]>::len)),
         w: match problem.similarity {
             Similarity::General(w) => zeros(w.shape().to_array().iter().product()),
             _ => Vec::new(),
         },
-        ..Gradients::default()
+        ..Grads::default()
     };
     for (r, (batch, head, row)) in rows(problem).enumerate() {
         let at = Pair { batch, head, row, key: 0 };
@@ -210,30 +242,35 @@ pub fn backward<N: Number, E: Element>(
         if softmax.saw_nothing() {
             continue; // nothing was seen: nothing depends on anything
         }
-        let d_out = &d_out[r * dims.v_dim..][..dims.v_dim];
+        let d_out = &d.out[r * dims.v_dim..][..dims.v_dim];
         let kv_head = problem.kv_head(head);
         let kv_row = |key: usize| (batch * dims.heads.kv + kv_head) * dims.k_len + key;
-        // out_i = sum_j a_ij v_j
+        let entropy = softmax.entropy(problem.and_sink(head, &scores));
+        // out_i = sum_j z_ij a_ij v_j
         let mut weights = Vec::new();
         for (key, steps) in scores {
-            let a = softmax.weight(steps.score);
+            let (a, z) = (softmax.weight(steps.score), problem.dropped::<N>(Pair { key, ..at }));
             let v: Vec<N> = widened(v.row(batch, kv_head, key));
             for (d_v, d_out) in g.v[kv_row(key) * dims.v_dim..][..dims.v_dim].iter_mut().zip(d_out)
             {
-                *d_v = *d_v + a * *d_out;
+                *d_v = *d_v + z * a * *d_out;
             }
-            weights.push((key, steps, a, dot(d_out, &v)));
+            weights.push((key, steps, a, z * dot(d_out, &v)));
         }
-        // a_ij = e^(score_ij - lse_i), and lse_i itself
+        // a_ij = e^(score_ij - lse_i), lse_i itself, and H_i
         let mean: N = weights.iter().map(|(_, _, a, d_a)| *a * *d_a).sum();
-        let through_lse = d_lse[r] - mean;
+        let d_score = |score: N, a: N, d_a: N| {
+            let fall = if a == N::zero() { N::zero() } else { softmax.log(score) + entropy };
+            a * (d_a - mean + d.lse[r] - d.entropy[r] * fall)
+        };
         if let Some(sinks) = score.sinks {
-            let a = softmax.weight(N::from_f64(sinks[head].to_f64()));
-            g.sinks[head] = g.sinks[head] + a * through_lse;
+            let sink = N::from_f64(sinks[head].to_f64());
+            g.sinks[head] = g.sinks[head] + d_score(sink, softmax.weight(sink), N::zero());
         }
         for (key, steps, a, d_a) in weights {
+            g.size = g.size.max(a * (d_a.abs() + mean.abs()));
             let at = Pair { key, ..at };
-            let d_score = a * (d_a + through_lse);
+            let d_score = d_score(steps.score, a, d_a);
             let (by_scaled, by_bias) = problem.slope(at, steps);
             g.add_to_options(problem, at, d_score * by_bias);
             // scaled = similarity * scale
@@ -250,7 +287,7 @@ pub fn backward<N: Number, E: Element>(
     g
 }
 
-impl<N: Number> Gradients<N> {
+impl<N: Number> Grads<N> {
     /// score = ... + bias - slope |distance| + table[bucket]
     fn add_to_options<E: Element>(&mut self, problem: &Problem<'_, E>, at: Pair, d: N) {
         let score = &problem.score;
@@ -267,7 +304,7 @@ impl<N: Number> Gradients<N> {
             self.alibi[at.head] = self.alibi[at.head] - d * size;
         }
         if let Some(r) = &score.relative {
-            let i = r.entry(distance, at.head, problem.dims().heads.q);
+            let i = r.entry(distance, at.head);
             self.relative[i] = self.relative[i] + d;
         }
     }

@@ -9,11 +9,12 @@
 use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::mask::{RowTile, Scope};
+use crate::micro::{Seen, low};
 use crate::problem::Problem;
+use crate::relative::RelativeBias;
 use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, math};
-use crate::view::{Shape, View};
+use crate::view::{Shape, TileMut, View};
 use std::fmt;
-use std::sync::Arc;
 
 /// How a query and a key make a number.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,70 +72,6 @@ pub trait ScoreRule: fmt::Debug + Sync {
     fn apply(&self, at: Pair, score: f64) -> f64;
     /// The derivative of [`apply`](Self::apply) by `score`.
     fn slope(&self, at: Pair, score: f64) -> f64;
-}
-
-/// A bias looked up by the distance of key and row: `table [buckets, heads.q]`.
-#[derive(Clone, Debug)]
-pub struct RelativeBias<'a, N> {
-    pub(crate) table: &'a [N],
-    /// The bucket of each distance `key - position` from `-reach` to `reach`; beyond, the nearest end.
-    buckets: Arc<[usize]>,
-    /// Buckets in the table.
-    count: usize,
-    /// The reach as given; no buckets are made beyond [`MAX_REACH`].
-    reach: usize,
-}
-
-/// Farther than any published table reaches, and short enough to be kept as one bucket for each distance.
-const MAX_REACH: usize = 1 << 20;
-
-impl<'a, N: Number> RelativeBias<'a, N> {
-    /// One bucket for each distance `key - position` from `-reach` to `reach`, the ends for all beyond:
-    /// `table [2 reach + 1, heads.q]`.
-    #[must_use]
-    pub fn clipped(table: &'a [N], reach: usize) -> Self {
-        let buckets = if reach <= MAX_REACH { (0..=2 * reach).collect() } else { Arc::default() };
-        Self { table, buckets, count: reach.saturating_mul(2).saturating_add(1), reach }
-    }
-
-    /// The buckets of T5 (Raffel et al. 2020): near distances one each, far ones by their logarithm up to
-    /// `max_distance`. `table [buckets, heads.q]`.
-    #[must_use]
-    pub fn t5(table: &'a [N], buckets: usize, max_distance: usize, bidirectional: bool) -> Self {
-        let reach = max_distance.min(MAX_REACH).cast_signed();
-        let bucket = |distance: isize| {
-            let n = if bidirectional { buckets / 2 } else { buckets };
-            let first = if bidirectional && distance > 0 { n } else { 0 };
-            let size = if bidirectional {
-                distance.unsigned_abs()
-            } else {
-                (-distance).max(0).unsigned_abs()
-            };
-            let exact = n / 2;
-            if size < exact || exact == 0 {
-                return first + size.min(n.saturating_sub(1));
-            }
-            // In f32 and in this order, as the published models were trained.
-            let far = (size as f32 / exact as f32).ln() / (max_distance as f32 / exact as f32).ln();
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a floor, at most n"
-            )]
-            let step = (far * (n - exact) as f32) as usize;
-            first + (exact + step).min(n - 1)
-        };
-        let all = (-reach..=reach).map(bucket);
-        let map = if max_distance <= MAX_REACH { all.collect() } else { Arc::default() };
-        Self { table, buckets: map, count: buckets, reach: max_distance }
-    }
-
-    /// Where in the table the bias of a distance stands, for one head of `heads`.
-    pub(crate) fn entry(&self, distance: i64, head: usize, heads: usize) -> usize {
-        let reach = self.reach.cast_signed() as i64;
-        let at = usize::try_from(distance.clamp(-reach, reach) + reach).unwrap_or(0);
-        self.buckets[at] * heads + head
-    }
 }
 
 /// What happens to a similarity before the softmax.
@@ -248,15 +185,7 @@ impl<'a, E: Element> Score<'a, E> {
             counted(option, heads, entries.map_or(heads, <[_]>::len), "one for each query head")?;
         }
         if let Some(r) = &self.relative {
-            if r.reach > MAX_REACH {
-                let (found, limit) = (r.reach, MAX_REACH + 1);
-                return Err(Error::OutOfRange { option: "relative bias", found, limit });
-            }
-            if r.count == 0 {
-                return Err(Error::Zero { option: "relative bias" });
-            }
-            let entries = r.count.saturating_mul(heads);
-            counted("relative bias", entries, r.table.len(), "buckets x query heads")?;
+            r.check(heads)?;
         }
         if let Some(bias) = &self.bias {
             let (found, scores) = (bias.shape().to_array(), [batch, heads, q_len, k_len]);
@@ -310,7 +239,7 @@ impl<E: Element> Problem<'_, E> {
             s = s - widen(slopes[at.head]) * N::from_f64(distance.unsigned_abs() as f64);
         }
         if let Some(r) = relative {
-            s = s + widen(r.table[r.entry(distance, at.head, self.dims().heads.q)]);
+            s = s + widen(r.table()[r.entry(distance, at.head)]);
         }
         let score = custom.map_or(s, |rule| N::from_f64(rule.apply(at, s.to_f64())));
         Steps { scaled, biased: s, score }
@@ -383,6 +312,27 @@ impl Keys<'_> {
     }
 }
 
+/// What the options of a tile multiply a gradient by on the way back, `[keys][rows]`; empty for options not in use.
+#[derive(Debug)]
+pub(crate) struct Slopes<N> {
+    /// Squared distances, where they are the similarity: what the scale multiplies.
+    pub(crate) distances: Vec<Lanes<N>>,
+    pub(crate) softcap: Vec<Lanes<N>>,
+    pub(crate) custom: Vec<Lanes<N>>,
+}
+
+impl<N: Number> Slopes<N> {
+    /// Room for tiles of up to `keys` keys.
+    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, keys: usize) -> Self {
+        let room = |used: bool| vec![Lanes([N::one(); GROUP]); if used { keys } else { 0 }];
+        Self {
+            distances: room(matches!(problem.similarity, Similarity::Distance)),
+            softcap: room(problem.score.softcap.is_some()),
+            custom: room(problem.score.custom.is_some()),
+        }
+    }
+}
+
 pub(crate) const LOG2_E: f64 = std::f64::consts::LOG2_E;
 
 /// A score times `log2 e`; a finite one stays finite.
@@ -414,16 +364,31 @@ impl<E: Element> Problem<'_, E> {
     }
 
     /// Turns a tile of similarities `[keys][rows]` into scores times `log2 e`: one pass for each option in use.
+    ///
+    /// `slopes` gets what each one multiplies a gradient by on the way back.
     #[inline(always)]
-    pub(crate) fn apply<S: Simd<E::Num>>(&self, s: S, at: At<'_>, tile: &mut [Lanes<E::Num>]) {
+    pub(crate) fn apply<S: Simd<E::Num>>(
+        &self,
+        s: S,
+        at: At<'_>,
+        tile: &mut [Lanes<E::Num>],
+        mut slopes: Option<&mut Slopes<E::Num>>,
+    ) {
         let Score { softcap, bias, alibi, relative, custom, .. } = &self.score;
         let number = <E::Num as Number>::from_f64;
         if matches!(self.similarity, Similarity::Distance) {
+            if let Some(slopes) = &mut slopes {
+                slopes.distances[..tile.len()].copy_from_slice(tile);
+            }
             pass(s, at, tile, &Factor(number(-self.scale() * LOG2_E)));
         }
         if let Some(cap) = softcap {
             let (cap, inverse) = (number(cap * LOG2_E), number(1.0 / (cap * LOG2_E)));
             pass(s, at, tile, &Softcap { cap, inverse });
+            if let Some(slopes) = &mut slopes {
+                slopes.softcap[..tile.len()].copy_from_slice(tile);
+                pass(s, at, &mut slopes.softcap[..tile.len()], &SoftcapSlope { inverse });
+            }
         }
         if let Some(bias) = bias {
             add_bias(s, bias, at, tile);
@@ -433,15 +398,166 @@ impl<E: Element> Problem<'_, E> {
             pass(s, at, tile, &Alibi { slope, rows: positions(at), keys: at.keys });
         }
         if let Some(relative) = relative {
-            add_relative(s, relative, self.dims().heads.q, at, tile);
+            relative.add(s, at, tile);
         }
         if let Some(rule) = custom {
             let Scope { batch, head, .. } = at.scope;
             for (i, scores) in tile.iter_mut().enumerate() {
                 for lane in at.span.start..at.span.end {
                     let pair = Pair { batch, head, row: at.rows.row(lane), key: at.keys.get(i) };
-                    scores.0[lane] =
-                        number(rule.apply(pair, scores.0[lane].to_f64() / LOG2_E) * LOG2_E);
+                    let score = scores.0[lane].to_f64() / LOG2_E;
+                    if let Some(slopes) = &mut slopes {
+                        slopes.custom[i].0[lane] = number(rule.slope(pair, score));
+                    }
+                    scores.0[lane] = number(rule.apply(pair, score) * LOG2_E);
+                }
+            }
+        }
+    }
+}
+
+// The way back.
+
+impl<E: Element> Problem<'_, E> {
+    /// What the sum of `d_score k` (of `d_score (k - q)`, for distances) is multiplied by to be the gradient of a query.
+    pub(crate) fn query_grad_factor(&self) -> f64 {
+        match self.similarity {
+            Similarity::Distance => 2.0 * self.scale(),
+            _ => self.scale(),
+        }
+    }
+
+    /// The same for a key, from the sum of `d_score q`; a projected query carries its scale already.
+    pub(crate) fn key_grad_factor(&self) -> f64 {
+        match self.similarity {
+            Similarity::General(_) => 1.0,
+            _ => self.query_grad_factor(),
+        }
+    }
+
+    /// score = ... + bias - slope |distance| + table[bucket]: adds to the gradients of the slope, row by row, and of the
+    /// table. The dense bias has a pass of its own.
+    #[inline(always)]
+    pub(crate) fn add_bias_grads<S: Simd<E::Num>>(
+        &self,
+        s: S,
+        at: At<'_>,
+        d_scores: &[Lanes<E::Num>],
+        by_slope: &mut Lanes<E::Num>,
+        by_table: Option<&mut [f64]>,
+    ) {
+        if self.score.alibi.is_some() {
+            let rows = positions(at);
+            for (i, d) in d_scores.iter().enumerate() {
+                let key = s.splat(E::Num::of_len(at.keys.get(i)));
+                for lane in at.span.vectors::<E::Num, S>() {
+                    let row = s.load(&rows.0[lane..]);
+                    // -|distance|
+                    let nearness =
+                        s.sub(s.splat(E::Num::default()), s.max(s.sub(row, key), s.sub(key, row)));
+                    let sum = &mut by_slope.0[lane..];
+                    s.store(s.fma(s.load(&d.0[lane..]), nearness, s.load(sum)), sum);
+                }
+            }
+        }
+        if let (Some(relative), Some(by_table)) = (&self.score.relative, by_table) {
+            relative.add_grads(s, at, d_scores, by_table);
+        }
+    }
+
+    /// score = ... + bias: adds to the gradient of the dense bias, whose rows `to` are, from key `first_key` on.
+    #[inline(always)]
+    pub(crate) fn add_dense_bias_grads<S: Simd<E::Num>>(
+        &self,
+        s: S,
+        (at, first_key): (At<'_>, usize),
+        d_scores: &[Lanes<E::Num>],
+        to: &mut TileMut<'_, E::Num>,
+    ) {
+        let Some(shape) = self.score.bias.map(|bias| bias.shape()) else { return };
+        let first = to.first();
+        let add = |to: &mut E::Num, x: E::Num| *to = *to + x;
+        let (lanes, zero) = (at.span.start..at.span.end, E::Num::default());
+        // Sums of the piece first where an entry serves many pairs.
+        if shape.len == 1 {
+            let mut all = zero;
+            for (i, d) in d_scores.iter().enumerate() {
+                let sum = d.0[lanes.clone()].iter().fold(zero, |sum, x| sum + *x);
+                if shape.dim == 1 {
+                    all = all + sum;
+                } else {
+                    add(&mut to.update(0, 0)[at.keys.get(i) - first_key], sum);
+                }
+            }
+            if shape.dim == 1 {
+                add(&mut to.update(0, 0)[0], all);
+            }
+            return;
+        }
+        if shape.dim == 1 {
+            for lane in lanes {
+                let sum = d_scores.iter().fold(zero, |sum, d| sum + d.0[lane]);
+                add(&mut to.update(0, at.rows.row(lane) - first)[0], sum);
+            }
+            return;
+        }
+        for lane in at.span.vectors::<E::Num, S>() {
+            let lanes = lane..(lane + S::LANES).min(at.span.end);
+            let mut done = 0;
+            while let Keys::From(key) = at.keys
+                && lanes.len() == S::LANES
+                && done + S::LANES <= d_scores.len()
+            {
+                // Neighbours in memory: turned by vectors.
+                let mut block = s.block();
+                for (v, d) in block.as_mut().iter_mut().zip(&d_scores[done..]) {
+                    *v = s.load(&d.0[lane..]);
+                }
+                s.transpose(&mut block);
+                for (i, v) in block.as_mut().iter().enumerate() {
+                    let row =
+                        &mut to.update(0, at.rows.row(lane + i) - first)[key - first_key + done..];
+                    s.store(s.add(s.load(row), *v), row);
+                }
+                done += S::LANES;
+            }
+            for (i, d) in d_scores.iter().enumerate().skip(done) {
+                for lane in lanes.clone() {
+                    let row = to.update(0, at.rows.row(lane) - first);
+                    add(&mut row[at.keys.get(i) - first_key], d.0[lane]);
+                }
+            }
+        }
+    }
+
+    /// capped = cap tanh(scaled / cap), scaled = scale * similarity: carries gradients back to the similarity; for
+    /// distances, adds to the gradient of the scale, row by row.
+    #[inline(always)]
+    pub(crate) fn undo_softcap<S: Simd<E::Num>>(
+        &self,
+        s: S,
+        (at, seen): (At<'_>, Option<&[Seen]>),
+        d_scores: &mut [Lanes<E::Num>],
+        slopes: &Slopes<E::Num>,
+        by_scale: &mut Lanes<E::Num>,
+    ) {
+        if slopes.softcap.is_empty() && slopes.distances.is_empty() {
+            return;
+        }
+        let zero = s.splat(E::Num::default());
+        for (i, d_scores) in d_scores.iter_mut().enumerate() {
+            for lane in at.span.vectors::<E::Num, S>() {
+                // The slope of a hidden pair may be NaN.
+                let seen = s.lanes(low(seen.map_or(Seen::MAX, |seen| seen[i]) >> lane));
+                let mut d = s.load(&d_scores.0[lane..]);
+                if let Some(slope) = slopes.softcap.get(i) {
+                    d = s.select(seen, s.mul(d, s.load(&slope.0[lane..])), zero);
+                    s.store(d, &mut d_scores.0[lane..]);
+                }
+                if let Some(distance) = slopes.distances.get(i) {
+                    let (less, sum) =
+                        (s.sub(zero, s.load(&distance.0[lane..])), &mut by_scale.0[lane..]);
+                    s.store(s.fma_where(seen, d, less, s.load(sum)), sum);
                 }
             }
         }
@@ -449,13 +565,18 @@ impl<E: Element> Problem<'_, E> {
 }
 
 /// What an option makes of a vector of scores.
-trait Pass<N: Number> {
+pub(crate) trait Pass<N: Number> {
     /// Of key `i` of the tile and the rows from `lane` on.
     fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V;
 }
 
 #[inline(always)]
-fn pass<N: Number, S: Simd<N>>(s: S, at: At<'_>, tile: &mut [Lanes<N>], option: &impl Pass<N>) {
+pub(crate) fn pass<N: Number, S: Simd<N>>(
+    s: S,
+    at: At<'_>,
+    tile: &mut [Lanes<N>],
+    option: &impl Pass<N>,
+) {
     for (i, scores) in tile.iter_mut().enumerate() {
         for lane in at.span.vectors::<N, S>() {
             let x = s.load(&scores.0[lane..]);
@@ -485,6 +606,19 @@ impl<N: Number> Pass<N> for Softcap<N> {
     }
 }
 
+/// From a capped score `cap tanh x` to `1 - tanh^2 x`.
+struct SoftcapSlope<N> {
+    inverse: N,
+}
+
+impl<N: Number> Pass<N> for SoftcapSlope<N> {
+    #[inline(always)]
+    fn turn<S: Simd<N>>(&self, s: S, _: usize, _: usize, x: S::V) -> S::V {
+        let t = s.mul(x, s.splat(self.inverse));
+        s.sub(s.splat(N::one()), s.mul(t, t))
+    }
+}
+
 struct Alibi<'t, N> {
     slope: N,
     rows: Lanes<N>,
@@ -500,7 +634,7 @@ impl<N: Number> Pass<N> for Alibi<'_, N> {
 }
 
 /// Biases of each key and row, in their natural unit.
-struct Bias<'t, N>(&'t [Lanes<N>]);
+pub(crate) struct Bias<'t, N>(pub(crate) &'t [Lanes<N>]);
 
 impl<N: Number> Pass<N> for Bias<'_, N> {
     /// A finite bias of a finite score stays finite in the new unit, and `-inf` stays `-inf`: it hides the pair.
@@ -571,25 +705,6 @@ fn add_bias<E: Element, S: Simd<E::Num>>(
             }
         }
         pass(s, at, scores, &Bias(turned));
-    }
-}
-
-#[inline(always)]
-fn add_relative<N: Number, S: Simd<N>>(
-    s: S,
-    relative: &RelativeBias<'_, N>,
-    heads: usize,
-    at: At<'_>,
-    tile: &mut [Lanes<N>],
-) {
-    for (i, scores) in tile.iter_mut().enumerate() {
-        let key = at.keys.get(i).cast_signed() as i64;
-        let mut line = [Lanes([N::zero(); GROUP])];
-        for lane in at.span.start..at.span.end {
-            let distance = key - at.scope.position(at.rows.row(lane));
-            line[0].0[lane] = relative.table[relative.entry(distance, at.scope.head, heads)];
-        }
-        pass(s, at, std::slice::from_mut(scores), &Bias(&line));
     }
 }
 

@@ -6,6 +6,7 @@
 //! the order of keys, tiles, threads and machines is free.
 
 use crate::element::Number;
+use crate::score::in_log2;
 use crate::simd::{GROUP, Lanes, Simd, Span, math};
 
 /// The softmax over some of a row's keys; scores are times `log2 e`.
@@ -16,18 +17,38 @@ pub(crate) struct State<N> {
     pub(crate) m: N,
     /// The sum of `2^(score - m)`; 0 for a row that has seen nothing.
     pub(crate) l: N,
+    /// The sum of `2^(score - m) (score - m)`, where the entropy is asked for.
+    pub(crate) t: N,
 }
 
 impl<N: Number> State<N> {
     pub(crate) fn nothing_seen() -> Self {
-        Self { m: -N::max_value(), l: N::zero() }
+        Self { m: -N::max_value(), l: N::zero(), t: N::zero() }
     }
 
     /// The state over the keys of both, and what each side's weighted sums must be multiplied by.
     pub(crate) fn merge(self, other: Self) -> (Self, N, N) {
         let m = self.m.max(other.m);
         let (a, b) = ((self.m - m).exp2(), (other.m - m).exp2());
-        (Self { m, l: self.l * a + other.l * b }, a, b)
+        let t = |of: Self, factor: N| (of.t + far(of.m - m) * of.l) * factor;
+        (Self { m, l: self.l * a + other.l * b, t: t(self, a) + t(other, b) }, a, b)
+    }
+
+    /// What rounding took from [`lse`](Self::lse): with it, lse has twice the digits.
+    #[inline(always)]
+    pub(crate) fn lse_rest(self, lse: N) -> N {
+        let rest = (self.m - in_log2(lse)) + self.l.log2_of_sum();
+        if self.l == N::zero() { N::zero() } else { rest * N::from_f64(std::f64::consts::LN_2) }
+    }
+
+    /// The entropy of the weights, `lse - E[score]`; 0 for a row that has seen nothing.
+    pub(crate) fn entropy(self) -> N {
+        if self.l == N::zero() {
+            return N::zero();
+        }
+        let bits = self.l.log2_of_sum() - self.t / self.l;
+        // Rounding may fall below 0; NaN stays.
+        if bits < N::zero() { N::zero() } else { bits * N::from_f64(std::f64::consts::LN_2) }
     }
 
     /// `ln(sum of e^score)`; `-inf` for a row that has seen nothing. Scores so low that they do not fit once they are
@@ -39,38 +60,89 @@ impl<N: Number> State<N> {
     }
 }
 
+/// How far below `m` a score counts: much farther than any weight above 0 is.
+pub(crate) const FAR: f64 = -16384.0;
+
+fn far<N: Number>(x: N) -> N {
+    x.max(N::from_f64(FAR))
+}
+
 /// The states of a group of rows.
 #[derive(Clone, Debug)]
 pub(crate) struct States<N> {
     pub(crate) m: Lanes<N>,
     pub(crate) l: Lanes<N>,
+    pub(crate) t: Lanes<N>,
+}
+
+/// What a tile adds to the states of its rows: the sums of its weights, and of weights times their logarithms, where the
+/// entropy is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct TileSums<N> {
+    pub(crate) l: Lanes<N>,
+    pub(crate) t: Option<Lanes<N>>,
+}
+
+impl<N: Number> TileSums<N> {
+    pub(crate) fn zero(entropy: bool) -> Self {
+        let zero = Lanes([N::zero(); GROUP]);
+        Self { l: zero, t: entropy.then_some(zero) }
+    }
+
+    /// Turns scores minus `m` of the rows from `lane` on into weights, and adds them.
+    #[inline(always)]
+    pub(crate) fn weigh<S: Simd<N>, const KEYS: usize>(
+        &mut self,
+        s: S,
+        lane: usize,
+        x: &mut [S::V; KEYS],
+    ) {
+        let (logs, mut sum) = (*x, s.load(&self.l.0[lane..]));
+        for x in &mut *x {
+            *x = math::exp2(s, *x);
+            sum = s.add(sum, *x);
+        }
+        s.store(sum, &mut self.l.0[lane..]);
+        let Some(t) = &mut self.t else { return };
+        let mut sum = s.load(&t.0[lane..]);
+        for (x, log) in x.iter().zip(logs) {
+            sum = s.fma(*x, s.max(log, s.splat(N::from_f64(FAR))), sum);
+        }
+        s.store(sum, &mut t.0[lane..]);
+    }
 }
 
 impl<N: Number> States<N> {
     pub(crate) fn nothing_seen() -> Self {
-        let State { m, l } = State::nothing_seen();
-        Self { m: Lanes([m; GROUP]), l: Lanes([l; GROUP]) }
+        let State { m, l, t } = State::nothing_seen();
+        Self { m: Lanes([m; GROUP]), l: Lanes([l; GROUP]), t: Lanes([t; GROUP]) }
     }
 
     pub(crate) fn get(&self, lane: usize) -> State<N> {
-        State { m: self.m.0[lane], l: self.l.0[lane] }
+        State { m: self.m.0[lane], l: self.l.0[lane], t: self.t.0[lane] }
     }
 
-    /// Turns a tile of scores `[keys][lanes]` into `2^(score - m)` and returns their sums, for the lanes of `span`.
+    pub(crate) fn set(&mut self, lane: usize, State { m, l, t }: State<N>) {
+        (self.m.0[lane], self.l.0[lane], self.t.0[lane]) = (m, l, t);
+    }
+
+    /// Turns a tile of scores `[keys][lanes]` into `2^(score - m)` and adds them up, for the lanes of `span`.
     #[inline(always)]
-    pub(crate) fn weigh<S: Simd<N>>(&self, s: S, tile: &mut [Lanes<N>], span: Span) -> Lanes<N> {
-        let mut sums = Lanes([N::zero(); GROUP]);
+    pub(crate) fn weigh<S: Simd<N>>(
+        &self,
+        s: S,
+        tile: &mut [Lanes<N>],
+        span: Span,
+        sums: &mut TileSums<N>,
+    ) {
         for lane in span.vectors::<N, S>() {
             let m = s.load(&self.m.0[lane..]);
-            let mut sum = s.splat(N::zero());
             for row in tile.iter_mut() {
-                let weight = math::exp2(s, s.sub(s.load(&row.0[lane..]), m));
-                sum = s.add(sum, weight);
-                s.store(weight, &mut row.0[lane..]);
+                let mut x = [s.sub(s.load(&row.0[lane..]), m)];
+                sums.weigh(s, lane, &mut x);
+                s.store(x[0], &mut row.0[lane..]);
             }
-            s.store(sum, &mut sums.0[lane..]);
         }
-        sums
     }
 
     /// Sums that do not suffice in the lanes that have seen nothing: their `m` is not set yet.
@@ -122,8 +194,13 @@ impl<N: Number> States<N> {
             let stays = s.select(outgrown, s.splat(N::infinity()), s.load(&sums.0[lane..]));
             let m = s.select(s.less(stays, limit), before, m);
             grown |= s.bits(outgrown) & s.bits(s.less(lowest, before));
-            let factor = math::exp2(s, s.sub(before, m));
-            let l = s.mul(s.load(&self.l.0[lane..]), factor);
+            let (lower, before_l) = (s.sub(before, m), s.load(&self.l.0[lane..]));
+            let factor = math::exp2(s, lower);
+            let l = s.mul(before_l, factor);
+            // t = sum of weight (score - m)
+            let lower = s.max(lower, s.splat(N::from_f64(FAR)));
+            let t = s.fma(lower, before_l, s.load(&self.t.0[lane..]));
+            s.store(s.mul(t, factor), &mut self.t.0[lane..]);
             s.store(m, &mut self.m.0[lane..]);
             s.store(l, &mut self.l.0[lane..]);
             s.store(s.mul(s.load(&shrink.0[lane..]), factor), &mut shrink.0[lane..]);
@@ -133,10 +210,14 @@ impl<N: Number> States<N> {
 
     /// Adds the sums of a tile.
     #[inline(always)]
-    pub(crate) fn add<S: Simd<N>>(&mut self, s: S, sums: &Lanes<N>, span: Span) {
+    pub(crate) fn add<S: Simd<N>>(&mut self, s: S, sums: &TileSums<N>, span: Span) {
         for lane in span.vectors::<N, S>() {
-            let l = s.add(s.load(&self.l.0[lane..]), s.load(&sums.0[lane..]));
+            let l = s.add(s.load(&self.l.0[lane..]), s.load(&sums.l.0[lane..]));
             s.store(l, &mut self.l.0[lane..]);
+            if let Some(t) = &sums.t {
+                let t = s.add(s.load(&self.t.0[lane..]), s.load(&t.0[lane..]));
+                s.store(t, &mut self.t.0[lane..]);
+            }
         }
     }
 }
@@ -151,12 +232,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn state() -> impl Strategy<Value = State<f64>> {
-        let some = (-1e3..1e3f64, 1.0..1e4f64).prop_map(|(m, l)| State { m, l });
+        let some = (-1e3..1e3f64, 1.0..1e4f64).prop_map(|(m, l)| State { m, l, t: -0.3 * l });
         prop_oneof![1 => Just(State::nothing_seen()), 5 => some]
     }
 
     fn close(a: State<f64>, b: State<f64>) -> bool {
-        a == b || (a.lse() - b.lse()).abs() <= 1e-12 * a.lse().abs().max(1.0)
+        let near = |x: f64, y: f64| (x - y).abs() <= 1e-12 * x.abs().max(1.0);
+        a == b || (near(a.lse(), b.lse()) && (a.entropy() - b.entropy()).abs() < 1e-9)
     }
 
     proptest! {

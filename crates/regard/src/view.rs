@@ -291,6 +291,35 @@ pub(crate) struct TileMut<'a, E> {
 }
 
 impl<E> TileMut<'_, E> {
+    /// How many rows it has.
+    pub(crate) fn count(&self) -> usize {
+        self.rows.count
+    }
+
+    /// Its first row.
+    pub(crate) fn first(&self) -> usize {
+        self.rows.first
+    }
+
+    /// Some rows of one part, of a tile whose rows are neighbours.
+    #[inline(always)]
+    pub(crate) fn part(&mut self, part: usize, rows: RowTile) -> TileMut<'_, E> {
+        let RowTile { first, step, count } = self.rows;
+        assert!(step == 1 && self.heads.parts.contains(&part));
+        assert!(rows.first >= first && rows.row(rows.count.max(1) - 1) < first + count);
+        let head = part * self.heads.apart + self.heads.head;
+        let heads = Heads { head, apart: 0, parts: 0..1 };
+        TileMut { view: self.view, batch: self.batch, heads, rows }
+    }
+
+    /// The features of a row that has been written, to be changed.
+    #[inline(always)]
+    pub(crate) fn update(&mut self, part: usize, lane: usize) -> &mut [E] {
+        let (data, dim) = self.place(part, lane);
+        // SAFETY: as for `row` and `written` together.
+        unsafe { std::slice::from_raw_parts_mut(data.cast(), dim) }
+    }
+
     /// The features of row `lane` of the tile.
     #[inline(always)]
     pub(crate) fn row(&mut self, part: usize, lane: usize) -> &mut [MaybeUninit<E>] {
@@ -359,24 +388,6 @@ impl<E> Tensor<E> {
         Ok(Self { data, shape, layout })
     }
 
-    /// A dense tensor whose every element `write` sets.
-    ///
-    /// # Safety
-    /// `write` must write every row of the view it is given.
-    pub(crate) unsafe fn written_by(
-        shape: Shape,
-        layout: Layout,
-        write: impl FnOnce(ViewMut<'_, E>),
-    ) -> Result<Self, Error> {
-        let n = shape.elements()?;
-        let mut data = Vec::with_capacity(n);
-        let room = &mut data.spare_capacity_mut()[..n];
-        write(ViewMut::unwritten(room, shape, shape.dense(layout))?);
-        // SAFETY: the rows cover a dense tensor, and the caller promises that all were written.
-        unsafe { data.set_len(n) };
-        Ok(Self { data, shape, layout })
-    }
-
     /// Borrows it.
     #[must_use]
     pub fn view(&self) -> View<'_, E> {
@@ -406,6 +417,40 @@ impl<E> Tensor<E> {
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.layout
+    }
+}
+
+/// A dense tensor whose elements have not been written yet.
+#[derive(Debug)]
+pub(crate) struct Unwritten<E> {
+    data: Vec<E>,
+    shape: Shape,
+    layout: Layout,
+}
+
+impl<E> Unwritten<E> {
+    pub(crate) fn new(shape: Shape, layout: Layout) -> Result<Self, Error> {
+        let n = shape.elements()?;
+        Ok(Self { data: Vec::with_capacity(n), shape, layout })
+    }
+
+    /// Its rows, to be written.
+    pub(crate) fn view(&mut self) -> Result<ViewMut<'_, E>, Error> {
+        let Self { data, shape, layout } = self;
+        let n = shape.elements()?;
+        ViewMut::unwritten(&mut data.spare_capacity_mut()[..n], *shape, shape.dense(*layout))
+    }
+
+    /// The tensor.
+    ///
+    /// # Safety
+    /// Every row of every head and item must have been written.
+    pub(crate) unsafe fn written(self) -> Tensor<E> {
+        let Self { mut data, shape, layout } = self;
+        let n = shape.to_array().iter().product();
+        // SAFETY: `new` has made room for `n` elements, and the caller promises that all rows were written.
+        unsafe { data.set_len(n) };
+        Tensor { data, shape, layout }
     }
 }
 

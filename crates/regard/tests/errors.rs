@@ -239,17 +239,17 @@ fn tensors_that_do_not_fit_the_plan_are_errors() {
         let words = [says, "must be equal"];
         refused(plan.forward(inputs.0, inputs.1, inputs.2), e.clone(), &words);
         let mut out = ViewMut::bhsd(&mut out, [2, 4, 5, 6]).unwrap();
-        refused(plan.forward_into(inputs, &mut out, &mut [0.0; 40]), e, &words);
+        refused(plan.forward_into(inputs, &mut out, &mut [0.0; 40], None), e, &words);
     }
     let mut small = ViewMut::bhsd(&mut out, [2, 4, 5, 4]).unwrap();
     let e = planned("features", 6, "the output", 4);
     let words = ["features: the plan has 6, the output has 4", "must be equal"];
-    refused(plan.forward_into((q, k, v), &mut small, &mut [0.0; 40]), e, &words);
+    refused(plan.forward_into((q, k, v), &mut small, &mut [0.0; 40], None), e, &words);
     let mut whole = ViewMut::bhsd(&mut out, [2, 4, 5, 6]).unwrap();
     let expected = (40, "batch x query heads x queries");
     let e = Error::Count { option: "lse", expected, found: 39 };
     let words = ["lse: 39 entries", "give 40", "queries"];
-    refused(plan.forward_into((q, k, v), &mut whole, &mut [0.0; 39]), e, &words);
+    refused(plan.forward_into((q, k, v), &mut whole, &mut [0.0; 39], None), e, &words);
 }
 
 #[test]
@@ -259,6 +259,8 @@ fn parts_that_do_not_fit_together_are_errors() {
     let part = |s: [usize; 4]| Output {
         out: Tensor::new(vec![0f32; s.iter().product()], shape(s), regard::Layout::Bhsd).unwrap(),
         lse: vec![0.0; s[0] * s[1] * s[2]],
+        lse_rest: Vec::new(),
+        entropy: None,
     };
     let first = [2, 3, 4, 5];
     for (i, name) in ["batch", "heads", "queries", "features"].into_iter().enumerate() {
@@ -275,6 +277,9 @@ fn parts_that_do_not_fit_together_are_errors() {
 fn parts_whose_lse_does_not_fit_are_an_error_and_no_panic() {
     let out = Tensor::new(vec![0f32; 4], shape([1, 1, 4, 1]), regard::Layout::Bhsd).unwrap();
     let (whole, short) = (vec![0.0; 4], vec![0.0; 3]);
-    let parts = [Output { out: out.clone(), lse: whole }, Output { out, lse: short }];
+    let parts = [
+        Output { out: out.clone(), lse: whole, lse_rest: Vec::new(), entropy: None },
+        Output { out, lse: short, lse_rest: Vec::new(), entropy: None },
+    ];
     assert!(Output::merge(&parts).is_err());
 }

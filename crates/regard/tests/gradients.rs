@@ -1,6 +1,6 @@
 //! The definition's gradients are the slopes of the definition itself.
 
-use regard::reference::{Gradients, backward, forward};
+use regard::reference::{Grads, Outcome, backward, forward};
 use regard::{Problem, Shape, Similarity, View};
 use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::masks::named;
@@ -12,26 +12,26 @@ fn case() -> Case {
     Case::new(dims([2, 4, 2, 3, 5, 3, 2]))
 }
 
-/// What the loss weighs `out` and `lse` with.
-fn weights(case: &Case) -> (Vec<f64>, Vec<f64>) {
+/// What the loss weighs `out`, `lse` and the entropy with.
+fn weights(case: &Case) -> Outcome<f64> {
     let mut noise = Noise::new(99);
     let rows = case.dims.batch * case.dims.heads.q * case.dims.q_len;
-    (noise.normals(rows * case.dims.v_dim), noise.normals(rows))
+    let (out, lse) = (noise.normals(rows * case.dims.v_dim), noise.normals(rows));
+    Outcome { out, lse, entropy: noise.normals(rows) }
 }
 
-/// `sum(out * d_out) + sum(lse * d_lse)` over the rows that see something.
+/// The sum of all outputs times their weights, over the rows that see something.
 fn loss(case: &Case, data: &Data<f64>) -> f64 {
     let outcome = forward::<f64, f64>(&data.problem(case), data.inputs());
-    let (d_out, d_lse) = weights(case);
+    let d = weights(case);
     let dot = |a: &[f64], b: &[f64]| {
         a.iter().zip(b).filter(|(a, _)| a.is_finite()).map(|(a, b)| a * b).sum::<f64>()
     };
-    dot(&outcome.out, &d_out) + dot(&outcome.lse, &d_lse)
+    dot(&outcome.out, &d.out) + dot(&outcome.lse, &d.lse) + dot(&outcome.entropy, &d.entropy)
 }
 
-fn gradients(case: &Case, data: &Data<f64>) -> Gradients<f64> {
-    let (d_out, d_lse) = weights(case);
-    backward(&data.problem(case), data.inputs(), (&d_out, &d_lse))
+fn gradients(case: &Case, data: &Data<f64>) -> Grads<f64> {
+    backward(&data.problem(case), data.inputs(), &weights(case))
 }
 
 /// Steps of central differences: their error is about `STEP^2`, that of rounding `1e-16 / STEP`.
@@ -126,10 +126,17 @@ fn gradients_are_finite_differences_for_every_similarity() {
 }
 
 #[test]
+fn gradients_are_finite_differences_under_dropout() {
+    for scores in [SCORES[0], SCORES[SCORES.len() - 2]] {
+        all_slopes(&Case { dropout: Some(0.4), ..case() }.scores(scores).mask(named("causal")));
+    }
+}
+
+#[test]
 fn the_gradient_of_a_value_is_the_weighted_sum_of_output_gradients() {
     let case = case().mask(named("causal")).scores(&[ScoreOption::Alibi, ScoreOption::Sinks]);
     let data = Data::<f64>::new(&case);
-    let (d_out, _) = weights(&case);
+    let d_out = weights(&case).out;
     let g = gradients(&case, &data);
     // With one-hot values of as many features as keys, the output is the row of weights.
     let [b, h, n] = [case.dims.batch, case.dims.heads.kv, case.dims.k_len];
@@ -174,8 +181,7 @@ fn a_general_similarity_with_the_identity_is_a_dot_product() {
     let w = View::matrix(&identity, [3, 3]).unwrap();
     let (q, k, v) = data.inputs();
     let general = Problem::new(&q, &k, &v).similarity(Similarity::General(w));
-    let (d_out, d_lse) = weights(&case);
-    let (a, b) =
-        (gradients(&case, &data), backward::<f64, f64>(&general, data.inputs(), (&d_out, &d_lse)));
+    let b = backward::<f64, f64>(&general, data.inputs(), &weights(&case));
+    let a = gradients(&case, &data);
     assert_eq!((a.q, a.k, a.v), (b.q, b.k, b.v));
 }

@@ -1,5 +1,6 @@
 //! The answer of a mask for a tile of rows: ranges of keys, each with the set of rows that see it.
 
+use crate::simd::GROUP;
 use std::ops::Range;
 
 /// A set of rows of a tile, one bit each.
@@ -24,6 +25,18 @@ impl RowTile {
     #[inline(always)]
     pub(crate) fn row(self, lane: usize) -> usize {
         self.first + lane * self.step
+    }
+
+    /// Groups of rows that stand in the lanes together.
+    pub(crate) fn groups(self) -> usize {
+        self.count.div_ceil(GROUP)
+    }
+
+    /// The rows of one of them.
+    pub(crate) fn group(self, g: usize) -> Self {
+        let Self { first, step, count } = self;
+        let skipped = g * GROUP;
+        Self { first: first + skipped * step, step, count: (count - skipped).min(GROUP) }
     }
 
     pub(crate) fn lanes(self) -> LaneSet {

@@ -1,8 +1,9 @@
 //! Vectors of numbers, as few operations as attention needs, and the choice of instructions.
 //!
 //! Kernels are written once over `S: Simd<N>` and entered through [`Isa`], whose variants hold a token that only
-//! detection can make: the value is the proof that the instructions exist. Everything between the entry and the
-//! intrinsics is `#[inline(always)]`, so it melts into the one function that carries `#[target_feature]`.
+//! detection can make: the value is the proof that the instructions exist. Everything between an entry and the
+//! intrinsics is `#[inline(always)]`, so it melts into a function that carries `#[target_feature]`: the task's own, and
+//! one for each product, behind [`Simd::call`].
 
 pub(crate) mod math;
 mod portable;
@@ -64,6 +65,9 @@ pub trait Simd<N: Number>: Copy {
     /// Whether 24 accumulators and their operands fit in the registers (32 of them); else 12 are used.
     const WIDE: bool;
 
+    /// Runs a piece of work as a function of its own. Without these seams a whole kernel would melt into one function,
+    /// which takes minutes to compile.
+    fn call<T: Task<N>>(self, task: T) -> T::Out;
     /// All lanes `x`.
     fn splat(self, x: N) -> Self::V;
     /// The first `LANES` numbers of `src`.
@@ -118,6 +122,12 @@ pub trait Task<N: Number> {
     type Out;
     /// The work; must be `#[inline(always)]`.
     fn run<S: Simd<N>>(self, s: S) -> Self::Out;
+}
+
+/// A proof of instructions, and the way to code that is compiled for them.
+pub(crate) trait Enter: Copy {
+    /// Runs a task inside a function that is compiled for these instructions.
+    fn enter<N: Number, S: Simd<N>, T: Task<N>>(self, task: T, s: S) -> T::Out;
 }
 
 /// An instruction set this machine has.
@@ -197,9 +207,9 @@ impl Isa {
         match self {
             Self::Portable(s) => task.run(s),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2(s) => s.enter(task, portable::Fused),
+            Self::Avx2(s) => s.enter(task, portable::Fused(s)),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(s) => s.enter(task, portable::Fused),
+            Self::Avx512(s) => s.enter(task, portable::Fused(s)),
         }
     }
 }

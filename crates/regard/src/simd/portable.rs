@@ -1,6 +1,6 @@
 //! Four plain numbers, written so that the compiler vectorises them on any target.
 
-use super::Simd;
+use super::{Enter, Simd, Task};
 use crate::element::Number;
 use std::mem::MaybeUninit;
 
@@ -10,19 +10,31 @@ pub struct Portable;
 
 /// The same lanes inside a function compiled with fused multiply-add.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Fused;
+pub(crate) struct Fused<A>(pub(crate) A);
+
+impl Enter for Portable {
+    #[inline(never)]
+    fn enter<N: Number, S: Simd<N>, T: Task<N>>(self, task: T, s: S) -> T::Out {
+        task.run(s)
+    }
+}
 
 const LANES: usize = 4; // 128 bits of f32: the width that SSE2 and NEON have in their baseline
 
 macro_rules! plain_lanes {
-    ($isa:ty, $fma:expr) => {
-        impl<N: Number> Simd<N> for $isa {
+    ($isa:ty, $entry:expr, $fma:expr $(, $param:ident)?) => {
+        impl<N: Number $(, $param: Enter)?> Simd<N> for $isa {
             type V = [N; LANES];
             type M = u32;
             type Block = [[N; LANES]; LANES];
             const LANES: usize = LANES;
             const WIDE: bool = false;
 
+            #[inline(always)]
+            fn call<T: Task<N>>(self, task: T) -> T::Out {
+                let entry = $entry;
+                entry(self).enter(task, self)
+            }
             #[inline(always)]
             fn splat(self, x: N) -> Self::V {
                 [x; LANES]
@@ -126,8 +138,8 @@ macro_rules! plain_lanes {
         }
     };
 }
-plain_lanes!(Portable, |a, b, c| a * b + c);
-plain_lanes!(Fused, |a, b, c| a.mul_add(b, c));
+plain_lanes!(Portable, |s: Self| s, |a, b, c| a * b + c);
+plain_lanes!(Fused<A>, |s: Self| s.0, |a, b, c| a.mul_add(b, c), A);
 
 #[inline(always)]
 fn zip<N: Number>(a: [N; LANES], b: [N; LANES], f: impl Fn(N, N) -> N) -> [N; LANES] {

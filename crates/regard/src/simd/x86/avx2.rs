@@ -1,6 +1,6 @@
 //! AVX2 with FMA: 8 numbers in a vector, 16 vectors, lanes chosen by sign bits.
 
-use super::super::{Simd, Task};
+use super::super::{Enter, Simd, Task};
 use crate::element::Number;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -16,9 +16,12 @@ impl Avx2 {
         let all = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
         all.then_some(Self(()))
     }
+}
 
+impl Enter for Avx2 {
     #[inline(always)]
-    pub(crate) fn enter<N: Number, S: Simd<N>, T: Task<N>>(self, task: T, s: S) -> T::Out {
+    fn enter<N: Number, S: Simd<N>, T: Task<N>>(self, task: T, s: S) -> T::Out {
+        #[inline(never)]
         #[target_feature(enable = "avx2,fma")]
         fn inside<N: Number, S: Simd<N>, T: Task<N>>(task: T, s: S) -> T::Out {
             task.run(s)
@@ -54,6 +57,10 @@ impl Simd<f32> for Avx2 {
     const LANES: usize = 8;
     const WIDE: bool = false;
 
+    #[inline(always)]
+    fn call<T: Task<f32>>(self, task: T) -> T::Out {
+        self.enter(task, self)
+    }
     #[inline(always)]
     fn splat(self, x: f32) -> __m256 {
         intrinsic!(_mm256_set1_ps(x))

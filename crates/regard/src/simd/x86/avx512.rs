@@ -1,6 +1,6 @@
 //! AVX-512: 16 numbers in a vector, 32 vectors, lanes chosen by mask registers.
 
-use super::super::{Simd, Task};
+use super::super::{Enter, Simd, Task};
 use crate::element::Number;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -20,9 +20,12 @@ impl Avx512 {
             && is_x86_feature_detected!("fma");
         all.then_some(Self(()))
     }
+}
 
+impl Enter for Avx512 {
     #[inline(always)]
-    pub(crate) fn enter<N: Number, S: Simd<N>, T: Task<N>>(self, task: T, s: S) -> T::Out {
+    fn enter<N: Number, S: Simd<N>, T: Task<N>>(self, task: T, s: S) -> T::Out {
+        #[inline(never)]
         #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")]
         fn inside<N: Number, S: Simd<N>, T: Task<N>>(task: T, s: S) -> T::Out {
             task.run(s)
@@ -47,6 +50,10 @@ impl Simd<f32> for Avx512 {
     const LANES: usize = 16;
     const WIDE: bool = true;
 
+    #[inline(always)]
+    fn call<T: Task<f32>>(self, task: T) -> T::Out {
+        self.enter(task, self)
+    }
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
         intrinsic!(_mm512_set1_ps(x))

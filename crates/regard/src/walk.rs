@@ -1,0 +1,181 @@
+//! The walk that forward and backward share: a tile of rows passes over the cells of keys that it sees, 64 rows at a
+//! time, so that a cell is brought from memory once and read from the cache the second time.
+
+use crate::cells::{CELL, Cell, Cells, Seeing, lanes_of};
+use crate::element::{Element, Number};
+use crate::lanes::{fetch, soon};
+use crate::mask::{Mask, RowTile, Run, Scope};
+use crate::micro::{Distances, Dots, Seen, dot_tile, low};
+use crate::problem::Problem;
+use crate::score::{At, Keys, Similarity, Slopes};
+use crate::simd::{GROUP, Lanes, Simd};
+use crate::view::{Rows, View};
+use std::ops::Range;
+
+/// Groups of rows that walk together.
+const GROUPS: usize = 2;
+/// Rows of a tile.
+pub(crate) const TILE_ROWS: usize = GROUPS * GROUP;
+
+/// One call: what is computed, from what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call<'c, E: Element> {
+    pub(crate) problem: &'c Problem<'c, E>,
+    pub(crate) q: View<'c, E>,
+    pub(crate) k: View<'c, E>,
+    pub(crate) v: View<'c, E>,
+}
+
+impl<'c, E: Element> Call<'c, E> {
+    /// Keys and values of the head that serves a query head.
+    pub(crate) fn keys_and_values(&self, scope: Scope) -> (Rows<'c, E>, Rows<'c, E>) {
+        let kv_head = self.problem.kv_head(scope.head);
+        (self.k.head(scope.batch, kv_head), self.v.head(scope.batch, kv_head))
+    }
+}
+
+/// How the rows of a head fall into tiles.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiling {
+    pub(crate) q_len: usize,
+    /// Rows of a tile, at most.
+    pub(crate) rows: usize,
+    /// From one row of a tile to the next.
+    pub(crate) stride: usize,
+}
+
+impl Tiling {
+    /// Tiles of the rows that leave the same remainder.
+    fn each(self) -> usize {
+        self.q_len.div_ceil(self.stride).div_ceil(self.rows)
+    }
+
+    pub(crate) fn count(self) -> usize {
+        self.stride.min(self.q_len) * self.each()
+    }
+
+    /// The rows of a tile; none for some of the last if rows stand apart.
+    pub(crate) fn tile(self, i: usize) -> RowTile {
+        let Self { q_len, rows, stride: step } = self;
+        let first = i / self.each() + i % self.each() * rows * step;
+        let count = q_len.saturating_sub(first).div_ceil(step).min(rows);
+        RowTile { first, step, count }
+    }
+
+    /// All tiles that have rows.
+    pub(crate) fn tiles(self) -> impl Iterator<Item = RowTile> {
+        (0..self.count()).map(move |i| self.tile(i)).filter(|rows| rows.count > 0)
+    }
+}
+
+/// Which keys are walked: those in the range that the first mask lets a row see and the second does not.
+#[derive(Clone, Debug)]
+pub(crate) struct Way<'c> {
+    pub(crate) mask: &'c Mask,
+    pub(crate) without: Option<&'c Mask>,
+    pub(crate) keys: Range<usize>,
+}
+
+/// One group of rows against some keys of a cell.
+pub(crate) struct Piece<'p, N> {
+    pub(crate) group: usize,
+    pub(crate) k: Rows<'p, N>,
+    pub(crate) v: Rows<'p, N>,
+    pub(crate) at: At<'p>,
+    /// Which rows see each key, if not all do.
+    pub(crate) seen: Option<&'p mut [Seen]>,
+}
+
+/// What is done with each piece, keys ascending.
+pub(crate) trait Visit<N: Number> {
+    fn visit<S: Simd<N>>(&mut self, s: S, piece: Piece<'_, N>);
+}
+
+/// Memory of a walk, reused from one to the next.
+#[derive(Debug)]
+pub(crate) struct Walk<N> {
+    keys: Vec<N>,
+    values: Vec<N>,
+    runs: Vec<Run>,
+    cell: Cell,
+}
+
+impl<N: Number> Walk<N> {
+    pub(crate) fn new() -> Self {
+        Self { keys: Vec::new(), values: Vec::new(), runs: Vec::new(), cell: Cell::new() }
+    }
+
+    /// Leads the rows of one head over the keys of `way`.
+    #[inline(always)]
+    pub(crate) fn lead<E: Element<Num = N>, S: Simd<N>>(
+        &mut self,
+        s: S,
+        call: &Call<'_, E>,
+        (scope, rows): (Scope, RowTile),
+        way: &Way<'_>,
+        visitor: &mut impl Visit<N>,
+    ) {
+        let Self { keys, values, runs, cell } = self;
+        way.mask.runs_beyond(way.without, &scope, rows, runs);
+        let (all_k, all_v) = call.keys_and_values(scope);
+        let mut cells = Cells::new(runs, way.keys.clone(), rows.lanes());
+        while cells.next(cell) {
+            if let Keys::Picked(picked) = cell.keys() {
+                // Rows far apart: no hardware prefetcher follows them.
+                picked.iter().for_each(|key| {
+                    soon(s, all_k.row(*key));
+                    soon(s, all_v.row(*key));
+                });
+            }
+            let (k, v) = (fetch(all_k, cell, keys), fetch(all_v, cell, values));
+            for group in 0..rows.groups() {
+                let rows = rows.group(group);
+                let mut seen = [0; CELL];
+                let parts = cell.see(group, rows.count, &mut seen);
+                for Seeing { keys, span, hidden } in parts.into_iter().flatten() {
+                    let (k, v) = (k.slice(keys.start, keys.len()), v.slice(keys.start, keys.len()));
+                    let at = At { scope, rows, span, keys: cell.keys().skip(keys.start) };
+                    // A bias may hide pairs that the mask lets through.
+                    let biased = call.problem.score.bias.is_some();
+                    let mut all = [lanes_of(span); CELL];
+                    let seen =
+                        if hidden { &mut seen[keys.clone()] } else { &mut all[keys.clone()] };
+                    let seen = (hidden || biased).then_some(seen);
+                    visitor.visit(s, Piece { group, k, v, at, seen });
+                }
+            }
+        }
+    }
+}
+
+impl<N: Number> Piece<'_, N> {
+    /// The scores of a piece, times `log2 e`, from the queries in their lanes; `-inf` where a row does not see the key.
+    #[inline(always)]
+    pub(crate) fn scores<E: Element<Num = N>, S: Simd<N>>(
+        &mut self,
+        s: S,
+        problem: &Problem<'_, E>,
+        q: &[Lanes<N>],
+        tile: &mut [Lanes<N>],
+        slopes: Option<&mut Slopes<N>>,
+    ) {
+        let at = self.at;
+        if matches!(problem.similarity, Similarity::Distance) {
+            dot_tile(s, (self.k, q), at.span, tile, &mut Distances);
+        } else {
+            dot_tile(s, (self.k, q), at.span, tile, &mut Dots);
+        }
+        problem.apply(s, at, tile, slopes);
+        let Some(seen) = self.seen.as_deref_mut() else { return };
+        let (hidden, lowest) = (s.splat(N::neg_infinity()), s.splat(-N::max_value()));
+        for (scores, seen) in tile.iter_mut().zip(seen) {
+            for lane in at.span.vectors::<N, S>() {
+                let x = s.load(&scores.0[lane..]);
+                // A bias of -inf hides a pair too: then not even a NaN in its value may reach the row.
+                let by_bias = Seen::from(s.bits(s.less(x, lowest))) << lane;
+                *seen &= !by_bias;
+                s.store(s.select(s.lanes(low(*seen >> lane)), x, hidden), &mut scores.0[lane..]);
+            }
+        }
+    }
+}
