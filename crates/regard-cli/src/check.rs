@@ -37,6 +37,7 @@ fn print_lines(report: &Report, out: &mut impl Write) -> Result<()> {
         let line = json!({
             "option": name, "rows": rows, "worst_case": group.case,
             "of_bound_out": worst.out, "of_bound_lse": worst.lse,
+            "of_bound_entropy": worst.entropy, "of_bound_grads": worst.grads,
         });
         writeln!(out, "{line}")?;
     }

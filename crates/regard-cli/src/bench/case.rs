@@ -1,6 +1,6 @@
 //! Names of cases: one grammar that says all of what is measured, and the list of those we always measure.
 //!
-//! `{prefill|short|decode}-{f32|f64}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch} -v{v_dim}
+//! `{prefill|short|decode|backward}-{f32|f64}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch} -v{v_dim}
 //! -q{queries}` and of [`OPTIONS`].
 
 use crate::args::Dtype;
@@ -17,6 +17,17 @@ pub(crate) enum Bound {
     Fma,
     /// Reading keys and values.
     Read,
+}
+
+/// Which way a case goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Pass {
+    Forward,
+    /// There and back, as a step of training.
+    Both,
+    /// Back alone, with the output of a forward before.
+    Backward,
 }
 
 /// A part of the mask, with all its numbers: enough for us and for a rival to build the same.
@@ -66,16 +77,18 @@ pub(crate) struct Case {
     pub(crate) dtype: Dtype,
     pub(crate) dims: Dims,
     pub(crate) bound: Bound,
+    pub(crate) pass: Pass,
     pub(crate) layout: Layout,
     pub(crate) rules: Vec<Rule>,
     pub(crate) bias: Option<Bias>,
     pub(crate) softcap: Option<f64>,
+    pub(crate) dropout: Option<f64>,
     /// What queries are multiplied by: much, and most weights become denormal.
     pub(crate) spread: f64,
 }
 
 pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
-bias headbias alibi softcap spread bshd";
+bias headbias alibi softcap dropout spread bshd alone";
 
 impl Case {
     /// Reads a name.
@@ -83,10 +96,12 @@ impl Case {
         let mut parts = name.split('-');
         let (kind, dtype) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let (batch, heads, kv, q_len, bound) = match kind {
-            "prefill" => (1, 8, None, None, Bound::Fma),
+            "prefill" | "backward" => (1, 8, None, None, Bound::Fma),
             "short" => (64, 8, None, None, Bound::Fma),
             "decode" => (1, 32, Some(8), Some(1), Bound::Read),
-            _ => bail!("`{kind}`: a case begins with prefill, short or decode, as in {EXAMPLE}"),
+            _ => bail!(
+                "`{kind}`: a case begins with prefill, short, decode or backward, as in {EXAMPLE}"
+            ),
         };
         let dtype = match dtype {
             "f32" => Dtype::F32,
@@ -126,10 +141,12 @@ impl Case {
             dtype,
             dims,
             bound,
+            pass: if kind == "backward" { Pass::Both } else { Pass::Forward },
             layout: Layout::Bhsd,
             rules: Vec::new(),
             bias: None,
             softcap: None,
+            dropout: None,
             spread: 1.0,
         };
         seen.sort_unstable(); // the order of options in a name means nothing
@@ -166,6 +183,14 @@ impl Case {
             ("alibi", None) => return self.set_bias(Bias::Alibi),
             ("softcap", None) => {
                 self.softcap = Some(50.0);
+                return Ok(());
+            }
+            ("dropout", None) => {
+                self.dropout = Some(0.1);
+                return Ok(());
+            }
+            ("alone", None) if self.pass == Pass::Both => {
+                self.pass = Pass::Backward;
                 return Ok(());
             }
             ("spread", None) => {
@@ -206,6 +231,37 @@ impl Case {
         }
         let [q, k, v] = self.shapes();
         [("q", q), ("k", k), ("v", v)].into_iter().try_for_each(|(n, s)| fits_in_memory(n, s))
+    }
+
+    /// Flops for `pairs` that see each other: two products forward, five backward.
+    pub(crate) fn flops(&self, pairs: f64) -> f64 {
+        let [qk, v] = [self.dims.qk_dim, self.dims.v_dim].map(|n| n as f64);
+        let (forward, backward) = (qk + v, 3.0 * qk + 2.0 * v);
+        2.0 * pairs
+            * match self.pass {
+                Pass::Forward => forward,
+                Pass::Both => forward + backward,
+                Pass::Backward => backward,
+            }
+    }
+
+    /// Bytes of what a call returns: the outputs, and the gradients of all that could be learned.
+    pub(crate) fn returned_bytes(&self) -> usize {
+        let [q, k, v] = self.shapes();
+        let elements = |shape: Shape| shape.to_array().iter().product::<usize>();
+        let bias = match self.bias {
+            Some(Bias::Shared) => q.len * k.len,
+            Some(Bias::Heads) => q.heads * q.len * k.len,
+            Some(Bias::Alibi) | None => 0,
+        };
+        let outputs = elements(Shape { dim: v.dim + 2, ..q });
+        let grads = elements(q) + elements(k) + elements(v) + bias;
+        let returned = match self.pass {
+            Pass::Forward => outputs,
+            Pass::Both => outputs + grads,
+            Pass::Backward => grads,
+        };
+        returned * if self.dtype == Dtype::F32 { 4 } else { 8 }
     }
 
     /// The shapes of q, k and v.
@@ -252,6 +308,10 @@ mod tests {
         assert_eq!(case.dims.heads, Heads { q: 32, kv: 8 });
         assert_eq!((case.dims.q_len, case.dims.k_len, case.dims.batch), (1, 1000, 3));
         assert_eq!((case.dtype, case.bound), (Dtype::F64, Bound::Read));
+        let case = Case::parse("backward-f32-n8-d4-v2-dropout").unwrap();
+        assert_eq!((case.pass, case.dropout, case.flops(1.0)), (Pass::Both, Some(0.1), 44.0));
+        let case = Case::parse("backward-f32-n8-d4-alone").unwrap();
+        assert_eq!((case.pass, case.flops(1.0)), (Pass::Backward, 40.0));
         let case =
             Case::parse("short-f32-window7-v16-q5-kv2-n9-d8-h4-bshd-softcap-spread").unwrap();
         assert_eq!(case.dims.heads, Heads { q: 4, kv: 2 });
@@ -293,6 +353,7 @@ mod tests {
             ("prefill-f32-n8-d8-causal3", "`causal3`"),
             ("prefill-f32-n8-d8-h8-kv3", "multiple"),
             ("prefill-f32-n8-d8-bias-alibi", "give one"),
+            ("prefill-f32-n8-d8-alone", "`alone`"),
             ("prefill-f32-n8-d8-", "``"),
             ("prefill-f32-n1099511627776-d1099511627776", "memory"),
         ] {

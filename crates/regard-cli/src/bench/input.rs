@@ -3,7 +3,8 @@
 use super::case::{Bias, Case, Rule};
 use anyhow::{Context, Result};
 use regard::{
-    Bits, Dims, Element, Layout, Mask, Number, Problem, Score, Shape, Tensor, View, alibi_slopes,
+    Bits, Dims, Dropout, Element, Layout, Mask, Number, Problem, Score, Shape, Tensor, Upstream,
+    View, alibi_slopes,
 };
 use regard_testkit::Noise;
 use std::any::Any;
@@ -12,6 +13,7 @@ pub(crate) struct Input<E: Element> {
     q: Tensor<E>,
     k: Tensor<E>,
     v: Tensor<E>,
+    d_out: Tensor<E>,
     bias: Option<Tensor<E>>,
     slopes: Vec<E::Num>,
     mask: Mask,
@@ -33,6 +35,7 @@ impl<E: Element> Input<E> {
             q: tensor(noise, q, case.layout, case.spread)?,
             k: tensor(noise, k, case.layout, 1.0)?,
             v: tensor(noise, v, case.layout, 1.0)?,
+            d_out: tensor(noise, Shape { dim: v.dim, ..q }, case.layout, 1.0)?,
             bias: bias.map(|shape| tensor(noise, shape, Layout::Bhsd, 1.0)).transpose()?,
             slopes: slopes.iter().map(|s| E::Num::from_f64(f64::from(*s))).collect(),
             mask: mask(case, noise)?,
@@ -43,6 +46,11 @@ impl<E: Element> Input<E> {
         (self.q.view(), self.k.view(), self.v.view())
     }
 
+    /// The gradient of the output, and the wish for all that could be learned.
+    pub(crate) fn upstream(&self) -> Upstream<'_, E> {
+        Upstream::new(self.d_out.view()).with_bias()
+    }
+
     pub(crate) fn problem(&self, case: &Case) -> Problem<'_, E> {
         let (q, k, v) = self.views();
         let mut score = Score::new();
@@ -51,7 +59,9 @@ impl<E: Element> Input<E> {
         if case.bias == Some(Bias::Alibi) {
             score = score.alibi(&self.slopes);
         }
-        Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score)
+        let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
+        let dropout = case.dropout.map(|rate| Dropout::new(rate, 7, 0));
+        dropout.into_iter().fold(problem, Problem::dropout)
     }
 
     /// Keys and values as memory to be read; other numbers of the same size where they are not `f32`.
@@ -117,6 +127,7 @@ mod tests {
             "-headbias",
             "-alibi",
             "-softcap",
+            "-dropout",
             "-spread",
             "-bshd",
             "-q9",

@@ -30,7 +30,21 @@ pub(crate) fn listed() -> Vec<Listed> {
         names.extend(options.map(|option| format!("short-f32-n{n}-d64{option}")));
     }
     names.push("decode-f32-n32768-d128".into());
-    let slow = ["prefill-f32-n16384-d64-h1", "prefill-f32-n131072-d64-h1"];
+    for n in [2048, 8192] {
+        for d in [64, 128] {
+            names.extend(["", "-causal"].map(|option| format!("backward-f32-n{n}-d{d}{option}")));
+        }
+    }
+    names.extend([64, 128].map(|d| format!("backward-f32-n2048-d{d}-alone")));
+    names.extend([32, 64, 128].map(|n| format!("backward-f32-n{n}-d64-b64")));
+    let options = ["dropout", "bias", "headbias", "v32", "h1", "kv2", "causal-window256", "alibi"];
+    names.extend(options.map(|option| format!("backward-f32-n2048-d64-{option}")));
+    let slow = [
+        "prefill-f32-n16384-d64-h1",
+        "prefill-f32-n131072-d64-h1",
+        "backward-f32-n65536-d64-h1",
+        "backward-f32-n65536-d64-h1-causal-window256",
+    ];
     let slow = slow.map(|name| Listed { name: name.into(), slow: true });
     names.into_iter().map(|name| Listed { name, slow: false }).chain(slow).collect()
 }
@@ -102,7 +116,7 @@ mod tests {
         ] {
             assert_eq!(matches(pattern, text), fits, "{pattern} {text}");
         }
-        assert_eq!(choose(Some("*n2048-d64-causal")).unwrap().len(), 1);
+        assert_eq!(choose(Some("prefill*n2048-d64-causal")).unwrap().len(), 1);
         assert_eq!(choose(Some("prefill-f32-n3-d5-h1")).unwrap()[0].dims.k_len, 3);
         assert!(choose(Some("z*")).unwrap_err().to_string().contains("--list"));
         assert!(choose(Some("prefill")).unwrap_err().to_string().contains("--case prefill"));

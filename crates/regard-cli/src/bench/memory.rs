@@ -30,9 +30,8 @@ impl Watch {
     }
 }
 
-/// Bytes of elements as MiB.
-pub(crate) fn mib<T>(data: &[T]) -> f64 {
-    size_of_val(data) as f64 / MIB
+pub(crate) fn mib(bytes: usize) -> f64 {
+    bytes as f64 / MIB
 }
 
 fn status(field: &str) -> Option<u64> {

@@ -17,14 +17,14 @@ mod torch;
 use crate::args::{Dtype, Format};
 use crate::job::BenchJob;
 use anyhow::{Context, Result};
-use case::Bound;
 pub(crate) use case::Case;
+use case::{Bound, Pass};
 use clock::Clock;
 use indicatif::{ProgressBar, ProgressStyle};
 use input::{Input, Memory};
 use limit::Limit;
 pub(crate) use list::choose;
-use regard::{Dims, Element, Error, Machine, Output, Plan};
+use regard::{Dims, Element, Error, Machine, Plan};
 use report::{Report, Row};
 use spread::Spread;
 use std::hint::black_box;
@@ -92,12 +92,27 @@ fn measure<E: Element>(
     let input = Input::<E>::new(case)?;
     let plan = Plan::new(input.problem(case), machine)?;
     let (q, k, v) = input.views();
-    let seen = first_call(|| plan.forward(q, k, v))?;
+    let before = match case.pass {
+        Pass::Backward => Some(plan.forward(q, k, v)?),
+        _ => None,
+    };
+    let call = || -> Result<(), Error> {
+        let new = if before.is_none() { Some(plan.forward(q, k, v)?) } else { None };
+        if let (false, Some(output)) =
+            (case.pass == Pass::Forward, before.as_ref().or(new.as_ref()))
+        {
+            drop(black_box(plan.backward(q, k, v, output, input.upstream())?));
+        }
+        drop(black_box(new));
+        Ok(())
+    };
+    let seen = first_call(case, call)?;
     let work = plan.work();
+    let flops = case.flops(work.pairs as f64);
     let Dims { batch, heads, q_len, k_len, .. } = case.dims;
     let visible = work.pairs as f64 / (batch as f64 * heads.q as f64 * q_len as f64 * k_len as f64);
     let (units, memory) = match case.bound {
-        Bound::Fma => (work.flops, <[Memory<'_>; 2]>::default()),
+        Bound::Fma => (flops, <[Memory<'_>; 2]>::default()),
         Bound::Read => (work.bytes * visible, input.keys_and_values()),
     };
     let mut turns = Turns {
@@ -113,7 +128,7 @@ fn measure<E: Element>(
     let rival = rival.filter(|_| rival_error.is_none());
     let rival_name = rival.as_ref().map(|torch| torch.name.clone());
     // The first call went well, so this one does.
-    let samples = turns.take(|| drop(black_box(plan.forward(q, k, v))), rival)?;
+    let samples = turns.take(|| drop(call()), rival)?;
 
     let middle = |samples: &[f64]| Spread::of(samples).context("nothing was measured");
     let (ours, limit, of_limit) =
@@ -123,9 +138,9 @@ fn measure<E: Element>(
         isa: machine.isa.name(),
         threads: machine.threads,
         median_ms: ours.median * 1e3,
-        gflops: work.flops / ours.median * 1e-9,
+        gflops: flops / ours.median * 1e-9,
         limit: case.bound,
-        limit_gflops: limit.median * work.flops / units * 1e-9,
+        limit_gflops: limit.median * flops / units * 1e-9,
         of_limit: of_limit.median,
         of_limit_p10: of_limit.p10,
         of_limit_p90: of_limit.p90,
@@ -144,14 +159,14 @@ fn measure<E: Element>(
     Ok(row)
 }
 
-/// Shows that the case runs and how much memory it takes, where that can be known.
-fn first_call<E: Element>(
-    call: impl FnOnce() -> Result<Output<E>, Error>,
+/// Shows that the case runs and how much memory it takes beyond what it returns, where that can be known.
+fn first_call(
+    case: &Case,
+    call: impl FnOnce() -> Result<(), Error>,
 ) -> Result<Option<memory::Seen>> {
     let watch = memory::Watch::start();
-    let output = call()?;
-    let returned = memory::mib(output.out.data()) + memory::mib(&output.lse);
-    Ok(watch.and_then(|watch| watch.stop(returned)))
+    call()?;
+    Ok(watch.and_then(|watch| watch.stop(memory::mib(case.returned_bytes()))))
 }
 
 /// How slices alternate.

@@ -93,7 +93,19 @@ def prepare(case):
     more = options(case, dtype)
     if case["heads"] != case["kv_heads"]:
         more["enable_gqa"] = True
-    return lambda: F.scaled_dot_product_attention(q, k, v, **more)
+    if case["dropout"]:
+        more["dropout_p"] = case["dropout"]
+    if case["pass"] == "forward":
+        return lambda: F.scaled_dot_product_attention(q, k, v, **more)
+    learned = [q, k, v] + ([more["attn_mask"]] if case["bias"] in ("shared", "heads") else [])
+    for tensor in learned:
+        tensor.requires_grad_()
+    forward = lambda: F.scaled_dot_product_attention(q, k, v, **more)
+    out = forward()
+    d_out = torch.randn_like(out)
+    if case["pass"] == "both":
+        return lambda: torch.autograd.grad(forward(), learned, d_out)
+    return lambda: torch.autograd.grad(out, learned, d_out, retain_graph=True)
 
 
 def timed(call, clock, repetitions):
@@ -105,18 +117,21 @@ def timed(call, clock, repetitions):
 
 answer(ready=f"torch {torch.__version__}")
 call, clock, repetitions = None, None, 1
-with torch.inference_mode():
-    for line in sys.stdin:
-        try:
-            if line.strip() == "go":
+inference = True
+for line in sys.stdin:
+    try:
+        if line.strip() == "go":
+            with torch.inference_mode(inference):
                 answer(seconds=timed(call, clock, repetitions))
-                continue
-            call = None  # the last case's memory goes first
-            case = json.loads(line)
+            continue
+        call = None  # the last case's memory goes first
+        case = json.loads(line)
+        inference = case["pass"] == "forward"
+        with torch.inference_mode(inference):
             call = prepare(case)
             clock = time.thread_time if case["clock"] == "cpu" else time.perf_counter
             timed(call, clock, 1)
             repetitions = max(1, math.ceil(case["slice"] / max(timed(call, clock, 1), 1e-7)))
-            answer(ready=repetitions)
-        except Exception as why:
-            answer(error=(str(why) or type(why).__name__).splitlines()[0])
+        answer(ready=repetitions)
+    except Exception as why:
+        answer(error=(str(why) or type(why).__name__).splitlines()[0])

@@ -1,6 +1,6 @@
 //! The rival: PyTorch in a child process that is asked for one slice at a time.
 
-use super::case::{Bias, Case, Rule};
+use super::case::{Bias, Case, Pass, Rule};
 use super::clock::Clock;
 use crate::args::Dtype;
 use anyhow::{Context, Result, anyhow, bail};
@@ -37,6 +37,8 @@ struct Asked<'a> {
     bias: Option<Bias>,
     slopes: Vec<f32>,
     softcap: Option<f64>,
+    dropout: f64,
+    pass: Pass,
     spread: f64,
     threads: usize,
     clock: Clock,
@@ -95,6 +97,8 @@ impl Torch {
             bias: case.bias,
             slopes: alibi_slopes(dims.heads.q),
             softcap: case.softcap,
+            dropout: case.dropout.unwrap_or(0.0),
+            pass: case.pass,
             spread: case.spread,
             threads: machine.threads,
             clock: Clock::of(machine),
