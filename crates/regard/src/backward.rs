@@ -75,6 +75,8 @@ pub(crate) struct Target<'t, E: Element> {
     pub(crate) sinks: Option<TileMut<'t, E::Num>>,
     /// `[items, heads.q x parts, 1, buckets]`
     pub(crate) relative: Option<TileMut<'t, f64>>,
+    /// `[batch or 1, heads.q or 1, q_len or 1, k_len]`, of the task's keys, or one feature that is the task's.
+    pub(crate) bias: Option<TileMut<'t, E::Num>>,
 }
 
 /// Memory of one thread, reused from task to task.
@@ -169,8 +171,6 @@ pub enum Backward<'t, 'c, E: Element> {
     Join(Join<'t, 'c, E>),
     /// The gradient of W.
     Projection(ByProjection<'t, 'c, E>),
-    /// The gradient of a dense bias.
-    Bias(ByBias<'t, 'c, E>),
 }
 
 impl<E: Element> Task<E::Num> for Backward<'_, '_, E> {
@@ -181,7 +181,6 @@ impl<E: Element> Task<E::Num> for Backward<'_, '_, E> {
             Self::Keys(task) => task.run(s),
             Self::Join(task) => task.run(s),
             Self::Projection(task) => task.run(s),
-            Self::Bias(task) => task.run(s),
         }
     }
 }
@@ -252,6 +251,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             tiles: Tiles { weights, d_scores, slopes, factors },
             keys,
             relative: target.relative.as_mut().map(|r| r.update(h, 0)),
+            bias: target.bias.as_mut().map(|bias| bias.part(h, bias.rows())),
             d_k,
             d_v,
         };
@@ -289,6 +289,7 @@ struct Undoing<'t, 'c, E: Element> {
     tiles: Tiles<'t, E::Num>,
     keys: &'t mut Packed<E::Num>,
     relative: Option<&'t mut [f64]>,
+    bias: Option<TileMut<'t, E::Num>>,
     d_k: &'t mut Packed<E::Num>,
     d_v: &'t mut Packed<E::Num>,
 }
@@ -304,6 +305,9 @@ impl<E: Element> Visit<E::Num> for Undoing<'_, '_, E> {
         let seen = piece.seen.as_deref();
         let (by_slope, by_scale) = (&mut group.by_slope, &mut group.by_scale);
         self.problem.add_bias_grads(s, at, d_scores, by_slope, self.relative.as_deref_mut());
+        if let Some(bias) = &mut self.bias {
+            self.problem.add_dense_bias_grads(s, (at, self.first), d_scores, bias);
+        }
         self.problem.undo_softcap(s, (at, seen), d_scores, slopes, by_scale);
 
         let everyone = lanes_of(at.span);
@@ -715,65 +719,10 @@ impl<E: Element> ByProjection<'_, '_, E> {
     }
 }
 
-/// Some of the gradient of a dense bias, from everyone who shares it: the gradients of scores, added as they are.
-#[derive(Debug)]
-pub struct ByBias<'t, 'c, E: Element> {
-    pub(crate) back: Back<'c, E>,
-    pub(crate) items: Range<usize>,
-    pub(crate) heads: Range<usize>,
-    pub(crate) tiles: &'t [RowTile],
-    pub(crate) keys: Range<usize>,
-    /// The rows of `[batch or 1, heads.q or 1, q_len, k_len or 1]`, or the task's keys of a bias that is the same for all
-    /// rows, as one row; what it holds is added to.
-    pub(crate) target: TileMut<'t, E::Num>,
-    pub(crate) scratch: &'t mut Scratch<E::Num>,
-}
-
-impl<E: Element> ByBias<'_, '_, E> {
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self { back, items, heads, tiles: all_rows, keys, target, scratch } = self;
-        let problem = back.call.problem;
-        let Scratch { groups, weights, d_scores, slopes, factors, other, walk, .. } = scratch;
-        let tiles = Tiles { weights, d_scores, slopes, factors };
-        let mut visitor = Biasing { problem, first: keys.start, groups, tiles, target };
-        let way = Way { mask: &problem.mask, without: None, keys };
-        for (b, head) in items.flat_map(|b| heads.clone().map(move |h| (b, h))) {
-            let scope = problem.scope(b, head);
-            for rows in all_rows {
-                for g in 0..rows.groups() {
-                    visitor.groups[g].start(s, &back, (scope, rows.group(g)), other);
-                }
-                walk.lead(s, &back.call, (scope, *rows), &way, &mut visitor);
-            }
-        }
-    }
-}
-
-/// Adds the gradients of each piece's scores to those of the bias.
-struct Biasing<'t, 'c, E: Element> {
-    problem: &'c Problem<'c, E>,
-    /// The first key of the task.
-    first: usize,
-    groups: &'t mut [Group<E::Num>],
-    tiles: Tiles<'t, E::Num>,
-    target: TileMut<'t, E::Num>,
-}
-
-impl<E: Element> Visit<E::Num> for Biasing<'_, '_, E> {
-    #[inline(always)]
-    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut piece: Piece<'_, E::Num>) {
-        let (n, at) = (piece.k.len, piece.at);
-        self.groups[piece.group].differentiate(s, self.problem, &mut piece, &mut self.tiles);
-        let d_scores = &self.tiles.d_scores[..n];
-        self.problem.add_dense_bias_grads(s, (at, self.first), d_scores, &mut self.target);
-    }
-}
-
 /// Writes sums as rows of a gradient.
 #[inline(always)]
 fn write_rows<E: Element>(from: &Packed<E::Num>, factor: E::Num, to: &mut TileMut<'_, E>) {
-    for i in 0..to.count() {
+    for i in 0..to.rows().count {
         for (to, x) in to.row(0, i).iter_mut().zip(from.row(i)) {
             to.write(E::narrow(*x * factor));
         }

@@ -1,7 +1,7 @@
 //! The gradients of a call: what is asked for, and which tasks make it.
 
 use crate::backward::{
-    Back, Backward, ByBias, ByKeys, ByProjection, Join, OPTIONS, Parts, Rows, Scratch, Target,
+    Back, Backward, ByKeys, ByProjection, Join, OPTIONS, Parts, Rows, Scratch, Target,
 };
 use crate::cells::CELL;
 use crate::element::{Element, Number};
@@ -9,12 +9,12 @@ use crate::error::Error;
 use crate::mask::RowTile;
 use crate::output::Output;
 use crate::plan::{Plan, same_shape};
-use crate::problem::Dims;
+use crate::problem::{Dims, Heads};
 use crate::relative::RelativeBias;
 use crate::run::run;
 use crate::score::Similarity;
 use crate::view::{self, Layout, Shape, Tensor, Unwritten, View, ViewMut};
-use crate::walk::Call;
+use crate::walk::{Call, Tiling, Way};
 use std::ops::Range;
 
 /// What a loss says of the outputs: its gradients by them.
@@ -126,18 +126,21 @@ impl<E: Element> Plan<'_, E> {
         };
         let new = |view: &View<'_, E>| Unwritten::new(view.shape(), view.layout());
         let (mut d_q, mut d_k, mut d_v) = (new(&q)?, new(&k)?, new(&v)?);
-        let mut sums = Sums::new(self);
+        let mut sums = Sums::new(self, upstream.bias);
         let call = Call { problem: self.problem(), q, k, v };
         let (out, d_out, d_lse) = (output.out.view(), upstream.out, upstream.lse);
         let (lse, lse_rest) = (&output.lse[..], &output.lse_rest[..]);
         let back = Back { call, out, d_out, lse, lse_rest, d_lse, entropy };
         self.compute_grads(back, [&d_q.view()?, &d_k.view()?, &d_v.view()?], &mut sums)?;
-        if let Some(bias) = self.problem().score.bias.filter(|_| upstream.bias) {
-            sums.bias = Some(self.compute_bias_grads(back, bias.shape())?);
-        }
         // SAFETY: `compute_grads` writes every row of every head and item of all three.
         let [q, k, v] = unsafe { [d_q.written(), d_k.written(), d_v.written()] };
         Ok(sums.into_grads(self, [q, k, v]))
+    }
+
+    /// The shape of the dense bias; nothing where there is none.
+    fn bias_shape(&self) -> Shape {
+        let none = Shape { batch: 0, heads: 0, len: 0, dim: 0 };
+        self.problem().score.bias.map_or(none, |bias| bias.shape())
     }
 
     fn w_shape(&self) -> Option<Shape> {
@@ -147,13 +150,24 @@ impl<E: Element> Plan<'_, E> {
         }
     }
 
-    /// Keys that are one task's.
-    fn key_parts(&self) -> Vec<Range<usize>> {
-        let Dims { heads, k_len, .. } = self.problem().dims();
-        // Of one item's sizes alone, like all that the order of sums depends on.
-        let parts = (k_len / TASK_KEYS).clamp(1, TASKS.div_ceil(heads.kv.max(1)));
+    /// How the way back is cut into tasks. Of one item's sizes alone, like all that the order of sums depends on.
+    fn cut(&self, bias: Option<Shape>) -> Cut<'_> {
+        let Dims { batch, heads, k_len, .. } = self.problem().dims();
+        // Who shares a bias that is learned meets in one task.
+        let share = |n: usize| bias.is_some() && n == 1;
+        let together = [share(bias.map_or(0, |b| b.batch)), share(bias.map_or(0, |b| b.heads))];
+        let apart = if together[1] { 1 } else { heads.kv.max(1) };
+        let parts = (k_len / TASK_KEYS).clamp(1, TASKS.div_ceil(apart));
         let each = k_len.div_ceil(parts).next_multiple_of(CELL).max(1);
-        (0..k_len.max(1)).step_by(each).map(|first| first..(first + each).min(k_len)).collect()
+        let firsts = (0..k_len.max(1)).step_by(each);
+        let keys: Vec<_> = firsts.map(|first| first..(first + each).min(k_len)).collect();
+        let ways = self.ways();
+        let slots = keys.len() * ways.len();
+        let parted = slots > 1 || self.w_shape().is_some();
+        // Parts are kept of as many items at a time as fill the threads.
+        let wave = (4 * self.machine().threads).div_ceil(apart * keys.len()).min(batch);
+        let kept = parted || self.problem().score.relative.is_some();
+        Cut { keys, ways, together, parted, wave: if kept { wave } else { batch } }
     }
 
     fn compute_grads(
@@ -164,98 +178,97 @@ impl<E: Element> Plan<'_, E> {
     ) -> Result<(), Error> {
         let (problem, machine) = (self.problem(), self.machine());
         let Dims { batch, heads, q_len, qk_dim, .. } = problem.dims();
-        let (key_parts, ways) = (self.key_parts(), self.ways());
-        let slots = key_parts.len() * ways.len();
+        let cut = self.cut(sums.bias.as_ref().map(|_| self.bias_shape()));
+        let (parts, slots) = (cut.keys.len(), cut.keys.len() * cut.ways.len());
         let buckets = problem.score.relative.as_ref().map_or(0, RelativeBias::buckets);
-        // Parts are kept of as many items at a time as fill the threads.
-        let w = self.w_shape();
-        let parted = slots > 1 || w.is_some();
-        let tasks = heads.kv * key_parts.len();
-        let wave = (4 * machine.threads).div_ceil(tasks.max(1));
-        let wave = if parted || buckets > 0 { wave.min(batch) } else { batch };
-        let saved = [wave, heads.q * slots, q_len, qk_dim + OPTIONS];
-        let mut room = vec![E::Num::default(); if parted { saved.iter().product() } else { 0 }];
-        let tables = [wave, heads.q * key_parts.len(), 1, buckets];
+        let saved = [cut.wave, heads.q * slots, q_len, qk_dim + OPTIONS];
+        let mut saved_room =
+            vec![E::Num::default(); if cut.parted { saved.iter().product() } else { 0 }];
+        let tables = [cut.wave, heads.q * parts, 1, buckets];
         let mut table_room = vec![0.0; tables.iter().product()];
+        let bias = match &mut sums.bias {
+            Some(data) => {
+                let shape = self.bias_shape();
+                // Each task adds to a column of its own where all keys share an entry.
+                let dim = if shape.dim == 1 { parts } else { shape.dim };
+                let shape = Shape { dim, ..shape }.to_array();
+                data.resize(shape.iter().product(), E::Num::default());
+                Some(ViewMut::bhsd(data, shape)?)
+            }
+            None => None,
+        };
         let options = ViewMut::bhsd(&mut sums.options, [batch, heads.q, q_len, OPTIONS])?;
-        let sinks = ViewMut::bhsd(&mut sums.sinks, [batch, heads.q, q_len, 1]).ok();
-        let served = heads.q.checked_div(heads.kv).unwrap_or(0);
-        let all_rows = RowTile { first: 0, step: 1, count: q_len };
-        for first in (0..batch).step_by(wave.max(1)) {
-            let items = wave.min(batch - first);
+        let sinks = match problem.score.sinks {
+            Some(_) => Some(ViewMut::bhsd(&mut sums.sinks, [batch, heads.q, q_len, 1])?),
+            None => None,
+        };
+        for first in (0..batch).step_by(cut.wave.max(1)) {
+            let items = first..(first + cut.wave).min(batch);
             table_room.fill(0.0);
-            let partial = if parted { Some(ViewMut::bhsd(&mut room, saved)?) } else { None };
-            let by_table = ViewMut::bhsd(&mut table_room, tables)?;
-            let longest = key_parts.iter().map(Range::len).max().unwrap_or(0);
+            let kept = if cut.parted { Some(ViewMut::bhsd(&mut saved_room, saved)?) } else { None };
+            let room = Room {
+                cut: &cut,
+                heads,
+                q_len,
+                first,
+                grads: [d_q, d_k, d_v],
+                options: &options,
+                sinks: sinks.as_ref(),
+                bias: bias.as_ref(),
+                bias_by_part: self.bias_shape().dim == 1,
+                parts: kept,
+                tables: ViewMut::bhsd(&mut table_room, tables)?,
+            };
+            let groups = [(cut.together[0], items.len()), (cut.together[1], heads.kv)];
+            let [item_groups, head_groups] =
+                groups.map(|(together, n)| if together { n.min(1) } else { n });
             run(
                 machine.threads,
-                items * tasks,
-                || Scratch::new(problem, self.rows, longest),
+                item_groups * head_groups * parts,
+                || {
+                    Scratch::new(
+                        problem,
+                        self.rows,
+                        cut.keys.iter().map(Range::len).max().unwrap_or(0),
+                    )
+                },
                 |scratch, i| {
                     // Early keys first: a causal mask shows them to the most rows.
-                    let (item, kv_head) = (i / tasks, i / key_parts.len() % heads.kv);
-                    let part = i % key_parts.len();
-                    let (b, head) = (first + item, kv_head * served);
-                    let keys = key_parts[part].clone();
-                    let of_keys = RowTile { first: keys.start, step: 1, count: keys.len() };
-                    let one = || view::Heads { head: kv_head, apart: 0, parts: 0..1 };
-                    let all = || view::Heads { head, apart: 1, parts: 0..served };
-                    // Of slots that lie `slots` apart for neighbouring heads.
-                    let slot = |slots: usize, slot: usize| view::Heads {
-                        head: head * slots + slot,
-                        apart: slots,
-                        parts: 0..served,
+                    let (rest, part) = (i / parts, i % parts);
+                    let (item, kv_head) = (rest / head_groups, rest % head_groups);
+                    let of = |together: bool, i: usize, all: Range<usize>| {
+                        if together { all } else { all.start + i..all.start + i + 1 }
                     };
-                    // SAFETY: no other task has these keys of this head, or these slots; only the task of the first
-                    // keys touches the sinks, and rows of `d_q` are a task's where it is the only one of its head. All
-                    // tables were set to 0 above.
-                    let target = unsafe {
-                        let rows = || Rows {
-                            d_q: d_q.tile(b, all(), all_rows),
-                            options: options.tile(b, all(), all_rows),
-                        };
-                        let first = part * ways.len();
-                        let own = (first..first + ways.len()).map(|i| slot(slots, i));
-                        let parts = partial.iter().flat_map(|partial| {
-                            own.clone().map(|heads| partial.tile(item, heads, all_rows))
-                        });
-                        Target {
-                            d_k: d_k.tile(b, one(), of_keys),
-                            d_v: d_v.tile(b, one(), of_keys),
-                            rows: (!parted).then(rows),
-                            parts: parts.collect(),
-                            sinks: sinks
-                                .as_ref()
-                                .filter(|_| part == 0)
-                                .map(|s| s.tile(b, all(), all_rows)),
-                            relative: (buckets > 0).then(|| {
-                                by_table.tile(
-                                    item,
-                                    slot(key_parts.len(), part),
-                                    RowTile { count: 1, ..all_rows },
-                                )
-                            }),
+                    for b in of(cut.together[0], item, items.clone()) {
+                        for kv_head in of(cut.together[1], kv_head, 0..heads.kv) {
+                            // SAFETY: each part of each head of each item belongs to one task.
+                            let target = unsafe { room.target(b, kv_head, part) };
+                            let (keys, ways) = (cut.keys[part].clone(), &cut.ways[..]);
+                            let scratch = &mut *scratch;
+                            let task =
+                                ByKeys { back, batch: b, kv_head, keys, ways, target, scratch };
+                            E::backward(machine.isa, Backward::Keys(task));
                         }
-                    };
-                    let task =
-                        ByKeys { back, batch: b, kv_head, keys, ways: &ways, target, scratch };
-                    E::backward(machine.isa, Backward::Keys(task));
+                    }
                 },
             );
-            if parted {
-                let parts = Parts { view: View::bhsd(&room, saved)?, count: slots, first };
-                self.join(back.call, first..first + items, parts, (d_q, &options));
-                if let (Some(shape), Some(d_w)) = (w, &mut sums.w) {
+            if cut.parted {
+                let parts = Parts { view: View::bhsd(&saved_room, saved)?, count: slots, first };
+                self.join(back.call, items.clone(), parts, (d_q, &options));
+                if let (Some(shape), Some(d_w)) = (self.w_shape(), &mut sums.w) {
                     let d_w = ViewMut::bhsd(d_w, shape.to_array())?;
-                    self.add_projection_grads(back.call, first..first + items, parts, &d_w);
+                    self.add_projection_grads(back.call, items.clone(), parts, &d_w);
                 }
             }
-            let sizes = [heads.q, key_parts.len(), buckets];
-            add_tables(
-                &mut sums.tables,
-                &table_room[..items * sizes.iter().product::<usize>()],
-                sizes,
-            );
+            let sizes = [heads.q, parts, buckets];
+            let used = items.len() * sizes.iter().product::<usize>();
+            add_tables(&mut sums.tables, &table_room[..used], sizes);
+        }
+        if let Some(data) = &mut sums.bias
+            && self.bias_shape().dim == 1
+        {
+            let sum = |parts: &[E::Num]| parts.iter().fold(E::Num::default(), |sum, x| sum + *x);
+            *data = data.chunks_exact(parts).map(sum).collect();
         }
         Ok(())
     }
@@ -322,54 +335,103 @@ impl<E: Element> Plan<'_, E> {
             },
         );
     }
+}
 
-    /// The gradient of a dense bias. Who shares an entry of it meets in one task.
-    fn compute_bias_grads(&self, back: Back<'_, E>, shape: Shape) -> Result<Tensor<E::Num>, Error> {
-        let Dims { batch, heads, k_len, .. } = self.problem().dims();
-        let machine = self.machine();
-        let tiles: Vec<RowTile> = self.tiling(1).tiles().collect();
-        // A task has some rows of the bias, or some keys if its rows are all one.
-        let (by_rows, by_keys) = (shape.len > 1, shape.len == 1 && shape.dim > 1);
-        let each = if by_keys { TASK_KEYS } else { k_len.max(1) };
-        let pieces = if by_rows { tiles.len() } else { k_len.div_ceil(each) };
-        // Keys of different tasks are rows of their own until the end.
-        let room = if by_keys { Shape { len: pieces, dim: each, ..shape } } else { shape };
-        let mut grads = vec![E::Num::default(); room.to_array().iter().product()];
-        let view = ViewMut::bhsd(&mut grads, room.to_array())?;
-        let who = |n: usize, i: usize, all: usize| if n == 1 { 0..all } else { i..i + 1 };
-        run(
-            machine.threads,
-            shape.batch * shape.heads * pieces,
-            || Scratch::new(self.problem(), self.rows, 0),
-            |scratch, i| {
-                let (rest, piece) = (i / pieces, i % pieces);
-                let (b, head) = (rest / shape.heads, rest % shape.heads);
-                let one = view::Heads { head, apart: 0, parts: 0..1 };
-                let (tiles, rows, keys) = if by_rows {
-                    (&tiles[piece..=piece], tiles[piece], 0..k_len)
+/// How the way back is cut into tasks.
+struct Cut<'p> {
+    /// The keys of each part.
+    keys: Vec<Range<usize>>,
+    ways: Vec<(Tiling, Way<'p>)>,
+    /// Whether a task goes through all items, and through all heads, with its keys.
+    together: [bool; 2],
+    /// Whether tasks leave parts of `d_q` to be added.
+    parted: bool,
+    /// Items that are done at a time.
+    wave: usize,
+}
+
+/// What the tasks of some items write.
+struct Room<'r, E: Element> {
+    cut: &'r Cut<'r>,
+    heads: Heads,
+    q_len: usize,
+    /// The first item.
+    first: usize,
+    /// By q, k and v.
+    grads: [&'r ViewMut<'r, E>; 3],
+    options: &'r ViewMut<'r, E::Num>,
+    sinks: Option<&'r ViewMut<'r, E::Num>>,
+    bias: Option<&'r ViewMut<'r, E::Num>>,
+    /// Whether the columns of the bias are those of parts, not keys.
+    bias_by_part: bool,
+    /// See [`Target::parts`] and [`Target::relative`].
+    parts: Option<ViewMut<'r, E::Num>>,
+    tables: ViewMut<'r, f64>,
+}
+
+impl<E: Element> Room<'_, E> {
+    /// What one part of the keys of one head writes.
+    ///
+    /// # Safety
+    /// While it lives, nobody else may have the target of this part of this head of this item, or of one that shares its
+    /// bias. Tables and bias must have been written.
+    unsafe fn target(&self, b: usize, kv_head: usize, part: usize) -> Target<'_, E> {
+        let (cut, item) = (self.cut, b - self.first);
+        let [d_q, d_k, d_v] = self.grads;
+        let served = self.heads.q / self.heads.kv;
+        let head = kv_head * served;
+        let rows = RowTile { first: 0, step: 1, count: self.q_len };
+        let keys = cut.keys[part].clone();
+        let of_keys = RowTile { first: keys.start, step: 1, count: keys.len() };
+        let one = || view::Heads { head: kv_head, apart: 0, parts: 0..1 };
+        let all = || view::Heads { head, apart: 1, parts: 0..served };
+        // Each head has several slots.
+        let slot = |slots: usize, slot: usize| view::Heads {
+            head: head * slots + slot,
+            apart: slots,
+            parts: 0..served,
+        };
+        let ways = cut.ways.len();
+        let slots = ways * cut.keys.len();
+        // SAFETY: keys and slots belong to this part alone; only the first part touches the sinks; rows are written only
+        // if this is the only part; of the bias, keys or a column belong to this part, and the caller answers for those
+        // who share them.
+        unsafe {
+            let parts = self.parts.iter().flat_map(|parts| {
+                let own = part * ways..(part + 1) * ways;
+                own.map(|i| parts.tile(item, slot(slots, i), rows))
+            });
+            let rows_of = || Rows {
+                d_q: d_q.tile(b, all(), rows),
+                options: self.options.tile(b, all(), rows),
+            };
+            let table = || {
+                let one = RowTile { count: 1, ..rows };
+                self.tables.tile(item, slot(cut.keys.len(), part), one)
+            };
+            let bias = |bias: &'_ ViewMut<'_, E::Num>| {
+                let Shape { batch, heads, len, .. } = bias.shape();
+                let features = if self.bias_by_part { part..part + 1 } else { keys.clone() };
+                let heads = if heads == 1 {
+                    view::Heads { head: 0, apart: 0, parts: 0..served }
                 } else {
-                    let keys = piece * each..((piece + 1) * each).min(k_len);
-                    (&tiles[..], RowTile { first: piece, step: 1, count: 1 }, keys)
+                    all()
                 };
-                // SAFETY: no other task has these rows of this head; all began as zeros.
-                let target = unsafe { view.tile(b, one, rows) };
-                let task = ByBias {
-                    back,
-                    items: who(shape.batch, b, batch),
-                    heads: who(shape.heads, head, heads.q),
-                    tiles,
-                    keys,
-                    target,
-                    scratch,
-                };
-                E::backward(machine.isa, Backward::Bias(task));
-            },
-        );
-        if by_keys {
-            let keys = grads.chunks_exact(pieces * each).flat_map(|row| &row[..k_len]);
-            grads = keys.copied().collect();
+                (if batch == 1 { 0 } else { b }, heads, RowTile { count: len, ..rows }, features)
+            };
+            Target {
+                d_k: d_k.tile(b, one(), of_keys),
+                d_v: d_v.tile(b, one(), of_keys),
+                rows: (!cut.parted).then(rows_of),
+                parts: parts.collect(),
+                sinks: self.sinks.filter(|_| part == 0).map(|sinks| sinks.tile(b, all(), rows)),
+                relative: (self.tables.shape().dim > 0).then(table),
+                bias: self.bias.map(|view| {
+                    let (b, heads, rows, features) = bias(view);
+                    view.block(b, heads, rows, features)
+                }),
+            }
         }
-        Tensor::new(grads, shape, Layout::Bhsd)
     }
 }
 
@@ -394,11 +456,11 @@ struct Sums<N> {
     /// `[1, heads.q or 1, q_dim, qk_dim]`
     w: Option<Vec<N>>,
     /// In the shape of the bias.
-    bias: Option<Tensor<N>>,
+    bias: Option<Vec<N>>,
 }
 
 impl<N: Number> Sums<N> {
-    fn new<E: Element<Num = N>>(plan: &Plan<'_, E>) -> Self {
+    fn new<E: Element<Num = N>>(plan: &Plan<'_, E>, bias: bool) -> Self {
         let Dims { batch, heads, q_len, .. } = plan.problem().dims();
         let (score, rows) = (&plan.problem().score, batch * heads.q * q_len);
         Self {
@@ -406,7 +468,7 @@ impl<N: Number> Sums<N> {
             sinks: vec![N::zero(); if score.sinks.is_some() { rows } else { 0 }],
             tables: vec![0.0; score.relative.as_ref().map_or(0, |r| r.table().len())],
             w: plan.w_shape().map(|w| vec![N::zero(); w.to_array().iter().product()]),
-            bias: None,
+            bias: score.bias.filter(|_| bias).map(|_| Vec::new()),
         }
     }
 
@@ -430,6 +492,8 @@ impl<N: Number> Sums<N> {
         };
         let scale: f64 = by_head.iter().map(|sums| sums[0]).sum();
         let score = &problem.score;
+        // The sizes are right: the data was made for the shape.
+        let tensor = |data: Vec<N>, shape| Tensor::new(data, shape, Layout::Bhsd).ok();
         Grads {
             q,
             k,
@@ -440,11 +504,8 @@ impl<N: Number> Sums<N> {
             alibi: column(score.alibi.is_some(), 1),
             sinks: column(score.sinks.is_some(), OPTIONS),
             relative: self.tables.iter().map(|x| N::from_f64(*x)).collect(),
-            bias: self.bias,
-            w: plan
-                .w_shape()
-                .zip(self.w)
-                .and_then(|(shape, w)| Tensor::new(w, shape, Layout::Bhsd).ok()),
+            bias: self.bias.and_then(|data| tensor(data, plan.bias_shape())),
+            w: self.w.zip(plan.w_shape()).and_then(|(data, shape)| tensor(data, shape)),
         }
     }
 }

@@ -132,7 +132,7 @@ pub(crate) fn turn_back<E: Element, S: Simd<E::Num>>(
 ) {
     let mut d = 0;
     let mut to: [&mut [MaybeUninit<E>]; MAX_LANES] =
-        out.rows(part, skipped + rows.start, rows.len());
+        out.several(part, skipped + rows.start, rows.len());
     while rows.len() == S::LANES && d + S::LANES <= lanes.len() && E::as_numbers(&[]).is_some() {
         let mut block = s.block();
         for i in 0..S::LANES {

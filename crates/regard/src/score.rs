@@ -475,7 +475,6 @@ impl<E: Element> Problem<'_, E> {
         to: &mut TileMut<'_, E::Num>,
     ) {
         let Some(shape) = self.score.bias.map(|bias| bias.shape()) else { return };
-        let first = to.first();
         let add = |to: &mut E::Num, x: E::Num| *to = *to + x;
         let (lanes, zero) = (at.span.start..at.span.end, E::Num::default());
         // Sums of the piece first where an entry serves many pairs.
@@ -497,7 +496,7 @@ impl<E: Element> Problem<'_, E> {
         if shape.dim == 1 {
             for lane in lanes {
                 let sum = d_scores.iter().fold(zero, |sum, d| sum + d.0[lane]);
-                add(&mut to.update(0, at.rows.row(lane) - first)[0], sum);
+                add(&mut to.update(0, at.rows.row(lane))[0], sum);
             }
             return;
         }
@@ -515,15 +514,14 @@ impl<E: Element> Problem<'_, E> {
                 }
                 s.transpose(&mut block);
                 for (i, v) in block.as_mut().iter().enumerate() {
-                    let row =
-                        &mut to.update(0, at.rows.row(lane + i) - first)[key - first_key + done..];
+                    let row = &mut to.update(0, at.rows.row(lane + i))[key - first_key + done..];
                     s.store(s.add(s.load(row), *v), row);
                 }
                 done += S::LANES;
             }
             for (i, d) in d_scores.iter().enumerate().skip(done) {
                 for lane in lanes.clone() {
-                    let row = to.update(0, at.rows.row(lane) - first);
+                    let row = to.update(0, at.rows.row(lane));
                     add(&mut row[at.keys.get(i) - first_key], d.0[lane]);
                 }
             }

@@ -269,7 +269,23 @@ impl<'a, E> ViewMut<'a, E> {
     /// # Safety
     /// While it lives, nobody else may hold these rows of these parts, and rows that are read must have been written.
     pub(crate) unsafe fn tile(&self, batch: usize, heads: Heads, rows: RowTile) -> TileMut<'_, E> {
-        TileMut { view: self, batch, heads, rows }
+        // SAFETY: of all features, as the caller promises.
+        unsafe { self.block(batch, heads, rows, 0..self.shape.dim) }
+    }
+
+    /// The same of some features alone.
+    ///
+    /// # Safety
+    /// As for [`tile`](Self::tile), of these features.
+    pub(crate) unsafe fn block(
+        &self,
+        batch: usize,
+        heads: Heads,
+        rows: RowTile,
+        features: Range<usize>,
+    ) -> TileMut<'_, E> {
+        assert!(features.start <= features.end && features.end <= self.shape.dim);
+        TileMut { view: self, batch, heads, rows, features }
     }
 }
 
@@ -288,17 +304,13 @@ pub(crate) struct TileMut<'a, E> {
     batch: usize,
     heads: Heads,
     rows: RowTile,
+    features: Range<usize>,
 }
 
 impl<E> TileMut<'_, E> {
-    /// How many rows it has.
-    pub(crate) fn count(&self) -> usize {
-        self.rows.count
-    }
-
-    /// Its first row.
-    pub(crate) fn first(&self) -> usize {
-        self.rows.first
+    /// Its rows.
+    pub(crate) fn rows(&self) -> RowTile {
+        self.rows
     }
 
     /// Some rows of one part, of a tile whose rows are neighbours.
@@ -309,7 +321,7 @@ impl<E> TileMut<'_, E> {
         assert!(rows.first >= first && rows.row(rows.count.max(1) - 1) < first + count);
         let head = part * self.heads.apart + self.heads.head;
         let heads = Heads { head, apart: 0, parts: 0..1 };
-        TileMut { view: self.view, batch: self.batch, heads, rows }
+        TileMut { view: self.view, batch: self.batch, heads, rows, features: self.features.clone() }
     }
 
     /// The features of a row that has been written, to be changed.
@@ -331,7 +343,7 @@ impl<E> TileMut<'_, E> {
 
     /// The features of `count` rows from `lane` on; the rest of the array is empty.
     #[inline(always)]
-    pub(crate) fn rows<const MAX: usize>(
+    pub(crate) fn several<const MAX: usize>(
         &mut self,
         part: usize,
         lane: usize,
@@ -360,13 +372,17 @@ impl<E> TileMut<'_, E> {
     fn place(&self, part: usize, lane: usize) -> (*mut MaybeUninit<E>, usize) {
         assert!(lane < self.rows.count && self.heads.parts.contains(&part));
         let Shape { batch, heads, len, dim } = self.view.shape;
+        let Range { start, end } = self.features;
         let (head, row) = (part * self.heads.apart + self.heads.head, self.rows.row(lane));
         assert!(self.batch < batch && head < heads && row < len);
         if dim == 0 {
             return (std::ptr::dangling_mut(), 0); // an empty tensor reaches no memory at all
         }
-        // SAFETY: the indices are below the shape.
-        (unsafe { self.view.data.add(self.view.strides.at(self.batch, head, row)) }, dim)
+        // SAFETY: the indices are below the shape, and the features at most as many as a row has.
+        (
+            unsafe { self.view.data.add(self.view.strides.at(self.batch, head, row) + start) },
+            end - start,
+        )
     }
 }
 
