@@ -157,7 +157,8 @@ impl<E: Element> Plan<'_, E> {
         let share = |n: usize| bias.is_some() && n == 1;
         let together = [share(bias.map_or(0, |b| b.batch)), share(bias.map_or(0, |b| b.heads))];
         let apart = if together[1] { 1 } else { heads.kv.max(1) };
-        let parts = (k_len / TASK_KEYS).clamp(1, TASKS.div_ceil(apart));
+        let fewest = if together[1] { CELL } else { TASK_KEYS };
+        let parts = (k_len / fewest).clamp(1, TASKS.div_ceil(apart));
         let each = k_len.div_ceil(parts).next_multiple_of(CELL).max(1);
         let firsts = (0..k_len.max(1)).step_by(each);
         let keys: Vec<_> = firsts.map(|first| first..(first + each).min(k_len)).collect();
@@ -225,13 +226,7 @@ impl<E: Element> Plan<'_, E> {
             run(
                 machine.threads,
                 item_groups * head_groups * parts,
-                || {
-                    Scratch::new(
-                        problem,
-                        self.rows,
-                        cut.keys.iter().map(Range::len).max().unwrap_or(0),
-                    )
-                },
+                || Scratch::new(problem, self.rows, cut.keys[0].len()),
                 |scratch, i| {
                     // Early keys first: a causal mask shows them to the most rows.
                     let (rest, part) = (i / parts, i % parts);
@@ -339,7 +334,7 @@ impl<E: Element> Plan<'_, E> {
 
 /// How the way back is cut into tasks.
 struct Cut<'p> {
-    /// The keys of each part.
+    /// The keys of each part, the first one the longest.
     keys: Vec<Range<usize>>,
     ways: Vec<(Tiling, Way<'p>)>,
     /// Whether a task goes through all items, and through all heads, with its keys.
