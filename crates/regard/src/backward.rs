@@ -432,6 +432,10 @@ impl<N: Number> Group<N> {
         }
         for i in 0..rows.count {
             let d_lse = d_lse.map_or(N::zero(), |d| d[first + rows.row(i)]);
+            // What a loss says of the output of a row that sees nothing may be anything, and must not reach its sink.
+            if self.delta.0[i].is_nan() && is_zero(other, i) {
+                self.delta.0[i] = N::zero();
+            }
             self.delta.0[i] = self.delta.0[i] - d_lse;
         }
         self.entropy = entropy.map(|both| {
@@ -592,6 +596,10 @@ impl<N: Number> Group<N> {
             turn(s, |i| given.row(rows.row(i)), rows.count, N::one(), q);
             unit = 1.0;
         }
+        // A query of a row that sees nothing may hold anything: its gradient is 0, and so is what it says of the scale.
+        for i in (0..rows.count).filter(|i| is_zero(d_q, *i)) {
+            q.iter_mut().for_each(|q| q.0[i] = N::zero());
+        }
         let (linear, unit) =
             (!matches!(problem.similarity, Similarity::Distance), s.splat(N::from_f64(1.0 / unit)));
         let factor = s.splat(N::from_f64(problem.query_grad_factor()));
@@ -707,6 +715,10 @@ impl<E: Element> ByProjection<'_, '_, E> {
                             .zip(part)
                             .for_each(|(sum, x)| *sum = *sum + *x);
                     }
+                    // As for the scale: a query of a row that sees nothing may hold anything.
+                    if packed.row(i).iter().all(|x| *x == E::Num::default()) {
+                        q_lanes.iter_mut().for_each(|q| q.0[i] = E::Num::default());
+                    }
                 }
                 let span = Span { start: 0, end: rows.count };
                 let to = (&places[..q_lanes.len()], &mut *d_k);
@@ -717,6 +729,12 @@ impl<E: Element> ByProjection<'_, '_, E> {
             self.target.update(0, i).copy_from_slice(&d_k.row(i)[..dim]);
         }
     }
+}
+
+/// Whether all features of one row are 0.
+#[inline(always)]
+fn is_zero<N: Number>(lanes: &[Lanes<N>], row: usize) -> bool {
+    lanes.iter().all(|x| x.0[row] == N::zero())
 }
 
 /// Writes sums as rows of a gradient.
