@@ -48,10 +48,10 @@ fn slice(tensor: &Stored<f32>, part: std::ops::Range<usize>) -> Stored<f32> {
     Stored::new(&values, Shape { len: part.len(), ..tensor.shape }, Arrangement::Bhsd)
 }
 
-/// A problem over some keys of one, positions kept.
+/// A problem over some keys of one, positions kept, entropies asked for.
 fn over<'a>(inputs: &Inputs<'a, f32>, mask: &Mask, offset: i64) -> Problem<'a, f32> {
     let (q, k, v) = inputs;
-    Problem::new(q, k, v).mask(mask.clone()).align(Align::Offset(offset))
+    Problem::new(q, k, v).mask(mask.clone()).align(Align::Offset(offset)).entropy()
 }
 
 fn within_twice_its_error(whole: &Problem<'_, f32>, inputs: Inputs<'_, f32>, merged: &Output<f32>) {
@@ -107,6 +107,38 @@ proptest! {
     }
 
     #[test]
+    fn the_entropy_is_at_most_the_logarithm_of_what_a_row_sees((case, data) in masked()) {
+        let case = Case { entropy: true, ..case };
+        let sunk = usize::from(case.scores.contains(&ScoreOption::Sinks));
+        let (problem, entropy) = (data.problem(&case), run(&case, &data).entropy.unwrap());
+        let (heads, q_len) = (case.dims.heads.q, case.dims.q_len);
+        for (i, entropy) in entropy.iter().enumerate() {
+            let scope = problem.scope(i / q_len / heads, i / q_len % heads);
+            let seen: usize = data.mask.visible(&scope, i % q_len).iter().map(ExactSizeIterator::len).sum();
+            let most = ((seen + sunk) as f32).ln().max(0.0);
+            prop_assert!((0.0..=most + 1e-5).contains(entropy), "{}: {} of {}", case, entropy, most);
+        }
+    }
+
+    #[test]
+    fn equal_scores_have_the_logarithm_of_their_number_as_entropy((case, mut data) in masked()) {
+        let case = Case { entropy: true, ..case.scores(&[]) };
+        data.q.data.fill(0.0);
+        let output = run(&case, &data);
+        for (lse, entropy) in output.lse.iter().zip(output.entropy.unwrap()) {
+            let expected = lse.max(0.0); // ln n, and 0 for a row that sees nothing
+            prop_assert!((entropy - expected).abs() < 1e-6, "{}: {} {}", case, entropy, expected);
+        }
+    }
+
+    #[test]
+    fn the_entropy_of_one_key_is_zero((case, mut data) in masked()) {
+        let case = Case { entropy: true, ..case.scores(&[]) };
+        data.mask = Mask::full().window(1);
+        prop_assert!(run(&case, &data).entropy.unwrap().iter().all(|x| *x == 0.0), "{}", case);
+    }
+
+    #[test]
     fn merging_parts_of_the_keys_gives_the_whole(
         case in cases(), parts in prop::sample::select(vec![2, 3, 16]), causal: bool,
     ) {
@@ -122,6 +154,7 @@ proptest! {
         }).collect();
         let inputs = data.inputs();
         let merged = Output::merge(&results).unwrap();
+        prop_assert!(merged.entropy.is_some());
         within_twice_its_error(&over(&inputs, &mask, offset), inputs, &merged);
     }
 
