@@ -1,8 +1,8 @@
 //! Every way a call can be wrong: the value of the error, and a message that names the place, the numbers and the remedy.
 
 use regard::{
-    Align, Bits, Error, Machine, Mask, Output, Plan, Problem, RelativeBias, Score, Shape,
-    Similarity, Strides, Tensor, View, ViewMut,
+    Align, Bits, Dropout, Error, Machine, Mask, Output, Plan, Problem, RelativeBias, Score, Shape,
+    Similarity, Strides, Tensor, Upstream, View, ViewMut,
 };
 
 /// Compares the error and looks for each word in its message.
@@ -250,6 +250,64 @@ fn tensors_that_do_not_fit_the_plan_are_errors() {
     let e = Error::Count { option: "lse", expected, found: 39 };
     let words = ["lse: 39 entries", "give 40", "queries"];
     refused(plan.forward_into((q, k, v), &mut whole, &mut [0.0; 39], None), e, &words);
+}
+
+#[test]
+fn gradients_that_do_not_fit_the_plan_are_errors() {
+    let data = vec![0f32; 1000];
+    let view = |shape| View::bhsd(&data, shape).unwrap();
+    let (q, k, v) = (view([2, 4, 5, 3]), view([2, 2, 7, 3]), view([2, 2, 7, 6]));
+    let plan = Plan::new(problem().entropy(), Machine::here()).unwrap();
+    let (output, d_out) = (plan.forward(q, k, v).unwrap(), view([2, 4, 5, 6]));
+    let back = |output: &Output<f32>, upstream: Upstream<'_, f32>| {
+        plan.backward(q, k, v, output, upstream).map(drop)
+    };
+    back(&output, Upstream::new(d_out).lse(&data[..40]).entropy(&data[..40])).unwrap();
+
+    let planned = |axis_name, n, name, found| axis(axis_name, ("the plan", n), (name, found));
+    let e = planned("length", 7, "k", 6);
+    refused(plan.backward(q, view([2, 2, 6, 3]), v, &output, d_out), e, &["k has 6", "equal"]);
+    let e = planned("features", 6, "the gradient of the output", 5);
+    let words = ["features: the plan has 6, the gradient of the output has 5", "must be equal"];
+    refused(back(&output, view([2, 4, 5, 5]).into()), e, &words);
+    let small = Tensor::new(vec![0f32; 100], shape([1, 4, 5, 5]), regard::Layout::Bhsd).unwrap();
+    let e = planned("batch", 2, "the output", 1);
+    let words = ["batch: the plan has 2, the output has 1", "must be equal"];
+    refused(back(&Output { out: small, ..output.clone() }, d_out.into()), e, &words);
+
+    let count = |option| Error::Count {
+        option,
+        expected: (40, "batch x query heads x queries"),
+        found: 39,
+    };
+    let (few, short, given) = (&data[..39], vec![0.0; 39], Upstream::new(d_out));
+    for (output, upstream, option) in [
+        (Output { lse: short.clone(), ..output.clone() }, given, "lse"),
+        (Output { lse_rest: short.clone(), ..output.clone() }, given, "lse_rest"),
+        (output.clone(), given.lse(few), "the gradient of lse"),
+        (Output { entropy: Some(short), ..output.clone() }, given.entropy(&data[..40]), "entropy"),
+        (output.clone(), given.entropy(few), "the gradient of entropy"),
+    ] {
+        let words = [&*format!("{option}: 39 entries"), "give 40", "queries"];
+        refused(back(&output, upstream), count(option), &words);
+    }
+    let without = Output { entropy: None, ..output };
+    refused(back(&without, given.entropy(&data[..40])), Error::NoEntropy, &["entropy"]);
+}
+
+#[test]
+fn a_dropout_rate_that_is_no_share_below_one_is_an_error() {
+    let accepted = "a number from 0 to below 1";
+    for found in [1.0, -0.1, 1.5, f64::INFINITY, f64::NEG_INFINITY] {
+        let e = Error::Value { option: "dropout", found, accepted };
+        let words = [&*format!("dropout: {found}"), accepted];
+        refused(problem().dropout(Dropout::new(found, 0, 0)).check(), e, &words);
+    }
+    let error = problem().dropout(Dropout::new(f64::NAN, 0, 0)).check().unwrap_err().to_string();
+    assert!(error.starts_with("dropout: NaN is not usable"), "{error}");
+    for rate in [0.0, 1.0 - f64::EPSILON] {
+        problem().dropout(Dropout::new(rate, 0, 0)).check().unwrap();
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Memory grows with the sequence, never with its square. Linux only: the numbers come from `/proc/self/status`.
 #![cfg(target_os = "linux")]
 
-use regard::{Machine, Mask, Plan, Problem, Scope, View};
+use regard::{Isa, Machine, Mask, Plan, Problem, Scope, View};
+use regard_testkit::run::both_ways;
 
 /// A line of `/proc/self/status`, in bytes.
 fn status(name: &str) -> Option<usize> {
@@ -25,6 +26,21 @@ fn a_head_of_131072_tokens_needs_less_than_64_mib_beyond_its_tensors() {
     let extra = status("VmHWM").unwrap().saturating_sub(before + tensors);
     println!("extra: {:.1} MiB", extra as f64 / MIB as f64);
     assert!(extra < 64 * MIB, "{extra} bytes");
+}
+
+#[test]
+fn both_ways_of_65536_tokens_need_less_than_200_mib_beyond_their_tensors() {
+    let n = 65_536;
+    let data = vec![0.5f32; n * 64];
+    let x = View::matrix(&data, [n, 64]).unwrap();
+    let problem = Problem::new(&x, &x, &x).mask(Mask::causal().window(64));
+    let before = status("VmRSS").unwrap();
+    let (output, grads) = both_ways(&problem, (x, x, x), x.into(), Isa::best(), 2);
+    let tensors = [&output.out, &grads.q, &grads.k, &grads.v].map(|t| t.data().len());
+    let numbers = tensors.iter().sum::<usize>() + output.lse.len() + output.lse_rest.len();
+    let extra = status("VmHWM").unwrap().saturating_sub(before + numbers * size_of::<f32>());
+    println!("extra: {:.1} MiB", extra as f64 / MIB as f64);
+    assert!(extra < 200 * MIB, "{extra} bytes");
 }
 
 #[test]
