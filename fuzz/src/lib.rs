@@ -1,7 +1,11 @@
-//! Descriptions made of bytes, for both targets.
+//! Descriptions made of bytes, for all targets.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use regard::{Align, Bits, Mask, MaskRule, Scope};
+use regard::reference::Inputs;
+use regard::{
+    Align, Bits, Dropout, Isa, Machine, Mask, MaskRule, Problem, RelativeBias, Scope, Score,
+    Similarity, View,
+};
 use std::ops::Range;
 
 /// A size: mostly small, sometimes at the edge of the type.
@@ -152,4 +156,211 @@ pub fn numbers(seed: u32, n: usize, amplitude: f32) -> Vec<f32> {
         ((state >> 40) as f32 / (1u32 << 23) as f32 - 1.0) * amplitude
     };
     (0..n).map(next).collect()
+}
+
+/// A small problem with its tensors: every mask, score and similarity.
+#[derive(Debug)]
+pub struct Case {
+    pub sizes: Sizes,
+    pub kv_heads: usize,
+    pub q_dim: usize,
+    pub dim: usize,
+    pub v_dim: usize,
+    /// No entry of q or k is larger; values are at most 1.
+    pub amplitude: f32,
+    pub seed: u32,
+    mask: Mask,
+    align: Align,
+    w: Option<Vec<f32>>,
+    distance: bool,
+    scale: Option<f64>,
+    temperature: Option<f64>,
+    softcap: Option<f64>,
+    bias: Option<(Vec<f32>, [usize; 4])>,
+    slopes: Option<Vec<f32>>,
+    table: Option<(Vec<f32>, usize)>,
+    sinks: Option<Vec<f32>>,
+    dropout: Option<Dropout>,
+    pub entropy: bool,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+/// The farthest that a key can be from a position that [`align`] gives.
+pub const FARTHEST: f64 = 640.0;
+
+impl<'a> Arbitrary<'a> for Case {
+    fn arbitrary(u: &mut Unstructured<'a>) -> Result<Self> {
+        // Mostly a few rows and keys, sometimes more than two groups of rows and three cells of keys.
+        let long = u.ratio(1, 8)?;
+        let mut up_to = |n: usize| u.int_in_range(0..=n);
+        let (q_len, k_len) =
+            if long { (up_to(140)?, up_to(200)?) } else { (up_to(20)?, up_to(70)?) };
+        let (batch, kv_heads, group) = (1 + up_to(1)?, 1 + up_to(1)?, 1 + up_to(1)?);
+        let (dim, v_dim) = (1 + up_to(19)?, up_to(20)?);
+        let heads = kv_heads * group;
+        let sizes = Sizes { batch, heads, q_len, k_len };
+        let (mask, align) = (mask(u, sizes, false, 2)?, align(u, false)?);
+        let amplitude = *u.choose(&[1.0, 1e-3, 30.0])?;
+        let seed = u32::arbitrary(u)?;
+        let projects = u.ratio(1, 6)?;
+        let q_dim = if projects { 1 + u.int_in_range(0..=9usize)? } else { dim };
+        let distance = !projects && u.ratio(1, 4)?;
+        let one = |u: &mut Unstructured<'_>, n: usize| Ok(if bool::arbitrary(u)? { n } else { 1 });
+        let bias = some(u, 3, |u| {
+            let shape = [one(u, batch)?, one(u, heads)?, one(u, q_len)?, one(u, k_len)?];
+            let mut bias = numbers(seed ^ 2, shape.iter().product(), 3.0);
+            if u.ratio(1, 3)? {
+                bias.iter_mut().filter(|x| **x < -2.0).for_each(|x| *x = f32::NEG_INFINITY);
+            }
+            Ok((bias, shape))
+        })?;
+        let table = some(u, 4, |u| {
+            let reach = u.int_in_range(0..=20usize)?;
+            Ok((numbers(seed ^ 4, (2 * reach + 1) * heads, 3.0), reach))
+        })?;
+        let mut case = Self {
+            sizes,
+            kv_heads,
+            q_dim,
+            dim,
+            v_dim,
+            amplitude,
+            seed,
+            mask,
+            align,
+            w: projects.then(|| numbers(seed ^ 1, q_dim * dim, 1.0)),
+            distance,
+            scale: some(u, 4, |u| Ok(*u.choose(&[0.0, 1.0, -0.5, 0.01])?))?,
+            temperature: some(u, 4, |u| Ok(*u.choose(&[0.5, 2.0, 10.0])?))?,
+            softcap: some(u, 4, |u| Ok(*u.choose(&[1.0, 30.0])?))?,
+            bias,
+            slopes: some(u, 4, |_| Ok(numbers(seed ^ 3, heads, 1.0)))?,
+            table,
+            sinks: some(u, 4, |_| Ok(numbers(seed ^ 5, heads, 5.0)))?,
+            dropout: some(u, 4, |u| {
+                let rate = *u.choose(&[0.0, 0.1, 0.5, 0.9])?;
+                Ok(Dropout::new(rate, u64::arbitrary(u)?, u64::arbitrary(u)?))
+            })?,
+            entropy: u.ratio(1, 3)?,
+            q: numbers(seed ^ 6, batch * heads * q_len * q_dim, amplitude),
+            k: numbers(seed ^ 7, batch * kv_heads * k_len * dim, amplitude),
+            v: numbers(seed ^ 8, batch * kv_heads * k_len * v_dim, 1.0),
+        };
+        if bool::arbitrary(u)? {
+            case.poison_what_nobody_sees();
+        }
+        Ok(case)
+    }
+}
+
+/// Something once in `n` times.
+fn some<'a, T>(
+    u: &mut Unstructured<'a>,
+    n: u8,
+    make: impl FnOnce(&mut Unstructured<'a>) -> Result<T>,
+) -> Result<Option<T>> {
+    if u.ratio(1, n)? { make(u).map(Some) } else { Ok(None) }
+}
+
+impl Case {
+    /// q, k and v.
+    pub fn inputs(&self) -> Inputs<'_, f32> {
+        let Sizes { batch, heads, q_len, k_len } = self.sizes;
+        (
+            View::bhsd(&self.q, [batch, heads, q_len, self.q_dim]).unwrap(),
+            View::bhsd(&self.k, [batch, self.kv_heads, k_len, self.dim]).unwrap(),
+            View::bhsd(&self.v, [batch, self.kv_heads, k_len, self.v_dim]).unwrap(),
+        )
+    }
+
+    /// The call.
+    pub fn problem(&self) -> Problem<'_, f32> {
+        let mut score = Score::new();
+        score = self.scale.into_iter().fold(score, Score::scale);
+        score = self.temperature.into_iter().fold(score, Score::temperature);
+        score = self.softcap.into_iter().fold(score, Score::softcap);
+        if let Some((bias, shape)) = &self.bias {
+            score = score.bias(View::bhsd(bias, *shape).unwrap());
+        }
+        if let Some(slopes) = &self.slopes {
+            score = score.alibi(slopes);
+        }
+        if let Some((table, reach)) = &self.table {
+            score = score.relative(RelativeBias::clipped(table, *reach));
+        }
+        if let Some(sinks) = &self.sinks {
+            score = score.sinks(sinks);
+        }
+        let similarity = match &self.w {
+            Some(w) => Similarity::General(View::matrix(w, [self.q_dim, self.dim]).unwrap()),
+            None if self.distance => Similarity::Distance,
+            None => Similarity::Dot,
+        };
+        let (q, k, v) = self.inputs();
+        let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
+        let problem = problem.similarity(similarity).align(self.align);
+        let problem = self.dropout.into_iter().fold(problem, Problem::dropout);
+        if self.entropy { problem.entropy() } else { problem }
+    }
+
+    /// NaN and infinities where no row of any head looks.
+    fn poison_what_nobody_sees(&mut self) {
+        let Sizes { batch, heads, q_len, k_len } = self.sizes;
+        let problem = self.problem();
+        let hidden = |(b, key): &(usize, usize)| {
+            !(0..heads).any(|h| {
+                let scope = problem.scope(*b, h);
+                (0..q_len).any(|row| self.mask.sees(&scope, row, *key))
+            })
+        };
+        let all = (0..batch).flat_map(|b| (0..k_len).map(move |key| (b, key)));
+        let hidden: Vec<(usize, usize)> = all.filter(hidden).collect();
+        for (b, key) in hidden {
+            for head in 0..self.kv_heads {
+                let at = (b * self.kv_heads + head) * k_len + key;
+                self.k[at * self.dim..][..self.dim].fill(f32::NAN);
+                self.v[at * self.v_dim..][..self.v_dim].fill(f32::INFINITY);
+            }
+        }
+    }
+
+    /// The largest similarity there can be.
+    pub fn largest_similarity(&self) -> f64 {
+        let per_pair = match (&self.w, self.distance) {
+            (Some(_), _) => self.q_dim as f64,
+            (_, true) => 4.0,
+            _ => 1.0,
+        };
+        per_pair * f64::from(self.amplitude).powi(2) * self.dim as f64
+    }
+
+    /// What rounding the largest score there can be in `f32` may do to a weight.
+    pub fn tolerance(&self) -> f64 {
+        let options = [
+            (self.bias.is_some(), 3.0),
+            (self.slopes.is_some(), FARTHEST),
+            (self.table.is_some(), 3.0),
+            (self.sinks.is_some(), 5.0),
+        ];
+        let added: f64 = options.iter().filter(|(used, _)| *used).map(|(_, most)| most).sum();
+        1e-5 * (1.0 + self.problem().scale().abs() * self.largest_similarity() + added)
+    }
+}
+
+/// Two machines that must agree to the bit; `portable` has no fused multiply-add and agrees with itself only.
+pub fn machines(u: &mut Unstructured<'_>) -> Result<[Machine; 2]> {
+    let isas = Isa::available();
+    let isa = *u.choose(&isas)?;
+    let other = isas.iter().copied().find(|i| *i != isa && i.name() != "portable");
+    let other = if isa.name() == "portable" { isa } else { other.unwrap_or(isa) };
+    let threads = u.int_in_range(1..=3)?;
+    let again = if threads == 1 { 2 } else { 1 };
+    Ok([Machine::here().isa(isa).threads(threads), Machine::here().isa(other).threads(again)])
+}
+
+/// What is compared where no bit may change.
+pub fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
 }
