@@ -166,8 +166,6 @@ pub struct Case {
     pub q_dim: usize,
     pub dim: usize,
     pub v_dim: usize,
-    /// No entry of q or k is larger; values are at most 1.
-    pub amplitude: f32,
     pub seed: u32,
     mask: Mask,
     align: Align,
@@ -187,8 +185,10 @@ pub struct Case {
     v: Vec<f32>,
 }
 
-/// The farthest that a key can be from a position that [`align`] gives.
-pub const FARTHEST: f64 = 640.0;
+/// How many times the bound of the case table an error may be. The bound is made of the plain evaluation's own error,
+/// which a fuzzer soon finds to be 0 by luck, while the kernel's adds up over hundreds of rows; a mistake is larger by
+/// orders of magnitude.
+pub const ROOM: f64 = 32.0;
 
 impl<'a> Arbitrary<'a> for Case {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<Self> {
@@ -226,7 +226,6 @@ impl<'a> Arbitrary<'a> for Case {
             q_dim,
             dim,
             v_dim,
-            amplitude,
             seed,
             mask,
             align,
@@ -325,28 +324,6 @@ impl Case {
             }
         }
     }
-
-    /// The largest similarity there can be.
-    pub fn largest_similarity(&self) -> f64 {
-        let per_pair = match (&self.w, self.distance) {
-            (Some(_), _) => self.q_dim as f64,
-            (_, true) => 4.0,
-            _ => 1.0,
-        };
-        per_pair * f64::from(self.amplitude).powi(2) * self.dim as f64
-    }
-
-    /// What rounding the largest score there can be in `f32` may do to a weight.
-    pub fn tolerance(&self) -> f64 {
-        let options = [
-            (self.bias.is_some(), 3.0),
-            (self.slopes.is_some(), FARTHEST),
-            (self.table.is_some(), 3.0),
-            (self.sinks.is_some(), 5.0),
-        ];
-        let added: f64 = options.iter().filter(|(used, _)| *used).map(|(_, most)| most).sum();
-        1e-5 * (1.0 + self.problem().scale().abs() * self.largest_similarity() + added)
-    }
 }
 
 /// Two machines that must agree to the bit; `portable` has no fused multiply-add and agrees with itself only.
@@ -358,9 +335,4 @@ pub fn machines(u: &mut Unstructured<'_>) -> Result<[Machine; 2]> {
     let threads = u.int_in_range(1..=3)?;
     let again = if threads == 1 { 2 } else { 1 };
     Ok([Machine::here().isa(isa).threads(threads), Machine::here().isa(other).threads(again)])
-}
-
-/// What is compared where no bit may change.
-pub fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
 }

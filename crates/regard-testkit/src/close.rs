@@ -156,6 +156,8 @@ impl GradJudge {
         let rows = (dims.batch * dims.heads.q * dims.q_len) as f64;
         let root = |terms: f64, entries: usize| (terms / entries.max(1) as f64).max(1.0).sqrt();
         let size = exact.size + others;
+        let offset = problem.scope(0, 0).offset.unsigned_abs() as f64;
+        let farthest = offset.max((dims.q_len + dims.k_len) as f64);
         let [q, k] = [inputs.0, inputs.1].map(|x| largest(elements(x).map(wide)));
         let (scale, similarity) = (problem.scale(), (dims.qk_dim as f64).sqrt() * q * k);
         let exact = named(exact);
@@ -166,7 +168,7 @@ impl GradJudge {
                 "q" => scale * k,
                 "k" => scale * q,
                 "w" => scale * q * k,
-                "alibi" => (dims.q_len + dims.k_len) as f64 * root(pairs, exact.len()),
+                "alibi" => farthest * root(pairs, exact.len()),
                 "scale" => similarity * root(pairs, 1),
                 "temperature" => similarity * scale * root(pairs, 1),
                 "sinks" => root(rows, exact.len()),

@@ -37,9 +37,10 @@ fn what_is_dropped_is_what_keeps_says([batch, heads, q_len, k_len]: [usize; 4], 
     };
     let (zeros, ones) = (vec![0f32; batch * heads * q_len], vec![1f32; batch * k_len]);
     let values: Vec<f32> = (0..batch * k_len * features).map(value).collect();
-    let q = View::bhsd(&zeros, [batch, heads, q_len, 1]).unwrap();
-    let k = View::bhsd(&ones, [batch, 1, k_len, 1]).unwrap();
-    let v = View::bhsd(&values, [batch, 1, k_len, features]).unwrap();
+    let view = |data, shape| View::bhsd(data, shape).expect("as many numbers as the shape has");
+    let q = view(&zeros, [batch, heads, q_len, 1]);
+    let k = view(&ones, [batch, 1, k_len, 1]);
+    let v = view(&values, [batch, 1, k_len, features]);
     let problem = Problem::new(&q, &k, &v).mask(mask.clone()).dropout(dropout);
     for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 2)]) {
         let output = forward(&problem, (q, k, v), isa, threads);
