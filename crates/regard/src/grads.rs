@@ -157,8 +157,9 @@ impl<E: Element> Plan<'_, E> {
         let share = |n: usize| bias.is_some() && n == 1;
         let together = [share(bias.map_or(0, |b| b.batch)), share(bias.map_or(0, |b| b.heads))];
         let apart = if together[1] { 1 } else { heads.kv.max(1) };
-        let fewest = if together[1] { CELL } else { TASK_KEYS };
-        let parts = (k_len / fewest).clamp(1, TASKS.div_ceil(apart));
+        // Two for a shared bias however short it is: nothing else would be parallel.
+        let parts = (k_len / TASK_KEYS).max(if together[1] { (k_len / CELL).min(2) } else { 1 });
+        let parts = parts.clamp(1, TASKS.div_ceil(apart));
         let each = k_len.div_ceil(parts).next_multiple_of(CELL).max(1);
         let firsts = (0..k_len.max(1)).step_by(each);
         let keys: Vec<_> = firsts.map(|first| first..(first + each).min(k_len)).collect();
