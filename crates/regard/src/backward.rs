@@ -24,14 +24,13 @@ use crate::micro::{Dots, Packed, ScoreGrads, Seen, Weights, add_rows, add_values
 use crate::problem::Problem;
 use crate::score::{LOG2_E, Similarity, Slopes, in_log2};
 use crate::simd::{GROUP, Lanes, Simd, Span, Task, math};
-use crate::softmax::{FAR, TileSums};
+use crate::softmax::{FAR, LARGE, TileSums};
 use crate::view::{self, TileMut, View};
 use crate::walk::{Call, Piece, Tiling, Visit, Walk, Way};
 use std::ops::Range;
 
-/// What rounding takes from lse matters from here on: it is the relative error of all weights of a row. An ordinary lse,
-/// below 1000, loses less.
-const REST: f64 = 1e-4;
+/// A factor so small that what it was multiplied into cannot be had back by division.
+const TINY: f64 = 1e-20;
 
 /// One call: what was computed, and what the loss says of it.
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +40,8 @@ pub(crate) struct Back<'c, E: Element> {
     pub(crate) d_out: View<'c, E>,
     /// `[batch, heads.q, q_len]`, like all that follow.
     pub(crate) lse: &'c [E::Num],
-    /// What rounding took from lse; nothing where it is not known.
-    pub(crate) lse_rest: &'c [E::Num],
+    /// `m` and `l` of each row; nothing where they are not known.
+    pub(crate) states: &'c [[E::Num; 2]],
     pub(crate) d_lse: Option<&'c [E::Num]>,
     /// The entropies and their gradients.
     pub(crate) entropy: Option<[&'c [E::Num]; 2]>,
@@ -388,7 +387,7 @@ impl<N: Number> Group<N> {
         (scope, rows): (Scope, RowTile),
         other: &mut [Lanes<N>],
     ) {
-        let Back { call, out, d_out, lse, lse_rest, d_lse, entropy } = *back;
+        let Back { call, out, d_out, lse, states, d_lse, entropy } = *back;
         self.take_queries(s, &call, (scope, rows));
         let (out, d_out) = (out.head(scope.batch, scope.head), d_out.head(scope.batch, scope.head));
         // Rows that saw nothing, and lanes without a row, weigh nothing.
@@ -397,12 +396,11 @@ impl<N: Number> Group<N> {
         let mut rests = [N::zero(); GROUP];
         for (i, rest) in rests[..rows.count].iter_mut().enumerate() {
             let row = first + rows.row(i);
-            if lse[row] != N::neg_infinity() {
+            let large = lse[row].abs() > N::from_f64(LARGE) && lse[row].is_finite();
+            if let Some([m, l]) = states.get(row).filter(|_| large) {
+                (self.lse.0[i], *rest) = (*m, l.ln());
+            } else if lse[row] != N::neg_infinity() {
                 self.lse.0[i] = in_log2(lse[row]);
-            }
-            *rest = lse_rest.get(row).copied().unwrap_or(N::zero());
-            if rest.abs() <= N::from_f64(REST) || rest.is_nan() {
-                *rest = N::zero();
             }
         }
         let other = &mut other[..self.d_out.len()];
@@ -442,12 +440,12 @@ impl<N: Number> Group<N> {
             both.map(|x| Lanes(std::array::from_fn(|i| x[first + rows.row(i.min(rows.count - 1))])))
         });
         if rests != [N::zero(); GROUP] {
-            self.share(&rests);
+            self.lower_weights(&rests);
         }
     }
 
     /// Lowers the logarithms of all weights of each row: done to the gradients, each of which meets a weight once.
-    fn share(&mut self, rests: &[N; GROUP]) {
+    fn lower_weights(&mut self, rests: &[N; GROUP]) {
         let Self { d_out, d_out_rows, delta, entropy, .. } = self;
         for (i, rest) in rests.iter().enumerate().filter(|(_, rest)| **rest != N::zero()) {
             let share = (-*rest).exp();
@@ -527,7 +525,8 @@ impl<N: Number> Group<N> {
                 let fall = log.max(N::from_f64(FAR)) * N::from_f64(std::f64::consts::LN_2);
                 d_entropy.0[i] * (fall + entropy.0[i])
             });
-            to.row(0, i)[0].write(-log.exp2() * (self.delta.0[i] + by_entropy));
+            let (a, d) = (log.exp2(), self.delta.0[i] + by_entropy);
+            to.row(0, i)[0].write(if a == N::zero() { a } else { -a * d });
         }
     }
 
@@ -591,7 +590,7 @@ impl<N: Number> Group<N> {
         }
         // score = scale * similarity, which is linear in q, unless it is a distance.
         let mut unit = problem.query_factor();
-        if unit == 0.0 {
+        if unit.abs() < TINY {
             let given = call.q.head(scope.batch, scope.head);
             turn(s, |i| given.row(rows.row(i)), rows.count, N::one(), q);
             unit = 1.0;

@@ -33,8 +33,8 @@ pub(crate) struct Finished<O, L> {
     pub(crate) out: O,
     /// `[batch, heads.q, q_len, 1]`
     pub(crate) lse: L,
-    /// `[batch, heads.q, q_len, 1]`: what rounding took from lse, where it is asked for.
-    pub(crate) lse_rest: Option<L>,
+    /// `[batch, heads.q, q_len, 2]`: `m` and `l` of each [`State`], where they are asked for.
+    pub(crate) states: Option<L>,
     /// `[batch, heads.q, q_len, 1]`, where it is asked for.
     pub(crate) entropy: Option<L>,
 }
@@ -224,10 +224,11 @@ impl<E: Element> Forward<'_, '_, E> {
         }
         for lane in 0..group.rows.count {
             let (state, row) = (group.states.get(lane), g * GROUP + lane);
-            let lse = state.lse();
-            to.lse.row(0, row)[0].write(lse);
-            if let Some(rest) = &mut to.lse_rest {
-                rest.row(0, row)[0].write(state.lse_rest(lse));
+            to.lse.row(0, row)[0].write(state.lse());
+            if let Some(states) = &mut to.states {
+                let to = states.row(0, row);
+                to[0].write(state.m);
+                to[1].write(state.l);
             }
             if let Some(entropy) = &mut to.entropy {
                 entropy.row(0, row)[0].write(state.entropy());

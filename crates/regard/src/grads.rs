@@ -46,8 +46,8 @@ impl<'a, E: Element> Upstream<'a, E> {
         Self { entropy: Some(d_entropy), ..self }
     }
 
-    /// Asks for the gradient of the dense bias, which costs two more products for each pair; a bias that is not learned
-    /// needs none.
+    /// Asks for the gradient of the dense bias; without this there is none, for a bias that is not learned needs none. Who
+    /// shares a bias is then worked through in one task, so the last bits of the other gradients may differ.
     #[must_use]
     pub fn with_bias(self) -> Self {
         Self { bias: true, ..self }
@@ -111,8 +111,8 @@ impl<E: Element> Plan<'_, E> {
         same_shape("the gradient of the output", shape, upstream.out.shape())?;
         let rows = shape.batch * shape.heads * shape.len;
         Error::unless_one_each_row("lse", rows, output.lse.len())?;
-        let rest = output.lse_rest.len();
-        Error::unless_one_each_row("lse_rest", if rest == 0 { 0 } else { rows }, rest)?;
+        let states = output.states.len();
+        Error::unless_one_each_row("states", if states == 0 { 0 } else { rows }, states)?;
         let d_lse = upstream.lse.map_or(rows, <[_]>::len);
         Error::unless_one_each_row("the gradient of lse", rows, d_lse)?;
         let entropy = match (&output.entropy, upstream.entropy) {
@@ -124,13 +124,18 @@ impl<E: Element> Plan<'_, E> {
             (None, Some(_)) => return Err(Error::NoEntropy),
             (_, None) => None,
         };
+        if rows == 0 {
+            let zeros = [&q, &k, &v].map(|view| Tensor::zeros(view.shape(), view.layout()));
+            let [q, k, v] = zeros;
+            return Ok(Sums::new(self, upstream.bias).into_grads(self, [q?, k?, v?]));
+        }
         let new = |view: &View<'_, E>| Unwritten::new(view.shape(), view.layout());
         let (mut d_q, mut d_k, mut d_v) = (new(&q)?, new(&k)?, new(&v)?);
         let mut sums = Sums::new(self, upstream.bias);
         let call = Call { problem: self.problem(), q, k, v };
         let (out, d_out, d_lse) = (output.out.view(), upstream.out, upstream.lse);
-        let (lse, lse_rest) = (&output.lse[..], &output.lse_rest[..]);
-        let back = Back { call, out, d_out, lse, lse_rest, d_lse, entropy };
+        let (lse, states) = (&output.lse[..], &output.states[..]);
+        let back = Back { call, out, d_out, lse, states, d_lse, entropy };
         self.compute_grads(back, [&d_q.view()?, &d_k.view()?, &d_v.view()?], &mut sums)?;
         // SAFETY: `compute_grads` writes every row of every head and item of all three.
         let [q, k, v] = unsafe { [d_q.written(), d_k.written(), d_v.written()] };
@@ -150,7 +155,8 @@ impl<E: Element> Plan<'_, E> {
         }
     }
 
-    /// How the way back is cut into tasks. Of one item's sizes alone, like all that the order of sums depends on.
+    /// How the way back is cut into tasks. Of one item's sizes and the bias to be learned alone, like all that the order of
+    /// sums depends on; only the number of items at a time is free.
     fn cut(&self, bias: Option<Shape>) -> Cut<'_> {
         let Dims { batch, heads, k_len, .. } = self.problem().dims();
         // Who shares a bias that is learned meets in one task.
@@ -166,8 +172,9 @@ impl<E: Element> Plan<'_, E> {
         let ways = self.ways();
         let slots = keys.len() * ways.len();
         let parted = slots > 1 || self.w_shape().is_some();
-        // Parts are kept of as many items at a time as fill the threads.
-        let wave = (4 * self.machine().threads).div_ceil(apart * keys.len()).min(batch);
+        // Parts are kept of as many items at a time as fill the threads: at least one.
+        let threads = self.machine().threads.max(1);
+        let wave = threads.saturating_mul(4).div_ceil(apart * keys.len()).min(batch);
         let kept = parted || self.problem().score.relative.is_some();
         Cut { keys, ways, together, parted, wave: if kept { wave } else { batch } }
     }
@@ -286,7 +293,7 @@ impl<E: Element> Plan<'_, E> {
             |scratch, i| {
                 let (rest, rows) = (i / tiling.count(), tiling.tile(i % tiling.count()));
                 let (b, head) = (items.start + rest / heads, rest % heads);
-                let one = || view::Heads { head, apart: 0, parts: 0..1 };
+                let one = || view::Heads::one(head);
                 // SAFETY: no other task has these rows of this head.
                 let target = unsafe {
                     Rows { d_q: d_q.tile(b, one(), rows), options: options.tile(b, one(), rows) }
@@ -307,9 +314,6 @@ impl<E: Element> Plan<'_, E> {
         d_w: &ViewMut<'_, E::Num>,
     ) {
         let (machine, shape) = (self.machine(), d_w.shape());
-        if call.problem.dims().q_len == 0 {
-            return;
-        }
         let blocks = shape.len.div_ceil(CELL);
         run(
             machine.threads,
@@ -322,8 +326,7 @@ impl<E: Element> Plan<'_, E> {
                     if shape.heads == 1 { 0..call.problem.dims().heads.q } else { head..head + 1 };
                 let rows = RowTile { first, step: 1, count: features.len() };
                 // SAFETY: no other task has these rows of this head, which began as zeros.
-                let target =
-                    unsafe { d_w.tile(0, view::Heads { head, apart: 0, parts: 0..1 }, rows) };
+                let target = unsafe { d_w.tile(0, view::Heads::one(head), rows) };
                 let (items, tiling) = (items.clone(), self.tiling(1));
                 let task =
                     ByProjection { call, items, heads, tiling, parts, features, target, scratch };
@@ -379,7 +382,7 @@ impl<E: Element> Room<'_, E> {
         let rows = RowTile { first: 0, step: 1, count: self.q_len };
         let keys = cut.keys[part].clone();
         let of_keys = RowTile { first: keys.start, step: 1, count: keys.len() };
-        let one = || view::Heads { head: kv_head, apart: 0, parts: 0..1 };
+        let one = || view::Heads::one(kv_head);
         let all = || view::Heads { head, apart: 1, parts: 0..served };
         // Each head has several slots.
         let slot = |slots: usize, slot: usize| view::Heads {
@@ -464,7 +467,10 @@ impl<N: Number> Sums<N> {
             sinks: vec![N::zero(); if score.sinks.is_some() { rows } else { 0 }],
             tables: vec![0.0; score.relative.as_ref().map_or(0, |r| r.table().len())],
             w: plan.w_shape().map(|w| vec![N::zero(); w.to_array().iter().product()]),
-            bias: score.bias.filter(|_| bias).map(|_| Vec::new()),
+            bias: score
+                .bias
+                .filter(|_| bias)
+                .map(|bias| vec![N::zero(); bias.shape().to_array().iter().product()]),
         }
     }
 
@@ -475,7 +481,8 @@ impl<N: Number> Sums<N> {
     ) -> Grads<E> {
         let problem = plan.problem();
         let Dims { heads, q_len, .. } = problem.dims();
-        let mut by_head = vec![[0.0; OPTIONS + 1]; heads.q];
+        let mut by_head =
+            vec![[0.0; OPTIONS + 1]; if self.options.is_empty() { 0 } else { heads.q }];
         for (row, options) in self.options.chunks_exact(OPTIONS).enumerate() {
             let sums = &mut by_head[row / q_len % heads.q];
             options.iter().zip(sums).for_each(|(x, sum)| *sum += (*x).to_f64());
@@ -483,8 +490,9 @@ impl<N: Number> Sums<N> {
         for (row, sink) in self.sinks.iter().enumerate() {
             by_head[row / q_len % heads.q][OPTIONS] += (*sink).to_f64();
         }
-        let column = |used: bool, i: usize| -> Vec<N> {
-            by_head.iter().filter(|_| used).map(|sums| N::from_f64(sums[i])).collect()
+        let column = |given: Option<&[N]>, i: usize| -> Vec<N> {
+            let sum = |head: usize| N::from_f64(by_head.get(head).map_or(0.0, |sums| sums[i]));
+            (0..given.map_or(0, <[_]>::len)).map(sum).collect()
         };
         let scale: f64 = by_head.iter().map(|sums| sums[0]).sum();
         let score = &problem.score;
@@ -497,8 +505,8 @@ impl<N: Number> Sums<N> {
             scale,
             // scale = given / temperature
             temperature: -scale * problem.scale() / score.temperature,
-            alibi: column(score.alibi.is_some(), 1),
-            sinks: column(score.sinks.is_some(), OPTIONS),
+            alibi: column(score.alibi, 1),
+            sinks: column(score.sinks, OPTIONS),
             relative: self.tables.iter().map(|x| N::from_f64(*x)).collect(),
             bias: self.bias.and_then(|data| tensor(data, plan.bias_shape())),
             w: self.w.zip(plan.w_shape()).and_then(|(data, shape)| tensor(data, shape)),

@@ -3,6 +3,7 @@
 use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::mask::RowTile;
+use crate::softmax::State;
 use crate::view::{Heads, Tensor, Unwritten};
 
 /// The result of attention: the weighted values, and what is needed to recompute any weight.
@@ -13,9 +14,10 @@ pub struct Output<E: Element> {
     /// `ln(sum of e^score)` of each row, `[batch, heads.q, q_len]`; `-inf` for rows that see nothing.
     /// The weight of a pair is `e^(score - lse)`.
     pub lse: Vec<E::Num>,
-    /// What rounding took from each lse: `lse + lse_rest` has twice the digits. [`Plan::backward`](crate::Plan::backward)
-    /// takes weights from it that sum to 1 however large the scores are; empty where it is not known.
-    pub lse_rest: Vec<E::Num>,
+    /// `m` and `l` of each row, `[batch, heads.q, q_len]`: the sum of `2^(score log2 e - m)` over its keys is `l`. Where
+    /// scores are so large that lse cannot hold what they differ by, [`Plan::backward`](crate::Plan::backward) takes the
+    /// weights from here; empty where it is not known.
+    pub states: Vec<[E::Num; 2]>,
     /// The entropy of each row's weights (and sink), `-sum of a ln a = lse - E[score]`, `[batch, heads.q, q_len]`, if
     /// the problem asked for it: 0 where one key has all the weight, `ln n` where n keys share it. Before dropout.
     pub entropy: Option<Vec<E::Num>>,
@@ -39,39 +41,57 @@ impl<E: Element> Output<E> {
         }
         let rows = shape.batch * shape.heads * shape.len;
         parts.iter().try_for_each(|p| Error::unless_one_each_row("lse", rows, p.lse.len()))?;
-        let largest = |row: usize| {
-            parts.iter().map(|p| p.lse[row].to_f64()).fold(f64::NEG_INFINITY, f64::max)
-        };
         let with_entropy = parts.iter().all(|p| p.entropy.is_some());
-        for entropy in parts.iter().filter_map(|p| p.entropy.as_ref()) {
-            Error::unless_one_each_row("entropy", rows, entropy.len())?;
+        for part in parts {
+            let states = part.states.len();
+            Error::unless_one_each_row("states", if states == 0 { 0 } else { rows }, states)?;
+            let entropy = part.entropy.as_ref().map_or(rows, Vec::len);
+            Error::unless_one_each_row("entropy", rows, entropy)?;
         }
-        let (mut lse, mut lse_rest) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
-        let mut entropy = Vec::new();
-        // In f64: the weights of the parts are exact, what is left is the rounding of each part's own lse.
+        let with_states = parts.iter().all(|p| p.states.len() == rows);
+        // In f64, relative to the largest: the weights of the parts are exact, what is left is the rounding of each part.
+        let state = |p: &Self, row: usize| {
+            let [m, l] =
+                if with_states { p.states[row] } else { [p.lse[row], E::Num::from_f64(1.0)] };
+            let seen = p.lse[row].to_f64() > f64::NEG_INFINITY;
+            (if seen { m.to_f64() } else { f64::NEG_INFINITY }, l.to_f64())
+        };
         let weights = |row: usize| {
-            let m = largest(row);
+            let m = parts.iter().map(|p| state(p, row).0).fold(f64::NEG_INFINITY, f64::max);
             let weight = move |p: &Self| {
-                if m == f64::NEG_INFINITY { 0.0 } else { (p.lse[row].to_f64() - m).exp() }
+                let (of_part, l) = state(p, row);
+                match of_part - m {
+                    _ if of_part == f64::NEG_INFINITY => 0.0,
+                    below if with_states => below.exp2() * l,
+                    below => below.exp() * l,
+                }
             };
             let sum: f64 = parts.iter().map(weight).sum();
             (m, sum, weight)
         };
+        let (mut lse, mut states, mut entropy) = (Vec::with_capacity(rows), Vec::new(), Vec::new());
         for row in 0..first.lse.len() {
-            let (m, sum, _) = weights(row);
-            let total = if sum == 0.0 { m } else { m + sum.ln() };
-            let rounded = E::Num::from_f64(total);
-            lse.push(rounded);
-            let rest = if sum == 0.0 { 0.0 } else { (m - rounded.to_f64()) + sum.ln() };
-            lse_rest.push(E::Num::from_f64(rest));
+            let (m, sum, weight) = weights(row);
+            let [m, l] = [m, sum].map(E::Num::from_f64);
+            if with_states {
+                let merged = if sum == 0.0 { State::nothing_seen() } else { State { m, l, t: l } };
+                lse.push(merged.lse());
+                states.push([merged.m, merged.l]);
+            } else {
+                lse.push(E::Num::from_f64(if sum == 0.0 {
+                    m.to_f64()
+                } else {
+                    m.to_f64() + sum.ln()
+                }));
+            }
             if with_entropy {
-                // lse - E[score], and each part's E[score] is its lse less its entropy.
-                let seen = parts.iter().filter(|p| p.lse[row].to_f64() > f64::NEG_INFINITY);
-                let shares = seen.map(|p| {
+                // -sum of a ln a, where each weight of a part is its share times what it was.
+                let shares = parts.iter().map(|p| (p, weight(p) / sum)).filter(|(_, a)| *a > 0.0);
+                let terms = shares.map(|(p, a)| {
                     let of_part = p.entropy.as_ref().map_or(0.0, |entropy| entropy[row].to_f64());
-                    (p.lse[row].to_f64() - total).exp() * (of_part + total - p.lse[row].to_f64())
+                    a * (of_part - a.ln())
                 });
-                entropy.push(E::Num::from_f64(shares.sum()));
+                entropy.push(E::Num::from_f64(terms.sum()));
             }
         }
         let mut out = Unwritten::new(shape, first.out.layout())?;
@@ -83,11 +103,7 @@ impl<E: Element> Output<E> {
                 let (b, head) = (item / shape.heads, item % shape.heads);
                 // SAFETY: nobody else holds a row of `out`, and none is read.
                 let mut tile = unsafe {
-                    out.tile(
-                        b,
-                        Heads { head, apart: 0, parts: 0..1 },
-                        RowTile { first: i, step: 1, count: 1 },
-                    )
+                    out.tile(b, Heads::one(head), RowTile { first: i, step: 1, count: 1 })
                 };
                 for (d, x) in tile.row(0, 0).iter_mut().enumerate() {
                     let seen = parts.iter().filter(|p| weight(p) > 0.0);
@@ -104,6 +120,6 @@ impl<E: Element> Output<E> {
         }
         // SAFETY: every row of every head and item is written once.
         let out = unsafe { out.written() };
-        Ok(Self { out, lse, lse_rest, entropy: with_entropy.then_some(entropy) })
+        Ok(Self { out, lse, states, entropy: with_entropy.then_some(entropy) })
     }
 }

@@ -88,13 +88,18 @@ impl<'a, E: Element> Plan<'a, E> {
         let shape = self.out_shape();
         let rows = vec![E::Num::default(); shape.batch * shape.heads * shape.len];
         let mut entropy = self.problem.entropy.then(|| rows.clone());
-        let (mut lse_rest, mut lse) = (rows.clone(), rows);
+        let (mut states, mut lse) = (vec![[E::Num::default(); 2]; rows.len()], rows);
         let mut out = Unwritten::new(shape, q.layout())?;
         let view = out.view()?;
-        let to = self.finished(&view, &mut lse, Some(&mut lse_rest), entropy.as_deref_mut())?;
+        let to = self.finished(
+            &view,
+            &mut lse,
+            Some(states.as_flattened_mut()),
+            entropy.as_deref_mut(),
+        )?;
         self.compute(Call { problem: &self.problem, q, k, v }, &to);
         // SAFETY: `compute` finishes every row of every head and item.
-        Ok(Output { out: unsafe { out.written() }, lse, lse_rest, entropy })
+        Ok(Output { out: unsafe { out.written() }, lse, states, entropy })
     }
 
     /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
@@ -124,13 +129,14 @@ impl<'a, E: Element> Plan<'a, E> {
         &self,
         out: &'o ViewMut<'o, E>,
         lse: &'o mut [E::Num],
-        lse_rest: Option<&'o mut [E::Num]>,
+        states: Option<&'o mut [E::Num]>,
         entropy: Option<&'o mut [E::Num]>,
     ) -> Result<Outputs<'o, E>, Error> {
         let shape = Shape { dim: 1, ..self.out_shape() }.to_array();
-        let optional = |x: Option<&'o mut [E::Num]>| x.map(|x| ViewMut::bhsd(x, shape)).transpose();
-        let (lse_rest, entropy) = (optional(lse_rest)?, optional(entropy)?);
-        Ok(Finished { out, lse: ViewMut::bhsd(lse, shape)?, lse_rest, entropy })
+        let entropy = entropy.map(|entropy| ViewMut::bhsd(entropy, shape)).transpose()?;
+        let pairs = Shape { dim: 2, ..self.out_shape() }.to_array();
+        let states = states.map(|states| ViewMut::bhsd(states, pairs)).transpose()?;
+        Ok(Finished { out, lse: ViewMut::bhsd(lse, shape)?, states, entropy })
     }
 
     pub(crate) fn check_inputs(
@@ -234,7 +240,7 @@ impl<'a, E: Element> Plan<'a, E> {
                         let finished = || Finished {
                             out: to.out.tile(b, one(), rows),
                             lse: to.lse.tile(b, one(), rows),
-                            lse_rest: to.lse_rest.as_ref().map(|r| r.tile(b, one(), rows)),
+                            states: to.states.as_ref().map(|s| s.tile(b, one(), rows)),
                             entropy: to.entropy.as_ref().map(|e| e.tile(b, one(), rows)),
                         };
                         Target {

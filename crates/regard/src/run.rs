@@ -17,7 +17,7 @@ pub(crate) fn run<M>(
 ) {
     let threads = threads.max(1);
     // Small tasks are taken several at a time, to keep the counter out of the way.
-    let grain = (tasks / (threads * 16)).clamp(1, 16);
+    let grain = (tasks / threads.saturating_mul(16)).clamp(1, 16);
     let next = AtomicUsize::new(0);
     let work = || {
         let mut mine = None;

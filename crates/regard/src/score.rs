@@ -1,8 +1,8 @@
 //! What a query and a key make of each other: the similarity, and what happens to it before the softmax.
 //!
 //! The order is fixed (ADR 0001): similarity, scale, softcap, biases (dense, ALiBi, relative, your own), mask; a sink
-//! joins the denominator. Each option stands here three times, side by side: its definition ([`Score::define`], one
-//! pair at a time), its pass over a tile ([`Score::apply`]), and its derivative ([`Score::slope`]).
+//! joins the denominator. Each option stands here side by side: its definition (`Problem::define`, one pair at a time) with
+//! its derivative (`Problem::slope`), its pass over a tile (`Problem::apply`), and the way back through a tile.
 //!
 //! Tiles hold scores times `log2 e`, so that the softmax needs `2^x` alone; every pass works in that unit.
 
@@ -155,6 +155,12 @@ impl<'a, E: Element> Score<'a, E> {
     #[must_use]
     pub fn sinks(self, sinks: &'a [E::Num]) -> Self {
         Self { sinks: Some(sinks), ..self }
+    }
+
+    /// Whether a score may become `-inf`, which hides its pair.
+    #[inline(always)]
+    pub(crate) fn may_hide(&self) -> bool {
+        self.bias.is_some() || self.relative.is_some() || self.custom.is_some()
     }
 
     pub(crate) fn check(

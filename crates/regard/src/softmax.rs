@@ -6,7 +6,6 @@
 //! the order of keys, tiles, threads and machines is free.
 
 use crate::element::Number;
-use crate::score::in_log2;
 use crate::simd::{GROUP, Lanes, Simd, Span, math};
 
 /// The softmax over some of a row's keys; scores are times `log2 e`.
@@ -34,13 +33,6 @@ impl<N: Number> State<N> {
         (Self { m, l: self.l * a + other.l * b, t: t(self, a) + t(other, b) }, a, b)
     }
 
-    /// What rounding took from [`lse`](Self::lse): with it, lse has twice the digits.
-    #[inline(always)]
-    pub(crate) fn lse_rest(self, lse: N) -> N {
-        let rest = (self.m - in_log2(lse)) + self.l.log2_of_sum();
-        if self.l == N::zero() { N::zero() } else { rest * N::from_f64(std::f64::consts::LN_2) }
-    }
-
     /// The entropy of the weights, `lse - E[score]`; 0 for a row that has seen nothing.
     pub(crate) fn entropy(self) -> N {
         if self.l == N::zero() {
@@ -59,6 +51,9 @@ impl<N: Number> State<N> {
         if self.m == -N::max_value() && lse > N::neg_infinity() { self.m } else { lse }
     }
 }
+
+/// Rounding takes from an lse above this what matters in its weights: it is the relative error of all of them.
+pub(crate) const LARGE: f64 = 1024.0;
 
 /// How far below `m` a score counts: much farther than any weight above 0 is.
 pub(crate) const FAR: f64 = -16384.0;

@@ -4,6 +4,7 @@
 //! contiguous; the other strides are free, so `[batch, heads, len, dim]` and `[batch, len, heads, dim]` are the same
 //! to everything below. The kernels see one head at a time, as [`Rows`].
 
+use crate::element::Element;
 use crate::error::Error;
 use crate::mask::RowTile;
 use std::marker::PhantomData;
@@ -297,6 +298,12 @@ pub(crate) struct Heads {
     pub(crate) parts: Range<usize>,
 }
 
+impl Heads {
+    pub(crate) fn one(head: usize) -> Self {
+        Self { head, apart: 0, parts: 0..1 }
+    }
+}
+
 /// Rows that one task alone may touch.
 #[derive(Debug)]
 pub(crate) struct TileMut<'a, E> {
@@ -320,7 +327,7 @@ impl<E> TileMut<'_, E> {
         assert!(step == 1 && self.heads.parts.contains(&part));
         assert!(rows.first >= first && rows.row(rows.count.max(1) - 1) < first + count);
         let head = part * self.heads.apart + self.heads.head;
-        let heads = Heads { head, apart: 0, parts: 0..1 };
+        let heads = Heads::one(head);
         TileMut { view: self.view, batch: self.batch, heads, rows, features: self.features.clone() }
     }
 
@@ -404,6 +411,15 @@ impl<E> Tensor<E> {
         Ok(Self { data, shape, layout })
     }
 
+    /// All 0.
+    pub(crate) fn zeros(shape: Shape, layout: Layout) -> Result<Self, Error>
+    where
+        E: Element,
+    {
+        let data = vec![E::narrow(E::Num::default()); shape.elements()?];
+        Ok(Self { data, shape, layout })
+    }
+
     /// Borrows it.
     #[must_use]
     pub fn view(&self) -> View<'_, E> {
@@ -446,8 +462,10 @@ pub(crate) struct Unwritten<E> {
 
 impl<E> Unwritten<E> {
     pub(crate) fn new(shape: Shape, layout: Layout) -> Result<Self, Error> {
-        let n = shape.elements()?;
-        Ok(Self { data: Vec::with_capacity(n), shape, layout })
+        let mut data = Vec::new();
+        let refused = |_| Error::ShapeOverflow { shape: shape.to_array() };
+        data.try_reserve_exact(shape.elements()?).map_err(refused)?;
+        Ok(Self { data, shape, layout })
     }
 
     /// Its rows, to be written.

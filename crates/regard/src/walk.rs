@@ -136,7 +136,7 @@ impl<N: Number> Walk<N> {
                     let (k, v) = (k.slice(keys.start, keys.len()), v.slice(keys.start, keys.len()));
                     let at = At { scope, rows, span, keys: cell.keys().skip(keys.start) };
                     // A bias may hide pairs that the mask lets through.
-                    let biased = call.problem.score.bias.is_some();
+                    let biased = call.problem.score.may_hide();
                     let mut all = [lanes_of(span); CELL];
                     let seen =
                         if hidden { &mut seen[keys.clone()] } else { &mut all[keys.clone()] };

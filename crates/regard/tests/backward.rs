@@ -1,6 +1,10 @@
 //! What the kernel's gradients are made of, and what must never reach them.
 
-use regard::{Dims, Grads, Isa, Score, Shape, Tensor, Upstream, View};
+use regard::reference::backward;
+use regard::{
+    Dims, Grads, Isa, Machine, Output, Pair, Plan, Problem, Score, ScoreRule, Shape, Tensor,
+    Upstream, View,
+};
 use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::masks::{MASKS, named};
 use regard_testkit::run::{both_ways, forward, same_grad_bits};
@@ -356,5 +360,102 @@ fn a_constant_added_to_all_scores_moves_every_lse_by_as_much() {
         let sum: f64 = seeing.map(|(_, d)| f64::from(*d)).sum();
         let gradient = f64::from(grads.bias.unwrap().data()[0]);
         assert!((gradient - sum).abs() < 1e-4, "{} {gradient} {sum}", isa.name());
+    }
+}
+
+/// Scores so large that lse cannot hold what they differ by: one head, one feature, queries of 1.
+fn large_scores(base: f32) -> (Vec<f32>, Vec<f32>) {
+    // Steps that a score of that size still has.
+    let step = base * f32::EPSILON;
+    (
+        (0..200).map(|i| base + step * (i % 3) as f32).collect(),
+        (0..200).map(|i| (i as f32).cos()).collect(),
+    )
+}
+
+#[test]
+fn weights_sum_to_one_however_large_the_scores_are() {
+    for (isa, base) in
+        Isa::available().into_iter().flat_map(|i| [2e3f32, 1e6, -3e9, -1e30].map(|b| (i, b)))
+    {
+        let (keys, values) = large_scores(base);
+        let (one, column) = ([1f32], [200, 1]);
+        let q = View::matrix(&one, [1, 1]).unwrap();
+        let (k, v) = (View::matrix(&keys, column).unwrap(), View::matrix(&values, column).unwrap());
+        let part = |range: std::ops::Range<usize>| {
+            let column = [range.len(), 1];
+            let (k, v) = (&keys[range.clone()], &values[range]);
+            (View::matrix(k, column).unwrap(), View::matrix(v, column).unwrap())
+        };
+        let problem = |k: &View<'_, f32>, v: &View<'_, f32>| {
+            Problem::new(&q, k, v).score(Score::new().scale(1.0))
+        };
+        let parts: Vec<Output<f32>> = [0..70, 70..200]
+            .map(part)
+            .iter()
+            .map(|(k, v)| forward(&problem(k, v), (q, *k, *v), isa, 1))
+            .collect();
+        let whole = forward(&problem(&k, &v), (q, k, v), isa, 1);
+        let plan = Plan::new(problem(&k, &v), Machine::here().isa(isa)).unwrap();
+        for output in [whole, Output::merge(&parts).unwrap()] {
+            let grads = plan.backward(q, k, v, &output, q).unwrap();
+            let sum: f32 = grads.v.data().iter().sum();
+            assert!((sum - 1.0).abs() < 1e-4, "{} {base}: {sum}", isa.name());
+        }
+    }
+}
+
+#[test]
+fn a_scale_near_zero_has_a_gradient() {
+    for scale in [0.0, 1e-45, 3e-39, 1e-30, 1e-15] {
+        let case = Case::new(dims([1, 2, 1, 33, 40, 8, 5])).scores(&[ScoreOption::Scale(scale)]);
+        let data = Data::<f32>::new(&case);
+        let upstream = data.upstream_by_definition::<f64>(&case);
+        let exact = backward(&data.problem(&case), data.inputs(), &upstream).scale;
+        for isa in Isa::available() {
+            let found = run(&case, &data, isa).scale;
+            assert!((found / exact - 1.0).abs() < 1e-4, "{case}: {found} for {exact}");
+        }
+    }
+}
+
+#[test]
+fn a_sink_of_minus_infinity_has_no_gradient() {
+    let case = Case { entropy: true, ..Case::new(dims([1, 2, 2, 5, 7, 4, 4])) };
+    let case = case.mask(named("nothing")).scores(&[ScoreOption::Sinks]);
+    let mut data = Data::<f32>::new(&case);
+    data.sinks.fill(f32::NEG_INFINITY);
+    data.d_rows.iter_mut().for_each(|d| d.fill(f32::NAN));
+    for isa in Isa::available() {
+        assert_eq!(run(&case, &data, isa).sinks, [0.0; 2]);
+    }
+}
+
+/// Hides every third key.
+#[derive(Debug)]
+struct Hiding;
+
+impl ScoreRule for Hiding {
+    fn apply(&self, at: Pair, score: f64) -> f64 {
+        if at.key.is_multiple_of(3) { f64::NEG_INFINITY } else { score }
+    }
+    fn slope(&self, at: Pair, _: f64) -> f64 {
+        if at.key.is_multiple_of(3) { f64::NAN } else { 1.0 }
+    }
+}
+
+#[test]
+fn what_a_rule_of_ones_own_hides_is_hidden() {
+    let case = Case::new(dims([1, 1, 1, 20, 70, 8, 8]));
+    let mut data = Data::<f32>::new(&case);
+    (0..70).step_by(3).for_each(|key| data.v.row_mut(0, 0, key).fill(f32::NAN));
+    let (q, k, v) = data.inputs();
+    let problem = Problem::new(&q, &k, &v).score(Score::new().custom(&Hiding));
+    for isa in Isa::available() {
+        let (output, grads) = both_ways(&problem, (q, k, v), data.upstream(&case), isa, 1);
+        assert!(output.out.data().iter().all(|x| x.is_finite()), "{}", isa.name());
+        for (key, row) in grads.k.data().chunks_exact(8).enumerate() {
+            assert!(row.iter().all(|x| if key % 3 == 0 { *x == 0.0 } else { x.is_finite() }));
+        }
     }
 }

@@ -283,7 +283,7 @@ fn gradients_that_do_not_fit_the_plan_are_errors() {
     let (few, short, given) = (&data[..39], vec![0.0; 39], Upstream::new(d_out));
     for (output, upstream, option) in [
         (Output { lse: short.clone(), ..output.clone() }, given, "lse"),
-        (Output { lse_rest: short.clone(), ..output.clone() }, given, "lse_rest"),
+        (Output { states: vec![[0.0; 2]; short.len()], ..output.clone() }, given, "states"),
         (output.clone(), given.lse(few), "the gradient of lse"),
         (Output { entropy: Some(short), ..output.clone() }, given.entropy(&data[..40]), "entropy"),
         (output.clone(), given.entropy(few), "the gradient of entropy"),
@@ -317,7 +317,7 @@ fn parts_that_do_not_fit_together_are_errors() {
     let part = |s: [usize; 4]| Output {
         out: Tensor::new(vec![0f32; s.iter().product()], shape(s), regard::Layout::Bhsd).unwrap(),
         lse: vec![0.0; s[0] * s[1] * s[2]],
-        lse_rest: Vec::new(),
+        states: Vec::new(),
         entropy: None,
     };
     let first = [2, 3, 4, 5];
@@ -336,8 +336,8 @@ fn parts_whose_lse_does_not_fit_are_an_error_and_no_panic() {
     let out = Tensor::new(vec![0f32; 4], shape([1, 1, 4, 1]), regard::Layout::Bhsd).unwrap();
     let (whole, short) = (vec![0.0; 4], vec![0.0; 3]);
     let parts = [
-        Output { out: out.clone(), lse: whole, lse_rest: Vec::new(), entropy: None },
-        Output { out, lse: short, lse_rest: Vec::new(), entropy: None },
+        Output { out: out.clone(), lse: whole, states: Vec::new(), entropy: None },
+        Output { out, lse: short, states: Vec::new(), entropy: None },
     ];
     assert!(Output::merge(&parts).is_err());
 }

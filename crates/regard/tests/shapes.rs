@@ -3,7 +3,7 @@
 mod strategies;
 
 use proptest::prelude::*;
-use regard::{Align, Isa, Machine, Mask, Plan, Problem, Scope, View};
+use regard::{Align, Isa, Machine, Mask, Plan, Problem, Scope, Similarity, View};
 use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::run::forward;
 use regard_testkit::scores::SCORES;
@@ -88,4 +88,35 @@ fn a_machine_without_threads_uses_the_callers() {
     let machine = Machine { threads: 0, ..Machine::here() };
     let plan = Plan::new(Problem::new(&x, &x, &x), machine).unwrap();
     assert_eq!(plan.forward(x, x, x).unwrap().out.data(), data);
+    // Keys that are cut into parts, and a projection: both keep parts of `d_q` of some items at a time.
+    let data: Vec<f32> = (0..1100 * 4).map(|i| (i as f32).sin()).collect();
+    let (x, w) = (View::matrix(&data, [1100, 4]).unwrap(), View::matrix(&data, [4, 4]).unwrap());
+    for similarity in [Similarity::Dot, Similarity::General(w)] {
+        let problem = Problem::new(&x, &x, &x).similarity(similarity);
+        let grads = [0, 1, usize::MAX].map(|threads| {
+            let machine = Machine { threads, ..Machine::here() };
+            let plan = Plan::new(problem.clone(), machine).unwrap();
+            plan.backward(x, x, x, &plan.forward(x, x, x).unwrap(), x).unwrap()
+        });
+        assert!(grads[0] == grads[1] && grads[1] == grads[2], "{similarity}");
+    }
+}
+
+#[test]
+fn gradients_of_nothing_are_zero_whatever_the_other_sizes() {
+    let huge = usize::MAX / 8;
+    for (q, k) in [
+        ([0, 1, huge, 1], [0, 1, huge, 1]),
+        ([0, huge, 1, 1], [0, huge, 1, 1]),
+        ([0, huge, 2, 1], [0, 1, huge, 1]),
+        ([1, 2, 0, 3], [1, 2, 5, 3]),
+        ([1, 0, 4, 3], [1, 2, 5, 3]),
+    ] {
+        let data = [1f32; 40];
+        let (q, k) = (View::bhsd(&data, q).unwrap(), View::bhsd(&data, k).unwrap());
+        let plan = Plan::new(Problem::new(&q, &k, &k), Machine::here()).unwrap();
+        let grads = plan.backward(q, k, k, &plan.forward(q, k, k).unwrap(), q).unwrap();
+        assert_eq!((grads.k.shape(), grads.v.shape()), (k.shape(), k.shape()));
+        assert!(grads.k.data().iter().chain(grads.v.data()).all(|x| *x == 0.0));
+    }
 }

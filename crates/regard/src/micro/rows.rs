@@ -1,0 +1,243 @@
+//! Sums over the rows of a tile: gradients of keys, values and W. Features stand in the vectors here.
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices over constants keep the register tiles in registers"
+)]
+
+use super::{Seen, UNROLL};
+use crate::element::Number;
+use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task};
+
+/// Rows side by side in memory, each padded with zeros to whole vectors, which never straddle two cache lines.
+#[derive(Debug)]
+pub(crate) struct Packed<N> {
+    data: Vec<N>,
+    /// Where the first whole cache line begins.
+    first: usize,
+    /// Numbers from one row to the next: a multiple of the widest vector.
+    width: usize,
+}
+
+impl<N: Number> Packed<N> {
+    pub(crate) fn new(rows: usize, features: usize) -> Self {
+        let width = features.next_multiple_of(MAX_LANES);
+        let data = vec![N::zero(); rows * width + MAX_LANES];
+        let first = data.as_ptr().align_offset(64).min(MAX_LANES);
+        Self { data, first, width }
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        (self.data.len() - MAX_LANES).checked_div(self.width).unwrap_or(0)
+    }
+
+    #[inline(always)]
+    pub(crate) fn row(&self, i: usize) -> &[N] {
+        &self.data[self.first + i * self.width..][..self.width]
+    }
+
+    #[inline(always)]
+    pub(crate) fn row_mut(&mut self, i: usize) -> &mut [N] {
+        &mut self.data[self.first + i * self.width..][..self.width]
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.data.fill(N::zero());
+    }
+}
+
+/// The third product, over rows: `sums[at(key)] += sum over rows of tile[key][row] * rows[row]`, for the rows of `span`.
+/// With `HIDDEN`, a row that does not see a key (`seen`) is left out of its sum. With `AWAY`, each row's difference from
+/// `keys[key]` takes the place of the row.
+#[inline(always)]
+pub(crate) fn add_rows<N: Number, S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(
+    s: S,
+    (tile, seen): (&[Lanes<N>], &[Seen]),
+    (rows, span): (&Packed<N>, Span),
+    keys: &Packed<N>,
+    (at, sums): (&[usize], &mut Packed<N>),
+) {
+    s.call(AddRows::<N, HIDDEN, AWAY> { work: Sums { tile, seen, rows, span, keys, at }, sums });
+}
+
+/// The operands of [`add_rows`].
+struct Sums<'t, N> {
+    tile: &'t [Lanes<N>],
+    seen: &'t [Seen],
+    rows: &'t Packed<N>,
+    span: Span,
+    keys: &'t Packed<N>,
+    at: &'t [usize],
+}
+
+struct AddRows<'t, N, const HIDDEN: bool, const AWAY: bool> {
+    work: Sums<'t, N>,
+    sums: &'t mut Packed<N>,
+}
+
+impl<N: Number, const HIDDEN: bool, const AWAY: bool> Task<N> for AddRows<'_, N, HIDDEN, AWAY> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, s: S) {
+        let Self { work, sums } = self;
+        let width = work.rows.width;
+        assert!(work.span.end <= GROUP && width == sums.width);
+        assert!(width == 0 || work.span.end <= work.rows.rows());
+        assert!(!HIDDEN || work.tile.len() <= work.seen.len());
+        let mut f = 0;
+        while f < width {
+            let vectors = (width - f) / S::LANES;
+            if !S::WIDE {
+                work.add_keys::<S, HIDDEN, AWAY, 6, 2>(s, f, sums);
+                f += 2 * S::LANES;
+            } else if vectors >= 4 {
+                work.add_keys::<S, HIDDEN, AWAY, 4, 4>(s, f, sums);
+                f += 4 * S::LANES;
+            } else if vectors >= 2 {
+                work.add_keys::<S, HIDDEN, AWAY, 8, 2>(s, f, sums);
+                f += 2 * S::LANES;
+            } else {
+                work.add_keys::<S, HIDDEN, AWAY, 8, 1>(s, f, sums);
+                f += S::LANES;
+            }
+        }
+    }
+}
+
+impl<N: Number> Sums<'_, N> {
+    #[inline(always)]
+    fn add_keys<
+        S: Simd<N>,
+        const HIDDEN: bool,
+        const AWAY: bool,
+        const KEYS: usize,
+        const VECTORS: usize,
+    >(
+        &self,
+        s: S,
+        f: usize,
+        sums: &mut Packed<N>,
+    ) {
+        let mut key = 0;
+        while key + KEYS <= self.tile.len() {
+            self.add_block::<S, HIDDEN, AWAY, KEYS, VECTORS>(s, key, f, sums);
+            key += KEYS;
+        }
+        if KEYS > 4 && key + 4 <= self.tile.len() {
+            self.add_block::<S, HIDDEN, AWAY, 4, VECTORS>(s, key, f, sums);
+            key += 4;
+        }
+        while key < self.tile.len() {
+            self.add_block::<S, HIDDEN, AWAY, 1, VECTORS>(s, key, f, sums);
+            key += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn add_block<
+        S: Simd<N>,
+        const HIDDEN: bool,
+        const AWAY: bool,
+        const KEYS: usize,
+        const VECTORS: usize,
+    >(
+        &self,
+        s: S,
+        key: usize,
+        f: usize,
+        to: &mut Packed<N>,
+    ) {
+        let zero = s.splat(N::zero());
+        let (mut sums, mut away) = ([[zero; VECTORS]; KEYS], [[zero; VECTORS]; KEYS]);
+        let tile = &self.tile[key..key + KEYS];
+        let (mut any, mut all, mut seen) = (0, Seen::MAX, [0; KEYS]);
+        for r in 0..KEYS {
+            if HIDDEN {
+                seen[r] = self.seen[key + r];
+                (any, all) = (any | seen[r], all & seen[r]);
+            }
+            for j in 0..VECTORS {
+                if AWAY {
+                    away[r][j] = s.load(&self.keys.row(key + r)[f + j * S::LANES..]);
+                }
+            }
+        }
+        if HIDDEN {
+            for row in self.span.start..self.span.end {
+                if any >> row & 1 == 1 {
+                    let some = all >> row & 1 == 0;
+                    let away = (&away, some, &seen);
+                    self.add_round::<S, HIDDEN, AWAY, KEYS, VECTORS>(
+                        s,
+                        tile,
+                        (row, f),
+                        away,
+                        &mut sums,
+                    );
+                }
+            }
+        } else {
+            let away = (&away, false, &seen);
+            let mut row = self.span.start;
+            while row + UNROLL <= self.span.end {
+                for u in 0..UNROLL {
+                    let at = (row + u, f);
+                    self.add_round::<S, HIDDEN, AWAY, KEYS, VECTORS>(s, tile, at, away, &mut sums);
+                }
+                row += UNROLL;
+            }
+            for row in row..self.span.end {
+                self.add_round::<S, HIDDEN, AWAY, KEYS, VECTORS>(
+                    s,
+                    tile,
+                    (row, f),
+                    away,
+                    &mut sums,
+                );
+            }
+        }
+        for r in 0..KEYS {
+            let to = &mut to.row_mut(self.at[key + r])[f..f + VECTORS * S::LANES];
+            for j in 0..VECTORS {
+                let to = &mut to[j * S::LANES..];
+                s.store(s.add(s.load(to), sums[r][j]), to);
+            }
+        }
+    }
+    /// One row: its weights for some keys, and some of its features.
+    #[inline(always)]
+    fn add_round<
+        S: Simd<N>,
+        const HIDDEN: bool,
+        const AWAY: bool,
+        const KEYS: usize,
+        const VECTORS: usize,
+    >(
+        &self,
+        s: S,
+        tile: &[Lanes<N>],
+        (row, f): (usize, usize),
+        (away, some, seen): (&[[S::V; VECTORS]; KEYS], bool, &[Seen; KEYS]),
+        sums: &mut [[S::V; VECTORS]; KEYS],
+    ) {
+        let first = self.rows.first + row * self.rows.width + f;
+        // SAFETY: `add_rows` holds the last row of the span against the number of rows, and `f` and the vectors after
+        // it stay below the width.
+        let features = unsafe { self.rows.data.get_unchecked(first..first + VECTORS * S::LANES) };
+        let mut y = [s.splat(N::zero()); VECTORS];
+        for j in 0..VECTORS {
+            y[j] = s.load(&features[j * S::LANES..]);
+        }
+        for r in 0..KEYS {
+            if HIDDEN && some && seen[r] >> row & 1 == 0 {
+                continue;
+            }
+            // SAFETY: the row is below `span.end`, which `add_rows` holds against the lanes of a group.
+            let x = s.splat(unsafe { *tile[r].0.get_unchecked(row) });
+            for j in 0..VECTORS {
+                let y = if AWAY { s.sub(y[j], away[r][j]) } else { y[j] };
+                sums[r][j] = s.fma(x, y, sums[r][j]);
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Sums over the keys of a tile: outputs, and gradients of queries.
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices over constants keep the register tiles in registers"
+)]
+
+use super::{Seen, UNROLL, low};
+use crate::element::Number;
+use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::view::Rows;
+
+/// Adds a tile to the outputs: `out[d][lane] = out[d][lane] * shrink[lane] + sum over keys of v[key][d] * p[key][lane]`,
+/// for the lanes of `span`. With `HIDDEN`, a key that a row does not see (`seen`) is left out of its sum, so that
+/// not even a NaN in its value can reach the row. With `AWAY`, the value's difference from `q[d][lane]` takes its place.
+#[inline(always)]
+pub(crate) fn add_values<N: Number, S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(
+    s: S,
+    (v, q): (Rows<'_, N>, &[Lanes<N>]),
+    (p, seen): (&[Lanes<N>], &[Seen]),
+    span: Span,
+    (shrink, out): (&Lanes<N>, &mut [Lanes<N>]),
+) {
+    s.call(AddValues::<N, HIDDEN, AWAY> { v, q, p, seen, span, shrink, out });
+}
+
+struct AddValues<'t, N, const HIDDEN: bool, const AWAY: bool> {
+    v: Rows<'t, N>,
+    q: &'t [Lanes<N>],
+    p: &'t [Lanes<N>],
+    seen: &'t [Seen],
+    span: Span,
+    shrink: &'t Lanes<N>,
+    out: &'t mut [Lanes<N>],
+}
+
+impl<N: Number, const HIDDEN: bool, const AWAY: bool> Task<N> for AddValues<'_, N, HIDDEN, AWAY> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, s: S) {
+        let Self { v, q, p, seen, span, shrink, out } = self;
+        let p = (p, seen);
+        if !S::WIDE {
+            for lane in (span.start..span.end).step_by(2 * S::LANES) {
+                let to = (shrink, &mut *out);
+                add_lanes::<N, S, HIDDEN, AWAY, 6, 2>(s, (v, q), p, lane, to);
+            }
+        } else if span.len() <= S::LANES {
+            add_lanes::<N, S, HIDDEN, AWAY, 8, 1>(s, (v, q), p, span.start, (shrink, out));
+        } else if span.len() <= 2 * S::LANES {
+            add_lanes::<N, S, HIDDEN, AWAY, 8, 2>(s, (v, q), p, span.start, (shrink, out));
+        } else {
+            add_lanes::<N, S, HIDDEN, AWAY, 4, 4>(s, (v, q), p, span.start, (shrink, out));
+        }
+    }
+}
+
+#[inline(always)]
+fn add_lanes<
+    N: Number,
+    S: Simd<N>,
+    const HIDDEN: bool,
+    const AWAY: bool,
+    const DIMS: usize,
+    const VECTORS: usize,
+>(
+    s: S,
+    (v, q): (Rows<'_, N>, &[Lanes<N>]),
+    p: (&[Lanes<N>], &[Seen]),
+    lane: usize,
+    (shrink, out): (&Lanes<N>, &mut [Lanes<N>]),
+) {
+    let mut d = 0;
+    while d + DIMS <= out.len() {
+        add_block::<N, S, HIDDEN, AWAY, DIMS, VECTORS>(s, (v, q, d), p, lane, (shrink, &mut *out));
+        d += DIMS;
+    }
+    if DIMS > 4 && d + 4 <= out.len() {
+        add_block::<N, S, HIDDEN, AWAY, 4, VECTORS>(s, (v, q, d), p, lane, (shrink, &mut *out));
+        d += 4;
+    }
+    while d < out.len() {
+        add_block::<N, S, HIDDEN, AWAY, 1, VECTORS>(s, (v, q, d), p, lane, (shrink, &mut *out));
+        d += 1;
+    }
+}
+
+#[inline(always)]
+fn add_block<
+    N: Number,
+    S: Simd<N>,
+    const HIDDEN: bool,
+    const AWAY: bool,
+    const DIMS: usize,
+    const VECTORS: usize,
+>(
+    s: S,
+    (v, q, d): (Rows<'_, N>, &[Lanes<N>], usize),
+    (p, seen): (&[Lanes<N>], &[Seen]),
+    lane: usize,
+    (shrink, out): (&Lanes<N>, &mut [Lanes<N>]),
+) {
+    let zero = s.splat(N::zero());
+    let (mut sums, mut away) = ([[zero; VECTORS]; DIMS], [[zero; VECTORS]; DIMS]);
+    for r in 0..DIMS {
+        for j in 0..VECTORS {
+            if AWAY {
+                away[r][j] = s.load(&q[d + r].0[lane + j * S::LANES..]);
+            }
+        }
+    }
+    assert!(lane <= GROUP - VECTORS * S::LANES);
+    assert!(p.is_empty() || (p.len() - 1) * v.stride + d + DIMS <= v.data.len());
+    assert!(!HIDDEN || p.len() <= seen.len());
+    let row = |key: usize| {
+        // SAFETY: the assertion above bounds the last key's row.
+        unsafe { v.data.get_unchecked(key * v.stride + d..key * v.stride + d + DIMS) }
+    };
+    let (fours, rest) = p.as_chunks::<UNROLL>();
+    for (i, p) in fours.iter().enumerate() {
+        for u in 0..UNROLL {
+            let key = i * UNROLL + u;
+            let seen = if HIDDEN { seen[key] >> lane } else { 0 };
+            let p = (&p[u], lane);
+            add_round::<N, S, HIDDEN, AWAY, DIMS, VECTORS>(
+                s,
+                row(key),
+                p,
+                (seen, &away),
+                &mut sums,
+            );
+        }
+    }
+    for (i, p) in rest.iter().enumerate() {
+        let key = fours.len() * UNROLL + i;
+        let seen = if HIDDEN { seen[key] >> lane } else { 0 };
+        let p = (p, lane);
+        add_round::<N, S, HIDDEN, AWAY, DIMS, VECTORS>(s, row(key), p, (seen, &away), &mut sums);
+    }
+    // The tile's own sum first, then one addition to the running one: half the rounding error of adding key by key.
+    for r in 0..DIMS {
+        for j in 0..VECTORS {
+            let at = lane + j * S::LANES;
+            let sum = s.fma(s.load(&out[d + r].0[at..]), s.load(&shrink.0[at..]), sums[r][j]);
+            s.store(sum, &mut out[d + r].0[at..]);
+        }
+    }
+}
+
+/// One key: some features of its value, and its weights for the rows.
+#[inline(always)]
+fn add_round<
+    N: Number,
+    S: Simd<N>,
+    const HIDDEN: bool,
+    const AWAY: bool,
+    const DIMS: usize,
+    const VECTORS: usize,
+>(
+    s: S,
+    x: &[N],
+    (p, lane): (&Lanes<N>, usize),
+    (seen, away): (Seen, &[[S::V; VECTORS]; DIMS]),
+    sums: &mut [[S::V; VECTORS]; DIMS],
+) {
+    let mut y = [s.splat(N::zero()); VECTORS];
+    for j in 0..VECTORS {
+        y[j] = s.load(&p.0[lane + j * S::LANES..]);
+    }
+    for r in 0..DIMS {
+        let x = s.splat(x[r]);
+        for j in 0..VECTORS {
+            let x = if AWAY { s.sub(x, away[r][j]) } else { x };
+            sums[r][j] = if HIDDEN {
+                s.fma_where(s.lanes(low(seen >> (j * S::LANES))), x, y[j], sums[r][j])
+            } else {
+                s.fma(x, y[j], sums[r][j])
+            };
+        }
+    }
+}
