@@ -1,0 +1,331 @@
+//! A group of rows on its way back: what it brings, what a piece makes of it, what it leaves.
+
+use super::{Back, Rows, Tiles};
+use crate::cells::{CELL, Cell, lanes_of};
+use crate::element::{Element, Number};
+use crate::lanes::{fetch, multiply, pack, turn, turn_back, turn_queries};
+use crate::mask::{RowTile, Scope};
+use crate::micro::{Dots, Packed, ScoreGrads, Weights, dot_tile, low};
+use crate::problem::Problem;
+use crate::score::{LOG2_E, Similarity, in_log2};
+use crate::simd::{GROUP, Lanes, Simd, Span, math};
+use crate::softmax::{FAR, LARGE, TileSums};
+use crate::view::{self, TileMut};
+use crate::walk::{Call, Piece};
+
+/// A factor so small that what it was multiplied into cannot be had back by division.
+const TINY: f64 = 1e-20;
+
+/// A group of rows on its way; lanes are `[features][lanes]`.
+#[derive(Debug)]
+pub(super) struct Group<N> {
+    pub(super) rows: RowTile,
+    /// Queries as given, when they are projected, and as they meet the keys.
+    pub(super) raw: Vec<Lanes<N>>,
+    pub(super) q: Vec<Lanes<N>>,
+    pub(super) d_out: Vec<Lanes<N>>,
+    pub(super) d_q: Vec<Lanes<N>>,
+    /// Queries and output gradients once more, as rows.
+    pub(super) q_rows: Packed<N>,
+    pub(super) d_out_rows: Packed<N>,
+    /// Times `log2 e`.
+    pub(super) lse: Lanes<N>,
+    /// `d_out . out - d_lse`
+    pub(super) delta: Lanes<N>,
+    /// The entropies and their gradients.
+    pub(super) entropy: Option<[Lanes<N>; 2]>,
+    pub(super) by_scale: Lanes<N>,
+    pub(super) by_slope: Lanes<N>,
+}
+
+impl<N: Number> Group<N> {
+    pub(super) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>) -> Self {
+        let dims = problem.dims();
+        let (zeros, zero) = (|n| vec![Lanes([N::zero(); GROUP]); n], Lanes([N::zero(); GROUP]));
+        let projects = matches!(problem.similarity, Similarity::General(_));
+        Self {
+            rows: RowTile { first: 0, step: 1, count: 0 },
+            raw: zeros(if projects { dims.q_dim } else { 0 }),
+            q: zeros(dims.qk_dim),
+            d_out: zeros(dims.v_dim),
+            d_q: zeros(dims.qk_dim),
+            q_rows: Packed::new(GROUP, dims.qk_dim),
+            d_out_rows: Packed::new(GROUP, dims.v_dim),
+            lse: zero,
+            delta: zero,
+            entropy: None,
+            by_scale: zero,
+            by_slope: zero,
+        }
+    }
+
+    /// Queries into lanes, as forward has them.
+    #[inline(always)]
+    pub(super) fn take_queries<E: Element<Num = N>, S: Simd<N>>(
+        &mut self,
+        s: S,
+        call: &Call<'_, E>,
+        (scope, rows): (Scope, RowTile),
+    ) {
+        self.rows = rows;
+        let q = call.q.head(scope.batch, scope.head);
+        turn_queries(s, call.problem, scope.head, (q, rows), &mut self.raw, &mut self.q);
+    }
+
+    /// Takes a group of rows in.
+    #[inline(always)]
+    pub(super) fn start<E: Element<Num = N>, S: Simd<N>>(
+        &mut self,
+        s: S,
+        back: &Back<'_, E>,
+        (scope, rows): (Scope, RowTile),
+        other: &mut [Lanes<N>],
+    ) {
+        let Back { call, out, d_out, lse, states, d_lse, entropy } = *back;
+        self.take_queries(s, &call, (scope, rows));
+        let (out, d_out) = (out.head(scope.batch, scope.head), d_out.head(scope.batch, scope.head));
+        // Rows that saw nothing, and lanes without a row, weigh nothing.
+        self.lse = Lanes([N::max_value(); GROUP]);
+        let first = call.problem.first_row(scope);
+        let mut rests = [N::zero(); GROUP];
+        for (i, rest) in rests[..rows.count].iter_mut().enumerate() {
+            let row = first + rows.row(i);
+            let large = lse[row].abs() > N::from_f64(LARGE) && lse[row].is_finite();
+            if let Some([m, l]) = states.get(row).filter(|_| large) {
+                (self.lse.0[i], *rest) = (*m, l.ln());
+            } else if lse[row] != N::neg_infinity() {
+                self.lse.0[i] = in_log2(lse[row]);
+            }
+        }
+        let other = &mut other[..self.d_out.len()];
+        turn(s, |i| d_out.row(rows.row(i)), rows.count, N::one(), &mut self.d_out);
+        turn(s, |i| out.row(rows.row(i)), rows.count, N::one(), other);
+        pack(|i| d_out.row(rows.row(i)), rows.count, &mut self.d_out_rows);
+        if let Similarity::General(_) = call.problem.similarity {
+            // Projected queries stand in the lanes alone, times `log2 e`.
+            let unit = N::from_f64(1.0 / LOG2_E);
+            for i in 0..rows.count {
+                let row = self.q_rows.row_mut(i).iter_mut();
+                row.zip(&self.q).for_each(|(x, lanes)| *x = lanes.0[i] * unit);
+            }
+        } else {
+            let q = call.q.head(scope.batch, scope.head);
+            pack(|i| q.row(rows.row(i)), rows.count, &mut self.q_rows);
+        }
+        let zero = Lanes([N::zero(); GROUP]);
+        self.d_q.fill(zero);
+        (self.by_scale, self.by_slope, self.delta) = (zero, zero, zero);
+        for lane in (Span { start: 0, end: rows.count }).vectors::<N, S>() {
+            let mut delta = s.splat(N::zero());
+            for (out, d_out) in other.iter().zip(&self.d_out) {
+                delta = s.fma(s.load(&out.0[lane..]), s.load(&d_out.0[lane..]), delta);
+            }
+            s.store(delta, &mut self.delta.0[lane..]);
+        }
+        for i in 0..rows.count {
+            let d_lse = d_lse.map_or(N::zero(), |d| d[first + rows.row(i)]);
+            // What a loss says of the output of a row that sees nothing may be anything, and must not reach its sink.
+            if self.delta.0[i].is_nan() && is_zero(other, i) {
+                self.delta.0[i] = N::zero();
+            }
+            self.delta.0[i] = self.delta.0[i] - d_lse;
+        }
+        self.entropy = entropy.map(|both| {
+            both.map(|x| Lanes(std::array::from_fn(|i| x[first + rows.row(i.min(rows.count - 1))])))
+        });
+        if rests != [N::zero(); GROUP] {
+            self.lower_weights(&rests);
+        }
+    }
+
+    /// Lowers the logarithms of all weights of each row: done to the gradients, each of which meets a weight once.
+    fn lower_weights(&mut self, rests: &[N; GROUP]) {
+        let Self { d_out, d_out_rows, delta, entropy, .. } = self;
+        for (i, rest) in rests.iter().enumerate().filter(|(_, rest)| **rest != N::zero()) {
+            let share = (-*rest).exp();
+            let scale = |x: &mut N| *x = *x * share;
+            d_out.iter_mut().chain([&mut *delta]).for_each(|lanes| scale(&mut lanes.0[i]));
+            d_out_rows.row_mut(i).iter_mut().for_each(scale);
+            if let Some([entropy, d_entropy]) = entropy {
+                // Stands beside the logarithm of a weight.
+                entropy.0[i] = entropy.0[i] - *rest;
+                scale(&mut d_entropy.0[i]);
+            }
+        }
+    }
+
+    /// From a piece to its weights, and to the gradients of its scores before a custom rule.
+    #[inline(always)]
+    pub(super) fn differentiate<E: Element<Num = N>, S: Simd<N>>(
+        &self,
+        s: S,
+        problem: &Problem<'_, E>,
+        piece: &mut Piece<'_, N>,
+        tiles: &mut Tiles<'_, N>,
+    ) {
+        let (n, span) = (piece.k.len, piece.at.span);
+        let (weights, d_scores) = (&mut tiles.weights[..n], &mut tiles.d_scores[..n]);
+        let plain = problem.is_plain_dot() && problem.dropout.is_none() && self.entropy.is_none();
+        if plain && piece.seen.is_none() {
+            let mut then = Weights { m: &self.lse, sums: TileSums::zero(false) };
+            dot_tile(s, (piece.k, &self.q), span, weights, &mut then);
+            let mut then = ScoreGrads { weights, delta: &self.delta };
+            return dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut then);
+        }
+        piece.scores(s, problem, &self.q, weights, Some(&mut *tiles.slopes));
+        dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut Dots);
+        if let Some(dropout) = problem.dropout {
+            dropout.factors(s, piece.at, &mut tiles.factors[..n]);
+            multiply(s, (d_scores, tiles.factors), span);
+        }
+        let (zero, ln_2) = (s.splat(N::zero()), s.splat(N::from_f64(std::f64::consts::LN_2)));
+        let (seen, everyone) = (piece.seen.as_deref(), lanes_of(span));
+        for (i, (weights, d_scores)) in weights.iter_mut().zip(d_scores).enumerate() {
+            for lane in span.vectors::<N, S>() {
+                let seen = s.lanes(low(seen.map_or(everyone, |seen| seen[i]) >> lane));
+                let x = s.sub(s.load(&weights.0[lane..]), s.load(&self.lse.0[lane..]));
+                let a = s.select(seen, math::exp2(s, x), zero);
+                let mut d_a = s.sub(s.load(&d_scores.0[lane..]), s.load(&self.delta.0[lane..]));
+                if let Some([entropy, d_entropy]) = &self.entropy {
+                    // entropy = -sum of a ln a: falls by (ln a + entropy) where a score rises.
+                    let log = s.max(x, s.splat(N::from_f64(FAR)));
+                    let fall = s.fma(log, ln_2, s.load(&entropy.0[lane..]));
+                    d_a = s.sub(d_a, s.mul(s.load(&d_entropy.0[lane..]), fall));
+                }
+                let mut d = s.mul(a, d_a);
+                if let Some(slope) = tiles.slopes.custom.get(i) {
+                    d = s.mul(d, s.load(&slope.0[lane..]));
+                }
+                s.store(a, &mut weights.0[lane..]);
+                s.store(s.select(seen, d, zero), &mut d_scores.0[lane..]);
+            }
+        }
+        if problem.dropout.is_some() {
+            multiply(s, (weights, tiles.factors), span);
+        }
+    }
+
+    /// What each row adds to the gradient of its sink, a score whose value is 0.
+    pub(super) fn write_sink_grads<E: Element<Num = N>>(
+        &self,
+        call: &Call<'_, E>,
+        scope: Scope,
+        to: &mut TileMut<'_, N>,
+    ) {
+        let sink = call.problem.score.sinks.map_or(N::zero(), |sinks| in_log2(sinks[scope.head]));
+        for i in 0..self.rows.count {
+            let log = sink - self.lse.0[i];
+            let by_entropy = self.entropy.as_ref().map_or(N::zero(), |[entropy, d_entropy]| {
+                let fall = log.max(N::from_f64(FAR)) * N::from_f64(std::f64::consts::LN_2);
+                d_entropy.0[i] * (fall + entropy.0[i])
+            });
+            let (a, d) = (log.exp2(), self.delta.0[i] + by_entropy);
+            to.row(0, i)[0].write(if a == N::zero() { a } else { -a * d });
+        }
+    }
+
+    /// Leaves a part of the sums.
+    #[inline(always)]
+    pub(super) fn save<S: Simd<N>>(&self, s: S, to: &mut TileMut<'_, N>) {
+        for lane in (0..self.rows.count).step_by(S::LANES) {
+            let rows = lane..(lane + S::LANES).min(self.rows.count);
+            turn_back(s, &self.d_q, rows, 0, (to, 0));
+        }
+        for i in 0..self.rows.count {
+            let options = &mut to.row(0, i)[self.d_q.len()..];
+            options[0].write(self.by_scale.0[i]);
+            options[1].write(self.by_slope.0[i]);
+        }
+    }
+
+    /// Takes a part of the sums back in, after those before it.
+    #[inline(always)]
+    pub(super) fn add<S: Simd<N>>(
+        &mut self,
+        s: S,
+        from: view::Rows<'_, N>,
+        other: &mut [Lanes<N>],
+    ) {
+        let rows = self.rows;
+        let other = &mut other[..self.d_q.len()];
+        turn(s, |i| from.row(rows.row(i)), rows.count, N::one(), other);
+        for (sum, other) in self.d_q.iter_mut().zip(other) {
+            for lane in (Span { start: 0, end: self.rows.count }).vectors::<N, S>() {
+                let sum = &mut sum.0[lane..];
+                s.store(s.add(s.load(sum), s.load(&other.0[lane..])), sum);
+            }
+        }
+        for i in 0..self.rows.count {
+            let options = &from.row(rows.row(i))[self.d_q.len()..];
+            self.by_scale.0[i] = self.by_scale.0[i] + options[0];
+            self.by_slope.0[i] = self.by_slope.0[i] + options[1];
+        }
+    }
+
+    /// Carries the sums through the projection and the scale, and writes them as rows.
+    #[inline(always)]
+    pub(super) fn finish<E: Element<Num = N>, S: Simd<N>>(
+        &mut self,
+        s: S,
+        call: &Call<'_, E>,
+        scope: Scope,
+        other: &mut [Lanes<N>],
+        to: &mut Rows<'_, E>,
+    ) {
+        let (problem, rows) = (call.problem, self.rows);
+        let span = Span { start: 0, end: rows.count };
+        let (mut q, mut d_q) = (&mut self.q, &mut self.d_q[..]);
+        if let Similarity::General(w) = problem.similarity {
+            // projected = W^T q
+            let w = w.head(0, if w.shape().heads == 1 { 0 } else { scope.head });
+            let (mut packed, mut cell) = (Vec::new(), Cell::new());
+            for first in (0..w.len).step_by(CELL) {
+                let n = (w.len - first).min(CELL);
+                cell.set(first, n);
+                let w = fetch(w, &cell, &mut packed);
+                dot_tile(s, (w, d_q), span, &mut other[first..first + n], &mut Dots);
+            }
+            (q, d_q) = (&mut self.raw, &mut other[..w.len]);
+        }
+        // score = scale * similarity, which is linear in q, unless it is a distance.
+        let mut unit = problem.query_factor();
+        if unit.abs() < TINY {
+            let given = call.q.head(scope.batch, scope.head);
+            turn(s, |i| given.row(rows.row(i)), rows.count, N::one(), q);
+            unit = 1.0;
+        }
+        // A query of a row that sees nothing may hold anything: its gradient is 0, and so is what it says of the scale.
+        for i in (0..rows.count).filter(|i| is_zero(d_q, *i)) {
+            q.iter_mut().for_each(|q| q.0[i] = N::zero());
+        }
+        let (linear, unit) =
+            (!matches!(problem.similarity, Similarity::Distance), s.splat(N::from_f64(1.0 / unit)));
+        let factor = s.splat(N::from_f64(problem.query_grad_factor()));
+        for lane in span.vectors::<N, S>() {
+            let mut by_scale = s.splat(N::zero());
+            for (q, d_q) in q.iter().zip(&mut *d_q) {
+                let d = s.load(&d_q.0[lane..]);
+                by_scale = s.fma(s.load(&q.0[lane..]), d, by_scale);
+                s.store(s.mul(d, factor), &mut d_q.0[lane..]);
+            }
+            if linear {
+                s.store(s.mul(by_scale, unit), &mut self.by_scale.0[lane..]);
+            }
+        }
+        for lane in (0..rows.count).step_by(S::LANES) {
+            let rows = lane..(lane + S::LANES).min(rows.count);
+            turn_back(s, d_q, rows, 0, (&mut to.d_q, 0));
+        }
+        for i in 0..rows.count {
+            let options = to.options.row(0, i);
+            options[0].write(self.by_scale.0[i]);
+            options[1].write(self.by_slope.0[i]);
+        }
+    }
+}
+
+/// Whether all features of one row are 0.
+#[inline(always)]
+fn is_zero<N: Number>(lanes: &[Lanes<N>], row: usize) -> bool {
+    lanes.iter().all(|x| x.0[row] == N::zero())
+}

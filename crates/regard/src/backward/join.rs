@@ -1,0 +1,117 @@
+//! The second stage: parts of `d_q` become one, and say what W learns.
+
+use super::{Rows, Scratch};
+use crate::cells::CELL;
+use crate::element::{Element, Number};
+use crate::lanes::turn;
+use crate::mask::{RowTile, Scope};
+use crate::micro::add_rows;
+use crate::simd::{GROUP, Lanes, Simd, Span};
+use crate::view::{self, TileMut, View};
+use crate::walk::{Call, Tiling};
+use std::ops::Range;
+
+/// What the tasks of different keys have left of the gradients of queries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts<'t, N> {
+    /// `[items, heads.q x parts, q_len, qk_dim + OPTIONS]`
+    pub(crate) view: View<'t, N>,
+    /// Of each head.
+    pub(crate) count: usize,
+    /// The item of the batch that is the first here.
+    pub(crate) first: usize,
+}
+
+impl<'t, N> Parts<'t, N> {
+    fn of(self, batch: usize, head: usize) -> impl Iterator<Item = view::Rows<'t, N>> {
+        let heads = head * self.count..(head + 1) * self.count;
+        heads.map(move |head| self.view.head(batch - self.first, head))
+    }
+}
+
+/// Adds the parts of some rows of one head, and finishes them.
+#[derive(Debug)]
+pub struct Join<'t, 'c, E: Element> {
+    pub(crate) call: Call<'c, E>,
+    pub(crate) scope: Scope,
+    pub(crate) rows: RowTile,
+    pub(crate) parts: Parts<'t, E::Num>,
+    pub(crate) target: Rows<'t, E>,
+    pub(crate) scratch: &'t mut Scratch<E::Num>,
+}
+
+impl<E: Element> Join<'_, '_, E> {
+    #[inline(always)]
+    pub(super) fn run<S: Simd<E::Num>>(mut self, s: S) {
+        let Scratch { groups, other, .. } = &mut *self.scratch;
+        for (g, group) in groups[..self.rows.groups()].iter_mut().enumerate() {
+            let rows = self.rows.group(g);
+            group.take_queries(s, &self.call, (self.scope, rows));
+            let zero = Lanes([E::Num::default(); GROUP]);
+            group.d_q.fill(zero);
+            (group.by_scale, group.by_slope) = (zero, zero);
+            for part in self.parts.of(self.scope.batch, self.scope.head) {
+                group.add(s, part, other);
+            }
+            group.finish(s, &self.call, self.scope, other, &mut self.target.part(0, rows));
+        }
+    }
+}
+
+/// Some rows of the gradient of one head's W (of all heads', if they share it), from some items.
+#[derive(Debug)]
+pub struct ByProjection<'t, 'c, E: Element> {
+    pub(crate) call: Call<'c, E>,
+    pub(crate) items: Range<usize>,
+    pub(crate) heads: Range<usize>,
+    pub(crate) tiling: Tiling,
+    pub(crate) parts: Parts<'t, E::Num>,
+    /// Features of the queries, at most `CELL`.
+    pub(crate) features: Range<usize>,
+    /// Those rows of `[1, heads.q or 1, q_dim, qk_dim]`; what they hold is added to.
+    pub(crate) target: TileMut<'t, E::Num>,
+    pub(crate) scratch: &'t mut Scratch<E::Num>,
+}
+
+impl<E: Element> ByProjection<'_, '_, E> {
+    /// projected = W^T q: d_w = sum over rows of q d_projected^T
+    #[inline(always)]
+    pub(super) fn run<S: Simd<E::Num>>(mut self, s: S) {
+        let Scratch { groups, weights, keys, d_k, .. } = &mut *self.scratch;
+        let (q_lanes, packed) = (&mut weights[..self.features.len()], &mut groups[0].q_rows);
+        let places: [usize; CELL] = std::array::from_fn(|i| i);
+        let dim = self.call.k.shape().dim;
+        for i in 0..self.features.len() {
+            d_k.row_mut(i)[..dim].copy_from_slice(self.target.update(0, i));
+        }
+        let factor = E::Num::from_f64(self.call.problem.scale());
+        for (b, head) in self.items.flat_map(|b| self.heads.clone().map(move |h| (b, h))) {
+            let q = self.call.q.head(b, head);
+            for rows in self.tiling.tiles().flat_map(|t| (0..t.groups()).map(move |g| t.group(g))) {
+                let row = |i| &q.row(rows.row(i))[self.features.clone()];
+                turn(s, row, rows.count, factor, q_lanes);
+                for i in 0..rows.count {
+                    packed.row_mut(i).fill(E::Num::default());
+                    for part in self.parts.of(b, head) {
+                        let part = &part.row(rows.row(i))[..dim];
+                        packed
+                            .row_mut(i)
+                            .iter_mut()
+                            .zip(part)
+                            .for_each(|(sum, x)| *sum = *sum + *x);
+                    }
+                    // As for the scale: a query of a row that sees nothing may hold anything.
+                    if packed.row(i).iter().all(|x| *x == E::Num::default()) {
+                        q_lanes.iter_mut().for_each(|q| q.0[i] = E::Num::default());
+                    }
+                }
+                let span = Span { start: 0, end: rows.count };
+                let to = (&places[..q_lanes.len()], &mut *d_k);
+                add_rows::<_, S, false, false>(s, (q_lanes, &[]), (packed, span), keys, to);
+            }
+        }
+        for i in 0..self.features.len() {
+            self.target.update(0, i).copy_from_slice(&d_k.row(i)[..dim]);
+        }
+    }
+}

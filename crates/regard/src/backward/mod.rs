@@ -1,0 +1,340 @@
+//! The backward walk: forward's, step by step undone, with the weights recomputed from `lse`.
+//!
+//! A task owns some keys of one key head. Every row that sees them passes by: the tile's weights `a` and the gradients of
+//! its scores `d_score` are made in the cache and go into three sums at once,
+//!
+//! ```text
+//! out_i    = sum_j a_ij v_j                d_v_j  += sum_i a_ij d_out_i
+//! a_ij     = e^(score_ij - lse_i)          d_score = a_ij (d_out_i . v_j - delta_i),  delta_i = d_out_i . out_i - d_lse_i
+//! score_ij = scale q_i . k_j               d_q_i  += scale sum_j d_score_ij k_j
+//!                                          d_k_j  += scale sum_i d_score_ij q_i
+//! ```
+//!
+//! so five products for each pair, against forward's two. `d_k` and `d_v` belong to the task alone. `d_q` is the task's
+//! too if it owns all keys of its head; else each task leaves its part, and the parts are added in order. No sum ever
+//! depends on who came first.
+//!
+//! Memory of a task: `d_k` and `d_v` of its keys, and a tile.
+
+mod group;
+mod join;
+
+use crate::cells::{CELL, lanes_of};
+use crate::element::{Element, Number};
+use crate::lanes::pack;
+use crate::mask::{RowTile, Scope};
+use crate::micro::{Packed, Seen, add_rows, add_values};
+use crate::problem::Problem;
+use crate::score::{Similarity, Slopes};
+use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::view::{self, TileMut, View};
+use crate::walk::{Call, Piece, Tiling, Visit, Walk, Way};
+use group::Group;
+pub(crate) use join::{ByProjection, Join, Parts};
+use std::ops::Range;
+
+/// One call: what was computed, and what the loss says of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Back<'c, E: Element> {
+    pub(crate) call: Call<'c, E>,
+    pub(crate) out: View<'c, E>,
+    pub(crate) d_out: View<'c, E>,
+    /// `[batch, heads.q, q_len]`, like all that follow.
+    pub(crate) lse: &'c [E::Num],
+    /// `m` and `l` of each row; nothing where they are not known.
+    pub(crate) states: &'c [[E::Num; 2]],
+    pub(crate) d_lse: Option<&'c [E::Num]>,
+    /// The entropies and their gradients.
+    pub(crate) entropy: Option<[&'c [E::Num]; 2]>,
+}
+
+/// Where one head's gradient by its queries goes.
+#[derive(Debug)]
+pub(crate) struct Rows<'t, E: Element> {
+    /// `[batch, heads.q, q_len, q_dim]`
+    pub(crate) d_q: TileMut<'t, E>,
+    /// `[batch, heads.q, q_len, 2]`: what each row adds to the gradients of the scale and of the ALiBi slope.
+    pub(crate) options: TileMut<'t, E::Num>,
+}
+
+/// Columns that follow the features in a row of the parts of `d_q`: see [`Rows::options`].
+pub(crate) const OPTIONS: usize = 2;
+
+/// What one task writes: `d_k`, `d_v` of its keys, and of each of its query heads the sums over those keys.
+#[derive(Debug)]
+pub(crate) struct Target<'t, E: Element> {
+    /// `[batch, heads.kv, k_len, qk_dim]`
+    pub(crate) d_k: TileMut<'t, E>,
+    /// `[batch, heads.kv, k_len, v_dim]`
+    pub(crate) d_v: TileMut<'t, E>,
+    /// The rows of all query heads, for a task that finishes them.
+    pub(crate) rows: Option<Rows<'t, E>>,
+    /// `[items, heads.q x parts, q_len, qk_dim + OPTIONS]`, a part for each way, for a task that does not.
+    pub(crate) parts: Vec<TileMut<'t, E::Num>>,
+    /// `[batch, heads.q, q_len, 1]`: what each row adds to the gradient of its sink.
+    pub(crate) sinks: Option<TileMut<'t, E::Num>>,
+    /// `[items, heads.q x parts, 1, buckets]`
+    pub(crate) relative: Option<TileMut<'t, f64>>,
+    /// `[batch or 1, heads.q or 1, q_len or 1, k_len]`, of the task's keys, or one feature that is the task's.
+    pub(crate) bias: Option<TileMut<'t, E::Num>>,
+}
+
+/// Memory of one thread, reused from task to task.
+#[derive(Debug)]
+pub(crate) struct Scratch<N> {
+    groups: Vec<Group<N>>,
+    /// The weights of a piece, and the gradients of its scores, `[keys][lanes]`.
+    weights: Vec<Lanes<N>>,
+    d_scores: Vec<Lanes<N>>,
+    slopes: Slopes<N>,
+    /// What dropout multiplies a piece by, where there is dropout.
+    factors: Vec<Lanes<N>>,
+    /// Outputs, or projected gradients, `[features][lanes]`.
+    other: Vec<Lanes<N>>,
+    walk: Walk<N>,
+    /// Keys of a piece, where their differences from the queries are needed.
+    keys: Packed<N>,
+    d_k: Packed<N>,
+    d_v: Packed<N>,
+}
+
+impl<N: Number> Scratch<N> {
+    /// For tasks of up to `keys` keys.
+    pub(crate) fn new<E: Element<Num = N>>(
+        problem: &Problem<'_, E>,
+        rows: usize,
+        keys: usize,
+    ) -> Self {
+        let dims = problem.dims();
+        let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
+        let distances = matches!(problem.similarity, Similarity::Distance);
+        Self {
+            groups: (0..rows.min(dims.q_len).div_ceil(GROUP))
+                .map(|_| Group::new(problem))
+                .collect(),
+            weights: zeros(CELL),
+            d_scores: zeros(CELL),
+            slopes: Slopes::new(problem, CELL),
+            factors: zeros(if problem.dropout.is_some() { CELL } else { 0 }),
+            other: zeros(dims.v_dim.max(dims.q_dim).max(dims.qk_dim)),
+            walk: Walk::new(),
+            keys: Packed::new(if distances { CELL } else { 0 }, dims.qk_dim),
+            d_k: Packed::new(keys, dims.qk_dim),
+            d_v: Packed::new(keys, dims.v_dim),
+        }
+    }
+}
+
+/// A task of the way back.
+#[expect(clippy::large_enum_variant, reason = "made once for each task, and never kept")]
+#[derive(Debug)]
+pub enum Backward<'t, 'c, E: Element> {
+    /// The gradients of some keys and values, and what they say of the queries.
+    Keys(ByKeys<'t, 'c, E>),
+    /// The gradients of some queries, from what the keys have said.
+    Join(Join<'t, 'c, E>),
+    /// The gradient of W.
+    Projection(ByProjection<'t, 'c, E>),
+}
+
+impl<E: Element> Task<E::Num> for Backward<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        match self {
+            Self::Keys(task) => task.run(s),
+            Self::Join(task) => task.run(s),
+            Self::Projection(task) => task.run(s),
+        }
+    }
+}
+
+/// Some keys of one head, and all rows that see them.
+#[derive(Debug)]
+pub struct ByKeys<'t, 'c, E: Element> {
+    pub(crate) back: Back<'c, E>,
+    pub(crate) batch: usize,
+    pub(crate) kv_head: usize,
+    pub(crate) keys: Range<usize>,
+    pub(crate) ways: &'t [(Tiling, Way<'t>)],
+    pub(crate) target: Target<'t, E>,
+    pub(crate) scratch: &'t mut Scratch<E::Num>,
+}
+
+impl<E: Element> ByKeys<'_, '_, E> {
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(mut self, s: S) {
+        let problem = self.back.call.problem;
+        self.scratch.d_k.clear();
+        self.scratch.d_v.clear();
+        let heads = problem.dims().heads;
+        let served = heads.q / heads.kv;
+        for h in 0..served {
+            let scope = problem.scope(self.batch, self.kv_head * served + h);
+            for way in 0..self.ways.len() {
+                // Late tiles first, as forward has them.
+                let tiling = self.ways[way].0;
+                for rows in (0..tiling.count()).rev().map(|i| tiling.tile(i)) {
+                    if rows.count > 0 {
+                        self.pass(s, (scope, h), way, rows);
+                    }
+                }
+            }
+        }
+        let by_k = E::Num::from_f64(problem.key_grad_factor());
+        write_rows(&self.scratch.d_k, by_k, &mut self.target.d_k);
+        write_rows(&self.scratch.d_v, E::Num::from_f64(1.0), &mut self.target.d_v);
+    }
+
+    /// One tile of rows passes by the keys.
+    #[inline(always)]
+    fn pass<S: Simd<E::Num>>(
+        &mut self,
+        s: S,
+        (scope, h): (Scope, usize),
+        way: usize,
+        rows: RowTile,
+    ) {
+        let Self { back, target, scratch, .. } = self;
+        let Scratch { groups, weights, d_scores, slopes, factors, other, walk, keys, d_k, d_v } =
+            &mut **scratch;
+        let groups = &mut groups[..rows.groups()];
+        for (g, group) in groups.iter_mut().enumerate() {
+            group.start(s, back, (scope, rows.group(g)), other);
+            if way == 0
+                && let Some(sinks) = &mut target.sinks
+            {
+                group.write_sink_grads(&back.call, scope, &mut sinks.part(h, group.rows));
+            }
+        }
+        let way_here = Way { keys: self.keys.clone(), ..self.ways[way].1.clone() };
+        let mut visitor = Undoing {
+            problem: back.call.problem,
+            first: self.keys.start,
+            groups,
+            tiles: Tiles { weights, d_scores, slopes, factors },
+            keys,
+            relative: target.relative.as_mut().map(|r| r.update(h, 0)),
+            bias: target.bias.as_mut().map(|bias| bias.part(h, bias.rows())),
+            d_k,
+            d_v,
+        };
+        walk.lead(s, &back.call, (scope, rows), &way_here, &mut visitor);
+        for group in groups {
+            if let Some(part) = target.parts.get_mut(way) {
+                group.save(s, &mut part.part(h, group.rows));
+            } else if let Some(to) = &mut target.rows {
+                group.finish(s, &back.call, scope, other, &mut to.part(h, group.rows));
+            }
+        }
+    }
+}
+
+impl<E: Element> Rows<'_, E> {
+    fn part(&mut self, h: usize, rows: RowTile) -> Rows<'_, E> {
+        Rows { d_q: self.d_q.part(h, rows), options: self.options.part(h, rows) }
+    }
+}
+
+/// What is made of a piece, `[keys][lanes]`: see [`Scratch`].
+struct Tiles<'t, N> {
+    weights: &'t mut [Lanes<N>],
+    d_scores: &'t mut [Lanes<N>],
+    slopes: &'t mut Slopes<N>,
+    factors: &'t mut [Lanes<N>],
+}
+
+/// Takes the gradients of each piece.
+struct Undoing<'t, 'c, E: Element> {
+    problem: &'c Problem<'c, E>,
+    /// The first key of the task.
+    first: usize,
+    groups: &'t mut [Group<E::Num>],
+    tiles: Tiles<'t, E::Num>,
+    keys: &'t mut Packed<E::Num>,
+    relative: Option<&'t mut [f64]>,
+    bias: Option<TileMut<'t, E::Num>>,
+    d_k: &'t mut Packed<E::Num>,
+    d_v: &'t mut Packed<E::Num>,
+}
+
+impl<E: Element> Visit<E::Num> for Undoing<'_, '_, E> {
+    #[inline(always)]
+    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut piece: Piece<'_, E::Num>) {
+        let (n, at) = (piece.k.len, piece.at);
+        let group = &mut self.groups[piece.group];
+        group.differentiate(s, self.problem, &mut piece, &mut self.tiles);
+        let Tiles { weights, d_scores, slopes, .. } = &mut self.tiles;
+        let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
+        let seen = piece.seen.as_deref();
+        let (by_slope, by_scale) = (&mut group.by_slope, &mut group.by_scale);
+        self.problem.add_bias_grads(s, at, d_scores, by_slope, self.relative.as_deref_mut());
+        if let Some(bias) = &mut self.bias {
+            self.problem.add_dense_bias_grads(s, (at, self.first), d_scores, bias);
+        }
+        self.problem.undo_softcap(s, (at, seen), d_scores, slopes, by_scale);
+
+        let everyone = lanes_of(at.span);
+        let hidden = seen.filter(|seen| seen.iter().any(|s| s & everyone != everyone));
+        let mut places = [0; CELL];
+        places[..n].iter_mut().enumerate().for_each(|(i, p)| *p = at.keys.get(i) - self.first);
+        let products = Products {
+            piece: (piece.k, hidden.unwrap_or(&[])),
+            span: at.span,
+            places: &places[..n],
+            tiles: (weights, d_scores),
+            group,
+            keys: self.keys,
+            d_k: self.d_k,
+            d_v: self.d_v,
+        };
+        match (self.problem.similarity, hidden) {
+            (Similarity::Distance, None) => products.add::<S, false, true>(s),
+            (Similarity::Distance, Some(_)) => products.add::<S, true, true>(s),
+            (_, None) => products.add::<S, false, false>(s),
+            (_, Some(_)) => products.add::<S, true, false>(s),
+        }
+    }
+}
+
+/// A piece with its weights and the gradients of its scores, and the sums they go into.
+struct Products<'t, N> {
+    /// Its keys, and which rows see each.
+    piece: (view::Rows<'t, N>, &'t [Seen]),
+    span: Span,
+    /// Where each key stands in `d_k` and `d_v`.
+    places: &'t [usize],
+    tiles: (&'t [Lanes<N>], &'t [Lanes<N>]),
+    group: &'t mut Group<N>,
+    keys: &'t mut Packed<N>,
+    d_k: &'t mut Packed<N>,
+    d_v: &'t mut Packed<N>,
+}
+
+impl<N: Number> Products<'_, N> {
+    /// The three products. With `AWAY`, keys and queries count by their difference from each other.
+    #[inline(always)]
+    fn add<S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(self, s: S) {
+        let ((k, seen), (weights, d_scores), span) = (self.piece, self.tiles, self.span);
+        let Group { q, d_q, q_rows, d_out_rows, .. } = self.group;
+        if AWAY {
+            pack(|i| k.row(i), k.len, self.keys);
+        }
+        let one = Lanes([N::one(); GROUP]);
+        add_values::<_, S, HIDDEN, AWAY>(s, (k, q), (d_scores, seen), span, (&one, d_q));
+        let (d_k, d_v) = ((self.places, self.d_k), (self.places, self.d_v));
+        let keys = &*self.keys;
+        add_rows::<_, S, HIDDEN, AWAY>(s, (d_scores, seen), (q_rows, span), keys, d_k);
+        add_rows::<_, S, HIDDEN, false>(s, (weights, seen), (d_out_rows, span), keys, d_v);
+    }
+}
+
+/// Writes sums as rows of a gradient.
+#[inline(always)]
+fn write_rows<E: Element>(from: &Packed<E::Num>, factor: E::Num, to: &mut TileMut<'_, E>) {
+    for i in 0..to.rows().count {
+        for (to, x) in to.row(0, i).iter_mut().zip(from.row(i)) {
+            to.write(E::narrow(*x * factor));
+        }
+    }
+}
