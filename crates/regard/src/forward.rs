@@ -4,7 +4,7 @@
 //! scratch of `128 (qk_dim + v_dim)` numbers. Two groups of 64 rows pass over each cell of 64 keys, so a cell is
 //! brought from memory once and read from the cache the second time.
 
-use crate::cells::{CELL, lanes_of};
+use crate::cells::CELL;
 use crate::element::{Element, Number};
 use crate::lanes::{multiply, soon, turn, turn_back, turn_queries};
 use crate::mask::{RowTile, Scope};
@@ -200,10 +200,7 @@ impl<E: Element> Forward<'_, '_, E> {
     fn save<S: Simd<E::Num>>(&mut self, s: S, g: usize, part: usize) {
         let Some(partial) = &mut self.target.partial else { return };
         let group = &self.scratch.groups[g];
-        for lane in (0..group.rows.count).step_by(S::LANES) {
-            let rows = lane..(lane + S::LANES).min(group.rows.count);
-            turn_back(s, &group.sums, rows, g * GROUP, (partial, part));
-        }
+        turn_back(s, &group.sums, group.rows.count, g * GROUP, (partial, part));
         for lane in 0..group.rows.count {
             let State { m, l, t } = group.states.get(lane);
             let row = &mut partial.row(part, g * GROUP + lane)[group.sums.len()..];
@@ -244,10 +241,7 @@ impl<E: Element> Forward<'_, '_, E> {
                 s.store(s.mul(s.load(&sum.0[lane..]), share), &mut sum.0[lane..]);
             }
         }
-        for lane in (0..group.rows.count).step_by(S::LANES) {
-            let rows = lane..(lane + S::LANES).min(group.rows.count);
-            turn_back(s, &group.sums, rows, g * GROUP, (&mut to.out, 0));
-        }
+        turn_back(s, &group.sums, group.rows.count, g * GROUP, (&mut to.out, 0));
     }
 }
 
@@ -308,14 +302,10 @@ impl<N: Number> Group<N> {
             dropout.factors(s, piece.at, factors);
             multiply(s, (tile, factors), span);
         }
-        let everyone = lanes_of(span);
-        let Piece { v, seen, .. } = piece;
-        let to = (&shrink, &mut self.sums[..]);
-        match seen {
-            Some(seen) if seen.iter().any(|s| s & everyone != everyone) => {
-                add_values::<N, S, true, false>(s, (v, &[]), (tile, seen), span, to);
-            }
-            _ => add_values::<N, S, false, false>(s, (v, &[]), (tile, &[]), span, to),
+        let (v, to) = (piece.v, (&shrink, &mut self.sums[..]));
+        match piece.hiding() {
+            Some(seen) => add_values::<N, S, true, false>(s, (v, &[]), (tile, seen), span, to),
+            None => add_values::<N, S, false, false>(s, (v, &[]), (tile, &[]), span, to),
         }
     }
 

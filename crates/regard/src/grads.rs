@@ -110,9 +110,7 @@ impl<E: Element> Plan<'_, E> {
         same_shape("the output", shape, output.out.shape())?;
         same_shape("the gradient of the output", shape, upstream.out.shape())?;
         let rows = shape.batch * shape.heads * shape.len;
-        Error::unless_one_each_row("lse", rows, output.lse.len())?;
-        let states = output.states.len();
-        Error::unless_one_each_row("states", if states == 0 { 0 } else { rows }, states)?;
+        output.check_rows(rows)?;
         let d_lse = upstream.lse.map_or(rows, <[_]>::len);
         Error::unless_one_each_row("the gradient of lse", rows, d_lse)?;
         let entropy = match (&output.entropy, upstream.entropy) {

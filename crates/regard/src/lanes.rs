@@ -30,7 +30,7 @@ pub(crate) fn turn_queries<E: Element, S: Simd<E::Num>>(
         return turn(s, |i| q.row(rows.row(i)), rows.count, factor, lanes);
     };
     turn(s, |i| q.row(rows.row(i)), rows.count, factor, raw);
-    let w = w.head(0, if w.shape().heads == 1 { 0 } else { head });
+    let w = w.serving_head(0, head);
     lanes.fill(Lanes([E::Num::default(); GROUP]));
     let one = Lanes([E::Num::from_f64(1.0); GROUP]);
     let span = Span { start: 0, end: rows.count };
@@ -117,22 +117,35 @@ pub(crate) fn turn<'r, E: Element, S: Simd<E::Num>>(
     }
 }
 
-/// Lanes back into rows: row `skipped + i` of a part starts with `lanes[..][i]`, for at most a vector of rows.
+/// Lanes back into rows: row `skipped + i` of a part starts with `lanes[..][i]`, for `count` rows.
+#[inline(always)]
+pub(crate) fn turn_back<E: Element, S: Simd<E::Num>>(
+    s: S,
+    lanes: &[Lanes<E::Num>],
+    count: usize,
+    skipped: usize,
+    (out, part): (&mut TileMut<'_, E>, usize),
+) {
+    for lane in (0..count).step_by(S::LANES) {
+        let rows = lane..(lane + S::LANES).min(count);
+        let to = out.several(part, skipped + lane, rows.len());
+        turn_vector_back(s, lanes, rows, to);
+    }
+}
+
+/// The same for at most a vector of rows.
 #[expect(
     clippy::needless_range_loop,
     reason = "indices over constants keep the block in registers"
 )]
 #[inline(always)]
-pub(crate) fn turn_back<E: Element, S: Simd<E::Num>>(
+fn turn_vector_back<E: Element, S: Simd<E::Num>>(
     s: S,
     lanes: &[Lanes<E::Num>],
     rows: Range<usize>,
-    skipped: usize,
-    (out, part): (&mut TileMut<'_, E>, usize),
+    mut to: [&mut [MaybeUninit<E>]; MAX_LANES],
 ) {
     let mut d = 0;
-    let mut to: [&mut [MaybeUninit<E>]; MAX_LANES] =
-        out.several(part, skipped + rows.start, rows.len());
     while rows.len() == S::LANES && d + S::LANES <= lanes.len() && E::as_numbers(&[]).is_some() {
         let mut block = s.block();
         for i in 0..S::LANES {

@@ -24,6 +24,13 @@ pub struct Output<E: Element> {
 }
 
 impl<E: Element> Output<E> {
+    /// Refuses one whose lse or states are not those of so many rows.
+    pub(crate) fn check_rows(&self, rows: usize) -> Result<(), Error> {
+        Error::unless_one_each_row("lse", rows, self.lse.len())?;
+        let states = self.states.len();
+        Error::unless_one_each_row("states", if states == 0 { 0 } else { rows }, states)
+    }
+
     /// Joins results of the same queries over disjoint keys into the result over all of them.
     ///
     /// Associative and commutative up to rounding; a part that sees nothing changes nothing. The entropy is merged if all
@@ -40,11 +47,9 @@ impl<E: Element> Output<E> {
             }
         }
         let rows = shape.batch * shape.heads * shape.len;
-        parts.iter().try_for_each(|p| Error::unless_one_each_row("lse", rows, p.lse.len()))?;
         let with_entropy = parts.iter().all(|p| p.entropy.is_some());
         for part in parts {
-            let states = part.states.len();
-            Error::unless_one_each_row("states", if states == 0 { 0 } else { rows }, states)?;
+            part.check_rows(rows)?;
             let entropy = part.entropy.as_ref().map_or(rows, Vec::len);
             Error::unless_one_each_row("entropy", rows, entropy)?;
         }

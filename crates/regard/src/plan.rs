@@ -175,7 +175,7 @@ impl<'a, E: Element> Plan<'a, E> {
 
     /// The stages of the call: each waits for the one before, the tasks inside it are independent.
     fn stages(&self) -> Vec<(Tiling, Stage<'_>)> {
-        let mut ways = self.ways();
+        let ways = self.ways();
         if self.parts > 1 {
             let join = (self.tiling(1), Stage { from: 0..self.parts, walk: None, into: None });
             let part =
@@ -187,7 +187,7 @@ impl<'a, E: Element> Plan<'a, E> {
             let into = if i == last { None } else { Some(0) };
             (tiling, Stage { from: 0..i, walk: Some(way), into })
         };
-        ways.drain(..).enumerate().map(stage).collect()
+        ways.into_iter().enumerate().map(stage).collect()
     }
 
     fn part(&self, part: usize) -> Range<usize> {

@@ -18,7 +18,7 @@
 use crate::element::{Element, Number};
 use crate::problem::Problem;
 use crate::score::{Pair, Similarity, Steps};
-use crate::view::View;
+use crate::view::{View, serving};
 
 /// The result of the definition, `[batch, heads.q, q_len, ...]`, dense.
 #[derive(Clone, Debug)]
@@ -79,7 +79,7 @@ impl<E: Element> Problem<'_, E> {
         let q: Vec<N> = widened(q.row(batch, head, row));
         let projected = match self.similarity {
             Similarity::General(w) => {
-                let head = if w.shape().heads == 1 { 0 } else { head };
+                let head = serving(head, w.shape().heads);
                 let w: Vec<Vec<N>> =
                     (0..w.shape().len).map(|i| widened(w.row(0, head, i))).collect();
                 (0..w[0].len()).map(|d| q.iter().zip(&w).map(|(q, w)| *q * w[d]).sum()).collect()
@@ -294,9 +294,8 @@ impl<N: Number> Grads<N> {
         let distance = problem.distance(at);
         if let Some(bias) = &score.bias {
             let [b, h, q, k] = bias.shape().to_array();
-            let on = |i: usize, n: usize| if n == 1 { 0 } else { i };
-            let i =
-                ((on(at.batch, b) * h + on(at.head, h)) * q + on(at.row, q)) * k + on(at.key, k);
+            let head = serving(at.batch, b) * h + serving(at.head, h);
+            let i = (head * q + serving(at.row, q)) * k + serving(at.key, k);
             self.bias[i] = self.bias[i] + d;
         }
         if score.alibi.is_some() {
@@ -337,7 +336,7 @@ impl<N: Number> Grads<N> {
                 }
             }
             Similarity::General(w) => {
-                let head = if w.shape().heads == 1 { 0 } else { head };
+                let head = serving(head, w.shape().heads);
                 for (i, d_q) in d_q.iter_mut().enumerate() {
                     let row: Vec<N> = widened(w.row(0, head, i));
                     *d_q = *d_q + d * dot(&row, k);

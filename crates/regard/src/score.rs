@@ -13,7 +13,7 @@ use crate::micro::{Seen, low};
 use crate::problem::Problem;
 use crate::relative::RelativeBias;
 use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, math};
-use crate::view::{Shape, TileMut, View};
+use crate::view::{Shape, TileMut, View, serving};
 use std::fmt;
 
 /// How a query and a key make a number.
@@ -272,9 +272,8 @@ impl<E: Element> Problem<'_, E> {
 /// The bias of a pair, where axes of size 1 serve all.
 pub(crate) fn bias_at<E: Copy>(bias: &View<'_, E>, at: Pair) -> E {
     let shape = bias.shape();
-    let on = |i: usize, n: usize| if n == 1 { 0 } else { i };
-    let row = bias.row(on(at.batch, shape.batch), on(at.head, shape.heads), on(at.row, shape.len));
-    row[on(at.key, shape.dim)]
+    let head = bias.serving_head(at.batch, at.head);
+    head.row(serving(at.row, shape.len))[serving(at.key, shape.dim)]
 }
 
 // The passes over a tile.
@@ -670,9 +669,8 @@ fn add_bias<E: Element, S: Simd<E::Num>>(
 ) {
     let shape = bias.shape();
     let Scope { batch, head, .. } = at.scope;
-    let head = bias
-        .head(if shape.batch == 1 { 0 } else { batch }, if shape.heads == 1 { 0 } else { head });
-    let line = |lane: usize| head.row(if shape.len == 1 { 0 } else { at.rows.row(lane) });
+    let head = bias.serving_head(batch, head);
+    let line = |lane: usize| head.row(serving(at.rows.row(lane), shape.len));
     if let Keys::From(key) = at.keys {
         // The lines lie a whole row apart, where no hardware prefetcher follows: ask for those of the next keys.
         for lane in at.span.start..at.span.end {
@@ -702,7 +700,7 @@ fn add_bias<E: Element, S: Simd<E::Num>>(
                 continue;
             }
             for (i, row) in turned.iter_mut().enumerate() {
-                let key = if shape.dim == 1 { 0 } else { at.keys.get(first + i) };
+                let key = serving(at.keys.get(first + i), shape.dim);
                 for l in lines.clone() {
                     row.0[l] = line(l)[key].widen();
                 }

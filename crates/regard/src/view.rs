@@ -153,6 +153,11 @@ impl<'a, E> View<'a, E> {
         self.head(batch, head).row(row)
     }
 
+    /// The head that serves item `batch` and head `head`, where axes of size 1 serve all.
+    pub(crate) fn serving_head(&self, batch: usize, head: usize) -> Rows<'a, E> {
+        self.head(serving(batch, self.shape.batch), serving(head, self.shape.heads))
+    }
+
     /// One head as a matrix.
     pub(crate) fn head(&self, batch: usize, head: usize) -> Rows<'a, E> {
         assert!(batch < self.shape.batch && head < self.shape.heads);
@@ -165,6 +170,12 @@ impl<'a, E> View<'a, E> {
         };
         Rows { data, stride: self.strides.len, len, dim }
     }
+}
+
+/// The entry of an axis of size `n` that serves entry `i`: an axis of size 1 serves all.
+#[inline(always)]
+pub(crate) fn serving(i: usize, n: usize) -> usize {
+    if n == 1 { 0 } else { i }
 }
 
 /// One head: `len` rows of `dim` features, `stride` elements apart.

@@ -149,6 +149,13 @@ impl<N: Number> Walk<N> {
 }
 
 impl<N: Number> Piece<'_, N> {
+    /// Which rows see each key, if some do not see some.
+    #[inline(always)]
+    pub(crate) fn hiding(&self) -> Option<&[Seen]> {
+        let everyone = lanes_of(self.at.span);
+        self.seen.as_deref().filter(|seen| seen.iter().any(|s| s & everyone != everyone))
+    }
+
     /// The scores of a piece, times `log2 e`, from the queries in their lanes; `-inf` where a row does not see the key.
     #[inline(always)]
     pub(crate) fn scores<E: Element<Num = N>, S: Simd<N>>(

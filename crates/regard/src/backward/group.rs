@@ -59,7 +59,7 @@ impl<N: Number> Group<N> {
         }
     }
 
-    /// Queries into lanes, as forward has them.
+    /// Queries into lanes, as forward has them; sums to 0.
     #[inline(always)]
     pub(super) fn take_queries<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
@@ -68,6 +68,9 @@ impl<N: Number> Group<N> {
         (scope, rows): (Scope, RowTile),
     ) {
         self.rows = rows;
+        let zero = Lanes([N::zero(); GROUP]);
+        self.d_q.fill(zero);
+        (self.by_scale, self.by_slope) = (zero, zero);
         let q = call.q.head(scope.batch, scope.head);
         turn_queries(s, call.problem, scope.head, (q, rows), &mut self.raw, &mut self.q);
     }
@@ -112,9 +115,7 @@ impl<N: Number> Group<N> {
             let q = call.q.head(scope.batch, scope.head);
             pack(|i| q.row(rows.row(i)), rows.count, &mut self.q_rows);
         }
-        let zero = Lanes([N::zero(); GROUP]);
-        self.d_q.fill(zero);
-        (self.by_scale, self.by_slope, self.delta) = (zero, zero, zero);
+        self.delta = Lanes([N::zero(); GROUP]);
         for lane in (Span { start: 0, end: rows.count }).vectors::<N, S>() {
             let mut delta = s.splat(N::zero());
             for (out, d_out) in other.iter().zip(&self.d_out) {
@@ -227,12 +228,15 @@ impl<N: Number> Group<N> {
     /// Leaves a part of the sums.
     #[inline(always)]
     pub(super) fn save<S: Simd<N>>(&self, s: S, to: &mut TileMut<'_, N>) {
-        for lane in (0..self.rows.count).step_by(S::LANES) {
-            let rows = lane..(lane + S::LANES).min(self.rows.count);
-            turn_back(s, &self.d_q, rows, 0, (to, 0));
-        }
+        turn_back(s, &self.d_q, self.rows.count, 0, (to, 0));
+        self.write_options(to, self.d_q.len());
+    }
+
+    /// Writes what each row adds to the gradients of the options, from a column on.
+    #[inline(always)]
+    fn write_options(&self, to: &mut TileMut<'_, N>, first: usize) {
         for i in 0..self.rows.count {
-            let options = &mut to.row(0, i)[self.d_q.len()..];
+            let options = &mut to.row(0, i)[first..];
             options[0].write(self.by_scale.0[i]);
             options[1].write(self.by_slope.0[i]);
         }
@@ -277,7 +281,7 @@ impl<N: Number> Group<N> {
         let (mut q, mut d_q) = (&mut self.q, &mut self.d_q[..]);
         if let Similarity::General(w) = problem.similarity {
             // projected = W^T q
-            let w = w.head(0, if w.shape().heads == 1 { 0 } else { scope.head });
+            let w = w.serving_head(0, scope.head);
             let (mut packed, mut cell) = (Vec::new(), Cell::new());
             for first in (0..w.len).step_by(CELL) {
                 let n = (w.len - first).min(CELL);
@@ -312,15 +316,8 @@ impl<N: Number> Group<N> {
                 s.store(s.mul(by_scale, unit), &mut self.by_scale.0[lane..]);
             }
         }
-        for lane in (0..rows.count).step_by(S::LANES) {
-            let rows = lane..(lane + S::LANES).min(rows.count);
-            turn_back(s, d_q, rows, 0, (&mut to.d_q, 0));
-        }
-        for i in 0..rows.count {
-            let options = to.options.row(0, i);
-            options[0].write(self.by_scale.0[i]);
-            options[1].write(self.by_slope.0[i]);
-        }
+        turn_back(s, d_q, rows.count, 0, (&mut to.d_q, 0));
+        self.write_options(&mut to.options, 0);
     }
 }
 

@@ -6,7 +6,7 @@ use crate::element::{Element, Number};
 use crate::lanes::turn;
 use crate::mask::{RowTile, Scope};
 use crate::micro::add_rows;
-use crate::simd::{GROUP, Lanes, Simd, Span};
+use crate::simd::{Simd, Span};
 use crate::view::{self, TileMut, View};
 use crate::walk::{Call, Tiling};
 use std::ops::Range;
@@ -47,9 +47,6 @@ impl<E: Element> Join<'_, '_, E> {
         for (g, group) in groups[..self.rows.groups()].iter_mut().enumerate() {
             let rows = self.rows.group(g);
             group.take_queries(s, &self.call, (self.scope, rows));
-            let zero = Lanes([E::Num::default(); GROUP]);
-            group.d_q.fill(zero);
-            (group.by_scale, group.by_slope) = (zero, zero);
             for part in self.parts.of(self.scope.batch, self.scope.head) {
                 group.add(s, part, other);
             }

@@ -19,7 +19,7 @@
 mod group;
 mod join;
 
-use crate::cells::{CELL, lanes_of};
+use crate::cells::CELL;
 use crate::element::{Element, Number};
 use crate::lanes::pack;
 use crate::mask::{RowTile, Scope};
@@ -274,8 +274,7 @@ impl<E: Element> Visit<E::Num> for Undoing<'_, '_, E> {
         }
         self.problem.undo_softcap(s, (at, seen), d_scores, slopes, by_scale);
 
-        let everyone = lanes_of(at.span);
-        let hidden = seen.filter(|seen| seen.iter().any(|s| s & everyone != everyone));
+        let hidden = piece.hiding();
         let mut places = [0; CELL];
         places[..n].iter_mut().enumerate().for_each(|(i, p)| *p = at.keys.get(i) - self.first);
         let products = Products {

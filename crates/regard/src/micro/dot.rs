@@ -15,13 +15,18 @@ use crate::view::Rows;
 pub(crate) trait Then<N: Number> {
     /// Whether the difference is squared and summed, instead of the product.
     const DISTANCE: bool;
-    /// Of the similarities of the keys from `key` on and the rows from `lane` on, keys ascending.
+    /// Of the similarities of the keys from `key` on and the rows from `lane` on, keys ascending: left as they are,
+    /// unless something comes next.
+    #[inline(always)]
     fn take<S: Simd<N>, const KEYS: usize>(
         &mut self,
         s: S,
-        at: (usize, usize),
+        (key, lane): (usize, usize),
         x: [S::V; KEYS],
-    ) -> [S::V; KEYS];
+    ) -> [S::V; KEYS] {
+        let _ = (s, key, lane);
+        x
+    }
 }
 
 /// Similarities as they are: `q . k`.
@@ -36,28 +41,10 @@ pub(crate) struct Weights<'t, N> {
 
 impl<N: Number> Then<N> for Dots {
     const DISTANCE: bool = false;
-    #[inline(always)]
-    fn take<S: Simd<N>, const KEYS: usize>(
-        &mut self,
-        _: S,
-        _: (usize, usize),
-        x: [S::V; KEYS],
-    ) -> [S::V; KEYS] {
-        x
-    }
 }
 
 impl<N: Number> Then<N> for Distances {
     const DISTANCE: bool = true;
-    #[inline(always)]
-    fn take<S: Simd<N>, const KEYS: usize>(
-        &mut self,
-        _: S,
-        _: (usize, usize),
-        x: [S::V; KEYS],
-    ) -> [S::V; KEYS] {
-        x
-    }
 }
 
 impl<N: Number> Then<N> for Weights<'_, N> {
