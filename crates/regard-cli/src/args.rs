@@ -38,6 +38,19 @@ pub(crate) enum Format {
 pub(crate) enum Dtype {
     F32,
     F64,
+    F16,
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of an element.
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+            Self::F64 => 8,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -129,10 +142,11 @@ pub(crate) enum RivalArg {
 pub(crate) struct BenchArgs {
     /// A case, or a pattern of * and ? over the listed ones [default: all but the slow]
     ///
-    /// {prefill|short|decode}-{f32|f64}-n{keys}-d{dim}, then any of
+    /// {prefill|short|decode|backward}-{f32|f64|f16|bf16}-n{keys}-d{dim}, then any of
     /// -h{heads} -kv{heads} -b{batch} -v{v_dim} -q{queries}
     /// -causal -window{keys} -padding -bool -blocks{size} -longformer{window} -strided -fixed
-    /// -bias -headbias -alibi -softcap -spread -bshd
+    /// -bias -headbias -alibi -softcap -dropout -spread -bshd -alone
+    /// and a precision: -strict -f32 -high
     #[arg(long, value_name = "GLOB", verbatim_doc_comment)]
     pub(crate) case: Option<String>,
     /// Print the listed cases and stop

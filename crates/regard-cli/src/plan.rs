@@ -15,6 +15,8 @@ pub(crate) fn run(job: PlanJob, format: Format) -> Result<()> {
     match job.dtype {
         Dtype::F32 => describe::<f32>(job, format),
         Dtype::F64 => describe::<f64>(job, format),
+        Dtype::F16 => describe::<regard::f16>(job, format),
+        Dtype::Bf16 => describe::<regard::bf16>(job, format),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::data::Arrangement;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
-use regard::{Align, Dims, Heads};
+use regard::{Align, Dims, Heads, Precision};
 use std::fmt;
 
 /// One call to be made and judged.
@@ -32,6 +32,8 @@ pub struct Case {
     pub dropout: Option<f64>,
     /// Whether the entropy is asked for, and part of the loss.
     pub entropy: bool,
+    /// How exact the products are, if not as usual: such rows run only where that makes a difference.
+    pub precision: Option<Precision>,
     /// Of the inputs.
     pub seed: u64,
 }
@@ -43,6 +45,10 @@ pub enum Dtype {
     F32,
     /// 64 bits.
     F64,
+    /// 16 bits, 11 of them for the digits.
+    F16,
+    /// The upper half of `f32`: 8 bits for the digits.
+    Bf16,
 }
 
 impl Dtype {
@@ -52,6 +58,8 @@ impl Dtype {
         match self {
             Self::F32 => "f32",
             Self::F64 => "f64",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
         }
     }
 }
@@ -90,7 +98,7 @@ impl SimilarityCase {
 }
 
 /// `{dtype}-{similarity}-b{batch}-h{q}x{kv}-n{q_len}x{k_len}-d{qk}[from{q}]x{v}-{mask}-{options or plain}-{layout}-{align}
-/// [-dropout{rate}][-entropy]`,
+/// [-dropout{rate}][-entropy][-{precision}]`,
 /// e.g. `f32-dot-b2-h4x2-n33x65-d16x8-causal-alibi+sinks-bshd-end`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,7 +119,8 @@ impl fmt::Display for Case {
             Align::Offset(n) => write!(f, "from{n}"),
         }?;
         self.dropout.map_or(Ok(()), |rate| write!(f, "-dropout{rate}"))?;
-        f.write_str(if self.entropy { "-entropy" } else { "" })
+        f.write_str(if self.entropy { "-entropy" } else { "" })?;
+        self.precision.map_or(Ok(()), |precision| write!(f, "-{}", precision.name()))
     }
 }
 
@@ -129,6 +138,7 @@ impl Case {
             align: Align::End,
             dropout: None,
             entropy: false,
+            precision: None,
             seed: 7,
         }
     }
@@ -184,6 +194,7 @@ impl Case {
         if self.entropy {
             groups.push("entropy".into());
         }
+        groups.extend(self.precision.map(|precision| format!("precision {}", precision.name())));
         groups
     }
 }
@@ -256,9 +267,16 @@ pub fn cases() -> Vec<Case> {
         case.dropout = [None, None, Some(0.1), None, Some(0.6)][i % 5];
         case.entropy = i % 2 == 1;
     }
-    let doubles = table.iter().step_by(8).map(|case| Case { dtype: Dtype::F64, ..case.clone() });
-    let doubles: Vec<Case> = doubles.collect();
-    table.extend(doubles);
+    let of = |dtype, first: usize, step: usize| {
+        table.iter().skip(first).step_by(step).map(move |case| Case { dtype, ..case.clone() })
+    };
+    let others = of(Dtype::F64, 0, 8).chain(of(Dtype::F16, 1, 5)).chain(of(Dtype::Bf16, 2, 3));
+    let exactly = |precision, first: usize, step: usize| {
+        of(Dtype::F32, first, step).map(move |case| Case { precision: Some(precision), ..case })
+    };
+    let others = others.chain(exactly(Precision::F32, 0, 4)).chain(exactly(Precision::High, 3, 8));
+    let others: Vec<Case> = others.collect();
+    table.extend(others);
     table
 }
 

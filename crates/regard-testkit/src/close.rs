@@ -4,10 +4,13 @@
 //! `f32`, plus a floor of a few rounding steps: the plain evaluation is sometimes exact by luck (one key, equal scores),
 //! and a kernel that rounds once more is no worse for it.
 //!
+//! A kernel for a half type is compared with the same definition as single operations on half tensors make it, which round
+//! every score, weight and output (the rule of FlashAttention's own tests).
+//!
 //! All errors are the largest of a tensor: single elements of the plain evaluation are exact by luck all the time.
 
 use regard::reference::{self, Inputs, Outcome};
-use regard::{Grads, Number, Output, Problem, Tensor};
+use regard::{Element, Grads, Number, Output, Precision, Problem, Tensor};
 
 /// Rounding steps of the floor for `f32`, in `out` and in `lse`, relative to the largest score (and value).
 ///
@@ -20,6 +23,10 @@ pub const FLOOR_F32: [f64; 2] = [1.0, 2.0];
 /// here. Sums over n keys and d features err by about `sqrt(n) + sqrt(d)` steps; 16 covers the table's rows with room
 /// for the 8 ulp of the kernel's `2^x`.
 pub const FLOOR_F64: [f64; 2] = [16.0, 16.0];
+
+/// Scores below this, such as the lowest `bf16` used as a bias, do not fit in `f32` once they are times `log2 e`: the
+/// kernels count them as the lowest number.
+const SATURATED: f64 = -2.36e38;
 
 /// The right result of a case, and how far from it a kernel may be.
 #[derive(Clone, Debug)]
@@ -49,33 +56,34 @@ pub struct Ratio {
 impl Judge {
     /// Evaluates the definition twice.
     #[must_use]
-    pub fn new<N: Number>(problem: &Problem<'_, N>, inputs: Inputs<'_, N>) -> Self {
-        let exact = reference::forward::<f64, N>(problem, inputs);
-        let plain = reference::forward::<N, N>(problem, inputs);
-        let step = wide(N::epsilon());
-        let floor = if N::NAME == "f32" { FLOOR_F32 } else { FLOOR_F64 };
+    pub fn new<E: Element>(problem: &Problem<'_, E>, inputs: Inputs<'_, E>) -> Self {
+        let exact = reference::forward::<f64, E>(problem, inputs);
+        let plain = reference::forward_in_steps::<E::Num, E>(problem, inputs, stored::<E>);
+        let step = epsilon::<E::Num>();
+        let floor = if E::Num::NAME == "f32" { FLOOR_F32 } else { FLOOR_F64 };
         // `lse` is as large as the largest score. Scores beyond 1 / step cannot be told apart from their neighbours: the
         // weights of such a row are equal, and rounding has nothing to act on.
         let lse = exact.lse.iter().copied();
         let score = largest(lse.clone()).max(1.0);
         let weighed = largest(lse.filter(|x| x.abs() * step < 1.0)).max(1.0);
         let value = largest(elements(inputs.2).map(wide)) * problem.growth();
-        let error = |a: &[f64], b: &[N]| {
+        let error = |a: &[f64], b: &[E::Num]| {
             largest(a.iter().zip(b).filter(|(a, _)| a.is_finite()).map(|(a, b)| a - wide(*b)))
         };
         let (out, lse) = (error(&exact.out, &plain.out), error(&exact.lse, &plain.lse));
         let entropy = error(&exact.entropy, &plain.entropy);
-        let [by_out, by_lse] = floor;
+        let ([by_out, by_lse], coarse) = (floor, coarseness(problem, inputs));
         Self {
-            out: 2.0 * out + by_out * step * weighed * value,
-            lse: 2.0 * lse + by_lse * step * score,
-            entropy: 2.0 * entropy + by_lse * step * weighed,
+            out: 2.0 * out + (by_out * step * weighed + narrowing::<E>() + coarse) * value,
+            lse: 2.0 * lse + by_lse * step * score + coarse,
+            // The logarithms of the weights are a few.
+            entropy: 2.0 * entropy + by_lse * step * weighed + 4.0 * coarse,
             exact,
         }
     }
 
     /// How near to the bounds a result is, or why it is wrong whatever the bounds are.
-    pub fn ratio<N: Number>(&self, output: &Output<N>) -> Result<Ratio, String> {
+    pub fn ratio<E: Element>(&self, output: &Output<E>) -> Result<Ratio, String> {
         let shape = output.out.shape();
         let mut ratio = Ratio::default();
         let expected = shape.batch * shape.heads * shape.len;
@@ -92,7 +100,9 @@ impl Judge {
                 }
                 continue;
             }
-            ratio.lse = ratio.lse.max(share(lse - exact, self.lse));
+            if lse > SATURATED || *exact > SATURATED {
+                ratio.lse = ratio.lse.max(share(lse - exact, self.lse));
+            }
             if let Some(entropy) = &output.entropy {
                 let error = wide(entropy[row]) - self.exact.entropy[row];
                 ratio.entropy = ratio.entropy.max(share(error, self.entropy));
@@ -137,21 +147,21 @@ pub const GRAD_FLOORS: [f64; 2] = [1.0, 16.0];
 impl GradJudge {
     /// Evaluates the definition twice.
     #[must_use]
-    pub fn new<N: Number>(
-        problem: &Problem<'_, N>,
-        inputs: Inputs<'_, N>,
-        (exact, plain): (&Outcome<f64>, &Outcome<N>),
+    pub fn new<E: Element>(
+        problem: &Problem<'_, E>,
+        inputs: Inputs<'_, E>,
+        (exact, plain): (&Outcome<f64>, &Outcome<E::Num>),
     ) -> Self {
-        let Outcome { lse, entropy, .. } = reference::forward::<f64, N>(problem, inputs);
+        let Outcome { lse, entropy, .. } = reference::forward::<f64, E>(problem, inputs);
         let [d_out, d_lse, d_entropy] =
             [&exact.out, &exact.lse, &exact.entropy].map(|d| largest(d.iter().copied()));
         // a (ln a + H)
         let others = d_lse + d_entropy * (largest(entropy.into_iter()) + 0.4);
         let exact = reference::backward(problem, inputs, exact);
-        let plain = named(reference::backward(problem, inputs, plain));
-        let step = wide(N::epsilon()) * GRAD_FLOORS[usize::from(N::NAME == "f64")];
+        let plain = named(reference::backward_in_steps(problem, inputs, plain, stored::<E>));
+        let step = epsilon::<E::Num>() * GRAD_FLOORS[usize::from(E::Num::NAME == "f64")];
         let weighed =
-            largest(lse.into_iter().filter(|x| x.abs() * wide(N::epsilon()) < 1.0)).max(1.0);
+            largest(lse.into_iter().filter(|x| x.abs() * epsilon::<E::Num>() < 1.0)).max(1.0);
         let dims = problem.dims();
         let rows = (dims.batch * dims.heads.q * dims.q_len) as f64;
         let root = |terms: f64, entries: usize| (terms / entries.max(1) as f64).max(1.0).sqrt();
@@ -160,7 +170,7 @@ impl GradJudge {
         let farthest = offset.max((dims.q_len + dims.k_len) as f64);
         let [q, k] = [inputs.0, inputs.1].map(|x| largest(elements(x).map(wide)));
         let (scale, similarity) = (problem.scale(), (dims.qk_dim as f64).sqrt() * q * k);
-        let exact = named(exact);
+        let (exact, coarse) = (named(exact), coarseness(problem, inputs));
         let judged = exact.into_iter().zip(plain).map(|((name, exact), (_, plain))| {
             let errors = exact.iter().zip(&plain).map(|(a, b)| a - wide(*b));
             let pairs = rows * dims.k_len as f64;
@@ -175,14 +185,15 @@ impl GradJudge {
                 "v" => d_out * problem.growth() / size,
                 _ => root(pairs, exact.len()),
             };
-            let bound = 3.0 * largest(errors) + step * weighed * size * terms.abs();
+            let floor = (step * weighed + narrowing::<E>() + coarse) * size * terms.abs();
+            let bound = 3.0 * largest(errors) + floor;
             (name, exact, bound)
         });
         Self { grads: judged.collect() }
     }
 
     /// How near to the bounds the gradients are, and which came nearest; or why they are wrong whatever the bounds are.
-    pub fn ratio<N: Number>(&self, grads: &Grads<N>) -> Result<(f64, &'static str), String> {
+    pub fn ratio<E: Element>(&self, grads: &Grads<E>) -> Result<(f64, &'static str), String> {
         let mut worst = (0.0, "q");
         for ((name, exact, bound), ours) in self.grads.iter().zip(values(grads)) {
             if ours.len() != exact.len() {
@@ -220,10 +231,12 @@ fn named<N: Number>(g: reference::Grads<N>) -> Vec<(&'static str, Vec<N>)> {
 }
 
 /// The same gradients of a kernel in the same order.
-pub(crate) fn values<N: Number>(g: &Grads<N>) -> Vec<Vec<f64>> {
-    let tensor = |t: &Tensor<N>| elements(t.view()).map(wide).collect();
-    let list = |x: &[N]| x.iter().copied().map(wide).collect();
-    let optional = |t: &Option<Tensor<N>>| t.as_ref().map_or_else(Vec::new, tensor);
+pub(crate) fn values<E: Element>(g: &Grads<E>) -> Vec<Vec<f64>> {
+    fn tensor<E: Element>(t: &Tensor<E>) -> Vec<f64> {
+        elements(t.view()).map(wide).collect()
+    }
+    let list = |x: &[E::Num]| x.iter().copied().map(wide).collect();
+    let optional = |t: &Option<Tensor<E::Num>>| t.as_ref().map_or_else(Vec::new, tensor);
     let tensors = [tensor(&g.q), tensor(&g.k), tensor(&g.v), optional(&g.w), optional(&g.bias)];
     let lists =
         [list(&g.alibi), list(&g.relative), list(&g.sinks), vec![g.scale], vec![g.temperature]];
@@ -241,12 +254,59 @@ fn share(error: f64, bound: f64) -> f64 {
     }
 }
 
-/// `Number::to_f64`, which exists twice for a generic number.
-pub(crate) fn wide<N: Number>(x: N) -> f64 {
-    Number::to_f64(x)
+/// Any element, exactly.
+pub(crate) fn wide<E: Element>(x: E) -> f64 {
+    Number::to_f64(x.widen())
 }
 
-pub(crate) fn elements<N: Number>(v: regard::View<'_, N>) -> impl Iterator<Item = N> + '_ {
+/// The nearest element.
+pub(crate) fn narrow<E: Element>(x: f64) -> E {
+    E::narrow(E::Num::from_f64(x))
+}
+
+/// What a number becomes in a tensor of this type.
+fn stored<E: Element>(x: E::Num) -> E::Num {
+    E::narrow(x).widen()
+}
+
+/// A rounding step of a number type.
+fn epsilon<N: Number>() -> f64 {
+    wide(N::epsilon())
+}
+
+/// Half a rounding step of a type that is narrower than its number: what writing a result costs, however exact it is.
+fn narrowing<E: Element>() -> f64 {
+    match E::NAME {
+        "f16" => 0.5f64.powi(11),
+        "bf16" => 0.5f64.powi(8),
+        _ => 0.0,
+    }
+}
+
+/// What `Precision::High` takes from a score of `f32` tensors, and so from the logarithm of each weight: it leaves 16 digits
+/// of each factor.
+fn coarseness<E: Element>(problem: &Problem<'_, E>, (q, k, _): Inputs<'_, E>) -> f64 {
+    if E::NAME != "f32" || problem.how_exact() != Precision::High {
+        return 0.0;
+    }
+    let [q, k] = [q, k].map(|x| largest(elements(x).map(wide)));
+    let product = (problem.dims().qk_dim as f64).sqrt() * q * k;
+    0.5f64.powi(16) * (1.0 + problem.scale().abs() * product)
+}
+
+/// The lowest number of a type.
+pub(crate) fn lowest<E: Element>() -> f64 {
+    fn of_number<N: Number>() -> f64 {
+        -wide(N::max_value())
+    }
+    match E::NAME {
+        "f16" => -65504.0,
+        "bf16" => -wide(regard::bf16::MAX),
+        _ => of_number::<E::Num>(),
+    }
+}
+
+pub(crate) fn elements<E: Element>(v: regard::View<'_, E>) -> impl Iterator<Item = E> + '_ {
     let regard::Shape { batch, heads, len, .. } = v.shape();
     let rows = move |b| (0..heads).flat_map(move |h| (0..len).map(move |i| (b, h, i)));
     (0..batch).flat_map(rows).flat_map(move |(b, h, i)| v.row(b, h, i).iter().copied())

@@ -1,13 +1,13 @@
 //! The tensors of a case, in any layout, and the call they make.
 
 use crate::cases::{Case, SimilarityCase};
-use crate::close::{elements, wide};
+use crate::close::{elements, lowest, narrow, wide};
 use crate::noise::Noise;
 use crate::scores::{Entries, ScoreOption, Wave};
 use regard::reference::{Inputs, Outcome};
 use regard::{
-    Dims, Dropout, Number, Problem, RelativeBias, Score, Shape, Similarity, Strides, Upstream,
-    View, alibi_slopes,
+    Dims, Dropout, Element, Number, Problem, RelativeBias, Score, Shape, Similarity, Strides,
+    Upstream, View, alibi_slopes,
 };
 use std::fmt;
 
@@ -34,21 +34,21 @@ impl fmt::Display for Arrangement {
 
 /// A tensor in memory.
 #[derive(Clone, Debug)]
-pub struct Stored<N> {
+pub struct Stored<E> {
     /// The memory.
-    pub data: Vec<N>,
+    pub data: Vec<E>,
     /// Batch, heads, length, features.
     pub shape: Shape,
     arrangement: Arrangement,
 }
 
-impl<N: Number> Stored<N> {
+impl<E: Element> Stored<E> {
     /// From `values [batch, heads, len, dim]`, which are laid out as asked.
     #[must_use]
-    pub fn new(values: &[N], shape: Shape, arrangement: Arrangement) -> Self {
+    pub fn new(values: &[E], shape: Shape, arrangement: Arrangement) -> Self {
         let Shape { batch, heads, len, dim } = shape;
         let (strides, reach) = (arrangement.strides(shape), arrangement.reach(shape));
-        let mut data = vec![N::nan(); reach];
+        let mut data = vec![narrow(f64::NAN); reach];
         for (row, values) in values.chunks_exact(dim.max(1)).enumerate() {
             let (item, i) = (row / len, row % len);
             let (b, h) = (item / heads, item % heads);
@@ -64,7 +64,7 @@ impl<N: Number> Stored<N> {
     /// # Panics
     /// Never: the memory was made for the shape.
     #[must_use]
-    pub fn view(&self) -> View<'_, N> {
+    pub fn view(&self) -> View<'_, E> {
         let Shape { batch, heads, len, dim } = self.shape;
         match self.arrangement {
             Arrangement::Bhsd => View::bhsd(&self.data, [batch, heads, len, dim]),
@@ -77,7 +77,7 @@ impl<N: Number> Stored<N> {
     }
 
     /// The features of one position, to be changed.
-    pub fn row_mut(&mut self, batch: usize, head: usize, row: usize) -> &mut [N] {
+    pub fn row_mut(&mut self, batch: usize, head: usize, row: usize) -> &mut [E] {
         let strides = self.arrangement.strides(self.shape);
         let at = batch * strides.batch + head * strides.heads + row * strides.len;
         &mut self.data[at..at + self.shape.dim]
@@ -104,35 +104,35 @@ impl Arrangement {
 
 /// Everything that a case reads.
 #[derive(Clone, Debug)]
-pub struct Data<N> {
+pub struct Data<E: Element> {
     /// Queries.
-    pub q: Stored<N>,
+    pub q: Stored<E>,
     /// Keys.
-    pub k: Stored<N>,
+    pub k: Stored<E>,
     /// Values.
-    pub v: Stored<N>,
+    pub v: Stored<E>,
     /// `W` of a general similarity; no features where there is none.
-    pub w: Stored<N>,
+    pub w: Stored<E>,
     /// The dense bias; no features where there is none.
-    pub bias: Stored<N>,
+    pub bias: Stored<E>,
     /// ALiBi slopes.
-    pub slopes: Vec<N>,
+    pub slopes: Vec<E::Num>,
     /// Entries of the relative bias.
-    pub table: Vec<N>,
+    pub table: Vec<E::Num>,
     /// Sinks.
-    pub sinks: Vec<N>,
+    pub sinks: Vec<E::Num>,
     /// Who may see whom.
     pub mask: regard::Mask,
     /// The loss's gradient by the output.
-    pub d_out: Stored<N>,
+    pub d_out: Stored<E>,
     /// Its gradients by lse and by the entropy.
-    pub d_rows: [Vec<N>; 2],
+    pub d_rows: [Vec<E::Num>; 2],
 }
 
 /// Buckets and largest distance of the T5 bias.
 const T5_BUCKETS: (usize, usize) = (8, 20);
 
-impl<N: Number> Data<N> {
+impl<E: Element> Data<E> {
     /// The data of a case: the same numbers for every layout and dtype, up to rounding.
     #[must_use]
     pub fn new(case: &Case) -> Self {
@@ -150,8 +150,8 @@ impl<N: Number> Data<N> {
             _ => tensor(1, 1, 1, 0),
         };
         // So that q^T W k is about as large as q . k would be.
-        let size = N::from_f64(1.0 / (q_dim as f64).sqrt());
-        w.data.iter_mut().for_each(|w| *w = *w * size);
+        let size = 1.0 / (q_dim as f64).sqrt();
+        w.data.iter_mut().for_each(|w| *w = narrow(wide(*w) * size));
         let bias = case.scores.iter().find_map(|option| match option {
             ScoreOption::Bias { axes, entries } => {
                 let whole = [batch, heads.q, q_len, k_len];
@@ -177,7 +177,7 @@ impl<N: Number> Data<N> {
             ],
             table: noise.normals(buckets.unwrap_or(0) * heads.q),
             sinks: noise.normals(heads.q),
-            slopes: alibi_slopes(heads.q).iter().map(|x| N::from_f64(f64::from(*x))).collect(),
+            slopes: alibi_slopes(heads.q).iter().map(|x| E::Num::from_f64(f64::from(*x))).collect(),
             mask: (case.mask.build)(&case.dims, &mut noise),
             q,
             k,
@@ -189,13 +189,13 @@ impl<N: Number> Data<N> {
 
     /// q, k and v.
     #[must_use]
-    pub fn inputs(&self) -> Inputs<'_, N> {
+    pub fn inputs(&self) -> Inputs<'_, E> {
         (self.q.view(), self.k.view(), self.v.view())
     }
 
     /// The call that a case makes of this data.
     #[must_use]
-    pub fn problem(&self, case: &Case) -> Problem<'_, N> {
+    pub fn problem(&self, case: &Case) -> Problem<'_, E> {
         let score = case.scores.iter().fold(Score::new(), |score, option| match *option {
             ScoreOption::Scale(x) => score.scale(x),
             ScoreOption::Temperature(x) => score.temperature(x),
@@ -223,13 +223,14 @@ impl<N: Number> Data<N> {
         let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
         let problem = problem.similarity(similarity).align(case.align);
         let problem = if case.entropy { problem.entropy() } else { problem };
+        let problem = case.precision.into_iter().fold(problem, Problem::precision);
         let dropout = case.dropout.map(|rate| Dropout::new(rate, case.seed, 3));
         dropout.into_iter().fold(problem, Problem::dropout)
     }
 
     /// What the loss says of the output of a case.
     #[must_use]
-    pub fn upstream(&self, case: &Case) -> Upstream<'_, N> {
+    pub fn upstream(&self, case: &Case) -> Upstream<'_, E> {
         let [d_lse, d_entropy] = &self.d_rows;
         let upstream = Upstream::new(self.d_out.view()).lse(d_lse).with_bias();
         if case.entropy { upstream.entropy(d_entropy) } else { upstream }
@@ -238,10 +239,11 @@ impl<N: Number> Data<N> {
     /// The same for the definition, in any number.
     #[must_use]
     pub fn upstream_by_definition<M: Number>(&self, case: &Case) -> Outcome<M> {
-        let change = |x: &N| M::from_f64(wide(*x));
-        let out = elements(self.d_out.view()).map(|x| change(&x)).collect();
-        let [lse, mut entropy] =
-            self.d_rows.each_ref().map(|d| d.iter().map(change).collect::<Vec<M>>());
+        let out = elements(self.d_out.view()).map(|x| M::from_f64(wide(x))).collect();
+        let [lse, mut entropy] = self
+            .d_rows
+            .each_ref()
+            .map(|d| d.iter().map(|x| M::from_f64(wide(*x))).collect::<Vec<M>>());
         if !case.entropy {
             entropy.fill(M::zero());
         }
@@ -250,15 +252,15 @@ impl<N: Number> Data<N> {
 }
 
 impl Entries {
-    fn put_into<N: Number>(self, bias: &mut Stored<N>, noise: &mut Noise) {
-        let lowest = -N::max_value();
+    fn put_into<E: Element>(self, bias: &mut Stored<E>, noise: &mut Noise) {
+        let lowest = narrow(lowest::<E>());
         let Shape { batch, heads, len, dim } = bias.shape;
         for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
             for i in 0..len {
                 let kept = noise.below(dim);
                 for (key, x) in bias.row_mut(b, h, i).iter_mut().enumerate() {
                     match self {
-                        Self::Hiding if noise.chance(0.3) => *x = N::neg_infinity(),
+                        Self::Hiding if noise.chance(0.3) => *x = narrow(f64::NEG_INFINITY),
                         Self::Lowest if key != kept && noise.chance(0.3) => *x = lowest,
                         Self::OnlyLowest => *x = lowest,
                         _ => {}

@@ -1,6 +1,6 @@
 //! Inputs from a seed: the same on every machine and in every year.
 
-use regard::Number;
+use regard::{Element, Number};
 
 /// SplitMix64 (Steele, Lea and Flood 2014): one addition and three mixing steps for each number.
 #[derive(Clone, Debug)]
@@ -48,8 +48,8 @@ impl Noise {
     }
 
     /// `n` standard normal numbers.
-    pub fn normals<N: Number>(&mut self, n: usize) -> Vec<N> {
-        (0..n).map(|_| N::from_f64(self.normal())).collect()
+    pub fn normals<E: Element>(&mut self, n: usize) -> Vec<E> {
+        (0..n).map(|_| E::narrow(E::Num::from_f64(self.normal()))).collect()
     }
 }
 

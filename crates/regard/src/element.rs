@@ -5,8 +5,13 @@
 
 use crate::backward::Backward;
 use crate::forward::Forward;
-use crate::simd::{Isa, Task};
+use crate::problem::Precision;
+use crate::simd::{Isa, Simd, Task};
+use crate::tiles::{self, Prepared, Sizes};
+use crate::view::View;
+use half::{bf16, f16};
 use num_traits::Float;
+use std::convert::identity;
 use std::fmt::{Debug, Display};
 use std::mem::MaybeUninit;
 
@@ -48,8 +53,10 @@ pub trait Number: Float + Element<Num = Self> + Default + Display + std::iter::S
 pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// What arithmetic on this type is done in.
     type Num: Number;
-    /// The name in plans, benchmarks and errors: `f32`, `f64`, ...
+    /// The name in plans, benchmarks and errors: `f32`, `bf16`, ...
     const NAME: &'static str;
+    /// How exact products are unless a problem says otherwise.
+    const PRECISION: Precision;
     /// Widens to the number.
     fn widen(self) -> Self::Num;
     /// Narrows from the number, rounding to nearest even.
@@ -62,8 +69,20 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// The same for the way back.
     #[doc(hidden)]
     fn backward(isa: Isa, task: Backward<'_, '_, Self>);
-    /// A slice to be written as numbers, when nothing needs to be narrowed.
-    fn as_numbers_mut(s: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<Self::Num>]>;
+    /// Keys and values packed for tiles.
+    #[doc(hidden)]
+    fn prepare(
+        isa: Isa,
+        sizes: Sizes,
+        inputs: (View<'_, Self>, View<'_, Self>),
+        threads: usize,
+    ) -> Option<Prepared>;
+    /// The first vector of `src`, widened.
+    #[doc(hidden)]
+    fn load<S: Simd<Self::Num>>(s: S, src: &[Self]) -> S::V;
+    /// Narrows a vector into the start of `dst`, rounding to nearest even.
+    #[doc(hidden)]
+    fn write<S: Simd<Self::Num>>(s: S, v: S::V, dst: &mut [MaybeUninit<Self>]);
 }
 
 impl Number for f32 {
@@ -173,40 +192,89 @@ impl Number for f64 {
     }
 }
 
-macro_rules! stored_as_itself {
-    ($t:ty) => {
+/// A type in memory, and how a vector of it is loaded and written; `tiles`: the parts it may be split into there.
+macro_rules! element {
+    ($t:ty, $number:ty, $precision:ident, $widen:expr, $narrow:expr, $numbers:expr, $load:ident, $write:ident, tiles $parts:tt) => {
         impl Element for $t {
-            type Num = $t;
+            type Num = $number;
             const NAME: &'static str = stringify!($t);
+            const PRECISION: Precision = Precision::$precision;
             #[inline(always)]
-            fn widen(self) -> Self {
-                self
+            fn widen(self) -> $number {
+                $widen(self)
             }
             #[inline(always)]
-            fn narrow(x: Self) -> Self {
-                x
+            fn narrow(x: $number) -> Self {
+                $narrow(x)
             }
             #[inline(never)]
             fn forward(isa: Isa, task: Forward<'_, '_, Self>) {
-                Self::enter(isa, task);
+                on_tiles!(isa, task, $parts);
+                <$number>::enter(isa, task);
             }
             #[inline(never)]
             fn backward(isa: Isa, task: Backward<'_, '_, Self>) {
-                Self::enter(isa, task);
+                <$number>::enter(isa, task);
+            }
+            fn prepare(
+                isa: Isa,
+                sizes: Sizes,
+                inputs: (View<'_, Self>, View<'_, Self>),
+                threads: usize,
+            ) -> Option<Prepared> {
+                prepare_tiles!(isa, sizes, inputs, threads, $parts)
             }
             #[inline(always)]
-            fn as_numbers(s: &[Self]) -> Option<&[Self]> {
-                Some(s)
+            fn as_numbers(s: &[Self]) -> Option<&[$number]> {
+                $numbers(s)
             }
             #[inline(always)]
-            fn as_numbers_mut(s: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<Self>]> {
-                Some(s)
+            fn load<S: Simd<$number>>(s: S, src: &[Self]) -> S::V {
+                s.$load(src)
+            }
+            #[inline(always)]
+            fn write<S: Simd<$number>>(s: S, v: S::V, dst: &mut [MaybeUninit<Self>]) {
+                s.$write(v, dst);
             }
         }
     };
 }
-stored_as_itself!(f32);
-stored_as_itself!(f64);
+
+/// Takes a task to the tiles, if that is where it belongs.
+macro_rules! on_tiles {
+    ($isa:ident, $task:ident, [$($parts:literal),*]) => {
+        #[cfg(target_arch = "x86_64")]
+        if let (Isa::Amx(_amx), Some(_parts)) = ($isa, $task.parts()) {
+            $(if _parts == $parts {
+                return tiles::forward::<Self, $parts>(_amx, $task);
+            })*
+        }
+    };
+}
+
+/// Packs keys and values for the tiles.
+macro_rules! prepare_tiles {
+    ($isa:ident, $sizes:ident, $inputs:ident, $threads:ident, [$($parts:literal),*]) => {{
+        #[cfg(target_arch = "x86_64")]
+        if let Isa::Amx(_amx) = $isa {
+            $(if $sizes.parts == $parts {
+                let s = _amx.vectors();
+                return Prepared::new::<Self, $parts>(s, $sizes, $inputs, $threads);
+            })*
+        }
+        let _ = ($isa, $sizes, $inputs, $threads);
+        None
+    }};
+}
+
+element!(f32, f32, Strict, identity, identity, Some, load, write, tiles [2, 3]);
+element!(f64, f64, Strict, identity, identity, Some, load, write, tiles []);
+element!(f16, f32, F32, Self::to_f32, Self::from_f32, no_numbers, load_f16, write_f16, tiles[2]);
+element!(bf16, f32, F32, Self::to_f32, Self::from_f32, no_numbers, load_bf16, write_bf16, tiles[1]);
+
+fn no_numbers<E>(_: &[E]) -> Option<&[f32]> {
+    None
+}
 
 #[cfg(test)]
 mod tests {

@@ -13,6 +13,7 @@ use crate::problem::Problem;
 use crate::score::{Similarity, in_log2};
 use crate::simd::{GROUP, Lanes, Simd, Span, Task};
 use crate::softmax::{State, States, TileSums};
+use crate::tiles::{Prepared, Room, Sizes};
 use crate::view::TileMut;
 use crate::walk::{Call, Piece, Visit, Walk, Way};
 use std::ops::Range;
@@ -60,32 +61,40 @@ pub(crate) struct Scratch<N> {
     raw: Vec<Lanes<N>>,
     /// Sums of another part, `[features][lanes]`.
     other: Vec<Lanes<N>>,
-    groups: Vec<Group<N>>,
+    pub(crate) groups: Vec<Group<N>>,
     tile: Vec<Lanes<N>>,
     /// What dropout multiplies a tile by, where there is dropout.
-    factors: Vec<Lanes<N>>,
-    walk: Walk<N>,
+    pub(crate) factors: Vec<Lanes<N>>,
+    pub(crate) walk: Walk<N>,
+    /// For products on tiles.
+    pub(crate) room: Option<Room>,
 }
 
 /// A group of rows on its way: queries, states and sums, `[features][lanes]`.
 #[derive(Debug)]
-struct Group<N> {
-    q: Vec<Lanes<N>>,
-    states: States<N>,
-    sums: Vec<Lanes<N>>,
-    rows: RowTile,
+pub(crate) struct Group<N> {
+    pub(crate) q: Vec<Lanes<N>>,
+    pub(crate) states: States<N>,
+    /// Up to whole tiles of features, where tiles are in use.
+    pub(crate) sums: Vec<Lanes<N>>,
+    pub(crate) rows: RowTile,
     /// Whether the last tile had scores far above those before.
-    grows: bool,
+    pub(crate) grows: bool,
 }
 
 impl<N: Number> Scratch<N> {
-    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, rows: usize) -> Self {
+    pub(crate) fn new<E: Element<Num = N>>(
+        problem: &Problem<'_, E>,
+        rows: usize,
+        tiles: Option<Sizes>,
+    ) -> Self {
         let dims = problem.dims();
+        let groups = rows.min(dims.q_len).div_ceil(GROUP);
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let group = || Group {
             q: zeros(dims.qk_dim),
             states: States::nothing_seen(),
-            sums: zeros(dims.v_dim),
+            sums: zeros(tiles.map_or(dims.v_dim, Sizes::padded)),
             rows: RowTile { first: 0, step: 1, count: 0 },
             grows: false,
         };
@@ -93,10 +102,11 @@ impl<N: Number> Scratch<N> {
         Self {
             raw: zeros(if projects { dims.q_dim } else { 0 }),
             other: zeros(dims.v_dim),
-            groups: (0..rows.min(dims.q_len).div_ceil(GROUP)).map(|_| group()).collect(),
+            groups: (0..groups).map(|_| group()).collect(),
             tile: zeros(CELL),
             factors: zeros(if problem.dropout.is_some() { CELL } else { 0 }),
             walk: Walk::new(),
+            room: tiles.map(|sizes| Room::new(sizes, groups, dims.v_dim)),
         }
     }
 }
@@ -108,6 +118,8 @@ pub struct Forward<'t, 'c, E: Element> {
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
     pub(crate) stage: Stage<'t>,
+    /// Keys and values packed into tiles, if products go by tiles and many rows meet them.
+    pub(crate) prepared: Option<&'c Prepared>,
     pub(crate) target: Target<'t, E>,
     pub(crate) scratch: &'t mut Scratch<E::Num>,
 }
@@ -142,6 +154,11 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
 }
 
 impl<E: Element> Forward<'_, '_, E> {
+    /// The parts that numbers are split into for products on tiles, if that is how they are made.
+    pub(crate) fn parts(&self) -> Option<usize> {
+        self.scratch.room.as_ref().map(Room::parts)
+    }
+
     /// Of a short head, asks for all that is read and written, so that memory works while the queries are turned: such
     /// calls wait for memory more than they compute. Longer ones are followed by the hardware.
     #[inline(always)]
@@ -162,7 +179,7 @@ impl<E: Element> Forward<'_, '_, E> {
 
     /// Sets the states of a group: what earlier parts left, or nothing seen.
     #[inline(always)]
-    fn start<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
+    pub(crate) fn start<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
         let group = &mut self.scratch.groups[g];
         let skipped = g * GROUP;
         group.rows = self.rows.group(g);
@@ -170,7 +187,7 @@ impl<E: Element> Forward<'_, '_, E> {
         group.grows = false;
         group.sums.fill(Lanes([E::Num::default(); GROUP]));
         let Some(partial) = &self.target.partial else { return };
-        let v_dim = group.sums.len();
+        let v_dim = self.call.problem.dims().v_dim;
         let span = Span { start: 0, end: group.rows.count };
         for part in self.stage.from.clone() {
             let row = |lane| partial.written(part, skipped + lane);
@@ -197,13 +214,14 @@ impl<E: Element> Forward<'_, '_, E> {
 
     /// Leaves the states of a group for a later stage.
     #[inline(always)]
-    fn save<S: Simd<E::Num>>(&mut self, s: S, g: usize, part: usize) {
+    pub(crate) fn save<S: Simd<E::Num>>(&mut self, s: S, g: usize, part: usize) {
         let Some(partial) = &mut self.target.partial else { return };
         let group = &self.scratch.groups[g];
-        turn_back(s, &group.sums, group.rows.count, g * GROUP, (partial, part));
+        let v_dim = self.call.problem.dims().v_dim;
+        turn_back(s, &group.sums[..v_dim], group.rows.count, g * GROUP, (partial, part));
         for lane in 0..group.rows.count {
             let State { m, l, t } = group.states.get(lane);
-            let row = &mut partial.row(part, g * GROUP + lane)[group.sums.len()..];
+            let row = &mut partial.row(part, g * GROUP + lane)[v_dim..];
             row.iter_mut().zip([m, l, t]).for_each(|(to, x)| {
                 to.write(x);
             });
@@ -212,7 +230,7 @@ impl<E: Element> Forward<'_, '_, E> {
 
     /// Divides the sums, turns them back into rows and writes them with their lse.
     #[inline(always)]
-    fn finish<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
+    pub(crate) fn finish<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
         let Self { call, scope, .. } = *self;
         let Some(to) = &mut self.target.finished else { return };
         let group = &mut self.scratch.groups[g];
@@ -241,7 +259,8 @@ impl<E: Element> Forward<'_, '_, E> {
                 s.store(s.mul(s.load(&sum.0[lane..]), share), &mut sum.0[lane..]);
             }
         }
-        turn_back(s, &group.sums, group.rows.count, g * GROUP, (&mut to.out, 0));
+        let v_dim = call.problem.dims().v_dim;
+        turn_back(s, &group.sums[..v_dim], group.rows.count, g * GROUP, (&mut to.out, 0));
     }
 }
 
@@ -315,11 +334,22 @@ impl<N: Number> Group<N> {
         let span = Span { start: 0, end: self.rows.count };
         let mut tile = [Lanes([sink; GROUP])];
         // Sums that never suffice: `m` becomes the larger of itself and the sink.
-        let mut shrink = Lanes([N::one(); GROUP]);
-        self.states.raise(s, &tile, (&Lanes([N::infinity(); GROUP]), span), &mut shrink);
+        self.raise(s, &tile, (&Lanes([N::infinity(); GROUP]), span));
         let mut sums = TileSums::zero(entropy);
         self.states.weigh(s, &mut tile, span, &mut sums);
         self.states.add(s, &sums, span);
+    }
+
+    /// Raises `m` in the lanes whose sums do not suffice, and shrinks what has been added up so far.
+    #[inline(always)]
+    pub(crate) fn raise<S: Simd<N>>(
+        &mut self,
+        s: S,
+        tile: &[Lanes<N>],
+        (sums, span): (&Lanes<N>, Span),
+    ) {
+        let mut shrink = Lanes([N::one(); GROUP]);
+        self.grows = self.states.raise(s, tile, (sums, span), &mut shrink);
         for sum in &mut self.sums {
             for lane in span.vectors::<N, S>() {
                 let x = s.mul(s.load(&sum.0[lane..]), s.load(&shrink.0[lane..]));

@@ -6,7 +6,7 @@ use crate::mask::RowTile;
 use crate::micro::{Packed, add_values, lanes_used};
 use crate::problem::Problem;
 use crate::score::{Keys, Similarity};
-use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span};
+use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task};
 use crate::view::{Rows, TileMut};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -38,7 +38,7 @@ pub(crate) fn turn_queries<E: Element, S: Simd<E::Num>>(
     for first in (0..w.len).step_by(CELL) {
         let n = (w.len - first).min(CELL);
         cell.set(first, n);
-        let w = fetch(w, &cell, &mut packed);
+        let w = fetch(s, w, &cell, &mut packed);
         let raw = (&raw[first..first + n], &[][..]);
         add_values::<_, S, false, false>(s, (w, &[]), raw, span, (&one, lanes));
     }
@@ -57,7 +57,8 @@ const LINE: usize = 64;
 
 /// The rows of a cell: where they lie if they are neighbours and need no widening, else copied into `room`.
 #[inline(always)]
-pub(crate) fn fetch<'r, E: Element>(
+pub(crate) fn fetch<'r, E: Element, S: Simd<E::Num>>(
+    s: S,
     rows: Rows<'r, E>,
     cell: &Cell,
     room: &'r mut Vec<E::Num>,
@@ -69,18 +70,38 @@ pub(crate) fn fetch<'r, E: Element>(
     {
         return Rows { data, stride, len, dim };
     }
-    room.clear();
-    for i in 0..len {
-        room.extend(rows.row(cell.keys().get(i)).iter().map(|x| x.widen()));
+    if room.len() < len * dim {
+        room.resize(len * dim, E::Num::default());
     }
-    Rows { data: room, stride: dim, len, dim }
+    for i in 0..len {
+        s.call(Widen { row: rows.row(cell.keys().get(i)), to: &mut room[i * dim..][..dim] });
+    }
+    Rows { data: &room[..len * dim], stride: dim, len, dim }
+}
+
+/// A row as numbers.
+struct Widen<'t, E: Element> {
+    row: &'t [E],
+    to: &'t mut [E::Num],
+}
+
+impl<E: Element> Task<E::Num> for Widen<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self { row, to } = self;
+        if let Some(row) = E::as_numbers(row) {
+            return to[..row.len()].copy_from_slice(row);
+        }
+        let whole = row.len() / S::LANES * S::LANES;
+        for d in (0..whole).step_by(S::LANES) {
+            s.store(E::load(s, &row[d..]), &mut to[d..]);
+        }
+        row[whole..].iter().zip(&mut to[whole..]).for_each(|(x, to)| *to = x.widen());
+    }
 }
 
 /// Rows into lanes: `lanes[d][i] = row(i)[d] * factor` for `count` rows, 0 where there is no row.
-#[expect(
-    clippy::needless_range_loop,
-    reason = "indices over constants keep the block in registers"
-)]
 #[inline(always)]
 pub(crate) fn turn<'r, E: Element, S: Simd<E::Num>>(
     s: S,
@@ -89,19 +110,39 @@ pub(crate) fn turn<'r, E: Element, S: Simd<E::Num>>(
     factor: E::Num,
     lanes: &mut [Lanes<E::Num>],
 ) {
-    let scale = s.splat(factor);
     for lane in (0..lanes_used::<E::Num, S>(count)).step_by(S::LANES) {
         let mut rows: [&[E]; MAX_LANES] = [&[]; MAX_LANES];
         for (i, r) in rows[..S::LANES].iter_mut().enumerate().take(count.saturating_sub(lane)) {
             *r = &row(lane + i)[..lanes.len()];
         }
-        let mut d = 0;
-        let whole = lane + S::LANES <= count && E::as_numbers(&[]).is_some();
+        s.call(Turn { rows, lane, whole: lane + S::LANES <= count, factor, lanes });
+    }
+}
+
+/// At most a vector of rows into the lanes from `lane` on; rows that are not there are empty.
+struct Turn<'t, E: Element> {
+    rows: [&'t [E]; MAX_LANES],
+    lane: usize,
+    /// Whether all rows are there.
+    whole: bool,
+    factor: E::Num,
+    lanes: &'t mut [Lanes<E::Num>],
+}
+
+impl<E: Element> Task<E::Num> for Turn<'_, E> {
+    type Out = ();
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "indices over constants keep the block in registers"
+    )]
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self { rows, lane, whole, factor, lanes } = self;
+        let (scale, mut d) = (s.splat(factor), 0);
         while whole && d + S::LANES <= lanes.len() {
             let mut block = s.block();
             for i in 0..S::LANES {
-                let row = E::as_numbers(&rows[i][d..]).unwrap_or(&[]);
-                block.as_mut()[i] = s.mul(s.load(row), scale);
+                block.as_mut()[i] = s.mul(E::load(s, &rows[i][d..]), scale);
             }
             s.transpose(&mut block);
             for i in 0..S::LANES {
@@ -129,56 +170,56 @@ pub(crate) fn turn_back<E: Element, S: Simd<E::Num>>(
     for lane in (0..count).step_by(S::LANES) {
         let rows = lane..(lane + S::LANES).min(count);
         let to = out.several(part, skipped + lane, rows.len());
-        turn_vector_back(s, lanes, rows, to);
+        s.call(TurnBack { lanes, rows, to });
     }
 }
 
 /// The same for at most a vector of rows.
-#[expect(
-    clippy::needless_range_loop,
-    reason = "indices over constants keep the block in registers"
-)]
-#[inline(always)]
-fn turn_vector_back<E: Element, S: Simd<E::Num>>(
-    s: S,
-    lanes: &[Lanes<E::Num>],
+struct TurnBack<'t, E: Element> {
+    lanes: &'t [Lanes<E::Num>],
     rows: Range<usize>,
-    mut to: [&mut [MaybeUninit<E>]; MAX_LANES],
-) {
-    let mut d = 0;
-    while rows.len() == S::LANES && d + S::LANES <= lanes.len() && E::as_numbers(&[]).is_some() {
-        let mut block = s.block();
-        for i in 0..S::LANES {
-            block.as_mut()[i] = s.load(&lanes[d + i].0[rows.start..]);
-        }
-        s.transpose(&mut block);
-        for i in 0..S::LANES {
-            if let Some(row) = E::as_numbers_mut(&mut to[i][d..]) {
-                s.write(block.as_mut()[i], row);
+    to: [&'t mut [MaybeUninit<E>]; MAX_LANES],
+}
+
+impl<E: Element> Task<E::Num> for TurnBack<'_, E> {
+    type Out = ();
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "indices over constants keep the block in registers"
+    )]
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self { lanes, rows, mut to } = self;
+        let mut d = 0;
+        while rows.len() == S::LANES && d + S::LANES <= lanes.len() {
+            let mut block = s.block();
+            for i in 0..S::LANES {
+                block.as_mut()[i] = s.load(&lanes[d + i].0[rows.start..]);
             }
+            s.transpose(&mut block);
+            for i in 0..S::LANES {
+                E::write(s, block.as_mut()[i], &mut to[i][d..]);
+            }
+            d += S::LANES;
         }
-        d += S::LANES;
-    }
-    for (i, row) in rows.zip(&mut to) {
-        for (x, lanes) in row[d..].iter_mut().zip(&lanes[d..]) {
-            x.write(E::narrow(lanes.0[i]));
+        for (i, row) in rows.zip(&mut to) {
+            for (x, lanes) in row[d..].iter_mut().zip(&lanes[d..]) {
+                x.write(E::narrow(lanes.0[i]));
+            }
         }
     }
 }
 
 /// Rows as they are, side by side.
 #[inline(always)]
-pub(crate) fn pack<'r, E: Element>(
+pub(crate) fn pack<'r, E: Element, S: Simd<E::Num>>(
+    s: S,
     row: impl Fn(usize) -> &'r [E],
     count: usize,
     to: &mut Packed<E::Num>,
 ) {
     for i in 0..count {
-        let (row, to) = (row(i), to.row_mut(i));
-        match E::as_numbers(row) {
-            Some(row) => to[..row.len()].copy_from_slice(row),
-            None => to.iter_mut().zip(row).for_each(|(to, x)| *to = x.widen()),
-        }
+        s.call(Widen { row: row(i), to: to.row_mut(i) });
     }
 }
 

@@ -32,6 +32,29 @@ pub fn multiply_adds(isa: Isa, rounds: usize) -> f64 {
     f32::enter(isa, Loop(rounds))
 }
 
+/// Flops of one round of [`tile_multiply_adds`].
+pub const TILE_ROUND: f64 = (4 * 16 * 16 * 32 * 2) as f64;
+
+/// The same with products of tiles; 0 where there are none.
+#[must_use]
+pub fn tile_multiply_adds(isa: Isa, rounds: usize) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if let Isa::Amx(amx) = isa {
+        let tiles = amx.configure();
+        tiles.zero::<6>();
+        tiles.zero::<7>();
+        for _ in 0..black_box(rounds) {
+            tiles.multiply::<0, 6, 7>();
+            tiles.multiply::<1, 6, 7>();
+            tiles.multiply::<2, 6, 7>();
+            tiles.multiply::<3, 6, 7>();
+        }
+        return rounds as f64 * TILE_ROUND;
+    }
+    let _ = (isa, rounds);
+    0.0
+}
+
 /// Reads `data` once, by whole vectors, and returns its sum.
 #[must_use]
 pub fn read(isa: Isa, data: &[f32]) -> f32 {

@@ -10,6 +10,7 @@ use crate::output::Output;
 use crate::problem::{Dims, Problem};
 use crate::run::run;
 use crate::simd::GROUP;
+use crate::tiles::{Prepared, Sizes};
 use crate::view::{Heads, Shape, Unwritten, View, ViewMut};
 use crate::walk::{Call, TILE_ROWS, Tiling, Way};
 use std::fmt;
@@ -22,6 +23,8 @@ pub struct Plan<'a, E: Element> {
     machine: Machine,
     pub(crate) rows: usize,
     parts: usize,
+    /// How products go by tiles, if they do.
+    tiles: Option<Sizes>,
     /// The stride of diagonals that are walked on their own, and the mask without them.
     diagonal: Option<(usize, Mask)>,
 }
@@ -51,6 +54,9 @@ pub struct Work {
 /// Keys of one part when few rows meet many keys: enough to outweigh the merge by far.
 const PART_KEYS: usize = 4096;
 
+/// Rows below which tiles stay mostly empty.
+const FEW_ROWS: usize = 8;
+
 impl<'a, E: Element> Plan<'a, E> {
     /// Checks the problem and decides how to run it. After this nothing can fail but a mismatch of tensors and plan.
     pub fn new(problem: Problem<'a, E>, machine: Machine) -> Result<Self, Error> {
@@ -62,13 +68,23 @@ impl<'a, E: Element> Plan<'a, E> {
         let diagonal = problem.mask.diagonal().filter(|(stride, _)| q_len / stride >= 8);
         let few_rows = q_len <= TILE_ROWS && diagonal.is_none();
         let parts = if few_rows && k_len >= 2 * PART_KEYS { k_len.div_ceil(PART_KEYS) } else { 1 };
-        Ok(Self { problem, machine, rows, parts, diagonal })
+        let Dims { qk_dim, v_dim, .. } = problem.dims();
+        let tiles = problem.parts().filter(|_| machine.isa.has_tiles() && q_len >= FEW_ROWS);
+        let tiles = tiles.map(|parts| Sizes::new(parts, qk_dim, v_dim));
+        Ok(Self { problem, machine, rows, parts, tiles, diagonal })
     }
 
     /// The problem.
     #[must_use]
     pub fn problem(&self) -> &Problem<'a, E> {
         &self.problem
+    }
+
+    /// The products of bf16 tiles that one product of numbers takes, if that is how they are made: 1, 3 or 6, as the
+    /// [`Precision`](crate::Precision) and the type of the tensors have it.
+    #[must_use]
+    pub fn tile_products(&self) -> Option<usize> {
+        self.tiles.map(|sizes| sizes.parts * (sizes.parts + 1) / 2)
     }
 
     /// The machine.
@@ -210,13 +226,15 @@ impl<'a, E: Element> Plan<'a, E> {
             room = vec![E::Num::default(); saved.to_array().iter().product()];
         }
         let partial = ViewMut::bhsd(&mut room, saved.to_array()).ok();
+        let prepared = self.prepare(&call);
+        let prepared = prepared.as_ref();
         for (tiling, stage) in stages {
             let tiles = tiling.count();
             let parts = if stage.into.is_some() { self.parts } else { 1 };
             run(
                 self.machine.threads,
                 batch * heads.q * parts * tiles,
-                || Scratch::new(&self.problem, self.rows),
+                || Scratch::new(&self.problem, self.rows, self.tiles),
                 |scratch, i| {
                     // Heads outermost, so that neighbours in time share keys; late tiles first, for a causal mask
                     // gives them the most to do.
@@ -253,11 +271,19 @@ impl<'a, E: Element> Plan<'a, E> {
                     let scope = self.problem.scope(b, head);
                     E::forward(
                         self.machine.isa,
-                        Forward { call, scope, rows, stage, target, scratch },
+                        Forward { call, scope, rows, stage, prepared, target, scratch },
                     );
                 },
             );
         }
+    }
+
+    /// Keys and values in tiles, where several tiles of rows meet them.
+    fn prepare(&self, call: &Call<'_, E>) -> Option<Prepared> {
+        let Dims { heads, q_len, .. } = self.problem.dims();
+        let meet = q_len.div_ceil(self.rows) * (heads.q / heads.kv);
+        let sizes = self.tiles.filter(|_| meet > 1)?;
+        E::prepare(self.machine.isa, sizes, (call.k, call.v), self.machine.threads)
     }
 
     /// Counts what will be computed: walks the mask, not the data.

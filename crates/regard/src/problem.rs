@@ -20,6 +20,36 @@ pub enum Align {
     Offset(i64),
 }
 
+/// How exact the products are: what may be traded for speed, and what may not.
+///
+/// On a machine with tiles (AMX) products of `bf16` numbers are up to 16 times as fast as those of `f32`, and a number of
+/// more digits can be split into several of them. Elsewhere all three mean the same. Whatever is chosen, results are the same
+/// bits for any number of threads and any batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// The arithmetic of `f32` (`f64` for `f64`) on every machine: the same bits wherever there is a fused multiply-add.
+    /// The default for `f32` and `f64`.
+    Strict,
+    /// Whatever is at least as exact as evaluating the definition in the type of the tensors: `f32` in three parts, `f16` in
+    /// two, `bf16` as it is. The default for `f16` and `bf16`.
+    F32,
+    /// `f32` in two parts of 8 digits each: about 16 digits, 20 times the error of `F32`, twice its speed. The same as `F32`
+    /// for the other types.
+    High,
+}
+
+impl Precision {
+    /// Its name: `strict`, `f32`, `high`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Strict => "strict",
+            Self::F32 => "f32",
+            Self::High => "high",
+        }
+    }
+}
+
 /// Heads of the queries and of the keys and values: `q` is a multiple of `kv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
@@ -73,6 +103,7 @@ pub struct Problem<'a, E: Element> {
     pub(crate) align: Align,
     pub(crate) dropout: Option<Dropout>,
     pub(crate) entropy: bool,
+    pub(crate) precision: Precision,
 }
 
 impl<'a, E: Element> Problem<'a, E> {
@@ -96,6 +127,7 @@ impl<'a, E: Element> Problem<'a, E> {
             align: Align::End,
             dropout: None,
             entropy: false,
+            precision: E::PRECISION,
         }
     }
 
@@ -139,6 +171,32 @@ impl<'a, E: Element> Problem<'a, E> {
     #[must_use]
     pub fn entropy(self) -> Self {
         Self { entropy: true, ..self }
+    }
+
+    /// How exact the products are.
+    #[must_use]
+    pub fn precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
+    }
+
+    /// How exact the products are to be.
+    #[must_use]
+    pub fn how_exact(&self) -> Precision {
+        self.precision
+    }
+
+    /// The parts that numbers are split into for products on tiles, if the precision and the similarity allow that.
+    pub(crate) fn parts(&self) -> Option<usize> {
+        if self.precision == Precision::Strict || !matches!(self.similarity, Similarity::Dot) {
+            return None;
+        }
+        match E::NAME {
+            "bf16" => Some(1),
+            "f16" => Some(2),
+            "f32" if self.precision == Precision::High => Some(2),
+            "f32" => Some(3),
+            _ => None,
+        }
     }
 
     /// The shapes of q, k and v.

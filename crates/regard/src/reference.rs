@@ -99,13 +99,20 @@ impl<E: Element> Problem<'_, E> {
     }
 
     /// The keys that a row sees, with their scores.
-    fn scores<N: Number>(&self, k: &View<'_, E>, q: &Rows<N>, at: Pair) -> Vec<(usize, Steps<N>)> {
+    fn scores<N: Number>(
+        &self,
+        k: &View<'_, E>,
+        q: &Rows<N>,
+        at: Pair,
+        round: fn(N) -> N,
+    ) -> Vec<(usize, Steps<N>)> {
         let scope = self.scope(at.batch, at.head);
         let kv_head = self.kv_head(at.head);
         let seen = (0..scope.k_len).filter(|key| self.mask.sees(&scope, at.row, *key));
         let scored = seen.map(|key| {
             let k: Vec<N> = widened(k.row(at.batch, kv_head, key));
-            (key, self.define(Pair { key, ..at }, self.similarity_of(q, &k)))
+            let steps = self.define(Pair { key, ..at }, round(self.similarity_of(q, &k)));
+            (key, Steps { score: round(steps.score), ..steps })
         });
         scored.filter(|(_, steps)| steps.score != N::neg_infinity()).collect()
     }
@@ -173,25 +180,35 @@ fn widened<N: Number, E: Element>(row: &[E]) -> Vec<N> {
 /// Attention, by definition.
 pub fn forward<N: Number, E: Element>(
     problem: &Problem<'_, E>,
+    inputs: Inputs<'_, E>,
+) -> Outcome<N> {
+    forward_in_steps(problem, inputs, |x| x)
+}
+
+/// Attention as single operations on tensors of a narrower type make it: what each of them leaves in memory, similarities,
+/// scores, weights and outputs, is rounded. What the kernels are compared with for half types.
+pub fn forward_in_steps<N: Number, E: Element>(
+    problem: &Problem<'_, E>,
     (q, k, v): Inputs<'_, E>,
+    round: fn(N) -> N,
 ) -> Outcome<N> {
     let dims = problem.dims();
     let mut result = Outcome { out: Vec::new(), lse: Vec::new(), entropy: Vec::new() };
     for (batch, head, row) in rows(problem) {
         let at = Pair { batch, head, row, key: 0 };
-        let scores = problem.scores(&k, &problem.query::<N>(&q, batch, head, row), at);
+        let scores = problem.scores(&k, &problem.query::<N>(&q, batch, head, row), at, round);
         let softmax = problem.softmax(head, &scores);
         result.lse.push(softmax.lse());
         result.entropy.push(softmax.entropy(problem.and_sink(head, &scores)));
         let mut out = vec![N::zero(); dims.v_dim];
         for (key, steps) in scores {
-            let a = softmax.weight(steps.score) * problem.dropped(Pair { key, ..at });
+            let a = round(softmax.weight(steps.score)) * problem.dropped(Pair { key, ..at });
             let v = v.row(batch, problem.kv_head(head), key);
             for (out, v) in out.iter_mut().zip(v) {
                 *out = *out + a * N::from_f64(v.widen().to_f64());
             }
         }
-        result.out.extend(out);
+        result.out.extend(out.into_iter().map(round));
     }
     result
 }
@@ -213,8 +230,18 @@ fn rows<E: Element>(
 /// the similarity and to the options; the similarity to q, k and W.
 pub fn backward<N: Number, E: Element>(
     problem: &Problem<'_, E>,
+    inputs: Inputs<'_, E>,
+    d: &Outcome<N>,
+) -> Grads<N> {
+    backward_in_steps(problem, inputs, d, |x| x)
+}
+
+/// The gradients with every step rounded: see [`forward_in_steps`].
+pub fn backward_in_steps<N: Number, E: Element>(
+    problem: &Problem<'_, E>,
     (q, k, v): Inputs<'_, E>,
     d: &Outcome<N>,
+    round: fn(N) -> N,
 ) -> Grads<N> {
     let dims = problem.dims();
     let score = &problem.score;
@@ -237,7 +264,7 @@ pub fn backward<N: Number, E: Element>(
     for (r, (batch, head, row)) in rows(problem).enumerate() {
         let at = Pair { batch, head, row, key: 0 };
         let query = problem.query::<N>(&q, batch, head, row);
-        let scores = problem.scores(&k, &query, at);
+        let scores = problem.scores(&k, &query, at, round);
         let softmax = problem.softmax(head, &scores);
         if softmax.saw_nothing() {
             continue; // nothing was seen: nothing depends on anything
@@ -249,13 +276,14 @@ pub fn backward<N: Number, E: Element>(
         // out_i = sum_j z_ij a_ij v_j
         let mut weights = Vec::new();
         for (key, steps) in scores {
-            let (a, z) = (softmax.weight(steps.score), problem.dropped::<N>(Pair { key, ..at }));
+            let a = round(softmax.weight(steps.score));
+            let z = problem.dropped::<N>(Pair { key, ..at });
             let v: Vec<N> = widened(v.row(batch, kv_head, key));
             for (d_v, d_out) in g.v[kv_row(key) * dims.v_dim..][..dims.v_dim].iter_mut().zip(d_out)
             {
                 *d_v = *d_v + z * a * *d_out;
             }
-            weights.push((key, steps, a, z * dot(d_out, &v)));
+            weights.push((key, steps, a, round(z * dot(d_out, &v))));
         }
         // a_ij = e^(score_ij - lse_i), lse_i itself, and H_i
         let mean: N = weights.iter().map(|(_, _, a, d_a)| *a * *d_a).sum();
@@ -270,7 +298,7 @@ pub fn backward<N: Number, E: Element>(
         for (key, steps, a, d_a) in weights {
             g.size = g.size.max(a * (d_a.abs() + mean.abs()));
             let at = Pair { key, ..at };
-            let d_score = d_score(steps.score, a, d_a);
+            let d_score = round(d_score(steps.score, a, d_a));
             let (by_scaled, by_bias) = problem.slope(at, steps);
             g.add_to_options(problem, at, d_score * by_bias);
             // scaled = similarity * scale
@@ -281,6 +309,9 @@ pub fn backward<N: Number, E: Element>(
             g.scale = g.scale + d_scaled * similarity;
             g.add_to_similarity(problem, (r, kv_row(key)), head, (&query, &k), d_scaled * scale);
         }
+    }
+    for grad in [&mut g.q, &mut g.k, &mut g.v] {
+        grad.iter_mut().for_each(|x| *x = round(*x));
     }
     // scale = given / temperature
     g.temperature = -g.scale * N::from_f64(problem.scale() / score.temperature);

@@ -12,7 +12,7 @@ use crate::mask::{RowTile, Scope};
 use crate::micro::{Seen, low};
 use crate::problem::Problem;
 use crate::relative::RelativeBias;
-use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, math};
+use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task, math};
 use crate::view::{Shape, TileMut, View, serving};
 use std::fmt;
 
@@ -377,6 +377,17 @@ impl<E: Element> Problem<'_, E> {
         s: S,
         at: At<'_>,
         tile: &mut [Lanes<E::Num>],
+        slopes: Option<&mut Slopes<E::Num>>,
+    ) {
+        s.call(Apply { problem: self, at, tile, slopes });
+    }
+
+    #[inline(always)]
+    fn apply_here<S: Simd<E::Num>>(
+        &self,
+        s: S,
+        at: At<'_>,
+        tile: &mut [Lanes<E::Num>],
         mut slopes: Option<&mut Slopes<E::Num>>,
     ) {
         let Score { softcap, bias, alibi, relative, custom, .. } = &self.score;
@@ -421,9 +432,64 @@ impl<E: Element> Problem<'_, E> {
     }
 }
 
+/// [`Problem::apply`], a function of its own.
+struct Apply<'t, E: Element> {
+    problem: &'t Problem<'t, E>,
+    at: At<'t>,
+    tile: &'t mut [Lanes<E::Num>],
+    slopes: Option<&'t mut Slopes<E::Num>>,
+}
+
+impl<E: Element> Task<E::Num> for Apply<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        self.problem.apply_here(s, self.at, self.tile, self.slopes);
+    }
+}
+
 // The way back.
 
+/// What the gradients of a piece's scores, `[keys][rows]`, say of the options: see [`Problem::undo`].
+pub(crate) struct Undo<'t, E: Element> {
+    pub(crate) at: At<'t>,
+    /// Which rows see each key, if not all do.
+    pub(crate) seen: Option<&'t [Seen]>,
+    pub(crate) d_scores: &'t mut [Lanes<E::Num>],
+    pub(crate) slopes: &'t Slopes<E::Num>,
+    /// What each row adds to the gradients of the ALiBi slope and of the scale.
+    pub(crate) by_slope: &'t mut Lanes<E::Num>,
+    pub(crate) by_scale: &'t mut Lanes<E::Num>,
+    /// The gradient of the relative bias.
+    pub(crate) by_table: Option<&'t mut [f64]>,
+    /// The gradient of the dense bias, from this key on.
+    pub(crate) bias: Option<(TileMut<'t, E::Num>, usize)>,
+}
+
+/// [`Problem::undo`], a function of its own.
+struct UndoTask<'t, E: Element>(&'t Problem<'t, E>, Undo<'t, E>);
+
+impl<E: Element> Task<E::Num> for UndoTask<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self(problem, Undo { at, seen, d_scores, slopes, by_slope, by_scale, by_table, bias }) =
+            self;
+        problem.add_bias_grads(s, at, d_scores, by_slope, by_table);
+        if let Some((mut bias, first_key)) = bias {
+            problem.add_dense_bias_grads(s, (at, first_key), d_scores, &mut bias);
+        }
+        problem.undo_softcap(s, (at, seen), d_scores, slopes, by_scale);
+    }
+}
+
 impl<E: Element> Problem<'_, E> {
+    /// Adds to the gradients of the options, and carries those of the scores back to the similarities.
+    #[inline(always)]
+    pub(crate) fn undo<S: Simd<E::Num>>(&self, s: S, undo: Undo<'_, E>) {
+        s.call(UndoTask(self, undo));
+    }
+
     /// What the sum of `d_score k` (of `d_score (k - q)`, for distances) is multiplied by to be the gradient of a query.
     pub(crate) fn query_grad_factor(&self) -> f64 {
         match self.similarity {
@@ -443,7 +509,7 @@ impl<E: Element> Problem<'_, E> {
     /// score = ... + bias - slope |distance| + table[bucket]: adds to the gradients of the slope, row by row, and of the
     /// table. The dense bias has a pass of its own.
     #[inline(always)]
-    pub(crate) fn add_bias_grads<S: Simd<E::Num>>(
+    fn add_bias_grads<S: Simd<E::Num>>(
         &self,
         s: S,
         at: At<'_>,
@@ -472,7 +538,7 @@ impl<E: Element> Problem<'_, E> {
 
     /// score = ... + bias: adds to the gradient of the dense bias, whose rows `to` are, from key `first_key` on.
     #[inline(always)]
-    pub(crate) fn add_dense_bias_grads<S: Simd<E::Num>>(
+    fn add_dense_bias_grads<S: Simd<E::Num>>(
         &self,
         s: S,
         (at, first_key): (At<'_>, usize),
@@ -536,7 +602,7 @@ impl<E: Element> Problem<'_, E> {
     /// capped = cap tanh(scaled / cap), scaled = scale * similarity: carries gradients back to the similarity; for
     /// distances, adds to the gradient of the scale, row by row.
     #[inline(always)]
-    pub(crate) fn undo_softcap<S: Simd<E::Num>>(
+    fn undo_softcap<S: Simd<E::Num>>(
         &self,
         s: S,
         (at, seen): (At<'_>, Option<&[Seen]>),
@@ -687,11 +753,11 @@ fn add_bias<E: Element, S: Simd<E::Num>>(
             let whole =
                 scores.len() == S::LANES && lane + S::LANES <= at.rows.count && shape.dim != 1;
             let lines = lane..(lane + S::LANES).min(at.span.end);
-            if let (true, Keys::From(key), Some(_)) = (whole, at.keys, E::as_numbers(&[])) {
+            if let (true, Keys::From(key)) = (whole, at.keys) {
                 // Neighbours in memory: turned by vectors.
                 let mut vectors = s.block();
                 for (v, l) in vectors.as_mut().iter_mut().zip(lines) {
-                    *v = s.load(E::as_numbers(&line(l)[key + first..]).unwrap_or(&[]));
+                    *v = E::load(s, &line(l)[key + first..]);
                 }
                 s.transpose(&mut vectors);
                 for (v, row) in vectors.as_mut().iter().zip(turned.iter_mut()) {

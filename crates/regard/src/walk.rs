@@ -8,7 +8,7 @@ use crate::mask::{Mask, RowTile, Run, Scope};
 use crate::micro::{Distances, Dots, Seen, dot_tile, low};
 use crate::problem::Problem;
 use crate::score::{At, Keys, Similarity, Slopes};
-use crate::simd::{GROUP, Lanes, Simd};
+use crate::simd::{GROUP, Lanes, Simd, Span, Task};
 use crate::view::{Rows, View};
 use std::ops::Range;
 
@@ -88,6 +88,12 @@ pub(crate) struct Piece<'p, N> {
 
 /// What is done with each piece, keys ascending.
 pub(crate) trait Visit<N: Number> {
+    /// A whole cell; `false` if it is to come in pieces.
+    #[inline(always)]
+    fn take<S: Simd<N>>(&mut self, s: S, cell: &Cell) -> bool {
+        let _ = (s, cell);
+        false
+    }
     fn visit<S: Simd<N>>(&mut self, s: S, piece: Piece<'_, N>);
 }
 
@@ -127,7 +133,10 @@ impl<N: Number> Walk<N> {
                     soon(s, all_v.row(*key));
                 });
             }
-            let (k, v) = (fetch(all_k, cell, keys), fetch(all_v, cell, values));
+            if visitor.take(s, cell) {
+                continue;
+            }
+            let (k, v) = (fetch(s, all_k, cell, keys), fetch(s, all_v, cell, values));
             for group in 0..rows.groups() {
                 let rows = rows.group(group);
                 let mut seen = [0; CELL];
@@ -174,9 +183,24 @@ impl<N: Number> Piece<'_, N> {
         }
         problem.apply(s, at, tile, slopes);
         let Some(seen) = self.seen.as_deref_mut() else { return };
+        s.call(Hide { tile, seen, span: at.span });
+    }
+}
+
+/// Makes the scores of pairs that do not see each other `-inf`.
+pub(crate) struct Hide<'t, N> {
+    pub(crate) tile: &'t mut [Lanes<N>],
+    pub(crate) seen: &'t mut [Seen],
+    pub(crate) span: Span,
+}
+
+impl<N: Number> Task<N> for Hide<'_, N> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, s: S) {
         let (hidden, lowest) = (s.splat(N::neg_infinity()), s.splat(-N::max_value()));
-        for (scores, seen) in tile.iter_mut().zip(seen) {
-            for lane in at.span.vectors::<N, S>() {
+        for (scores, seen) in self.tile.iter_mut().zip(self.seen) {
+            for lane in self.span.vectors::<N, S>() {
                 let x = s.load(&scores.0[lane..]);
                 // A bias of -inf hides a pair too: then not even a NaN in its value may reach the row.
                 let by_bias = Seen::from(s.bits(s.less(x, lowest))) << lane;

@@ -1,12 +1,12 @@
 //! Names of cases: one grammar that says all of what is measured, and the list of those we always measure.
 //!
-//! `{prefill|short|decode|backward}-{f32|f64}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch} -v{v_dim}
+//! `{prefill|short|decode|backward}-{f32|f64|f16|bf16}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch} -v{v_dim}
 //! -q{queries}` and of [`OPTIONS`].
 
 use crate::args::Dtype;
 use crate::job::fits_in_memory;
 use anyhow::{Result, anyhow, bail};
-use regard::{Dims, Heads, Layout, Shape};
+use regard::{Dims, Heads, Layout, Precision, Shape};
 use serde::Serialize;
 
 /// What the machine can run out of first.
@@ -85,10 +85,12 @@ pub(crate) struct Case {
     pub(crate) dropout: Option<f64>,
     /// What queries are multiplied by: much, and most weights become denormal.
     pub(crate) spread: f64,
+    /// If not the usual one of the dtype.
+    pub(crate) precision: Option<Precision>,
 }
 
 pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
-bias headbias alibi softcap dropout spread bshd alone";
+bias headbias alibi softcap dropout spread bshd alone strict f32 high";
 
 impl Case {
     /// Reads a name.
@@ -106,7 +108,11 @@ impl Case {
         let dtype = match dtype {
             "f32" => Dtype::F32,
             "f64" => Dtype::F64,
-            _ => bail!("`{dtype}`: the dtype comes second and is f32 or f64, as in {EXAMPLE}"),
+            "f16" => Dtype::F16,
+            "bf16" => Dtype::Bf16,
+            _ => bail!(
+                "`{dtype}`: the dtype comes second and is f32, f64, f16 or bf16, as in {EXAMPLE}"
+            ),
         };
         let mut seen: Vec<(&str, Option<usize>)> = Vec::new();
         for part in parts {
@@ -148,6 +154,7 @@ impl Case {
             softcap: None,
             dropout: None,
             spread: 1.0,
+            precision: None,
         };
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
@@ -193,6 +200,9 @@ impl Case {
                 self.pass = Pass::Backward;
                 return Ok(());
             }
+            ("strict", None) => return self.set_precision(Precision::Strict),
+            ("f", Some(32)) => return self.set_precision(Precision::F32),
+            ("high", None) => return self.set_precision(Precision::High),
             ("spread", None) => {
                 self.spread = 20.0;
                 return Ok(());
@@ -213,6 +223,13 @@ impl Case {
             self.rules.push(Rule::Causal);
         }
         self.rules.push(rule);
+        Ok(())
+    }
+
+    fn set_precision(&mut self, precision: Precision) -> Result<()> {
+        if self.precision.replace(precision).is_some() {
+            bail!("two of strict, f32 and high; give one");
+        }
         Ok(())
     }
 
@@ -261,7 +278,7 @@ impl Case {
             Pass::Both => outputs + grads,
             Pass::Backward => grads,
         };
-        returned * if self.dtype == Dtype::F32 { 4 } else { 8 }
+        returned * self.dtype.bytes()
     }
 
     /// The shapes of q, k and v.

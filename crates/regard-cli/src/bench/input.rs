@@ -60,6 +60,7 @@ impl<E: Element> Input<E> {
             score = score.alibi(&self.slopes);
         }
         let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
+        let problem = case.precision.into_iter().fold(problem, Problem::precision);
         let dropout = case.dropout.map(|rate| Dropout::new(rate, 7, 0));
         dropout.into_iter().fold(problem, Problem::dropout)
     }
@@ -133,16 +134,15 @@ mod tests {
             "-q9",
             "-kv1",
             "-v3",
+            "-strict",
+            "-high",
             "-b2-padding-causal-softcap",
         ] {
-            for start in ["prefill-f32", "prefill-f64"] {
-                let case = Case::parse(&format!("{start}-n37-d8-h2{option}")).unwrap();
-                if case.dtype == crate::args::Dtype::F32 {
-                    runs::<f32>(&case);
-                } else {
-                    runs::<f64>(&case);
-                }
-            }
+            let case = |dtype| Case::parse(&format!("prefill-{dtype}-n37-d8-h2{option}")).unwrap();
+            runs::<f32>(&case("f32"));
+            runs::<f64>(&case("f64"));
+            runs::<regard::f16>(&case("f16"));
+            runs::<regard::bf16>(&case("bf16"));
         }
     }
 

@@ -3,7 +3,7 @@
 use super::case::Bound;
 use super::clock::Clock;
 use super::input::Memory;
-use regard::{Machine, limit};
+use regard::{Element, Machine, Plan, limit};
 use std::hint::black_box;
 use std::sync::Barrier;
 
@@ -11,26 +11,41 @@ use std::sync::Barrier;
 pub(crate) struct Limit<'a> {
     bound: Bound,
     machine: Machine,
-    /// Flops of one multiply-add in units of those of `f32`: a vector holds half as many `f64`.
-    share: f64,
+    units: Units,
     memory: [Memory<'a>; 2],
     /// Units a second on one thread, as seen last: says how long a slice must be.
     rate: f64,
+}
+
+/// What the limit of multiply-adds is counted in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Units {
+    /// Whether they go by tiles.
+    tiles: bool,
+    /// Flops of a kernel for each flop of the loop: a vector holds half as many `f64` as `f32`, and a number that is split
+    /// takes several products.
+    share: f64,
+}
+
+impl Units {
+    pub(crate) fn of<E: Element>(plan: &Plan<'_, E>) -> Self {
+        let numbers = size_of::<f32>() as f64 / size_of::<E::Num>() as f64;
+        let products = plan.tile_products();
+        Self { tiles: products.is_some(), share: products.map_or(numbers, |n| 1.0 / n as f64) }
+    }
 }
 
 /// Rounds of the multiply-add loop to measure it by the first time: some microseconds.
 const FIRST_ROUNDS: usize = 1000;
 
 impl<'a> Limit<'a> {
-    /// Of elements of `size` bytes.
     pub(crate) fn new(
         bound: Bound,
         machine: Machine,
-        size: usize,
+        units: Units,
         memory: [Memory<'a>; 2],
     ) -> Self {
-        let share = size_of::<f32>() as f64 / size as f64;
-        let mut limit = Self { bound, machine, share, memory, rate: f64::INFINITY };
+        let mut limit = Self { bound, machine, units, memory, rate: f64::INFINITY };
         limit.rate = limit.alone(0, 0.0).max(1.0);
         limit
     }
@@ -64,9 +79,14 @@ impl<'a> Limit<'a> {
         let clock = Clock::of(self.machine);
         match self.bound {
             Bound::Fma => {
-                let wanted = seconds * self.rate / self.share;
-                let lanes = self.machine.isa.lanes::<f32>() as f64;
-                let rounds = if wanted.is_finite() { wanted / (24.0 * lanes) } else { 0.0 };
+                let Units { tiles, share } = self.units;
+                let wanted = seconds * self.rate / share;
+                let each = if tiles {
+                    limit::TILE_ROUND
+                } else {
+                    24.0 * self.machine.isa.lanes::<f32>() as f64
+                };
+                let rounds = if wanted.is_finite() { wanted / each } else { 0.0 };
                 #[expect(
                     clippy::cast_possible_truncation,
                     clippy::cast_sign_loss,
@@ -74,9 +94,15 @@ impl<'a> Limit<'a> {
                 )]
                 let rounds = (rounds as usize).max(FIRST_ROUNDS);
                 let mut flops = 0.0;
-                let time = clock
-                    .time(|| flops = limit::multiply_adds(self.machine.isa, black_box(rounds)));
-                flops * self.share / time
+                let (isa, rounds) = (self.machine.isa, black_box(rounds));
+                let time = clock.time(|| {
+                    flops = if tiles {
+                        limit::tile_multiply_adds(isa, rounds)
+                    } else {
+                        limit::multiply_adds(isa, rounds)
+                    };
+                });
+                flops * share / time
             }
             Bound::Read => {
                 let parts = self.memory.each_ref().map(|m| part(m, thread, self.machine.threads));
@@ -123,7 +149,8 @@ mod tests {
             for bound in [Bound::Fma, Bound::Read] {
                 let memory = [Memory::Borrowed(&data[..]), Memory::Borrowed(&data[..])];
                 let machine = Machine::here().threads(threads);
-                let rate = Limit::new(bound, machine, 4, memory).slice(1e-3);
+                let units = Units { tiles: false, share: 1.0 };
+                let rate = Limit::new(bound, machine, units, memory).slice(1e-3);
                 assert!(rate.is_finite() && rate > 1e8, "{bound:?} {threads}: {rate}");
             }
         }

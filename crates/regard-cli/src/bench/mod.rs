@@ -22,7 +22,7 @@ use case::{Bound, Pass};
 use clock::Clock;
 use indicatif::{ProgressBar, ProgressStyle};
 use input::{Input, Memory};
-use limit::Limit;
+use limit::{Limit, Units};
 pub(crate) use list::choose;
 use regard::{Dims, Element, Error, Machine, Plan};
 use report::{Report, Row};
@@ -55,6 +55,8 @@ pub(crate) fn run(job: BenchJob, format: Format) -> Result<()> {
             let row = match case.dtype {
                 Dtype::F32 => measure::<f32>(case, *machine, job.seconds, rival.as_mut()),
                 Dtype::F64 => measure::<f64>(case, *machine, job.seconds, rival.as_mut()),
+                Dtype::F16 => measure::<regard::f16>(case, *machine, job.seconds, rival.as_mut()),
+                Dtype::Bf16 => measure::<regard::bf16>(case, *machine, job.seconds, rival.as_mut()),
             };
             let row = row.with_context(|| case.name.clone())?;
             progress.suspend(|| report.row(&row))?;
@@ -117,7 +119,7 @@ fn measure<E: Element>(
     };
     let mut turns = Turns {
         clock: Clock::of(machine),
-        limit: Limit::new(case.bound, machine, size_of::<E>(), memory),
+        limit: Limit::new(case.bound, machine, Units::of(&plan), memory),
         units,
         seconds,
     };

@@ -80,7 +80,7 @@ def prepare(case):
         raise ValueError("its SDPA has no softcap")
     torch.manual_seed(1)
     torch.set_num_threads(case["threads"])
-    dtype = {"f32": torch.float32, "f64": torch.float64}[case["dtype"]]
+    dtype = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}[case["dtype"]]
 
     def tensor(heads, length, dim):
         if case["layout"] == "bshd":

@@ -103,7 +103,7 @@ impl<N: Number> Group<N> {
         let other = &mut other[..self.d_out.len()];
         turn(s, |i| d_out.row(rows.row(i)), rows.count, N::one(), &mut self.d_out);
         turn(s, |i| out.row(rows.row(i)), rows.count, N::one(), other);
-        pack(|i| d_out.row(rows.row(i)), rows.count, &mut self.d_out_rows);
+        pack(s, |i| d_out.row(rows.row(i)), rows.count, &mut self.d_out_rows);
         if let Similarity::General(_) = call.problem.similarity {
             // Projected queries stand in the lanes alone, times `log2 e`.
             let unit = N::from_f64(1.0 / LOG2_E);
@@ -113,7 +113,7 @@ impl<N: Number> Group<N> {
             }
         } else {
             let q = call.q.head(scope.batch, scope.head);
-            pack(|i| q.row(rows.row(i)), rows.count, &mut self.q_rows);
+            pack(s, |i| q.row(rows.row(i)), rows.count, &mut self.q_rows);
         }
         self.delta = Lanes([N::zero(); GROUP]);
         for lane in (Span { start: 0, end: rows.count }).vectors::<N, S>() {
@@ -286,7 +286,7 @@ impl<N: Number> Group<N> {
             for first in (0..w.len).step_by(CELL) {
                 let n = (w.len - first).min(CELL);
                 cell.set(first, n);
-                let w = fetch(w, &cell, &mut packed);
+                let w = fetch(s, w, &cell, &mut packed);
                 dot_tile(s, (w, d_q), span, &mut other[first..first + n], &mut Dots);
             }
             (q, d_q) = (&mut self.raw, &mut other[..w.len]);

@@ -25,7 +25,7 @@ use crate::lanes::pack;
 use crate::mask::{RowTile, Scope};
 use crate::micro::{Packed, Seen, add_rows, add_values};
 use crate::problem::Problem;
-use crate::score::{Similarity, Slopes};
+use crate::score::{Similarity, Slopes, Undo};
 use crate::simd::{GROUP, Lanes, Simd, Span, Task};
 use crate::view::{self, TileMut, View};
 use crate::walk::{Call, Piece, Tiling, Visit, Walk, Way};
@@ -182,8 +182,8 @@ impl<E: Element> ByKeys<'_, '_, E> {
             }
         }
         let by_k = E::Num::from_f64(problem.key_grad_factor());
-        write_rows(&self.scratch.d_k, by_k, &mut self.target.d_k);
-        write_rows(&self.scratch.d_v, E::Num::from_f64(1.0), &mut self.target.d_v);
+        write_rows(s, &self.scratch.d_k, by_k, &mut self.target.d_k);
+        write_rows(s, &self.scratch.d_v, E::Num::from_f64(1.0), &mut self.target.d_v);
     }
 
     /// One tile of rows passes by the keys.
@@ -266,14 +266,19 @@ impl<E: Element> Visit<E::Num> for Undoing<'_, '_, E> {
         group.differentiate(s, self.problem, &mut piece, &mut self.tiles);
         let Tiles { weights, d_scores, slopes, .. } = &mut self.tiles;
         let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
-        let seen = piece.seen.as_deref();
-        let (by_slope, by_scale) = (&mut group.by_slope, &mut group.by_scale);
-        self.problem.add_bias_grads(s, at, d_scores, by_slope, self.relative.as_deref_mut());
-        if let Some(bias) = &mut self.bias {
-            self.problem.add_dense_bias_grads(s, (at, self.first), d_scores, bias);
+        if !self.problem.is_plain_dot() {
+            let undo = Undo {
+                at,
+                seen: piece.seen.as_deref(),
+                d_scores,
+                slopes,
+                by_slope: &mut group.by_slope,
+                by_scale: &mut group.by_scale,
+                by_table: self.relative.as_deref_mut(),
+                bias: self.bias.as_mut().map(|bias| (bias.part(0, bias.rows()), self.first)),
+            };
+            self.problem.undo(s, undo);
         }
-        self.problem.undo_softcap(s, (at, seen), d_scores, slopes, by_scale);
-
         let hidden = piece.hiding();
         let mut places = [0; CELL];
         places[..n].iter_mut().enumerate().for_each(|(i, p)| *p = at.keys.get(i) - self.first);
@@ -317,7 +322,7 @@ impl<N: Number> Products<'_, N> {
         let ((k, seen), (weights, d_scores), span) = (self.piece, self.tiles, self.span);
         let Group { q, d_q, q_rows, d_out_rows, .. } = self.group;
         if AWAY {
-            pack(|i| k.row(i), k.len, self.keys);
+            pack(s, |i| k.row(i), k.len, self.keys);
         }
         let one = Lanes([N::one(); GROUP]);
         add_values::<_, S, HIDDEN, AWAY>(s, (k, q), (d_scores, seen), span, (&one, d_q));
@@ -330,9 +335,19 @@ impl<N: Number> Products<'_, N> {
 
 /// Writes sums as rows of a gradient.
 #[inline(always)]
-fn write_rows<E: Element>(from: &Packed<E::Num>, factor: E::Num, to: &mut TileMut<'_, E>) {
+fn write_rows<E: Element, S: Simd<E::Num>>(
+    s: S,
+    from: &Packed<E::Num>,
+    factor: E::Num,
+    to: &mut TileMut<'_, E>,
+) {
     for i in 0..to.rows().count {
-        for (to, x) in to.row(0, i).iter_mut().zip(from.row(i)) {
+        let (from, to) = (from.row(i), to.row(0, i));
+        let whole = to.len() / S::LANES * S::LANES;
+        for d in (0..whole).step_by(S::LANES) {
+            E::write(s, s.mul(s.load(&from[d..]), s.splat(factor)), &mut to[d..]);
+        }
+        for (to, x) in to[whole..].iter_mut().zip(&from[whole..]) {
             to.write(E::narrow(*x * factor));
         }
     }

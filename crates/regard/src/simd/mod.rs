@@ -10,11 +10,16 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use crate::element::Number;
+use crate::element::{Element, Number};
+use half::{bf16, f16};
 pub(crate) use portable::Portable;
 use std::mem::MaybeUninit;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{avx2::Avx2, avx512::Avx512};
+pub(crate) use x86::{
+    amx::{Amx, Tiles},
+    avx2::Avx2,
+    avx512::Avx512,
+};
 
 /// How many rows (queries) stand side by side in one group: four AVX-512 vectors, eight AVX2 vectors of `f32`.
 pub(crate) const GROUP: usize = 64;
@@ -76,6 +81,44 @@ pub trait Simd<N: Number>: Copy {
     fn store(self, v: Self::V, dst: &mut [N]);
     /// As `store`, into memory that may not be initialised yet.
     fn write(self, v: Self::V, dst: &mut [MaybeUninit<N>]);
+    /// The first `LANES` numbers of `src`, widened.
+    #[inline(always)]
+    fn load_f16(self, src: &[f16]) -> Self::V {
+        self.load_each(src)
+    }
+    /// The first `LANES` numbers of `src`, widened.
+    #[inline(always)]
+    fn load_bf16(self, src: &[bf16]) -> Self::V {
+        self.load_each(src)
+    }
+    /// Narrows into the first `LANES` numbers of `dst`, rounding to nearest even.
+    #[inline(always)]
+    fn write_f16(self, v: Self::V, dst: &mut [MaybeUninit<f16>]) {
+        self.write_each(v, dst);
+    }
+    /// Narrows into the first `LANES` numbers of `dst`, rounding to nearest even.
+    #[inline(always)]
+    fn write_bf16(self, v: Self::V, dst: &mut [MaybeUninit<bf16>]) {
+        self.write_each(v, dst);
+    }
+    /// Widens lane by lane, where there is no instruction for it.
+    #[inline(always)]
+    fn load_each<E: Element>(self, src: &[E]) -> Self::V {
+        let mut lanes = [N::zero(); MAX_LANES];
+        for (lane, x) in lanes.iter_mut().zip(&src[..Self::LANES]) {
+            *lane = N::from_f64(x.widen().to_f64());
+        }
+        self.load(&lanes)
+    }
+    /// Narrows lane by lane, where there is no instruction for it.
+    #[inline(always)]
+    fn write_each<E: Element>(self, v: Self::V, dst: &mut [MaybeUninit<E>]) {
+        let mut lanes = [N::zero(); MAX_LANES];
+        self.store(v, &mut lanes);
+        for (x, lane) in dst[..Self::LANES].iter_mut().zip(lanes) {
+            x.write(E::narrow(E::Num::from_f64(lane.to_f64())));
+        }
+    }
     /// `a + b`
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a - b`
@@ -141,6 +184,9 @@ pub enum Isa {
     /// 512-bit vectors.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    /// 512-bit vectors, and tiles for products of bf16 numbers where the [`Precision`](crate::Precision) allows them.
+    #[cfg(target_arch = "x86_64")]
+    Amx(Amx),
 }
 
 impl Isa {
@@ -152,6 +198,7 @@ impl Isa {
         {
             found.extend(Avx2::detect().map(Self::Avx2));
             found.extend(Avx512::detect().map(Self::Avx512));
+            found.extend(Amx::detect().map(Self::Amx));
         }
         found
     }
@@ -162,7 +209,7 @@ impl Isa {
         Self::available().pop().unwrap_or(Self::Portable(Portable))
     }
 
-    /// `portable`, `avx2`, `avx512`.
+    /// `portable`, `avx2`, `avx512`, `amx`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -171,7 +218,18 @@ impl Isa {
             Self::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(_) => "amx",
         }
+    }
+
+    /// Whether it has tiles.
+    #[must_use]
+    pub(crate) fn has_tiles(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self, Self::Amx(_));
+        #[cfg(not(target_arch = "x86_64"))]
+        false
     }
 
     /// Numbers of type `N` in one vector.
@@ -197,6 +255,8 @@ impl Isa {
             Self::Avx2(s) => s.enter(task, s),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(s) => s.enter(task, s),
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(s) => s.vectors().enter(task, s.vectors()),
         }
     }
 
@@ -210,6 +270,8 @@ impl Isa {
             Self::Avx2(s) => s.enter(task, portable::Fused(s)),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(s) => s.enter(task, portable::Fused(s)),
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(s) => s.vectors().enter(task, portable::Fused(s.vectors())),
         }
     }
 }

@@ -2,10 +2,11 @@
 
 use super::super::{Enter, Simd, Task};
 use crate::element::Number;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// Proof that this machine has AVX2 and FMA.
+/// Proof that this machine has AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx2(());
 
@@ -13,7 +14,9 @@ impl Avx2 {
     /// The proof, if there is one.
     #[must_use]
     pub fn detect() -> Option<Self> {
-        let all = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let all = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         all.then_some(Self(()))
     }
 }
@@ -22,7 +25,7 @@ impl Enter for Avx2 {
     #[inline(always)]
     fn enter<N: Number, S: Simd<N>, T: Task<N>>(self, task: T, s: S) -> T::Out {
         #[inline(never)]
-        #[target_feature(enable = "avx2,fma")]
+        #[target_feature(enable = "avx2,fma,f16c")]
         fn inside<N: Number, S: Simd<N>, T: Task<N>>(task: T, s: S) -> T::Out {
             task.run(s)
         }
@@ -79,6 +82,41 @@ impl Simd<f32> for Avx2 {
     fn write(self, v: __m256, dst: &mut [MaybeUninit<f32>]) {
         assert!(dst.len() >= 8);
         intrinsic!(_mm256_storeu_ps(dst.as_mut_ptr().cast(), v));
+    }
+    #[inline(always)]
+    fn load_f16(self, src: &[f16]) -> __m256 {
+        assert!(src.len() >= 8);
+        intrinsic!(_mm256_cvtph_ps(_mm_loadu_si128(src.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn load_bf16(self, src: &[bf16]) -> __m256 {
+        assert!(src.len() >= 8);
+        intrinsic!({
+            let x = _mm256_cvtepu16_epi32(_mm_loadu_si128(src.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))
+        })
+    }
+    #[inline(always)]
+    fn write_f16(self, v: __m256, dst: &mut [MaybeUninit<f16>]) {
+        assert!(dst.len() >= 8);
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+        intrinsic!(_mm_storeu_si128(dst.as_mut_ptr().cast(), _mm256_cvtps_ph::<NEAREST>(v)));
+    }
+    #[inline(always)]
+    fn write_bf16(self, v: __m256, dst: &mut [MaybeUninit<bf16>]) {
+        assert!(dst.len() >= 8);
+        intrinsic!({
+            let x = _mm256_castps_si256(v);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(x), _mm256_set1_epi32(1));
+            let even = _mm256_add_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(0x7fff)), odd);
+            // Rounding must not carry a NaN into the infinities.
+            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+            let quiet = _mm256_or_si256(x, _mm256_set1_epi32(0x40_0000));
+            let x = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(even, quiet, nan));
+            let x = _mm256_packus_epi32(x, x);
+            let x = _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(x));
+            _mm_storeu_si128(dst.as_mut_ptr().cast(), x);
+        });
     }
     #[inline(always)]
     fn add(self, a: __m256, b: __m256) -> __m256 {

@@ -2,6 +2,7 @@
 
 use super::super::{Enter, Simd, Task};
 use crate::element::Number;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
@@ -43,6 +44,40 @@ macro_rules! intrinsic {
     }};
 }
 
+/// Numbers of 8 digits (bf16) in the upper halves of `f32` lanes, on their way into tiles.
+impl Avx512 {
+    /// The upper half, the lower one 0: 8 digits, the rest cut off.
+    #[inline(always)]
+    pub(crate) fn upper(self, x: __m512) -> __m512 {
+        let mask = intrinsic!(_mm512_set1_epi32(!0xffff));
+        intrinsic!(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), mask)))
+    }
+    /// The same number, rounded, in the upper half; the lower one is left as it falls.
+    #[inline(always)]
+    pub(crate) fn nearest(self, x: __m512) -> __m512 {
+        let half = intrinsic!(_mm512_set1_epi32(0x8000));
+        intrinsic!(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), half)))
+    }
+    /// Writes the upper halves of two vectors in pairs: first, second, first, second, ...
+    #[inline(always)]
+    pub(crate) fn write_pairs(self, first: __m512, second: __m512, to: &mut [u16; 32]) {
+        intrinsic!({
+            let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first));
+            let pairs = _mm512_mask_blend_epi16(0xaaaa_aaaa, first, _mm512_castps_si512(second));
+            _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs);
+        });
+    }
+    /// Writes the upper halves of a vector side by side.
+    #[inline(always)]
+    pub(crate) fn write_upper(self, x: __m512, to: &mut [u16]) {
+        assert!(to.len() >= 16);
+        intrinsic!({
+            let x = _mm512_srli_epi32::<16>(_mm512_castps_si512(x));
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(x));
+        });
+    }
+}
+
 impl Simd<f32> for Avx512 {
     type V = __m512;
     type M = __mmask16;
@@ -72,6 +107,39 @@ impl Simd<f32> for Avx512 {
     fn write(self, v: __m512, dst: &mut [MaybeUninit<f32>]) {
         assert!(dst.len() >= 16);
         intrinsic!(_mm512_storeu_ps(dst.as_mut_ptr().cast(), v));
+    }
+    #[inline(always)]
+    fn load_f16(self, src: &[f16]) -> __m512 {
+        assert!(src.len() >= 16);
+        intrinsic!(_mm512_cvtph_ps(_mm256_loadu_si256(src.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn load_bf16(self, src: &[bf16]) -> __m512 {
+        assert!(src.len() >= 16);
+        intrinsic!({
+            let x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(src.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x))
+        })
+    }
+    #[inline(always)]
+    fn write_f16(self, v: __m512, dst: &mut [MaybeUninit<f16>]) {
+        assert!(dst.len() >= 16);
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+        intrinsic!(_mm256_storeu_si256(dst.as_mut_ptr().cast(), _mm512_cvtps_ph::<NEAREST>(v)));
+    }
+    #[inline(always)]
+    fn write_bf16(self, v: __m512, dst: &mut [MaybeUninit<bf16>]) {
+        assert!(dst.len() >= 16);
+        intrinsic!({
+            let x = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(x), _mm512_set1_epi32(1));
+            let even = _mm512_add_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(0x7fff)), odd);
+            // Rounding must not carry a NaN into the infinities.
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let quiet = _mm512_or_si512(x, _mm512_set1_epi32(0x40_0000));
+            let x = _mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, even, quiet));
+            _mm256_storeu_si256(dst.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(x));
+        });
     }
     #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {

@@ -1,0 +1,160 @@
+//! AMX: tiles of 16 rows of 64 bytes, and one instruction that multiplies two of them.
+//!
+//! The intrinsics are not stable yet, so each instruction is one line of assembly here. The compiler never touches tile
+//! registers, so these lines stand freely between vector code.
+
+use super::super::{Enter, Task};
+use super::FlushDenormals;
+use super::avx512::Avx512;
+use std::arch::asm;
+use std::arch::x86_64::__cpuid_count;
+use std::sync::OnceLock;
+
+/// Proof that this machine has AVX-512 and AMX with bf16, and that the system lets this process use its tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amx(Avx512);
+
+impl Amx {
+    /// The proof, if there is one. Asks the system for permission, once.
+    #[must_use]
+    pub fn detect() -> Option<Self> {
+        static ALLOWED: OnceLock<bool> = OnceLock::new();
+        let vectors = Avx512::detect()?;
+        ALLOWED.get_or_init(|| has_tiles() && ask_permission()).then_some(Self(vectors))
+    }
+
+    /// The vectors beside the tiles.
+    pub(crate) fn vectors(self) -> Avx512 {
+        self.0
+    }
+
+    /// Runs a task inside a function that is compiled for the vectors.
+    #[inline(always)]
+    pub(crate) fn run<T: Task<f32>>(self, task: T) -> T::Out {
+        let _tiny_is_zero = FlushDenormals::new();
+        self.0.enter(task, self.0)
+    }
+
+    /// Sets up the tiles of this thread: eight of 16 rows of 64 bytes. Other code on this thread may do the same in its own
+    /// way, so this is done anew for each task, and undone at its end.
+    pub(crate) fn configure(self) -> Tiles {
+        #[repr(C, align(64))]
+        struct Config {
+            palette: u8,
+            start_row: u8,
+            reserved: [u8; 14],
+            row_bytes: [u16; 16],
+            rows: [u8; 16],
+        }
+        let each = |i: usize| i < COUNT;
+        let config = Config {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: std::array::from_fn(|i| if each(i) { 64 } else { 0 }),
+            rows: std::array::from_fn(|i| if each(i) { 16 } else { 0 }),
+        };
+        // SAFETY: `self` proves the instruction and the permission; the 64 bytes are a valid configuration.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
+        Tiles(self)
+    }
+}
+
+/// Tile registers.
+const COUNT: usize = 8;
+
+fn has_tiles() -> bool {
+    const TILE: u32 = 1 << 24;
+    const BF16: u32 = 1 << 22;
+    let edx = __cpuid_count(7, 0).edx;
+    edx & TILE != 0 && edx & BF16 != 0
+}
+
+/// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`: Linux saves the 8 KiB of tiles only for those who ask.
+#[cfg(target_os = "linux")]
+fn ask_permission() -> bool {
+    let answer: i64;
+    // SAFETY: this call takes two numbers and touches no memory of the process.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") 158i64 => answer,
+            in("rdi") 0x1023u64,
+            in("rsi") 18u64,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    answer == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_permission() -> bool {
+    false
+}
+
+/// The tiles of this thread, set up; released when it goes.
+#[derive(Debug)]
+pub(crate) struct Tiles(Amx);
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: `Amx` proves the instruction. Nothing reads a tile after this.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+impl Tiles {
+    /// Sets a tile to 0.
+    #[inline(always)]
+    pub(crate) fn zero<const T: usize>(&self) {
+        // SAFETY: `self` proves that the tiles are set up.
+        unsafe { asm!("tilezero tmm{t}", t = const T, options(nostack, nomem, preserves_flags)) };
+    }
+
+    /// Loads 16 rows of 64 bytes, `stride` bytes apart.
+    ///
+    /// # Safety
+    /// All of these bytes must be readable.
+    #[inline(always)]
+    pub(crate) unsafe fn load<const T: usize>(&self, from: *const u8, stride: usize) {
+        // SAFETY: the caller promises the memory, `self` proves that the tiles are set up.
+        unsafe {
+            asm!(
+                "tileloadd tmm{t}, [{p} + {s}*1]",
+                t = const T, p = in(reg) from, s = in(reg) stride,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+    }
+
+    /// Stores 16 rows of 64 bytes, `stride` bytes apart.
+    ///
+    /// # Safety
+    /// All of these bytes must be the caller's to write.
+    #[inline(always)]
+    pub(crate) unsafe fn store<const T: usize>(&self, to: *mut u8, stride: usize) {
+        // SAFETY: the caller promises the memory, `self` proves that the tiles are set up.
+        unsafe {
+            asm!(
+                "tilestored [{p} + {s}*1], tmm{t}",
+                t = const T, p = in(reg) to, s = in(reg) stride,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+
+    /// `C += A B`: 16 x 16 sums in `f32`, over 32 products each, of the rows of A and the pairs of rows of B.
+    #[inline(always)]
+    pub(crate) fn multiply<const C: usize, const A: usize, const B: usize>(&self) {
+        // SAFETY: `self` proves that the tiles are set up.
+        unsafe {
+            asm!(
+                "tdpbf16ps tmm{c}, tmm{a}, tmm{b}",
+                c = const C, a = const A, b = const B,
+                options(nostack, nomem, preserves_flags),
+            );
+        }
+    }
+}
