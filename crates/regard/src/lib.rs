@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod backward;
+mod cache;
 mod cells;
 mod dropout;
 mod element;
@@ -24,6 +25,7 @@ mod softmax;
 mod view;
 mod walk;
 
+pub use cache::{CacheShape, KvCache, PAGE, Sequence};
 pub use dropout::Dropout;
 pub use element::{Element, Number};
 pub use error::Error;
