@@ -40,7 +40,7 @@ doc:
 deny:
     cargo deny --locked check licenses bans sources
 
-# One fuzz target, problem_new, forward_vs_reference or backward_vs_reference, on the stable toolchain
+# One fuzz target, problem_new, forward_vs_reference, backward_vs_reference or cache, on the stable toolchain
 fuzz target seconds="60":
     RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none {{target}} -- -max_total_time={{seconds}} -len_control=0 -max_len=400
 

@@ -21,9 +21,11 @@
 //! | `cases` | the table |
 //! | `close` | the tolerance |
 //! | `run` | the runner and its report |
+//! | `cache` | what a key/value cache should do, from random bytes |
 
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod cases;
 pub mod close;
 pub mod data;
@@ -32,6 +34,7 @@ pub mod noise;
 pub mod run;
 pub mod scores;
 
+pub use cache::CacheModel;
 pub use cases::{Case, Dtype, cases};
 pub use close::{GradJudge, Judge};
 pub use data::{Arrangement, Data, Stored};

@@ -89,6 +89,34 @@ pub enum Error {
     NothingToMerge,
     /// A gradient of the entropy was given for an output without entropies.
     NoEntropy,
+    /// A cache would need more pages than its budget allows.
+    Budget {
+        /// Bytes of all pages that would be in use.
+        needed: usize,
+        /// Bytes that they may have.
+        budget: usize,
+    },
+    /// The system gave no memory.
+    OutOfMemory {
+        /// Bytes asked for at once.
+        bytes: usize,
+    },
+    /// A handle of a sequence that was freed, or of another cache.
+    StaleSequence {
+        /// The place of the sequence in its cache.
+        index: usize,
+        /// Sequences that had this place before it.
+        generation: u64,
+    },
+    /// A position that a sequence no longer holds.
+    Evicted {
+        /// What was asked for.
+        option: &'static str,
+        /// The position given.
+        found: usize,
+        /// The first position that is still held.
+        first: usize,
+    },
 }
 
 impl Error {
@@ -160,6 +188,21 @@ impl fmt::Display for Error {
                 "the gradient of entropy: the output has no entropies; ask for them with Problem::entropy"
             ),
             Self::NothingToMerge => write!(f, "merge: no parts; give at least one"),
+            Self::Budget { needed, budget } => write!(
+                f,
+                "cache: {needed} bytes of pages would be in use, the budget is {budget}; free, truncate or evict sequences, or raise the budget"
+            ),
+            Self::OutOfMemory { bytes } => write!(
+                f,
+                "memory: the system refused {bytes} bytes; free memory elsewhere, or ask for less"
+            ),
+            Self::StaleSequence { index, generation } => write!(
+                f,
+                "sequence {index}, generation {generation}: it was freed, or another cache gave it; start or fork a new one"
+            ),
+            Self::Evicted { option, found, first } => {
+                write!(f, "{option}: {found} was evicted; give {first} or more")
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod backward;
+mod cache;
 mod cells;
 mod dropout;
 mod element;
@@ -25,6 +26,7 @@ mod tiles;
 mod view;
 mod walk;
 
+pub use cache::{CacheShape, KvCache, PAGE, Sequence};
 pub use dropout::Dropout;
 pub use element::{Element, Number};
 pub use error::Error;
