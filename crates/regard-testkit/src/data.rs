@@ -7,7 +7,7 @@ use crate::scores::{Entries, ScoreOption, Wave};
 use regard::reference::{Inputs, Outcome};
 use regard::{
     Dims, Dropout, Element, Number, Problem, RelativeBias, Score, Shape, Similarity, Strides,
-    Upstream, View, alibi_slopes,
+    Upstream, View, ViewMut, alibi_slopes,
 };
 use std::fmt;
 
@@ -74,6 +74,16 @@ impl<E: Element> Stored<E> {
             }
         }
         .expect("the memory was made for the shape")
+    }
+
+    /// Borrows it to be changed.
+    ///
+    /// # Panics
+    /// Never: the memory was made for the shape.
+    pub fn view_mut(&mut self) -> ViewMut<'_, E> {
+        let strides = self.arrangement.strides(self.shape);
+        ViewMut::strided(&mut self.data, self.shape, strides)
+            .expect("the memory was made for the shape")
     }
 
     /// The features of one position, to be changed.

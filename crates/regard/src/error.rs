@@ -67,6 +67,20 @@ pub enum Error {
         /// The option.
         option: &'static str,
     },
+    /// A size that must be even is odd.
+    Odd {
+        /// The option.
+        option: &'static str,
+        /// The size given.
+        found: usize,
+    },
+    /// A tensor with fewer features than a pass works on.
+    TooFewFeatures {
+        /// Features that the pass works on.
+        needed: usize,
+        /// Features of the tensor.
+        found: usize,
+    },
     /// A number that is not usable.
     Value {
         /// The option.
@@ -176,6 +190,13 @@ impl fmt::Display for Error {
                 write!(f, "{option}: {found} is out of range; give a value below {limit}")
             }
             Self::Zero { option } => write!(f, "{option}: 0; it must be at least 1"),
+            Self::Odd { option, found } => {
+                write!(f, "{option}: {found} is odd; it must be even, for features go in pairs")
+            }
+            Self::TooFewFeatures { needed, found } => write!(
+                f,
+                "features: rope turns {needed}, the tensor has {found}; give rope a smaller dim or pass a wider tensor"
+            ),
             Self::Value { option, found, accepted } => {
                 write!(f, "{option}: {found} is not usable; give {accepted}")
             }

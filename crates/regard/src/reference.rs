@@ -17,8 +17,9 @@
 
 use crate::element::{Element, Number};
 use crate::problem::Problem;
+use crate::rope::{Positions, Rope};
 use crate::score::{Pair, Similarity, Steps};
-use crate::view::{View, serving};
+use crate::view::{Shape, View, serving};
 
 /// The result of the definition, `[batch, heads.q, q_len, ...]`, dense.
 #[derive(Clone, Debug)]
@@ -221,6 +222,33 @@ fn rows<E: Element>(
     (0..dims.batch).flat_map(move |b| {
         (0..dims.heads.q).flat_map(move |h| (0..dims.q_len).map(move |i| (b, h, i)))
     })
+}
+
+/// Rotary position embedding of `x [batch, heads, len, features]`, dense, by definition: features `a` and `b` of a pair
+/// become `a cos t - b sin t` and `a sin t + b cos t`, with `t` the row's position times the pair's frequency.
+///
+/// # Panics
+/// If `rope` or `positions` do not fit: see [`Rope::apply`].
+pub fn rotate<N: Number, E: Element>(
+    rope: &Rope,
+    x: View<'_, E>,
+    positions: Positions<'_>,
+) -> Vec<N> {
+    let Shape { batch, heads, len, .. } = x.shape();
+    let mut result = Vec::new();
+    for (b, head) in (0..batch).flat_map(|b| (0..heads).map(move |head| (b, head))) {
+        for row in 0..len {
+            let position = positions.at(x.shape(), b, row) as f64;
+            let mut x: Vec<N> = widened(x.row(b, head, row));
+            for (pair, [i, j]) in rope.pairs().enumerate() {
+                let (sin, cos) = (position * rope.frequency(pair)).sin_cos();
+                let (sin, cos) = (N::from_f64(sin), N::from_f64(cos));
+                (x[i], x[j]) = (x[i] * cos - x[j] * sin, x[i] * sin + x[j] * cos);
+            }
+            result.extend(x);
+        }
+    }
+    result
 }
 
 /// The gradients of `sum(out * d.out) + sum(lse * d.lse) + sum(entropy * d.entropy)`, by definition.

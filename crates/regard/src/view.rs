@@ -7,6 +7,7 @@
 use crate::element::Element;
 use crate::error::Error;
 use crate::mask::RowTile;
+use crate::run::run;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -214,6 +215,8 @@ pub struct ViewMut<'a, E> {
     data: *mut MaybeUninit<E>,
     shape: Shape,
     strides: Strides,
+    /// Whether every element has a value.
+    written: bool,
     memory: PhantomData<&'a mut [E]>,
 }
 
@@ -241,7 +244,7 @@ impl<'a, E> ViewMut<'a, E> {
     pub fn strided(data: &'a mut [E], shape: Shape, strides: Strides) -> Result<Self, Error> {
         // SAFETY: the kernels only ever write initialised elements through the wider type.
         let data = unsafe { &mut *(std::ptr::from_mut(data) as *mut [MaybeUninit<E>]) };
-        Self::unwritten(data, shape, strides)
+        Ok(Self { written: true, ..Self::unwritten(data, shape, strides)? })
     }
 
     pub(crate) fn unwritten(
@@ -267,13 +270,38 @@ impl<'a, E> ViewMut<'a, E> {
                 inside += (n - 1) * stride;
             }
         }
-        Ok(Self { data: data.as_mut_ptr(), shape, strides, memory: PhantomData })
+        let data = data.as_mut_ptr();
+        Ok(Self { data, shape, strides, written: false, memory: PhantomData })
     }
 
     /// The sizes of the axes.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
+    }
+
+    /// Hands all rows to tasks on up to `threads` threads, up to `count` rows of an item at a time, with a part for each
+    /// head: `task(memory, batch, rows)`.
+    pub(crate) fn change<M>(
+        &mut self,
+        threads: usize,
+        count: usize,
+        memory: impl Fn() -> M + Sync,
+        task: impl Fn(&mut M, usize, TileMut<'_, E>) + Sync,
+    ) where
+        E: Send,
+    {
+        assert!(self.written);
+        let (view, Shape { batch, heads, len, .. }) = (&*self, self.shape);
+        let blocks = len.div_ceil(count);
+        run(threads, batch * blocks, memory, |memory, i| {
+            let (b, first) = (i / blocks, i % blocks * count);
+            let rows = RowTile { first, step: 1, count: count.min(len - first) };
+            let all = Heads { head: 0, apart: 1, parts: 0..heads };
+            // SAFETY: `self` is borrowed for this call alone, no two tasks have a row of an item in common, and all
+            // elements have values.
+            task(memory, b, unsafe { view.tile(b, all, rows) });
+        });
     }
 
     /// The given rows of a head, to be written; of `parts` heads with the same rows, `heads` apart.
@@ -436,6 +464,14 @@ impl<E> Tensor<E> {
     pub fn view(&self) -> View<'_, E> {
         let Self { shape, layout, .. } = *self;
         View { data: &self.data, shape, strides: shape.dense(layout), layout }
+    }
+
+    /// Borrows it to be changed.
+    #[must_use]
+    pub fn view_mut(&mut self) -> ViewMut<'_, E> {
+        let Self { ref mut data, shape, layout } = *self;
+        let (data, strides) = (data.as_mut_ptr().cast(), shape.dense(layout));
+        ViewMut { data, shape, strides, written: true, memory: PhantomData }
     }
 
     /// The elements in memory order.
