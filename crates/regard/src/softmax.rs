@@ -219,7 +219,7 @@ impl<N: Number> States<N> {
 
 /// The sum of a tile's weights at which `m` must move: for 64 keys, weights of 16 each. Low, so that weighted sums of
 /// huge values overflow hardly sooner than plain ones; high enough that random scores do not reach it.
-const LIMIT: f64 = 1024.0;
+pub(crate) const LIMIT: f64 = 1024.0;
 
 #[cfg(test)]
 mod tests {

@@ -1,17 +1,17 @@
 //! The forward walk on tiles: while the vectors weigh one piece, the tiles score the next and add up the one before.
 
 use super::pack::{PackPairs, Packed, PackedCell, Prepared, split};
-use super::product::{Operand, Product};
-use super::{CHUNKS, LANE_TILES, ROWS, Room, TileRow};
+use super::product::{Operand, Product, Sums};
+use super::{CHUNKS, HALF, HALF_TILES, HalfLanes, LANE_TILES, ROWS, Room, TileRow};
 use crate::cells::{CELL, Cell};
-use crate::element::Element;
+use crate::element::{Element, Number};
 use crate::forward::{Forward, Group, Scratch};
-use crate::lanes::multiply;
+use crate::lanes::{multiply, turn};
 use crate::mask::{RowTile, Scope};
 use crate::micro::Seen;
 use crate::score::{At, Keys};
 use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, Tiles, math};
-use crate::softmax::{States, TileSums};
+use crate::softmax::{LIMIT, States, TileSums};
 use crate::view::Rows;
 use crate::walk::{Call, Hide, Piece, Visit};
 
@@ -53,8 +53,8 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E,
                 room,
                 factors,
                 prepared,
-                scored: None,
-                weighed: None,
+                head: (scope.batch, call.problem.kv_head(scope.head)),
+                factor: f32::from_f64(call.problem.query_factor()),
             };
             visitor.turn_queries();
             walk.lead(s, &call, (scope, rows), way, &mut visitor);
@@ -81,49 +81,72 @@ struct Adding<'t, 'c, E: Element, const PARTS: usize> {
     room: &'t mut Room,
     factors: &'t mut [Lanes<f32>],
     prepared: Option<&'c Prepared>,
-    /// A piece whose scores are there.
-    scored: Option<Waiting>,
-    /// A piece whose weights are there.
-    weighed: Option<Waiting>,
+    /// Item and key head.
+    head: (usize, usize),
+    /// What similarities are multiplied by.
+    factor: f32,
 }
 
-/// A whole prepared cell and a group, half done.
+/// A whole prepared cell and half a group, on their way.
 #[derive(Clone, Copy)]
 struct Waiting {
     group: usize,
+    /// The first of its lanes.
+    lane: usize,
+    /// How many of them have rows.
+    count: usize,
     /// The first key.
     first: usize,
     /// Which of the two rooms for scores and for weights it has.
     buffer: usize,
 }
 
+impl Waiting {
+    fn span(self) -> Span {
+        Span { start: self.lane, end: self.lane + self.count }
+    }
+
+    fn tiles(self) -> usize {
+        self.count.div_ceil(ROWS)
+    }
+}
+
+/// Cells that wait until it is their turn: about half a megabyte of keys and values, which stay in the second-level cache
+/// while one half group after the other passes over them, its own numbers in the first.
+const QUEUE: usize = 16;
+
 impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Adding<'_, '_, E, PARTS> {
     #[inline(always)]
     fn take<S: Simd<f32>>(&mut self, _: S, cell: &Cell) -> bool {
-        let kv_head = self.call.problem.kv_head(self.scope.head);
         let problem = self.call.problem;
         let plain = problem.is_plain_dot() && problem.dropout.is_none() && !problem.entropy;
-        let mut own = std::mem::replace(&mut self.room.cell, Packed::none(self.room.sizes));
         let ready = match (self.prepared, cell.keys()) {
             (Some(prepared), Keys::From(first)) if first.is_multiple_of(CELL) => {
-                Some(prepared.cell((self.scope.batch, kv_head), first))
+                let packed = prepared.cell(self.head, first);
+                if plain && cell.full && cell.len == CELL && packed.odd == 0 {
+                    self.room.queue.push(first);
+                    if self.room.queue.len() == QUEUE {
+                        self.flush();
+                    }
+                    return true;
+                }
+                Some(packed)
             }
             _ => None,
         };
-        let packed = ready.unwrap_or_else(|| {
-            let rows = self.call.keys_and_values(self.scope);
-            own.fill::<E, PARTS>(self.s, rows, cell, &mut self.room.turned);
-            own.get()
-        });
-        for group in 0..self.rows.groups() {
-            let whole = cell.full && cell.len == CELL && packed.odd == 0;
-            match cell.keys() {
-                Keys::From(first) if whole && plain && ready.is_some() => self.pipe(group, first),
-                _ => {
-                    self.flush();
-                    self.step(packed, cell, group);
-                }
+        self.flush();
+        let mut own = std::mem::replace(&mut self.room.cell, Packed::none(self.room.sizes));
+        // No closures here: code inside one is not compiled for the vectors.
+        let packed = match ready {
+            Some(packed) => packed,
+            None => {
+                let rows = self.call.keys_and_values(self.scope);
+                own.fill::<E, PARTS>(self.s, rows, cell, &mut self.room.turned);
+                own.get()
             }
+        };
+        for group in 0..self.rows.groups() {
+            self.step(packed, cell, group);
         }
         self.room.cell = own;
         true
@@ -138,151 +161,146 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
     #[inline(always)]
     fn turn_queries(&mut self) {
         let q = self.call.q.head(self.scope.batch, self.scope.head);
-        for (group, pairs) in
-            self.groups[..self.rows.groups()].iter_mut().zip(&mut self.room.queries)
-        {
+        let Room { queries, sizes, .. } = &mut *self.room;
+        for (group, to) in self.groups[..self.rows.groups()].iter_mut().zip(queries) {
             let rows = group.rows;
-            crate::lanes::turn(self.s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut group.q);
-            let chunks = self.room.sizes.chunks;
-            self.s.call(PackPairs::<PARTS> { s: self.s, lanes: &group.q, chunks, to: pairs });
+            turn(self.s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut group.q);
+            let (s, lanes, chunks) = (self.s, &group.q[..], sizes.chunks);
+            s.call(PackPairs::<PARTS> { s, lanes, tiles: 0..LANE_TILES, chunks, to });
         }
     }
 
-    fn lane_tiles(&self, group: usize) -> usize {
-        self.groups[group].rows.count.div_ceil(ROWS)
-    }
-
-    fn factor(&self) -> f32 {
-        #[expect(clippy::cast_possible_truncation, reason = "a factor of numbers in f32")]
-        let factor = self.call.problem.query_factor() as f32;
-        factor
-    }
-
-    /// A whole cell that all rows see, kept on its way.
-    #[inline(always)]
-    fn pipe(&mut self, group: usize, first: usize) {
-        let buffer = self.scored.map_or(0, |scored| 1 - scored.buffer);
-        let next = Waiting { group, first, buffer };
-        self.weave(Some(next));
-        self.weighed = self.scored.take();
-        self.scored = Some(next);
-    }
-
-    /// Finishes what is on its way.
+    /// Works off what waits.
     #[inline(always)]
     fn flush(&mut self) {
-        for _ in 0..2 {
-            if self.scored.is_some() || self.weighed.is_some() {
-                self.weave(None);
-                self.weighed = self.scored.take();
+        if self.room.queue.is_empty() {
+            return;
+        }
+        let queue = std::mem::take(&mut self.room.queue);
+        let (mut scored, mut weighed, mut buffer) = (None, None, 0);
+        for group in 0..self.rows.groups() {
+            let rows = self.groups[group].rows.count;
+            for lane in (0..rows).step_by(HALF) {
+                let count = (rows - lane).min(HALF);
+                for first in &queue {
+                    let next = Waiting { group, lane, count, first: *first, buffer };
+                    self.weave(Some(next), scored, weighed);
+                    (weighed, scored, buffer) = (scored, Some(next), 1 - buffer);
+                }
             }
         }
-        self.weighed = None;
+        self.weave(None, scored, weighed);
+        self.weave(None, None, scored);
+        self.room.queue = queue;
+        self.room.queue.clear();
     }
 
-    /// Scores `next`, weighs what is scored, adds up what is weighed: all at once where that can be.
+    /// Scores `next`, weighs what is scored, adds up what is weighed, all at once.
     #[inline(always)]
-    fn weave(&mut self, next: Option<Waiting>) {
-        let (s, t, factor) = (self.s, self.t, self.factor());
+    fn weave(&mut self, next: Option<Waiting>, scored: Option<Waiting>, weighed: Option<Waiting>) {
+        let (s, t, factor) = (self.s, self.t, self.factor);
         let Some(prepared) = self.prepared else { return };
-        let head = (self.scope.batch, self.call.problem.kv_head(self.scope.head));
-        let span = |group: &Group<f32>| Span { start: 0, end: group.rows.count };
-        // The first piece of a group, and one with scores far above those before, must be looked through first.
-        let early = self.scored.filter(|scored| {
-            let group = &self.groups[scored.group];
-            group.grows || !States::suffice(s, &group.states.unset(s, span(group)), span(group))
-        });
-        if let Some(scored) = early {
-            self.add_up(prepared, head);
-            self.weigh_slowly(scored);
+        // The first piece of a group, and one with scores far above those before, is not worth trying.
+        let mut quick = scored;
+        if let Some(scored) = scored {
+            let Group { grows, states, .. } = &self.groups[scored.group];
+            if *grows || states.l.0[scored.lane] == 0.0 {
+                quick = None;
+            }
         }
-        let scored = self.scored.filter(|_| early.is_none());
-        let weighed = self.weighed.filter(|_| early.is_none());
-        let next_lanes = next.map_or(0, |next| self.lane_tiles(next.group));
-        let m = scored.map_or(Lanes([0.0; GROUP]), |scored| self.groups[scored.group].states.m);
-        let vectors = scored.map_or(0, |scored| self.lane_tiles(scored.group));
-        let Room { sizes, queries, scores, weights, .. } = &mut *self.room;
-        let [scores_0, scores_1] = scores;
-        let [weights_0, weights_1] = weights;
-        // Scores of the next piece go where those of the weighed one were; what is scored has the other room.
-        let free = scored.map(|scored| 1 - scored.buffer);
-        let free = free.or(next.or(weighed).map(|piece| piece.buffer)).unwrap_or(0);
+        let m = match quick {
+            Some(quick) => self.groups[quick.group].states.m,
+            None => Lanes([0.0; GROUP]),
+        };
+        let Room {
+            sizes,
+            queries,
+            scores: [scores_0, scores_1],
+            weights: [weights_0, weights_1],
+            ..
+        } = &mut *self.room;
+        // What is scored has one room, the next piece and the weighed one share the other.
+        let other = match (scored, next, weighed) {
+            (Some(piece), ..) => 1 - piece.buffer,
+            (None, Some(piece), _) | (None, None, Some(piece)) => piece.buffer,
+            (None, None, None) => 0,
+        };
         let (to_score, to_weigh) =
-            if free == 0 { (scores_0, scores_1) } else { (scores_1, scores_0) };
-        let (done, to) = if free == 0 { (weights_0, weights_1) } else { (weights_1, weights_0) };
-        let score = next.map(|next| {
-            let keys = prepared.cell(head, next.first).keys;
-            let queries =
-                Operand { data: &queries[next.group], chunks: sizes.chunks, tiles: LANE_TILES };
-            let tiles = (CELL / ROWS, next_lanes);
-            Product::<PARTS>::new((keys, queries), sizes.chunks, tiles, (to_score, false))
-        });
-        let add = weighed.map(|weighed| {
-            let group = &mut self.groups[weighed.group];
-            let values = prepared.cell(head, weighed.first).values;
-            let weights = Operand { data: done, chunks: CHUNKS, tiles: LANE_TILES };
-            let tiles = (sizes.features, group.rows.count.div_ceil(ROWS));
-            Product::<PARTS>::new((values, weights), CHUNKS, tiles, (&mut group.sums, true))
-        });
-        let mut sums = Lanes([0.0; GROUP]);
-        s.call(Weave::<PARTS> {
+            if other == 0 { (scores_0, scores_1) } else { (scores_1, scores_0) };
+        let (done, to) = if other == 0 { (weights_0, weights_1) } else { (weights_1, weights_0) };
+        let score = match next {
+            Some(next) => {
+                let keys = prepared.cell(self.head, next.first).keys;
+                let queries =
+                    Operand { data: &queries[next.group], chunks: sizes.chunks, tiles: LANE_TILES };
+                let operands = (keys, queries, next.lane / ROWS);
+                let (tiles, to) =
+                    ((CELL / ROWS, next.tiles()), (Sums::halves(&mut to_score[..]), false));
+                Some(Product::<PARTS>::new(operands, sizes.chunks, tiles, to))
+            }
+            None => None,
+        };
+        let add = match weighed {
+            Some(weighed) => {
+                let values = prepared.cell(self.head, weighed.first).values;
+                let weights = Operand { data: done, chunks: CHUNKS, tiles: HALF_TILES };
+                let to = Sums::lanes(&mut self.groups[weighed.group].sums, weighed.lane);
+                let tiles = (sizes.features, weighed.tiles());
+                Some(Product::<PARTS>::new((values, weights, 0), CHUNKS, tiles, (to, true)))
+            }
+            None => None,
+        };
+        let mut sums = [0.0; HALF];
+        let enough = s.call(Weave::<PARTS> {
             s,
             t,
             products: [add, score],
             scores: to_weigh,
-            m: &m,
+            m: match quick {
+                Some(quick) => &m.0[quick.lane..],
+                None => &[],
+            },
             factor,
-            vectors,
+            vectors: quick.map_or(0, Waiting::tiles),
             sums: &mut sums,
             weights: to,
         });
-        if let Some(scored) = scored {
-            let group = &mut self.groups[scored.group];
-            if States::suffice(s, &sums, span(group)) {
-                group.states.add(s, &TileSums { l: sums, t: None }, span(group));
-            } else {
-                self.weigh_slowly(scored);
+        match scored {
+            Some(scored) if quick.is_some() && enough => {
+                let l = &mut self.groups[scored.group].states.l.0[scored.lane..];
+                for lane in (0..scored.count).step_by(16) {
+                    let l = &mut l[lane..];
+                    s.store(s.add(s.load(l), s.load(&sums[lane..])), l);
+                }
             }
+            Some(scored) => self.weigh_slowly(scored),
+            None => {}
         }
-    }
-
-    /// Adds up what is weighed, now.
-    #[inline(always)]
-    fn add_up(&mut self, prepared: &Prepared, head: (usize, usize)) {
-        let Some(weighed) = self.weighed.take() else { return };
-        let group = &mut self.groups[weighed.group];
-        let values = prepared.cell(head, weighed.first).values;
-        add_values::<PARTS>(
-            self.s,
-            self.t,
-            values,
-            &self.room.weights[weighed.buffer],
-            group,
-            self.room.sizes.features,
-        );
     }
 
     /// Weighs a piece whose scores are there with a look for the largest of them.
     #[inline(always)]
     fn weigh_slowly(&mut self, scored: Waiting) {
-        let (s, factor) = (self.s, self.factor());
+        let (s, factor, span) = (self.s, self.factor, scored.span());
         let group = &mut self.groups[scored.group];
-        let span = Span { start: 0, end: group.rows.count };
-        let tile = &mut self.room.scores[scored.buffer][..];
+        let Room { tile, scores, weights, .. } = &mut *self.room;
+        for (row, scores) in tile.iter_mut().zip(&scores[scored.buffer][..]) {
+            row.0[scored.lane..scored.lane + HALF].copy_from_slice(&scores.0);
+        }
         s.call(Scale { tile, factor, span });
-        let never = Lanes([f32::INFINITY; GROUP]);
-        group.raise(s, tile, (&never, span));
+        group.raise(s, tile, (&Lanes([f32::INFINITY; GROUP]), span));
         let mut sums = TileSums::zero(false);
         group.states.weigh(s, tile, span, &mut sums);
         group.states.add(s, &sums, span);
-        let to = &mut self.room.weights[scored.buffer][..];
-        s.call(PackPairs::<PARTS> { s, lanes: tile, chunks: CHUNKS, to });
+        let (first, to) = (scored.lane / ROWS, &mut weights[scored.buffer][..]);
+        let tiles = first..first + HALF_TILES;
+        s.call(PackPairs::<PARTS> { s, lanes: tile, tiles, chunks: CHUNKS, to });
     }
 
     /// Any cell, one group: all in a row.
     #[inline(always)]
     fn step(&mut self, packed: PackedCell<'_>, cell: &Cell, g: usize) {
-        let (s, t, factor, problem) = (self.s, self.t, self.factor(), self.call.problem);
+        let (s, t, factor, problem) = (self.s, self.t, self.factor, self.call.problem);
         let group = &mut self.groups[g];
         let (n, rows) = (cell.len, group.rows);
         let span = Span { start: 0, end: rows.count };
@@ -299,7 +317,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         }
         let at = At { scope: self.scope, rows, span, keys: cell.keys() };
         let hides = !cell.full || problem.score.may_hide();
-        let Room { sizes, queries, scores: [tile, _], weights: [weights, _], .. } = &mut *self.room;
+        let Room { sizes, queries, tile, pairs, .. } = &mut *self.room;
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
         let mut sums =
             TileSums { l: group.states.unset(s, span), ..TileSums::zero(problem.entropy) };
@@ -311,7 +329,12 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
             let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
             s.call(Alone::<PARTS> {
                 t,
-                product: Product::new((packed.keys, queries), sizes.chunks, tiles, (tile, false)),
+                product: Product::new(
+                    (packed.keys, queries, 0),
+                    sizes.chunks,
+                    tiles,
+                    (Sums::lanes(tile, 0), false),
+                ),
             });
             let tile = &mut tile[..n];
             s.call(Scale { tile, factor, span });
@@ -332,29 +355,18 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
             dropout.factors(s, at, factors);
             multiply(s, (tile, factors), span);
         }
-        s.call(PackPairs::<PARTS> { s, lanes: tile, chunks: CHUNKS, to: weights });
-        add_values::<PARTS>(s, t, packed.values, weights, group, sizes.features);
+        let (lanes, tiles, to) = (&*tile, 0..LANE_TILES, &mut pairs[..]);
+        s.call(PackPairs::<PARTS> { s, lanes, tiles, chunks: CHUNKS, to });
+        let weights = Operand { data: pairs, chunks: CHUNKS, tiles: LANE_TILES };
+        let tiles = (sizes.features, rows.count.div_ceil(ROWS));
+        let to = (Sums::lanes(&mut group.sums, 0), true);
+        let product = Product::new((packed.values, weights, 0), CHUNKS, tiles, to);
+        s.call(Alone::<PARTS> { t, product });
         if packed.odd != 0 {
             let (_, v) = self.call.keys_and_values(self.scope);
             add_odd(v, at.keys, (packed.odd, &seen), tile, &mut group.sums);
         }
     }
-}
-
-/// Adds the values of a cell, weighed, to the sums of a group.
-#[inline(always)]
-fn add_values<const PARTS: usize>(
-    s: Avx512,
-    t: &Tiles,
-    values: Operand<'_>,
-    weights: &[TileRow],
-    group: &mut Group<f32>,
-    features: usize,
-) {
-    let weights = Operand { data: weights, chunks: CHUNKS, tiles: LANE_TILES };
-    let tiles = (features, group.rows.count.div_ceil(ROWS));
-    let to = (&mut group.sums[..], true);
-    s.call(Alone::<PARTS> { t, product: Product::new((values, weights), CHUNKS, tiles, to) });
 }
 
 /// The numbers that were left out of the values because they are not finite, for the rows that see them.
@@ -410,86 +422,85 @@ impl Task<f32> for Scale<'_> {
     }
 }
 
-/// Products on the tiles while the vectors turn scores into weights: `2^(score factor - m)`, in pairs of keys.
+/// Products on the tiles while the vectors turn scores into weights: `2^(score factor - m)`, in pairs of keys. Tells whether
+/// the weights are small enough to be used: see [`States::suffice`].
 struct Weave<'t, const PARTS: usize> {
     s: Avx512,
     t: &'t Tiles,
     products: [Option<Product<'t, PARTS>>; 2],
-    scores: &'t [Lanes<f32>],
-    m: &'t Lanes<f32>,
+    scores: &'t [HalfLanes; CELL],
+    m: &'t [f32],
     factor: f32,
     /// Vectors of lanes; 0 if there is nothing to weigh.
     vectors: usize,
-    sums: &'t mut Lanes<f32>,
+    sums: &'t mut [f32; HALF],
     weights: &'t mut [TileRow],
 }
 
 impl<const PARTS: usize> Task<f32> for Weave<'_, PARTS> {
-    type Out = ();
+    type Out = bool;
     #[inline(always)]
-    fn run<S: Simd<f32>>(mut self, _: S) {
-        let steps = self.products.iter().flatten().map(Product::steps).sum();
+    fn run<S: Simd<f32>>(self, _: S) -> bool {
         match self.vectors {
-            0 => (0..steps).for_each(|_| self.step()),
-            1 => self.weigh::<1>(steps),
-            2 => self.weigh::<2>(steps),
-            _ => self.weigh::<4>(steps),
+            0 => {
+                for product in self.products.into_iter().flatten() {
+                    product.run(self.t);
+                }
+                false
+            }
+            1 => self.weigh::<1>(),
+            _ => self.weigh::<2>(),
         }
     }
 }
 
 impl<const PARTS: usize> Weave<'_, PARTS> {
-    /// The next step of the products.
-    #[inline(always)]
-    fn step(&mut self) {
-        let [first, second] = &mut self.products;
-        match first {
-            Some(product) if !product.is_done() => product.step(self.t),
-            _ => {
-                if let Some(product) = second {
-                    product.step(self.t);
-                }
-            }
-        }
-    }
-
     #[expect(
         clippy::needless_range_loop,
         reason = "indices over constants keep the vectors in registers"
     )]
     #[inline(always)]
-    fn weigh<const VECTORS: usize>(&mut self, steps: usize) {
-        let s = self.s;
+    fn weigh<const VECTORS: usize>(self) -> bool {
+        let Self { s, t, products, scores, m, weights, .. } = self;
+        let [mut first, mut second] = products;
+        let steps = [&first, &second].map(|p| p.as_ref().map_or(0, Product::steps));
+        let all = steps[0] + steps[1];
         let factor = s.splat(self.factor);
         let (mut less_m, mut sums) = ([s.splat(0.0); VECTORS], [s.splat(0.0); VECTORS]);
         for j in 0..VECTORS {
-            less_m[j] = s.sub(s.splat(0.0), s.load(&self.m.0[j * 16..]));
+            less_m[j] = s.sub(s.splat(0.0), s.load(&m[j * 16..]));
         }
         const PAIRS: usize = CELL / 2;
         let mut taken = 0;
         for pair in 0..PAIRS {
-            while taken * PAIRS < pair * steps {
-                self.step();
+            // Steps are spread evenly over the pairs.
+            while taken * PAIRS < (pair + 1) * all {
+                let product = if taken < steps[0] { &mut first } else { &mut second };
+                if let Some(product) = product {
+                    product.step(t);
+                }
                 taken += 1;
             }
-            let rows = [&self.scores[2 * pair], &self.scores[2 * pair + 1]];
+            let rows = [&scores[2 * pair], &scores[2 * pair + 1]];
             for j in 0..VECTORS {
-                let weights = rows.map(|row| {
-                    let x = s.fma(s.load(&row.0[j * 16..]), factor, less_m[j]);
-                    if PARTS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) }
-                });
-                sums[j] = s.add(sums[j], s.add(weights[0], weights[1]));
-                let [first, second] = weights.map(|x| split::<PARTS>(s, x));
+                let mut both = [s.splat(0.0); 2];
+                for i in 0..2 {
+                    let x = s.fma(s.load(&rows[i].0[j * 16..]), factor, less_m[j]);
+                    both[i] = if PARTS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) };
+                }
+                sums[j] = s.add(sums[j], s.add(both[0], both[1]));
+                let (even, odd) = (split::<PARTS>(s, both[0]), split::<PARTS>(s, both[1]));
                 for part in 0..PARTS {
-                    let at = (part * CHUNKS + pair / ROWS) * LANE_TILES + j;
-                    let to = &mut self.weights[at * ROWS + pair % ROWS].0;
-                    s.write_pairs(first[part], second[part], to);
+                    let at = (part * CHUNKS + pair / ROWS) * HALF_TILES + j;
+                    s.write_pairs(even[part], odd[part], &mut weights[at * ROWS + pair % ROWS].0);
                 }
             }
         }
-        (taken..steps).for_each(|_| self.step());
+        let mut enough = true;
         for j in 0..VECTORS {
-            s.store(sums[j], &mut self.sums.0[j * 16..]);
+            s.store(sums[j], &mut self.sums[j * 16..]);
+            enough &= s.bits(s.less(sums[j], s.splat(f32::from_f64(LIMIT)))) == 0xffff;
         }
+        enough
     }
 }

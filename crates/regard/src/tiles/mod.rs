@@ -36,6 +36,17 @@ const CHUNKS: usize = CELL / WIDTH;
 /// Tiles of 16 lanes of a group.
 const LANE_TILES: usize = GROUP / ROWS;
 
+/// Lanes that are on their way together: queries, scores, weights and sums of 32 rows fit in the first-level cache beside a
+/// cell, those of 64 do not.
+const HALF: usize = GROUP / 2;
+/// Tiles of 16 lanes of half a group.
+const HALF_TILES: usize = HALF / ROWS;
+
+/// One number for each row of half a group.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct HalfLanes([f32; HALF]);
+
 /// Sizes of packed operands, in tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
@@ -74,10 +85,16 @@ pub(crate) struct Room {
     sizes: Sizes,
     /// Queries of each group, in pairs of features.
     queries: Vec<Vec<TileRow>>,
-    /// Scores of two pieces: one is being made while the other is weighed.
-    scores: [Vec<Lanes<f32>>; 2],
-    /// Weights of two pieces, in pairs of keys.
+    /// Scores of a piece that is done in a row.
+    tile: Vec<Lanes<f32>>,
+    /// Its weights, in pairs of keys.
+    pairs: Vec<TileRow>,
+    /// Scores of two half pieces: one is being made while the other is weighed.
+    scores: [Box<[HalfLanes; CELL]>; 2],
+    /// Weights of two half pieces, in pairs of keys.
     weights: [Vec<TileRow>; 2],
+    /// The first keys of cells that wait for their turn.
+    queue: Vec<usize>,
     /// A cell that is not prepared.
     cell: pack::Packed,
     /// Values of a cell on their way, `[features][keys]`.
@@ -96,8 +113,11 @@ impl Room {
         Self {
             sizes,
             queries: (0..groups).map(|_| rows(sizes.key_rows())).collect(),
-            scores: [lanes(CELL), lanes(CELL)],
-            weights: [0, 1].map(|_| rows(sizes.parts * CHUNKS * LANE_TILES * ROWS)),
+            tile: lanes(CELL),
+            pairs: rows(sizes.parts * CHUNKS * LANE_TILES * ROWS),
+            scores: [0, 1].map(|_| Box::new([HalfLanes([0.0; HALF]); CELL])),
+            weights: [0, 1].map(|_| rows(sizes.parts * CHUNKS * HALF_TILES * ROWS)),
+            queue: Vec::new(),
             cell: pack::Packed::new(sizes),
             turned: lanes(v_dim),
         }

@@ -1,7 +1,7 @@
 //! Operands into tiles.
 
 use super::product::Operand;
-use super::{CHUNKS, LANE_TILES, ROWS, Sizes, TileRow, WIDTH};
+use super::{CHUNKS, ROWS, Sizes, TileRow, WIDTH};
 use crate::cells::{CELL, Cell};
 use crate::element::Element;
 use crate::lanes::turn;
@@ -10,6 +10,7 @@ use crate::run::run;
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task};
 use crate::view::{Heads, Rows, View, ViewMut};
 use std::arch::x86_64::__m512;
+use std::ops::Range;
 
 /// A number as a sum of parts of 8 digits each; the last is rounded, unless three parts hold it all.
 #[inline(always)]
@@ -159,6 +160,8 @@ fn pack_row<E: Element<Num = f32>, const PARTS: usize>(
 pub(super) struct PackPairs<'t, const PARTS: usize> {
     pub(super) s: Avx512,
     pub(super) lanes: &'t [Lanes<f32>],
+    /// Which tiles of lanes.
+    pub(super) tiles: Range<usize>,
     pub(super) chunks: usize,
     pub(super) to: &'t mut [TileRow],
 }
@@ -167,9 +170,9 @@ impl<const PARTS: usize> Task<f32> for PackPairs<'_, PARTS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
-        let Self { s, lanes, chunks, to } = self;
+        let Self { s, lanes, tiles, chunks, to } = self;
         for pair in 0..chunks * ROWS {
-            for tile in 0..LANE_TILES {
+            for tile in tiles.clone() {
                 let load = |i: usize| {
                     let row = lanes.get(i);
                     row.map_or(s.splat(0.0), |row| s.load(&row.0[tile * 16..]))
@@ -177,7 +180,7 @@ impl<const PARTS: usize> Task<f32> for PackPairs<'_, PARTS> {
                 let first = split::<PARTS>(s, load(2 * pair));
                 let second = split::<PARTS>(s, load(2 * pair + 1));
                 for part in 0..PARTS {
-                    let at = (part * chunks + pair / ROWS) * LANE_TILES + tile;
+                    let at = (part * chunks + pair / ROWS) * tiles.len() + tile - tiles.start;
                     s.write_pairs(first[part], second[part], &mut to[at * ROWS + pair % ROWS].0);
                 }
             }

@@ -1,7 +1,8 @@
 //! A product of packed operands, one step at a time, so that vector work can go on between the steps.
 
-use super::{LANE_TILES, ROWS, TileRow};
+use super::{HALF, HalfLanes, ROWS, TileRow};
 use crate::simd::{GROUP, Lanes, Tiles};
+use std::marker::PhantomData;
 
 /// A packed operand: `[part][chunk][tile][16 rows]`.
 #[derive(Clone, Copy, Debug)]
@@ -17,37 +18,69 @@ impl Operand<'_> {
         let all = parts * self.chunks * self.tiles * ROWS;
         chunks <= self.chunks && tiles <= self.tiles && all <= self.data.len()
     }
+}
 
-    /// Where a tile begins.
-    ///
-    /// # Safety
-    /// The tile must be one that the operand [holds](Self::holds).
-    #[inline(always)]
-    unsafe fn at(&self, part: usize, chunk: usize, tile: usize) -> *const u8 {
-        let tile = (part * self.chunks + chunk) * self.tiles + tile;
-        // SAFETY: the tile is inside the slice, as the caller promises.
-        unsafe { self.data.as_ptr().add(tile * ROWS).cast() }
+/// Where a product goes: rows of sums, a fixed number of bytes apart.
+#[derive(Debug)]
+pub(super) struct Sums<'p> {
+    first: *mut f32,
+    rows: usize,
+    /// Numbers of a row that may be written.
+    width: usize,
+    stride: usize,
+    memory: PhantomData<&'p mut [f32]>,
+}
+
+impl<'p> Sums<'p> {
+    /// The lanes from `lane` on.
+    pub(super) fn lanes(rows: &'p mut [Lanes<f32>], lane: usize) -> Self {
+        assert!(lane <= GROUP);
+        // SAFETY: at most the end of the first row, or of nothing.
+        let first =
+            unsafe { rows.as_mut_ptr().cast::<f32>().add(if rows.is_empty() { 0 } else { lane }) };
+        let stride = size_of::<Lanes<f32>>();
+        Self { first, rows: rows.len(), width: GROUP - lane, stride, memory: PhantomData }
+    }
+
+    /// Half as many lanes, side by side.
+    pub(super) fn halves(rows: &'p mut [HalfLanes]) -> Self {
+        let (first, stride) = (rows.as_mut_ptr().cast(), size_of::<HalfLanes>());
+        Self { first, rows: rows.len(), width: HALF, stride, memory: PhantomData }
     }
 }
 
 /// `to [rows][lanes] (+)= left [rows][inner] x right [inner][lanes]`, all sizes in tiles (of 32 numbers for `inner`).
-///
 #[derive(Debug)]
 pub(super) struct Product<'p, const PARTS: usize> {
-    left: Operand<'p>,
-    right: Operand<'p>,
-    to: &'p mut [Lanes<f32>],
-    /// Tiles of the result.
+    /// Where the tiles of the next step are.
+    left: *const u8,
+    right: *const u8,
+    to: *mut u8,
+    /// Bytes from one part, and from one chunk, to the next.
+    left_strides: [usize; 2],
+    right_strides: [usize; 2],
+    stride: usize,
+    /// Tiles of the result that are not begun, counted from this row; and of this row, from this step.
     rows: usize,
     lanes: usize,
-    /// Chunks of 32 numbers that each sum is over.
+    all_lanes: usize,
+    /// Chunks of 32 numbers that each sum is over, and how many of them are left.
     chunks: usize,
+    left_chunks: usize,
+    /// Which meeting of parts is next, and which tile of it.
+    meeting: usize,
+    tile: usize,
     /// Whether the result is added to what is there.
     add: bool,
-    row: usize,
-    lane: usize,
-    chunk: usize,
+    memory: PhantomData<(&'p [TileRow], &'p mut [f32])>,
 }
+
+/// Tiles of the result that are on their way together.
+const TILES: usize = 4;
+
+/// Bytes of a tile in an operand, and of its rows.
+const TILE: usize = ROWS * ROW;
+const ROW: usize = size_of::<TileRow>();
 
 /// Which part of the left operand meets which of the right one: small products first, neighbours share a part.
 const fn meetings(parts: usize) -> &'static [(usize, usize)] {
@@ -59,116 +92,196 @@ const fn meetings(parts: usize) -> &'static [(usize, usize)] {
 }
 
 impl<'p, const PARTS: usize> Product<'p, PARTS> {
-    /// Of `(rows, lanes)` tiles over `chunks`.
+    /// Of `(rows, lanes)` tiles over `chunks`; of the right operand, the tiles from `lane` on.
     pub(super) fn new(
-        (left, right): (Operand<'p>, Operand<'p>),
+        (left, right, lane): (Operand<'p>, Operand<'p>, usize),
         chunks: usize,
         (rows, lanes): (usize, usize),
-        (to, add): (&'p mut [Lanes<f32>], bool),
+        (to, add): (Sums<'p>, bool),
     ) -> Self {
-        assert!(left.holds(PARTS, chunks, rows) && right.holds(PARTS, chunks, lanes));
-        assert!(lanes <= LANE_TILES && rows * ROWS <= to.len());
-        Self { left, right, to, rows, lanes, chunks, add, row: 0, lane: 0, chunk: 0 }
+        assert!(left.holds(PARTS, chunks, rows) && right.holds(PARTS, chunks, lane + lanes));
+        assert!(rows * ROWS <= to.rows && lanes * ROWS <= to.width && chunks > 0);
+        let strides = |of: Operand<'_>| [of.chunks * of.tiles * TILE, of.tiles * TILE];
+        Self {
+            left: left.data.as_ptr().cast(),
+            // SAFETY: the operand holds this tile, or there is none to be read.
+            right: unsafe { right.data.as_ptr().add(lane * ROWS).cast() },
+            to: to.first.cast(),
+            left_strides: strides(left),
+            right_strides: strides(right),
+            stride: to.stride,
+            rows: if lanes == 0 { 0 } else { rows },
+            lanes,
+            all_lanes: lanes,
+            chunks,
+            left_chunks: chunks,
+            meeting: 0,
+            tile: 0,
+            add,
+            memory: PhantomData,
+        }
     }
 
     /// Steps in all.
     pub(super) fn steps(&self) -> usize {
-        self.rows.div_ceil(2) * self.lanes.div_ceil(2) * self.chunks
+        let blocks = self.rows.div_ceil(2) * self.lanes.div_ceil(2);
+        blocks * self.chunks * meetings(PARTS).len() * TILES
     }
 
     /// Whether all steps are taken.
     #[inline(always)]
     pub(super) fn is_done(&self) -> bool {
-        self.row >= self.rows
+        self.rows == 0
     }
 
     /// Takes all steps.
     #[inline(always)]
     pub(super) fn run(mut self, t: &Tiles) {
-        (0..self.steps()).for_each(|_| self.step(t));
+        while !self.is_done() {
+            self.step(t);
+        }
     }
 
-    /// The next step: up to 2 x 2 tiles of the result meet one chunk. At most [`steps`](Self::steps) may be taken.
+    /// The next step: one of up to 2 x 2 tiles of the result meets one chunk, in one of its parts. Nothing, if all steps are
+    /// taken.
     #[inline(always)]
     pub(super) fn step(&mut self, t: &Tiles) {
-        let Self { left, right, rows, lanes, chunks, row, lane, chunk, .. } = *self;
-        assert!(row < rows);
+        if self.is_done() {
+            return;
+        }
         // Whether there is a second tile of rows, of lanes.
-        let (tall, wide) = (row + 1 < rows, lane + 1 < lanes);
-        const STRIDE: usize = size_of::<TileRow>();
-        const TO: usize = size_of::<Lanes<f32>>();
-        let first = self.to.as_mut_ptr().cast::<f32>();
-        let to = |i: usize, j: usize| {
-            // SAFETY: `new` has checked that the result has all rows, and `Lanes` holds `GROUP` numbers.
-            unsafe { first.add((row + i) * ROWS * GROUP + (lane + j) * ROWS).cast::<u8>() }
+        let (tall, wide) = (self.rows > 1, self.lanes > 1);
+        let (a, b) = meetings(PARTS)[self.meeting];
+        // An operand that the step before had, too, is there already.
+        let before = self.meeting.checked_sub(1).map(|before| meetings(PARTS)[before]);
+        let (new_left, new_right) = match before {
+            Some(before) => (before.0 != a, before.1 != b),
+            None => (true, true),
         };
-        // SAFETY: `new` has checked that both operands hold these tiles; every address is that of a whole tile inside a slice, whose rows lie `STRIDE` or `TO` apart;
-        // second tiles are touched only where there are some.
+        let tile = self.tile;
+        self.tile = (tile + 1) % TILES;
+        // SAFETY: `new` has checked that both operands and the result hold all tiles; `left`, `right` and `to` stand at
+        // tiles that are still to be met, and second tiles are touched only where there are some.
         unsafe {
-            if chunk == 0 {
-                if self.add {
-                    t.load::<0>(to(0, 0), TO);
-                    if wide {
-                        t.load::<1>(to(0, 1), TO);
+            let left = self.left.add(a * self.left_strides[0]);
+            let right = self.right.add(b * self.right_strides[0]);
+            match tile {
+                0 => {
+                    if self.meeting == 0 && self.left_chunks == self.chunks {
+                        self.begin(t, tall, wide);
                     }
-                    if tall {
-                        t.load::<2>(to(1, 0), TO);
-                    }
-                    if tall && wide {
-                        t.load::<3>(to(1, 1), TO);
-                    }
-                } else {
-                    t.zero::<0>();
-                    t.zero::<1>();
-                    t.zero::<2>();
-                    t.zero::<3>();
-                }
-            }
-            let mut held = (usize::MAX, usize::MAX);
-            for &(a, b) in const { meetings(PARTS) } {
-                let (new_left, new_right) = (held.0 != a, held.1 != b);
-                held = (a, b);
-                if new_left {
-                    t.load::<4>(left.at(a, chunk, row), STRIDE);
-                }
-                if new_right {
-                    t.load::<6>(right.at(b, chunk, lane), STRIDE);
-                }
-                t.multiply::<0, 4, 6>();
-                if wide {
-                    if new_right {
-                        t.load::<7>(right.at(b, chunk, lane + 1), STRIDE);
-                    }
-                    t.multiply::<1, 4, 7>();
-                }
-                if tall {
                     if new_left {
-                        t.load::<5>(left.at(a, chunk, row + 1), STRIDE);
+                        t.load::<4>(left, ROW);
                     }
-                    t.multiply::<2, 5, 6>();
+                    if new_right {
+                        t.load::<6>(right, ROW);
+                    }
+                    t.multiply::<0, 4, 6>();
+                }
+                1 => {
                     if wide {
+                        if new_right {
+                            t.load::<7>(right.add(TILE), ROW);
+                        }
+                        t.multiply::<1, 4, 7>();
+                    }
+                }
+                2 => {
+                    if tall {
+                        if new_left {
+                            t.load::<5>(left.add(TILE), ROW);
+                        }
+                        t.multiply::<2, 5, 6>();
+                    }
+                }
+                _ => {
+                    if tall && wide {
                         t.multiply::<3, 5, 7>();
                     }
-                }
-            }
-            if chunk + 1 == chunks {
-                t.store::<0>(to(0, 0), TO);
-                if wide {
-                    t.store::<1>(to(0, 1), TO);
-                }
-                if tall {
-                    t.store::<2>(to(1, 0), TO);
-                }
-                if tall && wide {
-                    t.store::<3>(to(1, 1), TO);
+                    self.meeting += 1;
+                    if self.meeting == meetings(PARTS).len() {
+                        self.meeting = 0;
+                        self.next_chunk(t, tall, wide);
+                    }
                 }
             }
         }
-        self.chunk += 1;
-        if self.chunk == chunks {
-            (self.chunk, self.lane) = (0, lane + 2);
-            if self.lane >= lanes {
-                (self.lane, self.row) = (0, row + 2);
+    }
+
+    /// Sets the tiles of the result.
+    ///
+    /// # Safety
+    /// Those that there are must be those of the result.
+    #[inline(always)]
+    unsafe fn begin(&self, t: &Tiles, tall: bool, wide: bool) {
+        if !self.add {
+            t.zero::<0>();
+            t.zero::<1>();
+            t.zero::<2>();
+            t.zero::<3>();
+            return;
+        }
+        let (to, stride) = (self.to, self.stride);
+        // SAFETY: as the caller promises.
+        unsafe {
+            t.load::<0>(to, stride);
+            if wide {
+                t.load::<1>(to.add(ROW), stride);
+            }
+            if tall {
+                let below = to.add(ROWS * stride);
+                t.load::<2>(below, stride);
+                if wide {
+                    t.load::<3>(below.add(ROW), stride);
+                }
+            }
+        }
+    }
+
+    /// On to the next chunk; after the last, the tiles of the result are stored, and the next ones are up.
+    ///
+    /// # Safety
+    /// As for [`begin`](Self::begin).
+    #[inline(always)]
+    unsafe fn next_chunk(&mut self, t: &Tiles, tall: bool, wide: bool) {
+        let ([_, left_chunk], [_, right_chunk]) = (self.left_strides, self.right_strides);
+        let (to, stride) = (self.to, self.stride);
+        self.left_chunks -= 1;
+        // SAFETY: as the caller promises; what is stepped to is there, or never touched.
+        unsafe {
+            if self.left_chunks > 0 {
+                self.left = self.left.add(left_chunk);
+                self.right = self.right.add(right_chunk);
+                return;
+            }
+            t.store::<0>(to, stride);
+            if wide {
+                t.store::<1>(to.add(ROW), stride);
+            }
+            if tall {
+                let below = to.add(ROWS * stride);
+                t.store::<2>(below, stride);
+                if wide {
+                    t.store::<3>(below.add(ROW), stride);
+                }
+            }
+            let done = self.chunks - 1;
+            self.left_chunks = self.chunks;
+            self.left = self.left.sub(done * left_chunk);
+            self.right = self.right.sub(done * right_chunk);
+            if self.lanes > 2 {
+                self.lanes -= 2;
+                self.right = self.right.add(2 * TILE);
+                self.to = to.add(2 * ROW);
+                return;
+            }
+            let back = self.all_lanes - self.lanes;
+            self.lanes = self.all_lanes;
+            self.rows = self.rows.saturating_sub(2);
+            self.right = self.right.sub(back * TILE);
+            if self.rows > 0 {
+                self.left = self.left.add(2 * TILE);
+                self.to = to.sub(back * ROW).add(2 * ROWS * stride);
             }
         }
     }
