@@ -255,7 +255,8 @@ fn share(error: f64, bound: f64) -> f64 {
 }
 
 /// Any element, exactly.
-pub(crate) fn wide<E: Element>(x: E) -> f64 {
+#[must_use]
+pub fn wide<E: Element>(x: E) -> f64 {
     Number::to_f64(x.widen())
 }
 
@@ -291,7 +292,7 @@ fn coarseness<E: Element>(problem: &Problem<'_, E>, (q, k, _): Inputs<'_, E>) ->
     }
     let [q, k] = [q, k].map(|x| largest(elements(x).map(wide)));
     let product = (problem.dims().qk_dim as f64).sqrt() * q * k;
-    0.5f64.powi(16) * (1.0 + problem.scale().abs() * product)
+    0.5f64.powi(15) * (1.0 + problem.scale().abs() * product)
 }
 
 /// The lowest number of a type.

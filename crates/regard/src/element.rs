@@ -8,7 +8,7 @@ use crate::forward::Forward;
 use crate::problem::Precision;
 use crate::simd::{Isa, Simd, Task};
 use crate::tiles::{self, Prepared, Sizes};
-use crate::view::View;
+use crate::walk::Call;
 use half::{bf16, f16};
 use num_traits::Float;
 use std::convert::identity;
@@ -71,12 +71,7 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     fn backward(isa: Isa, task: Backward<'_, '_, Self>);
     /// Keys and values packed for tiles.
     #[doc(hidden)]
-    fn prepare(
-        isa: Isa,
-        sizes: Sizes,
-        inputs: (View<'_, Self>, View<'_, Self>),
-        threads: usize,
-    ) -> Option<Prepared>;
+    fn prepare(isa: Isa, sizes: Sizes, call: &Call<'_, Self>, threads: usize) -> Option<Prepared>;
     /// The first vector of `src`, widened.
     #[doc(hidden)]
     fn load<S: Simd<Self::Num>>(s: S, src: &[Self]) -> S::V;
@@ -219,10 +214,10 @@ macro_rules! element {
             fn prepare(
                 isa: Isa,
                 sizes: Sizes,
-                inputs: (View<'_, Self>, View<'_, Self>),
+                call: &Call<'_, Self>,
                 threads: usize,
             ) -> Option<Prepared> {
-                prepare_tiles!(isa, sizes, inputs, threads, $parts)
+                prepare_tiles!(isa, sizes, call, threads, $parts)
             }
             #[inline(always)]
             fn as_numbers(s: &[Self]) -> Option<&[$number]> {
@@ -254,15 +249,15 @@ macro_rules! on_tiles {
 
 /// Packs keys and values for the tiles.
 macro_rules! prepare_tiles {
-    ($isa:ident, $sizes:ident, $inputs:ident, $threads:ident, [$($parts:literal),*]) => {{
+    ($isa:ident, $sizes:ident, $call:ident, $threads:ident, [$($parts:literal),*]) => {{
         #[cfg(target_arch = "x86_64")]
         if let Isa::Amx(_amx) = $isa {
             $(if $sizes.parts == $parts {
                 let s = _amx.vectors();
-                return Prepared::new::<Self, $parts>(s, $sizes, $inputs, $threads);
+                return Prepared::new::<Self, $parts>(s, $sizes, $call, $threads);
             })*
         }
-        let _ = ($isa, $sizes, $inputs, $threads);
+        let _ = ($isa, $sizes, $call, $threads);
         None
     }};
 }

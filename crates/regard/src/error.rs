@@ -101,6 +101,8 @@ pub enum Error {
     },
     /// Nothing to merge.
     NothingToMerge,
+    /// Tensors were given to a plan for a cache.
+    OnlyCached,
     /// A gradient of the entropy was given for an output without entropies.
     NoEntropy,
     /// A cache would need more pages than its budget allows.
@@ -209,6 +211,10 @@ impl fmt::Display for Error {
                 "the gradient of entropy: the output has no entropies; ask for them with Problem::entropy"
             ),
             Self::NothingToMerge => write!(f, "merge: no parts; give at least one"),
+            Self::OnlyCached => write!(
+                f,
+                "k and v: the plan is for sequences of a cache; call forward_cached, or plan with Problem::new"
+            ),
             Self::Budget { needed, budget } => write!(
                 f,
                 "cache: {needed} bytes of pages would be in use, the budget is {budget}; free, truncate or evict sequences, or raise the budget"

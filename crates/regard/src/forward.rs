@@ -6,6 +6,7 @@
 
 use crate::cells::CELL;
 use crate::element::{Element, Number};
+use crate::few::FewRoom;
 use crate::lanes::{multiply, soon, turn, turn_back, turn_queries};
 use crate::mask::{RowTile, Scope};
 use crate::micro::{Weights, add_values, dot_tile};
@@ -68,6 +69,8 @@ pub(crate) struct Scratch<N> {
     pub(crate) walk: Walk<N>,
     /// For products on tiles.
     pub(crate) room: Option<Room>,
+    /// For few rows.
+    pub(crate) few: Option<FewRoom<N>>,
 }
 
 /// A group of rows on its way: queries, states and sums, `[features][lanes]`.
@@ -87,6 +90,7 @@ impl<N: Number> Scratch<N> {
         problem: &Problem<'_, E>,
         rows: usize,
         tiles: Option<Sizes>,
+        few: bool,
     ) -> Self {
         let dims = problem.dims();
         let groups = rows.min(dims.q_len).div_ceil(GROUP);
@@ -107,6 +111,7 @@ impl<N: Number> Scratch<N> {
             factors: zeros(if problem.dropout.is_some() { CELL } else { 0 }),
             walk: Walk::new(),
             room: tiles.map(|sizes| Room::new(sizes, groups, dims.v_dim)),
+            few: few.then(|| FewRoom::new(problem)),
         }
     }
 }
@@ -121,6 +126,8 @@ pub struct Forward<'t, 'c, E: Element> {
     /// Keys and values packed into tiles, if products go by tiles and many rows meet them.
     pub(crate) prepared: Option<&'c Prepared>,
     pub(crate) target: Target<'t, E>,
+    /// Which of the target's heads it is.
+    pub(crate) part: usize,
     pub(crate) scratch: &'t mut Scratch<E::Num>,
 }
 
@@ -128,6 +135,9 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, s: S) {
+        if self.stage.walk.is_some() && self.scratch.few.is_some() {
+            return self.few(s);
+        }
         let used = self.rows.groups();
         self.ask_ahead(s);
         for g in 0..used {
@@ -215,6 +225,7 @@ impl<E: Element> Forward<'_, '_, E> {
     /// Leaves the states of a group for a later stage.
     #[inline(always)]
     pub(crate) fn save<S: Simd<E::Num>>(&mut self, s: S, g: usize, part: usize) {
+        let part = part + self.part;
         let Some(partial) = &mut self.target.partial else { return };
         let group = &self.scratch.groups[g];
         let v_dim = self.call.problem.dims().v_dim;
@@ -239,14 +250,14 @@ impl<E: Element> Forward<'_, '_, E> {
         }
         for lane in 0..group.rows.count {
             let (state, row) = (group.states.get(lane), g * GROUP + lane);
-            to.lse.row(0, row)[0].write(state.lse());
+            to.lse.row(self.part, row)[0].write(state.lse());
             if let Some(states) = &mut to.states {
-                let to = states.row(0, row);
+                let to = states.row(self.part, row);
                 to[0].write(state.m);
                 to[1].write(state.l);
             }
             if let Some(entropy) = &mut to.entropy {
-                entropy.row(0, row)[0].write(state.entropy());
+                entropy.row(self.part, row)[0].write(state.entropy());
             }
         }
         for lane in (0..group.rows.count).step_by(S::LANES) {
@@ -260,7 +271,7 @@ impl<E: Element> Forward<'_, '_, E> {
             }
         }
         let v_dim = call.problem.dims().v_dim;
-        turn_back(s, &group.sums[..v_dim], group.rows.count, g * GROUP, (&mut to.out, 0));
+        turn_back(s, &group.sums[..v_dim], group.rows.count, g * GROUP, (&mut to.out, self.part));
     }
 }
 

@@ -13,6 +13,7 @@ use crate::problem::{Dims, Heads};
 use crate::relative::RelativeBias;
 use crate::run::run;
 use crate::score::Similarity;
+use crate::source::Source;
 use crate::view::{self, Layout, Shape, Tensor, Unwritten, View, ViewMut};
 use crate::walk::{Call, Tiling, Way};
 use std::ops::Range;
@@ -130,7 +131,7 @@ impl<E: Element> Plan<'_, E> {
         let new = |view: &View<'_, E>| Unwritten::new(view.shape(), view.layout());
         let (mut d_q, mut d_k, mut d_v) = (new(&q)?, new(&k)?, new(&v)?);
         let mut sums = Sums::new(self, upstream.bias);
-        let call = Call { problem: self.problem(), q, k, v };
+        let call = Call { problem: self.problem(), q, k: Source::Tensor(k), v: Source::Tensor(v) };
         let (out, d_out, d_lse) = (output.out.view(), upstream.out, upstream.lse);
         let (lse, states) = (&output.lse[..], &output.states[..]);
         let back = Back { call, out, d_out, lse, states, d_lse, entropy };

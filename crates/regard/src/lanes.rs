@@ -7,6 +7,7 @@ use crate::micro::{Packed, add_values, lanes_used};
 use crate::problem::Problem;
 use crate::score::{Keys, Similarity};
 use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task};
+use crate::source::Head;
 use crate::view::{Rows, TileMut};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -38,7 +39,7 @@ pub(crate) fn turn_queries<E: Element, S: Simd<E::Num>>(
     for first in (0..w.len).step_by(CELL) {
         let n = (w.len - first).min(CELL);
         cell.set(first, n);
-        let w = fetch(s, w, &cell, &mut packed);
+        let w = fetch(s, Head::Rows(w), &cell, &mut packed);
         let raw = (&raw[first..first + n], &[][..]);
         add_values::<_, S, false, false>(s, (w, &[]), raw, span, (&one, lanes));
     }
@@ -52,6 +53,14 @@ pub(crate) fn soon<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
     }
 }
 
+/// The same, of a row that is needed later.
+#[inline(always)]
+pub(crate) fn later<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
+    for x in row.iter().step_by(LINE / std::mem::size_of::<T>().clamp(1, LINE)) {
+        s.prefetch_later(x);
+    }
+}
+
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -59,14 +68,14 @@ const LINE: usize = 64;
 #[inline(always)]
 pub(crate) fn fetch<'r, E: Element, S: Simd<E::Num>>(
     s: S,
-    rows: Rows<'r, E>,
+    rows: Head<'r, E>,
     cell: &Cell,
     room: &'r mut Vec<E::Num>,
 ) -> Rows<'r, E::Num> {
-    let Rows { stride, dim, .. } = rows;
-    let len = cell.len;
+    let (len, dim) = (cell.len, rows.dim());
     if let Keys::From(first) = cell.keys()
-        && let Some(data) = E::as_numbers(rows.slice(first, len).data)
+        && let Some(Rows { data, stride, .. }) = rows.run(first, len)
+        && let Some(data) = E::as_numbers(data)
     {
         return Rows { data, stride, len, dim };
     }

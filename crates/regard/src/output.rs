@@ -104,6 +104,8 @@ impl<E: Element> Output<E> {
             let out = out.view()?;
             for row in 0..first.lse.len() {
                 let (_, sum, weight) = weights(row);
+                let seen: Vec<_> =
+                    parts.iter().map(|p| (p, weight(p))).filter(|(_, w)| *w > 0.0).collect();
                 let (item, i) = (row / shape.len, row % shape.len);
                 let (b, head) = (item / shape.heads, item % shape.heads);
                 // SAFETY: nobody else holds a row of `out`, and none is read.
@@ -111,9 +113,11 @@ impl<E: Element> Output<E> {
                     out.tile(b, Heads::one(head), RowTile { first: i, step: 1, count: 1 })
                 };
                 for (d, x) in tile.row(0, 0).iter_mut().enumerate() {
-                    let seen = parts.iter().filter(|p| weight(p) > 0.0);
                     let total: f64 = seen
-                        .map(|p| weight(p) * p.out.view().row(b, head, i)[d].widen().to_f64())
+                        .iter()
+                        .map(|(p, weight)| {
+                            weight * p.out.view().row(b, head, i)[d].widen().to_f64()
+                        })
                         .sum();
                     x.write(E::narrow(E::Num::from_f64(if sum == 0.0 {
                         0.0

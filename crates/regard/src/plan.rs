@@ -1,8 +1,10 @@
 //! How a problem will be run: pure arithmetic of the problem and the machine, printable before it happens.
 
+use crate::cache::{KvCache, Sequence};
 use crate::cells::{CELL, Cell, Cells};
 use crate::element::Element;
 use crate::error::Error;
+use crate::few::FEW;
 use crate::forward::{Finished, Forward, STATE, Scratch, Stage, Target};
 use crate::machine::Machine;
 use crate::mask::Mask;
@@ -10,6 +12,7 @@ use crate::output::Output;
 use crate::problem::{Dims, Problem};
 use crate::run::run;
 use crate::simd::GROUP;
+use crate::source::Source;
 use crate::tiles::{Prepared, Sizes};
 use crate::view::{Heads, Shape, Unwritten, View, ViewMut};
 use crate::walk::{Call, TILE_ROWS, Tiling, Way};
@@ -23,6 +26,10 @@ pub struct Plan<'a, E: Element> {
     machine: Machine,
     pub(crate) rows: usize,
     parts: usize,
+    /// The first key that is looked at.
+    first: usize,
+    /// Whether all rows that a key head serves are done together.
+    few: bool,
     /// How products go by tiles, if they do.
     tiles: Option<Sizes>,
     /// The stride of diagonals that are walked on their own, and the mask without them.
@@ -54,8 +61,8 @@ pub struct Work {
 /// Keys of one part when few rows meet many keys: enough to outweigh the merge by far.
 const PART_KEYS: usize = 4096;
 
-/// Rows below which tiles stay mostly empty.
-const FEW_ROWS: usize = 8;
+/// Rows of a head beyond which they fill the lanes well enough.
+const FEW_OF_A_HEAD: usize = 4;
 
 impl<'a, E: Element> Plan<'a, E> {
     /// Checks the problem and decides how to run it. After this nothing can fail but a mismatch of tensors and plan.
@@ -69,9 +76,11 @@ impl<'a, E: Element> Plan<'a, E> {
         let few_rows = q_len <= TILE_ROWS && diagonal.is_none();
         let parts = if few_rows && k_len >= 2 * PART_KEYS { k_len.div_ceil(PART_KEYS) } else { 1 };
         let Dims { qk_dim, v_dim, .. } = problem.dims();
-        let tiles = problem.parts().filter(|_| machine.isa.has_tiles() && q_len >= FEW_ROWS);
+        let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(FEW);
+        let few = q_len <= FEW_OF_A_HEAD && together && diagonal.is_none() && problem.is_dot();
+        let tiles = problem.parts().filter(|_| machine.isa.has_tiles() && !few);
         let tiles = tiles.map(|parts| Sizes::new(parts, qk_dim, v_dim));
-        Ok(Self { problem, machine, rows, parts, tiles, diagonal })
+        Ok(Self { problem, machine, rows, parts, first: 0, few, tiles, diagonal })
     }
 
     /// The problem.
@@ -101,11 +110,52 @@ impl<'a, E: Element> Plan<'a, E> {
         v: View<'_, E>,
     ) -> Result<Output<E>, Error> {
         self.check_inputs(&q, &k, &v)?;
+        let (k, v) = (Source::Tensor(k), Source::Tensor(v));
+        self.forward_from(Call { problem: &self.problem, q, k, v })
+    }
+
+    /// Attention over what sequences have in a cache, for a problem made by [`Problem::cached`] of the same sequences.
+    pub fn forward_cached(
+        &self,
+        q: View<'_, E>,
+        cache: &KvCache<E>,
+        sequences: &[Sequence],
+    ) -> Result<Output<E>, Error> {
+        self.forward_from(self.check_cached(q, cache, sequences)?)
+    }
+
+    /// The call over what sequences have in a cache, if it is the one that was planned.
+    pub(crate) fn check_cached<'c>(
+        &'c self,
+        q: View<'c, E>,
+        cache: &'c KvCache<E>,
+        sequences: &'c [Sequence],
+    ) -> Result<Call<'c, E>, Error> {
+        let now = Problem::cached(&q, cache, sequences)?;
+        for ((name, planned), found) in
+            ["q", "k", "v"].into_iter().zip(self.problem.shapes()).zip(now.shapes())
+        {
+            same_shape(name, planned, found)?;
+        }
+        for item in 0..sequences.len() {
+            let (planned, found) = (self.problem.k_len(item), now.k_len(item));
+            Error::unless_same("keys", ("the plan", planned), ("the sequence", found))?;
+        }
+        let source = |values| Source::Cache { cache, sequences, values };
+        Ok(Call { problem: &self.problem, q, k: source(false), v: source(true) })
+    }
+
+    /// The same for the keys from `first` on.
+    pub(crate) fn beyond(self, first: usize) -> Self {
+        Self { first, ..self }
+    }
+
+    pub(crate) fn forward_from(&self, call: Call<'_, E>) -> Result<Output<E>, Error> {
         let shape = self.out_shape();
         let rows = vec![E::Num::default(); shape.batch * shape.heads * shape.len];
         let mut entropy = self.problem.entropy.then(|| rows.clone());
         let (mut states, mut lse) = (vec![[E::Num::default(); 2]; rows.len()], rows);
-        let mut out = Unwritten::new(shape, q.layout())?;
+        let mut out = Unwritten::new(shape, call.q.layout())?;
         let view = out.view()?;
         let to = self.finished(
             &view,
@@ -113,7 +163,7 @@ impl<'a, E: Element> Plan<'a, E> {
             Some(states.as_flattened_mut()),
             entropy.as_deref_mut(),
         )?;
-        self.compute(Call { problem: &self.problem, q, k, v }, &to);
+        self.compute(call, &to);
         // SAFETY: `compute` finishes every row of every head and item.
         Ok(Output { out: unsafe { out.written() }, lse, states, entropy })
     }
@@ -136,6 +186,7 @@ impl<'a, E: Element> Plan<'a, E> {
         Error::unless_one_each_row("entropy", if self.problem.entropy { rows } else { 0 }, found)?;
         let entropy = entropy.filter(|_| self.problem.entropy);
         let to = self.finished(out, lse, None, entropy)?;
+        let (k, v) = (Source::Tensor(k), Source::Tensor(v));
         self.compute(Call { problem: &self.problem, q, k, v }, &to);
         Ok(())
     }
@@ -161,6 +212,9 @@ impl<'a, E: Element> Plan<'a, E> {
         k: &View<'_, E>,
         v: &View<'_, E>,
     ) -> Result<(), Error> {
+        if self.problem.is_cached() {
+            return Err(Error::OnlyCached);
+        }
         let planned = self.problem.shapes();
         for ((name, planned), view) in ["q", "k", "v"].into_iter().zip(planned).zip([q, k, v]) {
             same_shape(name, planned, view.shape())?;
@@ -180,7 +234,7 @@ impl<'a, E: Element> Plan<'a, E> {
 
     /// The ways over all keys that visit each visible pair once, and the tiles of rows that go them.
     pub(crate) fn ways(&self) -> Vec<(Tiling, Way<'_>)> {
-        let (mask, keys) = (&self.problem.mask, 0..self.problem.dims().k_len);
+        let (mask, keys) = (&self.problem.mask, self.first..self.problem.dims().k_len);
         let Some((stride, rest)) = &self.diagonal else {
             return vec![(self.tiling(1), Way { mask, without: None, keys })];
         };
@@ -206,12 +260,18 @@ impl<'a, E: Element> Plan<'a, E> {
         ways.into_iter().enumerate().map(stage).collect()
     }
 
-    fn part(&self, part: usize) -> Range<usize> {
-        let k_len = self.problem.dims().k_len;
-        if self.parts == 1 {
-            return 0..k_len;
-        }
-        part * PART_KEYS..((part + 1) * PART_KEYS).min(k_len)
+    /// The keys of a part of an item. One with few keys has all of them in its first part, whatever the others have: so its
+    /// results do not depend on them.
+    fn part(&self, part: usize, item: usize) -> Range<usize> {
+        let k_len = self.problem.k_len(item);
+        let keys = if k_len >= 2 * PART_KEYS {
+            (part * PART_KEYS).min(k_len)..((part + 1) * PART_KEYS).min(k_len)
+        } else if part == 0 {
+            0..k_len
+        } else {
+            0..0
+        };
+        keys.start.max(self.first).min(keys.end)..keys.end
     }
 
     fn compute(&self, call: Call<'_, E>, to: &Outputs<'_, E>) {
@@ -231,16 +291,20 @@ impl<'a, E: Element> Plan<'a, E> {
         for (tiling, stage) in stages {
             let tiles = tiling.count();
             let parts = if stage.into.is_some() { self.parts } else { 1 };
+            // Few rows: a task has all heads that a key head serves.
+            let few = self.few && stage.walk.is_some();
+            let served = if few { heads.q / heads.kv } else { 1 };
             run(
                 self.machine.threads,
-                batch * heads.q * parts * tiles,
-                || Scratch::new(&self.problem, self.rows, self.tiles),
+                batch * (heads.q / served) * parts * tiles,
+                || Scratch::new(&self.problem, self.rows, self.tiles, few),
                 |scratch, i| {
                     // Heads outermost, so that neighbours in time share keys; late tiles first, for a causal mask
                     // gives them the most to do.
                     let (rest, tile) = (i / tiles, tiles - 1 - i % tiles);
                     let (rest, part) = (rest / parts, rest % parts);
-                    let (b, head) = (rest / heads.q, rest % heads.q);
+                    let (b, head) = (rest / (heads.q / served), rest % (heads.q / served));
+                    let head = head * served;
                     let rows = tiling.tile(tile);
                     if rows.count == 0 {
                         return;
@@ -248,10 +312,15 @@ impl<'a, E: Element> Plan<'a, E> {
                     let mut stage = stage.clone();
                     if parts > 1 {
                         stage.into = Some(part);
-                        stage.walk = stage.walk.map(|way| Way { keys: self.part(part), ..way });
+                        stage.walk = stage.walk.map(|way| Way { keys: self.part(part, b), ..way });
                     }
-                    let one = || Heads { head, apart: heads.q, parts: 0..1 };
-                    let held = stage.into.map_or(stage.from.clone(), |part| part..part + 1);
+                    let one = || Heads { head, apart: 1, parts: 0..served };
+                    let held = match stage.into {
+                        // The heads of the task side by side, in their part.
+                        Some(part) => Heads { head: part * heads.q + head, ..one() },
+                        None => Heads { head, apart: heads.q, parts: stage.from.clone() },
+                    };
+                    stage.into = stage.into.map(|_| 0);
                     // SAFETY: within a stage the tiles of a head cover each row once, so no other task holds these
                     // rows of these parts; parts that are read were written by the stage before, which has ended.
                     let target = unsafe {
@@ -263,15 +332,13 @@ impl<'a, E: Element> Plan<'a, E> {
                         };
                         Target {
                             finished: stage.into.is_none().then(finished),
-                            partial: partial
-                                .as_ref()
-                                .map(|p| p.tile(b, Heads { parts: held, ..one() }, rows)),
+                            partial: partial.as_ref().map(|p| p.tile(b, held, rows)),
                         }
                     };
                     let scope = self.problem.scope(b, head);
                     E::forward(
                         self.machine.isa,
-                        Forward { call, scope, rows, stage, prepared, target, scratch },
+                        Forward { call, scope, rows, stage, prepared, target, part: 0, scratch },
                     );
                 },
             );
@@ -283,7 +350,7 @@ impl<'a, E: Element> Plan<'a, E> {
         let Dims { heads, q_len, .. } = self.problem.dims();
         let meet = q_len.div_ceil(self.rows) * (heads.q / heads.kv);
         let sizes = self.tiles.filter(|_| meet > 1)?;
-        E::prepare(self.machine.isa, sizes, (call.k, call.v), self.machine.threads)
+        E::prepare(self.machine.isa, sizes, call, self.machine.threads)
     }
 
     /// Counts what will be computed: walks the mask, not the data.
@@ -307,7 +374,7 @@ impl<'a, E: Element> Plan<'a, E> {
                     work.pairs += pairs.sum::<u128>();
                     let mut visited = 0;
                     for part in 0..self.parts {
-                        let mut cells = Cells::new(&runs, self.part(part), rows.lanes());
+                        let mut cells = Cells::new(&runs, self.part(part, b), rows.lanes());
                         while cells.next(&mut cell) {
                             visited += 1;
                             work.full += u64::from(cell.full);

@@ -1,5 +1,6 @@
 //! What is asked for: sizes, mask, score. No data of q, k and v; printable; checked as a whole before any work.
 
+use crate::cache::{CacheShape, KvCache, Sequence};
 use crate::dropout::Dropout;
 use crate::element::Element;
 use crate::error::Error;
@@ -97,6 +98,8 @@ pub struct Problem<'a, E: Element> {
     q: Shape,
     k: Shape,
     v: Shape,
+    /// Keys of each item, where they are not equally many.
+    k_lens: Option<Vec<usize>>,
     pub(crate) mask: Mask,
     pub(crate) score: Score<'a, E>,
     pub(crate) similarity: Similarity<'a, E>,
@@ -121,6 +124,7 @@ impl<'a, E: Element> Problem<'a, E> {
             q,
             k,
             v,
+            k_lens: None,
             mask: Mask::full(),
             score: Score::new(),
             similarity: Similarity::Dot,
@@ -129,6 +133,33 @@ impl<'a, E: Element> Problem<'a, E> {
             entropy: false,
             precision: E::PRECISION,
         }
+    }
+
+    /// Attention of `q [sequences, heads.q, q_len, qk_dim]` over what each sequence has in a cache: its keys and values are
+    /// read where they are. With several queries, and [`Align::End`], the last ones appended are those of the queries: a
+    /// prompt can come in chunks.
+    pub fn cached(
+        q: &View<'_, E>,
+        cache: &KvCache<E>,
+        sequences: &[Sequence],
+    ) -> Result<Self, Error> {
+        let held = |s: &Sequence| Ok(cache.len(*s)? - cache.first(*s)?);
+        let k_lens = sequences.iter().map(held).collect::<Result<Vec<_>, Error>>()?;
+        let CacheShape { heads, qk_dim, v_dim, .. } = cache.shape();
+        let len = k_lens.iter().copied().max().unwrap_or(0);
+        let k = Shape { batch: sequences.len(), heads, len, dim: qk_dim };
+        let of_shapes = Self::of_shapes(q.shape(), k, Shape { dim: v_dim, ..k });
+        Ok(Self { k_lens: Some(k_lens), ..of_shapes })
+    }
+
+    /// Keys of an item.
+    pub(crate) fn k_len(&self, batch: usize) -> usize {
+        self.k_lens.as_ref().map_or(self.k.len, |lens| lens[batch])
+    }
+
+    /// Whether items have keys of their own number.
+    pub(crate) fn is_cached(&self) -> bool {
+        self.k_lens.is_some()
     }
 
     /// Who may see whom.
@@ -185,9 +216,26 @@ impl<'a, E: Element> Problem<'a, E> {
         self.precision
     }
 
+    /// Whether a single query sees all keys and neither its item nor any position makes a difference.
+    pub(crate) fn treats_all_keys_alike(&self) -> bool {
+        let Score { bias, alibi, relative, custom, sinks, .. } = &self.score;
+        let told_apart = bias.is_some()
+            || alibi.is_some()
+            || relative.is_some()
+            || custom.is_some()
+            || sinks.is_some();
+        let all = self.mask.is_full() || (self.mask.is_causal() && self.align == Align::End);
+        !told_apart && all && self.is_dot() && self.dropout.is_none() && !self.entropy
+    }
+
+    /// Whether similarities are plain dot products.
+    pub(crate) fn is_dot(&self) -> bool {
+        matches!(self.similarity, Similarity::Dot)
+    }
+
     /// The parts that numbers are split into for products on tiles, if the precision and the similarity allow that.
     pub(crate) fn parts(&self) -> Option<usize> {
-        if self.precision == Precision::Strict || !matches!(self.similarity, Similarity::Dot) {
+        if self.precision == Precision::Strict || !self.is_dot() {
             return None;
         }
         match E::NAME {
@@ -221,7 +269,7 @@ impl<'a, E: Element> Problem<'a, E> {
     /// Which head is asked about, and the sizes around it.
     #[must_use]
     pub fn scope(&self, batch: usize, head: usize) -> Scope {
-        let (q_len, k_len) = (self.q.len, self.k.len);
+        let (q_len, k_len) = (self.q.len, self.k_len(batch));
         let offset = match self.align {
             Align::End => k_len.cast_signed() as i64 - q_len.cast_signed() as i64,
             Align::Start => 0,

@@ -148,6 +148,14 @@ impl<'a, E> View<'a, E> {
         self.layout
     }
 
+    /// The single rows of all items as the rows of one: `[batch, heads, 1, dim]` as `[1, heads, batch, dim]`.
+    pub(crate) fn items_as_rows(self) -> Self {
+        let Shape { batch, heads, dim, .. } = self.shape;
+        let shape = Shape { batch: 1, heads, len: batch, dim };
+        let strides = Strides { batch: 0, heads: self.strides.heads, len: self.strides.batch };
+        Self { shape, strides, ..self }
+    }
+
     /// The features of one position.
     #[must_use]
     pub fn row(&self, batch: usize, head: usize, row: usize) -> &'a [E] {

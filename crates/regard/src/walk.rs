@@ -9,6 +9,7 @@ use crate::micro::{Distances, Dots, Seen, dot_tile, low};
 use crate::problem::Problem;
 use crate::score::{At, Keys, Similarity, Slopes};
 use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::source::{Head, Source};
 use crate::view::{Rows, View};
 use std::ops::Range;
 
@@ -19,16 +20,16 @@ pub(crate) const TILE_ROWS: usize = GROUPS * GROUP;
 
 /// One call: what is computed, from what.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call<'c, E: Element> {
+pub struct Call<'c, E: Element> {
     pub(crate) problem: &'c Problem<'c, E>,
     pub(crate) q: View<'c, E>,
-    pub(crate) k: View<'c, E>,
-    pub(crate) v: View<'c, E>,
+    pub(crate) k: Source<'c, E>,
+    pub(crate) v: Source<'c, E>,
 }
 
 impl<'c, E: Element> Call<'c, E> {
     /// Keys and values of the head that serves a query head.
-    pub(crate) fn keys_and_values(&self, scope: Scope) -> (Rows<'c, E>, Rows<'c, E>) {
+    pub(crate) fn keys_and_values(&self, scope: Scope) -> (Head<'c, E>, Head<'c, E>) {
         let kv_head = self.problem.kv_head(scope.head);
         (self.k.head(scope.batch, kv_head), self.v.head(scope.batch, kv_head))
     }

@@ -87,10 +87,21 @@ pub(crate) struct Case {
     pub(crate) spread: f64,
     /// If not the usual one of the dtype.
     pub(crate) precision: Option<Precision>,
+    /// Whether keys and values come from a cache.
+    pub(crate) cached: Option<Cached>,
+}
+
+/// How sequences hold their keys and values in a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cached {
+    /// Each its own.
+    Paged,
+    /// All the same, which is read once.
+    Shared,
 }
 
 pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
-bias headbias alibi softcap dropout spread bshd alone strict f32 high";
+bias headbias alibi softcap dropout spread bshd alone strict f32 high paged shared";
 
 impl Case {
     /// Reads a name.
@@ -155,6 +166,7 @@ impl Case {
             dropout: None,
             spread: 1.0,
             precision: None,
+            cached: None,
         };
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
@@ -200,6 +212,10 @@ impl Case {
                 self.pass = Pass::Backward;
                 return Ok(());
             }
+            ("paged", None) if self.bound == Bound::Read => return self.set_cached(Cached::Paged),
+            ("shared", None) if self.bound == Bound::Read => {
+                return self.set_cached(Cached::Shared);
+            }
             ("strict", None) => return self.set_precision(Precision::Strict),
             ("f", Some(32)) => return self.set_precision(Precision::F32),
             ("high", None) => return self.set_precision(Precision::High),
@@ -223,6 +239,13 @@ impl Case {
             self.rules.push(Rule::Causal);
         }
         self.rules.push(rule);
+        Ok(())
+    }
+
+    fn set_cached(&mut self, cached: Cached) -> Result<()> {
+        if self.cached.replace(cached).is_some() {
+            bail!("paged and shared; give one");
+        }
         Ok(())
     }
 

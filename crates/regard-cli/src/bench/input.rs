@@ -1,10 +1,10 @@
 //! A case as data: tensors of seeded normal numbers, and the problem they pose.
 
-use super::case::{Bias, Case, Rule};
+use super::case::{Bias, Cached, Case, Rule};
 use anyhow::{Context, Result};
 use regard::{
-    Bits, Dims, Dropout, Element, Layout, Mask, Number, Problem, Score, Shape, Tensor, Upstream,
-    View, alibi_slopes,
+    Bits, CacheShape, Dims, Dropout, Element, KvCache, Layout, Mask, Number, PAGE, Problem, Score,
+    Sequence, Shape, Tensor, Upstream, View, alibi_slopes,
 };
 use regard_testkit::Noise;
 use std::any::Any;
@@ -51,7 +51,12 @@ impl<E: Element> Input<E> {
         Upstream::new(self.d_out.view()).with_bias()
     }
 
-    pub(crate) fn problem(&self, case: &Case) -> Problem<'_, E> {
+    /// The problem of a case, over tensors or over what sequences have in a cache.
+    pub(crate) fn problem(
+        &self,
+        case: &Case,
+        cached: Option<&(KvCache<E>, Vec<Sequence>)>,
+    ) -> Result<Problem<'_, E>> {
         let (q, k, v) = self.views();
         let mut score = Score::new();
         score = case.softcap.into_iter().fold(score, Score::softcap);
@@ -59,10 +64,36 @@ impl<E: Element> Input<E> {
         if case.bias == Some(Bias::Alibi) {
             score = score.alibi(&self.slopes);
         }
-        let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
+        let problem = match cached {
+            Some((cache, sequences)) => Problem::cached(&q, cache, sequences)?,
+            None => Problem::new(&q, &k, &v),
+        };
+        let problem = problem.mask(self.mask.clone()).score(score);
         let problem = case.precision.into_iter().fold(problem, Problem::precision);
         let dropout = case.dropout.map(|rate| Dropout::new(rate, 7, 0));
-        dropout.into_iter().fold(problem, Problem::dropout)
+        Ok(dropout.into_iter().fold(problem, Problem::dropout))
+    }
+
+    /// What the sequences of a case have in a cache.
+    pub(crate) fn cache(&self, how: Cached) -> Result<(KvCache<E>, Vec<Sequence>)> {
+        let Shape { batch, heads, len, dim } = self.k.shape();
+        let v_dim = self.v.shape().dim;
+        let shape = CacheShape { heads, qk_dim: dim, v_dim, page: PAGE };
+        let mut cache = KvCache::new(shape, usize::MAX)?;
+        let mut sequences: Vec<Sequence> = Vec::new();
+        for b in 0..batch {
+            if let (Cached::Shared, Some(first)) = (how, sequences.first()) {
+                sequences.push(cache.fork(*first)?);
+                continue;
+            }
+            let sequence = cache.start()?;
+            let item = |of: &'_ Tensor<E>, dim: usize| b * heads * len * dim..of.data().len();
+            let (k, v) = (&self.k.data()[item(&self.k, dim)], &self.v.data()[item(&self.v, v_dim)]);
+            let k = View::bhsd(k, [1, heads, len, dim])?;
+            cache.append(sequence, k, View::bhsd(v, [1, heads, len, v_dim])?)?;
+            sequences.push(sequence);
+        }
+        Ok((cache, sequences))
     }
 
     /// Keys and values as memory to be read; other numbers of the same size where they are not `f32`.
@@ -148,7 +179,7 @@ mod tests {
 
     fn runs<E: Element>(case: &Case) {
         let input = Input::<E>::new(case).unwrap();
-        let plan = Plan::new(input.problem(case), Machine::here()).unwrap();
+        let plan = Plan::new(input.problem(case, None).unwrap(), Machine::here()).unwrap();
         let (q, k, v) = input.views();
         let out = plan.forward(q, k, v).unwrap().out;
         assert_eq!(out.shape().dim, case.dims.v_dim);

@@ -18,7 +18,7 @@ use crate::args::{Dtype, Format};
 use crate::job::BenchJob;
 use anyhow::{Context, Result};
 pub(crate) use case::Case;
-use case::{Bound, Pass};
+use case::{Bound, Cached, Pass};
 use clock::Clock;
 use indicatif::{ProgressBar, ProgressStyle};
 use input::{Input, Memory};
@@ -92,14 +92,22 @@ fn measure<E: Element>(
     rival: Option<&mut Torch>,
 ) -> Result<Row> {
     let input = Input::<E>::new(case)?;
-    let plan = Plan::new(input.problem(case), machine)?;
+    let cached = case.cached.map(|how| input.cache(how)).transpose()?;
+    let plan = Plan::new(input.problem(case, cached.as_ref())?, machine)?;
     let (q, k, v) = input.views();
+    let forward = || match (&cached, case.cached) {
+        (Some((cache, sequences)), Some(Cached::Shared)) => {
+            plan.forward_shared(q, cache, sequences)
+        }
+        (Some((cache, sequences)), _) => plan.forward_cached(q, cache, sequences),
+        (None, _) => plan.forward(q, k, v),
+    };
     let before = match case.pass {
-        Pass::Backward => Some(plan.forward(q, k, v)?),
+        Pass::Backward => Some(forward()?),
         _ => None,
     };
     let call = || -> Result<(), Error> {
-        let new = if before.is_none() { Some(plan.forward(q, k, v)?) } else { None };
+        let new = if before.is_none() { Some(forward()?) } else { None };
         if let (false, Some(output)) =
             (case.pass == Pass::Forward, before.as_ref().or(new.as_ref()))
         {
@@ -115,7 +123,14 @@ fn measure<E: Element>(
     let visible = work.pairs as f64 / (batch as f64 * heads.q as f64 * q_len as f64 * k_len as f64);
     let (units, memory) = match case.bound {
         Bound::Fma => (flops, <[Memory<'_>; 2]>::default()),
-        Bound::Read => (work.bytes * visible, input.keys_and_values()),
+        Bound::Read => {
+            // What all sequences share is read once.
+            let times = if case.cached == Some(Cached::Shared) { batch } else { 1 };
+            let once = |m: Memory<'_>| Memory::Owned(m[..m.len() / times].to_vec());
+            let memory = input.keys_and_values();
+            let memory = if times > 1 { memory.map(once) } else { memory };
+            (work.bytes * visible / times as f64, memory)
+        }
     };
     let mut turns = Turns {
         clock: Clock::of(machine),

@@ -10,6 +10,7 @@ use crate::problem::Problem;
 use crate::score::{LOG2_E, Similarity, in_log2};
 use crate::simd::{GROUP, Lanes, Simd, Span, math};
 use crate::softmax::{FAR, LARGE, TileSums};
+use crate::source::Head;
 use crate::view::{self, TileMut};
 use crate::walk::{Call, Piece};
 
@@ -286,7 +287,7 @@ impl<N: Number> Group<N> {
             for first in (0..w.len).step_by(CELL) {
                 let n = (w.len - first).min(CELL);
                 cell.set(first, n);
-                let w = fetch(s, w, &cell, &mut packed);
+                let w = fetch(s, Head::Rows(w), &cell, &mut packed);
                 dot_tile(s, (w, d_q), span, &mut other[first..first + n], &mut Dots);
             }
             (q, d_q) = (&mut self.raw, &mut other[..w.len]);

@@ -77,7 +77,7 @@ impl<E: Element> ByProjection<'_, '_, E> {
         let Scratch { groups, weights, keys, d_k, .. } = &mut *self.scratch;
         let (q_lanes, packed) = (&mut weights[..self.features.len()], &mut groups[0].q_rows);
         let places: [usize; CELL] = std::array::from_fn(|i| i);
-        let dim = self.call.k.shape().dim;
+        let dim = self.call.problem.dims().qk_dim;
         for i in 0..self.features.len() {
             d_k.row_mut(i)[..dim].copy_from_slice(self.target.update(0, i));
         }

@@ -11,6 +11,7 @@
 
 mod pages;
 mod sequence;
+mod shared;
 
 pub use pages::{CacheShape, PAGE};
 pub use sequence::Sequence;

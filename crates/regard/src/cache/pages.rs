@@ -268,7 +268,6 @@ impl<'c, E> Paged<'c, E> {
 
     /// Rows `first..first + len` as one slice, if all of them are held and lie in one page.
     #[inline(always)]
-    #[cfg_attr(not(test), expect(dead_code, reason = "the kernels that read pages come next"))]
     pub(crate) fn run(&self, first: usize, len: usize) -> Option<&'c [E]> {
         if len == 0 {
             return Some(&[]);

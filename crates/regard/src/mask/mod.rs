@@ -378,6 +378,16 @@ impl Mask {
         combine(&a, &b, out, join);
     }
 
+    /// Whether all rows see all keys.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self.0, Rule::All)
+    }
+
+    /// Whether it hides what comes later, and nothing else.
+    pub(crate) fn is_causal(&self) -> bool {
+        matches!(self.0, Rule::Band { back: None, ahead: Some(0) })
+    }
+
     /// As [`runs`](Self::runs), without what `part` lets through, if there is one.
     pub(crate) fn runs_beyond(
         &self,

@@ -153,6 +153,11 @@ pub trait Simd<N: Number>: Copy {
     fn prefetch<T>(self, x: &T) {
         let _ = x;
     }
+    /// The same, into the second-level cache: for much that will be needed later.
+    #[inline(always)]
+    fn prefetch_later<T>(self, x: &T) {
+        let _ = x;
+    }
     /// A block of zeros.
     fn block(self) -> Self::Block;
     /// Swaps rows and columns.

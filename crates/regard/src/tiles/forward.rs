@@ -12,7 +12,7 @@ use crate::micro::Seen;
 use crate::score::{At, Keys};
 use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, Tiles, math};
 use crate::softmax::{LIMIT, States, TileSums};
-use crate::view::Rows;
+use crate::source::Head;
 use crate::walk::{Call, Hide, Piece, Visit};
 
 /// One tile of rows of one head.
@@ -372,7 +372,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
 /// The numbers that were left out of the values because they are not finite, for the rows that see them.
 #[inline(never)]
 fn add_odd<E: Element<Num = f32>>(
-    v: Rows<'_, E>,
+    v: Head<'_, E>,
     keys: Keys<'_>,
     (odd, seen): (u64, &[Seen; CELL]),
     weights: &[Lanes<f32>],

@@ -8,7 +8,9 @@ use crate::lanes::turn;
 use crate::mask::RowTile;
 use crate::run::run;
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task};
-use crate::view::{Heads, Rows, View, ViewMut};
+use crate::source::Head;
+use crate::view::{Heads, ViewMut};
+use crate::walk::Call;
 use std::arch::x86_64::__m512;
 use std::ops::Range;
 
@@ -61,7 +63,7 @@ impl Packed {
     pub(super) fn fill<E: Element<Num = f32>, const PARTS: usize>(
         &mut self,
         s: Avx512,
-        (k, v): (Rows<'_, E>, Rows<'_, E>),
+        (k, v): (Head<'_, E>, Head<'_, E>),
         at: &Cell,
         turned: &mut [Lanes<f32>],
     ) {
@@ -83,8 +85,8 @@ fn cell(sizes: Sizes, rows: &[TileRow], odd: u64) -> PackedCell<'_> {
 struct PackCell<'t, E: Element, const PARTS: usize> {
     s: Avx512,
     sizes: Sizes,
-    k: Rows<'t, E>,
-    v: Rows<'t, E>,
+    k: Head<'t, E>,
+    v: Head<'t, E>,
     at: &'t Cell,
     turned: &'t mut [Lanes<f32>],
     rows: &'t mut [TileRow],
@@ -204,12 +206,12 @@ impl Prepared {
     pub(crate) fn new<E: Element<Num = f32>, const PARTS: usize>(
         s: Avx512,
         sizes: Sizes,
-        (k, v): (View<'_, E>, View<'_, E>),
+        call: &Call<'_, E>,
         threads: usize,
     ) -> Option<Self> {
-        let shape = k.shape();
-        let (cells, heads) = (shape.len.div_ceil(CELL), shape.heads);
-        let (count, size) = (shape.batch * heads * cells, sizes.key_rows() + sizes.value_rows());
+        let dims = call.problem.dims();
+        let (cells, heads) = (dims.k_len.div_ceil(CELL), dims.heads.kv);
+        let (count, size) = (dims.batch * heads * cells, sizes.key_rows() + sizes.value_rows());
         let mut rows = Vec::new();
         rows.try_reserve_exact(count * size).ok()?;
         rows.resize(count * size, TileRow([0; WIDTH]));
@@ -219,12 +221,13 @@ impl Prepared {
         run(
             threads,
             count,
-            || (Cell::new(), vec![Lanes([0.0; GROUP]); v.shape().dim]),
+            || (Cell::new(), vec![Lanes([0.0; GROUP]); dims.v_dim]),
             |(at, turned), i| {
                 let (head, first) = (i / cells, i % cells * CELL);
-                at.set(first, (shape.len - first).min(CELL));
                 let (b, head) = (head / heads, head % heads);
-                let (k, v) = (k.head(b, head), v.head(b, head));
+                let (k, v) = (call.k.head(b, head), call.v.head(b, head));
+                // Items may have fewer keys than the longest.
+                at.set(first, k.len().saturating_sub(first).min(CELL));
                 let one = RowTile { first: 0, step: 1, count: 1 };
                 // SAFETY: each cell belongs to one task, and all of it was written before.
                 let (mut to, mut to_odd) =

@@ -199,6 +199,10 @@ impl Simd<f32> for Avx512 {
         intrinsic!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()));
     }
     #[inline(always)]
+    fn prefetch_later<T>(self, x: &T) {
+        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(x).cast()));
+    }
+    #[inline(always)]
     fn block(self) -> [__m512; 16] {
         [self.splat(0.0); 16]
     }

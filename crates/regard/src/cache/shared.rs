@@ -1,0 +1,78 @@
+//! Sequences with a common past: read once for all of them, and joined with what each has of its own.
+
+use super::{KvCache, Sequence};
+use crate::element::Element;
+use crate::error::Error;
+use crate::mask::Mask;
+use crate::output::Output;
+use crate::plan::Plan;
+use crate::problem::Problem;
+use crate::source::Source;
+use crate::view::{Shape, Tensor, View};
+
+/// Positions that a shared past must have to be worth a call of its own.
+const WORTH: usize = 256;
+
+impl<E: Element> Plan<'_, E> {
+    /// [`forward_cached`](Self::forward_cached), but the pages that all sequences share
+    /// ([`KvCache::shared_prefix`]) are read once for all of them: the same function, rounded in another order.
+    ///
+    /// Where nothing is shared, or the problem has more than one query for each sequence or an option that tells sequences
+    /// or positions apart, it is `forward_cached` itself.
+    pub fn forward_shared(
+        &self,
+        q: View<'_, E>,
+        cache: &KvCache<E>,
+        sequences: &[Sequence],
+    ) -> Result<Output<E>, Error> {
+        let call = self.check_cached(q, cache, sequences)?;
+        let shared = cache.shared_prefix(sequences)?;
+        let mut from_the_start = true;
+        for sequence in sequences {
+            from_the_start &= cache.first(*sequence)? == shared.start;
+        }
+        let length = shared.len();
+        let shape = q.shape();
+        let alike = shape.len == 1 && self.problem().treats_all_keys_alike() && from_the_start;
+        if !alike || sequences.len() < 2 || length < WORTH {
+            return self.forward_from(call);
+        }
+        let own = self.clone().beyond(length).forward_from(call)?;
+        // One item whose queries are those of all sequences.
+        let q = q.items_as_rows();
+        let k = Shape { batch: 1, heads: cache.shape().heads, len: length, dim: shape.dim };
+        let v = Shape { dim: self.problem().dims().v_dim, ..k };
+        let problem = self.problem();
+        let problem = Problem::of_shapes(q.shape(), k, v)
+            .score(problem.score.clone())
+            .precision(problem.how_exact())
+            .mask(Mask::full());
+        let first = &sequences[..1];
+        let source = |values| Source::Cache { cache, sequences: first, values };
+        let plan = Plan::new(problem, self.machine())?;
+        let common = plan.forward_from(crate::walk::Call {
+            problem: plan.problem(),
+            q,
+            k: source(false),
+            v: source(true),
+        })?;
+        Output::merge(&[rows_as_items(common, own.out.shape())?, own])
+    }
+}
+
+/// `[1, heads, items, dim]` as `[items, heads, 1, dim]`.
+fn rows_as_items<E: Element>(from: Output<E>, shape: Shape) -> Result<Output<E>, Error> {
+    let Shape { batch: items, heads, dim, .. } = shape;
+    let order = (0..items * heads).map(|row| row % heads * items + row / heads);
+    let view = from.out.view();
+    let mut data = Vec::with_capacity(items * heads * dim);
+    for b in 0..items {
+        (0..heads).for_each(|head| data.extend_from_slice(view.row(0, head, b)));
+    }
+    Ok(Output {
+        out: Tensor::new(data, shape, crate::view::Layout::Bhsd)?,
+        lse: order.clone().map(|row| from.lse[row]).collect(),
+        states: order.map(|row| from.states[row]).collect(),
+        entropy: None,
+    })
+}
