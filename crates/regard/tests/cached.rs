@@ -25,14 +25,14 @@ impl<E: Element> Past<E> {
     }
 
     fn views(&self) -> (View<'_, E>, View<'_, E>) {
-        let k = View::bhsd(&self.k, [1, HEADS, self.len, DIM]).unwrap();
-        (k, View::bhsd(&self.v, [1, HEADS, self.len, V_DIM]).unwrap())
+        let k = View::bhsd(&self.k, [1, HEADS, self.len, DIM]).expect("fits");
+        (k, View::bhsd(&self.v, [1, HEADS, self.len, V_DIM]).expect("fits"))
     }
 }
 
 fn cache<E: Element>(page: usize) -> KvCache<E> {
     let shape = CacheShape { heads: HEADS, qk_dim: DIM, v_dim: V_DIM, page };
-    KvCache::new(shape, 1 << 26).unwrap()
+    KvCache::new(shape, 1 << 26).expect("fits")
 }
 
 fn described<E: Element>(problem: Problem<'_, E>, windowed: bool) -> Problem<'_, E> {
@@ -48,31 +48,34 @@ fn compare<E: Element>(lens: &[usize], q_len: usize, page: usize, isa: Isa) {
     let sequences: Vec<Sequence> = pasts
         .iter()
         .map(|past| {
-            let sequence = cache.start().unwrap();
+            let sequence = cache.start().expect("fits");
             let (k, v) = past.views();
-            cache.append(sequence, k, v).unwrap();
+            cache.append(sequence, k, v).expect("fits");
             sequence
         })
         .collect();
     let heads = HEADS * SERVED;
     let q: Vec<E> = noise.normals(lens.len() * heads * q_len * DIM);
-    let view = View::bhsd(&q, [lens.len(), heads, q_len, DIM]).unwrap();
+    let view = View::bhsd(&q, [lens.len(), heads, q_len, DIM]).expect("fits");
     for (threads, windowed) in [(1, false), (3, false), (2, true)] {
         let machine = Machine::here().isa(isa).threads(threads);
-        let problem = described(Problem::cached(&view, &cache, &sequences).unwrap(), windowed);
-        let plan = Plan::new(problem, machine).unwrap();
-        let paged = plan.forward_cached(view, &cache, &sequences).unwrap();
+        let problem =
+            described(Problem::cached(&view, &cache, &sequences).expect("fits"), windowed);
+        let plan = Plan::new(problem, machine).expect("fits");
+        let paged = plan.forward_cached(view, &cache, &sequences).expect("fits");
         for (b, past) in pasts.iter().enumerate() {
             let rows = heads * q_len;
             let own = &q[b * rows * DIM..][..rows * DIM];
-            let own = View::bhsd(own, [1, heads, q_len, DIM]).unwrap();
+            let own = View::bhsd(own, [1, heads, q_len, DIM]).expect("fits");
             let (k, v) = past.views();
             let problem = described(Problem::new(&own, &k, &v), windowed);
-            let alone = Plan::new(problem, machine).unwrap().forward(own, k, v).unwrap();
+            let alone =
+                Plan::new(problem, machine).expect("fits").forward(own, k, v).expect("fits");
             let part = |x: &[E::Num]| x[b * rows..(b + 1) * rows].to_vec();
             let states = paged.states[b * rows..(b + 1) * rows].to_vec();
             let out = paged.out.data()[b * rows * V_DIM..(b + 1) * rows * V_DIM].to_vec();
-            let out = regard::Tensor::new(out, alone.out.shape(), alone.out.layout()).unwrap();
+            let out =
+                regard::Tensor::new(out, alone.out.shape(), alone.out.layout()).expect("fits");
             let item = Output { out, lse: part(&paged.lse), states, entropy: None };
             let name = isa.name();
             assert!(
@@ -107,25 +110,26 @@ fn a_long_neighbour_changes_nothing() {
 fn share<E: Element>(common: usize, own: &[usize]) -> f64 {
     let mut noise = Noise::new(11);
     let (past, mut cache) = (Past::<E>::new(&mut noise, common), cache::<E>(64));
-    let first = cache.start().unwrap();
+    let first = cache.start().expect("fits");
     let (k, v) = past.views();
-    cache.append(first, k, v).unwrap();
+    cache.append(first, k, v).expect("fits");
     let sequences: Vec<Sequence> = own
         .iter()
         .map(|len| {
-            let (sequence, own) = (cache.fork(first).unwrap(), Past::<E>::new(&mut noise, *len));
+            let (sequence, own) =
+                (cache.fork(first).expect("fits"), Past::<E>::new(&mut noise, *len));
             let (k, v) = own.views();
-            cache.append(sequence, k, v).unwrap();
+            cache.append(sequence, k, v).expect("fits");
             sequence
         })
         .collect();
     let heads = HEADS * SERVED;
     let q: Vec<E> = noise.normals(own.len() * heads * DIM);
-    let q = View::bshd(&q, [own.len(), 1, heads, DIM]).unwrap();
-    let problem = Problem::cached(&q, &cache, &sequences).unwrap().mask(Mask::causal());
-    let plan = Plan::new(problem, Machine::here()).unwrap();
-    let each = plan.forward_cached(q, &cache, &sequences).unwrap();
-    let shared = plan.forward_shared(q, &cache, &sequences).unwrap();
+    let q = View::bshd(&q, [own.len(), 1, heads, DIM]).expect("fits");
+    let problem = Problem::cached(&q, &cache, &sequences).expect("fits").mask(Mask::causal());
+    let plan = Plan::new(problem, Machine::here()).expect("fits");
+    let each = plan.forward_cached(q, &cache, &sequences).expect("fits");
+    let shared = plan.forward_shared(q, &cache, &sequences).expect("fits");
     let wide = |x: &E| regard_testkit::close::wide(*x);
     let rows = |o: &Output<E>| {
         let view = o.out.view();
@@ -154,16 +158,16 @@ fn a_shared_past_read_once_gives_the_same_results() {
 fn a_plan_for_other_lengths_or_for_tensors_is_an_error() {
     let mut noise = Noise::new(3);
     let (past, mut cache) = (Past::<f32>::new(&mut noise, 10), cache::<f32>(4));
-    let sequence = cache.start().unwrap();
+    let sequence = cache.start().expect("fits");
     let (k, v) = past.views();
-    cache.append(sequence, k, v).unwrap();
+    cache.append(sequence, k, v).expect("fits");
     let q: Vec<f32> = noise.normals(HEADS * DIM);
-    let q = View::bhsd(&q, [1, HEADS, 1, DIM]).unwrap();
-    let problem = Problem::cached(&q, &cache, &[sequence]).unwrap();
-    let plan = Plan::new(problem, Machine::here()).unwrap();
+    let q = View::bhsd(&q, [1, HEADS, 1, DIM]).expect("fits");
+    let problem = Problem::cached(&q, &cache, &[sequence]).expect("fits");
+    let plan = Plan::new(problem, Machine::here()).expect("fits");
     assert!(plan.forward_cached(q, &cache, &[sequence]).is_ok());
-    assert_eq!(plan.forward(q, k, v).unwrap_err(), Error::OnlyCached);
-    cache.append(sequence, k, v).unwrap();
-    let why = plan.forward_cached(q, &cache, &[sequence]).unwrap_err().to_string();
+    assert_eq!(plan.forward(q, k, v).expect_err("refused"), Error::OnlyCached);
+    cache.append(sequence, k, v).expect("fits");
+    let why = plan.forward_cached(q, &cache, &[sequence]).expect_err("refused").to_string();
     assert!(why.contains("10") && why.contains("20"), "{why}");
 }
