@@ -228,7 +228,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let (to_score, to_weigh) =
             if other == 0 { (scores_0, scores_1) } else { (scores_1, scores_0) };
         let (done, to) = if other == 0 { (weights_0, weights_1) } else { (weights_1, weights_0) };
-        let score = match next {
+        let mut score = match next {
             Some(next) => {
                 let keys = prepared.cell(self.head, next.first).keys;
                 let queries =
@@ -240,7 +240,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
             }
             None => None,
         };
-        let add = match weighed {
+        let mut add = match weighed {
             Some(weighed) => {
                 let values = prepared.cell(self.head, weighed.first).values;
                 let weights = Operand { data: done, chunks: CHUNKS, tiles: HALF_TILES };
@@ -254,7 +254,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let enough = s.call(Weave::<PARTS> {
             s,
             t,
-            products: [add, score],
+            products: [add.as_mut(), score.as_mut()],
             scores: to_weigh,
             m: match quick {
                 Some(quick) => &m.0[quick.lane..],
@@ -329,7 +329,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
             let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
             s.call(Alone::<PARTS> {
                 t,
-                product: Product::new(
+                product: &mut Product::new(
                     (packed.keys, queries, 0),
                     sizes.chunks,
                     tiles,
@@ -360,7 +360,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let weights = Operand { data: pairs, chunks: CHUNKS, tiles: LANE_TILES };
         let tiles = (sizes.features, rows.count.div_ceil(ROWS));
         let to = (Sums::lanes(&mut group.sums, 0), true);
-        let product = Product::new((packed.values, weights, 0), CHUNKS, tiles, to);
+        let product = &mut Product::new((packed.values, weights, 0), CHUNKS, tiles, to);
         s.call(Alone::<PARTS> { t, product });
         if packed.odd != 0 {
             let (_, v) = self.call.keys_and_values(self.scope);
@@ -391,7 +391,7 @@ fn add_odd<E: Element<Num = f32>>(
 /// A product and nothing else.
 struct Alone<'t, const PARTS: usize> {
     t: &'t Tiles,
-    product: Product<'t, PARTS>,
+    product: &'t mut Product<'t, PARTS>,
 }
 
 impl<const PARTS: usize> Task<f32> for Alone<'_, PARTS> {
@@ -427,7 +427,8 @@ impl Task<f32> for Scale<'_> {
 struct Weave<'t, const PARTS: usize> {
     s: Avx512,
     t: &'t Tiles,
-    products: [Option<Product<'t, PARTS>>; 2],
+    /// By reference: a copy would have to wait for all stores before it.
+    products: [Option<&'t mut Product<'t, PARTS>>; 2],
     scores: &'t [HalfLanes; CELL],
     m: &'t [f32],
     factor: f32,
@@ -463,7 +464,7 @@ impl<const PARTS: usize> Weave<'_, PARTS> {
     fn weigh<const VECTORS: usize>(self) -> bool {
         let Self { s, t, products, scores, m, weights, .. } = self;
         let [mut first, mut second] = products;
-        let steps = [&first, &second].map(|p| p.as_ref().map_or(0, Product::steps));
+        let steps = [&first, &second].map(|p| p.as_ref().map_or(0, |p| p.steps()));
         let all = steps[0] + steps[1];
         let factor = s.splat(self.factor);
         let (mut less_m, mut sums) = ([s.splat(0.0); VECTORS], [s.splat(0.0); VECTORS]);

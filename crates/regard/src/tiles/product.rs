@@ -93,6 +93,7 @@ const fn meetings(parts: usize) -> &'static [(usize, usize)] {
 
 impl<'p, const PARTS: usize> Product<'p, PARTS> {
     /// Of `(rows, lanes)` tiles over `chunks`; of the right operand, the tiles from `lane` on.
+    #[inline(always)]
     pub(super) fn new(
         (left, right, lane): (Operand<'p>, Operand<'p>, usize),
         chunks: usize,
@@ -136,7 +137,7 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
 
     /// Takes all steps.
     #[inline(always)]
-    pub(super) fn run(mut self, t: &Tiles) {
+    pub(super) fn run(&mut self, t: &Tiles) {
         while !self.is_done() {
             self.step(t);
         }
