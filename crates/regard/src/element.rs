@@ -209,11 +209,12 @@ macro_rules! element {
             }
             #[inline(never)]
             fn forward(isa: Isa, task: Forward<'_, '_, Self>) {
-                on_tiles!(isa, task, $parts);
+                on_tiles!(isa, task, forward, $parts);
                 <$number>::enter(isa, task);
             }
             #[inline(never)]
             fn backward(isa: Isa, task: Backward<'_, '_, Self>) {
+                on_tiles!(isa, task, backward, $parts);
                 <$number>::enter(isa, task);
             }
             fn prepare(
@@ -242,11 +243,11 @@ macro_rules! element {
 
 /// Takes a task to the tiles, if that is where it belongs.
 macro_rules! on_tiles {
-    ($isa:ident, $task:ident, [$($parts:literal),*]) => {
+    ($isa:ident, $task:ident, $pass:ident, [$($parts:literal),*]) => {
         #[cfg(target_arch = "x86_64")]
         if let (Isa::Amx(_amx), Some(_parts)) = ($isa, $task.parts()) {
             $(if _parts == $parts {
-                return tiles::forward::<Self, $parts>(_amx, $task);
+                return tiles::$pass::<Self, $parts>(_amx, $task);
             })*
         }
     };

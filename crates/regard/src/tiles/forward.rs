@@ -391,10 +391,10 @@ impl<const PARTS: usize> Task<f32> for Alone<'_, PARTS> {
 }
 
 /// Multiplies a tile.
-struct Scale<'t> {
-    tile: &'t mut [Lanes<f32>],
-    factor: f32,
-    span: Span,
+pub(super) struct Scale<'t> {
+    pub(super) tile: &'t mut [Lanes<f32>],
+    pub(super) factor: f32,
+    pub(super) span: Span,
 }
 
 impl Task<f32> for Scale<'_> {

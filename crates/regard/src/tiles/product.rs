@@ -1,7 +1,8 @@
 //! A product of packed operands, one step at a time, so that vector work can go on between the steps.
 
-use super::{LANE_TILES, ROWS, TileRow};
+use super::{ROWS, TileRow};
 use crate::simd::{GROUP, Lanes, Tiles};
+use std::marker::PhantomData;
 
 /// A packed operand: `[part][chunk][tile][16 rows]`.
 #[derive(Clone, Copy, Debug)]
@@ -30,13 +31,36 @@ impl Operand<'_> {
     }
 }
 
+/// Where a result goes: rows of numbers, `stride` apart.
+#[derive(Debug)]
+pub(super) struct Sums<'p> {
+    first: *mut f32,
+    stride: usize,
+    /// Rows, and numbers in each, that are there.
+    size: (usize, usize),
+    borrowed: PhantomData<&'p mut [f32]>,
+}
+
+impl<'p> Sums<'p> {
+    /// Rows of `stride` numbers.
+    pub(super) fn rows((to, stride): (&'p mut [f32], usize)) -> Self {
+        let size = (to.len().checked_div(stride).unwrap_or(0), stride);
+        Self { first: to.as_mut_ptr(), stride, size, borrowed: PhantomData }
+    }
+
+    pub(super) fn lanes(to: &'p mut [Lanes<f32>]) -> Self {
+        let size = (to.len(), GROUP);
+        Self { first: to.as_mut_ptr().cast(), stride: GROUP, size, borrowed: PhantomData }
+    }
+}
+
 /// `to [rows][lanes] (+)= left [rows][inner] x right [inner][lanes]`, all sizes in tiles (of 32 numbers for `inner`).
 ///
 #[derive(Debug)]
 pub(super) struct Product<'p, const PARTS: usize> {
     left: Operand<'p>,
     right: Operand<'p>,
-    to: &'p mut [Lanes<f32>],
+    to: Sums<'p>,
     /// Tiles of the result.
     rows: usize,
     lanes: usize,
@@ -66,8 +90,18 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
         (rows, lanes): (usize, usize),
         (to, add): (&'p mut [Lanes<f32>], bool),
     ) -> Self {
+        Self::into_sums((left, right), chunks, (rows, lanes), (Sums::lanes(to), add))
+    }
+
+    /// The same, with the result anywhere.
+    pub(super) fn into_sums(
+        (left, right): (Operand<'p>, Operand<'p>),
+        chunks: usize,
+        (rows, lanes): (usize, usize),
+        (to, add): (Sums<'p>, bool),
+    ) -> Self {
         assert!(left.holds(PARTS, chunks, rows) && right.holds(PARTS, chunks, lanes));
-        assert!(lanes <= LANE_TILES && rows * ROWS <= to.len());
+        assert!(lanes * ROWS <= to.size.1 && (lanes == 0 || rows * ROWS <= to.size.0));
         Self { left, right, to, rows, lanes, chunks, add, row: 0, lane: 0, chunk: 0 }
     }
 
@@ -96,26 +130,26 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
         // Whether there is a second tile of rows, of lanes.
         let (tall, wide) = (row + 1 < rows, lane + 1 < lanes);
         const STRIDE: usize = size_of::<TileRow>();
-        const TO: usize = size_of::<Lanes<f32>>();
-        let first = self.to.as_mut_ptr().cast::<f32>();
+        let Sums { first, stride, .. } = self.to;
+        let apart = stride * size_of::<f32>();
         let to = |i: usize, j: usize| {
-            // SAFETY: `new` has checked that the result has all rows, and `Lanes` holds `GROUP` numbers.
-            unsafe { first.add((row + i) * ROWS * GROUP + (lane + j) * ROWS).cast::<u8>() }
+            // SAFETY: `into_sums` has checked that the result has all these rows, and all these numbers in each.
+            unsafe { first.add((row + i) * ROWS * stride + (lane + j) * ROWS).cast::<u8>() }
         };
-        // SAFETY: `new` has checked that both operands hold these tiles; every address is that of a whole tile inside a slice, whose rows lie `STRIDE` or `TO` apart;
+        // SAFETY: `into_sums` has checked that both operands hold these tiles; every address is that of a whole tile inside a slice, whose rows lie `STRIDE` or `apart` apart;
         // second tiles are touched only where there are some.
         unsafe {
             if chunk == 0 {
                 if self.add {
-                    t.load::<0>(to(0, 0), TO);
+                    t.load::<0>(to(0, 0), apart);
                     if wide {
-                        t.load::<1>(to(0, 1), TO);
+                        t.load::<1>(to(0, 1), apart);
                     }
                     if tall {
-                        t.load::<2>(to(1, 0), TO);
+                        t.load::<2>(to(1, 0), apart);
                     }
                     if tall && wide {
-                        t.load::<3>(to(1, 1), TO);
+                        t.load::<3>(to(1, 1), apart);
                     }
                 } else {
                     t.zero::<0>();
@@ -152,15 +186,15 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
                 }
             }
             if chunk + 1 == chunks {
-                t.store::<0>(to(0, 0), TO);
+                t.store::<0>(to(0, 0), apart);
                 if wide {
-                    t.store::<1>(to(0, 1), TO);
+                    t.store::<1>(to(0, 1), apart);
                 }
                 if tall {
-                    t.store::<2>(to(1, 0), TO);
+                    t.store::<2>(to(1, 0), apart);
                 }
                 if tall && wide {
-                    t.store::<3>(to(1, 1), TO);
+                    t.store::<3>(to(1, 1), apart);
                 }
             }
         }

@@ -1,0 +1,407 @@
+//! Operands of the way back.
+//!
+//! Where a sum is over keys or over rows, the order inside a chunk of 32 is free, as long as both operands agree. Here it is
+//! 0, 16, 1, 17, ...: two vectors of neighbours become a row of a tile by one shift and one blend, without a shuffle.
+
+use super::pack::{PackPairs, pack_row, split};
+use super::product::Operand;
+use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH};
+use crate::cells::{CELL, Cell};
+use crate::element::Element;
+use crate::lanes::turn;
+use crate::micro::{Packed, Seen};
+use crate::problem::Dims;
+use crate::score::Keys;
+use crate::simd::{Avx512, GROUP, Lanes, Simd, Task};
+use crate::view::Rows;
+use std::arch::x86_64::__m512;
+
+pub(super) fn zeros(n: usize) -> Vec<TileRow> {
+    vec![TileRow([0; WIDTH]); n]
+}
+
+/// Features, in tiles.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Features {
+    /// Chunks of 32; one of zeros where there are no features.
+    pub(super) chunks: usize,
+    /// Tiles of 16.
+    pub(super) tiles: usize,
+}
+
+impl Features {
+    fn new(n: usize) -> Self {
+        Self { chunks: n.div_ceil(WIDTH).max(1), tiles: n.div_ceil(ROWS) }
+    }
+}
+
+/// Sizes of the operands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BackSizes {
+    /// Parts that each number is split into.
+    pub(super) parts: usize,
+    pub(super) qk: Features,
+    pub(super) v: Features,
+}
+
+impl BackSizes {
+    pub(super) fn new(parts: usize, dims: Dims) -> Self {
+        Self { parts, qk: Features::new(dims.qk_dim), v: Features::new(dims.v_dim) }
+    }
+
+    /// Rows of the three operands of a cell.
+    fn cell_rows(self) -> [usize; 3] {
+        [self.qk.chunks * CELL, self.v.chunks * CELL, CHUNKS * self.qk.tiles * ROWS]
+            .map(|n| n * self.parts)
+    }
+}
+
+/// The operands of a cell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BackCell<'c> {
+    /// `[keys][features]`
+    pub(super) keys: Operand<'c>,
+    /// `[keys][features]`
+    pub(super) values: Operand<'c>,
+    /// Keys as `[features][keys]`, woven.
+    pub(super) turned: Operand<'c>,
+    /// A bit for each key that holds a number that is not finite. Such numbers are 0 in `turned`: a gradient of 0 must not
+    /// meet them, so they are added one by one to the rows that see them.
+    pub(super) odd: u64,
+}
+
+/// The cells of a task, packed when they are first met.
+#[derive(Debug)]
+pub(super) struct BackCells {
+    sizes: BackSizes,
+    rows: Vec<TileRow>,
+    /// Of those that are packed. The last place is for cells that do not stand on the grid.
+    odd: Vec<Option<u64>>,
+    /// Keys on their way, `[features][keys]`.
+    turned: Vec<Lanes<f32>>,
+}
+
+impl BackCells {
+    pub(super) fn new(sizes: BackSizes, keys: usize, qk_dim: usize) -> Self {
+        let count = keys.div_ceil(CELL) + 1;
+        let size: usize = sizes.cell_rows().iter().sum();
+        let turned = vec![Lanes([0.0; GROUP]); qk_dim];
+        Self { sizes, rows: zeros(count * size), odd: vec![None; count], turned }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.odd.fill(None);
+    }
+
+    /// The operands of a cell; `first` is the first key of the task.
+    #[inline(always)]
+    pub(super) fn get<E: Element<Num = f32>, const PARTS: usize>(
+        &mut self,
+        s: Avx512,
+        (k, v): (Rows<'_, E>, Rows<'_, E>),
+        cell: &Cell,
+        first: usize,
+    ) -> BackCell<'_> {
+        let spare = self.odd.len() - 1;
+        let (i, keys, n) = match cell.keys() {
+            // All keys of the place on the grid, whatever is seen of them now.
+            Keys::From(key) if key.is_multiple_of(CELL) => {
+                ((key - first) / CELL, cell.keys(), (k.len - key).min(CELL))
+            }
+            keys => (spare, keys, cell.len),
+        };
+        let sizes = self.sizes.cell_rows();
+        let size: usize = sizes.iter().sum();
+        let rows = &mut self.rows[i * size..][..size];
+        let ready = self.odd[i].filter(|_| i != spare);
+        let odd = ready.unwrap_or_else(|| {
+            let (sizes, turned) = (self.sizes, &mut self.turned[..]);
+            s.call(PackBack::<E, PARTS> { s, sizes, k, v, keys, n, turned, rows })
+        });
+        self.odd[i] = Some(odd);
+        let (keys, rest) = rows.split_at(sizes[0]);
+        let (values, turned) = rest.split_at(sizes[1]);
+        let BackSizes { qk, v, .. } = self.sizes;
+        let operand = |data, chunks, tiles| Operand { data, chunks, tiles };
+        BackCell {
+            keys: operand(keys, qk.chunks, CELL / ROWS),
+            values: operand(values, v.chunks, CELL / ROWS),
+            turned: operand(turned, CHUNKS, qk.tiles),
+            odd,
+        }
+    }
+}
+
+/// Packs the operands of a cell; returns [`BackCell::odd`]. What stands beyond its keys in `keys` and `values` may be
+/// anything.
+struct PackBack<'t, E: Element, const PARTS: usize> {
+    s: Avx512,
+    sizes: BackSizes,
+    k: Rows<'t, E>,
+    v: Rows<'t, E>,
+    keys: Keys<'t>,
+    n: usize,
+    turned: &'t mut [Lanes<f32>],
+    rows: &'t mut [TileRow],
+}
+
+impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackBack<'_, E, PARTS> {
+    type Out = u64;
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) -> u64 {
+        let Self { s, sizes, k, v, keys, n, turned, rows } = self;
+        let lens = sizes.cell_rows();
+        let (to_keys, rest) = rows.split_at_mut(lens[0]);
+        let (to_values, to_turned) = rest.split_at_mut(lens[1]);
+        for i in 0..n {
+            pack_row::<E, PARTS>(s, k.row(keys.get(i)), sizes.qk.chunks, i, to_keys);
+            pack_row::<E, PARTS>(s, v.row(keys.get(i)), sizes.v.chunks, i, to_values);
+        }
+        turn(s, |i| k.row(keys.get(i)), n, 1.0, turned);
+        let mut odd = 0;
+        for (d, lanes) in turned.iter().enumerate() {
+            for chunk in 0..CHUNKS {
+                let mut finite = |half: usize| {
+                    let first = chunk * WIDTH + half * ROWS;
+                    let here = n.saturating_sub(first).min(ROWS);
+                    // Lanes beyond the keys may hold anything.
+                    let x = s.select(low_lanes(here), s.load(&lanes.0[first..]), s.splat(0.0));
+                    let (x, bits) = only_finite(s, x);
+                    odd |= u64::from(bits) << first;
+                    x
+                };
+                let halves = [finite(0), finite(1)];
+                let at = |part| (part * CHUNKS + chunk) * sizes.qk.tiles + d / ROWS;
+                write_woven::<PARTS>(s, halves, to_turned, |part| at(part) * ROWS + d % ROWS);
+            }
+        }
+        odd
+    }
+}
+
+/// A bit for each of the first `n` lanes.
+#[inline(always)]
+fn low_lanes(n: usize) -> u16 {
+    if n == 0 { 0 } else { u16::MAX >> (ROWS - n) }
+}
+
+/// 0 where a number is not finite, and a bit there.
+#[inline(always)]
+fn only_finite(s: Avx512, x: __m512) -> (__m512, u16) {
+    let size = s.max(x, s.sub(s.splat(0.0), x));
+    // NaN is not less either.
+    let finite = s.less(size, s.splat(f32::INFINITY));
+    (s.select(finite, x, s.splat(0.0)), !finite)
+}
+
+/// Writes two vectors, part by part, as rows of tiles.
+#[inline(always)]
+fn write_woven<const PARTS: usize>(
+    s: Avx512,
+    [first, second]: [__m512; 2],
+    to: &mut [TileRow],
+    at: impl Fn(usize) -> usize,
+) {
+    let (first, second) = (split::<PARTS>(s, first), split::<PARTS>(s, second));
+    for part in 0..PARTS {
+        s.write_pairs(first[part], second[part], &mut to[at(part)].0);
+    }
+}
+
+/// The operands of a group of rows.
+#[derive(Debug)]
+pub(super) struct BackGroup {
+    sizes: BackSizes,
+    queries: Vec<TileRow>,
+    d_out: Vec<TileRow>,
+    query_rows: Vec<TileRow>,
+    d_out_rows: Vec<TileRow>,
+    /// A bit for each row whose query, and whose gradient, holds a number that is not finite. Such numbers are 0 where they
+    /// would meet the weights and gradients of other keys.
+    pub(super) odd: [u64; 2],
+}
+
+impl BackGroup {
+    pub(super) fn new(sizes: BackSizes) -> Self {
+        let pairs = |n: Features| zeros(sizes.parts * n.chunks * LANE_TILES * ROWS);
+        let rows = |n: Features| zeros(sizes.parts * CHUNKS * n.tiles * ROWS);
+        let BackSizes { qk, v, .. } = sizes;
+        Self {
+            sizes,
+            queries: pairs(qk),
+            d_out: pairs(v),
+            query_rows: rows(qk),
+            d_out_rows: rows(v),
+            odd: [0; 2],
+        }
+    }
+
+    /// Packs queries and gradients, in lanes and as rows.
+    #[inline(always)]
+    pub(super) fn fill<const PARTS: usize>(
+        &mut self,
+        s: Avx512,
+        [queries, d_out]: [&[Lanes<f32>]; 2],
+        rows: [&Packed<f32>; 2],
+        count: usize,
+    ) {
+        let BackSizes { qk, v, .. } = self.sizes;
+        s.call(PackPairs::<PARTS> { s, lanes: queries, chunks: qk.chunks, to: &mut self.queries });
+        s.call(PackPairs::<PARTS> { s, lanes: d_out, chunks: v.chunks, to: &mut self.d_out });
+        let pack = |rows, n: Features, to| {
+            s.call(PackRows::<PARTS> { s, rows, count, tiles: n.tiles, to })
+        };
+        self.odd =
+            [pack(rows[0], qk, &mut self.query_rows), pack(rows[1], v, &mut self.d_out_rows)];
+    }
+
+    /// `[features][rows]`
+    pub(super) fn queries(&self) -> Operand<'_> {
+        Operand { data: &self.queries, chunks: self.sizes.qk.chunks, tiles: LANE_TILES }
+    }
+
+    /// `[features][rows]`
+    pub(super) fn d_out(&self) -> Operand<'_> {
+        Operand { data: &self.d_out, chunks: self.sizes.v.chunks, tiles: LANE_TILES }
+    }
+
+    /// `[rows][features]`, woven.
+    pub(super) fn query_rows(&self) -> Operand<'_> {
+        Operand { data: &self.query_rows, chunks: CHUNKS, tiles: self.sizes.qk.tiles }
+    }
+
+    /// `[rows][features]`, woven.
+    pub(super) fn d_out_rows(&self) -> Operand<'_> {
+        Operand { data: &self.d_out_rows, chunks: CHUNKS, tiles: self.sizes.v.tiles }
+    }
+}
+
+/// Rows as a right operand, woven; returns a bit for each row that holds a number that is not finite.
+struct PackRows<'t, const PARTS: usize> {
+    s: Avx512,
+    rows: &'t Packed<f32>,
+    count: usize,
+    tiles: usize,
+    to: &'t mut [TileRow],
+}
+
+impl<const PARTS: usize> Task<f32> for PackRows<'_, PARTS> {
+    type Out = u64;
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) -> u64 {
+        let Self { s, rows, count, tiles, to } = self;
+        let mut odd = 0;
+        for (chunk, i) in (0..count.div_ceil(WIDTH)).flat_map(|c| (0..ROWS).map(move |i| (c, i))) {
+            for tile in 0..tiles {
+                let mut finite = |half: usize| {
+                    let row = chunk * WIDTH + half * ROWS + i;
+                    if row >= count {
+                        return s.splat(0.0);
+                    }
+                    let (x, bits) = only_finite(s, s.load(&rows.row(row)[tile * ROWS..]));
+                    odd |= u64::from(bits != 0) << row;
+                    x
+                };
+                let halves = [finite(0), finite(1)];
+                let at = |part| ((part * CHUNKS + chunk) * tiles + tile) * ROWS + i;
+                write_woven::<PARTS>(s, halves, to, at);
+            }
+        }
+        odd
+    }
+}
+
+/// The operands that a piece makes: weights and gradients of scores.
+#[derive(Debug)]
+pub(super) struct BackPiece {
+    /// `[keys][rows]`, woven.
+    pub(super) weights: Vec<TileRow>,
+    /// `[keys][rows]`, woven.
+    pub(super) d_scores: Vec<TileRow>,
+    /// The same as a right operand, woven.
+    pub(super) turned: Vec<TileRow>,
+}
+
+impl BackPiece {
+    pub(super) fn new(parts: usize) -> Self {
+        let operand = || zeros(parts * CHUNKS * LANE_TILES * ROWS);
+        Self { weights: operand(), d_scores: operand(), turned: operand() }
+    }
+
+    /// Writes weights and gradients of keys 32 `chunk` + `i` and the one 16 after it, `[key][vector]`, of the rows from
+    /// 32 `lanes` on.
+    #[inline(always)]
+    pub(super) fn write<const PARTS: usize>(
+        &mut self,
+        s: Avx512,
+        (chunk, i, lanes): (usize, usize, usize),
+        weights: [[__m512; 2]; 2],
+        d_scores: [[__m512; 2]; 2],
+    ) {
+        let weights = weights.map(|x| x.map(|x| split::<PARTS>(s, x)));
+        let d_scores = d_scores.map(|x| x.map(|x| split::<PARTS>(s, x)));
+        for part in 0..PARTS {
+            let pair = |x: &[[__m512; PARTS]; 2]| [x[0][part], x[1][part]];
+            for half in 0..2 {
+                let tile = (part * CHUNKS + lanes) * (CELL / ROWS) + 2 * chunk + half;
+                let ([a, b], [c, d]) = (pair(&weights[half]), pair(&d_scores[half]));
+                s.write_pairs(a, b, &mut self.weights[tile * ROWS + i].0);
+                s.write_pairs(c, d, &mut self.d_scores[tile * ROWS + i].0);
+            }
+            for vector in 0..2 {
+                let tile = (part * CHUNKS + chunk) * LANE_TILES + 2 * lanes + vector;
+                let (a, b) = (d_scores[0][vector][part], d_scores[1][vector][part]);
+                s.write_pairs(a, b, &mut self.turned[tile * ROWS + i].0);
+            }
+        }
+    }
+}
+
+/// One number of an operand `[keys][rows]` that was packed by [`BackPiece::write`].
+pub(super) fn read<const PARTS: usize>(from: &[TileRow], key: usize, row: usize) -> f32 {
+    let part = |part: usize| {
+        let tile = (part * CHUNKS + row / WIDTH) * (CELL / ROWS) + key / ROWS;
+        let at = row % ROWS * 2 + row % WIDTH / ROWS;
+        f32::from_bits(u32::from(from[tile * ROWS + key % ROWS].0[at]) << 16)
+    };
+    (0..PARTS).map(part).sum()
+}
+
+/// Packs weights and gradients that are there as numbers, `[keys][rows]`; 0 beyond them.
+pub(super) struct PackPiece<'t, const PARTS: usize> {
+    pub(super) s: Avx512,
+    pub(super) weights: &'t [Lanes<f32>],
+    pub(super) d_scores: &'t [Lanes<f32>],
+    pub(super) count: usize,
+    pub(super) to: &'t mut BackPiece,
+}
+
+impl<const PARTS: usize> Task<f32> for PackPiece<'_, PARTS> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) {
+        let Self { s, weights, d_scores, count, to } = self;
+        let n = weights.len();
+        for (chunk, i) in (0..n.div_ceil(WIDTH)).flat_map(|c| (0..ROWS).map(move |i| (c, i))) {
+            for lanes in 0..count.div_ceil(WIDTH) {
+                let load = |from: &[Lanes<f32>]| {
+                    [0, 1].map(|half| {
+                        let row = from.get(chunk * WIDTH + half * ROWS + i);
+                        [0, 1].map(|vector| {
+                            let first = lanes * WIDTH + vector * ROWS;
+                            let here = low_lanes(count.saturating_sub(first).min(ROWS));
+                            let load = |row: &Lanes<f32>| s.load(&row.0[first..]);
+                            s.select(here, row.map_or(s.splat(0.0), load), s.splat(0.0))
+                        })
+                    })
+                };
+                to.write::<PARTS>(s, (chunk, i, lanes), load(weights), load(d_scores));
+            }
+        }
+    }
+}
+
+/// Whether a row sees a key.
+pub(super) fn sees(seen: &[Seen; CELL], key: usize, row: usize) -> bool {
+    seen[key] >> row & 1 == 1
+}
