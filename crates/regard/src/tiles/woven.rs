@@ -3,6 +3,11 @@
 //! Where a sum is over keys or over rows, the order inside a chunk of 32 is free, as long as both operands agree. Here it is
 //! 0, 16, 1, 17, ...: two vectors of neighbours become a row of a tile by one shift and one blend, without a shuffle.
 
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices over constants keep the vectors in registers"
+)]
+
 use super::pack::{PackPairs, pack_row, split};
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH};
@@ -93,15 +98,15 @@ impl BackCells {
         self.odd.fill(None);
     }
 
-    /// The operands of a cell; `first` is the first key of the task.
+    /// Packs a cell, unless that is done; tells its place. `first` is the first key of the task.
     #[inline(always)]
-    pub(super) fn get<E: Element<Num = f32>, const PARTS: usize>(
+    pub(super) fn find<E: Element<Num = f32>, const PARTS: usize>(
         &mut self,
         s: Avx512,
         (k, v): (Rows<'_, E>, Rows<'_, E>),
         cell: &Cell,
         first: usize,
-    ) -> BackCell<'_> {
+    ) -> usize {
         let spare = self.odd.len() - 1;
         let (i, keys, n) = match cell.keys() {
             // All keys of the place on the grid, whatever is seen of them now.
@@ -110,16 +115,26 @@ impl BackCells {
             }
             keys => (spare, keys, cell.len),
         };
+        if self.odd[i].is_none() || i == spare {
+            let size: usize = self.sizes.cell_rows().iter().sum();
+            let (sizes, turned) = (self.sizes, &mut self.turned[..]);
+            let rows = &mut self.rows[i * size..][..size];
+            let task = PackBack::<E, PARTS> { s, sizes, k, v, keys, n, turned, rows };
+            self.odd[i] = Some(s.call(task));
+        }
+        i
+    }
+
+    /// Whether a place is that of cells that do not stand on the grid, and lose it to the next one.
+    pub(super) fn is_spare(&self, i: usize) -> bool {
+        i + 1 == self.odd.len()
+    }
+
+    /// The operands of a cell that is packed.
+    pub(super) fn at(&self, i: usize) -> BackCell<'_> {
         let sizes = self.sizes.cell_rows();
         let size: usize = sizes.iter().sum();
-        let rows = &mut self.rows[i * size..][..size];
-        let ready = self.odd[i].filter(|_| i != spare);
-        let odd = ready.unwrap_or_else(|| {
-            let (sizes, turned) = (self.sizes, &mut self.turned[..]);
-            s.call(PackBack::<E, PARTS> { s, sizes, k, v, keys, n, turned, rows })
-        });
-        self.odd[i] = Some(odd);
-        let (keys, rest) = rows.split_at(sizes[0]);
+        let (keys, rest) = self.rows[i * size..][..size].split_at(sizes[0]);
         let (values, turned) = rest.split_at(sizes[1]);
         let BackSizes { qk, v, .. } = self.sizes;
         let operand = |data, chunks, tiles| Operand { data, chunks, tiles };
@@ -127,7 +142,7 @@ impl BackCells {
             keys: operand(keys, qk.chunks, CELL / ROWS),
             values: operand(values, v.chunks, CELL / ROWS),
             turned: operand(turned, CHUNKS, qk.tiles),
-            odd,
+            odd: self.odd[i].unwrap_or(0),
         }
     }
 }
@@ -161,18 +176,19 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackBack<'_, E, PA
         let mut odd = 0;
         for (d, lanes) in turned.iter().enumerate() {
             for chunk in 0..CHUNKS {
-                let mut finite = |half: usize| {
+                let mut halves = [s.splat(0.0); 2];
+                for half in 0..2 {
                     let first = chunk * WIDTH + half * ROWS;
                     let here = n.saturating_sub(first).min(ROWS);
                     // Lanes beyond the keys may hold anything.
                     let x = s.select(low_lanes(here), s.load(&lanes.0[first..]), s.splat(0.0));
                     let (x, bits) = only_finite(s, x);
                     odd |= u64::from(bits) << first;
-                    x
-                };
-                let halves = [finite(0), finite(1)];
-                let at = |part| (part * CHUNKS + chunk) * sizes.qk.tiles + d / ROWS;
-                write_woven::<PARTS>(s, halves, to_turned, |part| at(part) * ROWS + d % ROWS);
+                    halves[half] = x;
+                }
+                let at = (chunk * sizes.qk.tiles + d / ROWS) * ROWS + d % ROWS;
+                let apart = CHUNKS * sizes.qk.tiles * ROWS;
+                write_woven::<PARTS>(s, halves, (&mut *to_turned, at, apart));
             }
         }
         odd
@@ -194,17 +210,16 @@ fn only_finite(s: Avx512, x: __m512) -> (__m512, u16) {
     (s.select(finite, x, s.splat(0.0)), !finite)
 }
 
-/// Writes two vectors, part by part, as rows of tiles.
+/// Writes two vectors as one row of a tile from `at` on, the parts `apart` from each other.
 #[inline(always)]
 fn write_woven<const PARTS: usize>(
     s: Avx512,
     [first, second]: [__m512; 2],
-    to: &mut [TileRow],
-    at: impl Fn(usize) -> usize,
+    (to, at, apart): (&mut [TileRow], usize, usize),
 ) {
     let (first, second) = (split::<PARTS>(s, first), split::<PARTS>(s, second));
     for part in 0..PARTS {
-        s.write_pairs(first[part], second[part], &mut to[at(part)].0);
+        s.write_pairs(first[part], second[part], &mut to[at + part * apart].0);
     }
 }
 
@@ -291,20 +306,20 @@ impl<const PARTS: usize> Task<f32> for PackRows<'_, PARTS> {
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
         let Self { s, rows, count, tiles, to } = self;
         let mut odd = 0;
-        for (chunk, i) in (0..count.div_ceil(WIDTH)).flat_map(|c| (0..ROWS).map(move |i| (c, i))) {
+        for pair in 0..count.div_ceil(WIDTH) * ROWS {
+            let (chunk, i) = (pair / ROWS, pair % ROWS);
             for tile in 0..tiles {
-                let mut finite = |half: usize| {
+                let mut halves = [s.splat(0.0); 2];
+                for half in 0..2 {
                     let row = chunk * WIDTH + half * ROWS + i;
-                    if row >= count {
-                        return s.splat(0.0);
+                    if row < count {
+                        let (x, bits) = only_finite(s, s.load(&rows.row(row)[tile * ROWS..]));
+                        odd |= u64::from(bits != 0) << row;
+                        halves[half] = x;
                     }
-                    let (x, bits) = only_finite(s, s.load(&rows.row(row)[tile * ROWS..]));
-                    odd |= u64::from(bits != 0) << row;
-                    x
-                };
-                let halves = [finite(0), finite(1)];
-                let at = |part| ((part * CHUNKS + chunk) * tiles + tile) * ROWS + i;
-                write_woven::<PARTS>(s, halves, to, at);
+                }
+                let at = (chunk * tiles + tile) * ROWS + i;
+                write_woven::<PARTS>(s, halves, (&mut *to, at, CHUNKS * tiles * ROWS));
             }
         }
         odd
@@ -338,21 +353,16 @@ impl BackPiece {
         weights: [[__m512; 2]; 2],
         d_scores: [[__m512; 2]; 2],
     ) {
-        let weights = weights.map(|x| x.map(|x| split::<PARTS>(s, x)));
-        let d_scores = d_scores.map(|x| x.map(|x| split::<PARTS>(s, x)));
-        for part in 0..PARTS {
-            let pair = |x: &[[__m512; PARTS]; 2]| [x[0][part], x[1][part]];
-            for half in 0..2 {
-                let tile = (part * CHUNKS + lanes) * (CELL / ROWS) + 2 * chunk + half;
-                let ([a, b], [c, d]) = (pair(&weights[half]), pair(&d_scores[half]));
-                s.write_pairs(a, b, &mut self.weights[tile * ROWS + i].0);
-                s.write_pairs(c, d, &mut self.d_scores[tile * ROWS + i].0);
-            }
-            for vector in 0..2 {
-                let tile = (part * CHUNKS + chunk) * LANE_TILES + 2 * lanes + vector;
-                let (a, b) = (d_scores[0][vector][part], d_scores[1][vector][part]);
-                s.write_pairs(a, b, &mut self.turned[tile * ROWS + i].0);
-            }
+        const APART: usize = CHUNKS * LANE_TILES * ROWS;
+        for half in 0..2 {
+            let at = (lanes * (CELL / ROWS) + 2 * chunk + half) * ROWS + i;
+            write_woven::<PARTS>(s, weights[half], (&mut self.weights, at, APART));
+            write_woven::<PARTS>(s, d_scores[half], (&mut self.d_scores, at, APART));
+        }
+        for vector in 0..2 {
+            let at = (chunk * LANE_TILES + 2 * lanes + vector) * ROWS + i;
+            let pair = [d_scores[0][vector], d_scores[1][vector]];
+            write_woven::<PARTS>(s, pair, (&mut self.turned, at, APART));
         }
     }
 }
@@ -382,20 +392,25 @@ impl<const PARTS: usize> Task<f32> for PackPiece<'_, PARTS> {
     fn run<S: Simd<f32>>(self, _: S) {
         let Self { s, weights, d_scores, count, to } = self;
         let n = weights.len();
-        for (chunk, i) in (0..n.div_ceil(WIDTH)).flat_map(|c| (0..ROWS).map(move |i| (c, i))) {
+        for pair in 0..n.div_ceil(WIDTH) * ROWS {
+            let (chunk, i) = (pair / ROWS, pair % ROWS);
             for lanes in 0..count.div_ceil(WIDTH) {
-                let load = |from: &[Lanes<f32>]| {
-                    [0, 1].map(|half| {
-                        let row = from.get(chunk * WIDTH + half * ROWS + i);
-                        [0, 1].map(|vector| {
-                            let first = lanes * WIDTH + vector * ROWS;
-                            let here = low_lanes(count.saturating_sub(first).min(ROWS));
-                            let load = |row: &Lanes<f32>| s.load(&row.0[first..]);
-                            s.select(here, row.map_or(s.splat(0.0), load), s.splat(0.0))
-                        })
-                    })
-                };
-                to.write::<PARTS>(s, (chunk, i, lanes), load(weights), load(d_scores));
+                let zero = [[s.splat(0.0); 2]; 2];
+                let (mut a, mut d) = (zero, zero);
+                for half in 0..2 {
+                    let key = chunk * WIDTH + half * ROWS + i;
+                    for vector in 0..2 {
+                        let lane = lanes * WIDTH + vector * ROWS;
+                        let here = low_lanes(count.saturating_sub(lane).min(ROWS));
+                        if key < n {
+                            let (x, y) =
+                                (s.load(&weights[key].0[lane..]), s.load(&d_scores[key].0[lane..]));
+                            a[half][vector] = s.select(here, x, s.splat(0.0));
+                            d[half][vector] = s.select(here, y, s.splat(0.0));
+                        }
+                    }
+                }
+                to.write::<PARTS>(s, (chunk, i, lanes), a, d);
             }
         }
     }
