@@ -15,8 +15,13 @@ pub(super) struct Operand<'p> {
 impl Operand<'_> {
     /// Whether so many parts, chunks and tiles are there.
     fn holds(&self, parts: usize, chunks: usize, tiles: usize) -> bool {
-        let all = parts * self.chunks * self.tiles * ROWS;
-        chunks <= self.chunks && tiles <= self.tiles && all <= self.data.len()
+        let last = ((parts - 1) * self.chunks + chunks.max(1) - 1) * self.tiles + tiles;
+        chunks <= self.chunks && tiles <= self.tiles && last * ROWS <= self.data.len()
+    }
+
+    /// The operand from a chunk and a tile on.
+    pub(super) fn skip(self, chunks: usize, tiles: usize) -> Self {
+        Self { data: &self.data[(chunks * self.tiles + tiles) * ROWS..], ..self }
     }
 
     /// Where a tile begins.
@@ -108,6 +113,11 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
     /// Steps in all.
     pub(super) fn steps(&self) -> usize {
         self.rows.div_ceil(2) * self.lanes.div_ceil(2) * self.chunks
+    }
+
+    /// Chunks of each sum: the steps from one block of the result to the next.
+    pub(super) fn chunks(&self) -> usize {
+        self.chunks
     }
 
     /// Whether all steps are taken.

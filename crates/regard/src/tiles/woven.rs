@@ -223,71 +223,80 @@ fn write_woven<const PARTS: usize>(
     }
 }
 
-/// The operands of a group of rows.
+/// The operands of a tile of rows.
 #[derive(Debug)]
-pub(super) struct BackGroup {
+pub(super) struct BackRows {
     sizes: BackSizes,
-    queries: Vec<TileRow>,
-    d_out: Vec<TileRow>,
+    /// Chunks of 32 rows.
+    chunks: usize,
+    /// Of each group.
+    queries: Vec<Vec<TileRow>>,
+    d_out: Vec<Vec<TileRow>>,
+    /// Of all groups.
     query_rows: Vec<TileRow>,
     d_out_rows: Vec<TileRow>,
-    /// A bit for each row whose query, and whose gradient, holds a number that is not finite. Such numbers are 0 where they
-    /// would meet the weights and gradients of other keys.
-    pub(super) odd: [u64; 2],
+    /// A bit for each row of each group whose query, and whose gradient, holds a number that is not finite. Such numbers are 0
+    /// where they would meet the weights and gradients of other keys.
+    pub(super) odd: Vec<[u64; 2]>,
 }
 
-impl BackGroup {
-    pub(super) fn new(sizes: BackSizes) -> Self {
+impl BackRows {
+    pub(super) fn new(sizes: BackSizes, groups: usize) -> Self {
+        let chunks = groups * CHUNKS;
         let pairs = |n: Features| zeros(sizes.parts * n.chunks * LANE_TILES * ROWS);
-        let rows = |n: Features| zeros(sizes.parts * CHUNKS * n.tiles * ROWS);
+        let rows = |n: Features| zeros(sizes.parts * chunks * n.tiles * ROWS);
         let BackSizes { qk, v, .. } = sizes;
         Self {
             sizes,
-            queries: pairs(qk),
-            d_out: pairs(v),
+            chunks,
+            queries: (0..groups).map(|_| pairs(qk)).collect(),
+            d_out: (0..groups).map(|_| pairs(v)).collect(),
             query_rows: rows(qk),
             d_out_rows: rows(v),
-            odd: [0; 2],
+            odd: vec![[0; 2]; groups],
         }
     }
 
-    /// Packs queries and gradients, in lanes and as rows.
+    /// Packs queries and gradients of group `g`, in lanes and as rows.
     #[inline(always)]
     pub(super) fn fill<const PARTS: usize>(
         &mut self,
         s: Avx512,
+        g: usize,
         [queries, d_out]: [&[Lanes<f32>]; 2],
         rows: [&Packed<f32>; 2],
         count: usize,
     ) {
         let BackSizes { qk, v, .. } = self.sizes;
-        s.call(PackPairs::<PARTS> { s, lanes: queries, chunks: qk.chunks, to: &mut self.queries });
-        s.call(PackPairs::<PARTS> { s, lanes: d_out, chunks: v.chunks, to: &mut self.d_out });
+        let (to_q, to_d) = (&mut self.queries[g][..], &mut self.d_out[g][..]);
+        s.call(PackPairs::<PARTS> { s, lanes: queries, chunks: qk.chunks, to: to_q });
+        s.call(PackPairs::<PARTS> { s, lanes: d_out, chunks: v.chunks, to: to_d });
+        let chunks = (g * CHUNKS, self.chunks);
         let pack = |rows, n: Features, to| {
-            s.call(PackRows::<PARTS> { s, rows, count, tiles: n.tiles, to })
+            s.call(PackRows::<PARTS> { s, rows, count, chunks, tiles: n.tiles, to })
         };
-        self.odd =
+        self.odd[g] =
             [pack(rows[0], qk, &mut self.query_rows), pack(rows[1], v, &mut self.d_out_rows)];
     }
 
-    /// `[features][rows]`
-    pub(super) fn queries(&self) -> Operand<'_> {
-        Operand { data: &self.queries, chunks: self.sizes.qk.chunks, tiles: LANE_TILES }
+    /// `[features][rows]`, of a group.
+    pub(super) fn queries(&self, g: usize) -> Operand<'_> {
+        Operand { data: &self.queries[g], chunks: self.sizes.qk.chunks, tiles: LANE_TILES }
     }
 
-    /// `[features][rows]`
-    pub(super) fn d_out(&self) -> Operand<'_> {
-        Operand { data: &self.d_out, chunks: self.sizes.v.chunks, tiles: LANE_TILES }
+    /// `[features][rows]`, of a group.
+    pub(super) fn d_out(&self, g: usize) -> Operand<'_> {
+        Operand { data: &self.d_out[g], chunks: self.sizes.v.chunks, tiles: LANE_TILES }
     }
 
     /// `[rows][features]`, woven.
     pub(super) fn query_rows(&self) -> Operand<'_> {
-        Operand { data: &self.query_rows, chunks: CHUNKS, tiles: self.sizes.qk.tiles }
+        Operand { data: &self.query_rows, chunks: self.chunks, tiles: self.sizes.qk.tiles }
     }
 
     /// `[rows][features]`, woven.
     pub(super) fn d_out_rows(&self) -> Operand<'_> {
-        Operand { data: &self.d_out_rows, chunks: CHUNKS, tiles: self.sizes.v.tiles }
+        Operand { data: &self.d_out_rows, chunks: self.chunks, tiles: self.sizes.v.tiles }
     }
 }
 
@@ -296,6 +305,8 @@ struct PackRows<'t, const PARTS: usize> {
     s: Avx512,
     rows: &'t Packed<f32>,
     count: usize,
+    /// The first chunk to be written, and all that there are.
+    chunks: (usize, usize),
     tiles: usize,
     to: &'t mut [TileRow],
 }
@@ -304,7 +315,7 @@ impl<const PARTS: usize> Task<f32> for PackRows<'_, PARTS> {
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
-        let Self { s, rows, count, tiles, to } = self;
+        let Self { s, rows, count, chunks: (first, chunks), tiles, to } = self;
         let mut odd = 0;
         for pair in 0..count.div_ceil(WIDTH) * ROWS {
             let (chunk, i) = (pair / ROWS, pair % ROWS);
@@ -318,61 +329,82 @@ impl<const PARTS: usize> Task<f32> for PackRows<'_, PARTS> {
                         halves[half] = x;
                     }
                 }
-                let at = (chunk * tiles + tile) * ROWS + i;
-                write_woven::<PARTS>(s, halves, (&mut *to, at, CHUNKS * tiles * ROWS));
+                let at = ((first + chunk) * tiles + tile) * ROWS + i;
+                write_woven::<PARTS>(s, halves, (&mut *to, at, chunks * tiles * ROWS));
             }
         }
         odd
     }
 }
 
-/// The operands that a piece makes: weights and gradients of scores.
+/// The operands that a cell and a tile of rows make: weights and gradients of scores.
 #[derive(Debug)]
 pub(super) struct BackPiece {
-    /// `[keys][rows]`, woven.
-    pub(super) weights: Vec<TileRow>,
-    /// `[keys][rows]`, woven.
-    pub(super) d_scores: Vec<TileRow>,
-    /// The same as a right operand, woven.
-    pub(super) turned: Vec<TileRow>,
+    /// Chunks of 32 rows.
+    chunks: usize,
+    weights: Vec<TileRow>,
+    d_scores: Vec<TileRow>,
+    /// Of each group.
+    turned: Vec<Vec<TileRow>>,
 }
 
 impl BackPiece {
-    pub(super) fn new(parts: usize) -> Self {
-        let operand = || zeros(parts * CHUNKS * LANE_TILES * ROWS);
-        Self { weights: operand(), d_scores: operand(), turned: operand() }
+    pub(super) fn new(parts: usize, groups: usize) -> Self {
+        let operand = |n: usize| zeros(parts * n * CHUNKS * LANE_TILES * ROWS);
+        Self {
+            chunks: groups * CHUNKS,
+            weights: operand(groups),
+            d_scores: operand(groups),
+            turned: (0..groups).map(|_| operand(1)).collect(),
+        }
     }
 
-    /// Writes weights and gradients of keys 32 `chunk` + `i` and the one 16 after it, `[key][vector]`, of the rows from
-    /// 32 `lanes` on.
+    /// `[keys][rows]`, woven.
+    pub(super) fn weights(&self) -> Operand<'_> {
+        Operand { data: &self.weights, chunks: self.chunks, tiles: CELL / ROWS }
+    }
+
+    /// `[keys][rows]`, woven.
+    pub(super) fn d_scores(&self) -> Operand<'_> {
+        Operand { data: &self.d_scores, chunks: self.chunks, tiles: CELL / ROWS }
+    }
+
+    /// Gradients of scores as a right operand, woven, of a group.
+    pub(super) fn turned(&self, g: usize) -> Operand<'_> {
+        Operand { data: &self.turned[g], chunks: CHUNKS, tiles: LANE_TILES }
+    }
+
+    /// Writes weights and gradients of keys 32 `chunk` + `i` and the one 16 after it, `[key][vector]`, of the rows of group
+    /// `g` from 32 `lanes` on.
     #[inline(always)]
     pub(super) fn write<const PARTS: usize>(
         &mut self,
         s: Avx512,
-        (chunk, i, lanes): (usize, usize, usize),
+        (g, lanes, chunk, i): (usize, usize, usize, usize),
         weights: [[__m512; 2]; 2],
         d_scores: [[__m512; 2]; 2],
     ) {
-        const APART: usize = CHUNKS * LANE_TILES * ROWS;
+        let apart = self.chunks * (CELL / ROWS) * ROWS;
         for half in 0..2 {
-            let at = (lanes * (CELL / ROWS) + 2 * chunk + half) * ROWS + i;
-            write_woven::<PARTS>(s, weights[half], (&mut self.weights, at, APART));
-            write_woven::<PARTS>(s, d_scores[half], (&mut self.d_scores, at, APART));
+            let at = ((g * CHUNKS + lanes) * (CELL / ROWS) + 2 * chunk + half) * ROWS + i;
+            write_woven::<PARTS>(s, weights[half], (&mut self.weights, at, apart));
+            write_woven::<PARTS>(s, d_scores[half], (&mut self.d_scores, at, apart));
         }
         for vector in 0..2 {
             let at = (chunk * LANE_TILES + 2 * lanes + vector) * ROWS + i;
             let pair = [d_scores[0][vector], d_scores[1][vector]];
-            write_woven::<PARTS>(s, pair, (&mut self.turned, at, APART));
+            let to = (&mut self.turned[g][..], at, CHUNKS * LANE_TILES * ROWS);
+            write_woven::<PARTS>(s, pair, to);
         }
     }
 }
 
 /// One number of an operand `[keys][rows]` that was packed by [`BackPiece::write`].
-pub(super) fn read<const PARTS: usize>(from: &[TileRow], key: usize, row: usize) -> f32 {
+pub(super) fn read<const PARTS: usize>(from: Operand<'_>, key: usize, row: usize) -> f32 {
     let part = |part: usize| {
-        let tile = (part * CHUNKS + row / WIDTH) * (CELL / ROWS) + key / ROWS;
+        let tile = (part * from.chunks + row / WIDTH) * from.tiles + key / ROWS;
         let at = row % ROWS * 2 + row % WIDTH / ROWS;
-        f32::from_bits(u32::from(from[tile * ROWS + key % ROWS].0[at]) << 16)
+        f32::from_bits(u32::from(from.data[tile * ROWS + key % ROWS].0[at]) << 16)
     };
     (0..PARTS).map(part).sum()
 }
@@ -382,6 +414,7 @@ pub(super) struct PackPiece<'t, const PARTS: usize> {
     pub(super) s: Avx512,
     pub(super) weights: &'t [Lanes<f32>],
     pub(super) d_scores: &'t [Lanes<f32>],
+    pub(super) group: usize,
     pub(super) count: usize,
     pub(super) to: &'t mut BackPiece,
 }
@@ -390,7 +423,7 @@ impl<const PARTS: usize> Task<f32> for PackPiece<'_, PARTS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
-        let Self { s, weights, d_scores, count, to } = self;
+        let Self { s, weights, d_scores, group, count, to } = self;
         let n = weights.len();
         for pair in 0..n.div_ceil(WIDTH) * ROWS {
             let (chunk, i) = (pair / ROWS, pair % ROWS);
@@ -410,7 +443,7 @@ impl<const PARTS: usize> Task<f32> for PackPiece<'_, PARTS> {
                         }
                     }
                 }
-                to.write::<PARTS>(s, (chunk, i, lanes), a, d);
+                to.write::<PARTS>(s, (group, lanes, chunk, i), a, d);
             }
         }
     }
