@@ -42,7 +42,7 @@ impl<N: Number> Packed<N> {
     }
 
     /// The rows from `i` on, and how far apart they are.
-    pub(crate) fn from_row(&mut self, i: usize) -> (&mut [N], usize) {
+    pub(crate) fn rows_from(&mut self, i: usize) -> (&mut [N], usize) {
         (&mut self.data[self.first + i * self.width..], self.width)
     }
 

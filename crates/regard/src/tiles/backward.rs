@@ -12,12 +12,8 @@
 //! tiles make the first two products of the next block, and the last three of the cell before. All groups of a tile of rows
 //! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
 
-#![expect(
-    clippy::needless_range_loop,
-    reason = "indices over constants keep the vectors in registers"
-)]
-
 use super::product::{Operand, Product, Sums};
+use super::weave::{Block, GROUPS, Make, Side, Source, Steps, Weave};
 use super::woven::{BackCells, BackPiece, BackRows, BackSizes, PackPiece, read, sees};
 use super::{CHUNKS, ROWS, WIDTH};
 use crate::backward::{Backward, ByKeys, Group, Path, Products, Undoing};
@@ -25,13 +21,13 @@ use crate::cells::{CELL, Cell, lanes_of};
 use crate::element::Element;
 use crate::lanes::turn;
 use crate::mask::{RowTile, Scope};
-use crate::micro::{Packed, Seen, low};
+use crate::micro::{Packed, Seen};
 use crate::problem::Dims;
 use crate::score::{At, Keys};
-use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, Tiles, math};
+use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, Tiles};
 use crate::tiles::forward::Scale;
 use crate::view::Rows;
-use crate::walk::{Hide, Piece, TILE_ROWS, Visit};
+use crate::walk::{Hide, Piece, Visit};
 
 /// Some keys of one head, and all rows that see them.
 pub(crate) fn backward<E: Element<Num = f32>, const PARTS: usize>(
@@ -108,40 +104,28 @@ pub(crate) struct BackRoom {
     turned: Vec<Lanes<f32>>,
     /// Gradients of picked keys and values, before they go to their places.
     picked: [Packed<f32>; 2],
+    /// Whether a task is too large for the second level of the cache.
+    far: bool,
 }
 
-/// Scores, before they are times the scale, and gradients of weights of 32 keys and 32 rows: small enough to stay in the
-/// nearest cache until they are used.
-#[derive(Debug)]
-struct Block {
-    scores: Box<Square>,
-    d_weights: Box<Square>,
-}
-
-/// `[keys][rows]`
-#[derive(Debug)]
-#[repr(C, align(64))]
-struct Square([[f32; WIDTH]; WIDTH]);
-
-impl Square {
-    fn sums(&mut self) -> (Sums<'_>, bool) {
-        (Sums::rows((self.0.as_flattened_mut(), WIDTH)), false)
-    }
-}
+/// Bytes of a task that stay in a second level of 2 MiB, beside the rows that pass by.
+const NEAR: usize = 1 << 20;
 
 impl BackRoom {
     /// For tiles of `groups` groups of rows, and tasks of up to `keys` keys.
     pub(crate) fn new(parts: usize, dims: Dims, groups: usize, keys: usize) -> Self {
         let sizes = BackSizes::new(parts, dims);
-        let square = || Box::new(Square([[0.0; WIDTH]; WIDTH]));
+        // Three operands in parts of 2 bytes, and two sums of 4.
+        let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * parts + 2 * 4) > NEAR;
         Self {
             sizes,
             cells: BackCells::new(sizes, keys, dims.qk_dim),
             rows: BackRows::new(sizes, groups),
             pieces: [0, 1].map(|_| BackPiece::new(parts, groups)),
-            blocks: [0, 1].map(|_| Block { scores: square(), d_weights: square() }),
+            blocks: [Block::new(), Block::new()],
             turned: vec![Lanes([0.0; GROUP]); dims.qk_dim],
             picked: [dims.qk_dim, dims.v_dim].map(|dim| Packed::new(CELL, dim)),
+            far,
         }
     }
 
@@ -190,8 +174,6 @@ struct Waiting {
     buffer: usize,
 }
 
-/// Groups of a tile of rows.
-const GROUPS: usize = TILE_ROWS / GROUP;
 /// Which rows of each group see each key; none where there is no key.
 type Sight = [[Seen; CELL]; GROUPS];
 
@@ -217,8 +199,8 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Passing<'_, '_, E
             self.weave(Some((next, &seen)));
         } else {
             self.flush();
-            for group in groups.0..groups.1 {
-                self.step(cell, (next, group), &mut seen[group]);
+            for (group, seen) in seen.iter_mut().enumerate().take(groups.1).skip(groups.0) {
+                self.step(cell, (next, group), seen);
             }
         }
         self.weighed = Some(next);
@@ -275,18 +257,31 @@ impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
     #[inline(always)]
     fn weave(&mut self, next: Option<(Waiting, &Sight)>) {
         let (s, t, weighed) = (self.s, self.t, self.weighed);
-        let BackRoom { sizes, cells, rows: own, pieces: [first, second], blocks, picked, .. } =
-            &mut *self.room;
+        let BackRoom {
+            sizes, cells, rows: own, pieces: [first, second], blocks, picked, far, ..
+        } = &mut *self.room;
         let to_first = next.map_or(weighed.is_none_or(|w| w.buffer == 1), |(n, _)| n.buffer == 0);
         let (to, from) = if to_first { (first, second) } else { (second, first) };
         let Undoing { groups, d_k, d_v, .. } = &mut self.undoing;
         let count = |g: usize| self.rows.group(g).count;
+        let mut ahead = [(std::ptr::null(), 0); 3];
+        if let Some((Waiting { cell, place: Some(place), .. }, _)) = next
+            && *far
+        {
+            // What the cell after the next one will need.
+            let sums = |sums: &mut Packed<f32>| {
+                let (data, width) = sums.rows_from(place);
+                let bytes = CELL * width * size_of::<f32>();
+                (data.as_ptr().cast::<u8>().wrapping_add(bytes), bytes)
+            };
+            ahead = [sums(d_k), sums(d_v), cells.bytes_at(cell + 1)];
+        }
         let mut products = [const { None }; 2 + GROUPS];
         if let Some(weighed) = weighed {
             let [picked_k, picked_v] = picked;
             let (to_k, to_v) = match weighed.place {
-                Some(place) => (d_k.from_row(place), d_v.from_row(place)),
-                None => (picked_k.from_row(0), picked_v.from_row(0)),
+                Some(place) => (d_k.rows_from(place), d_v.rows_from(place)),
+                None => (picked_k.rows_from(0), picked_v.rows_from(0)),
             };
             let add = weighed.place.is_some();
             let (start, end) = weighed.groups;
@@ -327,7 +322,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
         let cell = next.map(|(next, _)| (cells.at(next.cell), next.keys));
         let make = cell.map(|(cell, n)| {
             let (keys, values) = ((cell.keys, sizes.qk.chunks), (cell.values, sizes.v.chunks));
-            let from = Source { s, keys, values, n, sides, factor: self.factor };
+            let from = Source { s, keys, values, n, sides, factor: self.factor, ahead };
             Make { from, blocks, to }
         });
         s.call(Weave::<PARTS> { steps: Steps { t, products, at: 0 }, make });
@@ -446,231 +441,6 @@ impl Task<f32> for AddRow<'_> {
     fn run<S: Simd<f32>>(self, s: S) {
         for (x, to) in self.row.chunks_exact(S::LANES).zip(self.to.chunks_exact_mut(S::LANES)) {
             s.store(s.add(s.load(to), s.load(x)), to);
-        }
-    }
-}
-
-/// One group of rows on its way to the operands of a cell.
-struct Side<'t> {
-    queries: Operand<'t>,
-    d_out: Operand<'t>,
-    seen: &'t [Seen; CELL],
-    lse: &'t Lanes<f32>,
-    delta: &'t Lanes<f32>,
-    /// Its rows.
-    count: usize,
-}
-
-/// From keys, values and rows to operands, in blocks of 32 keys and 32 rows.
-struct Make<'t> {
-    from: Source<'t>,
-    blocks: &'t mut [Block; 2],
-    to: &'t mut BackPiece,
-}
-
-/// What operands are made from.
-struct Source<'t> {
-    s: Avx512,
-    /// Keys and values, and the chunks of their features.
-    keys: (Operand<'t>, usize),
-    values: (Operand<'t>, usize),
-    /// Keys of the cell.
-    n: usize,
-    sides: [Option<Side<'t>>; GROUPS],
-    factor: f32,
-}
-
-/// Products on the tiles, step by step.
-struct Steps<'t, const PARTS: usize> {
-    t: &'t Tiles,
-    products: [Option<Product<'t, PARTS>>; 2 + GROUPS],
-    /// The product that is on.
-    at: usize,
-}
-
-impl<'t, const PARTS: usize> Steps<'t, PARTS> {
-    fn count(&self) -> usize {
-        self.products.iter().flatten().map(Product::steps).sum()
-    }
-
-    /// The product that the next step belongs to; there must be one.
-    #[inline(always)]
-    fn current(&mut self) -> Option<&mut Product<'t, PARTS>> {
-        while self.products[self.at].as_ref().is_none_or(Product::is_done) {
-            self.at += 1;
-        }
-        self.products[self.at].as_mut()
-    }
-
-    /// The first number of steps, from `n` on, after which all sums that were begun are stored.
-    fn whole(&self, n: usize) -> usize {
-        let mut before = 0;
-        for product in self.products.iter().flatten() {
-            if n <= before + product.steps() {
-                return before + (n - before).next_multiple_of(product.chunks());
-            }
-            before += product.steps();
-        }
-        before
-    }
-
-    /// Takes some steps, with nothing between them.
-    #[inline(never)]
-    fn run(&mut self, n: usize) {
-        for _ in 0..n {
-            let t = self.t;
-            if let Some(product) = self.current() {
-                product.step(t);
-            }
-        }
-    }
-}
-
-/// Steps of the products of one cell, then those of the first products of the next block.
-struct Mixed<'m, 't, const PARTS: usize> {
-    steps: &'m mut Steps<'t, PARTS>,
-    left: usize,
-    coming: [Option<Product<'m, PARTS>>; 2],
-}
-
-impl<const PARTS: usize> Mixed<'_, '_, PARTS> {
-    fn count(&self) -> usize {
-        self.left + self.coming.iter().flatten().map(Product::steps).sum::<usize>()
-    }
-
-    /// The next step; there must be one.
-    #[inline(always)]
-    fn take(&mut self) {
-        let t = self.steps.t;
-        if self.left > 0 {
-            self.left -= 1;
-            if let Some(product) = self.steps.current() {
-                product.step(t);
-            }
-        } else {
-            let [first, second] = &mut self.coming;
-            let done = first.as_ref().is_none_or(Product::is_done);
-            if let Some(product) = if done { second } else { first } {
-                product.step(t);
-            }
-        }
-    }
-}
-
-/// Products on the tiles while the vectors make the operands of the next cell.
-struct Weave<'t, const PARTS: usize> {
-    steps: Steps<'t, PARTS>,
-    make: Option<Make<'t>>,
-}
-
-impl<const PARTS: usize> Task<f32> for Weave<'_, PARTS> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<f32>>(self, _: S) {
-        let Self { mut steps, make } = self;
-        let (count, mut taken) = (steps.count(), 0);
-        if let Some(make) = make {
-            taken = make.run(&mut steps, count);
-        }
-        steps.run(count - taken);
-    }
-}
-
-/// A block: group, chunk of its rows, chunk of the keys.
-type BlockAt = (usize, usize, usize);
-
-impl Make<'_> {
-    /// All blocks, with steps of other products on the way; tells how many.
-    #[inline(always)]
-    fn run<const PARTS: usize>(self, steps: &mut Steps<'_, PARTS>, count: usize) -> usize {
-        let Self { from, blocks: [first, second], to } = self;
-        let mut order: [BlockAt; GROUPS * CHUNKS * CHUNKS] = [(0, 0, 0); _];
-        let mut len = 0;
-        for (g, side) in from.sides.iter().enumerate() {
-            let rows = side.as_ref().map_or(0, |side| side.count.div_ceil(WIDTH));
-            for at in 0..rows * from.n.div_ceil(WIDTH) {
-                order[len] = (g, at % rows, at / rows);
-                len += 1;
-            }
-        }
-        let (mut now, mut next) = (first, second);
-        let products = from.products::<PARTS>(order[0], now);
-        let [scores, d_weights] = products;
-        let products = [scores, d_weights, None, None];
-        let mut early = Steps { t: steps.t, products, at: 0 };
-        early.run(early.count());
-        let mut taken = 0;
-        for b in 0..len {
-            let until = steps.whole(count * (b + 1) / len).max(taken);
-            let coming = if b + 1 < len { from.products(order[b + 1], next) } else { [None, None] };
-            let mixed = Mixed { steps: &mut *steps, left: until - taken, coming };
-            from.differentiate(mixed, order[b], now, to);
-            taken = until;
-            (now, next) = (next, now);
-        }
-        taken
-    }
-}
-
-impl Source<'_> {
-    /// The first products of a block.
-    #[inline(always)]
-    fn products<'p, const PARTS: usize>(
-        &'p self,
-        (g, lanes, chunk): BlockAt,
-        to: &'p mut Block,
-    ) -> [Option<Product<'p, PARTS>>; 2] {
-        let Some(side) = &self.sides[g] else { return [None, None] };
-        let (key, lane) = (2 * chunk, 2 * lanes);
-        let tiles =
-            ((self.n.div_ceil(ROWS) - key).min(2), (side.count.div_ceil(ROWS) - lane).min(2));
-        let ((keys, qk_chunks), (values, v_chunks)) = (self.keys, self.values);
-        let scores = (keys.skip(0, key), side.queries.skip(0, lane));
-        let d_weights = (values.skip(0, key), side.d_out.skip(0, lane));
-        [
-            Some(Product::into_sums(scores, qk_chunks, tiles, to.scores.sums())),
-            Some(Product::into_sums(d_weights, v_chunks, tiles, to.d_weights.sums())),
-        ]
-    }
-
-    /// `a = 2^(score factor - lse)`, `d_score = a (d_a - delta)` of a block, and steps of products on the way.
-    #[inline(always)]
-    fn differentiate<const PARTS: usize>(
-        &self,
-        mut mixed: Mixed<'_, '_, PARTS>,
-        (g, lanes, chunk): BlockAt,
-        block: &Block,
-        to: &mut BackPiece,
-    ) {
-        let Some(side) = &self.sides[g] else { return };
-        let (s, count, mut taken) = (self.s, mixed.count(), 0);
-        let (factor, zero) = (s.splat(self.factor), s.splat(0.0));
-        let (mut less_lse, mut delta) = ([zero; 2], [zero; 2]);
-        for j in 0..2 {
-            let lane = lanes * WIDTH + j * ROWS;
-            less_lse[j] = s.sub(zero, s.load(&side.lse.0[lane..]));
-            delta[j] = s.load(&side.delta.0[lane..]);
-        }
-        for i in 0..ROWS {
-            while taken * ROWS < (i + 1) * count {
-                mixed.take();
-                taken += 1;
-            }
-            let (mut weights, mut d_scores) = ([[zero; 2]; 2], [[zero; 2]; 2]);
-            for half in 0..2 {
-                let key = half * ROWS + i;
-                let seen = low(side.seen[chunk * WIDTH + key] >> (lanes * WIDTH));
-                for j in 0..2 {
-                    let seen = s.lanes(seen >> (j * ROWS));
-                    let x = s.load(&block.scores.0[key][j * ROWS..]);
-                    let x = s.fma(x, factor, less_lse[j]);
-                    let a = if PARTS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) };
-                    let d_a = s.sub(s.load(&block.d_weights.0[key][j * ROWS..]), delta[j]);
-                    weights[half][j] = s.select(seen, a, zero);
-                    d_scores[half][j] = s.select(seen, s.mul(a, d_a), zero);
-                }
-            }
-            to.write::<PARTS>(s, (g, lanes, chunk, i), weights, d_scores);
         }
     }
 }

@@ -15,6 +15,7 @@ mod backward;
 mod forward;
 mod pack;
 mod product;
+mod weave;
 mod woven;
 
 pub(crate) use backward::{BackRoom, backward};

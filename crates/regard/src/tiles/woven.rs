@@ -130,6 +130,13 @@ impl BackCells {
         i + 1 == self.odd.len()
     }
 
+    /// Where the operands of a place lie, and how many bytes they are.
+    pub(super) fn bytes_at(&self, i: usize) -> (*const u8, usize) {
+        let size = self.sizes.cell_rows().iter().sum::<usize>();
+        let first = self.rows.as_ptr().wrapping_add(i * size);
+        (first.cast(), size * size_of::<TileRow>())
+    }
+
     /// The operands of a cell that is packed.
     pub(super) fn at(&self, i: usize) -> BackCell<'_> {
         let sizes = self.sizes.cell_rows();
