@@ -185,7 +185,13 @@ impl GradJudge {
                 "v" => d_out * problem.growth() / size,
                 _ => root(pairs, exact.len()),
             };
-            let floor = (step * weighed + narrowing::<E>() + coarse) * size * terms.abs();
+            // Keys and values are summed over rows: the digits that `Precision::High` leaves out of a weight are the same ones
+            // in each row where the weights are.
+            let summed = match name {
+                "k" | "v" => root(rows, dims.batch * dims.heads.kv),
+                _ => 1.0,
+            };
+            let floor = (step * weighed + narrowing::<E>() + coarse * summed) * size * terms.abs();
             let bound = 3.0 * largest(errors) + floor;
             (name, exact, bound)
         });

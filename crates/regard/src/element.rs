@@ -7,7 +7,9 @@ use crate::backward::Backward;
 use crate::forward::Forward;
 use crate::problem::Precision;
 use crate::simd::{Isa, Simd, Task};
-use crate::tiles::{self, Prepared, Sizes};
+#[cfg(target_arch = "x86_64")]
+use crate::tiles;
+use crate::tiles::{Prepared, Sizes};
 use crate::walk::Call;
 use half::{bf16, f16};
 use num_traits::Float;
@@ -204,11 +206,12 @@ macro_rules! element {
             }
             #[inline(never)]
             fn forward(isa: Isa, task: Forward<'_, '_, Self>) {
-                on_tiles!(isa, task, $parts);
+                on_tiles!(isa, task, forward, $parts);
                 <$number>::enter(isa, task);
             }
             #[inline(never)]
             fn backward(isa: Isa, task: Backward<'_, '_, Self>) {
+                on_tiles!(isa, task, backward, $parts);
                 <$number>::enter(isa, task);
             }
             fn prepare(
@@ -237,11 +240,11 @@ macro_rules! element {
 
 /// Takes a task to the tiles, if that is where it belongs.
 macro_rules! on_tiles {
-    ($isa:ident, $task:ident, [$($parts:literal),*]) => {
+    ($isa:ident, $task:ident, $pass:ident, [$($parts:literal),*]) => {
         #[cfg(target_arch = "x86_64")]
         if let (Isa::Amx(_amx), Some(_parts)) = ($isa, $task.parts()) {
             $(if _parts == $parts {
-                return tiles::forward::<Self, $parts>(_amx, $task);
+                return tiles::$pass::<Self, $parts>(_amx, $task);
             })*
         }
     };

@@ -233,7 +233,7 @@ impl<E: Element> Plan<'_, E> {
             run(
                 machine.threads,
                 item_groups * head_groups * parts,
-                || Scratch::new(problem, self.rows, cut.keys[0].len()),
+                || Scratch::new(problem, self.rows, cut.keys[0].len(), self.parts_on_tiles()),
                 |scratch, i| {
                     // Early keys first: a causal mask shows them to the most rows.
                     let (rest, part) = (i / parts, i % parts);
@@ -288,7 +288,7 @@ impl<E: Element> Plan<'_, E> {
         run(
             machine.threads,
             items.len() * heads * tiling.count(),
-            || Scratch::new(call.problem, self.rows, 0),
+            || Scratch::new(call.problem, self.rows, 0, None),
             |scratch, i| {
                 let (rest, rows) = (i / tiling.count(), tiling.tile(i % tiling.count()));
                 let (b, head) = (items.start + rest / heads, rest % heads);
@@ -317,7 +317,7 @@ impl<E: Element> Plan<'_, E> {
         run(
             machine.threads,
             shape.heads * blocks,
-            || Scratch::new(call.problem, self.rows, CELL),
+            || Scratch::new(call.problem, self.rows, CELL, None),
             |scratch, i| {
                 let (head, first) = (i / blocks, i % blocks * CELL);
                 let features = first..(first + CELL).min(shape.len);

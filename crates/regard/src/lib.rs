@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "tiles are elsewhere"))]
 
 mod backward;
 mod cache;
@@ -25,6 +26,7 @@ mod score;
 mod simd;
 mod softmax;
 mod source;
+#[cfg_attr(not(target_arch = "x86_64"), path = "no_tiles.rs")]
 mod tiles;
 mod view;
 mod walk;

@@ -96,6 +96,11 @@ impl<'a, E: Element> Plan<'a, E> {
         self.tiles.map(|sizes| sizes.parts * (sizes.parts + 1) / 2)
     }
 
+    /// The parts that numbers are split into, if products go by tiles.
+    pub(crate) fn parts_on_tiles(&self) -> Option<usize> {
+        self.tiles.map(|sizes| sizes.parts)
+    }
+
     /// The machine.
     #[must_use]
     pub fn machine(&self) -> Machine {

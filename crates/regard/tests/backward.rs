@@ -2,8 +2,8 @@
 
 use regard::reference::backward;
 use regard::{
-    Dims, Grads, Isa, Machine, Output, Pair, Plan, Problem, Score, ScoreRule, Shape, Tensor,
-    Upstream, View,
+    Dims, Element, Grads, Isa, Machine, Number, Output, Pair, Plan, Precision, Problem, Score,
+    ScoreRule, Shape, Tensor, Upstream, View, bf16, f16,
 };
 use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::masks::{MASKS, named};
@@ -12,7 +12,7 @@ use regard_testkit::scores::{Entries, ScoreOption, bias};
 use regard_testkit::{Arrangement, Case, Data, GradJudge, Stored};
 
 /// The gradients of a case on one instruction set.
-fn run(case: &Case, data: &Data<f32>, isa: Isa) -> Grads<f32> {
+fn run<E: Element>(case: &Case, data: &Data<E>, isa: Isa) -> Grads<E> {
     both_ways(&data.problem(case), data.inputs(), data.upstream(case), isa, 2).1
 }
 
@@ -28,7 +28,7 @@ struct Sight {
 }
 
 impl Sight {
-    fn new(case: &Case, data: &Data<f32>) -> Self {
+    fn new<E: Element>(case: &Case, data: &Data<E>) -> Self {
         let (dims, shape) = (case.dims, data.bias.shape);
         let (problem, bias) = (data.problem(case), data.bias.view());
         let on = |i: usize, n: usize| if n == 1 { 0 } else { i };
@@ -38,7 +38,8 @@ impl Sight {
             for row in 0..dims.q_len {
                 let line = bias.row(on(b, shape.batch), on(h, shape.heads), on(row, shape.len));
                 pairs.extend((0..dims.k_len).map(|key| {
-                    let hidden = shape.dim > 0 && line[on(key, shape.dim)] == f32::NEG_INFINITY;
+                    let hidden =
+                        shape.dim > 0 && wide(line[on(key, shape.dim)]) == f64::NEG_INFINITY;
                     data.mask.sees(&scope, row, key) && !hidden
                 }));
             }
@@ -64,8 +65,35 @@ fn heads(batch: usize, heads: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..batch).flat_map(move |b| (0..heads).map(move |h| (b, h)))
 }
 
-fn bits(xs: &[f32]) -> Vec<u32> {
-    xs.iter().map(|x| x.to_bits()).collect()
+fn bits<E: Element>(xs: &[E]) -> Vec<u64> {
+    xs.iter().map(|x| wide(*x).to_bits()).collect()
+}
+
+fn wide<E: Element>(x: E) -> f64 {
+    Number::to_f64(x.widen())
+}
+
+fn narrow<E: Element>(x: f64) -> E {
+    E::narrow(E::Num::from_f64(x))
+}
+
+/// Whether a case goes by tiles: what is not, the usual test of `f32` has seen.
+fn by_tiles<E: Element>(case: &Case, data: &Data<E>, isa: Isa) -> bool {
+    let plan = Plan::new(data.problem(case), Machine::here().isa(isa));
+    plan.is_ok_and(|plan| plan.tile_products().is_some())
+}
+
+/// Runs a test of one type, with usual precision where there are vectors and with every other where there are tiles.
+macro_rules! for_every_type {
+    ($test:ident, $case:expr) => {{
+        let case: Case = $case;
+        $test::<f32>(&case, false);
+        for precision in [Precision::F32, Precision::High] {
+            $test::<f32>(&Case { precision: Some(precision), ..case.clone() }, true);
+        }
+        $test::<f16>(&case, true);
+        $test::<bf16>(&case, true);
+    }};
 }
 
 #[test]
@@ -104,8 +132,8 @@ fn the_gradient_of_a_value_is_the_weighted_sum_of_output_gradients() {
 }
 
 /// Puts anything into the queries of rows that see nothing, and into what the loss says of them.
-fn unseeing_rows_give_nothing(case: &Case) {
-    let data = Data::new(case);
+fn unseeing_rows_give_nothing<E: Element>(case: &Case, tiles: bool) {
+    let data = Data::<E>::new(case);
     let sight = Sight::new(case, &data);
     let d = case.dims;
     let sunk = case.scores.contains(&ScoreOption::Sinks);
@@ -116,20 +144,24 @@ fn unseeing_rows_give_nothing(case: &Case) {
         heads(d.batch, d.heads.q).map(|(b, h)| (b, h, blind((b, h)))).collect();
     assert!(blind.iter().any(|(_, _, rows)| !rows.is_empty()), "{case}");
     for isa in Isa::available() {
+        if tiles && !by_tiles(case, &data, isa) {
+            continue;
+        }
         let clean = run(case, &data, isa);
         for (b, h, rows) in &blind {
             let gradients = rows.iter().flat_map(|row| clean.q.view().row(*b, *h, *row));
-            assert!(gradients.into_iter().all(|x| *x == 0.0), "{case} on {}", isa.name());
+            assert!(gradients.into_iter().all(|x| wide(*x) == 0.0), "{case} on {}", isa.name());
         }
-        for anything in [f32::NAN, f32::INFINITY, 0.0] {
+        for anything in [f64::NAN, f64::INFINITY, 0.0] {
             let mut other = data.clone();
             for (b, h, rows) in &blind {
                 for row in rows {
-                    other.q.row_mut(*b, *h, *row).fill(anything);
-                    other.d_out.row_mut(*b, *h, *row).fill(anything);
+                    other.q.row_mut(*b, *h, *row).fill(narrow(anything));
+                    other.d_out.row_mut(*b, *h, *row).fill(narrow(anything));
                     // A sink is something that even such a row sees.
                     if !sunk {
                         let at = (b * d.heads.q + h) * d.q_len + row;
+                        let anything = E::Num::from_f64(anything);
                         other.d_rows.iter_mut().for_each(|d| d[at] = anything);
                     }
                 }
@@ -148,37 +180,43 @@ fn rows_that_see_nothing_have_no_gradient_and_give_none() {
         for similarity in SimilarityCase::ALL {
             let case = case.clone().similarity(similarity);
             for scores in [&[][..], &[ScoreOption::Scale(0.0)], &OPTIONS] {
-                unseeing_rows_give_nothing(&case.clone().scores(scores));
+                for_every_type!(unseeing_rows_give_nothing, case.clone().scores(scores));
             }
             let case = Case { dropout: Some(0.3), entropy: true, ..case };
-            unseeing_rows_give_nothing(&case.clone().scores(&OPTIONS[..3]));
-            unseeing_rows_give_nothing(&case.scores(&OPTIONS));
+            for_every_type!(unseeing_rows_give_nothing, case.clone().scores(&OPTIONS[..3]));
+            for_every_type!(unseeing_rows_give_nothing, case.scores(&OPTIONS));
         }
         for axes in ["1hq1", "bhqk", "111k"] {
-            unseeing_rows_give_nothing(&case.clone().scores(&[bias(axes, Entries::Finite)]));
+            for_every_type!(
+                unseeing_rows_give_nothing,
+                case.clone().scores(&[bias(axes, Entries::Finite)])
+            );
         }
         // Hidden by a bias, row by row.
         let case = Case::new(dims(shape)).scores(&[bias("1hq1", Entries::Hiding)]);
-        unseeing_rows_give_nothing(&case);
-        unseeing_rows_give_nothing(&Case { dropout: Some(0.3), entropy: true, ..case });
+        for_every_type!(unseeing_rows_give_nothing, case.clone());
+        for_every_type!(
+            unseeing_rows_give_nothing,
+            Case { dropout: Some(0.3), entropy: true, ..case }
+        );
     }
 }
 
 /// Puts `poison` into key `p` and its value. All may change but the gradients of rows that do not see it, and of keys
 /// that no row sees together with it; none of anything if nobody sees it.
-fn poison_one(
-    (case, data, sight): (&Case, &Data<f32>, &Sight),
-    clean: &Grads<f32>,
-    (p, poison, isa): (usize, f32, Isa),
+fn poison_one<E: Element>(
+    (case, data, sight): (&Case, &Data<E>, &Sight),
+    clean: &Grads<E>,
+    (p, poison, isa): (usize, f64, Isa),
 ) {
     let d = case.dims;
     let mut poisoned = data.clone();
     for (b, h) in heads(d.batch, d.heads.kv) {
-        poisoned.k.row_mut(b, h, p).fill(poison);
-        poisoned.v.row_mut(b, h, p).fill(poison);
+        poisoned.k.row_mut(b, h, p).fill(narrow(poison));
+        poisoned.v.row_mut(b, h, p).fill(narrow(poison));
     }
     let grads = run(case, &poisoned, isa);
-    let assert_same = |what: &str, [now, before]: [&Tensor<f32>; 2], [b, h, i]: [usize; 3]| {
+    let assert_same = |what: &str, [now, before]: [&Tensor<E>; 2], [b, h, i]: [usize; 3]| {
         let [now, before] = [now, before].map(|t| t.view().row(b, h, i));
         assert_eq!(
             bits(now),
@@ -208,13 +246,16 @@ fn poison_one(
     assert!(same, "{case} on {}: {poison} in key {p}, which nobody sees", isa.name());
 }
 
-fn hidden_keys_change_nothing(case: &Case) {
-    let data = Data::new(case);
+fn hidden_keys_change_nothing<E: Element>(case: &Case, tiles: bool) {
+    let data = Data::<E>::new(case);
     let sight = Sight::new(case, &data);
     for isa in Isa::available() {
+        if tiles && !by_tiles(case, &data, isa) {
+            continue;
+        }
         let clean = run(case, &data, isa);
         for p in [0, case.dims.k_len / 2, case.dims.k_len - 1] {
-            for poison in [f32::NAN, f32::INFINITY] {
+            for poison in [f64::NAN, f64::INFINITY] {
                 poison_one((case, &data, &sight), &clean, (p, poison, isa));
             }
         }
@@ -226,9 +267,9 @@ fn hidden_keys_never_reach_a_gradient() {
     for shape in [[2, 2, 1, 33, 40, 8, 8], [1, 1, 1, 70, 67, 16, 3], [1, 1, 1, 3, 1100, 4, 4]] {
         for mask in MASKS {
             let case = Case::new(dims(shape)).mask(*mask);
-            hidden_keys_change_nothing(&case);
+            for_every_type!(hidden_keys_change_nothing, case.clone());
             let case = Case { dropout: Some(0.3), entropy: true, ..case };
-            hidden_keys_change_nothing(&case.scores(&OPTIONS));
+            for_every_type!(hidden_keys_change_nothing, case.scores(&OPTIONS));
         }
     }
 }
@@ -240,7 +281,10 @@ fn hidden_keys_never_reach_a_gradient_of_any_similarity() {
         .flat_map(|s| ["lengths_causal", "bits", "strided"].map(|mask| (s, mask)))
     {
         let case = Case::new(dims([2, 2, 1, 33, 40, 8, 8])).mask(named(mask));
-        hidden_keys_change_nothing(&case.similarity(similarity).scores(&OPTIONS[..1]));
+        for_every_type!(
+            hidden_keys_change_nothing,
+            case.similarity(similarity).scores(&OPTIONS[..1])
+        );
     }
 }
 
@@ -249,10 +293,13 @@ fn keys_hidden_by_a_bias_never_reach_a_gradient() {
     for axes in ["11qk", "b11k", "111k", "1hqk", "bhqk"] {
         for mask in ["full", "causal"] {
             let case = Case::new(dims([2, 2, 1, 33, 40, 8, 8])).mask(named(mask));
-            hidden_keys_change_nothing(&case.clone().scores(&[bias(axes, Entries::Hiding)]));
+            for_every_type!(
+                hidden_keys_change_nothing,
+                case.clone().scores(&[bias(axes, Entries::Hiding)])
+            );
             let scores = [ScoreOption::Softcap(4.0), bias(axes, Entries::Hiding)];
             let case = Case { dropout: Some(0.3), entropy: true, ..case };
-            hidden_keys_change_nothing(&case.scores(&scores));
+            for_every_type!(hidden_keys_change_nothing, case.scores(&scores));
         }
     }
 }
@@ -330,12 +377,12 @@ fn the_layout_changes_no_bit_of_a_gradient() {
         let scores = [&OPTIONS[..], &[bias("b1qk", Entries::Hiding)]].concat();
         let case = Case::new(dims([2, 4, 2, 33, 70, 8, 5])).mask(named(mask)).scores(&scores);
         let case = Case { dropout: Some(0.3), entropy: true, ..case }.similarity(similarity);
-        let data = Data::new(&case);
+        let data = Data::<f32>::new(&case);
         for isa in Isa::available() {
             let expected = run(&case, &data, isa);
             for arrangement in [Arrangement::Bshd, Arrangement::Slice] {
                 let case = case.clone().arrangement(arrangement);
-                let grads = run(&case, &Data::new(&case), isa);
+                let grads = run(&case, &Data::<f32>::new(&case), isa);
                 assert!(same_grad_bits(&grads, &expected), "{case} on {}", isa.name());
             }
         }

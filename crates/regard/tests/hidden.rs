@@ -1,6 +1,8 @@
 //! What a row does not see cannot reach it, and what it sees may be as large as it likes.
 
-use regard::{Align, Isa, Output, Problem, Score, View};
+use regard::{
+    Align, Element, Isa, Machine, Number, Output, Plan, Precision, Problem, Score, View, bf16, f16,
+};
 use regard_testkit::cases::dims;
 use regard_testkit::masks::{MASKS, named};
 use regard_testkit::run::{forward, same_bits};
@@ -8,29 +10,36 @@ use regard_testkit::scores::{Entries, ScoreOption, bias};
 use regard_testkit::{Case, Data, Judge};
 
 /// The result of a case on one instruction set.
-fn run(case: &Case, data: &Data<f32>, isa: Isa) -> Output<f32> {
+fn run<E: Element>(case: &Case, data: &Data<E>, isa: Isa) -> Output<E> {
     forward(&data.problem(case), data.inputs(), isa, 2)
 }
 
 /// Whether a row sees a key: by the mask, and by a bias that is not `-inf`.
-fn sees(case: &Case, data: &Data<f32>, [b, h, row, key]: [usize; 4]) -> bool {
+fn sees<E: Element>(case: &Case, data: &Data<E>, [b, h, row, key]: [usize; 4]) -> bool {
     let scope = data.problem(case).scope(b, h);
     let on = |i: usize, n: usize| if n == 1 { 0 } else { i };
     let s = data.bias.shape;
     let hidden = s.dim > 0
-        && data.bias.view().row(on(b, s.batch), on(h, s.heads), on(row, s.len))[on(key, s.dim)]
-            == f32::NEG_INFINITY;
+        && wide(
+            data.bias.view().row(on(b, s.batch), on(h, s.heads), on(row, s.len))[on(key, s.dim)],
+        ) == f64::NEG_INFINITY;
     data.mask.sees(&scope, row, key) && !hidden
 }
 
 /// Puts `poison` into key `key` and its value, and demands that all rows that do not see it keep their bits.
-fn poison_one(case: &Case, data: &Data<f32>, clean: &Output<f32>, (key, isa): (usize, Isa)) {
+fn poison_one<E: Element>(
+    case: &Case,
+    data: &Data<E>,
+    clean: &Output<E>,
+    (key, isa): (usize, Isa),
+) {
     let d = case.dims;
-    for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+    for poison in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let narrow = E::narrow(E::Num::from_f64(poison));
         let mut poisoned = data.clone();
         for (b, h) in (0..d.batch).flat_map(|b| (0..d.heads.kv).map(move |h| (b, h))) {
-            poisoned.k.row_mut(b, h, key).fill(poison);
-            poisoned.v.row_mut(b, h, key).fill(poison);
+            poisoned.k.row_mut(b, h, key).fill(narrow);
+            poisoned.v.row_mut(b, h, key).fill(narrow);
         }
         let output = run(case, &poisoned, isa);
         for (i, lse) in output.lse.iter().enumerate() {
@@ -40,8 +49,8 @@ fn poison_one(case: &Case, data: &Data<f32>, clean: &Output<f32>, (key, isa): (u
                 continue;
             }
             let rows = [&output, clean].map(|o| o.out.view().row(b, h, row));
-            let same = lse.to_bits() == clean.lse[i].to_bits()
-                && rows[0].iter().zip(rows[1]).all(|(a, b)| a.to_bits() == b.to_bits());
+            let same = bits(*lse) == bits(clean.lse[i])
+                && rows[0].iter().zip(rows[1]).all(|(a, b)| bits(*a) == bits(*b));
             let [now, before] = rows;
             assert!(
                 same,
@@ -52,9 +61,31 @@ fn poison_one(case: &Case, data: &Data<f32>, clean: &Output<f32>, (key, isa): (u
     }
 }
 
+fn wide<E: Element>(x: E) -> f64 {
+    Number::to_f64(x.widen())
+}
+
+fn bits<E: Element>(x: E) -> u64 {
+    wide(x).to_bits()
+}
+
+/// In `f32` everywhere, and in all types that go by tiles where there are some.
 fn hidden_keys_change_nothing(case: &Case) {
-    let data = Data::new(case);
+    of_type::<f32>(case, false);
+    for precision in [Precision::F32, Precision::High] {
+        of_type::<f32>(&Case { precision: Some(precision), ..case.clone() }, true);
+    }
+    of_type::<f16>(case, true);
+    of_type::<bf16>(case, true);
+}
+
+fn of_type<E: Element>(case: &Case, tiles: bool) {
+    let data = Data::<E>::new(case);
     for isa in Isa::available() {
+        let plan = Plan::new(data.problem(case), Machine::here().isa(isa));
+        if tiles && plan.is_ok_and(|plan| plan.tile_products().is_none()) {
+            continue;
+        }
         let clean = run(case, &data, isa);
         for key in [0, 1, case.dims.k_len / 2, case.dims.k_len - 1] {
             poison_one(case, &data, &clean, (key, isa));
@@ -108,7 +139,7 @@ fn rows_that_see_nothing_are_zero() {
     for mask in ["nothing", "bits_hidden_rows"] {
         let case = Case::new(dims([2, 2, 1, 70, 9, 8, 8])).mask(named(mask));
         let sinks = case.clone().scores(&[ScoreOption::Sinks]);
-        let data = Data::new(&case);
+        let data = Data::<f32>::new(&case);
         for isa in Isa::available() {
             let (plain, sunk) = (run(&case, &data, isa), run(&sinks, &data, isa));
             for (i, lse) in plain.lse.iter().enumerate() {
@@ -168,7 +199,7 @@ fn huge_sinks_stay_finite() {
     for (isa, sink) in
         Isa::available().into_iter().flat_map(|isa| [1e30f32, -1e30].map(|s| (isa, s)))
     {
-        let mut data = Data::new(&case);
+        let mut data = Data::<f32>::new(&case);
         data.sinks.fill(sink);
         let judge = Judge::new(&data.problem(&case), data.inputs());
         let ratio = judge.ratio(&run(&case, &data, isa)).unwrap();
@@ -231,7 +262,7 @@ fn huge_values_stay_finite_when_later_scores_are_higher() {
 fn results_do_not_depend_on_what_other_rows_hold() {
     let case = Case::new(dims([1, 1, 1, 70, 70, 8, 8])).mask(named("causal"));
     for isa in Isa::available() {
-        let mut data = Data::new(&case);
+        let mut data = Data::<f32>::new(&case);
         let clean = run(&case, &data, isa);
         data.q.row_mut(0, 0, 13).fill(f32::NAN);
         let mut output = run(&case, &data, isa);

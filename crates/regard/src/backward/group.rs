@@ -5,10 +5,10 @@ use crate::cells::{CELL, Cell, lanes_of};
 use crate::element::{Element, Number};
 use crate::lanes::{fetch, multiply, pack, turn, turn_back, turn_queries};
 use crate::mask::{RowTile, Scope};
-use crate::micro::{Dots, Packed, ScoreGrads, Weights, dot_tile, low};
+use crate::micro::{Dots, Packed, ScoreGrads, Seen, Weights, dot_tile, low};
 use crate::problem::Problem;
-use crate::score::{LOG2_E, Similarity, in_log2};
-use crate::simd::{GROUP, Lanes, Simd, Span, math};
+use crate::score::{At, LOG2_E, Similarity, in_log2};
+use crate::simd::{GROUP, Lanes, Simd, Span, Task, math};
 use crate::softmax::{FAR, LARGE, TileSums};
 use crate::source::Head;
 use crate::view::{self, TileMut};
@@ -19,28 +19,30 @@ const TINY: f64 = 1e-20;
 
 /// A group of rows on its way; lanes are `[features][lanes]`.
 #[derive(Debug)]
-pub(super) struct Group<N> {
-    pub(super) rows: RowTile,
+pub(crate) struct Group<N> {
+    pub(crate) rows: RowTile,
     /// Queries as given, when they are projected, and as they meet the keys.
-    pub(super) raw: Vec<Lanes<N>>,
-    pub(super) q: Vec<Lanes<N>>,
-    pub(super) d_out: Vec<Lanes<N>>,
-    pub(super) d_q: Vec<Lanes<N>>,
+    pub(crate) raw: Vec<Lanes<N>>,
+    pub(crate) q: Vec<Lanes<N>>,
+    pub(crate) d_out: Vec<Lanes<N>>,
+    /// Up to whole tiles of features, where tiles are in use.
+    pub(crate) d_q: Vec<Lanes<N>>,
     /// Queries and output gradients once more, as rows.
-    pub(super) q_rows: Packed<N>,
-    pub(super) d_out_rows: Packed<N>,
+    pub(crate) q_rows: Packed<N>,
+    pub(crate) d_out_rows: Packed<N>,
     /// Times `log2 e`.
-    pub(super) lse: Lanes<N>,
+    pub(crate) lse: Lanes<N>,
     /// `d_out . out - d_lse`
-    pub(super) delta: Lanes<N>,
+    pub(crate) delta: Lanes<N>,
     /// The entropies and their gradients.
-    pub(super) entropy: Option<[Lanes<N>; 2]>,
-    pub(super) by_scale: Lanes<N>,
-    pub(super) by_slope: Lanes<N>,
+    pub(crate) entropy: Option<[Lanes<N>; 2]>,
+    pub(crate) by_scale: Lanes<N>,
+    pub(crate) by_slope: Lanes<N>,
 }
 
 impl<N: Number> Group<N> {
-    pub(super) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>) -> Self {
+    /// With sums of so many features, at least.
+    pub(super) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, features: usize) -> Self {
         let dims = problem.dims();
         let (zeros, zero) = (|n| vec![Lanes([N::zero(); GROUP]); n], Lanes([N::zero(); GROUP]));
         let projects = matches!(problem.similarity, Similarity::General(_));
@@ -49,7 +51,7 @@ impl<N: Number> Group<N> {
             raw: zeros(if projects { dims.q_dim } else { 0 }),
             q: zeros(dims.qk_dim),
             d_out: zeros(dims.v_dim),
-            d_q: zeros(dims.qk_dim),
+            d_q: zeros(dims.qk_dim.max(features)),
             q_rows: Packed::new(GROUP, dims.qk_dim),
             d_out_rows: Packed::new(GROUP, dims.v_dim),
             lse: zero,
@@ -176,35 +178,36 @@ impl<N: Number> Group<N> {
         }
         piece.scores(s, problem, &self.q, weights, Some(&mut *tiles.slopes));
         dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut Dots);
-        if let Some(dropout) = problem.dropout {
-            dropout.factors(s, piece.at, &mut tiles.factors[..n]);
-            multiply(s, (d_scores, tiles.factors), span);
-        }
-        let (zero, ln_2) = (s.splat(N::zero()), s.splat(N::from_f64(std::f64::consts::LN_2)));
-        let (seen, everyone) = (piece.seen.as_deref(), lanes_of(span));
-        for (i, (weights, d_scores)) in weights.iter_mut().zip(d_scores).enumerate() {
-            for lane in span.vectors::<N, S>() {
-                let seen = s.lanes(low(seen.map_or(everyone, |seen| seen[i]) >> lane));
-                let x = s.sub(s.load(&weights.0[lane..]), s.load(&self.lse.0[lane..]));
-                let a = s.select(seen, math::exp2(s, x), zero);
-                let mut d_a = s.sub(s.load(&d_scores.0[lane..]), s.load(&self.delta.0[lane..]));
-                if let Some([entropy, d_entropy]) = &self.entropy {
-                    // entropy = -sum of a ln a: falls by (ln a + entropy) where a score rises.
-                    let log = s.max(x, s.splat(N::from_f64(FAR)));
-                    let fall = s.fma(log, ln_2, s.load(&entropy.0[lane..]));
-                    d_a = s.sub(d_a, s.mul(s.load(&d_entropy.0[lane..]), fall));
-                }
-                let mut d = s.mul(a, d_a);
-                if let Some(slope) = tiles.slopes.custom.get(i) {
-                    d = s.mul(d, s.load(&slope.0[lane..]));
-                }
-                s.store(a, &mut weights.0[lane..]);
-                s.store(s.select(seen, d, zero), &mut d_scores.0[lane..]);
+        self.weigh(s, problem, (piece.at, piece.seen.as_deref()), n, tiles);
+    }
+
+    /// From the scores of `n` keys and the gradients of their weights before dropout to what `differentiate` makes.
+    #[inline(always)]
+    pub(crate) fn weigh<E: Element<Num = N>, S: Simd<N>>(
+        &self,
+        s: S,
+        problem: &Problem<'_, E>,
+        (at, seen): (At<'_>, Option<&[Seen]>),
+        n: usize,
+        tiles: &mut Tiles<'_, N>,
+    ) {
+        let Tiles { weights, d_scores, slopes, factors } = tiles;
+        let factors = match problem.dropout {
+            Some(dropout) => {
+                dropout.factors(s, at, &mut factors[..n]);
+                &factors[..n]
             }
-        }
-        if problem.dropout.is_some() {
-            multiply(s, (weights, tiles.factors), span);
-        }
+            None => &[],
+        };
+        s.call(Weigh {
+            group: self,
+            span: at.span,
+            seen,
+            weights: &mut weights[..n],
+            d_scores: &mut d_scores[..n],
+            slopes: &slopes.custom,
+            factors,
+        });
     }
 
     /// What each row adds to the gradient of its sink, a score whose value is 0.
@@ -229,8 +232,9 @@ impl<N: Number> Group<N> {
     /// Leaves a part of the sums.
     #[inline(always)]
     pub(super) fn save<S: Simd<N>>(&self, s: S, to: &mut TileMut<'_, N>) {
-        turn_back(s, &self.d_q, self.rows.count, 0, (to, 0));
-        self.write_options(to, self.d_q.len());
+        let features = self.q.len();
+        turn_back(s, &self.d_q[..features], self.rows.count, 0, (to, 0));
+        self.write_options(to, features);
     }
 
     /// Writes what each row adds to the gradients of the options, from a column on.
@@ -252,7 +256,7 @@ impl<N: Number> Group<N> {
         other: &mut [Lanes<N>],
     ) {
         let rows = self.rows;
-        let other = &mut other[..self.d_q.len()];
+        let other = &mut other[..self.q.len()];
         turn(s, |i| from.row(rows.row(i)), rows.count, N::one(), other);
         for (sum, other) in self.d_q.iter_mut().zip(other) {
             for lane in (Span { start: 0, end: self.rows.count }).vectors::<N, S>() {
@@ -261,7 +265,7 @@ impl<N: Number> Group<N> {
             }
         }
         for i in 0..self.rows.count {
-            let options = &from.row(rows.row(i))[self.d_q.len()..];
+            let options = &from.row(rows.row(i))[self.q.len()..];
             self.by_scale.0[i] = self.by_scale.0[i] + options[0];
             self.by_slope.0[i] = self.by_slope.0[i] + options[1];
         }
@@ -279,7 +283,8 @@ impl<N: Number> Group<N> {
     ) {
         let (problem, rows) = (call.problem, self.rows);
         let span = Span { start: 0, end: rows.count };
-        let (mut q, mut d_q) = (&mut self.q, &mut self.d_q[..]);
+        let features = self.q.len();
+        let (mut q, mut d_q) = (&mut self.q, &mut self.d_q[..features]);
         if let Similarity::General(w) = problem.similarity {
             // projected = W^T q
             let w = w.serving_head(0, scope.head);
@@ -319,6 +324,51 @@ impl<N: Number> Group<N> {
         }
         turn_back(s, d_q, rows.count, 0, (&mut to.d_q, 0));
         self.write_options(&mut to.options, 0);
+    }
+}
+
+/// Scores into weights, and gradients of weights into those of scores.
+struct Weigh<'t, N> {
+    group: &'t Group<N>,
+    span: Span,
+    seen: Option<&'t [Seen]>,
+    weights: &'t mut [Lanes<N>],
+    d_scores: &'t mut [Lanes<N>],
+    /// Of a custom rule; empty where there is none.
+    slopes: &'t [Lanes<N>],
+    /// Of dropout; empty where there is none.
+    factors: &'t [Lanes<N>],
+}
+
+impl<N: Number> Task<N> for Weigh<'_, N> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, s: S) {
+        let Self { group, span, seen, weights, d_scores, slopes, factors } = self;
+        multiply(s, (d_scores, factors), span);
+        let (zero, ln_2) = (s.splat(N::zero()), s.splat(N::from_f64(std::f64::consts::LN_2)));
+        let everyone = lanes_of(span);
+        for (i, (weights, d_scores)) in weights.iter_mut().zip(d_scores).enumerate() {
+            for lane in span.vectors::<N, S>() {
+                let seen = s.lanes(low(seen.map_or(everyone, |seen| seen[i]) >> lane));
+                let x = s.sub(s.load(&weights.0[lane..]), s.load(&group.lse.0[lane..]));
+                let a = s.select(seen, math::exp2(s, x), zero);
+                let mut d_a = s.sub(s.load(&d_scores.0[lane..]), s.load(&group.delta.0[lane..]));
+                if let Some([entropy, d_entropy]) = &group.entropy {
+                    // entropy = -sum of a ln a: falls by (ln a + entropy) where a score rises.
+                    let log = s.max(x, s.splat(N::from_f64(FAR)));
+                    let fall = s.fma(log, ln_2, s.load(&entropy.0[lane..]));
+                    d_a = s.sub(d_a, s.mul(s.load(&d_entropy.0[lane..]), fall));
+                }
+                let mut d = s.mul(a, d_a);
+                if let Some(slope) = slopes.get(i) {
+                    d = s.mul(d, s.load(&slope.0[lane..]));
+                }
+                s.store(a, &mut weights.0[lane..]);
+                s.store(s.select(seen, d, zero), &mut d_scores.0[lane..]);
+            }
+        }
+        multiply(s, (weights, factors), span);
     }
 }
 

@@ -25,11 +25,12 @@ use crate::lanes::pack;
 use crate::mask::{RowTile, Scope};
 use crate::micro::{Packed, Seen, add_rows, add_values};
 use crate::problem::Problem;
-use crate::score::{Similarity, Slopes, Undo};
+use crate::score::{At, Similarity, Slopes, Undo};
 use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::tiles::BackRoom;
 use crate::view::{self, TileMut, View};
 use crate::walk::{Call, Piece, Tiling, Visit, Walk, Way};
-use group::Group;
+pub(crate) use group::Group;
 pub(crate) use join::{ByProjection, Join, Parts};
 use std::ops::Range;
 
@@ -96,22 +97,26 @@ pub(crate) struct Scratch<N> {
     keys: Packed<N>,
     d_k: Packed<N>,
     d_v: Packed<N>,
+    /// For products on tiles.
+    room: Option<BackRoom>,
 }
 
 impl<N: Number> Scratch<N> {
-    /// For tasks of up to `keys` keys.
+    /// For tasks of up to `keys` keys, with numbers in so many parts if their products go by tiles.
     pub(crate) fn new<E: Element<Num = N>>(
         problem: &Problem<'_, E>,
         rows: usize,
         keys: usize,
+        parts: Option<usize>,
     ) -> Self {
         let dims = problem.dims();
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let distances = matches!(problem.similarity, Similarity::Distance);
+        let groups = rows.min(dims.q_len).div_ceil(GROUP);
+        let room = parts.map(|parts| BackRoom::new(parts, dims, groups, keys));
+        let (features, rows) = room.as_ref().map_or((0, keys), |room| room.padded(keys));
         Self {
-            groups: (0..rows.min(dims.q_len).div_ceil(GROUP))
-                .map(|_| Group::new(problem))
-                .collect(),
+            groups: (0..groups).map(|_| Group::new(problem, features)).collect(),
             weights: zeros(CELL),
             d_scores: zeros(CELL),
             slopes: Slopes::new(problem, CELL),
@@ -119,8 +124,9 @@ impl<N: Number> Scratch<N> {
             other: zeros(dims.v_dim.max(dims.q_dim).max(dims.qk_dim)),
             walk: Walk::new(),
             keys: Packed::new(if distances { CELL } else { 0 }, dims.qk_dim),
-            d_k: Packed::new(keys, dims.qk_dim),
-            d_v: Packed::new(keys, dims.v_dim),
+            d_k: Packed::new(rows, dims.qk_dim),
+            d_v: Packed::new(rows, dims.v_dim),
+            room,
         }
     }
 }
@@ -142,10 +148,58 @@ impl<E: Element> Task<E::Num> for Backward<'_, '_, E> {
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
         match self {
-            Self::Keys(task) => task.run(s),
+            Self::Keys(task) => task.run(s, &OnVectors),
             Self::Join(task) => task.run(s),
             Self::Projection(task) => task.run(s),
         }
+    }
+}
+
+impl<E: Element> Backward<'_, '_, E> {
+    /// The parts that numbers are split into, if the products of this task go by tiles.
+    pub(crate) fn parts(&self) -> Option<usize> {
+        match self {
+            Self::Keys(task) => task.scratch.room.as_ref().map(BackRoom::parts),
+            Self::Join(_) | Self::Projection(_) => None,
+        }
+    }
+}
+
+/// How the products of the way back are made.
+pub(crate) trait Products<E: Element> {
+    /// Leads a tile of rows over the keys of a task.
+    fn walk<S: Simd<E::Num>>(
+        &self,
+        s: S,
+        path: Path<'_, '_, E>,
+        undoing: Undoing<'_, '_, E>,
+        room: Option<&mut BackRoom>,
+    );
+}
+
+/// A tile of rows and the way it goes.
+pub(crate) struct Path<'t, 'c, E: Element> {
+    pub(crate) walk: &'t mut Walk<E::Num>,
+    pub(crate) call: Call<'c, E>,
+    pub(crate) scope: Scope,
+    pub(crate) rows: RowTile,
+    pub(crate) way: Way<'t>,
+}
+
+/// By vectors.
+struct OnVectors;
+
+impl<E: Element> Products<E> for OnVectors {
+    #[inline(always)]
+    fn walk<S: Simd<E::Num>>(
+        &self,
+        s: S,
+        path: Path<'_, '_, E>,
+        mut undoing: Undoing<'_, '_, E>,
+        _: Option<&mut BackRoom>,
+    ) {
+        let Path { walk, call, scope, rows, way } = path;
+        walk.lead(s, &call, (scope, rows), &way, &mut undoing);
     }
 }
 
@@ -163,10 +217,13 @@ pub struct ByKeys<'t, 'c, E: Element> {
 
 impl<E: Element> ByKeys<'_, '_, E> {
     #[inline(always)]
-    fn run<S: Simd<E::Num>>(mut self, s: S) {
+    pub(crate) fn run<S: Simd<E::Num>>(mut self, s: S, products: &impl Products<E>) {
         let problem = self.back.call.problem;
         self.scratch.d_k.clear();
         self.scratch.d_v.clear();
+        if let Some(room) = &mut self.scratch.room {
+            room.clear();
+        }
         let heads = problem.dims().heads;
         let served = heads.q / heads.kv;
         for h in 0..served {
@@ -176,7 +233,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
                 let tiling = self.ways[way].0;
                 for rows in (0..tiling.count()).rev().map(|i| tiling.tile(i)) {
                     if rows.count > 0 {
-                        self.pass(s, (scope, h), way, rows);
+                        self.pass(s, products, (scope, h), (way, rows));
                     }
                 }
             }
@@ -191,13 +248,24 @@ impl<E: Element> ByKeys<'_, '_, E> {
     fn pass<S: Simd<E::Num>>(
         &mut self,
         s: S,
+        products: &impl Products<E>,
         (scope, h): (Scope, usize),
-        way: usize,
-        rows: RowTile,
+        (way, rows): (usize, RowTile),
     ) {
         let Self { back, target, scratch, .. } = self;
-        let Scratch { groups, weights, d_scores, slopes, factors, other, walk, keys, d_k, d_v } =
-            &mut **scratch;
+        let Scratch {
+            groups,
+            weights,
+            d_scores,
+            slopes,
+            factors,
+            other,
+            walk,
+            keys,
+            d_k,
+            d_v,
+            room,
+        } = &mut **scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
             group.start(s, back, (scope, rows.group(g)), other);
@@ -208,10 +276,10 @@ impl<E: Element> ByKeys<'_, '_, E> {
             }
         }
         let way_here = Way { keys: self.keys.clone(), ..self.ways[way].1.clone() };
-        let mut visitor = Undoing {
+        let undoing = Undoing {
             problem: back.call.problem,
             first: self.keys.start,
-            groups,
+            groups: &mut *groups,
             tiles: Tiles { weights, d_scores, slopes, factors },
             keys,
             relative: target.relative.as_mut().map(|r| r.update(h, 0)),
@@ -219,7 +287,8 @@ impl<E: Element> ByKeys<'_, '_, E> {
             d_k,
             d_v,
         };
-        walk.lead(s, &back.call, (scope, rows), &way_here, &mut visitor);
+        let path = Path { walk, call: back.call, scope, rows, way: way_here };
+        products.walk(s, path, undoing, room.as_mut());
         for group in groups {
             if let Some(part) = target.parts.get_mut(way) {
                 group.save(s, &mut part.part(h, group.rows));
@@ -237,52 +306,69 @@ impl<E: Element> Rows<'_, E> {
 }
 
 /// What is made of a piece, `[keys][lanes]`: see [`Scratch`].
-struct Tiles<'t, N> {
-    weights: &'t mut [Lanes<N>],
-    d_scores: &'t mut [Lanes<N>],
-    slopes: &'t mut Slopes<N>,
-    factors: &'t mut [Lanes<N>],
+pub(crate) struct Tiles<'t, N> {
+    pub(crate) weights: &'t mut [Lanes<N>],
+    pub(crate) d_scores: &'t mut [Lanes<N>],
+    pub(crate) slopes: &'t mut Slopes<N>,
+    pub(crate) factors: &'t mut [Lanes<N>],
 }
 
 /// Takes the gradients of each piece.
-struct Undoing<'t, 'c, E: Element> {
-    problem: &'c Problem<'c, E>,
+pub(crate) struct Undoing<'t, 'c, E: Element> {
+    pub(crate) problem: &'c Problem<'c, E>,
     /// The first key of the task.
-    first: usize,
-    groups: &'t mut [Group<E::Num>],
-    tiles: Tiles<'t, E::Num>,
+    pub(crate) first: usize,
+    pub(crate) groups: &'t mut [Group<E::Num>],
+    pub(crate) tiles: Tiles<'t, E::Num>,
     keys: &'t mut Packed<E::Num>,
     relative: Option<&'t mut [f64]>,
     bias: Option<TileMut<'t, E::Num>>,
-    d_k: &'t mut Packed<E::Num>,
-    d_v: &'t mut Packed<E::Num>,
+    pub(crate) d_k: &'t mut Packed<E::Num>,
+    pub(crate) d_v: &'t mut Packed<E::Num>,
+}
+
+impl<E: Element> Undoing<'_, '_, E> {
+    /// Carries the gradients of the scores of `n` keys back to those of the products, and to the options on the way.
+    #[inline(always)]
+    pub(crate) fn undo<S: Simd<E::Num>>(
+        &mut self,
+        s: S,
+        group: usize,
+        (at, seen): (At<'_>, Option<&[Seen]>),
+        n: usize,
+    ) {
+        if self.problem.is_plain_dot() {
+            return;
+        }
+        let group = &mut self.groups[group];
+        let Tiles { d_scores, slopes, .. } = &mut self.tiles;
+        let undo = Undo {
+            at,
+            seen,
+            d_scores: &mut d_scores[..n],
+            slopes,
+            by_slope: &mut group.by_slope,
+            by_scale: &mut group.by_scale,
+            by_table: self.relative.as_deref_mut(),
+            bias: self.bias.as_mut().map(|bias| (bias.part(0, bias.rows()), self.first)),
+        };
+        self.problem.undo(s, undo);
+    }
 }
 
 impl<E: Element> Visit<E::Num> for Undoing<'_, '_, E> {
     #[inline(always)]
     fn visit<S: Simd<E::Num>>(&mut self, s: S, mut piece: Piece<'_, E::Num>) {
         let (n, at) = (piece.k.len, piece.at);
-        let group = &mut self.groups[piece.group];
-        group.differentiate(s, self.problem, &mut piece, &mut self.tiles);
-        let Tiles { weights, d_scores, slopes, .. } = &mut self.tiles;
+        self.groups[piece.group].differentiate(s, self.problem, &mut piece, &mut self.tiles);
+        self.undo(s, piece.group, (at, piece.seen.as_deref()), n);
+        let Tiles { weights, d_scores, .. } = &mut self.tiles;
         let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
-        if !self.problem.is_plain_dot() {
-            let undo = Undo {
-                at,
-                seen: piece.seen.as_deref(),
-                d_scores,
-                slopes,
-                by_slope: &mut group.by_slope,
-                by_scale: &mut group.by_scale,
-                by_table: self.relative.as_deref_mut(),
-                bias: self.bias.as_mut().map(|bias| (bias.part(0, bias.rows()), self.first)),
-            };
-            self.problem.undo(s, undo);
-        }
+        let group = &mut self.groups[piece.group];
         let hidden = piece.hiding();
         let mut places = [0; CELL];
         places[..n].iter_mut().enumerate().for_each(|(i, p)| *p = at.keys.get(i) - self.first);
-        let products = Products {
+        let sums = Sums {
             piece: (piece.k, hidden.unwrap_or(&[])),
             span: at.span,
             places: &places[..n],
@@ -293,16 +379,16 @@ impl<E: Element> Visit<E::Num> for Undoing<'_, '_, E> {
             d_v: self.d_v,
         };
         match (self.problem.similarity, hidden) {
-            (Similarity::Distance, None) => products.add::<S, false, true>(s),
-            (Similarity::Distance, Some(_)) => products.add::<S, true, true>(s),
-            (_, None) => products.add::<S, false, false>(s),
-            (_, Some(_)) => products.add::<S, true, false>(s),
+            (Similarity::Distance, None) => sums.add::<S, false, true>(s),
+            (Similarity::Distance, Some(_)) => sums.add::<S, true, true>(s),
+            (_, None) => sums.add::<S, false, false>(s),
+            (_, Some(_)) => sums.add::<S, true, false>(s),
         }
     }
 }
 
 /// A piece with its weights and the gradients of its scores, and the sums they go into.
-struct Products<'t, N> {
+struct Sums<'t, N> {
     /// Its keys, and which rows see each.
     piece: (view::Rows<'t, N>, &'t [Seen]),
     span: Span,
@@ -315,7 +401,7 @@ struct Products<'t, N> {
     d_v: &'t mut Packed<N>,
 }
 
-impl<N: Number> Products<'_, N> {
+impl<N: Number> Sums<'_, N> {
     /// The three products. With `AWAY`, keys and queries count by their difference from each other.
     #[inline(always)]
     fn add<S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(self, s: S) {

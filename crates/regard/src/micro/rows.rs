@@ -41,6 +41,11 @@ impl<N: Number> Packed<N> {
         &mut self.data[self.first + i * self.width..][..self.width]
     }
 
+    /// The rows from `i` on, and how far apart they are.
+    pub(crate) fn rows_from(&mut self, i: usize) -> (&mut [N], usize) {
+        (&mut self.data[self.first + i * self.width..], self.width)
+    }
+
     pub(crate) fn clear(&mut self) {
         self.data.fill(N::zero());
     }

@@ -198,14 +198,14 @@ impl Isa {
     /// Every instruction set of this machine, the best last.
     #[must_use]
     pub fn available() -> Vec<Self> {
-        let mut found = vec![Self::Portable(Portable)];
+        let found = [Some(Self::Portable(Portable))].into_iter();
         #[cfg(target_arch = "x86_64")]
-        {
-            found.extend(Avx2::detect().map(Self::Avx2));
-            found.extend(Avx512::detect().map(Self::Avx512));
-            found.extend(Amx::detect().map(Self::Amx));
-        }
-        found
+        let found = found.chain([
+            Avx2::detect().map(Self::Avx2),
+            Avx512::detect().map(Self::Avx512),
+            Amx::detect().map(Self::Amx),
+        ]);
+        found.flatten().collect()
     }
 
     /// The best of this machine.

@@ -233,7 +233,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
                 let keys = prepared.cell(self.head, next.first).keys;
                 let queries =
                     Operand { data: &queries[next.group], chunks: sizes.chunks, tiles: LANE_TILES };
-                let operands = (keys, queries, next.lane / ROWS);
+                let operands = (keys, queries.skip(0, next.lane / ROWS));
                 let (tiles, to) =
                     ((CELL / ROWS, next.tiles()), (Sums::halves(&mut to_score[..]), false));
                 Some(Product::<PARTS>::new(operands, sizes.chunks, tiles, to))
@@ -246,7 +246,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
                 let weights = Operand { data: done, chunks: CHUNKS, tiles: HALF_TILES };
                 let to = Sums::lanes(&mut self.groups[weighed.group].sums, weighed.lane);
                 let tiles = (sizes.features, weighed.tiles());
-                Some(Product::<PARTS>::new((values, weights, 0), CHUNKS, tiles, (to, true)))
+                Some(Product::<PARTS>::new((values, weights), CHUNKS, tiles, (to, true)))
             }
             None => None,
         };
@@ -330,7 +330,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
             s.call(Alone::<PARTS> {
                 t,
                 product: &mut Product::new(
-                    (packed.keys, queries, 0),
+                    (packed.keys, queries),
                     sizes.chunks,
                     tiles,
                     (Sums::lanes(tile, 0), false),
@@ -360,7 +360,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let weights = Operand { data: pairs, chunks: CHUNKS, tiles: LANE_TILES };
         let tiles = (sizes.features, rows.count.div_ceil(ROWS));
         let to = (Sums::lanes(&mut group.sums, 0), true);
-        let product = &mut Product::new((packed.values, weights, 0), CHUNKS, tiles, to);
+        let product = &mut Product::new((packed.values, weights), CHUNKS, tiles, to);
         s.call(Alone::<PARTS> { t, product });
         if packed.odd != 0 {
             let (_, v) = self.call.keys_and_values(self.scope);
@@ -403,10 +403,10 @@ impl<const PARTS: usize> Task<f32> for Alone<'_, PARTS> {
 }
 
 /// Multiplies a tile.
-struct Scale<'t> {
-    tile: &'t mut [Lanes<f32>],
-    factor: f32,
-    span: Span,
+pub(super) struct Scale<'t> {
+    pub(super) tile: &'t mut [Lanes<f32>],
+    pub(super) factor: f32,
+    pub(super) span: Span,
 }
 
 impl Task<f32> for Scale<'_> {

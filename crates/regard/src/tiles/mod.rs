@@ -11,10 +11,14 @@
 //! and that a number of more digits is split into parts of 8 that are multiplied each with each, the smallest products left
 //! out: one part is bf16 itself, two hold an `f16` (or two thirds of an `f32`), three an `f32` exactly.
 
+mod backward;
 mod forward;
 mod pack;
 mod product;
+mod weave;
+mod woven;
 
+pub(crate) use backward::{BackRoom, backward};
 pub(crate) use forward::forward;
 pub(crate) use pack::Prepared;
 

@@ -15,11 +15,14 @@ use std::arch::x86_64::__m512;
 use std::ops::Range;
 
 /// A number as a sum of parts of 8 digits each; the last is rounded, unless three parts hold it all.
+///
+/// Of two parts the first is rounded too: the second is then half as large and of either sign, so that the product of second
+/// parts, which is left out, is a quarter and does not add up.
 #[inline(always)]
 pub(super) fn split<const PARTS: usize>(s: Avx512, mut x: __m512) -> [__m512; PARTS] {
     let mut parts = [x; PARTS];
     for part in &mut parts[..PARTS - 1] {
-        *part = s.upper(x);
+        *part = s.upper(if PARTS == 2 { s.nearest(x) } else { x });
         x = s.sub(x, *part);
     }
     parts[PARTS - 1] = if PARTS == 3 { x } else { s.nearest(x) };
@@ -133,7 +136,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackCell<'_, E, PA
 
 /// Row `i` of a left operand with rows as they are, padded with 0.
 #[inline(always)]
-fn pack_row<E: Element<Num = f32>, const PARTS: usize>(
+pub(super) fn pack_row<E: Element<Num = f32>, const PARTS: usize>(
     s: Avx512,
     row: &[E],
     chunks: usize,

@@ -15,8 +15,13 @@ pub(super) struct Operand<'p> {
 impl Operand<'_> {
     /// Whether so many parts, chunks and tiles are there.
     fn holds(&self, parts: usize, chunks: usize, tiles: usize) -> bool {
-        let all = parts * self.chunks * self.tiles * ROWS;
-        chunks <= self.chunks && tiles <= self.tiles && all <= self.data.len()
+        let last = ((parts - 1) * self.chunks + chunks.max(1) - 1) * self.tiles + tiles;
+        chunks <= self.chunks && tiles <= self.tiles && last * ROWS <= self.data.len()
+    }
+
+    /// The operand from a chunk and a tile on.
+    pub(super) fn skip(self, chunks: usize, tiles: usize) -> Self {
+        Self { data: &self.data[(chunks * self.tiles + tiles) * ROWS..], ..self }
     }
 }
 
@@ -40,6 +45,13 @@ impl<'p> Sums<'p> {
             unsafe { rows.as_mut_ptr().cast::<f32>().add(if rows.is_empty() { 0 } else { lane }) };
         let stride = size_of::<Lanes<f32>>();
         Self { first, rows: rows.len(), width: GROUP - lane, stride, memory: PhantomData }
+    }
+
+    /// Rows of `stride` numbers.
+    pub(super) fn rows((to, stride): (&'p mut [f32], usize)) -> Self {
+        let rows = to.len().checked_div(stride).unwrap_or(0);
+        let (first, bytes) = (to.as_mut_ptr(), stride * size_of::<f32>());
+        Self { first, rows, width: stride, stride: bytes, memory: PhantomData }
     }
 
     /// Half as many lanes, side by side.
@@ -92,21 +104,21 @@ const fn meetings(parts: usize) -> &'static [(usize, usize)] {
 }
 
 impl<'p, const PARTS: usize> Product<'p, PARTS> {
-    /// Of `(rows, lanes)` tiles over `chunks`; of the right operand, the tiles from `lane` on.
+    /// Of `(rows, lanes)` tiles over `chunks`.
     #[inline(always)]
     pub(super) fn new(
-        (left, right, lane): (Operand<'p>, Operand<'p>, usize),
+        (left, right): (Operand<'p>, Operand<'p>),
         chunks: usize,
         (rows, lanes): (usize, usize),
         (to, add): (Sums<'p>, bool),
     ) -> Self {
-        assert!(left.holds(PARTS, chunks, rows) && right.holds(PARTS, chunks, lane + lanes));
-        assert!(rows * ROWS <= to.rows && lanes * ROWS <= to.width && chunks > 0);
+        assert!(left.holds(PARTS, chunks, rows) && right.holds(PARTS, chunks, lanes));
+        assert!(lanes == 0 || rows * ROWS <= to.rows);
+        assert!(lanes * ROWS <= to.width && chunks > 0);
         let strides = |of: Operand<'_>| [of.chunks * of.tiles * TILE, of.tiles * TILE];
         Self {
             left: left.data.as_ptr().cast(),
-            // SAFETY: the operand holds this tile, or there is none to be read.
-            right: unsafe { right.data.as_ptr().add(lane * ROWS).cast() },
+            right: right.data.as_ptr().cast(),
             to: to.first.cast(),
             left_strides: strides(left),
             right_strides: strides(right),
@@ -123,10 +135,14 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
         }
     }
 
-    /// Steps in all.
+    /// Steps in all, of a product that is not begun.
     pub(super) fn steps(&self) -> usize {
-        let blocks = self.rows.div_ceil(2) * self.lanes.div_ceil(2);
-        blocks * self.chunks * meetings(PARTS).len() * TILES
+        self.rows.div_ceil(2) * self.lanes.div_ceil(2) * self.block_steps()
+    }
+
+    /// Steps from one block of the result to the next: after these, what was begun is stored.
+    pub(super) fn block_steps(&self) -> usize {
+        self.chunks * meetings(PARTS).len() * TILES
     }
 
     /// Whether all steps are taken.

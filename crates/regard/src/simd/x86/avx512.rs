@@ -67,6 +67,11 @@ impl Avx512 {
             _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs);
         });
     }
+    /// Asks for a cache line, to be kept in the second level; any address will do.
+    #[inline(always)]
+    pub(crate) fn prefetch_far(self, line: *const u8) {
+        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(line.cast()));
+    }
     /// Writes the upper halves of a vector side by side.
     #[inline(always)]
     pub(crate) fn write_upper(self, x: __m512, to: &mut [u16]) {

@@ -1,0 +1,58 @@
+//! What stands in for `tiles` on targets that have none: no plan ever asks for it there.
+
+use crate::problem::Dims;
+
+/// Sizes of packed operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    pub(crate) parts: usize,
+    v_dim: usize,
+}
+
+impl Sizes {
+    pub(crate) fn new(parts: usize, _: usize, v_dim: usize) -> Self {
+        Self { parts, v_dim }
+    }
+
+    pub(crate) fn padded(self) -> usize {
+        self.v_dim
+    }
+}
+
+/// Packed keys and values.
+#[derive(Debug)]
+pub enum Prepared {}
+
+/// Memory of one thread.
+#[derive(Debug)]
+pub(crate) struct Room(Sizes);
+
+impl Room {
+    pub(crate) fn new(sizes: Sizes, _: usize, _: usize) -> Self {
+        Self(sizes)
+    }
+
+    pub(crate) fn parts(&self) -> usize {
+        self.0.parts
+    }
+}
+
+/// Memory of one thread on the way back.
+#[derive(Debug)]
+pub(crate) struct BackRoom(usize);
+
+impl BackRoom {
+    pub(crate) fn new(parts: usize, _: Dims, _: usize, _: usize) -> Self {
+        Self(parts)
+    }
+
+    pub(crate) fn parts(&self) -> usize {
+        self.0
+    }
+
+    pub(crate) fn padded(&self, keys: usize) -> (usize, usize) {
+        (0, keys)
+    }
+
+    pub(crate) fn clear(&mut self) {}
+}

@@ -1,0 +1,447 @@
+//! The way back on tiles: five products for each cell of keys and group of rows,
+//!
+//! ```text
+//! scores  [keys][rows]     = keys     [keys][features]  x queries  [features][rows]
+//! d_a     [keys][rows]     = values   [keys][features]  x d_out    [features][rows]
+//! d_v     [keys][features] += weights  [keys][rows]     x d_out    [rows][features]
+//! d_k     [keys][features] += d_scores [keys][rows]     x queries  [rows][features]
+//! d_q     [features][rows] += keys    [features][keys]  x d_scores [keys][rows]
+//! ```
+//!
+//! and between the second and the third one pass of the vectors, over blocks of 32 keys and 32 rows. While that goes on, the
+//! tiles make the first two products of the next block, and the last three of the cell before. All groups of a tile of rows
+//! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
+
+use super::product::{Operand, Product, Sums};
+use super::weave::{Block, GROUPS, Make, Side, Source, Steps, Weave};
+use super::woven::{BackCells, BackPiece, BackRows, BackSizes, PackPiece, read, sees};
+use super::{CHUNKS, ROWS, WIDTH};
+use crate::backward::{Backward, ByKeys, Group, Path, Products, Undoing};
+use crate::cells::{CELL, Cell, lanes_of};
+use crate::element::Element;
+use crate::lanes::turn;
+use crate::mask::{RowTile, Scope};
+use crate::micro::{Packed, Seen};
+use crate::problem::Dims;
+use crate::score::{At, Keys};
+use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, Tiles};
+use crate::source::Head;
+use crate::tiles::forward::Scale;
+use crate::walk::{Hide, Piece, Visit};
+
+/// Some keys of one head, and all rows that see them.
+pub(crate) fn backward<E: Element<Num = f32>, const PARTS: usize>(
+    amx: Amx,
+    task: Backward<'_, '_, E>,
+) {
+    if let Backward::Keys(task) = task {
+        amx.run(OnTiles::<E, PARTS> { amx, task });
+    }
+}
+
+struct OnTiles<'t, 'c, E: Element, const PARTS: usize> {
+    amx: Amx,
+    task: ByKeys<'t, 'c, E>,
+}
+
+impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E, PARTS> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) {
+        let (s, t) = (self.amx.vectors(), self.amx.configure());
+        self.task.run(s, &ByTiles::<PARTS> { s, t });
+    }
+}
+
+struct ByTiles<const PARTS: usize> {
+    s: Avx512,
+    t: Tiles,
+}
+
+impl<E: Element<Num = f32>, const PARTS: usize> Products<E> for ByTiles<PARTS> {
+    #[inline(always)]
+    fn walk<S: Simd<f32>>(
+        &self,
+        _: S,
+        path: Path<'_, '_, E>,
+        undoing: Undoing<'_, '_, E>,
+        room: Option<&mut BackRoom>,
+    ) {
+        let Self { s, t } = self;
+        let Path { walk, call, scope, rows, way } = path;
+        let Some(room) = room else { return }; // a plan that goes by tiles has made room for them
+        #[expect(clippy::cast_possible_truncation, reason = "a factor of numbers in f32")]
+        let factor = call.problem.query_factor() as f32;
+        let q = call.q.head(scope.batch, scope.head);
+        for (g, group) in undoing.groups.iter().enumerate() {
+            let rows = group.rows;
+            turn(*s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut room.turned);
+            let lanes = [&room.turned[..], &group.d_out];
+            let as_rows = [&group.q_rows, &group.d_out_rows];
+            room.rows.fill::<PARTS>(*s, g, lanes, as_rows, rows.count);
+        }
+        let inputs = call.keys_and_values(scope);
+        let s = *s;
+        let weighed = None;
+        let mut visitor =
+            Passing::<E, PARTS> { s, t, inputs, scope, rows, undoing, room, factor, weighed };
+        walk.lead(s, &call, (scope, rows), &way, &mut visitor);
+        visitor.flush();
+    }
+}
+
+/// Memory of one thread for the products of the way back.
+#[derive(Debug)]
+pub(crate) struct BackRoom {
+    sizes: BackSizes,
+    cells: BackCells,
+    rows: BackRows,
+    /// Of two cells: one is being made while the other goes into the sums.
+    pieces: [BackPiece; 2],
+    /// Of two blocks: one is being made while the other becomes operands.
+    blocks: [Block; 2],
+    /// Queries on their way, `[features][rows]`.
+    turned: Vec<Lanes<f32>>,
+    /// Gradients of picked keys and values, before they go to their places.
+    picked: [Packed<f32>; 2],
+    /// Whether a task is too large for the second level of the cache.
+    far: bool,
+}
+
+/// Bytes of a task that stay in a second level of 2 MiB, beside the rows that pass by.
+const NEAR: usize = 1 << 20;
+
+impl BackRoom {
+    /// For tiles of `groups` groups of rows, and tasks of up to `keys` keys.
+    pub(crate) fn new(parts: usize, dims: Dims, groups: usize, keys: usize) -> Self {
+        let sizes = BackSizes::new(parts, dims);
+        // Three operands in parts of 2 bytes, and two sums of 4.
+        let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * parts + 2 * 4) > NEAR;
+        Self {
+            sizes,
+            cells: BackCells::new(sizes, keys, dims.qk_dim),
+            rows: BackRows::new(sizes, groups),
+            pieces: [0, 1].map(|_| BackPiece::new(parts, groups)),
+            blocks: [Block::new(), Block::new()],
+            turned: vec![Lanes([0.0; GROUP]); dims.qk_dim],
+            picked: [dims.qk_dim, dims.v_dim].map(|dim| Packed::new(CELL, dim)),
+            far,
+        }
+    }
+
+    /// Parts that each number is split into.
+    pub(crate) fn parts(&self) -> usize {
+        self.sizes.parts
+    }
+
+    /// Features of a query up to whole tiles, and `keys` up to where the last tile of a cell may end.
+    pub(crate) fn padded(&self, keys: usize) -> (usize, usize) {
+        (self.sizes.qk.tiles * ROWS, keys + ROWS)
+    }
+
+    /// For another task.
+    pub(crate) fn clear(&mut self) {
+        self.cells.clear();
+    }
+}
+
+/// Takes the gradients of each cell.
+struct Passing<'t, 'c, E: Element, const PARTS: usize> {
+    s: Avx512,
+    t: &'t Tiles,
+    inputs: (Head<'c, E>, Head<'c, E>),
+    scope: Scope,
+    rows: RowTile,
+    undoing: Undoing<'t, 'c, E>,
+    room: &'t mut BackRoom,
+    /// What makes a score of a product.
+    factor: f32,
+    /// A cell whose weights, and gradients of scores, are there.
+    weighed: Option<Waiting>,
+}
+
+/// A cell on its way.
+#[derive(Clone, Copy)]
+struct Waiting {
+    /// The place among the packed cells.
+    cell: usize,
+    /// Where the keys stand among those of the task; nowhere for picked ones.
+    place: Option<usize>,
+    keys: usize,
+    /// The first group that sees any of them, and the one after the last.
+    groups: (usize, usize),
+    /// Which of the two rooms it has.
+    buffer: usize,
+}
+
+/// Which rows of each group see each key; none where there is no key.
+type Sight = [[Seen; CELL]; GROUPS];
+
+impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Passing<'_, '_, E, PARTS> {
+    #[inline(always)]
+    fn take<S: Simd<f32>>(&mut self, _: S, cell: &Cell) -> bool {
+        let mut seen = [[0; CELL]; GROUPS];
+        let groups = look(cell, self.rows, &mut seen);
+        if groups.0 >= groups.1 {
+            return true;
+        }
+        let (first, keys) = (self.undoing.first, cell.len);
+        let place = match cell.keys() {
+            Keys::From(key) => Some(key - first),
+            Keys::Picked(_) => None,
+        };
+        let packed = self.room.cells.find::<E, PARTS>(self.s, self.inputs, cell, first);
+        let buffer = self.weighed.map_or(0, |weighed| 1 - weighed.buffer);
+        let next = Waiting { cell: packed, place, keys, groups, buffer };
+        let problem = self.undoing.problem;
+        let plain = problem.is_plain_dot() && problem.dropout.is_none();
+        if plain && self.undoing.groups[0].entropy.is_none() {
+            self.weave(Some((next, &seen)));
+        } else {
+            self.flush();
+            for (group, seen) in seen.iter_mut().enumerate().take(groups.1).skip(groups.0) {
+                self.step(cell, (next, group), seen);
+            }
+        }
+        self.weighed = Some(next);
+        let (cells, odd) = (&self.room.cells, &self.room.rows.odd[groups.0..groups.1]);
+        let odd = cells.at(packed).odd != 0 || odd.iter().any(|odd| *odd != [0; 2]);
+        if odd || cells.is_spare(packed) {
+            self.flush();
+            self.put_in_place(cell.keys());
+            for group in (groups.0..groups.1).filter(|_| odd) {
+                self.add_odd(cell, (next, group), &seen[group]);
+            }
+        }
+        true
+    }
+
+    #[inline(always)]
+    fn visit<S: Simd<f32>>(&mut self, _: S, _: Piece<'_, f32>) {}
+}
+
+/// Writes what each group sees of a cell; tells the first group that sees any key, and the one after the last.
+fn look(cell: &Cell, rows: RowTile, seen: &mut Sight) -> (usize, usize) {
+    let (mut first, mut end) = (usize::MAX, 0);
+    for (g, seen) in seen.iter_mut().enumerate().take(rows.groups()) {
+        let everyone = lanes_of(Span { start: 0, end: rows.group(g).count });
+        let mut any = everyone;
+        if cell.full {
+            seen[..cell.len].fill(everyone);
+        } else {
+            any = 0;
+            #[expect(clippy::cast_possible_truncation, reason = "the bits of the group")]
+            for (seen, lanes) in seen.iter_mut().zip(&cell.lanes[..cell.len]) {
+                *seen = (lanes >> (g * GROUP)) as Seen & everyone;
+                any |= *seen;
+            }
+        }
+        if any != 0 {
+            (first, end) = (first.min(g), g + 1);
+        }
+    }
+    (first, end)
+}
+
+impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
+    /// Finishes what is on its way.
+    #[inline(always)]
+    fn flush(&mut self) {
+        if self.weighed.is_some() {
+            self.weave(None);
+            self.weighed = None;
+        }
+    }
+
+    /// Makes the operands of `next` while the cell that is weighed goes into the sums.
+    #[inline(always)]
+    fn weave(&mut self, next: Option<(Waiting, &Sight)>) {
+        let (s, t, weighed) = (self.s, self.t, self.weighed);
+        let BackRoom {
+            sizes, cells, rows: own, pieces: [first, second], blocks, picked, far, ..
+        } = &mut *self.room;
+        let to_first = next.map_or(weighed.is_none_or(|w| w.buffer == 1), |(n, _)| n.buffer == 0);
+        let (to, from) = if to_first { (first, second) } else { (second, first) };
+        let Undoing { groups, d_k, d_v, .. } = &mut self.undoing;
+        let count = |g: usize| self.rows.group(g).count;
+        let mut ahead = [(std::ptr::null(), 0); 3];
+        if let Some((Waiting { cell, place: Some(place), .. }, _)) = next
+            && *far
+        {
+            // What the cell after the next one will need.
+            let sums = |sums: &mut Packed<f32>| {
+                let (data, width) = sums.rows_from(place);
+                let bytes = CELL * width * size_of::<f32>();
+                (data.as_ptr().cast::<u8>().wrapping_add(bytes), bytes)
+            };
+            ahead = [sums(d_k), sums(d_v), cells.bytes_at(cell + 1)];
+        }
+        let mut products = [const { None }; 2 + GROUPS];
+        if let Some(weighed) = weighed {
+            let [picked_k, picked_v] = picked;
+            let (to_k, to_v) = match weighed.place {
+                Some(place) => (d_k.rows_from(place), d_v.rows_from(place)),
+                None => (picked_k.rows_from(0), picked_v.rows_from(0)),
+            };
+            let add = weighed.place.is_some();
+            let (start, end) = weighed.groups;
+            let chunk = start * CHUNKS;
+            let chunks = (end - 1) * CHUNKS + count(end - 1).div_ceil(WIDTH) - chunk;
+            let keys = weighed.keys.div_ceil(ROWS);
+            let operands = (from.weights().skip(chunk, 0), own.d_out_rows().skip(chunk, 0));
+            let (tiles, to) = ((keys, sizes.v.tiles), (Sums::rows(to_v), add));
+            products[0] = Some(Product::new(operands, chunks, tiles, to));
+            let operands = (from.d_scores().skip(chunk, 0), own.query_rows().skip(chunk, 0));
+            let (tiles, to) = ((keys, sizes.qk.tiles), (Sums::rows(to_k), add));
+            products[1] = Some(Product::new(operands, chunks, tiles, to));
+        }
+        let mut sides = [const { None }; GROUPS];
+        for (g, group) in groups.iter_mut().enumerate() {
+            let Group { d_q, lse, delta, rows, .. } = group;
+            if let Some(weighed) = weighed
+                && (weighed.groups.0..weighed.groups.1).contains(&g)
+            {
+                let operands = (cells.at(weighed.cell).turned, from.turned(g));
+                let tiles = (sizes.qk.tiles, rows.count.div_ceil(ROWS));
+                let chunks = weighed.keys.div_ceil(WIDTH);
+                products[2 + g] =
+                    Some(Product::new(operands, chunks, tiles, (Sums::lanes(d_q, 0), true)));
+            }
+            if let Some((next, seen)) = next
+                && (next.groups.0..next.groups.1).contains(&g)
+            {
+                sides[g] = Some(Side {
+                    queries: own.queries(g),
+                    d_out: own.d_out(g),
+                    seen: &seen[g],
+                    lse,
+                    delta,
+                    count: rows.count,
+                });
+            }
+        }
+        let cell = next.map(|(next, _)| (cells.at(next.cell), next.keys));
+        let make = cell.map(|(cell, n)| {
+            let (keys, values) = ((cell.keys, sizes.qk.chunks), (cell.values, sizes.v.chunks));
+            let from = Source { s, keys, values, n, sides, factor: self.factor, ahead };
+            Make { from, blocks, to }
+        });
+        s.call(Weave::<PARTS> { steps: Steps { t, products, at: 0 }, make });
+    }
+
+    /// A cell and a group of a problem that is not plain: all in a row, but for the last products.
+    #[inline(always)]
+    fn step(&mut self, cell: &Cell, (next, g): (Waiting, usize), seen: &mut [Seen; CELL]) {
+        let Self { s, t, scope, undoing, room, factor, .. } = self;
+        let (s, problem, n) = (*s, undoing.problem, next.keys);
+        let rows = undoing.groups[g].rows;
+        let span = Span { start: 0, end: rows.count };
+        let BackRoom { sizes, cells, rows: own, pieces, .. } = &mut **room;
+        let packed = cells.at(next.cell);
+        let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
+        let (keys, values) = ((packed.keys, own.queries(g)), (packed.values, own.d_out(g)));
+        let to = (Sums::lanes(undoing.tiles.weights, 0), false);
+        let scores = Product::<PARTS>::new(keys, sizes.qk.chunks, tiles, to);
+        let to = (Sums::lanes(undoing.tiles.d_scores, 0), false);
+        let d_weights = Product::new(values, sizes.v.chunks, tiles, to);
+        let products = [Some(scores), Some(d_weights), None, None];
+        s.call(Weave::<PARTS> { steps: Steps { t, products, at: 0 }, make: None });
+        let at = At { scope: *scope, rows, span, keys: cell.keys() };
+        let scores = &mut undoing.tiles.weights[..n];
+        s.call(Scale { tile: scores, factor: *factor, span });
+        problem.apply(s, at, scores, Some(&mut *undoing.tiles.slopes));
+        if !cell.full || problem.score.may_hide() {
+            s.call(Hide { tile: scores, seen: &mut seen[..n], span });
+        }
+        undoing.groups[g].weigh(s, problem, (at, Some(&seen[..n])), n, &mut undoing.tiles);
+        undoing.undo(s, g, (at, Some(&seen[..n])), n);
+        s.call(PackPiece::<PARTS> {
+            s,
+            weights: &undoing.tiles.weights[..n],
+            d_scores: &undoing.tiles.d_scores[..n],
+            group: g,
+            count: rows.count,
+            to: &mut pieces[next.buffer],
+        });
+    }
+
+    /// Adds the gradients of picked keys to those of the task.
+    #[inline(always)]
+    fn put_in_place(&mut self, keys: Keys<'_>) {
+        let Keys::Picked(keys) = keys else { return };
+        let ([k, v], Undoing { first, d_k, d_v, .. }) = (&self.room.picked, &mut self.undoing);
+        for (i, key) in keys.iter().enumerate() {
+            self.s.call(AddRow { row: k.row(i), to: d_k.row_mut(key - *first) });
+            self.s.call(AddRow { row: v.row(i), to: d_v.row_mut(key - *first) });
+        }
+    }
+
+    /// Adds what was left out of the operands of a cell that is done, for those that see it.
+    #[inline(always)]
+    fn add_odd(&mut self, cell: &Cell, (piece, g): (Waiting, usize), seen: &[Seen; CELL]) {
+        let (odd, n) = (self.room.cells.at(piece.cell).odd, piece.keys);
+        let from = &self.room.pieces[piece.buffer];
+        let weights = from.weights().skip(g * CHUNKS, 0);
+        let d_scores = from.d_scores().skip(g * CHUNKS, 0);
+        let Undoing { groups, first, d_k, d_v, .. } = &mut self.undoing;
+        let (group, k) = (&mut groups[g], self.inputs.0);
+        let row = |i| k.row(cell.keys().get(i));
+        add_odd_keys::<E, PARTS>((odd, seen, n), row, d_scores, &mut group.d_q);
+        let [odd_q, odd_d_out] = self.room.rows.odd[g];
+        let at = |i| cell.keys().get(i) - *first;
+        add_odd_rows::<PARTS>((odd_q, seen, n), &group.q_rows, d_scores, &at, d_k);
+        add_odd_rows::<PARTS>((odd_d_out, seen, n), &group.d_out_rows, weights, &at, d_v);
+    }
+}
+
+/// The numbers that were left out of the keys because they are not finite, for the rows that see them.
+#[inline(never)]
+fn add_odd_keys<'k, E: Element<Num = f32>, const PARTS: usize>(
+    (odd, seen, n): (u64, &[Seen; CELL], usize),
+    key: impl Fn(usize) -> &'k [E],
+    d_scores: Operand<'_>,
+    d_q: &mut [Lanes<f32>],
+) {
+    for i in (0..n).filter(|i| odd >> i & 1 == 1) {
+        let features = key(i).iter().map(|x| x.widen());
+        for (x, d_q) in features.zip(&mut *d_q).filter(|(x, _)| !x.is_finite()) {
+            for row in (0..GROUP).filter(|row| sees(seen, i, *row)) {
+                d_q.0[row] += read::<PARTS>(d_scores, i, row) * x;
+            }
+        }
+    }
+}
+
+/// The numbers that were left out of some rows because they are not finite, for the keys that they see.
+#[inline(never)]
+fn add_odd_rows<const PARTS: usize>(
+    (odd, seen, n): (u64, &[Seen; CELL], usize),
+    rows: &Packed<f32>,
+    from: Operand<'_>,
+    at: &dyn Fn(usize) -> usize,
+    to: &mut Packed<f32>,
+) {
+    for row in (0..GROUP).filter(|row| odd >> row & 1 == 1) {
+        for i in (0..n).filter(|i| sees(seen, *i, row)) {
+            let by = read::<PARTS>(from, i, row);
+            let both = rows.row(row).iter().zip(to.row_mut(at(i)));
+            both.filter(|(x, _)| !x.is_finite()).for_each(|(x, to)| *to += by * x);
+        }
+    }
+}
+
+/// Adds a row to another; both are whole vectors.
+struct AddRow<'t> {
+    row: &'t [f32],
+    to: &'t mut [f32],
+}
+
+impl Task<f32> for AddRow<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, s: S) {
+        for (x, to) in self.row.chunks_exact(S::LANES).zip(self.to.chunks_exact_mut(S::LANES)) {
+            s.store(s.add(s.load(to), s.load(x)), to);
+        }
+    }
+}

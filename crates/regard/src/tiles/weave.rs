@@ -1,0 +1,280 @@
+//! Tiles and vectors at once: the one make products while the other turn the results of those before into operands.
+
+use super::product::{Operand, Product, Sums};
+use super::woven::BackPiece;
+use super::{CHUNKS, ROWS, WIDTH};
+use crate::cells::CELL;
+use crate::micro::{Seen, low};
+use crate::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math};
+use crate::walk::TILE_ROWS;
+
+/// Groups of a tile of rows.
+pub(super) const GROUPS: usize = TILE_ROWS / GROUP;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Scores, before they are times the scale, and gradients of weights of 32 keys and 32 rows: small enough to stay in the
+/// nearest cache until they are used.
+#[derive(Debug)]
+pub(super) struct Block {
+    scores: Box<Square>,
+    d_weights: Box<Square>,
+}
+
+/// `[keys][rows]`
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Square([[f32; WIDTH]; WIDTH]);
+
+impl Square {
+    fn sums(&mut self) -> (Sums<'_>, bool) {
+        (Sums::rows((self.0.as_flattened_mut(), WIDTH)), false)
+    }
+}
+
+impl Block {
+    pub(super) fn new() -> Self {
+        let square = || Box::new(Square([[0.0; WIDTH]; WIDTH]));
+        Self { scores: square(), d_weights: square() }
+    }
+}
+
+/// One group of rows on its way to the operands of a cell.
+pub(super) struct Side<'t> {
+    pub(super) queries: Operand<'t>,
+    pub(super) d_out: Operand<'t>,
+    pub(super) seen: &'t [Seen; CELL],
+    pub(super) lse: &'t Lanes<f32>,
+    pub(super) delta: &'t Lanes<f32>,
+    /// Its rows.
+    pub(super) count: usize,
+}
+
+/// From keys, values and rows to operands, in blocks of 32 keys and 32 rows.
+pub(super) struct Make<'t> {
+    pub(super) from: Source<'t>,
+    pub(super) blocks: &'t mut [Block; 2],
+    pub(super) to: &'t mut BackPiece,
+}
+
+/// What operands are made from.
+pub(super) struct Source<'t> {
+    pub(super) s: Avx512,
+    /// Keys and values, and the chunks of their features.
+    pub(super) keys: (Operand<'t>, usize),
+    pub(super) values: (Operand<'t>, usize),
+    /// Keys of the cell.
+    pub(super) n: usize,
+    pub(super) sides: [Option<Side<'t>>; GROUPS],
+    pub(super) factor: f32,
+    /// Memory that will be needed soon, and how many bytes of it.
+    pub(super) ahead: [(*const u8, usize); 3],
+}
+
+/// Products on the tiles, step by step.
+pub(super) struct Steps<'t, const PARTS: usize> {
+    pub(super) t: &'t Tiles,
+    pub(super) products: [Option<Product<'t, PARTS>>; 2 + GROUPS],
+    /// The product that is on.
+    pub(super) at: usize,
+}
+
+impl<'t, const PARTS: usize> Steps<'t, PARTS> {
+    fn count(&self) -> usize {
+        self.products.iter().flatten().map(Product::steps).sum()
+    }
+
+    /// The product that the next step belongs to; there must be one.
+    #[inline(always)]
+    fn current(&mut self) -> Option<&mut Product<'t, PARTS>> {
+        while self.products[self.at].as_ref().is_none_or(Product::is_done) {
+            self.at += 1;
+        }
+        self.products[self.at].as_mut()
+    }
+
+    /// The first number of steps, from `n` on, after which all sums that were begun are stored.
+    fn whole(&self, n: usize) -> usize {
+        let mut before = 0;
+        for product in self.products.iter().flatten() {
+            if n <= before + product.steps() {
+                return before + (n - before).next_multiple_of(product.block_steps());
+            }
+            before += product.steps();
+        }
+        before
+    }
+
+    /// Takes some steps, with nothing between them.
+    #[inline(never)]
+    fn run(&mut self, n: usize) {
+        for _ in 0..n {
+            let t = self.t;
+            if let Some(product) = self.current() {
+                product.step(t);
+            }
+        }
+    }
+}
+
+/// Steps of the products of one cell, then those of the first products of the next block.
+struct Mixed<'m, 't, const PARTS: usize> {
+    steps: &'m mut Steps<'t, PARTS>,
+    left: usize,
+    coming: [Option<Product<'m, PARTS>>; 2],
+}
+
+impl<const PARTS: usize> Mixed<'_, '_, PARTS> {
+    fn count(&self) -> usize {
+        self.left + self.coming.iter().flatten().map(Product::steps).sum::<usize>()
+    }
+
+    /// The next step; there must be one.
+    #[inline(always)]
+    fn take(&mut self) {
+        let t = self.steps.t;
+        if self.left > 0 {
+            self.left -= 1;
+            if let Some(product) = self.steps.current() {
+                product.step(t);
+            }
+        } else {
+            let [first, second] = &mut self.coming;
+            let done = first.as_ref().is_none_or(Product::is_done);
+            if let Some(product) = if done { second } else { first } {
+                product.step(t);
+            }
+        }
+    }
+}
+
+/// Products on the tiles while the vectors make the operands of the next cell.
+pub(super) struct Weave<'t, const PARTS: usize> {
+    pub(super) steps: Steps<'t, PARTS>,
+    pub(super) make: Option<Make<'t>>,
+}
+
+impl<const PARTS: usize> Task<f32> for Weave<'_, PARTS> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) {
+        let Self { mut steps, make } = self;
+        let (count, mut taken) = (steps.count(), 0);
+        if let Some(make) = make {
+            taken = make.run(&mut steps, count);
+        }
+        steps.run(count - taken);
+    }
+}
+
+/// A block: group, chunk of its rows, chunk of the keys.
+type BlockAt = (usize, usize, usize);
+
+impl Make<'_> {
+    /// All blocks, with steps of other products on the way; tells how many.
+    #[inline(always)]
+    fn run<const PARTS: usize>(self, steps: &mut Steps<'_, PARTS>, count: usize) -> usize {
+        let Self { from, blocks: [first, second], to } = self;
+        let mut order: [BlockAt; GROUPS * CHUNKS * CHUNKS] = [(0, 0, 0); _];
+        let mut len = 0;
+        for (g, side) in from.sides.iter().enumerate() {
+            let rows = side.as_ref().map_or(0, |side| side.count.div_ceil(WIDTH));
+            for at in 0..rows * from.n.div_ceil(WIDTH) {
+                order[len] = (g, at % rows, at / rows);
+                len += 1;
+            }
+        }
+        let (mut now, mut next) = (first, second);
+        let products = from.products::<PARTS>(order[0], now);
+        let [scores, d_weights] = products;
+        let products = [scores, d_weights, None, None];
+        let mut early = Steps { t: steps.t, products, at: 0 };
+        early.run(early.count());
+        let mut taken = 0;
+        for b in 0..len {
+            let until = steps.whole(count * (b + 1) / len).max(taken);
+            let coming = if b + 1 < len { from.products(order[b + 1], next) } else { [None, None] };
+            let mixed = Mixed { steps: &mut *steps, left: until - taken, coming };
+            from.differentiate(mixed, order[b], (b, len), now, to);
+            taken = until;
+            (now, next) = (next, now);
+        }
+        taken
+    }
+}
+
+impl Source<'_> {
+    /// The first products of a block.
+    #[inline(always)]
+    fn products<'p, const PARTS: usize>(
+        &'p self,
+        (g, lanes, chunk): BlockAt,
+        to: &'p mut Block,
+    ) -> [Option<Product<'p, PARTS>>; 2] {
+        let Some(side) = &self.sides[g] else { return [None, None] };
+        let (key, lane) = (2 * chunk, 2 * lanes);
+        let tiles =
+            ((self.n.div_ceil(ROWS) - key).min(2), (side.count.div_ceil(ROWS) - lane).min(2));
+        let ((keys, qk_chunks), (values, v_chunks)) = (self.keys, self.values);
+        let scores = (keys.skip(0, key), side.queries.skip(0, lane));
+        let d_weights = (values.skip(0, key), side.d_out.skip(0, lane));
+        [
+            Some(Product::new(scores, qk_chunks, tiles, to.scores.sums())),
+            Some(Product::new(d_weights, v_chunks, tiles, to.d_weights.sums())),
+        ]
+    }
+
+    /// Asks for what will be needed soon: one share of several.
+    #[inline(always)]
+    fn ask_ahead(&self, share: usize, shares: usize) {
+        for (first, bytes) in self.ahead {
+            let lines = bytes / LINE;
+            for line in lines * share / shares..lines * (share + 1) / shares {
+                self.s.prefetch_far(first.wrapping_add(line * LINE));
+            }
+        }
+    }
+
+    /// `a = 2^(score factor - lse)`, `d_score = a (d_a - delta)` of a block, and steps of products on the way.
+    #[inline(always)]
+    fn differentiate<const PARTS: usize>(
+        &self,
+        mut mixed: Mixed<'_, '_, PARTS>,
+        (g, lanes, chunk): BlockAt,
+        (b, blocks): (usize, usize),
+        block: &Block,
+        to: &mut BackPiece,
+    ) {
+        let Some(side) = &self.sides[g] else { return };
+        let (s, count, mut taken) = (self.s, mixed.count(), 0);
+        let (factor, zero) = (s.splat(self.factor), s.splat(0.0));
+        let (mut less_lse, mut delta) = ([zero; 2], [zero; 2]);
+        for j in 0..2 {
+            let lane = lanes * WIDTH + j * ROWS;
+            less_lse[j] = s.sub(zero, s.load(&side.lse.0[lane..]));
+            delta[j] = s.load(&side.delta.0[lane..]);
+        }
+        for i in 0..ROWS {
+            while taken * ROWS < (i + 1) * count {
+                mixed.take();
+                taken += 1;
+            }
+            self.ask_ahead(b * ROWS + i, blocks * ROWS);
+            let (mut weights, mut d_scores) = ([[zero; 2]; 2], [[zero; 2]; 2]);
+            for half in 0..2 {
+                let key = half * ROWS + i;
+                let seen = low(side.seen[chunk * WIDTH + key] >> (lanes * WIDTH));
+                for j in 0..2 {
+                    let seen = s.lanes(seen >> (j * ROWS));
+                    let x = s.load(&block.scores.0[key][j * ROWS..]);
+                    let x = s.fma(x, factor, less_lse[j]);
+                    let a = if PARTS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) };
+                    let d_a = s.sub(s.load(&block.d_weights.0[key][j * ROWS..]), delta[j]);
+                    weights[half][j] = s.select(seen, a, zero);
+                    d_scores[half][j] = s.select(seen, s.mul(a, d_a), zero);
+                }
+            }
+            to.write::<PARTS>(s, (g, lanes, chunk, i), weights, d_scores);
+        }
+    }
+}

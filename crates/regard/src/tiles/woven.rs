@@ -1,0 +1,474 @@
+//! Operands of the way back.
+//!
+//! Where a sum is over keys or over rows, the order inside a chunk of 32 is free, as long as both operands agree. Here it is
+//! 0, 16, 1, 17, ...: two vectors of neighbours become a row of a tile by one shift and one blend, without a shuffle.
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices over constants keep the vectors in registers"
+)]
+
+use super::pack::{PackPairs, pack_row, split};
+use super::product::Operand;
+use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH};
+use crate::cells::{CELL, Cell};
+use crate::element::Element;
+use crate::lanes::turn;
+use crate::micro::{Packed, Seen};
+use crate::problem::Dims;
+use crate::score::Keys;
+use crate::simd::{Avx512, GROUP, Lanes, Simd, Task};
+use crate::source::Head;
+use std::arch::x86_64::__m512;
+
+pub(super) fn zeros(n: usize) -> Vec<TileRow> {
+    vec![TileRow([0; WIDTH]); n]
+}
+
+/// Features, in tiles.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Features {
+    /// Chunks of 32; one of zeros where there are no features.
+    pub(super) chunks: usize,
+    /// Tiles of 16.
+    pub(super) tiles: usize,
+}
+
+impl Features {
+    fn new(n: usize) -> Self {
+        Self { chunks: n.div_ceil(WIDTH).max(1), tiles: n.div_ceil(ROWS) }
+    }
+}
+
+/// Sizes of the operands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BackSizes {
+    /// Parts that each number is split into.
+    pub(super) parts: usize,
+    pub(super) qk: Features,
+    pub(super) v: Features,
+}
+
+impl BackSizes {
+    pub(super) fn new(parts: usize, dims: Dims) -> Self {
+        Self { parts, qk: Features::new(dims.qk_dim), v: Features::new(dims.v_dim) }
+    }
+
+    /// Rows of the three operands of a cell.
+    fn cell_rows(self) -> [usize; 3] {
+        [self.qk.chunks * CELL, self.v.chunks * CELL, CHUNKS * self.qk.tiles * ROWS]
+            .map(|n| n * self.parts)
+    }
+}
+
+/// The operands of a cell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BackCell<'c> {
+    /// `[keys][features]`
+    pub(super) keys: Operand<'c>,
+    /// `[keys][features]`
+    pub(super) values: Operand<'c>,
+    /// Keys as `[features][keys]`, woven.
+    pub(super) turned: Operand<'c>,
+    /// A bit for each key that holds a number that is not finite. Such numbers are 0 in `turned`: a gradient of 0 must not
+    /// meet them, so they are added one by one to the rows that see them.
+    pub(super) odd: u64,
+}
+
+/// The cells of a task, packed when they are first met.
+#[derive(Debug)]
+pub(super) struct BackCells {
+    sizes: BackSizes,
+    rows: Vec<TileRow>,
+    /// Of those that are packed. The last place is for cells that do not stand on the grid.
+    odd: Vec<Option<u64>>,
+    /// Keys on their way, `[features][keys]`.
+    turned: Vec<Lanes<f32>>,
+}
+
+impl BackCells {
+    pub(super) fn new(sizes: BackSizes, keys: usize, qk_dim: usize) -> Self {
+        let count = keys.div_ceil(CELL) + 1;
+        let size: usize = sizes.cell_rows().iter().sum();
+        let turned = vec![Lanes([0.0; GROUP]); qk_dim];
+        Self { sizes, rows: zeros(count * size), odd: vec![None; count], turned }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.odd.fill(None);
+    }
+
+    /// Packs a cell, unless that is done; tells its place. `first` is the first key of the task.
+    #[inline(always)]
+    pub(super) fn find<E: Element<Num = f32>, const PARTS: usize>(
+        &mut self,
+        s: Avx512,
+        (k, v): (Head<'_, E>, Head<'_, E>),
+        cell: &Cell,
+        first: usize,
+    ) -> usize {
+        let spare = self.odd.len() - 1;
+        let (i, keys, n) = match cell.keys() {
+            // All keys of the place on the grid, whatever is seen of them now.
+            Keys::From(key) if key.is_multiple_of(CELL) => {
+                ((key - first) / CELL, cell.keys(), (k.len() - key).min(CELL))
+            }
+            keys => (spare, keys, cell.len),
+        };
+        if self.odd[i].is_none() || i == spare {
+            let size: usize = self.sizes.cell_rows().iter().sum();
+            let (sizes, turned) = (self.sizes, &mut self.turned[..]);
+            let rows = &mut self.rows[i * size..][..size];
+            let task = PackBack::<E, PARTS> { s, sizes, k, v, keys, n, turned, rows };
+            self.odd[i] = Some(s.call(task));
+        }
+        i
+    }
+
+    /// Whether a place is that of cells that do not stand on the grid, and lose it to the next one.
+    pub(super) fn is_spare(&self, i: usize) -> bool {
+        i + 1 == self.odd.len()
+    }
+
+    /// Where the operands of a place lie, and how many bytes they are.
+    pub(super) fn bytes_at(&self, i: usize) -> (*const u8, usize) {
+        let size = self.sizes.cell_rows().iter().sum::<usize>();
+        let first = self.rows.as_ptr().wrapping_add(i * size);
+        (first.cast(), size * size_of::<TileRow>())
+    }
+
+    /// The operands of a cell that is packed.
+    pub(super) fn at(&self, i: usize) -> BackCell<'_> {
+        let sizes = self.sizes.cell_rows();
+        let size: usize = sizes.iter().sum();
+        let (keys, rest) = self.rows[i * size..][..size].split_at(sizes[0]);
+        let (values, turned) = rest.split_at(sizes[1]);
+        let BackSizes { qk, v, .. } = self.sizes;
+        let operand = |data, chunks, tiles| Operand { data, chunks, tiles };
+        BackCell {
+            keys: operand(keys, qk.chunks, CELL / ROWS),
+            values: operand(values, v.chunks, CELL / ROWS),
+            turned: operand(turned, CHUNKS, qk.tiles),
+            odd: self.odd[i].unwrap_or(0),
+        }
+    }
+}
+
+/// Packs the operands of a cell; returns [`BackCell::odd`]. What stands beyond its keys in `keys` and `values` may be
+/// anything.
+struct PackBack<'t, E: Element, const PARTS: usize> {
+    s: Avx512,
+    sizes: BackSizes,
+    k: Head<'t, E>,
+    v: Head<'t, E>,
+    keys: Keys<'t>,
+    n: usize,
+    turned: &'t mut [Lanes<f32>],
+    rows: &'t mut [TileRow],
+}
+
+impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackBack<'_, E, PARTS> {
+    type Out = u64;
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) -> u64 {
+        let Self { s, sizes, k, v, keys, n, turned, rows } = self;
+        let lens = sizes.cell_rows();
+        let (to_keys, rest) = rows.split_at_mut(lens[0]);
+        let (to_values, to_turned) = rest.split_at_mut(lens[1]);
+        for i in 0..n {
+            pack_row::<E, PARTS>(s, k.row(keys.get(i)), sizes.qk.chunks, i, to_keys);
+            pack_row::<E, PARTS>(s, v.row(keys.get(i)), sizes.v.chunks, i, to_values);
+        }
+        turn(s, |i| k.row(keys.get(i)), n, 1.0, turned);
+        let mut odd = 0;
+        for (d, lanes) in turned.iter().enumerate() {
+            for chunk in 0..CHUNKS {
+                let mut halves = [s.splat(0.0); 2];
+                for half in 0..2 {
+                    let first = chunk * WIDTH + half * ROWS;
+                    let here = n.saturating_sub(first).min(ROWS);
+                    // Lanes beyond the keys may hold anything.
+                    let x = s.select(low_lanes(here), s.load(&lanes.0[first..]), s.splat(0.0));
+                    let (x, bits) = only_finite(s, x);
+                    odd |= u64::from(bits) << first;
+                    halves[half] = x;
+                }
+                let at = (chunk * sizes.qk.tiles + d / ROWS) * ROWS + d % ROWS;
+                let apart = CHUNKS * sizes.qk.tiles * ROWS;
+                write_woven::<PARTS>(s, halves, (&mut *to_turned, at, apart));
+            }
+        }
+        odd
+    }
+}
+
+/// A bit for each of the first `n` lanes.
+#[inline(always)]
+fn low_lanes(n: usize) -> u16 {
+    if n == 0 { 0 } else { u16::MAX >> (ROWS - n) }
+}
+
+/// 0 where a number is not finite, and a bit there.
+#[inline(always)]
+fn only_finite(s: Avx512, x: __m512) -> (__m512, u16) {
+    let size = s.max(x, s.sub(s.splat(0.0), x));
+    // NaN is not less either.
+    let finite = s.less(size, s.splat(f32::INFINITY));
+    (s.select(finite, x, s.splat(0.0)), !finite)
+}
+
+/// Writes two vectors as one row of a tile from `at` on, the parts `apart` from each other.
+#[inline(always)]
+fn write_woven<const PARTS: usize>(
+    s: Avx512,
+    [first, second]: [__m512; 2],
+    (to, at, apart): (&mut [TileRow], usize, usize),
+) {
+    let (first, second) = (split::<PARTS>(s, first), split::<PARTS>(s, second));
+    for part in 0..PARTS {
+        s.write_pairs(first[part], second[part], &mut to[at + part * apart].0);
+    }
+}
+
+/// The operands of a tile of rows.
+#[derive(Debug)]
+pub(super) struct BackRows {
+    sizes: BackSizes,
+    /// Chunks of 32 rows.
+    chunks: usize,
+    /// Of each group.
+    queries: Vec<Vec<TileRow>>,
+    d_out: Vec<Vec<TileRow>>,
+    /// Of all groups.
+    query_rows: Vec<TileRow>,
+    d_out_rows: Vec<TileRow>,
+    /// A bit for each row of each group whose query, and whose gradient, holds a number that is not finite. Such numbers are 0
+    /// where they would meet the weights and gradients of other keys.
+    pub(super) odd: Vec<[u64; 2]>,
+}
+
+impl BackRows {
+    pub(super) fn new(sizes: BackSizes, groups: usize) -> Self {
+        let chunks = groups * CHUNKS;
+        let pairs = |n: Features| zeros(sizes.parts * n.chunks * LANE_TILES * ROWS);
+        let rows = |n: Features| zeros(sizes.parts * chunks * n.tiles * ROWS);
+        let BackSizes { qk, v, .. } = sizes;
+        Self {
+            sizes,
+            chunks,
+            queries: (0..groups).map(|_| pairs(qk)).collect(),
+            d_out: (0..groups).map(|_| pairs(v)).collect(),
+            query_rows: rows(qk),
+            d_out_rows: rows(v),
+            odd: vec![[0; 2]; groups],
+        }
+    }
+
+    /// Packs queries and gradients of group `g`, in lanes and as rows.
+    #[inline(always)]
+    pub(super) fn fill<const PARTS: usize>(
+        &mut self,
+        s: Avx512,
+        g: usize,
+        [queries, d_out]: [&[Lanes<f32>]; 2],
+        rows: [&Packed<f32>; 2],
+        count: usize,
+    ) {
+        let BackSizes { qk, v, .. } = self.sizes;
+        let (to_q, to_d) = (&mut self.queries[g][..], &mut self.d_out[g][..]);
+        s.call(PackPairs::<PARTS> {
+            s,
+            lanes: queries,
+            tiles: 0..LANE_TILES,
+            chunks: qk.chunks,
+            to: to_q,
+        });
+        s.call(PackPairs::<PARTS> {
+            s,
+            lanes: d_out,
+            tiles: 0..LANE_TILES,
+            chunks: v.chunks,
+            to: to_d,
+        });
+        let chunks = (g * CHUNKS, self.chunks);
+        let pack = |rows, n: Features, to| {
+            s.call(PackRows::<PARTS> { s, rows, count, chunks, tiles: n.tiles, to })
+        };
+        self.odd[g] =
+            [pack(rows[0], qk, &mut self.query_rows), pack(rows[1], v, &mut self.d_out_rows)];
+    }
+
+    /// `[features][rows]`, of a group.
+    pub(super) fn queries(&self, g: usize) -> Operand<'_> {
+        Operand { data: &self.queries[g], chunks: self.sizes.qk.chunks, tiles: LANE_TILES }
+    }
+
+    /// `[features][rows]`, of a group.
+    pub(super) fn d_out(&self, g: usize) -> Operand<'_> {
+        Operand { data: &self.d_out[g], chunks: self.sizes.v.chunks, tiles: LANE_TILES }
+    }
+
+    /// `[rows][features]`, woven.
+    pub(super) fn query_rows(&self) -> Operand<'_> {
+        Operand { data: &self.query_rows, chunks: self.chunks, tiles: self.sizes.qk.tiles }
+    }
+
+    /// `[rows][features]`, woven.
+    pub(super) fn d_out_rows(&self) -> Operand<'_> {
+        Operand { data: &self.d_out_rows, chunks: self.chunks, tiles: self.sizes.v.tiles }
+    }
+}
+
+/// Rows as a right operand, woven; returns a bit for each row that holds a number that is not finite.
+struct PackRows<'t, const PARTS: usize> {
+    s: Avx512,
+    rows: &'t Packed<f32>,
+    count: usize,
+    /// The first chunk to be written, and all that there are.
+    chunks: (usize, usize),
+    tiles: usize,
+    to: &'t mut [TileRow],
+}
+
+impl<const PARTS: usize> Task<f32> for PackRows<'_, PARTS> {
+    type Out = u64;
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) -> u64 {
+        let Self { s, rows, count, chunks: (first, chunks), tiles, to } = self;
+        let mut odd = 0;
+        for pair in 0..count.div_ceil(WIDTH) * ROWS {
+            let (chunk, i) = (pair / ROWS, pair % ROWS);
+            for tile in 0..tiles {
+                let mut halves = [s.splat(0.0); 2];
+                for half in 0..2 {
+                    let row = chunk * WIDTH + half * ROWS + i;
+                    if row < count {
+                        let (x, bits) = only_finite(s, s.load(&rows.row(row)[tile * ROWS..]));
+                        odd |= u64::from(bits != 0) << row;
+                        halves[half] = x;
+                    }
+                }
+                let at = ((first + chunk) * tiles + tile) * ROWS + i;
+                write_woven::<PARTS>(s, halves, (&mut *to, at, chunks * tiles * ROWS));
+            }
+        }
+        odd
+    }
+}
+
+/// The operands that a cell and a tile of rows make: weights and gradients of scores.
+#[derive(Debug)]
+pub(super) struct BackPiece {
+    /// Chunks of 32 rows.
+    chunks: usize,
+    weights: Vec<TileRow>,
+    d_scores: Vec<TileRow>,
+    /// Of each group.
+    turned: Vec<Vec<TileRow>>,
+}
+
+impl BackPiece {
+    pub(super) fn new(parts: usize, groups: usize) -> Self {
+        let operand = |n: usize| zeros(parts * n * CHUNKS * LANE_TILES * ROWS);
+        Self {
+            chunks: groups * CHUNKS,
+            weights: operand(groups),
+            d_scores: operand(groups),
+            turned: (0..groups).map(|_| operand(1)).collect(),
+        }
+    }
+
+    /// `[keys][rows]`, woven.
+    pub(super) fn weights(&self) -> Operand<'_> {
+        Operand { data: &self.weights, chunks: self.chunks, tiles: CELL / ROWS }
+    }
+
+    /// `[keys][rows]`, woven.
+    pub(super) fn d_scores(&self) -> Operand<'_> {
+        Operand { data: &self.d_scores, chunks: self.chunks, tiles: CELL / ROWS }
+    }
+
+    /// Gradients of scores as a right operand, woven, of a group.
+    pub(super) fn turned(&self, g: usize) -> Operand<'_> {
+        Operand { data: &self.turned[g], chunks: CHUNKS, tiles: LANE_TILES }
+    }
+
+    /// Writes weights and gradients of keys 32 `chunk` + `i` and the one 16 after it, `[key][vector]`, of the rows of group
+    /// `g` from 32 `lanes` on.
+    #[inline(always)]
+    pub(super) fn write<const PARTS: usize>(
+        &mut self,
+        s: Avx512,
+        (g, lanes, chunk, i): (usize, usize, usize, usize),
+        weights: [[__m512; 2]; 2],
+        d_scores: [[__m512; 2]; 2],
+    ) {
+        let apart = self.chunks * (CELL / ROWS) * ROWS;
+        for half in 0..2 {
+            let at = ((g * CHUNKS + lanes) * (CELL / ROWS) + 2 * chunk + half) * ROWS + i;
+            write_woven::<PARTS>(s, weights[half], (&mut self.weights, at, apart));
+            write_woven::<PARTS>(s, d_scores[half], (&mut self.d_scores, at, apart));
+        }
+        for vector in 0..2 {
+            let at = (chunk * LANE_TILES + 2 * lanes + vector) * ROWS + i;
+            let pair = [d_scores[0][vector], d_scores[1][vector]];
+            let to = (&mut self.turned[g][..], at, CHUNKS * LANE_TILES * ROWS);
+            write_woven::<PARTS>(s, pair, to);
+        }
+    }
+}
+
+/// One number of an operand `[keys][rows]` that was packed by [`BackPiece::write`].
+pub(super) fn read<const PARTS: usize>(from: Operand<'_>, key: usize, row: usize) -> f32 {
+    let part = |part: usize| {
+        let tile = (part * from.chunks + row / WIDTH) * from.tiles + key / ROWS;
+        let at = row % ROWS * 2 + row % WIDTH / ROWS;
+        f32::from_bits(u32::from(from.data[tile * ROWS + key % ROWS].0[at]) << 16)
+    };
+    (0..PARTS).map(part).sum()
+}
+
+/// Packs weights and gradients that are there as numbers, `[keys][rows]`; 0 beyond them.
+pub(super) struct PackPiece<'t, const PARTS: usize> {
+    pub(super) s: Avx512,
+    pub(super) weights: &'t [Lanes<f32>],
+    pub(super) d_scores: &'t [Lanes<f32>],
+    pub(super) group: usize,
+    pub(super) count: usize,
+    pub(super) to: &'t mut BackPiece,
+}
+
+impl<const PARTS: usize> Task<f32> for PackPiece<'_, PARTS> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) {
+        let Self { s, weights, d_scores, group, count, to } = self;
+        let n = weights.len();
+        for pair in 0..n.div_ceil(WIDTH) * ROWS {
+            let (chunk, i) = (pair / ROWS, pair % ROWS);
+            for lanes in 0..count.div_ceil(WIDTH) {
+                let zero = [[s.splat(0.0); 2]; 2];
+                let (mut a, mut d) = (zero, zero);
+                for half in 0..2 {
+                    let key = chunk * WIDTH + half * ROWS + i;
+                    for vector in 0..2 {
+                        let lane = lanes * WIDTH + vector * ROWS;
+                        let here = low_lanes(count.saturating_sub(lane).min(ROWS));
+                        if key < n {
+                            let (x, y) =
+                                (s.load(&weights[key].0[lane..]), s.load(&d_scores[key].0[lane..]));
+                            a[half][vector] = s.select(here, x, s.splat(0.0));
+                            d[half][vector] = s.select(here, y, s.splat(0.0));
+                        }
+                    }
+                }
+                to.write::<PARTS>(s, (group, lanes, chunk, i), a, d);
+            }
+        }
+    }
+}
+
+/// Whether a row sees a key.
+pub(super) fn sees(seen: &[Seen; CELL], key: usize, row: usize) -> bool {
+    seen[key] >> row & 1 == 1
+}
