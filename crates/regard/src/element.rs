@@ -73,7 +73,13 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     fn backward(isa: Isa, task: Backward<'_, '_, Self>);
     /// Keys and values packed for tiles.
     #[doc(hidden)]
-    fn prepare(isa: Isa, sizes: Sizes, call: &Call<'_, Self>, threads: usize) -> Option<Prepared>;
+    fn prepare(
+        isa: Isa,
+        sizes: Sizes,
+        call: &Call<'_, Self>,
+        items: &[usize],
+        threads: usize,
+    ) -> Option<Prepared>;
     /// The first vector of `src`, widened.
     #[doc(hidden)]
     fn load<S: Simd<Self::Num>>(s: S, src: &[Self]) -> S::V;
@@ -218,9 +224,10 @@ macro_rules! element {
                 isa: Isa,
                 sizes: Sizes,
                 call: &Call<'_, Self>,
+                items: &[usize],
                 threads: usize,
             ) -> Option<Prepared> {
-                prepare_tiles!(isa, sizes, call, threads, $parts)
+                prepare_tiles!(isa, sizes, call, items, threads, $parts)
             }
             #[inline(always)]
             fn as_numbers(s: &[Self]) -> Option<&[$number]> {
@@ -252,15 +259,15 @@ macro_rules! on_tiles {
 
 /// Packs keys and values for the tiles.
 macro_rules! prepare_tiles {
-    ($isa:ident, $sizes:ident, $call:ident, $threads:ident, [$($parts:literal),*]) => {{
+    ($isa:ident, $sizes:ident, $call:ident, $items:ident, $threads:ident, [$($parts:literal),*]) => {{
         #[cfg(target_arch = "x86_64")]
         if let Isa::Amx(_amx) = $isa {
             $(if $sizes.parts == $parts {
                 let s = _amx.vectors();
-                return Prepared::new::<Self, $parts>(s, $sizes, $call, $threads);
+                return Prepared::new::<Self, $parts>(s, $sizes, ($call, $items), $threads);
             })*
         }
-        let _ = ($isa, $sizes, $call, $threads);
+        let _ = ($isa, $sizes, $call, $items, $threads);
         None
     }};
 }

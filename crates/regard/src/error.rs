@@ -99,6 +99,22 @@ pub enum Error {
         /// Batch, heads, queries, keys of the scores.
         scores: [usize; 4],
     },
+    /// The offsets of packed sequences do not ascend from 0 to the number of rows.
+    Offsets {
+        /// Which of them.
+        index: usize,
+        /// The offset given.
+        found: usize,
+        /// One that would do.
+        expected: usize,
+        /// What it is not.
+        wrong: &'static str,
+    },
+    /// An option with an axis of queries or keys, which packed sequences do not share.
+    Packed {
+        /// The option.
+        option: &'static str,
+    },
     /// Nothing to merge.
     NothingToMerge,
     /// Tensors were given to a plan for a cache.
@@ -205,6 +221,13 @@ impl fmt::Display for Error {
             Self::Broadcast { option, found, scores } => write!(
                 f,
                 "{option}: shape {found:?} against scores {scores:?} [batch, heads, queries, keys]; each axis must be equal or 1"
+            ),
+            Self::Offsets { index, found, expected, wrong } => {
+                write!(f, "offsets[{index}]: {found} is {wrong}; give {expected}")
+            }
+            Self::Packed { option } => write!(
+                f,
+                "{option}: packed sequences have no common axis of queries or keys; give one entry for all positions, or call for each sequence"
             ),
             Self::NoEntropy => write!(
                 f,

@@ -17,8 +17,10 @@ use crate::source::Source;
 use crate::view::{self, Layout, Shape, Tensor, Unwritten, View, ViewMut};
 use crate::walk::{Call, Tiling, Way};
 use std::ops::Range;
+use std::sync::OnceLock;
 
-/// What a loss says of the outputs: its gradients by them.
+/// What a loss says of the outputs: its gradients by them. Those by rows are `[total, heads.q]` where queries are packed,
+/// as the rows of an [`Output`] are.
 #[derive(Clone, Copy, Debug)]
 pub struct Upstream<'a, E: Element> {
     out: View<'a, E>,
@@ -88,6 +90,8 @@ pub struct Grads<E: Element> {
 
 /// Tasks that the keys of an item make, where there are enough of them: what a few heads need to fill many threads.
 const TASKS: usize = 8;
+/// Pairs of a packed sequence's queries and keys, in all heads, for which all threads work on it: some milliseconds.
+const LONG: usize = 1 << 22;
 /// Keys of a task, at least: the cost of a part of `d_q` is that of about 20 keys.
 const TASK_KEYS: usize = 512;
 
@@ -97,6 +101,10 @@ impl<E: Element> Plan<'_, E> {
     ///
     /// The weights are computed again, tile by tile, so memory stays linear in the length. The same bits for any number
     /// of threads; rows that see nothing get 0.
+    ///
+    /// Of packed sequences, the gradients of q, k and v are packed like them and have the bits of calls for each sequence
+    /// alone; those of the options are the sums over the sequences, in their order. Short sequences are worked on side by
+    /// side, each by one thread; long ones one after another, by all of them.
     pub fn backward<'b>(
         &self,
         q: View<'b, E>,
@@ -110,7 +118,9 @@ impl<E: Element> Plan<'_, E> {
         let shape = self.out_shape();
         same_shape("the output", shape, output.out.shape())?;
         same_shape("the gradient of the output", shape, upstream.out.shape())?;
-        let rows = shape.batch * shape.heads * shape.len;
+        self.same_packing("the output", 0, output.out.offsets())?;
+        self.same_packing("the gradient of the output", 0, upstream.out.offsets())?;
+        let rows = self.problem().rows();
         output.check_rows(rows)?;
         let d_lse = upstream.lse.map_or(rows, <[_]>::len);
         Error::unless_one_each_row("the gradient of lse", rows, d_lse)?;
@@ -124,19 +134,24 @@ impl<E: Element> Plan<'_, E> {
             (_, None) => None,
         };
         if rows == 0 {
-            let zeros = [&q, &k, &v].map(|view| Tensor::zeros(view.shape(), view.layout()));
-            let [q, k, v] = zeros;
+            let [q, k, v] = [&q, &k, &v].map(Tensor::zeros_like);
             return Ok(Sums::new(self, upstream.bias).into_grads(self, [q?, k?, v?]));
         }
-        let new = |view: &View<'_, E>| Unwritten::new(view.shape(), view.layout());
+        let new = |view: &View<'_, E>| Unwritten::like(view, view.shape().dim);
         let (mut d_q, mut d_k, mut d_v) = (new(&q)?, new(&k)?, new(&v)?);
         let mut sums = Sums::new(self, upstream.bias);
         let call = Call { problem: self.problem(), q, k: Source::Tensor(k), v: Source::Tensor(v) };
         let (out, d_out, d_lse) = (output.out.view(), upstream.out, upstream.lse);
         let (lse, states) = (&output.lse[..], &output.states[..]);
         let back = Back { call, out, d_out, lse, states, d_lse, entropy };
-        self.compute_grads(back, [&d_q.view()?, &d_k.view()?, &d_v.view()?], &mut sums)?;
-        // SAFETY: `compute_grads` writes every row of every head and item of all three.
+        let grads = (d_q.view()?, d_k.view()?, d_v.view()?);
+        let grads = [&grads.0, &grads.1, &grads.2];
+        if self.problem().packed().contains(&true) {
+            self.compute_packed_grads(back, grads, &mut sums, upstream.bias)?;
+        } else {
+            self.compute_grads(back, grads, 0..shape.batch, &mut sums)?;
+        }
+        // SAFETY: both write every row of every head and item of all three.
         let [q, k, v] = unsafe { [d_q.written(), d_k.written(), d_v.written()] };
         Ok(sums.into_grads(self, [q, k, v]))
     }
@@ -156,8 +171,8 @@ impl<E: Element> Plan<'_, E> {
 
     /// How the way back is cut into tasks. Of one item's sizes and the bias to be learned alone, like all that the order of
     /// sums depends on; only the number of items at a time is free.
-    fn cut(&self, bias: Option<Shape>) -> Cut<'_> {
-        let Dims { batch, heads, k_len, .. } = self.problem().dims();
+    fn cut(&self, batch: usize, bias: Option<Shape>) -> Cut<'_> {
+        let Dims { heads, k_len, .. } = self.problem().dims();
         // Who shares a bias that is learned meets in one task.
         let share = |n: usize| bias.is_some() && n == 1;
         let together = [share(bias.map_or(0, |b| b.batch)), share(bias.map_or(0, |b| b.heads))];
@@ -178,15 +193,60 @@ impl<E: Element> Plan<'_, E> {
         Cut { keys, ways, together, parted, wave: if kept { wave } else { batch } }
     }
 
+    /// The gradients of packed sequences: those of each as if it were the only one, and the sums over all of them.
+    fn compute_packed_grads(
+        &self,
+        back: Back<'_, E>,
+        grads: [&ViewMut<'_, E>; 3],
+        sums: &mut Sums<E::Num>,
+        bias: bool,
+    ) -> Result<(), Error> {
+        let (problem, threads) = (self.problem(), self.machine().threads);
+        let Dims { batch, heads, .. } = problem.dims();
+        let pairs = |item| problem.q_len(item).saturating_mul(problem.k_len(item));
+        let long = |item: &usize| pairs(*item).saturating_mul(heads.q) >= LONG;
+        let of_item = |item: usize, threads: usize| {
+            let plan = self.of_item(item, threads);
+            let mut sums = Sums::new(&plan, bias);
+            if problem.q_len(item) == 0 {
+                // SAFETY: no other task has this item.
+                grads[1..].iter().for_each(|grad| unsafe { grad.clear(item) });
+                return Ok(sums);
+            }
+            let call = Call { problem: plan.problem(), ..back.call };
+            plan.compute_grads(Back { call, ..back }, grads, item..item + 1, &mut sums)?;
+            Ok(sums)
+        };
+        let found: Vec<OnceLock<Result<_, Error>>> = (0..batch).map(|_| OnceLock::new()).collect();
+        for item in (0..batch).filter(long) {
+            found[item].get_or_init(|| of_item(item, threads));
+        }
+        let short: Vec<_> = (0..batch).filter(|item| !long(item)).collect();
+        run(
+            threads,
+            short.len(),
+            || (),
+            |(), i| {
+                found[short[i]].get_or_init(|| of_item(short[i], 1));
+            },
+        );
+        found.into_iter().filter_map(OnceLock::into_inner).try_for_each(|found| {
+            sums.add(&found?);
+            Ok(())
+        })
+    }
+
+    /// The gradients of some items, all as long as the longest.
     fn compute_grads(
         &self,
         back: Back<'_, E>,
         [d_q, d_k, d_v]: [&ViewMut<'_, E>; 3],
+        all: Range<usize>,
         sums: &mut Sums<E::Num>,
     ) -> Result<(), Error> {
         let (problem, machine) = (self.problem(), self.machine());
-        let Dims { batch, heads, q_len, qk_dim, .. } = problem.dims();
-        let cut = self.cut(sums.bias.as_ref().map(|_| self.bias_shape()));
+        let Dims { heads, q_len, qk_dim, .. } = problem.dims();
+        let cut = self.cut(all.len(), sums.bias.as_ref().map(|_| self.bias_shape()));
         let (parts, slots) = (cut.keys.len(), cut.keys.len() * cut.ways.len());
         let buckets = problem.score.relative.as_ref().map_or(0, RelativeBias::buckets);
         let saved = [cut.wave, heads.q * slots, q_len, qk_dim + OPTIONS];
@@ -205,19 +265,24 @@ impl<E: Element> Plan<'_, E> {
             }
             None => None,
         };
-        let options = ViewMut::bhsd(&mut sums.options, [batch, heads.q, q_len, OPTIONS])?;
-        let sinks = match problem.score.sinks {
-            Some(_) => Some(ViewMut::bhsd(&mut sums.sinks, [batch, heads.q, q_len, 1])?),
-            None => None,
+        let rows = all.len() * heads.q * q_len;
+        let mut option_room = vec![E::Num::default(); rows * OPTIONS];
+        let options = ViewMut::bhsd(&mut option_room, [all.len(), heads.q, q_len, OPTIONS])?;
+        let with_sinks = problem.score.sinks.is_some();
+        let mut sink_room = vec![E::Num::default(); if with_sinks { rows } else { 0 }];
+        let sinks = match with_sinks {
+            true => Some(ViewMut::bhsd(&mut sink_room, [all.len(), heads.q, q_len, 1])?),
+            false => None,
         };
-        for first in (0..batch).step_by(cut.wave.max(1)) {
-            let items = first..(first + cut.wave).min(batch);
+        for first in all.clone().step_by(cut.wave.max(1)) {
+            let items = first..(first + cut.wave).min(all.end);
             table_room.fill(0.0);
             let kept = if cut.parted { Some(ViewMut::bhsd(&mut saved_room, saved)?) } else { None };
             let room = Room {
                 cut: &cut,
                 heads,
                 q_len,
+                begin: all.start,
                 first,
                 grads: [d_q, d_k, d_v],
                 options: &options,
@@ -256,7 +321,7 @@ impl<E: Element> Plan<'_, E> {
             );
             if cut.parted {
                 let parts = Parts { view: View::bhsd(&saved_room, saved)?, count: slots, first };
-                self.join(back.call, items.clone(), parts, (d_q, &options));
+                self.join(back.call, (items.clone(), all.start), parts, (d_q, &options));
                 if let (Some(shape), Some(d_w)) = (self.w_shape(), &mut sums.w) {
                     let d_w = ViewMut::bhsd(d_w, shape.to_array())?;
                     self.add_projection_grads(back.call, items.clone(), parts, &d_w);
@@ -272,6 +337,7 @@ impl<E: Element> Plan<'_, E> {
             let sum = |parts: &[E::Num]| parts.iter().fold(E::Num::default(), |sum, x| sum + *x);
             *data = data.chunks_exact(parts).map(sum).collect();
         }
+        sums.add_rows(&option_room, &sink_room, q_len);
         Ok(())
     }
 
@@ -279,7 +345,7 @@ impl<E: Element> Plan<'_, E> {
     fn join(
         &self,
         call: Call<'_, E>,
-        items: Range<usize>,
+        (items, begin): (Range<usize>, usize),
         parts: Parts<'_, E::Num>,
         (d_q, options): (&ViewMut<'_, E>, &ViewMut<'_, E::Num>),
     ) {
@@ -295,7 +361,8 @@ impl<E: Element> Plan<'_, E> {
                 let one = || view::Heads::one(head);
                 // SAFETY: no other task has these rows of this head.
                 let target = unsafe {
-                    Rows { d_q: d_q.tile(b, one(), rows), options: options.tile(b, one(), rows) }
+                    let options = options.tile(b - begin, one(), rows);
+                    Rows { d_q: d_q.tile(b, one(), rows), options }
                 };
                 let scope = call.problem.scope(b, head);
                 let task = Join { call, scope, rows, parts, target, scratch };
@@ -353,6 +420,8 @@ struct Room<'r, E: Element> {
     cut: &'r Cut<'r>,
     heads: Heads,
     q_len: usize,
+    /// The first item of the call, from which the rows of `options` and `sinks` begin.
+    begin: usize,
     /// The first item.
     first: usize,
     /// By q, k and v.
@@ -374,7 +443,7 @@ impl<E: Element> Room<'_, E> {
     /// While it lives, nobody else may have the target of this part of this head of this item, or of one that shares its
     /// bias. Tables and bias must have been written.
     unsafe fn target(&self, b: usize, kv_head: usize, part: usize) -> Target<'_, E> {
-        let (cut, item) = (self.cut, b - self.first);
+        let (cut, item, row_item) = (self.cut, b - self.first, b - self.begin);
         let [d_q, d_k, d_v] = self.grads;
         let served = self.heads.q / self.heads.kv;
         let head = kv_head * served;
@@ -401,7 +470,7 @@ impl<E: Element> Room<'_, E> {
             });
             let rows_of = || Rows {
                 d_q: d_q.tile(b, all(), rows),
-                options: self.options.tile(b, all(), rows),
+                options: self.options.tile(row_item, all(), rows),
             };
             let table = || {
                 let one = RowTile { count: 1, ..rows };
@@ -422,7 +491,10 @@ impl<E: Element> Room<'_, E> {
                 d_v: d_v.tile(b, one(), of_keys),
                 rows: (!cut.parted).then(rows_of),
                 parts: parts.collect(),
-                sinks: self.sinks.filter(|_| part == 0).map(|sinks| sinks.tile(b, all(), rows)),
+                sinks: self
+                    .sinks
+                    .filter(|_| part == 0)
+                    .map(|sinks| sinks.tile(row_item, all(), rows)),
                 relative: (self.tables.shape().dim > 0).then(table),
                 bias: self.bias.map(|view| {
                     let (b, heads, rows, features) = bias(view);
@@ -445,10 +517,8 @@ fn add_tables(sum: &mut [f64], tables: &[f64], [heads, parts, buckets]: [usize; 
 
 /// What the rows and tasks of a call add to the gradients of the options.
 struct Sums<N> {
-    /// `[batch, heads.q, q_len, OPTIONS]`
-    options: Vec<N>,
-    /// `[batch, heads.q, q_len]`
-    sinks: Vec<N>,
+    /// Options and sinks, `[heads.q]`; nothing where there are no rows.
+    by_head: Vec<[f64; OPTIONS + 1]>,
     /// `[buckets, heads.q]`
     tables: Vec<f64>,
     /// `[1, heads.q or 1, q_dim, qk_dim]`
@@ -459,11 +529,10 @@ struct Sums<N> {
 
 impl<N: Number> Sums<N> {
     fn new<E: Element<Num = N>>(plan: &Plan<'_, E>, bias: bool) -> Self {
-        let Dims { batch, heads, q_len, .. } = plan.problem().dims();
-        let (score, rows) = (&plan.problem().score, batch * heads.q * q_len);
+        let (score, rows) = (&plan.problem().score, plan.problem().rows());
+        let heads = if rows == 0 { 0 } else { plan.problem().dims().heads.q };
         Self {
-            options: vec![N::zero(); rows * OPTIONS],
-            sinks: vec![N::zero(); if score.sinks.is_some() { rows } else { 0 }],
+            by_head: vec![[0.0; OPTIONS + 1]; heads],
             tables: vec![0.0; score.relative.as_ref().map_or(0, |r| r.table().len())],
             w: plan.w_shape().map(|w| vec![N::zero(); w.to_array().iter().product()]),
             bias: score
@@ -473,22 +542,38 @@ impl<N: Number> Sums<N> {
         }
     }
 
+    /// Adds what rows `[items, heads.q, q_len]` say of the options and of the sinks, in order.
+    fn add_rows(&mut self, options: &[N], sinks: &[N], q_len: usize) {
+        let heads = self.by_head.len();
+        for (row, options) in options.chunks_exact(OPTIONS).enumerate() {
+            let sums = &mut self.by_head[row / q_len % heads];
+            options.iter().zip(sums).for_each(|(x, sum)| *sum += (*x).to_f64());
+        }
+        for (row, sink) in sinks.iter().enumerate() {
+            self.by_head[row / q_len % heads][OPTIONS] += (*sink).to_f64();
+        }
+    }
+
+    /// Adds the sums of other items.
+    fn add(&mut self, other: &Self) {
+        let Self { by_head, tables, w, bias } = self;
+        for (sum, x) in by_head.as_flattened_mut().iter_mut().zip(other.by_head.as_flattened()) {
+            *sum += x;
+        }
+        tables.iter_mut().zip(&other.tables).for_each(|(sum, x)| *sum += x);
+        for (sum, x) in [(w, &other.w), (bias, &other.bias)] {
+            let both = sum.iter_mut().flatten().zip(x.iter().flatten());
+            both.for_each(|(sum, x)| *sum = *sum + *x);
+        }
+    }
+
     fn into_grads<E: Element<Num = N>>(
         self,
         plan: &Plan<'_, E>,
         [q, k, v]: [Tensor<E>; 3],
     ) -> Grads<E> {
         let problem = plan.problem();
-        let Dims { heads, q_len, .. } = problem.dims();
-        let mut by_head =
-            vec![[0.0; OPTIONS + 1]; if self.options.is_empty() { 0 } else { heads.q }];
-        for (row, options) in self.options.chunks_exact(OPTIONS).enumerate() {
-            let sums = &mut by_head[row / q_len % heads.q];
-            options.iter().zip(sums).for_each(|(x, sum)| *sum += (*x).to_f64());
-        }
-        for (row, sink) in self.sinks.iter().enumerate() {
-            by_head[row / q_len % heads.q][OPTIONS] += (*sink).to_f64();
-        }
+        let by_head = self.by_head;
         let column = |given: Option<&[N]>, i: usize| -> Vec<N> {
             let sum = |head: usize| N::from_f64(by_head.get(head).map_or(0.0, |sums| sums[i]));
             (0..given.map_or(0, <[_]>::len)).map(sum).collect()

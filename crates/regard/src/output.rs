@@ -9,10 +9,13 @@ use crate::view::{Heads, Tensor, Unwritten};
 /// The result of attention: the weighted values, and what is needed to recompute any weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output<E: Element> {
-    /// `[batch, heads.q, q_len, v_dim]`, in the layout of q. Rows that see nothing are 0.
+    /// `[batch, heads.q, q_len, v_dim]`, in the layout of q, packed if q is. Rows that see nothing are 0.
     pub out: Tensor<E>,
     /// `ln(sum of e^score)` of each row, `[batch, heads.q, q_len]`; `-inf` for rows that see nothing.
     /// The weight of a pair is `e^(score - lse)`.
+    ///
+    /// If q is packed, this and all that follow are `[total, heads.q]`: row `t` of the tensor and head `h` are at
+    /// `t * heads.q + h`.
     pub lse: Vec<E::Num>,
     /// `m` and `l` of each row, `[batch, heads.q, q_len]`: the sum of `2^(score log2 e - m)` over its keys is `l`. Where
     /// scores are so large that lse cannot hold what they differ by, [`Plan::backward`](crate::Plan::backward) takes the
@@ -46,6 +49,20 @@ impl<E: Element> Output<E> {
                 Error::unless_same(axis, ("the first part", *a), ("another part", b))?;
             }
         }
+        let packed = first.out.offsets();
+        for part in parts {
+            let offsets = [packed, part.out.offsets()].map(|o| o.unwrap_or(&[]));
+            Error::unless_same(
+                "offsets",
+                ("the first part", offsets[0].len()),
+                ("another part", offsets[1].len()),
+            )?;
+            for (a, b) in offsets[0].iter().zip(offsets[1]) {
+                Error::unless_same("offset", ("the first part", *a), ("another part", *b))?;
+            }
+        }
+        // Packed items are merged as one.
+        let shape = first.out.view().joined().shape();
         let rows = shape.batch * shape.heads * shape.len;
         let with_entropy = parts.iter().all(|p| p.entropy.is_some());
         for part in parts {
@@ -106,8 +123,12 @@ impl<E: Element> Output<E> {
                 let (_, sum, weight) = weights(row);
                 let seen: Vec<_> =
                     parts.iter().map(|p| (p, weight(p))).filter(|(_, w)| *w > 0.0).collect();
-                let (item, i) = (row / shape.len, row % shape.len);
-                let (b, head) = (item / shape.heads, item % shape.heads);
+                let (b, head, i) = if packed.is_some() {
+                    (0, row % shape.heads, row / shape.heads)
+                } else {
+                    let (item, i) = (row / shape.len, row % shape.len);
+                    (item / shape.heads, item % shape.heads, i)
+                };
                 // SAFETY: nobody else holds a row of `out`, and none is read.
                 let mut tile = unsafe {
                     out.tile(b, Heads::one(head), RowTile { first: i, step: 1, count: 1 })
@@ -116,7 +137,7 @@ impl<E: Element> Output<E> {
                     let total: f64 = seen
                         .iter()
                         .map(|(p, weight)| {
-                            weight * p.out.view().row(b, head, i)[d].widen().to_f64()
+                            weight * p.out.view().joined().row(b, head, i)[d].widen().to_f64()
                         })
                         .sum();
                     x.write(E::narrow(E::Num::from_f64(if sum == 0.0 {
@@ -128,7 +149,10 @@ impl<E: Element> Output<E> {
             }
         }
         // SAFETY: every row of every head and item is written once.
-        let out = unsafe { out.written() };
+        let mut out = unsafe { out.written() };
+        if let Some(offsets) = packed {
+            out = Tensor::packed(out.into_data(), offsets, [shape.heads, shape.dim])?;
+        }
         Ok(Self { out, lse, states, entropy: with_entropy.then_some(entropy) })
     }
 }

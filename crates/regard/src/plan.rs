@@ -24,16 +24,41 @@ use std::ops::Range;
 pub struct Plan<'a, E: Element> {
     problem: Problem<'a, E>,
     machine: Machine,
+    /// Rows of a tile, of items as long as the longest.
     pub(crate) rows: usize,
-    parts: usize,
     /// The first key that is looked at.
     first: usize,
+    /// How items are run: those of a kind together. One kind where all have the same sizes.
+    kinds: Vec<Kind>,
+    /// The stride of diagonals that may be walked on their own, and the mask without them.
+    diagonal: Option<(usize, Mask)>,
+}
+
+/// How an item is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct How {
+    /// Rows of a tile.
+    rows: usize,
+    /// Whether keys are split into parts.
+    parted: bool,
     /// Whether all rows that a key head serves are done together.
     few: bool,
     /// How products go by tiles, if they do.
     tiles: Option<Sizes>,
-    /// The stride of diagonals that are walked on their own, and the mask without them.
-    diagonal: Option<(usize, Mask)>,
+    /// Whether several tiles of rows meet the same keys: so that these are packed before.
+    shared: bool,
+    /// Whether diagonals are walked on their own.
+    diagonal: bool,
+}
+
+/// Items that are run in the same way.
+#[derive(Clone, Debug)]
+struct Kind {
+    how: How,
+    /// Which ones, ascending.
+    items: Vec<usize>,
+    /// Parts that the keys of one of them are split into, at most.
+    parts: usize,
 }
 
 /// Where the outputs of a call go.
@@ -68,19 +93,24 @@ impl<'a, E: Element> Plan<'a, E> {
     /// Checks the problem and decides how to run it. After this nothing can fail but a mismatch of tensors and plan.
     pub fn new(problem: Problem<'a, E>, machine: Machine) -> Result<Self, Error> {
         problem.check()?;
-        let Dims { heads, q_len, k_len, .. } = problem.dims();
-        // All choices that touch the order of arithmetic depend on one item's sizes alone, never on the batch, the
-        // threads or the instruction set: so neither do the results.
-        let rows = if q_len.saturating_mul(heads.q) >= 2048 { TILE_ROWS } else { GROUP };
-        let diagonal = problem.mask.diagonal().filter(|(stride, _)| q_len / stride >= 8);
-        let few_rows = q_len <= TILE_ROWS && diagonal.is_none();
-        let parts = if few_rows && k_len >= 2 * PART_KEYS { k_len.div_ceil(PART_KEYS) } else { 1 };
-        let Dims { qk_dim, v_dim, .. } = problem.dims();
-        let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(FEW);
-        let few = q_len <= FEW_OF_A_HEAD && together && diagonal.is_none() && problem.is_dot();
-        let tiles = problem.parts().filter(|_| machine.isa.has_tiles() && !few);
-        let tiles = tiles.map(|parts| Sizes::new(parts, qk_dim, v_dim));
-        Ok(Self { problem, machine, rows, parts, first: 0, few, tiles, diagonal })
+        let diagonal = problem.mask.diagonal();
+        let how = |q_len, k_len| How::new(&problem, machine, &diagonal, [q_len, k_len]);
+        let Dims { batch, q_len, k_len, .. } = problem.dims();
+        let longest = how(q_len, k_len);
+        let mut kinds: Vec<Kind> = Vec::new();
+        for item in 0..batch {
+            let k_len = problem.k_len(item);
+            let how = how(problem.q_len(item), k_len);
+            let parts = if how.parted { k_len.div_ceil(PART_KEYS) } else { 1 };
+            match kinds.iter_mut().find(|kind| kind.how == how) {
+                Some(kind) => {
+                    kind.items.push(item);
+                    kind.parts = kind.parts.max(parts);
+                }
+                None => kinds.push(Kind { how, items: vec![item], parts }),
+            }
+        }
+        Ok(Self { rows: longest.rows, problem, machine, first: 0, kinds, diagonal })
     }
 
     /// The problem.
@@ -93,7 +123,8 @@ impl<'a, E: Element> Plan<'a, E> {
     /// [`Precision`](crate::Precision) and the type of the tensors have it.
     #[must_use]
     pub fn tile_products(&self) -> Option<usize> {
-        self.tiles.map(|sizes| sizes.parts * (sizes.parts + 1) / 2)
+        let sizes = self.kinds.iter().find_map(|kind| kind.how.tiles);
+        sizes.map(|sizes| sizes.parts * (sizes.parts + 1) / 2)
     }
 
     /// The parts that numbers are split into, if products go by tiles.
@@ -142,6 +173,7 @@ impl<'a, E: Element> Plan<'a, E> {
         {
             same_shape(name, planned, found)?;
         }
+        self.same_packing("q", 0, q.offsets())?;
         for item in 0..sequences.len() {
             let (planned, found) = (self.problem.k_len(item), now.k_len(item));
             Error::unless_same("keys", ("the plan", planned), ("the sequence", found))?;
@@ -150,17 +182,25 @@ impl<'a, E: Element> Plan<'a, E> {
         Ok(Call { problem: &self.problem, q, k: source(false), v: source(true) })
     }
 
+    /// The same for the way back of one item of a packed problem, on so many threads.
+    pub(crate) fn of_item(&self, item: usize, threads: usize) -> Self {
+        let problem = self.problem.as_long_as(item);
+        let Dims { q_len, k_len, .. } = problem.dims();
+        let (machine, diagonal) = (self.machine.threads(threads), self.diagonal.clone());
+        let rows = How::new(&problem, machine, &diagonal, [q_len, k_len]).rows;
+        Self { problem, machine, rows, first: 0, kinds: Vec::new(), diagonal }
+    }
+
     /// The same for the keys from `first` on.
     pub(crate) fn beyond(self, first: usize) -> Self {
         Self { first, ..self }
     }
 
     pub(crate) fn forward_from(&self, call: Call<'_, E>) -> Result<Output<E>, Error> {
-        let shape = self.out_shape();
-        let rows = vec![E::Num::default(); shape.batch * shape.heads * shape.len];
+        let rows = vec![E::Num::default(); self.problem.rows()];
         let mut entropy = self.problem.entropy.then(|| rows.clone());
         let (mut states, mut lse) = (vec![[E::Num::default(); 2]; rows.len()], rows);
-        let mut out = Unwritten::new(shape, call.q.layout())?;
+        let mut out = Unwritten::like(&call.q, self.problem.dims().v_dim)?;
         let view = out.view()?;
         let to = self.finished(
             &view,
@@ -174,7 +214,8 @@ impl<'a, E: Element> Plan<'a, E> {
     }
 
     /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
-    /// `entropy [batch, heads.q, q_len]` if the problem asks for it.
+    /// `entropy [batch, heads.q, q_len]` if the problem asks for it. For packed queries `out` is packed like them, and the
+    /// others are `[total, heads.q]`.
     pub fn forward_into(
         &self,
         (q, k, v): (View<'_, E>, View<'_, E>, View<'_, E>),
@@ -183,9 +224,9 @@ impl<'a, E: Element> Plan<'a, E> {
         entropy: Option<&mut [E::Num]>,
     ) -> Result<(), Error> {
         self.check_inputs(&q, &k, &v)?;
-        let shape = self.out_shape();
-        same_shape("the output", shape, out.shape())?;
-        let rows = shape.batch * shape.heads * shape.len;
+        same_shape("the output", self.out_shape(), out.shape())?;
+        self.same_packing("the output", 0, out.offsets())?;
+        let rows = self.problem.rows();
         Error::unless_one_each_row("lse", rows, lse.len())?;
         let found = entropy.as_ref().map_or(0, |entropy| entropy.len());
         Error::unless_one_each_row("entropy", if self.problem.entropy { rows } else { 0 }, found)?;
@@ -198,17 +239,28 @@ impl<'a, E: Element> Plan<'a, E> {
 
     /// Checked memory for the outputs.
     fn finished<'o>(
-        &self,
+        &'o self,
         out: &'o ViewMut<'o, E>,
         lse: &'o mut [E::Num],
         states: Option<&'o mut [E::Num]>,
         entropy: Option<&'o mut [E::Num]>,
     ) -> Result<Outputs<'o, E>, Error> {
-        let shape = Shape { dim: 1, ..self.out_shape() }.to_array();
-        let entropy = entropy.map(|entropy| ViewMut::bhsd(entropy, shape)).transpose()?;
-        let pairs = Shape { dim: 2, ..self.out_shape() }.to_array();
-        let states = states.map(|states| ViewMut::bhsd(states, pairs)).transpose()?;
-        Ok(Finished { out, lse: ViewMut::bhsd(lse, shape)?, states, entropy })
+        let entropy = entropy.map(|entropy| self.by_row(entropy, 1)).transpose()?;
+        let states = states.map(|states| self.by_row(states, 2)).transpose()?;
+        Ok(Finished { out, lse: self.by_row(lse, 1)?, states, entropy })
+    }
+
+    /// `dim` numbers for each row, `[batch, heads.q, q_len, dim]`, or `[total, heads.q, dim]` if queries are packed.
+    pub(crate) fn by_row<'o, N>(
+        &'o self,
+        data: &'o mut [N],
+        dim: usize,
+    ) -> Result<ViewMut<'o, N>, Error> {
+        let shape = Shape { dim, ..self.out_shape() };
+        match self.problem.q_offsets() {
+            Some(offsets) => ViewMut::packed(data, offsets, [shape.heads, dim]),
+            None => ViewMut::bhsd(data, shape.to_array()),
+        }
     }
 
     pub(crate) fn check_inputs(
@@ -221,8 +273,30 @@ impl<'a, E: Element> Plan<'a, E> {
             return Err(Error::OnlyCached);
         }
         let planned = self.problem.shapes();
-        for ((name, planned), view) in ["q", "k", "v"].into_iter().zip(planned).zip([q, k, v]) {
+        for (i, (planned, view)) in planned.into_iter().zip([q, k, v]).enumerate() {
+            let name = ["q", "k", "v"][i];
             same_shape(name, planned, view.shape())?;
+            self.same_packing(name, i, view.offsets())?;
+        }
+        Ok(())
+    }
+
+    /// Refuses offsets that are not those planned for q, k or v.
+    pub(crate) fn same_packing(
+        &self,
+        name: &'static str,
+        tensor: usize,
+        offsets: Option<&[usize]>,
+    ) -> Result<(), Error> {
+        let batch = self.problem.dims().batch;
+        let packed = |packed: bool| if packed { batch } else { 0 };
+        let planned = packed(self.problem.packed()[tensor]);
+        let found = packed(offsets.is_some());
+        Error::unless_same("packed sequences", ("the plan", planned), (name, found))?;
+        for (item, pair) in offsets.unwrap_or(&[]).windows(2).enumerate() {
+            let (own, problem) = (pair[1] - pair[0], &self.problem);
+            let planned = if tensor == 0 { problem.q_len(item) } else { problem.k_len(item) };
+            Error::unless_same("length", ("the plan", planned), (name, own))?;
         }
         Ok(())
     }
@@ -239,20 +313,30 @@ impl<'a, E: Element> Plan<'a, E> {
 
     /// The ways over all keys that visit each visible pair once, and the tiles of rows that go them.
     pub(crate) fn ways(&self) -> Vec<(Tiling, Way<'_>)> {
+        let diagonal = self.diagonal.as_ref();
+        let apart = diagonal.is_some_and(|(stride, _)| apart(*stride, self.problem.dims().q_len));
+        self.ways_of(self.rows, apart)
+    }
+
+    /// The same in tiles of so many rows, with diagonals on their own or not.
+    fn ways_of(&self, rows: usize, diagonal: bool) -> Vec<(Tiling, Way<'_>)> {
         let (mask, keys) = (&self.problem.mask, self.first..self.problem.dims().k_len);
-        let Some((stride, rest)) = &self.diagonal else {
-            return vec![(self.tiling(1), Way { mask, without: None, keys })];
+        let tiling = |stride| Tiling { rows, ..self.tiling(stride) };
+        let Some((stride, rest)) = self.diagonal.as_ref().filter(|_| diagonal) else {
+            return vec![(tiling(1), Way { mask, without: None, keys })];
         };
         let near = Way { mask: rest, without: None, keys: keys.clone() };
         let far = Way { mask, without: Some(rest), keys };
-        vec![(self.tiling(1), near), (self.tiling(*stride), far)]
+        vec![(tiling(1), near), (tiling(*stride), far)]
     }
 
-    /// The stages of the call: each waits for the one before, the tasks inside it are independent.
-    fn stages(&self) -> Vec<(Tiling, Stage<'_>)> {
-        let ways = self.ways();
-        if self.parts > 1 {
-            let join = (self.tiling(1), Stage { from: 0..self.parts, walk: None, into: None });
+    /// The stages of a kind of items: each waits for the one before, the tasks inside it are independent.
+    fn stages(&self, kind: &Kind) -> Vec<(Tiling, Stage<'_>)> {
+        let How { rows, parted, diagonal, .. } = kind.how;
+        let ways = self.ways_of(rows, diagonal);
+        if parted {
+            let tiling = Tiling { rows, ..self.tiling(1) };
+            let join = (tiling, Stage { from: 0..kind.parts, walk: None, into: None });
             let part =
                 |(tiling, way)| (tiling, Stage { from: 0..0, walk: Some(way), into: Some(0) });
             return ways.into_iter().map(part).chain([join]).collect();
@@ -265,57 +349,65 @@ impl<'a, E: Element> Plan<'a, E> {
         ways.into_iter().enumerate().map(stage).collect()
     }
 
-    /// The keys of a part of an item. One with few keys has all of them in its first part, whatever the others have: so its
-    /// results do not depend on them.
+    /// The keys of a part of an item; none for the last parts of one with fewer keys than another of its kind.
     fn part(&self, part: usize, item: usize) -> Range<usize> {
         let k_len = self.problem.k_len(item);
-        let keys = if k_len >= 2 * PART_KEYS {
-            (part * PART_KEYS).min(k_len)..((part + 1) * PART_KEYS).min(k_len)
-        } else if part == 0 {
-            0..k_len
-        } else {
-            0..0
-        };
+        let keys = (part * PART_KEYS).min(k_len)..((part + 1) * PART_KEYS).min(k_len);
         keys.start.max(self.first).min(keys.end)..keys.end
     }
 
     fn compute(&self, call: Call<'_, E>, to: &Outputs<'_, E>) {
-        let Dims { batch, heads, q_len, v_dim, .. } = self.problem.dims();
-        if batch == 0 || heads.q == 0 || q_len == 0 {
-            return;
+        if self.problem.rows() > 0 {
+            self.kinds.iter().for_each(|kind| self.compute_kind(kind, call, to));
         }
-        let stages = self.stages();
-        let saved = Shape { batch, heads: self.parts * heads.q, len: q_len, dim: v_dim + STATE };
-        let mut room = Vec::new();
+    }
+
+    /// The outputs of all items of a kind.
+    fn compute_kind(&self, kind: &Kind, call: Call<'_, E>, to: &Outputs<'_, E>) {
+        let Dims { heads, v_dim, .. } = self.problem.dims();
+        let Kind { how, items, .. } = kind;
+        let stages = self.stages(kind);
+        let q_len = |slot: usize| self.problem.q_len(items[slot]);
+        // Parts are kept of the items of this kind alone, one after another.
+        let offsets = cumulated(items.len(), q_len);
+        let saved = [kind.parts * heads.q, v_dim + STATE];
+        let mut room: Vec<E::Num>;
+        let mut partial = None;
         if stages.len() > 1 {
-            room = vec![E::Num::default(); saved.to_array().iter().product()];
+            room = vec![E::Num::default(); offsets[items.len()] * saved[0] * saved[1]];
+            partial = match self.problem.q_offsets() {
+                Some(_) => ViewMut::packed(&mut room, &offsets, saved).ok(),
+                None => ViewMut::bhsd(&mut room, [items.len(), saved[0], q_len(0), saved[1]]).ok(),
+            };
         }
-        let partial = ViewMut::bhsd(&mut room, saved.to_array()).ok();
-        let prepared = self.prepare(&call);
+        let prepared = self.prepare(kind, &call);
         let prepared = prepared.as_ref();
         for (tiling, stage) in stages {
-            let tiles = tiling.count();
-            let parts = if stage.into.is_some() { self.parts } else { 1 };
+            let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
+            let parts = if stage.into.is_some() { kind.parts } else { 1 };
             // Few rows: a task has all heads that a key head serves.
-            let few = self.few && stage.walk.is_some();
+            let few = how.few && stage.walk.is_some();
             let served = if few { heads.q / heads.kv } else { 1 };
+            let each = heads.q / served * parts;
+            let tasks = cumulated(items.len(), |slot| each * tiling(slot).count());
             run(
                 self.machine.threads,
-                batch * (heads.q / served) * parts * tiles,
-                || Scratch::new(&self.problem, self.rows, self.tiles, few),
+                tasks[items.len()],
+                || Scratch::new(&self.problem, how.rows, how.tiles, few),
                 |scratch, i| {
+                    let slot = tasks.partition_point(|first| *first <= i) - 1;
+                    let (b, i, tiling) = (items[slot], i - tasks[slot], tiling(slot));
+                    let tiles = tiling.count();
                     // Heads outermost, so that neighbours in time share keys; late tiles first, for a causal mask
                     // gives them the most to do.
                     let (rest, tile) = (i / tiles, tiles - 1 - i % tiles);
-                    let (rest, part) = (rest / parts, rest % parts);
-                    let (b, head) = (rest / (heads.q / served), rest % (heads.q / served));
-                    let head = head * served;
+                    let (head, part) = (rest / parts * served, rest % parts);
                     let rows = tiling.tile(tile);
                     if rows.count == 0 {
                         return;
                     }
                     let mut stage = stage.clone();
-                    if parts > 1 {
+                    if how.parted && stage.into.is_some() {
                         stage.into = Some(part);
                         stage.walk = stage.walk.map(|way| Way { keys: self.part(part, b), ..way });
                     }
@@ -337,7 +429,7 @@ impl<'a, E: Element> Plan<'a, E> {
                         };
                         Target {
                             finished: stage.into.is_none().then(finished),
-                            partial: partial.as_ref().map(|p| p.tile(b, held, rows)),
+                            partial: partial.as_ref().map(|p| p.tile(slot, held, rows)),
                         }
                     };
                     let scope = self.problem.scope(b, head);
@@ -351,35 +443,44 @@ impl<'a, E: Element> Plan<'a, E> {
     }
 
     /// Keys and values in tiles, where several tiles of rows meet them.
-    fn prepare(&self, call: &Call<'_, E>) -> Option<Prepared> {
-        let Dims { heads, q_len, .. } = self.problem.dims();
-        let meet = q_len.div_ceil(self.rows) * (heads.q / heads.kv);
-        let sizes = self.tiles.filter(|_| meet > 1)?;
-        E::prepare(self.machine.isa, sizes, call, self.machine.threads)
+    fn prepare(&self, kind: &Kind, call: &Call<'_, E>) -> Option<Prepared> {
+        let sizes = kind.how.tiles.filter(|_| kind.how.shared)?;
+        E::prepare(self.machine.isa, sizes, call, &kind.items, self.machine.threads)
     }
 
     /// Counts what will be computed: walks the mask, not the data.
     #[must_use]
     pub fn work(&self) -> Work {
-        let Dims { batch, heads, q_len, k_len, qk_dim, v_dim, .. } = self.problem.dims();
+        let Dims { batch, heads, qk_dim, v_dim, .. } = self.problem.dims();
         let mut work = Work::default();
-        if [batch, heads.q, q_len, k_len].contains(&0) {
-            return work;
-        }
+        self.kinds.iter().for_each(|kind| self.count(kind, &mut work));
+        let features = qk_dim as f64 + v_dim as f64;
+        work.flops = 2.0 * work.pairs as f64 * features;
+        let keys: usize = (0..batch).map(|b| self.problem.k_len(b)).sum();
+        let rows = self.problem.rows() as f64 + heads.kv as f64 * keys as f64;
+        work.bytes = rows * features * std::mem::size_of::<E>() as f64;
+        work
+    }
+
+    /// Adds what the items of a kind take to the work.
+    fn count(&self, kind: &Kind, work: &mut Work) {
+        let heads = self.problem.dims().heads;
         let (mut runs, mut cell) = (Vec::new(), Cell::new());
-        for (tiling, stage) in self.stages() {
+        for (tiling, stage) in self.stages(kind) {
             let Some(Way { mask, without, .. }) = stage.walk else { continue };
-            for (b, head) in (0..batch).flat_map(|b| (0..heads.q).map(move |h| (b, h))) {
+            for (b, head) in kind.items.iter().flat_map(|b| (0..heads.q).map(move |h| (*b, h))) {
                 let scope = self.problem.scope(b, head);
-                for rows in tiling.tiles() {
+                for rows in (Tiling { q_len: scope.q_len, ..tiling }).tiles() {
                     mask.runs_beyond(without, &scope, rows, &mut runs);
                     let pairs = runs
                         .iter()
                         .map(|s| s.keys.len() as u128 * u128::from(s.lanes.count_ones()));
                     work.pairs += pairs.sum::<u128>();
                     let mut visited = 0;
-                    for part in 0..self.parts {
-                        let mut cells = Cells::new(&runs, self.part(part, b), rows.lanes());
+                    for part in 0..kind.parts {
+                        let keys =
+                            if kind.how.parted { self.part(part, b) } else { 0..scope.k_len };
+                        let mut cells = Cells::new(&runs, keys, rows.lanes());
                         while cells.next(&mut cell) {
                             visited += 1;
                             work.full += u64::from(cell.full);
@@ -387,18 +488,49 @@ impl<'a, E: Element> Plan<'a, E> {
                             work.computed += cell.computed(rows);
                         }
                     }
-                    let cells = k_len.div_ceil(CELL) as u64;
+                    let cells = scope.k_len.div_ceil(CELL) as u64;
                     work.skipped +=
                         if without.is_none() { cells.saturating_sub(visited) } else { 0 };
                 }
             }
         }
-        let features = qk_dim as f64 + v_dim as f64;
-        work.flops = 2.0 * work.pairs as f64 * features;
-        let rows = (heads.q as f64 * q_len as f64 + heads.kv as f64 * k_len as f64) * batch as f64;
-        work.bytes = rows * features * std::mem::size_of::<E>() as f64;
-        work
     }
+}
+
+impl How {
+    /// Decides how an item of so many queries and keys is run.
+    ///
+    /// All choices that touch the order of arithmetic depend on one item's sizes alone, never on the batch, the threads or
+    /// the instruction set: so neither do the results.
+    fn new<E: Element>(
+        problem: &Problem<'_, E>,
+        machine: Machine,
+        diagonal: &Option<(usize, Mask)>,
+        [q_len, k_len]: [usize; 2],
+    ) -> Self {
+        let Dims { heads, qk_dim, v_dim, .. } = problem.dims();
+        let rows = if q_len.saturating_mul(heads.q) >= 2048 { TILE_ROWS } else { GROUP };
+        let diagonal = diagonal.as_ref().is_some_and(|(stride, _)| apart(*stride, q_len));
+        let parted = q_len <= TILE_ROWS && !diagonal && k_len >= 2 * PART_KEYS;
+        let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(FEW);
+        let few = q_len <= FEW_OF_A_HEAD && together && !diagonal && problem.is_dot();
+        let tiles = problem.parts().filter(|_| machine.isa.has_tiles() && !few);
+        let tiles = tiles.map(|parts| Sizes::new(parts, qk_dim, v_dim));
+        let shared = q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
+        Self { rows, parted, few, tiles, shared, diagonal }
+    }
+}
+
+/// Whether so many rows are enough to walk diagonals of this stride on their own.
+fn apart(stride: usize, q_len: usize) -> bool {
+    q_len / stride >= 8
+}
+
+/// The sums of `n` sizes before each of them, and of all in the end.
+fn cumulated(n: usize, size: impl Fn(usize) -> usize) -> Vec<usize> {
+    let mut sums = vec![0; n + 1];
+    (0..n).for_each(|i| sums[i + 1] = sums[i] + size(i));
+    sums
 }
 
 pub(crate) fn same_shape(name: &'static str, planned: Shape, found: Shape) -> Result<(), Error> {
@@ -415,17 +547,19 @@ pub(crate) fn same_shape(name: &'static str, planned: Shape, found: Shape) -> Re
 impl<E: Element> fmt::Display for Plan<'_, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Machine { isa, threads, .. } = self.machine;
-        let (rows, parts) = (self.rows, self.parts);
+        let parts = self.kinds.iter().map(|kind| kind.parts).max().unwrap_or(1);
+        let rows = self.rows;
         write!(f, "forward {} {} {rows}x{CELL} t{threads} s{parts}", isa.name(), E::NAME)?;
         if !f.alternate() {
             return Ok(());
         }
         let work = self.work();
         let share = |n: u128, of: u128| if of == 0 { 100.0 } else { 100.0 * n as f64 / of as f64 };
-        let Dims { batch, heads, q_len, k_len, .. } = self.problem.dims();
-        let all = [batch, heads.q, q_len, k_len]
-            .iter()
-            .fold(1u128, |n, axis| n.saturating_mul(*axis as u128));
+        let Dims { batch, heads, .. } = self.problem.dims();
+        let all = (0..batch).fold(0u128, |n, b| {
+            let pairs = self.problem.q_len(b) as u128 * self.problem.k_len(b) as u128;
+            n.saturating_add(pairs.saturating_mul(heads.q as u128))
+        });
         writeln!(f, "\n  problem  {}", self.problem)?;
         writeln!(
             f,
@@ -458,7 +592,8 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
             "  vectors  {lanes} rows side by side in each; {} registers a row group",
             GROUP / lanes
         )?;
-        if let Some((stride, rest)) = &self.diagonal {
+        let diagonal = self.kinds.iter().any(|kind| kind.how.diagonal);
+        if let Some((stride, rest)) = self.diagonal.as_ref().filter(|_| diagonal) {
             writeln!(
                 f,
                 "  stages   first `{rest}` with neighbouring rows, then the rest with rows {stride} apart, which share their keys"

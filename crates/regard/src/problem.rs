@@ -8,6 +8,7 @@ use crate::mask::{Mask, Scope};
 use crate::score::{Score, Similarity};
 use crate::view::{Shape, View};
 use std::fmt;
+use std::sync::Arc;
 
 /// Where row 0 stands among the keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,9 +68,9 @@ pub struct Dims {
     pub batch: usize,
     /// Heads.
     pub heads: Heads,
-    /// Queries.
+    /// Queries; of the item with the most of them, where items are packed.
     pub q_len: usize,
-    /// Keys.
+    /// Keys; of the item with the most of them.
     pub k_len: usize,
     /// Features of a query as given; equals `qk_dim` unless `Similarity::General` projects it.
     pub q_dim: usize,
@@ -98,8 +99,14 @@ pub struct Problem<'a, E: Element> {
     q: Shape,
     k: Shape,
     v: Shape,
+    /// Where the queries of each item begin, and the end, if they are packed.
+    q_offsets: Option<Arc<[usize]>>,
     /// Keys of each item, where they are not equally many.
-    k_lens: Option<Vec<usize>>,
+    k_lens: Option<Arc<[usize]>>,
+    /// Values of each item, where they are not equally many.
+    v_lens: Option<Arc<[usize]>>,
+    /// Whether keys and values are those of a cache.
+    cached: bool,
     pub(crate) mask: Mask,
     pub(crate) score: Score<'a, E>,
     pub(crate) similarity: Similarity<'a, E>,
@@ -112,9 +119,18 @@ pub struct Problem<'a, E: Element> {
 impl<'a, E: Element> Problem<'a, E> {
     /// Attention of `q [batch, heads.q, q_len, qk_dim]` over `k [batch, heads.kv, k_len, qk_dim]` and
     /// `v [batch, heads.kv, k_len, v_dim]`: scaled dot products, no mask.
+    ///
+    /// Of [packed](View::packed) views, each sequence is an item of its own length, and its result is that of a call for it
+    /// alone, to the bit: it has its own [`Align`], and its number is what masks for each item, and dropout, go by. Queries
+    /// and keys may be packed by different offsets, or only one of them packed.
     #[must_use]
     pub fn new(q: &View<'_, E>, k: &View<'_, E>, v: &View<'_, E>) -> Self {
-        Self::of_shapes(q.shape(), k.shape(), v.shape())
+        Self {
+            q_offsets: q.offsets().map(Into::into),
+            k_lens: k.lens(),
+            v_lens: v.lens(),
+            ..Self::of_shapes(q.shape(), k.shape(), v.shape())
+        }
     }
 
     /// As [`new`](Self::new), from sizes alone: to plan before there is data.
@@ -124,7 +140,10 @@ impl<'a, E: Element> Problem<'a, E> {
             q,
             k,
             v,
+            q_offsets: None,
             k_lens: None,
+            v_lens: None,
+            cached: false,
             mask: Mask::full(),
             score: Score::new(),
             similarity: Similarity::Dot,
@@ -137,19 +156,27 @@ impl<'a, E: Element> Problem<'a, E> {
 
     /// Attention of `q [sequences, heads.q, q_len, qk_dim]` over what each sequence has in a cache: its keys and values are
     /// read where they are. With several queries, and [`Align::End`], the last ones appended are those of the queries: a
-    /// prompt can come in chunks.
+    /// prompt can come in chunks. Those of different sequences may be [packed](View::packed).
     pub fn cached(
         q: &View<'_, E>,
         cache: &KvCache<E>,
         sequences: &[Sequence],
     ) -> Result<Self, Error> {
         let held = |s: &Sequence| Ok(cache.len(*s)? - cache.first(*s)?);
-        let k_lens = sequences.iter().map(held).collect::<Result<Vec<_>, Error>>()?;
+        let k_lens = sequences.iter().map(held).collect::<Result<Arc<[_]>, Error>>()?;
         let CacheShape { heads, qk_dim, v_dim, .. } = cache.shape();
         let len = k_lens.iter().copied().max().unwrap_or(0);
         let k = Shape { batch: sequences.len(), heads, len, dim: qk_dim };
         let of_shapes = Self::of_shapes(q.shape(), k, Shape { dim: v_dim, ..k });
-        Ok(Self { k_lens: Some(k_lens), ..of_shapes })
+        let q_offsets = q.offsets().map(Into::into);
+        let v_lens = Some(k_lens.clone());
+        Ok(Self { q_offsets, k_lens: Some(k_lens), v_lens, cached: true, ..of_shapes })
+    }
+
+    /// Queries of an item.
+    pub(crate) fn q_len(&self, batch: usize) -> usize {
+        let own = |offsets: &[usize]| offsets[batch + 1] - offsets[batch];
+        self.q_offsets.as_deref().map_or(self.q.len, own)
     }
 
     /// Keys of an item.
@@ -157,9 +184,37 @@ impl<'a, E: Element> Problem<'a, E> {
         self.k_lens.as_ref().map_or(self.k.len, |lens| lens[batch])
     }
 
-    /// Whether items have keys of their own number.
+    fn v_len(&self, batch: usize) -> usize {
+        self.v_lens.as_ref().map_or(self.v.len, |lens| lens[batch])
+    }
+
+    /// Whether keys and values are those of a cache.
     pub(crate) fn is_cached(&self) -> bool {
-        self.k_lens.is_some()
+        self.cached
+    }
+
+    /// Where the queries of each item begin, and the end, if they are packed.
+    pub(crate) fn q_offsets(&self) -> Option<&[usize]> {
+        self.q_offsets.as_deref()
+    }
+
+    /// Whether q, k and v are packed.
+    pub(crate) fn packed(&self) -> [bool; 3] {
+        let lens = [&self.k_lens, &self.v_lens].map(|lens| lens.is_some() && !self.cached);
+        [self.q_offsets.is_some(), lens[0], lens[1]]
+    }
+
+    /// Rows of all heads and items.
+    pub(crate) fn rows(&self) -> usize {
+        let each = || self.q.batch * self.q.len;
+        self.q_offsets().map_or_else(each, |o| o.last().copied().unwrap_or(0)) * self.q.heads
+    }
+
+    /// The same where each item is as long as this one.
+    pub(crate) fn as_long_as(&self, item: usize) -> Self {
+        let mut one = self.clone();
+        (one.q.len, one.k.len, one.v.len) = (self.q_len(item), self.k_len(item), self.v_len(item));
+        one
     }
 
     /// Who may see whom.
@@ -269,7 +324,7 @@ impl<'a, E: Element> Problem<'a, E> {
     /// Which head is asked about, and the sizes around it.
     #[must_use]
     pub fn scope(&self, batch: usize, head: usize) -> Scope {
-        let (q_len, k_len) = (self.q.len, self.k_len(batch));
+        let (q_len, k_len) = (self.q_len(batch), self.k_len(batch));
         let offset = match self.align {
             Align::End => k_len.cast_signed() as i64 - q_len.cast_signed() as i64,
             Align::Start => 0,
@@ -278,9 +333,13 @@ impl<'a, E: Element> Problem<'a, E> {
         Scope { batch, head, q_len, k_len, offset }
     }
 
-    /// Where the rows of a head begin in `[batch, heads.q, q_len]`.
-    pub(crate) fn first_row(&self, scope: Scope) -> usize {
-        (scope.batch * self.q.heads + scope.head) * scope.q_len
+    /// Where a row of a head stands in `[batch, heads.q, q_len]`, or, if queries are packed, in `[total, heads.q]`.
+    #[inline(always)]
+    pub(crate) fn row_index(&self, scope: Scope, row: usize) -> usize {
+        match self.q_offsets() {
+            Some(offsets) => (offsets[scope.batch] + row) * self.q.heads + scope.head,
+            None => (scope.batch * self.q.heads + scope.head) * scope.q_len + row,
+        }
     }
 
     /// The key head that serves a query head.
@@ -301,6 +360,9 @@ impl<'a, E: Element> Problem<'a, E> {
         same("batch", ("q", q.batch), ("k", k.batch))?;
         same("batch", ("k", k.batch), ("v", v.batch))?;
         same("heads", ("k", k.heads), ("v", v.heads))?;
+        for item in 0..q.batch {
+            same("keys", ("k", self.k_len(item)), ("v", self.v_len(item)))?;
+        }
         same("keys", ("k", k.len), ("v", v.len))?;
         if (k.heads == 0 && q.heads != 0) || (k.heads != 0 && !q.heads.is_multiple_of(k.heads)) {
             return Err(Error::HeadGroups { q: q.heads, kv: k.heads });
@@ -317,6 +379,11 @@ impl<'a, E: Element> Problem<'a, E> {
             return Err(Error::Value { option: "align", found: at as f64, accepted });
         }
         self.dropout.map_or(Ok(()), |dropout| dropout.check())?;
+        if self.packed().contains(&true)
+            && let Some(option) = self.score.by_position().or(self.mask.by_position())
+        {
+            return Err(Error::Packed { option });
+        }
         self.similarity.check(*q, *k)?;
         self.score.check(q.batch, q.heads, q.len, k.len)?;
         self.mask.check(q.batch, q.heads, q.len, k.len)
@@ -327,7 +394,9 @@ impl<E: Element> fmt::Display for Problem<'_, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Dims { batch, heads, q_len, k_len, q_dim, v_dim, .. } = self.dims();
         write!(f, "{} batch {batch} heads {}/{} ", E::NAME, heads.q, heads.kv)?;
-        write!(f, "queries {q_len}x{q_dim} keys {k_len} values x{v_dim}, ")?;
+        let [q_most, k_most] = [self.q_offsets.is_some(), self.k_lens.is_some()]
+            .map(|own| if own { "<=" } else { "" });
+        write!(f, "queries {q_most}{q_len}x{q_dim} keys {k_most}{k_len} values x{v_dim}, ")?;
         write!(f, "mask {}, score {}{}", self.mask, self.similarity, self.score)?;
         if let Some(dropout) = self.dropout {
             write!(f, ", dropout {}", dropout.rate())?;

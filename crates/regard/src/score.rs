@@ -157,6 +157,15 @@ impl<'a, E: Element> Score<'a, E> {
         Self { sinks: Some(sinks), ..self }
     }
 
+    /// The option that has entries for single queries or keys, if there is one.
+    pub(crate) fn by_position(&self) -> Option<&'static str> {
+        let told_apart = |bias: &View<'_, E>| {
+            let Shape { len, dim, .. } = bias.shape();
+            (len, dim) != (1, 1)
+        };
+        self.bias.as_ref().filter(|bias| told_apart(bias)).map(|_| "bias")
+    }
+
     /// Whether a score may become `-inf`, which hides its pair.
     #[inline(always)]
     pub(crate) fn may_hide(&self) -> bool {
@@ -194,6 +203,9 @@ impl<'a, E: Element> Score<'a, E> {
             r.check(heads)?;
         }
         if let Some(bias) = &self.bias {
+            if bias.offsets().is_some() {
+                return Err(Error::Packed { option: "bias" });
+            }
             let (found, scores) = (bias.shape().to_array(), [batch, heads, q_len, k_len]);
             if (0..4).any(|i| found[i] != scores[i] && found[i] != 1) {
                 return Err(Error::Broadcast { option: "bias", found, scores });

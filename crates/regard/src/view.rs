@@ -3,6 +3,9 @@
 //! A [`View`] is four axes, batch, heads, length and features, over a slice. The features of one position are
 //! contiguous; the other strides are free, so `[batch, heads, len, dim]` and `[batch, len, heads, dim]` are the same
 //! to everything below. The kernels see one head at a time, as [`Rows`].
+//!
+//! Items of different lengths may lie one after another, `[total, heads, dim]`, with the offsets at which they begin and
+//! end: such a tensor is packed, and the length in its shape is that of the longest item.
 
 use crate::element::Element;
 use crate::error::Error;
@@ -11,6 +14,7 @@ use crate::run::run;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The order in which the axes lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +32,7 @@ pub struct Shape {
     pub batch: usize,
     /// Heads of each item.
     pub heads: usize,
-    /// Positions: queries or keys.
+    /// Positions: queries or keys. Those of the longest item, where items are packed.
     pub len: usize,
     /// Features of a position.
     pub dim: usize,
@@ -97,6 +101,41 @@ impl Strides {
     }
 }
 
+/// The sizes of a packed tensor of so many elements, if the offsets are those of its items.
+fn packed_shape(
+    offsets: &[usize],
+    [heads, dim]: [usize; 2],
+    elements: usize,
+) -> Result<(Shape, Strides), Error> {
+    let (Some(first), Some(last)) = (offsets.first(), offsets.last()) else {
+        let expected = (1, "where each sequence begins, and the end");
+        return Err(Error::Count { option: "offsets", expected, found: 0 });
+    };
+    let wrong = |index, expected, wrong| {
+        Err(Error::Offsets { index, found: offsets[index], expected, wrong })
+    };
+    if *first != 0 {
+        return wrong(0, 0, "not where the data begins");
+    }
+    let pairs = || offsets.windows(2).map(|pair| (pair[0], pair[1]));
+    if let Some(i) = pairs().position(|(begin, end)| end < begin) {
+        return wrong(i + 1, offsets[i], "before the beginning of its sequence");
+    }
+    let whole = Shape { batch: 1, heads, len: *last, dim };
+    let needed = whole.elements()?;
+    if needed != elements {
+        return match elements.checked_div(heads * dim) {
+            Some(rows) if elements == rows * heads * dim => {
+                wrong(offsets.len() - 1, rows, "not the number of rows in the data")
+            }
+            _ => Err(Error::DataLength { needed, found: elements }),
+        };
+    }
+    let len = pairs().map(|(begin, end)| end - begin).max().unwrap_or(0);
+    let shape = Shape { batch: offsets.len() - 1, len, ..whole };
+    Ok((shape, Strides { batch: 0, ..whole.dense(Layout::Bshd) }))
+}
+
 /// A borrowed tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a, E> {
@@ -104,6 +143,8 @@ pub struct View<'a, E> {
     shape: Shape,
     strides: Strides,
     layout: Layout,
+    /// Where each item begins, and the end, if they are packed.
+    offsets: Option<&'a [usize]>,
 }
 
 impl<'a, E> View<'a, E> {
@@ -122,6 +163,24 @@ impl<'a, E> View<'a, E> {
         Self::bhsd(data, [1, 1, len, dim])
     }
 
+    /// Sequences of different lengths one after another, `data [total, heads, dim]`, dense: item `b` is rows
+    /// `offsets[b]..offsets[b + 1]`. The offsets ascend from 0 to the number of rows; a sequence may be empty.
+    ///
+    /// ```
+    /// use regard::{Machine, Mask, Plan, Problem, View};
+    /// let (data, offsets) = (vec![0.5f32; 9 * 2 * 8], [0, 4, 4, 9]); // 4, 0 and 5 positions of 2 heads
+    /// let x = View::packed(&data, &offsets, [2, 8])?;
+    /// let problem = Problem::new(&x, &x, &x).mask(Mask::causal());
+    /// let output = Plan::new(problem, Machine::here())?.forward(x, x, x)?;
+    /// assert_eq!(output.out.view().offsets(), Some(&offsets[..]));
+    /// assert_eq!(output.lse.len(), 9 * 2);
+    /// # Ok::<(), regard::Error>(())
+    /// ```
+    pub fn packed(data: &'a [E], offsets: &'a [usize], sizes: [usize; 2]) -> Result<Self, Error> {
+        let (shape, strides) = packed_shape(offsets, sizes, data.len())?;
+        Ok(Self { data, shape, strides, layout: Layout::Bshd, offsets: Some(offsets) })
+    }
+
     fn dense(data: &'a [E], shape: Shape, layout: Layout) -> Result<Self, Error> {
         shape.elements()?; // the dense strides below cannot overflow
         Ok(Self { layout, ..Self::strided(data, shape, shape.dense(layout))? })
@@ -133,19 +192,43 @@ impl<'a, E> View<'a, E> {
         if data.len() < needed {
             return Err(Error::DataLength { needed, found: data.len() });
         }
-        Ok(Self { data, shape, strides, layout: strides.layout() })
+        Ok(Self { data, shape, strides, layout: strides.layout(), offsets: None })
     }
 
-    /// The sizes of the axes.
+    /// The sizes of the axes; of the items, if they are packed, the longest.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
+    }
+
+    /// Where each item begins, and the end, if they are packed.
+    #[must_use]
+    pub fn offsets(&self) -> Option<&'a [usize]> {
+        self.offsets
     }
 
     /// The order of the axes in memory.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.layout
+    }
+
+    /// Positions of an item.
+    pub(crate) fn len(&self, batch: usize) -> usize {
+        let own = |offsets: &[usize]| offsets[batch + 1] - offsets[batch];
+        self.offsets.map_or(self.shape.len, own)
+    }
+
+    /// Positions of each item, if they are packed.
+    pub(crate) fn lens(&self) -> Option<Arc<[usize]>> {
+        self.offsets.map(|offsets| offsets.windows(2).map(|pair| pair[1] - pair[0]).collect())
+    }
+
+    /// The rows of all items as those of one, if they are packed.
+    pub(crate) fn joined(self) -> Self {
+        let Some(offsets) = self.offsets else { return self };
+        let len = offsets.last().copied().unwrap_or(0);
+        Self { shape: Shape { batch: 1, len, ..self.shape }, offsets: None, ..self }
     }
 
     /// The single rows of all items as the rows of one: `[batch, heads, 1, dim]` as `[1, heads, batch, dim]`.
@@ -170,11 +253,12 @@ impl<'a, E> View<'a, E> {
     /// One head as a matrix.
     pub(crate) fn head(&self, batch: usize, head: usize) -> Rows<'a, E> {
         assert!(batch < self.shape.batch && head < self.shape.heads);
-        let Shape { len, dim, .. } = self.shape;
+        let (len, dim) = (self.len(batch), self.shape.dim);
+        let before = self.offsets.map_or(0, |offsets| offsets[batch]);
         let data = if len == 0 || dim == 0 {
             &[]
         } else {
-            let first = self.strides.at(batch, head, 0);
+            let first = self.strides.at(batch, head, before);
             &self.data[first..first + (len - 1) * self.strides.len + dim]
         };
         Rows { data, stride: self.strides.len, len, dim }
@@ -223,6 +307,8 @@ pub struct ViewMut<'a, E> {
     data: *mut MaybeUninit<E>,
     shape: Shape,
     strides: Strides,
+    /// Where each item begins, and the end, if they are packed.
+    offsets: Option<&'a [usize]>,
     /// Whether every element has a value.
     written: bool,
     memory: PhantomData<&'a mut [E]>,
@@ -246,6 +332,17 @@ impl<'a, E> ViewMut<'a, E> {
         let shape = Shape { batch, heads, len, dim };
         shape.elements()?;
         Self::strided(data, shape, shape.dense(Layout::Bshd))
+    }
+
+    /// Sequences of different lengths one after another, `data [total, heads, dim]`, dense: see [`View::packed`].
+    pub fn packed(
+        data: &'a mut [E],
+        offsets: &'a [usize],
+        sizes: [usize; 2],
+    ) -> Result<Self, Error> {
+        let (shape, strides) = packed_shape(offsets, sizes, data.len())?;
+        let (data, offsets) = (data.as_mut_ptr().cast(), Some(offsets));
+        Ok(Self { data, shape, strides, offsets, written: true, memory: PhantomData })
     }
 
     /// Any strides that keep the elements apart.
@@ -279,13 +376,32 @@ impl<'a, E> ViewMut<'a, E> {
             }
         }
         let data = data.as_mut_ptr();
-        Ok(Self { data, shape, strides, written: false, memory: PhantomData })
+        Ok(Self { data, shape, strides, offsets: None, written: false, memory: PhantomData })
     }
 
-    /// The sizes of the axes.
+    /// The sizes of the axes; of the items, if they are packed, the longest.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
+    }
+
+    /// Where each item begins, and the end, if they are packed.
+    #[must_use]
+    pub fn offsets(&self) -> Option<&'a [usize]> {
+        self.offsets
+    }
+
+    /// Where an item begins, in elements, and how many positions it has.
+    fn item(&self, batch: usize) -> (usize, usize) {
+        assert!(batch < self.shape.batch);
+        match self.offsets {
+            Some(offsets) => {
+                let (begin, end) = (offsets[batch], offsets[batch + 1]);
+                (begin.wrapping_mul(self.strides.len), end - begin)
+            }
+            // Wraps only for a tensor without elements, of which no place is asked for.
+            None => (batch.wrapping_mul(self.strides.batch), self.shape.len),
+        }
     }
 
     /// Hands all rows to tasks on up to `threads` threads, up to `count` rows of an item at a time, with a part for each
@@ -304,12 +420,34 @@ impl<'a, E> ViewMut<'a, E> {
         let blocks = len.div_ceil(count);
         run(threads, batch * blocks, memory, |memory, i| {
             let (b, first) = (i / blocks, i % blocks * count);
-            let rows = RowTile { first, step: 1, count: count.min(len - first) };
+            let own = view.item(b).1; // at most `len`
+            if own <= first {
+                return;
+            }
+            let rows = RowTile { first, step: 1, count: count.min(own - first) };
             let all = Heads { head: 0, apart: 1, parts: 0..heads };
             // SAFETY: `self` is borrowed for this call alone, no two tasks have a row of an item in common, and all
             // elements have values.
             task(memory, b, unsafe { view.tile(b, all, rows) });
         });
+    }
+
+    /// Makes all rows of an item 0.
+    ///
+    /// # Safety
+    /// Nobody else may hold a row of this item.
+    pub(crate) unsafe fn clear(&self, batch: usize)
+    where
+        E: Element,
+    {
+        let rows = RowTile { first: 0, step: 1, count: self.item(batch).1 };
+        let all = Heads { head: 0, apart: 1, parts: 0..self.shape.heads };
+        // SAFETY: as the caller promises.
+        let mut tile = unsafe { self.tile(batch, all, rows) };
+        for (head, lane) in (0..self.shape.heads).flat_map(|h| (0..rows.count).map(move |i| (h, i)))
+        {
+            tile.row(head, lane).fill(MaybeUninit::new(E::narrow(E::Num::default())));
+        }
     }
 
     /// The given rows of a head, to be written; of `parts` heads with the same rows, `heads` apart.
@@ -333,7 +471,8 @@ impl<'a, E> ViewMut<'a, E> {
         features: Range<usize>,
     ) -> TileMut<'_, E> {
         assert!(features.start <= features.end && features.end <= self.shape.dim);
-        TileMut { view: self, batch, heads, rows, features }
+        let (item, len) = self.item(batch);
+        TileMut { view: self, item, len, heads, rows, features }
     }
 }
 
@@ -355,7 +494,10 @@ impl Heads {
 #[derive(Debug)]
 pub(crate) struct TileMut<'a, E> {
     view: &'a ViewMut<'a, E>,
-    batch: usize,
+    /// Where its item begins, in elements.
+    item: usize,
+    /// Positions of its item.
+    len: usize,
     heads: Heads,
     rows: RowTile,
     features: Range<usize>,
@@ -374,8 +516,8 @@ impl<E> TileMut<'_, E> {
         assert!(step == 1 && self.heads.parts.contains(&part));
         assert!(rows.first >= first && rows.row(rows.count.max(1) - 1) < first + count);
         let head = part * self.heads.apart + self.heads.head;
-        let heads = Heads::one(head);
-        TileMut { view: self.view, batch: self.batch, heads, rows, features: self.features.clone() }
+        let (heads, features) = (Heads::one(head), self.features.clone());
+        TileMut { view: self.view, item: self.item, len: self.len, heads, rows, features }
     }
 
     /// The features of a row that has been written, to be changed.
@@ -425,18 +567,38 @@ impl<E> TileMut<'_, E> {
     #[inline(always)]
     fn place(&self, part: usize, lane: usize) -> (*mut MaybeUninit<E>, usize) {
         assert!(lane < self.rows.count && self.heads.parts.contains(&part));
-        let Shape { batch, heads, len, dim } = self.view.shape;
+        let Shape { heads, dim, .. } = self.view.shape;
         let Range { start, end } = self.features;
         let (head, row) = (part * self.heads.apart + self.heads.head, self.rows.row(lane));
-        assert!(self.batch < batch && head < heads && row < len);
+        assert!(head < heads && row < self.len);
         if dim == 0 {
             return (std::ptr::dangling_mut(), 0); // an empty tensor reaches no memory at all
         }
-        // SAFETY: the indices are below the shape, and the features at most as many as a row has.
+        // SAFETY: `item` is where an item of the shape begins, the other indices are below the sizes of that item, and the
+        // features at most as many as a row has.
         (
-            unsafe { self.view.data.add(self.view.strides.at(self.batch, head, row) + start) },
+            unsafe { self.view.data.add(self.item + self.view.strides.at(0, head, row) + start) },
             end - start,
         )
+    }
+}
+
+/// Elements of a dense tensor, its items packed or not.
+fn elements(shape: Shape, offsets: Option<&[usize]>) -> Result<usize, Error> {
+    match offsets {
+        Some(offsets) => {
+            let len = offsets.last().copied().unwrap_or(0);
+            Shape { batch: 1, len, ..shape }.elements()
+        }
+        None => shape.elements(),
+    }
+}
+
+/// Strides of a dense tensor, its items packed or not.
+fn strides(shape: Shape, layout: Layout, offsets: Option<&[usize]>) -> Strides {
+    match offsets {
+        Some(_) => Strides { batch: 0, ..shape.dense(Layout::Bshd) },
+        None => shape.dense(layout),
     }
 }
 
@@ -446,6 +608,8 @@ pub struct Tensor<E> {
     data: Vec<E>,
     shape: Shape,
     layout: Layout,
+    /// Where each item begins, and the end, if they are packed.
+    offsets: Option<Arc<[usize]>>,
 }
 
 impl<E> Tensor<E> {
@@ -455,37 +619,53 @@ impl<E> Tensor<E> {
         if data.len() != needed {
             return Err(Error::DataLength { needed, found: data.len() });
         }
-        Ok(Self { data, shape, layout })
+        Ok(Self { data, shape, layout, offsets: None })
     }
 
-    /// All 0.
-    pub(crate) fn zeros(shape: Shape, layout: Layout) -> Result<Self, Error>
+    /// Takes `data [total, heads, dim]`, sequences of different lengths one after another: see [`View::packed`].
+    pub fn packed(data: Vec<E>, offsets: &[usize], sizes: [usize; 2]) -> Result<Self, Error> {
+        let (shape, _) = packed_shape(offsets, sizes, data.len())?;
+        Ok(Self { data, shape, layout: Layout::Bshd, offsets: Some(offsets.into()) })
+    }
+
+    /// All 0, of the shape and layout of another.
+    pub(crate) fn zeros_like(view: &View<'_, E>) -> Result<Self, Error>
     where
         E: Element,
     {
-        let data = vec![E::narrow(E::Num::default()); shape.elements()?];
-        Ok(Self { data, shape, layout })
+        let View { shape, layout, offsets, .. } = *view;
+        let data = vec![E::narrow(E::Num::default()); elements(shape, offsets)?];
+        Ok(Self { data, shape, layout, offsets: offsets.map(Into::into) })
     }
 
     /// Borrows it.
     #[must_use]
     pub fn view(&self) -> View<'_, E> {
-        let Self { shape, layout, .. } = *self;
-        View { data: &self.data, shape, strides: shape.dense(layout), layout }
+        let Self { ref data, shape, layout, ref offsets } = *self;
+        let offsets = offsets.as_deref();
+        let strides = strides(shape, layout, offsets);
+        View { data, shape, strides, layout, offsets }
     }
 
     /// Borrows it to be changed.
     #[must_use]
     pub fn view_mut(&mut self) -> ViewMut<'_, E> {
-        let Self { ref mut data, shape, layout } = *self;
-        let (data, strides) = (data.as_mut_ptr().cast(), shape.dense(layout));
-        ViewMut { data, shape, strides, written: true, memory: PhantomData }
+        let Self { ref mut data, shape, layout, ref offsets } = *self;
+        let offsets = offsets.as_deref();
+        let (data, strides) = (data.as_mut_ptr().cast(), strides(shape, layout, offsets));
+        ViewMut { data, shape, strides, offsets, written: true, memory: PhantomData }
     }
 
     /// The elements in memory order.
     #[must_use]
     pub fn data(&self) -> &[E] {
         &self.data
+    }
+
+    /// Where each item begins, and the end, if they are packed.
+    #[must_use]
+    pub fn offsets(&self) -> Option<&[usize]> {
+        self.offsets.as_deref()
     }
 
     /// Gives the memory back.
@@ -513,21 +693,38 @@ pub(crate) struct Unwritten<E> {
     data: Vec<E>,
     shape: Shape,
     layout: Layout,
+    offsets: Option<Arc<[usize]>>,
 }
 
 impl<E> Unwritten<E> {
     pub(crate) fn new(shape: Shape, layout: Layout) -> Result<Self, Error> {
+        Self::of(shape, layout, None)
+    }
+
+    /// In the layout of another tensor, with as many features as asked for.
+    pub(crate) fn like<F>(view: &View<'_, F>, dim: usize) -> Result<Self, Error> {
+        let View { shape, layout, offsets, .. } = *view;
+        Self::of(Shape { dim, ..shape }, layout, offsets.map(Into::into))
+    }
+
+    fn of(shape: Shape, layout: Layout, offsets: Option<Arc<[usize]>>) -> Result<Self, Error> {
         let mut data = Vec::new();
         let refused = |_| Error::ShapeOverflow { shape: shape.to_array() };
-        data.try_reserve_exact(shape.elements()?).map_err(refused)?;
-        Ok(Self { data, shape, layout })
+        data.try_reserve_exact(elements(shape, offsets.as_deref())?).map_err(refused)?;
+        Ok(Self { data, shape, layout, offsets })
     }
 
     /// Its rows, to be written.
     pub(crate) fn view(&mut self) -> Result<ViewMut<'_, E>, Error> {
-        let Self { data, shape, layout } = self;
-        let n = shape.elements()?;
-        ViewMut::unwritten(&mut data.spare_capacity_mut()[..n], *shape, shape.dense(*layout))
+        let Self { data, shape, layout, offsets } = self;
+        let offsets = offsets.as_deref();
+        let n = elements(*shape, offsets)?;
+        let strides = strides(*shape, *layout, offsets);
+        let data = &mut data.spare_capacity_mut()[..n];
+        // All items as one, if they are packed.
+        let len = offsets.and_then(<[_]>::last).copied();
+        let whole = len.map_or(*shape, |len| Shape { batch: 1, len, ..*shape });
+        Ok(ViewMut { shape: *shape, offsets, ..ViewMut::unwritten(data, whole, strides)? })
     }
 
     /// The tensor.
@@ -535,11 +732,12 @@ impl<E> Unwritten<E> {
     /// # Safety
     /// Every row of every head and item must have been written.
     pub(crate) unsafe fn written(self) -> Tensor<E> {
-        let Self { mut data, shape, layout } = self;
-        let n = shape.to_array().iter().product();
-        // SAFETY: `new` has made room for `n` elements, and the caller promises that all rows were written.
+        let Self { mut data, shape, layout, offsets } = self;
+        // Counted by `of` before.
+        let n = elements(shape, offsets.as_deref()).unwrap_or(0);
+        // SAFETY: `of` has made room for `n` elements, and the caller promises that all rows were written.
         unsafe { data.set_len(n) };
-        Tensor { data, shape, layout }
+        Tensor { data, shape, layout, offsets }
     }
 }
 

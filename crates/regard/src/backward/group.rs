@@ -92,10 +92,10 @@ impl<N: Number> Group<N> {
         let (out, d_out) = (out.head(scope.batch, scope.head), d_out.head(scope.batch, scope.head));
         // Rows that saw nothing, and lanes without a row, weigh nothing.
         self.lse = Lanes([N::max_value(); GROUP]);
-        let first = call.problem.first_row(scope);
+        let index = |i| call.problem.row_index(scope, rows.row(i));
         let mut rests = [N::zero(); GROUP];
         for (i, rest) in rests[..rows.count].iter_mut().enumerate() {
-            let row = first + rows.row(i);
+            let row = index(i);
             let large = lse[row].abs() > N::from_f64(LARGE) && lse[row].is_finite();
             if let Some([m, l]) = states.get(row).filter(|_| large) {
                 (self.lse.0[i], *rest) = (*m, l.ln());
@@ -127,7 +127,7 @@ impl<N: Number> Group<N> {
             s.store(delta, &mut self.delta.0[lane..]);
         }
         for i in 0..rows.count {
-            let d_lse = d_lse.map_or(N::zero(), |d| d[first + rows.row(i)]);
+            let d_lse = d_lse.map_or(N::zero(), |d| d[index(i)]);
             // What a loss says of the output of a row that sees nothing may be anything, and must not reach its sink.
             if self.delta.0[i].is_nan() && is_zero(other, i) {
                 self.delta.0[i] = N::zero();
@@ -135,7 +135,7 @@ impl<N: Number> Group<N> {
             self.delta.0[i] = self.delta.0[i] - d_lse;
         }
         self.entropy = entropy.map(|both| {
-            both.map(|x| Lanes(std::array::from_fn(|i| x[first + rows.row(i.min(rows.count - 1))])))
+            both.map(|x| Lanes(std::array::from_fn(|i| x[index(i.min(rows.count - 1))])))
         });
         if rests != [N::zero(); GROUP] {
             self.lower_weights(&rests);

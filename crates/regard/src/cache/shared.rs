@@ -33,7 +33,10 @@ impl<E: Element> Plan<'_, E> {
         }
         let length = shared.len();
         let shape = q.shape();
-        let alike = shape.len == 1 && self.problem().treats_all_keys_alike() && from_the_start;
+        let alike = shape.len == 1
+            && q.offsets().is_none()
+            && self.problem().treats_all_keys_alike()
+            && from_the_start;
         if !alike || sequences.len() < 2 || length < WORTH {
             return self.forward_from(call);
         }

@@ -378,6 +378,16 @@ impl Mask {
         combine(&a, &b, out, join);
     }
 
+    /// The rule that has entries for single queries or keys, if there is one.
+    pub(crate) fn by_position(&self) -> Option<&'static str> {
+        match &self.0 {
+            Rule::Segments(_) => Some("segments"),
+            Rule::Bits(_) => Some("bits"),
+            Rule::And(pair) | Rule::Or(pair) => pair.0.by_position().or(pair.1.by_position()),
+            _ => None,
+        }
+    }
+
     /// Whether all rows see all keys.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self.0, Rule::All)

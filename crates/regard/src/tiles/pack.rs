@@ -193,28 +193,31 @@ impl<const PARTS: usize> Task<f32> for PackPairs<'_, PARTS> {
     }
 }
 
-/// Keys and values of all heads, packed once for all the rows that meet them.
+/// Keys and values of all heads of some items, packed once for all the rows that meet them.
 #[derive(Debug)]
 pub struct Prepared {
     sizes: Sizes,
-    /// Cells of a head.
-    cells: usize,
+    /// Cells of one head of all items before each, and of all in the end.
+    before: Vec<usize>,
     heads: usize,
     rows: Vec<TileRow>,
     odd: Vec<u64>,
 }
 
 impl Prepared {
-    /// Packs `k` and `v`.
+    /// Packs `k` and `v` of the given items, which ascend.
     pub(crate) fn new<E: Element<Num = f32>, const PARTS: usize>(
         s: Avx512,
         sizes: Sizes,
-        call: &Call<'_, E>,
+        (call, items): (&Call<'_, E>, &[usize]),
         threads: usize,
     ) -> Option<Self> {
         let dims = call.problem.dims();
-        let (cells, heads) = (dims.k_len.div_ceil(CELL), dims.heads.kv);
-        let (count, size) = (dims.batch * heads * cells, sizes.key_rows() + sizes.value_rows());
+        let mut before = vec![0; dims.batch + 1];
+        items.iter().for_each(|b| before[b + 1] = call.problem.k_len(*b).div_ceil(CELL));
+        (0..dims.batch).for_each(|b| before[b + 1] += before[b]);
+        let heads = dims.heads.kv;
+        let (count, size) = (before[dims.batch] * heads, sizes.key_rows() + sizes.value_rows());
         let mut rows = Vec::new();
         rows.try_reserve_exact(count * size).ok()?;
         rows.resize(count * size, TileRow([0; WIDTH]));
@@ -226,10 +229,10 @@ impl Prepared {
             count,
             || (Cell::new(), vec![Lanes([0.0; GROUP]); dims.v_dim]),
             |(at, turned), i| {
-                let (head, first) = (i / cells, i % cells * CELL);
-                let (b, head) = (head / heads, head % heads);
+                let b = before.partition_point(|cells| cells * heads <= i) - 1;
+                let (cells, own) = (before[b + 1] - before[b], i - before[b] * heads);
+                let (head, first) = (own / cells, own % cells * CELL);
                 let (k, v) = (call.k.head(b, head), call.v.head(b, head));
-                // Items may have fewer keys than the longest.
                 at.set(first, k.len().saturating_sub(first).min(CELL));
                 let one = RowTile { first: 0, step: 1, count: 1 };
                 // SAFETY: each cell belongs to one task, and all of it was written before.
@@ -240,13 +243,14 @@ impl Prepared {
                 to_odd.update(0, 0)[0] = s.call(task);
             },
         );
-        Some(Self { sizes, cells, heads, rows, odd })
+        Some(Self { sizes, before, heads, rows, odd })
     }
 
     /// The cell that begins at key `first` of a head.
     #[inline(always)]
     pub(super) fn cell(&self, (batch, head): (usize, usize), first: usize) -> PackedCell<'_> {
-        let i = (batch * self.heads + head) * self.cells + first / CELL;
+        let (before, to) = (self.before[batch], self.before[batch + 1]);
+        let i = before * self.heads + head * (to - before) + first / CELL;
         let size = self.sizes.key_rows() + self.sizes.value_rows();
         cell(self.sizes, &self.rows[i * size..][..size], self.odd[i])
     }
