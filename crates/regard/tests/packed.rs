@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 use regard::{
     Align, CacheShape, Element, Error, Grads, Isa, KvCache, Machine, Mask, Number, Output, Plan,
-    Problem, Score, Tensor, Upstream, View, ViewMut, alibi_slopes, bf16,
+    Problem, RelativeBias, Score, Similarity, Tensor, Upstream, View, ViewMut, alibi_slopes, bf16,
 };
 use regard_testkit::Noise;
 use regard_testkit::close::wide;
@@ -28,9 +28,12 @@ enum Asked {
     Sinks,
     Diagonals,
     FromTheStart,
+    Relative,
+    Projected,
+    Distances,
 }
 
-const ALL: [Asked; 8] = [
+const ALL: [Asked; 11] = [
     Asked::Nothing,
     Asked::Causal,
     Asked::Window,
@@ -39,24 +42,35 @@ const ALL: [Asked; 8] = [
     Asked::Sinks,
     Asked::Diagonals,
     Asked::FromTheStart,
+    Asked::Relative,
+    Asked::Projected,
+    Asked::Distances,
 ];
 
-/// One number for each query head.
-struct Each<N> {
-    slopes: Vec<N>,
-    sinks: Vec<N>,
+/// The farthest distance that has a bias of its own.
+const REACH: usize = 4;
+
+/// What is learned: numbers for each query head, and `W`.
+struct Each<E: Element> {
+    slopes: Vec<E::Num>,
+    sinks: Vec<E::Num>,
+    table: Vec<E::Num>,
+    w: Vec<E>,
 }
 
-impl<N: Number> Each<N> {
+impl<E: Element> Each<E> {
     fn new() -> Self {
-        let number = |x: f32| N::from_f64(f64::from(x));
+        let number = |x: f32| E::Num::from_f64(f64::from(x));
+        let mut noise = Noise::new(2);
         let slopes = alibi_slopes(Q_HEADS).into_iter().map(number).collect();
-        Self { slopes, sinks: (0..Q_HEADS).map(|h| number(h as f32 * 0.5 - 1.0)).collect() }
+        let sinks = (0..Q_HEADS).map(|h| number(h as f32 * 0.5 - 1.0)).collect();
+        let table = noise.normals((2 * REACH + 1) * Q_HEADS);
+        Self { slopes, sinks, table, w: noise.normals(DIM * DIM) }
     }
 }
 
 impl Asked {
-    fn of<'a, E: Element>(self, problem: Problem<'a, E>, each: &'a Each<E::Num>) -> Problem<'a, E> {
+    fn of<'a, E: Element>(self, problem: Problem<'a, E>, each: &'a Each<E>) -> Problem<'a, E> {
         let causal = Mask::causal();
         match self {
             Self::Nothing => problem,
@@ -67,6 +81,14 @@ impl Asked {
             Self::Sinks => problem.mask(causal).score(Score::new().sinks(&each.sinks)),
             Self::Diagonals => problem.mask(causal.and(Mask::strided(9))),
             Self::FromTheStart => problem.mask(causal).align(Align::Start),
+            Self::Relative => {
+                problem.score(Score::new().relative(RelativeBias::clipped(&each.table, REACH)))
+            }
+            Self::Projected => {
+                let w = View::matrix(&each.w, [DIM, DIM]).unwrap();
+                problem.mask(causal).similarity(Similarity::General(w))
+            }
+            Self::Distances => problem.similarity(Similarity::Distance),
         }
     }
 }
@@ -216,6 +238,12 @@ fn check_grads<E: Element>(batch: &Batch<E>, found: &Grads<E>, alone: &[Grads<E>
     }
     for head in 0..found.sinks.len() {
         sum(&|g| wide(g.sinks[head]), "sinks");
+    }
+    for entry in 0..found.relative.len() {
+        sum(&|g| wide(g.relative[entry]), "relative");
+    }
+    for entry in 0..found.w.as_ref().map_or(0, |w| w.data().len()) {
+        sum(&|g| g.w.as_ref().map_or(0.0, |w| wide(w.data()[entry])), "w");
     }
 }
 
