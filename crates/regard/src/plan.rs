@@ -123,13 +123,12 @@ impl<'a, E: Element> Plan<'a, E> {
     /// [`Precision`](crate::Precision) and the type of the tensors have it.
     #[must_use]
     pub fn tile_products(&self) -> Option<usize> {
-        let sizes = self.kinds.iter().find_map(|kind| kind.how.tiles);
-        sizes.map(|sizes| sizes.parts * (sizes.parts + 1) / 2)
+        self.parts_on_tiles().map(|parts| parts * (parts + 1) / 2)
     }
 
     /// The parts that numbers are split into, if products go by tiles.
     pub(crate) fn parts_on_tiles(&self) -> Option<usize> {
-        self.tiles.map(|sizes| sizes.parts)
+        self.kinds.iter().find_map(|kind| kind.how.tiles).map(|sizes| sizes.parts)
     }
 
     /// The machine.
