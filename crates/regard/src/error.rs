@@ -110,7 +110,7 @@ pub enum Error {
         /// What it is not.
         wrong: &'static str,
     },
-    /// An option with an axis of queries or keys, which packed sequences do not share.
+    /// An option with an axis of queries or keys, which sequences of different lengths do not share.
     Packed {
         /// The option.
         option: &'static str,
@@ -227,7 +227,7 @@ impl fmt::Display for Error {
             }
             Self::Packed { option } => write!(
                 f,
-                "{option}: packed sequences have no common axis of queries or keys; give one entry for all positions, or call for each sequence"
+                "{option}: sequences of different lengths have no common axis of queries or keys; give one entry for all positions, or call for each sequence"
             ),
             Self::NoEntropy => write!(
                 f,

@@ -379,7 +379,8 @@ impl<'a, E: Element> Problem<'a, E> {
             return Err(Error::Value { option: "align", found: at as f64, accepted });
         }
         self.dropout.map_or(Ok(()), |dropout| dropout.check())?;
-        if self.packed().contains(&true)
+        let uneven = self.k_lens.iter().flat_map(|lens| lens.iter()).any(|len| *len != k.len);
+        if (self.packed().contains(&true) || uneven)
             && let Some(option) = self.score.by_position().or(self.mask.by_position())
         {
             return Err(Error::Packed { option });

@@ -21,7 +21,7 @@ use crate::rope::{Positions, Rope};
 use crate::score::{Pair, Similarity, Steps};
 use crate::view::{Shape, View, serving};
 
-/// The result of the definition, `[batch, heads.q, q_len, ...]`, dense.
+/// The result of the definition, `[batch, heads.q, q_len, ...]`, dense; of packed items one after another.
 #[derive(Clone, Debug)]
 pub struct Outcome<N> {
     /// `[batch, heads.q, q_len, v_dim]`
@@ -219,8 +219,10 @@ fn rows<E: Element>(
     problem: &Problem<'_, E>,
 ) -> impl Iterator<Item = (usize, usize, usize)> + use<E> {
     let dims = problem.dims();
-    (0..dims.batch).flat_map(move |b| {
-        (0..dims.heads.q).flat_map(move |h| (0..dims.q_len).map(move |i| (b, h, i)))
+    // Packed items have their own number of rows.
+    let lens: Vec<usize> = (0..dims.batch).map(|b| problem.q_len(b)).collect();
+    lens.into_iter().enumerate().flat_map(move |(b, len)| {
+        (0..dims.heads.q).flat_map(move |h| (0..len).map(move |i| (b, h, i)))
     })
 }
 

@@ -155,6 +155,24 @@ fn a_shared_past_read_once_gives_the_same_results() {
 }
 
 #[test]
+fn positions_that_sequences_do_not_share_cannot_be_spoken_of() {
+    let (mut noise, mut cache) = (Noise::new(5), cache::<f32>(16));
+    let sequences = [10, 20].map(|len| {
+        let (past, sequence) = (Past::<f32>::new(&mut noise, len), cache.start().expect("fits"));
+        let (k, v) = past.views();
+        cache.append(sequence, k, v).expect("fits");
+        sequence
+    });
+    let q: Vec<f32> = noise.normals(2 * HEADS * DIM);
+    let q = View::bhsd(&q, [2, HEADS, 1, DIM]).expect("fits");
+    let ids = vec![0; 2 * 20];
+    let mask = Mask::segments_between(&[0, 0], &ids);
+    let problem = Problem::cached(&q, &cache, &sequences).expect("fits").mask(mask);
+    let why = Plan::new(problem, Machine::here()).expect_err("refused");
+    assert_eq!(why, Error::Packed { option: "segments" });
+}
+
+#[test]
 fn a_plan_for_other_lengths_or_for_tensors_is_an_error() {
     let mut noise = Noise::new(3);
     let (past, mut cache) = (Past::<f32>::new(&mut noise, 10), cache::<f32>(4));

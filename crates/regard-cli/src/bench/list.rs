@@ -29,7 +29,7 @@ pub(crate) fn listed() -> Vec<Listed> {
         let options = ["", "-padding", "-causal"];
         names.extend(options.map(|option| format!("short-f32-n{n}-d64{option}")));
     }
-    names.push("decode-f32-n32768-d128".into());
+    names.extend(halves());
     for n in [2048, 8192] {
         for d in [64, 128] {
             names.extend(["", "-causal"].map(|option| format!("backward-f32-n{n}-d{d}{option}")));
@@ -47,6 +47,31 @@ pub(crate) fn listed() -> Vec<Listed> {
     ];
     let slow = slow.map(|name| Listed { name: name.into(), slow: true });
     names.into_iter().map(|name| Listed { name, slow: false }).chain(slow).collect()
+}
+
+/// Half types, precisions and decoding.
+fn halves() -> Vec<String> {
+    let mut names = Vec::new();
+    for (n, d) in [(512, 64), (512, 128), (2048, 64), (2048, 128), (8192, 64), (8192, 128)] {
+        names.extend(["", "-causal"].map(|option| format!("prefill-bf16-n{n}-d{d}{option}")));
+    }
+    names.extend([64, 128].map(|d| format!("prefill-f16-n2048-d{d}")));
+    for (n, d) in [(2048, 64), (2048, 128), (8192, 64)] {
+        names.extend(["f32", "high"].map(|precision| format!("prefill-f32-n{n}-d{d}-{precision}")));
+    }
+    names.extend([32, 64, 128].map(|n| format!("short-bf16-n{n}-d64")));
+    for dtype in ["f32", "bf16"] {
+        names.extend([1024, 8192, 32768].map(|n| format!("decode-{dtype}-n{n}-d128")));
+        names.push(format!("decode-{dtype}-n8192-d128-paged"));
+    }
+    names.push("decode-bf16-n8192-d128-b16-shared".into());
+    for d in [64, 128] {
+        names.extend(["", "-causal"].map(|option| format!("backward-bf16-n2048-d{d}{option}")));
+    }
+    names.push("backward-bf16-n8192-d64".into());
+    names.extend([16, 32, 64, 128].map(|n| format!("backward-bf16-n{n}-d64-b64")));
+    names.push("backward-f32-n2048-d64-f32".into());
+    names
 }
 
 /// The cases that a pattern of `*` and `?` names; a full name need not be listed.
