@@ -186,8 +186,9 @@ impl<'a, E: Element> Plan<'a, E> {
         let problem = self.problem.as_long_as(item);
         let Dims { q_len, k_len, .. } = problem.dims();
         let (machine, diagonal) = (self.machine.threads(threads), self.diagonal.clone());
-        let rows = How::new(&problem, machine, &diagonal, [q_len, k_len]).rows;
-        Self { problem, machine, rows, first: 0, kinds: Vec::new(), diagonal }
+        let how = How::new(&problem, machine, &diagonal, [q_len, k_len]);
+        let kinds = vec![Kind { how, items: vec![item], parts: 1 }];
+        Self { problem, machine, rows: how.rows, first: 0, kinds, diagonal }
     }
 
     /// The same for the keys from `first` on.
