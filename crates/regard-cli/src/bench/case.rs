@@ -382,7 +382,7 @@ mod tests {
         for (name, part) in [
             ("", "begins with prefill"),
             ("train-f32-n1-d1", "`train`"),
-            ("prefill-bf16-n1-d1", "`bf16`"),
+            ("prefill-f8-n1-d1", "`f8`"),
             ("prefill-f32-n128", "d{features} is missing"),
             ("prefill-f32-d64", "n{keys} is missing"),
             ("prefill-f32-n0-d64", "`n0`"),
