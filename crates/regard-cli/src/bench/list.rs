@@ -141,7 +141,7 @@ mod tests {
         ] {
             assert_eq!(matches(pattern, text), fits, "{pattern} {text}");
         }
-        assert_eq!(choose(Some("prefill*n2048-d64-causal")).unwrap().len(), 1);
+        assert_eq!(choose(Some("prefill-f32*n2048-d64-causal")).unwrap().len(), 1);
         assert_eq!(choose(Some("prefill-f32-n3-d5-h1")).unwrap()[0].dims.k_len, 3);
         assert!(choose(Some("z*")).unwrap_err().to_string().contains("--list"));
         assert!(choose(Some("prefill")).unwrap_err().to_string().contains("--case prefill"));
