@@ -70,10 +70,7 @@ impl Cell {
         if self.full {
             return [Some(Seeing { keys: 0..self.len, span: all, hidden: false }), None];
         }
-        #[expect(clippy::cast_possible_truncation, reason = "the bits of the group")]
-        for (seen, lanes) in seen.iter_mut().zip(&self.lanes[..self.len]) {
-            *seen = (lanes >> (g * GROUP)) as Seen;
-        }
+        self.seen_by(g, all, seen);
         let seen = &seen[..self.len];
         let whole = narrowed(seen, all);
         if count <= HALF || whole.as_ref().is_none_or(|w| !w.hidden) {
@@ -81,6 +78,23 @@ impl Cell {
         }
         let low = Span { start: 0, end: HALF };
         [narrowed(seen, low), narrowed(seen, Span { start: HALF, end: count })]
+    }
+
+    /// Writes which lanes of the span of group `g` see each key; whether any sees any.
+    #[inline(always)]
+    pub(crate) fn seen_by(&self, g: usize, span: Span, seen: &mut [Seen; CELL]) -> bool {
+        let everyone = lanes_of(span);
+        let mut any = 0;
+        if self.full {
+            seen[..self.len].fill(everyone);
+            return true;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "the bits of the group")]
+        for (seen, lanes) in seen.iter_mut().zip(&self.lanes[..self.len]) {
+            *seen = (lanes >> (g * GROUP)) as Seen & everyone;
+            any |= *seen;
+        }
+        any != 0
     }
 
     /// Pairs that the rows will compute.

@@ -205,26 +205,12 @@ impl<N: Number> FewRoom<N> {
                     }
                 }
                 let (weights, seen, soon, shrink) = (&dots[..n], &seen[..n], next, &shrink);
+                let rows = all;
+                let work = Weighted { values, soon, weights, seen, rows, shrink, sums };
                 if hidden {
-                    s.call(AddRows::<E, true> {
-                        values,
-                        soon,
-                        weights,
-                        seen,
-                        rows: all,
-                        shrink,
-                        sums,
-                    });
+                    s.call(AddRows::<E, true>(work));
                 } else {
-                    s.call(AddRows::<E, false> {
-                        values,
-                        soon,
-                        weights,
-                        seen,
-                        rows: all,
-                        shrink,
-                        sums,
-                    });
+                    s.call(AddRows::<E, false>(work));
                 }
             }
             first = after;
@@ -463,7 +449,10 @@ impl<E: Element> DotRows<'_, E> {
 
 /// `sums[row] = sums[row] * shrink[row] + sum over keys of weights[key][row] * values[key]`. With `HIDDEN`, a key that a row
 /// does not see is left out of its sum.
-struct AddRows<'t, E: Element, const HIDDEN: bool> {
+struct AddRows<'t, E: Element, const HIDDEN: bool>(Weighted<'t, E>);
+
+/// Values and their weights, and the sums they go into.
+struct Weighted<'t, E: Element> {
     values: Rows<'t, E>,
     /// Rows that are needed next.
     soon: Rows<'t, E>,
@@ -477,7 +466,14 @@ struct AddRows<'t, E: Element, const HIDDEN: bool> {
 impl<E: Element, const HIDDEN: bool> Task<E::Num> for AddRows<'_, E, HIDDEN> {
     type Out = ();
     #[inline(always)]
-    fn run<S: Simd<E::Num>>(mut self, s: S) {
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        self.0.add::<S, HIDDEN>(s);
+    }
+}
+
+impl<E: Element> Weighted<'_, E> {
+    #[inline(always)]
+    fn add<S: Simd<E::Num>, const HIDDEN: bool>(mut self, s: S) {
         let dim = self.values.dim;
         let mut row = 0;
         while row < self.rows {
@@ -486,12 +482,12 @@ impl<E: Element, const HIDDEN: bool> Task<E::Num> for AddRows<'_, E, HIDDEN> {
             while d + S::LANES <= dim {
                 let vectors = (dim - d) / S::LANES;
                 match (rows, S::WIDE && vectors >= 4, vectors >= 2) {
-                    (ROWS, true, _) => self.block::<S, ROWS, 4>(s, row, d),
-                    (ROWS, _, true) => self.block::<S, ROWS, 2>(s, row, d),
-                    (ROWS, ..) => self.block::<S, ROWS, 1>(s, row, d),
-                    (_, true, _) => self.block::<S, 1, 4>(s, row, d),
-                    (_, _, true) => self.block::<S, 1, 2>(s, row, d),
-                    _ => self.block::<S, 1, 1>(s, row, d),
+                    (ROWS, true, _) => self.block::<S, HIDDEN, ROWS, 4>(s, row, d),
+                    (ROWS, _, true) => self.block::<S, HIDDEN, ROWS, 2>(s, row, d),
+                    (ROWS, ..) => self.block::<S, HIDDEN, ROWS, 1>(s, row, d),
+                    (_, true, _) => self.block::<S, HIDDEN, 1, 4>(s, row, d),
+                    (_, _, true) => self.block::<S, HIDDEN, 1, 2>(s, row, d),
+                    _ => self.block::<S, HIDDEN, 1, 1>(s, row, d),
                 }
                 d += S::LANES * if S::WIDE && vectors >= 4 { 4 } else { vectors.min(2) };
             }
@@ -521,9 +517,9 @@ fn fused<N: Number, S: Simd<N>>(s: S, a: N, b: N, c: N) -> N {
     out[0]
 }
 
-impl<E: Element, const HIDDEN: bool> AddRows<'_, E, HIDDEN> {
+impl<E: Element> Weighted<'_, E> {
     #[inline(always)]
-    fn block<S: Simd<E::Num>, const ROWS: usize, const VECTORS: usize>(
+    fn block<S: Simd<E::Num>, const HIDDEN: bool, const ROWS: usize, const VECTORS: usize>(
         &mut self,
         s: S,
         row: usize,

@@ -48,7 +48,7 @@ pub(crate) fn turn_queries<E: Element, S: Simd<E::Num>>(
 /// Asks for the cache lines of a row.
 #[inline(always)]
 pub(crate) fn soon<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
-    for x in row.iter().step_by(LINE / std::mem::size_of::<T>().clamp(1, LINE)) {
+    for x in lines(row) {
         s.prefetch(x);
     }
 }
@@ -56,9 +56,15 @@ pub(crate) fn soon<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
 /// The same, of a row that is needed later.
 #[inline(always)]
 pub(crate) fn later<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
-    for x in row.iter().step_by(LINE / std::mem::size_of::<T>().clamp(1, LINE)) {
+    for x in lines(row) {
         s.prefetch_later(x);
     }
+}
+
+/// One element of each cache line of a row.
+#[inline(always)]
+fn lines<T>(row: &[T]) -> impl Iterator<Item = &T> {
+    row.iter().step_by(LINE / std::mem::size_of::<T>().clamp(1, LINE))
 }
 
 /// Bytes of a cache line.

@@ -153,9 +153,9 @@ pub trait Simd<N: Number>: Copy {
     fn prefetch<T>(self, x: &T) {
         let _ = x;
     }
-    /// The same, into the second-level cache: for much that will be needed later.
+    /// The same, into the second-level cache: for much that will be needed later. Any address will do.
     #[inline(always)]
-    fn prefetch_later<T>(self, x: &T) {
+    fn prefetch_later<T>(self, x: *const T) {
         let _ = x;
     }
     /// A block of zeros.

@@ -17,8 +17,8 @@ use super::weave::{Block, GROUPS, Make, Side, Source, Steps, Weave};
 use super::woven::{BackCells, BackPiece, BackRows, BackSizes, PackPiece, read, sees};
 use super::{CHUNKS, ROWS, WIDTH};
 use crate::backward::{Backward, ByKeys, Group, Path, Products, Undoing};
-use crate::cells::{CELL, Cell, lanes_of};
-use crate::element::Element;
+use crate::cells::{CELL, Cell};
+use crate::element::{Element, Number};
 use crate::lanes::turn;
 use crate::mask::{RowTile, Scope};
 use crate::micro::{Packed, Seen};
@@ -70,8 +70,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Products<E> for ByTiles<PARTS> {
         let Self { s, t } = self;
         let Path { walk, call, scope, rows, way } = path;
         let Some(room) = room else { return }; // a plan that goes by tiles has made room for them
-        #[expect(clippy::cast_possible_truncation, reason = "a factor of numbers in f32")]
-        let factor = call.problem.query_factor() as f32;
+        let factor = f32::from_f64(call.problem.query_factor());
         let q = call.q.head(scope.batch, scope.head);
         for (g, group) in undoing.groups.iter().enumerate() {
             let rows = group.rows;
@@ -224,19 +223,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Passing<'_, '_, E
 fn look(cell: &Cell, rows: RowTile, seen: &mut Sight) -> (usize, usize) {
     let (mut first, mut end) = (usize::MAX, 0);
     for (g, seen) in seen.iter_mut().enumerate().take(rows.groups()) {
-        let everyone = lanes_of(Span { start: 0, end: rows.group(g).count });
-        let mut any = everyone;
-        if cell.full {
-            seen[..cell.len].fill(everyone);
-        } else {
-            any = 0;
-            #[expect(clippy::cast_possible_truncation, reason = "the bits of the group")]
-            for (seen, lanes) in seen.iter_mut().zip(&cell.lanes[..cell.len]) {
-                *seen = (lanes >> (g * GROUP)) as Seen & everyone;
-                any |= *seen;
-            }
-        }
-        if any != 0 {
+        if cell.seen_by(g, Span { start: 0, end: rows.group(g).count }, seen) {
             (first, end) = (first.min(g), g + 1);
         }
     }

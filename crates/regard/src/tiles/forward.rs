@@ -2,7 +2,7 @@
 
 use super::pack::{PackPairs, Packed, PackedCell, Prepared, split};
 use super::product::{Operand, Product, Sums};
-use super::{CHUNKS, HALF, HALF_TILES, HalfLanes, LANE_TILES, ROWS, Room, TileRow};
+use super::{CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, ROWS, Room, TileRow};
 use crate::cells::{CELL, Cell};
 use crate::element::{Element, Number};
 use crate::forward::{Forward, Group, Scratch};
@@ -234,8 +234,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
                 let queries =
                     Operand { data: &queries[next.group], chunks: sizes.chunks, tiles: LANE_TILES };
                 let operands = (keys, queries.skip(0, next.lane / ROWS));
-                let (tiles, to) =
-                    ((CELL / ROWS, next.tiles()), (Sums::halves(&mut to_score[..]), false));
+                let (tiles, to) = ((CELL / ROWS, next.tiles()), (to_score.sums(), false));
                 Some(Product::<PARTS>::new(operands, sizes.chunks, tiles, to))
             }
             None => None,
@@ -284,8 +283,8 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let (s, factor, span) = (self.s, self.factor, scored.span());
         let group = &mut self.groups[scored.group];
         let Room { tile, scores, weights, .. } = &mut *self.room;
-        for (row, scores) in tile.iter_mut().zip(&scores[scored.buffer][..]) {
-            row.0[scored.lane..scored.lane + HALF].copy_from_slice(&scores.0);
+        for (row, scores) in tile.iter_mut().zip(&scores[scored.buffer].0) {
+            row.0[scored.lane..scored.lane + HALF].copy_from_slice(scores);
         }
         s.call(Scale { tile, factor, span });
         group.raise(s, tile, (&Lanes([f32::INFINITY; GROUP]), span));
@@ -304,16 +303,9 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let group = &mut self.groups[g];
         let (n, rows) = (cell.len, group.rows);
         let span = Span { start: 0, end: rows.count };
-        let everyone = crate::cells::lanes_of(span);
-        let mut seen: [Seen; CELL] = [everyone; CELL];
-        if !cell.full {
-            #[expect(clippy::cast_possible_truncation, reason = "the bits of the group")]
-            for (seen, lanes) in seen.iter_mut().zip(&cell.lanes[..n]) {
-                *seen = (lanes >> (g * GROUP)) as Seen & everyone;
-            }
-            if seen[..n].iter().all(|seen| *seen == 0) {
-                return;
-            }
+        let mut seen = [0; CELL];
+        if !cell.seen_by(g, span, &mut seen) {
+            return;
         }
         let at = At { scope: self.scope, rows, span, keys: cell.keys() };
         let hides = !cell.full || problem.score.may_hide();
@@ -429,7 +421,7 @@ struct Weave<'t, const PARTS: usize> {
     t: &'t Tiles,
     /// By reference: a copy would have to wait for all stores before it.
     products: [Option<&'t mut Product<'t, PARTS>>; 2],
-    scores: &'t [HalfLanes; CELL],
+    scores: &'t Halves<CELL>,
     m: &'t [f32],
     factor: f32,
     /// Vectors of lanes; 0 if there is nothing to weigh.
@@ -482,11 +474,11 @@ impl<const PARTS: usize> Weave<'_, PARTS> {
                 }
                 taken += 1;
             }
-            let rows = [&scores[2 * pair], &scores[2 * pair + 1]];
+            let rows = [&scores.0[2 * pair], &scores.0[2 * pair + 1]];
             for j in 0..VECTORS {
                 let mut both = [s.splat(0.0); 2];
                 for i in 0..2 {
-                    let x = s.fma(s.load(&rows[i].0[j * 16..]), factor, less_m[j]);
+                    let x = s.fma(s.load(&rows[i][j * 16..]), factor, less_m[j]);
                     both[i] = if PARTS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) };
                 }
                 sums[j] = s.add(sums[j], s.add(both[0], both[1]));

@@ -30,6 +30,11 @@ use crate::simd::{GROUP, Lanes};
 #[repr(C, align(64))]
 pub(crate) struct TileRow([u16; WIDTH]);
 
+/// Rows of zeros.
+fn zeros(n: usize) -> Vec<TileRow> {
+    vec![TileRow([0; WIDTH]); n]
+}
+
 /// Numbers in a row of a tile.
 const WIDTH: usize = 32;
 /// Rows of a tile.
@@ -46,10 +51,21 @@ const HALF: usize = GROUP / 2;
 /// Tiles of 16 lanes of half a group.
 const HALF_TILES: usize = HALF / ROWS;
 
-/// One number for each row of half a group.
-#[derive(Clone, Copy, Debug)]
+/// Numbers of some keys and half a group of rows, side by side.
+#[derive(Clone, Debug)]
 #[repr(C, align(64))]
-struct HalfLanes([f32; HALF]);
+struct Halves<const KEYS: usize>([[f32; HALF]; KEYS]);
+
+impl<const KEYS: usize> Halves<KEYS> {
+    fn new() -> Box<Self> {
+        Box::new(Self([[0.0; HALF]; KEYS]))
+    }
+
+    /// Where a product leaves them.
+    fn sums(&mut self) -> product::Sums<'_> {
+        product::Sums::rows((self.0.as_flattened_mut(), HALF))
+    }
+}
 
 /// Sizes of packed operands, in tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +110,7 @@ pub(crate) struct Room {
     /// Its weights, in pairs of keys.
     pairs: Vec<TileRow>,
     /// Scores of two half pieces: one is being made while the other is weighed.
-    scores: [Box<[HalfLanes; CELL]>; 2],
+    scores: [Box<Halves<CELL>>; 2],
     /// Weights of two half pieces, in pairs of keys.
     weights: [Vec<TileRow>; 2],
     /// The first keys of cells that wait for their turn.
@@ -112,15 +128,14 @@ impl Room {
     }
 
     pub(crate) fn new(sizes: Sizes, groups: usize, v_dim: usize) -> Self {
-        let rows = |n| vec![TileRow([0; WIDTH]); n];
         let lanes = |n| vec![Lanes([0.0; GROUP]); n];
         Self {
             sizes,
-            queries: (0..groups).map(|_| rows(sizes.key_rows())).collect(),
+            queries: (0..groups).map(|_| zeros(sizes.key_rows())).collect(),
             tile: lanes(CELL),
-            pairs: rows(sizes.parts * CHUNKS * LANE_TILES * ROWS),
-            scores: [0, 1].map(|_| Box::new([HalfLanes([0.0; HALF]); CELL])),
-            weights: [0, 1].map(|_| rows(sizes.parts * CHUNKS * HALF_TILES * ROWS)),
+            pairs: zeros(sizes.parts * CHUNKS * LANE_TILES * ROWS),
+            scores: [Halves::new(), Halves::new()],
+            weights: [0, 1].map(|_| zeros(sizes.parts * CHUNKS * HALF_TILES * ROWS)),
             queue: Vec::new(),
             cell: pack::Packed::new(sizes),
             turned: lanes(v_dim),

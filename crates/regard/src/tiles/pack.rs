@@ -1,7 +1,7 @@
 //! Operands into tiles.
 
 use super::product::Operand;
-use super::{CHUNKS, ROWS, Sizes, TileRow, WIDTH};
+use super::{CHUNKS, ROWS, Sizes, TileRow, WIDTH, zeros};
 use crate::cells::{CELL, Cell};
 use crate::element::Element;
 use crate::lanes::turn;
@@ -29,6 +29,25 @@ pub(super) fn split<const PARTS: usize>(s: Avx512, mut x: __m512) -> [__m512; PA
     parts
 }
 
+/// 0 where a number is not finite, and a bit there.
+#[inline(always)]
+pub(super) fn only_finite(s: Avx512, x: __m512) -> (__m512, u16) {
+    let size = s.max(x, s.sub(s.splat(0.0), x));
+    // NaN is not less either.
+    let finite = s.less(size, s.splat(f32::INFINITY));
+    (s.select(finite, x, s.splat(0.0)), !finite)
+}
+
+/// A vector of `lanes`, from `first` on; those from `count` on may hold anything, and count as 0.
+#[inline(always)]
+pub(super) fn load_first(s: Avx512, lanes: &Lanes<f32>, first: usize, count: usize) -> __m512 {
+    let here = match count.saturating_sub(first) {
+        0 => 0,
+        n => u16::MAX >> (ROWS - n.min(ROWS)),
+    };
+    s.select(here, s.load(&lanes.0[first..]), s.splat(0.0))
+}
+
 /// Keys and values of one cell.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedCell<'c> {
@@ -49,7 +68,7 @@ pub(super) struct Packed {
 
 impl Packed {
     pub(super) fn new(sizes: Sizes) -> Self {
-        let rows = vec![TileRow([0; WIDTH]); sizes.key_rows() + sizes.value_rows()];
+        let rows = zeros(sizes.key_rows() + sizes.value_rows());
         Self { sizes, rows, odd: 0 }
     }
 
@@ -111,19 +130,9 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackCell<'_, E, PA
             for chunk in 0..CHUNKS {
                 for half in 0..2 {
                     let first = chunk * WIDTH + half * 16;
-                    // Lanes beyond the keys may hold anything.
-                    let seen = if first < at.len {
-                        u16::MAX >> (16 - (at.len - first).min(16))
-                    } else {
-                        0
-                    };
-                    let x = s.select(seen, s.load(&lanes.0[first..]), s.splat(0.0));
-                    let size = s.max(x, s.sub(s.splat(0.0), x));
-                    // NaN is not less either.
-                    let finite = s.less(size, s.splat(f32::INFINITY));
-                    odd |= u64::from(!finite) << first;
-                    let parts = split::<PARTS>(s, s.select(finite, x, s.splat(0.0)));
-                    for (part, x) in parts.into_iter().enumerate() {
+                    let (x, bits) = only_finite(s, load_first(s, lanes, first, at.len));
+                    odd |= u64::from(bits) << first;
+                    for (part, x) in split::<PARTS>(s, x).into_iter().enumerate() {
                         let tile = (part * CHUNKS + chunk) * sizes.features + d / ROWS;
                         s.write_upper(x, &mut values[tile * ROWS + d % ROWS].0[half * 16..]);
                     }

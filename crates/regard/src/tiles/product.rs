@@ -1,6 +1,6 @@
 //! A product of packed operands, one step at a time, so that vector work can go on between the steps.
 
-use super::{HALF, HalfLanes, ROWS, TileRow};
+use super::{ROWS, TileRow};
 use crate::simd::{GROUP, Lanes, Tiles};
 use std::marker::PhantomData;
 
@@ -52,12 +52,6 @@ impl<'p> Sums<'p> {
         let rows = to.len().checked_div(stride).unwrap_or(0);
         let (first, bytes) = (to.as_mut_ptr(), stride * size_of::<f32>());
         Self { first, rows, width: stride, stride: bytes, memory: PhantomData }
-    }
-
-    /// Half as many lanes, side by side.
-    pub(super) fn halves(rows: &'p mut [HalfLanes]) -> Self {
-        let (first, stride) = (rows.as_mut_ptr().cast(), size_of::<HalfLanes>());
-        Self { first, rows: rows.len(), width: HALF, stride, memory: PhantomData }
     }
 }
 

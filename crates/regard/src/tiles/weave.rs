@@ -1,8 +1,8 @@
 //! Tiles and vectors at once: the one make products while the other turn the results of those before into operands.
 
-use super::product::{Operand, Product, Sums};
+use super::product::{Operand, Product};
 use super::woven::BackPiece;
-use super::{CHUNKS, ROWS, WIDTH};
+use super::{CHUNKS, Halves, ROWS, WIDTH};
 use crate::cells::CELL;
 use crate::micro::{Seen, low};
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math};
@@ -17,25 +17,13 @@ const LINE: usize = 64;
 /// nearest cache until they are used.
 #[derive(Debug)]
 pub(super) struct Block {
-    scores: Box<Square>,
-    d_weights: Box<Square>,
-}
-
-/// `[keys][rows]`
-#[derive(Debug)]
-#[repr(C, align(64))]
-struct Square([[f32; WIDTH]; WIDTH]);
-
-impl Square {
-    fn sums(&mut self) -> (Sums<'_>, bool) {
-        (Sums::rows((self.0.as_flattened_mut(), WIDTH)), false)
-    }
+    scores: Box<Halves<WIDTH>>,
+    d_weights: Box<Halves<WIDTH>>,
 }
 
 impl Block {
     pub(super) fn new() -> Self {
-        let square = || Box::new(Square([[0.0; WIDTH]; WIDTH]));
-        Self { scores: square(), d_weights: square() }
+        Self { scores: Halves::new(), d_weights: Halves::new() }
     }
 }
 
@@ -219,8 +207,8 @@ impl Source<'_> {
         let scores = (keys.skip(0, key), side.queries.skip(0, lane));
         let d_weights = (values.skip(0, key), side.d_out.skip(0, lane));
         [
-            Some(Product::new(scores, qk_chunks, tiles, to.scores.sums())),
-            Some(Product::new(d_weights, v_chunks, tiles, to.d_weights.sums())),
+            Some(Product::new(scores, qk_chunks, tiles, (to.scores.sums(), false))),
+            Some(Product::new(d_weights, v_chunks, tiles, (to.d_weights.sums(), false))),
         ]
     }
 
@@ -230,7 +218,7 @@ impl Source<'_> {
         for (first, bytes) in self.ahead {
             let lines = bytes / LINE;
             for line in lines * share / shares..lines * (share + 1) / shares {
-                self.s.prefetch_far(first.wrapping_add(line * LINE));
+                self.s.prefetch_later(first.wrapping_add(line * LINE));
             }
         }
     }

@@ -8,9 +8,9 @@
     reason = "indices over constants keep the vectors in registers"
 )]
 
-use super::pack::{PackPairs, pack_row, split};
+use super::pack::{PackPairs, load_first, only_finite, pack_row, split};
 use super::product::Operand;
-use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH};
+use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
 use crate::cells::{CELL, Cell};
 use crate::element::Element;
 use crate::lanes::turn;
@@ -20,10 +20,6 @@ use crate::score::Keys;
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task};
 use crate::source::Head;
 use std::arch::x86_64::__m512;
-
-pub(super) fn zeros(n: usize) -> Vec<TileRow> {
-    vec![TileRow([0; WIDTH]); n]
-}
 
 /// Features, in tiles.
 #[derive(Clone, Copy, Debug)]
@@ -186,10 +182,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackBack<'_, E, PA
                 let mut halves = [s.splat(0.0); 2];
                 for half in 0..2 {
                     let first = chunk * WIDTH + half * ROWS;
-                    let here = n.saturating_sub(first).min(ROWS);
-                    // Lanes beyond the keys may hold anything.
-                    let x = s.select(low_lanes(here), s.load(&lanes.0[first..]), s.splat(0.0));
-                    let (x, bits) = only_finite(s, x);
+                    let (x, bits) = only_finite(s, load_first(s, lanes, first, n));
                     odd |= u64::from(bits) << first;
                     halves[half] = x;
                 }
@@ -200,21 +193,6 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackBack<'_, E, PA
         }
         odd
     }
-}
-
-/// A bit for each of the first `n` lanes.
-#[inline(always)]
-fn low_lanes(n: usize) -> u16 {
-    if n == 0 { 0 } else { u16::MAX >> (ROWS - n) }
-}
-
-/// 0 where a number is not finite, and a bit there.
-#[inline(always)]
-fn only_finite(s: Avx512, x: __m512) -> (__m512, u16) {
-    let size = s.max(x, s.sub(s.splat(0.0), x));
-    // NaN is not less either.
-    let finite = s.less(size, s.splat(f32::INFINITY));
-    (s.select(finite, x, s.splat(0.0)), !finite)
 }
 
 /// Writes two vectors as one row of a tile from `at` on, the parts `apart` from each other.
@@ -453,12 +431,9 @@ impl<const PARTS: usize> Task<f32> for PackPiece<'_, PARTS> {
                     let key = chunk * WIDTH + half * ROWS + i;
                     for vector in 0..2 {
                         let lane = lanes * WIDTH + vector * ROWS;
-                        let here = low_lanes(count.saturating_sub(lane).min(ROWS));
                         if key < n {
-                            let (x, y) =
-                                (s.load(&weights[key].0[lane..]), s.load(&d_scores[key].0[lane..]));
-                            a[half][vector] = s.select(here, x, s.splat(0.0));
-                            d[half][vector] = s.select(here, y, s.splat(0.0));
+                            a[half][vector] = load_first(s, &weights[key], lane, count);
+                            d[half][vector] = load_first(s, &d_scores[key], lane, count);
                         }
                     }
                 }

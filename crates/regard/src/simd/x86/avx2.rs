@@ -185,8 +185,8 @@ impl Simd<f32> for Avx2 {
         intrinsic!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()));
     }
     #[inline(always)]
-    fn prefetch_later<T>(self, x: &T) {
-        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(x).cast()));
+    fn prefetch_later<T>(self, x: *const T) {
+        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(x.cast()));
     }
     #[inline(always)]
     fn block(self) -> [__m256; 8] {

@@ -67,11 +67,6 @@ impl Avx512 {
             _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs);
         });
     }
-    /// Asks for a cache line, to be kept in the second level; any address will do.
-    #[inline(always)]
-    pub(crate) fn prefetch_far(self, line: *const u8) {
-        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(line.cast()));
-    }
     /// Writes the upper halves of a vector side by side.
     #[inline(always)]
     pub(crate) fn write_upper(self, x: __m512, to: &mut [u16]) {
@@ -204,8 +199,8 @@ impl Simd<f32> for Avx512 {
         intrinsic!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()));
     }
     #[inline(always)]
-    fn prefetch_later<T>(self, x: &T) {
-        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(x).cast()));
+    fn prefetch_later<T>(self, x: *const T) {
+        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(x.cast()));
     }
     #[inline(always)]
     fn block(self) -> [__m512; 16] {
