@@ -16,6 +16,7 @@ use crate::source::Source;
 use crate::tiles::{Prepared, Sizes};
 use crate::view::{Heads, Shape, Unwritten, View, ViewMut};
 use crate::walk::{Call, TILE_ROWS, Tiling, Way};
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
@@ -55,8 +56,8 @@ struct How {
 #[derive(Clone, Debug)]
 struct Kind {
     how: How,
-    /// Which ones, ascending.
-    items: Vec<usize>,
+    /// Which ones, ascending; all where none is named.
+    items: Option<Vec<usize>>,
     /// Parts that the keys of one of them are split into, at most.
     parts: usize,
 }
@@ -95,19 +96,24 @@ impl<'a, E: Element> Plan<'a, E> {
         problem.check()?;
         let diagonal = problem.mask.diagonal();
         let how = |q_len, k_len| How::new(&problem, machine, &diagonal, [q_len, k_len]);
+        let parts = |how: How, k_len: usize| if how.parted { k_len.div_ceil(PART_KEYS) } else { 1 };
         let Dims { batch, q_len, k_len, .. } = problem.dims();
         let longest = how(q_len, k_len);
         let mut kinds: Vec<Kind> = Vec::new();
-        for item in 0..batch {
-            let k_len = problem.k_len(item);
-            let how = how(problem.q_len(item), k_len);
-            let parts = if how.parted { k_len.div_ceil(PART_KEYS) } else { 1 };
-            match kinds.iter_mut().find(|kind| kind.how == how) {
-                Some(kind) => {
-                    kind.items.push(item);
-                    kind.parts = kind.parts.max(parts);
+        if problem.has_items_alike() {
+            kinds.push(Kind { how: longest, items: None, parts: parts(longest, k_len) });
+        } else {
+            for item in 0..batch {
+                let k_len = problem.k_len(item);
+                let how = how(problem.q_len(item), k_len);
+                let parts = parts(how, k_len);
+                match kinds.iter_mut().find(|kind| kind.how == how) {
+                    Some(kind) => {
+                        kind.items.get_or_insert_default().push(item);
+                        kind.parts = kind.parts.max(parts);
+                    }
+                    None => kinds.push(Kind { how, items: Some(vec![item]), parts }),
                 }
-                None => kinds.push(Kind { how, items: vec![item], parts }),
             }
         }
         Ok(Self { rows: longest.rows, problem, machine, first: 0, kinds, diagonal })
@@ -187,7 +193,7 @@ impl<'a, E: Element> Plan<'a, E> {
         let Dims { q_len, k_len, .. } = problem.dims();
         let (machine, diagonal) = (self.machine.threads(threads), self.diagonal.clone());
         let how = How::new(&problem, machine, &diagonal, [q_len, k_len]);
-        let kinds = vec![Kind { how, items: vec![item], parts: 1 }];
+        let kinds = vec![Kind { how, items: Some(vec![item]), parts: 1 }];
         Self { problem, machine, rows: how.rows, first: 0, kinds, diagonal }
     }
 
@@ -356,6 +362,14 @@ impl<'a, E: Element> Plan<'a, E> {
         keys.start.max(self.first).min(keys.end)..keys.end
     }
 
+    /// The items of a kind.
+    fn items<'k>(&self, kind: &'k Kind) -> Cow<'k, [usize]> {
+        match &kind.items {
+            Some(items) => items.into(),
+            None => (0..self.problem.dims().batch).collect(),
+        }
+    }
+
     fn compute(&self, call: Call<'_, E>, to: &Outputs<'_, E>) {
         if self.problem.rows() > 0 {
             self.kinds.iter().for_each(|kind| self.compute_kind(kind, call, to));
@@ -365,7 +379,7 @@ impl<'a, E: Element> Plan<'a, E> {
     /// The outputs of all items of a kind.
     fn compute_kind(&self, kind: &Kind, call: Call<'_, E>, to: &Outputs<'_, E>) {
         let Dims { heads, v_dim, .. } = self.problem.dims();
-        let Kind { how, items, .. } = kind;
+        let (how, items) = (kind.how, self.items(kind));
         let stages = self.stages(kind);
         let q_len = |slot: usize| self.problem.q_len(items[slot]);
         // Parts are kept of the items of this kind alone, one after another.
@@ -380,7 +394,7 @@ impl<'a, E: Element> Plan<'a, E> {
                 None => ViewMut::bhsd(&mut room, [items.len(), saved[0], q_len(0), saved[1]]).ok(),
             };
         }
-        let prepared = self.prepare(kind, &call);
+        let prepared = self.prepare(kind, &items, &call);
         let prepared = prepared.as_ref();
         for (tiling, stage) in stages {
             let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
@@ -443,20 +457,22 @@ impl<'a, E: Element> Plan<'a, E> {
     }
 
     /// Keys and values in tiles, where several tiles of rows meet them.
-    fn prepare(&self, kind: &Kind, call: &Call<'_, E>) -> Option<Prepared> {
+    fn prepare(&self, kind: &Kind, items: &[usize], call: &Call<'_, E>) -> Option<Prepared> {
         let sizes = kind.how.tiles.filter(|_| kind.how.shared)?;
-        E::prepare(self.machine.isa, sizes, call, &kind.items, self.machine.threads)
+        E::prepare(self.machine.isa, sizes, call, items, self.machine.threads)
     }
 
     /// Counts what will be computed: walks the mask, not the data.
     #[must_use]
     pub fn work(&self) -> Work {
-        let Dims { batch, heads, qk_dim, v_dim, .. } = self.problem.dims();
+        let Dims { heads, qk_dim, v_dim, .. } = self.problem.dims();
         let mut work = Work::default();
-        self.kinds.iter().for_each(|kind| self.count(kind, &mut work));
+        if self.problem.rows() > 0 {
+            self.kinds.iter().for_each(|kind| self.count(kind, &mut work));
+        }
         let features = qk_dim as f64 + v_dim as f64;
         work.flops = 2.0 * work.pairs as f64 * features;
-        let keys: usize = (0..batch).map(|b| self.problem.k_len(b)).sum();
+        let keys = self.problem.sum_over_items(|_, k_len| k_len as u128);
         let rows = self.problem.rows() as f64 + heads.kv as f64 * keys as f64;
         work.bytes = rows * features * std::mem::size_of::<E>() as f64;
         work
@@ -465,10 +481,11 @@ impl<'a, E: Element> Plan<'a, E> {
     /// Adds what the items of a kind take to the work.
     fn count(&self, kind: &Kind, work: &mut Work) {
         let heads = self.problem.dims().heads;
+        let items = self.items(kind);
         let (mut runs, mut cell) = (Vec::new(), Cell::new());
         for (tiling, stage) in self.stages(kind) {
             let Some(Way { mask, without, .. }) = stage.walk else { continue };
-            for (b, head) in kind.items.iter().flat_map(|b| (0..heads.q).map(move |h| (*b, h))) {
+            for (b, head) in items.iter().flat_map(|b| (0..heads.q).map(move |h| (*b, h))) {
                 let scope = self.problem.scope(b, head);
                 for rows in (Tiling { q_len: scope.q_len, ..tiling }).tiles() {
                     mask.runs_beyond(without, &scope, rows, &mut runs);
@@ -555,11 +572,9 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
         }
         let work = self.work();
         let share = |n: u128, of: u128| if of == 0 { 100.0 } else { 100.0 * n as f64 / of as f64 };
-        let Dims { batch, heads, .. } = self.problem.dims();
-        let all = (0..batch).fold(0u128, |n, b| {
-            let pairs = self.problem.q_len(b) as u128 * self.problem.k_len(b) as u128;
-            n.saturating_add(pairs.saturating_mul(heads.q as u128))
-        });
+        let heads = self.problem.dims().heads.q as u128;
+        let all = self.problem.sum_over_items(|q_len, k_len| q_len as u128 * k_len as u128);
+        let all = all.saturating_mul(heads);
         writeln!(f, "\n  problem  {}", self.problem)?;
         writeln!(
             f,

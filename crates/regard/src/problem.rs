@@ -206,8 +206,23 @@ impl<'a, E: Element> Problem<'a, E> {
 
     /// Rows of all heads and items.
     pub(crate) fn rows(&self) -> usize {
-        let each = || self.q.batch * self.q.len;
-        self.q_offsets().map_or_else(each, |o| o.last().copied().unwrap_or(0)) * self.q.heads
+        let each = || self.q.batch.saturating_mul(self.q.len);
+        let rows = self.q_offsets().map_or_else(each, |o| o.last().copied().unwrap_or(0));
+        rows.saturating_mul(self.q.heads)
+    }
+
+    /// Whether all items have the same numbers of queries and of keys.
+    pub(crate) fn has_items_alike(&self) -> bool {
+        self.q_offsets.is_none() && self.k_lens.is_none()
+    }
+
+    /// The sum over all items of what their numbers of queries and keys make.
+    pub(crate) fn sum_over_items(&self, of: impl Fn(usize, usize) -> u128) -> u128 {
+        if self.has_items_alike() {
+            return (self.q.batch as u128).saturating_mul(of(self.q.len, self.k.len));
+        }
+        (0..self.q.batch)
+            .fold(0, |sum: u128, b| sum.saturating_add(of(self.q_len(b), self.k_len(b))))
     }
 
     /// The same where each item is as long as this one.
@@ -360,8 +375,10 @@ impl<'a, E: Element> Problem<'a, E> {
         same("batch", ("q", q.batch), ("k", k.batch))?;
         same("batch", ("k", k.batch), ("v", v.batch))?;
         same("heads", ("k", k.heads), ("v", v.heads))?;
-        for item in 0..q.batch {
-            same("keys", ("k", self.k_len(item)), ("v", self.v_len(item)))?;
+        if self.k_lens.is_some() || self.v_lens.is_some() {
+            for item in 0..q.batch {
+                same("keys", ("k", self.k_len(item)), ("v", self.v_len(item)))?;
+            }
         }
         same("keys", ("k", k.len), ("v", v.len))?;
         if (k.heads == 0 && q.heads != 0) || (k.heads != 0 && !q.heads.is_multiple_of(k.heads)) {

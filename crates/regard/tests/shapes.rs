@@ -111,6 +111,7 @@ fn gradients_of_nothing_are_zero_whatever_the_other_sizes() {
         ([0, huge, 2, 1], [0, 1, huge, 1]),
         ([1, 2, 0, 3], [1, 2, 5, 3]),
         ([1, 0, 4, 3], [1, 2, 5, 3]),
+        ([huge, 1, 0, 1], [huge, 1, 0, 1]),
     ] {
         let data = [1f32; 40];
         let (q, k) = (View::bhsd(&data, q).unwrap(), View::bhsd(&data, k).unwrap());
@@ -118,5 +119,20 @@ fn gradients_of_nothing_are_zero_whatever_the_other_sizes() {
         let grads = plan.backward(q, k, k, &plan.forward(q, k, k).unwrap(), q).unwrap();
         assert_eq!((grads.k.shape(), grads.v.shape()), (k.shape(), k.shape()));
         assert!(grads.k.data().iter().chain(grads.v.data()).all(|x| *x == 0.0));
+    }
+}
+
+#[test]
+fn a_plan_for_a_batch_beyond_memory_takes_none() {
+    let huge = usize::MAX;
+    for (heads, len) in [(1, 7), (huge, huge), (1, 0), (0, huge)] {
+        let shape = regard::Shape { batch: huge, heads, len, dim: 4 };
+        let problem = Problem::<f32>::of_shapes(shape, shape, shape);
+        let plan = Plan::new(problem, Machine::here()).unwrap();
+        assert!(plan.to_string().starts_with("forward"));
+        if heads == 0 || len == 0 {
+            assert_eq!(plan.work().pairs, 0);
+            assert!(format!("{plan:#}").contains("0 visible of 0"));
+        }
     }
 }
