@@ -19,8 +19,9 @@ use crate::micro::{Packed, Seen};
 use crate::problem::Problem;
 use crate::score::{At, Keys};
 use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task};
-use crate::softmax::{States, TileSums};
+use crate::softmax::{State, States, TileSums};
 use crate::source::Head;
+use crate::tiles::{FewTiles, Sizes};
 use crate::view::Rows;
 use crate::walk::{Call, Hide, Way};
 use std::ops::Range;
@@ -31,20 +32,67 @@ pub(crate) const FEW: usize = 16;
 /// Memory of one thread.
 #[derive(Debug)]
 pub(crate) struct FewRoom<N> {
-    /// All rows, head by head, scaled.
-    q: Packed<N>,
-    /// Sums of all rows.
-    sums: Packed<N>,
+    rows: FewRows<N>,
     /// What the mask lets each head see.
     runs: Vec<Vec<Run>>,
     /// Rows that are weighed together: those of one head, or all, if no option tells heads apart.
     bundles: Vec<Bundle<N>>,
-    /// Dot products of a cell, then weights, `[keys][rows]`.
-    dots: Vec<[N; FEW]>,
+    /// Dot products of a cell, then weights: those of a key side by side, [`FewRows::width`] from one key to the next.
+    dots: Vec<N>,
     factors: Vec<Lanes<N>>,
+    /// For products on tiles.
+    pub(crate) tiles: Option<FewTiles>,
+}
+
+/// The rows of a task, head by head.
+#[derive(Debug)]
+pub(crate) struct FewRows<N> {
+    pub(crate) q: Packed<N>,
+    pub(crate) sums: Packed<N>,
+    pub(crate) count: usize,
+    /// Lanes of a key: a power of two, at most [`FEW`].
+    pub(crate) width: usize,
+}
+
+/// The two products, by vectors or by tiles.
+pub(crate) trait Products<E: Element> {
+    /// The task has these rows; their scores are the dot products times `factor`.
+    fn start(&mut self, rows: &mut FewRows<E::Num>, factor: E::Num);
+
+    /// `to[key][row] = factor * keys[key] . q[row]`, while the rows of `soon` are asked for.
+    fn dots<S: Simd<E::Num>>(
+        &mut self,
+        s: S,
+        rows: &FewRows<E::Num>,
+        keys: Rows<'_, E>,
+        soon: Rows<'_, E>,
+        to: &mut [E::Num],
+    );
+
+    /// Adds the values, times their weights, to the sums of the rows.
+    fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut FewRows<E::Num>, work: Weighted<'_, E>);
+
+    /// All is added; the sums belong into `rows`. False if the walk must be taken once more.
+    fn finish(&mut self, rows: &mut FewRows<E::Num>) -> bool;
+}
+
+/// Values of a cell, and what they are multiplied by.
+pub(crate) struct Weighted<'t, E: Element> {
+    pub(crate) values: Rows<'t, E>,
+    /// Rows that are needed next.
+    pub(crate) soon: Rows<'t, E>,
+    /// `[key][row]`
+    pub(crate) weights: &'t [E::Num],
+    /// Which rows see each key, unless all see all of them: a key that a row does not see is left out of its sum.
+    pub(crate) seen: Option<&'t [Seen]>,
+    /// What the sums so far are multiplied by.
+    pub(crate) shrink: &'t [E::Num; FEW],
 }
 
 /// Rows that are weighed together.
+///
+/// Where no option asks for more, several keys stand side by side: each row has one lane for every second, fourth, ... key,
+/// all of them with the same `m`, so that the lanes are full.
 #[derive(Debug)]
 struct Bundle<N> {
     /// Its query heads, counted from the first of the task.
@@ -60,10 +108,12 @@ struct Bundle<N> {
     any: bool,
     /// What the sums so far are multiplied by.
     shrink: Lanes<N>,
+    /// Lanes from one key to the next: [`GROUP`] for one key at a time.
+    width: usize,
 }
 
 impl<N: Number> FewRoom<N> {
-    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>) -> Self {
+    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, tiles: Option<Sizes>) -> Self {
         let dims = problem.dims();
         let served = dims.heads.q / dims.heads.kv.max(1);
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
@@ -76,30 +126,42 @@ impl<N: Number> FewRoom<N> {
             hidden: false,
             any: false,
             shrink: Lanes([N::one(); GROUP]),
+            width: GROUP,
         };
-        let alike = problem.is_plain_dot() && problem.dropout.is_none();
-        let each = if alike { served } else { 1 };
+        let each = if are_alike(problem) { served } else { 1 };
         let bundles = (0..served).step_by(each.max(1)).map(|h| bundle(h..h + each));
+        let (q, sums) = (Packed::new(FEW, dims.qk_dim), Packed::new(FEW, dims.v_dim));
         Self {
-            q: Packed::new(FEW, dims.qk_dim),
-            sums: Packed::new(FEW, dims.v_dim),
+            rows: FewRows { q, sums, count: 0, width: 1 },
             runs: vec![Vec::new(); served],
             bundles: bundles.collect(),
-            dots: vec![[N::zero(); FEW]; CELL],
+            dots: vec![N::zero(); CELL * FEW],
             factors: zeros(if problem.dropout.is_some() { CELL } else { 0 }),
+            tiles: tiles.map(FewTiles::new),
         }
     }
+}
+
+/// Whether no option tells the rows and keys of a task apart.
+fn are_alike<E: Element>(problem: &Problem<'_, E>) -> bool {
+    problem.is_plain_dot() && problem.dropout.is_none()
 }
 
 impl<E: Element> Forward<'_, '_, E> {
     /// The rows of all heads that one key head serves, over the keys of the way.
     #[inline(always)]
-    pub(crate) fn few<S: Simd<E::Num>>(&mut self, s: S) {
+    pub(crate) fn few<S: Simd<E::Num>>(&mut self, s: S, products: &mut impl Products<E>) {
         let Self { call, scope, rows, .. } = *self;
         let Some(mut room) = self.scratch.few.take() else { return };
         if let Some(way) = &self.stage.walk {
-            room.start(&call, (scope, rows), way);
-            room.walk(s, self, way);
+            for _ in 0..2 {
+                room.start(&call, (scope, rows), way);
+                products.start(&mut room.rows, E::Num::from_f64(call.problem.query_factor()));
+                room.walk(s, self, way, products);
+                if products.finish(&mut room.rows) {
+                    break;
+                }
+            }
         }
         for bundle in &room.bundles {
             for (at, h) in bundle.heads.clone().enumerate() {
@@ -108,8 +170,8 @@ impl<E: Element> Forward<'_, '_, E> {
                 let group = &mut self.scratch.groups[0];
                 group.rows = rows;
                 for i in 0..rows.count {
-                    group.states.set(i, bundle.states.get(at * rows.count + i));
-                    let sums = room.sums.row(h * rows.count + i);
+                    group.states.set(i, bundle.state(at * rows.count + i));
+                    let sums = room.rows.sums.row(h * rows.count + i);
                     group.sums.iter_mut().zip(sums).for_each(|(to, x)| to.0[i] = *x);
                 }
                 match self.stage.into {
@@ -129,18 +191,21 @@ impl<N: Number> FewRoom<N> {
         (scope, rows): (Scope, RowTile),
         way: &Way<'_>,
     ) {
-        let factor = N::from_f64(call.problem.query_factor());
-        self.sums.clear();
+        self.rows.count = self.runs.len() * rows.count;
+        self.rows.width = self.rows.count.next_power_of_two();
+        self.rows.sums.clear();
+        self.dots.fill(N::zero());
         for bundle in &mut self.bundles {
             (bundle.states, bundle.grows) = (States::nothing_seen(), false);
+            bundle.width = if are_alike(call.problem) { self.rows.width } else { GROUP };
         }
         for (h, runs) in self.runs.iter_mut().enumerate() {
             let scope = Scope { head: scope.head + h, ..scope };
             way.mask.runs_beyond(way.without, &scope, rows, runs);
             let q = call.q.head(scope.batch, scope.head);
             for i in 0..rows.count {
-                let to = self.q.row_mut(h * rows.count + i);
-                let row = q.row(rows.row(i)).iter().map(|x| x.widen() * factor);
+                let to = self.rows.q.row_mut(h * rows.count + i);
+                let row = q.row(rows.row(i)).iter().map(|x| x.widen());
                 row.zip(to).for_each(|(x, to)| *to = x);
             }
         }
@@ -153,10 +218,10 @@ impl<N: Number> FewRoom<N> {
         s: S,
         task: &Forward<'_, '_, E>,
         way: &Way<'_>,
+        products: &mut impl Products<E>,
     ) {
         let Forward { call, scope, rows, .. } = *task;
         let (k, v) = call.keys_and_values(scope);
-        let all = self.runs.len() * rows.count;
         let way_end = way.keys.end.min(scope.k_len);
         let mut first = way.keys.start;
         let (mut key_copies, mut value_copies) = (Vec::new(), Vec::new());
@@ -173,48 +238,59 @@ impl<N: Number> FewRoom<N> {
                 let values = rows_of(v, (first, n), &mut value_copies);
                 // What is needed next: memory must not rest while the vectors are busy.
                 let left = n.min(way_end - after);
-                let next = k.run(after, left).unwrap_or(keys.slice(0, 0));
-                let (q, to) = (&self.q, &mut self.dots[..]);
-                s.call(DotRows { keys, soon: values, q, rows: all, to });
+                let soon = k.run(after, left).unwrap_or(keys.slice(0, 0));
+                products.dots(s, &self.rows, keys, values, &mut self.dots);
                 for b in 0..self.bundles.len() {
                     self.weigh(s, call.problem, (scope, rows), b, (first, n));
                 }
-                let Self { sums, bundles, dots, .. } = self;
-                // Weights, and which rows see each key, of all bundles side by side.
+                let mut shrink = [N::one(); FEW];
                 let mut seen = [Seen::MAX; CELL];
-                let (mut shrink, mut hidden) = ([N::one(); FEW], false);
-                for bundle in &*bundles {
-                    let first = bundle.heads.start * rows.count;
-                    let count = bundle.heads.len() * rows.count;
-                    shrink[first..first + count].copy_from_slice(&bundle.shrink.0[..count]);
-                    for key in 0..n {
-                        let weights = &mut dots[key][first..first + count];
-                        if bundle.any {
-                            weights.copy_from_slice(&bundle.tile[key].0[..count]);
-                        } else {
-                            weights.fill(N::zero());
-                        }
-                    }
-                    if !bundle.any || bundle.hidden {
-                        hidden = true;
-                        let lanes = lanes_of(Span { start: 0, end: count });
-                        for key in 0..n {
-                            let sees = if bundle.any { bundle.seen[key] } else { 0 };
-                            seen[key] &= !((!sees & lanes) << first);
-                        }
-                    }
-                }
-                let (weights, seen, soon, shrink) = (&dots[..n], &seen[..n], next, &shrink);
-                let rows = all;
-                let work = Weighted { values, soon, weights, seen, rows, shrink, sums };
-                if hidden {
-                    s.call(AddRows::<E, true>(work));
-                } else {
-                    s.call(AddRows::<E, false>(work));
-                }
+                let hidden = self.gather(rows.count, n, &mut shrink, &mut seen);
+                let seen = hidden.then_some(&seen[..n]);
+                let (weights, shrink) = (&self.dots[..], &shrink);
+                let work = Weighted { values, soon, weights, seen, shrink };
+                products.add(s, &mut self.rows, work);
             }
             first = after;
         }
+    }
+
+    /// The weights of all bundles side by side, what their sums are multiplied by and, if that is not all, what they see.
+    #[inline(always)]
+    fn gather(
+        &mut self,
+        each: usize,
+        n: usize,
+        shrink: &mut [N; FEW],
+        seen: &mut [Seen; CELL],
+    ) -> bool {
+        let (width, mut hidden) = (self.rows.width, false);
+        for bundle in &self.bundles {
+            let (first, count) = (bundle.heads.start * each, bundle.heads.len() * each);
+            shrink[first..first + count].copy_from_slice(&bundle.shrink.0[..count]);
+            if bundle.width < GROUP {
+                for (to, weights) in self.dots.chunks_exact_mut(GROUP).zip(&bundle.tile) {
+                    to.copy_from_slice(&weights.0);
+                }
+            } else {
+                for (to, weights) in self.dots.chunks_exact_mut(width).zip(&bundle.tile[..n]) {
+                    let to = &mut to[first..first + count];
+                    match bundle.any {
+                        true => to.copy_from_slice(&weights.0[..count]),
+                        false => to.fill(N::zero()),
+                    }
+                }
+            }
+            if !bundle.any || bundle.hidden {
+                hidden = true;
+                let lanes = lanes_of(Span { start: 0, end: count });
+                for key in 0..n {
+                    let sees = if bundle.any { bundle.seen[key] } else { 0 };
+                    seen[key] &= !((!sees & lanes) << first);
+                }
+            }
+        }
+        hidden
     }
 
     /// From dot products to the weights of a bundle.
@@ -228,41 +304,62 @@ impl<N: Number> FewRoom<N> {
         (first, n): (usize, usize),
     ) {
         let Self { bundles, dots, factors, .. } = self;
-        let Bundle { heads, states, grows, tile, seen, hidden, any, shrink } = &mut bundles[b];
-        *shrink = Lanes([N::one(); GROUP]);
-        if !*any {
+        let bundle = &mut bundles[b];
+        bundle.shrink = Lanes([N::one(); GROUP]);
+        if !bundle.any {
             return;
         }
-        let (from, count) = (heads.start * rows.count, heads.len() * rows.count);
-        let (span, tile) = (Span { start: 0, end: count }, &mut tile[..n]);
-        let scope = Scope { head: scope.head + heads.start, ..scope };
+        let (from, count) = (bundle.heads.start * rows.count, bundle.heads.len() * rows.count);
+        let width = self.rows.width;
+        let spread = bundle.width < GROUP;
+        let span = Span { start: 0, end: if spread { GROUP } else { count } };
+        // Rows of the tile; lanes without a key count as hidden.
+        let used = if spread { (n * width).div_ceil(GROUP) } else { n };
+        let hides = match spread {
+            true => bundle.hidden || n * width < used * GROUP,
+            false => bundle.hidden || problem.score.may_hide(),
+        };
+        let mut seen = [0; CELL];
+        if hides {
+            bundle.spread_seen(n, &mut seen);
+        }
+        let scope = Scope { head: scope.head + bundle.heads.start, ..scope };
         let at = At { scope, rows, span, keys: Keys::From(first) };
-        let mut sums = TileSums { l: states.unset(s, span), ..TileSums::zero(problem.entropy) };
+        let mut sums =
+            TileSums { l: bundle.states.unset(s, span), ..TileSums::zero(problem.entropy) };
         for round in 0..2 {
-            let suffices = States::suffice(s, &sums.l, span) && (round > 0 || !*grows);
+            let suffices = States::suffice(s, &sums.l, span) && (round > 0 || !bundle.grows);
             if suffices && round > 0 {
                 break;
             }
-            for (to, dots) in tile.iter_mut().zip(&*dots) {
-                to.0[..count].copy_from_slice(&dots[from..from + count]);
-            }
-            if !problem.is_plain_dot() {
+            let tile = &mut bundle.tile[..used];
+            if spread {
+                for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(GROUP)) {
+                    to.0.copy_from_slice(dots);
+                }
+            } else {
+                for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(width)) {
+                    to.0[..count].copy_from_slice(&dots[from..from + count]);
+                }
                 problem.apply(s, at, tile, None);
             }
-            if *hidden || problem.score.may_hide() {
-                *hidden = true;
-                s.call(Hide { tile, seen: &mut seen[..n], span });
+            if hides {
+                s.call(Hide { tile, seen: &mut seen[..used], span });
             }
             if !suffices {
-                *grows = states.raise(s, tile, (&sums.l, span), shrink);
+                bundle.raise(s, used, (&sums.l, span));
             }
             sums = TileSums::zero(problem.entropy);
-            states.weigh(s, tile, span, &mut sums);
+            bundle.states.weigh(s, &mut bundle.tile[..used], span, &mut sums);
         }
-        states.add(s, &sums, span);
+        bundle.states.add(s, &sums, span);
+        if hides && !spread {
+            // A bias may have hidden more.
+            (bundle.hidden, bundle.seen) = (true, seen);
+        }
         if let Some(dropout) = problem.dropout {
             dropout.factors(s, at, &mut factors[..n]);
-            multiply(s, (tile, factors), span);
+            multiply(s, (&mut bundle.tile[..n], factors), span);
         }
     }
 }
@@ -272,19 +369,107 @@ impl<N: Number> Bundle<N> {
     fn look(&mut self, runs: &mut [Vec<Run>], rows: RowTile, (first, n): (usize, usize)) {
         let (end, one) = (first + n, lanes_of(Span { start: 0, end: rows.count }));
         let everyone = lanes_of(Span { start: 0, end: self.heads.len() * rows.count });
-        self.seen[..n].fill(0);
-        for (at, runs) in runs[self.heads.clone()].iter_mut().enumerate() {
+        #[expect(clippy::cast_possible_truncation, reason = "few rows")]
+        let lanes = |run: &Run| run.lanes as Seen & one;
+        let runs = &mut runs[self.heads.clone()];
+        let mut all = true;
+        for runs in &mut *runs {
             let done = runs.iter().take_while(|run| run.keys.end <= first).count();
             runs.drain(..done);
+            all &= runs.first().is_some_and(|run| {
+                run.keys.start <= first && run.keys.end >= end && lanes(run) == one
+            });
+        }
+        self.seen[..n].fill(if all { everyone } else { 0 });
+        (self.any, self.hidden) = (all, !all);
+        if all {
+            return;
+        }
+        for (at, runs) in runs.iter().enumerate() {
             for run in runs.iter().take_while(|run| run.keys.start < end) {
                 let keys = run.keys.start.max(first) - first..run.keys.end.min(end) - first;
-                #[expect(clippy::cast_possible_truncation, reason = "few rows")]
-                let lanes = (run.lanes as Seen & one) << (at * rows.count);
+                let lanes = lanes(run) << (at * rows.count);
                 self.seen[keys].iter_mut().for_each(|seen| *seen |= lanes);
             }
         }
         self.any = self.seen[..n].iter().any(|seen| *seen != 0);
         self.hidden = self.seen[..n].iter().any(|seen| *seen != everyone);
+    }
+
+    /// Which lanes see their keys, where several keys stand side by side.
+    fn spread_seen(&self, n: usize, to: &mut [Seen; CELL]) {
+        for (key, seen) in self.seen[..n].iter().enumerate() {
+            let lane = key * self.width;
+            to[lane / GROUP] |= seen << (lane % GROUP);
+        }
+    }
+
+    /// Raises `m` where the sums do not suffice, to the same number in all lanes of a row.
+    #[inline(always)]
+    fn raise<S: Simd<N>>(&mut self, s: S, used: usize, (sums, span): (&Lanes<N>, Span)) {
+        let Self { states, tile, shrink, width, .. } = self;
+        if *width == GROUP {
+            self.grows = states.raise(s, &tile[..used], (sums, span), shrink);
+            return;
+        }
+        let mut top = tile[0];
+        for row in &tile[1..used] {
+            top.0.iter_mut().zip(&row.0).for_each(|(top, x)| *top = top.max(*x));
+        }
+        let mut sums = *sums;
+        for row in 0..*width {
+            for lanes in [&mut top, &mut sums] {
+                let all = lanes.0.iter().skip(row).step_by(*width);
+                let most = all.fold(N::neg_infinity(), |most, x| most.max(*x));
+                lanes.0.iter_mut().skip(row).step_by(*width).for_each(|x| *x = most);
+            }
+        }
+        self.grows = states.raise(s, &[top], (&sums, span), shrink);
+    }
+
+    /// The state of a row: of all its lanes.
+    fn state(&self, row: usize) -> State<N> {
+        let mut state = self.states.get(row);
+        for lane in (row + self.width..GROUP).step_by(self.width) {
+            let State { l, t, .. } = self.states.get(lane);
+            (state.l, state.t) = (state.l + l, state.t + t);
+        }
+        state
+    }
+}
+
+/// The products by vectors.
+pub(crate) struct Vectors;
+
+impl<E: Element> Products<E> for Vectors {
+    fn start(&mut self, rows: &mut FewRows<E::Num>, factor: E::Num) {
+        for row in 0..rows.count {
+            rows.q.row_mut(row).iter_mut().for_each(|x| *x = *x * factor);
+        }
+    }
+
+    #[inline(always)]
+    fn dots<S: Simd<E::Num>>(
+        &mut self,
+        s: S,
+        rows: &FewRows<E::Num>,
+        keys: Rows<'_, E>,
+        soon: Rows<'_, E>,
+        to: &mut [E::Num],
+    ) {
+        s.call(DotRows { rows, keys, soon, to });
+    }
+
+    #[inline(always)]
+    fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut FewRows<E::Num>, work: Weighted<'_, E>) {
+        match work.seen {
+            Some(_) => s.call(AddRows::<E, true> { rows, work }),
+            None => s.call(AddRows::<E, false> { rows, work }),
+        }
+    }
+
+    fn finish(&mut self, _: &mut FewRows<E::Num>) -> bool {
+        true
     }
 }
 
@@ -310,12 +495,11 @@ const ROWS: usize = 4;
 
 /// `to[key][row] = keys[key] . q[row]`
 struct DotRows<'t, E: Element> {
+    rows: &'t FewRows<E::Num>,
     keys: Rows<'t, E>,
     /// Rows that are needed next.
     soon: Rows<'t, E>,
-    q: &'t Packed<E::Num>,
-    rows: usize,
-    to: &'t mut [[E::Num; FEW]],
+    to: &'t mut [E::Num],
 }
 
 impl<E: Element> Task<E::Num> for DotRows<'_, E> {
@@ -323,7 +507,7 @@ impl<E: Element> Task<E::Num> for DotRows<'_, E> {
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, s: S) {
         let mut row = 0;
-        while row + ROWS <= self.rows {
+        while row + ROWS <= self.rows.count {
             let mut key = 0;
             // As many results as a vector has lanes, so that they are added up together.
             if S::LANES == 16 {
@@ -343,7 +527,7 @@ impl<E: Element> Task<E::Num> for DotRows<'_, E> {
             }
             row += ROWS;
         }
-        while row < self.rows {
+        while row < self.rows.count {
             let mut key = 0;
             while S::LANES >= 8 && key + 8 <= self.keys.len {
                 self.block::<S, 8, 1>(s, key, row);
@@ -381,7 +565,7 @@ impl<E: Element> DotRows<'_, E> {
         let dim = keys[0].len();
         let padded = dim.next_multiple_of(PARTIAL);
         for r in 0..ROWS {
-            q[r] = &self.q.row(row + r)[..padded];
+            q[r] = &self.rows.q.row(row + r)[..padded];
         }
         let whole = dim / PARTIAL * PARTIAL;
         for d in (0..whole).step_by(PARTIAL) {
@@ -437,11 +621,16 @@ impl<E: Element> DotRows<'_, E> {
             }
             half /= 2;
         }
+        let width = self.rows.width;
+        let to = &mut self.to[key * width + row..];
+        if width == ROWS && KEYS * ROWS == S::LANES {
+            return s.store(block.as_mut()[0], to);
+        }
         let mut results = [E::Num::default(); MAX_LANES];
         s.store(block.as_mut()[0], &mut results);
         for i in 0..KEYS {
             for r in 0..ROWS {
-                self.to[key + i][row + r] = results[i * ROWS + r];
+                to[i * width + r] = results[i * ROWS + r];
             }
         }
     }
@@ -449,59 +638,43 @@ impl<E: Element> DotRows<'_, E> {
 
 /// `sums[row] = sums[row] * shrink[row] + sum over keys of weights[key][row] * values[key]`. With `HIDDEN`, a key that a row
 /// does not see is left out of its sum.
-struct AddRows<'t, E: Element, const HIDDEN: bool>(Weighted<'t, E>);
-
-/// Values and their weights, and the sums they go into.
-struct Weighted<'t, E: Element> {
-    values: Rows<'t, E>,
-    /// Rows that are needed next.
-    soon: Rows<'t, E>,
-    weights: &'t [[E::Num; FEW]],
-    seen: &'t [Seen],
-    rows: usize,
-    shrink: &'t [E::Num; FEW],
-    sums: &'t mut Packed<E::Num>,
+struct AddRows<'t, E: Element, const HIDDEN: bool> {
+    rows: &'t mut FewRows<E::Num>,
+    work: Weighted<'t, E>,
 }
 
 impl<E: Element, const HIDDEN: bool> Task<E::Num> for AddRows<'_, E, HIDDEN> {
     type Out = ();
     #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
-        self.0.add::<S, HIDDEN>(s);
-    }
-}
-
-impl<E: Element> Weighted<'_, E> {
-    #[inline(always)]
-    fn add<S: Simd<E::Num>, const HIDDEN: bool>(mut self, s: S) {
-        let dim = self.values.dim;
+    fn run<S: Simd<E::Num>>(mut self, s: S) {
+        let (count, dim) = (self.rows.count, self.work.values.dim);
         let mut row = 0;
-        while row < self.rows {
-            let rows = if row + ROWS <= self.rows { ROWS } else { 1 };
+        while row < count {
+            let rows = if row + ROWS <= count { ROWS } else { 1 };
             let mut d = 0;
             while d + S::LANES <= dim {
                 let vectors = (dim - d) / S::LANES;
                 match (rows, S::WIDE && vectors >= 4, vectors >= 2) {
-                    (ROWS, true, _) => self.block::<S, HIDDEN, ROWS, 4>(s, row, d),
-                    (ROWS, _, true) => self.block::<S, HIDDEN, ROWS, 2>(s, row, d),
-                    (ROWS, ..) => self.block::<S, HIDDEN, ROWS, 1>(s, row, d),
-                    (_, true, _) => self.block::<S, HIDDEN, 1, 4>(s, row, d),
-                    (_, _, true) => self.block::<S, HIDDEN, 1, 2>(s, row, d),
-                    _ => self.block::<S, HIDDEN, 1, 1>(s, row, d),
+                    (ROWS, true, _) => self.block::<S, ROWS, 4>(s, row, d),
+                    (ROWS, _, true) => self.block::<S, ROWS, 2>(s, row, d),
+                    (ROWS, ..) => self.block::<S, ROWS, 1>(s, row, d),
+                    (_, true, _) => self.block::<S, 1, 4>(s, row, d),
+                    (_, _, true) => self.block::<S, 1, 2>(s, row, d),
+                    _ => self.block::<S, 1, 1>(s, row, d),
                 }
                 d += S::LANES * if S::WIDE && vectors >= 4 { 4 } else { vectors.min(2) };
             }
             for d in d..dim {
                 for r in row..row + rows {
                     let mut sum = E::Num::default();
-                    for (i, weights) in self.weights.iter().enumerate() {
-                        if !HIDDEN || self.seen[i] >> r & 1 == 1 {
-                            let x = self.values.row(i)[d].widen();
-                            sum = fused::<E::Num, S>(s, x, weights[r], sum);
+                    for key in 0..self.work.values.len {
+                        if !HIDDEN || self.sees(key, r) {
+                            let x = self.work.values.row(key)[d].widen();
+                            sum = fused::<E::Num, S>(s, x, self.weight(key, r), sum);
                         }
                     }
-                    let to = &mut self.sums.row_mut(r)[d];
-                    *to = fused::<E::Num, S>(s, *to, self.shrink[r], sum);
+                    let to = &mut self.rows.sums.row_mut(r)[d];
+                    *to = fused::<E::Num, S>(s, *to, self.work.shrink[r], sum);
                 }
             }
             row += rows;
@@ -517,36 +690,47 @@ fn fused<N: Number, S: Simd<N>>(s: S, a: N, b: N, c: N) -> N {
     out[0]
 }
 
-impl<E: Element> Weighted<'_, E> {
+impl<E: Element, const HIDDEN: bool> AddRows<'_, E, HIDDEN> {
     #[inline(always)]
-    fn block<S: Simd<E::Num>, const HIDDEN: bool, const ROWS: usize, const VECTORS: usize>(
+    fn sees(&self, key: usize, row: usize) -> bool {
+        self.work.seen.is_none_or(|seen| seen[key] >> row & 1 == 1)
+    }
+
+    #[inline(always)]
+    fn weight(&self, key: usize, row: usize) -> E::Num {
+        self.work.weights[key * self.rows.width + row]
+    }
+
+    #[inline(always)]
+    fn block<S: Simd<E::Num>, const ROWS: usize, const VECTORS: usize>(
         &mut self,
         s: S,
         row: usize,
         d: usize,
     ) {
+        let Weighted { values, soon, shrink, .. } = self.work;
         let mut sums = [[s.splat(E::Num::default()); VECTORS]; ROWS];
-        for (i, weights) in self.weights.iter().enumerate() {
-            if row == 0 && d == 0 && i < self.soon.len {
-                later(s, self.soon.row(i));
+        for key in 0..values.len {
+            if row == 0 && d == 0 && key < soon.len {
+                later(s, soon.row(key));
             }
-            let value = &self.values.row(i)[d..d + VECTORS * S::LANES];
+            let value = &values.row(key)[d..d + VECTORS * S::LANES];
             let mut x = [s.splat(E::Num::default()); VECTORS];
             for j in 0..VECTORS {
                 x[j] = E::load(s, &value[j * S::LANES..]);
             }
             for r in 0..ROWS {
-                if HIDDEN && self.seen[i] >> (row + r) & 1 == 0 {
+                if HIDDEN && !self.sees(key, row + r) {
                     continue;
                 }
-                let weight = s.splat(weights[row + r]);
+                let weight = s.splat(self.weight(key, row + r));
                 for j in 0..VECTORS {
                     sums[r][j] = s.fma(x[j], weight, sums[r][j]);
                 }
             }
         }
         for r in 0..ROWS {
-            let (shrink, to) = (s.splat(self.shrink[row + r]), self.sums.row_mut(row + r));
+            let (shrink, to) = (s.splat(shrink[row + r]), self.rows.sums.row_mut(row + r));
             for j in 0..VECTORS {
                 let to = &mut to[d + j * S::LANES..];
                 s.store(s.fma(s.load(to), shrink, sums[r][j]), to);

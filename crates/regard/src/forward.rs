@@ -6,7 +6,7 @@
 
 use crate::cells::CELL;
 use crate::element::{Element, Number};
-use crate::few::FewRoom;
+use crate::few::{FewRoom, Vectors};
 use crate::lanes::{multiply, soon, turn, turn_back, turn_queries};
 use crate::mask::{RowTile, Scope};
 use crate::micro::{Weights, add_values, dot_tile};
@@ -110,8 +110,8 @@ impl<N: Number> Scratch<N> {
             tile: zeros(CELL),
             factors: zeros(if problem.dropout.is_some() { CELL } else { 0 }),
             walk: Walk::new(),
-            room: tiles.map(|sizes| Room::new(sizes, groups, dims.v_dim)),
-            few: few.then(|| FewRoom::new(problem)),
+            room: tiles.filter(|_| !few).map(|sizes| Room::new(sizes, groups, dims.v_dim)),
+            few: few.then(|| FewRoom::new(problem, tiles)),
         }
     }
 }
@@ -136,7 +136,7 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, s: S) {
         if self.stage.walk.is_some() && self.scratch.few.is_some() {
-            return self.few(s);
+            return self.few(s, &mut Vectors);
         }
         let used = self.rows.groups();
         self.ask_ahead(s);
@@ -166,7 +166,8 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
 impl<E: Element> Forward<'_, '_, E> {
     /// The parts that numbers are split into for products on tiles, if that is how they are made.
     pub(crate) fn parts(&self) -> Option<usize> {
-        self.scratch.room.as_ref().map(Room::parts)
+        let few = self.scratch.few.as_ref().and_then(|few| few.tiles.as_ref()).map(|_| 1);
+        few.or(self.scratch.room.as_ref().map(Room::parts))
     }
 
     /// Of a short head, asks for all that is read and written, so that memory works while the queries are turned: such

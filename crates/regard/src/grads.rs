@@ -298,7 +298,7 @@ impl<E: Element> Plan<'_, E> {
             run(
                 machine.threads,
                 item_groups * head_groups * parts,
-                || Scratch::new(problem, self.rows, cut.keys[0].len(), self.parts_on_tiles()),
+                || Scratch::new(problem, self.rows, cut.keys[0].len(), self.parts_on_way_back()),
                 |scratch, i| {
                     // Early keys first: a causal mask shows them to the most rows.
                     let (rest, part) = (i / parts, i % parts);

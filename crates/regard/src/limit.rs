@@ -1,8 +1,8 @@
 //! What the machine itself allows: loops that do nothing else. The speed of a kernel is stated as a share of these,
 //! measured in the same moment.
 
-use crate::element::Number;
-use crate::simd::{Isa, Simd, Task};
+use crate::element::{Element, Number};
+use crate::simd::{Isa, MAX_LANES, Simd, Task};
 use std::hint::black_box;
 
 /// Runs `rounds` rounds of independent multiply-adds on registers and returns how many flops that was.
@@ -40,7 +40,7 @@ pub const TILE_ROUND: f64 = (4 * 16 * 16 * 32 * 2) as f64;
 pub fn tile_multiply_adds(isa: Isa, rounds: usize) -> f64 {
     #[cfg(target_arch = "x86_64")]
     if let Isa::Amx(amx) = isa {
-        let tiles = amx.configure();
+        let tiles = amx.configure([crate::simd::TileShape::WHOLE; 8]);
         tiles.zero::<6>();
         tiles.zero::<7>();
         for _ in 0..black_box(rounds) {
@@ -57,24 +57,25 @@ pub fn tile_multiply_adds(isa: Isa, rounds: usize) -> f64 {
 
 /// Reads `data` once, by whole vectors, and returns its sum.
 #[must_use]
-pub fn read(isa: Isa, data: &[f32]) -> f32 {
-    struct Sum<'a>(&'a [f32]);
-    impl Task<f32> for Sum<'_> {
-        type Out = f32;
+pub fn read<E: Element>(isa: Isa, data: &[E]) -> E::Num {
+    struct Sum<'a, E>(&'a [E]);
+    impl<E: Element> Task<E::Num> for Sum<'_, E> {
+        type Out = E::Num;
         #[inline(always)]
-        fn run<S: Simd<f32>>(self, s: S) -> f32 {
+        fn run<S: Simd<E::Num>>(self, s: S) -> E::Num {
             const CHAINS: usize = 8;
-            let mut sums = [s.splat(0.0); CHAINS];
+            let zero = E::Num::default();
+            let mut sums = [s.splat(zero); CHAINS];
             for chunk in self.0.chunks_exact(CHAINS * S::LANES) {
                 for (i, sum) in sums.iter_mut().enumerate() {
-                    *sum = s.add(*sum, s.load(&chunk[i * S::LANES..]));
+                    *sum = s.add(*sum, E::load(s, &chunk[i * S::LANES..]));
                 }
             }
-            let mut out = [0f32; 32];
-            let total = sums.into_iter().reduce(|a, b| s.add(a, b)).unwrap_or(s.splat(0.0));
+            let mut out = [zero; MAX_LANES];
+            let total = sums.into_iter().reduce(|a, b| s.add(a, b)).unwrap_or(s.splat(zero));
             s.store(total, &mut out);
-            out[..S::LANES].iter().sum()
+            out[..S::LANES].iter().fold(zero, |sum, x| sum + *x)
         }
     }
-    f32::enter(isa, Sum(data))
+    E::Num::enter(isa, Sum(data))
 }

@@ -56,3 +56,17 @@ impl BackRoom {
 
     pub(crate) fn clear(&mut self) {}
 }
+
+/// Memory of one thread for few rows.
+#[derive(Debug)]
+pub(crate) struct FewTiles;
+
+impl FewTiles {
+    pub(crate) fn new(_: Sizes) -> Self {
+        Self
+    }
+
+    pub(crate) fn fit(_: usize, _: usize, _: usize) -> bool {
+        false
+    }
+}

@@ -13,7 +13,7 @@ use crate::problem::{Dims, Problem};
 use crate::run::run;
 use crate::simd::GROUP;
 use crate::source::Source;
-use crate::tiles::{Prepared, Sizes};
+use crate::tiles::{FewTiles, Prepared, Sizes};
 use crate::view::{Heads, Shape, Unwritten, View, ViewMut};
 use crate::walk::{Call, TILE_ROWS, Tiling, Way};
 use std::borrow::Cow;
@@ -129,12 +129,14 @@ impl<'a, E: Element> Plan<'a, E> {
     /// [`Precision`](crate::Precision) and the type of the tensors have it.
     #[must_use]
     pub fn tile_products(&self) -> Option<usize> {
-        self.parts_on_tiles().map(|parts| parts * (parts + 1) / 2)
+        let parts = self.kinds.iter().find_map(|kind| kind.how.tiles)?.parts;
+        Some(parts * (parts + 1) / 2)
     }
 
-    /// The parts that numbers are split into, if products go by tiles.
-    pub(crate) fn parts_on_tiles(&self) -> Option<usize> {
-        self.kinds.iter().find_map(|kind| kind.how.tiles).map(|sizes| sizes.parts)
+    /// The parts that numbers are split into on the way back, if products go by tiles there.
+    pub(crate) fn parts_on_way_back(&self) -> Option<usize> {
+        let many = self.kinds.iter().filter(|kind| !kind.how.few);
+        many.filter_map(|kind| kind.how.tiles).map(|sizes| sizes.parts).next()
     }
 
     /// The machine.
@@ -407,7 +409,14 @@ impl<'a, E: Element> Plan<'a, E> {
             run(
                 self.machine.threads,
                 tasks[items.len()],
-                || Scratch::new(&self.problem, how.rows, how.tiles, few),
+                || {
+                    Scratch::new(
+                        &self.problem,
+                        how.rows,
+                        how.tiles.filter(|_| stage.walk.is_some()),
+                        few,
+                    )
+                },
                 |scratch, i| {
                     let slot = tasks.partition_point(|first| *first <= i) - 1;
                     let (b, i, tiling) = (items[slot], i - tasks[slot], tiling(slot));
@@ -458,7 +467,7 @@ impl<'a, E: Element> Plan<'a, E> {
 
     /// Keys and values in tiles, where several tiles of rows meet them.
     fn prepare(&self, kind: &Kind, items: &[usize], call: &Call<'_, E>) -> Option<Prepared> {
-        let sizes = kind.how.tiles.filter(|_| kind.how.shared)?;
+        let sizes = kind.how.tiles.filter(|_| kind.how.shared && !kind.how.few)?;
         E::prepare(self.machine.isa, sizes, call, items, self.machine.threads)
     }
 
@@ -531,7 +540,9 @@ impl How {
         let parted = q_len <= TILE_ROWS && !diagonal && k_len >= 2 * PART_KEYS;
         let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(FEW);
         let few = q_len <= FEW_OF_A_HEAD && together && !diagonal && problem.is_dot();
-        let tiles = problem.parts().filter(|_| machine.isa.has_tiles() && !few);
+        let tiles = problem.parts().filter(|parts| {
+            machine.isa.has_tiles() && (!few || FewTiles::fit(*parts, qk_dim, v_dim))
+        });
         let tiles = tiles.map(|parts| Sizes::new(parts, qk_dim, v_dim));
         let shared = q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
         Self { rows, parted, few, tiles, shared, diagonal }

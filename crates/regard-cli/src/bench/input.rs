@@ -7,7 +7,6 @@ use regard::{
     Sequence, Shape, Tensor, Upstream, View, alibi_slopes,
 };
 use regard_testkit::Noise;
-use std::any::Any;
 
 pub(crate) struct Input<E: Element> {
     q: Tensor<E>,
@@ -96,16 +95,11 @@ impl<E: Element> Input<E> {
         Ok((cache, sequences))
     }
 
-    /// Keys and values as memory to be read; other numbers of the same size where they are not `f32`.
-    pub(crate) fn keys_and_values(&self) -> [Memory<'_>; 2] {
-        [&self.k, &self.v].map(|tensor| match (tensor as &dyn Any).downcast_ref::<Tensor<f32>>() {
-            Some(tensor) => Memory::Borrowed(tensor.data()),
-            None => Memory::Owned(vec![1.0; size_of_val(tensor.data()) / size_of::<f32>()]),
-        })
+    /// Keys and values as memory to be read.
+    pub(crate) fn keys_and_values(&self) -> [&[E]; 2] {
+        [self.k.data(), self.v.data()]
     }
 }
-
-pub(crate) type Memory<'a> = std::borrow::Cow<'a, [f32]>;
 
 fn mask(case: &Case, noise: &mut Noise) -> Result<Mask> {
     let Dims { q_len, k_len, .. } = case.dims;
@@ -185,7 +179,7 @@ mod tests {
         assert_eq!(out.shape().dim, case.dims.v_dim);
         assert!(out.data().iter().all(|x| x.widen().to_f64().is_finite()), "{}", case.name);
         let bytes = case.dims.k_len * (case.dims.qk_dim + case.dims.v_dim) * size_of::<E>();
-        let read: usize = input.keys_and_values().iter().map(|m| size_of_val(&**m)).sum();
+        let read: usize = input.keys_and_values().into_iter().map(size_of_val).sum();
         assert_eq!(read, bytes * case.dims.batch * case.dims.heads.kv);
     }
 }

@@ -2,17 +2,16 @@
 
 use super::case::Bound;
 use super::clock::Clock;
-use super::input::Memory;
 use regard::{Element, Machine, Plan, limit};
 use std::hint::black_box;
 use std::sync::Barrier;
 
 /// A loop that does nothing but what the case can run out of.
-pub(crate) struct Limit<'a> {
+pub(crate) struct Limit<'a, E> {
     bound: Bound,
     machine: Machine,
     units: Units,
-    memory: [Memory<'a>; 2],
+    memory: [&'a [E]; 2],
     /// Units a second on one thread, as seen last: says how long a slice must be.
     rate: f64,
 }
@@ -38,13 +37,8 @@ impl Units {
 /// Rounds of the multiply-add loop to measure it by the first time: some microseconds.
 const FIRST_ROUNDS: usize = 1000;
 
-impl<'a> Limit<'a> {
-    pub(crate) fn new(
-        bound: Bound,
-        machine: Machine,
-        units: Units,
-        memory: [Memory<'a>; 2],
-    ) -> Self {
+impl<'a, E: Element> Limit<'a, E> {
+    pub(crate) fn new(bound: Bound, machine: Machine, units: Units, memory: [&'a [E]; 2]) -> Self {
         let mut limit = Self { bound, machine, units, memory, rate: f64::INFINITY };
         limit.rate = limit.alone(0, 0.0).max(1.0);
         limit
@@ -105,7 +99,7 @@ impl<'a> Limit<'a> {
                 flops * share / time
             }
             Bound::Read => {
-                let parts = self.memory.each_ref().map(|m| part(m, thread, self.machine.threads));
+                let parts = self.memory.map(|m| part(m, thread, self.machine.threads));
                 let bytes: usize = parts.iter().map(|p| size_of_val(*p)).sum();
                 let (mut time, mut read) = (0.0, 0.0);
                 while time <= seconds {
@@ -123,7 +117,7 @@ impl<'a> Limit<'a> {
 }
 
 /// The share of one of several threads.
-fn part(memory: &[f32], thread: usize, threads: usize) -> &[f32] {
+fn part<E>(memory: &[E], thread: usize, threads: usize) -> &[E] {
     let each = memory.len().div_ceil(threads);
     &memory[(thread * each).min(memory.len())..((thread + 1) * each).min(memory.len())]
 }
@@ -144,10 +138,10 @@ mod tests {
 
     #[test]
     fn limits_are_positive_on_any_number_of_threads() {
-        let data = vec![1.0; 1 << 16];
+        let data = vec![1f32; 1 << 16];
         for threads in [1, 2] {
             for bound in [Bound::Fma, Bound::Read] {
-                let memory = [Memory::Borrowed(&data[..]), Memory::Borrowed(&data[..])];
+                let memory = [&data[..], &data[..]];
                 let machine = Machine::here().threads(threads);
                 let units = Units { tiles: false, share: 1.0 };
                 let rate = Limit::new(bound, machine, units, memory).slice(1e-3);

@@ -21,7 +21,7 @@ pub(crate) use case::Case;
 use case::{Bound, Cached, Pass};
 use clock::Clock;
 use indicatif::{ProgressBar, ProgressStyle};
-use input::{Input, Memory};
+use input::Input;
 use limit::{Limit, Units};
 pub(crate) use list::choose;
 use regard::{Dims, Element, Error, Machine, Plan};
@@ -122,13 +122,11 @@ fn measure<E: Element>(
     let Dims { batch, heads, q_len, k_len, .. } = case.dims;
     let visible = work.pairs as f64 / (batch as f64 * heads.q as f64 * q_len as f64 * k_len as f64);
     let (units, memory) = match case.bound {
-        Bound::Fma => (flops, <[Memory<'_>; 2]>::default()),
+        Bound::Fma => (flops, [&[][..]; 2]),
         Bound::Read => {
             // What all sequences share is read once.
             let times = if case.cached == Some(Cached::Shared) { batch } else { 1 };
-            let once = |m: Memory<'_>| Memory::Owned(m[..m.len() / times].to_vec());
-            let memory = input.keys_and_values();
-            let memory = if times > 1 { memory.map(once) } else { memory };
+            let memory = input.keys_and_values().map(|m| &m[..m.len() / times]);
             (work.bytes * visible / times as f64, memory)
         }
     };
@@ -187,9 +185,9 @@ fn first_call(
 }
 
 /// How slices alternate.
-struct Turns<'a> {
+struct Turns<'a, E> {
     clock: Clock,
-    limit: Limit<'a>,
+    limit: Limit<'a, E>,
     /// What a call takes of what the limit counts: flops or bytes.
     units: f64,
     seconds: f64,
@@ -208,7 +206,7 @@ struct Samples {
     vs_rival: Vec<f64>,
 }
 
-impl Turns<'_> {
+impl<E: Element> Turns<'_, E> {
     /// Limit, ours, limit, rival; limit, ours, ...
     fn take(&mut self, call: impl Fn(), mut rival: Option<&mut Torch>) -> Result<Samples> {
         let once = self.clock.time(&call).max(1e-9);

@@ -16,7 +16,7 @@ pub(crate) use portable::Portable;
 use std::mem::MaybeUninit;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{
-    amx::{Amx, Tiles},
+    amx::{Amx, TileShape, Tiles},
     avx2::Avx2,
     avx512::Avx512,
 };

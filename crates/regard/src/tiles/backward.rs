@@ -24,7 +24,7 @@ use crate::mask::{RowTile, Scope};
 use crate::micro::{Packed, Seen};
 use crate::problem::Dims;
 use crate::score::{At, Keys};
-use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, Tiles};
+use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, TileShape, Tiles};
 use crate::source::Head;
 use crate::tiles::forward::Scale;
 use crate::walk::{Hide, Piece, Visit};
@@ -48,7 +48,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E,
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
-        let (s, t) = (self.amx.vectors(), self.amx.configure());
+        let (s, t) = (self.amx.vectors(), self.amx.configure([TileShape::WHOLE; 8]));
         self.task.run(s, &ByTiles::<PARTS> { s, t });
     }
 }

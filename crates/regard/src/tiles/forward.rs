@@ -1,5 +1,6 @@
 //! The forward walk on tiles: while the vectors weigh one piece, the tiles score the next and add up the one before.
 
+use super::few;
 use super::pack::{PackPairs, Packed, PackedCell, Prepared, split};
 use super::product::{Operand, Product, Sums};
 use super::{CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, ROWS, Room, TileRow};
@@ -10,7 +11,7 @@ use crate::lanes::{multiply, turn};
 use crate::mask::{RowTile, Scope};
 use crate::micro::Seen;
 use crate::score::{At, Keys};
-use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, Tiles, math};
+use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, TileShape, Tiles, math};
 use crate::softmax::{LIMIT, States, TileSums};
 use crate::source::Head;
 use crate::walk::{Call, Hide, Piece, Visit};
@@ -33,7 +34,15 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E,
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         let Self { amx, mut task } = self;
-        let (s, t) = (amx.vectors(), amx.configure());
+        let s = amx.vectors();
+        if let Some(mut tiles) = task.scratch.few.as_mut().and_then(|few| few.tiles.take()) {
+            task.few(s, &mut few::OnTiles::new(amx, &mut tiles));
+            if let Some(few) = &mut task.scratch.few {
+                few.tiles = Some(tiles);
+            }
+            return;
+        }
+        let t = amx.configure([TileShape::WHOLE; 8]);
         let used = task.rows.groups();
         for g in 0..used {
             task.start(s, g);

@@ -12,6 +12,7 @@
 //! out: one part is bf16 itself, two hold an `f16` (or two thirds of an `f32`), three an `f32` exactly.
 
 mod backward;
+mod few;
 mod forward;
 mod pack;
 mod product;
@@ -19,6 +20,7 @@ mod weave;
 mod woven;
 
 pub(crate) use backward::{BackRoom, backward};
+pub(crate) use few::FewTiles;
 pub(crate) use forward::forward;
 pub(crate) use pack::Prepared;
 

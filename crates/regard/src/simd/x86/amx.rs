@@ -35,9 +35,9 @@ impl Amx {
         self.0.enter(task, self.0)
     }
 
-    /// Sets up the tiles of this thread: eight of 16 rows of 64 bytes. Other code on this thread may do the same in its own
-    /// way, so this is done anew for each task, and undone at its end.
-    pub(crate) fn configure(self) -> Tiles {
+    /// Sets up the tiles of this thread. Other code on this thread may do the same in its own way, so this is done anew for
+    /// each task, and undone at its end.
+    pub(crate) fn configure(self, shapes: [TileShape; COUNT]) -> Tiles {
         #[repr(C, align(64))]
         struct Config {
             palette: u8,
@@ -46,14 +46,19 @@ impl Amx {
             row_bytes: [u16; 16],
             rows: [u8; 16],
         }
-        let each = |i: usize| i < COUNT;
-        let config = Config {
+        let mut config = Config {
             palette: 1,
             start_row: 0,
             reserved: [0; 14],
-            row_bytes: std::array::from_fn(|i| if each(i) { 64 } else { 0 }),
-            rows: std::array::from_fn(|i| if each(i) { 16 } else { 0 }),
+            row_bytes: [0; 16],
+            rows: [0; 16],
         };
+        for (i, TileShape { rows, row_bytes }) in shapes.into_iter().enumerate() {
+            assert!(
+                (1..=16).contains(&rows) && (4..=64).contains(&row_bytes) && row_bytes % 4 == 0
+            );
+            (config.rows[i], config.row_bytes[i]) = (rows, row_bytes);
+        }
         // SAFETY: `self` proves the instruction and the permission; the 64 bytes are a valid configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
         Tiles(self)
@@ -62,6 +67,18 @@ impl Amx {
 
 /// Tile registers.
 const COUNT: usize = 8;
+
+/// The part of a tile that is in use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileShape {
+    pub(crate) rows: u8,
+    pub(crate) row_bytes: u16,
+}
+
+impl TileShape {
+    /// All of it.
+    pub(crate) const WHOLE: Self = Self { rows: 16, row_bytes: 64 };
+}
 
 fn has_tiles() -> bool {
     const TILE: u32 = 1 << 24;
@@ -113,7 +130,7 @@ impl Tiles {
         unsafe { asm!("tilezero tmm{t}", t = const T, options(nostack, nomem, preserves_flags)) };
     }
 
-    /// Loads 16 rows of 64 bytes, `stride` bytes apart.
+    /// Loads the rows of a tile, 16 of 64 bytes if it is whole, `stride` bytes apart.
     ///
     /// # Safety
     /// All of these bytes must be readable.
@@ -129,7 +146,7 @@ impl Tiles {
         }
     }
 
-    /// Stores 16 rows of 64 bytes, `stride` bytes apart.
+    /// Stores the rows of a tile, 16 of 64 bytes if it is whole, `stride` bytes apart.
     ///
     /// # Safety
     /// All of these bytes must be the caller's to write.
@@ -145,7 +162,8 @@ impl Tiles {
         }
     }
 
-    /// `C += A B`: 16 x 16 sums in `f32`, over 32 products each, of the rows of A and the pairs of rows of B.
+    /// `C += A B`: 16 x 16 sums in `f32`, over 32 products each, of the rows of A and the pairs of rows of B. The shapes of
+    /// the three must fit each other: C has the rows of A and the row bytes of B, and A has 4 row bytes for each row of B.
     #[inline(always)]
     pub(crate) fn multiply<const C: usize, const A: usize, const B: usize>(&self) {
         // SAFETY: `self` proves that the tiles are set up.

@@ -67,6 +67,15 @@ impl Avx512 {
             _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs);
         });
     }
+    /// The even lanes of two vectors, and the odd ones.
+    #[inline(always)]
+    pub(crate) fn unzip(self, a: __m512, b: __m512) -> (__m512, __m512) {
+        intrinsic!({
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+            (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
+        })
+    }
     /// Writes the upper halves of a vector side by side.
     #[inline(always)]
     pub(crate) fn write_upper(self, x: __m512, to: &mut [u16]) {

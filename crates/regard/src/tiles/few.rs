@@ -1,0 +1,419 @@
+//! The two products for few rows: keys and values go from memory straight into tiles, as they lie.
+//!
+//! A tile of 16 keys x 32 features is a left operand already, and the queries are packed once. On the way to the sums, a tile
+//! of 16 values x 32 features lies as a right operand lies, but where that has a pair of neighbours down a column, this one
+//! has two features of one value. So each row of weights comes twice, once beside zeros and once behind them,
+//!
+//! ```text
+//! even features [row][16] = weights [row][key: weight, 0] x values [key][16 x (even, odd)]
+//! odd features  [row][16] = weights [row][key: 0, weight] x values [key][16 x (even, odd)]
+//! ```
+//!
+//! which for few rows costs nothing: the tile has room for 8.
+//!
+//! Zero times a number that is not finite is not zero. Such a number shows in the sums; then the walk is taken once more with
+//! these numbers left out of the tiles and added one by one to the rows that see them.
+
+use super::{ROWS, Sizes, TileRow, WIDTH, zeros};
+use crate::cells::CELL;
+use crate::element::Element;
+use crate::few::{FEW, FewRows, Products, Weighted};
+use crate::lanes;
+use crate::simd::{Amx, Avx512, Simd, Task, TileShape, Tiles};
+use crate::view::Rows;
+use half::bf16;
+
+/// Rows of one tile of weights: each comes twice.
+const EACH: usize = ROWS / 2;
+/// Groups of 16 keys of a cell.
+const GROUPS: usize = CELL / ROWS;
+
+/// Memory of one thread.
+#[derive(Debug)]
+pub(crate) struct FewTiles {
+    /// Queries in pairs of features, `[chunk][16 pairs]`.
+    queries: Vec<TileRow>,
+    /// Weights, `[group][up to 8 rows beside zeros, then behind them]`, of all rows eight by eight.
+    weights: Vec<TileRow>,
+    /// `[eight rows][chunk][up to 8 rows of even features, then of odd ones]`
+    sums: Vec<SumRow>,
+    /// The last rows of a cell, up to whole tiles; or all, without numbers that are not finite.
+    copies: Vec<TileRow>,
+}
+
+/// A row of sums.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct SumRow([f32; ROWS]);
+
+impl FewTiles {
+    pub(crate) fn new(sizes: Sizes) -> Self {
+        let value_chunks = sizes.features.div_ceil(2);
+        Self {
+            queries: zeros(sizes.chunks * ROWS),
+            weights: zeros(FEW / EACH * GROUPS * ROWS),
+            sums: vec![SumRow([0.0; ROWS]); FEW / EACH * value_chunks * ROWS],
+            copies: zeros(sizes.chunks.max(value_chunks) * CELL),
+        }
+    }
+
+    /// Whether keys and values of these sizes are whole tiles as they lie.
+    pub(crate) fn fit(parts: usize, qk_dim: usize, v_dim: usize) -> bool {
+        parts == 1 && qk_dim.is_multiple_of(WIDTH) && v_dim.is_multiple_of(WIDTH)
+    }
+}
+
+/// Keys and values, whole tiles of 16 x 32.
+const X: [usize; 2] = [0, 1];
+/// Queries and scores: as many columns as rows of the task.
+const QUERIES: usize = 2;
+const SCORES: [usize; 2] = [3, 4];
+/// Weights and sums: twice the rows.
+const WEIGHTS: usize = 5;
+const SUMS: [usize; 2] = [6, 7];
+
+/// The products of one task.
+pub(super) struct OnTiles<'t> {
+    amx: Amx,
+    room: &'t mut FewTiles,
+    /// Set up once the rows are known.
+    tiles: Option<Tiles>,
+    factor: f32,
+    /// Whether numbers that are not finite have shown.
+    odd: bool,
+}
+
+impl<'t> OnTiles<'t> {
+    pub(super) fn new(amx: Amx, room: &'t mut FewTiles) -> Self {
+        Self { amx, room, tiles: None, factor: 1.0, odd: false }
+    }
+}
+
+impl<E: Element<Num = f32>> Products<E> for OnTiles<'_> {
+    fn start(&mut self, rows: &mut FewRows<f32>, factor: f32) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 16")]
+        let width = rows.width as u8;
+        let columns = TileShape { row_bytes: 4 * u16::from(width), ..TileShape::WHOLE };
+        let twice = TileShape { rows: (2 * width).min(16), ..TileShape::WHOLE };
+        let mut shapes = [TileShape::WHOLE; 8];
+        shapes[QUERIES] = columns;
+        SCORES.into_iter().for_each(|i| shapes[i] = columns);
+        shapes[WEIGHTS] = twice;
+        SUMS.into_iter().for_each(|i| shapes[i] = twice);
+        self.tiles = None;
+        self.tiles = Some(self.amx.configure(shapes));
+        self.factor = factor;
+        let FewTiles { queries, sums, .. } = &mut *self.room;
+        for (pair, to) in queries.iter_mut().enumerate() {
+            *to = TileRow([0; WIDTH]);
+            for row in 0..rows.count {
+                let q = &rows.q.row(row)[2 * pair..][..2];
+                for (to, x) in to.0[2 * row..].iter_mut().zip(q) {
+                    *to = bf16::from_f32(*x).to_bits();
+                }
+            }
+        }
+        sums.fill(SumRow([0.0; ROWS]));
+    }
+
+    #[inline(always)]
+    fn dots<S: Simd<f32>>(
+        &mut self,
+        _: S,
+        rows: &FewRows<f32>,
+        keys: Rows<'_, E>,
+        soon: Rows<'_, E>,
+        to: &mut [f32],
+    ) {
+        let Some(t) = &self.tiles else { return };
+        let (s, room, factor) = (self.amx.vectors(), &mut *self.room, self.factor);
+        s.call(Dots { s, t, room, rows, keys, soon, factor, to });
+    }
+
+    #[inline(always)]
+    fn add<S: Simd<f32>>(&mut self, _: S, rows: &mut FewRows<f32>, work: Weighted<'_, E>) {
+        let Some(t) = &self.tiles else { return };
+        let (s, room, odd) = (self.amx.vectors(), &mut *self.room, self.odd);
+        match rows.width {
+            1 => s.call(Add::<E, 1> { s, t, room, rows, work, odd }),
+            2 => s.call(Add::<E, 2> { s, t, room, rows, work, odd }),
+            4 => s.call(Add::<E, 4> { s, t, room, rows, work, odd }),
+            8 => s.call(Add::<E, 8> { s, t, room, rows, work, odd }),
+            _ => s.call(Add::<E, 16> { s, t, room, rows, work, odd }),
+        }
+    }
+
+    fn finish(&mut self, rows: &mut FewRows<f32>) -> bool {
+        self.tiles = None;
+        let sums = &self.room.sums;
+        let bad = |row: &SumRow| row.0.iter().any(|x| !x.is_finite());
+        if !self.odd && sums.iter().any(bad) {
+            self.odd = true;
+            return false;
+        }
+        let (each, chunks) = (rows.width.min(EACH), sums.len() / (FEW / EACH * ROWS));
+        for row in 0..rows.count {
+            let to = rows.sums.row_mut(row);
+            for chunk in 0..chunks {
+                let first = (row / each * chunks + chunk) * ROWS + row % each;
+                let pairs = sums[first].0.iter().zip(&sums[first + each].0);
+                for (to, (even, odd)) in to[chunk * WIDTH..].chunks_exact_mut(2).zip(pairs) {
+                    (to[0], to[1]) = (to[0] + even, to[1] + odd);
+                }
+            }
+        }
+        self.odd = false;
+        true
+    }
+}
+
+/// A matrix in memory, `[16 groups of rows][chunks of 64 bytes]`, for tiles to be loaded from.
+#[derive(Clone, Copy)]
+struct Matrix {
+    first: *const u8,
+    /// Bytes from one row to the next.
+    stride: usize,
+}
+
+impl Matrix {
+    /// Rows `16 group..` of 16-bit numbers: where they lie, or, of the last ones, a copy up to 16 rows.
+    #[inline(always)]
+    fn group<E: Element<Num = f32>>(
+        from: Rows<'_, E>,
+        group: usize,
+        copies: &mut [TileRow],
+    ) -> Self {
+        assert!(size_of::<E>() == 2 && from.dim.is_multiple_of(WIDTH));
+        let first = group * ROWS;
+        if first + ROWS <= from.len {
+            let rows = from.slice(first, ROWS);
+            return Self { first: rows.data.as_ptr().cast(), stride: 2 * from.stride };
+        }
+        let chunks = from.dim / WIDTH;
+        let to = &mut copies[..ROWS * chunks];
+        to.fill(TileRow([0; WIDTH]));
+        for i in first..from.len {
+            copy_row(from.row(i), &mut to[(i - first) * chunks..]);
+        }
+        Self { first: to.as_ptr().cast(), stride: chunks * size_of::<TileRow>() }
+    }
+
+    #[inline(always)]
+    fn chunk(self, chunk: usize) -> *const u8 {
+        self.first.wrapping_add(chunk * size_of::<TileRow>())
+    }
+}
+
+/// A row of bf16 numbers as they are.
+fn copy_row<E: Element<Num = f32>>(from: &[E], to: &mut [TileRow]) {
+    for (from, to) in from.chunks(WIDTH).zip(to) {
+        for (x, to) in from.iter().zip(&mut to.0) {
+            *to = bf16::from_f32(x.widen()).to_bits();
+        }
+    }
+}
+
+/// Asks for the rows that are needed soon, at one of so many steps: a few at a time keep memory busy and the way to it free.
+#[inline(always)]
+fn ask<E>(s: Avx512, soon: Rows<'_, E>, step: usize, steps: usize) {
+    for i in soon.len * step / steps..soon.len * (step + 1) / steps {
+        lanes::soon(s, soon.row(i));
+    }
+}
+
+/// `to[key][row] = factor * keys[key] . queries[row]`
+struct Dots<'t, E: Element> {
+    s: Avx512,
+    t: &'t Tiles,
+    room: &'t mut FewTiles,
+    rows: &'t FewRows<f32>,
+    keys: Rows<'t, E>,
+    soon: Rows<'t, E>,
+    factor: f32,
+    to: &'t mut [f32],
+}
+
+impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) {
+        let Self { s, t, room, rows, keys, soon, factor, to } = self;
+        let FewTiles { queries, copies, .. } = room;
+        let (chunks, groups, width) = (keys.dim / WIDTH, keys.len.div_ceil(ROWS), rows.width);
+        assert!(chunks * ROWS <= queries.len() && groups * ROWS * width <= to.len());
+        for pair in (0..groups).step_by(2) {
+            let two = pair + 1 < groups;
+            let a = Matrix::group(keys, pair, copies);
+            let b = if two { Matrix::group(keys, pair + 1, copies) } else { a };
+            t.zero::<{ SCORES[0] }>();
+            t.zero::<{ SCORES[1] }>();
+            for chunk in 0..chunks {
+                ask(s, soon, pair / 2 * chunks + chunk, groups.div_ceil(2) * chunks);
+                // SAFETY: `group` has 16 rows of all chunks, `queries` 16 of each; there is room for the scores of whole
+                // groups, as checked above.
+                unsafe {
+                    t.load::<QUERIES>(queries[chunk * ROWS..].as_ptr().cast(), 64);
+                    t.load::<{ X[0] }>(a.chunk(chunk), a.stride);
+                    t.multiply::<{ SCORES[0] }, { X[0] }, QUERIES>();
+                    t.load::<{ X[1] }>(b.chunk(chunk), b.stride);
+                    t.multiply::<{ SCORES[1] }, { X[1] }, QUERIES>();
+                }
+            }
+            let to = &mut to[pair * ROWS * width..];
+            // SAFETY: as above.
+            unsafe {
+                t.store::<{ SCORES[0] }>(to.as_mut_ptr().cast(), 4 * width);
+                if two {
+                    t.store::<{ SCORES[1] }>(to[ROWS * width..].as_mut_ptr().cast(), 4 * width);
+                }
+            }
+        }
+        let factor = s.splat(factor);
+        for x in to[..groups * ROWS * width].chunks_exact_mut(16) {
+            s.store(s.mul(s.load(x), factor), x);
+        }
+    }
+}
+
+/// Adds the values of a cell, times the weights of up to `WIDE` rows.
+struct Add<'t, E: Element, const WIDE: usize> {
+    s: Avx512,
+    t: &'t Tiles,
+    room: &'t mut FewTiles,
+    rows: &'t mut FewRows<f32>,
+    work: Weighted<'t, E>,
+    odd: bool,
+}
+
+impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(mut self, _: S) {
+        let (s, t) = (self.s, self.t);
+        let Weighted { mut values, soon, weights, shrink, .. } = self.work;
+        let (chunks, groups) = (values.dim / WIDTH, values.len.div_ceil(ROWS));
+        let each = WIDE.min(EACH);
+        if shrink.iter().any(|x| *x != 1.0) {
+            self.shrink();
+        }
+        let mut finite = Vec::new();
+        if self.odd {
+            self.add_odd();
+            finite.extend(
+                (0..values.len)
+                    .flat_map(|i| values.row(i))
+                    .map(|x| if x.widen().is_finite() { *x } else { E::narrow(0.0) }),
+            );
+            values = Rows { data: &finite, stride: values.dim, ..values };
+        }
+        let FewTiles { weights: packed, sums, copies, .. } = &mut *self.room;
+        let mut here = [Matrix { first: std::ptr::null(), stride: 0 }; GROUPS];
+        for group in 0..groups {
+            // Only the last group is ever copied.
+            here[group] = Matrix::group(values, group, copies);
+            let known = values.len - group * ROWS;
+            pack_weights::<WIDE>(
+                s,
+                &weights[group * ROWS * WIDE..],
+                known,
+                &mut packed[group * ROWS..],
+            );
+        }
+        assert!(WIDE / each * chunks * ROWS <= sums.len());
+        for eight in 0..WIDE / each {
+            let packed = &packed[eight * GROUPS * ROWS..][..groups * ROWS];
+            for chunk in (0..chunks).step_by(2) {
+                let two = chunk + 1 < chunks;
+                let first = (eight * chunks + chunk) * ROWS;
+                let to = sums[first..].as_mut_ptr().cast::<u8>();
+                // SAFETY: `here` has 16 rows of all chunks for each group; weights and sums are whole tiles in memory of
+                // their own, as checked above.
+                unsafe {
+                    t.load::<{ SUMS[0] }>(to, 64);
+                    if two {
+                        t.load::<{ SUMS[1] }>(to.add(ROWS * 64), 64);
+                    }
+                    for (group, values) in here[..groups].iter().enumerate() {
+                        if eight == 0 {
+                            ask(s, soon, chunk / 2 * groups + group, chunks.div_ceil(2) * groups);
+                        }
+                        t.load::<WEIGHTS>(packed[group * ROWS..].as_ptr().cast(), 64);
+                        t.load::<{ X[0] }>(values.chunk(chunk), values.stride);
+                        t.multiply::<{ SUMS[0] }, WEIGHTS, { X[0] }>();
+                        if two {
+                            t.load::<{ X[1] }>(values.chunk(chunk + 1), values.stride);
+                            t.multiply::<{ SUMS[1] }, WEIGHTS, { X[1] }>();
+                        }
+                    }
+                    t.store::<{ SUMS[0] }>(to, 64);
+                    if two {
+                        t.store::<{ SUMS[1] }>(to.add(ROWS * 64), 64);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, E, WIDE> {
+    #[inline(never)]
+    fn shrink(&mut self) {
+        let (each, shrink) = (WIDE.min(EACH), self.work.shrink);
+        let chunks = self.work.values.dim / WIDTH;
+        for (i, sums) in self.room.sums.iter_mut().enumerate() {
+            let row = i / (chunks * ROWS) * each + i % ROWS % each;
+            if i % ROWS < 2 * each && row < FEW {
+                sums.0.iter_mut().for_each(|x| *x *= shrink[row]);
+            }
+        }
+        for (row, shrink) in shrink.iter().enumerate().take(self.rows.count) {
+            self.rows.sums.row_mut(row).iter_mut().for_each(|x| *x *= shrink);
+        }
+    }
+
+    /// Adds the numbers that are not finite to the rows that see them.
+    #[inline(never)]
+    fn add_odd(&mut self) {
+        let Weighted { values, weights, seen, .. } = self.work;
+        for key in 0..values.len {
+            for (d, x) in values.row(key).iter().map(|x| x.widen()).enumerate() {
+                for row in (0..self.rows.count).filter(|_| !x.is_finite()) {
+                    if seen.is_none_or(|seen| seen[key] >> row & 1 == 1) {
+                        self.rows.sums.row_mut(row)[d] += weights[key * WIDE + row] * x;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The weights of 16 keys, `[key][row]`, as tiles; those of keys from `known` on are 0.
+#[inline(always)]
+fn pack_weights<const WIDE: usize>(s: Avx512, weights: &[f32], known: usize, to: &mut [TileRow]) {
+    let mut rows = [s.splat(0.0); WIDE];
+    for (i, row) in rows.iter_mut().enumerate() {
+        *row = s.load(&weights[i * 16..]);
+    }
+    // From `[key][row]` to `[row][key]`: even and odd lanes part, again and again.
+    let mut half = WIDE / 2;
+    while half > 0 {
+        let before = rows;
+        for (i, row) in rows.iter_mut().enumerate() {
+            let (block, at) = (i / (2 * half), i % (2 * half));
+            let from = block * 2 * half + at % half * 2;
+            let (even, odd) = s.unzip(before[from], before[from + 1]);
+            *row = if at < half { even } else { odd };
+        }
+        half /= 2;
+    }
+    let here = if known < ROWS { (1u16 << known) - 1 } else { u16::MAX };
+    let each = WIDE.min(EACH);
+    for (i, row) in rows.into_iter().enumerate() {
+        // The parts stand in the order of their bits read backwards.
+        let row_at = if WIDE == 1 { 0 } else { i.reverse_bits() >> (usize::BITS - WIDE.ilog2()) };
+        let first = row_at / each * GROUPS * ROWS + row_at % each;
+        let x = s.nearest(s.select(here, row, s.splat(0.0)));
+        s.write_pairs(x, s.splat(0.0), &mut to[first].0);
+        s.write_pairs(s.splat(0.0), x, &mut to[first + each].0);
+    }
+}
