@@ -253,6 +253,7 @@ pub fn cases() -> Vec<Case> {
     table.extend(sizes());
     table.extend(aligned());
     table.extend(long_keys());
+    table.extend(few_rows());
     table.extend(empty());
     let mut noise = Noise::new(2019);
     while table.len() < ROWS {
@@ -275,7 +276,9 @@ pub fn cases() -> Vec<Case> {
         of(Dtype::F32, first, step).map(move |case| Case { precision: Some(precision), ..case })
     };
     let others = others.chain(exactly(Precision::F32, 0, 4)).chain(exactly(Precision::High, 3, 8));
-    let others: Vec<Case> = others.collect();
+    // The tiles have a way of their own for few rows of bf16.
+    let few = few_rows().into_iter().map(|case| Case { dtype: Dtype::Bf16, ..case });
+    let others: Vec<Case> = others.chain(few).collect();
     table.extend(others);
     table
 }
@@ -364,6 +367,36 @@ fn long_keys() -> Vec<Case> {
             table.push(Case::new(dims(shape)).scores(SCORES[scores]));
         }
     }
+    table
+}
+
+/// Few rows of one, two, ... heads that share their keys, whose features are whole tiles.
+fn few_rows() -> Vec<Case> {
+    let rows = [
+        [1, 1, 1],
+        [2, 1, 1],
+        [6, 2, 1],
+        [4, 1, 1],
+        [5, 1, 1],
+        [16, 2, 1],
+        [12, 1, 1],
+        [16, 1, 1],
+        [3, 1, 2],
+        [4, 1, 4],
+    ];
+    let features = [[32, 32], [64, 96], [128, 64], [96, 256]];
+    let masks = ["full", "causal", "lengths", "window", "bits", "segments_between"];
+    let mut table = Vec::new();
+    for (i, [q, kv, q_len]) in rows.into_iter().enumerate() {
+        for (j, k_len) in [1, 16, 47, 64, 130, 200].into_iter().enumerate() {
+            let [qk_dim, v_dim] = features[(i + j) % 4];
+            let case = Case::new(dims([1 + j % 2, q, kv, q_len, k_len, qk_dim, v_dim]));
+            table.push(case.clone().mask(named(masks[(i + j) % 6])));
+            table.push(case.scores(SCORES[(7 * i + j) % SCORES.len()]));
+        }
+    }
+    table.push(Case::new(dims([1, 4, 1, 1, 8300, 32, 32])));
+    table.push(Case::new(dims([1, 16, 1, 1, 8200, 64, 32])).mask(named("lengths")));
     table
 }
 

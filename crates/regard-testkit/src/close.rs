@@ -141,7 +141,9 @@ pub struct GradJudge {
 ///
 /// A gradient of a score is a difference (see [`reference::Grads::size`]) and is carried on by sums, some over all pairs of
 /// a head: the plain evaluation of such a sum is often exact by luck. Each step is as large as the terms of the sum, times
-/// the root of their number, as random errors add up.
+/// the root of their number, as random errors add up. Where a row sees one key, plain weights are 1 and plain differences 0
+/// whatever the dot products over features came to; a kernel that computes them again in another order has their rounding,
+/// about `sqrt(d) / 4` steps.
 pub const GRAD_FLOORS: [f64; 2] = [1.0, 16.0];
 
 impl GradJudge {
@@ -163,6 +165,7 @@ impl GradJudge {
         let weighed =
             largest(lse.into_iter().filter(|x| x.abs() * epsilon::<E::Num>() < 1.0)).max(1.0);
         let dims = problem.dims();
+        let step = step * (1.0 + (dims.qk_dim.max(dims.v_dim) as f64).sqrt() / 4.0);
         let rows = (dims.batch * dims.heads.q * dims.q_len) as f64;
         let root = |terms: f64, entries: usize| (terms / entries.max(1) as f64).max(1.0).sqrt();
         let size = exact.size + others;

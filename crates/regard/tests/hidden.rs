@@ -95,7 +95,12 @@ fn of_type<E: Element>(case: &Case, tiles: bool) {
 
 #[test]
 fn hidden_keys_are_never_touched() {
-    for shape in [[2, 2, 1, 33, 40, 8, 8], [1, 1, 1, 70, 67, 16, 3], [1, 1, 1, 1, 130, 4, 16]] {
+    for shape in [
+        [2, 2, 1, 33, 40, 8, 8],
+        [1, 1, 1, 70, 67, 16, 3],
+        [1, 1, 1, 1, 130, 4, 16],
+        [1, 3, 1, 2, 90, 32, 32],
+    ] {
         for mask in MASKS {
             hidden_keys_change_nothing(&Case::new(dims(shape)).mask(*mask));
             let scores = [ScoreOption::Softcap(4.0), ScoreOption::Alibi, ScoreOption::Sinks];
@@ -105,6 +110,43 @@ fn hidden_keys_are_never_touched() {
             let case = Case::new(dims(shape)).align(align);
             hidden_keys_change_nothing(&case.clone().mask(named("causal")));
             hidden_keys_change_nothing(&case.mask(named("strided_causal")));
+        }
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_reaches_its_own_feature_alone() {
+    fn of_type<E: Element>(case: &Case) {
+        let (d, data) = (case.dims, Data::<E>::new(case));
+        for isa in Isa::available() {
+            let clean = run(case, &data, isa);
+            for (key, feature) in [(0, 0), (17, 5), (d.k_len - 1, d.v_dim - 1)] {
+                let mut poisoned = data.clone();
+                let infinite = E::narrow(E::Num::from_f64(f64::INFINITY));
+                poisoned.v.row_mut(0, 0, key)[feature] = infinite;
+                let output = run(case, &poisoned, isa);
+                let rows = d.heads.q / d.heads.kv;
+                for (h, row) in (0..rows).flat_map(|h| (0..d.q_len).map(move |row| (h, row))) {
+                    let [now, before] = [&output, &clean].map(|o| o.out.view().row(0, h, row));
+                    for (i, (now, before)) in now.iter().zip(before).enumerate() {
+                        let place = format!("{case} on {}: row {row} feature {i}", isa.name());
+                        if i == feature && sees(case, &data, [0, h, row, key]) {
+                            assert!(!wide(*now).is_finite(), "{place}");
+                        } else {
+                            assert_eq!(bits(*now), bits(*before), "{place}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    for shape in [[1, 4, 1, 1, 200, 64, 64], [1, 2, 1, 70, 130, 16, 33], [1, 9, 1, 1, 70, 32, 32]] {
+        for mask in ["full", "causal", "lengths", "bits"] {
+            let case = Case::new(dims(shape)).mask(named(mask));
+            of_type::<f32>(&case);
+            of_type::<f32>(&Case { precision: Some(Precision::F32), ..case.clone() });
+            of_type::<f16>(&case);
+            of_type::<bf16>(&case);
         }
     }
 }
