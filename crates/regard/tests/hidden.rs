@@ -118,6 +118,7 @@ fn hidden_keys_are_never_touched() {
 fn a_value_that_is_not_finite_reaches_its_own_feature_alone() {
     fn of_type<E: Element>(case: &Case) {
         let (d, data) = (case.dims, Data::<E>::new(case));
+        let step = if size_of::<E>() == 2 { 0.02 } else { 1e-5 };
         for isa in Isa::available() {
             let clean = run(case, &data, isa);
             for (key, feature) in [(0, 0), (17, 5), (d.k_len - 1, d.v_dim - 1)] {
@@ -133,7 +134,9 @@ fn a_value_that_is_not_finite_reaches_its_own_feature_alone() {
                         if i == feature && sees(case, &data, [0, h, row, key]) {
                             assert!(!wide(*now).is_finite(), "{place}");
                         } else {
-                            assert_eq!(bits(*now), bits(*before), "{place}");
+                            // A cell with such a value is weighed on its own: it may round another way.
+                            let error = (wide(*now) - wide(*before)).abs();
+                            assert!(error <= step * wide(*before).abs().max(0.1), "{place}");
                         }
                     }
                 }

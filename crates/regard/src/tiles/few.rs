@@ -311,13 +311,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
         for group in 0..groups {
             // Only the last group is ever copied.
             here[group] = Matrix::group(values, group, copies);
-            let known = values.len - group * ROWS;
-            pack_weights::<WIDE>(
-                s,
-                &weights[group * ROWS * WIDE..],
-                known,
-                &mut packed[group * ROWS..],
-            );
+            pack_weights::<WIDE>(s, &weights[group * ROWS * WIDE..], &mut packed[group * ROWS..]);
         }
         assert!(WIDE / each * chunks * ROWS <= sums.len());
         for eight in 0..WIDE / each {
@@ -356,6 +350,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
 }
 
 impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, E, WIDE> {
+    /// Makes the sums so far smaller. What [`add_odd`](Self::add_odd) has added stays what it is.
     #[inline(never)]
     fn shrink(&mut self) {
         let (each, shrink) = (WIDE.min(EACH), self.work.shrink);
@@ -365,9 +360,6 @@ impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, E, WIDE> {
             if i % ROWS < 2 * each && row < FEW {
                 sums.0.iter_mut().for_each(|x| *x *= shrink[row]);
             }
-        }
-        for (row, shrink) in shrink.iter().enumerate().take(self.rows.count) {
-            self.rows.sums.row_mut(row).iter_mut().for_each(|x| *x *= shrink);
         }
     }
 
@@ -387,9 +379,9 @@ impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, E, WIDE> {
     }
 }
 
-/// The weights of 16 keys, `[key][row]`, as tiles; those of keys from `known` on are 0.
+/// The weights of 16 keys, `[key][row]`, as tiles. Behind the last key may be anything finite: it meets values of 0.
 #[inline(always)]
-fn pack_weights<const WIDE: usize>(s: Avx512, weights: &[f32], known: usize, to: &mut [TileRow]) {
+fn pack_weights<const WIDE: usize>(s: Avx512, weights: &[f32], to: &mut [TileRow]) {
     let mut rows = [s.splat(0.0); WIDE];
     for (i, row) in rows.iter_mut().enumerate() {
         *row = s.load(&weights[i * 16..]);
@@ -406,13 +398,12 @@ fn pack_weights<const WIDE: usize>(s: Avx512, weights: &[f32], known: usize, to:
         }
         half /= 2;
     }
-    let here = if known < ROWS { (1u16 << known) - 1 } else { u16::MAX };
     let each = WIDE.min(EACH);
     for (i, row) in rows.into_iter().enumerate() {
         // The parts stand in the order of their bits read backwards.
         let row_at = if WIDE == 1 { 0 } else { i.reverse_bits() >> (usize::BITS - WIDE.ilog2()) };
         let first = row_at / each * GROUPS * ROWS + row_at % each;
-        let x = s.nearest(s.select(here, row, s.splat(0.0)));
+        let x = s.nearest(row);
         s.write_pairs(x, s.splat(0.0), &mut to[first].0);
         s.write_pairs(s.splat(0.0), x, &mut to[first + each].0);
     }

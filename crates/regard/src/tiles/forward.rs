@@ -2,7 +2,7 @@
 
 use super::few;
 use super::pack::{PackPairs, Packed, PackedCell, Prepared, split};
-use super::product::{Operand, Product, Sums};
+use super::product::{Between, Operand, Product, Sums};
 use super::{CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, ROWS, Room, TileRow};
 use crate::cells::{CELL, Cell};
 use crate::element::{Element, Number};
@@ -15,6 +15,7 @@ use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, TileShape, Tiles,
 use crate::softmax::{LIMIT, States, TileSums};
 use crate::source::Head;
 use crate::walk::{Call, Hide, Piece, Visit};
+use std::arch::x86_64::__m512;
 
 /// One tile of rows of one head.
 pub(crate) fn forward<E: Element<Num = f32>, const PARTS: usize>(
@@ -274,35 +275,48 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
             weights: to,
         });
         match scored {
-            Some(scored) if quick.is_some() && enough => {
-                let l = &mut self.groups[scored.group].states.l.0[scored.lane..];
-                for lane in (0..scored.count).step_by(16) {
-                    let l = &mut l[lane..];
-                    s.store(s.add(s.load(l), s.load(&sums[lane..])), l);
-                }
-            }
+            Some(scored) if quick.is_some() && enough => self.count(scored, &sums),
             Some(scored) => self.weigh_slowly(scored),
             None => {}
+        }
+    }
+
+    /// Adds the sums of the weights of a piece.
+    #[inline(always)]
+    fn count(&mut self, piece: Waiting, sums: &[f32; HALF]) {
+        let (s, l) = (self.s, &mut self.groups[piece.group].states.l.0[piece.lane..]);
+        for lane in (0..piece.count).step_by(16) {
+            let l = &mut l[lane..];
+            s.store(s.add(s.load(l), s.load(&sums[lane..])), l);
         }
     }
 
     /// Weighs a piece whose scores are there with a look for the largest of them.
     #[inline(always)]
     fn weigh_slowly(&mut self, scored: Waiting) {
-        let (s, factor, span) = (self.s, self.factor, scored.span());
-        let group = &mut self.groups[scored.group];
-        let Room { tile, scores, weights, .. } = &mut *self.room;
-        for (row, scores) in tile.iter_mut().zip(&scores[scored.buffer].0) {
-            row.0[scored.lane..scored.lane + HALF].copy_from_slice(scores);
-        }
-        s.call(Scale { tile, factor, span });
-        group.raise(s, tile, (&Lanes([f32::INFINITY; GROUP]), span));
-        let mut sums = TileSums::zero(false);
-        group.states.weigh(s, tile, span, &mut sums);
-        group.states.add(s, &sums, span);
-        let (first, to) = (scored.lane / ROWS, &mut weights[scored.buffer][..]);
-        let tiles = first..first + HALF_TILES;
-        s.call(PackPairs::<PARTS> { s, lanes: tile, tiles, chunks: CHUNKS, to });
+        let (s, t, factor, span) = (self.s, self.t, self.factor, scored.span());
+        let Waiting { group, lane, buffer, .. } = scored;
+        let Room { scores, weights, .. } = &mut *self.room;
+        let (scores, weights) = (&scores[buffer], &mut weights[buffer][..]);
+        let mut top = [Lanes([0.0; GROUP])];
+        s.call(Largest { scores, factor, to: &mut top[0].0[lane..lane + HALF] });
+        let group = &mut self.groups[group];
+        group.raise(s, &top, (&Lanes([f32::INFINITY; GROUP]), span));
+        let (m, mut sums) = (group.states.m, [0.0; HALF]);
+        let (m, vectors, sums_to) = (&m.0[lane..], scored.tiles(), &mut sums);
+        let products = [None, None];
+        s.call(Weave::<PARTS> {
+            s,
+            t,
+            products,
+            scores,
+            m,
+            factor,
+            vectors,
+            sums: sums_to,
+            weights,
+        });
+        self.count(scored, &sums);
     }
 
     /// Any cell, one group: all in a row.
@@ -423,6 +437,28 @@ impl Task<f32> for Scale<'_> {
     }
 }
 
+/// The largest score of each row, times `factor`.
+struct Largest<'t> {
+    scores: &'t Halves<CELL>,
+    factor: f32,
+    to: &'t mut [f32],
+}
+
+impl Task<f32> for Largest<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, s: S) {
+        let factor = s.splat(self.factor);
+        for lane in (0..HALF).step_by(S::LANES) {
+            let mut top = s.splat(f32::NEG_INFINITY);
+            for row in &self.scores.0 {
+                top = s.max(top, s.mul(s.load(&row[lane..]), factor));
+            }
+            s.store(top, &mut self.to[lane..]);
+        }
+    }
+}
+
 /// Products on the tiles while the vectors turn scores into weights: `2^(score factor - m)`, in pairs of keys. Tells whether
 /// the weights are small enough to be used: see [`States::suffice`].
 struct Weave<'t, const PARTS: usize> {
@@ -457,25 +493,87 @@ impl<const PARTS: usize> Task<f32> for Weave<'_, PARTS> {
 }
 
 impl<const PARTS: usize> Weave<'_, PARTS> {
-    #[expect(
-        clippy::needless_range_loop,
-        reason = "indices over constants keep the vectors in registers"
-    )]
     #[inline(always)]
     fn weigh<const VECTORS: usize>(self) -> bool {
         let Self { s, t, products, scores, m, weights, .. } = self;
         let [mut first, mut second] = products;
+        let mut vectors = Weighing::<PARTS, VECTORS> {
+            s,
+            scores,
+            weights,
+            factor: s.splat(self.factor),
+            less_m: [s.splat(0.0); VECTORS],
+            sums: [s.splat(0.0); VECTORS],
+            pair: 0,
+        };
+        for (j, less_m) in vectors.less_m.iter_mut().enumerate() {
+            *less_m = s.sub(s.splat(0.0), s.load(&m[j * 16..]));
+        }
+        match (&mut first, &mut second) {
+            (Some(first), Some(second)) if first.is_even() && second.is_even() => {
+                match first.steps() + second.steps() {
+                    16 => vectors.between::<8>(t, [first, second]),
+                    32 => vectors.between::<4>(t, [first, second]),
+                    64 => vectors.between::<2>(t, [first, second]),
+                    128 => vectors.between::<1>(t, [first, second]),
+                    _ => vectors.spread(t, [Some(first), Some(second)]),
+                }
+            }
+            (first, second) => vectors.spread(t, [first.as_deref_mut(), second.as_deref_mut()]),
+        }
+        let mut enough = true;
+        for (j, sums) in vectors.sums.into_iter().enumerate() {
+            s.store(sums, &mut self.sums[j * 16..]);
+            enough &= s.bits(s.less(sums, s.splat(f32::from_f64(LIMIT)))) == 0xffff;
+        }
+        enough
+    }
+}
+
+/// Scores of half a piece on their way to weights, a pair of keys at a time.
+struct Weighing<'t, const PARTS: usize, const VECTORS: usize> {
+    s: Avx512,
+    scores: &'t Halves<CELL>,
+    weights: &'t mut [TileRow],
+    factor: __m512,
+    less_m: [__m512; VECTORS],
+    sums: [__m512; VECTORS],
+    pair: usize,
+}
+
+/// Pairs of keys of a cell.
+const PAIRS: usize = CELL / 2;
+
+impl<const PARTS: usize, const VECTORS: usize> Weighing<'_, PARTS, VECTORS> {
+    /// The next pair.
+    #[inline(always)]
+    fn next(&mut self) {
+        let (s, pair) = (self.s, self.pair % PAIRS);
+        self.pair += 1;
+        let rows = [&self.scores.0[2 * pair], &self.scores.0[2 * pair + 1]];
+        for j in 0..VECTORS {
+            let mut both = [s.splat(0.0); 2];
+            for i in 0..2 {
+                let x = s.fma(s.load(&rows[i][j * 16..]), self.factor, self.less_m[j]);
+                both[i] = if PARTS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) };
+            }
+            self.sums[j] = s.add(self.sums[j], s.add(both[0], both[1]));
+            let (even, odd) = (split::<PARTS>(s, both[0]), split::<PARTS>(s, both[1]));
+            for part in 0..PARTS {
+                let at = (part * CHUNKS + pair / ROWS) * HALF_TILES + j;
+                let to = &mut self.weights[at * ROWS + pair % ROWS];
+                s.write_pairs(even[part], odd[part], &mut to.0);
+            }
+        }
+    }
+
+    /// All pairs, and the steps of both products spread evenly over them.
+    #[inline(always)]
+    fn spread(&mut self, t: &Tiles, [mut first, mut second]: [Option<&mut Product<'_, PARTS>>; 2]) {
         let steps = [&first, &second].map(|p| p.as_ref().map_or(0, |p| p.steps()));
         let all = steps[0] + steps[1];
-        let factor = s.splat(self.factor);
-        let (mut less_m, mut sums) = ([s.splat(0.0); VECTORS], [s.splat(0.0); VECTORS]);
-        for j in 0..VECTORS {
-            less_m[j] = s.sub(s.splat(0.0), s.load(&m[j * 16..]));
-        }
-        const PAIRS: usize = CELL / 2;
         let mut taken = 0;
         for pair in 0..PAIRS {
-            // Steps are spread evenly over the pairs.
             while taken * PAIRS < (pair + 1) * all {
                 let product = if taken < steps[0] { &mut first } else { &mut second };
                 if let Some(product) = product {
@@ -483,26 +581,31 @@ impl<const PARTS: usize> Weave<'_, PARTS> {
                 }
                 taken += 1;
             }
-            let rows = [&scores.0[2 * pair], &scores.0[2 * pair + 1]];
-            for j in 0..VECTORS {
-                let mut both = [s.splat(0.0); 2];
-                for i in 0..2 {
-                    let x = s.fma(s.load(&rows[i][j * 16..]), factor, less_m[j]);
-                    both[i] = if PARTS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) };
-                }
-                sums[j] = s.add(sums[j], s.add(both[0], both[1]));
-                let (even, odd) = (split::<PARTS>(s, both[0]), split::<PARTS>(s, both[1]));
-                for part in 0..PARTS {
-                    let at = (part * CHUNKS + pair / ROWS) * HALF_TILES + j;
-                    s.write_pairs(even[part], odd[part], &mut weights[at * ROWS + pair % ROWS].0);
-                }
-            }
+            self.next();
         }
-        let mut enough = true;
-        for j in 0..VECTORS {
-            s.store(sums[j], &mut self.sums[j * 16..]);
-            enough &= s.bits(s.less(sums[j], s.splat(f32::from_f64(LIMIT)))) == 0xffff;
+    }
+
+    /// The same for even products, where so many pairs fall to the four steps of a chunk.
+    #[inline(always)]
+    fn between<const EACH: usize>(&mut self, t: &Tiles, products: [&mut Product<'_, PARTS>; 2]) {
+        for product in products {
+            product.run_between(t, &mut Each::<EACH, PARTS, VECTORS>(self));
         }
-        enough
+    }
+}
+
+/// `EACH` pairs for four steps.
+struct Each<'w, 't, const EACH: usize, const PARTS: usize, const VECTORS: usize>(
+    &'w mut Weighing<'t, PARTS, VECTORS>,
+);
+
+impl<const EACH: usize, const PARTS: usize, const VECTORS: usize> Between
+    for Each<'_, '_, EACH, PARTS, VECTORS>
+{
+    #[inline(always)]
+    fn after(&mut self, step: usize) {
+        for _ in step * EACH / 4..(step + 1) * EACH / 4 {
+            self.0.next();
+        }
     }
 }

@@ -97,6 +97,12 @@ const fn meetings(parts: usize) -> &'static [(usize, usize)] {
     }
 }
 
+/// What the vectors do while the tiles multiply.
+pub(super) trait Between {
+    /// After each of the four steps of a chunk.
+    fn after(&mut self, step: usize);
+}
+
 impl<'p, const PARTS: usize> Product<'p, PARTS> {
     /// Of `(rows, lanes)` tiles over `chunks`.
     #[inline(always)]
@@ -150,6 +156,94 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
     pub(super) fn run(&mut self, t: &Tiles) {
         while !self.is_done() {
             self.step(t);
+        }
+    }
+
+    /// Whether all blocks of the result are 2 x 2 tiles side by side, and one part meets one.
+    pub(super) fn is_even(&self) -> bool {
+        PARTS == 1 && self.rows.is_multiple_of(2) && self.lanes == 2 && self.all_lanes == 2
+    }
+
+    /// Takes all steps of an even product that is not begun, and has something else done after each.
+    #[inline(always)]
+    pub(super) fn run_between(&mut self, t: &Tiles, other: &mut impl Between) {
+        assert!(self.is_even());
+        if self.chunks == 2 {
+            return self.run_between_two(t, other);
+        }
+        let ([_, left_chunk], [_, right_chunk]) = (self.left_strides, self.right_strides);
+        let (mut rows, mut to) = (self.left, self.to);
+        while self.rows > 0 {
+            let (mut left, mut right) = (rows, self.right);
+            // SAFETY: `new` has checked that both operands and the result hold all tiles, two by two.
+            unsafe {
+                self.to = to;
+                self.begin(t, true, true);
+                for _ in 0..self.chunks {
+                    t.load::<4>(left, ROW);
+                    t.load::<6>(right, ROW);
+                    t.multiply::<0, 4, 6>();
+                    other.after(0);
+                    t.load::<7>(right.add(TILE), ROW);
+                    t.multiply::<1, 4, 7>();
+                    other.after(1);
+                    t.load::<5>(left.add(TILE), ROW);
+                    t.multiply::<2, 5, 6>();
+                    other.after(2);
+                    t.multiply::<3, 5, 7>();
+                    other.after(3);
+                    left = left.wrapping_add(left_chunk);
+                    right = right.wrapping_add(right_chunk);
+                }
+                self.store(t, true, true);
+            }
+            rows = rows.wrapping_add(2 * TILE);
+            to = to.wrapping_add(2 * ROWS * self.stride);
+            self.rows -= 2;
+        }
+    }
+
+    /// The same over two chunks: all four tiles of the right operand stay where they are.
+    #[inline(always)]
+    fn run_between_two(&mut self, t: &Tiles, other: &mut impl Between) {
+        let ([_, left_chunk], [_, right_chunk]) = (self.left_strides, self.right_strides);
+        let (right, stride) = (self.right, self.stride);
+        // SAFETY: as above.
+        unsafe {
+            t.load::<4>(right, ROW);
+            t.load::<5>(right.add(TILE), ROW);
+            t.load::<6>(right.add(right_chunk), ROW);
+            t.load::<7>(right.add(right_chunk + TILE), ROW);
+            t.load::<2>(self.left, ROW);
+            t.load::<3>(self.left.add(left_chunk), ROW);
+            while self.rows > 0 {
+                self.rows -= 1;
+                self.left = self.left.wrapping_add(TILE);
+                if self.add {
+                    t.load::<0>(self.to, stride);
+                    t.load::<1>(self.to.add(ROW), stride);
+                } else {
+                    t.zero::<0>();
+                    t.zero::<1>();
+                }
+                t.multiply::<0, 2, 4>();
+                other.after(0);
+                t.multiply::<1, 2, 5>();
+                if self.rows > 0 {
+                    t.load::<2>(self.left, ROW);
+                }
+                other.after(1);
+                t.multiply::<0, 3, 6>();
+                other.after(2);
+                t.multiply::<1, 3, 7>();
+                if self.rows > 0 {
+                    t.load::<3>(self.left.add(left_chunk), ROW);
+                }
+                other.after(3);
+                t.store::<0>(self.to, stride);
+                t.store::<1>(self.to.add(ROW), stride);
+                self.to = self.to.wrapping_add(ROWS * stride);
+            }
         }
     }
 
@@ -249,6 +343,29 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
         }
     }
 
+    /// Stores the tiles of the result.
+    ///
+    /// # Safety
+    /// As for [`begin`](Self::begin).
+    #[inline(always)]
+    unsafe fn store(&self, t: &Tiles, tall: bool, wide: bool) {
+        let (to, stride) = (self.to, self.stride);
+        // SAFETY: as the caller promises.
+        unsafe {
+            t.store::<0>(to, stride);
+            if wide {
+                t.store::<1>(to.add(ROW), stride);
+            }
+            if tall {
+                let below = to.add(ROWS * stride);
+                t.store::<2>(below, stride);
+                if wide {
+                    t.store::<3>(below.add(ROW), stride);
+                }
+            }
+        }
+    }
+
     /// On to the next chunk; after the last, the tiles of the result are stored, and the next ones are up.
     ///
     /// # Safety
@@ -265,17 +382,7 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
                 self.right = self.right.add(right_chunk);
                 return;
             }
-            t.store::<0>(to, stride);
-            if wide {
-                t.store::<1>(to.add(ROW), stride);
-            }
-            if tall {
-                let below = to.add(ROWS * stride);
-                t.store::<2>(below, stride);
-                if wide {
-                    t.store::<3>(below.add(ROW), stride);
-                }
-            }
+            self.store(t, tall, wide);
             let done = self.chunks - 1;
             self.left_chunks = self.chunks;
             self.left = self.left.sub(done * left_chunk);
