@@ -7,7 +7,7 @@
 use crate::cells::CELL;
 use crate::element::{Element, Number};
 use crate::few::{FewRoom, Vectors};
-use crate::lanes::{multiply, soon, turn, turn_back, turn_queries};
+use crate::lanes::{later, multiply, soon, turn, turn_back, turn_queries};
 use crate::mask::{RowTile, Scope};
 use crate::micro::{Weights, add_values, dot_tile};
 use crate::problem::Problem;
@@ -170,11 +170,11 @@ impl<E: Element> Forward<'_, '_, E> {
         few.or(self.scratch.room.as_ref().map(Room::parts))
     }
 
-    /// Of a short head, asks for all that is read and written, so that memory works while the queries are turned: such
-    /// calls wait for memory more than they compute. Longer ones are followed by the hardware.
+    /// Of a short head, asks for all that is read and written, so that memory works while the queries are turned, and for
+    /// what the next head needs: such calls wait for memory more than they compute. Longer ones are followed by the hardware.
     #[inline(always)]
-    fn ask_ahead<S: Simd<E::Num>>(&mut self, s: S) {
-        let Self { call, scope, .. } = *self;
+    pub(crate) fn ask_ahead<S: Simd<E::Num>>(&mut self, s: S) {
+        let Self { call, scope, rows, .. } = *self;
         if scope.k_len > SHORT {
             return;
         }
@@ -184,7 +184,17 @@ impl<E: Element> Forward<'_, '_, E> {
             soon(s, v.row(key));
         }
         if let Some(Finished { out, .. }) = &mut self.target.finished {
-            (0..self.rows.count).for_each(|lane| soon(s, out.row(0, lane)));
+            (0..rows.count).for_each(|lane| soon(s, out.row(0, lane)));
+        }
+        let next = Scope { head: scope.head + 1, ..scope };
+        if next.head == call.problem.dims().heads.q {
+            return;
+        }
+        let (q, (k, v)) = (call.q.head(next.batch, next.head), call.keys_and_values(next));
+        (0..rows.count).for_each(|lane| later(s, q.row(rows.row(lane))));
+        for key in 0..scope.k_len {
+            later(s, k.row(key));
+            later(s, v.row(key));
         }
     }
 

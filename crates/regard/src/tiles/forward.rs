@@ -43,6 +43,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E,
             }
             return;
         }
+        task.ask_ahead(s);
         let t = amx.configure([TileShape::WHOLE; 8]);
         let used = task.rows.groups();
         for g in 0..used {
