@@ -110,7 +110,7 @@ impl<N: Number> Scratch<N> {
             tile: zeros(CELL),
             factors: zeros(if problem.dropout.is_some() { CELL } else { 0 }),
             walk: Walk::new(),
-            room: tiles.filter(|_| !few).map(|sizes| Room::new(sizes, groups, dims.v_dim)),
+            room: tiles.filter(|_| !few).map(|sizes| Room::new(sizes, groups)),
             few: few.then(|| FewRoom::new(problem, tiles)),
         }
     }

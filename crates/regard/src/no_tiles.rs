@@ -28,7 +28,7 @@ pub enum Prepared {}
 pub(crate) struct Room(Sizes);
 
 impl Room {
-    pub(crate) fn new(sizes: Sizes, _: usize, _: usize) -> Self {
+    pub(crate) fn new(sizes: Sizes, _: usize) -> Self {
         Self(sizes)
     }
 

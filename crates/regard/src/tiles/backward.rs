@@ -118,7 +118,7 @@ impl BackRoom {
         let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * parts + 2 * 4) > NEAR;
         Self {
             sizes,
-            cells: BackCells::new(sizes, keys, dims.qk_dim),
+            cells: BackCells::new(sizes, keys),
             rows: BackRows::new(sizes, groups),
             pieces: [0, 1].map(|_| BackPiece::new(parts, groups)),
             blocks: [Block::new(), Block::new()],

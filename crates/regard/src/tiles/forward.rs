@@ -1,13 +1,13 @@
 //! The forward walk on tiles: while the vectors weigh one piece, the tiles score the next and add up the one before.
 
 use super::few;
-use super::pack::{PackPairs, Packed, PackedCell, Prepared, split};
+use super::pack::{PackPairs, PackQueries, Packed, PackedCell, Prepared, write_woven};
 use super::product::{Between, Operand, Product, Sums};
-use super::{CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, ROWS, Room, TileRow};
+use super::{CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, ROWS, Room, TileRow, WIDTH};
 use crate::cells::{CELL, Cell};
 use crate::element::{Element, Number};
 use crate::forward::{Forward, Group, Scratch};
-use crate::lanes::{multiply, turn};
+use crate::lanes::multiply;
 use crate::mask::{RowTile, Scope};
 use crate::micro::Seen;
 use crate::score::{At, Keys};
@@ -152,7 +152,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Adding<'_, '_, E,
             Some(packed) => packed,
             None => {
                 let rows = self.call.keys_and_values(self.scope);
-                own.fill::<E, PARTS>(self.s, rows, cell, &mut self.room.turned);
+                own.fill::<E, PARTS>(self.s, rows, cell);
                 own.get()
             }
         };
@@ -168,16 +168,18 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Adding<'_, '_, E,
 }
 
 impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
-    /// Queries into pairs. They stay as they are: the scale comes after the product.
+    /// Queries into tiles. They stay as they are: the scale comes after the product.
     #[inline(always)]
     fn turn_queries(&mut self) {
         let q = self.call.q.head(self.scope.batch, self.scope.head);
         let Room { queries, sizes, .. } = &mut *self.room;
-        for (group, to) in self.groups[..self.rows.groups()].iter_mut().zip(queries) {
-            let rows = group.rows;
-            turn(self.s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut group.q);
-            let (s, lanes, chunks) = (self.s, &group.q[..], sizes.chunks);
-            s.call(PackPairs::<PARTS> { s, lanes, tiles: 0..LANE_TILES, chunks, to });
+        for (group, to) in self.groups[..self.rows.groups()].iter().zip(queries) {
+            let mut rows: [&[E]; GROUP] = [&[]; GROUP];
+            for (i, row) in rows.iter_mut().enumerate().take(group.rows.count) {
+                *row = q.row(group.rows.row(i));
+            }
+            let (s, rows, chunks) = (self.s, &rows, sizes.chunks);
+            s.call(PackQueries::<E, PARTS> { s, rows, chunks, to });
         }
     }
 
@@ -551,7 +553,8 @@ impl<const PARTS: usize, const VECTORS: usize> Weighing<'_, PARTS, VECTORS> {
     fn next(&mut self) {
         let (s, pair) = (self.s, self.pair % PAIRS);
         self.pair += 1;
-        let rows = [&self.scores.0[2 * pair], &self.scores.0[2 * pair + 1]];
+        let key = pair / ROWS * WIDTH + pair % ROWS;
+        let rows = [&self.scores.0[key], &self.scores.0[key + ROWS]];
         for j in 0..VECTORS {
             let mut both = [s.splat(0.0); 2];
             for i in 0..2 {
@@ -559,12 +562,8 @@ impl<const PARTS: usize, const VECTORS: usize> Weighing<'_, PARTS, VECTORS> {
                 both[i] = if PARTS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) };
             }
             self.sums[j] = s.add(self.sums[j], s.add(both[0], both[1]));
-            let (even, odd) = (split::<PARTS>(s, both[0]), split::<PARTS>(s, both[1]));
-            for part in 0..PARTS {
-                let at = (part * CHUNKS + pair / ROWS) * HALF_TILES + j;
-                let to = &mut self.weights[at * ROWS + pair % ROWS];
-                s.write_pairs(even[part], odd[part], &mut to.0);
-            }
+            let at = (pair / ROWS * HALF_TILES + j) * ROWS + pair % ROWS;
+            write_woven::<PARTS>(s, both, (&mut *self.weights, at, CHUNKS * HALF_TILES * ROWS));
         }
     }
 

@@ -119,8 +119,6 @@ pub(crate) struct Room {
     queue: Vec<usize>,
     /// A cell that is not prepared.
     cell: pack::Packed,
-    /// Values of a cell on their way, `[features][keys]`.
-    turned: Vec<Lanes<f32>>,
 }
 
 impl Room {
@@ -129,7 +127,7 @@ impl Room {
         self.sizes.parts
     }
 
-    pub(crate) fn new(sizes: Sizes, groups: usize, v_dim: usize) -> Self {
+    pub(crate) fn new(sizes: Sizes, groups: usize) -> Self {
         let lanes = |n| vec![Lanes([0.0; GROUP]); n];
         Self {
             sizes,
@@ -140,7 +138,6 @@ impl Room {
             weights: [0, 1].map(|_| zeros(sizes.parts * CHUNKS * HALF_TILES * ROWS)),
             queue: Vec::new(),
             cell: pack::Packed::new(sizes),
-            turned: lanes(v_dim),
         }
     }
 }

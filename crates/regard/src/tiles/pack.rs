@@ -1,10 +1,13 @@
 //! Operands into tiles.
+//!
+//! A sum over features, keys or rows may run in any order inside a chunk of 32, as long as both operands agree. Here it is
+//! woven: 0, 16, 1, 17, ..., so that two vectors of neighbours become a row of a tile by one shift and one blend. What must be
+//! turned is turned after that, two numbers at a time.
 
 use super::product::Operand;
-use super::{CHUNKS, ROWS, Sizes, TileRow, WIDTH, zeros};
+use super::{CHUNKS, LANE_TILES, ROWS, Sizes, TileRow, WIDTH, zeros};
 use crate::cells::{CELL, Cell};
 use crate::element::Element;
-use crate::lanes::turn;
 use crate::mask::RowTile;
 use crate::run::run;
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task};
@@ -87,10 +90,9 @@ impl Packed {
         s: Avx512,
         (k, v): (Head<'_, E>, Head<'_, E>),
         at: &Cell,
-        turned: &mut [Lanes<f32>],
     ) {
         let rows = &mut self.rows[..];
-        self.odd = s.call(PackCell::<E, PARTS> { s, sizes: self.sizes, k, v, at, turned, rows });
+        self.odd = s.call(PackCell::<E, PARTS> { s, sizes: self.sizes, k, v, at, rows });
     }
 }
 
@@ -110,7 +112,6 @@ struct PackCell<'t, E: Element, const PARTS: usize> {
     k: Head<'t, E>,
     v: Head<'t, E>,
     at: &'t Cell,
-    turned: &'t mut [Lanes<f32>],
     rows: &'t mut [TileRow],
 }
 
@@ -118,32 +119,34 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackCell<'_, E, PA
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
-        let Self { s, sizes, k, v, at, turned, rows } = self;
+        let Self { s, sizes, k, v, at, rows } = self;
         let (keys, values) = rows.split_at_mut(sizes.key_rows());
-        for i in 0..CELL {
-            let row = if i < at.len { k.row(at.keys().get(i)) } else { &[] };
+        let mut from: [&[E]; CELL] = [&[]; CELL];
+        for (i, from) in from.iter_mut().enumerate().take(at.len) {
+            *from = k.row(at.keys().get(i));
+        }
+        for (i, row) in from.iter().enumerate() {
             pack_row::<E, PARTS>(s, row, sizes.chunks, i, keys);
         }
-        turn(s, |i| v.row(at.keys().get(i)), at.len, 1.0, turned);
-        let mut odd = 0;
-        for (d, lanes) in turned.iter().enumerate() {
-            for chunk in 0..CHUNKS {
-                for half in 0..2 {
-                    let first = chunk * WIDTH + half * 16;
-                    let (x, bits) = only_finite(s, load_first(s, lanes, first, at.len));
-                    odd |= u64::from(bits) << first;
-                    for (part, x) in split::<PARTS>(s, x).into_iter().enumerate() {
-                        let tile = (part * CHUNKS + chunk) * sizes.features + d / ROWS;
-                        s.write_upper(x, &mut values[tile * ROWS + d % ROWS].0[half * 16..]);
-                    }
-                }
-            }
+        for (i, from) in from.iter_mut().enumerate().take(at.len) {
+            *from = v.row(at.keys().get(i));
         }
-        odd
+        pack_turned::<E, PARTS>(s, &from, sizes.features, values)
     }
 }
 
-/// Row `i` of a left operand with rows as they are, padded with 0.
+/// 16 numbers of a row; 0 beyond its end.
+#[inline(always)]
+fn load_row<E: Element<Num = f32>>(s: Avx512, row: &[E], first: usize) -> __m512 {
+    if first + 16 <= row.len() {
+        return E::load(s, &row[first..]);
+    }
+    let mut lanes = [0.0; 16];
+    row.iter().skip(first).zip(&mut lanes).for_each(|(x, lane)| *lane = x.widen());
+    s.load(&lanes)
+}
+
+/// Row `i` of a left operand, woven, padded with 0.
 #[inline(always)]
 pub(super) fn pack_row<E: Element<Num = f32>, const PARTS: usize>(
     s: Avx512,
@@ -153,24 +156,102 @@ pub(super) fn pack_row<E: Element<Num = f32>, const PARTS: usize>(
     to: &mut [TileRow],
 ) {
     for chunk in 0..chunks {
-        for half in 0..2 {
-            let first = chunk * WIDTH + half * 16;
-            let x = if first + 16 <= row.len() {
-                E::load(s, &row[first..])
-            } else {
-                let mut lanes = [0.0; 16];
-                row.iter().skip(first).zip(&mut lanes).for_each(|(x, lane)| *lane = x.widen());
-                s.load(&lanes)
-            };
-            for (part, x) in split::<PARTS>(s, x).into_iter().enumerate() {
-                let tile = (part * chunks + chunk) * (CELL / ROWS) + i / ROWS;
-                s.write_upper(x, &mut to[tile * ROWS + i % ROWS].0[half * 16..]);
+        let halves = [0, ROWS].map(|half| chunk * WIDTH + half);
+        let halves = [load_row(s, row, halves[0]), load_row(s, row, halves[1])];
+        let at = (chunk * (CELL / ROWS) + i / ROWS) * ROWS + i % ROWS;
+        write_woven::<PARTS>(s, halves, (&mut *to, at, chunks * CELL));
+    }
+}
+
+/// Writes two vectors as one row of a tile from `at` on, the parts `apart` from each other.
+#[inline(always)]
+pub(super) fn write_woven<const PARTS: usize>(
+    s: Avx512,
+    [first, second]: [__m512; 2],
+    (to, at, apart): (&mut [TileRow], usize, usize),
+) {
+    let (first, second) = (split::<PARTS>(s, first), split::<PARTS>(s, second));
+    for part in 0..PARTS {
+        s.write_pairs(first[part], second[part], &mut to[at + part * apart].0);
+    }
+}
+
+/// The rows of a cell as a left operand `[features][keys]`, woven, padded with 0. Returns a bit for each key that holds a
+/// number that is not finite; such numbers are 0 in the operand.
+#[inline(always)]
+pub(super) fn pack_turned<E: Element<Num = f32>, const PARTS: usize>(
+    s: Avx512,
+    rows: &[&[E]; CELL],
+    tiles: usize,
+    to: &mut [TileRow],
+) -> u64 {
+    let mut odd = 0;
+    for chunk in 0..CHUNKS {
+        let (first, second) = rows[chunk * WIDTH..][..WIDTH].split_at(ROWS);
+        for tile in 0..tiles {
+            let mut blocks = [s.block(); PARTS];
+            for i in 0..ROWS {
+                let mut halves = [s.splat(0.0); 2];
+                for (half, rows) in [first, second].into_iter().enumerate() {
+                    if !rows[i].is_empty() {
+                        let (x, bits) = only_finite(s, load_row(s, rows[i], tile * ROWS));
+                        odd |= u64::from(bits != 0) << (chunk * WIDTH + half * ROWS + i);
+                        halves[half] = x;
+                    }
+                }
+                let parts = [split::<PARTS>(s, halves[0]), split::<PARTS>(s, halves[1])];
+                for (part, block) in blocks.iter_mut().enumerate() {
+                    block[i] = s.pairs(parts[0][part], parts[1][part]);
+                }
+            }
+            for (part, block) in blocks.iter_mut().enumerate() {
+                s.transpose(block);
+                let at = ((part * CHUNKS + chunk) * tiles + tile) * ROWS;
+                for (to, row) in to[at..at + ROWS].iter_mut().zip(block) {
+                    s.write_tile_row(*row, &mut to.0);
+                }
+            }
+        }
+    }
+    odd
+}
+
+/// Rows as a right operand `[features][lanes]`, woven, padded with 0.
+pub(super) struct PackQueries<'t, E: Element, const PARTS: usize> {
+    pub(super) s: Avx512,
+    pub(super) rows: &'t [&'t [E]; GROUP],
+    pub(super) chunks: usize,
+    pub(super) to: &'t mut [TileRow],
+}
+
+impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackQueries<'_, E, PARTS> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) {
+        let Self { s, rows, chunks, to } = self;
+        for (tile, rows) in rows.chunks_exact(ROWS).enumerate() {
+            for chunk in 0..chunks {
+                let mut blocks = [s.block(); PARTS];
+                for (i, row) in rows.iter().enumerate().filter(|(_, row)| !row.is_empty()) {
+                    let first = split::<PARTS>(s, load_row(s, row, chunk * WIDTH));
+                    let second = split::<PARTS>(s, load_row(s, row, chunk * WIDTH + ROWS));
+                    for (part, block) in blocks.iter_mut().enumerate() {
+                        block[i] = s.pairs(first[part], second[part]);
+                    }
+                }
+                for (part, block) in blocks.iter_mut().enumerate() {
+                    s.transpose(block);
+                    let at = ((part * chunks + chunk) * LANE_TILES + tile) * ROWS;
+                    for (to, row) in to[at..at + ROWS].iter_mut().zip(block) {
+                        s.write_tile_row(*row, &mut to.0);
+                    }
+                }
             }
         }
     }
 }
 
-/// Lanes `[inner][lanes]` as a right operand, in pairs of `inner`; padded with 0 up to whole chunks.
+/// Lanes `[inner][lanes]` as a right operand, woven; padded with 0 up to whole chunks.
 pub(super) struct PackPairs<'t, const PARTS: usize> {
     pub(super) s: Avx512,
     pub(super) lanes: &'t [Lanes<f32>],
@@ -185,18 +266,17 @@ impl<const PARTS: usize> Task<f32> for PackPairs<'_, PARTS> {
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         let Self { s, lanes, tiles, chunks, to } = self;
-        for pair in 0..chunks * ROWS {
+        let apart = chunks * tiles.len() * ROWS;
+        for (chunk, i) in (0..chunks).flat_map(|chunk| (0..ROWS).map(move |i| (chunk, i))) {
             for tile in tiles.clone() {
                 let load = |i: usize| {
                     let row = lanes.get(i);
                     row.map_or(s.splat(0.0), |row| s.load(&row.0[tile * 16..]))
                 };
-                let first = split::<PARTS>(s, load(2 * pair));
-                let second = split::<PARTS>(s, load(2 * pair + 1));
-                for part in 0..PARTS {
-                    let at = (part * chunks + pair / ROWS) * tiles.len() + tile - tiles.start;
-                    s.write_pairs(first[part], second[part], &mut to[at * ROWS + pair % ROWS].0);
-                }
+                let first = chunk * WIDTH + i;
+                let halves = [load(first), load(first + ROWS)];
+                let at = (chunk * tiles.len() + tile - tiles.start) * ROWS + i;
+                write_woven::<PARTS>(s, halves, (&mut *to, at, apart));
             }
         }
     }
@@ -233,25 +313,20 @@ impl Prepared {
         let mut odd = vec![0; count];
         let to = ViewMut::bhsd(&mut rows, [count, 1, 1, size]).ok()?;
         let to_odd = ViewMut::bhsd(&mut odd, [count, 1, 1, 1]).ok()?;
-        run(
-            threads,
-            count,
-            || (Cell::new(), vec![Lanes([0.0; GROUP]); dims.v_dim]),
-            |(at, turned), i| {
-                let b = before.partition_point(|cells| cells * heads <= i) - 1;
-                let (cells, own) = (before[b + 1] - before[b], i - before[b] * heads);
-                let (head, first) = (own / cells, own % cells * CELL);
-                let (k, v) = (call.k.head(b, head), call.v.head(b, head));
-                at.set(first, k.len().saturating_sub(first).min(CELL));
-                let one = RowTile { first: 0, step: 1, count: 1 };
-                // SAFETY: each cell belongs to one task, and all of it was written before.
-                let (mut to, mut to_odd) =
-                    unsafe { (to.tile(i, Heads::one(0), one), to_odd.tile(i, Heads::one(0), one)) };
-                let rows = to.update(0, 0);
-                let task = PackCell::<E, PARTS> { s, sizes, k, v, at, turned, rows };
-                to_odd.update(0, 0)[0] = s.call(task);
-            },
-        );
+        run(threads, count, Cell::new, |at, i| {
+            let b = before.partition_point(|cells| cells * heads <= i) - 1;
+            let (cells, own) = (before[b + 1] - before[b], i - before[b] * heads);
+            let (head, first) = (own / cells, own % cells * CELL);
+            let (k, v) = (call.k.head(b, head), call.v.head(b, head));
+            at.set(first, k.len().saturating_sub(first).min(CELL));
+            let one = RowTile { first: 0, step: 1, count: 1 };
+            // SAFETY: each cell belongs to one task, and all of it was written before.
+            let (mut to, mut to_odd) =
+                unsafe { (to.tile(i, Heads::one(0), one), to_odd.tile(i, Heads::one(0), one)) };
+            let rows = to.update(0, 0);
+            let task = PackCell::<E, PARTS> { s, sizes, k, v, at, rows };
+            to_odd.update(0, 0)[0] = s.call(task);
+        });
         Some(Self { sizes, before, heads, rows, odd })
     }
 

@@ -1,23 +1,19 @@
-//! Operands of the way back.
-//!
-//! Where a sum is over keys or over rows, the order inside a chunk of 32 is free, as long as both operands agree. Here it is
-//! 0, 16, 1, 17, ...: two vectors of neighbours become a row of a tile by one shift and one blend, without a shuffle.
+//! Operands of the way back, woven (see [`pack`](super::pack)).
 
 #![expect(
     clippy::needless_range_loop,
     reason = "indices over constants keep the vectors in registers"
 )]
 
-use super::pack::{PackPairs, load_first, only_finite, pack_row, split};
+use super::pack::{PackPairs, load_first, only_finite, pack_row, pack_turned, write_woven};
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
 use crate::cells::{CELL, Cell};
 use crate::element::Element;
-use crate::lanes::turn;
 use crate::micro::{Packed, Seen};
 use crate::problem::Dims;
 use crate::score::Keys;
-use crate::simd::{Avx512, GROUP, Lanes, Simd, Task};
+use crate::simd::{Avx512, Lanes, Simd, Task};
 use crate::source::Head;
 use std::arch::x86_64::__m512;
 
@@ -78,16 +74,13 @@ pub(super) struct BackCells {
     rows: Vec<TileRow>,
     /// Of those that are packed. The last place is for cells that do not stand on the grid.
     odd: Vec<Option<u64>>,
-    /// Keys on their way, `[features][keys]`.
-    turned: Vec<Lanes<f32>>,
 }
 
 impl BackCells {
-    pub(super) fn new(sizes: BackSizes, keys: usize, qk_dim: usize) -> Self {
+    pub(super) fn new(sizes: BackSizes, keys: usize) -> Self {
         let count = keys.div_ceil(CELL) + 1;
         let size: usize = sizes.cell_rows().iter().sum();
-        let turned = vec![Lanes([0.0; GROUP]); qk_dim];
-        Self { sizes, rows: zeros(count * size), odd: vec![None; count], turned }
+        Self { sizes, rows: zeros(count * size), odd: vec![None; count] }
     }
 
     pub(super) fn clear(&mut self) {
@@ -113,9 +106,8 @@ impl BackCells {
         };
         if self.odd[i].is_none() || i == spare {
             let size: usize = self.sizes.cell_rows().iter().sum();
-            let (sizes, turned) = (self.sizes, &mut self.turned[..]);
-            let rows = &mut self.rows[i * size..][..size];
-            let task = PackBack::<E, PARTS> { s, sizes, k, v, keys, n, turned, rows };
+            let (sizes, rows) = (self.sizes, &mut self.rows[i * size..][..size]);
+            let task = PackBack::<E, PARTS> { s, sizes, k, v, keys, n, rows };
             self.odd[i] = Some(s.call(task));
         }
         i
@@ -159,7 +151,6 @@ struct PackBack<'t, E: Element, const PARTS: usize> {
     v: Head<'t, E>,
     keys: Keys<'t>,
     n: usize,
-    turned: &'t mut [Lanes<f32>],
     rows: &'t mut [TileRow],
 }
 
@@ -167,7 +158,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackBack<'_, E, PA
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
-        let Self { s, sizes, k, v, keys, n, turned, rows } = self;
+        let Self { s, sizes, k, v, keys, n, rows } = self;
         let lens = sizes.cell_rows();
         let (to_keys, rest) = rows.split_at_mut(lens[0]);
         let (to_values, to_turned) = rest.split_at_mut(lens[1]);
@@ -175,36 +166,11 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackBack<'_, E, PA
             pack_row::<E, PARTS>(s, k.row(keys.get(i)), sizes.qk.chunks, i, to_keys);
             pack_row::<E, PARTS>(s, v.row(keys.get(i)), sizes.v.chunks, i, to_values);
         }
-        turn(s, |i| k.row(keys.get(i)), n, 1.0, turned);
-        let mut odd = 0;
-        for (d, lanes) in turned.iter().enumerate() {
-            for chunk in 0..CHUNKS {
-                let mut halves = [s.splat(0.0); 2];
-                for half in 0..2 {
-                    let first = chunk * WIDTH + half * ROWS;
-                    let (x, bits) = only_finite(s, load_first(s, lanes, first, n));
-                    odd |= u64::from(bits) << first;
-                    halves[half] = x;
-                }
-                let at = (chunk * sizes.qk.tiles + d / ROWS) * ROWS + d % ROWS;
-                let apart = CHUNKS * sizes.qk.tiles * ROWS;
-                write_woven::<PARTS>(s, halves, (&mut *to_turned, at, apart));
-            }
+        let mut from: [&[E]; CELL] = [&[]; CELL];
+        for (i, from) in from.iter_mut().enumerate().take(n) {
+            *from = k.row(keys.get(i));
         }
-        odd
-    }
-}
-
-/// Writes two vectors as one row of a tile from `at` on, the parts `apart` from each other.
-#[inline(always)]
-fn write_woven<const PARTS: usize>(
-    s: Avx512,
-    [first, second]: [__m512; 2],
-    (to, at, apart): (&mut [TileRow], usize, usize),
-) {
-    let (first, second) = (split::<PARTS>(s, first), split::<PARTS>(s, second));
-    for part in 0..PARTS {
-        s.write_pairs(first[part], second[part], &mut to[at + part * apart].0);
+        pack_turned::<E, PARTS>(s, &from, sizes.qk.tiles, to_turned)
     }
 }
 

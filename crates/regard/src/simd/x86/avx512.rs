@@ -58,14 +58,24 @@ impl Avx512 {
         let half = intrinsic!(_mm512_set1_epi32(0x8000));
         intrinsic!(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), half)))
     }
-    /// Writes the upper halves of two vectors in pairs: first, second, first, second, ...
+    /// The upper halves of two vectors in pairs: first, second, first, second, ...
     #[inline(always)]
-    pub(crate) fn write_pairs(self, first: __m512, second: __m512, to: &mut [u16; 32]) {
+    pub(crate) fn pairs(self, first: __m512, second: __m512) -> __m512 {
         intrinsic!({
             let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first));
-            let pairs = _mm512_mask_blend_epi16(0xaaaa_aaaa, first, _mm512_castps_si512(second));
-            _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs);
-        });
+            let second = _mm512_castps_si512(second);
+            _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, first, second))
+        })
+    }
+    /// Writes pairs.
+    #[inline(always)]
+    pub(crate) fn write_tile_row(self, pairs: __m512, to: &mut [u16; 32]) {
+        intrinsic!(_mm512_storeu_ps(to.as_mut_ptr().cast(), pairs));
+    }
+    /// Writes the upper halves of two vectors in pairs.
+    #[inline(always)]
+    pub(crate) fn write_pairs(self, first: __m512, second: __m512, to: &mut [u16; 32]) {
+        self.write_tile_row(self.pairs(first, second), to);
     }
     /// The even lanes of two vectors, and the odd ones.
     #[inline(always)]
@@ -75,15 +85,6 @@ impl Avx512 {
             let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
             (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
         })
-    }
-    /// Writes the upper halves of a vector side by side.
-    #[inline(always)]
-    pub(crate) fn write_upper(self, x: __m512, to: &mut [u16]) {
-        assert!(to.len() >= 16);
-        intrinsic!({
-            let x = _mm512_srli_epi32::<16>(_mm512_castps_si512(x));
-            _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(x));
-        });
     }
 }
 
