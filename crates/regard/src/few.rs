@@ -91,8 +91,9 @@ pub(crate) struct Weighted<'t, E: Element> {
 
 /// Rows that are weighed together.
 ///
-/// Where no option asks for more, several keys stand side by side: each row has one lane for every second, fourth, ... key,
-/// all of them with the same `m`, so that the lanes are full.
+/// Where no option asks for more, several keys stand side by side, so that the lanes are full: all lanes of a row have the
+/// same `m`. The weights of a row are added up in four classes, keys 0, 4, ..., 1, 5, ..., and each class by halves, key i and
+/// i + 32, i + 16, i + 8, i + 4: that order is the same however many rows there are.
 #[derive(Debug)]
 struct Bundle<N> {
     /// Its query heads, counted from the first of the task.
@@ -144,8 +145,11 @@ impl<N: Number> FewRoom<N> {
 
 /// Whether no option tells the rows and keys of a task apart.
 fn are_alike<E: Element>(problem: &Problem<'_, E>) -> bool {
-    problem.is_plain_dot() && problem.dropout.is_none()
+    problem.is_plain_dot() && problem.dropout.is_none() && !problem.entropy
 }
+
+/// Sums that the weights of a row are kept in: keys that stand side by side for [`FEW`] rows.
+const CLASSES: usize = GROUP / FEW;
 
 impl<E: Element> Forward<'_, '_, E> {
     /// The rows of all heads that one key head serves, over the keys of the way.
@@ -351,6 +355,9 @@ impl<N: Number> FewRoom<N> {
             }
             sums = TileSums::zero(problem.entropy);
             bundle.states.weigh(s, &mut bundle.tile[..used], span, &mut sums);
+            if spread {
+                sums.l = bundle.sum_of_classes(s, used);
+            }
         }
         bundle.states.add(s, &sums, span);
         if hides && !spread {
@@ -402,6 +409,35 @@ impl<N: Number> Bundle<N> {
             let lane = key * self.width;
             to[lane / GROUP] |= seen << (lane % GROUP);
         }
+    }
+
+    /// The sums of the four classes of each row, in its first lanes; the others are 0.
+    #[inline(always)]
+    fn sum_of_classes<S: Simd<N>>(&self, s: S, used: usize) -> Lanes<N> {
+        let mut sums = Lanes([N::zero(); GROUP]);
+        for lane in (0..GROUP).step_by(S::LANES) {
+            let mut rows = [s.splat(N::zero()); FEW];
+            for (to, row) in rows.iter_mut().zip(&self.tile[..used]) {
+                *to = s.load(&row.0[lane..]);
+            }
+            let mut half = self.width / 2;
+            while half > 0 {
+                for i in 0..half {
+                    rows[i] = s.add(rows[i], rows[i + half]);
+                }
+                half /= 2;
+            }
+            s.store(rows[0], &mut sums.0[lane..]);
+        }
+        let mut half = GROUP / 2;
+        while half >= CLASSES * self.width {
+            let (first, second) = sums.0.split_at_mut(half);
+            for (to, x) in first.iter_mut().zip(&mut *second) {
+                (*to, *x) = (*to + *x, N::zero());
+            }
+            half /= 2;
+        }
+        sums
     }
 
     /// Raises `m` where the sums do not suffice, to the same number in all lanes of a row.

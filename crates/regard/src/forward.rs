@@ -184,14 +184,18 @@ impl<E: Element> Forward<'_, '_, E> {
             soon(s, v.row(key));
         }
         if let Some(Finished { out, .. }) = &mut self.target.finished {
-            (0..rows.count).for_each(|lane| soon(s, out.row(0, lane)));
+            for lane in 0..rows.count {
+                soon(s, out.row(0, lane));
+            }
         }
         let next = Scope { head: scope.head + 1, ..scope };
         if next.head == call.problem.dims().heads.q {
             return;
         }
         let (q, (k, v)) = (call.q.head(next.batch, next.head), call.keys_and_values(next));
-        (0..rows.count).for_each(|lane| later(s, q.row(rows.row(lane))));
+        for lane in 0..rows.count {
+            later(s, q.row(rows.row(lane)));
+        }
         for key in 0..scope.k_len {
             later(s, k.row(key));
             later(s, v.row(key));

@@ -98,7 +98,7 @@ struct Adding<'t, 'c, E: Element, const PARTS: usize> {
     factor: f32,
 }
 
-/// A whole prepared cell and half a group, on their way.
+/// A whole cell and half a group, on their way.
 #[derive(Clone, Copy)]
 struct Waiting {
     group: usize,
@@ -131,34 +131,36 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Adding<'_, '_, E,
     fn take<S: Simd<f32>>(&mut self, _: S, cell: &Cell) -> bool {
         let problem = self.call.problem;
         let plain = problem.is_plain_dot() && problem.dropout.is_none() && !problem.entropy;
-        let ready = match (self.prepared, cell.keys()) {
-            (Some(prepared), Keys::From(first)) if first.is_multiple_of(CELL) => {
-                let packed = prepared.cell(self.head, first);
-                if plain && cell.full && cell.len == CELL && packed.odd == 0 {
-                    self.room.queue.push(first);
-                    if self.room.queue.len() == QUEUE {
-                        self.flush();
-                    }
-                    return true;
-                }
-                Some(packed)
-            }
+        let whole = plain && cell.full && cell.len == CELL;
+        let first = match cell.keys() {
+            Keys::From(first) if first.is_multiple_of(CELL) => Some(first),
             _ => None,
         };
-        self.flush();
-        let mut own = std::mem::replace(&mut self.room.cell, Packed::none(self.room.sizes));
-        // No closures here: code inside one is not compiled for the vectors.
-        let packed = match ready {
-            Some(packed) => packed,
-            None => {
-                let rows = self.call.keys_and_values(self.scope);
-                own.fill::<E, PARTS>(self.s, rows, cell);
-                own.get()
+        if let (Some(prepared), Some(first)) = (self.prepared, first) {
+            let packed = prepared.cell(self.head, first);
+            if whole && packed.odd == 0 {
+                self.room.queue.push(first);
+                if self.room.queue.len() == QUEUE {
+                    self.flush();
+                }
+            } else {
+                self.flush();
+                self.step_all(packed, cell);
             }
-        };
-        for group in 0..self.rows.groups() {
-            self.step(packed, cell, group);
+            return true;
         }
+        self.flush();
+        let rows = self.call.keys_and_values(self.scope);
+        self.room.cell.fill::<E, PARTS>(self.s, rows, cell);
+        if let (None, Some(first), true) = (self.prepared, first, whole)
+            && self.room.cell.get().odd == 0
+        {
+            self.room.queue.push(first);
+            self.flush();
+            return true;
+        }
+        let own = std::mem::replace(&mut self.room.cell, Packed::none(self.room.sizes));
+        self.step_all(own.get(), cell);
         self.room.cell = own;
         true
     }
@@ -212,7 +214,6 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
     #[inline(always)]
     fn weave(&mut self, next: Option<Waiting>, scored: Option<Waiting>, weighed: Option<Waiting>) {
         let (s, t, factor) = (self.s, self.t, self.factor);
-        let Some(prepared) = self.prepared else { return };
         // The first piece of a group, and one with scores far above those before, is not worth trying.
         let mut quick = scored;
         if let Some(scored) = scored {
@@ -230,6 +231,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
             queries,
             scores: [scores_0, scores_1],
             weights: [weights_0, weights_1],
+            cell,
             ..
         } = &mut *self.room;
         // What is scored has one room, the next piece and the weighed one share the other.
@@ -243,7 +245,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let (done, to) = if other == 0 { (weights_0, weights_1) } else { (weights_1, weights_0) };
         let mut score = match next {
             Some(next) => {
-                let keys = prepared.cell(self.head, next.first).keys;
+                let keys = cell.or(self.prepared, self.head, next.first).keys;
                 let queries =
                     Operand { data: &queries[next.group], chunks: sizes.chunks, tiles: LANE_TILES };
                 let operands = (keys, queries.skip(0, next.lane / ROWS));
@@ -254,7 +256,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         };
         let mut add = match weighed {
             Some(weighed) => {
-                let values = prepared.cell(self.head, weighed.first).values;
+                let values = cell.or(self.prepared, self.head, weighed.first).values;
                 let weights = Operand { data: done, chunks: CHUNKS, tiles: HALF_TILES };
                 let to = Sums::lanes(&mut self.groups[weighed.group].sums, weighed.lane);
                 let tiles = (sizes.features, weighed.tiles());
@@ -320,6 +322,14 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
             weights,
         });
         self.count(scored, &sums);
+    }
+
+    /// Any cell.
+    #[inline(always)]
+    fn step_all(&mut self, packed: PackedCell<'_>, cell: &Cell) {
+        for group in 0..self.rows.groups() {
+            self.step(packed, cell, group);
+        }
     }
 
     /// Any cell, one group: all in a row.

@@ -84,6 +84,20 @@ impl Packed {
         cell(self.sizes, &self.rows, self.odd)
     }
 
+    /// The cell that begins at key `first` of a head, if cells are prepared; else this one.
+    #[inline(always)]
+    pub(super) fn or<'c>(
+        &'c self,
+        prepared: Option<&'c Prepared>,
+        head: (usize, usize),
+        first: usize,
+    ) -> PackedCell<'c> {
+        match prepared {
+            Some(prepared) => prepared.cell(head, first),
+            None => self.get(),
+        }
+    }
+
     #[inline(always)]
     pub(super) fn fill<E: Element<Num = f32>, const PARTS: usize>(
         &mut self,
