@@ -1,7 +1,7 @@
 //! The products on AMX tiles: 16 x 16 sums of 32 products in one instruction, for numbers of 8 digits (bf16).
 //!
 //! The orientation is that of the vector kernels, rows (queries) in the lanes, so masks, scores and softmax are the same
-//! code. What differs is how operands lie: the left one in rows of 32 neighbours, the right one in pairs,
+//! code. What differs is how operands lie: the left one in rows of 32, the right one in pairs, both woven (see [`pack`]),
 //!
 //! ```text
 //! scores  [keys][lanes]     = keys   [key][32 features]      x queries [feature pair][16 lanes x 2]
