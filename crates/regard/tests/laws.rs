@@ -4,8 +4,9 @@ mod strategies;
 
 use proptest::prelude::*;
 use regard::reference::Inputs;
-use regard::{Align, Isa, Mask, Output, Problem, Score, Shape, View, ViewMut};
+use regard::{Align, Element, Isa, Mask, Output, Problem, Score, Shape, View, ViewMut, bf16};
 use regard_testkit::cases::dims;
+use regard_testkit::masks::named;
 use regard_testkit::run::{forward, same_bits};
 use regard_testkit::scores::{SCORES, ScoreOption};
 use regard_testkit::{Arrangement, Case, Data, Judge, Noise, Stored};
@@ -35,6 +36,44 @@ fn masked() -> impl Strategy<Value = (Case, Data<f32>)> {
 
 fn run(case: &Case, data: &Data<f32>) -> Output<f32> {
     forward(&data.problem(case), data.inputs(), Isa::best(), 2)
+}
+
+/// Keys and values of a case once for each query head that they serve.
+fn repeated<E: Element>(case: &Case, data: &Data<E>) -> Data<E> {
+    let (q, kv) = (case.dims.heads.q, case.dims.heads.kv);
+    let mut repeated = data.clone();
+    for tensor in [&mut repeated.k, &mut repeated.v] {
+        let Shape { batch, len, dim, .. } = tensor.shape;
+        let rows = (0..batch).flat_map(|b| (0..q).map(move |h| (b, h * kv / q)));
+        let view = tensor.view();
+        let values: Vec<E> = rows
+            .flat_map(|(b, h)| (0..len).flat_map(move |i| view.row(b, h, i).iter().copied()))
+            .collect();
+        *tensor = Stored::new(&values, Shape { batch, heads: q, len, dim }, Arrangement::Bhsd);
+    }
+    repeated
+}
+
+/// Few rows are weighed side by side with those of other heads.
+#[test]
+fn few_rows_have_the_same_bits_beside_others() {
+    fn of_type<E: Element>(case: &Case) {
+        let data = Data::<E>::new(case);
+        for isa in Isa::available() {
+            let [a, b] = [&data, &repeated(case, &data)]
+                .map(|data| forward(&data.problem(case), data.inputs(), isa, 2));
+            assert!(same_bits(&a, &b), "{case} {} on {}", E::NAME, isa.name());
+        }
+    }
+    for heads in [2, 3, 4, 5, 8, 12, 16] {
+        for keys in [1, 20, 64, 84, 200, 700] {
+            for mask in ["full", "lengths"] {
+                let case = Case::new(dims([2, heads, 1, 1, keys, 32, 64])).mask(named(mask));
+                of_type::<f32>(&case);
+                of_type::<bf16>(&case);
+            }
+        }
+    }
 }
 
 /// Queries or keys `part` of a tensor, copied.
@@ -212,19 +251,7 @@ proptest! {
 
     #[test]
     fn grouped_heads_are_repeated_keys_and_values((case, data) in masked()) {
-        let grouped = run(&case, &data);
-        let (q, kv) = (case.dims.heads.q, case.dims.heads.kv);
-        let mut repeated = data.clone();
-        for tensor in [&mut repeated.k, &mut repeated.v] {
-            let Shape { batch, len, dim, .. } = tensor.shape;
-            let rows = (0..batch).flat_map(|b| (0..q).map(move |h| (b, h * kv / q)));
-            let view = tensor.view();
-            let values: Vec<f32> = rows
-                .flat_map(|(b, h)| (0..len).flat_map(move |i| view.row(b, h, i).iter().copied()))
-                .collect();
-            *tensor = Stored::new(&values, Shape { batch, heads: q, len, dim }, Arrangement::Bhsd);
-        }
-        prop_assert!(same_bits(&grouped, &run(&case, &repeated)), "{}", case);
+        prop_assert!(same_bits(&run(&case, &data), &run(&case, &repeated(&case, &data))), "{}", case);
     }
 
     #[test]
