@@ -618,6 +618,15 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
             "  vectors  {lanes} rows side by side in each; {} registers a row group",
             GROUP / lanes
         )?;
+        match self.tile_products() {
+            Some(1) => writeln!(f, "  products on tiles, of bf16 numbers as they are")?,
+            Some(n) => writeln!(f, "  products on tiles, {n} of bf16 parts for each")?,
+            None if isa.has_tiles() => {
+                let precision = self.problem.how_exact().name();
+                writeln!(f, "  products by vectors: none on tiles at precision {precision}")?;
+            }
+            None => writeln!(f, "  products by vectors")?,
+        }
         let diagonal = self.kinds.iter().any(|kind| kind.how.diagonal);
         if let Some((stride, rest)) = self.diagonal.as_ref().filter(|_| diagonal) {
             writeln!(
