@@ -37,7 +37,7 @@ pub(crate) struct FewTiles {
     weights: Vec<TileRow>,
     /// `[eight rows][chunk][up to 8 rows of even features, then of odd ones]`
     sums: Vec<SumRow>,
-    /// The last rows of a cell, up to whole tiles; or all, without numbers that are not finite.
+    /// The last rows of a cell, up to whole tiles.
     copies: Vec<TileRow>,
 }
 
@@ -53,7 +53,7 @@ impl FewTiles {
             queries: zeros(sizes.chunks * ROWS),
             weights: zeros(FEW / EACH * GROUPS * ROWS),
             sums: vec![SumRow([0.0; ROWS]); FEW / EACH * value_chunks * ROWS],
-            copies: zeros(sizes.chunks.max(value_chunks) * CELL),
+            copies: zeros(sizes.chunks.max(value_chunks) * ROWS),
         }
     }
 
@@ -167,7 +167,7 @@ impl<E: Element<Num = f32>> Products<E> for OnTiles<'_> {
     }
 }
 
-/// A matrix in memory, `[16 groups of rows][chunks of 64 bytes]`, for tiles to be loaded from.
+/// Where 16 rows lie that tiles are loaded from, a chunk of 64 bytes each.
 #[derive(Clone, Copy)]
 struct Matrix {
     first: *const u8,
