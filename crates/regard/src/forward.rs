@@ -96,7 +96,8 @@ impl<N: Number> Scratch<N> {
         let groups = rows.min(dims.q_len).div_ceil(GROUP);
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let group = || Group {
-            q: zeros(dims.qk_dim),
+            // Tiles have queries of their own.
+            q: zeros(if tiles.is_some() { 0 } else { dims.qk_dim }),
             states: States::nothing_seen(),
             sums: zeros(tiles.map_or(dims.v_dim, Sizes::padded)),
             rows: RowTile { first: 0, step: 1, count: 0 },

@@ -1,7 +1,7 @@
 //! The forward walk on tiles: while the vectors weigh one piece, the tiles score the next and add up the one before.
 
 use super::few;
-use super::pack::{PackPairs, PackQueries, Packed, PackedCell, Prepared, write_woven};
+use super::pack::{PackPairs, PackQueries, Packed, PackedCell, Prepared, rows_of, write_woven};
 use super::product::{Between, Operand, Product, Sums};
 use super::{CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, ROWS, Room, TileRow, WIDTH};
 use crate::cells::{CELL, Cell};
@@ -176,11 +176,8 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let q = self.call.q.head(self.scope.batch, self.scope.head);
         let Room { queries, sizes, .. } = &mut *self.room;
         for (group, to) in self.groups[..self.rows.groups()].iter().zip(queries) {
-            let mut rows: [&[E]; GROUP] = [&[]; GROUP];
-            for (i, row) in rows.iter_mut().enumerate().take(group.rows.count) {
-                *row = q.row(group.rows.row(i));
-            }
-            let (s, rows, chunks) = (self.s, &rows, sizes.chunks);
+            let rows = &rows_of(group.rows.count, |i| q.row(group.rows.row(i)));
+            let (s, chunks) = (self.s, sizes.chunks);
             s.call(PackQueries::<E, PARTS> { s, rows, chunks, to });
         }
     }

@@ -135,17 +135,30 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackCell<'_, E, PA
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
         let Self { s, sizes, k, v, at, rows } = self;
         let (keys, values) = rows.split_at_mut(sizes.key_rows());
-        let mut from: [&[E]; CELL] = [&[]; CELL];
-        for (i, from) in from.iter_mut().enumerate().take(at.len) {
-            *from = k.row(at.keys().get(i));
-        }
-        for (i, row) in from.iter().enumerate() {
+        let (from, turned) = (at.keys(), sizes.features);
+        for (i, row) in rows_of(at.len, |i| k.row(from.get(i))).iter().enumerate() {
             pack_row::<E, PARTS>(s, row, sizes.chunks, i, keys);
         }
-        for (i, from) in from.iter_mut().enumerate().take(at.len) {
-            *from = v.row(at.keys().get(i));
-        }
-        pack_turned::<E, PARTS>(s, &from, sizes.features, values)
+        pack_turned::<E, PARTS>(s, &rows_of(at.len, |i| v.row(from.get(i))), turned, values)
+    }
+}
+
+/// The rows of a cell or of a group; nothing where there is none.
+#[inline(always)]
+pub(super) fn rows_of<'r, E>(count: usize, row: impl Fn(usize) -> &'r [E]) -> [&'r [E]; GROUP] {
+    let mut rows: [&[E]; GROUP] = [&[]; GROUP];
+    for (i, to) in rows.iter_mut().enumerate().take(count) {
+        *to = row(i);
+    }
+    rows
+}
+
+/// 16 rows of pairs as 16 columns of a tile.
+#[inline(always)]
+fn write_turned(s: Avx512, block: &mut [__m512; ROWS], to: &mut [TileRow]) {
+    s.transpose(block);
+    for (to, row) in to[..ROWS].iter_mut().zip(block) {
+        s.write_tile_row(*row, &mut to.0);
     }
 }
 
@@ -195,7 +208,7 @@ pub(super) fn write_woven<const PARTS: usize>(
 #[inline(always)]
 pub(super) fn pack_turned<E: Element<Num = f32>, const PARTS: usize>(
     s: Avx512,
-    rows: &[&[E]; CELL],
+    rows: &[&[E]; GROUP],
     tiles: usize,
     to: &mut [TileRow],
 ) -> u64 {
@@ -219,11 +232,8 @@ pub(super) fn pack_turned<E: Element<Num = f32>, const PARTS: usize>(
                 }
             }
             for (part, block) in blocks.iter_mut().enumerate() {
-                s.transpose(block);
                 let at = ((part * CHUNKS + chunk) * tiles + tile) * ROWS;
-                for (to, row) in to[at..at + ROWS].iter_mut().zip(block) {
-                    s.write_tile_row(*row, &mut to.0);
-                }
+                write_turned(s, block, &mut to[at..]);
             }
         }
     }
@@ -254,11 +264,8 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackQueries<'_, E,
                     }
                 }
                 for (part, block) in blocks.iter_mut().enumerate() {
-                    s.transpose(block);
                     let at = ((part * chunks + chunk) * LANE_TILES + tile) * ROWS;
-                    for (to, row) in to[at..at + ROWS].iter_mut().zip(block) {
-                        s.write_tile_row(*row, &mut to.0);
-                    }
+                    write_turned(s, block, &mut to[at..]);
                 }
             }
         }

@@ -5,7 +5,9 @@
     reason = "indices over constants keep the vectors in registers"
 )]
 
-use super::pack::{PackPairs, load_first, only_finite, pack_row, pack_turned, write_woven};
+use super::pack::{
+    PackPairs, load_first, only_finite, pack_row, pack_turned, rows_of, write_woven,
+};
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
 use crate::cells::{CELL, Cell};
@@ -166,11 +168,8 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackBack<'_, E, PA
             pack_row::<E, PARTS>(s, k.row(keys.get(i)), sizes.qk.chunks, i, to_keys);
             pack_row::<E, PARTS>(s, v.row(keys.get(i)), sizes.v.chunks, i, to_values);
         }
-        let mut from: [&[E]; CELL] = [&[]; CELL];
-        for (i, from) in from.iter_mut().enumerate().take(n) {
-            *from = k.row(keys.get(i));
-        }
-        pack_turned::<E, PARTS>(s, &from, sizes.qk.tiles, to_turned)
+        let rows = rows_of(n, |i| k.row(keys.get(i)));
+        pack_turned::<E, PARTS>(s, &rows, sizes.qk.tiles, to_turned)
     }
 }
 
