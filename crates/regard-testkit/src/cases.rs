@@ -75,11 +75,25 @@ pub enum SimilarityCase {
     GeneralPerHead,
     /// Negative squared distances.
     Distance,
+    /// A hidden layer, one for all heads.
+    Additive,
+    /// A hidden layer for each head.
+    AdditivePerHead,
+    /// The same over keys that are projected already.
+    AdditiveProjected,
 }
 
 impl SimilarityCase {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Dot, Self::General, Self::GeneralPerHead, Self::Distance];
+    pub const ALL: [Self; 7] = [
+        Self::Dot,
+        Self::General,
+        Self::GeneralPerHead,
+        Self::Distance,
+        Self::Additive,
+        Self::AdditivePerHead,
+        Self::AdditiveProjected,
+    ];
 
     /// Its name in the names of cases.
     #[must_use]
@@ -89,11 +103,14 @@ impl SimilarityCase {
             Self::General => "general",
             Self::GeneralPerHead => "general_per_head",
             Self::Distance => "distance",
+            Self::Additive => "additive",
+            Self::AdditivePerHead => "additive_per_head",
+            Self::AdditiveProjected => "additive_projected",
         }
     }
 
     fn projects(self) -> bool {
-        matches!(self, Self::General | Self::GeneralPerHead)
+        !matches!(self, Self::Dot | Self::Distance)
     }
 }
 

@@ -10,7 +10,7 @@
 //! All errors are the largest of a tensor: single elements of the plain evaluation are exact by luck all the time.
 
 use regard::reference::{self, Inputs, Outcome};
-use regard::{Element, Grads, Number, Output, Precision, Problem, Tensor};
+use regard::{Additive, Element, Grads, Number, Output, Precision, Problem, Tensor};
 
 /// Rounding steps of the floor for `f32`, in `out` and in `lse`, relative to the largest score (and value).
 ///
@@ -172,18 +172,22 @@ impl GradJudge {
         let offset = problem.scope(0, 0).offset.unsigned_abs() as f64;
         let farthest = offset.max((dims.q_len + dims.k_len) as f64);
         let [q, k] = [inputs.0, inputs.1].map(|x| largest(elements(x).map(wide)));
-        let (scale, similarity) = (problem.scale(), (dims.qk_dim as f64).sqrt() * q * k);
+        let scale = problem.scale();
+        let sizes = Sizes::of(problem, [q, k]);
         let (exact, coarse) = (named(exact), coarseness(problem, inputs));
         let judged = exact.into_iter().zip(plain).map(|((name, exact), (_, plain))| {
             let errors = exact.iter().zip(&plain).map(|(a, b)| a - wide(*b));
             let pairs = rows * dims.k_len as f64;
             let terms = match name {
-                "q" => scale * k,
-                "k" => scale * q,
+                "q" => scale * sizes.by_q,
+                "k" => scale * sizes.by_k,
                 "w" => scale * q * k,
+                "w_q" => scale * sizes.v * q,
+                "w_k" => scale * sizes.v * k,
+                "v of additive" => scale,
                 "alibi" => farthest * root(pairs, exact.len()),
-                "scale" => similarity * root(pairs, 1),
-                "temperature" => similarity * scale * root(pairs, 1),
+                "scale" => sizes.similarity * root(pairs, 1),
+                "temperature" => sizes.similarity * scale * root(pairs, 1),
                 "sinks" => root(rows, exact.len()),
                 "v" => d_out * problem.growth() / size,
                 _ => root(pairs, exact.len()),
@@ -223,13 +227,41 @@ impl GradJudge {
     }
 }
 
+/// How large the terms of gradients are by what the similarity makes of queries and keys, from the largest of each.
+struct Sizes {
+    /// The similarity itself.
+    similarity: f64,
+    /// Its gradient by a query, and by a key.
+    by_q: f64,
+    by_k: f64,
+    /// The largest of `v` of an additive similarity.
+    v: f64,
+}
+
+impl Sizes {
+    fn of<E: Element>(problem: &Problem<'_, E>, [q, k]: [f64; 2]) -> Self {
+        let Some(Additive { w_q, w_k, v }) = problem.additive() else {
+            let similarity = (problem.dims().qk_dim as f64).sqrt() * q * k;
+            return Self { similarity, by_q: k, by_k: q, v: 0.0 };
+        };
+        let largest = |x: regard::View<'_, E>| largest(elements(x).map(wide));
+        let (units, v) = ((v.shape().dim as f64).sqrt(), largest(v));
+        let by_k = v * w_k.map_or(1.0, |w_k| largest(w_k) * units);
+        Self { similarity: v * units, by_q: v * largest(w_q) * units, by_k, v }
+    }
+}
+
 /// The gradients of the definition by name.
 fn named<N: Number>(g: reference::Grads<N>) -> Vec<(&'static str, Vec<N>)> {
+    let [w_q, w_k, v] = g.additive;
     vec![
         ("q", g.q),
         ("k", g.k),
         ("v", g.v),
         ("w", g.w),
+        ("w_q", w_q),
+        ("w_k", w_k),
+        ("v of additive", v),
         ("bias", g.bias),
         ("alibi", g.alibi),
         ("relative", g.relative),
@@ -246,10 +278,18 @@ pub(crate) fn values<E: Element>(g: &Grads<E>) -> Vec<Vec<f64>> {
     }
     let list = |x: &[E::Num]| x.iter().copied().map(wide).collect();
     let optional = |t: &Option<Tensor<E::Num>>| t.as_ref().map_or_else(Vec::new, tensor);
-    let tensors = [tensor(&g.q), tensor(&g.k), tensor(&g.v), optional(&g.w), optional(&g.bias)];
+    let additive = g.additive.clone();
+    let (w_q, w_k, of_v) = additive.map_or((None, None, None), |g| (Some(g.w_q), g.w_k, Some(g.v)));
+    let tensors = [tensor(&g.q), tensor(&g.k), tensor(&g.v), optional(&g.w)];
+    let tensors = tensors.into_iter().chain([
+        optional(&w_q),
+        optional(&w_k),
+        optional(&of_v),
+        optional(&g.bias),
+    ]);
     let lists =
         [list(&g.alibi), list(&g.relative), list(&g.sinks), vec![g.scale], vec![g.temperature]];
-    tensors.into_iter().chain(lists).collect()
+    tensors.chain(lists).collect()
 }
 
 /// The part of a bound that an error takes; infinite for NaN.

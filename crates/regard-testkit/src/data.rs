@@ -6,8 +6,8 @@ use crate::noise::Noise;
 use crate::scores::{Entries, ScoreOption, Wave};
 use regard::reference::{Inputs, Outcome};
 use regard::{
-    Dims, Dropout, Element, Number, Problem, RelativeBias, Score, Shape, Similarity, Strides,
-    Upstream, View, ViewMut, alibi_slopes,
+    Additive, Dims, Dropout, Element, Number, Problem, RelativeBias, Score, Shape, Similarity,
+    Strides, Upstream, View, ViewMut, alibi_slopes,
 };
 use std::fmt;
 
@@ -121,8 +121,10 @@ pub struct Data<E: Element> {
     pub k: Stored<E>,
     /// Values.
     pub v: Stored<E>,
-    /// `W` of a general similarity; no features where there is none.
+    /// `W` of a general similarity, `w_q` of an additive one; no features where there is none.
     pub w: Stored<E>,
+    /// `w_k` and `v` of an additive similarity.
+    pub hidden: [Stored<E>; 2],
     /// The dense bias; no features where there is none.
     pub bias: Stored<E>,
     /// ALiBi slopes.
@@ -147,6 +149,7 @@ impl<E: Element> Data<E> {
     #[must_use]
     pub fn new(case: &Case) -> Self {
         let Dims { batch, heads, q_len, k_len, q_dim, qk_dim, v_dim } = case.dims;
+        let units = qk_dim / 2 + 3;
         let mut noise = Noise::new(case.seed);
         let mut tensor = |batch, heads, len, dim| {
             let shape = Shape { batch, heads, len, dim };
@@ -157,11 +160,26 @@ impl<E: Element> Data<E> {
         let mut w = match case.similarity {
             SimilarityCase::General => tensor(1, 1, q_dim, qk_dim),
             SimilarityCase::GeneralPerHead => tensor(1, heads.q, q_dim, qk_dim),
+            SimilarityCase::Additive => tensor(1, 1, q_dim, units),
+            SimilarityCase::AdditivePerHead => tensor(1, heads.q, q_dim, units),
+            SimilarityCase::AdditiveProjected => tensor(1, 1, q_dim, qk_dim),
             _ => tensor(1, 1, 1, 0),
         };
-        // So that q^T W k is about as large as q . k would be.
-        let size = 1.0 / (q_dim as f64).sqrt();
-        w.data.iter_mut().for_each(|w| *w = narrow(wide(*w) * size));
+        let mut hidden = match case.similarity {
+            SimilarityCase::Additive => [tensor(1, 1, qk_dim, units), tensor(1, 1, 1, units)],
+            SimilarityCase::AdditivePerHead => {
+                [tensor(1, heads.kv, qk_dim, units), tensor(1, heads.q, 1, units)]
+            }
+            SimilarityCase::AdditiveProjected => [tensor(1, 1, 1, 0), tensor(1, 1, 1, qk_dim)],
+            _ => [tensor(1, 1, 1, 0), tensor(1, 1, 1, 0)],
+        };
+        // So that q^T W k is about as large as q . k would be, and the sums of a hidden layer are about 1.
+        let size = |w: &mut Stored<E>, from: usize| {
+            let size = 1.0 / (from as f64).sqrt();
+            w.data.iter_mut().for_each(|w| *w = narrow(wide(*w) * size));
+        };
+        size(&mut w, q_dim);
+        size(&mut hidden[0], qk_dim);
         let bias = case.scores.iter().find_map(|option| match option {
             ScoreOption::Bias { axes, entries } => {
                 let whole = [batch, heads.q, q_len, k_len];
@@ -193,6 +211,7 @@ impl<E: Element> Data<E> {
             k,
             v,
             w,
+            hidden,
             bias,
         }
     }
@@ -228,6 +247,15 @@ impl<E: Element> Data<E> {
             SimilarityCase::General | SimilarityCase::GeneralPerHead => {
                 Similarity::General(self.w.view())
             }
+            SimilarityCase::Additive | SimilarityCase::AdditivePerHead => {
+                let [w_k, v] = self.hidden.each_ref().map(Stored::view);
+                Similarity::Additive(Additive { w_q: self.w.view(), w_k: Some(w_k), v })
+            }
+            SimilarityCase::AdditiveProjected => Similarity::Additive(Additive {
+                w_q: self.w.view(),
+                w_k: None,
+                v: self.hidden[1].view(),
+            }),
         };
         let (q, k, v) = self.inputs();
         let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);

@@ -6,6 +6,7 @@
 use crate::backward::Backward;
 use crate::forward::Forward;
 use crate::problem::Precision;
+use crate::project::Project;
 use crate::simd::{Isa, Simd, Task};
 #[cfg(target_arch = "x86_64")]
 use crate::tiles;
@@ -71,6 +72,9 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// The same for the way back.
     #[doc(hidden)]
     fn backward(isa: Isa, task: Backward<'_, '_, Self>);
+    /// The same for projections.
+    #[doc(hidden)]
+    fn project(isa: Isa, task: Project<'_, Self>);
     /// Keys and values packed for tiles.
     #[doc(hidden)]
     fn prepare(
@@ -218,6 +222,10 @@ macro_rules! element {
             #[inline(never)]
             fn backward(isa: Isa, task: Backward<'_, '_, Self>) {
                 on_tiles!(isa, task, backward, $parts);
+                <$number>::enter(isa, task);
+            }
+            #[inline(never)]
+            fn project(isa: Isa, task: Project<'_, Self>) {
                 <$number>::enter(isa, task);
             }
             fn prepare(

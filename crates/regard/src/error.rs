@@ -119,6 +119,11 @@ pub enum Error {
     NothingToMerge,
     /// Tensors were given to a plan for a cache.
     OnlyCached,
+    /// An option that needs more of the keys than a cache holds.
+    NotInCache {
+        /// The option.
+        option: &'static str,
+    },
     /// A gradient of the entropy was given for an output without entropies.
     NoEntropy,
     /// A cache would need more pages than its budget allows.
@@ -237,6 +242,10 @@ impl fmt::Display for Error {
             Self::OnlyCached => write!(
                 f,
                 "k and v: the plan is for sequences of a cache; call forward_cached, or plan with Problem::new"
+            ),
+            Self::NotInCache { option } => write!(
+                f,
+                "{option}: keys of a cache are met as they lie there; append projected keys, and leave it out"
             ),
             Self::Budget { needed, budget } => write!(
                 f,

@@ -11,7 +11,7 @@ use crate::lanes::{later, multiply, soon, turn, turn_back, turn_queries};
 use crate::mask::{RowTile, Scope};
 use crate::micro::{Weights, add_values, dot_tile};
 use crate::problem::Problem;
-use crate::score::{Similarity, in_log2};
+use crate::score::in_log2;
 use crate::simd::{GROUP, Lanes, Simd, Span, Task};
 use crate::softmax::{State, States, TileSums};
 use crate::tiles::{Prepared, Room, Sizes};
@@ -77,6 +77,8 @@ pub(crate) struct Scratch<N> {
 #[derive(Debug)]
 pub(crate) struct Group<N> {
     pub(crate) q: Vec<Lanes<N>>,
+    /// `v` of an additive similarity.
+    pub(crate) v: Vec<N>,
     pub(crate) states: States<N>,
     /// Up to whole tiles of features, where tiles are in use.
     pub(crate) sums: Vec<Lanes<N>>,
@@ -98,12 +100,13 @@ impl<N: Number> Scratch<N> {
         let group = || Group {
             // Tiles have queries of their own.
             q: zeros(if tiles.is_some() { 0 } else { dims.qk_dim }),
+            v: Vec::new(),
             states: States::nothing_seen(),
             sums: zeros(tiles.map_or(dims.v_dim, Sizes::padded)),
             rows: RowTile { first: 0, step: 1, count: 0 },
             grows: false,
         };
-        let projects = matches!(problem.similarity, Similarity::General(_));
+        let projects = problem.similarity.of_queries().is_some();
         Self {
             raw: zeros(if projects { dims.q_dim } else { 0 }),
             other: zeros(dims.v_dim),
@@ -151,6 +154,7 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
             for group in &mut groups[..used] {
                 let given = (q, group.rows);
                 turn_queries(s, call.problem, scope.head, given, raw, &mut group.q);
+                call.problem.similarity.take_v(scope.head, &mut group.v);
             }
             let mut visitor = Adding { problem: call.problem, groups, tile, factors };
             walk.lead(s, &call, (scope, self.rows), way, &mut visitor);
@@ -336,7 +340,7 @@ impl<N: Number> Group<N> {
                 sums = weights.sums;
                 continue;
             }
-            piece.scores(s, problem, &self.q, tile, None);
+            piece.scores(s, problem, (&self.q, &self.v), tile, None);
             if !suffices {
                 self.grows = self.states.raise(s, tile, (&sums.l, span), &mut shrink);
             }

@@ -10,9 +10,10 @@ use crate::mask::RowTile;
 use crate::output::Output;
 use crate::plan::{Plan, same_shape};
 use crate::problem::{Dims, Heads};
+use crate::project::undo_project;
 use crate::relative::RelativeBias;
 use crate::run::run;
-use crate::score::Similarity;
+use crate::similarity::{Additive, Similarity};
 use crate::source::Source;
 use crate::view::{self, Layout, Shape, Tensor, Unwritten, View, ViewMut};
 use crate::walk::{Call, Tiling, Way};
@@ -84,8 +85,21 @@ pub struct Grads<E: Element> {
     pub relative: Vec<E::Num>,
     /// By the sinks, `[heads.q]`.
     pub sinks: Vec<E::Num>,
-    /// By `W` of `Similarity::General`, in its own shape.
+    /// By `W` of [`Similarity::General`](crate::Similarity::General), in its own shape.
     pub w: Option<Tensor<E::Num>>,
+    /// By the weights of [`Similarity::Additive`](crate::Similarity::Additive), each in its own shape.
+    pub additive: Option<AdditiveGrads<E::Num>>,
+}
+
+/// Gradients by the weights of an additive similarity: see [`Additive`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdditiveGrads<N> {
+    /// By `w_q`.
+    pub w_q: Tensor<N>,
+    /// By `w_k`, if it was given.
+    pub w_k: Option<Tensor<N>>,
+    /// By `v`.
+    pub v: Tensor<N>,
 }
 
 /// Tasks that the keys of an item make, where there are enough of them: what a few heads need to fill many threads.
@@ -115,6 +129,15 @@ impl<E: Element> Plan<'_, E> {
     ) -> Result<Grads<E>, Error> {
         let upstream = upstream.into();
         self.check_inputs(&q, &k, &v)?;
+        if let Some((plan, keys)) = self.with_projected_keys(&k)? {
+            let mut grads = plan.backward(q, keys.view(), v, output, upstream)?;
+            if let Some(w_k) = self.problem().similarity.of_keys() {
+                let (d_k, d_w_k) = undo_project(self.machine(), &k, w_k, &grads.k.view())?;
+                grads.k = d_k;
+                grads.additive.iter_mut().for_each(|g| g.w_k = Some(d_w_k.clone()));
+            }
+            return Ok(grads);
+        }
         let shape = self.out_shape();
         same_shape("the output", shape, output.out.shape())?;
         same_shape("the gradient of the output", shape, upstream.out.shape())?;
@@ -162,11 +185,9 @@ impl<E: Element> Plan<'_, E> {
         self.problem().score.bias.map_or(none, |bias| bias.shape())
     }
 
+    /// The shape of what queries are multiplied by.
     fn w_shape(&self) -> Option<Shape> {
-        match self.problem().similarity {
-            Similarity::General(w) => Some(w.shape()),
-            _ => None,
-        }
+        self.problem().similarity.of_queries().map(|w| w.shape())
     }
 
     /// How the way back is cut into tasks. Of one item's sizes and the bias to be learned alone, like all that the order of
@@ -189,7 +210,7 @@ impl<E: Element> Plan<'_, E> {
         // Parts are kept of as many items at a time as fill the threads: at least one.
         let threads = self.machine().threads.max(1);
         let wave = threads.saturating_mul(4).div_ceil(apart * keys.len()).min(batch);
-        let kept = parted || self.problem().score.relative.is_some();
+        let kept = parted || self.problem().score.relative.is_some(); // additive similarities are parted
         Cut { keys, ways, together, parted, wave: if kept { wave } else { batch } }
     }
 
@@ -249,10 +270,11 @@ impl<E: Element> Plan<'_, E> {
         let cut = self.cut(all.len(), sums.bias.as_ref().map(|_| self.bias_shape()));
         let (parts, slots) = (cut.keys.len(), cut.keys.len() * cut.ways.len());
         let buckets = problem.score.relative.as_ref().map_or(0, RelativeBias::buckets);
+        let entries = buckets + problem.similarity.hidden();
         let saved = [cut.wave, heads.q * slots, q_len, qk_dim + OPTIONS];
         let mut saved_room =
             vec![E::Num::default(); if cut.parted { saved.iter().product() } else { 0 }];
-        let tables = [cut.wave, heads.q * parts, 1, buckets];
+        let tables = [cut.wave, heads.q * parts, 1, entries];
         let mut table_room = vec![0.0; tables.iter().product()];
         let bias = match &mut sums.bias {
             Some(data) => {
@@ -327,7 +349,7 @@ impl<E: Element> Plan<'_, E> {
                     self.add_projection_grads(back.call, items.clone(), parts, &d_w);
                 }
             }
-            let sizes = [heads.q, parts, buckets];
+            let sizes = [heads.q, parts, entries];
             let used = items.len() * sizes.iter().product::<usize>();
             add_tables(&mut sums.tables, &table_room[..used], sizes);
         }
@@ -495,7 +517,7 @@ impl<E: Element> Room<'_, E> {
                     .sinks
                     .filter(|_| part == 0)
                     .map(|sinks| sinks.tile(row_item, all(), rows)),
-                relative: (self.tables.shape().dim > 0).then(table),
+                tables: (self.tables.shape().dim > 0).then(table),
                 bias: self.bias.map(|view| {
                     let (b, heads, rows, features) = bias(view);
                     view.block(b, heads, rows, features)
@@ -505,12 +527,12 @@ impl<E: Element> Room<'_, E> {
     }
 }
 
-/// Adds tables `[items, heads.q, parts, buckets]` to one `[buckets, heads.q]`, in order.
-fn add_tables(sum: &mut [f64], tables: &[f64], [heads, parts, buckets]: [usize; 3]) {
-    for (i, table) in tables.chunks_exact(buckets.max(1)).enumerate() {
+/// Adds tables `[items, heads.q, parts, entries]` to one `[entries, heads.q]`, in order.
+fn add_tables(sum: &mut [f64], tables: &[f64], [heads, parts, entries]: [usize; 3]) {
+    for (i, table) in tables.chunks_exact(entries.max(1)).enumerate() {
         let head = i / parts % heads;
-        for (bucket, x) in table.iter().enumerate() {
-            sum[bucket * heads + head] += x;
+        for (entry, x) in table.iter().enumerate() {
+            sum[entry * heads + head] += x;
         }
     }
 }
@@ -519,7 +541,7 @@ fn add_tables(sum: &mut [f64], tables: &[f64], [heads, parts, buckets]: [usize; 
 struct Sums<N> {
     /// Options and sinks, `[heads.q]`; nothing where there are no rows.
     by_head: Vec<[f64; OPTIONS + 1]>,
-    /// `[buckets, heads.q]`
+    /// Of the relative bias and of `v`, `[buckets + hidden, heads.q]`.
     tables: Vec<f64>,
     /// `[1, heads.q or 1, q_dim, qk_dim]`
     w: Option<Vec<N>>,
@@ -530,10 +552,11 @@ struct Sums<N> {
 impl<N: Number> Sums<N> {
     fn new<E: Element<Num = N>>(plan: &Plan<'_, E>, bias: bool) -> Self {
         let (score, rows) = (&plan.problem().score, plan.problem().rows());
-        let heads = if rows == 0 { 0 } else { plan.problem().dims().heads.q };
+        let heads = plan.problem().dims().heads.q;
+        let table = score.relative.as_ref().map_or(0, |r| r.table().len());
         Self {
-            by_head: vec![[0.0; OPTIONS + 1]; heads],
-            tables: vec![0.0; score.relative.as_ref().map_or(0, |r| r.table().len())],
+            by_head: vec![[0.0; OPTIONS + 1]; if rows == 0 { 0 } else { heads }],
+            tables: vec![0.0; table + plan.problem().similarity.hidden() * heads],
             w: plan.w_shape().map(|w| vec![N::zero(); w.to_array().iter().product()]),
             bias: score
                 .bias
@@ -582,6 +605,15 @@ impl<N: Number> Sums<N> {
         let score = &problem.score;
         // The sizes are right: the data was made for the shape.
         let tensor = |data: Vec<N>, shape| Tensor::new(data, shape, Layout::Bhsd).ok();
+        let buckets = score.relative.as_ref().map_or(0, |r| r.table().len());
+        let mut w = self.w.zip(plan.w_shape()).and_then(|(data, shape)| tensor(data, shape));
+        let mut additive = None;
+        if let Similarity::Additive(Additive { v, .. }) = problem.similarity {
+            // similarity = v^T ..., score = scale * similarity
+            let d_v = by_v(&self.tables[buckets..], v.shape(), problem.scale());
+            let both = w.take().zip(tensor(d_v, v.shape()));
+            additive = both.map(|(w_q, v)| AdditiveGrads { w_q, w_k: None, v });
+        }
         Grads {
             q,
             k,
@@ -591,9 +623,22 @@ impl<N: Number> Sums<N> {
             temperature: -scale * problem.scale() / score.temperature,
             alibi: column(score.alibi, 1),
             sinks: column(score.sinks, OPTIONS),
-            relative: self.tables.iter().map(|x| N::from_f64(*x)).collect(),
+            relative: self.tables[..buckets].iter().map(|x| N::from_f64(*x)).collect(),
             bias: self.bias.and_then(|data| tensor(data, plan.bias_shape())),
-            w: self.w.zip(plan.w_shape()).and_then(|(data, shape)| tensor(data, shape)),
+            w,
+            additive,
         }
     }
+}
+
+/// From sums `[hidden, heads.q]` to the gradient by `v [1, heads.q or 1, 1, hidden]`.
+fn by_v<N: Number>(sums: &[f64], v: Shape, factor: f64) -> Vec<N> {
+    let heads = sums.len().checked_div(v.dim).unwrap_or(0);
+    let shared = v.heads == 1;
+    let of = |head: usize, unit: usize| {
+        let own = if shared { 0..heads } else { head..head + 1 };
+        sums[unit * heads..][own].iter().sum::<f64>()
+    };
+    let entries = (0..v.heads).flat_map(|head| (0..v.dim).map(move |unit| (head, unit)));
+    entries.map(|(head, unit)| N::from_f64(of(head, unit) * factor)).collect()
 }

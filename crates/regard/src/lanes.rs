@@ -1,12 +1,13 @@
 //! Rows in and out of the lanes: a group of rows, `[row][feature]` in memory, stands as `[feature][lane]` in the kernels.
 
-use crate::cells::{CELL, Cell};
+use crate::cells::Cell;
 use crate::element::{Element, Number};
 use crate::mask::RowTile;
-use crate::micro::{Packed, add_values, lanes_used};
+use crate::micro::{Packed, lanes_used};
 use crate::problem::Problem;
-use crate::score::{Keys, Similarity};
-use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task};
+use crate::project::multiply as multiply_rows;
+use crate::score::Keys;
+use crate::simd::{Lanes, MAX_LANES, Simd, Span, Task};
 use crate::source::Head;
 use crate::view::{Rows, TileMut};
 use std::mem::MaybeUninit;
@@ -27,22 +28,11 @@ pub(crate) fn turn_queries<E: Element, S: Simd<E::Num>>(
         (0..rows.count).for_each(|i| soon(s, q.row(rows.row(i))));
     }
     let factor = E::Num::from_f64(problem.query_factor());
-    let Similarity::General(w) = problem.similarity else {
+    let Some(w) = problem.similarity.of_queries() else {
         return turn(s, |i| q.row(rows.row(i)), rows.count, factor, lanes);
     };
     turn(s, |i| q.row(rows.row(i)), rows.count, factor, raw);
-    let w = w.serving_head(0, head);
-    lanes.fill(Lanes([E::Num::default(); GROUP]));
-    let one = Lanes([E::Num::from_f64(1.0); GROUP]);
-    let span = Span { start: 0, end: rows.count };
-    let (mut packed, mut cell) = (Vec::new(), Cell::new());
-    for first in (0..w.len).step_by(CELL) {
-        let n = (w.len - first).min(CELL);
-        cell.set(first, n);
-        let w = fetch(s, Head::Rows(w), &cell, &mut packed);
-        let raw = (&raw[first..first + n], &[][..]);
-        add_values::<_, S, false, false>(s, (w, &[]), raw, span, (&one, lanes));
-    }
+    multiply_rows(s, w.serving_head(0, head), (raw, rows.count), &mut Vec::new(), lanes);
 }
 
 /// Asks for the cache lines of a row.

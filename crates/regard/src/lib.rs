@@ -18,12 +18,14 @@ mod micro;
 mod output;
 mod plan;
 mod problem;
+mod project;
 pub mod reference;
 mod relative;
 mod rope;
 mod run;
 mod score;
 mod simd;
+mod similarity;
 mod softmax;
 mod source;
 #[cfg_attr(not(target_arch = "x86_64"), path = "no_tiles.rs")]
@@ -35,7 +37,7 @@ pub use cache::{CacheShape, KvCache, PAGE, Sequence};
 pub use dropout::Dropout;
 pub use element::{Element, Number};
 pub use error::Error;
-pub use grads::{Grads, Upstream};
+pub use grads::{AdditiveGrads, Grads, Upstream};
 pub use half::{bf16, f16};
 pub use machine::Machine;
 pub use mask::{Bits, Mask, MaskRule, Scope};
@@ -44,8 +46,9 @@ pub use plan::{Plan, Work};
 pub use problem::{Align, Dims, Heads, Precision, Problem};
 pub use relative::RelativeBias;
 pub use rope::{Positions, Rope, RopePairs};
-pub use score::{Pair, Score, ScoreRule, Similarity, alibi_slopes};
+pub use score::{Pair, Score, ScoreRule, alibi_slopes};
 pub use simd::Isa;
+pub use similarity::{Additive, Similarity};
 pub use view::{Layout, Shape, Strides, Tensor, View, ViewMut};
 
 /// Attention in one call, on all of this machine: scaled dot products of `q [batch, heads.q, q_len, dim]` with

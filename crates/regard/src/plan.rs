@@ -10,11 +10,12 @@ use crate::machine::Machine;
 use crate::mask::Mask;
 use crate::output::Output;
 use crate::problem::{Dims, Problem};
+use crate::project::project;
 use crate::run::run;
 use crate::simd::GROUP;
 use crate::source::Source;
 use crate::tiles::{FewTiles, Prepared, Sizes};
-use crate::view::{Heads, Shape, Unwritten, View, ViewMut};
+use crate::view::{Heads, Shape, Tensor, Unwritten, View, ViewMut};
 use crate::walk::{Call, TILE_ROWS, Tiling, Way};
 use std::borrow::Cow;
 use std::fmt;
@@ -153,8 +154,21 @@ impl<'a, E: Element> Plan<'a, E> {
         v: View<'_, E>,
     ) -> Result<Output<E>, Error> {
         self.check_inputs(&q, &k, &v)?;
+        if let Some((plan, keys)) = self.with_projected_keys(&k)? {
+            return plan.forward(q, keys.view(), v);
+        }
         let (k, v) = (Source::Tensor(k), Source::Tensor(v));
         self.forward_from(Call { problem: &self.problem, q, k, v })
+    }
+
+    /// If the similarity multiplies keys by something: the products, and the plan of what is left to do.
+    pub(crate) fn with_projected_keys(
+        &self,
+        k: &View<'_, E>,
+    ) -> Result<Option<(Self, Tensor<E>)>, Error> {
+        let Some(w) = self.problem.similarity.of_keys() else { return Ok(None) };
+        let plan = Self { problem: self.problem.with_projected_keys(), ..self.clone() };
+        Ok(Some((plan, project(self.machine, k, w)?)))
     }
 
     /// Attention over what sequences have in a cache, for a problem made by [`Problem::cached`] of the same sequences.
@@ -232,6 +246,9 @@ impl<'a, E: Element> Plan<'a, E> {
         entropy: Option<&mut [E::Num]>,
     ) -> Result<(), Error> {
         self.check_inputs(&q, &k, &v)?;
+        if let Some((plan, keys)) = self.with_projected_keys(&k)? {
+            return plan.forward_into((q, keys.view(), v), out, lse, entropy);
+        }
         same_shape("the output", self.out_shape(), out.shape())?;
         self.same_packing("the output", 0, out.offsets())?;
         let rows = self.problem.rows();

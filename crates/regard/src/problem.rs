@@ -5,7 +5,8 @@ use crate::dropout::Dropout;
 use crate::element::Element;
 use crate::error::Error;
 use crate::mask::{Mask, Scope};
-use crate::score::{Score, Similarity};
+use crate::score::Score;
+use crate::similarity::{Additive, Similarity};
 use crate::view::{Shape, View};
 use std::fmt;
 use std::sync::Arc;
@@ -72,7 +73,7 @@ pub struct Dims {
     pub q_len: usize,
     /// Keys; of the item with the most of them.
     pub k_len: usize,
-    /// Features of a query as given; equals `qk_dim` unless `Similarity::General` projects it.
+    /// Features of a query as given; equals `qk_dim` unless the similarity projects it.
     pub q_dim: usize,
     /// Features of a key.
     pub qk_dim: usize,
@@ -232,6 +233,12 @@ impl<'a, E: Element> Problem<'a, E> {
         one
     }
 
+    /// The same for keys that have been multiplied by what the similarity multiplies them by.
+    pub(crate) fn with_projected_keys(&self) -> Self {
+        let k = Shape { dim: self.similarity.hidden(), ..self.k };
+        Self { k, similarity: self.similarity.with_projected_keys(), ..self.clone() }
+    }
+
     /// Who may see whom.
     #[must_use]
     pub fn mask(self, mask: Mask) -> Self {
@@ -278,6 +285,15 @@ impl<'a, E: Element> Problem<'a, E> {
     #[must_use]
     pub fn precision(self, precision: Precision) -> Self {
         Self { precision, ..self }
+    }
+
+    /// The weights of an additive similarity, if that is what is asked for.
+    #[must_use]
+    pub fn additive(&self) -> Option<Additive<'a, E>> {
+        match self.similarity {
+            Similarity::Additive(weights) => Some(weights),
+            _ => None,
+        }
     }
 
     /// How exact the products are to be.
@@ -362,10 +378,15 @@ impl<'a, E: Element> Problem<'a, E> {
         head / (self.q.heads / self.k.heads)
     }
 
-    /// The number that scores are multiplied by: the one given or `1 / sqrt(qk_dim)`, over the temperature.
+    /// The number that scores are multiplied by: the one given or `1 / sqrt(qk_dim)` (1 for [`Similarity::Additive`]), over
+    /// the temperature.
     #[must_use]
     pub fn scale(&self) -> f64 {
-        self.score.scale.unwrap_or(1.0 / (self.k.dim as f64).sqrt()) / self.score.temperature
+        let usual = match self.similarity {
+            Similarity::Additive(_) => 1.0,
+            _ => 1.0 / (self.k.dim as f64).sqrt(),
+        };
+        self.score.scale.unwrap_or(usual) / self.score.temperature
     }
 
     /// All that can be wrong with this description.
@@ -403,6 +424,9 @@ impl<'a, E: Element> Problem<'a, E> {
             return Err(Error::Packed { option });
         }
         self.similarity.check(*q, *k)?;
+        if self.cached && self.similarity.of_keys().is_some() {
+            return Err(Error::NotInCache { option: "Additive::w_k" });
+        }
         self.score.check(q.batch, q.heads, q.len, k.len)?;
         self.mask.check(q.batch, q.heads, q.len, k.len)
     }

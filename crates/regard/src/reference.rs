@@ -18,7 +18,8 @@
 use crate::element::{Element, Number};
 use crate::problem::Problem;
 use crate::rope::{Positions, Rope};
-use crate::score::{Pair, Similarity, Steps};
+use crate::score::{Pair, Steps};
+use crate::similarity::{Additive, Similarity};
 use crate::view::{Shape, View, serving};
 
 /// The result of the definition, `[batch, heads.q, q_len, ...]`, dense; of packed items one after another.
@@ -55,6 +56,8 @@ pub struct Grads<N> {
     pub sinks: Vec<N>,
     /// By `W` of `Similarity::General`, `[1, heads.q or 1, q_dim, qk_dim]`.
     pub w: Vec<N>,
+    /// By `w_q`, `w_k` and `v` of `Similarity::Additive`, each in its own shape.
+    pub additive: [Vec<N>; 3],
     /// The largest `a (|d_a| + |mean of d_a|)`: a gradient of a score is the difference of two such numbers, so rounding
     /// is relative to this, however small the difference is.
     pub size: N,
@@ -67,52 +70,92 @@ fn dot<N: Number>(a: &[N], b: &[N]) -> N {
     a.iter().zip(b).map(|(a, b)| *a * *b).sum()
 }
 
-/// The head of one pair's similarity: its rows widened, and `W` applied.
-struct Rows<N> {
-    /// As given.
-    q: Vec<N>,
-    /// `W^T q` where there is a `W`, else `q`.
+/// A query or a key, widened, and what the similarity multiplies it by.
+struct Row<N> {
+    given: Vec<N>,
+    /// `W^T` times what is given where there is a `W`, else the same.
     projected: Vec<N>,
 }
 
+impl<N: Number> Row<N> {
+    fn new<E: Element>(given: &[E], w: Option<(View<'_, E>, usize)>) -> Self {
+        let given: Vec<N> = widened(given);
+        let Some((w, head)) = w else { return Self { projected: given.clone(), given } };
+        let mut projected = vec![N::zero(); w.shape().dim];
+        for (i, x) in given.iter().enumerate() {
+            let row: Vec<N> = widened(matrix_row(w, head, i));
+            projected.iter_mut().zip(row).for_each(|(sum, w)| *sum = *sum + *x * w);
+        }
+        Self { given, projected }
+    }
+}
+
+/// Row `i` of the matrix that serves a head.
+fn matrix_row<'a, E>(w: View<'a, E>, head: usize, i: usize) -> &'a [E] {
+    w.row(0, serving(head, w.shape().heads), i)
+}
+
+/// The keys of all heads, `[batch, heads.kv, k_len]`.
+type Keys<N> = Vec<Vec<Row<N>>>;
+
 impl<E: Element> Problem<'_, E> {
-    fn query<N: Number>(&self, q: &View<'_, E>, batch: usize, head: usize, row: usize) -> Rows<N> {
-        let q: Vec<N> = widened(q.row(batch, head, row));
-        let projected = match self.similarity {
-            Similarity::General(w) => {
-                let head = serving(head, w.shape().heads);
-                let w: Vec<Vec<N>> =
-                    (0..w.shape().len).map(|i| widened(w.row(0, head, i))).collect();
-                (0..w[0].len()).map(|d| q.iter().zip(&w).map(|(q, w)| *q * w[d]).sum()).collect()
-            }
-            _ => q.clone(),
-        };
-        Rows { q, projected }
+    fn query<N: Number>(&self, q: &View<'_, E>, at: Pair, round: fn(N) -> N) -> Row<N> {
+        let w = self.similarity.of_queries().map(|w| (w, at.head));
+        let mut row = Row::new(q.row(at.batch, at.head, at.row), w);
+        if let Similarity::Additive(_) = self.similarity {
+            row.projected.iter_mut().for_each(|x| *x = round(*x));
+        }
+        row
     }
 
-    fn similarity_of<N: Number>(&self, q: &Rows<N>, k: &[N]) -> N {
+    fn keys<N: Number>(&self, k: &View<'_, E>, round: fn(N) -> N) -> Keys<N> {
+        let heads = self.dims().heads.kv;
+        let all = (0..self.dims().batch).flat_map(|b| (0..heads).map(move |head| (b, head)));
+        let of_head = |(b, head): (usize, usize)| {
+            let w = self.similarity.of_keys().map(|w| (w, head));
+            let keys = (0..self.k_len(b)).map(|key| Row::new(k.row(b, head, key), w));
+            let rounded = keys.map(|mut row| {
+                if w.is_some() {
+                    row.projected.iter_mut().for_each(|x| *x = round(*x));
+                }
+                row
+            });
+            rounded.collect()
+        };
+        all.map(of_head).collect()
+    }
+
+    /// The keys that serve a query head.
+    fn keys_of<'k, N>(&self, keys: &'k Keys<N>, at: Pair) -> &'k [Row<N>] {
+        &keys[at.batch * self.dims().heads.kv + self.kv_head(at.head)]
+    }
+
+    fn similarity_of<N: Number>(&self, head: usize, q: &Row<N>, k: &Row<N>) -> N {
+        let pairs = q.projected.iter().zip(&k.projected);
         match self.similarity {
-            Similarity::Distance => {
-                -q.q.iter().zip(k).map(|(q, k)| (*q - *k) * (*q - *k)).sum::<N>()
+            Similarity::Distance => -pairs.map(|(q, k)| (*q - *k) * (*q - *k)).sum::<N>(),
+            Similarity::Additive(Additive { v, .. }) => {
+                let v: Vec<N> = widened(matrix_row(v, head, 0));
+                pairs.zip(v).map(|((q, k), v)| v * (*q + *k).tanh()).sum()
             }
-            _ => dot(&q.projected, k),
+            _ => dot(&q.projected, &k.projected),
         }
     }
 
     /// The keys that a row sees, with their scores.
     fn scores<N: Number>(
         &self,
-        k: &View<'_, E>,
-        q: &Rows<N>,
+        keys: &Keys<N>,
+        q: &Row<N>,
         at: Pair,
         round: fn(N) -> N,
     ) -> Vec<(usize, Steps<N>)> {
         let scope = self.scope(at.batch, at.head);
-        let kv_head = self.kv_head(at.head);
+        let keys = self.keys_of(keys, at);
         let seen = (0..scope.k_len).filter(|key| self.mask.sees(&scope, at.row, *key));
         let scored = seen.map(|key| {
-            let k: Vec<N> = widened(k.row(at.batch, kv_head, key));
-            let steps = self.define(Pair { key, ..at }, round(self.similarity_of(q, &k)));
+            let similarity = round(self.similarity_of(at.head, q, &keys[key]));
+            let steps = self.define(Pair { key, ..at }, similarity);
             (key, Steps { score: round(steps.score), ..steps })
         });
         scored.filter(|(_, steps)| steps.score != N::neg_infinity()).collect()
@@ -195,9 +238,10 @@ pub fn forward_in_steps<N: Number, E: Element>(
 ) -> Outcome<N> {
     let dims = problem.dims();
     let mut result = Outcome { out: Vec::new(), lse: Vec::new(), entropy: Vec::new() };
+    let keys = problem.keys(&k, round);
     for (batch, head, row) in rows(problem) {
         let at = Pair { batch, head, row, key: 0 };
-        let scores = problem.scores(&k, &problem.query::<N>(&q, batch, head, row), at, round);
+        let scores = problem.scores(&keys, &problem.query(&q, at, round), at, round);
         let softmax = problem.softmax(head, &scores);
         result.lse.push(softmax.lse());
         result.entropy.push(softmax.entropy(problem.and_sink(head, &scores)));
@@ -289,12 +333,22 @@ pub fn backward_in_steps<N: Number, E: Element>(
             Similarity::General(w) => zeros(w.shape().to_array().iter().product()),
             _ => Vec::new(),
         },
+        additive: match problem.similarity {
+            Similarity::Additive(Additive { w_q, w_k, v }) => {
+                let size = |w: View<'_, E>| zeros(w.shape().to_array().iter().product());
+                [size(w_q), w_k.map_or_else(Vec::new, size), size(v)]
+            }
+            _ => Default::default(),
+        },
         ..Grads::default()
     };
+    let keys = problem.keys(&k, round);
+    let hidden = problem.similarity.hidden();
+    let mut d_hidden = Hidden { q: zeros(hidden), keys: zeros(kv * hidden) };
     for (r, (batch, head, row)) in rows(problem).enumerate() {
         let at = Pair { batch, head, row, key: 0 };
-        let query = problem.query::<N>(&q, batch, head, row);
-        let scores = problem.scores(&k, &query, at, round);
+        let query = problem.query(&q, at, round);
+        let scores = problem.scores(&keys, &query, at, round);
         let softmax = problem.softmax(head, &scores);
         if softmax.saw_nothing() {
             continue; // nothing was seen: nothing depends on anything
@@ -334,11 +388,26 @@ pub fn backward_in_steps<N: Number, E: Element>(
             // scaled = similarity * scale
             let d_scaled = d_score * by_scaled;
             let scale = N::from_f64(problem.scale());
-            let k: Vec<N> = widened(k.row(batch, kv_head, key));
-            let similarity = problem.similarity_of(&query, &k);
-            g.scale = g.scale + d_scaled * similarity;
-            g.add_to_similarity(problem, (r, kv_row(key)), head, (&query, &k), d_scaled * scale);
+            let k = &problem.keys_of(&keys, at)[key];
+            g.scale = g.scale + d_scaled * problem.similarity_of(head, &query, k);
+            let (at, d) = ((r, kv_row(key)), d_scaled * scale);
+            g.add_to_similarity(problem, at, head, (&query, k), d, &mut d_hidden);
         }
+        if let Similarity::Additive(Additive { w_q, .. }) = problem.similarity {
+            let d_q = &mut g.q[r * dims.q_dim..][..dims.q_dim];
+            undo_projection((w_q, head), &query, &d_hidden.q, d_q, &mut g.additive[0]);
+            d_hidden.q.fill(N::zero());
+        }
+    }
+    if let Some(w_k) = problem.similarity.of_keys() {
+        for (row, d) in d_hidden.keys.chunks_exact(hidden).enumerate() {
+            let (item, key) = (row / dims.k_len, row % dims.k_len);
+            let d_k = &mut g.k[row * dims.qk_dim..][..dims.qk_dim];
+            let w = (w_k, item % dims.heads.kv);
+            undo_projection(w, &keys[item][key], d, d_k, &mut g.additive[1]);
+        }
+    } else if hidden > 0 {
+        g.k = d_hidden.keys;
     }
     for grad in [&mut g.q, &mut g.k, &mut g.v] {
         grad.iter_mut().for_each(|x| *x = round(*x));
@@ -369,47 +438,86 @@ impl<N: Number> Grads<N> {
         }
     }
 
-    /// similarity = q . k, or q^T W k, or -|q - k|^2
+    /// similarity = q . k, or q^T W k, or -|q - k|^2, or v^T tanh(W_q^T q + W_k^T k)
     fn add_to_similarity<E: Element>(
         &mut self,
         problem: &Problem<'_, E>,
         (q_row, k_row): (usize, usize),
         head: usize,
-        (query, k): (&Rows<N>, &[N]),
+        (query, key): (&Row<N>, &Row<N>),
         d: N,
+        hidden: &mut Hidden<N>,
     ) {
         let dims = problem.dims();
         let d_q = &mut self.q[q_row * dims.q_dim..][..dims.q_dim];
         let d_k = &mut self.k[k_row * dims.qk_dim..][..dims.qk_dim];
+        let (q, k) = (&query.given, &key.given);
         match problem.similarity {
             Similarity::Dot => {
                 for (i, k) in k.iter().enumerate() {
                     d_q[i] = d_q[i] + d * *k;
-                    d_k[i] = d_k[i] + d * query.q[i];
+                    d_k[i] = d_k[i] + d * q[i];
                 }
             }
             Similarity::Distance => {
                 let two = N::one() + N::one();
                 for (i, k) in k.iter().enumerate() {
-                    let difference = query.q[i] - *k;
+                    let difference = q[i] - *k;
                     d_q[i] = d_q[i] - d * two * difference;
                     d_k[i] = d_k[i] + d * two * difference;
                 }
             }
             Similarity::General(w) => {
-                let head = serving(head, w.shape().heads);
+                let of_head = serving(head, w.shape().heads);
                 for (i, d_q) in d_q.iter_mut().enumerate() {
-                    let row: Vec<N> = widened(w.row(0, head, i));
-                    *d_q = *d_q + d * dot(&row, k);
-                    let d_w = &mut self.w[(head * dims.q_dim + i) * dims.qk_dim..][..dims.qk_dim];
+                    *d_q = *d_q + d * dot(&widened(matrix_row(w, head, i)), k);
+                    let d_w = &mut self.w[(of_head * dims.q_dim + i) * dims.qk_dim..];
                     for (d_w, k) in d_w.iter_mut().zip(k) {
-                        *d_w = *d_w + d * query.q[i] * *k;
+                        *d_w = *d_w + d * q[i] * *k;
                     }
                 }
                 for (d_k, projected) in d_k.iter_mut().zip(&query.projected) {
                     *d_k = *d_k + d * *projected;
                 }
             }
+            Similarity::Additive(Additive { v, .. }) => {
+                let units = v.shape().dim;
+                let d_v = &mut self.additive[2][serving(head, v.shape().heads) * units..];
+                let v: Vec<N> = widened(matrix_row(v, head, 0));
+                for (i, v) in v.into_iter().enumerate() {
+                    let t = (query.projected[i] + key.projected[i]).tanh();
+                    d_v[i] = d_v[i] + d * t;
+                    let slope = d * v * (N::one() - t * t);
+                    hidden.q[i] = hidden.q[i] + slope;
+                    let d_k = &mut hidden.keys[k_row * units + i];
+                    *d_k = *d_k + slope;
+                }
+            }
+        }
+    }
+}
+
+/// Gradients by what goes into the hidden layer of an additive similarity.
+struct Hidden<N> {
+    /// By the projected query of this row.
+    q: Vec<N>,
+    /// By all projected keys.
+    keys: Vec<N>,
+}
+
+/// projected = W^T x
+fn undo_projection<N: Number, E: Element>(
+    (w, head): (View<'_, E>, usize),
+    x: &Row<N>,
+    d: &[N],
+    d_x: &mut [N],
+    d_w: &mut [N],
+) {
+    let first = serving(head, w.shape().heads) * d_x.len();
+    for (i, (d_x, x)) in d_x.iter_mut().zip(&x.given).enumerate() {
+        *d_x = *d_x + dot(&widened(matrix_row(w, head, i)), d);
+        for (d_w, d) in d_w[(first + i) * d.len()..].iter_mut().zip(d) {
+            *d_w = *d_w + *x * *d;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a query and a key make of each other: the similarity, and what happens to it before the softmax.
+//! What happens to the similarity of a query and a key before the softmax.
 //!
 //! The order is fixed (ADR 0001): similarity, scale, softcap, biases (dense, ALiBi, relative, your own), mask; a sink
 //! joins the denominator. Each option stands here side by side: its definition (`Problem::define`, one pair at a time) with
@@ -13,45 +13,9 @@ use crate::micro::{Seen, low};
 use crate::problem::Problem;
 use crate::relative::RelativeBias;
 use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task, math};
+use crate::similarity::Similarity;
 use crate::view::{Shape, TileMut, View, serving};
 use std::fmt;
-
-/// How a query and a key make a number.
-#[derive(Clone, Copy, Debug, Default)]
-#[non_exhaustive]
-pub enum Similarity<'a, E> {
-    /// `q . k`
-    #[default]
-    Dot,
-    /// `q^T W k` (Luong's general form), with `W [1, heads.q or 1, q_dim, qk_dim]`.
-    General(View<'a, E>),
-    /// `-|q - k|^2`
-    Distance,
-}
-
-impl<E> Similarity<'_, E> {
-    pub(crate) fn check(&self, q: Shape, k: Shape) -> Result<(), Error> {
-        let same = Error::unless_same;
-        let Self::General(w) = self else {
-            return same("features", ("q", q.dim), ("k", k.dim));
-        };
-        let w = w.shape();
-        same("features", ("q", q.dim), ("rows of W", w.len))?;
-        same("features", ("k", k.dim), ("columns of W", w.dim))?;
-        same("batch", ("W", w.batch), ("a shared W", 1))?;
-        if w.heads == 1 { Ok(()) } else { same("heads", ("q", q.heads), ("W", w.heads)) }
-    }
-}
-
-impl<E> fmt::Display for Similarity<'_, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Dot => "dot",
-            Self::General(_) => "general",
-            Self::Distance => "distance",
-        })
-    }
-}
 
 /// A query and a key of one head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -332,8 +296,8 @@ impl Keys<'_> {
 /// What the options of a tile multiply a gradient by on the way back, `[keys][rows]`; empty for options not in use.
 #[derive(Debug)]
 pub(crate) struct Slopes<N> {
-    /// Squared distances, where they are the similarity: what the scale multiplies.
-    pub(crate) distances: Vec<Lanes<N>>,
+    /// What the scale multiplies, where that is not linear in the queries.
+    pub(crate) similarities: Vec<Lanes<N>>,
     pub(crate) softcap: Vec<Lanes<N>>,
     pub(crate) custom: Vec<Lanes<N>>,
 }
@@ -343,7 +307,7 @@ impl<N: Number> Slopes<N> {
     pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, keys: usize) -> Self {
         let room = |used: bool| vec![Lanes([N::one(); GROUP]); if used { keys } else { 0 }];
         Self {
-            distances: room(matches!(problem.similarity, Similarity::Distance)),
+            similarities: room(!problem.similarity.is_linear()),
             softcap: room(problem.score.softcap.is_some()),
             custom: room(problem.score.custom.is_some()),
         }
@@ -362,10 +326,7 @@ pub(crate) fn in_log2<N: Number>(score: N) -> N {
 impl<E: Element> Problem<'_, E> {
     /// The factor that goes into the queries of a dot product; other similarities are scaled in [`Problem::apply`].
     pub(crate) fn query_factor(&self) -> f64 {
-        match self.similarity {
-            Similarity::Distance => 1.0,
-            _ => self.scale() * LOG2_E,
-        }
+        if self.similarity.is_linear() { self.scale() * LOG2_E } else { 1.0 }
     }
 
     /// Whether a dot product with the scaled query is the score already.
@@ -377,7 +338,7 @@ impl<E: Element> Problem<'_, E> {
             && alibi.is_none()
             && relative.is_none()
             && custom.is_none();
-        untouched && !matches!(self.similarity, Similarity::Distance)
+        untouched && self.similarity.is_linear()
     }
 
     /// Turns a tile of similarities `[keys][rows]` into scores times `log2 e`: one pass for each option in use.
@@ -404,11 +365,15 @@ impl<E: Element> Problem<'_, E> {
     ) {
         let Score { softcap, bias, alibi, relative, custom, .. } = &self.score;
         let number = <E::Num as Number>::from_f64;
-        if matches!(self.similarity, Similarity::Distance) {
+        if !self.similarity.is_linear() {
+            // Of distances the tile holds the squares, without their sign.
+            let sign = if matches!(self.similarity, Similarity::Distance) { -1.0 } else { 1.0 };
             if let Some(slopes) = &mut slopes {
-                slopes.distances[..tile.len()].copy_from_slice(tile);
+                let kept = &mut slopes.similarities[..tile.len()];
+                kept.copy_from_slice(tile);
+                pass(s, at, kept, &Factor(number(sign)));
             }
-            pass(s, at, tile, &Factor(number(-self.scale() * LOG2_E)));
+            pass(s, at, tile, &Factor(number(sign * self.scale() * LOG2_E)));
         }
         if let Some(cap) = softcap {
             let (cap, inverse) = (number(cap * LOG2_E), number(1.0 / (cap * LOG2_E)));
@@ -472,8 +437,8 @@ pub(crate) struct Undo<'t, E: Element> {
     /// What each row adds to the gradients of the ALiBi slope and of the scale.
     pub(crate) by_slope: &'t mut Lanes<E::Num>,
     pub(crate) by_scale: &'t mut Lanes<E::Num>,
-    /// The gradient of the relative bias.
-    pub(crate) by_table: Option<&'t mut [f64]>,
+    /// The gradient of the relative bias, and what follows it.
+    pub(crate) by_table: &'t mut [f64],
     /// The gradient of the dense bias, from this key on.
     pub(crate) bias: Option<(TileMut<'t, E::Num>, usize)>,
 }
@@ -527,7 +492,7 @@ impl<E: Element> Problem<'_, E> {
         at: At<'_>,
         d_scores: &[Lanes<E::Num>],
         by_slope: &mut Lanes<E::Num>,
-        by_table: Option<&mut [f64]>,
+        by_table: &mut [f64],
     ) {
         if self.score.alibi.is_some() {
             let rows = positions(at);
@@ -543,7 +508,7 @@ impl<E: Element> Problem<'_, E> {
                 }
             }
         }
-        if let (Some(relative), Some(by_table)) = (&self.score.relative, by_table) {
+        if let Some(relative) = &self.score.relative {
             relative.add_grads(s, at, d_scores, by_table);
         }
     }
@@ -611,8 +576,8 @@ impl<E: Element> Problem<'_, E> {
         }
     }
 
-    /// capped = cap tanh(scaled / cap), scaled = scale * similarity: carries gradients back to the similarity; for
-    /// distances, adds to the gradient of the scale, row by row.
+    /// capped = cap tanh(scaled / cap), scaled = scale * similarity: carries gradients back to what was scaled; where that
+    /// is not linear in the queries, adds to the gradient of the scale, row by row.
     #[inline(always)]
     fn undo_softcap<S: Simd<E::Num>>(
         &self,
@@ -622,7 +587,7 @@ impl<E: Element> Problem<'_, E> {
         slopes: &Slopes<E::Num>,
         by_scale: &mut Lanes<E::Num>,
     ) {
-        if slopes.softcap.is_empty() && slopes.distances.is_empty() {
+        if slopes.softcap.is_empty() && slopes.similarities.is_empty() {
             return;
         }
         let zero = s.splat(E::Num::default());
@@ -635,10 +600,9 @@ impl<E: Element> Problem<'_, E> {
                     d = s.select(seen, s.mul(d, s.load(&slope.0[lane..])), zero);
                     s.store(d, &mut d_scores.0[lane..]);
                 }
-                if let Some(distance) = slopes.distances.get(i) {
-                    let (less, sum) =
-                        (s.sub(zero, s.load(&distance.0[lane..])), &mut by_scale.0[lane..]);
-                    s.store(s.fma_where(seen, d, less, s.load(sum)), sum);
+                if let Some(x) = slopes.similarities.get(i) {
+                    let (x, sum) = (s.load(&x.0[lane..]), &mut by_scale.0[lane..]);
+                    s.store(s.fma_where(seen, d, x, s.load(sum)), sum);
                 }
             }
         }

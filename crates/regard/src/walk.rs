@@ -5,10 +5,11 @@ use crate::cells::{CELL, Cell, Cells, Seeing, lanes_of};
 use crate::element::{Element, Number};
 use crate::lanes::{fetch, soon};
 use crate::mask::{Mask, RowTile, Run, Scope};
-use crate::micro::{Distances, Dots, Seen, dot_tile, low};
+use crate::micro::{Distances, Dots, Hidden, Seen, dot_tile, low, tanh_tile};
 use crate::problem::Problem;
-use crate::score::{At, Keys, Similarity, Slopes};
+use crate::score::{At, Keys, Slopes};
 use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::similarity::Similarity;
 use crate::source::{Head, Source};
 use crate::view::{Rows, View};
 use std::ops::Range;
@@ -166,21 +167,22 @@ impl<N: Number> Piece<'_, N> {
         self.seen.as_deref().filter(|seen| seen.iter().any(|s| s & everyone != everyone))
     }
 
-    /// The scores of a piece, times `log2 e`, from the queries in their lanes; `-inf` where a row does not see the key.
+    /// The scores of a piece, times `log2 e`, from the queries in their lanes, and `v` where the similarity is additive;
+    /// `-inf` where a row does not see the key.
     #[inline(always)]
     pub(crate) fn scores<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
         s: S,
         problem: &Problem<'_, E>,
-        q: &[Lanes<N>],
+        (q, v): (&[Lanes<N>], &[N]),
         tile: &mut [Lanes<N>],
         slopes: Option<&mut Slopes<N>>,
     ) {
         let at = self.at;
-        if matches!(problem.similarity, Similarity::Distance) {
-            dot_tile(s, (self.k, q), at.span, tile, &mut Distances);
-        } else {
-            dot_tile(s, (self.k, q), at.span, tile, &mut Dots);
+        match problem.similarity {
+            Similarity::Distance => dot_tile(s, (self.k, q), at.span, tile, &mut Distances),
+            Similarity::Additive(_) => tanh_tile(s, Hidden { k: self.k, q, v }, at.span, tile),
+            _ => dot_tile(s, (self.k, q), at.span, tile, &mut Dots),
         }
         problem.apply(s, at, tile, slopes);
         let Some(seen) = self.seen.as_deref_mut() else { return };

@@ -73,7 +73,11 @@ fn all_slopes(case: &Case) {
     by_entries(at, "q", &g.q, |d| &mut d.q.data);
     by_entries(at, "k", &g.k, |d| &mut d.k.data);
     by_entries(at, "v", &g.v, |d| &mut d.v.data);
-    by_entries(at, "w", &g.w, |d| &mut d.w.data);
+    // What queries are multiplied by stands in one place, whatever the similarity.
+    let [w_q, w_k, v] = &g.additive;
+    by_entries(at, "w", if v.is_empty() { &g.w } else { w_q }, |d| &mut d.w.data);
+    by_entries(at, "w_k", w_k, |d| &mut d.hidden[0].data);
+    by_entries(at, "v of additive", v, |d| &mut d.hidden[1].data);
     by_entries(at, "bias", &g.bias, |d| &mut d.bias.data);
     by_entries(at, "relative", &g.relative, |d| &mut d.table);
     if case.scores.contains(&ScoreOption::Sinks) {

@@ -1,16 +1,17 @@
 //! A group of rows on its way back: what it brings, what a piece makes of it, what it leaves.
 
 use super::{Back, Rows, Tiles};
-use crate::cells::{CELL, Cell, lanes_of};
+use crate::cells::lanes_of;
 use crate::element::{Element, Number};
-use crate::lanes::{fetch, multiply, pack, turn, turn_back, turn_queries};
+use crate::lanes::{multiply, pack, turn, turn_back, turn_queries};
 use crate::mask::{RowTile, Scope};
 use crate::micro::{Dots, Packed, ScoreGrads, Seen, Weights, dot_tile, low};
 use crate::problem::Problem;
-use crate::score::{At, LOG2_E, Similarity, in_log2};
+use crate::project::multiply_back;
+use crate::score::{At, LOG2_E, in_log2};
 use crate::simd::{GROUP, Lanes, Simd, Span, Task, math};
+use crate::similarity::Similarity;
 use crate::softmax::{FAR, LARGE, TileSums};
-use crate::source::Head;
 use crate::view::{self, TileMut};
 use crate::walk::{Call, Piece};
 
@@ -24,6 +25,8 @@ pub(crate) struct Group<N> {
     /// Queries as given, when they are projected, and as they meet the keys.
     pub(crate) raw: Vec<Lanes<N>>,
     pub(crate) q: Vec<Lanes<N>>,
+    /// `v` of an additive similarity.
+    pub(crate) v: Vec<N>,
     pub(crate) d_out: Vec<Lanes<N>>,
     /// Up to whole tiles of features, where tiles are in use.
     pub(crate) d_q: Vec<Lanes<N>>,
@@ -45,11 +48,12 @@ impl<N: Number> Group<N> {
     pub(super) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, features: usize) -> Self {
         let dims = problem.dims();
         let (zeros, zero) = (|n| vec![Lanes([N::zero(); GROUP]); n], Lanes([N::zero(); GROUP]));
-        let projects = matches!(problem.similarity, Similarity::General(_));
+        let projects = problem.similarity.of_queries().is_some();
         Self {
             rows: RowTile { first: 0, step: 1, count: 0 },
             raw: zeros(if projects { dims.q_dim } else { 0 }),
             q: zeros(dims.qk_dim),
+            v: Vec::new(),
             d_out: zeros(dims.v_dim),
             d_q: zeros(dims.qk_dim.max(features)),
             q_rows: Packed::new(GROUP, dims.qk_dim),
@@ -76,6 +80,7 @@ impl<N: Number> Group<N> {
         (self.by_scale, self.by_slope) = (zero, zero);
         let q = call.q.head(scope.batch, scope.head);
         turn_queries(s, call.problem, scope.head, (q, rows), &mut self.raw, &mut self.q);
+        call.problem.similarity.take_v(scope.head, &mut self.v);
     }
 
     /// Takes a group of rows in.
@@ -107,16 +112,21 @@ impl<N: Number> Group<N> {
         turn(s, |i| d_out.row(rows.row(i)), rows.count, N::one(), &mut self.d_out);
         turn(s, |i| out.row(rows.row(i)), rows.count, N::one(), other);
         pack(s, |i| d_out.row(rows.row(i)), rows.count, &mut self.d_out_rows);
-        if let Similarity::General(_) = call.problem.similarity {
+        match call.problem.similarity {
             // Projected queries stand in the lanes alone, times `log2 e`.
-            let unit = N::from_f64(1.0 / LOG2_E);
-            for i in 0..rows.count {
-                let row = self.q_rows.row_mut(i).iter_mut();
-                row.zip(&self.q).for_each(|(x, lanes)| *x = lanes.0[i] * unit);
+            Similarity::General(_) => {
+                let unit = N::from_f64(1.0 / LOG2_E);
+                for i in 0..rows.count {
+                    let row = self.q_rows.row_mut(i).iter_mut();
+                    row.zip(&self.q).for_each(|(x, lanes)| *x = lanes.0[i] * unit);
+                }
             }
-        } else {
-            let q = call.q.head(scope.batch, scope.head);
-            pack(s, |i| q.row(rows.row(i)), rows.count, &mut self.q_rows);
+            // No product needs them as rows.
+            Similarity::Additive(_) => {}
+            _ => {
+                let q = call.q.head(scope.batch, scope.head);
+                pack(s, |i| q.row(rows.row(i)), rows.count, &mut self.q_rows);
+            }
         }
         self.delta = Lanes([N::zero(); GROUP]);
         for lane in (Span { start: 0, end: rows.count }).vectors::<N, S>() {
@@ -176,7 +186,7 @@ impl<N: Number> Group<N> {
             let mut then = ScoreGrads { weights, delta: &self.delta };
             return dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut then);
         }
-        piece.scores(s, problem, &self.q, weights, Some(&mut *tiles.slopes));
+        piece.scores(s, problem, (&self.q, &self.v), weights, Some(&mut *tiles.slopes));
         dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut Dots);
         self.weigh(s, problem, (piece.at, piece.seen.as_deref()), n, tiles);
     }
@@ -285,19 +295,13 @@ impl<N: Number> Group<N> {
         let span = Span { start: 0, end: rows.count };
         let features = self.q.len();
         let (mut q, mut d_q) = (&mut self.q, &mut self.d_q[..features]);
-        if let Similarity::General(w) = problem.similarity {
+        if let Some(w) = problem.similarity.of_queries() {
             // projected = W^T q
             let w = w.serving_head(0, scope.head);
-            let (mut packed, mut cell) = (Vec::new(), Cell::new());
-            for first in (0..w.len).step_by(CELL) {
-                let n = (w.len - first).min(CELL);
-                cell.set(first, n);
-                let w = fetch(s, Head::Rows(w), &cell, &mut packed);
-                dot_tile(s, (w, d_q), span, &mut other[first..first + n], &mut Dots);
-            }
+            multiply_back(s, w, (d_q, rows.count), &mut Vec::new(), other);
             (q, d_q) = (&mut self.raw, &mut other[..w.len]);
         }
-        // score = scale * similarity, which is linear in q, unless it is a distance.
+        // score = scale * similarity, which is linear in q more often than not.
         let mut unit = problem.query_factor();
         if unit.abs() < TINY {
             let given = call.q.head(scope.batch, scope.head);
@@ -308,8 +312,7 @@ impl<N: Number> Group<N> {
         for i in (0..rows.count).filter(|i| is_zero(d_q, *i)) {
             q.iter_mut().for_each(|q| q.0[i] = N::zero());
         }
-        let (linear, unit) =
-            (!matches!(problem.similarity, Similarity::Distance), s.splat(N::from_f64(1.0 / unit)));
+        let (linear, unit) = (problem.similarity.is_linear(), s.splat(N::from_f64(1.0 / unit)));
         let factor = s.splat(N::from_f64(problem.query_grad_factor()));
         for lane in span.vectors::<N, S>() {
             let mut by_scale = s.splat(N::zero());

@@ -23,10 +23,11 @@ use crate::cells::CELL;
 use crate::element::{Element, Number};
 use crate::lanes::pack;
 use crate::mask::{RowTile, Scope};
-use crate::micro::{Packed, Seen, add_rows, add_values};
+use crate::micro::{Hidden, HiddenGrads, Packed, Seen, add_rows, add_values, undo_tanh_tile};
 use crate::problem::Problem;
-use crate::score::{At, Similarity, Slopes, Undo};
+use crate::score::{At, Slopes, Undo};
 use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::similarity::Similarity;
 use crate::tiles::BackRoom;
 use crate::view::{self, TileMut, View};
 use crate::walk::{Call, Piece, Tiling, Visit, Walk, Way};
@@ -74,8 +75,8 @@ pub(crate) struct Target<'t, E: Element> {
     pub(crate) parts: Vec<TileMut<'t, E::Num>>,
     /// `[batch, heads.q, q_len, 1]`: what each row adds to the gradient of its sink.
     pub(crate) sinks: Option<TileMut<'t, E::Num>>,
-    /// `[items, heads.q x parts, 1, buckets]`
-    pub(crate) relative: Option<TileMut<'t, f64>>,
+    /// `[items, heads.q x parts, 1, buckets + hidden]`: what the task adds to the gradients of the relative bias and of `v`.
+    pub(crate) tables: Option<TileMut<'t, f64>>,
     /// `[batch or 1, heads.q or 1, q_len or 1, k_len]`, of the task's keys, or one feature that is the task's.
     pub(crate) bias: Option<TileMut<'t, E::Num>>,
 }
@@ -282,7 +283,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             groups: &mut *groups,
             tiles: Tiles { weights, d_scores, slopes, factors },
             keys,
-            relative: target.relative.as_mut().map(|r| r.update(h, 0)),
+            tables: target.tables.as_mut().map_or(&mut [], |tables| tables.update(h, 0)),
             bias: target.bias.as_mut().map(|bias| bias.part(h, bias.rows())),
             d_k,
             d_v,
@@ -321,7 +322,7 @@ pub(crate) struct Undoing<'t, 'c, E: Element> {
     pub(crate) groups: &'t mut [Group<E::Num>],
     pub(crate) tiles: Tiles<'t, E::Num>,
     keys: &'t mut Packed<E::Num>,
-    relative: Option<&'t mut [f64]>,
+    tables: &'t mut [f64],
     bias: Option<TileMut<'t, E::Num>>,
     pub(crate) d_k: &'t mut Packed<E::Num>,
     pub(crate) d_v: &'t mut Packed<E::Num>,
@@ -349,7 +350,7 @@ impl<E: Element> Undoing<'_, '_, E> {
             slopes,
             by_slope: &mut group.by_slope,
             by_scale: &mut group.by_scale,
-            by_table: self.relative.as_deref_mut(),
+            by_table: &mut *self.tables,
             bias: self.bias.as_mut().map(|bias| (bias.part(0, bias.rows()), self.first)),
         };
         self.problem.undo(s, undo);
@@ -379,6 +380,10 @@ impl<E: Element> Visit<E::Num> for Undoing<'_, '_, E> {
             d_v: self.d_v,
         };
         match (self.problem.similarity, hidden) {
+            (Similarity::Additive(_), _) => {
+                let buckets = self.tables.len() - self.problem.similarity.hidden();
+                sums.add_hidden(s, &mut self.tables[buckets..]);
+            }
             (Similarity::Distance, None) => sums.add::<S, false, true>(s),
             (Similarity::Distance, Some(_)) => sums.add::<S, true, true>(s),
             (_, None) => sums.add::<S, false, false>(s),
@@ -416,6 +421,25 @@ impl<N: Number> Sums<'_, N> {
         let keys = &*self.keys;
         add_rows::<_, S, HIDDEN, AWAY>(s, (d_scores, seen), (q_rows, span), keys, d_k);
         add_rows::<_, S, HIDDEN, false>(s, (weights, seen), (d_out_rows, span), keys, d_v);
+    }
+
+    /// The same where similarities are additive.
+    #[inline(always)]
+    fn add_hidden<S: Simd<N>>(self, s: S, by_v: &mut [f64]) {
+        let ((k, seen), (weights, d_scores), span) = (self.piece, self.tiles, self.span);
+        let Group { q, v, d_q, d_out_rows, .. } = self.group;
+        let some = if seen.is_empty() { None } else { Some(seen) };
+        let to = HiddenGrads { d_q, d_k: (self.places, self.d_k), d_v: by_v };
+        undo_tanh_tile(s, Hidden { k, q, v }, (d_scores, some), span, to);
+        let (keys, d_v) = (&*self.keys, (self.places, self.d_v));
+        match some {
+            None => {
+                add_rows::<_, S, false, false>(s, (weights, seen), (d_out_rows, span), keys, d_v);
+            }
+            Some(_) => {
+                add_rows::<_, S, true, false>(s, (weights, seen), (d_out_rows, span), keys, d_v);
+            }
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! The products of a tile, the only hot loops: similarities (`dot_tile`), sums over keys (`add_values`), sums over rows
-//! (`add_rows`).
+//! The products of a tile, the only hot loops: similarities (`dot_tile`, `tanh_tile`), sums over keys (`add_values`), sums
+//! over rows (`add_rows`).
 //!
 //! Queries stand in the vector lanes: a tile of scores is `[keys][rows]`, an output `[features][rows]`. Keys and values
 //! are read as they lie in memory, one scalar broadcast each, so nothing is packed, and every reduction of the softmax
@@ -13,12 +13,14 @@
 //!
 //! Each product is a function of its own ([`Simd::call`]), compiled once for each instruction set.
 
+mod additive;
 mod dot;
 mod rows;
 mod values;
 
 use crate::element::Number;
 use crate::simd::Simd;
+pub(crate) use additive::{Hidden, HiddenGrads, tanh_tile, undo_tanh_tile};
 pub(crate) use dot::{Distances, Dots, ScoreGrads, Weights, dot_tile};
 pub(crate) use rows::{Packed, add_rows};
 pub(crate) use values::add_values;

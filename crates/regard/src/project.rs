@@ -1,0 +1,229 @@
+//! Rows multiplied by a matrix before attention meets them, and the way back: what a similarity does to its keys.
+//!
+//! `y = W^T x` for `x [batch, heads, len, from]` and `W [1, heads or 1, from, to]`. Cost: `2 from to` flops a row, each way.
+
+use crate::cells::{CELL, Cell};
+use crate::element::{Element, Number};
+use crate::error::Error;
+use crate::lanes::{fetch, pack, turn, turn_back};
+use crate::machine::Machine;
+use crate::mask::RowTile;
+use crate::micro::{Dots, Packed, add_rows, add_values, dot_tile};
+use crate::run::run;
+use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::source::Head;
+use crate::view::{Heads, Layout, Rows, Shape, Tensor, TileMut, Unwritten, View, ViewMut};
+use std::ops::Range;
+
+/// `W^T x` of every row, in the layout of x.
+pub(crate) fn project<E: Element>(
+    machine: Machine,
+    x: &View<'_, E>,
+    w: View<'_, E>,
+) -> Result<Tensor<E>, Error> {
+    by_rows(machine, x, w, w.shape().dim, Way::There)
+}
+
+/// From the gradient by `W^T x` to those by x and, `[1, heads or 1, from, to]`, by W.
+pub(crate) fn undo_project<E: Element>(
+    machine: Machine,
+    x: &View<'_, E>,
+    w: View<'_, E>,
+    d_y: &View<'_, E>,
+) -> Result<(Tensor<E>, Tensor<E::Num>), Error> {
+    let d_x = by_rows(machine, d_y, w, w.shape().len, Way::Back)?;
+    let Shape { heads, len, dim, .. } = w.shape();
+    let mut d_w = vec![E::Num::default(); heads * len * dim];
+    let blocks = len.div_ceil(CELL);
+    let to = ViewMut::bhsd(&mut d_w, [1, heads, len, dim])?;
+    run(machine.threads, heads * blocks, Scratch::new, |scratch, i| {
+        let (head, first) = (i / blocks, i % blocks * CELL);
+        let rows = RowTile { first, step: 1, count: (len - first).min(CELL) };
+        let all = if heads == 1 { 0..x.shape().heads } else { head..head + 1 };
+        // SAFETY: no other task has these rows of this head, which began as zeros.
+        let to = unsafe { to.tile(0, Heads::one(head), rows) };
+        E::project(
+            machine.isa,
+            Project::Weights(ByWeights { x: *x, d_y: *d_y, heads: all, to, scratch }),
+        );
+    });
+    Ok((d_x, Tensor::new(d_w, w.shape(), Layout::Bhsd)?))
+}
+
+/// Which way rows go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    /// `W^T x`
+    There,
+    /// `W x`
+    Back,
+}
+
+fn by_rows<E: Element>(
+    machine: Machine,
+    x: &View<'_, E>,
+    w: View<'_, E>,
+    dim: usize,
+    way: Way,
+) -> Result<Tensor<E>, Error> {
+    let Shape { batch, heads, len, .. } = x.shape();
+    let mut out = Unwritten::like(x, dim)?;
+    let to = out.view()?;
+    let groups = len.div_ceil(GROUP);
+    run(machine.threads, batch * heads * groups, Scratch::new, |scratch, i| {
+        let (item, first) = (i / groups, i % groups * GROUP);
+        let (b, head) = (item / heads, item % heads);
+        let count = x.len(b).saturating_sub(first).min(GROUP);
+        let rows = RowTile { first, step: 1, count };
+        let (x, w) = (x.head(b, head), w.serving_head(0, head));
+        // SAFETY: no other task has these rows of this head.
+        let to = unsafe { to.tile(b, Heads::one(head), rows) };
+        E::project(machine.isa, Project::Rows(ByRows { x, w, rows, way, to, scratch }));
+    });
+    // SAFETY: the groups cover every row of every head and item.
+    Ok(unsafe { out.written() })
+}
+
+/// Memory of one thread, reused from task to task.
+#[derive(Debug)]
+pub(crate) struct Scratch<N> {
+    from: Vec<Lanes<N>>,
+    to: Vec<Lanes<N>>,
+    packed: Vec<N>,
+}
+
+impl<N> Scratch<N> {
+    fn new() -> Self {
+        Self { from: Vec::new(), to: Vec::new(), packed: Vec::new() }
+    }
+}
+
+/// A task of a projection.
+#[derive(Debug)]
+pub enum Project<'t, E: Element> {
+    /// A group of rows of one head.
+    Rows(ByRows<'t, E>),
+    /// Some rows of the gradient by W.
+    Weights(ByWeights<'t, E>),
+}
+
+impl<E: Element> Task<E::Num> for Project<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        match self {
+            Self::Rows(task) => task.run(s),
+            Self::Weights(task) => task.run(s),
+        }
+    }
+}
+
+/// A group of rows of one head.
+#[derive(Debug)]
+pub struct ByRows<'t, E: Element> {
+    x: Rows<'t, E>,
+    w: Rows<'t, E>,
+    rows: RowTile,
+    way: Way,
+    to: TileMut<'t, E>,
+    scratch: &'t mut Scratch<E::Num>,
+}
+
+impl<E: Element> ByRows<'_, E> {
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self { x, w, rows, way, mut to, scratch: Scratch { from, to: lanes, packed } } = self;
+        let zero = Lanes([E::Num::default(); GROUP]);
+        from.resize(x.dim, zero);
+        lanes.resize(if matches!(way, Way::There) { w.dim } else { w.len }, zero);
+        turn(s, |i| x.row(rows.row(i)), rows.count, E::Num::from_f64(1.0), from);
+        match way {
+            Way::There => multiply(s, w, (from, rows.count), packed, lanes),
+            Way::Back => multiply_back(s, w, (from, rows.count), packed, lanes),
+        }
+        turn_back(s, lanes, rows.count, 0, (&mut to, 0));
+    }
+}
+
+/// Some rows of the gradient by W, from all rows of some heads.
+#[derive(Debug)]
+pub struct ByWeights<'t, E: Element> {
+    x: View<'t, E>,
+    d_y: View<'t, E>,
+    heads: Range<usize>,
+    to: TileMut<'t, E::Num>,
+    scratch: &'t mut Scratch<E::Num>,
+}
+
+impl<E: Element> ByWeights<'_, E> {
+    /// y = W^T x: d_w = sum over rows of x d_y^T
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self { x, d_y, heads, mut to, scratch: Scratch { from: lanes, .. } } = self;
+        let RowTile { first, count: features, .. } = to.rows();
+        let dim = d_y.shape().dim;
+        lanes.resize(features, Lanes([E::Num::default(); GROUP]));
+        let (mut rows, mut sums) = (Packed::new(GROUP, dim), Packed::new(features, dim));
+        let (none, places): (_, [usize; CELL]) = (Packed::new(0, dim), std::array::from_fn(|i| i));
+        for (b, head) in (0..x.shape().batch).flat_map(|b| heads.clone().map(move |h| (b, h))) {
+            let (x, d_y) = (x.head(b, head), d_y.head(b, head));
+            for start in (0..x.len).step_by(GROUP) {
+                let count = (x.len - start).min(GROUP);
+                let of_x = |i| &x.row(start + i)[first..first + features];
+                turn(s, of_x, count, E::Num::from_f64(1.0), lanes);
+                pack(s, |i| d_y.row(start + i), count, &mut rows);
+                // What nobody sees may hold anything, and has no gradient.
+                let unseen = |i: &usize| rows.row(*i).iter().all(|d| *d == E::Num::default());
+                for i in (0..count).filter(unseen) {
+                    lanes.iter_mut().for_each(|x| x.0[i] = E::Num::default());
+                }
+                let (span, to) = (Span { start: 0, end: count }, (&places[..features], &mut sums));
+                add_rows::<_, S, false, false>(s, (lanes, &[]), (&rows, span), &none, to);
+            }
+        }
+        for i in 0..features {
+            to.update(0, i).copy_from_slice(&sums.row(i)[..dim]);
+        }
+    }
+}
+
+/// `W^T x`, with rows in the lanes of both sides.
+#[inline(always)]
+pub(crate) fn multiply<E: Element, S: Simd<E::Num>>(
+    s: S,
+    w: Rows<'_, E>,
+    (x, count): (&[Lanes<E::Num>], usize),
+    packed: &mut Vec<E::Num>,
+    to: &mut [Lanes<E::Num>],
+) {
+    to.fill(Lanes([E::Num::default(); GROUP]));
+    let one = Lanes([E::Num::from_f64(1.0); GROUP]);
+    let span = Span { start: 0, end: count };
+    let mut cell = Cell::new();
+    for first in (0..w.len).step_by(CELL) {
+        let n = (w.len - first).min(CELL);
+        cell.set(first, n);
+        let w = fetch(s, Head::Rows(w), &cell, packed);
+        let x = (&x[first..first + n], &[][..]);
+        add_values::<_, S, false, false>(s, (w, &[]), x, span, (&one, to));
+    }
+}
+
+/// `W x`, with rows in the lanes of both sides.
+#[inline(always)]
+pub(crate) fn multiply_back<E: Element, S: Simd<E::Num>>(
+    s: S,
+    w: Rows<'_, E>,
+    (x, count): (&[Lanes<E::Num>], usize),
+    packed: &mut Vec<E::Num>,
+    to: &mut [Lanes<E::Num>],
+) {
+    let span = Span { start: 0, end: count };
+    let mut cell = Cell::new();
+    for first in (0..w.len).step_by(CELL) {
+        let n = (w.len - first).min(CELL);
+        cell.set(first, n);
+        let w = fetch(s, Head::Rows(w), &cell, packed);
+        dot_tile(s, (w, x), span, &mut to[first..first + n], &mut Dots);
+    }
+}
