@@ -4,8 +4,10 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use regard::{Machine, Plan, Problem, RelativeBias, Score, Shape, Similarity, View};
-use regard_fuzz::{Sizes, align, mask, size};
+use regard::{
+    Additive, Local, Machine, Plan, Problem, RelativeBias, Score, Shape, Similarity, View,
+};
+use regard_fuzz::{Sizes, align, mask, normaliser, size};
 
 fuzz_target!(|data: &[u8]| {
     let _ = run(&mut Unstructured::new(data));
@@ -62,16 +64,26 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     {
         score = score.bias(bias);
     }
-    let similarity = match u.int_in_range(0..=2u8)? {
+    let similarity = match u.int_in_range(0..=3u8)? {
         0 => Similarity::Dot,
         1 => Similarity::Distance,
+        2 => {
+            let mut view =
+                || View::bhsd(&table, small(u)?).map_err(|_| arbitrary::Error::IncorrectFormat);
+            Similarity::Additive(Additive { w_q: view()?, w_k: Some(view()?), v: view()? })
+        }
         _ => View::bhsd(&table, small(u)?).map_or(Similarity::Dot, Similarity::General),
     };
-    let problem = Problem::<f32>::of_shapes(q, k, v)
-        .mask(mask.clone())
-        .score(score)
-        .similarity(similarity)
-        .align(align(u, true)?);
+    let centres = usize::from(u8::arbitrary(u)?).min(table.len());
+    let mut problem = Problem::<f32>::of_shapes(q, k, v);
+    if u.ratio(1, 4)? {
+        problem = problem.local(Local::new(&table[..centres], size(u, true)?));
+    }
+    if u.ratio(1, 3)? {
+        problem = problem.normaliser(normaliser(u)?);
+    }
+    let problem =
+        problem.mask(mask.clone()).score(score).similarity(similarity).align(align(u, true)?);
     let _ = problem.to_string();
     match Plan::new(problem.clone(), Machine::here()) {
         Err(error) => drop(error.to_string()),

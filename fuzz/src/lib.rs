@@ -3,8 +3,8 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 use regard::reference::Inputs;
 use regard::{
-    Align, Bits, Dropout, Isa, Machine, Mask, MaskRule, Problem, RelativeBias, Scope, Score,
-    Similarity, View,
+    Additive, Align, Bits, Dropout, Isa, Local, Machine, Mask, MaskRule, Normaliser, Problem,
+    RelativeBias, Scope, Score, Similarity, View,
 };
 use std::ops::Range;
 
@@ -170,7 +170,11 @@ pub struct Case {
     mask: Mask,
     align: Align,
     w: Option<Vec<f32>>,
+    /// `w_k` and `v`, where `w` is `w_q`.
+    hidden: Option<[Vec<f32>; 2]>,
     distance: bool,
+    pub normaliser: Normaliser,
+    centres: Option<(Vec<f32>, usize)>,
     scale: Option<f64>,
     temperature: Option<f64>,
     softcap: Option<f64>,
@@ -206,7 +210,11 @@ impl<'a> Arbitrary<'a> for Case {
         let seed = u32::arbitrary(u)?;
         let projects = u.ratio(1, 6)?;
         let q_dim = if projects { 1 + u.int_in_range(0..=9usize)? } else { dim };
+        let units =
+            if projects && u.ratio(1, 2)? { Some(1 + u.int_in_range(0..=9usize)?) } else { None };
         let distance = !projects && u.ratio(1, 4)?;
+        let normaliser = if u.ratio(1, 3)? { normaliser(u)? } else { Normaliser::Softmax };
+        let alone = !matches!(normaliser, Normaliser::Softmax | Normaliser::TopK(_));
         let one = |u: &mut Unstructured<'_>, n: usize| Ok(if bool::arbitrary(u)? { n } else { 1 });
         let bias = some(u, 3, |u| {
             let shape = [one(u, batch)?, one(u, heads)?, one(u, q_len)?, one(u, k_len)?];
@@ -229,20 +237,26 @@ impl<'a> Arbitrary<'a> for Case {
             seed,
             mask,
             align,
-            w: projects.then(|| numbers(seed ^ 1, q_dim * dim, 1.0)),
+            w: projects.then(|| numbers(seed ^ 1, q_dim * units.unwrap_or(dim), 1.0)),
+            hidden: units.map(|n| [numbers(seed ^ 12, dim * n, 1.0), numbers(seed ^ 13, n, 1.0)]),
             distance,
+            normaliser,
+            centres: some(u, 6, |u| {
+                let centres = numbers(seed ^ 14, batch * heads * q_len, k_len as f32 + 3.0);
+                Ok((centres, 1 + u.int_in_range(0..=30usize)?))
+            })?,
             scale: some(u, 4, |u| Ok(*u.choose(&[0.0, 1.0, -0.5, 0.01])?))?,
             temperature: some(u, 4, |u| Ok(*u.choose(&[0.5, 2.0, 10.0])?))?,
             softcap: some(u, 4, |u| Ok(*u.choose(&[1.0, 30.0])?))?,
             bias,
             slopes: some(u, 4, |_| Ok(numbers(seed ^ 3, heads, 1.0)))?,
             table,
-            sinks: some(u, 4, |_| Ok(numbers(seed ^ 5, heads, 5.0)))?,
+            sinks: some(u, 4, |_| Ok(numbers(seed ^ 5, heads, 5.0)))?.filter(|_| !alone),
             dropout: some(u, 4, |u| {
                 let rate = *u.choose(&[0.0, 0.1, 0.5, 0.9])?;
                 Ok(Dropout::new(rate, u64::arbitrary(u)?, u64::arbitrary(u)?))
             })?,
-            entropy: u.ratio(1, 3)?,
+            entropy: u.ratio(1, 3)? && normaliser != Normaliser::Sparsemax,
             q: numbers(seed ^ 6, batch * heads * q_len * q_dim, amplitude),
             k: numbers(seed ^ 7, batch * kv_heads * k_len * dim, amplitude),
             v: numbers(seed ^ 8, batch * kv_heads * k_len * v_dim, 1.0),
@@ -252,6 +266,16 @@ impl<'a> Arbitrary<'a> for Case {
         }
         Ok(case)
     }
+}
+
+/// Any way from scores to weights but the softmax.
+pub fn normaliser(u: &mut Unstructured<'_>) -> Result<Normaliser> {
+    Ok(match u.int_in_range(0..=3u8)? {
+        0 => Normaliser::TopK(1 + usize::from(u8::arbitrary(u)?)),
+        1 => Normaliser::Hard,
+        2 => Normaliser::Sampled { seed: u64::arbitrary(u)? },
+        _ => Normaliser::Sparsemax,
+    })
 }
 
 /// Something once in `n` times.
@@ -292,14 +316,24 @@ impl Case {
         if let Some(sinks) = &self.sinks {
             score = score.sinks(sinks);
         }
-        let similarity = match &self.w {
-            Some(w) => Similarity::General(View::matrix(w, [self.q_dim, self.dim]).unwrap()),
-            None if self.distance => Similarity::Distance,
-            None => Similarity::Dot,
+        let matrix = |data, rows: usize, columns| View::matrix(data, [rows, columns]).unwrap();
+        let similarity = match (&self.w, &self.hidden) {
+            (Some(w), Some([w_k, v])) => Similarity::Additive(Additive {
+                w_q: matrix(w, self.q_dim, v.len()),
+                w_k: Some(matrix(w_k, self.dim, v.len())),
+                v: matrix(v, 1, v.len()),
+            }),
+            (Some(w), None) => {
+                Similarity::General(View::matrix(w, [self.q_dim, self.dim]).unwrap())
+            }
+            (None, _) if self.distance => Similarity::Distance,
+            (None, _) => Similarity::Dot,
         };
         let (q, k, v) = self.inputs();
         let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
-        let problem = problem.similarity(similarity).align(self.align);
+        let problem = problem.similarity(similarity).align(self.align).normaliser(self.normaliser);
+        let local = self.centres.as_ref().map(|(centres, reach)| Local::new(centres, *reach));
+        let problem = local.into_iter().fold(problem, Problem::local);
         let problem = self.dropout.into_iter().fold(problem, Problem::dropout);
         if self.entropy { problem.entropy() } else { problem }
     }

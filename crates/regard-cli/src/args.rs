@@ -1,6 +1,7 @@
 //! What may be typed, before it is known to make sense.
 
 use clap::{Parser, Subcommand, ValueEnum};
+use regard::Normaliser;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -21,6 +22,8 @@ pub(crate) enum Verb {
     Info,
     /// What would run for a problem described by flags, how much work it is, and why
     Plan(Box<PlanArgs>),
+    /// Attention on a few small random inputs, step by step: every number, every shape
+    Steps(Box<StepsArgs>),
     /// Whether results are right here: the case table against the definition, and the worst error of each option
     Check,
     /// How fast calls are here, beside the machine's own limit and, if wanted, PyTorch
@@ -69,6 +72,8 @@ pub(crate) enum SimilarityArg {
     General,
     /// -|q - k|^2
     Distance,
+    /// v tanh(W q + U k), with a hidden layer
+    Additive,
 }
 
 #[derive(Debug, clap::Args)]
@@ -132,6 +137,46 @@ pub(crate) struct PlanArgs {
     pub(crate) isa: Option<String>,
 }
 
+#[derive(Debug, clap::Args)]
+pub(crate) struct StepsArgs {
+    /// Heads
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count)]
+    pub(crate) heads: usize,
+    /// Queries
+    #[arg(long, value_name = "N", default_value = "3", value_parser = count)]
+    pub(crate) queries: usize,
+    /// Keys, at most 12 unless --format json [default: as --queries]
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) keys: Option<usize>,
+    /// Features of a query and a key
+    #[arg(long, value_name = "N", default_value = "4", value_parser = count)]
+    pub(crate) dim: usize,
+    /// Features of a value [default: as --dim]
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) v_dim: Option<usize>,
+    /// Who may see whom: rules joined by & and |, for example 'causal & window 2'
+    #[arg(long, value_name = "RULES", default_value = "full", long_help = crate::mask::HELP)]
+    pub(crate) mask: String,
+    /// How a query and a key make a number
+    #[arg(long, value_enum, default_value_t = SimilarityArg::Dot)]
+    pub(crate) similarity: SimilarityArg,
+    /// How scores become weights: softmax, top{K}, hard, sampled, sparsemax
+    #[arg(long, value_name = "NAME", default_value = "softmax", value_parser = normaliser)]
+    pub(crate) normaliser: Normaliser,
+    /// Multiplies the similarity [default: 1 / sqrt(dim); 1 for additive]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) scale: Option<f64>,
+    /// Divides the scale
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f64>,
+    /// Bounds scores smoothly: cap tanh(score / cap)
+    #[arg(long, value_name = "CAP", allow_negative_numbers = true)]
+    pub(crate) softcap: Option<f64>,
+    /// Of the numbers, and of what is sampled
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub(crate) seed: u64,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RivalArg {
     /// PyTorch's scaled_dot_product_attention
@@ -167,6 +212,21 @@ pub(crate) struct BenchArgs {
     /// Instruction set, as `regard info` lists them [default: the best]
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<String>,
+}
+
+/// A normaliser by its name; what is sampled gets its seed later.
+fn normaliser(text: &str) -> Result<Normaliser, String> {
+    let accepted = "give softmax, top{K} as in top3, hard, sampled or sparsemax";
+    match text {
+        "softmax" => Ok(Normaliser::Softmax),
+        "hard" => Ok(Normaliser::Hard),
+        "sampled" => Ok(Normaliser::Sampled { seed: 0 }),
+        "sparsemax" => Ok(Normaliser::Sparsemax),
+        _ => {
+            let k = text.strip_prefix("top").and_then(|k| k.parse().ok()).filter(|k| *k > 0);
+            k.map(Normaliser::TopK).ok_or_else(|| accepted.into())
+        }
+    }
 }
 
 /// The largest number a flag takes: beyond any memory, and small enough that sums of a few cannot overflow.

@@ -1,10 +1,12 @@
 //! Arguments, checked as a whole: every mistake that can be named is named here, before any work.
 
-use crate::args::{BenchArgs, Dtype, LayoutArg, PlanArgs, RivalArg, SimilarityArg};
+use crate::args::{
+    BenchArgs, Dtype, Format, LayoutArg, PlanArgs, RivalArg, SimilarityArg, StepsArgs,
+};
 use crate::bench::{Case, choose};
 use crate::mask;
 use anyhow::{Result, anyhow, bail};
-use regard::{Isa, Machine, Mask, Shape};
+use regard::{Isa, Machine, Mask, Normaliser, Shape};
 use std::path::PathBuf;
 
 /// What `regard plan` describes.
@@ -23,6 +25,20 @@ pub(crate) struct PlanJob {
     pub(crate) sinks: bool,
     pub(crate) bias: bool,
     pub(crate) machine: Machine,
+}
+
+/// What `regard steps` shows.
+#[derive(Debug)]
+pub(crate) struct StepsJob {
+    /// Of q, k and v.
+    pub(crate) shapes: [Shape; 3],
+    pub(crate) mask: Mask,
+    pub(crate) similarity: SimilarityArg,
+    pub(crate) normaliser: Normaliser,
+    pub(crate) scale: Option<f64>,
+    pub(crate) temperature: Option<f64>,
+    pub(crate) softcap: Option<f64>,
+    pub(crate) seed: u64,
 }
 
 /// What `regard bench` measures.
@@ -65,6 +81,41 @@ pub(crate) fn plan(args: PlanArgs) -> Result<PlanJob> {
         sinks: args.sinks,
         bias: args.bias,
         machine: machine(args.threads, args.isa.as_deref())?,
+    })
+}
+
+/// Numbers of a tensor that `regard steps` shows, at most.
+const SHOWN: usize = 4096;
+/// Columns that fit a terminal.
+const COLUMNS: usize = 12;
+
+pub(crate) fn steps(args: StepsArgs, format: Format) -> Result<StepsJob> {
+    let StepsArgs { heads, queries, dim, seed, .. } = args;
+    let (keys, v_dim) = (args.keys.unwrap_or(queries), args.v_dim.unwrap_or(dim));
+    let flags = [("--keys", keys), ("--dim", dim), ("--v-dim", v_dim)];
+    if let Some((flag, n)) = flags.into_iter().find(|(_, n)| *n > COLUMNS && format == Format::Text)
+    {
+        bail!("{flag} {n}: a terminal shows {COLUMNS} columns; give fewer, or --format json");
+    }
+    let rows = heads.saturating_mul(queries.max(keys));
+    if rows.saturating_mul(keys.max(dim).max(v_dim)) > SHOWN {
+        bail!(
+            "--heads {heads} --queries {queries} --keys {keys}: more than {SHOWN} numbers a step; give less of each"
+        );
+    }
+    let shape = |len, dim| Shape { batch: 1, heads, len, dim };
+    Ok(StepsJob {
+        shapes: [shape(queries, dim), shape(keys, dim), shape(keys, v_dim)],
+        mask: mask::parse(&args.mask).map_err(|e| anyhow!("--mask: {e}"))?,
+        similarity: args.similarity,
+        normaliser: match args.normaliser {
+            Normaliser::Sampled { .. } => Normaliser::Sampled { seed },
+            other => other,
+        },
+        scale: args.scale,
+        temperature: args.temperature,
+        softcap: args.softcap,
+        seed,
     })
 }
 

@@ -9,6 +9,7 @@ mod info;
 mod job;
 mod mask;
 mod plan;
+mod steps;
 
 use anyhow::Result;
 use args::{Args, Verb};
@@ -31,6 +32,7 @@ fn run(Args { verb, format }: Args) -> Result<()> {
     match verb {
         Verb::Info => info::run(format),
         Verb::Plan(args) => plan::run(job::plan(*args)?, format),
+        Verb::Steps(args) => steps::run(&job::steps(*args, format)?, format),
         Verb::Check => check::run(format),
         Verb::Bench(args) if args.list => bench::list(format),
         Verb::Bench(args) => bench::run(job::bench(args)?, format),

@@ -5,7 +5,7 @@ use crate::args::{Dtype, Format, LayoutArg, SimilarityArg};
 use crate::job::PlanJob;
 use anyhow::{Result, anyhow};
 use regard::{
-    Element, Error, Number, Plan, Problem, Score, Shape, Similarity, Strides, View, Work,
+    Additive, Element, Error, Number, Plan, Problem, Score, Shape, Similarity, Strides, View, Work,
     alibi_slopes,
 };
 use serde::Serialize;
@@ -58,6 +58,11 @@ fn describe<E: Element>(job: PlanJob, format: Format) -> Result<()> {
     let similarity = match job.similarity {
         SimilarityArg::Dot => Similarity::Dot,
         SimilarityArg::Distance => Similarity::Distance,
+        SimilarityArg::Additive => {
+            let w = repeated(Shape { batch: 1, heads: 1, len: q.dim, dim: k.dim })?;
+            let v = repeated(Shape { batch: 1, heads: 1, len: 1, dim: k.dim })?;
+            Similarity::Additive(Additive { w_q: w, w_k: Some(w), v })
+        }
         SimilarityArg::General => {
             Similarity::General(repeated(Shape { batch: 1, heads: 1, len: q.dim, dim: k.dim })?)
         }

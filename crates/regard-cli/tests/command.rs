@@ -48,6 +48,27 @@ fn plan_describes_what_the_flags_say() {
 }
 
 #[test]
+fn steps_are_shown_with_their_shapes() {
+    let text = told("steps+--queries+2+--keys+3+--dim+4+--v-dim+5+--mask+causal");
+    for part in [
+        "[2, 4]",
+        "1 similarity",
+        "[2, 3]",
+        "times 0.5000, causal only",
+        "sum 1.0000",
+        "[2, 5]",
+        "  .\n",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let lines = json("steps+--similarity+additive+--normaliser+top2+--seed+3+--format+json");
+    let named = |name: &str| lines.iter().find(|line| line["step"] == name).unwrap();
+    assert_eq!(named("similarity")["shape"], serde_json::json!([1, 1, 3, 3]));
+    let weights = named("weight")["data"].as_array().unwrap();
+    assert_eq!(weights.iter().filter(|x| x.as_f64() == Some(0.0)).count(), 3);
+}
+
+#[test]
 fn bench_lists_its_cases() {
     let text = told("bench+--list");
     assert!(text.contains("prefill-f32-n2048-d64-causal\n"), "{text}");
@@ -87,6 +108,9 @@ fn mistakes_are_named_with_their_remedy() {
         ("plan+--heads+0", vec!["--heads", "'0'", "from 1"]),
         ("plan+--isa+mmx", vec!["--isa mmx", "portable"]),
         ("plan+--batch+1000000000000+--keys+1000000000000", vec!["--batch", "memory"]),
+        ("steps+--keys+40", vec!["--keys 40", "--format json"]),
+        ("steps+--queries+9999+--format+json", vec!["--queries 9999", "give less"]),
+        ("steps+--normaliser+topp", vec!["--normaliser", "top{K}"]),
         ("bench+--case+nothing*", vec!["--case nothing*", "--list"]),
         ("bench+--case+prefill-f32-n8", vec!["--case", "d{features} is missing"]),
         ("bench+--case+prefill-f32-n8-d8-frob", vec!["--case", "`frob`", "longformer{window}"]),

@@ -8,7 +8,7 @@ use crate::data::Arrangement;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
-use regard::{Align, Dims, Heads, Precision};
+use regard::{Align, Dims, Heads, Normaliser, Precision};
 use std::fmt;
 
 /// One call to be made and judged.
@@ -32,6 +32,10 @@ pub struct Case {
     pub dropout: Option<f64>,
     /// Whether the entropy is asked for, and part of the loss.
     pub entropy: bool,
+    /// How scores become weights.
+    pub normaliser: Normaliser,
+    /// How far rows see around a centre of their own, if they have one.
+    pub reach: Option<usize>,
     /// How exact the products are, if not as usual: such rows run only where that makes a difference.
     pub precision: Option<Precision>,
     /// Of the inputs.
@@ -115,7 +119,7 @@ impl SimilarityCase {
 }
 
 /// `{dtype}-{similarity}-b{batch}-h{q}x{kv}-n{q_len}x{k_len}-d{qk}[from{q}]x{v}-{mask}-{options or plain}-{layout}-{align}
-/// [-dropout{rate}][-entropy][-{precision}]`,
+/// [-{normaliser}][-around{reach}][-dropout{rate}][-entropy][-{precision}]`,
 /// e.g. `f32-dot-b2-h4x2-n33x65-d16x8-causal-alibi+sinks-bshd-end`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -135,6 +139,12 @@ impl fmt::Display for Case {
             Align::Start => write!(f, "start"),
             Align::Offset(n) => write!(f, "from{n}"),
         }?;
+        match self.normaliser {
+            Normaliser::Softmax => Ok(()),
+            Normaliser::TopK(k) => write!(f, "-top{k}"),
+            other => write!(f, "-{}", other.name()),
+        }?;
+        self.reach.map_or(Ok(()), |reach| write!(f, "-around{reach}"))?;
         self.dropout.map_or(Ok(()), |rate| write!(f, "-dropout{rate}"))?;
         f.write_str(if self.entropy { "-entropy" } else { "" })?;
         self.precision.map_or(Ok(()), |precision| write!(f, "-{}", precision.name()))
@@ -155,6 +165,8 @@ impl Case {
             align: Align::End,
             dropout: None,
             entropy: false,
+            normaliser: Normaliser::Softmax,
+            reach: None,
             precision: None,
             seed: 7,
         }
@@ -207,6 +219,10 @@ impl Case {
         if self.scores.is_empty() {
             groups.push("score plain".into());
         }
+        if self.normaliser != Normaliser::Softmax {
+            groups.push(format!("normaliser {}", self.normaliser.name()));
+        }
+        groups.extend(self.reach.map(|_| "local".into()));
         groups.extend(self.dropout.map(|rate| format!("dropout {rate}")));
         if self.entropy {
             groups.push("entropy".into());
@@ -271,6 +287,8 @@ pub fn cases() -> Vec<Case> {
     table.extend(aligned());
     table.extend(long_keys());
     table.extend(few_rows());
+    table.extend(normalised());
+    table.extend(local());
     table.extend(empty());
     let mut noise = Noise::new(2019);
     while table.len() < ROWS {
@@ -283,7 +301,7 @@ pub fn cases() -> Vec<Case> {
             case.arrangement = [Arrangement::Bhsd, Arrangement::Bshd, Arrangement::Slice][i % 3];
         }
         case.dropout = [None, None, Some(0.1), None, Some(0.6)][i % 5];
-        case.entropy = i % 2 == 1;
+        case.entropy = i % 2 == 1 && case.normaliser != Normaliser::Sparsemax;
     }
     let of = |dtype, first: usize, step: usize| {
         table.iter().skip(first).step_by(step).map(move |case| Case { dtype, ..case.clone() })
@@ -297,6 +315,55 @@ pub fn cases() -> Vec<Case> {
     let few = few_rows().into_iter().map(|case| Case { dtype: Dtype::Bf16, ..case });
     let others: Vec<Case> = others.chain(few).collect();
     table.extend(others);
+    table
+}
+
+/// Other ways from scores to weights: each with some masks, scores, similarities and shapes.
+fn normalised() -> Vec<Case> {
+    let normalisers = [
+        Normaliser::TopK(1),
+        Normaliser::TopK(3),
+        Normaliser::TopK(70),
+        Normaliser::Hard,
+        Normaliser::Sampled { seed: 5 },
+        Normaliser::Sparsemax,
+    ];
+    let masks = ["full", "causal", "lengths", "bits", "strided", "global"];
+    let mut table = Vec::new();
+    for (n, normaliser) in normalisers.into_iter().enumerate() {
+        for (i, shape) in SHAPES.iter().enumerate() {
+            let case = Case { normaliser, ..Case::new(dims(*shape)) };
+            for (j, mask) in masks.into_iter().enumerate() {
+                let similarity = SimilarityCase::ALL[(n + i + j) % SimilarityCase::ALL.len()];
+                table.push(case.clone().mask(named(mask)).similarity(similarity));
+            }
+            let scores = (0..4).map(|j| SCORES[(13 * n + 5 * i + 11 * j) % SCORES.len()]);
+            // Only some have a place for a sink.
+            let fits = |scores: &&[ScoreOption]| {
+                matches!(normaliser, Normaliser::TopK(_)) || !scores.contains(&ScoreOption::Sinks)
+            };
+            table.extend(scores.filter(fits).map(|scores| case.clone().scores(scores)));
+        }
+        table.push(Case { normaliser, ..Case::new(dims([1, 2, 1, 3, 8200, 8, 8])) });
+        table.push(Case { normaliser, ..Case::new(dims([1, 1, 1, 2050, 9, 3, 3])) });
+    }
+    table
+}
+
+/// Rows that look around a centre of their own.
+fn local() -> Vec<Case> {
+    let mut table = Vec::new();
+    for (i, shape) in SHAPES.iter().enumerate() {
+        for (j, reach) in [1, 2, 7, 40].into_iter().enumerate() {
+            let case = Case { reach: Some(reach), ..Case::new(dims(*shape)) };
+            let mask = ["full", "causal", "lengths"][(i + j) % 3];
+            let similarity = SimilarityCase::ALL[(i + 3 * j) % SimilarityCase::ALL.len()];
+            let scores = SCORES[(7 * i + j) % SCORES.len()];
+            table.push(case.clone().mask(named(mask)).similarity(similarity));
+            table.push(case.scores(scores));
+        }
+    }
+    table.push(Case { reach: Some(30), ..Case::new(dims([1, 4, 1, 1, 8300, 32, 32])) });
     table
 }
 

@@ -10,7 +10,7 @@
 //! All errors are the largest of a tensor: single elements of the plain evaluation are exact by luck all the time.
 
 use regard::reference::{self, Inputs, Outcome};
-use regard::{Additive, Element, Grads, Number, Output, Precision, Problem, Tensor};
+use regard::{Additive, Element, Grads, Normaliser, Number, Output, Precision, Problem, Tensor};
 
 /// Rounding steps of the floor for `f32`, in `out` and in `lse`, relative to the largest score (and value).
 ///
@@ -63,9 +63,9 @@ impl Judge {
         let floor = if E::Num::NAME == "f32" { FLOOR_F32 } else { FLOOR_F64 };
         // `lse` is as large as the largest score. Scores beyond 1 / step cannot be told apart from their neighbours: the
         // weights of such a row are equal, and rounding has nothing to act on.
-        let lse = exact.lse.iter().copied();
-        let score = largest(lse.clone()).max(1.0);
-        let weighed = largest(lse.filter(|x| x.abs() * step < 1.0)).max(1.0);
+        let sizes = score_sizes(problem, inputs, &exact.lse);
+        let score = largest(sizes.iter().copied()).max(1.0);
+        let weighed = largest(sizes.into_iter().filter(|x| x.abs() * step < 1.0)).max(1.0);
         let value = largest(elements(inputs.2).map(wide)) * problem.growth();
         let error = |a: &[f64], b: &[E::Num]| {
             largest(a.iter().zip(b).filter(|(a, _)| a.is_finite()).map(|(a, b)| a - wide(*b)))
@@ -162,8 +162,8 @@ impl GradJudge {
         let exact = reference::backward(problem, inputs, exact);
         let plain = named(reference::backward_in_steps(problem, inputs, plain, stored::<E>));
         let step = epsilon::<E::Num>() * GRAD_FLOORS[usize::from(E::Num::NAME == "f64")];
-        let weighed =
-            largest(lse.into_iter().filter(|x| x.abs() * epsilon::<E::Num>() < 1.0)).max(1.0);
+        let sizes = score_sizes(problem, inputs, &lse).into_iter();
+        let weighed = largest(sizes.filter(|x| x.abs() * epsilon::<E::Num>() < 1.0)).max(1.0);
         let dims = problem.dims();
         let step = step * (1.0 + (dims.qk_dim.max(dims.v_dim) as f64).sqrt() / 4.0);
         let rows = (dims.batch * dims.heads.q * dims.q_len) as f64;
@@ -189,6 +189,7 @@ impl GradJudge {
                 "scale" => sizes.similarity * root(pairs, 1),
                 "temperature" => sizes.similarity * scale * root(pairs, 1),
                 "sinks" => root(rows, exact.len()),
+                "centres" => 1.0,
                 "v" => d_out * problem.growth() / size,
                 _ => root(pairs, exact.len()),
             };
@@ -198,7 +199,15 @@ impl GradJudge {
                 "k" | "v" => root(rows, dims.batch * dims.heads.kv),
                 _ => 1.0,
             };
-            let floor = (step * weighed + narrowing::<E>() + coarse * summed) * size * terms.abs();
+            // Gradients of projected keys are sums over rows, and are written before they are carried on.
+            let written = match name {
+                "k" | "w_k" if problem.additive().is_some() => {
+                    root(rows, dims.batch * dims.heads.kv)
+                }
+                _ => 1.0,
+            };
+            let rounding = step * weighed + narrowing::<E>() * written + coarse * summed;
+            let floor = rounding * size * terms.abs();
             let bound = 3.0 * largest(errors) + floor;
             (name, exact, bound)
         });
@@ -266,6 +275,7 @@ fn named<N: Number>(g: reference::Grads<N>) -> Vec<(&'static str, Vec<N>)> {
         ("alibi", g.alibi),
         ("relative", g.relative),
         ("sinks", g.sinks),
+        ("centres", g.centres),
         ("scale", vec![g.scale]),
         ("temperature", vec![g.temperature]),
     ]
@@ -287,9 +297,30 @@ pub(crate) fn values<E: Element>(g: &Grads<E>) -> Vec<Vec<f64>> {
         optional(&of_v),
         optional(&g.bias),
     ]);
-    let lists =
-        [list(&g.alibi), list(&g.relative), list(&g.sinks), vec![g.scale], vec![g.temperature]];
+    let lists = [
+        list(&g.alibi),
+        list(&g.relative),
+        list(&g.sinks),
+        list(&g.centres),
+        vec![g.scale],
+        vec![g.temperature],
+    ];
     tensors.chain(lists).collect()
+}
+
+/// As large as the scores of each row are: their lse, but for a sparsemax, whose lse is 0 whatever they are.
+fn score_sizes<E: Element>(
+    problem: &Problem<'_, E>,
+    inputs: Inputs<'_, E>,
+    lse: &[f64],
+) -> Vec<f64> {
+    if problem.how_normalised() != Normaliser::Sparsemax {
+        return lse.to_vec();
+    }
+    let scores = reference::scores::<f64, E>(problem, inputs);
+    // Weights begin near the largest of a row.
+    let top = |row: Vec<(usize, f64)>| row.iter().map(|(_, score)| *score).fold(f64::MIN, f64::max);
+    scores.into_iter().map(top).collect()
 }
 
 /// The part of a bound that an error takes; infinite for NaN.
@@ -325,7 +356,7 @@ fn epsilon<N: Number>() -> f64 {
 }
 
 /// Half a rounding step of a type that is narrower than its number: what writing a result costs, however exact it is.
-fn narrowing<E: Element>() -> f64 {
+pub(crate) fn narrowing<E: Element>() -> f64 {
     match E::NAME {
         "f16" => 0.5f64.powi(11),
         "bf16" => 0.5f64.powi(8),

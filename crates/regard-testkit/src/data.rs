@@ -6,8 +6,8 @@ use crate::noise::Noise;
 use crate::scores::{Entries, ScoreOption, Wave};
 use regard::reference::{Inputs, Outcome};
 use regard::{
-    Additive, Dims, Dropout, Element, Number, Problem, RelativeBias, Score, Shape, Similarity,
-    Strides, Upstream, View, ViewMut, alibi_slopes,
+    Additive, Dims, Dropout, Element, Local, Normaliser, Number, Problem, RelativeBias, Score,
+    Shape, Similarity, Strides, Upstream, View, ViewMut, alibi_slopes,
 };
 use std::fmt;
 
@@ -133,6 +133,8 @@ pub struct Data<E: Element> {
     pub table: Vec<E::Num>,
     /// Sinks.
     pub sinks: Vec<E::Num>,
+    /// Where each row looks, if it looks around somewhere; within the keys or a little outside.
+    pub centres: Vec<E::Num>,
     /// Who may see whom.
     pub mask: regard::Mask,
     /// The loss's gradient by the output.
@@ -206,6 +208,14 @@ impl<E: Element> Data<E> {
             table: noise.normals(buckets.unwrap_or(0) * heads.q),
             sinks: noise.normals(heads.q),
             slopes: alibi_slopes(heads.q).iter().map(|x| E::Num::from_f64(f64::from(*x))).collect(),
+            centres: match case.reach {
+                Some(_) => {
+                    let centre = |x: E::Num| (wide(x) * 0.3 + 0.5) * k_len as f64;
+                    let normals = noise.normals::<E::Num>(batch * heads.q * q_len);
+                    normals.into_iter().map(|x| E::Num::from_f64(centre(x))).collect()
+                }
+                None => Vec::new(),
+            },
             mask: (case.mask.build)(&case.dims, &mut noise),
             q,
             k,
@@ -260,6 +270,9 @@ impl<E: Element> Data<E> {
         let (q, k, v) = self.inputs();
         let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
         let problem = problem.similarity(similarity).align(case.align);
+        let problem = problem.normaliser(case.normaliser);
+        let local = case.reach.map(|reach| Local::new(&self.centres, reach));
+        let problem = local.into_iter().fold(problem, Problem::local);
         let problem = if case.entropy { problem.entropy() } else { problem };
         let problem = case.precision.into_iter().fold(problem, Problem::precision);
         let dropout = case.dropout.map(|rate| Dropout::new(rate, case.seed, 3));
@@ -270,7 +283,8 @@ impl<E: Element> Data<E> {
     #[must_use]
     pub fn upstream(&self, case: &Case) -> Upstream<'_, E> {
         let [d_lse, d_entropy] = &self.d_rows;
-        let upstream = Upstream::new(self.d_out.view()).lse(d_lse).with_bias();
+        let upstream = Upstream::new(self.d_out.view()).with_bias();
+        let upstream = if has_lse(case) { upstream.lse(d_lse) } else { upstream };
         if case.entropy { upstream.entropy(d_entropy) } else { upstream }
     }
 
@@ -278,15 +292,23 @@ impl<E: Element> Data<E> {
     #[must_use]
     pub fn upstream_by_definition<M: Number>(&self, case: &Case) -> Outcome<M> {
         let out = elements(self.d_out.view()).map(|x| M::from_f64(wide(x))).collect();
-        let [lse, mut entropy] = self
+        let [mut lse, mut entropy] = self
             .d_rows
             .each_ref()
             .map(|d| d.iter().map(|x| M::from_f64(wide(*x))).collect::<Vec<M>>());
+        if !has_lse(case) {
+            lse.fill(M::zero());
+        }
         if !case.entropy {
             entropy.fill(M::zero());
         }
         Outcome { out, lse, entropy }
     }
+}
+
+/// Whether lse says anything, so that a loss may depend on it.
+fn has_lse(case: &Case) -> bool {
+    case.normaliser != Normaliser::Sparsemax
 }
 
 impl Entries {

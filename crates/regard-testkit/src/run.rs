@@ -1,10 +1,13 @@
 //! Runs the table on everything this machine has, and reports.
 
 use crate::cases::{Case, Dtype};
-use crate::close::{GradJudge, Judge, Ratio, values, wide};
+use crate::close::{GradJudge, Judge, Ratio, narrowing, values, wide};
 use crate::data::Data;
-use regard::reference::Inputs;
-use regard::{Element, Error, Grads, Isa, Machine, Output, Plan, Problem, Upstream, bf16, f16};
+use regard::reference::{self, Inputs};
+use regard::{
+    Choice, Element, Error, Grads, Isa, Machine, Normaliser, Number, Output, Plan, Problem,
+    Upstream, bf16, f16,
+};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,9 +77,19 @@ pub fn check(cases: &[Case], mut progress: impl FnMut(usize, usize)) -> Report {
 fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
     let data = Data::<E>::new(case);
     let problem = data.problem(case);
-    let judge = Judge::new(&problem, data.inputs());
     let upstream = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
-    let grad_judge = GradJudge::new(&problem, data.inputs(), upstream);
+    let judges = |problem: &Problem<'_, E>| {
+        let judge = Judge::new(problem, data.inputs());
+        (judge, GradJudge::new(problem, data.inputs(), upstream))
+    };
+    // What rows choose is judged by itself, and the rest by the definition for that choice.
+    let chooses = case.normaliser != Normaliser::Softmax;
+    let usual = if chooses { None } else { Some(judges(&problem)) };
+    // Projected keys are written in the type of the tensors.
+    let written = if problem.additive().is_some() { 8.0 * narrowing::<E>() } else { 0.0 };
+    let near = written.max(if E::Num::NAME == "f32" { 1e-5 } else { 1e-13 });
+    let scores =
+        if chooses { reference::scores::<f64, E>(&problem, data.inputs()) } else { Vec::new() };
     let mut worst = Ratio::default();
     let mut fused: Option<Both<E>> = None;
     for isa in isas {
@@ -110,6 +123,18 @@ fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ra
                 }
                 continue;
             }
+            let own = match &both.0.choice {
+                Some(choice) => {
+                    if let Err(why) = right_choice(case.normaliser, choice, (&scores, near)) {
+                        fail(why);
+                    }
+                    Some(judges(&problem.with_choice(choice)))
+                }
+                None => None,
+            };
+            let Some((judge, grad_judge)) = own.as_ref().or(usual.as_ref()) else {
+                return fail_all(fail, "rows have chosen, but the output does not say what".into());
+            };
             match (judge.ratio(&both.0), grad_judge.ratio(&both.1)) {
                 (Err(why), _) | (_, Err(why)) => fail(why),
                 (Ok(ratio), Ok((grads, which))) => {
@@ -131,6 +156,39 @@ fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ra
         }
     }
     worst
+}
+
+/// Holds what rows have chosen against their scores; where scores are as good as equal, either will do.
+fn right_choice<N: Number>(
+    normaliser: Normaliser,
+    choice: &Choice<N>,
+    (scores, near): (&[Vec<(usize, f64)>], f64),
+) -> Result<(), String> {
+    let most = match normaliser {
+        Normaliser::TopK(k) => k,
+        Normaliser::Hard | Normaliser::Sampled { .. } => 1,
+        _ => 0,
+    };
+    for (row, scores) in scores.iter().enumerate() {
+        let keys = choice.keys(row);
+        if keys.len() != most.min(scores.len()) {
+            return Err(format!("row {row} sees {} keys and has chosen {keys:?}", scores.len()));
+        }
+        let of = |key: &usize| scores.iter().find(|(seen, _)| seen == key).map(|(_, score)| *score);
+        let Some(chosen) = keys.iter().map(of).collect::<Option<Vec<f64>>>() else {
+            return Err(format!("row {row} has chosen a key it does not see: {keys:?}"));
+        };
+        let others = scores.iter().filter(|(key, _)| !keys.contains(key)).map(|(_, score)| *score);
+        let (lowest, best) = (
+            chosen.iter().copied().fold(f64::INFINITY, f64::min),
+            others.fold(f64::NEG_INFINITY, f64::max),
+        );
+        let draws = matches!(normaliser, Normaliser::Sampled { .. });
+        if !draws && !keys.is_empty() && lowest < best - near * (1.0 + best.abs()) {
+            return Err(format!("row {row} has chosen {lowest} and left {best}"));
+        }
+    }
+    Ok(())
 }
 
 /// A call and its way back.
@@ -195,6 +253,7 @@ pub fn same_bits<E: Element>(a: &Output<E>, b: &Output<E>) -> bool {
         && same(&a.lse, &b.lse)
         && same(a.states.as_flattened(), b.states.as_flattened())
         && same(entropy[0], entropy[1])
+        && a.choice == b.choice
 }
 
 /// Whether gradients are the same to the bit.

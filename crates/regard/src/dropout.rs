@@ -109,6 +109,15 @@ impl<N: Number> Task<N> for Factors<'_, N> {
     }
 }
 
+/// A number from 0 to below 1 for a pair, under a seed that may be that of dropout too.
+pub(crate) fn uniform(seed: u64, at: Pair) -> f64 {
+    let key = Dropout { rate: 0.0, seed, offset: u64::MAX }.head_key(at.batch, at.head);
+    let (row, at) = (halves(at.row as u64), halves(at.key as u64));
+    let words = philox([row[0], row[1], at[0], at[1]].map(|x| [x]), key);
+    let wide = u64::from(words[0][0]) << 32 | u64::from(words[1][0]);
+    (wide >> 11) as f64 * 0.5f64.powi(53)
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "both halves are kept")]
 #[inline(always)]
 fn halves(x: u64) -> [u32; 2] {

@@ -4,6 +4,7 @@
 //! held in the number, never in the stored type.
 
 use crate::backward::Backward;
+use crate::choose::Choose;
 use crate::forward::Forward;
 use crate::problem::Precision;
 use crate::project::Project;
@@ -72,6 +73,9 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// The same for the way back.
     #[doc(hidden)]
     fn backward(isa: Isa, task: Backward<'_, '_, Self>);
+    /// The same for the walk before, where a normaliser needs one.
+    #[doc(hidden)]
+    fn choose(isa: Isa, task: Choose<'_, '_, Self>);
     /// The same for projections.
     #[doc(hidden)]
     fn project(isa: Isa, task: Project<'_, Self>);
@@ -222,6 +226,10 @@ macro_rules! element {
             #[inline(never)]
             fn backward(isa: Isa, task: Backward<'_, '_, Self>) {
                 on_tiles!(isa, task, backward, $parts);
+                <$number>::enter(isa, task);
+            }
+            #[inline(never)]
+            fn choose(isa: Isa, task: Choose<'_, '_, Self>) {
                 <$number>::enter(isa, task);
             }
             #[inline(never)]

@@ -115,6 +115,8 @@ pub enum Error {
         /// The option.
         option: &'static str,
     },
+    /// Results to be merged whose rows have chosen among their own keys.
+    Chosen,
     /// Nothing to merge.
     NothingToMerge,
     /// Tensors were given to a plan for a cache.
@@ -126,6 +128,25 @@ pub enum Error {
     },
     /// A gradient of the entropy was given for an output without entropies.
     NoEntropy,
+    /// An option that a normaliser has no meaning for.
+    OnlySoftmax {
+        /// The option.
+        option: &'static str,
+        /// The normaliser.
+        normaliser: &'static str,
+    },
+    /// An estimate of gradients was asked for that the normaliser does not have.
+    NoEstimate {
+        /// The estimate.
+        estimate: &'static str,
+        /// The normaliser.
+        normaliser: &'static str,
+    },
+    /// An output without the choice that its normaliser has made.
+    NoChoice {
+        /// The normaliser.
+        normaliser: &'static str,
+    },
     /// A cache would need more pages than its budget allows.
     Budget {
         /// Bytes of all pages that would be in use.
@@ -237,6 +258,24 @@ impl fmt::Display for Error {
             Self::NoEntropy => write!(
                 f,
                 "the gradient of entropy: the output has no entropies; ask for them with Problem::entropy"
+            ),
+            Self::OnlySoftmax { option, normaliser } => {
+                write!(
+                    f,
+                    "{option}: a {normaliser} normaliser has none; leave it out, or take the softmax"
+                )
+            }
+            Self::NoEstimate { estimate, normaliser } => write!(
+                f,
+                "{estimate}: the gradient of a {normaliser} normaliser is not estimated so; leave it out"
+            ),
+            Self::NoChoice { normaliser } => write!(
+                f,
+                "output: it lacks the choice of its {normaliser} normaliser; pass what forward returned, as it is"
+            ),
+            Self::Chosen => write!(
+                f,
+                "merge: rows have chosen among the keys of a part, not among all; merge results of the softmax"
             ),
             Self::NothingToMerge => write!(f, "merge: no parts; give at least one"),
             Self::OnlyCached => write!(

@@ -137,7 +137,7 @@ impl<N: Number> FewRoom<N> {
             runs: vec![Vec::new(); served],
             bundles: bundles.collect(),
             dots: vec![N::zero(); CELL * FEW],
-            factors: zeros(if problem.dropout.is_some() { CELL } else { 0 }),
+            factors: zeros(if problem.has_factors() { CELL } else { 0 }),
             tiles: tiles.map(FewTiles::new),
         }
     }
@@ -145,7 +145,7 @@ impl<N: Number> FewRoom<N> {
 
 /// Whether no option tells the rows and keys of a task apart.
 fn are_alike<E: Element>(problem: &Problem<'_, E>) -> bool {
-    problem.is_plain_dot() && problem.dropout.is_none() && !problem.entropy
+    problem.is_plain_dot() && !problem.has_factors() && !problem.entropy
 }
 
 /// Sums that the weights of a row are kept in: keys that stand side by side for [`FEW`] rows.
@@ -321,7 +321,7 @@ impl<N: Number> FewRoom<N> {
         let used = if spread { (n * width).div_ceil(GROUP) } else { n };
         let hides = match spread {
             true => bundle.hidden || n * width < used * GROUP,
-            false => bundle.hidden || problem.score.may_hide(),
+            false => bundle.hidden || problem.may_hide(),
         };
         let mut seen = [0; CELL];
         if hides {
@@ -364,8 +364,8 @@ impl<N: Number> FewRoom<N> {
             // A bias may have hidden more.
             (bundle.hidden, bundle.seen) = (true, seen);
         }
-        if let Some(dropout) = problem.dropout {
-            dropout.factors(s, at, &mut factors[..n]);
+        if problem.has_factors() {
+            problem.factors(s, at, &mut factors[..n]);
             multiply(s, (&mut bundle.tile[..n], factors), span);
         }
     }

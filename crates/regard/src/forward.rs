@@ -9,7 +9,7 @@ use crate::element::{Element, Number};
 use crate::few::{FewRoom, Vectors};
 use crate::lanes::{later, multiply, soon, turn, turn_back, turn_queries};
 use crate::mask::{RowTile, Scope};
-use crate::micro::{Weights, add_values, dot_tile};
+use crate::micro::{Layer, Weights, add_values, dot_tile};
 use crate::problem::Problem;
 use crate::score::in_log2;
 use crate::simd::{GROUP, Lanes, Simd, Span, Task};
@@ -64,7 +64,7 @@ pub(crate) struct Scratch<N> {
     other: Vec<Lanes<N>>,
     pub(crate) groups: Vec<Group<N>>,
     tile: Vec<Lanes<N>>,
-    /// What dropout multiplies a tile by, where there is dropout.
+    /// What a tile of weights is multiplied by, where they are.
     pub(crate) factors: Vec<Lanes<N>>,
     pub(crate) walk: Walk<N>,
     /// For products on tiles.
@@ -77,8 +77,8 @@ pub(crate) struct Scratch<N> {
 #[derive(Debug)]
 pub(crate) struct Group<N> {
     pub(crate) q: Vec<Lanes<N>>,
-    /// `v` of an additive similarity.
-    pub(crate) v: Vec<N>,
+    /// Of an additive similarity.
+    layer: Layer<N>,
     pub(crate) states: States<N>,
     /// Up to whole tiles of features, where tiles are in use.
     pub(crate) sums: Vec<Lanes<N>>,
@@ -100,7 +100,7 @@ impl<N: Number> Scratch<N> {
         let group = || Group {
             // Tiles have queries of their own.
             q: zeros(if tiles.is_some() { 0 } else { dims.qk_dim }),
-            v: Vec::new(),
+            layer: Layer::new(problem.similarity.hidden(), CELL),
             states: States::nothing_seen(),
             sums: zeros(tiles.map_or(dims.v_dim, Sizes::padded)),
             rows: RowTile { first: 0, step: 1, count: 0 },
@@ -112,7 +112,7 @@ impl<N: Number> Scratch<N> {
             other: zeros(dims.v_dim),
             groups: (0..groups).map(|_| group()).collect(),
             tile: zeros(CELL),
-            factors: zeros(if problem.dropout.is_some() { CELL } else { 0 }),
+            factors: zeros(if problem.has_factors() { CELL } else { 0 }),
             walk: Walk::new(),
             room: tiles.filter(|_| !few).map(|sizes| Room::new(sizes, groups)),
             few: few.then(|| FewRoom::new(problem, tiles)),
@@ -154,7 +154,8 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
             for group in &mut groups[..used] {
                 let given = (q, group.rows);
                 turn_queries(s, call.problem, scope.head, given, raw, &mut group.q);
-                call.problem.similarity.take_v(scope.head, &mut group.v);
+                let lanes = (&group.q[..], group.rows.count);
+                call.problem.similarity.enter(s, scope.head, lanes, &mut group.layer);
             }
             let mut visitor = Adding { problem: call.problem, groups, tile, factors };
             walk.lead(s, &call, (scope, self.rows), way, &mut visitor);
@@ -340,7 +341,7 @@ impl<N: Number> Group<N> {
                 sums = weights.sums;
                 continue;
             }
-            piece.scores(s, problem, (&self.q, &self.v), tile, None);
+            piece.scores(s, problem, (&self.q, &mut self.layer), tile, None);
             if !suffices {
                 self.grows = self.states.raise(s, tile, (&sums.l, span), &mut shrink);
             }
@@ -348,8 +349,8 @@ impl<N: Number> Group<N> {
             self.states.weigh(s, tile, span, &mut sums);
         }
         self.states.add(s, &sums, span);
-        if let Some(dropout) = problem.dropout {
-            dropout.factors(s, piece.at, factors);
+        if problem.has_factors() {
+            problem.factors(s, piece.at, factors);
             multiply(s, (tile, factors), span);
         }
         let (v, to) = (piece.v, (&shrink, &mut self.sums[..]));

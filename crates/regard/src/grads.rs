@@ -25,16 +25,19 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, Debug)]
 pub struct Upstream<'a, E: Element> {
     out: View<'a, E>,
-    lse: Option<&'a [E::Num]>,
+    pub(crate) lse: Option<&'a [E::Num]>,
     entropy: Option<&'a [E::Num]>,
-    bias: bool,
+    pub(crate) bias: bool,
+    pub(crate) advantage: Option<&'a [E::Num]>,
+    pub(crate) straight_through: bool,
 }
 
 impl<'a, E: Element> Upstream<'a, E> {
     /// The gradient by `out`, `[batch, heads.q, q_len, v_dim]`.
     #[must_use]
     pub fn new(d_out: View<'a, E>) -> Self {
-        Self { out: d_out, lse: None, entropy: None, bias: false }
+        let (advantage, straight_through) = (None, false);
+        Self { out: d_out, lse: None, entropy: None, bias: false, advantage, straight_through }
     }
 
     /// The gradient by `lse` too, `[batch, heads.q, q_len]`. Rows that see nothing have none.
@@ -55,6 +58,27 @@ impl<'a, E: Element> Upstream<'a, E> {
     #[must_use]
     pub fn with_bias(self) -> Self {
         Self { bias: true, ..self }
+    }
+
+    /// For [`Normaliser::Sampled`](crate::Normaliser::Sampled): how much larger than expected the loss was with the key that
+    /// each row has drawn, `[batch, heads.q, q_len]`: the loss less a baseline that does not depend on the draw, such as
+    /// the mean of earlier losses. The gradient by the scores is then `advantage d ln p(drawn)` (Williams 1992): the mean over
+    /// draws is the gradient of the expected loss, whatever the baseline; a good one makes it less noisy.
+    #[must_use]
+    pub fn advantage(self, advantage: &'a [E::Num]) -> Self {
+        Self { advantage: Some(advantage), ..self }
+    }
+
+    /// For [`Normaliser::Hard`](crate::Normaliser::Hard) and [`Sampled`](crate::Normaliser::Sampled): the gradient by the
+    /// scores is that of the softmax, as if its weighted mean had been the output (Bengio et al. 2013). Little noise, but
+    /// not the gradient of anything.
+    #[must_use]
+    pub fn straight_through(self) -> Self {
+        Self { straight_through: true, ..self }
+    }
+
+    pub(crate) fn without_estimates(self) -> Self {
+        Self { advantage: None, straight_through: false, ..self }
     }
 }
 
@@ -85,6 +109,8 @@ pub struct Grads<E: Element> {
     pub relative: Vec<E::Num>,
     /// By the sinks, `[heads.q]`.
     pub sinks: Vec<E::Num>,
+    /// By the centres of [`Local`](crate::Local) attention, `[batch, heads.q, q_len]`.
+    pub centres: Vec<E::Num>,
     /// By `W` of [`Similarity::General`](crate::Similarity::General), in its own shape.
     pub w: Option<Tensor<E::Num>>,
     /// By the weights of [`Similarity::Additive`](crate::Similarity::Additive), each in its own shape.
@@ -137,6 +163,13 @@ impl<E: Element> Plan<'_, E> {
                 grads.additive.iter_mut().for_each(|g| g.w_k = Some(d_w_k.clone()));
             }
             return Ok(grads);
+        }
+        if self.problem().chooses() {
+            return self.backward_chosen((q, k, v), output, upstream);
+        }
+        if upstream.advantage.is_some() || upstream.straight_through {
+            let estimate = if upstream.straight_through { "straight-through" } else { "advantage" };
+            return Err(Error::NoEstimate { estimate, normaliser: "softmax" });
         }
         let shape = self.out_shape();
         same_shape("the output", shape, output.out.shape())?;
@@ -543,6 +576,9 @@ struct Sums<N> {
     by_head: Vec<[f64; OPTIONS + 1]>,
     /// Of the relative bias and of `v`, `[buckets + hidden, heads.q]`.
     tables: Vec<f64>,
+    /// By the centres of local attention, `[items, heads.q, q_len]`, and what rows are multiplied by for that.
+    centres: Vec<N>,
+    centre_factor: Option<f64>,
     /// `[1, heads.q or 1, q_dim, qk_dim]`
     w: Option<Vec<N>>,
     /// In the shape of the bias.
@@ -557,6 +593,8 @@ impl<N: Number> Sums<N> {
         Self {
             by_head: vec![[0.0; OPTIONS + 1]; if rows == 0 { 0 } else { heads }],
             tables: vec![0.0; table + plan.problem().similarity.hidden() * heads],
+            centres: Vec::new(),
+            centre_factor: plan.problem().local.map(|_| plan.problem().centre_grad_factor()),
             w: plan.w_shape().map(|w| vec![N::zero(); w.to_array().iter().product()]),
             bias: score
                 .bias
@@ -569,6 +607,9 @@ impl<N: Number> Sums<N> {
     fn add_rows(&mut self, options: &[N], sinks: &[N], q_len: usize) {
         let heads = self.by_head.len();
         for (row, options) in options.chunks_exact(OPTIONS).enumerate() {
+            if let Some(factor) = self.centre_factor {
+                self.centres.push(options[OPTIONS - 1] * N::from_f64(factor));
+            }
             let sums = &mut self.by_head[row / q_len % heads];
             options.iter().zip(sums).for_each(|(x, sum)| *sum += (*x).to_f64());
         }
@@ -579,7 +620,7 @@ impl<N: Number> Sums<N> {
 
     /// Adds the sums of other items.
     fn add(&mut self, other: &Self) {
-        let Self { by_head, tables, w, bias } = self;
+        let Self { by_head, tables, w, bias, .. } = self;
         for (sum, x) in by_head.as_flattened_mut().iter_mut().zip(other.by_head.as_flattened()) {
             *sum += x;
         }
@@ -625,6 +666,7 @@ impl<N: Number> Sums<N> {
             sinks: column(score.sinks, OPTIONS),
             relative: self.tables[..buckets].iter().map(|x| N::from_f64(*x)).collect(),
             bias: self.bias.and_then(|data| tensor(data, plan.bias_shape())),
+            centres: self.centres,
             w,
             additive,
         }

@@ -3,6 +3,7 @@
 use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::mask::RowTile;
+use crate::normaliser::Choice;
 use crate::softmax::State;
 use crate::view::{Heads, Tensor, Unwritten};
 
@@ -24,6 +25,8 @@ pub struct Output<E: Element> {
     /// The entropy of each row's weights (and sink), `-sum of a ln a = lse - E[score]`, `[batch, heads.q, q_len]`, if
     /// the problem asked for it: 0 where one key has all the weight, `ln n` where n keys share it. Before dropout.
     pub entropy: Option<Vec<E::Num>>,
+    /// What each row has chosen, where the [`Normaliser`](crate::Normaliser) is not the softmax; backward needs it.
+    pub choice: Option<Choice<E::Num>>,
 }
 
 impl<E: Element> Output<E> {
@@ -37,10 +40,14 @@ impl<E: Element> Output<E> {
     /// Joins results of the same queries over disjoint keys into the result over all of them.
     ///
     /// Associative and commutative up to rounding; a part that sees nothing changes nothing. The entropy is merged if all
-    /// parts have it.
+    /// parts have it. What rows have chosen among some keys says nothing of their choice among all: results of a
+    /// [`Normaliser`](crate::Normaliser) other than the softmax are refused.
     pub fn merge(parts: &[Self]) -> Result<Self, Error> {
         let Some(first) = parts.first() else { return Err(Error::NothingToMerge) };
         let shape = first.out.shape();
+        if parts.iter().any(|part| part.choice.is_some()) {
+            return Err(Error::Chosen);
+        }
         for part in parts {
             let axes = ["batch", "heads", "queries", "features"];
             for (axis, (a, b)) in
@@ -153,6 +160,6 @@ impl<E: Element> Output<E> {
         if let Some(offsets) = packed {
             out = Tensor::packed(out.into_data(), offsets, [shape.heads, shape.dim])?;
         }
-        Ok(Self { out, lse, states, entropy: with_entropy.then_some(entropy) })
+        Ok(Self { out, lse, states, entropy: with_entropy.then_some(entropy), choice: None })
     }
 }

@@ -8,6 +8,7 @@ use crate::few::FEW;
 use crate::forward::{Finished, Forward, STATE, Scratch, Stage, Target};
 use crate::machine::Machine;
 use crate::mask::Mask;
+use crate::normaliser::{Choice, Rule};
 use crate::output::Output;
 use crate::problem::{Dims, Problem};
 use crate::project::project;
@@ -95,6 +96,7 @@ impl<'a, E: Element> Plan<'a, E> {
     /// Checks the problem and decides how to run it. After this nothing can fail but a mismatch of tensors and plan.
     pub fn new(problem: Problem<'a, E>, machine: Machine) -> Result<Self, Error> {
         problem.check()?;
+        let problem = problem.with_local_mask();
         let diagonal = problem.mask.diagonal();
         let how = |q_len, k_len| How::new(&problem, machine, &diagonal, [q_len, k_len]);
         let parts = |how: How, k_len: usize| if how.parted { k_len.div_ceil(PART_KEYS) } else { 1 };
@@ -167,7 +169,7 @@ impl<'a, E: Element> Plan<'a, E> {
         k: &View<'_, E>,
     ) -> Result<Option<(Self, Tensor<E>)>, Error> {
         let Some(w) = self.problem.similarity.of_keys() else { return Ok(None) };
-        let plan = Self { problem: self.problem.with_projected_keys(), ..self.clone() };
+        let plan = self.with_problem(self.problem.with_projected_keys());
         Ok(Some((plan, project(self.machine, k, w)?)))
     }
 
@@ -218,7 +220,26 @@ impl<'a, E: Element> Plan<'a, E> {
         Self { first, ..self }
     }
 
+    /// The same where rows have made their choice.
+    pub(crate) fn keeping<'b>(&self, choice: &'b Choice<E::Num>, rule: Rule) -> Plan<'b, E>
+    where
+        'a: 'b,
+    {
+        Plan { problem: self.problem.keeping(choice, rule), ..self.clone() }
+    }
+
+    /// The same way for a problem of the same sizes.
+    pub(crate) fn with_problem(&self, problem: Problem<'a, E>) -> Self {
+        Self { problem, ..self.clone() }
+    }
+
     pub(crate) fn forward_from(&self, call: Call<'_, E>) -> Result<Output<E>, Error> {
+        if self.problem.chooses() {
+            let choice = self.choose(call);
+            let plan = self.keeping(&choice, self.problem.normaliser.rule());
+            let output = plan.forward_from(Call { problem: plan.problem(), ..call })?;
+            return Ok(Output { choice: Some(choice), ..output });
+        }
         let rows = vec![E::Num::default(); self.problem.rows()];
         let mut entropy = self.problem.entropy.then(|| rows.clone());
         let (mut states, mut lse) = (vec![[E::Num::default(); 2]; rows.len()], rows);
@@ -232,7 +253,7 @@ impl<'a, E: Element> Plan<'a, E> {
         )?;
         self.compute(call, &to);
         // SAFETY: `compute` finishes every row of every head and item.
-        Ok(Output { out: unsafe { out.written() }, lse, states, entropy })
+        Ok(Output { out: unsafe { out.written() }, lse, states, entropy, choice: None })
     }
 
     /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
@@ -258,7 +279,14 @@ impl<'a, E: Element> Plan<'a, E> {
         let entropy = entropy.filter(|_| self.problem.entropy);
         let to = self.finished(out, lse, None, entropy)?;
         let (k, v) = (Source::Tensor(k), Source::Tensor(v));
-        self.compute(Call { problem: &self.problem, q, k, v }, &to);
+        let call = Call { problem: &self.problem, q, k, v };
+        if self.problem.chooses() {
+            let choice = self.choose(call);
+            let plan = self.keeping(&choice, self.problem.normaliser.rule());
+            plan.compute(Call { problem: plan.problem(), ..call }, &to);
+        } else {
+            self.compute(call, &to);
+        }
         Ok(())
     }
 
@@ -556,7 +584,8 @@ impl How {
         let diagonal = diagonal.as_ref().is_some_and(|(stride, _)| apart(*stride, q_len));
         let parted = q_len <= TILE_ROWS && !diagonal && k_len >= 2 * PART_KEYS;
         let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(FEW);
-        let few = q_len <= FEW_OF_A_HEAD && together && !diagonal && problem.is_dot();
+        let few = q_len <= FEW_OF_A_HEAD && together && !diagonal;
+        let few = few && problem.is_dot() && problem.is_softmax();
         let tiles = problem.parts().filter(|parts| {
             machine.isa.has_tiles() && (!few || FewTiles::fit(*parts, qk_dim, v_dim))
         });
@@ -572,7 +601,7 @@ fn apart(stride: usize, q_len: usize) -> bool {
 }
 
 /// The sums of `n` sizes before each of them, and of all in the end.
-fn cumulated(n: usize, size: impl Fn(usize) -> usize) -> Vec<usize> {
+pub(crate) fn cumulated(n: usize, size: impl Fn(usize) -> usize) -> Vec<usize> {
     let mut sums = vec![0; n + 1];
     (0..n).for_each(|i| sums[i + 1] = sums[i] + size(i));
     sums

@@ -4,7 +4,9 @@ use crate::cache::{CacheShape, KvCache, Sequence};
 use crate::dropout::Dropout;
 use crate::element::Element;
 use crate::error::Error;
+use crate::local::Local;
 use crate::mask::{Mask, Scope};
+use crate::normaliser::{Choice, Kept, Normaliser, Rule};
 use crate::score::Score;
 use crate::similarity::{Additive, Similarity};
 use crate::view::{Shape, View};
@@ -115,6 +117,10 @@ pub struct Problem<'a, E: Element> {
     pub(crate) dropout: Option<Dropout>,
     pub(crate) entropy: bool,
     pub(crate) precision: Precision,
+    pub(crate) normaliser: Normaliser,
+    pub(crate) local: Option<Local<'a, E::Num>>,
+    /// What a normaliser has chosen before.
+    pub(crate) kept: Option<Kept<'a, E::Num>>,
 }
 
 impl<'a, E: Element> Problem<'a, E> {
@@ -152,6 +158,9 @@ impl<'a, E: Element> Problem<'a, E> {
             dropout: None,
             entropy: false,
             precision: E::PRECISION,
+            normaliser: Normaliser::Softmax,
+            local: None,
+            kept: None,
         }
     }
 
@@ -275,6 +284,71 @@ impl<'a, E: Element> Problem<'a, E> {
         self.dropout.map_or(1.0, |dropout| dropout.growth())
     }
 
+    /// How scores become weights.
+    #[must_use]
+    pub fn normaliser(self, normaliser: Normaliser) -> Self {
+        Self { normaliser, ..self }
+    }
+
+    /// Each row looks around a position of its own only.
+    #[must_use]
+    pub fn local(self, local: Local<'a, E::Num>) -> Self {
+        Self { local: Some(local), ..self }
+    }
+
+    /// The same with all that a row sees in its mask.
+    pub(crate) fn with_local_mask(self) -> Self {
+        let local = self.local.map(|local| local.mask(self.q.heads));
+        local.into_iter().fold(self, |problem, local| {
+            let mask = problem.mask.clone().and(local);
+            problem.mask(mask)
+        })
+    }
+
+    /// The same with the softmax in the place of a normaliser.
+    pub(crate) fn soft(&self) -> Self {
+        Self { normaliser: Normaliser::Softmax, kept: None, ..self.clone() }
+    }
+
+    /// How scores become weights.
+    #[must_use]
+    pub fn how_normalised(&self) -> Normaliser {
+        self.normaliser
+    }
+
+    /// Whether rows have something to find out before they have weights.
+    pub(crate) fn chooses(&self) -> bool {
+        !self.normaliser.is_softmax() && self.kept.is_none()
+    }
+
+    /// Whether scores become weights by the softmax over all that a row sees.
+    pub(crate) fn is_softmax(&self) -> bool {
+        self.normaliser.is_softmax() && self.kept.is_none()
+    }
+
+    /// Whether a score may become `-inf`, which hides its pair.
+    #[inline(always)]
+    pub(crate) fn may_hide(&self) -> bool {
+        self.score.may_hide() || self.kept.is_some()
+    }
+
+    /// The same for a choice that was made before.
+    pub(crate) fn keeping<'b>(&self, choice: &'b Choice<E::Num>, rule: Rule) -> Problem<'b, E>
+    where
+        'a: 'b,
+    {
+        Problem { kept: Some(Kept { choice, rule }), ..self.clone() }
+    }
+
+    /// The definition's own choice is replaced by one that a call has made: its [`Output::choice`](crate::Output::choice).
+    #[must_use]
+    pub fn with_choice<'b>(&self, choice: &'b Choice<E::Num>) -> Problem<'b, E>
+    where
+        'a: 'b,
+    {
+        self.keeping(choice, self.normaliser.rule())
+    }
+
     /// Asks for the entropy of each row's weights beside the output.
     #[must_use]
     pub fn entropy(self) -> Self {
@@ -311,7 +385,12 @@ impl<'a, E: Element> Problem<'a, E> {
             || custom.is_some()
             || sinks.is_some();
         let all = self.mask.is_full() || (self.mask.is_causal() && self.align == Align::End);
-        !told_apart && all && self.is_dot() && self.dropout.is_none() && !self.entropy
+        !told_apart
+            && all
+            && self.is_dot()
+            && self.is_softmax()
+            && !self.has_factors()
+            && !self.entropy
     }
 
     /// Whether similarities are plain dot products.
@@ -321,7 +400,7 @@ impl<'a, E: Element> Problem<'a, E> {
 
     /// The parts that numbers are split into for products on tiles, if the precision and the similarity allow that.
     pub(crate) fn parts(&self) -> Option<usize> {
-        if self.precision == Precision::Strict || !self.is_dot() {
+        if self.precision == Precision::Strict || !self.is_dot() || !self.is_softmax() {
             return None;
         }
         match E::NAME {
@@ -423,6 +502,8 @@ impl<'a, E: Element> Problem<'a, E> {
         {
             return Err(Error::Packed { option });
         }
+        self.check_local()?;
+        self.check_normaliser()?;
         self.similarity.check(*q, *k)?;
         if self.cached && self.similarity.of_keys().is_some() {
             return Err(Error::NotInCache { option: "Additive::w_k" });
@@ -440,6 +521,12 @@ impl<E: Element> fmt::Display for Problem<'_, E> {
             .map(|own| if own { "<=" } else { "" });
         write!(f, "queries {q_most}{q_len}x{q_dim} keys {k_most}{k_len} values x{v_dim}, ")?;
         write!(f, "mask {}, score {}{}", self.mask, self.similarity, self.score)?;
+        if let Some(local) = self.local {
+            write!(f, ", within {} of centres", local.reach())?;
+        }
+        if !self.normaliser.is_softmax() {
+            write!(f, ", weights {}", self.normaliser)?;
+        }
         if let Some(dropout) = self.dropout {
             write!(f, ", dropout {}", dropout.rate())?;
         }

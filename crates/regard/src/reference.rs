@@ -9,18 +9,23 @@
 //! score_ij = score(similarity(q_i, k_j))              scale, softcap, biases
 //! lse_i    = ln( sum_j e^score_ij  +  e^sink )        the sink, if there is one, has no value
 //! a_ij     = e^(score_ij - lse_i)                     the weights
-//! out_i    = sum_j z_ij a_ij v_j                      z: 1, or what dropout makes of it: 0 or 1 / (1 - rate)
+//! out_i    = sum_j z_ij a_ij v_j                      z: 1, or what dropout and local attention make of it
 //! H_i      = -sum_j a_ij ln a_ij                      the entropy, the sink counted as one of the keys
 //! ```
 //! with the largest score subtracted before any power is taken, so that none overflows. A score of `-inf` hides its
 //! pair. A row that sees nothing has `out = 0`, `lse = -inf` (with a sink: `lse = sink`) and `H = 0`.
 
+use crate::dropout::uniform;
+mod steps;
+
 use crate::element::{Element, Number};
+use crate::normaliser::Normaliser;
 use crate::problem::Problem;
 use crate::rope::{Positions, Rope};
-use crate::score::{Pair, Steps};
+use crate::score::{Pair, Scored};
 use crate::similarity::{Additive, Similarity};
 use crate::view::{Shape, View, serving};
+pub use steps::{Steps, steps};
 
 /// The result of the definition, `[batch, heads.q, q_len, ...]`, dense; of packed items one after another.
 #[derive(Clone, Debug)]
@@ -54,6 +59,8 @@ pub struct Grads<N> {
     pub relative: Vec<N>,
     /// By the sinks, `[heads.q]`.
     pub sinks: Vec<N>,
+    /// By the centres of local attention, `[batch, heads.q, q_len]`.
+    pub centres: Vec<N>,
     /// By `W` of `Similarity::General`, `[1, heads.q or 1, q_dim, qk_dim]`.
     pub w: Vec<N>,
     /// By `w_q`, `w_k` and `v` of `Similarity::Additive`, each in its own shape.
@@ -149,41 +156,92 @@ impl<E: Element> Problem<'_, E> {
         q: &Row<N>,
         at: Pair,
         round: fn(N) -> N,
-    ) -> Vec<(usize, Steps<N>)> {
+    ) -> Vec<(usize, Scored<N>)> {
         let scope = self.scope(at.batch, at.head);
         let keys = self.keys_of(keys, at);
         let seen = (0..scope.k_len).filter(|key| self.mask.sees(&scope, at.row, *key));
         let scored = seen.map(|key| {
             let similarity = round(self.similarity_of(at.head, q, &keys[key]));
             let steps = self.define(Pair { key, ..at }, similarity);
-            (key, Steps { score: round(steps.score), ..steps })
+            (key, Scored { score: round(steps.score), ..steps })
         });
-        scored.filter(|(_, steps)| steps.score != N::neg_infinity()).collect()
+        let scored = scored.filter(|(_, steps)| steps.score != N::neg_infinity());
+        self.chosen(at, scored.filter(|(key, _)| self.keeps(Pair { key: *key, ..at })).collect())
+    }
+
+    /// What a normaliser keeps of the scores of a row; those of a sparsemax become logarithms of weights.
+    fn chosen<N: Number>(
+        &self,
+        at: Pair,
+        mut scores: Vec<(usize, Scored<N>)>,
+    ) -> Vec<(usize, Scored<N>)> {
+        if self.bends() {
+            let t = sparsemax_threshold(scores.iter().map(|(_, steps)| steps.score).collect());
+            let above = |(key, steps): (usize, Scored<N>)| {
+                let score = steps.score - t;
+                (score > N::zero()).then(|| (key, Scored { score: score.ln(), ..steps }))
+            };
+            return scores.into_iter().filter_map(above).collect();
+        }
+        match self.normaliser {
+            _ if self.kept.is_some() => {}
+            Normaliser::TopK(_) | Normaliser::Hard => {
+                // Stable: the earlier key first where scores are equal.
+                scores.sort_by(|a, b| b.1.score.to_f64().total_cmp(&a.1.score.to_f64()));
+                scores.truncate(self.normaliser.most(usize::MAX));
+            }
+            Normaliser::Sampled { seed } => {
+                let softmax = self.softmax(at.head, &scores);
+                let mut left = N::from_f64(uniform(seed, Pair { key: 0, ..at }));
+                let drawn = scores.iter().position(|(_, steps)| {
+                    left = left - softmax.weight(steps.score);
+                    left < N::zero()
+                });
+                let last = scores.len().saturating_sub(1);
+                let drawn = drawn.unwrap_or(last);
+                scores = scores.into_iter().skip(drawn).take(1).collect();
+            }
+            _ => {}
+        }
+        scores
+    }
+
+    /// Whether scores become logarithms of the weights of a sparsemax.
+    fn bends(&self) -> bool {
+        self.normaliser == Normaliser::Sparsemax
     }
 
     /// The scores that a row's weights are made of.
     fn and_sink<N: Number>(
         &self,
         head: usize,
-        scores: &[(usize, Steps<N>)],
+        scores: &[(usize, Scored<N>)],
     ) -> impl Iterator<Item = N> {
         let sink = self.score.sinks.map(|sinks| N::from_f64(sinks[head].to_f64()));
         scores.iter().map(|(_, s)| s.score).chain(sink)
     }
 
-    /// What dropout makes of a weight.
-    fn dropped<N: Number>(&self, at: Pair) -> N {
-        self.dropout.map_or(N::one(), |dropout| {
-            N::from_f64(if dropout.keeps(at) { dropout.growth() } else { 0.0 })
-        })
-    }
-
     /// The softmax over what a row sees and its sink.
-    fn softmax<N: Number>(&self, head: usize, scores: &[(usize, Steps<N>)]) -> Softmax<N> {
+    fn softmax<N: Number>(&self, head: usize, scores: &[(usize, Scored<N>)]) -> Softmax<N> {
         let all = || self.and_sink(head, scores);
         let m = all().fold(N::neg_infinity(), |a, b| if b.is_nan() { b } else { a.max(b) });
         Softmax { m, sum: all().map(|s| (s - m).exp()).sum() }
     }
+}
+
+/// The `t` above which the weights `score - t` sum to 1: with the scores in descending order, that of the longest start
+/// whose mean, less 1 over its number, is below its last.
+fn sparsemax_threshold<N: Number>(mut scores: Vec<N>) -> N {
+    scores.sort_by(|a, b| Number::to_f64(*b).total_cmp(&Number::to_f64(*a)));
+    let (mut sum, mut t) = (N::zero(), N::zero());
+    for (i, score) in scores.into_iter().enumerate() {
+        sum = sum + score;
+        let next = (sum - N::one()) / N::of_len(i + 1);
+        if score > next {
+            t = next;
+        }
+    }
+    t
 }
 
 /// The largest score of a row, and the sum of `e^(score - m)`.
@@ -236,7 +294,7 @@ pub fn forward_in_steps<N: Number, E: Element>(
     (q, k, v): Inputs<'_, E>,
     round: fn(N) -> N,
 ) -> Outcome<N> {
-    let dims = problem.dims();
+    let (problem, dims) = (&problem.clone().with_local_mask(), problem.dims());
     let mut result = Outcome { out: Vec::new(), lse: Vec::new(), entropy: Vec::new() };
     let keys = problem.keys(&k, round);
     for (batch, head, row) in rows(problem) {
@@ -247,7 +305,7 @@ pub fn forward_in_steps<N: Number, E: Element>(
         result.entropy.push(softmax.entropy(problem.and_sink(head, &scores)));
         let mut out = vec![N::zero(); dims.v_dim];
         for (key, steps) in scores {
-            let a = round(softmax.weight(steps.score)) * problem.dropped(Pair { key, ..at });
+            let a = round(softmax.weight(steps.score)) * problem.factor(Pair { key, ..at });
             let v = v.row(batch, problem.kv_head(head), key);
             for (out, v) in out.iter_mut().zip(v) {
                 *out = *out + a * N::from_f64(v.widen().to_f64());
@@ -256,6 +314,21 @@ pub fn forward_in_steps<N: Number, E: Element>(
         result.out.extend(out.into_iter().map(round));
     }
     result
+}
+
+/// The keys that each row sees, with the scores that the normaliser makes weights of: rows as in [`Outcome`].
+pub fn scores<N: Number, E: Element>(
+    problem: &Problem<'_, E>,
+    (q, k, _): Inputs<'_, E>,
+) -> Vec<Vec<(usize, N)>> {
+    let soft = problem.soft().with_local_mask();
+    let keys = soft.keys(&k, |x| x);
+    let of_row = |(batch, head, row)| {
+        let at = Pair { batch, head, row, key: 0 };
+        let scores = soft.scores(&keys, &soft.query(&q, at, |x| x), at, |x: N| x);
+        scores.into_iter().map(|(key, steps)| (key, steps.score)).collect()
+    };
+    rows(problem).map(of_row).collect()
 }
 
 /// Every batch, head and row.
@@ -317,7 +390,7 @@ pub fn backward_in_steps<N: Number, E: Element>(
     d: &Outcome<N>,
     round: fn(N) -> N,
 ) -> Grads<N> {
-    let dims = problem.dims();
+    let (problem, dims) = (&problem.clone().with_local_mask(), problem.dims());
     let score = &problem.score;
     let zeros = |n: usize| vec![N::zero(); n];
     let kv = dims.batch * dims.heads.kv * dims.k_len;
@@ -329,6 +402,7 @@ pub fn backward_in_steps<N: Number, E: Element>(
         alibi: zeros(score.alibi.map_or(0, <[_]>::len)),
         relative: zeros(score.relative.as_ref().map_or(0, |r| r.table().len())),
         sinks: zeros(score.sinks.map_or(0, <[_]>::len)),
+        centres: zeros(problem.local.map_or(0, |_| problem.rows())),
         w: match problem.similarity {
             Similarity::General(w) => zeros(w.shape().to_array().iter().product()),
             _ => Vec::new(),
@@ -361,7 +435,7 @@ pub fn backward_in_steps<N: Number, E: Element>(
         let mut weights = Vec::new();
         for (key, steps) in scores {
             let a = round(softmax.weight(steps.score));
-            let z = problem.dropped::<N>(Pair { key, ..at });
+            let z = problem.factor::<N>(Pair { key, ..at });
             let v: Vec<N> = widened(v.row(batch, kv_head, key));
             for (d_v, d_out) in g.v[kv_row(key) * dims.v_dim..][..dims.v_dim].iter_mut().zip(d_out)
             {
@@ -370,7 +444,12 @@ pub fn backward_in_steps<N: Number, E: Element>(
             weights.push((key, steps, a, round(z * dot(d_out, &v))));
         }
         // a_ij = e^(score_ij - lse_i), lse_i itself, and H_i
-        let mean: N = weights.iter().map(|(_, _, a, d_a)| *a * *d_a).sum();
+        let mean: N = if problem.bends() {
+            // score -> score - t, and t moves with all that are above it
+            weights.iter().map(|(_, _, _, d_a)| *d_a).sum::<N>() / N::of_len(weights.len())
+        } else {
+            weights.iter().map(|(_, _, a, d_a)| *a * *d_a).sum()
+        };
         let d_score = |score: N, a: N, d_a: N| {
             let fall = if a == N::zero() { N::zero() } else { softmax.log(score) + entropy };
             a * (d_a - mean + d.lse[r] - d.entropy[r] * fall)
@@ -380,9 +459,17 @@ pub fn backward_in_steps<N: Number, E: Element>(
             g.sinks[head] = g.sinks[head] + d_score(sink, softmax.weight(sink), N::zero());
         }
         for (key, steps, a, d_a) in weights {
-            g.size = g.size.max(a * (d_a.abs() + mean.abs()));
             let at = Pair { key, ..at };
-            let d_score = round(d_score(steps.score, a, d_a));
+            if problem.local.is_some() {
+                // z = e^(-(key - p)^2 / (2 s^2))
+                let by_centre =
+                    problem.beyond_centre::<N>(at) * N::from_f64(problem.centre_grad_factor());
+                g.centres[r] = g.centres[r] + a * d_a * by_centre;
+            }
+            // ln(score - t)
+            let bent = if problem.bends() { (-steps.score).exp() } else { N::one() };
+            g.size = g.size.max(bent * a * (d_a.abs() + mean.abs()));
+            let d_score = round(bent * d_score(steps.score, a, d_a));
             let (by_scaled, by_bias) = problem.slope(at, steps);
             g.add_to_options(problem, at, d_score * by_bias);
             // scaled = similarity * scale

@@ -193,7 +193,7 @@ pub fn alibi_slopes(heads: usize) -> Vec<f32> {
 
 /// The score of one pair on its way through the options, kept for the derivative.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Steps<N> {
+pub(crate) struct Scored<N> {
     /// `similarity * scale`
     pub(crate) scaled: N,
     /// After softcap and biases, before the custom rule.
@@ -204,7 +204,7 @@ pub(crate) struct Steps<N> {
 
 impl<E: Element> Problem<'_, E> {
     /// The definition: from the similarity of a pair to its score, in any number type.
-    pub(crate) fn define<N: Number>(&self, at: Pair, similarity: N) -> Steps<N> {
+    pub(crate) fn define<N: Number>(&self, at: Pair, similarity: N) -> Scored<N> {
         let Score { softcap, bias, alibi, relative, custom, .. } = &self.score;
         let widen = |x: E::Num| N::from_f64(x.to_f64());
         let scaled = similarity * N::from_f64(self.scale());
@@ -224,11 +224,11 @@ impl<E: Element> Problem<'_, E> {
             s = s + widen(r.table()[r.entry(distance, at.head)]);
         }
         let score = custom.map_or(s, |rule| N::from_f64(rule.apply(at, s.to_f64())));
-        Steps { scaled, biased: s, score }
+        Scored { scaled, biased: s, score }
     }
 
     /// The derivative of the score by `scaled`, and by what the biases add.
-    pub(crate) fn slope<N: Number>(&self, at: Pair, steps: Steps<N>) -> (N, N) {
+    pub(crate) fn slope<N: Number>(&self, at: Pair, steps: Scored<N>) -> (N, N) {
         let custom = self.score.custom;
         let by_bias = custom.map_or(N::one(), |r| N::from_f64(r.slope(at, steps.biased.to_f64())));
         let cap = self.score.softcap.map(N::from_f64);
@@ -299,6 +299,7 @@ pub(crate) struct Slopes<N> {
     /// What the scale multiplies, where that is not linear in the queries.
     pub(crate) similarities: Vec<Lanes<N>>,
     pub(crate) softcap: Vec<Lanes<N>>,
+    /// Of a rule of the user's own, and of a sparsemax.
     pub(crate) custom: Vec<Lanes<N>>,
 }
 
@@ -309,7 +310,7 @@ impl<N: Number> Slopes<N> {
         Self {
             similarities: room(!problem.similarity.is_linear()),
             softcap: room(problem.score.softcap.is_some()),
-            custom: room(problem.score.custom.is_some()),
+            custom: room(problem.score.custom.is_some() || problem.is_sparse()),
         }
     }
 }
@@ -338,7 +339,7 @@ impl<E: Element> Problem<'_, E> {
             && alibi.is_none()
             && relative.is_none()
             && custom.is_none();
-        untouched && self.similarity.is_linear()
+        untouched && self.similarity.is_linear() && self.kept.is_none()
     }
 
     /// Turns a tile of similarities `[keys][rows]` into scores times `log2 e`: one pass for each option in use.
@@ -405,6 +406,11 @@ impl<E: Element> Problem<'_, E> {
                     scores.0[lane] = number(rule.apply(pair, score) * LOG2_E);
                 }
             }
+        } else if let Some(slopes) = &mut slopes {
+            slopes.custom.fill(Lanes([number(1.0); GROUP]));
+        }
+        if let Some(kept) = &self.kept {
+            kept.apply(s, self, at, tile, slopes);
         }
     }
 }

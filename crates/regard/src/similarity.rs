@@ -2,7 +2,9 @@
 
 use crate::element::Element;
 use crate::error::Error;
-use crate::view::{Rows, Shape, View};
+use crate::micro::Layer;
+use crate::simd::{Lanes, Simd};
+use crate::view::{Shape, View};
 use std::fmt;
 
 /// How a query and a key make a number.
@@ -138,12 +140,19 @@ impl<'a, E: Copy> Similarity<'a, E> {
 }
 
 impl<E: Element> Similarity<'_, E> {
-    /// `v` of a head, where there is one.
-    pub(crate) fn take_v(&self, head: usize, to: &mut Vec<E::Num>) {
+    /// Makes a hidden layer, where there is one, that of a head and its projected queries.
+    #[inline(always)]
+    pub(crate) fn enter<S: Simd<E::Num>>(
+        &self,
+        s: S,
+        head: usize,
+        (q, count): (&[Lanes<E::Num>], usize),
+        layer: &mut Layer<E::Num>,
+    ) {
         if let Self::Additive(weights) = self {
-            let Rows { data, dim, .. } = weights.v.serving_head(0, head);
-            to.clear();
-            to.extend(data[..dim].iter().map(|x| x.widen()));
+            let v = weights.v.serving_head(0, head).row(0);
+            layer.v_mut().iter_mut().zip(v).for_each(|(to, v)| *to = v.widen());
+            layer.take_queries(s, q, count);
         }
     }
 }

@@ -656,6 +656,10 @@ impl<E> Tensor<E> {
         ViewMut { data, shape, strides, offsets, written: true, memory: PhantomData }
     }
 
+    pub(crate) fn data_mut(&mut self) -> &mut [E] {
+        &mut self.data
+    }
+
     /// The elements in memory order.
     #[must_use]
     pub fn data(&self) -> &[E] {

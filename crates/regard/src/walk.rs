@@ -5,7 +5,7 @@ use crate::cells::{CELL, Cell, Cells, Seeing, lanes_of};
 use crate::element::{Element, Number};
 use crate::lanes::{fetch, soon};
 use crate::mask::{Mask, RowTile, Run, Scope};
-use crate::micro::{Distances, Dots, Hidden, Seen, dot_tile, low, tanh_tile};
+use crate::micro::{Distances, Dots, Layer, Seen, dot_tile, low};
 use crate::problem::Problem;
 use crate::score::{At, Keys, Slopes};
 use crate::simd::{GROUP, Lanes, Simd, Span, Task};
@@ -146,8 +146,8 @@ impl<N: Number> Walk<N> {
                 for Seeing { keys, span, hidden } in parts.into_iter().flatten() {
                     let (k, v) = (k.slice(keys.start, keys.len()), v.slice(keys.start, keys.len()));
                     let at = At { scope, rows, span, keys: cell.keys().skip(keys.start) };
-                    // A bias may hide pairs that the mask lets through.
-                    let biased = call.problem.score.may_hide();
+                    // A bias or a choice may hide pairs that the mask lets through.
+                    let biased = call.problem.may_hide();
                     let mut all = [lanes_of(span); CELL];
                     let seen =
                         if hidden { &mut seen[keys.clone()] } else { &mut all[keys.clone()] };
@@ -167,21 +167,21 @@ impl<N: Number> Piece<'_, N> {
         self.seen.as_deref().filter(|seen| seen.iter().any(|s| s & everyone != everyone))
     }
 
-    /// The scores of a piece, times `log2 e`, from the queries in their lanes, and `v` where the similarity is additive;
-    /// `-inf` where a row does not see the key.
+    /// The scores of a piece, times `log2 e`, from the queries in their lanes and, where the similarity is additive, its
+    /// hidden layer; `-inf` where a row does not see the key.
     #[inline(always)]
     pub(crate) fn scores<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
         s: S,
         problem: &Problem<'_, E>,
-        (q, v): (&[Lanes<N>], &[N]),
+        (q, layer): (&[Lanes<N>], &mut Layer<N>),
         tile: &mut [Lanes<N>],
         slopes: Option<&mut Slopes<N>>,
     ) {
         let at = self.at;
         match problem.similarity {
             Similarity::Distance => dot_tile(s, (self.k, q), at.span, tile, &mut Distances),
-            Similarity::Additive(_) => tanh_tile(s, Hidden { k: self.k, q, v }, at.span, tile),
+            Similarity::Additive(_) => layer.similarities(s, (self.k, q), at.span, tile),
             _ => dot_tile(s, (self.k, q), at.span, tile, &mut Dots),
         }
         problem.apply(s, at, tile, slopes);

@@ -319,6 +319,7 @@ fn parts_that_do_not_fit_together_are_errors() {
         lse: vec![0.0; s[0] * s[1] * s[2]],
         states: Vec::new(),
         entropy: None,
+        choice: None,
     };
     let first = [2, 3, 4, 5];
     for (i, name) in ["batch", "heads", "queries", "features"].into_iter().enumerate() {
@@ -336,8 +337,8 @@ fn parts_whose_lse_does_not_fit_are_an_error_and_no_panic() {
     let out = Tensor::new(vec![0f32; 4], shape([1, 1, 4, 1]), regard::Layout::Bhsd).unwrap();
     let (whole, short) = (vec![0.0; 4], vec![0.0; 3]);
     let parts = [
-        Output { out: out.clone(), lse: whole, states: Vec::new(), entropy: None },
-        Output { out, lse: short, states: Vec::new(), entropy: None },
+        Output { out: out.clone(), lse: whole, states: Vec::new(), entropy: None, choice: None },
+        Output { out, lse: short, states: Vec::new(), entropy: None, choice: None },
     ];
     assert!(Output::merge(&parts).is_err());
 }

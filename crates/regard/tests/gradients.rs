@@ -1,7 +1,7 @@
 //! The definition's gradients are the slopes of the definition itself.
 
 use regard::reference::{Grads, Outcome, backward, forward};
-use regard::{Problem, Shape, Similarity, View};
+use regard::{Normaliser, Problem, Shape, Similarity, View};
 use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::masks::named;
 use regard_testkit::scores::{SCORES, ScoreOption};
@@ -17,6 +17,10 @@ fn weights(case: &Case) -> Outcome<f64> {
     let mut noise = Noise::new(99);
     let rows = case.dims.batch * case.dims.heads.q * case.dims.q_len;
     let (out, lse) = (noise.normals(rows * case.dims.v_dim), noise.normals(rows));
+    if case.normaliser == Normaliser::Sparsemax {
+        // It has neither.
+        return Outcome { out, lse: vec![0.0; rows], entropy: vec![0.0; rows] };
+    }
     Outcome { out, lse, entropy: noise.normals(rows) }
 }
 
@@ -86,6 +90,7 @@ fn all_slopes(case: &Case) {
     if case.scores.contains(&ScoreOption::Alibi) {
         by_entries(at, "slopes", &g.alibi, |d| &mut d.slopes);
     }
+    by_entries(at, "centres", &g.centres, |d| &mut d.centres);
     let (scale, temperature) = (data.problem(case).scale(), temperature(case));
     // `g.scale` is by the scale after the temperature, so the option itself moves by as much times the temperature.
     let with = |option| {
@@ -126,6 +131,30 @@ fn gradients_are_finite_differences_for_every_similarity() {
         for scores in [SCORES[0], SCORES[SCORES.len() - 2]] {
             all_slopes(&case().similarity(similarity).scores(scores).mask(named("lengths_causal")));
         }
+    }
+}
+
+#[test]
+fn gradients_are_finite_differences_for_every_normaliser() {
+    let all = [
+        Normaliser::TopK(2),
+        Normaliser::Hard,
+        Normaliser::Sampled { seed: 8 },
+        Normaliser::Sparsemax,
+    ];
+    let with_options = [ScoreOption::Softcap(2.0), ScoreOption::Alibi, ScoreOption::Custom];
+    for (normaliser, scores) in all.iter().flat_map(|n| [(*n, &[][..]), (*n, &with_options)]) {
+        let case = Case { normaliser, ..case() };
+        all_slopes(&case.scores(scores).mask(named("causal")));
+    }
+}
+
+#[test]
+fn gradients_are_finite_differences_around_centres() {
+    for (reach, dropout) in [(1, None), (3, Some(0.4))] {
+        let case = Case { reach: Some(reach), dropout, ..case() };
+        all_slopes(&case.clone().scores(SCORES[SCORES.len() - 2]));
+        all_slopes(&case.similarity(SimilarityCase::Additive));
     }
 }
 

@@ -169,6 +169,7 @@ fn item<E: Element>(output: &Output<E>, from: &[usize]) -> Output<E> {
         lse: by_head(&output.lse, from),
         states: by_head(&output.states, from),
         entropy: output.entropy.as_ref().map(|e| by_head(e, from)),
+        choice: None,
     }
 }
 

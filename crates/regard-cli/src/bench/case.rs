@@ -6,7 +6,7 @@
 use crate::args::Dtype;
 use crate::job::fits_in_memory;
 use anyhow::{Result, anyhow, bail};
-use regard::{Dims, Heads, Layout, Precision, Shape};
+use regard::{Dims, Heads, Layout, Normaliser, Precision, Shape};
 use serde::Serialize;
 
 /// What the machine can run out of first.
@@ -89,6 +89,11 @@ pub(crate) struct Case {
     pub(crate) precision: Option<Precision>,
     /// Whether keys and values come from a cache.
     pub(crate) cached: Option<Cached>,
+    /// Whether similarities are additive, with as many hidden units as features.
+    pub(crate) additive: bool,
+    pub(crate) normaliser: Normaliser,
+    /// How far rows see around a centre of their own.
+    pub(crate) local: Option<usize>,
 }
 
 /// How sequences hold their keys and values in a cache.
@@ -101,7 +106,8 @@ pub(crate) enum Cached {
 }
 
 pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
-bias headbias alibi softcap dropout spread bshd alone strict f32 high paged shared";
+bias headbias alibi softcap dropout spread bshd alone strict f32 high paged shared additive top{keys} hard sampled \
+sparsemax local{reach}";
 
 impl Case {
     /// Reads a name.
@@ -167,6 +173,9 @@ impl Case {
             spread: 1.0,
             precision: None,
             cached: None,
+            additive: false,
+            normaliser: Normaliser::Softmax,
+            local: None,
         };
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
@@ -219,6 +228,18 @@ impl Case {
             ("strict", None) => return self.set_precision(Precision::Strict),
             ("f", Some(32)) => return self.set_precision(Precision::F32),
             ("high", None) => return self.set_precision(Precision::High),
+            ("additive", None) => {
+                self.additive = true;
+                return Ok(());
+            }
+            ("local", Some(reach)) => {
+                self.local = Some(reach);
+                return Ok(());
+            }
+            ("top", Some(k)) => return self.set_normaliser(Normaliser::TopK(k)),
+            ("hard", None) => return self.set_normaliser(Normaliser::Hard),
+            ("sampled", None) => return self.set_normaliser(Normaliser::Sampled { seed: 7 }),
+            ("sparsemax", None) => return self.set_normaliser(Normaliser::Sparsemax),
             ("spread", None) => {
                 self.spread = 20.0;
                 return Ok(());
@@ -256,6 +277,14 @@ impl Case {
         Ok(())
     }
 
+    fn set_normaliser(&mut self, normaliser: Normaliser) -> Result<()> {
+        if self.normaliser != Normaliser::Softmax {
+            bail!("two of top, hard, sampled and sparsemax; give one");
+        }
+        self.normaliser = normaliser;
+        Ok(())
+    }
+
     fn set_bias(&mut self, bias: Bias) -> Result<()> {
         if self.bias.replace(bias).is_some() {
             bail!("two of bias, headbias and alibi; give one");
@@ -273,7 +302,8 @@ impl Case {
         [("q", q), ("k", k), ("v", v)].into_iter().try_for_each(|(n, s)| fits_in_memory(n, s))
     }
 
-    /// Flops for `pairs` that see each other: two products forward, five backward.
+    /// Flops for `pairs` that see each other: two products forward, five backward. A hyperbolic tangent counts as one
+    /// multiplication and addition, as if it were a dot product.
     pub(crate) fn flops(&self, pairs: f64) -> f64 {
         let [qk, v] = [self.dims.qk_dim, self.dims.v_dim].map(|n| n as f64);
         let (forward, backward) = (qk + v, 3.0 * qk + 2.0 * v);

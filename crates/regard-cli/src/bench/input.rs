@@ -3,8 +3,8 @@
 use super::case::{Bias, Cached, Case, Rule};
 use anyhow::{Context, Result};
 use regard::{
-    Bits, CacheShape, Dims, Dropout, Element, KvCache, Layout, Mask, Number, PAGE, Problem, Score,
-    Sequence, Shape, Tensor, Upstream, View, alibi_slopes,
+    Additive, Bits, CacheShape, Dims, Dropout, Element, KvCache, Layout, Local, Mask, Number, PAGE,
+    Problem, Score, Sequence, Shape, Similarity, Tensor, Upstream, View, alibi_slopes,
 };
 use regard_testkit::Noise;
 
@@ -15,6 +15,9 @@ pub(crate) struct Input<E: Element> {
     d_out: Tensor<E>,
     bias: Option<Tensor<E>>,
     slopes: Vec<E::Num>,
+    /// `w_q`, `w_k` and `v` of an additive similarity.
+    hidden: Option<[Tensor<E>; 3]>,
+    centres: Vec<E::Num>,
     mask: Mask,
 }
 
@@ -37,6 +40,15 @@ impl<E: Element> Input<E> {
             d_out: tensor(noise, Shape { dim: v.dim, ..q }, case.layout, 1.0)?,
             bias: bias.map(|shape| tensor(noise, shape, Layout::Bhsd, 1.0)).transpose()?,
             slopes: slopes.iter().map(|s| E::Num::from_f64(f64::from(*s))).collect(),
+            hidden: if case.additive { Some(hidden(noise, q.dim)?) } else { None },
+            // A little off the diagonal, as a model that has learned something would have them.
+            centres: match case.local {
+                Some(_) => (0..q.batch * q.heads * q.len)
+                    .map(|row| (row % q.len) as f64 + 3.0 * noise.normal())
+                    .map(E::Num::from_f64)
+                    .collect(),
+                None => Vec::new(),
+            },
             mask: mask(case, noise)?,
         })
     }
@@ -67,7 +79,17 @@ impl<E: Element> Input<E> {
             Some((cache, sequences)) => Problem::cached(&q, cache, sequences)?,
             None => Problem::new(&q, &k, &v),
         };
-        let problem = problem.mask(self.mask.clone()).score(score);
+        let problem = problem.mask(self.mask.clone()).score(score).normaliser(case.normaliser);
+        let problem = match &self.hidden {
+            Some([w_q, w_k, v]) => problem.similarity(Similarity::Additive(Additive {
+                w_q: w_q.view(),
+                w_k: Some(w_k.view()),
+                v: v.view(),
+            })),
+            None => problem,
+        };
+        let local = case.local.map(|reach| Local::new(&self.centres, reach));
+        let problem = local.into_iter().fold(problem, Problem::local);
         let problem = case.precision.into_iter().fold(problem, Problem::precision);
         let dropout = case.dropout.map(|rate| Dropout::new(rate, 7, 0));
         Ok(dropout.into_iter().fold(problem, Problem::dropout))
@@ -99,6 +121,14 @@ impl<E: Element> Input<E> {
     pub(crate) fn keys_and_values(&self) -> [&[E]; 2] {
         [self.k.data(), self.v.data()]
     }
+}
+
+/// The weights of a hidden layer of `dim` units.
+fn hidden<E: Element>(noise: &mut Noise, dim: usize) -> Result<[Tensor<E>; 3]> {
+    let square = Shape { batch: 1, heads: 1, len: dim, dim };
+    let size = 1.0 / (dim as f64).sqrt();
+    let mut weights = |len| tensor(noise, Shape { len, ..square }, Layout::Bhsd, size);
+    Ok([weights(dim)?, weights(dim)?, weights(1)?])
 }
 
 fn mask(case: &Case, noise: &mut Noise) -> Result<Mask> {
@@ -161,6 +191,12 @@ mod tests {
             "-v3",
             "-strict",
             "-high",
+            "-additive",
+            "-top3",
+            "-hard",
+            "-sampled-causal",
+            "-sparsemax",
+            "-local4",
             "-b2-padding-causal-softcap",
         ] {
             let case = |dtype| Case::parse(&format!("prefill-{dtype}-n37-d8-h2{option}")).unwrap();

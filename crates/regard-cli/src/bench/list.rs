@@ -39,6 +39,7 @@ pub(crate) fn listed() -> Vec<Listed> {
     names.extend([32, 64, 128].map(|n| format!("backward-f32-n{n}-d64-b64")));
     let options = ["dropout", "bias", "headbias", "v32", "h1", "kv2", "causal-window256", "alibi"];
     names.extend(options.map(|option| format!("backward-f32-n2048-d64-{option}")));
+    names.extend(others());
     let slow = [
         "prefill-f32-n16384-d64-h1",
         "prefill-f32-n131072-d64-h1",
@@ -47,6 +48,15 @@ pub(crate) fn listed() -> Vec<Listed> {
     ];
     let slow = slow.map(|name| Listed { name: name.into(), slow: true });
     names.into_iter().map(|name| Listed { name, slow: false }).chain(slow).collect()
+}
+
+/// Other similarities, other ways from scores to weights.
+fn others() -> Vec<String> {
+    let mut names: Vec<String> = vec!["backward-f32-n2048-d256-h1-additive".into()];
+    let options = ["top32", "hard", "sampled", "sparsemax"];
+    names.extend(options.map(|option| format!("backward-f32-n2048-d64-h1-{option}")));
+    names.push("backward-f32-n16384-d64-h1-local64".into());
+    names
 }
 
 /// Half types, precisions and decoding.

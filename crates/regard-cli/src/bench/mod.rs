@@ -136,9 +136,12 @@ fn measure<E: Element>(
         units,
         seconds,
     };
-    let (mut rival, mut rival_error) = (rival, None);
+    let (mut rival, mut rival_error, mut rival_extra) = (rival, None, None);
     if let Some(torch) = rival.as_mut() {
-        rival_error = torch.load(case, machine, SLICE)?.err();
+        match torch.load(case, machine, SLICE)? {
+            Ok(extra) => rival_extra = extra,
+            Err(why) => rival_error = Some(why),
+        }
     }
     let rival = rival.filter(|_| rival_error.is_none());
     let rival_name = rival.as_ref().map(|torch| torch.name.clone());
@@ -169,6 +172,7 @@ fn measure<E: Element>(
         slices: samples.ours.len(),
         peak_rss_mb: seen.map(|s| s.peak),
         extra_rss_mb: seen.map(|s| s.extra),
+        rival_extra_rss_mb: rival_extra,
     };
     row.against(&samples.rival, &samples.vs_rival);
     Ok(row)

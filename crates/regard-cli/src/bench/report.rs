@@ -38,6 +38,9 @@ pub(crate) struct Row {
     pub(crate) peak_rss_mb: Option<f64>,
     /// MiB of that beyond what the process held before and the output.
     pub(crate) extra_rss_mb: Option<f64>,
+    /// MiB that the rival takes beyond what it held before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rival_extra_rss_mb: Option<f64>,
 }
 
 /// Prints rows as they come.
@@ -120,7 +123,8 @@ impl Row {
         let always = [&mut row.median_ms, &mut row.gflops, &mut row.limit_gflops, &mut row.visible];
         let ratios = [&mut row.of_limit, &mut row.of_limit_p10, &mut row.of_limit_p90];
         let rival = [&mut row.vs_rival, &mut row.vs_rival_p10, &mut row.vs_rival_p90];
-        let maybe = [&mut row.rival_ms, &mut row.peak_rss_mb, &mut row.extra_rss_mb];
+        let memory = [&mut row.peak_rss_mb, &mut row.extra_rss_mb, &mut row.rival_extra_rss_mb];
+        let maybe = memory.into_iter().chain([&mut row.rival_ms]);
         let some = rival.into_iter().chain(maybe).flatten();
         always.into_iter().chain(ratios).chain(some).for_each(|x| *x = five_digits(*x));
         row
@@ -167,6 +171,7 @@ mod tests {
             slices: 10,
             peak_rss_mb: Some(12.0),
             extra_rss_mb: None,
+            rival_extra_rss_mb: None,
         }
     }
 

@@ -1,7 +1,7 @@
 """PyTorch's scaled_dot_product_attention, asked by `regard bench` for one slice at a time.
 
-Reads a case as one line of JSON and answers {"ready": repetitions} or {"error": why}; then, for each line `go`, runs
-that many repetitions and answers {"seconds": of one}.
+Reads a case as one line of JSON and answers {"ready": MiB that a call takes} or {"error": why}; then, for each line
+`go`, runs some repetitions and answers {"seconds": of one}.
 """
 import json
 import math
@@ -74,10 +74,41 @@ def options(case, dtype):
     return {"attn_mask": bias if mask is None else bias.masked_fill(~mask, -math.inf)}
 
 
+def additive(dim, dtype):
+    """Bahdanau's attention as modules are written: [queries, keys, hidden] is made and kept for the way back."""
+    size = dim**-0.5
+    w_q, w_k, w = (torch.randn(dim, n, dtype=dtype) * size for n in (dim, dim, 1))
+
+    def attend(q, k, v, attn_mask=None):
+        hidden = torch.tanh((q @ w_q).unsqueeze(-2) + (k @ w_k).unsqueeze(-3))
+        scores = (hidden @ w).squeeze(-1)
+        if attn_mask is not None:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        return torch.softmax(scores, -1) @ v
+
+    return attend, [w_q, w_k, w]
+
+
+def top(k):
+    """The softmax over the k highest scores of each row, by hiding the others."""
+
+    def attend(q, key, v, attn_mask=None):
+        scores = (q @ key.mT) * q.shape[-1] ** -0.5
+        if attn_mask is not None:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        best = scores.topk(min(k, scores.shape[-1]), -1)
+        kept = torch.full_like(scores, -math.inf).scatter(-1, best.indices, best.values)
+        return torch.softmax(kept, -1) @ v
+
+    return attend
+
+
 def prepare(case):
     """A function that makes one call."""
     if case["softcap"]:
         raise ValueError("its SDPA has no softcap")
+    if case["unknown"]:
+        raise ValueError(f"it has no {case['unknown']}")
     torch.manual_seed(1)
     torch.set_num_threads(case["threads"])
     dtype = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}[case["dtype"]]
@@ -95,17 +126,41 @@ def prepare(case):
         more["enable_gqa"] = True
     if case["dropout"]:
         more["dropout_p"] = case["dropout"]
+    attend, weights = F.scaled_dot_product_attention, []
+    if case["additive"] or case["top"]:
+        if set(more) - {"attn_mask"}:
+            raise ValueError("not written for these options")
+        attend = top(case["top"])
+        if case["additive"]:
+            attend, weights = additive(case["dim"], dtype)
     if case["pass"] == "forward":
-        return lambda: F.scaled_dot_product_attention(q, k, v, **more)
-    learned = [q, k, v] + ([more["attn_mask"]] if case["bias"] in ("shared", "heads") else [])
+        return lambda: attend(q, k, v, **more)
+    learned = [q, k, v] + ([more["attn_mask"]] if case["bias"] in ("shared", "heads") else []) + weights
     for tensor in learned:
         tensor.requires_grad_()
-    forward = lambda: F.scaled_dot_product_attention(q, k, v, **more)
+    forward = lambda: attend(q, k, v, **more)
     out = forward()
     d_out = torch.randn_like(out)
     if case["pass"] == "both":
         return lambda: torch.autograd.grad(forward(), learned, d_out)
     return lambda: torch.autograd.grad(out, learned, d_out, retain_graph=True)
+
+
+def status(field):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field)) / 1024
+
+
+def extra(call):
+    """MiB that a call takes beyond what was there before, where Linux tells."""
+    try:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+        before = status("VmRSS:")
+    except OSError:
+        before = None
+    call()
+    return None if before is None else max(0.0, status("VmHWM:") - before)
 
 
 def timed(call, clock, repetitions):
@@ -130,8 +185,8 @@ for line in sys.stdin:
         with torch.inference_mode(inference):
             call = prepare(case)
             clock = time.thread_time if case["clock"] == "cpu" else time.perf_counter
-            timed(call, clock, 1)
+            taken = extra(call)
             repetitions = max(1, math.ceil(case["slice"] / max(timed(call, clock, 1), 1e-7)))
-        answer(ready=repetitions)
+        answer(ready=taken)
     except Exception as why:
         answer(error=(str(why) or type(why).__name__).splitlines()[0])

@@ -4,7 +4,7 @@ use super::case::{Bias, Case, Pass, Rule};
 use super::clock::Clock;
 use crate::args::Dtype;
 use anyhow::{Context, Result, anyhow, bail};
-use regard::{Layout, Machine, alibi_slopes};
+use regard::{Layout, Machine, Normaliser, alibi_slopes};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -40,6 +40,11 @@ struct Asked<'a> {
     dropout: f64,
     pass: Pass,
     spread: f64,
+    additive: bool,
+    /// 0 where scores become weights by the softmax over all.
+    top: usize,
+    /// What it cannot do, if there is something.
+    unknown: Option<&'static str>,
     threads: usize,
     clock: Clock,
     slice: f64,
@@ -75,13 +80,14 @@ impl Torch {
         Ok(torch)
     }
 
-    /// Builds the case and warms up. The inner error says why this case cannot be compared.
+    /// Builds the case and warms up: MiB that a call takes beyond what was there before, where that can be known. The inner
+    /// error says why this case cannot be compared.
     pub(crate) fn load(
         &mut self,
         case: &Case,
         machine: Machine,
         slice: f64,
-    ) -> Result<Result<(), String>> {
+    ) -> Result<Result<Option<f64>, String>> {
         let dims = case.dims;
         let asked = Asked {
             dtype: case.dtype,
@@ -100,13 +106,22 @@ impl Torch {
             dropout: case.dropout.unwrap_or(0.0),
             pass: case.pass,
             spread: case.spread,
+            additive: case.additive,
+            top: if let Normaliser::TopK(k) = case.normaliser { k } else { 0 },
+            unknown: match case.normaliser {
+                Normaliser::Softmax | Normaliser::TopK(_) if case.local.is_some() => {
+                    Some("local attention")
+                }
+                Normaliser::Softmax | Normaliser::TopK(_) => None,
+                other => Some(other.name()),
+            },
             threads: machine.threads,
             clock: Clock::of(machine),
             slice,
         };
         self.ask(&serde_json::to_string(&asked)?)?;
         match self.answer()? {
-            Answer::Ready(_) => Ok(Ok(())),
+            Answer::Ready(extra) => Ok(Ok(extra.as_f64())),
             Answer::Error(why) => Ok(Err(why)),
             Answer::Seconds(_) => bail!("{} lost track of what it was asked", self.name),
         }

@@ -1,14 +1,14 @@
 //! A group of rows on its way back: what it brings, what a piece makes of it, what it leaves.
 
 use super::{Back, Rows, Tiles};
-use crate::cells::lanes_of;
+use crate::cells::{CELL, lanes_of};
 use crate::element::{Element, Number};
 use crate::lanes::{multiply, pack, turn, turn_back, turn_queries};
 use crate::mask::{RowTile, Scope};
-use crate::micro::{Dots, Packed, ScoreGrads, Seen, Weights, dot_tile, low};
+use crate::micro::{Dots, Layer, Packed, ScoreGrads, Seen, Weights, dot_tile, low};
 use crate::problem::Problem;
 use crate::project::multiply_back;
-use crate::score::{At, LOG2_E, in_log2};
+use crate::score::{At, Keys, LOG2_E, in_log2};
 use crate::simd::{GROUP, Lanes, Simd, Span, Task, math};
 use crate::similarity::Similarity;
 use crate::softmax::{FAR, LARGE, TileSums};
@@ -25,8 +25,8 @@ pub(crate) struct Group<N> {
     /// Queries as given, when they are projected, and as they meet the keys.
     pub(crate) raw: Vec<Lanes<N>>,
     pub(crate) q: Vec<Lanes<N>>,
-    /// `v` of an additive similarity.
-    pub(crate) v: Vec<N>,
+    /// Of an additive similarity.
+    pub(super) layer: Layer<N>,
     pub(crate) d_out: Vec<Lanes<N>>,
     /// Up to whole tiles of features, where tiles are in use.
     pub(crate) d_q: Vec<Lanes<N>>,
@@ -41,6 +41,7 @@ pub(crate) struct Group<N> {
     pub(crate) entropy: Option<[Lanes<N>; 2]>,
     pub(crate) by_scale: Lanes<N>,
     pub(crate) by_slope: Lanes<N>,
+    pub(crate) by_centre: Lanes<N>,
 }
 
 impl<N: Number> Group<N> {
@@ -53,7 +54,7 @@ impl<N: Number> Group<N> {
             rows: RowTile { first: 0, step: 1, count: 0 },
             raw: zeros(if projects { dims.q_dim } else { 0 }),
             q: zeros(dims.qk_dim),
-            v: Vec::new(),
+            layer: Layer::new(problem.similarity.hidden(), CELL),
             d_out: zeros(dims.v_dim),
             d_q: zeros(dims.qk_dim.max(features)),
             q_rows: Packed::new(GROUP, dims.qk_dim),
@@ -63,6 +64,7 @@ impl<N: Number> Group<N> {
             entropy: None,
             by_scale: zero,
             by_slope: zero,
+            by_centre: zero,
         }
     }
 
@@ -77,10 +79,11 @@ impl<N: Number> Group<N> {
         self.rows = rows;
         let zero = Lanes([N::zero(); GROUP]);
         self.d_q.fill(zero);
-        (self.by_scale, self.by_slope) = (zero, zero);
+        (self.by_scale, self.by_slope, self.by_centre) = (zero, zero, zero);
         let q = call.q.head(scope.batch, scope.head);
         turn_queries(s, call.problem, scope.head, (q, rows), &mut self.raw, &mut self.q);
-        call.problem.similarity.take_v(scope.head, &mut self.v);
+        let lanes = (&self.q[..], rows.count);
+        call.problem.similarity.enter(s, scope.head, lanes, &mut self.layer);
     }
 
     /// Takes a group of rows in.
@@ -171,7 +174,7 @@ impl<N: Number> Group<N> {
     /// From a piece to its weights, and to the gradients of its scores before a custom rule.
     #[inline(always)]
     pub(super) fn differentiate<E: Element<Num = N>, S: Simd<N>>(
-        &self,
+        &mut self,
         s: S,
         problem: &Problem<'_, E>,
         piece: &mut Piece<'_, N>,
@@ -179,14 +182,14 @@ impl<N: Number> Group<N> {
     ) {
         let (n, span) = (piece.k.len, piece.at.span);
         let (weights, d_scores) = (&mut tiles.weights[..n], &mut tiles.d_scores[..n]);
-        let plain = problem.is_plain_dot() && problem.dropout.is_none() && self.entropy.is_none();
+        let plain = problem.is_plain_dot() && !problem.has_factors() && self.entropy.is_none();
         if plain && piece.seen.is_none() {
             let mut then = Weights { m: &self.lse, sums: TileSums::zero(false) };
             dot_tile(s, (piece.k, &self.q), span, weights, &mut then);
             let mut then = ScoreGrads { weights, delta: &self.delta };
             return dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut then);
         }
-        piece.scores(s, problem, (&self.q, &self.v), weights, Some(&mut *tiles.slopes));
+        piece.scores(s, problem, (&self.q, &mut self.layer), weights, Some(&mut *tiles.slopes));
         dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut Dots);
         self.weigh(s, problem, (piece.at, piece.seen.as_deref()), n, tiles);
     }
@@ -194,7 +197,7 @@ impl<N: Number> Group<N> {
     /// From the scores of `n` keys and the gradients of their weights before dropout to what `differentiate` makes.
     #[inline(always)]
     pub(crate) fn weigh<E: Element<Num = N>, S: Simd<N>>(
-        &self,
+        &mut self,
         s: S,
         problem: &Problem<'_, E>,
         (at, seen): (At<'_>, Option<&[Seen]>),
@@ -202,14 +205,16 @@ impl<N: Number> Group<N> {
         tiles: &mut Tiles<'_, N>,
     ) {
         let Tiles { weights, d_scores, slopes, factors } = tiles;
-        let factors = match problem.dropout {
-            Some(dropout) => {
-                dropout.factors(s, at, &mut factors[..n]);
+        let factors = match problem.has_factors() {
+            true => {
+                problem.factors(s, at, &mut factors[..n]);
                 &factors[..n]
             }
-            None => &[],
+            false => &[],
         };
+        let centres = problem.local.is_some().then(|| (problem.centres(at), at.keys));
         s.call(Weigh {
+            centres,
             group: self,
             span: at.span,
             seen,
@@ -254,6 +259,7 @@ impl<N: Number> Group<N> {
             let options = &mut to.row(0, i)[first..];
             options[0].write(self.by_scale.0[i]);
             options[1].write(self.by_slope.0[i]);
+            options[2].write(self.by_centre.0[i]);
         }
     }
 
@@ -278,6 +284,7 @@ impl<N: Number> Group<N> {
             let options = &from.row(rows.row(i))[self.q.len()..];
             self.by_scale.0[i] = self.by_scale.0[i] + options[0];
             self.by_slope.0[i] = self.by_slope.0[i] + options[1];
+            self.by_centre.0[i] = self.by_centre.0[i] + options[2];
         }
     }
 
@@ -332,14 +339,16 @@ impl<N: Number> Group<N> {
 
 /// Scores into weights, and gradients of weights into those of scores.
 struct Weigh<'t, N> {
-    group: &'t Group<N>,
+    group: &'t mut Group<N>,
+    /// Of local attention: the centres, and which keys they are.
+    centres: Option<(Lanes<N>, Keys<'t>)>,
     span: Span,
     seen: Option<&'t [Seen]>,
     weights: &'t mut [Lanes<N>],
     d_scores: &'t mut [Lanes<N>],
     /// Of a custom rule; empty where there is none.
     slopes: &'t [Lanes<N>],
-    /// Of dropout; empty where there is none.
+    /// What weights are multiplied by; empty where they are not.
     factors: &'t [Lanes<N>],
 }
 
@@ -347,7 +356,7 @@ impl<N: Number> Task<N> for Weigh<'_, N> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
-        let Self { group, span, seen, weights, d_scores, slopes, factors } = self;
+        let Self { group, centres, span, seen, weights, d_scores, slopes, factors } = self;
         multiply(s, (d_scores, factors), span);
         let (zero, ln_2) = (s.splat(N::zero()), s.splat(N::from_f64(std::f64::consts::LN_2)));
         let everyone = lanes_of(span);
@@ -356,7 +365,14 @@ impl<N: Number> Task<N> for Weigh<'_, N> {
                 let seen = s.lanes(low(seen.map_or(everyone, |seen| seen[i]) >> lane));
                 let x = s.sub(s.load(&weights.0[lane..]), s.load(&group.lse.0[lane..]));
                 let a = s.select(seen, math::exp2(s, x), zero);
-                let mut d_a = s.sub(s.load(&d_scores.0[lane..]), s.load(&group.delta.0[lane..]));
+                let d_factored = s.load(&d_scores.0[lane..]);
+                if let Some((centres, keys)) = &centres {
+                    // factor = e^(-(key - p)^2 / (2 s^2)): grows by (key - p) / s^2 as p does.
+                    let far = s.sub(s.splat(N::of_len(keys.get(i))), s.load(&centres.0[lane..]));
+                    let sum = &mut group.by_centre.0[lane..];
+                    s.store(s.fma_where(seen, s.mul(a, d_factored), far, s.load(sum)), sum);
+                }
+                let mut d_a = s.sub(d_factored, s.load(&group.delta.0[lane..]));
                 if let Some([entropy, d_entropy]) = &group.entropy {
                     // entropy = -sum of a ln a: falls by (ln a + entropy) where a score rises.
                     let log = s.max(x, s.splat(N::from_f64(FAR)));

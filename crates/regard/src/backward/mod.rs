@@ -23,7 +23,7 @@ use crate::cells::CELL;
 use crate::element::{Element, Number};
 use crate::lanes::pack;
 use crate::mask::{RowTile, Scope};
-use crate::micro::{Hidden, HiddenGrads, Packed, Seen, add_rows, add_values, undo_tanh_tile};
+use crate::micro::{HiddenGrads, Packed, Seen, add_rows, add_values};
 use crate::problem::Problem;
 use crate::score::{At, Slopes, Undo};
 use crate::simd::{GROUP, Lanes, Simd, Span, Task};
@@ -55,12 +55,13 @@ pub(crate) struct Back<'c, E: Element> {
 pub(crate) struct Rows<'t, E: Element> {
     /// `[batch, heads.q, q_len, q_dim]`
     pub(crate) d_q: TileMut<'t, E>,
-    /// `[batch, heads.q, q_len, 2]`: what each row adds to the gradients of the scale and of the ALiBi slope.
+    /// `[batch, heads.q, q_len, OPTIONS]`: what each row adds to the gradients of the scale and of the ALiBi slope, and the
+    /// gradient of its centre.
     pub(crate) options: TileMut<'t, E::Num>,
 }
 
 /// Columns that follow the features in a row of the parts of `d_q`: see [`Rows::options`].
-pub(crate) const OPTIONS: usize = 2;
+pub(crate) const OPTIONS: usize = 3;
 
 /// What one task writes: `d_k`, `d_v` of its keys, and of each of its query heads the sums over those keys.
 #[derive(Debug)]
@@ -89,7 +90,7 @@ pub(crate) struct Scratch<N> {
     weights: Vec<Lanes<N>>,
     d_scores: Vec<Lanes<N>>,
     slopes: Slopes<N>,
-    /// What dropout multiplies a piece by, where there is dropout.
+    /// What the weights of a piece are multiplied by, where they are.
     factors: Vec<Lanes<N>>,
     /// Outputs, or projected gradients, `[features][lanes]`.
     other: Vec<Lanes<N>>,
@@ -121,7 +122,7 @@ impl<N: Number> Scratch<N> {
             weights: zeros(CELL),
             d_scores: zeros(CELL),
             slopes: Slopes::new(problem, CELL),
-            factors: zeros(if problem.dropout.is_some() { CELL } else { 0 }),
+            factors: zeros(if problem.has_factors() { CELL } else { 0 }),
             other: zeros(dims.v_dim.max(dims.q_dim).max(dims.qk_dim)),
             walk: Walk::new(),
             keys: Packed::new(if distances { CELL } else { 0 }, dims.qk_dim),
@@ -427,10 +428,10 @@ impl<N: Number> Sums<'_, N> {
     #[inline(always)]
     fn add_hidden<S: Simd<N>>(self, s: S, by_v: &mut [f64]) {
         let ((k, seen), (weights, d_scores), span) = (self.piece, self.tiles, self.span);
-        let Group { q, v, d_q, d_out_rows, .. } = self.group;
+        let Group { q, layer, d_q, d_out_rows, .. } = self.group;
         let some = if seen.is_empty() { None } else { Some(seen) };
         let to = HiddenGrads { d_q, d_k: (self.places, self.d_k), d_v: by_v };
-        undo_tanh_tile(s, Hidden { k, q, v }, (d_scores, some), span, to);
+        layer.undo(s, (k, q), (d_scores, some), span, to);
         let (keys, d_v) = (&*self.keys, (self.places, self.d_v));
         match some {
             None => {

@@ -77,5 +77,6 @@ fn rows_as_items<E: Element>(from: Output<E>, shape: Shape) -> Result<Output<E>,
         lse: order.clone().map(|row| from.lse[row]).collect(),
         states: order.map(|row| from.states[row]).collect(),
         entropy: None,
+        choice: None,
     })
 }

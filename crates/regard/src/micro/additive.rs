@@ -1,48 +1,227 @@
 //! Additive similarities of a tile, and the way back through them. The hyperbolic tangents of a pair are made where they are
 //! used and never kept: there are as many as multiplications in a dot product.
+//!
+//! `tanh(q + k) = (p - 1) / (p + 1)` with `p = e^2q e^2k`: powers of the queries and of the keys are taken once, so that a pair
+//! has a product and a division left, and one division serves four of them (`1/a = b c d / (a b c d)`). Its error is that of
+//! a rounding of 1, not of the result: a score is only ever taken a power of, so that is what counts. Of rows and keys whose
+//! powers would leave the range of the numbers, and in `f64`, the tangents are taken one by one; no row minds what is beside it.
 
 use super::{Packed, Seen, low};
 use crate::element::Number;
-use crate::simd::{GROUP, Lanes, Simd, Span, Task, math};
+use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task, math};
 use crate::view::Rows;
 
-/// The operands of additive similarities: projected keys, projected queries in their lanes, and `v`.
-#[derive(Clone, Copy)]
-pub(crate) struct Hidden<'t, N> {
-    pub(crate) k: Rows<'t, N>,
-    pub(crate) q: &'t [Lanes<N>],
-    pub(crate) v: &'t [N],
+/// The hidden layer of an additive similarity as a group of rows meets it.
+#[derive(Debug)]
+pub(crate) struct Layer<N> {
+    v: Vec<N>,
+    /// `e^2q` of the projected queries, `[units][lanes]`.
+    q: Vec<Lanes<N>>,
+    /// `e^2k` of the projected keys of a piece.
+    k: Packed<N>,
+    /// Rows whose powers cannot be used.
+    rows: Seen,
+    /// For each key of the piece, the rows whose tangents with it are taken one by one.
+    apart: Vec<Seen>,
 }
 
-/// `tile[key][lane] = sum over units of v tanh(k[key] + q[lane])`, for the lanes of `span`.
+/// Numbers beyond this have powers that may not be multiplied: `e^80` is a number, and so is its inverse.
+const FARTHEST: f64 = 40.0;
+/// Where tanh is 1 in all its digits; four of these can be multiplied.
+const LARGEST: f64 = (1u32 << 30) as f64;
+/// Tangents that share a division.
+const TOGETHER: usize = 4;
+
+impl<N: Number> Layer<N> {
+    /// Of so many units; 0 where there is no hidden layer.
+    pub(crate) fn new(units: usize, keys: usize) -> Self {
+        let q = vec![Lanes([N::one(); GROUP]); units];
+        let keys = if units == 0 { 0 } else { keys };
+        let apart = vec![Seen::MAX; keys];
+        Self { v: vec![N::zero(); units], q, k: Packed::new(keys, units), rows: Seen::MAX, apart }
+    }
+
+    /// `v`, to be written before a walk.
+    pub(crate) fn v_mut(&mut self) -> &mut [N] {
+        &mut self.v
+    }
+
+    /// Takes the powers of the projected queries.
+    #[inline(always)]
+    pub(crate) fn take_queries<S: Simd<N>>(&mut self, s: S, q: &[Lanes<N>], count: usize) {
+        if self.v.is_empty() {
+            return;
+        }
+        self.rows = if N::NAME == "f32" { 0 } else { Seen::MAX };
+        for (power, q) in self.q.iter_mut().zip(q) {
+            for lane in (0..count).step_by(S::LANES) {
+                let (e, far) = power_of(s, s.load(&q.0[lane..]));
+                self.rows |= Seen::from(far) << lane;
+                s.store(e, &mut power.0[lane..]);
+            }
+        }
+    }
+
+    /// Takes the powers of the projected keys of a piece.
+    #[inline(always)]
+    fn take_keys<S: Simd<N>>(&mut self, s: S, k: Rows<'_, N>) {
+        for (key, apart) in self.apart[..k.len].iter_mut().enumerate() {
+            let (from, to) = (k.row(key), self.k.row_mut(key));
+            to[..from.len()].copy_from_slice(from);
+            to[from.len()..].fill(N::zero());
+            let mut far = 0;
+            for first in (0..to.len()).step_by(S::LANES) {
+                let (e, too_far) = power_of(s, s.load(&to[first..]));
+                far |= too_far;
+                s.store(e, &mut to[first..]);
+            }
+            *apart = if far == 0 { self.rows } else { Seen::MAX };
+        }
+    }
+
+    /// `tile[key][lane] = sum over units of v tanh(k[key] + q[lane])`, for the lanes of `span`.
+    #[inline(always)]
+    pub(crate) fn similarities<S: Simd<N>>(
+        &mut self,
+        s: S,
+        (k, q): (Rows<'_, N>, &[Lanes<N>]),
+        span: Span,
+        tile: &mut [Lanes<N>],
+    ) {
+        s.call(Similarities { layer: self, k, q, span, tile });
+    }
+
+    /// From the gradients of the similarities of the same piece to those of what they are made of. Pairs that do not see each
+    /// other (`seen`, if any do not) add nothing, whatever their key holds.
+    #[inline(always)]
+    pub(crate) fn undo<S: Simd<N>>(
+        &self,
+        s: S,
+        (k, q): (Rows<'_, N>, &[Lanes<N>]),
+        (d, seen): (&[Lanes<N>], Option<&[Seen]>),
+        span: Span,
+        to: HiddenGrads<'_, N>,
+    ) {
+        s.call(UndoSimilarities { layer: self, k, q, d, seen, span, to });
+    }
+
+    /// The tangents of some units of a key and a vector of rows.
+    #[inline(always)]
+    fn tangents<S: Simd<N>, const UNITS: usize>(
+        &self,
+        s: S,
+        (key, k): (usize, &[N]),
+        (unit, q): (usize, &[Lanes<N>]),
+        lane: usize,
+    ) -> [S::V; UNITS] {
+        let (powers, largest) =
+            (&self.k.row(key)[unit..unit + UNITS], s.splat(N::from_f64(LARGEST)));
+        let mut x = [largest; UNITS];
+        for ((x, k), q) in x.iter_mut().zip(powers).zip(&self.q[unit..]) {
+            let p = s.mul(s.splat(*k), s.load(&q.0[lane..]));
+            *x = s.select(s.less(p, largest), p, largest);
+        }
+        x = quotients(s, x);
+        let apart = low(self.apart[key] >> lane) & (u32::MAX >> (32 - S::LANES));
+        if apart != 0 {
+            let mut each = [Lanes([N::zero(); GROUP]); TOGETHER];
+            s.call(OneByOne { k: &k[unit..], q: &q[unit..], lane, to: &mut each[..UNITS] });
+            for (x, each) in x.iter_mut().zip(&each) {
+                *x = s.select(s.lanes(apart), s.load(&each.0[lane..]), *x);
+            }
+        }
+        x
+    }
+}
+
+/// `tanh(k + q)` of some units, without powers.
+struct OneByOne<'t, N> {
+    k: &'t [N],
+    q: &'t [Lanes<N>],
+    lane: usize,
+    to: &'t mut [Lanes<N>],
+}
+
+impl<N: Number> Task<N> for OneByOne<'_, N> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, s: S) {
+        for ((k, q), to) in self.k.iter().zip(self.q).zip(self.to) {
+            let sum = s.add(s.splat(*k), s.load(&q.0[self.lane..]));
+            s.store(math::tanh(s, sum), &mut to.0[self.lane..]);
+        }
+    }
+}
+
+/// `e^2x`, and the lanes in which it cannot be used.
 #[inline(always)]
-pub(crate) fn tanh_tile<N: Number, S: Simd<N>>(
-    s: S,
-    hidden: Hidden<'_, N>,
-    span: Span,
-    tile: &mut [Lanes<N>],
-) {
-    s.call(TanhTile { hidden, span, tile });
+fn power_of<N: Number, S: Simd<N>>(s: S, x: S::V) -> (S::V, u32) {
+    // 2 / ln 2 in two parts: what the product loses goes into the power once it is taken.
+    let (high, exact) =
+        (N::from_f64(2.0 * std::f64::consts::LOG2_E), 2.0 * std::f64::consts::LOG2_E);
+    let low = s.splat(N::from_f64(exact - high.to_f64()));
+    let (high, zero) = (s.splat(high), s.splat(N::zero()));
+    let y = s.mul(x, high);
+    let rest = s.fma(x, low, s.fma(x, high, s.sub(zero, y)));
+    let power = math::exp2(s, y);
+    let e = s.fma(power, s.mul(rest, s.splat(N::from_f64(std::f64::consts::LN_2))), power);
+    let size = s.max(x, s.sub(zero, x));
+    let near = s.bits(s.less(size, s.splat(N::from_f64(FARTHEST))));
+    (e, !near & (u32::MAX >> (32 - S::LANES)))
 }
 
-struct TanhTile<'t, N> {
-    hidden: Hidden<'t, N>,
+/// `(p - 1) / (p + 1)`, with one division for all.
+#[inline(always)]
+fn quotients<N: Number, S: Simd<N>, const UNITS: usize>(s: S, p: [S::V; UNITS]) -> [S::V; UNITS] {
+    let one = s.splat(N::one());
+    let below = p.map(|p| s.add(p, one));
+    let mut inverse = below;
+    if UNITS == TOGETHER {
+        let (a, b) = (s.mul(below[0], below[1]), s.mul(below[2], below[3]));
+        let all = s.div(one, s.mul(a, b));
+        let (a, b) = (s.mul(all, b), s.mul(all, a));
+        inverse[0] = s.mul(a, below[1]);
+        inverse[1] = s.mul(a, below[0]);
+        inverse[2] = s.mul(b, below[3]);
+        inverse[3] = s.mul(b, below[2]);
+    } else {
+        inverse = below.map(|x| s.div(one, x));
+    }
+    let mut x = p;
+    for (x, inverse) in x.iter_mut().zip(inverse) {
+        *x = s.mul(s.sub(*x, one), inverse);
+    }
+    x
+}
+
+struct Similarities<'t, N> {
+    layer: &'t mut Layer<N>,
+    k: Rows<'t, N>,
+    q: &'t [Lanes<N>],
     span: Span,
     tile: &'t mut [Lanes<N>],
 }
 
-impl<N: Number> Task<N> for TanhTile<'_, N> {
+impl<N: Number> Task<N> for Similarities<'_, N> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
-        let Self { hidden: Hidden { k, q, v }, span, tile } = self;
+        let Self { layer, k, q, span, tile } = self;
+        layer.take_keys(s, k);
+        let (units, whole) = (layer.v.len(), layer.v.len() / TOGETHER * TOGETHER);
         for (key, tile) in tile.iter_mut().enumerate() {
-            let row = k.row(key);
+            let k = (key, k.row(key));
             for lane in span.vectors::<N, S>() {
                 let mut sum = s.splat(N::zero());
-                for ((k, q), v) in row.iter().zip(q).zip(v) {
-                    let t = math::tanh(s, s.add(s.splat(*k), s.load(&q.0[lane..])));
-                    sum = s.fma(s.splat(*v), t, sum);
+                for unit in (0..whole).step_by(TOGETHER) {
+                    let t = layer.tangents::<S, TOGETHER>(s, k, (unit, q), lane);
+                    for (v, t) in layer.v[unit..].iter().zip(t) {
+                        sum = s.fma(s.splat(*v), t, sum);
+                    }
+                }
+                for unit in whole..units {
+                    let [t] = layer.tangents::<S, 1>(s, k, (unit, q), lane);
+                    sum = s.fma(s.splat(layer.v[unit]), t, sum);
                 }
                 s.store(sum, &mut tile.0[lane..]);
             }
@@ -60,71 +239,90 @@ pub(crate) struct HiddenGrads<'t, N> {
     pub(crate) d_v: &'t mut [f64],
 }
 
-/// From the gradients of a tile of similarities to those of what they are made of. Pairs that do not see each other (`seen`,
-/// if any do not) add nothing, whatever their key holds.
-#[inline(always)]
-pub(crate) fn undo_tanh_tile<N: Number, S: Simd<N>>(
-    s: S,
-    hidden: Hidden<'_, N>,
-    (d, seen): (&[Lanes<N>], Option<&[Seen]>),
-    span: Span,
-    to: HiddenGrads<'_, N>,
-) {
-    s.call(UndoTanhTile { hidden, d, seen, span, to });
-}
-
-struct UndoTanhTile<'t, N> {
-    hidden: Hidden<'t, N>,
+struct UndoSimilarities<'t, N> {
+    layer: &'t Layer<N>,
+    k: Rows<'t, N>,
+    q: &'t [Lanes<N>],
     d: &'t [Lanes<N>],
     seen: Option<&'t [Seen]>,
     span: Span,
     to: HiddenGrads<'t, N>,
 }
 
-impl<N: Number> Task<N> for UndoTanhTile<'_, N> {
+impl<N: Number> Task<N> for UndoSimilarities<'_, N> {
     type Out = ();
     #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
-        let Self { hidden: Hidden { k, q, v }, d, seen, span, to } = self;
+    fn run<S: Simd<N>>(mut self, s: S) {
+        let units = self.layer.v.len();
+        let whole = units / TOGETHER * TOGETHER;
+        for unit in (0..whole).step_by(TOGETHER) {
+            self.units::<S, TOGETHER>(s, unit);
+        }
+        for unit in whole..units {
+            self.units::<S, 1>(s, unit);
+        }
+    }
+}
+
+impl<N: Number> UndoSimilarities<'_, N> {
+    /// All keys and rows, for some units.
+    #[inline(always)]
+    fn units<S: Simd<N>, const UNITS: usize>(&mut self, s: S, unit: usize) {
+        let Self { layer, k, q, d, seen, span, to } = self;
         let (zero, one) = (s.splat(N::zero()), s.splat(N::one()));
-        let zeros = Lanes([N::zero(); GROUP]);
-        let (places, d_k) = to.d_k;
-        for (unit, (q, v)) in q.iter().zip(v).enumerate() {
-            let (d_q, v) = (&mut to.d_q[unit], s.splat(*v));
-            let (mut by_v, mut by_k) = (zeros, zeros);
-            for (key, d) in d.iter().enumerate() {
-                let k = s.splat(k.row(key)[unit]);
-                let seen = seen.map(|seen| seen[key]);
-                for lane in span.vectors::<N, S>() {
-                    // similarity = ... + v tanh x,  x = k + q
-                    let mut t = math::tanh(s, s.add(k, s.load(&q.0[lane..])));
-                    if let Some(seen) = seen {
-                        t = s.select(s.lanes(low(seen >> lane)), t, zero);
-                    }
-                    let d = s.load(&d.0[lane..]);
-                    let slope = s.mul(v, s.sub(one, s.mul(t, t)));
-                    let (by_v, by_q) = (&mut by_v.0[lane..], &mut d_q.0[lane..]);
-                    s.store(s.fma(d, t, s.load(by_v)), by_v);
-                    s.store(s.fma(d, slope, s.load(by_q)), by_q);
-                    s.store(s.mul(d, slope), &mut by_k.0[lane..]);
+        let mut by_v = [Lanes([N::zero(); GROUP]); UNITS];
+        for (key, d) in d.iter().enumerate() {
+            let row = (key, k.row(key));
+            let seen = seen.map(|seen| seen[key]);
+            let mut by_k = [Lanes([N::zero(); GROUP]); UNITS];
+            for lane in span.vectors::<N, S>() {
+                // similarity = ... + v tanh x,  x = k + q
+                let mut t = layer.tangents::<S, UNITS>(s, row, (unit, q), lane);
+                if let Some(seen) = seen {
+                    let seen = s.lanes(low(seen >> lane));
+                    t = t.map(|t| s.select(seen, t, zero));
                 }
-                let to = &mut d_k.row_mut(places[key])[unit];
-                *to = *to + sum(by_k);
+                let d = s.load(&d.0[lane..]);
+                for (u, t) in t.into_iter().enumerate() {
+                    let slope = s.mul(s.splat(layer.v[unit + u]), s.sub(one, s.mul(t, t)));
+                    let (by_v, by_q) = (&mut by_v[u].0[lane..], &mut to.d_q[unit + u].0[lane..]);
+                    let by_x = s.mul(d, slope);
+                    s.store(s.fma(d, t, s.load(by_v)), by_v);
+                    s.store(s.add(by_x, s.load(by_q)), by_q);
+                    s.store(by_x, &mut by_k[u].0[lane..]);
+                }
             }
-            to.d_v[unit] += sum(by_v).to_f64();
+            let to = &mut to.d_k.1.row_mut(to.d_k.0[key])[unit..unit + UNITS];
+            to.iter_mut().zip(&by_k).for_each(|(to, x)| *to = *to + sum(s, x));
+        }
+        for (to, by_v) in to.d_v[unit..].iter_mut().zip(&by_v) {
+            *to += sum(s, by_v).to_f64();
         }
     }
 }
 
 /// The sum of all lanes, by halves: the same whatever the width of the vectors.
 #[inline(always)]
-fn sum<N: Number>(Lanes(mut x): Lanes<N>) -> N {
-    let mut half = GROUP / 2;
+fn sum<N: Number, S: Simd<N>>(s: S, Lanes(x): &Lanes<N>) -> N {
+    let mut vectors = [s.splat(N::zero()); GROUP];
+    let mut n = GROUP / S::LANES;
+    for (i, v) in vectors[..n].iter_mut().enumerate() {
+        *v = s.load(&x[i * S::LANES..]);
+    }
+    while n > 1 {
+        n /= 2;
+        for i in 0..n {
+            vectors[i] = s.add(vectors[i], vectors[i + n]);
+        }
+    }
+    let mut lanes = [N::zero(); MAX_LANES];
+    s.store(vectors[0], &mut lanes);
+    let mut half = S::LANES / 2;
     while half > 0 {
         for i in 0..half {
-            x[i] = x[i] + x[i + half];
+            lanes[i] = lanes[i] + lanes[i + half];
         }
         half /= 2;
     }
-    x[0]
+    lanes[0]
 }

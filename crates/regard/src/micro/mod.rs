@@ -1,4 +1,4 @@
-//! The products of a tile, the only hot loops: similarities (`dot_tile`, `tanh_tile`), sums over keys (`add_values`), sums
+//! The products of a tile, the only hot loops: similarities (`dot_tile`, `Layer`), sums over keys (`add_values`), sums
 //! over rows (`add_rows`).
 //!
 //! Queries stand in the vector lanes: a tile of scores is `[keys][rows]`, an output `[features][rows]`. Keys and values
@@ -20,7 +20,7 @@ mod values;
 
 use crate::element::Number;
 use crate::simd::Simd;
-pub(crate) use additive::{Hidden, HiddenGrads, tanh_tile, undo_tanh_tile};
+pub(crate) use additive::{HiddenGrads, Layer};
 pub(crate) use dot::{Distances, Dots, ScoreGrads, Weights, dot_tile};
 pub(crate) use rows::{Packed, add_rows};
 pub(crate) use values::add_values;

@@ -193,7 +193,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Passing<'_, '_, E
         let buffer = self.weighed.map_or(0, |weighed| 1 - weighed.buffer);
         let next = Waiting { cell: packed, place, keys, groups, buffer };
         let problem = self.undoing.problem;
-        let plain = problem.is_plain_dot() && problem.dropout.is_none();
+        let plain = problem.is_plain_dot() && !problem.has_factors();
         if plain && self.undoing.groups[0].entropy.is_none() {
             self.weave(Some((next, &seen)));
         } else {
@@ -337,7 +337,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
         let scores = &mut undoing.tiles.weights[..n];
         s.call(Scale { tile: scores, factor: *factor, span });
         problem.apply(s, at, scores, Some(&mut *undoing.tiles.slopes));
-        if !cell.full || problem.score.may_hide() {
+        if !cell.full || problem.may_hide() {
             s.call(Hide { tile: scores, seen: &mut seen[..n], span });
         }
         undoing.groups[g].weigh(s, problem, (at, Some(&seen[..n])), n, &mut undoing.tiles);

@@ -130,7 +130,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Adding<'_, '_, E,
     #[inline(always)]
     fn take<S: Simd<f32>>(&mut self, _: S, cell: &Cell) -> bool {
         let problem = self.call.problem;
-        let plain = problem.is_plain_dot() && problem.dropout.is_none() && !problem.entropy;
+        let plain = problem.is_plain_dot() && !problem.has_factors() && !problem.entropy;
         let whole = plain && cell.full && cell.len == CELL;
         let first = match cell.keys() {
             Keys::From(first) if first.is_multiple_of(CELL) => Some(first),
@@ -341,7 +341,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
             return;
         }
         let at = At { scope: self.scope, rows, span, keys: cell.keys() };
-        let hides = !cell.full || problem.score.may_hide();
+        let hides = !cell.full || problem.may_hide();
         let Room { sizes, queries, tile, pairs, .. } = &mut *self.room;
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
         let mut sums =
@@ -375,9 +375,9 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         }
         group.states.add(s, &sums, span);
         let tile = &mut tile[..n];
-        if let Some(dropout) = problem.dropout {
+        if problem.has_factors() {
             let factors = &mut self.factors[..n];
-            dropout.factors(s, at, factors);
+            problem.factors(s, at, factors);
             multiply(s, (tile, factors), span);
         }
         let (lanes, tiles, to) = (&*tile, 0..LANE_TILES, &mut pairs[..]);

@@ -1,0 +1,370 @@
+//! The walk that finds what a normaliser must know of each row before there are weights: a [`Choice`].
+//!
+//! Cost: the scores once more (for sparsemax, once for each step of Newton's method), and of values nothing. Memory: what is
+//! chosen.
+
+use crate::cells::{CELL, lanes_of};
+use crate::dropout::uniform;
+use crate::element::{Element, Number};
+use crate::lanes::turn_queries;
+use crate::mask::{RowTile, Scope};
+use crate::micro::{Layer, low};
+use crate::normaliser::{Choice, NONE, Normaliser};
+use crate::plan::{Plan, cumulated};
+use crate::problem::{Dims, Problem};
+use crate::run::run;
+use crate::score::{At, LOG2_E, Pair};
+use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::softmax::{States, TileSums};
+use crate::view::{Heads, TileMut};
+use crate::walk::{Call, Piece, Tiling, Visit, Walk, Way};
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+impl<E: Element> Plan<'_, E> {
+    /// What each row chooses.
+    pub(crate) fn choose(&self, call: Call<'_, E>) -> Choice<E::Num> {
+        let problem = self.problem();
+        let Dims { batch, heads, k_len, .. } = problem.dims();
+        let (rows, most) = (problem.rows(), problem.normaliser.most(k_len));
+        let (mut keys, mut bounds) = (vec![NONE; rows * most], vec![E::Num::default(); rows]);
+        let tiling = |item| Tiling { q_len: problem.q_len(item), ..self.tiling(1) };
+        let tasks = cumulated(batch, |item| heads.q * tiling(item).count());
+        let to = (self.by_row(&mut keys, most).ok(), self.by_row(&mut bounds, 1).ok());
+        if let (Some(to_keys), Some(to_bounds)) = to {
+            run(
+                self.machine().threads,
+                tasks[batch],
+                || Scratch::new(problem, self.rows),
+                |scratch, i| {
+                    let item = tasks.partition_point(|first| *first <= i) - 1;
+                    let (i, tiling) = (i - tasks[item], tiling(item));
+                    let (head, tile) =
+                        (i / tiling.count(), tiling.count() - 1 - i % tiling.count());
+                    let (scope, rows) = (problem.scope(item, head), tiling.tile(tile));
+                    let one = || Heads::one(head);
+                    // SAFETY: the tiles of a head cover each row once, so no other task holds these rows.
+                    let (keys, bounds) = unsafe {
+                        (to_keys.tile(item, one(), rows), to_bounds.tile(item, one(), rows))
+                    };
+                    let task = Choose { call, scope, rows, keys, bounds, scratch };
+                    E::choose(self.machine().isa, task);
+                },
+            );
+        }
+        Choice { most, keys, bounds }
+    }
+}
+
+/// Memory of one thread, reused from task to task.
+#[derive(Debug)]
+pub(crate) struct Scratch<N> {
+    raw: Vec<Lanes<N>>,
+    groups: Vec<Group<N>>,
+    tile: Vec<Lanes<N>>,
+    walk: Walk<N>,
+}
+
+/// A group of rows, and what it has found out so far.
+#[derive(Debug)]
+struct Group<N> {
+    rows: RowTile,
+    q: Vec<Lanes<N>>,
+    layer: Layer<N>,
+    found: Found<N>,
+}
+
+/// What rows have found out.
+#[derive(Debug)]
+enum Found<N> {
+    /// The best of each, the worst of them first to go, and the score a better one must have at least.
+    Best(usize, Vec<BinaryHeap<Candidate<N>>>, Box<Lanes<N>>),
+    /// The softmax so far, and one key of each that was drawn from it.
+    Drawn(u64, Box<States<N>>, Box<[usize; GROUP]>),
+    /// The highest scores.
+    Highest(Box<Lanes<N>>),
+    /// A bound, and of the scores above it: how far above they are in all, and how many they are.
+    Above(Box<[Lanes<N>; 3]>),
+}
+
+impl<N: Number> Scratch<N> {
+    fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, rows: usize) -> Self {
+        let dims = problem.dims();
+        let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
+        let projects = problem.similarity.of_queries().is_some();
+        let group = || Group {
+            rows: RowTile { first: 0, step: 1, count: 0 },
+            q: zeros(dims.qk_dim),
+            layer: Layer::new(problem.similarity.hidden(), CELL),
+            found: Found::new(problem),
+        };
+        Self {
+            raw: zeros(if projects { dims.q_dim } else { 0 }),
+            groups: (0..rows.min(dims.q_len).div_ceil(GROUP)).map(|_| group()).collect(),
+            tile: zeros(CELL),
+            walk: Walk::new(),
+        }
+    }
+}
+
+/// One tile of rows of one head.
+#[derive(Debug)]
+pub struct Choose<'t, 'c, E: Element> {
+    call: Call<'c, E>,
+    scope: Scope,
+    rows: RowTile,
+    keys: TileMut<'t, usize>,
+    bounds: TileMut<'t, E::Num>,
+    scratch: &'t mut Scratch<E::Num>,
+}
+
+/// Steps of Newton's method, at most: it ends by itself, after fewer steps than there are keys, and hardly ever takes ten.
+const STEPS: usize = 100;
+
+impl<E: Element> Task<E::Num> for Choose<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(mut self, s: S) {
+        let Self { call, scope, rows, .. } = self;
+        let problem = call.problem;
+        let Scratch { raw, groups, tile, walk } = &mut *self.scratch;
+        let groups = &mut groups[..rows.groups()];
+        for (g, group) in groups.iter_mut().enumerate() {
+            group.rows = rows.group(g);
+            let given = (call.q.head(scope.batch, scope.head), group.rows);
+            turn_queries(s, problem, scope.head, given, raw, &mut group.q);
+            let lanes = (&group.q[..], group.rows.count);
+            problem.similarity.enter(s, scope.head, lanes, &mut group.layer);
+            group.found = Found::new(problem);
+        }
+        let way = Way { mask: &problem.mask, without: None, keys: 0..scope.k_len };
+        for _ in 0..STEPS {
+            let mut visitor = Choosing { problem, groups: &mut *groups, tile: &mut *tile };
+            walk.lead(s, &call, (scope, rows), &way, &mut visitor);
+            // Each group goes on until it has nothing more to find out.
+            let more = groups.iter_mut().filter_map(|group| group.goes_on().then_some(()));
+            if more.count() == 0 {
+                break;
+            }
+        }
+        for (g, group) in groups.iter().enumerate() {
+            for lane in 0..group.rows.count {
+                let row = g * GROUP + lane;
+                let bound = group.write(lane, self.keys.update(0, row));
+                self.bounds.update(0, row)[0] = bound;
+            }
+        }
+    }
+}
+
+struct Choosing<'t, 'c, E: Element> {
+    problem: &'c Problem<'c, E>,
+    groups: &'t mut [Group<E::Num>],
+    tile: &'t mut [Lanes<E::Num>],
+}
+
+impl<E: Element> Visit<E::Num> for Choosing<'_, '_, E> {
+    #[inline(always)]
+    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut piece: Piece<'_, E::Num>) {
+        let group = &mut self.groups[piece.group];
+        let tile = &mut self.tile[..piece.k.len];
+        piece.scores(s, self.problem, (&group.q, &mut group.layer), tile, None);
+        group.found.take(s, piece.at, tile);
+    }
+}
+
+impl<N: Number> Found<N> {
+    /// Nothing yet.
+    fn new<E: Element<Num = N>>(problem: &Problem<'_, E>) -> Self {
+        match problem.normaliser {
+            Normaliser::Sampled { seed } => {
+                Self::Drawn(seed, Box::new(States::nothing_seen()), Box::new([NONE; GROUP]))
+            }
+            Normaliser::Sparsemax => Self::Highest(Box::new(Lanes([N::neg_infinity(); GROUP]))),
+            other => {
+                let most = other.most(problem.dims().k_len);
+                let heaps = (0..GROUP).map(|_| BinaryHeap::new()).collect();
+                Self::Best(most, heaps, Box::new(Lanes([N::neg_infinity(); GROUP])))
+            }
+        }
+    }
+
+    /// Takes the scores of some keys in.
+    #[inline(always)]
+    fn take<S: Simd<N>>(&mut self, s: S, at: At<'_>, tile: &mut [Lanes<N>]) {
+        let lanes = at.span.start..at.span.end;
+        match self {
+            Self::Best(most, heaps, least) => take_best(s, (heaps, *most), least, (at, tile)),
+            Self::Drawn(seed, states, keys) => draw(s, *seed, states, keys, (at, tile)),
+            Self::Highest(highest) => {
+                for scores in tile {
+                    for lane in lanes.clone() {
+                        highest.0[lane] = highest.0[lane].max(scores.0[lane]);
+                    }
+                }
+            }
+            Self::Above(sums) => {
+                let [bound, above, count] = &mut **sums;
+                for scores in tile {
+                    for lane in lanes.clone() {
+                        let x = scores.0[lane] - bound.0[lane];
+                        let (x, one) =
+                            if x > N::zero() { (x, N::one()) } else { Default::default() };
+                        above.0[lane] = above.0[lane] + x;
+                        count.0[lane] = count.0[lane] + one;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Takes scores into the best so far of each row. Most are below them: one comparison of vectors.
+#[inline(always)]
+fn take_best<N: Number, S: Simd<N>>(
+    s: S,
+    (heaps, most): (&mut [BinaryHeap<Candidate<N>>], usize),
+    least: &mut Lanes<N>,
+    (at, tile): (At<'_>, &[Lanes<N>]),
+) {
+    let everyone = lanes_of(at.span);
+    for (i, scores) in tile.iter().enumerate() {
+        for first in at.span.vectors::<N, S>() {
+            let below = s.less(s.load(&scores.0[first..]), s.load(&least.0[first..]));
+            let mut some = low(everyone >> first) & !s.bits(below) & (u32::MAX >> (32 - S::LANES));
+            while some != 0 {
+                let lane = first + some.trailing_zeros() as usize;
+                some &= some - 1;
+                // Keys do not always ascend, so an equal may be better.
+                let new = Candidate { score: scores.0[lane], key: at.keys.get(i) };
+                if new.score > N::neg_infinity() {
+                    new.join(&mut heaps[lane], most, &mut least.0[lane]);
+                }
+            }
+        }
+    }
+}
+
+/// A key that may be chosen; the greater, the worse.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Candidate<N> {
+    score: N,
+    key: usize,
+}
+
+impl<N: Number> Candidate<N> {
+    /// Takes its place among the best, if it is one of them.
+    fn join(self, heap: &mut BinaryHeap<Self>, most: usize, least: &mut N) {
+        if heap.len() < most {
+            heap.push(self);
+        } else if let Some(mut worst) = heap.peek_mut()
+            && self < *worst
+        {
+            *worst = self;
+        }
+        if heap.len() == most {
+            *least = heap.peek().map_or(*least, |worst| worst.score);
+        }
+    }
+}
+
+impl<N: Number> Eq for Candidate<N> {}
+
+impl<N: Number> Ord for Candidate<N> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_score = other.score.partial_cmp(&self.score).unwrap_or(Ordering::Equal);
+        by_score.then(self.key.cmp(&other.key))
+    }
+}
+
+impl<N: Number> PartialOrd for Candidate<N> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Lets the keys of a piece compete with the one drawn before: they win with the share of the weight that is theirs, and
+/// among them each with its own. One number decides both; it depends on the row and the first key alone.
+#[inline(always)]
+fn draw<N: Number, S: Simd<N>>(
+    s: S,
+    seed: u64,
+    states: &mut States<N>,
+    keys: &mut [usize; GROUP],
+    (at, tile): (At<'_>, &mut [Lanes<N>]),
+) {
+    // Sums that never suffice: `m` becomes the largest score so far.
+    let (never, mut shrink) = (Lanes([N::infinity(); GROUP]), Lanes([N::one(); GROUP]));
+    let before = states.l;
+    states.raise(s, tile, (&never, at.span), &mut shrink);
+    let mut sums = TileSums::zero(false);
+    states.weigh(s, tile, at.span, &mut sums);
+    states.add(s, &sums, at.span);
+    let Scope { batch, head, .. } = at.scope;
+    for (lane, key) in keys.iter_mut().enumerate().take(at.span.end).skip(at.span.start) {
+        let pair = Pair { batch, head, row: at.rows.row(lane), key: at.keys.get(0) };
+        let mut left = uniform(seed, pair) * states.l.0[lane].to_f64();
+        // What has met a NaN keeps it: a result that depends on it must not look like a number.
+        if left >= sums.l.0[lane].to_f64() || before.0[lane].is_nan() {
+            continue;
+        }
+        for (i, weights) in tile.iter().enumerate() {
+            let weight = weights.0[lane];
+            left -= weight.to_f64();
+            if weight > N::zero() || weight.is_nan() {
+                *key = at.keys.get(i);
+            }
+            if left < 0.0 || weight.is_nan() {
+                break;
+            }
+        }
+    }
+}
+
+impl<N: Number> Group<N> {
+    /// After a walk: whether there must be another, and what it looks for.
+    fn goes_on(&mut self) -> bool {
+        let span = Span { start: 0, end: self.rows.count };
+        match &mut self.found {
+            Found::Best(..) | Found::Drawn(..) => false,
+            Found::Highest(highest) => {
+                let zero = Lanes([N::zero(); GROUP]);
+                // No weight is above 1, so no bound is lower than this.
+                let bound = highest.0.map(|x| x - N::from_f64(LOG2_E));
+                self.found = Found::Above(Box::new([Lanes(bound), zero, zero]));
+                true
+            }
+            Found::Above(sums) => {
+                let [bound, above, count] = &mut **sums;
+                let mut moved = false;
+                for lane in span.start..span.end {
+                    // above = sum of (score - bound): the weights sum to 1 if this is `log2 e`.
+                    let step = (above.0[lane] - N::from_f64(LOG2_E)) / count.0[lane];
+                    let next = bound.0[lane] + step;
+                    if count.0[lane] > N::zero() && step > N::zero() && next > bound.0[lane] {
+                        (bound.0[lane], moved) = (next, true);
+                    }
+                    (above.0[lane], count.0[lane]) = (N::zero(), N::zero());
+                }
+                moved
+            }
+        }
+    }
+
+    /// Writes what a row has chosen, the best first, and tells its bound.
+    fn write(&self, lane: usize, keys: &mut [usize]) -> N {
+        match &self.found {
+            Found::Best(most, heaps, _) => {
+                let best = heaps[lane].clone().into_sorted_vec();
+                keys.iter_mut().zip(&best).for_each(|(to, best)| *to = best.key);
+                best.last().filter(|_| best.len() == *most).map_or(N::neg_infinity(), |x| x.score)
+            }
+            Found::Drawn(_, _, drawn) => {
+                keys[0] = drawn[lane];
+                N::neg_infinity()
+            }
+            Found::Highest(highest) => highest.0[lane],
+            Found::Above(sums) => sums[0].0[lane],
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The way back where rows have chosen: the gradient of what was kept, and estimates where a choice has no gradient.
+
+use crate::element::Element;
+use crate::error::Error;
+use crate::grads::{Grads, Upstream};
+use crate::normaliser::{Choice, Normaliser, Rule};
+use crate::output::Output;
+use crate::plan::Plan;
+use crate::reference::Inputs;
+use crate::view::{Layout, Tensor};
+
+impl<'a, E: Element> Plan<'a, E> {
+    /// The gradients of a call whose normaliser is not the softmax.
+    pub(crate) fn backward_chosen<'b>(
+        &self,
+        inputs: Inputs<'b, E>,
+        output: &'b Output<E>,
+        upstream: Upstream<'b, E>,
+    ) -> Result<Grads<E>, Error> {
+        let normaliser = self.problem().normaliser;
+        let name = normaliser.name();
+        let Some(choice) = &output.choice else { return Err(Error::NoChoice { normaliser: name }) };
+        self.check_choice(choice)?;
+        let chooses_one = matches!(normaliser, Normaliser::Hard | Normaliser::Sampled { .. });
+        let estimates = [
+            ("straight-through", upstream.straight_through && !chooses_one),
+            (
+                "advantage",
+                upstream.advantage.is_some() && !matches!(normaliser, Normaliser::Sampled { .. }),
+            ),
+        ];
+        if let Some((estimate, _)) = estimates.into_iter().find(|(_, refused)| *refused) {
+            return Err(Error::NoEstimate { estimate, normaliser: name });
+        }
+        let usual = upstream.without_estimates();
+        let (q, k, v) = inputs;
+        let kept = self.keeping(choice, normaliser.rule());
+        if normaliser == Normaliser::Sparsemax {
+            if upstream.lse.is_some() {
+                return Err(Error::OnlySoftmax { option: "the gradient of lse", normaliser: name });
+            }
+            // score_j -> a_j = score_j - t, t the mean of the kept less 1 / their number: so the gradient of a score is that of
+            // its weight less the mean of those kept. The walk back takes it from the output: it gets the mean of the values.
+            let Output { out, .. } = self.keeping(choice, Rule::Alike).forward(q, k, v)?;
+            let (lse, states) = (output.lse.clone(), output.states.clone());
+            let mean = Output { out, lse, states, entropy: None, choice: None };
+            return kept.backward(q, k, v, &mean, usual);
+        }
+        if let Some(advantage) = upstream.advantage {
+            return self.backward_by_score_function(inputs, (&kept, output), (usual, advantage));
+        }
+        let grads = kept.backward(q, k, v, &kept_output(output), usual)?;
+        if !upstream.straight_through {
+            return Ok(grads);
+        }
+        let soft = self.soft();
+        let output = soft.forward(q, k, v)?;
+        Ok(Grads { v: grads.v, ..soft.backward(q, k, v, &output, usual)? })
+    }
+
+    /// The score function: `advantage d ln p(chosen)`, and what the loss says of the value that was chosen.
+    fn backward_by_score_function(
+        &self,
+        (q, k, v): Inputs<'_, E>,
+        (kept, output): (&Plan<'_, E>, &Output<E>),
+        (upstream, advantage): (Upstream<'_, E>, &[E::Num]),
+    ) -> Result<Grads<E>, Error> {
+        let rows = self.problem().rows();
+        Error::unless_one_each_row("advantage", rows, advantage.len())?;
+        // ln p(chosen) = score of the chosen - lse of all. The first is the lse of the kept.
+        let given = |row: usize| upstream.lse.map_or(E::Num::default(), |d_lse| d_lse[row]);
+        if let Some(d_lse) = upstream.lse {
+            Error::unless_one_each_row("the gradient of lse", rows, d_lse.len())?;
+        }
+        let of_kept: Vec<_> = advantage.iter().enumerate().map(|(i, a)| *a + given(i)).collect();
+        let output = kept_output(output);
+        let mut grads = kept.backward(q, k, v, &output, upstream.lse(&of_kept))?;
+        let soft = self.soft();
+        let output = soft.forward(q, k, v)?;
+        let (shape, zero) = (output.out.shape(), E::narrow(E::Num::default()));
+        let nothing = match output.out.offsets() {
+            Some(offsets) => Tensor::packed(
+                vec![zero; output.out.data().len()],
+                offsets,
+                [shape.heads, shape.dim],
+            )?,
+            None => Tensor::new(vec![zero; output.out.data().len()], shape, Layout::Bhsd)?,
+        };
+        let of_all: Vec<_> = advantage.iter().map(|a| -*a).collect();
+        let rest = Upstream::new(nothing.view()).lse(&of_all);
+        let rest = if upstream.bias { rest.with_bias() } else { rest };
+        grads.add(&soft.backward(q, k, v, &output, rest)?);
+        Ok(grads)
+    }
+
+    /// The softmax over all that a row sees.
+    fn soft(&self) -> Self {
+        self.with_problem(self.problem().soft())
+    }
+
+    fn check_choice(&self, choice: &Choice<E::Num>) -> Result<(), Error> {
+        let rows = self.problem().rows();
+        let most = self.problem().normaliser.most(self.problem().dims().k_len);
+        Error::unless_one_each_row("choice", rows, choice.bounds.len())?;
+        Error::unless_same("keys of a choice", ("the plan", most), ("the output", choice.most))?;
+        Error::unless_one_each_row("choice", rows * most, choice.keys.len())
+    }
+}
+
+/// The output as that of the softmax over what was kept.
+fn kept_output<E: Element>(output: &Output<E>) -> Output<E> {
+    Output { choice: None, ..output.clone() }
+}
+
+impl<E: Element> Grads<E> {
+    /// Adds gradients of the same call.
+    fn add(&mut self, other: &Self) {
+        fn add<N: Element>(sum: &mut Tensor<N>, x: &Tensor<N>) {
+            for (sum, x) in sum.data_mut().iter_mut().zip(x.data()) {
+                *sum = N::narrow(sum.widen() + x.widen());
+            }
+        }
+        for (sum, x) in [(&mut self.q, &other.q), (&mut self.k, &other.k), (&mut self.v, &other.v)]
+        {
+            add(sum, x);
+        }
+        self.scale += other.scale;
+        self.temperature += other.temperature;
+        let both = |sum: &mut Option<Tensor<E::Num>>, x: &Option<Tensor<E::Num>>| {
+            sum.iter_mut().zip(x).for_each(|(sum, x)| add(sum, x));
+        };
+        both(&mut self.bias, &other.bias);
+        both(&mut self.w, &other.w);
+        for (sum, x) in self.additive.iter_mut().zip(&other.additive) {
+            add(&mut sum.w_q, &x.w_q);
+            add(&mut sum.v, &x.v);
+            both(&mut sum.w_k, &x.w_k);
+        }
+        let lists = [
+            (&mut self.alibi, &other.alibi),
+            (&mut self.relative, &other.relative),
+            (&mut self.sinks, &other.sinks),
+            (&mut self.centres, &other.centres),
+        ];
+        for (sum, x) in lists {
+            sum.iter_mut().zip(x).for_each(|(sum, x)| *sum = *sum + *x);
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! How scores become weights: the softmax, and what may stand in its place.
+//!
+//! All of them are a softmax over fewer keys, or over other scores, once something is known of each row: which keys are its
+//! best, which one was drawn, above which score weights begin. A first walk finds that, a [`Choice`] (see `choose.rs`); then it
+//! is one more rule of the scores ([`Kept`]), and the walks there and back are the usual ones.
+
+use crate::cells::CELL;
+use crate::element::{Element, Number};
+use crate::error::Error;
+use crate::micro::{Seen, low};
+use crate::problem::Problem;
+use crate::score::{At, Keys, Pair, Pass, Slopes, pass};
+use crate::simd::{GROUP, Lanes, Simd};
+use std::f64::consts::LN_2;
+use std::fmt;
+
+/// How the scores of a row become its weights.
+///
+/// All but the softmax find out something about each row first, so they cost one walk over the scores more (sparsemax some
+/// more). Their results cannot be merged, and they do not go by tiles.
+///
+/// ```
+/// use regard::{Machine, Normaliser, Plan, Problem, View};
+/// let (q, k) = ([1f32, 0.0], [0f32, 0.0, 9.0, 0.0, 8.0, 0.0]); // one query, three keys
+/// let (q, k) = (View::matrix(&q, [1, 2])?, View::matrix(&k, [3, 2])?);
+/// let problem = Problem::new(&q, &k, &k).normaliser(Normaliser::Hard);
+/// let output = Plan::new(problem, Machine::here())?.forward(q, k, k)?;
+/// assert_eq!(output.out.data(), [9.0, 0.0]);
+/// assert_eq!(output.choice.unwrap().keys(0), [1]);
+/// # Ok::<(), regard::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Normaliser {
+    /// `a_j = e^score_j / sum of e^score`
+    #[default]
+    Softmax,
+    /// The softmax over the so many highest scores of a row; the earlier key first where scores are equal. Gradients take
+    /// the choice of keys as given: it is constant almost everywhere.
+    TopK(usize),
+    /// Weight 1 for the highest score. No gradient by the scores; for one that pretends, see
+    /// [`Upstream::straight_through`](crate::Upstream::straight_through).
+    Hard,
+    /// Weight 1 for one key, drawn with the probabilities that the softmax gives (hard attention of Xu et al. 2015). Which
+    /// one is a function of the seed, the row and the scores alone: another seed is another draw. Gradients by the scores are
+    /// estimates, of the score function or straight-through: see [`Upstream::advantage`](crate::Upstream::advantage).
+    Sampled {
+        /// Of the draw.
+        seed: u64,
+    },
+    /// `a_j = max(score_j - t, 0)`, with `t` such that weights sum to 1 (Martins and Astudillo 2016): the point nearest to the
+    /// scores among all that sum to 1; far keys get exactly 0. `t` is found by Newton's method, a walk over the scores for
+    /// each step, of which a handful do.
+    Sparsemax,
+}
+
+impl Normaliser {
+    pub(crate) fn is_softmax(self) -> bool {
+        self == Self::Softmax
+    }
+
+    /// What its choice means to the scores.
+    pub(crate) fn rule(self) -> Rule {
+        match self {
+            Self::Sampled { .. } => Rule::Only,
+            Self::Sparsemax => Rule::Sparse,
+            _ => Rule::Best,
+        }
+    }
+
+    /// Keys that a row may choose, where it chooses some.
+    pub(crate) fn most(self, k_len: usize) -> usize {
+        match self {
+            Self::Softmax | Self::Sparsemax => 0,
+            Self::Hard | Self::Sampled { .. } => 1,
+            Self::TopK(k) => k.min(k_len),
+        }
+    }
+}
+
+impl fmt::Display for Normaliser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Softmax => write!(f, "softmax"),
+            Self::TopK(k) => write!(f, "top {k}"),
+            Self::Hard => write!(f, "hard"),
+            Self::Sampled { seed } => write!(f, "sampled {seed}"),
+            Self::Sparsemax => write!(f, "sparsemax"),
+        }
+    }
+}
+
+/// What each row has chosen, `[batch, heads.q, q_len]` (`[total, heads.q]` where queries are packed).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice<N> {
+    /// Keys a row, at most.
+    pub(crate) most: usize,
+    /// `[rows, most]`, the best first; [`NONE`] where a row sees no more.
+    pub(crate) keys: Vec<usize>,
+    /// The lowest score that was chosen, or the one above which weights begin; times `log2 e`. `[rows]`
+    pub(crate) bounds: Vec<N>,
+}
+
+/// No key.
+pub(crate) const NONE: usize = usize::MAX;
+
+impl<N: Number> Choice<N> {
+    /// The keys that a row has chosen, the best first: fewer than asked for if it sees fewer; none of a sparsemax.
+    #[must_use]
+    pub fn keys(&self, row: usize) -> &[usize] {
+        let keys = &self.keys[row * self.most..][..self.most];
+        &keys[..keys.iter().position(|key| *key == NONE).unwrap_or(self.most)]
+    }
+
+    /// The lowest score that a row has chosen, or the one above which its weights begin; `-inf` if it keeps all it sees.
+    #[must_use]
+    pub fn threshold(&self, row: usize) -> f64 {
+        self.bounds[row].to_f64() * LN_2
+    }
+}
+
+/// A choice as a rule of the scores.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept<'a, N> {
+    pub(crate) choice: &'a Choice<N>,
+    pub(crate) rule: Rule,
+}
+
+/// Which scores stay, and as what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// Those at the bound or above; of those at the bound, keys up to the last that was chosen.
+    Best,
+    /// That of the key.
+    Only,
+    /// Those above the bound, as the logarithm of what they are above it: the softmax of that is the sparsemax.
+    Sparse,
+    /// Those above the bound, all alike: the mean over what sparsemax keeps.
+    Alike,
+}
+
+impl<N: Number> Kept<'_, N> {
+    /// What a choice says of the rows of a tile: the bound, and the last key, of each lane.
+    fn of_rows<E: Element<Num = N>>(
+        &self,
+        problem: &Problem<'_, E>,
+        at: At<'_>,
+    ) -> (Lanes<N>, [usize; GROUP]) {
+        let (mut bounds, mut keys) = (Lanes([N::infinity(); GROUP]), [NONE; GROUP]);
+        let lanes = bounds.0.iter_mut().zip(&mut keys).enumerate();
+        for (lane, (bound, key)) in lanes.take(at.span.end).skip(at.span.start) {
+            let row = problem.row_index(at.scope, at.rows.row(lane));
+            *bound = self.choice.bounds[row];
+            *key = self.choice.keys(row).last().copied().unwrap_or(NONE);
+        }
+        (bounds, keys)
+    }
+
+    /// Makes the scores of a tile that do not stay `-inf`.
+    #[inline(always)]
+    pub(crate) fn apply<E: Element<Num = N>, S: Simd<N>>(
+        &self,
+        s: S,
+        problem: &Problem<'_, E>,
+        at: At<'_>,
+        tile: &mut [Lanes<N>],
+        slopes: Option<&mut Slopes<N>>,
+    ) {
+        let (bounds, keys) = self.of_rows(problem, at);
+        match self.rule {
+            Rule::Best => pass(s, at, tile, &Best { bounds, last: keys, keys: at.keys }),
+            Rule::Only => pass(s, at, tile, &Only::new(at, tile.len(), &keys)),
+            Rule::Sparse | Rule::Alike => {
+                let slopes = slopes.map(|slopes| &mut slopes.custom[..]);
+                self.take_logarithms(&bounds, at, tile, slopes);
+            }
+        }
+    }
+
+    /// score = ln(score - bound), or 0, where it is above the bound.
+    #[inline(always)]
+    fn take_logarithms(
+        &self,
+        bounds: &Lanes<N>,
+        at: At<'_>,
+        tile: &mut [Lanes<N>],
+        mut slopes: Option<&mut [Lanes<N>]>,
+    ) {
+        let ln_2 = N::from_f64(LN_2);
+        for (i, scores) in tile.iter_mut().enumerate() {
+            for lane in at.span.start..at.span.end {
+                let score = &mut scores.0[lane];
+                if *score == N::neg_infinity() {
+                    continue;
+                }
+                let above = (*score - bounds.0[lane]) * ln_2;
+                if let Some(slopes) = &mut slopes {
+                    let slope = &mut slopes[i].0[lane];
+                    *slope = if above > N::zero() { *slope / above } else { N::zero() };
+                }
+                *score = match above {
+                    _ if above.is_nan() => above,
+                    _ if above <= N::zero() => N::neg_infinity(),
+                    _ if self.rule == Rule::Alike => N::zero(),
+                    _ => above.log2_of_sum(),
+                };
+            }
+        }
+    }
+}
+
+/// See [`Rule::Best`]. A NaN stays: what depends on it must not look like a number.
+struct Best<'t, N> {
+    bounds: Lanes<N>,
+    last: [usize; GROUP],
+    keys: Keys<'t>,
+}
+
+impl<N: Number> Pass<N> for Best<'_, N> {
+    #[inline(always)]
+    fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
+        let bound = s.load(&self.bounds.0[lane..]);
+        let (below, above) = (s.less(x, bound), s.less(bound, x));
+        let hidden = s.select(below, s.splat(N::neg_infinity()), x);
+        let all = u32::MAX >> (32 - S::LANES);
+        let mut equal = all & !(s.bits(below) | s.bits(above));
+        let mut later = 0;
+        while equal != 0 {
+            let at = equal.trailing_zeros();
+            later |= u32::from(self.keys.get(i) > self.last[lane + at as usize]) << at;
+            equal &= equal - 1;
+        }
+        if later == 0 {
+            return hidden;
+        }
+        // Of a NaN both comparisons fail too.
+        let number = s.lanes(later & s.bits(s.less(x, s.splat(N::infinity()))));
+        s.select(number, s.splat(N::neg_infinity()), hidden)
+    }
+}
+
+/// See [`Rule::Only`].
+struct Only([Seen; CELL]);
+
+impl Only {
+    /// Which of `n` keys is the one of each row.
+    fn new(at: At<'_>, n: usize, keys: &[usize; GROUP]) -> Self {
+        let mut only = [0; CELL];
+        for (lane, key) in keys.iter().enumerate().take(at.span.end).skip(at.span.start) {
+            let place = match at.keys {
+                Keys::From(first) => key.checked_sub(first).filter(|i| *i < n),
+                Keys::Picked(picked) => picked[..n].iter().position(|picked| picked == key),
+            };
+            place.into_iter().for_each(|i| only[i] |= 1 << lane);
+        }
+        Self(only)
+    }
+}
+
+impl<N: Number> Pass<N> for Only {
+    #[inline(always)]
+    fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
+        s.select(s.lanes(low(self.0[i] >> lane)), x, s.splat(N::neg_infinity()))
+    }
+}
+
+impl<E: Element> Problem<'_, E> {
+    /// Refuses options that a normaliser has no meaning for.
+    pub(crate) fn check_normaliser(&self) -> Result<(), Error> {
+        let alone = matches!(
+            self.normaliser,
+            Normaliser::Hard | Normaliser::Sampled { .. } | Normaliser::Sparsemax
+        );
+        match self.normaliser {
+            Normaliser::TopK(0) => Err(Error::Zero { option: "top k" }),
+            _ if alone && self.score.sinks.is_some() => {
+                Err(Error::OnlySoftmax { option: "sinks", normaliser: self.normaliser.name() })
+            }
+            Normaliser::Sparsemax if self.entropy => {
+                Err(Error::OnlySoftmax { option: "entropy", normaliser: self.normaliser.name() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether scores are bent by a sparsemax.
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.kept.is_some_and(|kept| kept.rule == Rule::Sparse)
+    }
+
+    /// Whether a pair counts, by a choice that was made before.
+    pub(crate) fn keeps(&self, at: Pair) -> bool {
+        let Some(Kept { choice, rule: Rule::Best | Rule::Only }) = self.kept else { return true };
+        choice.keys(self.row_index(self.scope(at.batch, at.head), at.row)).contains(&at.key)
+    }
+}
+
+impl Normaliser {
+    /// Its name: `softmax`, `top k`, `hard`, `sampled`, `sparsemax`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Softmax => "softmax",
+            Self::TopK(_) => "top k",
+            Self::Hard => "hard",
+            Self::Sampled { .. } => "sampled",
+            Self::Sparsemax => "sparsemax",
+        }
+    }
+}

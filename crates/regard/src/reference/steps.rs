@@ -1,0 +1,91 @@
+//! The steps of attention one by one, each with all its numbers: to look at, not to compute with.
+
+use super::{Inputs, rows};
+use crate::element::{Element, Number};
+use crate::error::Error;
+use crate::problem::{Dims, Problem};
+use crate::score::Pair;
+use crate::view::{Layout, Shape, Tensor};
+
+/// Every number between the inputs and the output of a small call, by definition.
+///
+/// The four steps: a query and a key make a similarity; scale, softcap and biases make it a score; a normaliser turns the
+/// scores of a row into weights; the weights make a mean of the values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Steps<N> {
+    /// `similarity(q_i, k_j)`, `[batch, heads.q, q_len, k_len]`; of hidden pairs too.
+    pub similarities: Tensor<N>,
+    /// What the softmax sees, `[batch, heads.q, q_len, k_len]`; `-inf` where a pair is hidden.
+    pub scores: Tensor<N>,
+    /// `[batch, heads.q, q_len, k_len]`; 0 where a pair is hidden.
+    pub weights: Tensor<N>,
+    /// `[batch, heads.q, q_len, v_dim]`
+    pub out: Tensor<N>,
+}
+
+/// Pairs that [`steps`] writes out, at most.
+const PAIRS: usize = 1 << 24;
+
+/// The steps of a call, for inputs so small that a person, or a test, can look at them: this holds queries x keys numbers
+/// three times over, which attention itself never does.
+///
+/// ```
+/// use regard::{Problem, View, steps};
+/// let x = View::matrix(&[1f32, 0.0, 0.0, 1.0, 1.0, 1.0], [3, 2])?; // three positions of two features
+/// let seen = steps(&Problem::new(&x, &x, &x), (x, x, x))?;
+/// assert_eq!(seen.similarities.data()[..3], [1.0, 0.0, 1.0]); // the first query with each key
+/// assert!((seen.scores.data()[0] - 0.70710677).abs() < 1e-6); // over the root of 2
+/// assert!((seen.weights.data()[..3].iter().sum::<f32>() - 1.0).abs() < 1e-6);
+/// assert_eq!(seen.out.shape().to_array(), [1, 1, 3, 2]);
+/// # Ok::<(), regard::Error>(())
+/// ```
+pub fn steps<E: Element>(
+    problem: &Problem<'_, E>,
+    (q, k, v): Inputs<'_, E>,
+) -> Result<Steps<E::Num>, Error> {
+    problem.check()?;
+    let shapes = [q.shape(), k.shape(), v.shape()];
+    for (name, (planned, found)) in
+        ["q", "k", "v"].into_iter().zip(problem.shapes().into_iter().zip(shapes))
+    {
+        crate::plan::same_shape(name, planned, found)?;
+    }
+    if problem.packed().contains(&true) || problem.is_cached() {
+        return Err(Error::Packed { option: "steps" });
+    }
+    let Dims { batch, heads, q_len, k_len, v_dim, .. } = problem.dims();
+    let pairs = problem.rows().saturating_mul(k_len);
+    if pairs > PAIRS {
+        let accepted = "at most 16777216 of them, or call forward, which holds none";
+        return Err(Error::Value { option: "pairs", found: pairs as f64, accepted });
+    }
+    let problem = &problem.clone().with_local_mask();
+    let (mut similarities, mut scores, mut weights) = (Vec::new(), Vec::new(), Vec::new());
+    let keys = problem.keys(&k, |x| x);
+    for (batch, head, row) in rows(problem) {
+        let at = Pair { batch, head, row, key: 0 };
+        let query = problem.query::<E::Num>(&q, at, |x| x);
+        let of_head = problem.keys_of(&keys, at);
+        similarities.extend(of_head.iter().map(|key| problem.similarity_of(head, &query, key)));
+        let seen = problem.soft().scores(&keys, &query, at, |x| x);
+        let (first, hidden) = (scores.len(), E::Num::from_f64(f64::NEG_INFINITY));
+        scores.resize(first + k_len, hidden);
+        weights.resize(first + k_len, E::Num::default());
+        seen.iter().for_each(|(key, steps)| scores[first + key] = steps.score);
+        let kept = problem.scores(&keys, &query, at, |x| x);
+        let softmax = problem.softmax(head, &kept);
+        for (key, steps) in kept {
+            let factor: E::Num = problem.factor(Pair { key, ..at });
+            weights[first + key] = softmax.weight(steps.score) * factor;
+        }
+    }
+    let out = super::forward::<E::Num, E>(problem, (q, k, v)).out;
+    let shape = Shape { batch, heads: heads.q, len: q_len, dim: k_len };
+    let tensor = |data, dim| Tensor::new(data, Shape { dim, ..shape }, Layout::Bhsd);
+    Ok(Steps {
+        similarities: tensor(similarities, k_len)?,
+        scores: tensor(scores, k_len)?,
+        weights: tensor(weights, k_len)?,
+        out: tensor(out, v_dim)?,
+    })
+}
