@@ -253,7 +253,7 @@ pub(crate) fn values<E: Element>(g: &Grads<E>) -> Vec<Vec<f64>> {
 }
 
 /// The part of a bound that an error takes; infinite for NaN.
-fn share(error: f64, bound: f64) -> f64 {
+pub(crate) fn share(error: f64, bound: f64) -> f64 {
     if error == 0.0 {
         0.0
     } else if error.is_nan() {
@@ -275,17 +275,17 @@ pub(crate) fn narrow<E: Element>(x: f64) -> E {
 }
 
 /// What a number becomes in a tensor of this type.
-fn stored<E: Element>(x: E::Num) -> E::Num {
+pub(crate) fn stored<E: Element>(x: E::Num) -> E::Num {
     E::narrow(x).widen()
 }
 
 /// A rounding step of a number type.
-fn epsilon<N: Number>() -> f64 {
+pub(crate) fn epsilon<N: Number>() -> f64 {
     wide(N::epsilon())
 }
 
 /// Half a rounding step of a type that is narrower than its number: what writing a result costs, however exact it is.
-fn narrowing<E: Element>() -> f64 {
+pub(crate) fn narrowing<E: Element>() -> f64 {
     match E::NAME {
         "f16" => 0.5f64.powi(11),
         "bf16" => 0.5f64.powi(8),
@@ -323,6 +323,6 @@ pub(crate) fn elements<E: Element>(v: regard::View<'_, E>) -> impl Iterator<Item
 }
 
 /// The largest size of finite numbers.
-fn largest(xs: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn largest(xs: impl Iterator<Item = f64>) -> f64 {
     xs.filter(|x| x.is_finite()).fold(0.0, |a, x| a.max(x.abs()))
 }

@@ -1,8 +1,9 @@
 //! Runs the table on everything this machine has, and reports.
 
-use crate::cases::{Case, Dtype};
+use crate::cases::{Case, Dtype, Way};
 use crate::close::{GradJudge, Judge, Ratio, values, wide};
 use crate::data::Data;
+use crate::linear::LinearTrial;
 use regard::reference::Inputs;
 use regard::{Element, Error, Grads, Isa, Machine, Output, Plan, Problem, Upstream, bf16, f16};
 use std::collections::BTreeMap;
@@ -72,48 +73,64 @@ pub fn check(cases: &[Case], mut progress: impl FnMut(usize, usize)) -> Report {
 
 /// One row everywhere; returns its worst ratio.
 fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
-    let data = Data::<E>::new(case);
-    let problem = data.problem(case);
-    let judge = Judge::new(&problem, data.inputs());
-    let upstream = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
-    let grad_judge = GradJudge::new(&problem, data.inputs(), upstream);
+    match case.way {
+        Way::Exact => everywhere(&Exact::<E>::new(case, &Data::new(case)), isas, failures),
+        Way::Linear(map) => everywhere(&LinearTrial::<E>::new(case, map), isas, failures),
+    }
+}
+
+/// A row of the table, ready to be run and judged anywhere.
+pub(crate) trait Trial {
+    /// What a call returns, and its way back.
+    type Found: Clone;
+    /// Its name.
+    fn name(&self) -> String;
+    /// How it runs on an instruction set.
+    fn runs(&self, isa: Isa) -> Runs;
+    /// The call.
+    fn call(&self, machine: Machine) -> Result<Self::Found, Error>;
+    /// How near to its bounds the result is, and which gradient came nearest; or why it is wrong whatever the bounds are.
+    fn judge(&self, found: &Self::Found) -> Result<(Ratio, &'static str), String>;
+    /// Whether two results are the same to the bit.
+    fn same(a: &Self::Found, b: &Self::Found) -> bool;
+}
+
+/// How a row runs on an instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Runs {
+    /// As on the one before: not again.
+    Not,
+    /// By vectors, with the bits of all others that have a fused multiply-add.
+    Vectors,
+    /// By tiles.
+    Tiles,
+}
+
+fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
     let mut worst = Ratio::default();
-    let mut fused: Option<Both<E>> = None;
+    let mut fused: Option<T::Found> = None;
     for isa in isas {
-        let mut first: Option<Both<E>> = None;
-        // Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
-        let by_tiles = Plan::new(problem.clone(), Machine::here().isa(*isa));
-        let by_tiles = by_tiles.is_ok_and(|plan| plan.tile_products().is_some());
-        if (isa.name() == "amx" || case.precision.is_some()) && !by_tiles {
-            continue;
-        }
-        for threads in THREADS {
+        let mut first: Option<T::Found> = None;
+        let runs = trial.runs(*isa);
+        for threads in THREADS.into_iter().filter(|_| runs != Runs::Not) {
             let mut fail = |why: String| {
-                failures.push(Failure { case: case.to_string(), isa: isa.name(), threads, why });
+                failures.push(Failure { case: trial.name(), isa: isa.name(), threads, why });
             };
             let machine = Machine::here().isa(*isa).threads(threads);
-            let call = || -> Result<Both<E>, Error> {
-                let (q, k, v) = data.inputs();
-                let plan = Plan::new(problem.clone(), machine)?;
-                let output = plan.forward(q, k, v)?;
-                let grads = plan.backward(q, k, v, &output, data.upstream(case))?;
-                Ok((output, grads))
-            };
-            let both = match catch_unwind(AssertUnwindSafe(call)) {
-                Ok(Ok(both)) => both,
+            let found = match catch_unwind(AssertUnwindSafe(|| trial.call(machine))) {
+                Ok(Ok(found)) => found,
                 Ok(Err(error)) => return fail_all(fail, format!("refused: {error}")),
                 Err(_) => return fail_all(fail, "panicked".into()),
             };
             if let Some(first) = &first {
-                if !same(first, &both) {
+                if !T::same(first, &found) {
                     fail(format!("other bits than with {} thread", THREADS[0]));
                 }
                 continue;
             }
-            match (judge.ratio(&both.0), grad_judge.ratio(&both.1)) {
-                (Err(why), _) | (_, Err(why)) => fail(why),
-                (Ok(ratio), Ok((grads, which))) => {
-                    let ratio = Ratio { grads, ..ratio };
+            match trial.judge(&found) {
+                Err(why) => fail(why),
+                Ok((ratio, which)) => {
                     if !ratio.is_close() {
                         fail(format!("of the bound: {ratio:.3?}, the gradient by {which}"));
                     }
@@ -121,23 +138,71 @@ fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ra
                 }
             }
             // Instruction sets with a fused multiply-add agree to the bit.
-            if isa.name() != "portable" && !by_tiles {
-                if fused.as_ref().is_some_and(|fused| !same(fused, &both)) {
+            if isa.name() != "portable" && runs == Runs::Vectors {
+                if fused.as_ref().is_some_and(|fused| !T::same(fused, &found)) {
                     fail("other bits than on the instruction set before".into());
                 }
-                fused = Some(both.clone());
+                fused = Some(found.clone());
             }
-            first = Some(both);
+            first = Some(found);
         }
     }
     worst
 }
 
-/// A call and its way back.
-type Both<E> = (Output<E>, Grads<E>);
+/// Attention and its gradients.
+struct Exact<'d, E: Element> {
+    case: &'d Case,
+    data: &'d Data<E>,
+    problem: Problem<'d, E>,
+    judge: Judge,
+    grad_judge: GradJudge,
+}
 
-fn same<E: Element>(a: &Both<E>, b: &Both<E>) -> bool {
-    same_bits(&a.0, &b.0) && same_grad_bits(&a.1, &b.1)
+impl<'d, E: Element> Exact<'d, E> {
+    fn new(case: &'d Case, data: &'d Data<E>) -> Self {
+        let problem = data.problem(case);
+        let judge = Judge::new(&problem, data.inputs());
+        let upstream = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
+        let grad_judge = GradJudge::new(&problem, data.inputs(), upstream);
+        Self { case, data, problem, judge, grad_judge }
+    }
+}
+
+impl<E: Element> Trial for Exact<'_, E> {
+    type Found = (Output<E>, Grads<E>);
+
+    fn name(&self) -> String {
+        self.case.to_string()
+    }
+
+    /// Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
+    fn runs(&self, isa: Isa) -> Runs {
+        let plan = Plan::new(self.problem.clone(), Machine::here().isa(isa));
+        match plan.is_ok_and(|plan| plan.tile_products().is_some()) {
+            true => Runs::Tiles,
+            false if isa.name() == "amx" || self.case.precision.is_some() => Runs::Not,
+            false => Runs::Vectors,
+        }
+    }
+
+    fn call(&self, machine: Machine) -> Result<Self::Found, Error> {
+        let (q, k, v) = self.data.inputs();
+        let plan = Plan::new(self.problem.clone(), machine)?;
+        let output = plan.forward(q, k, v)?;
+        let grads = plan.backward(q, k, v, &output, self.data.upstream(self.case))?;
+        Ok((output, grads))
+    }
+
+    fn judge(&self, (output, grads): &Self::Found) -> Result<(Ratio, &'static str), String> {
+        let ratio = self.judge.ratio(output)?;
+        let (grads, which) = self.grad_judge.ratio(grads)?;
+        Ok((Ratio { grads, ..ratio }, which))
+    }
+
+    fn same(a: &Self::Found, b: &Self::Found) -> bool {
+        same_bits(&a.0, &b.0) && same_grad_bits(&a.1, &b.1)
+    }
 }
 
 fn fail_all(mut fail: impl FnMut(String), why: String) -> Ratio {

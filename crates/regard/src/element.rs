@@ -5,6 +5,7 @@
 
 use crate::backward::Backward;
 use crate::forward::Forward;
+use crate::linear::{Linear, Sums};
 use crate::problem::Precision;
 use crate::simd::{Isa, Simd, Task};
 #[cfg(target_arch = "x86_64")]
@@ -71,6 +72,9 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// The same for the way back.
     #[doc(hidden)]
     fn backward(isa: Isa, task: Backward<'_, '_, Self>);
+    /// The same for linear attention, both ways.
+    #[doc(hidden)]
+    fn linear(isa: Isa, task: Linear<'_, Self>) -> Sums<Self::Num>;
     /// Keys and values packed for tiles.
     #[doc(hidden)]
     fn prepare(
@@ -219,6 +223,10 @@ macro_rules! element {
             fn backward(isa: Isa, task: Backward<'_, '_, Self>) {
                 on_tiles!(isa, task, backward, $parts);
                 <$number>::enter(isa, task);
+            }
+            #[inline(never)]
+            fn linear(isa: Isa, task: Linear<'_, Self>) -> Sums<$number> {
+                <$number>::enter(isa, task)
             }
             fn prepare(
                 isa: Isa,

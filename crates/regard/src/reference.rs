@@ -15,6 +15,8 @@
 //! with the largest score subtracted before any power is taken, so that none overflows. A score of `-inf` hides its
 //! pair. A row that sees nothing has `out = 0`, `lse = -inf` (with a sink: `lse = sink`) and `H = 0`.
 
+pub mod linear;
+
 use crate::element::{Element, Number};
 use crate::problem::Problem;
 use crate::rope::{Positions, Rope};
