@@ -186,6 +186,8 @@ pub fn forward_in_steps<N: Number, E: Element>(
 ///
 /// From `out_i = sum_j a_ij v_j` come `d_v` and `d_a`; from the quotient `d_w_ij = (d_a_ij - sum_j a_ij d_a_ij) / sum_j w_ij`;
 /// from the product `d_phi(q_i) = sum_j d_w_ij phi(k_j)` and `d_phi(k_j) = sum_i d_w_ij phi(q_i)`; the map carries those on.
+///
+/// The `size` of the result is the largest sum of the sizes of such terms, before differences are taken.
 pub fn backward<N: Number, E: Element>(
     attention: &LinearAttention,
     inputs: Inputs<'_, E>,
@@ -203,43 +205,64 @@ pub fn backward_in_steps<N: Number, E: Element>(
 ) -> Grads<N> {
     let problem = attention.problem(&q, &k, &v);
     let (dims, map) = (problem.dims(), Map::new(attention.map(), k.shape().dim));
-    let (kv, dim) = (dims.batch * dims.heads.kv * dims.k_len, dims.qk_dim);
+    let (kv, dim, v_dim) = (dims.batch * dims.heads.kv * dims.k_len, dims.qk_dim, dims.v_dim);
     let zeros = |n: usize| vec![N::zero(); n];
-    let mut g = Grads { k: zeros(kv * dim), v: zeros(kv * dims.v_dim), ..Grads::<N>::default() };
+    let mut g = Grads { k: zeros(kv * dim), v: zeros(kv * v_dim), ..Grads::<N>::default() };
     for (batch, h) in (0..dims.batch).flat_map(|b| (0..dims.heads.q).map(move |h| (b, h))) {
-        let (head, kv_head) =
-            (Head::new(&map, &problem, (q, k), (batch, h), round), problem.kv_head(h));
+        let head = Head::new(&map, &problem, (q, k), (batch, h), round);
+        let (mut d_phi, kv_head) = (FeatureGrads::new(&head), problem.kv_head(h));
         let kv_row = |key: usize| (batch * dims.heads.kv + kv_head) * dims.k_len + key;
-        let mut d_phi_k: Vec<Vec<N>> = head.k.phi.iter().map(|phi| zeros(phi.len())).collect();
         for row in 0..dims.q_len {
             let r = (batch * dims.heads.q + h) * dims.q_len + row;
-            let d_out = &d_out[r * dims.v_dim..][..dims.v_dim];
+            let d_out = &d_out[r * v_dim..][..v_dim];
             let (weights, sum) = head.weights(row, &seen(&problem, (batch, h, row)), round);
             let d_a = |key: usize| round(dot(d_out, &widened(v.row(batch, kv_head, key))));
             let mean: N = weights.iter().map(|(key, a)| *a * d_a(*key)).sum();
-            let phi = &head.q.phi[row];
-            let mut d_phi = zeros(phi.len());
             for (key, a) in weights.into_iter().filter(|_| sum != N::zero()) {
-                let d_v = &mut g.v[kv_row(key) * dims.v_dim..][..dims.v_dim];
+                let d_v = &mut g.v[kv_row(key) * v_dim..][..v_dim];
                 d_v.iter_mut().zip(d_out).for_each(|(d_v, d)| *d_v = *d_v + a * *d);
-                let d_w = (d_a(key) - mean) / sum;
-                let gain = map.gain(phi) * map.gain(&head.k.phi[key]);
-                g.size = g.size.max(gain * (d_a(key).abs() + mean.abs()) / sum);
-                for i in 0..phi.len() {
-                    d_phi[i] = d_phi[i] + d_w * head.k.phi[key][i];
-                    d_phi_k[key][i] = d_phi_k[key][i] + d_w * phi[i];
-                }
+                let size = (d_a(key).abs() + mean.abs()) / sum;
+                d_phi.add(&map, &head, (row, key), ((d_a(key) - mean) / sum, size));
             }
-            g.q.extend(map.back(&head.q, row, &d_phi));
+            g.q.extend(map.back(&head.q, row, &d_phi.q[row]));
         }
-        for (key, d_phi) in d_phi_k.iter().enumerate() {
+        for (key, d_phi) in d_phi.k.iter().enumerate() {
             let d_k = &mut g.k[kv_row(key) * dim..][..dim];
             let by = map.back(&head.k, key, d_phi);
             d_k.iter_mut().zip(by).for_each(|(d_k, by)| *d_k = *d_k + by);
         }
+        g.size = d_phi.sizes.iter().flatten().fold(g.size, |a, b| a.max(*b));
     }
     for grad in [&mut g.q, &mut g.k, &mut g.v] {
         grad.iter_mut().for_each(|x| *x = round(*x));
     }
     g
+}
+
+/// Gradients by the features of a head.
+struct FeatureGrads<N> {
+    q: Vec<Vec<N>>,
+    k: Vec<Vec<N>>,
+    /// The sizes of all that was added, for each query and for each key.
+    sizes: [Vec<N>; 2],
+}
+
+impl<N: Number> FeatureGrads<N> {
+    fn new(head: &Head<N>) -> Self {
+        let zeros =
+            |rows: &Rows<N>| rows.phi.iter().map(|phi| vec![N::zero(); phi.len()]).collect();
+        let sizes = [&head.q, &head.k].map(|rows| vec![N::zero(); rows.phi.len()]);
+        Self { q: zeros(&head.q), k: zeros(&head.k), sizes }
+    }
+
+    /// w_ij = phi(q_i) . phi(k_j)
+    fn add(&mut self, map: &Map<N>, head: &Head<N>, (row, key): (usize, usize), (d, size): (N, N)) {
+        let (q, k) = (&head.q.phi[row], &head.k.phi[key]);
+        self.q[row].iter_mut().zip(k).for_each(|(d_phi, phi)| *d_phi = *d_phi + d * *phi);
+        self.k[key].iter_mut().zip(q).for_each(|(d_phi, phi)| *d_phi = *d_phi + d * *phi);
+        let size = size * map.gain(q) * map.gain(k);
+        let [of_rows, of_keys] = &mut self.sizes;
+        of_rows[row] = of_rows[row] + size;
+        of_keys[key] = of_keys[key] + size;
+    }
 }
