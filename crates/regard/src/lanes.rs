@@ -249,10 +249,6 @@ struct Lay<'t, N> {
 
 impl<N: Number> Task<N> for Lay<'_, N> {
     type Out = ();
-    #[expect(
-        clippy::needless_range_loop,
-        reason = "indices over constants keep the block in registers"
-    )]
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
         let Self { lanes, rows, factor, to } = self;

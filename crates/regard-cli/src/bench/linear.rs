@@ -38,7 +38,8 @@ pub(crate) fn measure<E: Element>(
     };
     let seen = first_call(case, ours)?;
     let flops = case.flops(0.0);
-    let limit = Limit::new(case.bound, machine, Units::of_vectors::<E>(), [&[][..]; 2]);
+    let (units, nothing) = (Units::of_vectors::<E>(), [&[] as &[E]; 2]);
+    let limit = Limit::new(case.bound, machine, units, nothing);
     let clock = Clock::of(machine);
     let mut turns = Turns { clock, limit, units: flops, seconds };
     exact()?;
