@@ -4,8 +4,10 @@ use crate::element::Number;
 use crate::micro::{Dots, Packed, Seen, add_rows, add_values, dot_tile};
 use crate::simd::{GROUP, Lanes, Simd, Span};
 
-/// The reference of sums of nothing: 2 to it is 0 beside any other.
-const NOTHING: f64 = -1e9;
+/// The reference of sums of nothing: 2 to it is 0 beside any other, and differences from it are finite.
+fn nothing<N: Number>() -> N {
+    N::min_value() / N::from_f64(4.0)
+}
 
 /// `2^reference` times the sum of `features x cargo` over keys or rows, `[features][cargo]`.
 ///
@@ -58,7 +60,7 @@ impl<N: Number> Sums<N> {
     /// Of nothing.
     pub(crate) fn new(size: [usize; 2]) -> Self {
         let sums = Packed::new(size[0], size[1]);
-        Self { sums, reference: N::from_f64(NOTHING), size }
+        Self { sums, reference: nothing(), size }
     }
 
     /// Makes the reference at least this.
