@@ -58,7 +58,10 @@ pub fn cases() -> Vec<Case> {
     }
     let mut all = Vec::new();
     for dtype in [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16] {
-        all.extend(table.iter().map(|case| Case { dtype, ..case.clone() }));
+        // The definition takes its time for the longest.
+        let short = |case: &&Case| case.dims.q_len * case.dims.k_len < 1 << 20;
+        let some = table.iter().filter(|case| dtype == Dtype::F32 || short(case));
+        all.extend(some.map(|case| Case { dtype, ..case.clone() }));
     }
     for (i, case) in all.iter_mut().enumerate() {
         case.seed = 9000 + i as u64;

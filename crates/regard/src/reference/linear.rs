@@ -216,13 +216,14 @@ pub fn backward_in_steps<N: Number, E: Element>(
             let r = (batch * dims.heads.q + h) * dims.q_len + row;
             let d_out = &d_out[r * v_dim..][..v_dim];
             let (weights, sum) = head.weights(row, &seen(&problem, (batch, h, row)), round);
-            let d_a = |key: usize| round(dot(d_out, &widened(v.row(batch, kv_head, key))));
-            let mean: N = weights.iter().map(|(key, a)| *a * d_a(*key)).sum();
-            for (key, a) in weights.into_iter().filter(|_| sum != N::zero()) {
+            let d_a = |key: &usize| round(dot(d_out, &widened(v.row(batch, kv_head, *key))));
+            let d_a: Vec<N> = weights.iter().map(|(key, _)| d_a(key)).collect();
+            let mean: N = weights.iter().zip(&d_a).map(|((_, a), d_a)| *a * *d_a).sum();
+            for ((key, a), d_a) in weights.into_iter().zip(d_a).filter(|_| sum != N::zero()) {
                 let d_v = &mut g.v[kv_row(key) * v_dim..][..v_dim];
                 d_v.iter_mut().zip(d_out).for_each(|(d_v, d)| *d_v = *d_v + a * *d);
-                let size = (d_a(key).abs() + mean.abs()) / sum;
-                d_phi.add(&map, &head, (row, key), ((d_a(key) - mean) / sum, size));
+                let size = (d_a.abs() + mean.abs()) / sum;
+                d_phi.add(&map, &head, (row, key), ((d_a - mean) / sum, size));
             }
             g.q.extend(map.back(&head.q, row, &d_phi.q[row]));
         }
