@@ -5,10 +5,11 @@
 //! pairs, so that the table takes about a minute.
 
 use crate::data::Arrangement;
+use crate::linear;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
-use regard::{Align, Dims, Heads, Normaliser, Precision};
+use regard::{Align, Dims, FeatureMap, Heads, Normaliser, Precision};
 use std::fmt;
 
 /// One call to be made and judged.
@@ -38,8 +39,31 @@ pub struct Case {
     pub reach: Option<usize>,
     /// How exact the products are, if not as usual: such rows run only where that makes a difference.
     pub precision: Option<Precision>,
+    /// Which function is computed.
+    pub way: Way,
     /// Of the inputs.
     pub seed: u64,
+}
+
+/// Which function a case computes of its tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// Attention, by [`Plan`](regard::Plan).
+    #[default]
+    Exact,
+    /// [`LinearAttention`](regard::LinearAttention) with this map: full or causal, no options.
+    Linear(FeatureMap),
+}
+
+impl Way {
+    /// Its name in the names of cases and in the report; none for the usual one.
+    #[must_use]
+    pub fn name(self) -> Option<String> {
+        match self {
+            Self::Exact => None,
+            Self::Linear(map) => Some(format!("linear {}", map.name())),
+        }
+    }
 }
 
 /// The type of the elements.
@@ -119,7 +143,7 @@ impl SimilarityCase {
 }
 
 /// `{dtype}-{similarity}-b{batch}-h{q}x{kv}-n{q_len}x{k_len}-d{qk}[from{q}]x{v}-{mask}-{options or plain}-{layout}-{align}
-/// [-{normaliser}][-around{reach}][-dropout{rate}][-entropy][-{precision}]`,
+/// [-{normaliser}][-around{reach}][-dropout{rate}][-entropy][-{precision}][-{way}]`,
 /// e.g. `f32-dot-b2-h4x2-n33x65-d16x8-causal-alibi+sinks-bshd-end`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -147,7 +171,8 @@ impl fmt::Display for Case {
         self.reach.map_or(Ok(()), |reach| write!(f, "-around{reach}"))?;
         self.dropout.map_or(Ok(()), |rate| write!(f, "-dropout{rate}"))?;
         f.write_str(if self.entropy { "-entropy" } else { "" })?;
-        self.precision.map_or(Ok(()), |precision| write!(f, "-{}", precision.name()))
+        self.precision.map_or(Ok(()), |precision| write!(f, "-{}", precision.name()))?;
+        self.way.name().map_or(Ok(()), |way| write!(f, "-{}", way.replace(' ', "-")))
     }
 }
 
@@ -168,6 +193,7 @@ impl Case {
             normaliser: Normaliser::Softmax,
             reach: None,
             precision: None,
+            way: Way::Exact,
             seed: 7,
         }
     }
@@ -206,9 +232,12 @@ impl Case {
         Self { align, ..self }
     }
 
-    /// What the report is grouped by: the mask, each option, the similarity, the layout, the dtype.
+    /// What the report is grouped by: the mask, each option, the similarity, the layout, the dtype; or the way alone.
     #[must_use]
     pub fn groups(&self) -> Vec<String> {
+        if let Some(way) = self.way.name() {
+            return vec![format!("way {way}")];
+        }
         let mut groups = vec![
             format!("dtype {}", self.dtype.name()),
             format!("mask {}", self.mask.name),
@@ -315,6 +344,7 @@ pub fn cases() -> Vec<Case> {
     let few = few_rows().into_iter().map(|case| Case { dtype: Dtype::Bf16, ..case });
     let others: Vec<Case> = others.chain(few).collect();
     table.extend(others);
+    table.extend(linear::cases());
     table
 }
 

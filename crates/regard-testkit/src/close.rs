@@ -324,7 +324,7 @@ fn score_sizes<E: Element>(
 }
 
 /// The part of a bound that an error takes; infinite for NaN.
-fn share(error: f64, bound: f64) -> f64 {
+pub(crate) fn share(error: f64, bound: f64) -> f64 {
     if error == 0.0 {
         0.0
     } else if error.is_nan() {
@@ -346,12 +346,12 @@ pub(crate) fn narrow<E: Element>(x: f64) -> E {
 }
 
 /// What a number becomes in a tensor of this type.
-fn stored<E: Element>(x: E::Num) -> E::Num {
+pub(crate) fn stored<E: Element>(x: E::Num) -> E::Num {
     E::narrow(x).widen()
 }
 
 /// A rounding step of a number type.
-fn epsilon<N: Number>() -> f64 {
+pub(crate) fn epsilon<N: Number>() -> f64 {
     wide(N::epsilon())
 }
 
@@ -394,6 +394,6 @@ pub(crate) fn elements<E: Element>(v: regard::View<'_, E>) -> impl Iterator<Item
 }
 
 /// The largest size of finite numbers.
-fn largest(xs: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn largest(xs: impl Iterator<Item = f64>) -> f64 {
     xs.filter(|x| x.is_finite()).fold(0.0, |a, x| a.max(x.abs()))
 }

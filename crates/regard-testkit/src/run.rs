@@ -1,8 +1,9 @@
 //! Runs the table on everything this machine has, and reports.
 
-use crate::cases::{Case, Dtype};
+use crate::cases::{Case, Dtype, Way};
 use crate::close::{GradJudge, Judge, Ratio, narrowing, values, wide};
 use crate::data::Data;
+use crate::linear::LinearTrial;
 use regard::reference::{self, Inputs};
 use regard::{
     Choice, Element, Error, Grads, Isa, Machine, Normaliser, Number, Output, Plan, Problem,
@@ -75,70 +76,64 @@ pub fn check(cases: &[Case], mut progress: impl FnMut(usize, usize)) -> Report {
 
 /// One row everywhere; returns its worst ratio.
 fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
-    let data = Data::<E>::new(case);
-    let problem = data.problem(case);
-    let upstream = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
-    let judges = |problem: &Problem<'_, E>| {
-        let judge = Judge::new(problem, data.inputs());
-        (judge, GradJudge::new(problem, data.inputs(), upstream))
-    };
-    // What rows choose is judged by itself, and the rest by the definition for that choice.
-    let chooses = case.normaliser != Normaliser::Softmax;
-    let usual = if chooses { None } else { Some(judges(&problem)) };
-    // Projected keys are written in the type of the tensors.
-    let written = if problem.additive().is_some() { 8.0 * narrowing::<E>() } else { 0.0 };
-    let near = written.max(if E::Num::NAME == "f32" { 1e-5 } else { 1e-13 });
-    let scores =
-        if chooses { reference::scores::<f64, E>(&problem, data.inputs()) } else { Vec::new() };
+    match case.way {
+        Way::Exact => everywhere(&Exact::<E>::new(case, &Data::new(case)), isas, failures),
+        Way::Linear(map) => everywhere(&LinearTrial::<E>::new(case, map), isas, failures),
+    }
+}
+
+/// A row of the table, ready to be run and judged anywhere.
+pub(crate) trait Trial {
+    /// What a call returns, and its way back.
+    type Found: Clone;
+    /// Its name.
+    fn name(&self) -> String;
+    /// How it runs on an instruction set.
+    fn runs(&self, isa: Isa) -> Runs;
+    /// The call.
+    fn call(&self, machine: Machine) -> Result<Self::Found, Error>;
+    /// How near to its bounds the result is, and which gradient came nearest; or why it is wrong whatever the bounds are.
+    fn judge(&self, found: &Self::Found) -> Result<(Ratio, &'static str), String>;
+    /// Whether two results are the same to the bit.
+    fn same(a: &Self::Found, b: &Self::Found) -> bool;
+}
+
+/// How a row runs on an instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Runs {
+    /// As on the one before: not again.
+    Not,
+    /// By vectors, with the bits of all others that have a fused multiply-add.
+    Vectors,
+    /// By tiles.
+    Tiles,
+}
+
+fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
     let mut worst = Ratio::default();
-    let mut fused: Option<Both<E>> = None;
+    let mut fused: Option<T::Found> = None;
     for isa in isas {
-        let mut first: Option<Both<E>> = None;
-        // Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
-        let by_tiles = Plan::new(problem.clone(), Machine::here().isa(*isa));
-        let by_tiles = by_tiles.is_ok_and(|plan| plan.tile_products().is_some());
-        if (isa.name() == "amx" || case.precision.is_some()) && !by_tiles {
-            continue;
-        }
-        for threads in THREADS {
+        let mut first: Option<T::Found> = None;
+        let runs = trial.runs(*isa);
+        for threads in THREADS.into_iter().filter(|_| runs != Runs::Not) {
             let mut fail = |why: String| {
-                failures.push(Failure { case: case.to_string(), isa: isa.name(), threads, why });
+                failures.push(Failure { case: trial.name(), isa: isa.name(), threads, why });
             };
             let machine = Machine::here().isa(*isa).threads(threads);
-            let call = || -> Result<Both<E>, Error> {
-                let (q, k, v) = data.inputs();
-                let plan = Plan::new(problem.clone(), machine)?;
-                let output = plan.forward(q, k, v)?;
-                let grads = plan.backward(q, k, v, &output, data.upstream(case))?;
-                Ok((output, grads))
-            };
-            let both = match catch_unwind(AssertUnwindSafe(call)) {
-                Ok(Ok(both)) => both,
+            let found = match catch_unwind(AssertUnwindSafe(|| trial.call(machine))) {
+                Ok(Ok(found)) => found,
                 Ok(Err(error)) => return fail_all(fail, format!("refused: {error}")),
                 Err(_) => return fail_all(fail, "panicked".into()),
             };
             if let Some(first) = &first {
-                if !same(first, &both) {
+                if !T::same(first, &found) {
                     fail(format!("other bits than with {} thread", THREADS[0]));
                 }
                 continue;
             }
-            let own = match &both.0.choice {
-                Some(choice) => {
-                    if let Err(why) = right_choice(case.normaliser, choice, (&scores, near)) {
-                        fail(why);
-                    }
-                    Some(judges(&problem.with_choice(choice)))
-                }
-                None => None,
-            };
-            let Some((judge, grad_judge)) = own.as_ref().or(usual.as_ref()) else {
-                return fail_all(fail, "rows have chosen, but the output does not say what".into());
-            };
-            match (judge.ratio(&both.0), grad_judge.ratio(&both.1)) {
-                (Err(why), _) | (_, Err(why)) => fail(why),
-                (Ok(ratio), Ok((grads, which))) => {
-                    let ratio = Ratio { grads, ..ratio };
+            match trial.judge(&found) {
+                Err(why) => fail(why),
+                Ok((ratio, which)) => {
                     if !ratio.is_close() {
                         fail(format!("of the bound: {ratio:.3?}, the gradient by {which}"));
                     }
@@ -146,13 +141,13 @@ fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ra
                 }
             }
             // Instruction sets with a fused multiply-add agree to the bit.
-            if isa.name() != "portable" && !by_tiles {
-                if fused.as_ref().is_some_and(|fused| !same(fused, &both)) {
+            if isa.name() != "portable" && runs == Runs::Vectors {
+                if fused.as_ref().is_some_and(|fused| !T::same(fused, &found)) {
                     fail("other bits than on the instruction set before".into());
                 }
-                fused = Some(both.clone());
+                fused = Some(found.clone());
             }
-            first = Some(both);
+            first = Some(found);
         }
     }
     worst
@@ -191,11 +186,86 @@ fn right_choice<N: Number>(
     Ok(())
 }
 
-/// A call and its way back.
-type Both<E> = (Output<E>, Grads<E>);
+/// Attention and its gradients.
+struct Exact<'d, E: Element> {
+    case: &'d Case,
+    data: &'d Data<E>,
+    problem: Problem<'d, E>,
+    /// Where rows choose nothing: what they choose is judged by itself, and the rest by the definition for that choice.
+    judges: Option<(Judge, GradJudge)>,
+    /// Where rows choose.
+    scores: Vec<Vec<(usize, f64)>>,
+}
 
-fn same<E: Element>(a: &Both<E>, b: &Both<E>) -> bool {
-    same_bits(&a.0, &b.0) && same_grad_bits(&a.1, &b.1)
+impl<'d, E: Element> Exact<'d, E> {
+    fn new(case: &'d Case, data: &'d Data<E>) -> Self {
+        let problem = data.problem(case);
+        let mut trial = Self { case, data, problem, judges: None, scores: Vec::new() };
+        if case.normaliser == Normaliser::Softmax {
+            trial.judges = Some(trial.judges(&trial.problem));
+        } else {
+            trial.scores = reference::scores::<f64, E>(&trial.problem, data.inputs());
+        }
+        trial
+    }
+
+    fn judges(&self, problem: &Problem<'_, E>) -> (Judge, GradJudge) {
+        let (case, data) = (self.case, self.data);
+        let upstream = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
+        let judge = Judge::new(problem, data.inputs());
+        (judge, GradJudge::new(problem, data.inputs(), upstream))
+    }
+
+    /// How near to each other scores are that rounding may exchange.
+    fn near(&self) -> f64 {
+        // Projected keys are written in the type of the tensors.
+        let written = if self.problem.additive().is_some() { 8.0 * narrowing::<E>() } else { 0.0 };
+        written.max(if E::Num::NAME == "f32" { 1e-5 } else { 1e-13 })
+    }
+}
+
+impl<E: Element> Trial for Exact<'_, E> {
+    type Found = (Output<E>, Grads<E>);
+
+    fn name(&self) -> String {
+        self.case.to_string()
+    }
+
+    /// Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
+    fn runs(&self, isa: Isa) -> Runs {
+        let plan = Plan::new(self.problem.clone(), Machine::here().isa(isa));
+        match plan.is_ok_and(|plan| plan.tile_products().is_some()) {
+            true => Runs::Tiles,
+            false if isa.name() == "amx" || self.case.precision.is_some() => Runs::Not,
+            false => Runs::Vectors,
+        }
+    }
+
+    fn call(&self, machine: Machine) -> Result<Self::Found, Error> {
+        let (q, k, v) = self.data.inputs();
+        let plan = Plan::new(self.problem.clone(), machine)?;
+        let output = plan.forward(q, k, v)?;
+        let grads = plan.backward(q, k, v, &output, self.data.upstream(self.case))?;
+        Ok((output, grads))
+    }
+
+    fn judge(&self, (output, grads): &Self::Found) -> Result<(Ratio, &'static str), String> {
+        let mut own = None;
+        if let Some(choice) = &output.choice {
+            right_choice(self.case.normaliser, choice, (&self.scores, self.near()))?;
+            own = Some(self.judges(&self.problem.with_choice(choice)));
+        }
+        let Some((judge, grad_judge)) = own.as_ref().or(self.judges.as_ref()) else {
+            return Err("rows have chosen, but the output does not say what".into());
+        };
+        let ratio = judge.ratio(output)?;
+        let (grads, which) = grad_judge.ratio(grads)?;
+        Ok((Ratio { grads, ..ratio }, which))
+    }
+
+    fn same(a: &Self::Found, b: &Self::Found) -> bool {
+        same_bits(&a.0, &b.0) && same_grad_bits(&a.1, &b.1)
+    }
 }
 
 fn fail_all(mut fail: impl FnMut(String), why: String) -> Ratio {

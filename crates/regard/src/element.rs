@@ -6,6 +6,7 @@
 use crate::backward::Backward;
 use crate::choose::Choose;
 use crate::forward::Forward;
+use crate::linear::{Linear, Sums};
 use crate::problem::Precision;
 use crate::project::Project;
 use crate::simd::{Isa, Simd, Task};
@@ -79,6 +80,9 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// The same for projections.
     #[doc(hidden)]
     fn project(isa: Isa, task: Project<'_, Self>);
+    /// The same for linear attention, both ways.
+    #[doc(hidden)]
+    fn linear(isa: Isa, task: Linear<'_, Self>) -> Sums<Self::Num>;
     /// Keys and values packed for tiles.
     #[doc(hidden)]
     fn prepare(
@@ -235,6 +239,10 @@ macro_rules! element {
             #[inline(never)]
             fn project(isa: Isa, task: Project<'_, Self>) {
                 <$number>::enter(isa, task);
+            }
+            #[inline(never)]
+            fn linear(isa: Isa, task: Linear<'_, Self>) -> Sums<$number> {
+                <$number>::enter(isa, task)
             }
             fn prepare(
                 isa: Isa,

@@ -174,8 +174,8 @@ impl<E: Element> Plan<'_, E> {
         let shape = self.out_shape();
         same_shape("the output", shape, output.out.shape())?;
         same_shape("the gradient of the output", shape, upstream.out.shape())?;
-        self.same_packing("the output", 0, output.out.offsets())?;
-        self.same_packing("the gradient of the output", 0, upstream.out.offsets())?;
+        self.problem().same_packing("the output", 0, output.out.offsets())?;
+        self.problem().same_packing("the gradient of the output", 0, upstream.out.offsets())?;
         let rows = self.problem().rows();
         output.check_rows(rows)?;
         let d_lse = upstream.lse.map_or(rows, <[_]>::len);

@@ -215,6 +215,53 @@ impl<E: Element> Task<E::Num> for TurnBack<'_, E> {
     }
 }
 
+/// Lanes back into rows side by side: `to[i][d] = lanes[d][i] * factor` for `count` rows.
+#[inline(always)]
+pub(crate) fn lay<N: Number, S: Simd<N>>(
+    s: S,
+    lanes: &[Lanes<N>],
+    count: usize,
+    factor: N,
+    to: &mut Packed<N>,
+) {
+    for lane in (0..count).step_by(S::LANES) {
+        s.call(Lay { lanes, rows: lane..(lane + S::LANES).min(count), factor, to });
+    }
+}
+
+/// The same for at most a vector of rows.
+struct Lay<'t, N> {
+    lanes: &'t [Lanes<N>],
+    rows: Range<usize>,
+    factor: N,
+    to: &'t mut Packed<N>,
+}
+
+impl<N: Number> Task<N> for Lay<'_, N> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, s: S) {
+        let Self { lanes, rows, factor, to } = self;
+        let (scale, mut d) = (s.splat(factor), 0);
+        while rows.len() == S::LANES && d + S::LANES <= lanes.len() {
+            let mut block = s.block();
+            for i in 0..S::LANES {
+                block.as_mut()[i] = s.mul(s.load(&lanes[d + i].0[rows.start..]), scale);
+            }
+            s.transpose(&mut block);
+            for i in 0..S::LANES {
+                s.store(block.as_mut()[i], &mut to.row_mut(rows.start + i)[d..]);
+            }
+            d += S::LANES;
+        }
+        for i in rows {
+            for (x, lanes) in to.row_mut(i)[d..].iter_mut().zip(&lanes[d..]) {
+                *x = lanes.0[i] * factor;
+            }
+        }
+    }
+}
+
 /// Rows as they are, side by side.
 #[inline(always)]
 pub(crate) fn pack<'r, E: Element, S: Simd<E::Num>>(

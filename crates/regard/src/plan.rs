@@ -196,7 +196,7 @@ impl<'a, E: Element> Plan<'a, E> {
         {
             same_shape(name, planned, found)?;
         }
-        self.same_packing("q", 0, q.offsets())?;
+        self.problem.same_packing("q", 0, q.offsets())?;
         for item in 0..sequences.len() {
             let (planned, found) = (self.problem.k_len(item), now.k_len(item));
             Error::unless_same("keys", ("the plan", planned), ("the sequence", found))?;
@@ -271,7 +271,7 @@ impl<'a, E: Element> Plan<'a, E> {
             return plan.forward_into((q, keys.view(), v), out, lse, entropy);
         }
         same_shape("the output", self.out_shape(), out.shape())?;
-        self.same_packing("the output", 0, out.offsets())?;
+        self.problem.same_packing("the output", 0, out.offsets())?;
         let rows = self.problem.rows();
         Error::unless_one_each_row("lse", rows, lse.len())?;
         let found = entropy.as_ref().map_or(0, |entropy| entropy.len());
@@ -329,27 +329,7 @@ impl<'a, E: Element> Plan<'a, E> {
         for (i, (planned, view)) in planned.into_iter().zip([q, k, v]).enumerate() {
             let name = ["q", "k", "v"][i];
             same_shape(name, planned, view.shape())?;
-            self.same_packing(name, i, view.offsets())?;
-        }
-        Ok(())
-    }
-
-    /// Refuses offsets that are not those planned for q, k or v.
-    pub(crate) fn same_packing(
-        &self,
-        name: &'static str,
-        tensor: usize,
-        offsets: Option<&[usize]>,
-    ) -> Result<(), Error> {
-        let batch = self.problem.dims().batch;
-        let packed = |packed: bool| if packed { batch } else { 0 };
-        let planned = packed(self.problem.packed()[tensor]);
-        let found = packed(offsets.is_some());
-        Error::unless_same("packed sequences", ("the plan", planned), (name, found))?;
-        for (item, pair) in offsets.unwrap_or(&[]).windows(2).enumerate() {
-            let (own, problem) = (pair[1] - pair[0], &self.problem);
-            let planned = if tensor == 0 { problem.q_len(item) } else { problem.k_len(item) };
-            Error::unless_same("length", ("the plan", planned), (name, own))?;
+            self.problem.same_packing(name, i, view.offsets())?;
         }
         Ok(())
     }

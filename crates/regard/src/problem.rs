@@ -468,6 +468,26 @@ impl<'a, E: Element> Problem<'a, E> {
         self.score.scale.unwrap_or(usual) / self.score.temperature
     }
 
+    /// Refuses offsets that are not those planned for q, k or v.
+    pub(crate) fn same_packing(
+        &self,
+        name: &'static str,
+        tensor: usize,
+        offsets: Option<&[usize]>,
+    ) -> Result<(), Error> {
+        let batch = self.q.batch;
+        let packed = |packed: bool| if packed { batch } else { 0 };
+        let planned = packed(self.packed()[tensor]);
+        let found = packed(offsets.is_some());
+        Error::unless_same("packed sequences", ("the plan", planned), (name, found))?;
+        for (item, pair) in offsets.unwrap_or(&[]).windows(2).enumerate() {
+            let own = pair[1] - pair[0];
+            let planned = if tensor == 0 { self.q_len(item) } else { self.k_len(item) };
+            Error::unless_same("length", ("the plan", planned), (name, own))?;
+        }
+        Ok(())
+    }
+
     /// All that can be wrong with this description.
     pub fn check(&self) -> Result<(), Error> {
         let Self { q, k, v, .. } = self;

@@ -15,9 +15,10 @@
 //! with the largest score subtracted before any power is taken, so that none overflows. A score of `-inf` hides its
 //! pair. A row that sees nothing has `out = 0`, `lse = -inf` (with a sink: `lse = sink`) and `H = 0`.
 
-use crate::dropout::uniform;
+pub mod linear;
 mod steps;
 
+use crate::dropout::uniform;
 use crate::element::{Element, Number};
 use crate::normaliser::Normaliser;
 use crate::problem::Problem;

@@ -432,6 +432,31 @@ impl<'a, E> ViewMut<'a, E> {
         });
     }
 
+    /// Cuts rows into tiles for tasks, in the order of items, of `groups` groups of neighbouring heads, and of the ranges that
+    /// the rows of an item are cut into, which ascend. Tiles have a part for each head.
+    pub(crate) fn divide(
+        &mut self,
+        groups: usize,
+        ranges: impl Fn(usize) -> Vec<Range<usize>>,
+    ) -> Vec<TileMut<'_, E>> {
+        assert!(self.written);
+        let (view, Shape { batch, heads, .. }) = (&*self, self.shape);
+        let group = heads.checked_div(groups).unwrap_or(0);
+        let mut tiles = Vec::new();
+        for b in 0..batch {
+            let ranges = ranges(b);
+            assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            for (g, rows) in (0..groups).flat_map(|g| ranges.iter().map(move |rows| (g, rows))) {
+                let rows = RowTile { first: rows.start, step: 1, count: rows.len() };
+                let heads = Heads { head: g * group, apart: 1, parts: 0..group };
+                // SAFETY: `self` is borrowed for as long as the tiles live, no two of them have a row of a head in common,
+                // and all elements have values.
+                tiles.push(unsafe { view.tile(b, heads, rows) });
+            }
+        }
+        tiles
+    }
+
     /// Makes all rows of an item 0.
     ///
     /// # Safety
@@ -633,8 +658,21 @@ impl<E> Tensor<E> {
     where
         E: Element,
     {
-        let View { shape, layout, offsets, .. } = *view;
-        let data = vec![E::narrow(E::Num::default()); elements(shape, offsets)?];
+        Self::zeros(view, view.shape.dim)
+    }
+
+    /// All 0, in the layout of another tensor, with as many features as asked for.
+    pub(crate) fn zeros<F>(view: &View<'_, F>, dim: usize) -> Result<Self, Error>
+    where
+        E: Element,
+    {
+        let &View { shape, layout, offsets, .. } = view;
+        let shape = Shape { dim, ..shape };
+        let n = elements(shape, offsets)?;
+        // Asked for twice: an answer may be no, and memory that is 0 from the start comes in one step only.
+        let refused = |_| Error::ShapeOverflow { shape: shape.to_array() };
+        Vec::<E>::new().try_reserve_exact(n).map_err(refused)?;
+        let data = vec![E::narrow(E::Num::default()); n];
         Ok(Self { data, shape, layout, offsets: offsets.map(Into::into) })
     }
 

@@ -1,12 +1,12 @@
 //! Names of cases: one grammar that says all of what is measured, and the list of those we always measure.
 //!
-//! `{prefill|short|decode|backward}-{f32|f64|f16|bf16}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch} -v{v_dim}
-//! -q{queries}` and of [`OPTIONS`].
+//! `{prefill|short|decode|backward|linear}-{f32|f64|f16|bf16}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch}
+//! -v{v_dim} -q{queries}` and of [`OPTIONS`].
 
 use crate::args::Dtype;
 use crate::job::fits_in_memory;
 use anyhow::{Result, anyhow, bail};
-use regard::{Dims, Heads, Layout, Normaliser, Precision, Shape};
+use regard::{Dims, FeatureMap, Heads, Layout, Normaliser, Precision, Shape};
 use serde::Serialize;
 
 /// What the machine can run out of first.
@@ -94,6 +94,8 @@ pub(crate) struct Case {
     pub(crate) normaliser: Normaliser,
     /// How far rows see around a centre of their own.
     pub(crate) local: Option<usize>,
+    /// The map of linear attention, if that is what is measured.
+    pub(crate) linear: Option<FeatureMap>,
 }
 
 /// How sequences hold their keys and values in a cache.
@@ -107,7 +109,7 @@ pub(crate) enum Cached {
 
 pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
 bias headbias alibi softcap dropout spread bshd alone strict f32 high paged shared additive top{keys} hard sampled \
-sparsemax local{reach}";
+sparsemax local{reach}; of linear, causal relu random{features} both bshd";
 
 impl Case {
     /// Reads a name.
@@ -115,11 +117,11 @@ impl Case {
         let mut parts = name.split('-');
         let (kind, dtype) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let (batch, heads, kv, q_len, bound) = match kind {
-            "prefill" | "backward" => (1, 8, None, None, Bound::Fma),
+            "prefill" | "backward" | "linear" => (1, 8, None, None, Bound::Fma),
             "short" => (64, 8, None, None, Bound::Fma),
             "decode" => (1, 32, Some(8), Some(1), Bound::Read),
             _ => bail!(
-                "`{kind}`: a case begins with prefill, short, decode or backward, as in {EXAMPLE}"
+                "`{kind}`: a case begins with prefill, short, decode, backward or linear, as in {EXAMPLE}"
             ),
         };
         let dtype = match dtype {
@@ -176,6 +178,7 @@ impl Case {
             additive: false,
             normaliser: Normaliser::Softmax,
             local: None,
+            linear: (kind == "linear").then_some(FeatureMap::EluPlusOne),
         };
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
@@ -217,7 +220,15 @@ impl Case {
                 self.dropout = Some(0.1);
                 return Ok(());
             }
-            ("alone", None) if self.pass == Pass::Both => {
+            ("relu", None) if self.linear.is_some() => return self.set_map(FeatureMap::Relu),
+            ("random", Some(features)) if self.linear.is_some() => {
+                return self.set_map(FeatureMap::PositiveRandom { features, seed: 1 });
+            }
+            ("both", None) if self.linear.is_some() => {
+                self.pass = Pass::Both;
+                return Ok(());
+            }
+            ("alone", None) if self.pass == Pass::Both && self.linear.is_none() => {
                 self.pass = Pass::Backward;
                 return Ok(());
             }
@@ -263,6 +274,26 @@ impl Case {
         Ok(())
     }
 
+    fn set_map(&mut self, map: FeatureMap) -> Result<()> {
+        match self.linear.replace(map) {
+            Some(FeatureMap::EluPlusOne) | None => Ok(()),
+            Some(_) => bail!("relu and random; give one"),
+        }
+    }
+
+    /// The one of the options that linear attention does not have.
+    fn beyond_linear(&self) -> Option<&'static str> {
+        let causal = self.rules.iter().all(|rule| *rule == Rule::Causal);
+        let found = [
+            (!causal, "a mask"),
+            (self.bias.is_some(), "a bias"),
+            (self.softcap.is_some(), "softcap"),
+            (self.dropout.is_some(), "dropout"),
+            (self.precision.is_some(), "a precision"),
+        ];
+        found.into_iter().find(|(found, _)| *found).map(|(_, name)| name)
+    }
+
     fn set_cached(&mut self, cached: Cached) -> Result<()> {
         if self.cached.replace(cached).is_some() {
             bail!("paged and shared; give one");
@@ -298,13 +329,23 @@ impl Case {
         if q % kv != 0 {
             bail!("h{q} and kv{kv}: the first must be a multiple of the second");
         }
+        if let Some(option) = self.beyond_linear().filter(|_| self.linear.is_some()) {
+            bail!("linear attention has not {option}; leave it out");
+        }
         let [q, k, v] = self.shapes();
         [("q", q), ("k", k), ("v", v)].into_iter().try_for_each(|(n, s)| fits_in_memory(n, s))
     }
 
     /// Flops for `pairs` that see each other: two products forward, five backward. A hyperbolic tangent counts as one
-    /// multiplication and addition, as if it were a dot product.
+    /// multiplication and addition, as if it were a dot product. Of linear attention, those of the sums over keys and of what
+    /// rows ask of them, and twice as many backward for both.
     pub(crate) fn flops(&self, pairs: f64) -> f64 {
+        if let Some(map) = self.linear {
+            let Dims { batch, heads, q_len, k_len, qk_dim, v_dim, .. } = self.dims;
+            let rows = (batch * (heads.q * q_len + heads.kv * k_len)) as f64;
+            let forward = 2.0 * rows * map.features(qk_dim) as f64 * v_dim as f64;
+            return forward * if self.pass == Pass::Forward { 1.0 } else { 4.0 };
+        }
         let [qk, v] = [self.dims.qk_dim, self.dims.v_dim].map(|n| n as f64);
         let (forward, backward) = (qk + v, 3.0 * qk + 2.0 * v);
         2.0 * pairs

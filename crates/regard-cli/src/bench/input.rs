@@ -57,6 +57,11 @@ impl<E: Element> Input<E> {
         (self.q.view(), self.k.view(), self.v.view())
     }
 
+    /// The gradient of the output.
+    pub(crate) fn d_out(&self) -> View<'_, E> {
+        self.d_out.view()
+    }
+
     /// The gradient of the output, and the wish for all that could be learned.
     pub(crate) fn upstream(&self) -> Upstream<'_, E> {
         Upstream::new(self.d_out.view()).with_bias()

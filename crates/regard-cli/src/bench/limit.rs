@@ -28,9 +28,14 @@ pub(crate) struct Units {
 
 impl Units {
     pub(crate) fn of<E: Element>(plan: &Plan<'_, E>) -> Self {
-        let numbers = size_of::<f32>() as f64 / size_of::<E::Num>() as f64;
-        let products = plan.tile_products();
-        Self { tiles: products.is_some(), share: products.map_or(numbers, |n| 1.0 / n as f64) }
+        let products = |n| Self { tiles: true, share: 1.0 / n as f64 };
+        plan.tile_products().map_or_else(Self::of_vectors::<E>, products)
+    }
+
+    /// Of what never goes by tiles.
+    pub(crate) fn of_vectors<E: Element>() -> Self {
+        let share = size_of::<f32>() as f64 / size_of::<E::Num>() as f64;
+        Self { tiles: false, share }
     }
 }
 

@@ -40,11 +40,20 @@ pub(crate) fn listed() -> Vec<Listed> {
     let options = ["dropout", "bias", "headbias", "v32", "h1", "kv2", "causal-window256", "alibi"];
     names.extend(options.map(|option| format!("backward-f32-n2048-d64-{option}")));
     names.extend(others());
+    for n in [512, 1024, 2048, 4096, 8192, 16384] {
+        names.push(format!("linear-f32-n{n}-d64-h1-causal"));
+    }
+    let options = ["relu", "random128", "both", "h8"];
+    names.extend(options.map(|option| format!("linear-f32-n8192-d64-causal-{option}")));
+    names.extend(["linear-f32-n8192-d64-h1".into(), "linear-bf16-n8192-d64-h1-causal".into()]);
     let slow = [
         "prefill-f32-n16384-d64-h1",
         "prefill-f32-n131072-d64-h1",
         "backward-f32-n65536-d64-h1",
         "backward-f32-n65536-d64-h1-causal-window256",
+        "linear-f32-n32768-d64-h1-causal",
+        "linear-f32-n65536-d64-h1-causal",
+        "linear-f32-n131072-d64-h1-causal",
     ];
     let slow = slow.map(|name| Listed { name: name.into(), slow: true });
     names.into_iter().map(|name| Listed { name, slow: false }).chain(slow).collect()

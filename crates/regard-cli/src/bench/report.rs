@@ -14,6 +14,8 @@ pub(crate) struct Row {
     pub(crate) isa: &'static str,
     pub(crate) threads: usize,
     pub(crate) median_ms: f64,
+    /// Nanoseconds for each query of each head.
+    pub(crate) row_ns: f64,
     pub(crate) gflops: f64,
     /// What the limit is made of.
     pub(crate) limit: Bound,
@@ -76,7 +78,7 @@ impl Report {
     }
 
     fn header(&self) -> String {
-        let last = if self.rival { "torch ms  times faster" } else { "extra MiB" };
+        let last = if self.rival { "rival ms  times faster" } else { "extra MiB" };
         format!("{:w$}  t        ms   GF/s  share of limit    {last:>9}", "case", w = self.width)
     }
 
@@ -120,13 +122,19 @@ impl Row {
     /// With digits that mean something.
     fn rounded(&self) -> Self {
         let mut row = self.clone();
-        let always = [&mut row.median_ms, &mut row.gflops, &mut row.limit_gflops, &mut row.visible];
+        let always = [&mut row.median_ms, &mut row.row_ns, &mut row.visible];
+        let speeds = [&mut row.gflops, &mut row.limit_gflops];
         let ratios = [&mut row.of_limit, &mut row.of_limit_p10, &mut row.of_limit_p90];
         let rival = [&mut row.vs_rival, &mut row.vs_rival_p10, &mut row.vs_rival_p90];
         let memory = [&mut row.peak_rss_mb, &mut row.extra_rss_mb, &mut row.rival_extra_rss_mb];
         let maybe = memory.into_iter().chain([&mut row.rival_ms]);
         let some = rival.into_iter().chain(maybe).flatten();
-        always.into_iter().chain(ratios).chain(some).for_each(|x| *x = five_digits(*x));
+        always
+            .into_iter()
+            .chain(speeds)
+            .chain(ratios)
+            .chain(some)
+            .for_each(|x| *x = five_digits(*x));
         row
     }
 
@@ -155,6 +163,7 @@ mod tests {
             isa: "avx512",
             threads: 2,
             median_ms: 12_345.678_9,
+            row_ns: 94_190.0,
             gflops: 351.23,
             limit: Bound::Fma,
             limit_gflops: 352.0,
@@ -189,7 +198,7 @@ mod tests {
             assert_eq!(end(&header, "GF/s"), end(&line, "351.2"), "{header}\n{line}");
             assert_eq!(header.find("share"), line.find("0.93"), "{header}\n{line}");
             if rival {
-                assert_eq!(end(&header, "torch ms"), end(&line, "14000.000"), "{header}\n{line}");
+                assert_eq!(end(&header, "rival ms"), end(&line, "14000.000"), "{header}\n{line}");
                 assert_eq!(header.find("times"), line.find("1.25"), "{header}\n{line}");
             }
         }

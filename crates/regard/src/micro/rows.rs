@@ -8,6 +8,8 @@
 use super::{Seen, UNROLL};
 use crate::element::Number;
 use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task};
+use crate::view::Rows;
+use std::ops::Range;
 
 /// Rows side by side in memory, each padded with zeros to whole vectors, which never straddle two cache lines.
 #[derive(Debug)]
@@ -39,6 +41,13 @@ impl<N: Number> Packed<N> {
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, i: usize) -> &mut [N] {
         &mut self.data[self.first + i * self.width..][..self.width]
+    }
+
+    /// Some rows as a matrix of so many features.
+    pub(crate) fn view(&self, rows: Range<usize>, features: usize) -> Rows<'_, N> {
+        let data =
+            &self.data[self.first + rows.start * self.width..self.first + rows.end * self.width];
+        Rows { data, stride: self.width, len: rows.len(), dim: features.min(self.width) }
     }
 
     /// The rows from `i` on, and how far apart they are.

@@ -1,0 +1,135 @@
+//! Where rows and keys stand, and how they are cut: chunks, which are computed pair by pair, and parts, which are tasks.
+
+use crate::micro::Seen;
+use crate::simd::GROUP;
+use std::ops::Range;
+
+/// Positions of a part, at least: a part costs one more pass over its keys.
+const PART: usize = 1024;
+/// Parts that the heads of an item make together, where they are long enough: what a few heads need to fill many threads.
+const TASKS: usize = 8;
+
+/// The rows and keys of an item on one line of positions. Causal: the last of both stand together at its end. Else both begin
+/// at its beginning, and where they stand means nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub(crate) q_len: usize,
+    pub(crate) k_len: usize,
+    pub(crate) causal: bool,
+}
+
+/// Up to [`GROUP`] neighbouring positions.
+#[derive(Clone, Debug)]
+pub(crate) struct Chunk {
+    /// The rows there that see a key.
+    pub(crate) rows: Range<usize>,
+    pub(crate) keys: Range<usize>,
+    /// Positions from the first of the keys to the first of the rows.
+    ahead: usize,
+}
+
+impl Grid {
+    /// The first positions of rows and of keys.
+    fn firsts(self) -> [usize; 2] {
+        let Self { q_len, k_len, causal } = self;
+        if causal { [k_len.saturating_sub(q_len), q_len.saturating_sub(k_len)] } else { [0; 2] }
+    }
+
+    fn chunks(self) -> usize {
+        self.q_len.max(self.k_len).div_ceil(GROUP)
+    }
+
+    pub(crate) fn chunk(self, i: usize) -> Chunk {
+        let [row, key] = self.firsts();
+        let within = |from: usize, first: usize, len: usize| {
+            let place = |at: usize| at.max(from).saturating_sub(first).min(len);
+            place(i * GROUP)..place((i + 1) * GROUP)
+        };
+        // Rows before the first key see nothing; without keys nobody does.
+        let q_len = if self.k_len == 0 { 0 } else { self.q_len };
+        let (rows, keys) = (within(key, row, q_len), within(0, key, self.k_len));
+        let ahead = (rows.start + row).saturating_sub(keys.start + key);
+        Chunk { rows, keys, ahead }
+    }
+
+    /// The parts of one of `heads` heads, as ranges of chunks; at least one.
+    pub(crate) fn parts(self, heads: usize) -> Vec<Range<usize>> {
+        let chunks = self.chunks();
+        let most = TASKS.div_ceil(heads.max(1));
+        let each = chunks.div_ceil((chunks * GROUP / PART).clamp(1, most)).max(1);
+        let firsts = (0..chunks.max(1)).step_by(each);
+        firsts.map(|first| first..(first + each).min(chunks)).collect()
+    }
+
+    /// The rows of some chunks.
+    pub(crate) fn rows(self, chunks: &Range<usize>) -> Range<usize> {
+        self.over(chunks, |chunk| chunk.rows)
+    }
+
+    /// The keys of some chunks.
+    pub(crate) fn keys(self, chunks: &Range<usize>) -> Range<usize> {
+        self.over(chunks, |chunk| chunk.keys)
+    }
+
+    fn over(self, chunks: &Range<usize>, of: impl Fn(Chunk) -> Range<usize>) -> Range<usize> {
+        if chunks.is_empty() {
+            return 0..0;
+        }
+        of(self.chunk(chunks.start)).start..of(self.chunk(chunks.end - 1)).end
+    }
+}
+
+impl Chunk {
+    /// Which rows see key `key` of the chunk.
+    pub(crate) fn seeing(&self, key: usize) -> Seen {
+        let first = u32::try_from(key.saturating_sub(self.ahead)).unwrap_or(u32::MAX);
+        Seen::MAX.checked_shl(first).unwrap_or(0)
+    }
+
+    /// Which keys row `row` of the chunk sees.
+    pub(crate) fn seen(&self, row: usize) -> Seen {
+        let hidden = u32::try_from(row + self.ahead + 1).unwrap_or(u32::MAX);
+        !Seen::MAX.checked_shl(hidden).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_sees_exactly_the_keys_up_to_its_position() {
+        for (q_len, k_len) in [(1, 1), (70, 70), (3, 200), (200, 3), (130, 65), (65, 130), (0, 5)] {
+            let grid = Grid { q_len, k_len, causal: true };
+            let mut visited = vec![false; q_len];
+            for i in 0..grid.chunks() {
+                let chunk = grid.chunk(i);
+                for (lane, row) in chunk.rows.clone().enumerate() {
+                    let last = row + k_len - q_len.min(row + k_len);
+                    visited[row] = true;
+                    for (j, key) in chunk.keys.clone().enumerate() {
+                        assert_eq!(chunk.seen(lane) >> j & 1 == 1, key <= last, "{row} {key}");
+                        assert_eq!(chunk.seeing(j) >> lane & 1 == 1, key <= last, "{row} {key}");
+                    }
+                    assert!(chunk.keys.start <= last && last < chunk.keys.end, "{row} {chunk:?}");
+                }
+            }
+            for (row, visited) in visited.into_iter().enumerate() {
+                assert_eq!(visited, row + k_len >= q_len, "{row} of {q_len}x{k_len}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_cover_all_chunks_whatever_the_number_of_heads() {
+        for (len, heads, parts) in
+            [(0, 1, 1), (1, 1, 1), (2047, 1, 2), (1 << 17, 1, 8), (1 << 17, 8, 1)]
+        {
+            let grid = Grid { q_len: len, k_len: len, causal: true };
+            let cut = grid.parts(heads);
+            assert_eq!(cut.len(), parts, "{len} {heads}");
+            assert_eq!((cut[0].start, cut[parts - 1].end), (0, grid.chunks()));
+            assert!(cut.windows(2).all(|pair| pair[0].end == pair[1].start));
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! The tasks of linear attention: a part of the positions of one key head, chunk by chunk.
+//!
+//! With `v~_j = [v_j, 1]` and `u_i = [d_out_i, -d_out_i . out_i] / l_i`, where `l_i` is the sum of row `i`'s weights, all four
+//! results are the same sum, over the keys that a row sees or the rows that see a key:
+//!
+//! ```text
+//! [l_i out_i, l_i] = sum_j (phi(q_i) . phi(k_j)) v~_j
+//! d_phi(q_i)       = sum_j (u_i . v~_j) phi(k_j)
+//! d_phi(k_j)       = sum_i (v~_j . u_i) phi(q_i)
+//! d_v_j            = sum_i (phi(k_j) . phi(q_i)) u_i          without its last entry
+//! ```
+//! So a key is a pair of features and cargo `(phi(k), v~)`, a row is `(phi(q), u)`, and [`Sums`] of such pairs answer for all of
+//! them but those of the own chunk, which are asked pair by pair.
+//!
+//! Cost for `n` positions with `m` features and `d` of cargo, forward: `4 n m d` flops for the sums, `2 n 64 (m + d)` for the
+//! chunks, of which a quarter is skipped.
+
+use super::grid::{Chunk, Grid};
+use super::map::{Map, Side};
+use super::sums::{Asked, Pairs, Sums};
+use crate::element::{Element, Number};
+use crate::lanes::{lay, pack, turn, turn_back};
+use crate::micro::Seen;
+use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::view::{TileMut, View};
+use num_traits::{One, Zero};
+use std::ops::Range;
+
+/// What the tasks of a call share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call<'c, E: Element> {
+    pub(crate) q: View<'c, E>,
+    pub(crate) k: View<'c, E>,
+    pub(crate) v: View<'c, E>,
+    pub(crate) map: &'c Map<E::Num>,
+    /// On the way back.
+    pub(crate) back: Option<Back<'c, E>>,
+}
+
+/// What came out, and the gradient of a loss by it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Back<'c, E: Element> {
+    pub(crate) out: View<'c, E>,
+    pub(crate) sums: View<'c, E::Num>,
+    pub(crate) d_out: View<'c, E>,
+}
+
+impl<E: Element> Call<'_, E> {
+    /// Query heads of a key head.
+    pub(crate) fn group(&self) -> usize {
+        self.q.shape().heads.checked_div(self.k.shape().heads).unwrap_or(0)
+    }
+
+    /// Features and cargo.
+    pub(crate) fn size(&self) -> [usize; 2] {
+        [self.map.features(), self.v.shape().dim + 1]
+    }
+}
+
+/// Some chunks of one key head of an item.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) item: usize,
+    pub(crate) head: usize,
+    pub(crate) grid: Grid,
+    pub(crate) chunks: Range<usize>,
+}
+
+impl Part {
+    /// Whether both are of the same head.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        (self.item, self.head) == (other.item, other.head)
+    }
+}
+
+/// What a task does.
+#[derive(Debug)]
+pub(crate) enum Work<'t, E: Element> {
+    /// Sums its keys.
+    Sum,
+    /// Computes its rows, from the sums of the keys before them; or of all keys.
+    Rows { before: Sums<E::Num>, out: TileMut<'t, E>, sums: TileMut<'t, E::Num> },
+    /// Computes the gradients of its queries, from the same, and sums its rows.
+    Queries { before: Sums<E::Num>, d_q: TileMut<'t, E> },
+    /// Computes the gradients of its keys and values, from the sums of the rows behind them; or of all rows.
+    Keys { behind: Sums<E::Num>, d_k: TileMut<'t, E>, d_v: TileMut<'t, E> },
+}
+
+/// Memory of one thread.
+#[derive(Debug)]
+pub(crate) struct Room<N> {
+    keys: Pairs<N>,
+    rows: Pairs<N>,
+    /// Keys and queries as given, `[dim][lanes]`, where a map needs them.
+    key_inputs: Vec<Lanes<N>>,
+    query_inputs: Vec<Lanes<N>>,
+    /// What was fetched, `[features][lanes]` and `[cargo][lanes]`.
+    features: Vec<Lanes<N>>,
+    cargo: Vec<Lanes<N>>,
+    /// `[cargo][lanes]`
+    spare: Vec<Lanes<N>>,
+    tile: Vec<Lanes<N>>,
+    seen: Vec<Seen>,
+    /// The features, counted.
+    all: Vec<usize>,
+}
+
+impl<N: Number> Room<N> {
+    pub(crate) fn new<E: Element<Num = N>>(call: &Call<'_, E>) -> Self {
+        let size @ [features, cargo] = call.size();
+        let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
+        let mut keys = Pairs::new(size);
+        // The 1 behind every value.
+        keys.cargo[cargo - 1].0.fill(N::one());
+        (0..GROUP).for_each(|i| keys.cargo_rows.row_mut(i)[cargo - 1] = N::one());
+        Self {
+            keys,
+            rows: Pairs::new(size),
+            key_inputs: zeros(call.map.inputs()),
+            query_inputs: zeros(call.map.inputs()),
+            features: zeros(features),
+            cargo: zeros(cargo),
+            spare: zeros(cargo),
+            tile: zeros(GROUP),
+            seen: vec![0; GROUP],
+            all: (0..features).collect(),
+        }
+    }
+}
+
+/// One part.
+#[derive(Debug)]
+pub struct Linear<'t, E: Element> {
+    pub(crate) call: &'t Call<'t, E>,
+    pub(crate) part: &'t Part,
+    pub(crate) work: Work<'t, E>,
+    pub(crate) room: &'t mut Room<E::Num>,
+}
+
+/// Returns the sums of its keys with those before; of its rows, where it makes the gradients of queries.
+impl<E: Element> Task<E::Num> for Linear<'_, E> {
+    type Out = Sums<E::Num>;
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) -> Sums<E::Num> {
+        let Self { call, part, work, room } = self;
+        let mut walk = Walk { call, part, room };
+        let Part { grid, ref chunks, .. } = *part;
+        let chunks = chunks.clone().map(|i| grid.chunk(i));
+        match work {
+            Work::Sum => {
+                let mut sums = Sums::new(call.size());
+                for chunk in chunks {
+                    walk.meet_keys(s, &chunk, &mut sums);
+                    walk.take_keys(s, &chunk, &mut sums);
+                }
+                sums
+            }
+            Work::Rows { mut before, mut out, mut sums } => {
+                for chunk in chunks {
+                    walk.rows(s, &chunk, &mut before, (&mut out, &mut sums));
+                }
+                before
+            }
+            Work::Queries { mut before, mut d_q } => {
+                let mut rows = Sums::new(call.size());
+                for chunk in chunks {
+                    walk.query_grads(s, &chunk, (&mut before, &mut rows), &mut d_q);
+                }
+                rows
+            }
+            Work::Keys { mut behind, mut d_k, mut d_v } => {
+                for chunk in chunks.rev().filter(|chunk| !chunk.keys.is_empty()) {
+                    walk.key_grads(s, &chunk, &mut behind, (&mut d_k, &mut d_v));
+                }
+                behind
+            }
+        }
+    }
+}
+
+fn span(rows: &Range<usize>) -> Span {
+    Span { start: 0, end: rows.len() }
+}
+
+/// A part on its way.
+struct Walk<'t, E: Element> {
+    call: &'t Call<'t, E>,
+    part: &'t Part,
+    room: &'t mut Room<E::Num>,
+}
+
+impl<E: Element> Walk<'_, E> {
+    /// Features and values of a chunk's keys; the reference of the sums is raised to theirs.
+    #[inline(always)]
+    fn meet_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {
+        let (&Part { item, head, .. }, map, keys) = (self.part, self.call.map, &chunk.keys);
+        let (k, v) = (self.call.k.head(item, head), self.call.v.head(item, head));
+        let Room { keys: to, key_inputs, .. } = &mut *self.room;
+        let row = |i: usize| k.row(keys.start + i);
+        map.arguments(s, (row, keys.len()), Side::Keys, key_inputs, &mut to.features);
+        sums.raise(map.reference(&to.features, keys.len()));
+        map.map(s, span(keys), &Lanes([sums.reference; GROUP]), &mut to.features);
+        pack(s, |i| v.row(keys.start + i), keys.len(), &mut to.cargo_rows);
+    }
+
+    #[inline(always)]
+    fn take_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {
+        sums.take(s, &self.room.keys, span(&chunk.keys), &self.room.all);
+    }
+
+    /// The same as rows, to be asked, and who sees them.
+    #[inline(always)]
+    fn lay_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk) {
+        let Room { keys: Pairs { features, feature_rows, .. }, seen, .. } = &mut *self.room;
+        lay(s, features, chunk.keys.len(), E::Num::one(), feature_rows);
+        seen.iter_mut().enumerate().for_each(|(key, seen)| *seen = chunk.seeing(key));
+    }
+
+    /// Features of a chunk's queries.
+    #[inline(always)]
+    fn meet_queries<S: Simd<E::Num>>(&mut self, s: S, head: usize, rows: &Range<usize>) {
+        let (map, q) = (self.call.map, self.call.q.head(self.part.item, head));
+        let Room { rows: to, query_inputs, .. } = &mut *self.room;
+        let row = |i: usize| q.row(rows.start + i);
+        map.arguments(s, (row, rows.len()), Side::Queries, query_inputs, &mut to.features);
+        let top = map.largest(&to.features, rows.len());
+        map.map(s, span(rows), &top, &mut to.features);
+    }
+
+    /// `u` of a chunk's rows, and the reference of their sums.
+    #[inline(always)]
+    fn meet_upstream<S: Simd<E::Num>>(
+        &mut self,
+        s: S,
+        back: &Back<'_, E>,
+        head: usize,
+        rows: &Range<usize>,
+    ) -> E::Num {
+        let Room { rows: to, spare, .. } = &mut *self.room;
+        let (one, zero) = (E::Num::one(), E::Num::zero());
+        let [out, d_out] = [back.out, back.d_out].map(|view| view.head(self.part.item, head));
+        let dim = out.dim;
+        turn(s, |i| out.row(rows.start + i), rows.len(), one, &mut spare[..dim]);
+        turn(s, |i| d_out.row(rows.start + i), rows.len(), one, &mut to.cargo[..dim]);
+        let sums = back.sums.head(self.part.item, head);
+        let mut inverse = Lanes([zero; GROUP]);
+        for (i, inverse) in inverse.0[..rows.len()].iter_mut().enumerate() {
+            let l = sums.row(rows.start + i)[0];
+            *inverse = if l == zero { zero } else { one / l };
+        }
+        let (cargo, last) = to.cargo.split_at_mut(dim);
+        for lane in span(rows).vectors::<E::Num, S>() {
+            let (by, mut delta) = (s.load(&inverse.0[lane..]), s.splat(zero));
+            for (out, d) in spare.iter().zip(&mut *cargo) {
+                let d = &mut d.0[lane..];
+                let x = s.load(d);
+                delta = s.fma(x, s.load(&out.0[lane..]), delta);
+                s.store(s.mul(x, by), d);
+            }
+            s.store(s.sub(s.splat(zero), s.mul(delta, by)), &mut last[0].0[lane..]);
+        }
+        sums.row(rows.start)[1]
+    }
+
+    /// `out_i`, and `l_i` with its reference.
+    #[inline(always)]
+    fn rows<S: Simd<E::Num>>(
+        &mut self,
+        s: S,
+        chunk: &Chunk,
+        before: &mut Sums<E::Num>,
+        (out, sums): (&mut TileMut<'_, E>, &mut TileMut<'_, E::Num>),
+    ) {
+        let (&Part { head, grid, .. }, group) = (self.part, self.call.group());
+        if grid.causal {
+            self.meet_keys(s, chunk, before);
+            self.lay_keys(s, chunk);
+        }
+        let (span, dim) = (span(&chunk.rows), self.call.v.shape().dim);
+        for part in (0..group).filter(|_| !chunk.rows.is_empty()) {
+            self.meet_queries(s, head * group + part, &chunk.rows);
+            let Room { keys, rows, cargo, tile, seen, .. } = &mut *self.room;
+            let given = (&rows.features[..], span);
+            before.cargo(s, given, cargo);
+            if grid.causal {
+                let seen = &seen[..chunk.keys.len()];
+                Asked { pairs: keys, seen, tile }.cargo(s, given, cargo);
+            }
+            let (cargo, last) = cargo.split_at_mut(dim);
+            let l = &last[0];
+            let skipped = chunk.rows.start - sums.rows().first;
+            divide(s, span, cargo, l);
+            turn_back(s, cargo, chunk.rows.len(), skipped, (out, part));
+            for lane in 0..chunk.rows.len() {
+                let to = sums.row(part, skipped + lane);
+                to[0].write(l.0[lane]);
+                to[1].write(before.reference);
+            }
+        }
+        if grid.causal {
+            self.take_keys(s, chunk, before);
+        }
+    }
+
+    /// `d_q_i`, from `d_phi(q_i)`; and the rows into their sums.
+    #[inline(always)]
+    fn query_grads<S: Simd<E::Num>>(
+        &mut self,
+        s: S,
+        chunk: &Chunk,
+        (before, behind): (&mut Sums<E::Num>, &mut Sums<E::Num>),
+        d_q: &mut TileMut<'_, E>,
+    ) {
+        let (&Part { head, grid, .. }, group) = (self.part, self.call.group());
+        if grid.causal {
+            self.meet_keys(s, chunk, before);
+            self.lay_keys(s, chunk);
+        }
+        let (map, span) = (self.call.map, span(&chunk.rows));
+        let Some(back) = self.call.back else { return };
+        for part in (0..group).filter(|_| !chunk.rows.is_empty()) {
+            let head = head * group + part;
+            self.meet_queries(s, head, &chunk.rows);
+            let reference = self.meet_upstream(s, &back, head, &chunk.rows);
+            let Room { keys, rows, features, tile, seen, query_inputs, all, .. } = &mut *self.room;
+            let given = (&rows.cargo[..], span);
+            before.features(s, given, features);
+            if grid.causal {
+                let seen = &seen[..chunk.keys.len()];
+                Asked { pairs: keys, seen, tile }.features(s, given, features);
+            }
+            map.slope(s, span, &rows.features, features);
+            let by = map.back(s, span, features, (Side::Queries, query_inputs));
+            let skipped = chunk.rows.start - d_q.rows().first;
+            turn_back(s, by, chunk.rows.len(), skipped, (d_q, part));
+            // Sums of rows are over their references, those of keys times theirs.
+            behind.raise(-reference);
+            let factor = behind.factor(-reference);
+            lay(s, &rows.cargo, chunk.rows.len(), factor, &mut rows.cargo_rows);
+            behind.take(s, rows, span, all);
+        }
+        if grid.causal {
+            self.take_keys(s, chunk, before);
+        }
+    }
+
+    /// `d_k_j`, from `d_phi(k_j)`, and `d_v_j`.
+    #[inline(always)]
+    fn key_grads<S: Simd<E::Num>>(
+        &mut self,
+        s: S,
+        chunk: &Chunk,
+        behind: &mut Sums<E::Num>,
+        (d_k, d_v): (&mut TileMut<'_, E>, &mut TileMut<'_, E>),
+    ) {
+        let (&Part { item, head, grid, .. }, group) = (self.part, self.call.group());
+        let Some(back) = self.call.back else { return };
+        let asked = grid.causal && !chunk.rows.is_empty() && group > 0;
+        if asked {
+            behind.raise(-back.sums.head(item, head * group).row(chunk.rows.start)[1]);
+        }
+        self.fetch_by_keys(s, chunk, behind);
+        for part in (0..group).filter(|_| asked) {
+            let head = head * group + part;
+            self.meet_queries(s, head, &chunk.rows);
+            let reference = self.meet_upstream(s, &back, head, &chunk.rows);
+            let Room { keys, rows, features, cargo, tile, seen, all, .. } = &mut *self.room;
+            let (count, factor) = (chunk.rows.len(), behind.factor(-reference));
+            lay(s, &rows.features, count, E::Num::one(), &mut rows.feature_rows);
+            lay(s, &rows.cargo, count, factor, &mut rows.cargo_rows);
+            seen.iter_mut().enumerate().for_each(|(row, seen)| *seen = chunk.seen(row));
+            let mut asked = Asked { pairs: &*rows, seen: &seen[..count], tile };
+            asked.cargo(s, (&keys.features, span(&chunk.keys)), cargo);
+            asked.features(s, (&keys.cargo, span(&chunk.keys)), features);
+            behind.take(s, rows, span(&chunk.rows), all);
+        }
+        let (map, span) = (self.call.map, span(&chunk.keys));
+        let Room { keys, features, cargo, key_inputs, .. } = &mut *self.room;
+        map.slope(s, span, &keys.features, features);
+        let skipped = chunk.keys.start - d_k.rows().first;
+        let dim = self.call.v.shape().dim;
+        turn_back(s, &cargo[..dim], chunk.keys.len(), skipped, (d_v, 0));
+        let by = map.back(s, span, features, (Side::Keys, key_inputs));
+        turn_back(s, by, chunk.keys.len(), skipped, (d_k, 0));
+    }
+
+    /// What a chunk's keys fetch from the sums of rows, to whose reference their powers are relative.
+    #[inline(always)]
+    fn fetch_by_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, behind: &Sums<E::Num>) {
+        let (&Part { item, head, .. }, map, range) = (self.part, self.call.map, &chunk.keys);
+        let (k, v) = (self.call.k.head(item, head), self.call.v.head(item, head));
+        let Room { keys, key_inputs, features, cargo, .. } = &mut *self.room;
+        let row = |i: usize| k.row(range.start + i);
+        map.arguments(s, (row, range.len()), Side::Keys, key_inputs, &mut keys.features);
+        map.map(s, span(range), &Lanes([-behind.reference; GROUP]), &mut keys.features);
+        let one = E::Num::one();
+        turn(s, |i| v.row(range.start + i), range.len(), one, &mut keys.cargo[..v.dim]);
+        behind.cargo(s, (&keys.features, span(range)), cargo);
+        behind.features(s, (&keys.cargo, span(range)), features);
+    }
+}
+
+/// Divides each lane of a tile by its own number; 0 by which nothing can be divided leaves 0.
+#[inline(always)]
+fn divide<N: Number, S: Simd<N>>(s: S, span: Span, tile: &mut [Lanes<N>], by: &Lanes<N>) {
+    let inverse = |l: N| if l == N::zero() { N::zero() } else { N::one() / l };
+    let inverse = Lanes(by.0.map(inverse));
+    for x in tile {
+        for lane in span.vectors::<N, S>() {
+            let x = &mut x.0[lane..];
+            s.store(s.mul(s.load(x), s.load(&inverse.0[lane..])), x);
+        }
+    }
+}

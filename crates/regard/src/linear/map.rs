@@ -1,0 +1,353 @@
+//! Feature maps: what queries and keys become before they meet.
+
+use crate::dropout::{halves, philox};
+use crate::element::{Element, Number};
+use crate::error::Error;
+use crate::lanes::turn;
+use crate::micro::{Dots, add_values, dot_tile};
+use crate::score::LOG2_E;
+use crate::simd::{GROUP, Lanes, Simd, Span, math};
+use crate::view::Rows;
+use std::f64::consts::{LN_2, TAU};
+
+/// How a query or a key becomes features that are never negative.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FeatureMap {
+    /// `elu(x) + 1`, feature by feature: `x + 1` above 0, `e^x` below (Katharopoulos et al. 2020).
+    EluPlusOne,
+    /// `max(x, 0)`, feature by feature. A row none of whose keys shares a positive feature with it has no weights: its
+    /// output is 0.
+    Relu,
+    /// `e^(w . x - |x|^2 / 2)` for random directions `w`, with `x` over the fourth root of its number of features: products
+    /// estimate `e^(q . k / sqrt(dim))`, the weights of softmax attention (Choromanski et al. 2021). Directions are
+    /// orthogonal to each other, as many at a time as there are dimensions, each as long as a normal vector would be.
+    ///
+    /// All heads share the directions. Powers of a query are relative to its largest, those of keys to the largest of those
+    /// seen so far (by whole powers of two): factors that the quotient cancels, so that none overflows.
+    PositiveRandom {
+        /// Directions: the error of an estimate falls with the root of their number.
+        features: usize,
+        /// Of the directions.
+        seed: u64,
+    },
+}
+
+/// Random features at most: more would be no mistake of ours.
+const MOST: usize = 1 << 20;
+
+impl FeatureMap {
+    /// Features of a row with `dim` of its own.
+    #[must_use]
+    pub fn features(self, dim: usize) -> usize {
+        match self {
+            Self::EluPlusOne | Self::Relu => dim,
+            Self::PositiveRandom { features, .. } => features,
+        }
+    }
+
+    /// `elu`, `relu`, `random256`.
+    #[must_use]
+    pub fn name(self) -> String {
+        match self {
+            Self::EluPlusOne => "elu".into(),
+            Self::Relu => "relu".into(),
+            Self::PositiveRandom { features, .. } => format!("random{features}"),
+        }
+    }
+
+    pub(crate) fn check(self) -> Result<(), Error> {
+        match self {
+            Self::PositiveRandom { features: 0, .. } => {
+                Err(Error::Zero { option: "random features" })
+            }
+            Self::PositiveRandom { features, .. } if features > MOST => {
+                let (option, limit) = ("random features", MOST + 1);
+                Err(Error::OutOfRange { option, found: features, limit })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The directions of a random map, `[features][dim]`; none of the others.
+    pub(crate) fn directions(self, dim: usize) -> Vec<f64> {
+        let Self::PositiveRandom { features, seed } = self else { return Vec::new() };
+        let mut all = Vec::with_capacity(features * dim);
+        for first in (0..features).step_by(dim.max(1)) {
+            let block = first..(first + dim).min(features);
+            let normal = |draw: usize| normals(seed, draw as u64, dim);
+            let rows = orthonormal(block.clone().map(|row| normal(2 * row)).collect());
+            for (row, direction) in block.zip(rows) {
+                let length = norm(&normal(2 * row + 1));
+                all.extend(direction.iter().map(|x| x * length));
+            }
+        }
+        all
+    }
+}
+
+fn norm(x: &[f64]) -> f64 {
+    x.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// Standard normal numbers (Box and Muller 1958) of a draw.
+fn normals(seed: u64, draw: u64, count: usize) -> Vec<f64> {
+    let [low, high] = halves(draw);
+    let pair = |i: usize| {
+        let [at, _] = halves(i as u64);
+        let words = philox([[low], [high], [at], [0]], halves(seed));
+        let unit = |a: u32, b: u32| {
+            ((u64::from(a) << 21 ^ u64::from(b) >> 11) as f64 + 0.5) / 2f64.powi(53)
+        };
+        let [[a], [b], [c], [d]] = words;
+        let (radius, angle) = ((-2.0 * unit(a, b).ln()).sqrt(), TAU * unit(c, d));
+        [radius * angle.cos(), radius * angle.sin()]
+    };
+    (0..count.div_ceil(2)).flat_map(pair).take(count).collect()
+}
+
+/// Rows made orthogonal to those before them, each of length 1 (Gram and Schmidt, twice, which is enough).
+fn orthonormal(mut rows: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
+    for i in 0..rows.len() {
+        let (before, rest) = rows.split_at_mut(i);
+        let row = &mut rest[0];
+        for other in before.iter().chain(before.iter()) {
+            let along: f64 = row.iter().zip(other).map(|(a, b)| a * b).sum();
+            row.iter_mut().zip(other).for_each(|(a, b)| *a -= along * b);
+        }
+        let length = norm(row);
+        row.iter_mut().for_each(|x| *x /= length);
+    }
+    rows
+}
+
+/// Whose features are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Queries,
+    Keys,
+}
+
+/// A feature map made ready for rows of `dim` features.
+#[derive(Clone, Debug)]
+pub(crate) struct Map<N> {
+    map: FeatureMap,
+    dim: usize,
+    /// `[features][dim]`, times what brings powers to base 2.
+    directions: Vec<N>,
+}
+
+impl<N: Number> Map<N> {
+    pub(crate) fn new(map: FeatureMap, dim: usize) -> Self {
+        let factor = LOG2_E * (dim as f64).powf(-0.25);
+        let directions = map.directions(dim);
+        let directions = directions.into_iter().map(|w| N::from_f64(w * factor)).collect();
+        Self { map, dim, directions }
+    }
+
+    pub(crate) fn features(&self) -> usize {
+        self.map.features(self.dim)
+    }
+
+    /// Features that rows must be turned into lanes with before they are mapped; none where the map takes each alone.
+    pub(crate) fn inputs(&self) -> usize {
+        if self.is_random() { self.dim } else { 0 }
+    }
+
+    fn is_random(&self) -> bool {
+        matches!(self.map, FeatureMap::PositiveRandom { .. })
+    }
+
+    fn rows(&self) -> Rows<'_, N> {
+        Rows { data: &self.directions, stride: self.dim, len: self.features(), dim: self.dim }
+    }
+
+    /// What features are functions of, of `count` rows, `[features][lanes]`: the rows themselves, or logarithms to base 2.
+    /// `x` gets the rows in lanes where those differ.
+    #[inline(always)]
+    pub(crate) fn arguments<'r, E: Element<Num = N>, S: Simd<N>>(
+        &self,
+        s: S,
+        (row, count): (impl Fn(usize) -> &'r [E], usize),
+        side: Side,
+        x: &mut [Lanes<N>],
+        to: &mut [Lanes<N>],
+    ) {
+        if !self.is_random() {
+            return turn(s, row, count, N::one(), to);
+        }
+        let span = Span { start: 0, end: count };
+        turn(s, row, count, N::one(), x);
+        dot_tile(s, (self.rows(), x), span, to, &mut Dots);
+        if side == Side::Queries {
+            return; // a query's length is a factor of all its features
+        }
+        let half = s.splat(N::from_f64(0.5 * LOG2_E / (self.dim as f64).sqrt()));
+        for lane in span.vectors::<N, S>() {
+            let mut squares = s.splat(N::zero());
+            for x in &*x {
+                let x = s.load(&x.0[lane..]);
+                squares = s.fma(x, x, squares);
+            }
+            let squares = s.mul(squares, half);
+            for to in &mut *to {
+                let to = &mut to.0[lane..];
+                s.store(s.sub(s.load(to), squares), to);
+            }
+        }
+    }
+
+    /// The whole power of two that the features of `count` keys stay below; 0 where they are no powers.
+    #[inline(always)]
+    pub(crate) fn reference(&self, arguments: &[Lanes<N>], count: usize) -> N {
+        if !self.is_random() {
+            return N::zero();
+        }
+        let mut largest = [N::neg_infinity(); GROUP];
+        for x in arguments {
+            for (largest, x) in largest[..count].iter_mut().zip(&x.0) {
+                *largest = if *x > *largest { *x } else { *largest };
+            }
+        }
+        largest.into_iter().fold(N::neg_infinity(), |a, b| if b > a { b } else { a }).ceil()
+    }
+
+    /// The largest argument of each row, that its powers are relative to.
+    #[inline(always)]
+    pub(crate) fn largest(&self, arguments: &[Lanes<N>], count: usize) -> Lanes<N> {
+        let mut largest = Lanes([N::zero(); GROUP]);
+        if self.is_random() {
+            largest.0[..count].fill(N::neg_infinity());
+            for x in arguments {
+                for (largest, x) in largest.0.iter_mut().zip(&x.0) {
+                    *largest = if *x > *largest { *x } else { *largest };
+                }
+            }
+        }
+        largest
+    }
+
+    /// Arguments become features; powers relative to `top`.
+    #[inline(always)]
+    pub(crate) fn map<S: Simd<N>>(&self, s: S, span: Span, top: &Lanes<N>, x: &mut [Lanes<N>]) {
+        let (zero, one) = (s.splat(N::zero()), s.splat(N::one()));
+        let log2_e = s.splat(N::from_f64(LOG2_E));
+        for x in x {
+            for lane in span.vectors::<N, S>() {
+                let to = &mut x.0[lane..];
+                let x = s.load(to);
+                let phi = match self.map {
+                    FeatureMap::EluPlusOne => {
+                        let power = math::exp2(s, s.mul(x, log2_e));
+                        s.select(s.less(zero, x), s.add(x, one), power)
+                    }
+                    FeatureMap::Relu => s.max(zero, x),
+                    FeatureMap::PositiveRandom { .. } => {
+                        math::exp2(s, s.sub(x, s.load(&top.0[lane..])))
+                    }
+                };
+                s.store(phi, to);
+            }
+        }
+    }
+
+    /// Gradients by features become gradients by arguments. The slope of every map is a function of the feature alone.
+    #[inline(always)]
+    pub(crate) fn slope<S: Simd<N>>(
+        &self,
+        s: S,
+        span: Span,
+        features: &[Lanes<N>],
+        d: &mut [Lanes<N>],
+    ) {
+        let (zero, one) = (s.splat(N::zero()), s.splat(N::one()));
+        for (phi, d) in features.iter().zip(d) {
+            for lane in span.vectors::<N, S>() {
+                let phi = s.load(&phi.0[lane..]);
+                let slope = match self.map {
+                    FeatureMap::EluPlusOne => s.select(s.less(one, phi), one, phi),
+                    FeatureMap::Relu => s.select(s.less(zero, phi), one, zero),
+                    FeatureMap::PositiveRandom { .. } => phi,
+                };
+                let d = &mut d.0[lane..];
+                s.store(s.mul(s.load(d), slope), d);
+            }
+        }
+    }
+
+    /// The gradient by rows, `[dim][lanes]`, from the one by arguments: itself, or its sum over the directions, which takes the
+    /// place of the inputs.
+    ///
+    /// Scaling a query's features changes nothing, so what its length adds to all arguments has no gradient.
+    #[inline(always)]
+    pub(crate) fn back<'d, S: Simd<N>>(
+        &self,
+        s: S,
+        span: Span,
+        d: &'d [Lanes<N>],
+        (side, inputs): (Side, &'d mut [Lanes<N>]),
+    ) -> &'d [Lanes<N>] {
+        if !self.is_random() {
+            return d;
+        }
+        // By `e^(w . x - |x|^2 / 2)`: d w - d x, each summed over the directions, whose factor is undone.
+        let mut factor = Lanes([N::zero(); GROUP]);
+        let size = N::from_f64(-LOG2_E / (self.dim as f64).sqrt());
+        for d in d.iter().filter(|_| side == Side::Keys) {
+            factor.0.iter_mut().zip(&d.0).for_each(|(sum, d)| *sum = *sum + *d);
+        }
+        factor.0.iter_mut().for_each(|x| *x = *x * size);
+        let rows = (self.rows(), &[][..]);
+        add_values::<_, S, false, false>(s, rows, (d, &[]), span, (&factor, inputs));
+        let ln_2 = s.splat(N::from_f64(LN_2));
+        for x in &mut *inputs {
+            for lane in span.vectors::<N, S>() {
+                let x = &mut x.0[lane..];
+                s.store(s.mul(s.load(x), ln_2), x);
+            }
+        }
+        inputs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directions_are_orthogonal_in_blocks_and_as_long_as_normal_vectors() {
+        let (dim, features) = (16, 40);
+        let w = FeatureMap::PositiveRandom { features, seed: 3 }.directions(dim);
+        assert_eq!(w.len(), features * dim);
+        let row = |i: usize| &w[i * dim..][..dim];
+        for i in 0..features {
+            for j in 0..i {
+                let along: f64 = row(i).iter().zip(row(j)).map(|(a, b)| a * b).sum();
+                assert!(i / dim != j / dim || along.abs() < 1e-12, "{i} {j} {along}");
+                assert!(along.abs() < 0.9 * norm(row(i)) * norm(row(j)), "{i} {j} alike");
+            }
+        }
+        let mean = w.iter().map(|x| x * x).sum::<f64>() / w.len() as f64;
+        assert!((mean - 1.0).abs() < 0.3, "{mean}");
+    }
+
+    /// Of short rows: the spread of an estimate grows with the power of their length.
+    #[test]
+    fn products_of_random_features_estimate_the_softmax_kernel() {
+        let (dim, features, seeds) = (8, 1 << 12, 0..8);
+        let row = |draw: u64| -> Vec<f64> {
+            normals(77, draw, dim).iter().map(|x| 0.5 * x / (dim as f64).powf(0.25)).collect()
+        };
+        let (q, k) = (row(1), row(2));
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let phi = |x: &[f64], w: &[f64]| (dot(w, x) - dot(x, x) / 2.0).exp();
+        let sum: f64 = seeds
+            .clone()
+            .flat_map(|seed| {
+                let w = FeatureMap::PositiveRandom { features, seed }.directions(dim);
+                w.chunks(dim).map(|w| phi(&q, w) * phi(&k, w)).collect::<Vec<f64>>()
+            })
+            .sum();
+        let (estimate, exact) = (sum / (features * seeds.count()) as f64, dot(&q, &k).exp());
+        assert!((estimate - exact).abs() < 0.06 * exact, "{estimate} {exact}");
+    }
+}

@@ -1,0 +1,189 @@
+//! The sums that stand for all keys (or rows) seen so far, and what they answer.
+
+use crate::element::Number;
+use crate::micro::{Dots, Packed, Seen, add_rows, add_values, dot_tile};
+use crate::simd::{GROUP, Lanes, Simd, Span};
+
+/// The reference of sums of nothing: 2 to it is 0 beside any other, and differences from it are finite.
+fn nothing<N: Number>() -> N {
+    N::min_value() / N::from_f64(4.0)
+}
+
+/// `2^reference` times the sum of `features x cargo` over keys or rows, `[features][cargo]`.
+///
+/// Of a key, the cargo is its value and a 1, so the last column is the sum of the features alone. Of a row it is the gradient of
+/// its output, and what the sum of its weights has to do with it.
+#[derive(Debug)]
+pub struct Sums<N> {
+    sums: Packed<N>,
+    pub(crate) reference: N,
+    /// Features and cargo.
+    size: [usize; 2],
+}
+
+/// Keys or rows of a chunk: features and cargo, in lanes and as rows.
+#[derive(Debug)]
+pub(crate) struct Pairs<N> {
+    pub(crate) features: Vec<Lanes<N>>,
+    pub(crate) cargo: Vec<Lanes<N>>,
+    pub(crate) feature_rows: Packed<N>,
+    pub(crate) cargo_rows: Packed<N>,
+}
+
+impl<N: Number> Pairs<N> {
+    pub(crate) fn new([features, cargo]: [usize; 2]) -> Self {
+        let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
+        Self {
+            features: zeros(features),
+            cargo: zeros(cargo),
+            feature_rows: Packed::new(GROUP, features),
+            cargo_rows: Packed::new(GROUP, cargo),
+        }
+    }
+}
+
+/// `2^x` for a whole number not above 0.
+fn power<N: Number>(x: N) -> N {
+    if x < N::from_f64(-N::POWERS) { N::zero() } else { x.whole_power_of_two() }
+}
+
+/// Field by field would not do: what is aligned in one place is not in another.
+impl<N: Number> Clone for Sums<N> {
+    fn clone(&self) -> Self {
+        let mut same = Self::new(self.size);
+        same.add(self);
+        same
+    }
+}
+
+impl<N: Number> Sums<N> {
+    /// Of nothing.
+    pub(crate) fn new(size: [usize; 2]) -> Self {
+        let sums = Packed::new(size[0], size[1]);
+        Self { sums, reference: nothing(), size }
+    }
+
+    /// Makes the reference at least this.
+    pub(crate) fn raise(&mut self, to: N) {
+        if to > self.reference {
+            let factor = power(self.reference - to);
+            self.reference = to;
+            if factor != N::one() {
+                for i in 0..self.size[0] {
+                    self.sums.row_mut(i).iter_mut().for_each(|x| *x = *x * factor);
+                }
+            }
+        }
+    }
+
+    /// What a number with this reference is to be multiplied by, to be added here.
+    pub(crate) fn factor(&self, reference: N) -> N {
+        power(reference - self.reference)
+    }
+
+    /// Adds others.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.raise(other.reference);
+        let factor = self.factor(other.reference);
+        for i in 0..self.size[0] {
+            let (to, from) = (self.sums.row_mut(i), other.sums.row(i));
+            to.iter_mut().zip(from).for_each(|(to, x)| *to = *to + *x * factor);
+        }
+    }
+
+    /// Adds those of a chunk, whose powers are relative to the reference here; `all` counts the features.
+    #[inline(always)]
+    pub(crate) fn take<S: Simd<N>>(&mut self, s: S, pairs: &Pairs<N>, span: Span, all: &[usize]) {
+        let (tile, cargo) = ((&pairs.features[..], &[][..]), &pairs.cargo_rows);
+        add_rows::<_, S, false, false>(s, tile, (cargo, span), cargo, (all, &mut self.sums));
+    }
+
+    /// The cargo that features fetch, `[cargo][lanes]`.
+    #[inline(always)]
+    pub(crate) fn cargo<S: Simd<N>>(
+        &self,
+        s: S,
+        (features, span): (&[Lanes<N>], Span),
+        to: &mut [Lanes<N>],
+    ) {
+        let zero = Lanes([N::zero(); GROUP]);
+        to.fill(zero);
+        let sums = self.sums.view(0..self.size[0], to.len());
+        add_values::<_, S, false, false>(s, (sums, &[]), (features, &[]), span, (&zero, to));
+    }
+
+    /// The features that cargo fetches, `[features][lanes]`.
+    #[inline(always)]
+    pub(crate) fn features<S: Simd<N>>(
+        &self,
+        s: S,
+        (cargo, span): (&[Lanes<N>], Span),
+        to: &mut [Lanes<N>],
+    ) {
+        let sums = self.sums.view(0..to.len(), cargo.len());
+        dot_tile(s, (sums, cargo), span, to, &mut Dots);
+    }
+}
+
+/// Those of a chunk that are asked by others of the same chunk, pair by pair: each is `seen` by some lanes.
+#[derive(Debug)]
+pub(crate) struct Asked<'t, N> {
+    pub(crate) pairs: &'t Pairs<N>,
+    pub(crate) seen: &'t [Seen],
+    pub(crate) tile: &'t mut [Lanes<N>],
+}
+
+impl<N: Number> Asked<'_, N> {
+    /// Adds the cargo that features fetch.
+    #[inline(always)]
+    pub(crate) fn cargo<S: Simd<N>>(
+        &mut self,
+        s: S,
+        (features, span): (&[Lanes<N>], Span),
+        to: &mut [Lanes<N>],
+    ) {
+        let Pairs { feature_rows, cargo_rows, .. } = self.pairs;
+        self.add(s, (feature_rows, cargo_rows), (features, span), to);
+    }
+
+    /// Adds the features that cargo fetches.
+    #[inline(always)]
+    pub(crate) fn features<S: Simd<N>>(
+        &mut self,
+        s: S,
+        (cargo, span): (&[Lanes<N>], Span),
+        to: &mut [Lanes<N>],
+    ) {
+        let Pairs { feature_rows, cargo_rows, .. } = self.pairs;
+        self.add(s, (cargo_rows, feature_rows), (cargo, span), to);
+    }
+
+    /// `to[..][lane] += sum over those it sees of (x[lane] . by) what`, for half of them at a time: the lanes that see none of
+    /// one half are half of all.
+    #[inline(always)]
+    fn add<S: Simd<N>>(
+        &mut self,
+        s: S,
+        (by, what): (&Packed<N>, &Packed<N>),
+        (x, span): (&[Lanes<N>], Span),
+        to: &mut [Lanes<N>],
+    ) {
+        const HALF: usize = GROUP / 2;
+        let one = Lanes([N::one(); GROUP]);
+        for first in (0..self.seen.len()).step_by(HALF) {
+            let asked = first..(first + HALF).min(self.seen.len());
+            let seen = &self.seen[asked.clone()];
+            let any = seen.iter().fold(0, |any, seen| any | seen);
+            let start = if any.trailing_zeros() as usize >= HALF { HALF } else { 0 };
+            let end = if any.leading_zeros() as usize >= HALF { HALF } else { GROUP };
+            let span = Span { start, end: span.end.min(end) };
+            if span.end <= span.start {
+                continue;
+            }
+            let tile = &mut self.tile[asked.clone()];
+            dot_tile(s, (by.view(asked.clone(), x.len()), x), span, tile, &mut Dots);
+            let what = what.view(asked, to.len());
+            add_values::<_, S, true, false>(s, (what, &[]), (tile, seen), span, (&one, to));
+        }
+    }
+}
