@@ -34,8 +34,44 @@ pub struct Case {
     pub entropy: bool,
     /// How exact the products are, if not as usual: such rows run only where that makes a difference.
     pub precision: Option<Precision>,
+    /// Which function of its inputs a row is about.
+    pub way: Way,
     /// Of the inputs.
     pub seed: u64,
+}
+
+/// A function of queries, keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Way {
+    /// Attention itself.
+    #[default]
+    Exact,
+    /// Attention over what hashing finds ([`regard::LshAttention`]); causal if the mask is.
+    Lsh {
+        /// How often everything is hashed.
+        rounds: usize,
+        /// Keys of a block.
+        bucket_size: usize,
+    },
+}
+
+impl Way {
+    /// Its name in the report, if it is not the usual one.
+    fn name(self) -> Option<&'static str> {
+        match self {
+            Self::Exact => None,
+            Self::Lsh { .. } => Some("lsh"),
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact => Ok(()),
+            Self::Lsh { rounds, bucket_size } => write!(f, "-lsh{rounds}x{bucket_size}"),
+        }
+    }
 }
 
 /// The type of the elements.
@@ -98,7 +134,7 @@ impl SimilarityCase {
 }
 
 /// `{dtype}-{similarity}-b{batch}-h{q}x{kv}-n{q_len}x{k_len}-d{qk}[from{q}]x{v}-{mask}-{options or plain}-{layout}-{align}
-/// [-dropout{rate}][-entropy][-{precision}]`,
+/// [-dropout{rate}][-entropy][-{precision}][-lsh{rounds}x{bucket size}]`,
 /// e.g. `f32-dot-b2-h4x2-n33x65-d16x8-causal-alibi+sinks-bshd-end`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -120,7 +156,8 @@ impl fmt::Display for Case {
         }?;
         self.dropout.map_or(Ok(()), |rate| write!(f, "-dropout{rate}"))?;
         f.write_str(if self.entropy { "-entropy" } else { "" })?;
-        self.precision.map_or(Ok(()), |precision| write!(f, "-{}", precision.name()))
+        self.precision.map_or(Ok(()), |precision| write!(f, "-{}", precision.name()))?;
+        write!(f, "{}", self.way)
     }
 }
 
@@ -139,6 +176,7 @@ impl Case {
             dropout: None,
             entropy: false,
             precision: None,
+            way: Way::Exact,
             seed: 7,
         }
     }
@@ -195,6 +233,7 @@ impl Case {
             groups.push("entropy".into());
         }
         groups.extend(self.precision.map(|precision| format!("precision {}", precision.name())));
+        groups.extend(self.way.name().map(|name| format!("way {name}")));
         groups
     }
 }
@@ -280,6 +319,7 @@ pub fn cases() -> Vec<Case> {
     let few = few_rows().into_iter().map(|case| Case { dtype: Dtype::Bf16, ..case });
     let others: Vec<Case> = others.chain(few).collect();
     table.extend(others);
+    table.extend(crate::lsh::cases());
     table
 }
 

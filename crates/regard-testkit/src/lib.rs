@@ -21,6 +21,7 @@
 //! | `cases` | the table |
 //! | `close` | the tolerance |
 //! | `run` | the runner and its report |
+//! | `lsh` | attention by hashing: data, rows, judge |
 //! | `cache` | what a key/value cache should do, from random bytes |
 
 #![forbid(unsafe_code)]
@@ -29,13 +30,14 @@ pub mod cache;
 pub mod cases;
 pub mod close;
 pub mod data;
+pub mod lsh;
 pub mod masks;
 pub mod noise;
 pub mod run;
 pub mod scores;
 
 pub use cache::CacheModel;
-pub use cases::{Case, Dtype, cases};
+pub use cases::{Case, Dtype, Way, cases};
 pub use close::{GradJudge, Judge};
 pub use data::{Arrangement, Data, Stored};
 pub use noise::Noise;

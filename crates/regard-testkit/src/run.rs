@@ -1,8 +1,9 @@
 //! Runs the table on everything this machine has, and reports.
 
-use crate::cases::{Case, Dtype};
+use crate::cases::{Case, Dtype, Way};
 use crate::close::{GradJudge, Judge, Ratio, values, wide};
 use crate::data::Data;
+use crate::lsh;
 use regard::reference::Inputs;
 use regard::{Element, Error, Grads, Isa, Machine, Output, Plan, Problem, Upstream, bf16, f16};
 use std::collections::BTreeMap;
@@ -73,68 +74,109 @@ pub fn check(cases: &[Case], mut progress: impl FnMut(usize, usize)) -> Report {
 /// One row everywhere; returns its worst ratio.
 fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
     let data = Data::<E>::new(case);
+    let mut everywhere = Everywhere { case, isas, failures };
+    match case.way {
+        Way::Exact => run_exact(&data, &mut everywhere),
+        Way::Lsh { rounds, bucket_size } => lsh::run(&data, [rounds, bucket_size], &mut everywhere),
+    }
+}
+
+/// Attention itself.
+fn run_exact<E: Element>(data: &Data<E>, everywhere: &mut Everywhere<'_>) -> Ratio {
+    let case = everywhere.case;
     let problem = data.problem(case);
     let judge = Judge::new(&problem, data.inputs());
     let upstream = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
     let grad_judge = GradJudge::new(&problem, data.inputs(), upstream);
-    let mut worst = Ratio::default();
-    let mut fused: Option<Both<E>> = None;
-    for isa in isas {
-        let mut first: Option<Both<E>> = None;
-        // Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
-        let by_tiles = Plan::new(problem.clone(), Machine::here().isa(*isa));
-        let by_tiles = by_tiles.is_ok_and(|plan| plan.tile_products().is_some());
-        if (isa.name() == "amx" || case.precision.is_some()) && !by_tiles {
-            continue;
-        }
-        for threads in THREADS {
-            let mut fail = |why: String| {
-                failures.push(Failure { case: case.to_string(), isa: isa.name(), threads, why });
-            };
-            let machine = Machine::here().isa(*isa).threads(threads);
-            let call = || -> Result<Both<E>, Error> {
-                let (q, k, v) = data.inputs();
-                let plan = Plan::new(problem.clone(), machine)?;
-                let output = plan.forward(q, k, v)?;
-                let grads = plan.backward(q, k, v, &output, data.upstream(case))?;
-                Ok((output, grads))
-            };
-            let both = match catch_unwind(AssertUnwindSafe(call)) {
-                Ok(Ok(both)) => both,
-                Ok(Err(error)) => return fail_all(fail, format!("refused: {error}")),
-                Err(_) => return fail_all(fail, "panicked".into()),
-            };
-            if let Some(first) = &first {
-                if !same(first, &both) {
-                    fail(format!("other bits than with {} thread", THREADS[0]));
-                }
+    let call = |machine| {
+        let (q, k, v) = data.inputs();
+        let plan = Plan::new(problem.clone(), machine)?;
+        let output = plan.forward(q, k, v)?;
+        let grads = plan.backward(q, k, v, &output, data.upstream(case))?;
+        Ok(((output, grads), ()))
+    };
+    everywhere.run(&problem, call, |both, ()| judge_both(&judge, &grad_judge, both))
+}
+
+/// How near to its bounds a result is, and which gradient came nearest.
+pub(crate) fn judge_both<E: Element>(
+    judge: &Judge,
+    grad_judge: &GradJudge,
+    both: &Both<E>,
+) -> Result<(Ratio, &'static str), String> {
+    let (ratio, (grads, which)) = (judge.ratio(&both.0)?, grad_judge.ratio(&both.1)?);
+    Ok((Ratio { grads, ..ratio }, which))
+}
+
+/// A row, and where it runs.
+pub(crate) struct Everywhere<'r> {
+    pub(crate) case: &'r Case,
+    isas: &'r [Isa],
+    failures: &'r mut Vec<Failure>,
+}
+
+impl Everywhere<'_> {
+    /// Makes the call on every instruction set with every number of threads; returns the worst ratio. `call` may tell `judge`
+    /// more than the result. The problem says whether tiles are used.
+    pub(crate) fn run<E: Element, X>(
+        &mut self,
+        problem: &Problem<'_, E>,
+        call: impl Fn(Machine) -> Result<(Both<E>, X), Error>,
+        judge: impl Fn(&Both<E>, &X) -> Result<(Ratio, &'static str), String>,
+    ) -> Ratio {
+        let Self { case, isas, failures } = self;
+        let mut worst = Ratio::default();
+        let mut fused: Option<Both<E>> = None;
+        for isa in *isas {
+            let mut first: Option<Both<E>> = None;
+            // Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
+            let by_tiles = Plan::new(problem.clone(), Machine::here().isa(*isa));
+            let by_tiles = by_tiles.is_ok_and(|plan| plan.tile_products().is_some());
+            if (isa.name() == "amx" || case.precision.is_some()) && !by_tiles {
                 continue;
             }
-            match (judge.ratio(&both.0), grad_judge.ratio(&both.1)) {
-                (Err(why), _) | (_, Err(why)) => fail(why),
-                (Ok(ratio), Ok((grads, which))) => {
-                    let ratio = Ratio { grads, ..ratio };
-                    if !ratio.is_close() {
-                        fail(format!("of the bound: {ratio:.3?}, the gradient by {which}"));
+            for threads in THREADS {
+                let mut fail = |why: String| {
+                    let case = case.to_string();
+                    failures.push(Failure { case, isa: isa.name(), threads, why });
+                };
+                let machine = Machine::here().isa(*isa).threads(threads);
+                let (both, more) = match catch_unwind(AssertUnwindSafe(|| call(machine))) {
+                    Ok(Ok(both)) => both,
+                    Ok(Err(error)) => return fail_all(fail, format!("refused: {error}")),
+                    Err(_) => return fail_all(fail, "panicked".into()),
+                };
+                if let Some(first) = &first {
+                    if !same(first, &both) {
+                        fail(format!("other bits than with {} thread", THREADS[0]));
                     }
-                    worst = worst.max(ratio);
+                    continue;
                 }
-            }
-            // Instruction sets with a fused multiply-add agree to the bit.
-            if isa.name() != "portable" && !by_tiles {
-                if fused.as_ref().is_some_and(|fused| !same(fused, &both)) {
-                    fail("other bits than on the instruction set before".into());
+                match judge(&both, &more) {
+                    Err(why) => fail(why),
+                    Ok((ratio, which)) => {
+                        if !ratio.is_close() {
+                            fail(format!("of the bound: {ratio:.3?}, the gradient by {which}"));
+                        }
+                        worst = worst.max(ratio);
+                    }
                 }
-                fused = Some(both.clone());
+                // Instruction sets with a fused multiply-add agree to the bit.
+                if isa.name() != "portable" && !by_tiles {
+                    if fused.as_ref().is_some_and(|fused| !same(fused, &both)) {
+                        fail("other bits than on the instruction set before".into());
+                    }
+                    fused = Some(both.clone());
+                }
+                first = Some(both);
             }
-            first = Some(both);
         }
+        worst
     }
-    worst
 }
 
 /// A call and its way back.
-type Both<E> = (Output<E>, Grads<E>);
+pub(crate) type Both<E> = (Output<E>, Grads<E>);
 
 fn same<E: Element>(a: &Both<E>, b: &Both<E>) -> bool {
     same_bits(&a.0, &b.0) && same_grad_bits(&a.1, &b.1)

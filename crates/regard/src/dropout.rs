@@ -111,13 +111,16 @@ impl<N: Number> Task<N> for Factors<'_, N> {
 
 #[expect(clippy::cast_possible_truncation, reason = "both halves are kept")]
 #[inline(always)]
-fn halves(x: u64) -> [u32; 2] {
+pub(crate) fn halves(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]
 }
 
 /// Philox-4x32-10 of several counters side by side; plain loops, which the compiler turns into vectors.
 #[inline(always)]
-fn philox<const N: usize>(mut counter: [[u32; N]; 4], mut key: [u32; 2]) -> [[u32; N]; 4] {
+pub(crate) fn philox<const N: usize>(
+    mut counter: [[u32; N]; 4],
+    mut key: [u32; 2],
+) -> [[u32; N]; 4] {
     for _ in 0..10 {
         let [c0, c1, c2, c3] = counter;
         for i in 0..N {

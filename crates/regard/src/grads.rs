@@ -23,9 +23,9 @@ use std::sync::OnceLock;
 /// as the rows of an [`Output`] are.
 #[derive(Clone, Copy, Debug)]
 pub struct Upstream<'a, E: Element> {
-    out: View<'a, E>,
-    lse: Option<&'a [E::Num]>,
-    entropy: Option<&'a [E::Num]>,
+    pub(crate) out: View<'a, E>,
+    pub(crate) lse: Option<&'a [E::Num]>,
+    pub(crate) entropy: Option<&'a [E::Num]>,
     bias: bool,
 }
 

@@ -2,9 +2,13 @@
 
 use crate::element::{Element, Number};
 use crate::error::Error;
-use crate::mask::RowTile;
+use crate::machine::Machine;
+use crate::simd::{Simd, Task};
 use crate::softmax::State;
-use crate::view::{Heads, Tensor, Unwritten};
+use crate::view::{Layout, Shape, Tensor, View};
+
+/// Rows that are merged at a time.
+const ROWS: usize = 64;
 
 /// The result of attention: the weighted values, and what is needed to recompute any weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +43,18 @@ impl<E: Element> Output<E> {
     /// Associative and commutative up to rounding; a part that sees nothing changes nothing. The entropy is merged if all
     /// parts have it.
     pub fn merge(parts: &[Self]) -> Result<Self, Error> {
+        let layout = parts.first().map_or(Layout::Bhsd, |part| part.out.layout());
+        Self::merge_on(Machine::here().threads(1), parts, layout, |_, row| row)
+    }
+
+    /// The same on several threads, into any layout if nothing is packed, of parts that may have their rows in other orders:
+    /// row `row` of the result is row `place(part, row)` of a part, counted over all heads and items.
+    pub(crate) fn merge_on(
+        machine: Machine,
+        parts: &[Self],
+        layout: Layout,
+        place: impl Fn(usize, usize) -> usize + Sync,
+    ) -> Result<Self, Error> {
         let Some(first) = parts.first() else { return Err(Error::NothingToMerge) };
         let shape = first.out.shape();
         for part in parts {
@@ -61,9 +77,8 @@ impl<E: Element> Output<E> {
                 Error::unless_same("offset", ("the first part", *a), ("another part", *b))?;
             }
         }
-        // Packed items are merged as one.
-        let shape = first.out.view().joined().shape();
-        let rows = shape.batch * shape.heads * shape.len;
+        let whole = first.out.view().joined().shape();
+        let rows = whole.batch * whole.heads * whole.len;
         let with_entropy = parts.iter().all(|p| p.entropy.is_some());
         for part in parts {
             part.check_rows(rows)?;
@@ -72,15 +87,17 @@ impl<E: Element> Output<E> {
         }
         let with_states = parts.iter().all(|p| p.states.len() == rows);
         // In f64, relative to the largest: the weights of the parts are exact, what is left is the rounding of each part.
-        let state = |p: &Self, row: usize| {
+        let state = |(i, p): (usize, &Self), row: usize| {
+            let row = place(i, row);
             let [m, l] =
                 if with_states { p.states[row] } else { [p.lse[row], E::Num::from_f64(1.0)] };
             let seen = p.lse[row].to_f64() > f64::NEG_INFINITY;
             (if seen { m.to_f64() } else { f64::NEG_INFINITY }, l.to_f64())
         };
         let weights = |row: usize| {
-            let m = parts.iter().map(|p| state(p, row).0).fold(f64::NEG_INFINITY, f64::max);
-            let weight = move |p: &Self| {
+            let each = || parts.iter().enumerate();
+            let m = each().map(|p| state(p, row).0).fold(f64::NEG_INFINITY, f64::max);
+            let weight = move |p: (usize, &Self)| {
                 let (of_part, l) = state(p, row);
                 match of_part - m {
                     _ if of_part == f64::NEG_INFINITY => 0.0,
@@ -88,7 +105,7 @@ impl<E: Element> Output<E> {
                     below => below.exp() * l,
                 }
             };
-            let sum: f64 = parts.iter().map(weight).sum();
+            let sum: f64 = each().map(weight).sum();
             (m, sum, weight)
         };
         let (mut lse, mut states, mut entropy) = (Vec::with_capacity(rows), Vec::new(), Vec::new());
@@ -108,51 +125,71 @@ impl<E: Element> Output<E> {
             }
             if with_entropy {
                 // -sum of a ln a, where each weight of a part is its share times what it was.
-                let shares = parts.iter().map(|p| (p, weight(p) / sum)).filter(|(_, a)| *a > 0.0);
-                let terms = shares.map(|(p, a)| {
-                    let of_part = p.entropy.as_ref().map_or(0.0, |entropy| entropy[row].to_f64());
-                    a * (of_part - a.ln())
+                let shares = parts.iter().enumerate().map(|p| (p, weight(p) / sum));
+                let terms = shares.filter(|(_, a)| *a > 0.0).map(|((i, p), a)| {
+                    let of_part = |entropy: &Vec<E::Num>| entropy[place(i, row)].to_f64();
+                    a * (p.entropy.as_ref().map_or(0.0, of_part) - a.ln())
                 });
                 entropy.push(E::Num::from_f64(terms.sum()));
             }
         }
-        let mut out = Unwritten::new(shape, first.out.layout())?;
-        {
-            let out = out.view()?;
-            for row in 0..first.lse.len() {
+        let mut out = match packed {
+            Some(_) => Tensor::zeros_like(&first.out.view())?,
+            None => {
+                Tensor::new(vec![E::narrow(E::Num::default()); rows * shape.dim], shape, layout)?
+            }
+        };
+        out.view_mut().change(machine.threads, ROWS, Vec::new, |sums, b, mut tile| {
+            let rows = tile.rows();
+            for (head, lane) in (0..shape.heads).flat_map(|h| (0..rows.count).map(move |i| (h, i)))
+            {
+                let i = rows.row(lane);
+                let row = match packed {
+                    Some(offsets) => (offsets[b] + i) * shape.heads + head,
+                    None => (b * shape.heads + head) * shape.len + i,
+                };
                 let (_, sum, weight) = weights(row);
-                let seen: Vec<_> =
-                    parts.iter().map(|p| (p, weight(p))).filter(|(_, w)| *w > 0.0).collect();
-                let (b, head, i) = if packed.is_some() {
-                    (0, row % shape.heads, row / shape.heads)
-                } else {
-                    let (item, i) = (row / shape.len, row % shape.len);
-                    (item / shape.heads, item % shape.heads, i)
-                };
-                // SAFETY: nobody else holds a row of `out`, and none is read.
-                let mut tile = unsafe {
-                    out.tile(b, Heads::one(head), RowTile { first: i, step: 1, count: 1 })
-                };
-                for (d, x) in tile.row(0, 0).iter_mut().enumerate() {
-                    let total: f64 = seen
-                        .iter()
-                        .map(|(p, weight)| {
-                            weight * p.out.view().joined().row(b, head, i)[d].widen().to_f64()
-                        })
-                        .sum();
-                    x.write(E::narrow(E::Num::from_f64(if sum == 0.0 {
-                        0.0
-                    } else {
-                        total / sum
-                    })));
+                sums.clear();
+                sums.resize(shape.dim, 0.0);
+                for (i, part) in parts.iter().enumerate() {
+                    let weight = weight((i, part));
+                    if weight > 0.0 {
+                        let row =
+                            flat_row(part.out.view().joined(), packed.is_some(), place(i, row));
+                        E::Num::enter(machine.isa, AddWeighed { row, weight, sums });
+                    }
+                }
+                for (x, total) in tile.update(head, lane).iter_mut().zip(&*sums) {
+                    let mean = if sum == 0.0 { 0.0 } else { *total / sum };
+                    *x = E::narrow(E::Num::from_f64(mean));
                 }
             }
-        }
-        // SAFETY: every row of every head and item is written once.
-        let mut out = unsafe { out.written() };
-        if let Some(offsets) = packed {
-            out = Tensor::packed(out.into_data(), offsets, [shape.heads, shape.dim])?;
-        }
+        });
         Ok(Self { out, lse, states, entropy: with_entropy.then_some(entropy) })
+    }
+}
+
+/// A row by its number among those of all heads and items, packed ones as one.
+fn flat_row<E>(x: View<'_, E>, packed: bool, row: usize) -> &[E] {
+    let Shape { heads, len, .. } = x.shape();
+    if packed {
+        return x.row(0, row % heads, row / heads);
+    }
+    x.row(row / len / heads, row / len % heads, row % len)
+}
+
+/// Adds a row times its weight.
+struct AddWeighed<'t, E> {
+    row: &'t [E],
+    weight: f64,
+    sums: &'t mut [f64],
+}
+
+impl<E: Element> Task<E::Num> for AddWeighed<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, _: S) {
+        let Self { row, weight, sums } = self;
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += weight * x.widen().to_f64());
     }
 }
