@@ -15,6 +15,8 @@ use crate::view::{Rows, Shape, TileMut, View, ViewMut};
 
 /// Directions of a digit, without their opposites: a register tile of `dot_tile`.
 const DIRECTIONS: usize = 8;
+/// What a digit counts: directions and their opposites.
+const BASE: u32 = 16;
 
 /// The random directions of all rounds.
 #[derive(Debug)]
@@ -29,8 +31,7 @@ pub(super) struct Hash<N> {
 impl<N: Number> Hash<N> {
     /// At least as many buckets as asked for, and fewer than 16 times that.
     pub(super) fn new(seed: u64, rounds: usize, buckets: usize, dim: usize) -> Self {
-        let base = 2 * DIRECTIONS;
-        let digits = if buckets <= 1 { 0 } else { 1 + (buckets - 1).ilog(base) };
+        let digits = if buckets <= 1 { 0 } else { 1 + (buckets - 1).ilog(BASE as usize) };
         let entries = digits as usize * DIRECTIONS * dim;
         let of_round = |round| (0..entries).map(move |i| N::from_f64(normal(seed, round, i)));
         let directions = (0..rounds).flat_map(of_round).collect();
@@ -39,7 +40,7 @@ impl<N: Number> Hash<N> {
 
     /// How many buckets there are.
     pub(super) fn buckets(&self) -> usize {
-        (2 * DIRECTIONS).pow(self.digits)
+        (BASE as usize).pow(self.digits)
     }
 
     /// The buckets of all rows of `x [batch, heads, len, dim]`, `[batch, heads, len, rounds]`.
@@ -104,9 +105,9 @@ impl<E: Element> Task<E::Num> for HashRows<'_, '_, E> {
             let directions = Rows { data, stride: dim, len: DIRECTIONS, dim };
             dot_tile(s, (directions, lanes), span, tile, &mut Dots);
             let most = s.call(Most { tile, span });
-            for lane in 0..own.count {
+            for (lane, digit) in most[..own.count].iter().enumerate() {
                 let code = &mut codes.update(head, lane)[i / digits];
-                *code = *code * (2 * DIRECTIONS as u32) + most[lane];
+                *code = *code * BASE + digit;
             }
         }
     }

@@ -18,15 +18,16 @@ use crate::score::Score;
 use crate::view::{Shape, View};
 pub use buckets::Buckets;
 pub use recall::{Recall, Share};
-use rows::{Sums, copied, numbers, reordered, sorted};
+use rows::{Sorted, Sums, copied, numbers, reordered};
 
-/// Softmax attention of each row over the keys that hashing puts near it: linear in the length, and another function than
-/// full attention.
+/// Softmax attention of each row over the keys that hashing puts near it (Reformer, Kitaev et al. 2020): linear in the length,
+/// and another function than full attention.
 ///
-/// In each round every row and key falls into one of about `k_len / bucket_size` buckets, by the random direction it points
-/// along most. The keys are sorted by bucket, then by position, and cut into blocks of `bucket_size`. A row stands among them
-/// where a key of its bucket and position would stand, and meets the keys of that block and of both blocks beside it; of that
-/// block and the one before, if it is [causal](Self::causal). With `P_i` all keys that row `i` meets in any round,
+/// In each round every row and key gets a number, its bucket: each digit names the one of 8 random directions and their
+/// opposites that it points along most. The keys are sorted by bucket, then by position, and cut into blocks of `bucket_size`. A
+/// row stands among them where a key of its bucket and position would stand, and meets the keys of that block and of both
+/// blocks beside it; of that block and the one before, if it is [causal](Self::causal). With `P_i` all keys that row `i` meets in
+/// any round,
 ///
 /// ```text
 /// out_i = sum over j in P_i of softmax(q_i . k_j / sqrt(d))_j v_j        lse_i = ln( sum over j in P_i of e^score_ij )
@@ -37,8 +38,8 @@ use rows::{Sums, copied, numbers, reordered, sorted};
 /// Works for queries that are the keys (the shared projection of the paper, without its rule that a row avoids itself) as well
 /// as for others, as many or more or fewer; the last row stands at the last key.
 ///
-/// Costs `rounds x q_len x 3 bucket_size` pairs (causal: 2), and `rounds x sqrt(buckets)` products a row and key for the
-/// hashing; memory for `rounds` outputs.
+/// Costs `rounds x q_len x 3 bucket_size` pairs (causal: 2), hashing with 8 products of `d` features for each row, key, round and
+/// digit, of which there are `log16(k_len / bucket_size)`, and memory for `rounds` outputs.
 ///
 /// What it is not: near is near in direction, so that a long key at a wide angle may be missed, and attention that spreads over
 /// many keys loses most of its mass. [`LshOutput::recall`] measures what was lost.
@@ -132,10 +133,10 @@ impl LshAttention {
         let problem = self.check((q, k, v))?;
         let buckets = Buckets::new(self, machine, problem.dims(), (q, k))?;
         let (mut found, mut rounds) = (Vec::new(), Vec::new());
+        let mut room = Sorted::new([q, k, v].map(|x| x.shape()))?;
         for i in 0..self.rounds {
             let round = buckets.round(machine, i)?;
-            let (q, k, v) = sorted(machine, &round.order, (q, k, v))?;
-            let (q, k, v) = (q.view(), k.view(), v.view());
+            let (q, k, v) = room.put(machine, &round.order, (q, k, v));
             let plan = self.plan(machine, round.mask, (q, k, v))?;
             found.push(plan.forward(q, k, v)?);
             rounds.push(round.order);
@@ -169,11 +170,11 @@ impl LshAttention {
         if upstream.entropy.is_some() {
             return Err(Error::NoEntropy);
         }
-        let mut sums = Sums::new([q, k, v].map(|x| x.shape()))?;
+        let shapes = [q, k, v].map(|x| x.shape());
+        let (mut sums, mut room) = (Sums::new(shapes)?, Sorted::new(shapes)?);
         for i in 0..buckets.rounds() {
             let round = buckets.round(machine, i)?;
-            let (q, k, v) = sorted(machine, &round.order, (q, k, v))?;
-            let (q, k, v) = (q.view(), k.view(), v.view());
+            let (q, k, v) = room.put(machine, &round.order, (q, k, v));
             let order = |b, head| round.order.rows(b, head);
             let merged = reordered(machine, output, order)?;
             let d_out = copied(machine, upstream.out, order)?;

@@ -4,10 +4,12 @@ use super::buckets::Order;
 use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::grads::Grads;
+use crate::lanes::soon;
 use crate::machine::Machine;
 use crate::output::Output;
 use crate::reference::Inputs;
-use crate::view::{Layout, Shape, Tensor, View};
+use crate::simd::{Simd, Task};
+use crate::view::{Layout, Rows, Shape, Tensor, TileMut, View};
 
 /// Rows that a task takes at a time.
 const ROWS: usize = 64;
@@ -18,13 +20,51 @@ pub(super) fn copied<'o, E: Element>(
     x: View<'_, E>,
     order: impl Fn(usize, usize) -> &'o [u32] + Sync,
 ) -> Result<Tensor<E>, Error> {
-    let shape = x.shape();
-    let zeros = vec![E::narrow(E::Num::default()); shape.to_array().iter().product()];
-    let mut to = Tensor::new(zeros, shape, Layout::Bhsd)?;
-    change(machine, &mut to, |b, head, i, row| {
-        row.copy_from_slice(x.row(b, head, order(b, head)[i] as usize));
-    });
+    let mut to = zeros(x.shape())?;
+    copy(machine, x, &mut to, order);
     Ok(to)
+}
+
+fn copy<'o, E: Element>(
+    machine: Machine,
+    x: View<'_, E>,
+    to: &mut Tensor<E>,
+    order: impl Fn(usize, usize) -> &'o [u32] + Sync,
+) {
+    let heads = to.shape().heads;
+    let nothing = || ();
+    to.view_mut().change(machine.threads, ROWS, nothing, |(), b, mut tile| {
+        for head in 0..heads {
+            let (x, order, to) = (x.head(b, head), order(b, head), (&mut tile, head));
+            E::Num::enter(machine.isa, CopyRows { x, order, to });
+        }
+    });
+}
+
+/// Rows that are asked for ahead: they lie anywhere, and finding the page of one takes as long as copying several.
+const AHEAD: usize = 8;
+
+/// Some rows of a head.
+struct CopyRows<'t, 'v, E> {
+    x: Rows<'t, E>,
+    order: &'t [u32],
+    to: (&'t mut TileMut<'v, E>, usize),
+}
+
+impl<E: Element> Task<E::Num> for CopyRows<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self { x, order, to: (tile, head) } = self;
+        let rows = tile.rows();
+        for lane in 0..rows.count {
+            if let Some(later) = order.get(rows.row(lane) + AHEAD) {
+                soon(s, x.row(*later as usize));
+            }
+            let from = x.row(order[rows.row(lane)] as usize);
+            tile.update(head, lane).copy_from_slice(from);
+        }
+    }
 }
 
 /// The same for numbers of each row, `[batch, heads, len, any]`.
@@ -51,15 +91,35 @@ pub(super) fn reordered<'o, E: Element>(
     Ok(Output { lse, states: states.as_chunks().0.to_vec(), out, entropy: None })
 }
 
-/// q, k and v in the order of a order.
-pub(super) fn sorted<E: Element>(
-    machine: Machine,
-    order: &Order,
-    (q, k, v): Inputs<'_, E>,
-) -> Result<(Tensor<E>, Tensor<E>, Tensor<E>), Error> {
-    let keys = |x| copied(machine, x, |b, head| order.keys(b, head));
-    let q = copied(machine, q, |b, head| order.rows(b, head))?;
-    Ok((q, keys(k)?, keys(v)?))
+/// q, k and v in the order of a round; the memory serves all rounds.
+pub(super) struct Sorted<E>([Tensor<E>; 3]);
+
+impl<E: Element> Sorted<E> {
+    /// Room for tensors of these shapes.
+    pub(super) fn new(shapes: [Shape; 3]) -> Result<Self, Error> {
+        let [q, k, v] = shapes.map(zeros);
+        Ok(Self([q?, k?, v?]))
+    }
+
+    /// The tensors in the order of a round.
+    pub(super) fn put(
+        &mut self,
+        machine: Machine,
+        order: &Order,
+        (q, k, v): Inputs<'_, E>,
+    ) -> Inputs<'_, E> {
+        for (to, x) in self.0.iter_mut().zip([q, k, v]).skip(1) {
+            copy(machine, x, to, |b, head| order.keys(b, head));
+        }
+        copy(machine, q, &mut self.0[0], |b, head| order.rows(b, head));
+        let [q, k, v] = self.0.each_ref().map(Tensor::view);
+        (q, k, v)
+    }
+}
+
+fn zeros<E: Element>(shape: Shape) -> Result<Tensor<E>, Error> {
+    let zeros = vec![E::narrow(E::Num::default()); shape.to_array().iter().product()];
+    Tensor::new(zeros, shape, Layout::Bhsd)
 }
 
 /// Hands each row of each head to a task: `task(batch, head, i, row)`.
@@ -94,10 +154,6 @@ pub(super) struct Sums<N> {
 impl<N: Number> Sums<N> {
     /// Of tensors of these shapes.
     pub(super) fn new(shapes: [Shape; 3]) -> Result<Self, Error> {
-        let zeros = |shape: Shape| {
-            let data = vec![N::default(); shape.to_array().iter().product()];
-            Tensor::new(data, shape, Layout::Bhsd)
-        };
         let [q, k, v] = shapes.map(zeros);
         Ok(Self { q: q?, k: k?, v: v?, scale: 0.0, temperature: 0.0 })
     }
