@@ -5,6 +5,7 @@
 //! pairs, so that the table takes about a minute.
 
 use crate::data::Arrangement;
+use crate::lsh;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
@@ -34,19 +35,19 @@ pub struct Case {
     pub entropy: bool,
     /// How exact the products are, if not as usual: such rows run only where that makes a difference.
     pub precision: Option<Precision>,
-    /// Which function of its inputs a row is about.
+    /// Which function is computed.
     pub way: Way,
     /// Of the inputs.
     pub seed: u64,
 }
 
-/// A function of queries, keys and values.
+/// Which function a case computes of its tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Way {
-    /// Attention itself.
+    /// Attention, by [`Plan`](regard::Plan).
     #[default]
     Exact,
-    /// Attention over what hashing finds ([`regard::LshAttention`]); causal if the mask is.
+    /// [`LshAttention`](regard::LshAttention): full or causal, no options.
     Lsh {
         /// How often everything is hashed.
         rounds: usize,
@@ -56,20 +57,12 @@ pub enum Way {
 }
 
 impl Way {
-    /// Its name in the report, if it is not the usual one.
-    fn name(self) -> Option<&'static str> {
+    /// Its name in the names of cases and in the report; none for the usual one.
+    #[must_use]
+    pub fn name(self) -> Option<String> {
         match self {
             Self::Exact => None,
-            Self::Lsh { .. } => Some("lsh"),
-        }
-    }
-}
-
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exact => Ok(()),
-            Self::Lsh { rounds, bucket_size } => write!(f, "-lsh{rounds}x{bucket_size}"),
+            Self::Lsh { .. } => Some("lsh".into()),
         }
     }
 }
@@ -134,7 +127,7 @@ impl SimilarityCase {
 }
 
 /// `{dtype}-{similarity}-b{batch}-h{q}x{kv}-n{q_len}x{k_len}-d{qk}[from{q}]x{v}-{mask}-{options or plain}-{layout}-{align}
-/// [-dropout{rate}][-entropy][-{precision}][-lsh{rounds}x{bucket size}]`,
+/// [-dropout{rate}][-entropy][-{precision}][-{way}]`,
 /// e.g. `f32-dot-b2-h4x2-n33x65-d16x8-causal-alibi+sinks-bshd-end`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -157,7 +150,11 @@ impl fmt::Display for Case {
         self.dropout.map_or(Ok(()), |rate| write!(f, "-dropout{rate}"))?;
         f.write_str(if self.entropy { "-entropy" } else { "" })?;
         self.precision.map_or(Ok(()), |precision| write!(f, "-{}", precision.name()))?;
-        write!(f, "{}", self.way)
+        self.way.name().map_or(Ok(()), |way| write!(f, "-{}", way.replace(' ', "-")))?;
+        match self.way {
+            Way::Exact => Ok(()),
+            Way::Lsh { rounds, bucket_size } => write!(f, "-{rounds}x{bucket_size}"),
+        }
     }
 }
 
@@ -215,9 +212,12 @@ impl Case {
         Self { align, ..self }
     }
 
-    /// What the report is grouped by: the mask, each option, the similarity, the layout, the dtype.
+    /// What the report is grouped by: the mask, each option, the similarity, the layout, the dtype; or the way alone.
     #[must_use]
     pub fn groups(&self) -> Vec<String> {
+        if let Some(way) = self.way.name() {
+            return vec![format!("way {way}")];
+        }
         let mut groups = vec![
             format!("dtype {}", self.dtype.name()),
             format!("mask {}", self.mask.name),
@@ -233,7 +233,6 @@ impl Case {
             groups.push("entropy".into());
         }
         groups.extend(self.precision.map(|precision| format!("precision {}", precision.name())));
-        groups.extend(self.way.name().map(|name| format!("way {name}")));
         groups
     }
 }
@@ -319,7 +318,7 @@ pub fn cases() -> Vec<Case> {
     let few = few_rows().into_iter().map(|case| Case { dtype: Dtype::Bf16, ..case });
     let others: Vec<Case> = others.chain(few).collect();
     table.extend(others);
-    table.extend(crate::lsh::cases());
+    table.extend(lsh::cases());
     table
 }
 

@@ -1,12 +1,14 @@
 //! Attention by hashing: data with neighbours to find, rows of the table, and how they are judged.
 
 use crate::cases::{Case, Dtype, Way, dims};
-use crate::close::{GradJudge, Judge, Ratio, narrow};
+use crate::close::{Ratio, narrow};
 use crate::data::{Arrangement, Data};
 use crate::masks::named;
 use crate::noise::Noise;
-use crate::run::{Everywhere, judge_both};
-use regard::{Bits, Buckets, Dims, Element, LshAttention, Mask, Problem};
+use crate::run::{Exact, Runs, Trial, same_bits, same_grad_bits};
+use regard::{
+    Bits, Buckets, Dims, Element, Error, Grads, Isa, LshAttention, LshOutput, Machine, Mask,
+};
 
 /// `n` rows of `d` features around `clusters` centres, in random order: `[n, d]`.
 ///
@@ -82,28 +84,53 @@ pub(crate) fn cases() -> Vec<Case> {
     table
 }
 
-/// A row by hashing, judged by the definition over the keys that each of its rows met.
-pub(crate) fn run<E: Element>(
-    data: &Data<E>,
-    [rounds, bucket_size]: [usize; 2],
-    everywhere: &mut Everywhere<'_>,
-) -> Ratio {
-    let case = everywhere.case;
-    let causal = case.mask.name == "causal";
-    let lsh = LshAttention::new().rounds(rounds).bucket_size(bucket_size).seed(case.seed);
-    let lsh = if causal { lsh.causal() } else { lsh };
-    let (q, k, v) = data.inputs();
-    let upstream = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
-    let call = |machine| {
+/// Attention by hashing, judged by the definition over the keys that each row met.
+pub(crate) struct LshTrial<'d, E: Element> {
+    case: &'d Case,
+    data: &'d Data<E>,
+    lsh: LshAttention,
+}
+
+impl<'d, E: Element> LshTrial<'d, E> {
+    pub(crate) fn new(case: &'d Case, data: &'d Data<E>) -> Self {
+        let lsh = LshAttention::new().seed(case.seed);
+        let lsh = if case.mask.name == "causal" { lsh.causal() } else { lsh };
+        let lsh = match case.way {
+            Way::Lsh { rounds, bucket_size } => lsh.rounds(rounds).bucket_size(bucket_size),
+            Way::Exact => lsh,
+        };
+        Self { case, data, lsh }
+    }
+}
+
+impl<E: Element> Trial for LshTrial<'_, E> {
+    type Found = (LshOutput<E>, Grads<E>);
+
+    fn name(&self) -> String {
+        self.case.to_string()
+    }
+
+    fn runs(&self, isa: Isa) -> Runs {
+        Runs::of(self.case, &self.data.problem(self.case), isa)
+    }
+
+    fn call(&self, machine: Machine) -> Result<Self::Found, Error> {
+        let Self { case, data, lsh } = self;
+        let (q, k, v) = data.inputs();
         let found = lsh.forward(machine, q, k, v)?;
         let grads = lsh.backward(machine, (q, k, v), &found, data.upstream(case))?;
-        Ok(((found.output, grads), found.buckets))
-    };
-    everywhere.run(&data.problem(case), call, |both, buckets| {
-        let problem = Problem::new(&q, &k, &v).mask(mask(buckets));
-        let judge = Judge::new(&problem, (q, k, v));
-        judge_both(&judge, &GradJudge::new(&problem, (q, k, v), upstream), both)
-    })
+        Ok((found, grads))
+    }
+
+    fn judge(&self, (found, grads): &Self::Found) -> Result<(Ratio, &'static str), String> {
+        let Self { case, data, .. } = self;
+        let problem = data.problem(case).mask(mask(&found.buckets));
+        Exact::over(case, data, problem).judge(&(found.output.clone(), grads.clone()))
+    }
+
+    fn same((a, a_grads): &Self::Found, (b, b_grads): &Self::Found) -> bool {
+        same_bits(&a.output, &b.output) && same_grad_bits(a_grads, b_grads)
+    }
 }
 
 /// Who met whom, one bit each.

@@ -3,7 +3,7 @@
 use crate::cases::{Case, Dtype, Way};
 use crate::close::{GradJudge, Judge, Ratio, values, wide};
 use crate::data::Data;
-use crate::lsh;
+use crate::lsh::LshTrial;
 use regard::reference::Inputs;
 use regard::{Element, Error, Grads, Isa, Machine, Output, Plan, Problem, Upstream, bf16, f16};
 use std::collections::BTreeMap;
@@ -73,113 +73,146 @@ pub fn check(cases: &[Case], mut progress: impl FnMut(usize, usize)) -> Report {
 
 /// One row everywhere; returns its worst ratio.
 fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
-    let data = Data::<E>::new(case);
-    let mut everywhere = Everywhere { case, isas, failures };
     match case.way {
-        Way::Exact => run_exact(&data, &mut everywhere),
-        Way::Lsh { rounds, bucket_size } => lsh::run(&data, [rounds, bucket_size], &mut everywhere),
+        Way::Exact => everywhere(&Exact::<E>::new(case, &Data::new(case)), isas, failures),
+        Way::Lsh { .. } => everywhere(&LshTrial::<E>::new(case, &Data::new(case)), isas, failures),
     }
 }
 
-/// Attention itself.
-fn run_exact<E: Element>(data: &Data<E>, everywhere: &mut Everywhere<'_>) -> Ratio {
-    let case = everywhere.case;
-    let problem = data.problem(case);
-    let judge = Judge::new(&problem, data.inputs());
-    let upstream = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
-    let grad_judge = GradJudge::new(&problem, data.inputs(), upstream);
-    let call = |machine| {
-        let (q, k, v) = data.inputs();
-        let plan = Plan::new(problem.clone(), machine)?;
-        let output = plan.forward(q, k, v)?;
-        let grads = plan.backward(q, k, v, &output, data.upstream(case))?;
-        Ok(((output, grads), ()))
-    };
-    everywhere.run(&problem, call, |both, ()| judge_both(&judge, &grad_judge, both))
+/// A row of the table, ready to be run and judged anywhere.
+pub(crate) trait Trial {
+    /// What a call returns, and its way back.
+    type Found: Clone;
+    /// Its name.
+    fn name(&self) -> String;
+    /// How it runs on an instruction set.
+    fn runs(&self, isa: Isa) -> Runs;
+    /// The call.
+    fn call(&self, machine: Machine) -> Result<Self::Found, Error>;
+    /// How near to its bounds the result is, and which gradient came nearest; or why it is wrong whatever the bounds are.
+    fn judge(&self, found: &Self::Found) -> Result<(Ratio, &'static str), String>;
+    /// Whether two results are the same to the bit.
+    fn same(a: &Self::Found, b: &Self::Found) -> bool;
 }
 
-/// How near to its bounds a result is, and which gradient came nearest.
-pub(crate) fn judge_both<E: Element>(
-    judge: &Judge,
-    grad_judge: &GradJudge,
-    both: &Both<E>,
-) -> Result<(Ratio, &'static str), String> {
-    let (ratio, (grads, which)) = (judge.ratio(&both.0)?, grad_judge.ratio(&both.1)?);
-    Ok((Ratio { grads, ..ratio }, which))
+/// How a row runs on an instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Runs {
+    /// As on the one before: not again.
+    Not,
+    /// By vectors, with the bits of all others that have a fused multiply-add.
+    Vectors,
+    /// By tiles.
+    Tiles,
 }
 
-/// A row, and where it runs.
-pub(crate) struct Everywhere<'r> {
-    pub(crate) case: &'r Case,
-    isas: &'r [Isa],
-    failures: &'r mut Vec<Failure>,
-}
-
-impl Everywhere<'_> {
-    /// Makes the call on every instruction set with every number of threads; returns the worst ratio. `call` may tell `judge`
-    /// more than the result. The problem says whether tiles are used.
-    pub(crate) fn run<E: Element, X>(
-        &mut self,
-        problem: &Problem<'_, E>,
-        call: impl Fn(Machine) -> Result<(Both<E>, X), Error>,
-        judge: impl Fn(&Both<E>, &X) -> Result<(Ratio, &'static str), String>,
-    ) -> Ratio {
-        let Self { case, isas, failures } = self;
-        let mut worst = Ratio::default();
-        let mut fused: Option<Both<E>> = None;
-        for isa in *isas {
-            let mut first: Option<Both<E>> = None;
-            // Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
-            let by_tiles = Plan::new(problem.clone(), Machine::here().isa(*isa));
-            let by_tiles = by_tiles.is_ok_and(|plan| plan.tile_products().is_some());
-            if (isa.name() == "amx" || case.precision.is_some()) && !by_tiles {
+fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
+    let mut worst = Ratio::default();
+    let mut fused: Option<T::Found> = None;
+    for isa in isas {
+        let mut first: Option<T::Found> = None;
+        let runs = trial.runs(*isa);
+        for threads in THREADS.into_iter().filter(|_| runs != Runs::Not) {
+            let mut fail = |why: String| {
+                failures.push(Failure { case: trial.name(), isa: isa.name(), threads, why });
+            };
+            let machine = Machine::here().isa(*isa).threads(threads);
+            let found = match catch_unwind(AssertUnwindSafe(|| trial.call(machine))) {
+                Ok(Ok(found)) => found,
+                Ok(Err(error)) => return fail_all(fail, format!("refused: {error}")),
+                Err(_) => return fail_all(fail, "panicked".into()),
+            };
+            if let Some(first) = &first {
+                if !T::same(first, &found) {
+                    fail(format!("other bits than with {} thread", THREADS[0]));
+                }
                 continue;
             }
-            for threads in THREADS {
-                let mut fail = |why: String| {
-                    let case = case.to_string();
-                    failures.push(Failure { case, isa: isa.name(), threads, why });
-                };
-                let machine = Machine::here().isa(*isa).threads(threads);
-                let (both, more) = match catch_unwind(AssertUnwindSafe(|| call(machine))) {
-                    Ok(Ok(both)) => both,
-                    Ok(Err(error)) => return fail_all(fail, format!("refused: {error}")),
-                    Err(_) => return fail_all(fail, "panicked".into()),
-                };
-                if let Some(first) = &first {
-                    if !same(first, &both) {
-                        fail(format!("other bits than with {} thread", THREADS[0]));
+            match trial.judge(&found) {
+                Err(why) => fail(why),
+                Ok((ratio, which)) => {
+                    if !ratio.is_close() {
+                        fail(format!("of the bound: {ratio:.3?}, the gradient by {which}"));
                     }
-                    continue;
+                    worst = worst.max(ratio);
                 }
-                match judge(&both, &more) {
-                    Err(why) => fail(why),
-                    Ok((ratio, which)) => {
-                        if !ratio.is_close() {
-                            fail(format!("of the bound: {ratio:.3?}, the gradient by {which}"));
-                        }
-                        worst = worst.max(ratio);
-                    }
-                }
-                // Instruction sets with a fused multiply-add agree to the bit.
-                if isa.name() != "portable" && !by_tiles {
-                    if fused.as_ref().is_some_and(|fused| !same(fused, &both)) {
-                        fail("other bits than on the instruction set before".into());
-                    }
-                    fused = Some(both.clone());
-                }
-                first = Some(both);
             }
+            // Instruction sets with a fused multiply-add agree to the bit.
+            if isa.name() != "portable" && runs == Runs::Vectors {
+                if fused.as_ref().is_some_and(|fused| !T::same(fused, &found)) {
+                    fail("other bits than on the instruction set before".into());
+                }
+                fused = Some(found.clone());
+            }
+            first = Some(found);
         }
-        worst
+    }
+    worst
+}
+
+impl Runs {
+    /// Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
+    pub(crate) fn of<E: Element>(case: &Case, problem: &Problem<'_, E>, isa: Isa) -> Self {
+        let plan = Plan::new(problem.clone(), Machine::here().isa(isa));
+        match plan.is_ok_and(|plan| plan.tile_products().is_some()) {
+            true => Self::Tiles,
+            false if isa.name() == "amx" || case.precision.is_some() => Self::Not,
+            false => Self::Vectors,
+        }
     }
 }
 
-/// A call and its way back.
-pub(crate) type Both<E> = (Output<E>, Grads<E>);
+/// Attention and its gradients.
+pub(crate) struct Exact<'d, E: Element> {
+    case: &'d Case,
+    data: &'d Data<E>,
+    problem: Problem<'d, E>,
+    judge: Judge,
+    grad_judge: GradJudge,
+}
 
-fn same<E: Element>(a: &Both<E>, b: &Both<E>) -> bool {
-    same_bits(&a.0, &b.0) && same_grad_bits(&a.1, &b.1)
+impl<'d, E: Element> Exact<'d, E> {
+    fn new(case: &'d Case, data: &'d Data<E>) -> Self {
+        Self::over(case, data, data.problem(case))
+    }
+
+    /// The same with a problem of one's own.
+    pub(crate) fn over(case: &'d Case, data: &'d Data<E>, problem: Problem<'d, E>) -> Self {
+        let judge = Judge::new(&problem, data.inputs());
+        let upstream = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
+        let grad_judge = GradJudge::new(&problem, data.inputs(), upstream);
+        Self { case, data, problem, judge, grad_judge }
+    }
+}
+
+impl<E: Element> Trial for Exact<'_, E> {
+    type Found = (Output<E>, Grads<E>);
+
+    fn name(&self) -> String {
+        self.case.to_string()
+    }
+
+    fn runs(&self, isa: Isa) -> Runs {
+        Runs::of(self.case, &self.problem, isa)
+    }
+
+    fn call(&self, machine: Machine) -> Result<Self::Found, Error> {
+        let (q, k, v) = self.data.inputs();
+        let plan = Plan::new(self.problem.clone(), machine)?;
+        let output = plan.forward(q, k, v)?;
+        let grads = plan.backward(q, k, v, &output, self.data.upstream(self.case))?;
+        Ok((output, grads))
+    }
+
+    fn judge(&self, (output, grads): &Self::Found) -> Result<(Ratio, &'static str), String> {
+        let ratio = self.judge.ratio(output)?;
+        let (grads, which) = self.grad_judge.ratio(grads)?;
+        Ok((Ratio { grads, ..ratio }, which))
+    }
+
+    fn same(a: &Self::Found, b: &Self::Found) -> bool {
+        same_bits(&a.0, &b.0) && same_grad_bits(&a.1, &b.1)
+    }
 }
 
 fn fail_all(mut fail: impl FnMut(String), why: String) -> Ratio {

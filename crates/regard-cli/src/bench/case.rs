@@ -1,7 +1,7 @@
 //! Names of cases: one grammar that says all of what is measured, and the list of those we always measure.
 //!
-//! `{prefill|short|decode|backward}-{f32|f64|f16|bf16}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch} -v{v_dim}
-//! -q{queries}` and of [`OPTIONS`].
+//! `{prefill|short|decode|backward|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch}
+//! -v{v_dim} -q{queries}` and of [`OPTIONS`].
 
 use crate::args::Dtype;
 use crate::job::fits_in_memory;
@@ -89,6 +89,8 @@ pub(crate) struct Case {
     pub(crate) precision: Option<Precision>,
     /// Whether keys and values come from a cache.
     pub(crate) cached: Option<Cached>,
+    /// Whether attention by hashing is measured, on queries and keys that have neighbours.
+    pub(crate) lsh: bool,
 }
 
 /// How sequences hold their keys and values in a cache.
@@ -101,7 +103,7 @@ pub(crate) enum Cached {
 }
 
 pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
-bias headbias alibi softcap dropout spread bshd alone strict f32 high paged shared";
+bias headbias alibi softcap dropout spread bshd alone strict f32 high paged shared; of lsh, causal both bshd";
 
 impl Case {
     /// Reads a name.
@@ -109,11 +111,11 @@ impl Case {
         let mut parts = name.split('-');
         let (kind, dtype) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let (batch, heads, kv, q_len, bound) = match kind {
-            "prefill" | "backward" => (1, 8, None, None, Bound::Fma),
+            "prefill" | "backward" | "lsh" => (1, 8, None, None, Bound::Fma),
             "short" => (64, 8, None, None, Bound::Fma),
             "decode" => (1, 32, Some(8), Some(1), Bound::Read),
             _ => bail!(
-                "`{kind}`: a case begins with prefill, short, decode or backward, as in {EXAMPLE}"
+                "`{kind}`: a case begins with prefill, short, decode, backward or lsh, as in {EXAMPLE}"
             ),
         };
         let dtype = match dtype {
@@ -167,6 +169,7 @@ impl Case {
             spread: 1.0,
             precision: None,
             cached: None,
+            lsh: kind == "lsh",
         };
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
@@ -208,7 +211,11 @@ impl Case {
                 self.dropout = Some(0.1);
                 return Ok(());
             }
-            ("alone", None) if self.pass == Pass::Both => {
+            ("both", None) if self.lsh => {
+                self.pass = Pass::Both;
+                return Ok(());
+            }
+            ("alone", None) if self.pass == Pass::Both && !self.lsh => {
                 self.pass = Pass::Backward;
                 return Ok(());
             }
@@ -242,6 +249,19 @@ impl Case {
         Ok(())
     }
 
+    /// The one of the options that attention by hashing does not have.
+    fn beyond_lsh(&self) -> Option<&'static str> {
+        let causal = self.rules.iter().all(|rule| *rule == Rule::Causal);
+        let found = [
+            (!causal, "a mask"),
+            (self.bias.is_some(), "a bias"),
+            (self.softcap.is_some(), "softcap"),
+            (self.dropout.is_some(), "dropout"),
+            (self.precision.is_some(), "a precision"),
+        ];
+        found.into_iter().find(|(found, _)| *found).map(|(_, name)| name)
+    }
+
     fn set_cached(&mut self, cached: Cached) -> Result<()> {
         if self.cached.replace(cached).is_some() {
             bail!("paged and shared; give one");
@@ -268,6 +288,9 @@ impl Case {
         let Heads { q, kv } = self.dims.heads;
         if q % kv != 0 {
             bail!("h{q} and kv{kv}: the first must be a multiple of the second");
+        }
+        if let Some(option) = self.beyond_lsh().filter(|_| self.lsh) {
+            bail!("attention by hashing has not {option}; leave it out");
         }
         let [q, k, v] = self.shapes();
         [("q", q), ("k", k), ("v", v)].into_iter().try_for_each(|(n, s)| fits_in_memory(n, s))

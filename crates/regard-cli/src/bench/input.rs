@@ -30,11 +30,16 @@ impl<E: Element> Input<E> {
             Some(Bias::Alibi) | None => None,
         };
         let slopes = alibi_slopes(heads.q);
+        let mut query_or_key = |shape, times| match case.lsh {
+            true => clustered(shape, k_len, case.layout),
+            false => tensor(noise, shape, case.layout, times),
+        };
+        let (q, k) = (query_or_key(q, case.spread)?, query_or_key(k, 1.0)?);
         Ok(Self {
-            q: tensor(noise, q, case.layout, case.spread)?,
-            k: tensor(noise, k, case.layout, 1.0)?,
             v: tensor(noise, v, case.layout, 1.0)?,
-            d_out: tensor(noise, Shape { dim: v.dim, ..q }, case.layout, 1.0)?,
+            d_out: tensor(noise, Shape { dim: v.dim, ..q.shape() }, case.layout, 1.0)?,
+            q,
+            k,
             bias: bias.map(|shape| tensor(noise, shape, Layout::Bhsd, 1.0)).transpose()?,
             slopes: slopes.iter().map(|s| E::Num::from_f64(f64::from(*s))).collect(),
             mask: mask(case, noise)?,
@@ -43,6 +48,11 @@ impl<E: Element> Input<E> {
 
     pub(crate) fn views(&self) -> (View<'_, E>, View<'_, E>, View<'_, E>) {
         (self.q.view(), self.k.view(), self.v.view())
+    }
+
+    /// The gradient of the output.
+    pub(crate) fn d_out(&self) -> View<'_, E> {
+        self.d_out.view()
     }
 
     /// The gradient of the output, and the wish for all that could be learned.
@@ -119,6 +129,14 @@ fn mask(case: &Case, noise: &mut Noise) -> Result<Mask> {
             }
         }))
     })
+}
+
+/// Rows that have about 64 neighbours each, their cosines about 0.92; queries and keys of the same shape are the same.
+fn clustered<E: Element>(shape: Shape, k_len: usize, layout: Layout) -> Result<Tensor<E>> {
+    let Shape { batch, heads, len, dim } = shape;
+    let clusters = k_len.div_ceil(64);
+    let data = regard_testkit::lsh::clustered(batch * heads * len, dim, clusters, 0.3, 1);
+    Ok(Tensor::new(data, shape, layout)?)
 }
 
 fn tensor<E: Element>(

@@ -39,7 +39,12 @@ pub(crate) fn listed() -> Vec<Listed> {
     names.extend([32, 64, 128].map(|n| format!("backward-f32-n{n}-d64-b64")));
     let options = ["dropout", "bias", "headbias", "v32", "h1", "kv2", "causal-window256", "alibi"];
     names.extend(options.map(|option| format!("backward-f32-n2048-d64-{option}")));
+    names.extend([8192, 16384].map(|n| format!("lsh-f32-n{n}-d64-h1")));
     let slow = [
+        "lsh-f32-n32768-d64-h1",
+        "lsh-f32-n65536-d64-h1",
+        "lsh-f32-n65536-d64-h1-causal",
+        "lsh-f32-n131072-d64-h1",
         "prefill-f32-n16384-d64-h1",
         "prefill-f32-n131072-d64-h1",
         "backward-f32-n65536-d64-h1",

@@ -9,6 +9,7 @@ mod clock;
 mod input;
 mod limit;
 mod list;
+mod lsh;
 mod memory;
 mod report;
 mod spread;
@@ -29,7 +30,7 @@ use report::{Report, Row};
 use spread::Spread;
 use std::hint::black_box;
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use torch::Torch;
 
 /// Seconds of a slice, at least: short against the host's changes of mood, long against the clock and waking threads.
@@ -38,13 +39,12 @@ const SLICE: f64 = 2e-3;
 const LONGEST_LIMIT: f64 = 20e-3;
 /// Slices of ours, at least, however slow.
 const FEWEST: usize = 3;
-/// GNU OpenMP lets the rival's idle threads spin for some milliseconds, on cores that are ours by then.
-const REST: Duration = Duration::from_millis(20);
 
 pub(crate) fn run(job: BenchJob, format: Format) -> Result<()> {
     let mut rival = job.rival.as_deref().map(Torch::start).transpose()?;
     let names = job.cases.iter().map(|c| c.name.as_str());
-    let mut report = Report::new(format, names, rival.is_some());
+    let compared = rival.is_some() || job.cases.iter().any(|case| case.lsh);
+    let mut report = Report::new(format, names, compared);
     // Draws on a terminal only, and only between measurements.
     let progress = ProgressBar::new((job.cases.len() * job.machines.len()) as u64);
     progress.set_style(ProgressStyle::with_template("{pos}/{len} {msg} [{elapsed}, {eta} left]")?);
@@ -94,6 +94,9 @@ fn measure<E: Element>(
     let input = Input::<E>::new(case)?;
     let cached = case.cached.map(|how| input.cache(how)).transpose()?;
     let plan = Plan::new(input.problem(case, cached.as_ref())?, machine)?;
+    if case.lsh {
+        return lsh::measure((case, &input), &plan, seconds);
+    }
     let (q, k, v) = input.views();
     let forward = || match (&cached, case.cached) {
         (Some((cache, sequences)), Some(Cached::Shared)) => {
@@ -117,61 +120,84 @@ fn measure<E: Element>(
         Ok(())
     };
     let seen = first_call(case, call)?;
-    let work = plan.work();
+    let (work, visible) = (plan.work(), visible(case, &plan));
     let flops = case.flops(work.pairs as f64);
-    let Dims { batch, heads, q_len, k_len, .. } = case.dims;
-    let visible = work.pairs as f64 / (batch as f64 * heads.q as f64 * q_len as f64 * k_len as f64);
     let (units, memory) = match case.bound {
         Bound::Fma => (flops, [&[][..]; 2]),
         Bound::Read => {
             // What all sequences share is read once.
-            let times = if case.cached == Some(Cached::Shared) { batch } else { 1 };
+            let times = if case.cached == Some(Cached::Shared) { case.dims.batch } else { 1 };
             let memory = input.keys_and_values().map(|m| &m[..m.len() / times]);
             (work.bytes * visible / times as f64, memory)
         }
     };
-    let mut turns = Turns {
-        clock: Clock::of(machine),
-        limit: Limit::new(case.bound, machine, Units::of(&plan), memory),
-        units,
-        seconds,
-    };
+    let limit = Limit::new(case.bound, machine, Units::of(&plan), memory);
+    let mut turns = Turns { clock: Clock::of(machine), limit, units, seconds };
     let (mut rival, mut rival_error) = (rival, None);
     if let Some(torch) = rival.as_mut() {
         rival_error = torch.load(case, machine, SLICE)?.err();
     }
     let rival = rival.filter(|_| rival_error.is_none());
     let rival_name = rival.as_ref().map(|torch| torch.name.clone());
+    let rival = rival.map(|torch| || torch.slice());
     // The first call went well, so this one does.
     let samples = turns.take(|| drop(call()), rival)?;
+    let row = Row::new(case, machine, &samples, Facts { flops, units, visible, seen })?;
+    Ok(Row { rival: rival_name, rival_error, ..row })
+}
 
-    let middle = |samples: &[f64]| Spread::of(samples).context("nothing was measured");
-    let (ours, limit, of_limit) =
-        (middle(&samples.ours)?, middle(&samples.limit)?, middle(&samples.of_limit)?);
-    let mut row = Row {
-        case: case.name.clone(),
-        isa: machine.isa.name(),
-        threads: machine.threads,
-        median_ms: ours.median * 1e3,
-        gflops: flops / ours.median * 1e-9,
-        limit: case.bound,
-        limit_gflops: limit.median * flops / units * 1e-9,
-        of_limit: of_limit.median,
-        of_limit_p10: of_limit.p10,
-        of_limit_p90: of_limit.p90,
-        rival: rival_name,
-        rival_error,
-        rival_ms: None,
-        vs_rival: None,
-        vs_rival_p10: None,
-        vs_rival_p90: None,
-        visible,
-        slices: samples.ours.len(),
-        peak_rss_mb: seen.map(|s| s.peak),
-        extra_rss_mb: seen.map(|s| s.extra),
-    };
-    row.against(&samples.rival, &samples.vs_rival);
-    Ok(row)
+/// Visible pairs as a share of all.
+fn visible<E: Element>(case: &Case, plan: &Plan<'_, E>) -> f64 {
+    let Dims { batch, heads, q_len, k_len, .. } = case.dims;
+    let all = batch as f64 * heads.q as f64 * q_len as f64 * k_len as f64;
+    plan.work().pairs as f64 / all
+}
+
+/// What is known of a case beside its samples.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    flops: f64,
+    /// What a call takes of what the limit counts: flops or bytes.
+    units: f64,
+    visible: f64,
+    seen: Option<memory::Seen>,
+}
+
+impl Row {
+    fn new(case: &Case, machine: Machine, samples: &Samples, facts: Facts) -> Result<Self> {
+        let middle = |samples: &[f64]| Spread::of(samples).context("nothing was measured");
+        let (ours, limit, of_limit) =
+            (middle(&samples.ours)?, middle(&samples.limit)?, middle(&samples.of_limit)?);
+        let Facts { flops, units, visible, seen } = facts;
+        let Dims { batch, heads, q_len, .. } = case.dims;
+        let mut row = Self {
+            case: case.name.clone(),
+            isa: machine.isa.name(),
+            threads: machine.threads,
+            median_ms: ours.median * 1e3,
+            row_ns: ours.median * 1e9 / (batch * heads.q * q_len) as f64,
+            gflops: flops / ours.median * 1e-9,
+            limit: case.bound,
+            limit_gflops: limit.median * flops / units * 1e-9,
+            of_limit: of_limit.median,
+            of_limit_p10: of_limit.p10,
+            of_limit_p90: of_limit.p90,
+            rival: None,
+            rival_error: None,
+            rival_ms: None,
+            vs_rival: None,
+            vs_rival_p10: None,
+            vs_rival_p90: None,
+            recall_mass: None,
+            recall_top: None,
+            visible,
+            slices: samples.ours.len(),
+            peak_rss_mb: seen.map(|s| s.peak),
+            extra_rss_mb: seen.map(|s| s.extra),
+        };
+        row.against(&samples.rival, &samples.vs_rival);
+        Ok(row)
+    }
 }
 
 /// Shows that the case runs and how much memory it takes beyond what it returns, where that can be known.
@@ -208,7 +234,13 @@ struct Samples {
 
 impl<E: Element> Turns<'_, E> {
     /// Limit, ours, limit, rival; limit, ours, ...
-    fn take(&mut self, call: impl Fn(), mut rival: Option<&mut Torch>) -> Result<Samples> {
+    ///
+    /// The rival tells the seconds of one of its calls.
+    fn take(
+        &mut self,
+        call: impl Fn(),
+        mut rival: Option<impl FnMut() -> Result<f64>>,
+    ) -> Result<Samples> {
         let once = self.clock.time(&call).max(1e-9);
         #[expect(
             clippy::cast_possible_truncation,
@@ -227,11 +259,10 @@ impl<E: Element> Turns<'_, E> {
             samples.ours.push(ours);
             samples.limit.push(limit);
             samples.of_limit.push(self.units / (ours * limit));
-            if let Some(torch) = rival.as_deref_mut() {
-                let theirs = torch.go()?;
+            if let Some(rival) = &mut rival {
+                let theirs = rival()?;
                 samples.rival.push(theirs);
                 samples.vs_rival.push(theirs / ours);
-                std::thread::sleep(REST);
             }
         }
         Ok(samples)

@@ -14,6 +14,8 @@ pub(crate) struct Row {
     pub(crate) isa: &'static str,
     pub(crate) threads: usize,
     pub(crate) median_ms: f64,
+    /// Nanoseconds for each query of each head.
+    pub(crate) row_ns: f64,
     pub(crate) gflops: f64,
     /// What the limit is made of.
     pub(crate) limit: Bound,
@@ -31,6 +33,12 @@ pub(crate) struct Row {
     pub(crate) vs_rival: Option<f64>,
     pub(crate) vs_rival_p10: Option<f64>,
     pub(crate) vs_rival_p90: Option<f64>,
+    /// What hashing kept of the mass of full attention.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) recall_mass: Option<f64>,
+    /// The same of the mass of the 32 largest weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) recall_top: Option<f64>,
     /// Visible pairs as a share of all; flops count these alone.
     pub(crate) visible: f64,
     pub(crate) slices: usize,
@@ -73,7 +81,7 @@ impl Report {
     }
 
     fn header(&self) -> String {
-        let last = if self.rival { "torch ms  times faster" } else { "extra MiB" };
+        let last = if self.rival { "rival ms  times faster" } else { "extra MiB" };
         format!("{:w$}  t        ms   GF/s  share of limit    {last:>9}", "case", w = self.width)
     }
 
@@ -89,8 +97,11 @@ impl Report {
         } else {
             row.extra_rss_mb.map_or("-".into(), |mb| format!("{mb:.1}"))
         };
+        let kept = row.recall_mass.zip(row.recall_top).map_or(String::new(), |(mass, top)| {
+            format!("  keeps {mass:.3} of the mass, {top:.3} of that of the top 32")
+        });
         format!(
-            "{:w$} {:>2} {:>9.3} {:>6.1}  {of_limit:<16} {last:>10}",
+            "{:w$} {:>2} {:>9.3} {:>6.1}  {of_limit:<16} {last:>10}{kept}",
             row.case,
             row.threads,
             row.median_ms,
@@ -117,12 +128,19 @@ impl Row {
     /// With digits that mean something.
     fn rounded(&self) -> Self {
         let mut row = self.clone();
-        let always = [&mut row.median_ms, &mut row.gflops, &mut row.limit_gflops, &mut row.visible];
+        let always = [&mut row.median_ms, &mut row.row_ns, &mut row.visible];
+        let speeds = [&mut row.gflops, &mut row.limit_gflops];
         let ratios = [&mut row.of_limit, &mut row.of_limit_p10, &mut row.of_limit_p90];
         let rival = [&mut row.vs_rival, &mut row.vs_rival_p10, &mut row.vs_rival_p90];
         let maybe = [&mut row.rival_ms, &mut row.peak_rss_mb, &mut row.extra_rss_mb];
-        let some = rival.into_iter().chain(maybe).flatten();
-        always.into_iter().chain(ratios).chain(some).for_each(|x| *x = five_digits(*x));
+        let kept = [&mut row.recall_mass, &mut row.recall_top];
+        let some = rival.into_iter().chain(maybe).chain(kept).flatten();
+        always
+            .into_iter()
+            .chain(speeds)
+            .chain(ratios)
+            .chain(some)
+            .for_each(|x| *x = five_digits(*x));
         row
     }
 
@@ -151,6 +169,7 @@ mod tests {
             isa: "avx512",
             threads: 2,
             median_ms: 12_345.678_9,
+            row_ns: 94_190.0,
             gflops: 351.23,
             limit: Bound::Fma,
             limit_gflops: 352.0,
@@ -163,6 +182,8 @@ mod tests {
             vs_rival: None,
             vs_rival_p10: None,
             vs_rival_p90: None,
+            recall_mass: None,
+            recall_top: None,
             visible: 1.0,
             slices: 10,
             peak_rss_mb: Some(12.0),
@@ -184,7 +205,7 @@ mod tests {
             assert_eq!(end(&header, "GF/s"), end(&line, "351.2"), "{header}\n{line}");
             assert_eq!(header.find("share"), line.find("0.93"), "{header}\n{line}");
             if rival {
-                assert_eq!(end(&header, "torch ms"), end(&line, "14000.000"), "{header}\n{line}");
+                assert_eq!(end(&header, "rival ms"), end(&line, "14000.000"), "{header}\n{line}");
                 assert_eq!(header.find("times"), line.find("1.25"), "{header}\n{line}");
             }
         }

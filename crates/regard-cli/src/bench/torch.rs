@@ -9,6 +9,10 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+/// GNU OpenMP lets the rival's idle threads spin for some milliseconds, on cores that are ours by then.
+const REST: Duration = Duration::from_millis(20);
 
 const SCRIPT: &str = include_str!("torch.py");
 
@@ -113,10 +117,13 @@ impl Torch {
     }
 
     /// Seconds of one repetition.
-    pub(crate) fn go(&mut self) -> Result<f64> {
+    pub(crate) fn slice(&mut self) -> Result<f64> {
         self.ask("go")?;
         match self.answer()? {
-            Answer::Seconds(seconds) => Ok(seconds),
+            Answer::Seconds(seconds) => {
+                std::thread::sleep(REST);
+                Ok(seconds)
+            }
             Answer::Error(why) => bail!("{}: {why}", self.name),
             Answer::Ready(_) => bail!("{} lost track of what it was asked", self.name),
         }

@@ -2,21 +2,21 @@
 
 use super::LshAttention;
 use super::hash::Hash;
-use crate::element::{Element, Number};
+use super::meetings::{Lists, WORD, meetings};
+use crate::element::Element;
 use crate::error::Error;
 use crate::machine::Machine;
-use crate::mask::{Mask, NearBits};
+use crate::mask::Mask;
 use crate::problem::Dims;
-use crate::simd::{Simd, Task};
-use crate::view::{TileMut, View, ViewMut};
+use crate::view::{View, ViewMut};
 use std::ops::Range;
 
 /// Which keys each row met, in any round. Holds `rounds (rows + keys)` numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buckets {
-    how: Neighbours,
+    pub(super) how: Neighbours,
     rounds: usize,
-    dims: Dims,
+    pub(super) dims: Dims,
     /// For each round, item and key head: the place of each key in the sorted order, then the block of that order at which
     /// each row of the query heads it serves stands.
     lists: Vec<u32>,
@@ -24,7 +24,7 @@ pub struct Buckets {
 
 /// Which sorted keys a row sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Neighbours {
+pub(super) struct Neighbours {
     size: usize,
     causal: bool,
 }
@@ -32,7 +32,7 @@ struct Neighbours {
 impl Neighbours {
     /// The places of the keys of a block and of those beside it; of those before it alone if nothing that comes later is
     /// seen, for the own block then ends with what does.
-    fn window(self, block: u32, k_len: usize) -> Range<usize> {
+    pub(super) fn window(self, block: u32, k_len: usize) -> Range<usize> {
         let block = block as usize;
         let end = block.saturating_add(if self.causal { 1 } else { 2 });
         let start = block.saturating_sub(1).saturating_mul(self.size);
@@ -40,14 +40,11 @@ impl Neighbours {
     }
 
     /// Words of bits that hold any window.
-    fn words(self, k_len: usize) -> usize {
+    pub(super) fn words(self, k_len: usize) -> usize {
         let keys = self.size.saturating_mul(if self.causal { 2 } else { 3 }).min(k_len);
         (keys.div_ceil(WORD) + 1).min(k_len.div_ceil(WORD))
     }
 }
-
-/// Keys of a word of bits.
-const WORD: usize = 64;
 
 impl Buckets {
     /// Hashes and sorts.
@@ -109,13 +106,13 @@ impl Buckets {
             let place = self.places(round, batch, kv_head)[key] as usize;
             self.how.window(self.blocks(round, batch, head)[row], k_len).contains(&place)
         };
-        self.may_see(row, key) && (0..self.rounds).any(met)
+        key < self.keys_before(row) && (0..self.rounds).any(met)
     }
 
-    /// Whether time lets a row see a key.
-    pub(super) fn may_see(&self, row: usize, key: usize) -> bool {
+    /// How many keys, from the first, do not come later than a row, if that matters; else all.
+    pub(super) fn keys_before(&self, row: usize) -> usize {
         let Dims { q_len, k_len, .. } = self.dims;
-        !self.how.causal || key + q_len <= row + k_len
+        if self.how.causal { (row + k_len + 1).saturating_sub(q_len) } else { k_len }
     }
 
     fn list(&self, round: usize, batch: usize, kv_head: usize) -> &[u32] {
@@ -130,7 +127,7 @@ impl Buckets {
     }
 
     /// The block of sorted keys at which each row of a query head stands.
-    fn blocks(&self, round: usize, batch: usize, head: usize) -> &[u32] {
+    pub(super) fn blocks(&self, round: usize, batch: usize, head: usize) -> &[u32] {
         let Dims { heads, q_len, k_len, .. } = self.dims;
         let served = heads.q / heads.kv;
         &self.list(round, batch, head / served)[k_len + head % served * q_len..][..q_len]
@@ -161,41 +158,8 @@ impl Buckets {
                 }
             },
         )?;
-        let mask = Mask::near_bits(self.meetings(machine, round, (&keys, &rows))?);
+        let mask = Mask::near_bits(meetings(self, machine, round, (&keys, &rows))?);
         Ok(Round { order: Order { keys, rows, q_len }, mask })
-    }
-
-    /// Who sees whom in the order of a round and met in none before.
-    fn meetings(
-        &self,
-        machine: Machine,
-        round: usize,
-        (keys, rows): (&Lists, &Lists),
-    ) -> Result<NearBits, Error> {
-        let Dims { batch, heads, q_len, k_len, .. } = self.dims;
-        let padded = k_len.next_multiple_of(WORD);
-        // Of the keys in this order: themselves, then where they stood in each round before.
-        let mut before = Lists::new([batch * heads.kv, 1 + round, padded]);
-        before.fill(machine, Vec::new, |_: &mut Vec<u32>, (item, earlier), list| {
-            let (b, head) = (item / heads.kv, item % heads.kv);
-            let keys = keys.of(b, head);
-            match earlier.checked_sub(1) {
-                None => list[..k_len].copy_from_slice(keys),
-                Some(earlier) => {
-                    let places = self.places(earlier, b, head);
-                    let each = list.iter_mut().zip(keys);
-                    each.for_each(|(place, key)| *place = places[*key as usize]);
-                }
-            }
-        })?;
-        let width = self.how.words(k_len);
-        let mut words = vec![0; batch * heads.q * q_len * (1 + width)];
-        let mut view = ViewMut::bhsd(&mut words, [batch, heads.q, q_len, 1 + width])?;
-        view.change(machine.threads, WORD, Vec::new, |windows, batch, tile| {
-            let (buckets, before) = (self, &before);
-            f32::enter(machine.isa, See { buckets, rows, before, batch, windows, tile });
-        });
-        Ok(NearBits::new(words, [heads.q, q_len, width]))
     }
 }
 
@@ -283,121 +247,4 @@ impl Order {
     pub(super) fn row_places(&self, batch: usize, head: usize) -> &[u32] {
         &self.rows.of(batch, head)[self.q_len..]
     }
-}
-
-/// A list for each head, `[batch, heads, len]`.
-#[derive(Debug)]
-struct Lists {
-    data: Vec<u32>,
-    sizes: [usize; 3],
-}
-
-impl Lists {
-    fn new(sizes: [usize; 3]) -> Self {
-        Self { data: vec![0; sizes.iter().product()], sizes }
-    }
-
-    fn of(&self, batch: usize, head: usize) -> &[u32] {
-        let [_, heads, len] = self.sizes;
-        &self.data[(batch * heads + head) * len..][..len]
-    }
-
-    /// Each list by a task of its own.
-    fn fill<M>(
-        &mut self,
-        machine: Machine,
-        memory: impl Fn() -> M + Sync,
-        task: impl Fn(&mut M, (usize, usize), &mut [u32]) + Sync,
-    ) -> Result<(), Error> {
-        let [batch, heads, len] = self.sizes;
-        let mut view = ViewMut::bhsd(&mut self.data, [batch * heads, 1, 1, len])?;
-        view.change(machine.threads, 1, memory, |memory, i, mut list| {
-            task(memory, (i / heads, i % heads), list.update(0, 0));
-        });
-        Ok(())
-    }
-}
-
-/// The bits of some rows.
-struct See<'t, 'v> {
-    buckets: &'t Buckets,
-    rows: &'t Lists,
-    /// Of each key head, in the order of the round: the keys, and where they stood in each round before.
-    before: &'t Lists,
-    batch: usize,
-    windows: &'t mut Vec<Range<u32>>,
-    tile: TileMut<'v, u64>,
-}
-
-impl<N: Number> Task<N> for See<'_, '_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, _: S) {
-        let Self { buckets, rows, before, batch, windows, mut tile } = self;
-        let Dims { heads, q_len, k_len, .. } = buckets.dims;
-        let (of, [_, lists, _]) = (tile.rows(), before.sizes);
-        for head in 0..heads.q {
-            let item = batch * heads.kv + head / (heads.q / heads.kv);
-            for lane in 0..of.count {
-                let row = rows.of(batch, head)[of.row(lane)] as usize;
-                let window = |round: usize| {
-                    let block = buckets.blocks(round, batch, head)[row];
-                    buckets.how.window(block, k_len)
-                };
-                let own = window(lists - 1);
-                // What came later, and whom the row met before.
-                let ends = if buckets.how.causal {
-                    (row + k_len + 1).saturating_sub(q_len)
-                } else {
-                    k_len
-                };
-                windows.clear();
-                windows.push(index(ends)..u32::MAX);
-                windows.extend((0..lists - 1).map(|round| {
-                    let Range { start, end } = window(round);
-                    index(start)..index(end)
-                }));
-                let to = tile.update(head, lane);
-                let first = own.start / WORD;
-                to[0] = first as u64;
-                for (i, to) in to[1..].iter_mut().enumerate() {
-                    *to = within(&own, (first + i) * WORD);
-                    if *to != 0 {
-                        let hides = |(list, window): (usize, &Range<u32>)| {
-                            let list = before.of(item, list)[(first + i) * WORD..].first_chunk();
-                            (list, window.clone())
-                        };
-                        *to &= !hidden(windows.iter().enumerate().map(hides));
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// A place as it is kept; there are never more.
-fn index(place: usize) -> u32 {
-    u32::try_from(place).unwrap_or(u32::MAX)
-}
-
-/// The bits of a range in the word that begins at `at`.
-fn within(range: &Range<usize>, at: usize) -> u64 {
-    let below = |n: usize| match n.saturating_sub(at) {
-        n if n >= WORD => u64::MAX,
-        n => (1 << n) - 1,
-    };
-    below(range.end) & !below(range.start)
-}
-
-/// Which of 64 keys are in a window of any list.
-#[inline(always)]
-fn hidden<'l>(lists: impl Iterator<Item = (Option<&'l [u32; WORD]>, Range<u32>)>) -> u64 {
-    let mut inside = [0u32; WORD];
-    for (list, Range { start, end }) in lists {
-        let Some(list) = list else { continue };
-        for (inside, place) in inside.iter_mut().zip(list) {
-            *inside |= u32::from(place.wrapping_sub(start) < end - start);
-        }
-    }
-    inside.iter().enumerate().fold(0, |bits, (i, inside)| bits | u64::from(*inside) << i)
 }

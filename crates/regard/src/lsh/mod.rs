@@ -2,6 +2,7 @@
 
 mod buckets;
 mod hash;
+mod meetings;
 mod recall;
 mod rows;
 

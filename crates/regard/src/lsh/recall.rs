@@ -72,7 +72,7 @@ impl<E: Element> LshOutput<E> {
         Ok(Recall { mass: share(0), top: share(1), rows: seen.len() })
     }
 
-    /// What one row kept of all mass, and of that of its top keys; nothing for a row that sees nothing anyway.
+    /// What one row kept of all mass, and of that of its top keys; nothing for a row that sees nothing anyway, or no numbers.
     fn shares(
         &self,
         (q, k): (View<'_, E>, View<'_, E>),
@@ -80,7 +80,7 @@ impl<E: Element> LshOutput<E> {
         top: usize,
         scores: &mut Vec<(f64, usize)>,
     ) -> Option<[f64; 2]> {
-        let Dims { heads, q_len, k_len, .. } = self.buckets.dims();
+        let Dims { heads, q_len, .. } = self.buckets.dims();
         let kv_head = head / (heads.q / heads.kv);
         let wide = |x: &E| x.widen().to_f64();
         let query: Vec<f64> = q.row(batch, head, row).iter().map(wide).collect();
@@ -89,9 +89,9 @@ impl<E: Element> LshOutput<E> {
             (features.map(|(k, q)| k * q).sum::<f64>() * self.scale, key)
         };
         scores.clear();
-        scores.extend((0..k_len).filter(|key| self.buckets.may_see(row, *key)).map(score));
+        scores.extend((0..self.buckets.keys_before(row)).map(score));
         let most = scores.iter().map(|(score, _)| *score).fold(f64::NEG_INFINITY, f64::max);
-        if most == f64::NEG_INFINITY {
+        if !most.is_finite() {
             return None;
         }
         let weight = |score: f64| (score - most).exp();
