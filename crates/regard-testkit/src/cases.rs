@@ -6,6 +6,7 @@
 
 use crate::data::Arrangement;
 use crate::linear;
+use crate::lsh;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
@@ -53,6 +54,13 @@ pub enum Way {
     Exact,
     /// [`LinearAttention`](regard::LinearAttention) with this map: full or causal, no options.
     Linear(FeatureMap),
+    /// [`LshAttention`](regard::LshAttention): full or causal, no options.
+    Lsh {
+        /// How often everything is hashed.
+        rounds: usize,
+        /// Keys of a block.
+        bucket_size: usize,
+    },
 }
 
 impl Way {
@@ -62,6 +70,7 @@ impl Way {
         match self {
             Self::Exact => None,
             Self::Linear(map) => Some(format!("linear {}", map.name())),
+            Self::Lsh { .. } => Some("lsh".into()),
         }
     }
 }
@@ -172,7 +181,11 @@ impl fmt::Display for Case {
         self.dropout.map_or(Ok(()), |rate| write!(f, "-dropout{rate}"))?;
         f.write_str(if self.entropy { "-entropy" } else { "" })?;
         self.precision.map_or(Ok(()), |precision| write!(f, "-{}", precision.name()))?;
-        self.way.name().map_or(Ok(()), |way| write!(f, "-{}", way.replace(' ', "-")))
+        self.way.name().map_or(Ok(()), |way| write!(f, "-{}", way.replace(' ', "-")))?;
+        match self.way {
+            Way::Exact | Way::Linear(_) => Ok(()),
+            Way::Lsh { rounds, bucket_size } => write!(f, "-{rounds}x{bucket_size}"),
+        }
     }
 }
 
@@ -345,6 +358,7 @@ pub fn cases() -> Vec<Case> {
     let others: Vec<Case> = others.chain(few).collect();
     table.extend(others);
     table.extend(linear::cases());
+    table.extend(lsh::cases());
     table
 }
 

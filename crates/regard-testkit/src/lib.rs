@@ -22,6 +22,7 @@
 //! | `close` | the tolerance |
 //! | `run` | the runner and its report |
 //! | `linear` | linear attention: its rows, its tolerance |
+//! | `lsh` | attention by hashing: data, rows, judge |
 //! | `cache` | what a key/value cache should do, from random bytes |
 
 #![forbid(unsafe_code)]
@@ -31,6 +32,7 @@ pub mod cases;
 pub mod close;
 pub mod data;
 pub mod linear;
+pub mod lsh;
 pub mod masks;
 pub mod noise;
 pub mod run;

@@ -4,6 +4,7 @@ use crate::cases::{Case, Dtype, Way};
 use crate::close::{GradJudge, Judge, Ratio, narrowing, values, wide};
 use crate::data::Data;
 use crate::linear::LinearTrial;
+use crate::lsh::LshTrial;
 use regard::reference::{self, Inputs};
 use regard::{
     Choice, Element, Error, Grads, Isa, Machine, Normaliser, Number, Output, Plan, Problem,
@@ -79,6 +80,7 @@ fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ra
     match case.way {
         Way::Exact => everywhere(&Exact::<E>::new(case, &Data::new(case)), isas, failures),
         Way::Linear(map) => everywhere(&LinearTrial::<E>::new(case, map), isas, failures),
+        Way::Lsh { .. } => everywhere(&LshTrial::<E>::new(case, &Data::new(case)), isas, failures),
     }
 }
 
@@ -153,6 +155,18 @@ fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<Failure>) ->
     worst
 }
 
+impl Runs {
+    /// Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
+    pub(crate) fn of<E: Element>(case: &Case, problem: &Problem<'_, E>, isa: Isa) -> Self {
+        let plan = Plan::new(problem.clone(), Machine::here().isa(isa));
+        match plan.is_ok_and(|plan| plan.tile_products().is_some()) {
+            true => Self::Tiles,
+            false if isa.name() == "amx" || case.precision.is_some() => Self::Not,
+            false => Self::Vectors,
+        }
+    }
+}
+
 /// Holds what rows have chosen against their scores; where scores are as good as equal, either will do.
 fn right_choice<N: Number>(
     normaliser: Normaliser,
@@ -187,7 +201,7 @@ fn right_choice<N: Number>(
 }
 
 /// Attention and its gradients.
-struct Exact<'d, E: Element> {
+pub(crate) struct Exact<'d, E: Element> {
     case: &'d Case,
     data: &'d Data<E>,
     problem: Problem<'d, E>,
@@ -199,7 +213,11 @@ struct Exact<'d, E: Element> {
 
 impl<'d, E: Element> Exact<'d, E> {
     fn new(case: &'d Case, data: &'d Data<E>) -> Self {
-        let problem = data.problem(case);
+        Self::over(case, data, data.problem(case))
+    }
+
+    /// The same with a problem of one's own.
+    pub(crate) fn over(case: &'d Case, data: &'d Data<E>, problem: Problem<'d, E>) -> Self {
         let mut trial = Self { case, data, problem, judges: None, scores: Vec::new() };
         if case.normaliser == Normaliser::Softmax {
             trial.judges = Some(trial.judges(&trial.problem));
@@ -231,14 +249,8 @@ impl<E: Element> Trial for Exact<'_, E> {
         self.case.to_string()
     }
 
-    /// Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
     fn runs(&self, isa: Isa) -> Runs {
-        let plan = Plan::new(self.problem.clone(), Machine::here().isa(isa));
-        match plan.is_ok_and(|plan| plan.tile_products().is_some()) {
-            true => Runs::Tiles,
-            false if isa.name() == "amx" || self.case.precision.is_some() => Runs::Not,
-            false => Runs::Vectors,
-        }
+        Runs::of(self.case, &self.problem, isa)
     }
 
     fn call(&self, machine: Machine) -> Result<Self::Found, Error> {

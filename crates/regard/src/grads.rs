@@ -24,9 +24,9 @@ use std::sync::OnceLock;
 /// as the rows of an [`Output`] are.
 #[derive(Clone, Copy, Debug)]
 pub struct Upstream<'a, E: Element> {
-    out: View<'a, E>,
+    pub(crate) out: View<'a, E>,
     pub(crate) lse: Option<&'a [E::Num]>,
-    entropy: Option<&'a [E::Num]>,
+    pub(crate) entropy: Option<&'a [E::Num]>,
     pub(crate) bias: bool,
     pub(crate) advantage: Option<&'a [E::Num]>,
     pub(crate) straight_through: bool,

@@ -2,10 +2,15 @@
 
 use crate::element::{Element, Number};
 use crate::error::Error;
-use crate::mask::RowTile;
+use crate::lanes::soon;
+use crate::machine::Machine;
 use crate::normaliser::Choice;
+use crate::simd::{Simd, Task};
 use crate::softmax::State;
-use crate::view::{Heads, Tensor, Unwritten};
+use crate::view::{Layout, Shape, Tensor, TileMut, View, ViewMut};
+
+/// Rows that are merged at a time.
+const ROWS: usize = 64;
 
 /// The result of attention: the weighted values, and what is needed to recompute any weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,123 +48,199 @@ impl<E: Element> Output<E> {
     /// parts have it. What rows have chosen among some keys says nothing of their choice among all: results of a
     /// [`Normaliser`](crate::Normaliser) other than the softmax are refused.
     pub fn merge(parts: &[Self]) -> Result<Self, Error> {
+        let layout = parts.first().map_or(Layout::Bhsd, |part| part.out.layout());
+        Self::merge_on(Machine::here().threads(1), parts, layout, |_, row| row)
+    }
+
+    /// The same on several threads, into any layout if nothing is packed, of parts that may have their rows in other orders:
+    /// row `row` of the result is row `place(part, row)` of a part, counted over all heads and items.
+    pub(crate) fn merge_on(
+        machine: Machine,
+        parts: &[Self],
+        layout: Layout,
+        place: impl Fn(usize, usize) -> usize + Sync,
+    ) -> Result<Self, Error> {
+        let first = Self::check_parts(parts)?;
+        let (out, rows) = (first.out.view(), first.lse.len());
+        let with_states = parts.iter().all(|part| part.states.len() == rows);
+        let with_entropy = parts.iter().all(|part| part.entropy.is_some());
+        let merge = Merge::new(machine, parts, with_states, place)?;
+        let (mut lse, mut states, mut entropy) = (Vec::with_capacity(rows), Vec::new(), Vec::new());
+        for row in 0..rows {
+            let (m, sum) = (merge.of_row(row)[0], merge.sum(row));
+            if with_states {
+                let [m, l] = [m, sum].map(E::Num::from_f64);
+                let merged = if sum == 0.0 { State::nothing_seen() } else { State { m, l, t: l } };
+                lse.push(merged.lse());
+                states.push([merged.m, merged.l]);
+            } else {
+                let m = E::Num::from_f64(m).to_f64();
+                lse.push(E::Num::from_f64(if sum == 0.0 { m } else { m + sum.ln() }));
+            }
+            if with_entropy {
+                entropy.push(E::Num::from_f64(merge.entropy(row)));
+            }
+        }
+        let mut to = match first.out.offsets() {
+            Some(_) => Tensor::zeros_like(&out)?,
+            None => {
+                let zeros = vec![E::narrow(E::Num::default()); rows * out.shape().dim];
+                Tensor::new(zeros, out.shape(), layout)?
+            }
+        };
+        to.view_mut().change(machine.threads, ROWS, Vec::new, |sums, item, tile| {
+            E::Num::enter(machine.isa, MergeRows { merge: &merge, item, tile, sums });
+        });
+        Ok(Self { out: to, lse, states, entropy: with_entropy.then_some(entropy), choice: None })
+    }
+
+    /// The first of parts that have everything in common but their keys.
+    fn check_parts(parts: &[Self]) -> Result<&Self, Error> {
         let Some(first) = parts.first() else { return Err(Error::NothingToMerge) };
-        let shape = first.out.shape();
         if parts.iter().any(|part| part.choice.is_some()) {
             return Err(Error::Chosen);
         }
+        let same =
+            |axis, a, b| Error::unless_same(axis, ("the first part", a), ("another part", b));
         for part in parts {
             let axes = ["batch", "heads", "queries", "features"];
-            for (axis, (a, b)) in
-                axes.iter().zip(shape.to_array().iter().zip(part.out.shape().to_array()))
-            {
-                Error::unless_same(axis, ("the first part", *a), ("another part", b))?;
+            let shapes = [first, part].map(|part| part.out.shape().to_array());
+            for (axis, (a, b)) in axes.into_iter().zip(shapes[0].into_iter().zip(shapes[1])) {
+                same(axis, a, b)?;
             }
         }
-        let packed = first.out.offsets();
         for part in parts {
-            let offsets = [packed, part.out.offsets()].map(|o| o.unwrap_or(&[]));
-            Error::unless_same(
-                "offsets",
-                ("the first part", offsets[0].len()),
-                ("another part", offsets[1].len()),
-            )?;
+            let offsets = [first, part].map(|part| part.out.offsets().unwrap_or(&[]));
+            same("offsets", offsets[0].len(), offsets[1].len())?;
             for (a, b) in offsets[0].iter().zip(offsets[1]) {
-                Error::unless_same("offset", ("the first part", *a), ("another part", *b))?;
+                same("offset", *a, *b)?;
             }
         }
-        // Packed items are merged as one.
-        let shape = first.out.view().joined().shape();
-        let rows = shape.batch * shape.heads * shape.len;
-        let with_entropy = parts.iter().all(|p| p.entropy.is_some());
+        let whole = first.out.view().joined().shape();
+        let rows = whole.batch * whole.heads * whole.len;
         for part in parts {
             part.check_rows(rows)?;
             let entropy = part.entropy.as_ref().map_or(rows, Vec::len);
             Error::unless_one_each_row("entropy", rows, entropy)?;
         }
-        let with_states = parts.iter().all(|p| p.states.len() == rows);
-        // In f64, relative to the largest: the weights of the parts are exact, what is left is the rounding of each part.
-        let state = |p: &Self, row: usize| {
-            let [m, l] =
-                if with_states { p.states[row] } else { [p.lse[row], E::Num::from_f64(1.0)] };
-            let seen = p.lse[row].to_f64() > f64::NEG_INFINITY;
+        Ok(first)
+    }
+}
+
+/// Parts, what each weighs in each row, and where it has the row.
+struct Merge<'p, E: Element, P> {
+    parts: &'p [Output<E>],
+    place: P,
+    /// `[rows, 1 + parts]`: the largest exponent of the parts, then what each of them weighs relative to that. In `f64`: these
+    /// are exact, what is left is the rounding of each part.
+    weights: Vec<f64>,
+}
+
+impl<'p, E: Element, P: Fn(usize, usize) -> usize + Sync> Merge<'p, E, P> {
+    fn new(
+        machine: Machine,
+        parts: &'p [Output<E>],
+        with_states: bool,
+        place: P,
+    ) -> Result<Self, Error> {
+        let (rows, each) = (parts[0].lse.len(), 1 + parts.len());
+        let mut weights = vec![0.0; rows * each];
+        let state = |part: usize, row: usize| {
+            let (row, part) = (place(part, row), &parts[part]);
+            let one = E::Num::from_f64(1.0);
+            let [m, l] = if with_states { part.states[row] } else { [part.lse[row], one] };
+            let seen = part.lse[row].to_f64() > f64::NEG_INFINITY;
             (if seen { m.to_f64() } else { f64::NEG_INFINITY }, l.to_f64())
         };
-        let weights = |row: usize| {
-            let m = parts.iter().map(|p| state(p, row).0).fold(f64::NEG_INFINITY, f64::max);
-            let weight = move |p: &Self| {
-                let (of_part, l) = state(p, row);
-                match of_part - m {
-                    _ if of_part == f64::NEG_INFINITY => 0.0,
-                    below if with_states => below.exp2() * l,
-                    below => below.exp() * l,
-                }
-            };
-            let sum: f64 = parts.iter().map(weight).sum();
-            (m, sum, weight)
-        };
-        let (mut lse, mut states, mut entropy) = (Vec::with_capacity(rows), Vec::new(), Vec::new());
-        for row in 0..first.lse.len() {
-            let (m, sum, weight) = weights(row);
-            let [m, l] = [m, sum].map(E::Num::from_f64);
-            if with_states {
-                let merged = if sum == 0.0 { State::nothing_seen() } else { State { m, l, t: l } };
-                lse.push(merged.lse());
-                states.push([merged.m, merged.l]);
-            } else {
-                lse.push(E::Num::from_f64(if sum == 0.0 {
-                    m.to_f64()
-                } else {
-                    m.to_f64() + sum.ln()
-                }));
-            }
-            if with_entropy {
-                // -sum of a ln a, where each weight of a part is its share times what it was.
-                let shares = parts.iter().map(|p| (p, weight(p) / sum)).filter(|(_, a)| *a > 0.0);
-                let terms = shares.map(|(p, a)| {
-                    let of_part = p.entropy.as_ref().map_or(0.0, |entropy| entropy[row].to_f64());
-                    a * (of_part - a.ln())
-                });
-                entropy.push(E::Num::from_f64(terms.sum()));
-            }
-        }
-        let mut out = Unwritten::new(shape, first.out.layout())?;
-        {
-            let out = out.view()?;
-            for row in 0..first.lse.len() {
-                let (_, sum, weight) = weights(row);
-                let seen: Vec<_> =
-                    parts.iter().map(|p| (p, weight(p))).filter(|(_, w)| *w > 0.0).collect();
-                let (b, head, i) = if packed.is_some() {
-                    (0, row % shape.heads, row / shape.heads)
-                } else {
-                    let (item, i) = (row / shape.len, row % shape.len);
-                    (item / shape.heads, item % shape.heads, i)
-                };
-                // SAFETY: nobody else holds a row of `out`, and none is read.
-                let mut tile = unsafe {
-                    out.tile(b, Heads::one(head), RowTile { first: i, step: 1, count: 1 })
-                };
-                for (d, x) in tile.row(0, 0).iter_mut().enumerate() {
-                    let total: f64 = seen
-                        .iter()
-                        .map(|(p, weight)| {
-                            weight * p.out.view().joined().row(b, head, i)[d].widen().to_f64()
-                        })
-                        .sum();
-                    x.write(E::narrow(E::Num::from_f64(if sum == 0.0 {
-                        0.0
-                    } else {
-                        total / sum
-                    })));
+        let mut view = ViewMut::bhsd(&mut weights, [1, 1, rows, each])?;
+        view.change(machine.threads, ROWS, Vec::new, |states, _, mut tile| {
+            for lane in 0..tile.rows().count {
+                states.clear();
+                states.extend((0..parts.len()).map(|part| state(part, tile.rows().row(lane))));
+                let most = states.iter().map(|(m, _)| *m).fold(f64::NEG_INFINITY, f64::max);
+                let to = tile.update(0, lane);
+                to[0] = most;
+                for (weight, (m, l)) in to[1..].iter_mut().zip(&*states) {
+                    *weight = match m - most {
+                        _ if *m == f64::NEG_INFINITY => 0.0,
+                        below if with_states => below.exp2() * l,
+                        below => below.exp() * l,
+                    };
                 }
             }
-        }
-        // SAFETY: every row of every head and item is written once.
-        let mut out = unsafe { out.written() };
-        if let Some(offsets) = packed {
-            out = Tensor::packed(out.into_data(), offsets, [shape.heads, shape.dim])?;
-        }
-        Ok(Self { out, lse, states, entropy: with_entropy.then_some(entropy), choice: None })
+        });
+        Ok(Self { parts, place, weights })
     }
+
+    /// The largest exponent, and the weights.
+    fn of_row(&self, row: usize) -> &[f64] {
+        let each = 1 + self.parts.len();
+        &self.weights[row * each..][..each]
+    }
+
+    fn sum(&self, row: usize) -> f64 {
+        self.of_row(row)[1..].iter().sum()
+    }
+
+    /// -sum of a ln a, where each weight of a part is its share times what it was.
+    fn entropy(&self, row: usize) -> f64 {
+        let sum = self.sum(row);
+        let shares = self.of_row(row)[1..].iter().map(|weight| weight / sum).enumerate();
+        let terms = shares.filter(|(_, a)| *a > 0.0).map(|(i, a)| {
+            let of_part = |entropy: &Vec<E::Num>| entropy[(self.place)(i, row)].to_f64();
+            a * (self.parts[i].entropy.as_ref().map_or(0.0, of_part) - a.ln())
+        });
+        terms.sum()
+    }
+}
+
+/// Some rows of an item, merged.
+struct MergeRows<'t, 'p, 'v, E: Element, P> {
+    merge: &'t Merge<'p, E, P>,
+    item: usize,
+    tile: TileMut<'v, E>,
+    sums: &'t mut Vec<f64>,
+}
+
+impl<E: Element, P: Fn(usize, usize) -> usize + Sync> Task<E::Num> for MergeRows<'_, '_, '_, E, P> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self { merge, item, mut tile, sums } = self;
+        let (first, rows) = (&merge.parts[0].out, tile.rows());
+        let Shape { heads, len, dim, .. } = first.shape();
+        for (head, lane) in (0..heads).flat_map(|h| (0..rows.count).map(move |i| (h, i))) {
+            let number = |lane| match first.offsets() {
+                Some(offsets) => (offsets[item] + rows.row(lane)) * heads + head,
+                None => (item * heads + head) * len + rows.row(lane),
+            };
+            let from =
+                |part: usize, row| flat_row(merge.parts[part].out.view(), (merge.place)(part, row));
+            if lane + 1 < rows.count {
+                (0..merge.parts.len()).for_each(|part| soon(s, from(part, number(lane + 1))));
+            }
+            let row = number(lane);
+            sums.clear();
+            sums.resize(dim, 0.0);
+            let weights = merge.of_row(row)[1..].iter().enumerate();
+            for (i, weight) in weights.filter(|(_, weight)| **weight > 0.0) {
+                let each = sums.iter_mut().zip(from(i, row));
+                each.for_each(|(sum, x)| *sum += weight * x.widen().to_f64());
+            }
+            let sum = merge.sum(row);
+            for (x, total) in tile.update(head, lane).iter_mut().zip(&*sums) {
+                let mean = if sum == 0.0 { 0.0 } else { *total / sum };
+                *x = E::narrow(E::Num::from_f64(mean));
+            }
+        }
+    }
+}
+
+/// A row by its number among those of all heads and items.
+fn flat_row<E>(x: View<'_, E>, row: usize) -> &[E] {
+    let Shape { heads, len, .. } = x.shape();
+    if x.offsets().is_some() {
+        return x.joined().row(0, row % heads, row / heads);
+    }
+    x.row(row / len / heads, row / len % heads, row % len)
 }

@@ -739,10 +739,6 @@ pub(crate) struct Unwritten<E> {
 }
 
 impl<E> Unwritten<E> {
-    pub(crate) fn new(shape: Shape, layout: Layout) -> Result<Self, Error> {
-        Self::of(shape, layout, None)
-    }
-
     /// In the layout of another tensor, with as many features as asked for.
     pub(crate) fn like<F>(view: &View<'_, F>, dim: usize) -> Result<Self, Error> {
         let View { shape, layout, offsets, .. } = *view;

@@ -1,6 +1,6 @@
 //! Names of cases: one grammar that says all of what is measured, and the list of those we always measure.
 //!
-//! `{prefill|short|decode|backward|linear}-{f32|f64|f16|bf16}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch}
+//! `{prefill|short|decode|backward|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch}
 //! -v{v_dim} -q{queries}` and of [`OPTIONS`].
 
 use crate::args::Dtype;
@@ -96,6 +96,8 @@ pub(crate) struct Case {
     pub(crate) local: Option<usize>,
     /// The map of linear attention, if that is what is measured.
     pub(crate) linear: Option<FeatureMap>,
+    /// Whether attention by hashing is measured, on queries and keys that have neighbours.
+    pub(crate) lsh: bool,
 }
 
 /// How sequences hold their keys and values in a cache.
@@ -109,7 +111,7 @@ pub(crate) enum Cached {
 
 pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
 bias headbias alibi softcap dropout spread bshd alone strict f32 high paged shared additive top{keys} hard sampled \
-sparsemax local{reach}; of linear, causal relu random{features} both bshd";
+sparsemax local{reach}; of linear, causal relu random{features} both bshd; of lsh, causal both bshd";
 
 impl Case {
     /// Reads a name.
@@ -117,11 +119,11 @@ impl Case {
         let mut parts = name.split('-');
         let (kind, dtype) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let (batch, heads, kv, q_len, bound) = match kind {
-            "prefill" | "backward" | "linear" => (1, 8, None, None, Bound::Fma),
+            "prefill" | "backward" | "linear" | "lsh" => (1, 8, None, None, Bound::Fma),
             "short" => (64, 8, None, None, Bound::Fma),
             "decode" => (1, 32, Some(8), Some(1), Bound::Read),
             _ => bail!(
-                "`{kind}`: a case begins with prefill, short, decode, backward or linear, as in {EXAMPLE}"
+                "`{kind}`: a case begins with prefill, short, decode, backward, linear or lsh, as in {EXAMPLE}"
             ),
         };
         let dtype = match dtype {
@@ -179,6 +181,7 @@ impl Case {
             normaliser: Normaliser::Softmax,
             local: None,
             linear: (kind == "linear").then_some(FeatureMap::EluPlusOne),
+            lsh: kind == "lsh",
         };
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
@@ -224,11 +227,11 @@ impl Case {
             ("random", Some(features)) if self.linear.is_some() => {
                 return self.set_map(FeatureMap::PositiveRandom { features, seed: 1 });
             }
-            ("both", None) if self.linear.is_some() => {
+            ("both", None) if self.is_another() => {
                 self.pass = Pass::Both;
                 return Ok(());
             }
-            ("alone", None) if self.pass == Pass::Both && self.linear.is_none() => {
+            ("alone", None) if self.pass == Pass::Both && !self.is_another() => {
                 self.pass = Pass::Backward;
                 return Ok(());
             }
@@ -281,8 +284,13 @@ impl Case {
         }
     }
 
-    /// The one of the options that linear attention does not have.
-    fn beyond_linear(&self) -> Option<&'static str> {
+    /// Whether another function than attention is measured.
+    fn is_another(&self) -> bool {
+        self.linear.is_some() || self.lsh
+    }
+
+    /// The one of the options that only attention has.
+    fn beyond_another(&self) -> Option<&'static str> {
         let causal = self.rules.iter().all(|rule| *rule == Rule::Causal);
         let found = [
             (!causal, "a mask"),
@@ -329,8 +337,9 @@ impl Case {
         if q % kv != 0 {
             bail!("h{q} and kv{kv}: the first must be a multiple of the second");
         }
-        if let Some(option) = self.beyond_linear().filter(|_| self.linear.is_some()) {
-            bail!("linear attention has not {option}; leave it out");
+        if let Some(option) = self.beyond_another().filter(|_| self.is_another()) {
+            let what = if self.lsh { "attention by hashing" } else { "linear attention" };
+            bail!("{what} has not {option}; leave it out");
         }
         let [q, k, v] = self.shapes();
         [("q", q), ("k", k), ("v", v)].into_iter().try_for_each(|(n, s)| fits_in_memory(n, s))

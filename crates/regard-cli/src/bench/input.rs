@@ -32,19 +32,24 @@ impl<E: Element> Input<E> {
             Some(Bias::Heads) => Some(Shape { heads: heads.q, ..bias }),
             Some(Bias::Alibi) | None => None,
         };
-        let slopes = alibi_slopes(heads.q);
+        let (slopes, rows) = (alibi_slopes(heads.q), q.batch * q.heads * q.len);
+        let mut query_or_key = |shape, times| match case.lsh {
+            true => clustered(shape, k_len, case.layout),
+            false => tensor(noise, shape, case.layout, times),
+        };
+        let (q, k) = (query_or_key(q, case.spread)?, query_or_key(k, 1.0)?);
         Ok(Self {
-            q: tensor(noise, q, case.layout, case.spread)?,
-            k: tensor(noise, k, case.layout, 1.0)?,
             v: tensor(noise, v, case.layout, 1.0)?,
-            d_out: tensor(noise, Shape { dim: v.dim, ..q }, case.layout, 1.0)?,
+            d_out: tensor(noise, Shape { dim: v.dim, ..q.shape() }, case.layout, 1.0)?,
+            q,
+            k,
             bias: bias.map(|shape| tensor(noise, shape, Layout::Bhsd, 1.0)).transpose()?,
             slopes: slopes.iter().map(|s| E::Num::from_f64(f64::from(*s))).collect(),
-            hidden: if case.additive { Some(hidden(noise, q.dim)?) } else { None },
+            hidden: if case.additive { Some(hidden(noise, case.dims.q_dim)?) } else { None },
             // A little off the diagonal, as a model that has learned something would have them.
             centres: match case.local {
-                Some(_) => (0..q.batch * q.heads * q.len)
-                    .map(|row| (row % q.len) as f64 + 3.0 * noise.normal())
+                Some(_) => (0..rows)
+                    .map(|row| (row % q_len) as f64 + 3.0 * noise.normal())
                     .map(E::Num::from_f64)
                     .collect(),
                 None => Vec::new(),
@@ -154,6 +159,14 @@ fn mask(case: &Case, noise: &mut Noise) -> Result<Mask> {
             }
         }))
     })
+}
+
+/// Rows that have about 64 neighbours each, their cosines about 0.92; queries and keys of the same shape are the same.
+fn clustered<E: Element>(shape: Shape, k_len: usize, layout: Layout) -> Result<Tensor<E>> {
+    let Shape { batch, heads, len, dim } = shape;
+    let clusters = k_len.div_ceil(64);
+    let data = regard_testkit::lsh::clustered(batch * heads * len, dim, clusters, 0.3, 1);
+    Ok(Tensor::new(data, shape, layout)?)
 }
 
 fn tensor<E: Element>(

@@ -46,7 +46,12 @@ pub(crate) fn listed() -> Vec<Listed> {
     let options = ["relu", "random128", "both", "h8"];
     names.extend(options.map(|option| format!("linear-f32-n8192-d64-causal-{option}")));
     names.extend(["linear-f32-n8192-d64-h1".into(), "linear-bf16-n8192-d64-h1-causal".into()]);
+    names.extend([8192, 16384].map(|n| format!("lsh-f32-n{n}-d64-h1")));
     let slow = [
+        "lsh-f32-n32768-d64-h1",
+        "lsh-f32-n65536-d64-h1",
+        "lsh-f32-n65536-d64-h1-causal",
+        "lsh-f32-n131072-d64-h1",
         "prefill-f32-n16384-d64-h1",
         "prefill-f32-n131072-d64-h1",
         "backward-f32-n65536-d64-h1",

@@ -10,6 +10,7 @@ mod input;
 mod limit;
 mod linear;
 mod list;
+mod lsh;
 mod memory;
 mod report;
 mod spread;
@@ -43,7 +44,8 @@ const FEWEST: usize = 3;
 pub(crate) fn run(job: BenchJob, format: Format) -> Result<()> {
     let mut rival = job.rival.as_deref().map(Torch::start).transpose()?;
     let names = job.cases.iter().map(|c| c.name.as_str());
-    let compared = rival.is_some() || job.cases.iter().any(|case| case.linear.is_some());
+    let another = |case: &Case| case.linear.is_some() || case.lsh;
+    let compared = rival.is_some() || job.cases.iter().any(another);
     let mut report = Report::new(format, names, compared);
     // Draws on a terminal only, and only between measurements.
     let progress = ProgressBar::new((job.cases.len() * job.machines.len()) as u64);
@@ -96,6 +98,9 @@ fn measure<E: Element>(
     let plan = Plan::new(input.problem(case, cached.as_ref())?, machine)?;
     if let Some(map) = case.linear {
         return linear::measure((case, &input), &plan, map, seconds);
+    }
+    if case.lsh {
+        return lsh::measure((case, &input), &plan, seconds);
     }
     let (q, k, v) = input.views();
     let forward = || match (&cached, case.cached) {
@@ -191,6 +196,8 @@ impl Row {
             vs_rival: None,
             vs_rival_p10: None,
             vs_rival_p90: None,
+            recall_mass: None,
+            recall_top: None,
             visible,
             slices: samples.ours.len(),
             peak_rss_mb: seen.map(|s| s.peak),

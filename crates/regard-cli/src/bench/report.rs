@@ -33,6 +33,12 @@ pub(crate) struct Row {
     pub(crate) vs_rival: Option<f64>,
     pub(crate) vs_rival_p10: Option<f64>,
     pub(crate) vs_rival_p90: Option<f64>,
+    /// What hashing kept of the mass of full attention.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) recall_mass: Option<f64>,
+    /// The same of the mass of the 32 largest weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) recall_top: Option<f64>,
     /// Visible pairs as a share of all; flops count these alone.
     pub(crate) visible: f64,
     pub(crate) slices: usize,
@@ -94,8 +100,11 @@ impl Report {
         } else {
             row.extra_rss_mb.map_or("-".into(), |mb| format!("{mb:.1}"))
         };
+        let kept = row.recall_mass.zip(row.recall_top).map_or(String::new(), |(mass, top)| {
+            format!("  keeps {mass:.3} of the mass, {top:.3} of that of the top 32")
+        });
         format!(
-            "{:w$} {:>2} {:>9.3} {:>6.1}  {of_limit:<16} {last:>10}",
+            "{:w$} {:>2} {:>9.3} {:>6.1}  {of_limit:<16} {last:>10}{kept}",
             row.case,
             row.threads,
             row.median_ms,
@@ -128,7 +137,8 @@ impl Row {
         let rival = [&mut row.vs_rival, &mut row.vs_rival_p10, &mut row.vs_rival_p90];
         let memory = [&mut row.peak_rss_mb, &mut row.extra_rss_mb, &mut row.rival_extra_rss_mb];
         let maybe = memory.into_iter().chain([&mut row.rival_ms]);
-        let some = rival.into_iter().chain(maybe).flatten();
+        let kept = [&mut row.recall_mass, &mut row.recall_top];
+        let some = rival.into_iter().chain(maybe).chain(kept).flatten();
         always
             .into_iter()
             .chain(speeds)
@@ -176,6 +186,8 @@ mod tests {
             vs_rival: None,
             vs_rival_p10: None,
             vs_rival_p90: None,
+            recall_mass: None,
+            recall_top: None,
             visible: 1.0,
             slices: 10,
             peak_rss_mb: Some(12.0),

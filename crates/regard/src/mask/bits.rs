@@ -53,17 +53,68 @@ impl Bits {
 
     pub(super) fn runs(&self, scope: &Scope, rows: RowTile, out: &mut Vec<Run>) {
         for word in 0..scope.k_len.div_ceil(64) {
-            let mut halves = [[0u64; 64]; 2];
-            for lane in 0..rows.count {
-                let row = self.row(scope.batch, scope.head, rows.row(lane));
-                halves[lane / 64][lane % 64] = row[word];
-            }
-            halves.iter_mut().for_each(transpose);
-            let keys = word * 64..scope.k_len.min(word * 64 + 64);
-            for (key, (low, high)) in keys.zip(halves[0].iter().zip(&halves[1])) {
-                push(out, key..key + 1, LaneSet::from(*low) | LaneSet::from(*high) << 64);
-            }
+            let of_row = |row| self.row(scope.batch, scope.head, row)[word];
+            push_word(scope, rows, out, (word, of_row));
         }
+    }
+}
+
+/// Some words of bits for each row, wherever among the keys they begin: memory for what lies near, and no more.
+#[derive(Clone, Debug)]
+pub(crate) struct NearBits {
+    rows: Arc<[u64]>,
+    sizes: [usize; 3],
+}
+
+impl NearBits {
+    /// `rows [batch, heads, q_len, 1 + width]`: the number of a row's first word, then its words; `sizes`: heads, q_len,
+    /// width. No bit is set beyond the keys.
+    pub(crate) fn new(rows: Vec<u64>, sizes: [usize; 3]) -> Self {
+        Self { rows: rows.into(), sizes }
+    }
+
+    /// The words of a row and the number of the first.
+    fn row(&self, scope: &Scope, row: usize) -> (usize, &[u64]) {
+        let [heads, q_len, width] = self.sizes;
+        let row = (scope.batch * heads + scope.head) * q_len + row;
+        let row = &self.rows[row * (1 + width)..][..1 + width];
+        (usize::try_from(row[0]).unwrap_or(usize::MAX), &row[1..])
+    }
+
+    fn word(&self, scope: &Scope, row: usize, word: usize) -> u64 {
+        let (first, words) = self.row(scope, row);
+        word.checked_sub(first).and_then(|i| words.get(i)).copied().unwrap_or(0)
+    }
+
+    pub(super) fn get(&self, scope: &Scope, row: usize, key: usize) -> bool {
+        self.word(scope, row, key / 64) >> (key % 64) & 1 == 1
+    }
+
+    pub(super) fn runs(&self, scope: &Scope, rows: RowTile, out: &mut Vec<Run>) {
+        let firsts = || (0..rows.count).map(|lane| self.row(scope, rows.row(lane)).0);
+        let (Some(first), Some(last)) = (firsts().min(), firsts().max()) else { return };
+        for word in first..scope.k_len.div_ceil(64).min(last + self.sizes[2]) {
+            push_word(scope, rows, out, (word, |row| self.word(scope, row, word)));
+        }
+    }
+}
+
+/// The keys of a word of bits, each with the rows of the tile that see it.
+#[inline(always)]
+fn push_word(
+    scope: &Scope,
+    rows: RowTile,
+    out: &mut Vec<Run>,
+    (word, of_row): (usize, impl Fn(usize) -> u64),
+) {
+    let mut halves = [[0u64; 64]; 2];
+    for lane in 0..rows.count {
+        halves[lane / 64][lane % 64] = of_row(rows.row(lane));
+    }
+    halves.iter_mut().for_each(transpose);
+    let keys = word * 64..scope.k_len.min(word * 64 + 64);
+    for (key, (low, high)) in keys.zip(halves[0].iter().zip(&halves[1])) {
+        push(out, key..key + 1, LaneSet::from(*low) | LaneSet::from(*high) << 64);
     }
 }
 

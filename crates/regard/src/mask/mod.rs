@@ -13,6 +13,7 @@ mod runs;
 
 use crate::error::Error;
 pub use bits::Bits;
+pub(crate) use bits::NearBits;
 pub(crate) use runs::{LaneSet, RowTile, Run, lane_range};
 use runs::{combine, from_ranges, monotone, push};
 use std::fmt;
@@ -91,6 +92,7 @@ enum Rule {
         width: usize,
     },
     Bits(Bits),
+    NearBits(NearBits),
     Custom(Arc<dyn MaskRule>),
     And(Arc<(Mask, Mask)>),
     Or(Arc<(Mask, Mask)>),
@@ -220,6 +222,11 @@ impl Mask {
         Self(Rule::Bits(bits))
     }
 
+    /// Any pairs whose keys lie near each other, for each row.
+    pub(crate) fn near_bits(bits: NearBits) -> Self {
+        Self(Rule::NearBits(bits))
+    }
+
     /// A rule of your own.
     #[must_use]
     pub fn custom(rule: impl MaskRule + 'static) -> Self {
@@ -277,6 +284,7 @@ impl Mask {
             Rule::Every(stride) => distance.rem_euclid(signed(*stride)) == 0,
             Rule::Columns { block, width } => key % block >= block.saturating_sub(*width),
             Rule::Bits(bits) => bits.get(scope.batch, scope.head, row, key),
+            Rule::NearBits(bits) => bits.get(scope, row, key),
             Rule::Custom(rule) => {
                 let mut ranges = Vec::new();
                 rule.visible(scope, row, &mut ranges);
@@ -348,6 +356,7 @@ impl Mask {
                 }
             }
             Rule::Bits(bits) => bits.runs(scope, rows, out),
+            Rule::NearBits(bits) => bits.runs(scope, rows, out),
             Rule::Custom(rule) => {
                 let mut ranges = Vec::new();
                 let mut all = Vec::new();
@@ -382,7 +391,7 @@ impl Mask {
     pub(crate) fn by_position(&self) -> Option<&'static str> {
         match &self.0 {
             Rule::Segments(_) => Some("segments"),
-            Rule::Bits(_) => Some("bits"),
+            Rule::Bits(_) | Rule::NearBits(_) => Some("bits"),
             Rule::And(pair) | Rule::Or(pair) => pair.0.by_position().or(pair.1.by_position()),
             _ => None,
         }
@@ -448,6 +457,7 @@ impl Mask {
         };
         match &self.0 {
             Rule::All | Rule::Nothing | Rule::Band { .. } | Rule::Custom(_) => Ok(()),
+            Rule::NearBits(_) => Ok(()), // made for the sizes of its call
             Rule::Spans(spans) => {
                 if spans.len() != 1 && spans.len() != batch {
                     let expected = (batch, "one for each item of the batch");
@@ -611,7 +621,7 @@ impl fmt::Display for Mask {
             Rule::Blocks(size) => write!(f, "blocks {size}"),
             Rule::Every(stride) => write!(f, "every {stride}"),
             Rule::Columns { block, width } => write!(f, "columns {width} of {block}"),
-            Rule::Bits(_) => write!(f, "bits"),
+            Rule::Bits(_) | Rule::NearBits(_) => write!(f, "bits"),
             Rule::Custom(rule) => write!(f, "custom {rule:?}"),
             Rule::And(pair) => write!(f, "{} & {}", Nested(&pair.0), Nested(&pair.1)),
             Rule::Or(pair) => write!(f, "{} | {}", Nested(&pair.0), Nested(&pair.1)),

@@ -1,0 +1,149 @@
+//! Attention by hashing: data with neighbours to find, rows of the table, and how they are judged.
+
+use crate::cases::{Case, Dtype, Way, dims};
+use crate::close::{Ratio, narrow};
+use crate::data::{Arrangement, Data};
+use crate::masks::named;
+use crate::noise::Noise;
+use crate::run::{Exact, Runs, Trial, same_bits, same_grad_bits};
+use regard::{
+    Bits, Buckets, Dims, Element, Error, Grads, Isa, LshAttention, LshOutput, Machine, Mask,
+};
+
+/// `n` rows of `d` features around `clusters` centres, in random order: `[n, d]`.
+///
+/// Centres are normal vectors of length about 10 `sqrt(d / 64)`, rows a centre plus `spread` times another such vector, so that
+/// the cosine of two rows of a cluster is about `1 / (1 + spread^2)`. For `d = 64` scores of such a pair are about 12 and those
+/// of others about 0 +- 2: softmax attention of rows over rows keeps to the own cluster while a cluster has many more than
+/// `n / 20000` rows.
+#[must_use]
+pub fn clustered<E: Element>(
+    n: usize,
+    d: usize,
+    clusters: usize,
+    spread: f64,
+    seed: u64,
+) -> Vec<E> {
+    let mut noise = Noise::new(seed);
+    let centres: Vec<f64> = noise.normals(clusters * d);
+    let mut row = || {
+        let centre = noise.below(clusters) * d;
+        let features =
+            centres[centre..centre + d].iter().map(|x| 1.25 * (x + spread * noise.normal()));
+        features.map(narrow).collect::<Vec<E>>()
+    };
+    (0..n).flat_map(|_| row()).collect()
+}
+
+/// Sizes: batch, query heads, key heads, queries, keys, features of a key, of a value.
+const SHAPES: &[[usize; 7]] = &[
+    [1, 1, 1, 1, 1, 1, 1],
+    [2, 2, 1, 5, 7, 3, 4],
+    [1, 2, 2, 64, 64, 16, 16],
+    [2, 4, 2, 33, 65, 8, 3],
+    [1, 1, 1, 70, 300, 8, 8],
+    [1, 1, 1, 200, 75, 17, 24],
+    [1, 3, 1, 190, 190, 24, 40],
+    [1, 1, 1, 3, 700, 8, 8],
+];
+
+/// Rounds and keys of a block: more blocks than keys, blocks that cross words, one choice and two, one block for all.
+const HASHES: &[[usize; 2]] = &[[1, 1], [3, 5], [4, 16], [2, 64], [8, 2], [2, 1000]];
+
+/// Shapes without keys, queries, items, heads or features of values.
+const EMPTY: &[[usize; 7]] = &[
+    [2, 2, 1, 5, 0, 3, 4],
+    [2, 2, 1, 0, 5, 3, 4],
+    [0, 2, 1, 5, 5, 3, 4],
+    [1, 0, 0, 5, 5, 3, 4],
+    [1, 1, 1, 5, 5, 3, 0],
+];
+
+/// All shapes with all hashes, in any type and layout.
+pub(crate) fn cases() -> Vec<Case> {
+    let mut table = Vec::new();
+    for shape in SHAPES.iter().chain(EMPTY) {
+        for [rounds, bucket_size] in HASHES {
+            for mask in ["full", "causal"] {
+                let case = Case::new(dims(*shape)).mask(named(mask));
+                let way = Way::Lsh { rounds: *rounds, bucket_size: *bucket_size };
+                table.push(Case { way, ..case });
+            }
+        }
+    }
+    let of = |dtype, first: usize, step: usize| {
+        table.iter().skip(first).step_by(step).map(move |case| Case { dtype, ..case.clone() })
+    };
+    let others = of(Dtype::F64, 0, 3).chain(of(Dtype::F16, 1, 3)).chain(of(Dtype::Bf16, 0, 2));
+    let others: Vec<Case> = others.collect();
+    table.extend(others);
+    for (i, case) in table.iter_mut().enumerate() {
+        case.seed = 9000 + i as u64;
+        case.arrangement = [Arrangement::Bhsd, Arrangement::Bshd, Arrangement::Slice][i % 3];
+    }
+    table
+}
+
+/// Attention by hashing, judged by the definition over the keys that each row met.
+pub(crate) struct LshTrial<'d, E: Element> {
+    case: &'d Case,
+    data: &'d Data<E>,
+    lsh: LshAttention,
+}
+
+impl<'d, E: Element> LshTrial<'d, E> {
+    pub(crate) fn new(case: &'d Case, data: &'d Data<E>) -> Self {
+        let lsh = LshAttention::new().seed(case.seed);
+        let lsh = if case.mask.name == "causal" { lsh.causal() } else { lsh };
+        let lsh = match case.way {
+            Way::Lsh { rounds, bucket_size } => lsh.rounds(rounds).bucket_size(bucket_size),
+            Way::Exact | Way::Linear(_) => lsh,
+        };
+        Self { case, data, lsh }
+    }
+}
+
+impl<E: Element> Trial for LshTrial<'_, E> {
+    type Found = (LshOutput<E>, Grads<E>);
+
+    fn name(&self) -> String {
+        self.case.to_string()
+    }
+
+    fn runs(&self, isa: Isa) -> Runs {
+        Runs::of(self.case, &self.data.problem(self.case), isa)
+    }
+
+    fn call(&self, machine: Machine) -> Result<Self::Found, Error> {
+        let Self { case, data, lsh } = self;
+        let (q, k, v) = data.inputs();
+        let found = lsh.forward(machine, q, k, v)?;
+        let grads = lsh.backward(machine, (q, k, v), &found, data.upstream(case))?;
+        Ok((found, grads))
+    }
+
+    fn judge(&self, (found, grads): &Self::Found) -> Result<(Ratio, &'static str), String> {
+        let Self { case, data, .. } = self;
+        let problem = data.problem(case).mask(mask(&found.buckets));
+        Exact::over(case, data, problem).judge(&(found.output.clone(), grads.clone()))
+    }
+
+    fn same((a, a_grads): &Self::Found, (b, b_grads): &Self::Found) -> bool {
+        same_bits(&a.output, &b.output) && same_grad_bits(a_grads, b_grads)
+    }
+}
+
+/// Who met whom, one bit each.
+///
+/// # Panics
+/// Never: there is a bit for each pair.
+#[must_use]
+pub fn mask(buckets: &Buckets) -> Mask {
+    let Dims { batch, heads, q_len, k_len, .. } = buckets.dims();
+    let rows =
+        (0..batch).flat_map(|b| (0..heads.q).flat_map(move |h| (0..q_len).map(move |i| (b, h, i))));
+    let pairs = rows.flat_map(|row| (0..k_len).map(move |key| (row, key)));
+    let seen: Vec<bool> = pairs.map(|((b, h, i), key)| buckets.sees(b, h, i, key)).collect();
+    let bits = Bits::from_bools(&seen, [batch, heads.q, q_len, k_len]);
+    Mask::bits(bits.expect("a bit for each pair"))
+}

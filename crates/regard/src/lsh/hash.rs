@@ -1,0 +1,145 @@
+//! Rows into buckets: which of some random directions, or of their opposites, a row points along most.
+//!
+//! `argmax [x R, -x R]` (Andoni et al. 2015): rows at a small angle mostly agree, whatever their lengths. A bucket is a number
+//! whose digits are several such choices, so that many buckets cost the logarithm of their number, and those that share their
+//! first digits are neighbours: what the last digits part, a row may still meet in the next block.
+
+use crate::dropout::{halves, philox};
+use crate::element::{Element, Number};
+use crate::error::Error;
+use crate::lanes::turn;
+use crate::machine::Machine;
+use crate::micro::{Dots, dot_tile};
+use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::view::{Rows, Shape, TileMut, View, ViewMut};
+
+/// Directions of a digit, without their opposites: a register tile of `dot_tile`.
+const DIRECTIONS: usize = 8;
+/// What a digit counts: directions and their opposites.
+const BASE: u32 = 16;
+
+/// The random directions of all rounds.
+#[derive(Debug)]
+pub(super) struct Hash<N> {
+    /// `[rounds, digits, DIRECTIONS, dim]`
+    directions: Vec<N>,
+    rounds: usize,
+    digits: u32,
+    dim: usize,
+}
+
+impl<N: Number> Hash<N> {
+    /// At least as many buckets as asked for, and fewer than 16 times that.
+    pub(super) fn new(seed: u64, rounds: usize, buckets: usize, dim: usize) -> Self {
+        let digits = if buckets <= 1 { 0 } else { 1 + (buckets - 1).ilog(BASE as usize) };
+        let entries = digits as usize * DIRECTIONS * dim;
+        let of_round = |round| (0..entries).map(move |i| N::from_f64(normal(seed, round, i)));
+        let directions = (0..rounds).flat_map(of_round).collect();
+        Self { directions, rounds, digits, dim }
+    }
+
+    /// How many buckets there are.
+    pub(super) fn buckets(&self) -> usize {
+        (BASE as usize).pow(self.digits)
+    }
+
+    /// The buckets of all rows of `x [batch, heads, len, dim]`, `[batch, heads, len, rounds]`.
+    pub(super) fn of<E: Element<Num = N>>(
+        &self,
+        machine: Machine,
+        x: View<'_, E>,
+    ) -> Result<Vec<u32>, Error> {
+        let Shape { batch, heads, len, .. } = x.shape();
+        let mut codes = vec![0; batch * heads * len * self.rounds];
+        if self.digits == 0 {
+            return Ok(codes);
+        }
+        let memory = || Memory {
+            lanes: vec![Lanes([N::default(); GROUP]); self.dim],
+            tile: [Lanes([N::default(); GROUP]); DIRECTIONS],
+        };
+        let mut view = ViewMut::bhsd(&mut codes, [batch, heads, len, self.rounds])?;
+        view.change(machine.threads, GROUP, memory, |memory, b, mut codes| {
+            for head in 0..heads {
+                let (rows, codes) = (x.head(b, head), &mut codes);
+                N::enter(machine.isa, HashRows { hash: self, rows, head, codes, memory });
+            }
+        });
+        Ok(codes)
+    }
+}
+
+/// A standard normal number for each place (Box and Muller 1958).
+fn normal(seed: u64, round: usize, entry: usize) -> f64 {
+    let [[low, high], [place, more]] = [round, entry].map(|x| halves(x as u64));
+    let words =
+        philox([[place], [more], [low], [high]], halves(seed)).map(|word| f64::from(word[0]));
+    let unit = |x: f64| (x + 0.5) / f64::from(u32::MAX).next_up();
+    (-2.0 * unit(words[0]).ln()).sqrt() * (std::f64::consts::TAU * unit(words[1])).cos()
+}
+
+struct Memory<N> {
+    lanes: Vec<Lanes<N>>,
+    tile: [Lanes<N>; DIRECTIONS],
+}
+
+/// The buckets of up to [`GROUP`] rows of a head.
+struct HashRows<'t, 'v, E: Element> {
+    hash: &'t Hash<E::Num>,
+    rows: Rows<'t, E>,
+    head: usize,
+    codes: &'t mut TileMut<'v, u32>,
+    memory: &'t mut Memory<E::Num>,
+}
+
+impl<E: Element> Task<E::Num> for HashRows<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self { hash, rows, head, codes, memory: Memory { lanes, tile } } = self;
+        let (digits, dim) = (hash.digits as usize, hash.dim);
+        let own = codes.rows();
+        turn(s, |i| rows.row(own.row(i)), own.count, E::Num::from_f64(1.0), lanes);
+        let span = Span { start: 0, end: own.count };
+        for (i, data) in hash.directions.chunks_exact(DIRECTIONS * dim).enumerate() {
+            let directions = Rows { data, stride: dim, len: DIRECTIONS, dim };
+            dot_tile(s, (directions, lanes), span, tile, &mut Dots);
+            let most = s.call(Most { tile, span });
+            for (lane, digit) in most[..own.count].iter().enumerate() {
+                let code = &mut codes.update(head, lane)[i / digits];
+                *code = *code * BASE + digit;
+            }
+        }
+    }
+}
+
+/// Which direction each lane points along most; the opposites come after.
+struct Most<'t, N> {
+    tile: &'t [Lanes<N>; DIRECTIONS],
+    span: Span,
+}
+
+impl<N: Number> Task<N> for Most<'_, N> {
+    type Out = [u32; GROUP];
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, s: S) -> [u32; GROUP] {
+        let mut most = [0; GROUP];
+        let mut found = Lanes([N::zero(); GROUP]);
+        for lane in self.span.vectors::<N, S>() {
+            let (mut best, mut at) = (s.splat(N::neg_infinity()), s.splat(N::zero()));
+            for (i, x) in self.tile.iter().enumerate() {
+                let along = s.load(&x.0[lane..]);
+                let against = s.sub(s.splat(N::zero()), along);
+                for (x, i) in [(along, i), (against, i + self.tile.len())] {
+                    let larger = s.less(best, x);
+                    best = s.select(larger, x, best);
+                    at = s.select(larger, s.splat(N::of_len(i)), at);
+                }
+            }
+            s.store(at, &mut found.0[lane..]);
+        }
+        let whole = |x: N| x.to_u32().unwrap_or(0);
+        most.iter_mut().zip(found.0).for_each(|(most, x)| *most = whole(x));
+        most
+    }
+}

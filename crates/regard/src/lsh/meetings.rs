@@ -1,0 +1,153 @@
+//! Pairs of rows and keys that meet in a round and met in none before, one bit each.
+
+use super::buckets::Buckets;
+use crate::element::Number;
+use crate::error::Error;
+use crate::machine::Machine;
+use crate::mask::NearBits;
+use crate::problem::Dims;
+use crate::simd::{Simd, Task};
+use crate::view::{TileMut, ViewMut};
+use std::ops::Range;
+
+/// Keys of a word of bits.
+pub(super) const WORD: usize = 64;
+
+/// Who sees whom in the order of a round and met in none before.
+pub(super) fn meetings(
+    buckets: &Buckets,
+    machine: Machine,
+    round: usize,
+    (keys, rows): (&Lists, &Lists),
+) -> Result<NearBits, Error> {
+    let Dims { batch, heads, q_len, k_len, .. } = buckets.dims;
+    let padded = k_len.next_multiple_of(WORD);
+    // Of the keys in this order: themselves, then where they stood in each round before.
+    let mut before = Lists::new([batch * heads.kv, 1 + round, padded]);
+    before.fill(machine, Vec::new, |_: &mut Vec<u32>, (item, earlier), list| {
+        let (b, head) = (item / heads.kv, item % heads.kv);
+        let keys = keys.of(b, head);
+        match earlier.checked_sub(1) {
+            None => list[..k_len].copy_from_slice(keys),
+            Some(earlier) => {
+                let places = buckets.places(earlier, b, head);
+                let each = list.iter_mut().zip(keys);
+                each.for_each(|(place, key)| *place = places[*key as usize]);
+            }
+        }
+    })?;
+    let width = buckets.how.words(k_len);
+    let mut words = vec![0; batch * heads.q * q_len * (1 + width)];
+    let mut view = ViewMut::bhsd(&mut words, [batch, heads.q, q_len, 1 + width])?;
+    view.change(machine.threads, WORD, Vec::new, |windows, batch, tile| {
+        let before = &before;
+        f32::enter(machine.isa, See { buckets, rows, before, batch, windows, tile });
+    });
+    Ok(NearBits::new(words, [heads.q, q_len, width]))
+}
+
+/// The bits of some rows.
+struct See<'t, 'v> {
+    buckets: &'t Buckets,
+    rows: &'t Lists,
+    /// Of each key head, in the order of the round: the keys, and where they stood in each round before.
+    before: &'t Lists,
+    batch: usize,
+    windows: &'t mut Vec<Range<u32>>,
+    tile: TileMut<'v, u64>,
+}
+
+impl<N: Number> Task<N> for See<'_, '_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, _: S) {
+        let Self { buckets, rows, before, batch, windows, mut tile } = self;
+        let Dims { heads, k_len, .. } = buckets.dims;
+        let (of, [_, lists, _]) = (tile.rows(), before.sizes);
+        for (head, lane) in (0..heads.q).flat_map(|h| (0..of.count).map(move |i| (h, i))) {
+            let item = batch * heads.kv + head / (heads.q / heads.kv);
+            let row = rows.of(batch, head)[of.row(lane)] as usize;
+            let window = |round: usize| {
+                let block = buckets.blocks(round, batch, head)[row];
+                buckets.how.window(block, k_len)
+            };
+            // What comes later, and whom the row met before.
+            windows.clear();
+            windows.push(index(buckets.keys_before(row))..u32::MAX);
+            windows.extend((0..lists - 1).map(window).map(|w| index(w.start)..index(w.end)));
+            let (own, to) = (window(lists - 1), tile.update(head, lane));
+            let first = own.start / WORD;
+            to[0] = first as u64;
+            for (i, to) in to[1..].iter_mut().enumerate() {
+                *to = within(&own, (first + i) * WORD);
+                if *to != 0 {
+                    let hides = |(list, window): (usize, &Range<u32>)| {
+                        let list = before.of(item, list)[(first + i) * WORD..].first_chunk();
+                        (list, window.clone())
+                    };
+                    *to &= !hidden(windows.iter().enumerate().map(hides));
+                }
+            }
+        }
+    }
+}
+
+/// A place as it is kept; there are never more.
+fn index(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+/// The bits of a range in the word that begins at `at`.
+fn within(range: &Range<usize>, at: usize) -> u64 {
+    let below = |n: usize| match n.saturating_sub(at) {
+        n if n >= WORD => u64::MAX,
+        n => (1 << n) - 1,
+    };
+    below(range.end) & !below(range.start)
+}
+
+/// Which of 64 keys are in a window of any list.
+#[inline(always)]
+fn hidden<'l>(lists: impl Iterator<Item = (Option<&'l [u32; WORD]>, Range<u32>)>) -> u64 {
+    let mut inside = [0u32; WORD];
+    for (list, Range { start, end }) in lists {
+        let Some(list) = list else { continue };
+        for (inside, place) in inside.iter_mut().zip(list) {
+            *inside |= u32::from(place.wrapping_sub(start) < end - start);
+        }
+    }
+    inside.iter().enumerate().fold(0, |bits, (i, inside)| bits | u64::from(*inside) << i)
+}
+
+/// A list for each head, `[batch, heads, len]`.
+#[derive(Debug)]
+pub(super) struct Lists {
+    pub(super) data: Vec<u32>,
+    sizes: [usize; 3],
+}
+
+impl Lists {
+    pub(super) fn new(sizes: [usize; 3]) -> Self {
+        Self { data: vec![0; sizes.iter().product()], sizes }
+    }
+
+    pub(super) fn of(&self, batch: usize, head: usize) -> &[u32] {
+        let [_, heads, len] = self.sizes;
+        &self.data[(batch * heads + head) * len..][..len]
+    }
+
+    /// Each list by a task of its own.
+    pub(super) fn fill<M>(
+        &mut self,
+        machine: Machine,
+        memory: impl Fn() -> M + Sync,
+        task: impl Fn(&mut M, (usize, usize), &mut [u32]) + Sync,
+    ) -> Result<(), Error> {
+        let [batch, heads, len] = self.sizes;
+        let mut view = ViewMut::bhsd(&mut self.data, [batch * heads, 1, 1, len])?;
+        view.change(machine.threads, 1, memory, |memory, i, mut list| {
+            task(memory, (i / heads, i % heads), list.update(0, 0));
+        });
+        Ok(())
+    }
+}

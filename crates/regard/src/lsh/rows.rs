@@ -1,0 +1,213 @@
+//! Rows of tensors in the order of a round, and back.
+
+use super::buckets::Order;
+use crate::element::{Element, Number};
+use crate::error::Error;
+use crate::grads::Grads;
+use crate::lanes::soon;
+use crate::machine::Machine;
+use crate::output::Output;
+use crate::reference::Inputs;
+use crate::simd::{Simd, Task};
+use crate::view::{Layout, Rows, Shape, Tensor, TileMut, View};
+
+/// Rows that a task takes at a time.
+const ROWS: usize = 64;
+
+/// Row `i` of each head is row `order(batch, head)[i]` of the given one.
+pub(super) fn copied<'o, E: Element>(
+    machine: Machine,
+    x: View<'_, E>,
+    order: impl Fn(usize, usize) -> &'o [u32] + Sync,
+) -> Result<Tensor<E>, Error> {
+    let mut to = zeros(x.shape())?;
+    copy(machine, x, &mut to, order);
+    Ok(to)
+}
+
+fn copy<'o, E: Element>(
+    machine: Machine,
+    x: View<'_, E>,
+    to: &mut Tensor<E>,
+    order: impl Fn(usize, usize) -> &'o [u32] + Sync,
+) {
+    let heads = to.shape().heads;
+    let nothing = || ();
+    to.view_mut().change(machine.threads, ROWS, nothing, |(), b, mut tile| {
+        for head in 0..heads {
+            let (x, order, to) = (x.head(b, head), order(b, head), (&mut tile, head));
+            E::Num::enter(machine.isa, CopyRows { x, order, to });
+        }
+    });
+}
+
+/// Rows that are asked for ahead: they lie anywhere, and finding the page of one takes as long as copying several.
+const AHEAD: usize = 8;
+
+/// Some rows of a head.
+struct CopyRows<'t, 'v, E> {
+    x: Rows<'t, E>,
+    order: &'t [u32],
+    to: (&'t mut TileMut<'v, E>, usize),
+}
+
+impl<E: Element> Task<E::Num> for CopyRows<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self { x, order, to: (tile, head) } = self;
+        let rows = tile.rows();
+        for lane in 0..rows.count {
+            if let Some(later) = order.get(rows.row(lane) + AHEAD) {
+                soon(s, x.row(*later as usize));
+            }
+            let from = x.row(order[rows.row(lane)] as usize);
+            tile.update(head, lane).copy_from_slice(from);
+        }
+    }
+}
+
+/// The same for numbers of each row, `[batch, heads, len, any]`.
+pub(super) fn numbers<'o, N: Number>(
+    machine: Machine,
+    Shape { batch, heads, len, .. }: Shape,
+    x: &[N],
+    order: impl Fn(usize, usize) -> &'o [u32] + Sync,
+) -> Result<Vec<N>, Error> {
+    let each = x.len() / (batch * heads * len).max(1);
+    let x = View::bhsd(x, [batch, heads, len, each])?;
+    Ok(copied(machine, x, order)?.into_data())
+}
+
+/// The same for all that is known of the rows.
+pub(super) fn reordered<'o, E: Element>(
+    machine: Machine,
+    output: &Output<E>,
+    order: impl Fn(usize, usize) -> &'o [u32] + Copy + Sync,
+) -> Result<Output<E>, Error> {
+    let out = copied(machine, output.out.view(), order)?;
+    let of_rows = |x| numbers(machine, out.shape(), x, order);
+    let (lse, states) = (of_rows(&output.lse)?, of_rows(output.states.as_flattened())?);
+    Ok(Output { lse, states: states.as_chunks().0.to_vec(), out, entropy: None, choice: None })
+}
+
+/// q, k and v in the order of a round; the memory serves all rounds.
+pub(super) struct Sorted<E>([Tensor<E>; 3]);
+
+impl<E: Element> Sorted<E> {
+    /// Room for tensors of these shapes.
+    pub(super) fn new(shapes: [Shape; 3]) -> Result<Self, Error> {
+        let [q, k, v] = shapes.map(zeros);
+        Ok(Self([q?, k?, v?]))
+    }
+
+    /// The tensors in the order of a round.
+    pub(super) fn put(
+        &mut self,
+        machine: Machine,
+        order: &Order,
+        (q, k, v): Inputs<'_, E>,
+    ) -> Inputs<'_, E> {
+        for (to, x) in self.0.iter_mut().zip([q, k, v]).skip(1) {
+            copy(machine, x, to, |b, head| order.keys(b, head));
+        }
+        copy(machine, q, &mut self.0[0], |b, head| order.rows(b, head));
+        let [q, k, v] = self.0.each_ref().map(Tensor::view);
+        (q, k, v)
+    }
+}
+
+fn zeros<E: Element>(shape: Shape) -> Result<Tensor<E>, Error> {
+    let zeros = vec![E::narrow(E::Num::default()); shape.to_array().iter().product()];
+    Tensor::new(zeros, shape, Layout::Bhsd)
+}
+
+/// Hands each row of each head to a task: `task(batch, head, i, row)`.
+fn change<E: Send>(
+    machine: Machine,
+    x: &mut Tensor<E>,
+    task: impl Fn(usize, usize, usize, &mut [E]) + Sync,
+) {
+    let heads = x.shape().heads;
+    x.view_mut().change(
+        machine.threads,
+        ROWS,
+        || (),
+        |(), b, mut tile| {
+            let rows = tile.rows();
+            for (head, lane) in (0..heads).flat_map(|h| (0..rows.count).map(move |i| (h, i))) {
+                task(b, head, rows.row(lane), tile.update(head, lane));
+            }
+        },
+    );
+}
+
+/// The gradients of all rounds so far, added in their order.
+pub(super) struct Sums<N> {
+    q: Tensor<N>,
+    k: Tensor<N>,
+    v: Tensor<N>,
+    scale: f64,
+    temperature: f64,
+}
+
+impl<N: Number> Sums<N> {
+    /// Of tensors of these shapes.
+    pub(super) fn new(shapes: [Shape; 3]) -> Result<Self, Error> {
+        let [q, k, v] = shapes.map(zeros);
+        Ok(Self { q: q?, k: k?, v: v?, scale: 0.0, temperature: 0.0 })
+    }
+
+    /// Adds those of a round, which are in its order.
+    pub(super) fn add<'o, E: Element<Num = N>>(
+        &mut self,
+        machine: Machine,
+        grads: &Grads<E>,
+        order: &'o Order,
+        key_places: impl Fn(usize, usize) -> &'o [u32] + Sync,
+    ) {
+        self.scale += grads.scale;
+        self.temperature += grads.temperature;
+        let add = |to: &mut Tensor<N>, from: View<'_, E>, of_keys: bool| {
+            change(machine, to, |b, head, i, row| {
+                let places = if of_keys { key_places(b, head) } else { order.row_places(b, head) };
+                let from = from.row(b, head, places[i] as usize);
+                row.iter_mut().zip(from).for_each(|(sum, x)| *sum = *sum + x.widen());
+            });
+        };
+        add(&mut self.q, grads.q.view(), false);
+        add(&mut self.k, grads.k.view(), true);
+        add(&mut self.v, grads.v.view(), true);
+    }
+
+    /// In the type and layout of the tensors.
+    pub(super) fn into_grads<E: Element<Num = N>>(
+        self,
+        machine: Machine,
+        (q, k, v): Inputs<'_, E>,
+    ) -> Result<Grads<E>, Error> {
+        let narrowed = |like: View<'_, E>, sums: &Tensor<N>| {
+            let mut to = Tensor::zeros_like(&like)?;
+            let sums = sums.view();
+            change(machine, &mut to, |b, head, i, row| {
+                let sums = sums.row(b, head, i);
+                row.iter_mut().zip(sums).for_each(|(x, sum)| *x = E::narrow(*sum));
+            });
+            Ok::<_, Error>(to)
+        };
+        Ok(Grads {
+            centres: Vec::new(),
+            additive: None,
+            q: narrowed(q, &self.q)?,
+            k: narrowed(k, &self.k)?,
+            v: narrowed(v, &self.v)?,
+            scale: self.scale,
+            temperature: self.temperature,
+            bias: None,
+            alibi: Vec::new(),
+            relative: Vec::new(),
+            sinks: Vec::new(),
+            w: None,
+        })
+    }
+}
