@@ -76,6 +76,26 @@ pub(crate) enum SimilarityArg {
     Additive,
 }
 
+/// From a query and a key to their score.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ScoreArgs {
+    /// Who may see whom: rules joined by & and |, for example 'causal & (window 128 | every 128)'
+    #[arg(long, value_name = "RULES", default_value = "full", long_help = crate::mask::HELP)]
+    pub(crate) mask: String,
+    /// How a query and a key make a number
+    #[arg(long, value_enum, default_value_t = SimilarityArg::Dot)]
+    pub(crate) similarity: SimilarityArg,
+    /// Multiplies the similarity [default: 1 / sqrt(dim); 1 for additive]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) scale: Option<f64>,
+    /// Divides the scale
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f64>,
+    /// Bounds scores smoothly: cap tanh(score / cap)
+    #[arg(long, value_name = "CAP", allow_negative_numbers = true)]
+    pub(crate) softcap: Option<f64>,
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlanArgs {
     /// Independent items
@@ -105,21 +125,8 @@ pub(crate) struct PlanArgs {
     /// How the tensors lie in memory
     #[arg(long, value_enum, default_value_t = LayoutArg::Bhsd)]
     pub(crate) layout: LayoutArg,
-    /// Who may see whom: rules joined by & and |, for example 'causal & (window 128 | every 128)'
-    #[arg(long, value_name = "RULES", default_value = "full", long_help = crate::mask::HELP)]
-    pub(crate) mask: String,
-    /// How a query and a key make a number
-    #[arg(long, value_enum, default_value_t = SimilarityArg::Dot)]
-    pub(crate) similarity: SimilarityArg,
-    /// Multiplies the similarity [default: 1 / sqrt(dim)]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    pub(crate) scale: Option<f64>,
-    /// Divides the scale
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    pub(crate) temperature: Option<f64>,
-    /// Bounds scores smoothly: cap tanh(score / cap)
-    #[arg(long, value_name = "CAP", allow_negative_numbers = true)]
-    pub(crate) softcap: Option<f64>,
+    #[command(flatten)]
+    pub(crate) score: ScoreArgs,
     /// Adds ALiBi with the usual slopes
     #[arg(long)]
     pub(crate) alibi: bool,
@@ -154,24 +161,11 @@ pub(crate) struct StepsArgs {
     /// Features of a value [default: as --dim]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) v_dim: Option<usize>,
-    /// Who may see whom: rules joined by & and |, for example 'causal & window 2'
-    #[arg(long, value_name = "RULES", default_value = "full", long_help = crate::mask::HELP)]
-    pub(crate) mask: String,
-    /// How a query and a key make a number
-    #[arg(long, value_enum, default_value_t = SimilarityArg::Dot)]
-    pub(crate) similarity: SimilarityArg,
+    #[command(flatten)]
+    pub(crate) score: ScoreArgs,
     /// How scores become weights: softmax, top{K}, hard, sampled, sparsemax
     #[arg(long, value_name = "NAME", default_value = "softmax", value_parser = normaliser)]
     pub(crate) normaliser: Normaliser,
-    /// Multiplies the similarity [default: 1 / sqrt(dim); 1 for additive]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    pub(crate) scale: Option<f64>,
-    /// Divides the scale
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    pub(crate) temperature: Option<f64>,
-    /// Bounds scores smoothly: cap tanh(score / cap)
-    #[arg(long, value_name = "CAP", allow_negative_numbers = true)]
-    pub(crate) softcap: Option<f64>,
     /// Of the numbers, and of what is sampled
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) seed: u64,

@@ -1,13 +1,38 @@
 //! Arguments, checked as a whole: every mistake that can be named is named here, before any work.
 
 use crate::args::{
-    BenchArgs, Dtype, Format, LayoutArg, PlanArgs, RivalArg, SimilarityArg, StepsArgs,
+    BenchArgs, Dtype, Format, LayoutArg, PlanArgs, RivalArg, ScoreArgs, SimilarityArg, StepsArgs,
 };
 use crate::bench::{Case, choose};
 use crate::mask;
 use anyhow::{Result, anyhow, bail};
-use regard::{Isa, Machine, Mask, Normaliser, Shape};
+use regard::{Element, Isa, Machine, Mask, Normaliser, Score, Shape};
 use std::path::PathBuf;
+
+/// From a query and a key to their score.
+#[derive(Debug)]
+pub(crate) struct ScoreJob {
+    pub(crate) mask: Mask,
+    pub(crate) similarity: SimilarityArg,
+    pub(crate) scale: Option<f64>,
+    pub(crate) temperature: Option<f64>,
+    pub(crate) softcap: Option<f64>,
+}
+
+impl ScoreJob {
+    fn new(args: &ScoreArgs) -> Result<Self> {
+        let ScoreArgs { similarity, scale, temperature, softcap, .. } = *args;
+        let mask = mask::parse(&args.mask).map_err(|e| anyhow!("--mask: {e}"))?;
+        Ok(Self { mask, similarity, scale, temperature, softcap })
+    }
+
+    /// What happens to a similarity.
+    pub(crate) fn score<'a, E: Element>(&self) -> Score<'a, E> {
+        let score = self.scale.into_iter().fold(Score::new(), Score::scale);
+        let score = self.temperature.into_iter().fold(score, Score::temperature);
+        self.softcap.into_iter().fold(score, Score::softcap)
+    }
+}
 
 /// What `regard plan` describes.
 #[derive(Debug)]
@@ -16,11 +41,7 @@ pub(crate) struct PlanJob {
     pub(crate) shapes: [Shape; 3],
     pub(crate) dtype: Dtype,
     pub(crate) layout: LayoutArg,
-    pub(crate) mask: Mask,
-    pub(crate) similarity: SimilarityArg,
-    pub(crate) scale: Option<f64>,
-    pub(crate) temperature: Option<f64>,
-    pub(crate) softcap: Option<f64>,
+    pub(crate) score: ScoreJob,
     pub(crate) alibi: bool,
     pub(crate) sinks: bool,
     pub(crate) bias: bool,
@@ -32,12 +53,8 @@ pub(crate) struct PlanJob {
 pub(crate) struct StepsJob {
     /// Of q, k and v.
     pub(crate) shapes: [Shape; 3],
-    pub(crate) mask: Mask,
-    pub(crate) similarity: SimilarityArg,
+    pub(crate) score: ScoreJob,
     pub(crate) normaliser: Normaliser,
-    pub(crate) scale: Option<f64>,
-    pub(crate) temperature: Option<f64>,
-    pub(crate) softcap: Option<f64>,
     pub(crate) seed: u64,
 }
 
@@ -72,11 +89,7 @@ pub(crate) fn plan(args: PlanArgs) -> Result<PlanJob> {
         shapes,
         dtype: args.dtype,
         layout: args.layout,
-        mask: mask::parse(&args.mask).map_err(|e| anyhow!("--mask: {e}"))?,
-        similarity: args.similarity,
-        scale: args.scale,
-        temperature: args.temperature,
-        softcap: args.softcap,
+        score: ScoreJob::new(&args.score)?,
         alibi: args.alibi,
         sinks: args.sinks,
         bias: args.bias,
@@ -106,15 +119,11 @@ pub(crate) fn steps(args: StepsArgs, format: Format) -> Result<StepsJob> {
     let shape = |len, dim| Shape { batch: 1, heads, len, dim };
     Ok(StepsJob {
         shapes: [shape(queries, dim), shape(keys, dim), shape(keys, v_dim)],
-        mask: mask::parse(&args.mask).map_err(|e| anyhow!("--mask: {e}"))?,
-        similarity: args.similarity,
+        score: ScoreJob::new(&args.score)?,
         normaliser: match args.normaliser {
             Normaliser::Sampled { .. } => Normaliser::Sampled { seed },
             other => other,
         },
-        scale: args.scale,
-        temperature: args.temperature,
-        softcap: args.softcap,
         seed,
     })
 }

@@ -5,7 +5,7 @@ use crate::args::{Dtype, Format, LayoutArg, SimilarityArg};
 use crate::job::PlanJob;
 use anyhow::{Result, anyhow};
 use regard::{
-    Additive, Element, Error, Number, Plan, Problem, Score, Shape, Similarity, Strides, View, Work,
+    Additive, Element, Error, Number, Plan, Problem, Shape, Similarity, Strides, View, Work,
     alibi_slopes,
 };
 use serde::Serialize;
@@ -42,10 +42,7 @@ fn describe<E: Element>(job: PlanJob, format: Format) -> Result<()> {
         alibi_slopes(q.heads).iter().map(|s| E::Num::from_f64(f64::from(*s))).collect();
     let repeated = |shape| View::strided(&row, shape, Strides { batch: 0, heads: 0, len: 0 });
 
-    let mut score = Score::new();
-    score = job.scale.into_iter().fold(score, Score::scale);
-    score = job.temperature.into_iter().fold(score, Score::temperature);
-    score = job.softcap.into_iter().fold(score, Score::softcap);
+    let mut score = job.score.score();
     if job.alibi {
         score = score.alibi(&slopes);
     }
@@ -55,7 +52,7 @@ fn describe<E: Element>(job: PlanJob, format: Format) -> Result<()> {
     if job.bias {
         score = score.bias(repeated(Shape { len: q.len, dim: k.len, ..q })?);
     }
-    let similarity = match job.similarity {
+    let similarity = match job.score.similarity {
         SimilarityArg::Dot => Similarity::Dot,
         SimilarityArg::Distance => Similarity::Distance,
         SimilarityArg::Additive => {
@@ -67,7 +64,8 @@ fn describe<E: Element>(job: PlanJob, format: Format) -> Result<()> {
             Similarity::General(repeated(Shape { batch: 1, heads: 1, len: q.dim, dim: k.dim })?)
         }
     };
-    let problem = Problem::of_shapes(q, k, v).mask(job.mask).score(score).similarity(similarity);
+    let problem =
+        Problem::of_shapes(q, k, v).mask(job.score.mask).score(score).similarity(similarity);
     let plan = Plan::new(problem, job.machine).map_err(name_the_flag)?;
     let mut out = std::io::stdout().lock();
     if format == Format::Json {

@@ -3,7 +3,7 @@
 use crate::args::{Format, SimilarityArg};
 use crate::job::StepsJob;
 use anyhow::Result;
-use regard::{Additive, Problem, Score, Shape, Similarity, Tensor, View, steps};
+use regard::{Additive, Problem, Shape, Similarity, Tensor, View, steps};
 use regard_testkit::Noise;
 use serde_json::json;
 use std::io::Write;
@@ -32,7 +32,7 @@ pub(crate) fn run(job: &StepsJob, format: Format) -> Result<()> {
     let (of_q, of_k) = (view(&inputs.q)?, View::bhsd(&inputs.k, k.to_array())?);
     let of_v = View::bhsd(&inputs.v, v.to_array())?;
     let w = |i: usize, shape: Shape| View::bhsd(&inputs.w[i], shape.to_array());
-    let similarity = match job.similarity {
+    let similarity = match job.score.similarity {
         SimilarityArg::Dot => Similarity::Dot,
         SimilarityArg::Distance => Similarity::Distance,
         SimilarityArg::General => Similarity::General(w(0, square)?),
@@ -42,24 +42,20 @@ pub(crate) fn run(job: &StepsJob, format: Format) -> Result<()> {
             v: w(2, row)?,
         }),
     };
-    let mut score = Score::new();
-    score = job.scale.into_iter().fold(score, Score::scale);
-    score = job.temperature.into_iter().fold(score, Score::temperature);
-    score = job.softcap.into_iter().fold(score, Score::softcap);
     let problem = Problem::new(&of_q, &of_k, &of_v)
-        .mask(job.mask.clone())
-        .score(score)
+        .mask(job.score.mask.clone())
+        .score(job.score.score())
         .similarity(similarity)
         .normaliser(job.normaliser);
     let seen = steps(&problem, (of_q, of_k, of_v))?;
-    let softcap = job.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
-    let mask = job.mask.to_string();
+    let softcap = job.score.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
+    let mask = job.score.mask.to_string();
     let mask = if mask == "full" { String::new() } else { format!(", {mask} only") };
     let parts = [
         ("q", "the queries".into(), tensor(inputs.q, q)?),
         ("k", "the keys".into(), tensor(inputs.k, k)?),
         ("v", "the values".into(), tensor(inputs.v, v)?),
-        ("1 similarity", how(job.similarity).into(), seen.similarities),
+        ("1 similarity", how(job.score.similarity).into(), seen.similarities),
         ("2 score", format!("times {:.4}{softcap}{mask}", problem.scale()), seen.scores),
         ("3 weight", format!("{} over each row", job.normaliser), seen.weights),
         ("4 output", "the mean of v by these weights".into(), seen.out),

@@ -40,7 +40,7 @@ pub(crate) fn listed() -> Vec<Listed> {
     let options = ["dropout", "bias", "headbias", "v32", "h1", "kv2", "causal-window256", "alibi"];
     names.extend(options.map(|option| format!("backward-f32-n2048-d64-{option}")));
     names.extend(others());
-    for n in [512, 1024, 2048, 4096, 8192, 16384] {
+    for n in [128, 256, 512, 1024, 2048, 4096, 8192, 16384] {
         names.push(format!("linear-f32-n{n}-d64-h1-causal"));
     }
     let options = ["relu", "random128", "both", "h8"];
@@ -48,6 +48,9 @@ pub(crate) fn listed() -> Vec<Listed> {
     names.extend(["linear-f32-n8192-d64-h1".into(), "linear-bf16-n8192-d64-h1-causal".into()]);
     names.extend([8192, 16384].map(|n| format!("lsh-f32-n{n}-d64-h1")));
     let slow = [
+        "linear-f32-n32768-d64-h1-causal",
+        "linear-f32-n65536-d64-h1-causal",
+        "linear-f32-n131072-d64-h1-causal",
         "lsh-f32-n32768-d64-h1",
         "lsh-f32-n65536-d64-h1",
         "lsh-f32-n65536-d64-h1-causal",

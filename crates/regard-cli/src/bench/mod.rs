@@ -6,6 +6,7 @@
 
 mod case;
 mod clock;
+mod compared;
 mod input;
 mod limit;
 mod linear;
@@ -22,6 +23,7 @@ use anyhow::{Context, Result};
 pub(crate) use case::Case;
 use case::{Bound, Cached, Pass};
 use clock::Clock;
+use compared::Compared;
 use indicatif::{ProgressBar, ProgressStyle};
 use input::Input;
 use limit::{Limit, Units};
@@ -96,11 +98,12 @@ fn measure<E: Element>(
     let input = Input::<E>::new(case)?;
     let cached = case.cached.map(|how| input.cache(how)).transpose()?;
     let plan = Plan::new(input.problem(case, cached.as_ref())?, machine)?;
+    let compared = Compared { case, input: &input, plan: &plan, seconds };
     if let Some(map) = case.linear {
-        return linear::measure((case, &input), &plan, map, seconds);
+        return linear::measure(&compared, map);
     }
     if case.lsh {
-        return lsh::measure((case, &input), &plan, seconds);
+        return lsh::measure(&compared);
     }
     let (q, k, v) = input.views();
     let forward = || match (&cached, case.cached) {

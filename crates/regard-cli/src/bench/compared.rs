@@ -1,0 +1,58 @@
+//! Functions other than attention, with exact attention over the same tensors as their rival.
+
+use super::case::{Case, Pass};
+use super::clock::Clock;
+use super::input::Input;
+use super::limit::{Limit, Units};
+use super::report::Row;
+use super::{Facts, SLICE, Turns};
+use anyhow::Result;
+use regard::{Element, Error, Plan};
+use std::hint::black_box;
+
+/// What both are measured on.
+pub(crate) struct Compared<'c, E: Element> {
+    pub(crate) case: &'c Case,
+    pub(crate) input: &'c Input<E>,
+    /// Of exact attention.
+    pub(crate) plan: &'c Plan<'c, E>,
+    pub(crate) seconds: f64,
+}
+
+impl<E: Element> Compared<'_, E> {
+    /// Whether the way back is part of a call.
+    pub(crate) fn goes_back(&self) -> bool {
+        self.case.pass != Pass::Forward
+    }
+
+    fn exact(&self) -> Result<(), Error> {
+        let (q, k, v) = self.input.views();
+        let output = self.plan.forward(q, k, v)?;
+        if self.goes_back() {
+            drop(black_box(self.plan.backward(q, k, v, &output, self.input.d_out())?));
+        }
+        drop(black_box(output));
+        Ok(())
+    }
+
+    /// Measures calls of ours, which have gone well before.
+    pub(crate) fn row(&self, ours: impl Fn(), units: Units, facts: Facts) -> Result<Row> {
+        let Self { case, plan, seconds, .. } = *self;
+        let (machine, clock) = (plan.machine(), Clock::of(plan.machine()));
+        let limit = Limit::<E>::new(case.bound, machine, units, [&[]; 2]);
+        let mut turns = Turns { clock, limit, units: facts.units, seconds };
+        self.exact()?;
+        // For as long as a slice, as ours.
+        let rival = || -> Result<f64> {
+            let (mut calls, mut total) = (0.0, 0.0);
+            while total < SLICE {
+                total += clock.time(|| drop(self.exact()));
+                calls += 1.0;
+            }
+            Ok(total / calls)
+        };
+        let samples = turns.take(ours, Some(rival))?;
+        let row = Row::new(case, machine, &samples, facts)?;
+        Ok(Row { rival: Some("regard exact".into()), ..row })
+    }
+}
