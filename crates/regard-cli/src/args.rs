@@ -181,11 +181,12 @@ pub(crate) enum RivalArg {
 pub(crate) struct BenchArgs {
     /// A case, or a pattern of * and ? over the listed ones [default: all but the slow]
     ///
-    /// {prefill|short|decode|backward}-{f32|f64|f16|bf16}-n{keys}-d{dim}, then any of
+    /// {prefill|short|decode|backward|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}, then any of
     /// -h{heads} -kv{heads} -b{batch} -v{v_dim} -q{queries}
     /// -causal -window{keys} -padding -bool -blocks{size} -longformer{window} -strided -fixed
     /// -bias -headbias -alibi -softcap -dropout -spread -bshd -alone
-    /// and a precision: -strict -f32 -high
+    /// -additive -top{keys} -hard -sampled -sparsemax -local{reach}
+    /// and a precision: -strict -f32 -high; of linear, -relu -random{features} -both; of lsh, -both
     #[arg(long, value_name = "GLOB", verbatim_doc_comment)]
     pub(crate) case: Option<String>,
     /// Print the listed cases and stop

@@ -35,8 +35,8 @@ pub enum Normaliser {
     /// `a_j = e^score_j / sum of e^score`
     #[default]
     Softmax,
-    /// The softmax over the so many highest scores of a row; the earlier key first where scores are equal. Gradients take
-    /// the choice of keys as given: it is constant almost everywhere.
+    /// The softmax over the so many highest scores of a row (Gupta et al. 2021); the earlier key first where scores are equal.
+    /// Gradients take the choice of keys as given: it is constant almost everywhere.
     TopK(usize),
     /// Weight 1 for the highest score. No gradient by the scores; for one that pretends, see
     /// [`Upstream::straight_through`](crate::Upstream::straight_through).

@@ -4,8 +4,9 @@
 
 use proptest::prelude::*;
 use regard::{
-    Align, CacheShape, Element, Error, Grads, Isa, KvCache, Machine, Mask, Number, Output, Plan,
-    Problem, RelativeBias, Score, Similarity, Tensor, Upstream, View, ViewMut, alibi_slopes, bf16,
+    Additive, Align, CacheShape, Element, Error, Grads, Isa, KvCache, Machine, Mask, Normaliser,
+    Number, Output, Plan, Problem, RelativeBias, Score, Similarity, Tensor, Upstream, View,
+    ViewMut, alibi_slopes, bf16,
 };
 use regard_testkit::Noise;
 use regard_testkit::close::wide;
@@ -31,9 +32,11 @@ enum Asked {
     Relative,
     Projected,
     Distances,
+    Additive,
+    Best,
 }
 
-const ALL: [Asked; 11] = [
+const ALL: [Asked; 13] = [
     Asked::Nothing,
     Asked::Causal,
     Asked::Window,
@@ -45,6 +48,8 @@ const ALL: [Asked; 11] = [
     Asked::Relative,
     Asked::Projected,
     Asked::Distances,
+    Asked::Additive,
+    Asked::Best,
 ];
 
 /// The farthest distance that has a bias of its own.
@@ -89,6 +94,13 @@ impl Asked {
                 problem.mask(causal).similarity(Similarity::General(w))
             }
             Self::Distances => problem.similarity(Similarity::Distance),
+            Self::Additive => {
+                let w = View::matrix(&each.w, [DIM, DIM]).unwrap();
+                let v = View::matrix(&each.w[..DIM], [1, DIM]).unwrap();
+                let layer = Additive { w_q: w, w_k: Some(w), v };
+                problem.mask(causal).similarity(Similarity::Additive(layer))
+            }
+            Self::Best => problem.mask(causal).normaliser(Normaliser::TopK(5)),
         }
     }
 }
@@ -243,6 +255,10 @@ fn check_grads<E: Element>(batch: &Batch<E>, found: &Grads<E>, alone: &[Grads<E>
     for entry in 0..found.relative.len() {
         sum(&|g| wide(g.relative[entry]), "relative");
     }
+    let w_k = |g: &Grads<E>| g.additive.as_ref().and_then(|g| g.w_k.clone());
+    for entry in 0..w_k(found).map_or(0, |w| w.data().len()) {
+        sum(&|g| w_k(g).map_or(0.0, |w| wide(w.data()[entry])), "w_k");
+    }
     for entry in 0..found.w.as_ref().map_or(0, |w| w.data().len()) {
         sum(&|g| g.w.as_ref().map_or(0.0, |w| wide(w.data()[entry])), "w");
     }
@@ -273,7 +289,9 @@ fn compare<E: Element>(q_lens: &[usize], k_lens: &[usize], asked: Asked, isa: Is
         assert_eq!(output.out.offsets(), q.offsets());
         for (b, alone) in alone.iter().enumerate() {
             let found = item(&output, &batch.offsets[0][b..b + 2]);
-            assert!(same_bits(&found, alone), "{what} item {b}");
+            // A choice has as much room as the longest item needs; what was chosen is in the bits.
+            let alone = Output { choice: None, ..alone.clone() };
+            assert!(same_bits(&found, &alone), "{what} item {b}");
         }
         let d_out = View::packed(&told.out, &batch.offsets[0], [Q_HEADS, V_DIM]).unwrap();
         let grads = plan.backward(q, k, v, &output, told.upstream(d_out, &output)).unwrap();
