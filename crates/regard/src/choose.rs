@@ -6,11 +6,12 @@
 use crate::cells::{CELL, lanes_of};
 use crate::dropout::uniform;
 use crate::element::{Element, Number};
+use crate::error::Error;
 use crate::lanes::turn_queries;
 use crate::mask::{RowTile, Scope};
 use crate::micro::{Layer, low};
 use crate::normaliser::{Choice, NONE, Normaliser};
-use crate::plan::{Plan, cumulated};
+use crate::plan::{Plan, cumulated, tile_rows};
 use crate::problem::{Dims, Problem};
 use crate::run::run;
 use crate::score::{At, LOG2_E, Pair};
@@ -23,37 +24,70 @@ use std::collections::BinaryHeap;
 
 impl<E: Element> Plan<'_, E> {
     /// What each row chooses.
-    pub(crate) fn choose(&self, call: Call<'_, E>) -> Choice<E::Num> {
+    pub(crate) fn choose(&self, call: Call<'_, E>) -> Result<Choice<E::Num>, Error> {
         let problem = self.problem();
-        let Dims { batch, heads, k_len, .. } = problem.dims();
-        let (rows, most) = (problem.rows(), problem.normaliser.most(k_len));
-        let (mut keys, mut bounds) = (vec![NONE; rows * most], vec![E::Num::default(); rows]);
-        let tiling = |item| Tiling { q_len: problem.q_len(item), ..self.tiling(1) };
-        let tasks = cumulated(batch, |item| heads.q * tiling(item).count());
-        let to = (self.by_row(&mut keys, most).ok(), self.by_row(&mut bounds, 1).ok());
-        if let (Some(to_keys), Some(to_bounds)) = to {
-            run(
-                self.machine().threads,
-                tasks[batch],
-                || Scratch::new(problem, self.rows),
-                |scratch, i| {
-                    let item = tasks.partition_point(|first| *first <= i) - 1;
-                    let (i, tiling) = (i - tasks[item], tiling(item));
-                    let (head, tile) =
-                        (i / tiling.count(), tiling.count() - 1 - i % tiling.count());
-                    let (scope, rows) = (problem.scope(item, head), tiling.tile(tile));
-                    let one = || Heads::one(head);
-                    // SAFETY: the tiles of a head cover each row once, so no other task holds these rows.
-                    let (keys, bounds) = unsafe {
-                        (to_keys.tile(item, one(), rows), to_bounds.tile(item, one(), rows))
-                    };
-                    let task = Choose { call, scope, rows, keys, bounds, scratch };
-                    E::choose(self.machine().isa, task);
-                },
-            );
+        let (rows, most) = (problem.rows(), problem.normaliser.most(problem.dims().k_len));
+        let sparse = problem.normaliser == Normaliser::Sparsemax;
+        let numbers = |n| vec![E::Num::default(); n];
+        let (mut keys, mut bounds) = (vec![NONE; rows * most], numbers(rows));
+        let mut reaches = numbers(if sparse { rows } else { 0 });
+        if rows > 0 {
+            self.choose_into(call, &mut keys, &mut bounds, &mut reaches)?;
         }
-        Choice { most, keys, bounds }
+        Ok(Choice { most, keys, bounds, reaches })
     }
+
+    fn choose_into(
+        &self,
+        call: Call<'_, E>,
+        keys: &mut [usize],
+        bounds: &mut [E::Num],
+        reaches: &mut [E::Num],
+    ) -> Result<(), Error> {
+        let problem = self.problem();
+        let Dims { batch, heads, .. } = problem.dims();
+        let (rows, reached) = (problem.rows(), !reaches.is_empty());
+        let (keys, bounds) = (self.by_row(keys, keys.len() / rows)?, self.by_row(bounds, 1)?);
+        let reaches = self.by_row(reaches, usize::from(reached))?;
+        // As forward has them: what a row chooses must not depend on other items.
+        let tiling = |item| {
+            let q_len = problem.q_len(item);
+            Tiling { q_len, rows: tile_rows(q_len, heads.q), stride: 1 }
+        };
+        let tasks = cumulated(batch, |item| heads.q * tiling(item).count());
+        run(
+            self.machine().threads,
+            tasks[batch],
+            || Scratch::new(problem, self.rows),
+            |scratch, i| {
+                let item = tasks.partition_point(|first| *first <= i) - 1;
+                let (i, tiling) = (i - tasks[item], tiling(item));
+                let (head, tile) = (i / tiling.count(), tiling.count() - 1 - i % tiling.count());
+                let (scope, rows) = (problem.scope(item, head), tiling.tile(tile));
+                let one = || Heads::one(head);
+                // SAFETY: the tiles of a head cover each row once, so no other task holds these rows.
+                let to = unsafe {
+                    let reaches = reached.then(|| reaches.tile(item, one(), rows));
+                    Target {
+                        keys: keys.tile(item, one(), rows),
+                        bounds: bounds.tile(item, one(), rows),
+                        reaches,
+                    }
+                };
+                E::choose(self.machine().isa, Choose { call, scope, rows, to, scratch });
+            },
+        );
+        Ok(())
+    }
+}
+
+/// Where the choice of some rows goes.
+#[derive(Debug)]
+struct Target<'t, N> {
+    keys: TileMut<'t, usize>,
+    bounds: TileMut<'t, N>,
+    /// Of a sparsemax.
+    reaches: Option<TileMut<'t, N>>,
 }
 
 /// Memory of one thread, reused from task to task.
@@ -83,8 +117,17 @@ enum Found<N> {
     Drawn(u64, Box<States<N>>, Box<[usize; GROUP]>),
     /// The highest scores.
     Highest(Box<Lanes<N>>),
-    /// A bound, and of the scores above it: how far above they are in all, and how many they are.
-    Above(Box<[Lanes<N>; 3]>),
+    /// The highest scores, and who is within reach of them.
+    Reaching(Box<Lanes<N>>, Box<Reaching>),
+}
+
+/// What rows know of the scores within reach of their highest: in `f64`, for there may be many that are alike.
+#[derive(Debug)]
+struct Reaching {
+    reach: [f64; GROUP],
+    /// How far they are from being out of reach, in all, and how many they are.
+    left: [f64; GROUP],
+    count: [f64; GROUP],
 }
 
 impl<N: Number> Scratch<N> {
@@ -113,8 +156,7 @@ pub struct Choose<'t, 'c, E: Element> {
     call: Call<'c, E>,
     scope: Scope,
     rows: RowTile,
-    keys: TileMut<'t, usize>,
-    bounds: TileMut<'t, E::Num>,
+    to: Target<'t, E::Num>,
     scratch: &'t mut Scratch<E::Num>,
 }
 
@@ -150,8 +192,11 @@ impl<E: Element> Task<E::Num> for Choose<'_, '_, E> {
         for (g, group) in groups.iter().enumerate() {
             for lane in 0..group.rows.count {
                 let row = g * GROUP + lane;
-                let bound = group.write(lane, self.keys.update(0, row));
-                self.bounds.update(0, row)[0] = bound;
+                let to = &mut self.to;
+                to.bounds.update(0, row)[0] = group.write(lane, to.keys.update(0, row));
+                if let (Some(to), Some(reach)) = (&mut to.reaches, group.reach(lane)) {
+                    to.update(0, row)[0] = reach;
+                }
             }
         }
     }
@@ -203,15 +248,12 @@ impl<N: Number> Found<N> {
                     }
                 }
             }
-            Self::Above(sums) => {
-                let [bound, above, count] = &mut **sums;
-                for scores in tile {
-                    for lane in lanes.clone() {
-                        let x = scores.0[lane] - bound.0[lane];
-                        let (x, one) =
-                            if x > N::zero() { (x, N::one()) } else { Default::default() };
-                        above.0[lane] = above.0[lane] + x;
-                        count.0[lane] = count.0[lane] + one;
+            Self::Reaching(highest, reaching) => {
+                for (scores, lane) in tile.iter().flat_map(|x| lanes.clone().map(move |l| (x, l))) {
+                    let left = (scores.0[lane] - highest.0[lane]).to_f64() + reaching.reach[lane];
+                    if left > 0.0 {
+                        reaching.left[lane] += left;
+                        reaching.count[lane] += 1.0;
                     }
                 }
             }
@@ -284,7 +326,7 @@ impl<N: Number> PartialOrd for Candidate<N> {
 }
 
 /// Lets the keys of a piece compete with the one drawn before: they win with the share of the weight that is theirs, and
-/// among them each with its own. One number decides both; it depends on the row and the first key alone.
+/// among them each with its own. One number decides both; it depends on the row and the cell alone.
 #[inline(always)]
 fn draw<N: Number, S: Simd<N>>(
     s: S,
@@ -302,7 +344,8 @@ fn draw<N: Number, S: Simd<N>>(
     states.add(s, &sums, at.span);
     let Scope { batch, head, .. } = at.scope;
     for (lane, key) in keys.iter_mut().enumerate().take(at.span.end).skip(at.span.start) {
-        let pair = Pair { batch, head, row: at.rows.row(lane), key: at.keys.get(0) };
+        // By the place of the piece on the grid, whatever else is in its tile.
+        let pair = Pair { batch, head, row: at.rows.row(lane), key: at.keys.get(0) / CELL };
         let mut left = uniform(seed, pair) * states.l.0[lane].to_f64();
         // What has met a NaN keeps it: a result that depends on it must not look like a number.
         if left >= sums.l.0[lane].to_f64() || before.0[lane].is_nan() {
@@ -328,26 +371,35 @@ impl<N: Number> Group<N> {
         match &mut self.found {
             Found::Best(..) | Found::Drawn(..) => false,
             Found::Highest(highest) => {
-                let zero = Lanes([N::zero(); GROUP]);
-                // No weight is above 1, so no bound is lower than this.
-                let bound = highest.0.map(|x| x - N::from_f64(LOG2_E));
-                self.found = Found::Above(Box::new([Lanes(bound), zero, zero]));
+                // No weight is above 1, so nothing farther below the highest has one.
+                let (reach, zero) = ([LOG2_E; GROUP], [0.0; GROUP]);
+                let reaching = Box::new(Reaching { reach, left: zero, count: zero });
+                self.found = Found::Reaching(highest.clone(), reaching);
                 true
             }
-            Found::Above(sums) => {
-                let [bound, above, count] = &mut **sums;
+            Found::Reaching(_, reaching) => {
+                let Reaching { reach, left, count } = &mut **reaching;
                 let mut moved = false;
                 for lane in span.start..span.end {
-                    // above = sum of (score - bound): the weights sum to 1 if this is `log2 e`.
-                    let step = (above.0[lane] - N::from_f64(LOG2_E)) / count.0[lane];
-                    let next = bound.0[lane] + step;
-                    if count.0[lane] > N::zero() && step > N::zero() && next > bound.0[lane] {
-                        (bound.0[lane], moved) = (next, true);
+                    // left = sum of (score - highest + reach): the weights sum to 1 if this is `log2 e`. At the highest score
+                    // `reach` itself is left, so it never falls to 0.
+                    let next = reach[lane] - (left[lane] - LOG2_E) / count[lane];
+                    moved |= count[lane] > 0.0 && N::from_f64(next) < N::from_f64(reach[lane]);
+                    if count[lane] > 0.0 && next < reach[lane] && next > 0.0 {
+                        reach[lane] = next;
                     }
-                    (above.0[lane], count.0[lane]) = (N::zero(), N::zero());
+                    (left[lane], count[lane]) = (0.0, 0.0);
                 }
                 moved
             }
+        }
+    }
+
+    /// How far below its highest score the weights of a row begin, if that is what it looks for.
+    fn reach(&self, lane: usize) -> Option<N> {
+        match &self.found {
+            Found::Reaching(_, reaching) => Some(N::from_f64(reaching.reach[lane])),
+            _ => None,
         }
     }
 
@@ -363,8 +415,7 @@ impl<N: Number> Group<N> {
                 keys[0] = drawn[lane];
                 N::neg_infinity()
             }
-            Found::Highest(highest) => highest.0[lane],
-            Found::Above(sums) => sums[0].0[lane],
+            Found::Highest(highest) | Found::Reaching(highest, _) => highest.0[lane],
         }
     }
 }

@@ -32,6 +32,10 @@ impl<'a, E: Element> Plan<'a, E> {
         if let Some((estimate, _)) = estimates.into_iter().find(|(_, refused)| *refused) {
             return Err(Error::NoEstimate { estimate, normaliser: name });
         }
+        if upstream.straight_through && upstream.advantage.is_some() {
+            let estimate = "straight-through beside an advantage";
+            return Err(Error::NoEstimate { estimate, normaliser: name });
+        }
         let usual = upstream.without_estimates();
         let (q, k, v) = inputs;
         let kept = self.keeping(choice, normaliser.rule());
@@ -49,13 +53,15 @@ impl<'a, E: Element> Plan<'a, E> {
         if let Some(advantage) = upstream.advantage {
             return self.backward_by_score_function(inputs, (&kept, output), (usual, advantage));
         }
-        let grads = kept.backward(q, k, v, &kept_output(output), usual)?;
-        if !upstream.straight_through {
-            return Ok(grads);
+        let mut grads = kept.backward(q, k, v, output, usual)?;
+        if upstream.straight_through {
+            let soft = self.soft();
+            let (output, of_v) = (soft.forward(q, k, v)?, grads.v.clone());
+            // As if the output had been soft; lse and entropy are those of what was chosen.
+            grads.add(&soft.backward(q, k, v, &output, usual.output_only())?);
+            grads.v = of_v;
         }
-        let soft = self.soft();
-        let output = soft.forward(q, k, v)?;
-        Ok(Grads { v: grads.v, ..soft.backward(q, k, v, &output, usual)? })
+        Ok(grads)
     }
 
     /// The score function: `advantage d ln p(chosen)`, and what the loss says of the value that was chosen.
@@ -73,8 +79,7 @@ impl<'a, E: Element> Plan<'a, E> {
             Error::unless_one_each_row("the gradient of lse", rows, d_lse.len())?;
         }
         let of_kept: Vec<_> = advantage.iter().enumerate().map(|(i, a)| *a + given(i)).collect();
-        let output = kept_output(output);
-        let mut grads = kept.backward(q, k, v, &output, upstream.lse(&of_kept))?;
+        let mut grads = kept.backward(q, k, v, output, upstream.lse(&of_kept))?;
         let soft = self.soft();
         let output = soft.forward(q, k, v)?;
         let (shape, zero) = (output.out.shape(), E::narrow(E::Num::default()));
@@ -105,11 +110,6 @@ impl<'a, E: Element> Plan<'a, E> {
         Error::unless_same("keys of a choice", ("the plan", most), ("the output", choice.most))?;
         Error::unless_one_each_row("choice", rows * most, choice.keys.len())
     }
-}
-
-/// The output as that of the softmax over what was kept.
-fn kept_output<E: Element>(output: &Output<E>) -> Output<E> {
-    Output { choice: None, ..output.clone() }
 }
 
 impl<E: Element> Grads<E> {

@@ -77,6 +77,11 @@ impl<'a, E: Element> Upstream<'a, E> {
         Self { straight_through: true, ..self }
     }
 
+    /// What it says of `out` alone.
+    pub(crate) fn output_only(self) -> Self {
+        Self { lse: None, entropy: None, ..self }
+    }
+
     pub(crate) fn without_estimates(self) -> Self {
         Self { advantage: None, straight_through: false, ..self }
     }
@@ -486,7 +491,7 @@ struct Room<'r, E: Element> {
     bias: Option<&'r ViewMut<'r, E::Num>>,
     /// Whether the columns of the bias are those of parts, not keys.
     bias_by_part: bool,
-    /// See [`Target::parts`] and [`Target::relative`].
+    /// See [`Target::parts`] and [`Target::tables`].
     parts: Option<ViewMut<'r, E::Num>>,
     tables: ViewMut<'r, f64>,
 }

@@ -42,7 +42,8 @@ pub enum Normaliser {
     /// [`Upstream::straight_through`](crate::Upstream::straight_through).
     Hard,
     /// Weight 1 for one key, drawn with the probabilities that the softmax gives (hard attention of Xu et al. 2015). Which
-    /// one is a function of the seed, the row and the scores alone: another seed is another draw. Gradients by the scores are
+    /// one is a function of the seed, the place of the row (item, head, number) and the call alone, whatever the threads: another
+    /// seed is another draw. The definition, and so [`steps`](crate::steps), draws from the same probabilities, but not the same key. Gradients by the scores are
     /// estimates, of the score function or straight-through: see [`Upstream::advantage`](crate::Upstream::advantage).
     Sampled {
         /// Of the draw.
@@ -97,8 +98,11 @@ pub struct Choice<N> {
     pub(crate) most: usize,
     /// `[rows, most]`, the best first; [`NONE`] where a row sees no more.
     pub(crate) keys: Vec<usize>,
-    /// The lowest score that was chosen, or the one above which weights begin; times `log2 e`. `[rows]`
+    /// The lowest score that was chosen; of a sparsemax, the highest; times `log2 e`. `[rows]`
     pub(crate) bounds: Vec<N>,
+    /// Of a sparsemax, how far below the highest score weights begin: small where many are alike, however large they are. In the
+    /// same unit; `[rows]`, or nothing.
+    pub(crate) reaches: Vec<N>,
 }
 
 /// No key.
@@ -115,7 +119,8 @@ impl<N: Number> Choice<N> {
     /// The lowest score that a row has chosen, or the one above which its weights begin; `-inf` if it keeps all it sees.
     #[must_use]
     pub fn threshold(&self, row: usize) -> f64 {
-        self.bounds[row].to_f64() * LN_2
+        let reach = self.reaches.get(row).map_or(0.0, |reach| Number::to_f64(*reach));
+        (self.bounds[row].to_f64() - reach) * LN_2
     }
 }
 
@@ -133,9 +138,9 @@ pub(crate) enum Rule {
     Best,
     /// That of the key.
     Only,
-    /// Those above the bound, as the logarithm of what they are above it: the softmax of that is the sparsemax.
+    /// Those within reach of the bound, as the logarithm of what is left of it: the softmax of that is the sparsemax.
     Sparse,
-    /// Those above the bound, all alike: the mean over what sparsemax keeps.
+    /// Those within reach of the bound, all alike: the mean over what sparsemax keeps.
     Alike,
 }
 
@@ -172,16 +177,26 @@ impl<N: Number> Kept<'_, N> {
             Rule::Only => pass(s, at, tile, &Only::new(at, tile.len(), &keys)),
             Rule::Sparse | Rule::Alike => {
                 let slopes = slopes.map(|slopes| &mut slopes.custom[..]);
-                self.take_logarithms(&bounds, at, tile, slopes);
+                let reaches = self.reaches(problem, at);
+                self.take_logarithms((&bounds, &reaches), at, tile, slopes);
             }
         }
     }
 
-    /// score = ln(score - bound), or 0, where it is above the bound.
+    /// How far below the highest score of each lane weights begin.
+    fn reaches<E: Element<Num = N>>(&self, problem: &Problem<'_, E>, at: At<'_>) -> Lanes<N> {
+        let mut reaches = Lanes([N::zero(); GROUP]);
+        for lane in at.span.start..at.span.end {
+            reaches.0[lane] = self.choice.reaches[problem.row_index(at.scope, at.rows.row(lane))];
+        }
+        reaches
+    }
+
+    /// score = ln(score - bound + reach), or 0, where that is above 0.
     #[inline(always)]
     fn take_logarithms(
         &self,
-        bounds: &Lanes<N>,
+        (bounds, reaches): (&Lanes<N>, &Lanes<N>),
         at: At<'_>,
         tile: &mut [Lanes<N>],
         mut slopes: Option<&mut [Lanes<N>]>,
@@ -193,7 +208,7 @@ impl<N: Number> Kept<'_, N> {
                 if *score == N::neg_infinity() {
                     continue;
                 }
-                let above = (*score - bounds.0[lane]) * ln_2;
+                let above = (*score - bounds.0[lane] + reaches.0[lane]) * ln_2;
                 if let Some(slopes) = &mut slopes {
                     let slope = &mut slopes[i].0[lane];
                     *slope = if above > N::zero() { *slope / above } else { N::zero() };
@@ -267,6 +282,11 @@ impl<N: Number> Pass<N> for Only {
 impl<E: Element> Problem<'_, E> {
     /// Refuses options that a normaliser has no meaning for.
     pub(crate) fn check_normaliser(&self) -> Result<(), Error> {
+        if self.kept.is_some() {
+            // For the definition only; a plan makes its own choice.
+            let (option, normaliser) = ("a choice made before", self.normaliser.name());
+            return Err(Error::OnlySoftmax { option, normaliser });
+        }
         let alone = matches!(
             self.normaliser,
             Normaliser::Hard | Normaliser::Sampled { .. } | Normaliser::Sparsemax

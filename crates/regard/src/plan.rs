@@ -80,7 +80,8 @@ pub struct Work {
     pub partial: u64,
     /// Cells that are never visited.
     pub skipped: u64,
-    /// Multiplications and additions for the visible pairs.
+    /// Multiplications and additions for the visible pairs; a hyperbolic tangent counts as one of each. Projections, and what
+    /// a normaliser walks before, are not counted.
     pub flops: f64,
     /// Bytes of q, k, v and the output.
     pub bytes: f64,
@@ -191,6 +192,9 @@ impl<'a, E: Element> Plan<'a, E> {
         sequences: &'c [Sequence],
     ) -> Result<Call<'c, E>, Error> {
         let now = Problem::cached(&q, cache, sequences)?;
+        if self.problem.similarity.of_keys().is_some() {
+            return Err(Error::NotInCache { option: "Additive::w_k" });
+        }
         for ((name, planned), found) in
             ["q", "k", "v"].into_iter().zip(self.problem.shapes()).zip(now.shapes())
         {
@@ -235,7 +239,7 @@ impl<'a, E: Element> Plan<'a, E> {
 
     pub(crate) fn forward_from(&self, call: Call<'_, E>) -> Result<Output<E>, Error> {
         if self.problem.chooses() {
-            let choice = self.choose(call);
+            let choice = self.choose(call)?;
             let plan = self.keeping(&choice, self.problem.normaliser.rule());
             let output = plan.forward_from(Call { problem: plan.problem(), ..call })?;
             return Ok(Output { choice: Some(choice), ..output });
@@ -257,7 +261,8 @@ impl<'a, E: Element> Plan<'a, E> {
     }
 
     /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
-    /// `entropy [batch, heads.q, q_len]` if the problem asks for it. For packed queries `out` is packed like them, and the
+    /// `entropy [batch, heads.q, q_len]` if the problem asks for it. What rows have chosen is not kept, so there is no way back
+    /// from here but for the softmax. For packed queries `out` is packed like them, and the
     /// others are `[total, heads.q]`.
     pub fn forward_into(
         &self,
@@ -281,7 +286,7 @@ impl<'a, E: Element> Plan<'a, E> {
         let (k, v) = (Source::Tensor(k), Source::Tensor(v));
         let call = Call { problem: &self.problem, q, k, v };
         if self.problem.chooses() {
-            let choice = self.choose(call);
+            let choice = self.choose(call)?;
             let plan = self.keeping(&choice, self.problem.normaliser.rule());
             plan.compute(Call { problem: plan.problem(), ..call }, &to);
         } else {
@@ -504,7 +509,8 @@ impl<'a, E: Element> Plan<'a, E> {
         if self.problem.rows() > 0 {
             self.kinds.iter().for_each(|kind| self.count(kind, &mut work));
         }
-        let features = qk_dim as f64 + v_dim as f64;
+        let hidden = self.problem.similarity.hidden();
+        let features = if hidden > 0 { hidden } else { qk_dim } as f64 + v_dim as f64;
         work.flops = 2.0 * work.pairs as f64 * features;
         let keys = self.problem.sum_over_items(|_, k_len| k_len as u128);
         let rows = self.problem.rows() as f64 + heads.kv as f64 * keys as f64;
@@ -560,7 +566,7 @@ impl How {
         [q_len, k_len]: [usize; 2],
     ) -> Self {
         let Dims { heads, qk_dim, v_dim, .. } = problem.dims();
-        let rows = if q_len.saturating_mul(heads.q) >= 2048 { TILE_ROWS } else { GROUP };
+        let rows = tile_rows(q_len, heads.q);
         let diagonal = diagonal.as_ref().is_some_and(|(stride, _)| apart(*stride, q_len));
         let parted = q_len <= TILE_ROWS && !diagonal && k_len >= 2 * PART_KEYS;
         let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(FEW);
@@ -573,6 +579,11 @@ impl How {
         let shared = q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
         Self { rows, parted, few, tiles, shared, diagonal }
     }
+}
+
+/// Rows of a tile, for an item of so many queries.
+pub(crate) fn tile_rows(q_len: usize, heads: usize) -> usize {
+    if q_len.saturating_mul(heads) >= 2048 { TILE_ROWS } else { GROUP }
 }
 
 /// Whether so many rows are enough to walk diagonals of this stride on their own.

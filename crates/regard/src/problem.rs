@@ -340,7 +340,9 @@ impl<'a, E: Element> Problem<'a, E> {
         Problem { kept: Some(Kept { choice, rule }), ..self.clone() }
     }
 
-    /// The definition's own choice is replaced by one that a call has made: its [`Output::choice`](crate::Output::choice).
+    /// The definition's own choice is replaced by one that a call of the same sizes has made: its
+    /// [`Output::choice`](crate::Output::choice). For the definition only; plans refuse it.
+    #[doc(hidden)]
     #[must_use]
     pub fn with_choice<'b>(&self, choice: &'b Choice<E::Num>) -> Problem<'b, E>
     where

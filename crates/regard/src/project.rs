@@ -34,7 +34,8 @@ pub(crate) fn undo_project<E: Element>(
     let d_x = by_rows(machine, d_y, w, w.shape().len, Way::Back)?;
     let Shape { heads, len, dim, .. } = w.shape();
     let mut d_w = vec![E::Num::default(); heads * len * dim];
-    let blocks = len.div_ceil(CELL);
+    // A batch of nothing may be as long as it likes.
+    let blocks = if x.shape().len == 0 { 0 } else { len.div_ceil(CELL) };
     let to = ViewMut::bhsd(&mut d_w, [1, heads, len, dim])?;
     run(machine.threads, heads * blocks, Scratch::new, |scratch, i| {
         let (head, first) = (i / blocks, i % blocks * CELL);
@@ -70,7 +71,8 @@ fn by_rows<E: Element>(
     let mut out = Unwritten::like(x, dim)?;
     let to = out.view()?;
     let groups = len.div_ceil(GROUP);
-    run(machine.threads, batch * heads * groups, Scratch::new, |scratch, i| {
+    let tasks = if groups == 0 { 0 } else { batch * heads * groups };
+    run(machine.threads, tasks, Scratch::new, |scratch, i| {
         let (item, first) = (i / groups, i % groups * GROUP);
         let (b, head) = (item / heads, item % heads);
         let count = x.len(b).saturating_sub(first).min(GROUP);

@@ -445,6 +445,7 @@ impl<'a, E> ViewMut<'a, E> {
         let mut tiles = Vec::new();
         for b in 0..batch {
             let ranges = ranges(b);
+            assert!(ranges.iter().all(|rows| rows.start <= rows.end));
             assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
             for (g, rows) in (0..groups).flat_map(|g| ranges.iter().map(move |rows| (g, rows))) {
                 let rows = RowTile { first: rows.start, step: 1, count: rows.len() };

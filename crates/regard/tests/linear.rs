@@ -229,3 +229,27 @@ fn what_cannot_be_meant_is_refused() {
     let huge = LinearState::<f32>::new(FeatureMap::Relu, [usize::MAX, 2, 4, 4]).unwrap_err();
     assert!(matches!(huge, Error::ShapeOverflow { .. }), "{huge}");
 }
+
+#[test]
+fn tensors_of_nothing_may_be_as_large_as_they_like() {
+    let of = |shape| View::<f32>::bhsd(&[], shape).unwrap();
+    let attention = LinearAttention::new(FeatureMap::EluPlusOne).causal();
+    for shape in [[1, 1 << 40, 0, 8], [1, 1, 0, 1 << 60], [0, 1, 1000, 1 << 40]] {
+        let x = of(shape);
+        let output = attention.forward(Machine::here(), x, x, x).unwrap();
+        attention.backward(Machine::here(), x, x, x, &output, x).unwrap();
+    }
+    let random = FeatureMap::PositiveRandom { features: 1 << 20, seed: 0 };
+    assert!(LinearState::<f32>::new(random, [1, 1, 1 << 62, 1]).is_err());
+}
+
+#[test]
+fn weights_too_small_to_divide_by_count_as_none() {
+    let (x, v) = ([1e-20f32], [1f32]);
+    let (x, v) = (View::matrix(&x, [1, 1]).unwrap(), View::matrix(&v, [1, 1]).unwrap());
+    for isa in regard::Isa::available() {
+        let attention = LinearAttention::new(FeatureMap::Relu);
+        let out = attention.forward(Machine::here().isa(isa), x, x, v).unwrap().out;
+        assert_eq!(out.data(), [0.0]);
+    }
+}

@@ -74,7 +74,35 @@ fn not_a_number_in_the_inputs_is_no_panic() {
     x[80] = f32::INFINITY;
     let x = View::matrix(&x, [300, 8]).unwrap();
     let found = LshAttention::new().bucket_size(8).forward(here(), x, x, x).unwrap();
-    found.recall(here(), x, x, (3, 300)).unwrap();
+    // The row itself, and those that meet it, are no numbers; recall leaves them out.
+    assert!(found.output.lse[8].is_nan() && found.output.out.data()[8 * 8].is_nan());
+    let recall = found.recall(here(), x, x, (3, 300)).unwrap();
+    assert!(recall.mass.mean.is_finite() && recall.top.mean.is_finite());
+}
+
+#[test]
+fn tensors_of_nothing_may_be_as_large_as_they_like() {
+    let of = |shape| View::<f32>::bhsd(&[], shape).unwrap();
+    let lsh = LshAttention::new();
+    let wide = of([0, 1, 1000, 1 << 60]);
+    assert!(matches!(lsh.forward(here(), wide, wide, wide), Err(Error::OutOfRange { .. })));
+    let many = of([1, 1 << 40, 0, 8]);
+    assert!(matches!(lsh.forward(here(), many, many, many), Err(Error::OutOfRange { .. })));
+}
+
+#[test]
+fn gradients_of_packed_sequences_are_refused() {
+    let data = vec![0.5f32; 2 * 5 * 4];
+    let x = View::bhsd(&data, [2, 1, 5, 4]).unwrap();
+    let lsh = LshAttention::new();
+    let found = lsh.forward(here(), x, x, x).unwrap();
+    let packed = View::packed(&data[..9 * 4], &[0, 5, 9], [1, 4]).unwrap();
+    let error = lsh.backward(here(), (x, x, x), &found, packed).unwrap_err();
+    assert_eq!(error, Error::Packed { option: "lsh" });
+    assert_eq!(
+        found.recall(here(), packed, x, (1, 1)).unwrap_err(),
+        Error::Packed { option: "lsh" }
+    );
 }
 
 #[test]

@@ -102,6 +102,26 @@ fn sparsemax_weights_are_the_nearest_that_sum_to_one() {
     assert!((output.choice.unwrap().threshold(0) - 0.4).abs() < 1e-6);
 }
 
+#[test]
+fn a_sparsemax_of_many_equal_scores_is_their_mean_however_large_they_are() {
+    for (n, size) in [(3, 0.0), (16384, 0.0), (16384, 20.0), (2, 1e8), (70, 1e30)] {
+        let (q, k) = ([1f32], vec![size; n]);
+        let v: Vec<f32> = (0..n).map(|i| (i % 2) as f32).collect();
+        let (q, k, v) = (matrix(&q, 1), matrix(&k, 1), matrix(&v, 1));
+        let problem = Problem::new(&q, &k, &v).normaliser(Normaliser::Sparsemax);
+        for isa in Isa::available() {
+            let out = forward(&problem, (q, k, v), isa, 1).out.data()[0];
+            let mean = (n / 2) as f32 / n as f32;
+            assert!((out - mean).abs() < 1e-4, "{n} scores of {size}: {out} instead of {mean}");
+        }
+    }
+    // One that is far above all others has all the weight.
+    let (q, k, v) = ([1e4f32], [1e4f32, 0.0], [3f32, 5.0]);
+    let (q, k, v) = (matrix(&q, 1), matrix(&k, 1), matrix(&v, 1));
+    let problem = Problem::new(&q, &k, &v).normaliser(Normaliser::Sparsemax);
+    assert_eq!(forward(&problem, (q, k, v), Isa::best(), 1).out.data(), [3.0]);
+}
+
 /// One row whose scores are `scores`, whose values are the numbers of the keys, as a sampled problem.
 struct One {
     q: Vec<f32>,
@@ -281,5 +301,10 @@ fn what_makes_no_sense_is_refused() {
     assert!(
         estimate(&sampled, &of_sampled, upstream().advantage(&rows[..3])).contains("advantage: 3")
     );
+    let both = upstream().advantage(&rows).straight_through();
+    assert!(estimate(&sampled, &of_sampled, both).contains("beside an advantage"));
+    let chosen = of_top.choice.clone().unwrap();
+    let planned = data.problem(&case).normaliser(Normaliser::TopK(2));
+    assert!(Plan::new(planned.with_choice(&chosen), Machine::here()).is_err());
     assert_eq!(Output::merge(&[of_top.clone(), of_top]).unwrap_err(), Error::Chosen);
 }

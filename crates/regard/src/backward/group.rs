@@ -346,7 +346,7 @@ struct Weigh<'t, N> {
     seen: Option<&'t [Seen]>,
     weights: &'t mut [Lanes<N>],
     d_scores: &'t mut [Lanes<N>],
-    /// Of a custom rule; empty where there is none.
+    /// Of a custom rule, and of a sparsemax; empty where there is none.
     slopes: &'t [Lanes<N>],
     /// What weights are multiplied by; empty where they are not.
     factors: &'t [Lanes<N>],

@@ -246,7 +246,7 @@ impl<E: Element> Walk<'_, E> {
         let mut inverse = Lanes([zero; GROUP]);
         for (i, inverse) in inverse.0[..rows.len()].iter_mut().enumerate() {
             let l = sums.row(rows.start + i)[0];
-            *inverse = if l == zero { zero } else { one / l };
+            *inverse = inverse_of(l);
         }
         let (cargo, last) = to.cargo.split_at_mut(dim);
         for lane in span(rows).vectors::<E::Num, S>() {
@@ -400,11 +400,15 @@ impl<E: Element> Walk<'_, E> {
     }
 }
 
+/// `1 / l`, or 0 if that is no number: where so little weight is left that it is as good as none.
+fn inverse_of<N: Number>(l: N) -> N {
+    if l < N::min_positive_value() { N::zero() } else { N::one() / l }
+}
+
 /// Divides each lane of a tile by its own number; 0 by which nothing can be divided leaves 0.
 #[inline(always)]
 fn divide<N: Number, S: Simd<N>>(s: S, span: Span, tile: &mut [Lanes<N>], by: &Lanes<N>) {
-    let inverse = |l: N| if l == N::zero() { N::zero() } else { N::one() / l };
-    let inverse = Lanes(by.0.map(inverse));
+    let inverse = Lanes(by.0.map(inverse_of));
     for x in tile {
         for lane in span.vectors::<N, S>() {
             let x = &mut x.0[lane..];

@@ -22,8 +22,10 @@ pub enum FeatureMap {
     /// estimate `e^(q . k / sqrt(dim))`, the weights of softmax attention (Choromanski et al. 2021). Directions are
     /// orthogonal to each other, as many at a time as there are dimensions, each as long as a normal vector would be.
     ///
-    /// All heads share the directions. Powers of a query are relative to its largest, those of keys to the largest of those
-    /// seen so far (by whole powers of two): factors that the quotient cancels, so that none overflows.
+    /// All heads share the directions. Powers of a query are relative to its largest, those of keys to the largest of the keys
+    /// up to the end of the row's chunk of 64 positions (by whole powers of two): factors that the quotient cancels, so that none
+    /// overflows. A key whose features are all `2^126` times smaller than those of another one in its chunk counts as nothing
+    /// there, even for a row before that other one.
     PositiveRandom {
         /// Directions: the error of an estimate falls with the root of their number.
         features: usize,
@@ -34,6 +36,8 @@ pub enum FeatureMap {
 
 /// Random features at most: more would be no mistake of ours.
 const MOST: usize = 1 << 20;
+/// Entries of all random directions, at most.
+const ENTRIES: usize = 1 << 30;
 
 impl FeatureMap {
     /// Features of a row with `dim` of its own.
@@ -55,7 +59,8 @@ impl FeatureMap {
         }
     }
 
-    pub(crate) fn check(self) -> Result<(), Error> {
+    /// Of rows with `dim` features.
+    pub(crate) fn check(self, dim: usize) -> Result<(), Error> {
         match self {
             Self::PositiveRandom { features: 0, .. } => {
                 Err(Error::Zero { option: "random features" })
@@ -63,6 +68,11 @@ impl FeatureMap {
             Self::PositiveRandom { features, .. } if features > MOST => {
                 let (option, limit) = ("random features", MOST + 1);
                 Err(Error::OutOfRange { option, found: features, limit })
+            }
+            Self::PositiveRandom { features, .. } if dim > ENTRIES / features => {
+                let (option, limit) =
+                    ("features of a row under a random map", ENTRIES / features + 1);
+                Err(Error::OutOfRange { option, found: dim, limit })
             }
             _ => Ok(()),
         }

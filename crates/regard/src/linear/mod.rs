@@ -128,7 +128,7 @@ impl LinearAttention {
         let problem = self.problem(q, k, v);
         problem.check()?;
         Error::unless_same("features", ("q", q.shape().dim), ("k", k.shape().dim))?;
-        self.map.check()?;
+        self.map.check(q.shape().dim)?;
         Ok(problem)
     }
 
@@ -190,11 +190,14 @@ impl<'c, E: Element> Tasks<'c, E> {
         let causal = !problem.mask.is_full();
         let grid = |b| Grid { q_len: problem.q_len(b), k_len: problem.k_len(b), causal };
         let heads_of = |item| (0..heads.kv).map(move |head| (item, head));
-        let parts = (0..batch).flat_map(heads_of).flat_map(|(item, head)| {
-            let grid = grid(item);
-            let cut = grid.parts(heads.kv).into_iter();
-            cut.map(move |chunks| Part { item, head, grid, chunks })
-        });
+        // Without keys nobody sees anything, however many heads there are.
+        let keys = problem.sum_over_items(|_, k_len| k_len as u128);
+        let parts =
+            (0..if keys == 0 { 0 } else { batch }).flat_map(heads_of).flat_map(|(item, head)| {
+                let grid = grid(item);
+                let cut = grid.parts(heads.kv).into_iter();
+                cut.map(move |chunks| Part { item, head, grid, chunks })
+            });
         Self { parts: parts.collect(), call, machine, causal }
     }
 
@@ -202,6 +205,9 @@ impl<'c, E: Element> Tasks<'c, E> {
     fn forward(self, state: Option<&mut [Sums<E::Num>]>) -> Result<LinearOutput<E>, Error> {
         let mut out = Tensor::zeros(&self.call.q, self.call.v.shape().dim)?;
         let mut sums = Tensor::zeros(&self.call.q, 2)?;
+        if self.parts.is_empty() {
+            return Ok(LinearOutput { out, sums });
+        }
         let before = self.sums_before(state.as_deref());
         let found = {
             let (mut out, mut sums) = (out.view_mut(), sums.view_mut());
@@ -225,6 +231,9 @@ impl<'c, E: Element> Tasks<'c, E> {
         let heads = k.shape().heads;
         let (mut d_q, mut d_k, mut d_v) =
             (Tensor::zeros_like(&q)?, Tensor::zeros_like(&k)?, Tensor::zeros_like(&v)?);
+        if self.parts.is_empty() {
+            return Ok(LinearGrads { q: d_q, k: d_k, v: d_v });
+        }
         let own = {
             let mut d_q = d_q.view_mut();
             let d_q = Handed::new(d_q.divide(heads, |b| self.rows(b)));
@@ -334,8 +343,10 @@ impl<'c, E: Element> Tasks<'c, E> {
     }
 
     fn cut(&self, item: usize, range: impl Fn(&Part) -> Range<usize>) -> Vec<Range<usize>> {
-        let parts = self.parts.iter().filter(|part| (part.item, part.head) == (item, 0));
-        parts.map(range).collect()
+        // In the order of items, then of heads.
+        let first = self.parts.partition_point(|part| part.item < item);
+        let parts = self.parts[first..].iter();
+        parts.take_while(|part| (part.item, part.head) == (item, 0)).map(range).collect()
     }
 }
 

@@ -25,7 +25,7 @@ impl<E: Element> LinearState<E> {
     /// Of `[batch, heads.kv, dim, v_dim]`, before the first position.
     pub fn new(map: FeatureMap, sizes: [usize; 4]) -> Result<Self, Error> {
         let [batch, heads, dim, v_dim] = sizes;
-        map.check()?;
+        map.check(dim)?;
         if dim == 0 {
             return Err(Error::NoFeatures { tensor: "k" });
         }

@@ -9,7 +9,7 @@ fn nothing<N: Number>() -> N {
     N::min_value() / N::from_f64(4.0)
 }
 
-/// `2^reference` times the sum of `features x cargo` over keys or rows, `[features][cargo]`.
+/// The sum of `features x cargo` over keys or rows, divided by `2^reference`: `[features][cargo]`.
 ///
 /// Of a key, the cargo is its value and a 1, so the last column is the sum of the features alone. Of a row it is the gradient of
 /// its output, and what the sum of its weights has to do with it.

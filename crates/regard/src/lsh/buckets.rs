@@ -59,9 +59,11 @@ impl Buckets {
         let hash = Hash::<E::Num>::new(lsh.seed, rounds, k_len.div_ceil(size), dims.qk_dim);
         let (q_codes, k_codes) = (hash.of(machine, q)?, hash.of(machine, k)?);
         let served = heads.q.checked_div(heads.kv).unwrap_or(0);
-        let each = k_len + served * q_len;
+        let each = k_len + served.saturating_mul(q_len);
         let items = batch * heads.kv;
-        let mut lists = vec![0; rounds * items * each];
+        let count = [items, each].iter().try_fold(rounds, |n: usize, x| n.checked_mul(*x));
+        let shape = [batch, heads.kv, each, rounds];
+        let mut lists = vec![0; count.ok_or(Error::ShapeOverflow { shape })?];
         let mut view = ViewMut::bhsd(&mut lists, [rounds * items, 1, 1, each])?;
         view.change(
             machine.threads,

@@ -74,7 +74,7 @@ fn normal(seed: u64, round: usize, entry: usize) -> f64 {
     let [[low, high], [place, more]] = [round, entry].map(|x| halves(x as u64));
     let words =
         philox([[place], [more], [low], [high]], halves(seed)).map(|word| f64::from(word[0]));
-    let unit = |x: f64| (x + 0.5) / f64::from(u32::MAX).next_up();
+    let unit = |x: f64| (x + 0.5) / (f64::from(u32::MAX) + 1.0);
     (-2.0 * unit(words[0]).ln()).sqrt() * (std::f64::consts::TAU * unit(words[1])).cos()
 }
 

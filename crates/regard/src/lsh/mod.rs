@@ -68,6 +68,8 @@ pub struct LshAttention {
 
 /// More rounds than anybody can want: the memory of each is checked by nobody else.
 const MAX_ROUNDS: usize = 256;
+/// More features than anybody has: there are directions with as many.
+const MAX_FEATURES: usize = 1 << 24;
 
 /// The result of [`LshAttention::forward`].
 #[derive(Clone, Debug, PartialEq)]
@@ -105,7 +107,8 @@ impl LshAttention {
         Self { bucket_size: keys, ..self }
     }
 
-    /// Rows see nothing that comes later.
+    /// No value that comes later reaches a row. Which of the earlier keys it meets may still depend on later ones, for all keys
+    /// are sorted together: this is for whole sequences, as in training, and not the same as adding one position after another.
     #[must_use]
     pub fn causal(self) -> Self {
         Self { causal: true, ..self }
@@ -162,6 +165,7 @@ impl LshAttention {
         let Dims { batch, heads, q_len, v_dim, .. } = dims;
         let shape = Shape { batch, heads: heads.q, len: q_len, dim: v_dim };
         same_shape("the gradient of the output", shape, upstream.out.shape())?;
+        unless_packed([upstream.out.offsets(), output.out.offsets()])?;
         let rows = batch * heads.q * q_len;
         Error::unless_one_each_row(
             "the gradient of lse",
@@ -222,10 +226,22 @@ impl LshAttention {
         if problem.packed().contains(&true) {
             return Err(Error::Packed { option: "lsh" });
         }
-        let Dims { q_len, k_len, .. } = problem.dims();
+        let Dims { batch, heads, q_len, k_len, qk_dim, .. } = problem.dims();
         below("queries", q_len, u32::MAX as usize)?;
         below("keys", k_len, u32::MAX as usize)?;
+        below("features", qk_dim, MAX_FEATURES + 1)?;
+        // Of tensors without elements too, all heads of all items are gone through.
+        let heads = batch.saturating_mul(heads.q.max(heads.kv));
+        below("heads of all items", heads, u32::MAX as usize)?;
         Ok(problem)
+    }
+}
+
+/// Refuses tensors of sequences that lie one after another.
+fn unless_packed(offsets: [Option<&[usize]>; 2]) -> Result<(), Error> {
+    match offsets {
+        [None, None] => Ok(()),
+        _ => Err(Error::Packed { option: "lsh" }),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What hashing lost, measured on some rows.
 
 use super::LshOutput;
+use super::unless_packed;
 use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::machine::Machine;
@@ -50,6 +51,7 @@ impl<E: Element> LshOutput<E> {
         Problem::new(&q, &k, &k).check()?;
         let dims = Dims { v_dim: own.v_dim, ..Problem::new(&q, &k, &k).dims() };
         self.check(dims)?;
+        unless_packed([q.offsets(), k.offsets()])?;
         for (option, found) in [("top", top), ("rows", rows)] {
             if found == 0 {
                 return Err(Error::Zero { option });
@@ -97,6 +99,9 @@ impl<E: Element> LshOutput<E> {
         let weight = |score: f64| (score - most).exp();
         let lse = most + scores.iter().map(|(score, _)| weight(*score)).sum::<f64>().ln();
         let kept = self.output.lse[(batch * heads.q + head) * q_len + row].to_f64();
+        if !lse.is_finite() || kept.is_nan() {
+            return None;
+        }
         let top = top.min(scores.len());
         scores.select_nth_unstable_by(top - 1, |a, b| b.0.total_cmp(&a.0));
         let (mut found, mut all) = (0.0, 0.0);

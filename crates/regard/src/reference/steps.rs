@@ -50,16 +50,18 @@ pub fn steps<E: Element>(
     {
         crate::plan::same_shape(name, planned, found)?;
     }
-    if problem.packed().contains(&true) || problem.is_cached() {
+    let packed = [q.offsets(), k.offsets(), v.offsets()].iter().any(Option::is_some);
+    if packed || problem.is_cached() {
         return Err(Error::Packed { option: "steps" });
     }
     let Dims { batch, heads, q_len, k_len, v_dim, .. } = problem.dims();
-    let pairs = problem.rows().saturating_mul(k_len);
+    let pairs = problem.rows().saturating_mul(k_len).max(batch.saturating_mul(heads.kv));
     if pairs > PAIRS {
         let accepted = "at most 16777216 of them, or call forward, which holds none";
         return Err(Error::Value { option: "pairs", found: pairs as f64, accepted });
     }
     let problem = &problem.clone().with_local_mask();
+    let soft = problem.soft();
     let (mut similarities, mut scores, mut weights) = (Vec::new(), Vec::new(), Vec::new());
     let keys = problem.keys(&k, |x| x);
     for (batch, head, row) in rows(problem) {
@@ -67,7 +69,7 @@ pub fn steps<E: Element>(
         let query = problem.query::<E::Num>(&q, at, |x| x);
         let of_head = problem.keys_of(&keys, at);
         similarities.extend(of_head.iter().map(|key| problem.similarity_of(head, &query, key)));
-        let seen = problem.soft().scores(&keys, &query, at, |x| x);
+        let seen = soft.scores(&keys, &query, at, |x| x);
         let (first, hidden) = (scores.len(), E::Num::from_f64(f64::NEG_INFINITY));
         scores.resize(first + k_len, hidden);
         weights.resize(first + k_len, E::Num::default());
