@@ -149,9 +149,10 @@ impl<'p, E: Element, P: Fn(usize, usize) -> usize + Sync> Merge<'p, E, P> {
             let (row, part) = (place(part, row), &parts[part]);
             let one = E::Num::from_f64(1.0);
             let [m, l] = if with_states { part.states[row] } else { [part.lse[row], one] };
-            // A part whose lse is NaN has seen something: what depends on it must not look like a number.
-            let seen = part.lse[row].to_f64() != f64::NEG_INFINITY;
-            (if seen { m.to_f64() } else { f64::NEG_INFINITY }, l.to_f64())
+            // `-inf` where nothing was seen. A NaN stays one: what depends on it must not look like a number.
+            let lse = part.lse[row].to_f64();
+            let m = if lse.is_nan() || lse == f64::NEG_INFINITY { lse } else { m.to_f64() };
+            (m, l.to_f64())
         };
         let mut view = ViewMut::bhsd(&mut weights, [1, 1, rows, each])?;
         view.change(machine.threads, ROWS, Vec::new, |states, _, mut tile| {
