@@ -601,6 +601,9 @@ fn undo_projection<N: Number, E: Element>(
     d_x: &mut [N],
     d_w: &mut [N],
 ) {
+    if d.iter().all(|d| *d == N::zero()) {
+        return; // nobody saw it: it may hold anything
+    }
     let first = serving(head, w.shape().heads) * d_x.len();
     for (i, (d_x, x)) in d_x.iter_mut().zip(&x.given).enumerate() {
         *d_x = *d_x + dot(&widened(matrix_row(w, head, i)), d);
