@@ -184,8 +184,7 @@ impl<E: Element> Task<E::Num> for Choose<'_, '_, E> {
             let mut visitor = Choosing { problem, groups: &mut *groups, tile: &mut *tile };
             walk.lead(s, &call, (scope, rows), &way, &mut visitor);
             // Each group goes on until it has nothing more to find out.
-            let more = groups.iter_mut().filter_map(|group| group.goes_on().then_some(()));
-            if more.count() == 0 {
+            if groups.iter_mut().map(Group::goes_on).filter(|more| *more).count() == 0 {
                 break;
             }
         }

@@ -7,7 +7,7 @@ use crate::normaliser::{Choice, Normaliser, Rule};
 use crate::output::Output;
 use crate::plan::Plan;
 use crate::reference::Inputs;
-use crate::view::{Layout, Tensor};
+use crate::view::Tensor;
 
 impl<'a, E: Element> Plan<'a, E> {
     /// The gradients of a call whose normaliser is not the softmax.
@@ -82,15 +82,7 @@ impl<'a, E: Element> Plan<'a, E> {
         let mut grads = kept.backward(q, k, v, output, upstream.lse(&of_kept))?;
         let soft = self.soft();
         let output = soft.forward(q, k, v)?;
-        let (shape, zero) = (output.out.shape(), E::narrow(E::Num::default()));
-        let nothing = match output.out.offsets() {
-            Some(offsets) => Tensor::packed(
-                vec![zero; output.out.data().len()],
-                offsets,
-                [shape.heads, shape.dim],
-            )?,
-            None => Tensor::new(vec![zero; output.out.data().len()], shape, Layout::Bhsd)?,
-        };
+        let nothing = Tensor::zeros_like(&output.out.view())?;
         let of_all: Vec<_> = advantage.iter().map(|a| -*a).collect();
         let rest = Upstream::new(nothing.view()).lse(&of_all);
         let rest = if upstream.bias { rest.with_bias() } else { rest };
