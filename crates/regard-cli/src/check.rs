@@ -14,7 +14,7 @@ pub(crate) fn run(format: Format) -> Result<()> {
     progress.set_style(ProgressStyle::with_template(
         "{wide_bar} {pos}/{len} rows [{elapsed}, {eta} left]",
     )?);
-    let report = regard_testkit::check(&cases, |done, _| progress.set_position(done as u64));
+    let report = regard_testkit::check(&cases, &mut |done, _| progress.set_position(done as u64));
     progress.finish_and_clear();
     let mut out = std::io::stdout().lock();
     match format {

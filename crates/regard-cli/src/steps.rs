@@ -47,7 +47,7 @@ pub(crate) fn run(job: &StepsJob, format: Format) -> Result<()> {
         .score(job.score.score())
         .similarity(similarity)
         .normaliser(job.normaliser);
-    let seen = steps(&problem, (of_q, of_k, of_v))?;
+    let seen = steps(&problem, of_q, of_k, of_v)?;
     let softcap = job.score.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
     let mask = job.score.mask.to_string();
     let mask = if mask == "full" { String::new() } else { format!(", {mask} only") };

@@ -10,7 +10,9 @@
 //! All errors are the largest of a tensor: single elements of the plain evaluation are exact by luck all the time.
 
 use regard::reference::{self, Inputs, Outcome};
-use regard::{Additive, Element, Grads, Normaliser, Number, Output, Precision, Problem, Tensor};
+use regard::{
+    Additive, Element, Grads, Normaliser, Number, Output, Precision, Problem, Similarity, Tensor,
+};
 
 /// Rounding steps of the floor for `f32`, in `out` and in `lse`, relative to the largest score (and value).
 ///
@@ -66,7 +68,7 @@ impl Judge {
         let sizes = score_sizes(problem, inputs, &exact.lse);
         let score = largest(sizes.iter().copied()).max(1.0);
         let weighed = largest(sizes.into_iter().filter(|x| x.abs() * step < 1.0)).max(1.0);
-        let value = largest(elements(inputs.2).map(wide)) * problem.growth();
+        let value = largest(elements(inputs.2).map(wide)) * growth(problem);
         let error = |a: &[f64], b: &[E::Num]| {
             largest(a.iter().zip(b).filter(|(a, _)| a.is_finite()).map(|(a, b)| a - wide(*b)))
         };
@@ -190,7 +192,7 @@ impl GradJudge {
                 "temperature" => sizes.similarity * scale * root(pairs, 1),
                 "sinks" => root(rows, exact.len()),
                 "centres" => 1.0,
-                "v" => d_out * problem.growth() / size,
+                "v" => d_out * growth(problem) / size,
                 _ => root(pairs, exact.len()),
             };
             // Keys and values are summed over rows: the digits that `Precision::High` leaves out of a weight are the same ones
@@ -201,9 +203,7 @@ impl GradJudge {
             };
             // Gradients of projected keys are sums over rows, and are written before they are carried on.
             let written = match name {
-                "k" | "w_k" if problem.additive().is_some() => {
-                    root(rows, dims.batch * dims.heads.kv)
-                }
+                "k" | "w_k" if is_additive(problem) => root(rows, dims.batch * dims.heads.kv),
                 _ => 1.0,
             };
             let rounding = step * weighed + narrowing::<E>() * written + coarse * summed;
@@ -236,6 +236,15 @@ impl GradJudge {
     }
 }
 
+/// What a weight that dropout keeps is multiplied by; 1 where there is no dropout.
+fn growth<E: Element>(problem: &Problem<'_, E>) -> f64 {
+    problem.dropout.map_or(1.0, |dropout| dropout.growth())
+}
+
+pub(crate) fn is_additive<E: Element>(problem: &Problem<'_, E>) -> bool {
+    matches!(problem.similarity, Similarity::Additive(_))
+}
+
 /// How large the terms of gradients are by what the similarity makes of queries and keys, from the largest of each.
 struct Sizes {
     /// The similarity itself.
@@ -249,7 +258,7 @@ struct Sizes {
 
 impl Sizes {
     fn of<E: Element>(problem: &Problem<'_, E>, [q, k]: [f64; 2]) -> Self {
-        let Some(Additive { w_q, w_k, v }) = problem.additive() else {
+        let Similarity::Additive(Additive { w_q, w_k, v }) = problem.similarity else {
             let similarity = (problem.dims().qk_dim as f64).sqrt() * q * k;
             return Self { similarity, by_q: k, by_k: q, v: 0.0 };
         };
@@ -314,7 +323,7 @@ fn score_sizes<E: Element>(
     inputs: Inputs<'_, E>,
     lse: &[f64],
 ) -> Vec<f64> {
-    if problem.how_normalised() != Normaliser::Sparsemax {
+    if problem.normaliser != Normaliser::Sparsemax {
         return lse.to_vec();
     }
     let scores = reference::scores::<f64, E>(problem, inputs);
@@ -367,7 +376,7 @@ pub(crate) fn narrowing<E: Element>() -> f64 {
 /// What `Precision::High` takes from a score of `f32` tensors, and so from the logarithm of each weight: it leaves 16 digits
 /// of each factor.
 fn coarseness<E: Element>(problem: &Problem<'_, E>, (q, k, _): Inputs<'_, E>) -> f64 {
-    if E::NAME != "f32" || problem.how_exact() != Precision::High {
+    if E::NAME != "f32" || problem.precision != Precision::High {
         return 0.0;
     }
     let [q, k] = [q, k].map(|x| largest(elements(x).map(wide)));

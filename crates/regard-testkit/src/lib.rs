@@ -6,7 +6,7 @@
 //!
 //! ```
 //! let cases = regard_testkit::cases();
-//! let report = regard_testkit::check(&cases[..20], |_, _| {});
+//! let report = regard_testkit::check(&cases[..20], &mut |_, _| {});
 //! assert!(report.failures.is_empty(), "{report}");
 //! ```
 //!

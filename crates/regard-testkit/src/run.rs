@@ -1,7 +1,7 @@
 //! Runs the table on everything this machine has, and reports.
 
 use crate::cases::{Case, Dtype, Way};
-use crate::close::{GradJudge, Judge, Ratio, narrowing, values, wide};
+use crate::close::{GradJudge, Judge, Ratio, is_additive, narrowing, values, wide};
 use crate::data::Data;
 use crate::linear::LinearTrial;
 use crate::lsh::LshTrial;
@@ -56,7 +56,7 @@ pub struct Failure {
 }
 
 /// Runs `cases` and compares them with the definition; `progress` hears of rows done and rows in all.
-pub fn check(cases: &[Case], mut progress: impl FnMut(usize, usize)) -> Report {
+pub fn check(cases: &[Case], progress: &mut dyn FnMut(usize, usize)) -> Report {
     let isas = Isa::available();
     let names = isas.iter().map(|isa| isa.name()).collect();
     let mut report = Report { rows: cases.len(), isas: names, ..Report::default() };
@@ -237,7 +237,7 @@ impl<'d, E: Element> Exact<'d, E> {
     /// How near to each other scores are that rounding may exchange.
     fn near(&self) -> f64 {
         // Projected keys are written in the type of the tensors.
-        let written = if self.problem.additive().is_some() { 8.0 * narrowing::<E>() } else { 0.0 };
+        let written = if is_additive(&self.problem) { 8.0 * narrowing::<E>() } else { 0.0 };
         written.max(if E::Num::NAME == "f32" { 1e-5 } else { 1e-13 })
     }
 }

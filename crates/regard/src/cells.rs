@@ -4,10 +4,9 @@
 //! carries no per-key row sets. Where a cell holds only a few seen keys (columns, strides, scattered globals), those
 //! keys are picked out and full cells are made of them.
 
-use crate::mask::{LaneSet, RowTile, Run};
-use crate::micro::Seen;
-use crate::score::Keys;
-use crate::simd::{GROUP, Span};
+use crate::mask::Run;
+use crate::place::{Keys, LaneSet, RowTile, Seen, Span};
+use crate::simd::GROUP;
 use std::ops::Range;
 
 /// Keys of a cell. 64 keys of 64 features are a third of a 48 KiB L1 cache, so keys and values of a cell stay there
@@ -66,7 +65,7 @@ impl Cell {
         count: usize,
         seen: &mut [Seen; CELL],
     ) -> [Option<Seeing>; 2] {
-        let all = Span { start: 0, end: count };
+        let all = Span::first(count);
         if self.full {
             return [Some(Seeing { keys: 0..self.len, span: all, hidden: false }), None];
         }
@@ -76,14 +75,14 @@ impl Cell {
         if count <= HALF || whole.as_ref().is_none_or(|w| !w.hidden) {
             return [whole, None];
         }
-        let low = Span { start: 0, end: HALF };
+        let low = Span::first(HALF);
         [narrowed(seen, low), narrowed(seen, Span { start: HALF, end: count })]
     }
 
     /// Writes which lanes of the span of group `g` see each key; whether any sees any.
     #[inline(always)]
     pub(crate) fn seen_by(&self, g: usize, span: Span, seen: &mut [Seen; CELL]) -> bool {
-        let everyone = lanes_of(span);
+        let everyone = span.set();
         let mut any = 0;
         if self.full {
             seen[..self.len].fill(everyone);
@@ -107,16 +106,10 @@ impl Cell {
     }
 }
 
-/// A bit for each lane of a span.
-#[inline(always)]
-pub(crate) fn lanes_of(span: Span) -> Seen {
-    Seen::MAX >> (GROUP - span.len()) << span.start
-}
-
 /// What the lanes of a span see: the range of keys, and the half of the span if only that sees any.
 #[inline(always)]
 fn narrowed(seen: &[Seen], Span { mut start, mut end }: Span) -> Option<Seeing> {
-    let lanes = |start, end| lanes_of(Span { start, end });
+    let lanes = |start, end| Span { start, end }.set();
     let mask = lanes(start, end);
     let first = seen.iter().position(|s| s & mask != 0)?;
     let last = seen.iter().rposition(|s| s & mask != 0)?;

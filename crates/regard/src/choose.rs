@@ -3,97 +3,32 @@
 //! Cost: the scores once more (for sparsemax, once for each step of Newton's method), and of values nothing. Memory: what is
 //! chosen.
 
-use crate::cells::{CELL, lanes_of};
+use crate::cells::CELL;
 use crate::dropout::uniform;
-use crate::element::{Element, Number};
-use crate::error::Error;
-use crate::lanes::turn_queries;
-use crate::mask::{RowTile, Scope};
-use crate::micro::{Layer, low};
-use crate::normaliser::{Choice, NONE, Normaliser};
-use crate::plan::{Plan, cumulated, tile_rows};
-use crate::problem::{Dims, Problem};
-use crate::run::run;
-use crate::score::{At, LOG2_E, Pair};
-use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::normaliser::{NONE, Normaliser};
+use crate::place::{At, Pair, RowTile, Scope, Span, low};
+use crate::problem::Problem;
+use crate::queries::Queries;
+use crate::score::LOG2_E;
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::softmax::{States, TileSums};
-use crate::view::{Heads, TileMut};
-use crate::walk::{Call, Piece, Tiling, Visit, Walk, Way};
+use crate::view::TileMut;
+use crate::walk::{Call, Piece, Visit, Walk, Way};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-impl<E: Element> Plan<'_, E> {
-    /// What each row chooses.
-    pub(crate) fn choose(&self, call: Call<'_, E>) -> Result<Choice<E::Num>, Error> {
-        let problem = self.problem();
-        let (rows, most) = (problem.rows(), problem.normaliser.most(problem.dims().k_len));
-        let sparse = problem.normaliser == Normaliser::Sparsemax;
-        let numbers = |n| vec![E::Num::default(); n];
-        let (mut keys, mut bounds) = (vec![NONE; rows * most], numbers(rows));
-        let mut reaches = numbers(if sparse { rows } else { 0 });
-        if rows > 0 {
-            self.choose_into(call, &mut keys, &mut bounds, &mut reaches)?;
-        }
-        Ok(Choice { most, keys, bounds, reaches })
-    }
-
-    fn choose_into(
-        &self,
-        call: Call<'_, E>,
-        keys: &mut [usize],
-        bounds: &mut [E::Num],
-        reaches: &mut [E::Num],
-    ) -> Result<(), Error> {
-        let problem = self.problem();
-        let Dims { batch, heads, .. } = problem.dims();
-        let (rows, reached) = (problem.rows(), !reaches.is_empty());
-        let (keys, bounds) = (self.by_row(keys, keys.len() / rows)?, self.by_row(bounds, 1)?);
-        let reaches = self.by_row(reaches, usize::from(reached))?;
-        // As forward has them: what a row chooses must not depend on other items.
-        let tiling = |item| {
-            let q_len = problem.q_len(item);
-            Tiling { q_len, rows: tile_rows(q_len, heads.q), stride: 1 }
-        };
-        let tasks = cumulated(batch, |item| heads.q * tiling(item).count());
-        run(
-            self.machine().threads,
-            tasks[batch],
-            || Scratch::new(problem, self.rows),
-            |scratch, i| {
-                let item = tasks.partition_point(|first| *first <= i) - 1;
-                let (i, tiling) = (i - tasks[item], tiling(item));
-                let (head, tile) = (i / tiling.count(), tiling.count() - 1 - i % tiling.count());
-                let (scope, rows) = (problem.scope(item, head), tiling.tile(tile));
-                let one = || Heads::one(head);
-                // SAFETY: the tiles of a head cover each row once, so no other task holds these rows.
-                let to = unsafe {
-                    let reaches = reached.then(|| reaches.tile(item, one(), rows));
-                    Target {
-                        keys: keys.tile(item, one(), rows),
-                        bounds: bounds.tile(item, one(), rows),
-                        reaches,
-                    }
-                };
-                E::choose(self.machine().isa, Choose { call, scope, rows, to, scratch });
-            },
-        );
-        Ok(())
-    }
-}
-
 /// Where the choice of some rows goes.
 #[derive(Debug)]
-struct Target<'t, N> {
-    keys: TileMut<'t, usize>,
-    bounds: TileMut<'t, N>,
+pub(crate) struct Target<'t, N> {
+    pub(crate) keys: TileMut<'t, usize>,
+    pub(crate) bounds: TileMut<'t, N>,
     /// Of a sparsemax.
-    reaches: Option<TileMut<'t, N>>,
+    pub(crate) reaches: Option<TileMut<'t, N>>,
 }
 
 /// Memory of one thread, reused from task to task.
 #[derive(Debug)]
 pub(crate) struct Scratch<N> {
-    raw: Vec<Lanes<N>>,
     groups: Vec<Group<N>>,
     tile: Vec<Lanes<N>>,
     walk: Walk<N>,
@@ -102,9 +37,7 @@ pub(crate) struct Scratch<N> {
 /// A group of rows, and what it has found out so far.
 #[derive(Debug)]
 struct Group<N> {
-    rows: RowTile,
-    q: Vec<Lanes<N>>,
-    layer: Layer<N>,
+    q: Queries<N>,
     found: Found<N>,
 }
 
@@ -131,18 +64,11 @@ struct Reaching {
 }
 
 impl<N: Number> Scratch<N> {
-    fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, rows: usize) -> Self {
+    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, rows: usize) -> Self {
         let dims = problem.dims();
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
-        let projects = problem.similarity.of_queries().is_some();
-        let group = || Group {
-            rows: RowTile { first: 0, step: 1, count: 0 },
-            q: zeros(dims.qk_dim),
-            layer: Layer::new(problem.similarity.hidden(), CELL),
-            found: Found::new(problem),
-        };
+        let group = || Group { q: Queries::new(problem), found: Found::new(problem) };
         Self {
-            raw: zeros(if projects { dims.q_dim } else { 0 }),
             groups: (0..rows.min(dims.q_len).div_ceil(GROUP)).map(|_| group()).collect(),
             tile: zeros(CELL),
             walk: Walk::new(),
@@ -152,12 +78,12 @@ impl<N: Number> Scratch<N> {
 
 /// One tile of rows of one head.
 #[derive(Debug)]
-pub struct Choose<'t, 'c, E: Element> {
-    call: Call<'c, E>,
-    scope: Scope,
-    rows: RowTile,
-    to: Target<'t, E::Num>,
-    scratch: &'t mut Scratch<E::Num>,
+pub(crate) struct Choose<'t, 'c, E: Element> {
+    pub(crate) call: Call<'c, E>,
+    pub(crate) scope: Scope,
+    pub(crate) rows: RowTile,
+    pub(crate) to: Target<'t, E::Num>,
+    pub(crate) scratch: &'t mut Scratch<E::Num>,
 }
 
 /// Steps of Newton's method, at most: it ends by itself, after fewer steps than there are keys, and hardly ever takes ten.
@@ -169,14 +95,11 @@ impl<E: Element> Task<E::Num> for Choose<'_, '_, E> {
     fn run<S: Simd<E::Num>>(mut self, s: S) {
         let Self { call, scope, rows, .. } = self;
         let problem = call.problem;
-        let Scratch { raw, groups, tile, walk } = &mut *self.scratch;
+        let Scratch { groups, tile, walk } = &mut *self.scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
-            group.rows = rows.group(g);
-            let given = (call.q.head(scope.batch, scope.head), group.rows);
-            turn_queries(s, problem, scope.head, given, raw, &mut group.q);
-            let lanes = (&group.q[..], group.rows.count);
-            problem.similarity.enter(s, scope.head, lanes, &mut group.layer);
+            let q = call.q.head(scope.batch, scope.head);
+            group.q.take(s, problem, scope.head, (q, rows.group(g)));
             group.found = Found::new(problem);
         }
         let way = Way { mask: &problem.mask, without: None, keys: 0..scope.k_len };
@@ -189,7 +112,7 @@ impl<E: Element> Task<E::Num> for Choose<'_, '_, E> {
             }
         }
         for (g, group) in groups.iter().enumerate() {
-            for lane in 0..group.rows.count {
+            for lane in 0..group.q.rows.count {
                 let row = g * GROUP + lane;
                 let to = &mut self.to;
                 to.bounds.update(0, row)[0] = group.write(lane, to.keys.update(0, row));
@@ -212,7 +135,7 @@ impl<E: Element> Visit<E::Num> for Choosing<'_, '_, E> {
     fn visit<S: Simd<E::Num>>(&mut self, s: S, mut piece: Piece<'_, E::Num>) {
         let group = &mut self.groups[piece.group];
         let tile = &mut self.tile[..piece.k.len];
-        piece.scores(s, self.problem, (&group.q, &mut group.layer), tile, None);
+        piece.scores(s, self.problem, &mut group.q, tile, None);
         group.found.take(s, piece.at, tile);
     }
 }
@@ -268,7 +191,7 @@ fn take_best<N: Number, S: Simd<N>>(
     least: &mut Lanes<N>,
     (at, tile): (At<'_>, &[Lanes<N>]),
 ) {
-    let everyone = lanes_of(at.span);
+    let everyone = at.span.set();
     for (i, scores) in tile.iter().enumerate() {
         for first in at.span.vectors::<N, S>() {
             let below = s.less(s.load(&scores.0[first..]), s.load(&least.0[first..]));
@@ -366,7 +289,7 @@ fn draw<N: Number, S: Simd<N>>(
 impl<N: Number> Group<N> {
     /// After a walk: whether there must be another, and what it looks for.
     fn goes_on(&mut self) -> bool {
-        let span = Span { start: 0, end: self.rows.count };
+        let span = Span::first(self.q.rows.count);
         match &mut self.found {
             Found::Best(..) | Found::Drawn(..) => false,
             Found::Highest(highest) => {

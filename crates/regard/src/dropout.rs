@@ -5,10 +5,9 @@
 //! al. 2011), twice: the seed as key and (offset, batch, head) as counter give a head its own key; under that, (row,
 //! key / 4) give four words, one for each of four neighbouring keys.
 
-use crate::element::Number;
 use crate::error::Error;
-use crate::score::{At, Pair};
-use crate::simd::{Lanes, MAX_LANES, Simd, Task};
+use crate::place::{At, Pair};
+use crate::simd::{Lanes, MAX_LANES, Number, Simd, Task};
 
 /// Which weights are dropped. A dropped weight is 0; the others grow by `1 / (1 - rate)`, so that outputs keep their mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,8 +48,9 @@ impl Dropout {
         Err(Error::Value { option: "dropout", found, accepted })
     }
 
-    /// What a kept weight is multiplied by.
-    pub(crate) fn growth(&self) -> f64 {
+    /// What a kept weight is multiplied by: `1 / (1 - rate)`.
+    #[must_use]
+    pub fn growth(&self) -> f64 {
         1.0 / (1.0 - self.rate)
     }
 

@@ -1,39 +1,13 @@
 //! Rows in and out of the lanes: a group of rows, `[row][feature]` in memory, stands as `[feature][lane]` in the kernels.
 
 use crate::cells::Cell;
-use crate::element::{Element, Number};
-use crate::mask::RowTile;
 use crate::micro::{Packed, lanes_used};
-use crate::problem::Problem;
-use crate::project::multiply as multiply_rows;
-use crate::score::Keys;
-use crate::simd::{Lanes, MAX_LANES, Simd, Span, Task};
+use crate::place::{Keys, Span};
+use crate::simd::{Element, Lanes, MAX_LANES, Number, Simd, Task};
 use crate::source::Head;
 use crate::view::{Rows, TileMut};
 use std::mem::MaybeUninit;
 use std::ops::Range;
-
-/// Queries into lanes: turned, projected if the similarity asks for it, and scaled. `raw` gets the queries as given when
-/// they are projected.
-#[inline(always)]
-pub(crate) fn turn_queries<E: Element, S: Simd<E::Num>>(
-    s: S,
-    problem: &Problem<'_, E>,
-    head: usize,
-    (q, rows): (Rows<'_, E>, RowTile),
-    raw: &mut [Lanes<E::Num>],
-    lanes: &mut [Lanes<E::Num>],
-) {
-    if rows.step > 1 {
-        (0..rows.count).for_each(|i| soon(s, q.row(rows.row(i))));
-    }
-    let factor = E::Num::from_f64(problem.query_factor());
-    let Some(w) = problem.similarity.of_queries() else {
-        return turn(s, |i| q.row(rows.row(i)), rows.count, factor, lanes);
-    };
-    turn(s, |i| q.row(rows.row(i)), rows.count, factor, raw);
-    multiply_rows(s, w.serving_head(0, head), (raw, rows.count), &mut Vec::new(), lanes);
-}
 
 /// Asks for the cache lines of a row.
 #[inline(always)]

@@ -1,8 +1,7 @@
 //! What the machine itself allows: loops that do nothing else. The speed of a kernel is stated as a share of these,
 //! measured in the same moment.
 
-use crate::element::{Element, Number};
-use crate::simd::{Isa, MAX_LANES, Simd, Task};
+use crate::simd::{Element, Isa, MAX_LANES, Number, Simd, Task};
 use std::hint::black_box;
 
 /// Runs `rounds` rounds of independent multiply-adds on registers and returns how many flops that was.

@@ -1,11 +1,10 @@
 //! Local attention around a predicted position (Luong et al. 2015, local-p).
 
-use crate::element::{Element, Number};
 use crate::error::Error;
-use crate::mask::{Mask, MaskRule, Scope};
-use crate::problem::Problem;
-use crate::score::{At, LOG2_E, Pair};
-use crate::simd::{GROUP, Lanes, Simd, Task, math};
+use crate::mask::{Mask, MaskRule};
+use crate::place::{At, Scope, Span};
+use crate::score::LOG2_E;
+use crate::simd::{GROUP, Lanes, Number, Simd, Task, math};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -34,10 +33,58 @@ impl<'a, N: Number> Local<'a, N> {
         self.reach
     }
 
+    /// Refuses centres that do not fit so many rows, or none that are packed.
+    pub(crate) fn check(&self, rows: usize, packed: bool) -> Result<(), Error> {
+        if self.reach == 0 {
+            return Err(Error::Zero { option: "reach" });
+        }
+        if packed {
+            return Err(Error::Packed { option: "local" });
+        }
+        Error::unless_one_each_row("centres", rows, self.centres.len())
+    }
+
     /// The keys that a local problem lets rows see.
     pub(crate) fn mask(&self, heads: usize) -> Mask {
         let centres = self.centres.iter().map(|x| Number::to_f64(*x)).collect();
         Mask::custom(Around { centres, reach: self.reach as f64, heads })
+    }
+
+    /// `key - p`, for a row counted over all heads and items.
+    pub(crate) fn beyond<M: Number>(&self, row: usize, key: usize) -> M {
+        M::of_len(key) - M::from_f64(self.centres[row].to_f64())
+    }
+
+    /// What the weight of a pair is multiplied by, by definition.
+    pub(crate) fn factor<M: Number>(&self, row: usize, key: usize) -> M {
+        let far: M = self.beyond(row, key);
+        (-far * far * M::from_f64(self.narrowness())).exp()
+    }
+
+    /// What the sum of `weight d_weight (key - p)` is multiplied by to be the gradient of a centre.
+    pub(crate) fn grad_factor(&self) -> f64 {
+        2.0 * self.narrowness()
+    }
+
+    /// The centres of rows counted over all heads and items; 0 in lanes that are not computed.
+    pub(crate) fn centres(&self, rows: &[usize; GROUP], span: Span) -> Lanes<N> {
+        let mut centres = Lanes([N::zero(); GROUP]);
+        for lane in span.start..span.end {
+            centres.0[lane] = self.centres[rows[lane]];
+        }
+        centres
+    }
+
+    /// Multiplies the factors of a tile, `[keys][rows]`, by those of the distances from the centres.
+    #[inline(always)]
+    pub(crate) fn multiply<S: Simd<N>>(
+        &self,
+        s: S,
+        (at, centres): (At<'_>, Lanes<N>),
+        to: &mut [Lanes<N>],
+    ) {
+        let narrowness = N::from_f64(-self.narrowness() * LOG2_E);
+        s.call(Near { centres, narrowness, at, to });
     }
 
     /// `1 / (2 s^2)`
@@ -67,72 +114,6 @@ impl MaskRule for Around {
         if first <= last && last >= 0.0 {
             ranges.push(first.max(0.0) as usize..(last as usize).saturating_add(1));
         }
-    }
-}
-
-impl<E: Element> Problem<'_, E> {
-    /// Refuses centres that do not fit.
-    pub(crate) fn check_local(&self) -> Result<(), Error> {
-        let Some(local) = &self.local else { return Ok(()) };
-        if local.reach == 0 {
-            return Err(Error::Zero { option: "reach" });
-        }
-        if self.packed().contains(&true) {
-            return Err(Error::Packed { option: "local" });
-        }
-        Error::unless_one_each_row("centres", self.rows(), local.centres.len())
-    }
-
-    /// Whether weights are multiplied by something after the softmax.
-    #[inline(always)]
-    pub(crate) fn has_factors(&self) -> bool {
-        self.dropout.is_some() || self.local.is_some()
-    }
-
-    /// What a weight is multiplied by after the softmax, by definition.
-    pub(crate) fn factor<N: Number>(&self, at: Pair) -> N {
-        let dropped = self
-            .dropout
-            .map_or(1.0, |dropout| if dropout.keeps(at) { dropout.growth() } else { 0.0 });
-        let Some(local) = &self.local else { return N::from_f64(dropped) };
-        let far: N = self.beyond_centre(at);
-        N::from_f64(dropped) * (-far * far * N::from_f64(local.narrowness())).exp()
-    }
-
-    /// `key - p`
-    pub(crate) fn beyond_centre<N: Number>(&self, at: Pair) -> N {
-        let row = self.row_index(self.scope(at.batch, at.head), at.row);
-        let centre = self.local.as_ref().map_or(0.0, |local| local.centres[row].to_f64());
-        N::of_len(at.key) - N::from_f64(centre)
-    }
-
-    /// What the sum of `weight d_weight (key - p)` is multiplied by to be the gradient of a centre.
-    pub(crate) fn centre_grad_factor(&self) -> f64 {
-        self.local.as_ref().map_or(0.0, |local| 2.0 * local.narrowness())
-    }
-
-    /// What the weights of a tile are multiplied by after the softmax, `[keys][rows]`.
-    #[inline(always)]
-    pub(crate) fn factors<S: Simd<E::Num>>(&self, s: S, at: At<'_>, to: &mut [Lanes<E::Num>]) {
-        match &self.dropout {
-            Some(dropout) => dropout.factors(s, at, to),
-            None => to.fill(Lanes([E::Num::from_f64(1.0); GROUP])),
-        }
-        if let Some(local) = &self.local {
-            let narrowness = E::Num::from_f64(-local.narrowness() * LOG2_E);
-            s.call(Near { centres: self.centres(at), narrowness, at, to });
-        }
-    }
-
-    /// The centres of a group of rows.
-    pub(crate) fn centres(&self, at: At<'_>) -> Lanes<E::Num> {
-        let mut centres = Lanes([E::Num::default(); GROUP]);
-        if let Some(local) = &self.local {
-            for lane in at.span.start..at.span.end {
-                centres.0[lane] = local.centres[self.row_index(at.scope, at.rows.row(lane))];
-            }
-        }
-        centres
     }
 }
 

@@ -1,10 +1,12 @@
 //! What stands in for `tiles` on targets that have none: no plan ever asks for it there.
 
 use crate::problem::Dims;
+use crate::simd::{Element, TileTask};
+use crate::walk::Call;
 
 /// Sizes of packed operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub(crate) struct Sizes {
     pub(crate) parts: usize,
     v_dim: usize,
 }
@@ -21,7 +23,24 @@ impl Sizes {
 
 /// Packed keys and values.
 #[derive(Debug)]
-pub enum Prepared {}
+pub(crate) enum Prepared {}
+
+/// Packs keys and values.
+pub(crate) struct Prepare<'t, 'c, E: Element> {
+    pub(crate) sizes: Sizes,
+    pub(crate) call: &'t Call<'c, E>,
+    pub(crate) items: &'t [usize],
+    pub(crate) threads: usize,
+}
+
+impl<E: Element> TileTask for Prepare<'_, '_, E> {
+    type Stored = E;
+    type Out = Option<Prepared>;
+
+    fn parts(&self) -> Option<usize> {
+        None
+    }
+}
 
 /// Memory of one thread.
 #[derive(Debug)]

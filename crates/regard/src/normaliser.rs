@@ -5,12 +5,10 @@
 //! is one more rule of the scores ([`Kept`]), and the walks there and back are the usual ones.
 
 use crate::cells::CELL;
-use crate::element::{Element, Number};
 use crate::error::Error;
-use crate::micro::{Seen, low};
-use crate::problem::Problem;
-use crate::score::{At, Keys, Pair, Pass, Slopes, pass};
-use crate::simd::{GROUP, Lanes, Simd};
+use crate::place::{At, Keys, Seen, low};
+use crate::score::{Pass, Slopes, pass};
+use crate::simd::{GROUP, Lanes, Number, Simd};
 use std::f64::consts::LN_2;
 use std::fmt;
 
@@ -56,6 +54,30 @@ pub enum Normaliser {
 }
 
 impl Normaliser {
+    /// Its name: `softmax`, `top k`, `hard`, `sampled`, `sparsemax`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Softmax => "softmax",
+            Self::TopK(_) => "top k",
+            Self::Hard => "hard",
+            Self::Sampled { .. } => "sampled",
+            Self::Sparsemax => "sparsemax",
+        }
+    }
+
+    /// Refuses options that it has no meaning for.
+    pub(crate) fn check(self, sinks: bool, entropy: bool) -> Result<(), Error> {
+        let alone = matches!(self, Self::Hard | Self::Sampled { .. } | Self::Sparsemax);
+        let refused = |option| Err(Error::OnlySoftmax { option, normaliser: self.name() });
+        match self {
+            Self::TopK(0) => Err(Error::Zero { option: "top k" }),
+            _ if alone && sinks => refused("sinks"),
+            Self::Sparsemax if entropy => refused("entropy"),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn is_softmax(self) -> bool {
         self == Self::Softmax
     }
@@ -145,51 +167,42 @@ pub(crate) enum Rule {
 }
 
 impl<N: Number> Kept<'_, N> {
-    /// What a choice says of the rows of a tile: the bound, and the last key, of each lane.
-    fn of_rows<E: Element<Num = N>>(
-        &self,
-        problem: &Problem<'_, E>,
-        at: At<'_>,
-    ) -> (Lanes<N>, [usize; GROUP]) {
-        let (mut bounds, mut keys) = (Lanes([N::infinity(); GROUP]), [NONE; GROUP]);
-        let lanes = bounds.0.iter_mut().zip(&mut keys).enumerate();
-        for (lane, (bound, key)) in lanes.take(at.span.end).skip(at.span.start) {
-            let row = problem.row_index(at.scope, at.rows.row(lane));
-            *bound = self.choice.bounds[row];
-            *key = self.choice.keys(row).last().copied().unwrap_or(NONE);
-        }
-        (bounds, keys)
+    /// Whether scores are bent by a sparsemax.
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.rule == Rule::Sparse
     }
 
-    /// Makes the scores of a tile that do not stay `-inf`.
+    /// Whether a pair counts; `row` is counted over all heads and items.
+    pub(crate) fn keeps(&self, row: usize, key: usize) -> bool {
+        !matches!(self.rule, Rule::Best | Rule::Only) || self.choice.keys(row).contains(&key)
+    }
+
+    /// Makes the scores of a tile that do not stay `-inf`; `rows` are counted over all heads and items.
     #[inline(always)]
-    pub(crate) fn apply<E: Element<Num = N>, S: Simd<N>>(
+    pub(crate) fn apply<S: Simd<N>>(
         &self,
         s: S,
-        problem: &Problem<'_, E>,
-        at: At<'_>,
+        (at, rows): (At<'_>, &[usize; GROUP]),
         tile: &mut [Lanes<N>],
         slopes: Option<&mut Slopes<N>>,
     ) {
-        let (bounds, keys) = self.of_rows(problem, at);
+        let (mut bounds, mut keys) = (Lanes([N::infinity(); GROUP]), [NONE; GROUP]);
+        for lane in at.span.start..at.span.end {
+            bounds.0[lane] = self.choice.bounds[rows[lane]];
+            keys[lane] = self.choice.keys(rows[lane]).last().copied().unwrap_or(NONE);
+        }
         match self.rule {
             Rule::Best => pass(s, at, tile, &Best { bounds, last: keys, keys: at.keys }),
             Rule::Only => pass(s, at, tile, &Only::new(at, tile.len(), &keys)),
             Rule::Sparse | Rule::Alike => {
+                let mut reaches = Lanes([N::zero(); GROUP]);
+                for lane in at.span.start..at.span.end {
+                    reaches.0[lane] = self.choice.reaches[rows[lane]];
+                }
                 let slopes = slopes.map(|slopes| &mut slopes.custom[..]);
-                let reaches = self.reaches(problem, at);
                 self.take_logarithms((&bounds, &reaches), at, tile, slopes);
             }
         }
-    }
-
-    /// How far below the highest score of each lane weights begin.
-    fn reaches<E: Element<Num = N>>(&self, problem: &Problem<'_, E>, at: At<'_>) -> Lanes<N> {
-        let mut reaches = Lanes([N::zero(); GROUP]);
-        for lane in at.span.start..at.span.end {
-            reaches.0[lane] = self.choice.reaches[problem.row_index(at.scope, at.rows.row(lane))];
-        }
-        reaches
     }
 
     /// score = ln(score - bound + reach), or 0, where that is above 0.
@@ -276,55 +289,5 @@ impl<N: Number> Pass<N> for Only {
     #[inline(always)]
     fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
         s.select(s.lanes(low(self.0[i] >> lane)), x, s.splat(N::neg_infinity()))
-    }
-}
-
-impl<E: Element> Problem<'_, E> {
-    /// Refuses options that a normaliser has no meaning for.
-    pub(crate) fn check_normaliser(&self) -> Result<(), Error> {
-        if self.kept.is_some() {
-            // For the definition only; a plan makes its own choice.
-            let (option, normaliser) = ("a choice made before", self.normaliser.name());
-            return Err(Error::OnlySoftmax { option, normaliser });
-        }
-        let alone = matches!(
-            self.normaliser,
-            Normaliser::Hard | Normaliser::Sampled { .. } | Normaliser::Sparsemax
-        );
-        match self.normaliser {
-            Normaliser::TopK(0) => Err(Error::Zero { option: "top k" }),
-            _ if alone && self.score.sinks.is_some() => {
-                Err(Error::OnlySoftmax { option: "sinks", normaliser: self.normaliser.name() })
-            }
-            Normaliser::Sparsemax if self.entropy => {
-                Err(Error::OnlySoftmax { option: "entropy", normaliser: self.normaliser.name() })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether scores are bent by a sparsemax.
-    pub(crate) fn is_sparse(&self) -> bool {
-        self.kept.is_some_and(|kept| kept.rule == Rule::Sparse)
-    }
-
-    /// Whether a pair counts, by a choice that was made before.
-    pub(crate) fn keeps(&self, at: Pair) -> bool {
-        let Some(Kept { choice, rule: Rule::Best | Rule::Only }) = self.kept else { return true };
-        choice.keys(self.row_index(self.scope(at.batch, at.head), at.row)).contains(&at.key)
-    }
-}
-
-impl Normaliser {
-    /// Its name: `softmax`, `top k`, `hard`, `sampled`, `sparsemax`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Softmax => "softmax",
-            Self::TopK(_) => "top k",
-            Self::Hard => "hard",
-            Self::Sampled { .. } => "sampled",
-            Self::Sparsemax => "sparsemax",
-        }
     }
 }

@@ -1,11 +1,10 @@
 //! What a call returns, and how results over different keys become one.
 
-use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::lanes::soon;
 use crate::machine::Machine;
 use crate::normaliser::Choice;
-use crate::simd::{Simd, Task};
+use crate::simd::{Element, Number, Simd, Task};
 use crate::softmax::State;
 use crate::view::{Layout, Shape, Tensor, TileMut, View, ViewMut};
 
@@ -47,9 +46,10 @@ impl<E: Element> Output<E> {
     /// Associative and commutative up to rounding; a part that sees nothing changes nothing. The entropy is merged if all
     /// parts have it. What rows have chosen among some keys says nothing of their choice among all: results of a
     /// [`Normaliser`](crate::Normaliser) other than the softmax are refused.
+    #[inline(never)]
     pub fn merge(parts: &[Self]) -> Result<Self, Error> {
         let layout = parts.first().map_or(Layout::Bhsd, |part| part.out.layout());
-        Self::merge_on(Machine::here().threads(1), parts, layout, |_, row| row)
+        Self::merge_on(Machine::here().threads(1), parts, layout, &|_, row| row)
     }
 
     /// The same on several threads, into any layout if nothing is packed, of parts that may have their rows in other orders:
@@ -58,7 +58,7 @@ impl<E: Element> Output<E> {
         machine: Machine,
         parts: &[Self],
         layout: Layout,
-        place: impl Fn(usize, usize) -> usize + Sync,
+        place: Place<'_>,
     ) -> Result<Self, Error> {
         let first = Self::check_parts(parts)?;
         let (out, rows) = (first.out.view(), first.lse.len());
@@ -127,21 +127,24 @@ impl<E: Element> Output<E> {
     }
 }
 
+/// Where a part has a row: `place(part, row)`.
+type Place<'p> = &'p (dyn Fn(usize, usize) -> usize + Sync);
+
 /// Parts, what each weighs in each row, and where it has the row.
-struct Merge<'p, E: Element, P> {
+struct Merge<'p, E: Element> {
     parts: &'p [Output<E>],
-    place: P,
+    place: Place<'p>,
     /// `[rows, 1 + parts]`: the largest exponent of the parts, then what each of them weighs relative to that. In `f64`: these
     /// are exact, what is left is the rounding of each part.
     weights: Vec<f64>,
 }
 
-impl<'p, E: Element, P: Fn(usize, usize) -> usize + Sync> Merge<'p, E, P> {
+impl<'p, E: Element> Merge<'p, E> {
     fn new(
         machine: Machine,
         parts: &'p [Output<E>],
         with_states: bool,
-        place: P,
+        place: Place<'p>,
     ) -> Result<Self, Error> {
         let (rows, each) = (parts[0].lse.len(), 1 + parts.len());
         let mut weights = vec![0.0; rows * each];
@@ -197,14 +200,14 @@ impl<'p, E: Element, P: Fn(usize, usize) -> usize + Sync> Merge<'p, E, P> {
 }
 
 /// Some rows of an item, merged.
-struct MergeRows<'t, 'p, 'v, E: Element, P> {
-    merge: &'t Merge<'p, E, P>,
+struct MergeRows<'t, 'p, 'v, E: Element> {
+    merge: &'t Merge<'p, E>,
     item: usize,
     tile: TileMut<'v, E>,
     sums: &'t mut Vec<f64>,
 }
 
-impl<E: Element, P: Fn(usize, usize) -> usize + Sync> Task<E::Num> for MergeRows<'_, '_, '_, E, P> {
+impl<E: Element> Task<E::Num> for MergeRows<'_, '_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {

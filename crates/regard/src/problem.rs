@@ -2,13 +2,14 @@
 
 use crate::cache::{CacheShape, KvCache, Sequence};
 use crate::dropout::Dropout;
-use crate::element::Element;
 use crate::error::Error;
 use crate::local::Local;
-use crate::mask::{Mask, Scope};
+use crate::mask::Mask;
 use crate::normaliser::{Choice, Kept, Normaliser, Rule};
+use crate::place::Scope;
 use crate::score::Score;
-use crate::similarity::{Additive, Similarity};
+use crate::simd::{Element, Precision};
+use crate::similarity::Similarity;
 use crate::view::{Shape, View};
 use std::fmt;
 use std::sync::Arc;
@@ -23,36 +24,6 @@ pub enum Align {
     Start,
     /// Row 0 stands at this key.
     Offset(i64),
-}
-
-/// How exact the products are: what may be traded for speed, and what may not.
-///
-/// On a machine with tiles (AMX) products of `bf16` numbers are up to 16 times as fast as those of `f32`, and a number of
-/// more digits can be split into several of them. Elsewhere all three mean the same. Whatever is chosen, results are the same
-/// bits for any number of threads and any batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Precision {
-    /// The arithmetic of `f32` (`f64` for `f64`) on every machine: the same bits wherever there is a fused multiply-add.
-    /// The default for `f32` and `f64`.
-    Strict,
-    /// Whatever is at least as exact as evaluating the definition in the type of the tensors: `f32` in three parts, `f16` in
-    /// two, `bf16` as it is. The default for `f16` and `bf16`.
-    F32,
-    /// `f32` in two parts of 8 digits each: about 16 digits, 20 times the error of `F32`, twice its speed. The same as `F32`
-    /// for the other types.
-    High,
-}
-
-impl Precision {
-    /// Its name: `strict`, `f32`, `high`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Strict => "strict",
-            Self::F32 => "f32",
-            Self::High => "high",
-        }
-    }
 }
 
 /// Heads of the queries and of the keys and values: `q` is a multiple of `kv`.
@@ -83,7 +54,10 @@ pub struct Dims {
     pub v_dim: usize,
 }
 
-/// One attention call, described.
+/// One attention call, described: the shapes of its tensors, and every option as data.
+///
+/// Options are set by methods, one after another, and can be read as fields of the same names. Nothing is checked before
+/// [`Plan::new`](crate::Plan::new) asks for it.
 ///
 /// ```
 /// use regard::{Machine, Mask, Plan, Problem, Score, View};
@@ -110,15 +84,24 @@ pub struct Problem<'a, E: Element> {
     v_lens: Option<Arc<[usize]>>,
     /// Whether keys and values are those of a cache.
     cached: bool,
-    pub(crate) mask: Mask,
-    pub(crate) score: Score<'a, E>,
-    pub(crate) similarity: Similarity<'a, E>,
-    pub(crate) align: Align,
-    pub(crate) dropout: Option<Dropout>,
-    pub(crate) entropy: bool,
-    pub(crate) precision: Precision,
-    pub(crate) normaliser: Normaliser,
-    pub(crate) local: Option<Local<'a, E::Num>>,
+    /// Who may see whom.
+    pub mask: Mask,
+    /// What happens to the number that a query and a key make.
+    pub score: Score<'a, E>,
+    /// How a query and a key make a number.
+    pub similarity: Similarity<'a, E>,
+    /// Where row 0 stands among the keys.
+    pub align: Align,
+    /// Which weights are dropped, after the softmax.
+    pub dropout: Option<Dropout>,
+    /// Whether the entropy of each row's weights is asked for.
+    pub entropy: bool,
+    /// How exact the products are.
+    pub precision: Precision,
+    /// How scores become weights.
+    pub normaliser: Normaliser,
+    /// Around which positions rows look, if not everywhere.
+    pub local: Option<Local<'a, E::Num>>,
     /// What a normaliser has chosen before.
     pub(crate) kept: Option<Kept<'a, E::Num>>,
 }
@@ -278,12 +261,6 @@ impl<'a, E: Element> Problem<'a, E> {
         Self { dropout: Some(dropout), ..self }
     }
 
-    /// What a weight that dropout keeps is multiplied by; 1 where there is no dropout.
-    #[must_use]
-    pub fn growth(&self) -> f64 {
-        self.dropout.map_or(1.0, |dropout| dropout.growth())
-    }
-
     /// How scores become weights.
     #[must_use]
     pub fn normaliser(self, normaliser: Normaliser) -> Self {
@@ -310,12 +287,6 @@ impl<'a, E: Element> Problem<'a, E> {
         Self { normaliser: Normaliser::Softmax, kept: None, ..self.clone() }
     }
 
-    /// How scores become weights.
-    #[must_use]
-    pub fn how_normalised(&self) -> Normaliser {
-        self.normaliser
-    }
-
     /// Whether rows have something to find out before they have weights.
     pub(crate) fn chooses(&self) -> bool {
         !self.normaliser.is_softmax() && self.kept.is_none()
@@ -324,12 +295,6 @@ impl<'a, E: Element> Problem<'a, E> {
     /// Whether scores become weights by the softmax over all that a row sees.
     pub(crate) fn is_softmax(&self) -> bool {
         self.normaliser.is_softmax() && self.kept.is_none()
-    }
-
-    /// Whether a score may become `-inf`, which hides its pair.
-    #[inline(always)]
-    pub(crate) fn may_hide(&self) -> bool {
-        self.score.may_hide() || self.kept.is_some()
     }
 
     /// The same for a choice that was made before.
@@ -363,31 +328,11 @@ impl<'a, E: Element> Problem<'a, E> {
         Self { precision, ..self }
     }
 
-    /// The weights of an additive similarity, if that is what is asked for.
-    #[must_use]
-    pub fn additive(&self) -> Option<Additive<'a, E>> {
-        match self.similarity {
-            Similarity::Additive(weights) => Some(weights),
-            _ => None,
-        }
-    }
-
-    /// How exact the products are to be.
-    #[must_use]
-    pub fn how_exact(&self) -> Precision {
-        self.precision
-    }
-
     /// Whether a single query sees all keys and neither its item nor any position makes a difference.
     pub(crate) fn treats_all_keys_alike(&self) -> bool {
-        let Score { bias, alibi, relative, custom, sinks, .. } = &self.score;
-        let told_apart = bias.is_some()
-            || alibi.is_some()
-            || relative.is_some()
-            || custom.is_some()
-            || sinks.is_some();
         let all = self.mask.is_full() || (self.mask.is_causal() && self.align == Align::End);
-        !told_apart
+        self.score.treats_pairs_alike()
+            && self.score.sinks.is_none()
             && all
             && self.is_dot()
             && self.is_softmax()
@@ -402,16 +347,7 @@ impl<'a, E: Element> Problem<'a, E> {
 
     /// The parts that numbers are split into for products on tiles, if the precision and the similarity allow that.
     pub(crate) fn parts(&self) -> Option<usize> {
-        if self.precision == Precision::Strict || !self.is_dot() || !self.is_softmax() {
-            return None;
-        }
-        match E::NAME {
-            "bf16" => Some(1),
-            "f16" => Some(2),
-            "f32" if self.precision == Precision::High => Some(2),
-            "f32" => Some(3),
-            _ => None,
-        }
+        E::parts(self.precision).filter(|_| self.is_dot() && self.is_softmax())
     }
 
     /// The shapes of q, k and v.
@@ -463,10 +399,7 @@ impl<'a, E: Element> Problem<'a, E> {
     /// the temperature.
     #[must_use]
     pub fn scale(&self) -> f64 {
-        let usual = match self.similarity {
-            Similarity::Additive(_) => 1.0,
-            _ => 1.0 / (self.k.dim as f64).sqrt(),
-        };
+        let usual = self.similarity.usual_scale(self.k.dim);
         self.score.scale.unwrap_or(usual) / self.score.temperature
     }
 
@@ -524,8 +457,15 @@ impl<'a, E: Element> Problem<'a, E> {
         {
             return Err(Error::Packed { option });
         }
-        self.check_local()?;
-        self.check_normaliser()?;
+        if let Some(local) = &self.local {
+            local.check(self.rows(), self.packed().contains(&true))?;
+        }
+        if self.kept.is_some() {
+            // For the definition only; a plan makes its own choice.
+            let (option, normaliser) = ("a choice made before", self.normaliser.name());
+            return Err(Error::OnlySoftmax { option, normaliser });
+        }
+        self.normaliser.check(self.score.sinks.is_some(), self.entropy)?;
         self.similarity.check(*q, *k)?;
         if self.cached && self.similarity.of_keys().is_some() {
             return Err(Error::NotInCache { option: "Additive::w_k" });

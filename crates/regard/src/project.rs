@@ -3,16 +3,15 @@
 //! `y = W^T x` for `x [batch, heads, len, from]` and `W [1, heads or 1, from, to]`. Cost: `2 from to` flops a row, each way.
 
 use crate::cells::{CELL, Cell};
-use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::lanes::{fetch, pack, turn, turn_back};
 use crate::machine::Machine;
-use crate::mask::RowTile;
 use crate::micro::{Dots, Packed, add_rows, add_values, dot_tile};
+use crate::place::{RowTile, Span};
 use crate::run::run;
-use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::source::Head;
-use crate::view::{Heads, Layout, Rows, Shape, Tensor, TileMut, Unwritten, View, ViewMut};
+use crate::view::{Layout, Rows, Shape, Tensor, TileHeads, TileMut, Unwritten, View, ViewMut};
 use std::ops::Range;
 
 /// `W^T x` of every row, in the layout of x.
@@ -42,11 +41,8 @@ pub(crate) fn undo_project<E: Element>(
         let rows = RowTile { first, step: 1, count: (len - first).min(CELL) };
         let all = if heads == 1 { 0..x.shape().heads } else { head..head + 1 };
         // SAFETY: no other task has these rows of this head, which began as zeros.
-        let to = unsafe { to.tile(0, Heads::one(head), rows) };
-        E::project(
-            machine.isa,
-            Project::Weights(ByWeights { x: *x, d_y: *d_y, heads: all, to, scratch }),
-        );
+        let to = unsafe { to.tile(0, TileHeads::one(head), rows) };
+        E::Num::enter(machine.isa, ByWeights { x: *x, d_y: *d_y, heads: all, to, scratch });
     });
     Ok((d_x, Tensor::new(d_w, w.shape(), Layout::Bhsd)?))
 }
@@ -79,8 +75,8 @@ fn by_rows<E: Element>(
         let rows = RowTile { first, step: 1, count };
         let (x, w) = (x.head(b, head), w.serving_head(0, head));
         // SAFETY: no other task has these rows of this head.
-        let to = unsafe { to.tile(b, Heads::one(head), rows) };
-        E::project(machine.isa, Project::Rows(ByRows { x, w, rows, way, to, scratch }));
+        let to = unsafe { to.tile(b, TileHeads::one(head), rows) };
+        E::Num::enter(machine.isa, ByRows { x, w, rows, way, to, scratch });
     });
     // SAFETY: the groups cover every row of every head and item.
     Ok(unsafe { out.written() })
@@ -100,29 +96,9 @@ impl<N> Scratch<N> {
     }
 }
 
-/// A task of a projection.
-#[derive(Debug)]
-pub enum Project<'t, E: Element> {
-    /// A group of rows of one head.
-    Rows(ByRows<'t, E>),
-    /// Some rows of the gradient by W.
-    Weights(ByWeights<'t, E>),
-}
-
-impl<E: Element> Task<E::Num> for Project<'_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
-        match self {
-            Self::Rows(task) => task.run(s),
-            Self::Weights(task) => task.run(s),
-        }
-    }
-}
-
 /// A group of rows of one head.
 #[derive(Debug)]
-pub struct ByRows<'t, E: Element> {
+struct ByRows<'t, E: Element> {
     x: Rows<'t, E>,
     w: Rows<'t, E>,
     rows: RowTile,
@@ -131,7 +107,8 @@ pub struct ByRows<'t, E: Element> {
     scratch: &'t mut Scratch<E::Num>,
 }
 
-impl<E: Element> ByRows<'_, E> {
+impl<E: Element> Task<E::Num> for ByRows<'_, E> {
+    type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
         let Self { x, w, rows, way, mut to, scratch: Scratch { from, to: lanes, packed } } = self;
@@ -149,7 +126,7 @@ impl<E: Element> ByRows<'_, E> {
 
 /// Some rows of the gradient by W, from all rows of some heads.
 #[derive(Debug)]
-pub struct ByWeights<'t, E: Element> {
+struct ByWeights<'t, E: Element> {
     x: View<'t, E>,
     d_y: View<'t, E>,
     heads: Range<usize>,
@@ -157,7 +134,8 @@ pub struct ByWeights<'t, E: Element> {
     scratch: &'t mut Scratch<E::Num>,
 }
 
-impl<E: Element> ByWeights<'_, E> {
+impl<E: Element> Task<E::Num> for ByWeights<'_, E> {
+    type Out = ();
     /// y = W^T x: d_w = sum over rows of x d_y^T
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
@@ -179,7 +157,7 @@ impl<E: Element> ByWeights<'_, E> {
                 for i in (0..count).filter(unseen) {
                     lanes.iter_mut().for_each(|x| x.0[i] = E::Num::default());
                 }
-                let (span, to) = (Span { start: 0, end: count }, (&places[..features], &mut sums));
+                let (span, to) = (Span::first(count), (&places[..features], &mut sums));
                 add_rows::<_, S, false, false>(s, (lanes, &[]), (&rows, span), &none, to);
             }
         }
@@ -200,7 +178,7 @@ pub(crate) fn multiply<E: Element, S: Simd<E::Num>>(
 ) {
     to.fill(Lanes([E::Num::default(); GROUP]));
     let one = Lanes([E::Num::from_f64(1.0); GROUP]);
-    let span = Span { start: 0, end: count };
+    let span = Span::first(count);
     let mut cell = Cell::new();
     for first in (0..w.len).step_by(CELL) {
         let n = (w.len - first).min(CELL);
@@ -220,7 +198,7 @@ pub(crate) fn multiply_back<E: Element, S: Simd<E::Num>>(
     packed: &mut Vec<E::Num>,
     to: &mut [Lanes<E::Num>],
 ) {
-    let span = Span { start: 0, end: count };
+    let span = Span::first(count);
     let mut cell = Cell::new();
     for first in (0..w.len).step_by(CELL) {
         let n = (w.len - first).min(CELL);

@@ -16,17 +16,18 @@
 //! pair. A row that sees nothing has `out = 0`, `lse = -inf` (with a sink: `lse = sink`) and `H = 0`.
 
 pub mod linear;
-mod steps;
+pub(crate) mod steps;
 
 use crate::dropout::uniform;
-use crate::element::{Element, Number};
 use crate::normaliser::Normaliser;
+use crate::place::Pair;
 use crate::problem::Problem;
 use crate::rope::{Positions, Rope};
-use crate::score::{Pair, Scored};
+use crate::score::Scored;
+use crate::simd::{Element, Number};
 use crate::similarity::{Additive, Similarity};
+pub use crate::view::Inputs;
 use crate::view::{Shape, View, serving};
-pub use steps::{Steps, steps};
 
 /// The result of the definition, `[batch, heads.q, q_len, ...]`, dense; of packed items one after another.
 #[derive(Clone, Debug)]
@@ -70,9 +71,6 @@ pub struct Grads<N> {
     /// is relative to this, however small the difference is.
     pub size: N,
 }
-
-/// q, k and v of one call.
-pub type Inputs<'a, E> = (View<'a, E>, View<'a, E>, View<'a, E>);
 
 fn dot<N: Number>(a: &[N], b: &[N]) -> N {
     a.iter().zip(b).map(|(a, b)| *a * *b).sum()
@@ -290,6 +288,7 @@ pub fn forward<N: Number, E: Element>(
 
 /// Attention as single operations on tensors of a narrower type make it: what each of them leaves in memory, similarities,
 /// scores, weights and outputs, is rounded. What the kernels are compared with for half types.
+#[inline(never)]
 pub fn forward_in_steps<N: Number, E: Element>(
     problem: &Problem<'_, E>,
     (q, k, v): Inputs<'_, E>,
@@ -318,6 +317,7 @@ pub fn forward_in_steps<N: Number, E: Element>(
 }
 
 /// The keys that each row sees, with the scores that the normaliser makes weights of: rows as in [`Outcome`].
+#[inline(never)]
 pub fn scores<N: Number, E: Element>(
     problem: &Problem<'_, E>,
     (q, k, _): Inputs<'_, E>,
@@ -349,6 +349,7 @@ fn rows<E: Element>(
 ///
 /// # Panics
 /// If `rope` or `positions` do not fit: see [`Rope::apply`].
+#[inline(never)]
 pub fn rotate<N: Number, E: Element>(
     rope: &Rope,
     x: View<'_, E>,
@@ -385,6 +386,7 @@ pub fn backward<N: Number, E: Element>(
 }
 
 /// The gradients with every step rounded: see [`forward_in_steps`].
+#[inline(never)]
 pub fn backward_in_steps<N: Number, E: Element>(
     problem: &Problem<'_, E>,
     (q, k, v): Inputs<'_, E>,
@@ -461,17 +463,16 @@ pub fn backward_in_steps<N: Number, E: Element>(
         }
         for (key, steps, a, d_a) in weights {
             let at = Pair { key, ..at };
-            if problem.local.is_some() {
+            if let Some(factor) = problem.centre_grad_factor() {
                 // z = e^(-(key - p)^2 / (2 s^2))
-                let by_centre =
-                    problem.beyond_centre::<N>(at) * N::from_f64(problem.centre_grad_factor());
+                let by_centre = problem.beyond_centre::<N>(at) * N::from_f64(factor);
                 g.centres[r] = g.centres[r] + a * d_a * by_centre;
             }
             // ln(score - t)
             let bent = if problem.bends() { (-steps.score).exp() } else { N::one() };
             g.size = g.size.max(bent * a * (d_a.abs() + mean.abs()));
             let d_score = round(bent * d_score(steps.score, a, d_a));
-            let (by_scaled, by_bias) = problem.slope(at, steps);
+            let (by_scaled, by_bias) = score.slope(at, steps);
             g.add_to_options(problem, at, d_score * by_bias);
             // scaled = similarity * scale
             let d_scaled = d_score * by_scaled;

@@ -9,10 +9,9 @@
 //! the same bits wherever a call, a tile or a thread begins. No product is fused with a sum, so they are the same on
 //! every instruction set too.
 
-use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::machine::Machine;
-use crate::simd::{MAX_LANES, Simd, Task};
+use crate::simd::{Element, MAX_LANES, Number, Simd, Task};
 use crate::view::{Shape, TileMut, ViewMut};
 use std::ops::RangeFrom;
 
@@ -192,6 +191,7 @@ impl Rope {
     /// Turns each row of `x [batch, heads, len, features]` by its position, in place; all heads alike.
     ///
     /// Costs one read and one write of the features that turn. Tiny numbers among them count as 0 on x86, as everywhere.
+    #[inline(never)]
     pub fn apply<'p, E: Element>(
         &self,
         x: &mut ViewMut<'_, E>,

@@ -1,9 +1,6 @@
 //! How a query and a key make a number, before anything else happens to it.
 
-use crate::element::Element;
 use crate::error::Error;
-use crate::micro::Layer;
-use crate::simd::{Lanes, Simd};
 use crate::view::{Shape, View};
 use std::fmt;
 
@@ -130,29 +127,19 @@ impl<'a, E: Copy> Similarity<'a, E> {
         matches!(self, Self::Dot | Self::General(_))
     }
 
+    /// What a similarity is multiplied by to be scored, unless a scale is given.
+    pub(crate) fn usual_scale(&self, qk_dim: usize) -> f64 {
+        match self {
+            Self::Additive(_) => 1.0,
+            _ => 1.0 / (qk_dim as f64).sqrt(),
+        }
+    }
+
     /// Units of the hidden layer; 0 where there is none.
     pub(crate) fn hidden(&self) -> usize {
         match self {
             Self::Additive(weights) => weights.v.shape().dim,
             _ => 0,
-        }
-    }
-}
-
-impl<E: Element> Similarity<'_, E> {
-    /// Makes a hidden layer, where there is one, that of a head and its projected queries.
-    #[inline(always)]
-    pub(crate) fn enter<S: Simd<E::Num>>(
-        &self,
-        s: S,
-        head: usize,
-        (q, count): (&[Lanes<E::Num>], usize),
-        layer: &mut Layer<E::Num>,
-    ) {
-        if let Self::Additive(weights) = self {
-            let v = weights.v.serving_head(0, head).row(0);
-            layer.v_mut().iter_mut().zip(v).for_each(|(to, v)| *to = v.widen());
-            layer.take_queries(s, q, count);
         }
     }
 }

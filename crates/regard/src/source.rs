@@ -1,7 +1,7 @@
 //! Where keys and values come from: a tensor, or the pages of a cache. The kernels see one head at a time, as [`Head`].
 
 use crate::cache::{KvCache, Paged, Sequence};
-use crate::element::Element;
+use crate::simd::Element;
 use crate::view::{Rows, View};
 
 /// The keys, or the values, of a call.

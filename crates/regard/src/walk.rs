@@ -1,14 +1,15 @@
 //! The walk that forward and backward share: a tile of rows passes over the cells of keys that it sees, 64 rows at a
 //! time, so that a cell is brought from memory once and read from the cache the second time.
 
-use crate::cells::{CELL, Cell, Cells, Seeing, lanes_of};
-use crate::element::{Element, Number};
+use crate::cells::{CELL, Cell, Cells, Seeing};
 use crate::lanes::{fetch, soon};
-use crate::mask::{Mask, RowTile, Run, Scope};
-use crate::micro::{Distances, Dots, Layer, Seen, dot_tile, low};
+use crate::mask::{Mask, Run};
+use crate::micro::{Distances, Dots, dot_tile};
+use crate::place::{At, Keys, RowTile, Scope, Seen, Span, low};
 use crate::problem::Problem;
-use crate::score::{At, Keys, Slopes};
-use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::queries::Queries;
+use crate::score::Slopes;
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::similarity::Similarity;
 use crate::source::{Head, Source};
 use crate::view::{Rows, View};
@@ -19,9 +20,12 @@ const GROUPS: usize = 2;
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = GROUPS * GROUP;
 
+/// Rows of one key head, in all its query heads together, that are few: they go another way than the lanes.
+pub(crate) const FEW: usize = 16;
+
 /// One call: what is computed, from what.
 #[derive(Clone, Copy, Debug)]
-pub struct Call<'c, E: Element> {
+pub(crate) struct Call<'c, E: Element> {
     pub(crate) problem: &'c Problem<'c, E>,
     pub(crate) q: View<'c, E>,
     pub(crate) k: Source<'c, E>,
@@ -148,7 +152,7 @@ impl<N: Number> Walk<N> {
                     let at = At { scope, rows, span, keys: cell.keys().skip(keys.start) };
                     // A bias or a choice may hide pairs that the mask lets through.
                     let biased = call.problem.may_hide();
-                    let mut all = [lanes_of(span); CELL];
+                    let mut all = [span.set(); CELL];
                     let seen =
                         if hidden { &mut seen[keys.clone()] } else { &mut all[keys.clone()] };
                     let seen = (hidden || biased).then_some(seen);
@@ -163,22 +167,23 @@ impl<N: Number> Piece<'_, N> {
     /// Which rows see each key, if some do not see some.
     #[inline(always)]
     pub(crate) fn hiding(&self) -> Option<&[Seen]> {
-        let everyone = lanes_of(self.at.span);
+        let everyone = self.at.span.set();
         self.seen.as_deref().filter(|seen| seen.iter().any(|s| s & everyone != everyone))
     }
 
-    /// The scores of a piece, times `log2 e`, from the queries in their lanes and, where the similarity is additive, its
-    /// hidden layer; `-inf` where a row does not see the key.
+    /// The scores of a piece, times `log2 e`, `-inf` where a row does not see the key.
     #[inline(always)]
     pub(crate) fn scores<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
         s: S,
         problem: &Problem<'_, E>,
-        (q, layer): (&[Lanes<N>], &mut Layer<N>),
+        queries: &mut Queries<N>,
         tile: &mut [Lanes<N>],
         slopes: Option<&mut Slopes<N>>,
     ) {
         let at = self.at;
+        let Queries { lanes: q, layer, .. } = queries;
+        let q = &q[..];
         match problem.similarity {
             Similarity::Distance => dot_tile(s, (self.k, q), at.span, tile, &mut Distances),
             Similarity::Additive(_) => layer.similarities(s, (self.k, q), at.span, tile),

@@ -12,8 +12,10 @@ use std::hint::black_box;
 /// longer.
 const ROUNDS: usize = 6;
 const BUCKET_SIZE: usize = 80;
-/// Keys of a row whose mass should be found, and rows of a head that are asked.
-pub(crate) const RECALL: (usize, usize) = (32, 256);
+/// Keys of a row whose mass should be found.
+const TOP: usize = 32;
+/// Rows of a head that are asked.
+const ASKED: usize = 256;
 
 pub(crate) fn measure<E: Element>(compared: &Compared<'_, E>) -> Result<Row> {
     let Compared { case, input, plan, .. } = *compared;
@@ -24,13 +26,13 @@ pub(crate) fn measure<E: Element>(compared: &Compared<'_, E>) -> Result<Row> {
     let ours = || -> Result<(), Error> {
         let found = lsh.forward(machine, q, k, v)?;
         if compared.goes_back() {
-            drop(black_box(lsh.backward(machine, (q, k, v), &found, input.d_out())?));
+            drop(black_box(lsh.backward(machine, q, k, v, &found, input.d_out())?));
         }
         drop(black_box(found));
         Ok(())
     };
     let seen = first_call(case, ours)?;
-    let recall = lsh.forward(machine, q, k, v)?.recall(machine, q, k, RECALL)?;
+    let recall = lsh.forward(machine, q, k, v)?.recall(machine, q, k, TOP, ASKED)?;
     // Pairs that the rounds look at: the keys of three blocks, or of two.
     let Dims { batch, heads, q_len, k_len, .. } = case.dims;
     let window = (BUCKET_SIZE * if causal { 2 } else { 3 }).min(k_len) as f64;

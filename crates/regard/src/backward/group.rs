@@ -1,15 +1,14 @@
 //! A group of rows on its way back: what it brings, what a piece makes of it, what it leaves.
 
 use super::{Back, Rows, Tiles};
-use crate::cells::{CELL, lanes_of};
-use crate::element::{Element, Number};
-use crate::lanes::{multiply, pack, turn, turn_back, turn_queries};
-use crate::mask::{RowTile, Scope};
-use crate::micro::{Dots, Layer, Packed, ScoreGrads, Seen, Weights, dot_tile, low};
+use crate::lanes::{multiply, pack, turn, turn_back};
+use crate::micro::{Dots, Packed, ScoreGrads, Weights, dot_tile};
+use crate::place::{At, Keys, RowTile, Scope, Seen, Span, low};
 use crate::problem::Problem;
 use crate::project::multiply_back;
-use crate::score::{At, Keys, LOG2_E, in_log2};
-use crate::simd::{GROUP, Lanes, Simd, Span, Task, math};
+use crate::queries::Queries;
+use crate::score::{LOG2_E, in_log2};
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
 use crate::similarity::Similarity;
 use crate::softmax::{FAR, LARGE, TileSums};
 use crate::view::{self, TileMut};
@@ -21,12 +20,7 @@ const TINY: f64 = 1e-20;
 /// A group of rows on its way; lanes are `[features][lanes]`.
 #[derive(Debug)]
 pub(crate) struct Group<N> {
-    pub(crate) rows: RowTile,
-    /// Queries as given, when they are projected, and as they meet the keys.
-    pub(crate) raw: Vec<Lanes<N>>,
-    pub(crate) q: Vec<Lanes<N>>,
-    /// Of an additive similarity.
-    pub(super) layer: Layer<N>,
+    pub(crate) q: Queries<N>,
     pub(crate) d_out: Vec<Lanes<N>>,
     /// Up to whole tiles of features, where tiles are in use.
     pub(crate) d_q: Vec<Lanes<N>>,
@@ -49,12 +43,8 @@ impl<N: Number> Group<N> {
     pub(super) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, features: usize) -> Self {
         let dims = problem.dims();
         let (zeros, zero) = (|n| vec![Lanes([N::zero(); GROUP]); n], Lanes([N::zero(); GROUP]));
-        let projects = problem.similarity.of_queries().is_some();
         Self {
-            rows: RowTile { first: 0, step: 1, count: 0 },
-            raw: zeros(if projects { dims.q_dim } else { 0 }),
-            q: zeros(dims.qk_dim),
-            layer: Layer::new(problem.similarity.hidden(), CELL),
+            q: Queries::new(problem),
             d_out: zeros(dims.v_dim),
             d_q: zeros(dims.qk_dim.max(features)),
             q_rows: Packed::new(GROUP, dims.qk_dim),
@@ -76,14 +66,11 @@ impl<N: Number> Group<N> {
         call: &Call<'_, E>,
         (scope, rows): (Scope, RowTile),
     ) {
-        self.rows = rows;
         let zero = Lanes([N::zero(); GROUP]);
         self.d_q.fill(zero);
         (self.by_scale, self.by_slope, self.by_centre) = (zero, zero, zero);
         let q = call.q.head(scope.batch, scope.head);
-        turn_queries(s, call.problem, scope.head, (q, rows), &mut self.raw, &mut self.q);
-        let lanes = (&self.q[..], rows.count);
-        call.problem.similarity.enter(s, scope.head, lanes, &mut self.layer);
+        self.q.take(s, call.problem, scope.head, (q, rows));
     }
 
     /// Takes a group of rows in.
@@ -121,7 +108,7 @@ impl<N: Number> Group<N> {
                 let unit = N::from_f64(1.0 / LOG2_E);
                 for i in 0..rows.count {
                     let row = self.q_rows.row_mut(i).iter_mut();
-                    row.zip(&self.q).for_each(|(x, lanes)| *x = lanes.0[i] * unit);
+                    row.zip(&self.q.lanes).for_each(|(x, lanes)| *x = lanes.0[i] * unit);
                 }
             }
             // No product needs them as rows.
@@ -132,7 +119,7 @@ impl<N: Number> Group<N> {
             }
         }
         self.delta = Lanes([N::zero(); GROUP]);
-        for lane in (Span { start: 0, end: rows.count }).vectors::<N, S>() {
+        for lane in Span::first(rows.count).vectors::<N, S>() {
             let mut delta = s.splat(N::zero());
             for (out, d_out) in other.iter().zip(&self.d_out) {
                 delta = s.fma(s.load(&out.0[lane..]), s.load(&d_out.0[lane..]), delta);
@@ -185,11 +172,11 @@ impl<N: Number> Group<N> {
         let plain = problem.is_plain_dot() && !problem.has_factors() && self.entropy.is_none();
         if plain && piece.seen.is_none() {
             let mut then = Weights { m: &self.lse, sums: TileSums::zero(false) };
-            dot_tile(s, (piece.k, &self.q), span, weights, &mut then);
+            dot_tile(s, (piece.k, &self.q.lanes), span, weights, &mut then);
             let mut then = ScoreGrads { weights, delta: &self.delta };
             return dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut then);
         }
-        piece.scores(s, problem, (&self.q, &mut self.layer), weights, Some(&mut *tiles.slopes));
+        piece.scores(s, problem, &mut self.q, weights, Some(&mut *tiles.slopes));
         dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut Dots);
         self.weigh(s, problem, (piece.at, piece.seen.as_deref()), n, tiles);
     }
@@ -212,7 +199,7 @@ impl<N: Number> Group<N> {
             }
             false => &[],
         };
-        let centres = problem.local.is_some().then(|| (problem.centres(at), at.keys));
+        let centres = problem.centres(at).map(|centres| (centres, at.keys));
         s.call(Weigh {
             centres,
             group: self,
@@ -233,7 +220,7 @@ impl<N: Number> Group<N> {
         to: &mut TileMut<'_, N>,
     ) {
         let sink = call.problem.score.sinks.map_or(N::zero(), |sinks| in_log2(sinks[scope.head]));
-        for i in 0..self.rows.count {
+        for i in 0..self.q.rows.count {
             let log = sink - self.lse.0[i];
             let by_entropy = self.entropy.as_ref().map_or(N::zero(), |[entropy, d_entropy]| {
                 let fall = log.max(N::from_f64(FAR)) * N::from_f64(std::f64::consts::LN_2);
@@ -247,15 +234,15 @@ impl<N: Number> Group<N> {
     /// Leaves a part of the sums.
     #[inline(always)]
     pub(super) fn save<S: Simd<N>>(&self, s: S, to: &mut TileMut<'_, N>) {
-        let features = self.q.len();
-        turn_back(s, &self.d_q[..features], self.rows.count, 0, (to, 0));
+        let features = self.q.lanes.len();
+        turn_back(s, &self.d_q[..features], self.q.rows.count, 0, (to, 0));
         self.write_options(to, features);
     }
 
     /// Writes what each row adds to the gradients of the options, from a column on.
     #[inline(always)]
     fn write_options(&self, to: &mut TileMut<'_, N>, first: usize) {
-        for i in 0..self.rows.count {
+        for i in 0..self.q.rows.count {
             let options = &mut to.row(0, i)[first..];
             options[0].write(self.by_scale.0[i]);
             options[1].write(self.by_slope.0[i]);
@@ -271,17 +258,17 @@ impl<N: Number> Group<N> {
         from: view::Rows<'_, N>,
         other: &mut [Lanes<N>],
     ) {
-        let rows = self.rows;
-        let other = &mut other[..self.q.len()];
+        let rows = self.q.rows;
+        let other = &mut other[..self.q.lanes.len()];
         turn(s, |i| from.row(rows.row(i)), rows.count, N::one(), other);
         for (sum, other) in self.d_q.iter_mut().zip(other) {
-            for lane in (Span { start: 0, end: self.rows.count }).vectors::<N, S>() {
+            for lane in Span::first(self.q.rows.count).vectors::<N, S>() {
                 let sum = &mut sum.0[lane..];
                 s.store(s.add(s.load(sum), s.load(&other.0[lane..])), sum);
             }
         }
-        for i in 0..self.rows.count {
-            let options = &from.row(rows.row(i))[self.q.len()..];
+        for i in 0..self.q.rows.count {
+            let options = &from.row(rows.row(i))[self.q.lanes.len()..];
             self.by_scale.0[i] = self.by_scale.0[i] + options[0];
             self.by_slope.0[i] = self.by_slope.0[i] + options[1];
             self.by_centre.0[i] = self.by_centre.0[i] + options[2];
@@ -298,15 +285,15 @@ impl<N: Number> Group<N> {
         other: &mut [Lanes<N>],
         to: &mut Rows<'_, E>,
     ) {
-        let (problem, rows) = (call.problem, self.rows);
-        let span = Span { start: 0, end: rows.count };
-        let features = self.q.len();
-        let (mut q, mut d_q) = (&mut self.q, &mut self.d_q[..features]);
+        let (problem, rows) = (call.problem, self.q.rows);
+        let span = Span::first(rows.count);
+        let features = self.q.lanes.len();
+        let (mut q, mut d_q) = (&mut self.q.lanes, &mut self.d_q[..features]);
         if let Some(w) = problem.similarity.of_queries() {
             // projected = W^T q
             let w = w.serving_head(0, scope.head);
             multiply_back(s, w, (d_q, rows.count), &mut Vec::new(), other);
-            (q, d_q) = (&mut self.raw, &mut other[..w.len]);
+            (q, d_q) = (&mut self.q.raw, &mut other[..w.len]);
         }
         // score = scale * similarity, which is linear in q more often than not.
         let mut unit = problem.query_factor();
@@ -359,7 +346,7 @@ impl<N: Number> Task<N> for Weigh<'_, N> {
         let Self { group, centres, span, seen, weights, d_scores, slopes, factors } = self;
         multiply(s, (d_scores, factors), span);
         let (zero, ln_2) = (s.splat(N::zero()), s.splat(N::from_f64(std::f64::consts::LN_2)));
-        let everyone = lanes_of(span);
+        let everyone = span.set();
         for (i, (weights, d_scores)) in weights.iter_mut().zip(d_scores).enumerate() {
             for lane in span.vectors::<N, S>() {
                 let seen = s.lanes(low(seen.map_or(everyone, |seen| seen[i]) >> lane));

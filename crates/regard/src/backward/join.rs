@@ -2,11 +2,10 @@
 
 use super::{Rows, Scratch};
 use crate::cells::CELL;
-use crate::element::{Element, Number};
 use crate::lanes::turn;
-use crate::mask::{RowTile, Scope};
 use crate::micro::add_rows;
-use crate::simd::{Simd, Span};
+use crate::place::{RowTile, Scope, Span};
+use crate::simd::{Element, Number, Simd, Task};
 use crate::view::{self, TileMut, View};
 use crate::walk::{Call, Tiling};
 use std::ops::Range;
@@ -31,7 +30,7 @@ impl<'t, N> Parts<'t, N> {
 
 /// Adds the parts of some rows of one head, and finishes them.
 #[derive(Debug)]
-pub struct Join<'t, 'c, E: Element> {
+pub(crate) struct Join<'t, 'c, E: Element> {
     pub(crate) call: Call<'c, E>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
@@ -40,9 +39,10 @@ pub struct Join<'t, 'c, E: Element> {
     pub(crate) scratch: &'t mut Scratch<E::Num>,
 }
 
-impl<E: Element> Join<'_, '_, E> {
+impl<E: Element> Task<E::Num> for Join<'_, '_, E> {
+    type Out = ();
     #[inline(always)]
-    pub(super) fn run<S: Simd<E::Num>>(mut self, s: S) {
+    fn run<S: Simd<E::Num>>(mut self, s: S) {
         let Scratch { groups, other, .. } = &mut *self.scratch;
         for (g, group) in groups[..self.rows.groups()].iter_mut().enumerate() {
             let rows = self.rows.group(g);
@@ -57,7 +57,7 @@ impl<E: Element> Join<'_, '_, E> {
 
 /// Some rows of the gradient of one head's W (of all heads', if they share it), from some items.
 #[derive(Debug)]
-pub struct ByProjection<'t, 'c, E: Element> {
+pub(crate) struct ByProjection<'t, 'c, E: Element> {
     pub(crate) call: Call<'c, E>,
     pub(crate) items: Range<usize>,
     pub(crate) heads: Range<usize>,
@@ -70,10 +70,11 @@ pub struct ByProjection<'t, 'c, E: Element> {
     pub(crate) scratch: &'t mut Scratch<E::Num>,
 }
 
-impl<E: Element> ByProjection<'_, '_, E> {
+impl<E: Element> Task<E::Num> for ByProjection<'_, '_, E> {
+    type Out = ();
     /// projected = W^T q: d_w = sum over rows of q d_projected^T
     #[inline(always)]
-    pub(super) fn run<S: Simd<E::Num>>(mut self, s: S) {
+    fn run<S: Simd<E::Num>>(mut self, s: S) {
         let Scratch { groups, weights, keys, d_k, .. } = &mut *self.scratch;
         let (q_lanes, packed) = (&mut weights[..self.features.len()], &mut groups[0].q_rows);
         let places: [usize; CELL] = std::array::from_fn(|i| i);
@@ -102,7 +103,7 @@ impl<E: Element> ByProjection<'_, '_, E> {
                         q_lanes.iter_mut().for_each(|q| q.0[i] = E::Num::default());
                     }
                 }
-                let span = Span { start: 0, end: rows.count };
+                let span = Span::first(rows.count);
                 let to = (&places[..q_lanes.len()], &mut *d_k);
                 add_rows::<_, S, false, false>(s, (q_lanes, &[]), (packed, span), keys, to);
             }

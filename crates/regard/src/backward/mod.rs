@@ -18,15 +18,19 @@
 
 mod group;
 mod join;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use crate::cells::CELL;
-use crate::element::{Element, Number};
 use crate::lanes::pack;
-use crate::mask::{RowTile, Scope};
-use crate::micro::{HiddenGrads, Packed, Seen, add_rows, add_values};
+use crate::micro::{HiddenGrads, Packed, add_rows, add_values};
+use crate::options::Undo;
+use crate::place::{At, RowTile, Scope, Seen, Span};
 use crate::problem::Problem;
-use crate::score::{At, Slopes, Undo};
-use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::score::{BiasGrads, Slopes};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Amx;
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, TileTask};
 use crate::similarity::Similarity;
 use crate::tiles::BackRoom;
 use crate::view::{self, TileMut, View};
@@ -121,7 +125,7 @@ impl<N: Number> Scratch<N> {
             groups: (0..groups).map(|_| Group::new(problem, features)).collect(),
             weights: zeros(CELL),
             d_scores: zeros(CELL),
-            slopes: Slopes::new(problem, CELL),
+            slopes: problem.slopes(CELL),
             factors: zeros(if problem.has_factors() { CELL } else { 0 }),
             other: zeros(dims.v_dim.max(dims.q_dim).max(dims.qk_dim)),
             walk: Walk::new(),
@@ -129,40 +133,6 @@ impl<N: Number> Scratch<N> {
             d_k: Packed::new(rows, dims.qk_dim),
             d_v: Packed::new(rows, dims.v_dim),
             room,
-        }
-    }
-}
-
-/// A task of the way back.
-#[expect(clippy::large_enum_variant, reason = "made once for each task, and never kept")]
-#[derive(Debug)]
-pub enum Backward<'t, 'c, E: Element> {
-    /// The gradients of some keys and values, and what they say of the queries.
-    Keys(ByKeys<'t, 'c, E>),
-    /// The gradients of some queries, from what the keys have said.
-    Join(Join<'t, 'c, E>),
-    /// The gradient of W.
-    Projection(ByProjection<'t, 'c, E>),
-}
-
-impl<E: Element> Task<E::Num> for Backward<'_, '_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
-        match self {
-            Self::Keys(task) => task.run(s, &OnVectors),
-            Self::Join(task) => task.run(s),
-            Self::Projection(task) => task.run(s),
-        }
-    }
-}
-
-impl<E: Element> Backward<'_, '_, E> {
-    /// The parts that numbers are split into, if the products of this task go by tiles.
-    pub(crate) fn parts(&self) -> Option<usize> {
-        match self {
-            Self::Keys(task) => task.scratch.room.as_ref().map(BackRoom::parts),
-            Self::Join(_) | Self::Projection(_) => None,
         }
     }
 }
@@ -207,7 +177,7 @@ impl<E: Element> Products<E> for OnVectors {
 
 /// Some keys of one head, and all rows that see them.
 #[derive(Debug)]
-pub struct ByKeys<'t, 'c, E: Element> {
+pub(crate) struct ByKeys<'t, 'c, E: Element> {
     pub(crate) back: Back<'c, E>,
     pub(crate) batch: usize,
     pub(crate) kv_head: usize,
@@ -217,9 +187,34 @@ pub struct ByKeys<'t, 'c, E: Element> {
     pub(crate) scratch: &'t mut Scratch<E::Num>,
 }
 
+impl<E: Element> Task<E::Num> for ByKeys<'_, '_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        self.run_by(s, &OnVectors);
+    }
+}
+
+impl<E: Element> TileTask for ByKeys<'_, '_, E> {
+    type Stored = E;
+    type Out = ();
+
+    fn parts(&self) -> Option<usize> {
+        self.scratch.room.as_ref().map(BackRoom::parts)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn run_on_tiles<const PARTS: usize>(self, amx: Amx)
+    where
+        E: Element<Num = f32>,
+    {
+        tiles::by_keys::<E, PARTS>(amx, self);
+    }
+}
+
 impl<E: Element> ByKeys<'_, '_, E> {
     #[inline(always)]
-    pub(crate) fn run<S: Simd<E::Num>>(mut self, s: S, products: &impl Products<E>) {
+    fn run_by<S: Simd<E::Num>>(mut self, s: S, products: &impl Products<E>) {
         let problem = self.back.call.problem;
         self.scratch.d_k.clear();
         self.scratch.d_v.clear();
@@ -274,7 +269,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             if way == 0
                 && let Some(sinks) = &mut target.sinks
             {
-                group.write_sink_grads(&back.call, scope, &mut sinks.part(h, group.rows));
+                group.write_sink_grads(&back.call, scope, &mut sinks.part(h, group.q.rows));
             }
         }
         let way_here = Way { keys: self.keys.clone(), ..self.ways[way].1.clone() };
@@ -293,9 +288,9 @@ impl<E: Element> ByKeys<'_, '_, E> {
         products.walk(s, path, undoing, room.as_mut());
         for group in groups {
             if let Some(part) = target.parts.get_mut(way) {
-                group.save(s, &mut part.part(h, group.rows));
+                group.save(s, &mut part.part(h, group.q.rows));
             } else if let Some(to) = &mut target.rows {
-                group.finish(s, &back.call, scope, other, &mut to.part(h, group.rows));
+                group.finish(s, &back.call, scope, other, &mut to.part(h, group.q.rows));
             }
         }
     }
@@ -344,16 +339,13 @@ impl<E: Element> Undoing<'_, '_, E> {
         }
         let group = &mut self.groups[group];
         let Tiles { d_scores, slopes, .. } = &mut self.tiles;
-        let undo = Undo {
-            at,
-            seen,
-            d_scores: &mut d_scores[..n],
-            slopes,
-            by_slope: &mut group.by_slope,
-            by_scale: &mut group.by_scale,
-            by_table: &mut *self.tables,
-            bias: self.bias.as_mut().map(|bias| (bias.part(0, bias.rows()), self.first)),
+        let biases = BiasGrads {
+            slope: &mut group.by_slope,
+            table: &mut *self.tables,
+            dense: self.bias.as_mut().map(|bias| (bias.part(0, bias.rows()), self.first)),
         };
+        let (d_scores, by_scale) = (&mut d_scores[..n], &mut group.by_scale);
+        let undo = Undo { at, seen, d_scores, slopes, by_scale, biases };
         self.problem.undo(s, undo);
     }
 }
@@ -417,7 +409,7 @@ impl<N: Number> Sums<'_, N> {
             pack(s, |i| k.row(i), k.len, self.keys);
         }
         let one = Lanes([N::one(); GROUP]);
-        add_values::<_, S, HIDDEN, AWAY>(s, (k, q), (d_scores, seen), span, (&one, d_q));
+        add_values::<_, S, HIDDEN, AWAY>(s, (k, &q.lanes), (d_scores, seen), span, (&one, d_q));
         let (d_k, d_v) = ((self.places, self.d_k), (self.places, self.d_v));
         let keys = &*self.keys;
         add_rows::<_, S, HIDDEN, AWAY>(s, (d_scores, seen), (q_rows, span), keys, d_k);
@@ -428,10 +420,10 @@ impl<N: Number> Sums<'_, N> {
     #[inline(always)]
     fn add_hidden<S: Simd<N>>(self, s: S, by_v: &mut [f64]) {
         let ((k, seen), (weights, d_scores), span) = (self.piece, self.tiles, self.span);
-        let Group { q, layer, d_q, d_out_rows, .. } = self.group;
+        let Group { q, d_q, d_out_rows, .. } = self.group;
         let some = if seen.is_empty() { None } else { Some(seen) };
         let to = HiddenGrads { d_q, d_k: (self.places, self.d_k), d_v: by_v };
-        layer.undo(s, (k, q), (d_scores, some), span, to);
+        q.layer.undo(s, (k, &q.lanes), (d_scores, some), span, to);
         let (keys, d_v) = (&*self.keys, (self.places, self.d_v));
         match some {
             None => {

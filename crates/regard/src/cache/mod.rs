@@ -11,15 +11,14 @@
 
 mod pages;
 mod sequence;
-mod shared;
 
 pub use pages::{CacheShape, PAGE};
 pub use sequence::Sequence;
 
 pub(crate) use pages::Paged;
 
-use crate::element::Element;
 use crate::error::Error;
+use crate::simd::Element;
 use crate::view::View;
 use pages::{Pages, Part};
 use sequence::{Slots, Table};

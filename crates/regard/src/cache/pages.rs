@@ -3,8 +3,8 @@
 //! A page is one piece of memory: the keys `[heads][page][qk_dim]` of its positions, then their values
 //! `[heads][page][v_dim]`. It counts the sequences that hold it; when nobody does, it waits to be used again.
 
-use crate::element::Element;
 use crate::error::Error;
+use crate::simd::Element;
 use crate::view::View;
 use std::ops::Range;
 

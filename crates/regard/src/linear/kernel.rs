@@ -18,10 +18,9 @@
 use super::grid::{Chunk, Grid};
 use super::map::{Map, Side};
 use super::sums::{Asked, Pairs, Sums};
-use crate::element::{Element, Number};
 use crate::lanes::{lay, pack, turn, turn_back};
-use crate::micro::Seen;
-use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::place::{Seen, Span};
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::view::{TileMut, View};
 use num_traits::{One, Zero};
 use std::ops::Range;
@@ -130,7 +129,7 @@ impl<N: Number> Room<N> {
 
 /// One part.
 #[derive(Debug)]
-pub struct Linear<'t, E: Element> {
+pub(crate) struct Linear<'t, E: Element> {
     pub(crate) call: &'t Call<'t, E>,
     pub(crate) part: &'t Part,
     pub(crate) work: Work<'t, E>,
@@ -179,7 +178,7 @@ impl<E: Element> Task<E::Num> for Linear<'_, E> {
 }
 
 fn span(rows: &Range<usize>) -> Span {
-    Span { start: 0, end: rows.len() }
+    Span::first(rows.len())
 }
 
 /// A part on its way.

@@ -1,12 +1,12 @@
 //! Feature maps: what queries and keys become before they meet.
 
 use crate::dropout::{halves, philox};
-use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::lanes::turn;
 use crate::micro::{Dots, add_values, dot_tile};
+use crate::place::Span;
 use crate::score::LOG2_E;
-use crate::simd::{GROUP, Lanes, Simd, Span, math};
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, math};
 use crate::view::Rows;
 use std::f64::consts::{LN_2, TAU};
 
@@ -185,7 +185,7 @@ impl<N: Number> Map<N> {
         if !self.is_random() {
             return turn(s, row, count, N::one(), to);
         }
-        let span = Span { start: 0, end: count };
+        let span = Span::first(count);
         turn(s, row, count, N::one(), x);
         dot_tile(s, (self.rows(), x), span, to, &mut Dots);
         if side == Side::Queries {

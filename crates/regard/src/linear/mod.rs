@@ -6,13 +6,12 @@ mod map;
 mod state;
 mod sums;
 
-use crate::element::Element;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::mask::Mask;
-use crate::plan::same_shape;
 use crate::problem::{Dims, Problem};
 use crate::run::run;
+use crate::simd::{Element, Number};
 use crate::view::{Shape, Tensor, View};
 use grid::Grid;
 pub(crate) use kernel::Linear;
@@ -134,6 +133,7 @@ impl LinearAttention {
 
     /// `q [batch, heads.q, q_len, dim]` over `k [batch, heads.kv, k_len, dim]` and `v [batch, heads.kv, k_len, v_dim]`, where
     /// `heads.q` is a multiple of `heads.kv`. Items may be [packed](View::packed).
+    #[inline(never)]
     pub fn forward<E: Element>(
         &self,
         machine: Machine,
@@ -149,6 +149,7 @@ impl LinearAttention {
 
     /// The gradients, from the inputs and output of [`forward`](Self::forward) and the gradient of a loss by `out`. The random
     /// directions of a map are constants.
+    #[inline(never)]
     pub fn backward<E: Element>(
         &self,
         machine: Machine,
@@ -161,9 +162,9 @@ impl LinearAttention {
         let problem = self.check(&q, &k, &v)?;
         let shape = Shape { dim: v.shape().dim, ..q.shape() };
         let (out, sums) = (output.out.view(), output.sums.view());
-        same_shape("the output", shape, out.shape())?;
-        same_shape("the sums", Shape { dim: 2, ..shape }, sums.shape())?;
-        same_shape("the gradient of the output", shape, d_out.shape())?;
+        shape.unless_same("the output", out.shape())?;
+        Shape { dim: 2, ..shape }.unless_same("the sums", sums.shape())?;
+        shape.unless_same("the gradient of the output", d_out.shape())?;
         problem.same_packing("the output", 0, out.offsets())?;
         problem.same_packing("the sums", 0, sums.offsets())?;
         problem.same_packing("the gradient of the output", 0, d_out.offsets())?;
@@ -279,7 +280,7 @@ impl<'c, E: Element> Tasks<'c, E> {
             |room, i| {
                 let Some(work) = work(i) else { return };
                 let (call, part) = (&self.call, &self.parts[i]);
-                let sums = E::linear(self.machine.isa, Linear { call, part, work, room });
+                let sums = E::Num::enter(self.machine.isa, Linear { call, part, work, room });
                 if wanted(i) {
                     found[i].get_or_init(|| sums);
                 }

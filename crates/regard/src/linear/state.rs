@@ -3,9 +3,9 @@
 use super::kernel::Call;
 use super::map::Map;
 use super::{FeatureMap, LinearAttention, Sums, Tasks};
-use crate::element::Element;
 use crate::error::Error;
 use crate::machine::Machine;
+use crate::simd::Element;
 use crate::view::{Tensor, View};
 
 /// All that causal linear attention keeps of the positions before: sums over their keys, of a size that does not grow.
@@ -44,6 +44,7 @@ impl<E: Element> LinearState<E> {
     /// Keys and values of the new positions come with them: `k [batch, heads.kv, k_len, dim]` and `v`. There may be fewer queries,
     /// for the last of them; a prompt whose outputs nobody needs has none. Items may be packed, each with its own number of
     /// new positions. The state is as before if the call is refused.
+    #[inline(never)]
     pub fn step(
         &mut self,
         machine: Machine,

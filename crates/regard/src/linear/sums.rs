@@ -1,8 +1,8 @@
 //! The sums that stand for all keys (or rows) seen so far, and what they answer.
 
-use crate::element::Number;
-use crate::micro::{Dots, Packed, Seen, add_rows, add_values, dot_tile};
-use crate::simd::{GROUP, Lanes, Simd, Span};
+use crate::micro::{Dots, Packed, add_rows, add_values, dot_tile};
+use crate::place::{Seen, Span};
+use crate::simd::{GROUP, Lanes, Number, Simd};
 
 /// The reference of sums of nothing: 2 to it is 0 beside any other, and differences from it are finite.
 fn nothing<N: Number>() -> N {
@@ -14,7 +14,7 @@ fn nothing<N: Number>() -> N {
 /// Of a key, the cargo is its value and a 1, so the last column is the sum of the features alone. Of a row it is the gradient of
 /// its output, and what the sum of its weights has to do with it.
 #[derive(Debug)]
-pub struct Sums<N> {
+pub(crate) struct Sums<N> {
     sums: Packed<N>,
     pub(crate) reference: N,
     /// Features and cargo.

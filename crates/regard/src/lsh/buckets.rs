@@ -3,11 +3,11 @@
 use super::LshAttention;
 use super::hash::Hash;
 use super::meetings::{Lists, WORD, meetings};
-use crate::element::Element;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::mask::Mask;
 use crate::problem::Dims;
+use crate::simd::Element;
 use crate::view::{View, ViewMut};
 use std::ops::Range;
 

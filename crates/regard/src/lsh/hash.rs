@@ -5,12 +5,12 @@
 //! first digits are neighbours: what the last digits part, a row may still meet in the next block.
 
 use crate::dropout::{halves, philox};
-use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::lanes::turn;
 use crate::machine::Machine;
 use crate::micro::{Dots, dot_tile};
-use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::place::Span;
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::view::{Rows, Shape, TileMut, View, ViewMut};
 
 /// Directions of a digit, without their opposites: a register tile of `dot_tile`.
@@ -100,7 +100,7 @@ impl<E: Element> Task<E::Num> for HashRows<'_, '_, E> {
         let (digits, dim) = (hash.digits as usize, hash.dim);
         let own = codes.rows();
         turn(s, |i| rows.row(own.row(i)), own.count, E::Num::from_f64(1.0), lanes);
-        let span = Span { start: 0, end: own.count };
+        let span = Span::first(own.count);
         for (i, data) in hash.directions.chunks_exact(DIRECTIONS * dim).enumerate() {
             let directions = Rows { data, stride: dim, len: DIRECTIONS, dim };
             dot_tile(s, (directions, lanes), span, tile, &mut Dots);

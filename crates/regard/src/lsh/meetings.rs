@@ -1,12 +1,11 @@
 //! Pairs of rows and keys that meet in a round and met in none before, one bit each.
 
 use super::buckets::Buckets;
-use crate::element::Number;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::mask::NearBits;
 use crate::problem::Dims;
-use crate::simd::{Simd, Task};
+use crate::simd::{Number, Simd, Task};
 use crate::view::{TileMut, ViewMut};
 use std::ops::Range;
 

@@ -6,17 +6,16 @@ mod meetings;
 mod recall;
 mod rows;
 
-use crate::element::Element;
 use crate::error::Error;
 use crate::grads::{Grads, Upstream};
 use crate::machine::Machine;
 use crate::mask::Mask;
 use crate::output::Output;
-use crate::plan::{Plan, same_shape};
+use crate::plan::Plan;
 use crate::problem::{Dims, Problem};
-use crate::reference::Inputs;
 use crate::score::Score;
-use crate::view::{Shape, View};
+use crate::simd::Element;
+use crate::view::{Inputs, Shape, View};
 pub use buckets::Buckets;
 pub use recall::{Recall, Share};
 use rows::{Sorted, Sums, copied, numbers, reordered};
@@ -53,7 +52,7 @@ use rows::{Sorted, Sums, copied, numbers, reordered};
 /// let found = lsh.forward(Machine::here(), x, x, x)?;
 /// assert_eq!(found.output.out.shape(), x.shape());
 /// assert!(found.buckets.sees(0, 0, 9, 9) && !found.buckets.sees(0, 0, 9, 10));
-/// let recall = found.recall(Machine::here(), x, x, (8, 16))?;
+/// let recall = found.recall(Machine::here(), x, x, 8, 16)?;
 /// assert!(recall.mass.worst <= recall.mass.mean && recall.mass.mean <= 1.0);
 /// # Ok::<(), regard::Error>(())
 /// ```
@@ -127,6 +126,7 @@ impl LshAttention {
     }
 
     /// `q [batch, heads.q, q_len, d]`, `k [batch, heads.kv, k_len, d]`, `v [batch, heads.kv, k_len, v_dim]`.
+    #[inline(never)]
     pub fn forward<E: Element>(
         &self,
         machine: Machine,
@@ -146,16 +146,19 @@ impl LshAttention {
             rounds.push(round.order);
         }
         let place = |round: usize, row| rounds[round].place(row);
-        let output = Output::merge_on(machine, &found, q.layout(), place)?;
+        let output = Output::merge_on(machine, &found, q.layout(), &place)?;
         Ok(LshOutput { output, buckets, scale: problem.scale() })
     }
 
     /// The gradients by q, k and v, from the inputs and output of [`forward`](Self::forward) and the gradient of a loss by that
     /// output: a [`View`] of the gradient by `out`, or an [`Upstream`] with that by `lse` too.
+    #[inline(never)]
     pub fn backward<'b, E: Element>(
         &self,
         machine: Machine,
-        (q, k, v): (View<'b, E>, View<'b, E>, View<'b, E>),
+        q: View<'b, E>,
+        k: View<'b, E>,
+        v: View<'b, E>,
         found: &'b LshOutput<E>,
         upstream: impl Into<Upstream<'b, E>>,
     ) -> Result<Grads<E>, Error> {
@@ -164,7 +167,7 @@ impl LshAttention {
         found.check(dims)?;
         let Dims { batch, heads, q_len, v_dim, .. } = dims;
         let shape = Shape { batch, heads: heads.q, len: q_len, dim: v_dim };
-        same_shape("the gradient of the output", shape, upstream.out.shape())?;
+        shape.unless_same("the gradient of the output", upstream.out.shape())?;
         unless_packed([upstream.out.offsets(), output.out.offsets()])?;
         let rows = batch * heads.q * q_len;
         Error::unless_one_each_row(
@@ -261,7 +264,7 @@ impl<E: Element> LshOutput<E> {
             Error::unless_same(axis, ("the output", own), ("the tensors", found))?;
         }
         let shape = Shape { batch, heads: heads.q, len: q_len, dim: v_dim };
-        same_shape("the output", shape, self.output.out.shape())?;
+        shape.unless_same("the output", self.output.out.shape())?;
         self.output.check_rows(batch * heads.q * q_len)
     }
 }

@@ -2,10 +2,10 @@
 
 use super::LshOutput;
 use super::unless_packed;
-use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::problem::{Dims, Problem};
+use crate::simd::{Element, Number};
 use crate::view::{View, ViewMut};
 
 /// What [`LshOutput`] kept of full attention, of the rows that were looked at.
@@ -40,12 +40,14 @@ impl Share {
 impl<E: Element> LshOutput<E> {
     /// Compares up to `rows` rows of each head, evenly spaced, with full attention in `f64`: how much of its mass was kept, and
     /// how much of that of its `top` largest weights. Costs `rows x k_len` products a head. `q` and `k` are those of the call.
+    #[inline(never)]
     pub fn recall(
         &self,
         machine: Machine,
         q: View<'_, E>,
         k: View<'_, E>,
-        (top, rows): (usize, usize),
+        top: usize,
+        rows: usize,
     ) -> Result<Recall, Error> {
         let own = self.buckets.dims();
         Problem::new(&q, &k, &k).check()?;

@@ -1,15 +1,13 @@
 //! Rows of tensors in the order of a round, and back.
 
 use super::buckets::Order;
-use crate::element::{Element, Number};
 use crate::error::Error;
 use crate::grads::Grads;
 use crate::lanes::soon;
 use crate::machine::Machine;
 use crate::output::Output;
-use crate::reference::Inputs;
-use crate::simd::{Simd, Task};
-use crate::view::{Layout, Rows, Shape, Tensor, TileMut, View};
+use crate::simd::{Element, Number, Simd, Task};
+use crate::view::{Inputs, Layout, Rows, Shape, Tensor, TileMut, View};
 
 /// Rows that a task takes at a time.
 const ROWS: usize = 64;

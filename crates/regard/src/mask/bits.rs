@@ -1,8 +1,8 @@
 //! Any pairs at all: one bit for each query and key.
 
-use super::Scope;
-use super::runs::{LaneSet, RowTile, Run, push};
+use super::runs::{Run, push};
 use crate::error::Error;
+use crate::place::{LaneSet, RowTile, Scope};
 use std::sync::Arc;
 
 /// Visible pairs, one bit each, `[batch or 1, heads or 1, q_len, k_len]`. Cheap to clone.

@@ -12,42 +12,14 @@ mod bits;
 mod runs;
 
 use crate::error::Error;
+use crate::place::{LaneSet, RowTile, Scope, lane_range, signed};
 pub use bits::Bits;
 pub(crate) use bits::NearBits;
-pub(crate) use runs::{LaneSet, RowTile, Run, lane_range};
+pub(crate) use runs::Run;
 use runs::{combine, from_ranges, monotone, push};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Which head is asked about, and the sizes around it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Scope {
-    /// The item of the batch.
-    pub batch: usize,
-    /// The query head.
-    pub head: usize,
-    /// Queries.
-    pub q_len: usize,
-    /// Keys.
-    pub k_len: usize,
-    /// Row `i` stands at key position `i + offset`.
-    pub offset: i64,
-}
-
-impl Scope {
-    /// Where a row stands among the keys; may lie outside them.
-    #[must_use]
-    pub fn position(&self, row: usize) -> i64 {
-        signed(row).saturating_add(self.offset)
-    }
-
-    /// `at` as a key index, bounded to the keys there are.
-    #[inline(always)]
-    fn clip(&self, at: i64) -> usize {
-        usize::try_from(at).unwrap_or(0).min(self.k_len)
-    }
-}
 
 /// A mask rule of your own. See [`Mask::custom`].
 pub trait MaskRule: fmt::Debug + Send + Sync {
@@ -316,9 +288,9 @@ impl Mask {
                 let (back, ahead) = (reach(back), reach(ahead));
                 monotone(rows, out, |row| {
                     let at = scope.position(row);
-                    let start = back.map_or(0, |n| scope.clip(at.saturating_sub(n)));
-                    let end =
-                        ahead.map_or(k_len, |n| scope.clip(at.saturating_add(n).saturating_add(1)));
+                    let start = back.map_or(0, |n| clip(scope, at.saturating_sub(n)));
+                    let end = ahead
+                        .map_or(k_len, |n| clip(scope, at.saturating_add(n).saturating_add(1)));
                     start..end.max(start)
                 });
             }
@@ -345,7 +317,7 @@ impl Mask {
                 let size = signed(*size);
                 monotone(rows, out, |row| {
                     let start = scope.position(row).div_euclid(size) * size;
-                    scope.clip(start)..scope.clip(start.saturating_add(size))
+                    clip(scope, start)..clip(scope, start.saturating_add(size))
                 });
             }
             Rule::Every(stride) => every(*stride, scope, rows, out),
@@ -497,9 +469,10 @@ impl Mask {
     }
 }
 
-/// A size as a distance; what does not fit is farther than any key.
-fn signed(n: usize) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
+/// `at` as a key index, bounded to the keys there are.
+#[inline(always)]
+fn clip(scope: &Scope, at: i64) -> usize {
+    usize::try_from(at).unwrap_or(0).min(scope.k_len)
 }
 
 /// The entry of an item, where one entry may serve all.

@@ -1,52 +1,7 @@
 //! The answer of a mask for a tile of rows: ranges of keys, each with the set of rows that see it.
 
-use crate::simd::GROUP;
+use crate::place::{LaneSet, RowTile, lane_range};
 use std::ops::Range;
-
-/// A set of rows of a tile, one bit each.
-pub(crate) type LaneSet = u128;
-
-/// Lanes `start..end`.
-#[inline(always)]
-pub(crate) fn lane_range(start: usize, end: usize) -> LaneSet {
-    let below = |n: usize| if n >= 128 { LaneSet::MAX } else { (1 << n) - 1 };
-    below(end) & !below(start)
-}
-
-/// Rows that are computed together: `first`, `first + step`, ..., at most 128 of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RowTile {
-    pub(crate) first: usize,
-    pub(crate) step: usize,
-    pub(crate) count: usize,
-}
-
-impl RowTile {
-    #[inline(always)]
-    pub(crate) fn row(self, lane: usize) -> usize {
-        self.first + lane * self.step
-    }
-
-    /// Groups of rows that stand in the lanes together.
-    pub(crate) fn groups(self) -> usize {
-        self.count.div_ceil(GROUP)
-    }
-
-    /// The rows of one of them.
-    pub(crate) fn group(self, g: usize) -> Self {
-        let Self { first, step, count } = self;
-        let skipped = g * GROUP;
-        Self { first: first + skipped * step, step, count: (count - skipped).min(GROUP) }
-    }
-
-    pub(crate) fn lanes(self) -> LaneSet {
-        lane_range(0, self.count)
-    }
-
-    pub(crate) fn lanes_where(self, holds: impl Fn(usize) -> bool) -> LaneSet {
-        (0..self.count).filter(|lane| holds(self.row(*lane))).fold(0, |set, lane| set | 1 << lane)
-    }
-}
 
 /// Keys that the same rows see.
 #[derive(Clone, Debug, PartialEq, Eq)]

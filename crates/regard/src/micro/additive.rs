@@ -6,9 +6,9 @@
 //! a rounding of 1, not of the result: a score is only ever taken a power of, so that is what counts. Of rows and keys whose
 //! powers would leave the range of the numbers, and in `f64`, the tangents are taken one by one; no row minds what is beside it.
 
-use super::{Packed, Seen, low};
-use crate::element::Number;
-use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task, math};
+use super::Packed;
+use crate::place::{Seen, Span, low};
+use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd, Task, math};
 use crate::view::Rows;
 
 /// The hidden layer of an additive similarity as a group of rows meets it.

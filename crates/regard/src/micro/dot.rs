@@ -6,8 +6,8 @@
 )]
 
 use super::UNROLL;
-use crate::element::Number;
-use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use crate::place::Span;
+use crate::simd::{GROUP, Lanes, Number, Simd, Task};
 use crate::softmax::TileSums;
 use crate::view::Rows;
 

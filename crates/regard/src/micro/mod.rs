@@ -18,8 +18,7 @@ mod dot;
 mod rows;
 mod values;
 
-use crate::element::Number;
-use crate::simd::Simd;
+use crate::simd::{Number, Simd};
 pub(crate) use additive::{HiddenGrads, Layer};
 pub(crate) use dot::{Distances, Dots, ScoreGrads, Weights, dot_tile};
 pub(crate) use rows::{Packed, add_rows};
@@ -38,13 +37,3 @@ pub(crate) fn lanes_used<N: Number, S: Simd<N>>(rows: usize) -> usize {
 /// Rounds of a product written out in a row: 16 jumps for 64 features are few enough for the branch predictor to see
 /// the end of the loop coming.
 const UNROLL: usize = 4;
-
-/// Which rows of a group see a key, one bit each.
-pub(crate) type Seen = u64;
-
-/// The bits of the first vector.
-#[expect(clippy::cast_possible_truncation, reason = "a vector has at most 32 lanes")]
-#[inline(always)]
-pub(crate) fn low(seen: Seen) -> u32 {
-    seen as u32
-}

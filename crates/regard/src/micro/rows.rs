@@ -5,9 +5,9 @@
     reason = "indices over constants keep the register tiles in registers"
 )]
 
-use super::{Seen, UNROLL};
-use crate::element::Number;
-use crate::simd::{GROUP, Lanes, MAX_LANES, Simd, Span, Task};
+use super::UNROLL;
+use crate::place::{Seen, Span};
+use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd, Task};
 use crate::view::Rows;
 use std::ops::Range;
 

@@ -5,9 +5,9 @@
     reason = "indices over constants keep the register tiles in registers"
 )]
 
-use super::{Seen, UNROLL, low};
-use crate::element::Number;
-use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+use super::UNROLL;
+use crate::place::{Seen, Span, low};
+use crate::simd::{GROUP, Lanes, Number, Simd, Task};
 use crate::view::Rows;
 
 /// Adds a tile to the outputs: `out[d][lane] = out[d][lane] * shrink[lane] + sum over keys of v[key][d] * p[key][lane]`,

@@ -11,9 +11,9 @@
 //! a head: factors of a row, which the quotient cancels.
 
 use super::{Grads, Inputs, dot, rows, widened};
-use crate::element::{Element, Number};
 use crate::linear::{FeatureMap, LinearAttention};
 use crate::problem::Problem;
+use crate::simd::{Element, Number};
 use crate::view::View;
 
 /// The rows of a head: what the features are functions of, and the features.
@@ -159,6 +159,7 @@ pub fn forward<N: Number, E: Element>(
 }
 
 /// The same as single operations on tensors of a narrower type make it: features, weights and outputs are rounded.
+#[inline(never)]
 pub fn forward_in_steps<N: Number, E: Element>(
     attention: &LinearAttention,
     (q, k, v): Inputs<'_, E>,
@@ -197,6 +198,7 @@ pub fn backward<N: Number, E: Element>(
 }
 
 /// The gradients with every step rounded: see [`forward_in_steps`].
+#[inline(never)]
 pub fn backward_in_steps<N: Number, E: Element>(
     attention: &LinearAttention,
     (q, k, v): Inputs<'_, E>,

@@ -1,11 +1,11 @@
 //! The steps of attention one by one, each with all its numbers: to look at, not to compute with.
 
-use super::{Inputs, rows};
-use crate::element::{Element, Number};
+use super::rows;
 use crate::error::Error;
+use crate::place::Pair;
 use crate::problem::{Dims, Problem};
-use crate::score::Pair;
-use crate::view::{Layout, Shape, Tensor};
+use crate::simd::{Element, Number};
+use crate::view::{Layout, Shape, Tensor, View};
 
 /// Every number between the inputs and the output of a small call, by definition.
 ///
@@ -32,23 +32,26 @@ const PAIRS: usize = 1 << 24;
 /// ```
 /// use regard::{Problem, View, steps};
 /// let x = View::matrix(&[1f32, 0.0, 0.0, 1.0, 1.0, 1.0], [3, 2])?; // three positions of two features
-/// let seen = steps(&Problem::new(&x, &x, &x), (x, x, x))?;
+/// let seen = steps(&Problem::new(&x, &x, &x), x, x, x)?;
 /// assert_eq!(seen.similarities.data()[..3], [1.0, 0.0, 1.0]); // the first query with each key
 /// assert!((seen.scores.data()[0] - 0.70710677).abs() < 1e-6); // over the root of 2
 /// assert!((seen.weights.data()[..3].iter().sum::<f32>() - 1.0).abs() < 1e-6);
 /// assert_eq!(seen.out.shape().to_array(), [1, 1, 3, 2]);
 /// # Ok::<(), regard::Error>(())
 /// ```
+#[inline(never)]
 pub fn steps<E: Element>(
     problem: &Problem<'_, E>,
-    (q, k, v): Inputs<'_, E>,
+    q: View<'_, E>,
+    k: View<'_, E>,
+    v: View<'_, E>,
 ) -> Result<Steps<E::Num>, Error> {
     problem.check()?;
     let shapes = [q.shape(), k.shape(), v.shape()];
     for (name, (planned, found)) in
         ["q", "k", "v"].into_iter().zip(problem.shapes().into_iter().zip(shapes))
     {
-        crate::plan::same_shape(name, planned, found)?;
+        planned.unless_same(name, found)?;
     }
     let packed = [q.offsets(), k.offsets(), v.offsets()].iter().any(Option::is_some);
     if packed || problem.is_cached() {

@@ -1,7 +1,6 @@
 //! Functions of vectors, one body for every instruction set: the same steps, so the same bits wherever `fma` is fused.
 
-use super::Simd;
-use crate::element::Number;
+use super::{Number, Simd};
 
 /// `2^x`, exactly 1 at 0 and 0 at `-inf`. Within 3 ulp for `f32`; results below the normal range are 0.
 #[inline(always)]

@@ -1,17 +1,22 @@
-//! Vectors of numbers, as few operations as attention needs, and the choice of instructions.
+//! Numbers ([`Number`]), the types that hold them in memory ([`Element`]), vectors of them, with as few operations as
+//! attention needs ([`Simd`]), and the choice of instructions ([`Isa`]).
 //!
 //! Kernels are written once over `S: Simd<N>` and entered through [`Isa`], whose variants hold a token that only
 //! detection can make: the value is the proof that the instructions exist. Everything between an entry and the
 //! intrinsics is `#[inline(always)]`, so it melts into a function that carries `#[target_feature]`: the task's own, and
 //! one for each product, behind [`Simd::call`].
 
+mod element;
 pub(crate) mod math;
+mod number;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use crate::element::{Element, Number};
+pub(crate) use element::TileTask;
+pub use element::{Element, Precision};
 use half::{bf16, f16};
+pub use number::Number;
 pub(crate) use portable::Portable;
 use std::mem::MaybeUninit;
 #[cfg(target_arch = "x86_64")]
@@ -31,31 +36,6 @@ pub(crate) const MAX_LANES: usize = 16;
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))] // a cache line: no vector load of a group ever straddles two
 pub(crate) struct Lanes<N>(pub(crate) [N; GROUP]);
-
-/// Neighbouring lanes of a group; starts at a whole vector of the widest instruction set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
-    /// The first lane.
-    pub(crate) start: usize,
-    /// The lane after the last.
-    pub(crate) end: usize,
-}
-
-impl Span {
-    /// The first lane of each vector.
-    #[inline(always)]
-    pub(crate) fn vectors<N: Number, S: Simd<N>>(
-        self,
-    ) -> std::iter::StepBy<std::ops::Range<usize>> {
-        (self.start..self.end).step_by(S::LANES)
-    }
-
-    /// How many lanes.
-    #[inline(always)]
-    pub(crate) fn len(self) -> usize {
-        self.end - self.start
-    }
-}
 
 /// The vector operations of one instruction set on one type of number.
 pub trait Simd<N: Number>: Copy {
@@ -170,6 +150,17 @@ pub trait Task<N: Number> {
     type Out;
     /// The work; must be `#[inline(always)]`.
     fn run<S: Simd<N>>(self, s: S) -> Self::Out;
+}
+
+/// Runs a task where its products belong, on tiles or by vectors. Never inlined: see [`Number::enter`].
+#[inline(never)]
+pub(crate) fn enter<E: Element, T>(isa: Isa, task: T)
+where
+    T: TileTask<Stored = E, Out = ()> + Task<E::Num, Out = ()>,
+{
+    if let Err(task) = E::on_tiles(isa, task) {
+        E::Num::enter(isa, task);
+    }
 }
 
 /// A proof of instructions, and the way to code that is compiled for them.

@@ -1,7 +1,6 @@
 //! Four plain numbers, written so that the compiler vectorises them on any target.
 
-use super::{Enter, Simd, Task};
-use crate::element::Number;
+use super::{Enter, Number, Simd, Task};
 use std::mem::MaybeUninit;
 
 /// The instruction set every target has.

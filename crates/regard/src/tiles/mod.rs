@@ -11,26 +11,26 @@
 //! and that a number of more digits is split into parts of 8 that are multiplied each with each, the smallest products left
 //! out: one part is bf16 itself, two hold an `f16` (or two thirds of an `f32`), three an `f32` exactly.
 
-mod backward;
-mod few;
-mod forward;
-mod pack;
-mod product;
-mod weave;
-mod woven;
+pub(crate) mod pack;
+pub(crate) mod product;
+pub(crate) mod weave;
+pub(crate) mod woven;
 
-pub(crate) use backward::{BackRoom, backward};
-pub(crate) use few::FewTiles;
-pub(crate) use forward::forward;
-pub(crate) use pack::Prepared;
+pub(crate) use pack::{Prepare, Prepared};
 
 use crate::cells::CELL;
-use crate::simd::{GROUP, Lanes};
+use crate::micro::Packed;
+use crate::place::Span;
+use crate::problem::Dims;
+use crate::simd::{GROUP, Lanes, Simd, Task};
+use crate::walk::FEW;
+use weave::Block;
+use woven::{BackCells, BackPiece, BackRows, BackSizes};
 
 /// One row of a tile: 32 numbers of 16 bits.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub(crate) struct TileRow([u16; WIDTH]);
+pub(crate) struct TileRow(pub(crate) [u16; WIDTH]);
 
 /// Rows of zeros.
 fn zeros(n: usize) -> Vec<TileRow> {
@@ -38,46 +38,46 @@ fn zeros(n: usize) -> Vec<TileRow> {
 }
 
 /// Numbers in a row of a tile.
-const WIDTH: usize = 32;
+pub(crate) const WIDTH: usize = 32;
 /// Rows of a tile.
-const ROWS: usize = 16;
+pub(crate) const ROWS: usize = 16;
 
 /// Chunks of 32 keys of a cell.
-const CHUNKS: usize = CELL / WIDTH;
+pub(crate) const CHUNKS: usize = CELL / WIDTH;
 /// Tiles of 16 lanes of a group.
-const LANE_TILES: usize = GROUP / ROWS;
+pub(crate) const LANE_TILES: usize = GROUP / ROWS;
 
 /// Lanes that are on their way together: queries, scores, weights and sums of 32 rows fit in the first-level cache beside a
 /// cell, those of 64 do not.
-const HALF: usize = GROUP / 2;
+pub(crate) const HALF: usize = GROUP / 2;
 /// Tiles of 16 lanes of half a group.
-const HALF_TILES: usize = HALF / ROWS;
+pub(crate) const HALF_TILES: usize = HALF / ROWS;
 
 /// Numbers of some keys and half a group of rows, side by side.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
-struct Halves<const KEYS: usize>([[f32; HALF]; KEYS]);
+pub(crate) struct Halves<const KEYS: usize>(pub(crate) [[f32; HALF]; KEYS]);
 
 impl<const KEYS: usize> Halves<KEYS> {
-    fn new() -> Box<Self> {
+    pub(crate) fn new() -> Box<Self> {
         Box::new(Self([[0.0; HALF]; KEYS]))
     }
 
     /// Where a product leaves them.
-    fn sums(&mut self) -> product::Sums<'_> {
+    pub(crate) fn sums(&mut self) -> product::Sums<'_> {
         product::Sums::rows((self.0.as_flattened_mut(), HALF))
     }
 }
 
 /// Sizes of packed operands, in tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub(crate) struct Sizes {
     /// Parts that each number is split into.
     pub(crate) parts: usize,
     /// Chunks of 32 features of a key.
-    chunks: usize,
+    pub(crate) chunks: usize,
     /// Tiles of 16 features of a value.
-    features: usize,
+    pub(crate) features: usize,
 }
 
 impl Sizes {
@@ -86,12 +86,12 @@ impl Sizes {
     }
 
     /// Rows of the packed keys of a cell.
-    fn key_rows(self) -> usize {
+    pub(crate) fn key_rows(self) -> usize {
         self.parts * self.chunks * CELL
     }
 
     /// Rows of the packed values of a cell.
-    fn value_rows(self) -> usize {
+    pub(crate) fn value_rows(self) -> usize {
         self.parts * CHUNKS * self.features * ROWS
     }
 
@@ -104,21 +104,21 @@ impl Sizes {
 /// Memory of one thread for its products.
 #[derive(Debug)]
 pub(crate) struct Room {
-    sizes: Sizes,
+    pub(crate) sizes: Sizes,
     /// Queries of each group, in pairs of features.
-    queries: Vec<Vec<TileRow>>,
+    pub(crate) queries: Vec<Vec<TileRow>>,
     /// Scores of a piece that is done in a row.
-    tile: Vec<Lanes<f32>>,
+    pub(crate) tile: Vec<Lanes<f32>>,
     /// Its weights, in pairs of keys.
-    pairs: Vec<TileRow>,
+    pub(crate) pairs: Vec<TileRow>,
     /// Scores of two half pieces: one is being made while the other is weighed.
-    scores: [Box<Halves<CELL>>; 2],
+    pub(crate) scores: [Box<Halves<CELL>>; 2],
     /// Weights of two half pieces, in pairs of keys.
-    weights: [Vec<TileRow>; 2],
+    pub(crate) weights: [Vec<TileRow>; 2],
     /// The first keys of cells that wait for their turn.
-    queue: Vec<usize>,
+    pub(crate) queue: Vec<usize>,
     /// A cell that is not prepared.
-    cell: pack::Packed,
+    pub(crate) cell: pack::Packed,
 }
 
 impl Room {
@@ -138,6 +138,121 @@ impl Room {
             weights: [0, 1].map(|_| zeros(sizes.parts * CHUNKS * HALF_TILES * ROWS)),
             queue: Vec::new(),
             cell: pack::Packed::new(sizes),
+        }
+    }
+}
+
+/// Of few rows, those of one tile of weights: each comes twice.
+pub(crate) const EACH: usize = ROWS / 2;
+/// Groups of 16 keys of a cell.
+pub(crate) const KEY_GROUPS: usize = CELL / ROWS;
+
+/// Memory of one thread for the products of few rows.
+#[derive(Debug)]
+pub(crate) struct FewTiles {
+    /// Queries in pairs of features, `[chunk][16 pairs]`.
+    pub(crate) queries: Vec<TileRow>,
+    /// Weights, `[group][up to 8 rows beside zeros, then behind them]`, of all rows eight by eight.
+    pub(crate) weights: Vec<TileRow>,
+    /// `[eight rows][chunk][up to 8 rows of even features, then of odd ones]`
+    pub(crate) sums: Vec<SumRow>,
+    /// The last rows of a cell, up to whole tiles.
+    pub(crate) copies: Vec<TileRow>,
+}
+
+/// A row of sums.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(crate) struct SumRow(pub(crate) [f32; ROWS]);
+
+impl FewTiles {
+    pub(crate) fn new(sizes: Sizes) -> Self {
+        let value_chunks = sizes.features.div_ceil(2);
+        Self {
+            queries: zeros(sizes.chunks * ROWS),
+            weights: zeros(FEW / EACH * KEY_GROUPS * ROWS),
+            sums: vec![SumRow([0.0; ROWS]); FEW / EACH * value_chunks * ROWS],
+            copies: zeros(sizes.chunks.max(value_chunks) * ROWS),
+        }
+    }
+
+    /// Whether keys and values of these sizes are whole tiles as they lie.
+    pub(crate) fn fit(parts: usize, qk_dim: usize, v_dim: usize) -> bool {
+        parts == 1 && qk_dim.is_multiple_of(WIDTH) && v_dim.is_multiple_of(WIDTH)
+    }
+}
+
+/// Memory of one thread for the products of the way back.
+#[derive(Debug)]
+pub(crate) struct BackRoom {
+    pub(crate) sizes: BackSizes,
+    pub(crate) cells: BackCells,
+    pub(crate) rows: BackRows,
+    /// Of two cells: one is being made while the other goes into the sums.
+    pub(crate) pieces: [BackPiece; 2],
+    /// Of two blocks: one is being made while the other becomes operands.
+    pub(crate) blocks: [Block; 2],
+    /// Queries on their way, `[features][rows]`.
+    pub(crate) turned: Vec<Lanes<f32>>,
+    /// Gradients of picked keys and values, before they go to their places.
+    pub(crate) picked: [Packed<f32>; 2],
+    /// Whether a task is too large for the second level of the cache.
+    pub(crate) far: bool,
+}
+
+/// Bytes of a task that stay in a second level of 2 MiB, beside the rows that pass by.
+const NEAR: usize = 1 << 20;
+
+impl BackRoom {
+    /// For tiles of `groups` groups of rows, and tasks of up to `keys` keys.
+    pub(crate) fn new(parts: usize, dims: Dims, groups: usize, keys: usize) -> Self {
+        let sizes = BackSizes::new(parts, dims);
+        // Three operands in parts of 2 bytes, and two sums of 4.
+        let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * parts + 2 * 4) > NEAR;
+        Self {
+            sizes,
+            cells: BackCells::new(sizes, keys),
+            rows: BackRows::new(sizes, groups),
+            pieces: [0, 1].map(|_| BackPiece::new(parts, groups)),
+            blocks: [Block::new(), Block::new()],
+            turned: vec![Lanes([0.0; GROUP]); dims.qk_dim],
+            picked: [dims.qk_dim, dims.v_dim].map(|dim| Packed::new(CELL, dim)),
+            far,
+        }
+    }
+
+    /// Parts that each number is split into.
+    pub(crate) fn parts(&self) -> usize {
+        self.sizes.parts
+    }
+
+    /// Features of a query up to whole tiles, and `keys` up to where the last tile of a cell may end.
+    pub(crate) fn padded(&self, keys: usize) -> (usize, usize) {
+        (self.sizes.qk.tiles * ROWS, keys + ROWS)
+    }
+
+    /// For another task.
+    pub(crate) fn clear(&mut self) {
+        self.cells.clear();
+    }
+}
+
+/// Multiplies a tile.
+pub(crate) struct Scale<'t> {
+    pub(crate) tile: &'t mut [Lanes<f32>],
+    pub(crate) factor: f32,
+    pub(crate) span: Span,
+}
+
+impl Task<f32> for Scale<'_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, s: S) {
+        for row in self.tile {
+            for lane in self.span.vectors::<f32, S>() {
+                let x = s.mul(s.load(&row.0[lane..]), s.splat(self.factor));
+                s.store(x, &mut row.0[lane..]);
+            }
         }
     }
 }

@@ -7,12 +7,11 @@
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, Sizes, TileRow, WIDTH, zeros};
 use crate::cells::{CELL, Cell};
-use crate::element::Element;
-use crate::mask::RowTile;
+use crate::place::RowTile;
 use crate::run::run;
-use crate::simd::{Avx512, GROUP, Lanes, Simd, Task};
+use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Simd, Task, TileTask};
 use crate::source::Head;
-use crate::view::{Heads, ViewMut};
+use crate::view::{TileHeads, ViewMut};
 use crate::walk::Call;
 use std::arch::x86_64::__m512;
 use std::ops::Range;
@@ -22,7 +21,7 @@ use std::ops::Range;
 /// Of two parts the first is rounded too: the second is then half as large and of either sign, so that the product of second
 /// parts, which is left out, is a quarter and does not add up.
 #[inline(always)]
-pub(super) fn split<const PARTS: usize>(s: Avx512, mut x: __m512) -> [__m512; PARTS] {
+pub(crate) fn split<const PARTS: usize>(s: Avx512, mut x: __m512) -> [__m512; PARTS] {
     let mut parts = [x; PARTS];
     for part in &mut parts[..PARTS - 1] {
         *part = s.upper(if PARTS == 2 { s.nearest(x) } else { x });
@@ -34,7 +33,7 @@ pub(super) fn split<const PARTS: usize>(s: Avx512, mut x: __m512) -> [__m512; PA
 
 /// 0 where a number is not finite, and a bit there.
 #[inline(always)]
-pub(super) fn only_finite(s: Avx512, x: __m512) -> (__m512, u16) {
+pub(crate) fn only_finite(s: Avx512, x: __m512) -> (__m512, u16) {
     let size = s.max(x, s.sub(s.splat(0.0), x));
     // NaN is not less either.
     let finite = s.less(size, s.splat(f32::INFINITY));
@@ -43,7 +42,7 @@ pub(super) fn only_finite(s: Avx512, x: __m512) -> (__m512, u16) {
 
 /// A vector of `lanes`, from `first` on; those from `count` on may hold anything, and count as 0.
 #[inline(always)]
-pub(super) fn load_first(s: Avx512, lanes: &Lanes<f32>, first: usize, count: usize) -> __m512 {
+pub(crate) fn load_first(s: Avx512, lanes: &Lanes<f32>, first: usize, count: usize) -> __m512 {
     let here = match count.saturating_sub(first) {
         0 => 0,
         n => u16::MAX >> (ROWS - n.min(ROWS)),
@@ -54,39 +53,39 @@ pub(super) fn load_first(s: Avx512, lanes: &Lanes<f32>, first: usize, count: usi
 /// Keys and values of one cell.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedCell<'c> {
-    pub(super) keys: Operand<'c>,
-    pub(super) values: Operand<'c>,
+    pub(crate) keys: Operand<'c>,
+    pub(crate) values: Operand<'c>,
     /// A bit for each key whose value holds a number that is not finite. Such numbers are 0 in `values`: a weight of 0 must
     /// not meet them, so they are added one by one to the rows that see them.
-    pub(super) odd: u64,
+    pub(crate) odd: u64,
 }
 
 /// A cell in memory of its own.
 #[derive(Debug)]
-pub(super) struct Packed {
+pub(crate) struct Packed {
     sizes: Sizes,
     rows: Vec<TileRow>,
     odd: u64,
 }
 
 impl Packed {
-    pub(super) fn new(sizes: Sizes) -> Self {
+    pub(crate) fn new(sizes: Sizes) -> Self {
         let rows = zeros(sizes.key_rows() + sizes.value_rows());
         Self { sizes, rows, odd: 0 }
     }
 
     /// No memory at all.
-    pub(super) fn none(sizes: Sizes) -> Self {
+    pub(crate) fn none(sizes: Sizes) -> Self {
         Self { sizes, rows: Vec::new(), odd: 0 }
     }
 
-    pub(super) fn get(&self) -> PackedCell<'_> {
+    pub(crate) fn get(&self) -> PackedCell<'_> {
         cell(self.sizes, &self.rows, self.odd)
     }
 
     /// The cell that begins at key `first` of a head, if cells are prepared; else this one.
     #[inline(always)]
-    pub(super) fn or<'c>(
+    pub(crate) fn or<'c>(
         &'c self,
         prepared: Option<&'c Prepared>,
         head: (usize, usize),
@@ -99,7 +98,7 @@ impl Packed {
     }
 
     #[inline(always)]
-    pub(super) fn fill<E: Element<Num = f32>, const PARTS: usize>(
+    pub(crate) fn fill<E: Element<Num = f32>, const PARTS: usize>(
         &mut self,
         s: Avx512,
         (k, v): (Head<'_, E>, Head<'_, E>),
@@ -145,7 +144,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackCell<'_, E, PA
 
 /// The rows of a cell or of a group; nothing where there is none.
 #[inline(always)]
-pub(super) fn rows_of<'r, E>(count: usize, row: impl Fn(usize) -> &'r [E]) -> [&'r [E]; GROUP] {
+pub(crate) fn rows_of<'r, E>(count: usize, row: impl Fn(usize) -> &'r [E]) -> [&'r [E]; GROUP] {
     let mut rows: [&[E]; GROUP] = [&[]; GROUP];
     for (i, to) in rows.iter_mut().enumerate().take(count) {
         *to = row(i);
@@ -175,7 +174,7 @@ fn load_row<E: Element<Num = f32>>(s: Avx512, row: &[E], first: usize) -> __m512
 
 /// Row `i` of a left operand, woven, padded with 0.
 #[inline(always)]
-pub(super) fn pack_row<E: Element<Num = f32>, const PARTS: usize>(
+pub(crate) fn pack_row<E: Element<Num = f32>, const PARTS: usize>(
     s: Avx512,
     row: &[E],
     chunks: usize,
@@ -192,7 +191,7 @@ pub(super) fn pack_row<E: Element<Num = f32>, const PARTS: usize>(
 
 /// Writes two vectors as one row of a tile from `at` on, the parts `apart` from each other.
 #[inline(always)]
-pub(super) fn write_woven<const PARTS: usize>(
+pub(crate) fn write_woven<const PARTS: usize>(
     s: Avx512,
     [first, second]: [__m512; 2],
     (to, at, apart): (&mut [TileRow], usize, usize),
@@ -206,7 +205,7 @@ pub(super) fn write_woven<const PARTS: usize>(
 /// The rows of a cell as a left operand `[features][keys]`, woven, padded with 0. Returns a bit for each key that holds a
 /// number that is not finite; such numbers are 0 in the operand.
 #[inline(always)]
-pub(super) fn pack_turned<E: Element<Num = f32>, const PARTS: usize>(
+pub(crate) fn pack_turned<E: Element<Num = f32>, const PARTS: usize>(
     s: Avx512,
     rows: &[&[E]; GROUP],
     tiles: usize,
@@ -241,11 +240,11 @@ pub(super) fn pack_turned<E: Element<Num = f32>, const PARTS: usize>(
 }
 
 /// Rows as a right operand `[features][lanes]`, woven, padded with 0.
-pub(super) struct PackQueries<'t, E: Element, const PARTS: usize> {
-    pub(super) s: Avx512,
-    pub(super) rows: &'t [&'t [E]; GROUP],
-    pub(super) chunks: usize,
-    pub(super) to: &'t mut [TileRow],
+pub(crate) struct PackQueries<'t, E: Element, const PARTS: usize> {
+    pub(crate) s: Avx512,
+    pub(crate) rows: &'t [&'t [E]; GROUP],
+    pub(crate) chunks: usize,
+    pub(crate) to: &'t mut [TileRow],
 }
 
 impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackQueries<'_, E, PARTS> {
@@ -273,13 +272,13 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackQueries<'_, E,
 }
 
 /// Lanes `[inner][lanes]` as a right operand, woven; padded with 0 up to whole chunks.
-pub(super) struct PackPairs<'t, const PARTS: usize> {
-    pub(super) s: Avx512,
-    pub(super) lanes: &'t [Lanes<f32>],
+pub(crate) struct PackPairs<'t, const PARTS: usize> {
+    pub(crate) s: Avx512,
+    pub(crate) lanes: &'t [Lanes<f32>],
     /// Which tiles of lanes.
-    pub(super) tiles: Range<usize>,
-    pub(super) chunks: usize,
-    pub(super) to: &'t mut [TileRow],
+    pub(crate) tiles: Range<usize>,
+    pub(crate) chunks: usize,
+    pub(crate) to: &'t mut [TileRow],
 }
 
 impl<const PARTS: usize> Task<f32> for PackPairs<'_, PARTS> {
@@ -305,7 +304,7 @@ impl<const PARTS: usize> Task<f32> for PackPairs<'_, PARTS> {
 
 /// Keys and values of all heads of some items, packed once for all the rows that meet them.
 #[derive(Debug)]
-pub struct Prepared {
+pub(crate) struct Prepared {
     sizes: Sizes,
     /// Cells of one head of all items before each, and of all in the end.
     before: Vec<usize>,
@@ -314,9 +313,33 @@ pub struct Prepared {
     odd: Vec<u64>,
 }
 
+/// Packs `k` and `v` of the given items, which ascend; nothing if there is no memory for that.
+pub(crate) struct Prepare<'t, 'c, E: Element> {
+    pub(crate) sizes: Sizes,
+    pub(crate) call: &'t Call<'c, E>,
+    pub(crate) items: &'t [usize],
+    pub(crate) threads: usize,
+}
+
+impl<E: Element> TileTask for Prepare<'_, '_, E> {
+    type Stored = E;
+    type Out = Option<Prepared>;
+
+    fn parts(&self) -> Option<usize> {
+        Some(self.sizes.parts)
+    }
+
+    fn run_on_tiles<const PARTS: usize>(self, amx: Amx) -> Option<Prepared>
+    where
+        E: Element<Num = f32>,
+    {
+        let Self { sizes, call, items, threads } = self;
+        Prepared::new::<E, PARTS>(amx.vectors(), sizes, (call, items), threads)
+    }
+}
+
 impl Prepared {
-    /// Packs `k` and `v` of the given items, which ascend.
-    pub(crate) fn new<E: Element<Num = f32>, const PARTS: usize>(
+    fn new<E: Element<Num = f32>, const PARTS: usize>(
         s: Avx512,
         sizes: Sizes,
         (call, items): (&Call<'_, E>, &[usize]),
@@ -342,8 +365,9 @@ impl Prepared {
             at.set(first, k.len().saturating_sub(first).min(CELL));
             let one = RowTile { first: 0, step: 1, count: 1 };
             // SAFETY: each cell belongs to one task, and all of it was written before.
-            let (mut to, mut to_odd) =
-                unsafe { (to.tile(i, Heads::one(0), one), to_odd.tile(i, Heads::one(0), one)) };
+            let (mut to, mut to_odd) = unsafe {
+                (to.tile(i, TileHeads::one(0), one), to_odd.tile(i, TileHeads::one(0), one))
+            };
             let rows = to.update(0, 0);
             let task = PackCell::<E, PARTS> { s, sizes, k, v, at, rows };
             to_odd.update(0, 0)[0] = s.call(task);
@@ -353,7 +377,7 @@ impl Prepared {
 
     /// The cell that begins at key `first` of a head.
     #[inline(always)]
-    pub(super) fn cell(&self, (batch, head): (usize, usize), first: usize) -> PackedCell<'_> {
+    pub(crate) fn cell(&self, (batch, head): (usize, usize), first: usize) -> PackedCell<'_> {
         let (before, to) = (self.before[batch], self.before[batch + 1]);
         let i = before * self.heads + head * (to - before) + first / CELL;
         let size = self.sizes.key_rows() + self.sizes.value_rows();

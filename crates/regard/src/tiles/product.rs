@@ -6,10 +6,10 @@ use std::marker::PhantomData;
 
 /// A packed operand: `[part][chunk][tile][16 rows]`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Operand<'p> {
-    pub(super) data: &'p [TileRow],
-    pub(super) chunks: usize,
-    pub(super) tiles: usize,
+pub(crate) struct Operand<'p> {
+    pub(crate) data: &'p [TileRow],
+    pub(crate) chunks: usize,
+    pub(crate) tiles: usize,
 }
 
 impl Operand<'_> {
@@ -20,14 +20,14 @@ impl Operand<'_> {
     }
 
     /// The operand from a chunk and a tile on.
-    pub(super) fn skip(self, chunks: usize, tiles: usize) -> Self {
+    pub(crate) fn skip(self, chunks: usize, tiles: usize) -> Self {
         Self { data: &self.data[(chunks * self.tiles + tiles) * ROWS..], ..self }
     }
 }
 
 /// Where a product goes: rows of sums, a fixed number of bytes apart.
 #[derive(Debug)]
-pub(super) struct Sums<'p> {
+pub(crate) struct Sums<'p> {
     first: *mut f32,
     rows: usize,
     /// Numbers of a row that may be written.
@@ -38,7 +38,7 @@ pub(super) struct Sums<'p> {
 
 impl<'p> Sums<'p> {
     /// The lanes from `lane` on.
-    pub(super) fn lanes(rows: &'p mut [Lanes<f32>], lane: usize) -> Self {
+    pub(crate) fn lanes(rows: &'p mut [Lanes<f32>], lane: usize) -> Self {
         assert!(lane <= GROUP);
         // SAFETY: at most the end of the first row, or of nothing.
         let first =
@@ -48,7 +48,7 @@ impl<'p> Sums<'p> {
     }
 
     /// Rows of `stride` numbers.
-    pub(super) fn rows((to, stride): (&'p mut [f32], usize)) -> Self {
+    pub(crate) fn rows((to, stride): (&'p mut [f32], usize)) -> Self {
         let rows = to.len().checked_div(stride).unwrap_or(0);
         let (first, bytes) = (to.as_mut_ptr(), stride * size_of::<f32>());
         Self { first, rows, width: stride, stride: bytes, memory: PhantomData }
@@ -57,7 +57,7 @@ impl<'p> Sums<'p> {
 
 /// `to [rows][lanes] (+)= left [rows][inner] x right [inner][lanes]`, all sizes in tiles (of 32 numbers for `inner`).
 #[derive(Debug)]
-pub(super) struct Product<'p, const PARTS: usize> {
+pub(crate) struct Product<'p, const PARTS: usize> {
     /// Where the tiles of the next step are.
     left: *const u8,
     right: *const u8,
@@ -98,7 +98,7 @@ const fn meetings(parts: usize) -> &'static [(usize, usize)] {
 }
 
 /// What the vectors do while the tiles multiply.
-pub(super) trait Between {
+pub(crate) trait Between {
     /// After each of the four steps of a chunk.
     fn after(&mut self, step: usize);
 }
@@ -106,7 +106,7 @@ pub(super) trait Between {
 impl<'p, const PARTS: usize> Product<'p, PARTS> {
     /// Of `(rows, lanes)` tiles over `chunks`.
     #[inline(always)]
-    pub(super) fn new(
+    pub(crate) fn new(
         (left, right): (Operand<'p>, Operand<'p>),
         chunks: usize,
         (rows, lanes): (usize, usize),
@@ -136,37 +136,37 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
     }
 
     /// Steps in all, of a product that is not begun.
-    pub(super) fn steps(&self) -> usize {
+    pub(crate) fn steps(&self) -> usize {
         self.rows.div_ceil(2) * self.lanes.div_ceil(2) * self.block_steps()
     }
 
     /// Steps from one block of the result to the next: after these, what was begun is stored.
-    pub(super) fn block_steps(&self) -> usize {
+    pub(crate) fn block_steps(&self) -> usize {
         self.chunks * meetings(PARTS).len() * TILES
     }
 
     /// Whether all steps are taken.
     #[inline(always)]
-    pub(super) fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.rows == 0
     }
 
     /// Takes all steps.
     #[inline(always)]
-    pub(super) fn run(&mut self, t: &Tiles) {
+    pub(crate) fn run(&mut self, t: &Tiles) {
         while !self.is_done() {
             self.step(t);
         }
     }
 
     /// Whether all blocks of the result are 2 x 2 tiles side by side, and one part meets one.
-    pub(super) fn is_even(&self) -> bool {
+    pub(crate) fn is_even(&self) -> bool {
         PARTS == 1 && self.rows.is_multiple_of(2) && self.lanes == 2 && self.all_lanes == 2
     }
 
     /// Takes all steps of an even product that is not begun, and has something else done after each.
     #[inline(always)]
-    pub(super) fn run_between(&mut self, t: &Tiles, other: &mut impl Between) {
+    pub(crate) fn run_between(&mut self, t: &Tiles, other: &mut impl Between) {
         assert!(self.is_even());
         if self.chunks == 2 {
             return self.run_between_two(t, other);
@@ -250,7 +250,7 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
     /// The next step: one of up to 2 x 2 tiles of the result meets one chunk, in one of its parts. Nothing, if all steps are
     /// taken.
     #[inline(always)]
-    pub(super) fn step(&mut self, t: &Tiles) {
+    pub(crate) fn step(&mut self, t: &Tiles) {
         if self.is_done() {
             return;
         }

@@ -4,67 +4,67 @@ use super::product::{Operand, Product};
 use super::woven::BackPiece;
 use super::{CHUNKS, Halves, ROWS, WIDTH};
 use crate::cells::CELL;
-use crate::micro::{Seen, low};
+use crate::place::{Seen, low};
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math};
 use crate::walk::TILE_ROWS;
 
 /// Groups of a tile of rows.
-pub(super) const GROUPS: usize = TILE_ROWS / GROUP;
+pub(crate) const GROUPS: usize = TILE_ROWS / GROUP;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
 /// Scores, before they are times the scale, and gradients of weights of 32 keys and 32 rows: small enough to stay in the
 /// nearest cache until they are used.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(crate) struct Block {
     scores: Box<Halves<WIDTH>>,
     d_weights: Box<Halves<WIDTH>>,
 }
 
 impl Block {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { scores: Halves::new(), d_weights: Halves::new() }
     }
 }
 
 /// One group of rows on its way to the operands of a cell.
-pub(super) struct Side<'t> {
-    pub(super) queries: Operand<'t>,
-    pub(super) d_out: Operand<'t>,
-    pub(super) seen: &'t [Seen; CELL],
-    pub(super) lse: &'t Lanes<f32>,
-    pub(super) delta: &'t Lanes<f32>,
+pub(crate) struct Side<'t> {
+    pub(crate) queries: Operand<'t>,
+    pub(crate) d_out: Operand<'t>,
+    pub(crate) seen: &'t [Seen; CELL],
+    pub(crate) lse: &'t Lanes<f32>,
+    pub(crate) delta: &'t Lanes<f32>,
     /// Its rows.
-    pub(super) count: usize,
+    pub(crate) count: usize,
 }
 
 /// From keys, values and rows to operands, in blocks of 32 keys and 32 rows.
-pub(super) struct Make<'t> {
-    pub(super) from: Source<'t>,
-    pub(super) blocks: &'t mut [Block; 2],
-    pub(super) to: &'t mut BackPiece,
+pub(crate) struct Make<'t> {
+    pub(crate) from: Source<'t>,
+    pub(crate) blocks: &'t mut [Block; 2],
+    pub(crate) to: &'t mut BackPiece,
 }
 
 /// What operands are made from.
-pub(super) struct Source<'t> {
-    pub(super) s: Avx512,
+pub(crate) struct Source<'t> {
+    pub(crate) s: Avx512,
     /// Keys and values, and the chunks of their features.
-    pub(super) keys: (Operand<'t>, usize),
-    pub(super) values: (Operand<'t>, usize),
+    pub(crate) keys: (Operand<'t>, usize),
+    pub(crate) values: (Operand<'t>, usize),
     /// Keys of the cell.
-    pub(super) n: usize,
-    pub(super) sides: [Option<Side<'t>>; GROUPS],
-    pub(super) factor: f32,
+    pub(crate) n: usize,
+    pub(crate) sides: [Option<Side<'t>>; GROUPS],
+    pub(crate) factor: f32,
     /// Memory that will be needed soon, and how many bytes of it.
-    pub(super) ahead: [(*const u8, usize); 3],
+    pub(crate) ahead: [(*const u8, usize); 3],
 }
 
 /// Products on the tiles, step by step.
-pub(super) struct Steps<'t, const PARTS: usize> {
-    pub(super) t: &'t Tiles,
-    pub(super) products: [Option<Product<'t, PARTS>>; 2 + GROUPS],
+pub(crate) struct Steps<'t, const PARTS: usize> {
+    pub(crate) t: &'t Tiles,
+    pub(crate) products: [Option<Product<'t, PARTS>>; 2 + GROUPS],
     /// The product that is on.
-    pub(super) at: usize,
+    pub(crate) at: usize,
 }
 
 impl<'t, const PARTS: usize> Steps<'t, PARTS> {
@@ -137,9 +137,9 @@ impl<const PARTS: usize> Mixed<'_, '_, PARTS> {
 }
 
 /// Products on the tiles while the vectors make the operands of the next cell.
-pub(super) struct Weave<'t, const PARTS: usize> {
-    pub(super) steps: Steps<'t, PARTS>,
-    pub(super) make: Option<Make<'t>>,
+pub(crate) struct Weave<'t, const PARTS: usize> {
+    pub(crate) steps: Steps<'t, PARTS>,
+    pub(crate) make: Option<Make<'t>>,
 }
 
 impl<const PARTS: usize> Task<f32> for Weave<'_, PARTS> {

@@ -11,21 +11,20 @@ use super::pack::{
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
 use crate::cells::{CELL, Cell};
-use crate::element::Element;
-use crate::micro::{Packed, Seen};
+use crate::micro::Packed;
+use crate::place::{Keys, Seen};
 use crate::problem::Dims;
-use crate::score::Keys;
-use crate::simd::{Avx512, Lanes, Simd, Task};
+use crate::simd::{Avx512, Element, Lanes, Simd, Task};
 use crate::source::Head;
 use std::arch::x86_64::__m512;
 
 /// Features, in tiles.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Features {
+pub(crate) struct Features {
     /// Chunks of 32; one of zeros where there are no features.
-    pub(super) chunks: usize,
+    pub(crate) chunks: usize,
     /// Tiles of 16.
-    pub(super) tiles: usize,
+    pub(crate) tiles: usize,
 }
 
 impl Features {
@@ -36,15 +35,15 @@ impl Features {
 
 /// Sizes of the operands.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BackSizes {
+pub(crate) struct BackSizes {
     /// Parts that each number is split into.
-    pub(super) parts: usize,
-    pub(super) qk: Features,
-    pub(super) v: Features,
+    pub(crate) parts: usize,
+    pub(crate) qk: Features,
+    pub(crate) v: Features,
 }
 
 impl BackSizes {
-    pub(super) fn new(parts: usize, dims: Dims) -> Self {
+    pub(crate) fn new(parts: usize, dims: Dims) -> Self {
         Self { parts, qk: Features::new(dims.qk_dim), v: Features::new(dims.v_dim) }
     }
 
@@ -57,21 +56,21 @@ impl BackSizes {
 
 /// The operands of a cell.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BackCell<'c> {
+pub(crate) struct BackCell<'c> {
     /// `[keys][features]`
-    pub(super) keys: Operand<'c>,
+    pub(crate) keys: Operand<'c>,
     /// `[keys][features]`
-    pub(super) values: Operand<'c>,
+    pub(crate) values: Operand<'c>,
     /// Keys as `[features][keys]`, woven.
-    pub(super) turned: Operand<'c>,
+    pub(crate) turned: Operand<'c>,
     /// A bit for each key that holds a number that is not finite. Such numbers are 0 in `turned`: a gradient of 0 must not
     /// meet them, so they are added one by one to the rows that see them.
-    pub(super) odd: u64,
+    pub(crate) odd: u64,
 }
 
 /// The cells of a task, packed when they are first met.
 #[derive(Debug)]
-pub(super) struct BackCells {
+pub(crate) struct BackCells {
     sizes: BackSizes,
     rows: Vec<TileRow>,
     /// Of those that are packed. The last place is for cells that do not stand on the grid.
@@ -79,19 +78,19 @@ pub(super) struct BackCells {
 }
 
 impl BackCells {
-    pub(super) fn new(sizes: BackSizes, keys: usize) -> Self {
+    pub(crate) fn new(sizes: BackSizes, keys: usize) -> Self {
         let count = keys.div_ceil(CELL) + 1;
         let size: usize = sizes.cell_rows().iter().sum();
         Self { sizes, rows: zeros(count * size), odd: vec![None; count] }
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.odd.fill(None);
     }
 
     /// Packs a cell, unless that is done; tells its place. `first` is the first key of the task.
     #[inline(always)]
-    pub(super) fn find<E: Element<Num = f32>, const PARTS: usize>(
+    pub(crate) fn find<E: Element<Num = f32>, const PARTS: usize>(
         &mut self,
         s: Avx512,
         (k, v): (Head<'_, E>, Head<'_, E>),
@@ -116,19 +115,19 @@ impl BackCells {
     }
 
     /// Whether a place is that of cells that do not stand on the grid, and lose it to the next one.
-    pub(super) fn is_spare(&self, i: usize) -> bool {
+    pub(crate) fn is_spare(&self, i: usize) -> bool {
         i + 1 == self.odd.len()
     }
 
     /// Where the operands of a place lie, and how many bytes they are.
-    pub(super) fn bytes_at(&self, i: usize) -> (*const u8, usize) {
+    pub(crate) fn bytes_at(&self, i: usize) -> (*const u8, usize) {
         let size = self.sizes.cell_rows().iter().sum::<usize>();
         let first = self.rows.as_ptr().wrapping_add(i * size);
         (first.cast(), size * size_of::<TileRow>())
     }
 
     /// The operands of a cell that is packed.
-    pub(super) fn at(&self, i: usize) -> BackCell<'_> {
+    pub(crate) fn at(&self, i: usize) -> BackCell<'_> {
         let sizes = self.sizes.cell_rows();
         let size: usize = sizes.iter().sum();
         let (keys, rest) = self.rows[i * size..][..size].split_at(sizes[0]);
@@ -175,7 +174,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackBack<'_, E, PA
 
 /// The operands of a tile of rows.
 #[derive(Debug)]
-pub(super) struct BackRows {
+pub(crate) struct BackRows {
     sizes: BackSizes,
     /// Chunks of 32 rows.
     chunks: usize,
@@ -187,11 +186,11 @@ pub(super) struct BackRows {
     d_out_rows: Vec<TileRow>,
     /// A bit for each row of each group whose query, and whose gradient, holds a number that is not finite. Such numbers are 0
     /// where they would meet the weights and gradients of other keys.
-    pub(super) odd: Vec<[u64; 2]>,
+    pub(crate) odd: Vec<[u64; 2]>,
 }
 
 impl BackRows {
-    pub(super) fn new(sizes: BackSizes, groups: usize) -> Self {
+    pub(crate) fn new(sizes: BackSizes, groups: usize) -> Self {
         let chunks = groups * CHUNKS;
         let pairs = |n: Features| zeros(sizes.parts * n.chunks * LANE_TILES * ROWS);
         let rows = |n: Features| zeros(sizes.parts * chunks * n.tiles * ROWS);
@@ -209,7 +208,7 @@ impl BackRows {
 
     /// Packs queries and gradients of group `g`, in lanes and as rows.
     #[inline(always)]
-    pub(super) fn fill<const PARTS: usize>(
+    pub(crate) fn fill<const PARTS: usize>(
         &mut self,
         s: Avx512,
         g: usize,
@@ -242,22 +241,22 @@ impl BackRows {
     }
 
     /// `[features][rows]`, of a group.
-    pub(super) fn queries(&self, g: usize) -> Operand<'_> {
+    pub(crate) fn queries(&self, g: usize) -> Operand<'_> {
         Operand { data: &self.queries[g], chunks: self.sizes.qk.chunks, tiles: LANE_TILES }
     }
 
     /// `[features][rows]`, of a group.
-    pub(super) fn d_out(&self, g: usize) -> Operand<'_> {
+    pub(crate) fn d_out(&self, g: usize) -> Operand<'_> {
         Operand { data: &self.d_out[g], chunks: self.sizes.v.chunks, tiles: LANE_TILES }
     }
 
     /// `[rows][features]`, woven.
-    pub(super) fn query_rows(&self) -> Operand<'_> {
+    pub(crate) fn query_rows(&self) -> Operand<'_> {
         Operand { data: &self.query_rows, chunks: self.chunks, tiles: self.sizes.qk.tiles }
     }
 
     /// `[rows][features]`, woven.
-    pub(super) fn d_out_rows(&self) -> Operand<'_> {
+    pub(crate) fn d_out_rows(&self) -> Operand<'_> {
         Operand { data: &self.d_out_rows, chunks: self.chunks, tiles: self.sizes.v.tiles }
     }
 }
@@ -301,7 +300,7 @@ impl<const PARTS: usize> Task<f32> for PackRows<'_, PARTS> {
 
 /// The operands that a cell and a tile of rows make: weights and gradients of scores.
 #[derive(Debug)]
-pub(super) struct BackPiece {
+pub(crate) struct BackPiece {
     /// Chunks of 32 rows.
     chunks: usize,
     weights: Vec<TileRow>,
@@ -311,7 +310,7 @@ pub(super) struct BackPiece {
 }
 
 impl BackPiece {
-    pub(super) fn new(parts: usize, groups: usize) -> Self {
+    pub(crate) fn new(parts: usize, groups: usize) -> Self {
         let operand = |n: usize| zeros(parts * n * CHUNKS * LANE_TILES * ROWS);
         Self {
             chunks: groups * CHUNKS,
@@ -322,24 +321,24 @@ impl BackPiece {
     }
 
     /// `[keys][rows]`, woven.
-    pub(super) fn weights(&self) -> Operand<'_> {
+    pub(crate) fn weights(&self) -> Operand<'_> {
         Operand { data: &self.weights, chunks: self.chunks, tiles: CELL / ROWS }
     }
 
     /// `[keys][rows]`, woven.
-    pub(super) fn d_scores(&self) -> Operand<'_> {
+    pub(crate) fn d_scores(&self) -> Operand<'_> {
         Operand { data: &self.d_scores, chunks: self.chunks, tiles: CELL / ROWS }
     }
 
     /// Gradients of scores as a right operand, woven, of a group.
-    pub(super) fn turned(&self, g: usize) -> Operand<'_> {
+    pub(crate) fn turned(&self, g: usize) -> Operand<'_> {
         Operand { data: &self.turned[g], chunks: CHUNKS, tiles: LANE_TILES }
     }
 
     /// Writes weights and gradients of keys 32 `chunk` + `i` and the one 16 after it, `[key][vector]`, of the rows of group
     /// `g` from 32 `lanes` on.
     #[inline(always)]
-    pub(super) fn write<const PARTS: usize>(
+    pub(crate) fn write<const PARTS: usize>(
         &mut self,
         s: Avx512,
         (g, lanes, chunk, i): (usize, usize, usize, usize),
@@ -362,7 +361,7 @@ impl BackPiece {
 }
 
 /// One number of an operand `[keys][rows]` that was packed by [`BackPiece::write`].
-pub(super) fn read<const PARTS: usize>(from: Operand<'_>, key: usize, row: usize) -> f32 {
+pub(crate) fn read<const PARTS: usize>(from: Operand<'_>, key: usize, row: usize) -> f32 {
     let part = |part: usize| {
         let tile = (part * from.chunks + row / WIDTH) * from.tiles + key / ROWS;
         let at = row % ROWS * 2 + row % WIDTH / ROWS;
@@ -372,13 +371,13 @@ pub(super) fn read<const PARTS: usize>(from: Operand<'_>, key: usize, row: usize
 }
 
 /// Packs weights and gradients that are there as numbers, `[keys][rows]`; 0 beyond them.
-pub(super) struct PackPiece<'t, const PARTS: usize> {
-    pub(super) s: Avx512,
-    pub(super) weights: &'t [Lanes<f32>],
-    pub(super) d_scores: &'t [Lanes<f32>],
-    pub(super) group: usize,
-    pub(super) count: usize,
-    pub(super) to: &'t mut BackPiece,
+pub(crate) struct PackPiece<'t, const PARTS: usize> {
+    pub(crate) s: Avx512,
+    pub(crate) weights: &'t [Lanes<f32>],
+    pub(crate) d_scores: &'t [Lanes<f32>],
+    pub(crate) group: usize,
+    pub(crate) count: usize,
+    pub(crate) to: &'t mut BackPiece,
 }
 
 impl<const PARTS: usize> Task<f32> for PackPiece<'_, PARTS> {
@@ -409,6 +408,6 @@ impl<const PARTS: usize> Task<f32> for PackPiece<'_, PARTS> {
 }
 
 /// Whether a row sees a key.
-pub(super) fn sees(seen: &[Seen; CELL], key: usize, row: usize) -> bool {
+pub(crate) fn sees(seen: &[Seen; CELL], key: usize, row: usize) -> bool {
     seen[key] >> row & 1 == 1
 }

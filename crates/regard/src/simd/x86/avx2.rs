@@ -1,7 +1,6 @@
 //! AVX2 with FMA: 8 numbers in a vector, 16 vectors, lanes chosen by sign bits.
 
-use super::super::{Enter, Simd, Task};
-use crate::element::Number;
+use super::super::{Enter, Number, Simd, Task};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;

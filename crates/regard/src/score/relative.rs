@@ -3,10 +3,10 @@
 //! Rows and keys that are neighbours share their distances along the diagonals of a tile: 127 of them for 4,096 pairs.
 //! So a bias is looked up once for a diagonal, and a gradient summed along it before it goes to its bucket.
 
-use crate::element::Number;
+use super::pass::{Bias, pass};
 use crate::error::Error;
-use crate::score::{At, Bias, Keys, pass};
-use crate::simd::{GROUP, Lanes, MAX_LANES, Simd};
+use crate::place::{At, Keys};
+use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd};
 use std::sync::Arc;
 
 /// A bias looked up by the distance of key and row: `table [buckets, heads.q]`.
@@ -170,5 +170,5 @@ fn diagonal_distance(at: At<'_>) -> Option<i64> {
 
 /// `key - position`
 fn distance(at: At<'_>, i: usize, lane: usize) -> i64 {
-    at.keys.get(i).cast_signed() as i64 - at.scope.position(at.rows.row(lane))
+    at.scope.distance(at.rows.row(lane), at.keys.get(i))
 }

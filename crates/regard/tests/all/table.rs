@@ -10,7 +10,7 @@ const PARTS: usize = 4;
 
 fn run(rows: impl Iterator<Item = Case>) -> Report {
     let rows: Vec<Case> = rows.collect();
-    let report = check(&rows, |_, _| {});
+    let report = check(&rows, &mut |_, _| {});
     assert!(report.is_green(), "{report}");
     report
 }

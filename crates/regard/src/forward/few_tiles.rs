@@ -14,54 +14,13 @@
 //! Zero times a number that is not finite is not zero. Such a number shows in the sums; then the walk is taken once more with
 //! these numbers left out of the tiles and added one by one to the rows that see them.
 
-use super::{ROWS, Sizes, TileRow, WIDTH, zeros};
-use crate::cells::CELL;
-use crate::element::Element;
-use crate::few::{FEW, FewRows, Products, Weighted};
+use super::few::{FewRows, Products, Weighted};
 use crate::lanes;
-use crate::simd::{Amx, Avx512, Simd, Task, TileShape, Tiles};
+use crate::simd::{Amx, Avx512, Element, Simd, Task, TileShape, Tiles};
+use crate::tiles::{EACH, FewTiles, KEY_GROUPS, ROWS, SumRow, TileRow, WIDTH};
 use crate::view::Rows;
+use crate::walk::FEW;
 use half::bf16;
-
-/// Rows of one tile of weights: each comes twice.
-const EACH: usize = ROWS / 2;
-/// Groups of 16 keys of a cell.
-const GROUPS: usize = CELL / ROWS;
-
-/// Memory of one thread.
-#[derive(Debug)]
-pub(crate) struct FewTiles {
-    /// Queries in pairs of features, `[chunk][16 pairs]`.
-    queries: Vec<TileRow>,
-    /// Weights, `[group][up to 8 rows beside zeros, then behind them]`, of all rows eight by eight.
-    weights: Vec<TileRow>,
-    /// `[eight rows][chunk][up to 8 rows of even features, then of odd ones]`
-    sums: Vec<SumRow>,
-    /// The last rows of a cell, up to whole tiles.
-    copies: Vec<TileRow>,
-}
-
-/// A row of sums.
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-struct SumRow([f32; ROWS]);
-
-impl FewTiles {
-    pub(crate) fn new(sizes: Sizes) -> Self {
-        let value_chunks = sizes.features.div_ceil(2);
-        Self {
-            queries: zeros(sizes.chunks * ROWS),
-            weights: zeros(FEW / EACH * GROUPS * ROWS),
-            sums: vec![SumRow([0.0; ROWS]); FEW / EACH * value_chunks * ROWS],
-            copies: zeros(sizes.chunks.max(value_chunks) * ROWS),
-        }
-    }
-
-    /// Whether keys and values of these sizes are whole tiles as they lie.
-    pub(crate) fn fit(parts: usize, qk_dim: usize, v_dim: usize) -> bool {
-        parts == 1 && qk_dim.is_multiple_of(WIDTH) && v_dim.is_multiple_of(WIDTH)
-    }
-}
 
 /// Keys and values, whole tiles of 16 x 32.
 const X: [usize; 2] = [0, 1];
@@ -307,7 +266,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
             values = Rows { data: &finite, stride: values.dim, ..values };
         }
         let FewTiles { weights: packed, sums, copies, .. } = &mut *self.room;
-        let mut here = [Matrix { first: std::ptr::null(), stride: 0 }; GROUPS];
+        let mut here = [Matrix { first: std::ptr::null(), stride: 0 }; KEY_GROUPS];
         for group in 0..groups {
             // Only the last group is ever copied.
             here[group] = Matrix::group(values, group, copies);
@@ -315,7 +274,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
         }
         assert!(WIDE / each * chunks * ROWS <= sums.len());
         for eight in 0..WIDE / each {
-            let packed = &packed[eight * GROUPS * ROWS..][..groups * ROWS];
+            let packed = &packed[eight * KEY_GROUPS * ROWS..][..groups * ROWS];
             for chunk in (0..chunks).step_by(2) {
                 let two = chunk + 1 < chunks;
                 let first = (eight * chunks + chunk) * ROWS;
@@ -402,7 +361,7 @@ fn pack_weights<const WIDE: usize>(s: Avx512, weights: &[f32], to: &mut [TileRow
     for (i, row) in rows.into_iter().enumerate() {
         // The parts stand in the order of their bits read backwards.
         let row_at = if WIDE == 1 { 0 } else { i.reverse_bits() >> (usize::BITS - WIDE.ilog2()) };
-        let first = row_at / each * GROUPS * ROWS + row_at % each;
+        let first = row_at / each * KEY_GROUPS * ROWS + row_at % each;
         let x = s.nearest(row);
         s.write_pairs(x, s.splat(0.0), &mut to[first].0);
         s.write_pairs(s.splat(0.0), x, &mut to[first + each].0);

@@ -1,13 +1,12 @@
 //! The way back where rows have chosen: the gradient of what was kept, and estimates where a choice has no gradient.
 
-use crate::element::Element;
+use super::Plan;
 use crate::error::Error;
 use crate::grads::{Grads, Upstream};
 use crate::normaliser::{Choice, Normaliser, Rule};
 use crate::output::Output;
-use crate::plan::Plan;
-use crate::reference::Inputs;
-use crate::view::Tensor;
+use crate::simd::Element;
+use crate::view::{Inputs, Tensor};
 
 impl<'a, E: Element> Plan<'a, E> {
     /// The gradients of a call whose normaliser is not the softmax.

@@ -1,24 +1,22 @@
 //! The forward walk on tiles: while the vectors weigh one piece, the tiles score the next and add up the one before.
 
-use super::few;
-use super::pack::{PackPairs, PackQueries, Packed, PackedCell, Prepared, rows_of, write_woven};
-use super::product::{Between, Operand, Product, Sums};
-use super::{CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, ROWS, Room, TileRow, WIDTH};
+use super::{Forward, Group, Scratch, few_tiles};
 use crate::cells::{CELL, Cell};
-use crate::element::{Element, Number};
-use crate::forward::{Forward, Group, Scratch};
 use crate::lanes::multiply;
-use crate::mask::{RowTile, Scope};
-use crate::micro::Seen;
-use crate::score::{At, Keys};
-use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, TileShape, Tiles, math};
+use crate::place::{At, Keys, RowTile, Scope, Seen, Span};
+use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles, math};
 use crate::softmax::{LIMIT, States, TileSums};
 use crate::source::Head;
+use crate::tiles::pack::{PackPairs, PackQueries, Packed, PackedCell, rows_of, write_woven};
+use crate::tiles::product::{Between, Operand, Product, Sums};
+use crate::tiles::{
+    CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, Prepared, ROWS, Room, Scale, TileRow, WIDTH,
+};
 use crate::walk::{Call, Hide, Piece, Visit};
 use std::arch::x86_64::__m512;
 
 /// One tile of rows of one head.
-pub(crate) fn forward<E: Element<Num = f32>, const PARTS: usize>(
+pub(super) fn forward<E: Element<Num = f32>, const PARTS: usize>(
     amx: Amx,
     task: Forward<'_, '_, E>,
 ) {
@@ -37,7 +35,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E,
         let Self { amx, mut task } = self;
         let s = amx.vectors();
         if let Some(mut tiles) = task.scratch.few.as_mut().and_then(|few| few.tiles.take()) {
-            task.few(s, &mut few::OnTiles::new(amx, &mut tiles));
+            task.few(s, &mut few_tiles::OnTiles::new(amx, &mut tiles));
             if let Some(few) = &mut task.scratch.few {
                 few.tiles = Some(tiles);
             }
@@ -176,7 +174,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let q = self.call.q.head(self.scope.batch, self.scope.head);
         let Room { queries, sizes, .. } = &mut *self.room;
         for (group, to) in self.groups[..self.rows.groups()].iter().zip(queries) {
-            let rows = &rows_of(group.rows.count, |i| q.row(group.rows.row(i)));
+            let rows = &rows_of(group.q.rows.count, |i| q.row(group.q.rows.row(i)));
             let (s, chunks) = (self.s, sizes.chunks);
             s.call(PackQueries::<E, PARTS> { s, rows, chunks, to });
         }
@@ -191,7 +189,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let queue = std::mem::take(&mut self.room.queue);
         let (mut scored, mut weighed, mut buffer) = (None, None, 0);
         for group in 0..self.rows.groups() {
-            let rows = self.groups[group].rows.count;
+            let rows = self.groups[group].q.rows.count;
             for lane in (0..rows).step_by(HALF) {
                 let count = (rows - lane).min(HALF);
                 for first in &queue {
@@ -334,8 +332,8 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
     fn step(&mut self, packed: PackedCell<'_>, cell: &Cell, g: usize) {
         let (s, t, factor, problem) = (self.s, self.t, self.factor, self.call.problem);
         let group = &mut self.groups[g];
-        let (n, rows) = (cell.len, group.rows);
-        let span = Span { start: 0, end: rows.count };
+        let (n, rows) = (cell.len, group.q.rows);
+        let span = Span::first(rows.count);
         let mut seen = [0; CELL];
         if !cell.seen_by(g, span, &mut seen) {
             return;
@@ -424,26 +422,6 @@ impl<const PARTS: usize> Task<f32> for Alone<'_, PARTS> {
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         self.product.run(self.t);
-    }
-}
-
-/// Multiplies a tile.
-pub(super) struct Scale<'t> {
-    pub(super) tile: &'t mut [Lanes<f32>],
-    pub(super) factor: f32,
-    pub(super) span: Span,
-}
-
-impl Task<f32> for Scale<'_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<f32>>(self, s: S) {
-        for row in self.tile {
-            for lane in self.span.vectors::<f32, S>() {
-                let x = s.mul(s.load(&row.0[lane..]), s.splat(self.factor));
-                s.store(x, &mut row.0[lane..]);
-            }
-        }
     }
 }
 

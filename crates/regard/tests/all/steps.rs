@@ -10,7 +10,8 @@ fn the_steps_lead_to_the_output() {
     let data = Data::<f32>::new(&case);
     for normaliser in [Normaliser::Softmax, Normaliser::TopK(3), Normaliser::Sparsemax] {
         let problem = data.problem(&case).mask(Mask::causal()).normaliser(normaliser);
-        let seen = steps(&problem, data.inputs()).unwrap();
+        let (q, k, v) = data.inputs();
+        let seen = steps(&problem, q, k, v).unwrap();
         let output = forward(&problem, data.inputs(), regard::Isa::best(), 1);
         for (a, b) in seen.out.data().iter().zip(output.out.data()) {
             assert!((a - b).abs() < 1e-5, "{normaliser}: {a} {b}");
@@ -36,9 +37,9 @@ fn the_steps_lead_to_the_output() {
 fn steps_of_what_nobody_could_read_are_refused() {
     let data = vec![0f32; 5000];
     let x = View::matrix(&data, [5000, 1]).unwrap();
-    let error = steps(&Problem::new(&x, &x, &x), (x, x, x)).unwrap_err();
+    let error = steps(&Problem::new(&x, &x, &x), x, x, x).unwrap_err();
     assert!(matches!(error, Error::Value { option: "pairs", .. }), "{error}");
     let y = View::matrix(&data[..10], [10, 1]).unwrap();
-    let error = steps(&Problem::new(&y, &y, &y), (x, y, y)).unwrap_err();
+    let error = steps(&Problem::new(&y, &y, &y), x, y, y).unwrap_err();
     assert!(matches!(error, Error::Axis { axis: "length", .. }), "{error}");
 }

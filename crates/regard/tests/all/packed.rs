@@ -367,7 +367,7 @@ fn memory_of_the_caller_is_filled_the_same() {
     let mut out = vec![f32::NAN; rows * V_DIM];
     let (mut lse, mut entropy) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
     let mut view = ViewMut::packed(&mut out, &batch.offsets[0], [Q_HEADS, V_DIM]).unwrap();
-    plan.forward_into((q, k, v), &mut view, &mut lse, Some(&mut entropy)).unwrap();
+    plan.forward_into(q, k, v, &mut view, &mut lse, Some(&mut entropy)).unwrap();
     assert_eq!(out, output.out.data());
     assert_eq!((lse, Some(entropy)), (output.lse, output.entropy));
 }

@@ -1,7 +1,5 @@
 //! Nothing panics: exotic sizes are computed or refused.
 
-mod strategies;
-
 use proptest::prelude::*;
 use regard::{Align, Isa, Machine, Mask, Plan, Problem, Scope, Similarity, View};
 use regard_testkit::cases::{SimilarityCase, dims};
@@ -33,7 +31,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn exotic_shapes_are_computed_or_refused(case in cases(), tree in strategies::masks()) {
+    fn exotic_shapes_are_computed_or_refused(case in cases(), tree in crate::strategies::masks()) {
         let mut data = Data::<f32>::new(&case);
         data.mask = tree.build(&case.dims, &mut Noise::new(case.seed));
         let problem = data.problem(&case);

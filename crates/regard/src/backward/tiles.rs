@@ -12,31 +12,25 @@
 //! tiles make the first two products of the next block, and the last three of the cell before. All groups of a tile of rows
 //! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
 
-use super::product::{Operand, Product, Sums};
-use super::weave::{Block, GROUPS, Make, Side, Source, Steps, Weave};
-use super::woven::{BackCells, BackPiece, BackRows, BackSizes, PackPiece, read, sees};
-use super::{CHUNKS, ROWS, WIDTH};
-use crate::backward::{Backward, ByKeys, Group, Path, Products, Undoing};
+use super::{ByKeys, Group, Path, Products, Undoing};
 use crate::cells::{CELL, Cell};
-use crate::element::{Element, Number};
 use crate::lanes::turn;
-use crate::mask::{RowTile, Scope};
-use crate::micro::{Packed, Seen};
-use crate::problem::Dims;
-use crate::score::{At, Keys};
-use crate::simd::{Amx, Avx512, GROUP, Lanes, Simd, Span, Task, TileShape, Tiles};
+use crate::micro::Packed;
+use crate::place::{At, Keys, RowTile, Scope, Seen, Span};
+use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles};
 use crate::source::Head;
-use crate::tiles::forward::Scale;
+use crate::tiles::product::{Operand, Product, Sums};
+use crate::tiles::weave::{GROUPS, Make, Side, Source, Steps, Weave};
+use crate::tiles::woven::{PackPiece, read, sees};
+use crate::tiles::{BackRoom, CHUNKS, ROWS, Scale, WIDTH};
 use crate::walk::{Hide, Piece, Visit};
 
 /// Some keys of one head, and all rows that see them.
-pub(crate) fn backward<E: Element<Num = f32>, const PARTS: usize>(
+pub(super) fn by_keys<E: Element<Num = f32>, const PARTS: usize>(
     amx: Amx,
-    task: Backward<'_, '_, E>,
+    task: ByKeys<'_, '_, E>,
 ) {
-    if let Backward::Keys(task) = task {
-        amx.run(OnTiles::<E, PARTS> { amx, task });
-    }
+    amx.run(OnTiles::<E, PARTS> { amx, task });
 }
 
 struct OnTiles<'t, 'c, E: Element, const PARTS: usize> {
@@ -49,7 +43,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E,
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         let (s, t) = (self.amx.vectors(), self.amx.configure([TileShape::WHOLE; 8]));
-        self.task.run(s, &ByTiles::<PARTS> { s, t });
+        self.task.run_by(s, &ByTiles::<PARTS> { s, t });
     }
 }
 
@@ -73,7 +67,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Products<E> for ByTiles<PARTS> {
         let factor = f32::from_f64(call.problem.query_factor());
         let q = call.q.head(scope.batch, scope.head);
         for (g, group) in undoing.groups.iter().enumerate() {
-            let rows = group.rows;
+            let rows = group.q.rows;
             turn(*s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut room.turned);
             let lanes = [&room.turned[..], &group.d_out];
             let as_rows = [&group.q_rows, &group.d_out_rows];
@@ -86,61 +80,6 @@ impl<E: Element<Num = f32>, const PARTS: usize> Products<E> for ByTiles<PARTS> {
             Passing::<E, PARTS> { s, t, inputs, scope, rows, undoing, room, factor, weighed };
         walk.lead(s, &call, (scope, rows), &way, &mut visitor);
         visitor.flush();
-    }
-}
-
-/// Memory of one thread for the products of the way back.
-#[derive(Debug)]
-pub(crate) struct BackRoom {
-    sizes: BackSizes,
-    cells: BackCells,
-    rows: BackRows,
-    /// Of two cells: one is being made while the other goes into the sums.
-    pieces: [BackPiece; 2],
-    /// Of two blocks: one is being made while the other becomes operands.
-    blocks: [Block; 2],
-    /// Queries on their way, `[features][rows]`.
-    turned: Vec<Lanes<f32>>,
-    /// Gradients of picked keys and values, before they go to their places.
-    picked: [Packed<f32>; 2],
-    /// Whether a task is too large for the second level of the cache.
-    far: bool,
-}
-
-/// Bytes of a task that stay in a second level of 2 MiB, beside the rows that pass by.
-const NEAR: usize = 1 << 20;
-
-impl BackRoom {
-    /// For tiles of `groups` groups of rows, and tasks of up to `keys` keys.
-    pub(crate) fn new(parts: usize, dims: Dims, groups: usize, keys: usize) -> Self {
-        let sizes = BackSizes::new(parts, dims);
-        // Three operands in parts of 2 bytes, and two sums of 4.
-        let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * parts + 2 * 4) > NEAR;
-        Self {
-            sizes,
-            cells: BackCells::new(sizes, keys),
-            rows: BackRows::new(sizes, groups),
-            pieces: [0, 1].map(|_| BackPiece::new(parts, groups)),
-            blocks: [Block::new(), Block::new()],
-            turned: vec![Lanes([0.0; GROUP]); dims.qk_dim],
-            picked: [dims.qk_dim, dims.v_dim].map(|dim| Packed::new(CELL, dim)),
-            far,
-        }
-    }
-
-    /// Parts that each number is split into.
-    pub(crate) fn parts(&self) -> usize {
-        self.sizes.parts
-    }
-
-    /// Features of a query up to whole tiles, and `keys` up to where the last tile of a cell may end.
-    pub(crate) fn padded(&self, keys: usize) -> (usize, usize) {
-        (self.sizes.qk.tiles * ROWS, keys + ROWS)
-    }
-
-    /// For another task.
-    pub(crate) fn clear(&mut self) {
-        self.cells.clear();
     }
 }
 
@@ -223,7 +162,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Passing<'_, '_, E
 fn look(cell: &Cell, rows: RowTile, seen: &mut Sight) -> (usize, usize) {
     let (mut first, mut end) = (usize::MAX, 0);
     for (g, seen) in seen.iter_mut().enumerate().take(rows.groups()) {
-        if cell.seen_by(g, Span { start: 0, end: rows.group(g).count }, seen) {
+        if cell.seen_by(g, Span::first(rows.group(g).count), seen) {
             (first, end) = (first.min(g), g + 1);
         }
     }
@@ -284,7 +223,8 @@ impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
         }
         let mut sides = [const { None }; GROUPS];
         for (g, group) in groups.iter_mut().enumerate() {
-            let Group { d_q, lse, delta, rows, .. } = group;
+            let Group { d_q, lse, delta, q, .. } = group;
+            let rows = q.rows;
             if let Some(weighed) = weighed
                 && (weighed.groups.0..weighed.groups.1).contains(&g)
             {
@@ -321,8 +261,8 @@ impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
     fn step(&mut self, cell: &Cell, (next, g): (Waiting, usize), seen: &mut [Seen; CELL]) {
         let Self { s, t, scope, undoing, room, factor, .. } = self;
         let (s, problem, n) = (*s, undoing.problem, next.keys);
-        let rows = undoing.groups[g].rows;
-        let span = Span { start: 0, end: rows.count };
+        let rows = undoing.groups[g].q.rows;
+        let span = Span::first(rows.count);
         let BackRoom { sizes, cells, rows: own, pieces, .. } = &mut **room;
         let packed = cells.at(next.cell);
         let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));

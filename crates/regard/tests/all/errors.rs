@@ -239,17 +239,21 @@ fn tensors_that_do_not_fit_the_plan_are_errors() {
         let words = [says, "must be equal"];
         refused(plan.forward(inputs.0, inputs.1, inputs.2), e.clone(), &words);
         let mut out = ViewMut::bhsd(&mut out, [2, 4, 5, 6]).unwrap();
-        refused(plan.forward_into(inputs, &mut out, &mut [0.0; 40], None), e, &words);
+        refused(
+            plan.forward_into(inputs.0, inputs.1, inputs.2, &mut out, &mut [0.0; 40], None),
+            e,
+            &words,
+        );
     }
     let mut small = ViewMut::bhsd(&mut out, [2, 4, 5, 4]).unwrap();
     let e = planned("features", 6, "the output", 4);
     let words = ["features: the plan has 6, the output has 4", "must be equal"];
-    refused(plan.forward_into((q, k, v), &mut small, &mut [0.0; 40], None), e, &words);
+    refused(plan.forward_into(q, k, v, &mut small, &mut [0.0; 40], None), e, &words);
     let mut whole = ViewMut::bhsd(&mut out, [2, 4, 5, 6]).unwrap();
     let expected = (40, "batch x query heads x queries");
     let e = Error::Count { option: "lse", expected, found: 39 };
     let words = ["lse: 39 entries", "give 40", "queries"];
-    refused(plan.forward_into((q, k, v), &mut whole, &mut [0.0; 39], None), e, &words);
+    refused(plan.forward_into(q, k, v, &mut whole, &mut [0.0; 39], None), e, &words);
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! Laws of attention that hold for any inputs.
 
-mod strategies;
-
 use proptest::prelude::*;
 use regard::reference::Inputs;
 use regard::{Align, Element, Isa, Mask, Output, Problem, Score, Shape, View, ViewMut, bf16};
@@ -27,7 +25,7 @@ fn cases() -> impl Strategy<Value = Case> {
 
 /// A case whose mask is a random tree of rules.
 fn masked() -> impl Strategy<Value = (Case, Data<f32>)> {
-    (cases(), strategies::masks()).prop_map(|(case, tree)| {
+    (cases(), crate::strategies::masks()).prop_map(|(case, tree)| {
         let mut data = Data::new(&case);
         data.mask = tree.build(&case.dims, &mut Noise::new(case.seed));
         (case, data)
@@ -303,7 +301,8 @@ fn memory_of_the_caller_gets_the_same_bits() {
     let (mut out, mut lse) = (vec![7.0; 10_000], vec![7.0; expected.lse.len()]);
     let plan = regard::Plan::new(data.problem(&case), regard::Machine::here()).unwrap();
     let mut target = ViewMut::strided(&mut out, shape, strides).unwrap();
-    plan.forward_into(data.inputs(), &mut target, &mut lse, None).unwrap();
+    let (q, k, v) = data.inputs();
+    plan.forward_into(q, k, v, &mut target, &mut lse, None).unwrap();
     assert_eq!(lse, expected.lse);
     let written = View::strided(&out, shape, strides).unwrap();
     for (b, h) in [(0, 0), (0, 2), (1, 1)] {

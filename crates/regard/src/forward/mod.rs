@@ -4,19 +4,29 @@
 //! scratch of `128 (qk_dim + v_dim)` numbers. Two groups of 64 rows pass over each cell of 64 keys, so a cell is
 //! brought from memory once and read from the cache the second time.
 
+mod few;
+#[cfg(target_arch = "x86_64")]
+mod few_tiles;
+mod few_vectors;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+
 use crate::cells::CELL;
-use crate::element::{Element, Number};
-use crate::few::{FewRoom, Vectors};
-use crate::lanes::{later, multiply, soon, turn, turn_back, turn_queries};
-use crate::mask::{RowTile, Scope};
-use crate::micro::{Layer, Weights, add_values, dot_tile};
+use crate::lanes::{later, multiply, soon, turn, turn_back};
+use crate::micro::{Weights, add_values, dot_tile};
+use crate::place::{RowTile, Scope, Span};
 use crate::problem::Problem;
+use crate::queries::Queries;
 use crate::score::in_log2;
-use crate::simd::{GROUP, Lanes, Simd, Span, Task};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Amx;
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, TileTask};
 use crate::softmax::{State, States, TileSums};
 use crate::tiles::{Prepared, Room, Sizes};
 use crate::view::TileMut;
 use crate::walk::{Call, Piece, Visit, Walk, Way};
+use few::FewRoom;
+use few_vectors::Vectors;
 use std::ops::Range;
 
 /// The rows that one task owns.
@@ -58,8 +68,6 @@ pub(crate) struct Stage<'c> {
 /// Memory of one thread, reused from task to task.
 #[derive(Debug)]
 pub(crate) struct Scratch<N> {
-    /// Queries as given, `[features][lanes]`, when they are projected.
-    raw: Vec<Lanes<N>>,
     /// Sums of another part, `[features][lanes]`.
     other: Vec<Lanes<N>>,
     pub(crate) groups: Vec<Group<N>>,
@@ -76,13 +84,10 @@ pub(crate) struct Scratch<N> {
 /// A group of rows on its way: queries, states and sums, `[features][lanes]`.
 #[derive(Debug)]
 pub(crate) struct Group<N> {
-    pub(crate) q: Vec<Lanes<N>>,
-    /// Of an additive similarity.
-    layer: Layer<N>,
+    pub(crate) q: Queries<N>,
     pub(crate) states: States<N>,
     /// Up to whole tiles of features, where tiles are in use.
     pub(crate) sums: Vec<Lanes<N>>,
-    pub(crate) rows: RowTile,
     /// Whether the last tile had scores far above those before.
     pub(crate) grows: bool,
 }
@@ -98,17 +103,12 @@ impl<N: Number> Scratch<N> {
         let groups = rows.min(dims.q_len).div_ceil(GROUP);
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let group = || Group {
-            // Tiles have queries of their own.
-            q: zeros(if tiles.is_some() { 0 } else { dims.qk_dim }),
-            layer: Layer::new(problem.similarity.hidden(), CELL),
+            q: if tiles.is_some() { Queries::elsewhere(0) } else { Queries::new(problem) },
             states: States::nothing_seen(),
             sums: zeros(tiles.map_or(dims.v_dim, Sizes::padded)),
-            rows: RowTile { first: 0, step: 1, count: 0 },
             grows: false,
         };
-        let projects = problem.similarity.of_queries().is_some();
         Self {
-            raw: zeros(if projects { dims.q_dim } else { 0 }),
             other: zeros(dims.v_dim),
             groups: (0..groups).map(|_| group()).collect(),
             tile: zeros(CELL),
@@ -122,7 +122,7 @@ impl<N: Number> Scratch<N> {
 
 /// One tile of rows of one head.
 #[derive(Debug)]
-pub struct Forward<'t, 'c, E: Element> {
+pub(crate) struct Forward<'t, 'c, E: Element> {
     pub(crate) call: Call<'c, E>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
@@ -150,12 +150,10 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
         if let Some(way) = &self.stage.walk {
             let (call, scope) = (self.call, self.scope);
             let q = call.q.head(scope.batch, scope.head);
-            let Scratch { groups, raw, tile, factors, walk, .. } = &mut *self.scratch;
+            let Scratch { groups, tile, factors, walk, .. } = &mut *self.scratch;
             for group in &mut groups[..used] {
-                let given = (q, group.rows);
-                turn_queries(s, call.problem, scope.head, given, raw, &mut group.q);
-                let lanes = (&group.q[..], group.rows.count);
-                call.problem.similarity.enter(s, scope.head, lanes, &mut group.layer);
+                let rows = group.q.rows;
+                group.q.take(s, call.problem, scope.head, (q, rows));
             }
             let mut visitor = Adding { problem: call.problem, groups, tile, factors };
             walk.lead(s, &call, (scope, self.rows), way, &mut visitor);
@@ -169,13 +167,25 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
     }
 }
 
-impl<E: Element> Forward<'_, '_, E> {
-    /// The parts that numbers are split into for products on tiles, if that is how they are made.
-    pub(crate) fn parts(&self) -> Option<usize> {
+impl<E: Element> TileTask for Forward<'_, '_, E> {
+    type Stored = E;
+    type Out = ();
+
+    fn parts(&self) -> Option<usize> {
         let few = self.scratch.few.as_ref().and_then(|few| few.tiles.as_ref()).map(|_| 1);
         few.or(self.scratch.room.as_ref().map(Room::parts))
     }
 
+    #[cfg(target_arch = "x86_64")]
+    fn run_on_tiles<const PARTS: usize>(self, amx: Amx)
+    where
+        E: Element<Num = f32>,
+    {
+        tiles::forward::<E, PARTS>(amx, self);
+    }
+}
+
+impl<E: Element> Forward<'_, '_, E> {
     /// Of a short head, asks for all that is read and written, so that memory works while the queries are turned, and for
     /// what the next head needs: such calls wait for memory more than they compute. Longer ones are followed by the hardware.
     #[inline(always)]
@@ -213,16 +223,16 @@ impl<E: Element> Forward<'_, '_, E> {
     pub(crate) fn start<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
         let group = &mut self.scratch.groups[g];
         let skipped = g * GROUP;
-        group.rows = self.rows.group(g);
+        group.q.rows = self.rows.group(g);
         group.states = States::nothing_seen();
         group.grows = false;
         group.sums.fill(Lanes([E::Num::default(); GROUP]));
         let Some(partial) = &self.target.partial else { return };
         let v_dim = self.call.problem.dims().v_dim;
-        let span = Span { start: 0, end: group.rows.count };
+        let span = Span::first(group.q.rows.count);
         for part in self.stage.from.clone() {
             let row = |lane| partial.written(part, skipped + lane);
-            if group.rows.step > 1 {
+            if group.q.rows.step > 1 {
                 (0..span.len()).for_each(|lane| soon(s, row(lane)));
             }
             turn(s, row, span.len(), E::Num::from_f64(1.0), &mut self.scratch.other);
@@ -250,8 +260,8 @@ impl<E: Element> Forward<'_, '_, E> {
         let Some(partial) = &mut self.target.partial else { return };
         let group = &self.scratch.groups[g];
         let v_dim = self.call.problem.dims().v_dim;
-        turn_back(s, &group.sums[..v_dim], group.rows.count, g * GROUP, (partial, part));
-        for lane in 0..group.rows.count {
+        turn_back(s, &group.sums[..v_dim], group.q.rows.count, g * GROUP, (partial, part));
+        for lane in 0..group.q.rows.count {
             let State { m, l, t } = group.states.get(lane);
             let row = &mut partial.row(part, g * GROUP + lane)[v_dim..];
             row.iter_mut().zip([m, l, t]).for_each(|(to, x)| {
@@ -269,7 +279,7 @@ impl<E: Element> Forward<'_, '_, E> {
         if let Some(sinks) = call.problem.score.sinks {
             group.add_sink(s, in_log2(sinks[scope.head]), call.problem.entropy);
         }
-        for lane in 0..group.rows.count {
+        for lane in 0..group.q.rows.count {
             let (state, row) = (group.states.get(lane), g * GROUP + lane);
             to.lse.row(self.part, row)[0].write(state.lse());
             if let Some(states) = &mut to.states {
@@ -281,7 +291,7 @@ impl<E: Element> Forward<'_, '_, E> {
                 entropy.row(self.part, row)[0].write(state.entropy());
             }
         }
-        for lane in (0..group.rows.count).step_by(S::LANES) {
+        for lane in (0..group.q.rows.count).step_by(S::LANES) {
             let l = s.load(&group.states.l.0[lane..]);
             // Rows that have seen nothing hold zeros, and keep them.
             let nothing = s.less(l, s.splat(<E::Num as num_traits::Float>::min_positive_value()));
@@ -292,7 +302,7 @@ impl<E: Element> Forward<'_, '_, E> {
             }
         }
         let v_dim = call.problem.dims().v_dim;
-        turn_back(s, &group.sums[..v_dim], group.rows.count, g * GROUP, (&mut to.out, self.part));
+        turn_back(s, &group.sums[..v_dim], group.q.rows.count, g * GROUP, (&mut to.out, self.part));
     }
 }
 
@@ -337,11 +347,11 @@ impl<N: Number> Group<N> {
             }
             if suffices && fused {
                 let mut weights = Weights { m: &self.states.m, sums };
-                dot_tile(s, (piece.k, &self.q), span, tile, &mut weights);
+                dot_tile(s, (piece.k, &self.q.lanes), span, tile, &mut weights);
                 sums = weights.sums;
                 continue;
             }
-            piece.scores(s, problem, (&self.q, &mut self.layer), tile, None);
+            piece.scores(s, problem, &mut self.q, tile, None);
             if !suffices {
                 self.grows = self.states.raise(s, tile, (&sums.l, span), &mut shrink);
             }
@@ -363,7 +373,7 @@ impl<N: Number> Group<N> {
     /// Lets a score without a value join every row.
     #[inline(always)]
     fn add_sink<S: Simd<N>>(&mut self, s: S, sink: N, entropy: bool) {
-        let span = Span { start: 0, end: self.rows.count };
+        let span = Span::first(self.q.rows.count);
         let mut tile = [Lanes([sink; GROUP])];
         // Sums that never suffice: `m` becomes the larger of itself and the sink.
         self.raise(s, &tile, (&Lanes([N::infinity(); GROUP]), span));

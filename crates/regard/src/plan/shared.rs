@@ -1,14 +1,15 @@
 //! Sequences with a common past: read once for all of them, and joined with what each has of its own.
 
-use super::{KvCache, Sequence};
-use crate::element::Element;
+use super::Plan;
+use crate::cache::{KvCache, Sequence};
 use crate::error::Error;
 use crate::mask::Mask;
 use crate::output::Output;
-use crate::plan::Plan;
 use crate::problem::Problem;
+use crate::simd::Element;
 use crate::source::Source;
-use crate::view::{Shape, Tensor, View};
+use crate::view::{Layout, Shape, Tensor, View};
+use crate::walk::Call;
 
 /// Positions that a shared past must have to be worth a call of its own.
 const WORTH: usize = 256;
@@ -19,6 +20,7 @@ impl<E: Element> Plan<'_, E> {
     ///
     /// Where nothing is shared, or the problem has more than one query for each sequence or an option that tells sequences
     /// or positions apart, it is `forward_cached` itself.
+    #[inline(never)]
     pub fn forward_shared(
         &self,
         q: View<'_, E>,
@@ -48,12 +50,12 @@ impl<E: Element> Plan<'_, E> {
         let problem = self.problem();
         let problem = Problem::of_shapes(q.shape(), k, v)
             .score(problem.score.clone())
-            .precision(problem.how_exact())
+            .precision(problem.precision)
             .mask(Mask::full());
         let first = &sequences[..1];
         let source = |values| Source::Cache { cache, sequences: first, values };
         let plan = Plan::new(problem, self.machine())?;
-        let common = plan.forward_from(crate::walk::Call {
+        let common = plan.forward_from(Call {
             problem: plan.problem(),
             q,
             k: source(false),
@@ -73,7 +75,7 @@ fn rows_as_items<E: Element>(from: Output<E>, shape: Shape) -> Result<Output<E>,
         (0..heads).for_each(|head| data.extend_from_slice(view.row(0, head, b)));
     }
     Ok(Output {
-        out: Tensor::new(data, shape, crate::view::Layout::Bhsd)?,
+        out: Tensor::new(data, shape, Layout::Bhsd)?,
         lse: order.clone().map(|row| from.lse[row]).collect(),
         states: order.map(|row| from.states[row]).collect(),
         entropy: None,

@@ -1,0 +1,74 @@
+//! Every call of every type, compiled here, once, and not again in every crate that makes it: of a generic function that is
+//! never inlined, what one crate has compiled serves in all others.
+//!
+//! Nothing depends on this file but the time that compiling takes: without it each test, example and program would compile all
+//! kernels itself, which takes minutes.
+
+use crate::cache::{KvCache, Sequence};
+use crate::error::Error;
+use crate::linear::{LinearAttention, LinearState};
+use crate::lsh::LshAttention;
+use crate::output::Output;
+use crate::plan::Plan;
+use crate::problem::Problem;
+use crate::reference::steps::steps;
+use crate::reference::{self, linear};
+use crate::rope::Rope;
+use crate::simd::Element;
+use crate::view::View;
+use half::{bf16, f16};
+
+/// What the calls are made of.
+struct Made<'m, E: Element> {
+    problem: Problem<'m, E>,
+    plan: Plan<'m, E>,
+    x: View<'m, E>,
+    cache: &'m KvCache<E>,
+    sequences: &'m [Sequence],
+    linear: LinearAttention,
+    state: LinearState<E>,
+    lsh: LshAttention,
+    rope: Rope,
+}
+
+/// Makes every call once. Never called itself.
+fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
+    let Made { problem, plan, x, cache, sequences, linear: attention, mut state, lsh, rope } = made;
+    let machine = plan.machine();
+    let mut output = Plan::new(problem.clone(), machine)?.forward(x, x, x)?;
+    plan.forward_into(x, x, x, &mut output.out.view_mut(), &mut output.lse, None)?;
+    plan.backward(x, x, x, &output, x)?;
+    let cached = plan.forward_cached(x, cache, sequences)?;
+    let shared = plan.forward_shared(x, cache, sequences)?;
+    rope.apply(&mut Output::merge(&[cached, shared])?.out.view_mut(), 0.., machine)?;
+    let found = attention.forward(machine, x, x, x)?;
+    attention.backward(machine, x, x, x, &found, x)?;
+    state.step(machine, x, x, x)?;
+    let found = lsh.forward(machine, x, x, x)?;
+    lsh.backward(machine, x, x, x, &found, x)?;
+    found.recall(machine, x, x, 1, 1)?;
+    steps(&problem, x, x, x)?;
+    reference::scores::<f64, E>(&problem, (x, x, x));
+    reference::rotate::<f64, E>(&rope, x, (0..).into());
+    let outcome = reference::forward_in_steps::<f64, E>(&problem, (x, x, x), |x| x);
+    reference::backward_in_steps(&problem, (x, x, x), &outcome, |x| x);
+    let plain = reference::forward_in_steps::<E::Num, E>(&problem, (x, x, x), |x| x);
+    reference::backward_in_steps(&problem, (x, x, x), &plain, |x| x);
+    linear::forward_in_steps::<f64, E>(&attention, (x, x, x), |x| x);
+    linear::forward_in_steps::<E::Num, E>(&attention, (x, x, x), |x| x);
+    linear::backward_in_steps::<f64, E>(&attention, (x, x, x), &[], |x| x);
+    linear::backward_in_steps::<E::Num, E>(&attention, (x, x, x), &[], |x| x);
+    Ok(format!("{plan:#}"))
+}
+
+/// Kept, so that it is compiled.
+type Kept<E> = fn(Made<'_, E>) -> Result<String, Error>;
+
+#[used]
+static F32: Kept<f32> = every_call;
+#[used]
+static F64: Kept<f64> = every_call;
+#[used]
+static F16: Kept<f16> = every_call;
+#[used]
+static BF16: Kept<bf16> = every_call;

@@ -1,0 +1,300 @@
+//! The two products of few rows by vectors, features side by side.
+//!
+//! Sums over features are kept in 16 parts, whatever the vector width, and added up in a fixed tree: so AVX2 and AVX-512
+//! agree to the bit here too.
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "indices over constants keep the register tiles in registers"
+)]
+
+use super::few::{FewRows, Products, Weighted};
+use crate::lanes::later;
+use crate::simd::{Element, MAX_LANES, Number, Simd, Task};
+use crate::view::Rows;
+
+/// The products by vectors.
+pub(crate) struct Vectors;
+
+impl<E: Element> Products<E> for Vectors {
+    fn start(&mut self, rows: &mut FewRows<E::Num>, factor: E::Num) {
+        for row in 0..rows.count {
+            rows.q.row_mut(row).iter_mut().for_each(|x| *x = *x * factor);
+        }
+    }
+
+    #[inline(always)]
+    fn dots<S: Simd<E::Num>>(
+        &mut self,
+        s: S,
+        rows: &FewRows<E::Num>,
+        keys: Rows<'_, E>,
+        soon: Rows<'_, E>,
+        to: &mut [E::Num],
+    ) {
+        s.call(DotRows { rows, keys, soon, to });
+    }
+
+    #[inline(always)]
+    fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut FewRows<E::Num>, work: Weighted<'_, E>) {
+        match work.seen {
+            Some(_) => s.call(AddRows::<E, true> { rows, work }),
+            None => s.call(AddRows::<E, false> { rows, work }),
+        }
+    }
+
+    fn finish(&mut self, _: &mut FewRows<E::Num>) -> bool {
+        true
+    }
+}
+
+/// Parts that a sum over features is kept in.
+const PARTIAL: usize = 16;
+/// Rows of a register tile.
+const ROWS: usize = 4;
+
+/// `to[key][row] = keys[key] . q[row]`
+struct DotRows<'t, E: Element> {
+    rows: &'t FewRows<E::Num>,
+    keys: Rows<'t, E>,
+    /// Rows that are needed next.
+    soon: Rows<'t, E>,
+    to: &'t mut [E::Num],
+}
+
+impl<E: Element> Task<E::Num> for DotRows<'_, E> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(mut self, s: S) {
+        let mut row = 0;
+        while row + ROWS <= self.rows.count {
+            let mut key = 0;
+            // As many results as a vector has lanes, so that they are added up together.
+            if S::LANES == 16 {
+                while key + 4 <= self.keys.len {
+                    self.block::<S, 4, ROWS>(s, key, row);
+                    key += 4;
+                }
+            } else if S::LANES == 8 {
+                while key + 2 <= self.keys.len {
+                    self.block::<S, 2, ROWS>(s, key, row);
+                    key += 2;
+                }
+            }
+            while key < self.keys.len {
+                self.block::<S, 1, ROWS>(s, key, row);
+                key += 1;
+            }
+            row += ROWS;
+        }
+        while row < self.rows.count {
+            let mut key = 0;
+            while S::LANES >= 8 && key + 8 <= self.keys.len {
+                self.block::<S, 8, 1>(s, key, row);
+                key += 8;
+            }
+            while key < self.keys.len {
+                self.block::<S, 1, 1>(s, key, row);
+                key += 1;
+            }
+            row += 1;
+        }
+    }
+}
+
+impl<E: Element> DotRows<'_, E> {
+    #[inline(always)]
+    fn block<S: Simd<E::Num>, const KEYS: usize, const ROWS: usize>(
+        &mut self,
+        s: S,
+        key: usize,
+        row: usize,
+    ) {
+        let zero = s.splat(E::Num::default());
+        // One vector for each of the parts' slices; the lower ones first.
+        let mut sums = [[[zero; ROWS]; KEYS]; 4];
+        let vectors = PARTIAL / S::LANES;
+        let mut keys: [&[E]; KEYS] = [&[]; KEYS];
+        let mut q: [&[E::Num]; ROWS] = [&[]; ROWS];
+        for i in 0..KEYS {
+            keys[i] = self.keys.row(key + i);
+            if row == 0 && key + i < self.soon.len {
+                later(s, self.soon.row(key + i));
+            }
+        }
+        let dim = keys[0].len();
+        let padded = dim.next_multiple_of(PARTIAL);
+        for r in 0..ROWS {
+            q[r] = &self.rows.q.row(row + r)[..padded];
+        }
+        let whole = dim / PARTIAL * PARTIAL;
+        for d in (0..whole).step_by(PARTIAL) {
+            for j in 0..vectors {
+                let at = d + j * S::LANES;
+                let mut y = [zero; ROWS];
+                for r in 0..ROWS {
+                    y[r] = s.load(&q[r][at..]);
+                }
+                for i in 0..KEYS {
+                    let x = E::load(s, &keys[i][at..]);
+                    for r in 0..ROWS {
+                        sums[j][i][r] = s.fma(x, y[r], sums[j][i][r]);
+                    }
+                }
+            }
+        }
+        if whole < dim {
+            for i in 0..KEYS {
+                let mut tail = [E::Num::default(); PARTIAL];
+                keys[i][whole..].iter().zip(&mut tail).for_each(|(x, to)| *to = x.widen());
+                for j in 0..vectors {
+                    let x = s.load(&tail[j * S::LANES..]);
+                    for r in 0..ROWS {
+                        let y = s.load(&q[r][whole + j * S::LANES..]);
+                        sums[j][i][r] = s.fma(x, y, sums[j][i][r]);
+                    }
+                }
+            }
+        }
+        // The tree: part i and i + 8, i and i + 4, i and i + 2, i and i + 1.
+        let mut half = vectors / 2;
+        while half > 0 {
+            for j in 0..half {
+                for i in 0..KEYS {
+                    for r in 0..ROWS {
+                        sums[j][i][r] = s.add(sums[j][i][r], sums[j + half][i][r]);
+                    }
+                }
+            }
+            half /= 2;
+        }
+        let mut block = s.block();
+        for (to, from) in block.as_mut().iter_mut().zip(sums[0].as_flattened()) {
+            *to = *from;
+        }
+        s.transpose(&mut block);
+        let mut half = S::LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                let sum = s.add(block.as_mut()[i], block.as_mut()[i + half]);
+                block.as_mut()[i] = sum;
+            }
+            half /= 2;
+        }
+        let width = self.rows.width;
+        let to = &mut self.to[key * width + row..];
+        if width == ROWS && KEYS * ROWS == S::LANES {
+            return s.store(block.as_mut()[0], to);
+        }
+        let mut results = [E::Num::default(); MAX_LANES];
+        s.store(block.as_mut()[0], &mut results);
+        for i in 0..KEYS {
+            for r in 0..ROWS {
+                to[i * width + r] = results[i * ROWS + r];
+            }
+        }
+    }
+}
+
+/// `sums[row] = sums[row] * shrink[row] + sum over keys of weights[key][row] * values[key]`. With `HIDDEN`, a key that a row
+/// does not see is left out of its sum.
+struct AddRows<'t, E: Element, const HIDDEN: bool> {
+    rows: &'t mut FewRows<E::Num>,
+    work: Weighted<'t, E>,
+}
+
+impl<E: Element, const HIDDEN: bool> Task<E::Num> for AddRows<'_, E, HIDDEN> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<E::Num>>(mut self, s: S) {
+        let (count, dim) = (self.rows.count, self.work.values.dim);
+        let mut row = 0;
+        while row < count {
+            let rows = if row + ROWS <= count { ROWS } else { 1 };
+            let mut d = 0;
+            while d + S::LANES <= dim {
+                let vectors = (dim - d) / S::LANES;
+                match (rows, S::WIDE && vectors >= 4, vectors >= 2) {
+                    (ROWS, true, _) => self.block::<S, ROWS, 4>(s, row, d),
+                    (ROWS, _, true) => self.block::<S, ROWS, 2>(s, row, d),
+                    (ROWS, ..) => self.block::<S, ROWS, 1>(s, row, d),
+                    (_, true, _) => self.block::<S, 1, 4>(s, row, d),
+                    (_, _, true) => self.block::<S, 1, 2>(s, row, d),
+                    _ => self.block::<S, 1, 1>(s, row, d),
+                }
+                d += S::LANES * if S::WIDE && vectors >= 4 { 4 } else { vectors.min(2) };
+            }
+            for d in d..dim {
+                for r in row..row + rows {
+                    let mut sum = E::Num::default();
+                    for key in 0..self.work.values.len {
+                        if !HIDDEN || self.sees(key, r) {
+                            let x = self.work.values.row(key)[d].widen();
+                            sum = fused::<E::Num, S>(s, x, self.weight(key, r), sum);
+                        }
+                    }
+                    let to = &mut self.rows.sums.row_mut(r)[d];
+                    *to = fused::<E::Num, S>(s, *to, self.work.shrink[r], sum);
+                }
+            }
+            row += rows;
+        }
+    }
+}
+
+/// `a * b + c` as the vectors have it.
+#[inline(always)]
+fn fused<N: Number, S: Simd<N>>(s: S, a: N, b: N, c: N) -> N {
+    let mut out = [N::zero(); MAX_LANES];
+    s.store(s.fma(s.splat(a), s.splat(b), s.splat(c)), &mut out);
+    out[0]
+}
+
+impl<E: Element, const HIDDEN: bool> AddRows<'_, E, HIDDEN> {
+    #[inline(always)]
+    fn sees(&self, key: usize, row: usize) -> bool {
+        self.work.seen.is_none_or(|seen| seen[key] >> row & 1 == 1)
+    }
+
+    #[inline(always)]
+    fn weight(&self, key: usize, row: usize) -> E::Num {
+        self.work.weights[key * self.rows.width + row]
+    }
+
+    #[inline(always)]
+    fn block<S: Simd<E::Num>, const ROWS: usize, const VECTORS: usize>(
+        &mut self,
+        s: S,
+        row: usize,
+        d: usize,
+    ) {
+        let Weighted { values, soon, shrink, .. } = self.work;
+        let mut sums = [[s.splat(E::Num::default()); VECTORS]; ROWS];
+        for key in 0..values.len {
+            if row == 0 && d == 0 && key < soon.len {
+                later(s, soon.row(key));
+            }
+            let value = &values.row(key)[d..d + VECTORS * S::LANES];
+            let mut x = [s.splat(E::Num::default()); VECTORS];
+            for j in 0..VECTORS {
+                x[j] = E::load(s, &value[j * S::LANES..]);
+            }
+            for r in 0..ROWS {
+                if HIDDEN && !self.sees(key, row + r) {
+                    continue;
+                }
+                let weight = s.splat(self.weight(key, row + r));
+                for j in 0..VECTORS {
+                    sums[r][j] = s.fma(x[j], weight, sums[r][j]);
+                }
+            }
+        }
+        for r in 0..ROWS {
+            let (shrink, to) = (s.splat(shrink[row + r]), self.rows.sums.row_mut(row + r));
+            for j in 0..VECTORS {
+                let to = &mut to[d + j * S::LANES..];
+                s.store(s.fma(s.load(to), shrink, sums[r][j]), to);
+            }
+        }
+    }
+}

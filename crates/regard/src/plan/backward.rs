@@ -1,0 +1,578 @@
+//! The way back: how it is cut into tasks, who writes what, and how the parts become one.
+
+use super::Plan;
+use crate::backward::{Back, ByKeys, ByProjection, Join, OPTIONS, Parts, Rows, Scratch, Target};
+use crate::cells::CELL;
+use crate::error::Error;
+use crate::output::Output;
+use crate::place::RowTile;
+use crate::problem::{Dims, Heads};
+use crate::project::undo_project;
+use crate::run::run;
+use crate::score::RelativeBias;
+use crate::simd::{self, Element, Number};
+use crate::similarity::{Additive, Similarity};
+use crate::source::Source;
+use crate::view::{self, Layout, Shape, Tensor, Unwritten, View, ViewMut};
+use crate::walk::{Call, Tiling, Way};
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use crate::grads::{AdditiveGrads, Grads, Upstream};
+/// Tasks that the keys of an item make, where there are enough of them: what a few heads need to fill many threads.
+const TASKS: usize = 8;
+/// Pairs of a packed sequence's queries and keys, in all heads, for which all threads work on it: some milliseconds.
+const LONG: usize = 1 << 22;
+/// Keys of a task, at least: the cost of a part of `d_q` is that of about 20 keys.
+const TASK_KEYS: usize = 512;
+
+impl<E: Element> Plan<'_, E> {
+    /// The gradients of everything, from the inputs and output of [`forward`](Self::forward) and the gradient of a loss
+    /// by that output: a [`View`] of the gradient by `out`, or an [`Upstream`] that says more.
+    ///
+    /// The weights are computed again, tile by tile, so memory stays linear in the length. The same bits for any number
+    /// of threads; rows that see nothing get 0.
+    ///
+    /// Of packed sequences, the gradients of q, k and v are packed like them and have the bits of calls for each sequence
+    /// alone; those of the options are the sums over the sequences, in their order. Short sequences are worked on side by
+    /// side, each by one thread; long ones one after another, by all of them.
+    #[inline(never)]
+    pub fn backward<'b>(
+        &self,
+        q: View<'b, E>,
+        k: View<'b, E>,
+        v: View<'b, E>,
+        output: &'b Output<E>,
+        upstream: impl Into<Upstream<'b, E>>,
+    ) -> Result<Grads<E>, Error> {
+        let upstream = upstream.into();
+        self.check_inputs(&q, &k, &v)?;
+        if let Some((plan, keys)) = self.with_projected_keys(&k)? {
+            let mut grads = plan.backward(q, keys.view(), v, output, upstream)?;
+            if let Some(w_k) = self.problem().similarity.of_keys() {
+                let (d_k, d_w_k) = undo_project(self.machine(), &k, w_k, &grads.k.view())?;
+                grads.k = d_k;
+                grads.additive.iter_mut().for_each(|g| g.w_k = Some(d_w_k.clone()));
+            }
+            return Ok(grads);
+        }
+        if self.problem().chooses() {
+            return self.backward_chosen((q, k, v), output, upstream);
+        }
+        if upstream.advantage.is_some() || upstream.straight_through {
+            let estimate = if upstream.straight_through { "straight-through" } else { "advantage" };
+            return Err(Error::NoEstimate { estimate, normaliser: "softmax" });
+        }
+        let shape = self.out_shape();
+        shape.unless_same("the output", output.out.shape())?;
+        shape.unless_same("the gradient of the output", upstream.out.shape())?;
+        self.problem().same_packing("the output", 0, output.out.offsets())?;
+        self.problem().same_packing("the gradient of the output", 0, upstream.out.offsets())?;
+        let rows = self.problem().rows();
+        output.check_rows(rows)?;
+        let d_lse = upstream.lse.map_or(rows, <[_]>::len);
+        Error::unless_one_each_row("the gradient of lse", rows, d_lse)?;
+        let entropy = match (&output.entropy, upstream.entropy) {
+            (Some(entropy), Some(d_entropy)) => {
+                Error::unless_one_each_row("entropy", rows, entropy.len())?;
+                Error::unless_one_each_row("the gradient of entropy", rows, d_entropy.len())?;
+                Some([&entropy[..], d_entropy])
+            }
+            (None, Some(_)) => return Err(Error::NoEntropy),
+            (_, None) => None,
+        };
+        if rows == 0 {
+            let [q, k, v] = [&q, &k, &v].map(Tensor::zeros_like);
+            return Ok(Sums::new(self, upstream.bias).into_grads(self, [q?, k?, v?]));
+        }
+        let new = |view: &View<'_, E>| Unwritten::like(view, view.shape().dim);
+        let (mut d_q, mut d_k, mut d_v) = (new(&q)?, new(&k)?, new(&v)?);
+        let mut sums = Sums::new(self, upstream.bias);
+        let call = Call { problem: self.problem(), q, k: Source::Tensor(k), v: Source::Tensor(v) };
+        let (out, d_out, d_lse) = (output.out.view(), upstream.out, upstream.lse);
+        let (lse, states) = (&output.lse[..], &output.states[..]);
+        let back = Back { call, out, d_out, lse, states, d_lse, entropy };
+        let grads = (d_q.view()?, d_k.view()?, d_v.view()?);
+        let grads = [&grads.0, &grads.1, &grads.2];
+        if self.problem().packed().contains(&true) {
+            self.compute_packed_grads(back, grads, &mut sums, upstream.bias)?;
+        } else {
+            self.compute_grads(back, grads, 0..shape.batch, &mut sums)?;
+        }
+        // SAFETY: both write every row of every head and item of all three.
+        let [q, k, v] = unsafe { [d_q.written(), d_k.written(), d_v.written()] };
+        Ok(sums.into_grads(self, [q, k, v]))
+    }
+
+    /// The shape of the dense bias; nothing where there is none.
+    fn bias_shape(&self) -> Shape {
+        let none = Shape { batch: 0, heads: 0, len: 0, dim: 0 };
+        self.problem().score.bias.map_or(none, |bias| bias.shape())
+    }
+
+    /// The shape of what queries are multiplied by.
+    fn w_shape(&self) -> Option<Shape> {
+        self.problem().similarity.of_queries().map(|w| w.shape())
+    }
+
+    /// How the way back is cut into tasks. Of one item's sizes and the bias to be learned alone, like all that the order of
+    /// sums depends on; only the number of items at a time is free.
+    fn cut(&self, batch: usize, bias: Option<Shape>) -> Cut<'_> {
+        let Dims { heads, k_len, .. } = self.problem().dims();
+        // Who shares a bias that is learned meets in one task.
+        let share = |n: usize| bias.is_some() && n == 1;
+        let together = [share(bias.map_or(0, |b| b.batch)), share(bias.map_or(0, |b| b.heads))];
+        let apart = if together[1] { 1 } else { heads.kv.max(1) };
+        // Two for a shared bias however short it is: nothing else would be parallel.
+        let parts = (k_len / TASK_KEYS).max(if together[1] { (k_len / CELL).min(2) } else { 1 });
+        let parts = parts.clamp(1, TASKS.div_ceil(apart));
+        let each = k_len.div_ceil(parts).next_multiple_of(CELL).max(1);
+        let firsts = (0..k_len.max(1)).step_by(each);
+        let keys: Vec<_> = firsts.map(|first| first..(first + each).min(k_len)).collect();
+        let ways = self.ways();
+        let slots = keys.len() * ways.len();
+        let parted = slots > 1 || self.w_shape().is_some();
+        // Parts are kept of as many items at a time as fill the threads: at least one.
+        let threads = self.machine().threads.max(1);
+        let wave = threads.saturating_mul(4).div_ceil(apart * keys.len()).min(batch);
+        let kept = parted || self.problem().score.relative.is_some(); // additive similarities are parted
+        Cut { keys, ways, together, parted, wave: if kept { wave } else { batch } }
+    }
+
+    /// The gradients of packed sequences: those of each as if it were the only one, and the sums over all of them.
+    fn compute_packed_grads(
+        &self,
+        back: Back<'_, E>,
+        grads: [&ViewMut<'_, E>; 3],
+        sums: &mut Sums<E::Num>,
+        bias: bool,
+    ) -> Result<(), Error> {
+        let (problem, threads) = (self.problem(), self.machine().threads);
+        let Dims { batch, heads, .. } = problem.dims();
+        let pairs = |item| problem.q_len(item).saturating_mul(problem.k_len(item));
+        let long = |item: &usize| pairs(*item).saturating_mul(heads.q) >= LONG;
+        let of_item = |item: usize, threads: usize| {
+            let plan = self.of_item(item, threads);
+            let mut sums = Sums::new(&plan, bias);
+            if problem.q_len(item) == 0 {
+                // SAFETY: no other task has this item.
+                grads[1..].iter().for_each(|grad| unsafe { grad.clear(item) });
+                return Ok(sums);
+            }
+            let call = Call { problem: plan.problem(), ..back.call };
+            plan.compute_grads(Back { call, ..back }, grads, item..item + 1, &mut sums)?;
+            Ok(sums)
+        };
+        let found: Vec<OnceLock<Result<_, Error>>> = (0..batch).map(|_| OnceLock::new()).collect();
+        for item in (0..batch).filter(long) {
+            found[item].get_or_init(|| of_item(item, threads));
+        }
+        let short: Vec<_> = (0..batch).filter(|item| !long(item)).collect();
+        run(
+            threads,
+            short.len(),
+            || (),
+            |(), i| {
+                found[short[i]].get_or_init(|| of_item(short[i], 1));
+            },
+        );
+        found.into_iter().filter_map(OnceLock::into_inner).try_for_each(|found| {
+            sums.add(&found?);
+            Ok(())
+        })
+    }
+
+    /// The gradients of some items, all as long as the longest.
+    fn compute_grads(
+        &self,
+        back: Back<'_, E>,
+        [d_q, d_k, d_v]: [&ViewMut<'_, E>; 3],
+        all: Range<usize>,
+        sums: &mut Sums<E::Num>,
+    ) -> Result<(), Error> {
+        let (problem, machine) = (self.problem(), self.machine());
+        let Dims { heads, q_len, qk_dim, .. } = problem.dims();
+        let cut = self.cut(all.len(), sums.bias.as_ref().map(|_| self.bias_shape()));
+        let (parts, slots) = (cut.keys.len(), cut.keys.len() * cut.ways.len());
+        let buckets = problem.score.relative.as_ref().map_or(0, RelativeBias::buckets);
+        let entries = buckets + problem.similarity.hidden();
+        let saved = [cut.wave, heads.q * slots, q_len, qk_dim + OPTIONS];
+        let mut saved_room =
+            vec![E::Num::default(); if cut.parted { saved.iter().product() } else { 0 }];
+        let tables = [cut.wave, heads.q * parts, 1, entries];
+        let mut table_room = vec![0.0; tables.iter().product()];
+        let bias = match &mut sums.bias {
+            Some(data) => {
+                let shape = self.bias_shape();
+                // Each task adds to a column of its own where all keys share an entry.
+                let dim = if shape.dim == 1 { parts } else { shape.dim };
+                let shape = Shape { dim, ..shape }.to_array();
+                data.resize(shape.iter().product(), E::Num::default());
+                Some(ViewMut::bhsd(data, shape)?)
+            }
+            None => None,
+        };
+        let rows = all.len() * heads.q * q_len;
+        let mut option_room = vec![E::Num::default(); rows * OPTIONS];
+        let options = ViewMut::bhsd(&mut option_room, [all.len(), heads.q, q_len, OPTIONS])?;
+        let with_sinks = problem.score.sinks.is_some();
+        let mut sink_room = vec![E::Num::default(); if with_sinks { rows } else { 0 }];
+        let sinks = match with_sinks {
+            true => Some(ViewMut::bhsd(&mut sink_room, [all.len(), heads.q, q_len, 1])?),
+            false => None,
+        };
+        for first in all.clone().step_by(cut.wave.max(1)) {
+            let items = first..(first + cut.wave).min(all.end);
+            table_room.fill(0.0);
+            let kept = if cut.parted { Some(ViewMut::bhsd(&mut saved_room, saved)?) } else { None };
+            let room = Room {
+                cut: &cut,
+                heads,
+                q_len,
+                begin: all.start,
+                first,
+                grads: [d_q, d_k, d_v],
+                options: &options,
+                sinks: sinks.as_ref(),
+                bias: bias.as_ref(),
+                bias_by_part: self.bias_shape().dim == 1,
+                parts: kept,
+                tables: ViewMut::bhsd(&mut table_room, tables)?,
+            };
+            let groups = [(cut.together[0], items.len()), (cut.together[1], heads.kv)];
+            let [item_groups, head_groups] =
+                groups.map(|(together, n)| if together { n.min(1) } else { n });
+            run(
+                machine.threads,
+                item_groups * head_groups * parts,
+                || Scratch::new(problem, self.rows, cut.keys[0].len(), self.parts_on_way_back()),
+                |scratch, i| {
+                    // Early keys first: a causal mask shows them to the most rows.
+                    let (rest, part) = (i / parts, i % parts);
+                    let (item, kv_head) = (rest / head_groups, rest % head_groups);
+                    let of = |together: bool, i: usize, all: Range<usize>| {
+                        if together { all } else { all.start + i..all.start + i + 1 }
+                    };
+                    for b in of(cut.together[0], item, items.clone()) {
+                        for kv_head in of(cut.together[1], kv_head, 0..heads.kv) {
+                            // SAFETY: each part of each head of each item belongs to one task.
+                            let target = unsafe { room.target(b, kv_head, part) };
+                            let (keys, ways) = (cut.keys[part].clone(), &cut.ways[..]);
+                            let scratch = &mut *scratch;
+                            let task =
+                                ByKeys { back, batch: b, kv_head, keys, ways, target, scratch };
+                            simd::enter(machine.isa, task);
+                        }
+                    }
+                },
+            );
+            if cut.parted {
+                let parts = Parts { view: View::bhsd(&saved_room, saved)?, count: slots, first };
+                self.join(back.call, (items.clone(), all.start), parts, (d_q, &options));
+                if let (Some(shape), Some(d_w)) = (self.w_shape(), &mut sums.w) {
+                    let d_w = ViewMut::bhsd(d_w, shape.to_array())?;
+                    self.add_projection_grads(back.call, items.clone(), parts, &d_w);
+                }
+            }
+            let sizes = [heads.q, parts, entries];
+            let used = items.len() * sizes.iter().product::<usize>();
+            add_tables(&mut sums.tables, &table_room[..used], sizes);
+        }
+        if let Some(data) = &mut sums.bias
+            && self.bias_shape().dim == 1
+        {
+            let sum = |parts: &[E::Num]| parts.iter().fold(E::Num::default(), |sum, x| sum + *x);
+            *data = data.chunks_exact(parts).map(sum).collect();
+        }
+        sums.add_rows(&option_room, &sink_room, q_len);
+        Ok(())
+    }
+
+    /// Adds the parts of `d_q` of some items.
+    fn join(
+        &self,
+        call: Call<'_, E>,
+        (items, begin): (Range<usize>, usize),
+        parts: Parts<'_, E::Num>,
+        (d_q, options): (&ViewMut<'_, E>, &ViewMut<'_, E::Num>),
+    ) {
+        let (machine, heads, tiling) =
+            (self.machine(), call.problem.dims().heads.q, self.tiling(1));
+        run(
+            machine.threads,
+            items.len() * heads * tiling.count(),
+            || Scratch::new(call.problem, self.rows, 0, None),
+            |scratch, i| {
+                let (rest, rows) = (i / tiling.count(), tiling.tile(i % tiling.count()));
+                let (b, head) = (items.start + rest / heads, rest % heads);
+                let one = || view::TileHeads::one(head);
+                // SAFETY: no other task has these rows of this head.
+                let target = unsafe {
+                    let options = options.tile(b - begin, one(), rows);
+                    Rows { d_q: d_q.tile(b, one(), rows), options }
+                };
+                let scope = call.problem.scope(b, head);
+                let task = Join { call, scope, rows, parts, target, scratch };
+                E::Num::enter(machine.isa, task);
+            },
+        );
+    }
+
+    /// Adds what some items say of `W`.
+    fn add_projection_grads(
+        &self,
+        call: Call<'_, E>,
+        items: Range<usize>,
+        parts: Parts<'_, E::Num>,
+        d_w: &ViewMut<'_, E::Num>,
+    ) {
+        let (machine, shape) = (self.machine(), d_w.shape());
+        let blocks = shape.len.div_ceil(CELL);
+        run(
+            machine.threads,
+            shape.heads * blocks,
+            || Scratch::new(call.problem, self.rows, CELL, None),
+            |scratch, i| {
+                let (head, first) = (i / blocks, i % blocks * CELL);
+                let features = first..(first + CELL).min(shape.len);
+                let heads =
+                    if shape.heads == 1 { 0..call.problem.dims().heads.q } else { head..head + 1 };
+                let rows = RowTile { first, step: 1, count: features.len() };
+                // SAFETY: no other task has these rows of this head, which began as zeros.
+                let target = unsafe { d_w.tile(0, view::TileHeads::one(head), rows) };
+                let (items, tiling) = (items.clone(), self.tiling(1));
+                let task =
+                    ByProjection { call, items, heads, tiling, parts, features, target, scratch };
+                E::Num::enter(machine.isa, task);
+            },
+        );
+    }
+}
+
+/// How the way back is cut into tasks.
+struct Cut<'p> {
+    /// The keys of each part, the first one the longest.
+    keys: Vec<Range<usize>>,
+    ways: Vec<(Tiling, Way<'p>)>,
+    /// Whether a task goes through all items, and through all heads, with its keys.
+    together: [bool; 2],
+    /// Whether tasks leave parts of `d_q` to be added.
+    parted: bool,
+    /// Items that are done at a time.
+    wave: usize,
+}
+
+/// What the tasks of some items write.
+struct Room<'r, E: Element> {
+    cut: &'r Cut<'r>,
+    heads: Heads,
+    q_len: usize,
+    /// The first item of the call, from which the rows of `options` and `sinks` begin.
+    begin: usize,
+    /// The first item.
+    first: usize,
+    /// By q, k and v.
+    grads: [&'r ViewMut<'r, E>; 3],
+    options: &'r ViewMut<'r, E::Num>,
+    sinks: Option<&'r ViewMut<'r, E::Num>>,
+    bias: Option<&'r ViewMut<'r, E::Num>>,
+    /// Whether the columns of the bias are those of parts, not keys.
+    bias_by_part: bool,
+    /// See [`Target::parts`] and [`Target::tables`].
+    parts: Option<ViewMut<'r, E::Num>>,
+    tables: ViewMut<'r, f64>,
+}
+
+impl<E: Element> Room<'_, E> {
+    /// What one part of the keys of one head writes.
+    ///
+    /// # Safety
+    /// While it lives, nobody else may have the target of this part of this head of this item, or of one that shares its
+    /// bias. Tables and bias must have been written.
+    unsafe fn target(&self, b: usize, kv_head: usize, part: usize) -> Target<'_, E> {
+        let (cut, item, row_item) = (self.cut, b - self.first, b - self.begin);
+        let [d_q, d_k, d_v] = self.grads;
+        let served = self.heads.q / self.heads.kv;
+        let head = kv_head * served;
+        let rows = RowTile { first: 0, step: 1, count: self.q_len };
+        let keys = cut.keys[part].clone();
+        let of_keys = RowTile { first: keys.start, step: 1, count: keys.len() };
+        let one = || view::TileHeads::one(kv_head);
+        let all = || view::TileHeads { head, apart: 1, parts: 0..served };
+        // Each head has several slots.
+        let slot = |slots: usize, slot: usize| view::TileHeads {
+            head: head * slots + slot,
+            apart: slots,
+            parts: 0..served,
+        };
+        let ways = cut.ways.len();
+        let slots = ways * cut.keys.len();
+        // SAFETY: keys and slots belong to this part alone; only the first part touches the sinks; rows are written only
+        // if this is the only part; of the bias, keys or a column belong to this part, and the caller answers for those
+        // who share them.
+        unsafe {
+            let parts = self.parts.iter().flat_map(|parts| {
+                let own = part * ways..(part + 1) * ways;
+                own.map(|i| parts.tile(item, slot(slots, i), rows))
+            });
+            let rows_of = || Rows {
+                d_q: d_q.tile(b, all(), rows),
+                options: self.options.tile(row_item, all(), rows),
+            };
+            let table = || {
+                let one = RowTile { count: 1, ..rows };
+                self.tables.tile(item, slot(cut.keys.len(), part), one)
+            };
+            let bias = |bias: &'_ ViewMut<'_, E::Num>| {
+                let Shape { batch, heads, len, .. } = bias.shape();
+                let features = if self.bias_by_part { part..part + 1 } else { keys.clone() };
+                let heads = if heads == 1 {
+                    view::TileHeads { head: 0, apart: 0, parts: 0..served }
+                } else {
+                    all()
+                };
+                (if batch == 1 { 0 } else { b }, heads, RowTile { count: len, ..rows }, features)
+            };
+            Target {
+                d_k: d_k.tile(b, one(), of_keys),
+                d_v: d_v.tile(b, one(), of_keys),
+                rows: (!cut.parted).then(rows_of),
+                parts: parts.collect(),
+                sinks: self
+                    .sinks
+                    .filter(|_| part == 0)
+                    .map(|sinks| sinks.tile(row_item, all(), rows)),
+                tables: (self.tables.shape().dim > 0).then(table),
+                bias: self.bias.map(|view| {
+                    let (b, heads, rows, features) = bias(view);
+                    view.block(b, heads, rows, features)
+                }),
+            }
+        }
+    }
+}
+
+/// Adds tables `[items, heads.q, parts, entries]` to one `[entries, heads.q]`, in order.
+fn add_tables(sum: &mut [f64], tables: &[f64], [heads, parts, entries]: [usize; 3]) {
+    for (i, table) in tables.chunks_exact(entries.max(1)).enumerate() {
+        let head = i / parts % heads;
+        for (entry, x) in table.iter().enumerate() {
+            sum[entry * heads + head] += x;
+        }
+    }
+}
+
+/// What the rows and tasks of a call add to the gradients of the options.
+struct Sums<N> {
+    /// Options and sinks, `[heads.q]`; nothing where there are no rows.
+    by_head: Vec<[f64; OPTIONS + 1]>,
+    /// Of the relative bias and of `v`, `[buckets + hidden, heads.q]`.
+    tables: Vec<f64>,
+    /// By the centres of local attention, `[items, heads.q, q_len]`, and what rows are multiplied by for that.
+    centres: Vec<N>,
+    centre_factor: Option<f64>,
+    /// `[1, heads.q or 1, q_dim, qk_dim]`
+    w: Option<Vec<N>>,
+    /// In the shape of the bias.
+    bias: Option<Vec<N>>,
+}
+
+impl<N: Number> Sums<N> {
+    fn new<E: Element<Num = N>>(plan: &Plan<'_, E>, bias: bool) -> Self {
+        let (score, rows) = (&plan.problem().score, plan.problem().rows());
+        let heads = plan.problem().dims().heads.q;
+        let table = score.relative.as_ref().map_or(0, |r| r.table().len());
+        Self {
+            by_head: vec![[0.0; OPTIONS + 1]; if rows == 0 { 0 } else { heads }],
+            tables: vec![0.0; table + plan.problem().similarity.hidden() * heads],
+            centres: Vec::new(),
+            centre_factor: plan.problem().centre_grad_factor(),
+            w: plan.w_shape().map(|w| vec![N::zero(); w.to_array().iter().product()]),
+            bias: score
+                .bias
+                .filter(|_| bias)
+                .map(|bias| vec![N::zero(); bias.shape().to_array().iter().product()]),
+        }
+    }
+
+    /// Adds what rows `[items, heads.q, q_len]` say of the options and of the sinks, in order.
+    fn add_rows(&mut self, options: &[N], sinks: &[N], q_len: usize) {
+        let heads = self.by_head.len();
+        for (row, options) in options.chunks_exact(OPTIONS).enumerate() {
+            if let Some(factor) = self.centre_factor {
+                self.centres.push(options[OPTIONS - 1] * N::from_f64(factor));
+            }
+            let sums = &mut self.by_head[row / q_len % heads];
+            options.iter().zip(sums).for_each(|(x, sum)| *sum += (*x).to_f64());
+        }
+        for (row, sink) in sinks.iter().enumerate() {
+            self.by_head[row / q_len % heads][OPTIONS] += (*sink).to_f64();
+        }
+    }
+
+    /// Adds the sums of other items.
+    fn add(&mut self, other: &Self) {
+        let Self { by_head, tables, w, bias, .. } = self;
+        for (sum, x) in by_head.as_flattened_mut().iter_mut().zip(other.by_head.as_flattened()) {
+            *sum += x;
+        }
+        tables.iter_mut().zip(&other.tables).for_each(|(sum, x)| *sum += x);
+        for (sum, x) in [(w, &other.w), (bias, &other.bias)] {
+            let both = sum.iter_mut().flatten().zip(x.iter().flatten());
+            both.for_each(|(sum, x)| *sum = *sum + *x);
+        }
+    }
+
+    fn into_grads<E: Element<Num = N>>(
+        self,
+        plan: &Plan<'_, E>,
+        [q, k, v]: [Tensor<E>; 3],
+    ) -> Grads<E> {
+        let problem = plan.problem();
+        let by_head = self.by_head;
+        let column = |given: Option<&[N]>, i: usize| -> Vec<N> {
+            let sum = |head: usize| N::from_f64(by_head.get(head).map_or(0.0, |sums| sums[i]));
+            (0..given.map_or(0, <[_]>::len)).map(sum).collect()
+        };
+        let scale: f64 = by_head.iter().map(|sums| sums[0]).sum();
+        let score = &problem.score;
+        // The sizes are right: the data was made for the shape.
+        let tensor = |data: Vec<N>, shape| Tensor::new(data, shape, Layout::Bhsd).ok();
+        let buckets = score.relative.as_ref().map_or(0, |r| r.table().len());
+        let mut w = self.w.zip(plan.w_shape()).and_then(|(data, shape)| tensor(data, shape));
+        let mut additive = None;
+        if let Similarity::Additive(Additive { v, .. }) = problem.similarity {
+            // similarity = v^T ..., score = scale * similarity
+            let d_v = by_v(&self.tables[buckets..], v.shape(), problem.scale());
+            let both = w.take().zip(tensor(d_v, v.shape()));
+            additive = both.map(|(w_q, v)| AdditiveGrads { w_q, w_k: None, v });
+        }
+        Grads {
+            q,
+            k,
+            v,
+            scale,
+            // scale = given / temperature
+            temperature: -scale * problem.scale() / score.temperature,
+            alibi: column(score.alibi, 1),
+            sinks: column(score.sinks, OPTIONS),
+            relative: self.tables[..buckets].iter().map(|x| N::from_f64(*x)).collect(),
+            bias: self.bias.and_then(|data| tensor(data, plan.bias_shape())),
+            centres: self.centres,
+            w,
+            additive,
+        }
+    }
+}
+
+/// From sums `[hidden, heads.q]` to the gradient by `v [1, heads.q or 1, 1, hidden]`.
+fn by_v<N: Number>(sums: &[f64], v: Shape, factor: f64) -> Vec<N> {
+    let heads = sums.len().checked_div(v.dim).unwrap_or(0);
+    let shared = v.heads == 1;
+    let of = |head: usize, unit: usize| {
+        let own = if shared { 0..heads } else { head..head + 1 };
+        sums[unit * heads..][own].iter().sum::<f64>()
+    };
+    let entries = (0..v.heads).flat_map(|head| (0..v.dim).map(move |unit| (head, unit)));
+    entries.map(|(head, unit)| N::from_f64(of(head, unit) * factor)).collect()
+}

@@ -1,0 +1,70 @@
+//! What rows choose before there are weights, where the normaliser is not the softmax.
+
+use super::{Plan, cumulated, tile_rows};
+use crate::choose::{Choose, Scratch, Target};
+use crate::error::Error;
+use crate::normaliser::{Choice, NONE, Normaliser};
+use crate::problem::Dims;
+use crate::run::run;
+use crate::simd::{Element, Number};
+use crate::view::TileHeads;
+use crate::walk::{Call, Tiling};
+
+impl<E: Element> Plan<'_, E> {
+    /// What each row chooses.
+    pub(crate) fn choose(&self, call: Call<'_, E>) -> Result<Choice<E::Num>, Error> {
+        let problem = self.problem();
+        let (rows, most) = (problem.rows(), problem.normaliser.most(problem.dims().k_len));
+        let sparse = problem.normaliser == Normaliser::Sparsemax;
+        let numbers = |n| vec![E::Num::default(); n];
+        let (mut keys, mut bounds) = (vec![NONE; rows * most], numbers(rows));
+        let mut reaches = numbers(if sparse { rows } else { 0 });
+        if rows > 0 {
+            self.choose_into(call, &mut keys, &mut bounds, &mut reaches)?;
+        }
+        Ok(Choice { most, keys, bounds, reaches })
+    }
+
+    fn choose_into(
+        &self,
+        call: Call<'_, E>,
+        keys: &mut [usize],
+        bounds: &mut [E::Num],
+        reaches: &mut [E::Num],
+    ) -> Result<(), Error> {
+        let problem = self.problem();
+        let Dims { batch, heads, .. } = problem.dims();
+        let (rows, reached) = (problem.rows(), !reaches.is_empty());
+        let (keys, bounds) = (self.by_row(keys, keys.len() / rows)?, self.by_row(bounds, 1)?);
+        let reaches = self.by_row(reaches, usize::from(reached))?;
+        // As forward has them: what a row chooses must not depend on other items.
+        let tiling = |item| {
+            let q_len = problem.q_len(item);
+            Tiling { q_len, rows: tile_rows(q_len, heads.q), stride: 1 }
+        };
+        let tasks = cumulated(batch, |item| heads.q * tiling(item).count());
+        run(
+            self.machine().threads,
+            tasks[batch],
+            || Scratch::new(problem, self.rows),
+            |scratch, i| {
+                let item = tasks.partition_point(|first| *first <= i) - 1;
+                let (i, tiling) = (i - tasks[item], tiling(item));
+                let (head, tile) = (i / tiling.count(), tiling.count() - 1 - i % tiling.count());
+                let (scope, rows) = (problem.scope(item, head), tiling.tile(tile));
+                let one = || TileHeads::one(head);
+                // SAFETY: the tiles of a head cover each row once, so no other task holds these rows.
+                let to = unsafe {
+                    let reaches = reached.then(|| reaches.tile(item, one(), rows));
+                    Target {
+                        keys: keys.tile(item, one(), rows),
+                        bounds: bounds.tile(item, one(), rows),
+                        reaches,
+                    }
+                };
+                E::Num::enter(self.machine().isa, Choose { call, scope, rows, to, scratch });
+            },
+        );
+        Ok(())
+    }
+}

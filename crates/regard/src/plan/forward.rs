@@ -1,0 +1,274 @@
+//! Attention: from a plan and tensors to an output.
+
+use super::{Kind, Plan, cumulated};
+use crate::cache::{KvCache, Sequence};
+use crate::error::Error;
+use crate::forward::{Finished, Forward, STATE, Scratch, Target};
+use crate::output::Output;
+use crate::problem::{Dims, Problem};
+use crate::project::project;
+use crate::run::run;
+use crate::simd::{self, Element};
+use crate::source::Source;
+use crate::tiles::{Prepare, Prepared};
+use crate::view::{Tensor, TileHeads, Unwritten, View, ViewMut};
+use crate::walk::{Call, Tiling, Way};
+
+/// Where the outputs of a call go.
+type Outputs<'o, E> = Finished<&'o ViewMut<'o, E>, ViewMut<'o, <E as Element>::Num>>;
+
+impl<E: Element> Plan<'_, E> {
+    /// Attention. The views must have the sizes that the plan was made for.
+    #[inline(never)]
+    pub fn forward(
+        &self,
+        q: View<'_, E>,
+        k: View<'_, E>,
+        v: View<'_, E>,
+    ) -> Result<Output<E>, Error> {
+        self.check_inputs(&q, &k, &v)?;
+        if let Some((plan, keys)) = self.with_projected_keys(&k)? {
+            return plan.forward(q, keys.view(), v);
+        }
+        let (k, v) = (Source::Tensor(k), Source::Tensor(v));
+        self.forward_from(Call { problem: &self.problem, q, k, v })
+    }
+
+    /// If the similarity multiplies keys by something: the products, and the plan of what is left to do.
+    pub(crate) fn with_projected_keys(
+        &self,
+        k: &View<'_, E>,
+    ) -> Result<Option<(Self, Tensor<E>)>, Error> {
+        let Some(w) = self.problem.similarity.of_keys() else { return Ok(None) };
+        let plan = self.with_problem(self.problem.with_projected_keys());
+        Ok(Some((plan, project(self.machine, k, w)?)))
+    }
+
+    /// Attention over what sequences have in a cache, for a problem made by [`Problem::cached`] of the same sequences.
+    #[inline(never)]
+    pub fn forward_cached(
+        &self,
+        q: View<'_, E>,
+        cache: &KvCache<E>,
+        sequences: &[Sequence],
+    ) -> Result<Output<E>, Error> {
+        self.forward_from(self.check_cached(q, cache, sequences)?)
+    }
+
+    /// The call over what sequences have in a cache, if it is the one that was planned.
+    pub(crate) fn check_cached<'c>(
+        &'c self,
+        q: View<'c, E>,
+        cache: &'c KvCache<E>,
+        sequences: &'c [Sequence],
+    ) -> Result<Call<'c, E>, Error> {
+        let now = Problem::cached(&q, cache, sequences)?;
+        if self.problem.similarity.of_keys().is_some() {
+            return Err(Error::NotInCache { option: "Additive::w_k" });
+        }
+        for ((name, planned), found) in
+            ["q", "k", "v"].into_iter().zip(self.problem.shapes()).zip(now.shapes())
+        {
+            planned.unless_same(name, found)?;
+        }
+        self.problem.same_packing("q", 0, q.offsets())?;
+        for item in 0..sequences.len() {
+            let (planned, found) = (self.problem.k_len(item), now.k_len(item));
+            Error::unless_same("keys", ("the plan", planned), ("the sequence", found))?;
+        }
+        let source = |values| Source::Cache { cache, sequences, values };
+        Ok(Call { problem: &self.problem, q, k: source(false), v: source(true) })
+    }
+
+    pub(crate) fn forward_from(&self, call: Call<'_, E>) -> Result<Output<E>, Error> {
+        if self.problem.chooses() {
+            let choice = self.choose(call)?;
+            let plan = self.keeping(&choice, self.problem.normaliser.rule());
+            let output = plan.forward_from(Call { problem: plan.problem(), ..call })?;
+            return Ok(Output { choice: Some(choice), ..output });
+        }
+        let rows = vec![E::Num::default(); self.problem.rows()];
+        let mut entropy = self.problem.entropy.then(|| rows.clone());
+        let (mut states, mut lse) = (vec![[E::Num::default(); 2]; rows.len()], rows);
+        let mut out = Unwritten::like(&call.q, self.problem.dims().v_dim)?;
+        let view = out.view()?;
+        let to = self.finished(
+            &view,
+            &mut lse,
+            Some(states.as_flattened_mut()),
+            entropy.as_deref_mut(),
+        )?;
+        self.compute(call, &to);
+        // SAFETY: `compute` finishes every row of every head and item.
+        Ok(Output { out: unsafe { out.written() }, lse, states, entropy, choice: None })
+    }
+
+    /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
+    /// `entropy [batch, heads.q, q_len]` if the problem asks for it. What rows have chosen is not kept, so there is no way back
+    /// from here but for the softmax. For packed queries `out` is packed like them, and the
+    /// others are `[total, heads.q]`.
+    #[inline(never)]
+    pub fn forward_into(
+        &self,
+        q: View<'_, E>,
+        k: View<'_, E>,
+        v: View<'_, E>,
+        out: &mut ViewMut<'_, E>,
+        lse: &mut [E::Num],
+        entropy: Option<&mut [E::Num]>,
+    ) -> Result<(), Error> {
+        self.check_inputs(&q, &k, &v)?;
+        if let Some((plan, keys)) = self.with_projected_keys(&k)? {
+            return plan.forward_into(q, keys.view(), v, out, lse, entropy);
+        }
+        self.out_shape().unless_same("the output", out.shape())?;
+        self.problem.same_packing("the output", 0, out.offsets())?;
+        let rows = self.problem.rows();
+        Error::unless_one_each_row("lse", rows, lse.len())?;
+        let found = entropy.as_ref().map_or(0, |entropy| entropy.len());
+        Error::unless_one_each_row("entropy", if self.problem.entropy { rows } else { 0 }, found)?;
+        let entropy = entropy.filter(|_| self.problem.entropy);
+        let to = self.finished(out, lse, None, entropy)?;
+        let (k, v) = (Source::Tensor(k), Source::Tensor(v));
+        let call = Call { problem: &self.problem, q, k, v };
+        if self.problem.chooses() {
+            let choice = self.choose(call)?;
+            let plan = self.keeping(&choice, self.problem.normaliser.rule());
+            plan.compute(Call { problem: plan.problem(), ..call }, &to);
+        } else {
+            self.compute(call, &to);
+        }
+        Ok(())
+    }
+
+    /// Checked memory for the outputs.
+    fn finished<'o>(
+        &'o self,
+        out: &'o ViewMut<'o, E>,
+        lse: &'o mut [E::Num],
+        states: Option<&'o mut [E::Num]>,
+        entropy: Option<&'o mut [E::Num]>,
+    ) -> Result<Outputs<'o, E>, Error> {
+        let entropy = entropy.map(|entropy| self.by_row(entropy, 1)).transpose()?;
+        let states = states.map(|states| self.by_row(states, 2)).transpose()?;
+        Ok(Finished { out, lse: self.by_row(lse, 1)?, states, entropy })
+    }
+
+    pub(crate) fn check_inputs(
+        &self,
+        q: &View<'_, E>,
+        k: &View<'_, E>,
+        v: &View<'_, E>,
+    ) -> Result<(), Error> {
+        if self.problem.is_cached() {
+            return Err(Error::OnlyCached);
+        }
+        let planned = self.problem.shapes();
+        for (i, (planned, view)) in planned.into_iter().zip([q, k, v]).enumerate() {
+            let name = ["q", "k", "v"][i];
+            planned.unless_same(name, view.shape())?;
+            self.problem.same_packing(name, i, view.offsets())?;
+        }
+        Ok(())
+    }
+
+    fn compute(&self, call: Call<'_, E>, to: &Outputs<'_, E>) {
+        if self.problem.rows() > 0 {
+            self.kinds.iter().for_each(|kind| self.compute_kind(kind, call, to));
+        }
+    }
+
+    /// The outputs of all items of a kind.
+    fn compute_kind(&self, kind: &Kind, call: Call<'_, E>, to: &Outputs<'_, E>) {
+        let Dims { heads, v_dim, .. } = self.problem.dims();
+        let (how, items) = (kind.how, self.items(kind));
+        let stages = self.stages(kind);
+        let q_len = |slot: usize| self.problem.q_len(items[slot]);
+        // Parts are kept of the items of this kind alone, one after another.
+        let offsets = cumulated(items.len(), q_len);
+        let saved = [kind.parts * heads.q, v_dim + STATE];
+        let mut room: Vec<E::Num>;
+        let mut partial = None;
+        if stages.len() > 1 {
+            room = vec![E::Num::default(); offsets[items.len()] * saved[0] * saved[1]];
+            partial = match self.problem.q_offsets() {
+                Some(_) => ViewMut::packed(&mut room, &offsets, saved).ok(),
+                None => ViewMut::bhsd(&mut room, [items.len(), saved[0], q_len(0), saved[1]]).ok(),
+            };
+        }
+        let prepared = self.prepare(kind, &items, &call);
+        let prepared = prepared.as_ref();
+        for (tiling, stage) in stages {
+            let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
+            let parts = if stage.into.is_some() { kind.parts } else { 1 };
+            // Few rows: a task has all heads that a key head serves.
+            let few = how.few && stage.walk.is_some();
+            let served = if few { heads.q / heads.kv } else { 1 };
+            let each = heads.q / served * parts;
+            let tasks = cumulated(items.len(), |slot| each * tiling(slot).count());
+            run(
+                self.machine.threads,
+                tasks[items.len()],
+                || {
+                    Scratch::new(
+                        &self.problem,
+                        how.rows,
+                        how.tiles.filter(|_| stage.walk.is_some()),
+                        few,
+                    )
+                },
+                |scratch, i| {
+                    let slot = tasks.partition_point(|first| *first <= i) - 1;
+                    let (b, i, tiling) = (items[slot], i - tasks[slot], tiling(slot));
+                    let tiles = tiling.count();
+                    // TileHeads outermost, so that neighbours in time share keys; late tiles first, for a causal mask
+                    // gives them the most to do.
+                    let (rest, tile) = (i / tiles, tiles - 1 - i % tiles);
+                    let (head, part) = (rest / parts * served, rest % parts);
+                    let rows = tiling.tile(tile);
+                    if rows.count == 0 {
+                        return;
+                    }
+                    let mut stage = stage.clone();
+                    if how.parted && stage.into.is_some() {
+                        stage.into = Some(part);
+                        stage.walk = stage.walk.map(|way| Way { keys: self.part(part, b), ..way });
+                    }
+                    let one = || TileHeads { head, apart: 1, parts: 0..served };
+                    let held = match stage.into {
+                        // The heads of the task side by side, in their part.
+                        Some(part) => TileHeads { head: part * heads.q + head, ..one() },
+                        None => TileHeads { head, apart: heads.q, parts: stage.from.clone() },
+                    };
+                    stage.into = stage.into.map(|_| 0);
+                    // SAFETY: within a stage the tiles of a head cover each row once, so no other task holds these
+                    // rows of these parts; parts that are read were written by the stage before, which has ended.
+                    let target = unsafe {
+                        let finished = || Finished {
+                            out: to.out.tile(b, one(), rows),
+                            lse: to.lse.tile(b, one(), rows),
+                            states: to.states.as_ref().map(|s| s.tile(b, one(), rows)),
+                            entropy: to.entropy.as_ref().map(|e| e.tile(b, one(), rows)),
+                        };
+                        Target {
+                            finished: stage.into.is_none().then(finished),
+                            partial: partial.as_ref().map(|p| p.tile(slot, held, rows)),
+                        }
+                    };
+                    let scope = self.problem.scope(b, head);
+                    simd::enter(
+                        self.machine.isa,
+                        Forward { call, scope, rows, stage, prepared, target, part: 0, scratch },
+                    );
+                },
+            );
+        }
+    }
+
+    /// Keys and values in tiles, where several tiles of rows meet them.
+    fn prepare(&self, kind: &Kind, items: &[usize], call: &Call<'_, E>) -> Option<Prepared> {
+        let sizes = kind.how.tiles.filter(|_| kind.how.shared && !kind.how.few)?;
+        let threads = self.machine.threads;
+        E::on_tiles(self.machine.isa, Prepare { sizes, call, items, threads }).ok().flatten()
+    }
+}

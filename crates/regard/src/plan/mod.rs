@@ -1,0 +1,276 @@
+//! How a problem will be run: pure arithmetic of the problem and the machine, printable before it happens.
+
+mod backward;
+mod choose;
+mod estimate;
+mod forward;
+mod shared;
+mod work;
+
+use crate::error::Error;
+use crate::forward::Stage;
+use crate::machine::Machine;
+use crate::mask::Mask;
+use crate::normaliser::{Choice, Rule};
+use crate::problem::{Dims, Problem};
+use crate::simd::{Element, GROUP};
+use crate::tiles::{FewTiles, Sizes};
+use crate::view::{Shape, ViewMut};
+use crate::walk::{FEW, TILE_ROWS, Tiling, Way};
+use std::borrow::Cow;
+use std::ops::Range;
+pub use work::Work;
+
+/// A checked problem and the way to run it. Make it once, use it for every layer of the same shape.
+#[derive(Clone, Debug)]
+pub struct Plan<'a, E: Element> {
+    problem: Problem<'a, E>,
+    machine: Machine,
+    /// Rows of a tile, of items as long as the longest.
+    pub(crate) rows: usize,
+    /// The first key that is looked at.
+    first: usize,
+    /// How items are run: those of a kind together. One kind where all have the same sizes.
+    kinds: Vec<Kind>,
+    /// The stride of diagonals that may be walked on their own, and the mask without them.
+    diagonal: Option<(usize, Mask)>,
+}
+
+/// How an item is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct How {
+    /// Rows of a tile.
+    rows: usize,
+    /// Whether keys are split into parts.
+    parted: bool,
+    /// Whether all rows that a key head serves are done together.
+    few: bool,
+    /// How products go by tiles, if they do.
+    tiles: Option<Sizes>,
+    /// Whether several tiles of rows meet the same keys: so that these are packed before.
+    shared: bool,
+    /// Whether diagonals are walked on their own.
+    diagonal: bool,
+}
+
+/// Items that are run in the same way.
+#[derive(Clone, Debug)]
+struct Kind {
+    how: How,
+    /// Which ones, ascending; all where none is named.
+    items: Option<Vec<usize>>,
+    /// Parts that the keys of one of them are split into, at most.
+    parts: usize,
+}
+
+/// Keys of one part when few rows meet many keys: enough to outweigh the merge by far.
+const PART_KEYS: usize = 4096;
+
+/// Rows of a head beyond which they fill the lanes well enough.
+const FEW_OF_A_HEAD: usize = 4;
+
+impl<'a, E: Element> Plan<'a, E> {
+    /// Checks the problem and decides how to run it. After this nothing can fail but a mismatch of tensors and plan.
+    #[inline(never)]
+    pub fn new(problem: Problem<'a, E>, machine: Machine) -> Result<Self, Error> {
+        problem.check()?;
+        let problem = problem.with_local_mask();
+        let diagonal = problem.mask.diagonal();
+        let how = |q_len, k_len| How::new(&problem, machine, &diagonal, [q_len, k_len]);
+        let parts = |how: How, k_len: usize| if how.parted { k_len.div_ceil(PART_KEYS) } else { 1 };
+        let Dims { batch, q_len, k_len, .. } = problem.dims();
+        let longest = how(q_len, k_len);
+        let mut kinds: Vec<Kind> = Vec::new();
+        if problem.has_items_alike() {
+            kinds.push(Kind { how: longest, items: None, parts: parts(longest, k_len) });
+        } else {
+            for item in 0..batch {
+                let k_len = problem.k_len(item);
+                let how = how(problem.q_len(item), k_len);
+                let parts = parts(how, k_len);
+                match kinds.iter_mut().find(|kind| kind.how == how) {
+                    Some(kind) => {
+                        kind.items.get_or_insert_default().push(item);
+                        kind.parts = kind.parts.max(parts);
+                    }
+                    None => kinds.push(Kind { how, items: Some(vec![item]), parts }),
+                }
+            }
+        }
+        Ok(Self { rows: longest.rows, problem, machine, first: 0, kinds, diagonal })
+    }
+
+    /// The problem.
+    #[must_use]
+    pub fn problem(&self) -> &Problem<'a, E> {
+        &self.problem
+    }
+
+    /// The products of bf16 tiles that one product of numbers takes, if that is how they are made: 1, 3 or 6, as the
+    /// [`Precision`](crate::Precision) and the type of the tensors have it.
+    #[must_use]
+    pub fn tile_products(&self) -> Option<usize> {
+        let parts = self.kinds.iter().find_map(|kind| kind.how.tiles)?.parts;
+        Some(parts * (parts + 1) / 2)
+    }
+
+    /// The parts that numbers are split into on the way back, if products go by tiles there.
+    pub(crate) fn parts_on_way_back(&self) -> Option<usize> {
+        let many = self.kinds.iter().filter(|kind| !kind.how.few);
+        many.filter_map(|kind| kind.how.tiles).map(|sizes| sizes.parts).next()
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn machine(&self) -> Machine {
+        self.machine
+    }
+
+    /// The same for the way back of one item of a packed problem, on so many threads.
+    pub(crate) fn of_item(&self, item: usize, threads: usize) -> Self {
+        let problem = self.problem.as_long_as(item);
+        let Dims { q_len, k_len, .. } = problem.dims();
+        let (machine, diagonal) = (self.machine.threads(threads), self.diagonal.clone());
+        let how = How::new(&problem, machine, &diagonal, [q_len, k_len]);
+        let kinds = vec![Kind { how, items: Some(vec![item]), parts: 1 }];
+        Self { problem, machine, rows: how.rows, first: 0, kinds, diagonal }
+    }
+
+    /// The same for the keys from `first` on.
+    pub(crate) fn beyond(self, first: usize) -> Self {
+        Self { first, ..self }
+    }
+
+    /// The same where rows have made their choice.
+    pub(crate) fn keeping<'b>(&self, choice: &'b Choice<E::Num>, rule: Rule) -> Plan<'b, E>
+    where
+        'a: 'b,
+    {
+        Plan { problem: self.problem.keeping(choice, rule), ..self.clone() }
+    }
+
+    /// The same way for a problem of the same sizes.
+    pub(crate) fn with_problem(&self, problem: Problem<'a, E>) -> Self {
+        Self { problem, ..self.clone() }
+    }
+
+    /// `dim` numbers for each row, `[batch, heads.q, q_len, dim]`, or `[total, heads.q, dim]` if queries are packed.
+    pub(crate) fn by_row<'o, N>(
+        &'o self,
+        data: &'o mut [N],
+        dim: usize,
+    ) -> Result<ViewMut<'o, N>, Error> {
+        let shape = Shape { dim, ..self.out_shape() };
+        match self.problem.q_offsets() {
+            Some(offsets) => ViewMut::packed(data, offsets, [shape.heads, dim]),
+            None => ViewMut::bhsd(data, shape.to_array()),
+        }
+    }
+
+    pub(crate) fn out_shape(&self) -> Shape {
+        let Dims { batch, heads, q_len, v_dim, .. } = self.problem.dims();
+        Shape { batch, heads: heads.q, len: q_len, dim: v_dim }
+    }
+
+    /// Rows into tiles, a tile's rows `stride` apart.
+    pub(crate) fn tiling(&self, stride: usize) -> Tiling {
+        Tiling { q_len: self.problem.dims().q_len, rows: self.rows, stride }
+    }
+
+    /// The ways over all keys that visit each visible pair once, and the tiles of rows that go them.
+    pub(crate) fn ways(&self) -> Vec<(Tiling, Way<'_>)> {
+        let diagonal = self.diagonal.as_ref();
+        let apart = diagonal.is_some_and(|(stride, _)| apart(*stride, self.problem.dims().q_len));
+        self.ways_of(self.rows, apart)
+    }
+
+    /// The same in tiles of so many rows, with diagonals on their own or not.
+    fn ways_of(&self, rows: usize, diagonal: bool) -> Vec<(Tiling, Way<'_>)> {
+        let (mask, keys) = (&self.problem.mask, self.first..self.problem.dims().k_len);
+        let tiling = |stride| Tiling { rows, ..self.tiling(stride) };
+        let Some((stride, rest)) = self.diagonal.as_ref().filter(|_| diagonal) else {
+            return vec![(tiling(1), Way { mask, without: None, keys })];
+        };
+        let near = Way { mask: rest, without: None, keys: keys.clone() };
+        let far = Way { mask, without: Some(rest), keys };
+        vec![(tiling(1), near), (tiling(*stride), far)]
+    }
+
+    /// The stages of a kind of items: each waits for the one before, the tasks inside it are independent.
+    fn stages(&self, kind: &Kind) -> Vec<(Tiling, Stage<'_>)> {
+        let How { rows, parted, diagonal, .. } = kind.how;
+        let ways = self.ways_of(rows, diagonal);
+        if parted {
+            let tiling = Tiling { rows, ..self.tiling(1) };
+            let join = (tiling, Stage { from: 0..kind.parts, walk: None, into: None });
+            let part =
+                |(tiling, way)| (tiling, Stage { from: 0..0, walk: Some(way), into: Some(0) });
+            return ways.into_iter().map(part).chain([join]).collect();
+        }
+        let last = ways.len() - 1;
+        let stage = |(i, (tiling, way))| {
+            let into = if i == last { None } else { Some(0) };
+            (tiling, Stage { from: 0..i, walk: Some(way), into })
+        };
+        ways.into_iter().enumerate().map(stage).collect()
+    }
+
+    /// The keys of a part of an item; none for the last parts of one with fewer keys than another of its kind.
+    fn part(&self, part: usize, item: usize) -> Range<usize> {
+        let k_len = self.problem.k_len(item);
+        let keys = (part * PART_KEYS).min(k_len)..((part + 1) * PART_KEYS).min(k_len);
+        keys.start.max(self.first).min(keys.end)..keys.end
+    }
+
+    /// The items of a kind.
+    fn items<'k>(&self, kind: &'k Kind) -> Cow<'k, [usize]> {
+        match &kind.items {
+            Some(items) => items.into(),
+            None => (0..self.problem.dims().batch).collect(),
+        }
+    }
+}
+
+impl How {
+    /// Decides how an item of so many queries and keys is run.
+    ///
+    /// All choices that touch the order of arithmetic depend on one item's sizes alone, never on the batch, the threads or
+    /// the instruction set: so neither do the results.
+    fn new<E: Element>(
+        problem: &Problem<'_, E>,
+        machine: Machine,
+        diagonal: &Option<(usize, Mask)>,
+        [q_len, k_len]: [usize; 2],
+    ) -> Self {
+        let Dims { heads, qk_dim, v_dim, .. } = problem.dims();
+        let rows = tile_rows(q_len, heads.q);
+        let diagonal = diagonal.as_ref().is_some_and(|(stride, _)| apart(*stride, q_len));
+        let parted = q_len <= TILE_ROWS && !diagonal && k_len >= 2 * PART_KEYS;
+        let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(FEW);
+        let few = q_len <= FEW_OF_A_HEAD && together && !diagonal;
+        let few = few && problem.is_dot() && problem.is_softmax();
+        let tiles = problem.parts().filter(|parts| {
+            machine.isa.has_tiles() && (!few || FewTiles::fit(*parts, qk_dim, v_dim))
+        });
+        let tiles = tiles.map(|parts| Sizes::new(parts, qk_dim, v_dim));
+        let shared = q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
+        Self { rows, parted, few, tiles, shared, diagonal }
+    }
+}
+
+/// Rows of a tile, for an item of so many queries.
+pub(crate) fn tile_rows(q_len: usize, heads: usize) -> usize {
+    if q_len.saturating_mul(heads) >= 2048 { TILE_ROWS } else { GROUP }
+}
+
+/// Whether so many rows are enough to walk diagonals of this stride on their own.
+fn apart(stride: usize, q_len: usize) -> bool {
+    q_len / stride >= 8
+}
+
+/// The sums of `n` sizes before each of them, and of all in the end.
+pub(crate) fn cumulated(n: usize, size: impl Fn(usize) -> usize) -> Vec<usize> {
+    let mut sums = vec![0; n + 1];
+    (0..n).for_each(|i| sums[i + 1] = sums[i] + size(i));
+    sums
+}

@@ -1,0 +1,70 @@
+//! A group of queries as it meets the keys: in lanes, projected if the similarity asks for it, scaled.
+
+use crate::cells::CELL;
+use crate::lanes::{soon, turn};
+use crate::micro::Layer;
+use crate::place::RowTile;
+use crate::problem::Problem;
+use crate::project::multiply;
+use crate::simd::{Element, GROUP, Lanes, Number, Simd};
+use crate::similarity::Similarity;
+use crate::view::Rows;
+
+/// The queries of a group of rows.
+#[derive(Debug)]
+pub(crate) struct Queries<N> {
+    pub(crate) rows: RowTile,
+    /// As given, `[features][lanes]`, where they are projected.
+    pub(crate) raw: Vec<Lanes<N>>,
+    /// As they meet the keys, `[features][lanes]`.
+    pub(crate) lanes: Vec<Lanes<N>>,
+    /// The hidden layer of an additive similarity.
+    pub(crate) layer: Layer<N>,
+}
+
+impl<N: Number> Queries<N> {
+    /// Room for a group.
+    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>) -> Self {
+        let (dims, similarity) = (problem.dims(), &problem.similarity);
+        let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
+        Self {
+            raw: zeros(if similarity.of_queries().is_some() { dims.q_dim } else { 0 }),
+            lanes: zeros(dims.qk_dim),
+            ..Self::elsewhere(similarity.hidden())
+        }
+    }
+
+    /// No room: tiles have queries of their own.
+    pub(crate) fn elsewhere(hidden: usize) -> Self {
+        let layer = Layer::new(hidden, CELL);
+        Self { rows: RowTile::NONE, raw: Vec::new(), lanes: Vec::new(), layer }
+    }
+
+    /// Takes rows of a head.
+    #[inline(always)]
+    pub(crate) fn take<E: Element<Num = N>, S: Simd<N>>(
+        &mut self,
+        s: S,
+        problem: &Problem<'_, E>,
+        head: usize,
+        (q, rows): (Rows<'_, E>, RowTile),
+    ) {
+        let Self { raw, lanes, layer, .. } = self;
+        self.rows = rows;
+        if rows.step > 1 {
+            (0..rows.count).for_each(|i| soon(s, q.row(rows.row(i))));
+        }
+        let factor = N::from_f64(problem.query_factor());
+        let row = |i| q.row(rows.row(i));
+        let Some(w) = problem.similarity.of_queries() else {
+            return turn(s, row, rows.count, factor, lanes);
+        };
+        turn(s, row, rows.count, factor, raw);
+        multiply(s, w.serving_head(0, head), (raw, rows.count), &mut Vec::new(), lanes);
+        if let Similarity::Additive(weights) = &problem.similarity {
+            let v = weights.v.serving_head(0, head).row(0);
+            layer.v_mut().iter_mut().zip(v).for_each(|(to, v)| *to = v.widen());
+            layer.take_queries(s, lanes, rows.count);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! What a user can do, and what must hold then: one program, so that it is compiled and linked once.
+
+mod backward;
+mod cache;
+mod cached;
+mod dropout;
+mod errors;
+mod gradients;
+mod hidden;
+mod laws;
+mod linear;
+mod lsh;
+#[cfg(target_os = "linux")]
+mod memory;
+mod normalisers;
+mod packed;
+mod rope;
+mod shapes;
+mod steps;
+mod strategies;
+mod table;
