@@ -69,7 +69,7 @@ fn describe<E: Element>(job: PlanJob, format: Format) -> Result<()> {
     let plan = Plan::new(problem, job.machine).map_err(name_the_flag)?;
     let mut out = std::io::stdout().lock();
     if format == Format::Json {
-        let Work { pairs, computed, full, partial, skipped, flops, bytes } = plan.work();
+        let Work { pairs, computed, full, partial, skipped, flops, bytes, .. } = plan.work();
         let (problem, plan) = (plan.problem().to_string(), plan.to_string());
         let line = Line { plan, problem, pairs, computed, full, partial, skipped, flops, bytes };
         writeln!(out, "{}", serde_json::to_string(&line)?)?;

@@ -5,13 +5,9 @@
 //! keys are picked out and full cells are made of them.
 
 use crate::mask::Run;
-use crate::place::{Keys, LaneSet, RowTile, Seen, Span};
+use crate::place::{CELL, Keys, LaneSet, RowTile, Seen, Span};
 use crate::simd::GROUP;
 use std::ops::Range;
-
-/// Keys of a cell. 64 keys of 64 features are a third of a 48 KiB L1 cache, so keys and values of a cell stay there
-/// while several groups of rows pass over them; 32..256 measured within 3 %.
-pub(crate) const CELL: usize = 64;
 
 /// Keys to be computed together.
 #[derive(Clone, Debug)]

@@ -3,10 +3,9 @@
 //! Cost: the scores once more (for sparsemax, once for each step of Newton's method), and of values nothing. Memory: what is
 //! chosen.
 
-use crate::cells::CELL;
 use crate::dropout::uniform;
 use crate::normaliser::{NONE, Normaliser};
-use crate::place::{At, Pair, RowTile, Scope, Span, low};
+use crate::place::{At, CELL, Pair, RowTile, Scope, Span, low};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::LOG2_E;

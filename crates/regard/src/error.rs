@@ -251,6 +251,15 @@ impl fmt::Display for Error {
             Self::Offsets { index, found, expected, wrong } => {
                 write!(f, "offsets[{index}]: {found} is {wrong}; give {expected}")
             }
+            _ => self.fmt_call(f),
+        }
+    }
+}
+
+impl Error {
+    /// What is wrong with a call as a whole, and with a cache.
+    fn fmt_call(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Self::Packed { option } => write!(
                 f,
                 "{option}: sequences of different lengths have no common axis of queries or keys; give one entry for all positions, or call for each sequence"
@@ -301,6 +310,7 @@ impl fmt::Display for Error {
             Self::Evicted { option, found, first } => {
                 write!(f, "{option}: {found} was evicted; give {first} or more")
             }
+            _ => write!(f, "{self:?}"),
         }
     }
 }

@@ -78,6 +78,7 @@ impl<'a, E: Element> From<View<'a, E>> for Upstream<'a, E> {
 
 /// The gradients of a loss by everything that attention depends on; empty where an option is not in use.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Grads<E: Element> {
     /// By q, in its shape and layout.
     pub q: Tensor<E>,
@@ -107,6 +108,7 @@ pub struct Grads<E: Element> {
 
 /// Gradients by the weights of an additive similarity: see [`Additive`].
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct AdditiveGrads<N> {
     /// By `w_q`.
     pub w_q: Tensor<N>,

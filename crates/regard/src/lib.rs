@@ -1,6 +1,59 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "tiles are elsewhere"))]
 
+// The map. A call is a straight line: description -> check -> plan -> kernel -> output. A module imports only modules that
+// stand above it in this list, which `tests/all/house.rs` holds against the sources. Read `reference` first.
+//
+// Ground
+//   error       every way a call can be wrong
+//   run         tasks to threads
+//   simd        numbers, the types that hold them in memory, vectors of them, instruction sets
+//   place       names of places: heads, pairs, rows, keys, lanes
+//   machine     the computer as a value
+//   limit       loops that measure what the machine allows
+//   view        tensors: borrowed, to be written, owned
+//
+// What is asked for
+//   mask        who may see whom
+//   score       what happens to a similarity before the softmax: each option's definition, pass and way back
+//   similarity  how a query and a key make a number
+//   dropout     which weights are dropped
+//   local       windows around predicted centres
+//   normaliser  from scores to weights, and what a choice means to the scores
+//   cache       keys and values of the past, in pages
+//   problem     one call, described and checked
+//   options     all options of a problem together, in their order
+//
+// What it is computed with
+//   softmax     the softmax of a row, piece by piece
+//   micro       the products of a tile: the only hot loops
+//   cells       from a mask to the pieces of keys that are computed
+//   source      keys and values of a head, from a tensor or from pages
+//   lanes       rows into lanes and back
+//   project     rows multiplied by a matrix
+//   queries     a group of queries as it meets the keys
+//   walk        rows led over the cells they see
+//   tiles       operands and products on AMX tiles
+//
+// What is done
+//   choose      the walk that finds what a normaliser must know
+//   forward     the walk that makes outputs: many rows, few rows, by vectors, by tiles
+//   backward    the walk that makes gradients
+//
+// How it is done
+//   output      what a call returns, and merging
+//   grads       what a loss says, and what follows
+//   plan        how a problem is run: stages, tasks, threads; counted and told
+//
+// Other ways
+//   rope        rotary positions
+//   linear      linear attention
+//   lsh         attention among rows and keys that hashing puts together
+//
+// Beside it
+//   reference   the definition that judges everything
+//   compiled    every call of every type, compiled once
+
 mod backward;
 mod cache;
 mod cells;

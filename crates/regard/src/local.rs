@@ -69,9 +69,8 @@ impl<'a, N: Number> Local<'a, N> {
     /// The centres of rows counted over all heads and items; 0 in lanes that are not computed.
     pub(crate) fn centres(&self, rows: &[usize; GROUP], span: Span) -> Lanes<N> {
         let mut centres = Lanes([N::zero(); GROUP]);
-        for lane in span.start..span.end {
-            centres.0[lane] = self.centres[rows[lane]];
-        }
+        let lanes = centres.0.iter_mut().zip(rows).take(span.end).skip(span.start);
+        lanes.for_each(|(centre, row)| *centre = self.centres[*row]);
         centres
     }
 

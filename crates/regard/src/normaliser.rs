@@ -4,9 +4,8 @@
 //! best, which one was drawn, above which score weights begin. A first walk finds that, a [`Choice`] (see `choose.rs`); then it
 //! is one more rule of the scores ([`Kept`]), and the walks there and back are the usual ones.
 
-use crate::cells::CELL;
 use crate::error::Error;
-use crate::place::{At, Keys, Seen, low};
+use crate::place::{At, CELL, Keys, Seen, low};
 use crate::score::{Pass, Slopes, pass};
 use crate::simd::{GROUP, Lanes, Number, Simd};
 use std::f64::consts::LN_2;
@@ -27,7 +26,7 @@ use std::fmt;
 /// assert_eq!(output.choice.unwrap().keys(0), [1]);
 /// # Ok::<(), regard::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Normaliser {
     /// `a_j = e^score_j / sum of e^score`
@@ -132,6 +131,9 @@ pub(crate) const NONE: usize = usize::MAX;
 
 impl<N: Number> Choice<N> {
     /// The keys that a row has chosen, the best first: fewer than asked for if it sees fewer; none of a sparsemax.
+    ///
+    /// # Panics
+    /// For a row that is not there.
     #[must_use]
     pub fn keys(&self, row: usize) -> &[usize] {
         let keys = &self.keys[row * self.most..][..self.most];
@@ -139,6 +141,9 @@ impl<N: Number> Choice<N> {
     }
 
     /// The lowest score that a row has chosen, or the one above which its weights begin; `-inf` if it keeps all it sees.
+    ///
+    /// # Panics
+    /// For a row that is not there.
     #[must_use]
     pub fn threshold(&self, row: usize) -> f64 {
         let reach = self.reaches.get(row).map_or(0.0, |reach| Number::to_f64(*reach));
@@ -196,9 +201,8 @@ impl<N: Number> Kept<'_, N> {
             Rule::Only => pass(s, at, tile, &Only::new(at, tile.len(), &keys)),
             Rule::Sparse | Rule::Alike => {
                 let mut reaches = Lanes([N::zero(); GROUP]);
-                for lane in at.span.start..at.span.end {
-                    reaches.0[lane] = self.choice.reaches[rows[lane]];
-                }
+                let lanes = reaches.0.iter_mut().zip(rows).take(at.span.end).skip(at.span.start);
+                lanes.for_each(|(reach, row)| *reach = self.choice.reaches[*row]);
                 let slopes = slopes.map(|slopes| &mut slopes.custom[..]);
                 self.take_logarithms((&bounds, &reaches), at, tile, slopes);
             }

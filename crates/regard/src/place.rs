@@ -5,7 +5,7 @@ use std::iter::StepBy;
 use std::ops::Range;
 
 /// Which head is asked about, and the sizes around it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scope {
     /// The item of the batch.
     pub batch: usize,
@@ -38,7 +38,7 @@ pub(crate) fn signed(n: usize) -> i64 {
 }
 
 /// A query and a key of one head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pair {
     /// The item of the batch.
     pub batch: usize,
@@ -49,6 +49,10 @@ pub struct Pair {
     /// The key.
     pub key: usize,
 }
+
+/// Keys of a cell. 64 keys of 64 features are a third of a 48 KiB L1 cache, so keys and values of a cell stay there
+/// while several groups of rows pass over them; 32..256 measured within 3 %.
+pub(crate) const CELL: usize = 64;
 
 /// A set of rows of a tile, one bit each.
 pub(crate) type LaneSet = u128;

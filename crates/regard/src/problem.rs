@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Where row 0 stands among the keys.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Align {
     /// The last query stands at the last key, as when earlier keys come from a cache. The usual choice.
     #[default]
@@ -27,7 +27,7 @@ pub enum Align {
 }
 
 /// Heads of the queries and of the keys and values: `q` is a multiple of `kv`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Heads {
     /// Query heads.
     pub q: usize,
@@ -36,7 +36,7 @@ pub struct Heads {
 }
 
 /// The sizes of one call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dims {
     /// Independent items.
     pub batch: usize,
@@ -470,8 +470,9 @@ impl<'a, E: Element> Problem<'a, E> {
         if self.cached && self.similarity.of_keys().is_some() {
             return Err(Error::NotInCache { option: "Additive::w_k" });
         }
-        self.score.check(q.batch, q.heads, q.len, k.len)?;
-        self.mask.check(q.batch, q.heads, q.len, k.len)
+        let scores = [q.batch, q.heads, q.len, k.len];
+        self.score.check(scores)?;
+        self.mask.check(scores)
     }
 }
 

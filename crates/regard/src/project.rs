@@ -2,12 +2,12 @@
 //!
 //! `y = W^T x` for `x [batch, heads, len, from]` and `W [1, heads or 1, from, to]`. Cost: `2 from to` flops a row, each way.
 
-use crate::cells::{CELL, Cell};
+use crate::cells::Cell;
 use crate::error::Error;
 use crate::lanes::{fetch, pack, turn, turn_back};
 use crate::machine::Machine;
 use crate::micro::{Dots, Packed, add_rows, add_values, dot_tile};
-use crate::place::{RowTile, Span};
+use crate::place::{CELL, RowTile, Span};
 use crate::run::run;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::source::Head;
@@ -40,7 +40,8 @@ pub(crate) fn undo_project<E: Element>(
         let (head, first) = (i / blocks, i % blocks * CELL);
         let rows = RowTile { first, step: 1, count: (len - first).min(CELL) };
         let all = if heads == 1 { 0..x.shape().heads } else { head..head + 1 };
-        // SAFETY: no other task has these rows of this head, which began as zeros.
+        // SAFETY: `i / blocks` and `i % blocks` give each block of each head to one task, so nobody else holds these rows;
+        // `d_w` was made of zeros.
         let to = unsafe { to.tile(0, TileHeads::one(head), rows) };
         E::Num::enter(machine.isa, ByWeights { x: *x, d_y: *d_y, heads: all, to, scratch });
     });
@@ -74,11 +75,11 @@ fn by_rows<E: Element>(
         let count = x.len(b).saturating_sub(first).min(GROUP);
         let rows = RowTile { first, step: 1, count };
         let (x, w) = (x.head(b, head), w.serving_head(0, head));
-        // SAFETY: no other task has these rows of this head.
+        // SAFETY: `i / groups` and `i % groups` give each group of each head to one task, so nobody else holds these rows.
         let to = unsafe { to.tile(b, TileHeads::one(head), rows) };
         E::Num::enter(machine.isa, ByRows { x, w, rows, way, to, scratch });
     });
-    // SAFETY: the groups cover every row of every head and item.
+    // SAFETY: `tasks` counts every group of every head and item, so every row has been written.
     Ok(unsafe { out.written() })
 }
 
@@ -116,10 +117,7 @@ impl<E: Element> Task<E::Num> for ByRows<'_, E> {
         from.resize(x.dim, zero);
         lanes.resize(if matches!(way, Way::There) { w.dim } else { w.len }, zero);
         turn(s, |i| x.row(rows.row(i)), rows.count, E::Num::from_f64(1.0), from);
-        match way {
-            Way::There => multiply(s, w, (from, rows.count), packed, lanes),
-            Way::Back => multiply_back(s, w, (from, rows.count), packed, lanes),
-        }
+        multiply(s, (w, way), (from, rows.count), packed, lanes);
         turn_back(s, lanes, rows.count, 0, (&mut to, 0));
     }
 }
@@ -167,11 +165,11 @@ impl<E: Element> Task<E::Num> for ByWeights<'_, E> {
     }
 }
 
-/// `W^T x`, with rows in the lanes of both sides.
+/// `W^T x` or `W x`, with rows in the lanes of both sides.
 #[inline(always)]
 pub(crate) fn multiply<E: Element, S: Simd<E::Num>>(
     s: S,
-    w: Rows<'_, E>,
+    (w, way): (Rows<'_, E>, Way),
     (x, count): (&[Lanes<E::Num>], usize),
     packed: &mut Vec<E::Num>,
     to: &mut [Lanes<E::Num>],
@@ -184,26 +182,12 @@ pub(crate) fn multiply<E: Element, S: Simd<E::Num>>(
         let n = (w.len - first).min(CELL);
         cell.set(first, n);
         let w = fetch(s, Head::Rows(w), &cell, packed);
-        let x = (&x[first..first + n], &[][..]);
-        add_values::<_, S, false, false>(s, (w, &[]), x, span, (&one, to));
-    }
-}
-
-/// `W x`, with rows in the lanes of both sides.
-#[inline(always)]
-pub(crate) fn multiply_back<E: Element, S: Simd<E::Num>>(
-    s: S,
-    w: Rows<'_, E>,
-    (x, count): (&[Lanes<E::Num>], usize),
-    packed: &mut Vec<E::Num>,
-    to: &mut [Lanes<E::Num>],
-) {
-    let span = Span::first(count);
-    let mut cell = Cell::new();
-    for first in (0..w.len).step_by(CELL) {
-        let n = (w.len - first).min(CELL);
-        cell.set(first, n);
-        let w = fetch(s, Head::Rows(w), &cell, packed);
-        dot_tile(s, (w, x), span, &mut to[first..first + n], &mut Dots);
+        match way {
+            Way::There => {
+                let x = (&x[first..first + n], &[][..]);
+                add_values::<_, S, false, false>(s, (w, &[]), x, span, (&one, to));
+            }
+            Way::Back => dot_tile(s, (w, x), span, &mut to[first..first + n], &mut Dots),
+        }
     }
 }

@@ -1,11 +1,10 @@
 //! A group of queries as it meets the keys: in lanes, projected if the similarity asks for it, scaled.
 
-use crate::cells::CELL;
 use crate::lanes::{soon, turn};
 use crate::micro::Layer;
-use crate::place::RowTile;
+use crate::place::{CELL, RowTile};
 use crate::problem::Problem;
-use crate::project::multiply;
+use crate::project::{Way, multiply};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
 use crate::similarity::Similarity;
 use crate::view::Rows;
@@ -60,7 +59,13 @@ impl<N: Number> Queries<N> {
             return turn(s, row, rows.count, factor, lanes);
         };
         turn(s, row, rows.count, factor, raw);
-        multiply(s, w.serving_head(0, head), (raw, rows.count), &mut Vec::new(), lanes);
+        multiply(
+            s,
+            (w.serving_head(0, head), Way::There),
+            (raw, rows.count),
+            &mut Vec::new(),
+            lanes,
+        );
         if let Similarity::Additive(weights) = &problem.similarity {
             let v = weights.v.serving_head(0, head).row(0);
             layer.v_mut().iter_mut().zip(v).for_each(|(to, v)| *to = v.widen());

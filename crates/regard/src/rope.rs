@@ -16,7 +16,7 @@ use crate::view::{Shape, TileMut, ViewMut};
 use std::ops::RangeFrom;
 
 /// Which two features turn together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopePairs {
     /// `2i` and `2i + 1`, as published; GPT-J and Llama as Meta stores it.
     Interleaved,

@@ -62,6 +62,41 @@ fn far<N: Number>(x: N) -> N {
     x.max(N::from_f64(FAR))
 }
 
+/// The rounds that a tile of scores goes through on its way to weights: one where every row has its `m` and no score has
+/// outgrown it, one more where some have; then the next tile looks for maxima before it needs them. Sums with a NaN never
+/// suffice.
+#[derive(Debug)]
+pub(crate) struct Rounds {
+    taken: usize,
+    /// Whether the last tile had scores far above those before.
+    grows: bool,
+}
+
+impl Rounds {
+    #[inline(always)]
+    pub(crate) fn new(grows: bool) -> Self {
+        Self { taken: 0, grows }
+    }
+
+    /// Whether the `m` at hand suffice in the next round, from the sums of the last one (before the first: see
+    /// [`States::unset`]); `None` if there is nothing left to do.
+    #[inline(always)]
+    pub(crate) fn next<N: Number, S: Simd<N>>(
+        &mut self,
+        s: S,
+        sums: &Lanes<N>,
+        span: Span,
+    ) -> Option<bool> {
+        if self.taken == 2 {
+            return None;
+        }
+        let first = self.taken == 0;
+        let suffices = States::suffice(s, sums, span) && !(first && self.grows);
+        self.taken += 1;
+        if suffices && !first { None } else { Some(suffices) }
+    }
+}
+
 /// The states of a group of rows.
 #[derive(Clone, Debug)]
 pub(crate) struct States<N> {
@@ -156,7 +191,7 @@ impl<N: Number> States<N> {
     /// only near enough that nothing overflows. It hardly ever moves after the first tile, so that nothing needs to be
     /// looked through for its maximum.
     #[inline(always)]
-    pub(crate) fn suffice<S: Simd<N>>(s: S, sums: &Lanes<N>, span: Span) -> bool {
+    fn suffice<S: Simd<N>>(s: S, sums: &Lanes<N>, span: Span) -> bool {
         let limit = s.splat(N::from_f64(LIMIT));
         let full = u32::MAX >> (32 - S::LANES);
         let mut all = full;

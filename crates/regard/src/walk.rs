@@ -1,11 +1,11 @@
 //! The walk that forward and backward share: a tile of rows passes over the cells of keys that it sees, 64 rows at a
 //! time, so that a cell is brought from memory once and read from the cache the second time.
 
-use crate::cells::{CELL, Cell, Cells, Seeing};
+use crate::cells::{Cell, Cells, Seeing};
 use crate::lanes::{fetch, soon};
 use crate::mask::{Mask, Run};
 use crate::micro::{Distances, Dots, dot_tile};
-use crate::place::{At, Keys, RowTile, Scope, Seen, Span, low};
+use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span, low};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::Slopes;

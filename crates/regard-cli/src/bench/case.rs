@@ -190,6 +190,55 @@ impl Case {
     }
 
     fn add(&mut self, option: &str, number: Option<usize>) -> Result<()> {
+        if let Some(rule) = self.rule(option, number) {
+            // Both patterns of Child et al. look back only.
+            if matches!(rule, Rule::Strided { .. } | Rule::Fixed { .. })
+                && !self.rules.contains(&Rule::Causal)
+            {
+                self.rules.push(Rule::Causal);
+            }
+            self.rules.push(rule);
+            return Ok(());
+        }
+        match (option, number) {
+            ("bias", None) => return self.set_bias(Bias::Shared),
+            ("headbias", None) => return self.set_bias(Bias::Heads),
+            ("alibi", None) => return self.set_bias(Bias::Alibi),
+            ("softcap", None) => self.softcap = Some(50.0),
+            ("dropout", None) => self.dropout = Some(0.1),
+            ("relu", None) if self.linear.is_some() => return self.set_map(FeatureMap::Relu),
+            ("random", Some(features)) if self.linear.is_some() => {
+                return self.set_map(FeatureMap::PositiveRandom { features, seed: 1 });
+            }
+            ("both", None) if self.is_another() => self.pass = Pass::Both,
+            ("alone", None) if self.pass == Pass::Both && !self.is_another() => {
+                self.pass = Pass::Backward;
+            }
+            ("paged", None) if self.bound == Bound::Read => return self.set_cached(Cached::Paged),
+            ("shared", None) if self.bound == Bound::Read => {
+                return self.set_cached(Cached::Shared);
+            }
+            ("strict", None) => return self.set_precision(Precision::Strict),
+            ("f", Some(32)) => return self.set_precision(Precision::F32),
+            ("high", None) => return self.set_precision(Precision::High),
+            ("additive", None) => self.additive = true,
+            ("local", Some(reach)) => self.local = Some(reach),
+            ("top", Some(k)) => return self.set_normaliser(Normaliser::TopK(k)),
+            ("hard", None) => return self.set_normaliser(Normaliser::Hard),
+            ("sampled", None) => return self.set_normaliser(Normaliser::Sampled { seed: 7 }),
+            ("sparsemax", None) => return self.set_normaliser(Normaliser::Sparsemax),
+            ("spread", None) => self.spread = 20.0,
+            ("bshd", None) => self.layout = Layout::Bshd,
+            _ => {
+                let number = number.map_or(String::new(), |n| n.to_string());
+                bail!("`{option}{number}`: no such option; known are {OPTIONS}")
+            }
+        }
+        Ok(())
+    }
+
+    /// The rule of a mask that an option names, if it is one.
+    fn rule(&self, option: &str, number: Option<usize>) -> Option<Rule> {
         let Dims { batch, k_len, .. } = self.dims;
         #[expect(
             clippy::cast_possible_truncation,
@@ -201,7 +250,7 @@ impl Case {
             // Lengths from half to all of the keys, spread evenly, neighbours far apart.
             |b: usize| k_len - (k_len as f64 / 2.0 * (0.5 + 0.618_034 * b as f64).fract()) as usize,
         );
-        let rule = match (option, number) {
+        Some(match (option, number) {
             ("causal", None) => Rule::Causal,
             ("window", Some(keys)) => Rule::Window { keys },
             ("padding", None) => Rule::Lengths { lengths: (0..batch).map(share).collect() },
@@ -212,69 +261,8 @@ impl Case {
             }
             ("strided", None) => Rule::Strided { stride: root },
             ("fixed", None) => Rule::Fixed { block: root, summary: root.min(8) },
-            ("bias", None) => return self.set_bias(Bias::Shared),
-            ("headbias", None) => return self.set_bias(Bias::Heads),
-            ("alibi", None) => return self.set_bias(Bias::Alibi),
-            ("softcap", None) => {
-                self.softcap = Some(50.0);
-                return Ok(());
-            }
-            ("dropout", None) => {
-                self.dropout = Some(0.1);
-                return Ok(());
-            }
-            ("relu", None) if self.linear.is_some() => return self.set_map(FeatureMap::Relu),
-            ("random", Some(features)) if self.linear.is_some() => {
-                return self.set_map(FeatureMap::PositiveRandom { features, seed: 1 });
-            }
-            ("both", None) if self.is_another() => {
-                self.pass = Pass::Both;
-                return Ok(());
-            }
-            ("alone", None) if self.pass == Pass::Both && !self.is_another() => {
-                self.pass = Pass::Backward;
-                return Ok(());
-            }
-            ("paged", None) if self.bound == Bound::Read => return self.set_cached(Cached::Paged),
-            ("shared", None) if self.bound == Bound::Read => {
-                return self.set_cached(Cached::Shared);
-            }
-            ("strict", None) => return self.set_precision(Precision::Strict),
-            ("f", Some(32)) => return self.set_precision(Precision::F32),
-            ("high", None) => return self.set_precision(Precision::High),
-            ("additive", None) => {
-                self.additive = true;
-                return Ok(());
-            }
-            ("local", Some(reach)) => {
-                self.local = Some(reach);
-                return Ok(());
-            }
-            ("top", Some(k)) => return self.set_normaliser(Normaliser::TopK(k)),
-            ("hard", None) => return self.set_normaliser(Normaliser::Hard),
-            ("sampled", None) => return self.set_normaliser(Normaliser::Sampled { seed: 7 }),
-            ("sparsemax", None) => return self.set_normaliser(Normaliser::Sparsemax),
-            ("spread", None) => {
-                self.spread = 20.0;
-                return Ok(());
-            }
-            ("bshd", None) => {
-                self.layout = Layout::Bshd;
-                return Ok(());
-            }
-            _ => {
-                let number = number.map_or(String::new(), |n| n.to_string());
-                bail!("`{option}{number}`: no such option; known are {OPTIONS}")
-            }
-        };
-        // Both patterns of Child et al. look back only.
-        if matches!(rule, Rule::Strided { .. } | Rule::Fixed { .. })
-            && !self.rules.contains(&Rule::Causal)
-        {
-            self.rules.push(Rule::Causal);
-        }
-        self.rules.push(rule);
-        Ok(())
+            _ => return None,
+        })
     }
 
     fn set_map(&mut self, map: FeatureMap) -> Result<()> {

@@ -5,7 +5,7 @@ use crate::lanes::{multiply, pack, turn, turn_back};
 use crate::micro::{Dots, Packed, ScoreGrads, Weights, dot_tile};
 use crate::place::{At, Keys, RowTile, Scope, Seen, Span, low};
 use crate::problem::Problem;
-use crate::project::multiply_back;
+use crate::project::{self, Way};
 use crate::queries::Queries;
 use crate::score::{LOG2_E, in_log2};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
@@ -292,7 +292,7 @@ impl<N: Number> Group<N> {
         if let Some(w) = problem.similarity.of_queries() {
             // projected = W^T q
             let w = w.serving_head(0, scope.head);
-            multiply_back(s, w, (d_q, rows.count), &mut Vec::new(), other);
+            project::multiply(s, (w, Way::Back), (d_q, rows.count), &mut Vec::new(), other);
             (q, d_q) = (&mut self.q.raw, &mut other[..w.len]);
         }
         // score = scale * similarity, which is linear in q more often than not.

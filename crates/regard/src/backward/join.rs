@@ -1,10 +1,9 @@
 //! The second stage: parts of `d_q` become one, and say what W learns.
 
 use super::{Rows, Scratch};
-use crate::cells::CELL;
 use crate::lanes::turn;
 use crate::micro::add_rows;
-use crate::place::{RowTile, Scope, Span};
+use crate::place::{CELL, RowTile, Scope, Span};
 use crate::simd::{Element, Number, Simd, Task};
 use crate::view::{self, TileMut, View};
 use crate::walk::{Call, Tiling};

@@ -21,11 +21,10 @@ mod join;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
-use crate::cells::CELL;
 use crate::lanes::pack;
 use crate::micro::{HiddenGrads, Packed, add_rows, add_values};
 use crate::options::Undo;
-use crate::place::{At, RowTile, Scope, Seen, Span};
+use crate::place::{At, CELL, RowTile, Scope, Seen, Span};
 use crate::problem::Problem;
 use crate::score::{BiasGrads, Slopes};
 #[cfg(target_arch = "x86_64")]

@@ -13,10 +13,10 @@
 //! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
 
 use super::{ByKeys, Group, Path, Products, Undoing};
-use crate::cells::{CELL, Cell};
+use crate::cells::Cell;
 use crate::lanes::turn;
 use crate::micro::Packed;
-use crate::place::{At, Keys, RowTile, Scope, Seen, Span};
+use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles};
 use crate::source::Head;
 use crate::tiles::product::{Operand, Product, Sums};

@@ -13,7 +13,7 @@ use std::ops::Range;
 pub const PAGE: usize = 64;
 
 /// What each page of a [`KvCache`](crate::KvCache) holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CacheShape {
     /// Heads of the keys and values.
     pub heads: usize,

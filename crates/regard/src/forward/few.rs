@@ -5,14 +5,13 @@
 //! the two products differ: by vectors (`few_vectors.rs`) or by tiles (`few_tiles.rs`).
 
 use super::Forward;
-use crate::cells::CELL;
 use crate::lanes::multiply;
 use crate::mask::Run;
 use crate::micro::Packed;
-use crate::place::{At, Keys, RowTile, Scope, Seen, Span};
+use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span};
 use crate::problem::Problem;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
-use crate::softmax::{State, States, TileSums};
+use crate::softmax::{Rounds, State, States, TileSums};
 use crate::source::Head;
 use crate::tiles::{FewTiles, Sizes};
 use crate::view::Rows;
@@ -278,9 +277,9 @@ impl<N: Number> FewRoom<N> {
             if !bundle.any || bundle.hidden {
                 hidden = true;
                 let lanes = Span::first(count).set();
-                for key in 0..n {
-                    let sees = if bundle.any { bundle.seen[key] } else { 0 };
-                    seen[key] &= !((!sees & lanes) << first);
+                for (seen, own) in seen.iter_mut().zip(&bundle.seen[..n]) {
+                    let sees = if bundle.any { *own } else { 0 };
+                    *seen &= !((!sees & lanes) << first);
                 }
             }
         }
@@ -321,11 +320,8 @@ impl<N: Number> FewRoom<N> {
         let at = At { scope, rows, span, keys: Keys::From(first) };
         let mut sums =
             TileSums { l: bundle.states.unset(s, span), ..TileSums::zero(problem.entropy) };
-        for round in 0..2 {
-            let suffices = States::suffice(s, &sums.l, span) && (round > 0 || !bundle.grows);
-            if suffices && round > 0 {
-                break;
-            }
+        let mut rounds = Rounds::new(bundle.grows);
+        while let Some(suffices) = rounds.next(s, &sums.l, span) {
             let tile = &mut bundle.tile[..used];
             if spread {
                 for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(GROUP)) {

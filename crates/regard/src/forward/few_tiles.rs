@@ -208,8 +208,7 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
             t.zero::<{ SCORES[1] }>();
             for chunk in 0..chunks {
                 ask(s, soon, pair / 2 * chunks + chunk, groups.div_ceil(2) * chunks);
-                // SAFETY: `group` has 16 rows of all chunks, `queries` 16 of each; there is room for the scores of whole
-                // groups, as checked above.
+                // SAFETY: `Matrix::group` has 16 rows of all chunks, `queries` 16 of each (asserted above).
                 unsafe {
                     t.load::<QUERIES>(queries[chunk * ROWS..].as_ptr().cast(), 64);
                     t.load::<{ X[0] }>(a.chunk(chunk), a.stride);
@@ -219,7 +218,7 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
                 }
             }
             let to = &mut to[pair * ROWS * width..];
-            // SAFETY: as above.
+            // SAFETY: `to` has room for the scores of whole groups, as asserted above.
             unsafe {
                 t.store::<{ SCORES[0] }>(to.as_mut_ptr().cast(), 4 * width);
                 if two {
@@ -279,8 +278,8 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
                 let two = chunk + 1 < chunks;
                 let first = (eight * chunks + chunk) * ROWS;
                 let to = sums[first..].as_mut_ptr().cast::<u8>();
-                // SAFETY: `here` has 16 rows of all chunks for each group; weights and sums are whole tiles in memory of
-                // their own, as checked above.
+                // SAFETY: `Matrix::group` has 16 rows of all chunks for each group; weights are cut to whole tiles just above,
+                // and `sums` holds all tiles, as asserted above.
                 unsafe {
                     t.load::<{ SUMS[0] }>(to, 64);
                     if two {

@@ -156,44 +156,53 @@ impl<E: Element> DotRows<'_, E> {
                 }
             }
         }
-        // The tree: part i and i + 8, i and i + 4, i and i + 2, i and i + 1.
-        let mut half = vectors / 2;
-        while half > 0 {
-            for j in 0..half {
-                for i in 0..KEYS {
-                    for r in 0..ROWS {
-                        sums[j][i][r] = s.add(sums[j][i][r], sums[j + half][i][r]);
-                    }
-                }
-            }
-            half /= 2;
-        }
-        let mut block = s.block();
-        for (to, from) in block.as_mut().iter_mut().zip(sums[0].as_flattened()) {
-            *to = *from;
-        }
-        s.transpose(&mut block);
-        let mut half = S::LANES / 2;
-        while half > 0 {
-            for i in 0..half {
-                let sum = s.add(block.as_mut()[i], block.as_mut()[i + half]);
-                block.as_mut()[i] = sum;
-            }
-            half /= 2;
-        }
+        let sums = add_parts(s, sums);
         let width = self.rows.width;
         let to = &mut self.to[key * width + row..];
         if width == ROWS && KEYS * ROWS == S::LANES {
-            return s.store(block.as_mut()[0], to);
+            return s.store(sums, to);
         }
         let mut results = [E::Num::default(); MAX_LANES];
-        s.store(block.as_mut()[0], &mut results);
+        s.store(sums, &mut results);
         for i in 0..KEYS {
             for r in 0..ROWS {
                 to[i * width + r] = results[i * ROWS + r];
             }
         }
     }
+}
+
+/// The sums of all parts, one lane for each key and row, in a tree: part i and i + 8, i and i + 4, i and i + 2, i and i + 1.
+#[inline(always)]
+fn add_parts<N: Number, S: Simd<N>, const KEYS: usize, const ROWS: usize>(
+    s: S,
+    mut sums: [[[S::V; ROWS]; KEYS]; 4],
+) -> S::V {
+    let mut half = PARTIAL / S::LANES / 2;
+    while half > 0 {
+        for j in 0..half {
+            for i in 0..KEYS {
+                for r in 0..ROWS {
+                    sums[j][i][r] = s.add(sums[j][i][r], sums[j + half][i][r]);
+                }
+            }
+        }
+        half /= 2;
+    }
+    let mut block = s.block();
+    for (to, from) in block.as_mut().iter_mut().zip(sums[0].as_flattened()) {
+        *to = *from;
+    }
+    s.transpose(&mut block);
+    let mut half = S::LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            let sum = s.add(block.as_mut()[i], block.as_mut()[i + half]);
+            block.as_mut()[i] = sum;
+        }
+        half /= 2;
+    }
+    block.as_mut()[0]
 }
 
 /// `sums[row] = sums[row] * shrink[row] + sum over keys of weights[key][row] * values[key]`. With `HIDDEN`, a key that a row

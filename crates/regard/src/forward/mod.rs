@@ -8,25 +8,25 @@ mod few;
 #[cfg(target_arch = "x86_64")]
 mod few_tiles;
 mod few_vectors;
+mod group;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
-use crate::cells::CELL;
-use crate::lanes::{later, multiply, soon, turn, turn_back};
-use crate::micro::{Weights, add_values, dot_tile};
-use crate::place::{RowTile, Scope, Span};
+use crate::lanes::{later, soon, turn, turn_back};
+use crate::place::{CELL, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::in_log2;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Amx;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, TileTask};
-use crate::softmax::{State, States, TileSums};
+use crate::softmax::{State, States};
 use crate::tiles::{Prepared, Room, Sizes};
 use crate::view::TileMut;
-use crate::walk::{Call, Piece, Visit, Walk, Way};
+use crate::walk::{Call, Walk, Way};
 use few::FewRoom;
 use few_vectors::Vectors;
+use group::{Adding, Group};
 use std::ops::Range;
 
 /// The rows that one task owns.
@@ -79,17 +79,6 @@ pub(crate) struct Scratch<N> {
     pub(crate) room: Option<Room>,
     /// For few rows.
     pub(crate) few: Option<FewRoom<N>>,
-}
-
-/// A group of rows on its way: queries, states and sums, `[features][lanes]`.
-#[derive(Debug)]
-pub(crate) struct Group<N> {
-    pub(crate) q: Queries<N>,
-    pub(crate) states: States<N>,
-    /// Up to whole tiles of features, where tiles are in use.
-    pub(crate) sums: Vec<Lanes<N>>,
-    /// Whether the last tile had scores far above those before.
-    pub(crate) grows: bool,
 }
 
 impl<N: Number> Scratch<N> {
@@ -303,101 +292,6 @@ impl<E: Element> Forward<'_, '_, E> {
         }
         let v_dim = call.problem.dims().v_dim;
         turn_back(s, &group.sums[..v_dim], group.q.rows.count, g * GROUP, (&mut to.out, self.part));
-    }
-}
-
-/// Adds each piece to the sums of its group.
-struct Adding<'t, 'c, E: Element> {
-    problem: &'c Problem<'c, E>,
-    groups: &'t mut [Group<E::Num>],
-    tile: &'t mut [Lanes<E::Num>],
-    factors: &'t mut [Lanes<E::Num>],
-}
-
-impl<E: Element> Visit<E::Num> for Adding<'_, '_, E> {
-    #[inline(always)]
-    fn visit<S: Simd<E::Num>>(&mut self, s: S, piece: Piece<'_, E::Num>) {
-        let n = piece.k.len;
-        let factors = self.factors.get_mut(..n).unwrap_or_default();
-        self.groups[piece.group].step(s, self.problem, piece, (&mut self.tile[..n], factors));
-    }
-}
-
-impl<N: Number> Group<N> {
-    /// One group against one piece of a cell: the heart of it all.
-    #[inline(always)]
-    fn step<E: Element<Num = N>, S: Simd<N>>(
-        &mut self,
-        s: S,
-        problem: &Problem<'_, E>,
-        mut piece: Piece<'_, N>,
-        (tile, factors): (&mut [Lanes<N>], &mut [Lanes<N>]),
-    ) {
-        let span = piece.at.span;
-        let fused = piece.seen.is_none() && problem.is_plain_dot();
-        let mut shrink = Lanes([N::one(); GROUP]);
-        let entropy = problem.entropy;
-        let mut sums = TileSums { l: self.states.unset(s, span), ..TileSums::zero(entropy) };
-        // One round where every row has its `m` and no score has outgrown it, one more where some have; then the next
-        // tile looks for maxima before it needs them. Sums with a NaN never suffice.
-        for round in 0..2 {
-            let suffices = States::suffice(s, &sums.l, span) && (round > 0 || !self.grows);
-            if suffices && round > 0 {
-                break;
-            }
-            if suffices && fused {
-                let mut weights = Weights { m: &self.states.m, sums };
-                dot_tile(s, (piece.k, &self.q.lanes), span, tile, &mut weights);
-                sums = weights.sums;
-                continue;
-            }
-            piece.scores(s, problem, &mut self.q, tile, None);
-            if !suffices {
-                self.grows = self.states.raise(s, tile, (&sums.l, span), &mut shrink);
-            }
-            sums = TileSums::zero(entropy);
-            self.states.weigh(s, tile, span, &mut sums);
-        }
-        self.states.add(s, &sums, span);
-        if problem.has_factors() {
-            problem.factors(s, piece.at, factors);
-            multiply(s, (tile, factors), span);
-        }
-        let (v, to) = (piece.v, (&shrink, &mut self.sums[..]));
-        match piece.hiding() {
-            Some(seen) => add_values::<N, S, true, false>(s, (v, &[]), (tile, seen), span, to),
-            None => add_values::<N, S, false, false>(s, (v, &[]), (tile, &[]), span, to),
-        }
-    }
-
-    /// Lets a score without a value join every row.
-    #[inline(always)]
-    fn add_sink<S: Simd<N>>(&mut self, s: S, sink: N, entropy: bool) {
-        let span = Span::first(self.q.rows.count);
-        let mut tile = [Lanes([sink; GROUP])];
-        // Sums that never suffice: `m` becomes the larger of itself and the sink.
-        self.raise(s, &tile, (&Lanes([N::infinity(); GROUP]), span));
-        let mut sums = TileSums::zero(entropy);
-        self.states.weigh(s, &mut tile, span, &mut sums);
-        self.states.add(s, &sums, span);
-    }
-
-    /// Raises `m` in the lanes whose sums do not suffice, and shrinks what has been added up so far.
-    #[inline(always)]
-    pub(crate) fn raise<S: Simd<N>>(
-        &mut self,
-        s: S,
-        tile: &[Lanes<N>],
-        (sums, span): (&Lanes<N>, Span),
-    ) {
-        let mut shrink = Lanes([N::one(); GROUP]);
-        self.grows = self.states.raise(s, tile, (sums, span), &mut shrink);
-        for sum in &mut self.sums {
-            for lane in span.vectors::<N, S>() {
-                let x = s.mul(s.load(&sum.0[lane..]), s.load(&shrink.0[lane..]));
-                s.store(x, &mut sum.0[lane..]);
-            }
-        }
     }
 }
 

@@ -1,11 +1,11 @@
 //! The forward walk on tiles: while the vectors weigh one piece, the tiles score the next and add up the one before.
 
 use super::{Forward, Group, Scratch, few_tiles};
-use crate::cells::{CELL, Cell};
+use crate::cells::Cell;
 use crate::lanes::multiply;
-use crate::place::{At, Keys, RowTile, Scope, Seen, Span};
+use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles, math};
-use crate::softmax::{LIMIT, States, TileSums};
+use crate::softmax::{LIMIT, Rounds, TileSums};
 use crate::source::Head;
 use crate::tiles::pack::{PackPairs, PackQueries, Packed, PackedCell, rows_of, write_woven};
 use crate::tiles::product::{Between, Operand, Product, Sums};
@@ -344,11 +344,8 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
         let mut sums =
             TileSums { l: group.states.unset(s, span), ..TileSums::zero(problem.entropy) };
-        for round in 0..2 {
-            let suffices = States::suffice(s, &sums.l, span) && (round > 0 || !group.grows);
-            if suffices && round > 0 {
-                break;
-            }
+        let mut rounds = Rounds::new(group.grows);
+        while let Some(suffices) = rounds.next(s, &sums.l, span) {
             let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
             s.call(Alone::<PARTS> {
                 t,
@@ -448,7 +445,7 @@ impl Task<f32> for Largest<'_> {
 }
 
 /// Products on the tiles while the vectors turn scores into weights: `2^(score factor - m)`, in pairs of keys. Tells whether
-/// the weights are small enough to be used: see [`States::suffice`].
+/// the weights are small enough to be used: see [`Rounds`].
 struct Weave<'t, const PARTS: usize> {
     s: Avx512,
     t: &'t Tiles,

@@ -12,6 +12,7 @@ use std::f64::consts::{LN_2, TAU};
 
 /// How a query or a key becomes features that are never negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum FeatureMap {
     /// `elu(x) + 1`, feature by feature: `x + 1` above 0, `e^x` below (Katharopoulos et al. 2020).
     EluPlusOne,

@@ -64,6 +64,7 @@ pub struct LinearAttention {
 
 /// What [`LinearAttention::forward`] returns.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct LinearOutput<E: Element> {
     /// `[batch, heads.q, q_len, v_dim]`, in the layout of q, packed if q is.
     pub out: Tensor<E>,
@@ -74,6 +75,7 @@ pub struct LinearOutput<E: Element> {
 
 /// The gradients of a loss.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct LinearGrads<E: Element> {
     /// By q, in its shape and layout.
     pub q: Tensor<E>,

@@ -72,6 +72,7 @@ const MAX_FEATURES: usize = 1 << 24;
 
 /// The result of [`LshAttention::forward`].
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct LshOutput<E: Element> {
     /// Of attention over the keys that each row met.
     pub output: Output<E>,

@@ -10,6 +10,7 @@ use crate::view::{View, ViewMut};
 
 /// What [`LshOutput`] kept of full attention, of the rows that were looked at.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Recall {
     /// Of all weights of a row in full attention, the sum of those it kept.
     pub mass: Share,
@@ -21,6 +22,7 @@ pub struct Recall {
 
 /// A share of each of several rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Share {
     /// On average.
     pub mean: f64,

@@ -233,6 +233,9 @@ impl Mask {
     }
 
     /// The definition: may `row` see `key`?
+    ///
+    /// # Panics
+    /// If the mask does not fit the scope, or there is no such row or key: masks are checked by [`Plan::new`](crate::Plan::new).
     #[must_use]
     pub fn sees(&self, scope: &Scope, row: usize, key: usize) -> bool {
         let position = scope.position(row);
@@ -268,6 +271,9 @@ impl Mask {
     }
 
     /// The keys that `row` sees, as ascending ranges that do not touch.
+    ///
+    /// # Panics
+    /// As [`sees`](Self::sees).
     #[must_use]
     pub fn visible(&self, scope: &Scope, row: usize) -> Vec<Range<usize>> {
         let mut segments = Vec::new();
@@ -410,14 +416,9 @@ impl Mask {
         }
     }
 
-    /// Everything that can be wrong with this mask for `batch` items of these sizes.
-    pub(crate) fn check(
-        &self,
-        batch: usize,
-        heads: usize,
-        q_len: usize,
-        k_len: usize,
-    ) -> Result<(), Error> {
+    /// Everything that can be wrong with this mask for scores `[batch, heads.q, q_len, k_len]`.
+    pub(crate) fn check(&self, scores: [usize; 4]) -> Result<(), Error> {
+        let [batch, _, q_len, k_len] = scores;
         let counted = |option, found: usize, n: usize, what| {
             if found == n || Some(found) == n.checked_mul(batch) {
                 return Ok(());
@@ -460,10 +461,10 @@ impl Mask {
             Rule::Every(0) => Err(Error::Zero { option: "every" }),
             Rule::Columns { block: 0, .. } => Err(Error::Zero { option: "columns" }),
             Rule::Blocks(_) | Rule::Every(_) | Rule::Columns { .. } => Ok(()),
-            Rule::Bits(bits) => bits.check([batch, heads, q_len, k_len]),
+            Rule::Bits(bits) => bits.check(scores),
             Rule::And(pair) | Rule::Or(pair) => {
-                pair.0.check(batch, heads, q_len, k_len)?;
-                pair.1.check(batch, heads, q_len, k_len)
+                pair.0.check(scores)?;
+                pair.1.check(scores)
             }
         }
     }

@@ -172,13 +172,13 @@ fn dot_block<N: Number, S: Simd<N>, T: Then<N>, const KEYS: usize, const VECTORS
     let (fours, rest) = q.as_chunks::<UNROLL>();
     for (d, q) in fours.iter().enumerate() {
         for u in 0..UNROLL {
-            // SAFETY: each row was cut to the length of `q`, which `d * UNROLL + u` counts.
+            // SAFETY: each of `rows` was cut to the length of `q` above, which `d * UNROLL + u` counts.
             let x = unsafe { column(&rows, d * UNROLL + u) };
             dot_round::<N, S, T, KEYS, VECTORS>(s, x, (&q[u], lane), &mut sums);
         }
     }
     for (d, q) in rest.iter().enumerate() {
-        // SAFETY: as above, for the features after the last whole chunk.
+        // SAFETY: each of `rows` was cut to the length of `q` above; this counts the features after the last whole chunk.
         let x = unsafe { column(&rows, fours.len() * UNROLL + d) };
         dot_round::<N, S, T, KEYS, VECTORS>(s, x, (q, lane), &mut sums);
     }
@@ -200,7 +200,7 @@ fn dot_block<N: Number, S: Simd<N>, T: Then<N>, const KEYS: usize, const VECTORS
 unsafe fn column<N: Number, const KEYS: usize>(rows: &[&[N]; KEYS], d: usize) -> [N; KEYS] {
     let mut x = [N::zero(); KEYS];
     for r in 0..KEYS {
-        // SAFETY: the caller promises that `d` is in bounds.
+        // SAFETY: the caller of `column` promises that `d` is in bounds.
         x[r] = unsafe { *rows[r].get_unchecked(d) };
     }
     x

@@ -113,7 +113,7 @@ fn add_block<
     assert!(p.is_empty() || (p.len() - 1) * v.stride + d + DIMS <= v.data.len());
     assert!(!HIDDEN || p.len() <= seen.len());
     let row = |key: usize| {
-        // SAFETY: the assertion above bounds the last key's row.
+        // SAFETY: `key` is below `p.len()`, and the assertion on `v.data.len()` above bounds the row of the last one.
         unsafe { v.data.get_unchecked(key * v.stride + d..key * v.stride + d + DIMS) }
     };
     let (fours, rest) = p.as_chunks::<UNROLL>();

@@ -1,24 +1,23 @@
 //! The way back: how it is cut into tasks, who writes what, and how the parts become one.
 
 use super::Plan;
+use super::sums::{OptionSums, add_tables};
 use crate::backward::{Back, ByKeys, ByProjection, Join, OPTIONS, Parts, Rows, Scratch, Target};
-use crate::cells::CELL;
 use crate::error::Error;
+use crate::grads::{Grads, Upstream};
 use crate::output::Output;
-use crate::place::RowTile;
+use crate::place::{CELL, RowTile};
 use crate::problem::{Dims, Heads};
 use crate::project::undo_project;
 use crate::run::run;
 use crate::score::RelativeBias;
 use crate::simd::{self, Element, Number};
-use crate::similarity::{Additive, Similarity};
 use crate::source::Source;
-use crate::view::{self, Layout, Shape, Tensor, Unwritten, View, ViewMut};
+use crate::view::{self, Shape, Tensor, Unwritten, View, ViewMut};
 use crate::walk::{Call, Tiling, Way};
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use crate::grads::{AdditiveGrads, Grads, Upstream};
 /// Tasks that the keys of an item make, where there are enough of them: what a few heads need to fill many threads.
 const TASKS: usize = 8;
 /// Pairs of a packed sequence's queries and keys, in all heads, for which all threads work on it: some milliseconds.
@@ -83,11 +82,11 @@ impl<E: Element> Plan<'_, E> {
         };
         if rows == 0 {
             let [q, k, v] = [&q, &k, &v].map(Tensor::zeros_like);
-            return Ok(Sums::new(self, upstream.bias).into_grads(self, [q?, k?, v?]));
+            return Ok(OptionSums::new(self, upstream.bias).into_grads(self, [q?, k?, v?]));
         }
         let new = |view: &View<'_, E>| Unwritten::like(view, view.shape().dim);
         let (mut d_q, mut d_k, mut d_v) = (new(&q)?, new(&k)?, new(&v)?);
-        let mut sums = Sums::new(self, upstream.bias);
+        let mut sums = OptionSums::new(self, upstream.bias);
         let call = Call { problem: self.problem(), q, k: Source::Tensor(k), v: Source::Tensor(v) };
         let (out, d_out, d_lse) = (output.out.view(), upstream.out, upstream.lse);
         let (lse, states) = (&output.lse[..], &output.states[..]);
@@ -99,19 +98,20 @@ impl<E: Element> Plan<'_, E> {
         } else {
             self.compute_grads(back, grads, 0..shape.batch, &mut sums)?;
         }
-        // SAFETY: both write every row of every head and item of all three.
+        // SAFETY: `compute_grads` writes every row of every item it is given, and it is given all of them, or, by
+        // `compute_packed_grads`, each one that has queries; of the others `clear` makes k and v 0.
         let [q, k, v] = unsafe { [d_q.written(), d_k.written(), d_v.written()] };
         Ok(sums.into_grads(self, [q, k, v]))
     }
 
     /// The shape of the dense bias; nothing where there is none.
-    fn bias_shape(&self) -> Shape {
+    pub(super) fn bias_shape(&self) -> Shape {
         let none = Shape { batch: 0, heads: 0, len: 0, dim: 0 };
         self.problem().score.bias.map_or(none, |bias| bias.shape())
     }
 
     /// The shape of what queries are multiplied by.
-    fn w_shape(&self) -> Option<Shape> {
+    pub(super) fn w_shape(&self) -> Option<Shape> {
         self.problem().similarity.of_queries().map(|w| w.shape())
     }
 
@@ -144,7 +144,7 @@ impl<E: Element> Plan<'_, E> {
         &self,
         back: Back<'_, E>,
         grads: [&ViewMut<'_, E>; 3],
-        sums: &mut Sums<E::Num>,
+        sums: &mut OptionSums<E::Num>,
         bias: bool,
     ) -> Result<(), Error> {
         let (problem, threads) = (self.problem(), self.machine().threads);
@@ -153,9 +153,9 @@ impl<E: Element> Plan<'_, E> {
         let long = |item: &usize| pairs(*item).saturating_mul(heads.q) >= LONG;
         let of_item = |item: usize, threads: usize| {
             let plan = self.of_item(item, threads);
-            let mut sums = Sums::new(&plan, bias);
+            let mut sums = OptionSums::new(&plan, bias);
             if problem.q_len(item) == 0 {
-                // SAFETY: no other task has this item.
+                // SAFETY: `found[item]` is made once (`get_or_init`), so no other task has this item.
                 grads[1..].iter().for_each(|grad| unsafe { grad.clear(item) });
                 return Ok(sums);
             }
@@ -188,9 +188,9 @@ impl<E: Element> Plan<'_, E> {
         back: Back<'_, E>,
         [d_q, d_k, d_v]: [&ViewMut<'_, E>; 3],
         all: Range<usize>,
-        sums: &mut Sums<E::Num>,
+        sums: &mut OptionSums<E::Num>,
     ) -> Result<(), Error> {
-        let (problem, machine) = (self.problem(), self.machine());
+        let problem = self.problem();
         let Dims { heads, q_len, qk_dim, .. } = problem.dims();
         let cut = self.cut(all.len(), sums.bias.as_ref().map(|_| self.bias_shape()));
         let (parts, slots) = (cut.keys.len(), cut.keys.len() * cut.ways.len());
@@ -201,15 +201,9 @@ impl<E: Element> Plan<'_, E> {
             vec![E::Num::default(); if cut.parted { saved.iter().product() } else { 0 }];
         let tables = [cut.wave, heads.q * parts, 1, entries];
         let mut table_room = vec![0.0; tables.iter().product()];
-        let bias = match &mut sums.bias {
-            Some(data) => {
-                let shape = self.bias_shape();
-                // Each task adds to a column of its own where all keys share an entry.
-                let dim = if shape.dim == 1 { parts } else { shape.dim };
-                let shape = Shape { dim, ..shape }.to_array();
-                data.resize(shape.iter().product(), E::Num::default());
-                Some(ViewMut::bhsd(data, shape)?)
-            }
+        let mut bias_room = sums.take_bias(self.bias_shape(), parts);
+        let bias = match &mut bias_room {
+            Some((data, shape)) => Some(ViewMut::bhsd(data, shape.to_array())?),
             None => None,
         };
         let rows = all.len() * heads.q * q_len;
@@ -239,33 +233,7 @@ impl<E: Element> Plan<'_, E> {
                 parts: kept,
                 tables: ViewMut::bhsd(&mut table_room, tables)?,
             };
-            let groups = [(cut.together[0], items.len()), (cut.together[1], heads.kv)];
-            let [item_groups, head_groups] =
-                groups.map(|(together, n)| if together { n.min(1) } else { n });
-            run(
-                machine.threads,
-                item_groups * head_groups * parts,
-                || Scratch::new(problem, self.rows, cut.keys[0].len(), self.parts_on_way_back()),
-                |scratch, i| {
-                    // Early keys first: a causal mask shows them to the most rows.
-                    let (rest, part) = (i / parts, i % parts);
-                    let (item, kv_head) = (rest / head_groups, rest % head_groups);
-                    let of = |together: bool, i: usize, all: Range<usize>| {
-                        if together { all } else { all.start + i..all.start + i + 1 }
-                    };
-                    for b in of(cut.together[0], item, items.clone()) {
-                        for kv_head in of(cut.together[1], kv_head, 0..heads.kv) {
-                            // SAFETY: each part of each head of each item belongs to one task.
-                            let target = unsafe { room.target(b, kv_head, part) };
-                            let (keys, ways) = (cut.keys[part].clone(), &cut.ways[..]);
-                            let scratch = &mut *scratch;
-                            let task =
-                                ByKeys { back, batch: b, kv_head, keys, ways, target, scratch };
-                            simd::enter(machine.isa, task);
-                        }
-                    }
-                },
-            );
+            self.run_by_keys(back, &items, &room);
             if cut.parted {
                 let parts = Parts { view: View::bhsd(&saved_room, saved)?, count: slots, first };
                 self.join(back.call, (items.clone(), all.start), parts, (d_q, &options));
@@ -278,14 +246,44 @@ impl<E: Element> Plan<'_, E> {
             let used = items.len() * sizes.iter().product::<usize>();
             add_tables(&mut sums.tables, &table_room[..used], sizes);
         }
-        if let Some(data) = &mut sums.bias
-            && self.bias_shape().dim == 1
-        {
-            let sum = |parts: &[E::Num]| parts.iter().fold(E::Num::default(), |sum, x| sum + *x);
-            *data = data.chunks_exact(parts).map(sum).collect();
+        if let Some((data, _)) = bias_room {
+            sums.put_bias(data, self.bias_shape(), parts);
         }
         sums.add_rows(&option_room, &sink_room, q_len);
         Ok(())
+    }
+
+    /// Runs the tasks of some items, each with some keys of a head.
+    fn run_by_keys(&self, back: Back<'_, E>, items: &Range<usize>, room: &Room<'_, E>) {
+        let (problem, machine, cut) = (self.problem(), self.machine(), room.cut);
+        let (heads, parts) = (problem.dims().heads, cut.keys.len());
+        let groups = [(cut.together[0], items.len()), (cut.together[1], heads.kv)];
+        let [item_groups, head_groups] =
+            groups.map(|(together, n)| if together { n.min(1) } else { n });
+        run(
+            machine.threads,
+            item_groups * head_groups * parts,
+            || Scratch::new(problem, self.rows, cut.keys[0].len(), self.parts_on_way_back()),
+            |scratch, i| {
+                // Early keys first: a causal mask shows them to the most rows.
+                let (rest, part) = (i / parts, i % parts);
+                let (item, kv_head) = (rest / head_groups, rest % head_groups);
+                let of = |together: bool, i: usize, all: Range<usize>| {
+                    if together { all } else { all.start + i..all.start + i + 1 }
+                };
+                for b in of(cut.together[0], item, items.clone()) {
+                    for kv_head in of(cut.together[1], kv_head, 0..heads.kv) {
+                        // SAFETY: `rest` and `part` give each part of each head of each item to one task, and items and heads that
+                        // share a bias to the same one (`together`); tables and bias were made of zeros.
+                        let target = unsafe { room.target(b, kv_head, part) };
+                        let (keys, ways) = (cut.keys[part].clone(), &cut.ways[..]);
+                        let scratch = &mut *scratch;
+                        let task = ByKeys { back, batch: b, kv_head, keys, ways, target, scratch };
+                        simd::enter(machine.isa, task);
+                    }
+                }
+            },
+        );
     }
 
     /// Adds the parts of `d_q` of some items.
@@ -306,7 +304,8 @@ impl<E: Element> Plan<'_, E> {
                 let (rest, rows) = (i / tiling.count(), tiling.tile(i % tiling.count()));
                 let (b, head) = (items.start + rest / heads, rest % heads);
                 let one = || view::TileHeads::one(head);
-                // SAFETY: no other task has these rows of this head.
+                // SAFETY: `Tiling::tile` gives each row of a head to one tile, and `i` counts the tiles of each head of each item
+                // once, so nobody else holds these rows.
                 let target = unsafe {
                     let options = options.tile(b - begin, one(), rows);
                     Rows { d_q: d_q.tile(b, one(), rows), options }
@@ -338,7 +337,8 @@ impl<E: Element> Plan<'_, E> {
                 let heads =
                     if shape.heads == 1 { 0..call.problem.dims().heads.q } else { head..head + 1 };
                 let rows = RowTile { first, step: 1, count: features.len() };
-                // SAFETY: no other task has these rows of this head, which began as zeros.
+                // SAFETY: `i / blocks` and `i % blocks` give each block of each head to one task, so nobody else holds these
+                // rows; `OptionSums::new` made them of zeros.
                 let target = unsafe { d_w.tile(0, view::TileHeads::one(head), rows) };
                 let (items, tiling) = (items.clone(), self.tiling(1));
                 let task =
@@ -407,9 +407,9 @@ impl<E: Element> Room<'_, E> {
         };
         let ways = cut.ways.len();
         let slots = ways * cut.keys.len();
-        // SAFETY: keys and slots belong to this part alone; only the first part touches the sinks; rows are written only
-        // if this is the only part; of the bias, keys or a column belong to this part, and the caller answers for those
-        // who share them.
+        // SAFETY: keys and slots belong to this part alone (`Cut::keys` do not overlap); only the first part touches the
+        // sinks; rows are written only if this is the only part (`Cut::parted`); of the bias, keys or a column belong to this
+        // part, and the caller answers for those who share them.
         unsafe {
             let parts = self.parts.iter().flat_map(|parts| {
                 let own = part * ways..(part + 1) * ways;
@@ -450,129 +450,4 @@ impl<E: Element> Room<'_, E> {
             }
         }
     }
-}
-
-/// Adds tables `[items, heads.q, parts, entries]` to one `[entries, heads.q]`, in order.
-fn add_tables(sum: &mut [f64], tables: &[f64], [heads, parts, entries]: [usize; 3]) {
-    for (i, table) in tables.chunks_exact(entries.max(1)).enumerate() {
-        let head = i / parts % heads;
-        for (entry, x) in table.iter().enumerate() {
-            sum[entry * heads + head] += x;
-        }
-    }
-}
-
-/// What the rows and tasks of a call add to the gradients of the options.
-struct Sums<N> {
-    /// Options and sinks, `[heads.q]`; nothing where there are no rows.
-    by_head: Vec<[f64; OPTIONS + 1]>,
-    /// Of the relative bias and of `v`, `[buckets + hidden, heads.q]`.
-    tables: Vec<f64>,
-    /// By the centres of local attention, `[items, heads.q, q_len]`, and what rows are multiplied by for that.
-    centres: Vec<N>,
-    centre_factor: Option<f64>,
-    /// `[1, heads.q or 1, q_dim, qk_dim]`
-    w: Option<Vec<N>>,
-    /// In the shape of the bias.
-    bias: Option<Vec<N>>,
-}
-
-impl<N: Number> Sums<N> {
-    fn new<E: Element<Num = N>>(plan: &Plan<'_, E>, bias: bool) -> Self {
-        let (score, rows) = (&plan.problem().score, plan.problem().rows());
-        let heads = plan.problem().dims().heads.q;
-        let table = score.relative.as_ref().map_or(0, |r| r.table().len());
-        Self {
-            by_head: vec![[0.0; OPTIONS + 1]; if rows == 0 { 0 } else { heads }],
-            tables: vec![0.0; table + plan.problem().similarity.hidden() * heads],
-            centres: Vec::new(),
-            centre_factor: plan.problem().centre_grad_factor(),
-            w: plan.w_shape().map(|w| vec![N::zero(); w.to_array().iter().product()]),
-            bias: score
-                .bias
-                .filter(|_| bias)
-                .map(|bias| vec![N::zero(); bias.shape().to_array().iter().product()]),
-        }
-    }
-
-    /// Adds what rows `[items, heads.q, q_len]` say of the options and of the sinks, in order.
-    fn add_rows(&mut self, options: &[N], sinks: &[N], q_len: usize) {
-        let heads = self.by_head.len();
-        for (row, options) in options.chunks_exact(OPTIONS).enumerate() {
-            if let Some(factor) = self.centre_factor {
-                self.centres.push(options[OPTIONS - 1] * N::from_f64(factor));
-            }
-            let sums = &mut self.by_head[row / q_len % heads];
-            options.iter().zip(sums).for_each(|(x, sum)| *sum += (*x).to_f64());
-        }
-        for (row, sink) in sinks.iter().enumerate() {
-            self.by_head[row / q_len % heads][OPTIONS] += (*sink).to_f64();
-        }
-    }
-
-    /// Adds the sums of other items.
-    fn add(&mut self, other: &Self) {
-        let Self { by_head, tables, w, bias, .. } = self;
-        for (sum, x) in by_head.as_flattened_mut().iter_mut().zip(other.by_head.as_flattened()) {
-            *sum += x;
-        }
-        tables.iter_mut().zip(&other.tables).for_each(|(sum, x)| *sum += x);
-        for (sum, x) in [(w, &other.w), (bias, &other.bias)] {
-            let both = sum.iter_mut().flatten().zip(x.iter().flatten());
-            both.for_each(|(sum, x)| *sum = *sum + *x);
-        }
-    }
-
-    fn into_grads<E: Element<Num = N>>(
-        self,
-        plan: &Plan<'_, E>,
-        [q, k, v]: [Tensor<E>; 3],
-    ) -> Grads<E> {
-        let problem = plan.problem();
-        let by_head = self.by_head;
-        let column = |given: Option<&[N]>, i: usize| -> Vec<N> {
-            let sum = |head: usize| N::from_f64(by_head.get(head).map_or(0.0, |sums| sums[i]));
-            (0..given.map_or(0, <[_]>::len)).map(sum).collect()
-        };
-        let scale: f64 = by_head.iter().map(|sums| sums[0]).sum();
-        let score = &problem.score;
-        // The sizes are right: the data was made for the shape.
-        let tensor = |data: Vec<N>, shape| Tensor::new(data, shape, Layout::Bhsd).ok();
-        let buckets = score.relative.as_ref().map_or(0, |r| r.table().len());
-        let mut w = self.w.zip(plan.w_shape()).and_then(|(data, shape)| tensor(data, shape));
-        let mut additive = None;
-        if let Similarity::Additive(Additive { v, .. }) = problem.similarity {
-            // similarity = v^T ..., score = scale * similarity
-            let d_v = by_v(&self.tables[buckets..], v.shape(), problem.scale());
-            let both = w.take().zip(tensor(d_v, v.shape()));
-            additive = both.map(|(w_q, v)| AdditiveGrads { w_q, w_k: None, v });
-        }
-        Grads {
-            q,
-            k,
-            v,
-            scale,
-            // scale = given / temperature
-            temperature: -scale * problem.scale() / score.temperature,
-            alibi: column(score.alibi, 1),
-            sinks: column(score.sinks, OPTIONS),
-            relative: self.tables[..buckets].iter().map(|x| N::from_f64(*x)).collect(),
-            bias: self.bias.and_then(|data| tensor(data, plan.bias_shape())),
-            centres: self.centres,
-            w,
-            additive,
-        }
-    }
-}
-
-/// From sums `[hidden, heads.q]` to the gradient by `v [1, heads.q or 1, 1, hidden]`.
-fn by_v<N: Number>(sums: &[f64], v: Shape, factor: f64) -> Vec<N> {
-    let heads = sums.len().checked_div(v.dim).unwrap_or(0);
-    let shared = v.heads == 1;
-    let of = |head: usize, unit: usize| {
-        let own = if shared { 0..heads } else { head..head + 1 };
-        sums[unit * heads..][own].iter().sum::<f64>()
-    };
-    let entries = (0..v.heads).flat_map(|head| (0..v.dim).map(move |unit| (head, unit)));
-    entries.map(|(head, unit)| N::from_f64(of(head, unit) * factor)).collect()
 }

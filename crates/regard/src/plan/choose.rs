@@ -53,7 +53,8 @@ impl<E: Element> Plan<'_, E> {
                 let (head, tile) = (i / tiling.count(), tiling.count() - 1 - i % tiling.count());
                 let (scope, rows) = (problem.scope(item, head), tiling.tile(tile));
                 let one = || TileHeads::one(head);
-                // SAFETY: the tiles of a head cover each row once, so no other task holds these rows.
+                // SAFETY: `Tiling::tile` gives each row of a head to one tile and `tasks` each tile to one task, so nobody else
+                // holds these rows; all of them have values from the start (`choose`).
                 let to = unsafe {
                     let reaches = reached.then(|| reaches.tile(item, one(), rows));
                     Target {

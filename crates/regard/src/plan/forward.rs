@@ -99,7 +99,7 @@ impl<E: Element> Plan<'_, E> {
             entropy.as_deref_mut(),
         )?;
         self.compute(call, &to);
-        // SAFETY: `compute` finishes every row of every head and item.
+        // SAFETY: `kinds` hold every item (`Plan::new`), and the last of their `stages` finishes every row of every head.
         Ok(Output { out: unsafe { out.written() }, lse, states, entropy, choice: None })
     }
 
@@ -241,8 +241,9 @@ impl<E: Element> Plan<'_, E> {
                         None => TileHeads { head, apart: heads.q, parts: stage.from.clone() },
                     };
                     stage.into = stage.into.map(|_| 0);
-                    // SAFETY: within a stage the tiles of a head cover each row once, so no other task holds these
-                    // rows of these parts; parts that are read were written by the stage before, which has ended.
+                    // SAFETY: within a stage `Tiling::tile` gives each row of a head to one tile and `tasks` each tile and part
+                    // to one task, so nobody else holds these rows of these parts; parts that are read were written by the
+                    // stage before, for whose end `run` has waited.
                     let target = unsafe {
                         let finished = || Finished {
                             out: to.out.tile(b, one(), rows),

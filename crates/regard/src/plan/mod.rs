@@ -5,6 +5,7 @@ mod choose;
 mod estimate;
 mod forward;
 mod shared;
+mod sums;
 mod work;
 
 use crate::error::Error;

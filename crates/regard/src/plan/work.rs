@@ -1,8 +1,9 @@
 //! What a plan will compute, counted, and told.
 
 use super::{Kind, PART_KEYS, Plan};
-use crate::cells::{CELL, Cell, Cells};
+use crate::cells::{Cell, Cells};
 use crate::machine::Machine;
+use crate::place::CELL;
 use crate::problem::Dims;
 use crate::simd::{Element, GROUP};
 use crate::walk::{TILE_ROWS, Tiling, Way};
@@ -10,6 +11,7 @@ use std::fmt;
 
 /// What a plan will compute, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Work {
     /// Pairs of query and key that see each other.
     pub pairs: u128,

@@ -12,6 +12,7 @@ use crate::view::{Layout, Shape, Tensor, View};
 /// The four steps: a query and a key make a similarity; scale, softcap and biases make it a score; a normaliser turns the
 /// scores of a row into weights; the weights make a mean of the values.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Steps<N> {
     /// `similarity(q_i, k_j)`, `[batch, heads.q, q_len, k_len]`; of hidden pairs too.
     pub similarities: Tensor<N>,

@@ -126,13 +126,9 @@ impl<'a, E: Element> Score<'a, E> {
         self.bias.is_some() || self.relative.is_some() || self.custom.is_some()
     }
 
-    pub(crate) fn check(
-        &self,
-        batch: usize,
-        heads: usize,
-        q_len: usize,
-        k_len: usize,
-    ) -> Result<(), Error> {
+    /// Everything that can be wrong with it for scores `[batch, heads.q, q_len, k_len]`.
+    pub(crate) fn check(&self, scores: [usize; 4]) -> Result<(), Error> {
+        let heads = scores[1];
         let value = |option, found: f64, ok: bool, accepted| {
             if ok { Ok(()) } else { Err(Error::Value { option, found, accepted }) }
         };
@@ -160,7 +156,7 @@ impl<'a, E: Element> Score<'a, E> {
             if bias.offsets().is_some() {
                 return Err(Error::Packed { option: "bias" });
             }
-            let (found, scores) = (bias.shape().to_array(), [batch, heads, q_len, k_len]);
+            let found = bias.shape().to_array();
             if (0..4).any(|i| found[i] != scores[i] && found[i] != 1) {
                 return Err(Error::Broadcast { option: "bias", found, scores });
             }

@@ -16,6 +16,7 @@ use std::mem::MaybeUninit;
 /// more digits can be split into several of them. Elsewhere all three mean the same. Whatever is chosen, results are the same
 /// bits for any number of threads and any batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Precision {
     /// The arithmetic of `f32` (`f64` for `f64`) on every machine: the same bits wherever there is a fused multiply-add.
     /// The default for `f32` and `f64`.

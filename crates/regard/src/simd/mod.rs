@@ -170,7 +170,8 @@ pub(crate) trait Enter: Copy {
 }
 
 /// An instruction set this machine has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Isa {
     /// Plain Rust that the compiler vectorises for the baseline of any target; no fused multiply-add.
     Portable(Portable),

@@ -4,7 +4,7 @@ use super::{Enter, Number, Simd, Task};
 use std::mem::MaybeUninit;
 
 /// The instruction set every target has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Portable;
 
 /// The same lanes inside a function compiled with fused multiply-add.

@@ -18,9 +18,8 @@ pub(crate) mod woven;
 
 pub(crate) use pack::{Prepare, Prepared};
 
-use crate::cells::CELL;
 use crate::micro::Packed;
-use crate::place::Span;
+use crate::place::{CELL, Span};
 use crate::problem::Dims;
 use crate::simd::{GROUP, Lanes, Simd, Task};
 use crate::walk::FEW;

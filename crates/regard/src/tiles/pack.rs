@@ -6,8 +6,8 @@
 
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, Sizes, TileRow, WIDTH, zeros};
-use crate::cells::{CELL, Cell};
-use crate::place::RowTile;
+use crate::cells::Cell;
+use crate::place::{CELL, RowTile};
 use crate::run::run;
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Simd, Task, TileTask};
 use crate::source::Head;
@@ -364,7 +364,7 @@ impl Prepared {
             let (k, v) = (call.k.head(b, head), call.v.head(b, head));
             at.set(first, k.len().saturating_sub(first).min(CELL));
             let one = RowTile { first: 0, step: 1, count: 1 };
-            // SAFETY: each cell belongs to one task, and all of it was written before.
+            // SAFETY: cell `i` belongs to task `i` alone, and `rows` and `odd` were made of zeros.
             let (mut to, mut to_odd) = unsafe {
                 (to.tile(i, TileHeads::one(0), one), to_odd.tile(i, TileHeads::one(0), one))
             };

@@ -40,7 +40,7 @@ impl<'p> Sums<'p> {
     /// The lanes from `lane` on.
     pub(crate) fn lanes(rows: &'p mut [Lanes<f32>], lane: usize) -> Self {
         assert!(lane <= GROUP);
-        // SAFETY: at most the end of the first row, or of nothing.
+        // SAFETY: at most the end of the first row, for `lane` is at most `GROUP` (asserted above), or of nothing.
         let first =
             unsafe { rows.as_mut_ptr().cast::<f32>().add(if rows.is_empty() { 0 } else { lane }) };
         let stride = size_of::<Lanes<f32>>();
@@ -208,7 +208,8 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
     fn run_between_two(&mut self, t: &Tiles, other: &mut impl Between) {
         let ([_, left_chunk], [_, right_chunk]) = (self.left_strides, self.right_strides);
         let (right, stride) = (self.right, self.stride);
-        // SAFETY: as above.
+        // SAFETY: `new` has checked that both operands and the result hold all tiles, and `run_between` has asserted `is_even`: two
+        // tiles of lanes, here over two chunks. The next tile of the left operand is loaded only while rows are left.
         unsafe {
             t.load::<4>(right, ROW);
             t.load::<5>(right.add(TILE), ROW);
@@ -327,7 +328,7 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
             return;
         }
         let (to, stride) = (self.to, self.stride);
-        // SAFETY: as the caller promises.
+        // SAFETY: `to` stands at tiles of the result that `new` has checked; `wide` and `tall` tell which there are.
         unsafe {
             t.load::<0>(to, stride);
             if wide {
@@ -350,7 +351,7 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
     #[inline(always)]
     unsafe fn store(&self, t: &Tiles, tall: bool, wide: bool) {
         let (to, stride) = (self.to, self.stride);
-        // SAFETY: as the caller promises.
+        // SAFETY: as in `begin`.
         unsafe {
             t.store::<0>(to, stride);
             if wide {
@@ -375,7 +376,8 @@ impl<'p, const PARTS: usize> Product<'p, PARTS> {
         let ([_, left_chunk], [_, right_chunk]) = (self.left_strides, self.right_strides);
         let (to, stride) = (self.to, self.stride);
         self.left_chunks -= 1;
-        // SAFETY: as the caller promises; what is stepped to is there, or never touched.
+        // SAFETY: `rows`, `lanes` and `left_chunks` count what `new` has checked, so what is stepped to is there, or one past the
+        // end and never touched (`is_done`).
         unsafe {
             if self.left_chunks > 0 {
                 self.left = self.left.add(left_chunk);

@@ -3,8 +3,7 @@
 use super::product::{Operand, Product};
 use super::woven::BackPiece;
 use super::{CHUNKS, Halves, ROWS, WIDTH};
-use crate::cells::CELL;
-use crate::place::{Seen, low};
+use crate::place::{CELL, Seen, low};
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math};
 use crate::walk::TILE_ROWS;
 

@@ -10,9 +10,9 @@ use super::pack::{
 };
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
-use crate::cells::{CELL, Cell};
+use crate::cells::Cell;
 use crate::micro::Packed;
-use crate::place::{Keys, Seen};
+use crate::place::{CELL, Keys, Seen};
 use crate::problem::Dims;
 use crate::simd::{Avx512, Element, Lanes, Simd, Task};
 use crate::source::Head;

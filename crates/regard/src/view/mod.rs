@@ -18,7 +18,7 @@ pub use write::ViewMut;
 pub(crate) use write::{TileHeads, TileMut};
 
 /// The order in which the axes lie in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// `[batch, heads, len, dim]`
     Bhsd,
@@ -27,7 +27,7 @@ pub enum Layout {
 }
 
 /// Sizes of the four axes, whatever their order in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Independent items.
     pub batch: usize,
@@ -91,7 +91,7 @@ impl Shape {
 }
 
 /// Elements from one entry of an axis to the next; features are always contiguous. 0 repeats an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Strides {
     /// From one item to the next.
     pub batch: usize,
@@ -250,6 +250,9 @@ impl<'a, E> View<'a, E> {
     }
 
     /// The features of one position.
+    ///
+    /// # Panics
+    /// For an item, head or position that is not there.
     #[must_use]
     pub fn row(&self, batch: usize, head: usize, row: usize) -> &'a [E] {
         self.head(batch, head).row(row)

@@ -69,7 +69,8 @@ impl<'a, E> ViewMut<'a, E> {
 
     /// Any strides that keep the elements apart.
     pub fn strided(data: &'a mut [E], shape: Shape, strides: Strides) -> Result<Self, Error> {
-        // SAFETY: the kernels only ever write initialised elements through the wider type.
+        // SAFETY: `MaybeUninit<E>` lies in memory as `E` does; nothing uninitialised is ever written through it: `TileMut` gives
+        // the slices out, and its users call `write`, `fill` or `copy_from_slice` on them.
         let data = unsafe { &mut *(std::ptr::from_mut(data) as *mut [MaybeUninit<E>]) };
         Ok(Self { written: true, ..Self::unwritten(data, shape, strides)? })
     }
@@ -148,8 +149,8 @@ impl<'a, E> ViewMut<'a, E> {
             }
             let rows = RowTile { first, step: 1, count: count.min(own - first) };
             let all = TileHeads { head: 0, apart: 1, parts: 0..heads };
-            // SAFETY: `self` is borrowed for this call alone, no two tasks have a row of an item in common, and all
-            // elements have values.
+            // SAFETY: `&mut self` is borrowed for this call alone, `i / blocks` and `i % blocks` give each block of rows of an
+            // item to one task, and all elements have values (`written`, asserted above).
             task(memory, b, unsafe { view.tile(b, all, rows) });
         });
     }
@@ -172,8 +173,9 @@ impl<'a, E> ViewMut<'a, E> {
             for (g, rows) in (0..groups).flat_map(|g| ranges.iter().map(move |rows| (g, rows))) {
                 let rows = RowTile { first: rows.start, step: 1, count: rows.len() };
                 let heads = TileHeads { head: g * group, apart: 1, parts: 0..group };
-                // SAFETY: `self` is borrowed for as long as the tiles live, no two of them have a row of a head in common,
-                // and all elements have values.
+                // SAFETY: `&mut self` is borrowed for as long as the tiles live, ranges ascend (asserted above) and groups of
+                // heads are apart, so no two tiles have a row of a head in common; all elements have values (`written`,
+                // asserted above).
                 tiles.push(unsafe { view.tile(b, heads, rows) });
             }
         }
@@ -190,7 +192,7 @@ impl<'a, E> ViewMut<'a, E> {
     {
         let rows = RowTile { first: 0, step: 1, count: self.item(batch).1 };
         let all = TileHeads { head: 0, apart: 1, parts: 0..self.shape.heads };
-        // SAFETY: as the caller promises.
+        // SAFETY: as the caller of `clear` promises; nothing is read.
         let mut tile = unsafe { self.tile(batch, all, rows) };
         for (head, lane) in (0..self.shape.heads).flat_map(|h| (0..rows.count).map(move |i| (h, i)))
         {
@@ -208,7 +210,7 @@ impl<'a, E> ViewMut<'a, E> {
         heads: TileHeads,
         rows: RowTile,
     ) -> TileMut<'_, E> {
-        // SAFETY: of all features, as the caller promises.
+        // SAFETY: `block` of all features; the rest as the caller of `tile` promises.
         unsafe { self.block(batch, heads, rows, 0..self.shape.dim) }
     }
 
@@ -277,7 +279,7 @@ impl<E> TileMut<'_, E> {
     #[inline(always)]
     pub(crate) fn update(&mut self, part: usize, lane: usize) -> &mut [E] {
         let (data, dim) = self.place(part, lane);
-        // SAFETY: as for `row` and `written` together.
+        // SAFETY: as for `row`, and as for `written`: whoever made this tile promised that rows which are read have values.
         unsafe { std::slice::from_raw_parts_mut(data.cast(), dim) }
     }
 
@@ -285,8 +287,8 @@ impl<E> TileMut<'_, E> {
     #[inline(always)]
     pub(crate) fn row(&mut self, part: usize, lane: usize) -> &mut [MaybeUninit<E>] {
         let (data, dim) = self.place(part, lane);
-        // SAFETY: `place` is in bounds, no two rows overlap, whoever made this tile promised to be the only one with
-        // these rows, and `self` is borrowed for as long as the slice lives.
+        // SAFETY: `place` has checked the bounds, no two rows overlap (`ViewMut::unwritten`), whoever made this tile promised to
+        // be the only one with these rows (`ViewMut::block`), and `self` is borrowed for as long as the slice lives.
         unsafe { std::slice::from_raw_parts_mut(data, dim) }
     }
 
@@ -327,8 +329,9 @@ impl<E> TileMut<'_, E> {
         if dim == 0 {
             return (std::ptr::dangling_mut(), 0); // an empty tensor reaches no memory at all
         }
-        // SAFETY: `item` is where an item of the shape begins, the other indices are below the sizes of that item, and the
-        // features at most as many as a row has.
+        // SAFETY: `ViewMut::item` has checked where the item begins, the assertions above hold the other indices against the
+        // sizes of that item, and `ViewMut::block` the features against those of a row; the memory covers all of them
+        // (`Shape::reach`).
         (
             unsafe { self.view.data.add(self.item + self.view.strides.at(0, head, row) + start) },
             end - start,

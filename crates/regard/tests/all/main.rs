@@ -7,6 +7,7 @@ mod dropout;
 mod errors;
 mod gradients;
 mod hidden;
+mod house;
 mod laws;
 mod linear;
 mod lsh;

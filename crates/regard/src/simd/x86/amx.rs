@@ -11,7 +11,7 @@ use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
 /// Proof that this machine has AVX-512 and AMX with bf16, and that the system lets this process use its tiles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Amx(Avx512);
 
 impl Amx {
@@ -59,7 +59,8 @@ impl Amx {
             );
             (config.rows[i], config.row_bytes[i]) = (rows, row_bytes);
         }
-        // SAFETY: `self` proves the instruction and the permission; the 64 bytes are a valid configuration.
+        // SAFETY: `self` proves the instruction and the permission (`detect`); the 64 bytes are a valid configuration, as the
+        // `assert!` above holds for each shape.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
         Tiles(self)
     }
@@ -91,7 +92,8 @@ fn has_tiles() -> bool {
 #[cfg(target_os = "linux")]
 fn ask_permission() -> bool {
     let answer: i64;
-    // SAFETY: this call takes two numbers and touches no memory of the process.
+    // SAFETY: `arch_prctl` takes two numbers here and touches no memory of the process; the registers that a system call
+    // changes are named.
     unsafe {
         asm!(
             "syscall",
@@ -117,7 +119,7 @@ pub(crate) struct Tiles(Amx);
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: `Amx` proves the instruction. Nothing reads a tile after this.
+        // SAFETY: `Amx` proves the instruction (`detect`). Only methods of `Tiles` read tiles, and this one is gone.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
@@ -126,7 +128,7 @@ impl Tiles {
     /// Sets a tile to 0.
     #[inline(always)]
     pub(crate) fn zero<const T: usize>(&self) {
-        // SAFETY: `self` proves that the tiles are set up.
+        // SAFETY: `self` proves that the tiles are set up (`configure`); no memory is touched.
         unsafe { asm!("tilezero tmm{t}", t = const T, options(nostack, nomem, preserves_flags)) };
     }
 
@@ -136,7 +138,7 @@ impl Tiles {
     /// All of these bytes must be readable.
     #[inline(always)]
     pub(crate) unsafe fn load<const T: usize>(&self, from: *const u8, stride: usize) {
-        // SAFETY: the caller promises the memory, `self` proves that the tiles are set up.
+        // SAFETY: the caller promises the memory, `self` proves that the tiles are set up (`configure`).
         unsafe {
             asm!(
                 "tileloadd tmm{t}, [{p} + {s}*1]",
@@ -152,7 +154,7 @@ impl Tiles {
     /// All of these bytes must be the caller's to write.
     #[inline(always)]
     pub(crate) unsafe fn store<const T: usize>(&self, to: *mut u8, stride: usize) {
-        // SAFETY: the caller promises the memory, `self` proves that the tiles are set up.
+        // SAFETY: the caller promises the memory, `self` proves that the tiles are set up (`configure`).
         unsafe {
             asm!(
                 "tilestored [{p} + {s}*1], tmm{t}",
@@ -166,7 +168,8 @@ impl Tiles {
     /// the three must fit each other: C has the rows of A and the row bytes of B, and A has 4 row bytes for each row of B.
     #[inline(always)]
     pub(crate) fn multiply<const C: usize, const A: usize, const B: usize>(&self) {
-        // SAFETY: `self` proves that the tiles are set up.
+        // SAFETY: `self` proves that the tiles are set up (`configure`); no memory is touched. Shapes that do not fit would be a
+        // fault of the processor, which `configure` and its two callers rule out: all whole, or those of `few_tiles.rs`.
         unsafe {
             asm!(
                 "tdpbf16ps tmm{c}, tmm{a}, tmm{b}",

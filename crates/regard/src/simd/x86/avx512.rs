@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 /// Proof that this machine has AVX-512 (F, DQ, BW, VL) and that the system keeps its registers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Avx512(());
 
 impl Avx512 {

@@ -20,7 +20,7 @@ impl FlushDenormals {
     #[inline(always)]
     pub(super) fn new() -> Self {
         let mut old = 0u32;
-        // SAFETY: stores the 4 bytes of MXCSR into `old`.
+        // SAFETY: stores the 4 bytes of MXCSR into `old`, which has 4; every x86-64 has SSE.
         unsafe { asm!("stmxcsr [{}]", in(reg) &mut old, options(nostack, preserves_flags)) };
         set_mxcsr(old | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO);
         Self(old)

@@ -1,0 +1,111 @@
+//! A group of rows on its way over the keys: the step that is the heart of it.
+
+use crate::lanes::multiply;
+use crate::micro::{Weights, add_values, dot_tile};
+use crate::place::Span;
+use crate::problem::Problem;
+use crate::queries::Queries;
+use crate::simd::{Element, GROUP, Lanes, Number, Simd};
+use crate::softmax::{Rounds, States, TileSums};
+use crate::walk::{Piece, Visit};
+
+/// A group of rows: queries, states and sums, `[features][lanes]`.
+#[derive(Debug)]
+pub(crate) struct Group<N> {
+    pub(crate) q: Queries<N>,
+    pub(crate) states: States<N>,
+    /// Up to whole tiles of features, where tiles are in use.
+    pub(crate) sums: Vec<Lanes<N>>,
+    /// Whether the last tile had scores far above those before.
+    pub(crate) grows: bool,
+}
+
+/// Adds each piece to the sums of its group.
+pub(super) struct Adding<'t, 'c, E: Element> {
+    pub(super) problem: &'c Problem<'c, E>,
+    pub(super) groups: &'t mut [Group<E::Num>],
+    pub(super) tile: &'t mut [Lanes<E::Num>],
+    pub(super) factors: &'t mut [Lanes<E::Num>],
+}
+
+impl<E: Element> Visit<E::Num> for Adding<'_, '_, E> {
+    #[inline(always)]
+    fn visit<S: Simd<E::Num>>(&mut self, s: S, piece: Piece<'_, E::Num>) {
+        let n = piece.k.len;
+        let factors = self.factors.get_mut(..n).unwrap_or_default();
+        self.groups[piece.group].step(s, self.problem, piece, (&mut self.tile[..n], factors));
+    }
+}
+
+impl<N: Number> Group<N> {
+    /// One group against one piece of a cell: the heart of it all.
+    #[inline(always)]
+    fn step<E: Element<Num = N>, S: Simd<N>>(
+        &mut self,
+        s: S,
+        problem: &Problem<'_, E>,
+        mut piece: Piece<'_, N>,
+        (tile, factors): (&mut [Lanes<N>], &mut [Lanes<N>]),
+    ) {
+        let span = piece.at.span;
+        let fused = piece.seen.is_none() && problem.is_plain_dot();
+        let mut shrink = Lanes([N::one(); GROUP]);
+        let entropy = problem.entropy;
+        let mut sums = TileSums { l: self.states.unset(s, span), ..TileSums::zero(entropy) };
+        let mut rounds = Rounds::new(self.grows);
+        while let Some(suffices) = rounds.next(s, &sums.l, span) {
+            if suffices && fused {
+                let mut weights = Weights { m: &self.states.m, sums };
+                dot_tile(s, (piece.k, &self.q.lanes), span, tile, &mut weights);
+                sums = weights.sums;
+                continue;
+            }
+            piece.scores(s, problem, &mut self.q, tile, None);
+            if !suffices {
+                self.grows = self.states.raise(s, tile, (&sums.l, span), &mut shrink);
+            }
+            sums = TileSums::zero(entropy);
+            self.states.weigh(s, tile, span, &mut sums);
+        }
+        self.states.add(s, &sums, span);
+        if problem.has_factors() {
+            problem.factors(s, piece.at, factors);
+            multiply(s, (tile, factors), span);
+        }
+        let (v, to) = (piece.v, (&shrink, &mut self.sums[..]));
+        match piece.hiding() {
+            Some(seen) => add_values::<N, S, true, false>(s, (v, &[]), (tile, seen), span, to),
+            None => add_values::<N, S, false, false>(s, (v, &[]), (tile, &[]), span, to),
+        }
+    }
+
+    /// Lets a score without a value join every row.
+    #[inline(always)]
+    pub(super) fn add_sink<S: Simd<N>>(&mut self, s: S, sink: N, entropy: bool) {
+        let span = Span::first(self.q.rows.count);
+        let mut tile = [Lanes([sink; GROUP])];
+        // Sums that never suffice: `m` becomes the larger of itself and the sink.
+        self.raise(s, &tile, (&Lanes([N::infinity(); GROUP]), span));
+        let mut sums = TileSums::zero(entropy);
+        self.states.weigh(s, &mut tile, span, &mut sums);
+        self.states.add(s, &sums, span);
+    }
+
+    /// Raises `m` in the lanes whose sums do not suffice, and shrinks what has been added up so far.
+    #[inline(always)]
+    pub(crate) fn raise<S: Simd<N>>(
+        &mut self,
+        s: S,
+        tile: &[Lanes<N>],
+        (sums, span): (&Lanes<N>, Span),
+    ) {
+        let mut shrink = Lanes([N::one(); GROUP]);
+        self.grows = self.states.raise(s, tile, (sums, span), &mut shrink);
+        for sum in &mut self.sums {
+            for lane in span.vectors::<N, S>() {
+                let x = s.mul(s.load(&sum.0[lane..]), s.load(&shrink.0[lane..]));
+                s.store(x, &mut sum.0[lane..]);
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Rules of the house (`ARCHITECTURE.md`, `CONTRIBUTING.md`), held against the sources.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// All Rust files below a folder of the workspace, each with its path from there and its text.
+fn sources(folder: &str) -> Vec<(String, String)> {
+    fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() && !path.ends_with("target") {
+                collect(&path, found);
+            } else if path.extension().is_some_and(|ext| ext == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let (base, mut found) = (root().join(folder), Vec::new());
+    collect(&base, &mut found);
+    let read = |path: PathBuf| {
+        let name = path.strip_prefix(&base).unwrap().to_str().unwrap().to_owned();
+        (name, fs::read_to_string(path).unwrap())
+    };
+    found.into_iter().map(read).collect()
+}
+
+#[test]
+fn no_file_is_longer_than_800_lines() {
+    for (name, text) in sources("crates").into_iter().chain(sources("fuzz")) {
+        let lines = text.lines().count();
+        assert!(lines <= 800, "{name} has {lines} lines");
+    }
+}
+
+/// The modules of the map in `lib.rs`, lowest first.
+fn map() -> Vec<String> {
+    let text = fs::read_to_string(root().join("crates/regard/src/lib.rs")).unwrap();
+    let entries = text.lines().filter_map(|line| line.strip_prefix("//   "));
+    entries.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
+}
+
+/// The modules that a text imports or names, by `crate::...`.
+fn named(text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for line in text.lines().map(str::trim_start).filter(|line| !line.starts_with("//")) {
+        for after in line.split("crate::").skip(1) {
+            let name: String =
+                after.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            if name.starts_with(|c: char| c.is_lowercase()) {
+                found.insert(name);
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_module_imports_only_modules_that_stand_above_it_in_the_map() {
+    let map = map();
+    let place = |module: &str| map.iter().position(|name| name == module);
+    for (name, text) in sources("crates/regard/src") {
+        let module = name.split('/').next().unwrap().trim_end_matches(".rs");
+        if matches!(module, "lib" | "no_tiles") {
+            continue;
+        }
+        let own = place(module).unwrap_or_else(|| panic!("the map of lib.rs lacks {module}"));
+        let used = text.split("#[cfg(test)]\nmod ").next().unwrap(); // tests may look anywhere
+        for other in named(used).iter().filter(|other| *other != module) {
+            let at = place(other).unwrap_or_else(|| panic!("{name}: the map lacks {other}"));
+            assert!(at < own, "{name} imports {other}, which stands below {module} in the map");
+        }
+    }
+}
+
+#[test]
+fn every_unsafe_block_names_the_check_that_makes_it_true() {
+    let mut blocks = 0;
+    for (name, text) in sources("crates/regard/src") {
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        for (i, _) in lines.iter().enumerate().filter(|(_, line)| line.starts_with("// SAFETY:")) {
+            let comment = lines[i..].iter().take_while(|line| line.starts_with("//"));
+            let comment: String = comment.copied().collect();
+            let names = comment.contains('`') || comment.contains("asserted above");
+            assert!(names, "{name}:{}: name the check: {comment}", i + 1);
+            blocks += 1;
+        }
+    }
+    assert!(blocks > 40, "only {blocks} found: has the form of the comments changed?");
+}
+
+/// Links of the form [`name`](../path#L12).
+fn links(page: &str) -> Vec<(String, String, usize)> {
+    let parse = |link: &str| {
+        let (name, rest) = link.split_once("`](../")?;
+        let (path, rest) = rest.split_once("#L")?;
+        Some((name.to_owned(), path.to_owned(), rest.split_once(')')?.0.parse().ok()?))
+    };
+    page.split("[`").skip(1).filter_map(parse).collect()
+}
+
+/// `REGARD_UPDATE_LINES=1` puts the lines right where a name stands once in its file.
+#[test]
+fn the_page_on_how_a_call_travels_names_the_right_lines() {
+    let path = root().join("docs/how-one-call-travels.md");
+    let mut page = fs::read_to_string(&path).unwrap();
+    let (links, mut wrong) = (links(&page), Vec::new());
+    assert!(links.len() > 20, "only {} links found: has their form changed?", links.len());
+    for (name, file, line) in links {
+        let text = fs::read_to_string(root().join(&file)).unwrap_or_else(|_| panic!("no {file}"));
+        let item = name.rsplit("::").next().unwrap();
+        let defines = |text: &str| {
+            let kinds = ["fn", "struct", "enum", "trait", "const", "type", "mod", "macro_rules!"];
+            kinds.iter().any(|kind| {
+                let after = text.split(&format!("{kind} {item}")).nth(1);
+                after.is_some_and(|after| {
+                    !after.starts_with(|c: char| c.is_alphanumeric() || c == '_')
+                })
+            })
+        };
+        if text.lines().nth(line - 1).is_some_and(&defines) {
+            continue;
+        }
+        let right: Vec<usize> = text
+            .lines()
+            .enumerate()
+            .filter(|(_, text)| defines(text))
+            .map(|(i, _)| i + 1)
+            .collect();
+        if let ([right], Some(_)) = (&right[..], std::env::var_os("REGARD_UPDATE_LINES")) {
+            page = page.replace(
+                &format!("[`{name}`](../{file}#L{line})"),
+                &format!("[`{name}`](../{file}#L{right})"),
+            );
+        } else {
+            wrong.push(format!("{name} is not defined in {file}:{line}, but in lines {right:?}"));
+        }
+    }
+    if std::env::var_os("REGARD_UPDATE_LINES").is_some() {
+        fs::write(&path, page).unwrap();
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
