@@ -3,11 +3,11 @@
 use crate::cases::{Case, SimilarityCase};
 use crate::close::{elements, lowest, narrow, wide};
 use crate::noise::Noise;
-use crate::scores::{Entries, ScoreOption, Wave};
+use crate::scores::{Entries, ScoreOption, T5_BUCKETS};
 use regard::reference::{Inputs, Outcome};
 use regard::{
-    Additive, Dims, Dropout, Element, Local, Normaliser, Number, Problem, RelativeBias, Score,
-    Shape, Similarity, Strides, Upstream, View, ViewMut, alibi_slopes,
+    Additive, Dims, Dropout, Element, Local, Normaliser, Number, Problem, Score, Shape, Similarity,
+    Strides, Upstream, View, ViewMut, alibi_slopes,
 };
 use std::fmt;
 
@@ -143,9 +143,6 @@ pub struct Data<E: Element> {
     pub d_rows: [Vec<E::Num>; 2],
 }
 
-/// Buckets and largest distance of the T5 bias.
-const T5_BUCKETS: (usize, usize) = (8, 20);
-
 impl<E: Element> Data<E> {
     /// The data of a case: the same numbers for every layout and dtype, up to rounding.
     #[must_use]
@@ -235,22 +232,7 @@ impl<E: Element> Data<E> {
     /// The call that a case makes of this data.
     #[must_use]
     pub fn problem(&self, case: &Case) -> Problem<'_, E> {
-        let score = case.scores.iter().fold(Score::new(), |score, option| match *option {
-            ScoreOption::Scale(x) => score.scale(x),
-            ScoreOption::Temperature(x) => score.temperature(x),
-            ScoreOption::Softcap(x) => score.softcap(x),
-            ScoreOption::Bias { .. } => score.bias(self.bias.view()),
-            ScoreOption::Alibi => score.alibi(&self.slopes),
-            ScoreOption::Clipped(reach) => {
-                score.relative(RelativeBias::clipped(&self.table, reach))
-            }
-            ScoreOption::T5 { bidirectional } => {
-                let (buckets, farthest) = T5_BUCKETS;
-                score.relative(RelativeBias::t5(&self.table, buckets, farthest, bidirectional))
-            }
-            ScoreOption::Sinks => score.sinks(&self.sinks),
-            ScoreOption::Custom => score.custom(&Wave),
-        });
+        let score = case.scores.iter().fold(Score::new(), |score, option| option.join(score, self));
         let similarity = match case.similarity {
             SimilarityCase::Dot => Similarity::Dot,
             SimilarityCase::Distance => Similarity::Distance,

@@ -1,6 +1,7 @@
 //! The score options of the table, and the sets of them that are tried together.
 
-use regard::{Pair, ScoreRule};
+use crate::data::Data;
+use regard::{Element, Pair, RelativeBias, Score, ScoreRule};
 use std::fmt;
 
 /// One option of a [`Score`](regard::Score), without its data.
@@ -46,6 +47,33 @@ pub enum Entries {
     Lowest,
     /// Every entry the lowest finite number, as a row of padding has it.
     OnlyLowest,
+}
+
+/// Buckets and largest distance of the T5 bias.
+pub(crate) const T5_BUCKETS: (usize, usize) = (8, 20);
+
+impl ScoreOption {
+    /// Adds the option to a score, with its data.
+    pub(crate) fn join<'d, E: Element>(
+        self,
+        score: Score<'d, E>,
+        data: &'d Data<E>,
+    ) -> Score<'d, E> {
+        match self {
+            Self::Scale(x) => score.scale(x),
+            Self::Temperature(x) => score.temperature(x),
+            Self::Softcap(x) => score.softcap(x),
+            Self::Bias { .. } => score.bias(data.bias.view()),
+            Self::Alibi => score.alibi(&data.slopes),
+            Self::Clipped(reach) => score.relative(RelativeBias::clipped(&data.table, reach)),
+            Self::T5 { bidirectional } => {
+                let (buckets, farthest) = T5_BUCKETS;
+                score.relative(RelativeBias::t5(&data.table, buckets, farthest, bidirectional))
+            }
+            Self::Sinks => score.sinks(&data.sinks),
+            Self::Custom => score.custom(&Wave),
+        }
+    }
 }
 
 impl fmt::Display for ScoreOption {

@@ -98,14 +98,8 @@ impl<E: Element> Problem<'_, E> {
 
     /// Room for the slopes of tiles of up to `keys` keys.
     pub(crate) fn slopes(&self, keys: usize) -> Slopes<E::Num> {
-        let one = Lanes([E::Num::from_f64(1.0); GROUP]);
-        let room = |used: bool| vec![one; if used { keys } else { 0 }];
         let bent = self.kept.is_some_and(|kept| kept.is_sparse());
-        Slopes {
-            similarities: room(!self.similarity.is_linear()),
-            softcap: room(self.score.softcap.is_some()),
-            custom: room(self.score.custom.is_some() || bent),
-        }
+        self.score.slopes(keys, !self.similarity.is_linear(), bent)
     }
 
     /// Turns a tile of similarities `[keys][rows]` into scores times `log2 e`: one pass for each option in use.

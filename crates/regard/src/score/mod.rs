@@ -191,7 +191,8 @@ pub(crate) struct Scored<N> {
 pub(crate) struct Slopes<N> {
     /// What the scale multiplies, where that is not linear in the queries.
     pub(crate) similarities: Vec<Lanes<N>>,
-    pub(crate) softcap: Vec<Lanes<N>>,
+    /// Of the options before the biases.
+    softcap: Vec<Lanes<N>>,
     /// Of a rule of the user's own, and of a sparsemax.
     pub(crate) custom: Vec<Lanes<N>>,
 }
@@ -221,6 +222,18 @@ impl<E: Element> Score<'_, E> {
     pub(crate) fn treats_pairs_alike(&self) -> bool {
         let Self { bias, alibi, relative, custom, .. } = self;
         bias.is_none() && alibi.is_none() && relative.is_none() && custom.is_none()
+    }
+
+    /// Room for the slopes of tiles of up to `keys` keys, and for the similarities, if those are asked for; `bent`: whether
+    /// something after the score has slopes too.
+    pub(crate) fn slopes(&self, keys: usize, similarities: bool, bent: bool) -> Slopes<E::Num> {
+        let one = Lanes([E::Num::from_f64(1.0); GROUP]);
+        let room = |used: bool| vec![one; if used { keys } else { 0 }];
+        Slopes {
+            similarities: room(similarities),
+            softcap: room(self.softcap.is_some()),
+            custom: room(self.custom.is_some() || bent),
+        }
     }
 
     /// The definition: from the scaled similarity of a pair, and its `key - position`, to its score, in any number type.
