@@ -31,7 +31,7 @@ test-exp:
 
 # The engine on the caller's thread alone
 no-rayon:
-    cargo build -p regard --no-default-features --locked
+    cargo check -p regard --no-default-features --locked
 
 doc:
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked

@@ -5,8 +5,7 @@ use crate::args::{Dtype, Format, LayoutArg, SimilarityArg};
 use crate::job::PlanJob;
 use anyhow::{Result, anyhow};
 use regard::{
-    Additive, Element, Error, Number, Plan, Problem, Shape, Similarity, Strides, View, Work,
-    alibi_slopes,
+    Additive, Element, Error, Plan, Problem, Shape, Similarity, Strides, View, Work, alibi_slopes,
 };
 use serde::Serialize;
 use std::io::Write;
@@ -38,8 +37,7 @@ fn describe<E: Element>(job: PlanJob, format: Format) -> Result<()> {
     let [q, k, v] = job.shapes;
     let zero = E::narrow(E::Num::default());
     let (row, sinks) = (vec![zero; k.len.max(k.dim)], vec![E::Num::default(); q.heads]);
-    let slopes: Vec<_> =
-        alibi_slopes(q.heads).iter().map(|s| E::Num::from_f64(f64::from(*s))).collect();
+    let slopes: Vec<E::Num> = alibi_slopes(q.heads);
     let repeated = |shape| View::strided(&row, shape, Strides { batch: 0, heads: 0, len: 0 });
 
     let mut score = job.score.score();

@@ -336,14 +336,17 @@ pub fn cases() -> Vec<Case> {
     while table.len() < ROWS {
         table.push(sampled(&mut noise));
     }
-    // Inputs differ from row to row, and some rows lie otherwise in memory, whatever they are about.
-    for (i, case) in table.iter_mut().enumerate() {
-        case.seed = 1000 + i as u64;
+    // Inputs differ from row to row, and some rows lie otherwise in memory, whatever they are about. All that follows from what
+    // a row is called, so that rows which are added change no others.
+    for case in &mut table {
+        let mut noise = Noise::of_name(&case.to_string());
+        case.seed = noise.bits() >> 32;
         if case.arrangement == Arrangement::Bhsd {
-            case.arrangement = [Arrangement::Bhsd, Arrangement::Bshd, Arrangement::Slice][i % 3];
+            let all = [Arrangement::Bhsd, Arrangement::Bshd, Arrangement::Slice];
+            case.arrangement = *noise.pick(&all);
         }
-        case.dropout = [None, None, Some(0.1), None, Some(0.6)][i % 5];
-        case.entropy = i % 2 == 1 && case.normaliser != Normaliser::Sparsemax;
+        case.dropout = *noise.pick(&[None, None, Some(0.1), None, Some(0.6)]);
+        case.entropy = noise.chance(0.5) && case.normaliser != Normaliser::Sparsemax;
     }
     let of = |dtype, first: usize, step: usize| {
         table.iter().skip(first).step_by(step).map(move |case| Case { dtype, ..case.clone() })

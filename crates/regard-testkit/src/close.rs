@@ -75,11 +75,16 @@ impl Judge {
         let (out, lse) = (error(&exact.out, &plain.out), error(&exact.lse, &plain.lse));
         let entropy = error(&exact.entropy, &plain.entropy);
         let ([by_out, by_lse], coarse) = (floor, coarseness(problem, inputs));
+        let spread = largest(exact.entropy.iter().copied());
+        // Of a row or two the plain evaluation may be right by luck, so what it rounds is counted here too: the sums of a
+        // projection, and projected keys, which are written in the type of the tensors.
+        let step = step * projected(problem);
+        let coarse = coarse + written(problem, inputs);
         Self {
             out: 2.0 * out + (by_out * step * weighed + narrowing::<E>() + coarse) * value,
             lse: 2.0 * lse + by_lse * step * score + coarse,
-            // The logarithms of the weights are a few.
-            entropy: 2.0 * entropy + by_lse * step * weighed + 4.0 * coarse,
+            // The logarithms of the weights are a few. The entropy is a sum of them, so rounding is relative to its size too.
+            entropy: 2.0 * entropy + by_lse * step * (weighed + spread) + 4.0 * coarse,
             exact,
         }
     }
@@ -234,6 +239,21 @@ impl GradJudge {
         }
         Ok(worst)
     }
+}
+
+/// By how much a projection of the queries multiplies the rounding of scores: its sums are rounded too.
+fn projected<E: Element>(problem: &Problem<'_, E>) -> f64 {
+    match problem.similarity {
+        Similarity::General(_) => 1.0 + (problem.dims().q_dim as f64).sqrt() / 4.0,
+        _ => 1.0,
+    }
+}
+
+/// What writing projected keys in the type of the tensors takes from an additive score.
+fn written<E: Element>(problem: &Problem<'_, E>, (q, k, _): Inputs<'_, E>) -> f64 {
+    let sizes = [q, k].map(|x| largest(elements(x).map(wide)));
+    let similarity = Sizes::of(problem, sizes).similarity;
+    if is_additive(problem) { narrowing::<E>() * problem.scale().abs() * similarity } else { 0.0 }
 }
 
 /// What a weight that dropout keeps is multiplied by; 1 where there is no dropout.

@@ -204,7 +204,7 @@ impl<E: Element> Data<E> {
             ],
             table: noise.normals(buckets.unwrap_or(0) * heads.q),
             sinks: noise.normals(heads.q),
-            slopes: alibi_slopes(heads.q).iter().map(|x| E::Num::from_f64(f64::from(*x))).collect(),
+            slopes: alibi_slopes(heads.q),
             centres: match case.reach {
                 Some(_) => {
                     let centre = |x: E::Num| (wide(x) * 0.3 + 0.5) * k_len as f64;

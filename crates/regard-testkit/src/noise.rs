@@ -13,6 +13,13 @@ impl Noise {
         Self(seed)
     }
 
+    /// The sequence of a name (FNV-1a).
+    #[must_use]
+    pub fn of_name(name: &str) -> Self {
+        let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        Self(name.bytes().fold(0xcbf2_9ce4_8422_2325, mix))
+    }
+
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

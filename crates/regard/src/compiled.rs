@@ -40,7 +40,7 @@ fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
     plan.backward(x, x, x, &output, x)?;
     let cached = plan.forward_cached(x, cache, sequences)?;
     let shared = plan.forward_shared(x, cache, sequences)?;
-    rope.apply(&mut Output::merge(&[cached, shared])?.out.view_mut(), 0.., machine)?;
+    rope.apply(machine, &mut Output::merge(&[cached, shared])?.out.view_mut(), 0..)?;
     let found = attention.forward(machine, x, x, x)?;
     attention.backward(machine, x, x, x, &found, x)?;
     state.step(machine, x, x, x)?;
@@ -62,13 +62,13 @@ fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
 }
 
 /// Kept, so that it is compiled.
-type Kept<E> = fn(Made<'_, E>) -> Result<String, Error>;
+type Compiled<E> = fn(Made<'_, E>) -> Result<String, Error>;
 
 #[used]
-static F32: Kept<f32> = every_call;
+static F32: Compiled<f32> = every_call;
 #[used]
-static F64: Kept<f64> = every_call;
+static F64: Compiled<f64> = every_call;
 #[used]
-static F16: Kept<f16> = every_call;
+static F16: Compiled<f16> = every_call;
 #[used]
-static BF16: Kept<bf16> = every_call;
+static BF16: Compiled<bf16> = every_call;

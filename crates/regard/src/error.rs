@@ -310,7 +310,21 @@ impl Error {
             Self::Evicted { option, found, first } => {
                 write!(f, "{option}: {found} was evicted; give {first} or more")
             }
-            _ => write!(f, "{self:?}"),
+            // Told by `fmt`.
+            Self::DataLength { .. }
+            | Self::ShapeOverflow { .. }
+            | Self::OutputOverlap { .. }
+            | Self::Axis { .. }
+            | Self::HeadGroups { .. }
+            | Self::NoFeatures { .. }
+            | Self::Count { .. }
+            | Self::OutOfRange { .. }
+            | Self::Zero { .. }
+            | Self::Odd { .. }
+            | Self::TooFewFeatures { .. }
+            | Self::Value { .. }
+            | Self::Broadcast { .. }
+            | Self::Offsets { .. } => Ok(()),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What a loss says of the outputs, and what follows from it for everything that they depend on.
 
+use crate::error::Error;
 use crate::simd::Element;
 use crate::view::{Tensor, View};
 
@@ -63,6 +64,16 @@ impl<'a, E: Element> Upstream<'a, E> {
     /// What it says of `out` alone.
     pub(crate) fn output_only(self) -> Self {
         Self { lse: None, entropy: None, ..self }
+    }
+
+    /// Refuses estimates that a normaliser without a choice does not have.
+    pub(crate) fn without_choice(self, normaliser: &'static str) -> Result<(), Error> {
+        let estimate = match self {
+            Self { straight_through: true, .. } => "straight-through",
+            Self { advantage: Some(_), .. } => "advantage",
+            _ => return Ok(()),
+        };
+        Err(Error::NoEstimate { estimate, normaliser })
     }
 
     pub(crate) fn without_estimates(self) -> Self {

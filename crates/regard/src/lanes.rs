@@ -1,7 +1,7 @@
 //! Rows in and out of the lanes: a group of rows, `[row][feature]` in memory, stands as `[feature][lane]` in the kernels.
 
 use crate::cells::Cell;
-use crate::micro::{Packed, lanes_used};
+use crate::micro::{RowBuffer, lanes_used};
 use crate::place::{Keys, Span};
 use crate::simd::{Element, Lanes, MAX_LANES, Number, Simd, Task};
 use crate::source::Head;
@@ -196,7 +196,7 @@ pub(crate) fn lay<N: Number, S: Simd<N>>(
     lanes: &[Lanes<N>],
     count: usize,
     factor: N,
-    to: &mut Packed<N>,
+    to: &mut RowBuffer<N>,
 ) {
     for lane in (0..count).step_by(S::LANES) {
         s.call(Lay { lanes, rows: lane..(lane + S::LANES).min(count), factor, to });
@@ -208,7 +208,7 @@ struct Lay<'t, N> {
     lanes: &'t [Lanes<N>],
     rows: Range<usize>,
     factor: N,
-    to: &'t mut Packed<N>,
+    to: &'t mut RowBuffer<N>,
 }
 
 impl<N: Number> Task<N> for Lay<'_, N> {
@@ -242,7 +242,7 @@ pub(crate) fn pack<'r, E: Element, S: Simd<E::Num>>(
     s: S,
     row: impl Fn(usize) -> &'r [E],
     count: usize,
-    to: &mut Packed<E::Num>,
+    to: &mut RowBuffer<E::Num>,
 ) {
     for i in 0..count {
         s.call(Widen { row: row(i), to: to.row_mut(i) });
@@ -251,7 +251,7 @@ pub(crate) fn pack<'r, E: Element, S: Simd<E::Num>>(
 
 /// Multiplies a tile by another, lane by lane.
 #[inline(always)]
-pub(crate) fn multiply<N: Number, S: Simd<N>>(
+pub(crate) fn multiply_tile<N: Number, S: Simd<N>>(
     s: S,
     (tile, by): (&mut [Lanes<N>], &[Lanes<N>]),
     span: Span,

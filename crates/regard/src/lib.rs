@@ -2,7 +2,7 @@
 #![cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "tiles are elsewhere"))]
 
 // The map. A call is a straight line: description -> check -> plan -> kernel -> output. A module imports only modules that
-// stand above it in this list, which `tests/all/house.rs` holds against the sources. Read `reference` first.
+// are listed before it, which `tests/all/house.rs` holds against the sources. Read `reference` first.
 //
 // Ground
 //   error       every way a call can be wrong

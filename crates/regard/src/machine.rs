@@ -4,7 +4,8 @@ use crate::simd::Isa;
 use std::sync::OnceLock;
 
 /// Instructions, threads and caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Machine {
     /// The instruction set to use.
     pub isa: Isa,

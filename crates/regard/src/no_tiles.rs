@@ -7,13 +7,13 @@ use crate::walk::Call;
 /// Sizes of packed operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    pub(crate) parts: usize,
+    pub(crate) limbs: usize,
     v_dim: usize,
 }
 
 impl Sizes {
-    pub(crate) fn new(parts: usize, _: usize, v_dim: usize) -> Self {
-        Self { parts, v_dim }
+    pub(crate) fn new(limbs: usize, _: usize, v_dim: usize) -> Self {
+        Self { limbs, v_dim }
     }
 
     pub(crate) fn padded(self) -> usize {
@@ -21,7 +21,7 @@ impl Sizes {
     }
 }
 
-/// Packed keys and values.
+/// RowBuffer keys and values.
 #[derive(Debug)]
 pub(crate) enum Prepared {}
 
@@ -37,7 +37,7 @@ impl<E: Element> TileTask for Prepare<'_, '_, E> {
     type Stored = E;
     type Out = Option<Prepared>;
 
-    fn parts(&self) -> Option<usize> {
+    fn limbs(&self) -> Option<usize> {
         None
     }
 }
@@ -51,8 +51,8 @@ impl Room {
         Self(sizes)
     }
 
-    pub(crate) fn parts(&self) -> usize {
-        self.0.parts
+    pub(crate) fn limbs(&self) -> usize {
+        self.0.limbs
     }
 }
 
@@ -61,11 +61,11 @@ impl Room {
 pub(crate) struct BackRoom(usize);
 
 impl BackRoom {
-    pub(crate) fn new(parts: usize, _: Dims, _: usize, _: usize) -> Self {
-        Self(parts)
+    pub(crate) fn new(limbs: usize, _: Dims, _: usize, _: usize) -> Self {
+        Self(limbs)
     }
 
-    pub(crate) fn parts(&self) -> usize {
+    pub(crate) fn limbs(&self) -> usize {
         self.0
     }
 

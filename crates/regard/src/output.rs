@@ -13,6 +13,7 @@ const ROWS: usize = 64;
 
 /// The result of attention: the weighted values, and what is needed to recompute any weight.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Output<E: Element> {
     /// `[batch, heads.q, q_len, v_dim]`, in the layout of q, packed if q is. Rows that see nothing are 0.
     pub out: Tensor<E>,
@@ -34,6 +35,12 @@ pub struct Output<E: Element> {
 }
 
 impl<E: Element> Output<E> {
+    /// Of what was kept of a call: enough for the way back, and for merging.
+    #[must_use]
+    pub fn new(out: Tensor<E>, lse: Vec<E::Num>) -> Self {
+        Self { out, lse, states: Vec::new(), entropy: None, choice: None }
+    }
+
     /// Refuses one whose lse or states are not those of so many rows.
     pub(crate) fn check_rows(&self, rows: usize) -> Result<(), Error> {
         Error::unless_one_each_row("lse", rows, self.lse.len())?;

@@ -54,9 +54,16 @@ pub struct Dims {
     pub v_dim: usize,
 }
 
+impl Dims {
+    /// The shape of the output.
+    pub(crate) fn out_shape(self) -> Shape {
+        Shape { batch: self.batch, heads: self.heads.q, len: self.q_len, dim: self.v_dim }
+    }
+}
+
 /// One attention call, described: the shapes of its tensors, and every option as data.
 ///
-/// Options are set by methods, one after another, and can be read as fields of the same names. Nothing is checked before
+/// Options are fields, to be read or set, and methods of the same names set them one after another. Nothing is checked before
 /// [`Plan::new`](crate::Plan::new) asks for it.
 ///
 /// ```
@@ -345,9 +352,9 @@ impl<'a, E: Element> Problem<'a, E> {
         matches!(self.similarity, Similarity::Dot)
     }
 
-    /// The parts that numbers are split into for products on tiles, if the precision and the similarity allow that.
-    pub(crate) fn parts(&self) -> Option<usize> {
-        E::parts(self.precision).filter(|_| self.is_dot() && self.is_softmax())
+    /// The limbs that numbers are split into for products on tiles, if the precision and the similarity allow that.
+    pub(crate) fn limbs(&self) -> Option<usize> {
+        E::limbs(self.precision).filter(|_| self.is_dot() && self.is_softmax())
     }
 
     /// The shapes of q, k and v.

@@ -6,7 +6,7 @@ use crate::cells::Cell;
 use crate::error::Error;
 use crate::lanes::{fetch, pack, turn, turn_back};
 use crate::machine::Machine;
-use crate::micro::{Dots, Packed, add_rows, add_values, dot_tile};
+use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
 use crate::place::{CELL, RowTile, Span};
 use crate::run::run;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
@@ -20,7 +20,7 @@ pub(crate) fn project<E: Element>(
     x: &View<'_, E>,
     w: View<'_, E>,
 ) -> Result<Tensor<E>, Error> {
-    by_rows(machine, x, w, w.shape().dim, Way::There)
+    by_rows(machine, x, w, w.shape().dim, Direction::There)
 }
 
 /// From the gradient by `W^T x` to those by x and, `[1, heads or 1, from, to]`, by W.
@@ -30,7 +30,7 @@ pub(crate) fn undo_project<E: Element>(
     w: View<'_, E>,
     d_y: &View<'_, E>,
 ) -> Result<(Tensor<E>, Tensor<E::Num>), Error> {
-    let d_x = by_rows(machine, d_y, w, w.shape().len, Way::Back)?;
+    let d_x = by_rows(machine, d_y, w, w.shape().len, Direction::Back)?;
     let Shape { heads, len, dim, .. } = w.shape();
     let mut d_w = vec![E::Num::default(); heads * len * dim];
     // A batch of nothing may be as long as it likes.
@@ -50,7 +50,7 @@ pub(crate) fn undo_project<E: Element>(
 
 /// Which way rows go.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     /// `W^T x`
     There,
     /// `W x`
@@ -62,7 +62,7 @@ fn by_rows<E: Element>(
     x: &View<'_, E>,
     w: View<'_, E>,
     dim: usize,
-    way: Way,
+    direction: Direction,
 ) -> Result<Tensor<E>, Error> {
     let Shape { batch, heads, len, .. } = x.shape();
     let mut out = Unwritten::like(x, dim)?;
@@ -77,7 +77,7 @@ fn by_rows<E: Element>(
         let (x, w) = (x.head(b, head), w.serving_head(0, head));
         // SAFETY: `i / groups` and `i % groups` give each group of each head to one task, so nobody else holds these rows.
         let to = unsafe { to.tile(b, TileHeads::one(head), rows) };
-        E::Num::enter(machine.isa, ByRows { x, w, rows, way, to, scratch });
+        E::Num::enter(machine.isa, ByRows { x, w, rows, direction, to, scratch });
     });
     // SAFETY: `tasks` counts every group of every head and item, so every row has been written.
     Ok(unsafe { out.written() })
@@ -103,7 +103,7 @@ struct ByRows<'t, E: Element> {
     x: Rows<'t, E>,
     w: Rows<'t, E>,
     rows: RowTile,
-    way: Way,
+    direction: Direction,
     to: TileMut<'t, E>,
     scratch: &'t mut Scratch<E::Num>,
 }
@@ -112,12 +112,13 @@ impl<E: Element> Task<E::Num> for ByRows<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self { x, w, rows, way, mut to, scratch: Scratch { from, to: lanes, packed } } = self;
+        let Self { x, w, rows, direction, mut to, scratch: Scratch { from, to: lanes, packed } } =
+            self;
         let zero = Lanes([E::Num::default(); GROUP]);
         from.resize(x.dim, zero);
-        lanes.resize(if matches!(way, Way::There) { w.dim } else { w.len }, zero);
+        lanes.resize(if matches!(direction, Direction::There) { w.dim } else { w.len }, zero);
         turn(s, |i| x.row(rows.row(i)), rows.count, E::Num::from_f64(1.0), from);
-        multiply(s, (w, way), (from, rows.count), packed, lanes);
+        multiply(s, (w, direction), (from, rows.count), packed, lanes);
         turn_back(s, lanes, rows.count, 0, (&mut to, 0));
     }
 }
@@ -141,8 +142,7 @@ impl<E: Element> Task<E::Num> for ByWeights<'_, E> {
         let RowTile { first, count: features, .. } = to.rows();
         let dim = d_y.shape().dim;
         lanes.resize(features, Lanes([E::Num::default(); GROUP]));
-        let (mut rows, mut sums) = (Packed::new(GROUP, dim), Packed::new(features, dim));
-        let (none, places): (_, [usize; CELL]) = (Packed::new(0, dim), std::array::from_fn(|i| i));
+        let (mut rows, mut sums) = (RowBuffer::new(GROUP, dim), RowBuffer::new(features, dim));
         for (b, head) in (0..x.shape().batch).flat_map(|b| heads.clone().map(move |h| (b, h))) {
             let (x, d_y) = (x.head(b, head), d_y.head(b, head));
             for start in (0..x.len).step_by(GROUP) {
@@ -150,13 +150,7 @@ impl<E: Element> Task<E::Num> for ByWeights<'_, E> {
                 let of_x = |i| &x.row(start + i)[first..first + features];
                 turn(s, of_x, count, E::Num::from_f64(1.0), lanes);
                 pack(s, |i| d_y.row(start + i), count, &mut rows);
-                // What nobody sees may hold anything, and has no gradient.
-                let unseen = |i: &usize| rows.row(*i).iter().all(|d| *d == E::Num::default());
-                for i in (0..count).filter(unseen) {
-                    lanes.iter_mut().for_each(|x| x.0[i] = E::Num::default());
-                }
-                let (span, to) = (Span::first(count), (&places[..features], &mut sums));
-                add_rows::<_, S, false, false>(s, (lanes, &[]), (&rows, span), &none, to);
+                add_outer(s, lanes, (&rows, count), &mut sums);
             }
         }
         for i in 0..features {
@@ -165,29 +159,49 @@ impl<E: Element> Task<E::Num> for ByWeights<'_, E> {
     }
 }
 
+/// `sums[i] += sum over rows of lanes[i][row] * rows[row]`, for up to [`CELL`] lines of lanes. A row that is all 0 has no gradient:
+/// nobody saw it, and what stands in its lanes, which may be anything, becomes 0.
+#[inline(always)]
+pub(crate) fn add_outer<N: Number, S: Simd<N>>(
+    s: S,
+    lanes: &mut [Lanes<N>],
+    (rows, count): (&RowBuffer<N>, usize),
+    sums: &mut RowBuffer<N>,
+) {
+    let unseen = |i: &usize| rows.row(*i).iter().all(|d| *d == N::zero());
+    for i in (0..count).filter(unseen) {
+        lanes.iter_mut().for_each(|x| x.0[i] = N::zero());
+    }
+    let places: [usize; CELL] = std::array::from_fn(|i| i);
+    let (span, to) = (Span::first(count), (&places[..lanes.len()], sums));
+    add_rows::<_, S, false, false>(s, (lanes, &[]), (rows, span), rows, to);
+}
+
 /// `W^T x` or `W x`, with rows in the lanes of both sides.
 #[inline(always)]
 pub(crate) fn multiply<E: Element, S: Simd<E::Num>>(
     s: S,
-    (w, way): (Rows<'_, E>, Way),
+    (w, direction): (Rows<'_, E>, Direction),
     (x, count): (&[Lanes<E::Num>], usize),
     packed: &mut Vec<E::Num>,
     to: &mut [Lanes<E::Num>],
 ) {
-    to.fill(Lanes([E::Num::default(); GROUP]));
     let one = Lanes([E::Num::from_f64(1.0); GROUP]);
+    if matches!(direction, Direction::There) {
+        to.fill(Lanes([E::Num::default(); GROUP])); // sums over the cells of W
+    }
     let span = Span::first(count);
     let mut cell = Cell::new();
     for first in (0..w.len).step_by(CELL) {
         let n = (w.len - first).min(CELL);
         cell.set(first, n);
         let w = fetch(s, Head::Rows(w), &cell, packed);
-        match way {
-            Way::There => {
+        match direction {
+            Direction::There => {
                 let x = (&x[first..first + n], &[][..]);
                 add_values::<_, S, false, false>(s, (w, &[]), x, span, (&one, to));
             }
-            Way::Back => dot_tile(s, (w, x), span, &mut to[first..first + n], &mut Dots),
+            Direction::Back => dot_tile(s, (w, x), span, &mut to[first..first + n], &mut Dots),
         }
     }
 }

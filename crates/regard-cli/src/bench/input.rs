@@ -32,7 +32,7 @@ impl<E: Element> Input<E> {
             Some(Bias::Heads) => Some(Shape { heads: heads.q, ..bias }),
             Some(Bias::Alibi) | None => None,
         };
-        let (slopes, rows) = (alibi_slopes(heads.q), q.batch * q.heads * q.len);
+        let rows = q.batch * q.heads * q.len;
         let mut query_or_key = |shape, times| match case.lsh {
             true => clustered(shape, k_len, case.layout),
             false => tensor(noise, shape, case.layout, times),
@@ -44,7 +44,7 @@ impl<E: Element> Input<E> {
             q,
             k,
             bias: bias.map(|shape| tensor(noise, shape, Layout::Bhsd, 1.0)).transpose()?,
-            slopes: slopes.iter().map(|s| E::Num::from_f64(f64::from(*s))).collect(),
+            slopes: alibi_slopes(heads.q),
             hidden: if case.additive { Some(hidden(noise, case.dims.q_dim)?) } else { None },
             // A little off the diagonal, as a model that has learned something would have them.
             centres: match case.local {

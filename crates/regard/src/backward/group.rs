@@ -1,11 +1,11 @@
 //! A group of rows on its way back: what it brings, what a piece makes of it, what it leaves.
 
-use super::{Back, Rows, Tiles};
-use crate::lanes::{multiply, pack, turn, turn_back};
-use crate::micro::{Dots, Packed, ScoreGrads, Weights, dot_tile};
+use super::{Back, PieceTiles, QueryGrads};
+use crate::lanes::{multiply_tile, pack, turn, turn_back};
+use crate::micro::{Dots, RowBuffer, ScoreGrads, Weights, dot_tile};
 use crate::place::{At, Keys, RowTile, Scope, Seen, Span, low};
 use crate::problem::Problem;
-use crate::project::{self, Way};
+use crate::project::{self, Direction};
 use crate::queries::Queries;
 use crate::score::{LOG2_E, in_log2};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
@@ -25,8 +25,8 @@ pub(crate) struct Group<N> {
     /// Up to whole tiles of features, where tiles are in use.
     pub(crate) d_q: Vec<Lanes<N>>,
     /// Queries and output gradients once more, as rows.
-    pub(crate) q_rows: Packed<N>,
-    pub(crate) d_out_rows: Packed<N>,
+    pub(crate) q_rows: RowBuffer<N>,
+    pub(crate) d_out_rows: RowBuffer<N>,
     /// Times `log2 e`.
     pub(crate) lse: Lanes<N>,
     /// `d_out . out - d_lse`
@@ -47,8 +47,8 @@ impl<N: Number> Group<N> {
             q: Queries::new(problem),
             d_out: zeros(dims.v_dim),
             d_q: zeros(dims.qk_dim.max(features)),
-            q_rows: Packed::new(GROUP, dims.qk_dim),
-            d_out_rows: Packed::new(GROUP, dims.v_dim),
+            q_rows: RowBuffer::new(GROUP, dims.qk_dim),
+            d_out_rows: RowBuffer::new(GROUP, dims.v_dim),
             lse: zero,
             delta: zero,
             entropy: None,
@@ -85,7 +85,7 @@ impl<N: Number> Group<N> {
         let Back { call, out, d_out, lse, states, d_lse, entropy } = *back;
         self.take_queries(s, &call, (scope, rows));
         let (out, d_out) = (out.head(scope.batch, scope.head), d_out.head(scope.batch, scope.head));
-        // Rows that saw nothing, and lanes without a row, weigh nothing.
+        // QueryGrads that saw nothing, and lanes without a row, weigh nothing.
         self.lse = Lanes([N::max_value(); GROUP]);
         let index = |i| call.problem.row_index(scope, rows.row(i));
         let mut rests = [N::zero(); GROUP];
@@ -165,7 +165,7 @@ impl<N: Number> Group<N> {
         s: S,
         problem: &Problem<'_, E>,
         piece: &mut Piece<'_, N>,
-        tiles: &mut Tiles<'_, N>,
+        tiles: &mut PieceTiles<'_, N>,
     ) {
         let (n, span) = (piece.k.len, piece.at.span);
         let (weights, d_scores) = (&mut tiles.weights[..n], &mut tiles.d_scores[..n]);
@@ -189,9 +189,9 @@ impl<N: Number> Group<N> {
         problem: &Problem<'_, E>,
         (at, seen): (At<'_>, Option<&[Seen]>),
         n: usize,
-        tiles: &mut Tiles<'_, N>,
+        tiles: &mut PieceTiles<'_, N>,
     ) {
-        let Tiles { weights, d_scores, slopes, factors } = tiles;
+        let PieceTiles { weights, d_scores, slopes, factors } = tiles;
         let factors = match problem.has_factors() {
             true => {
                 problem.factors(s, at, &mut factors[..n]);
@@ -283,7 +283,7 @@ impl<N: Number> Group<N> {
         call: &Call<'_, E>,
         scope: Scope,
         other: &mut [Lanes<N>],
-        to: &mut Rows<'_, E>,
+        to: &mut QueryGrads<'_, E>,
     ) {
         let (problem, rows) = (call.problem, self.q.rows);
         let span = Span::first(rows.count);
@@ -292,7 +292,7 @@ impl<N: Number> Group<N> {
         if let Some(w) = problem.similarity.of_queries() {
             // projected = W^T q
             let w = w.serving_head(0, scope.head);
-            project::multiply(s, (w, Way::Back), (d_q, rows.count), &mut Vec::new(), other);
+            project::multiply(s, (w, Direction::Back), (d_q, rows.count), &mut Vec::new(), other);
             (q, d_q) = (&mut self.q.raw, &mut other[..w.len]);
         }
         // score = scale * similarity, which is linear in q more often than not.
@@ -344,7 +344,7 @@ impl<N: Number> Task<N> for Weigh<'_, N> {
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
         let Self { group, centres, span, seen, weights, d_scores, slopes, factors } = self;
-        multiply(s, (d_scores, factors), span);
+        multiply_tile(s, (d_scores, factors), span);
         let (zero, ln_2) = (s.splat(N::zero()), s.splat(N::from_f64(std::f64::consts::LN_2)));
         let everyone = span.set();
         for (i, (weights, d_scores)) in weights.iter_mut().zip(d_scores).enumerate() {
@@ -374,7 +374,7 @@ impl<N: Number> Task<N> for Weigh<'_, N> {
                 s.store(s.select(seen, d, zero), &mut d_scores.0[lane..]);
             }
         }
-        multiply(s, (weights, factors), span);
+        multiply_tile(s, (weights, factors), span);
     }
 }
 

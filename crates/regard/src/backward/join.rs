@@ -1,9 +1,9 @@
 //! The second stage: parts of `d_q` become one, and say what W learns.
 
-use super::{Rows, Scratch};
+use super::{QueryGrads, Scratch};
 use crate::lanes::turn;
-use crate::micro::add_rows;
-use crate::place::{CELL, RowTile, Scope, Span};
+use crate::place::{RowTile, Scope};
+use crate::project::add_outer;
 use crate::simd::{Element, Number, Simd, Task};
 use crate::view::{self, TileMut, View};
 use crate::walk::{Call, Tiling};
@@ -34,7 +34,7 @@ pub(crate) struct Join<'t, 'c, E: Element> {
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
     pub(crate) parts: Parts<'t, E::Num>,
-    pub(crate) target: Rows<'t, E>,
+    pub(crate) target: QueryGrads<'t, E>,
     pub(crate) scratch: &'t mut Scratch<E::Num>,
 }
 
@@ -74,9 +74,8 @@ impl<E: Element> Task<E::Num> for ByProjection<'_, '_, E> {
     /// projected = W^T q: d_w = sum over rows of q d_projected^T
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, s: S) {
-        let Scratch { groups, weights, keys, d_k, .. } = &mut *self.scratch;
+        let Scratch { groups, weights, d_k, .. } = &mut *self.scratch;
         let (q_lanes, packed) = (&mut weights[..self.features.len()], &mut groups[0].q_rows);
-        let places: [usize; CELL] = std::array::from_fn(|i| i);
         let dim = self.call.problem.dims().qk_dim;
         for i in 0..self.features.len() {
             d_k.row_mut(i)[..dim].copy_from_slice(self.target.update(0, i));
@@ -97,14 +96,8 @@ impl<E: Element> Task<E::Num> for ByProjection<'_, '_, E> {
                             .zip(part)
                             .for_each(|(sum, x)| *sum = *sum + *x);
                     }
-                    // As for the scale: a query of a row that sees nothing may hold anything.
-                    if packed.row(i).iter().all(|x| *x == E::Num::default()) {
-                        q_lanes.iter_mut().for_each(|q| q.0[i] = E::Num::default());
-                    }
                 }
-                let span = Span::first(rows.count);
-                let to = (&places[..q_lanes.len()], &mut *d_k);
-                add_rows::<_, S, false, false>(s, (q_lanes, &[]), (packed, span), keys, to);
+                add_outer(s, q_lanes, (packed, rows.count), d_k);
             }
         }
         for i in 0..self.features.len() {

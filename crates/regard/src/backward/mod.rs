@@ -22,7 +22,7 @@ mod join;
 mod tiles;
 
 use crate::lanes::pack;
-use crate::micro::{HiddenGrads, Packed, add_rows, add_values};
+use crate::micro::{HiddenGrads, RowBuffer, add_rows, add_values};
 use crate::options::Undo;
 use crate::place::{At, CELL, RowTile, Scope, Seen, Span};
 use crate::problem::Problem;
@@ -55,7 +55,7 @@ pub(crate) struct Back<'c, E: Element> {
 
 /// Where one head's gradient by its queries goes.
 #[derive(Debug)]
-pub(crate) struct Rows<'t, E: Element> {
+pub(crate) struct QueryGrads<'t, E: Element> {
     /// `[batch, heads.q, q_len, q_dim]`
     pub(crate) d_q: TileMut<'t, E>,
     /// `[batch, heads.q, q_len, OPTIONS]`: what each row adds to the gradients of the scale and of the ALiBi slope, and the
@@ -63,7 +63,7 @@ pub(crate) struct Rows<'t, E: Element> {
     pub(crate) options: TileMut<'t, E::Num>,
 }
 
-/// Columns that follow the features in a row of the parts of `d_q`: see [`Rows::options`].
+/// Columns that follow the features in a row of the parts of `d_q`: see [`QueryGrads::options`].
 pub(crate) const OPTIONS: usize = 3;
 
 /// What one task writes: `d_k`, `d_v` of its keys, and of each of its query heads the sums over those keys.
@@ -74,7 +74,7 @@ pub(crate) struct Target<'t, E: Element> {
     /// `[batch, heads.kv, k_len, v_dim]`
     pub(crate) d_v: TileMut<'t, E>,
     /// The rows of all query heads, for a task that finishes them.
-    pub(crate) rows: Option<Rows<'t, E>>,
+    pub(crate) rows: Option<QueryGrads<'t, E>>,
     /// `[items, heads.q x parts, q_len, qk_dim + OPTIONS]`, a part for each way, for a task that does not.
     pub(crate) parts: Vec<TileMut<'t, E::Num>>,
     /// `[batch, heads.q, q_len, 1]`: what each row adds to the gradient of its sink.
@@ -99,26 +99,26 @@ pub(crate) struct Scratch<N> {
     other: Vec<Lanes<N>>,
     walk: Walk<N>,
     /// Keys of a piece, where their differences from the queries are needed.
-    keys: Packed<N>,
-    d_k: Packed<N>,
-    d_v: Packed<N>,
+    keys: RowBuffer<N>,
+    d_k: RowBuffer<N>,
+    d_v: RowBuffer<N>,
     /// For products on tiles.
     room: Option<BackRoom>,
 }
 
 impl<N: Number> Scratch<N> {
-    /// For tasks of up to `keys` keys, with numbers in so many parts if their products go by tiles.
+    /// For tasks of up to `keys` keys, with numbers in so many limbs if their products are made on tiles.
     pub(crate) fn new<E: Element<Num = N>>(
         problem: &Problem<'_, E>,
         rows: usize,
         keys: usize,
-        parts: Option<usize>,
+        limbs: Option<usize>,
     ) -> Self {
         let dims = problem.dims();
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let distances = matches!(problem.similarity, Similarity::Distance);
         let groups = rows.min(dims.q_len).div_ceil(GROUP);
-        let room = parts.map(|parts| BackRoom::new(parts, dims, groups, keys));
+        let room = limbs.map(|limbs| BackRoom::new(limbs, dims, groups, keys));
         let (features, rows) = room.as_ref().map_or((0, keys), |room| room.padded(keys));
         Self {
             groups: (0..groups).map(|_| Group::new(problem, features)).collect(),
@@ -128,9 +128,9 @@ impl<N: Number> Scratch<N> {
             factors: zeros(if problem.has_factors() { CELL } else { 0 }),
             other: zeros(dims.v_dim.max(dims.q_dim).max(dims.qk_dim)),
             walk: Walk::new(),
-            keys: Packed::new(if distances { CELL } else { 0 }, dims.qk_dim),
-            d_k: Packed::new(rows, dims.qk_dim),
-            d_v: Packed::new(rows, dims.v_dim),
+            keys: RowBuffer::new(if distances { CELL } else { 0 }, dims.qk_dim),
+            d_k: RowBuffer::new(rows, dims.qk_dim),
+            d_v: RowBuffer::new(rows, dims.v_dim),
             room,
         }
     }
@@ -198,16 +198,16 @@ impl<E: Element> TileTask for ByKeys<'_, '_, E> {
     type Stored = E;
     type Out = ();
 
-    fn parts(&self) -> Option<usize> {
-        self.scratch.room.as_ref().map(BackRoom::parts)
+    fn limbs(&self) -> Option<usize> {
+        self.scratch.room.as_ref().map(BackRoom::limbs)
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn run_on_tiles<const PARTS: usize>(self, amx: Amx)
+    fn run_on_tiles<const LIMBS: usize>(self, amx: Amx)
     where
         E: Element<Num = f32>,
     {
-        tiles::by_keys::<E, PARTS>(amx, self);
+        tiles::by_keys::<E, LIMBS>(amx, self);
     }
 }
 
@@ -276,7 +276,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             problem: back.call.problem,
             first: self.keys.start,
             groups: &mut *groups,
-            tiles: Tiles { weights, d_scores, slopes, factors },
+            tiles: PieceTiles { weights, d_scores, slopes, factors },
             keys,
             tables: target.tables.as_mut().map_or(&mut [], |tables| tables.update(h, 0)),
             bias: target.bias.as_mut().map(|bias| bias.part(h, bias.rows())),
@@ -295,14 +295,14 @@ impl<E: Element> ByKeys<'_, '_, E> {
     }
 }
 
-impl<E: Element> Rows<'_, E> {
-    fn part(&mut self, h: usize, rows: RowTile) -> Rows<'_, E> {
-        Rows { d_q: self.d_q.part(h, rows), options: self.options.part(h, rows) }
+impl<E: Element> QueryGrads<'_, E> {
+    fn part(&mut self, h: usize, rows: RowTile) -> QueryGrads<'_, E> {
+        QueryGrads { d_q: self.d_q.part(h, rows), options: self.options.part(h, rows) }
     }
 }
 
 /// What is made of a piece, `[keys][lanes]`: see [`Scratch`].
-pub(crate) struct Tiles<'t, N> {
+pub(crate) struct PieceTiles<'t, N> {
     pub(crate) weights: &'t mut [Lanes<N>],
     pub(crate) d_scores: &'t mut [Lanes<N>],
     pub(crate) slopes: &'t mut Slopes<N>,
@@ -315,12 +315,12 @@ pub(crate) struct Undoing<'t, 'c, E: Element> {
     /// The first key of the task.
     pub(crate) first: usize,
     pub(crate) groups: &'t mut [Group<E::Num>],
-    pub(crate) tiles: Tiles<'t, E::Num>,
-    keys: &'t mut Packed<E::Num>,
+    pub(crate) tiles: PieceTiles<'t, E::Num>,
+    keys: &'t mut RowBuffer<E::Num>,
     tables: &'t mut [f64],
     bias: Option<TileMut<'t, E::Num>>,
-    pub(crate) d_k: &'t mut Packed<E::Num>,
-    pub(crate) d_v: &'t mut Packed<E::Num>,
+    pub(crate) d_k: &'t mut RowBuffer<E::Num>,
+    pub(crate) d_v: &'t mut RowBuffer<E::Num>,
 }
 
 impl<E: Element> Undoing<'_, '_, E> {
@@ -337,7 +337,7 @@ impl<E: Element> Undoing<'_, '_, E> {
             return;
         }
         let group = &mut self.groups[group];
-        let Tiles { d_scores, slopes, .. } = &mut self.tiles;
+        let PieceTiles { d_scores, slopes, .. } = &mut self.tiles;
         let biases = BiasGrads {
             slope: &mut group.by_slope,
             table: &mut *self.tables,
@@ -355,13 +355,13 @@ impl<E: Element> Visit<E::Num> for Undoing<'_, '_, E> {
         let (n, at) = (piece.k.len, piece.at);
         self.groups[piece.group].differentiate(s, self.problem, &mut piece, &mut self.tiles);
         self.undo(s, piece.group, (at, piece.seen.as_deref()), n);
-        let Tiles { weights, d_scores, .. } = &mut self.tiles;
+        let PieceTiles { weights, d_scores, .. } = &mut self.tiles;
         let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
         let group = &mut self.groups[piece.group];
         let hidden = piece.hiding();
         let mut places = [0; CELL];
         places[..n].iter_mut().enumerate().for_each(|(i, p)| *p = at.keys.get(i) - self.first);
-        let sums = Sums {
+        let sums = PieceGrads {
             piece: (piece.k, hidden.unwrap_or(&[])),
             span: at.span,
             places: &places[..n],
@@ -385,7 +385,7 @@ impl<E: Element> Visit<E::Num> for Undoing<'_, '_, E> {
 }
 
 /// A piece with its weights and the gradients of its scores, and the sums they go into.
-struct Sums<'t, N> {
+struct PieceGrads<'t, N> {
     /// Its keys, and which rows see each.
     piece: (view::Rows<'t, N>, &'t [Seen]),
     span: Span,
@@ -393,12 +393,12 @@ struct Sums<'t, N> {
     places: &'t [usize],
     tiles: (&'t [Lanes<N>], &'t [Lanes<N>]),
     group: &'t mut Group<N>,
-    keys: &'t mut Packed<N>,
-    d_k: &'t mut Packed<N>,
-    d_v: &'t mut Packed<N>,
+    keys: &'t mut RowBuffer<N>,
+    d_k: &'t mut RowBuffer<N>,
+    d_v: &'t mut RowBuffer<N>,
 }
 
-impl<N: Number> Sums<'_, N> {
+impl<N: Number> PieceGrads<'_, N> {
     /// The three products. With `AWAY`, keys and queries count by their difference from each other.
     #[inline(always)]
     fn add<S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(self, s: S) {
@@ -439,7 +439,7 @@ impl<N: Number> Sums<'_, N> {
 #[inline(always)]
 fn write_rows<E: Element, S: Simd<E::Num>>(
     s: S,
-    from: &Packed<E::Num>,
+    from: &RowBuffer<E::Num>,
     factor: E::Num,
     to: &mut TileMut<'_, E>,
 ) {

@@ -15,7 +15,7 @@
 use super::{ByKeys, Group, Path, Products, Undoing};
 use crate::cells::Cell;
 use crate::lanes::turn;
-use crate::micro::Packed;
+use crate::micro::RowBuffer;
 use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles};
 use crate::source::Head;
@@ -26,33 +26,33 @@ use crate::tiles::{BackRoom, CHUNKS, ROWS, Scale, WIDTH};
 use crate::walk::{Hide, Piece, Visit};
 
 /// Some keys of one head, and all rows that see them.
-pub(super) fn by_keys<E: Element<Num = f32>, const PARTS: usize>(
+pub(super) fn by_keys<E: Element<Num = f32>, const LIMBS: usize>(
     amx: Amx,
     task: ByKeys<'_, '_, E>,
 ) {
-    amx.run(OnTiles::<E, PARTS> { amx, task });
+    amx.run(OnTiles::<E, LIMBS> { amx, task });
 }
 
-struct OnTiles<'t, 'c, E: Element, const PARTS: usize> {
+struct OnTiles<'t, 'c, E: Element, const LIMBS: usize> {
     amx: Amx,
     task: ByKeys<'t, 'c, E>,
 }
 
-impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E, PARTS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E, LIMBS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         let (s, t) = (self.amx.vectors(), self.amx.configure([TileShape::WHOLE; 8]));
-        self.task.run_by(s, &ByTiles::<PARTS> { s, t });
+        self.task.run_by(s, &ByTiles::<LIMBS> { s, t });
     }
 }
 
-struct ByTiles<const PARTS: usize> {
+struct ByTiles<const LIMBS: usize> {
     s: Avx512,
     t: Tiles,
 }
 
-impl<E: Element<Num = f32>, const PARTS: usize> Products<E> for ByTiles<PARTS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Products<E> for ByTiles<LIMBS> {
     #[inline(always)]
     fn walk<S: Simd<f32>>(
         &self,
@@ -71,20 +71,20 @@ impl<E: Element<Num = f32>, const PARTS: usize> Products<E> for ByTiles<PARTS> {
             turn(*s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut room.turned);
             let lanes = [&room.turned[..], &group.d_out];
             let as_rows = [&group.q_rows, &group.d_out_rows];
-            room.rows.fill::<PARTS>(*s, g, lanes, as_rows, rows.count);
+            room.rows.fill::<LIMBS>(*s, g, lanes, as_rows, rows.count);
         }
         let inputs = call.keys_and_values(scope);
         let s = *s;
         let weighed = None;
         let mut visitor =
-            Passing::<E, PARTS> { s, t, inputs, scope, rows, undoing, room, factor, weighed };
+            Passing::<E, LIMBS> { s, t, inputs, scope, rows, undoing, room, factor, weighed };
         walk.lead(s, &call, (scope, rows), &way, &mut visitor);
         visitor.flush();
     }
 }
 
 /// Takes the gradients of each cell.
-struct Passing<'t, 'c, E: Element, const PARTS: usize> {
+struct Passing<'t, 'c, E: Element, const LIMBS: usize> {
     s: Avx512,
     t: &'t Tiles,
     inputs: (Head<'c, E>, Head<'c, E>),
@@ -115,7 +115,7 @@ struct Waiting {
 /// Which rows of each group see each key; none where there is no key.
 type Sight = [[Seen; CELL]; GROUPS];
 
-impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Passing<'_, '_, E, PARTS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Passing<'_, '_, E, LIMBS> {
     #[inline(always)]
     fn take<S: Simd<f32>>(&mut self, _: S, cell: &Cell) -> bool {
         let mut seen = [[0; CELL]; GROUPS];
@@ -128,7 +128,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Passing<'_, '_, E
             Keys::From(key) => Some(key - first),
             Keys::Picked(_) => None,
         };
-        let packed = self.room.cells.find::<E, PARTS>(self.s, self.inputs, cell, first);
+        let packed = self.room.cells.find::<E, LIMBS>(self.s, self.inputs, cell, first);
         let buffer = self.weighed.map_or(0, |weighed| 1 - weighed.buffer);
         let next = Waiting { cell: packed, place, keys, groups, buffer };
         let problem = self.undoing.problem;
@@ -169,7 +169,7 @@ fn look(cell: &Cell, rows: RowTile, seen: &mut Sight) -> (usize, usize) {
     (first, end)
 }
 
-impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
     /// Finishes what is on its way.
     #[inline(always)]
     fn flush(&mut self) {
@@ -195,7 +195,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
             && *far
         {
             // What the cell after the next one will need.
-            let sums = |sums: &mut Packed<f32>| {
+            let sums = |sums: &mut RowBuffer<f32>| {
                 let (data, width) = sums.rows_from(place);
                 let bytes = CELL * width * size_of::<f32>();
                 (data.as_ptr().cast::<u8>().wrapping_add(bytes), bytes)
@@ -253,7 +253,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
             let from = Source { s, keys, values, n, sides, factor: self.factor, ahead };
             Make { from, blocks, to }
         });
-        s.call(Weave::<PARTS> { steps: Steps { t, products, at: 0 }, make });
+        s.call(Weave::<LIMBS> { steps: Steps { t, products, at: 0 }, make });
     }
 
     /// A cell and a group of a problem that is not plain: all in a row, but for the last products.
@@ -268,11 +268,11 @@ impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
         let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
         let (keys, values) = ((packed.keys, own.queries(g)), (packed.values, own.d_out(g)));
         let to = (Sums::lanes(undoing.tiles.weights, 0), false);
-        let scores = Product::<PARTS>::new(keys, sizes.qk.chunks, tiles, to);
+        let scores = Product::<LIMBS>::new(keys, sizes.qk.chunks, tiles, to);
         let to = (Sums::lanes(undoing.tiles.d_scores, 0), false);
         let d_weights = Product::new(values, sizes.v.chunks, tiles, to);
         let products = [Some(scores), Some(d_weights), None, None];
-        s.call(Weave::<PARTS> { steps: Steps { t, products, at: 0 }, make: None });
+        s.call(Weave::<LIMBS> { steps: Steps { t, products, at: 0 }, make: None });
         let at = At { scope: *scope, rows, span, keys: cell.keys() };
         let scores = &mut undoing.tiles.weights[..n];
         s.call(Scale { tile: scores, factor: *factor, span });
@@ -282,7 +282,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
         }
         undoing.groups[g].weigh(s, problem, (at, Some(&seen[..n])), n, &mut undoing.tiles);
         undoing.undo(s, g, (at, Some(&seen[..n])), n);
-        s.call(PackPiece::<PARTS> {
+        s.call(PackPiece::<LIMBS> {
             s,
             weights: &undoing.tiles.weights[..n],
             d_scores: &undoing.tiles.d_scores[..n],
@@ -313,17 +313,17 @@ impl<E: Element<Num = f32>, const PARTS: usize> Passing<'_, '_, E, PARTS> {
         let Undoing { groups, first, d_k, d_v, .. } = &mut self.undoing;
         let (group, k) = (&mut groups[g], self.inputs.0);
         let row = |i| k.row(cell.keys().get(i));
-        add_odd_keys::<E, PARTS>((odd, seen, n), row, d_scores, &mut group.d_q);
+        add_odd_keys::<E, LIMBS>((odd, seen, n), row, d_scores, &mut group.d_q);
         let [odd_q, odd_d_out] = self.room.rows.odd[g];
         let at = |i| cell.keys().get(i) - *first;
-        add_odd_rows::<PARTS>((odd_q, seen, n), &group.q_rows, d_scores, &at, d_k);
-        add_odd_rows::<PARTS>((odd_d_out, seen, n), &group.d_out_rows, weights, &at, d_v);
+        add_odd_rows::<LIMBS>((odd_q, seen, n), &group.q_rows, d_scores, &at, d_k);
+        add_odd_rows::<LIMBS>((odd_d_out, seen, n), &group.d_out_rows, weights, &at, d_v);
     }
 }
 
 /// The numbers that were left out of the keys because they are not finite, for the rows that see them.
 #[inline(never)]
-fn add_odd_keys<'k, E: Element<Num = f32>, const PARTS: usize>(
+fn add_odd_keys<'k, E: Element<Num = f32>, const LIMBS: usize>(
     (odd, seen, n): (u64, &[Seen; CELL], usize),
     key: impl Fn(usize) -> &'k [E],
     d_scores: Operand<'_>,
@@ -333,7 +333,7 @@ fn add_odd_keys<'k, E: Element<Num = f32>, const PARTS: usize>(
         let features = key(i).iter().map(|x| x.widen());
         for (x, d_q) in features.zip(&mut *d_q).filter(|(x, _)| !x.is_finite()) {
             for row in (0..GROUP).filter(|row| sees(seen, i, *row)) {
-                d_q.0[row] += read::<PARTS>(d_scores, i, row) * x;
+                d_q.0[row] += read::<LIMBS>(d_scores, i, row) * x;
             }
         }
     }
@@ -341,16 +341,16 @@ fn add_odd_keys<'k, E: Element<Num = f32>, const PARTS: usize>(
 
 /// The numbers that were left out of some rows because they are not finite, for the keys that they see.
 #[inline(never)]
-fn add_odd_rows<const PARTS: usize>(
+fn add_odd_rows<const LIMBS: usize>(
     (odd, seen, n): (u64, &[Seen; CELL], usize),
-    rows: &Packed<f32>,
+    rows: &RowBuffer<f32>,
     from: Operand<'_>,
     at: &dyn Fn(usize) -> usize,
-    to: &mut Packed<f32>,
+    to: &mut RowBuffer<f32>,
 ) {
     for row in (0..GROUP).filter(|row| odd >> row & 1 == 1) {
         for i in (0..n).filter(|i| sees(seen, *i, row)) {
-            let by = read::<PARTS>(from, i, row);
+            let by = read::<LIMBS>(from, i, row);
             let both = rows.row(row).iter().zip(to.row_mut(at(i)));
             both.filter(|(x, _)| !x.is_finite()).for_each(|(x, to)| *to += by * x);
         }

@@ -5,9 +5,9 @@
 //! the two products differ: by vectors (`few_vectors.rs`) or by tiles (`few_tiles.rs`).
 
 use super::Forward;
-use crate::lanes::multiply;
+use crate::lanes::multiply_tile;
 use crate::mask::Run;
-use crate::micro::Packed;
+use crate::micro::RowBuffer;
 use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span};
 use crate::problem::Problem;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
@@ -36,8 +36,8 @@ pub(crate) struct FewRoom<N> {
 /// The rows of a task, head by head.
 #[derive(Debug)]
 pub(crate) struct FewRows<N> {
-    pub(crate) q: Packed<N>,
-    pub(crate) sums: Packed<N>,
+    pub(crate) q: RowBuffer<N>,
+    pub(crate) sums: RowBuffer<N>,
     pub(crate) count: usize,
     /// Lanes of a key: a power of two, at most [`FEW`].
     pub(crate) width: usize,
@@ -120,7 +120,7 @@ impl<N: Number> FewRoom<N> {
         };
         let each = if are_alike(problem) { served } else { 1 };
         let bundles = (0..served).step_by(each.max(1)).map(|h| bundle(h..h + each));
-        let (q, sums) = (Packed::new(FEW, dims.qk_dim), Packed::new(FEW, dims.v_dim));
+        let (q, sums) = (RowBuffer::new(FEW, dims.qk_dim), RowBuffer::new(FEW, dims.v_dim));
         Self {
             rows: FewRows { q, sums, count: 0, width: 1 },
             runs: vec![Vec::new(); served],
@@ -352,7 +352,7 @@ impl<N: Number> FewRoom<N> {
         }
         if problem.has_factors() {
             problem.factors(s, at, &mut factors[..n]);
-            multiply(s, (&mut bundle.tile[..n], factors), span);
+            multiply_tile(s, (&mut bundle.tile[..n], factors), span);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A group of rows on its way over the keys: the step that is the heart of it.
 
-use crate::lanes::multiply;
+use crate::lanes::multiply_tile;
 use crate::micro::{Weights, add_values, dot_tile};
 use crate::place::Span;
 use crate::problem::Problem;
@@ -70,7 +70,7 @@ impl<N: Number> Group<N> {
         self.states.add(s, &sums, span);
         if problem.has_factors() {
             problem.factors(s, piece.at, factors);
-            multiply(s, (tile, factors), span);
+            multiply_tile(s, (tile, factors), span);
         }
         let (v, to) = (piece.v, (&shrink, &mut self.sums[..]));
         match piece.hiding() {

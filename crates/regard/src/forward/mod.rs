@@ -160,17 +160,17 @@ impl<E: Element> TileTask for Forward<'_, '_, E> {
     type Stored = E;
     type Out = ();
 
-    fn parts(&self) -> Option<usize> {
+    fn limbs(&self) -> Option<usize> {
         let few = self.scratch.few.as_ref().and_then(|few| few.tiles.as_ref()).map(|_| 1);
-        few.or(self.scratch.room.as_ref().map(Room::parts))
+        few.or(self.scratch.room.as_ref().map(Room::limbs))
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn run_on_tiles<const PARTS: usize>(self, amx: Amx)
+    fn run_on_tiles<const LIMBS: usize>(self, amx: Amx)
     where
         E: Element<Num = f32>,
     {
-        tiles::forward::<E, PARTS>(amx, self);
+        tiles::forward::<E, LIMBS>(amx, self);
     }
 }
 

@@ -2,12 +2,12 @@
 
 use super::{Forward, Group, Scratch, few_tiles};
 use crate::cells::Cell;
-use crate::lanes::multiply;
+use crate::lanes::multiply_tile;
 use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles, math};
 use crate::softmax::{LIMIT, Rounds, TileSums};
 use crate::source::Head;
-use crate::tiles::pack::{PackPairs, PackQueries, Packed, PackedCell, rows_of, write_woven};
+use crate::tiles::pack::{OwnCell, PackPairs, PackQueries, PackedCell, rows_of, write_woven};
 use crate::tiles::product::{Between, Operand, Product, Sums};
 use crate::tiles::{
     CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, Prepared, ROWS, Room, Scale, TileRow, WIDTH,
@@ -16,19 +16,19 @@ use crate::walk::{Call, Hide, Piece, Visit};
 use std::arch::x86_64::__m512;
 
 /// One tile of rows of one head.
-pub(super) fn forward<E: Element<Num = f32>, const PARTS: usize>(
+pub(super) fn forward<E: Element<Num = f32>, const LIMBS: usize>(
     amx: Amx,
     task: Forward<'_, '_, E>,
 ) {
-    amx.run(OnTiles::<E, PARTS> { amx, task });
+    amx.run(OnTiles::<E, LIMBS> { amx, task });
 }
 
-struct OnTiles<'t, 'c, E: Element, const PARTS: usize> {
+struct OnTiles<'t, 'c, E: Element, const LIMBS: usize> {
     amx: Amx,
     task: Forward<'t, 'c, E>,
 }
 
-impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E, PARTS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E, LIMBS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
@@ -52,7 +52,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E,
             let Scratch { groups, factors, walk, room: Some(room), .. } = &mut *task.scratch else {
                 return; // a plan that goes by tiles has made room for them
             };
-            let mut visitor = Adding::<E, PARTS> {
+            let mut visitor = Adding::<E, LIMBS> {
                 s,
                 t: &t,
                 call,
@@ -72,7 +72,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E,
         drop(t);
         for g in 0..used {
             match task.stage.into {
-                Some(part) => task.save(s, g, part),
+                Some(limb) => task.save(s, g, limb),
                 None => task.finish(s, g),
             }
         }
@@ -80,7 +80,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for OnTiles<'_, '_, E,
 }
 
 /// Adds each cell to the sums of the groups.
-struct Adding<'t, 'c, E: Element, const PARTS: usize> {
+struct Adding<'t, 'c, E: Element, const LIMBS: usize> {
     s: Avx512,
     t: &'t Tiles,
     call: Call<'c, E>,
@@ -124,7 +124,7 @@ impl Waiting {
 /// while one half group after the other passes over them, its own numbers in the first.
 const QUEUE: usize = 16;
 
-impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Adding<'_, '_, E, PARTS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Adding<'_, '_, E, LIMBS> {
     #[inline(always)]
     fn take<S: Simd<f32>>(&mut self, _: S, cell: &Cell) -> bool {
         let problem = self.call.problem;
@@ -149,7 +149,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Adding<'_, '_, E,
         }
         self.flush();
         let rows = self.call.keys_and_values(self.scope);
-        self.room.cell.fill::<E, PARTS>(self.s, rows, cell);
+        self.room.cell.fill::<E, LIMBS>(self.s, rows, cell);
         if let (None, Some(first), true) = (self.prepared, first, whole)
             && self.room.cell.get().odd == 0
         {
@@ -157,7 +157,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Adding<'_, '_, E,
             self.flush();
             return true;
         }
-        let own = std::mem::replace(&mut self.room.cell, Packed::none(self.room.sizes));
+        let own = std::mem::replace(&mut self.room.cell, OwnCell::none(self.room.sizes));
         self.step_all(own.get(), cell);
         self.room.cell = own;
         true
@@ -167,7 +167,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Visit<f32> for Adding<'_, '_, E,
     fn visit<S: Simd<f32>>(&mut self, _: S, _: Piece<'_, f32>) {}
 }
 
-impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
     /// Queries into tiles. They stay as they are: the scale comes after the product.
     #[inline(always)]
     fn turn_queries(&mut self) {
@@ -176,7 +176,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         for (group, to) in self.groups[..self.rows.groups()].iter().zip(queries) {
             let rows = &rows_of(group.q.rows.count, |i| q.row(group.q.rows.row(i)));
             let (s, chunks) = (self.s, sizes.chunks);
-            s.call(PackQueries::<E, PARTS> { s, rows, chunks, to });
+            s.call(PackQueries::<E, LIMBS> { s, rows, chunks, to });
         }
     }
 
@@ -245,7 +245,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
                     Operand { data: &queries[next.group], chunks: sizes.chunks, tiles: LANE_TILES };
                 let operands = (keys, queries.skip(0, next.lane / ROWS));
                 let (tiles, to) = ((CELL / ROWS, next.tiles()), (to_score.sums(), false));
-                Some(Product::<PARTS>::new(operands, sizes.chunks, tiles, to))
+                Some(Product::<LIMBS>::new(operands, sizes.chunks, tiles, to))
             }
             None => None,
         };
@@ -255,12 +255,12 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
                 let weights = Operand { data: done, chunks: CHUNKS, tiles: HALF_TILES };
                 let to = Sums::lanes(&mut self.groups[weighed.group].sums, weighed.lane);
                 let tiles = (sizes.features, weighed.tiles());
-                Some(Product::<PARTS>::new((values, weights), CHUNKS, tiles, (to, true)))
+                Some(Product::<LIMBS>::new((values, weights), CHUNKS, tiles, (to, true)))
             }
             None => None,
         };
         let mut sums = [0.0; HALF];
-        let enough = s.call(Weave::<PARTS> {
+        let enough = s.call(Weave::<LIMBS> {
             s,
             t,
             products: [add.as_mut(), score.as_mut()],
@@ -305,7 +305,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let (m, mut sums) = (group.states.m, [0.0; HALF]);
         let (m, vectors, sums_to) = (&m.0[lane..], scored.tiles(), &mut sums);
         let products = [None, None];
-        s.call(Weave::<PARTS> {
+        s.call(Weave::<LIMBS> {
             s,
             t,
             products,
@@ -347,7 +347,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         let mut rounds = Rounds::new(group.grows);
         while let Some(suffices) = rounds.next(s, &sums.l, span) {
             let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
-            s.call(Alone::<PARTS> {
+            s.call(Alone::<LIMBS> {
                 t,
                 product: &mut Product::new(
                     (packed.keys, queries),
@@ -373,15 +373,15 @@ impl<E: Element<Num = f32>, const PARTS: usize> Adding<'_, '_, E, PARTS> {
         if problem.has_factors() {
             let factors = &mut self.factors[..n];
             problem.factors(s, at, factors);
-            multiply(s, (tile, factors), span);
+            multiply_tile(s, (tile, factors), span);
         }
         let (lanes, tiles, to) = (&*tile, 0..LANE_TILES, &mut pairs[..]);
-        s.call(PackPairs::<PARTS> { s, lanes, tiles, chunks: CHUNKS, to });
+        s.call(PackPairs::<LIMBS> { s, lanes, tiles, chunks: CHUNKS, to });
         let weights = Operand { data: pairs, chunks: CHUNKS, tiles: LANE_TILES };
         let tiles = (sizes.features, rows.count.div_ceil(ROWS));
         let to = (Sums::lanes(&mut group.sums, 0), true);
         let product = &mut Product::new((packed.values, weights), CHUNKS, tiles, to);
-        s.call(Alone::<PARTS> { t, product });
+        s.call(Alone::<LIMBS> { t, product });
         if packed.odd != 0 {
             let (_, v) = self.call.keys_and_values(self.scope);
             add_odd(v, at.keys, (packed.odd, &seen), tile, &mut group.sums);
@@ -409,12 +409,12 @@ fn add_odd<E: Element<Num = f32>>(
 }
 
 /// A product and nothing else.
-struct Alone<'t, const PARTS: usize> {
+struct Alone<'t, const LIMBS: usize> {
     t: &'t Tiles,
-    product: &'t mut Product<'t, PARTS>,
+    product: &'t mut Product<'t, LIMBS>,
 }
 
-impl<const PARTS: usize> Task<f32> for Alone<'_, PARTS> {
+impl<const LIMBS: usize> Task<f32> for Alone<'_, LIMBS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
@@ -446,11 +446,11 @@ impl Task<f32> for Largest<'_> {
 
 /// Products on the tiles while the vectors turn scores into weights: `2^(score factor - m)`, in pairs of keys. Tells whether
 /// the weights are small enough to be used: see [`Rounds`].
-struct Weave<'t, const PARTS: usize> {
+struct Weave<'t, const LIMBS: usize> {
     s: Avx512,
     t: &'t Tiles,
     /// By reference: a copy would have to wait for all stores before it.
-    products: [Option<&'t mut Product<'t, PARTS>>; 2],
+    products: [Option<&'t mut Product<'t, LIMBS>>; 2],
     scores: &'t Halves<CELL>,
     m: &'t [f32],
     factor: f32,
@@ -460,7 +460,7 @@ struct Weave<'t, const PARTS: usize> {
     weights: &'t mut [TileRow],
 }
 
-impl<const PARTS: usize> Task<f32> for Weave<'_, PARTS> {
+impl<const LIMBS: usize> Task<f32> for Weave<'_, LIMBS> {
     type Out = bool;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> bool {
@@ -477,12 +477,12 @@ impl<const PARTS: usize> Task<f32> for Weave<'_, PARTS> {
     }
 }
 
-impl<const PARTS: usize> Weave<'_, PARTS> {
+impl<const LIMBS: usize> Weave<'_, LIMBS> {
     #[inline(always)]
     fn weigh<const VECTORS: usize>(self) -> bool {
         let Self { s, t, products, scores, m, weights, .. } = self;
         let [mut first, mut second] = products;
-        let mut vectors = Weighing::<PARTS, VECTORS> {
+        let mut vectors = Weighing::<LIMBS, VECTORS> {
             s,
             scores,
             weights,
@@ -516,7 +516,7 @@ impl<const PARTS: usize> Weave<'_, PARTS> {
 }
 
 /// Scores of half a piece on their way to weights, a pair of keys at a time.
-struct Weighing<'t, const PARTS: usize, const VECTORS: usize> {
+struct Weighing<'t, const LIMBS: usize, const VECTORS: usize> {
     s: Avx512,
     scores: &'t Halves<CELL>,
     weights: &'t mut [TileRow],
@@ -529,7 +529,7 @@ struct Weighing<'t, const PARTS: usize, const VECTORS: usize> {
 /// Pairs of keys of a cell.
 const PAIRS: usize = CELL / 2;
 
-impl<const PARTS: usize, const VECTORS: usize> Weighing<'_, PARTS, VECTORS> {
+impl<const LIMBS: usize, const VECTORS: usize> Weighing<'_, LIMBS, VECTORS> {
     /// The next pair.
     #[inline(always)]
     fn next(&mut self) {
@@ -541,17 +541,17 @@ impl<const PARTS: usize, const VECTORS: usize> Weighing<'_, PARTS, VECTORS> {
             let mut both = [s.splat(0.0); 2];
             for i in 0..2 {
                 let x = s.fma(s.load(&rows[i][j * 16..]), self.factor, self.less_m[j]);
-                both[i] = if PARTS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) };
+                both[i] = if LIMBS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) };
             }
             self.sums[j] = s.add(self.sums[j], s.add(both[0], both[1]));
             let at = (pair / ROWS * HALF_TILES + j) * ROWS + pair % ROWS;
-            write_woven::<PARTS>(s, both, (&mut *self.weights, at, CHUNKS * HALF_TILES * ROWS));
+            write_woven::<LIMBS>(s, both, (&mut *self.weights, at, CHUNKS * HALF_TILES * ROWS));
         }
     }
 
     /// All pairs, and the steps of both products spread evenly over them.
     #[inline(always)]
-    fn spread(&mut self, t: &Tiles, [mut first, mut second]: [Option<&mut Product<'_, PARTS>>; 2]) {
+    fn spread(&mut self, t: &Tiles, [mut first, mut second]: [Option<&mut Product<'_, LIMBS>>; 2]) {
         let steps = [&first, &second].map(|p| p.as_ref().map_or(0, |p| p.steps()));
         let all = steps[0] + steps[1];
         let mut taken = 0;
@@ -569,20 +569,20 @@ impl<const PARTS: usize, const VECTORS: usize> Weighing<'_, PARTS, VECTORS> {
 
     /// The same for even products, where so many pairs fall to the four steps of a chunk.
     #[inline(always)]
-    fn between<const EACH: usize>(&mut self, t: &Tiles, products: [&mut Product<'_, PARTS>; 2]) {
+    fn between<const EACH: usize>(&mut self, t: &Tiles, products: [&mut Product<'_, LIMBS>; 2]) {
         for product in products {
-            product.run_between(t, &mut Each::<EACH, PARTS, VECTORS>(self));
+            product.run_between(t, &mut Each::<EACH, LIMBS, VECTORS>(self));
         }
     }
 }
 
 /// `EACH` pairs for four steps.
-struct Each<'w, 't, const EACH: usize, const PARTS: usize, const VECTORS: usize>(
-    &'w mut Weighing<'t, PARTS, VECTORS>,
+struct Each<'w, 't, const EACH: usize, const LIMBS: usize, const VECTORS: usize>(
+    &'w mut Weighing<'t, LIMBS, VECTORS>,
 );
 
-impl<const EACH: usize, const PARTS: usize, const VECTORS: usize> Between
-    for Each<'_, '_, EACH, PARTS, VECTORS>
+impl<const EACH: usize, const LIMBS: usize, const VECTORS: usize> Between
+    for Each<'_, '_, EACH, LIMBS, VECTORS>
 {
     #[inline(always)]
     fn after(&mut self, step: usize) {

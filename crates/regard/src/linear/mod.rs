@@ -164,9 +164,9 @@ impl LinearAttention {
         let problem = self.check(&q, &k, &v)?;
         let shape = Shape { dim: v.shape().dim, ..q.shape() };
         let (out, sums) = (output.out.view(), output.sums.view());
-        shape.unless_same("the output", out.shape())?;
-        Shape { dim: 2, ..shape }.unless_same("the sums", sums.shape())?;
-        shape.unless_same("the gradient of the output", d_out.shape())?;
+        shape.unless_same("the call", "the output", out.shape())?;
+        Shape { dim: 2, ..shape }.unless_same("the call", "the sums", sums.shape())?;
+        shape.unless_same("the call", "the gradient of the output", d_out.shape())?;
         problem.same_packing("the output", 0, out.offsets())?;
         problem.same_packing("the sums", 0, sums.offsets())?;
         problem.same_packing("the gradient of the output", 0, d_out.offsets())?;

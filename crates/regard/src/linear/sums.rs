@@ -1,6 +1,6 @@
 //! The sums that stand for all keys (or rows) seen so far, and what they answer.
 
-use crate::micro::{Dots, Packed, add_rows, add_values, dot_tile};
+use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
 use crate::place::{Seen, Span};
 use crate::simd::{GROUP, Lanes, Number, Simd};
 
@@ -15,7 +15,7 @@ fn nothing<N: Number>() -> N {
 /// its output, and what the sum of its weights has to do with it.
 #[derive(Debug)]
 pub(crate) struct Sums<N> {
-    sums: Packed<N>,
+    sums: RowBuffer<N>,
     pub(crate) reference: N,
     /// Features and cargo.
     size: [usize; 2],
@@ -26,8 +26,8 @@ pub(crate) struct Sums<N> {
 pub(crate) struct Pairs<N> {
     pub(crate) features: Vec<Lanes<N>>,
     pub(crate) cargo: Vec<Lanes<N>>,
-    pub(crate) feature_rows: Packed<N>,
-    pub(crate) cargo_rows: Packed<N>,
+    pub(crate) feature_rows: RowBuffer<N>,
+    pub(crate) cargo_rows: RowBuffer<N>,
 }
 
 impl<N: Number> Pairs<N> {
@@ -36,8 +36,8 @@ impl<N: Number> Pairs<N> {
         Self {
             features: zeros(features),
             cargo: zeros(cargo),
-            feature_rows: Packed::new(GROUP, features),
-            cargo_rows: Packed::new(GROUP, cargo),
+            feature_rows: RowBuffer::new(GROUP, features),
+            cargo_rows: RowBuffer::new(GROUP, cargo),
         }
     }
 }
@@ -59,7 +59,7 @@ impl<N: Number> Clone for Sums<N> {
 impl<N: Number> Sums<N> {
     /// Of nothing.
     pub(crate) fn new(size: [usize; 2]) -> Self {
-        let sums = Packed::new(size[0], size[1]);
+        let sums = RowBuffer::new(size[0], size[1]);
         Self { sums, reference: nothing(), size }
     }
 
@@ -164,7 +164,7 @@ impl<N: Number> Asked<'_, N> {
     fn add<S: Simd<N>>(
         &mut self,
         s: S,
-        (by, what): (&Packed<N>, &Packed<N>),
+        (by, what): (&RowBuffer<N>, &RowBuffer<N>),
         (x, span): (&[Lanes<N>], Span),
         to: &mut [Lanes<N>],
     ) {

@@ -15,7 +15,7 @@ use crate::plan::Plan;
 use crate::problem::{Dims, Problem};
 use crate::score::Score;
 use crate::simd::Element;
-use crate::view::{Inputs, Shape, View};
+use crate::view::{Inputs, View};
 pub use buckets::Buckets;
 pub use recall::{Recall, Share};
 use rows::{Sorted, Sums, copied, numbers, reordered};
@@ -166,9 +166,9 @@ impl LshAttention {
         let (upstream, LshOutput { output, buckets, .. }) = (upstream.into(), found);
         let dims = self.check((q, k, v))?.dims();
         found.check(dims)?;
-        let Dims { batch, heads, q_len, v_dim, .. } = dims;
-        let shape = Shape { batch, heads: heads.q, len: q_len, dim: v_dim };
-        shape.unless_same("the gradient of the output", upstream.out.shape())?;
+        let Dims { batch, heads, q_len, .. } = dims;
+        let shape = dims.out_shape();
+        shape.unless_same("the call", "the gradient of the output", upstream.out.shape())?;
         unless_packed([upstream.out.offsets(), output.out.offsets()])?;
         let rows = batch * heads.q * q_len;
         Error::unless_one_each_row(
@@ -179,6 +179,7 @@ impl LshAttention {
         if upstream.entropy.is_some() {
             return Err(Error::NoEntropy);
         }
+        upstream.without_choice("softmax")?;
         let shapes = [q, k, v].map(|x| x.shape());
         let (mut sums, mut room) = (Sums::new(shapes)?, Sorted::new(shapes)?);
         for i in 0..buckets.rounds() {
@@ -251,10 +252,8 @@ fn unless_packed(offsets: [Option<&[usize]>; 2]) -> Result<(), Error> {
 
 impl<E: Element> LshOutput<E> {
     /// Refuses another call's tensors.
-    fn check(
-        &self,
-        Dims { batch, heads, q_len, k_len, qk_dim, v_dim, .. }: Dims,
-    ) -> Result<(), Error> {
+    fn check(&self, dims: Dims) -> Result<(), Error> {
+        let Dims { batch, heads, q_len, k_len, qk_dim, v_dim, .. } = dims;
         let own = self.buckets.dims();
         let (q, k) = (own.heads.q, own.heads.kv);
         let own = [own.batch, q, k, own.q_len, own.k_len, own.qk_dim, own.v_dim];
@@ -264,8 +263,8 @@ impl<E: Element> LshOutput<E> {
         for ((axis, own), found) in axes.into_iter().zip(own).zip(found) {
             Error::unless_same(axis, ("the output", own), ("the tensors", found))?;
         }
-        let shape = Shape { batch, heads: heads.q, len: q_len, dim: v_dim };
-        shape.unless_same("the output", self.output.out.shape())?;
+        let shape = dims.out_shape();
+        shape.unless_same("the call", "the output", self.output.out.shape())?;
         self.output.check_rows(batch * heads.q * q_len)
     }
 }

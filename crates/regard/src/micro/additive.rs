@@ -6,7 +6,7 @@
 //! a rounding of 1, not of the result: a score is only ever taken a power of, so that is what counts. Of rows and keys whose
 //! powers would leave the range of the numbers, and in `f64`, the tangents are taken one by one; no row minds what is beside it.
 
-use super::Packed;
+use super::RowBuffer;
 use crate::place::{Seen, Span, low};
 use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd, Task, math};
 use crate::view::Rows;
@@ -18,7 +18,7 @@ pub(crate) struct Layer<N> {
     /// `e^2q` of the projected queries, `[units][lanes]`.
     q: Vec<Lanes<N>>,
     /// `e^2k` of the projected keys of a piece.
-    k: Packed<N>,
+    k: RowBuffer<N>,
     /// Rows whose powers cannot be used.
     rows: Seen,
     /// For each key of the piece, the rows whose tangents with it are taken one by one.
@@ -38,7 +38,13 @@ impl<N: Number> Layer<N> {
         let q = vec![Lanes([N::one(); GROUP]); units];
         let keys = if units == 0 { 0 } else { keys };
         let apart = vec![Seen::MAX; keys];
-        Self { v: vec![N::zero(); units], q, k: Packed::new(keys, units), rows: Seen::MAX, apart }
+        Self {
+            v: vec![N::zero(); units],
+            q,
+            k: RowBuffer::new(keys, units),
+            rows: Seen::MAX,
+            apart,
+        }
     }
 
     /// `v`, to be written before a walk.
@@ -234,7 +240,7 @@ pub(crate) struct HiddenGrads<'t, N> {
     /// By the projected queries, `[units][lanes]`.
     pub(crate) d_q: &'t mut [Lanes<N>],
     /// By the projected keys: where each one's row is, and the rows.
-    pub(crate) d_k: (&'t [usize], &'t mut Packed<N>),
+    pub(crate) d_k: (&'t [usize], &'t mut RowBuffer<N>),
     /// By `v`.
     pub(crate) d_v: &'t mut [f64],
 }

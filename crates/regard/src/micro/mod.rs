@@ -21,7 +21,7 @@ mod values;
 use crate::simd::{Number, Simd};
 pub(crate) use additive::{HiddenGrads, Layer};
 pub(crate) use dot::{Distances, Dots, ScoreGrads, Weights, dot_tile};
-pub(crate) use rows::{Packed, add_rows};
+pub(crate) use rows::{RowBuffer, add_rows};
 pub(crate) use values::add_values;
 
 /// The lanes that the products touch for `rows` rows: up to whole register tiles.

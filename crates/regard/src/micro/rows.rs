@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// Rows side by side in memory, each padded with zeros to whole vectors, which never straddle two cache lines.
 #[derive(Debug)]
-pub(crate) struct Packed<N> {
+pub(crate) struct RowBuffer<N> {
     data: Vec<N>,
     /// Where the first whole cache line begins.
     first: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Packed<N> {
     width: usize,
 }
 
-impl<N: Number> Packed<N> {
+impl<N: Number> RowBuffer<N> {
     pub(crate) fn new(rows: usize, features: usize) -> Self {
         let width = features.next_multiple_of(MAX_LANES);
         let data = vec![N::zero(); rows * width + MAX_LANES];
@@ -67,9 +67,9 @@ impl<N: Number> Packed<N> {
 pub(crate) fn add_rows<N: Number, S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(
     s: S,
     (tile, seen): (&[Lanes<N>], &[Seen]),
-    (rows, span): (&Packed<N>, Span),
-    keys: &Packed<N>,
-    (at, sums): (&[usize], &mut Packed<N>),
+    (rows, span): (&RowBuffer<N>, Span),
+    keys: &RowBuffer<N>,
+    (at, sums): (&[usize], &mut RowBuffer<N>),
 ) {
     s.call(AddRows::<N, HIDDEN, AWAY> { work: Sums { tile, seen, rows, span, keys, at }, sums });
 }
@@ -78,15 +78,15 @@ pub(crate) fn add_rows<N: Number, S: Simd<N>, const HIDDEN: bool, const AWAY: bo
 struct Sums<'t, N> {
     tile: &'t [Lanes<N>],
     seen: &'t [Seen],
-    rows: &'t Packed<N>,
+    rows: &'t RowBuffer<N>,
     span: Span,
-    keys: &'t Packed<N>,
+    keys: &'t RowBuffer<N>,
     at: &'t [usize],
 }
 
 struct AddRows<'t, N, const HIDDEN: bool, const AWAY: bool> {
     work: Sums<'t, N>,
-    sums: &'t mut Packed<N>,
+    sums: &'t mut RowBuffer<N>,
 }
 
 impl<N: Number, const HIDDEN: bool, const AWAY: bool> Task<N> for AddRows<'_, N, HIDDEN, AWAY> {
@@ -130,7 +130,7 @@ impl<N: Number> Sums<'_, N> {
         &self,
         s: S,
         f: usize,
-        sums: &mut Packed<N>,
+        sums: &mut RowBuffer<N>,
     ) {
         let mut key = 0;
         while key + KEYS <= self.tile.len() {
@@ -159,7 +159,7 @@ impl<N: Number> Sums<'_, N> {
         s: S,
         key: usize,
         f: usize,
-        to: &mut Packed<N>,
+        to: &mut RowBuffer<N>,
     ) {
         let zero = s.splat(N::zero());
         let (mut sums, mut away) = ([[zero; VECTORS]; KEYS], [[zero; VECTORS]; KEYS]);

@@ -2,7 +2,9 @@
 
 use super::Plan;
 use super::sums::{OptionSums, add_tables};
-use crate::backward::{Back, ByKeys, ByProjection, Join, OPTIONS, Parts, Rows, Scratch, Target};
+use crate::backward::{
+    Back, ByKeys, ByProjection, Join, OPTIONS, Parts, QueryGrads, Scratch, Target,
+};
 use crate::error::Error;
 use crate::grads::{Grads, Upstream};
 use crate::output::Output;
@@ -35,7 +37,6 @@ impl<E: Element> Plan<'_, E> {
     /// Of packed sequences, the gradients of q, k and v are packed like them and have the bits of calls for each sequence
     /// alone; those of the options are the sums over the sequences, in their order. Short sequences are worked on side by
     /// side, each by one thread; long ones one after another, by all of them.
-    #[inline(never)]
     pub fn backward<'b>(
         &self,
         q: View<'b, E>,
@@ -44,7 +45,19 @@ impl<E: Element> Plan<'_, E> {
         output: &'b Output<E>,
         upstream: impl Into<Upstream<'b, E>>,
     ) -> Result<Grads<E>, Error> {
-        let upstream = upstream.into();
+        self.backward_from(q, k, v, output, upstream.into())
+    }
+
+    /// The same of one type, to be compiled once.
+    #[inline(never)]
+    fn backward_from<'b>(
+        &self,
+        q: View<'b, E>,
+        k: View<'b, E>,
+        v: View<'b, E>,
+        output: &'b Output<E>,
+        upstream: Upstream<'b, E>,
+    ) -> Result<Grads<E>, Error> {
         self.check_inputs(&q, &k, &v)?;
         if let Some((plan, keys)) = self.with_projected_keys(&k)? {
             let mut grads = plan.backward(q, keys.view(), v, output, upstream)?;
@@ -58,13 +71,10 @@ impl<E: Element> Plan<'_, E> {
         if self.problem().chooses() {
             return self.backward_chosen((q, k, v), output, upstream);
         }
-        if upstream.advantage.is_some() || upstream.straight_through {
-            let estimate = if upstream.straight_through { "straight-through" } else { "advantage" };
-            return Err(Error::NoEstimate { estimate, normaliser: "softmax" });
-        }
-        let shape = self.out_shape();
-        shape.unless_same("the output", output.out.shape())?;
-        shape.unless_same("the gradient of the output", upstream.out.shape())?;
+        upstream.without_choice("softmax")?;
+        let shape = self.problem().dims().out_shape();
+        shape.unless_same("the plan", "the output", output.out.shape())?;
+        shape.unless_same("the plan", "the gradient of the output", upstream.out.shape())?;
         self.problem().same_packing("the output", 0, output.out.offsets())?;
         self.problem().same_packing("the gradient of the output", 0, upstream.out.offsets())?;
         let rows = self.problem().rows();
@@ -219,7 +229,7 @@ impl<E: Element> Plan<'_, E> {
             let items = first..(first + cut.wave).min(all.end);
             table_room.fill(0.0);
             let kept = if cut.parted { Some(ViewMut::bhsd(&mut saved_room, saved)?) } else { None };
-            let room = Room {
+            let room = GradTargets {
                 cut: &cut,
                 heads,
                 q_len,
@@ -254,7 +264,7 @@ impl<E: Element> Plan<'_, E> {
     }
 
     /// Runs the tasks of some items, each with some keys of a head.
-    fn run_by_keys(&self, back: Back<'_, E>, items: &Range<usize>, room: &Room<'_, E>) {
+    fn run_by_keys(&self, back: Back<'_, E>, items: &Range<usize>, room: &GradTargets<'_, E>) {
         let (problem, machine, cut) = (self.problem(), self.machine(), room.cut);
         let (heads, parts) = (problem.dims().heads, cut.keys.len());
         let groups = [(cut.together[0], items.len()), (cut.together[1], heads.kv)];
@@ -263,7 +273,7 @@ impl<E: Element> Plan<'_, E> {
         run(
             machine.threads,
             item_groups * head_groups * parts,
-            || Scratch::new(problem, self.rows, cut.keys[0].len(), self.parts_on_way_back()),
+            || Scratch::new(problem, self.rows, cut.keys[0].len(), self.limbs_on_way_back()),
             |scratch, i| {
                 // Early keys first: a causal mask shows them to the most rows.
                 let (rest, part) = (i / parts, i % parts);
@@ -308,7 +318,7 @@ impl<E: Element> Plan<'_, E> {
                 // once, so nobody else holds these rows.
                 let target = unsafe {
                     let options = options.tile(b - begin, one(), rows);
-                    Rows { d_q: d_q.tile(b, one(), rows), options }
+                    QueryGrads { d_q: d_q.tile(b, one(), rows), options }
                 };
                 let scope = call.problem.scope(b, head);
                 let task = Join { call, scope, rows, parts, target, scratch };
@@ -363,7 +373,7 @@ struct Cut<'p> {
 }
 
 /// What the tasks of some items write.
-struct Room<'r, E: Element> {
+struct GradTargets<'r, E: Element> {
     cut: &'r Cut<'r>,
     heads: Heads,
     q_len: usize,
@@ -383,7 +393,7 @@ struct Room<'r, E: Element> {
     tables: ViewMut<'r, f64>,
 }
 
-impl<E: Element> Room<'_, E> {
+impl<E: Element> GradTargets<'_, E> {
     /// What one part of the keys of one head writes.
     ///
     /// # Safety
@@ -415,7 +425,7 @@ impl<E: Element> Room<'_, E> {
                 let own = part * ways..(part + 1) * ways;
                 own.map(|i| parts.tile(item, slot(slots, i), rows))
             });
-            let rows_of = || Rows {
+            let rows_of = || QueryGrads {
                 d_q: d_q.tile(b, all(), rows),
                 options: self.options.tile(row_item, all(), rows),
             };

@@ -69,7 +69,7 @@ impl<E: Element> Plan<'_, E> {
         for ((name, planned), found) in
             ["q", "k", "v"].into_iter().zip(self.problem.shapes()).zip(now.shapes())
         {
-            planned.unless_same(name, found)?;
+            planned.unless_same("the plan", name, found)?;
         }
         self.problem.same_packing("q", 0, q.offsets())?;
         for item in 0..sequences.len() {
@@ -121,7 +121,7 @@ impl<E: Element> Plan<'_, E> {
         if let Some((plan, keys)) = self.with_projected_keys(&k)? {
             return plan.forward_into(q, keys.view(), v, out, lse, entropy);
         }
-        self.out_shape().unless_same("the output", out.shape())?;
+        self.problem().dims().out_shape().unless_same("the plan", "the output", out.shape())?;
         self.problem.same_packing("the output", 0, out.offsets())?;
         let rows = self.problem.rows();
         Error::unless_one_each_row("lse", rows, lse.len())?;
@@ -166,7 +166,7 @@ impl<E: Element> Plan<'_, E> {
         let planned = self.problem.shapes();
         for (i, (planned, view)) in planned.into_iter().zip([q, k, v]).enumerate() {
             let name = ["q", "k", "v"][i];
-            planned.unless_same(name, view.shape())?;
+            planned.unless_same("the plan", name, view.shape())?;
             self.problem.same_packing(name, i, view.offsets())?;
         }
         Ok(())
@@ -221,7 +221,7 @@ impl<E: Element> Plan<'_, E> {
                     let slot = tasks.partition_point(|first| *first <= i) - 1;
                     let (b, i, tiling) = (items[slot], i - tasks[slot], tiling(slot));
                     let tiles = tiling.count();
-                    // TileHeads outermost, so that neighbours in time share keys; late tiles first, for a causal mask
+                    // Heads outermost, so that neighbours in time share keys; late tiles first, for a causal mask
                     // gives them the most to do.
                     let (rest, tile) = (i / tiles, tiles - 1 - i % tiles);
                     let (head, part) = (rest / parts * served, rest % parts);

@@ -111,14 +111,14 @@ impl<'a, E: Element> Plan<'a, E> {
     /// [`Precision`](crate::Precision) and the type of the tensors have it.
     #[must_use]
     pub fn tile_products(&self) -> Option<usize> {
-        let parts = self.kinds.iter().find_map(|kind| kind.how.tiles)?.parts;
-        Some(parts * (parts + 1) / 2)
+        let limbs = self.kinds.iter().find_map(|kind| kind.how.tiles)?.limbs;
+        Some(limbs * (limbs + 1) / 2)
     }
 
-    /// The parts that numbers are split into on the way back, if products go by tiles there.
-    pub(crate) fn parts_on_way_back(&self) -> Option<usize> {
+    /// The limbs that numbers are split into on the way back, if products are made on tiles there.
+    pub(crate) fn limbs_on_way_back(&self) -> Option<usize> {
         let many = self.kinds.iter().filter(|kind| !kind.how.few);
-        many.filter_map(|kind| kind.how.tiles).map(|sizes| sizes.parts).next()
+        many.filter_map(|kind| kind.how.tiles).map(|sizes| sizes.limbs).next()
     }
 
     /// The machine.
@@ -161,16 +161,11 @@ impl<'a, E: Element> Plan<'a, E> {
         data: &'o mut [N],
         dim: usize,
     ) -> Result<ViewMut<'o, N>, Error> {
-        let shape = Shape { dim, ..self.out_shape() };
+        let shape = Shape { dim, ..self.problem.dims().out_shape() };
         match self.problem.q_offsets() {
             Some(offsets) => ViewMut::packed(data, offsets, [shape.heads, dim]),
             None => ViewMut::bhsd(data, shape.to_array()),
         }
-    }
-
-    pub(crate) fn out_shape(&self) -> Shape {
-        let Dims { batch, heads, q_len, v_dim, .. } = self.problem.dims();
-        Shape { batch, heads: heads.q, len: q_len, dim: v_dim }
     }
 
     /// Rows into tiles, a tile's rows `stride` apart.
@@ -250,10 +245,10 @@ impl How {
         let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(FEW);
         let few = q_len <= FEW_OF_A_HEAD && together && !diagonal;
         let few = few && problem.is_dot() && problem.is_softmax();
-        let tiles = problem.parts().filter(|parts| {
-            machine.isa.has_tiles() && (!few || FewTiles::fit(*parts, qk_dim, v_dim))
+        let tiles = problem.limbs().filter(|limbs| {
+            machine.isa.has_tiles() && (!few || FewTiles::fit(*limbs, qk_dim, v_dim))
         });
-        let tiles = tiles.map(|parts| Sizes::new(parts, qk_dim, v_dim));
+        let tiles = tiles.map(|limbs| Sizes::new(limbs, qk_dim, v_dim));
         let shared = q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
         Self { rows, parted, few, tiles, shared, diagonal }
     }

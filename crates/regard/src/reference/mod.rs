@@ -307,7 +307,7 @@ fn rows<E: Element>(
     problem: &Problem<'_, E>,
 ) -> impl Iterator<Item = (usize, usize, usize)> + use<E> {
     let dims = problem.dims();
-    // Packed items have their own number of rows.
+    // RowBuffer items have their own number of rows.
     let lens: Vec<usize> = (0..dims.batch).map(|b| problem.q_len(b)).collect();
     lens.into_iter().enumerate().flat_map(move |(b, len)| {
         (0..dims.heads.q).flat_map(move |h| (0..len).map(move |i| (b, h, i)))

@@ -52,7 +52,7 @@ pub fn steps<E: Element>(
     for (name, (planned, found)) in
         ["q", "k", "v"].into_iter().zip(problem.shapes().into_iter().zip(shapes))
     {
-        planned.unless_same(name, found)?;
+        planned.unless_same("the call", name, found)?;
     }
     let packed = [q.offsets(), k.offsets(), v.offsets()].iter().any(Option::is_some);
     if packed || problem.is_cached() {

@@ -16,6 +16,7 @@ use crate::place::{At, Keys, Pair, Seen, low};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, math};
 use crate::view::{Shape, TileMut, View};
 use bias::{add_bias, bias_at};
+use pass::Times;
 pub(crate) use pass::{Factor, Pass, pass};
 pub use relative::RelativeBias;
 use std::fmt;
@@ -168,9 +169,9 @@ impl<'a, E: Element> Score<'a, E> {
 /// The slopes of Press et al. 2022 for `heads` heads: powers of `2^(-8/n)`, `n` the next lower power of two, then the
 /// odd ones between for the rest.
 #[must_use]
-pub fn alibi_slopes(heads: usize) -> Vec<f32> {
+pub fn alibi_slopes<N: Number>(heads: usize) -> Vec<N> {
     let whole = if heads == 0 { 1 } else { 1 << heads.ilog2() };
-    let slope = |i: usize, n: usize| (-8.0 * i as f32 / n as f32).exp2();
+    let slope = |i: usize, n: usize| N::from_f64((-8.0 * i as f64 / n as f64).exp2());
     let rest = (0..heads - whole.min(heads)).map(|i| slope(2 * i + 1, 2 * whole));
     (1..=whole.min(heads)).map(|i| slope(i, whole)).chain(rest).collect()
 }
@@ -191,8 +192,8 @@ pub(crate) struct Scored<N> {
 pub(crate) struct Slopes<N> {
     /// What the scale multiplies, where that is not linear in the queries.
     pub(crate) similarities: Vec<Lanes<N>>,
-    /// Of the options before the biases.
-    softcap: Vec<Lanes<N>>,
+    /// Of the options before the biases, multiplied.
+    before: Vec<Lanes<N>>,
     /// Of a rule of the user's own, and of a sparsemax.
     pub(crate) custom: Vec<Lanes<N>>,
 }
@@ -231,7 +232,7 @@ impl<E: Element> Score<'_, E> {
         let room = |used: bool| vec![one; if used { keys } else { 0 }];
         Slopes {
             similarities: room(similarities),
-            softcap: room(self.softcap.is_some()),
+            before: room(self.softcap.is_some()),
             custom: room(self.custom.is_some() || bent),
         }
     }
@@ -282,12 +283,15 @@ impl<E: Element> Score<'_, E> {
     ) {
         let Self { softcap, bias, alibi, relative, custom, .. } = self;
         let number = <E::Num as Number>::from_f64;
+        if let Some(slopes) = &mut slopes {
+            slopes.before.fill(Lanes([number(1.0); GROUP]));
+        }
         if let Some(cap) = softcap {
             let (cap, inverse) = (number(cap * LOG2_E), number(1.0 / (cap * LOG2_E)));
             pass(s, at, tile, &Softcap { cap, inverse });
             if let Some(slopes) = &mut slopes {
-                slopes.softcap[..tile.len()].copy_from_slice(tile);
-                pass(s, at, &mut slopes.softcap[..tile.len()], &SoftcapSlope { inverse });
+                let by_cap = Times(tile, SoftcapSlope { inverse });
+                pass(s, at, &mut slopes.before[..tile.len()], &by_cap);
             }
         }
         if let Some(bias) = bias {
@@ -369,7 +373,7 @@ impl<N: Number> Slopes<N> {
         d_scores: &mut [Lanes<N>],
         by_scale: &mut Lanes<N>,
     ) {
-        if self.softcap.is_empty() && self.similarities.is_empty() {
+        if self.before.is_empty() && self.similarities.is_empty() {
             return;
         }
         let zero = s.splat(N::zero());
@@ -378,7 +382,7 @@ impl<N: Number> Slopes<N> {
                 // The slope of a hidden pair may be NaN.
                 let seen = s.lanes(low(seen.map_or(Seen::MAX, |seen| seen[i]) >> lane));
                 let mut d = s.load(&d_scores.0[lane..]);
-                if let Some(slope) = self.softcap.get(i) {
+                if let Some(slope) = self.before.get(i) {
                     d = s.select(seen, s.mul(d, s.load(&slope.0[lane..])), zero);
                     s.store(d, &mut d_scores.0[lane..]);
                 }

@@ -36,6 +36,16 @@ impl<N: Number> Pass<N> for Factor<N> {
     }
 }
 
+/// Multiplies by what another pass makes of another tile: so slopes are gathered.
+pub(super) struct Times<'t, N, P>(pub(super) &'t [Lanes<N>], pub(super) P);
+
+impl<N: Number, P: Pass<N>> Pass<N> for Times<'_, N, P> {
+    #[inline(always)]
+    fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
+        s.mul(x, self.1.turn(s, i, lane, s.load(&self.0[i].0[lane..])))
+    }
+}
+
 /// Biases of each key and row, in their natural unit.
 pub(crate) struct Bias<'t, N>(pub(crate) &'t [Lanes<N>]);
 

@@ -1,4 +1,4 @@
-//! The products on AMX tiles: 16 x 16 sums of 32 products in one instruction, for numbers of 8 digits (bf16).
+//! The products on AMX tiles: 16 x 16 sums of 32 products in one instruction, for numbers of 8 significant bits (bf16).
 //!
 //! The orientation is that of the vector kernels, rows (queries) in the lanes, so masks, scores and softmax are the same
 //! code. What differs is how operands lie: the left one in rows of 32, the right one in pairs, both woven (see [`pack`]),
@@ -8,8 +8,8 @@
 //! outputs [features][lanes] = values [feature][32 keys]      x weights [key pair][16 lanes x 2]
 //! ```
 //!
-//! and that a number of more digits is split into parts of 8 that are multiplied each with each, the smallest products left
-//! out: one part is bf16 itself, two hold an `f16` (or two thirds of an `f32`), three an `f32` exactly.
+//! and that a number of more bits is split into limbs of 8 that are multiplied each with each, the smallest products left
+//! out: one limb is bf16 itself, two hold an `f16` (or two thirds of an `f32`), three an `f32` exactly.
 
 pub(crate) mod pack;
 pub(crate) mod product;
@@ -18,7 +18,7 @@ pub(crate) mod woven;
 
 pub(crate) use pack::{Prepare, Prepared};
 
-use crate::micro::Packed;
+use crate::micro::RowBuffer;
 use crate::place::{CELL, Span};
 use crate::problem::Dims;
 use crate::simd::{GROUP, Lanes, Simd, Task};
@@ -72,7 +72,7 @@ impl<const KEYS: usize> Halves<KEYS> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     /// Parts that each number is split into.
-    pub(crate) parts: usize,
+    pub(crate) limbs: usize,
     /// Chunks of 32 features of a key.
     pub(crate) chunks: usize,
     /// Tiles of 16 features of a value.
@@ -80,18 +80,18 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    pub(crate) fn new(parts: usize, qk_dim: usize, v_dim: usize) -> Self {
-        Self { parts, chunks: qk_dim.div_ceil(WIDTH), features: v_dim.div_ceil(ROWS) }
+    pub(crate) fn new(limbs: usize, qk_dim: usize, v_dim: usize) -> Self {
+        Self { limbs, chunks: qk_dim.div_ceil(WIDTH), features: v_dim.div_ceil(ROWS) }
     }
 
     /// Rows of the packed keys of a cell.
     pub(crate) fn key_rows(self) -> usize {
-        self.parts * self.chunks * CELL
+        self.limbs * self.chunks * CELL
     }
 
     /// Rows of the packed values of a cell.
     pub(crate) fn value_rows(self) -> usize {
-        self.parts * CHUNKS * self.features * ROWS
+        self.limbs * CHUNKS * self.features * ROWS
     }
 
     /// Features of a value, up to whole tiles.
@@ -117,13 +117,13 @@ pub(crate) struct Room {
     /// The first keys of cells that wait for their turn.
     pub(crate) queue: Vec<usize>,
     /// A cell that is not prepared.
-    pub(crate) cell: pack::Packed,
+    pub(crate) cell: pack::OwnCell,
 }
 
 impl Room {
     /// Parts that each number is split into.
-    pub(crate) fn parts(&self) -> usize {
-        self.sizes.parts
+    pub(crate) fn limbs(&self) -> usize {
+        self.sizes.limbs
     }
 
     pub(crate) fn new(sizes: Sizes, groups: usize) -> Self {
@@ -132,11 +132,11 @@ impl Room {
             sizes,
             queries: (0..groups).map(|_| zeros(sizes.key_rows())).collect(),
             tile: lanes(CELL),
-            pairs: zeros(sizes.parts * CHUNKS * LANE_TILES * ROWS),
+            pairs: zeros(sizes.limbs * CHUNKS * LANE_TILES * ROWS),
             scores: [Halves::new(), Halves::new()],
-            weights: [0, 1].map(|_| zeros(sizes.parts * CHUNKS * HALF_TILES * ROWS)),
+            weights: [0, 1].map(|_| zeros(sizes.limbs * CHUNKS * HALF_TILES * ROWS)),
             queue: Vec::new(),
-            cell: pack::Packed::new(sizes),
+            cell: pack::OwnCell::new(sizes),
         }
     }
 }
@@ -176,8 +176,8 @@ impl FewTiles {
     }
 
     /// Whether keys and values of these sizes are whole tiles as they lie.
-    pub(crate) fn fit(parts: usize, qk_dim: usize, v_dim: usize) -> bool {
-        parts == 1 && qk_dim.is_multiple_of(WIDTH) && v_dim.is_multiple_of(WIDTH)
+    pub(crate) fn fit(limbs: usize, qk_dim: usize, v_dim: usize) -> bool {
+        limbs == 1 && qk_dim.is_multiple_of(WIDTH) && v_dim.is_multiple_of(WIDTH)
     }
 }
 
@@ -194,7 +194,7 @@ pub(crate) struct BackRoom {
     /// Queries on their way, `[features][rows]`.
     pub(crate) turned: Vec<Lanes<f32>>,
     /// Gradients of picked keys and values, before they go to their places.
-    pub(crate) picked: [Packed<f32>; 2],
+    pub(crate) picked: [RowBuffer<f32>; 2],
     /// Whether a task is too large for the second level of the cache.
     pub(crate) far: bool,
 }
@@ -204,25 +204,25 @@ const NEAR: usize = 1 << 20;
 
 impl BackRoom {
     /// For tiles of `groups` groups of rows, and tasks of up to `keys` keys.
-    pub(crate) fn new(parts: usize, dims: Dims, groups: usize, keys: usize) -> Self {
-        let sizes = BackSizes::new(parts, dims);
-        // Three operands in parts of 2 bytes, and two sums of 4.
-        let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * parts + 2 * 4) > NEAR;
+    pub(crate) fn new(limbs: usize, dims: Dims, groups: usize, keys: usize) -> Self {
+        let sizes = BackSizes::new(limbs, dims);
+        // Three operands in limbs of 2 bytes, and two sums of 4.
+        let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * limbs + 2 * 4) > NEAR;
         Self {
             sizes,
             cells: BackCells::new(sizes, keys),
             rows: BackRows::new(sizes, groups),
-            pieces: [0, 1].map(|_| BackPiece::new(parts, groups)),
+            pieces: [0, 1].map(|_| BackPiece::new(limbs, groups)),
             blocks: [Block::new(), Block::new()],
             turned: vec![Lanes([0.0; GROUP]); dims.qk_dim],
-            picked: [dims.qk_dim, dims.v_dim].map(|dim| Packed::new(CELL, dim)),
+            picked: [dims.qk_dim, dims.v_dim].map(|dim| RowBuffer::new(CELL, dim)),
             far,
         }
     }
 
     /// Parts that each number is split into.
-    pub(crate) fn parts(&self) -> usize {
-        self.sizes.parts
+    pub(crate) fn limbs(&self) -> usize {
+        self.sizes.limbs
     }
 
     /// Features of a query up to whole tiles, and `keys` up to where the last tile of a cell may end.

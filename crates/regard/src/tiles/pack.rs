@@ -16,19 +16,19 @@ use crate::walk::Call;
 use std::arch::x86_64::__m512;
 use std::ops::Range;
 
-/// A number as a sum of parts of 8 digits each; the last is rounded, unless three parts hold it all.
+/// A number as a sum of limbs of 8 digits each; the last is rounded, unless three limbs hold it all.
 ///
-/// Of two parts the first is rounded too: the second is then half as large and of either sign, so that the product of second
-/// parts, which is left out, is a quarter and does not add up.
+/// Of two limbs the first is rounded too: the second is then half as large and of either sign, so that the product of second
+/// limbs, which is left out, is a quarter and does not add up.
 #[inline(always)]
-pub(crate) fn split<const PARTS: usize>(s: Avx512, mut x: __m512) -> [__m512; PARTS] {
-    let mut parts = [x; PARTS];
-    for part in &mut parts[..PARTS - 1] {
-        *part = s.upper(if PARTS == 2 { s.nearest(x) } else { x });
-        x = s.sub(x, *part);
+pub(crate) fn split<const LIMBS: usize>(s: Avx512, mut x: __m512) -> [__m512; LIMBS] {
+    let mut limbs = [x; LIMBS];
+    for limb in &mut limbs[..LIMBS - 1] {
+        *limb = s.upper(if LIMBS == 2 { s.nearest(x) } else { x });
+        x = s.sub(x, *limb);
     }
-    parts[PARTS - 1] = if PARTS == 3 { x } else { s.nearest(x) };
-    parts
+    limbs[LIMBS - 1] = if LIMBS == 3 { x } else { s.nearest(x) };
+    limbs
 }
 
 /// 0 where a number is not finite, and a bit there.
@@ -62,13 +62,13 @@ pub(crate) struct PackedCell<'c> {
 
 /// A cell in memory of its own.
 #[derive(Debug)]
-pub(crate) struct Packed {
+pub(crate) struct OwnCell {
     sizes: Sizes,
     rows: Vec<TileRow>,
     odd: u64,
 }
 
-impl Packed {
+impl OwnCell {
     pub(crate) fn new(sizes: Sizes) -> Self {
         let rows = zeros(sizes.key_rows() + sizes.value_rows());
         Self { sizes, rows, odd: 0 }
@@ -98,14 +98,14 @@ impl Packed {
     }
 
     #[inline(always)]
-    pub(crate) fn fill<E: Element<Num = f32>, const PARTS: usize>(
+    pub(crate) fn fill<E: Element<Num = f32>, const LIMBS: usize>(
         &mut self,
         s: Avx512,
         (k, v): (Head<'_, E>, Head<'_, E>),
         at: &Cell,
     ) {
         let rows = &mut self.rows[..];
-        self.odd = s.call(PackCell::<E, PARTS> { s, sizes: self.sizes, k, v, at, rows });
+        self.odd = s.call(PackCell::<E, LIMBS> { s, sizes: self.sizes, k, v, at, rows });
     }
 }
 
@@ -119,7 +119,7 @@ fn cell(sizes: Sizes, rows: &[TileRow], odd: u64) -> PackedCell<'_> {
 }
 
 /// Packs keys and values of a cell; returns [`PackedCell::odd`].
-struct PackCell<'t, E: Element, const PARTS: usize> {
+struct PackCell<'t, E: Element, const LIMBS: usize> {
     s: Avx512,
     sizes: Sizes,
     k: Head<'t, E>,
@@ -128,7 +128,7 @@ struct PackCell<'t, E: Element, const PARTS: usize> {
     rows: &'t mut [TileRow],
 }
 
-impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackCell<'_, E, PARTS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackCell<'_, E, LIMBS> {
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
@@ -136,9 +136,9 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackCell<'_, E, PA
         let (keys, values) = rows.split_at_mut(sizes.key_rows());
         let (from, turned) = (at.keys(), sizes.features);
         for (i, row) in rows_of(at.len, |i| k.row(from.get(i))).iter().enumerate() {
-            pack_row::<E, PARTS>(s, row, sizes.chunks, i, keys);
+            pack_row::<E, LIMBS>(s, row, sizes.chunks, i, keys);
         }
-        pack_turned::<E, PARTS>(s, &rows_of(at.len, |i| v.row(from.get(i))), turned, values)
+        pack_turned::<E, LIMBS>(s, &rows_of(at.len, |i| v.row(from.get(i))), turned, values)
     }
 }
 
@@ -174,7 +174,7 @@ fn load_row<E: Element<Num = f32>>(s: Avx512, row: &[E], first: usize) -> __m512
 
 /// Row `i` of a left operand, woven, padded with 0.
 #[inline(always)]
-pub(crate) fn pack_row<E: Element<Num = f32>, const PARTS: usize>(
+pub(crate) fn pack_row<E: Element<Num = f32>, const LIMBS: usize>(
     s: Avx512,
     row: &[E],
     chunks: usize,
@@ -185,27 +185,27 @@ pub(crate) fn pack_row<E: Element<Num = f32>, const PARTS: usize>(
         let halves = [0, ROWS].map(|half| chunk * WIDTH + half);
         let halves = [load_row(s, row, halves[0]), load_row(s, row, halves[1])];
         let at = (chunk * (CELL / ROWS) + i / ROWS) * ROWS + i % ROWS;
-        write_woven::<PARTS>(s, halves, (&mut *to, at, chunks * CELL));
+        write_woven::<LIMBS>(s, halves, (&mut *to, at, chunks * CELL));
     }
 }
 
-/// Writes two vectors as one row of a tile from `at` on, the parts `apart` from each other.
+/// Writes two vectors as one row of a tile from `at` on, the limbs `apart` from each other.
 #[inline(always)]
-pub(crate) fn write_woven<const PARTS: usize>(
+pub(crate) fn write_woven<const LIMBS: usize>(
     s: Avx512,
     [first, second]: [__m512; 2],
     (to, at, apart): (&mut [TileRow], usize, usize),
 ) {
-    let (first, second) = (split::<PARTS>(s, first), split::<PARTS>(s, second));
-    for part in 0..PARTS {
-        s.write_pairs(first[part], second[part], &mut to[at + part * apart].0);
+    let (first, second) = (split::<LIMBS>(s, first), split::<LIMBS>(s, second));
+    for limb in 0..LIMBS {
+        s.write_pairs(first[limb], second[limb], &mut to[at + limb * apart].0);
     }
 }
 
 /// The rows of a cell as a left operand `[features][keys]`, woven, padded with 0. Returns a bit for each key that holds a
 /// number that is not finite; such numbers are 0 in the operand.
 #[inline(always)]
-pub(crate) fn pack_turned<E: Element<Num = f32>, const PARTS: usize>(
+pub(crate) fn pack_turned<E: Element<Num = f32>, const LIMBS: usize>(
     s: Avx512,
     rows: &[&[E]; GROUP],
     tiles: usize,
@@ -215,7 +215,7 @@ pub(crate) fn pack_turned<E: Element<Num = f32>, const PARTS: usize>(
     for chunk in 0..CHUNKS {
         let (first, second) = rows[chunk * WIDTH..][..WIDTH].split_at(ROWS);
         for tile in 0..tiles {
-            let mut blocks = [s.block(); PARTS];
+            let mut blocks = [s.block(); LIMBS];
             for i in 0..ROWS {
                 let mut halves = [s.splat(0.0); 2];
                 for (half, rows) in [first, second].into_iter().enumerate() {
@@ -225,13 +225,13 @@ pub(crate) fn pack_turned<E: Element<Num = f32>, const PARTS: usize>(
                         halves[half] = x;
                     }
                 }
-                let parts = [split::<PARTS>(s, halves[0]), split::<PARTS>(s, halves[1])];
-                for (part, block) in blocks.iter_mut().enumerate() {
-                    block[i] = s.pairs(parts[0][part], parts[1][part]);
+                let limbs = [split::<LIMBS>(s, halves[0]), split::<LIMBS>(s, halves[1])];
+                for (limb, block) in blocks.iter_mut().enumerate() {
+                    block[i] = s.pairs(limbs[0][limb], limbs[1][limb]);
                 }
             }
-            for (part, block) in blocks.iter_mut().enumerate() {
-                let at = ((part * CHUNKS + chunk) * tiles + tile) * ROWS;
+            for (limb, block) in blocks.iter_mut().enumerate() {
+                let at = ((limb * CHUNKS + chunk) * tiles + tile) * ROWS;
                 write_turned(s, block, &mut to[at..]);
             }
         }
@@ -240,30 +240,30 @@ pub(crate) fn pack_turned<E: Element<Num = f32>, const PARTS: usize>(
 }
 
 /// Rows as a right operand `[features][lanes]`, woven, padded with 0.
-pub(crate) struct PackQueries<'t, E: Element, const PARTS: usize> {
+pub(crate) struct PackQueries<'t, E: Element, const LIMBS: usize> {
     pub(crate) s: Avx512,
     pub(crate) rows: &'t [&'t [E]; GROUP],
     pub(crate) chunks: usize,
     pub(crate) to: &'t mut [TileRow],
 }
 
-impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackQueries<'_, E, PARTS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackQueries<'_, E, LIMBS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         let Self { s, rows, chunks, to } = self;
         for (tile, rows) in rows.chunks_exact(ROWS).enumerate() {
             for chunk in 0..chunks {
-                let mut blocks = [s.block(); PARTS];
+                let mut blocks = [s.block(); LIMBS];
                 for (i, row) in rows.iter().enumerate().filter(|(_, row)| !row.is_empty()) {
-                    let first = split::<PARTS>(s, load_row(s, row, chunk * WIDTH));
-                    let second = split::<PARTS>(s, load_row(s, row, chunk * WIDTH + ROWS));
-                    for (part, block) in blocks.iter_mut().enumerate() {
-                        block[i] = s.pairs(first[part], second[part]);
+                    let first = split::<LIMBS>(s, load_row(s, row, chunk * WIDTH));
+                    let second = split::<LIMBS>(s, load_row(s, row, chunk * WIDTH + ROWS));
+                    for (limb, block) in blocks.iter_mut().enumerate() {
+                        block[i] = s.pairs(first[limb], second[limb]);
                     }
                 }
-                for (part, block) in blocks.iter_mut().enumerate() {
-                    let at = ((part * chunks + chunk) * LANE_TILES + tile) * ROWS;
+                for (limb, block) in blocks.iter_mut().enumerate() {
+                    let at = ((limb * chunks + chunk) * LANE_TILES + tile) * ROWS;
                     write_turned(s, block, &mut to[at..]);
                 }
             }
@@ -272,7 +272,7 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackQueries<'_, E,
 }
 
 /// Lanes `[inner][lanes]` as a right operand, woven; padded with 0 up to whole chunks.
-pub(crate) struct PackPairs<'t, const PARTS: usize> {
+pub(crate) struct PackPairs<'t, const LIMBS: usize> {
     pub(crate) s: Avx512,
     pub(crate) lanes: &'t [Lanes<f32>],
     /// Which tiles of lanes.
@@ -281,7 +281,7 @@ pub(crate) struct PackPairs<'t, const PARTS: usize> {
     pub(crate) to: &'t mut [TileRow],
 }
 
-impl<const PARTS: usize> Task<f32> for PackPairs<'_, PARTS> {
+impl<const LIMBS: usize> Task<f32> for PackPairs<'_, LIMBS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
@@ -296,7 +296,7 @@ impl<const PARTS: usize> Task<f32> for PackPairs<'_, PARTS> {
                 let first = chunk * WIDTH + i;
                 let halves = [load(first), load(first + ROWS)];
                 let at = (chunk * tiles.len() + tile - tiles.start) * ROWS + i;
-                write_woven::<PARTS>(s, halves, (&mut *to, at, apart));
+                write_woven::<LIMBS>(s, halves, (&mut *to, at, apart));
             }
         }
     }
@@ -325,21 +325,21 @@ impl<E: Element> TileTask for Prepare<'_, '_, E> {
     type Stored = E;
     type Out = Option<Prepared>;
 
-    fn parts(&self) -> Option<usize> {
-        Some(self.sizes.parts)
+    fn limbs(&self) -> Option<usize> {
+        Some(self.sizes.limbs)
     }
 
-    fn run_on_tiles<const PARTS: usize>(self, amx: Amx) -> Option<Prepared>
+    fn run_on_tiles<const LIMBS: usize>(self, amx: Amx) -> Option<Prepared>
     where
         E: Element<Num = f32>,
     {
         let Self { sizes, call, items, threads } = self;
-        Prepared::new::<E, PARTS>(amx.vectors(), sizes, (call, items), threads)
+        Prepared::new::<E, LIMBS>(amx.vectors(), sizes, (call, items), threads)
     }
 }
 
 impl Prepared {
-    fn new<E: Element<Num = f32>, const PARTS: usize>(
+    fn new<E: Element<Num = f32>, const LIMBS: usize>(
         s: Avx512,
         sizes: Sizes,
         (call, items): (&Call<'_, E>, &[usize]),
@@ -369,7 +369,7 @@ impl Prepared {
                 (to.tile(i, TileHeads::one(0), one), to_odd.tile(i, TileHeads::one(0), one))
             };
             let rows = to.update(0, 0);
-            let task = PackCell::<E, PARTS> { s, sizes, k, v, at, rows };
+            let task = PackCell::<E, LIMBS> { s, sizes, k, v, at, rows };
             to_odd.update(0, 0)[0] = s.call(task);
         });
         Some(Self { sizes, before, heads, rows, odd })

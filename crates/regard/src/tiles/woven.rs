@@ -11,7 +11,7 @@ use super::pack::{
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
 use crate::cells::Cell;
-use crate::micro::Packed;
+use crate::micro::RowBuffer;
 use crate::place::{CELL, Keys, Seen};
 use crate::problem::Dims;
 use crate::simd::{Avx512, Element, Lanes, Simd, Task};
@@ -37,20 +37,20 @@ impl Features {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackSizes {
     /// Parts that each number is split into.
-    pub(crate) parts: usize,
+    pub(crate) limbs: usize,
     pub(crate) qk: Features,
     pub(crate) v: Features,
 }
 
 impl BackSizes {
-    pub(crate) fn new(parts: usize, dims: Dims) -> Self {
-        Self { parts, qk: Features::new(dims.qk_dim), v: Features::new(dims.v_dim) }
+    pub(crate) fn new(limbs: usize, dims: Dims) -> Self {
+        Self { limbs, qk: Features::new(dims.qk_dim), v: Features::new(dims.v_dim) }
     }
 
     /// Rows of the three operands of a cell.
     fn cell_rows(self) -> [usize; 3] {
         [self.qk.chunks * CELL, self.v.chunks * CELL, CHUNKS * self.qk.tiles * ROWS]
-            .map(|n| n * self.parts)
+            .map(|n| n * self.limbs)
     }
 }
 
@@ -90,7 +90,7 @@ impl BackCells {
 
     /// Packs a cell, unless that is done; tells its place. `first` is the first key of the task.
     #[inline(always)]
-    pub(crate) fn find<E: Element<Num = f32>, const PARTS: usize>(
+    pub(crate) fn find<E: Element<Num = f32>, const LIMBS: usize>(
         &mut self,
         s: Avx512,
         (k, v): (Head<'_, E>, Head<'_, E>),
@@ -108,7 +108,7 @@ impl BackCells {
         if self.odd[i].is_none() || i == spare {
             let size: usize = self.sizes.cell_rows().iter().sum();
             let (sizes, rows) = (self.sizes, &mut self.rows[i * size..][..size]);
-            let task = PackBack::<E, PARTS> { s, sizes, k, v, keys, n, rows };
+            let task = PackBack::<E, LIMBS> { s, sizes, k, v, keys, n, rows };
             self.odd[i] = Some(s.call(task));
         }
         i
@@ -145,7 +145,7 @@ impl BackCells {
 
 /// Packs the operands of a cell; returns [`BackCell::odd`]. What stands beyond its keys in `keys` and `values` may be
 /// anything.
-struct PackBack<'t, E: Element, const PARTS: usize> {
+struct PackBack<'t, E: Element, const LIMBS: usize> {
     s: Avx512,
     sizes: BackSizes,
     k: Head<'t, E>,
@@ -155,7 +155,7 @@ struct PackBack<'t, E: Element, const PARTS: usize> {
     rows: &'t mut [TileRow],
 }
 
-impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackBack<'_, E, PARTS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackBack<'_, E, LIMBS> {
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
@@ -164,11 +164,11 @@ impl<E: Element<Num = f32>, const PARTS: usize> Task<f32> for PackBack<'_, E, PA
         let (to_keys, rest) = rows.split_at_mut(lens[0]);
         let (to_values, to_turned) = rest.split_at_mut(lens[1]);
         for i in 0..n {
-            pack_row::<E, PARTS>(s, k.row(keys.get(i)), sizes.qk.chunks, i, to_keys);
-            pack_row::<E, PARTS>(s, v.row(keys.get(i)), sizes.v.chunks, i, to_values);
+            pack_row::<E, LIMBS>(s, k.row(keys.get(i)), sizes.qk.chunks, i, to_keys);
+            pack_row::<E, LIMBS>(s, v.row(keys.get(i)), sizes.v.chunks, i, to_values);
         }
         let rows = rows_of(n, |i| k.row(keys.get(i)));
-        pack_turned::<E, PARTS>(s, &rows, sizes.qk.tiles, to_turned)
+        pack_turned::<E, LIMBS>(s, &rows, sizes.qk.tiles, to_turned)
     }
 }
 
@@ -192,8 +192,8 @@ pub(crate) struct BackRows {
 impl BackRows {
     pub(crate) fn new(sizes: BackSizes, groups: usize) -> Self {
         let chunks = groups * CHUNKS;
-        let pairs = |n: Features| zeros(sizes.parts * n.chunks * LANE_TILES * ROWS);
-        let rows = |n: Features| zeros(sizes.parts * chunks * n.tiles * ROWS);
+        let pairs = |n: Features| zeros(sizes.limbs * n.chunks * LANE_TILES * ROWS);
+        let rows = |n: Features| zeros(sizes.limbs * chunks * n.tiles * ROWS);
         let BackSizes { qk, v, .. } = sizes;
         Self {
             sizes,
@@ -208,24 +208,24 @@ impl BackRows {
 
     /// Packs queries and gradients of group `g`, in lanes and as rows.
     #[inline(always)]
-    pub(crate) fn fill<const PARTS: usize>(
+    pub(crate) fn fill<const LIMBS: usize>(
         &mut self,
         s: Avx512,
         g: usize,
         [queries, d_out]: [&[Lanes<f32>]; 2],
-        rows: [&Packed<f32>; 2],
+        rows: [&RowBuffer<f32>; 2],
         count: usize,
     ) {
         let BackSizes { qk, v, .. } = self.sizes;
         let (to_q, to_d) = (&mut self.queries[g][..], &mut self.d_out[g][..]);
-        s.call(PackPairs::<PARTS> {
+        s.call(PackPairs::<LIMBS> {
             s,
             lanes: queries,
             tiles: 0..LANE_TILES,
             chunks: qk.chunks,
             to: to_q,
         });
-        s.call(PackPairs::<PARTS> {
+        s.call(PackPairs::<LIMBS> {
             s,
             lanes: d_out,
             tiles: 0..LANE_TILES,
@@ -234,7 +234,7 @@ impl BackRows {
         });
         let chunks = (g * CHUNKS, self.chunks);
         let pack = |rows, n: Features, to| {
-            s.call(PackRows::<PARTS> { s, rows, count, chunks, tiles: n.tiles, to })
+            s.call(PackRows::<LIMBS> { s, rows, count, chunks, tiles: n.tiles, to })
         };
         self.odd[g] =
             [pack(rows[0], qk, &mut self.query_rows), pack(rows[1], v, &mut self.d_out_rows)];
@@ -262,9 +262,9 @@ impl BackRows {
 }
 
 /// Rows as a right operand, woven; returns a bit for each row that holds a number that is not finite.
-struct PackRows<'t, const PARTS: usize> {
+struct PackRows<'t, const LIMBS: usize> {
     s: Avx512,
-    rows: &'t Packed<f32>,
+    rows: &'t RowBuffer<f32>,
     count: usize,
     /// The first chunk to be written, and all that there are.
     chunks: (usize, usize),
@@ -272,7 +272,7 @@ struct PackRows<'t, const PARTS: usize> {
     to: &'t mut [TileRow],
 }
 
-impl<const PARTS: usize> Task<f32> for PackRows<'_, PARTS> {
+impl<const LIMBS: usize> Task<f32> for PackRows<'_, LIMBS> {
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
@@ -291,7 +291,7 @@ impl<const PARTS: usize> Task<f32> for PackRows<'_, PARTS> {
                     }
                 }
                 let at = ((first + chunk) * tiles + tile) * ROWS + i;
-                write_woven::<PARTS>(s, halves, (&mut *to, at, chunks * tiles * ROWS));
+                write_woven::<LIMBS>(s, halves, (&mut *to, at, chunks * tiles * ROWS));
             }
         }
         odd
@@ -310,8 +310,8 @@ pub(crate) struct BackPiece {
 }
 
 impl BackPiece {
-    pub(crate) fn new(parts: usize, groups: usize) -> Self {
-        let operand = |n: usize| zeros(parts * n * CHUNKS * LANE_TILES * ROWS);
+    pub(crate) fn new(limbs: usize, groups: usize) -> Self {
+        let operand = |n: usize| zeros(limbs * n * CHUNKS * LANE_TILES * ROWS);
         Self {
             chunks: groups * CHUNKS,
             weights: operand(groups),
@@ -338,7 +338,7 @@ impl BackPiece {
     /// Writes weights and gradients of keys 32 `chunk` + `i` and the one 16 after it, `[key][vector]`, of the rows of group
     /// `g` from 32 `lanes` on.
     #[inline(always)]
-    pub(crate) fn write<const PARTS: usize>(
+    pub(crate) fn write<const LIMBS: usize>(
         &mut self,
         s: Avx512,
         (g, lanes, chunk, i): (usize, usize, usize, usize),
@@ -348,30 +348,30 @@ impl BackPiece {
         let apart = self.chunks * (CELL / ROWS) * ROWS;
         for half in 0..2 {
             let at = ((g * CHUNKS + lanes) * (CELL / ROWS) + 2 * chunk + half) * ROWS + i;
-            write_woven::<PARTS>(s, weights[half], (&mut self.weights, at, apart));
-            write_woven::<PARTS>(s, d_scores[half], (&mut self.d_scores, at, apart));
+            write_woven::<LIMBS>(s, weights[half], (&mut self.weights, at, apart));
+            write_woven::<LIMBS>(s, d_scores[half], (&mut self.d_scores, at, apart));
         }
         for vector in 0..2 {
             let at = (chunk * LANE_TILES + 2 * lanes + vector) * ROWS + i;
             let pair = [d_scores[0][vector], d_scores[1][vector]];
             let to = (&mut self.turned[g][..], at, CHUNKS * LANE_TILES * ROWS);
-            write_woven::<PARTS>(s, pair, to);
+            write_woven::<LIMBS>(s, pair, to);
         }
     }
 }
 
 /// One number of an operand `[keys][rows]` that was packed by [`BackPiece::write`].
-pub(crate) fn read<const PARTS: usize>(from: Operand<'_>, key: usize, row: usize) -> f32 {
-    let part = |part: usize| {
-        let tile = (part * from.chunks + row / WIDTH) * from.tiles + key / ROWS;
+pub(crate) fn read<const LIMBS: usize>(from: Operand<'_>, key: usize, row: usize) -> f32 {
+    let limb = |limb: usize| {
+        let tile = (limb * from.chunks + row / WIDTH) * from.tiles + key / ROWS;
         let at = row % ROWS * 2 + row % WIDTH / ROWS;
         f32::from_bits(u32::from(from.data[tile * ROWS + key % ROWS].0[at]) << 16)
     };
-    (0..PARTS).map(part).sum()
+    (0..LIMBS).map(limb).sum()
 }
 
 /// Packs weights and gradients that are there as numbers, `[keys][rows]`; 0 beyond them.
-pub(crate) struct PackPiece<'t, const PARTS: usize> {
+pub(crate) struct PackPiece<'t, const LIMBS: usize> {
     pub(crate) s: Avx512,
     pub(crate) weights: &'t [Lanes<f32>],
     pub(crate) d_scores: &'t [Lanes<f32>],
@@ -380,7 +380,7 @@ pub(crate) struct PackPiece<'t, const PARTS: usize> {
     pub(crate) to: &'t mut BackPiece,
 }
 
-impl<const PARTS: usize> Task<f32> for PackPiece<'_, PARTS> {
+impl<const LIMBS: usize> Task<f32> for PackPiece<'_, LIMBS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
@@ -401,7 +401,7 @@ impl<const PARTS: usize> Task<f32> for PackPiece<'_, PARTS> {
                         }
                     }
                 }
-                to.write::<PARTS>(s, (group, lanes, chunk, i), a, d);
+                to.write::<LIMBS>(s, (group, lanes, chunk, i), a, d);
             }
         }
     }

@@ -55,13 +55,18 @@ impl Shape {
         [self.batch, self.heads, self.len, self.dim]
     }
 
-    /// Refuses a tensor of another shape than the planned one.
-    pub(crate) fn unless_same(self, name: &'static str, found: Self) -> Result<(), Error> {
+    /// Refuses a tensor of another shape than the one `of` somebody.
+    pub(crate) fn unless_same(
+        self,
+        of: &'static str,
+        name: &'static str,
+        found: Self,
+    ) -> Result<(), Error> {
         let axes = ["batch", "heads", "length", "features"];
         let both = self.to_array().into_iter().zip(found.to_array());
         axes.into_iter()
             .zip(both)
-            .try_for_each(|(axis, (a, b))| Error::unless_same(axis, ("the plan", a), (name, b)))
+            .try_for_each(|(axis, (a, b))| Error::unless_same(axis, (of, a), (name, b)))
     }
 
     /// Strides of batch, heads and length when the tensor is dense in this layout.

@@ -88,7 +88,8 @@ impl<E> Tensor<E> {
         let Self { ref mut data, shape, layout, ref offsets } = *self;
         let offsets = offsets.as_deref();
         let strides = strides(shape, layout, offsets);
-        ViewMut::of_checked(data, (shape, strides), offsets)
+        // SAFETY: `new`, `packed` and `zeros` have made the data as long as shape and offsets say, and it is dense.
+        unsafe { ViewMut::of_checked(data, (shape, strides), offsets) }
     }
 
     pub(crate) fn data_mut(&mut self) -> &mut [E] {
@@ -159,7 +160,9 @@ impl<E> Unwritten<E> {
         // All items as one, if they are packed.
         let len = offsets.and_then(<[_]>::last).copied();
         let whole = len.map_or(*shape, |len| Shape { batch: 1, len, ..*shape });
-        Ok(ViewMut::unwritten(data, whole, strides)?.of_items(*shape, offsets))
+        let whole = ViewMut::unwritten(data, whole, strides)?;
+        // SAFETY: `whole` has as many rows as the last of the `offsets` says, or is of this shape.
+        Ok(unsafe { whole.of_items(*shape, offsets) })
     }
 
     /// The tensor.

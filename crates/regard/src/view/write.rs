@@ -49,11 +49,15 @@ impl<'a, E> ViewMut<'a, E> {
         sizes: [usize; 2],
     ) -> Result<Self, Error> {
         let checked = packed_shape(offsets, sizes, data.len())?;
-        Ok(Self::of_checked(data, checked, Some(offsets)))
+        // SAFETY: `packed_shape` has checked that the items lie one after another and end where the data does.
+        Ok(unsafe { Self::of_checked(data, checked, Some(offsets)) })
     }
 
-    /// Of a shape and strides that stay inside `data` and keep its elements apart.
-    pub(super) fn of_checked(
+    /// Of a shape and strides that have been checked.
+    ///
+    /// # Safety
+    /// They must stay inside `data` and keep its elements apart, with the offsets of the items, if they are packed.
+    pub(super) unsafe fn of_checked(
         data: &'a mut [E],
         (shape, strides): (Shape, Strides),
         offsets: Option<&'a [usize]>,
@@ -62,8 +66,11 @@ impl<'a, E> ViewMut<'a, E> {
         Self { data, shape, strides, offsets, written: true, memory: PhantomData }
     }
 
-    /// The same memory as items one after another, which together are as many rows.
-    pub(super) fn of_items(self, shape: Shape, offsets: Option<&'a [usize]>) -> Self {
+    /// The same memory as items one after another.
+    ///
+    /// # Safety
+    /// Together they must be as many rows as there are.
+    pub(super) unsafe fn of_items(self, shape: Shape, offsets: Option<&'a [usize]>) -> Self {
         Self { shape, offsets, ..self }
     }
 

@@ -76,7 +76,8 @@ fn compare<E: Element>(lens: &[usize], q_len: usize, page: usize, isa: Isa) {
             let out = paged.out.data()[b * rows * V_DIM..(b + 1) * rows * V_DIM].to_vec();
             let out =
                 regard::Tensor::new(out, alone.out.shape(), alone.out.layout()).expect("fits");
-            let item = Output { out, lse: part(&paged.lse), states, entropy: None, choice: None };
+            let mut item = Output::new(out, part(&paged.lse));
+            item.states = states;
             let name = isa.name();
             assert!(
                 same_bits(&item, &alone),

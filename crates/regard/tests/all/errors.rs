@@ -268,6 +268,11 @@ fn gradients_that_do_not_fit_the_plan_are_errors() {
     };
     back(&output, Upstream::new(d_out).lse(&data[..40]).entropy(&data[..40])).unwrap();
 
+    let with = |change: &dyn Fn(&mut Output<f32>)| {
+        let mut changed = output.clone();
+        change(&mut changed);
+        changed
+    };
     let planned = |axis_name, n, name, found| axis(axis_name, ("the plan", n), (name, found));
     let e = planned("length", 7, "k", 6);
     refused(plan.backward(q, view([2, 2, 6, 3]), v, &output, d_out), e, &["k has 6", "equal"]);
@@ -277,7 +282,7 @@ fn gradients_that_do_not_fit_the_plan_are_errors() {
     let small = Tensor::new(vec![0f32; 100], shape([1, 4, 5, 5]), regard::Layout::Bhsd).unwrap();
     let e = planned("batch", 2, "the output", 1);
     let words = ["batch: the plan has 2, the output has 1", "must be equal"];
-    refused(back(&Output { out: small, ..output.clone() }, d_out.into()), e, &words);
+    refused(back(&with(&|o: &mut Output<f32>| o.out = small.clone()), d_out.into()), e, &words);
 
     let count = |option| Error::Count {
         option,
@@ -286,16 +291,20 @@ fn gradients_that_do_not_fit_the_plan_are_errors() {
     };
     let (few, short, given) = (&data[..39], vec![0.0; 39], Upstream::new(d_out));
     for (output, upstream, option) in [
-        (Output { lse: short.clone(), ..output.clone() }, given, "lse"),
-        (Output { states: vec![[0.0; 2]; short.len()], ..output.clone() }, given, "states"),
+        (with(&|o: &mut Output<f32>| o.lse = short.clone()), given, "lse"),
+        (with(&|o: &mut Output<f32>| o.states = vec![[0.0; 2]; short.len()]), given, "states"),
         (output.clone(), given.lse(few), "the gradient of lse"),
-        (Output { entropy: Some(short), ..output.clone() }, given.entropy(&data[..40]), "entropy"),
+        (
+            with(&|o: &mut Output<f32>| o.entropy = Some(short.clone())),
+            given.entropy(&data[..40]),
+            "entropy",
+        ),
         (output.clone(), given.entropy(few), "the gradient of entropy"),
     ] {
         let words = [&*format!("{option}: 39 entries"), "give 40", "queries"];
         refused(back(&output, upstream), count(option), &words);
     }
-    let without = Output { entropy: None, ..output };
+    let without = with(&|o: &mut Output<f32>| o.entropy = None);
     refused(back(&without, given.entropy(&data[..40])), Error::NoEntropy, &["entropy"]);
 }
 
@@ -318,12 +327,10 @@ fn a_dropout_rate_that_is_no_share_below_one_is_an_error() {
 fn parts_that_do_not_fit_together_are_errors() {
     let none: &[Output<f32>] = &[];
     refused(Output::merge(none), Error::NothingToMerge, &["merge: no parts", "at least one"]);
-    let part = |s: [usize; 4]| Output {
-        out: Tensor::new(vec![0f32; s.iter().product()], shape(s), regard::Layout::Bhsd).unwrap(),
-        lse: vec![0.0; s[0] * s[1] * s[2]],
-        states: Vec::new(),
-        entropy: None,
-        choice: None,
+    let part = |s: [usize; 4]| {
+        let zeros = vec![0f32; s.iter().product()];
+        let out = Tensor::new(zeros, shape(s), regard::Layout::Bhsd).unwrap();
+        Output::new(out, vec![0.0; s[0] * s[1] * s[2]])
     };
     let first = [2, 3, 4, 5];
     for (i, name) in ["batch", "heads", "queries", "features"].into_iter().enumerate() {
@@ -340,9 +347,6 @@ fn parts_that_do_not_fit_together_are_errors() {
 fn parts_whose_lse_does_not_fit_are_an_error_and_no_panic() {
     let out = Tensor::new(vec![0f32; 4], shape([1, 1, 4, 1]), regard::Layout::Bhsd).unwrap();
     let (whole, short) = (vec![0.0; 4], vec![0.0; 3]);
-    let parts = [
-        Output { out: out.clone(), lse: whole, states: Vec::new(), entropy: None, choice: None },
-        Output { out, lse: short, states: Vec::new(), entropy: None, choice: None },
-    ];
+    let parts = [Output::new(out.clone(), whole), Output::new(out, short)];
     assert!(Output::merge(&parts).is_err());
 }

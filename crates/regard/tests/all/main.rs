@@ -1,4 +1,5 @@
-//! What a user can do, and what must hold then: one program, so that it is compiled and linked once.
+//! What a user can do, and what must hold then: one program, so that it is compiled and linked once. (`memory.rs` is a program of
+//! its own: it measures itself.)
 
 mod backward;
 mod cache;
@@ -11,8 +12,6 @@ mod house;
 mod laws;
 mod linear;
 mod lsh;
-#[cfg(target_os = "linux")]
-mod memory;
 mod normalisers;
 mod packed;
 mod rope;

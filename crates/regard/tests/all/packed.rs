@@ -176,13 +176,11 @@ fn item<E: Element>(output: &Output<E>, from: &[usize]) -> Output<E> {
     let own = part(output.out.data(), from, [Q_HEADS, V_DIM]);
     let (shape, size) = (own.shape(), Q_HEADS * V_DIM);
     let data = output.out.data()[from[0] * size..from[1] * size].to_vec();
-    Output {
-        out: Tensor::new(data, shape, own.layout()).unwrap(),
-        lse: by_head(&output.lse, from),
-        states: by_head(&output.states, from),
-        entropy: output.entropy.as_ref().map(|e| by_head(e, from)),
-        choice: None,
-    }
+    let out = Tensor::new(data, shape, own.layout()).unwrap();
+    let mut item = Output::new(out, by_head(&output.lse, from));
+    item.states = by_head(&output.states, from);
+    item.entropy = output.entropy.as_ref().map(|e| by_head(e, from));
+    item
 }
 
 /// What a loss says of an output.
@@ -292,7 +290,8 @@ fn compare<E: Element>(q_lens: &[usize], k_lens: &[usize], asked: Asked, isa: Is
         for (b, alone) in alone.iter().enumerate() {
             let found = item(&output, &batch.offsets[0][b..b + 2]);
             // A choice has as much room as the longest item needs; what was chosen is in the bits.
-            let alone = Output { choice: None, ..alone.clone() };
+            let mut alone = alone.clone();
+            alone.choice = None;
             assert!(same_bits(&found, &alone), "{what} item {b}");
         }
         let d_out = View::packed(&told.out, &batch.offsets[0], [Q_HEADS, V_DIM]).unwrap();

@@ -30,7 +30,7 @@ fn dense<N: Copy>(x: View<'_, N>) -> Vec<N> {
 fn turned<N: Number>(rope: &Rope, x: &[N], dim: usize, positions: Positions<'_>) -> Vec<N> {
     let (len, mut x) = (x.len() / dim, x.to_vec());
     let view = &mut ViewMut::bhsd(&mut x, [1, 1, len, dim]).expect("whole rows");
-    rope.apply(view, positions, Machine::here()).expect("a rope that fits");
+    rope.apply(Machine::here(), view, positions).expect("a rope that fits");
     x
 }
 
@@ -86,7 +86,7 @@ fn like_the_definition<N: Number>(more: f64) {
                 for (isa, threads) in Isa::available().into_iter().flat_map(|i| [(i, 1), (i, 3)]) {
                     let machine = Machine::here().isa(isa).threads(threads);
                     let mut x = given.clone();
-                    rope.apply(&mut x.view_mut(), positions, machine).expect("a rope that fits");
+                    rope.apply(machine, &mut x.view_mut(), positions).expect("a rope that fits");
                     is_close(&dense(x.view()), &before, &expected, ((pairs, dim), shape.dim), more);
                     let around = |x: &Stored<N>| x.data.iter().filter(|x| x.is_nan()).count();
                     assert_eq!(around(&x), around(&given), "memory around the tensor was written");
@@ -129,12 +129,12 @@ fn threads_instructions_and_where_a_call_begins_change_no_bit() {
         let given: Stored<f32> = noise(shape, Arrangement::Bhsd);
         let machine = Machine::here().isa(Isa::available()[0]).threads(1);
         let mut expected = given.clone();
-        rope.apply(&mut expected.view_mut(), 900.., machine).unwrap();
+        rope.apply(machine, &mut expected.view_mut(), 900..).unwrap();
         for (isa, threads) in Isa::available().into_iter().flat_map(|i| [(i, 1), (i, 2), (i, 7)]) {
             let machine = machine.isa(isa).threads(threads);
             for positions in [Positions::From(900), Positions::List(&list)] {
                 let mut x = given.clone();
-                rope.apply(&mut x.view_mut(), positions, machine).unwrap();
+                rope.apply(machine, &mut x.view_mut(), positions).unwrap();
                 assert_eq!(x.data, expected.data, "{isa:?} {threads} {positions:?}");
             }
         }
@@ -295,7 +295,7 @@ fn gradients_of_attention_turn_in_their_own_memory() {
     let mut grads = plan.backward(x.view(), x.view(), x.view(), &output, x.view()).unwrap();
     let rope = Rope::new(8, RopePairs::Halves).inverse();
     let expected = reference::rotate::<f32, f32>(&rope, grads.q.view(), Positions::From(7));
-    rope.apply(&mut grads.q.view_mut(), 7.., Machine::here()).unwrap();
+    rope.apply(Machine::here(), &mut grads.q.view_mut(), 7..).unwrap();
     let near = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-6;
     assert!(dense(grads.q.view()).iter().zip(&expected).all(near));
 }
@@ -340,9 +340,9 @@ fn tensors_and_positions_that_do_not_fit_are_errors_and_stay_as_they_are() {
     let mut data = [1f32; 48];
     let mut apply = |rope: &Rope, positions: Positions<'_>| {
         let result = rope.apply(
+            Machine::here(),
             &mut ViewMut::bhsd(&mut data, [2, 1, 3, 8]).unwrap(),
             positions,
-            Machine::here(),
         );
         assert!(result.is_ok() || data == [1f32; 48]);
         result
@@ -378,16 +378,16 @@ fn tensors_and_positions_that_do_not_fit_are_errors_and_stay_as_they_are() {
 fn tensors_without_elements_and_ropes_without_features_are_left_alone() {
     let rope = Rope::new(0, RopePairs::Halves);
     let mut data = [1f32; 12];
-    rope.apply(&mut ViewMut::bhsd(&mut data, [1, 2, 2, 3]).unwrap(), 5.., Machine::here()).unwrap();
+    rope.apply(Machine::here(), &mut ViewMut::bhsd(&mut data, [1, 2, 2, 3]).unwrap(), 5..).unwrap();
     assert_eq!(data, [1f32; 12]);
     for sizes in [[0, 1, 1, 2], [1, 0, 1, 2], [1, 1, 0, 2]] {
         let rope = Rope::new(2, RopePairs::Halves);
         let mut empty = ViewMut::<f32>::bhsd(&mut [], sizes).unwrap();
-        rope.apply(&mut empty, 5.., Machine::here()).unwrap();
+        rope.apply(Machine::here(), &mut empty, 5..).unwrap();
     }
     let mut rows = ViewMut::<f32>::bhsd(&mut [], [usize::MAX, 1, usize::MAX, 0]);
     if let Ok(rows) = &mut rows {
-        assert!(rope.apply(rows, Positions::List(&[]), Machine::here()).is_err());
+        assert!(rope.apply(Machine::here(), rows, Positions::List(&[])).is_err());
     }
 }
 
@@ -416,15 +416,15 @@ fn time_of_the_pass_beside_a_copy_and_the_attention_it_prepares() {
         let rope = PAIRS.map(|pairs| {
             let rope = Rope::new(dim, pairs);
             fastest(|| {
-                rope.apply(&mut ViewMut::bhsd(&mut q, sizes).unwrap(), 0.., machine).unwrap();
-                rope.apply(&mut ViewMut::bhsd(&mut k, sizes).unwrap(), 0.., machine).unwrap();
+                rope.apply(machine, &mut ViewMut::bhsd(&mut q, sizes).unwrap(), 0..).unwrap();
+                rope.apply(machine, &mut ViewMut::bhsd(&mut k, sizes).unwrap(), 0..).unwrap();
             })
         });
         let apart = fastest(|| {
             let rope = Rope::new(dim, RopePairs::Halves);
             let sizes = [1, 2048, 8, dim];
-            rope.apply(&mut ViewMut::bshd(&mut q, sizes).unwrap(), 0.., machine).unwrap();
-            rope.apply(&mut ViewMut::bshd(&mut k, sizes).unwrap(), 0.., machine).unwrap();
+            rope.apply(machine, &mut ViewMut::bshd(&mut q, sizes).unwrap(), 0..).unwrap();
+            rope.apply(machine, &mut ViewMut::bshd(&mut k, sizes).unwrap(), 0..).unwrap();
         });
         let [q, k, v] = [&q, &k, &v].map(|x| View::bhsd(x, sizes).unwrap());
         let attention = [Mask::full(), Mask::causal()].map(|mask| {
@@ -457,7 +457,7 @@ fn time_of_a_single_row() {
         let time = fastest(|| {
             for i in 0..1000 {
                 let mut q = ViewMut::bhsd(&mut q, [1, 8, 1, dim]).unwrap();
-                rope.apply(&mut q, 4000 + i.., Machine::here()).unwrap();
+                rope.apply(Machine::here(), &mut q, 4000 + i..).unwrap();
             }
         });
         println!("one row of 8 heads, dim {dim}: {:.2} us", time * 1e3);

@@ -83,7 +83,8 @@ fn a_stride_wider_than_the_sequence_sees_the_own_key() {
 fn a_machine_without_threads_uses_the_callers() {
     let data = [0.5f32; 4 * 8];
     let x = View::matrix(&data, [4, 8]).unwrap();
-    let machine = Machine { threads: 0, ..Machine::here() };
+    let mut machine = Machine::here();
+    machine.threads = 0;
     let plan = Plan::new(Problem::new(&x, &x, &x), machine).unwrap();
     assert_eq!(plan.forward(x, x, x).unwrap().out.data(), data);
     // Keys that are cut into parts, and a projection: both keep parts of `d_q` of some items at a time.
@@ -92,7 +93,8 @@ fn a_machine_without_threads_uses_the_callers() {
     for similarity in [Similarity::Dot, Similarity::General(w)] {
         let problem = Problem::new(&x, &x, &x).similarity(similarity);
         let grads = [0, 1, usize::MAX].map(|threads| {
-            let machine = Machine { threads, ..Machine::here() };
+            let mut machine = Machine::here();
+            machine.threads = threads;
             let plan = Plan::new(problem.clone(), machine).unwrap();
             plan.backward(x, x, x, &plan.forward(x, x, x).unwrap(), x).unwrap()
         });
@@ -133,4 +135,17 @@ fn a_plan_for_a_batch_beyond_memory_takes_none() {
             assert!(format!("{plan:#}").contains("0 visible of 0"));
         }
     }
+}
+
+#[test]
+fn what_a_call_is_made_of_can_go_to_other_threads() {
+    fn goes<T: Send + Sync>() {}
+    goes::<regard::View<'_, f32>>();
+    goes::<regard::Problem<'_, f32>>();
+    goes::<regard::Plan<'_, regard::bf16>>();
+    goes::<regard::Output<f64>>();
+    goes::<regard::Grads<regard::f16>>();
+    goes::<regard::KvCache<f32>>();
+    goes::<regard::LinearState<f32>>();
+    goes::<regard::Error>();
 }

@@ -1,4 +1,5 @@
 //! Memory grows with the sequence, never with its square. Linux only: the numbers come from `/proc/self/status`.
+#![cfg(target_os = "linux")]
 
 use regard::{Isa, Machine, Mask, Plan, Problem, Scope, View};
 use regard_testkit::run::both_ways;
