@@ -299,7 +299,7 @@ const LENGTHS: &[usize] = &[1, 2, 3, 5, 7, 17, 31, 32, 33, 63, 64, 65, 127, 128,
 const FEATURES: &[usize] = &[1, 3, 8, 16, 17, 24, 40, 64, 72, 128, 256, 320];
 
 /// Shapes without keys, queries, items, heads or features of values.
-const EMPTY: &[[usize; 7]] = &[
+pub(crate) const EMPTY: &[[usize; 7]] = &[
     [2, 2, 1, 5, 0, 3, 4],
     [2, 2, 1, 0, 5, 3, 4],
     [0, 2, 1, 5, 5, 3, 4],

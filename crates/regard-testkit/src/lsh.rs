@@ -1,6 +1,6 @@
 //! Attention by hashing: data with neighbours to find, rows of the table, and how they are judged.
 
-use crate::cases::{Case, Dtype, Way, dims};
+use crate::cases::{Case, Dtype, EMPTY, Way, dims};
 use crate::close::{Ratio, narrow};
 use crate::data::{Arrangement, Data};
 use crate::masks::named;
@@ -49,15 +49,6 @@ const SHAPES: &[[usize; 7]] = &[
 
 /// Rounds and keys of a block: more blocks than keys, blocks that cross words, one choice and two, one block for all.
 const HASHES: &[[usize; 2]] = &[[1, 1], [3, 5], [4, 16], [2, 64], [8, 2], [2, 1000]];
-
-/// Shapes without keys, queries, items, heads or features of values.
-const EMPTY: &[[usize; 7]] = &[
-    [2, 2, 1, 5, 0, 3, 4],
-    [2, 2, 1, 0, 5, 3, 4],
-    [0, 2, 1, 5, 5, 3, 4],
-    [1, 0, 0, 5, 5, 3, 4],
-    [1, 1, 1, 5, 5, 3, 0],
-];
 
 /// All shapes with all hashes, in any type and layout.
 pub(crate) fn cases() -> Vec<Case> {

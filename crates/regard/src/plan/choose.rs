@@ -1,6 +1,6 @@
 //! What rows choose before there are weights, where the normaliser is not the softmax.
 
-use super::{Plan, cumulated, tile_rows};
+use super::{Grid, Plan, tile_rows};
 use crate::choose::{Choose, Scratch, Target};
 use crate::error::Error;
 use crate::normaliser::{Choice, NONE, Normaliser};
@@ -42,18 +42,16 @@ impl<E: Element> Plan<'_, E> {
             let q_len = problem.q_len(item);
             Tiling { q_len, rows: tile_rows(q_len, heads.q), stride: 1 }
         };
-        let tasks = cumulated(batch, |item| heads.q * tiling(item).count());
+        let grid = Grid::new(batch, heads.q, tiling);
         run(
             self.machine().threads,
-            tasks[batch],
+            grid.count(),
             || Scratch::new(problem, self.rows),
             |scratch, i| {
-                let item = tasks.partition_point(|first| *first <= i) - 1;
-                let (i, tiling) = (i - tasks[item], tiling(item));
-                let (head, tile) = (i / tiling.count(), tiling.count() - 1 - i % tiling.count());
-                let (scope, rows) = (problem.scope(item, head), tiling.tile(tile));
+                let (item, head, rows) = grid.at(i);
+                let scope = problem.scope(item, head);
                 let one = || TileHeads::one(head);
-                // SAFETY: `Tiling::tile` gives each row of a head to one tile and `tasks` each tile to one task, so nobody else
+                // SAFETY: `Tiling::tile` gives each row of a head to one tile and `Grid::at` each tile to one task, so nobody else
                 // holds these rows; all of them have values from the start (`choose`).
                 let to = unsafe {
                     let reaches = reached.then(|| reaches.tile(item, one(), rows));

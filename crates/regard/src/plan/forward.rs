@@ -1,6 +1,6 @@
 //! Attention: from a plan and tensors to an output.
 
-use super::{Kind, Plan, cumulated};
+use super::{Grid, Kind, Plan, cumulated};
 use crate::cache::{KvCache, Sequence};
 use crate::error::Error;
 use crate::forward::{Finished, Forward, STATE, Scratch, Target};
@@ -205,10 +205,10 @@ impl<E: Element> Plan<'_, E> {
             let few = how.few && stage.walk.is_some();
             let served = if few { heads.q / heads.kv } else { 1 };
             let each = heads.q / served * parts;
-            let tasks = cumulated(items.len(), |slot| each * tiling(slot).count());
+            let grid = Grid::new(items.len(), each, tiling);
             run(
                 self.machine.threads,
-                tasks[items.len()],
+                grid.count(),
                 || {
                     Scratch::new(
                         &self.problem,
@@ -218,14 +218,8 @@ impl<E: Element> Plan<'_, E> {
                     )
                 },
                 |scratch, i| {
-                    let slot = tasks.partition_point(|first| *first <= i) - 1;
-                    let (b, i, tiling) = (items[slot], i - tasks[slot], tiling(slot));
-                    let tiles = tiling.count();
-                    // Heads outermost, so that neighbours in time share keys; late tiles first, for a causal mask
-                    // gives them the most to do.
-                    let (rest, tile) = (i / tiles, tiles - 1 - i % tiles);
-                    let (head, part) = (rest / parts * served, rest % parts);
-                    let rows = tiling.tile(tile);
+                    let (slot, rest, rows) = grid.at(i);
+                    let (b, head, part) = (items[slot], rest / parts * served, rest % parts);
                     if rows.count == 0 {
                         return;
                     }
@@ -241,7 +235,7 @@ impl<E: Element> Plan<'_, E> {
                         None => TileHeads { head, apart: heads.q, parts: stage.from.clone() },
                     };
                     stage.into = stage.into.map(|_| 0);
-                    // SAFETY: within a stage `Tiling::tile` gives each row of a head to one tile and `tasks` each tile and part
+                    // SAFETY: within a stage `Tiling::tile` gives each row of a head to one tile and `Grid::at` each tile and part
                     // to one task, so nobody else holds these rows of these parts; parts that are read were written by the
                     // stage before, for whose end `run` has waited.
                     let target = unsafe {

@@ -13,6 +13,7 @@ use crate::forward::Stage;
 use crate::machine::Machine;
 use crate::mask::Mask;
 use crate::normaliser::{Choice, Rule};
+use crate::place::RowTile;
 use crate::problem::{Dims, Problem};
 use crate::simd::{Element, GROUP};
 use crate::tiles::{FewTiles, Sizes};
@@ -251,6 +252,34 @@ impl How {
         let tiles = tiles.map(|limbs| Sizes::new(limbs, qk_dim, v_dim));
         let shared = q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
         Self { rows, parted, few, tiles, shared, diagonal }
+    }
+}
+
+/// The tasks of a stage: for each of some items `each` heads, or heads and parts, and for each of those its tiles of rows.
+struct Grid {
+    tilings: Vec<Tiling>,
+    /// Tasks before those of each item, and all in the end.
+    before: Vec<usize>,
+}
+
+impl Grid {
+    fn new(items: usize, each: usize, tiling: impl Fn(usize) -> Tiling) -> Self {
+        let tilings: Vec<_> = (0..items).map(tiling).collect();
+        let before = cumulated(items, |item| each * tilings[item].count());
+        Self { tilings, before }
+    }
+
+    fn count(&self) -> usize {
+        self.before[self.tilings.len()]
+    }
+
+    /// The item of a task, which of `each` it is, and its rows. Heads outermost, so that neighbours in time share keys; late
+    /// tiles first, for a causal mask gives them the most to do.
+    fn at(&self, task: usize) -> (usize, usize, RowTile) {
+        let item = self.before.partition_point(|first| *first <= task) - 1;
+        let (i, tiling) = (task - self.before[item], self.tilings[item]);
+        let tiles = tiling.count();
+        (item, i / tiles, tiling.tile(tiles - 1 - i % tiles))
     }
 }
 

@@ -126,18 +126,10 @@ pub fn backward_in_steps<N: Number, E: Element>(
             let (at, d) = ((r, kv_row(key)), d_scaled * scale);
             g.add_to_similarity(problem, at, head, (&query, k), d, &mut d_hidden);
         }
-        if let Similarity::Additive(Additive { w_q, .. }) = problem.similarity {
-            let d_q = &mut g.q[r * dims.q_dim..][..dims.q_dim];
-            undo_projection((w_q, head), &query, &d_hidden.q, d_q, &mut g.additive[0]);
-            d_hidden.q.fill(N::zero());
-        }
+        g.undo_query_projection(problem, (r, head), &query, &mut d_hidden.q);
     }
     g.undo_key_projection(problem, &keys, d_hidden.keys);
-    for grad in [&mut g.q, &mut g.k, &mut g.v] {
-        grad.iter_mut().for_each(|x| *x = round(*x));
-    }
-    // scale = given / temperature
-    g.temperature = -g.scale * N::from_f64(problem.scale() / score.temperature);
+    g.finish(problem, round);
     g
 }
 
@@ -168,6 +160,32 @@ impl<N: Number> Grads<N> {
             },
             ..Self::default()
         }
+    }
+
+    /// From the gradient by a projected query to those by the query, and by what it was multiplied by; makes it 0 again.
+    fn undo_query_projection<E: Element>(
+        &mut self,
+        problem: &Problem<'_, E>,
+        (row, head): (usize, usize),
+        query: &Row<N>,
+        d_projected: &mut [N],
+    ) {
+        let q_dim = problem.dims().q_dim;
+        if let Similarity::Additive(Additive { w_q, .. }) = problem.similarity {
+            let d_q = &mut self.q[row * q_dim..][..q_dim];
+            undo_projection((w_q, head), query, d_projected, d_q, &mut self.additive[0]);
+            d_projected.fill(N::zero());
+        }
+    }
+
+    /// Rounds what is written, and tells what follows for the temperature.
+    fn finish<E: Element>(&mut self, problem: &Problem<'_, E>, round: fn(N) -> N) {
+        for grad in [&mut self.q, &mut self.k, &mut self.v] {
+            grad.iter_mut().for_each(|x| *x = round(*x));
+        }
+        // scale = given / temperature
+        let factor = problem.scale() / problem.score.temperature;
+        self.temperature = -self.scale * N::from_f64(factor);
     }
 
     /// From the gradients by projected keys to those by the keys, and by what they were multiplied by.
