@@ -4,7 +4,7 @@ use crate::data::Data;
 use regard::{Element, Pair, RelativeBias, Score, ScoreRule};
 use std::fmt;
 
-/// One option of a [`Score`](regard::Score), without its data.
+/// One option of a [`Score`], without its data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScoreOption {
     /// Another scale.

@@ -5,7 +5,7 @@ use crate::simd::Element;
 use crate::view::{Tensor, View};
 
 /// What a loss says of the outputs: its gradients by them. Those by rows are `[total, heads.q]` where queries are packed,
-/// as the rows of an [`Output`] are.
+/// as the rows of an [`Output`](crate::Output) are.
 #[derive(Clone, Copy, Debug)]
 pub struct Upstream<'a, E: Element> {
     pub(crate) out: View<'a, E>,
@@ -117,7 +117,7 @@ pub struct Grads<E: Element> {
     pub additive: Option<AdditiveGrads<E::Num>>,
 }
 
-/// Gradients by the weights of an additive similarity: see [`Additive`].
+/// Gradients by the weights of an additive similarity: see [`Additive`](crate::Additive).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct AdditiveGrads<N> {

@@ -41,7 +41,7 @@ pub struct Grads<N> {
 
 /// The gradients of `sum(out * d.out) + sum(lse * d.lse) + sum(entropy * d.entropy)`, by definition.
 ///
-/// Each line undoes one of [`forward`]: from `out_i = sum_j z_ij a_ij v_j` come `d_v` and `d_a`; the softmax gives
+/// Each line undoes one of [`forward`](super::forward): from `out_i = sum_j z_ij a_ij v_j` come `d_v` and `d_a`; the softmax gives
 /// `d_score_ij = a_ij (d_a_ij - sum_j a_ij d_a_ij + d_lse_i - d_H_i (ln a_ij + H_i))`; the score's slopes carry that to
 /// the similarity and to the options; the similarity to q, k and W.
 pub fn backward<N: Number, E: Element>(
@@ -52,7 +52,7 @@ pub fn backward<N: Number, E: Element>(
     backward_in_steps(problem, inputs, d, |x| x)
 }
 
-/// The gradients with every step rounded: see [`forward_in_steps`].
+/// The gradients with every step rounded: see [`forward_in_steps`](super::forward_in_steps).
 #[inline(never)]
 pub fn backward_in_steps<N: Number, E: Element>(
     problem: &Problem<'_, E>,

@@ -41,7 +41,7 @@ impl Precision {
     }
 }
 
-/// A type that tensors are stored in: `f32`, `f64`, [`f16`] or [`bf16`]. Only this crate can make another one.
+/// A type that tensors are stored in: `f32`, `f64`, [`f16`](struct@f16) or [`bf16`]. Only this crate can make another one.
 pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// What arithmetic on this type is done in.
     type Num: Number;

@@ -42,7 +42,7 @@ impl<'a, E> ViewMut<'a, E> {
         Self::strided(data, shape, shape.dense(Layout::Bshd))
     }
 
-    /// Sequences of different lengths one after another, `data [total, heads, dim]`, dense: see [`View::packed`].
+    /// Sequences of different lengths one after another, `data [total, heads, dim]`, dense: see [`View::packed`](super::View::packed).
     pub fn packed(
         data: &'a mut [E],
         offsets: &'a [usize],
