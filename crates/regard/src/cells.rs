@@ -3,6 +3,8 @@
 //! Keys are cut on a fixed grid of `CELL` keys. A cell that nobody sees is never visited; one that everybody sees
 //! carries no per-key row sets. Where a cell holds only a few seen keys (columns, strides, scattered globals), those
 //! keys are picked out and full cells are made of them.
+//!
+//! Cost: in proportion to the runs of a tile of 128 rows and the cells they touch; nothing for what nobody sees.
 
 use crate::mask::Run;
 use crate::place::{CELL, Keys, LaneSet, RowTile, Seen, Span};

@@ -1,4 +1,7 @@
 //! A group of rows on its way over the keys: the step that is the heart of it.
+//!
+//! Cost of a step of `n` keys: `2 n 64 (qk_dim + v_dim)` flops in two products, one pass over `n x 64` numbers for each option that is
+//! on, and one power for each pair.
 
 use crate::lanes::multiply_tile;
 use crate::micro::{Weights, add_values, dot_tile};

@@ -1,4 +1,7 @@
 //! The way back: how it is cut into tasks, who writes what, and how the parts become one.
+//!
+//! Cost: five products for each pair where forward has two, for the weights are made again; memory for `d_k` and `d_v` of the keys
+//! that each thread works on and, where a head's keys are cut into several parts, one `d_q` for each.
 
 use super::Plan;
 use super::sums::{OptionSums, add_tables};

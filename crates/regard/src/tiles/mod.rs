@@ -9,7 +9,8 @@
 //! ```
 //!
 //! and that a number of more bits is split into limbs of 8 that are multiplied each with each, the smallest products left
-//! out: one limb is bf16 itself, two hold an `f16` (or two thirds of an `f32`), three an `f32` exactly.
+//! out: one limb is bf16 itself, two hold an `f16` (or two thirds of an `f32`), three an `f32` exactly. Packing reads each number
+//! once and writes two bytes for each of its limbs.
 
 pub(crate) mod pack;
 pub(crate) mod product;
