@@ -4,6 +4,7 @@ use super::{Grid, Kind, Plan, cumulated};
 use crate::cache::{KvCache, Sequence};
 use crate::error::Error;
 use crate::forward::{Finished, Forward, STATE, Scratch, Target};
+use crate::normaliser::Choice;
 use crate::output::Output;
 use crate::problem::{Dims, Problem};
 use crate::project::project;
@@ -81,12 +82,6 @@ impl<E: Element> Plan<'_, E> {
     }
 
     pub(crate) fn forward_from(&self, call: Call<'_, E>) -> Result<Output<E>, Error> {
-        if self.problem.chooses() {
-            let choice = self.choose(call)?;
-            let plan = self.keeping(&choice, self.problem.normaliser.rule());
-            let output = plan.forward_from(Call { problem: plan.problem(), ..call })?;
-            return Ok(Output { choice: Some(choice), ..output });
-        }
         let rows = vec![E::Num::default(); self.problem.rows()];
         let mut entropy = self.problem.entropy.then(|| rows.clone());
         let (mut states, mut lse) = (vec![[E::Num::default(); 2]; rows.len()], rows);
@@ -98,9 +93,9 @@ impl<E: Element> Plan<'_, E> {
             Some(states.as_flattened_mut()),
             entropy.as_deref_mut(),
         )?;
-        self.compute(call, &to);
+        let choice = self.compute(call, &to)?;
         // SAFETY: `kinds` hold every item (`Plan::new`), and the last of their `stages` finishes every row of every head.
-        Ok(Output { out: unsafe { out.written() }, lse, states, entropy, choice: None })
+        Ok(Output { out: unsafe { out.written() }, lse, states, entropy, choice })
     }
 
     /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
@@ -131,14 +126,7 @@ impl<E: Element> Plan<'_, E> {
         let to = self.finished(out, lse, None, entropy)?;
         let (k, v) = (Source::Tensor(k), Source::Tensor(v));
         let call = Call { problem: &self.problem, q, k, v };
-        if self.problem.chooses() {
-            let choice = self.choose(call)?;
-            let plan = self.keeping(&choice, self.problem.normaliser.rule());
-            plan.compute(Call { problem: plan.problem(), ..call }, &to);
-        } else {
-            self.compute(call, &to);
-        }
-        Ok(())
+        self.compute(call, &to).map(|_| ())
     }
 
     /// Checked memory for the outputs.
@@ -172,10 +160,24 @@ impl<E: Element> Plan<'_, E> {
         Ok(())
     }
 
-    fn compute(&self, call: Call<'_, E>, to: &Outputs<'_, E>) {
+    /// Makes all outputs; tells what rows have chosen before that, where they choose.
+    fn compute(
+        &self,
+        call: Call<'_, E>,
+        to: &Outputs<'_, E>,
+    ) -> Result<Option<Choice<E::Num>>, Error> {
+        if self.problem.chooses() {
+            let choice = self.choose(call)?;
+            {
+                let plan = self.keeping(&choice, self.problem.normaliser.rule());
+                plan.compute(Call { problem: plan.problem(), ..call }, to)?;
+            }
+            return Ok(Some(choice));
+        }
         if self.problem.rows() > 0 {
             self.kinds.iter().for_each(|kind| self.compute_kind(kind, call, to));
         }
+        Ok(None)
     }
 
     /// The outputs of all items of a kind.
