@@ -40,6 +40,8 @@ pub struct Judge {
     pub lse: f64,
     /// The largest error allowed in the entropy.
     pub entropy: f64,
+    /// The largest error allowed in the largest scores.
+    pub max_score: f64,
 }
 
 /// How near to its bound a result came: 1 is the bound.
@@ -61,30 +63,24 @@ impl Judge {
     pub fn new<E: Element>(problem: &Problem<'_, E>, inputs: Inputs<'_, E>) -> Self {
         let exact = reference::forward::<f64, E>(problem, inputs);
         let plain = reference::forward_in_steps::<E::Num, E>(problem, inputs, stored::<E>);
-        let step = epsilon::<E::Num>();
-        let floor = if E::Num::NAME == "f32" { FLOOR_F32 } else { FLOOR_F64 };
-        // `lse` is as large as the largest score. Scores beyond 1 / step cannot be told apart from their neighbours: the
-        // weights of such a row are equal, and rounding has nothing to act on.
-        let sizes = score_sizes(problem, inputs, &exact.lse);
-        let score = largest(sizes.iter().copied()).max(1.0);
-        let weighed = largest(sizes.into_iter().filter(|x| x.abs() * step < 1.0)).max(1.0);
+        let rounding = Rounding::new(problem, inputs);
         let value = largest(elements(inputs.2).map(wide)) * growth(problem);
         let error = |a: &[f64], b: &[E::Num]| {
             largest(a.iter().zip(b).filter(|(a, _)| a.is_finite()).map(|(a, b)| a - wide(*b)))
         };
         let (out, lse) = (error(&exact.out, &plain.out), error(&exact.lse, &plain.lse));
         let entropy = error(&exact.entropy, &plain.entropy);
-        let ([by_out, by_lse], coarse) = (floor, coarseness(problem, inputs));
         let spread = largest(exact.entropy.iter().copied());
-        // Of a row or two the plain evaluation may be right by luck, so what it rounds is counted here too: the sums of a
-        // projection, and projected keys, which are written in the type of the tensors.
-        let step = step * projected(problem);
-        let coarse = coarse + written(problem, inputs);
+        let max_score = error(&exact.max_score, &plain.max_score);
+        let score = largest(exact.max_score.iter().copied());
+        let dot = 1.0 + (problem.dims().qk_dim as f64).sqrt() / 4.0;
         Self {
-            out: 2.0 * out + (by_out * step * weighed + narrowing::<E>() + coarse) * value,
-            lse: 2.0 * lse + by_lse * step * score + coarse,
-            // The logarithms of the weights are a few. The entropy is a sum of them, so rounding is relative to its size too.
-            entropy: 2.0 * entropy + by_lse * step * (weighed + spread) + 4.0 * coarse,
+            out: 2.0 * out + (rounding.weight + narrowing::<E>()) * value,
+            lse: 2.0 * lse + rounding.lse,
+            // The entropy is a sum of logarithms, so rounding is relative to its size too.
+            entropy: 2.0 * entropy + rounding.log + rounding.step * spread,
+            // One score alone has the rounding of its dot product, however it is summed.
+            max_score: 2.0 * max_score + rounding.lse + rounding.step * score * dot,
             exact,
         }
     }
@@ -114,11 +110,52 @@ impl Judge {
                 let error = wide(entropy[row]) - self.exact.entropy[row];
                 ratio.entropy = ratio.entropy.max(share(error, self.entropy));
             }
+            if let Some(max_score) = &output.max_score
+                && self.exact.max_score[row] > SATURATED
+            {
+                let error = wide(max_score[row]) - self.exact.max_score[row];
+                ratio.lse = ratio.lse.max(share(error, self.max_score));
+            }
             for (x, exact) in out.iter().zip(&self.exact.out[row * shape.dim..]) {
                 ratio.out = ratio.out.max(share(wide(*x) - exact, self.out));
             }
         }
         Ok(ratio)
+    }
+}
+
+/// What rounding takes from the results of a kernel, however right it is: the floors of the bounds.
+pub(crate) struct Rounding {
+    /// From a weight, relative to it.
+    pub(crate) weight: f64,
+    /// From the logarithm of a weight; these are a few.
+    pub(crate) log: f64,
+    /// From `lse`.
+    pub(crate) lse: f64,
+    /// From anything else, relative to it.
+    pub(crate) step: f64,
+}
+
+impl Rounding {
+    pub(crate) fn new<E: Element>(problem: &Problem<'_, E>, inputs: Inputs<'_, E>) -> Self {
+        let step = epsilon::<E::Num>();
+        let [by_out, by_lse] = if E::Num::NAME == "f32" { FLOOR_F32 } else { FLOOR_F64 };
+        // `lse` is as large as the largest score. Scores beyond 1 / step cannot be told apart from their neighbours: the
+        // weights of such a row are equal, and rounding has nothing to act on.
+        let lse = reference::forward::<f64, E>(problem, inputs).lse;
+        let sizes = score_sizes(problem, inputs, &lse);
+        let score = largest(sizes.iter().copied()).max(1.0);
+        let weighed = largest(sizes.into_iter().filter(|x| x.abs() * step < 1.0)).max(1.0);
+        // Of a row or two the plain evaluation may be right by luck, so what it rounds is counted here too: the sums of a
+        // projection, and projected keys, which are written in the type of the tensors.
+        let step = step * projected(problem);
+        let coarse = coarseness(problem, inputs) + written(problem, inputs);
+        Self {
+            weight: by_out * step * weighed + coarse,
+            log: by_lse * step * weighed + 4.0 * coarse,
+            lse: by_lse * step * score + coarse,
+            step: by_lse * step,
+        }
     }
 }
 

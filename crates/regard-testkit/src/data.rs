@@ -284,7 +284,7 @@ impl<E: Element> Data<E> {
         if !case.entropy {
             entropy.fill(M::zero());
         }
-        Outcome { out, lse, entropy }
+        Outcome { out, lse, entropy, max_score: Vec::new() }
     }
 }
 

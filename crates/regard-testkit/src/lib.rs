@@ -21,6 +21,7 @@
 //! | `cases` | the table |
 //! | `close` | the tolerance |
 //! | `run` | the runner and its report |
+//! | `looks` | what the microscope sees: every statistic of every row |
 //! | `linear` | linear attention: its rows, its tolerance |
 //! | `lsh` | attention by hashing: data, rows, judge |
 //! | `cache` | what a key/value cache should do, from random bytes |
@@ -32,6 +33,7 @@ pub mod cases;
 pub mod close;
 pub mod data;
 pub mod linear;
+pub mod looks;
 pub mod lsh;
 pub mod masks;
 pub mod noise;
@@ -42,5 +44,6 @@ pub use cache::CacheModel;
 pub use cases::{Case, Dtype, Way, cases};
 pub use close::{GradJudge, Judge};
 pub use data::{Arrangement, Data, Stored};
+pub use looks::check_looks;
 pub use noise::Noise;
 pub use run::{Report, THREADS, check};

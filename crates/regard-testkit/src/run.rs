@@ -111,7 +111,7 @@ pub(crate) enum Runs {
     Tiles,
 }
 
-fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
+pub(crate) fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
     let mut worst = Ratio::default();
     let mut fused: Option<T::Found> = None;
     for isa in isas {
@@ -330,11 +330,13 @@ pub fn same_bits<E: Element>(a: &Output<E>, b: &Output<E>) -> bool {
     }
     let none = Vec::new();
     let entropy = [a, b].map(|o| o.entropy.as_ref().unwrap_or(&none));
+    let max_score = [a, b].map(|o| o.max_score.as_ref().unwrap_or(&none));
     a.out.shape() == b.out.shape()
         && same(a.out.data(), b.out.data())
         && same(&a.lse, &b.lse)
         && same(a.states.as_flattened(), b.states.as_flattened())
         && same(entropy[0], entropy[1])
+        && same(max_score[0], max_score[1])
         && a.choice == b.choice
 }
 

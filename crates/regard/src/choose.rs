@@ -3,9 +3,10 @@
 //! Cost: the scores once more (for sparsemax, once for each step of Newton's method), and of values nothing. Memory: what is
 //! chosen.
 
+use crate::best::BestKeys;
 use crate::dropout::uniform;
 use crate::normaliser::{NONE, Normaliser};
-use crate::place::{At, CELL, Pair, RowTile, Scope, Span, low};
+use crate::place::{At, CELL, Pair, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::LOG2_E;
@@ -13,8 +14,6 @@ use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::softmax::{States, TileSums};
 use crate::view::TileMut;
 use crate::walk::{Call, Piece, Visit, Walk, Way};
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
 
 /// Where the choice of some rows goes.
 #[derive(Debug)]
@@ -43,8 +42,8 @@ struct Group<N> {
 /// What rows have found out.
 #[derive(Debug)]
 enum Found<N> {
-    /// The best of each, the worst of them first to go, and the score a better one must have at least.
-    Best(usize, Vec<BinaryHeap<Candidate<N>>>, Box<Lanes<N>>),
+    /// The best of each.
+    Best(BestKeys<N>),
     /// The softmax so far, and one key of each that was drawn from it.
     Drawn(u64, Box<States<N>>, Box<[usize; GROUP]>),
     /// The highest scores.
@@ -130,6 +129,8 @@ struct Choosing<'t, 'c, E: Element> {
 }
 
 impl<E: Element> Visit<E::Num> for Choosing<'_, '_, E> {
+    const VALUES: bool = false;
+
     #[inline(always)]
     fn visit<S: Simd<E::Num>>(&mut self, s: S, mut piece: Piece<'_, E::Num>) {
         let group = &mut self.groups[piece.group];
@@ -147,11 +148,7 @@ impl<N: Number> Found<N> {
                 Self::Drawn(seed, Box::new(States::nothing_seen()), Box::new([NONE; GROUP]))
             }
             Normaliser::Sparsemax => Self::Highest(Box::new(Lanes([N::neg_infinity(); GROUP]))),
-            other => {
-                let most = other.most(problem.dims().k_len);
-                let heaps = (0..GROUP).map(|_| BinaryHeap::new()).collect();
-                Self::Best(most, heaps, Box::new(Lanes([N::neg_infinity(); GROUP])))
-            }
+            other => Self::Best(BestKeys::new(other.most(problem.dims().k_len))),
         }
     }
 
@@ -160,7 +157,7 @@ impl<N: Number> Found<N> {
     fn take<S: Simd<N>>(&mut self, s: S, at: At<'_>, tile: &mut [Lanes<N>]) {
         let lanes = at.span.start..at.span.end;
         match self {
-            Self::Best(most, heaps, least) => take_best(s, (heaps, *most), least, (at, tile)),
+            Self::Best(best) => best.take(s, at, tile),
             Self::Drawn(seed, states, keys) => draw(s, *seed, states, keys, (at, tile)),
             Self::Highest(highest) => {
                 for scores in tile {
@@ -179,70 +176,6 @@ impl<N: Number> Found<N> {
                 }
             }
         }
-    }
-}
-
-/// Takes scores into the best so far of each row. Most are below them: one comparison of vectors.
-#[inline(always)]
-fn take_best<N: Number, S: Simd<N>>(
-    s: S,
-    (heaps, most): (&mut [BinaryHeap<Candidate<N>>], usize),
-    least: &mut Lanes<N>,
-    (at, tile): (At<'_>, &[Lanes<N>]),
-) {
-    let everyone = at.span.set();
-    for (i, scores) in tile.iter().enumerate() {
-        for first in at.span.vectors::<N, S>() {
-            let below = s.less(s.load(&scores.0[first..]), s.load(&least.0[first..]));
-            let mut some = low(everyone >> first) & !s.bits(below) & (u32::MAX >> (32 - S::LANES));
-            while some != 0 {
-                let lane = first + some.trailing_zeros() as usize;
-                some &= some - 1;
-                // Keys do not always ascend, so an equal may be better.
-                let new = Candidate { score: scores.0[lane], key: at.keys.get(i) };
-                if new.score > N::neg_infinity() {
-                    new.join(&mut heaps[lane], most, &mut least.0[lane]);
-                }
-            }
-        }
-    }
-}
-
-/// A key that may be chosen; the greater, the worse.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Candidate<N> {
-    score: N,
-    key: usize,
-}
-
-impl<N: Number> Candidate<N> {
-    /// Takes its place among the best, if it is one of them.
-    fn join(self, heap: &mut BinaryHeap<Self>, most: usize, least: &mut N) {
-        if heap.len() < most {
-            heap.push(self);
-        } else if let Some(mut worst) = heap.peek_mut()
-            && self < *worst
-        {
-            *worst = self;
-        }
-        if heap.len() == most {
-            *least = heap.peek().map_or(*least, |worst| worst.score);
-        }
-    }
-}
-
-impl<N: Number> Eq for Candidate<N> {}
-
-impl<N: Number> Ord for Candidate<N> {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let by_score = other.score.partial_cmp(&self.score).unwrap_or(Ordering::Equal);
-        by_score.then(self.key.cmp(&other.key))
-    }
-}
-
-impl<N: Number> PartialOrd for Candidate<N> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
     }
 }
 
@@ -327,10 +260,11 @@ impl<N: Number> Group<N> {
     /// Writes what a row has chosen, the best first, and tells its bound.
     fn write(&self, lane: usize, keys: &mut [usize]) -> N {
         match &self.found {
-            Found::Best(most, heaps, _) => {
-                let best = heaps[lane].clone().into_sorted_vec();
-                keys.iter_mut().zip(&best).for_each(|(to, best)| *to = best.key);
-                best.last().filter(|_| best.len() == *most).map_or(N::neg_infinity(), |x| x.score)
+            Found::Best(best) => {
+                let found = best.of_row(lane);
+                keys.iter_mut().zip(&found).for_each(|(to, best)| *to = best.key);
+                let last = found.last().filter(|_| found.len() == best.most());
+                last.map_or(N::neg_infinity(), |x| x.score)
             }
             Found::Drawn(_, _, drawn) => {
                 keys[0] = drawn[lane];

@@ -8,6 +8,7 @@ use crate::cache::{KvCache, Sequence};
 use crate::error::Error;
 use crate::linear::{LinearAttention, LinearState};
 use crate::lsh::LshAttention;
+use crate::microscope::{AttentionView, Measure};
 use crate::output::Output;
 use crate::plan::Plan;
 use crate::problem::Problem;
@@ -40,6 +41,10 @@ fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
     plan.backward(x, x, x, &output, x)?;
     let cached = plan.forward_cached(x, cache, sequences)?;
     let shared = plan.forward_shared(x, cache, sequences)?;
+    let view = AttentionView::new(&plan, x, x, &shared)?;
+    view.diff(&AttentionView::from_lse(&plan, x, x, &shared.lse)?)?;
+    view.measure(&Measure::new())?;
+    AttentionView::cached(&plan, x, (cache, sequences), &shared)?;
     rope.apply(machine, &mut Output::merge(&[cached, shared])?.out.view_mut(), 0..)?;
     let found = attention.forward(machine, x, x, x)?;
     attention.backward(machine, x, x, x, &found, x)?;
@@ -49,6 +54,8 @@ fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
     found.recall(machine, x, x, 1, 1)?;
     steps(&problem, x, x, x)?;
     reference::scores::<f64, E>(&problem, (x, x, x));
+    reference::weights::<f64, E>(&problem, (x, x, x), &[], |x| x);
+    reference::weights::<E::Num, E>(&problem, (x, x, x), &[], |x| x);
     reference::rotate::<f64, E>(&rope, x, (0..).into());
     let outcome = reference::forward_in_steps::<f64, E>(&problem, (x, x, x), |x| x);
     reference::backward_in_steps(&problem, (x, x, x), &outcome, |x| x);

@@ -147,6 +147,8 @@ pub enum Error {
         /// The normaliser.
         normaliser: &'static str,
     },
+    /// Hashing was to be compared with attention that it does not stand for.
+    NotHashed,
     /// A cache would need more pages than its budget allows.
     Budget {
         /// Bytes of all pages that would be in use.
@@ -281,6 +283,10 @@ impl Error {
             Self::NoChoice { normaliser } => write!(
                 f,
                 "output: it lacks the choice of its {normaliser} normaliser; pass what forward returned, as it is"
+            ),
+            Self::NotHashed => write!(
+                f,
+                "lsh: it stands for scaled dot products of tensors, all keys or causal, with no other option; audit such a problem, or leave it out"
             ),
             Self::Chosen => write!(
                 f,

@@ -31,12 +31,14 @@
 //   source      keys and values of a head, from a tensor or from pages
 //   lanes       rows into lanes and back
 //   project     rows multiplied by a matrix
+//   best        the best keys of each row
 //   queries     a group of queries as it meets the keys
 //   walk        rows led over the cells they see
 //   tiles       operands and products on AMX tiles
 //
 // What is done
 //   choose      the walk that finds what a normaliser must know
+//   look        the walk that looks at weights
 //   forward     the walk that makes outputs: many rows, few rows, by vectors, by tiles
 //   backward    the walk that makes gradients
 //
@@ -50,11 +52,15 @@
 //   linear      linear attention
 //   lsh         attention among rows and keys that hashing puts together
 //
+// What was seen
+//   microscope  weights made again, and measured
+//
 // Beside it
 //   reference   the definition that judges everything
 //   compiled    every call of every type, compiled once
 
 mod backward;
+mod best;
 mod cache;
 mod cells;
 mod choose;
@@ -68,10 +74,12 @@ mod lanes;
 pub mod limit;
 mod linear;
 mod local;
+mod look;
 mod lsh;
 mod machine;
 mod mask;
 mod micro;
+mod microscope;
 mod normaliser;
 mod options;
 mod output;
@@ -103,6 +111,10 @@ pub use local::Local;
 pub use lsh::{Buckets, LshAttention, LshOutput, Recall, Share};
 pub use machine::Machine;
 pub use mask::{Bits, Mask, MaskRule};
+pub use microscope::{
+    AttentionView, Audit, Divergence, HeadAudit, Measure, Measured, Pattern, Pool, Pooled, Top,
+    rollout,
+};
 pub use normaliser::{Choice, Normaliser};
 pub use output::Output;
 pub use place::{Pair, Scope};

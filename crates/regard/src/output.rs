@@ -30,6 +30,9 @@ pub struct Output<E: Element> {
     /// The entropy of each row's weights (and sink), `-sum of a ln a = lse - E[score]`, `[batch, heads.q, q_len]`, if
     /// the problem asked for it: 0 where one key has all the weight, `ln n` where n keys share it. Before dropout.
     pub entropy: Option<Vec<E::Num>>,
+    /// The largest score of each row, sinks left out, `[batch, heads.q, q_len]`, wherever there is an entropy: scores that grow
+    /// and entropies that fall are the first that is seen of a training that fails. `-inf` for rows that see nothing.
+    pub max_score: Option<Vec<E::Num>>,
     /// What each row has chosen, where the [`Normaliser`](crate::Normaliser) is not the softmax; backward needs it.
     pub choice: Option<Choice<E::Num>>,
 }
@@ -38,7 +41,7 @@ impl<E: Element> Output<E> {
     /// Of what was kept of a call: enough for the way back, and for merging.
     #[must_use]
     pub fn new(out: Tensor<E>, lse: Vec<E::Num>) -> Self {
-        Self { out, lse, states: Vec::new(), entropy: None, choice: None }
+        Self { out, lse, states: Vec::new(), entropy: None, max_score: None, choice: None }
     }
 
     /// Refuses one whose lse or states are not those of so many rows.
@@ -71,13 +74,22 @@ impl<E: Element> Output<E> {
         let (out, rows) = (first.out.view(), first.lse.len());
         let with_states = parts.iter().all(|part| part.states.len() == rows);
         let with_entropy = parts.iter().all(|part| part.entropy.is_some());
+        let with_max_score = parts.iter().all(|part| part.max_score.is_some());
+        let highest = |row| {
+            let larger =
+                |a: E::Num, b: E::Num| if b > a || Number::to_f64(b).is_nan() { b } else { a };
+            let of_part = |(i, part): (usize, &Self)| Some(part.max_score.as_ref()?[place(i, row)]);
+            parts.iter().enumerate().filter_map(of_part).fold(State::nothing_seen().h, larger)
+        };
+        let max_score = with_max_score.then(|| (0..rows).map(highest).collect());
         let merge = Merge::new(machine, parts, with_states, place)?;
         let (mut lse, mut states, mut entropy) = (Vec::with_capacity(rows), Vec::new(), Vec::new());
         for row in 0..rows {
             let (m, sum) = (merge.of_row(row)[0], merge.sum(row));
             if with_states {
                 let [m, l] = [m, sum].map(E::Num::from_f64);
-                let merged = if sum == 0.0 { State::nothing_seen() } else { State { m, l, t: l } };
+                let merged =
+                    if sum == 0.0 { State::nothing_seen() } else { State { m, l, t: l, h: m } };
                 lse.push(merged.lse());
                 states.push([merged.m, merged.l]);
             } else {
@@ -98,7 +110,8 @@ impl<E: Element> Output<E> {
         to.view_mut().change(machine.threads, ROWS, Vec::new, |sums, item, tile| {
             E::Num::enter(machine.isa, MergeRows { merge: &merge, item, tile, sums });
         });
-        Ok(Self { out: to, lse, states, entropy: with_entropy.then_some(entropy), choice: None })
+        let entropy = with_entropy.then_some(entropy);
+        Ok(Self { out: to, lse, states, entropy, max_score, choice: None })
     }
 
     /// The first of parts that have everything in common but their keys.
@@ -129,6 +142,8 @@ impl<E: Element> Output<E> {
             part.check_rows(rows)?;
             let entropy = part.entropy.as_ref().map_or(rows, Vec::len);
             Error::unless_one_each_row("entropy", rows, entropy)?;
+            let max_score = part.max_score.as_ref().map_or(rows, Vec::len);
+            Error::unless_one_each_row("max_score", rows, max_score)?;
         }
         Ok(first)
     }

@@ -101,7 +101,7 @@ pub struct Problem<'a, E: Element> {
     pub align: Align,
     /// Which weights are dropped, after the softmax.
     pub dropout: Option<Dropout>,
-    /// Whether the entropy of each row's weights is asked for.
+    /// Whether the entropy of each row's weights is asked for, with the largest score beside it.
     pub entropy: bool,
     /// How exact the products are.
     pub precision: Precision,
@@ -323,7 +323,7 @@ impl<'a, E: Element> Problem<'a, E> {
         self.keeping(choice, self.normaliser.rule())
     }
 
-    /// Asks for the entropy of each row's weights beside the output.
+    /// Asks for the entropy of each row's weights beside the output, and for its largest score.
     #[must_use]
     pub fn entropy(self) -> Self {
         Self { entropy: true, ..self }

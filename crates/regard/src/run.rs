@@ -4,6 +4,24 @@
 //! the same bits for any number of threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// As [`run`], for tasks that return something: in their order, whoever made it.
+pub(crate) fn collect<M, T: Send>(
+    threads: usize,
+    tasks: usize,
+    memory: impl Fn() -> M + Sync,
+    task: impl Fn(&mut M, usize) -> T + Sync,
+) -> Vec<T> {
+    let made: Vec<_> = (0..tasks).map(|_| Mutex::new(None)).collect();
+    run(threads, tasks, memory, |memory, i| {
+        let new = task(memory, i);
+        *made[i].lock().unwrap_or_else(PoisonError::into_inner) = Some(new);
+    });
+    made.into_iter()
+        .filter_map(|x| x.into_inner().unwrap_or_else(PoisonError::into_inner))
+        .collect()
+}
 
 /// Runs `task(memory, i)` for all `i` below `tasks` on up to `threads` threads, the caller's among them; `memory` is
 /// made once for each thread.

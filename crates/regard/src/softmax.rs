@@ -18,11 +18,13 @@ pub(crate) struct State<N> {
     pub(crate) l: N,
     /// The sum of `2^(score - m) (score - m)`, where the entropy is asked for.
     pub(crate) t: N,
+    /// The largest score itself, where the entropy is asked for.
+    pub(crate) h: N,
 }
 
 impl<N: Number> State<N> {
     pub(crate) fn nothing_seen() -> Self {
-        Self { m: -N::max_value(), l: N::zero(), t: N::zero() }
+        Self { m: -N::max_value(), l: N::zero(), t: N::zero(), h: N::neg_infinity() }
     }
 
     /// The state over the keys of both, and what each side's weighted sums must be multiplied by.
@@ -30,7 +32,8 @@ impl<N: Number> State<N> {
         let m = self.m.max(other.m);
         let (a, b) = ((self.m - m).exp2(), (other.m - m).exp2());
         let t = |of: Self, factor: N| (of.t + far(of.m - m) * of.l) * factor;
-        (Self { m, l: self.l * a + other.l * b, t: t(self, a) + t(other, b) }, a, b)
+        let h = self.h.max(other.h);
+        (Self { m, l: self.l * a + other.l * b, t: t(self, a) + t(other, b), h }, a, b)
     }
 
     /// The entropy of the weights, `lse - E[score]`; 0 for a row that has seen nothing.
@@ -41,6 +44,11 @@ impl<N: Number> State<N> {
         let bits = self.l.log2_of_sum() - self.t / self.l;
         // Rounding may fall below 0; NaN stays.
         if bits < N::zero() { N::zero() } else { bits * N::from_f64(std::f64::consts::LN_2) }
+    }
+
+    /// The largest score; `-inf` for a row that has seen nothing, NaN where a score is.
+    pub(crate) fn max_score(self) -> N {
+        if self.l.is_nan() { self.l } else { self.h * N::from_f64(std::f64::consts::LN_2) }
     }
 
     /// `ln(sum of e^score)`; `-inf` for a row that has seen nothing. Scores so low that they do not fit once they are
@@ -103,20 +111,21 @@ pub(crate) struct States<N> {
     pub(crate) m: Lanes<N>,
     pub(crate) l: Lanes<N>,
     pub(crate) t: Lanes<N>,
+    pub(crate) h: Lanes<N>,
 }
 
-/// What a tile adds to the states of its rows: the sums of its weights, and of weights times their logarithms, where the
-/// entropy is asked for.
+/// What a tile adds to the states of its rows: the sums of its weights, and, where the entropy is asked for, of weights times
+/// their logarithms, with the largest logarithm.
 #[derive(Clone, Debug)]
 pub(crate) struct TileSums<N> {
     pub(crate) l: Lanes<N>,
-    pub(crate) t: Option<Lanes<N>>,
+    pub(crate) t_and_h: Option<[Lanes<N>; 2]>,
 }
 
 impl<N: Number> TileSums<N> {
     pub(crate) fn zero(entropy: bool) -> Self {
-        let zero = Lanes([N::zero(); GROUP]);
-        Self { l: zero, t: entropy.then_some(zero) }
+        let [zero, lowest] = [N::zero(), N::neg_infinity()].map(|x| Lanes([x; GROUP]));
+        Self { l: zero, t_and_h: entropy.then_some([zero, lowest]) }
     }
 
     /// Turns scores minus `m` of the rows from `lane` on into weights, and adds them.
@@ -133,27 +142,30 @@ impl<N: Number> TileSums<N> {
             sum = s.add(sum, *x);
         }
         s.store(sum, &mut self.l.0[lane..]);
-        let Some(t) = &mut self.t else { return };
-        let mut sum = s.load(&t.0[lane..]);
+        let Some([t, h]) = &mut self.t_and_h else { return };
+        let (mut sum, mut most) = (s.load(&t.0[lane..]), s.load(&h.0[lane..]));
         for (x, log) in x.iter().zip(logs) {
             sum = s.fma(*x, s.max(log, s.splat(N::from_f64(FAR))), sum);
+            most = s.max(log, most);
         }
         s.store(sum, &mut t.0[lane..]);
+        s.store(most, &mut h.0[lane..]);
     }
 }
 
 impl<N: Number> States<N> {
     pub(crate) fn nothing_seen() -> Self {
-        let State { m, l, t } = State::nothing_seen();
-        Self { m: Lanes([m; GROUP]), l: Lanes([l; GROUP]), t: Lanes([t; GROUP]) }
+        let State { m, l, t, h } = State::nothing_seen();
+        let [m, l, t, h] = [m, l, t, h].map(|x| Lanes([x; GROUP]));
+        Self { m, l, t, h }
     }
 
     pub(crate) fn get(&self, lane: usize) -> State<N> {
-        State { m: self.m.0[lane], l: self.l.0[lane], t: self.t.0[lane] }
+        State { m: self.m.0[lane], l: self.l.0[lane], t: self.t.0[lane], h: self.h.0[lane] }
     }
 
-    pub(crate) fn set(&mut self, lane: usize, State { m, l, t }: State<N>) {
-        (self.m.0[lane], self.l.0[lane], self.t.0[lane]) = (m, l, t);
+    pub(crate) fn set(&mut self, lane: usize, State { m, l, t, h }: State<N>) {
+        (self.m.0[lane], self.l.0[lane], self.t.0[lane], self.h.0[lane]) = (m, l, t, h);
     }
 
     /// Turns a tile of scores `[keys][lanes]` into `2^(score - m)` and adds them up, for the lanes of `span`.
@@ -244,9 +256,11 @@ impl<N: Number> States<N> {
         for lane in span.vectors::<N, S>() {
             let l = s.add(s.load(&self.l.0[lane..]), s.load(&sums.l.0[lane..]));
             s.store(l, &mut self.l.0[lane..]);
-            if let Some(t) = &sums.t {
+            if let Some([t, h]) = &sums.t_and_h {
                 let t = s.add(s.load(&self.t.0[lane..]), s.load(&t.0[lane..]));
                 s.store(t, &mut self.t.0[lane..]);
+                let h = s.add(s.load(&h.0[lane..]), s.load(&self.m.0[lane..]));
+                s.store(s.max(h, s.load(&self.h.0[lane..])), &mut self.h.0[lane..]);
             }
         }
     }
@@ -262,7 +276,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn state() -> impl Strategy<Value = State<f64>> {
-        let some = (-1e3..1e3f64, 1.0..1e4f64).prop_map(|(m, l)| State { m, l, t: -0.3 * l });
+        let some = (-1e3..1e3f64, 1.0..1e4f64).prop_map(|(m, l)| State { m, l, t: -0.3 * l, h: m });
         prop_oneof![1 => Just(State::nothing_seen()), 5 => some]
     }
 

@@ -17,6 +17,14 @@ pub(crate) enum Source<'c, E: Element> {
 }
 
 impl<'c, E: Element> Source<'c, E> {
+    /// The tensor, if it is one.
+    pub(crate) fn tensor(&self) -> Option<View<'c, E>> {
+        match self {
+            Self::Tensor(view) => Some(*view),
+            Self::Cache { .. } => None,
+        }
+    }
+
     /// One head of one item.
     pub(crate) fn head(&self, batch: usize, head: usize) -> Head<'c, E> {
         match *self {

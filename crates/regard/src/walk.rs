@@ -96,6 +96,8 @@ pub(crate) struct Piece<'p, N> {
 
 /// What is done with each piece, keys ascending.
 pub(crate) trait Visit<N: Number> {
+    /// Whether it looks at values; if not, pieces hold the keys in their place.
+    const VALUES: bool = true;
     /// A whole cell; `false` if it is to come in pieces.
     #[inline(always)]
     fn take<S: Simd<N>>(&mut self, s: S, cell: &Cell) -> bool {
@@ -121,13 +123,13 @@ impl<N: Number> Walk<N> {
 
     /// Leads the rows of one head over the keys of `way`.
     #[inline(always)]
-    pub(crate) fn lead<E: Element<Num = N>, S: Simd<N>>(
+    pub(crate) fn lead<E: Element<Num = N>, S: Simd<N>, V: Visit<N>>(
         &mut self,
         s: S,
         call: &Call<'_, E>,
         (scope, rows): (Scope, RowTile),
         way: &Way<'_>,
-        visitor: &mut impl Visit<N>,
+        visitor: &mut V,
     ) {
         let Self { keys, values, runs, cell } = self;
         way.mask.runs_beyond(way.without, &scope, rows, runs);
@@ -138,13 +140,16 @@ impl<N: Number> Walk<N> {
                 // Rows far apart: no hardware prefetcher follows them.
                 picked.iter().for_each(|key| {
                     soon(s, all_k.row(*key));
-                    soon(s, all_v.row(*key));
+                    if V::VALUES {
+                        soon(s, all_v.row(*key));
+                    }
                 });
             }
             if visitor.take(s, cell) {
                 continue;
             }
-            let (k, v) = (fetch(s, all_k, cell, keys), fetch(s, all_v, cell, values));
+            let k = fetch(s, all_k, cell, keys);
+            let v = if V::VALUES { fetch(s, all_v, cell, values) } else { k };
             for group in 0..rows.groups() {
                 let rows = rows.group(group);
                 let mut seen = [0; CELL];

@@ -1,7 +1,7 @@
 //! Memory grows with the sequence, never with its square. Linux only: the numbers come from `/proc/self/status`.
 #![cfg(target_os = "linux")]
 
-use regard::{Isa, Machine, Mask, Plan, Problem, Scope, View};
+use regard::{AttentionView, Isa, Machine, Mask, Measure, Plan, Pool, Problem, Scope, View};
 use regard_testkit::run::both_ways;
 
 /// A line of `/proc/self/status`, in bytes.
@@ -41,6 +41,24 @@ fn both_ways_of_65536_tokens_need_less_than_200_mib_beyond_their_tensors() {
     let extra = status("VmHWM").unwrap().saturating_sub(before + numbers * size_of::<f32>());
     println!("extra: {:.1} MiB", extra as f64 / MIB as f64);
     assert!(extra < 200 * MIB, "{extra} bytes");
+}
+
+#[test]
+fn a_look_at_131072_tokens_needs_less_than_100_mib_with_all_it_finds() {
+    let n = 131_072;
+    let data = vec![0.5f32; n * 64];
+    let x = View::matrix(&data, [n, 64]).unwrap();
+    let problem = Problem::new(&x, &x, &x).mask(Mask::causal().window(64));
+    let plan = Plan::new(problem, Machine::here()).unwrap();
+    let output = plan.forward(x, x, x).unwrap();
+    let view = AttentionView::new(&plan, x, x, &output).unwrap();
+    let before = status("VmRSS").unwrap();
+    let all = Measure::new().entropy().top_k(8).col_sum().pooled(1024, 1024, Pool::Max);
+    let found = view.measure(&all).unwrap();
+    let extra = status("VmHWM").unwrap().saturating_sub(before);
+    println!("extra: {:.1} MiB", extra as f64 / MIB as f64);
+    assert_eq!(found.pooled[0].values.len(), 1 << 20);
+    assert!(extra < 100 * MIB, "{extra} bytes");
 }
 
 #[test]

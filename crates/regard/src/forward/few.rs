@@ -453,8 +453,8 @@ impl<N: Number> Bundle<N> {
     fn state(&self, row: usize) -> State<N> {
         let mut state = self.states.get(row);
         for lane in (row + self.width..GROUP).step_by(self.width) {
-            let State { l, t, .. } = self.states.get(lane);
-            (state.l, state.t) = (state.l + l, state.t + t);
+            let State { l, t, h, .. } = self.states.get(lane);
+            (state.l, state.t, state.h) = (state.l + l, state.t + t, state.h.max(h));
         }
         state
     }

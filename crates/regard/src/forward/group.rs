@@ -91,7 +91,10 @@ impl<N: Number> Group<N> {
         self.raise(s, &tile, (&Lanes([N::infinity(); GROUP]), span));
         let mut sums = TileSums::zero(entropy);
         self.states.weigh(s, &mut tile, span, &mut sums);
+        // It is no score of a key.
+        let most = self.states.h;
         self.states.add(s, &sums, span);
+        self.states.h = most;
     }
 
     /// Raises `m` in the lanes whose sums do not suffice, and shrinks what has been added up so far.

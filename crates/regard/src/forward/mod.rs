@@ -49,10 +49,12 @@ pub(crate) struct Finished<O, L> {
     pub(crate) states: Option<L>,
     /// `[batch, heads.q, q_len, 1]`, where it is asked for.
     pub(crate) entropy: Option<L>,
+    /// The same.
+    pub(crate) max_score: Option<L>,
 }
 
 /// Columns of a [`State`] in a row of parts.
-pub(crate) const STATE: usize = 3;
+pub(crate) const STATE: usize = 4;
 
 /// What one task does with its rows.
 #[derive(Clone, Debug)]
@@ -227,8 +229,8 @@ impl<E: Element> Forward<'_, '_, E> {
             turn(s, row, span.len(), E::Num::from_f64(1.0), &mut self.scratch.other);
             let mut factors = [Lanes([E::Num::default(); GROUP]); 2];
             for lane in 0..span.len() {
-                let [m, l, t] = [0, 1, 2].map(|i| row(lane)[v_dim + i]);
-                let (state, mine, theirs) = group.states.get(lane).merge(State { m, l, t });
+                let [m, l, t, h] = [0, 1, 2, 3].map(|i| row(lane)[v_dim + i]);
+                let (state, mine, theirs) = group.states.get(lane).merge(State { m, l, t, h });
                 group.states.set(lane, state);
                 (factors[0].0[lane], factors[1].0[lane]) = (mine, theirs);
             }
@@ -251,9 +253,9 @@ impl<E: Element> Forward<'_, '_, E> {
         let v_dim = self.call.problem.dims().v_dim;
         turn_back(s, &group.sums[..v_dim], group.q.rows.count, g * GROUP, (partial, part));
         for lane in 0..group.q.rows.count {
-            let State { m, l, t } = group.states.get(lane);
+            let State { m, l, t, h } = group.states.get(lane);
             let row = &mut partial.row(part, g * GROUP + lane)[v_dim..];
-            row.iter_mut().zip([m, l, t]).for_each(|(to, x)| {
+            row.iter_mut().zip([m, l, t, h]).for_each(|(to, x)| {
                 to.write(x);
             });
         }
@@ -278,6 +280,9 @@ impl<E: Element> Forward<'_, '_, E> {
             }
             if let Some(entropy) = &mut to.entropy {
                 entropy.row(self.part, row)[0].write(state.entropy());
+            }
+            if let Some(max_score) = &mut to.max_score {
+                max_score.row(self.part, row)[0].write(state.max_score());
             }
         }
         for lane in (0..group.q.rows.count).step_by(S::LANES) {

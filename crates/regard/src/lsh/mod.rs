@@ -60,9 +60,9 @@ use rows::{Sorted, Sums, copied, numbers, reordered};
 pub struct LshAttention {
     rounds: usize,
     bucket_size: usize,
-    causal: bool,
+    pub(crate) causal: bool,
     seed: u64,
-    scale: Option<f64>,
+    pub(crate) scale: Option<f64>,
 }
 
 /// More rounds than anybody can want: the memory of each is checked by nobody else.

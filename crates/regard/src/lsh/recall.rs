@@ -32,7 +32,7 @@ pub struct Share {
 
 impl Share {
     /// Nothing is lost where there are no rows.
-    fn of(shares: impl ExactSizeIterator<Item = f64> + Clone) -> Self {
+    pub(crate) fn of(shares: impl ExactSizeIterator<Item = f64> + Clone) -> Self {
         let n = shares.len().max(1) as f64;
         let mean = if shares.len() == 0 { 1.0 } else { shares.clone().sum::<f64>() / n };
         Self { mean, worst: shares.fold(1.0, f64::min) }

@@ -86,7 +86,7 @@ pub(super) fn reordered<'o, E: Element>(
     let out = copied(machine, output.out.view(), order)?;
     let of_rows = |x| numbers(machine, out.shape(), x, order);
     let (lse, states) = (of_rows(&output.lse)?, of_rows(output.states.as_flattened())?);
-    Ok(Output { lse, states: states.as_chunks().0.to_vec(), out, entropy: None, choice: None })
+    Ok(Output { states: states.as_chunks().0.to_vec(), ..Output::new(out, lse) })
 }
 
 /// q, k and v in the order of a round; the memory serves all rounds.

@@ -46,7 +46,7 @@ impl<'a, E: Element> Plan<'a, E> {
             // its weight less the mean of those kept. The walk back takes it from the output: it gets the mean of the values.
             let Output { out, .. } = self.keeping(choice, Rule::Alike).forward(q, k, v)?;
             let (lse, states) = (output.lse.clone(), output.states.clone());
-            let mean = Output { out, lse, states, entropy: None, choice: None };
+            let mean = Output { states, ..Output::new(out, lse) };
             return kept.backward(q, k, v, &mean, usual);
         }
         if let Some(advantage) = upstream.advantage {
@@ -94,7 +94,7 @@ impl<'a, E: Element> Plan<'a, E> {
         self.with_problem(self.problem().soft())
     }
 
-    fn check_choice(&self, choice: &Choice<E::Num>) -> Result<(), Error> {
+    pub(crate) fn check_choice(&self, choice: &Choice<E::Num>) -> Result<(), Error> {
         let rows = self.problem().rows();
         let most = self.problem().normaliser.most(self.problem().dims().k_len);
         Error::unless_one_each_row("choice", rows, choice.bounds.len())?;

@@ -84,18 +84,15 @@ impl<E: Element> Plan<'_, E> {
     pub(crate) fn forward_from(&self, call: Call<'_, E>) -> Result<Output<E>, Error> {
         let rows = vec![E::Num::default(); self.problem.rows()];
         let mut entropy = self.problem.entropy.then(|| rows.clone());
+        let mut max_score = entropy.clone();
         let (mut states, mut lse) = (vec![[E::Num::default(); 2]; rows.len()], rows);
         let mut out = Unwritten::like(&call.q, self.problem.dims().v_dim)?;
         let view = out.view()?;
-        let to = self.finished(
-            &view,
-            &mut lse,
-            Some(states.as_flattened_mut()),
-            entropy.as_deref_mut(),
-        )?;
+        let watched = [entropy.as_deref_mut(), max_score.as_deref_mut()];
+        let to = self.finished(&view, &mut lse, Some(states.as_flattened_mut()), watched)?;
         let choice = self.compute(call, &to)?;
         // SAFETY: `kinds` hold every item (`Plan::new`), and the last of their `stages` finishes every row of every head.
-        Ok(Output { out: unsafe { out.written() }, lse, states, entropy, choice })
+        Ok(Output { out: unsafe { out.written() }, lse, states, entropy, max_score, choice })
     }
 
     /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
@@ -123,7 +120,7 @@ impl<E: Element> Plan<'_, E> {
         let found = entropy.as_ref().map_or(0, |entropy| entropy.len());
         Error::unless_one_each_row("entropy", if self.problem.entropy { rows } else { 0 }, found)?;
         let entropy = entropy.filter(|_| self.problem.entropy);
-        let to = self.finished(out, lse, None, entropy)?;
+        let to = self.finished(out, lse, None, [entropy, None])?;
         let (k, v) = (Source::Tensor(k), Source::Tensor(v));
         let call = Call { problem: &self.problem, q, k, v };
         self.compute(call, &to).map(|_| ())
@@ -135,11 +132,12 @@ impl<E: Element> Plan<'_, E> {
         out: &'o ViewMut<'o, E>,
         lse: &'o mut [E::Num],
         states: Option<&'o mut [E::Num]>,
-        entropy: Option<&'o mut [E::Num]>,
+        watched: [Option<&'o mut [E::Num]>; 2],
     ) -> Result<Outputs<'o, E>, Error> {
-        let entropy = entropy.map(|entropy| self.by_row(entropy, 1)).transpose()?;
+        let [entropy, max_score] = watched.map(|x| x.map(|x| self.by_row(x, 1)).transpose());
         let states = states.map(|states| self.by_row(states, 2)).transpose()?;
-        Ok(Finished { out, lse: self.by_row(lse, 1)?, states, entropy })
+        let lse = self.by_row(lse, 1)?;
+        Ok(Finished { out, lse, states, entropy: entropy?, max_score: max_score? })
     }
 
     pub(crate) fn check_inputs(
@@ -148,11 +146,16 @@ impl<E: Element> Plan<'_, E> {
         k: &View<'_, E>,
         v: &View<'_, E>,
     ) -> Result<(), Error> {
+        self.check_tensors(&[q, k, v])
+    }
+
+    /// Refuses q, k and v, or the first of them, if they are not those planned for.
+    pub(crate) fn check_tensors(&self, tensors: &[&View<'_, E>]) -> Result<(), Error> {
         if self.problem.is_cached() {
             return Err(Error::OnlyCached);
         }
         let planned = self.problem.shapes();
-        for (i, (planned, view)) in planned.into_iter().zip([q, k, v]).enumerate() {
+        for (i, (planned, view)) in planned.into_iter().zip(tensors).enumerate() {
             let name = ["q", "k", "v"][i];
             planned.unless_same("the plan", name, view.shape())?;
             self.problem.same_packing(name, i, view.offsets())?;
@@ -246,6 +249,7 @@ impl<E: Element> Plan<'_, E> {
                             lse: to.lse.tile(b, one(), rows),
                             states: to.states.as_ref().map(|s| s.tile(b, one(), rows)),
                             entropy: to.entropy.as_ref().map(|e| e.tile(b, one(), rows)),
+                            max_score: to.max_score.as_ref().map(|m| m.tile(b, one(), rows)),
                         };
                         Target {
                             finished: stage.into.is_none().then(finished),

@@ -79,6 +79,7 @@ fn rows_as_items<E: Element>(from: Output<E>, shape: Shape) -> Result<Output<E>,
         lse: order.clone().map(|row| from.lse[row]).collect(),
         states: order.map(|row| from.states[row]).collect(),
         entropy: None,
+        max_score: None,
         choice: None,
     })
 }

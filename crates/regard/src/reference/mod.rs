@@ -17,6 +17,7 @@
 
 mod backward;
 pub mod linear;
+mod looks;
 pub(crate) mod steps;
 
 use crate::dropout::uniform;
@@ -30,6 +31,7 @@ use crate::similarity::{Additive, Similarity};
 pub use crate::view::Inputs;
 use crate::view::{Shape, View, serving};
 pub use backward::{Grads, backward, backward_in_steps};
+pub use looks::{RowWeights, weights};
 
 /// The result of the definition, `[batch, heads.q, q_len, ...]`, dense; of packed items one after another.
 #[derive(Clone, Debug)]
@@ -40,6 +42,8 @@ pub struct Outcome<N> {
     pub lse: Vec<N>,
     /// `[batch, heads.q, q_len]`
     pub entropy: Vec<N>,
+    /// The largest score, `[batch, heads.q, q_len]`
+    pub max_score: Vec<N>,
 }
 
 fn dot<N: Number>(a: &[N], b: &[N]) -> N {
@@ -265,7 +269,8 @@ pub fn forward_in_steps<N: Number, E: Element>(
     round: fn(N) -> N,
 ) -> Outcome<N> {
     let (problem, dims) = (&problem.clone().with_local_mask(), problem.dims());
-    let mut result = Outcome { out: Vec::new(), lse: Vec::new(), entropy: Vec::new() };
+    let [out, lse, entropy, max_score] = [const { Vec::new() }; 4];
+    let mut result = Outcome { out, lse, entropy, max_score };
     let keys = problem.keys(&k, round);
     for (batch, head, row) in rows(problem) {
         let at = Pair { batch, head, row, key: 0 };
@@ -273,6 +278,10 @@ pub fn forward_in_steps<N: Number, E: Element>(
         let softmax = problem.softmax(head, &scores);
         result.lse.push(softmax.lse());
         result.entropy.push(softmax.entropy(problem.and_sink(head, &scores)));
+        let all = scores.iter().map(|(_, steps)| steps.score);
+        result
+            .max_score
+            .push(all.fold(N::neg_infinity(), |a, b| if b.is_nan() { b } else { a.max(b) }));
         let mut out = vec![N::zero(); dims.v_dim];
         for (key, steps) in scores {
             let a = round(softmax.weight(steps.score)) * problem.factor(Pair { key, ..at });

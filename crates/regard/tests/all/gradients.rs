@@ -19,9 +19,10 @@ fn weights(case: &Case) -> Outcome<f64> {
     let (out, lse) = (noise.normals(rows * case.dims.v_dim), noise.normals(rows));
     if case.normaliser == Normaliser::Sparsemax {
         // It has neither.
-        return Outcome { out, lse: vec![0.0; rows], entropy: vec![0.0; rows] };
+        let zeros = vec![0.0; rows];
+        return Outcome { out, lse: zeros.clone(), entropy: zeros, max_score: Vec::new() };
     }
-    Outcome { out, lse, entropy: noise.normals(rows) }
+    Outcome { out, lse, entropy: noise.normals(rows), max_score: Vec::new() }
 }
 
 /// The sum of all outputs times their weights, over the rows that see something.

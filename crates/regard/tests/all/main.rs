@@ -11,6 +11,7 @@ mod hidden;
 mod house;
 mod laws;
 mod linear;
+mod looks;
 mod lsh;
 mod normalisers;
 mod packed;

@@ -225,7 +225,7 @@ fn exact() -> Vec<f64> {
     let (q, k, _) = one.views();
     let v = matrix(&values, 1);
     let problem = Problem::new(&q, &k, &v).score(Score::new().scale(1.5));
-    let d = Outcome { out: vec![1.0], lse: vec![0.0], entropy: vec![0.0] };
+    let d = Outcome { out: vec![1.0], lse: vec![0.0], entropy: vec![0.0], max_score: vec![] };
     reference::backward::<f64, f32>(&problem, (q, k, v), &d).k
 }
 

@@ -180,6 +180,7 @@ fn item<E: Element>(output: &Output<E>, from: &[usize]) -> Output<E> {
     let mut item = Output::new(out, by_head(&output.lse, from));
     item.states = by_head(&output.states, from);
     item.entropy = output.entropy.as_ref().map(|e| by_head(e, from));
+    item.max_score = output.max_score.as_ref().map(|m| by_head(m, from));
     item
 }
 

@@ -1,0 +1,205 @@
+//! What the microscope sees, held against the definition: every statistic of every row of the table.
+
+use crate::cases::{Case, Dtype, Way};
+use crate::close::{Ratio, Rounding, epsilon, largest, narrowing, share, stored, wide};
+use crate::data::Data;
+use crate::run::{Failure, Report, Runs, Trial, everywhere, same_bits};
+use regard::reference::{self, RowWeights};
+use regard::{
+    AttentionView, Element, Error, Isa, Machine, Mask, Measure, Normaliser, Number, Output, Plan,
+    Pool, Pooled, Problem, bf16, f16,
+};
+
+/// Runs the exact rows of `cases`, and looks at the weights of each.
+#[must_use]
+pub fn check_looks(cases: &[Case]) -> Report {
+    let isas = Isa::available();
+    let exact: Vec<&Case> = cases.iter().filter(|case| case.way == Way::Exact).collect();
+    let names = isas.iter().map(|isa| isa.name()).collect();
+    let mut report = Report { rows: exact.len(), isas: names, ..Report::default() };
+    for case in exact {
+        let failures = &mut report.failures;
+        match case.dtype {
+            Dtype::F32 => run::<f32>(case, &isas, failures),
+            Dtype::F64 => run::<f64>(case, &isas, failures),
+            Dtype::F16 => run::<f16>(case, &isas, failures),
+            Dtype::Bf16 => run::<bf16>(case, &isas, failures),
+        };
+    }
+    report
+}
+
+fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
+    let data = Data::new(case);
+    everywhere(&Looks::<E>::new(case, &data), isas, failures)
+}
+
+/// Cells of a pooled map, and the most keys asked for: fewer and more than most rows have.
+const CELLS: [usize; 2] = [5, 7];
+const TOP: usize = 4;
+
+/// Masks whose share of the weights is asked for.
+fn masks() -> [Mask; 2] {
+    [Mask::full().window(3), Mask::blocks(16).or(Mask::every(5))]
+}
+
+/// A name and numbers: what was seen.
+type Seen = Vec<(&'static str, Vec<f64>)>;
+
+struct Looks<'d, E: Element> {
+    case: &'d Case,
+    data: &'d Data<E>,
+    problem: Problem<'d, E>,
+}
+
+impl<'d, E: Element> Looks<'d, E> {
+    fn new(case: &'d Case, data: &'d Data<E>) -> Self {
+        Self { case, data, problem: data.problem(case) }
+    }
+
+    /// The same by definition, with the weights of each row.
+    fn defined<N: Number>(&self, problem: &Problem<'_, E>, round: fn(N) -> N) -> Seen {
+        let (dims, masks) = (self.problem.dims(), masks());
+        let rows = reference::weights::<N, E>(problem, self.data.inputs(), &masks, round);
+        let each = |of: &dyn Fn(&RowWeights<N>) -> N| rows.iter().map(|r| of(r).to_f64()).collect();
+        let [mut weights, mut tops, mut col_sum] = [const { Vec::new() }; 3];
+        let mut pools = [const { Vec::new() }; 3];
+        for head in 0..dims.batch * dims.heads.q {
+            let head = &rows[head * dims.q_len..][..dims.q_len];
+            let mut map = vec![N::zero(); dims.q_len * dims.k_len];
+            for row in head {
+                for (key, a, _) in &row.keys {
+                    map[row.at[2] * dims.k_len + key] = *a;
+                }
+                let mut top: Vec<f64> = row.keys.iter().map(|(_, a, _)| wide(*a)).collect();
+                top.sort_by(|a, b| b.total_cmp(a));
+                tops.extend((0..TOP.min(dims.k_len)).map(|i| top.get(i).copied().unwrap_or(0.0)));
+            }
+            let by_key = |key| (0..dims.q_len).map(|i| map[i * dims.k_len + key]).sum::<N>();
+            col_sum.extend((0..dims.k_len).map(|key| by_key(key).to_f64()));
+            for (pool, to) in [Pool::Mean, Pool::Max, Pool::Sum].into_iter().zip(&mut pools) {
+                to.extend(pooled(&map, [dims.q_len, dims.k_len], pool));
+            }
+            weights.extend(map.iter().map(|a| wide(*a)));
+        }
+        let [mean, max, sum] = pools;
+        vec![
+            ("weights", weights),
+            ("top", tops),
+            ("entropy", each(&RowWeights::entropy)),
+            ("mean distance", each(&RowWeights::mean_distance)),
+            ("column sums", col_sum),
+            ("pooled mean", mean),
+            ("pooled max", max),
+            ("pooled sum", sum),
+            ("mass of a window", each(&|row| row.mass(0))),
+            ("mass of blocks", each(&|row| row.mass(1))),
+            ("mass of the sink", each(&|row| row.sink.map_or(N::zero(), |(a, _)| a))),
+        ]
+    }
+}
+
+/// A map in few cells: `i` falls into cell `i cells / n`.
+fn pooled<N: Number>(map: &[N], [rows, keys]: [usize; 2], pool: Pool) -> Vec<f64> {
+    let [down, across] = [CELLS[0].min(rows), CELLS[1].min(keys)];
+    let mut cells = vec![(N::zero(), N::zero(), 0); down * across];
+    for (i, a) in map.iter().enumerate() {
+        let cell = (i / keys * down / rows) * across + i % keys * across / keys;
+        let (sum, most, n) = cells[cell];
+        cells[cell] = (sum + *a, most.max(*a), n + 1);
+    }
+    let of_cell = |(sum, most, n): (N, N, usize)| match pool {
+        Pool::Mean => sum / N::of_len(n),
+        Pool::Max => most,
+        Pool::Sum => sum,
+    };
+    cells.into_iter().map(|cell| of_cell(cell).to_f64()).collect()
+}
+
+impl<E: Element> Trial for Looks<'_, E> {
+    type Found = (Output<E>, Seen);
+
+    fn name(&self) -> String {
+        format!("look at {}", self.case)
+    }
+
+    fn runs(&self, isa: Isa) -> Runs {
+        Runs::of(self.case, &self.problem, isa)
+    }
+
+    fn call(&self, machine: Machine) -> Result<Self::Found, Error> {
+        let (q, k, v) = self.data.inputs();
+        let plan = Plan::new(self.problem.clone(), machine)?;
+        let output = plan.forward(q, k, v)?;
+        let view = AttentionView::new(&plan, q, k, &output)?;
+        let all = Measure::new().entropy().mean_distance().col_sum().top_k(TOP);
+        let all = masks().into_iter().fold(all, Measure::mass);
+        let found = view.measure(&all.pooled(CELLS[0], CELLS[1], Pool::Max))?;
+        let map = |pooled: Vec<Pooled<E::Num>>| pooled.into_iter().flat_map(|p| p.values).collect();
+        let pooled = |pool| view.pooled(CELLS[0], CELLS[1], pool).map(map);
+        let (top, dims) = (found.top.unwrap_or_default(), self.problem.dims());
+        let wide = |xs: Vec<E::Num>| xs.into_iter().map(wide).collect::<Vec<f64>>();
+        let tops = (0..top.rows()).flat_map(|row| {
+            let missing = TOP.min(dims.k_len) - top.keys(row).len();
+            top.weights(row).iter().copied().chain(vec![E::Num::default(); missing])
+        });
+        let [window, blocks] = <[_; 2]>::try_from(found.masses).unwrap_or_default();
+        let seen = vec![
+            ("weights", wide(view.tile(0..dims.q_len, 0..dims.k_len)?)),
+            ("top", wide(tops.collect())),
+            ("entropy", wide(found.entropy.unwrap_or_default())),
+            ("mean distance", wide(found.mean_distance.unwrap_or_default())),
+            ("column sums", wide(found.col_sum.unwrap_or_default())),
+            ("pooled mean", wide(pooled(Pool::Mean)?)),
+            ("pooled max", wide(map(found.pooled))),
+            ("pooled sum", wide(pooled(Pool::Sum)?)),
+            ("mass of a window", wide(window)),
+            ("mass of blocks", wide(blocks)),
+            ("mass of the sink", wide(view.sink_mass())),
+        ];
+        Ok((output, seen))
+    }
+
+    fn judge(&self, (output, seen): &Self::Found) -> Result<(Ratio, &'static str), String> {
+        let chosen = output.choice.as_ref().map(|choice| self.problem.with_choice(choice));
+        let problem = chosen.as_ref().unwrap_or(&self.problem);
+        let exact = self.defined::<f64>(problem, |x| x);
+        let plain = self.defined::<E::Num>(problem, stored::<E>);
+        let Rounding { weight, log, .. } = Rounding::new(problem, self.data.inputs());
+        // Scores are made twice, and not always in the order of forward: that is the rounding of a dot product. Of half types
+        // forward may keep fewer digits than single operations leave in a weight.
+        let twice = 2.0 + (problem.dims().qk_dim as f64).sqrt() / 4.0;
+        let weight = weight * twice + narrowing::<E>();
+        // Weights of a sparsemax are differences of scores, so small ones err as large ones do.
+        let least = if self.case.normaliser == Normaliser::Sparsemax { 1.0 } else { 0.0 };
+        let mut worst = (0.0, "weights");
+        for (((name, exact), (_, plain)), (_, ours)) in exact.iter().zip(&plain).zip(seen) {
+            if exact.len() != ours.len() {
+                return Err(format!("{} of {name} instead of {}", ours.len(), exact.len()));
+            }
+            let size = largest(exact.iter().copied()).max(least);
+            // Sums over weights err as each of them does; an entropy also as their logarithms do, a mean twice.
+            let steps = match *name {
+                "entropy" => 2.0 * weight * (1.0 + size) + log,
+                "mean distance" => 2.0 * weight * size,
+                _ => weight * size,
+            };
+            let plain = largest(exact.iter().zip(plain).map(|(a, b)| a - b));
+            let bound = 2.0 * plain + steps + epsilon::<E::Num>() * size;
+            for (exact, ours) in exact.iter().zip(ours) {
+                let ratio = share(ours - exact, bound);
+                if ratio > worst.0 {
+                    worst = (ratio, name);
+                }
+            }
+        }
+        Ok((Ratio { out: worst.0, ..Ratio::default() }, worst.1))
+    }
+
+    fn same((a, seen): &Self::Found, (b, other): &Self::Found) -> bool {
+        let bits = |seen: &Seen| -> Vec<u64> {
+            seen.iter().flat_map(|(_, xs)| xs.iter().map(|x| x.to_bits())).collect()
+        };
+        same_bits(a, b) && bits(seen) == bits(other)
+    }
+}
