@@ -1,0 +1,305 @@
+//! Masks as text: rules joined by `&` and `|`.
+//!
+//! ```text
+//! either = both { "|" both }
+//! both   = one { "&" one }
+//! one    = "(" either ")" | rule
+//! rule   = name { number | list }          list = number { "," number }
+//! ```
+
+use regard::Mask;
+use std::fmt;
+
+/// What may be written, for the help of a command.
+pub const MASK_HELP: &str = "Who may see whom: rules joined by & (both) and | (either); & binds tighter, brackets \
+group.\n\n  full                    everything\n  causal                  keys up to the own position\n  \
+window KEYS             keys less than KEYS away, the own one included\n  band BACK AHEAD         keys from BACK \
+before to AHEAD after; `all` is no bound\n  prefix KEYS             the first KEYS keys\n  lengths N,N,..          \
+keys before N, one N for each item of the batch\n  segments ID,ID,..       keys of the own document, an ID for each \
+key\n  global AT,AT,..         positions that see all and are seen by all\n  blocks SIZE             keys of the own \
+block\n  every STRIDE            keys a multiple of STRIDE away\n  columns BLOCK WIDTH     the last WIDTH keys of each \
+block\n  strided STRIDE          window STRIDE | every STRIDE\n  fixed BLOCK SUMMARY     blocks BLOCK | columns BLOCK \
+SUMMARY\n  longformer WINDOW AT,.. window WINDOW | global AT,..\n\nFor example: 'causal & window 512', 'causal & \
+(window 128 | every 128)', 'causal | prefix 10'";
+
+const RULES: &str =
+    "full, causal, window KEYS, band BACK AHEAD, prefix KEYS, lengths N,.., segments ID,..,
+  global AT,.., blocks SIZE, every STRIDE, columns BLOCK WIDTH, strided STRIDE,
+  fixed BLOCK SUMMARY, longformer WINDOW AT,..";
+
+/// The largest number of a rule: beyond any memory, and small enough that sums of a few cannot overflow.
+const MOST: usize = 1 << 40;
+
+/// Brackets inside brackets, and rules in all: more than anyone means, few enough for every recursion over a mask.
+const DEPTH: usize = 32;
+const COUNT: usize = 64;
+
+/// Where a mask stops making sense, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MaskError {
+    text: String,
+    at: usize,
+    why: String,
+}
+
+impl fmt::Display for MaskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Some text around the place, on one line, so that the mark stands below it.
+        const BEFORE: usize = 40;
+        let column = self.text[..self.at].chars().count();
+        let skipped = column.saturating_sub(BEFORE);
+        let near = self.text.chars().skip(skipped).take(2 * BEFORE);
+        let near: String = near.map(|c| if c.is_control() { ' ' } else { c }).collect();
+        writeln!(f, "{}", self.why)?;
+        writeln!(f, "  {near}\n  {:>width$}", "^", width = column - skipped + 1)?;
+        write!(f, "known rules, joined with & and |:\n  {RULES}")
+    }
+}
+
+impl std::error::Error for MaskError {}
+
+/// Reads a mask: rules joined by `&` and `|`, as in `causal & (window 128 | every 128)`. [`MASK_HELP`] names them.
+pub fn parse_mask(text: &str) -> Result<Mask, MaskError> {
+    let mut reader = Reader { text, at: 0, rules: 0 };
+    let mask = reader.either(0)?;
+    reader.skip_space();
+    match reader.rest().chars().next() {
+        None => Ok(mask),
+        Some(c) => reader.fail(format!("expected & or | or the end, found `{c}`")),
+    }
+}
+
+struct Reader<'t> {
+    text: &'t str,
+    at: usize,
+    rules: usize,
+}
+
+impl<'t> Reader<'t> {
+    fn rest(&self) -> &'t str {
+        &self.text[self.at..]
+    }
+
+    fn fail<T>(&self, why: String) -> Result<T, MaskError> {
+        Err(MaskError { text: self.text.into(), at: self.at, why })
+    }
+
+    fn skip_space(&mut self) {
+        self.at = self.text.len() - self.rest().trim_start().len();
+    }
+
+    /// Takes `wanted` if it comes next.
+    fn take(&mut self, wanted: char) -> bool {
+        self.skip_space();
+        let found = self.rest().starts_with(wanted);
+        self.at += if found { wanted.len_utf8() } else { 0 };
+        found
+    }
+
+    /// The characters that come next and are `wanted`, not taken yet.
+    fn peek(&mut self, wanted: fn(char) -> bool) -> &'t str {
+        self.skip_space();
+        let rest = self.rest();
+        &rest[..rest.find(|c| !wanted(c)).unwrap_or(rest.len())]
+    }
+
+    fn either(&mut self, depth: usize) -> Result<Mask, MaskError> {
+        let mut mask = self.both(depth)?;
+        while self.take('|') {
+            mask = mask.or(self.both(depth)?);
+        }
+        Ok(mask)
+    }
+
+    fn both(&mut self, depth: usize) -> Result<Mask, MaskError> {
+        let mut mask = self.one(depth)?;
+        while self.take('&') {
+            mask = mask.and(self.one(depth)?);
+        }
+        Ok(mask)
+    }
+
+    fn one(&mut self, depth: usize) -> Result<Mask, MaskError> {
+        if !self.take('(') {
+            return self.rule();
+        }
+        if depth == DEPTH {
+            return self.fail(format!("more than {DEPTH} brackets inside each other"));
+        }
+        let mask = self.either(depth + 1)?;
+        if self.take(')') {
+            Ok(mask)
+        } else {
+            self.fail("expected & or | or a closing bracket".into())
+        }
+    }
+
+    fn rule(&mut self) -> Result<Mask, MaskError> {
+        let name = self.peek(|c| c.is_ascii_alphabetic());
+        let start = self.at;
+        self.rules += 1;
+        if self.rules > COUNT {
+            return self.fail(format!("more than {COUNT} rules"));
+        }
+        self.at += name.len();
+        Ok(match name {
+            "full" => Mask::full(),
+            "causal" => Mask::causal(),
+            "window" => Mask::full().window(self.number()?),
+            "band" => Mask::band(self.bound()?, self.bound()?),
+            "prefix" => Mask::prefix(self.number()?),
+            "lengths" => Mask::lengths(&self.list()?),
+            "segments" => Mask::segments(&self.documents()?),
+            "global" => Mask::global(&self.list()?),
+            "blocks" => Mask::blocks(self.number()?),
+            "every" => Mask::every(self.number()?),
+            "columns" => Mask::columns(self.number()?, self.number()?),
+            "strided" => Mask::strided(self.number()?),
+            "fixed" => Mask::fixed(self.number()?, self.number()?),
+            "longformer" => Mask::longformer(self.number()?, &self.list()?),
+            _ => {
+                self.at = start;
+                let why = match (name, self.rest().chars().next()) {
+                    ("", None) => "expected a rule, found the end".into(),
+                    ("", Some(c)) => format!("expected a rule, found `{c}`"),
+                    _ => format!("no rule is called `{name}`"),
+                };
+                return self.fail(why);
+            }
+        })
+    }
+
+    fn number(&mut self) -> Result<usize, MaskError> {
+        let digits = self.peek(|c| c.is_ascii_digit());
+        if digits.is_empty() {
+            return self.fail("expected a number".into());
+        }
+        let Some(number) = digits.parse().ok().filter(|n| *n <= MOST) else {
+            return self.fail(format!("a number above {MOST}"));
+        };
+        self.at += digits.len();
+        Ok(number)
+    }
+
+    fn bound(&mut self) -> Result<Option<usize>, MaskError> {
+        if self.peek(|c| c.is_ascii_alphabetic()) == "all" {
+            self.at += "all".len();
+            return Ok(None);
+        }
+        self.number().map(Some)
+    }
+
+    fn list(&mut self) -> Result<Vec<usize>, MaskError> {
+        let mut list = vec![self.number()?];
+        while self.take(',') {
+            list.push(self.number()?);
+        }
+        Ok(list)
+    }
+
+    fn documents(&mut self) -> Result<Vec<u32>, MaskError> {
+        let list = self.list()?;
+        let ids: Result<Vec<u32>, _> = list.into_iter().map(u32::try_from).collect();
+        ids.or_else(|_| self.fail(format!("a document above {}", u32::MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use regard::Scope;
+
+    fn same(text: &str, expected: Mask) {
+        let mask = parse_mask(text).unwrap();
+        let (q_len, k_len) = (13, 17);
+        let scope = Scope { batch: 0, head: 0, q_len, k_len, offset: 4 };
+        for (row, key) in (0..q_len).flat_map(|row| (0..k_len).map(move |key| (row, key))) {
+            let expected = expected.sees(&scope, row, key);
+            assert_eq!(mask.sees(&scope, row, key), expected, "{text}: {row} {key}");
+        }
+    }
+
+    #[test]
+    fn every_rule_reads_as_its_function() {
+        same("full", Mask::full());
+        same("causal", Mask::causal());
+        same("window 3", Mask::full().window(3));
+        same("window 0", Mask::full().window(0));
+        same("band 3 4", Mask::band(Some(3), Some(4)));
+        same("band all 4", Mask::band(None, Some(4)));
+        same("prefix 10", Mask::prefix(10));
+        same("lengths 7", Mask::lengths(&[7]));
+        same("lengths 7 , 5", Mask::lengths(&[7, 5]));
+        let documents: Vec<u32> = (0..17).map(|i| i / 6).collect();
+        same("segments 0,0,0,0,0,0,1,1,1,1,1,1,2,2,2,2,2", Mask::segments(&documents));
+        same("global 0", Mask::global(&[0]));
+        same("blocks 4", Mask::blocks(4));
+        same("every 3", Mask::every(3));
+        same("columns 4 2", Mask::columns(4, 2));
+        same("strided 4", Mask::strided(4));
+        same("fixed 4 1", Mask::fixed(4, 1));
+        same("longformer 2 0,5", Mask::longformer(2, &[0, 5]));
+    }
+
+    #[test]
+    fn and_binds_tighter_than_or_and_brackets_group() {
+        let (a, b, c) = (Mask::causal, || Mask::prefix(9), || Mask::every(2));
+        same("causal|prefix 9&every 2", a().or(b().and(c())));
+        same("prefix 9 & every 2 | causal", a().or(b().and(c())));
+        same(" ( causal | prefix 9 ) & every 2 ", a().or(b()).and(c()));
+        same("causal & (window 3 | every 5)", a().and(Mask::full().window(3).or(Mask::every(5))));
+    }
+
+    #[test]
+    fn errors_point_at_the_place_and_list_the_rules() {
+        let why = |text: &str| parse_mask(text).map(|_| ()).unwrap_err();
+        for (text, at, part) in [
+            ("", 0, "found the end"),
+            ("causal & windw 512", 9, "`windw`"),
+            ("window", 6, "expected a number"),
+            ("window x", 7, "expected a number"),
+            ("causal causal", 7, "expected & or |"),
+            ("(causal", 7, "closing bracket"),
+            ("causal)", 6, "found `)`"),
+            ("causal & ", 9, "found the end"),
+            ("blocks 99999999999999999999", 7, "a number above"),
+            ("segments 4294967296", 19, "a document above"),
+            ("lengths 3,", 10, "expected a number"),
+            ("causal & é", 9, "found `é`"),
+        ] {
+            let error = why(text);
+            assert_eq!(error.at, at, "{text}");
+            assert!(error.to_string().contains(part), "{text}: {error}");
+            assert!(error.to_string().contains("longformer WINDOW"), "{error}");
+        }
+        assert!(why("causal & windw 512").to_string().contains("\n           ^\n"));
+    }
+
+    #[test]
+    fn depth_and_number_of_rules_are_bounded() {
+        let deep = |n: usize| format!("{}causal{}", "(".repeat(n), ")".repeat(n));
+        assert!(parse_mask(&deep(DEPTH)).is_ok());
+        assert!(parse_mask(&deep(DEPTH + 1)).unwrap_err().why.contains("brackets"));
+        assert!(parse_mask(&"(".repeat(1 << 20)).is_err());
+        assert!(parse_mask(&vec!["every 2"; COUNT].join("&")).is_ok());
+        assert!(
+            parse_mask(&vec!["every 2"; COUNT + 1].join("|")).unwrap_err().why.contains("64 rules")
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in any::<String>()) {
+            let _ = parse_mask(&text).map_err(|e| e.to_string());
+        }
+
+        #[test]
+        fn no_heap_of_pieces_panics(pieces in prop::collection::vec(prop::sample::select(vec![
+            "causal", "window", "band", "all", "global", "longformer", "segments", "(", ")", "&", "|", ",", " ", "0",
+            "7", "1099511627777", "é", "\n",
+        ]), 0..40)) {
+            let _ = parse_mask(&pieces.concat()).map_err(|e| e.to_string());
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Numbers of each head: how concentrated it is, how far it looks, how much goes to the first token.
+
+use crate::error::Error;
+use crate::map::{Axis, Map};
+use crate::trace::{Seen, Site, Trace};
+use regard::{Machine, Mask, Measure};
+use serde::Serialize;
+
+/// Means over the queries of a head.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HeadStats {
+    /// Which head.
+    #[serde(flatten)]
+    pub site: Site,
+    /// Queries, those that see nothing left out. All that follows is NaN if there are none.
+    pub queries: usize,
+    /// The entropy of a query's weights, in nats: 0 where one key has all the weight, `ln n` where n keys share it.
+    pub entropy: f64,
+    /// `e^entropy`: over about how many keys a query spreads its weight, of the mean entropy.
+    pub keys: f64,
+    /// The mean of `|key - position|`. Of weights alone, which know no positions, queries are taken to end where keys do.
+    pub distance: f64,
+    /// The weight of the first key.
+    pub first: f64,
+    /// The largest weight of a query.
+    pub largest: f64,
+}
+
+/// The numbers of every head of a trace; `progress` hears of layers done and layers in all.
+pub fn stats(
+    trace: &Trace,
+    machine: Machine,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<HeadStats>, Error> {
+    let mut all = Vec::new();
+    for (i, layer) in trace.layers.iter().enumerate() {
+        let site = |head| Site { layer: layer.layer, kind: layer.kind.clone(), head };
+        let sums = match &layer.seen {
+            Seen::Heads(heads) => {
+                let [q_len, k_len] = layer.seen.size();
+                let first = if k_len > 0 { Mask::prefix(1) } else { Mask::full() };
+                let all = Measure::new().entropy().mean_distance().top_k(1);
+                let found = heads.view(machine)?.measure(&all.mass(first))?;
+                let [entropy, distance] =
+                    [found.entropy, found.mean_distance].map(Option::unwrap_or_default);
+                let top = found.top.unwrap_or_default();
+                let first = found.masses.first().cloned().unwrap_or_default();
+                // Rows that see nothing have no lse; what met a NaN keeps it.
+                let row = |i: usize| {
+                    let largest = top.weights(i).first().copied().unwrap_or(heads.lse[i]);
+                    let seen = heads.lse[i] != f32::NEG_INFINITY;
+                    seen.then(|| [entropy[i], distance[i], first[i], largest].map(f64::from))
+                };
+                let of_head = |head| (0..q_len).filter_map(|i| row(head * q_len + i)).collect();
+                (0..layer.seen.heads()).map(of_head).collect()
+            }
+            Seen::Weights(weights) => {
+                let [heads, q_len, _] = weights.shape;
+                let of_head =
+                    |head| (0..q_len).filter_map(|i| weights.row_stats(head, i)).collect();
+                (0..heads).map(of_head).collect()
+            }
+        };
+        let sums: Vec<Vec<[f64; 4]>> = sums;
+        all.extend(sums.iter().enumerate().map(|(head, rows)| HeadStats::of(site(head), rows)));
+        progress(i + 1, trace.layers.len());
+    }
+    Ok(all)
+}
+
+impl HeadStats {
+    /// The names of the numbers, as they are printed.
+    pub const NAMES: [&'static str; 5] = ["entropy", "keys", "distance", "first", "largest"];
+
+    fn of(site: Site, rows: &[[f64; 4]]) -> Self {
+        let mean = |i: usize| rows.iter().map(|row| row[i]).sum::<f64>() / rows.len() as f64;
+        let entropy = mean(0);
+        Self {
+            site,
+            queries: rows.len(),
+            entropy,
+            keys: entropy.exp(),
+            distance: mean(1),
+            first: mean(2),
+            largest: mean(3),
+        }
+    }
+
+    /// A number by its name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<f64> {
+        match name {
+            "entropy" => Some(self.entropy),
+            "keys" => Some(self.keys),
+            "distance" => Some(self.distance),
+            "first" => Some(self.first),
+            "largest" => Some(self.largest),
+            _ => None,
+        }
+    }
+
+    /// One number of all heads of a kind, layers down, heads across.
+    #[must_use]
+    pub fn map(all: &[Self], kind: &str, name: &str) -> Map {
+        let own: Vec<_> = all.iter().filter(|s| s.site.kind == kind).collect();
+        let mut layers: Vec<usize> = own.iter().map(|s| s.site.layer).collect();
+        layers.dedup();
+        let heads = own.iter().map(|s| s.site.head + 1).max().unwrap_or(0);
+        let mut values = vec![f32::NAN; layers.len() * heads];
+        for stats in own {
+            let row = layers.iter().position(|layer| *layer == stats.site.layer).unwrap_or(0);
+            #[expect(clippy::cast_possible_truncation, reason = "a picture shows fewer digits")]
+            let value = stats.get(name).unwrap_or(f64::NAN) as f32;
+            values[row * heads + stats.site.head] = value;
+        }
+        let layers = layers.iter().map(ToString::to_string).collect();
+        let heads = (0..heads).map(|head| head.to_string()).collect();
+        let (rows, cols) = (Axis::new("layer", layers), Axis::new("head", heads));
+        Map { title: format!("{name} of {kind}"), values, rows, cols }
+    }
+}

@@ -1,0 +1,302 @@
+//! Traces on disk: written whole or not at all, read without trust.
+//!
+//! A file may come from anywhere. Every number in it is held against the bytes that are there before anything is made of it, so
+//! memory never exceeds a small multiple of the file, and the worst that reading can end with is an error. Where `lse` is missing it is
+//! made again, which takes as long as the attention of so many queries and keys does.
+
+use super::{Heads, Labels, Layer, Seen, Trace, Weights};
+use crate::error::Error;
+use crate::mask::parse_mask;
+use regard::{Machine, bf16, f16};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::Write;
+use std::path::Path;
+
+/// What the metadata says, as it stands in the file.
+#[derive(Serialize, Deserialize)]
+struct Header {
+    version: u32,
+    #[serde(default)]
+    title: String,
+    axes: BTreeMap<String, Labels>,
+    layers: Vec<LayerHeader>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct LayerHeader {
+    layer: usize,
+    kind: String,
+    rows: String,
+    cols: String,
+    #[serde(flatten)]
+    seen: SeenHeader,
+}
+
+/// Names of tensors, and the options of the attention.
+#[derive(Default, Serialize, Deserialize)]
+struct SeenHeader {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    q: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    k: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lse: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    weights: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mask: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    scale: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    softcap: Option<f64>,
+}
+
+/// The format that is written, and the newest that is read.
+const VERSION: u32 = 1;
+
+/// The entry of the metadata.
+const ENTRY: &str = "regard";
+
+/// Positions of an axis without labels: beyond any tensor.
+const MAX_POSITIONS: usize = 1 << 40;
+
+impl Trace {
+    /// Reads a trace; where `lse` is missing it is made on this machine.
+    pub fn load(path: &Path, machine: Machine) -> Result<Self, Error> {
+        let bytes = std::fs::read(path).map_err(|e| Error::file(path, &e))?;
+        Self::from_bytes_on(machine, &bytes).map_err(|e| Error::file(path, &e))
+    }
+
+    /// Reads a trace from memory. Whatever the bytes are, the worst that can happen is an error.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
+        Self::from_bytes_on(Machine::here(), bytes)
+    }
+
+    /// The same where `lse` is made on this machine, if it is missing.
+    pub fn from_bytes_on(machine: Machine, bytes: &[u8]) -> Result<Self, Error> {
+        let refused = |e: safetensors::SafeTensorError| Error::format("safetensors", e.to_string());
+        let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(refused)?;
+        let entry = metadata.metadata().as_ref().and_then(|entries| entries.get(ENTRY));
+        let entry = entry.ok_or_else(|| {
+            let why = "the metadata has no entry `regard`; write one as docs/trace.md says";
+            Error::format("safetensors", why)
+        })?;
+        let header: Header =
+            serde_json::from_str(entry).map_err(|e| Error::format(ENTRY, e.to_string()))?;
+        if header.version > VERSION {
+            let why = format!("{}; this program reads up to {VERSION}", header.version);
+            return Err(Error::format("version", why));
+        }
+        let tensors = SafeTensors::deserialize(bytes).map_err(refused)?;
+        let mut taken = BTreeSet::new();
+        let mut layers = Vec::new();
+        for layer in header.layers {
+            layers.push(layer.read(machine, &tensors, &mut taken)?);
+        }
+        let trace = Self { title: header.title, axes: header.axes, layers };
+        trace.check()?;
+        Ok(trace)
+    }
+
+    /// Refuses a trace that does not hang together.
+    fn check(&self) -> Result<(), Error> {
+        for (name, labels) in &self.axes {
+            labels.check(name)?;
+        }
+        let mut sites = BTreeSet::new();
+        for layer in &self.layers {
+            let place = format!("{} layer {}", layer.kind, layer.layer);
+            if !sites.insert((&layer.kind, layer.layer)) {
+                let why = "there are two of them; give each layer of a kind its own number";
+                return Err(Error::format(place, why));
+            }
+            let [q_len, k_len] = layer.seen.size();
+            for (axis, len, which) in [(&layer.rows, q_len, "rows"), (&layer.cols, k_len, "cols")] {
+                let Some(labels) = self.axes.get(axis) else {
+                    return Err(Error::format(
+                        place,
+                        format!("{which}: there is no axis `{axis}`"),
+                    ));
+                };
+                if labels.len() != len {
+                    let own = labels.len();
+                    let why = format!("{which}: the tensor has {len}, axis `{axis}` has {own}");
+                    return Err(Error::format(place, format!("{why}; they must be equal")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a trace: whole, or not at all.
+    pub fn save(&self, path: &Path) -> Result<(), Error> {
+        write_atomically(path, &self.to_bytes()?)
+    }
+
+    /// A trace as it stands in a file.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, Error> {
+        self.check()?;
+        let mut tensors = Vec::new();
+        let mut layers = Vec::new();
+        for layer in &self.layers {
+            let name = |what: &str| format!("{}.{}.{what}", layer.kind, layer.layer);
+            let mut put = |what: &str, shape: &[usize], data: &[f32]| {
+                let bytes = data.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+                tensors.push((name(what), shape.to_vec(), bytes));
+                Some(name(what))
+            };
+            let seen = match &layer.seen {
+                Seen::Heads(heads) => SeenHeader {
+                    q: put("q", &heads.q_shape, &heads.q),
+                    k: put("k", &heads.k_shape, &heads.k),
+                    lse: put("lse", &heads.q_shape[..2], &heads.lse),
+                    mask: Some(heads.mask.clone()),
+                    scale: heads.scale,
+                    softcap: heads.softcap,
+                    weights: None,
+                },
+                Seen::Weights(weights) => {
+                    let weights = put("weights", &weights.shape, &weights.values);
+                    SeenHeader { weights, ..SeenHeader::default() }
+                }
+            };
+            let Layer { layer, kind, rows, cols, .. } = layer.clone();
+            layers.push(LayerHeader { layer, kind, rows, cols, seen });
+        }
+        let (title, axes) = (self.title.clone(), self.axes.clone());
+        let header = Header { version: VERSION, title, axes, layers };
+        let json =
+            serde_json::to_string(&header).map_err(|e| Error::format(ENTRY, e.to_string()))?;
+        let refused = |e: safetensors::SafeTensorError| Error::format("safetensors", e.to_string());
+        let views: Result<Vec<_>, _> = tensors
+            .iter()
+            .map(|(name, shape, bytes)| {
+                Ok((name, TensorView::new(Dtype::F32, shape.clone(), bytes)?))
+            })
+            .collect();
+        let metadata = Some(HashMap::from([(ENTRY.to_string(), json)]));
+        safetensors::serialize(views.map_err(refused)?, metadata).map_err(refused)
+    }
+}
+
+/// Writes a file beside its place and moves it there, so that nobody ever sees half of it.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let failed = |e: &std::io::Error| Error::file(path, e);
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = name.ok_or_else(|| Error::file(path, &"not the name of a file"))?;
+    let beside = path.with_file_name(format!(".{name}.{}", std::process::id()));
+    // What a crash has left there is ours; anything else that comes between is not followed.
+    let _ = std::fs::remove_file(&beside);
+    let written = std::fs::File::create_new(&beside)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(&beside, path));
+    written.map_err(|e| {
+        // Nothing is left behind; that it may not be there is no second error.
+        let _ = std::fs::remove_file(&beside);
+        failed(&e)
+    })
+}
+
+impl Labels {
+    fn check(&self, name: &str) -> Result<(), Error> {
+        match self.len {
+            Some(len) if !self.labels.is_empty() && len != self.labels.len() => Err(Error::format(
+                format!("axis {name}"),
+                format!("len is {len}, and there are {} labels; leave one out", self.labels.len()),
+            )),
+            Some(len) if len > MAX_POSITIONS => Err(Error::format(
+                format!("axis {name}"),
+                format!("{len} positions; {MAX_POSITIONS} are the most"),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl LayerHeader {
+    fn read(
+        self,
+        machine: Machine,
+        tensors: &SafeTensors<'_>,
+        taken: &mut BTreeSet<String>,
+    ) -> Result<Layer, Error> {
+        let Self { layer, kind, rows, cols, seen } = self;
+        let place = format!("{kind} layer {layer}");
+        // A tensor serves one layer: else a small file could ask for much memory.
+        for name in [&seen.q, &seen.k, &seen.lse, &seen.weights].into_iter().flatten() {
+            if !taken.insert(name.clone()) {
+                let why = format!("tensor `{name}` is named twice; give each its own");
+                return Err(Error::format(place, why));
+            }
+        }
+        let seen = seen.read(machine, tensors, &place)?;
+        Ok(Layer { layer, kind, rows, cols, seen })
+    }
+}
+
+impl SeenHeader {
+    fn read(self, machine: Machine, tensors: &SafeTensors<'_>, place: &str) -> Result<Seen, Error> {
+        let three = |name: &str| numbers::<3>(tensors, name);
+        match (&self.q, &self.k, &self.weights) {
+            (None, None, Some(weights)) => {
+                let (values, shape) = three(weights)?;
+                Ok(Seen::Weights(Weights { values, shape }))
+            }
+            (Some(q), Some(k), None) => {
+                let ((q, q_shape), (k, k_shape)) = (three(q)?, three(k)?);
+                let mask = self.mask.unwrap_or_else(|| "full".into());
+                parse_mask(&mask)?;
+                let Self { scale, softcap, .. } = self;
+                let heads = Heads { q, k, lse: Vec::new(), q_shape, k_shape, mask, scale, softcap };
+                let Some(name) = &self.lse else {
+                    return heads.with_lse(machine).map(Seen::Heads);
+                };
+                let (lse, shape) = numbers::<2>(tensors, name)?;
+                if shape != q_shape[..2] {
+                    let why = format!(
+                        "lse has shape {shape:?}, q has {q_shape:?}; give [heads, queries]"
+                    );
+                    return Err(Error::format(place, why));
+                }
+                let heads = Heads { lse, ..heads };
+                heads.view(machine)?;
+                Ok(Seen::Heads(heads))
+            }
+            _ => Err(Error::format(place, "give either q and k, or weights")),
+        }
+    }
+}
+
+/// A tensor as numbers, with as many axes as asked for.
+fn numbers<const N: usize>(
+    tensors: &SafeTensors<'_>,
+    name: &str,
+) -> Result<(Vec<f32>, [usize; N]), Error> {
+    let place = || format!("tensor `{name}`");
+    let tensor = tensors.tensor(name).map_err(|_| Error::format(place(), "not in the file"))?;
+    if tensor.shape().contains(&0) {
+        let why = format!("shape {:?}; leave out what is empty", tensor.shape());
+        return Err(Error::format(place(), why));
+    }
+    let shape = <[usize; N]>::try_from(tensor.shape()).map_err(|_| {
+        Error::format(place(), format!("shape {:?}; it needs {N} axes", tensor.shape()))
+    })?;
+    let bytes = tensor.data();
+    #[expect(clippy::cast_possible_truncation, reason = "pictures show no more digits")]
+    let values = match tensor.dtype() {
+        Dtype::F32 => bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+        Dtype::F64 => bytes.as_chunks().0.iter().map(|x| f64::from_le_bytes(*x) as f32).collect(),
+        Dtype::F16 => bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect(),
+        Dtype::BF16 => {
+            bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect()
+        }
+        other => {
+            let why = format!("{other:?}; give F32, F16, BF16 or F64");
+            return Err(Error::format(place(), why));
+        }
+    };
+    Ok((values, shape))
+}

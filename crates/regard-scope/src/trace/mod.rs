@@ -1,0 +1,387 @@
+//! What a model saw: queries, keys and `lse` of its attention, or maps of weights, and what they stand for.
+//!
+//! On disk a trace is one safetensors file. Its tensors are `f32`, `f16`, `bf16` or `f64`; the entry `regard` of its metadata is
+//! JSON and says what they are, so that any program can write one (`docs/trace.md` has an example in ten lines of Python):
+//!
+//! ```json
+//! { "version": 1, "title": "a sentence",
+//!   "axes": { "source": { "title": "source", "labels": ["the", "cat"] } },
+//!   "layers": [
+//!     { "layer": 0, "kind": "self", "rows": "source", "cols": "source", "q": "l0.q", "k": "l0.k", "lse": "l0.lse",
+//!       "mask": "causal", "scale": 0.125 },
+//!     { "layer": 1, "kind": "self", "rows": "source", "cols": "source", "weights": "l1.weights" } ] }
+//! ```
+//!
+//! `q [heads, q_len, dim]`, `k [kv_heads, k_len, dim]`, `lse [heads, q_len]` (made again if missing) or
+//! `weights [heads, rows, cols]`. An axis without labels may say its `len` instead; positions are its labels then.
+
+mod file;
+
+use crate::error::Error;
+use crate::map::{Axis, Map};
+use crate::mask::parse_mask;
+pub use file::write_atomically;
+use regard::{AttentionView, Machine, Plan, Pool, Problem, Score, Shape, View};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+/// What a model saw.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// What it is, as a heading.
+    pub title: String,
+    /// What queries and keys stand for, by name.
+    pub axes: BTreeMap<String, Labels>,
+    /// Every attention of the model, all heads of one together.
+    pub layers: Vec<Layer>,
+}
+
+/// What the positions of an axis are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Labels {
+    /// What all of them are: `source`, `prompt`.
+    #[serde(default)]
+    pub title: String,
+    /// One for each position, or none at all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
+    /// How many positions, where they have no labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub len: Option<usize>,
+}
+
+/// One attention of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// Which layer of its kind.
+    pub layer: usize,
+    /// What it is in its model: `self`, `encoder`, `cross`.
+    pub kind: String,
+    /// The axis of the queries.
+    pub rows: String,
+    /// The axis of the keys.
+    pub cols: String,
+    /// What was seen.
+    pub seen: Seen,
+}
+
+/// What was seen of an attention.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Seen {
+    /// All that its weights can be made of again.
+    Heads(Heads),
+    /// Weights, or means of them, as they were written by some program.
+    Weights(Weights),
+}
+
+/// Queries, keys and `lse` of all heads of an attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heads {
+    /// `[heads, q_len, dim]`
+    pub q: Vec<f32>,
+    /// `[kv_heads, k_len, dim]`
+    pub k: Vec<f32>,
+    /// `[heads, q_len]`
+    pub lse: Vec<f32>,
+    /// Heads, queries and features.
+    pub q_shape: [usize; 3],
+    /// Key heads, keys and features.
+    pub k_shape: [usize; 3],
+    /// Who may see whom: see [`parse_mask`].
+    pub mask: String,
+    /// What dot products are multiplied by, if not by `1 / sqrt(dim)`.
+    pub scale: Option<f64>,
+    /// The bound of scores, if there is one.
+    pub softcap: Option<f64>,
+}
+
+/// Weights of all heads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weights {
+    /// `[heads, rows, cols]`
+    pub values: Vec<f32>,
+    /// Heads, rows and columns.
+    pub shape: [usize; 3],
+}
+
+/// One head of a trace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Site {
+    /// Which layer of its kind.
+    pub layer: usize,
+    /// What it is in its model.
+    pub kind: String,
+    /// Which head of its layer.
+    pub head: usize,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} layer {} head {}", self.kind, self.layer, self.head)
+    }
+}
+
+impl Labels {
+    /// Of these labels.
+    #[must_use]
+    pub fn new(title: impl Into<String>, labels: Vec<String>) -> Self {
+        Self { title: title.into(), labels, len: None }
+    }
+
+    /// Of so many positions without labels.
+    #[must_use]
+    pub fn counted(title: impl Into<String>, len: usize) -> Self {
+        Self { title: title.into(), labels: Vec::new(), len: Some(len) }
+    }
+
+    /// How many positions there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len.filter(|_| self.labels.is_empty()).unwrap_or(self.labels.len())
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The label of a position: its number where it has none.
+    #[must_use]
+    pub fn label(&self, at: usize) -> String {
+        self.labels.get(at).cloned().unwrap_or_else(|| at.to_string())
+    }
+
+    /// The side of a map with so many cells: a cell of several positions has the first one's label and how many there are.
+    #[must_use]
+    pub fn cells(&self, range: Range<usize>, cells: usize) -> Axis {
+        let (n, cells) = (range.len(), cells.min(range.len()));
+        let begin = |cell: usize| range.start + (cell * n).div_ceil(cells.max(1));
+        let label = |cell| match begin(cell + 1) - begin(cell) {
+            1 => self.label(begin(cell)),
+            more => format!("{} +{}", self.label(begin(cell)), more - 1),
+        };
+        let labels = (0..cells).map(label).collect();
+        Axis { title: self.title.clone(), labels, positions: range.clone() }
+    }
+}
+
+impl Seen {
+    /// How many heads there are.
+    #[must_use]
+    pub fn heads(&self) -> usize {
+        match self {
+            Self::Heads(heads) => heads.q_shape[0],
+            Self::Weights(weights) => weights.shape[0],
+        }
+    }
+
+    /// Queries and keys.
+    #[must_use]
+    pub fn size(&self) -> [usize; 2] {
+        match self {
+            Self::Heads(heads) => [heads.q_shape[1], heads.k_shape[1]],
+            Self::Weights(weights) => [weights.shape[1], weights.shape[2]],
+        }
+    }
+}
+
+impl Heads {
+    /// Of `q [heads, q_len, dim]` and `k [kv_heads, k_len, dim]`, scaled dot products; `lse` is made here.
+    pub fn new(
+        (q, q_shape): (Vec<f32>, [usize; 3]),
+        (k, k_shape): (Vec<f32>, [usize; 3]),
+        mask: &str,
+    ) -> Result<Self, Error> {
+        let heads = Self {
+            q,
+            k,
+            lse: Vec::new(),
+            q_shape,
+            k_shape,
+            mask: mask.into(),
+            scale: None,
+            softcap: None,
+        };
+        heads.with_lse(Machine::here())
+    }
+
+    /// The same with `lse` made again.
+    pub fn with_lse(self, machine: Machine) -> Result<Self, Error> {
+        let (q, k) = (self.queries()?, self.keys()?);
+        let v = Shape { dim: 0, ..k.shape() };
+        let lse = self.plan(machine)?.forward(q, k, View::bhsd(&[], v.to_array())?)?.lse;
+        Ok(Self { lse, ..self })
+    }
+
+    fn queries(&self) -> Result<View<'_, f32>, Error> {
+        let [heads, len, dim] = self.q_shape;
+        Ok(View::bhsd(&self.q, [1, heads, len, dim])?)
+    }
+
+    fn keys(&self) -> Result<View<'_, f32>, Error> {
+        let [heads, len, dim] = self.k_shape;
+        Ok(View::bhsd(&self.k, [1, heads, len, dim])?)
+    }
+
+    /// Of attention without values.
+    fn plan(&self, machine: Machine) -> Result<Plan<'_, f32>, Error> {
+        let score = self.scale.into_iter().fold(Score::new(), Score::scale);
+        let score = self.softcap.into_iter().fold(score, Score::softcap);
+        let (q, k) = (self.queries()?.shape(), self.keys()?.shape());
+        let problem = Problem::of_shapes(q, k, Shape { dim: 0, ..k });
+        Ok(Plan::new(problem.mask(parse_mask(&self.mask)?).score(score), machine)?)
+    }
+
+    /// The weights of all heads, to be looked at.
+    pub fn view(&self, machine: Machine) -> Result<AttentionView<'_, f32>, Error> {
+        let (plan, q, k) = (self.plan(machine)?, self.queries()?, self.keys()?);
+        Ok(AttentionView::from_lse(&plan, q, k, &self.lse)?)
+    }
+}
+
+impl Trace {
+    /// Every head of every layer.
+    #[must_use]
+    pub fn sites(&self) -> Vec<Site> {
+        let site =
+            |layer: &Layer, head| Site { layer: layer.layer, kind: layer.kind.clone(), head };
+        self.layers
+            .iter()
+            .flat_map(|l| (0..l.seen.heads()).map(move |head| site(l, head)))
+            .collect()
+    }
+
+    /// The attention that a site is a head of.
+    pub fn layer(&self, site: &Site) -> Result<&Layer, Error> {
+        let own =
+            |l: &&Layer| l.layer == site.layer && l.kind == site.kind && site.head < l.seen.heads();
+        let there = || {
+            let all: Vec<_> = self.sites().iter().map(ToString::to_string).collect();
+            match all.as_slice() {
+                [] => "nothing".into(),
+                [one] => one.clone(),
+                [first, .., last] => format!("{first} to {last}"),
+            }
+        };
+        let missing = || Error::NotThere { what: site.to_string(), there: there() };
+        self.layers.iter().find(own).ok_or_else(missing)
+    }
+
+    /// The labels of an axis of a layer.
+    #[must_use]
+    pub fn labels(&self, axis: &str) -> &Labels {
+        const NONE: &Labels = &Labels { title: String::new(), labels: Vec::new(), len: None };
+        self.axes.get(axis).unwrap_or(NONE)
+    }
+
+    /// The weights of some queries of a head as a picture shows them, in at most so many cells down and across: the largest of each.
+    /// Pairs that do not see each other are NaN where each has a cell of its own.
+    pub fn map(
+        &self,
+        machine: Machine,
+        site: &Site,
+        rows: Range<usize>,
+        [down, across]: [usize; 2],
+    ) -> Result<Map, Error> {
+        let layer = self.layer(site)?;
+        let [q_len, k_len] = layer.seen.size();
+        if rows.start > rows.end || rows.end > q_len {
+            let (what, there) =
+                (format!("rows {}..{}", rows.start, rows.end), format!("0..{q_len}"));
+            return Err(Error::NotThere { what, there });
+        }
+        let (row_axis, col_axis) = (
+            self.labels(&layer.rows).cells(rows.clone(), down),
+            self.labels(&layer.cols).cells(0..k_len, across),
+        );
+        let cells = [row_axis.len(), col_axis.len()];
+        let values = match &layer.seen {
+            Seen::Heads(heads) => heads.cells(machine, site.head, rows, cells)?,
+            Seen::Weights(weights) => {
+                weights.cells(site.head, (rows, 0..k_len), cells, 1)[0].clone()
+            }
+        };
+        Ok(Map { title: site.to_string(), values, rows: row_axis, cols: col_axis })
+    }
+}
+
+impl Heads {
+    /// The largest weight of each of so many cells, at most one for each pair; NaN where a pair alone in its cell is hidden.
+    fn cells(
+        &self,
+        machine: Machine,
+        head: usize,
+        rows: Range<usize>,
+        [down, across]: [usize; 2],
+    ) -> Result<Vec<f32>, Error> {
+        if down * across == 0 {
+            return Ok(Vec::new());
+        }
+        let view = self.view(machine)?.head(0, head)?;
+        let pooled = view.rows(rows.clone()).pooled(down, across, Pool::Max)?;
+        let mut values: Vec<f32> = pooled.into_iter().flat_map(|pooled| pooled.values).collect();
+        if [down, across] == [rows.len(), self.k_shape[1]] {
+            let scope = view.problem().scope(0, head);
+            for (row, values) in rows.zip(values.chunks_mut(across)) {
+                let seen = view.problem().mask.visible(&scope, row);
+                for (key, x) in values.iter_mut().enumerate() {
+                    if !seen.iter().any(|keys| keys.contains(&key)) {
+                        *x = f32::NAN;
+                    }
+                }
+            }
+        }
+        Ok(values)
+    }
+}
+
+impl Weights {
+    /// The weights of a head.
+    #[must_use]
+    pub fn head(&self, head: usize) -> &[f32] {
+        let n = self.shape[1] * self.shape[2];
+        &self.values[head * n..][..n]
+    }
+
+    /// The largest weight and the sum of the weights of each of so many cells of equal size, of every `step`-th row. What lies
+    /// beyond the last row and column is cut off. A NaN stays.
+    pub(crate) fn cells(
+        &self,
+        head: usize,
+        (rows, cols): (Range<usize>, Range<usize>),
+        [down, across]: [usize; 2],
+        step: usize,
+    ) -> [Vec<f32>; 2] {
+        let [_, q_len, k_len] = self.shape;
+        let mut cells = [vec![0.0f32; down * across], vec![0.0f32; down * across]];
+        for row in (rows.start..rows.end.min(q_len)).step_by(step) {
+            for col in cols.start..cols.end.min(k_len) {
+                let a = self.head(head)[row * k_len + col];
+                let [i, j] = [(row, &rows, down), (col, &cols, across)]
+                    .map(|(at, range, cells)| (at - range.start) * cells / range.len());
+                let [max, sum] = cells.each_mut().map(|cells| &mut cells[i * across + j]);
+                *max = if a.is_nan() || a > *max { a } else { *max };
+                *sum += a;
+            }
+        }
+        cells
+    }
+
+    /// Entropy, mean distance, weight of the first key and largest weight of a row; none for a row without weight.
+    pub(crate) fn row_stats(&self, head: usize, row: usize) -> Option<[f64; 4]> {
+        let [_, q_len, k_len] = self.shape;
+        let weights = self.head(head)[row * k_len..][..k_len].iter().map(|a| f64::from(*a));
+        let mass: f64 = weights.clone().sum();
+        let term = |a: f64| if a == 0.0 { 0.0 } else { -a * a.ln() };
+        let position = row as f64 + k_len as f64 - q_len as f64;
+        let far = weights.clone().enumerate().map(|(j, a)| a * (j as f64 - position).abs());
+        let far = far.sum::<f64>() / mass;
+        let largest =
+            weights.clone().fold(0.0, |m: f64, a| if a.is_nan() || a > m { a } else { m });
+        let first = weights.clone().next()?;
+        (mass != 0.0).then(|| [weights.map(term).sum(), far, first, largest])
+    }
+}

@@ -1,0 +1,464 @@
+//! A map of any size as a pyramid of tiles, each made when somebody looks at it.
+//!
+//! Level `L` of a map of `n` pairs each way has a pixel for `2^(max_level - L)` queries and as many keys; a tile has 256 x 256
+//! pixels. A fine tile covers few pairs and is exact at once. A coarse one covers too many to make while somebody waits: it is
+//! made from a sample of its rows first, each of them exact, and a walk over the whole map in the background
+//! ([`Zoom::survey`]) replaces all such tiles by exact ones.
+
+mod survey;
+
+use crate::colour::Theme;
+use crate::error::Error;
+use crate::palette::{Kind, Palette, Scale};
+use crate::render::indexed_png;
+use crate::trace::{Labels, Layer, Seen, Site, Trace};
+use regard::{AttentionView, Machine, Measure, Pool};
+use serde::Serialize;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use survey::{Survey, Surveyed};
+
+/// What a pixel of several pairs shows of their weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pixel {
+    /// The largest.
+    Max,
+    /// Their mean; pairs that do not see each other count as 0.
+    Mean,
+}
+
+/// Pixels of a tile, each way.
+pub(crate) const TILE: usize = 256;
+
+/// Pairs of a tile that are looked at while somebody waits: 4096 each way, about 20 ms on two cores.
+const BUDGET: usize = 1 << 24;
+
+/// Surveys that are kept: of the heads looked at last. A large one takes 180 MB.
+const KEPT: usize = 4;
+
+/// The heads of a trace, to be explored.
+#[derive(Debug)]
+pub struct Zoom {
+    trace: Trace,
+    machine: Machine,
+    sites: Vec<Site>,
+    /// By site, the one used last at the end.
+    surveys: Mutex<Vec<(usize, Arc<Survey>)>>,
+}
+
+/// What a viewer must know of a head.
+#[derive(Clone, Debug, Serialize)]
+pub struct Info {
+    title: String,
+    q_len: usize,
+    k_len: usize,
+    tile: usize,
+    max_level: u32,
+    sites: Vec<Site>,
+    q_title: String,
+    k_title: String,
+    palettes: Palettes,
+    decades: u32,
+    progress: f64,
+    exact: bool,
+}
+
+impl Info {
+    /// What the trace is.
+    #[must_use]
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+
+    /// Of a page with one head alone.
+    pub(crate) fn alone(mut self, site: usize) -> Self {
+        self.sites = self.sites.drain(..).skip(site).take(1).collect();
+        self
+    }
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Palettes {
+    dark: String,
+    light: String,
+}
+
+impl Palettes {
+    fn new() -> Self {
+        let hex = |theme| Palette::of(theme, Kind::Amount).hex();
+        Self { dark: hex(Theme::Dark), light: hex(Theme::Light) }
+    }
+}
+
+/// All 256 colours of the amounts, dark and light, for a page.
+pub(crate) fn palettes() -> impl Serialize {
+    Palettes::new()
+}
+
+/// Some pixels of a level.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Pixels across.
+    pub width: usize,
+    /// Pixels down.
+    pub height: usize,
+    /// `[height, width]`, of the palette; 0 for no weight at all.
+    pub colours: Vec<u8>,
+    /// Rows that were looked at, of how many, if not at all.
+    pub sampled: Option<[usize; 2]>,
+}
+
+impl Tile {
+    /// The tile as a PNG.
+    #[must_use]
+    pub fn png(&self, theme: Theme) -> Vec<u8> {
+        let palette = Palette::of(theme, Kind::Amount);
+        indexed_png([self.width, self.height], &self.colours, palette).unwrap_or_default()
+    }
+}
+
+/// One pair.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Hover {
+    row: usize,
+    key: usize,
+    query: String,
+    word: String,
+    weight: f64,
+    hidden: bool,
+}
+
+/// One query.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RowFacts {
+    row: usize,
+    query: String,
+    entropy: f64,
+    distance: f64,
+    top: Vec<TopKey>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct TopKey {
+    key: usize,
+    word: String,
+    weight: f64,
+}
+
+/// Keys of a query that are named.
+const TOP: usize = 8;
+
+impl Zoom {
+    /// Of all heads of a trace.
+    #[must_use]
+    pub fn new(trace: Trace, machine: Machine) -> Self {
+        let sites = trace.sites();
+        Self { trace, machine, sites, surveys: Mutex::new(Vec::new()) }
+    }
+
+    /// The heads, in the order of their numbers here.
+    #[must_use]
+    pub fn sites(&self) -> &[Site] {
+        &self.sites
+    }
+
+    fn site(&self, site: usize) -> Result<(&Site, &Layer), Error> {
+        let missing = || Error::NotThere {
+            what: format!("head number {site}"),
+            there: format!("{} heads, from 0 on", self.sites.len()),
+        };
+        let own = self.sites.get(site).ok_or_else(missing)?;
+        Ok((own, self.trace.layer(own)?))
+    }
+
+    fn labels(&self, site: usize) -> Result<[&Labels; 2], Error> {
+        let (_, layer) = self.site(site)?;
+        Ok([&layer.rows, &layer.cols].map(|axis| self.trace.labels(axis)))
+    }
+
+    /// The queries and keys of a head.
+    pub fn size(&self, site: usize) -> Result<[usize; 2], Error> {
+        Ok(self.site(site)?.1.seen.size())
+    }
+
+    /// What a viewer must know of a head.
+    pub fn info(&self, site: usize) -> Result<Info, Error> {
+        let ([q_len, k_len], [q, k]) = (self.size(site)?, self.labels(site)?);
+        let survey = self.survey_of(site)?;
+        let name = |labels: &Labels, usual: &str| match labels.title.as_str() {
+            "" => usual.to_string(),
+            title => title.to_string(),
+        };
+        Ok(Info {
+            title: self.trace.title.clone(),
+            q_len,
+            k_len,
+            tile: TILE,
+            max_level: max_level([q_len, k_len]),
+            sites: self.sites.clone(),
+            q_title: name(q, "query"),
+            k_title: name(k, "key"),
+            palettes: Palettes::new(),
+            decades: decades(k_len),
+            progress: survey.progress(),
+            exact: survey.is_done(),
+        })
+    }
+
+    /// The survey of a head; one that is done if none is needed.
+    fn survey_of(&self, site: usize) -> Result<Arc<Survey>, Error> {
+        let mut surveys = self.surveys.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(i) = surveys.iter().position(|(own, _)| *own == site) {
+            let known = surveys.remove(i);
+            surveys.push(known.clone());
+            return Ok(known.1);
+        }
+        let size = self.size(site)?;
+        let all = self.visible(site, 0..size[0], 0..size[1])?;
+        let new = Arc::new(Survey::new(size, all <= BUDGET));
+        surveys.push((site, new.clone()));
+        if surveys.len() > KEPT {
+            let idle = surveys.iter().position(|(_, survey)| !survey.is_busy());
+            idle.into_iter().for_each(|i| drop(surveys.remove(i)));
+        }
+        Ok(new)
+    }
+
+    /// Walks over the whole map of a head, so that coarse tiles become exact; returns at once if that is done, or somebody is at
+    /// it. `stop` is asked now and then whether to give up.
+    pub fn survey(&self, site: usize, stop: &dyn Fn() -> bool) -> Result<(), Error> {
+        let survey = self.survey_of(site)?;
+        survey.run(stop, |rows, pixels| {
+            let all = 0..pixels[1] * rows.len().div_ceil(pixels[0].max(1));
+            let [max, sum] = self.cells(site, rows, all, pixels, 1)?;
+            Ok(Surveyed { max, sum })
+        })
+    }
+
+    /// A tile of a head.
+    pub fn tile(
+        &self,
+        site: usize,
+        pixel: Pixel,
+        level: u32,
+        [x, y]: [usize; 2],
+    ) -> Result<Tile, Error> {
+        let size = self.size(site)?;
+        let place = Place::new(size, level, [x, y]).ok_or_else(|| Error::NotThere {
+            what: format!("tile {x}, {y} of level {level}"),
+            there: format!("{} levels of tiles of {TILE} pixels", max_level(size) + 1),
+        })?;
+        let (width, height) = (place.pixels[1], place.pixels[0]);
+        let scale = Scale::Log { decades: decades(size[1]) as f32 };
+        if let Some(values) = self.survey_of(site)?.tile(&place, pixel) {
+            return Ok(Tile { width, height, colours: colours(&values, scale), sampled: None });
+        }
+        let Place { rows, keys, pixels, .. } = place.clone();
+        let step = self.step(site, place.scale)?;
+        let [max, sum] = self.cells(site, rows, keys, pixels, step)?;
+        let values = match pixel {
+            Pixel::Max => max,
+            Pixel::Mean => place.means(&sum, step),
+        };
+        let sampled = (step > 1).then(|| [place.scale.div_ceil(step), place.scale]);
+        Ok(Tile { width, height, colours: colours(&values, scale), sampled })
+    }
+
+    /// How many rows are looked at of the tiles of a level: every such. The same for all of its tiles, so that none looks brighter
+    /// than its neighbour, and a power of two, so that no pixel has more rows than another.
+    fn step(&self, site: usize, scale: usize) -> Result<usize, Error> {
+        let [q_len, k_len] = self.size(site)?;
+        let side = TILE * scale;
+        // Rows near the end of a causal mask see twice as much as others do.
+        let each = 2 * self.visible(site, 0..q_len, 0..k_len)? / q_len.max(1);
+        let pairs = side.min(q_len).saturating_mul(side.min(each));
+        Ok(pairs.div_ceil(BUDGET).next_power_of_two().min(scale))
+    }
+
+    /// The largest weight and the sum of the weights in each of so many cells of equal size, looking at every `step`-th row.
+    fn cells(
+        &self,
+        site: usize,
+        rows: Range<usize>,
+        keys: Range<usize>,
+        pixels: [usize; 2],
+        step: usize,
+    ) -> Result<[Vec<f32>; 2], Error> {
+        let (own, layer) = self.site(site)?;
+        match &layer.seen {
+            Seen::Heads(heads) => {
+                let view = heads.view(self.machine)?.head(0, own.head)?.rows(rows).every(step)?;
+                let [down, across] = pixels;
+                let both = Measure::new().keys(keys).pooled(down, across, Pool::Max);
+                let found = view.measure(&both.pooled(down, across, Pool::Sum))?;
+                let mut maps = found.pooled.into_iter().map(|pooled| pooled.values);
+                Ok([maps.next().unwrap_or_default(), maps.next().unwrap_or_default()])
+            }
+            Seen::Weights(weights) => Ok(weights.cells(own.head, (rows, keys), pixels, step)),
+        }
+    }
+
+    /// About how many pairs of a region see each other, from a few of its rows.
+    fn visible(&self, site: usize, rows: Range<usize>, keys: Range<usize>) -> Result<usize, Error> {
+        const ROWS: usize = 16;
+        let (own, layer) = self.site(site)?;
+        let [q_len, k_len] = layer.seen.size();
+        let (rows, keys) = (rows.start..rows.end.min(q_len), keys.start..keys.end.min(k_len));
+        let Seen::Heads(heads) = &layer.seen else { return Ok(rows.len() * keys.len()) };
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        let view = heads.view(self.machine)?;
+        let (mask, scope) = (&view.problem().mask, view.problem().scope(0, own.head));
+        let seen = |row: usize| -> usize {
+            let inside =
+                |r: &Range<usize>| r.end.min(keys.end).saturating_sub(r.start.max(keys.start));
+            mask.visible(&scope, row).iter().map(inside).sum()
+        };
+        let looked: Vec<usize> =
+            (0..ROWS).map(|i| rows.start + (2 * i + 1) * rows.len() / (2 * ROWS)).collect();
+        Ok(looked.iter().map(|row| seen(*row)).sum::<usize>() * rows.len() / ROWS)
+    }
+
+    fn view(&self, site: usize) -> Result<Option<AttentionView<'_, f32>>, Error> {
+        let (own, layer) = self.site(site)?;
+        match &layer.seen {
+            Seen::Heads(heads) => Ok(Some(heads.view(self.machine)?.head(0, own.head)?)),
+            Seen::Weights(_) => Ok(None),
+        }
+    }
+
+    /// The exact weight of a pair, and its words.
+    pub fn weight(&self, site: usize, row: usize, key: usize) -> Result<Hover, Error> {
+        let (size, [q, k]) = (self.size(site)?, self.labels(site)?);
+        below("query", row, size[0])?;
+        below("key", key, size[1])?;
+        let (query, word) = (q.label(row), k.label(key));
+        let (weight, hidden) = match self.view(site)? {
+            Some(view) => {
+                let scope = view.problem().scope(0, self.sites[site].head);
+                let hidden = !view.problem().mask.sees(&scope, row, key);
+                (view.tile(row..row + 1, key..key + 1)?.first().copied().unwrap_or(0.0), hidden)
+            }
+            None => (self.row_of_weights(site, row)?[key], false),
+        };
+        Ok(Hover { row, key, query, word, weight: weight.into(), hidden })
+    }
+
+    fn row_of_weights(&self, site: usize, row: usize) -> Result<&[f32], Error> {
+        let (own, layer) = self.site(site)?;
+        let Seen::Weights(weights) = &layer.seen else { return Ok(&[]) };
+        let k_len = weights.shape[2];
+        Ok(&weights.head(own.head)[row * k_len..][..k_len])
+    }
+
+    /// What a query looks at.
+    pub fn row(&self, site: usize, row: usize) -> Result<RowFacts, Error> {
+        let (size, [q, k]) = (self.size(site)?, self.labels(site)?);
+        below("query", row, size[0])?;
+        let top_key =
+            |key: usize, weight: f32| TopKey { key, word: k.label(key), weight: weight.into() };
+        let (entropy, distance, top) = match self.view(site)? {
+            Some(view) => {
+                let all = Measure::new().entropy().mean_distance().top_k(TOP);
+                let found = view.rows(row..row + 1).measure(&all)?;
+                let first =
+                    |xs: Option<Vec<f32>>| xs.and_then(|xs| xs.first().copied()).unwrap_or(0.0);
+                let top = found.top.unwrap_or_default();
+                let keys = top.keys(0).iter().zip(top.weights(0));
+                let top = keys.map(|(key, weight)| top_key(*key, *weight)).collect();
+                (first(found.entropy).into(), first(found.mean_distance).into(), top)
+            }
+            None => {
+                let weights = self.row_of_weights(site, row)?;
+                let mut order: Vec<usize> = (0..weights.len()).collect();
+                order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]).then(a.cmp(b)));
+                let top = order.iter().take(TOP).map(|key| top_key(*key, weights[*key])).collect();
+                let (own, layer) = self.site(site)?;
+                let stats = match &layer.seen {
+                    Seen::Weights(weights) => weights.row_stats(own.head, row),
+                    Seen::Heads(_) => None,
+                };
+                let [entropy, distance, ..] = stats.unwrap_or_default();
+                (entropy, distance, top)
+            }
+        };
+        Ok(RowFacts { row, query: q.label(row), entropy, distance, top })
+    }
+
+    /// The labels of some positions: of the queries, or of the keys.
+    pub fn words(
+        &self,
+        site: usize,
+        keys: bool,
+        range: Range<usize>,
+    ) -> Result<Vec<String>, Error> {
+        let (size, labels) = (self.size(site)?, self.labels(site)?);
+        let i = usize::from(keys);
+        let end = range.end.min(size[i]);
+        Ok((range.start.min(end)..end).map(|at| labels[i].label(at)).collect())
+    }
+}
+
+fn below(what: &str, found: usize, limit: usize) -> Result<(), Error> {
+    let there = || format!("{limit}, from 0 on");
+    let missing = || Error::NotThere { what: format!("{what} {found}"), there: there() };
+    if found < limit { Ok(()) } else { Err(missing()) }
+}
+
+/// The level with a pixel for each pair.
+pub(crate) fn max_level([q_len, k_len]: [usize; 2]) -> u32 {
+    q_len.max(k_len).max(1).next_power_of_two().ilog2()
+}
+
+/// Powers of ten that the colours span: down to a tenth of what each key would get if all got the same.
+fn decades(k_len: usize) -> u32 {
+    (k_len.max(1).ilog10() + 2).max(4)
+}
+
+/// The colours of weights; none for no weight at all.
+fn colours(values: &[f32], scale: Scale) -> Vec<u8> {
+    // Of both themes a number has the same place in the palette.
+    let palette = Palette::of(Theme::Dark, Kind::Amount);
+    values.iter().map(|a| if *a == 0.0 { 0 } else { palette.index(*a, scale) }).collect()
+}
+
+/// Which pairs a tile stands for.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    level: u32,
+    /// Queries, and keys, of a pixel.
+    scale: usize,
+    /// May reach beyond the last one, up to a whole pixel.
+    rows: Range<usize>,
+    keys: Range<usize>,
+    /// Down and across.
+    pixels: [usize; 2],
+    /// The tile's first pixel.
+    first: [usize; 2],
+    size: [usize; 2],
+}
+
+impl Place {
+    fn new(size: [usize; 2], level: u32, [x, y]: [usize; 2]) -> Option<Self> {
+        let scale = 1usize << max_level(size).checked_sub(level)?;
+        let first = [y.checked_mul(TILE)?, x.checked_mul(TILE)?];
+        let left = |i: usize| size[i].div_ceil(scale).checked_sub(first[i]).filter(|n| *n > 0);
+        let pixels = [left(0)?.min(TILE), left(1)?.min(TILE)];
+        let range = |i: usize| first[i] * scale..(first[i] + pixels[i]) * scale;
+        Some(Self { level, scale, rows: range(0), keys: range(1), pixels, first, size })
+    }
+
+    /// Sums over the pairs of each pixel as means, where every `step`-th row was looked at.
+    fn means(&self, sums: &[f32], step: usize) -> Vec<f32> {
+        let count = |i: usize, at: usize| {
+            let begin = (self.first[i] + at) * self.scale;
+            self.scale.min(self.size[i] - begin)
+        };
+        let mean = |(i, sum): (usize, &f32)| {
+            let (row, col) = (i / self.pixels[1], i % self.pixels[1]);
+            sum / (count(0, row).div_ceil(step) * count(1, col)) as f32
+        };
+        sums.iter().enumerate().map(mean).collect()
+    }
+}

@@ -1,0 +1,5 @@
+//! Pictures as users get them.
+
+mod common;
+mod laws;
+mod snapshots;
