@@ -1,10 +1,10 @@
 //! The kernel against the definition on small problems: every mask, score and similarity, any instruction set and
-//! thread count; NaN in keys that nobody sees; the same bits from another machine.
+//! thread count; NaN in keys that nobody sees; the same bits from another machine. Then a look at its weights.
 #![no_main]
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use regard::Plan;
+use regard::{AttentionView, Mask, Measure, Plan, Pool};
 use regard_fuzz::{Case, ROOM, machines};
 use regard_testkit::Judge;
 use regard_testkit::run::same_bits;
@@ -24,5 +24,18 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let ratio = Judge::new(&judged, (q, k, v)).ratio(&ours).unwrap();
     assert!(ratio.worse() <= ROOM, "{plan:#}\nof the bound: {ratio:?}");
     assert!(same_bits(&ours, &again), "{plan:#}");
+    // Each row has all of its weight somewhere, and a look from anywhere sees the same bits.
+    let (cells, step) = ([u.int_in_range(1..=9)?, u.int_in_range(1..=9)?], u.int_in_range(1..=5)?);
+    let looks = plans.each_ref().map(|plan| {
+        let view = AttentionView::new(plan, q, k, &ours).unwrap().every(step).unwrap();
+        let all = Measure::new().entropy().mean_distance().col_sum().top_k(3).mass(Mask::full());
+        let found = view.measure(&all.pooled(cells[0], cells[1], Pool::Max)).unwrap();
+        (found, view.sink_mass())
+    });
+    for (mass, sink) in looks[0].0.masses[0].iter().zip(&looks[0].1) {
+        let whole = mass + sink;
+        assert!(whole == 0.0 || (whole - 1.0).abs() < 0.05, "{plan:#}\nin all {whole}");
+    }
+    assert_eq!(format!("{:?}", looks[0]), format!("{:?}", looks[1]), "{plan:#}");
     Ok(())
 }

@@ -26,6 +26,14 @@ pub(crate) enum Verb {
     Steps(Box<StepsArgs>),
     /// Whether results are right here: the case table against the definition, and the worst error of each option
     Check,
+    /// What heads look at: in the terminal, as SVG, PNG or HTML, or served as a map to zoom into
+    Look(Box<LookArgs>),
+    /// Numbers of each head: how concentrated it is, how far it looks, what goes to the first token
+    Stats(StatsArgs),
+    /// Which head tolerates which sparsity: the weight that windows, the largest, masks or hashing would keep
+    Audit(AuditArgs),
+    /// How far apart the weights of two runs are: Kullback-Leibler and Jensen-Shannon, head by head
+    Diff(DiffArgs),
     /// How fast calls are here, beside the machine's own limit and, if wanted, PyTorch
     Bench(BenchArgs),
 }
@@ -80,7 +88,7 @@ pub(crate) enum SimilarityArg {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ScoreArgs {
     /// Who may see whom: rules joined by & and |, for example 'causal & (window 128 | every 128)'
-    #[arg(long, value_name = "RULES", default_value = "full", long_help = crate::mask::HELP)]
+    #[arg(long, value_name = "RULES", default_value = "full", long_help = regard_scope::MASK_HELP)]
     pub(crate) mask: String,
     /// How a query and a key make a number
     #[arg(long, value_enum, default_value_t = SimilarityArg::Dot)]
@@ -171,6 +179,144 @@ pub(crate) struct StepsArgs {
     pub(crate) seed: u64,
 }
 
+/// What is looked at.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct SourceArgs {
+    /// A trace (.safetensors), or queries and keys (q.npy k.npy), [heads, len, dim] or [len, dim]
+    #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Of q.npy and k.npy: who may see whom, for example 'causal & window 128' [default: full]
+    #[arg(long, value_name = "RULES", long_help = format!("Of q.npy and k.npy. {}", regard_scope::MASK_HELP))]
+    pub(crate) mask: Option<String>,
+    /// Of q.npy and k.npy: multiplies the similarity [default: 1 / sqrt(dim)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) scale: Option<f64>,
+    /// Of q.npy and k.npy: a file with a word for each query, one a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) q_words: Option<PathBuf>,
+    /// Of q.npy and k.npy: a file with a word for each key [default: as --q-words, if there are as many]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) k_words: Option<PathBuf>,
+    /// Threads to use [default: all]
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) threads: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ViewArg {
+    /// One head, words on both axes
+    Heat,
+    /// All heads, small
+    Grid,
+    /// One head as lines between two columns of words
+    Flow,
+    /// One head, the strongest key of each query outlined
+    Alignment,
+    /// One head as a map to zoom into (.html)
+    Zoom,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ThemeArg {
+    Dark,
+    Light,
+}
+
+/// How it is shown.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ShowArgs {
+    /// A file to write, by its ending .svg, .png or .html [default: the terminal]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Dark or light [default: dark in a terminal, light in a file]
+    #[arg(long, value_enum)]
+    pub(crate) theme: Option<ThemeArg>,
+    /// Columns of the terminal, or pixels of a picture [default: as the terminal; 1000]
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) width: Option<usize>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LookArgs {
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+    /// Which layer [default: all in a grid, else the first]
+    #[arg(long, value_name = "N")]
+    pub(crate) layer: Option<usize>,
+    /// Which kind of attention, as the trace names it [default: all in a grid, else the first]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) kind: Option<String>,
+    /// Which head [default: all in a grid, else the first]
+    #[arg(long, value_name = "N")]
+    pub(crate) head: Option<usize>,
+    /// Which queries, as in 100..200 [default: all]
+    #[arg(long, value_name = "A..B", value_parser = range)]
+    pub(crate) rows: Option<std::ops::Range<usize>>,
+    /// What to draw [default: grid if there are several heads, else heat]
+    #[arg(long, value_enum)]
+    pub(crate) view: Option<ViewArg>,
+    /// Lines of a flow, at most
+    #[arg(long, value_name = "N", default_value = "60", value_parser = count)]
+    pub(crate) lines: usize,
+    /// Colours by powers of ten, not evenly
+    #[arg(long)]
+    pub(crate) log: bool,
+    #[command(flatten)]
+    pub(crate) show: ShowArgs,
+    /// Serve a map to zoom into, for a browser on this machine alone, until Ctrl-C
+    #[arg(long, conflicts_with_all = ["out", "view", "rows", "log", "theme", "width"])]
+    pub(crate) serve: bool,
+    /// Where to serve it [default: any free one]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "0",
+        hide_default_value = true,
+        requires = "serve"
+    )]
+    pub(crate) port: u16,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct StatsArgs {
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+    /// Draw one of the numbers over layers and heads: entropy, keys, distance, first, largest
+    #[arg(long, value_name = "NAME", value_parser = regard_scope::HeadStats::NAMES)]
+    pub(crate) view: Option<String>,
+    #[command(flatten)]
+    pub(crate) show: ShowArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct AuditArgs {
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+    /// Keys less than so many away
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "16,64,256", value_parser = count)]
+    pub(crate) windows: Vec<usize>,
+    /// The keys with the largest weights
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,8", value_parser = count)]
+    pub(crate) top: Vec<usize>,
+    /// Keys that a mask lets through, as `regard look --help` names them under --mask; may be given several times
+    #[arg(long, value_name = "RULES")]
+    pub(crate) pattern: Vec<String>,
+    /// Keys that hashing finds: for full and causal masks
+    #[arg(long)]
+    pub(crate) lsh: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DiffArgs {
+    /// A trace (.safetensors)
+    pub(crate) first: PathBuf,
+    /// Another trace of the same model and text
+    pub(crate) second: PathBuf,
+    /// Threads to use [default: all]
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) threads: Option<usize>,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RivalArg {
     /// PyTorch's scaled_dot_product_attention
@@ -181,7 +327,7 @@ pub(crate) enum RivalArg {
 pub(crate) struct BenchArgs {
     /// A case, or a pattern of * and ? over the listed ones [default: all but the slow]
     ///
-    /// {prefill|short|decode|backward|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}, then any of
+    /// {prefill|short|decode|backward|look|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}, then any of
     /// -h{heads} -kv{heads} -b{batch} -v{v_dim} -q{queries}
     /// -causal -window{keys} -padding -bool -blocks{size} -longformer{window} -strided -fixed
     /// -bias -headbias -alibi -softcap -dropout -spread -bshd -alone
@@ -226,6 +372,13 @@ fn normaliser(text: &str) -> Result<Normaliser, String> {
 
 /// The largest number a flag takes: beyond any memory, and small enough that sums of a few cannot overflow.
 pub(crate) const MOST: usize = 1 << 40;
+
+/// `A..B`
+fn range(text: &str) -> Result<std::ops::Range<usize>, String> {
+    let ends = text.split_once("..").and_then(|(a, b)| Some(a.parse().ok()?..b.parse().ok()?));
+    ends.filter(|r| r.start < r.end)
+        .ok_or_else(|| "give two numbers, the first smaller, as in 100..200".into())
+}
 
 pub(crate) fn count(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|n| (1..=MOST).contains(n));

@@ -4,9 +4,10 @@ use crate::args::{
     BenchArgs, Dtype, Format, LayoutArg, PlanArgs, RivalArg, ScoreArgs, SimilarityArg, StepsArgs,
 };
 use crate::bench::{Case, choose};
-use crate::mask;
+
 use anyhow::{Result, anyhow, bail};
 use regard::{Element, Isa, Machine, Mask, Normaliser, Score, Shape};
+use regard_scope::parse_mask;
 use std::path::PathBuf;
 
 /// From a query and a key to their score.
@@ -22,7 +23,7 @@ pub(crate) struct ScoreJob {
 impl ScoreJob {
     fn new(args: &ScoreArgs) -> Result<Self> {
         let ScoreArgs { similarity, scale, temperature, softcap, .. } = *args;
-        let mask = mask::parse(&args.mask).map_err(|e| anyhow!("--mask: {e}"))?;
+        let mask = parse_mask(&args.mask).map_err(|e| anyhow!("--mask: {e}"))?;
         Ok(Self { mask, similarity, scale, temperature, softcap })
     }
 

@@ -3,12 +3,18 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod audit;
 mod bench;
 mod check;
+mod diff;
 mod info;
 mod job;
-mod mask;
+mod look;
 mod plan;
+mod serve;
+mod show;
+mod source;
+mod stats;
 mod steps;
 
 use anyhow::Result;
@@ -34,6 +40,10 @@ fn run(Args { verb, format }: Args) -> Result<()> {
         Verb::Plan(args) => plan::run(job::plan(*args)?, format),
         Verb::Steps(args) => steps::run(&job::steps(*args, format)?, format),
         Verb::Check => check::run(format),
+        Verb::Look(args) => look::run(&args, format),
+        Verb::Stats(args) => stats::run(&args, format),
+        Verb::Audit(args) => audit::run(&args, format),
+        Verb::Diff(args) => diff::run(&args, format),
         Verb::Bench(args) if args.list => bench::list(format),
         Verb::Bench(args) => bench::run(job::bench(args)?, format),
     }

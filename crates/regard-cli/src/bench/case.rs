@@ -1,6 +1,6 @@
 //! Names of cases: one grammar that says all of what is measured, and the list of those we always measure.
 //!
-//! `{prefill|short|decode|backward|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch}
+//! `{prefill|short|decode|backward|look|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch}
 //! -v{v_dim} -q{queries}` and of [`OPTIONS`].
 
 use crate::args::Dtype;
@@ -28,6 +28,8 @@ pub(crate) enum Pass {
     Both,
     /// Back alone, with the output of a forward before.
     Backward,
+    /// A look at the weights, with the output of a forward before.
+    Look,
 }
 
 /// A part of the mask, with all its numbers: enough for us and for a rival to build the same.
@@ -119,11 +121,11 @@ impl Case {
         let mut parts = name.split('-');
         let (kind, dtype) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let (batch, heads, kv, q_len, bound) = match kind {
-            "prefill" | "backward" | "linear" | "lsh" => (1, 8, None, None, Bound::Fma),
+            "prefill" | "backward" | "look" | "linear" | "lsh" => (1, 8, None, None, Bound::Fma),
             "short" => (64, 8, None, None, Bound::Fma),
             "decode" => (1, 32, Some(8), Some(1), Bound::Read),
             _ => bail!(
-                "`{kind}`: a case begins with prefill, short, decode, backward, linear or lsh, as in {EXAMPLE}"
+                "`{kind}`: a case begins with prefill, short, decode, backward, look, linear or lsh, as in {EXAMPLE}"
             ),
         };
         let dtype = match dtype {
@@ -168,7 +170,11 @@ impl Case {
             dtype,
             dims,
             bound,
-            pass: if kind == "backward" { Pass::Both } else { Pass::Forward },
+            pass: match kind {
+                "backward" => Pass::Both,
+                "look" => Pass::Look,
+                _ => Pass::Forward,
+            },
             layout: Layout::Bhsd,
             rules: Vec::new(),
             bias: None,
@@ -333,7 +339,7 @@ impl Case {
         [("q", q), ("k", k), ("v", v)].into_iter().try_for_each(|(n, s)| fits_in_memory(n, s))
     }
 
-    /// Flops for `pairs` that see each other: two products forward, five backward. A hyperbolic tangent counts as one
+    /// Flops for `pairs` that see each other: two products forward, five backward, one for a look. A hyperbolic tangent counts as one
     /// multiplication and addition, as if it were a dot product. Of linear attention, those of the sums over keys and of what
     /// rows ask of them, and twice as many backward for both.
     pub(crate) fn flops(&self, pairs: f64) -> f64 {
@@ -350,10 +356,12 @@ impl Case {
                 Pass::Forward => forward,
                 Pass::Both => forward + backward,
                 Pass::Backward => backward,
+                Pass::Look => qk,
             }
     }
 
-    /// Bytes of what a call returns: the outputs, and the gradients of all that could be learned.
+    /// Bytes of what a call returns: the outputs, and the gradients of all that could be learned. What a look returns is what it is
+    /// to be measured by, so none of it counts.
     pub(crate) fn returned_bytes(&self) -> usize {
         let [q, k, v] = self.shapes();
         let elements = |shape: Shape| shape.to_array().iter().product::<usize>();
@@ -368,6 +376,7 @@ impl Case {
             Pass::Forward => outputs,
             Pass::Both => outputs + grads,
             Pass::Backward => grads,
+            Pass::Look => 0,
         };
         returned * self.dtype.bytes()
     }

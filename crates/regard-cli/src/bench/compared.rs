@@ -1,4 +1,4 @@
-//! Functions other than attention, with exact attention over the same tensors as their rival.
+//! Functions other than attention, and looks at its weights, with exact attention over the same tensors as their rival.
 
 use super::case::{Case, Pass};
 use super::clock::Clock;
@@ -22,7 +22,7 @@ pub(crate) struct Compared<'c, E: Element> {
 impl<E: Element> Compared<'_, E> {
     /// Whether the way back is part of a call.
     pub(crate) fn goes_back(&self) -> bool {
-        self.case.pass != Pass::Forward
+        matches!(self.case.pass, Pass::Both | Pass::Backward)
     }
 
     fn exact(&self) -> Result<(), Error> {

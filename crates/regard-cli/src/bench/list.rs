@@ -47,7 +47,10 @@ pub(crate) fn listed() -> Vec<Listed> {
     names.extend(options.map(|option| format!("linear-f32-n8192-d64-causal-{option}")));
     names.extend(["linear-f32-n8192-d64-h1".into(), "linear-bf16-n8192-d64-h1-causal".into()]);
     names.extend([8192, 16384].map(|n| format!("lsh-f32-n{n}-d64-h1")));
+    names.extend(["", "-causal"].map(|option| format!("look-f32-n8192-d64-h1{option}")));
     let slow = [
+        "look-f32-n100000-d64-h1-causal",
+        "look-f32-n1000000-d64-h1-causal-window4096",
         "lsh-f32-n32768-d64-h1",
         "lsh-f32-n65536-d64-h1",
         "lsh-f32-n65536-d64-h1-causal",

@@ -11,6 +11,7 @@ mod input;
 mod limit;
 mod linear;
 mod list;
+mod look;
 mod lsh;
 mod memory;
 mod report;
@@ -46,7 +47,7 @@ const FEWEST: usize = 3;
 pub(crate) fn run(job: BenchJob, format: Format) -> Result<()> {
     let mut rival = job.rival.as_deref().map(Torch::start).transpose()?;
     let names = job.cases.iter().map(|c| c.name.as_str());
-    let another = |case: &Case| case.linear.is_some() || case.lsh;
+    let another = |case: &Case| case.linear.is_some() || case.lsh || case.pass == Pass::Look;
     let compared = rival.is_some() || job.cases.iter().any(another);
     let mut report = Report::new(format, names, compared);
     // Draws on a terminal only, and only between measurements.
@@ -101,6 +102,9 @@ fn measure<E: Element>(
     let compared = Compared { case, input: &input, plan: &plan, seconds };
     if let Some(map) = case.linear {
         return linear::measure(&compared, map);
+    }
+    if case.pass == Pass::Look {
+        return look::measure(&compared);
     }
     if case.lsh {
         return lsh::measure(&compared);

@@ -1,0 +1,157 @@
+//! `regard look`: what heads look at.
+
+use crate::args::{Format, LookArgs, ViewArg};
+use crate::serve;
+use crate::show::{Target, progress, show, style, told};
+use crate::source::{self, printable};
+use anyhow::{Result, bail};
+use regard::Machine;
+use regard_scope::{
+    GridItem, Map, Scale, Scene, Site, Trace, Zoom, alignment, flow, grid, heat, trace_page,
+    write_atomically, zoom_page_of,
+};
+use serde_json::json;
+use std::io::Write;
+
+/// Cells of a map before it is laid out, each way: more than any picture of one shows.
+const CELLS: usize = 1024;
+/// Cells of a small map among many.
+const FEW_CELLS: usize = 128;
+/// Powers of ten that colours span.
+const DECADES: f32 = 6.0;
+
+pub(crate) fn run(args: &LookArgs, format: Format) -> Result<()> {
+    let target = Target::of(args.show.out.as_deref())?;
+    check(args, target, format)?;
+    let trace = source::read(&args.source)?;
+    let machine = source::machine(args.source.threads);
+    let sites = chosen(&trace, args)?;
+    if args.serve {
+        let first = trace.sites().iter().position(|site| *site == sites[0]).unwrap_or(0);
+        return serve::run(Zoom::new(trace, machine), first, args.port);
+    }
+    let view = args.view.unwrap_or(if sites.len() > 1 { ViewArg::Grid } else { ViewArg::Heat });
+    if format == Format::Json {
+        return print(&trace, machine, args, &sites);
+    }
+    if let (Target::Html, Some(path)) = (target, &args.show.out) {
+        let page = if view == ViewArg::Zoom {
+            let site = trace.sites().iter().position(|site| *site == sites[0]).unwrap_or(0);
+            zoom_page_of(&Zoom::new(trace, machine), site, &mut progress("tiles")?)?
+        } else {
+            trace_page(&trace, machine, FEW_CELLS, &mut progress("heads")?)?
+        };
+        write_atomically(path, page.as_bytes())?;
+        return told(path);
+    }
+    show(&scene(&trace, machine, args, (view, &sites))?, &args.show, target)
+}
+
+/// Refuses flags that would say nothing where they are given.
+fn check(args: &LookArgs, target: Target, format: Format) -> Result<()> {
+    let zooms = args.view == Some(ViewArg::Zoom);
+    let some = args.layer.is_some() || args.head.is_some() || args.kind.is_some();
+    let mute = match (target, format) {
+        _ if args.serve && format == Format::Json => {
+            Some("--serve answers a browser; leave --format out")
+        }
+        (Target::Html | Target::Svg | Target::Png, Format::Json) => {
+            Some("--out and --format json: give one")
+        }
+        (Target::Html, _) if args.rows.is_some() => {
+            Some("--rows: a page holds all queries; leave it out, or write .svg or .png")
+        }
+        (Target::Html, _) if args.log => Some("--log: a page has a button for it; leave it out"),
+        (Target::Html, _) if args.view.is_some() && !zooms => {
+            Some("--view: a page shows all of them; leave it out, or write .svg or .png")
+        }
+        (Target::Html, _) if some && !zooms => Some(
+            "--layer, --head and --kind: a page holds all heads; leave them out, or write .svg or .png",
+        ),
+        _ => None,
+    };
+    mute.map_or(Ok(()), |why| bail!("{why}"))
+}
+
+/// The heads that the flags name.
+fn chosen(trace: &Trace, args: &LookArgs) -> Result<Vec<Site>> {
+    let own = |site: &&Site| {
+        args.layer.is_none_or(|layer| layer == site.layer)
+            && args.head.is_none_or(|head| head == site.head)
+            && args.kind.as_ref().is_none_or(|kind| *kind == site.kind)
+    };
+    let (all, mut kinds) = (trace.sites(), Vec::new());
+    let found: Vec<Site> = all.iter().filter(own).cloned().collect();
+    if found.is_empty() {
+        all.iter().for_each(|site| {
+            if !kinds.contains(&site.kind) {
+                kinds.push(site.kind.clone());
+            }
+        });
+        let most = |of: fn(&Site) -> usize| all.iter().map(of).max().unwrap_or(0);
+        bail!(
+            "no such head: there are layers up to {}, heads up to {}, and kinds {}",
+            most(|site| site.layer),
+            most(|site| site.head),
+            printable(&kinds.join(", "))
+        );
+    }
+    Ok(found)
+}
+
+fn map(
+    trace: &Trace,
+    machine: Machine,
+    args: &LookArgs,
+    (site, cells): (&Site, usize),
+) -> Result<Map> {
+    let rows = trace.layer(site)?.seen.size()[0];
+    let rows = args.rows.clone().unwrap_or(0..rows);
+    Ok(trace.map(machine, site, rows, [cells; 2])?)
+}
+
+fn scene(
+    trace: &Trace,
+    machine: Machine,
+    args: &LookArgs,
+    (view, sites): (ViewArg, &[Site]),
+) -> Result<Scene> {
+    let target = Target::of(args.show.out.as_deref())?;
+    let mut style = style(&args.show, target);
+    if view == ViewArg::Grid {
+        let item = |site: &Site| {
+            let map = map(trace, machine, args, (site, FEW_CELLS))?;
+            Ok(GridItem { layer: site.layer, head: site.head, kind: site.kind.clone(), map })
+        };
+        let items = sites.iter().map(item).collect::<Result<Vec<_>>>()?;
+        if args.log {
+            style.scale = Scale::Log { decades: DECADES };
+        }
+        return Ok(grid(&trace.title, &items, &style));
+    }
+    let map = map(trace, machine, args, (&sites[0], CELLS))?;
+    style.scale = if args.log { Scale::Log { decades: DECADES } } else { Scale::up_to(&map) };
+    let map = Map { title: format!("{}: {}", trace.title, map.title), ..map };
+    Ok(match view {
+        ViewArg::Flow => flow(&map, args.lines, &style),
+        ViewArg::Alignment => alignment(&map, &style),
+        ViewArg::Heat | ViewArg::Grid => heat(&map, &style),
+        ViewArg::Zoom => bail!("--view zoom is a page; give --out FILE.html, or --serve"),
+    })
+}
+
+/// One object for each head: its weights, as many as a picture shows.
+fn print(trace: &Trace, machine: Machine, args: &LookArgs, sites: &[Site]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    for site in sites {
+        let cells = if sites.len() > 1 { FEW_CELLS } else { CELLS };
+        let map = map(trace, machine, args, (site, cells))?;
+        let rows: Vec<_> = (0..map.rows.len()).map(|row| map.row(row)).collect();
+        let line = json!({
+            "layer": site.layer, "kind": site.kind, "head": site.head,
+            "rows": map.rows.labels, "cols": map.cols.labels, "weights": rows,
+        });
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}

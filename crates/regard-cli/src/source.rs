@@ -1,0 +1,128 @@
+//! What the microscope looks at: a trace, or queries and keys from NumPy.
+
+use crate::args::SourceArgs;
+use anyhow::{Context, Result, anyhow, bail};
+use indicatif::ProgressBar;
+use npyz::NpyFile;
+use regard::{Machine, f16};
+use regard_scope::{Heads, Labels, Layer, Seen, Trace, parse_mask};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use std::time::Duration;
+
+/// This machine, on so many threads.
+pub(crate) fn machine(threads: Option<usize>) -> Machine {
+    threads.map_or_else(Machine::here, |threads| Machine::here().threads(threads))
+}
+
+/// Reads a trace, or makes one.
+pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
+    match args.files.as_slice() {
+        [trace] if has_ending(trace, "npy") => {
+            bail!("{}: queries alone; give the keys too, as in q.npy k.npy", trace.display())
+        }
+        [trace] => {
+            let of_arrays = [
+                (args.mask.is_some(), "--mask"),
+                (args.scale.is_some(), "--scale"),
+                (args.q_words.is_some(), "--q-words"),
+                (args.k_words.is_some(), "--k-words"),
+            ];
+            if let Some((_, flag)) = of_arrays.iter().find(|(given, _)| *given) {
+                bail!("{flag}: a trace says that itself; leave it out");
+            }
+            read_trace(trace, machine(args.threads))
+        }
+        [q, k] if has_ending(q, "npy") && has_ending(k, "npy") => of_arrays(q, k, args),
+        _ => bail!("give one trace (.safetensors), or queries and keys, as in q.npy k.npy"),
+    }
+}
+
+/// Reads a trace.
+pub(crate) fn read_trace(path: &Path, machine: Machine) -> Result<Trace> {
+    let trace = Trace::load(path, machine).map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
+    if trace.layers.is_empty() {
+        bail!("{}: the trace holds no layers", path.display());
+    }
+    Ok(trace)
+}
+
+/// Text of a file as a terminal may have it: nothing that controls.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+fn has_ending(path: &Path, ending: &str) -> bool {
+    path.extension().is_some_and(|own| own.eq_ignore_ascii_case(ending))
+}
+
+fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
+    let read = |path: &Path| array(path).with_context(|| path.display().to_string());
+    let ((q, q_shape), (k, k_shape)) = (read(q_path)?, read(k_path)?);
+    let mask = args.mask.clone().unwrap_or_else(|| "full".into());
+    parse_mask(&mask).map_err(|e| anyhow!("--mask: {e}"))?;
+    let scale = args.scale;
+    let heads = Heads { q, k, lse: Vec::new(), q_shape, k_shape, mask, scale, softcap: None };
+    // Draws on a terminal only.
+    let busy = ProgressBar::new_spinner().with_message(format!("lse of {} queries", q_shape[1]));
+    busy.enable_steady_tick(Duration::from_millis(100));
+    let heads = heads.with_lse(machine(args.threads))?;
+    busy.finish_and_clear();
+    let q_words = args.q_words.as_deref().map(words).transpose()?;
+    let k_words = args.k_words.as_deref().map(words).transpose()?;
+    let k_words = k_words.or_else(|| q_words.clone().filter(|words| words.len() == k_shape[1]));
+    let labels = |name: &str, words: Option<Vec<String>>, len: usize| match words {
+        Some(words) if words.len() != len => Err(anyhow!(
+            "{name} words: the file has {}, the array has {len}; they must be equal",
+            words.len()
+        )),
+        Some(words) => Ok(Labels::new(name, words)),
+        None => Ok(Labels::counted(name, len)),
+    };
+    let axes = BTreeMap::from([
+        ("query".to_string(), labels("query", q_words, q_shape[1])?),
+        ("key".to_string(), labels("key", k_words, k_shape[1])?),
+    ]);
+    let (rows, cols, seen) = ("query".into(), "key".into(), Seen::Heads(heads));
+    let layers = vec![Layer { layer: 0, kind: "attention".into(), rows, cols, seen }];
+    let name = |path: &Path| {
+        path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    Ok(Trace { title: format!("{} {}", name(q_path), name(k_path)), axes, layers })
+}
+
+fn words(path: &Path) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    Ok(text.lines().map(Into::into).collect())
+}
+
+/// `[heads, len, dim]`; `[len, dim]` is one head, and a first axis of 1 is left out.
+fn array(path: &Path) -> Result<(Vec<f32>, [usize; 3])> {
+    let npy = NpyFile::new(BufReader::new(File::open(path)?))?;
+    let shape: Vec<usize> =
+        npy.shape().iter().map(|n| usize::try_from(*n)).collect::<Result<_, _>>()?;
+    let shape = match shape.as_slice() {
+        [len, dim] => [1, *len, *dim],
+        [heads, len, dim] | [1, heads, len, dim] => [*heads, *len, *dim],
+        other => {
+            bail!("shape {other:?}; give [len, dim], [heads, len, dim] or [1, heads, len, dim]")
+        }
+    };
+    if shape.contains(&0) {
+        bail!("shape {shape:?}: there is nothing in it");
+    }
+    if npy.order() == npyz::Order::Fortran {
+        bail!("columns first; save numpy.ascontiguousarray(x)");
+    }
+    let dtype = npy.dtype().descr();
+    #[expect(clippy::cast_possible_truncation, reason = "pictures show no more digits")]
+    let data = match dtype.trim_matches(['\'', '"']) {
+        "<f4" => npy.into_vec::<f32>()?,
+        "<f8" => npy.into_vec::<f64>()?.into_iter().map(|x| x as f32).collect(),
+        "<f2" => npy.into_vec::<f16>()?.into_iter().map(f16::to_f32).collect(),
+        other => bail!("{other}; give little-endian float32, float64 or float16"),
+    };
+    Ok((data, shape))
+}

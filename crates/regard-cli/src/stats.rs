@@ -1,0 +1,66 @@
+//! `regard stats`: numbers of each head.
+
+use crate::args::{Format, StatsArgs};
+use crate::show::{Target, progress, show, style};
+use crate::source::{self, printable};
+use anyhow::{Result, bail};
+use regard_scope::{HeadStats, Scale, stats, table};
+use std::io::Write;
+
+pub(crate) fn run(args: &StatsArgs, format: Format) -> Result<()> {
+    let target = Target::of(args.show.out.as_deref())?;
+    let trace = source::read(&args.source)?;
+    let all = stats(&trace, source::machine(args.source.threads), &mut progress("layers")?)?;
+    if let Some(name) = args.view.as_ref().filter(|_| format == Format::Text) {
+        let mut kinds: Vec<&str> = Vec::new();
+        for HeadStats { site, .. } in &all {
+            if !kinds.contains(&site.kind.as_str()) {
+                kinds.push(&site.kind);
+            }
+        }
+        if args.show.out.is_some() && kinds.len() > 1 {
+            bail!(
+                "--out: there are {} kinds of attention ({}); a file holds one",
+                kinds.len(),
+                kinds.join(", ")
+            );
+        }
+        for kind in kinds {
+            let map = HeadStats::map(&all, kind, name);
+            let mut style = style(&args.show, target);
+            (style.scale, style.unit) = (Scale::up_to(&map), name.clone());
+            show(&table(&map, &style), &args.show, target)?;
+        }
+        return Ok(());
+    }
+    if args.show.out.is_some() {
+        bail!("--out: say which number to draw, as in --view entropy");
+    }
+    let mut out = std::io::stdout().lock();
+    if format == Format::Json {
+        for stats in &all {
+            writeln!(out, "{}", serde_json::to_string(stats)?)?;
+        }
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "{:12} {:>5} {:>5} {:>8} {:>8} {:>10} {:>7} {:>8}",
+        "kind", "layer", "head", "entropy", "keys", "distance", "first", "largest"
+    )?;
+    for HeadStats { site, entropy, keys, distance, first, largest, .. } in &all {
+        writeln!(
+            out,
+            "{:12} {:5} {:5} {entropy:8.3} {keys:8.1} {distance:10.1} {first:7.3} {largest:8.3}",
+            printable(&site.kind),
+            site.layer,
+            site.head
+        )?;
+    }
+    writeln!(
+        out,
+        "Means over queries. entropy: of the weights, in nats; keys: e^entropy; distance: of a key from its"
+    )?;
+    writeln!(out, "query; first: weight of the first key; largest: weight of the strongest key.")?;
+    Ok(())
+}
