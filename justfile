@@ -40,7 +40,7 @@ doc:
 deny:
     cargo deny --locked check licenses bans sources
 
-# One fuzz target, problem_new, forward_vs_reference, backward_vs_reference or cache, on the stable toolchain
+# One fuzz target, problem_new, forward_vs_reference, backward_vs_reference, cache or trace_load, on the stable toolchain
 fuzz target seconds="60":
     RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none {{target}} -- -max_total_time={{seconds}} -len_control=0 -max_len=400
 
@@ -54,6 +54,16 @@ table:
 
 bench *args:
     cargo run --release --locked -p regard-cli -- bench {{args}}
+
+# The pictures of docs/gallery.md, from real models; looks for their weights in ../shared/data
+gallery:
+    cargo run --locked -p regard-scope --example gallery -- target/gallery
+    cp target/gallery/*.png docs/gallery/
+
+# The pages in a real browser: needs node, npm and chromium
+web:
+    cargo build --release --locked -p regard-cli
+    crates/regard-scope/web/run target/release/regard
 
 # The assembly of the crate, to be read when micro.rs changes
 asm:
