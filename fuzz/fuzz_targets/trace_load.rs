@@ -3,8 +3,8 @@
 
 use arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use regard::Machine;
-use regard_scope::{Heads, Labels, Layer, Pixel, Seen, Trace, Weights, Zoom};
+use regard::{Machine, Pool};
+use regard_scope::{Inputs, Labels, Layer, Seen, Trace, Weights, Zoom};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -12,9 +12,9 @@ use std::sync::LazyLock;
 static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let numbers = |n: usize| (0..n).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<f32>>();
     let q = (numbers(24), [2, 3, 4]);
-    let heads = Heads::new(q, (numbers(20), [1, 5, 4]), "causal & (window 3 | every 2)").unwrap();
+    let heads = Inputs::new(q, (numbers(20), [1, 5, 4]), "causal & (window 3 | every 2)").unwrap();
     let weights = Weights { values: vec![0.2; 30], shape: [2, 3, 5] };
-    let seen = [Seen::Heads(heads), Seen::Weights(weights)];
+    let seen = [Seen::Inputs(heads), Seen::Weights(weights)];
     let layer = |(layer, seen)| {
         Layer { layer, kind: "self".into(), rows: "words".into(), cols: "keys".into(), seen }
     };
@@ -53,7 +53,7 @@ fn read(bytes: &[u8]) {
     }
     let zoom = Zoom::new(trace, machine);
     for site in 0..zoom.sites().len() {
-        let _ = zoom.tile(site, Pixel::Mean, 1, [0, 0]);
+        let _ = zoom.tile(site, Pool::Mean, 1, [0, 0]);
         let _ = (zoom.weight(site, 1, 1), zoom.row(site, 1));
     }
 }

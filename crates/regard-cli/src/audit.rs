@@ -4,7 +4,7 @@ use crate::args::{AuditArgs, Format};
 use crate::source::{self, printable};
 use anyhow::{Result, anyhow, bail};
 use regard::{LshAttention, Pattern, Share};
-use regard_scope::{Heads, Seen, parse_mask};
+use regard_scope::{Inputs, Seen, parse_mask};
 use serde_json::{Map, Value, json};
 use std::io::Write;
 
@@ -16,7 +16,7 @@ pub(crate) fn run(args: &AuditArgs, format: Format) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let mut first = true;
     for layer in &trace.layers {
-        let Seen::Heads(heads) = &layer.seen else {
+        let Seen::Inputs(heads) = &layer.seen else {
             bail!(
                 "{} layer {}: it holds weights; an audit needs queries and keys",
                 layer.kind,
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &AuditArgs, format: Format) -> Result<()> {
     Ok(())
 }
 
-fn patterns(args: &AuditArgs, heads: &Heads) -> Result<Vec<Pattern>> {
+fn patterns(args: &AuditArgs, heads: &Inputs) -> Result<Vec<Pattern>> {
     let mut patterns: Vec<Pattern> =
         args.windows.iter().map(|keys| Pattern::Window(*keys)).collect();
     patterns.extend(args.top.iter().map(|keys| Pattern::TopK(*keys)));

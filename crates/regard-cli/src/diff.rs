@@ -35,7 +35,7 @@ pub(crate) fn run(args: &DiffArgs, format: Format) -> Result<()> {
                 printable(&site(0).to_string())
             );
         }
-        let (Seen::Heads(a), Seen::Heads(b)) = (&layer.seen, &other.seen) else {
+        let (Seen::Inputs(a), Seen::Inputs(b)) = (&layer.seen, &other.seen) else {
             bail!(
                 "{} layer {}: it holds weights; a comparison needs queries and keys",
                 layer.kind,

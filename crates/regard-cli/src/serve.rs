@@ -4,7 +4,8 @@
 //! (Servers that keep connections and hand them to a pool left tiles waiting behind idle ones.)
 
 use anyhow::{Context, Result};
-use regard_scope::{Pixel, Theme, Zoom, zoom_page};
+use regard::Pool;
+use regard_scope::{Theme, Zoom, zoom_page};
 use serde::Serialize;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -127,9 +128,9 @@ impl Shared {
                 json(zoom.info(site))
             }
             ["tile", site, how, theme, level, x, y] => {
-                let pixel = match *how {
-                    "max" => Pixel::Max,
-                    "mean" => Pixel::Mean,
+                let pool = match *how {
+                    "max" => Pool::Max,
+                    "mean" => Pool::Mean,
                     _ => return None,
                 };
                 let theme = match *theme {
@@ -138,7 +139,7 @@ impl Shared {
                     _ => return None,
                 };
                 let place = [number(x)?, number(y.strip_suffix(".png")?)?];
-                let tile = zoom.tile(number(site)?, pixel, level.parse().ok()?, place);
+                let tile = zoom.tile(number(site)?, pool, level.parse().ok()?, place);
                 tile.map_err(Into::into).map(|tile| {
                     let (sampled, body) = (tile.sampled, tile.png(theme));
                     Answer { status: "200 OK", kind: "image/png", sampled, body }

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 use npyz::NpyFile;
 use regard::{Machine, f16};
-use regard_scope::{Heads, Labels, Layer, Seen, Trace, parse_mask};
+use regard_scope::{Inputs, Labels, Layer, Seen, Trace, parse_mask};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
@@ -64,7 +64,7 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
     let mask = args.mask.clone().unwrap_or_else(|| "full".into());
     parse_mask(&mask).map_err(|e| anyhow!("--mask: {e}"))?;
     let scale = args.scale;
-    let heads = Heads { q, k, lse: Vec::new(), q_shape, k_shape, mask, scale, softcap: None };
+    let heads = Inputs { q, k, lse: Vec::new(), q_shape, k_shape, mask, scale, softcap: None };
     // Draws on a terminal only.
     let busy = ProgressBar::new_spinner().with_message(format!("lse of {} queries", q_shape[1]));
     busy.enable_steady_tick(Duration::from_millis(100));
@@ -85,7 +85,7 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
         ("query".to_string(), labels("query", q_words, q_shape[1])?),
         ("key".to_string(), labels("key", k_words, k_shape[1])?),
     ]);
-    let (rows, cols, seen) = ("query".into(), "key".into(), Seen::Heads(heads));
+    let (rows, cols, seen) = ("query".into(), "key".into(), Seen::Inputs(heads));
     let layers = vec![Layer { layer: 0, kind: "attention".into(), rows, cols, seen }];
     let name = |path: &Path| {
         path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()

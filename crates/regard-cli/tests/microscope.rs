@@ -1,6 +1,6 @@
 //! What a user of the microscope can type, and what they see.
 
-use regard_scope::{Heads, Labels, Layer, Seen, Trace};
+use regard_scope::{Inputs, Labels, Layer, Seen, Trace};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -66,9 +66,9 @@ fn trace() -> Trace {
         |n: usize, step: f32| (0..n).map(|i| (i as f32 * step).cos()).collect::<Vec<f32>>();
     let layer = |layer: usize| {
         let (q, k) = (numbers(40, 0.3 + layer as f32), numbers(40, 0.7));
-        let heads = Heads::new((q, [2, 5, 4]), (k, [2, 5, 4]), "causal").expect("a small problem");
+        let heads = Inputs::new((q, [2, 5, 4]), (k, [2, 5, 4]), "causal").expect("a small problem");
         let (rows, cols) = ("words".to_string(), "words".to_string());
-        Layer { layer, kind: "self".into(), rows, cols, seen: Seen::Heads(heads) }
+        Layer { layer, kind: "self".into(), rows, cols, seen: Seen::Inputs(heads) }
     };
     let words = ["好久", "不见", "long", "time", "see"].map(String::from).to_vec();
     let axes = BTreeMap::from([("words".to_string(), Labels::new("word", words))]);

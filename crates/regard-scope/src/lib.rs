@@ -1,4 +1,41 @@
 //! The microscope of Regard: what attention looks at, as numbers and pictures, at any length.
+//!
+//! A line as straight as the engine's: [`Trace`] (what was seen) ─► [`Map`] (numbers and words) ─► [`Scene`] (a view, laid out for a
+//! page or a terminal) ─► SVG, PNG, terminal. Weights are made again from queries, keys and `lse` whenever a map is asked for, so a
+//! trace of a million tokens is a file of its queries and keys, and no more.
+//!
+//! ```
+//! use regard::Machine;
+//! use regard_scope::render::{Depth, svg, term};
+//! use regard_scope::{Inputs, Labels, Layer, Metrics, Seen, Style, Trace, heat};
+//! use std::collections::BTreeMap;
+//!
+//! # fn main() -> Result<(), regard_scope::Error> {
+//! // What a program knows of one attention: q [heads, queries, features], k [key heads, keys, features].
+//! let x: Vec<f32> = (0..2 * 4 * 8).map(|i| (i as f32).sin()).collect();
+//! let inputs = Inputs::new((x.clone(), [2, 4, 8]), (x, [2, 4, 8]), "causal")?;
+//! let (rows, cols) = ("words".to_string(), "words".to_string());
+//! let layer = Layer { layer: 0, kind: "self".into(), rows, cols, seen: Seen::Inputs(inputs) };
+//! let words = ["to", "be", "or", "not"].map(String::from).to_vec();
+//! let axes = BTreeMap::from([("words".to_string(), Labels::new("word", words))]);
+//! let trace = Trace { title: "a question".into(), axes, layers: vec![layer] };
+//!
+//! let site = &trace.sites()[1]; // layer 0, head 1
+//! let map = trace.map(Machine::here(), site, 0..4, [100; 2])?;
+//! println!("{}", term(&heat(&map, &Style::new(Metrics::terminal(80, false))), Depth::Ascii));
+//! let picture = svg(&heat(&map, &Style::new(Metrics::pixels(600.0))));
+//! assert!(picture.contains("not") && map.row(0)[1].is_nan()); // "to" may not see "be"
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | to | begin with |
+//! |---|---|
+//! | save and load what was seen | [`Trace`], `docs/trace.md` |
+//! | draw it | [`heat`], [`grid()`], [`flow`], [`alignment`], [`table`]; [`render`] |
+//! | measure heads | [`stats`], and [`regard::AttentionView`] for single queries |
+//! | write a page | [`trace_page`], [`zoom_page_of`] |
+//! | explore a long map | [`Zoom`] |
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +61,6 @@ pub use page::{trace_page, zoom_page, zoom_page_of};
 pub use palette::{Kind, Palette, Scale};
 pub use scene::{Metrics, Scene};
 pub use stats::{HeadStats, stats};
-pub use trace::{Heads, Labels, Layer, Seen, Site, Trace, Weights, write_atomically};
+pub use trace::{Inputs, Labels, Layer, Seen, Site, Trace, Weights, write_atomically};
 pub use view::{GridItem, Style, alignment, flow, grid, heat, table};
-pub use zoom::{Hover, Info, Pixel, RowFacts, Tile, Zoom};
+pub use zoom::{Hover, Info, RowFacts, Tile, Zoom};

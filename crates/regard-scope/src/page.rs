@@ -5,10 +5,10 @@ use crate::error::Error;
 use crate::render::png_uri;
 use crate::stats::{HeadStats, stats};
 use crate::trace::Trace;
-use crate::zoom::{Info, Pixel, TILE, Zoom, max_level, palettes};
+use crate::zoom::{Info, TILE, Zoom, max_level, palettes};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use regard::Machine;
+use regard::{Machine, Pool};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -180,7 +180,7 @@ pub fn zoom_page_of(
     }
     let mut tiles = BTreeMap::new();
     for (i, (level, x, y)) in places.iter().enumerate() {
-        let tile = zoom.tile(site, Pixel::Max, *level, [*x, *y])?;
+        let tile = zoom.tile(site, Pool::Max, *level, [*x, *y])?;
         for (theme, name) in [(Theme::Dark, "dark"), (Theme::Light, "light")] {
             tiles.insert(format!("0/max/{name}/{level}/{x}/{y}"), png_uri(&tile.png(theme)));
         }

@@ -36,7 +36,7 @@ pub fn stats(
     for (i, layer) in trace.layers.iter().enumerate() {
         let site = |head| Site { layer: layer.layer, kind: layer.kind.clone(), head };
         let sums = match &layer.seen {
-            Seen::Heads(heads) => {
+            Seen::Inputs(heads) => {
                 let [q_len, k_len] = layer.seen.size();
                 let first = if k_len > 0 { Mask::prefix(1) } else { Mask::full() };
                 let all = Measure::new().entropy().mean_distance().top_k(1);

@@ -4,7 +4,7 @@
 //! memory never exceeds a small multiple of the file, and the worst that reading can end with is an error. Where `lse` is missing it is
 //! made again, which takes as long as the attention of so many queries and keys does.
 
-use super::{Heads, Labels, Layer, Seen, Trace, Weights};
+use super::{Inputs, Labels, Layer, Seen, Trace, Weights};
 use crate::error::Error;
 use crate::mask::parse_mask;
 use regard::{Machine, bf16, f16};
@@ -149,7 +149,7 @@ impl Trace {
                 Some(name(what))
             };
             let seen = match &layer.seen {
-                Seen::Heads(heads) => SeenHeader {
+                Seen::Inputs(heads) => SeenHeader {
                     q: put("q", &heads.q_shape, &heads.q),
                     k: put("k", &heads.k_shape, &heads.k),
                     lse: put("lse", &heads.q_shape[..2], &heads.lse),
@@ -250,9 +250,10 @@ impl SeenHeader {
                 let mask = self.mask.unwrap_or_else(|| "full".into());
                 parse_mask(&mask)?;
                 let Self { scale, softcap, .. } = self;
-                let heads = Heads { q, k, lse: Vec::new(), q_shape, k_shape, mask, scale, softcap };
+                let heads =
+                    Inputs { q, k, lse: Vec::new(), q_shape, k_shape, mask, scale, softcap };
                 let Some(name) = &self.lse else {
-                    return heads.with_lse(machine).map(Seen::Heads);
+                    return heads.with_lse(machine).map(Seen::Inputs);
                 };
                 let (lse, shape) = numbers::<2>(tensors, name)?;
                 if shape != q_shape[..2] {
@@ -261,9 +262,9 @@ impl SeenHeader {
                     );
                     return Err(Error::format(place, why));
                 }
-                let heads = Heads { lse, ..heads };
+                let heads = Inputs { lse, ..heads };
                 heads.view(machine)?;
-                Ok(Seen::Heads(heads))
+                Ok(Seen::Inputs(heads))
             }
             _ => Err(Error::format(place, "give either q and k, or weights")),
         }

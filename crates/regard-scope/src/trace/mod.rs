@@ -71,14 +71,14 @@ pub struct Layer {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
     /// All that its weights can be made of again.
-    Heads(Heads),
+    Inputs(Inputs),
     /// Weights, or means of them, as they were written by some program.
     Weights(Weights),
 }
 
 /// Queries, keys and `lse` of all heads of an attention.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Heads {
+pub struct Inputs {
     /// `[heads, q_len, dim]`
     pub q: Vec<f32>,
     /// `[kv_heads, k_len, dim]`
@@ -173,7 +173,7 @@ impl Seen {
     #[must_use]
     pub fn heads(&self) -> usize {
         match self {
-            Self::Heads(heads) => heads.q_shape[0],
+            Self::Inputs(heads) => heads.q_shape[0],
             Self::Weights(weights) => weights.shape[0],
         }
     }
@@ -182,13 +182,13 @@ impl Seen {
     #[must_use]
     pub fn size(&self) -> [usize; 2] {
         match self {
-            Self::Heads(heads) => [heads.q_shape[1], heads.k_shape[1]],
+            Self::Inputs(heads) => [heads.q_shape[1], heads.k_shape[1]],
             Self::Weights(weights) => [weights.shape[1], weights.shape[2]],
         }
     }
 }
 
-impl Heads {
+impl Inputs {
     /// Of `q [heads, q_len, dim]` and `k [kv_heads, k_len, dim]`, scaled dot products; `lse` is made here.
     pub fn new(
         (q, q_shape): (Vec<f32>, [usize; 3]),
@@ -299,7 +299,7 @@ impl Trace {
         );
         let cells = [row_axis.len(), col_axis.len()];
         let values = match &layer.seen {
-            Seen::Heads(heads) => heads.cells(machine, site.head, rows, cells)?,
+            Seen::Inputs(heads) => heads.cells(machine, site.head, rows, cells)?,
             Seen::Weights(weights) => {
                 weights.cells(site.head, (rows, 0..k_len), cells, 1)[0].clone()
             }
@@ -308,7 +308,7 @@ impl Trace {
     }
 }
 
-impl Heads {
+impl Inputs {
     /// The largest weight of each of so many cells, at most one for each pair; NaN where a pair alone in its cell is hidden.
     fn cells(
         &self,

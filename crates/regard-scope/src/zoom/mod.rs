@@ -18,15 +18,6 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use survey::{Survey, Surveyed};
 
-/// What a pixel of several pairs shows of their weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pixel {
-    /// The largest.
-    Max,
-    /// Their mean; pairs that do not see each other count as 0.
-    Mean,
-}
-
 /// Pixels of a tile, each way.
 pub(crate) const TILE: usize = 256;
 
@@ -235,11 +226,11 @@ impl Zoom {
         })
     }
 
-    /// A tile of a head.
+    /// A tile of a head: of several pairs, a pixel shows the largest weight, the mean or the sum.
     pub fn tile(
         &self,
         site: usize,
-        pixel: Pixel,
+        pool: Pool,
         level: u32,
         [x, y]: [usize; 2],
     ) -> Result<Tile, Error> {
@@ -250,15 +241,16 @@ impl Zoom {
         })?;
         let (width, height) = (place.pixels[1], place.pixels[0]);
         let scale = Scale::Log { decades: decades(size[1]) as f32 };
-        if let Some(values) = self.survey_of(site)?.tile(&place, pixel) {
+        if let Some(values) = self.survey_of(site)?.tile(&place, pool) {
             return Ok(Tile { width, height, colours: colours(&values, scale), sampled: None });
         }
         let Place { rows, keys, pixels, .. } = place.clone();
         let step = self.step(site, place.scale)?;
         let [max, sum] = self.cells(site, rows, keys, pixels, step)?;
-        let values = match pixel {
-            Pixel::Max => max,
-            Pixel::Mean => place.means(&sum, step),
+        let values = match pool {
+            Pool::Max => max,
+            Pool::Mean => place.means(&sum, step),
+            Pool::Sum => sum,
         };
         let sampled = (step > 1).then(|| [place.scale.div_ceil(step), place.scale]);
         Ok(Tile { width, height, colours: colours(&values, scale), sampled })
@@ -286,7 +278,7 @@ impl Zoom {
     ) -> Result<[Vec<f32>; 2], Error> {
         let (own, layer) = self.site(site)?;
         match &layer.seen {
-            Seen::Heads(heads) => {
+            Seen::Inputs(heads) => {
                 let view = heads.view(self.machine)?.head(0, own.head)?.rows(rows).every(step)?;
                 let [down, across] = pixels;
                 let both = Measure::new().keys(keys).pooled(down, across, Pool::Max);
@@ -304,7 +296,7 @@ impl Zoom {
         let (own, layer) = self.site(site)?;
         let [q_len, k_len] = layer.seen.size();
         let (rows, keys) = (rows.start..rows.end.min(q_len), keys.start..keys.end.min(k_len));
-        let Seen::Heads(heads) = &layer.seen else { return Ok(rows.len() * keys.len()) };
+        let Seen::Inputs(heads) = &layer.seen else { return Ok(rows.len() * keys.len()) };
         if rows.is_empty() {
             return Ok(0);
         }
@@ -323,7 +315,7 @@ impl Zoom {
     fn view(&self, site: usize) -> Result<Option<AttentionView<'_, f32>>, Error> {
         let (own, layer) = self.site(site)?;
         match &layer.seen {
-            Seen::Heads(heads) => Ok(Some(heads.view(self.machine)?.head(0, own.head)?)),
+            Seen::Inputs(heads) => Ok(Some(heads.view(self.machine)?.head(0, own.head)?)),
             Seen::Weights(_) => Ok(None),
         }
     }
@@ -377,7 +369,7 @@ impl Zoom {
                 let (own, layer) = self.site(site)?;
                 let stats = match &layer.seen {
                     Seen::Weights(weights) => weights.row_stats(own.head, row),
-                    Seen::Heads(_) => None,
+                    Seen::Inputs(_) => None,
                 };
                 let [entropy, distance, ..] = stats.unwrap_or_default();
                 (entropy, distance, top)

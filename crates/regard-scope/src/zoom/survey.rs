@@ -1,7 +1,8 @@
 //! A walk over a whole map, strip by strip, and the coarse levels that come of it.
 
-use super::{Pixel, Place, TILE, max_level};
+use super::{Place, TILE, max_level};
 use crate::error::Error;
+use regard::Pool;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -111,19 +112,19 @@ impl Survey {
     }
 
     /// The pixels of a tile, if the survey is done and has them.
-    pub(super) fn tile(&self, place: &Place, pixel: Pixel) -> Option<Vec<f32>> {
+    pub(super) fn tile(&self, place: &Place, pool: Pool) -> Option<Vec<f32>> {
         let levels = self.levels.read().unwrap_or_else(PoisonError::into_inner);
         let level = levels.get(usize::try_from(self.finest().0.checked_sub(place.level)?).ok()?)?;
-        let from = match pixel {
-            Pixel::Max => &level.max,
-            Pixel::Mean => &level.sum,
+        let from = match pool {
+            Pool::Max => &level.max,
+            Pool::Mean | Pool::Sum => &level.sum,
         };
         let row = |i: usize| {
             let begin = (place.first[0] + i) * level.size[1] + place.first[1];
             &from[begin..begin + place.pixels[1]]
         };
         let values: Vec<f32> = (0..place.pixels[0]).flat_map(row).copied().collect();
-        Some(if pixel == Pixel::Mean { place.means(&values, 1) } else { values })
+        Some(if pool == Pool::Mean { place.means(&values, 1) } else { values })
     }
 }
 

@@ -1,7 +1,7 @@
 //! From a run of a real model to a trace.
 
 use crate::dense::{Outcome, Run};
-use regard_scope::{Heads, Labels, Layer, Seen, Trace};
+use regard_scope::{Inputs, Labels, Layer, Seen, Trace};
 use std::collections::BTreeMap;
 
 /// All attentions of a run of a real model.
@@ -11,13 +11,13 @@ pub(crate) fn trace_of(title: &str, run: &Run, dim: usize) -> Outcome<Trace> {
         let shape = |data: &[f32], len: usize| [data.len() / len / dim, len, dim];
         let mask = if seen.causal { "causal" } else { "full" };
         let q = (seen.q.clone(), shape(&seen.q, seen.q_len));
-        let heads = Heads::new(q, (seen.k.clone(), shape(&seen.k, seen.k_len)), mask)?;
+        let heads = Inputs::new(q, (seen.k.clone(), shape(&seen.k, seen.k_len)), mask)?;
         let (rows, cols) = match seen.kind {
             "encoder" => ("source", "source"),
             "cross" => ("target", "source"),
             _ => ("target", "target"),
         };
-        let (kind, seen, layer) = (seen.kind.into(), Seen::Heads(heads), seen.layer);
+        let (kind, seen, layer) = (seen.kind.into(), Seen::Inputs(heads), seen.layer);
         layers.push(Layer { layer, kind, rows: rows.into(), cols: cols.into(), seen });
     }
     let mut axes = BTreeMap::new();

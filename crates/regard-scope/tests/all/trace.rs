@@ -6,14 +6,14 @@ use crate::record::trace_of;
 use crate::stories::Stories;
 use proptest::prelude::*;
 use regard::Machine;
-use regard_scope::{Heads, Labels, Layer, Seen, Site, Trace, Weights};
+use regard_scope::{Inputs, Labels, Layer, Seen, Site, Trace, Weights};
 use std::collections::BTreeMap;
 
 /// A small trace with everything in it.
 fn small() -> Trace {
     let numbers = |n: usize| (0..n).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<f32>>();
-    let heads = Heads::new((numbers(2 * 3 * 4), [2, 3, 4]), (numbers(5 * 4), [1, 5, 4]), "causal");
-    let seen = Seen::Heads(heads.expect("a small problem"));
+    let heads = Inputs::new((numbers(2 * 3 * 4), [2, 3, 4]), (numbers(5 * 4), [1, 5, 4]), "causal");
+    let seen = Seen::Inputs(heads.expect("a small problem"));
     let layer = |layer, seen| Layer {
         layer,
         kind: "cross".into(),
@@ -92,7 +92,7 @@ fn damaged_files_are_refused_and_no_more() -> Outcome<()> {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from((seed >> 33) % n as u64).unwrap_or(0)
     };
-    let mut read = 0;
+    let (mut read, before) = (0, memory());
     for _ in 0..10_000 {
         let mut bytes = whole.clone();
         for _ in 0..=below(4) {
@@ -117,7 +117,17 @@ fn damaged_files_are_refused_and_no_more() -> Outcome<()> {
         }
     }
     assert!((1..5000).contains(&read), "{read} of 10,000 were read");
+    // A file of a kilobyte is no reason for megabytes; threads and their stacks are.
+    let more = memory().saturating_sub(before);
+    assert!(more < 64 << 10, "{more} kB");
     Ok(())
+}
+
+/// The most memory that this process has had, in kB; 0 where nobody says.
+fn memory() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmHWM"));
+    line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
 }
 
 proptest! {
@@ -136,7 +146,7 @@ fn the_view_of_a_real_model_equals_what_another_program_reports() -> Outcome<()>
         let trace = trace_of(&run.text, &run, 4)?;
         let trace = Trace::from_bytes(&trace.to_bytes()?)?;
         let site = Site { layer: 5, kind: "cross".into(), head: 0 };
-        let Seen::Heads(heads) = &trace.layer(&site)?.seen else { return Err("weights".into()) };
+        let Seen::Inputs(heads) = &trace.layer(&site)?.seen else { return Err("weights".into()) };
         let view = heads.view(Machine::here())?.head(0, 0)?;
         let expected: Vec<Vec<f64>> = serde_json::from_value(golden["greedy_attention"].clone())?;
         for (i, expected) in expected.iter().enumerate() {
