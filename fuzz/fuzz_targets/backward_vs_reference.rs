@@ -31,6 +31,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         out: given(9, rows * case.v_dim, true),
         lse: given(10, rows, with_lse),
         entropy: given(11, rows, case.entropy),
+        max_score: Vec::new(),
     };
     let d_out = View::bhsd(&d.out, [batch, heads, q_len, case.v_dim]).unwrap();
     let mut upstream = Upstream::new(d_out).with_bias();
@@ -49,7 +50,8 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let [out, lse, entropy] =
         [&d.out, &d.lse, &d.entropy].map(|d| d.iter().map(|x| Number::to_f64(*x)).collect());
     let judged = output.choice.as_ref().map_or(problem.clone(), |c| problem.with_choice(c));
-    let judge = GradJudge::new(&judged, (q, k, v), (&Outcome { out, lse, entropy }, &d));
+    let exact = Outcome { out, lse, entropy, max_score: Vec::new() };
+    let judge = GradJudge::new(&judged, (q, k, v), (&exact, &d));
     let (ratio, which) = judge.ratio(&ours).unwrap();
     // The gradient of a sparsemax jumps where a score is at the threshold, which rounding decides.
     assert!(ratio <= ROOM || sparse, "{plan:#}\n{ratio} of the bound by {which}");
