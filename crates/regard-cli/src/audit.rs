@@ -1,10 +1,10 @@
 //! `regard audit`: which head tolerates which sparsity.
 
 use crate::args::{AuditArgs, Format};
-use crate::source::{self, printable};
+use crate::source;
 use anyhow::{Result, anyhow, bail};
 use regard::{LshAttention, Pattern, Share};
-use regard_scope::{Inputs, Seen, parse_mask};
+use regard_scope::{Inputs, Seen, parse_mask, printable};
 use serde_json::{Map, Value, json};
 use std::io::Write;
 
@@ -19,7 +19,7 @@ pub(crate) fn run(args: &AuditArgs, format: Format) -> Result<()> {
         let Seen::Inputs(heads) = &layer.seen else {
             bail!(
                 "{} layer {}: it holds weights; an audit needs queries and keys",
-                layer.kind,
+                printable(&layer.kind),
                 layer.layer
             );
         };
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &AuditArgs, format: Format) -> Result<()> {
             first = false;
         }
         for head in heads.view(machine)?.audit(&patterns)?.heads {
-            let shares = patterns.iter().map(name).zip(&head.kept);
+            let shares = patterns.iter().map(ToString::to_string).zip(&head.kept);
             if format == Format::Json {
                 let kept: Map<String, Value> = shares
                     .map(|(name, Share { mean, worst, .. })| {
@@ -78,11 +78,7 @@ fn patterns(args: &AuditArgs, heads: &Inputs) -> Result<Vec<Pattern>> {
     Ok(patterns)
 }
 
-fn name(pattern: &Pattern) -> String {
-    pattern.to_string()
-}
-
 /// The name of a pattern as a column can hold it.
 fn short(pattern: &Pattern) -> String {
-    name(pattern).chars().take(WIDTH).collect()
+    pattern.to_string().chars().take(WIDTH).collect()
 }

@@ -1,10 +1,10 @@
 //! `regard diff`: how far apart the weights of two runs are.
 
 use crate::args::{DiffArgs, Format};
-use crate::source::{self, printable};
+use crate::source;
 use anyhow::{Result, bail};
 use regard::Divergence;
-use regard_scope::{Layer, Seen, Site};
+use regard_scope::{Layer, Seen, Site, printable};
 use serde_json::json;
 use std::io::Write;
 

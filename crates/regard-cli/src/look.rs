@@ -3,12 +3,12 @@
 use crate::args::{Format, LookArgs, ViewArg};
 use crate::serve;
 use crate::show::{Target, progress, show, style, told};
-use crate::source::{self, printable};
+use crate::source;
 use anyhow::{Result, bail};
 use regard::Machine;
 use regard_scope::{
-    GridItem, Map, Scale, Scene, Site, Trace, Zoom, alignment, flow, grid, heat, trace_page,
-    write_atomically, zoom_page_of,
+    GridItem, Map, Scale, Scene, Site, Style, Trace, Zoom, alignment, flow, grid, heat, printable,
+    trace_page, write_atomically, zoom_page_of,
 };
 use serde_json::json;
 use std::io::Write;
@@ -26,8 +26,8 @@ pub(crate) fn run(args: &LookArgs, format: Format) -> Result<()> {
     let trace = source::read(&args.source)?;
     let machine = source::machine(args.source.threads);
     let sites = chosen(&trace, args)?;
+    let first = trace.sites().iter().position(|site| *site == sites[0]).unwrap_or(0);
     if args.serve {
-        let first = trace.sites().iter().position(|site| *site == sites[0]).unwrap_or(0);
         return serve::run(Zoom::new(trace, machine), first, args.port);
     }
     let view = args.view.unwrap_or(if sites.len() > 1 { ViewArg::Grid } else { ViewArg::Heat });
@@ -36,15 +36,15 @@ pub(crate) fn run(args: &LookArgs, format: Format) -> Result<()> {
     }
     if let (Target::Html, Some(path)) = (target, &args.show.out) {
         let page = if view == ViewArg::Zoom {
-            let site = trace.sites().iter().position(|site| *site == sites[0]).unwrap_or(0);
-            zoom_page_of(&Zoom::new(trace, machine), site, &mut progress("tiles")?)?
+            zoom_page_of(&Zoom::new(trace, machine), first, &mut progress("tiles")?)?
         } else {
             trace_page(&trace, machine, FEW_CELLS, &mut progress("heads")?)?
         };
         write_atomically(path, page.as_bytes())?;
         return told(path);
     }
-    show(&scene(&trace, machine, args, (view, &sites))?, &args.show, target)
+    let style = style(&args.show, target);
+    show(&scene(&trace, machine, args, (view, &sites), style)?, &args.show, target)
 }
 
 /// Refuses flags that would say nothing where they are given.
@@ -80,20 +80,15 @@ fn chosen(trace: &Trace, args: &LookArgs) -> Result<Vec<Site>> {
             && args.head.is_none_or(|head| head == site.head)
             && args.kind.as_ref().is_none_or(|kind| *kind == site.kind)
     };
-    let (all, mut kinds) = (trace.sites(), Vec::new());
+    let all = trace.sites();
     let found: Vec<Site> = all.iter().filter(own).cloned().collect();
     if found.is_empty() {
-        all.iter().for_each(|site| {
-            if !kinds.contains(&site.kind) {
-                kinds.push(site.kind.clone());
-            }
-        });
         let most = |of: fn(&Site) -> usize| all.iter().map(of).max().unwrap_or(0);
         bail!(
             "no such head: there are layers up to {}, heads up to {}, and kinds {}",
             most(|site| site.layer),
             most(|site| site.head),
-            printable(&kinds.join(", "))
+            printable(&trace.kinds().join(", "))
         );
     }
     Ok(found)
@@ -115,9 +110,8 @@ fn scene(
     machine: Machine,
     args: &LookArgs,
     (view, sites): (ViewArg, &[Site]),
+    mut style: Style,
 ) -> Result<Scene> {
-    let target = Target::of(args.show.out.as_deref())?;
-    let mut style = style(&args.show, target);
     if view == ViewArg::Grid {
         let item = |site: &Site| {
             let map = map(trace, machine, args, (site, FEW_CELLS))?;

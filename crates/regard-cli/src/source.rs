@@ -5,7 +5,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 use npyz::NpyFile;
 use regard::{Machine, f16};
-use regard_scope::{Inputs, Labels, Layer, Seen, Trace, parse_mask};
+use regard_scope::{Inputs, Labels, Layer, Seen, Trace, parse_mask, printable};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
@@ -47,11 +47,6 @@ pub(crate) fn read_trace(path: &Path, machine: Machine) -> Result<Trace> {
         bail!("{}: the trace holds no layers", path.display());
     }
     Ok(trace)
-}
-
-/// Text of a file as a terminal may have it: nothing that controls.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
 fn has_ending(path: &Path, ending: &str) -> bool {

@@ -2,9 +2,9 @@
 
 use crate::args::{Format, StatsArgs};
 use crate::show::{Target, progress, show, style};
-use crate::source::{self, printable};
+use crate::source;
 use anyhow::{Result, bail};
-use regard_scope::{HeadStats, Scale, stats, table};
+use regard_scope::{HeadStats, Scale, printable, stats, table};
 use std::io::Write;
 
 pub(crate) fn run(args: &StatsArgs, format: Format) -> Result<()> {
@@ -12,17 +12,12 @@ pub(crate) fn run(args: &StatsArgs, format: Format) -> Result<()> {
     let trace = source::read(&args.source)?;
     let all = stats(&trace, source::machine(args.source.threads), &mut progress("layers")?)?;
     if let Some(name) = args.view.as_ref().filter(|_| format == Format::Text) {
-        let mut kinds: Vec<&str> = Vec::new();
-        for HeadStats { site, .. } in &all {
-            if !kinds.contains(&site.kind.as_str()) {
-                kinds.push(&site.kind);
-            }
-        }
+        let kinds = trace.kinds();
         if args.show.out.is_some() && kinds.len() > 1 {
             bail!(
                 "--out: there are {} kinds of attention ({}); a file holds one",
                 kinds.len(),
-                kinds.join(", ")
+                printable(&kinds.join(", "))
             );
         }
         for kind in kinds {

@@ -61,6 +61,7 @@ pub use page::{trace_page, zoom_page, zoom_page_of};
 pub use palette::{Kind, Palette, Scale};
 pub use scene::{Metrics, Scene};
 pub use stats::{HeadStats, stats};
+pub use text::printable;
 pub use trace::{Inputs, Labels, Layer, Seen, Site, Trace, Weights, write_atomically};
 pub use view::{GridItem, Style, alignment, flow, grid, heat, table};
 pub use zoom::{Hover, Info, RowFacts, Tile, Zoom};

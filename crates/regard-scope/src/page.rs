@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::render::png_uri;
 use crate::stats::{HeadStats, stats};
 use crate::trace::Trace;
-use crate::zoom::{Info, TILE, Zoom, max_level, palettes};
+use crate::zoom::{Info, Palettes, TILE, Zoom, max_level};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use regard::{Machine, Pool};
@@ -58,10 +58,10 @@ fn json(data: &impl Serialize) -> Result<String, Error> {
 }
 
 #[derive(Serialize)]
-struct TraceData<'t, P> {
+struct TraceData<'t> {
     title: &'t str,
     axes: BTreeMap<String, AxisData>,
-    palettes: P,
+    palettes: Palettes,
     sites: Vec<SiteData>,
 }
 
@@ -113,7 +113,7 @@ pub fn trace_page(
         });
         progress(i + 1, numbers.len());
     }
-    let data = TraceData { title: &trace.title, axes, palettes: palettes(), sites };
+    let data = TraceData { title: &trace.title, axes, palettes: Palettes::new(), sites };
     let (title, data) = (escaped(&trace.title), json(&data)?);
     let parts = [
         ("{{TITLE}}", title.as_str()),

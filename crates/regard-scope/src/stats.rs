@@ -36,19 +36,19 @@ pub fn stats(
     for (i, layer) in trace.layers.iter().enumerate() {
         let site = |head| Site { layer: layer.layer, kind: layer.kind.clone(), head };
         let sums = match &layer.seen {
-            Seen::Inputs(heads) => {
+            Seen::Inputs(inputs) => {
                 let [q_len, k_len] = layer.seen.size();
                 let first = if k_len > 0 { Mask::prefix(1) } else { Mask::full() };
                 let all = Measure::new().entropy().mean_distance().top_k(1);
-                let found = heads.view(machine)?.measure(&all.mass(first))?;
+                let found = inputs.view(machine)?.measure(&all.mass(first))?;
                 let [entropy, distance] =
                     [found.entropy, found.mean_distance].map(Option::unwrap_or_default);
                 let top = found.top.unwrap_or_default();
                 let first = found.masses.first().cloned().unwrap_or_default();
                 // Rows that see nothing have no lse; what met a NaN keeps it.
                 let row = |i: usize| {
-                    let largest = top.weights(i).first().copied().unwrap_or(heads.lse[i]);
-                    let seen = heads.lse[i] != f32::NEG_INFINITY;
+                    let largest = top.weights(i).first().copied().unwrap_or(inputs.lse[i]);
+                    let seen = inputs.lse[i] != f32::NEG_INFINITY;
                     seen.then(|| [entropy[i], distance[i], first[i], largest].map(f64::from))
                 };
                 let of_head = |head| (0..q_len).filter_map(|i| row(head * q_len + i)).collect();

@@ -22,6 +22,12 @@ pub(crate) fn clean(label: &str) -> String {
     if out.trim().is_empty() { out.replace(char::is_whitespace, "␣") } else { out }
 }
 
+/// Text of any length, in its lines, without anything else that controls: for what is printed of a file that may come from anywhere.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.chars().filter_map(|c| if c == '\n' { Some(c) } else { harmless(c) }).collect()
+}
+
 fn harmless(c: char) -> Option<char> {
     match c {
         '\n' | '\r' | '\u{2028}' | '\u{2029}' => Some('⏎'),

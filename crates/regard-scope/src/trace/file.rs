@@ -149,13 +149,13 @@ impl Trace {
                 Some(name(what))
             };
             let seen = match &layer.seen {
-                Seen::Inputs(heads) => SeenHeader {
-                    q: put("q", &heads.q_shape, &heads.q),
-                    k: put("k", &heads.k_shape, &heads.k),
-                    lse: put("lse", &heads.q_shape[..2], &heads.lse),
-                    mask: Some(heads.mask.clone()),
-                    scale: heads.scale,
-                    softcap: heads.softcap,
+                Seen::Inputs(inputs) => SeenHeader {
+                    q: put("q", &inputs.q_shape, &inputs.q),
+                    k: put("k", &inputs.k_shape, &inputs.k),
+                    lse: put("lse", &inputs.q_shape[..2], &inputs.lse),
+                    mask: Some(inputs.mask.clone()),
+                    scale: inputs.scale,
+                    softcap: inputs.softcap,
                     weights: None,
                 },
                 Seen::Weights(weights) => {

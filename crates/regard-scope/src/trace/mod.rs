@@ -173,7 +173,7 @@ impl Seen {
     #[must_use]
     pub fn heads(&self) -> usize {
         match self {
-            Self::Inputs(heads) => heads.q_shape[0],
+            Self::Inputs(inputs) => inputs.q_shape[0],
             Self::Weights(weights) => weights.shape[0],
         }
     }
@@ -182,7 +182,7 @@ impl Seen {
     #[must_use]
     pub fn size(&self) -> [usize; 2] {
         match self {
-            Self::Inputs(heads) => [heads.q_shape[1], heads.k_shape[1]],
+            Self::Inputs(inputs) => [inputs.q_shape[1], inputs.k_shape[1]],
             Self::Weights(weights) => [weights.shape[1], weights.shape[2]],
         }
     }
@@ -254,6 +254,18 @@ impl Trace {
             .collect()
     }
 
+    /// The kinds of its layers, in the order in which they come.
+    #[must_use]
+    pub fn kinds(&self) -> Vec<&str> {
+        let mut kinds: Vec<&str> = Vec::new();
+        for layer in &self.layers {
+            if !kinds.contains(&layer.kind.as_str()) {
+                kinds.push(&layer.kind);
+            }
+        }
+        kinds
+    }
+
     /// The attention that a site is a head of.
     pub fn layer(&self, site: &Site) -> Result<&Layer, Error> {
         let own =
@@ -299,9 +311,10 @@ impl Trace {
         );
         let cells = [row_axis.len(), col_axis.len()];
         let values = match &layer.seen {
-            Seen::Inputs(heads) => heads.cells(machine, site.head, rows, cells)?,
+            Seen::Inputs(inputs) => inputs.cells(machine, site.head, rows, cells)?,
             Seen::Weights(weights) => {
-                weights.cells(site.head, (rows, 0..k_len), cells, 1)[0].clone()
+                let [largest, _] = weights.cells(site.head, (rows, 0..k_len), cells, 1);
+                largest
             }
         };
         Ok(Map { title: site.to_string(), values, rows: row_axis, cols: col_axis })
@@ -346,6 +359,12 @@ impl Weights {
         &self.values[head * n..][..n]
     }
 
+    /// The weights of a row of a head.
+    pub(crate) fn row(&self, head: usize, row: usize) -> &[f32] {
+        let k_len = self.shape[2];
+        &self.head(head)[row * k_len..][..k_len]
+    }
+
     /// The largest weight and the sum of the weights of each of so many cells of equal size, of every `step`-th row. What lies
     /// beyond the last row and column is cut off. A NaN stays.
     pub(crate) fn cells(
@@ -359,7 +378,7 @@ impl Weights {
         let mut cells = [vec![0.0f32; down * across], vec![0.0f32; down * across]];
         for row in (rows.start..rows.end.min(q_len)).step_by(step) {
             for col in cols.start..cols.end.min(k_len) {
-                let a = self.head(head)[row * k_len + col];
+                let a = self.row(head, row)[col];
                 let [i, j] = [(row, &rows, down), (col, &cols, across)]
                     .map(|(at, range, cells)| (at - range.start) * cells / range.len());
                 let [max, sum] = cells.each_mut().map(|cells| &mut cells[i * across + j]);
@@ -373,7 +392,7 @@ impl Weights {
     /// Entropy, mean distance, weight of the first key and largest weight of a row; none for a row without weight.
     pub(crate) fn row_stats(&self, head: usize, row: usize) -> Option<[f64; 4]> {
         let [_, q_len, k_len] = self.shape;
-        let weights = self.head(head)[row * k_len..][..k_len].iter().map(|a| f64::from(*a));
+        let weights = self.row(head, row).iter().map(|a| f64::from(*a));
         let mass: f64 = weights.clone().sum();
         let term = |a: f64| if a == 0.0 { 0.0 } else { -a * a.ln() };
         let position = row as f64 + k_len as f64 - q_len as f64;

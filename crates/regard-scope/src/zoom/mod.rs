@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::palette::{Kind, Palette, Scale};
 use crate::render::indexed_png;
 use crate::trace::{Labels, Layer, Seen, Site, Trace};
-use regard::{AttentionView, Machine, Measure, Pool};
+use regard::{Machine, Measure, Pool};
 use serde::Serialize;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,9 +20,6 @@ use survey::{Survey, Surveyed};
 
 /// Pixels of a tile, each way.
 pub(crate) const TILE: usize = 256;
-
-/// Pairs of a tile that are looked at while somebody waits: 4096 each way, about 20 ms on two cores.
-const BUDGET: usize = 1 << 24;
 
 /// Surveys that are kept: of the heads looked at last. A large one takes 180 MB.
 const KEPT: usize = 4;
@@ -68,22 +65,18 @@ impl Info {
     }
 }
 
+/// All 256 colours of the amounts, dark and light, for a page.
 #[derive(Clone, Debug, Serialize)]
-struct Palettes {
+pub(crate) struct Palettes {
     dark: String,
     light: String,
 }
 
 impl Palettes {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let hex = |theme| Palette::of(theme, Kind::Amount).hex();
         Self { dark: hex(Theme::Dark), light: hex(Theme::Light) }
     }
-}
-
-/// All 256 colours of the amounts, dark and light, for a page.
-pub(crate) fn palettes() -> impl Serialize {
-    Palettes::new()
 }
 
 /// Some pixels of a level.
@@ -204,9 +197,7 @@ impl Zoom {
             surveys.push(known.clone());
             return Ok(known.1);
         }
-        let size = self.size(site)?;
-        let all = self.visible(site, 0..size[0], 0..size[1])?;
-        let new = Arc::new(Survey::new(size, all <= BUDGET));
+        let new = Arc::new(Survey::new(self.size(site)?, self.visible(site)?));
         surveys.push((site, new.clone()));
         if surveys.len() > KEPT {
             let idle = surveys.iter().position(|(_, survey)| !survey.is_busy());
@@ -241,11 +232,12 @@ impl Zoom {
         })?;
         let (width, height) = (place.pixels[1], place.pixels[0]);
         let scale = Scale::Log { decades: decades(size[1]) as f32 };
-        if let Some(values) = self.survey_of(site)?.tile(&place, pool) {
+        let survey = self.survey_of(site)?;
+        if let Some(values) = survey.tile(&place, pool) {
             return Ok(Tile { width, height, colours: colours(&values, scale), sampled: None });
         }
         let Place { rows, keys, pixels, .. } = place.clone();
-        let step = self.step(site, place.scale)?;
+        let step = survey.step(place.scale);
         let [max, sum] = self.cells(site, rows, keys, pixels, step)?;
         let values = match pool {
             Pool::Max => max,
@@ -254,17 +246,6 @@ impl Zoom {
         };
         let sampled = (step > 1).then(|| [place.scale.div_ceil(step), place.scale]);
         Ok(Tile { width, height, colours: colours(&values, scale), sampled })
-    }
-
-    /// How many rows are looked at of the tiles of a level: every such. The same for all of its tiles, so that none looks brighter
-    /// than its neighbour, and a power of two, so that no pixel has more rows than another.
-    fn step(&self, site: usize, scale: usize) -> Result<usize, Error> {
-        let [q_len, k_len] = self.size(site)?;
-        let side = TILE * scale;
-        // Rows near the end of a causal mask see twice as much as others do.
-        let each = 2 * self.visible(site, 0..q_len, 0..k_len)? / q_len.max(1);
-        let pairs = side.min(q_len).saturating_mul(side.min(each));
-        Ok(pairs.div_ceil(BUDGET).next_power_of_two().min(scale))
     }
 
     /// The largest weight and the sum of the weights in each of so many cells of equal size, looking at every `step`-th row.
@@ -278,8 +259,8 @@ impl Zoom {
     ) -> Result<[Vec<f32>; 2], Error> {
         let (own, layer) = self.site(site)?;
         match &layer.seen {
-            Seen::Inputs(heads) => {
-                let view = heads.view(self.machine)?.head(0, own.head)?.rows(rows).every(step)?;
+            Seen::Inputs(inputs) => {
+                let view = inputs.view(self.machine)?.head(0, own.head)?.rows(rows).every(step)?;
                 let [down, across] = pixels;
                 let both = Measure::new().keys(keys).pooled(down, across, Pool::Max);
                 let found = view.measure(&both.pooled(down, across, Pool::Sum))?;
@@ -290,34 +271,20 @@ impl Zoom {
         }
     }
 
-    /// About how many pairs of a region see each other, from a few of its rows.
-    fn visible(&self, site: usize, rows: Range<usize>, keys: Range<usize>) -> Result<usize, Error> {
+    /// About how many pairs of a head see each other, from a few of its rows.
+    fn visible(&self, site: usize) -> Result<usize, Error> {
         const ROWS: usize = 16;
         let (own, layer) = self.site(site)?;
         let [q_len, k_len] = layer.seen.size();
-        let (rows, keys) = (rows.start..rows.end.min(q_len), keys.start..keys.end.min(k_len));
-        let Seen::Inputs(heads) = &layer.seen else { return Ok(rows.len() * keys.len()) };
-        if rows.is_empty() {
+        let Seen::Inputs(inputs) = &layer.seen else { return Ok(q_len * k_len) };
+        if q_len == 0 {
             return Ok(0);
         }
-        let view = heads.view(self.machine)?;
+        let view = inputs.view(self.machine)?;
         let (mask, scope) = (&view.problem().mask, view.problem().scope(0, own.head));
-        let seen = |row: usize| -> usize {
-            let inside =
-                |r: &Range<usize>| r.end.min(keys.end).saturating_sub(r.start.max(keys.start));
-            mask.visible(&scope, row).iter().map(inside).sum()
-        };
-        let looked: Vec<usize> =
-            (0..ROWS).map(|i| rows.start + (2 * i + 1) * rows.len() / (2 * ROWS)).collect();
-        Ok(looked.iter().map(|row| seen(*row)).sum::<usize>() * rows.len() / ROWS)
-    }
-
-    fn view(&self, site: usize) -> Result<Option<AttentionView<'_, f32>>, Error> {
-        let (own, layer) = self.site(site)?;
-        match &layer.seen {
-            Seen::Inputs(heads) => Ok(Some(heads.view(self.machine)?.head(0, own.head)?)),
-            Seen::Weights(_) => Ok(None),
-        }
+        let seen = |row: usize| mask.visible(&scope, row).iter().map(Range::len).sum::<usize>();
+        let looked = (0..ROWS).map(|i| (2 * i + 1) * q_len / (2 * ROWS));
+        Ok(looked.map(seen).sum::<usize>() * q_len / ROWS)
     }
 
     /// The exact weight of a pair, and its words.
@@ -326,22 +293,17 @@ impl Zoom {
         below("query", row, size[0])?;
         below("key", key, size[1])?;
         let (query, word) = (q.label(row), k.label(key));
-        let (weight, hidden) = match self.view(site)? {
-            Some(view) => {
-                let scope = view.problem().scope(0, self.sites[site].head);
+        let (own, layer) = self.site(site)?;
+        let (weight, hidden) = match &layer.seen {
+            Seen::Inputs(inputs) => {
+                let view = inputs.view(self.machine)?.head(0, own.head)?;
+                let scope = view.problem().scope(0, own.head);
                 let hidden = !view.problem().mask.sees(&scope, row, key);
                 (view.tile(row..row + 1, key..key + 1)?.first().copied().unwrap_or(0.0), hidden)
             }
-            None => (self.row_of_weights(site, row)?[key], false),
+            Seen::Weights(weights) => (weights.row(own.head, row)[key], false),
         };
         Ok(Hover { row, key, query, word, weight: weight.into(), hidden })
-    }
-
-    fn row_of_weights(&self, site: usize, row: usize) -> Result<&[f32], Error> {
-        let (own, layer) = self.site(site)?;
-        let Seen::Weights(weights) = &layer.seen else { return Ok(&[]) };
-        let k_len = weights.shape[2];
-        Ok(&weights.head(own.head)[row * k_len..][..k_len])
     }
 
     /// What a query looks at.
@@ -350,8 +312,10 @@ impl Zoom {
         below("query", row, size[0])?;
         let top_key =
             |key: usize, weight: f32| TopKey { key, word: k.label(key), weight: weight.into() };
-        let (entropy, distance, top) = match self.view(site)? {
-            Some(view) => {
+        let (own, layer) = self.site(site)?;
+        let (entropy, distance, top) = match &layer.seen {
+            Seen::Inputs(inputs) => {
+                let view = inputs.view(self.machine)?.head(0, own.head)?;
                 let all = Measure::new().entropy().mean_distance().top_k(TOP);
                 let found = view.rows(row..row + 1).measure(&all)?;
                 let first =
@@ -361,17 +325,12 @@ impl Zoom {
                 let top = keys.map(|(key, weight)| top_key(*key, *weight)).collect();
                 (first(found.entropy).into(), first(found.mean_distance).into(), top)
             }
-            None => {
-                let weights = self.row_of_weights(site, row)?;
+            Seen::Weights(all) => {
+                let weights = all.row(own.head, row);
                 let mut order: Vec<usize> = (0..weights.len()).collect();
                 order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]).then(a.cmp(b)));
                 let top = order.iter().take(TOP).map(|key| top_key(*key, weights[*key])).collect();
-                let (own, layer) = self.site(site)?;
-                let stats = match &layer.seen {
-                    Seen::Weights(weights) => weights.row_stats(own.head, row),
-                    Seen::Inputs(_) => None,
-                };
-                let [entropy, distance, ..] = stats.unwrap_or_default();
+                let [entropy, distance, ..] = all.row_stats(own.head, row).unwrap_or_default();
                 (entropy, distance, top)
             }
         };
