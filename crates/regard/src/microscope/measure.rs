@@ -193,29 +193,13 @@ impl<E: Element> AttentionView<'_, E> {
             let wanted = |batch| self.wanted(measure, batch);
             self.look((&self.problem.mask, &keys), counts, wanted, |batch, strips| {
                 let wanted = self.wanted(measure, batch);
-                let no_sums = wanted.grids.is_empty();
-                let maps = measured.add(&wanted, strips);
-                if let (Some(all), true) = (&mut measured.col_sum, no_sums) {
+                let mut maps = measured.add(&wanted, strips).into_iter();
+                if let (Some(all), true) = (&mut measured.col_sum, wanted.grids.is_empty()) {
                     let end = keys.end.min(self.problem.k_len(batch));
                     all.extend(vec![E::Num::default(); end.saturating_sub(keys.start)]);
                 }
-                let mut maps = maps.into_iter();
-                for (_, pool) in &measure.pooled {
-                    let nothing = Pooled { rows: 0, cols: 0, values: Vec::new() };
-                    let (grid, values) = match maps.next() {
-                        Some(map) => map,
-                        None => {
-                            measured.pooled.push(nothing);
-                            continue;
-                        }
-                    };
-                    let (rows, cols) = (grid.rows.cells, grid.keys.cells);
-                    let mut pooled = Pooled { rows, cols, values };
-                    if *pool == Pool::Mean {
-                        self.divide(&mut pooled, batch, &grid);
-                    }
-                    measured.pooled.push(pooled);
-                }
+                let pools = measure.pooled.iter().map(|(_, pool)| *pool);
+                measured.pooled.extend(pools.map(|pool| self.map(batch, maps.next(), pool)));
             });
         }
         for mask in &measure.masks {
@@ -343,6 +327,18 @@ impl<E: Element> AttentionView<'_, E> {
             self.look_at_tile((batch, head), rows, (&way, wanted), counts, (scratch, &mut found));
         }
         Some(found)
+    }
+
+    /// The map of a head from what its cells hold; an empty one if it has no cells.
+    fn map(&self, batch: usize, cells: Option<(Grid, Vec<E::Num>)>, pool: Pool) -> Pooled<E::Num> {
+        let Some((grid, values)) = cells else {
+            return Pooled { rows: 0, cols: 0, values: Vec::new() };
+        };
+        let mut map = Pooled { rows: grid.rows.cells, cols: grid.keys.cells, values };
+        if pool == Pool::Mean {
+            self.divide(&mut map, batch, &grid);
+        }
+        map
     }
 
     /// Divides the sums of cells by their pairs: of the queries that were looked at.
