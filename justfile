@@ -55,6 +55,10 @@ table:
 bench *args:
     cargo run --release --locked -p regard-cli -- bench {{args}}
 
+# goldens/*.safetensors, by a Python with the packages that goldens/make.py names
+goldens python="python3" *names:
+    {{python}} goldens/make.py {{names}}
+
 # The pictures of docs/gallery.md, from real models; looks for their weights in ../shared/data
 gallery:
     cargo run --locked -p regard-scope --example gallery -- target/gallery
