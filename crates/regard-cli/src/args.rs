@@ -34,6 +34,14 @@ pub(crate) enum Verb {
     Audit(AuditArgs),
     /// How far apart the weights of two runs are: Kullback-Leibler and Jensen-Shannon, head by head
     Diff(DiffArgs),
+    /// Goes on with a text, as a language model does: `regard generate smollm2 --prompt 'Once upon a time'`
+    Generate(GenerateArgs),
+    /// Writes a text in another language or script: `regard translate MODEL TEXT`
+    Translate(TranslateArgs),
+    /// Vectors of texts, and how alike the texts are: `regard embed minilm TEXT TEXT`
+    Embed(EmbedArgs),
+    /// Models that are known by name: what they are, whether they are here, how to get them
+    Models(ModelsArgs),
     /// How fast calls are here, beside the machine's own limit and, if wanted, PyTorch
     Bench(BenchArgs),
 }
@@ -179,10 +187,89 @@ pub(crate) struct StepsArgs {
     pub(crate) seed: u64,
 }
 
+/// A model that works with text.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ModelArg {
+    /// A name that `regard models` lists, a folder (config.json, model.safetensors, tokenizer.json), a .gguf or a .safetensors
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: PathBuf,
+}
+
+/// How the next token is chosen.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct SearchArgs {
+    /// The most probable token each time; the default unless --temperature, --top-k, --top-p or --beams is given
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "seed", "beams"])]
+    pub(crate) greedy: bool,
+    /// Draws tokens; above 1 more freely, below 1 more narrowly
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+    /// Draws among so many most probable tokens
+    #[arg(long, value_name = "N")]
+    pub(crate) top_k: Option<usize>,
+    /// Draws among the most probable tokens that have this share together
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Of what is drawn [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Goes on with so many of the best texts at once, and takes the best at the end
+    #[arg(long, value_name = "N", conflicts_with_all = ["temperature", "top_k", "top_p", "seed"])]
+    pub(crate) beams: Option<usize>,
+    /// Of --beams: a text's log-probability is divided by its length to this power [default: 1]
+    #[arg(long, value_name = "X", requires = "beams", allow_negative_numbers = true)]
+    pub(crate) length_penalty: Option<f32>,
+    /// Tokens to write, at most
+    #[arg(long, value_name = "N", default_value = "128", value_parser = count)]
+    pub(crate) max_tokens: usize,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// The text to go on with; may be given several times [default: nothing]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prompt: Vec<String>,
+    #[command(flatten)]
+    pub(crate) search: SearchArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct TranslateArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// The texts
+    #[arg(required = true, value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+    #[command(flatten)]
+    pub(crate) search: SearchArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct EmbedArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// The texts
+    #[arg(required = true, value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ModelsArgs {
+    /// Downloads this one, by the pip of --python, and checks what came
+    #[arg(long, value_name = "NAME")]
+    pub(crate) get: Option<String>,
+    /// A Python with pip
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    pub(crate) python: String,
+}
+
 /// What is looked at.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct SourceArgs {
-    /// A trace (.safetensors), or queries and keys (q.npy k.npy), [heads, len, dim] or [len, dim]
+    /// A trace (.safetensors); a model and a text (minilm 'A sentence', or @FILE for the text in a file); or queries and keys
+    /// (q.npy k.npy), [heads, len, dim] or [len, dim]
     #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// Of q.npy and k.npy: who may see whom, for example 'causal & window 128' [default: full]

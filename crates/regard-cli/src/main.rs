@@ -7,15 +7,20 @@ mod audit;
 mod bench;
 mod check;
 mod diff;
+mod embed;
+mod generate;
 mod info;
 mod job;
 mod look;
+mod model;
+mod models;
 mod plan;
 mod serve;
 mod show;
 mod source;
 mod stats;
 mod steps;
+mod translate;
 
 use anyhow::Result;
 use args::{Args, Verb};
@@ -44,6 +49,10 @@ fn run(Args { verb, format }: Args) -> Result<()> {
         Verb::Stats(args) => stats::run(&args, format),
         Verb::Audit(args) => audit::run(&args, format),
         Verb::Diff(args) => diff::run(&args, format),
+        Verb::Generate(args) => generate::run(&args, format),
+        Verb::Translate(args) => translate::run(&args, format),
+        Verb::Embed(args) => embed::run(&args, format),
+        Verb::Models(args) => models::run(&args, format),
         Verb::Bench(args) if args.list => bench::list(format),
         Verb::Bench(args) => bench::run(job::bench(args)?, format),
     }

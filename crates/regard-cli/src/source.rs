@@ -1,6 +1,7 @@
 //! What the microscope looks at: a trace, or queries and keys from NumPy.
 
 use crate::args::SourceArgs;
+use crate::model;
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 use npyz::NpyFile;
@@ -24,20 +25,34 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
             bail!("{}: queries alone; give the keys too, as in q.npy k.npy", trace.display())
         }
         [trace] => {
-            let of_arrays = [
-                (args.mask.is_some(), "--mask"),
-                (args.scale.is_some(), "--scale"),
-                (args.q_words.is_some(), "--q-words"),
-                (args.k_words.is_some(), "--k-words"),
-            ];
-            if let Some((_, flag)) = of_arrays.iter().find(|(given, _)| *given) {
+            if let Some(flag) = flag_of_arrays(args) {
                 bail!("{flag}: a trace says that itself; leave it out");
             }
             read_trace(trace, machine(args.threads))
         }
         [q, k] if has_ending(q, "npy") && has_ending(k, "npy") => of_arrays(q, k, args),
-        _ => bail!("give one trace (.safetensors), or queries and keys, as in q.npy k.npy"),
+        [model, text] if !has_ending(model, "npy") => {
+            if let Some(flag) = flag_of_arrays(args) {
+                bail!("{flag}: a model says that itself; leave it out");
+            }
+            let text = text.to_str().ok_or_else(|| anyhow!("the text is not UTF-8"))?;
+            model::look(model, text)
+        }
+        _ => bail!(
+            "give one trace (.safetensors), a model and a text, or queries and keys, as in q.npy k.npy"
+        ),
     }
+}
+
+/// A flag that only arrays need, if one is given.
+fn flag_of_arrays(args: &SourceArgs) -> Option<&'static str> {
+    let flags = [
+        (args.mask.is_some(), "--mask"),
+        (args.scale.is_some(), "--scale"),
+        (args.q_words.is_some(), "--q-words"),
+        (args.k_words.is_some(), "--k-words"),
+    ];
+    flags.into_iter().find_map(|(given, flag)| given.then_some(flag))
 }
 
 /// Reads a trace.

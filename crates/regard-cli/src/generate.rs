@@ -1,0 +1,67 @@
+//! `regard generate`: goes on with texts.
+
+use crate::args::{Format, GenerateArgs};
+use crate::model;
+use anyhow::Result;
+use regard_models::generate::Ended;
+use regard_scope::printable;
+use serde_json::json;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+pub(crate) fn run(args: &GenerateArgs, format: Format) -> Result<()> {
+    let search = model::search(&args.search);
+    search.check()?;
+    let model = model::open(&args.model.model)?;
+    let prompts: Vec<&str> = if args.prompt.is_empty() {
+        vec![""]
+    } else {
+        args.prompt.iter().map(String::as_str).collect()
+    };
+    let mut out = std::io::stdout().lock();
+    // One text streams as it is written; several would be mixed up.
+    let streams = format == Format::Text && prompts.len() == 1;
+    if streams {
+        write!(out, "{}", printable(prompts[0]))?;
+        out.flush()?;
+    }
+    let (start, mut failed) = (Instant::now(), None);
+    let written = model.generate(&prompts, &search, args.search.max_tokens, &mut |_, text| {
+        if !streams {
+            return ControlFlow::Continue(());
+        }
+        match write!(out, "{}", printable(text)).and_then(|()| out.flush()) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let tokens: usize = written.iter().map(|one| one.tokens.len()).sum();
+    if streams {
+        writeln!(out)?;
+    }
+    for (prompt, one) in prompts.iter().zip(&written).filter(|_| !streams) {
+        match format {
+            Format::Json => {
+                let ended = match one.ended {
+                    Ended::End => "end",
+                    Ended::MaxTokens => "max_tokens",
+                    Ended::Context => "context",
+                    Ended::Interrupted => "interrupted",
+                };
+                let line = json!({"prompt": prompt, "text": one.text, "tokens": one.tokens, "score": one.score, "ended": ended});
+                writeln!(out, "{line}")?;
+            }
+            Format::Text => writeln!(out, "{}{}\n", printable(prompt), printable(&one.text))?,
+        }
+    }
+    eprintln!("{tokens} tokens in {seconds:.2} s, {:.1} a second", tokens as f64 / seconds);
+    Ok(())
+}

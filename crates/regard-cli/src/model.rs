@@ -1,0 +1,85 @@
+//! Models by name or by path, opened for text.
+
+use crate::args::SearchArgs;
+use anyhow::{Context, Result, anyhow, bail};
+use indicatif::ProgressBar;
+use regard_models::Model;
+use regard_models::files::{KNOWN, Known, cache_dir};
+use regard_models::generate::Search;
+use regard_scope::{Trace, printable};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where models that are known by name are kept.
+pub(crate) fn cache() -> Result<PathBuf> {
+    cache_dir(|name| std::env::var_os(name))
+        .ok_or_else(|| anyhow!("no HOME: set REGARD_CACHE to a folder for models"))
+}
+
+/// Opens a model; draws on a terminal only.
+pub(crate) fn open(model: &Path) -> Result<Model> {
+    regard_burn::keep_heap();
+    let path = place(model)?;
+    let busy = busy(format!("reading {}", path.display()));
+    let opened = Model::open(&path).map_err(|e| anyhow!("{}", printable(&e.to_string())));
+    busy.finish_and_clear();
+    opened
+}
+
+/// Something that turns on a terminal while work is done.
+pub(crate) fn busy(message: String) -> ProgressBar {
+    let busy = ProgressBar::new_spinner().with_message(message);
+    busy.enable_steady_tick(Duration::from_millis(100));
+    busy
+}
+
+/// What is known by this name, or else what is there by this path: `./minilm` is a folder, `minilm` a name.
+fn place(model: &Path) -> Result<PathBuf> {
+    let Some(known) = model.to_str().and_then(Known::named) else {
+        if model.exists() {
+            return Ok(model.into());
+        }
+        let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
+        bail!(
+            "{}: no such folder or file, and no name that is known: {}",
+            printable(&model.display().to_string()),
+            names.join(", ")
+        );
+    };
+    known.path(&cache()?).ok_or_else(|| {
+        anyhow!("{0} is not here yet; get it by: regard models --get {0}", known.name)
+    })
+}
+
+/// What every head of a model looks at in a text, or in the text of `@FILE`.
+pub(crate) fn look(model: &Path, text: &str) -> Result<Trace> {
+    let text = match text.strip_prefix('@') {
+        Some(file) => std::fs::read_to_string(file).with_context(|| file.to_string())?,
+        None => text.into(),
+    };
+    let model = open(model)?;
+    let busy = busy(format!("{} reads", model.title));
+    let trace = model.look(&text).map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
+    busy.finish_and_clear();
+    if trace.layers.is_empty() {
+        bail!("{}: no attention that a trace can hold", printable(&model.title));
+    }
+    Ok(trace)
+}
+
+/// How the next token is chosen: greedily, unless something else is asked for.
+pub(crate) fn search(args: &SearchArgs) -> Search {
+    let SearchArgs { temperature, top_k, top_p, seed, beams, length_penalty, .. } = *args;
+    if let Some(width) = beams {
+        return Search::Beam { width, length_penalty: length_penalty.unwrap_or(1.0) };
+    }
+    if temperature.is_none() && top_k.is_none() && top_p.is_none() && seed.is_none() {
+        return Search::Greedy;
+    }
+    Search::Sample {
+        temperature: temperature.unwrap_or(1.0),
+        top_k,
+        top_p,
+        seed: seed.unwrap_or(0),
+    }
+}

@@ -1,0 +1,334 @@
+//! What a model is: its sizes and settings, in our own words.
+//!
+//! Each source is read strictly: a setting that would change the numbers and that nothing here follows is an error, and so is one
+//! that is not known at all.
+
+mod foreign;
+mod gguf;
+
+use super::weights::Weights;
+use crate::error::Error;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What kind of model it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Architecture {
+    /// A decoder with rotary positions, root-mean-square norms and gated feed-forward nets.
+    Llama,
+    /// A decoder with learned positions.
+    Gpt2,
+    /// An encoder with learned positions, which norms what it has added.
+    Bert,
+    /// An encoder and a decoder that looks at it.
+    Transformer,
+    /// A GRU that reads both ways, and one that writes and looks at it.
+    Seq2Seq,
+}
+
+/// How many heads there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Heads {
+    /// Of queries.
+    pub q: usize,
+    /// Of keys and values; each serves equally many of queries.
+    pub kv: usize,
+}
+
+/// Which features belong together as the two coordinates of a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pairs {
+    /// The first half and the second: `i` and `i + dim / 2`.
+    Halves,
+    /// Each even one and the next.
+    Neighbours,
+}
+
+/// How a model knows where a token stands.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Positions {
+    /// From the order that it reads in.
+    Read,
+    /// A vector for each position is added to the token's; there are `context` of them.
+    Learned,
+    /// Queries and keys are turned by their position.
+    Rotary {
+        /// The base of the angles: pair `i` turns by `theta^(-2i / head_dim)` each step.
+        theta: f64,
+        /// What is turned.
+        pairs: Pairs,
+    },
+    /// Sines and cosines of the position are added to the token.
+    Sinusoidal {
+        /// Where they stand: `Halves` has all sines before all cosines.
+        pairs: Pairs,
+        /// The number of the first position.
+        first: usize,
+        /// Whether the slowest of the `n` pairs has frequency `1 / 10000`, as in tensor2tensor: `10000^(-i / (n - 1))`. The paper has
+        /// `10000^(-i / n)`.
+        inclusive: bool,
+    },
+}
+
+/// What stands between the two maps of a feed-forward net.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Activation {
+    /// `max(x, 0)`
+    Relu,
+    /// `x Φ(x)` with the error function itself.
+    Gelu,
+    /// The same by a hyperbolic tangent, as GPT-2 has it.
+    GeluTanh,
+    /// `x sigmoid(x)`, of the gate if there is one.
+    Silu,
+}
+
+/// What a model is. Where an architecture has no such thing, there is none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// What kind of model.
+    pub architecture: Architecture,
+    /// Features of a token.
+    pub d_model: usize,
+    /// Blocks; of the encoder, if there is a decoder beside it.
+    pub n_layers: usize,
+    /// Blocks of the decoder, if there is an encoder beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decoder_layers: Option<usize>,
+    /// Heads of each attention.
+    pub heads: Heads,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// Features between the two maps of a feed-forward net.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub d_ff: Option<usize>,
+    /// Tokens; of the source, if there is a target.
+    pub vocab: usize,
+    /// Tokens of the target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_vocab: Option<usize>,
+    /// Kinds of tokens that the model tells apart, as the two sentences of BERT.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kinds: Option<usize>,
+    /// The most positions that it was made for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
+    /// What is added to the variance in a norm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_eps: Option<f64>,
+    /// Whether a block norms what it reads. If not, it norms what it has added.
+    pub pre_norm: bool,
+    /// How it knows where a token stands.
+    pub positions: Positions,
+    /// What stands within a feed-forward net.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<Activation>,
+    /// Whether `q k v out` have biases.
+    pub attention_bias: bool,
+    /// Whether `gate up down` have biases.
+    pub feed_forward_bias: bool,
+    /// Whether the head is the embedding once more.
+    pub tied: bool,
+    /// What embeddings are multiplied by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding_scale: Option<f64>,
+    /// What a text begins with; of the target, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bos: Option<u32>,
+    /// What a text ends with, any of them; of the target, if there is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub eos: Vec<u32>,
+    /// What fills up a batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pad: Option<u32>,
+}
+
+/// The largest size that is believed: beyond any model, and small enough to multiply two of.
+const MAX_SIZE: usize = 1 << 28;
+
+/// What our own files say they are.
+const FORMAT: &str = "regard";
+/// The format that is written, and the newest that is read.
+const VERSION: u64 = 1;
+
+impl Config {
+    /// Reads a `config.json`: our own, or that of a model of Hugging Face by its `model_type`.
+    pub fn from_json(json: &str) -> Result<Self, Error> {
+        let value: Value =
+            serde_json::from_str(json).map_err(|e| Error::format("config", e.to_string()))?;
+        let Value::Object(mut map) = value else {
+            return Err(Error::format("config", "an object `{..}` is wanted"));
+        };
+        let config = match map.remove("format") {
+            Some(Value::String(format)) if format == FORMAT => own(map)?,
+            Some(other) => {
+                return Err(Error::unsupported("format", &other, format!("`{FORMAT}` is known")));
+            }
+            None => foreign::read(map)?,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Our own format, which [`Config::from_json`] reads.
+    pub fn to_json(&self) -> Result<String, Error> {
+        let wrong = |e: serde_json::Error| Error::format("config", e.to_string());
+        let mut value = serde_json::to_value(self).map_err(wrong)?;
+        value["format"] = FORMAT.into();
+        value["version"] = VERSION.into();
+        serde_json::to_string_pretty(&value).map_err(wrong)
+    }
+
+    /// Reads what a GGUF file says of itself.
+    pub fn from_gguf(file: &super::Gguf) -> Result<Self, Error> {
+        let config = gguf::read(file)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Reads what a model of e2k says of itself: it has no configuration but the shapes of its tensors, under their own names.
+    pub fn from_e2k(weights: &Weights) -> Result<Self, Error> {
+        let config = foreign::e2k(weights)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Refuses sizes that make no sense, or no sense together.
+    pub fn check(&self) -> Result<(), Error> {
+        let sizes = [
+            ("d_model", Some(self.d_model)),
+            ("n_layers", Some(self.n_layers)),
+            ("decoder_layers", self.decoder_layers),
+            ("heads.q", Some(self.heads.q)),
+            ("heads.kv", Some(self.heads.kv)),
+            ("head_dim", Some(self.head_dim)),
+            ("d_ff", self.d_ff),
+            ("vocab", Some(self.vocab)),
+            ("target_vocab", self.target_vocab),
+            ("kinds", self.kinds),
+            ("context", self.context),
+        ];
+        for (name, size) in sizes {
+            if let Some(size) = size.filter(|size| !(1..=MAX_SIZE).contains(size)) {
+                let why = format!("{size}; it must be from 1 to {MAX_SIZE}");
+                return Err(Error::format(name, why));
+            }
+        }
+        let Heads { q, kv } = self.heads;
+        if q % kv != 0 {
+            let why = format!("{q} of queries, {kv} of keys; the former must be a multiple");
+            return Err(Error::format("heads", why));
+        }
+        let theta =
+            if let Positions::Rotary { theta, .. } = self.positions { Some(theta) } else { None };
+        let numbers = [
+            ("norm_eps", self.norm_eps),
+            ("theta", theta),
+            ("embedding_scale", self.embedding_scale),
+        ];
+        for (name, number) in numbers {
+            if let Some(number) = number.filter(|number| !(number.is_finite() && *number > 0.0)) {
+                return Err(Error::format(name, format!("{number}; it must be above 0")));
+            }
+        }
+        if theta.is_some() && !self.head_dim.is_multiple_of(2) {
+            let why = format!("{}; it must be even where pairs are turned", self.head_dim);
+            return Err(Error::format("head_dim", why));
+        }
+        if matches!(self.positions, Positions::Sinusoidal { .. }) && !self.d_model.is_multiple_of(2)
+        {
+            let why = format!("{}; it must be even for sines and cosines", self.d_model);
+            return Err(Error::format("d_model", why));
+        }
+        let last = self.target_vocab.unwrap_or(self.vocab);
+        let ids = self.bos.iter().chain(&self.eos).chain(&self.pad);
+        if let Some(id) = ids.copied().find(|id| usize::try_from(*id).is_ok_and(|id| id >= last)) {
+            return Err(Error::format("bos, eos or pad", format!("{id}; there are {last} tokens")));
+        }
+        Ok(())
+    }
+
+    /// How the whole width is divided among heads. An error if it does not come out even.
+    fn head_dim(d_model: usize, heads: usize) -> Result<usize, Error> {
+        if heads == 0 || !d_model.is_multiple_of(heads) {
+            let why = format!("{d_model} features do not divide among {heads}");
+            return Err(Error::format("heads", why));
+        }
+        Ok(d_model / heads)
+    }
+}
+
+fn own(mut map: serde_json::Map<String, Value>) -> Result<Config, Error> {
+    let version = map.remove("version").unwrap_or_default();
+    if version.as_u64().is_none_or(|version| version > VERSION) {
+        let known = format!("this program reads up to {VERSION}");
+        return Err(Error::unsupported("version", &version, known));
+    }
+    serde_json::from_value(Value::Object(map)).map_err(|e| Error::format("config", e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config {
+            architecture: Architecture::Llama,
+            d_model: 64,
+            n_layers: 5,
+            decoder_layers: None,
+            heads: Heads { q: 8, kv: 4 },
+            head_dim: 8,
+            d_ff: Some(172),
+            vocab: 512,
+            target_vocab: None,
+            kinds: None,
+            context: Some(512),
+            norm_eps: Some(1e-5),
+            pre_norm: true,
+            positions: Positions::Rotary { theta: 1e4, pairs: Pairs::Neighbours },
+            activation: Some(Activation::Silu),
+            attention_bias: false,
+            feed_forward_bias: false,
+            tied: true,
+            embedding_scale: None,
+            bos: Some(1),
+            eos: vec![2],
+            pad: None,
+        }
+    }
+
+    #[test]
+    fn our_own_format_comes_back_as_it_was() {
+        let json = config().to_json().unwrap();
+        assert!(json.contains(r#""format": "regard""#), "{json}");
+        assert_eq!(Config::from_json(&json).unwrap(), config());
+        let unknown = json.replace("d_ff", "d_fff");
+        assert!(Config::from_json(&unknown).unwrap_err().to_string().contains("d_fff"));
+        let newer = json.replace(r#""version": 1"#, r#""version": 2"#);
+        assert!(Config::from_json(&newer).unwrap_err().to_string().contains("version = 2"));
+    }
+
+    #[test]
+    fn sizes_that_make_no_sense_are_refused() {
+        let refused = |change: &dyn Fn(&mut Config)| {
+            let mut config = config();
+            change(&mut config);
+            config.check().unwrap_err().to_string()
+        };
+        assert!(refused(&|c| c.vocab = 0).contains("vocab"));
+        assert!(refused(&|c| c.context = Some(usize::MAX)).contains("context"));
+        assert!(refused(&|c| c.heads.kv = 3).contains("multiple"));
+        assert!(refused(&|c| c.norm_eps = Some(f64::NAN)).contains("above 0"));
+        assert!(refused(&|c| c.head_dim = 7).contains("even"));
+        assert!(refused(&|c| c.eos = vec![512]).contains("512 tokens"));
+    }
+}

@@ -1,0 +1,23 @@
+//! Model files: what they hold, read without trust.
+//!
+//! [`ModelFiles::open`] takes a folder, a GGUF or a safetensors file to its parts: a [`Config`] in our own words, [`Weights`] under our
+//! own names, and [`Tokens`]. [`Known`] has models by name, and fetches them.
+
+mod config;
+mod dtype;
+mod folder;
+mod gguf;
+mod known;
+mod names;
+mod tokens;
+mod weights;
+mod write;
+
+pub use config::{Activation, Architecture, Config, Heads, Pairs, Positions};
+pub use dtype::Dtype;
+pub use folder::ModelFiles;
+pub use gguf::{Gguf, Metadata, Value};
+pub use known::{KNOWN, Known, Member, Origin, cache_dir};
+pub use names::{NameMap, Rule};
+pub use tokens::{Stream, Symbols, Tokens, Unknown};
+pub use weights::{Weights, save};

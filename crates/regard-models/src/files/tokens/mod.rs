@@ -1,0 +1,171 @@
+//! Text as tokens, and tokens as text.
+
+mod library;
+mod pieces;
+mod stream;
+mod symbols;
+
+use super::gguf::Metadata;
+use crate::error::Error;
+use library::Library;
+use pieces::Pieces;
+use std::fmt;
+use std::path::Path;
+pub use stream::Stream;
+pub use symbols::{Symbols, Unknown};
+
+/// A vocabulary, and the rules by which a text is divided into it.
+#[derive(Clone)]
+pub struct Tokens {
+    kind: Kind,
+}
+
+#[derive(Clone)]
+enum Kind {
+    Library(Box<Library>),
+    Pieces(Pieces),
+    Symbols(Symbols),
+}
+
+impl Tokens {
+    /// Reads a `tokenizer.json` of Hugging Face. Padding and cutting are the caller's matter and switched off.
+    pub fn from_tokenizer_json(bytes: &[u8]) -> Result<Self, Error> {
+        Ok(Self { kind: Kind::Library(Box::new(Library::from_json(bytes)?)) })
+    }
+
+    /// Makes again what a GGUF file says of its tokens.
+    pub fn from_gguf(metadata: &Metadata) -> Result<Self, Error> {
+        Ok(Self { kind: Kind::Library(Box::new(Library::from_gguf(metadata)?)) })
+    }
+
+    /// Reads a `tokenizer.bin` of llama2.c with so many tokens.
+    pub fn from_llama2c(bytes: &[u8], vocab: usize) -> Result<Self, Error> {
+        Ok(Self { kind: Kind::Pieces(Pieces::from_bin(bytes, vocab)?) })
+    }
+
+    /// Reads the same as JSON: `{"tokens": [..], "scores": [..]}`.
+    pub fn from_llama2c_json(bytes: &[u8]) -> Result<Self, Error> {
+        Ok(Self { kind: Kind::Pieces(Pieces::from_json(bytes)?) })
+    }
+
+    /// A plain list of characters.
+    pub fn from_symbols(symbols: Symbols) -> Result<Self, Error> {
+        symbols.check()?;
+        Ok(Self { kind: Kind::Symbols(symbols) })
+    }
+
+    /// How many tokens there are.
+    pub fn len(&self) -> usize {
+        match &self.kind {
+            Kind::Library(library) => library.len(),
+            Kind::Pieces(pieces) => pieces.len(),
+            Kind::Symbols(symbols) => symbols.tokens.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A text as the model wants to read it, with the marks that it expects at its ends.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        match &self.kind {
+            Kind::Library(library) => library.encode(text),
+            Kind::Pieces(pieces) => Ok(pieces.encode(text)),
+            Kind::Symbols(symbols) => symbols.encode(text),
+        }
+    }
+
+    /// The text of tokens, without their marks. Bytes that are no text become `�`, and numbers that are no tokens nothing.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        match &self.kind {
+            Kind::Library(library) => library.decode(ids),
+            Kind::Pieces(pieces) => pieces.decode(ids),
+            Kind::Symbols(symbols) => symbols.decode(ids),
+        }
+    }
+
+    /// A decoder for tokens that come one after the other.
+    pub fn stream(&self) -> Stream<'_> {
+        Stream::new(self)
+    }
+
+    /// A token as it may be shown in a picture: ` the`, `\n`, `<0xE4>`.
+    pub fn token(&self, id: u32) -> Option<String> {
+        let token = match &self.kind {
+            Kind::Library(library) => library.token(id),
+            Kind::Pieces(pieces) => pieces.token(id),
+            Kind::Symbols(symbols) => symbols.get(id).map(str::to_owned),
+        };
+        token.map(|token| shown(&token))
+    }
+
+    /// The number of a token by its name in the vocabulary, as `<|im_start|>` or `[CLS]`.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        match &self.kind {
+            Kind::Library(library) => library.id(token),
+            Kind::Pieces(pieces) => pieces.id(token),
+            Kind::Symbols(symbols) => symbols.id(token),
+        }
+    }
+
+    /// Writes the vocabulary as a file that `ModelFiles::open` reads again.
+    pub fn to_json(&self) -> Result<String, Error> {
+        match &self.kind {
+            Kind::Library(library) => library.to_json(),
+            Kind::Pieces(pieces) => pieces.to_json(),
+            Kind::Symbols(symbols) => symbols.to_json(),
+        }
+    }
+
+    /// Reads any JSON that [`Tokens::to_json`] writes.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, Error> {
+        let value: serde_json::Value = serde_json::from_slice(bytes).map_err(wrong)?;
+        if value.get("model").is_some() {
+            Self::from_tokenizer_json(bytes)
+        } else if value.get("scores").is_some() {
+            Self::from_llama2c_json(bytes)
+        } else {
+            Self::from_symbols(serde_json::from_value(value).map_err(wrong)?)
+        }
+    }
+
+    /// Reads such a file.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let bytes = std::fs::read(path).map_err(|e| Error::file(path, &e))?;
+        Self::from_json(&bytes).map_err(|e| e.of(path))
+    }
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.kind {
+            Kind::Library(_) => "tokenizer.json",
+            Kind::Pieces(_) => "llama2.c",
+            Kind::Symbols(_) => "characters",
+        };
+        write!(f, "Tokens({kind}, {})", self.len())
+    }
+}
+
+fn wrong(e: impl fmt::Display) -> Error {
+    Error::format("tokens", e.to_string())
+}
+
+/// A text without anything that would move a cursor.
+fn shown(text: &str) -> String {
+    let shown =
+        |c: char| -> String { if c.is_control() { c.escape_debug().collect() } else { c.into() } };
+    text.chars().map(shown).collect()
+}
+
+/// Bytes as text, where those that are no text show as `<0xE4>`.
+fn label(bytes: &[u8]) -> String {
+    let mut label = String::new();
+    for chunk in bytes.utf8_chunks() {
+        label.push_str(chunk.valid());
+        label.extend(chunk.invalid().iter().map(|byte| format!("<0x{byte:02X}>")));
+    }
+    label
+}

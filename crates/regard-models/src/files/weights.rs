@@ -1,0 +1,380 @@
+//! The named tensors of a model, read when they are asked for.
+//!
+//! The bytes of the file stay as they are, and a tensor becomes `f32` when it is taken: a quantised model never stands in memory
+//! twice. Every place in the file is checked before anything is made of it, so memory never exceeds a small multiple of the file,
+//! and the worst that reading can end with is an error.
+
+use super::dtype::Dtype;
+use super::write;
+use crate::error::Error;
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Write;
+use std::ops::Range;
+use std::path::Path;
+
+/// The tensors of a model by name, as `f32`.
+#[derive(Clone)]
+pub struct Weights {
+    bytes: Vec<u8>,
+    pub(crate) tensors: BTreeMap<String, Tensor>,
+    metadata: BTreeMap<String, String>,
+}
+
+/// Where a tensor stands, and what is to be made of it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tensor {
+    pub(crate) dtype: Dtype,
+    /// As it stands in the file.
+    stored: Vec<usize>,
+    place: Range<usize>,
+    /// Whether rows and columns change places.
+    pub(crate) transposed: bool,
+    /// Which rows are meant, after that.
+    rows: Range<usize>,
+    /// What comes out.
+    shape: Vec<usize>,
+    taken: bool,
+}
+
+/// How many names are offered for one that is missing.
+const NEAR: usize = 3;
+
+impl Weights {
+    /// Reads a safetensors file from memory.
+    pub fn safetensors(bytes: Vec<u8>) -> Result<Self, Error> {
+        let refused = |e: safetensors::SafeTensorError| Error::format("safetensors", e.to_string());
+        let (header, entries) = SafeTensors::read_metadata(&bytes).map_err(refused)?;
+        let begin = header.checked_add(8).ok_or_else(|| Error::format("safetensors", "header"))?;
+        let mut tensors = BTreeMap::new();
+        for (name, info) in entries.tensors() {
+            use safetensors::Dtype as Theirs;
+            let dtype = match info.dtype {
+                Theirs::F32 => Dtype::F32,
+                Theirs::F64 => Dtype::F64,
+                Theirs::F16 => Dtype::F16,
+                Theirs::BF16 => Dtype::Bf16,
+                other => Dtype::Other(format!("{other:?}")),
+            };
+            let (from, to) = info.data_offsets;
+            let place = from.checked_add(begin).zip(to.checked_add(begin));
+            let place = place.map(|(from, to)| from..to).filter(|p| p.end <= bytes.len());
+            let place = place.ok_or_else(|| {
+                let why = format!("ends at byte {to} of {}; the file is cut short", bytes.len());
+                Error::format(format!("tensor `{name}`"), why)
+            })?;
+            tensors.insert(name.clone(), Tensor::new(dtype, info.shape.clone(), place));
+        }
+        let metadata = entries.metadata().clone().unwrap_or_default().into_iter().collect();
+        Ok(Self { bytes, tensors, metadata })
+    }
+
+    /// Tensors that are in memory already: name, shape and numbers.
+    pub fn new(
+        named: impl IntoIterator<Item = (String, Vec<usize>, Vec<f32>)>,
+    ) -> Result<Self, Error> {
+        let (mut bytes, mut tensors) = (Vec::new(), BTreeMap::new());
+        for (name, shape, numbers) in named {
+            if elements(&shape) != Some(numbers.len()) {
+                return Err(wrong_length(&name, &shape, numbers.len()));
+            }
+            let begin = bytes.len();
+            bytes.extend(numbers.iter().flat_map(|x| x.to_le_bytes()));
+            let tensor = Tensor::new(Dtype::F32, shape, begin..bytes.len());
+            if tensors.insert(name.clone(), tensor).is_some() {
+                return Err(twice(&name));
+            }
+        }
+        Ok(Self { bytes, tensors, metadata: BTreeMap::new() })
+    }
+
+    /// Tensors at places of a file that have been checked.
+    pub(crate) fn at(
+        bytes: Vec<u8>,
+        tensors: BTreeMap<String, Tensor>,
+        metadata: BTreeMap<String, String>,
+    ) -> Self {
+        Self { bytes, tensors, metadata }
+    }
+
+    /// All names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The shape of a tensor, if there is such a one.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|tensor| tensor.shape.as_slice())
+    }
+
+    /// How the numbers of a tensor are written, if there is such a one.
+    pub fn dtype(&self, name: &str) -> Option<&Dtype> {
+        self.tensors.get(name).map(|tensor| &tensor.dtype)
+    }
+
+    /// What else the file says: all entries of a safetensors file, the single values of a GGUF.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// The numbers of a tensor, which can be taken once.
+    pub fn take(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        let Some(tensor) = self.tensors.get_mut(name) else {
+            return Err(Error::Missing { tensor: name.into(), near: self.near(name) });
+        };
+        if tensor.shape != shape {
+            let (there, wanted) = (tensor.shape.clone(), shape.to_vec());
+            return Err(Error::Shape { tensor: name.into(), there, wanted });
+        }
+        if tensor.taken {
+            let why = "taken already; a model takes each tensor once";
+            return Err(Error::format(format!("tensor `{name}`"), why));
+        }
+        let numbers = tensor.numbers(&self.bytes).ok_or_else(|| {
+            let why = format!("its numbers are {}; give F32, F16, BF16 or F64", tensor.dtype);
+            Error::format(format!("tensor `{name}`"), why)
+        })?;
+        tensor.taken = true;
+        Ok(numbers)
+    }
+
+    /// The names of tensors that nobody has taken.
+    pub fn left(&self) -> Vec<&str> {
+        self.tensors.iter().filter(|(_, t)| !t.taken).map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// How many numbers all tensors have together.
+    pub fn parameters(&self) -> usize {
+        self.tensors.values().filter_map(|tensor| elements(&tensor.shape)).sum()
+    }
+
+    /// Whether two tensors hold the same numbers.
+    pub(crate) fn same(&self, a: &str, b: &str) -> bool {
+        let numbers = |name| self.tensors.get(name).and_then(|t| t.numbers(&self.bytes));
+        self.shape(a) == self.shape(b) && numbers(a) == numbers(b)
+    }
+
+    /// The names that are most like one that is not there.
+    fn near(&self, name: &str) -> Vec<String> {
+        let mut near: Vec<_> = self.names().map(|own| (distance(name, own), own)).collect();
+        near.sort_unstable();
+        near.into_iter().take(NEAR).map(|(_, name)| name.to_owned()).collect()
+    }
+}
+
+impl fmt::Debug for Weights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (tensors, bytes) = (self.tensors.len(), self.bytes.len());
+        write!(f, "Weights({tensors} tensors, {bytes} bytes)")
+    }
+}
+
+impl Tensor {
+    /// A tensor as it stands at a place that is within the file and as long as it should be.
+    pub(crate) fn new(dtype: Dtype, shape: Vec<usize>, place: Range<usize>) -> Self {
+        let rows = 0..shape.first().copied().unwrap_or(1);
+        Self { dtype, stored: shape.clone(), place, transposed: false, rows, shape, taken: false }
+    }
+
+    /// The same with rows and columns changed, if it has both; a bias stays what it is.
+    pub(crate) fn transpose(&mut self) {
+        if let [rows, cols] = *self.shape {
+            self.transposed = !self.transposed;
+            self.shape = vec![cols, rows];
+            self.rows = 0..cols;
+        }
+    }
+
+    /// The first, second, .. of so many equal parts of the rows. None if they do not come out even.
+    pub(crate) fn part(&self, part: usize, parts: usize) -> Option<Self> {
+        let rows = *self.shape.first()?;
+        if rows % parts != 0 {
+            return None;
+        }
+        let (rows, mut tensor) = (rows / parts, self.clone());
+        let begin = self.rows.start + part * rows;
+        tensor.rows = begin..begin + rows;
+        tensor.shape[0] = rows;
+        Some(tensor)
+    }
+
+    /// None for numbers that are not read.
+    fn numbers(&self, file: &[u8]) -> Option<Vec<f32>> {
+        let bytes = file.get(self.place.clone())?;
+        let (&[height, width], true) = (self.stored.as_slice(), self.transposed) else {
+            let row = elements(self.stored.get(1..).unwrap_or(&[]))?;
+            // Blocks lie along the rows, so rows are whole blocks, and parts of rows are parts of bytes.
+            let from = self.dtype.bytes(self.rows.start.checked_mul(row)?)?;
+            let to = self.dtype.bytes(self.rows.end.checked_mul(row)?)?;
+            return self.dtype.decode(bytes.get(from..to)?);
+        };
+        let numbers = self.dtype.decode(bytes)?;
+        let column = |col: usize| (0..height).map(move |row| row * width + col);
+        let all = self.rows.clone().flat_map(column).map(|at| numbers.get(at).copied());
+        all.collect()
+    }
+}
+
+/// Writes tensors as a safetensors file: whole, or not at all. Equal tensors and metadata make equal bytes.
+pub fn save<'a>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (String, Vec<usize>, &'a [f32])>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), Error> {
+    let (mut header, mut at) = (serde_json::Map::new(), 0);
+    let mut all = Vec::new();
+    if !metadata.is_empty() {
+        header.insert("__metadata__".into(), serde_json::json!(metadata));
+    }
+    for (name, shape, numbers) in tensors {
+        if elements(&shape) != Some(numbers.len()) {
+            return Err(wrong_length(&name, &shape, numbers.len()).of(path));
+        }
+        let end = at + size_of_val(numbers);
+        let info = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [at, end]});
+        if header.insert(name.clone(), info).is_some() {
+            return Err(twice(&name).of(path));
+        }
+        at = end;
+        all.push(numbers);
+    }
+    let mut header = serde_json::Value::Object(header).to_string();
+    // Numbers begin at a multiple of eight bytes, for readers that map the file.
+    while !header.len().is_multiple_of(8) {
+        header.push(' ');
+    }
+    write::atomically(path, |file| {
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(header.as_bytes())?;
+        all.iter()
+            .flat_map(|numbers| numbers.iter())
+            .try_for_each(|x| file.write_all(&x.to_le_bytes()))
+    })
+}
+
+/// How many numbers a shape has; None if they cannot be counted.
+pub(crate) fn elements(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |all, n| all.checked_mul(*n))
+}
+
+fn wrong_length(name: &str, shape: &[usize], len: usize) -> Error {
+    let why = format!("{len} numbers do not have shape {shape:?}");
+    Error::format(format!("tensor `{name}`"), why)
+}
+
+fn twice(name: &str) -> Error {
+    Error::format(format!("tensor `{name}`"), "there are two of this name; give each its own")
+}
+
+/// How many letters must change to make one name of the other (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=a.len()).collect();
+    for (i, b) in b.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, a) in a.bytes().enumerate() {
+            let changed = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[a.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(n: u8) -> Vec<f32> {
+        (0..n).map(f32::from).collect()
+    }
+
+    fn small() -> Weights {
+        let linear = ("up.weight".to_owned(), vec![6, 2], numbers(12));
+        Weights::new([linear, ("up.bias".to_owned(), vec![6], numbers(6))]).unwrap()
+    }
+
+    #[test]
+    fn a_tensor_is_taken_once_and_counted() {
+        let mut weights = small();
+        assert_eq!(weights.left(), ["up.bias", "up.weight"]);
+        assert_eq!(weights.take("up.bias", &[6]).unwrap(), numbers(6));
+        assert_eq!(weights.left(), ["up.weight"]);
+        assert!(weights.take("up.bias", &[6]).unwrap_err().to_string().contains("already"));
+        assert_eq!(weights.parameters(), 18);
+    }
+
+    #[test]
+    fn errors_name_both_shapes_and_the_names_that_are_near() {
+        let mut weights = small();
+        let error = weights.take("up.weight", &[2, 6]).unwrap_err().to_string();
+        assert!(error.contains("[6, 2]") && error.contains("[2, 6]"), "{error}");
+        let error = weights.take("up.weights", &[6, 2]).unwrap_err();
+        let Error::Missing { near, .. } = error else { panic!("{error}") };
+        assert_eq!(near, ["up.weight", "up.bias"]);
+    }
+
+    #[test]
+    fn parts_are_rows_of_what_comes_out() {
+        let mut weights = small();
+        let whole = weights.tensors["up.weight"].clone();
+        assert_eq!(whole.part(1, 3).unwrap().numbers(&weights.bytes).unwrap(), [4., 5., 6., 7.]);
+        assert_eq!(whole.part(0, 4), None);
+        let mut turned = whole;
+        turned.transpose();
+        let second = turned.part(1, 2).unwrap();
+        assert_eq!(second.shape, [1, 6]);
+        assert_eq!(second.numbers(&weights.bytes).unwrap(), [1., 3., 5., 7., 9., 11.]);
+        weights.tensors.get_mut("up.bias").unwrap().transpose();
+        assert_eq!(weights.take("up.bias", &[6]).unwrap(), numbers(6));
+    }
+
+    #[test]
+    fn what_is_saved_is_read_again_and_equal_inputs_make_equal_files() {
+        let path = std::env::temp_dir().join(format!("regard-save-{}", std::process::id()));
+        let (a, b) = (numbers(6), numbers(1));
+        let tensors = || [("a".to_owned(), vec![2, 3], &a[..]), ("b".to_owned(), vec![], &b[..])];
+        let metadata = BTreeMap::from([("format".to_owned(), "regard".to_owned())]);
+        save(&path, tensors(), &metadata).unwrap();
+        let first = std::fs::read(&path).unwrap();
+        save(&path, tensors(), &metadata).unwrap();
+        assert_eq!(first, std::fs::read(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+
+        let mut weights = Weights::safetensors(first.clone()).unwrap();
+        assert_eq!(weights.metadata(), &metadata);
+        assert_eq!(weights.take("a", &[2, 3]).unwrap(), a);
+        assert_eq!(weights.take("b", &[]).unwrap(), b);
+        for len in 0..first.len() {
+            assert!(Weights::safetensors(first[..len].to_vec()).is_err(), "{len} bytes");
+        }
+        for at in 0..first.len() {
+            for byte in [b'0', b'9', b'"', b'[', 0, 255] {
+                let mut file = first.clone();
+                file[at] = byte;
+                let Ok(mut weights) = Weights::safetensors(file) else { continue };
+                let names: Vec<_> = weights.names().map(str::to_owned).collect();
+                for name in names {
+                    let shape = weights.shape(&name).unwrap().to_vec();
+                    let _ = weights.take(&name, &shape);
+                }
+            }
+        }
+        let twice = [("a".to_owned(), vec![6], &a[..]), ("a".to_owned(), vec![6], &a[..])];
+        assert!(save(&path, twice, &metadata).is_err());
+        assert!(save(&path, [("a".to_owned(), vec![7], &a[..])], &metadata).is_err());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn numbers_that_are_not_read_are_named_when_they_are_taken() {
+        let header = r#"{"ids":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}"#;
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.extend([0; 8]);
+        let mut weights = Weights::safetensors(file).unwrap();
+        let error = weights.take("ids", &[1]).unwrap_err().to_string();
+        assert!(error.contains("`ids`") && error.contains("I64"), "{error}");
+    }
+}

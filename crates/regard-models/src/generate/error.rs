@@ -1,0 +1,133 @@
+//! Every way that generating can go wrong, but for those of the model.
+
+use std::fmt;
+
+/// Why nothing could be generated. A message names the place, what is there and what may be.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum GenerateError {
+    /// A field of [`Search`](super::Search) or [`Stop`](super::Stop) that makes no sense.
+    Field {
+        /// Which one.
+        field: &'static str,
+        /// What it is.
+        value: String,
+        /// What it may be.
+        allowed: String,
+    },
+    /// A prompt without tokens.
+    Empty {
+        /// Which prompt.
+        row: usize,
+    },
+    /// A prompt that a past cannot hold.
+    TooLong {
+        /// Which prompt.
+        row: usize,
+        /// Its tokens.
+        len: usize,
+        /// The most that a past can hold.
+        context: usize,
+    },
+    /// A token that the model does not have.
+    Unknown {
+        /// Which prompt.
+        row: usize,
+        /// The token.
+        token: u32,
+        /// How many the model has.
+        vocab: usize,
+    },
+    /// The decoder returned too many scores, or too few.
+    Scores {
+        /// How many it returned.
+        got: usize,
+        /// How many pasts it was fed.
+        pasts: usize,
+        /// How many tokens there are.
+        vocab: usize,
+    },
+    /// A score that has no probability: NaN or +inf.
+    NotFinite {
+        /// Of which prompt.
+        row: usize,
+        /// Of which token.
+        token: u32,
+    },
+    /// All scores are -inf.
+    NoChoice {
+        /// Of which prompt.
+        row: usize,
+    },
+}
+
+impl fmt::Display for GenerateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Field { field, value, allowed } => {
+                write!(f, "{field}: {value}; it must be {allowed}")
+            }
+            Self::Empty { row } => {
+                write!(
+                    f,
+                    "prompt {row}: it is empty; give one token at least, as that of the beginning"
+                )
+            }
+            Self::TooLong { row, len, context } => write!(
+                f,
+                "prompt {row}: it has {len} tokens, the model can hold {context}; shorten it"
+            ),
+            Self::Unknown { row, token, vocab } => write!(
+                f,
+                "prompt {row}: token {token}, the model has {vocab}; ids must be below that"
+            ),
+            Self::Scores { got, pasts, vocab } => write!(
+                f,
+                "decoder: it returned {got} scores for {pasts} pasts of {vocab} tokens; \
+                 they must be one for each token of each past"
+            ),
+            Self::NotFinite { row, token } => write!(
+                f,
+                "prompt {row}: the model's score of token {token} is NaN or infinite; \
+                 look at its weights and their number type"
+            ),
+            Self::NoChoice { row } => write!(
+                f,
+                "prompt {row}: the model's scores are all -inf; one token at least must be allowed"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for GenerateError {}
+
+/// Whether a model of such a size can be asked to continue a prompt.
+pub(super) fn check_prompt(
+    row: usize,
+    prompt: &[u32],
+    vocab: usize,
+    context: Option<usize>,
+) -> Result<(), GenerateError> {
+    if prompt.is_empty() {
+        return Err(GenerateError::Empty { row });
+    }
+    if let Some(context) = context.filter(|context| prompt.len() > *context) {
+        return Err(GenerateError::TooLong { row, len: prompt.len(), context });
+    }
+    match prompt.iter().find(|token| **token as usize >= vocab) {
+        Some(&token) => Err(GenerateError::Unknown { row, token, vocab }),
+        None => Ok(()),
+    }
+}
+
+/// Whether one token at least has a probability, and none has a nonsensical one.
+pub(super) fn check_scores(row: usize, scores: &[f32]) -> Result<(), GenerateError> {
+    let nonsense = |score: f32| score.is_nan() || score == f32::INFINITY;
+    if let Some((token, _)) = (0..).zip(scores).find(|(_, score)| nonsense(**score)) {
+        return Err(GenerateError::NotFinite { row, token });
+    }
+    match scores.iter().any(|score| *score > f32::NEG_INFINITY) {
+        true => Ok(()),
+        false => Err(GenerateError::NoChoice { row }),
+    }
+}

@@ -1,0 +1,323 @@
+//! One prompt on its way: what it became so far, and the step to the next token.
+
+use super::choose::{best, descending, draw, kept, largest, log_sum};
+use super::error::check_scores;
+use super::{Ended, GenerateError, Generated, Search, Stop};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::mem::take;
+use std::ops::ControlFlow;
+use std::slice::from_ref;
+
+/// A hypothesis that goes on.
+#[derive(Default)]
+struct Line {
+    tokens: Vec<u32>,
+    score: f64,
+}
+
+impl Line {
+    fn end(self, ended: Ended) -> Generated {
+        Generated { tokens: self.tokens, score: self.score, ended, others: Vec::new() }
+    }
+}
+
+/// What the row of a prompt knows.
+pub(super) struct Row<'a> {
+    row: usize,
+    prompt: &'a [u32],
+    search: &'a Search,
+    end: &'a [u32],
+    /// The most tokens, and what it is called to reach them.
+    limit: (usize, Ended),
+    chance: ChaCha8Rng,
+    /// In the order of their pasts; beams are best first.
+    live: Vec<Line>,
+    /// Best first.
+    done: Vec<Generated>,
+}
+
+impl<'a> Row<'a> {
+    /// The prompt is one that the context can hold.
+    pub(super) fn new(
+        row: usize,
+        prompt: &'a [u32],
+        search: &'a Search,
+        stop: &'a Stop,
+        context: Option<usize>,
+    ) -> Self {
+        // The last token is not fed, so there is one more of them than there is room.
+        let room = context.map_or(usize::MAX, |context| (context - prompt.len()).saturating_add(1));
+        let limit = match room < stop.max_tokens {
+            true => (room, Ended::Context),
+            false => (stop.max_tokens, Ended::MaxTokens),
+        };
+        let seed = if let Search::Sample { seed, .. } = search { *seed } else { 0 };
+        let (end, chance) = (stop.end.as_slice(), stream(seed, row));
+        let (live, done) = (vec![Line::default()], Vec::new());
+        Self { row, prompt, search, end, limit, chance, live, done }
+    }
+
+    /// How many pasts it has.
+    pub(super) fn live(&self) -> usize {
+        self.live.len()
+    }
+
+    /// What each of its pasts is fed next: the prompt, then the token that was chosen.
+    pub(super) fn unfed(&self) -> impl Iterator<Item = &[u32]> {
+        self.live.iter().map(|line| line.tokens.last().map_or(self.prompt, from_ref))
+    }
+
+    /// Chooses what comes next, by the scores of each of its pasts. Returns the pasts to go on with, none if the row has ended.
+    pub(super) fn advance(
+        &mut self,
+        scores: &[&[f32]],
+        on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
+    ) -> Result<Vec<usize>, GenerateError> {
+        for scores in scores {
+            check_scores(self.row, scores)?;
+        }
+        if let Search::Beam { width, length_penalty } = *self.search {
+            let parents = self.widen(scores, width, length_penalty.into());
+            if let ([], Some(best)) = (parents.as_slice(), self.done.first()) {
+                let _heard = best.tokens.iter().try_for_each(|token| on_token(self.row, *token));
+            }
+            return Ok(parents);
+        }
+        for (mut line, scores) in take(&mut self.live).into_iter().zip(scores) {
+            let token = self.choose(scores);
+            line.score += f64::from(scores[token as usize]) - log_sum(scores);
+            line.tokens.push(token);
+            let heard = on_token(self.row, token);
+            if self.end.contains(&token) {
+                self.done.push(line.end(Ended::End));
+            } else if heard.is_break() {
+                self.done.push(line.end(Ended::Interrupted));
+            } else if line.tokens.len() == self.limit.0 {
+                self.done.push(line.end(self.limit.1));
+            } else {
+                self.live.push(line);
+            }
+        }
+        Ok((0..self.live.len()).collect())
+    }
+
+    fn choose(&mut self, scores: &[f32]) -> u32 {
+        match *self.search {
+            Search::Sample { temperature, top_k, top_p, .. } => {
+                // 53 bits, as many as an f64 in 0..1 can tell apart.
+                let place = (self.chance.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
+                draw(&kept(scores, temperature, top_k, top_p), place)
+            }
+            _ => largest(scores),
+        }
+    }
+
+    /// One step of a beam search: `scores [live, vocab]`.
+    fn widen(&mut self, scores: &[&[f32]], width: usize, penalty: f64) -> Vec<usize> {
+        // Of each hypothesis so many that `width` remain if all end tokens are among them.
+        let enough = width.saturating_add(self.end.len());
+        let mut steps = Vec::new();
+        for (parent, (line, scores)) in self.live.iter().zip(scores).enumerate() {
+            let total = log_sum(scores);
+            let next = best(scores, enough).into_iter();
+            steps.extend(
+                next.map(|(token, score)| (parent, token, line.score + (f64::from(score) - total))),
+            );
+        }
+        // Stable: of equal ones, the better parent first, then the lower id.
+        steps.sort_by(|a, b| descending(a.2, b.2));
+
+        let (mut live, mut parents) = (Vec::new(), Vec::new());
+        for (rank, (parent, token, score)) in steps.into_iter().enumerate() {
+            let line = || {
+                let before = &self.live[parent].tokens;
+                Line { tokens: before.iter().copied().chain([token]).collect(), score }
+            };
+            match self.end.contains(&token) {
+                true if rank < width => self.done.push(line().end(Ended::End)),
+                false if live.len() < width => {
+                    live.push(line());
+                    parents.push(parent);
+                }
+                _ => {}
+            }
+        }
+        let len = live.first().map_or(0, |line| line.tokens.len());
+        if len == self.limit.0 {
+            self.done.extend(live.drain(..).map(|line| line.end(self.limit.1)));
+        }
+        let worth = |score: f64, len: usize| score / (len as f64).powf(penalty);
+        let of_done = |done: &Generated| worth(done.score, done.tokens.len());
+        self.done.sort_by(|a, b| descending(of_done(a), of_done(b)));
+        self.done.truncate(width);
+        let worst = self.done.get(width - 1).map_or(f64::NEG_INFINITY, of_done);
+        if live.first().is_none_or(|best| worth(best.score, len) <= worst) {
+            live.clear();
+            parents.clear();
+        }
+        self.live = live;
+        parents
+    }
+
+    /// The best of what it became, with the others in it. A row leaves the batch only with one at least.
+    pub(super) fn finish(self) -> Option<Generated> {
+        self.done.into_iter().reduce(|mut best, other| {
+            best.others.push(other);
+            best
+        })
+    }
+}
+
+/// The stream of chance that belongs to a row.
+fn stream(seed: u64, row: usize) -> ChaCha8Rng {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    let mut chance = ChaCha8Rng::from_seed(key);
+    chance.set_stream(row as u64);
+    chance
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::toy::{Toy, beam, run, stop};
+    use super::*;
+
+    /// All ways to go on from a prompt, best first.
+    fn all(toy: &Toy, prompt: &[u32], max_tokens: usize, penalty: f64) -> Vec<Generated> {
+        let mut open = vec![(Vec::new(), 0.0)];
+        let mut done = Vec::new();
+        while let Some((tokens, score)) = open.pop() {
+            let scores = toy.scores([prompt, &tokens].concat().as_slice());
+            let total: f64 = scores.iter().map(|s| f64::from(*s).exp()).sum();
+            for (token, s) in (0..).zip(scores) {
+                let tokens: Vec<u32> = tokens.iter().copied().chain([token]).collect();
+                let score = score + (f64::from(s).exp() / total).ln();
+                match (token, tokens.len() == max_tokens) {
+                    (0, _) => done.push((tokens, score, Ended::End)),
+                    (_, true) => done.push((tokens, score, Ended::MaxTokens)),
+                    _ => open.push((tokens, score)),
+                }
+            }
+        }
+        let worth = |(tokens, score, _): &(Vec<u32>, f64, Ended)| {
+            score / (tokens.len() as f64).powf(penalty)
+        };
+        done.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
+        let done = done.into_iter();
+        done.map(|(tokens, score, ended)| Generated { tokens, score, ended, others: vec![] })
+            .collect()
+    }
+
+    #[test]
+    fn a_beam_wide_enough_for_everything_finds_everything_in_order() {
+        for (seed, penalty) in [(1, 0.0), (2, 0.6), (3, 1.0), (4, 2.0)] {
+            let mut toy = Toy::noise(4, seed);
+            let want = all(&toy, &[2, 1], 4, penalty.into());
+            let mut found = run(&mut toy, &[vec![2, 1]], &beam(256, penalty), &stop(4)).unwrap();
+            let others = std::mem::take(&mut found[0].others);
+            found.extend(others);
+            assert_eq!(found.len(), 121); // 1 + 3 + 9 + 27 that end with token 0, and 81 that do not
+            for (found, want) in found.iter().zip(&want) {
+                assert_eq!((&found.tokens, found.ended), (&want.tokens, want.ended));
+                assert!((found.score - want.score).abs() < 1e-9);
+            }
+        }
+    }
+
+    /// The definition: every next step of every hypothesis, sorted.
+    fn slow(
+        toy: &Toy,
+        prompt: &[u32],
+        width: usize,
+        penalty: f64,
+        max_tokens: usize,
+    ) -> Vec<Vec<u32>> {
+        type Hypothesis = (Vec<u32>, f64);
+        let worth = |h: &Hypothesis| h.1 / (h.0.len() as f64).powf(penalty);
+        let (mut live, mut done): (Vec<Hypothesis>, Vec<_>) = (vec![(vec![], 0.0)], vec![]);
+        while live
+            .first()
+            .is_some_and(|best| done.len() < width || worth(best) > worth(&done[width - 1]))
+        {
+            let mut steps = Vec::new();
+            for (tokens, score) in &live {
+                let scores = toy.scores(&[prompt, tokens].concat());
+                let total: f64 = scores.iter().map(|s| f64::from(*s).exp()).sum();
+                for (token, s) in (0..).zip(scores) {
+                    steps.push((
+                        [&tokens[..], &[token]].concat(),
+                        score + f64::from(s) - total.ln(),
+                    ));
+                }
+            }
+            steps.sort_by(|a, b| b.1.total_cmp(&a.1));
+            let ends = |h: &&Hypothesis| h.0.ends_with(&[0]);
+            done.extend(steps.iter().take(width).filter(ends).cloned());
+            live = steps.iter().filter(|h| !ends(h)).take(width).cloned().collect();
+            if live[0].0.len() == max_tokens {
+                done.append(&mut live);
+            }
+            done.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
+            done.truncate(width);
+        }
+        done.into_iter().map(|(tokens, _)| tokens).collect()
+    }
+
+    #[test]
+    fn a_beam_search_finds_what_its_definition_finds() {
+        for case in 0..400_usize {
+            let (width, penalty) = (1 + case % 7, [0.0, 0.6, 1.0, 1.7][case % 4]);
+            let mut toy = Toy::noise(2 + case % 5, case as u64);
+            let want = slow(&toy, &[1], width, f64::from(penalty), 7);
+            let best =
+                run(&mut toy, &[vec![1]], &beam(width, penalty), &stop(7)).unwrap().remove(0);
+            let found: Vec<_> =
+                [&best].into_iter().chain(&best.others).map(|one| one.tokens.clone()).collect();
+            assert_eq!(found, want, "width {width} penalty {penalty}");
+        }
+    }
+
+    #[test]
+    fn a_beam_of_one_is_greedy_and_wider_ones_find_no_less() {
+        let (mut wins, mut sum) = (0, [0.0; 4]);
+        for seed in 0..60 {
+            let mut toy = Toy::noise(6, seed);
+            let prompts = [vec![1], vec![5, 3]];
+            let greedy = run(&mut toy, &prompts, &Search::Greedy, &stop(9)).unwrap();
+            for penalty in [0.0, 1.0] {
+                assert_eq!(run(&mut toy, &prompts, &beam(1, penalty), &stop(9)).unwrap(), greedy);
+            }
+            for (width, sum) in [1, 2, 4, 8].into_iter().zip(&mut sum) {
+                let found = run(&mut toy, &prompts, &beam(width, 0.0), &stop(9)).unwrap();
+                assert!(found.iter().all(|best| best.others.len() < width));
+                wins += usize::from(found[0].score > greedy[0].score);
+                *sum += found[0].score;
+            }
+        }
+        assert!(wins > 20 && sum.is_sorted(), "{wins} {sum:?}");
+    }
+
+    #[test]
+    fn a_beam_sees_past_a_first_step_that_leads_nowhere() {
+        // 1 is the likeliest, and everything after it unlikely; 2 is followed by the end.
+        let table = [[0.1, 0.5, 0.4], [0.34, 0.33, 0.33], [0.9, 0.05, 0.05]];
+        let mut toy = Toy::markov(table);
+        assert_eq!(run(&mut toy, &[vec![0]], &Search::Greedy, &stop(5)).unwrap()[0].tokens, [1, 0]);
+        let best = run(&mut toy, &[vec![0]], &beam(2, 0.0), &stop(5)).unwrap().remove(0);
+        assert_eq!((best.tokens.as_slice(), best.ended), ([2, 0].as_slice(), Ended::End));
+        assert!((best.score - (0.4_f64 * 0.9).ln()).abs() < 1e-6);
+        assert_eq!(best.others[0].tokens, [1, 0]);
+    }
+
+    #[test]
+    fn a_length_penalty_lets_longer_ones_win() {
+        // The end at once: ln 0.4 = -0.92. First 1, then 2: ln 0.6 + ln 0.6 = -1.02, and half of it by token.
+        let mut toy = Toy::markov([[0.0, 1.0, 0.0], [0.4, 0.0, 0.6], [0.4, 0.6, 0.0]]);
+        let mut best = |penalty| {
+            run(&mut toy, &[vec![2]], &beam(3, penalty), &stop(2)).unwrap().remove(0).tokens
+        };
+        assert_eq!(best(0.0), [0]);
+        assert_eq!(best(1.0), [1, 2]);
+    }
+}

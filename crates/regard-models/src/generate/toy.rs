@@ -1,0 +1,162 @@
+//! A decoder for tests: its scores are a function of all it was fed, it counts its pasts, and it fails when told to.
+
+use super::{Decoder, GenerateError, Generated, Search, Stop, generate};
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::ControlFlow;
+
+type Scores = Box<dyn Fn(&[u32]) -> Vec<f32>>;
+
+pub(super) struct Toy {
+    vocab: usize,
+    score: Scores,
+    pasts: HashMap<u64, Vec<u32>>,
+    made: u64,
+    pub(super) context: Option<usize>,
+    /// How many pasts each feed had.
+    pub(super) fed: Vec<usize>,
+    /// Fails after so many calls that can fail.
+    pub(super) calls_left: Option<usize>,
+}
+
+/// Not `Clone`: what is freed twice would not compile.
+pub(super) struct Past(u64);
+
+#[derive(Debug)]
+pub(super) enum ToyError {
+    Broken,
+    Generate(GenerateError),
+}
+
+impl fmt::Display for ToyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+impl std::error::Error for ToyError {}
+
+impl From<GenerateError> for ToyError {
+    fn from(error: GenerateError) -> Self {
+        Self::Generate(error)
+    }
+}
+
+impl Toy {
+    pub(super) fn new(vocab: usize, score: impl Fn(&[u32]) -> Vec<f32> + 'static) -> Self {
+        let (pasts, score) = (HashMap::new(), Box::new(score));
+        Self { vocab, score, pasts, made: 0, context: None, fed: vec![], calls_left: None }
+    }
+
+    /// Scores between -2 and 2 that depend on every token before.
+    pub(super) fn noise(vocab: usize, seed: u64) -> Self {
+        let mix = |hash: u64, token: u32| {
+            let hash = (hash ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            hash ^ (hash >> 29)
+        };
+        Self::new(vocab, move |history| {
+            let hash = history.iter().fold(seed + 1, |hash, token| mix(hash, *token));
+            let ids = (0..).take(vocab);
+            ids.map(|id| (mix(mix(hash, id), 1) >> 40) as f32 / (1 << 22) as f32 - 2.0).collect()
+        })
+    }
+
+    /// The probabilities after each token; the scores are their logarithms and a constant that must not matter.
+    pub(super) fn markov<const N: usize>(table: [[f32; N]; N]) -> Self {
+        Self::new(N, move |history| {
+            table[history[history.len() - 1] as usize].map(|p| p.ln() + 3.0).to_vec()
+        })
+    }
+
+    pub(super) fn alive(&self) -> usize {
+        self.pasts.len()
+    }
+
+    pub(super) fn scores(&self, history: &[u32]) -> Vec<f32> {
+        (self.score)(history)
+    }
+
+    fn call(&mut self) -> Result<(), ToyError> {
+        match &mut self.calls_left {
+            Some(0) => Err(ToyError::Broken),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn past(&mut self, history: Vec<u32>) -> Past {
+        self.made += 1;
+        self.pasts.insert(self.made, history);
+        Past(self.made)
+    }
+}
+
+impl Decoder for Toy {
+    type Past = Past;
+    type Error = ToyError;
+
+    fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    fn context(&self) -> Option<usize> {
+        self.context
+    }
+
+    fn start(&mut self, _row: usize) -> Result<Past, ToyError> {
+        self.call()?;
+        Ok(self.past(vec![]))
+    }
+
+    fn fork(&mut self, past: &Past) -> Result<Past, ToyError> {
+        self.call()?;
+        let history = self.pasts[&past.0].clone();
+        Ok(self.past(history))
+    }
+
+    fn free(&mut self, past: Past) -> Result<(), ToyError> {
+        self.pasts.remove(&past.0).unwrap();
+        self.call()
+    }
+
+    fn feed(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, ToyError> {
+        self.call()?;
+        assert_eq!((pasts.len(), pasts.len()), (tokens.len(), self.pasts.len()));
+        self.fed.push(pasts.len());
+        let mut scores = Vec::new();
+        for (past, tokens) in pasts.iter().zip(tokens) {
+            let history = self.pasts.get_mut(&past.0).unwrap();
+            history.extend_from_slice(tokens);
+            assert!(!tokens.is_empty() && self.context.is_none_or(|most| history.len() <= most));
+            scores.extend((self.score)(history));
+        }
+        Ok(scores)
+    }
+}
+
+pub(super) fn sample(seed: u64) -> Search {
+    Search::Sample { temperature: 1.0, top_k: None, top_p: None, seed }
+}
+
+pub(super) fn beam(width: usize, length_penalty: f32) -> Search {
+    Search::Beam { width, length_penalty }
+}
+
+pub(super) fn stop(max_tokens: usize) -> Stop {
+    Stop { max_tokens, end: vec![0] }
+}
+
+/// All that comes of it; every past must have been freed.
+pub(super) fn run(
+    toy: &mut Toy,
+    prompts: &[Vec<u32>],
+    search: &Search,
+    stop: &Stop,
+) -> Result<Vec<Generated>, ToyError> {
+    let result = generate(toy, prompts, search, stop, &mut |_, _| ControlFlow::Continue(()));
+    assert_eq!(toy.alive(), 0, "{search:?}");
+    result
+}

@@ -1,0 +1,180 @@
+//! Decoders: GPT (Radford et al. 2019) and Llama (Touvron et al. 2023) are one model with other settings.
+
+use crate::error::Error;
+use crate::files::{Activation, Architecture, Config, Positions};
+use crate::generate::Decoder;
+use crate::nn::{Around, Block, Embedding, Linear, Norm, NormKind, Over};
+use crate::past::{Past, Pasts, numbers};
+use crate::recorder::Recorder;
+use crate::stack::{Pass, block_of, ids, only, through};
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use regard::Mask;
+
+/// A stack of blocks in which each position sees those before it, and scores what comes next.
+#[derive(Module, Debug)]
+pub struct Gpt {
+    /// A row for each token.
+    pub embedding: Embedding,
+    /// A row for each position, where they are learned.
+    pub positions: Option<Embedding>,
+    /// The stack.
+    pub blocks: Vec<Block>,
+    /// After it, where blocks norm what they read.
+    pub norm: Norm,
+    /// The scores of tokens; `None` where the embedding makes them.
+    pub head: Option<Linear>,
+    #[module(skip)]
+    config: Config,
+}
+
+impl Gpt {
+    /// With random weights.
+    pub fn new(config: &Config, device: &Device) -> Result<Self, Error> {
+        let kind = match config.architecture {
+            Architecture::Llama => NormKind::Rms,
+            Architecture::Gpt2 => NormKind::Layer,
+            other => {
+                return Err(Error::unsupported(
+                    "architecture",
+                    &format!("{other:?}"),
+                    "llama and gpt2 are decoders",
+                ));
+            }
+        };
+        let rotary = matches!(config.positions, Positions::Rotary { .. });
+        let (scale, act) = (config.embedding_scale, config.activation);
+        match kind {
+            NormKind::Rms => {
+                only("positions", rotary, &config.positions, "llama turns queries and keys")?;
+                only("activation", act == Some(Activation::Silu), &act, "llama gates with silu")?;
+            }
+            NormKind::Layer => {
+                only(
+                    "positions",
+                    config.positions == Positions::Learned,
+                    &config.positions,
+                    "gpt2 learns them",
+                )?;
+            }
+        }
+        only("pre_norm", config.pre_norm, &config.pre_norm, "decoders norm what they read")?;
+        only("embedding_scale", scale.is_none(), &scale, "decoders have none")?;
+        let (d_model, vocab) = (config.d_model, config.vocab);
+        let block = block_of(config, kind);
+        let table = |entries: usize| Embedding::new([entries, d_model], 0.02, device);
+        Ok(Self {
+            embedding: table(vocab),
+            positions: (kind == NormKind::Layer).then(|| table(config.context.unwrap_or(1024))),
+            blocks: (0..config.n_layers).map(|_| Block::new(&block, device)).collect(),
+            norm: Norm::new(kind, d_model, block.eps, device),
+            head: (!config.tied).then(|| Linear::new([d_model, vocab], false, device)),
+            config: config.clone(),
+        })
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The scores of what comes after each position: `ids [batch, length]` to `[batch, length, vocab]`.
+    pub fn forward(&self, ids: Tensor<2, Int>, pass: &mut Pass) -> Result<Tensor<3>, Error> {
+        Ok(self.scores(self.read(ids, pass)?))
+    }
+
+    /// What each position has become, before it is scored: `[batch, length, d_model]`.
+    pub fn read(&self, ids: Tensor<2, Int>, pass: &mut Pass) -> Result<Tensor<3>, Error> {
+        let length = ids.dims()[1];
+        let x = self.embedded(ids, &(0..length).collect::<Vec<_>>())?;
+        let x = through(&self.blocks, x, ("decoder", "target"), &Mask::causal(), None, pass)?;
+        Ok(self.norm.forward(x))
+    }
+
+    /// Rows of tokens, with their positions if these are learned: one for each row of the batch, or one list for all.
+    fn embedded(&self, ids: Tensor<2, Int>, places: &[usize]) -> Result<Tensor<3>, Error> {
+        let ([batch, length], device) = (ids.dims(), ids.device());
+        let x = self.embedding.forward(ids)?;
+        let Some(positions) = &self.positions else { return Ok(x) };
+        let places: Vec<i64> = if places.len() == length {
+            places.iter().cycle().take(batch * length).map(|p| p.cast_signed() as i64).collect()
+        } else {
+            places.iter().map(|p| p.cast_signed() as i64).collect()
+        };
+        let places = Tensor::from_data(TensorData::new(places, [batch, length]), &device);
+        Ok(regard_burn::residual(x, positions.forward(places)?, None))
+    }
+
+    fn scores(&self, x: Tensor<3>) -> Tensor<3> {
+        match &self.head {
+            Some(head) => head.forward(x),
+            None => self.embedding.scores(x),
+        }
+    }
+
+    /// To write with, keeping what was seen in at most `budget` bytes. Gradients are not.
+    pub fn writer(&self, budget: usize) -> Result<GptWriter<'_>, Error> {
+        let Config { n_layers, heads, head_dim, .. } = self.config;
+        Ok(GptWriter { model: self, pasts: Pasts::new(n_layers, heads.kv, head_dim, budget)? })
+    }
+}
+
+/// A [`Gpt`] that writes: its keys and values of the past are kept, so that a token costs one pass for one position.
+#[derive(Debug)]
+pub struct GptWriter<'a> {
+    model: &'a Gpt,
+    pasts: Pasts,
+}
+
+impl GptWriter<'_> {
+    /// Equally many new tokens for each past, to the scores after the last of them.
+    fn together(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
+        let length = tokens[0].len();
+        let rows: Vec<Vec<u32>> = tokens.iter().map(|row| row.to_vec()).collect();
+        let places: Vec<usize> =
+            pasts.iter().flat_map(|past| past.len..past.len + length).collect();
+        let mut x = self.model.embedded(ids(&rows, &Device::flex()), &places)?;
+        let mut recorder = Recorder::off();
+        for (i, block) in self.model.blocks.iter().enumerate() {
+            let (layer, sequences) = self.pasts.layer(i, pasts);
+            let around =
+                Around { mask: &Mask::causal(), memory: None, seed: None, recorder: &mut recorder };
+            x = block.step(x, Over::Past(layer, &sequences), around)?;
+        }
+        for past in pasts.iter_mut() {
+            past.len += length;
+        }
+        let last = x.narrow(1, length - 1, 1);
+        Ok(numbers(self.model.scores(self.model.norm.forward(last))))
+    }
+}
+
+impl Decoder for GptWriter<'_> {
+    type Past = Past;
+    type Error = Error;
+
+    fn vocab(&self) -> usize {
+        self.model.config.vocab
+    }
+
+    fn context(&self) -> Option<usize> {
+        self.model.config.context
+    }
+
+    fn start(&mut self, row: usize) -> Result<Past, Error> {
+        self.pasts.start(row)
+    }
+
+    fn fork(&mut self, past: &Past) -> Result<Past, Error> {
+        self.pasts.fork(past)
+    }
+
+    fn free(&mut self, past: Past) -> Result<(), Error> {
+        self.pasts.free(past)
+    }
+
+    fn feed(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
+        crate::past::in_turns(pasts, tokens, |pasts, tokens| self.together(pasts, tokens))
+    }
+}

@@ -1,0 +1,237 @@
+//! Hierarchical attention (Yang et al. 2016): words make sentences, sentences make a document, and a document has a class.
+
+use crate::error::Error;
+use crate::nn::{Embedding, Level, Linear};
+use crate::past::numbers;
+use crate::recorder::Recorder;
+use crate::seq2seq::sized;
+use crate::stack::ids;
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+/// What a [`Han`] is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HanConfig {
+    /// Features of a word.
+    pub embedding: usize,
+    /// Features of a state over words, each way.
+    pub word_hidden: usize,
+    /// Units of the attention over words.
+    pub word_attention: usize,
+    /// Features of a state over sentences, each way.
+    pub sentence_hidden: usize,
+    /// Units of the attention over sentences.
+    pub sentence_attention: usize,
+    /// Words.
+    pub vocab: usize,
+    /// What documents are told apart into.
+    pub classes: usize,
+}
+
+/// Scores classes of documents. A document is sentences, a sentence is ids of words; one without words is not looked at.
+#[derive(Module, Debug)]
+pub struct Han {
+    /// A row for each word.
+    pub embedding: Embedding,
+    /// Words to a sentence.
+    pub words: Level,
+    /// Sentences to a document.
+    pub sentences: Level,
+    /// The scores of classes.
+    pub head: Linear,
+    #[module(skip)]
+    config: HanConfig,
+}
+
+/// What a [`Han`] looked at in one document.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HanWeights {
+    /// Of each sentence; 0 for one without words.
+    pub sentences: Vec<f32>,
+    /// Of each word within its sentence.
+    pub words: Vec<Vec<f32>>,
+}
+
+/// The sentences of all documents that have words.
+struct Packed {
+    /// One after another.
+    sentences: Vec<Vec<u32>>,
+    /// Words of each.
+    lengths: Vec<usize>,
+    /// How many each document has.
+    counts: Vec<usize>,
+}
+
+impl Packed {
+    fn new(documents: &[Vec<Vec<u32>>]) -> Self {
+        let full =
+            |document: &Vec<Vec<u32>>| document.iter().filter(|words| !words.is_empty()).count();
+        let sentences: Vec<_> =
+            documents.iter().flatten().filter(|words| !words.is_empty()).cloned().collect();
+        Self {
+            lengths: sentences.iter().map(Vec::len).collect(),
+            counts: documents.iter().map(full).collect(),
+            sentences,
+        }
+    }
+
+    /// Which sentence stands where, `[documents, most]`; `empty` behind those of each document.
+    fn places(&self, empty: usize, device: &Device) -> Tensor<2, Int> {
+        let most = self.counts.iter().copied().max().unwrap_or(0);
+        let mut next = 0;
+        let mut places: Vec<i64> = Vec::with_capacity(self.counts.len() * most);
+        for count in &self.counts {
+            let all = (next..next + count).chain(std::iter::repeat_n(empty, most - count));
+            places.extend(all.map(|place| place.cast_signed() as i64));
+            next += count;
+        }
+        Tensor::from_data(TensorData::new(places, [self.counts.len(), most]), device)
+    }
+}
+
+impl Han {
+    /// With random weights.
+    pub fn new(config: &HanConfig, device: &Device) -> Result<Self, Error> {
+        let HanConfig { embedding, word_hidden, sentence_hidden, .. } = *config;
+        sized(&[
+            ("embedding", embedding),
+            ("word_hidden", word_hidden),
+            ("word_attention", config.word_attention),
+            ("sentence_hidden", sentence_hidden),
+            ("sentence_attention", config.sentence_attention),
+            ("vocab", config.vocab),
+            ("classes", config.classes),
+        ])?;
+        Ok(Self {
+            embedding: Embedding::new([config.vocab, embedding], 1.0, device),
+            words: Level::new([embedding, word_hidden, config.word_attention], device),
+            sentences: Level::new(
+                [2 * word_hidden, sentence_hidden, config.sentence_attention],
+                device,
+            ),
+            head: Linear::new([2 * sentence_hidden, config.classes], true, device),
+            config: *config,
+        })
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn config(&self) -> &HanConfig {
+        &self.config
+    }
+
+    /// Scores `[documents, classes]`.
+    pub fn forward(&self, documents: &[Vec<Vec<u32>>]) -> Result<Tensor<2>, Error> {
+        let packed = Packed::new(documents);
+        let sentences = self.read(&packed, self.words(&packed)?)?;
+        let documents =
+            self.sentences.forward(sentences, Some(&packed.counts), &mut Recorder::off())?;
+        Ok(self.head.forward(documents))
+    }
+
+    /// What it looks at in each document.
+    pub fn weights(&self, documents: &[Vec<Vec<u32>>]) -> Result<Vec<HanWeights>, Error> {
+        let packed = Packed::new(documents);
+        let words = self.words(&packed)?;
+        let (of_words, length) = match packed.lengths.iter().max() {
+            Some(length) => {
+                (numbers(self.words.weights(words.clone(), Some(&packed.lengths))?), *length)
+            }
+            None => (Vec::new(), 1),
+        };
+        let sentences = self.read(&packed, words)?;
+        let most = sentences.dims()[1].max(1);
+        let of_sentences = numbers(self.sentences.weights(sentences, Some(&packed.counts))?);
+        let mut of_words = of_words.chunks(length);
+        let document = |(i, document): (usize, &Vec<Vec<u32>>)| {
+            let mut of_sentences = of_sentences.chunks(most).nth(i).unwrap_or_default().iter();
+            let weight = |words: &Vec<u32>| match words.is_empty() {
+                true => (0.0, Vec::new()),
+                false => {
+                    let within = of_words.next().unwrap_or_default();
+                    (
+                        of_sentences.next().copied().unwrap_or_default(),
+                        within[..words.len()].to_vec(),
+                    )
+                }
+            };
+            let (sentences, words) = document.iter().map(weight).unzip();
+            HanWeights { sentences, words }
+        };
+        Ok(documents.iter().enumerate().map(document).collect())
+    }
+
+    /// The words of all sentences, `[sentences, longest, embedding]`.
+    fn words(&self, packed: &Packed) -> Result<Tensor<3>, Error> {
+        self.embedding.forward(ids(&packed.sentences, &Device::flex()))
+    }
+
+    /// Sentences as vectors, document by document: `[documents, most, 2 word_hidden]`, 0 behind the last of each.
+    fn read(&self, packed: &Packed, words: Tensor<3>) -> Result<Tensor<3>, Error> {
+        let device = words.device().inner();
+        let n = packed.sentences.len();
+        let none: Tensor<2> = Tensor::zeros([1, 2 * self.config.word_hidden], &device);
+        let vectors = match n {
+            0 => none,
+            _ => {
+                let vectors =
+                    self.words.forward(words, Some(&packed.lengths), &mut Recorder::off())?;
+                Tensor::cat(vec![vectors, none], 0)
+            }
+        };
+        Ok(regard_burn::embedding(vectors, packed.places(n, &device))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: HanConfig = HanConfig {
+        embedding: 4,
+        word_hidden: 3,
+        word_attention: 5,
+        sentence_hidden: 2,
+        sentence_attention: 3,
+        vocab: 9,
+        classes: 2,
+    };
+
+    #[test]
+    fn sentences_without_words_are_not_looked_at() {
+        let model = Han::new(&CONFIG, &Device::flex()).expect("sizes are sizes");
+        let (a, b) = (vec![1, 2, 3], vec![4]);
+        let holes = vec![vec![], a.clone(), vec![], b.clone(), vec![]];
+        let scores =
+            |documents: &[Vec<Vec<u32>>]| numbers(model.forward(documents).expect("ids are words"));
+        let plain = scores(&[vec![a.clone(), b.clone()]]);
+        assert_eq!(scores(&[holes.clone(), vec![b]])[..2], plain);
+        let weights = model.weights(&[holes]).expect("ids are words").remove(0);
+        assert_eq!(weights.words.iter().map(Vec::len).collect::<Vec<_>>(), [0, 3, 0, 1, 0]);
+        assert_eq!([0, 2, 4].map(|i| weights.sentences[i]), [0.0; 3]);
+        assert!((weights.sentences.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+        assert!((weights.words[1].iter().sum::<f32>() - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn documents_without_words_have_finite_scores_and_gradients() {
+        let model = Han::new(&CONFIG, &Device::flex().autodiff()).expect("sizes are sizes");
+        for documents in [
+            vec![vec![], vec![vec![1, 2]]],
+            vec![vec![], vec![vec![]]],
+            vec![vec![vec![3], vec![]]; 2],
+        ] {
+            let scores = model.forward(&documents).expect("ids are words");
+            assert!(numbers(scores.clone()).iter().all(|x| x.is_finite()));
+            let grads = scores.sum().backward();
+            let of_context = model.words.attention.context.val().grad(&grads).map(numbers);
+            assert!(of_context.unwrap_or_default().iter().all(|x| x.is_finite()));
+            assert_eq!(model.weights(&documents).expect("ids are words").len(), documents.len());
+        }
+        assert_eq!(model.forward(&[]).expect("nothing to read").dims(), [0, 2]);
+        assert_eq!(model.weights(&[]), Ok(vec![]));
+        assert!(Han::new(&HanConfig { classes: 0, ..CONFIG }, &Device::flex()).is_err());
+    }
+}

@@ -1,0 +1,89 @@
+//! Models on Regard and Burn: transformers and recurrent nets with attention, real weights, generation, and what every head looks at.
+//!
+//! A line from files to text: [`files`] reads what others have written ([`Config`](files::Config), [`Weights`](files::Weights),
+//! [`Tokens`](files::Tokens)) ─► [`load()`] gives each parameter its numbers by the path of its fields ─► [`generate`] asks a model for
+//! the next token ─► [`Model`] is all of it, for text. A [`Recorder`] keeps what attention saw as a
+//! [`Trace`](regard_scope::Trace) for the microscope. `docs/models.md` tells the rest.
+//!
+//! ```no_run
+//! use regard_models::Model;
+//! use regard_models::files::{Known, cache_dir};
+//! use regard_models::generate::Search;
+//! use std::ops::ControlFlow;
+//!
+//! # fn main() -> Result<(), regard_models::Error> {
+//! let base = cache_dir(|name| std::env::var_os(name)).expect("HOME or REGARD_CACHE");
+//! let path = Known::named("smollm2").expect("a known name").fetch(&base, "python3")?; // once
+//! let model = Model::open(&path)?; // or any folder, .gguf or .safetensors
+//!
+//! let mut told = |_row: usize, text: &str| {
+//!     print!("{text}"); // as it is written
+//!     ControlFlow::Continue(())
+//! };
+//! let prompt = "The capital of France is";
+//! let written = model.generate(&[prompt], &Search::Greedy, 16, &mut told)?;
+//! println!("\n{} tokens, ended by {:?}", written[0].tokens.len(), written[0].ended);
+//!
+//! let trace = model.look(prompt)?; // what every head looks at
+//! assert_eq!(trace.layers.len(), 30);
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+// The map.
+//
+// Ground
+//   generate     tokens from a model: greedily, by chance, by beam search; knows no tensors
+//   error        every way that a model can fail to be had
+//   files        configurations, weights, tokens, models known by name
+//   recorder     what attention saw, as a trace
+//   past         what a decoder has seen: keys and values of each layer
+//
+// What models are made of
+//   nn           attention, blocks, norms, feed-forward layers, positions, GRUs, levels of a hierarchy
+//   stack        what the models of a `Config` have in common
+//   load         weights into modules and out of them, by the path of fields
+//
+// Models
+//   gpt          decoders: GPT-2, Llama
+//   bert         encoders
+//   transformer  an encoder with a decoder
+//   vit          the same blocks over patches of an image
+//   seq2seq      a recurrent translator with Bahdanau's attention
+//   e2k          another, with several heads
+//   han          hierarchical attention: words, sentences, documents
+//
+//   model        any of them that works with text, with its tokens
+
+mod bert;
+mod e2k;
+mod error;
+pub mod files;
+pub mod generate;
+mod gpt;
+mod han;
+mod load;
+mod model;
+pub mod nn;
+mod past;
+mod recorder;
+mod seq2seq;
+mod stack;
+mod transformer;
+mod vit;
+
+pub use bert::{Bert, Sentences};
+pub use e2k::{E2k, E2kMemory, E2kWriter};
+pub use error::Error;
+pub use gpt::{Gpt, GptWriter};
+pub use han::{Han, HanConfig, HanWeights};
+pub use load::{load, parameters, save};
+pub use model::{Model, Written};
+pub use past::{LayerPast, Past};
+pub use recorder::Recorder;
+pub use seq2seq::{RecurrentPast, Seq2Seq, Seq2SeqConfig, Seq2SeqMemory, Seq2SeqWriter};
+pub use stack::{Pass, ids};
+pub use transformer::{Transformer, TransformerWriter};
+pub use vit::{Vit, VitConfig};

@@ -1,0 +1,104 @@
+//! Weights into modules and out of them, each parameter under the path of its fields.
+
+use crate::error::Error;
+use crate::files::{Weights, save as write};
+use crate::past::numbers;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Tensor, TensorData};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The module with all of its parameters taken from the weights: `blocks.0.attention.q.weight` and so on. A parameter that is
+/// missing, has another shape, or is left over, is an error.
+pub fn load<M: Module>(module: M, weights: &mut Weights) -> Result<M, Error> {
+    let mut loader = Loader { path: Vec::new(), weights, error: None };
+    let module = module.map(&mut loader);
+    if let Some(error) = loader.error {
+        return Err(error);
+    }
+    let left = weights.left();
+    if let Some(first) = left.first() {
+        let why = format!(
+            "{} of its tensors have no place in the model, `{first}` among them",
+            left.len()
+        );
+        return Err(Error::Format { place: "weights".into(), why });
+    }
+    Ok(module)
+}
+
+struct Loader<'a> {
+    path: Vec<String>,
+    weights: &'a mut Weights,
+    error: Option<Error>,
+}
+
+impl ModuleMapper for Loader<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.error.is_some() {
+            return param;
+        }
+        let shape = param.lazy_shape().to_vec();
+        match self.weights.take(&self.path.join("."), &shape) {
+            Ok(found) => {
+                let device = param.lazy_device();
+                let tracked = param.is_require_grad();
+                let tensor = Tensor::from_data(TensorData::new(found, shape), &device);
+                Param::initialized(param.id, tensor.set_require_grad(tracked))
+            }
+            Err(error) => {
+                self.error = Some(error);
+                param
+            }
+        }
+    }
+}
+
+/// Every parameter with its path, in their order.
+#[must_use]
+pub fn parameters<M: Module>(module: &M) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
+    let mut gatherer = Gatherer { path: Vec::new(), found: BTreeMap::new() };
+    module.visit(&mut gatherer);
+    gatherer.found
+}
+
+struct Gatherer {
+    path: Vec<String>,
+    found: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
+}
+
+impl ModuleVisitor for Gatherer {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        self.found.insert(self.path.join("."), (tensor.dims().to_vec(), numbers(tensor)));
+    }
+}
+
+/// Writes all parameters as safetensors, whole or not at all.
+pub fn save<M: Module>(
+    module: &M,
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), Error> {
+    let all = parameters(module);
+    let tensors = all
+        .iter()
+        .map(|(name, (shape, numbers))| (name.clone(), shape.clone(), numbers.as_slice()));
+    write(path, tensors, metadata)
+}

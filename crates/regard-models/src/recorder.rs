@@ -1,0 +1,119 @@
+//! What attention sees, kept for the microscope: queries, keys and `lse`, from which any weight can be made again.
+
+use crate::error::Error;
+use crate::past::numbers;
+use burn::tensor::Tensor;
+use regard::Normaliser;
+use regard_burn::{Attended, Attention, Similarity};
+use regard_scope::{Inputs, Labels, Layer, Seen, Trace};
+use std::collections::BTreeMap;
+
+/// Keeps what each attention saw of the first item of a batch. One that is [`off`](Self::off) costs nothing.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    on: bool,
+    place: Place,
+    layers: Vec<Layer>,
+}
+
+/// Where in a model attention happens, and what it is between.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    layer: usize,
+    kind: &'static str,
+    axes: [&'static str; 2],
+}
+
+impl Recorder {
+    /// Keeps nothing.
+    #[must_use]
+    pub fn off() -> Self {
+        Self::default()
+    }
+
+    /// Keeps everything.
+    #[must_use]
+    pub fn on() -> Self {
+        Self { on: true, ..Self::default() }
+    }
+
+    /// Whether anything is kept.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// What follows happens in this layer, between rows of this axis: `source` or `target`.
+    pub fn at(&mut self, layer: usize, kind: &'static str, axis: &'static str) {
+        self.place = Place { layer, kind, axes: [axis; 2] };
+    }
+
+    /// What happens within is of this kind, and over the source.
+    pub fn within<T>(&mut self, kind: &'static str, work: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.place.clone();
+        self.place = Place { layer: before.layer, kind, axes: [before.axes[0], "source"] };
+        let result = work(self);
+        self.place = before;
+        result
+    }
+
+    /// Keeps `q`, `k [batch, heads, length, features]` of a call.
+    pub(crate) fn record(
+        &mut self,
+        q: Tensor<4>,
+        k: Tensor<4>,
+        attended: &Attended,
+        options: &Attention,
+    ) -> Result<(), Error> {
+        let refuse = |what: &str| Err(Error::NotRecorded { what: what.into() });
+        let plain =
+            options.sinks.is_none() && options.centres.is_none() && options.dropout.is_none();
+        if options.alibi.is_some() || options.relative.is_some() || options.bias.is_some() || !plain
+        {
+            return refuse("a bias, a sink, a centre or dropout");
+        }
+        if !matches!(
+            (&options.similarity, options.normaliser),
+            (Similarity::Dot, Normaliser::Softmax)
+        ) {
+            return refuse("another similarity or normaliser");
+        }
+        let mask = options.mask.to_string();
+        if !["full", "causal"].contains(&mask.as_str()) {
+            return refuse(&format!("the mask `{mask}`"));
+        }
+        let ([_, heads, q_len, dim], [_, kv, k_len, _]) = (q.dims(), k.dims());
+        let mut lse = attended.lse();
+        lse.truncate(heads * q_len);
+        let seen = Inputs {
+            q: numbers(q.narrow(0, 0, 1)),
+            k: numbers(k.narrow(0, 0, 1)),
+            lse,
+            q_shape: [heads, q_len, dim],
+            k_shape: [kv, k_len, dim],
+            mask,
+            scale: options.scale,
+            softcap: options.softcap,
+        };
+        let Place { layer, kind, axes: [rows, cols] } = self.place;
+        let seen = Seen::Inputs(seen);
+        self.layers.push(Layer {
+            layer,
+            kind: kind.into(),
+            rows: rows.into(),
+            cols: cols.into(),
+            seen,
+        });
+        Ok(())
+    }
+
+    /// All of it, with the tokens of each axis.
+    #[must_use]
+    pub fn trace(self, title: impl Into<String>, axes: &[(&str, Vec<String>)]) -> Trace {
+        let labels = |(name, tokens): &(&str, Vec<String>)| {
+            (name.to_string(), Labels::new(*name, tokens.clone()))
+        };
+        let axes: BTreeMap<String, Labels> = axes.iter().map(labels).collect();
+        Trace { title: title.into(), axes, layers: self.layers }
+    }
+}

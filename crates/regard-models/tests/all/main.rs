@@ -1,0 +1,9 @@
+//! Modules and models against PyTorch, real models against what they are known to say.
+
+mod files;
+mod golden;
+mod layers;
+mod models;
+mod real;
+mod recurrent;
+mod stacks;
