@@ -99,6 +99,19 @@ pub enum Buckets {
     },
 }
 
+impl Buckets {
+    /// The bias of a table that has so many rows, for the engine.
+    #[must_use]
+    pub fn bias<N: regard::Number>(self, table: &[N], rows: usize) -> RelativeBias<'_, N> {
+        match self {
+            Self::Clipped { reach } => RelativeBias::clipped(table, reach),
+            Self::T5 { max_distance, bidirectional } => {
+                RelativeBias::t5(table, rows, max_distance, bidirectional)
+            }
+        }
+    }
+}
+
 /// What attention returns.
 #[derive(Clone, Debug)]
 pub struct Attended {
@@ -281,12 +294,7 @@ impl Call {
         if let Some((Slot::Relative(buckets), table, sizes)) =
             list(|s| matches!(s, Slot::Relative(_)))
         {
-            score = score.relative(match buckets {
-                Buckets::Clipped { reach } => RelativeBias::clipped(table, reach),
-                Buckets::T5 { max_distance, bidirectional } => {
-                    RelativeBias::t5(table, sizes[0], max_distance, bidirectional)
-                }
-            });
+            score = score.relative(buckets.bias(table, sizes[0]));
         }
         let [q, k, v] = [view::<E>(&inputs[0])?, view::<E>(&inputs[1])?, view::<E>(&inputs[2])?];
         let mut problem = Problem::new(&q, &k, &v).mask(self.options.mask.clone()).score(score);

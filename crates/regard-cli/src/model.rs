@@ -16,6 +16,11 @@ pub(crate) fn cache() -> Result<PathBuf> {
         .ok_or_else(|| anyhow!("no HOME: set REGARD_CACHE to a folder for models"))
 }
 
+/// The names that are known.
+pub(crate) fn names() -> String {
+    KNOWN.iter().map(|known| known.name).collect::<Vec<_>>().join(", ")
+}
+
 /// Opens a model; draws on a terminal only.
 pub(crate) fn open(model: &Path) -> Result<Model> {
     regard_burn::keep_heap();
@@ -39,11 +44,10 @@ fn place(model: &Path) -> Result<PathBuf> {
         if model.exists() {
             return Ok(model.into());
         }
-        let names: Vec<&str> = KNOWN.iter().map(|known| known.name).collect();
         bail!(
             "{}: no such folder or file, and no name that is known: {}",
             printable(&model.display().to_string()),
-            names.join(", ")
+            names()
         );
     };
     known.path(&cache()?).ok_or_else(|| {

@@ -1,7 +1,7 @@
 //! `regard models`: what is known by name, whether it is here, how to get it.
 
 use crate::args::{Format, ModelsArgs};
-use crate::model::{busy, cache};
+use crate::model::{busy, cache, names};
 use anyhow::{Result, anyhow};
 use regard_models::files::{KNOWN, Known, Origin};
 use serde_json::json;
@@ -10,7 +10,6 @@ use std::io::Write;
 pub(crate) fn run(args: &ModelsArgs, format: Format) -> Result<()> {
     let (base, mut out) = (cache()?, std::io::stdout().lock());
     if let Some(name) = &args.get {
-        let names = || KNOWN.iter().map(|known| known.name).collect::<Vec<_>>().join(", ");
         let known = Known::named(name)
             .ok_or_else(|| anyhow!("{name}: not known; there are {}", names()))?;
         let busy = busy(format!("{}: {} MB", known.name, known.size / 1_000_000));

@@ -39,10 +39,8 @@ pub struct Sentences<'a> {
 impl Bert {
     /// With random weights.
     pub fn new(config: &Config, device: &Device) -> Result<Self, Error> {
-        if config.architecture != Architecture::Bert {
-            let found = format!("{:?}", config.architecture);
-            return Err(Error::unsupported("architecture", &found, "bert is an encoder"));
-        }
+        let right = config.architecture == Architecture::Bert;
+        only("architecture", right, &config.architecture, "bert is an encoder")?;
         let scale = config.embedding_scale;
         only(
             "positions",

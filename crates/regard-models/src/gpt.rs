@@ -3,9 +3,8 @@
 use crate::error::Error;
 use crate::files::{Activation, Architecture, Config, Positions};
 use crate::generate::Decoder;
-use crate::nn::{Around, Block, Embedding, Linear, Norm, NormKind, Over};
-use crate::past::{Past, Pasts, numbers};
-use crate::recorder::Recorder;
+use crate::nn::{Block, Embedding, Linear, Norm, NormKind};
+use crate::past::{Past, Pasts, in_turns, numbers};
 use crate::stack::{Pass, block_of, ids, only, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -131,21 +130,10 @@ impl GptWriter<'_> {
     /// Equally many new tokens for each past, to the scores after the last of them.
     fn together(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
         let length = tokens[0].len();
-        let rows: Vec<Vec<u32>> = tokens.iter().map(|row| row.to_vec()).collect();
         let places: Vec<usize> =
             pasts.iter().flat_map(|past| past.len..past.len + length).collect();
-        let mut x = self.model.embedded(ids(&rows, &Device::flex()), &places)?;
-        let mut recorder = Recorder::off();
-        for (i, block) in self.model.blocks.iter().enumerate() {
-            let (layer, sequences) = self.pasts.layer(i, pasts);
-            let around =
-                Around { mask: &Mask::causal(), memory: None, seed: None, recorder: &mut recorder };
-            x = block.step(x, Over::Past(layer, &sequences), around)?;
-        }
-        for past in pasts.iter_mut() {
-            past.len += length;
-        }
-        let last = x.narrow(1, length - 1, 1);
+        let x = self.model.embedded(ids(tokens, &Device::flex()), &places)?;
+        let last = self.pasts.through(&self.model.blocks, x, pasts, None)?;
         Ok(numbers(self.model.scores(self.model.norm.forward(last))))
     }
 }
@@ -175,6 +163,6 @@ impl Decoder for GptWriter<'_> {
     }
 
     fn feed(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
-        crate::past::in_turns(pasts, tokens, |pasts, tokens| self.together(pasts, tokens))
+        in_turns(pasts, tokens, |_, _| true, |pasts, tokens| self.together(pasts, tokens))
     }
 }

@@ -1,12 +1,11 @@
 //! What a decoder has seen: keys and values of each layer, in pages that sequences share.
 
 use crate::error::Error;
-use crate::nn::joined;
+use crate::nn::{Around, Block, Over, joined};
+use crate::recorder::Recorder;
 use burn::tensor::{Device, Tensor, TensorData};
-use regard::{
-    CacheShape, KvCache, Machine, PAGE, Plan, Problem, RelativeBias, Score, Sequence, View,
-};
-use regard_burn::{Attention, Buckets, Places};
+use regard::{CacheShape, KvCache, Machine, Mask, PAGE, Plan, Problem, Score, Sequence, View};
+use regard_burn::{Attention, Places};
 
 /// Keys and values of one layer.
 #[derive(Debug)]
@@ -62,13 +61,8 @@ impl LayerPast {
         if let Some(slopes) = &slopes {
             score = score.alibi(slopes);
         }
-        if let Some((buckets, table, how)) = &table {
-            score = score.relative(match *how {
-                Buckets::Clipped { reach } => RelativeBias::clipped(table, reach),
-                Buckets::T5 { max_distance, bidirectional } => {
-                    RelativeBias::t5(table, *buckets, max_distance, bidirectional)
-                }
-            });
+        if let Some((rows, table, buckets)) = &table {
+            score = score.relative(buckets.bias(table, *rows));
         }
         let problem =
             Problem::cached(&q, &self.cache, sequences)?.mask(options.mask.clone()).score(score);
@@ -96,7 +90,7 @@ pub struct Past {
 /// The caches of all layers.
 #[derive(Debug)]
 pub(crate) struct Pasts {
-    pub(crate) layers: Vec<LayerPast>,
+    layers: Vec<LayerPast>,
 }
 
 impl Pasts {
@@ -128,23 +122,40 @@ impl Pasts {
         Ok(())
     }
 
-    /// One layer, and what it calls these sequences.
-    pub(crate) fn layer(
+    /// New rows `[pasts, length, d_model]` through blocks that look at what each past has seen, and at a memory if there is one: the
+    /// last of each, `[pasts, 1, d_model]`.
+    pub(crate) fn through(
         &mut self,
-        layer: usize,
-        pasts: &[Past],
-    ) -> (&mut LayerPast, Vec<Sequence>) {
-        (&mut self.layers[layer], pasts.iter().map(|past| past.layers[layer]).collect())
+        blocks: &[Block],
+        mut x: Tensor<3>,
+        pasts: &mut [Past],
+        memory: Option<&Tensor<3>>,
+    ) -> Result<Tensor<3>, Error> {
+        let (length, mut recorder) = (x.dims()[1], Recorder::off());
+        let (causal, full) = (Mask::causal(), Mask::full());
+        for (i, (block, layer)) in blocks.iter().zip(&mut self.layers).enumerate() {
+            let sequences: Vec<Sequence> = pasts.iter().map(|past| past.layers[i]).collect();
+            let memory = memory.map(|memory| (memory, &full));
+            let around = Around { mask: &causal, memory, seed: None, recorder: &mut recorder };
+            x = block.step(x, Over::Past(layer, &sequences), around)?;
+        }
+        for past in pasts {
+            past.len += length;
+        }
+        Ok(x.narrow(1, length - 1, 1))
     }
 }
 
-/// All at once where they are equally many, and else one past after another: prompts differ in length, answers do not.
+/// All at once where tokens are equally many and pasts alike, and else one past after another: prompts differ in length, answers do
+/// not.
 pub(crate) fn in_turns(
     pasts: &mut [Past],
     tokens: &[&[u32]],
+    alike: impl Fn(&Past, &Past) -> bool,
     mut together: impl FnMut(&mut [Past], &[&[u32]]) -> Result<Vec<f32>, Error>,
 ) -> Result<Vec<f32>, Error> {
-    if tokens.windows(2).all(|pair| pair[0].len() == pair[1].len()) {
+    let equally_many = tokens.windows(2).all(|pair| pair[0].len() == pair[1].len());
+    if equally_many && pasts.windows(2).all(|pair| alike(&pair[0], &pair[1])) {
         return together(pasts, tokens);
     }
     let mut scores = Vec::new();

@@ -109,11 +109,12 @@ pub(crate) fn through(
 
 /// Rows of ids of one length.
 #[must_use]
-pub fn ids(rows: &[Vec<u32>], device: &Device) -> Tensor<2, Int> {
-    let length = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let padded = rows.iter().flat_map(|row| {
+pub fn ids<R: AsRef<[u32]>>(rows: &[R], device: &Device) -> Tensor<2, Int> {
+    let rows = || rows.iter().map(AsRef::as_ref);
+    let length = rows().map(<[u32]>::len).max().unwrap_or(0);
+    let padded = rows().flat_map(|row| {
         row.iter().map(|id| i64::from(*id)).chain(std::iter::repeat_n(0, length - row.len()))
     });
     let numbers: Vec<i64> = padded.collect();
-    Tensor::from_data(TensorData::new(numbers, [rows.len(), length]), &device.clone().inner())
+    Tensor::from_data(TensorData::new(numbers, [rows().count(), length]), &device.clone().inner())
 }

@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::files::{Architecture, Config};
 use crate::generate::Decoder;
-use crate::nn::{Around, Block, BlockConfig, Embedding, Linear, Norm, NormKind, Over};
+use crate::nn::{Block, BlockConfig, Embedding, Linear, Norm, NormKind};
 use crate::past::{Past, Pasts, in_turns, numbers};
 use crate::stack::{Pass, block_of, ids, only, sinusoid_of, through};
 use burn::module::Module;
@@ -34,14 +34,13 @@ pub struct Transformer {
 impl Transformer {
     /// With random weights, of which `dropout` is dropped after each layer while training.
     pub fn new(config: &Config, dropout: f64, device: &Device) -> Result<Self, Error> {
-        if config.architecture != Architecture::Transformer {
-            let found = format!("{:?}", config.architecture);
-            return Err(Error::unsupported(
-                "architecture",
-                &found,
-                "transformer has an encoder and a decoder",
-            ));
-        }
+        let right = config.architecture == Architecture::Transformer;
+        only(
+            "architecture",
+            right,
+            &config.architecture,
+            "transformer has an encoder and a decoder",
+        )?;
         let sines = sinusoid_of(config).is_some();
         only("positions", sines, &config.positions, "a transformer adds sines and cosines")?;
         only("tied", !config.tied, &config.tied, "a transformer has a head of its own")?;
@@ -149,36 +148,14 @@ pub struct TransformerWriter<'a> {
 }
 
 impl TransformerWriter<'_> {
+    /// Pasts of one source and one length, to the scores after the last token of each.
     fn together(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
-        let length = tokens[0].len();
-        let (first, row) = (pasts[0].len, pasts[0].row);
-        // One memory and one place for all: else they go one after another.
-        if pasts.iter().any(|past| past.len != first || past.row != row) {
-            let mut scores = Vec::new();
-            for (past, tokens) in pasts.chunks_mut(1).zip(tokens.chunks(1)) {
-                scores.extend(self.together(past, tokens)?);
-            }
-            return Ok(scores);
-        }
-        let rows: Vec<Vec<u32>> = tokens.iter().map(|row| row.to_vec()).collect();
-        let mut x = self.model.embedded(&self.model.target, ids(&rows, &Device::flex()), first)?;
+        let Past { len, row, .. } = pasts[0];
+        let x = self.model.embedded(&self.model.target, ids(tokens, &Device::flex()), len)?;
         let [_, source, d_model] = self.memories[row].dims();
-        let memory = self.memories[row].clone().expand([rows.len(), source, d_model]);
-        let mut pass = Pass::default();
-        for (i, block) in self.model.decoder.iter().enumerate() {
-            let (layer, sequences) = self.pasts.layer(i, pasts);
-            let around = Around {
-                mask: &Mask::causal(),
-                memory: Some((&memory, &Mask::full())),
-                seed: None,
-                recorder: &mut pass.recorder,
-            };
-            x = block.step(x, Over::Past(layer, &sequences), around)?;
-        }
-        for past in pasts.iter_mut() {
-            past.len += length;
-        }
-        Ok(numbers(self.model.scores(x.narrow(1, length - 1, 1))))
+        let memory = self.memories[row].clone().expand([tokens.len(), source, d_model]);
+        let last = self.pasts.through(&self.model.decoder, x, pasts, Some(&memory))?;
+        Ok(numbers(self.model.scores(last)))
     }
 }
 
@@ -207,6 +184,7 @@ impl Decoder for TransformerWriter<'_> {
     }
 
     fn feed(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
-        in_turns(pasts, tokens, |pasts, tokens| self.together(pasts, tokens))
+        let alike = |a: &Past, b: &Past| (a.len, a.row) == (b.len, b.row);
+        in_turns(pasts, tokens, alike, |pasts, tokens| self.together(pasts, tokens))
     }
 }
