@@ -9,7 +9,7 @@ use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::{DType, Element as BurnElement, Tensor};
 use regard::{
     Additive, Align, Dropout, Element, Grads, Layout, Local, Machine, Mask, Normaliser, Output,
-    Plan, Precision, Problem, RelativeBias, Score, Upstream, View,
+    Plan, Precision, Problem, RelativeBias, Score, Shape, Upstream, View,
 };
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -37,6 +37,8 @@ pub struct Attention {
     pub straight_through: bool,
     /// How exact the products are.
     pub precision: Option<Precision>,
+    /// Whether the entropy of each row's weights is asked for.
+    pub entropy: bool,
     /// How a query and a key make a number.
     pub similarity: Similarity,
     /// Is added to scores: `[batch or 1, heads or 1, q_len or 1, k_len or 1]`.
@@ -117,6 +119,9 @@ impl Buckets {
 pub struct Attended {
     /// `[batch, heads, q_len, v_dim]`; in memory in the order that q has.
     pub out: Tensor<4>,
+    /// The entropy of each row's weights before any are dropped, `[batch, heads, q_len]`, with a gradient of its own, if it was asked
+    /// for.
+    pub entropy: Option<Tensor<3>>,
     op: Arc<Call>,
 }
 
@@ -124,24 +129,45 @@ impl Attended {
     /// `ln(sum of e^score)` of each row, `[batch, heads, q_len]`: with q and k all that the microscope needs.
     #[must_use]
     pub fn lse(&self) -> Vec<f32> {
+        self.of_rows(OfRow::Lse)
+    }
+
+    /// The largest score of each row, `[batch, heads, q_len]`, if the entropy was asked for; else nothing.
+    #[must_use]
+    pub fn max_score(&self) -> Vec<f32> {
+        self.of_rows(OfRow::MaxScore)
+    }
+
+    fn of_rows(&self, which: OfRow) -> Vec<f32> {
         #[expect(
             clippy::cast_possible_truncation,
             reason = "what is looked at, is looked at in f32"
         )]
-        fn narrow<E: Element>(kept: &dyn Any) -> Option<Vec<f32>> {
+        fn narrow<E: Element>(kept: &dyn Any, which: OfRow) -> Option<Vec<f32>> {
             let kept = kept.downcast_ref::<Output<E>>()?;
-            Some(kept.lse.iter().map(|x| regard::Number::to_f64(*x) as f32).collect())
+            let numbers = match which {
+                OfRow::Lse => &kept.lse[..],
+                OfRow::MaxScore => kept.max_score.as_deref().unwrap_or_default(),
+            };
+            Some(numbers.iter().map(|x| regard::Number::to_f64(*x) as f32).collect())
         }
         let kept = self.op.kept.get().map(AsRef::as_ref);
         let found = kept.and_then(|kept: &(dyn Any + Send + Sync)| {
             let kept: &dyn Any = kept;
-            narrow::<f32>(kept)
-                .or_else(|| narrow::<f64>(kept))
-                .or_else(|| narrow::<regard::f16>(kept))
-                .or_else(|| narrow::<regard::bf16>(kept))
+            narrow::<f32>(kept, which)
+                .or_else(|| narrow::<f64>(kept, which))
+                .or_else(|| narrow::<regard::f16>(kept, which))
+                .or_else(|| narrow::<regard::bf16>(kept, which))
         });
         found.unwrap_or_default()
     }
+}
+
+/// A number that the engine keeps of each row.
+#[derive(Clone, Copy, Debug)]
+enum OfRow {
+    Lse,
+    MaxScore,
 }
 
 /// Attention of `q [batch, heads.q, q_len, qk_dim]` over `k [batch, heads.kv, k_len, qk_dim]` and
@@ -157,9 +183,22 @@ pub fn attention(
     let mut inputs = vec![q.into_dispatch(), k.into_dispatch(), v.into_dispatch()];
     let (slots, learned): (Vec<_>, Vec<_>) = options.learned().into_iter().unzip();
     inputs.extend(learned);
-    let op = Arc::new(Call { options: options.without_tensors(), slots, kept: OnceLock::new() });
-    let out = try_run(op.clone(), inputs)?;
-    Ok(Attended { out, op })
+    let (kept, form) = (OnceLock::new(), OnceLock::new());
+    let op = Arc::new(Call { options: options.without_tensors(), slots, kept, form });
+    if !options.entropy {
+        return Ok(Attended { out: try_run(op.clone(), inputs)?, entropy: None, op });
+    }
+    let both: Tensor<1> = try_run(op.clone(), inputs)?;
+    let (Shape { batch, heads, len, dim }, layout) =
+        *op.form.get().expect("forward has been before this");
+    let (rows, all) = (batch * heads * len, batch * heads * len * dim);
+    let out = both.clone().narrow(0, 0, all);
+    let out = match layout {
+        Layout::Bhsd => out.reshape([batch, heads, len, dim]),
+        Layout::Bshd => out.reshape([batch, len, heads, dim]).swap_dims(1, 2),
+    };
+    let entropy = both.narrow(0, all, rows).reshape([batch, heads, len]);
+    Ok(Attended { out, entropy: Some(entropy), op })
 }
 
 /// Which option a tensor is.
@@ -254,6 +293,8 @@ struct Call {
     slots: Vec<Slot>,
     /// The engine's output, without `out` itself.
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
+    /// The sizes and the order of `out`.
+    form: OnceLock<(Shape, Layout)>,
 }
 
 /// Inputs in the form that views are taken of.
@@ -300,6 +341,7 @@ impl Call {
         let mut problem = Problem::new(&q, &k, &v).mask(self.options.mask.clone()).score(score);
         problem = problem.align(self.options.align).normaliser(self.options.normaliser);
         problem.dropout = self.options.dropout;
+        problem.entropy = self.options.entropy;
         problem.precision = self.options.precision.unwrap_or(problem.precision);
         if let Some((Slot::Centres(reach), centres, _)) = list(|s| matches!(s, Slot::Centres(_))) {
             problem = problem.local(Local::new(centres, reach));
@@ -329,12 +371,23 @@ impl Call {
         let mut output = plan.forward(q, k, v)?;
         let empty = regard::Tensor::new(
             vec![],
-            regard::Shape { batch: 0, heads: 0, len: 0, dim: 0 },
+            Shape { batch: 0, heads: 0, len: 0, dim: 0 },
             Layout::Bhsd,
         )?;
         let out = std::mem::replace(&mut output.out, empty);
+        let _ = self.form.set((out.shape(), out.layout()));
+        // An operation of Burn has one output: where there are two, they lie one after the other.
+        let result = match &output.entropy {
+            None => from_engine(out),
+            Some(entropy) => {
+                let mut both = out.into_data();
+                both.extend(entropy.iter().map(|x| E::narrow(*x)));
+                let n = both.len();
+                tensor(both, &[n])
+            }
+        };
         let _ = self.kept.set(Box::new(output));
-        Ok(from_engine(out))
+        Ok(result)
     }
 
     fn back<E: Number>(&self, back: &Back<'_>) -> Result<Grads<E>, Error>
@@ -346,16 +399,24 @@ impl Call {
         let plan = Plan::new(self.problem::<E>(&inputs)?, Machine::here())?;
         let kept = self.kept.get().and_then(|kept| kept.downcast_ref::<Output<E>>());
         let mut output = kept.expect("forward has been before backward").clone();
-        let (shape, layout) = (view::<E>(back.output)?.shape(), view::<E>(back.output)?.layout());
-        output.out = regard::Tensor::new(back.output.storage::<E>().to_vec(), shape, layout)?;
-        let upstream = viewable(&back.upstream);
-        let mut d = Upstream::new(view::<E>(&upstream)?);
-        if self.options.chooses() {
-            d = d.straight_through();
-        }
+        let (shape, layout) = *self.form.get().expect("forward has been before backward");
+        let n = shape.batch * shape.heads * shape.len * shape.dim;
+        output.out = regard::Tensor::new(back.output.storage::<E>()[..n].to_vec(), shape, layout)?;
         let by_bias = |slot: &Slot| *slot == Slot::Bias;
         let bias = self.slots.iter().position(by_bias).is_some_and(|i| back.wanted[3 + i]);
-        Ok(plan.backward(q, k, v, &output, if bias { d.with_bias() } else { d })?)
+        let run = |d: Upstream<'_, E>| {
+            let d = if self.options.chooses() { d.straight_through() } else { d };
+            plan.backward(q, k, v, &output, if bias { d.with_bias() } else { d })
+        };
+        if !self.options.entropy {
+            let upstream = viewable(&back.upstream);
+            return Ok(run(Upstream::new(view::<E>(&upstream)?))?);
+        }
+        let upstream = dense(&back.upstream);
+        let (d_out, d_entropy) = numbers::<E>(&upstream).split_at(n);
+        let d_out = regard::Tensor::new(d_out.to_vec(), shape, layout)?;
+        let d_entropy: Vec<E::Num> = d_entropy.iter().map(|x| x.widen()).collect();
+        Ok(run(Upstream::new(d_out.view()).entropy(&d_entropy))?)
     }
 
     /// The gradients in the order of the inputs.

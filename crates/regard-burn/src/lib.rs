@@ -37,7 +37,9 @@
 //! | [`layer_norm`], [`rms_norm`] | over the last axis |
 //! | [`cross_entropy`] | with label smoothing and ignored targets |
 //! | [`embedding()`] | rows of a table |
+//! | [`gru()`], [`gru_looking`] | a sequence through a recurrent net, which may look at a memory before each step |
 //! | [`residual()`], [`dropout`] | what is dropped is a function of a seed, so nothing is kept for the way back |
+//! | [`with_products`] | for training: products of linear layers and recurrent nets in bf16, much faster with AMX |
 //! | [`keep_heap`] | for programs, once: memory is kept for the next step |
 //!
 //! Attention and `rope` compute in f32, f64, f16 and bf16, the others in f32.
@@ -53,7 +55,7 @@
 //   heap       memory that is kept
 //   math       functions of one number as plain arithmetic; loops compiled for several instruction sets
 //   rows       rows of a matrix, some on each thread
-//   product    products of matrices: many rows by gemm, few by reading weights once
+//   product    products of matrices: many rows by gemm or, rounded to bf16, on AMX, few by reading weights once
 //   tensors    Burn's tensors as slices and views, and back
 //   op         an operation with its own way back: the only file that knows Burn's graph
 //
@@ -65,10 +67,12 @@
 //   loss       cross entropy
 //   embedding  rows of a table
 //   residual   sums, dropout
+//   gru        a sequence through a recurrent net; look: what it sees of a memory
 
 mod attention;
 mod embedding;
 mod error;
+mod gru;
 mod heap;
 mod linear;
 mod loss;
@@ -84,9 +88,11 @@ mod tensors;
 pub use attention::{Attended, Attention, Buckets, Relative, Similarity, attention};
 pub use embedding::embedding;
 pub use error::Error;
+pub use gru::{Look, Steps, gru, gru_looking};
 pub use heap::keep_heap;
 pub use linear::{Activation, gated, linear};
 pub use loss::{CrossEntropy, cross_entropy};
 pub use norm::{layer_norm, rms_norm};
+pub use product::{Products, with_products};
 pub use residual::{Drop, dropout, residual};
 pub use rope::{Places, rope};

@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::math::{erf, exp, sigmoid};
 use crate::op::{Back, Operation, run};
-use crate::product::{Matrix, multiply};
+use crate::product::{Matrix, Products};
 use crate::rows::{RowWork, by_rows, changed, column_sums};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
 use burn::backend::flex::FlexTensor;
@@ -112,7 +112,8 @@ fn tanh_argument(x: f32) -> f32 {
 
 /// `activation(x W^T + bias)`: `x [.., in]`, `weight [out, in]`, `bias [out]`; the result is `[.., out]`.
 ///
-/// Cost: `2 rows in out` flops forward, twice that backward. Kept for the way back: the sums before the activation.
+/// Cost: `2 rows in out` flops forward, twice that backward. Kept for the way back: the sums before the activation. Products are those of
+/// [`with_products`](crate::with_products).
 ///
 /// # Panics
 /// If features disagree, or numbers are not f32 on the Flex backend.
@@ -137,12 +138,14 @@ pub fn linear<const D: usize>(
         );
         inputs.push(bias.into_dispatch());
     }
-    run(Arc::new(Linear { activation, sums: OnceLock::new() }), inputs)
+    let op = Linear { activation, products: Products::here(), sums: OnceLock::new() };
+    run(Arc::new(op), inputs)
 }
 
 #[derive(Debug)]
 struct Linear {
     activation: Activation,
+    products: Products,
     /// What the activation saw.
     sums: OnceLock<Vec<f32>>,
 }
@@ -153,7 +156,7 @@ impl Operation for Linear {
         let [x, weight] = [dense(&inputs[0]), dense(&inputs[1])];
         let ([m, features], out) = (rows(&x), sizes(&weight)[0]);
         let weights = Matrix::rows(numbers(&weight), [out, features]).turned();
-        let mut y = multiply(Matrix::rows(numbers(&x), [m, features]), weights);
+        let mut y = self.products.multiply(Matrix::rows(numbers(&x), [m, features]), weights);
         let bias = inputs.get(2).map(dense);
         let bias: Option<&[f32]> = bias.as_ref().map(numbers);
         if let Some(bias) = bias {
@@ -189,11 +192,11 @@ impl Operation for Linear {
         // sums = x W^T + bias
         let by_x = || {
             let weights = Matrix::rows(numbers(&weight), [out, features]);
-            tensor(multiply(d, weights), &sizes(&x))
+            tensor(self.products.multiply(d, weights), &sizes(&x))
         };
         let by_weight = || {
             let x = Matrix::rows(numbers(&x), [m, features]);
-            tensor(multiply(d.turned(), x), &[out, features])
+            tensor(self.products.multiply(d.turned(), x), &[out, features])
         };
         let by_bias = || tensor(column_sums(d.data(), out), &[out]);
         let mut gradients = vec![back.wanted[0].then(by_x), back.wanted[1].then(by_weight)];

@@ -36,6 +36,25 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// The hyperbolic tangent within `3e-7`: a quotient of polynomials on [-7.9, 7.9], where it has become 1 in f32.
+#[inline(always)]
+pub(crate) fn tanh(x: f32) -> f32 {
+    let x = x.clamp(-7.905_311, 7.905_311);
+    let s = x * x;
+    let p = -2.760_768_5e-16f32;
+    let p = p.mul_add(s, 2.000_188e-13);
+    let p = p.mul_add(s, -8.604_672e-11);
+    let p = p.mul_add(s, 5.122_297e-8);
+    let p = p.mul_add(s, 1.485_722_4e-5);
+    let p = p.mul_add(s, 6.372_619e-4);
+    let p = p.mul_add(s, 4.893_525e-3);
+    let q = 1.198_258_4e-6f32;
+    let q = q.mul_add(s, 1.185_347_1e-4);
+    let q = q.mul_add(s, 2.268_434_6e-3);
+    let q = q.mul_add(s, 4.893_525e-3);
+    x * p / q
+}
+
 /// The error function within `4e-7`: a quotient of polynomials on [-4, 4], where it has become 1 in f32.
 #[inline(always)]
 pub(crate) fn erf(x: f32) -> f32 {
@@ -123,6 +142,19 @@ mod tests {
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(0.0), 1.0);
         assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn tanh_is_right_to_3e_7() {
+        for i in -100_000..100_000 {
+            let x = i as f32 * 1e-4;
+            let (found, right) = (f64::from(tanh(x)), f64::from(x).tanh());
+            assert!((found - right).abs() <= 3e-7, "{x}: {found} {right}");
+        }
+        for x in [1e-3f32, 1e-5, 1e-20] {
+            assert!((tanh(x) / x - 1.0).abs() < 1e-6, "{x}: {}", tanh(x));
+        }
+        assert!(tanh(f32::NAN).is_nan());
     }
 
     #[test]

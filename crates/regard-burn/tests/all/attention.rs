@@ -53,6 +53,44 @@ fn grouped_causal_attention_is_its_definition() {
 }
 
 #[test]
+fn entropy_has_its_own_gradient_beside_that_of_the_output() {
+    let (q, k, v) = (
+        || AnyLeaf::Four(leaf([2, 9, 4, 8], 1)),
+        || AnyLeaf::Four(leaf([2, 11, 2, 8], 2)),
+        || AnyLeaf::Four(leaf([2, 11, 2, 5], 3)),
+    );
+    let options =
+        Attention { mask: Mask::causal(), scale: Some(1.5), entropy: true, ..Attention::default() };
+    // Both outputs side by side, so that each reaches q and k.
+    let beside = |out: Tensor<4>, entropy: Tensor<3>| {
+        Tensor::cat(vec![out, entropy.unsqueeze_dim::<4>(3)], 3)
+    };
+    same(
+        "entropy",
+        [&q, &k, &v],
+        |l| {
+            let found = attention(heads(&l[0]), heads(&l[1]), heads(&l[2]), &options);
+            let found = found.expect("sizes agree");
+            assert_eq!(found.max_score().len(), 2 * 4 * 9);
+            beside(found.out, found.entropy.expect("it was asked for"))
+        },
+        |l| {
+            let spread = |x: Tensor<4>| {
+                let last = x.dims()[3];
+                x.unsqueeze_dim::<5>(2).repeat_dim(2, 2).reshape([2, 4, 11, last])
+            };
+            let scores = heads(&l[0]).matmul(spread(heads(&l[1])).swap_dims(2, 3)) * 1.5;
+            let hidden = causal(9, 11).unsqueeze::<4>().expand([2, 4, 9, 11]);
+            let scores = scores.mask_fill(hidden.clone(), -1e9);
+            let logs = activation::log_softmax(scores, 3);
+            let weights = logs.clone().exp();
+            let entropy = -(weights.clone() * logs.mask_fill(hidden, 0.0)).sum_dim(3);
+            beside(weights.matmul(spread(heads(&l[2]))), entropy.squeeze_dim(3))
+        },
+    );
+}
+
+#[test]
 fn learned_options_get_their_gradients() {
     let qkv = |seed| move || AnyLeaf::Four(leaf([2, 6, 3, 8], seed));
     let bias = || AnyLeaf::Four(leaf([1, 3, 6, 6], 4));

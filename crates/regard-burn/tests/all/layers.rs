@@ -3,8 +3,8 @@
 use crate::{AnyLeaf, apart, leaf, same, uneven, values};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use regard_burn::{
-    Activation, CrossEntropy, Drop, Error, cross_entropy, dropout, embedding, gated, layer_norm,
-    linear, residual, rms_norm,
+    Activation, CrossEntropy, Drop, Error, Products, cross_entropy, dropout, embedding, gated,
+    layer_norm, linear, residual, rms_norm, with_products,
 };
 
 fn ids<const D: usize>(list: &[i64], shape: [usize; D]) -> Tensor<D, Int> {
@@ -46,6 +46,26 @@ fn a_linear_layer_is_product_bias_and_activation() {
                 },
             );
         }
+    }
+}
+
+#[test]
+fn a_linear_layer_may_round_to_bf16_both_ways() {
+    let run = |products| {
+        let (x, w, b) = (leaf([2, 60, 70], 1), leaf([90, 70], 2), leaf([90], 3));
+        let y = with_products(products, || {
+            linear(x.clone(), w.clone(), Some(b.clone()), Activation::Gelu)
+        });
+        // The way back is taken outside of the scope, and keeps to it.
+        let grads = uneven(y.clone()).backward();
+        let by = |grad: Option<Vec<f32>>| grad.expect("a gradient");
+        let by_x = by(x.grad(&grads).map(|grad| values(&grad)));
+        [values(&y), by_x, by(w.grad(&grads).map(|grad| values(&grad)))]
+    };
+    for (rounded, right) in run(Products::Bf16).iter().zip(run(Products::F32)) {
+        let apart = apart(rounded, &right);
+        // 2^-9 for each number; sums of many forget most of it.
+        assert!((1e-5..4e-3).contains(&apart), "{apart}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Each operation against the same made of Burn's own, whose autodiff knows nothing of ours.
 
 mod attention;
+mod gru;
 mod layers;
 
 use burn::tensor::{Device, Tensor, TensorData};
