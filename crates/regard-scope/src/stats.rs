@@ -24,6 +24,8 @@ pub struct HeadStats {
     pub first: f64,
     /// The largest weight of a query.
     pub largest: f64,
+    /// The highest score of any query, which is what grows where training comes apart; NaN of weights alone.
+    pub max_score: f64,
 }
 
 /// The numbers of every head of a trace; `progress` hears of layers done and layers in all.
@@ -49,19 +51,22 @@ pub fn stats(
                 let row = |i: usize| {
                     let largest = top.weights(i).first().copied().unwrap_or(inputs.lse[i]);
                     let seen = inputs.lse[i] != f32::NEG_INFINITY;
-                    seen.then(|| [entropy[i], distance[i], first[i], largest].map(f64::from))
+                    let score = inputs.lse[i] + largest.ln();
+                    seen.then(|| [entropy[i], distance[i], first[i], largest, score].map(f64::from))
                 };
                 let of_head = |head| (0..q_len).filter_map(|i| row(head * q_len + i)).collect();
                 (0..layer.seen.heads()).map(of_head).collect()
             }
             Seen::Weights(weights) => {
                 let [heads, q_len, _] = weights.shape;
-                let of_head =
-                    |head| (0..q_len).filter_map(|i| weights.row_stats(head, i)).collect();
+                let of_head = |head| {
+                    let rows = (0..q_len).filter_map(|i| weights.row_stats(head, i));
+                    rows.map(|[a, b, c, d]| [a, b, c, d, f64::NAN]).collect()
+                };
                 (0..heads).map(of_head).collect()
             }
         };
-        let sums: Vec<Vec<[f64; 4]>> = sums;
+        let sums: Vec<Vec<[f64; 5]>> = sums;
         all.extend(sums.iter().enumerate().map(|(head, rows)| HeadStats::of(site(head), rows)));
         progress(i + 1, trace.layers.len());
     }
@@ -72,7 +77,7 @@ impl HeadStats {
     /// The names of the numbers, as they are printed.
     pub const NAMES: [&'static str; 5] = ["entropy", "keys", "distance", "first", "largest"];
 
-    fn of(site: Site, rows: &[[f64; 4]]) -> Self {
+    fn of(site: Site, rows: &[[f64; 5]]) -> Self {
         let mean = |i: usize| rows.iter().map(|row| row[i]).sum::<f64>() / rows.len() as f64;
         let entropy = mean(0);
         Self {
@@ -83,7 +88,30 @@ impl HeadStats {
             distance: mean(1),
             first: mean(2),
             largest: mean(3),
+            max_score: rows.iter().map(|row| row[4]).fold(f64::NAN, f64::max),
         }
+    }
+
+    /// One head in several traces: means over all queries, and the highest score of any. `None` of nothing.
+    #[must_use]
+    pub fn mean(all: &[Self]) -> Option<Self> {
+        let site = all.first()?.site.clone();
+        let queries = all.iter().map(|one| one.queries).sum();
+        let mean = |of: fn(&Self) -> f64| {
+            let seen = all.iter().filter(|one| one.queries > 0);
+            seen.map(|one| one.queries as f64 * of(one)).sum::<f64>() / queries as f64
+        };
+        let entropy = mean(|one| one.entropy);
+        Some(Self {
+            site,
+            queries,
+            entropy,
+            keys: entropy.exp(),
+            distance: mean(|one| one.distance),
+            first: mean(|one| one.first),
+            largest: mean(|one| one.largest),
+            max_score: all.iter().map(|one| one.max_score).fold(f64::NAN, f64::max),
+        })
     }
 
     /// A number by its name.
