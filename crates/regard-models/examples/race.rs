@@ -10,7 +10,7 @@ use burn::tensor::{Device, Int, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy, keep_heap};
 use regard_models::files::{Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions};
 use regard_models::generate::{Search, Stop, generate};
-use regard_models::{Bert, Gpt, Pass, Transformer, ids, load};
+use regard_models::{Bert, Dropping, Gpt, Pass, Transformer, ids, load};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -70,6 +70,7 @@ fn train() -> Outcome<Case> {
         bos: None,
         eos: vec![],
         pad: None,
+        ..Config::of(Architecture::Transformer)
     };
     let device = Device::flex().autodiff();
     let [source, target, labels] = [1, 2, 3].map(|seed| rows(batch, length, vocab, seed));
@@ -77,7 +78,7 @@ fn train() -> Outcome<Case> {
         "case": "train", "threads": THREADS, "source": source, "target": target, "labels": labels, "vocab": vocab,
         "d_model": d_model, "n_heads": 4, "d_ff": 1024, "n_layers": 3,
     });
-    let mut model = Some(Transformer::new(&config, 0.0, &device)?);
+    let mut model = Some(Transformer::new(&config, Dropping::default(), &device)?);
     let mut adam = AdamConfig::new().init();
     let [source, target, labels] = [source, target, labels].map(|rows| ids(&rows, &device));
     let labels: Tensor<1, Int> = labels.reshape([batch * length]);
@@ -112,7 +113,7 @@ fn write(name: &'static str, batch: usize) -> Outcome<Case> {
         r#"{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_ctx": 1024, "n_positions": 1024,
             "vocab_size": 50257, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}"#,
     )?;
-    let model = Gpt::new(&config, &Device::flex())?;
+    let model = Gpt::new(&config, Dropping::default(), &Device::flex())?;
     let (prompts, new) = (rows(batch, 32, 50257, 4), 64);
     let request = json!({"case": "generate", "threads": THREADS, "ids": prompts, "new": new});
     let run = move || {

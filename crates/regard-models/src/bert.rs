@@ -2,8 +2,9 @@
 
 use crate::error::Error;
 use crate::files::{Architecture, Config, Positions};
-use crate::nn::{Block, Embedding, Linear, Norm, NormKind};
-use crate::stack::{Pass, block_of, ids, only, through};
+use crate::nn::{Block, Dropping, Embedding, Linear, Norm, NormKind};
+use crate::pass::{Looks, Pass};
+use crate::stack::{block_of, ids, only, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use regard::Mask;
@@ -51,7 +52,7 @@ impl Bert {
         only("pre_norm", !config.pre_norm, &config.pre_norm, "bert norms what it has added")?;
         only("embedding_scale", scale.is_none(), &scale, "bert has none")?;
         let d_model = config.d_model;
-        let block = block_of(config, NormKind::Layer);
+        let block = block_of(config, NormKind::Layer, Dropping::default());
         let table = |entries: usize| Embedding::new([entries, d_model], 0.02, device);
         Ok(Self {
             embedding: table(config.vocab),
@@ -100,6 +101,7 @@ impl Bert {
         let x = self.norm.forward(regard_burn::residual(x, places, None));
         let whole = lengths.iter().all(|n| *n == length);
         let mask = if whole { Mask::full() } else { Mask::lengths(lengths) };
+        pass.now(Looks::Source(Some(lengths)));
         through(&self.blocks, x, ("encoder", "source"), &mask, None, pass)
     }
 

@@ -3,15 +3,14 @@
 use crate::error::Error;
 use crate::files::{Architecture, Config};
 use crate::generate::Decoder;
-use crate::nn::{Embedding, Gru, GruCell, Linear, MultiHead, MultiHeadConfig, joined, split};
-use crate::past::numbers;
-use crate::recorder::Recorder;
-use crate::seq2seq::{RecurrentPast, chosen, has_source, in_steps};
-use crate::stack::{Pass, ids};
+use crate::nn::{Embedding, Gru, GruCell, Linear, MultiHead, MultiHeadConfig, split};
+use crate::pass::{Looks, Pass};
+use crate::past::{has_source, numbers};
+use crate::seq2seq::{RecurrentPast, chosen, in_steps};
+use crate::stack::ids;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use regard::Mask;
-use regard_burn::{Attention, attention};
 
 /// For a source of n tokens and a target `y[1..m]`:
 ///
@@ -116,28 +115,17 @@ impl E2k {
     ) -> Result<Tensor<3>, Error> {
         let before = self.before.over(self.target.forward(target)?, None, false).states;
         pass.recorder.at(0, "decoder", "target");
-        let seen = pass
-            .recorder
-            .within("cross", |recorder| self.look(memory, before.clone(), recorder))?;
+        pass.now(Looks::Target);
+        let seen = pass.within("cross", |pass| self.look(memory, before.clone(), pass))?;
         let after = self.after.over(Tensor::cat(vec![before, seen], 2), None, false).states;
         Ok(self.head.forward(after))
     }
 
     /// What `x [batch, length, d_model]` sees of what was read.
-    fn look(
-        &self,
-        memory: &E2kMemory,
-        x: Tensor<3>,
-        recorder: &mut Recorder,
-    ) -> Result<Tensor<3>, Error> {
+    fn look(&self, memory: &E2kMemory, x: Tensor<3>, pass: &mut Pass) -> Result<Tensor<3>, Error> {
         let q = split(self.attention.q.forward(x), self.config.heads.q);
-        let options = Attention { mask: memory.mask.clone(), ..Attention::default() };
-        let seen = recorder.is_on().then(|| (q.clone(), memory.keys.clone()));
-        let attended = attention(q, memory.keys.clone(), memory.values.clone(), &options)?;
-        if let Some((q, k)) = seen {
-            recorder.record(q, k, &attended, &options)?;
-        }
-        Ok(self.attention.out.forward(joined(attended.out)))
+        let options = self.attention.options(&memory.mask, pass);
+        self.attention.attend([q, memory.keys.clone(), memory.values.clone()], &options, pass)
     }
 
     /// To translate these sources with. Gradients are not.
@@ -180,7 +168,7 @@ impl E2kWriter<'_> {
         let (before, after) = (states.clone().narrow(1, 0, n), states.narrow(1, n, n));
         let before = model.before.forward(model.target.forward(ids)?.squeeze_dim(1), before);
         let seen =
-            model.look(&self.rows(rows), before.clone().unsqueeze_dim(1), &mut Recorder::off())?;
+            model.look(&self.rows(rows), before.clone().unsqueeze_dim(1), &mut Pass::default())?;
         let x = Tensor::cat(vec![before.clone(), seen.squeeze_dim(1)], 1);
         Ok([before, model.after.forward(x, after)])
     }
@@ -253,6 +241,7 @@ mod tests {
             bos: Some(1),
             eos: vec![2],
             pad: None,
+            ..Config::of(Architecture::Seq2Seq)
         };
         let heads = Heads { q: 3, kv: 3 };
         assert!(E2k::new(&Config { heads, ..config.clone() }, &Device::flex()).is_err());

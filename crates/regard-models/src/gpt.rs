@@ -3,12 +3,13 @@
 use crate::error::Error;
 use crate::files::{Activation, Architecture, Config, Positions};
 use crate::generate::Decoder;
-use crate::nn::{Block, Embedding, Linear, Norm, NormKind};
-use crate::past::{Past, Pasts, in_turns, numbers};
-use crate::stack::{Pass, block_of, ids, only, through};
+use crate::nn::{Block, Dropping, Embedding, Linear, Norm, NormKind};
+use crate::pass::{Looks, Pass};
+use crate::past::{Past, Pasts, in_groups, numbers};
+use crate::stack::{EMBEDDINGS, block_of, ids, only, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use regard::Mask;
+use regard::{Mask, PAGE};
 
 /// A stack of blocks in which each position sees those before it, and scores what comes next.
 #[derive(Module, Debug)]
@@ -25,11 +26,13 @@ pub struct Gpt {
     pub head: Option<Linear>,
     #[module(skip)]
     config: Config,
+    #[module(skip)]
+    dropping: Dropping,
 }
 
 impl Gpt {
-    /// With random weights.
-    pub fn new(config: &Config, device: &Device) -> Result<Self, Error> {
+    /// With random weights, of which `dropping` says what is dropped while training.
+    pub fn new(config: &Config, dropping: Dropping, device: &Device) -> Result<Self, Error> {
         let kind = match config.architecture {
             Architecture::Llama => NormKind::Rms,
             Architecture::Gpt2 => NormKind::Layer,
@@ -60,7 +63,7 @@ impl Gpt {
         only("pre_norm", config.pre_norm, &config.pre_norm, "decoders norm what they read")?;
         only("embedding_scale", scale.is_none(), &scale, "decoders have none")?;
         let (d_model, vocab) = (config.d_model, config.vocab);
-        let block = block_of(config, kind);
+        let block = block_of(config, kind, dropping);
         let table = |entries: usize| Embedding::new([entries, d_model], 0.02, device);
         Ok(Self {
             embedding: table(vocab),
@@ -69,6 +72,7 @@ impl Gpt {
             norm: Norm::new(kind, d_model, block.eps, device),
             head: (!config.tied).then(|| Linear::new([d_model, vocab], false, device)),
             config: config.clone(),
+            dropping,
         })
     }
 
@@ -87,6 +91,8 @@ impl Gpt {
     pub fn read(&self, ids: Tensor<2, Int>, pass: &mut Pass) -> Result<Tensor<3>, Error> {
         let length = ids.dims()[1];
         let x = self.embedded(ids, &(0..length).collect::<Vec<_>>())?;
+        let x = regard_burn::dropout(x, pass.drops(self.dropping.rate, EMBEDDINGS));
+        pass.now(Looks::Target);
         let x = through(&self.blocks, x, ("decoder", "target"), &Mask::causal(), None, pass)?;
         Ok(self.norm.forward(x))
     }
@@ -115,7 +121,8 @@ impl Gpt {
     /// To write with, keeping what was seen in at most `budget` bytes. Gradients are not.
     pub fn writer(&self, budget: usize) -> Result<GptWriter<'_>, Error> {
         let Config { n_layers, heads, head_dim, .. } = self.config;
-        Ok(GptWriter { model: self, pasts: Pasts::new(n_layers, heads.kv, head_dim, budget)? })
+        let pasts = Pasts::new(n_layers, [heads.kv, head_dim], PAGE, budget)?;
+        Ok(GptWriter { model: self, pasts })
     }
 }
 
@@ -128,7 +135,7 @@ pub struct GptWriter<'a> {
 
 impl GptWriter<'_> {
     /// Equally many new tokens for each past, to the scores after the last of them.
-    fn together(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
+    fn together(&mut self, pasts: &mut [&mut Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
         let length = tokens[0].len();
         let places: Vec<usize> =
             pasts.iter().flat_map(|past| past.len..past.len + length).collect();
@@ -163,6 +170,6 @@ impl Decoder for GptWriter<'_> {
     }
 
     fn feed(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
-        in_turns(pasts, tokens, |_, _| true, |pasts, tokens| self.together(pasts, tokens))
+        in_groups(pasts, tokens, |_| 0, |pasts, tokens| self.together(pasts, tokens))
     }
 }

@@ -1,34 +1,16 @@
 //! Hierarchical attention (Yang et al. 2016): words make sentences, sentences make a document, and a document has a class.
 
 use crate::error::Error;
-use crate::nn::{Embedding, Level, Linear};
+use crate::files::HanConfig;
+use crate::nn::{Dropping, Embedding, Level, Linear};
+use crate::pass::Pass;
 use crate::past::numbers;
 use crate::recorder::Recorder;
 use crate::seq2seq::sized;
-use crate::stack::ids;
+use crate::stack::{EMBEDDINGS, ids};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use serde::{Deserialize, Serialize};
-
-/// What a [`Han`] is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HanConfig {
-    /// Features of a word.
-    pub embedding: usize,
-    /// Features of a state over words, each way.
-    pub word_hidden: usize,
-    /// Units of the attention over words.
-    pub word_attention: usize,
-    /// Features of a state over sentences, each way.
-    pub sentence_hidden: usize,
-    /// Units of the attention over sentences.
-    pub sentence_attention: usize,
-    /// Words.
-    pub vocab: usize,
-    /// What documents are told apart into.
-    pub classes: usize,
-}
+use regard_burn::dropout;
 
 /// Scores classes of documents. A document is sentences, a sentence is ids of words; one without words is not looked at.
 #[derive(Module, Debug)]
@@ -43,6 +25,8 @@ pub struct Han {
     pub head: Linear,
     #[module(skip)]
     config: HanConfig,
+    #[module(skip)]
+    dropping: Dropping,
 }
 
 /// What a [`Han`] looked at in one document.
@@ -92,8 +76,8 @@ impl Packed {
 }
 
 impl Han {
-    /// With random weights.
-    pub fn new(config: &HanConfig, device: &Device) -> Result<Self, Error> {
+    /// With random weights. `dropping.rate` is dropped of the words, and of what scores are made of, while training.
+    pub fn new(config: &HanConfig, dropping: Dropping, device: &Device) -> Result<Self, Error> {
         let HanConfig { embedding, word_hidden, sentence_hidden, .. } = *config;
         sized(&[
             ("embedding", embedding),
@@ -113,6 +97,7 @@ impl Han {
             ),
             head: Linear::new([2 * sentence_hidden, config.classes], true, device),
             config: *config,
+            dropping,
         })
     }
 
@@ -123,12 +108,18 @@ impl Han {
     }
 
     /// Scores `[documents, classes]`.
-    pub fn forward(&self, documents: &[Vec<Vec<u32>>]) -> Result<Tensor<2>, Error> {
-        let packed = Packed::new(documents);
-        let sentences = self.read(&packed, self.words(&packed)?)?;
+    pub fn forward(
+        &self,
+        documents: &[Vec<Vec<u32>>],
+        pass: &mut Pass,
+    ) -> Result<Tensor<2>, Error> {
+        pass.without_products()?;
+        let (packed, rate) = (Packed::new(documents), self.dropping.rate);
+        let words = dropout(self.words(&packed)?, pass.drops(rate, EMBEDDINGS));
+        let sentences = self.read(&packed, words)?;
         let documents =
             self.sentences.forward(sentences, Some(&packed.counts), &mut Recorder::off())?;
-        Ok(self.head.forward(documents))
+        Ok(self.head.forward(dropout(documents, pass.drops(rate, 0))))
     }
 
     /// What it looks at in each document.
@@ -201,11 +192,13 @@ mod tests {
 
     #[test]
     fn sentences_without_words_are_not_looked_at() {
-        let model = Han::new(&CONFIG, &Device::flex()).expect("sizes are sizes");
+        let model =
+            Han::new(&CONFIG, Dropping::default(), &Device::flex()).expect("sizes are sizes");
         let (a, b) = (vec![1, 2, 3], vec![4]);
         let holes = vec![vec![], a.clone(), vec![], b.clone(), vec![]];
-        let scores =
-            |documents: &[Vec<Vec<u32>>]| numbers(model.forward(documents).expect("ids are words"));
+        let scores = |documents: &[Vec<Vec<u32>>]| {
+            numbers(model.forward(documents, &mut Pass::default()).expect("ids are words"))
+        };
         let plain = scores(&[vec![a.clone(), b.clone()]]);
         assert_eq!(scores(&[holes.clone(), vec![b]])[..2], plain);
         let weights = model.weights(&[holes]).expect("ids are words").remove(0);
@@ -217,21 +210,24 @@ mod tests {
 
     #[test]
     fn documents_without_words_have_finite_scores_and_gradients() {
-        let model = Han::new(&CONFIG, &Device::flex().autodiff()).expect("sizes are sizes");
+        let model = Han::new(&CONFIG, Dropping::default(), &Device::flex().autodiff())
+            .expect("sizes are sizes");
         for documents in [
             vec![vec![], vec![vec![1, 2]]],
             vec![vec![], vec![vec![]]],
             vec![vec![vec![3], vec![]]; 2],
         ] {
-            let scores = model.forward(&documents).expect("ids are words");
+            let scores = model.forward(&documents, &mut Pass::default()).expect("ids are words");
             assert!(numbers(scores.clone()).iter().all(|x| x.is_finite()));
             let grads = scores.sum().backward();
             let of_context = model.words.attention.context.val().grad(&grads).map(numbers);
             assert!(of_context.unwrap_or_default().iter().all(|x| x.is_finite()));
             assert_eq!(model.weights(&documents).expect("ids are words").len(), documents.len());
         }
-        assert_eq!(model.forward(&[]).expect("nothing to read").dims(), [0, 2]);
+        let none = model.forward(&[], &mut Pass::default());
+        assert_eq!(none.expect("nothing to read").dims(), [0, 2]);
         assert_eq!(model.weights(&[]), Ok(vec![]));
-        assert!(Han::new(&HanConfig { classes: 0, ..CONFIG }, &Device::flex()).is_err());
+        let none = HanConfig { classes: 0, ..CONFIG };
+        assert!(Han::new(&none, Dropping::default(), &Device::flex()).is_err());
     }
 }

@@ -39,6 +39,7 @@
 //   error        every way that a model can fail to be had
 //   files        configurations, weights, tokens, models known by name
 //   recorder     what attention saw, as a trace
+//   pass         one pass through a model: what is dropped, how sharply attention looks, what is kept
 //   past         what a decoder has seen: keys and values of each layer
 //
 // What models are made of
@@ -67,6 +68,7 @@ mod han;
 mod load;
 mod model;
 pub mod nn;
+mod pass;
 mod past;
 mod recorder;
 mod seq2seq;
@@ -77,13 +79,16 @@ mod vit;
 pub use bert::{Bert, Sentences};
 pub use e2k::{E2k, E2kMemory, E2kWriter};
 pub use error::Error;
+pub use files::{HanConfig, Seq2SeqConfig};
 pub use gpt::{Gpt, GptWriter};
-pub use han::{Han, HanConfig, HanWeights};
+pub use han::{Han, HanWeights};
 pub use load::{load, parameters, save};
-pub use model::{Model, Written};
+pub use model::{Classified, Model, Written, sentences};
+pub use nn::Dropping;
+pub use pass::{Entropies, Pass, Spread};
 pub use past::{LayerPast, Past};
 pub use recorder::Recorder;
-pub use seq2seq::{RecurrentPast, Seq2Seq, Seq2SeqConfig, Seq2SeqMemory, Seq2SeqWriter};
-pub use stack::{Pass, ids};
+pub use seq2seq::{RecurrentPast, Seq2Seq, Seq2SeqMemory, Seq2SeqWriter};
+pub use stack::ids;
 pub use transformer::{Transformer, TransformerWriter};
 pub use vit::{Vit, VitConfig};

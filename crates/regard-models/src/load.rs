@@ -1,7 +1,7 @@
 //! Weights into modules and out of them, each parameter under the path of its fields.
 
 use crate::error::Error;
-use crate::files::{Weights, save as write};
+use crate::files::{Stored, Weights, save_as};
 use crate::past::numbers;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
@@ -95,10 +95,11 @@ pub fn save<M: Module>(
     module: &M,
     path: &Path,
     metadata: &BTreeMap<String, String>,
+    stored: Stored,
 ) -> Result<(), Error> {
     let all = parameters(module);
     let tensors = all
         .iter()
         .map(|(name, (shape, numbers))| (name.clone(), shape.clone(), numbers.as_slice()));
-    write(path, tensors, metadata)
+    save_as(stored, path, tensors, metadata)
 }

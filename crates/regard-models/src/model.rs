@@ -6,11 +6,17 @@ use crate::error::Error;
 use crate::files::{Architecture, Config, ModelFiles, Tokens};
 use crate::generate::{Decoder, Ended, Generated, Search, Stop, generate};
 use crate::gpt::Gpt;
+use crate::han::{Han, HanWeights};
 use crate::load::load;
+use crate::nn::Dropping;
+use crate::pass::Pass;
+use crate::past::numbers;
 use crate::recorder::Recorder;
-use crate::stack::{Pass, ids};
+use crate::seq2seq::Seq2Seq;
+use crate::stack::ids;
 use crate::transformer::Transformer;
 use burn::tensor::Device;
+use burn::tensor::activation::softmax;
 use regard_scope::Trace;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -38,7 +44,11 @@ enum Kind {
     /// Writes another text.
     Translator(Box<Transformer>),
     /// The same with recurrent layers.
+    Gru(Box<Seq2Seq>),
+    /// The same with several heads.
     Recurrent(Box<E2k>),
+    /// Tells texts apart.
+    Classifier(Box<Han>),
 }
 
 /// What a model has written.
@@ -54,6 +64,21 @@ pub struct Written {
     pub ended: Ended,
 }
 
+/// What a model says a text is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Classified {
+    /// The likeliest class.
+    pub class: usize,
+    /// What it is called.
+    pub label: String,
+    /// Of each class, in their order.
+    pub probabilities: Vec<f32>,
+    /// The words of each sentence, as the model divides them.
+    pub words: Vec<Vec<String>>,
+    /// What it looked at.
+    pub weights: HanWeights,
+}
+
 /// Bytes that keys and values of the past may take, at most; pages are allocated as they fill.
 const PAST: usize = 4 << 30;
 
@@ -66,27 +91,37 @@ impl Model {
     /// Of files that are open.
     pub fn new(files: ModelFiles) -> Result<Self, Error> {
         let ModelFiles { config, mut weights, tokens, target_tokens, title } = files;
-        let device = Device::flex();
+        let (device, none) = (Device::flex(), Dropping::default());
         let kind = match config.architecture {
             Architecture::Llama | Architecture::Gpt2 => {
-                Kind::Decoder(Box::new(load(Gpt::new(&config, &device)?, &mut weights)?))
+                Kind::Decoder(Box::new(load(Gpt::new(&config, none, &device)?, &mut weights)?))
             }
             Architecture::Bert => {
                 Kind::Encoder(Box::new(load(Bert::new(&config, &device)?, &mut weights)?))
             }
             Architecture::Transformer => Kind::Translator(Box::new(load(
-                Transformer::new(&config, 0.0, &device)?,
+                Transformer::new(&config, none, &device)?,
                 &mut weights,
             )?)),
             Architecture::Seq2Seq => {
                 Kind::Recurrent(Box::new(load(E2k::new(&config, &device)?, &mut weights)?))
             }
+            Architecture::Gru => {
+                let sizes = config.gru.as_ref().ok_or_else(|| sizes_of("gru"))?;
+                let model = Seq2Seq::new(sizes, none, &device)?;
+                Kind::Gru(Box::new(load(model, &mut weights)?))
+            }
+            Architecture::Han => {
+                let sizes = config.han.as_ref().ok_or_else(|| sizes_of("han"))?;
+                let model = Han::new(sizes, none, &device)?;
+                Kind::Classifier(Box::new(load(model, &mut weights)?))
+            }
         };
-        let none = || Error::Tokens {
+        let no_tokens = || Error::Tokens {
             what: title.clone(),
             why: "the model has no vocabulary beside it".into(),
         };
-        let tokens = tokens.ok_or_else(none)?;
+        let tokens = tokens.ok_or_else(no_tokens)?;
         Ok(Self { title, config, tokens, target: target_tokens, kind })
     }
 
@@ -149,25 +184,56 @@ impl Model {
         Ok(all.into_iter().zip(&prompts).map(written).collect())
     }
 
-    /// Each text in the other language.
+    /// Each text in the other language. Texts of like length are translated together.
+    ///
+    /// A decoder can do it if its configuration says how it is asked: see [`Config::translate`].
     pub fn translate(
         &self,
         texts: &[&str],
         search: &Search,
         max_tokens: usize,
     ) -> Result<Vec<Written>, Error> {
+        let lengths: Vec<usize> = texts.iter().map(|text| text.len()).collect();
+        // A draw belongs to the place of its text in the call, so there all are one batch.
+        let batch = if let Search::Sample { .. } = search { usize::MAX } else { TRANSLATED };
+        in_batches(&lengths, batch, |some| {
+            let texts: Vec<&str> = some.iter().map(|i| texts[*i]).collect();
+            self.translate_together(&texts, search, max_tokens)
+        })
+    }
+
+    fn translate_together(
+        &self,
+        texts: &[&str],
+        search: &Search,
+        max_tokens: usize,
+    ) -> Result<Vec<Written>, Error> {
+        if let (Kind::Decoder(_), Some(template)) = (&self.kind, &self.config.translate) {
+            let asked: Vec<String> =
+                texts.iter().map(|text| template.replace("{source}", text)).collect();
+            let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
+            return self.generate(
+                &asked,
+                search,
+                max_tokens,
+                &mut |_, _| ControlFlow::Continue(()),
+            );
+        }
         let sources =
             texts.iter().map(|text| self.tokens.encode(text)).collect::<Result<Vec<_>, _>>()?;
         let all = match &self.kind {
             Kind::Translator(model) => {
                 self.answers(model.writer(&sources, PAST)?, sources.len(), search, max_tokens)?
             }
+            Kind::Gru(model) => {
+                self.answers(model.writer(&sources)?, sources.len(), search, max_tokens)?
+            }
             Kind::Recurrent(model) => {
                 self.answers(model.writer(&sources)?, sources.len(), search, max_tokens)?
             }
             _ => {
-                return self
-                    .refuse("translate", "an encoder with a decoder (transformer, seq2seq)");
+                let who = "an encoder with a decoder (transformer, gru, seq2seq), or a decoder with a template";
+                return self.refuse("translate", who);
             }
         };
         let written = |one: Generated| {
@@ -175,6 +241,37 @@ impl Model {
             Written { text, tokens: one.tokens, score: one.score, ended: one.ended }
         };
         Ok(all.into_iter().map(written).collect())
+    }
+
+    /// What each text is, of the classes that the model was taught. Its sentences are those of [`sentences`].
+    pub fn classify(&self, texts: &[&str]) -> Result<Vec<Classified>, Error> {
+        let Kind::Classifier(model) = &self.kind else {
+            return self.refuse("classify", "hierarchical attention (han)");
+        };
+        let read = |text: &&str| -> Result<Vec<Vec<u32>>, Error> {
+            sentences(text).map(|sentence| self.tokens.encode(sentence)).collect()
+        };
+        let documents = texts.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let lengths: Vec<usize> = documents.iter().map(Vec::len).collect();
+        in_batches(&lengths, BATCH, |some| {
+            let documents: Vec<_> = some.iter().map(|i| documents[*i].clone()).collect();
+            let scores = model.forward(&documents, &mut Pass::default())?;
+            let [_, classes] = scores.dims();
+            let shares = numbers(softmax(scores, 1));
+            let weights = model.weights(&documents)?;
+            let told = shares.chunks(classes).zip(documents.iter().zip(weights));
+            Ok(told
+                .map(|(shares, (document, weights))| self.classified(shares, document, weights))
+                .collect())
+        })
+    }
+
+    fn classified(&self, shares: &[f32], document: &[Vec<u32>], weights: HanWeights) -> Classified {
+        let best = (0..shares.len()).reduce(|a, b| if shares[b] > shares[a] { b } else { a });
+        let class = best.unwrap_or(0);
+        let label = self.config.labels.get(class).cloned().unwrap_or_else(|| class.to_string());
+        let words = document.iter().map(|ids| words(&self.tokens, ids)).collect();
+        Classified { class, label, probabilities: shares.to_vec(), words, weights }
     }
 
     /// What a model writes for each of its sources.
@@ -221,10 +318,13 @@ impl Model {
         self.target.as_ref().unwrap_or(&self.tokens)
     }
 
-    /// The tokens of the best translation, from the first on, without the end.
-    fn best(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let best = self.translate(&[text], &Search::Greedy, LONGEST)?;
+    /// The tokens of a translation, the best unless one is given, from the first on, without the end.
+    fn begun(&self, text: &str, target: Option<&str>) -> Result<Vec<u32>, Error> {
         let begin = std::iter::once(self.begin()?);
+        if let Some(target) = target {
+            return Ok(begin.chain(self.written().encode(target)?).collect());
+        }
+        let best = self.translate(&[text], &Search::Greedy, LONGEST)?;
         let written = best.into_iter().flat_map(|one| one.tokens);
         Ok(begin.chain(written.filter(|id| !self.config.eos.contains(id))).collect())
     }
@@ -235,25 +335,38 @@ impl Model {
             return self.refuse("embed", "an encoder (bert)");
         };
         let rows = texts.iter().map(|text| self.fitting(text)).collect::<Result<Vec<_>, _>>()?;
-        let mut order: Vec<usize> = (0..rows.len()).collect();
-        order.sort_by_key(|i| rows[*i].len());
-        let mut all = vec![Vec::new(); rows.len()];
-        for some in order.chunks(BATCH) {
+        let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
+        in_batches(&lengths, BATCH, |some| {
             let batch: Vec<Vec<u32>> = some.iter().map(|i| rows[*i].clone()).collect();
-            for (i, vector) in some.iter().zip(model.embed(&batch)?) {
-                all[*i] = vector;
-            }
-        }
-        Ok(all)
+            model.embed(&batch)
+        })
     }
 
     /// What every head looks at in a text; of a model that translates, in a text and its best translation.
     pub fn look(&self, text: &str) -> Result<Trace, Error> {
+        if let (Kind::Decoder(_), Some(_)) = (&self.kind, &self.config.translate) {
+            let best = self.translate(&[text], &Search::Greedy, LONGEST)?;
+            return self.look_at(text, best.first().map_or("", |one| one.text.trim()));
+        }
+        self.looked(text, None)
+    }
+
+    /// The same where the translation is given: what a model looks at as it is told each word of it.
+    pub fn look_at(&self, text: &str, target: &str) -> Result<Trace, Error> {
+        match (&self.kind, &self.config.translate) {
+            (Kind::Decoder(_), Some(template)) => {
+                self.looked(&format!("{}{target}", template.replace("{source}", text)), None)
+            }
+            (Kind::Translator(_) | Kind::Gru(_) | Kind::Recurrent(_), _) => {
+                self.looked(text, Some(target))
+            }
+            _ => self.refuse("target", "a model that translates"),
+        }
+    }
+
+    fn looked(&self, text: &str, target: Option<&str>) -> Result<Trace, Error> {
         let source = self.fitting(text)?;
-        let words = |tokens: &Tokens, ids: &[u32]| -> Vec<String> {
-            ids.iter().map(|id| tokens.token(*id).unwrap_or_else(|| id.to_string())).collect()
-        };
-        let mut pass = Pass { seed: None, recorder: Recorder::on() };
+        let mut pass = Pass { recorder: Recorder::on(), ..Pass::default() };
         let device = Device::flex();
         let labels = words(&self.tokens, &source);
         let axes = match &self.kind {
@@ -266,14 +379,27 @@ impl Model {
                 vec![("source", labels)]
             }
             Kind::Translator(model) => {
-                let target = self.best(text)?;
+                let target = self.begun(text, target)?;
                 let target_words = words(self.written(), &target);
                 let memory = model.encode(ids(&[source], &device), None, &mut pass)?;
                 model.decode(&memory, None, ids(&[target], &device), &mut pass)?;
                 vec![("source", labels), ("target", target_words)]
             }
+            Kind::Gru(model) => {
+                let target = self.begun(text, target)?;
+                let target_words = words(self.written(), &target);
+                let mut plain = Pass::default();
+                let memory = model.encode(ids(&[source], &device), None, &mut plain)?;
+                pass.recorder.at(0, "decoder", "target");
+                let weights = model.weights(&memory, ids(&[target], &device))?;
+                pass.recorder.within("cross", |recorder| recorder.keep(weights));
+                vec![("source", labels), ("target", target_words)]
+            }
+            Kind::Classifier(_) => {
+                return self.refuse("look", "any other; what this one looks at, classify tells");
+            }
             Kind::Recurrent(model) => {
-                let target = self.best(text)?;
+                let target = self.begun(text, target)?;
                 let target_words = words(self.written(), &target);
                 let memory = model.encode(ids(&[source], &device), None)?;
                 model.decode(&memory, ids(&[target], &device), &mut pass)?;
@@ -284,7 +410,88 @@ impl Model {
     }
 }
 
+/// Tokens as they are written.
+fn words(tokens: &Tokens, ids: &[u32]) -> Vec<String> {
+    ids.iter().map(|id| tokens.token(*id).unwrap_or_else(|| id.to_string())).collect()
+}
+
+fn sizes_of(field: &str) -> Error {
+    Error::format(field, "missing in the configuration; such a model has its sizes there")
+}
+
+/// Works through all in batches of like length; results are in the order of what was given.
+fn in_batches<T>(
+    lengths: &[usize],
+    batch: usize,
+    mut work: impl FnMut(&[usize]) -> Result<Vec<T>, Error>,
+) -> Result<Vec<T>, Error> {
+    let mut order: Vec<usize> = (0..lengths.len()).collect();
+    if lengths.len() > batch {
+        order.sort_by_key(|i| lengths[*i]);
+    }
+    let mut all = Vec::with_capacity(order.len());
+    for some in order.chunks(batch) {
+        all.extend(some.iter().copied().zip(work(some)?));
+    }
+    all.sort_by_key(|(i, _)| *i);
+    Ok(all.into_iter().map(|(_, result)| result).collect())
+}
+
+/// The sentences of a text, as a [`Han`] is given them: a line each, and lines are cut behind full stops and what is like them.
+/// What has no letters in it still counts; what is only space does not.
+pub fn sentences(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().flat_map(cut_behind_stops).map(str::trim).filter(|sentence| !sentence.is_empty())
+}
+
+fn cut_behind_stops(line: &str) -> Vec<&str> {
+    let (mut parts, mut from) = (Vec::new(), 0);
+    let mut after = line.char_indices().skip(1).map(|(_, c)| c).chain([' ']);
+    for (at, c) in line.char_indices() {
+        let next = after.next().unwrap_or(' ');
+        // In scripts without spaces a stop is an end wherever it stands.
+        let ends = match c {
+            '.' | '!' | '?' | '…' => next.is_whitespace(),
+            '。' | '！' | '？' => !matches!(next, '。' | '！' | '？' | '”' | '」' | '’'),
+            _ => false,
+        };
+        if ends {
+            parts.push(&line[from..at + c.len_utf8()]);
+            from = at + c.len_utf8();
+        }
+    }
+    parts.push(&line[from..]);
+    parts
+}
+
 /// Texts that are read together.
 const BATCH: usize = 32;
+/// Texts that are translated together.
+const TRANSLATED: usize = 64;
 /// Tokens of a translation that is looked at.
 const LONGEST: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_cut_into_its_sentences() {
+        let cut = |text: &'static str| sentences(text).collect::<Vec<_>>();
+        assert_eq!(cut("A cat. It is 3.5 m!\n\nLong?  "), ["A cat.", "It is 3.5 m!", "Long?"]);
+        assert_eq!(cut("你好。“再见！”他说"), ["你好。", "“再见！”他说"]);
+        assert_eq!(cut("..."), ["..."]);
+        assert_eq!(cut(" \n"), [""; 0]);
+    }
+
+    #[test]
+    fn results_keep_their_order_whatever_shares_a_batch() {
+        let lengths = [5, 1, 4, 1, 3, 9, 2];
+        let mut batches = Vec::new();
+        let found = in_batches(&lengths, 3, |some| {
+            batches.push(some.to_vec());
+            Ok(some.iter().map(|i| 10 * i).collect())
+        });
+        assert_eq!(found, Ok(vec![0, 10, 20, 30, 40, 50, 60]));
+        assert_eq!(batches, [vec![1, 3, 6], vec![4, 2, 0], vec![5]]);
+    }
+}

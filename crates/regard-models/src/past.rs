@@ -1,11 +1,12 @@
 //! What a decoder has seen: keys and values of each layer, in pages that sequences share.
 
 use crate::error::Error;
-use crate::nn::{Around, Block, Over, joined};
-use crate::recorder::Recorder;
+use crate::nn::{Around, Block, Memory, Over, joined};
+use crate::pass::Pass;
 use burn::tensor::{Device, Tensor, TensorData};
 use regard::{CacheShape, KvCache, Machine, Mask, PAGE, Plan, Problem, Score, Sequence, View};
 use regard_burn::{Attention, Places};
+use std::collections::BTreeMap;
 
 /// Keys and values of one layer.
 #[derive(Debug)]
@@ -16,8 +17,18 @@ pub struct LayerPast {
 impl LayerPast {
     /// For `heads` of keys of `head_dim` features, in at most `budget` bytes.
     pub fn new(heads: usize, head_dim: usize, budget: usize) -> Result<Self, Error> {
-        let shape = CacheShape { heads, qk_dim: head_dim, v_dim: head_dim, page: PAGE };
+        Self::in_pages(PAGE, [heads, head_dim], budget)
+    }
+
+    /// The same in pages of so many positions: short sequences waste less of short ones.
+    fn in_pages(page: usize, [heads, head_dim]: [usize; 2], budget: usize) -> Result<Self, Error> {
+        let shape = CacheShape { heads, qk_dim: head_dim, v_dim: head_dim, page };
         Ok(Self { cache: KvCache::new(shape, budget)? })
+    }
+
+    /// A sequence that has seen nothing yet.
+    pub fn start(&mut self) -> Result<Sequence, Error> {
+        Ok(self.cache.start()?)
     }
 
     /// Where new rows of sequences stand.
@@ -30,15 +41,14 @@ impl LayerPast {
         Ok(Places::List(list.into()))
     }
 
-    /// Appends keys and values `[sequences, heads, length, features]`, and lets the queries look at all that their sequence has:
-    /// `[sequences, length, heads x features]`.
-    pub(crate) fn attend(
+    /// Appends keys and values `[sequences, heads, length, features]`.
+    pub(crate) fn append(
         &mut self,
         sequences: &[Sequence],
-        [q, k, v]: [Tensor<4>; 3],
-        options: &Attention,
-    ) -> Result<Tensor<3>, Error> {
-        let (of_k, of_v, device) = (k.dims(), v.dims(), Device::flex());
+        k: Tensor<4>,
+        v: Tensor<4>,
+    ) -> Result<(), Error> {
+        let (of_k, of_v) = (k.dims(), v.dims());
         let [all_k, all_v] = [k, v].map(numbers);
         for (i, sequence) in sequences.iter().enumerate() {
             let [k, v] = [(&all_k, of_k), (&all_v, of_v)].map(|(all, [_, heads, len, dim])| {
@@ -47,7 +57,17 @@ impl LayerPast {
             });
             self.cache.append(*sequence, k?, v?)?;
         }
-        let (of_q, q) = (q.dims(), numbers(q));
+        Ok(())
+    }
+
+    /// Queries `[sequences, heads, length, features]` over all that their sequence has: `[sequences, length, heads x features]`.
+    pub(crate) fn look(
+        &self,
+        sequences: &[Sequence],
+        q: Tensor<4>,
+        options: &Attention,
+    ) -> Result<Tensor<3>, Error> {
+        let (of_q, device, q) = (q.dims(), Device::flex(), numbers(q));
         let q = View::bhsd(&q, of_q)?;
         let slopes = options.alibi.clone().map(numbers);
         let table = options
@@ -93,20 +113,23 @@ pub(crate) struct Pasts {
     layers: Vec<LayerPast>,
 }
 
+/// Positions in a page of a translator: what it reads and writes are sentences.
+pub(crate) const SENTENCE: usize = 16;
+
 impl Pasts {
     pub(crate) fn new(
         layers: usize,
-        heads: usize,
-        head_dim: usize,
+        heads: [usize; 2],
+        page: usize,
         budget: usize,
     ) -> Result<Self, Error> {
         let each = budget / layers.max(1);
-        let layers = (0..layers).map(|_| LayerPast::new(heads, head_dim, each));
+        let layers = (0..layers).map(|_| LayerPast::in_pages(page, heads, each));
         Ok(Self { layers: layers.collect::<Result<_, _>>()? })
     }
 
     pub(crate) fn start(&mut self, row: usize) -> Result<Past, Error> {
-        let layers = self.layers.iter_mut().map(|layer| layer.cache.start());
+        let layers = self.layers.iter_mut().map(LayerPast::start);
         Ok(Past { layers: layers.collect::<Result<_, _>>()?, len: 0, row })
     }
 
@@ -122,21 +145,26 @@ impl Pasts {
         Ok(())
     }
 
-    /// New rows `[pasts, length, d_model]` through blocks that look at what each past has seen, and at a memory if there is one: the
-    /// last of each, `[pasts, 1, d_model]`.
+    /// New rows `[pasts, length, d_model]` through blocks that look at what each past has seen, and at its source if there are some:
+    /// the last of each, `[pasts, 1, d_model]`.
     pub(crate) fn through(
         &mut self,
         blocks: &[Block],
         mut x: Tensor<3>,
-        pasts: &mut [Past],
-        memory: Option<&Tensor<3>>,
+        pasts: &mut [&mut Past],
+        sources: Option<&Sources>,
     ) -> Result<Tensor<3>, Error> {
-        let (length, mut recorder) = (x.dims()[1], Recorder::off());
-        let (causal, full) = (Mask::causal(), Mask::full());
+        let (length, mut pass, causal) = (x.dims()[1], Pass::default(), Mask::causal());
         for (i, (block, layer)) in blocks.iter().zip(&mut self.layers).enumerate() {
             let sequences: Vec<Sequence> = pasts.iter().map(|past| past.layers[i]).collect();
-            let memory = memory.map(|memory| (memory, &full));
-            let around = Around { mask: &causal, memory, seed: None, recorder: &mut recorder };
+            let read: Vec<Sequence> = match sources {
+                Some(sources) => {
+                    pasts.iter().map(|past| sources.rows[past.row].layers[i]).collect()
+                }
+                None => Vec::new(),
+            };
+            let memory = sources.map(|sources| Memory::Kept(&sources.pasts.layers[i], &read));
+            let around = Around { mask: &causal, memory, place: 0, pass: &mut pass };
             x = block.step(x, Over::Past(layer, &sequences), around)?;
         }
         for past in pasts {
@@ -146,21 +174,92 @@ impl Pasts {
     }
 }
 
-/// All at once where tokens are equally many and pasts alike, and else one past after another: prompts differ in length, answers do
-/// not.
-pub(crate) fn in_turns(
+/// Keys and values of sources that were read, for all layers that look at them.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    pasts: Pasts,
+    rows: Vec<Past>,
+}
+
+impl Sources {
+    /// So many, none of them read yet.
+    pub(crate) fn new(pasts: Pasts, n: usize) -> Result<Self, Error> {
+        let mut sources = Self { pasts, rows: Vec::with_capacity(n) };
+        for row in 0..n {
+            sources.rows.push(sources.pasts.start(row)?);
+        }
+        Ok(sources)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// These sources have become `memory [rows, length, d_model]`: blocks make keys and values of it, once.
+    pub(crate) fn keep(
+        &mut self,
+        rows: &[usize],
+        memory: &Tensor<3>,
+        blocks: &[Block],
+    ) -> Result<(), Error> {
+        for (i, (block, layer)) in blocks.iter().zip(&mut self.pasts.layers).enumerate() {
+            let sequences: Vec<Sequence> =
+                rows.iter().map(|row| self.rows[*row].layers[i]).collect();
+            if let Some(cross) = &block.cross {
+                let [k, v] = cross.project(memory);
+                layer.append(&sequences, k, v)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a row that has no source.
+pub(crate) fn has_source(row: usize, sources: usize) -> Result<(), Error> {
+    match row < sources {
+        true => Ok(()),
+        false => {
+            let why =
+                format!("it has no source, there are {sources}; there must be one for each prompt");
+            Err(Error::format(format!("prompt {row}"), why))
+        }
+    }
+}
+
+/// Pasts that are fed together, and where they stand among all.
+#[derive(Default)]
+struct Group<'a> {
+    places: Vec<usize>,
+    pasts: Vec<&'a mut Past>,
+    tokens: Vec<&'a [u32]>,
+}
+
+/// All pasts that are `alike` and get equally many tokens are fed together: prompts differ in length, answers do not.
+pub(crate) fn in_groups(
     pasts: &mut [Past],
     tokens: &[&[u32]],
-    alike: impl Fn(&Past, &Past) -> bool,
-    mut together: impl FnMut(&mut [Past], &[&[u32]]) -> Result<Vec<f32>, Error>,
+    alike: impl Fn(&Past) -> usize,
+    mut together: impl FnMut(&mut [&mut Past], &[&[u32]]) -> Result<Vec<f32>, Error>,
 ) -> Result<Vec<f32>, Error> {
-    let equally_many = tokens.windows(2).all(|pair| pair[0].len() == pair[1].len());
-    if equally_many && pasts.windows(2).all(|pair| alike(&pair[0], &pair[1])) {
-        return together(pasts, tokens);
+    let mut groups: BTreeMap<_, Group<'_>> = BTreeMap::new();
+    let n = pasts.len();
+    for (i, (past, tokens)) in pasts.iter_mut().zip(tokens).enumerate() {
+        let group = groups.entry((tokens.len(), alike(past))).or_default();
+        group.places.push(i);
+        group.pasts.push(past);
+        group.tokens.push(tokens);
     }
-    let mut scores = Vec::new();
-    for (past, tokens) in pasts.chunks_mut(1).zip(tokens.chunks(1)) {
-        scores.extend(together(past, tokens)?);
+    let mut all = Vec::new();
+    for Group { places, mut pasts, tokens } in groups.into_values() {
+        let scores = together(&mut pasts, &tokens)?;
+        if places.len() == n {
+            return Ok(scores);
+        }
+        let vocab = scores.len() / places.len();
+        all.resize(n * vocab, 0.0);
+        for (place, scores) in places.into_iter().zip(scores.chunks(vocab)) {
+            all[place * vocab..(place + 1) * vocab].copy_from_slice(scores);
+        }
     }
-    Ok(scores)
+    Ok(all)
 }

@@ -5,7 +5,7 @@ use crate::past::numbers;
 use burn::tensor::Tensor;
 use regard::Normaliser;
 use regard_burn::{Attended, Attention, Similarity};
-use regard_scope::{Inputs, Labels, Layer, Seen, Trace};
+use regard_scope::{Inputs, Labels, Layer, Seen, Trace, Weights};
 use std::collections::BTreeMap;
 
 /// Keeps what each attention saw of the first item of a batch. One that is [`off`](Self::off) costs nothing.
@@ -18,7 +18,7 @@ pub struct Recorder {
 
 /// Where in a model attention happens, and what it is between.
 #[derive(Clone, Debug, Default)]
-struct Place {
+pub(crate) struct Place {
     layer: usize,
     kind: &'static str,
     axes: [&'static str; 2],
@@ -43,6 +43,11 @@ impl Recorder {
         self.on
     }
 
+    /// The layer and the kind of what happens now.
+    pub(crate) fn place(&self) -> (usize, &'static str) {
+        (self.place.layer, self.place.kind)
+    }
+
     /// What follows happens in this layer, between rows of this axis: `source` or `target`.
     pub fn at(&mut self, layer: usize, kind: &'static str, axis: &'static str) {
         self.place = Place { layer, kind, axes: [axis; 2] };
@@ -50,11 +55,21 @@ impl Recorder {
 
     /// What happens within is of this kind, and over the source.
     pub fn within<T>(&mut self, kind: &'static str, work: impl FnOnce(&mut Self) -> T) -> T {
-        let before = self.place.clone();
-        self.place = Place { layer: before.layer, kind, axes: [before.axes[0], "source"] };
+        let before = self.enter(kind);
         let result = work(self);
-        self.place = before;
+        self.leave(before);
         result
+    }
+
+    /// What follows is of this kind and over the source. Returns where it was before.
+    pub(crate) fn enter(&mut self, kind: &'static str) -> Place {
+        let Place { layer, axes: [rows, _], .. } = self.place;
+        std::mem::replace(&mut self.place, Place { layer, kind, axes: [rows, "source"] })
+    }
+
+    /// And back.
+    pub(crate) fn leave(&mut self, before: Place) {
+        self.place = before;
     }
 
     /// Keeps `q`, `k [batch, heads, length, features]` of a call.
@@ -105,6 +120,18 @@ impl Recorder {
             seen,
         });
         Ok(())
+    }
+
+    /// Keeps weights `[heads, rows, cols]` themselves, of scores that a trace cannot tell of.
+    pub(crate) fn keep(&mut self, weights: Tensor<3>) {
+        if !self.on {
+            return;
+        }
+        let Place { layer, kind, axes: [rows, cols] } = self.place;
+        let (shape, values) = (weights.dims(), numbers(weights));
+        let seen = Seen::Weights(Weights { values, shape });
+        let (kind, rows, cols) = (kind.into(), rows.into(), cols.into());
+        self.layers.push(Layer { layer, kind, rows, cols, seen });
     }
 
     /// All of it, with the tokens of each axis.

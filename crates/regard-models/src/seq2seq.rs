@@ -1,39 +1,23 @@
 //! A translator of recurrent nets (Bahdanau et al. 2015): one reads both ways, one writes and looks at what was read.
 
 use crate::error::Error;
+use crate::files::Seq2SeqConfig;
 use crate::generate::Decoder;
-use crate::nn::{Bahdanau, Embedding, Gru, GruCell, GruStates, Linear, cut};
-use crate::past::numbers;
-use crate::stack::ids;
-use burn::module::Module;
+use crate::nn::{Bahdanau, Dropping, Embedding, Gru, GruCell, GruStates, Linear};
+use crate::pass::Pass;
+use crate::past::{has_source, numbers};
+use crate::stack::{EMBEDDINGS, TARGET_EMBEDDINGS, ids};
+use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use regard::Mask;
-use serde::{Deserialize, Serialize};
-
-/// What a [`Seq2Seq`] is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Seq2SeqConfig {
-    /// Features of a token.
-    pub embedding: usize,
-    /// Features of a state of the encoder, each way.
-    pub encoder_hidden: usize,
-    /// Features of a state of the decoder.
-    pub decoder_hidden: usize,
-    /// Units of the hidden layer of the attention.
-    pub attention_hidden: usize,
-    /// Tokens of the source.
-    pub source_vocab: usize,
-    /// Tokens of the target.
-    pub target_vocab: usize,
-}
+use regard_burn::{Activation, Look, Steps, dropout, gru_looking, linear};
 
 /// For a source of n tokens and a target `y[1..m]`:
 ///
 /// ```text
 /// h[1..n], last = encoder of source[tokens]
 /// s[0]          = tanh(bridge last)
-/// c[t]          = attention of the query s[t-1] over h
+/// c[t]          = attention of the query s[t-1] over h; without attention, last
 /// s[t]          = decoder of the input [target[y[t]]; c[t]] and the state s[t-1]
 /// scores[t]     = head [s[t]; c[t]]
 /// ```
@@ -47,14 +31,16 @@ pub struct Seq2Seq {
     pub encoder: Gru,
     /// From what was read to what writing begins with.
     pub bridge: Linear,
-    /// Looks at what was read.
-    pub attention: Bahdanau,
+    /// Looks at what was read; without it, the decoder knows what both ways of the encoder ended with.
+    pub attention: Option<Bahdanau>,
     /// Writes.
     pub decoder: GruCell,
     /// The scores of tokens of the target.
     pub head: Linear,
     #[module(skip)]
     config: Seq2SeqConfig,
+    #[module(skip)]
+    dropping: Dropping,
 }
 
 /// A batch of sources as a [`Seq2Seq`] has read them.
@@ -62,8 +48,10 @@ pub struct Seq2Seq {
 pub struct Seq2SeqMemory {
     /// After each position, both ways: `[batch, length, 2 encoder_hidden]`.
     pub states: Tensor<3>,
-    /// The same as keys.
-    keys: Tensor<3>,
+    /// The same as keys, where there is attention.
+    keys: Option<Tensor<3>>,
+    /// After all, both ways: `[batch, 2 encoder_hidden]`.
+    last: Tensor<2>,
     /// What writing begins with, `[batch, decoder_hidden]`.
     first: Tensor<2>,
     /// Of each row.
@@ -79,31 +67,24 @@ impl Seq2SeqMemory {
     fn rows(&self, rows: &[usize]) -> Self {
         Self {
             states: chosen(&self.states, rows),
-            keys: chosen(&self.keys, rows),
+            keys: self.keys.as_ref().map(|keys| chosen(keys, rows)),
+            last: chosen(&self.last, rows),
             first: chosen(&self.first, rows),
             lengths: rows.iter().map(|row| self.lengths[*row]).collect(),
         }
     }
 }
 
-/// What a pass of the decoder leaves for each position.
-struct Steps {
-    /// The states that looked, `[batch, length, decoder_hidden]`.
-    before: Tensor<3>,
-    /// `[s; c]`
-    after: Tensor<3>,
-}
-
 impl Seq2Seq {
-    /// With random weights.
-    pub fn new(config: &Seq2SeqConfig, device: &Device) -> Result<Self, Error> {
+    /// With random weights. `dropping.rate` is dropped of embeddings and of what scores are made of, while training.
+    pub fn new(config: &Seq2SeqConfig, dropping: Dropping, device: &Device) -> Result<Self, Error> {
         let Seq2SeqConfig { embedding, encoder_hidden, decoder_hidden, attention_hidden, .. } =
             *config;
         sized(&[
             ("embedding", embedding),
             ("encoder_hidden", encoder_hidden),
             ("decoder_hidden", decoder_hidden),
-            ("attention_hidden", attention_hidden),
+            ("attention_hidden", attention_hidden.unwrap_or(1)),
             ("source_vocab", config.source_vocab),
             ("target_vocab", config.target_vocab),
         ])?;
@@ -114,10 +95,12 @@ impl Seq2Seq {
             target: table(config.target_vocab),
             encoder: Gru::new([embedding, encoder_hidden], true, device),
             bridge: Linear::new([read, decoder_hidden], true, device),
-            attention: Bahdanau::new([decoder_hidden, read, attention_hidden], device),
+            attention: attention_hidden
+                .map(|hidden| Bahdanau::new([decoder_hidden, read, hidden], device)),
             decoder: GruCell::new([embedding + read, decoder_hidden], device),
             head: Linear::new([decoder_hidden + read, config.target_vocab], true, device),
             config: *config,
+            dropping,
         })
     }
 
@@ -132,14 +115,17 @@ impl Seq2Seq {
         &self,
         source: Tensor<2, Int>,
         lengths: Option<&[usize]>,
+        pass: &mut Pass,
     ) -> Result<Seq2SeqMemory, Error> {
+        pass.without_products()?;
         let [batch, length] = source.dims();
-        let GruStates { states, last } =
-            self.encoder.forward(self.source.forward(source)?, lengths)?;
+        let x = dropout(self.source.forward(source)?, pass.drops(self.dropping.rate, EMBEDDINGS));
+        let GruStates { states, last } = self.encoder.forward(x, lengths)?;
         Ok(Seq2SeqMemory {
-            keys: self.attention.project(states.clone()),
+            keys: self.attention.as_ref().map(|attention| attention.project(states.clone())),
             states,
-            first: self.bridge.forward(last).tanh(),
+            first: self.bridge.forward(last.clone()).tanh(),
+            last,
             lengths: lengths.map_or_else(|| vec![length; batch], <[usize]>::to_vec),
         })
     }
@@ -149,8 +135,12 @@ impl Seq2Seq {
         &self,
         memory: &Seq2SeqMemory,
         target: Tensor<2, Int>,
+        pass: &mut Pass,
     ) -> Result<Tensor<3>, Error> {
-        Ok(self.head.forward(self.steps(memory, target)?.after))
+        pass.without_products()?;
+        let after = self.steps(memory, target, pass)?;
+        // One place for each thing that drops; embeddings have their own.
+        Ok(self.head.forward(dropout(after, pass.drops(self.dropping.rate, 0))))
     }
 
     /// What each position of the target sees of the source, `[batch, length, source length]`. For looking.
@@ -159,58 +149,78 @@ impl Seq2Seq {
         memory: &Seq2SeqMemory,
         target: Tensor<2, Int>,
     ) -> Result<Tensor<3>, Error> {
-        let before = self.steps(memory, target)?.before;
-        self.attention.weights(before, memory.states.clone(), &memory.mask())
+        let Some(attention) = &self.attention else {
+            let known = "a model with attention_hidden has weights";
+            return Err(Error::unsupported("attention_hidden", &"none", known));
+        };
+        let [batch, length] = target.dims();
+        let after = self.steps(memory, target, &Pass::default())?;
+        if batch * length == 0 {
+            let sizes = [batch, length, memory.states.dims()[1]];
+            return Ok(Tensor::zeros(sizes, &memory.states.device().inner()));
+        }
+        // A position is looked from by the state before it.
+        let states = after.narrow(2, 0, self.decoder.features()).narrow(1, 0, length - 1);
+        let before = Tensor::cat(vec![memory.first.clone().unsqueeze_dim(1), states], 1);
+        attention.weights(before, memory.states.clone(), &memory.mask())
     }
 
-    fn steps(&self, memory: &Seq2SeqMemory, target: Tensor<2, Int>) -> Result<Steps, Error> {
-        let ([batch, length], mask) = (target.dims(), memory.mask());
-        let (found, features) =
-            (memory.lengths.len(), memory.states.dims()[2] + self.decoder.features());
+    /// `[s; c]` after each position of the target.
+    fn steps(
+        &self,
+        memory: &Seq2SeqMemory,
+        target: Tensor<2, Int>,
+        pass: &Pass,
+    ) -> Result<Tensor<3>, Error> {
+        let [batch, length] = target.dims();
+        let (found, read) = (memory.lengths.len(), memory.states.dims()[2]);
         if batch != found {
             let why =
                 format!("target has {batch} rows, source has {found}; they must be equally many");
             return Err(Error::format("batch", why));
         }
-        if length == 0 {
-            let none = |features: usize| {
-                Tensor::zeros([batch, 0, features], &memory.states.device().inner())
-            };
-            return Ok(Steps { before: none(self.decoder.features()), after: none(features) });
+        if batch * length == 0 {
+            let sizes = [batch, length, read + self.decoder.features()];
+            return Ok(Tensor::zeros(sizes, &memory.states.device().inner()));
         }
-        let (mut before, mut after) = (Vec::with_capacity(length), Vec::with_capacity(length));
-        let mut state = memory.first.clone();
-        for word in cut(self.target.forward(target)?.swap_dims(0, 1)) {
-            before.push(state.clone());
-            let (next, context) = self.step(memory, &mask, word, state)?;
-            after.push(Tensor::cat(vec![next.clone(), context], 1));
-            state = next;
-        }
-        Ok(Steps { before: Tensor::stack(before, 1), after: Tensor::stack(after, 1) })
-    }
-
-    /// `s[t]` and `c[t]`.
-    fn step(
-        &self,
-        memory: &Seq2SeqMemory,
-        mask: &Mask,
-        word: Tensor<2>,
-        state: Tensor<2>,
-    ) -> Result<(Tensor<2>, Tensor<2>), Error> {
-        let query = state.clone().unsqueeze_dim(1);
-        let context =
-            self.attention.attend(query, memory.keys.clone(), memory.states.clone(), mask)?;
-        let context: Tensor<2> = context.squeeze_dim(1);
-        Ok((self.decoder.forward(Tensor::cat(vec![word, context.clone()], 1), state), context))
+        let words = self.target.forward(target)?;
+        let words = dropout(words, pass.drops(self.dropping.rate, TARGET_EMBEDDINGS));
+        // Of the input, the part of the words is known for all positions before the first step.
+        let (input, embedding) = (&self.decoder.input, self.config.embedding);
+        let [of_words, context] = [(0, embedding), (embedding, read)]
+            .map(|(first, n)| input.weight.val().narrow(1, first, n));
+        let bias = input.bias.as_ref().map(Param::val);
+        let x = linear(words, of_words, bias, Activation::None);
+        let first = memory.first.clone();
+        let (Some(attention), Some(keys)) = (&self.attention, &memory.keys) else {
+            let hidden = 3 * self.decoder.features();
+            let last = linear(memory.last.clone(), context, None, Activation::None);
+            let x = x + last.unsqueeze_dim::<3>(1).expand([batch, length, hidden]);
+            let states = self.decoder.states(x, first, Steps::default());
+            let seen = memory.last.clone().unsqueeze_dim::<3>(1).expand([batch, length, read]);
+            return Ok(Tensor::cat(vec![states, seen], 2));
+        };
+        let look = Look {
+            query: attention.query.weight.val(),
+            score: attention.score.val(),
+            keys: keys.clone(),
+            values: memory.states.clone(),
+            context,
+            lengths: memory.lengths.clone(),
+        };
+        let (weight, bias) = (self.decoder.hidden.weight.val(), self.decoder.bias());
+        Ok(gru_looking(x, first, weight, bias, look))
     }
 
     /// To translate these sources with. Gradients are not.
     pub fn writer(&self, sources: &[Vec<u32>]) -> Result<Seq2SeqWriter<'_>, Error> {
         let lengths: Vec<usize> = sources.iter().map(Vec::len).collect();
-        let read = self.encode(ids(sources, &Device::flex()), Some(&lengths))?;
+        let read =
+            self.encode(ids(sources, &Device::flex()), Some(&lengths), &mut Pass::default())?;
         let memory = Seq2SeqMemory {
             states: read.states.inner(),
-            keys: read.keys.inner(),
+            keys: read.keys.map(Tensor::inner),
+            last: read.last.inner(),
             first: read.first.inner(),
             lengths: read.lengths,
         };
@@ -253,10 +263,9 @@ impl Decoder for Seq2SeqWriter<'_> {
     fn feed(&mut self, pasts: &mut [RecurrentPast], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
         let (model, memory) = (self.model, &self.memory);
         let last = in_steps(pasts, tokens, |rows, ids, state| {
-            let memory = memory.rows(rows);
-            let word = model.target.forward(ids)?.squeeze_dim(1);
-            let (state, context) = model.step(&memory, &memory.mask(), word, state)?;
-            Ok((state.clone(), Tensor::cat(vec![state, context], 1)))
+            let memory = Seq2SeqMemory { first: state, ..memory.rows(rows) };
+            let after = model.steps(&memory, ids, &Pass::default())?.squeeze_dim::<2>(1);
+            Ok((after.clone().narrow(1, 0, model.decoder.features()), after))
         })?;
         Ok(numbers(model.head.forward(last)))
     }
@@ -276,18 +285,6 @@ pub(crate) fn sized(sizes: &[(&str, usize)]) -> Result<(), Error> {
     match sizes.iter().find(|(_, size)| *size == 0) {
         Some((name, size)) => Err(Error::unsupported(*name, size, "it must be 1 or more")),
         None => Ok(()),
-    }
-}
-
-/// Refuses a row that has no source.
-pub(crate) fn has_source(row: usize, sources: usize) -> Result<(), Error> {
-    match row < sources {
-        true => Ok(()),
-        false => {
-            let why =
-                format!("it has no source, there are {sources}; there must be one for each prompt");
-            Err(Error::format(format!("prompt {row}"), why))
-        }
     }
 }
 
@@ -338,15 +335,22 @@ mod tests {
         embedding: 6,
         encoder_hidden: 5,
         decoder_hidden: 7,
-        attention_hidden: 4,
+        attention_hidden: Some(4),
         source_vocab: 9,
         target_vocab: 8,
     };
 
+    /// With attention, and without.
+    fn models() -> [Seq2Seq; 2] {
+        let device = Device::flex();
+        let without = Seq2SeqConfig { attention_hidden: None, ..CONFIG };
+        [model(), Seq2Seq::new(&without, Dropping::default(), &device).expect("sizes are sizes")]
+    }
+
     fn model() -> Seq2Seq {
         let device = Device::flex();
         device.seed(7);
-        Seq2Seq::new(&CONFIG, &device).expect("sizes are sizes")
+        Seq2Seq::new(&CONFIG, Dropping::default(), &device).expect("sizes are sizes")
     }
 
     fn written(
@@ -374,8 +378,11 @@ mod tests {
         )
         .remove(0);
         let whole: Vec<u32> = prompt.iter().chain(&said).copied().collect();
-        let memory = model.encode(ids(&[source], &Device::flex()), None).expect("ids are tokens");
-        let scores = model.decode(&memory, ids(&[whole], &Device::flex())).expect("ids are tokens");
+        let (device, mut pass) = (Device::flex(), Pass::default());
+        let memory =
+            model.encode(ids(&[source], &device), None, &mut pass).expect("ids are tokens");
+        let scores =
+            model.decode(&memory, ids(&[whole], &device), &mut pass).expect("ids are tokens");
         let best: Vec<u32> =
             scores.argmax(2).into_data().iter::<i64>().flat_map(u32::try_from).collect();
         assert_eq!(said, best[2..8]);
@@ -383,10 +390,12 @@ mod tests {
 
     #[test]
     fn rows_do_not_depend_on_one_another() {
-        let model = model();
         let sources = [vec![1, 2, 3, 4, 5], vec![6], vec![7, 8]];
         let prompts = [vec![1], vec![1, 2, 3], vec![2, 1]];
-        for search in [Search::Greedy, Search::Beam { width: 3, length_penalty: 1.0 }] {
+        let searches = [Search::Greedy, Search::Beam { width: 3, length_penalty: 1.0 }];
+        for (model, search) in
+            models().into_iter().flat_map(|m| searches.clone().map(|s| (m.clone(), s)))
+        {
             let together = written(&model, &sources, &prompts, &search);
             for ((source, prompt), one) in sources.iter().zip(&prompts).zip(together) {
                 assert_eq!(
@@ -405,7 +414,8 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let none = Seq2SeqConfig { decoder_hidden: 0, ..CONFIG };
-        let error = Seq2Seq::new(&none, &Device::flex()).unwrap_err().to_string();
+        let error =
+            Seq2Seq::new(&none, Dropping::default(), &Device::flex()).unwrap_err().to_string();
         assert!(error.contains("decoder_hidden = 0"), "{error}");
         let model = model();
         let error = model.writer(&[vec![1], vec![9]]).unwrap_err().to_string();
@@ -413,16 +423,36 @@ mod tests {
         let mut writer = model.writer(&[vec![1]]).expect("ids are tokens");
         assert!(writer.start(1).unwrap_err().to_string().contains("there are 1"));
         let memory = writer.memory.clone();
-        let error = model.decode(&memory, ids(&[vec![1], vec![2]], &Device::flex())).unwrap_err();
+        let two = ids(&[vec![1], vec![2]], &Device::flex());
+        let error = model.decode(&memory, two, &mut Pass::default()).unwrap_err();
         assert!(error.to_string().contains("target has 2 rows"), "{error}");
     }
 
     #[test]
     fn an_empty_source_says_something_finite() {
-        let model = model();
-        for sources in [vec![vec![], vec![1, 2]], vec![vec![]; 2]] {
-            assert_eq!(written(&model, &sources, &[vec![1], vec![1]], &Search::Greedy).len(), 2);
+        for model in models() {
+            for sources in [vec![vec![], vec![1, 2]], vec![vec![]; 2]] {
+                let begins = [vec![1], vec![1]];
+                assert_eq!(written(&model, &sources, &begins, &Search::Greedy).len(), 2);
+            }
+            assert!(written(&model, &[], &[], &Search::Greedy).is_empty());
         }
-        assert!(written(&model, &[], &[], &Search::Greedy).is_empty());
+    }
+
+    #[test]
+    fn a_seed_drops_the_same_again_and_none_drops_nothing() {
+        let (device, dropping) = (Device::flex(), Dropping { rate: 0.5, attention: 0.0 });
+        let model = Seq2Seq::new(&CONFIG, dropping, &device).expect("sizes are sizes");
+        let scores = |seed: Option<u64>| {
+            let mut pass = Pass { seed, ..Pass::default() };
+            let source = ids(&[vec![1, 2, 3]], &device);
+            let memory = model.encode(source, None, &mut pass).expect("ids are tokens");
+            let target = ids(&[vec![1, 2]], &device);
+            numbers(model.decode(&memory, target, &mut pass).expect("ids are tokens"))
+        };
+        assert_eq!(scores(Some(1)), scores(Some(1)));
+        assert_ne!(scores(Some(1)), scores(Some(2)));
+        assert_eq!(scores(None), scores(None));
+        assert_ne!(scores(None), scores(Some(1)));
     }
 }

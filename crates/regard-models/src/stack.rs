@@ -3,26 +3,17 @@
 use crate::error::Error;
 use crate::files::{Activation as Named, Config, Pairs, Positions};
 use crate::nn::{
-    Around, Bias, Block, BlockConfig, FeedForwardConfig, MultiHeadConfig, NormKind, NormPlace,
-    Sinusoid,
+    Around, Bias, Block, BlockConfig, Dropping, FeedForwardConfig, Memory, MultiHeadConfig,
+    NormKind, NormPlace, Sinusoid,
 };
-use crate::recorder::Recorder;
+use crate::pass::Pass;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use regard::{Heads, Mask, Rope, RopePairs};
 use regard_burn::Activation;
 use std::fmt;
 
-/// What one pass through a model is: nothing, or training, or being looked at.
-#[derive(Debug, Default)]
-pub struct Pass {
-    /// The seed of what is dropped; `None` drops nothing.
-    pub seed: Option<u64>,
-    /// What attention saw.
-    pub recorder: Recorder,
-}
-
 /// What the blocks of a model are made of, without attention over a memory.
-pub(crate) fn block_of(config: &Config, kind: NormKind) -> BlockConfig {
+pub(crate) fn block_of(config: &Config, kind: NormKind, dropping: Dropping) -> BlockConfig {
     let rope = match config.positions {
         Positions::Rotary { theta, pairs } => {
             let pairs = match pairs {
@@ -62,7 +53,7 @@ pub(crate) fn block_of(config: &Config, kind: NormKind) -> BlockConfig {
         norm: kind,
         place: if config.pre_norm { NormPlace::Pre } else { NormPlace::Post },
         eps: config.norm_eps.unwrap_or(1e-5),
-        dropout: 0.0,
+        dropping,
     }
 }
 
@@ -95,17 +86,21 @@ pub(crate) fn through(
     x: Tensor<3>,
     (kind, axis): (&'static str, &'static str),
     mask: &Mask,
-    memory: Option<(&Tensor<3>, &Mask)>,
+    memory: Option<Memory<'_>>,
     pass: &mut Pass,
 ) -> Result<Tensor<3>, Error> {
     blocks.iter().enumerate().try_fold(x, |x, (layer, block)| {
         pass.recorder.at(layer, kind, axis);
         // A decoder drops other numbers than the encoder beside it.
         let place = 2 * layer as u64 + u64::from(memory.is_some());
-        let seed = pass.seed.map(|seed| seed.wrapping_mul(0x9e37_79b9).wrapping_add(place));
-        block.forward(x, Around { mask, memory, seed, recorder: &mut pass.recorder })
+        block.forward(x, Around { mask, memory, place, pass })
     })
 }
+
+/// Where embeddings are dropped: no block has such a number.
+pub(crate) const EMBEDDINGS: u64 = u64::MAX;
+/// And those of the target, beside a source.
+pub(crate) const TARGET_EMBEDDINGS: u64 = u64::MAX - 1;
 
 /// Rows of ids of one length.
 #[must_use]

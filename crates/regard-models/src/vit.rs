@@ -2,9 +2,11 @@
 
 use crate::error::Error;
 use crate::nn::{
-    Block, BlockConfig, FeedForwardConfig, Linear, MultiHeadConfig, Norm, NormKind, NormPlace,
+    Block, BlockConfig, Dropping, FeedForwardConfig, Linear, MultiHeadConfig, Norm, NormKind,
+    NormPlace,
 };
-use crate::stack::{Pass, through};
+use crate::pass::{Looks, Pass};
+use crate::stack::through;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use regard::Mask;
@@ -86,7 +88,7 @@ impl Vit {
             norm: NormKind::Layer,
             place: NormPlace::Pre,
             eps,
-            dropout: 0.0,
+            dropping: Dropping::default(),
         };
         let start = Initializer::Normal { mean: 0.0, std: 0.02 };
         let rows = (image / patch) * (image / patch) + 1;
@@ -120,6 +122,7 @@ impl Vit {
         let class = self.class.val().expand([batch, 1, d_model]);
         let places = self.positions.val().unsqueeze::<3>().expand([batch, n * n + 1, d_model]);
         let x = Tensor::cat(vec![class, rows], 1) + places;
+        pass.now(Looks::Source(None));
         let x = through(&self.blocks, x, ("encoder", "source"), &Mask::full(), None, pass)?;
         let first = self.norm.forward(x.narrow(1, 0, 1)).reshape([batch, d_model]);
         Ok(self.head.forward(first))

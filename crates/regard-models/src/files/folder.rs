@@ -60,9 +60,14 @@ impl ModelFiles {
     fn checked(mut self) -> Result<Self, Error> {
         // Some files have the head of a model that shares it with the embedding.
         if self.config.tied && self.weights.shape("head.weight").is_some() {
-            if !self.weights.same("head.weight", "embedding.weight") {
+            let table = match (self.config.architecture, self.config.joint) {
+                (Architecture::Transformer, true) => "source.weight",
+                (Architecture::Transformer, false) => "target.weight",
+                _ => "embedding.weight",
+            };
+            if !self.weights.same("head.weight", table) {
                 let why =
-                    "differs from `embedding.weight`, though the configuration says they are one";
+                    format!("differs from `{table}`, though the configuration says they are one");
                 return Err(Error::format("tensor `head.weight`", why));
             }
             self.weights.tensors.remove("head.weight");
@@ -123,13 +128,16 @@ fn renamed(weights: Weights, config: &Config, json: &str) -> Result<Weights, Err
     if value.get("format").is_some() {
         return Ok(weights);
     }
-    weights.renamed(match config.architecture {
+    let names = match config.architecture {
         Architecture::Llama => &NameMap::LLAMA,
         Architecture::Gpt2 => &NameMap::GPT2,
         Architecture::Bert => &NameMap::BERT,
         Architecture::Transformer => &NameMap::CTRANSLATE2,
         Architecture::Seq2Seq => &NameMap::E2K,
-    })
+        // Nobody else writes such a one.
+        Architecture::Gru | Architecture::Han => return Ok(weights),
+    };
+    weights.renamed(names)
 }
 
 /// The names of what is in a folder, as a sentence has them.

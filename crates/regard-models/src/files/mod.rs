@@ -13,11 +13,13 @@ mod tokens;
 mod weights;
 mod write;
 
-pub use config::{Activation, Architecture, Config, Heads, Pairs, Positions};
+pub use config::{
+    Activation, Architecture, Config, HanConfig, Heads, Pairs, Positions, Seq2SeqConfig,
+};
 pub use dtype::Dtype;
 pub use folder::ModelFiles;
 pub use gguf::{Gguf, Metadata, Value};
 pub use known::{KNOWN, Known, Member, Origin, cache_dir};
 pub use names::{NameMap, Rule};
 pub use tokens::{Stream, Symbols, Tokens, Unknown};
-pub use weights::{Weights, save};
+pub use weights::{Stored, Weights, save, save_as};

@@ -7,6 +7,7 @@
 use super::dtype::Dtype;
 use super::write;
 use crate::error::Error;
+use half::f16;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -216,12 +217,56 @@ impl Tensor {
     }
 }
 
+/// How numbers are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stored {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to half of that: a relative 0.0005, and no number above 65504.
+    F16,
+}
+
+impl Stored {
+    /// Its name in a file, and the bytes of a number.
+    fn form(self) -> (&'static str, usize) {
+        match self {
+            Self::F32 => ("F32", 4),
+            Self::F16 => ("F16", 2),
+        }
+    }
+
+    fn write(self, x: f32, file: &mut impl Write) -> std::io::Result<()> {
+        match self {
+            Self::F32 => file.write_all(&x.to_le_bytes()),
+            Self::F16 => file.write_all(&f16::from_f32(x).to_le_bytes()),
+        }
+    }
+
+    /// The first number that would become another one altogether.
+    fn refused(self, numbers: &[f32]) -> Option<f32> {
+        let lost = |x: &&f32| x.is_finite() && !f16::from_f32(**x).is_finite();
+        if self == Self::F16 { numbers.iter().find(lost).copied() } else { None }
+    }
+}
+
 /// Writes tensors as a safetensors file: whole, or not at all. Equal tensors and metadata make equal bytes.
 pub fn save<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, Vec<usize>, &'a [f32])>,
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), Error> {
+    save_as(Stored::F32, path, tensors, metadata)
+}
+
+/// The same with numbers as they are told. One that would be lost is an error.
+pub fn save_as<'a>(
+    stored: Stored,
+    path: &Path,
+    tensors: impl IntoIterator<Item = (String, Vec<usize>, &'a [f32])>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), Error> {
+    let (dtype, bytes) = stored.form();
     let (mut header, mut at) = (serde_json::Map::new(), 0);
     let mut all = Vec::new();
     if !metadata.is_empty() {
@@ -231,8 +276,12 @@ pub fn save<'a>(
         if elements(&shape) != Some(numbers.len()) {
             return Err(wrong_length(&name, &shape, numbers.len()).of(path));
         }
-        let end = at + size_of_val(numbers);
-        let info = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [at, end]});
+        if let Some(number) = stored.refused(numbers) {
+            let why = format!("{number} is beyond what F16 holds, 65504; write F32");
+            return Err(Error::format(format!("tensor `{name}`"), why).of(path));
+        }
+        let end = at + bytes * numbers.len();
+        let info = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]});
         if header.insert(name.clone(), info).is_some() {
             return Err(twice(&name).of(path));
         }
@@ -247,9 +296,7 @@ pub fn save<'a>(
     write::atomically(path, |file| {
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(header.as_bytes())?;
-        all.iter()
-            .flat_map(|numbers| numbers.iter())
-            .try_for_each(|x| file.write_all(&x.to_le_bytes()))
+        all.iter().flat_map(|numbers| numbers.iter()).try_for_each(|x| stored.write(*x, file))
     })
 }
 
@@ -363,8 +410,26 @@ mod tests {
         }
         let twice = [("a".to_owned(), vec![6], &a[..]), ("a".to_owned(), vec![6], &a[..])];
         assert!(save(&path, twice, &metadata).is_err());
-        assert!(save(&path, [("a".to_owned(), vec![7], &a[..])], &metadata).is_err());
+        let wrong = [("a".to_owned(), vec![7], &a[..])];
+        assert!(save(&path, wrong, &metadata).is_err());
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn halves_take_half_and_lose_nothing_but_digits() {
+        let path = std::env::temp_dir().join(format!("regard-halves-{}", std::process::id()));
+        let numbers = [0.0, 1.0, -0.1, 1e-3, 65504.0];
+        let tensors = |numbers| [("a".to_owned(), vec![5], numbers)];
+        save_as(Stored::F16, &path, tensors(&numbers[..]), &BTreeMap::new()).unwrap();
+        let mut weights = Weights::safetensors(std::fs::read(&path).unwrap()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(weights.dtype("a"), Some(&Dtype::F16));
+        for (found, x) in weights.take("a", &[5]).unwrap().into_iter().zip(numbers) {
+            assert!((found - x).abs() <= x.abs() * 5e-4, "{found} {x}");
+        }
+        let large = [0.0, 1.0, 2.0, 3.0, 7e4];
+        let error = save_as(Stored::F16, &path, tensors(&large[..]), &BTreeMap::new()).unwrap_err();
+        assert!(error.to_string().contains("`a`: 70000"), "{error}");
     }
 
     #[test]

@@ -4,9 +4,55 @@ use std::cmp::Ordering;
 
 /// ln Σ exp(score), in `f64`: a score less this is a log-probability.
 pub(super) fn log_sum(scores: &[f32]) -> f64 {
-    let largest = f64::from(scores.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = scores.iter().map(|score| (f64::from(*score) - largest).exp()).sum();
-    largest + sum.ln()
+    let largest = f64::from(top(scores));
+    // Sums side by side, so that a vector has one each.
+    let mut sums = [0.0; 8];
+    let (blocks, rest) = scores.as_chunks::<8>();
+    for block in blocks {
+        for (sum, score) in sums.iter_mut().zip(block) {
+            *sum += exp(f64::from(*score) - largest);
+        }
+    }
+    let rest: f64 = rest.iter().map(|score| exp(f64::from(*score) - largest)).sum();
+    largest + (sums.iter().sum::<f64>() + rest).ln()
+}
+
+/// The largest score.
+fn top(scores: &[f32]) -> f32 {
+    scores.iter().fold(f32::NEG_INFINITY, |top, score| if *score > top { *score } else { top })
+}
+
+/// `e^x` of a number that is not above 0, to 1e-15, without a branch or a call: a vocabulary of them is most of what a step of a
+/// search costs.
+#[inline(always)]
+fn exp(x: f64) -> f64 {
+    /// Adding it leaves the nearest whole number in the lowest bits.
+    const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
+    const LN_2: [f64; 2] = [0.693_147_180_369_123_8, 1.908_214_929_270_587_7e-10];
+    // Beyond it nothing is left of a sum that begins with 1.
+    let x = if x > -700.0 { x } else { -700.0 };
+    let rounded = x * std::f64::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
+    let x = (x - n * LN_2[0]) - n * LN_2[1];
+    // 1 / k!, from the highest power on.
+    let terms = [
+        1.0 / 479_001_600.0,
+        1.0 / 39_916_800.0,
+        1.0 / 3_628_800.0,
+        1.0 / 362_880.0,
+        1.0 / 40_320.0,
+        1.0 / 5_040.0,
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ];
+    let e = terms.iter().fold(0.0, |sum, term| sum * x + term);
+    // The whole number goes into the exponent.
+    f64::from_bits(e.to_bits().wrapping_add(rounded.to_bits() << 52))
 }
 
 /// The token of the largest score; of equal ones, the first.
@@ -17,6 +63,9 @@ pub(super) fn largest(scores: &[f32]) -> u32 {
 
 /// The `n` likeliest tokens with their scores, best first; of equal ones, the lowest id. Those of -inf are left out.
 pub(super) fn best(scores: &[f32], n: usize) -> Vec<(u32, f32)> {
+    if n <= FEW {
+        return best_few(scores, n);
+    }
     let order =
         |a: &(u32, f32), b: &(u32, f32)| descending(a.1.into(), b.1.into()).then(a.0.cmp(&b.0));
     let mut all: Vec<_> = (0..).zip(scores.iter().copied()).collect();
@@ -27,6 +76,28 @@ pub(super) fn best(scores: &[f32], n: usize) -> Vec<(u32, f32)> {
     }
     all.sort_unstable_by(order);
     all
+}
+
+/// So few that a list of them is kept in order while scores pass by.
+const FEW: usize = 32;
+
+fn best_few(scores: &[f32], n: usize) -> Vec<(u32, f32)> {
+    let (mut best, mut worst) = (Vec::with_capacity(n + 1), f32::NEG_INFINITY);
+    for (first, block) in (0..).step_by(FEW).zip(scores.chunks(FEW)) {
+        // Few blocks have one that is good enough, and a block is told by one number.
+        if top(block) <= worst {
+            continue;
+        }
+        for (id, score) in (first..).zip(block).filter(|(_, score)| **score > f32::NEG_INFINITY) {
+            if best.len() < n || *score > worst {
+                let at = best.partition_point(|(_, other)| other >= score);
+                best.insert(at, (id, *score));
+                best.truncate(n);
+                worst = if best.len() < n { f32::NEG_INFINITY } else { best[n - 1].1 };
+            }
+        }
+    }
+    best
 }
 
 /// Larger ones first; for numbers that are not NaN. Zeros are equal whatever their sign.
@@ -131,6 +202,23 @@ mod tests {
         assert_eq!(ids(kept(&[1.0, 2.0, 1.0, 1.0], 1.0, Some(3), None)), [0, 1, 2]);
         assert_eq!(ids(kept(&[0.0; 4], 1.0, None, Some(0.5))), [0, 1]);
         assert_eq!(largest(&[-0.0, 0.0]), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn few_are_the_first_of_all_in_order(scores in scores(), n in 1..40usize) {
+            let mut all: Vec<_> = (0..).zip(scores.clone()).filter(|(_, s)| *s > f32::NEG_INFINITY).collect();
+            all.sort_by(|a: &(u32, f32), b| descending(a.1.into(), b.1.into()).then(a.0.cmp(&b.0)));
+            all.truncate(n);
+            prop_assert_eq!(best(&scores, n), all.clone());
+            prop_assert_eq!(best_few(&scores, n), all);
+        }
+
+        #[test]
+        fn powers_are_those_of_the_library(x in -750.0..0.0f64) {
+            let right = x.exp();
+            prop_assert!((exp(x) - right).abs() <= right * 1e-14 + 1e-300, "{} {}", exp(x), right);
+        }
     }
 
     #[test]

@@ -2,11 +2,11 @@
 
 use super::linear::Linear;
 use crate::error::Error;
+use crate::pass::Pass;
 use crate::past::LayerPast;
-use crate::recorder::Recorder;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
-use regard::{Heads, Mask, Rope, Sequence, alibi_slopes};
+use regard::{Dropout, Heads, Mask, Rope, Sequence, alibi_slopes};
 use regard_burn::{Attention, Buckets, Places, Relative};
 
 /// What a [`MultiHead`] is made of.
@@ -73,6 +73,8 @@ pub enum Over<'a> {
     Itself,
     /// The rows of a memory, `[batch, length, d_memory]`.
     Memory(&'a Tensor<3>),
+    /// What sequences have read, projected already. No gradients.
+    Kept(&'a LayerPast, &'a [Sequence]),
     /// What sequences have seen before, and one another: new rows are appended to it. No gradients.
     Past(&'a mut LayerPast, &'a [Sequence]),
 }
@@ -114,27 +116,32 @@ impl MultiHead {
         }
     }
 
-    /// `x [batch, length, d_model]`, each row of which sees what the mask lets it.
+    /// `x [batch, length, d_model]`, each row of which sees what the mask lets it. Of the weights, `dropout` says which are dropped.
     pub fn forward(
         &self,
         x: Tensor<3>,
         over: Over<'_>,
         mask: &Mask,
-        recorder: &mut Recorder,
+        dropout: Option<Dropout>,
+        pass: &mut Pass,
     ) -> Result<Tensor<3>, Error> {
         let Heads { q, kv } = self.config.heads;
+        let options = Attention { dropout, ..self.options(mask, pass) };
         match over {
             Over::Itself => {
                 let places = || Places::From(0);
                 let keys = self.turned(split(self.k.forward(x.clone()), kv), places())?;
                 let values = split(self.v.forward(x.clone()), kv);
                 let queries = self.turned(split(self.q.forward(x), q), places())?;
-                self.attend([queries, keys, values], mask, recorder)
+                self.attend([queries, keys, values], &options, pass)
             }
             Over::Memory(memory) => {
-                let keys = split(self.k.forward(memory.clone()), kv);
-                let values = split(self.v.forward(memory.clone()), kv);
-                self.attend([split(self.q.forward(x), q), keys, values], mask, recorder)
+                let [keys, values] = self.project(memory);
+                self.attend([split(self.q.forward(x), q), keys, values], &options, pass)
+            }
+            Over::Kept(past, sequences) => {
+                let queries = split(self.q.forward(x), q);
+                Ok(self.out.forward(past.look(sequences, queries, &options)?))
             }
             Over::Past(past, sequences) => {
                 let length = x.dims()[1];
@@ -142,14 +149,23 @@ impl MultiHead {
                 let keys = self.turned(split(self.k.forward(x.clone()), kv), places()?)?;
                 let values = split(self.v.forward(x.clone()), kv);
                 let queries = self.turned(split(self.q.forward(x), q), places()?)?;
-                let options = self.options(mask);
-                let found = past.attend(sequences, [queries, keys, values], &options)?;
-                Ok(self.out.forward(found))
+                past.append(sequences, keys, values)?;
+                Ok(self.out.forward(past.look(sequences, queries, &options)?))
             }
         }
     }
 
-    fn options(&self, mask: &Mask) -> Attention {
+    /// The keys and values of a memory.
+    pub(crate) fn project(&self, memory: &Tensor<3>) -> [Tensor<4>; 2] {
+        [&self.k, &self.v].map(|map| split(map.forward(memory.clone()), self.config.heads.kv))
+    }
+
+    pub(crate) fn options(&self, mask: &Mask, pass: &Pass) -> Attention {
+        let usual = || 1.0 / (self.config.head_dim.max(1) as f64).sqrt();
+        let scale = match pass.temperature {
+            1.0 => self.config.scale,
+            temperature => Some(self.config.scale.unwrap_or_else(usual) / temperature),
+        };
         let relative = match (self.config.by_distance, &self.table) {
             (Bias::T5 { max_distance, bidirectional, .. }, Some(table)) => Some(Relative {
                 table: table.val(),
@@ -163,9 +179,10 @@ impl MultiHead {
         });
         Attention {
             mask: mask.clone(),
-            scale: self.config.scale,
+            scale,
             relative,
             alibi,
+            entropy: pass.entropies.is_some(),
             ..Attention::default()
         }
     }
@@ -177,18 +194,18 @@ impl MultiHead {
         }
     }
 
-    fn attend(
+    pub(crate) fn attend(
         &self,
         [q, k, v]: [Tensor<4>; 3],
-        mask: &Mask,
-        recorder: &mut Recorder,
+        options: &Attention,
+        pass: &mut Pass,
     ) -> Result<Tensor<3>, Error> {
-        let options = self.options(mask);
-        let seen = recorder.is_on().then(|| (q.clone(), k.clone()));
-        let attended = regard_burn::attention(q, k, v, &options)?;
+        let seen = pass.recorder.is_on().then(|| (q.clone(), k.clone()));
+        let attended = regard_burn::attention(q, k, v, options)?;
         if let Some((q, k)) = seen {
-            recorder.record(q, k, &attended, &options)?;
+            pass.recorder.record(q, k, &attended, options)?;
         }
+        pass.spread(&attended)?;
         Ok(self.out.forward(joined(attended.out)))
     }
 }

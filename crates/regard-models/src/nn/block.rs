@@ -4,10 +4,11 @@ use super::attention::{MultiHead, MultiHeadConfig, Over};
 use super::feed_forward::{FeedForward, FeedForwardConfig};
 use super::norm::{Norm, NormKind};
 use crate::error::Error;
-use crate::recorder::Recorder;
+use crate::pass::Pass;
+use crate::past::LayerPast;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use regard::Mask;
+use regard::{Mask, Sequence};
 use regard_burn::{Drop, residual};
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,16 @@ pub enum NormPlace {
     Pre,
     /// After each sum: `norm(x + layer(x))`, as first published.
     Post,
+}
+
+/// What is dropped while training: shares from 0 to below 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Dropping {
+    /// Of the output of each layer, and of embeddings.
+    pub rate: f64,
+    /// Of the weights of attention.
+    pub attention: f64,
 }
 
 /// What a [`Block`] is made of.
@@ -36,8 +47,8 @@ pub struct BlockConfig {
     pub place: NormPlace,
     /// Keeps the norm from dividing by nothing.
     pub eps: f64,
-    /// The share of each layer's output that is dropped while training.
-    pub dropout: f64,
+    /// What is dropped while training.
+    pub dropping: Dropping,
 }
 
 /// Attention over itself, attention over a memory if there is one, and a feed-forward layer, each added to the stream.
@@ -55,7 +66,8 @@ pub struct Block {
     pub feed_forward_norm: Norm,
     /// Each position alone.
     pub feed_forward: FeedForward,
-    dropout: f64,
+    #[module(skip)]
+    dropping: Dropping,
     #[module(skip)]
     place: NormPlace,
 }
@@ -65,12 +77,21 @@ pub struct Block {
 pub struct Around<'a> {
     /// Who sees whom among the rows themselves.
     pub mask: &'a Mask,
-    /// What is looked at beside them, and who sees what there.
-    pub memory: Option<(&'a Tensor<3>, &'a Mask)>,
-    /// The seed of this pass's dropout; `None` where nothing is dropped.
-    pub seed: Option<u64>,
-    /// What attention saw.
-    pub recorder: &'a mut Recorder,
+    /// What is looked at beside them.
+    pub memory: Option<Memory<'a>>,
+    /// The number of the block in its model: no two drop the same.
+    pub place: u64,
+    /// What the pass drops, and what it keeps.
+    pub pass: &'a mut Pass,
+}
+
+/// What is looked at beside the rows themselves.
+#[derive(Clone, Copy, Debug)]
+pub enum Memory<'a> {
+    /// Rows, and who sees what there.
+    Rows(&'a Tensor<3>, &'a Mask),
+    /// What sequences have read, all of it, as keys and values.
+    Kept(&'a LayerPast, &'a [Sequence]),
 }
 
 impl Block {
@@ -85,7 +106,7 @@ impl Block {
             cross: config.cross.as_ref().map(|cross| MultiHead::new(cross, device)),
             feed_forward_norm: norm(),
             feed_forward: FeedForward::new(&config.feed_forward, device),
-            dropout: config.dropout,
+            dropping: config.dropping,
             place: config.place,
         }
     }
@@ -102,20 +123,24 @@ impl Block {
         over: Over<'_>,
         around: Around<'_>,
     ) -> Result<Tensor<3>, Error> {
-        let Around { mask, memory, seed, recorder } = around;
-        let drop = |layer: u64| {
-            let rate = self.dropout;
-            seed.filter(|_| rate > 0.0)
-                .map(|seed| Drop { rate, seed: seed.wrapping_mul(4).wrapping_add(layer) })
-        };
-        let x = self.add(x, &self.attention_norm, drop(0), |x| {
-            self.attention.forward(x, over, mask, recorder)
+        let Around { mask, memory, place, pass } = around;
+        let part = |part: u64| place.wrapping_mul(8).wrapping_add(part);
+        let Dropping { rate, attention } = self.dropping;
+        let [after, after_cross, last] = [0, 1, 2].map(|i| pass.drops(rate, part(i)));
+        let [weights, cross_weights] = [3, 4].map(|i| pass.drops_weights(attention, part(i)));
+        let x = self.add(x, &self.attention_norm, after, |x| {
+            self.attention.forward(x, over, mask, weights, pass)
         })?;
         let x = match (&self.cross, &self.cross_norm, memory) {
-            (Some(cross), Some(norm), Some((memory, mask))) => {
-                recorder.within("cross", |recorder| {
-                    self.add(x, norm, drop(1), |x| {
-                        cross.forward(x, Over::Memory(memory), mask, recorder)
+            (Some(cross), Some(norm), Some(memory)) => {
+                let full = Mask::full();
+                let (over, mask) = match memory {
+                    Memory::Rows(memory, mask) => (Over::Memory(memory), mask),
+                    Memory::Kept(past, sequences) => (Over::Kept(past, sequences), &full),
+                };
+                pass.within("cross", |pass| {
+                    self.add(x, norm, after_cross, |x| {
+                        cross.forward(x, over, mask, cross_weights, pass)
                     })
                 })?
             }
@@ -128,7 +153,7 @@ impl Block {
             }
             _ => x,
         };
-        self.add(x, &self.feed_forward_norm, drop(2), |x| Ok(self.feed_forward.forward(x)))
+        self.add(x, &self.feed_forward_norm, last, |x| Ok(self.feed_forward.forward(x)))
     }
 
     /// What a layer makes of the stream, added to it.

@@ -2,9 +2,10 @@
 
 use super::linear::Linear;
 use crate::error::Error;
-use burn::module::{Initializer, Module};
+use burn::module::{Initializer, Module, Param};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Bool, Device, Tensor, TensorData};
+use regard_burn::{Steps, gru};
 
 /// One step of a recurrent net. The rows of both maps are those of the reset gate, the update gate and the new state:
 ///
@@ -71,8 +72,6 @@ impl GruCell {
 
     /// The states of `x [batch, length, in]` from 0 on, read from its end if `backward`. A row keeps its state at positions that
     /// are not within its length: so it has none before it begins, and its last one after it has ended.
-    ///
-    /// What `input` makes of all positions is one product.
     pub(crate) fn over(
         &self,
         x: Tensor<3>,
@@ -81,45 +80,29 @@ impl GruCell {
     ) -> GruStates {
         let ([batch, length, _], device) = (x.dims(), x.device().inner());
         let features = self.features();
-        let mut state = Tensor::zeros([batch, features], &device);
-        if length == 0 {
-            return GruStates { states: Tensor::zeros([batch, 0, features], &device), last: state };
+        let first = Tensor::zeros([batch, features], &device);
+        if batch * length == 0 {
+            let states = Tensor::zeros([batch, length, features], &device);
+            return GruStates { states, last: first };
         }
-        let mut inputs = cut(self.input.forward(x).swap_dims(0, 1));
-        if backward {
-            inputs.reverse();
-        }
-        let mut states = Vec::with_capacity(length);
-        for (step, of_input) in inputs.into_iter().enumerate() {
-            let at = if backward { length - 1 - step } else { step };
-            let next = self.next(of_input, state.clone());
-            let outside: Vec<bool> = lengths.unwrap_or_default().iter().map(|n| at >= *n).collect();
-            state = if outside.contains(&true) {
-                let outside: Tensor<2, Bool> =
-                    Tensor::from_data(TensorData::new(outside, [batch, 1]), &device);
-                next.mask_where(outside.expand([batch, features]), state)
-            } else {
-                next
-            };
-            states.push(state.clone());
-        }
-        if backward {
-            states.reverse();
-        }
-        GruStates { states: Tensor::stack(states, 1), last: state }
+        let steps = Steps { lengths: lengths.map(<[usize]>::to_vec), backward };
+        let states = self.states(self.input.forward(x), first, steps);
+        let at = if backward { 0 } else { length - 1 };
+        let last = states.clone().narrow(1, at, 1).reshape([batch, features]);
+        GruStates { states, last }
     }
-}
 
-/// `x [n, ..]` as its n parts. It is halved until they are single: the way back of a cut is as large as what was cut, so this costs
-/// `n log n` where cutting each part off the whole would cost `n^2`.
-pub(crate) fn cut(x: Tensor<3>) -> Vec<Tensor<2>> {
-    let [n, rows, features] = x.dims();
-    if n == 1 {
-        return vec![x.reshape([rows, features])];
+    /// The states after each position, given what `input` has made of all of them.
+    pub(crate) fn states(&self, of_input: Tensor<3>, first: Tensor<2>, steps: Steps) -> Tensor<3> {
+        gru(of_input, first, self.hidden.weight.val(), self.bias(), steps)
     }
-    let mut parts = cut(x.clone().narrow(0, 0, n / 2));
-    parts.extend(cut(x.narrow(0, n / 2, n - n / 2)));
-    parts
+
+    /// `c`; nothing is made without one.
+    pub(crate) fn bias(&self) -> Tensor<1> {
+        let none =
+            || Tensor::zeros([3 * self.features()], &self.hidden.weight.val().device().inner());
+        self.hidden.bias.as_ref().map_or_else(none, Param::val)
+    }
 }
 
 /// A sequence read forward, or both ways.

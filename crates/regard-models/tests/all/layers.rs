@@ -3,10 +3,10 @@
 use crate::golden::{Golden, device};
 use regard::{Heads, Mask, Rope, RopePairs};
 use regard_burn::{Activation, CrossEntropy, cross_entropy};
-use regard_models::Recorder;
+use regard_models::Pass;
 use regard_models::nn::{
-    Around, Bias, Block, BlockConfig, Embedding, FeedForward, FeedForwardConfig, Linear, MultiHead,
-    MultiHeadConfig, Norm, NormKind, NormPlace, Over, Sinusoid,
+    Around, Bias, Block, BlockConfig, Dropping, Embedding, FeedForward, FeedForwardConfig, Linear,
+    Memory, MultiHead, MultiHeadConfig, Norm, NormKind, NormPlace, Over, Sinusoid,
 };
 
 fn activation(name: &str) -> Activation {
@@ -81,8 +81,9 @@ fn positions_are_those_of_the_paper() {
 fn attend(mut golden: Golden, config: &MultiHeadConfig, mask: &Mask) {
     let layer = golden.load(MultiHead::new(config, &device()));
     let x = golden.input::<3>("x");
-    let y =
-        layer.forward(x.clone(), Over::Itself, mask, &mut Recorder::off()).expect("sizes agree");
+    let y = layer
+        .forward(x.clone(), Over::Itself, mask, None, &mut Pass::default())
+        .expect("sizes agree");
     golden.output("y", &y);
     let grads = golden.gradients(&layer);
     golden.gradient("x", &x, &grads);
@@ -135,7 +136,7 @@ fn attention_over_a_memory_is_that_of_pytorch() {
     let layer = golden.load(MultiHead::new(&config, &device()));
     let (x, memory) = (golden.input::<3>("x"), golden.input::<3>("memory"));
     let mask = Mask::lengths(&golden.list("memory_lengths"));
-    let y = layer.forward(x.clone(), Over::Memory(&memory), &mask, &mut Recorder::off());
+    let y = layer.forward(x.clone(), Over::Memory(&memory), &mask, None, &mut Pass::default());
     golden.output("y", &y.expect("sizes agree"));
     let grads = golden.gradients(&layer);
     golden.gradient("x", &x, &grads);
@@ -174,16 +175,16 @@ fn blocks_are_those_of_pytorch() {
             norm: NormKind::Layer,
             place: if name.ends_with("pre") { NormPlace::Pre } else { NormPlace::Post },
             eps: 1e-5,
-            dropout: 0.0,
+            dropping: Dropping::default(),
         };
         let block = golden.load(Block::new(&config, &device()));
         let x = golden.input::<3>("x");
         let memory = decodes
             .then(|| (golden.input::<3>("memory"), Mask::lengths(&golden.list("memory_lengths"))));
         let mask = if decodes { Mask::causal() } else { Mask::lengths(&golden.list("lengths")) };
-        let mut recorder = Recorder::off();
-        let seen = memory.as_ref().map(|(memory, mask)| (memory, mask));
-        let around = Around { mask: &mask, memory: seen, seed: None, recorder: &mut recorder };
+        let mut pass = Pass::default();
+        let seen = memory.as_ref().map(|(memory, mask)| Memory::Rows(memory, mask));
+        let around = Around { mask: &mask, memory: seen, place: 0, pass: &mut pass };
         golden.output("y", &block.forward(x.clone(), around).expect("sizes agree"));
         let grads = golden.gradients(&block);
         golden.gradient("x", &x, &grads);

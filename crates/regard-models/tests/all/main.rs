@@ -4,6 +4,7 @@ mod files;
 mod golden;
 mod layers;
 mod models;
+mod own;
 mod real;
 mod recurrent;
 mod stacks;

@@ -10,7 +10,7 @@ use regard_burn::{CrossEntropy, cross_entropy};
 use regard_models::files::ModelFiles;
 use regard_models::generate::{Ended, Search, Stop, generate};
 use regard_models::nn::{Bahdanau, Gru, Linear, Luong};
-use regard_models::{E2k, Han, Pass, Recorder, Seq2Seq, ids, load};
+use regard_models::{Dropping, E2k, Han, Pass, Recorder, Seq2Seq, ids, load};
 use std::ops::ControlFlow;
 
 #[test]
@@ -87,11 +87,13 @@ fn the_three_scores_of_luong_are_those_of_pytorch() {
 fn a_recurrent_translator_is_that_of_pytorch() {
     let mut golden = Golden::open("seq2seq");
     let config = serde_json::from_value(golden.config.clone()).expect("a config");
-    let model = golden.load(Seq2Seq::new(&config, &device()).expect("sizes are sizes"));
+    let model = golden
+        .load(Seq2Seq::new(&config, Dropping::default(), &device()).expect("sizes are sizes"));
+    let mut pass = Pass::default();
     let memory = model
-        .encode(golden.ids("source"), Some(&golden.list("source_lengths")))
+        .encode(golden.ids("source"), Some(&golden.list("source_lengths")), &mut pass)
         .expect("ids are tokens");
-    let scores = model.decode(&memory, golden.ids("target")).expect("ids are tokens");
+    let scores = model.decode(&memory, golden.ids("target"), &mut pass).expect("ids are tokens");
     golden.output("logits", &scores);
     golden.output("loss", &loss(scores, golden.ids("labels"), 0.0));
     golden
@@ -103,13 +105,14 @@ fn a_recurrent_translator_is_that_of_pytorch() {
 fn hierarchical_attention_is_that_of_pytorch() {
     let mut golden = Golden::open("han");
     let config = serde_json::from_value(golden.config.clone()).expect("a config");
-    let model = golden.load(Han::new(&config, &device()).expect("sizes are sizes"));
+    let model =
+        golden.load(Han::new(&config, Dropping::default(), &device()).expect("sizes are sizes"));
     // Documents have 3 sentences of up to 6 words; those beyond a document have none.
     let rows = golden.rows("ids", Some(&golden.list("word_lengths")));
     let counts = golden.list("sentence_lengths");
     let documents: Vec<Vec<Vec<u32>>> =
         rows.chunks(3).zip(counts).map(|(rows, n)| rows[..n].to_vec()).collect();
-    let scores = model.forward(&documents).expect("ids are words");
+    let scores = model.forward(&documents, &mut Pass::default()).expect("ids are words");
     golden.output("logits", &scores);
     let found = cross_entropy(scores, golden.ids("labels"), CrossEntropy::default());
     golden.output("loss", &found.expect("labels are classes"));
@@ -160,7 +163,7 @@ fn e2k_writes_katakana_as_its_own_program_does() {
 
     // The whole at once says the same as step by step, and a trace of it can be looked at.
     let written: Vec<u32> = begins[0].iter().chain(&all[0].tokens).copied().collect();
-    let mut pass = Pass { seed: None, recorder: Recorder::on() };
+    let mut pass = Pass { recorder: Recorder::on(), ..Pass::default() };
     let memory = model.encode(ids(&sources[..1], &Device::flex()), None).expect("ids are tokens");
     let scores =
         model.decode(&memory, ids(&[written], &Device::flex()), &mut pass).expect("ids are tokens");

@@ -4,7 +4,9 @@ use crate::golden::{Golden, device};
 use burn::tensor::{Int, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy};
 use regard_models::files::{Activation, Architecture, Config, Heads, Pairs, Positions};
-use regard_models::{Bert, Gpt, Pass, Sentences, Transformer, Vit, VitConfig};
+use regard_models::{Bert, Dropping, Gpt, Pass, Sentences, Transformer, Vit, VitConfig};
+
+const NONE: Dropping = Dropping { rate: 0.0, attention: 0.0 };
 
 /// What a golden says of its model, in the words of a config.
 pub(crate) fn config(golden: &Golden, architecture: Architecture) -> Config {
@@ -49,6 +51,7 @@ pub(crate) fn config(golden: &Golden, architecture: Architecture) -> Config {
         bos: None,
         eos: Vec::new(),
         pad: None,
+        ..Config::of(architecture)
     }
 }
 
@@ -64,7 +67,7 @@ pub(crate) fn loss(scores: Tensor<3>, labels: Tensor<2, Int>, smoothing: f64) ->
 fn decoders_are_those_of_transformers() {
     for (name, architecture) in [("gpt", Architecture::Gpt2), ("llama", Architecture::Llama)] {
         let mut golden = Golden::open(name);
-        let model = Gpt::new(&config(&golden, architecture), &device()).expect("a decoder");
+        let model = Gpt::new(&config(&golden, architecture), NONE, &device()).expect("a decoder");
         let model = golden.load(model);
         let scores =
             model.forward(golden.ids("ids"), &mut Pass::default()).expect("ids are tokens");
@@ -96,7 +99,7 @@ fn an_encoder_is_that_of_transformers() {
 #[test]
 fn a_transformer_is_that_of_pytorch() {
     let mut golden = Golden::open("transformer");
-    let model = Transformer::new(&config(&golden, Architecture::Transformer), 0.0, &device());
+    let model = Transformer::new(&config(&golden, Architecture::Transformer), NONE, &device());
     let model = golden.load(model.expect("an encoder and a decoder"));
     let (lengths, mut pass) = (golden.list("source_lengths"), Pass::default());
     let memory =

@@ -104,6 +104,7 @@ fn llama(fields: &mut Fields) -> Result<Config, Error> {
         bos: fields.id("bos_token_id")?,
         eos: fields.ids("eos_token_id")?,
         pad: fields.id("pad_token_id")?,
+        ..Config::of(Architecture::Llama)
     })
 }
 
@@ -141,6 +142,7 @@ fn gpt2(fields: &mut Fields) -> Result<Config, Error> {
         bos: fields.id("bos_token_id")?,
         eos: fields.ids("eos_token_id")?,
         pad: fields.id("pad_token_id")?,
+        ..Config::of(Architecture::Gpt2)
     })
 }
 
@@ -173,6 +175,7 @@ fn bert(fields: &mut Fields) -> Result<Config, Error> {
         bos: fields.id("bos_token_id")?,
         eos: fields.ids("eos_token_id")?,
         pad: fields.id("pad_token_id")?,
+        ..Config::of(Architecture::Bert)
     })
 }
 
@@ -221,6 +224,7 @@ fn transformer(fields: &mut Fields) -> Result<Config, Error> {
         bos: Some(bos),
         eos: vec![eos],
         pad: pad.and_then(|id| u32::try_from(id).ok()),
+        ..Config::of(Architecture::Transformer)
     })
 }
 
@@ -261,6 +265,7 @@ pub(super) fn e2k(weights: &Weights) -> Result<Config, Error> {
         bos: Some(id("sos_idx")?),
         eos: vec![id("eos_idx")?],
         pad: None,
+        ..Config::of(Architecture::Seq2Seq)
     })
 }
 

@@ -88,6 +88,7 @@ pub(super) fn read(file: &Gguf) -> Result<Config, Error> {
         bos: id("bos")?,
         eos: id("eos")?.into_iter().collect(),
         pad: id("padding")?,
+        ..Config::of(Architecture::Llama)
     })
 }
 

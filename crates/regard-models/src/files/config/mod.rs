@@ -5,6 +5,9 @@
 
 mod foreign;
 mod gguf;
+mod recurrent;
+
+pub use recurrent::{HanConfig, Seq2SeqConfig};
 
 use super::weights::Weights;
 use crate::error::Error;
@@ -24,8 +27,12 @@ pub enum Architecture {
     Bert,
     /// An encoder and a decoder that looks at it.
     Transformer,
-    /// A GRU that reads both ways, and one that writes and looks at it.
+    /// GRUs before and after an attention with several heads: e2k.
     Seq2Seq,
+    /// A GRU that reads both ways, and one that writes and looks at it.
+    Gru,
+    /// Words make sentences, and sentences a document, which has a class.
+    Han,
 }
 
 /// How many heads there are.
@@ -135,8 +142,11 @@ pub struct Config {
     pub attention_bias: bool,
     /// Whether `gate up down` have biases.
     pub feed_forward_bias: bool,
-    /// Whether the head is the embedding once more.
+    /// Whether the head is the embedding once more; that of the target, if there is one.
     pub tied: bool,
+    /// Whether source and target share one table of embeddings.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub joint: bool,
     /// What embeddings are multiplied by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_scale: Option<f64>,
@@ -149,6 +159,23 @@ pub struct Config {
     /// What fills up a batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad: Option<u32>,
+    /// How a decoder is asked for a translation: `{source}` stands for the text, as in `{source}<2en>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub translate: Option<String>,
+    /// What classes are called.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
+    /// The sizes of a `gru`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gru: Option<Seq2SeqConfig>,
+    /// The sizes of a `han`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub han: Option<HanConfig>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_false(x: &bool) -> bool {
+    !x
 }
 
 /// The largest size that is believed: beyond any model, and small enough to multiply two of.
@@ -160,6 +187,41 @@ const FORMAT: &str = "regard";
 const VERSION: u64 = 1;
 
 impl Config {
+    /// The least model of its kind: every size is 1, and every option left out. For
+    /// `Config { d_model: 256, .., ..Config::of(architecture) }`.
+    #[must_use]
+    pub fn of(architecture: Architecture) -> Self {
+        Self {
+            architecture,
+            d_model: 1,
+            n_layers: 1,
+            decoder_layers: None,
+            heads: Heads { q: 1, kv: 1 },
+            head_dim: 1,
+            d_ff: None,
+            vocab: 1,
+            target_vocab: None,
+            kinds: None,
+            context: None,
+            norm_eps: None,
+            pre_norm: false,
+            positions: Positions::Read,
+            activation: None,
+            attention_bias: false,
+            feed_forward_bias: false,
+            tied: false,
+            joint: false,
+            embedding_scale: None,
+            bos: None,
+            eos: Vec::new(),
+            pad: None,
+            translate: None,
+            labels: Vec::new(),
+            gru: None,
+            han: None,
+        }
+    }
+
     /// Reads a `config.json`: our own, or that of a model of Hugging Face by its `model_type`.
     pub fn from_json(json: &str) -> Result<Self, Error> {
         let value: Value =
@@ -248,12 +310,42 @@ impl Config {
             let why = format!("{}; it must be even for sines and cosines", self.d_model);
             return Err(Error::format("d_model", why));
         }
+        if let Some(target) = self.target_vocab.filter(|n| self.joint && *n != self.vocab) {
+            let why = format!("{target}, vocab is {}; one table has one size", self.vocab);
+            return Err(Error::format("target_vocab", why));
+        }
+        self.check_parts()?;
         let last = self.target_vocab.unwrap_or(self.vocab);
         let ids = self.bos.iter().chain(&self.eos).chain(&self.pad);
         if let Some(id) = ids.copied().find(|id| usize::try_from(*id).is_ok_and(|id| id >= last)) {
             return Err(Error::format("bos, eos or pad", format!("{id}; there are {last} tokens")));
         }
         Ok(())
+    }
+
+    /// Holds the sizes of recurrent models, the labels and the template against the rest.
+    fn check_parts(&self) -> Result<(), Error> {
+        let same = |field: &str, of_part: usize, found: usize| {
+            let why = format!("{found}, its own sizes say {of_part}; they must be equal");
+            if of_part == found { Ok(()) } else { Err(Error::format(field, why)) }
+        };
+        if let Some(sizes) = self.gru {
+            same("vocab", sizes.source_vocab, self.vocab)?;
+            same("target_vocab", sizes.target_vocab, self.target_vocab.unwrap_or(self.vocab))?;
+        }
+        if let Some(sizes) = self.han {
+            same("vocab", sizes.vocab, self.vocab)?;
+            if !self.labels.is_empty() {
+                same("labels", sizes.classes, self.labels.len())?;
+            }
+        }
+        match &self.translate {
+            Some(template) if template.matches("{source}").count() != 1 => Err(Error::format(
+                "translate",
+                format!("`{template}`; it must have one {{source}}"),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// How the whole width is divided among heads. An error if it does not come out even.
@@ -303,6 +395,7 @@ mod tests {
             bos: Some(1),
             eos: vec![2],
             pad: None,
+            ..Config::of(Architecture::Llama)
         }
     }
 
@@ -330,5 +423,25 @@ mod tests {
         assert!(refused(&|c| c.norm_eps = Some(f64::NAN)).contains("above 0"));
         assert!(refused(&|c| c.head_dim = 7).contains("even"));
         assert!(refused(&|c| c.eos = vec![512]).contains("512 tokens"));
+        assert!(
+            refused(&|c| (c.joint, c.target_vocab) = (true, Some(9))).contains("9, vocab is 512")
+        );
+        assert!(refused(&|c| c.translate = Some("<2en>".into())).contains("one {source}"));
+    }
+
+    #[test]
+    fn recurrent_models_have_their_own_sizes() {
+        let sizes = Seq2SeqConfig {
+            embedding: 4,
+            encoder_hidden: 5,
+            decoder_hidden: 6,
+            attention_hidden: None,
+            source_vocab: 7,
+            target_vocab: 8,
+        };
+        let config = Config::gru(sizes);
+        assert_eq!(Config::from_json(&config.to_json().unwrap()).unwrap(), config);
+        let other = Config { target_vocab: Some(9), ..config };
+        assert!(other.check().unwrap_err().to_string().contains("9, its own sizes say 8"));
     }
 }

@@ -1,0 +1,158 @@
+//! Folders that we have written ourselves, with random weights: what a training run leaves.
+
+use burn::module::Module;
+use burn::tensor::Device;
+use regard_models::files::{Activation, Architecture, Config, Heads, Pairs, Positions, Stored};
+use regard_models::generate::Search;
+use regard_models::{
+    Dropping, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer, save,
+};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+const NONE: Dropping = Dropping { rate: 0.0, attention: 0.0 };
+/// `<`, `>`, three letters and what a translation is asked for with.
+const TOKENS: &str = r#"{"tokens": ["<", ">", "a", "b", "c", "="], "marks": [0, 1]}"#;
+const BEAM: Search = Search::Beam { width: 3, length_penalty: 1.0 };
+
+/// A folder of its own, with everything in it.
+fn folder(name: &str, config: &Config, model: &impl Module, stored: Stored) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("regard-own-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).expect("a folder");
+    std::fs::write(path.join("config.json"), config.to_json().expect("a config")).expect("a file");
+    save(model, &path.join("model.safetensors"), &BTreeMap::new(), stored).expect("a file");
+    let tokens: &[&str] = match config.target_vocab {
+        Some(_) => &["source_vocabulary.json", "target_vocabulary.json"],
+        None => &["vocabulary.json"],
+    };
+    for file in tokens {
+        std::fs::write(path.join(file), TOKENS).expect("a file");
+    }
+    path
+}
+
+fn marked(config: Config) -> Config {
+    Config { bos: Some(0), eos: vec![1], pad: Some(0), ..config }
+}
+
+fn opened(path: &PathBuf) -> Model {
+    let model = Model::open(path).expect("a model of ours");
+    std::fs::remove_dir_all(path).expect("it was there");
+    model
+}
+
+/// Many texts at once are translated as each one alone.
+fn translates(model: &Model) {
+    let letters = ["a", "b", "c"];
+    let texts: Vec<String> =
+        (0..70).map(|i| letters.concat().repeat(1 + i % 5) + letters[i % 3]).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    for search in [Search::Greedy, BEAM] {
+        let all = model.translate(&texts, &search, 8).expect("letters");
+        for i in [0, 1, 33, 69] {
+            let alone = model.translate(&texts[i..=i], &search, 8).expect("letters");
+            assert_eq!(all[i].text, alone[0].text);
+            assert_eq!(all[i].tokens, alone[0].tokens);
+        }
+    }
+}
+
+#[test]
+fn recurrent_translators_are_opened_with_and_without_attention() {
+    for (attention_hidden, target_vocab) in [(Some(4), None), (None, Some(6))] {
+        let sizes = Seq2SeqConfig {
+            embedding: 5,
+            encoder_hidden: 4,
+            decoder_hidden: 6,
+            attention_hidden,
+            source_vocab: 6,
+            target_vocab: 6,
+        };
+        let config = marked(Config { target_vocab, ..Config::gru(sizes) });
+        let model = Seq2Seq::new(&sizes, NONE, &Device::flex()).expect("sizes are sizes");
+        let name = if target_vocab.is_some() { "plain" } else { "gru" };
+        let model = opened(&folder(name, &config, &model, Stored::F32));
+        translates(&model);
+        match attention_hidden {
+            Some(_) => {
+                let trace = model.look("abc").expect("a trace");
+                let told = model.look_at("abc", "ab").expect("a trace");
+                assert_eq!(told.labels("target").len(), 3, "the beginning and two letters");
+                assert_eq!((trace.layers.len(), trace.layers[0].seen.size()[1]), (1, 3));
+            }
+            None => {
+                assert!(model.look("abc").unwrap_err().to_string().contains("attention_hidden"));
+            }
+        }
+        assert!(model.classify(&["a"]).unwrap_err().to_string().contains("han"));
+    }
+}
+
+#[test]
+fn transformers_that_share_their_tables_are_opened() {
+    let config = marked(Config {
+        d_model: 8,
+        heads: Heads { q: 2, kv: 2 },
+        head_dim: 4,
+        vocab: 6,
+        tied: true,
+        joint: true,
+        positions: Positions::Sinusoidal { pairs: Pairs::Halves, first: 0, inclusive: false },
+        activation: Some(Activation::Gelu),
+        ..Config::of(Architecture::Transformer)
+    });
+    let model = Transformer::new(&config, NONE, &Device::flex()).expect("a translator");
+    translates(&opened(&folder("tables", &config, &model, Stored::F16)));
+}
+
+#[test]
+fn a_decoder_translates_where_it_is_told_how_it_is_asked() {
+    let plain = marked(Config {
+        d_model: 8,
+        heads: Heads { q: 2, kv: 1 },
+        head_dim: 4,
+        d_ff: Some(12),
+        vocab: 6,
+        pre_norm: true,
+        positions: Positions::Rotary { theta: 1e4, pairs: Pairs::Halves },
+        activation: Some(Activation::Silu),
+        ..Config::of(Architecture::Llama)
+    });
+    let asked = Config { translate: Some("{source}=".into()), ..plain.clone() };
+    let model = Gpt::new(&asked, NONE, &Device::flex()).expect("a decoder");
+    let told = opened(&folder("asked", &asked, &model, Stored::F32));
+    translates(&told);
+    let silent = opened(&folder("silent", &plain, &model, Stored::F32));
+    let mut hear = |_: usize, _: &str| std::ops::ControlFlow::Continue(());
+    let right = silent.generate(&["ab="], &Search::Greedy, 8, &mut hear).expect("letters");
+    assert_eq!(told.translate(&["ab"], &Search::Greedy, 8).expect("letters"), right);
+    let error = silent.translate(&["ab"], &Search::Greedy, 8).unwrap_err().to_string();
+    assert!(error.contains("template"), "{error}");
+}
+
+#[test]
+fn a_hierarchy_tells_what_a_text_is_and_what_it_looked_at() {
+    let sizes = HanConfig {
+        embedding: 5,
+        word_hidden: 4,
+        word_attention: 3,
+        sentence_hidden: 4,
+        sentence_attention: 3,
+        vocab: 6,
+        classes: 2,
+    };
+    let config = Config::han(sizes, vec!["good".into(), "bad".into()]);
+    let model = Han::new(&sizes, NONE, &Device::flex()).expect("sizes are sizes");
+    let model = opened(&folder("han", &config, &model, Stored::F16));
+    let texts = ["abc\nba\n\nc", "a", ""];
+    let all = model.classify(&texts).expect("letters");
+    for one in &all {
+        assert_eq!(one.label, ["good", "bad"][one.class]);
+        assert!((one.probabilities.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+        assert!(one.probabilities[one.class] >= 0.5);
+    }
+    assert_eq!(all[0].words, [vec!["a", "b", "c"], vec!["b", "a"], vec!["c"]]);
+    assert_eq!(all[0].weights.words.iter().map(Vec::len).collect::<Vec<_>>(), [3, 2, 1]);
+    assert!((all[0].weights.sentences.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+    assert!(model.translate(&["a"], &BEAM, 4).is_err() && model.look("a").is_err());
+}
