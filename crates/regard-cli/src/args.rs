@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 use regard::Normaliser;
+use regard_train::data::Field;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -38,6 +39,12 @@ pub(crate) enum Verb {
     Generate(GenerateArgs),
     /// Writes a text in another language or script: `regard translate MODEL TEXT`
     Translate(TranslateArgs),
+    /// Learns from files, into a directory that can be gone on with: `regard train --preset tatoeba-zh-en --data DIR --out RUN`
+    Train(TrainArgs),
+    /// How good a model is on a test: BLEU and chrF of translations, the share of classes that are right
+    Eval(EvalArgs),
+    /// Which class a document is of, and which of its sentences said so: `regard classify RUN/model TEXT`
+    Classify(ClassifyArgs),
     /// Vectors of texts, and how alike the texts are: `regard embed minilm TEXT TEXT`
     Embed(EmbedArgs),
     /// Models that are known by name: what they are, whether they are here, how to get them
@@ -239,11 +246,97 @@ pub(crate) struct GenerateArgs {
 pub(crate) struct TranslateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// The texts
-    #[arg(required = true, value_name = "TEXT")]
+    /// The texts [default: each line of the input, answered as it comes]
+    #[arg(value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
+    /// Says which word of the source each word of the translation looked at most
+    #[arg(long)]
+    pub(crate) alignment: bool,
     #[command(flatten)]
     pub(crate) search: SearchArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct TrainArgs {
+    /// A TOML file of settings, which holds what differs from the defaults
+    #[arg(value_name = "FILE")]
+    pub(crate) settings: Option<PathBuf>,
+    /// Settings that come with the program
+    #[arg(long, value_name = "NAME", value_parser = regard_train::names(), hide_possible_values = true,
+        long_help = regard_train::preset_help())]
+    pub(crate) preset: Option<String>,
+    /// Where the files of the settings are
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+    /// The directory of the run; it must be new or empty
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Changes a setting: training.epochs=5
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Goes on with a run from its last checkpoint, to the same bits as if it had never stopped
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "data", "dry_run"])]
+    pub(crate) resume: Option<PathBuf>,
+    /// Writes event files for TensorBoard too
+    #[arg(long)]
+    pub(crate) tensorboard: bool,
+    /// Says how large the run is, and how long it would take here
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct EvalArgs {
+    /// A model that translates or classifies: a name, a folder, a file, or a run, which has its own test
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: Option<PathBuf>,
+    /// Pairs or labelled documents to judge by, as TSV or JSONL, maybe gzipped
+    #[arg(long, value_name = "FILE")]
+    pub(crate) test: Option<PathBuf>,
+    /// Where source and target are, or label and text: columns of a TSV from 0, or keys of a JSONL [default: as the run says, else 0,1]
+    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = field)]
+    pub(crate) fields: Option<Vec<Field>>,
+    /// Translations that are there already, one a line, in the place of a model
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "write"])]
+    pub(crate) hypotheses: Option<PathBuf>,
+    /// Writes the translations, one a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) write: Option<PathBuf>,
+    /// So many pairs at most
+    #[arg(long, value_name = "N")]
+    pub(crate) examples: Option<usize>,
+    /// Hypotheses of a beam search; 1 is greedy
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) beams: usize,
+    /// How much longer translations are favoured
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub(crate) length_penalty: f32,
+    /// Tokens of a translation at most
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub(crate) max_tokens: usize,
+    /// How BLEU divides a text: 13a, zh, char or none, as in sacrebleu
+    #[arg(long, value_name = "NAME", default_value = "13a")]
+    pub(crate) tokenize: String,
+    /// Compares small letters only
+    #[arg(long)]
+    pub(crate) lowercase: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ClassifyArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// The documents: a text, or @FILE
+    #[arg(required = true, value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+    /// Sentences to show, those with the most weight
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) sentences: usize,
+}
+
+/// A number is a column, anything else a key.
+fn field(text: &str) -> Result<Field, std::convert::Infallible> {
+    Ok(text.parse().map_or_else(|_| Field::Name(text.into()), Field::Column))
 }
 
 #[derive(Debug, clap::Args)]
@@ -284,6 +377,9 @@ pub(crate) struct SourceArgs {
     /// Of q.npy and k.npy: a file with a word for each key [default: as --q-words, if there are as many]
     #[arg(long, value_name = "FILE")]
     pub(crate) k_words: Option<PathBuf>,
+    /// Of a model that translates: the translation to look at [default: its own]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) target: Option<String>,
     /// Threads to use [default: all]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) threads: Option<usize>,

@@ -6,8 +6,10 @@ mod args;
 mod audit;
 mod bench;
 mod check;
+mod classify;
 mod diff;
 mod embed;
+mod eval;
 mod generate;
 mod info;
 mod job;
@@ -16,10 +18,12 @@ mod model;
 mod models;
 mod plan;
 mod serve;
+mod shipped;
 mod show;
 mod source;
 mod stats;
 mod steps;
+mod train;
 mod translate;
 
 use anyhow::Result;
@@ -51,6 +55,9 @@ fn run(Args { verb, format }: Args) -> Result<()> {
         Verb::Diff(args) => diff::run(&args, format),
         Verb::Generate(args) => generate::run(&args, format),
         Verb::Translate(args) => translate::run(&args, format),
+        Verb::Train(args) => train::run(&args, format),
+        Verb::Eval(args) => eval::run(&args, format),
+        Verb::Classify(args) => classify::run(&args, format),
         Verb::Embed(args) => embed::run(&args, format),
         Verb::Models(args) => models::run(&args, format),
         Verb::Bench(args) if args.list => bench::list(format),

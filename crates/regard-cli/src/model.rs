@@ -1,6 +1,7 @@
 //! Models by name or by path, opened for text.
 
 use crate::args::SearchArgs;
+use crate::shipped::{SHIPPED, Shipped};
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard_models::Model;
@@ -18,12 +19,16 @@ pub(crate) fn cache() -> Result<PathBuf> {
 
 /// The names that are known.
 pub(crate) fn names() -> String {
-    KNOWN.iter().map(|known| known.name).collect::<Vec<_>>().join(", ")
+    let shipped = SHIPPED.iter().map(|own| own.name);
+    shipped.chain(KNOWN.iter().map(|known| known.name)).collect::<Vec<_>>().join(", ")
 }
 
 /// Opens a model; draws on a terminal only.
 pub(crate) fn open(model: &Path) -> Result<Model> {
     regard_burn::keep_heap();
+    if let Some(shipped) = model.to_str().and_then(Shipped::named) {
+        return shipped.open();
+    }
     let path = place(model)?;
     let busy = busy(format!("reading {}", path.display()));
     let opened = Model::open(&path).map_err(|e| anyhow!("{}", printable(&e.to_string())));
@@ -38,9 +43,17 @@ pub(crate) fn busy(message: String) -> ProgressBar {
     busy
 }
 
+/// Whether this is the directory of a run that has left a model.
+pub(crate) fn is_run(path: &Path) -> bool {
+    path.join("settings.toml").is_file() && path.join("model").is_dir()
+}
+
 /// What is known by this name, or else what is there by this path: `./minilm` is a folder, `minilm` a name.
 fn place(model: &Path) -> Result<PathBuf> {
     let Some(known) = model.to_str().and_then(Known::named) else {
+        if is_run(model) {
+            return Ok(model.join("model"));
+        }
         if model.exists() {
             return Ok(model.into());
         }
@@ -55,15 +68,19 @@ fn place(model: &Path) -> Result<PathBuf> {
     })
 }
 
-/// What every head of a model looks at in a text, or in the text of `@FILE`.
-pub(crate) fn look(model: &Path, text: &str) -> Result<Trace> {
+/// What every head of a model looks at in a text, or in the text of `@FILE`, and in a translation of it.
+pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Trace> {
     let text = match text.strip_prefix('@') {
         Some(file) => std::fs::read_to_string(file).with_context(|| file.to_string())?,
         None => text.into(),
     };
     let model = open(model)?;
     let busy = busy(format!("{} reads", model.title));
-    let trace = model.look(&text).map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
+    let trace = match target {
+        Some(target) => model.look_at(&text, target),
+        None => model.look(&text),
+    };
+    let trace = trace.map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
     busy.finish_and_clear();
     if trace.layers.is_empty() {
         bail!("{}: no attention that a trace can hold", printable(&model.title));

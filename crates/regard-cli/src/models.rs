@@ -2,14 +2,20 @@
 
 use crate::args::{Format, ModelsArgs};
 use crate::model::{busy, cache, names};
+use crate::shipped::{SHIPPED, Shipped};
 use anyhow::{Result, anyhow};
 use regard_models::files::{KNOWN, Known, Origin};
 use serde_json::json;
 use std::io::Write;
 
 pub(crate) fn run(args: &ModelsArgs, format: Format) -> Result<()> {
-    let (base, mut out) = (cache()?, std::io::stdout().lock());
+    let mut out = std::io::stdout().lock();
     if let Some(name) = &args.get {
+        if Shipped::named(name).is_some() {
+            writeln!(out, "{name} is part of the program")?;
+            return Ok(());
+        }
+        let base = cache()?;
         let known = Known::named(name)
             .ok_or_else(|| anyhow!("{name}: not known; there are {}", names()))?;
         let busy = busy(format!("{}: {} MB", known.name, known.size / 1_000_000));
@@ -18,6 +24,22 @@ pub(crate) fn run(args: &ModelsArgs, format: Format) -> Result<()> {
         writeln!(out, "{}", path.display())?;
         return Ok(());
     }
+    for own in SHIPPED {
+        let (parameters, bytes) = own.size()?;
+        if format == Format::Json {
+            let line = json!({
+                "name": own.name, "what": own.what, "parameters": parameters, "licence": own.licence, "bytes": bytes,
+                "path": null, "how": "part of the program",
+            });
+            writeln!(out, "{line}")?;
+            continue;
+        }
+        writeln!(out, "{:12} {}", own.name, own.what)?;
+        let (millions, megabytes) = (parameters as f64 / 1e6, bytes as f64 / 1e6);
+        writeln!(out, "{:12} {millions:.1} M parameters, {megabytes:.1} MB, {}", "", own.licence)?;
+        writeln!(out, "{:12} here: part of the program", "")?;
+    }
+    let base = cache()?;
     for known in KNOWN {
         let path = known.path(&base);
         let how = match known.origin {

@@ -20,6 +20,11 @@ pub(crate) fn machine(threads: Option<usize>) -> Machine {
 
 /// Reads a trace, or makes one.
 pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
+    if args.target.is_some()
+        && !matches!(args.files.as_slice(), [model, _] if !has_ending(model, "npy"))
+    {
+        bail!("--target: give a model that translates, and a text");
+    }
     match args.files.as_slice() {
         [trace] if has_ending(trace, "npy") => {
             bail!("{}: queries alone; give the keys too, as in q.npy k.npy", trace.display())
@@ -36,7 +41,7 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
                 bail!("{flag}: a model says that itself; leave it out");
             }
             let text = text.to_str().ok_or_else(|| anyhow!("the text is not UTF-8"))?;
-            model::look(model, text)
+            model::look(model, text, args.target.as_deref())
         }
         _ => bail!(
             "give one trace (.safetensors), a model and a text, or queries and keys, as in q.npy k.npy"

@@ -1,0 +1,141 @@
+//! `regard eval`: how good a model is on a test set, or how alike two files are.
+
+use crate::args::{EvalArgs, Format};
+use crate::model;
+use anyhow::{Context, Result, anyhow, bail};
+use regard_models::Model;
+use regard_models::files::Architecture;
+use regard_train::data::{Field, Pair, documents, pairs};
+use regard_train::score::{Bleu, Chrf, Tokenize};
+use regard_train::{Run, search, translations};
+use serde_json::json;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+pub(crate) fn run(args: &EvalArgs, format: Format) -> Result<()> {
+    let tokenize = args.tokenize.parse().map_err(|e| anyhow!("--tokenize: {e}"))?;
+    let (test, fields) = judged_by(args)?;
+    let opened = args.model.as_deref().map(model::open).transpose()?;
+    if let Some(model) = opened.as_ref().filter(|m| m.config.architecture == Architecture::Han) {
+        return classes(model, (&test, &fields), args, format);
+    }
+    let mut all = pairs(&test, &fields)?;
+    all.truncate(args.examples.unwrap_or(usize::MAX));
+    let start = Instant::now();
+    let written = match (&opened, &args.hypotheses) {
+        (Some(model), None) => {
+            let busy = model::busy(format!("translating {} texts", all.len()));
+            let written = translations(
+                model,
+                &all,
+                &search(args.beams, args.length_penalty),
+                args.max_tokens,
+            )?;
+            busy.finish_and_clear();
+            written
+        }
+        (None, Some(file)) => lines(file, all.len())?,
+        _ => bail!("name a model, or --hypotheses FILE with a translation on each line"),
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    if let Some(path) = &args.write {
+        let text: String = written.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
+        regard_scope::write_atomically(path, text.as_bytes())?;
+    }
+    report((tokenize, args.lowercase), &all, &written, seconds, format)
+}
+
+/// The file of a test and where its two sides are: as told, or else as the settings of a run say.
+fn judged_by(args: &EvalArgs) -> Result<(PathBuf, [Field; 2])> {
+    let run = args.model.as_deref().filter(|path| model::is_run(path));
+    let settings = run.map(Run::settings).transpose()?;
+    let part = settings.as_ref().and_then(|settings| settings.data.parts.first());
+    let own = settings.as_ref().zip(part).filter(|(_, part)| !part.test.is_empty());
+    let own = own.map(|(settings, part)| Path::new(&settings.data.folder).join(&part.test));
+    let Some(test) = args.test.clone().or(own) else {
+        bail!("--test: name a file to judge by; only a run that names one needs none");
+    };
+    let fields = match (&args.fields, part) {
+        (Some(fields), _) => fields.clone(),
+        (None, Some(part)) => part.fields.clone(),
+        (None, None) => vec![Field::Column(0), Field::Column(1)],
+    };
+    let two = fields.try_into().map_err(|found: Vec<Field>| {
+        let found = found.len();
+        anyhow!("--fields: {found} of them; name the source's and the target's, as 0,1")
+    })?;
+    Ok((test, two))
+}
+
+/// How many documents are told apart rightly.
+fn classes(
+    model: &Model,
+    (test, fields): (&Path, &[Field; 2]),
+    args: &EvalArgs,
+    format: Format,
+) -> Result<()> {
+    let mut all = documents(test, fields)?;
+    all.truncate(args.examples.unwrap_or(usize::MAX));
+    let start = Instant::now();
+    let mut right = 0;
+    for some in all.chunks(DOCUMENTS) {
+        let texts: Vec<String> =
+            some.iter().map(|document| document.sentences.join("\n")).collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let found = model.classify(&texts)?;
+        right += found.iter().zip(some).filter(|(found, own)| found.label == own.label).count();
+    }
+    let accuracy = right as f64 / all.len().max(1) as f64;
+    let mut out = std::io::stdout().lock();
+    match format {
+        Format::Json => {
+            let line = json!({"accuracy": accuracy, "right": right, "documents": all.len(), "seconds": start.elapsed().as_secs_f64()});
+            writeln!(out, "{line}")?;
+        }
+        Format::Text => {
+            writeln!(out, "accuracy {:.3} ({right} of {})", accuracy, all.len())?;
+        }
+    }
+    Ok(())
+}
+
+/// Documents that are read at once.
+const DOCUMENTS: usize = 32;
+
+/// The first lines of a file, as many as there are pairs if it has them.
+fn lines(path: &Path, most: usize) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    Ok(text.lines().take(most).map(str::to_owned).collect())
+}
+
+fn report(
+    (tokenize, lowercase): (Tokenize, bool),
+    all: &[Pair],
+    written: &[String],
+    seconds: f64,
+    format: Format,
+) -> Result<()> {
+    let bleu = Bleu { tokenize, lowercase };
+    let chrf = Chrf { lowercase, ..Chrf::default() };
+    let written: Vec<&str> = written.iter().map(String::as_str).collect();
+    let targets: Vec<&str> = all.iter().map(|pair| pair.target.as_str()).collect();
+    let (by_bleu, by_chrf) = (bleu.corpus(&written, &targets)?, chrf.corpus(&written, &targets)?);
+    let mut out = std::io::stdout().lock();
+    match format {
+        Format::Json => {
+            let line = json!({
+                "bleu": by_bleu.score, "precisions": by_bleu.precisions, "brevity_penalty": by_bleu.brevity_penalty,
+                "bleu_signature": bleu.signature(), "chrf": by_chrf.score, "chrf_signature": chrf.signature(),
+                "lines": all.len(), "seconds": seconds,
+            });
+            writeln!(out, "{line}")?;
+        }
+        Format::Text => {
+            writeln!(out, "{by_bleu}\n    {}", bleu.signature())?;
+            writeln!(out, "{by_chrf}\n    {}", chrf.signature())?;
+            eprintln!("{} lines in {seconds:.1} s", all.len());
+        }
+    }
+    Ok(())
+}

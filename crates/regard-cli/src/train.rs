@@ -1,0 +1,238 @@
+//! `regard train`: learns from files, shows how it goes, and can be stopped and gone on with.
+
+use crate::args::{Format, TrainArgs};
+use anyhow::{Context, Result, bail};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use regard_scope::printable;
+use regard_train::{Board, Ended, Run, Settings, Size, Stepped, Trainer, Validated, Watch, preset};
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Steps that an estimate is made of; the first warms up.
+const TRIAL: u32 = 3;
+
+pub(crate) fn run(args: &TrainArgs, format: Format) -> Result<()> {
+    regard_burn::keep_heap();
+    if let Some(path) = &args.resume {
+        if args.settings.is_some() || args.preset.is_some() || !args.set.is_empty() {
+            bail!("--resume {}: a run goes on as it began; its settings are there", path.display());
+        }
+        let (trainer, run) = Trainer::resume(path)?;
+        return go(trainer, run, args.tensorboard, format);
+    }
+    let settings = settings(args)?;
+    if args.dry_run {
+        return estimate(&settings, format);
+    }
+    let Some(out) = &args.out else {
+        bail!("--out: name a directory for the run, as in --out runs/zh-en; or --dry-run");
+    };
+    let (trainer, run) = Trainer::create(out, &settings)?;
+    go(trainer, run, args.tensorboard, format)
+}
+
+/// A preset or a file, with what was changed.
+fn settings(args: &TrainArgs) -> Result<Settings> {
+    let text = match (&args.preset, &args.settings) {
+        (Some(name), None) => preset(name)?.to_owned(),
+        (None, Some(file)) => {
+            std::fs::read_to_string(file).with_context(|| file.display().to_string())?
+        }
+        _ => bail!("name a preset or a file: regard train --preset tatoeba-zh-en --data DIR"),
+    };
+    let mut changes = args.set.clone();
+    if let Some(folder) = &args.data {
+        // Whole, so that the run can go on from anywhere. A text of JSON is one of TOML too.
+        let folder = std::path::absolute(folder).with_context(|| folder.display().to_string())?;
+        let folder = serde_json::to_string(&folder.display().to_string())?;
+        changes.push(format!("data.folder={folder}"));
+    }
+    Ok(Settings::new(&text, &changes)?)
+}
+
+/// What a run would be: sizes, memory, time.
+fn estimate(settings: &Settings, format: Format) -> Result<()> {
+    let mut trainer = Trainer::new(settings)?;
+    trainer.step()?;
+    let start = Instant::now();
+    for _ in 1..TRIAL {
+        trainer.step()?;
+    }
+    let step = start.elapsed().as_secs_f64() / f64::from(TRIAL - 1);
+    let Size { parameters, vocabulary, examples, validation, left_out, batches, steps } =
+        trainer.size();
+    let (seconds, memory) = (step * steps as f64, peak_memory());
+    let mut out = std::io::stdout().lock();
+    if format == Format::Json {
+        let line = json!({
+            "parameters": parameters, "vocabulary": vocabulary, "examples": examples, "validation": validation, "left_out": left_out,
+            "batches": batches, "steps": steps, "seconds_a_step": step, "seconds": seconds, "peak_bytes": memory,
+        });
+        writeln!(out, "{line}")?;
+        return Ok(());
+    }
+    let tables: Vec<String> = vocabulary.iter().map(ToString::to_string).collect();
+    writeln!(out, "parameters   {parameters}")?;
+    writeln!(out, "vocabulary   {}", tables.join(" + "))?;
+    let left = if left_out > 0 { format!("; {left_out} too long") } else { String::new() };
+    writeln!(out, "examples     {examples}, and {validation} to judge by{left}")?;
+    writeln!(out, "steps        {steps}, {batches} batches an epoch")?;
+    if let Some(bytes) = memory {
+        writeln!(out, "memory       {:.2} GB at most in {TRIAL} steps", bytes as f64 / 1e9)?;
+    }
+    let whole = HumanDuration(Duration::from_secs_f64(seconds));
+    writeln!(out, "time         {whole} without validations, {:.0} ms a step here", step * 1e3)?;
+    Ok(())
+}
+
+/// The most memory that this process had, where the system tells.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
+fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the second signal finds the flag that the first has set.
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, stop.clone())?;
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    let size = trainer.size();
+    eprintln!(
+        "{} parameters, {} examples, step {} of {}; {}",
+        size.parameters,
+        size.examples,
+        trainer.progress().step,
+        size.steps,
+        run.path().display()
+    );
+    let bar = ProgressBar::new(size.steps).with_style(ProgressStyle::with_template(
+        "{bar:24} {pos}/{len} {msg} {elapsed_precise} ETA {eta}",
+    )?);
+    bar.set_position(trainer.progress().step);
+    bar.reset_eta();
+    let terminal = std::io::stderr().is_terminal();
+    let board = tensorboard.then(|| Board::create(&run.path().join("tensorboard"))).transpose()?;
+    let mut screen = Screen { bar, terminal, format, stop, steps: size.steps, board };
+    let ended = trainer.train(&mut run, &mut screen)?;
+    screen.bar.finish_and_clear();
+    let progress = trainer.progress();
+    match ended {
+        Ended::Stopped => eprintln!(
+            "stopped at step {}; go on by: regard train --resume {}",
+            progress.step,
+            run.path().display()
+        ),
+        Ended::Done | Ended::Waited => {
+            let why = if ended == Ended::Done { "all steps made" } else { "nothing got better" };
+            let best = progress.best.first().map_or(0, |best| best.step);
+            eprintln!(
+                "{why}: {} steps in {:.0} s; the best weights are of step {best}: {}",
+                progress.step,
+                progress.seconds,
+                run.path().join("model").display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A bar on a terminal, lines elsewhere.
+struct Screen {
+    bar: ProgressBar,
+    terminal: bool,
+    format: Format,
+    stop: Arc<AtomicBool>,
+    steps: u64,
+    board: Option<Board>,
+}
+
+impl Screen {
+    fn draw(&mut self, step: u64, numbers: &[(&str, f64)]) {
+        // A picture that cannot be drawn is no reason to end a run.
+        if let Some(Err(error)) = self.board.as_mut().map(|board| board.scalars(step, numbers)) {
+            self.board = None;
+            self.say(&format!("no more events for TensorBoard: {error}"));
+        }
+    }
+
+    fn say(&self, line: &str) {
+        if self.terminal {
+            self.bar.println(line);
+        } else {
+            eprintln!("{line}");
+        }
+    }
+
+    fn json(&self, line: &impl serde::Serialize) {
+        if self.format == Format::Json
+            && let Ok(line) = serde_json::to_string(line)
+        {
+            // Whoever read us may have gone; the run goes on, and its metrics are in its directory.
+            let _ = writeln!(std::io::stdout().lock(), "{line}");
+        }
+    }
+}
+
+impl Watch for Screen {
+    fn stepped(&mut self, report: &Stepped) {
+        self.json(report);
+        let Stepped { step, epoch, loss, perplexity, rate, norm, tokens_per_second, .. } = report;
+        let numbers = [
+            ("loss", *loss),
+            ("rate", *rate),
+            ("norm", *norm),
+            ("tokens_per_second", *tokens_per_second),
+        ];
+        self.draw(*step, &numbers);
+        let message = format!(
+            "epoch {epoch:.2}  loss {loss:.3}  perplexity {perplexity:.1}  {tokens_per_second:.0} tokens/s"
+        );
+        self.bar.set_position(*step);
+        if self.terminal {
+            self.bar.set_message(message);
+        } else {
+            eprintln!("step {step}/{}  {message}", self.steps);
+        }
+    }
+
+    fn validated(&mut self, report: &Validated) {
+        self.json(report);
+        let mut numbers = vec![("validation/loss", report.validation_loss)];
+        numbers.extend(report.score.map(|score| ("validation/score", score)));
+        let heads: Vec<_> = report
+            .heads
+            .iter()
+            .map(|head| {
+                (
+                    format!("entropy/{}-{}-{}", head.site.kind, head.site.layer, head.site.head),
+                    head.entropy,
+                )
+            })
+            .collect();
+        numbers.extend(heads.iter().map(|(name, entropy)| (name.as_str(), *entropy)));
+        self.draw(report.step, &numbers);
+        let score = report.score.map_or_else(String::new, |score| format!("  score {score:.2}"));
+        self.say(&format!(
+            "validation at step {}: loss {:.3}  perplexity {:.2}{score}{}",
+            report.step,
+            report.validation_loss,
+            report.validation_perplexity,
+            if report.best { "  (best)" } else { "" }
+        ));
+        for sample in report.samples.iter().take(1) {
+            let [source, written] = [&sample.source, &sample.written].map(|text| printable(text));
+            self.say(&format!("    {source} -> {written}"));
+        }
+    }
+
+    fn stop(&mut self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,183 @@
+//! Training by the command: learned by heart, killed, gone on with.
+
+use regard_train::data::Field;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn regard(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_regard")).args(args).output().expect("it starts")
+}
+
+/// What a program said, which must have ended well.
+fn said(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// The slice of Tatoeba, where the project has its data.
+fn data() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/tatoeba-zh-en");
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    eprintln!("not run: {} is not there", folder.display());
+    None
+}
+
+fn scratch(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("regard-cli-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    path
+}
+
+fn begun(data: &Path, out: &Path, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
+    command.args(["train", "--preset", "tatoeba-tiny", "--data"]).arg(data).arg("--out").arg(out);
+    command.args(more).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+#[test]
+fn twenty_sentences_are_learned_by_heart() {
+    let Some(data) = data() else { return };
+    let out = scratch("heart");
+    assert!(begun(&data, &out, &[]).status().unwrap().success());
+    let (model, test) = (out.join("model"), data.join("tiny2k.zh-en.tsv.gz"));
+    let [model, test] = [&model, &test].map(|path| path.to_str().unwrap());
+    let score = regard(&["eval", model, "--test", test, "--examples", "21", "--format", "json"]);
+    let score: Value = serde_json::from_str(&said(&score)).unwrap();
+    assert!(score["bleu"].as_f64().unwrap() > 95.0, "{score}");
+
+    // Each of the 20 sentences, to any of the translations that it has.
+    let mut wanted: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for pair in regard_train::data::pairs(Path::new(test), &[Field::Column(0), Field::Column(1)])
+        .unwrap()
+        .drain(..21)
+    {
+        wanted.entry(pair.source).or_default().push(pair.target);
+    }
+    assert_eq!(wanted.len(), 20);
+    let mut args = vec!["translate", model];
+    args.extend(wanted.keys().map(String::as_str));
+    let lines = said(&regard(&args));
+    for (line, (source, targets)) in lines.lines().zip(&wanted) {
+        assert!(targets.iter().any(|target| target == line), "{source}: {line}, not {targets:?}");
+    }
+    assert_eq!(lines.lines().count(), 20);
+    let aligned =
+        said(&regard(&["translate", model, "好久不见。", "--alignment", "--format", "json"]));
+    let aligned: Value = serde_json::from_str(&aligned).unwrap();
+    assert!(aligned["alignment"].as_array().unwrap().len() > 3, "{aligned}");
+    std::fs::remove_dir_all(&out).unwrap();
+}
+
+/// Everything of a checkpoint but its header, which says how long the run took.
+fn weights(run: &Path) -> Vec<u8> {
+    let bytes = std::fs::read(run.join("last.safetensors")).expect("there is a checkpoint");
+    bytes[8 + header(&bytes)..].to_vec()
+}
+
+/// The length of a header of safetensors.
+fn header(bytes: &[u8]) -> usize {
+    let length = bytes.first_chunk().map(|length| u64::from_le_bytes(*length));
+    length.and_then(|length| usize::try_from(length).ok()).expect("a file has a header")
+}
+
+#[test]
+fn a_run_that_is_killed_ten_times_ends_with_the_same_bits() {
+    let Some(data) = data() else { return };
+    let [whole, killed] = ["whole", "killed"].map(scratch);
+    let more = ["--set", "training.checkpoint_every=5", "--set", "training.dropout=0.1"];
+    let start = Instant::now();
+    assert!(begun(&data, &whole, &more).status().unwrap().success());
+    let whole_time = start.elapsed();
+
+    let mut child = begun(&data, &killed, &more).spawn().unwrap();
+    let mut state = 7u32;
+    for _ in 0..10 {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        // Moments all over a run, and the first of them while it begins.
+        let share = f64::from(state >> 16) / 65536.0;
+        std::thread::sleep(Duration::from_secs_f64(share * whole_time.as_secs_f64() / 4.0));
+        let _ = child.kill();
+        child.wait().unwrap();
+        let last = killed.join("last.safetensors");
+        if last.exists() {
+            let bytes = std::fs::read(&last).unwrap();
+            safetensors_is_whole(&bytes);
+        }
+        let mut again = Command::new(env!("CARGO_BIN_EXE_regard"));
+        let again = if killed.join("settings.toml").exists() {
+            again.args(["train", "--resume"]).arg(&killed)
+        } else {
+            let _ = std::fs::remove_dir_all(&killed);
+            again = begun(&data, &killed, &more);
+            &mut again
+        };
+        child = again.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    }
+    assert!(child.wait().unwrap().success());
+    assert_eq!(weights(&whole), weights(&killed));
+    let model = |run: &Path| std::fs::read(run.join("model/model.safetensors")).unwrap();
+    assert_eq!(model(&whole), model(&killed));
+    let lines =
+        |run: &Path| std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count();
+    assert_eq!(lines(&whole), lines(&killed));
+    for run in [whole, killed] {
+        std::fs::remove_dir_all(&run).unwrap();
+    }
+}
+
+fn safetensors_is_whole(bytes: &[u8]) {
+    let header = header(bytes);
+    let json: Value = serde_json::from_slice(&bytes[8..8 + header]).expect("a header is JSON");
+    let tensors = json.as_object().into_iter().flatten();
+    let end = tensors.filter_map(|(_, tensor)| tensor["data_offsets"][1].as_u64()).max();
+    assert_eq!(end, Some((bytes.len() - 8 - header) as u64));
+}
+
+#[test]
+fn a_signal_leaves_a_checkpoint_and_settings_say_what_is_wrong() {
+    let Some(data) = data() else { return };
+    let out = scratch("signal");
+    let child = begun(&data, &out, &["--set", "training.epochs=100000"]).spawn().unwrap();
+    let last = out.join("last.safetensors");
+    while !last.exists() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    // What the checkpoint says of itself: it is of a step after the first, and of all metrics.
+    let bytes = std::fs::read(&last).unwrap();
+    let json: Value = serde_json::from_slice(&bytes[8..8 + header(&bytes)]).unwrap();
+    let progress = json["__metadata__"]["progress"].as_str().unwrap();
+    let progress: Value = serde_json::from_str(progress).unwrap();
+    let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    assert!(progress["step"].as_u64().unwrap() > 0, "{progress}");
+    assert_eq!(progress["metrics"].as_u64().unwrap(), metrics.len() as u64);
+    assert!(metrics.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+
+    let again = regard(&[
+        "train",
+        "--preset",
+        "tatoeba-tiny",
+        "--data",
+        data.to_str().unwrap(),
+        "--out",
+        out.to_str().unwrap(),
+    ]);
+    let error = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(!again.status.success() && error.contains("--resume"), "{error}");
+    let wrong =
+        regard(&["train", "--preset", "tatoeba-tiny", "--set", "training.epoch=1", "--dry-run"]);
+    let error = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(error.contains("did you mean `epochs`"), "{error}");
+    std::fs::remove_dir_all(&out).unwrap();
+}

@@ -1,0 +1,84 @@
+//! The card of a model: what it is, what it was made of, how good it is, how to use it.
+
+use crate::judge::Validated;
+use crate::settings::{ModelKind, Settings, Task};
+use crate::train::Size;
+use std::fmt::Write;
+
+/// The card as Markdown.
+#[must_use]
+pub(crate) fn card(settings: &Settings, size: &Size, report: &Validated) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = written(&mut text, settings, size, report);
+    text
+}
+
+fn written(
+    text: &mut String,
+    settings: &Settings,
+    size: &Size,
+    report: &Validated,
+) -> std::fmt::Result {
+    let (model, t) = (&settings.model, &settings.training);
+    let part = settings.data.parts.first();
+    let kind = match model.kind {
+        ModelKind::Transformer => "a transformer with an encoder and a decoder",
+        ModelKind::Gru if model.attention > 0 => "two GRUs with additive attention",
+        ModelKind::Gru => "two GRUs without attention",
+        ModelKind::Gpt => "a transformer decoder",
+        ModelKind::Han => "a hierarchical attention network",
+    };
+    let (title, verb) = match (settings.task, part) {
+        (Task::Translate, Some(part)) => {
+            (format!("{} to {}", part.source, part.target), "regard translate MODEL TEXT")
+        }
+        (Task::Write, _) => ("A text goes on".into(), "regard generate MODEL --prompt TEXT"),
+        (Task::Classify, _) => ("Classes of documents".into(), "regard classify MODEL TEXT"),
+        (Task::Translate, None) => ("Translation".into(), "regard translate MODEL TEXT"),
+    };
+    writeln!(text, "# {title}\n")?;
+    writeln!(text, "Made by `regard train`: {kind}, {} parameters.\n", size.parameters)?;
+    writeln!(text, "| | |\n|---|---|")?;
+    for part in &settings.data.parts {
+        writeln!(text, "| learned from | {} |", part.train)?;
+    }
+    if !settings.data.licence.is_empty() {
+        writeln!(text, "| licence of the data | {} |", settings.data.licence)?;
+    }
+    writeln!(
+        text,
+        "| examples | {} to learn from, {} to judge by |",
+        size.examples, size.validation
+    )?;
+    let tables: Vec<String> = size.vocabulary.iter().map(ToString::to_string).collect();
+    writeln!(text, "| vocabulary | {} |", tables.join(" + "))?;
+    writeln!(
+        text,
+        "| training | {} of {} steps, batches of {} tokens, rate {:e}, dropout {}, seed {} |",
+        report.step, size.steps, t.batch_tokens, t.rate, t.dropout, settings.seed
+    )?;
+    writeln!(
+        text,
+        "| validation | loss {:.3}, perplexity {:.2} |",
+        report.validation_loss, report.validation_perplexity
+    )?;
+    if let Some(score) = report.score {
+        let name = if settings.task == Task::Classify { "right" } else { "BLEU" };
+        writeln!(text, "| validation, {name} | {score:.2} |")?;
+    }
+    writeln!(text, "\nUse it by `{verb}`, and look inside by `regard look MODEL TEXT`.")?;
+    if !report.samples.is_empty() {
+        writeln!(text, "\n| source | wanted | written |\n|---|---|---|")?;
+        for sample in &report.samples {
+            let cell = |text: &str| text.replace('|', "\\|");
+            let [source, target, written] =
+                [&sample.source, &sample.target, &sample.written].map(|text| cell(text));
+            writeln!(text, "| {source} | {target} | {written} |")?;
+        }
+    }
+    writeln!(
+        text,
+        "\nIt has seen what the table says and nothing else: of other matters, and of longer texts, expect little."
+    )
+}

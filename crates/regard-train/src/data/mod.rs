@@ -1,0 +1,9 @@
+//! Data: what is read, the vocabulary made of it, and the batches it is cut into.
+
+mod batches;
+mod read;
+mod vocabulary;
+
+pub use batches::{Batches, windows};
+pub use read::{Document, Field, Pair, documents, pairs, text, texts};
+pub use vocabulary::{Kind, VocabularySettings, train as train_vocabulary};

@@ -1,0 +1,177 @@
+//! How good a model is: its loss, what it writes, and what its heads look at.
+
+use crate::corpus::Corpus;
+use crate::data::Pair;
+use crate::error::Error;
+use crate::net::Net;
+use crate::optim::{AdamW, numbers};
+use crate::score::{Bleu, Chrf, Tokenize};
+use crate::settings::{Settings, Task};
+use burn::tensor::Device;
+use half::f16;
+use regard::Machine;
+use regard_models::files::{Config, ModelFiles, Weights};
+use regard_models::generate::Search;
+use regard_models::{Model, Pass};
+use regard_scope::{HeadStats, stats};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A validation, as metrics have it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Validated {
+    /// After which step.
+    pub step: u64,
+    /// The mean loss of an answer, without smoothing.
+    pub validation_loss: f64,
+    /// `e^loss`
+    pub validation_perplexity: f64,
+    /// BLEU of translations, or the share of classes that are right, in percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub score: Option<f64>,
+    /// chrF of translations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chrf: Option<f64>,
+    /// Whether nothing was better before.
+    pub best: bool,
+    /// Seconds of work since the run began.
+    pub seconds: f64,
+    /// Some translations.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub samples: Vec<Sample>,
+    /// What each head did in these, in the mean.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub heads: Vec<HeadStats>,
+}
+
+/// A text with what was made of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Sample {
+    /// What was read.
+    pub source: String,
+    /// What stands beside it in the data.
+    pub target: String,
+    /// What the model wrote.
+    pub written: String,
+}
+
+/// Tokens of a batch that is only read.
+const READ: usize = 16_384;
+
+/// Judges the weights that an optimiser would leave behind.
+pub(crate) fn validate(
+    settings: &Settings,
+    corpus: &Corpus,
+    config: &Config,
+    optimiser: &AdamW,
+) -> Result<Validated, Error> {
+    let net = Net::new(settings, config, &Device::flex())?.with(optimiser, true);
+    let (mut sum, mut answers, mut right) = (0.0, 0, 0);
+    for batch in corpus.judged(READ)? {
+        let mut pass = Pass::default();
+        let loss =
+            net.loss(&corpus.validation, (&batch, &[]), settings.model.context, 0.0, &mut pass)?;
+        sum += loss.answers as f64 * f64::from(numbers(loss.mean)[0]);
+        answers += loss.answers;
+        right += loss.right;
+    }
+    let loss = sum / answers.max(1) as f64;
+    let mut report = Validated {
+        validation_loss: loss,
+        validation_perplexity: loss.exp(),
+        ..Validated::default()
+    };
+    if settings.task == Task::Classify {
+        report.score = Some(100.0 * right as f64 / answers.max(1) as f64);
+    }
+    if settings.task == Task::Translate && !corpus.texts.is_empty() {
+        let model = model(corpus, config, optimiser, settings.training.half)?;
+        let v = &settings.validation;
+        let some = &corpus.texts[..corpus.texts.len().min(v.examples)];
+        let search = search(v.beams, v.length_penalty);
+        let written = translations(&model, some, &search, v.max_tokens)?;
+        let language = settings.data.parts.first().map_or("", |part| &part.target);
+        let (bleu, chrf) = scores(some, &written, language)?;
+        (report.score, report.chrf) = (Some(bleu), Some(chrf));
+        let shown = some.iter().zip(&written).take(v.samples);
+        report.samples = shown
+            .map(|(pair, written)| Sample {
+                source: pair.source.clone(),
+                target: pair.target.clone(),
+                written: written.clone(),
+            })
+            .collect();
+        report.heads = heads(&model, &some[..some.len().min(v.samples)])?;
+    }
+    Ok(report)
+}
+
+/// Greedy where one hypothesis is kept.
+#[must_use]
+pub fn search(beams: usize, length_penalty: f32) -> Search {
+    match beams {
+        0 | 1 => Search::Greedy,
+        width => Search::Beam { width, length_penalty },
+    }
+}
+
+/// The model that an optimiser would leave behind.
+fn model(corpus: &Corpus, config: &Config, optimiser: &AdamW, half: bool) -> Result<Model, Error> {
+    let rounded = |x: &f32| if half { f16::from_f32(*x).to_f32() } else { *x };
+    let weights = optimiser.weights().map(|(path, shape, list)| {
+        (path.into(), shape.to_vec(), list.iter().map(rounded).collect())
+    });
+    let files = ModelFiles {
+        config: config.clone(),
+        weights: Weights::new(weights)?,
+        tokens: Some(corpus.tokens.clone()),
+        target_tokens: corpus.target.clone(),
+        title: "run".into(),
+    };
+    Ok(Model::new(files)?)
+}
+
+/// What a model makes of sources.
+pub fn translations(
+    model: &Model,
+    pairs: &[Pair],
+    search: &Search,
+    max_tokens: usize,
+) -> Result<Vec<String>, Error> {
+    let texts: Vec<&str> = pairs.iter().map(|pair| pair.source.as_str()).collect();
+    let written = model.translate(&texts, search, max_tokens)?;
+    Ok(written.into_iter().map(|one| one.text.trim().to_owned()).collect())
+}
+
+/// BLEU and chrF of what was written.
+fn scores(pairs: &[Pair], written: &[String], language: &str) -> Result<(f64, f64), Error> {
+    let written: Vec<&str> = written.iter().map(String::as_str).collect();
+    let targets: Vec<&str> = pairs.iter().map(|pair| pair.target.as_str()).collect();
+    let wrong = |e: crate::score::ScoreError| Error::data(e.to_string());
+    // Chinese has no spaces that words could be told by.
+    let tokenize = if language.starts_with("zh") { Tokenize::Zh } else { Tokenize::default() };
+    let bleu = Bleu { tokenize, ..Bleu::default() };
+    let bleu = bleu.corpus(&written, &targets).map_err(wrong)?.score;
+    let chrf = Chrf::default().corpus(&written, &targets).map_err(wrong)?.score;
+    Ok((bleu, chrf))
+}
+
+/// What each head does in some texts, in the mean.
+fn heads(model: &Model, pairs: &[Pair]) -> Result<Vec<HeadStats>, Error> {
+    let mut all: BTreeMap<(String, usize, usize), Vec<HeadStats>> = BTreeMap::new();
+    for pair in pairs {
+        let trace = match model.look_at(&pair.source, &pair.target) {
+            Ok(trace) => trace,
+            // A translator without attention has nothing to look at.
+            Err(regard_models::Error::Unsupported { .. }) => return Ok(vec![]),
+            Err(error) => return Err(error.into()),
+        };
+        let found = stats(&trace, Machine::here(), &mut |_, _| {})
+            .map_err(|e| Error::Scope(e.to_string()))?;
+        for one in found {
+            let site = (one.site.kind.clone(), one.site.layer, one.site.head);
+            all.entry(site).or_default().push(one);
+        }
+    }
+    Ok(all.into_values().filter_map(|some| HeadStats::mean(&some)).collect())
+}

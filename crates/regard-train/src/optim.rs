@@ -1,0 +1,283 @@
+//! AdamW over plain numbers (Loshchilov and Hutter 2019), with clipping by the global norm, accumulation and a running average.
+//!
+//! The optimiser owns the weights: a flat list for each parameter under the path of its fields, with its moments beside it. So what
+//! a checkpoint has to hold is exactly what is here, one pass over memory makes a step, and a step is the same bits for every number
+//! of threads.
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Gradients, Tensor, TensorData};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How [`AdamW`] moves.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdamWSettings {
+    /// How slowly the mean of gradients moves.
+    pub beta1: f64,
+    /// How slowly the mean of their squares moves.
+    pub beta2: f64,
+    /// Is added to the root of the latter.
+    pub epsilon: f64,
+    /// The share of each matrix that a step with rate 1 would take away; vectors stay.
+    pub weight_decay: f64,
+    /// Gradients that are longer together are cut to this length; 0 never cuts.
+    pub clip: f64,
+    /// How slowly the average of weights moves, which is what a run is judged by and leaves behind; 0 keeps none.
+    pub average: f64,
+}
+
+impl Default for AdamWSettings {
+    fn default() -> Self {
+        Self { beta1: 0.9, beta2: 0.98, epsilon: 1e-9, weight_decay: 0.01, clip: 1.0, average: 0.0 }
+    }
+}
+
+/// One parameter and what is known of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Slot {
+    pub(crate) shape: Vec<usize>,
+    pub(crate) value: Vec<f32>,
+    pub(crate) mean: Vec<f32>,
+    pub(crate) square: Vec<f32>,
+    /// Empty where none is kept.
+    pub(crate) average: Vec<f32>,
+    pub(crate) gradient: Vec<f32>,
+}
+
+/// The weights of a model and the way that they move.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdamW {
+    pub(crate) settings: AdamWSettings,
+    pub(crate) steps: u64,
+    pub(crate) slots: BTreeMap<String, Slot>,
+    /// What gradients were added up with.
+    weight: f64,
+}
+
+/// Numbers of a parameter that one thread moves at a time, and sums at a time: sums do not depend on threads.
+const CHUNK: usize = 1 << 14;
+
+impl AdamW {
+    /// Of a model as it is.
+    #[must_use]
+    pub fn new<M: Module>(model: &M, settings: AdamWSettings) -> Self {
+        let slot = |(shape, value): (Vec<usize>, Vec<f32>)| {
+            let zeros = vec![0.0; value.len()];
+            let average = if settings.average > 0.0 { value.clone() } else { vec![] };
+            Slot {
+                shape,
+                mean: zeros.clone(),
+                square: zeros.clone(),
+                gradient: zeros,
+                average,
+                value,
+            }
+        };
+        let slots = regard_models::parameters(model);
+        let slots = slots.into_iter().map(|(path, found)| (path, slot(found))).collect();
+        Self { settings, steps: 0, slots, weight: 0.0 }
+    }
+
+    /// As a checkpoint has it. Gradients begin at nothing.
+    pub(crate) fn restored(
+        settings: AdamWSettings,
+        steps: u64,
+        mut slots: BTreeMap<String, Slot>,
+    ) -> Self {
+        for slot in slots.values_mut() {
+            slot.gradient = vec![0.0; slot.value.len()];
+        }
+        Self { settings, steps, slots, weight: 0.0 }
+    }
+
+    /// Steps that were made.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// How many numbers there are to learn.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.slots.values().map(|slot| slot.value.len()).sum()
+    }
+
+    /// Adds gradients of a part of the batch, which counts as much as its weight says.
+    pub fn add<M: Module>(&mut self, model: &M, gradients: &Gradients, weight: f64) {
+        let mut adder = Adder { path: Vec::new(), optimiser: self, gradients, weight };
+        model.visit(&mut adder);
+        self.weight += weight;
+    }
+
+    /// Moves all weights by what was added, and returns how long the gradient was before it was cut. A gradient that is no number
+    /// moves nothing.
+    pub fn step(&mut self, rate: f64) -> f64 {
+        let share = if self.weight > 0.0 { 1.0 / self.weight } else { 0.0 };
+        self.weight = 0.0;
+        let norm =
+            share * self.slots.values().map(|slot| squares(&slot.gradient)).sum::<f64>().sqrt();
+        if !norm.is_finite() {
+            return norm;
+        }
+        self.steps += 1;
+        let AdamWSettings { beta1, beta2, epsilon, weight_decay, clip, average } = self.settings;
+        let cut = if clip > 0.0 && norm > clip { clip / norm } else { 1.0 };
+        let steps = i32::try_from(self.steps).unwrap_or(i32::MAX);
+        // Early on the average would be mostly the first, random weights.
+        let average = average.min((1.0 + self.steps as f64) / (10.0 + self.steps as f64));
+        for slot in self.slots.values_mut() {
+            let decay = if slot.shape.len() > 1 { weight_decay } else { 0.0 };
+            let by = Move {
+                gradient: narrow(share * cut),
+                beta1: narrow(beta1),
+                beta2: narrow(beta2),
+                rate: narrow(rate / (1.0 - beta1.powi(steps))),
+                unbias: narrow(1.0 / (1.0 - beta2.powi(steps))),
+                epsilon: narrow(epsilon),
+                keep: narrow(1.0 - rate * decay),
+                average: narrow(average),
+            };
+            slot.apply(by);
+        }
+        norm
+    }
+
+    /// The model with these weights, or with their average.
+    #[must_use]
+    pub fn put<M: Module>(&self, model: M, average: bool) -> M {
+        model.map(&mut Putter { path: Vec::new(), optimiser: self, average })
+    }
+
+    /// Every weight under its path, or its average where there is one: what a run leaves behind.
+    pub fn weights(&self) -> impl Iterator<Item = (&str, &[usize], &[f32])> {
+        self.slots.iter().map(|(path, slot)| (path.as_str(), slot.shape.as_slice(), slot.best()))
+    }
+}
+
+/// The sum of squares, in an order that threads do not change.
+fn squares(x: &[f32]) -> f64 {
+    let parts: Vec<f64> = x
+        .par_chunks(CHUNK)
+        .map(|part| {
+            let mut lanes = [0.0f64; 8];
+            for group in part.chunks(8) {
+                for (lane, x) in lanes.iter_mut().zip(group) {
+                    *lane += f64::from(*x) * f64::from(*x);
+                }
+            }
+            lanes.iter().sum()
+        })
+        .collect();
+    parts.iter().sum()
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
+fn narrow(x: f64) -> f32 {
+    x as f32
+}
+
+/// The numbers of one step.
+#[derive(Clone, Copy)]
+struct Move {
+    gradient: f32,
+    beta1: f32,
+    beta2: f32,
+    rate: f32,
+    unbias: f32,
+    epsilon: f32,
+    keep: f32,
+    average: f32,
+}
+
+impl Slot {
+    /// The average where there is one.
+    fn best(&self) -> &[f32] {
+        if self.average.is_empty() { &self.value } else { &self.average }
+    }
+
+    fn apply(&mut self, by: Move) {
+        let all = self.value.par_chunks_mut(CHUNK).zip(self.mean.par_chunks_mut(CHUNK));
+        let all =
+            all.zip(self.square.par_chunks_mut(CHUNK)).zip(self.gradient.par_chunks_mut(CHUNK));
+        all.for_each(|(((value, mean), square), gradient)| {
+            let rows = value.iter_mut().zip(mean).zip(square.iter_mut().zip(gradient));
+            for ((value, mean), (square, gradient)) in rows {
+                let g = *gradient * by.gradient;
+                *gradient = 0.0;
+                *mean = by.beta1 * *mean + (1.0 - by.beta1) * g;
+                *square = by.beta2 * *square + (1.0 - by.beta2) * g * g;
+                let root = (*square * by.unbias).sqrt() + by.epsilon;
+                *value = *value * by.keep - by.rate * *mean / root;
+            }
+        });
+        let (value, share) = (&self.value, 1.0 - by.average);
+        let average = self.average.par_chunks_mut(CHUNK).zip(value.par_chunks(CHUNK));
+        average.for_each(|(average, value)| {
+            for (average, value) in average.iter_mut().zip(value) {
+                *average += share * (value - *average);
+            }
+        });
+    }
+}
+
+struct Adder<'a> {
+    path: Vec<String>,
+    optimiser: &'a mut AdamW,
+    gradients: &'a Gradients,
+    weight: f64,
+}
+
+impl ModuleVisitor for Adder<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let found = param.val().grad(self.gradients);
+        let slot = self.optimiser.slots.get_mut(&self.path.join("."));
+        let (Some(found), Some(slot)) = (found, slot) else { return };
+        let found = numbers(found);
+        let weight = narrow(self.weight);
+        let all = slot.gradient.par_chunks_mut(CHUNK).zip(found.par_chunks(CHUNK));
+        all.for_each(|(sum, found)| {
+            for (sum, found) in sum.iter_mut().zip(found) {
+                *sum += weight * found;
+            }
+        });
+    }
+}
+
+struct Putter<'a> {
+    path: Vec<String>,
+    optimiser: &'a AdamW,
+    average: bool,
+}
+
+impl ModuleMapper for Putter<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(slot) = self.optimiser.slots.get(&self.path.join(".")) else { return param };
+        let numbers = if self.average { slot.best() } else { &slot.value };
+        let data = TensorData::new(numbers.to_vec(), slot.shape.clone());
+        let tensor = Tensor::from_data(data, &param.lazy_device());
+        Param::initialized(param.id, tensor.set_require_grad(param.is_require_grad()))
+    }
+}
+
+/// The numbers of a tensor, one after another.
+pub(crate) fn numbers<const D: usize>(x: Tensor<D>) -> Vec<f32> {
+    x.into_data().try_into_vec().expect("models compute in f32")
+}

@@ -1,0 +1,311 @@
+//! The directory of a run: what it was asked for, how it went, where it stands, and the model that it leaves behind.
+//!
+//! ```text
+//! settings.toml         all settings, defaults too
+//! tokens.json           vocabularies, as they were made for this run
+//! target_tokens.json
+//! metrics.jsonl         a line for each step that was logged, and for each validation
+//! last.safetensors      weights, moments, where in the data: what --resume goes on from
+//! best/step-*.safetensors
+//! model/                what `regard translate`, `generate`, `classify`, `look` open
+//! ```
+//!
+//! Every file is written beside its place, flushed to the disk and moved there, so a run that is killed at any moment can go on.
+
+use crate::corpus::Tables;
+use crate::error::Error;
+use crate::optim::{AdamW, Slot};
+use crate::settings::Settings;
+use regard_models::files::{Config, Stored, Weights, save, save_as};
+use regard_scope::write_atomically;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+const SETTINGS: &str = "settings.toml";
+const TOKENS: &str = "tokens.json";
+const TARGET_TOKENS: &str = "target_tokens.json";
+const METRICS: &str = "metrics.jsonl";
+const LAST: &str = "last.safetensors";
+/// What tables are called in the folder of a model.
+const TABLE: &str = "tokenizer.json";
+const SOURCE_TABLE: &str = "source_tokenizer.json";
+const TARGET_TABLE: &str = "target_tokenizer.json";
+/// The entry of a checkpoint that says where the run stands.
+const ENTRY: &str = "progress";
+
+/// Where a run stands: with the weights all that it goes on from. Chance has no state: it follows from the seed and the step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Progress {
+    /// Steps that were made.
+    pub step: u64,
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The next batch of the epoch.
+    pub batch: usize,
+    /// Tokens that were read and written.
+    pub tokens: u64,
+    /// Seconds of work.
+    pub seconds: f64,
+    /// The best weights so far, the very best first.
+    pub best: Vec<Best>,
+    /// Validations since the last that was better.
+    pub waited: u64,
+    /// What is to be in the next line of metrics.
+    pub since: Since,
+    /// Bytes of `metrics.jsonl` that belong to all this.
+    pub metrics: u64,
+    /// Whether the run has come to its end.
+    pub done: bool,
+    /// What the examples were when it began.
+    pub data: u64,
+}
+
+/// Sums since the last line of metrics.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Since {
+    /// Of losses, each times its answers.
+    pub loss: f64,
+    /// Of answers.
+    pub answers: u64,
+    /// Of tokens.
+    pub tokens: u64,
+    /// Of seconds.
+    pub seconds: f64,
+}
+
+/// Weights that were kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    /// Of which step.
+    pub step: u64,
+    /// What they were judged by; higher is better.
+    pub value: f64,
+}
+
+/// An open run.
+#[derive(Debug)]
+pub struct Run {
+    path: PathBuf,
+    metrics: BufWriter<File>,
+    written: u64,
+}
+
+fn at<T>(path: &Path, result: std::io::Result<T>) -> Result<T, Error> {
+    result.map_err(|e| Error::file(path, &e))
+}
+
+impl Run {
+    /// A new directory. One that has something in it is refused.
+    pub fn create(path: &Path, settings: &Settings) -> Result<Self, Error> {
+        Self::refuse_full(path)?;
+        at(path, std::fs::create_dir_all(path))?;
+        write(&path.join(SETTINGS), settings.to_toml()?.as_bytes())?;
+        Self::open(path)
+    }
+
+    /// Refuses a directory that has something in it.
+    pub fn refuse_full(path: &Path) -> Result<(), Error> {
+        if path.exists() && at(path, std::fs::read_dir(path))?.next().is_some() {
+            let why =
+                "there is something already; choose another directory, or go on with --resume";
+            return Err(Error::file(path, &why));
+        }
+        Ok(())
+    }
+
+    /// The settings of a run that was begun.
+    pub fn settings(path: &Path) -> Result<Settings, Error> {
+        let file = path.join(SETTINGS);
+        let text = std::fs::read_to_string(&file).map_err(|e| {
+            Error::file(&file, &format!("{e}; a run has its settings there: is this one?"))
+        })?;
+        Settings::new(&text, &[])
+    }
+
+    /// A directory that was made before, for this process alone.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let file = path.join(METRICS);
+        let metrics = at(&file, OpenOptions::new().create(true).append(true).open(&file))?;
+        if metrics.try_lock().is_err() {
+            return Err(Error::file(
+                path,
+                &"another process is training there; wait for it, or stop it",
+            ));
+        }
+        let written = at(&file, metrics.metadata())?.len();
+        Ok(Self { path: path.into(), metrics: BufWriter::new(metrics), written })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Vocabularies, if they were made.
+    pub fn tables(&self) -> Result<Option<Tables>, Error> {
+        let read = |name: &str| {
+            let file = self.path.join(name);
+            if file.exists() { at(&file, std::fs::read(&file)).map(Some) } else { Ok(None) }
+        };
+        // The target's is written first, so where there is one of the source there are all.
+        let target = read(TARGET_TOKENS)?;
+        Ok(read(TOKENS)?.map(|tokens| Tables { tokens, target }))
+    }
+
+    /// Keeps vocabularies.
+    pub fn keep_tables(&self, tables: &Tables) -> Result<(), Error> {
+        if let Some(target) = &tables.target {
+            write(&self.path.join(TARGET_TOKENS), target)?;
+        }
+        write(&self.path.join(TOKENS), &tables.tokens)
+    }
+
+    /// Adds a line to the metrics.
+    pub fn log(&mut self, line: &impl Serialize) -> Result<(), Error> {
+        let file = self.path.join(METRICS);
+        let mut line = serde_json::to_string(line).map_err(|e| Error::file(&file, &e))?;
+        line.push('\n');
+        at(&file, self.metrics.write_all(line.as_bytes()).and_then(|()| self.metrics.flush()))?;
+        self.written += line.len() as u64;
+        Ok(())
+    }
+
+    /// Keeps everything that the run goes on from.
+    pub fn checkpoint(&mut self, optimiser: &AdamW, progress: &mut Progress) -> Result<(), Error> {
+        at(&self.path.join(METRICS), self.metrics.get_ref().sync_all())?;
+        progress.metrics = self.written;
+        let mut tensors = Vec::new();
+        for (path, slot) in &optimiser.slots {
+            let lists = [
+                ("value", &slot.value),
+                ("mean", &slot.mean),
+                ("square", &slot.square),
+                ("average", &slot.average),
+            ];
+            for (kind, list) in lists.into_iter().filter(|(_, list)| !list.is_empty()) {
+                tensors.push((format!("{kind}.{path}"), slot.shape.clone(), list.as_slice()));
+            }
+        }
+        let file = self.path.join(LAST);
+        let json = serde_json::to_string(progress).map_err(|e| Error::file(&file, &e))?;
+        save(&file, tensors, &BTreeMap::from([(ENTRY.to_owned(), json)]))?;
+        Ok(())
+    }
+
+    /// Whether it came so far as to be gone on with.
+    #[must_use]
+    pub fn has_checkpoint(&self) -> bool {
+        self.path.join(LAST).exists()
+    }
+
+    /// Where the run was left, if it came so far. Metrics of steps after that are forgotten.
+    pub fn restore(&mut self, fresh: &AdamW) -> Result<Option<(AdamW, Progress)>, Error> {
+        let file = self.path.join(LAST);
+        if !file.exists() {
+            self.forget(0)?;
+            return Ok(None);
+        }
+        let mut weights = Weights::safetensors(at(&file, std::fs::read(&file))?)?;
+        let json = weights.metadata().get(ENTRY).cloned().unwrap_or_default();
+        let progress: Progress = serde_json::from_str(&json)
+            .map_err(|e| Error::file(&file, &format!("this is no checkpoint: {e}")))?;
+        let mut slots = BTreeMap::new();
+        for (path, Slot { shape, average, .. }) in &fresh.slots {
+            let mut take = |kind: &str| weights.take(&format!("{kind}.{path}"), shape);
+            let (value, mean, square) = (take("value")?, take("mean")?, take("square")?);
+            let average = if average.is_empty() { vec![] } else { take("average")? };
+            let slot =
+                Slot { shape: shape.clone(), value, mean, square, average, ..Slot::default() };
+            slots.insert(path.clone(), slot);
+        }
+        self.forget(progress.metrics)?;
+        Ok(Some((AdamW::restored(fresh.settings, progress.step, slots), progress)))
+    }
+
+    fn forget(&mut self, length: u64) -> Result<(), Error> {
+        self.written = self.written.min(length);
+        at(&self.path.join(METRICS), self.metrics.get_ref().set_len(self.written))?;
+        Ok(())
+    }
+
+    /// Keeps weights as the best of so many, the list in order, and the very best as the model.
+    pub fn keep(
+        &self,
+        optimiser: &AdamW,
+        best: Best,
+        most: usize,
+        progress: &mut Progress,
+    ) -> Result<bool, Error> {
+        let rank = progress.best.iter().filter(|own| own.value >= best.value).count();
+        if rank >= most {
+            return Ok(false);
+        }
+        let folder = self.path.join("best");
+        at(&folder, std::fs::create_dir_all(&folder))?;
+        let name = |step: u64| folder.join(format!("step-{step:07}.safetensors"));
+        save_weights(&name(best.step), optimiser, Stored::F32)?;
+        progress.best.insert(rank, best);
+        for worse in progress.best.drain(most.min(progress.best.len())..) {
+            // A run that was killed and went on may have dropped it before.
+            let _ = std::fs::remove_file(name(worse.step));
+        }
+        Ok(rank == 0)
+    }
+
+    /// Weights that were kept.
+    #[must_use]
+    pub fn best_file(&self, best: &Best) -> PathBuf {
+        self.path.join("best").join(format!("step-{:07}.safetensors", best.step))
+    }
+
+    /// The folder that models are opened from: configuration, vocabularies, weights and a card.
+    pub fn export(
+        &self,
+        config: &Config,
+        tables: &Tables,
+        optimiser: &AdamW,
+        (card, stored): (&str, Stored),
+    ) -> Result<PathBuf, Error> {
+        let folder = self.path.join("model");
+        at(&folder, std::fs::create_dir_all(&folder))?;
+        match &tables.target {
+            Some(target) => {
+                write(&folder.join(SOURCE_TABLE), &tables.tokens)?;
+                write(&folder.join(TARGET_TABLE), target)?;
+            }
+            None => write(&folder.join(TABLE), &tables.tokens)?,
+        }
+        write(&folder.join("config.json"), config.to_json()?.as_bytes())?;
+        write(&folder.join("README.md"), card.as_bytes())?;
+        save_weights(&folder.join("model.safetensors"), optimiser, stored)?;
+        Ok(folder)
+    }
+}
+
+impl Tables {
+    /// Those of a model that a run has left behind.
+    pub fn of_model(folder: &Path) -> Result<Self, Error> {
+        let read = |name: &str| at(&folder.join(name), std::fs::read(folder.join(name)));
+        if folder.join(TABLE).exists() {
+            return Ok(Self { tokens: read(TABLE)?, target: None });
+        }
+        Ok(Self { tokens: read(SOURCE_TABLE)?, target: Some(read(TARGET_TABLE)?) })
+    }
+}
+
+fn save_weights(path: &Path, optimiser: &AdamW, stored: Stored) -> Result<(), Error> {
+    let weights = optimiser.weights();
+    let weights = weights.map(|(path, shape, list)| (path.to_owned(), shape.to_vec(), list));
+    Ok(save_as(stored, path, weights, &BTreeMap::new())?)
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    write_atomically(path, bytes).map_err(|e| Error::file(path, &e))
+}

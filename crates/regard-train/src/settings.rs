@@ -1,0 +1,568 @@
+//! One TOML file says what a run is. It holds what differs from the defaults; a key that is not known is an error.
+
+use crate::data::{Field, VocabularySettings};
+use crate::error::Error;
+use crate::optim::AdamWSettings;
+use crate::schedule::{Decay, Schedule};
+use regard_burn::Products;
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+/// What is learned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// A text in another language.
+    Translate,
+    /// How a text goes on.
+    Write,
+    /// Which class a document is of.
+    Classify,
+}
+
+/// All that a run depends on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// What is learned.
+    pub task: Task,
+    /// What every chance in the run follows from: first weights, order of examples, what is dropped.
+    pub seed: u64,
+    /// What it is learned from.
+    pub data: DataSettings,
+    /// How texts are divided; of the source, where source and target have tables of their own.
+    pub vocabulary: VocabularySettings,
+    /// Of the target, where it has a table of its own.
+    pub target_vocabulary: VocabularySettings,
+    /// What learns.
+    pub model: ModelSettings,
+    /// How it learns.
+    pub training: TrainingSettings,
+    /// How weights move.
+    pub optimiser: AdamWSettings,
+    /// What is asked of attention beside being useful.
+    pub attention: AttentionSettings,
+    /// How the run is judged while it goes on.
+    pub validation: ValidationSettings,
+}
+
+/// What is learned from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSettings {
+    /// Where files are looked for.
+    pub folder: String,
+    /// What their licence asks for, as the card of the model will say.
+    pub licence: String,
+    /// So many pairs of each file at most; 0 takes all.
+    pub examples: usize,
+    /// Tokens of a side of a pair: longer pairs are left out. Of documents, words of a sentence: longer ones are cut.
+    pub longest: usize,
+    /// The share of sources that are read without the punctuation that ends them, others in each epoch: people leave it out. Not
+    /// for decoders.
+    pub bare: f64,
+    /// Files, one after another.
+    pub parts: Vec<Part>,
+}
+
+/// Files of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Part {
+    /// To learn from.
+    pub train: String,
+    /// To judge the run by.
+    pub validation: String,
+    /// To judge what it leaves behind by.
+    pub test: String,
+    /// Source and target, or label and text: columns of a TSV from 0, or keys of a JSONL.
+    pub fields: Vec<Field>,
+    /// The language of the source.
+    pub source: String,
+    /// The language of the target.
+    pub target: String,
+}
+
+/// What kind of model learns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelKind {
+    /// An encoder and a decoder.
+    Transformer,
+    /// Two GRUs, with or without attention.
+    Gru,
+    /// A decoder.
+    Gpt,
+    /// A hierarchical attention network.
+    Han,
+}
+
+/// What learns. A kind of model takes what it knows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelSettings {
+    /// Which kind.
+    pub kind: ModelKind,
+    /// Features of a token.
+    pub d_model: usize,
+    /// Blocks; of the encoder where there is one.
+    pub n_layers: usize,
+    /// Blocks of the decoder of a transformer.
+    pub decoder_layers: usize,
+    /// Heads of each attention.
+    pub heads: usize,
+    /// Features within a feed-forward net.
+    pub d_ff: usize,
+    /// Positions that a decoder is made for.
+    pub context: usize,
+    /// Whether the head is the target's table once more.
+    pub tied: bool,
+    /// Whether source and target share one table.
+    pub joint: bool,
+    /// Whether a block norms what it reads; if not, what it has added.
+    pub pre_norm: bool,
+    /// Features of a recurrent state, each way; a decoder has twice as many.
+    pub hidden: usize,
+    /// Units of additive attention; 0 for a translator without attention.
+    pub attention: usize,
+}
+
+/// What products of matrices are made with while learning: see [`regard_burn::Products`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// All digits of f32.
+    F32,
+    /// Factors are rounded to bf16, sums are f32: much faster on CPUs with AMX. Weights and moments stay f32.
+    Bf16,
+}
+
+impl From<Precision> for Products {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => Self::F32,
+            Precision::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+/// How it learns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainingSettings {
+    /// What products are made with.
+    pub precision: Precision,
+    /// The folder of a model of the same sizes whose weights and tables the run begins with; none if empty.
+    pub start: String,
+    /// How often each example is seen.
+    pub epochs: u64,
+    /// Steps, if they are to be counted and not epochs; 0 counts epochs.
+    pub steps: u64,
+    /// Tokens of a batch, padding and both sides counted.
+    pub batch_tokens: usize,
+    /// Batches of a step.
+    pub accumulate: usize,
+    /// The highest learning rate.
+    pub rate: f64,
+    /// The lowest after the warm-up.
+    pub lowest: f64,
+    /// Steps until the highest.
+    pub warmup: u64,
+    /// How the rate falls after that.
+    pub decay: Decay,
+    /// The share of a target that is spread over all tokens.
+    pub label_smoothing: f64,
+    /// The share of each layer's output that is dropped.
+    pub dropout: f64,
+    /// The share of attention weights that is dropped.
+    pub attention_dropout: f64,
+    /// Steps between lines of metrics.
+    pub log_every: u64,
+    /// Steps between checkpoints.
+    pub checkpoint_every: u64,
+    /// Steps between validations; 0 validates after each epoch.
+    pub validate_every: u64,
+    /// Validations without anything better after which the run ends; 0 never ends it.
+    pub patience: u64,
+    /// The best weights that are kept, so many.
+    pub keep: usize,
+    /// Whether the model is left behind as f16, half as large; its translations are judged so too.
+    pub half: bool,
+}
+
+/// What is asked of attention.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionSettings {
+    /// So many times the mean entropy of all rows is added to the loss: above 0 heads look at fewer places, below 0 at more.
+    pub entropy: f64,
+    /// The temperature at first: scores are divided by it.
+    pub temperature: f64,
+    /// The temperature in the end, if there are steps to it.
+    pub last_temperature: f64,
+    /// Steps from the one to the other.
+    pub temperature_steps: u64,
+}
+
+/// What tells the better of two models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Judge {
+    /// The lower loss.
+    Loss,
+    /// The higher score: BLEU of translations, accuracy of classes.
+    Score,
+}
+
+/// How the run is judged while it goes on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ValidationSettings {
+    /// What tells the better.
+    pub by: Judge,
+    /// Examples that are translated, at most.
+    pub examples: usize,
+    /// Hypotheses that a beam search keeps; 1 is greedy.
+    pub beams: usize,
+    /// How much longer translations are favoured by the beam search.
+    pub length_penalty: f32,
+    /// Tokens of a translation, at most.
+    pub max_tokens: usize,
+    /// Examples that are shown, and whose attention is measured.
+    pub samples: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let vocabulary = VocabularySettings::default();
+        Self {
+            task: Task::Translate,
+            seed: 1,
+            data: DataSettings {
+                folder: ".".into(),
+                licence: String::new(),
+                examples: 0,
+                longest: 128,
+                bare: 0.0,
+                parts: vec![],
+            },
+            vocabulary: vocabulary.clone(),
+            target_vocabulary: vocabulary,
+            model: ModelSettings {
+                kind: ModelKind::Transformer,
+                d_model: 256,
+                n_layers: 3,
+                decoder_layers: 3,
+                heads: 4,
+                d_ff: 1024,
+                context: 256,
+                tied: true,
+                joint: false,
+                pre_norm: true,
+                hidden: 256,
+                attention: 256,
+            },
+            training: TrainingSettings {
+                precision: Precision::Bf16,
+                start: String::new(),
+                epochs: 20,
+                steps: 0,
+                batch_tokens: 4096,
+                accumulate: 1,
+                rate: 1e-3,
+                lowest: 1e-5,
+                warmup: 400,
+                decay: Decay::Cosine,
+                label_smoothing: 0.1,
+                dropout: 0.1,
+                attention_dropout: 0.0,
+                log_every: 20,
+                checkpoint_every: 200,
+                validate_every: 0,
+                patience: 0,
+                keep: 1,
+                half: false,
+            },
+            optimiser: AdamWSettings::default(),
+            attention: AttentionSettings {
+                entropy: 0.0,
+                temperature: 1.0,
+                last_temperature: 1.0,
+                temperature_steps: 0,
+            },
+            validation: ValidationSettings {
+                by: Judge::Loss,
+                examples: 200,
+                beams: 1,
+                length_penalty: 1.0,
+                max_tokens: 64,
+                samples: 4,
+            },
+        }
+    }
+}
+
+/// Settings that come with the program: a name and a TOML file.
+pub const PRESETS: &[(&str, &str)] = &[
+    ("tatoeba-zh-en", include_str!("../presets/tatoeba-zh-en.toml")),
+    ("tatoeba-zh-en-gru", include_str!("../presets/tatoeba-zh-en-gru.toml")),
+    (
+        "tatoeba-zh-en-gru-without-attention",
+        include_str!("../presets/tatoeba-zh-en-gru-without-attention.toml"),
+    ),
+    ("tatoeba-tiny", include_str!("../presets/tatoeba-tiny.toml")),
+    ("multi30k-de-en", include_str!("../presets/multi30k-de-en.toml")),
+    ("multi30k-de-en-gru", include_str!("../presets/multi30k-de-en-gru.toml")),
+    ("multi30k-en-de", include_str!("../presets/multi30k-en-de.toml")),
+    ("zh-de-en-gpt", include_str!("../presets/zh-de-en-gpt.toml")),
+    ("shakespeare", include_str!("../presets/shakespeare.toml")),
+    ("tang-poems", include_str!("../presets/tang-poems.toml")),
+    ("movie-reviews", include_str!("../presets/movie-reviews.toml")),
+    ("poem-genres", include_str!("../presets/poem-genres.toml")),
+];
+
+/// The TOML of a preset.
+pub fn preset(name: &str) -> Result<&'static str, Error> {
+    let found = PRESETS.iter().find(|(own, _)| *own == name).map(|(_, text)| *text);
+    found.ok_or_else(|| {
+        let names = PRESETS.iter().map(|(own, _)| *own);
+        Error::setting("preset", format!("there is no `{name}`{}", near(name, names)))
+    })
+}
+
+/// `; did you mean this one?`, or all that there are.
+fn near<'a>(name: &str, all: impl Iterator<Item = &'a str>) -> String {
+    let all: Vec<&str> = all.collect();
+    let like = |own: &str| strsim::damerau_levenshtein(name, own);
+    match all.iter().min_by_key(|own| like(own)).filter(|own| 2 * like(own) <= own.len()) {
+        Some(own) => format!("; did you mean `{own}`?"),
+        None => format!("; there are {}", all.join(", ")),
+    }
+}
+
+impl Settings {
+    /// The defaults, under a file, under changes of the form `training.rate=1e-3`.
+    pub fn new(file: &str, changes: &[String]) -> Result<Self, Error> {
+        let wrong = |e: &dyn std::fmt::Display| Error::setting("settings", e.to_string());
+        let mut table = Table::try_from(Self::default()).map_err(|e| wrong(&e))?;
+        let parts = Table::try_from(Part::default()).map_err(|e| wrong(&e))?;
+        let file: Table = file.parse().map_err(|e| wrong(&e))?;
+        lay(&mut table, file, "", &parts)?;
+        for change in changes {
+            let (key, value) = change
+                .split_once('=')
+                .ok_or_else(|| Error::setting(change, "a change has the form key=value"))?;
+            set(&mut table, key.trim(), value.trim())?;
+        }
+        let settings: Self = table
+            .try_into()
+            .map_err(|e: toml::de::Error| Error::setting("settings", e.message().to_owned()))?;
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// All of it, defaults too: what a run directory keeps.
+    pub fn to_toml(&self) -> Result<String, Error> {
+        toml::to_string(self).map_err(|e| Error::setting("settings", e.to_string()))
+    }
+
+    /// The learning rate over a run of so many steps.
+    #[must_use]
+    pub fn schedule(&self, steps: u64) -> Schedule {
+        let TrainingSettings { rate, lowest, warmup, decay, .. } = self.training;
+        Schedule { rate, lowest, warmup, steps, decay }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.check_numbers()?;
+        self.check_counts()?;
+        self.check_parts()?;
+        self.check_model()
+    }
+
+    fn check_numbers(&self) -> Result<(), Error> {
+        let (t, o, a) = (&self.training, &self.optimiser, &self.attention);
+        let share = |x: f64| (0.0..1.0).contains(&x);
+        let above = |x: f64| x.is_finite() && x > 0.0;
+        let or_nothing = |x: f64| x.is_finite() && x >= 0.0;
+        type Number = (&'static str, f64, fn(f64) -> bool, &'static str);
+        let numbers: [Number; 15] = [
+            ("data.bare", self.data.bare, share, "from 0 to below 1"),
+            ("training.dropout", t.dropout, share, "from 0 to below 1"),
+            ("training.attention_dropout", t.attention_dropout, share, "from 0 to below 1"),
+            ("training.label_smoothing", t.label_smoothing, share, "from 0 to below 1"),
+            ("optimiser.average", o.average, share, "from 0 to below 1"),
+            ("optimiser.beta1", o.beta1, share, "from 0 to below 1"),
+            ("optimiser.beta2", o.beta2, share, "from 0 to below 1"),
+            ("training.rate", t.rate, above, "above 0"),
+            ("optimiser.epsilon", o.epsilon, above, "above 0"),
+            ("attention.temperature", a.temperature, above, "above 0"),
+            ("attention.last_temperature", a.last_temperature, above, "above 0"),
+            ("optimiser.clip", o.clip, or_nothing, "0 or more"),
+            ("optimiser.weight_decay", o.weight_decay, or_nothing, "0 or more"),
+            ("training.lowest", t.lowest, or_nothing, "0 or more"),
+            ("attention.entropy", a.entropy, f64::is_finite, "a number"),
+        ];
+        match numbers.iter().find(|(_, number, fits, _)| !fits(*number)) {
+            Some((key, number, _, wanted)) => {
+                Err(Error::setting(*key, format!("{number}; it must be {wanted}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_counts(&self) -> Result<(), Error> {
+        let (t, v, m) = (&self.training, &self.validation, &self.model);
+        let counts = [
+            ("training.batch_tokens", t.batch_tokens as u64),
+            ("training.accumulate", t.accumulate as u64),
+            ("training.keep", t.keep as u64),
+            ("training.log_every", t.log_every),
+            ("training.checkpoint_every", t.checkpoint_every),
+            ("validation.beams", v.beams as u64),
+            ("validation.max_tokens", v.max_tokens as u64),
+            ("validation.examples", v.examples as u64),
+            ("data.longest", self.data.longest as u64),
+            ("model.context", m.context as u64),
+            ("model.heads", m.heads as u64),
+        ];
+        if let Some((key, _)) = counts.iter().find(|(_, count)| *count == 0) {
+            return Err(Error::setting(*key, "0; it must be 1 or more"));
+        }
+        if t.epochs == 0 && t.steps == 0 {
+            let why = "0, and training.steps too; nothing would be learned";
+            return Err(Error::setting("training.epochs", why));
+        }
+        Ok(())
+    }
+
+    fn check_parts(&self) -> Result<(), Error> {
+        let Some(first) = self.data.parts.first() else {
+            return Err(Error::setting("data.parts", "there are none; name files to learn from"));
+        };
+        let other = self.data.parts.iter().position(|part| part.target != first.target);
+        match other.filter(|_| self.task == Task::Translate) {
+            Some(i) => {
+                let (found, target) = (&self.data.parts[i].target, &first.target);
+                let why =
+                    format!("`{found}`, after `{target}`; all parts of a run have one target");
+                Err(Error::setting(format!("data.parts.{i}.target"), why))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_model(&self) -> Result<(), Error> {
+        let ModelSettings { kind, d_model, heads, joint, .. } = self.model;
+        let fits = match self.task {
+            Task::Translate => kind != ModelKind::Han,
+            Task::Write => kind == ModelKind::Gpt,
+            Task::Classify => kind == ModelKind::Han,
+        };
+        if !fits {
+            let why = format!("{kind:?} cannot {:?}", self.task).to_lowercase();
+            let can = "transformer, gru and gpt translate, gpt writes, han classifies";
+            return Err(Error::setting("model.kind", format!("{why}; {can}")));
+        }
+        if matches!(kind, ModelKind::Transformer | ModelKind::Gpt) && !d_model.is_multiple_of(heads)
+        {
+            let why = format!("{d_model} features do not divide among {heads}");
+            return Err(Error::setting("model.heads", why));
+        }
+        if kind == ModelKind::Gpt && self.task == Task::Translate && !joint {
+            let why = "false; a decoder has one table for both languages";
+            return Err(Error::setting("model.joint", why));
+        }
+        Ok(())
+    }
+}
+
+/// Puts what a file says over what is there. A key that is not there is not known.
+fn lay(under: &mut Table, over: Table, path: &str, part: &Table) -> Result<(), Error> {
+    for (key, value) in over {
+        let place = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        let Some(own) = under.get_mut(&key) else {
+            let why = format!("no such key{}", near(&key, under.keys().map(String::as_str)));
+            return Err(Error::setting(place, why));
+        };
+        match (own, value) {
+            (Value::Table(own), Value::Table(value)) => lay(own, value, &place, part)?,
+            (own, Value::Array(items)) if place == "data.parts" => {
+                for (i, item) in items.iter().enumerate() {
+                    if let Value::Table(item) = item {
+                        lay(&mut part.clone(), item.clone(), &format!("{place}.{i}"), part)?;
+                    }
+                }
+                *own = Value::Array(items);
+            }
+            (own, value) => {
+                fits(own, &value, &place)?;
+                *own = value;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a value of another kind; a whole number may stand for any number.
+fn fits(own: &Value, value: &Value, place: &str) -> Result<(), Error> {
+    if own.same_type(value) || (own.is_float() && value.is_integer()) {
+        return Ok(());
+    }
+    let why = format!("`{value}` is {}; it must be {}", value.type_str(), own.type_str());
+    Err(Error::setting(place, why))
+}
+
+/// One change. A value is TOML, or else a text.
+fn set(table: &mut Table, key: &str, text: &str) -> Result<(), Error> {
+    let value = format!("x = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("x"));
+    let value = value.unwrap_or_else(|| Value::String(text.to_owned()));
+    let mut whole = Value::Table(std::mem::take(table));
+    let mut place = &mut whole;
+    for step in key.split('.') {
+        place = match place {
+            Value::Array(items) => {
+                let found = step.parse::<usize>().ok().filter(|i| *i < items.len());
+                let count = items.len();
+                let why = format!("there is no `{step}`; there are {count}, counted from 0");
+                &mut items[found.ok_or_else(|| Error::setting(key, why))?]
+            }
+            Value::Table(own) => {
+                if !own.contains_key(step) {
+                    let why = format!("no such key{}", near(step, own.keys().map(String::as_str)));
+                    return Err(Error::setting(key, why));
+                }
+                &mut own[step]
+            }
+            _ => return Err(Error::setting(key, format!("`{step}`: nothing is below here"))),
+        };
+    }
+    if place.is_table() {
+        return Err(Error::setting(key, "this is a table; name one of its keys"));
+    }
+    fits(place, &value, key)?;
+    *place = value;
+    if let Value::Table(whole) = whole {
+        *table = whole;
+    }
+    Ok(())
+}
+
+/// The names of all presets.
+#[must_use]
+pub fn names() -> Vec<&'static str> {
+    PRESETS.iter().map(|(name, _)| *name).collect()
+}
+
+/// All presets, each with what it is.
+#[must_use]
+pub fn preset_help() -> String {
+    let line = |(name, text): &(&str, &str)| {
+        let about = text.lines().next().unwrap_or_default().trim_start_matches("# ");
+        format!("  {name:36} {about}\n")
+    };
+    format!(
+        "Settings that come with the program:\n{}",
+        PRESETS.iter().map(line).collect::<String>()
+    )
+}

@@ -1,0 +1,369 @@
+//! The loop: batches to gradients to weights, with validations and checkpoints on the way.
+
+use crate::card::card;
+use crate::corpus::{Corpus, Tables};
+use crate::error::Error;
+use crate::judge::{Validated, validate};
+use crate::net::{Net, config};
+use crate::optim::{AdamW, numbers};
+use crate::run::{Best, Progress, Run, Since};
+use crate::schedule::{Schedule, ramp};
+use crate::settings::{Judge, Settings};
+use burn::tensor::Device;
+use regard_burn::with_products;
+use regard_models::files::{Config, ModelFiles, Stored};
+use regard_models::{Entropies, Pass};
+use serde::Serialize;
+use std::path::Path;
+use std::time::Instant;
+
+/// Hears how a run goes, and may end it.
+pub trait Watch {
+    /// Some steps were made.
+    fn stepped(&mut self, report: &Stepped);
+    /// The run was judged.
+    fn validated(&mut self, report: &Validated);
+    /// Asked after each step: whether to leave a checkpoint and go.
+    fn stop(&mut self) -> bool;
+}
+
+/// Some steps, as metrics have them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Stepped {
+    /// Steps that were made.
+    pub step: u64,
+    /// The epoch, from 0, and how far it has come.
+    pub epoch: f64,
+    /// The mean loss of an answer since the last report, smoothing included.
+    pub loss: f64,
+    /// `e^loss`
+    pub perplexity: f64,
+    /// The learning rate.
+    pub rate: f64,
+    /// The length of the last gradient.
+    pub norm: f64,
+    /// Tokens that were read and written in a second.
+    pub tokens_per_second: f64,
+    /// Seconds of work since the run began.
+    pub seconds: f64,
+}
+
+/// Why the loop ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All steps were made.
+    Done,
+    /// Nothing got better for as long as the settings wait.
+    Waited,
+    /// It was told to stop, and can go on.
+    Stopped,
+}
+
+/// How large a run is.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Size {
+    /// Numbers to learn.
+    pub parameters: usize,
+    /// Tokens of the tables.
+    pub vocabulary: Vec<usize>,
+    /// Examples to learn from: pairs, tokens of a text, documents.
+    pub examples: usize,
+    /// Examples to judge by.
+    pub validation: usize,
+    /// Examples that were left out, as longer than `data.longest` or the context of the model.
+    pub left_out: usize,
+    /// Batches of an epoch.
+    pub batches: usize,
+    /// Steps in all.
+    pub steps: u64,
+}
+
+/// A run that can be gone on with.
+#[derive(Debug)]
+pub struct Trainer {
+    settings: Settings,
+    corpus: Corpus,
+    tables: Tables,
+    config: Config,
+    net: Net,
+    optimiser: AdamW,
+    progress: Progress,
+    schedule: Schedule,
+    /// The batches of an epoch.
+    epoch: (u64, Vec<Vec<usize>>),
+}
+
+impl Trainer {
+    /// From the beginning, without a directory: to ask for its size, or to time it.
+    pub fn new(settings: &Settings) -> Result<Self, Error> {
+        Self::with(settings, None, true)
+    }
+
+    /// From the beginning in a new directory.
+    pub fn create(path: &Path, settings: &Settings) -> Result<(Self, Run), Error> {
+        Run::refuse_full(path)?;
+        // What is wrong with the data is known before anything is written.
+        let trainer = Self::with(settings, None, true)?;
+        let run = Run::create(path, settings)?;
+        run.keep_tables(&trainer.tables)?;
+        Ok((trainer, run))
+    }
+
+    /// From where a run was left.
+    pub fn resume(path: &Path) -> Result<(Self, Run), Error> {
+        let settings = Run::settings(path)?;
+        let mut run = Run::open(path)?;
+        let mut trainer = Self::with(&settings, run.tables()?, !run.has_checkpoint())?;
+        run.keep_tables(&trainer.tables)?;
+        if let Some((optimiser, progress)) = run.restore(&trainer.optimiser)? {
+            if progress.data != trainer.progress.data {
+                return Err(Error::data(format!(
+                    "{}: the data are not those that the run began with; put them back, or begin anew",
+                    settings.data.folder
+                )));
+            }
+            trainer.net = trainer.net.with(&optimiser, false);
+            (trainer.optimiser, trainer.progress) = (optimiser, progress);
+        }
+        Ok((trainer, run))
+    }
+
+    /// Fresh weights may be those of another model; others are to be restored.
+    fn with(settings: &Settings, tables: Option<Tables>, fresh: bool) -> Result<Self, Error> {
+        let start = Path::new(&settings.training.start);
+        let starts = fresh && !settings.training.start.is_empty();
+        let tables = if starts { Some(Tables::of_model(start)?) } else { tables };
+        let (corpus, tables) = Corpus::read(settings, tables)?;
+        let config = config(settings, &corpus);
+        let mut net = Net::new(settings, &config, &Device::flex().autodiff())?;
+        if starts {
+            net = net.load(&mut ModelFiles::open(start)?.weights)?;
+        }
+        let optimiser = net.optimiser(settings);
+        let epoch = (0, corpus.epoch(0));
+        let t = &settings.training;
+        let a_step = t.accumulate as u64;
+        let batches = epoch.1.len() as u64;
+        if batches == 0 {
+            return Err(Error::data(format!(
+                "{} tokens make no batch with model.context = {}; give more text, or a smaller context",
+                corpus.train.len(),
+                settings.model.context
+            )));
+        }
+        let steps = if t.steps > 0 { t.steps } else { (t.epochs * batches).div_ceil(a_step) };
+        Ok(Self {
+            schedule: settings.schedule(steps),
+            settings: settings.clone(),
+            progress: Progress { data: corpus.fingerprint(), ..Progress::default() },
+            corpus,
+            tables,
+            config,
+            net,
+            optimiser,
+            epoch,
+        })
+    }
+
+    /// How large it is.
+    #[must_use]
+    pub fn size(&self) -> Size {
+        let tables = std::iter::once(&self.corpus.tokens).chain(&self.corpus.target);
+        Size {
+            parameters: self.optimiser.parameters(),
+            vocabulary: tables.map(regard_models::files::Tokens::len).collect(),
+            examples: self.corpus.train.len(),
+            validation: self.corpus.validation.len(),
+            left_out: self.corpus.left_out,
+            batches: self.epoch.1.len(),
+            steps: self.schedule.steps,
+        }
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// What it was asked for.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The weights and the way that they move.
+    #[must_use]
+    pub fn optimiser(&self) -> &AdamW {
+        &self.optimiser
+    }
+
+    /// One step: the length of its gradient.
+    pub fn step(&mut self) -> Result<f64, Error> {
+        let start = Instant::now();
+        let t = &self.settings.training;
+        let (smoothing, accumulate, context) =
+            (t.label_smoothing, t.accumulate, self.settings.model.context);
+        let products = t.precision.into();
+        let step = self.progress.step;
+        let a = &self.settings.attention;
+        let (entropy, temperature) =
+            (a.entropy, ramp(a.temperature, a.last_temperature, a.temperature_steps, step));
+        for part in 0..accumulate {
+            let batch = self.next_batch();
+            let chance = mix([self.settings.seed, step, part as u64]);
+            let mut pass = Pass { seed: Some(chance), temperature, ..Pass::default() };
+            if entropy != 0.0 {
+                pass.entropies = Some(Entropies::default());
+            }
+            let cuts = match self.settings.data.bare {
+                0.0 => vec![],
+                share => self.corpus.cuts(&batch, share, chance),
+            };
+            let loss = with_products(products, || {
+                self.net.loss(&self.corpus.train, (&batch, &cuts), context, smoothing, &mut pass)
+            })?;
+            let value = numbers(loss.mean.clone()).first().copied().map_or(f64::NAN, f64::from);
+            if !value.is_finite() {
+                return Err(Error::Diverged { step: step + 1, what: "the loss", value });
+            }
+            let total = match pass.entropy() {
+                Some(mean) => loss.mean + mean * entropy,
+                None => loss.mean,
+            };
+            let gradients = total.backward();
+            self.net.add(&mut self.optimiser, &gradients, loss.answers as f64);
+            let since = &mut self.progress.since;
+            since.loss += value * loss.answers as f64;
+            since.answers += loss.answers as u64;
+            since.tokens += loss.tokens as u64;
+            self.progress.tokens += loss.tokens as u64;
+        }
+        self.progress.step += 1;
+        let norm = self.optimiser.step(self.schedule.rate(self.progress.step));
+        if !norm.is_finite() {
+            let (step, what) = (self.progress.step, "the gradient");
+            return Err(Error::Diverged { step, what, value: norm });
+        }
+        // Handed over and taken back: a model has no state of its own.
+        let net = self.net.clone();
+        self.net = net.with(&self.optimiser, false);
+        let seconds = start.elapsed().as_secs_f64();
+        self.progress.seconds += seconds;
+        self.progress.since.seconds += seconds;
+        Ok(norm)
+    }
+
+    fn next_batch(&mut self) -> Vec<usize> {
+        if self.epoch.0 != self.progress.epoch {
+            self.epoch = (self.progress.epoch, self.corpus.epoch(self.progress.epoch));
+        }
+        let batch = self.epoch.1[self.progress.batch].clone();
+        self.progress.batch += 1;
+        if self.progress.batch >= self.epoch.1.len() {
+            self.progress.epoch += 1;
+            self.progress.batch = 0;
+        }
+        batch
+    }
+
+    /// Goes on to the end, or until it is told to stop.
+    pub fn train(&mut self, run: &mut Run, watch: &mut dyn Watch) -> Result<Ended, Error> {
+        if self.progress.done {
+            return Ok(Ended::Done);
+        }
+        if self.progress.step == 0 {
+            run.checkpoint(&self.optimiser, &mut self.progress)?;
+        }
+        let (steps, t) = (self.schedule.steps, self.settings.training.clone());
+        while self.progress.step < steps {
+            let before = self.progress.epoch;
+            let norm = self.step()?;
+            let step = self.progress.step;
+            let last = step == steps;
+            if step.is_multiple_of(t.log_every) || last {
+                let report = self.report(norm);
+                run.log(&report)?;
+                watch.stepped(&report);
+            }
+            let due = match t.validate_every {
+                0 => self.progress.epoch > before,
+                every => step.is_multiple_of(every),
+            };
+            if due || last {
+                self.judge(run, watch)?;
+            }
+            let waited = t.patience > 0 && self.progress.waited >= t.patience;
+            let stop = watch.stop();
+            if last || waited {
+                self.progress.done = true;
+                run.checkpoint(&self.optimiser, &mut self.progress)?;
+                return Ok(if last { Ended::Done } else { Ended::Waited });
+            }
+            if stop || step.is_multiple_of(t.checkpoint_every) {
+                run.checkpoint(&self.optimiser, &mut self.progress)?;
+            }
+            if stop {
+                return Ok(Ended::Stopped);
+            }
+        }
+        Ok(Ended::Done)
+    }
+
+    /// What happened since the last report.
+    fn report(&mut self, norm: f64) -> Stepped {
+        let Since { loss, answers, tokens, seconds } = std::mem::take(&mut self.progress.since);
+        let loss = loss / answers.max(1) as f64;
+        let of_epoch = self.progress.batch as f64 / self.epoch.1.len().max(1) as f64;
+        Stepped {
+            step: self.progress.step,
+            epoch: self.progress.epoch as f64 + of_epoch,
+            loss,
+            perplexity: loss.exp(),
+            rate: self.schedule.rate(self.progress.step),
+            norm,
+            tokens_per_second: tokens as f64 / seconds.max(1e-9),
+            seconds: self.progress.seconds,
+        }
+    }
+
+    fn judge(&mut self, run: &mut Run, watch: &mut dyn Watch) -> Result<(), Error> {
+        let start = Instant::now();
+        let mut report = validate(&self.settings, &self.corpus, &self.config, &self.optimiser)?;
+        self.progress.seconds += start.elapsed().as_secs_f64();
+        report.step = self.progress.step;
+        if !report.validation_loss.is_finite() {
+            let (step, value) = (report.step, report.validation_loss);
+            return Err(Error::Diverged { step, what: "the loss of the validation", value });
+        }
+        report.seconds = self.progress.seconds;
+        let value = match (self.settings.validation.by, report.score) {
+            // Where there is nothing to judge by, the last is as good as any.
+            _ if self.corpus.validation.is_empty() => self.progress.step as f64,
+            (Judge::Score, Some(score)) => score,
+            _ => -report.validation_loss,
+        };
+        let best = Best { step: report.step, value };
+        let keep = self.settings.training.keep;
+        report.best = run.keep(&self.optimiser, best, keep, &mut self.progress)?;
+        self.progress.waited = if report.best { 0 } else { self.progress.waited + 1 };
+        if report.best {
+            let card = card(&self.settings, &self.size(), &report);
+            let stored = if self.settings.training.half { Stored::F16 } else { Stored::F32 };
+            run.export(&self.config, &self.tables, &self.optimiser, (&card, stored))?;
+        }
+        run.log(&report)?;
+        watch.validated(&report);
+        Ok(())
+    }
+}
+
+/// One number of several, each of which changes all of it (splitmix64).
+fn mix(numbers: [u64; 3]) -> u64 {
+    numbers.iter().fold(0x9e37_79b9_7f4a_7c15, |state, number| {
+        let mut x = state ^ number.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    })
+}

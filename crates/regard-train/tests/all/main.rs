@@ -1,0 +1,8 @@
+//! What a user of the crate can do, in one program.
+
+mod data;
+mod learn;
+mod resume;
+mod score;
+mod settings;
+mod toy;
