@@ -2,7 +2,7 @@
 
 use crate::args::{ClassifyArgs, Format};
 use crate::model;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use regard_models::Classified;
 use regard_scope::printable;
 use serde_json::json;
@@ -10,13 +10,8 @@ use std::io::Write;
 
 pub(crate) fn run(args: &ClassifyArgs, format: Format) -> Result<()> {
     let model = model::open(&args.model.model)?;
-    let mut texts = Vec::with_capacity(args.texts.len());
-    for text in &args.texts {
-        texts.push(match text.strip_prefix('@') {
-            Some(file) => std::fs::read_to_string(file).with_context(|| file.to_string())?,
-            None => text.clone(),
-        });
-    }
+    let texts = args.texts.iter().map(|text| model::text_of(text));
+    let texts = texts.collect::<Result<Vec<String>>>()?;
     let all: Vec<&str> = texts.iter().map(String::as_str).collect();
     let mut out = std::io::stdout().lock();
     for (text, found) in all.iter().zip(model.classify(&all)?) {

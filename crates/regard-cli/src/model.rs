@@ -68,12 +68,17 @@ fn place(model: &Path) -> Result<PathBuf> {
     })
 }
 
+/// A text as it was typed, or that of `@FILE`.
+pub(crate) fn text_of(text: &str) -> Result<String> {
+    match text.strip_prefix('@') {
+        Some(file) => std::fs::read_to_string(file).with_context(|| file.to_string()),
+        None => Ok(text.into()),
+    }
+}
+
 /// What every head of a model looks at in a text, or in the text of `@FILE`, and in a translation of it.
 pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Trace> {
-    let text = match text.strip_prefix('@') {
-        Some(file) => std::fs::read_to_string(file).with_context(|| file.to_string())?,
-        None => text.into(),
-    };
+    let text = text_of(text)?;
     let model = open(model)?;
     let busy = busy(format!("{} reads", model.title));
     let trace = match target {

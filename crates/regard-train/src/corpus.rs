@@ -107,31 +107,16 @@ pub(crate) fn tag(language: &str) -> String {
     format!("<2{language}>")
 }
 
-/// The marks of a vocabulary, tags of languages among them where one model has several or writes on.
-fn marks(settings: &Settings) -> Vec<String> {
-    let mut marks: Vec<String> = MARKS.map(String::from).into();
-    if tagged(settings) {
-        for part in &settings.data.parts {
-            let tag = tag(&part.target);
-            if !marks.contains(&tag) {
-                marks.push(tag);
-            }
-        }
-    }
-    marks
-}
-
-/// Whether a source ends with the language that is wanted, as in decoders that write both.
-fn tagged(settings: &Settings) -> bool {
-    settings.task == Task::Translate && settings.model.kind == ModelKind::Gpt
+/// The mark that every source ends with where a decoder reads it: that of the language of all targets.
+fn asked(settings: &Settings) -> Option<String> {
+    let asks = settings.task == Task::Translate && settings.model.kind == ModelKind::Gpt;
+    settings.data.parts.first().filter(|_| asks).map(|part| tag(&part.target))
 }
 
 /// The texts of one split of all parts.
 #[derive(Debug, Default)]
 struct Raw {
     pairs: Vec<Pair>,
-    /// What is read behind the source of each pair: the mark of a language, where a model does not add it by itself.
-    marks: Vec<String>,
     text: String,
     documents: Vec<crate::data::Document>,
 }
@@ -155,8 +140,6 @@ impl Raw {
                 Task::Translate => {
                     let mut found = pairs(&path, &fields()?)?;
                     found.truncate(if most == 0 { usize::MAX } else { most });
-                    let mark = if tagged(settings) { tag(&part.target) } else { String::new() };
-                    raw.marks.extend(std::iter::repeat_n(mark, found.len()));
                     raw.pairs.extend(found);
                 }
                 Task::Write => {
@@ -175,9 +158,8 @@ impl Raw {
 impl Corpus {
     /// Reads all files, and makes vocabularies unless a run has them already.
     pub fn read(settings: &Settings, tables: Option<Tables>) -> Result<(Self, Tables), Error> {
-        let train = Raw::read(settings, |part| &part.train, settings.data.examples)?;
+        let mut train = Raw::read(settings, |part| &part.train, settings.data.examples)?;
         let mut validation = Raw::read(settings, |part| &part.validation, settings.data.examples)?;
-        let mut train = train;
         if settings.task == Task::Write && validation.text.is_empty() {
             validation.text = last_tenth(&mut train.text);
         }
@@ -311,8 +293,8 @@ fn of(table: &str, error: Error) -> Error {
 }
 
 fn make_tables(settings: &Settings, raw: &Raw) -> Result<Tables, Error> {
-    let marks = marks(settings);
-    let marks: Vec<&str> = marks.iter().map(String::as_str).collect();
+    let asked = asked(settings);
+    let marks: Vec<&str> = MARKS.into_iter().chain(asked.as_deref()).collect();
     let sources = || raw.pairs.iter().map(|pair| pair.source.as_str());
     let targets = || raw.pairs.iter().map(|pair| pair.target.as_str());
     let table = &settings.vocabulary;
@@ -346,13 +328,13 @@ fn numbered(
 ) -> Result<(Examples, Vec<Pair>), Error> {
     match settings.task {
         Task::Translate => {
-            let (mut all, mut texts) = (Vec::new(), Vec::new());
-            for (pair, mark) in raw.pairs.into_iter().zip(raw.marks) {
-                let read = format!("{}{mark}", pair.source);
+            let (mut all, mut texts, asked) = (Vec::new(), Vec::new(), asked(settings));
+            for pair in raw.pairs {
+                let read = format!("{}{}", pair.source, asked.as_deref().unwrap_or_default());
                 let both = [source.encode(&read)?, target.encode(&pair.target)?];
                 // A decoder holds both, and the end.
                 let whole = both[0].len() + both[1].len() + 1;
-                let fits = !tagged(settings) || whole <= settings.model.context;
+                let fits = asked.is_none() || whole <= settings.model.context;
                 if fits && both.iter().all(|side| (1..=longest).contains(&side.len())) {
                     all.push(both);
                     texts.push(pair);
