@@ -4,6 +4,7 @@ use anyhow::Result;
 use regard_models::Model;
 use regard_models::files::{Config, ModelFiles, Tokens, Weights};
 
+#[cfg_attr(not(feature = "shipped"), expect(dead_code, reason = "there is none"))]
 /// A model whose files are in the program.
 #[derive(Debug)]
 pub(crate) struct Shipped {
@@ -16,15 +17,18 @@ pub(crate) struct Shipped {
     target: &'static str,
 }
 
-pub(crate) const SHIPPED: &[Shipped] = &[Shipped {
-    name: "zh-en",
-    what: "our own small Transformer from Chinese to English, for short everyday sentences",
-    licence: "MIT or Apache-2.0; learned from Tatoeba (CC BY 2.0 FR)",
-    config: include_str!("../../../models/zh-en/config.json"),
-    weights: include_bytes!("../../../models/zh-en/model.safetensors"),
-    tokens: include_str!("../../../models/zh-en/source_tokenizer.json"),
-    target: include_str!("../../../models/zh-en/target_tokenizer.json"),
-}];
+pub(crate) const SHIPPED: &[Shipped] = &[
+    #[cfg(feature = "shipped")]
+    Shipped {
+        name: "zh-en",
+        what: "our own small Transformer from Chinese to English, for short everyday sentences",
+        licence: "MIT or Apache-2.0; learned from Tatoeba (CC BY 2.0 FR)",
+        config: include_str!("../../../models/zh-en/config.json"),
+        weights: include_bytes!("../../../models/zh-en/model.safetensors"),
+        tokens: include_str!("../../../models/zh-en/source_tokenizer.json"),
+        target: include_str!("../../../models/zh-en/target_tokenizer.json"),
+    },
+];
 
 impl Shipped {
     pub(crate) fn named(name: &str) -> Option<&'static Self> {
@@ -51,7 +55,7 @@ impl Shipped {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "shipped"))]
 mod tests {
     use super::*;
     use regard_models::generate::Search;

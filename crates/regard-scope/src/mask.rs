@@ -3,7 +3,7 @@
 //! ```text
 //! either = both { "|" both }
 //! both   = one { "&" one }
-//! one    = "(" either ")" | rule
+//! one    = "(" either ")" | rule | "$" number          the latter: one of the masks given beside the text
 //! rule   = name { number | list }          list = number { "," number }
 //! ```
 
@@ -60,7 +60,12 @@ impl std::error::Error for MaskError {}
 
 /// Reads a mask: rules joined by `&` and `|`, as in `causal & (window 128 | every 128)`. [`MASK_HELP`] names them.
 pub fn parse_mask(text: &str) -> Result<Mask, MaskError> {
-    let mut reader = Reader { text, at: 0, rules: 0 };
+    parse_mask_with(text, &[])
+}
+
+/// The same where `$0`, `$1`, .. stand for masks that are given beside the text: those that hold lists of numbers.
+pub fn parse_mask_with(text: &str, given: &[Mask]) -> Result<Mask, MaskError> {
+    let mut reader = Reader { text, given, at: 0, rules: 0 };
     let mask = reader.either(0)?;
     reader.skip_space();
     match reader.rest().chars().next() {
@@ -71,6 +76,7 @@ pub fn parse_mask(text: &str) -> Result<Mask, MaskError> {
 
 struct Reader<'t> {
     text: &'t str,
+    given: &'t [Mask],
     at: usize,
     rules: usize,
 }
@@ -120,6 +126,9 @@ impl<'t> Reader<'t> {
     }
 
     fn one(&mut self, depth: usize) -> Result<Mask, MaskError> {
+        if self.take('$') {
+            return self.given();
+        }
         if !self.take('(') {
             return self.rule();
         }
@@ -131,6 +140,17 @@ impl<'t> Reader<'t> {
             Ok(mask)
         } else {
             self.fail("expected & or | or a closing bracket".into())
+        }
+    }
+
+    fn given(&mut self) -> Result<Mask, MaskError> {
+        let n = self.number()?;
+        let known = self.given.len();
+        match self.given.get(n) {
+            Some(mask) => Ok(mask.clone()),
+            None => {
+                self.fail(format!("there is no ${n}: {known} masks were given beside the text"))
+            }
         }
     }
 
@@ -249,6 +269,19 @@ mod tests {
         same("prefix 9 & every 2 | causal", a().or(b().and(c())));
         same(" ( causal | prefix 9 ) & every 2 ", a().or(b()).and(c()));
         same("causal & (window 3 | every 5)", a().and(Mask::full().window(3).or(Mask::every(5))));
+    }
+
+    #[test]
+    fn masks_may_be_given_beside_the_text() {
+        let given = [Mask::prefix(9), Mask::every(2)];
+        let scope = Scope { batch: 0, head: 0, q_len: 13, k_len: 17, offset: 4 };
+        let mask = parse_mask_with("causal & ($1 | $0)", &given).unwrap();
+        let expected = Mask::causal().and(Mask::every(2).or(Mask::prefix(9)));
+        for (row, key) in (0..13).flat_map(|row| (0..17).map(move |key| (row, key))) {
+            assert_eq!(mask.sees(&scope, row, key), expected.sees(&scope, row, key));
+        }
+        let why = parse_mask_with("causal & $2", &given).unwrap_err().to_string();
+        assert!(why.contains("there is no $2: 2 masks"), "{why}");
     }
 
     #[test]

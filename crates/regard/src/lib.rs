@@ -116,7 +116,7 @@ pub use microscope::{
     rollout,
 };
 pub use normaliser::{Choice, Normaliser};
-pub use output::Output;
+pub use output::{Output, OutputView};
 pub use place::{Pair, Scope};
 pub use plan::{Plan, Work};
 pub use problem::{Align, Dims, Heads, Problem};

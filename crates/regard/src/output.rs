@@ -37,18 +37,48 @@ pub struct Output<E: Element> {
     pub choice: Option<Choice<E::Num>>,
 }
 
-impl<E: Element> Output<E> {
-    /// Of what was kept of a call: enough for the way back, and for merging.
-    #[must_use]
-    pub fn new(out: Tensor<E>, lse: Vec<E::Num>) -> Self {
-        Self { out, lse, states: Vec::new(), entropy: None, max_score: None, choice: None }
-    }
+/// What a call has returned, as it lies in the caller's memory: all that the way back needs of it. See [`Output`] for each
+/// of the fields; `&output` becomes one.
+#[derive(Clone, Copy, Debug)]
+pub struct OutputView<'a, E: Element> {
+    /// The weighted values.
+    pub out: View<'a, E>,
+    /// `ln(sum of e^score)` of each row.
+    pub lse: &'a [E::Num],
+    /// `m` and `l` of each row; may be empty.
+    pub states: &'a [[E::Num; 2]],
+    /// The entropy of each row.
+    pub entropy: Option<&'a [E::Num]>,
+    /// What each row has chosen.
+    pub choice: Option<&'a Choice<E::Num>>,
+}
 
+impl<'a, E: Element> From<&'a Output<E>> for OutputView<'a, E> {
+    fn from(output: &'a Output<E>) -> Self {
+        Self {
+            out: output.out.view(),
+            lse: &output.lse,
+            states: &output.states,
+            entropy: output.entropy.as_deref(),
+            choice: output.choice.as_ref(),
+        }
+    }
+}
+
+impl<E: Element> OutputView<'_, E> {
     /// Refuses one whose lse or states are not those of so many rows.
     pub(crate) fn check_rows(&self, rows: usize) -> Result<(), Error> {
         Error::unless_one_each_row("lse", rows, self.lse.len())?;
         let states = self.states.len();
         Error::unless_one_each_row("states", if states == 0 { 0 } else { rows }, states)
+    }
+}
+
+impl<E: Element> Output<E> {
+    /// Of what was kept of a call: enough for the way back, and for merging.
+    #[must_use]
+    pub fn new(out: Tensor<E>, lse: Vec<E::Num>) -> Self {
+        Self { out, lse, states: Vec::new(), entropy: None, max_score: None, choice: None }
     }
 
     /// Joins results of the same queries over disjoint keys into the result over all of them.
@@ -139,7 +169,7 @@ impl<E: Element> Output<E> {
         let whole = first.out.view().joined().shape();
         let rows = whole.batch * whole.heads * whole.len;
         for part in parts {
-            part.check_rows(rows)?;
+            OutputView::from(part).check_rows(rows)?;
             let entropy = part.entropy.as_ref().map_or(rows, Vec::len);
             Error::unless_one_each_row("entropy", rows, entropy)?;
             let max_score = part.max_score.as_ref().map_or(rows, Vec::len);

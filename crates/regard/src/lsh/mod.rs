@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::grads::{Grads, Upstream};
 use crate::machine::Machine;
 use crate::mask::Mask;
-use crate::output::Output;
+use crate::output::{Output, OutputView};
 use crate::plan::Plan;
 use crate::problem::{Dims, Problem};
 use crate::score::Score;
@@ -265,6 +265,6 @@ impl<E: Element> LshOutput<E> {
         }
         let shape = dims.out_shape();
         shape.unless_same("the call", "the output", self.output.out.shape())?;
-        self.output.check_rows(batch * heads.q * q_len)
+        OutputView::from(&self.output).check_rows(batch * heads.q * q_len)
     }
 }

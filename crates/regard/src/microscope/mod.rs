@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::look::{Counts, Cut, Found, Grid, Look, Scratch, Softmaxes, Wanted};
 use crate::machine::Machine;
 use crate::mask::Mask;
-use crate::output::Output;
+use crate::output::{Output, OutputView};
 use crate::place::RowTile;
 use crate::plan::Plan;
 use crate::problem::Problem;
@@ -137,7 +137,7 @@ impl<'a, E: Element> AttentionView<'a, E> {
 
     /// Takes all that an output knows of its weights.
     fn take(&mut self, plan: &Plan<'_, E>, output: &'a Output<E>) -> Result<(), Error> {
-        output.check_rows(self.problem.rows())?;
+        OutputView::from(output).check_rows(self.problem.rows())?;
         self.softmaxes.states = &output.states;
         if let Some(choice) = output.choice.as_ref().filter(|_| self.problem.chooses()) {
             plan.check_choice(choice)?;

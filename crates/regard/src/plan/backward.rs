@@ -10,7 +10,7 @@ use crate::backward::{
 };
 use crate::error::Error;
 use crate::grads::{Grads, Upstream};
-use crate::output::Output;
+use crate::output::OutputView;
 use crate::place::{CELL, RowTile};
 use crate::problem::{Dims, Heads};
 use crate::project::undo_project;
@@ -32,7 +32,8 @@ const TASK_KEYS: usize = 512;
 
 impl<E: Element> Plan<'_, E> {
     /// The gradients of everything, from the inputs and output of [`forward`](Self::forward) and the gradient of a loss
-    /// by that output: a [`View`] of the gradient by `out`, or an [`Upstream`] that says more.
+    /// by that output: a [`View`] of the gradient by `out`, or an [`Upstream`] that says more. An [`OutputView`] serves where
+    /// the output lies in memory of the caller.
     ///
     /// The weights are computed again, tile by tile, so memory stays linear in the length. The same bits for any number
     /// of threads; rows that see nothing get 0.
@@ -45,10 +46,10 @@ impl<E: Element> Plan<'_, E> {
         q: View<'b, E>,
         k: View<'b, E>,
         v: View<'b, E>,
-        output: &'b Output<E>,
+        output: impl Into<OutputView<'b, E>>,
         upstream: impl Into<Upstream<'b, E>>,
     ) -> Result<Grads<E>, Error> {
-        self.backward_from(q, k, v, output, upstream.into())
+        self.backward_from(q, k, v, output.into(), upstream.into())
     }
 
     /// The same of one type, to be compiled once.
@@ -58,7 +59,7 @@ impl<E: Element> Plan<'_, E> {
         q: View<'b, E>,
         k: View<'b, E>,
         v: View<'b, E>,
-        output: &'b Output<E>,
+        output: OutputView<'b, E>,
         upstream: Upstream<'b, E>,
     ) -> Result<Grads<E>, Error> {
         self.check_inputs(&q, &k, &v)?;
@@ -84,11 +85,11 @@ impl<E: Element> Plan<'_, E> {
         output.check_rows(rows)?;
         let d_lse = upstream.lse.map_or(rows, <[_]>::len);
         Error::unless_one_each_row("the gradient of lse", rows, d_lse)?;
-        let entropy = match (&output.entropy, upstream.entropy) {
+        let entropy = match (output.entropy, upstream.entropy) {
             (Some(entropy), Some(d_entropy)) => {
                 Error::unless_one_each_row("entropy", rows, entropy.len())?;
                 Error::unless_one_each_row("the gradient of entropy", rows, d_entropy.len())?;
-                Some([&entropy[..], d_entropy])
+                Some([entropy, d_entropy])
             }
             (None, Some(_)) => return Err(Error::NoEntropy),
             (_, None) => None,
@@ -101,8 +102,8 @@ impl<E: Element> Plan<'_, E> {
         let (mut d_q, mut d_k, mut d_v) = (new(&q)?, new(&k)?, new(&v)?);
         let mut sums = OptionSums::new(self, upstream.bias);
         let call = Call { problem: self.problem(), q, k: Source::Tensor(k), v: Source::Tensor(v) };
-        let (out, d_out, d_lse) = (output.out.view(), upstream.out, upstream.lse);
-        let (lse, states) = (&output.lse[..], &output.states[..]);
+        let OutputView { out, lse, states, .. } = output;
+        let (d_out, d_lse) = (upstream.out, upstream.lse);
         let back = Back { call, out, d_out, lse, states, d_lse, entropy };
         let grads = (d_q.view()?, d_k.view()?, d_v.view()?);
         let grads = [&grads.0, &grads.1, &grads.2];

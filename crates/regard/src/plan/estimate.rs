@@ -4,7 +4,7 @@ use super::Plan;
 use crate::error::Error;
 use crate::grads::{Grads, Upstream};
 use crate::normaliser::{Choice, Normaliser, Rule};
-use crate::output::Output;
+use crate::output::{Output, OutputView};
 use crate::simd::Element;
 use crate::view::{Inputs, Tensor};
 
@@ -13,12 +13,12 @@ impl<'a, E: Element> Plan<'a, E> {
     pub(crate) fn backward_chosen<'b>(
         &self,
         inputs: Inputs<'b, E>,
-        output: &'b Output<E>,
+        output: OutputView<'b, E>,
         upstream: Upstream<'b, E>,
     ) -> Result<Grads<E>, Error> {
         let normaliser = self.problem().normaliser;
         let name = normaliser.name();
-        let Some(choice) = &output.choice else { return Err(Error::NoChoice { normaliser: name }) };
+        let Some(choice) = output.choice else { return Err(Error::NoChoice { normaliser: name }) };
         self.check_choice(choice)?;
         let chooses_one = matches!(normaliser, Normaliser::Hard | Normaliser::Sampled { .. });
         let estimates = [
@@ -45,9 +45,8 @@ impl<'a, E: Element> Plan<'a, E> {
             // score_j -> a_j = score_j - t, t the mean of the kept less 1 / their number: so the gradient of a score is that of
             // its weight less the mean of those kept. The walk back takes it from the output: it gets the mean of the values.
             let Output { out, .. } = self.keeping(choice, Rule::Alike).forward(q, k, v)?;
-            let (lse, states) = (output.lse.clone(), output.states.clone());
-            let mean = Output { states, ..Output::new(out, lse) };
-            return kept.backward(q, k, v, &mean, usual);
+            let mean = OutputView { out: out.view(), entropy: None, choice: None, ..output };
+            return kept.backward(q, k, v, mean, usual);
         }
         if let Some(advantage) = upstream.advantage {
             return self.backward_by_score_function(inputs, (&kept, output), (usual, advantage));
@@ -67,7 +66,7 @@ impl<'a, E: Element> Plan<'a, E> {
     fn backward_by_score_function(
         &self,
         (q, k, v): Inputs<'_, E>,
-        (kept, output): (&Plan<'_, E>, &Output<E>),
+        (kept, output): (&Plan<'_, E>, OutputView<'_, E>),
         (upstream, advantage): (Upstream<'_, E>, &[E::Num]),
     ) -> Result<Grads<E>, Error> {
         let rows = self.problem().rows();
