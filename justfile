@@ -73,3 +73,17 @@ web:
 asm:
     cargo rustc --release -p regard --lib --locked -- --emit asm -C codegen-units=1
     @ls -t target/release/deps/regard-*.s | head -1
+
+# The Python module without the command line, in place: PYTHONPATH=python then finds it
+py:
+    cargo build --release --locked -p regard-python --no-default-features
+    cp target/release/lib_regard.so python/regard/_regard.abi3.so
+
+# The tests of the Python package, in an environment with PyTorch and Transformers (made once)
+test-py *args: py
+    test -x target/python/bin/python || python/tests/environment target/python
+    PYTHONPATH=python target/python/bin/python -m pytest -q -p no:cacheprovider python/tests {{args}}
+
+# The wheel, tried as a user would
+wheel:
+    python/wheel

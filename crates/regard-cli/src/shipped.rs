@@ -4,7 +4,6 @@ use anyhow::Result;
 use regard_models::Model;
 use regard_models::files::{Config, ModelFiles, Tokens, Weights};
 
-#[cfg_attr(not(feature = "shipped"), expect(dead_code, reason = "there is none"))]
 /// A model whose files are in the program.
 #[derive(Debug)]
 pub(crate) struct Shipped {

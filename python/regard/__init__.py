@@ -1,0 +1,25 @@
+"""Attention on CPUs: exact, fused, forward and backward, and a microscope for what it looks at.
+
+    import numpy as np, regard
+    q = k = v = np.random.rand(1, 8, 4096, 64).astype(np.float32)
+    out = regard.attention(q, k, v, mask="causal & window 512")
+
+`regard.torch` is the same for PyTorch, with gradients; `regard.hf` for Hugging Face's models; `regard.lens` looks into them.
+"""
+
+from __future__ import annotations
+
+from . import masks
+from ._cache import KvCache
+from ._linear import LinearAttention, LinearState
+from ._lsh import LshAttention
+from ._numpy import Aux, Grads, attention, plan, scaled_dot_product_attention
+from ._regard import VERSION as __version__
+from ._regard import isas
+from ._steps import Steps, alibi_slopes, check, merge, rope, steps
+from ._view import AttentionView
+
+__all__ = [
+    "AttentionView", "Aux", "Grads", "KvCache", "LinearAttention", "LinearState", "LshAttention", "Steps", "__version__", "alibi_slopes",
+    "attention", "check", "isas", "masks", "merge", "plan", "rope", "scaled_dot_product_attention", "steps",
+]

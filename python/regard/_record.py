@@ -1,0 +1,375 @@
+"""What is known of one attention of a model: numbers of each row, a map in few cells, some rows whole, and, if asked for, q and k.
+
+A record grows while a model generates: the prompt is one call, and each step appends its rows to the same record. Rows and keys are
+counted by their place in the sequence, whatever part of it a cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from . import masks
+from ._view import AttentionView
+
+BY_ROW = ("entropy", "mean_distance", "first_mass", "largest", "max_score", "sink_mass")
+"""Statistics with a number for each row."""
+
+STATS = (*BY_ROW, "col_sum", "top_k")
+"""All that can be asked for."""
+
+SMALL = 512
+"""Rows, and keys, up to which all weights of a layer are given at once."""
+
+STRIP = 1 << 20
+"""Weights that are held at a time while more rows are put into a map."""
+
+
+class TopK(NamedTuple):
+    """The largest weights of each row, the largest first: `[batch, heads, rows, k]`."""
+
+    keys: np.ndarray
+    """Places in the sequence; -1 where a row sees fewer."""
+    weights: np.ndarray
+
+
+class Wanted(NamedTuple):
+    """What is asked for."""
+
+    stats: frozenset[str]
+    top_k: int
+    rows: frozenset[int]
+    map: int
+    heads: tuple[int, ...] | None
+    keep: bool
+
+
+class Call(NamedTuple):
+    """One call of attention: tensors of PyTorch, without gradients."""
+
+    q: Any
+    k: Any
+    lse: Any
+    options: dict[str, Any]
+
+    @property
+    def start(self) -> int:
+        """The key at which row 0 stands."""
+        align = self.options.get("align", "end")
+        return self.k.shape[2] - self.q.shape[2] if align == "end" else 0 if align == "start" else int(align)
+
+    @property
+    def reach(self) -> int:
+        """Keys that can be seen at all: under a causal mask none beyond the last row, and caches may have room for more."""
+        k_len, mask = self.k.shape[2], self.options.get("mask")
+        rules = str(mask).split(" & ") if isinstance(mask, (str, masks.Mask)) else []
+        causal = any(rule == "causal" or (rule.startswith("band ") and rule.endswith(" 0")) for rule in rules)
+        return max(1, min(k_len, self.start + self.q.shape[2])) if causal and "|" not in str(mask) else k_len
+
+    def view(self) -> AttentionView:
+        return AttentionView(self.q, self.k, self.lse, **self.options)
+
+
+class Looker:
+    """The weights of some heads of a call; answers are `[batch, heads, ..]`."""
+
+    def __init__(self, call: Call, heads: tuple[int, ...] | None):
+        batch, all_heads = call.q.shape[:2]
+        self.batch, self.heads = batch, all_heads if heads is None else len(heads)
+        view = call.view()
+        self._views = [view] if heads is None else [view.head(b, h) for b in range(batch) for h in heads]
+
+    def measure(self, **asked: Any) -> dict[str, np.ndarray]:
+        """Several answers from one walk."""
+        found = [view.measure(**asked) for view in self._views]
+        return {name: self._stacked([one[name] for one in found]) for name in found[0]}
+
+    def tile(self, rows: tuple[int, int], keys: tuple[int, int]) -> np.ndarray:
+        return self._stacked([view.tile(rows, keys) for view in self._views])
+
+    def _stacked(self, arrays: list[np.ndarray]) -> np.ndarray:
+        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return whole.reshape(self.batch, self.heads, *whole.shape[1:])
+
+
+class Overview:
+    """The largest weight in each of few cells, `[batch, heads, down, across]`, of rows that come one after another.
+
+    The first rows are cut into cells of equal size. Rows and keys that come later have cells of their own; where there would be more
+    than twice as many as at first, two neighbours become one.
+    """
+
+    def __init__(self, values: np.ndarray, q_len: int, k_len: int, most: int):
+        self.values, self._most = values, most
+        self.starts = [cell_starts(n, cells) for n, cells in ((q_len, values.shape[2]), (k_len, values.shape[3]))]
+        """Where the cells begin, down and across, and where the last one ends."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether each weight has a cell of its own."""
+        return all(len(starts) == starts[-1] + 1 for starts in self.starts)
+
+    def add(self, weights: np.ndarray, first_key: int) -> None:
+        """Takes more rows `[batch, heads, rows, keys]`, whose keys begin at this place."""
+        rows, keys = weights.shape[2:]
+        for side, more in enumerate((rows, first_key + keys - self.starts[1][-1])):
+            end = self.starts[side][-1]
+            self.starts[side] = np.concatenate([self.starts[side], np.arange(end + 1, end + 1 + more)])
+        down, across = (len(starts) - 1 for starts in self.starts)
+        self.values = np.pad(self.values, [(0, 0), (0, 0), (0, down - self.values.shape[2]), (0, across - self.values.shape[3])])
+        cells = np.searchsorted(self.starts[1], np.arange(first_key, first_key + keys), "right") - 1
+        first = np.flatnonzero(np.diff(cells, prepend=-1))
+        self.values[:, :, down - rows :, cells[first]] = np.maximum.reduceat(weights, first, axis=3)
+        for side in (0, 1):
+            while len(self.starts[side]) - 1 > 2 * self._most:
+                self._merge(side)
+
+    def _merge(self, side: int) -> None:
+        """Makes one cell of each two neighbours."""
+        starts = self.starts[side]
+        self.values = np.maximum.reduceat(self.values, np.arange(0, len(starts) - 1, 2), axis=2 + side)
+        self.starts[side] = np.append(starts[:-1:2], starts[-1])
+
+
+def cell_starts(n: int, cells: int) -> np.ndarray:
+    """Where so many cells of equal size begin, and the end."""
+    return -(-np.arange(cells + 1) * n // max(cells, 1))
+
+
+class Record:
+    """What one attention of a model looked at. Arrays are `[batch, heads, ..]`; heads are those that were asked for, in that order.
+
+    Statistics are attributes: `entropy`, `mean_distance`, `first_mass`, `largest`, `max_score`, `sink_mass` `[batch, heads, rows]`,
+    `col_sum` `[batch, heads, keys]`, and `top_k`. Those that `capture` was asked for are there.
+    """
+
+    def __init__(self, kind: str, layer: int, name: str, wanted: Wanted, first: int):
+        self.kind, self.layer, self.name = kind, layer, name
+        """`self`, `encoder`, `cross`, ..; which layer of its kind; what its module is called in the model."""
+        self.first, self.q_len, self.k_len = first, 0, 0
+        """The place of its first row, how many rows there are, and how many keys."""
+        self.overview: Overview | None = None
+        self._wanted = wanted
+        self._by_row: dict[str, list[np.ndarray]] = {}
+        self._sums: dict[str, np.ndarray] = {}
+        self._top: list[np.ndarray] = []
+        self._top_weights: list[np.ndarray] = []
+        self._col_sum: np.ndarray | None = None
+        self._whole: dict[int, tuple[int, np.ndarray]] = {}
+        self._calls: list[tuple[int, int, Call]] = []
+        self._keys: list[Any] = []
+
+    def __repr__(self) -> str:
+        asked = ", ".join(name for name in STATS if name in self._wanted.stats)
+        return f"<{self.kind} layer {self.layer}: {self.q_len} rows, {self.k_len} keys, {self.shape[1]} heads; {asked}>"
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Which heads it holds."""
+        return tuple(range(self.shape[1])) if self._wanted.heads is None else self._wanted.heads
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Items and heads."""
+        of = self._sums["queries"].shape
+        return of[0], of[1]
+
+    # ---- taking ----
+
+    def add(self, call: Call, real: np.ndarray | None, slides: bool) -> None:
+        """Looks at one call, and takes what is asked for. `real [batch, q_len]` says which rows are no padding; `slides`, whether the
+        first key of the call may stand later than first in the sequence, as in a cache that forgets."""
+        looker, wanted = Looker(call, self._wanted.heads), self._wanted
+        q_len, k_len = call.q.shape[2], call.reach
+        offset = max(0, self.first + self.q_len - call.start) if slides else 0
+        top = wanted.top_k if "top_k" in wanted.stats else 1
+        asked: dict[str, Any] = {"keys": [0, k_len], "entropy": True, "mean_distance": True, "top_k": top, "mass": ["prefix 1"]}
+        if self.overview is None:
+            asked["pooled"] = [wanted.map, wanted.map, "max"]
+        for name in {"col_sum", "sink_mass"} & wanted.stats:
+            asked[name] = True
+        found = looker.measure(**asked)
+        found["first_mass"] = found.pop("mass 0") * (offset == 0)
+        self._take_rows(found, self._lse(call), real)
+        self._take_keys(found, offset, k_len)
+        if self.overview is None:
+            self.overview = Overview(found["pooled"], q_len, k_len, wanted.map)
+            for row in self._wanted_rows(0, q_len):
+                self._whole[row] = (0, looker.tile((row, row + 1), (0, k_len))[:, :, 0])
+        else:
+            self._take_weights(looker, q_len, k_len, offset)
+        if wanted.keep:
+            self._keep(call, offset)
+        self.q_len, self.k_len = self.q_len + q_len, max(self.k_len, offset + k_len)
+
+    def _lse(self, call: Call) -> np.ndarray:
+        heads = self._wanted.heads
+        return (call.lse if heads is None else call.lse[:, list(heads)]).numpy()
+
+    def _take_rows(self, found: dict[str, np.ndarray], lse: np.ndarray, real: np.ndarray | None) -> None:
+        found["largest"] = found["top_weights"][..., 0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found["max_score"] = np.where(np.isneginf(lse), lse, lse + np.log(found["largest"]))
+        for name in BY_ROW:
+            if name in self._wanted.stats:
+                self._by_row.setdefault(name, []).append(np.ascontiguousarray(found[name]))
+        counted = ~np.isneginf(lse)
+        if real is not None:
+            counted &= real[:, None, :]
+        self._sum("queries", counted.sum(-1))
+        for name in ("entropy", "mean_distance", "first_mass", "largest"):
+            self._sum(name, np.where(counted, found[name], 0).sum(-1, dtype=np.float64))
+        highest = np.where(counted, found["max_score"], -np.inf).max(-1, initial=-np.inf)
+        self._sums["max_score"] = np.maximum(self._sums.get("max_score", -np.inf), highest)
+
+    def _sum(self, name: str, numbers: np.ndarray) -> None:
+        self._sums[name] = self._sums.get(name, 0) + numbers
+
+    def _take_keys(self, found: dict[str, np.ndarray], offset: int, k_len: int) -> None:
+        if "top_k" in self._wanted.stats:
+            keys = found["top_keys"]
+            self._top.append(np.where(keys < 0, -1, keys + offset).astype(np.int32))
+            self._top_weights.append(found["top_weights"])
+        if "col_sum" in self._wanted.stats:
+            before = self._col_sum
+            whole = np.zeros((*found["col_sum"].shape[:2], max(self.k_len, offset + k_len)), found["col_sum"].dtype)
+            if before is not None:
+                whole[..., : before.shape[-1]] = before
+            whole[..., offset : offset + k_len] += found["col_sum"]
+            self._col_sum = whole
+
+    def _take_weights(self, looker: Looker, q_len: int, k_len: int, offset: int) -> None:
+        """The weights of more rows, which are few, for the map and for rows that are kept whole."""
+        strip = max(1, STRIP // max(1, looker.batch * looker.heads * k_len))
+        wanted = self._wanted_rows(self.q_len, self.q_len + q_len)
+        for begin in range(0, q_len, strip):
+            tile = looker.tile((begin, min(begin + strip, q_len)), (0, k_len))
+            self.overview.add(tile, offset)
+            for row in wanted:
+                if 0 <= row - self.q_len - begin < tile.shape[2]:
+                    self._whole[row] = (offset, tile[:, :, row - self.q_len - begin].copy())
+
+    def _wanted_rows(self, begin: int, end: int) -> list[int]:
+        """Of rows `begin:end`, the last there are so far, those that are asked for by their number or may be among the last ones in the
+        end. Drops earlier ones that cannot be any more."""
+        last = end - max((-row for row in self._wanted.rows if row < 0), default=0)
+        for row in [row for row in self._whole if row not in self._wanted.rows and row < last]:
+            del self._whole[row]
+        return [row for row in range(begin, end) if row in self._wanted.rows or row >= last]
+
+    def _keep(self, call: Call, offset: int) -> None:
+        """Keeps q, and of k what is new: a cache hands the same keys on to every step."""
+        q_len, at = call.q.shape[2], offset + call.start
+        known = sum(keys.shape[2] for keys in self._keys)
+        if not self._keys:
+            self._keys.append(call.k.clone())
+        elif self.kind != "cross" and at >= known:
+            self._keys.append(call.k[:, :, call.start : call.start + q_len].clone())
+        elif self.kind != "cross":  # a cache with room for what is to come
+            self.all_keys()[:, :, at : at + q_len] = call.k[:, :, call.start : call.start + q_len]
+        self._calls.append((offset, call.k.shape[2], call._replace(q=call.q.clone(), k=None)))
+
+    # ---- telling ----
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in STATS:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        if name not in self._wanted.stats:
+            raise AttributeError(f"{name}: it was not asked for; capture(.., stats=({name!r},)) measures it")
+        if name == "top_k":
+            return TopK(np.concatenate(self._top, 2), np.concatenate(self._top_weights, 2))
+        return self._col_sum if name == "col_sum" else np.concatenate(self._by_row[name], 2)
+
+    @property
+    def means(self) -> dict[str, np.ndarray]:
+        """Of each head, `[batch, heads]`: means over the rows that see something and are no padding. `entropy`, `keys` (e to the entropy:
+        over about how many keys a row spreads), `distance`, `first` (the weight of the first key), `largest`; and the highest
+        `max_score`. They are there whatever was asked for."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = {name: self._sums[name] / self._sums["queries"] for name in ("entropy", "mean_distance", "first_mass", "largest")}
+        entropy = mean["entropy"]
+        of = {"entropy": entropy, "keys": np.exp(entropy), "distance": mean["mean_distance"], "first": mean["first_mass"]}
+        return {**of, "largest": mean["largest"], "max_score": self._sums["max_score"]}
+
+    @property
+    def whole_rows(self) -> list[int]:
+        """The rows whose weights were asked for, by their number."""
+        return sorted(row for row in self._whole if row in self._wanted.rows or row - self.q_len in self._wanted.rows)
+
+    @property
+    def map(self) -> np.ndarray:
+        """The largest weight in each of few cells, `[batch, heads, down, across]`; `cells` says which rows and keys those are."""
+        return self.overview.values
+
+    @property
+    def cells(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the cells of the map begin, down and across, and where the last one ends."""
+        return tuple(self.overview.starts)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the map has a cell for each pair, and so is the weights themselves."""
+        return self.overview.exact
+
+    @property
+    def kept(self) -> bool:
+        """Whether q and k are there."""
+        return bool(self._calls)
+
+    def row(self, row: int) -> np.ndarray:
+        """The weights of one row for every key, `[batch, heads, keys]`; -1 is the last row. 0 where it does not see a key."""
+        if not -self.q_len <= row < self.q_len:
+            raise IndexError(f"row {row}: there are {self.q_len}")
+        row %= self.q_len
+        if row not in self._whole:
+            return self.tile((row, row + 1), (0, self.k_len), f"row {row}")[:, :, 0]
+        offset, weights = self._whole[row]
+        found = np.zeros((*self.shape, self.k_len), weights.dtype)
+        found[..., offset : offset + weights.shape[-1]] = weights
+        return found
+
+    def tile(self, rows: tuple[int, int], keys: tuple[int, int], what: str = "tile") -> np.ndarray:
+        """The weights of rows `rows[0]:rows[1]` for keys `keys[0]:keys[1]`, `[batch, heads, rows, keys]`: of a record that has kept q
+        and k, or is so small that its map is exact."""
+        (first, end), (left, right) = ((max(0, a), min(b, n)) for (a, b), n in ((rows, self.q_len), (keys, self.k_len)))
+        if self.kept:
+            found = np.zeros((*self.shape, max(0, end - first), max(0, right - left)), self._lse(self._calls[0][2]).dtype)
+            for at, offset, call in self.calls(first, end):
+                begin, stop = max(first, at), min(end, at + call.q.shape[2])
+                tile = Looker(call, self._wanted.heads).tile((begin - at, stop - at), (max(0, left - offset), max(0, right - offset)))
+                shift = max(0, offset - left)
+                found[:, :, begin - first : stop - first, shift : shift + tile.shape[-1]] = tile
+            return found
+        if self.exact:
+            return self.map[:, :, first:end, left:right]
+        raise ValueError(
+            f"{what}: {self.kind} layer {self.layer} has kept neither q and k nor this row; "
+            f"capture(.., keep=True) keeps them, rows=(..) keeps rows, and map={max(self.q_len, self.k_len)} all weights"
+        )
+
+    def weights(self) -> np.ndarray:
+        """All weights, `[batch, heads, rows, keys]`, of at most 512 rows and keys."""
+        if max(self.q_len, self.k_len) > SMALL:
+            raise ValueError(
+                f"weights: {self.kind} layer {self.layer} has {self.q_len} rows and {self.k_len} keys, more than {SMALL}; "
+                f"ask for a row or a tile"
+            )
+        return self.tile((0, self.q_len), (0, self.k_len), "weights")
+
+    def calls(self, first: int = 0, end: int | None = None) -> Iterable[tuple[int, int, Call]]:
+        """The calls that were kept and hold any of these rows: their first row, the place of their first key, and the call."""
+        at = 0
+        for offset, k_len, call in self._calls:
+            rows = call.q.shape[2]
+            if at < (self.q_len if end is None else end) and at + rows > first:
+                yield at, offset, call._replace(k=self.all_keys()[:, :, offset : offset + k_len])
+            at += rows
+
+    def all_keys(self) -> Any:
+        """The keys that were kept, `[batch, kv_heads, keys, dim]`."""
+        if len(self._keys) > 1:
+            self._keys = [torch.cat(self._keys, 2)]
+        return self._keys[0]

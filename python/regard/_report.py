@@ -1,0 +1,491 @@
+"""What a lens has seen as a trace, as a page, and at a glance."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import regard
+
+from . import _arrays, _regard, masks
+from ._record import SMALL, Call, Record, cell_starts
+from .lens import Seen, axes_of
+
+CELLS = 128
+"""Cells of a map of a page, each way, that is made from q and k."""
+
+
+# ---- traces ----
+
+
+class Layer(NamedTuple):
+    """One attention as a trace has it: what is said of it, its arrays, and what stands at its sides."""
+
+    about: dict[str, Any]
+    arrays: list[np.ndarray]
+    rows: dict[str, Any]
+    cols: dict[str, Any]
+
+
+class Places(NamedTuple):
+    """Rows and keys of a record, from .. to: without those that are padding."""
+
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+
+
+def trace_of(seen: Seen, item: int, only_exact: bool) -> Any:
+    """The trace of one item. Where weights are neither known nor can be made again, `only_exact` says whether that is an error, or
+    the cells of the map stand in their place."""
+    return _native(seen.title, [_layer(seen, record, item, only_exact) for record in _of(seen, item)])
+
+
+def _of(seen: Seen, item: int) -> list[Record]:
+    records = seen.records
+    if not records:
+        raise ValueError("nothing was seen yet: run the model within the context")
+    if not 0 <= item < seen.batch:
+        raise IndexError(f"item {item}: the batch has {seen.batch}")
+    return records
+
+
+def _of_item(seen: Seen, record: Record, array: np.ndarray, item: int) -> np.ndarray:
+    """Of an array `[batch, ..]` what belongs to an item."""
+    return array[seen.index(record.shape[0], item)]
+
+
+def _native(title: str, layers: list[Layer]) -> Any:
+    axes: dict[str, Any] = {}
+    about, arrays = [], []
+    for layer in layers:
+        names = [_axis(axes, side) for side in (layer.rows, layer.cols)]
+        about.append({**layer.about, "rows": names[0], "cols": names[1]})
+        arrays += layer.arrays
+    text = json.dumps({"title": title, "axes": axes, "layers": about})
+    return _regard.Trace(text, [_arrays.memory(x) for x in arrays])
+
+
+def _axis(axes: dict[str, Any], side: dict[str, Any]) -> str:
+    """The name of an axis: that of its title, numbered where several have it."""
+    title, name, n = side["title"], side["title"], 1
+    while name in axes and axes[name] != side:
+        n += 1
+        name = f"{title} {n}"
+    axes[name] = side
+    return name
+
+
+def _layer(seen: Seen, record: Record, item: int, only_exact: bool) -> Layer:
+    about = {"layer": record.layer, "kind": record.kind}
+    places = _places(seen, record, item)
+    if record.kept:
+        inputs = _inputs(record, seen.index(record.shape[0], item), places)
+        if inputs is not None:
+            options, arrays, places = inputs
+            return Layer({**about, **options}, arrays, *_sides(seen, record, item, places))
+    small = max(record.q_len, record.k_len) <= SMALL
+    if record.exact or (record.kept and small):
+        weights = _of_item(seen, record, record.tile(places.rows, places.keys), item)
+        return Layer(about, [_f32(weights)], *_sides(seen, record, item, places))
+    if only_exact:
+        raise ValueError(_why_not(record))
+    return _pooled(seen, record, item, about)
+
+
+def _why_not(record: Record) -> str:
+    where = f"{record.kind} layer {record.layer} with {record.q_len} rows and {record.k_len} keys"
+    if not record.kept:
+        return f"{where} has kept neither q and k nor all weights; capture(.., keep=True) keeps q and k"
+    return (
+        f"{where} has scores that a trace cannot describe (a bias, sinks, or a mask without a text), and more than {SMALL} rows or keys, "
+        f"too many to write its weights; capture a shorter input, or look at rows and tiles of it here"
+    )
+
+
+def _pooled(seen: Seen, record: Record, item: int, about: dict[str, Any]) -> Layer:
+    """The cells of its map."""
+    sides = []
+    for axis, starts, shift in zip(axes_of(record.kind, seen._translates), record.cells, (_first(record), 0)):
+        sides.append(_grouped(seen, axis, item, [int(start) + shift for start in starts]))
+    return Layer(about, [_f32(_of_item(seen, record, record.map, item))], *sides)
+
+
+def _grouped(seen: Seen, axis: str, item: int, starts: list[int]) -> dict[str, Any]:
+    """An axis of cells, each called by its first position and how many more there are."""
+    words = seen.labels(axis, item)
+    labels = []
+    for begin, end in zip(starts, starts[1:]):
+        name = words[begin] if begin < len(words) else str(begin)
+        labels.append(name if end - begin == 1 else f"{name} +{end - begin - 1}")
+    sizes = {end - begin for begin, end in zip(starts, starts[1:])}
+    if sizes <= {1}:
+        return {"title": axis, "labels": labels}
+    return {"title": f"groups of {'up to ' if len(sizes) > 1 else ''}{max(sizes)} {axis}", "labels": labels}
+
+
+def _first(record: Record) -> int:
+    """The position of its first row."""
+    return 0 if record.kind == "cross" else record.first
+
+
+def _sides(seen: Seen, record: Record, item: int, places: Places) -> list[dict[str, Any]]:
+    first = _first(record)
+    found = []
+    for axis, (begin, end), shift in zip(axes_of(record.kind, seen._translates), places, (first, 0)):
+        words = seen.labels(axis, item)
+        names = [words[i] if i < len(words) else str(i) for i in range(begin + shift, end + shift)]
+        found.append({"title": axis, "labels": names})
+    return found
+
+
+def _places(seen: Seen, record: Record, item: int) -> Places:
+    """Rows and keys without the padding that stands before and after them."""
+    found = []
+    for axis, n, first in zip(axes_of(record.kind, seen._translates), (record.q_len, record.k_len), (_first(record), 0)):
+        real = seen.real(axis, item)
+        at = np.flatnonzero(real[first:]) if real is not None and len(real) == first + n else np.empty(0)
+        found.append((int(at[0]), int(at[-1]) + 1) if len(at) else (0, n))
+    return Places(*found)
+
+
+def _f32(x: Any) -> np.ndarray:
+    x = x.float().numpy() if _arrays.is_torch(x) else x
+    return np.ascontiguousarray(x, dtype=np.float32)
+
+
+# ---- q and k of a trace ----
+
+
+def _inputs(record: Record, item: int, places: Places) -> tuple[dict[str, Any], list[np.ndarray], Places] | None:
+    """q, k and lse, if a trace can say what scores they make: dot products, softcapped, of a mask that has a text and of queries that
+    end where keys do."""
+    calls = list(record.calls())
+    options = calls[0][2].options
+    known = {"mask", "align", "scale", "softcap", "precision", "threads"}
+    if any(given is not None for name, given in options.items() if name not in known):
+        return None
+    rule = _rule(calls[0][2], item, record.k_len)
+    if rule is None:
+        return None
+    text, keys = rule
+    if len(calls) > 1 and text == "full" and record.kind != "cross":
+        text = "causal"  # steps, each of which sees all that is there so far
+    begin, end = max(keys[0], places.keys[0]), min(keys[1], places.keys[1])
+    rows = places.rows
+    if text != "full":
+        # Queries of a trace end where keys do.
+        first = _first(record)
+        rows = (max(rows[0], begin - first), min(rows[1], end - first))
+        end = first + rows[1]
+    if begin >= end or rows[0] >= rows[1]:
+        return None
+    q = _f32(torch.cat([call.q[item] for _, _, call in calls], 1)[:, rows[0] : rows[1]])
+    lse = _f32(torch.cat([call.lse[item] for _, _, call in calls], 1)[:, rows[0] : rows[1]])
+    k = _f32(record.all_keys()[item][:, begin:end])
+    if record._wanted.heads is not None:
+        heads, shared = list(record._wanted.heads), q.shape[0] // k.shape[0]
+        q, lse, k = (np.ascontiguousarray(x) for x in (q[heads], lse[heads], k[[head // shared for head in heads]]))
+    given = {"mask": text, "scale": options.get("scale"), "softcap": options.get("softcap")}
+    if len(calls) > 1 and not _same_scores(q, k, lse, given):
+        return None  # steps that see other keys than the rule of the prompt says
+    return given, [q, k, lse], Places(rows, (begin, end))
+
+
+def _same_scores(q: np.ndarray, k: np.ndarray, lse: np.ndarray, options: dict[str, Any]) -> bool:
+    found = regard.attention(q[None], k[None], k[None, ..., :1], **options, return_aux=True)[1].lse[0]
+    near = np.isclose(found, lse, rtol=1e-3, atol=1e-3)
+    return bool((near | (np.isneginf(found) & np.isneginf(lse))).all())
+
+
+def _rule(call: Call, item: int, k_len: int) -> tuple[str, tuple[int, int]] | None:
+    """The mask of one item as text and the keys, of so many, that are not padding; None where it is more than a band and padding."""
+    mask = call.options.get("mask")
+    if mask is None:
+        return "full", (0, k_len)
+    mask = masks.parse(mask) if isinstance(mask, str) else mask
+    if not isinstance(mask, masks.Mask):
+        return None
+    rules, begin, end = [], 0, k_len
+    for part in mask._parts:
+        if isinstance(part, str):
+            rules += [rule.strip() for rule in part.split("&") if rule.strip()]
+        elif part[0] in ("lengths", "spans"):
+            of = part[1][item if len(part[1]) > 1 else 0]
+            start, stop = (0, int(of)) if part[0] == "lengths" else (int(of[0]), int(of[1]))
+            # What steps have added lies behind the last key of the prompt.
+            begin, end = max(begin, start), end if stop >= call.reach else min(end, stop)
+        else:
+            return None
+    moves = all(rule.split()[0] in ("full", "causal", "window", "band") for rule in rules)
+    if not moves or any(sign in rule for rule in rules for sign in "|()"):
+        return None
+    rules = [rule for rule in rules if rule != "full"]
+    return " & ".join(rules) or "full", (begin, end)
+
+
+# ---- pages ----
+
+DATA = '<script type="application/json" id="data">'
+
+
+def write(seen: Seen, path: str | os.PathLike, item: int) -> None:
+    """The page of a trace, with the numbers that were measured while the model ran, and what they say of positions and words."""
+    records = _of(seen, item)
+    page = _native(seen.title, [_layer(seen, record, item, only_exact=False) for record in records]).page(CELLS)
+    head, rest = page.split(DATA, 1)
+    data, tail = rest.split("</script>", 1)
+    told = json.loads(data)
+    heads = [(record, i) for record in records for i in range(record.shape[1])]
+    means = {id(record): record.means for record in records}
+    for site, (record, i) in zip(told["sites"], heads):
+        site["head"] = record.heads[i]
+        site["stats"] = {name: _finite(_of_item(seen, record, numbers, item)[i]) for name, numbers in means[id(record)].items()}
+    data = json.dumps(told).replace("<", "\\u003c")
+    more = "\n".join(_sections(seen, records, item))
+    head = head.replace("</main>", f"{more}\n</main>", 1).replace("</style>", f"{STYLE}</style>", 1)
+    _regard.write(os.fspath(path), f"{head}{DATA}{data}</script>{tail}")
+
+
+def _finite(x: float) -> float | None:
+    return float(x) if math.isfinite(x) else None
+
+
+STYLE = """
+.lens { margin-top: 40px; padding-top: 20px; border-top: 1px solid var(--line); }
+.lens table { border-collapse: collapse; font-size: 0.87rem; margin-bottom: 8px; }
+.lens caption { text-align: start; padding: 10px 0 6px; font: 400 1rem var(--serif); }
+.lens caption::first-letter { text-transform: uppercase; }
+.lens th { font-weight: 400; color: var(--quiet); text-align: start; padding: 4px 14px 4px 0; vertical-align: baseline; }
+.lens td { padding: 4px 14px 4px 0; vertical-align: baseline; border-top: 1px solid var(--line); white-space: nowrap; }
+.lens tbody th { border-top: 1px solid var(--line); text-align: end; font-variant-numeric: tabular-nums; }
+.lens .n { text-align: end; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.lens .words { white-space: normal; line-height: 1.9; }
+.lens .word {
+  display: inline-block; margin-inline-end: 10px; white-space: nowrap; padding-bottom: 1px;
+  background: linear-gradient(var(--accent), var(--accent)) 0 100% / calc(100% * var(--part)) 2px no-repeat;
+}
+.lens .word bdi { max-width: 16em; display: inline-block; overflow: hidden; text-overflow: ellipsis; vertical-align: bottom; }
+.lens .word small { color: var(--quiet); font-variant-numeric: tabular-nums; margin-inline-start: 4px; }
+.lens details { margin: 10px 0; }
+.lens summary { cursor: pointer; color: var(--quiet); font-size: 0.87rem; }
+.lens svg { max-width: 100%; height: auto; display: block; margin-inline-start: -16px; }
+.lens svg > rect:first-of-type { fill: none; }
+.on-dark { display: none; }
+:root[data-theme="dark"] .on-light { display: none; }
+:root[data-theme="dark"] .on-dark { display: block; }
+@media (prefers-color-scheme: dark) {
+  :root:not([data-theme="light"]) .on-light { display: none; }
+  :root:not([data-theme="light"]) .on-dark { display: block; }
+}
+"""
+
+
+def _sections(seen: Seen, records: list[Record], item: int) -> list[str]:
+    """What the page says below its pictures: layers in numbers, words that are looked at, and numbers along the text."""
+    kinds = {kind: [record for record in records if record.kind == kind] for kind in dict.fromkeys(record.kind for record in records)}
+    found = ['<section class="lens"><h2>Layer by layer</h2>', '<p class="lead">Means over the heads of a layer.</p>']
+    for kind, own in kinds.items():
+        found.append(_table(seen, own, item, kind if len(kinds) > 1 else ""))
+    for kind, own in kinds.items():
+        found += _head_by_head(seen, own, item, f"{kind}: " if len(kinds) > 1 else "")
+    found.append("</section>")
+    pictures = [picture for kind, own in kinds.items() for picture in _along(seen, own, item, f"{kind}: " if len(kinds) > 1 else "")]
+    if pictures:
+        found += ['<section class="lens"><h2>Along the text</h2>', *pictures, "</section>"]
+    return found
+
+
+COLUMNS = (
+    ("entropy", 2, "How widely a query spreads its weight, in nats"),
+    ("keys", 1, "Over about how many keys a query spreads its weight"),
+    ("distance", 1, "How far away the keys are that a query looks at"),
+    ("first", 3, "How much weight goes to the first key"),
+    ("largest", 3, "The weight of the key that a query looks at most"),
+    ("max_score", 1, "The highest score of any query, before the softmax"),
+)
+"""Numbers of a layer, their digits, and what they mean."""
+
+
+def _table(seen: Seen, records: list[Record], item: int, caption: str) -> str:
+    shown = _shown(seen, records, item)
+    row = shown[-1] if shown else None
+    heads = [f'<th scope="col" class="n" title="{why}">{name.replace("_", " ")}</th>' for name, _, why in COLUMNS]
+    if row is not None:
+        heads.append(f'<th scope="col">{_query(seen, records[0], row, item)} looks at</th>')
+    looked = any({"col_sum", "top_k"} & record._wanted.stats for record in records)
+    if looked:
+        heads.append('<th scope="col">most looked at, of all queries</th>')
+    lines = []
+    for record in records:
+        means = record.means
+        numbers = {name: _of_item(seen, record, means[name], item) for name, _, _ in COLUMNS}
+        joined = {name: np.max(x) if name == "max_score" else np.mean(x) for name, x in numbers.items()}
+        cells = [f'<td class="n">{_number(joined[name], digits)}</td>' for name, digits, _ in COLUMNS]
+        words = seen.labels(axes_of(record.kind, seen._translates)[1], item)
+        if row is not None:
+            cells.append(f'<td class="words">{_words(_of_item(seen, record, record.row(row), item).mean(0), words, 5)}</td>')
+        if looked:
+            cells.append(f'<td class="words">{_words(_received(seen, record, item), words, 5)}</td>')
+        lines.append(f'<tr><th scope="row">{record.layer}</th>{"".join(cells)}</tr>')
+    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    top = f'<thead><tr><th scope="col">layer</th>{"".join(heads)}</tr></thead>'
+    return f'<div class="scroll"><table>{title}{top}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _shown(seen: Seen, records: list[Record], item: int) -> list[int]:
+    """Rows whose weights a page tells: those that were asked for, or the last one; none that are padding."""
+    begin, end = _places(seen, records[0], item).rows
+    common = set(records[0].whole_rows).intersection(*(record.whole_rows for record in records))
+    found = sorted(row for row in common if begin <= row < end)
+    return found or ([end - 1] if all(record.exact or record.kept for record in records) else [])
+
+
+def _query(seen: Seen, record: Record, row: int, item: int) -> str:
+    axis = axes_of(record.kind, seen._translates)[0]
+    at = _first(record) + row
+    words = seen.labels(axis, item)
+    return f"query {row} {_name(words, at)}" if at < len(words) else f"query {row}"
+
+
+def _received(seen: Seen, record: Record, item: int) -> np.ndarray:
+    """The share of all queries' weight that each key receives, mean over heads; of the largest weights alone where no more is known."""
+    begin, end = _places(seen, record, item).rows
+    queries = max(1, end - begin)
+    if record.exact:
+        return _of_item(seen, record, record.tile((begin, end), (0, record.k_len)), item).sum(1).mean(0) / queries
+    if "top_k" not in record._wanted.stats or ("col_sum" in record._wanted.stats and queries == record.q_len):
+        return _of_item(seen, record, record.col_sum, item).mean(0) / record.q_len
+    keys, weights = (_of_item(seen, record, x, item)[:, begin:end] for x in record.top_k)
+    seen_keys = keys >= 0
+    return np.bincount(keys[seen_keys], weights[seen_keys], record.k_len) / (queries * record.shape[1])
+
+
+def _head_by_head(seen: Seen, records: list[Record], item: int, kind: str) -> list[str]:
+    """For each row that is told of, the keys that each head gives most to."""
+    found = []
+    keys = seen.labels(axes_of(records[0].kind, seen._translates)[1], item)
+    heads = list(dict.fromkeys(head for record in records for head in record.heads))
+    top = "".join(f'<th scope="col">head {head}</th>' for head in heads)
+    for row in _shown(seen, records, item)[-4:]:
+        lines = []
+        for record in records:
+            weights = _of_item(seen, record, record.row(row), item)
+            cells = "".join(f'<td class="words">{_words(weights[i], keys, 3)}</td>' for i in range(len(record.heads)))
+            lines.append(f'<tr><th scope="row">{record.layer}</th>{cells}</tr>')
+        told = f"{html.escape(kind)}what {_query(seen, records[0], row, item)} looks at, head by head"
+        table = f'<table><thead><tr><th scope="col">layer</th>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+        found.append(f'<details><summary>{told[0].upper() + told[1:]}</summary><div class="scroll">{table}</div></details>')
+    return found
+
+
+def _words(weights: np.ndarray, words: list[str], most: int) -> str:
+    """The keys with the largest weights, each underlined as far as its weight goes."""
+    largest = np.argsort(-weights, kind="stable")[:most]
+    return "".join(
+        f'<span class="word" style="--part:{min(1.0, float(weights[key])):.3f}" title="key {key}">'
+        f"{_name(words, int(key))}<small>{_number(weights[key])}</small></span>"
+        for key in largest
+        if weights[key] > 0
+    )
+
+
+def _name(words: list[str], at: int) -> str:
+    """A position by its word, made visible, or by its number."""
+    if at >= len(words):
+        return f"<bdi>{at}</bdi>"
+    word = words[at].replace("\r\n", "\n").replace("\n", "\u23ce").replace("\t", "\u21e5")
+    word = "\u2205" if word == "" else word if word.strip() else "\u2423" * len(word)
+    return f'<bdi dir="auto">{html.escape(word.strip())}</bdi>'
+
+
+def _number(x: float, digits: int = 3) -> str:
+    x = float(x)
+    if not math.isfinite(x):
+        return "\u2013"
+    return f"{x:.0e}" if 0 < abs(x) < 0.5 * 10.0**-digits else f"{x:,.{digits}f}"
+
+
+# ---- pictures ----
+
+
+class Strip(NamedTuple):
+    """A picture of layers down and positions across."""
+
+    title: str
+    unit: str
+    axis: str
+    places: tuple[int, int]
+    lines: list[np.ndarray]
+
+
+def _along(seen: Seen, records: list[Record], item: int, kind: str) -> list[str]:
+    """How widely rows spread, and what keys receive."""
+    sides, places, stats = axes_of(records[0].kind, seen._translates), _places(seen, records[0], item), records[0]._wanted.stats
+    found = []
+    if "entropy" in stats and records[0].q_len > 1:
+        lines = [_of_item(seen, record, record.entropy, item).mean(0) for record in records]
+        found.append(Strip(f"{kind}entropy of each query, mean over heads", "nat", sides[0], places.rows, lines))
+    if "col_sum" in stats:
+        lines = [_received(seen, record, item) for record in records]
+        found.append(Strip(f"{kind}share of all queries' weight that each key receives", "share", sides[1], places.keys, lines))
+    # Layers of several lengths have no common side.
+    return [_strip(seen, records, item, strip) for strip in found if len({len(line) for line in strip.lines}) == 1]
+
+
+def _strip(seen: Seen, records: list[Record], item: int, strip: Strip) -> str:
+    begin, end = strip.places
+    cells = min(end - begin, 160)
+    starts = cell_starts(end - begin, cells)[:-1]
+    values = np.maximum.reduceat(np.stack(strip.lines)[:, begin:end].astype(np.float32), starts, axis=1)
+    words = seen.labels(strip.axis, item)
+    names = [words[i] if i < len(words) else str(i) for i in range(begin, end)]
+    cols = {"title": strip.axis, "labels": names}
+    rows = {"title": "layer", "labels": [str(record.layer) for record in records]}
+    most = _rounded(float(np.nanmax(values, initial=0)))
+    about = {"view": "heat", "title": strip.title, "unit": strip.unit, "width": 1120, "most": most}
+    return _both(about, [{"rows": rows, "cols": cols}], [values])
+
+
+def _rounded(most: float) -> float:
+    """The end of a scale: a number of two digits."""
+    if not most > 0:
+        return 1.0
+    unit = 10.0 ** (math.floor(math.log10(most)) - 1)
+    return math.ceil(most / unit - 1e-9) * unit
+
+
+def _both(about: dict[str, Any], maps: list[dict[str, Any]], values: list[np.ndarray]) -> str:
+    """A picture for light pages and one for dark ones."""
+    light, dark = (_picture({**about, "dark": dark, "maps": maps}, values) for dark in (False, True))
+    return f'<div class="scroll on-light">{light}</div><div class="scroll on-dark">{dark}</div>'
+
+
+def _picture(about: dict[str, Any], values: list[np.ndarray]) -> str:
+    held = [_f32(x) for x in values]
+    return _regard.picture(json.dumps(about), [_arrays.memory(x) for x in held])
+
+
+MOST_HEADS = 256
+"""Heads of a picture in a notebook."""
+
+
+def glance(seen: Seen) -> str:
+    """Every head of the first item, small, as a notebook shows it."""
+    if not seen.records:
+        return f"<p>{html.escape(repr(seen))}</p>"
+    maps, values = [], []
+    for record in seen:
+        layer = _pooled(seen, record, 0, {})
+        for i, head in enumerate(record.heads):
+            maps.append({"layer": record.layer, "head": head, "kind": record.kind, "rows": layer.rows, "cols": layer.cols})
+            values.append(layer.arrays[0][i])
+    left_out = len(maps) - MOST_HEADS
+    about = {"view": "grid", "title": seen.title, "unit": "weight", "dark": False, "width": 900, "most": 1.0}
+    note = f"<p>{left_out} more heads are in <code>seen.report(path)</code>.</p>" if left_out > 0 else ""
+    return f"{_picture({**about, 'maps': maps[:MOST_HEADS]}, values[:MOST_HEADS])}{note}"

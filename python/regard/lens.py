@@ -1,0 +1,464 @@
+"""The attention microscope for running models of Hugging Face.
+
+    import regard.lens
+    with regard.lens.capture(model, tokens=tokenizer) as seen:
+        model(**inputs)                 # or model.generate(..)
+    seen.report("run.html")             # a page that needs nothing but itself
+    seen[10].entropy                    # [batch, heads, rows]
+    seen[10].top_k.keys                 # [batch, heads, rows, 8]
+    seen[10].row(-1)                    # [batch, heads, keys]: all that the last token looks at
+
+Within the context the model's attention is Regard's. Each call is looked at once, as soon as it has been computed, and only answers are
+kept: memory linear in the length, whatever the length is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+import regard.hf
+
+from . import _watch
+from ._record import STATS, Call, Record, TopK, Wanted
+
+__all__ = ["STATS", "Record", "Seen", "TopK", "capture"]
+
+
+@contextlib.contextmanager
+def capture(
+    model: torch.nn.Module,
+    layers: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+    stats: Iterable[str] = ("entropy", "top_k"),
+    top_k: int = 8,
+    rows: Iterable[int] = (-1,),
+    map: int = 64,
+    tokens: Any = None,
+    keep: bool = False,
+) -> Iterator[Seen]:
+    """Looks on while a model runs, in as many forward passes and generations as happen within the context.
+
+    Options:
+      layers  which layers, from 0 on; all unless given. An encoder and a decoder each have a layer 0
+      heads   which heads; all unless given
+      stats   what is kept of each row: `entropy`, `mean_distance`, `first_mass` (the weight of the first key), `largest` (weight),
+              `max_score`, `sink_mass`, `top_k`; and of each key: `col_sum`. Means of heads are kept in any case: `Record.means`
+      top_k   how many of the largest weights
+      rows    rows whose weights are kept whole, -1 for the last one
+      map     cells, each way, of the overview; a layer of no more rows and keys than that is kept exactly
+      tokens  what positions are called: words, or a tokenizer, which names the ids that the model is given
+      keep    whether q and k are kept, for any row and any tile afterwards, and for traces
+    """
+    chosen = None if layers is None else frozenset(layers)
+    wanted = _wanted(chosen, None if heads is None else tuple(heads), stats, top_k, rows, map, keep)
+    with _switched(model):
+        watcher = _Watcher(model, wanted, chosen, tokens)
+        with watcher.looking():
+            yield watcher.seen
+    watcher.check()
+
+
+def _wanted(layers: Any, heads: Any, stats: Any, top_k: int, rows: Any, map: int, keep: bool) -> Wanted:
+    stats = (stats,) if isinstance(stats, str) else tuple(stats)
+    for name in stats:
+        if name not in STATS:
+            raise ValueError(f"stats: there is no {name!r}; there are {', '.join(STATS)}")
+    for name, numbers in (("layers", layers), ("heads", heads)):
+        if any(number < 0 for number in numbers or ()):
+            raise ValueError(f"{name}: {min(numbers)} is below 0; count from the first, 0")
+    for name, number in (("top_k", top_k), ("map", map)):
+        if number < 1:
+            raise ValueError(f"{name}: expected 1 or more, found {number}")
+    return Wanted(frozenset(stats), top_k, frozenset(rows), map, heads, keep)
+
+
+@contextlib.contextmanager
+def _switched(model: torch.nn.Module) -> Iterator[None]:
+    """The model with Regard's attention; what was there before comes back in the end."""
+    hosts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    if not hosts:
+        raise TypeError(f"model: expected one of Transformers, or a module that holds one, found {type(model).__name__}")
+    before = {id(config): (config, config._attn_implementation) for host in hosts for config in _configs(host.config)}
+    regard.hf.register()
+    try:
+        for host in hosts:
+            if host.config._attn_implementation == "regard":
+                continue
+            if not host._can_set_attn_implementation():
+                raise ValueError(
+                    f"model: {type(host).__name__} computes attention by itself and takes no backend; it cannot be looked into"
+                )
+            host.set_attn_implementation("regard")
+        yield
+    finally:
+        for config, implementation in before.values():
+            config._attn_implementation_internal = implementation
+
+
+def _configs(config: Any) -> Iterator[Any]:
+    """A configuration and those inside it."""
+    yield config
+    for name in config.sub_configs:
+        inside = getattr(config, name, None)
+        if inside is not None:
+            yield from _configs(inside)
+
+
+class _Site(NamedTuple):
+    kind: str
+    layer: int
+    name: str
+
+
+class _Run:
+    """One forward pass, or one generation with all its steps."""
+
+    def __init__(self) -> None:
+        self.records: dict[tuple[str, int], Record] = {}
+        self.begun: set[_Site] = set()
+        self.words: dict[tuple[str, int], tuple[int, list[str]]] = {}
+        """What positions are called, as far as it was asked: of so many parts."""
+        self.begin: dict[str, int] = {}
+        """The first position of each axis that the model was given; before it lies what a cache held already."""
+        self.ids: dict[str, list[np.ndarray]] = {}
+        """What the model was given on each axis, `[batch, len]`, part by part."""
+        self.real: dict[str, list[np.ndarray]] = {}
+        """Which of it is no padding."""
+
+
+class _Watcher:
+    """Is told of every call of attention, and gives each to the record it belongs to."""
+
+    def __init__(self, model: torch.nn.Module, wanted: Wanted, layers: frozenset[int] | None, tokens: Any):
+        self._wanted, self._layers = wanted, layers
+        self._model = model
+        self._names = {module: name for name, module in model.named_modules()}
+        host = next(module for module in self._names if isinstance(module, PreTrainedModel))
+        self._translates = bool(host.config.is_encoder_decoder)
+        self._sites: dict[tuple[torch.nn.Module, int], _Site] = {}
+        self._forward, self._depth = 0, 0
+        self._turns: dict[torch.nn.Module, int] = {}
+        self._given: dict[str, tuple[Any, Any]] = {}
+        self._named: set[tuple[int, str]] = set()
+        self.runs: list[_Run] = []
+        self.seen = Seen(self.runs, type(model).__name__, tokens, self._translates)
+
+    # ---- forward passes ----
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Is told of calls, and counts forward passes: of the model itself, and of the models inside it that are called on their own."""
+        hosts = [module for module in self._names if module is self._model or isinstance(module, PreTrainedModel)]
+        handles = [host.register_forward_pre_hook(self._enter, with_kwargs=True) for host in hosts]
+        handles += [host.register_forward_hook(self._leave, always_call=True) for host in hosts]
+        _watch.watchers.append(self)
+        try:
+            yield
+        finally:
+            _watch.watchers.remove(self)
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self._depth == 0:
+            self._forward += 1
+            self._turns, self._given = {}, {}
+        self._depth += 1
+        own = "text" if not self._translates else "target" if side_of(self._names[module]) == "decoder" else "source"
+        first = args[0] if args else None
+        for axis, ids, mask in (
+            (own, options.get("input_ids", first), options.get("attention_mask")),
+            ("target", options.get("decoder_input_ids"), options.get("decoder_attention_mask")),
+        ):
+            if torch.is_tensor(ids) and ids.ndim == 2 and not ids.is_floating_point():
+                self._given.setdefault(axis, (ids, mask))
+
+    def _leave(self, *_: Any) -> None:
+        self._depth -= 1
+
+    # ---- calls of attention ----
+
+    def __call__(self, module: torch.nn.Module, q: Any, k: Any, v: Any, options: dict[str, Any], aux: Any) -> None:
+        if module not in self._names or self._depth == 0:
+            return  # another model's, or made once more for gradients
+        turn = self._turns[module] = self._turns.get(module, -1) + 1
+        site = self._site(module, turn)
+        held = {name: given.detach() if torch.is_tensor(given) else given for name, given in options.items()}
+        call = Call(q.detach(), k.detach(), aux.lse.detach(), {**held, "threads": torch.get_num_threads()})
+        run = self._run_of(site, call)
+        real = self._name(run, site.kind, call)
+        if self._layers is not None and site.layer not in self._layers:
+            return
+        for head in self._wanted.heads or ():
+            if head >= q.shape[1]:
+                raise ValueError(f"heads: there is no head {head} in {site.kind} layer {site.layer}, which has {q.shape[1]}")
+        record = run.records.get(site[:2])
+        if record is None:
+            first = 0 if site.kind == "cross" else call.start
+            record = run.records[site[:2]] = Record(*site, self._wanted, first)
+        record.add(call, real, slides(module))
+
+    def _site(self, module: torch.nn.Module, turn: int) -> _Site:
+        """What a module is in its model, the first time by its name: some call one module for several layers, each in its turn."""
+        found = self._sites.get((module, turn))
+        if found is None:
+            name = self._names[module]
+            kind = kind_of(module, name, self._translates)
+            taken = {site.layer for site in self._sites.values() if site.kind == kind}
+            layer = getattr(module, "layer_idx", None)
+            if layer is None:
+                layer = next((int(part) for part in name.split(".") if part.isdigit()), 0)
+            if layer in taken:
+                layer = max(taken) + 1
+            found = self._sites[module, turn] = _Site(kind, layer, name)
+        return found
+
+    def _run_of(self, site: _Site, call: Call) -> _Run:
+        """The run that a call belongs to: one that begins a sequence where there is one already begins another."""
+        run = self.runs[-1] if self.runs else None
+        begins = site.kind != "cross" and call.start <= 0
+        record = run.records.get(site[:2]) if run is not None else None
+        other_batch = record is not None and record.shape[0] != call.q.shape[0]
+        if run is None or (site in run.begun and (begins or other_batch)):
+            run = _Run()
+            self.runs.append(run)
+        run.begun.add(site)
+        return run
+
+    def _name(self, run: _Run, kind: str, call: Call) -> np.ndarray | None:
+        """Takes what the model was given on the axis of these rows, once for each forward pass; says which of it is no padding."""
+        axis = axes_of(kind, self._translates)[0]
+        ids, mask = self._given.get(axis, (None, None))
+        q_len = call.q.shape[2]
+        if ids is None or tuple(ids.shape) != (call.q.shape[0], q_len):
+            return None
+        real = None
+        if torch.is_tensor(mask) and mask.ndim == 2 and mask.shape[1] >= q_len:
+            real = mask[:, mask.shape[1] - q_len :].bool().numpy()
+        if (self._forward, axis) not in self._named:
+            self._named.add((self._forward, axis))
+            run.begin.setdefault(axis, 0 if kind == "cross" else max(0, call.start))
+            run.ids.setdefault(axis, []).append(ids.numpy().copy())
+            run.real.setdefault(axis, []).append(np.ones(ids.shape, bool) if real is None else real.copy())
+        return real
+
+    def check(self) -> None:
+        """Says so where nothing was seen, or not all that was asked for."""
+        if self._forward and not self.runs:
+            warnings.warn(f"{type(self._model).__name__} ran, and no attention of it came through regard", stacklevel=4)
+        missing = sorted((self._layers or frozenset()) - {site.layer for site in self._sites.values()})
+        if self.runs and missing:
+            there = max(site.layer for site in self._sites.values())
+            warnings.warn(f"layers: there is no layer {missing[0]}; layers go up to {there}", stacklevel=4)
+
+
+def kind_of(module: torch.nn.Module, name: str, translates: bool) -> str:
+    """`self`, `cross`; `encoder` where there is a decoder too; `vision` and `audio` of models for several senses."""
+    place = name.lower()
+    if getattr(module, "is_cross_attention", False) or any(word in place for word in ("cross", "encdec", "encoder_attn")):
+        return "cross"
+    if translates and side_of(name) == "encoder":
+        return "encoder"
+    return "vision" if "vision" in place or "visual" in place else "audio" if "audio" in place else "self"
+
+
+def side_of(name: str) -> str | None:
+    """Whether a module is part of an encoder or of a decoder: the outermost of them, which may hold modules of the other's name."""
+    return next((part for part in name.split(".") if part in ("encoder", "decoder")), None)
+
+
+def slides(module: torch.nn.Module) -> bool:
+    """Whether the cache of a layer forgets what lies far behind."""
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    types = getattr(config, "layer_types", None)
+    if types is not None and layer is not None:
+        return types[layer] != "full_attention"
+    return getattr(module, "sliding_window", getattr(config, "sliding_window", None)) is not None
+
+
+def axes_of(kind: str, translates: bool) -> tuple[str, str]:
+    """What rows and keys of a kind stand for."""
+    if kind in ("vision", "audio"):
+        return kind, kind
+    if not translates:
+        return ("text", "text") if kind == "self" else ("text", "source")
+    return {"encoder": ("source", "source"), "cross": ("target", "source")}.get(kind, ("target", "target"))
+
+
+class Seen:
+    """What was seen within a `capture`: records of layers, of the last run.
+
+    seen[10]                layer 10; of an encoder and decoder, its decoder's own attention
+    seen["cross", 3]        by kind and layer
+    for record in seen: ..  all, in the order in which they ran
+    seen.run(0)             the same for an earlier run: a forward pass, or a generation with all its steps
+    """
+
+    def __init__(self, runs: list[_Run], title: str, tokens: Any, translates: bool, which: int = -1):
+        self._runs, self._tokens, self._translates, self._which = runs, tokens, translates, which
+        self.title = title
+        """The heading of reports and traces; set it to what you like."""
+
+    def run(self, which: int) -> Seen:
+        """What was seen in one run, from the first, 0; -1 is the last."""
+        if not -len(self._runs) <= which < len(self._runs):
+            raise IndexError(f"run {which}: there are {len(self._runs)}")
+        return Seen(self._runs, self.title, self._tokens, self._translates, which)
+
+    @property
+    def run_count(self) -> int:
+        """How many runs there were."""
+        return len(self._runs)
+
+    @property
+    def _run(self) -> _Run:
+        if not self._runs:
+            raise ValueError("nothing was seen yet: run the model within the context")
+        return self._runs[self._which]
+
+    @property
+    def records(self) -> list[Record]:
+        """All records, in the order in which they ran."""
+        return list(self._run.records.values()) if self._runs else []
+
+    @property
+    def batch(self) -> int:
+        """Items of the batch."""
+        return max((record.shape[0] for record in self.records), default=0)
+
+    def index(self, count: int, item: int) -> int:
+        """Where an item stands in an array of so many: an encoder runs once for all the beams of a generation."""
+        return item * count // self.batch
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def __getitem__(self, which: int | tuple[str, int]) -> Record:
+        records = self._run.records
+        kinds = list(dict.fromkeys(kind for kind, _ in records))
+        if not isinstance(which, tuple):
+            which = ("self" if "self" in kinds or not kinds else kinds[0], which)
+        kind, layer = which
+        layers = sorted(of for own, of in records if own == kind)
+        if layer < 0 and layers:
+            layer += max(layers) + 1
+        if (kind, layer) not in records:
+            there = ", ".join(f"{own} {min(of)} to {max(of)}" for own in kinds for of in [[n for k, n in records if k == own]])
+            raise KeyError(f"{kind} layer {which[1]} was not seen; there are: {there or 'none'}")
+        return records[kind, layer]
+
+    def __repr__(self) -> str:
+        if not self._runs:
+            return f"<{self.title}: nothing was seen yet>"
+        runs = f", run {self._which % len(self._runs)} of {len(self._runs)}" if len(self._runs) > 1 else ""
+        kinds = list(dict.fromkeys(record.kind for record in self))
+        counts = ", ".join(f"{sum(record.kind == kind for record in self)} {kind}" for kind in kinds)
+        return f"<{self.title}{runs}: layers: {counts}>"
+
+    # ---- words ----
+
+    def labels(self, axis: str, item: int = 0) -> list[str]:
+        """What the positions of an axis are called, in one item of the batch: `text`, or `source` and `target` of an encoder and
+        decoder. Empty if they have no names; the last ones may lack theirs."""
+        given = self._tokens
+        if isinstance(given, dict):
+            given = given.get(axis)
+        if given is None:
+            return []
+        if not hasattr(given, "convert_ids_to_tokens"):
+            if axis == "target" and not isinstance(self._tokens, dict):
+                return []
+            words = list(given)
+            words = list(words[item]) if words and not isinstance(words[0], str) else words
+            return [str(word) for word in words]
+        run = self._run
+        parts = run.ids.get(axis, [])
+        count, words = run.words.get((axis, item), (0, [str(i) for i in range(run.begin.get(axis, 0))]))
+        for part in parts[count:]:
+            words = words + [_readable(given, word) for word in given.convert_ids_to_tokens(part[self.index(len(part), item)].tolist())]
+        run.words[axis, item] = (len(parts), words)
+        return words
+
+    def real(self, axis: str, item: int) -> np.ndarray | None:
+        """Which positions of an axis are no padding, if the model was told."""
+        parts = self._run.real.get(axis)
+        if not parts:
+            return None
+        return np.concatenate([np.ones(self._run.begin[axis], bool), *(part[self.index(len(part), item)] for part in parts)])
+
+    # ---- reports and files ----
+
+    def report(self, path: str | os.PathLike, item: int = 0) -> None:
+        """Writes a page that needs nothing but itself: every head of one item of the batch, in pictures, numbers and words."""
+        from . import _report
+
+        _report.write(self, path, item)
+
+    def to_trace(self, path: str | os.PathLike, item: int = 0) -> None:
+        """Writes a trace of one item of the batch, for `regard look`, `regard stats`, `regard audit` and `regard diff`.
+
+        Layers that have kept q and k (`keep=True`) are written with them if a trace can say what their scores are; others with their
+        weights, which must be known (`keep=True`, or a map that is exact) and few.
+        """
+        from . import _report
+
+        _report.trace_of(self, item, only_exact=True).save(os.fspath(path))
+
+    def _repr_html_(self) -> str:
+        from . import _report
+
+        return _report.glance(self)
+
+    def to_bertviz(self, item: int = 0) -> dict[str, Any]:
+        """What BertViz takes: `bertviz.head_view(**seen.to_bertviz())`, `bertviz.model_view(**seen.to_bertviz())`.
+
+        Weights `[1, heads, rows, keys]` of each layer, and tokens. Of at most 512 rows and keys, and where all weights are known:
+        `keep=True`, or a `map` as large as that.
+        """
+        found: dict[str, Any] = {}
+        names = {"self": "decoder_attention", "encoder": "encoder_attention", "cross": "cross_attention"}
+        for record in self:
+            if not self._translates and record.kind != "self":
+                continue
+            name = names[record.kind] if self._translates else "attention"
+            own = self.index(record.shape[0], item)
+            found.setdefault(name, []).append(torch.from_numpy(record.weights()[own : own + 1].astype(np.float32)))
+        answer: dict[str, Any] = {name: tuple(layers) for name, layers in found.items()}
+        for name, axis in (("encoder_tokens", "source"), ("decoder_tokens", "target")) if self._translates else (("tokens", "text"),):
+            answer[name] = self._numbered(axis, item)
+        return answer
+
+    def to_circuitsvis(self, layer: int = 0, item: int = 0) -> dict[str, Any]:
+        """What CircuitsVis takes for one layer: `circuitsvis.attention.attention_patterns(**seen.to_circuitsvis(10))`.
+
+        Weights `[heads, rows, keys]`, and tokens. The limits are those of `to_bertviz`.
+        """
+        record = self[layer]
+        axis = axes_of(record.kind, self._translates)[0]
+        return {"tokens": self._numbered(axis, item), "attention": record.weights()[self.index(record.shape[0], item)].astype(np.float32)}
+
+    def _numbered(self, axis: str, item: int) -> list[str]:
+        """Words, or numbers where there are none."""
+        sizes = [
+            n for record in self for own, n in zip(axes_of(record.kind, self._translates), (record.q_len, record.k_len)) if own == axis
+        ]
+        words, n = self.labels(axis, item), max(sizes, default=0)
+        return words[:n] + [str(i) for i in range(len(words), n)]
+
+
+def _readable(tokenizer: Any, token: str) -> str:
+    """A token as people write it: many vocabularies have signs in the place of blanks, and of bytes that are no letters."""
+    if "\u2581" in token:
+        return token.replace("\u2581", " ")
+    return tokenizer.convert_tokens_to_string([token]) if hasattr(tokenizer, "convert_tokens_to_string") else token

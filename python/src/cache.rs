@@ -1,0 +1,187 @@
+//! Keys and values of the past, and attention over them.
+
+use crate::array::{Array, Owned, by_type, refused};
+use crate::attention::Kept;
+use crate::options::{Call, Described, Stored};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use regard::{CacheShape, Error, KvCache, Plan, Problem};
+use std::any::Any;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Names a sequence of a cache.
+#[pyclass(frozen, eq, hash, from_py_object, module = "regard._regard")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Sequence(regard::Sequence);
+
+#[pymethods]
+impl Sequence {
+    fn __repr__(&self) -> String {
+        format!("{:?}", self.0)
+    }
+}
+
+/// A cache of one type. Readers share it, writers wait for them; nobody holds the interpreter while they wait.
+#[pyclass(frozen, module = "regard._regard")]
+#[derive(Debug)]
+pub(crate) struct Cache {
+    #[pyo3(get)]
+    dtype: String,
+    /// An `RwLock<KvCache>` of that type.
+    pages: Arc<dyn Any + Send + Sync>,
+}
+
+impl Cache {
+    fn pages<E: Stored>(&self) -> PyResult<&RwLock<KvCache<E>>> {
+        let other = || PyTypeError::new_err(format!("the cache holds {}", self.dtype));
+        self.pages.downcast_ref().ok_or_else(other)
+    }
+
+    fn read<E: Stored, T: Send>(
+        &self,
+        py: Python<'_>,
+        ask: impl FnOnce(&KvCache<E>) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        let pages = self.pages::<E>()?;
+        py.detach(|| ask(&pages.read().unwrap_or_else(PoisonError::into_inner))).map_err(refused)
+    }
+
+    fn write<E: Stored, T: Send>(
+        &self,
+        py: Python<'_>,
+        change: impl FnOnce(&mut KvCache<E>) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        let pages = self.pages::<E>()?;
+        let change = || change(&mut pages.write().unwrap_or_else(PoisonError::into_inner));
+        py.detach(change).map_err(refused)
+    }
+
+    fn attend<E: Stored>(
+        &self,
+        py: Python<'_>,
+        call: &Call,
+        sequences: &[regard::Sequence],
+    ) -> PyResult<Kept> {
+        let (q, pages) = (call.query::<E>()?, self.pages::<E>()?);
+        let output = py.detach(|| {
+            let pages = pages.read().unwrap_or_else(PoisonError::into_inner);
+            let problem = Problem::cached(&q, &pages, sequences).map_err(refused)?;
+            let plan = Plan::new(call.with_options(problem)?, call.machine()?).map_err(refused)?;
+            plan.forward_cached(q, &pages, sequences).map_err(refused)
+        });
+        Kept::new(py, output?)
+    }
+}
+
+/// Runs `$body` with `$E` the type of a cache and `$pages` what [`Cache::read`] or [`Cache::write`] hands out.
+macro_rules! on_pages {
+    ($cache:ident.$way:ident($py:ident), $pages:ident => $body:expr) => {
+        by_type!(&$cache.dtype[..], E => $cache.$way::<E, _>($py, |$pages| $body))
+    };
+}
+
+#[pymethods]
+impl Cache {
+    /// Of so many heads, features of a key and of a value, and positions in a page.
+    #[new]
+    fn new(dtype: &str, sizes: [usize; 4], budget: usize) -> PyResult<Self> {
+        let [heads, qk_dim, v_dim, page] = sizes;
+        let shape = CacheShape { heads, qk_dim, v_dim, page };
+        by_type!(dtype, E => {
+            let pages = KvCache::<E>::new(shape, budget).map_err(refused)?;
+            Ok(Self { dtype: dtype.into(), pages: Arc::new(RwLock::new(pages)) })
+        })
+    }
+
+    fn start(&self, py: Python<'_>) -> PyResult<Sequence> {
+        on_pages!(self.write(py), pages => pages.start()).map(Sequence)
+    }
+
+    /// `k [1, heads, n, qk_dim]` and `v [1, heads, n, v_dim]`.
+    fn append(&self, py: Python<'_>, sequence: Sequence, k: Array, v: Array) -> PyResult<()> {
+        by_type!(&self.dtype[..], E => {
+            let (k, v) = (k.view::<E>("k", None)?, v.view::<E>("v", None)?);
+            self.write::<E, _>(py, |pages| pages.append(sequence.0, k, v))
+        })
+    }
+
+    fn fork(&self, py: Python<'_>, sequence: Sequence) -> PyResult<Sequence> {
+        on_pages!(self.write(py), pages => pages.fork(sequence.0)).map(Sequence)
+    }
+
+    fn truncate(&self, py: Python<'_>, sequence: Sequence, len: usize) -> PyResult<()> {
+        on_pages!(self.write(py), pages => pages.truncate(sequence.0, len))
+    }
+
+    fn evict(&self, py: Python<'_>, sequence: Sequence, before: usize) -> PyResult<usize> {
+        on_pages!(self.write(py), pages => pages.evict(sequence.0, before))
+    }
+
+    fn free(&self, py: Python<'_>, sequence: Sequence) -> PyResult<()> {
+        on_pages!(self.write(py), pages => pages.free(sequence.0))
+    }
+
+    fn len(&self, py: Python<'_>, sequence: Sequence) -> PyResult<usize> {
+        on_pages!(self.read(py), pages => pages.len(sequence.0))
+    }
+
+    fn first(&self, py: Python<'_>, sequence: Sequence) -> PyResult<usize> {
+        on_pages!(self.read(py), pages => pages.first(sequence.0))
+    }
+
+    fn pages_held(&self, py: Python<'_>, sequence: Sequence) -> PyResult<usize> {
+        on_pages!(self.read(py), pages => pages.pages_held(sequence.0))
+    }
+
+    /// Where the positions begin and end that all these sequences hold in the same pages.
+    fn shared_prefix(&self, py: Python<'_>, sequences: Vec<Sequence>) -> PyResult<(usize, usize)> {
+        let sequences = handles(&sequences);
+        let shared = on_pages!(self.read(py), pages => pages.shared_prefix(&sequences))?;
+        Ok((shared.start, shared.end))
+    }
+
+    /// The key and the value of a head at a position, copied.
+    fn row(
+        &self,
+        py: Python<'_>,
+        sequence: Sequence,
+        head: usize,
+        position: usize,
+    ) -> PyResult<[Owned; 2]> {
+        by_type!(&self.dtype[..], E => {
+            let copied = |pages: &KvCache<E>| {
+                let (k, v) = pages.row(sequence.0, head, position)?;
+                Ok([k.to_vec(), v.to_vec()])
+            };
+            let [k, v] = self.read::<E, _>(py, copied)?;
+            let sizes = [k.len(), v.len()];
+            Ok([Owned::new(k, &sizes[..1]), Owned::new(v, &sizes[1..])])
+        })
+    }
+
+    /// Of all pages, of those in use, and what they may have.
+    fn bytes(&self, py: Python<'_>) -> PyResult<[usize; 3]> {
+        on_pages!(self.read(py), pages => Ok([pages.bytes(), pages.bytes_in_use(), pages.budget()]))
+    }
+
+    /// Attention of q over what each sequence holds; the call has no other tensor.
+    fn attention(
+        &self,
+        py: Python<'_>,
+        call: Described,
+        sequences: Vec<Sequence>,
+    ) -> PyResult<Kept> {
+        let sequences = handles(&sequences);
+        let most = on_pages!(self.read(py), pages => {
+            let held = |s: &regard::Sequence| Ok(pages.len(*s)? - pages.first(*s)?);
+            let held = sequences.iter().map(held).collect::<Result<Vec<usize>, Error>>()?;
+            Ok(held.into_iter().max().unwrap_or(0))
+        })?;
+        let call = Call::over(call, most)?;
+        by_type!(&self.dtype[..], E => self.attend::<E>(py, &call, &sequences))
+    }
+}
+
+fn handles(sequences: &[Sequence]) -> Vec<regard::Sequence> {
+    sequences.iter().map(|sequence| sequence.0).collect()
+}

@@ -1,0 +1,72 @@
+//! `regard._regard`: the engine as the Python package sees it. Private: `regard/*.py` is the interface.
+//!
+//!   array      arrays that lie in Python's memory, and in ours
+//!   options    a call as Python describes it
+//!   attention  there and back
+//!   look       the microscope
+//!   cache      keys and values of the past
+//!   linear     linear attention
+//!   lsh        attention by hashing
+//!   steps      the definition with all its numbers; small helpers
+//!   table      the case table: judged here, and handed out for tests of the doors
+//!   scope      traces, pages and pictures of what a lens has seen
+
+mod array;
+mod attention;
+mod cache;
+mod linear;
+mod look;
+mod lsh;
+mod options;
+mod scope;
+mod steps;
+mod table;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _regard {
+    #[pymodule_export]
+    use super::array::Owned;
+    #[pymodule_export]
+    use super::attention::{Kept, backward, forward, plan};
+    #[pymodule_export]
+    use super::cache::{Cache, Sequence};
+    #[pymodule_export]
+    use super::linear::{LinearKept, State, linear};
+    #[pymodule_export]
+    use super::look::look;
+    #[pymodule_export]
+    use super::lsh::{LshKept, lsh};
+    #[pymodule_export]
+    use super::scope::{Trace, picture, write};
+    #[pymodule_export]
+    use super::steps::{alibi_slopes, merge, rope, steps};
+    #[pymodule_export]
+    use super::table::{Row, Table, check};
+
+    use pyo3::prelude::*;
+
+    /// The version of the package.
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        std::sync::LazyLock::force(&super::options::LOADED_BY);
+        Ok(())
+    }
+
+    /// Instruction sets of this machine, the best last.
+    #[pyfunction]
+    fn isas() -> Vec<&'static str> {
+        regard::Isa::available().into_iter().map(regard::Isa::name).collect()
+    }
+
+    /// The command line; returns its exit status.
+    #[cfg(feature = "cli")]
+    #[pyfunction]
+    fn main(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> u8 {
+        py.detach(|| regard_cli::run(arguments))
+    }
+}

@@ -1,0 +1,537 @@
+//! One call as Python describes it: options in JSON, and arrays that they name.
+
+use crate::array::{Array, Named, Owned, refused};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use regard::{
+    Additive, Align, Bits, Dropout, Element, Isa, Local, Machine, Mask, MaskRule, Normaliser, Plan,
+    Precision, Problem, RelativeBias, Scope, Score, Similarity, View,
+};
+use regard_scope::parse_mask_with;
+use serde::Deserialize;
+use std::fmt;
+use std::ops::Range;
+use std::sync::LazyLock;
+
+/// A type that tensors are stored in, known to Python with its number.
+pub(crate) trait Stored: Element<Num: Named> + Named {}
+impl<E: Element<Num: Named> + Named> Stored for E {}
+
+/// A call, from Python: options, q k and v (v may be missing where weights are all that is asked for), tensors that have gradients,
+/// and arrays that have none. The options name the latter two in their order.
+#[derive(Clone, Debug, FromPyObject)]
+pub(crate) struct Described(String, Vec<Array>, Vec<Array>, Vec<Array>);
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Options {
+    /// As text; `$i` is the mask that array `i` of those without gradients makes.
+    mask: String,
+    align: AlignAs,
+    scale: Option<f64>,
+    temperature: f64,
+    softcap: Option<f64>,
+    relative: Option<Relative>,
+    /// Of local attention, whose centres are a tensor.
+    reach: Option<usize>,
+    /// `dot`, `general`, `distance`, `additive`
+    similarity: String,
+    /// `softmax`, `top K`, `hard`, `sampled SEED`, `sparsemax`
+    normaliser: String,
+    dropout: f64,
+    entropy: bool,
+    /// `strict`, `f32`, `high`
+    precision: Option<String>,
+    threads: Option<usize>,
+    isa: Option<String>,
+    learned: Vec<String>,
+    held: Vec<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum AlignAs {
+    Name(String),
+    At(i64),
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Relative {
+    Clipped { reach: usize },
+    T5 { max_distance: usize, bidirectional: bool },
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            mask: "full".into(),
+            align: AlignAs::Name("end".into()),
+            scale: None,
+            temperature: 1.0,
+            softcap: None,
+            relative: None,
+            reach: None,
+            similarity: "dot".into(),
+            normaliser: "softmax".into(),
+            dropout: 0.0,
+            entropy: false,
+            precision: None,
+            threads: None,
+            isa: None,
+            learned: Vec::new(),
+            held: Vec::new(),
+        }
+    }
+}
+
+/// The process that has loaded this module.
+pub(crate) static LOADED_BY: LazyLock<u32> = LazyLock::new(std::process::id);
+
+/// A call whose text has been read.
+#[derive(Debug)]
+pub(crate) struct Call {
+    options: Options,
+    tensors: Vec<Array>,
+    learned: Vec<Array>,
+    mask: Mask,
+    /// The masks that arrays make, for more text that speaks of them.
+    given: Vec<Mask>,
+    seed: [u64; 2],
+    q_offsets: Option<Vec<usize>>,
+    k_offsets: Option<Vec<usize>>,
+}
+
+impl Call {
+    pub(crate) fn new(call: Described) -> PyResult<Self> {
+        if !(2..=3).contains(&call.1.len()) {
+            return Err(PyValueError::new_err(format!(
+                "q, k and v: {} tensors are given",
+                call.1.len()
+            )));
+        }
+        let keys = from_last(&call.1[1], 1);
+        Self::over(call, keys)
+    }
+
+    /// A call whose keys need not lie in a tensor: so many, or as many as the item with the most of them has.
+    pub(crate) fn over(
+        Described(text, tensors, learned, held): Described,
+        keys: usize,
+    ) -> PyResult<Self> {
+        let options: Options = serde_json::from_str(&text).map_err(refused)?;
+        for (what, named, found) in
+            [("learned", &options.learned, &learned), ("held", &options.held, &held)]
+        {
+            if named.len() != found.len() {
+                let (n, m) = (named.len(), found.len());
+                return Err(PyValueError::new_err(format!(
+                    "{what}: {n} arrays are named and {m} are given"
+                )));
+            }
+        }
+        let Some(q) = tensors.first() else {
+            return Err(PyValueError::new_err("q: no tensor is given"));
+        };
+        let array = |name: &str| {
+            options.held.iter().position(|held| held == name).map(|i| held[i].counts(name))
+        };
+        let (q_offsets, k_offsets) =
+            (array("q_offsets").transpose()?, array("k_offsets").transpose()?);
+        let seed = match options.held.iter().position(|name| name == "seed") {
+            Some(i) => seed(&held[i])?,
+            None => [0; 2],
+        };
+        let scores = scores(q, q_offsets.as_deref(), k_offsets.as_deref(), keys);
+        let given =
+            options.held.iter().enumerate().map(|(i, name)| given(name, &held[i..], scores));
+        let given = given.collect::<PyResult<Vec<_>>>()?;
+        let mask = parse_mask_with(&options.mask, &given).map_err(refused)?;
+        Ok(Self { options, tensors, learned, mask, given, seed, q_offsets, k_offsets })
+    }
+
+    pub(crate) fn dtype(&self) -> &str {
+        self.tensors[0].dtype()
+    }
+
+    /// Names of the tensors that have gradients, in their order.
+    pub(crate) fn learned(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.options.learned.iter().map(String::as_str).zip(self.learned.iter().map(Array::shape))
+    }
+
+    /// More text that may speak of the arrays of this call.
+    pub(crate) fn mask(&self, text: &str) -> PyResult<Mask> {
+        parse_mask_with(text, &self.given).map_err(refused)
+    }
+
+    /// Whether items may have different lengths.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.q_offsets.is_some() || self.k_offsets.is_some()
+    }
+
+    pub(crate) fn query<E: Stored>(&self) -> PyResult<View<'_, E>> {
+        self.tensors[0].view("q", self.q_offsets.as_deref())
+    }
+
+    /// q, k and v; k once more where there is no v.
+    pub(crate) fn views<E: Stored>(&self) -> PyResult<[View<'_, E>; 3]> {
+        let k_offsets = self.k_offsets.as_deref();
+        let q = self.query()?;
+        let k = self.tensors[1].view("k", k_offsets)?;
+        let v = self.tensors.get(2).map_or(Ok(k), |v| v.view("v", k_offsets))?;
+        Ok([q, k, v])
+    }
+
+    /// An array with the rows of q, as the output has.
+    pub(crate) fn like_out<'a, E: Stored>(
+        &'a self,
+        array: &'a Array,
+        name: &str,
+    ) -> PyResult<View<'a, E>> {
+        array.view(name, self.q_offsets.as_deref())
+    }
+
+    pub(crate) fn problem<E: Stored>(
+        &self,
+        [q, k, v]: &[View<'_, E>; 3],
+    ) -> PyResult<Problem<'_, E>> {
+        self.with_options(Problem::new(q, k, v))
+    }
+
+    /// A problem that has sizes only, with the options of this call.
+    pub(crate) fn with_options<'c, E: Stored>(
+        &'c self,
+        problem: Problem<'c, E>,
+    ) -> PyResult<Problem<'c, E>> {
+        let options = &self.options;
+        let mut problem = problem
+            .mask(self.mask.clone())
+            .score(self.score()?)
+            .similarity(self.similarity()?)
+            .align(self.align()?)
+            .normaliser(normaliser(&options.normaliser)?);
+        problem.entropy = options.entropy;
+        if options.dropout != 0.0 {
+            problem = problem.dropout(Dropout::new(options.dropout, self.seed[0], self.seed[1]));
+        }
+        match (self.array("centres"), options.reach) {
+            (Some(centres), Some(reach)) => {
+                problem = problem.local(Local::new(centres.list("local")?, reach));
+            }
+            (None, None) => {}
+            _ => return Err(PyValueError::new_err("local: centres and a reach go together")),
+        }
+        if let Some(name) = &options.precision {
+            problem = problem.precision(one_of(
+                "precision",
+                name,
+                &[Precision::Strict, Precision::F32, Precision::High],
+                |p| p.name(),
+            )?);
+        }
+        Ok(problem)
+    }
+
+    pub(crate) fn plan<E: Stored>(&self, views: &[View<'_, E>; 3]) -> PyResult<Plan<'_, E>> {
+        Plan::new(self.problem(views)?, self.machine()?).map_err(refused)
+    }
+
+    pub(crate) fn machine(&self) -> PyResult<Machine> {
+        let mut machine = Machine::here();
+        if let Some(threads) = self.options.threads {
+            if threads == 0 {
+                return Err(refused(regard::Error::Zero { option: "threads" }));
+            }
+            machine = machine.threads(threads);
+        }
+        if let Some(name) = &self.options.isa {
+            machine = machine.isa(one_of("isa", name, &Isa::available(), |isa| isa.name())?);
+        }
+        // The threads of a process stay behind when it forks: a child that waited for them would wait forever.
+        Ok(if *LOADED_BY == std::process::id() { machine } else { machine.threads(1) })
+    }
+
+    fn array(&self, name: &str) -> Option<&Array> {
+        self.options.learned.iter().position(|found| found == name).map(|i| &self.learned[i])
+    }
+
+    fn tensor<E: Stored>(&self, name: &str) -> PyResult<Option<View<'_, E>>> {
+        self.array(name).map(|array| array.view(name, None)).transpose()
+    }
+
+    fn score<E: Stored>(&self) -> PyResult<Score<'_, E>> {
+        let options = &self.options;
+        let mut score = Score::new().temperature(options.temperature);
+        if let Some(scale) = options.scale {
+            score = score.scale(scale);
+        }
+        if let Some(cap) = options.softcap {
+            score = score.softcap(cap);
+        }
+        if let Some(bias) = self.tensor("bias")? {
+            score = score.bias(bias);
+        }
+        if let Some(slopes) = self.array("alibi") {
+            score = score.alibi(slopes.list("alibi")?);
+        }
+        if let Some(sinks) = self.array("sinks") {
+            score = score.sinks(sinks.list("sinks")?);
+        }
+        match (self.array("relative"), options.relative) {
+            (Some(table), Some(relative)) => {
+                let (rows, numbers) =
+                    (table.shape().first().copied().unwrap_or(0), table.list("relative")?);
+                score = score.relative(match relative {
+                    Relative::Clipped { reach } => RelativeBias::clipped(numbers, reach),
+                    Relative::T5 { max_distance, bidirectional } => {
+                        RelativeBias::t5(numbers, rows, max_distance, bidirectional)
+                    }
+                });
+            }
+            (None, None) => {}
+            _ => {
+                return Err(PyValueError::new_err("relative: a table and its buckets go together"));
+            }
+        }
+        Ok(score)
+    }
+
+    fn similarity<E: Stored>(&self) -> PyResult<Similarity<'_, E>> {
+        let needed = |name: &str| {
+            let missing = || {
+                PyValueError::new_err(format!(
+                    "similarity {}: {name} is missing",
+                    self.options.similarity
+                ))
+            };
+            self.tensor(name)?.ok_or_else(missing)
+        };
+        match &self.options.similarity[..] {
+            "dot" => Ok(Similarity::Dot),
+            "distance" => Ok(Similarity::Distance),
+            "general" => Ok(Similarity::General(needed("w")?)),
+            "additive" => Ok(Similarity::Additive(Additive {
+                w_q: needed("w_q")?,
+                w_k: self.tensor("w_k")?,
+                v: needed("w_v")?,
+            })),
+            other => Err(unknown("similarity", other, "dot, general, distance or additive")),
+        }
+    }
+
+    fn align(&self) -> PyResult<Align> {
+        match &self.options.align {
+            AlignAs::At(offset) => Ok(Align::Offset(*offset)),
+            AlignAs::Name(name) if name == "end" => Ok(Align::End),
+            AlignAs::Name(name) if name == "start" => Ok(Align::Start),
+            AlignAs::Name(name) => Err(unknown("align", name, "end, start or a whole number")),
+        }
+    }
+}
+
+fn unknown(option: &str, found: &str, known: &str) -> PyErr {
+    PyValueError::new_err(format!("{option}: expected {known}, found {found:?}"))
+}
+
+fn one_of<T: Copy>(
+    option: &str,
+    name: &str,
+    all: &[T],
+    name_of: fn(T) -> &'static str,
+) -> PyResult<T> {
+    let names = || all.iter().map(|one| name_of(*one)).collect::<Vec<_>>().join(", ");
+    all.iter()
+        .copied()
+        .find(|one| name_of(*one) == name)
+        .ok_or_else(|| unknown(option, name, &names()))
+}
+
+fn normaliser(text: &str) -> PyResult<Normaliser> {
+    let known = "softmax, top K, hard, sampled SEED or sparsemax";
+    let wrong = || unknown("normaliser", text, known);
+    match text.split_once(' ') {
+        None if text == "softmax" => Ok(Normaliser::Softmax),
+        None if text == "hard" => Ok(Normaliser::Hard),
+        None if text == "sparsemax" => Ok(Normaliser::Sparsemax),
+        Some(("top", k)) => Ok(Normaliser::TopK(k.parse().map_err(|_| wrong())?)),
+        Some(("sampled", seed)) => {
+            Ok(Normaliser::Sampled { seed: seed.parse().map_err(|_| wrong())? })
+        }
+        _ => Err(wrong()),
+    }
+}
+
+/// The size of an axis, counted from the last.
+fn from_last(array: &Array, back: usize) -> usize {
+    array.shape().iter().rev().nth(back).copied().unwrap_or(1)
+}
+
+/// Batch, query heads, queries and keys, which arrays for single rows must fit; none of those that packed items do not share.
+type Scores = (usize, usize, Option<usize>, Option<usize>);
+
+fn scores(
+    q: &Array,
+    q_offsets: Option<&[usize]>,
+    k_offsets: Option<&[usize]>,
+    keys: usize,
+) -> Scores {
+    let items = |offsets: &[usize]| offsets.len().saturating_sub(1);
+    let keys = k_offsets.is_none().then_some(keys);
+    match q_offsets {
+        Some(offsets) => (items(offsets), from_last(q, 1), None, keys),
+        None => (from_last(q, 3), from_last(q, 2), Some(from_last(q, 1)), keys),
+    }
+}
+
+fn seed(array: &Array) -> PyResult<[u64; 2]> {
+    let both: [i64; 2] = array
+        .list("seed")?
+        .try_into()
+        .map_err(|_| unknown("seed", "another number of them", "seed and offset"))?;
+    Ok(both.map(i64::cast_unsigned))
+}
+
+/// The mask that an array makes; all, where it is not one of a mask.
+fn given(name: &str, arrays: &[Array], scores: Scores) -> PyResult<Mask> {
+    let array = &arrays[0];
+    let documents = |array: &Array| -> PyResult<Vec<u32>> {
+        let ids = array.counts(name)?.into_iter().map(u32::try_from).collect::<Result<_, _>>();
+        ids.map_err(|_| unknown(name, "a larger one", "documents below 2^32"))
+    };
+    Ok(match name {
+        "lengths" => Mask::lengths(&array.counts(name)?),
+        "spans" => Mask::spans(&ranges(array, name)?),
+        "segments" => Mask::segments(&documents(array)?),
+        "segments_q" => match arrays.get(1) {
+            Some(keys) => Mask::segments_between(&documents(array)?, &documents(keys)?),
+            None => {
+                return Err(unknown(
+                    name,
+                    "none",
+                    "the documents of the keys behind those of the rows",
+                ));
+            }
+        },
+        "global" => Mask::global(&array.counts(name)?),
+        "bits" => bits(array, scores)?,
+        "ranges" => Mask::custom(Ranges::new(array, scores)?),
+        "segments_k" | "q_offsets" | "k_offsets" | "seed" => Mask::full(),
+        other => {
+            return Err(unknown("held", other, "an array that a mask, packing or dropout needs"));
+        }
+    })
+}
+
+fn ranges(array: &Array, name: &str) -> PyResult<Vec<Range<usize>>> {
+    if array.shape().last() != Some(&2) {
+        return Err(PyValueError::new_err(format!(
+            "{name}: expected [.., 2], where ranges begin and end, found {:?}",
+            array.shape()
+        )));
+    }
+    Ok(array.counts(name)?.chunks_exact(2).map(|pair| pair[0]..pair[1].max(pair[0])).collect())
+}
+
+/// Batch, heads and queries of a mask for single rows: each whole, or 1 and so for all.
+fn fit(name: &str, found: &[usize], (batch, heads, rows, _): Scores) -> PyResult<()> {
+    let axes = [("batch", batch), ("heads", heads), ("queries", rows.unwrap_or(1))];
+    for ((axis, of), n) in axes.into_iter().zip(found) {
+        if *n != of && *n != 1 {
+            let packed = if axis == "queries" && rows.is_none() { ", for q is packed" } else { "" };
+            return Err(PyValueError::new_err(format!(
+                "{axis}: {name} has {n}, the scores have {of}; give as many, or 1 for all{packed}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Booleans `[batch or 1, heads or 1, q_len or 1, k_len]`: bits, or, where all rows are alike, ranges.
+fn bits(array: &Array, scores: Scores) -> PyResult<Mask> {
+    let shape = array.shape();
+    let &[batch, heads, rows, keys] = shape else {
+        return Err(PyValueError::new_err(format!(
+            "mask: expected [batch or 1, heads or 1, q_len or 1, k_len], found {shape:?}"
+        )));
+    };
+    fit("the mask", &shape[..3], scores)?;
+    let visible: Vec<bool> = array.list::<u8>("mask")?.iter().map(|byte| *byte != 0).collect();
+    let Some(of) = scores.3 else {
+        return Err(PyValueError::new_err(
+            "mask: packed sequences have no common axis of keys; give masks.ranges, or call for each",
+        ));
+    };
+    if keys != of {
+        return Err(PyValueError::new_err(format!(
+            "keys: the mask has {keys}, k has {of}; they must be equal"
+        )));
+    }
+    if Some(rows) == scores.2 {
+        return Ok(Mask::bits(
+            Bits::from_bools(&visible, [batch, heads, rows, keys]).map_err(refused)?,
+        ));
+    }
+    let seen = visible.chunks_exact(keys.max(1)).map(runs).collect();
+    Ok(Mask::custom(Ranges::padded(seen, [batch, heads, rows])))
+}
+
+/// Runs of `true`.
+fn runs(row: &[bool]) -> Vec<Range<usize>> {
+    let mut at = 0;
+    let stretches = row.chunk_by(|a, b| a == b).map(|run| {
+        at += run.len();
+        (run[0], at - run.len()..at)
+    });
+    stretches.filter(|(seen, _)| *seen).map(|(_, run)| run).collect()
+}
+
+/// For each row a few ranges of keys: `[batch or 1, heads or 1, q_len or 1, n]`.
+#[derive(Clone)]
+pub(crate) struct Ranges {
+    ranges: Vec<Range<usize>>,
+    sizes: [usize; 4],
+}
+
+impl Ranges {
+    fn new(array: &Array, scores: Scores) -> PyResult<Self> {
+        let shape = array.shape();
+        let &[batch, heads, rows, n, 2] = shape else {
+            return Err(PyValueError::new_err(format!(
+                "ranges: expected [batch or 1, heads or 1, q_len or 1, n, 2], found {shape:?}"
+            )));
+        };
+        fit("ranges", &shape[..3], scores)?;
+        Ok(Self { ranges: ranges(array, "ranges")?, sizes: [batch, heads, rows, n] })
+    }
+
+    /// Of what each row sees.
+    pub(crate) fn padded(seen: Vec<Vec<Range<usize>>>, [batch, heads, rows]: [usize; 3]) -> Self {
+        let most = seen.iter().map(Vec::len).max().unwrap_or(0);
+        let padded = |row: Vec<_>| row.into_iter().chain(std::iter::repeat(0..0)).take(most);
+        let ranges = seen.into_iter().flat_map(padded).collect();
+        Self { ranges, sizes: [batch, heads, rows, most] }
+    }
+
+    /// As Python writes it: `[batch, heads, q_len, n, 2]`.
+    pub(crate) fn owned(&self) -> Owned {
+        let [batch, heads, rows, n] = self.sizes;
+        let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let bounds = self.ranges.iter().flat_map(|keys| [number(keys.start), number(keys.end)]);
+        Owned::new(bounds.collect(), &[batch, heads, rows, n, 2])
+    }
+}
+
+impl fmt::Debug for Ranges {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ranges {}", self.sizes[3])
+    }
+}
+
+impl MaskRule for Ranges {
+    fn visible(&self, scope: &Scope, row: usize, found: &mut Vec<Range<usize>>) {
+        let [batch, heads, rows, n] = self.sizes;
+        let of = |i: usize, n: usize| if n == 1 { 0 } else { i };
+        let row = (of(scope.batch, batch) * heads + of(scope.head, heads)) * rows + of(row, rows);
+        found.extend(self.ranges[row * n..][..n].iter().filter(|keys| !keys.is_empty()).cloned());
+    }
+}

@@ -1,0 +1,139 @@
+"""Every block of Python in the documents runs, each page from top to bottom, and so does the notebook.
+
+A block that cannot run here has a line `<!-- not run: why -->` before it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import pytest
+
+import regard
+from regard import masks
+from regard._call import describe
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/python.md"
+PAGES = [ROOT / "README.md", ROOT / "python/README.md", *sorted((ROOT / "docs").glob("python*.md"))]
+NOTEBOOK = ROOT / "python/notebooks/look_inside.py"
+OPTIONAL = {"ml_dtypes", "torch", "transformers"}
+"""Packages that a page may need and a machine may lack."""
+LACKING = 77
+"""What the process of a page returns where it lacks one."""
+
+
+class Block(NamedTuple):
+    """Code of a page."""
+
+    line: int
+    code: str
+    not_run: Optional[str]
+    """Why it cannot run, where it says so."""
+
+
+def blocks(page: Path) -> list[Block]:
+    found, before, code, start = [], "", None, 0
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if code is not None and line.strip() == "```":
+            reason = re.fullmatch(r"<!-- not run:(.*)-->", before)
+            found.append(Block(start, "\n".join(code), reason and reason[1].strip()))
+            before, code = "", None
+        elif code is not None:
+            code.append(line)
+        elif line.strip() == "```python":
+            code, start = [], number
+        elif line.strip():
+            before = line.strip()
+    assert code is None, f"{page.name}: the block of line {start} has no end"
+    return found
+
+
+def run(page: Path) -> None:
+    """Runs a page, and ends with LACKING where it needs a package that is not here."""
+    names = {"__name__": "__main__"}
+    for block in blocks(page):
+        if block.not_run is not None:
+            continue
+        try:
+            exec(compile("\n" * block.line + block.code, str(page), "exec", dont_inherit=True), names)
+        except ModuleNotFoundError as missing:
+            if missing.name not in OPTIONAL:
+                raise
+            print(f"line {block.line} needs {missing.name}")
+            sys.exit(LACKING)
+
+
+def python(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
+    """A process of its own: pages register and install things, and write files."""
+    path = os.pathsep.join([str(Path(regard.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
+    return subprocess.run([sys.executable, *arguments], check=False, cwd=folder, env=environment, capture_output=True, encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_block_of_a_page_runs(page, tmp_path):
+    assert any(block.not_run is None for block in blocks(page)), f"{page.name} has no code that runs"
+    done = python(__file__, str(page), folder=tmp_path)
+    if done.returncode == LACKING:
+        pytest.skip(done.stdout)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_block_that_is_not_run_says_why():
+    for page in PAGES:
+        for block in blocks(page):
+            assert block.not_run is None or len(block.not_run.split()) > 1, f"{page.name}, line {block.line}"
+
+
+def names_of_table(heading: str) -> set[str]:
+    """What stands in code signs in the first column of the table below a heading of docs/python.md."""
+    section = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    first = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
+    return {name for cell in first for name in re.findall(r"`(\w+)", cell)}
+
+
+def test_the_table_of_options_has_every_option_and_no_other():
+    assert names_of_table("Options") == {*inspect.signature(describe).parameters, "return_aux"} - {"q"}
+
+
+def test_the_table_of_masks_has_every_rule_and_no_other():
+    assert names_of_table("Masks") == {name for name in masks.__all__ if name not in ("Mask", "of", "parse")}
+
+
+def test_the_page_tells_of_everything_that_is_public():
+    text = PAGE.read_text(encoding="utf-8")
+    beside = {"Aux", "Grads", "LinearState", "Steps"}  # what calls return
+    missing = [name for name in regard.__all__ if name not in beside and not re.search(rf"\b{name}\b", text)]
+    assert not missing
+
+
+def run_notebook(before: str, folder: Path) -> str:
+    """What the notebook prints as a program, with some code run first."""
+    code = f"{before}\nimport runpy, sys\nrunpy.run_path(sys.argv[1], run_name='__main__')"
+    done = python("-c", code, str(NOTEBOOK), folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_notebook_runs_as_a_program(tmp_path):
+    pytest.importorskip("transformers")
+    said = run_notebook("", tmp_path)
+    assert "looks at 'sat' in place 2" in said and "is not here" not in said
+    assert "<html" in (tmp_path / "look_inside.html").read_text(encoding="utf-8")
+
+
+def test_the_notebook_says_what_is_missing(tmp_path):
+    said = run_notebook("import sys\nsys.modules['torch'] = sys.modules['transformers'] = None", tmp_path)
+    assert "PyTorch is not here" in said and "Transformers is not here" in said
+    assert not list(tmp_path.iterdir())
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))
