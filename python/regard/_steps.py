@@ -54,7 +54,7 @@ def rope(
     Options:
       positions    that of row 0, or of each row: `[len]`, or `[batch, len]`
       dim          turn only the first features, an even number of them
-      pairs        which two turn together: `"halves"`, i and i + dim / 2 (GPT-NeoX, Llama of Hugging Face), or `"interleaved"`, 2i and 2i + 1
+      pairs        which two turn together: `"halves"`, i and i + dim / 2 (as Hugging Face has it), or `"interleaved"`, 2i and 2i + 1
       base         pair i turns by `base ** (-2i / dim)` from one position to the next
       scaling      divides positions
       frequencies  the turn of each pair instead, `[dim / 2]`

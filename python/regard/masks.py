@@ -17,8 +17,8 @@ import numpy as np
 from . import _arrays
 
 __all__ = [
-    "Mask", "band", "bits", "blocks", "causal", "columns", "every", "fixed", "full", "global_", "lengths", "longformer", "of", "parse", "prefix",
-    "ranges", "segments", "segments_between", "spans", "strided", "window",
+    "Mask", "band", "bits", "blocks", "causal", "columns", "every", "fixed", "full", "global_", "lengths", "longformer", "of", "parse",
+    "prefix", "ranges", "segments", "segments_between", "spans", "strided", "window",
 ]
 
 

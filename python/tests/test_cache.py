@@ -34,7 +34,9 @@ def filled(lengths, dtype=np.float32, **options):
     return cache, sequences, pasts
 
 
-@pytest.mark.parametrize("dtype, name", [(np.float32, "f32"), (np.float64, np.float64), (np.float16, "float16"), (ml_dtypes.bfloat16, "bf16")])
+@pytest.mark.parametrize(
+    "dtype, name", [(np.float32, "f32"), (np.float64, np.float64), (np.float16, "float16"), (ml_dtypes.bfloat16, "bf16")]
+)
 def test_attention_over_a_cache_is_that_over_tensors(dtype, name):
     lengths = [1, 63, 64, 150]
     cache, sequences, pasts = filled(lengths, dtype, name=name)

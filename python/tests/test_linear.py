@@ -241,6 +241,7 @@ def test_errors_say_what_is_wrong(wrong, message):
 def test_places_that_are_not_there_are_refused():
     x = normal(1, 2, 9, 8)
     _, aux = regard.LshAttention()(x, x, x, return_aux=True)
-    for place, message in (((1, 0, 0, 0), "item 1: there are 1"), ((0, 2, 0, 0), "head 2"), ((0, 0, 9, 0), "row 9"), ((0, 0, 0, 9), "key 9")):
+    places = {(1, 0, 0, 0): "item 1: there are 1", (0, 2, 0, 0): "head 2", (0, 0, 9, 0): "row 9", (0, 0, 0, 9): "key 9"}
+    for place, message in places.items():
         with pytest.raises(IndexError, match=message):
             aux.sees(*place)

@@ -129,7 +129,9 @@ def test_rows_see_the_keys_of_their_own_document(q_len, k_len):
     )
 
 
-@pytest.mark.parametrize("shape", [(BATCH, HEADS, 11, 14), (1, HEADS, 11, 14), (BATCH, 1, 11, 14), (1, 1, 11, 14), (11, 14), (BATCH, 1, 1, 14), (14,)])
+@pytest.mark.parametrize(
+    "shape", [(BATCH, HEADS, 11, 14), (1, HEADS, 11, 14), (BATCH, 1, 11, 14), (1, 1, 11, 14), (11, 14), (BATCH, 1, 1, 14), (14,)]
+)
 def test_booleans_say_who_sees_whom(shape):
     visible = np.random.default_rng(1).random(shape) < 0.4
     whole = np.broadcast_to(visible, (BATCH, HEADS, 11, 14))

@@ -316,12 +316,18 @@ def test_unknown_keywords_are_refused():
 
 
 NONSENSE = [
-    None, True, False, 0, 1, -1, 7, 2**40, -(2**40), 2**63, -(2**63), 2**64, 2**70, 0.5, -3.7, float("nan"), float("inf"), 1e300, 1e-300, "", "x",
-    "causal", "full & ", "window -1", "window 99999999999999999999", "$0", "$7", "(" * 100, "\x00", "causal | \"", (), [], [1, 2], [[1, 2], [3]],
-    (None, None), {}, object(), b"bytes", 1j, np.zeros(0), np.zeros((0, 0)), np.zeros((2, 2)), np.ones((6, 6), bool), np.ones((1, 1, 1, 1), bool),
-    np.array(3), np.array([-1, 5]), np.array(["a"]), np.array([None]), np.zeros((2, 4, 6, 8), np.float32), np.zeros((1, 1, 6, 6), np.float32),
-    np.zeros((2, 4, 6, 8), np.float16), np.full((1, 4, 1, 1), np.nan, np.float32), np.array([2**62, 2**63 - 1]), np.zeros((1, 1, 6, 1, 2), int),
-    np.broadcast_to(np.float32(1), (1 << 30, 1 << 20, 1, 8)), np.broadcast_to(np.float32(1), (1, 1, 1 << 45, 8)), ("t5", [0.0] * 32, 8, True),
+    None, True, False, 0, 1, -1, 7, 2**40, -(2**40), 2**63, -(2**63), 2**64, 2**70, 0.5, -3.7, float("nan"),
+    float("inf"), 1e300, 1e-300, "", "x",
+    "causal", "full & ", "window -1", "window 99999999999999999999", "$0", "$7",
+    "(" * 100, "\x00", "causal | \"", (), [], [1, 2], [[1, 2], [3]],
+    (None, None), {}, object(), b"bytes", 1j, np.zeros(0), np.zeros((0, 0)), np.zeros((2, 2)),
+    np.ones((6, 6), bool), np.ones((1, 1, 1, 1), bool),
+    np.array(3), np.array([-1, 5]), np.array(["a"]), np.array([None]), np.zeros((2, 4, 6, 8), np.float32),
+    np.zeros((1, 1, 6, 6), np.float32),
+    np.zeros((2, 4, 6, 8), np.float16), np.full((1, 4, 1, 1), np.nan, np.float32),
+    np.array([2**62, 2**63 - 1]), np.zeros((1, 1, 6, 1, 2), int),
+    np.broadcast_to(np.float32(1), (1 << 30, 1 << 20, 1, 8)),
+    np.broadcast_to(np.float32(1), (1, 1, 1 << 45, 8)), ("t5", [0.0] * 32, 8, True),
     ("clipped", [0.0] * 12, 1), ("general", np.eye(8, dtype=np.float32)), ([0.0], 3), np.array([0, 3, 6]), np.array([6, 0]), [0, 2**62],
 ]  # fmt: skip
 KEYWORDS = (
