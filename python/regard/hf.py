@@ -381,9 +381,7 @@ def attention(
             f"{unknown[0]}: regard does not know this keyword of {type(module).__name__}, which may change its attention; "
             f"use another attn_implementation, or add it to regard.hf.HARMLESS if it does not"
         )
-    if torch.is_autocast_enabled(query.device.type) and query.dtype != torch.float64:
-        lower = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(lower), key.to(lower), value.to(lower)
+    query, key, value = regard.torch.autocast(query, key, value)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     options = _mask_options(attention_mask, query, key, causal, sliding_window)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:

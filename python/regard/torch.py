@@ -39,7 +39,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool = False, **op
     if options.get("dropout") and options.get("seed") is None:
         options["seed"] = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64)
     if torch.is_autocast_enabled("cpu"):
-        q, k, v = _autocast(q, k, v, options)
+        q, k, v, options["bias"] = autocast(q, k, v, options.get("bias"))
+        if isinstance(options.get("similarity"), tuple):
+            options["similarity"] = tuple(autocast(*options["similarity"]))
     if q.device.type not in ("cpu", "meta") or not q.device == k.device == v.device:
         raise TypeError(f"expected tensors of the CPU, found q of {q.device}, k of {k.device}, v of {v.device}; move them with .cpu()")
     q = _arrays.rows(q)
@@ -58,17 +60,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, learned: List[Tensor], held: List[T
     return torch.ops.regard.attention_fwd.default(q, k, v, learned, held, options)
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> List[Tensor]:
-    """Tensors in the type of the autocast that surrounds a call; as in PyTorch, f64 stays as it is."""
+def autocast(*tensors: Any) -> List[Any]:
+    """Tensors in the type of the autocast around a call, if there is one; as in PyTorch, f64 stays as it is, and so does what is none."""
+    if not torch.is_autocast_enabled("cpu"):
+        return list(tensors)
     dtype = torch.get_autocast_dtype("cpu")
-
-    def cast(x: Any) -> Any:
-        return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
-
-    options["bias"] = cast(options.get("bias"))
-    if isinstance(options.get("similarity"), tuple):
-        options["similarity"] = tuple(cast(x) for x in options["similarity"])
-    return [cast(x) for x in (q, k, v)]
+    return [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors]
 
 
 # The operators are registered by hand: `torch.library.custom_op` takes lists of tensors apart for each call, which takes longer than a

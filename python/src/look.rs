@@ -5,7 +5,7 @@ use crate::attention::Kept;
 use crate::options::{Call, Described, Stored};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use regard::{AttentionView, Measure, Measured, Pattern, Pool};
+use regard::{AttentionView, Measure, Measured, Pool};
 use serde::Deserialize;
 
 /// What is looked at, and what is asked of it.
@@ -27,8 +27,6 @@ struct Question {
     /// Masks as text, with the arrays of the call.
     mass: Vec<String>,
     sink_mass: bool,
-    /// Patterns of an audit: masks as text, with the arrays of the call.
-    audit: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -108,15 +106,6 @@ fn answer<'py, E: Stored>(
     }
     if question.sink_mass {
         found.set_item("sink_mass", by_row(view.sink_mass(), heads))?;
-    }
-    for (i, patterns) in question.audit.iter().enumerate() {
-        let audit = Pattern::Mask(call.mask(patterns)?);
-        let audit = py.detach(|| view.audit(&[audit])).map_err(refused)?;
-        let shares = audit
-            .heads
-            .iter()
-            .flat_map(|head| head.kept.iter().flat_map(|kept| [kept.mean, kept.worst]));
-        found.set_item(format!("audit {i}"), Owned::new(shares.collect(), &[heads, 2]))?;
     }
     let measure = measure(call, question)?;
     let measured = py.detach(|| view.measure(&measure)).map_err(refused)?;

@@ -237,18 +237,9 @@ impl Call {
     }
 
     pub(crate) fn machine(&self) -> PyResult<Machine> {
-        let mut machine = Machine::here();
-        if let Some(threads) = self.options.threads {
-            if threads == 0 {
-                return Err(refused(regard::Error::Zero { option: "threads" }));
-            }
-            machine = machine.threads(threads);
-        }
-        if let Some(name) = &self.options.isa {
-            machine = machine.isa(one_of("isa", name, &Isa::available(), |isa| isa.name())?);
-        }
-        // The threads of a process stay behind when it forks: a child that waited for them would wait forever.
-        Ok(if *LOADED_BY == std::process::id() { machine } else { machine.threads(1) })
+        let machine = machine(self.options.threads)?;
+        let Some(name) = &self.options.isa else { return Ok(machine) };
+        Ok(machine.isa(one_of("isa", name, &Isa::available(), |isa| isa.name())?))
     }
 
     fn array(&self, name: &str) -> Option<&Array> {
@@ -327,6 +318,17 @@ impl Call {
             AlignAs::Name(name) => Err(unknown("align", name, "end, start or a whole number")),
         }
     }
+}
+
+/// This machine, with so many threads if they are given.
+pub(crate) fn machine(threads: Option<usize>) -> PyResult<Machine> {
+    let machine = match threads {
+        Some(0) => return Err(refused(regard::Error::Zero { option: "threads" })),
+        Some(threads) => Machine::here().threads(threads),
+        None => Machine::here(),
+    };
+    // The threads of a process stay behind when it forks: a child that waited for them would wait forever.
+    Ok(if *LOADED_BY == std::process::id() { machine } else { machine.threads(1) })
 }
 
 fn unknown(option: &str, found: &str, known: &str) -> PyErr {

@@ -2,10 +2,10 @@
 
 use crate::array::{Array, Owned, by_type, refused};
 use crate::attention::own;
-use crate::options::{Call, Described, Stored};
+use crate::options::{Call, Described, Stored, machine};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use regard::{Layout, Machine, Output, Positions, Rope, RopePairs, Shape, Tensor, View};
+use regard::{Layout, Output, Positions, Rope, RopePairs, Shape, Tensor, View};
 use serde::Deserialize;
 
 /// Similarities, scores, weights and the output.
@@ -117,8 +117,7 @@ pub(crate) fn rope(
     positions: Option<Array>,
 ) -> PyResult<Owned> {
     let how: Turn = serde_json::from_str(how).map_err(refused)?;
-    let (first, machine) = (how.first, Machine::here());
-    let machine = how.threads.map_or(machine, |threads| machine.threads(threads));
+    let (first, machine) = (how.first, machine(how.threads)?);
     let positions = match &positions {
         Some(list) => Positions::List(list.list("positions")?),
         None => Positions::From(first),

@@ -594,7 +594,9 @@ def test_a_forked_child_computes_on_one_thread_instead_of_waiting_forever():
     context = multiprocessing.get_context("fork")
     with context.Pool(1) as pool:
         found = pool.apply_async(regard.attention, (q, q, q)).get(timeout=60)
+        turned = pool.apply_async(regard.rope, (q,)).get(timeout=60)
     assert np.array_equal(found, expected)
+    assert np.array_equal(turned, regard.rope(q))
 
 
 def test_an_output_that_the_way_back_reads_cannot_be_written_to():
