@@ -32,6 +32,7 @@
 //! | to | begin with |
 //! |---|---|
 //! | save and load what was seen | [`Trace`], `docs/trace.md` |
+//! | draw numbers over numbers | [`chart()`] |
 //! | draw it | [`heat`], [`grid()`], [`flow`], [`alignment`], [`table`]; [`render`] |
 //! | measure heads | [`stats`], and [`regard::AttentionView`] for single queries |
 //! | write a page | [`trace_page`], [`zoom_page_of`] |
@@ -63,5 +64,5 @@ pub use scene::{Metrics, Scene};
 pub use stats::{HeadStats, stats};
 pub use text::printable;
 pub use trace::{Inputs, Labels, Layer, Seen, Site, Trace, Weights, write_atomically};
-pub use view::{GridItem, Style, alignment, flow, grid, heat, table};
+pub use view::{Chart, GridItem, Scaled, Series, Style, alignment, chart, flow, grid, heat, table};
 pub use zoom::{Hover, Info, RowFacts, Tile, Zoom};

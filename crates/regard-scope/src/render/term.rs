@@ -231,7 +231,15 @@ fn look(place: &Place, scene: &Scene, depth: Depth) -> (Look, String) {
 fn plain(c: char) -> char {
     match c {
         '→' => '>',
+        '↑' => '^',
         '↓' => 'v',
+        '—' => '-',
+        '●' => 'o',
+        '○' => 'x',
+        '▲' => 'A',
+        '△' => '+',
+        '■' => '#',
+        '□' => '%',
         '…' => '~',
         c => c,
     }

@@ -1,5 +1,6 @@
 //! From numbers to pictures.
 
+mod chart;
 mod flow;
 mod grid;
 mod heat;
@@ -9,6 +10,7 @@ mod pool;
 mod sheet;
 mod table;
 
+pub use chart::{Chart, Scaled, Series, chart};
 pub use flow::flow;
 pub use grid::{GridItem, grid};
 pub use heat::{alignment, heat};
