@@ -151,7 +151,7 @@ class Record:
         """`self`, `encoder`, `cross`, ..; which layer of its kind; what its module is called in the model."""
         self.first, self.q_len, self.k_len = first, 0, 0
         """The place of its first row, how many rows there are, and how many keys."""
-        self.overview: Overview | None = None
+        self._overview: Overview | None = None
         self._wanted = wanted
         self._by_row: dict[str, list[np.ndarray]] = {}
         self._sums: dict[str, np.ndarray] = {}
@@ -187,7 +187,7 @@ class Record:
         offset = max(0, self.first + self.q_len - call.start) if slides else 0
         top = wanted.top_k if "top_k" in wanted.stats else 1
         asked: dict[str, Any] = {"keys": [0, k_len], "entropy": True, "mean_distance": True, "top_k": top, "mass": ["prefix 1"]}
-        if self.overview is None:
+        if self._overview is None:
             asked["pooled"] = [wanted.map, wanted.map, "max"]
         for name in {"col_sum", "sink_mass"} & wanted.stats:
             asked[name] = True
@@ -195,8 +195,8 @@ class Record:
         found["first_mass"] = found.pop("mass 0") * (offset == 0)
         self._take_rows(found, self._lse(call), real)
         self._take_keys(found, offset, k_len)
-        if self.overview is None:
-            self.overview = Overview(found["pooled"], q_len, k_len, wanted.map)
+        if self._overview is None:
+            self._overview = Overview(found["pooled"], q_len, k_len, wanted.map)
             for row in self._wanted_rows(0, q_len):
                 self._whole[row] = (0, looker.tile((row, row + 1), (0, k_len))[:, :, 0])
         else:
@@ -300,6 +300,13 @@ class Record:
         return sorted(row for row in self._whole if row in self._wanted.rows or row - self.q_len in self._wanted.rows)
 
     @property
+    def overview(self) -> Overview:
+        """The map while it grows."""
+        if self._overview is None:
+            raise ValueError("a record has no map before it has seen a call")
+        return self._overview
+
+    @property
     def map(self) -> np.ndarray:
         """The largest weight in each of few cells, `[batch, heads, down, across]`; `cells` says which rows and keys those are."""
         return self.overview.values
@@ -307,7 +314,8 @@ class Record:
     @property
     def cells(self) -> tuple[np.ndarray, np.ndarray]:
         """Where the cells of the map begin, down and across, and where the last one ends."""
-        return tuple(self.overview.starts)
+        down, across = self.overview.starts
+        return down, across
 
     @property
     def exact(self) -> bool:

@@ -211,10 +211,10 @@ def flash_attn_with_kvcache(
     if int(ends.max()) > page * pages.shape[1]:
         raise ValueError(f"cache_seqlens: {int(ends.max())} keys with {new} new ones do not fit into a cache for {page * pages.shape[1]}")
     options = _options(softmax_scale, causal, window_size, softcap)
-    if rotary_cos is not None:
+    if rotary_cos is not None and rotary_sin is not None and k is not None:
         q = _rotated(q, rotary_cos, rotary_sin, before, 0 if options["mask"] is None else 1, rotary_interleaved)
         k = _rotated(k, rotary_cos, rotary_sin, before, 1, rotary_interleaved)
-    if k is not None:
+    if k is not None and v is not None:
         at = before[:, None] + torch.arange(new)
         place = (pages.gather(1, at // page), at % page)
         k_cache[place], v_cache[place] = k, v
@@ -393,7 +393,7 @@ def install(force: bool = False) -> types.ModuleType:
     """Puts a package `flash_attn` with these functions in the place that `import flash_attn` looks at, and returns it. A real one is
     left alone, unless `force`."""
     taken = sys.modules.get("flash_attn")
-    if getattr(taken, "__regard__", False):
+    if taken is not None and getattr(taken, "__regard__", False):
         return taken
     if not force and (taken is not None or importlib.util.find_spec("flash_attn") is not None):
         raise ImportError("flash_attn: a package of this name is installed; install(force=True) stands in front of it")
@@ -401,11 +401,9 @@ def install(force: bool = False) -> types.ModuleType:
         del sys.modules[name]
     functions = {name: globals()[name] for name in __all__ if name.startswith("flash_attn_")}
     padding = {name: globals()[name] for name in _PADDING}
-    package = _module("flash_attn", functions)
-    package.__version__, package.__path__, package.__regard__ = "2.8.3+regard", [], True
-    package.flash_attn_interface = _module("flash_attn.flash_attn_interface", functions)
-    package.bert_padding = _module("flash_attn.bert_padding", padding)
-    return package
+    interface = _module("flash_attn.flash_attn_interface", functions)
+    own = {"__version__": "2.8.3+regard", "__path__": [], "__regard__": True}
+    return _module("flash_attn", {**functions, **own, "flash_attn_interface": interface, "bert_padding": _module("flash_attn.bert_padding", padding)})
 
 
 def _module(name: str, members: dict[str, Any]) -> types.ModuleType:

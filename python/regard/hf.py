@@ -171,11 +171,12 @@ def mask(
 
 
 def _both(at: _Place, held: dict) -> _Band | masks.Mask | None:
-    parts = [_translate(function, at) for function in held["mask_functions"]]
-    if any(part is None for part in parts):
-        return None
-    band, found = _Band(), None
-    for part in parts:
+    band: _Band = _Band()
+    found: masks.Mask | None = None
+    for function in held["mask_functions"]:
+        part = _translate(function, at)
+        if part is None:
+            return None
         if isinstance(part, _Band):
             band = band.join(part)
         else:
@@ -186,14 +187,14 @@ def _both(at: _Place, held: dict) -> _Band | masks.Mask | None:
 
 
 def _either(at: _Place, held: dict) -> _Band | masks.Mask | None:
-    parts = [_translate(function, at) for function in held["mask_functions"]]
-    if not parts or any(part is None for part in parts):
+    parts = [part for function in held["mask_functions"] if (part := _translate(function, at)) is not None]
+    if not parts or len(parts) < len(held["mask_functions"]):
         return None
     if any(isinstance(part, _Band) and not part.hides(at) for part in parts):
         return _Band()
     found, *others = [part.mask() if isinstance(part, _Band) else part for part in parts]
-    for part in others:
-        found = found | part
+    for other in others:
+        found = found | other
     return found
 
 
@@ -299,6 +300,7 @@ def _by_strips(function: Callable, at: _Place, attention_mask: torch.Tensor | No
             use_vmap=use_vmap,
             device=device,
         )
+        assert seen is not None  # only a skip would be None
         strips.append(_ranges(seen))
     most = max(strip.shape[3] for strip in strips)
     found = torch.cat([F.pad(strip, (0, 0, 0, most - strip.shape[3])) for strip in strips], 2)
@@ -342,7 +344,7 @@ def attentions(layers: Iterable[int] | None = None, heads: Iterable[int] | None 
     Weights are those before dropout (eager returns them after it), and no gradient flows through them.
     """
     chosen = frozenset(layers) if layers is not None else None
-    if any(layer < 0 for layer in chosen or ()):
+    if chosen and min(chosen) < 0:
         raise ValueError(f"layers: {min(chosen)} is below 0; count from the first layer, 0")
     token = _wanted.set(_Wanted(chosen, tuple(heads) if heads is not None else None, {}))
     try:
@@ -487,7 +489,7 @@ def _weights(query: torch.Tensor, key: torch.Tensor, aux: Any, heads: list[int],
     """[batch, heads, q_len, k_len]: what was asked for, and no more."""
     batch, all_heads, q_len, _ = query.shape
     rows, keys = (0, q_len), (0, key.shape[2])
-    held = {name: given.detach() if isinstance(given, torch.Tensor) else given for name, given in options.items()}
+    held: Any = {name: given.detach() if isinstance(given, torch.Tensor) else given for name, given in options.items()}
     view = regard.AttentionView(query.detach(), key.detach(), aux, **held)
     if heads == list(range(all_heads)):
         found = torch.from_numpy(view.tile(rows, keys))

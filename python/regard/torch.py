@@ -109,13 +109,12 @@ def _backward(q, k, v, learned, held, options, output, d_out, d_lse, d_entropy, 
     """The gradients by q, k, v and each of `learned`; nothing in the place of a bias that does not learn. `output` is that of
     `attention_fwd` without the largest scores."""
     call = Call(options, learned, held)
-    known = [_arrays.rows(output[0]), *[_arrays.dense(x) for x in output[1:]]]
+    known = [_arrays.rows(output[0]), *[_arrays.dense(x) for x in output[1:]]]  # `memory` tells where they lie and does not keep them
+    out, lse, states, entropy = [_arrays.memory(x) for x in known]
     loss = [_arrays.rows(d_out), *[None if x is None else _arrays.dense(x) for x in (d_lse, d_entropy)]]
-    if not call.asks("entropy"):
-        known[3] = None
     found, _, _ = _regard.backward(
         call.on(torch.get_num_threads()).native(q, k, v),
-        tuple([None if x is None else _arrays.memory(x) for x in known]),
+        (out, lse, states, entropy if call.asks("entropy") else None),
         (*[None if x is None else _arrays.memory(x) for x in loss], None, bias, False),
     )
     # The engine sums the gradients of tensors that rows share in the numbers it computes with.
@@ -175,7 +174,7 @@ class _Transformed(_Attention):
     """The same in the form that `torch.func` needs, which takes longer to call."""
 
     @staticmethod
-    def forward(options: str, learned: int, *tensors: Tensor) -> Tuple[Tensor, ...]:
+    def forward(options: str, learned: int, *tensors: Tensor) -> Tuple[Tensor, ...]:  # type: ignore[override]  # the form without ctx
         q, k, v, *rest = tensors
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.regard.attention_fwd.default(q, k, v, rest[:learned], rest[learned:], options)
