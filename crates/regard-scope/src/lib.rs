@@ -32,7 +32,7 @@
 //! | to | begin with |
 //! |---|---|
 //! | save and load what was seen | [`Trace`], `docs/trace.md` |
-//! | draw numbers over numbers | [`chart()`] |
+//! | draw numbers over numbers | [`chart()`]; maps before and after: [`beside`] |
 //! | draw it | [`heat`], [`grid()`], [`flow`], [`alignment`], [`table`]; [`render`] |
 //! | measure heads | [`stats`], and [`regard::AttentionView`] for single queries |
 //! | write a page | [`trace_page`], [`zoom_page_of`] |
@@ -64,5 +64,7 @@ pub use scene::{Metrics, Scene};
 pub use stats::{HeadStats, stats};
 pub use text::printable;
 pub use trace::{Inputs, Labels, Layer, Seen, Site, Trace, Weights, write_atomically};
-pub use view::{Chart, GridItem, Scaled, Series, Style, alignment, chart, flow, grid, heat, table};
+pub use view::{
+    Chart, GridItem, Scaled, Series, Style, alignment, beside, chart, flow, grid, heat, table,
+};
 pub use zoom::{Hover, Info, RowFacts, Tile, Zoom};

@@ -40,7 +40,7 @@ pub struct Series {
 }
 
 /// One for each series, and again from the start.
-const POINTS: [&str; 6] = ["●", "○", "▲", "△", "■", "□"];
+const POINTS: [&str; 8] = ["●", "○", "▲", "△", "■", "□", "◆", "◇"];
 
 impl Scaled {
     /// Equal distances are equal differences.
@@ -90,7 +90,10 @@ impl Scaled {
             let step = ((high - low) / most).ceil().max(1.0);
             let first = (low / step).ceil() * step;
             let all = (0..100).map(|i| first + f64::from(i) * step);
-            return all.filter(|&at| inside(at)).map(|at| (at, label(10f64.powf(at)))).collect();
+            let power = |at: f64| {
+                if (-3.0..6.0).contains(&at) { label(10f64.powf(at)) } else { format!("1e{at:.0}") }
+            };
+            return all.filter(|&at| inside(at)).map(|at| (at, power(at))).collect();
         }
         let (from, to) = if self.log { (10f64.powf(low), 10f64.powf(high)) } else { (low, high) };
         let step = round_step((to - from) / most);

@@ -139,7 +139,7 @@ fn count_of(x: f32) -> usize {
 }
 
 /// Draws a small map; says by how much it was pooled.
-fn thumb(map: &Map, x: f32, cell: (f32, f32), sheet: &mut Sheet<'_>) -> (usize, usize) {
+pub(super) fn thumb(map: &Map, x: f32, cell: (f32, f32), sheet: &mut Sheet<'_>) -> (usize, usize) {
     let (m, style) = (sheet.metrics(), sheet.style);
     // A pixel for a cell is enough here; a terminal has no more than its places.
     let least = if m.is_terminal() { (1.0, m.least.1) } else { (1.0, 1.0) };

@@ -1,5 +1,6 @@
 //! From numbers to pictures.
 
+mod beside;
 mod chart;
 mod flow;
 mod grid;
@@ -10,6 +11,7 @@ mod pool;
 mod sheet;
 mod table;
 
+pub use beside::beside;
 pub use chart::{Chart, Scaled, Series, chart};
 pub use flow::flow;
 pub use grid::{GridItem, grid};
