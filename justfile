@@ -52,6 +52,20 @@ asan target seconds="60":
 table:
     cargo run --release --locked -p regard-cli -- check
 
+# All experiments at full size: their numbers into bench/record/lab, their pictures into docs/lab. Minutes
+lab:
+    cargo build --release --locked -p regard-cli
+    mkdir -p bench/record/lab
+    target/release/regard lab all --out docs/lab --format json > bench/record/lab/lab.jsonl
+
+# Every example, once
+examples:
+    examples/run
+
+# Both editions of the book, with their links, code and commands checked; needs mdbook
+book:
+    book/check
+
 bench *args:
     cargo run --release --locked -p regard-cli -- bench {{args}}
 

@@ -49,6 +49,8 @@ pub(crate) enum Verb {
     Embed(EmbedArgs),
     /// Models that are known by name: what they are, whether they are here, how to get them
     Models(ModelsArgs),
+    /// Claims about attention, each predicted by theory, measured here and judged: `regard lab` lists them, `regard lab scaling` runs one
+    Lab(LabArgs),
     /// How fast calls are here, beside the machine's own limit and, if wanted, PyTorch
     Bench(BenchArgs),
 }
@@ -356,6 +358,39 @@ pub(crate) struct ModelsArgs {
     /// A Python with pip
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     pub(crate) python: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LabArgs {
+    /// Which experiment, by its name or id; `all` runs all, and --out is then a folder for their pictures [default: a list]
+    #[arg(value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Small sizes, times told and not judged: seconds
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Seeds all chance
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Features, where an experiment has that to turn
+    #[arg(long, value_name = "N")]
+    pub(crate) dim: Option<usize>,
+    /// Heads, likewise
+    #[arg(long, value_name = "N")]
+    pub(crate) heads: Option<usize>,
+    /// Tokens of a sequence, likewise
+    #[arg(long, value_name = "N")]
+    pub(crate) length: Option<usize>,
+    /// How much is drawn by chance, likewise
+    #[arg(long, value_name = "N")]
+    pub(crate) samples: Option<usize>,
+    /// Steps of learning, likewise
+    #[arg(long, value_name = "N")]
+    pub(crate) steps: Option<usize>,
+    /// A fault to put in the place of the mechanism: the claim must then fail
+    #[arg(long = "break", value_name = "FAULT")]
+    pub(crate) broken: Option<String>,
+    #[command(flatten)]
+    pub(crate) show: ShowArgs,
 }
 
 /// What is looked at.

@@ -15,6 +15,7 @@ mod eval;
 mod generate;
 mod info;
 mod job;
+mod lab;
 mod look;
 mod model;
 mod models;
@@ -70,6 +71,7 @@ fn run_verb(Args { verb, format }: Args) -> Result<()> {
         Verb::Eval(args) => eval::run(&args, format),
         Verb::Classify(args) => classify::run(&args, format),
         Verb::Embed(args) => embed::run(&args, format),
+        Verb::Lab(args) => lab::run(&args, format),
         Verb::Models(args) => models::run(&args, format),
         Verb::Bench(args) if args.list => bench::list(format),
         Verb::Bench(args) => bench::run(job::bench(args)?, format),

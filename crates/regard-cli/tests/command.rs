@@ -129,3 +129,33 @@ fn mistakes_are_named_with_their_remedy() {
         assert!(output.stdout.is_empty() && !error.contains("panicked"), "{args}: {error}");
     }
 }
+
+#[test]
+fn the_lab_lists_its_experiments_runs_one_and_tells_by_its_status_whether_it_holds() {
+    let text = told("lab");
+    assert!(text.contains("E1   scaling") && text.contains("E11  learning"), "{text}");
+    let all = json("lab+--format+json");
+    assert_eq!((all.len(), all[10]["id"].as_str()), (11, Some("E11")));
+    let text = told("lab+scaling+--quick");
+    for part in ["predicted", "variance of q . k, d = 4", "holds: ", "--break wrong-scale"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    let line = &json("lab+e1+--quick+--format+json")[0];
+    assert_eq!(line["holds"], true);
+    let broken = regard("lab+scaling+--quick+--break+wrong-scale");
+    assert_eq!(broken.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&broken.stdout).contains("DOES NOT HOLD"));
+    let wrong = regard("lab+scaling+--heads+2");
+    let told = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert!(told.contains("there are dim, samples"), "{told}");
+}
+
+#[test]
+fn an_experiment_becomes_a_page() {
+    let path = std::env::temp_dir().join(format!("regard-lab-{}.html", std::process::id()));
+    told(&format!("lab+scaling+--quick+--out+{}", path.display()));
+    let page = std::fs::read_to_string(&path).expect("a page");
+    assert!(page.contains("<svg") && page.contains("It holds."), "{page}");
+    std::fs::remove_file(path).expect("it was there");
+}

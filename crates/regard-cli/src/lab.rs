@@ -1,0 +1,223 @@
+//! `regard lab`: claims about attention, run.
+
+use crate::args::{Format, LabArgs};
+use crate::show::{Target, progress, show, style, told};
+use anyhow::{Context, Result, bail};
+use regard_lab::{EXPERIMENTS, Experiment, Finding, Report, Setup, find, number, page};
+use regard_scope::render::svg;
+use regard_scope::write_atomically;
+use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+/// Columns for what a number is, so that a line of a table fits 80.
+const WHAT: usize = 41;
+
+pub(crate) fn run(args: &LabArgs, format: Format) -> Result<()> {
+    match args.name.as_deref() {
+        None => list(format),
+        Some("all") => all(args, format),
+        Some(name) => one(find(name)?, args, format),
+    }
+}
+
+fn list(format: Format) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    for e in &EXPERIMENTS {
+        if format == Format::Json {
+            let knob = |k: &regard_lab::Knob| json!({ "name": k.name, "what": k.what, "default": k.full, "quick": k.quick, "least": k.range.0, "most": k.range.1 });
+            let knobs: Vec<Value> = e.knobs.iter().map(knob).collect();
+            let breaks: BTreeMap<_, _> = e.breaks.iter().map(|b| (b.name, b.what)).collect();
+            let line = json!({ "id": e.id, "name": e.name, "claim": e.claim, "knobs": knobs, "breaks": breaks });
+            writeln!(out, "{line}")?;
+            continue;
+        }
+        writeln!(out, "{:4} {}", e.id, e.name)?;
+        wrapped(&mut out, e.claim, 5)?;
+    }
+    if format == Format::Text {
+        writeln!(
+            out,
+            "\nregard lab NAME runs one, regard lab all runs all; --quick takes seconds"
+        )?;
+    }
+    Ok(())
+}
+
+fn setup(args: &LabArgs) -> Setup {
+    let all = [
+        ("dim", args.dim),
+        ("heads", args.heads),
+        ("length", args.length),
+        ("samples", args.samples),
+        ("steps", args.steps),
+    ];
+    let given = all.into_iter().filter_map(|(name, value)| Some((name.to_string(), value?)));
+    Setup {
+        seed: args.seed,
+        quick: args.quick,
+        knobs: given.collect(),
+        broken: args.broken.clone(),
+    }
+}
+
+/// Runs it; on a terminal a line tells how far it is.
+fn measured(experiment: &Experiment, setup: &Setup) -> Result<(Report, f64)> {
+    let start = Instant::now();
+    let bar = RefCell::new(progress(experiment.name)?);
+    let watch = |done, all| (bar.borrow_mut())(done, all);
+    let report = experiment
+        .watched(setup, &watch)
+        .with_context(|| format!("{} {}", experiment.id, experiment.name))?;
+    Ok((report, start.elapsed().as_secs_f64()))
+}
+
+fn one(experiment: &Experiment, args: &LabArgs, format: Format) -> Result<()> {
+    let target = Target::of(args.show.out.as_deref())?;
+    if format == Format::Json && target != Target::Terminal {
+        bail!("--out and --format json: give one");
+    }
+    let setup = setup(args);
+    let (report, seconds) = measured(experiment, &setup)?;
+    if format == Format::Json {
+        writeln!(std::io::stdout().lock(), "{}", line(experiment, &setup, &report, seconds))?;
+        return failed(&[(experiment, report)]);
+    }
+    tell(experiment, &setup, &report)?;
+    if let (Target::Html, Some(path)) = (target, &args.show.out) {
+        write_atomically(path, page(experiment, &setup, &report).as_bytes())?;
+        told(path)?;
+    } else {
+        show(&report.picture.scene(&style(&args.show, target)), &args.show, target)?;
+    }
+    let mut out = std::io::stdout().lock();
+    wrapped(&mut out, &report.caption, 0)?;
+    writeln!(out, "\n{}\n\nto try next:", verdict(&report, &setup, seconds))?;
+    for command in experiment.next {
+        writeln!(out, "  {command}")?;
+    }
+    for b in experiment.breaks {
+        writeln!(out, "  regard lab {} --break {}   # {}", experiment.name, b.name, b.what)?;
+    }
+    drop(out);
+    failed(&[(experiment, report)])
+}
+
+/// All of them, a line each; with `--out DIR` their pictures and numbers too.
+fn all(args: &LabArgs, format: Format) -> Result<()> {
+    let setup = setup(args);
+    if !setup.knobs.is_empty() || setup.broken.is_some() {
+        bail!("all: --seed and --quick are for all experiments; give other flags to one of them");
+    }
+    let mut reports = Vec::new();
+    for experiment in &EXPERIMENTS {
+        let (report, seconds) = measured(experiment, &setup)?;
+        let mut out = std::io::stdout().lock();
+        match format {
+            Format::Json => writeln!(out, "{}", line(experiment, &setup, &report, seconds))?,
+            Format::Text => {
+                let told = verdict(&report, &setup, seconds);
+                writeln!(out, "{:4} {:10} {told}", experiment.id, experiment.name)?;
+            }
+        }
+        drop(out);
+        if let Some(folder) = &args.show.out {
+            write(folder, experiment, &report, args)?;
+        }
+        reports.push((experiment, report));
+    }
+    failed(&reports)
+}
+
+/// The picture of an experiment into a folder.
+fn write(folder: &Path, experiment: &Experiment, report: &Report, args: &LabArgs) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let scene = report.picture.scene(&style(&args.show, Target::Svg));
+    let path = folder.join(format!("{}.svg", experiment.name));
+    Ok(write_atomically(&path, svg(&scene).as_bytes())?)
+}
+
+/// An error that names what does not hold: the status of the command is the verdict.
+fn failed(reports: &[(&Experiment, Report)]) -> Result<()> {
+    let failed = reports.iter().filter(|(_, report)| !report.holds());
+    let names: Vec<&str> = failed.map(|(experiment, _)| experiment.name).collect();
+    if names.is_empty() { Ok(()) } else { bail!("does not hold: {}", names.join(", ")) }
+}
+
+fn verdict(report: &Report, setup: &Setup, seconds: f64) -> String {
+    let judged = || report.findings.iter().filter(|f| f.judged());
+    let good = judged().filter(|f| f.holds()).count();
+    let holds = if report.holds() { "holds" } else { "DOES NOT HOLD" };
+    let broken = setup.broken.as_ref().map_or_else(String::new, |b| format!(", broken by {b}"));
+    let (all, seed) = (judged().count(), setup.seed);
+    format!(
+        "{holds}: {good} of {all} numbers are as predicted ({seconds:.1} s, seed {seed}{broken})"
+    )
+}
+
+fn line(experiment: &Experiment, setup: &Setup, report: &Report, seconds: f64) -> Value {
+    let finding = |f: &Finding| {
+        let finite = |x: f64| x.is_finite().then_some(x);
+        json!({
+            "what": f.what, "predicted": finite(f.predicted), "measured": finite(f.measured),
+            "allowed": f.allowed.words(), "judged": f.judged(), "holds": f.holds(),
+        })
+    };
+    json!({
+        "id": experiment.id, "name": experiment.name, "claim": experiment.claim, "holds": report.holds(),
+        "seed": setup.seed, "quick": setup.quick, "knobs": setup.knobs, "broken": setup.broken,
+        "findings": report.findings.iter().map(finding).collect::<Vec<_>>(),
+        "caption": report.caption, "seconds": (seconds * 10.0).round() / 10.0,
+    })
+}
+
+/// The claim and the table of what was found.
+fn tell(experiment: &Experiment, setup: &Setup, report: &Report) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{} {}", experiment.id, experiment.name)?;
+    wrapped(&mut out, experiment.claim, 0)?;
+    if let Some(name) = &setup.broken {
+        let what = experiment.breaks.iter().find(|b| b.name == name).map_or("", |b| b.what);
+        writeln!(out, "broken by {name}: {what}")?;
+    }
+    let (what, predicted, measured) = ("", "predicted", "measured");
+    writeln!(out, "\n  {what:WHAT$} {predicted:>9} {measured:>9}  {:11} holds", "allowed")?;
+    for f in &report.findings {
+        let (predicted, measured) = (number(f.predicted), number(f.measured));
+        let holds = match (f.judged(), f.holds()) {
+            (false, _) => "-",
+            (true, true) => "yes",
+            (true, false) => "NO",
+        };
+        // One that is too long for its column stands on a line of its own.
+        let mut what = f.what.as_str();
+        if what.chars().count() > WHAT {
+            writeln!(out, "  {what}")?;
+            what = "";
+        }
+        let allowed = f.allowed.words();
+        writeln!(out, "  {what:WHAT$} {predicted:>9} {measured:>9}  {allowed:11} {holds}")?;
+    }
+    writeln!(out)?;
+    Ok(())
+}
+
+/// Words in lines of at most 80 columns.
+fn wrapped(out: &mut impl Write, text: &str, indent: usize) -> Result<()> {
+    let mut line = String::new();
+    for word in text.split(' ') {
+        if !line.is_empty() && indent + line.chars().count() + 1 + word.chars().count() > 80 {
+            writeln!(out, "{:indent$}{line}", "")?;
+            line.clear();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    writeln!(out, "{:indent$}{line}", "")?;
+    Ok(())
+}
