@@ -258,6 +258,7 @@ struct Rows {
 }
 
 impl Rows {
+    // ANCHOR: teacher
     /// Teacher forcing: the target behind its beginning, and the target before its end. With the sources.
     fn of_pairs<'a>(
         all: &'a [[Vec<u32>; 2]],
@@ -273,6 +274,7 @@ impl Rows {
         let sources = some().zip(cuts).map(|([source, _], cut)| &source[..cut.min(source.len())]);
         (rows, sources.collect())
     }
+    // ANCHOR_END: teacher
 
     /// The target behind the source; only the former is answered.
     fn of_prompts(all: &[[Vec<u32>; 2]], batch: &[usize]) -> Self {

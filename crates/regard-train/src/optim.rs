@@ -204,12 +204,14 @@ impl Slot {
         all.for_each(|(((value, mean), square), gradient)| {
             let rows = value.iter_mut().zip(mean).zip(square.iter_mut().zip(gradient));
             for ((value, mean), (square, gradient)) in rows {
+                // ANCHOR: adamw
                 let g = *gradient * by.gradient;
                 *gradient = 0.0;
                 *mean = by.beta1 * *mean + (1.0 - by.beta1) * g;
                 *square = by.beta2 * *square + (1.0 - by.beta2) * g * g;
                 let root = (*square * by.unbias).sqrt() + by.epsilon;
                 *value = *value * by.keep - by.rate * *mean / root;
+                // ANCHOR_END: adamw
             }
         });
         let (value, share) = (&self.value, 1.0 - by.average);

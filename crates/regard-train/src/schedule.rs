@@ -32,6 +32,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    // ANCHOR: rate
     /// The rate of a step, counted from 1.
     #[must_use]
     pub fn rate(&self, step: u64) -> f64 {
@@ -51,6 +52,7 @@ impl Schedule {
             Decay::Linear => self.lowest + (self.rate - self.lowest) * (1.0 - gone),
         }
     }
+    // ANCHOR_END: rate
 }
 
 /// A number that goes from one value to another in so many steps, and stays there; in 0 steps it goes nowhere.

@@ -73,6 +73,7 @@ impl Bahdanau {
         weights(queries, self.project(keys), &self.options(mask))
     }
 
+    // ANCHOR: options
     fn options(&self, mask: &Mask) -> Attention {
         let similarity = Similarity::Additive {
             w_q: self.query.weight.val().transpose().unsqueeze(),
@@ -81,6 +82,7 @@ impl Bahdanau {
         };
         Attention { mask: mask.clone(), similarity, ..Attention::default() }
     }
+    // ANCHOR_END: options
 }
 
 /// How [`Luong`] scores.

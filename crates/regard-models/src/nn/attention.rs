@@ -127,6 +127,7 @@ impl MultiHead {
     ) -> Result<Tensor<3>, Error> {
         let Heads { q, kv } = self.config.heads;
         let options = Attention { dropout, ..self.options(mask, pass) };
+        // ANCHOR: over
         match over {
             Over::Itself => {
                 let places = || Places::From(0);
@@ -153,6 +154,7 @@ impl MultiHead {
                 Ok(self.out.forward(past.look(sequences, queries, &options)?))
             }
         }
+        // ANCHOR_END: over
     }
 
     /// The keys and values of a memory.

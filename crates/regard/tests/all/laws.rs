@@ -175,6 +175,7 @@ proptest! {
         prop_assert!(run(&case, &data).entropy.unwrap().iter().all(|x| *x == 0.0), "{}", case);
     }
 
+    // ANCHOR: merge
     #[test]
     fn merging_parts_of_the_keys_gives_the_whole(
         case in cases(), parts in prop::sample::select(vec![2, 3, 16]), causal: bool,
@@ -194,6 +195,7 @@ proptest! {
         prop_assert!(merged.entropy.is_some());
         within_twice_its_error(&over(&inputs, &mask, offset), inputs, &merged);
     }
+    // ANCHOR_END: merge
 
     #[test]
     fn merging_with_a_part_that_sees_nothing_changes_nothing((case, mut data) in masked()) {

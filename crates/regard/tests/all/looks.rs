@@ -226,6 +226,7 @@ fn a_rollout_is_a_product_of_matrices() {
     let mut from = vec![0.0; n];
     from[n - 1] = 1.0;
     let rows = rollout(&views, &from, 0.5).unwrap();
+    // ANCHOR: rollout
     let mut r = from.clone();
     for (view, expected) in views.iter().zip(&rows).rev() {
         let all = view.tile(0..n, 0..n).unwrap();
@@ -239,6 +240,7 @@ fn a_rollout_is_a_product_of_matrices() {
         assert!((next.iter().sum::<f64>() - 1.0).abs() < 1e-5);
         r = next;
     }
+    // ANCHOR_END: rollout
     assert!(rollout(&views, &from[1..], 0.5).is_err());
     assert!(rollout(&views, &from, f64::NAN).is_err());
 }

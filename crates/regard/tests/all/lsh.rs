@@ -44,6 +44,7 @@ fn a_row_that_is_a_key_meets_itself() {
     assert!(found.output.lse.iter().all(|lse| lse.is_finite()));
 }
 
+// ANCHOR: clusters
 #[test]
 fn rows_of_a_cluster_find_each_other() {
     let (n, d) = (4096, 32);
@@ -58,6 +59,7 @@ fn rows_of_a_cluster_find_each_other() {
     let lost = found.recall(here(), x, x, 16, 64).unwrap();
     assert!(lost.mass.mean < recall.mass.mean, "{lost:?}");
 }
+// ANCHOR_END: clusters
 
 #[test]
 fn not_a_number_in_the_inputs_is_no_panic() {
