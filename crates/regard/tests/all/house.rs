@@ -6,24 +6,29 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// All Rust files below a folder of the workspace, each with its path from there and its text.
 fn sources(folder: &str) -> Vec<(String, String)> {
-    fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
+    files(folder, &["rs"])
+}
+
+/// The same of files that end so.
+pub(crate) fn files(folder: &str, endings: &[&str]) -> Vec<(String, String)> {
+    fn collect(dir: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() && !path.ends_with("target") {
-                collect(&path, found);
-            } else if path.extension().is_some_and(|ext| ext == "rs") {
+                collect(&path, endings, found);
+            } else if path.extension().is_some_and(|ext| endings.iter().any(|end| ext == *end)) {
                 found.push(path);
             }
         }
     }
     let (base, mut found) = (root().join(folder), Vec::new());
-    collect(&base, &mut found);
+    collect(&base, endings, &mut found);
     let read = |path: PathBuf| {
         let name = path.strip_prefix(&base).unwrap().to_str().unwrap().to_owned();
         (name, fs::read_to_string(path).unwrap())
@@ -33,7 +38,8 @@ fn sources(folder: &str) -> Vec<(String, String)> {
 
 #[test]
 fn no_file_is_longer_than_800_lines() {
-    for (name, text) in sources("crates").into_iter().chain(sources("fuzz")) {
+    let folders = ["crates", "fuzz", "examples", "book/code"];
+    for (name, text) in folders.into_iter().flat_map(sources) {
         let lines = text.lines().count();
         assert!(lines <= 800, "{name} has {lines} lines");
     }

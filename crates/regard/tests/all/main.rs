@@ -4,6 +4,7 @@
 mod backward;
 mod cache;
 mod cached;
+mod coverage;
 mod dropout;
 mod errors;
 mod gradients;
