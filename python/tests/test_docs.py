@@ -21,7 +21,7 @@ from regard._call import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/python.md"
-PAGES = [ROOT / "README.md", ROOT / "python/README.md", *sorted((ROOT / "docs").glob("python*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "python/README.md", *sorted((ROOT / "docs").glob("python*.md"))]
 NOTEBOOK = ROOT / "python/notebooks/look_inside.py"
 OPTIONAL = {"ml_dtypes", "torch", "transformers"}
 """Packages that a page may need and a machine may lack."""
