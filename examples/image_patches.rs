@@ -79,7 +79,7 @@ fn learn(noise: &mut Noise) -> Outcome<Vit> {
         eps: 1e-5,
     };
     let device = Device::flex().autodiff();
-    device.seed(std::env::var("S")?.parse()?);
+    device.seed(1);
     let (mut model, mut adam) = (Vit::new(&config, &device)?, AdamConfig::new().init());
     for step in 0..300 {
         let pictures: Vec<Picture> = (0..64).map(|_| picture(noise)).collect();
@@ -128,7 +128,7 @@ fn show(picture: &Picture, weights: &[f32]) {
 }
 
 fn main() -> Outcome<()> {
-    let mut noise = Noise::new(std::env::var("S")?.parse()?);
+    let mut noise = Noise::new(1);
     let model = learn(&mut noise)?;
     let unseen: Vec<Picture> = (0..200).map(|_| picture(&mut noise)).collect();
     let found = model.forward(pixels(&unseen), &mut Pass::default())?.argmax(1).into_data();

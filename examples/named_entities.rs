@@ -3,8 +3,8 @@
 //! `cargo run --release --example named_entities`
 //!
 //! Some names are always a person, some always a place, and some can be both: who sees a word alone must guess. A tagger with one
-//! attention sees the sentence. It is judged by names beside words that they never stood beside while it learned. Look at the map at
-//! the end: Paris is there twice and looks at the same word, which makes a person of what is before it and a place of what is behind.
+//! attention sees the sentence. It is judged by names in parts of sentences that they were never in while it learned. Look at the map
+//! at the end: Paris is there twice and looks at the same word, which makes a person of what is before it and a place of what is behind.
 //!
 //! Try next: `rope: None`, so that words do not know where they stand: both of Paris become the same. Tags of `words` without `seen`:
 //! no better than a guess. One head of 32 features: is it enough, and what does each of Paris look at?
@@ -35,7 +35,7 @@ const BOTH: [&str; 8] =
     ["Paris", "Jordan", "Sydney", "Florence", "Austin", "Chelsea", "Victoria", "Lincoln"];
 const PERSONS: [&str; 4] = ["Anna", "Peter", "Maria", "Tom"];
 const PLACES: [&str; 4] = ["Rome", "Oslo", "Cairo", "Lima"];
-/// None of these names stood beside these words while the tagger learned.
+/// None of these names was in these parts while the tagger learned.
 const SHOWN: &str = "in Rome Paris left Paris with Maria";
 
 /// Words and their tags. Each part is learned with three quarters of the names, and judged with the others.
@@ -110,8 +110,8 @@ fn learn(noise: &mut Noise) -> Outcome<Tagger> {
 /// What both heads of the two names in the middle look at.
 fn show(tagger: &Tagger) -> Outcome<()> {
     let mut pass = Pass { recorder: Recorder::on(), ..Pass::default() };
-    let words: Vec<_> = SHOWN.split(' ').collect();
-    let tags = tagger.forward(numbers(&[words.clone()]), &mut pass)?.argmax(2).into_data();
+    let shown = numbers(&[SHOWN.split(' ').collect()]);
+    let tags = tagger.forward(shown, &mut pass)?.argmax(2).into_data();
     let (tags, trace) = (tags.iter::<u8>().collect::<Vec<_>>(), pass.recorder.trace("", &[]));
     let (mut labels, mut values) = (vec![], vec![]);
     for row in [2, 4] {
@@ -120,7 +120,7 @@ fn show(tagger: &Tagger) -> Outcome<()> {
             values.extend(trace.map(Machine::here(), &site, row..row + 1, [100; 2])?.values);
         }
     }
-    let cols = Axis::new("word", words.iter().map(ToString::to_string).collect());
+    let cols = Axis::new("word", SHOWN.split(' ').map(String::from).collect());
     let map = Map { title: SHOWN.into(), values, rows: Axis::new("Paris", labels), cols };
     let colours = stdout().is_terminal();
     let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, colours)) };

@@ -78,7 +78,9 @@ fn measured(experiment: &Experiment, setup: &Setup) -> Result<(Report, f64)> {
 fn one(experiment: &Experiment, args: &LabArgs, format: Format) -> Result<()> {
     let target = Target::of(args.show.out.as_deref())?;
     if format == Format::Json && target != Target::Terminal {
-        bail!("--out and --format json: give one");
+        bail!(
+            "--out and --format json: give one, or run all: regard lab all --out DIR --format json"
+        );
     }
     let setup = setup(args);
     let (report, seconds) = measured(experiment, &setup)?;
@@ -106,7 +108,7 @@ fn one(experiment: &Experiment, args: &LabArgs, format: Format) -> Result<()> {
     failed(&[(experiment, report)])
 }
 
-/// All of them, a line each; with `--out DIR` their pictures and numbers too.
+/// All of them, a line each; with `--out DIR` their pictures too.
 fn all(args: &LabArgs, format: Format) -> Result<()> {
     let setup = setup(args);
     if !setup.knobs.is_empty() || setup.broken.is_some() {

@@ -159,3 +159,24 @@ fn an_experiment_becomes_a_page() {
     assert!(page.contains("<svg") && page.contains("It holds."), "{page}");
     std::fs::remove_file(path).expect("it was there");
 }
+
+#[test]
+fn what_the_lab_says_to_try_next_can_be_tried() {
+    for experiment in &regard_lab::EXPERIMENTS {
+        for command in experiment.next {
+            let words = command.strip_prefix("regard ").expect(command);
+            if words.starts_with("plan") || words.starts_with("steps") {
+                let mut quoted = false;
+                let arguments = words.chars().filter_map(|c| match c {
+                    '\'' => {
+                        quoted = !quoted;
+                        None
+                    }
+                    ' ' if !quoted => Some('+'),
+                    c => Some(c),
+                });
+                told(&arguments.collect::<String>());
+            }
+        }
+    }
+}

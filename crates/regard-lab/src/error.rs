@@ -26,8 +26,6 @@ pub enum Error {
         /// The most.
         most: usize,
     },
-    /// Values that do not go together.
-    Together(String),
     /// From the engine.
     Attention(regard::Error),
     /// From operations on tensors.
@@ -51,7 +49,6 @@ impl fmt::Display for Error {
             Self::Range { knob, found, least, most } => {
                 write!(f, "{knob}: {found} is outside {least} to {most}")
             }
-            Self::Together(why) => f.write_str(why),
             Self::Attention(error) => error.fmt(f),
             Self::Burn(error) => error.fmt(f),
             Self::Model(error) => error.fmt(f),

@@ -1,6 +1,6 @@
 //! The lab: claims about attention, each predicted by theory, measured here, and judged.
 //!
-//! An [`Experiment`] is one file that uses only what every user of Regard can call. It states a claim, and its [`Report`] says of each
+//! An [`Experiment`] is one file (or one with a folder beside it) that uses of Regard only what every user can call. It states a claim, and its [`Report`] says of each
 //! number what theory predicts, what was measured, how far apart they may be, and whether the claim holds. Each experiment also knows
 //! ways to break what it is about ([`Break`]): with one of them in place the same claim must fail, or the experiment proves nothing.
 //!

@@ -28,7 +28,7 @@ pub(crate) const SCALING: Experiment = Experiment {
         },
     ],
     breaks: &[Break { name: "wrong-scale", what: "scores are divided by d instead of sqrt(d)" }],
-    next: &["regard lab scaling --dim 4096", "regard steps --dim 64 --scale 1"],
+    next: &["regard lab scaling --dim 4096", "regard steps --dim 12 --scale 1"],
     body: run,
 };
 
@@ -46,7 +46,8 @@ struct Seen {
 // ANCHOR: heart
 fn run(trial: &Trial<'_>) -> Result<Report, Error> {
     let (most, n) = (trial.knob("dim"), trial.knob("samples"));
-    let dims: Vec<usize> = (1..).map(|i| 4usize.pow(i)).take_while(|&d| d <= most).collect();
+    let dims: Vec<usize> =
+        (1..).map(|i| 4usize.pow(i)).take_while(|&d| d < most).chain([most]).collect();
     let divided = |d: f64| if trial.broken("wrong-scale") { 1.0 / d } else { 1.0 / d.sqrt() };
     let mut raw = Vec::new();
     let mut scaled = Vec::new();

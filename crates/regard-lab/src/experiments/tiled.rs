@@ -83,7 +83,8 @@ struct Off {
 
 fn run(trial: &Trial<'_>) -> Result<Report, Error> {
     let most = trial.knob("length");
-    let lengths: Vec<usize> = (3..).map(|i| 4usize.pow(i)).take_while(|&n| n <= most).collect();
+    let lengths: Vec<usize> =
+        (3..).map(|i| 4usize.pow(i)).take_while(|&n| n < most).chain([most]).collect();
     let mut seen = Vec::new();
     for (i, &n) in lengths.iter().enumerate() {
         seen.push(look(trial, n)?);
@@ -116,7 +117,8 @@ fn plain_error(d: f64, n: f64) -> f64 {
     (3.0 / (8.0 * 2f64.ln()) / 12.0 * (11.0 * d + 5.0 * n) / 6.0).sqrt()
 }
 
-fn tiled_error(d: f64, n: f64) -> f64 {
+/// What a call of the engine rounds, in units of 2^-23 of the result.
+pub(super) fn tiled_error(d: f64, n: f64) -> f64 {
     plain_error(d, TILE + n / TILE)
 }
 

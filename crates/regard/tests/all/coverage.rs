@@ -63,10 +63,14 @@ fn resolves(path: &str, of: &str) -> bool {
     below.iter().chain([&root()]).any(|base| base.join(path).exists())
 }
 
-/// What the sources name: words with a capital, and what may stand for a test: functions, fuzz targets, goldens, rows of the table.
+/// What the sources name: words with a capital, and what may stand for a test: tests, fuzz targets, goldens, rows of the table.
 struct Names {
     words: BTreeSet<String>,
     tests: BTreeSet<String>,
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_')
 }
 
 fn names() -> Names {
@@ -74,14 +78,16 @@ fn names() -> Names {
     for folder in ["crates", "python", "examples", "book/code", "fuzz/fuzz_targets"] {
         for (path, text) in files(folder, &["rs", "py"]) {
             let table = path.starts_with("regard-testkit/");
-            let mut before = "";
-            for word in text.split(|c: char| !c.is_alphanumeric() && c != '_') {
+            for word in words(&text) {
                 if word.starts_with(char::is_uppercase) {
                     names.words.insert(word.to_string());
-                } else if table || matches!(before, "fn" | "def") {
+                } else if table || word.starts_with("test_") {
                     names.tests.insert(word.to_string());
                 }
-                before = word;
+            }
+            for test in text.split("#[test]").skip(1) {
+                let name = words(test).skip_while(|word| *word != "fn").nth(1);
+                names.tests.extend(name.map(str::to_string));
             }
         }
     }
@@ -110,8 +116,8 @@ fn faults(cell: &str, kind: &str, first: &str, names: &Names) -> Vec<String> {
         } else if kind == "test" && token.chars().all(simple) && !names.tests.contains(token) {
             found.push(format!("test {token}"));
         } else if kind == "code" {
-            let words = token.split(|c: char| !c.is_alphanumeric() && c != '_');
-            let named = words.filter(|word| word.starts_with(char::is_uppercase) && word.len() > 2);
+            let named =
+                words(token).filter(|word| word.starts_with(char::is_uppercase) && word.len() > 2);
             found.extend(named.filter(|word| !names.words.contains(*word)).map(str::to_string));
         }
     }
