@@ -39,7 +39,7 @@ pub(crate) const DISTANCE: Experiment = Experiment {
             quick: 16,
             range: (16, 24),
         },
-        Knob { name: "steps", what: "of training", full: 600, quick: 400, range: (400, 800) },
+        Knob { name: "steps", what: "of training", full: 600, quick: 500, range: (400, 800) },
     ],
     breaks: &[Break { name: "no-attention", what: "the model with attention is built without it" }],
     next: &[

@@ -1,8 +1,8 @@
 //! E11: how attention comes to look where it should.
 //!
-//! The task is to spell words backwards: at place i of n, the letter at place n - 1 - i is wanted. A token is its letter and its place, each
-//! as a vector with a single 1. There are three matrices and nothing else: X W_Q and X W_K decide who looks at whom, and what attention
-//! returns of X W_V are the scores of letters.
+//! The task is to spell words backwards: at place i of n, the letter at place n - 1 - i is wanted. A token is its letter and its place,
+//! each as a vector with a single 1. There are three matrices and nothing else: X W_Q and X W_K decide who looks at whom, and what
+//! attention returns of X W_V are the scores of letters.
 //!
 //! All three begin small, so all scores are near 0. The softmax of equal scores is 1 / n for every key: the right one has 1 / n of the
 //! weight, and the entropy of a row is ln n. Scores of letters are near 0 too, so each of A letters has the chance 1 / A, and the loss is
