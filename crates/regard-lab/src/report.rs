@@ -112,6 +112,13 @@ impl Report {
         self.add(what, (predicted, measured), Allowed::Any);
     }
 
+    /// The number that was added last is told only, unless `judged`: times and memory in a quick run, where others share the machine.
+    pub fn judged_if(&mut self, judged: bool) {
+        if let Some(last) = self.findings.last_mut().filter(|_| !judged) {
+            last.allowed = Allowed::Any;
+        }
+    }
+
     /// Whether the claim holds: something was judged, and all of it is as predicted.
     #[must_use]
     pub fn holds(&self) -> bool {

@@ -117,9 +117,9 @@ impl<'s> Trial<'s> {
         self.setup.broken.as_deref() == Some(name)
     }
 
-    /// Whether times are to be judged: not in a quick run, which shares its machine with others.
+    /// Whether it runs at full size. Only then are times judged: a quick run shares its machine with others.
     #[must_use]
-    pub fn times(&self) -> bool {
+    pub fn full(&self) -> bool {
         !self.setup.quick
     }
 

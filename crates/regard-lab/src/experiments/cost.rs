@@ -106,7 +106,7 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
 }
 
 fn rounds(trial: &Trial<'_>) -> usize {
-    if trial.times() { 60 } else { 3 }
+    if trial.full() { 60 } else { 3 }
 }
 
 /// Numbers enough for the tensors of every call, and what is hidden in all of them: nothing.
@@ -166,11 +166,8 @@ fn followed(trial: &Trial<'_>, sweeps: &[Sweep], report: &mut Report) {
     // Over 16 times the work, a machine that is twice as fast at one end as at the other (data that fits a nearer cache, the softmax's
     // own share, somebody else's work on the same core) moves the exponent by ln 2 / ln 16.
     let mut judge = |what: String, predicted: f64, measured: f64| {
-        if trial.times() {
-            report.within(what, predicted, measured, 0.25 * predicted);
-        } else {
-            report.told(what, predicted, measured);
-        }
+        report.within(what, predicted, measured, 0.25 * predicted);
+        report.judged_if(trial.full());
     };
     for sweep in sweeps {
         let work = sweep.sizes.map(operations);
@@ -198,7 +195,7 @@ const LENGTHS: usize = 3;
 
 /// Long enough for n m numbers to be much more than anything else; tests have no time for that.
 fn lengths(trial: &Trial<'_>) -> [usize; LENGTHS] {
-    if trial.times() { [4096, 5792, 8192] } else { [512, 1024, 2048] }
+    if trial.full() { [4096, 5792, 8192] } else { [512, 1024, 2048] }
 }
 
 fn square(n: usize) -> Sizes {
@@ -238,7 +235,7 @@ fn held(trial: &Trial<'_>, inputs: &Inputs, report: &mut Report) -> Result<(), E
         // Numbers of four bytes, and tiles that fit a cache.
         let most = 4.0 * numbers(n)[i] / mib + 1.0;
         let (memory, found) = (format!("MiB, n = m = {n}, {way}"), peaks[i][LENGTHS - 1] / mib);
-        if trial.times() && found.is_finite() {
+        if trial.full() && found.is_finite() {
             report.at_most(memory, most, found);
             let growth =
                 exponent(&lengths.map(|n| n as f64), &peaks[i].map(|bytes| bytes.max(4096.0)));

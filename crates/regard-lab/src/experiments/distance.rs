@@ -70,7 +70,7 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
     let longest = trial.knob("length");
     let doubled = (0..).map(|i| SHORTEST << i).take_while(|&n| n < longest);
     // A quick run has no time for what lies between the ends.
-    let doubled = doubled.take(if trial.times() { usize::MAX } else { 1 });
+    let doubled = doubled.take(if trial.full() { usize::MAX } else { 1 });
     let lengths: Vec<usize> = doubled.chain([longest]).collect();
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for (i, &n) in lengths.iter().enumerate() {

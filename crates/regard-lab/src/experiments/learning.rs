@@ -10,6 +10,7 @@
 //! on the anti-diagonal, and all three matrices must have moved.
 
 use crate::learn::{Descent, normal, numbers, through};
+use crate::measure::single;
 use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -164,12 +165,11 @@ impl Seen {
     }
 
     /// Of the first word.
-    #[expect(clippy::cast_possible_truncation, reason = "colours")]
     fn map(&self, n: usize) -> Map {
         let places: Vec<String> = (0..n).map(|i| i.to_string()).collect();
         Map {
             title: String::new(),
-            values: self.weights[..n * n].iter().map(|&a| a as f32).collect(),
+            values: self.weights[..n * n].iter().map(|&a| single(a)).collect(),
             rows: Axis::new("query", places.clone()),
             cols: Axis::new("key", places),
         }

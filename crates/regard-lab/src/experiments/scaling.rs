@@ -9,6 +9,7 @@
 //! Saturation does not make all gradients small. A row with two keys that compete for all of its weight has a larger one than any scaled
 //! row, so the mean over rows hardly falls. It is the typical row, the median, that learns nothing.
 
+use crate::measure::wide;
 use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
 use regard::{Machine, Plan, Problem, Score, View, steps};
 use regard_scope::{Chart, Scaled, Series};
@@ -89,8 +90,8 @@ fn look(trial: &Trial<'_>, d: usize, n: usize, scale: f64) -> Result<Seen, Error
     let (q, k, v) = (View::bhsd(&q, shape)?, View::bhsd(&k, shape)?, View::bhsd(&v, shape)?);
     let problem = Problem::new(&q, &k, &v).score(Score::new().scale(scale));
     let seen = steps(&problem, q, k, v)?;
-    let scores: Vec<f64> = seen.scores.data().iter().map(|&x| f64::from(x)).collect();
-    let weights: Vec<f64> = seen.weights.data().iter().map(|&x| f64::from(x)).collect();
+    let scores = wide(seen.scores.data());
+    let weights = wide(seen.weights.data());
 
     let plan = Plan::new(problem, Machine::here())?;
     let output = plan.forward(q, k, v)?;

@@ -94,7 +94,7 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
     let plan = Plan::new(Problem::new(&x, &x, &v), Machine::here())?;
     let full = Full { output: plan.forward(x, x, v)?, x, v, plan };
     let mut found = Vec::new();
-    let budgets: &[usize] = if trial.times() { &[1, 2, 4] } else { &[1, 4] };
+    let budgets: &[usize] = if trial.full() { &[1, 2, 4] } else { &[1, 4] };
     for (i, &t) in budgets.iter().enumerate() {
         for pattern in patterns(s, t) {
             found.push(full.masked(trial, pattern)?);

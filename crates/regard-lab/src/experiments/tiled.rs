@@ -256,13 +256,11 @@ fn costs(trial: &Trial<'_>, seen: &[Seen], report: &mut Report) {
         // The output, three numbers more for each row, and tiles that fit a cache.
         let most = 4.0 * (n * (trial.knob("dim") + 3)) as f64 / mib + 1.0;
         // What is over in microseconds, or fits a few pages, says little.
-        if trial.times() && *n >= 1024 && bytes.is_finite() {
-            report.at_least(time, 1.0, *faster);
-            report.at_most(memory, most, bytes / mib);
-        } else {
-            report.told(time, 1.0, *faster);
-            report.told(memory, most, bytes / mib);
-        }
+        let judged = trial.full() && *n >= 1024 && bytes.is_finite();
+        report.at_least(time, 1.0, *faster);
+        report.judged_if(judged);
+        report.at_most(memory, most, bytes / mib);
+        report.judged_if(judged);
     }
 }
 

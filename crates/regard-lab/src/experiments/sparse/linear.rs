@@ -64,20 +64,17 @@ impl Linear {
         report.at_least("weights off from a softmax's, linear", weights.0, weights.1);
         let what = "time over length, linear: exponent";
         // A machine that is twice as fast at one end as at the other moves it by ln 2 / ln 16.
-        if trial.times() {
-            report.within(what, 1.0, *growth, 0.25);
-        } else {
-            report.told(what, 1.0, *growth);
-        }
+        report.within(what, 1.0, *growth, 0.25);
+        report.judged_if(trial.full());
     }
 }
 
 /// The shortest of many times, for lengths that take turns: what disturbs a machine makes calls slower, never faster.
 fn growth(trial: &Trial<'_>, linear: LinearAttention) -> Result<f64, Error> {
-    let sizes = if trial.times() { [1024, 16384] } else { [256, 4096] };
+    let sizes = if trial.full() { [1024, 16384] } else { [256, 4096] };
     let x: Vec<f32> = trial.noise("time").normals(sizes[1] * D);
     let mut best = [f64::INFINITY; 2];
-    for _ in 0..if trial.times() { 60 } else { 5 } {
+    for _ in 0..if trial.full() { 60 } else { 5 } {
         for (n, best) in sizes.into_iter().zip(&mut best) {
             let x = View::matrix(&x[..n * D], [n, D])?;
             let (call, time) = timed(|| linear.forward(Machine::here().threads(1), x, x, x));
