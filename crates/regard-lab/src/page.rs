@@ -3,7 +3,7 @@
 use crate::report::{Allowed, Finding, Report};
 use crate::{Experiment, Setup};
 use regard_scope::render::svg;
-use regard_scope::{Metrics, Style};
+use regard_scope::{Metrics, Style, escaped};
 use std::fmt::Write;
 
 const STYLE: &str = "body{font:16px/1.5 'DejaVu Sans',sans-serif;color:#2a2d34;background:#fdfcf9;max-width:52rem;margin:2rem auto;padding:0 1rem}\
@@ -95,8 +95,4 @@ impl Allowed {
             Self::Any => "not judged".into(),
         }
     }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

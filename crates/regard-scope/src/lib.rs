@@ -58,7 +58,7 @@ pub use colour::{Emphasis, Rgb, Theme};
 pub use error::Error;
 pub use map::{Axis, Map};
 pub use mask::{MASK_HELP, MaskError, parse_mask, parse_mask_with};
-pub use page::{trace_page, zoom_page, zoom_page_of};
+pub use page::{escaped, trace_page, zoom_page, zoom_page_of};
 pub use palette::{Kind, Palette, Scale};
 pub use scene::{Metrics, Scene};
 pub use stats::{HeadStats, stats};

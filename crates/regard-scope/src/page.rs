@@ -40,7 +40,8 @@ fn fill(template: &str, parts: &[(&str, &str)]) -> String {
 }
 
 /// Text as it may stand in HTML.
-fn escaped(text: &str) -> String {
+#[must_use]
+pub fn escaped(text: &str) -> String {
     let escape = |c: char| match c {
         '&' => "&amp;".into(),
         '<' => "&lt;".into(),
