@@ -244,11 +244,11 @@ impl<E: Element> Visit<E::Num> for Looking<'_, '_, E> {
         let Self { problem, wanted, groups, tile, cells, logs } = self;
         let (group, tile) = (&mut groups[piece.group], &mut tile[..piece.k.len]);
         let (at, mut sums) = (piece.at, TileSums::zero(wanted.entropy));
-        let scores = wanted.logs || group.best.is_some();
-        if piece.seen.is_none() && problem.is_plain_dot() && !scores {
-            let mut weights = Weights { m: &group.states.m, sums };
+        let more = wanted.logs || group.best.is_some() || wanted.entropy;
+        if piece.seen.is_none() && problem.is_plain_dot() && !more {
+            let mut weights = Weights { m: &group.states.m, sum: sums.l };
             dot_tile(s, (piece.k, &group.q.lanes), at.span, tile, &mut weights);
-            sums = weights.sums;
+            sums.l = weights.sum;
         } else {
             piece.scores(s, problem, &mut group.q, tile, None);
             if let Some(best) = &mut group.best {

@@ -127,30 +127,6 @@ impl<N: Number> TileSums<N> {
         let [zero, lowest] = [N::zero(), N::neg_infinity()].map(|x| Lanes([x; GROUP]));
         Self { l: zero, t_and_h: entropy.then_some([zero, lowest]) }
     }
-
-    /// Turns scores minus `m` of the rows from `lane` on into weights, and adds them.
-    #[inline(always)]
-    pub(crate) fn weigh<S: Simd<N>, const KEYS: usize>(
-        &mut self,
-        s: S,
-        lane: usize,
-        x: &mut [S::V; KEYS],
-    ) {
-        let (logs, mut sum) = (*x, s.load(&self.l.0[lane..]));
-        for x in &mut *x {
-            *x = math::exp2(s, *x);
-            sum = s.add(sum, *x);
-        }
-        s.store(sum, &mut self.l.0[lane..]);
-        let Some([t, h]) = &mut self.t_and_h else { return };
-        let (mut sum, mut most) = (s.load(&t.0[lane..]), s.load(&h.0[lane..]));
-        for (x, log) in x.iter().zip(logs) {
-            sum = s.fma(*x, s.max(log, s.splat(N::from_f64(FAR))), sum);
-            most = s.max(log, most);
-        }
-        s.store(sum, &mut t.0[lane..]);
-        s.store(most, &mut h.0[lane..]);
-    }
 }
 
 impl<N: Number> States<N> {
@@ -178,12 +154,27 @@ impl<N: Number> States<N> {
         sums: &mut TileSums<N>,
     ) {
         for lane in span.vectors::<N, S>() {
-            let m = s.load(&self.m.0[lane..]);
-            for row in tile.iter_mut() {
-                let mut x = [s.sub(s.load(&row.0[lane..]), m)];
-                sums.weigh(s, lane, &mut x);
-                s.store(x[0], &mut row.0[lane..]);
+            let (m, mut l) = (s.load(&self.m.0[lane..]), s.load(&sums.l.0[lane..]));
+            let mut weigh = |row: &mut Lanes<N>| {
+                let log = s.sub(s.load(&row.0[lane..]), m);
+                let weight = math::exp2(s, log);
+                l = s.add(l, weight);
+                s.store(weight, &mut row.0[lane..]);
+                (log, weight)
+            };
+            if let Some([t, h]) = &mut sums.t_and_h {
+                let (mut sum, mut most) = (s.load(&t.0[lane..]), s.load(&h.0[lane..]));
+                for row in tile.iter_mut() {
+                    let (log, weight) = weigh(row);
+                    sum = s.fma(weight, s.max(log, s.splat(N::from_f64(FAR))), sum);
+                    most = s.max(log, most);
+                }
+                s.store(sum, &mut t.0[lane..]);
+                s.store(most, &mut h.0[lane..]);
+            } else {
+                tile.iter_mut().for_each(|row| _ = weigh(row));
             }
+            s.store(l, &mut sums.l.0[lane..]);
         }
     }
 

@@ -10,7 +10,7 @@ use crate::queries::Queries;
 use crate::score::{LOG2_E, in_log2};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
 use crate::similarity::Similarity;
-use crate::softmax::{FAR, LARGE, TileSums};
+use crate::softmax::{FAR, LARGE};
 use crate::view::{self, TileMut};
 use crate::walk::{Call, Piece};
 
@@ -171,7 +171,7 @@ impl<N: Number> Group<N> {
         let (weights, d_scores) = (&mut tiles.weights[..n], &mut tiles.d_scores[..n]);
         let plain = problem.is_plain_dot() && !problem.has_factors() && self.entropy.is_none();
         if plain && piece.seen.is_none() {
-            let mut then = Weights { m: &self.lse, sums: TileSums::zero(false) };
+            let mut then = Weights { m: &self.lse, sum: Lanes([N::zero(); GROUP]) };
             dot_tile(s, (piece.k, &self.q.lanes), span, weights, &mut then);
             let mut then = ScoreGrads { weights, delta: &self.delta };
             return dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut then);

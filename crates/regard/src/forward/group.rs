@@ -51,16 +51,16 @@ impl<N: Number> Group<N> {
         (tile, factors): (&mut [Lanes<N>], &mut [Lanes<N>]),
     ) {
         let span = piece.at.span;
-        let fused = piece.seen.is_none() && problem.is_plain_dot();
-        let mut shrink = Lanes([N::one(); GROUP]);
         let entropy = problem.entropy;
+        let fused = piece.seen.is_none() && problem.is_plain_dot() && !entropy;
+        let mut shrink = Lanes([N::one(); GROUP]);
         let mut sums = TileSums { l: self.states.unset(s, span), ..TileSums::zero(entropy) };
         let mut rounds = Rounds::new(self.grows);
         while let Some(suffices) = rounds.next(s, &sums.l, span) {
             if suffices && fused {
-                let mut weights = Weights { m: &self.states.m, sums };
+                let mut weights = Weights { m: &self.states.m, sum: Lanes([N::zero(); GROUP]) };
                 dot_tile(s, (piece.k, &self.q.lanes), span, tile, &mut weights);
-                sums = weights.sums;
+                sums.l = weights.sum;
                 continue;
             }
             piece.scores(s, problem, &mut self.q, tile, None);

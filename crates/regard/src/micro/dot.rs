@@ -7,8 +7,7 @@
 
 use super::UNROLL;
 use crate::place::Span;
-use crate::simd::{GROUP, Lanes, Number, Simd, Task};
-use crate::softmax::TileSums;
+use crate::simd::{GROUP, Lanes, Number, Simd, Task, math};
 use crate::view::Rows;
 
 /// What becomes of a register tile of similarities.
@@ -33,10 +32,11 @@ pub(crate) trait Then<N: Number> {
 pub(crate) struct Dots;
 /// `|q - k|^2`
 pub(crate) struct Distances;
-/// `2^(q . k - m)`, and their sums: the softmax takes the dot products right out of the registers.
+/// `2^(q . k - m)`, and their sums: the softmax takes the dot products right out of the registers. It has no entropy: a
+/// choice made at run time beside the register tile sends all of its accumulators through memory.
 pub(crate) struct Weights<'t, N> {
     pub(crate) m: &'t Lanes<N>,
-    pub(crate) sums: TileSums<N>,
+    pub(crate) sum: Lanes<N>,
 }
 
 impl<N: Number> Then<N> for Dots {
@@ -56,11 +56,12 @@ impl<N: Number> Then<N> for Weights<'_, N> {
         (_, lane): (usize, usize),
         mut x: [S::V; KEYS],
     ) -> [S::V; KEYS] {
-        let m = s.load(&self.m.0[lane..]);
+        let (m, mut sum) = (s.load(&self.m.0[lane..]), s.load(&self.sum.0[lane..]));
         for x in &mut x {
-            *x = s.sub(*x, m);
+            *x = math::exp2(s, s.sub(*x, m));
+            sum = s.add(sum, *x);
         }
-        self.sums.weigh(s, lane, &mut x);
+        s.store(sum, &mut self.sum.0[lane..]);
         x
     }
 }
