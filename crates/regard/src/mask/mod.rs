@@ -13,6 +13,7 @@ mod runs;
 
 use crate::error::Error;
 use crate::place::{LaneSet, RowTile, Scope, lane_range, signed};
+use crate::simd::call_user;
 pub use bits::Bits;
 pub(crate) use bits::NearBits;
 pub(crate) use runs::Run;
@@ -339,7 +340,7 @@ impl Mask {
                 let mut ranges = Vec::new();
                 let mut all = Vec::new();
                 for lane in 0..rows.count {
-                    rule.visible(scope, rows.row(lane), &mut ranges);
+                    call_user(|| rule.visible(scope, rows.row(lane), &mut ranges));
                     all.extend(
                         ranges.drain(..).map(|r| (r.start.min(k_len)..r.end.min(k_len), lane)),
                     );

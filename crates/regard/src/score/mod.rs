@@ -13,7 +13,7 @@ mod relative;
 
 use crate::error::Error;
 use crate::place::{At, Keys, Pair, Seen, low};
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, math};
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, call_user, math};
 use crate::view::{Shape, TileMut, View};
 use bias::{add_bias, bias_at};
 use pass::Times;
@@ -305,11 +305,14 @@ impl<E: Element> Score<'_, E> {
             relative.add(s, at, tile);
         }
         if let Some(rule) = custom {
-            for (i, scores) in tile.iter_mut().enumerate() {
-                for lane in at.span.start..at.span.end {
-                    let (pair, score) = (at.pair(i, lane), scores.0[lane].to_f64() / LOG2_E);
-                    if let Some(slopes) = &mut slopes {
-                        slopes.custom[i].0[lane] = number(rule.slope(pair, score));
+            call_user(|| {
+                for (i, scores) in tile.iter_mut().enumerate() {
+                    for lane in at.span.start..at.span.end {
+                        let (pair, score) = (at.pair(i, lane), scores.0[lane].to_f64() / LOG2_E);
+                        if let Some(slopes) = &mut slopes {
+                            slopes.custom[i].0[lane] = number(rule.slope(pair, score));
+                        }
+                        scores.0[lane] = number(rule.apply(pair, score) * LOG2_E);
                     }
                     scores.0[lane] = number(rule.apply(pair, score) * LOG2_E);
                 }

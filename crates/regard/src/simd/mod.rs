@@ -273,15 +273,11 @@ impl Isa {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-use x86::FlushDenormals;
-
-/// Other targets keep their denormals: slower on data made of them, never wrong.
-#[cfg(not(target_arch = "x86_64"))]
-struct FlushDenormals;
-#[cfg(not(target_arch = "x86_64"))]
-impl FlushDenormals {
-    fn new() -> Self {
-        Self
-    }
+/// Calls code of the user (a rule of a score or a mask) from within a kernel. It may do whatever safe code may do, such as
+/// call the engine, or rayon, which may run another task of the engine on this thread: each releases the AMX tiles.
+#[inline(always)]
+pub(crate) fn call_user<T>(rule: impl FnOnce() -> T) -> T {
+    #[cfg(target_arch = "x86_64")]
+    let _saved = x86::amx::SavedTiles::new();
+    rule()
 }

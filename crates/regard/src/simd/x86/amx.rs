@@ -7,6 +7,7 @@ use super::super::{Enter, Task};
 use super::FlushDenormals;
 use super::avx512::Avx512;
 use std::arch::asm;
+use std::marker::PhantomData;
 use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
@@ -38,21 +39,7 @@ impl Amx {
     /// Sets up the tiles of this thread. Other code on this thread may do the same in its own way, so this is done anew for
     /// each task, and undone at its end.
     pub(crate) fn configure(self, shapes: [TileShape; COUNT]) -> Tiles {
-        #[repr(C, align(64))]
-        struct Config {
-            palette: u8,
-            start_row: u8,
-            reserved: [u8; 14],
-            row_bytes: [u16; 16],
-            rows: [u8; 16],
-        }
-        let mut config = Config {
-            palette: 1,
-            start_row: 0,
-            reserved: [0; 14],
-            row_bytes: [0; 16],
-            rows: [0; 16],
-        };
+        let mut config = Config { palette: 1, ..Config::default() };
         for (i, TileShape { rows, row_bytes }) in shapes.into_iter().enumerate() {
             assert!(
                 (1..=16).contains(&rows) && (4..=64).contains(&row_bytes) && row_bytes % 4 == 0
@@ -62,8 +49,19 @@ impl Amx {
         // SAFETY: `self` proves the instruction and the permission (`detect`); the 64 bytes are a valid configuration, as the
         // `assert!` above holds for each shape.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
-        Tiles(self)
+        Tiles(self, PhantomData)
     }
+/// What the processor reads and writes as the configuration of its tiles.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+struct Config {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
 }
 
 /// Tile registers.
@@ -115,13 +113,41 @@ fn ask_permission() -> bool {
 
 /// The tiles of this thread, set up; released when it goes.
 #[derive(Debug)]
-pub(crate) struct Tiles(Amx);
+pub(crate) struct Tiles(Amx, PhantomData<*const ()>);
 
 impl Drop for Tiles {
     fn drop(&mut self) {
         // SAFETY: `Amx` proves the instruction (`detect`). Only methods of `Tiles` read tiles, and this one is gone.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
+/// The configuration of this thread's tiles as it was; in force again when this goes. What the tiles held is lost.
+#[derive(Debug)]
+pub(crate) struct SavedTiles(Option<Config>);
+
+impl SavedTiles {
+    /// Nothing to save where there are no tiles.
+    pub(crate) fn new() -> Self {
+        Self(Amx::detect().map(|_| {
+            let mut config = Config::default();
+            // SAFETY: `detect` has seen the instruction, which writes the 64 bytes of `config`.
+            unsafe {
+                asm!("sttilecfg [{}]", in(reg) &mut config, options(nostack, preserves_flags))
+            };
+            config
+        }))
+    }
+}
+
+impl Drop for SavedTiles {
+    fn drop(&mut self) {
+        if let Some(config) = &self.0 {
+            // SAFETY: `new` has detected the instruction; the 64 bytes are what its `sttilecfg` wrote, which is a valid
+            // configuration, or all 0: tiles that are not set up.
+            unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, readonly)) };
+        }
+    }
+}
+
 }
 
 impl Tiles {
