@@ -140,6 +140,10 @@ impl<N: Number> Group<N> {
         if rests != [N::zero(); GROUP] {
             self.lower_weights(&rests);
         }
+        // Any NaN as the one that tiles can round.
+        for x in self.lse.0.iter_mut().chain(&mut self.delta.0).filter(|x| x.is_nan()) {
+            *x = N::nan();
+        }
     }
 
     /// Lowers the logarithms of all weights of each row: done to the gradients, each of which meets a weight once.

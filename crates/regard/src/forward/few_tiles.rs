@@ -361,7 +361,7 @@ fn pack_weights<const WIDE: usize>(s: Avx512, weights: &[f32], to: &mut [TileRow
         // The limbs stand in the order of their bits read backwards.
         let row_at = if WIDE == 1 { 0 } else { i.reverse_bits() >> (usize::BITS - WIDE.ilog2()) };
         let first = row_at / each * KEY_GROUPS * ROWS + row_at % each;
-        let x = s.nearest(row);
+        let x = s.nearest(s.plain_nan(row));
         s.write_pairs(x, s.splat(0.0), &mut to[first].0);
         s.write_pairs(s.splat(0.0), x, &mut to[first + each].0);
     }

@@ -495,7 +495,7 @@ impl<const LIMBS: usize> Weave<'_, LIMBS> {
             pair: 0,
         };
         for (j, less_m) in vectors.less_m.iter_mut().enumerate() {
-            *less_m = s.sub(s.splat(0.0), s.load(&m[j * 16..]));
+            *less_m = s.plain_nan(s.sub(s.splat(0.0), s.load(&m[j * 16..])));
         }
         match (&mut first, &mut second) {
             (Some(first), Some(second)) if first.is_even() && second.is_even() => {

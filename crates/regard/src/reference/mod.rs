@@ -279,9 +279,9 @@ pub fn forward_in_steps<N: Number, E: Element>(
         result.lse.push(softmax.lse());
         result.entropy.push(softmax.entropy(problem.and_sink(head, &scores)));
         let all = scores.iter().map(|(_, steps)| steps.score);
-        result
-            .max_score
-            .push(all.fold(N::neg_infinity(), |a, b| if b.is_nan() { b } else { a.max(b) }));
+        // `max` alone would lose a NaN.
+        let larger = |a: N, b: N| if a.is_nan() || b.is_nan() { a + b } else { a.max(b) };
+        result.max_score.push(all.fold(N::neg_infinity(), larger));
         let mut out = vec![N::zero(); dims.v_dim];
         for (key, steps) in scores {
             let a = round(softmax.weight(steps.score)) * problem.factor(Pair { key, ..at });

@@ -15,6 +15,8 @@ use std::mem::MaybeUninit;
 /// On a machine with tiles (AMX) products of `bf16` numbers are up to 16 times as fast as those of `f32`, and a number of
 /// more significant bits can be split into several of them, its limbs. Elsewhere all three mean the same. Whatever is chosen, results are the same
 /// bits for any number of threads and any batch.
+///
+/// A number that is split must be finite: an infinite query or key has a score of NaN, where `Strict` has an infinite one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Precision {

@@ -20,14 +20,23 @@ use std::ops::Range;
 ///
 /// Of two limbs the first is rounded too: the second is then half as large and of either sign, so that the product of second
 /// limbs, which is left out, is a quarter and does not add up.
+///
+/// `ANY` for numbers of the user: of any size, and NaN with any payload ([`Avx512::nearest_of_any`]).
 #[inline(always)]
-pub(crate) fn split<const LIMBS: usize>(s: Avx512, mut x: __m512) -> [__m512; LIMBS] {
+pub(crate) fn split<const LIMBS: usize, const ANY: bool>(
+    s: Avx512,
+    mut x: __m512,
+) -> [__m512; LIMBS] {
+    let nearest = |x| if ANY { s.nearest_of_any(x) } else { s.nearest(x) };
+    if ANY && LIMBS > 1 {
+        x = s.plain_nan(x);
+    }
     let mut limbs = [x; LIMBS];
     for limb in &mut limbs[..LIMBS - 1] {
-        *limb = s.upper(if LIMBS == 2 { s.nearest(x) } else { x });
+        *limb = s.upper(if LIMBS == 2 { nearest(x) } else { x });
         x = s.sub(x, *limb);
     }
-    limbs[LIMBS - 1] = if LIMBS == 3 { x } else { s.nearest(x) };
+    limbs[LIMBS - 1] = if LIMBS == 3 { x } else { nearest(x) };
     limbs
 }
 
@@ -191,12 +200,12 @@ pub(crate) fn pack_row<E: Element<Num = f32>, const LIMBS: usize>(
 
 /// Writes two vectors as one row of a tile from `at` on, the limbs `apart` from each other.
 #[inline(always)]
-pub(crate) fn write_woven<const LIMBS: usize>(
+pub(crate) fn write_woven<const LIMBS: usize, const ANY: bool>(
     s: Avx512,
     [first, second]: [__m512; 2],
     (to, at, apart): (&mut [TileRow], usize, usize),
 ) {
-    let (first, second) = (split::<LIMBS>(s, first), split::<LIMBS>(s, second));
+    let (first, second) = (split::<LIMBS, ANY>(s, first), split::<LIMBS, ANY>(s, second));
     for limb in 0..LIMBS {
         s.write_pairs(first[limb], second[limb], &mut to[at + limb * apart].0);
     }

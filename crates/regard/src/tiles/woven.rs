@@ -396,8 +396,11 @@ impl<const LIMBS: usize> Task<f32> for PackPiece<'_, LIMBS> {
                     for vector in 0..2 {
                         let lane = lanes * WIDTH + vector * ROWS;
                         if key < n {
-                            a[half][vector] = load_first(s, &weights[key], lane, count);
-                            d[half][vector] = load_first(s, &d_scores[key], lane, count);
+                            // Biases and rules bring any NaN.
+                            let load = |of: &[Lanes<f32>]| {
+                                s.plain_nan(load_first(s, &of[key], lane, count))
+                            };
+                            (a[half][vector], d[half][vector]) = (load(weights), load(d_scores));
                         }
                     }
                 }

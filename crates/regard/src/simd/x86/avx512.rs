@@ -51,11 +51,26 @@ impl Avx512 {
         let mask = intrinsic!(_mm512_set1_epi32(!0xffff));
         intrinsic!(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), mask)))
     }
-    /// The same number, rounded, in the upper half; the lower one is left as it falls.
+    /// The same number, rounded, in the upper half; the lower one is left as it falls. For numbers that the kernel computed: a
+    /// NaN must have nothing in its lower half ([`Self::plain_nan`]), or rounding carries it on to a number.
     #[inline(always)]
     pub(crate) fn nearest(self, x: __m512) -> __m512 {
         let half = intrinsic!(_mm512_set1_epi32(0x8000));
         intrinsic!(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), half)))
+    }
+    /// The same for any number: what would be rounded to infinity is cut off, and NaN stays NaN.
+    #[inline(always)]
+    pub(crate) fn nearest_of_any(self, x: __m512) -> __m512 {
+        // Half-way between the largest number of 8 digits and infinity.
+        let limit = self.splat(f32::from_bits(0x7f7f_8000));
+        let size = intrinsic!(_mm512_abs_ps(x));
+        self.plain_nan(self.select(self.less(size, limit), self.nearest(x), x))
+    }
+    /// Every NaN as the one that the processor makes itself, with nothing in the lower half.
+    #[inline(always)]
+    pub(crate) fn plain_nan(self, x: __m512) -> __m512 {
+        let nan = intrinsic!(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x));
+        self.select(nan, self.splat(f32::NAN), x)
     }
     /// The upper halves of two vectors in pairs: first, second, first, second, ...
     #[inline(always)]
