@@ -133,7 +133,7 @@ impl<N: Number> Task<N> for Near<'_, N> {
             let key = s.splat(N::of_len(at.keys.get(i)));
             for lane in at.span.vectors::<N, S>() {
                 let far = s.sub(key, s.load(&centres.0[lane..]));
-                let factor = math::exp2(s, s.mul(s.mul(far, far), s.splat(narrowness)));
+                let factor = math::weight(s, s.mul(s.mul(far, far), s.splat(narrowness)));
                 let to = &mut to.0[lane..];
                 s.store(s.mul(s.load(to), factor), to);
             }

@@ -157,7 +157,7 @@ impl<N: Number> States<N> {
             let (m, mut l) = (s.load(&self.m.0[lane..]), s.load(&sums.l.0[lane..]));
             let mut weigh = |row: &mut Lanes<N>| {
                 let log = s.sub(s.load(&row.0[lane..]), m);
-                let weight = math::exp2(s, log);
+                let weight = math::weight(s, log);
                 l = s.add(l, weight);
                 s.store(weight, &mut row.0[lane..]);
                 (log, weight)
@@ -228,7 +228,7 @@ impl<N: Number> States<N> {
             let m = s.select(s.less(stays, limit), before, m);
             grown |= s.bits(outgrown) & s.bits(s.less(lowest, before));
             let (lower, before_l) = (s.sub(before, m), s.load(&self.l.0[lane..]));
-            let factor = math::exp2(s, lower);
+            let factor = math::weight(s, lower);
             let l = s.mul(before_l, factor);
             // t = sum of weight (score - m)
             let lower = s.max(lower, s.splat(N::from_f64(FAR)));

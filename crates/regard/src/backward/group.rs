@@ -355,7 +355,7 @@ impl<N: Number> Task<N> for Weigh<'_, N> {
             for lane in span.vectors::<N, S>() {
                 let seen = s.lanes(low(seen.map_or(everyone, |seen| seen[i]) >> lane));
                 let x = s.sub(s.load(&weights.0[lane..]), s.load(&group.lse.0[lane..]));
-                let a = s.select(seen, math::exp2(s, x), zero);
+                let a = s.select(seen, math::weight(s, x), zero);
                 let d_factored = s.load(&d_scores.0[lane..]);
                 if let Some((centres, keys)) = &centres {
                     // factor = e^(-(key - p)^2 / (2 s^2)): grows by (key - p) / s^2 as p does.

@@ -544,11 +544,15 @@ impl<const LIMBS: usize, const VECTORS: usize> Weighing<'_, LIMBS, VECTORS> {
             let mut both = [s.splat(0.0); 2];
             for i in 0..2 {
                 let x = s.fma(s.load(&rows[i][j * 16..]), self.factor, self.less_m[j]);
-                both[i] = if LIMBS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) };
+                both[i] = if LIMBS < 3 { math::weight_coarse(s, x) } else { math::weight(s, x) };
             }
             self.sums[j] = s.add(self.sums[j], s.add(both[0], both[1]));
             let at = (pair / ROWS * HALF_TILES + j) * ROWS + pair % ROWS;
-            write_woven::<LIMBS>(s, both, (&mut *self.weights, at, CHUNKS * HALF_TILES * ROWS));
+            write_woven::<LIMBS, false>(
+                s,
+                both,
+                (&mut *self.weights, at, CHUNKS * HALF_TILES * ROWS),
+            );
         }
     }
 

@@ -42,9 +42,13 @@ impl<N: Number> Pairs<N> {
     }
 }
 
-/// `2^x` for a whole number not above 0.
+/// `2^x` for a whole number not above 0; NaN stays NaN.
 fn power<N: Number>(x: N) -> N {
-    if x < N::from_f64(-N::POWERS) { N::zero() } else { x.whole_power_of_two() }
+    match x {
+        _ if x.is_nan() => x,
+        _ if x < N::from_f64(-N::POWERS) => N::zero(),
+        _ => x.whole_power_of_two(),
+    }
 }
 
 /// Field by field would not do: what is aligned in one place is not in another.

@@ -58,7 +58,7 @@ impl<N: Number> Then<N> for Weights<'_, N> {
     ) -> [S::V; KEYS] {
         let (m, mut sum) = (s.load(&self.m.0[lane..]), s.load(&self.sum.0[lane..]));
         for x in &mut x {
-            *x = math::exp2(s, s.sub(*x, m));
+            *x = math::weight(s, s.sub(*x, m));
             sum = s.add(sum, *x);
         }
         s.store(sum, &mut self.sum.0[lane..]);
@@ -117,7 +117,12 @@ impl<N: Number, T: Then<N>> Task<N> for DotTile<'_, N, T> {
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
         let Self { k, q, span, tile, then } = self;
-        if !S::WIDE {
+        if !S::WIDE && S::LANES < 8 {
+            // Of plain arrays the compiler does not keep 12 sums in 16 registers, as it does of vectors.
+            for lane in (span.start..span.end).step_by(2 * S::LANES) {
+                dot_lanes::<N, S, T, 4, 2>(s, (k, q), lane, tile, then);
+            }
+        } else if !S::WIDE {
             for lane in (span.start..span.end).step_by(2 * S::LANES) {
                 dot_lanes::<N, S, T, 6, 2>(s, (k, q), lane, tile, then);
             }

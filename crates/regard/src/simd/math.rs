@@ -2,20 +2,35 @@
 
 use super::{Number, Simd};
 
-/// `2^x`, exactly 1 at 0 and 0 at `-inf`. Within 3 ulp for `f32`; results below the normal range are 0.
+/// `2^x`, exactly 1 at 0 and 0 at `-inf`. Within 3 ulp for `f32`.
 #[inline(always)]
 pub(crate) fn exp2<N: Number, S: Simd<N>>(s: S, x: S::V) -> S::V {
+    let (power, e) = parts(s, x);
+    s.scale(power, e)
+}
+
+/// `2^x` for a weight of a softmax: the same number, but 0 where it is negligible ([`Number::NEGLIGIBLE`]). A sum over widely
+/// spread scores would else be full of denormal numbers, each of which costs a microcode assist.
+#[inline(always)]
+pub(crate) fn weight<N: Number, S: Simd<N>>(s: S, x: S::V) -> S::V {
+    let (power, e) = parts(s, x);
+    s.scale_weight(power, e)
+}
+
+/// `2^f` and `e`, where `e + f` is `x`, `e` is whole and `f` within 1/2.
+#[inline(always)]
+fn parts<N: Number, S: Simd<N>>(s: S, x: S::V) -> (S::V, S::V) {
     let f = s.remainder(x);
     let mut p = s.splat(N::EXP2[N::EXP2.len() - 1]);
     for c in N::EXP2.iter().rev().skip(1) {
         p = s.fma(p, f, s.splat(*c));
     }
-    s.scale(s.fma(p, f, s.splat(N::one())), s.sub(x, f))
+    (s.fma(p, f, s.splat(N::one())), s.sub(x, f))
 }
 
-/// `2^x` to 3e-6, for weights that are rounded to 16 digits or fewer.
+/// The same to 3e-6, for weights that are rounded to 16 digits or fewer.
 #[inline(always)]
-pub(crate) fn exp2_coarse<S: Simd<f32>>(s: S, x: S::V) -> S::V {
+pub(crate) fn weight_coarse<S: Simd<f32>>(s: S, x: S::V) -> S::V {
     // Minimax for relative error (2.8e-6), 1 at 0.
     const C: [f32; 4] = [0.693_124_2, 0.240_241, 0.055_906_42, 0.009_582_85];
     let f = s.remainder(x);
@@ -23,7 +38,7 @@ pub(crate) fn exp2_coarse<S: Simd<f32>>(s: S, x: S::V) -> S::V {
     for c in [C[2], C[1], C[0], 1.0] {
         p = s.fma(p, f, s.splat(c));
     }
-    s.scale(p, s.sub(x, f))
+    s.scale_weight(p, s.sub(x, f))
 }
 
 /// `tanh x`: a polynomial near 0, where `1 - 2 / (e^2x + 1)` would cancel.
@@ -57,6 +72,7 @@ mod tests {
     #[derive(Clone, Copy)]
     enum Function {
         Exp2,
+        Weight,
         Tanh,
     }
 
@@ -68,6 +84,7 @@ mod tests {
                 let x = s.load(chunk);
                 let y = match self.1 {
                     Function::Exp2 => exp2(s, x),
+                    Function::Weight => weight(s, x),
                     Function::Tanh => tanh(s, x),
                 };
                 s.store(y, chunk);
@@ -141,6 +158,25 @@ mod tests {
             f32::enter(isa, Map(&mut x, Function::Exp2));
             assert_eq!((x[0], x[1], x[2], x[4]), (0.0, 1.0, 0.0, 0.0), "{}", isa.name());
             assert!(x[3].is_nan(), "{}", isa.name());
+        }
+    }
+
+    #[test]
+    fn a_weight_is_its_power_or_nothing() {
+        for isa in Isa::available() {
+            let xs: Vec<f32> = (0..1600).map(|i| 20.0 - i as f32 * 0.1).collect();
+            let [mut weights, mut powers] = [xs.clone(), xs.clone()];
+            f32::enter(isa, Map(&mut weights, Function::Weight));
+            f32::enter(isa, Map(&mut powers, Function::Exp2));
+            for (x, (weight, power)) in xs.iter().zip(weights.iter().zip(&powers)) {
+                let expected = if x.round() < -64.0 { 0.0 } else { *power };
+                assert_eq!(weight.to_bits(), expected.to_bits(), "{} at {x}", isa.name());
+            }
+            let mut x = [f32::NEG_INFINITY; 16];
+            (x[1], x[2], x[3], x[4]) = (0.0, 1e9, f32::NAN, -f32::MAX);
+            f32::enter(isa, Map(&mut x, Function::Weight));
+            assert_eq!((x[0], x[1], x[4]), (0.0, 1.0, 0.0), "{}", isa.name());
+            assert!(x[2] > 1e30 && x[3].is_nan(), "{}", isa.name());
         }
     }
 

@@ -128,6 +128,9 @@ pub trait Simd<N: Number>: Copy {
     fn remainder(self, x: Self::V) -> Self::V;
     /// `x * 2^e` for a whole `e`; 0 for `e = -inf`.
     fn scale(self, x: Self::V, e: Self::V) -> Self::V;
+    /// The same for the weights of a softmax: 0 for `e` below `-NEGLIGIBLE`, and anything above 2^100 may stand for a larger
+    /// one. A NaN in `e` must be one in `x` too.
+    fn scale_weight(self, x: Self::V, e: Self::V) -> Self::V;
     /// Asks for the cache line of `x`, which will be needed soon.
     #[inline(always)]
     fn prefetch<T>(self, x: &T) {
@@ -245,7 +248,6 @@ impl Isa {
 
     #[inline(always)]
     pub(crate) fn run_f32<T: Task<f32>>(self, task: T) -> T::Out {
-        let _tiny_is_zero = FlushDenormals::new();
         match self {
             Self::Portable(s) => task.run(s),
             #[cfg(target_arch = "x86_64")]
@@ -260,7 +262,6 @@ impl Isa {
     /// `f64` has no intrinsics of its own: plain lanes, compiled for the instruction set.
     #[inline(always)]
     pub(crate) fn run_f64<T: Task<f64>>(self, task: T) -> T::Out {
-        let _tiny_is_zero = FlushDenormals::new();
         match self {
             Self::Portable(s) => task.run(s),
             #[cfg(target_arch = "x86_64")]

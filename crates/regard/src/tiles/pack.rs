@@ -194,7 +194,7 @@ pub(crate) fn pack_row<E: Element<Num = f32>, const LIMBS: usize>(
         let halves = [0, ROWS].map(|half| chunk * WIDTH + half);
         let halves = [load_row(s, row, halves[0]), load_row(s, row, halves[1])];
         let at = (chunk * (CELL / ROWS) + i / ROWS) * ROWS + i % ROWS;
-        write_woven::<LIMBS>(s, halves, (&mut *to, at, chunks * CELL));
+        write_woven::<LIMBS, true>(s, halves, (&mut *to, at, chunks * CELL));
     }
 }
 
@@ -234,7 +234,7 @@ pub(crate) fn pack_turned<E: Element<Num = f32>, const LIMBS: usize>(
                         halves[half] = x;
                     }
                 }
-                let limbs = [split::<LIMBS>(s, halves[0]), split::<LIMBS>(s, halves[1])];
+                let limbs = halves.map(|x| split::<LIMBS, true>(s, x));
                 for (limb, block) in blocks.iter_mut().enumerate() {
                     block[i] = s.pairs(limbs[0][limb], limbs[1][limb]);
                 }
@@ -265,8 +265,8 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackQueries<'_, E,
             for chunk in 0..chunks {
                 let mut blocks = [s.block(); LIMBS];
                 for (i, row) in rows.iter().enumerate().filter(|(_, row)| !row.is_empty()) {
-                    let first = split::<LIMBS>(s, load_row(s, row, chunk * WIDTH));
-                    let second = split::<LIMBS>(s, load_row(s, row, chunk * WIDTH + ROWS));
+                    let first = split::<LIMBS, true>(s, load_row(s, row, chunk * WIDTH));
+                    let second = split::<LIMBS, true>(s, load_row(s, row, chunk * WIDTH + ROWS));
                     for (limb, block) in blocks.iter_mut().enumerate() {
                         block[i] = s.pairs(first[limb], second[limb]);
                     }
@@ -305,7 +305,7 @@ impl<const LIMBS: usize> Task<f32> for PackPairs<'_, LIMBS> {
                 let first = chunk * WIDTH + i;
                 let halves = [load(first), load(first + ROWS)];
                 let at = (chunk * tiles.len() + tile - tiles.start) * ROWS + i;
-                write_woven::<LIMBS>(s, halves, (&mut *to, at, apart));
+                write_woven::<LIMBS, true>(s, halves, (&mut *to, at, apart));
             }
         }
     }

@@ -255,7 +255,7 @@ impl Source<'_> {
                     let seen = s.lanes(seen >> (j * ROWS));
                     let x = s.load(&block.scores.0[key][j * ROWS..]);
                     let x = s.fma(x, factor, less_lse[j]);
-                    let a = if LIMBS < 3 { math::exp2_coarse(s, x) } else { math::exp2(s, x) };
+                    let a = if LIMBS < 3 { math::weight_coarse(s, x) } else { math::weight(s, x) };
                     let d_a = s.sub(s.load(&block.d_weights.0[key][j * ROWS..]), delta[j]);
                     weights[half][j] = s.select(seen, a, zero);
                     d_scores[half][j] = s.select(seen, s.mul(a, d_a), zero);

@@ -291,7 +291,7 @@ impl<const LIMBS: usize> Task<f32> for PackRows<'_, LIMBS> {
                     }
                 }
                 let at = ((first + chunk) * tiles + tile) * ROWS + i;
-                write_woven::<LIMBS>(s, halves, (&mut *to, at, chunks * tiles * ROWS));
+                write_woven::<LIMBS, true>(s, halves, (&mut *to, at, chunks * tiles * ROWS));
             }
         }
         odd
@@ -348,14 +348,14 @@ impl BackPiece {
         let apart = self.chunks * (CELL / ROWS) * ROWS;
         for half in 0..2 {
             let at = ((g * CHUNKS + lanes) * (CELL / ROWS) + 2 * chunk + half) * ROWS + i;
-            write_woven::<LIMBS>(s, weights[half], (&mut self.weights, at, apart));
-            write_woven::<LIMBS>(s, d_scores[half], (&mut self.d_scores, at, apart));
+            write_woven::<LIMBS, false>(s, weights[half], (&mut self.weights, at, apart));
+            write_woven::<LIMBS, false>(s, d_scores[half], (&mut self.d_scores, at, apart));
         }
         for vector in 0..2 {
             let at = (chunk * LANE_TILES + 2 * lanes + vector) * ROWS + i;
             let pair = [d_scores[0][vector], d_scores[1][vector]];
             let to = (&mut self.turned[g][..], at, CHUNKS * LANE_TILES * ROWS);
-            write_woven::<LIMBS>(s, pair, to);
+            write_woven::<LIMBS, false>(s, pair, to);
         }
     }
 }

@@ -4,11 +4,10 @@
 //! registers, so these lines stand freely between vector code.
 
 use super::super::{Enter, Task};
-use super::FlushDenormals;
 use super::avx512::Avx512;
 use std::arch::asm;
-use std::marker::PhantomData;
 use std::arch::x86_64::__cpuid_count;
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 /// Proof that this machine has AVX-512 and AMX with bf16, and that the system lets this process use its tiles.
@@ -32,7 +31,6 @@ impl Amx {
     /// Runs a task inside a function that is compiled for the vectors.
     #[inline(always)]
     pub(crate) fn run<T: Task<f32>>(self, task: T) -> T::Out {
-        let _tiny_is_zero = FlushDenormals::new();
         self.0.enter(task, self.0)
     }
 
@@ -51,6 +49,8 @@ impl Amx {
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
         Tiles(self, PhantomData)
     }
+}
+
 /// What the processor reads and writes as the configuration of its tiles.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
@@ -60,8 +60,6 @@ struct Config {
     reserved: [u8; 14],
     row_bytes: [u16; 16],
     rows: [u8; 16],
-}
-
 }
 
 /// Tile registers.
@@ -111,7 +109,7 @@ fn ask_permission() -> bool {
     false
 }
 
-/// The tiles of this thread, set up; released when it goes.
+/// The tiles of this thread, set up; released when it goes. Not `Send`: another thread has tiles of its own.
 #[derive(Debug)]
 pub(crate) struct Tiles(Amx, PhantomData<*const ()>);
 
@@ -120,6 +118,8 @@ impl Drop for Tiles {
         // SAFETY: `Amx` proves the instruction (`detect`). Only methods of `Tiles` read tiles, and this one is gone.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
+}
+
 /// The configuration of this thread's tiles as it was; in force again when this goes. What the tiles held is lost.
 #[derive(Debug)]
 pub(crate) struct SavedTiles(Option<Config>);
@@ -146,8 +146,6 @@ impl Drop for SavedTiles {
             unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, readonly)) };
         }
     }
-}
-
 }
 
 impl Tiles {

@@ -180,6 +180,18 @@ impl Simd<f32> for Avx2 {
         })
     }
     #[inline(always)]
+    fn scale_weight(self, x: __m256, e: __m256) -> __m256 {
+        intrinsic!({
+            let lowest = _mm256_set1_ps(-f32::NEGLIGIBLE as f32);
+            // Between the bounds, so that no product is denormal.
+            let whole = _mm256_max_ps(_mm256_min_ps(e, _mm256_set1_ps(126.0)), lowest);
+            let n = _mm256_cvtps_epi32(whole);
+            let weight = _mm256_mul_ps(x, self.power_of_two(n));
+            // Not less: NaN stays.
+            _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(e, lowest), weight)
+        })
+    }
+    #[inline(always)]
     fn prefetch<T>(self, x: &T) {
         intrinsic!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()));
     }

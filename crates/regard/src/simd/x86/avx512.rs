@@ -219,6 +219,12 @@ impl Simd<f32> for Avx512 {
         intrinsic!(_mm512_scalef_ps(x, e))
     }
     #[inline(always)]
+    fn scale_weight(self, x: __m512, e: __m512) -> __m512 {
+        let lowest = self.splat(-f32::NEGLIGIBLE as f32);
+        // Not less: NaN stays.
+        intrinsic!(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(e, lowest), x, e))
+    }
+    #[inline(always)]
     fn prefetch<T>(self, x: &T) {
         intrinsic!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()));
     }
