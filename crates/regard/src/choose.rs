@@ -6,7 +6,7 @@
 use crate::best::BestKeys;
 use crate::dropout::uniform;
 use crate::normaliser::{NONE, Normaliser};
-use crate::place::{At, CELL, Pair, RowTile, Scope, Span};
+use crate::place::{At, CELL, Keys, Pair, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::LOG2_E;
@@ -179,6 +179,9 @@ impl<N: Number> Found<N> {
     }
 }
 
+/// Tells the places of picked keys from those on the grid.
+const PICKED: usize = 1 << (usize::BITS - 1);
+
 /// Lets the keys of a piece compete with the one drawn before: they win with the share of the weight that is theirs, and
 /// among them each with its own. One number decides both; it depends on the row and the cell alone.
 #[inline(always)]
@@ -198,8 +201,13 @@ fn draw<N: Number, S: Simd<N>>(
     states.add(s, &sums, at.span);
     let Scope { batch, head, .. } = at.scope;
     for (lane, key) in keys.iter_mut().enumerate().take(at.span.end).skip(at.span.start) {
-        // By the place of the piece on the grid, whatever else is in its tile.
-        let pair = Pair { batch, head, row: at.rows.row(lane), key: at.keys.get(0) / CELL };
+        // By the place of the piece on the grid, whatever else is in its tile; picked keys by the first of them, which no other
+        // piece has.
+        let place = match at.keys {
+            Keys::From(first) => first / CELL,
+            Keys::Picked(keys) => PICKED | keys[0],
+        };
+        let pair = Pair { batch, head, row: at.rows.row(lane), key: place };
         let mut left = uniform(seed, pair) * states.l.0[lane].to_f64();
         // What has met a NaN keeps it: a result that depends on it must not look like a number.
         if left >= sums.l.0[lane].to_f64() || before.0[lane].is_nan() {
