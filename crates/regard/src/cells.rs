@@ -183,6 +183,19 @@ impl<'a> Cells<'a> {
         }
     }
 
+    /// How many of the next cells are like this one, the last that was filled, and none of them is filled: those that lie in
+    /// the same run. For counting.
+    pub(crate) fn skip_alike(&mut self, cell: &Cell) -> usize {
+        let Some(run) = self.runs.first().filter(|_| !cell.is_picked) else { return 0 };
+        let whole = cell.first.is_multiple_of(CELL) && cell.len == CELL;
+        if !whole || run.keys.start > cell.first || run.keys.end < self.at {
+            return 0;
+        }
+        let n = (run.keys.end.min(self.end) - self.at) / CELL;
+        self.at += n * CELL;
+        n
+    }
+
     /// Writes the keys of a partly seen cell; `false` if they were put aside to be picked.
     fn fill(&mut self, cell: &mut Cell, keys: Range<usize>) -> bool {
         let within = self.runs.iter().take_while(|s| s.keys.start < keys.end);

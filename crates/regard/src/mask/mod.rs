@@ -82,6 +82,13 @@ struct Segments {
     runs: Vec<(u32, Range<usize>)>,
 }
 
+/// Where what rows see begins and ends: at fixed keys, and at keys that move along with the position of the row.
+#[derive(Debug)]
+pub(crate) struct Edges {
+    pub(crate) fixed: Vec<i64>,
+    pub(crate) moving: Vec<i64>,
+}
+
 impl Mask {
     /// Everything sees everything.
     #[must_use]
@@ -280,6 +287,46 @@ impl Mask {
         let mut segments = Vec::new();
         self.runs(scope, RowTile { first: row, step: 1, count: 1 }, &mut segments);
         segments.iter().map(|s| s.keys.clone()).collect()
+    }
+
+    /// Adds the edges of what rows see, if there are no others than `Edges` knows.
+    pub(crate) fn edges(&self, scope: &Scope, to: &mut Edges) -> bool {
+        match &self.0 {
+            Rule::All | Rule::Nothing => true,
+            Rule::Band { back, ahead } => {
+                to.moving.extend(back.map(|n| signed(n).saturating_neg()));
+                to.moving.extend(ahead.map(|n| signed(n).saturating_add(1)));
+                true
+            }
+            Rule::Spans(spans) => {
+                let span = of_batch(spans, scope.batch);
+                to.fixed.extend([signed(span.start), signed(span.end)]);
+                true
+            }
+            Rule::And(pair) | Rule::Or(pair) => pair.0.edges(scope, to) && pair.1.edges(scope, to),
+            _ => false,
+        }
+    }
+
+    /// Whether heads may see different keys.
+    pub(crate) fn tells_heads_apart(&self) -> bool {
+        match &self.0 {
+            Rule::Bits(_) | Rule::NearBits(_) | Rule::Custom(_) => true,
+            Rule::And(pair) | Rule::Or(pair) => {
+                pair.0.tells_heads_apart() || pair.1.tells_heads_apart()
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether heads or items may see different keys.
+    pub(crate) fn tells_apart(&self) -> bool {
+        match &self.0 {
+            Rule::Spans(spans) => spans.len() > 1,
+            Rule::Segments(_) => true,
+            Rule::And(pair) | Rule::Or(pair) => pair.0.tells_apart() || pair.1.tells_apart(),
+            _ => self.tells_heads_apart(),
+        }
     }
 
     /// Replaces `out` by the ranges of keys that any row of the tile sees, ascending and disjoint, each with its rows.

@@ -3,11 +3,13 @@
 use super::{Kind, PART_KEYS, Plan};
 use crate::cells::{Cell, Cells};
 use crate::machine::Machine;
-use crate::place::CELL;
+use crate::mask::{Edges, Mask, Run};
+use crate::place::{CELL, RowTile, Scope, signed};
 use crate::problem::Dims;
 use crate::simd::{Element, GROUP};
 use crate::walk::{TILE_ROWS, Tiling, Way};
 use std::fmt;
+use std::ops::Range;
 
 /// What a plan will compute, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -18,11 +20,11 @@ pub struct Work {
     /// Pairs that are computed, the hidden ones inside partly seen cells included.
     pub computed: u128,
     /// Cells of keys that all rows of a tile see.
-    pub full: u64,
+    pub full: u128,
     /// Cells that some rows see some of.
-    pub partial: u64,
+    pub partial: u128,
     /// Cells that are never visited.
-    pub skipped: u64,
+    pub skipped: u128,
     /// Multiplications and additions for the visible pairs; a hyperbolic tangent counts as one of each. Projections, and what
     /// a normaliser walks before, are not counted.
     pub flops: f64,
@@ -31,7 +33,8 @@ pub struct Work {
 }
 
 impl<E: Element> Plan<'_, E> {
-    /// Counts what will be computed: walks the mask, not the data.
+    /// Counts what will be computed: walks the mask, not the data. Masks made of bands and spans (all keys, causal, windows,
+    /// lengths, prefixes) are counted in the same time whatever the sizes are.
     #[must_use]
     #[inline(never)]
     pub fn work(&self) -> Work {
@@ -51,38 +54,151 @@ impl<E: Element> Plan<'_, E> {
 
     /// Adds what the items of a kind take to the work.
     fn count(&self, kind: &Kind, work: &mut Work) {
-        let heads = self.problem.dims().heads;
-        let items = self.items(kind);
-        let (mut runs, mut cell) = (Vec::new(), Cell::new());
+        let heads = self.problem.dims().heads.q;
         for (tiling, stage) in self.stages(kind) {
             let Some(Way { mask, without, .. }) = stage.walk else { continue };
-            for (b, head) in items.iter().flat_map(|b| (0..heads.q).map(move |h| (*b, h))) {
+            let of = |b, head| {
                 let scope = self.problem.scope(b, head);
-                for rows in (Tiling { q_len: scope.q_len, ..tiling }).tiles() {
-                    mask.runs_beyond(without, &scope, rows, &mut runs);
-                    let pairs = runs
-                        .iter()
-                        .map(|s| s.keys.len() as u128 * u128::from(s.lanes.count_ones()));
-                    work.pairs += pairs.sum::<u128>();
-                    let mut visited = 0;
-                    for part in 0..kind.parts {
-                        let keys =
-                            if kind.how.parted { self.part(part, b) } else { 0..scope.k_len };
-                        let mut cells = Cells::new(&runs, keys, rows.lanes());
-                        while cells.next(&mut cell) {
-                            visited += 1;
-                            work.full += u64::from(cell.full);
-                            work.partial += u64::from(!cell.full);
-                            work.computed += cell.computed(rows);
-                        }
-                    }
-                    let cells = scope.k_len.div_ceil(CELL) as u64;
-                    work.skipped +=
-                        if without.is_none() { cells.saturating_sub(visited) } else { 0 };
+                let tiling = Tiling { q_len: scope.q_len, ..tiling };
+                HeadTiles { plan: self, kind, mask, without, scope, tiling }.count()
+            };
+            if kind.items.is_none() && !mask.tells_apart() {
+                let times = heads as i128 * self.problem.dims().batch as i128;
+                work.add(of(0, 0).map(|n| n * times));
+                continue;
+            }
+            for b in self.items(kind).iter() {
+                match mask.tells_heads_apart() {
+                    true => (0..heads).for_each(|head| work.add(of(*b, head))),
+                    false => work.add(of(*b, 0).map(|n| n * heads as i128)),
                 }
             }
         }
     }
+}
+
+/// Pairs that are seen and that are computed; cells that are full, partial and skipped.
+type Counts = [i128; 5];
+
+impl Work {
+    fn add(&mut self, counts: Counts) {
+        let [pairs, computed, full, partial, skipped] = counts.map(i128::cast_unsigned);
+        self.pairs += pairs;
+        self.computed += computed;
+        self.full += full;
+        self.partial += partial;
+        self.skipped += skipped;
+    }
+}
+
+/// The tiles of rows of one head.
+struct HeadTiles<'t, 'a, E: Element> {
+    plan: &'t Plan<'a, E>,
+    kind: &'t Kind,
+    mask: &'t Mask,
+    without: Option<&'t Mask>,
+    scope: Scope,
+    tiling: Tiling,
+}
+
+/// Rows and keys around an edge of a mask that a tile near it may count otherwise.
+const NEAR: i64 = (TILE_ROWS + 2 * CELL) as i64;
+
+impl<E: Element> HeadTiles<'_, '_, E> {
+    /// All tiles. Far from where an edge that goes with the rows meets one that stays, each tile counts as much more than the one
+    /// before as that one did: so the cost does not grow with the sizes, unless the mask itself does.
+    fn count(&self) -> Counts {
+        let last = self.tiling.count() - 1;
+        let Some(mut turns) = self.turns().filter(|_| self.without.is_none()) else {
+            let tiles = (0..=last).map(|i| self.tile(i));
+            return tiles.fold([0; 5], |sum, tile| add(sum, tile, 1));
+        };
+        turns.sort_unstable();
+        let rows = self.tiling.rows as i64;
+        let tile_of = |row: i64| usize::try_from(row.div_euclid(rows)).unwrap_or(0).min(last);
+        // Tiles near a turn one by one, and what lies between two of them as a series.
+        let near = turns
+            .iter()
+            .map(|row| tile_of(row.saturating_sub(NEAR))..tile_of(row.saturating_add(NEAR)) + 1);
+        let (mut sum, mut at) = ([0; 5], 0);
+        for Range { start, end } in near.chain([last..last + 1]) {
+            sum = add(sum, self.series(at..start), 1);
+            for i in start.max(at)..end {
+                sum = add(sum, self.tile(i), 1);
+            }
+            at = at.max(end);
+        }
+        sum
+    }
+
+    /// Tiles that count as an arithmetic series.
+    fn series(&self, tiles: Range<usize>) -> Counts {
+        if tiles.len() < 2 {
+            return tiles.fold([0; 5], |sum, i| add(sum, self.tile(i), 1));
+        }
+        let (first, n) = (self.tile(tiles.start), tiles.len() as i128);
+        let growth = add(self.tile(tiles.start + 1), first, -1);
+        add(first.map(|x| x * n), growth, n * (n - 1) / 2)
+    }
+
+    /// The rows at which an edge of the mask that goes with the rows meets one that stays, if the mask has no others.
+    fn turns(&self) -> Option<Vec<i64>> {
+        let mut edges = Edges { fixed: vec![0, signed(self.scope.k_len)], moving: Vec::new() };
+        let known = self.mask.edges(&self.scope, &mut edges);
+        let Edges { fixed, moving } = edges;
+        let rows = fixed.iter().flat_map(|fixed| {
+            let meet = |moving: &i64| fixed.saturating_sub(*moving);
+            moving.iter().map(move |m| meet(m).saturating_sub(self.scope.offset))
+        });
+        known.then(|| rows.collect())
+    }
+
+    /// One tile.
+    fn tile(&self, i: usize) -> Counts {
+        let (rows, scope, mut runs) = (self.tiling.tile(i), self.scope, Vec::new());
+        if rows.count == 0 {
+            return [0; 5];
+        }
+        self.mask.runs_beyond(self.without, &scope, rows, &mut runs);
+        let pairs = runs.iter().map(|s| s.keys.len() as i128 * i128::from(s.lanes.count_ones()));
+        let mut sum = [pairs.sum(), 0, 0, 0, 0];
+        let mut part = 0;
+        while part < self.kind.parts {
+            let keys = match self.kind.how.parted {
+                true => self.plan.part(part, scope.batch),
+                false => 0..scope.k_len,
+            };
+            // Parts that lie in one run or between two of them are alike.
+            let before = runs.partition_point(|run| run.keys.end <= keys.start);
+            let until = runs.get(before).map_or(scope.k_len, |run| match run.keys.start {
+                start if start <= keys.start => run.keys.end,
+                start => start,
+            });
+            let alike = (until.saturating_sub(keys.start) / PART_KEYS).max(1);
+            let alike = if self.kind.how.parted { alike } else { 1 };
+            sum = add(sum, count_cells(&runs, keys, rows), alike as i128);
+            part += alike;
+        }
+        let cells = scope.k_len.div_ceil(CELL) as i128;
+        sum[4] = if self.without.is_none() { (cells - sum[2] - sum[3]).max(0) } else { 0 };
+        sum
+    }
+}
+
+/// The cells that some runs make of some keys.
+fn count_cells(runs: &[Run], keys: Range<usize>, rows: RowTile) -> Counts {
+    let (mut cells, mut cell) = (Cells::new(runs, keys, rows.lanes()), Cell::new());
+    let mut sum = [0; 5];
+    while cells.next(&mut cell) {
+        let alike = 1 + cells.skip_alike(&cell) as i128;
+        let (full, computed) = (i128::from(cell.full), cell.computed(rows).cast_signed());
+        sum = add(sum, [0, computed, full, 1 - full, 0], alike);
+    }
+    sum
+}
+
+fn add(sum: Counts, counts: Counts, times: i128) -> Counts {
+    std::array::from_fn(|i| sum[i] + counts[i] * times)
 }
 
 /// One line: `forward avx512 f32 128x64 t2 s1`: rows x keys of a tile, threads, parts that the keys are split into.
@@ -158,5 +274,71 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
             )
         };
         write!(f, "  parts    {parts}: {why_parts}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::Problem;
+    use crate::view::Shape;
+    use proptest::prelude::*;
+
+    fn mask() -> impl Strategy<Value = Mask> {
+        let size = || 0..3000usize;
+        let one = prop_oneof![
+            Just(Mask::full()),
+            Just(Mask::causal()),
+            (size(), size()).prop_map(|(back, ahead)| Mask::band(Some(back), Some(ahead))),
+            size().prop_map(Mask::prefix),
+            (size(), size()).prop_map(|(start, len)| Mask::spans(&[start..start + len])),
+            (1..300usize).prop_map(|n| Mask::full().window(n)),
+        ];
+        let two = (one.clone(), one.clone());
+        prop_oneof![one, two.clone().prop_map(|(a, b)| a.and(b)), two.prop_map(|(a, b)| a.or(b))]
+    }
+
+    proptest! {
+        #[test]
+        fn a_series_counts_what_its_tiles_do(
+            mask in mask(),
+            (q_len, k_len) in (1..4000usize, 1..12_000usize),
+            heads in 1..3usize,
+        ) {
+            let q = Shape { batch: 2, heads, len: q_len, dim: 8 };
+            let k = Shape { len: k_len, ..q };
+            let problem = Problem::<f32>::of_shapes(q, k, k).mask(mask);
+            let plan = Plan::new(problem, Machine::here());
+            prop_assume!(plan.is_ok(), "a span beyond the keys");
+            let plan = plan.expect("a problem");
+            let mut each = Work::default();
+            let kind = &plan.kinds[0];
+            for (tiling, stage) in plan.stages(kind) {
+                let Some(Way { mask, without, .. }) = stage.walk else { continue };
+                let scope = plan.problem.scope(0, 0);
+                let tiles = HeadTiles { plan: &plan, kind, mask, without, scope, tiling };
+                for i in 0..tiling.count() {
+                    each.add(tiles.tile(i).map(|n| n * 2 * heads as i128));
+                }
+            }
+            let work = plan.work();
+            let counts = |w: Work| [w.pairs, w.computed, w.full, w.partial, w.skipped];
+            prop_assert_eq!(counts(work), counts(each));
+        }
+    }
+
+    #[test]
+    fn the_sizes_cost_no_time() {
+        let long = 1_000_000_000_000;
+        let shape = |len| Shape { batch: 1, heads: 32, len, dim: 64 };
+        for (mask, q_len) in [
+            (Mask::causal(), long),
+            (Mask::causal().window(4096).or(Mask::prefix(4)), long),
+            (Mask::full(), 1),
+        ] {
+            let problem = Problem::<f32>::of_shapes(shape(q_len), shape(long), shape(long));
+            let plan = Plan::new(problem.mask(mask), Machine::here()).expect("a problem");
+            assert!(plan.work().pairs >= long as u128 * 32);
+        }
     }
 }
