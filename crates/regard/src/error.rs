@@ -336,3 +336,14 @@ impl Error {
 }
 
 impl std::error::Error for Error {}
+
+/// Memory of these sizes for results, all of it `x`. Sizes come from the caller, and the system may refuse what they ask for.
+pub(crate) fn filled<T: Copy>(x: T, sizes: &[usize]) -> Result<Vec<T>, Error> {
+    let count = sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
+    let bytes = count.unwrap_or(usize::MAX).saturating_mul(size_of::<T>());
+    let refused = || Error::OutOfMemory { bytes };
+    let (count, mut room) = (count.ok_or_else(refused)?, Vec::new());
+    room.try_reserve_exact(count).map_err(|_| refused())?;
+    room.resize(count, x);
+    Ok(room)
+}

@@ -8,7 +8,7 @@ use super::sums::{OptionSums, add_tables};
 use crate::backward::{
     Back, ByKeys, ByProjection, Join, OPTIONS, Parts, QueryGrads, Scratch, Target,
 };
-use crate::error::Error;
+use crate::error::{Error, filled};
 use crate::grads::{Grads, Upstream};
 use crate::output::OutputView;
 use crate::place::{CELL, RowTile};
@@ -96,7 +96,7 @@ impl<E: Element> Plan<'_, E> {
         };
         if rows == 0 {
             let [q, k, v] = [&q, &k, &v].map(Tensor::zeros_like);
-            return Ok(OptionSums::new(self, upstream.bias).into_grads(self, [q?, k?, v?]));
+            return OptionSums::new(self, upstream.bias).into_grads(self, [q?, k?, v?]);
         }
         let new = |view: &View<'_, E>| Unwritten::like(view, view.shape().dim);
         let (mut d_q, mut d_k, mut d_v) = (new(&q)?, new(&k)?, new(&v)?);
@@ -115,7 +115,7 @@ impl<E: Element> Plan<'_, E> {
         // SAFETY: `compute_grads` writes every row of every item it is given, and it is given all of them, or, by
         // `compute_packed_grads`, each one that has queries; of the others `clear` makes k and v 0.
         let [q, k, v] = unsafe { [d_q.written(), d_k.written(), d_v.written()] };
-        Ok(sums.into_grads(self, [q, k, v]))
+        sums.into_grads(self, [q, k, v])
     }
 
     /// The shape of the dense bias; nothing where there is none.
@@ -211,20 +211,20 @@ impl<E: Element> Plan<'_, E> {
         let buckets = problem.score.relative.as_ref().map_or(0, RelativeBias::buckets);
         let entries = buckets + problem.similarity.hidden();
         let saved = [cut.wave, heads.q * slots, q_len, qk_dim + OPTIONS];
-        let mut saved_room =
-            vec![E::Num::default(); if cut.parted { saved.iter().product() } else { 0 }];
+        let zero = E::Num::default();
+        let mut saved_room = filled(zero, if cut.parted { &saved[..] } else { &[0] })?;
         let tables = [cut.wave, heads.q * parts, 1, entries];
-        let mut table_room = vec![0.0; tables.iter().product()];
+        let mut table_room = filled(0.0, &tables)?;
         let mut bias_room = sums.take_bias(self.bias_shape(), parts);
         let bias = match &mut bias_room {
             Some((data, shape)) => Some(ViewMut::bhsd(data, shape.to_array())?),
             None => None,
         };
         let rows = all.len() * heads.q * q_len;
-        let mut option_room = vec![E::Num::default(); rows * OPTIONS];
+        let mut option_room = filled(zero, &[rows, OPTIONS])?;
         let options = ViewMut::bhsd(&mut option_room, [all.len(), heads.q, q_len, OPTIONS])?;
         let with_sinks = problem.score.sinks.is_some();
-        let mut sink_room = vec![E::Num::default(); if with_sinks { rows } else { 0 }];
+        let mut sink_room = filled(zero, &[if with_sinks { rows } else { 0 }])?;
         let sinks = match with_sinks {
             true => Some(ViewMut::bhsd(&mut sink_room, [all.len(), heads.q, q_len, 1])?),
             false => None,

@@ -2,7 +2,7 @@
 
 use super::{Grid, Plan, tile_rows};
 use crate::choose::{Choose, Scratch, Target};
-use crate::error::Error;
+use crate::error::{Error, filled};
 use crate::normaliser::{Choice, NONE, Normaliser};
 use crate::problem::Dims;
 use crate::run::run;
@@ -16,9 +16,9 @@ impl<E: Element> Plan<'_, E> {
         let problem = self.problem();
         let (rows, most) = (problem.rows(), problem.normaliser.most(problem.dims().k_len));
         let sparse = problem.normaliser == Normaliser::Sparsemax;
-        let numbers = |n| vec![E::Num::default(); n];
-        let (mut keys, mut bounds) = (vec![NONE; rows * most], numbers(rows));
-        let mut reaches = numbers(if sparse { rows } else { 0 });
+        let numbers = |n| filled(E::Num::default(), &[n]);
+        let (mut keys, mut bounds) = (filled(NONE, &[rows, most])?, numbers(rows)?);
+        let mut reaches = numbers(if sparse { rows } else { 0 })?;
         if rows > 0 {
             self.choose_into(call, &mut keys, &mut bounds, &mut reaches)?;
         }

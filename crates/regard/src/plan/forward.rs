@@ -2,7 +2,7 @@
 
 use super::{Grid, Kind, Plan, cumulated};
 use crate::cache::{KvCache, Sequence};
-use crate::error::Error;
+use crate::error::{Error, filled};
 use crate::forward::{Finished, Forward, STATE, Scratch, Target};
 use crate::normaliser::Choice;
 use crate::output::Output;
@@ -82,10 +82,10 @@ impl<E: Element> Plan<'_, E> {
     }
 
     pub(crate) fn forward_from(&self, call: Call<'_, E>) -> Result<Output<E>, Error> {
-        let rows = vec![E::Num::default(); self.problem.rows()];
-        let mut entropy = self.problem.entropy.then(|| rows.clone());
-        let mut max_score = entropy.clone();
-        let (mut states, mut lse) = (vec![[E::Num::default(); 2]; rows.len()], rows);
+        let (zero, rows) = (E::Num::default(), [self.problem.rows()]);
+        let watched = || self.problem.entropy.then(|| filled(zero, &rows)).transpose();
+        let (mut entropy, mut max_score) = (watched()?, watched()?);
+        let (mut states, mut lse) = (filled([zero; 2], &rows)?, filled(zero, &rows)?);
         let mut out = Unwritten::like(&call.q, self.problem.dims().v_dim)?;
         let view = out.view()?;
         let watched = [entropy.as_deref_mut(), max_score.as_deref_mut()];
@@ -178,13 +178,18 @@ impl<E: Element> Plan<'_, E> {
             return Ok(Some(choice));
         }
         if self.problem.rows() > 0 {
-            self.kinds.iter().for_each(|kind| self.compute_kind(kind, call, to));
+            self.kinds.iter().try_for_each(|kind| self.compute_kind(kind, call, to))?;
         }
         Ok(None)
     }
 
     /// The outputs of all items of a kind.
-    fn compute_kind(&self, kind: &Kind, call: Call<'_, E>, to: &Outputs<'_, E>) {
+    fn compute_kind(
+        &self,
+        kind: &Kind,
+        call: Call<'_, E>,
+        to: &Outputs<'_, E>,
+    ) -> Result<(), Error> {
         let Dims { heads, v_dim, .. } = self.problem.dims();
         let (how, items) = (kind.how, self.items(kind));
         let stages = self.stages(kind);
@@ -195,11 +200,11 @@ impl<E: Element> Plan<'_, E> {
         let mut room: Vec<E::Num>;
         let mut partial = None;
         if stages.len() > 1 {
-            room = vec![E::Num::default(); offsets[items.len()] * saved[0] * saved[1]];
-            partial = match self.problem.q_offsets() {
-                Some(_) => ViewMut::packed(&mut room, &offsets, saved).ok(),
-                None => ViewMut::bhsd(&mut room, [items.len(), saved[0], q_len(0), saved[1]]).ok(),
-            };
+            room = filled(E::Num::default(), &[offsets[items.len()], saved[0], saved[1]])?;
+            partial = Some(match self.problem.q_offsets() {
+                Some(_) => ViewMut::packed(&mut room, &offsets, saved)?,
+                None => ViewMut::bhsd(&mut room, [items.len(), saved[0], q_len(0), saved[1]])?,
+            });
         }
         let prepared = self.prepare(kind, &items, &call);
         let prepared = prepared.as_ref();
@@ -264,6 +269,7 @@ impl<E: Element> Plan<'_, E> {
                 },
             );
         }
+        Ok(())
     }
 
     /// Keys and values in tiles, where several tiles of rows meet them.

@@ -2,6 +2,7 @@
 
 use super::Plan;
 use crate::backward::OPTIONS;
+use crate::error::Error;
 use crate::grads::{AdditiveGrads, Grads};
 use crate::simd::{Element, Number};
 use crate::similarity::{Additive, Similarity};
@@ -98,7 +99,7 @@ impl<N: Number> OptionSums<N> {
         self,
         plan: &Plan<'_, E>,
         [q, k, v]: [Tensor<E>; 3],
-    ) -> Grads<E> {
+    ) -> Result<Grads<E>, Error> {
         let problem = plan.problem();
         let by_head = self.by_head;
         let column = |given: Option<&[N]>, i: usize| -> Vec<N> {
@@ -107,18 +108,19 @@ impl<N: Number> OptionSums<N> {
         };
         let scale: f64 = by_head.iter().map(|sums| sums[0]).sum();
         let score = &problem.score;
-        // The sizes are right: the data was made for the shape.
-        let tensor = |data: Vec<N>, shape| Tensor::new(data, shape, Layout::Bhsd).ok();
+        let tensor = |data: Vec<N>, shape| Tensor::new(data, shape, Layout::Bhsd);
         let buckets = score.relative.as_ref().map_or(0, |r| r.table().len());
-        let mut w = self.w.zip(plan.w_shape()).and_then(|(data, shape)| tensor(data, shape));
+        let w = self.w.zip(plan.w_shape()).map(|(data, shape)| tensor(data, shape));
+        let mut w = w.transpose()?;
         let mut additive = None;
         if let Similarity::Additive(Additive { v, .. }) = problem.similarity {
             // similarity = v^T ..., score = scale * similarity
             let d_v = by_v(&self.tables[buckets..], v.shape(), problem.scale());
-            let both = w.take().zip(tensor(d_v, v.shape()));
-            additive = both.map(|(w_q, v)| AdditiveGrads { w_q, w_k: None, v });
+            let v = tensor(d_v, v.shape())?;
+            additive = w.take().map(|w_q| AdditiveGrads { w_q, w_k: None, v });
         }
-        Grads {
+        let bias = self.bias.map(|data| tensor(data, plan.bias_shape())).transpose()?;
+        Ok(Grads {
             q,
             k,
             v,
@@ -128,11 +130,11 @@ impl<N: Number> OptionSums<N> {
             alibi: column(score.alibi, 1),
             sinks: column(score.sinks, OPTIONS),
             relative: self.tables[..buckets].iter().map(|x| N::from_f64(*x)).collect(),
-            bias: self.bias.and_then(|data| tensor(data, plan.bias_shape())),
+            bias,
             centres: self.centres,
             w,
             additive,
-        }
+        })
     }
 }
 

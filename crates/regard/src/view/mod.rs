@@ -139,10 +139,10 @@ fn packed_shape(
     let whole = Shape { batch: 1, heads, len: *last, dim };
     let needed = whole.elements()?;
     if needed != elements {
-        return match elements.checked_div(heads * dim) {
-            Some(rows) if elements == rows * heads * dim => {
-                wrong(offsets.len() - 1, rows, "not the number of rows in the data")
-            }
+        // At most `elements` if there is a row of this size; else 0, or more than can be counted.
+        let each = heads.checked_mul(dim).filter(|each| *each > 0);
+        return match each.map(|each| (elements / each, elements % each)) {
+            Some((rows, 0)) => wrong(offsets.len() - 1, rows, "not the number of rows in the data"),
             _ => Err(Error::DataLength { needed, found: elements }),
         };
     }
