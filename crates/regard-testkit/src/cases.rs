@@ -40,11 +40,54 @@ pub struct Case {
     pub reach: Option<usize>,
     /// How exact the products are, if not as usual: such rows run only where that makes a difference.
     pub precision: Option<Precision>,
+    /// Where a NaN stands among the inputs, and which one.
+    pub nan: Option<NanCase>,
     /// Which function is computed.
     pub way: Way,
     /// Of the inputs.
     pub seed: u64,
 }
+
+/// One NaN among the inputs of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NanCase {
+    /// The tensor that it stands in.
+    pub tensor: NanIn,
+    /// Which of [`NAN_BITS`] it is.
+    pub bits: usize,
+}
+
+/// The tensor that a NaN stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "their names")]
+pub enum NanIn {
+    Q,
+    K,
+    V,
+    Bias,
+    DOut,
+}
+
+impl NanIn {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Q, Self::K, Self::V, Self::Bias, Self::DOut];
+
+    /// Its name in the names of cases.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Q => "q",
+            Self::K => "k",
+            Self::V => "v",
+            Self::Bias => "bias",
+            Self::DOut => "d_out",
+        }
+    }
+}
+
+/// NaN as processors and libraries make them, as `f16`; other types have the sign and the first and the last digits the same:
+/// what x86 and Arm make, what CUDA makes (all digits set), its negative, and a signalling one with its last digit alone.
+pub const NAN_BITS: [u16; 4] = [0x7e00, 0x7fff, 0xffff, 0x7c01];
 
 /// Which function a case computes of its tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -152,7 +195,7 @@ impl SimilarityCase {
 }
 
 /// `{dtype}-{similarity}-b{batch}-h{q}x{kv}-n{q_len}x{k_len}-d{qk}[from{q}]x{v}-{mask}-{options or plain}-{layout}-{align}
-/// [-{normaliser}][-around{reach}][-dropout{rate}][-entropy][-{precision}][-{way}]`,
+/// [-{normaliser}][-around{reach}][-dropout{rate}][-entropy][-{precision}][-nan{bits}in{tensor}][-{way}]`,
 /// e.g. `f32-dot-b2-h4x2-n33x65-d16x8-causal-alibi+sinks-bshd-end`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -181,6 +224,9 @@ impl fmt::Display for Case {
         self.dropout.map_or(Ok(()), |rate| write!(f, "-dropout{rate}"))?;
         f.write_str(if self.entropy { "-entropy" } else { "" })?;
         self.precision.map_or(Ok(()), |precision| write!(f, "-{}", precision.name()))?;
+        if let Some(NanCase { tensor, bits }) = self.nan {
+            write!(f, "-nan{:x}in{}", NAN_BITS[bits], tensor.name())?;
+        }
         self.way.name().map_or(Ok(()), |way| write!(f, "-{}", way.replace(' ', "-")))?;
         match self.way {
             Way::Exact | Way::Linear(_) => Ok(()),
@@ -206,6 +252,7 @@ impl Case {
             normaliser: Normaliser::Softmax,
             reach: None,
             precision: None,
+            nan: None,
             way: Way::Exact,
             seed: 7,
         }
@@ -270,6 +317,7 @@ impl Case {
             groups.push("entropy".into());
         }
         groups.extend(self.precision.map(|precision| format!("precision {}", precision.name())));
+        groups.extend(self.nan.map(|nan| format!("nan in {}", nan.tensor.name())));
         groups
     }
 }
@@ -360,8 +408,33 @@ pub fn cases() -> Vec<Case> {
     let few = few_rows().into_iter().map(|case| Case { dtype: Dtype::Bf16, ..case });
     let others: Vec<Case> = others.chain(few).collect();
     table.extend(others);
+    table.extend(nans());
     table.extend(linear::cases());
     table.extend(lsh::cases());
+    table
+}
+
+/// A NaN of every kind in every tensor, for every type and precision: it must reach what depends on it, and nothing else.
+fn nans() -> Vec<Case> {
+    // Many rows, a few rows of many keys, more than one tile of rows.
+    let shapes = [[1, 2, 1, 33, 70, 32, 32], [1, 4, 1, 2, 200, 32, 64], [1, 1, 1, 130, 66, 24, 17]];
+    let types = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16].map(|dtype| (dtype, None));
+    let exactly = [Precision::F32, Precision::High].map(|p| (Dtype::F32, Some(p)));
+    let mut table = Vec::new();
+    for (dtype, precision) in types.into_iter().chain(exactly) {
+        for (i, tensor) in NanIn::ALL.into_iter().enumerate() {
+            for (bits, shape) in (0..NAN_BITS.len()).zip(shapes.into_iter().cycle().skip(i)) {
+                let case = Case { dtype, precision, ..Case::new(dims(shape)) };
+                let nan = Some(NanCase { tensor, bits });
+                let mask = named(["causal", "full"][bits % 2]);
+                let case = Case { nan, entropy: bits == 2, ..case.mask(mask) };
+                let whole = bias("bhqk", Entries::Finite);
+                let scores: &[ScoreOption] = if tensor == NanIn::Bias { &[whole] } else { &[] };
+                let seed = Noise::of_name(&case.to_string()).bits() >> 32;
+                table.push(Case { seed, ..case.scores(scores) });
+            }
+        }
+    }
     table
 }
 

@@ -103,21 +103,21 @@ impl Judge {
                 }
                 continue;
             }
-            if lse > SATURATED || *exact > SATURATED {
-                ratio.lse = ratio.lse.max(share(lse - exact, self.lse));
+            if lse > SATURATED || *exact > SATURATED || lse.is_nan() != exact.is_nan() {
+                ratio.lse = ratio.lse.max(share(lse, *exact, self.lse));
             }
             if let Some(entropy) = &output.entropy {
-                let error = wide(entropy[row]) - self.exact.entropy[row];
-                ratio.entropy = ratio.entropy.max(share(error, self.entropy));
+                let found = share(wide(entropy[row]), self.exact.entropy[row], self.entropy);
+                ratio.entropy = ratio.entropy.max(found);
             }
-            if let Some(max_score) = &output.max_score
-                && self.exact.max_score[row] > SATURATED
-            {
-                let error = wide(max_score[row]) - self.exact.max_score[row];
-                ratio.lse = ratio.lse.max(share(error, self.max_score));
+            if let Some(max_score) = &output.max_score {
+                let (ours, exact) = (wide(max_score[row]), self.exact.max_score[row]);
+                if exact > SATURATED || ours.is_nan() != exact.is_nan() {
+                    ratio.lse = ratio.lse.max(share(ours, exact, self.max_score));
+                }
             }
             for (x, exact) in out.iter().zip(&self.exact.out[row * shape.dim..]) {
-                ratio.out = ratio.out.max(share(wide(*x) - exact, self.out));
+                ratio.out = ratio.out.max(share(wide(*x), *exact, self.out));
             }
         }
         Ok(ratio)
@@ -268,7 +268,7 @@ impl GradJudge {
                 ));
             }
             for (exact, ours) in exact.iter().zip(ours) {
-                let ratio = share(ours - exact, *bound);
+                let ratio = share(ours, *exact, *bound);
                 if ratio > worst.0 {
                     worst = (ratio, name);
                 }
@@ -389,9 +389,10 @@ fn score_sizes<E: Element>(
     scores.into_iter().map(top).collect()
 }
 
-/// The part of a bound that an error takes; infinite for NaN.
-pub(crate) fn share(error: f64, bound: f64) -> f64 {
-    if error == 0.0 {
+/// The part of a bound that the error of a number takes; infinite if just one of them is NaN.
+pub(crate) fn share(ours: f64, exact: f64, bound: f64) -> f64 {
+    let error = ours - exact;
+    if error == 0.0 || (ours.is_nan() && exact.is_nan()) {
         0.0
     } else if error.is_nan() {
         f64::INFINITY

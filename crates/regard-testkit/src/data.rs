@@ -1,14 +1,15 @@
 //! The tensors of a case, in any layout, and the call they make.
 
-use crate::cases::{Case, SimilarityCase};
+use crate::cases::{Case, NAN_BITS, NanCase, NanIn, SimilarityCase};
 use crate::close::{elements, lowest, narrow, wide};
 use crate::noise::Noise;
 use crate::scores::{Entries, ScoreOption, T5_BUCKETS};
 use regard::reference::{Inputs, Outcome};
 use regard::{
     Additive, Dims, Dropout, Element, Local, Normaliser, Number, Problem, Score, Shape, Similarity,
-    Strides, Upstream, View, ViewMut, alibi_slopes,
+    Strides, Upstream, View, ViewMut, alibi_slopes, bf16, f16,
 };
+use std::any::Any;
 use std::fmt;
 
 /// How tensors lie in memory.
@@ -196,7 +197,7 @@ impl<E: Element> Data<E> {
             _ => None,
         });
         let d_out = tensor(batch, heads.q, q_len, v_dim);
-        Self {
+        let mut data = Self {
             d_out,
             d_rows: [
                 noise.normals(batch * heads.q * q_len),
@@ -220,7 +221,24 @@ impl<E: Element> Data<E> {
             w,
             hidden,
             bias,
-        }
+        };
+        data.put_nan(case.nan);
+        data
+    }
+
+    /// Puts a NaN in the middle of a tensor.
+    fn put_nan(&mut self, nan: Option<NanCase>) {
+        let Some(NanCase { tensor, bits }) = nan else { return };
+        let tensor = match tensor {
+            NanIn::Q => &mut self.q,
+            NanIn::K => &mut self.k,
+            NanIn::V => &mut self.v,
+            NanIn::Bias => &mut self.bias,
+            NanIn::DOut => &mut self.d_out,
+        };
+        let row = tensor.shape.len / 2;
+        let dim = tensor.shape.dim / 2;
+        tensor.row_mut(0, 0, row)[dim] = nan_of(NAN_BITS[bits]);
     }
 
     /// q, k and v.
@@ -291,6 +309,28 @@ impl<E: Element> Data<E> {
 /// Whether lse says anything, so that a loss may depend on it.
 fn has_lse(case: &Case) -> bool {
     case.normaliser != Normaliser::Sparsemax
+}
+
+/// The NaN that has the sign, the first and the last digits of one of `f16`.
+fn nan_of<E: Element>(bits: u16) -> E {
+    let (sign, quiet) = (u64::from(bits >> 15), u64::from(bits >> 9 & 1));
+    // All digits after the first are as the last one, unless that one alone is set.
+    let rest = |digits: u32| match bits & 0x1ff {
+        0x1ff => (1u64 << (digits - 1)) - 1,
+        last => u64::from(last),
+    };
+    let of = |exponent: u32, digits: u32| {
+        let all = sign << exponent | ((1 << exponent) - 1);
+        all << digits | quiet << (digits - 1) | rest(digits)
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "as many bits as the type has")]
+    let x: Box<dyn Any> = match E::NAME {
+        "f32" => Box::new(f32::from_bits(of(8, 23) as u32)),
+        "f64" => Box::new(f64::from_bits(of(11, 52))),
+        "f16" => Box::new(f16::from_bits(of(5, 10) as u16)),
+        _ => Box::new(bf16::from_bits(of(8, 7) as u16)),
+    };
+    *x.downcast().expect("an element of this name")
 }
 
 impl Entries {

@@ -41,7 +41,7 @@ pub mod run;
 pub mod scores;
 
 pub use cache::CacheModel;
-pub use cases::{Case, Dtype, Way, cases};
+pub use cases::{Case, Dtype, NAN_BITS, NanCase, NanIn, Way, cases};
 pub use close::{GradJudge, Judge};
 pub use data::{Arrangement, Data, Stored};
 pub use looks::check_looks;

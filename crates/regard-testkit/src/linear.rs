@@ -179,5 +179,5 @@ fn worst<E: Element>(
     if found.len() != exact.len() {
         return Err(format!("{} elements of {name} instead of {}", found.len(), exact.len()));
     }
-    Ok(found.iter().zip(exact).fold(0.0, |worst, (a, b)| worst.max(share(a - b, bound))))
+    Ok(found.iter().zip(exact).fold(0.0, |worst, (a, b)| worst.max(share(*a, *b, bound))))
 }

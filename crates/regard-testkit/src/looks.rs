@@ -173,6 +173,8 @@ impl<E: Element> Trial for Looks<'_, E> {
         // Weights of a sparsemax are differences of scores, so small ones err as large ones do.
         let least = if self.case.normaliser == Normaliser::Sparsemax { 1.0 } else { 0.0 };
         let mut worst = (0.0, "weights");
+        let sink = exact.iter().find(|(name, _)| *name == "mass of the sink");
+        let sink = sink.map_or(Vec::new(), |(_, mass)| mass.clone());
         for (((name, exact), (_, plain)), (_, ours)) in exact.iter().zip(&plain).zip(seen) {
             if exact.len() != ours.len() {
                 return Err(format!("{} of {name} instead of {}", ours.len(), exact.len()));
@@ -186,8 +188,13 @@ impl<E: Element> Trial for Looks<'_, E> {
             };
             let plain = largest(exact.iter().zip(plain).map(|(a, b)| a - b));
             let bound = 2.0 * plain + steps + epsilon::<E::Num>() * size;
-            for (exact, ours) in exact.iter().zip(ours) {
-                let ratio = share(ours - exact, bound);
+            // Where a sink takes all but nothing, the weights of keys are negligible, and so is where they lie.
+            let nothing_left = |row: usize| {
+                *name == "mean distance" && sink.get(row).is_some_and(|mass| *mass > 1.0 - 1e-9)
+            };
+            let rows = exact.iter().zip(ours).enumerate().filter(|(row, _)| !nothing_left(*row));
+            for (_, (exact, ours)) in rows {
+                let ratio = share(*ours, *exact, bound);
                 if ratio > worst.0 {
                     worst = (ratio, name);
                 }

@@ -321,11 +321,16 @@ pub fn both_ways<E: Element>(
     (output, grads)
 }
 
+/// The bits of a number. One NaN is like another: which operand's payload an instruction keeps is not part of any promise.
+fn comparable(x: f64) -> u64 {
+    if x.is_nan() { f64::NAN.to_bits() } else { x.to_bits() }
+}
+
 /// Whether two results are the same to the bit: NaN and the sign of 0 count.
 #[must_use]
 pub fn same_bits<E: Element>(a: &Output<E>, b: &Output<E>) -> bool {
     fn same<E: Element>(a: &[E], b: &[E]) -> bool {
-        let bits = |x: &E| (wide(*x).is_nan(), wide(*x).to_bits());
+        let bits = |x: &E| comparable(wide(*x));
         a.len() == b.len() && a.iter().zip(b).all(|(a, b)| bits(a) == bits(b))
     }
     let none = Vec::new();
@@ -343,9 +348,8 @@ pub fn same_bits<E: Element>(a: &Output<E>, b: &Output<E>) -> bool {
 /// Whether gradients are the same to the bit.
 #[must_use]
 pub fn same_grad_bits<E: Element>(a: &Grads<E>, b: &Grads<E>) -> bool {
-    let bits = |x: &f64| (x.is_nan(), x.to_bits());
     let same = |(a, b): (&Vec<f64>, &Vec<f64>)| {
-        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| bits(a) == bits(b))
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| comparable(*a) == comparable(*b))
     };
     values(a).iter().zip(&values(b)).all(same)
 }

@@ -7,8 +7,9 @@ use regard::{
 use regard_testkit::{Case, Dtype, Noise, cases, check_looks};
 
 fn look(rows: impl Fn(usize, &Case) -> bool) {
-    let rows: Vec<Case> =
-        cases().into_iter().enumerate().filter(|(i, c)| rows(*i, c)).map(|(_, c)| c).collect();
+    // What a NaN makes of a largest weight or a list of the best keys is not defined; it reaches all sums.
+    let table = cases().into_iter().filter(|case| case.nan.is_none());
+    let rows: Vec<Case> = table.enumerate().filter(|(i, c)| rows(*i, c)).map(|(_, c)| c).collect();
     let report = check_looks(&rows);
     assert!(report.is_green(), "{report}");
 }

@@ -6,6 +6,7 @@ mod cache;
 mod cached;
 mod coverage;
 mod dropout;
+mod edges;
 mod errors;
 mod gradients;
 mod hidden;
