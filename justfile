@@ -83,10 +83,9 @@ web:
     cargo build --release --locked -p regard-cli
     crates/regard-scope/web/run target/release/regard
 
-# The assembly of the crate, to be read when micro.rs changes
-asm:
-    cargo rustc --release -p regard --lib --locked -- --emit asm -C codegen-units=1
-    @ls -t target/release/deps/regard-*.s | head -1
+# The inner loops of the engine as they are compiled, against their record; `just leaves --update` writes it
+leaves *args:
+    bench/leaves.py {{args}}
 
 # The Python module without the command line, in place: PYTHONPATH=python then finds it
 py:

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""The inner loops of the engine as they were compiled: a guard of their speed that needs no clock.
+
+    bench/leaves.py             builds the engine, and fails if a loop has got worse than bench/record/leaves.tsv says
+    bench/leaves.py --update    writes that record
+    bench/leaves.py --of FILE   judges a library or a program that is built already
+
+A leaf is a loop of 12 or more multiply-adds or tile products with at most 3 instructions for each. One that keeps its accumulators on
+the stack (stores vectors there) takes half as long again; one that needs more instructions for each product than the record says
+has lost something too. Names are those of the engine's tasks: the symbols must be mangled in the `v0` way, which keeps types.
+"""
+
+import argparse
+import collections
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RECORD = ROOT / "bench" / "record" / "leaves.tsv"
+LEAST = 12
+DENSE = 3
+# Loops that do store vectors on the stack, each with the reason.
+EXCEPTIONS = {}
+
+Loop = collections.namedtuple("Loop", "isa leaf products instructions stored")
+
+
+def build():
+    """The library, with its own flags and so in a folder of its own."""
+    target = ROOT / "target" / "leaves"
+    flags = {"RUSTFLAGS": "-C symbol-mangling-version=v0", "CARGO_TARGET_DIR": str(target)}
+    command = ["cargo", "build", "--release", "--locked", "-p", "regard"]
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **flags})
+    return target / "release" / "libregard.rlib"
+
+
+def functions(path):
+    """Each function of a file: its name, and its lines."""
+    command = ["objdump", "--disassemble", "--demangle", "--no-show-raw-insn", str(path)]
+    name, lines = None, []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if found := re.match(r"^[0-9a-f]+ <(.*)>:$", line):
+                if name:
+                    yield name, lines
+                name, lines = found.group(1), []
+            elif line.startswith(" "):
+                lines.append(line)
+        if name:
+            yield name, lines
+    if process.returncode:
+        sys.exit(f"objdump failed on {path}: install binutils")
+
+
+def short(name):
+    """The task and its types, without their modules."""
+    inside = re.search(r"::inside::<(.*)>$", name)
+    name = re.sub(r"[a-z_][\w]*(\[[0-9a-f]+\])?::", "", inside.group(1) if inside else name)
+    # number, vectors, task
+    return name.split(", ", 2)[-1] if inside else name
+
+
+def leaves(path):
+    """The dense innermost loops of all functions."""
+    for name, lines in functions(path):
+        at = {line.split(":", 1)[0].strip(): i for i, line in enumerate(lines)}
+        jumps = ((i, re.search(r"\sj\w+\s+([0-9a-f]+)\b", line)) for i, line in enumerate(lines))
+        loops = [(at[to.group(1)], i) for i, to in jumps if to and at.get(to.group(1), i) < i]
+        for start, end in loops:
+            if any(s >= start and e < end for s, e in loops):
+                continue  # not an innermost one
+            body = lines[start : end + 1]
+            products = sum("vfmadd" in line or "tdpb" in line for line in body)
+            if products < LEAST or len(body) > DENSE * products:
+                continue
+            stored = sum(bool(re.search(r"\s%[xyz]mm\d+,\S*\((%rsp|%rbp)", line)) for line in body)
+            widths = {"tmm": "amx", "zmm": "avx512", "ymm": "avx2"}
+            isa = next((isa for w, isa in widths.items() if any(w in b for b in body)), "portable")
+            yield Loop(isa, short(name), products, len(body), stored)
+
+
+def toolchain():
+    return subprocess.run(["rustc", "--version"], check=True, text=True, capture_output=True).stdout.strip()
+
+
+def written(loops):
+    lines = [f"# {toolchain()}; made by bench/leaves.py --update", "isa\tleaf\tproducts\tinstructions\tstored"]
+    return "\n".join(lines + ["\t".join(map(str, loop)) for loop in loops]) + "\n"
+
+
+def recorded():
+    lines = RECORD.read_text().splitlines()
+    rows = (line.split("\t") for line in lines[2:])
+    return lines[0], [Loop(isa, leaf, *map(int, rest)) for isa, leaf, *rest in rows]
+
+
+def costs(loops):
+    """The instructions for each product of the loops of a leaf, the worst first."""
+    found = collections.defaultdict(list)
+    for loop in loops:
+        found[loop.isa, loop.leaf].append(loop.instructions / loop.products)
+    return {leaf: sorted(all, reverse=True) for leaf, all in found.items()}
+
+
+def judge(loops):
+    """What is wrong with the loops."""
+    for loop in loops:
+        if loop.stored and (loop.isa, loop.leaf) not in EXCEPTIONS:
+            yield f"{loop.stored} stores of vectors on the stack: {loop}"
+    head, before = recorded()
+    if not head.startswith(f"# {toolchain()};"):
+        print(f"another compiler than the record's ({head}): instructions are not compared")
+        return
+    old, new = costs(before), costs(loops)
+    for leaf in sorted(old.keys() | new.keys()):
+        was, now = old.get(leaf, []), new.get(leaf, [])
+        if len(was) != len(now):
+            yield f"{len(now)} loops, {len(was)} in the record: {leaf}; if that is right, --update"
+        elif any(b > a + 0.005 for a, b in zip(was, now)):
+            yield f"{now} instructions for each product, {was} in the record: {leaf}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--update", action="store_true")
+    parser.add_argument("--of", type=pathlib.Path, metavar="FILE")
+    options = parser.parse_args()
+    loops = sorted(leaves(options.of or build()))
+    if not loops:
+        sys.exit("no loops found: the engine is not in this file")
+    if options.update:
+        RECORD.write_text(written(loops))
+    wrong = list(judge(loops))
+    print("\n".join(wrong))
+    print(f"{len(loops)} dense loops, {sum(loop.stored > 0 for loop in loops)} that store vectors on the stack")
+    sys.exit(1 if wrong else 0)
+
+
+main()
