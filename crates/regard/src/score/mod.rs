@@ -314,9 +314,8 @@ impl<E: Element> Score<'_, E> {
                         }
                         scores.0[lane] = number(rule.apply(pair, score) * LOG2_E);
                     }
-                    scores.0[lane] = number(rule.apply(pair, score) * LOG2_E);
                 }
-            }
+            });
         } else if let Some(slopes) = &mut slopes {
             slopes.custom.fill(Lanes([number(1.0); GROUP]));
         }
