@@ -22,8 +22,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORD = ROOT / "bench" / "record" / "leaves.tsv"
 LEAST = 12
 DENSE = 3
-# Loops that do store vectors on the stack, each with the reason.
-EXCEPTIONS = {}
+# Loops that do store vectors on the stack: how many, and why that stays.
+EXCEPTIONS = {
+    ("avx2", "DotRows<f32>"): (2, "decoding: 16 sums in 16 registers; it waits for memory, not for these"),
+    ("avx512", "DotRows<f16>"): (5, "decoding: the widened keys take registers of their own; it waits for memory too"),
+    ("avx512", "AddValues<f32, true, false>"): (3, "partly seen cells alone: their 3 stores for 64 products do not wait for each other"),
+}
 
 Loop = collections.namedtuple("Loop", "isa leaf products instructions stored")
 
@@ -108,7 +112,8 @@ def costs(loops):
 def judge(loops):
     """What is wrong with the loops."""
     for loop in loops:
-        if loop.stored and (loop.isa, loop.leaf) not in EXCEPTIONS:
+        allowed, _ = EXCEPTIONS.get((loop.isa, loop.leaf), (0, ""))
+        if loop.stored > allowed:
             yield f"{loop.stored} stores of vectors on the stack: {loop}"
     head, before = recorded()
     if not head.startswith(f"# {toolchain()};"):

@@ -117,8 +117,8 @@ impl<N: Number, T: Then<N>> Task<N> for DotTile<'_, N, T> {
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
         let Self { k, q, span, tile, then } = self;
-        if !S::WIDE && S::LANES < 8 {
-            // Of plain arrays the compiler does not keep 12 sums in 16 registers, as it does of vectors.
+        if !S::WIDE && (S::LANES < 8 || T::DISTANCE) {
+            // 12 sums are too many for 16 registers where a difference takes one more, and of plain arrays.
             for lane in (span.start..span.end).step_by(2 * S::LANES) {
                 dot_lanes::<N, S, T, 4, 2>(s, (k, q), lane, tile, then);
             }
