@@ -109,7 +109,7 @@ impl fmt::Display for Error {
                  does the configuration belong to these weights?"
             ),
             Self::Missing { tensor, near } if near.is_empty() => {
-                write!(f, "tensor `{tensor}`: not in the file, which has no tensors at all")
+                write!(f, "tensor `{tensor}`: not in the file, nor anything like it")
             }
             Self::Missing { tensor, near } => {
                 write!(f, "tensor `{tensor}`: not in the file; it has `{}`", near.join("`, `"))

@@ -3,7 +3,7 @@
 use crate::bert::{Bert, Sentences};
 use crate::e2k::E2k;
 use crate::error::Error;
-use crate::files::{Architecture, Config, ModelFiles, Tokens};
+use crate::files::{Architecture, Config, ModelFiles, Tokens, fits};
 use crate::generate::{Decoder, Ended, Generated, Search, Stop, generate};
 use crate::gpt::Gpt;
 use crate::han::{Han, HanWeights};
@@ -85,12 +85,13 @@ const PAST: usize = 4 << 30;
 impl Model {
     /// Opens a folder or a file, as [`ModelFiles::open`] does, on the Flex backend.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        Self::new(ModelFiles::open(path)?)
+        Self::new(ModelFiles::open(path)?).map_err(|e| e.of(path))
     }
 
     /// Of files that are open.
     pub fn new(files: ModelFiles) -> Result<Self, Error> {
         let ModelFiles { config, mut weights, tokens, target_tokens, title } = files;
+        fits(&config, &weights)?;
         let (device, none) = (Device::flex(), Dropping::default());
         let kind = match config.architecture {
             Architecture::Llama | Architecture::Gpt2 => {

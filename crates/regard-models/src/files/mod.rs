@@ -5,6 +5,7 @@
 
 mod config;
 mod dtype;
+mod fit;
 mod folder;
 mod gguf;
 mod known;
@@ -17,6 +18,7 @@ pub use config::{
     Activation, Architecture, Config, HanConfig, Heads, Pairs, Positions, Seq2SeqConfig,
 };
 pub use dtype::Dtype;
+pub(crate) use fit::fits;
 pub use folder::ModelFiles;
 pub use gguf::{Gguf, Metadata, Value};
 pub use known::{KNOWN, Known, Member, Origin, cache_dir};

@@ -122,7 +122,7 @@ impl Weights {
     /// The numbers of a tensor, which can be taken once.
     pub fn take(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
         let Some(tensor) = self.tensors.get_mut(name) else {
-            return Err(Error::Missing { tensor: name.into(), near: self.near(name) });
+            return Err(self.missing(name));
         };
         if tensor.shape != shape {
             let (there, wanted) = (tensor.shape.clone(), shape.to_vec());
@@ -156,9 +156,16 @@ impl Weights {
         self.shape(a) == self.shape(b) && numbers(a) == numbers(b)
     }
 
+    /// What is said of a tensor that is not there.
+    pub(crate) fn missing(&self, name: &str) -> Error {
+        Error::Missing { tensor: name.into(), near: self.near(name) }
+    }
+
     /// The names that are most like one that is not there.
     fn near(&self, name: &str) -> Vec<String> {
-        let mut near: Vec<_> = self.names().map(|own| (distance(name, own), own)).collect();
+        // The comparison costs the product of both lengths; a name that is far longer is not meant.
+        let alike = self.names().filter(|own| own.len() <= 2 * name.len());
+        let mut near: Vec<_> = alike.map(|own| (distance(name, own), own)).collect();
         near.sort_unstable();
         near.into_iter().take(NEAR).map(|(_, name)| name.to_owned()).collect()
     }

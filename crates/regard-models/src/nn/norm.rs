@@ -1,6 +1,6 @@
 //! Norms.
 
-use burn::module::{Module, Param};
+use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,8 @@ impl Norm {
     /// Weights of 1, and biases of 0 where there are any.
     #[must_use]
     pub fn new(kind: NormKind, features: usize, eps: f64, device: &Device) -> Self {
-        let of = |value: f32| Param::from_tensor(Tensor::full([features], value, device));
+        // Made when first used, as all parameters are: nothing is allocated for a model before its weights are looked at.
+        let of = |value: f64| Initializer::Constant { value }.init([features], device);
         Self { weight: of(1.0), bias: (kind == NormKind::Layer).then(|| of(0.0)), eps }
     }
 

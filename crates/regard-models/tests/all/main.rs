@@ -2,6 +2,7 @@
 
 mod files;
 mod golden;
+mod hostile;
 mod layers;
 mod models;
 mod own;

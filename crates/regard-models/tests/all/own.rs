@@ -10,13 +10,13 @@ use regard_models::{
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-const NONE: Dropping = Dropping { rate: 0.0, attention: 0.0 };
+pub(crate) const NONE: Dropping = Dropping { rate: 0.0, attention: 0.0 };
 /// `<`, `>`, three letters and what a translation is asked for with.
 const TOKENS: &str = r#"{"tokens": ["<", ">", "a", "b", "c", "="], "marks": [0, 1]}"#;
 const BEAM: Search = Search::Beam { width: 3, length_penalty: 1.0 };
 
 /// A folder of its own, with everything in it.
-fn folder(name: &str, config: &Config, model: &impl Module, stored: Stored) -> PathBuf {
+pub(crate) fn folder(name: &str, config: &Config, model: &impl Module, stored: Stored) -> PathBuf {
     let path = std::env::temp_dir().join(format!("regard-own-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&path).expect("a folder");
     std::fs::write(path.join("config.json"), config.to_json().expect("a config")).expect("a file");
@@ -31,7 +31,7 @@ fn folder(name: &str, config: &Config, model: &impl Module, stored: Stored) -> P
     path
 }
 
-fn marked(config: Config) -> Config {
+pub(crate) fn marked(config: Config) -> Config {
     Config { bos: Some(0), eos: vec![1], pad: Some(0), ..config }
 }
 

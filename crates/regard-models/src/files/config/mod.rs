@@ -278,12 +278,7 @@ impl Config {
             ("kinds", self.kinds),
             ("context", self.context),
         ];
-        for (name, size) in sizes {
-            if let Some(size) = size.filter(|size| !(1..=MAX_SIZE).contains(size)) {
-                let why = format!("{size}; it must be from 1 to {MAX_SIZE}");
-                return Err(Error::format(name, why));
-            }
-        }
+        within(&sizes)?;
         let Heads { q, kv } = self.heads;
         if q % kv != 0 {
             let why = format!("{q} of queries, {kv} of keys; the former must be a multiple");
@@ -330,10 +325,24 @@ impl Config {
             if of_part == found { Ok(()) } else { Err(Error::format(field, why)) }
         };
         if let Some(sizes) = self.gru {
+            within(&[
+                ("embedding", Some(sizes.embedding)),
+                ("encoder_hidden", Some(sizes.encoder_hidden)),
+                ("decoder_hidden", Some(sizes.decoder_hidden)),
+                ("attention_hidden", sizes.attention_hidden),
+            ])?;
             same("vocab", sizes.source_vocab, self.vocab)?;
             same("target_vocab", sizes.target_vocab, self.target_vocab.unwrap_or(self.vocab))?;
         }
         if let Some(sizes) = self.han {
+            within(&[
+                ("embedding", Some(sizes.embedding)),
+                ("word_hidden", Some(sizes.word_hidden)),
+                ("word_attention", Some(sizes.word_attention)),
+                ("sentence_hidden", Some(sizes.sentence_hidden)),
+                ("sentence_attention", Some(sizes.sentence_attention)),
+                ("classes", Some(sizes.classes)),
+            ])?;
             same("vocab", sizes.vocab, self.vocab)?;
             if !self.labels.is_empty() {
                 same("labels", sizes.classes, self.labels.len())?;
@@ -356,6 +365,17 @@ impl Config {
         }
         Ok(d_model / heads)
     }
+}
+
+/// Refuses sizes of nothing, and those that are beyond belief.
+fn within(sizes: &[(&str, Option<usize>)]) -> Result<(), Error> {
+    for (name, size) in sizes {
+        if let Some(size) = size.filter(|size| !(1..=MAX_SIZE).contains(size)) {
+            let why = format!("{size}; it must be from 1 to {MAX_SIZE}");
+            return Err(Error::format(*name, why));
+        }
+    }
+    Ok(())
 }
 
 fn own(mut map: serde_json::Map<String, Value>) -> Result<Config, Error> {

@@ -1,0 +1,149 @@
+//! Folders and texts that nobody means well with: refused with a message, at once, before memory is taken for them.
+
+use crate::own::{NONE, folder, marked};
+use burn::tensor::Device;
+use regard_models::files::{
+    Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions, Stored,
+};
+use regard_models::{Bert, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer};
+use std::path::PathBuf;
+
+const GRU: Seq2SeqConfig = Seq2SeqConfig {
+    embedding: 5,
+    encoder_hidden: 4,
+    decoder_hidden: 6,
+    attention_hidden: Some(3),
+    source_vocab: 6,
+    target_vocab: 6,
+};
+const HAN: HanConfig = HanConfig {
+    embedding: 5,
+    word_hidden: 4,
+    word_attention: 3,
+    sentence_hidden: 4,
+    sentence_attention: 3,
+    vocab: 6,
+    classes: 2,
+};
+
+fn llama() -> Config {
+    marked(Config {
+        d_model: 8,
+        heads: Heads { q: 2, kv: 1 },
+        head_dim: 4,
+        d_ff: Some(12),
+        vocab: 6,
+        pre_norm: true,
+        positions: Positions::Rotary { theta: 1e4, pairs: Pairs::Halves },
+        activation: Some(Activation::Silu),
+        ..Config::of(Architecture::Llama)
+    })
+}
+
+fn bert() -> Config {
+    Config {
+        d_model: 8,
+        heads: Heads { q: 2, kv: 2 },
+        head_dim: 4,
+        d_ff: Some(12),
+        vocab: 6,
+        kinds: Some(2),
+        context: Some(10),
+        positions: Positions::Learned,
+        activation: Some(Activation::Gelu),
+        attention_bias: true,
+        feed_forward_bias: true,
+        ..Config::of(Architecture::Bert)
+    }
+}
+
+fn transformer() -> Config {
+    marked(Config {
+        d_model: 8,
+        heads: Heads { q: 2, kv: 2 },
+        head_dim: 4,
+        vocab: 6,
+        target_vocab: Some(6),
+        positions: Positions::Sinusoidal { pairs: Pairs::Halves, first: 0, inclusive: false },
+        activation: Some(Activation::Gelu),
+        ..Config::of(Architecture::Transformer)
+    })
+}
+
+/// A folder of each kind with random weights.
+fn folders(test: &str) -> Vec<(PathBuf, Config)> {
+    let device = Device::flex();
+    let name = |kind: &str| format!("{test}-{kind}");
+    let (gru, han) = (marked(Config::gru(GRU)), Config::han(HAN, Vec::new()));
+    let gpt = Gpt::new(&llama(), NONE, &device).expect("a decoder");
+    let encoder = Bert::new(&bert(), &device).expect("an encoder");
+    let translator = Transformer::new(&transformer(), NONE, &device).expect("a translator");
+    let recurrent = Seq2Seq::new(&GRU, NONE, &device).expect("a translator");
+    let hierarchy = Han::new(&HAN, NONE, &device).expect("a classifier");
+    vec![
+        (folder(&name("llama"), &llama(), &gpt, Stored::F32), llama()),
+        (folder(&name("bert"), &bert(), &encoder, Stored::F32), bert()),
+        (folder(&name("transformer"), &transformer(), &translator, Stored::F32), transformer()),
+        (folder(&name("gru"), &gru, &recurrent, Stored::F32), gru),
+        (folder(&name("han"), &han, &hierarchy, Stored::F32), han),
+    ]
+}
+
+/// The part of a configuration that has its sizes: a recurrent model has its own.
+fn part(value: &mut serde_json::Value) -> &mut serde_json::Value {
+    let own = ["gru", "han"].into_iter().find(|name| value.get(name).is_some());
+    match own {
+        Some(name) => &mut value[name],
+        None => value,
+    }
+}
+
+/// All numbers of it that are sizes: where they are, by their names.
+fn sizes(value: &mut serde_json::Value) -> Vec<(String, &mut serde_json::Value)> {
+    let free = ["version", "bos", "eos", "pad", "norm_eps", "first", "theta"];
+    let Some(map) = value.as_object_mut() else { return Vec::new() };
+    let mut found = Vec::new();
+    for (name, value) in map.iter_mut().filter(|(name, _)| !free.contains(&name.as_str())) {
+        if value.is_u64() {
+            found.push((name.clone(), value));
+        } else {
+            found.extend(sizes(value));
+        }
+    }
+    found
+}
+
+#[test]
+fn sizes_are_believed_only_as_far_as_there_are_tensors() {
+    for (path, config) in folders("sizes") {
+        Model::open(&path).expect("sizes that are those of the tensors");
+        let whole: serde_json::Value = serde_json::from_str(&config.to_json().expect("json")).expect("json");
+        let count = sizes(part(&mut whole.clone())).len();
+        assert!(count >= 6, "{count}");
+        for at in 0..count {
+            // Large enough that a list of so many layers is beyond any memory, and a size that is merely wrong.
+            for size in [1u64 << 28, 64] {
+                let mut changed = whole.clone();
+                let (name, value) = sizes(part(&mut changed)).swap_remove(at);
+                *value = size.into();
+                std::fs::write(path.join("config.json"), changed.to_string()).expect("a file");
+                let Err(error) = Model::open(&path).map(drop) else {
+                    panic!("{:?}: {name} = {size} was believed", config.architecture)
+                };
+                let error = error.to_string();
+                let place = path.display().to_string();
+                assert!(error.starts_with(&place) && error.contains(';'), "{name}: {error}");
+            }
+        }
+        std::fs::remove_dir_all(path).expect("it was there");
+    }
+}
+
+#[test]
+fn a_wrong_number_of_layers_is_named_with_both_numbers() {
+    let (path, config) = folders("layers").swap_remove(0);
+    let mut files = ModelFiles::open(&path).expect("a decoder");
+    files.config = Config { n_layers: 1 << 28, ..config };
+    let error = Model::new(files).map(drop).unwrap_err().to_string();
+    assert!(error.contains("n_layers: 268435456 in the configuration, 1 in the weights"), "{error}");
+}
