@@ -7,7 +7,7 @@ use crate::pass::Pass;
 use crate::past::numbers;
 use crate::recorder::Recorder;
 use crate::seq2seq::sized;
-use crate::stack::{EMBEDDINGS, ids};
+use crate::stack::{Batch, EMBEDDINGS, POSITIONS, ids, in_batches};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use regard_burn::dropout;
@@ -124,34 +124,67 @@ impl Han {
 
     /// What it looks at in each document.
     pub fn weights(&self, documents: &[Vec<Vec<u32>>]) -> Result<Vec<HanWeights>, Error> {
+        Ok(self.look(documents)?.into_iter().map(|(_, weights)| weights).collect())
+    }
+
+    /// The scores of each document and what they were read from, without gradients. Sentences of like length are read together, and
+    /// documents too, [`POSITIONS`] at a time: what is in memory grows with the words, however unequal they are.
+    pub(crate) fn look(
+        &self,
+        documents: &[Vec<Vec<u32>>],
+    ) -> Result<Vec<(Vec<f32>, HanWeights)>, Error> {
         let packed = Packed::new(documents);
-        let words = self.words(&packed)?;
-        let (of_words, length) = match packed.lengths.iter().max() {
-            Some(length) => {
-                (numbers(self.words.weights(words.clone(), Some(&packed.lengths))?), *length)
+        let (vectors, of_words) = self.look_at_words(&packed)?;
+        let (features, device) = (2 * self.config.word_hidden, Device::flex());
+        let ends: Vec<usize> = (packed.counts.iter())
+            .scan(0, |end, count| {
+                *end += count;
+                Some(*end)
+            })
+            .collect();
+        let found = in_batches(&packed.counts, ALL, |some| {
+            let counts: Vec<usize> = some.iter().map(|i| packed.counts[*i]).collect();
+            let most = counts.iter().copied().max().unwrap_or(0);
+            let mut numbers = Vec::with_capacity(some.len() * most * features);
+            for (i, count) in some.iter().zip(&counts) {
+                numbers.extend(vectors[ends[*i] - count..ends[*i]].iter().flatten());
+                numbers.resize(numbers.len() + (most - count) * features, 0.0);
             }
-            None => (Vec::new(), 1),
-        };
-        let sentences = self.read(&packed, words)?;
-        let most = sentences.dims()[1].max(1);
-        let of_sentences = numbers(self.sentences.weights(sentences, Some(&packed.counts))?);
-        let mut of_words = of_words.chunks(length);
-        let document = |(i, document): (usize, &Vec<Vec<u32>>)| {
-            let mut of_sentences = of_sentences.chunks(most).nth(i).unwrap_or_default().iter();
+            let sentences = TensorData::new(numbers, [some.len(), most, features]);
+            let sentences = Tensor::from_data(sentences, &device);
+            let (read, weights) = self.sentences.looked(sentences, &counts)?;
+            let scores = rows(self.head.forward(read), std::iter::repeat(&self.config.classes));
+            Ok(scores.into_iter().zip(rows(weights, &counts)).collect())
+        })?;
+        let mut of_words = of_words.into_iter();
+        let document = |((scores, of_sentences), document): ((_, Vec<f32>), &Vec<Vec<u32>>)| {
+            let mut of_sentences = of_sentences.into_iter();
             let weight = |words: &Vec<u32>| match words.is_empty() {
                 true => (0.0, Vec::new()),
-                false => {
-                    let within = of_words.next().unwrap_or_default();
-                    (
-                        of_sentences.next().copied().unwrap_or_default(),
-                        within[..words.len()].to_vec(),
-                    )
-                }
+                false => (
+                    of_sentences.next().unwrap_or_default(),
+                    of_words.next().unwrap_or_default(),
+                ),
             };
             let (sentences, words) = document.iter().map(weight).unzip();
-            HanWeights { sentences, words }
+            (scores, HanWeights { sentences, words })
         };
-        Ok(documents.iter().enumerate().map(document).collect())
+        Ok(found.into_iter().zip(documents).map(document).collect())
+    }
+
+    /// What each sentence has become, and what was looked at in it.
+    fn look_at_words(&self, packed: &Packed) -> Result<(Vec<Vec<f32>>, Vec<Vec<f32>>), Error> {
+        let found = in_batches(&packed.lengths, ALL, |some| {
+            let sentences: Vec<&[u32]> =
+                some.iter().map(|i| packed.sentences[*i].as_slice()).collect();
+            let lengths: Vec<usize> = some.iter().map(|i| packed.lengths[*i]).collect();
+            let words = self.embedding.forward(ids(&sentences, &Device::flex()))?;
+            let (vectors, weights) = self.words.looked(words, &lengths)?;
+            let features = vectors.dims()[1];
+            let vectors = rows(vectors, std::iter::repeat(&features));
+            Ok(vectors.into_iter().zip(rows(weights, &lengths)).collect())
+        })?;
+        Ok(found.into_iter().unzip())
     }
 
     /// The words of all sentences, `[sentences, longest, embedding]`.
@@ -174,6 +207,17 @@ impl Han {
         };
         Ok(regard_burn::embedding(vectors, packed.places(n, &device))?)
     }
+}
+
+/// As many as there are, within [`POSITIONS`].
+const ALL: Batch = Batch { rows: usize::MAX, positions: POSITIONS };
+
+/// The rows of a matrix, so much of each.
+fn rows<'a>(matrix: Tensor<2>, lengths: impl IntoIterator<Item = &'a usize>) -> Vec<Vec<f32>> {
+    let [n, width] = matrix.dims();
+    let numbers = numbers(matrix);
+    let row = |(i, length): (usize, &usize)| numbers[i * width..i * width + length].to_vec();
+    (0..n).zip(lengths).map(row).collect()
 }
 
 #[cfg(test)]
@@ -206,6 +250,26 @@ mod tests {
         assert_eq!([0, 2, 4].map(|i| weights.sentences[i]), [0.0; 3]);
         assert!((weights.sentences.iter().sum::<f32>() - 1.0).abs() < 1e-6);
         assert!((weights.words[1].iter().sum::<f32>() - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_is_looked_at_in_parts_has_the_scores_of_the_whole() {
+        let model =
+            Han::new(&CONFIG, Dropping::default(), &Device::flex()).expect("sizes are sizes");
+        // One sentence and one document that no batch may be padded to.
+        let long: Vec<u32> = (0..POSITIONS).map(|i| u32::try_from(i % 9).unwrap_or(0)).collect();
+        let many = vec![vec![1]; POSITIONS / 2];
+        let documents = [vec![vec![1, 2], long], many, vec![vec![3]], vec![]];
+        let looked = model.look(&documents).expect("ids are words");
+        for (i, document) in documents.iter().enumerate() {
+            let whole = model.forward(std::slice::from_ref(document), &mut Pass::default());
+            let whole = numbers(whole.expect("ids are words"));
+            let (scores, weights) = &looked[i];
+            assert!(scores.iter().zip(whole).all(|(a, b)| (a - b).abs() < 1e-4));
+            assert_eq!(weights.sentences.len(), document.len());
+            let lengths = weights.words.iter().map(Vec::len);
+            assert!(lengths.eq(document.iter().map(Vec::len)));
+        }
     }
 
     #[test]

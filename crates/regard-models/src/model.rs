@@ -10,13 +10,11 @@ use crate::han::{Han, HanWeights};
 use crate::load::load;
 use crate::nn::Dropping;
 use crate::pass::Pass;
-use crate::past::numbers;
 use crate::recorder::Recorder;
 use crate::seq2seq::Seq2Seq;
-use crate::stack::ids;
+use crate::stack::{Batch, POSITIONS, ids, in_batches};
 use crate::transformer::Transformer;
 use burn::tensor::Device;
-use burn::tensor::activation::softmax;
 use regard_scope::Trace;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -150,7 +148,7 @@ impl Model {
             return self.refuse("generate", "a decoder (llama, gpt2)");
         };
         let mut prompts =
-            prompts.iter().map(|text| self.tokens.encode(text)).collect::<Result<Vec<_>, _>>()?;
+            prompts.iter().map(|text| self.fitting(text)).collect::<Result<Vec<_>, _>>()?;
         // A text that begins with nothing begins as texts do.
         for prompt in prompts.iter_mut().filter(|prompt| prompt.is_empty()) {
             prompt.extend(self.config.bos);
@@ -196,7 +194,8 @@ impl Model {
     ) -> Result<Vec<Written>, Error> {
         let lengths: Vec<usize> = texts.iter().map(|text| text.len()).collect();
         // A draw belongs to the place of its text in the call, so there all are one batch.
-        let batch = if let Search::Sample { .. } = search { usize::MAX } else { TRANSLATED };
+        let all = Batch { rows: usize::MAX, positions: usize::MAX };
+        let batch = if let Search::Sample { .. } = search { all } else { TRANSLATED };
         in_batches(&lengths, batch, |some| {
             let texts: Vec<&str> = some.iter().map(|i| texts[*i]).collect();
             self.translate_together(&texts, search, max_tokens)
@@ -221,7 +220,7 @@ impl Model {
             );
         }
         let sources =
-            texts.iter().map(|text| self.tokens.encode(text)).collect::<Result<Vec<_>, _>>()?;
+            texts.iter().map(|text| self.fitting(text)).collect::<Result<Vec<_>, _>>()?;
         let all = match &self.kind {
             Kind::Translator(model) => {
                 self.answers(model.writer(&sources, PAST)?, sources.len(), search, max_tokens)?
@@ -250,29 +249,23 @@ impl Model {
             return self.refuse("classify", "hierarchical attention (han)");
         };
         let read = |text: &&str| -> Result<Vec<Vec<u32>>, Error> {
-            sentences(text).map(|sentence| self.tokens.encode(sentence)).collect()
+            short(text)?;
+            sentences(text).map(|sentence| self.fitting(sentence)).collect()
         };
         let documents = texts.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        let lengths: Vec<usize> = documents.iter().map(Vec::len).collect();
-        in_batches(&lengths, BATCH, |some| {
-            let documents: Vec<_> = some.iter().map(|i| documents[*i].clone()).collect();
-            let scores = model.forward(&documents, &mut Pass::default())?;
-            let [_, classes] = scores.dims();
-            let shares = numbers(softmax(scores, 1));
-            let weights = model.weights(&documents)?;
-            let told = shares.chunks(classes).zip(documents.iter().zip(weights));
-            Ok(told
-                .map(|(shares, (document, weights))| self.classified(shares, document, weights))
-                .collect())
-        })
+        let looked = model.look(&documents)?.into_iter().zip(&documents);
+        Ok(looked
+            .map(|((scores, weights), document)| self.classified(&scores, document, weights))
+            .collect())
     }
 
-    fn classified(&self, shares: &[f32], document: &[Vec<u32>], weights: HanWeights) -> Classified {
+    fn classified(&self, scores: &[f32], document: &[Vec<u32>], weights: HanWeights) -> Classified {
+        let shares = shares(scores);
         let best = (0..shares.len()).reduce(|a, b| if shares[b] > shares[a] { b } else { a });
         let class = best.unwrap_or(0);
         let label = self.config.labels.get(class).cloned().unwrap_or_else(|| class.to_string());
         let words = document.iter().map(|ids| words(&self.tokens, ids)).collect();
-        Classified { class, label, probabilities: shares.to_vec(), words, weights }
+        Classified { class, label, probabilities: shares, words, weights }
     }
 
     /// What a model writes for each of its sources.
@@ -301,17 +294,19 @@ impl Model {
 
     /// The tokens of a text that the model can hold.
     fn fitting(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let tokens = self.tokens.encode(text)?;
-        match self.config.context {
-            Some(context) if tokens.len() > context => {
-                let why = format!(
-                    "it has {} tokens, the model holds {context}; shorten it",
-                    tokens.len()
-                );
-                Err(Error::Tokens { what: "the text".into(), why })
-            }
-            _ => Ok(tokens),
+        self.fitting_of(&self.tokens, text)
+    }
+
+    /// The same of the tokens that it reads, or of those that it writes.
+    fn fitting_of(&self, tokens: &Tokens, text: &str) -> Result<Vec<u32>, Error> {
+        short(text)?;
+        let tokens = tokens.encode(text)?;
+        let most = self.config.context.unwrap_or(MAX_TOKENS);
+        if tokens.len() > most {
+            let why = format!("it has {} tokens, the model holds {most}; shorten it", tokens.len());
+            return Err(Error::Tokens { what: "the text".into(), why });
         }
+        Ok(tokens)
     }
 
     /// How what it writes is divided.
@@ -323,7 +318,7 @@ impl Model {
     fn begun(&self, text: &str, target: Option<&str>) -> Result<Vec<u32>, Error> {
         let begin = std::iter::once(self.begin()?);
         if let Some(target) = target {
-            return Ok(begin.chain(self.written().encode(target)?).collect());
+            return Ok(begin.chain(self.fitting_of(self.written(), target)?).collect());
         }
         let best = self.translate(&[text], &Search::Greedy, LONGEST)?;
         let written = best.into_iter().flat_map(|one| one.tokens);
@@ -411,6 +406,23 @@ impl Model {
     }
 }
 
+/// Refuses a text that is longer than any that is read, before time is spent on its tokens.
+fn short(text: &str) -> Result<(), Error> {
+    if text.len() <= MAX_TEXT {
+        return Ok(());
+    }
+    let why = format!("it has {} bytes, {MAX_TEXT} are read at most; shorten it", text.len());
+    Err(Error::Tokens { what: "the text".into(), why })
+}
+
+/// Scores as probabilities.
+fn shares(scores: &[f32]) -> Vec<f32> {
+    let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let powers: Vec<f32> = scores.iter().map(|score| (score - most).exp()).collect();
+    let sum: f32 = powers.iter().sum();
+    powers.into_iter().map(|power| power / sum).collect()
+}
+
 /// Tokens as they are written.
 fn words(tokens: &Tokens, ids: &[u32]) -> Vec<String> {
     ids.iter().map(|id| tokens.token(*id).unwrap_or_else(|| id.to_string())).collect()
@@ -418,24 +430,6 @@ fn words(tokens: &Tokens, ids: &[u32]) -> Vec<String> {
 
 fn sizes_of(field: &str) -> Error {
     Error::format(field, "missing in the configuration; such a model has its sizes there")
-}
-
-/// Works through all in batches of like length; results are in the order of what was given.
-fn in_batches<T>(
-    lengths: &[usize],
-    batch: usize,
-    mut work: impl FnMut(&[usize]) -> Result<Vec<T>, Error>,
-) -> Result<Vec<T>, Error> {
-    let mut order: Vec<usize> = (0..lengths.len()).collect();
-    if lengths.len() > batch {
-        order.sort_by_key(|i| lengths[*i]);
-    }
-    let mut all = Vec::with_capacity(order.len());
-    for some in order.chunks(batch) {
-        all.extend(some.iter().copied().zip(work(some)?));
-    }
-    all.sort_by_key(|(i, _)| *i);
-    Ok(all.into_iter().map(|(_, result)| result).collect())
 }
 
 /// The sentences of a text, as a [`Han`] is given them: a line each, and lines are cut behind full stops and what is like them.
@@ -464,10 +458,14 @@ fn cut_behind_stops(line: &str) -> Vec<&str> {
     parts
 }
 
+/// Bytes of a text.
+const MAX_TEXT: usize = 1 << 20;
+/// Tokens of a text, or of a sentence that is classified, where a model has no context of its own to be held to.
+const MAX_TOKENS: usize = 1 << 14;
 /// Texts that are read together.
-const BATCH: usize = 32;
+const BATCH: Batch = Batch { rows: 32, positions: POSITIONS };
 /// Texts that are translated together.
-const TRANSLATED: usize = 64;
+const TRANSLATED: Batch = Batch { rows: 64, positions: POSITIONS };
 /// Tokens of a translation that is looked at.
 const LONGEST: usize = 512;
 
@@ -482,17 +480,5 @@ mod tests {
         assert_eq!(cut("你好。“再见！”他说"), ["你好。", "“再见！”他说"]);
         assert_eq!(cut("..."), ["..."]);
         assert_eq!(cut(" \n"), [""; 0]);
-    }
-
-    #[test]
-    fn results_keep_their_order_whatever_shares_a_batch() {
-        let lengths = [5, 1, 4, 1, 3, 9, 2];
-        let mut batches = Vec::new();
-        let found = in_batches(&lengths, 3, |some| {
-            batches.push(some.to_vec());
-            Ok(some.iter().map(|i| 10 * i).collect())
-        });
-        assert_eq!(found, Ok(vec![0, 10, 20, 30, 40, 50, 60]));
-        assert_eq!(batches, [vec![1, 3, 6], vec![4, 2, 0], vec![5]]);
     }
 }

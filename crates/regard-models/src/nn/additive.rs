@@ -216,7 +216,7 @@ pub(super) fn attended(
 }
 
 /// The weights themselves, `[batch, q_len, k_len]`: what attention makes of values that are the rows of an identity.
-pub(super) fn weights(q: Tensor<3>, k: Tensor<3>, options: &Attention) -> Result<Tensor<3>, Error> {
+fn weights(q: Tensor<3>, k: Tensor<3>, options: &Attention) -> Result<Tensor<3>, Error> {
     let ([_, q_len, _], [batch, n, _], device) = (q.dims(), k.dims(), k.device().inner());
     if batch * n == 0 {
         return Ok(Tensor::zeros([batch, q_len, n], &device));

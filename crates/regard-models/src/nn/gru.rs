@@ -145,7 +145,7 @@ impl Gru {
     }
 }
 
-fn check(lengths: &[usize], batch: usize, length: usize) -> Result<(), Error> {
+pub(super) fn check(lengths: &[usize], batch: usize, length: usize) -> Result<(), Error> {
     if lengths.len() != batch {
         let why = format!(
             "there are {} for a batch of {batch}; they must be equally many",
@@ -164,15 +164,19 @@ fn check(lengths: &[usize], batch: usize, length: usize) -> Result<(), Error> {
 
 /// 0 beyond the lengths.
 fn within(states: Tensor<3>, lengths: Option<&[usize]>) -> Tensor<3> {
-    let sizes @ [batch, length, _] = states.dims();
+    let sizes @ [_, length, _] = states.dims();
     let Some(lengths) = lengths.filter(|lengths| lengths.iter().any(|n| *n < length)) else {
         return states;
     };
+    let outside = outside(lengths, length, &states.device().inner());
+    states.mask_fill(outside.unsqueeze_dim::<3>(2).expand(sizes), 0.0)
+}
+
+/// Which positions lie beyond the lengths, `[batch, length]`.
+pub(super) fn outside(lengths: &[usize], length: usize, device: &Device) -> Tensor<2, Bool> {
     let outside: Vec<bool> =
         lengths.iter().flat_map(|n| (0..length).map(move |at| at >= *n)).collect();
-    let outside = TensorData::new(outside, [batch, length, 1]);
-    let outside: Tensor<3, Bool> = Tensor::from_data(outside, &states.device().inner());
-    states.mask_fill(outside.expand(sizes), 0.0)
+    Tensor::from_data(TensorData::new(outside, [lengths.len(), length]), device)
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! A sequence as one vector: what hierarchical attention is made of (Yang et al. 2016).
 
-use super::additive::{attended, weights};
-use super::gru::Gru;
+use super::additive::attended;
+use super::gru::{Gru, check, outside};
 use super::linear::Linear;
 use crate::error::Error;
 use crate::recorder::Recorder;
 use burn::module::{Initializer, Module, Param};
+use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Tensor};
 use regard::Mask;
 use regard_burn::Attention;
@@ -42,10 +43,20 @@ impl ContextAttention {
         Ok(attended([q, k, h], &options(lengths), recorder)?.squeeze_dim(1))
     }
 
-    /// What the context sees of each position, `[batch, length]`. For looking: it takes `length^2` numbers.
+    /// What the context sees of each position, `[batch, length]`; 0 beyond a length. As many numbers are made as there are units.
     pub fn weights(&self, h: Tensor<3>, lengths: Option<&[usize]>) -> Result<Tensor<2>, Error> {
         let [q, k] = self.asked(&h);
-        Ok(weights(q, k, &options(lengths))?.squeeze_dim(1))
+        let ([batch, length, _], device) = (k.dims(), k.device().inner());
+        if batch * length == 0 {
+            return Ok(Tensor::zeros([batch, length], &device));
+        }
+        let scores: Tensor<2> = (k * q).sum_dim(2).squeeze_dim(2);
+        let Some(lengths) = lengths else { return Ok(softmax(scores, 1)) };
+        check(lengths, batch, length)?;
+        let outside = outside(lengths, length, &device);
+        // A row of length 0 is a softmax of nothing; what is not a number there goes with all that is outside.
+        let weights = softmax(scores.mask_fill(outside.clone(), f32::NEG_INFINITY), 1);
+        Ok(weights.mask_fill(outside, 0.0))
     }
 
     /// The context as a query of each item, and the keys.
@@ -99,6 +110,18 @@ impl Level {
     pub fn weights(&self, x: Tensor<3>, lengths: Option<&[usize]>) -> Result<Tensor<2>, Error> {
         self.attention.weights(self.gru.forward(x, lengths)?.states, lengths)
     }
+
+    /// Both at once: what `x` is read once for, `[batch, 2 hidden]` and `[batch, length]`.
+    pub(crate) fn looked(
+        &self,
+        x: Tensor<3>,
+        lengths: &[usize],
+    ) -> Result<(Tensor<2>, Tensor<2>), Error> {
+        let states = self.gru.forward(x, Some(lengths))?.states;
+        let weights = self.attention.weights(states.clone(), Some(lengths))?;
+        let out = self.attention.forward(states, Some(lengths), &mut Recorder::off())?;
+        Ok((out, weights))
+    }
 }
 
 #[cfg(test)]
@@ -117,6 +140,20 @@ mod tests {
         let weights = numbers(level.weights(x, lengths).expect("lengths fit"));
         assert_eq!(weights[..3], [0.0; 3]);
         assert!((weights[3..].iter().sum::<f32>() - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn the_weights_are_those_that_the_sum_is_made_by() {
+        let layer = ContextAttention::new([3, 5], &Device::flex());
+        let h: Tensor<3> = Tensor::random([3, 4, 3], Distribution::Default, &Device::flex());
+        for lengths in [None, Some(&[4, 1, 2][..])] {
+            let out = layer.forward(h.clone(), lengths, &mut Recorder::off()).expect("they fit");
+            let weights = layer.weights(h.clone(), lengths).expect("they fit");
+            let sum = (h.clone() * weights.unsqueeze_dim(2)).sum_dim(1).squeeze_dim::<2>(1);
+            for (sum, out) in numbers(sum).into_iter().zip(numbers(out)) {
+                assert!((sum - out).abs() < 1e-6, "{sum} {out}");
+            }
+        }
     }
 
     #[test]

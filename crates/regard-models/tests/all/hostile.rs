@@ -5,6 +5,7 @@ use burn::tensor::Device;
 use regard_models::files::{
     Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions, Stored,
 };
+use regard_models::generate::Search;
 use regard_models::{Bert, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer};
 use std::path::PathBuf;
 
@@ -146,4 +147,47 @@ fn a_wrong_number_of_layers_is_named_with_both_numbers() {
     files.config = Config { n_layers: 1 << 28, ..config };
     let error = Model::new(files).map(drop).unwrap_err().to_string();
     assert!(error.contains("n_layers: 268435456 in the configuration, 1 in the weights"), "{error}");
+}
+
+#[test]
+fn a_text_is_classified_in_memory_that_grows_with_its_length() {
+    // Sentences of 1 to 16,000 words: with numbers for each sentence times the square of the longest this would take 40 GB.
+    let (path, _) = folders("classify").swap_remove(4);
+    let model = Model::open(&path).expect("a classifier");
+    std::fs::remove_dir_all(path).expect("it was there");
+    let text = format!("{}\n{}", "abc".repeat(5333), "ab\n".repeat(40));
+    let found = model.classify(&[&text, "a"]).expect("letters");
+    assert_eq!(found[0].weights.words.len(), 41);
+    assert_eq!(found[0].weights.words[0].len(), 15_999);
+    assert!((found[0].weights.words[0].iter().sum::<f32>() - 1.0).abs() < 1e-3);
+    assert_eq!(found[1], model.classify(&["a"]).expect("a letter")[0]);
+}
+
+#[test]
+fn a_text_that_is_too_long_is_refused_at_once_with_the_limit() {
+    let models: Vec<Model> = (folders("long").into_iter())
+        .map(|(path, _)| {
+            let model = Model::open(&path).expect("a model");
+            std::fs::remove_dir_all(path).expect("it was there");
+            model
+        })
+        .collect();
+    let (tokens, bytes) = ("a".repeat(16_385), "a".repeat((1 << 20) + 1));
+    for (text, limit) in [(&tokens, "16384"), (&bytes, "1048576")] {
+        let [llama, bert, transformer, gru, han] = models.as_slice() else { panic!("five") };
+        let text = text.as_str();
+        let mut hear = |_: usize, _: &str| std::ops::ControlFlow::Continue(());
+        let all = [
+            llama.generate(&[text], &Search::Greedy, 1, &mut hear).map(drop),
+            transformer.translate(&[text], &Search::Greedy, 1).map(drop),
+            gru.translate(&["a", text], &Search::Greedy, 1).map(drop),
+            gru.look_at("a", text).map(drop),
+            han.classify(&[text]).map(drop),
+        ];
+        for refused in all {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains(limit) && error.contains(&text.len().to_string()), "{error}");
+        }
+        assert!(bert.embed(&[text]).unwrap_err().to_string().contains("shorten"));
+    }
 }
