@@ -3,7 +3,7 @@
 use crate::own::{NONE, folder, marked};
 use burn::tensor::Device;
 use regard_models::files::{
-    Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions, Stored,
+    Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions, Stored, Tokens,
 };
 use regard_models::generate::Search;
 use regard_models::{Bert, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer};
@@ -190,4 +190,85 @@ fn a_text_that_is_too_long_is_refused_at_once_with_the_limit() {
         }
         assert!(bert.embed(&[text]).unwrap_err().to_string().contains("shorten"));
     }
+}
+
+/// A tokenizer.json that is well: words, and letters of which words are made.
+fn tokenizer() -> serde_json::Value {
+    serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [{"id": 0, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+                          "normalized": false, "special": true}],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "_"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "_"}]},
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "_"}, "behavior": "MergedWithNext", "invert": false},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
+            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "unk_token": "<s>", "vocab": {"<s>": 0, "_": 1, "a": 2, "b": 3, "ab": 4},
+                  "merges": [["a", "b"]]}
+    })
+}
+
+#[test]
+fn a_tokenizer_that_would_break_its_library_is_refused() {
+    let whole = tokenizer();
+    let read = |json: &serde_json::Value| Tokens::from_json(json.to_string().as_bytes());
+    let tokens = read(&whole).expect("a tokenizer");
+    assert_eq!(tokens.encode("ab a").expect("letters"), [0, 1, 4, 1, 2]);
+    assert_eq!(tokens.decode(&[0, 1, 4, 1, 2]), "ab a");
+
+    let replace = serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
+    let many = |n: usize| vec![replace.clone(); n];
+    let nested = (0..20).fold(replace.clone(), |part, _| serde_json::json!({"type": "Sequence", "normalizers": [part]}));
+    let charsmap = |base64: &str| serde_json::json!({"type": "Precompiled", "precompiled_charsmap": base64});
+    let special = "/post_processor/special_tokens/<s>/ids/0";
+    // Where, what is put there, and what the message must name.
+    let cases = [
+        ("/pre_tokenizer", serde_json::json!({"type": "FixedLength", "length": 0}), "pre_tokenizer.length"),
+        ("/decoder/decoders/2/stop", 2.into(), "decoder.stop"),
+        ("/model/continuing_subword_prefix", "##########".into(), "tokenizers panicked"),
+        ("/post_processor/single/0/SpecialToken/id", "<t>".into(), "`<t>` is not among"),
+        ("/post_processor/single/1/Sequence/id", "B".into(), "sequence A"),
+        ("/normalizer/normalizers", many(60).into(), ""),
+        ("/normalizer/normalizers", many(70).into(), "too many"),
+        ("/normalizer", nested, "too many"),
+        ("/normalizer", charsmap("AAAA"), "precompiled_charsmap"),
+        ("/normalizer", charsmap("/////////////////////w=="), "precompiled_charsmap"),
+        ("/normalizer", charsmap("BAAAAP////9hAA=="), "tokenizers panicked"),
+        ("/normalizer", charsmap("AAAAAA=="), "precompiled_charsmap"),
+        (special, (1u64 << 31).into(), "2147483648"),
+        (special, u64::from(u32::MAX).into(), "4294967295"),
+        ("/added_tokens/0/id", (1u64 << 40).into(), "the id of a token"),
+        ("/model/vocab/a", (-1).into(), "the id of a token"),
+    ];
+    for (place, value, named) in cases {
+        let mut json = whole.clone();
+        let (parent, field) = place.rsplit_once('/').expect("a path");
+        let parent = json.pointer_mut(parent).expect("a place in it");
+        match parent.as_array_mut() {
+            Some(list) => list[field.parse::<usize>().expect("a number")] = value,
+            None => parent[field] = value,
+        }
+        let error = read(&json).and_then(|tokens| tokens.encode("aaaaaaaaaa")).unwrap_err().to_string();
+        assert!(error.contains(named), "{place}: {error}");
+    }
+}
+
+#[test]
+fn the_highest_number_of_a_token_is_held_against_the_model() {
+    let (path, _) = folders("ids").swap_remove(0);
+    std::fs::remove_file(path.join("vocabulary.json")).expect("it was there");
+    let mut json = tokenizer();
+    std::fs::write(path.join("tokenizer.json"), json.to_string()).expect("a file");
+    Model::open(&path).expect("5 tokens of 6");
+    json["post_processor"]["special_tokens"]["<s>"]["ids"][0] = 6.into();
+    std::fs::write(path.join("tokenizer.json"), json.to_string()).expect("a file");
+    let error = Model::open(&path).map(drop).unwrap_err().to_string();
+    std::fs::remove_dir_all(path).expect("it was there");
+    assert!(error.contains("the vocabulary has 7, the model 6"), "{error}");
 }

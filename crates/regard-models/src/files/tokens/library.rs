@@ -1,5 +1,7 @@
 //! Tokens by the `tokenizers` crate: from its own files, or made again from what a GGUF says.
 
+use super::guard::guarded;
+use super::limits::{Limits, MAX_FILE};
 use super::{label, wrong};
 use crate::error::Error;
 use crate::files::gguf::{Metadata, Value};
@@ -17,6 +19,18 @@ pub(super) struct Library {
     bytes: bool,
     /// What a text is begun with, where the tokenizer does not know it itself.
     begin: Option<u32>,
+    limits: Limits,
+}
+
+/// Letters, a digit and a space: something for every kind of step.
+const PROBE: &str = "A \u{e9}1\u{4e00}.";
+/// Letters of a text in a message about it.
+const SHOWN: usize = 60;
+
+/// What a panic of the library is told as.
+fn panicked(message: String) -> Error {
+    let why = format!("the crate tokenizers panicked: {message}; the file is damaged, or meets a defect of it");
+    Error::format("tokens", why)
 }
 
 /// Kinds of tokens in a GGUF: ordinary ones, marks, and those that a user has added.
@@ -26,19 +40,28 @@ const USER: u64 = 4;
 
 impl Library {
     pub(super) fn from_json(bytes: &[u8]) -> Result<Self, Error> {
+        if bytes.len() > MAX_FILE {
+            let why = format!("{} bytes; {MAX_FILE} are the most that are read", bytes.len());
+            return Err(Error::format("tokens", why));
+        }
         // Taken out before the tokenizer sees them: it adds and cuts as its last user wished.
         let mut value: serde_json::Value = serde_json::from_slice(bytes).map_err(wrong)?;
         if let Some(map) = value.as_object_mut() {
             map.remove("padding");
             map.remove("truncation");
         }
+        let limits = Limits::check(&value)?;
         let bytes = serde_json::to_vec(&value).map_err(wrong)?;
-        Ok(Self::new(Tokenizer::from_bytes(bytes).map_err(wrong)?, None))
+        let tokenizer = guarded(|| Tokenizer::from_bytes(bytes)).map_err(panicked)?;
+        let library = Self::new(tokenizer.map_err(wrong)?, None, limits);
+        // What panics with any text is refused with its file, not with the first text. That these letters may have no tokens is fine.
+        guarded(|| drop(library.tokenizer.encode_fast(PROBE, true))).map_err(panicked)?;
+        Ok(library)
     }
 
-    fn new(tokenizer: Tokenizer, begin: Option<u32>) -> Self {
+    fn new(tokenizer: Tokenizer, begin: Option<u32>, limits: Limits) -> Self {
         let bytes = matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
-        Self { tokenizer, bytes, begin }
+        Self { tokenizer, bytes, begin, limits }
     }
 
     pub(super) fn from_gguf(metadata: &Metadata) -> Result<Self, Error> {
@@ -75,11 +98,15 @@ impl Library {
             None => Err(Error::format(field("merges"), format!("`{merge}` has no space"))),
         };
         let merges = merges.iter().map(pair).collect::<Result<Vec<_>, _>>()?;
-        let model = BPE::builder().vocab_and_merges(vocab, merges).build().map_err(wrong)?;
-        let mut tokenizer = Tokenizer::new(model);
-        tokenizer.with_pre_tokenizer(Some(before)).with_decoder(Some(letters));
         let added = added(metadata, &field("token_type"), &tokens)?;
-        tokenizer.add_tokens(&added);
+        let tokenizer = guarded(|| {
+            let model = BPE::builder().vocab_and_merges(vocab, merges).build()?;
+            let mut tokenizer = Tokenizer::new(model);
+            tokenizer.with_pre_tokenizer(Some(before)).with_decoder(Some(letters));
+            tokenizer.add_tokens(&added);
+            Ok::<_, tokenizers::Error>(tokenizer)
+        });
+        let tokenizer = tokenizer.map_err(panicked)?.map_err(wrong)?;
         let mut begin = None;
         if metadata.bool(&field("add_bos_token"))? == Some(true) {
             let id = metadata.whole(&field("bos_token_id"))?;
@@ -87,22 +114,32 @@ impl Library {
             begin = id.and_then(|id| u32::try_from(id).ok());
             begin.ok_or_else(|| missing("bos_token_id"))?;
         }
-        Ok(Self::new(tokenizer, begin))
+        Ok(Self::new(tokenizer, begin, Limits::of_ours(tokens.len())))
     }
 
+    /// One more than the highest number, where numbers are left out.
     pub(super) fn len(&self) -> usize {
-        self.tokenizer.get_vocab_size(true)
+        self.tokenizer.get_vocab_size(true).max(self.limits.end)
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let encoding = self.tokenizer.encode_fast(text, true);
-        let encoding = encoding
-            .map_err(|e| Error::Tokens { what: format!("`{text}`"), why: e.to_string() })?;
+        self.limits.text(text)?;
+        let encoding = guarded(|| self.tokenizer.encode_fast(text, true)).map_err(panicked)?;
+        let encoding = encoding.map_err(|e| Error::Tokens {
+            what: format!("`{}`", text.chars().take(SHOWN).collect::<String>()),
+            why: e.to_string(),
+        })?;
         Ok(self.begin.iter().chain(encoding.get_ids()).copied().collect())
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> String {
-        self.tokenizer.decode(ids, true).unwrap_or_default()
+        let bytes = |id: &u32| self.tokenizer.id_to_token(*id).map_or(0, |token| token.len() + 1);
+        let fits = self.limits.tokens(|| ids.iter().map(bytes).sum());
+        let text = fits.ok().and_then(|()| guarded(|| self.tokenizer.decode(ids, true)).ok());
+        match text {
+            Some(text) => text.unwrap_or_default(),
+            None => char::REPLACEMENT_CHARACTER.into(),
+        }
     }
 
     pub(super) fn id(&self, token: &str) -> Option<u32> {

@@ -1,6 +1,8 @@
 //! Text as tokens, and tokens as text.
 
+mod guard;
 mod library;
+mod limits;
 mod pieces;
 mod stream;
 mod symbols;
@@ -54,7 +56,7 @@ impl Tokens {
         Ok(Self { kind: Kind::Symbols(symbols) })
     }
 
-    /// How many tokens there are.
+    /// How many tokens there are; where numbers are left out, one more than the highest.
     pub fn len(&self) -> usize {
         match &self.kind {
             Kind::Library(library) => library.len(),
@@ -77,7 +79,8 @@ impl Tokens {
         }
     }
 
-    /// The text of tokens, without their marks. Bytes that are no text become `�`, and numbers that are no tokens nothing.
+    /// The text of tokens, without their marks. Bytes that are no text become `�`, and numbers that are no tokens nothing. Where the
+    /// library that a `tokenizer.json` asks for fails, all of it is `�`.
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.kind {
             Kind::Library(library) => library.decode(ids),
