@@ -159,9 +159,15 @@ impl Seq2Seq {
             let sizes = [batch, length, memory.states.dims()[1]];
             return Ok(Tensor::zeros(sizes, &memory.states.device().inner()));
         }
-        // A position is looked from by the state before it.
-        let states = after.narrow(2, 0, self.decoder.features()).narrow(1, 0, length - 1);
-        let before = Tensor::cat(vec![memory.first.clone().unsqueeze_dim(1), states], 1);
+        // A position is looked from by the state before it; the only one of an empty translation by the first alone.
+        let first = memory.first.clone().unsqueeze_dim(1);
+        let before = match length - 1 {
+            0 => first,
+            n => {
+                let states = after.narrow(2, 0, self.decoder.features()).narrow(1, 0, n);
+                Tensor::cat(vec![first, states], 1)
+            }
+        };
         attention.weights(before, memory.states.clone(), &memory.mask())
     }
 

@@ -2,8 +2,11 @@
 
 use crate::own::{NONE, folder, marked};
 use burn::tensor::Device;
+use regard_models::files::Architecture::{
+    self, Bert as Encoder, Gru, Han as Hierarchy, Llama, Transformer as Translator,
+};
 use regard_models::files::{
-    Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions, Stored, Tokens,
+    Activation, Config, Heads, ModelFiles, Pairs, Positions, Stored, Tokens,
 };
 use regard_models::generate::Search;
 use regard_models::{Bert, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer};
@@ -71,23 +74,36 @@ fn transformer() -> Config {
     })
 }
 
-/// A folder of each kind with random weights.
-fn folders(test: &str) -> Vec<(PathBuf, Config)> {
-    let device = Device::flex();
-    let name = |kind: &str| format!("{test}-{kind}");
-    let (gru, han) = (marked(Config::gru(GRU)), Config::han(HAN, Vec::new()));
-    let gpt = Gpt::new(&llama(), NONE, &device).expect("a decoder");
-    let encoder = Bert::new(&bert(), &device).expect("an encoder");
-    let translator = Transformer::new(&transformer(), NONE, &device).expect("a translator");
-    let recurrent = Seq2Seq::new(&GRU, NONE, &device).expect("a translator");
-    let hierarchy = Han::new(&HAN, NONE, &device).expect("a classifier");
-    vec![
-        (folder(&name("llama"), &llama(), &gpt, Stored::F32), llama()),
-        (folder(&name("bert"), &bert(), &encoder, Stored::F32), bert()),
-        (folder(&name("transformer"), &transformer(), &translator, Stored::F32), transformer()),
-        (folder(&name("gru"), &gru, &recurrent, Stored::F32), gru),
-        (folder(&name("han"), &han, &hierarchy, Stored::F32), han),
-    ]
+/// A folder of a kind with random weights.
+fn made(test: &str, kind: Architecture) -> (PathBuf, Config) {
+    let (device, name) = (Device::flex(), format!("{test}-{kind:?}"));
+    let config = match kind {
+        Llama => llama(),
+        Encoder => bert(),
+        Translator => transformer(),
+        Gru => marked(Config::gru(GRU)),
+        _ => Config::han(HAN, Vec::new()),
+    };
+    let stored = Stored::F32;
+    let path = match kind {
+        Llama => folder(&name, &config, &Gpt::new(&config, NONE, &device).expect("fits"), stored),
+        Encoder => folder(&name, &config, &Bert::new(&config, &device).expect("fits"), stored),
+        Translator => {
+            let model = Transformer::new(&config, NONE, &device).expect("fits");
+            folder(&name, &config, &model, stored)
+        }
+        Gru => folder(&name, &config, &Seq2Seq::new(&GRU, NONE, &device).expect("fits"), stored),
+        _ => folder(&name, &config, &Han::new(&HAN, NONE, &device).expect("fits"), stored),
+    };
+    (path, config)
+}
+
+/// Such a model; its folder is gone.
+fn opened(test: &str, kind: Architecture) -> Model {
+    let (path, _) = made(test, kind);
+    let model = Model::open(&path).expect("a model");
+    std::fs::remove_dir_all(path).expect("it was there");
+    model
 }
 
 /// The part of a configuration that has its sizes: a recurrent model has its own.
@@ -116,7 +132,8 @@ fn sizes(value: &mut serde_json::Value) -> Vec<(String, &mut serde_json::Value)>
 
 #[test]
 fn sizes_are_believed_only_as_far_as_there_are_tensors() {
-    for (path, config) in folders("sizes") {
+    for kind in [Llama, Encoder, Translator, Gru, Hierarchy] {
+        let (path, config) = made("sizes", kind);
         Model::open(&path).expect("sizes that are those of the tensors");
         let whole: serde_json::Value = serde_json::from_str(&config.to_json().expect("json")).expect("json");
         let count = sizes(part(&mut whole.clone())).len();
@@ -142,8 +159,9 @@ fn sizes_are_believed_only_as_far_as_there_are_tensors() {
 
 #[test]
 fn a_wrong_number_of_layers_is_named_with_both_numbers() {
-    let (path, config) = folders("layers").swap_remove(0);
+    let (path, config) = made("layers", Llama);
     let mut files = ModelFiles::open(&path).expect("a decoder");
+    std::fs::remove_dir_all(path).expect("it was there");
     files.config = Config { n_layers: 1 << 28, ..config };
     let error = Model::new(files).map(drop).unwrap_err().to_string();
     assert!(error.contains("n_layers: 268435456 in the configuration, 1 in the weights"), "{error}");
@@ -152,9 +170,7 @@ fn a_wrong_number_of_layers_is_named_with_both_numbers() {
 #[test]
 fn a_text_is_classified_in_memory_that_grows_with_its_length() {
     // Sentences of 1 to 16,000 words: with numbers for each sentence times the square of the longest this would take 40 GB.
-    let (path, _) = folders("classify").swap_remove(4);
-    let model = Model::open(&path).expect("a classifier");
-    std::fs::remove_dir_all(path).expect("it was there");
+    let model = opened("classify", Hierarchy);
     let text = format!("{}\n{}", "abc".repeat(5333), "ab\n".repeat(40));
     let found = model.classify(&[&text, "a"]).expect("letters");
     assert_eq!(found[0].weights.words.len(), 41);
@@ -165,16 +181,10 @@ fn a_text_is_classified_in_memory_that_grows_with_its_length() {
 
 #[test]
 fn a_text_that_is_too_long_is_refused_at_once_with_the_limit() {
-    let models: Vec<Model> = (folders("long").into_iter())
-        .map(|(path, _)| {
-            let model = Model::open(&path).expect("a model");
-            std::fs::remove_dir_all(path).expect("it was there");
-            model
-        })
-        .collect();
+    let [llama, bert, transformer, gru, han] =
+        [Llama, Encoder, Translator, Gru, Hierarchy].map(|kind| opened("long", kind));
     let (tokens, bytes) = ("a".repeat(16_385), "a".repeat((1 << 20) + 1));
     for (text, limit) in [(&tokens, "16384"), (&bytes, "1048576")] {
-        let [llama, bert, transformer, gru, han] = models.as_slice() else { panic!("five") };
         let text = text.as_str();
         let mut hear = |_: usize, _: &str| std::ops::ControlFlow::Continue(());
         let all = [
@@ -261,7 +271,7 @@ fn a_tokenizer_that_would_break_its_library_is_refused() {
 
 #[test]
 fn the_highest_number_of_a_token_is_held_against_the_model() {
-    let (path, _) = folders("ids").swap_remove(0);
+    let (path, _) = made("ids", Llama);
     std::fs::remove_file(path.join("vocabulary.json")).expect("it was there");
     let mut json = tokenizer();
     std::fs::write(path.join("tokenizer.json"), json.to_string()).expect("a file");
@@ -271,4 +281,17 @@ fn the_highest_number_of_a_token_is_held_against_the_model() {
     let error = Model::open(&path).map(drop).unwrap_err().to_string();
     std::fs::remove_dir_all(path).expect("it was there");
     assert!(error.contains("the vocabulary has 7, the model 6"), "{error}");
+}
+
+#[test]
+fn a_translation_of_nothing_is_looked_at() {
+    for kind in [Translator, Gru] {
+        let model = opened("nothing", kind);
+        for text in ["ab", "a", ""] {
+            let trace = model.look_at(text, "").expect("a trace");
+            assert_eq!(trace.labels("target").len(), 1, "only the beginning");
+            let cross = trace.layers.iter().find(|layer| layer.kind == "cross").expect("it looks");
+            assert_eq!(cross.seen.size(), [1, text.len()]);
+        }
+    }
 }
