@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The module with all of its parameters taken from the weights: `blocks.0.attention.q.weight` and so on. A parameter that is
-/// missing, has another shape, or is left over, is an error.
+/// missing, has another shape, is not finite, or is left over, is an error.
 pub fn load<M: Module>(module: M, weights: &mut Weights) -> Result<M, Error> {
     let mut loader = Loader { path: Vec::new(), weights, error: None };
     let module = module.map(&mut loader);
     if let Some(error) = loader.error {
-        return Err(error);
+        return Err(weights.named(error));
     }
     let left = weights.left();
     if let Some(first) = left.first() {
@@ -22,7 +22,7 @@ pub fn load<M: Module>(module: M, weights: &mut Weights) -> Result<M, Error> {
             "{} of its tensors have no place in the model, `{first}` among them",
             left.len()
         );
-        return Err(Error::Format { place: "weights".into(), why });
+        return Err(weights.named(Error::format("weights", why)));
     }
     Ok(module)
 }
@@ -47,7 +47,8 @@ impl ModuleMapper for Loader<'_> {
             return param;
         }
         let shape = param.lazy_shape().to_vec();
-        match self.weights.take(&self.path.join("."), &shape) {
+        let name = self.path.join(".");
+        match self.weights.take(&name, &shape).and_then(|found| finite(&name, found)) {
             Ok(found) => {
                 let device = param.lazy_device();
                 let tracked = param.is_require_grad();
@@ -60,6 +61,22 @@ impl ModuleMapper for Loader<'_> {
             }
         }
     }
+}
+
+/// Refuses numbers that would make nonsense of all that is computed with them. One look at each, beside the work of reading them.
+fn finite(name: &str, numbers: Vec<f32>) -> Result<Vec<f32>, Error> {
+    // Counted, not searched for: so the loop is one over vectors.
+    let wrong = |x: f32| u32::from(!x.is_finite());
+    if numbers.chunks(1 << 16).all(|some| some.iter().map(|x| wrong(*x)).sum::<u32>() == 0) {
+        return Ok(numbers);
+    }
+    let at = numbers.iter().position(|x| !x.is_finite()).unwrap_or(0);
+    let why = format!(
+        "number {at} of {} is {}; weights must be finite: get the file again, or train anew from an earlier one",
+        numbers.len(),
+        numbers[at]
+    );
+    Err(Error::format(format!("tensor `{name}`"), why))
 }
 
 /// Every parameter with its path, in their order.

@@ -254,9 +254,12 @@ impl Model {
         };
         let documents = texts.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let looked = model.look(&documents)?.into_iter().zip(&documents);
-        Ok(looked
-            .map(|((scores, weights), document)| self.classified(&scores, document, weights))
-            .collect())
+        looked
+            .map(|((scores, weights), document)| {
+                finite("classify", &scores)?;
+                Ok(self.classified(&scores, document, weights))
+            })
+            .collect()
     }
 
     fn classified(&self, scores: &[f32], document: &[Vec<u32>], weights: HanWeights) -> Classified {
@@ -334,7 +337,9 @@ impl Model {
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
         in_batches(&lengths, BATCH, |some| {
             let batch: Vec<Vec<u32>> = some.iter().map(|i| rows[*i].clone()).collect();
-            model.embed(&batch)
+            let vectors = model.embed(&batch)?;
+            vectors.iter().try_for_each(|vector| finite("embed", vector))?;
+            Ok(vectors)
         })
     }
 
@@ -413,6 +418,17 @@ fn short(text: &str) -> Result<(), Error> {
     }
     let why = format!("it has {} bytes, {MAX_TEXT} are read at most; shorten it", text.len());
     Err(Error::Tokens { what: "the text".into(), why })
+}
+
+/// Refuses results that are none: weights that are finite may still be too large to compute with.
+fn finite(what: &str, numbers: &[f32]) -> Result<(), Error> {
+    match numbers.iter().find(|x| !x.is_finite()) {
+        None => Ok(()),
+        Some(x) => {
+            let why = format!("{x} came out; the weights of the model are too large for f32");
+            Err(Error::format(what, why))
+        }
+    }
 }
 
 /// Scores as probabilities.

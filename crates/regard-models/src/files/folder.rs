@@ -113,7 +113,7 @@ fn folder(path: &Path) -> Result<ModelFiles, Error> {
     let config = Config::from_json(&json).map_err(|e| e.of(&path.join(CONFIG)))?;
     let weights = Weights::safetensors(read(&path.join(WEIGHTS))?);
     let weights = weights.and_then(|weights| renamed(weights, &config, &json));
-    let weights = weights.map_err(|e| e.of(&path.join(WEIGHTS)))?;
+    let weights = weights.map_err(|e| e.of(&path.join(WEIGHTS)))?.of_file(&path.join(WEIGHTS));
     let (tokens, target_tokens) = if config.target_vocab.is_some() {
         (tokens_of(path, &SOURCE_TOKENS)?, tokens_of(path, &TARGET_TOKENS)?)
     } else {
@@ -184,13 +184,13 @@ fn gguf(path: &Path) -> Result<ModelFiles, Error> {
     let tokens = Tokens::from_gguf(&file.metadata)?;
     let name = file.metadata.text("general.name")?.map(str::to_owned);
     let title = name.unwrap_or_else(|| title(path));
-    let weights = file.weights.renamed(&NameMap::LLAMA_GGUF)?;
+    let weights = file.weights.renamed(&NameMap::LLAMA_GGUF)?.of_file(path);
     Ok(ModelFiles { config, weights, tokens: Some(tokens), target_tokens: None, title })
 }
 
 /// A file of ours that is its own configuration, or one of e2k.
 fn safetensors(path: &Path) -> Result<ModelFiles, Error> {
-    let weights = Weights::safetensors(read(path)?)?;
+    let weights = Weights::safetensors(read(path)?)?.of_file(path);
     let title = title(path);
     if let Some(json) = weights.metadata().get(ENTRY) {
         let config = Config::from_json(json)?;

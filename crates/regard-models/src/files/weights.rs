@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The tensors of a model by name, as `f32`.
 #[derive(Clone)]
@@ -21,6 +21,8 @@ pub struct Weights {
     bytes: Vec<u8>,
     pub(crate) tensors: BTreeMap<String, Tensor>,
     metadata: BTreeMap<String, String>,
+    /// The file that they are of, for messages.
+    path: Option<PathBuf>,
 }
 
 /// Where a tensor stands, and what is to be made of it.
@@ -68,7 +70,7 @@ impl Weights {
             tensors.insert(name.clone(), Tensor::new(dtype, info.shape.clone(), place));
         }
         let metadata = entries.metadata().clone().unwrap_or_default().into_iter().collect();
-        Ok(Self { bytes, tensors, metadata })
+        Ok(Self { bytes, tensors, metadata, path: None })
     }
 
     /// Tensors that are in memory already: name, shape and numbers.
@@ -87,7 +89,7 @@ impl Weights {
                 return Err(twice(&name));
             }
         }
-        Ok(Self { bytes, tensors, metadata: BTreeMap::new() })
+        Ok(Self { bytes, tensors, metadata: BTreeMap::new(), path: None })
     }
 
     /// Tensors at places of a file that have been checked.
@@ -96,7 +98,20 @@ impl Weights {
         tensors: BTreeMap<String, Tensor>,
         metadata: BTreeMap<String, String>,
     ) -> Self {
-        Self { bytes, tensors, metadata }
+        Self { bytes, tensors, metadata, path: None }
+    }
+
+    /// The same, known to be of this file.
+    pub(crate) fn of_file(self, path: &Path) -> Self {
+        Self { path: Some(path.into()), ..self }
+    }
+
+    /// An error about a tensor, with the file that it is of.
+    pub(crate) fn named(&self, error: Error) -> Error {
+        match &self.path {
+            Some(path) => error.of(path),
+            None => error,
+        }
     }
 
     /// All names, in order.

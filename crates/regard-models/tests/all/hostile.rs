@@ -6,10 +6,12 @@ use regard_models::files::Architecture::{
     self, Bert as Encoder, Gru, Han as Hierarchy, Llama, Transformer as Translator,
 };
 use regard_models::files::{
-    Activation, Config, Heads, ModelFiles, Pairs, Positions, Stored, Tokens,
+    Activation, Config, Heads, ModelFiles, Pairs, Positions, Stored, Tokens, Weights,
+    save as save_tensors,
 };
 use regard_models::generate::Search;
 use regard_models::{Bert, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 const GRU: Seq2SeqConfig = Seq2SeqConfig {
@@ -293,5 +295,31 @@ fn a_translation_of_nothing_is_looked_at() {
             let cross = trace.layers.iter().find(|layer| layer.kind == "cross").expect("it looks");
             assert_eq!(cross.seen.size(), [1, text.len()]);
         }
+    }
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_refused_with_their_tensor_and_file() {
+    for (kind, bad) in [(Encoder, f32::NAN), (Hierarchy, f32::INFINITY), (Gru, f32::NAN)] {
+        let (path, _) = made("finite", kind);
+        let file = path.join("model.safetensors");
+        let mut weights = Weights::safetensors(std::fs::read(&file).expect("a file")).expect("fine");
+        let shapes: Vec<(String, Vec<usize>)> = (weights.names())
+            .map(|name| (name.to_owned(), weights.shape(name).expect("it is there").to_vec()))
+            .collect();
+        let mut all: Vec<_> = (shapes.into_iter())
+            .map(|(name, shape)| {
+                let numbers = weights.take(&name, &shape).expect("f32");
+                (name, shape, numbers)
+            })
+            .collect();
+        let last = all.len() - 1;
+        *all[last].2.last_mut().expect("numbers") = bad;
+        let tensors = all.iter().map(|(name, shape, numbers)| (name.clone(), shape.clone(), &numbers[..]));
+        save_tensors(&file, tensors, &BTreeMap::new()).expect("a file");
+        let error = Model::open(&path).map(drop).unwrap_err().to_string();
+        std::fs::remove_dir_all(path).expect("it was there");
+        assert!(error.starts_with(&file.display().to_string()), "{error}");
+        assert!(error.contains(&all[last].0) && error.contains(&bad.to_string()), "{error}");
     }
 }
