@@ -38,8 +38,78 @@ pub enum Value {
     Bool(bool),
     /// A text.
     Text(String),
-    /// Values of one kind.
+    /// Texts, or lists.
     List(Vec<Self>),
+    /// Numbers of one kind, or yes and no.
+    Numbers(Numbers),
+}
+
+/// A list of numbers as it stands in the file: a value for each would take 32 times the room of a byte.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Numbers {
+    kind: u32,
+    /// The bytes of one.
+    size: usize,
+    bytes: Vec<u8>,
+}
+
+impl Numbers {
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len() / self.size
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Each as a value.
+    pub fn iter(&self) -> impl Iterator<Item = Value> {
+        self.bytes.chunks(self.size).flat_map(|bytes| number(self.kind, bytes))
+    }
+}
+
+impl FromIterator<i32> for Numbers {
+    fn from_iter<I: IntoIterator<Item = i32>>(numbers: I) -> Self {
+        let bytes = numbers.into_iter().flat_map(i32::to_le_bytes).collect();
+        Self { kind: 5, size: 4, bytes }
+    }
+}
+
+/// The bytes of a kind of numbers; none for texts, lists and what is not known.
+fn size_of(kind: u32) -> Option<usize> {
+    match kind {
+        0 | 1 | 7 => Some(1),
+        2 | 3 => Some(2),
+        4..=6 => Some(4),
+        10..=12 => Some(8),
+        _ => None,
+    }
+}
+
+/// A number of its kind, of so many bytes as that has.
+fn number(kind: u32, bytes: &[u8]) -> Option<Value> {
+    Some(match kind {
+        0 => Value::Unsigned(u8::from_le_bytes(bytes.try_into().ok()?).into()),
+        1 => Value::Signed(i8::from_le_bytes(bytes.try_into().ok()?).into()),
+        2 => Value::Unsigned(u16::from_le_bytes(bytes.try_into().ok()?).into()),
+        3 => Value::Signed(i16::from_le_bytes(bytes.try_into().ok()?).into()),
+        4 => Value::Unsigned(u32::from_le_bytes(bytes.try_into().ok()?).into()),
+        5 => Value::Signed(i32::from_le_bytes(bytes.try_into().ok()?).into()),
+        6 => Value::Float(f32::from_le_bytes(bytes.try_into().ok()?).into()),
+        7 => match bytes {
+            [0] => Value::Bool(false),
+            [1] => Value::Bool(true),
+            _ => return None,
+        },
+        10 => Value::Unsigned(u64::from_le_bytes(bytes.try_into().ok()?)),
+        11 => Value::Signed(i64::from_le_bytes(bytes.try_into().ok()?)),
+        12 => Value::Float(f64::from_le_bytes(bytes.try_into().ok()?)),
+        _ => return None,
+    })
 }
 
 /// Lists within lists: nobody writes more than one.
@@ -71,7 +141,7 @@ impl Gguf {
             }
         }
         let tensors = read_tensors(&mut reader, tensors, metadata.alignment()?)?;
-        let single = metadata.values.iter().filter(|(_, v)| !matches!(v, Value::List(_)));
+        let single = metadata.values.iter().filter(|(_, v)| !matches!(v, Value::List(_) | Value::Numbers(_)));
         let single = single.map(|(name, value)| (name.clone(), value.to_string())).collect();
         Ok(Self { metadata, weights: Weights::at(bytes, tensors, single) })
     }
@@ -202,37 +272,43 @@ impl<'a> Reader<'a> {
     }
 
     fn value_of(&mut self, kind: u32, name: &str, depth: usize) -> Result<Value, Error> {
-        Ok(match kind {
-            0 => Value::Unsigned(u8::from_le_bytes(self.array(name)?).into()),
-            1 => Value::Signed(i8::from_le_bytes(self.array(name)?).into()),
-            2 => Value::Unsigned(u16::from_le_bytes(self.array(name)?).into()),
-            3 => Value::Signed(i16::from_le_bytes(self.array(name)?).into()),
-            4 => Value::Unsigned(self.u32(name)?.into()),
-            5 => Value::Signed(i32::from_le_bytes(self.array(name)?).into()),
-            6 => Value::Float(f32::from_le_bytes(self.array(name)?).into()),
-            7 => match self.array::<1>(name)? {
-                [0] => Value::Bool(false),
-                [1] => Value::Bool(true),
-                [other] => return Err(Error::format(name, format!("{other} is neither 0 nor 1"))),
-            },
-            8 => Value::Text(self.text(name)?),
+        if let Some(size) = size_of(kind) {
+            let bytes = self.some(size, name)?;
+            let neither = || Error::format(name, format!("{bytes:?} is neither 0 nor 1"));
+            return number(kind, bytes).ok_or_else(neither);
+        }
+        match kind {
+            8 => self.text(name).map(Value::Text),
             9 if depth == MAX_DEPTH => {
-                return Err(Error::format(name, format!("lists nest deeper than {MAX_DEPTH}")));
+                Err(Error::format(name, format!("lists nest deeper than {MAX_DEPTH}")))
             }
-            9 => {
-                let (kind, len) = (self.u32(name)?, self.u64(name)?);
-                // Grows as it is filled: the length is only what the file claims.
-                let mut list = Vec::new();
-                for _ in 0..len {
-                    list.push(self.value_of(kind, name, depth + 1)?);
-                }
-                Value::List(list)
+            9 => self.list(name, depth),
+            other => Err(Error::format(name, format!("there is no kind of value {other}"))),
+        }
+    }
+
+    fn list(&mut self, name: &str, depth: usize) -> Result<Value, Error> {
+        let (kind, len) = (self.u32(name)?, self.size(name)?);
+        // Texts and lists begin with their lengths.
+        let least = size_of(kind).unwrap_or(8);
+        let left = self.bytes.len() - self.at;
+        if len.checked_mul(least).is_none_or(|bytes| bytes > left) {
+            let why = format!("a list of {len}, each of {least} bytes at least, {left} are left");
+            return Err(Error::format(name, format!("{why}; the file is cut short")));
+        }
+        if let Some(size) = size_of(kind) {
+            let bytes = self.some(len * size, name)?;
+            if let Some(bad) = bytes.iter().find(|byte| kind == 7 && **byte > 1) {
+                return Err(Error::format(name, format!("{bad} is neither 0 nor 1")));
             }
-            10 => Value::Unsigned(self.u64(name)?),
-            11 => Value::Signed(i64::from_le_bytes(self.array(name)?)),
-            12 => Value::Float(f64::from_le_bytes(self.array(name)?)),
-            other => return Err(Error::format(name, format!("there is no kind of value {other}"))),
-        })
+            return Ok(Value::Numbers(Numbers { kind, size, bytes: bytes.to_vec() }));
+        }
+        // Grows as it is filled: the length is only what the file claims.
+        let mut list = Vec::new();
+        for _ in 0..len {
+            list.push(self.value_of(kind, name, depth + 1)?);
+        }
+        Ok(Value::List(list))
     }
 }
 
@@ -275,8 +351,10 @@ impl Metadata {
     /// A list of texts, if there is such a one.
     pub fn texts(&self, name: &str) -> Result<Option<Vec<&str>>, Error> {
         self.typed(name, "a list of texts", |value| {
-            let Value::List(list) = value else { return None };
-            list.iter().map(Value::as_text).collect()
+            match value {
+                Value::List(list) => list.iter().map(Value::as_text).collect(),
+                _ => None,
+            }
         })
     }
 
@@ -316,6 +394,7 @@ impl fmt::Display for Value {
             Self::Bool(bool) => write!(f, "{bool}"),
             Self::Text(text) => f.write_str(text),
             Self::List(list) => write!(f, "a list of {}", list.len()),
+            Self::Numbers(numbers) => write!(f, "a list of {}", numbers.len()),
         }
     }
 }
@@ -367,6 +446,9 @@ mod tests {
             entry("text", 8, &text("hello")),
             entry("list", 9, &list),
             entry("nested", 9, &nested),
+            entry("bytes", 9, &[&0u32.to_le_bytes()[..], &3u64.to_le_bytes(), &[1, 2, 255]].concat()),
+            entry("floats", 9, &[&12u32.to_le_bytes()[..], &1u64.to_le_bytes(), &0.5f64.to_le_bytes()].concat()),
+            entry("bools", 9, &[&7u32.to_le_bytes()[..], &2u64.to_le_bytes(), &[1, 0]].concat()),
             entry("u64", 10, &u64::MAX.to_le_bytes()),
             entry("i64", 11, &i64::MIN.to_le_bytes()),
             entry("f64", 12, &0.25f64.to_le_bytes()),
@@ -397,6 +479,13 @@ mod tests {
         assert_eq!(metadata.text("text").unwrap(), Some("hello"));
         assert_eq!(metadata.texts("list").unwrap(), Some(vec!["a", "b"]));
         assert!(matches!(metadata.get("nested"), Some(Value::List(list)) if list.len() == 1));
+        let numbers = |name| match metadata.get(name) {
+            Some(Value::Numbers(numbers)) => numbers.iter().collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(numbers("bytes"), [1, 2, 255].map(Value::Unsigned));
+        assert_eq!(numbers("floats"), [Value::Float(0.5)]);
+        assert_eq!(numbers("bools"), [true, false].map(Value::Bool));
         assert_eq!(whole("absent"), None);
         assert!(metadata.whole("text").unwrap_err().to_string().contains("whole number"));
         assert_eq!(weights.metadata()["text"], "hello");
@@ -434,6 +523,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_list_takes_as_much_room_as_in_the_file_and_its_length_is_not_believed() {
+        let list = |kind: u32, len: u64, bytes: &[u8]| {
+            let list = [&kind.to_le_bytes()[..], &len.to_le_bytes(), bytes].concat();
+            Gguf::read(file(&[entry("list", 9, &list)], &[], &[]))
+        };
+        let read = list(0, 1 << 20, &vec![7; 1 << 20]).unwrap();
+        let Some(Value::Numbers(numbers)) = read.metadata.get("list") else { panic!("numbers") };
+        assert_eq!((numbers.len(), numbers.bytes.capacity()), (1 << 20, 1 << 20));
+        for kind in 0..=12 {
+            for len in [64, u64::MAX, 1 << 61, 1 << 40] {
+                let error = list(kind, len, &[0; 16]).unwrap_err().to_string();
+                assert!(error.contains(&format!("a list of {len}")), "{error}");
+            }
+        }
+        assert!(list(7, 2, &[1, 2]).unwrap_err().to_string().contains("neither"));
     }
 
     #[test]

@@ -170,8 +170,8 @@ impl Library {
 /// The tokens that are found in a text before anything else is: marks, and what a user has added.
 fn added(metadata: &Metadata, field: &str, tokens: &[&str]) -> Result<Vec<AddedToken>, Error> {
     let Some(value) = metadata.get(field) else { return Ok(Vec::new()) };
-    let Value::List(kinds) = value else {
-        return Err(Error::format(field, format!("{value}; it should be a list")));
+    let Value::Numbers(kinds) = value else {
+        return Err(Error::format(field, format!("{value}; it should be a list of numbers")));
     };
     if kinds.len() != tokens.len() {
         let why =
@@ -181,8 +181,8 @@ fn added(metadata: &Metadata, field: &str, tokens: &[&str]) -> Result<Vec<AddedT
     let mut added = Vec::new();
     for (kind, token) in kinds.iter().zip(tokens) {
         let kind = match kind {
-            Value::Unsigned(kind) => *kind,
-            Value::Signed(kind) => u64::try_from(*kind).unwrap_or_default(),
+            Value::Unsigned(kind) => kind,
+            Value::Signed(kind) => u64::try_from(kind).unwrap_or_default(),
             _ => 0,
         };
         match kind {
@@ -231,13 +231,13 @@ mod tests {
             Value::List(list.iter().map(|text| Value::Text((*text).into())).collect())
         };
         let tokens = ["<end>", "a", "b", "Ġ", "ab", "Ġab", "1", "2", "12", "Ã", "©"];
-        let kinds = (0..tokens.len()).map(|id| Value::Signed(if id == 0 { 3 } else { 1 }));
+        let kinds = (0..tokens.len()).map(|id| if id == 0 { 3 } else { 1 });
         for (name, value) in [
             ("model", Value::Text("gpt2".into())),
             ("pre", Value::Text("smollm".into())),
             ("tokens", texts(&tokens)),
             ("merges", texts(&["a b", "Ġ ab", "1 2"])),
-            ("token_type", Value::List(kinds.collect())),
+            ("token_type", Value::Numbers(kinds.collect())),
             ("bos_token_id", Value::Unsigned(0)),
         ] {
             metadata.values.insert(format!("tokenizer.ggml.{name}"), value);
