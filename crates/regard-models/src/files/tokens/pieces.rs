@@ -3,7 +3,8 @@
 use super::{label, wrong};
 use crate::error::Error;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap};
 
 /// Pieces of text, of which the best two neighbours are joined until none can be.
 #[derive(Clone, Debug)]
@@ -11,6 +12,8 @@ pub(super) struct Pieces {
     tokens: Vec<Vec<u8>>,
     scores: Vec<f32>,
     ids: HashMap<Vec<u8>, u32>,
+    /// Bytes of the longest piece.
+    longest: usize,
 }
 
 /// What a text begins with.
@@ -19,6 +22,32 @@ const BEGIN: u32 = 1;
 const END: u32 = 2;
 /// The token of the byte 0; the other bytes follow. Before them are the three marks.
 const BYTES: u32 = 3;
+
+/// Two neighbours that can be joined: where, what they are, and what they become.
+#[derive(Debug, PartialEq)]
+struct Join {
+    score: f32,
+    at: usize,
+    parts: [u32; 2],
+    id: u32,
+}
+
+impl Eq for Join {}
+
+impl Ord for Join {
+    /// The best is the greatest, and of equals the first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        // 0 and -0 are equal here, as they are in C; scores are finite.
+        let score = self.score.partial_cmp(&other.score).unwrap_or(Ordering::Equal);
+        score.then(other.at.cmp(&self.at))
+    }
+}
+
+impl PartialOrd for Join {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -63,6 +92,10 @@ impl Pieces {
             let why = format!("{}; three marks and 256 bytes are needed", tokens.len());
             return Err(Error::format("tokens", why));
         }
+        if let Some(score) = scores.iter().find(|score| !score.is_finite()) {
+            let why = format!("a score is {score}; scores must be finite to be compared");
+            return Err(Error::format("tokens", why));
+        }
         // Marks and bytes are written as text, but are not found in one. Where a piece is there twice, the first is meant.
         let mut ids = HashMap::new();
         for (id, token) in (0u32..).zip(&tokens) {
@@ -70,7 +103,8 @@ impl Pieces {
                 ids.entry(token.clone()).or_insert(id);
             }
         }
-        Ok(Self { tokens, scores, ids })
+        let longest = ids.keys().map(Vec::len).max().unwrap_or(0);
+        Ok(Self { tokens, scores, ids, longest })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -89,9 +123,12 @@ impl Pieces {
     }
 
     /// `encode` of run.c: the mark, a space, each character (or its bytes), and then the joins.
-    ///
-    /// Costs the square of the length, as there; texts are prompts.
     pub(super) fn encode(&self, text: &str) -> Vec<u32> {
+        self.joined(self.parts(text))
+    }
+
+    /// What is joined.
+    fn parts(&self, text: &str) -> Vec<u32> {
         let mut ids = vec![BEGIN];
         if !text.is_empty() {
             ids.extend(self.ids.get(&b" "[..]));
@@ -104,24 +141,44 @@ impl Pieces {
                 None => ids.extend(bytes.iter().map(|byte| u32::from(*byte) + BYTES)),
             }
         }
-        while let Some((at, id)) = self.best_join(&ids) {
-            ids[at] = id;
-            ids.remove(at + 1);
-        }
         ids
     }
 
-    /// The first of the best: where, and what it becomes.
-    fn best_join(&self, ids: &[u32]) -> Option<(usize, u32)> {
-        let mut best: Option<(usize, u32)> = None;
-        for (at, [a, b]) in ids.array_windows().enumerate() {
-            let both = [self.written(*a), self.written(*b)].concat();
-            let Some(id) = self.ids.get(&both).copied() else { continue };
-            if best.is_none_or(|(_, other)| self.score(id) > self.score(other)) {
-                best = Some((at, id));
+    /// Joins the best neighbours until none can be, the first of equally good ones first. Run.c looks through all of them for each
+    /// join, at a cost of the square of the length; here they wait in a heap, and one that is gone is passed over: n log n.
+    fn joined(&self, mut ids: Vec<u32>) -> Vec<u32> {
+        // A part that was joined to the one before it stays in the list as nothing.
+        let mut after: Vec<usize> = (1..=ids.len()).collect();
+        let mut before: Vec<Option<usize>> = (0..ids.len()).map(|at| at.checked_sub(1)).collect();
+        let mut gone = vec![false; ids.len()];
+        let pair = |ids: &[u32], at: usize, next: usize| self.join(at, ids[at], *ids.get(next)?);
+        let mut joins: BinaryHeap<Join> =
+            (0..ids.len()).filter_map(|at| pair(&ids, at, at + 1)).collect();
+        while let Some(Join { at, parts, id, .. }) = joins.pop() {
+            let next = after[at];
+            if gone[at] || next == ids.len() || [ids[at], ids[next]] != parts {
+                continue;
             }
+            ids[at] = id;
+            gone[next] = true;
+            after[at] = after[next];
+            if let Some(before) = before.get_mut(after[at]) {
+                *before = Some(at);
+            }
+            joins.extend(pair(&ids, at, after[at]));
+            joins.extend(before[at].and_then(|first| pair(&ids, first, at)));
         }
-        best
+        ids.iter().zip(gone).filter(|(_, gone)| !gone).map(|(id, _)| *id).collect()
+    }
+
+    /// What two neighbours become, if they become anything.
+    fn join(&self, at: usize, a: u32, b: u32) -> Option<Join> {
+        let [left, right] = [self.written(a), self.written(b)];
+        if left.len() + right.len() > self.longest {
+            return None;
+        }
+        let id = *self.ids.get(&[left, right].concat())?;
+        Some(Join { score: self.score(id), at, parts: [a, b], id })
     }
 
     /// A token as it stands in the list.
@@ -188,6 +245,55 @@ mod tests {
         assert_eq!(pieces.encode("a c"), [1, 262, 266, 265]);
         assert_eq!(pieces.encode(""), [1]);
         assert_eq!(pieces.encode("ab"), [1, 266, 259]);
+    }
+
+    /// The joins as run.c makes them: all neighbours are looked at for each.
+    fn joined_slowly(pieces: &Pieces, mut ids: Vec<u32>) -> Vec<u32> {
+        loop {
+            let mut best: Option<(usize, u32)> = None;
+            for (at, [a, b]) in ids.array_windows().enumerate() {
+                let both = [pieces.written(*a), pieces.written(*b)].concat();
+                let Some(id) = pieces.ids.get(&both).copied() else { continue };
+                if best.is_none_or(|(_, other)| pieces.score(id) > pieces.score(other)) {
+                    best = Some((at, id));
+                }
+            }
+            let Some((at, id)) = best else { return ids };
+            ids[at] = id;
+            ids.remove(at + 1);
+        }
+    }
+
+    #[test]
+    fn joins_are_those_of_the_simple_form() {
+        // Pieces of up to five letters of an alphabet of three, many with equal scores.
+        let mut tokens: Vec<Vec<u8>> = pieces().tokens[..259].to_vec();
+        let mut chance = 1u64;
+        let mut draw = |n: u64| {
+            chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (chance >> 33) % n
+        };
+        for _ in 0..3 {
+            for _ in 0..60 {
+                let length = 1 + draw(5);
+                tokens.push((0..length).map(|_| b"ab "[usize::try_from(draw(3)).unwrap()]).collect());
+            }
+            let scores = tokens.iter().map(|_| -f32::from(u8::try_from(draw(9)).unwrap())).collect();
+            let pieces = Pieces::new(tokens.clone(), scores).unwrap();
+            for length in 0..200 {
+                let letter = |_| ['a', 'b', ' ', 'é'][usize::try_from(draw(4)).unwrap()];
+                let text: String = (0..length).map(letter).collect();
+                let parts = pieces.parts(&text);
+                assert_eq!(pieces.joined(parts.clone()), joined_slowly(&pieces, parts), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_text_is_divided_in_no_time() {
+        // The simple form would look at 10^11 pairs.
+        let ids = pieces().encode(&"abc ab ".repeat(60_000));
+        assert_eq!(ids.len(), 1 + 1 + 4 * 60_000);
     }
 
     #[test]

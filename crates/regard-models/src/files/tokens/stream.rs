@@ -44,10 +44,36 @@ impl<'a> Stream<'a> {
         // A decoder may take back what it gave (a space before a full stop); that is left as it is.
         let same = text.chars().zip(self.given.chars()).take_while(|(a, b)| a == b);
         let same: usize = same.map(|(c, _)| c.len_utf8()).sum();
-        let new = text.get(same..).filter(|new| !new.is_empty())?.to_owned();
+        let new = text.get(same..).unwrap_or_default();
+        // Tokens that have no text are kept for a while, for what they say of the next, and not for ever: all of them are decoded
+        // with each token.
+        if new.is_empty() && self.ids.len() - self.told < PATIENCE {
+            return None;
+        }
         self.ids.drain(..self.told);
         self.told = self.ids.len();
         self.given = self.tokens.decode(&self.ids);
-        Some(new)
+        Some(new.to_owned()).filter(|new| !new.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Symbols, Tokens};
+
+    #[test]
+    fn tokens_without_text_are_not_kept_for_ever() {
+        let tokens = vec!["<s>".to_owned(), "a".to_owned()];
+        let symbols = Symbols { tokens, marks: vec![0], ..Symbols::default() };
+        let tokens = Tokens::from_symbols(symbols).unwrap();
+        let mut stream = tokens.stream();
+        for _ in 0..100 {
+            assert_eq!(stream.push(0), None);
+            assert!(stream.ids.len() <= 2 * super::PATIENCE);
+        }
+        assert_eq!(stream.push(1).as_deref(), Some("a"));
+        assert_eq!(stream.push(0), None);
+        assert_eq!(stream.push(1).as_deref(), Some("a"));
+        assert_eq!(stream.finish(), None);
     }
 }

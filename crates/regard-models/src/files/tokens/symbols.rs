@@ -3,7 +3,7 @@
 use super::wrong;
 use crate::error::Error;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 /// What becomes of a character that is not in the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +41,20 @@ pub struct Symbols {
     pub lowercase: bool,
 }
 
+/// Tokens by their text, and the lengths that they have: a text is divided by asking for each length, not for each token.
+struct List<'a> {
+    ids: HashMap<&'a str, u32>,
+    lengths: BTreeSet<usize>,
+}
+
+impl List<'_> {
+    /// The longest token that the text begins with, and its bytes.
+    fn longest(&self, text: &str) -> Option<(u32, usize)> {
+        let of_length = |len: &usize| Some((*self.ids.get(text.get(..*len)?)?, *len));
+        self.lengths.iter().rev().find_map(of_length)
+    }
+}
+
 impl Symbols {
     /// Refuses marks that are not in the list, and tokens that are there twice.
     pub(super) fn check(&self) -> Result<(), Error> {
@@ -74,9 +88,10 @@ impl Symbols {
             lower = text.to_lowercase();
             rest = &lower;
         }
+        let list = self.list();
         let mut ids: Vec<u32> = self.begin.into_iter().collect();
         while let Some(first) = rest.chars().next() {
-            let fits = self.longest(rest);
+            let fits = list.longest(rest);
             let (id, len) = match (fits, self.unknown) {
                 (Some((id, len)), _) => (Some(id), len),
                 (None, Unknown::Token(id)) => (Some(id), first.len_utf8()),
@@ -94,12 +109,13 @@ impl Symbols {
         Ok(ids)
     }
 
-    /// The longest token that the text begins with, and its bytes.
-    fn longest(&self, text: &str) -> Option<(u32, usize)> {
-        let fits = (0u32..).zip(&self.tokens).filter(|(id, token)| {
-            !token.is_empty() && text.starts_with(token.as_str()) && !self.marks.contains(id)
-        });
-        fits.map(|(id, token)| (id, token.len())).max_by_key(|(_, len)| *len)
+    /// The tokens that are found in a text.
+    fn list(&self) -> List<'_> {
+        let marks: BTreeSet<u32> = self.marks.iter().copied().collect();
+        let tokens = (0u32..).zip(&self.tokens);
+        let texts = tokens.filter(|(id, token)| !token.is_empty() && !marks.contains(id));
+        let ids: HashMap<&str, u32> = texts.map(|(id, token)| (token.as_str(), id)).collect();
+        List { lengths: ids.keys().map(|token| token.len()).collect(), ids }
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> String {
