@@ -192,10 +192,15 @@ impl Model {
         search: &Search,
         max_tokens: usize,
     ) -> Result<Vec<Written>, Error> {
+        search.check()?;
         let lengths: Vec<usize> = texts.iter().map(|text| text.len()).collect();
         // A draw belongs to the place of its text in the call, so there all are one batch.
-        let all = Batch { rows: usize::MAX, positions: usize::MAX };
-        let batch = if let Search::Sample { .. } = search { all } else { TRANSLATED };
+        let batch = match search {
+            Search::Sample { .. } => Batch { rows: usize::MAX, positions: usize::MAX },
+            // Each beam is a row of what is computed.
+            Search::Beam { width, .. } => Batch { rows: (BEAMS / width).clamp(1, TRANSLATED.rows), ..TRANSLATED },
+            Search::Greedy => TRANSLATED,
+        };
         in_batches(&lengths, batch, |some| {
             let texts: Vec<&str> = some.iter().map(|i| texts[*i]).collect();
             self.translate_together(&texts, search, max_tokens)
@@ -482,6 +487,8 @@ const MAX_TOKENS: usize = 1 << 14;
 const BATCH: Batch = Batch { rows: 32, positions: POSITIONS };
 /// Texts that are translated together.
 const TRANSLATED: Batch = Batch { rows: 64, positions: POSITIONS };
+/// Beams of texts that are translated together.
+const BEAMS: usize = 512;
 /// Tokens of a translation that is looked at.
 const LONGEST: usize = 512;
 

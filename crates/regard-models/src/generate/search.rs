@@ -27,7 +27,7 @@ pub enum Search {
     /// could still become better by growing, but to wait for that is to search up to `max_tokens` always (Hugging Face decides the
     /// same by default). Width 1 is greedy search.
     Beam {
-        /// How many unfinished hypotheses go on, and the most that are returned.
+        /// How many unfinished hypotheses go on, and the most that are returned: from 1 to 256.
         width: usize,
         /// Hypotheses are compared by score / length^penalty; the length is that of the generated tokens with the end token, and
         /// without the prompt. At 0 short ones tend to win; at 1 it is the mean of a token.
@@ -48,13 +48,17 @@ impl Search {
                 field(p > 0.0 && p <= 1.0, "top_p", p, "above 0 and at most 1; or leave it out")
             }
             Self::Beam { width, length_penalty } => {
-                field(width > 0, "width", width, "1 or more")?;
+                let fine = (1..=MAX_WIDTH).contains(&width);
+                field(fine, "width", width, format!("from 1 to {MAX_WIDTH} (beams)"))?;
                 let fine = length_penalty.is_finite() && length_penalty >= 0.0;
                 field(fine, "length_penalty", length_penalty, "finite and 0 or more")
             }
         }
     }
 }
+
+/// Beams of a search: more than any gains from. Each has a past of its own, and scores of all tokens at every step.
+pub(crate) const MAX_WIDTH: usize = 256;
 
 /// When a row ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,7 +142,9 @@ mod tests {
         says(sample(1.0, None, Some(0.0)), "top_p: 0; it must be above 0 and at most 1");
         says(sample(1.0, None, Some(1.5)), "top_p: 1.5");
         says(sample(1.0, None, Some(f32::NAN)), "top_p: NaN");
-        says(beam(0, 1.0), "width: 0; it must be 1 or more");
+        says(beam(0, 1.0), "width: 0; it must be from 1 to 256 (beams)");
+        says(beam(257, 1.0), "width: 257; it must be from 1 to 256");
+        says(beam(usize::MAX, 1.0), "width: 18446744073709551615");
         says(beam(4, -1.0), "length_penalty: -1; it must be finite and 0 or more");
         says(Stop { max_tokens: 0, end: vec![] }.check(5), "max_tokens: 0; it must be 1 or more");
         says(Stop { max_tokens: 1, end: vec![2, 5] }.check(5), "end: 5; it must be below 5");
