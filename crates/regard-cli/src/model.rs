@@ -2,10 +2,10 @@
 
 use crate::args::SearchArgs;
 use crate::shipped::{SHIPPED, Shipped};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard_models::Model;
-use regard_models::files::{KNOWN, Known, cache_dir};
+use regard_models::files::{KNOWN, Known, cache_dir, read_text};
 use regard_models::generate::Search;
 use regard_scope::{Trace, printable};
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ fn place(model: &Path) -> Result<PathBuf> {
 /// A text as it was typed, or that of `@FILE`.
 pub(crate) fn text_of(text: &str) -> Result<String> {
     match text.strip_prefix('@') {
-        Some(file) => std::fs::read_to_string(file).with_context(|| file.to_string()),
+        Some(file) => read_text(Path::new(file)).map_err(|e| anyhow!("{}", printable(&e.to_string()))),
         None => Ok(text.into()),
     }
 }

@@ -95,6 +95,25 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
     std::fs::read(path).map_err(|e| Error::file(path, &e))
 }
 
+/// The text of a file. What is no text is named with its line.
+pub fn read_text(path: &Path) -> Result<String, Error> {
+    text(read(path)?).map_err(|why| Error::file(path, &why))
+}
+
+/// Bytes as a text, or what is wrong with them and where.
+fn text(bytes: Vec<u8>) -> Result<String, String> {
+    String::from_utf8(bytes).map_err(|e| {
+        let (at, bytes) = (e.utf8_error().valid_up_to(), e.as_bytes());
+        let before = &bytes[..at];
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        let column = 1 + before.iter().rev().take_while(|byte| **byte != b'\n').count();
+        format!(
+            "line {line}, byte {column}: 0x{:02X} is not UTF-8; write the file as UTF-8",
+            bytes[at]
+        )
+    })
+}
+
 /// What a file is called, without its ending.
 fn title(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.into());
@@ -109,7 +128,7 @@ fn folder(path: &Path) -> Result<ModelFiles, Error> {
             return Err(Error::format("folder", format!("{wanted}; there is {}", listing(path))));
         }
     }
-    let json = String::from_utf8_lossy(&read(&path.join(CONFIG))?).into_owned();
+    let json = read_text(&path.join(CONFIG))?;
     let config = Config::from_json(&json).map_err(|e| e.of(&path.join(CONFIG)))?;
     let weights = Weights::safetensors(read(&path.join(WEIGHTS))?);
     let weights = weights.and_then(|weights| renamed(weights, &config, &json));
@@ -159,8 +178,7 @@ fn tokens_of(folder: &Path, names: &[&str]) -> Result<Option<Tokens>, Error> {
     let path = names.iter().map(|name| folder.join(name)).find(|path| path.is_file());
     let Some(path) = path else { return Ok(None) };
     if path.extension().is_some_and(|ending| ending == "txt") {
-        let text = String::from_utf8(read(&path)?).map_err(|e| Error::file(&path, &e))?;
-        return lines(&text).map(Some).map_err(|e| e.of(&path));
+        return lines(&read_text(&path)?).map(Some).map_err(|e| e.of(&path));
     }
     Tokens::open(&path).map(Some)
 }
@@ -275,6 +293,46 @@ mod tests {
         save(&file, [("a".to_owned(), vec![1], &[1.0][..])], &BTreeMap::new()).unwrap();
         let error = ModelFiles::open(&file).unwrap_err().to_string();
         assert!(error.contains("in_table") && error.contains("nothing"), "{error}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_text_is_named_with_its_line() {
+        let said = |bytes: &[u8]| text(bytes.to_vec());
+        assert_eq!(said("a\né".as_bytes()), Ok("a\né".into()));
+        let error = said(b"a\nbc\xff").unwrap_err();
+        assert!(error.starts_with("line 2, byte 3: 0xFF"), "{error}");
+        let error = said(b"\xc3").unwrap_err();
+        assert!(error.starts_with("line 1, byte 1: 0xC3"), "{error}");
+        let folder = scratch("text");
+        std::fs::write(folder.join("config.json"), b"{\n\"a\xff\": 1}").unwrap();
+        std::fs::write(folder.join("model.safetensors"), b"").unwrap();
+        let error = ModelFiles::open(&folder).unwrap_err().to_string();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(error.contains("config.json: line 2, byte 3"), "{error}");
+    }
+
+    #[test]
+    fn files_that_are_cut_anywhere_are_named() {
+        let folder = scratch("cut");
+        let (config_file, file) = (folder.join("config.json"), folder.join("model.safetensors"));
+        let json = config(3);
+        std::fs::write(&config_file, &json).unwrap();
+        let embedding = [1., 2., 3., 4., 5., 6.];
+        let name = "model.embed_tokens.weight".to_owned();
+        save(&file, [(name, vec![3, 2], &embedding[..])], &BTreeMap::new()).unwrap();
+        let whole = std::fs::read(&file).unwrap();
+        let tokens = folder.join("vocabulary.json");
+        let vocabulary = r#"{"tokens": ["a", "b", "c"]}"#;
+        for (path, bytes) in [(config_file, json.as_bytes()), (file, &whole[..]), (tokens, vocabulary.as_bytes())] {
+            for len in 0..bytes.len() {
+                std::fs::write(&path, &bytes[..len]).unwrap();
+                let error = ModelFiles::open(&folder).unwrap_err().to_string();
+                assert!(error.starts_with(&path.display().to_string()), "{len} bytes: {error}");
+            }
+            std::fs::write(&path, bytes).unwrap();
+        }
+        ModelFiles::open(&folder).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
