@@ -71,7 +71,9 @@ fn place(model: &Path) -> Result<PathBuf> {
 /// A text as it was typed, or that of `@FILE`.
 pub(crate) fn text_of(text: &str) -> Result<String> {
     match text.strip_prefix('@') {
-        Some(file) => read_text(Path::new(file)).map_err(|e| anyhow!("{}", printable(&e.to_string()))),
+        Some(file) => {
+            read_text(Path::new(file)).map_err(|e| anyhow!("{}", printable(&e.to_string())))
+        }
         None => Ok(text.into()),
     }
 }

@@ -25,7 +25,8 @@ pub(crate) fn run(args: &TranslateArgs, format: Format) -> Result<()> {
     // Each line is answered as it comes: whoever writes to us may be waiting for it.
     for (line, bytes) in input.lock().split(b'\n').enumerate() {
         let text = String::from_utf8(bytes?);
-        let text = text.map_err(|e| anyhow!("standard input: line {}: {e}; write it as UTF-8", line + 1))?;
+        let text =
+            text.map_err(|e| anyhow!("standard input: line {}: {e}; write it as UTF-8", line + 1))?;
         told(&model, &[text.trim()], &search, args, format)?;
     }
     Ok(())

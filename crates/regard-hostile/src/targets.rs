@@ -269,10 +269,8 @@ fn optimiser() -> &'static AdamW {
     static OPTIMISER: OnceLock<AdamW> = OnceLock::new();
     OPTIMISER.get_or_init(|| {
         let weight = Tensor::full([2, 2], 0.5, &Device::flex().autodiff());
-        let layer = Linear {
-            weight: Param::from_tensor(weight),
-            ..Linear::new([2, 2], false, &Device::flex())
-        };
+        let mut layer = Linear::new([2, 2], false, &Device::flex());
+        layer.weight = Param::from_tensor(weight);
         AdamW::new(&layer, AdamWSettings::default())
     })
 }

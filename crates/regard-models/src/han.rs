@@ -145,7 +145,7 @@ impl Han {
         let found = in_batches(&packed.counts, ALL, |some| {
             let counts: Vec<usize> = some.iter().map(|i| packed.counts[*i]).collect();
             let most = counts.iter().copied().max().unwrap_or(0);
-            let mut numbers = Vec::with_capacity(some.len() * most * features);
+            let mut numbers: Vec<f32> = Vec::with_capacity(some.len() * most * features);
             for (i, count) in some.iter().zip(&counts) {
                 numbers.extend(vectors[ends[*i] - count..ends[*i]].iter().flatten());
                 numbers.resize(numbers.len() + (most - count) * features, 0.0);
@@ -161,10 +161,9 @@ impl Han {
             let mut of_sentences = of_sentences.into_iter();
             let weight = |words: &Vec<u32>| match words.is_empty() {
                 true => (0.0, Vec::new()),
-                false => (
-                    of_sentences.next().unwrap_or_default(),
-                    of_words.next().unwrap_or_default(),
-                ),
+                false => {
+                    (of_sentences.next().unwrap_or_default(), of_words.next().unwrap_or_default())
+                }
             };
             let (sentences, words) = document.iter().map(weight).unzip();
             (scores, HanWeights { sentences, words })

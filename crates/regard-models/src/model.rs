@@ -198,7 +198,9 @@ impl Model {
         let batch = match search {
             Search::Sample { .. } => Batch { rows: usize::MAX, positions: usize::MAX },
             // Each beam is a row of what is computed.
-            Search::Beam { width, .. } => Batch { rows: (BEAMS / width).clamp(1, TRANSLATED.rows), ..TRANSLATED },
+            Search::Beam { width, .. } => {
+                Batch { rows: (BEAMS / width).clamp(1, TRANSLATED.rows), ..TRANSLATED }
+            }
             Search::Greedy => TRANSLATED,
         };
         in_batches(&lengths, batch, |some| {
@@ -224,8 +226,7 @@ impl Model {
                 &mut |_, _| ControlFlow::Continue(()),
             );
         }
-        let sources =
-            texts.iter().map(|text| self.fitting(text)).collect::<Result<Vec<_>, _>>()?;
+        let sources = texts.iter().map(|text| self.fitting(text)).collect::<Result<Vec<_>, _>>()?;
         let all = match &self.kind {
             Kind::Translator(model) => {
                 self.answers(model.writer(&sources, PAST)?, sources.len(), search, max_tokens)?
@@ -338,7 +339,8 @@ impl Model {
         let Kind::Encoder(model) = &self.kind else {
             return self.refuse("embed", "an encoder (bert)");
         };
-        let rows = texts.iter().map(|text| self.fitting(text)).collect::<Result<Vec<_>, _>>()?;
+        let rows = texts.iter().map(|text| some(self.fitting(text)?));
+        let rows = rows.collect::<Result<Vec<_>, _>>()?;
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
         in_batches(&lengths, BATCH, |some| {
             let batch: Vec<Vec<u32>> = some.iter().map(|i| rows[*i].clone()).collect();
@@ -371,7 +373,7 @@ impl Model {
     }
 
     fn looked(&self, text: &str, target: Option<&str>) -> Result<Trace, Error> {
-        let source = self.fitting(text)?;
+        let source = some(self.fitting(text)?)?;
         let mut pass = Pass { recorder: Recorder::on(), ..Pass::default() };
         let device = Device::flex();
         let labels = words(&self.tokens, &source);
@@ -423,6 +425,17 @@ fn short(text: &str) -> Result<(), Error> {
     }
     let why = format!("it has {} bytes, {MAX_TEXT} are read at most; shorten it", text.len());
     Err(Error::Tokens { what: "the text".into(), why })
+}
+
+/// Refuses a text of no tokens where there is nothing to do with it.
+fn some(tokens: Vec<u32>) -> Result<Vec<u32>, Error> {
+    match tokens.is_empty() {
+        true => {
+            let why = "it has no tokens in the vocabulary of this model; give at least one";
+            Err(Error::Tokens { what: "the text".into(), why: why.into() })
+        }
+        false => Ok(tokens),
+    }
 }
 
 /// Refuses results that are none: weights that are finite may still be too large to compute with.

@@ -111,6 +111,10 @@ impl Transformer {
         lengths: Option<&[usize]>,
         pass: &mut Pass,
     ) -> Result<Tensor<3>, Error> {
+        if source.dims()[1] == 0 {
+            let why = "no tokens in any row; a transformer reads one at least";
+            return Err(Error::format("source", why));
+        }
         let x = self.embedded(&self.source, source, 0)?;
         let x = dropout(x, pass.drops(self.dropping.rate, EMBEDDINGS));
         pass.now(Looks::Source(lengths));

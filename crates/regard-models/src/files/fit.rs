@@ -90,7 +90,8 @@ fn layers(weights: &Weights, field: &str, claimed: usize, prefix: &str) -> Resul
     if there == claimed {
         return Ok(());
     }
-    let why = format!("{claimed} in the configuration, {there} in the weights (`{prefix}0.` and on)");
+    let why =
+        format!("{claimed} in the configuration, {there} in the weights (`{prefix}0.` and on)");
     Err(Error::format(field, format!("{why}; {TOGETHER}")))
 }
 

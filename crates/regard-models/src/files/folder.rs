@@ -324,7 +324,9 @@ mod tests {
         let whole = std::fs::read(&file).unwrap();
         let tokens = folder.join("vocabulary.json");
         let vocabulary = r#"{"tokens": ["a", "b", "c"]}"#;
-        for (path, bytes) in [(config_file, json.as_bytes()), (file, &whole[..]), (tokens, vocabulary.as_bytes())] {
+        for (path, bytes) in
+            [(config_file, json.as_bytes()), (file, &whole[..]), (tokens, vocabulary.as_bytes())]
+        {
             for len in 0..bytes.len() {
                 std::fs::write(&path, &bytes[..len]).unwrap();
                 let error = ModelFiles::open(&folder).unwrap_err().to_string();

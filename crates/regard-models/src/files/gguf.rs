@@ -141,7 +141,10 @@ impl Gguf {
             }
         }
         let tensors = read_tensors(&mut reader, tensors, metadata.alignment()?)?;
-        let single = metadata.values.iter().filter(|(_, v)| !matches!(v, Value::List(_) | Value::Numbers(_)));
+        let single = metadata
+            .values
+            .iter()
+            .filter(|(_, v)| !matches!(v, Value::List(_) | Value::Numbers(_)));
         let single = single.map(|(name, value)| (name.clone(), value.to_string())).collect();
         Ok(Self { metadata, weights: Weights::at(bytes, tensors, single) })
     }
@@ -350,11 +353,9 @@ impl Metadata {
 
     /// A list of texts, if there is such a one.
     pub fn texts(&self, name: &str) -> Result<Option<Vec<&str>>, Error> {
-        self.typed(name, "a list of texts", |value| {
-            match value {
-                Value::List(list) => list.iter().map(Value::as_text).collect(),
-                _ => None,
-            }
+        self.typed(name, "a list of texts", |value| match value {
+            Value::List(list) => list.iter().map(Value::as_text).collect(),
+            _ => None,
         })
     }
 
@@ -446,8 +447,16 @@ mod tests {
             entry("text", 8, &text("hello")),
             entry("list", 9, &list),
             entry("nested", 9, &nested),
-            entry("bytes", 9, &[&0u32.to_le_bytes()[..], &3u64.to_le_bytes(), &[1, 2, 255]].concat()),
-            entry("floats", 9, &[&12u32.to_le_bytes()[..], &1u64.to_le_bytes(), &0.5f64.to_le_bytes()].concat()),
+            entry(
+                "bytes",
+                9,
+                &[&0u32.to_le_bytes()[..], &3u64.to_le_bytes(), &[1, 2, 255]].concat(),
+            ),
+            entry(
+                "floats",
+                9,
+                &[&12u32.to_le_bytes()[..], &1u64.to_le_bytes(), &0.5f64.to_le_bytes()].concat(),
+            ),
             entry("bools", 9, &[&7u32.to_le_bytes()[..], &2u64.to_le_bytes(), &[1, 0]].concat()),
             entry("u64", 10, &u64::MAX.to_le_bytes()),
             entry("i64", 11, &i64::MIN.to_le_bytes()),

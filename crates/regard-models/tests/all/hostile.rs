@@ -137,7 +137,8 @@ fn sizes_are_believed_only_as_far_as_there_are_tensors() {
     for kind in [Llama, Encoder, Translator, Gru, Hierarchy] {
         let (path, config) = made("sizes", kind);
         Model::open(&path).expect("sizes that are those of the tensors");
-        let whole: serde_json::Value = serde_json::from_str(&config.to_json().expect("json")).expect("json");
+        let whole: serde_json::Value =
+            serde_json::from_str(&config.to_json().expect("json")).expect("json");
         let count = sizes(part(&mut whole.clone())).len();
         assert!(count >= 6, "{count}");
         for at in 0..count {
@@ -166,7 +167,10 @@ fn a_wrong_number_of_layers_is_named_with_both_numbers() {
     std::fs::remove_dir_all(path).expect("it was there");
     files.config = Config { n_layers: 1 << 28, ..config };
     let error = Model::new(files).map(drop).unwrap_err().to_string();
-    assert!(error.contains("n_layers: 268435456 in the configuration, 1 in the weights"), "{error}");
+    assert!(
+        error.contains("n_layers: 268435456 in the configuration, 1 in the weights"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -234,14 +238,23 @@ fn a_tokenizer_that_would_break_its_library_is_refused() {
     assert_eq!(tokens.encode("ab a").expect("letters"), [0, 1, 4, 1, 2]);
     assert_eq!(tokens.decode(&[0, 1, 4, 1, 2]), "ab a");
 
-    let replace = serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
+    let replace =
+        serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
     let many = |n: usize| vec![replace.clone(); n];
-    let nested = (0..20).fold(replace.clone(), |part, _| serde_json::json!({"type": "Sequence", "normalizers": [part]}));
-    let charsmap = |base64: &str| serde_json::json!({"type": "Precompiled", "precompiled_charsmap": base64});
+    let nested = (0..20).fold(
+        replace.clone(),
+        |part, _| serde_json::json!({"type": "Sequence", "normalizers": [part]}),
+    );
+    let charsmap =
+        |base64: &str| serde_json::json!({"type": "Precompiled", "precompiled_charsmap": base64});
     let special = "/post_processor/special_tokens/<s>/ids/0";
     // Where, what is put there, and what the message must name.
     let cases = [
-        ("/pre_tokenizer", serde_json::json!({"type": "FixedLength", "length": 0}), "pre_tokenizer.length"),
+        (
+            "/pre_tokenizer",
+            serde_json::json!({"type": "FixedLength", "length": 0}),
+            "pre_tokenizer.length",
+        ),
         ("/decoder/decoders/2/stop", 2.into(), "decoder.stop"),
         ("/model/continuing_subword_prefix", "##########".into(), "tokenizers panicked"),
         ("/post_processor/single/0/SpecialToken/id", "<t>".into(), "`<t>` is not among"),
@@ -253,6 +266,11 @@ fn a_tokenizer_that_would_break_its_library_is_refused() {
         ("/normalizer", charsmap("/////////////////////w=="), "precompiled_charsmap"),
         ("/normalizer", charsmap("BAAAAP////9hAA=="), "tokenizers panicked"),
         ("/normalizer", charsmap("AAAAAA=="), "precompiled_charsmap"),
+        (
+            "/post_processor",
+            serde_json::json!({"type": "BertProcessing", "sep": ["a", 1u64 << 31], "cls": ["b", 3]}),
+            "2147483648",
+        ),
         (special, (1u64 << 31).into(), "2147483648"),
         (special, u64::from(u32::MAX).into(), "4294967295"),
         ("/added_tokens/0/id", (1u64 << 40).into(), "the id of a token"),
@@ -266,7 +284,8 @@ fn a_tokenizer_that_would_break_its_library_is_refused() {
             Some(list) => list[field.parse::<usize>().expect("a number")] = value,
             None => parent[field] = value,
         }
-        let error = read(&json).and_then(|tokens| tokens.encode("aaaaaaaaaa")).unwrap_err().to_string();
+        let error =
+            read(&json).and_then(|tokens| tokens.encode("aaaaaaaaaa")).unwrap_err().to_string();
         assert!(error.contains(named), "{place}: {error}");
     }
 }
@@ -286,10 +305,25 @@ fn the_highest_number_of_a_token_is_held_against_the_model() {
 }
 
 #[test]
+fn a_text_of_no_tokens_is_refused_where_there_is_nothing_to_say() {
+    let model = opened("empty", Translator);
+    let error = model.translate(&[""], &Search::Greedy, 2).unwrap_err().to_string();
+    assert!(error.contains("no tokens"), "{error}");
+    assert_eq!(model.translate(&["", "a"], &Search::Greedy, 2).expect("a letter").len(), 2);
+    let error = opened("empty", Encoder).embed(&["a", ""]).unwrap_err().to_string();
+    assert!(error.contains("no tokens"), "{error}");
+    assert!(opened("empty", Llama).look("").is_err());
+}
+
+#[test]
 fn a_translation_of_nothing_is_looked_at() {
     for kind in [Translator, Gru] {
         let model = opened("nothing", kind);
-        for text in ["ab", "a", ""] {
+        let refused = [model.look_at("", "").map(drop), model.look("").map(drop)];
+        assert!(
+            refused.iter().all(|one| one.as_ref().is_err_and(|e| e.to_string().contains("token")))
+        );
+        for text in ["ab", "a"] {
             let trace = model.look_at(text, "").expect("a trace");
             assert_eq!(trace.labels("target").len(), 1, "only the beginning");
             let cross = trace.layers.iter().find(|layer| layer.kind == "cross").expect("it looks");
@@ -303,7 +337,8 @@ fn weights_that_are_no_numbers_are_refused_with_their_tensor_and_file() {
     for (kind, bad) in [(Encoder, f32::NAN), (Hierarchy, f32::INFINITY), (Gru, f32::NAN)] {
         let (path, _) = made("finite", kind);
         let file = path.join("model.safetensors");
-        let mut weights = Weights::safetensors(std::fs::read(&file).expect("a file")).expect("fine");
+        let mut weights =
+            Weights::safetensors(std::fs::read(&file).expect("a file")).expect("fine");
         let shapes: Vec<(String, Vec<usize>)> = (weights.names())
             .map(|name| (name.to_owned(), weights.shape(name).expect("it is there").to_vec()))
             .collect();
@@ -315,7 +350,8 @@ fn weights_that_are_no_numbers_are_refused_with_their_tensor_and_file() {
             .collect();
         let last = all.len() - 1;
         *all[last].2.last_mut().expect("numbers") = bad;
-        let tensors = all.iter().map(|(name, shape, numbers)| (name.clone(), shape.clone(), &numbers[..]));
+        let tensors =
+            all.iter().map(|(name, shape, numbers)| (name.clone(), shape.clone(), &numbers[..]));
         save_tensors(&file, tensors, &BTreeMap::new()).expect("a file");
         let error = Model::open(&path).map(drop).unwrap_err().to_string();
         std::fs::remove_dir_all(path).expect("it was there");

@@ -29,7 +29,9 @@ const SHOWN: usize = 60;
 
 /// What a panic of the library is told as.
 fn panicked(message: String) -> Error {
-    let why = format!("the crate tokenizers panicked: {message}; the file is damaged, or meets a defect of it");
+    let why = format!(
+        "the crate tokenizers panicked: {message}; the file is damaged, or meets a defect of it"
+    );
     Error::format("tokens", why)
 }
 

@@ -125,7 +125,8 @@ impl Growth {
         let Some(map) = part.as_object() else { return Ok(()) };
         self.steps += 1;
         if depth > MAX_DEPTH || self.steps > MAX_STEPS {
-            let limits = format!("{MAX_STEPS} steps, sequences of sequences up to {MAX_DEPTH} deep");
+            let limits =
+                format!("{MAX_STEPS} steps, sequences of sequences up to {MAX_DEPTH} deep");
             return Err(Error::format(name, format!("too many; {limits}, are read")));
         }
         self.grow(match map.get("type").and_then(Value::as_str) {
@@ -133,17 +134,25 @@ impl Growth {
             Some("NFC" | "NFD" | "BertNormalizer" | "ByteLevel" | "Lowercase") => 4,
             Some("Metaspace") => 8,
             Some("WordPiece" | "BPEDecoder" | "CTC") => 2,
+            None if map.contains_key("replacement") => 8,
+            None if map.contains_key("trim_offsets") => 4,
+            None if map.contains_key("suffix") => 2,
             _ => 1,
         });
         for (field, value) in map {
             match (field.as_str(), value) {
-                ("normalizers" | "pretokenizers" | "decoders" | "processors", Value::Array(all)) => {
+                (
+                    "normalizers" | "pretokenizers" | "decoders" | "processors",
+                    Value::Array(all),
+                ) => {
                     all.iter().try_for_each(|part| self.walk(name, part, depth + 1))?;
                 }
                 ("content", Value::String(content)) => {
                     self.grow(replaced(name, map.get("pattern"), content.len())?);
                 }
-                ("pattern", pattern) => drop(replaced(name, Some(pattern), 0)?),
+                ("pattern", pattern) => {
+                    replaced(name, Some(pattern), 0)?;
+                }
                 ("prepend" | "prefix" | "suffix" | "replacement", Value::String(text)) => {
                     self.add(text.len());
                 }
@@ -156,7 +165,9 @@ impl Growth {
                     let why = format!("{stop}; 0 is known, for tokens may be shorter");
                     return Err(Error::format(format!("{name}.stop"), why));
                 }
-                ("single", Value::Array(pieces)) => self.template(pieces, &map["special_tokens"])?,
+                ("single", Value::Array(pieces)) => {
+                    self.template(pieces, map.get("special_tokens"))?;
+                }
                 _ => {}
             }
         }
@@ -164,8 +175,8 @@ impl Growth {
     }
 
     /// What is put around a single text.
-    fn template(&mut self, pieces: &[Value], special: &Value) -> Result<(), Error> {
-        let place = "post_processor.single";
+    fn template(&mut self, pieces: &[Value], special: Option<&Value>) -> Result<(), Error> {
+        let (place, special) = ("post_processor.single", special.unwrap_or(&Value::Null));
         let mut texts = 0;
         for piece in pieces {
             if let Some(id) = piece["SpecialToken"]["id"].as_str() {
@@ -227,9 +238,11 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
         b'/' => Some(63),
         _ => None,
     };
-    let digits: Vec<u8> = text.trim_end_matches('=').bytes().map(|b| digit(&b)).collect::<Option<_>>()?;
+    let digits: Vec<u8> =
+        text.trim_end_matches('=').bytes().map(|b| digit(&b)).collect::<Option<_>>()?;
     let three = |four: &[u8]| {
-        let word = four.iter().chain(&[0; 3]).take(4).fold(0u32, |word, d| word << 6 | u32::from(*d));
+        let word =
+            four.iter().chain(&[0; 3]).take(4).fold(0u32, |word, d| (word << 6) | u32::from(*d));
         let [_, bytes @ ..] = word.to_be_bytes();
         bytes.into_iter().take(four.len() * 6 / 8)
     };
@@ -241,8 +254,8 @@ fn ids(json: &Value) -> Result<usize, Error> {
     let vocab = &json["model"]["vocab"];
     let of_vocab = vocab.as_object().into_iter().flatten().map(|(_, id)| id);
     let added = json["added_tokens"].as_array().into_iter().flatten().map(|token| &token["id"]);
-    let special = json["post_processor"]["special_tokens"].as_object().into_iter().flatten();
-    let special = special.flat_map(|(_, token)| token["ids"].as_array().into_iter().flatten());
+    let mut special = Vec::new();
+    of_processor(&json["post_processor"], &mut special);
     let mut end = vocab.as_array().map_or(0, |pieces| pieces.len() as u64);
     for id in of_vocab.chain(added).chain(special).filter(|id| !id.is_null()) {
         let Some(id) = id.as_u64().filter(|id| *id < MAX_ID) else {
@@ -252,4 +265,15 @@ fn ids(json: &Value) -> Result<usize, Error> {
         end = end.max(id + 1);
     }
     usize::try_from(end).map_err(wrong)
+}
+
+/// The numbers that a processor puts around a text. How deep it may nest has been checked.
+fn of_processor<'a>(part: &'a Value, found: &mut Vec<&'a Value>) {
+    for (_, token) in part["special_tokens"].as_object().into_iter().flatten() {
+        found.extend(token["ids"].as_array().into_iter().flatten());
+    }
+    found.extend([&part["sep"][1], &part["cls"][1]]);
+    for part in part["processors"].as_array().into_iter().flatten() {
+        of_processor(part, found);
+    }
 }

@@ -276,9 +276,11 @@ mod tests {
         for _ in 0..3 {
             for _ in 0..60 {
                 let length = 1 + draw(5);
-                tokens.push((0..length).map(|_| b"ab "[usize::try_from(draw(3)).unwrap()]).collect());
+                tokens
+                    .push((0..length).map(|_| b"ab "[usize::try_from(draw(3)).unwrap()]).collect());
             }
-            let scores = tokens.iter().map(|_| -f32::from(u8::try_from(draw(9)).unwrap())).collect();
+            let scores =
+                tokens.iter().map(|_| -f32::from(u8::try_from(draw(9)).unwrap())).collect();
             let pieces = Pieces::new(tokens.clone(), scores).unwrap();
             for length in 0..200 {
                 let letter = |_| ['a', 'b', ' ', 'é'][usize::try_from(draw(4)).unwrap()];
