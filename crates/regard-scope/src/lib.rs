@@ -52,6 +52,7 @@ mod stats;
 mod text;
 mod trace;
 mod view;
+mod write;
 mod zoom;
 
 pub use colour::{Emphasis, Rgb, Theme};
@@ -63,8 +64,9 @@ pub use palette::{Kind, Palette, Scale};
 pub use scene::{Metrics, Scene};
 pub use stats::{HeadStats, stats};
 pub use text::printable;
-pub use trace::{Inputs, Labels, Layer, Seen, Site, Trace, Weights, write_atomically};
+pub use trace::{Inputs, Labels, Layer, Seen, Site, Trace, Weights};
 pub use view::{
     Chart, GridItem, Scaled, Series, Style, alignment, beside, chart, flow, grid, heat, table,
 };
+pub use write::{remove_temporaries, temporary, write_atomically, write_atomically_with};
 pub use zoom::{Hover, Info, RowFacts, Tile, Zoom};

@@ -7,12 +7,12 @@
 use super::{Inputs, Labels, Layer, Seen, Trace, Weights};
 use crate::error::Error;
 use crate::mask::parse_mask;
+use crate::write::write_atomically;
 use regard::{Machine, bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io::Write;
 use std::path::Path;
 
 /// What the metadata says, as it stands in the file.
@@ -180,24 +180,6 @@ impl Trace {
         let metadata = Some(HashMap::from([(ENTRY.to_string(), json)]));
         safetensors::serialize(views.map_err(refused)?, metadata).map_err(refused)
     }
-}
-
-/// Writes a file beside its place and moves it there, so that nobody ever sees half of it.
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let failed = |e: &std::io::Error| Error::file(path, e);
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-    let name = name.ok_or_else(|| Error::file(path, &"not the name of a file"))?;
-    let beside = path.with_file_name(format!(".{name}.{}", std::process::id()));
-    // What a crash has left there is ours; anything else that comes between is not followed.
-    let _ = std::fs::remove_file(&beside);
-    let written = std::fs::File::create_new(&beside)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| std::fs::rename(&beside, path));
-    written.map_err(|e| {
-        // Nothing is left behind; that it may not be there is no second error.
-        let _ = std::fs::remove_file(&beside);
-        failed(&e)
-    })
 }
 
 impl Labels {

@@ -20,7 +20,6 @@ mod file;
 use crate::error::Error;
 use crate::map::{Axis, Map};
 use crate::mask::parse_mask;
-pub use file::write_atomically;
 use regard::{AttentionView, Machine, Plan, Pool, Problem, Score, Shape, View};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
