@@ -68,5 +68,7 @@ pub use trace::{Inputs, Labels, Layer, Seen, Site, Trace, Weights};
 pub use view::{
     Chart, GridItem, Scaled, Series, Style, alignment, beside, chart, flow, grid, heat, table,
 };
-pub use write::{remove_temporaries, temporary, write_atomically, write_atomically_with};
+pub use write::{
+    is_temporary, remove_temporaries, temporary, write_atomically, write_atomically_with,
+};
 pub use zoom::{Hover, Info, RowFacts, Tile, Zoom};

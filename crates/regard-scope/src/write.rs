@@ -64,7 +64,8 @@ pub fn remove_temporaries(folder: &Path) {
 }
 
 /// Whether a name is one of [`temporary`]'s: a dot, a name, three numbers, the ending.
-fn is_temporary(name: &str) -> bool {
+#[must_use]
+pub fn is_temporary(name: &str) -> bool {
     let inner = name.strip_prefix('.').and_then(|name| name.strip_suffix(ENDING));
     let Some(inner) = inner else { return false };
     let mut fields = inner.rsplitn(4, '.');

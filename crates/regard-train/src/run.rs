@@ -17,10 +17,10 @@ use crate::error::Error;
 use crate::optim::{AdamW, Slot};
 use crate::settings::Settings;
 use regard_models::files::{Config, Stored, Weights, save, save_as};
-use regard_scope::write_atomically;
+use regard_scope::{is_temporary, write_atomically};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -122,20 +122,31 @@ fn at<T>(path: &Path, result: std::io::Result<T>) -> Result<T, Error> {
 }
 
 impl Run {
-    /// A new directory. One that has something in it is refused.
+    /// A new directory, this process's alone before anything is written. One that has something in it is refused.
     pub fn create(path: &Path, settings: &Settings) -> Result<Self, Error> {
         Self::refuse_full(path)?;
         at(path, std::fs::create_dir_all(path))?;
+        let run = Self::open(path)?;
+        // Another process may have been here between the look and the lock.
+        Self::refuse_full(path)?;
         write(&path.join(SETTINGS), settings.to_toml()?.as_bytes())?;
-        Self::open(path)
+        Ok(run)
     }
 
-    /// Refuses a directory that has something in it.
+    /// Refuses a directory that has something in it, but what a process has left that was killed before its first write.
     pub fn refuse_full(path: &Path) -> Result<(), Error> {
-        if path.exists() && at(path, std::fs::read_dir(path))?.next().is_some() {
-            let why =
-                "there is something already; choose another directory, or go on with --resume";
-            return Err(Error::file(path, &why));
+        if !path.exists() {
+            return Ok(());
+        }
+        for entry in at(path, std::fs::read_dir(path))? {
+            let entry = at(path, entry)?;
+            let name = entry.file_name();
+            let empty = name == METRICS && entry.metadata().is_ok_and(|there| there.len() == 0);
+            if !empty && !name.to_str().is_some_and(is_temporary) {
+                let why =
+                    "there is something already; choose another directory, or go on with --resume";
+                return Err(Error::file(path, &why));
+            }
         }
         Ok(())
     }
@@ -153,11 +164,16 @@ impl Run {
     pub fn open(path: &Path) -> Result<Self, Error> {
         let file = path.join(METRICS);
         let metrics = at(&file, OpenOptions::new().create(true).append(true).open(&file))?;
-        if metrics.try_lock().is_err() {
-            return Err(Error::file(
-                path,
-                &"another process is training there; wait for it, or stop it",
-            ));
+        match metrics.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let why = "another process is training there; wait for it, or stop it";
+                return Err(Error::file(path, &why));
+            }
+            Err(TryLockError::Error(e)) => {
+                let why = format!("cannot be locked: {e}; choose a directory on another disk");
+                return Err(Error::file(&file, &why));
+            }
         }
         let written = at(&file, metrics.metadata())?.len();
         Ok(Self { path: path.into(), metrics: BufWriter::new(metrics), written })

@@ -1,8 +1,9 @@
 //! A run that was stopped ends as one that was not.
 
 use crate::toy::{Ear, Folder, settings};
-use regard_train::{Ended, Trainer};
+use regard_train::{Ended, Run, Trainer};
 use std::path::Path;
+use std::sync::Barrier;
 
 fn weights(run: &Path) -> Vec<u8> {
     let bytes = std::fs::read(run.join("last.safetensors")).expect("there is a checkpoint");
@@ -102,4 +103,29 @@ fn what_cannot_be_learned_from_leaves_no_directory() {
     let run = folder.run("run");
     let error = Trainer::create(&run, &settings).unwrap_err().to_string();
     assert!(error.contains("missing.tsv") && !run.exists(), "{error}");
+}
+
+#[test]
+fn of_runs_that_begin_at_once_one_gets_the_directory_and_its_settings() {
+    const RUNS: u64 = 4;
+    let folder = Folder::new("at-once");
+    let all: Vec<_> = (0..RUNS).map(|seed| settings(&folder, &[&format!("seed={seed}")])).collect();
+    for round in 0..50 {
+        let path = folder.run(&format!("run-{round}"));
+        let (begin, end) = (Barrier::new(all.len()), Barrier::new(all.len()));
+        let one = |settings| {
+            begin.wait();
+            let run = Run::create(&path, settings);
+            end.wait();
+            run.is_ok()
+        };
+        let begun = std::thread::scope(|scope| {
+            let threads: Vec<_> = all.iter().map(|own| scope.spawn(|| one(own))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        let got: Vec<_> =
+            all.iter().zip(begun).filter_map(|(own, got)| got.then_some(own)).collect();
+        assert_eq!(got.len(), 1, "round {round}");
+        assert_eq!(&Run::settings(&path).unwrap(), got[0], "round {round}");
+    }
 }
