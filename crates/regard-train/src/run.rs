@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::optim::{AdamW, Slot};
 use crate::settings::Settings;
 use regard_models::files::{Config, Stored, Weights, save, save_as};
-use regard_scope::{is_temporary, write_atomically};
+use regard_scope::{is_temporary, remove_temporaries, write_atomically};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -29,6 +29,8 @@ const TOKENS: &str = "tokens.json";
 const TARGET_TOKENS: &str = "target_tokens.json";
 const METRICS: &str = "metrics.jsonl";
 const LAST: &str = "last.safetensors";
+const BEST: &str = "best";
+const MODEL: &str = "model";
 /// What tables are called in the folder of a model.
 const TABLE: &str = "tokenizer.json";
 const SOURCE_TABLE: &str = "source_tokenizer.json";
@@ -160,7 +162,7 @@ impl Run {
         Settings::new(&text, &[])
     }
 
-    /// A directory that was made before, for this process alone.
+    /// A directory that was made before, for this process alone. Half-written files of one that was killed are removed.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let file = path.join(METRICS);
         let metrics = at(&file, OpenOptions::new().create(true).append(true).open(&file))?;
@@ -174,6 +176,9 @@ impl Run {
                 let why = format!("cannot be locked: {e}; choose a directory on another disk");
                 return Err(Error::file(&file, &why));
             }
+        }
+        for folder in [path, &path.join(BEST), &path.join(MODEL)] {
+            remove_temporaries(folder);
         }
         let written = at(&file, metrics.metadata())?.len();
         Ok(Self { path: path.into(), metrics: BufWriter::new(metrics), written })
@@ -284,7 +289,7 @@ impl Run {
         if rank >= most {
             return Ok(false);
         }
-        let folder = self.path.join("best");
+        let folder = self.path.join(BEST);
         at(&folder, std::fs::create_dir_all(&folder))?;
         let name = |step: u64| folder.join(format!("step-{step:07}.safetensors"));
         save_weights(&name(best.step), optimiser, Stored::F32)?;
@@ -299,7 +304,7 @@ impl Run {
     /// Weights that were kept.
     #[must_use]
     pub fn best_file(&self, best: &Best) -> PathBuf {
-        self.path.join("best").join(format!("step-{:07}.safetensors", best.step))
+        self.path.join(BEST).join(format!("step-{:07}.safetensors", best.step))
     }
 
     /// The folder that models are opened from: configuration, vocabularies, weights and a card.
@@ -310,7 +315,7 @@ impl Run {
         optimiser: &AdamW,
         (card, stored): (&str, Stored),
     ) -> Result<PathBuf, Error> {
-        let folder = self.path.join("model");
+        let folder = self.path.join(MODEL);
         at(&folder, std::fs::create_dir_all(&folder))?;
         match &tables.target {
             Some(target) => {

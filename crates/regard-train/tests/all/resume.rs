@@ -129,3 +129,24 @@ fn of_runs_that_begin_at_once_one_gets_the_directory_and_its_settings() {
         assert_eq!(&Run::settings(&path).unwrap(), got[0], "round {round}");
     }
 }
+
+#[test]
+fn half_written_files_of_a_run_that_was_killed_are_removed_by_the_next() {
+    let folder = Folder::new("half");
+    let settings = settings(&folder, &["training.steps=2"]);
+    let path = folder.run("run");
+    let (mut trainer, mut run) = Trainer::create(&path, &settings).unwrap();
+    trainer.train(&mut run, &mut Ear::default()).unwrap();
+    let places = ["last.safetensors", "best/step-0000002.safetensors", "model/model.safetensors"];
+    let half: Vec<_> =
+        places.iter().map(|place| regard_scope::temporary(&path.join(place)).unwrap()).collect();
+    half.iter().for_each(|file| std::fs::write(file, "half").unwrap());
+    let note = path.join(".note.regard");
+    std::fs::write(&note, "of a user").unwrap();
+    // Whoever does not get the directory leaves it alone.
+    assert!(Trainer::resume(&path).is_err());
+    assert!(half.iter().all(|file| file.exists()));
+    drop((trainer, run));
+    drop(Trainer::resume(&path).unwrap());
+    assert!(half.iter().all(|file| !file.exists()) && note.exists());
+}
