@@ -2,6 +2,7 @@
 
 use crate::args::{EvalArgs, Format};
 use crate::model;
+use crate::say::say;
 use anyhow::{Context, Result, anyhow, bail};
 use regard_models::Model;
 use regard_models::files::Architecture;
@@ -134,7 +135,7 @@ fn report(
         Format::Text => {
             writeln!(out, "{by_bleu}\n    {}", bleu.signature())?;
             writeln!(out, "{by_chrf}\n    {}", chrf.signature())?;
-            eprintln!("{} lines in {seconds:.1} s", all.len());
+            say(format_args!("{} lines in {seconds:.1} s", all.len()));
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use crate::args::{Format, GenerateArgs};
 use crate::model;
+use crate::say::say;
 use anyhow::Result;
 use regard_models::generate::Ended;
 use regard_scope::printable;
@@ -62,6 +63,6 @@ pub(crate) fn run(args: &GenerateArgs, format: Format) -> Result<()> {
             Format::Text => writeln!(out, "{}{}\n", printable(prompt), printable(&one.text))?,
         }
     }
-    eprintln!("{tokens} tokens in {seconds:.2} s, {:.1} a second", tokens as f64 / seconds);
+    say(format_args!("{tokens} tokens in {seconds:.2} s, {:.1} a second", tokens as f64 / seconds));
     Ok(())
 }

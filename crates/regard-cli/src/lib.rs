@@ -3,6 +3,8 @@
 //! A library, so that the Python package can be the command too; [`run`] is all there is to call.
 
 #![forbid(unsafe_code)]
+// `eprintln!` panics where nobody reads: see `say`.
+#![deny(clippy::print_stderr)]
 
 mod args;
 mod audit;
@@ -20,6 +22,7 @@ mod look;
 mod model;
 mod models;
 mod plan;
+mod say;
 mod serve;
 mod shipped;
 mod show;
@@ -49,7 +52,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         // Whoever read us has seen enough, as in `regard bench --list | head -1`.
         Err(error) if is_broken_pipe(&error) => 0,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            say::say(format_args!("error: {error:#}"));
             1
         }
     }

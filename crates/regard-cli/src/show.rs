@@ -1,6 +1,7 @@
 //! Pictures to where they are wanted: the terminal, or a file.
 
 use crate::args::{ShowArgs, ThemeArg};
+use crate::say::say;
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use regard_scope::render::{Depth, Fonts, svg, term};
@@ -68,9 +69,9 @@ pub(crate) fn show(scene: &Scene, args: &ShowArgs, target: Target) -> Result<()>
             let fonts = Fonts::system();
             let missing: String = fonts.missing(scene).into_iter().take(20).collect();
             if !missing.is_empty() {
-                eprintln!(
+                say(format_args!(
                     "no font here has {missing}; install one that does, such as fonts-noto-cjk"
-                );
+                ));
             }
             write_atomically(path, &fonts.png(scene, FINE)?)?;
         }

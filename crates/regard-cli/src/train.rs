@@ -1,6 +1,7 @@
 //! `regard train`: learns from files, shows how it goes, and can be stopped and gone on with.
 
 use crate::args::{Format, TrainArgs};
+use crate::say::say;
 use anyhow::{Context, Result, bail};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use regard_scope::printable;
@@ -104,14 +105,14 @@ fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> 
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let size = trainer.size();
-    eprintln!(
+    say(format_args!(
         "{} parameters, {} examples, step {} of {}; {}",
         size.parameters,
         size.examples,
         trainer.progress().step,
         size.steps,
         run.path().display()
-    );
+    ));
     let bar = ProgressBar::new(size.steps).with_style(ProgressStyle::with_template(
         "{bar:24} {pos}/{len} {msg} {elapsed_precise} ETA {eta}",
     )?);
@@ -124,20 +125,20 @@ fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> 
     screen.bar.finish_and_clear();
     let progress = trainer.progress();
     match ended {
-        Ended::Stopped => eprintln!(
+        Ended::Stopped => say(format_args!(
             "stopped at step {}; go on by: regard train --resume {}",
             progress.step,
             run.path().display()
-        ),
+        )),
         Ended::Done | Ended::Waited => {
             let why = if ended == Ended::Done { "all steps made" } else { "nothing got better" };
             let best = progress.best.first().map_or(0, |best| best.step);
-            eprintln!(
+            say(format_args!(
                 "{why}: {} steps in {:.0} s; the best weights are of step {best}: {}",
                 progress.step,
                 progress.seconds,
                 run.path().join("model").display()
-            );
+            ));
         }
     }
     Ok(())
@@ -164,9 +165,9 @@ impl Screen {
 
     fn say(&self, line: &str) {
         if self.terminal {
-            self.bar.println(line);
+            self.bar.println(printable(line));
         } else {
-            eprintln!("{line}");
+            say(line);
         }
     }
 
@@ -198,7 +199,7 @@ impl Watch for Screen {
         if self.terminal {
             self.bar.set_message(message);
         } else {
-            eprintln!("step {step}/{}  {message}", self.steps);
+            say(format_args!("step {step}/{}  {message}", self.steps));
         }
     }
 
@@ -227,8 +228,7 @@ impl Watch for Screen {
             if report.best { "  (best)" } else { "" }
         ));
         for sample in report.samples.iter().take(1) {
-            let [source, written] = [&sample.source, &sample.written].map(|text| printable(text));
-            self.say(&format!("    {source} -> {written}"));
+            self.say(&format!("    {} -> {}", sample.source, sample.written));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::args::{Format, TranslateArgs};
 use crate::model;
+use crate::say::say;
 use anyhow::{Result, anyhow, bail};
 use regard::Machine;
 use regard_models::Model;
@@ -20,7 +21,7 @@ pub(crate) fn run(args: &TranslateArgs, format: Format) -> Result<()> {
     }
     let input = std::io::stdin();
     if input.is_terminal() {
-        eprintln!("a text on each line; end with Ctrl-D");
+        say("a text on each line; end with Ctrl-D");
     }
     // Each line is answered as it comes: whoever writes to us may be waiting for it.
     for (line, bytes) in input.lock().split(b'\n').enumerate() {

@@ -34,6 +34,60 @@ fn scratch(name: &str) -> PathBuf {
     path
 }
 
+/// Settings of a toy that is learned in a second, its data beside it: letters, and the same backwards.
+fn toy(name: &str) -> PathBuf {
+    let folder = scratch(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    let words = ["ab", "bca", "cab", "dacb", "ebd", "fad", "gefa", "hag", "cafe", "beach"];
+    let back = |word: &str| word.chars().rev().collect::<String>();
+    let lines: String = words.iter().map(|word| format!("{word}\t{}\n", back(word))).collect();
+    std::fs::write(folder.join("pairs.tsv"), lines).unwrap();
+    let settings = format!(
+        r#"
+data.folder = {folder:?}
+data.parts = [{{ train = "pairs.tsv", validation = "pairs.tsv", fields = [0, 1] }}]
+vocabulary.kind = "char"
+target_vocabulary.kind = "char"
+model = {{ d_model = 16, n_layers = 1, decoder_layers = 1, heads = 2, d_ff = 16 }}
+training = {{ steps = 40, batch_tokens = 40, log_every = 1, checkpoint_every = 4, validate_every = 10 }}
+"#
+    );
+    let file = folder.join("toy.toml");
+    std::fs::write(&file, settings).unwrap();
+    file
+}
+
+/// A run of the toy.
+fn toy_run(toy: &Path, out: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
+    command.arg("train").arg(toy).arg("--out").arg(out).stdout(Stdio::null());
+    command
+}
+
+/// A file that is always full.
+fn full() -> Stdio {
+    std::fs::File::options().write(true).open("/dev/full").unwrap().into()
+}
+
+#[test]
+fn a_run_outlives_its_log() {
+    let toy = toy("log");
+    let run = |name: &str| toy.with_file_name(name);
+    let model = |name: &str| std::fs::read(run(name).join("model/model.safetensors")).unwrap();
+    assert!(toy_run(&toy, &run("heard")).stderr(Stdio::null()).status().unwrap().success());
+    assert!(toy_run(&toy, &run("full")).stderr(full()).status().unwrap().success());
+    let mut child = toy_run(&toy, &run("left")).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stderr.take());
+    assert!(child.wait().unwrap().success());
+    assert_eq!(model("heard"), model("full"));
+    assert_eq!(model("heard"), model("left"));
+    // An error that nobody hears is still one, and no panic.
+    let mut refused = Command::new(env!("CARGO_BIN_EXE_regard"));
+    let status = refused.args(["generate", "/nothing/there"]).stderr(full()).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+    std::fs::remove_dir_all(toy.parent().unwrap()).unwrap();
+}
+
 fn begun(data: &Path, out: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
     command.args(["train", "--preset", "tatoeba-tiny", "--data"]).arg(data).arg("--out").arg(out);
