@@ -203,24 +203,15 @@ impl Corpus {
         Ok((corpus, tables))
     }
 
-    /// A number that other examples would not have, but by chance (FNV-1a).
+    /// Two numbers that other examples would not have, but by chance (FNV-1a): of what is learned from, and of what the run is judged by.
     #[must_use]
-    pub fn fingerprint(&self) -> u64 {
-        let mut hash = 0xcbf2_9ce4_8422_2325u64;
-        let mut eat = |list: &[u32]| {
-            for number in list.iter().copied().chain([u32::MAX]) {
-                hash = (hash ^ u64::from(number)).wrapping_mul(0x0100_0000_01b3);
-            }
-        };
-        match &self.train {
-            Examples::Pairs(all) => all.iter().flatten().for_each(|side| eat(side)),
-            Examples::Stream(all) => eat(all),
-            Examples::Documents(all) => all.iter().for_each(|(sentences, class)| {
-                sentences.iter().for_each(|words| eat(words));
-                eat(&[*class]);
-            }),
-        }
-        hash
+    pub fn fingerprints(&self) -> [u64; 2] {
+        let texts = self.texts.iter().flat_map(|pair| [&pair.source, &pair.target]);
+        [
+            fingerprint(&self.train, self.labels.iter()),
+            // What a vocabulary does not know is one token; the texts differ still.
+            fingerprint(&self.validation, texts),
+        ]
     }
 
     /// The batches of an epoch: a pure function of the seed and the epoch.
@@ -261,6 +252,27 @@ impl Corpus {
             some => Ok(Batches::new(&some.lengths(), budget, 0)?.epoch(0)),
         }
     }
+}
+
+fn fingerprint<'a>(examples: &Examples, texts: impl Iterator<Item = &'a String>) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    let mut eat = |numbers: &mut dyn Iterator<Item = u32>| {
+        for number in numbers.chain([u32::MAX]) {
+            hash = (hash ^ u64::from(number)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    match examples {
+        Examples::Pairs(all) => {
+            all.iter().flatten().for_each(|side| eat(&mut side.iter().copied()));
+        }
+        Examples::Stream(all) => eat(&mut all.iter().copied()),
+        Examples::Documents(all) => all.iter().for_each(|(sentences, class)| {
+            sentences.iter().for_each(|words| eat(&mut words.iter().copied()));
+            eat(&mut std::iter::once(*class));
+        }),
+    }
+    texts.for_each(|text| eat(&mut text.bytes().map(u32::from)));
+    hash
 }
 
 /// Cuts off what a text is judged by where no other text is named.

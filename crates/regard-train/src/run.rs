@@ -13,10 +13,11 @@
 //! Every file is written beside its place, flushed to the disk and moved there, so a run that is killed at any moment can go on.
 
 use crate::corpus::Tables;
+use crate::data::text;
 use crate::error::Error;
 use crate::optim::{AdamW, Slot};
 use crate::settings::Settings;
-use regard_models::files::{Config, Stored, Weights, save, save_as};
+use regard_models::files::{Config, Stored, Tokens, Weights, save, save_as};
 use regard_scope::{is_temporary, remove_temporaries, write_atomically};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -31,12 +32,14 @@ const METRICS: &str = "metrics.jsonl";
 const LAST: &str = "last.safetensors";
 const BEST: &str = "best";
 const MODEL: &str = "model";
+const WEIGHTS: &str = "model.safetensors";
 /// What tables are called in the folder of a model.
 const TABLE: &str = "tokenizer.json";
 const SOURCE_TABLE: &str = "source_tokenizer.json";
 const TARGET_TABLE: &str = "target_tokenizer.json";
-/// The entry of a checkpoint that says where the run stands.
+/// The entries of a checkpoint that say where the run stands, and what it was asked for.
 const ENTRY: &str = "progress";
+const ASKED: &str = "settings";
 
 /// Where a run stands: with the weights all that it goes on from. Chance has no state: it follows from the seed and the step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -61,10 +64,10 @@ pub struct Progress {
     pub since: Since,
     /// Bytes of `metrics.jsonl` that belong to all this.
     pub metrics: u64,
-    /// Whether the run has come to its end.
-    pub done: bool,
-    /// What the examples were when it began.
+    /// What it learned from when it began: [`crate::Corpus::fingerprints`].
     pub data: u64,
+    /// What it was judged by.
+    pub validation: u64,
 }
 
 /// Sums since the last line of metrics.
@@ -109,6 +112,59 @@ mod bits {
         let wrong = || D::Error::custom(format!("`{text}` is not 16 hexadecimal digits"));
         bits.map(f64::from_bits).ok_or_else(wrong)
     }
+}
+
+/// A checkpoint as it stands in its file.
+pub(crate) struct Saved {
+    pub(crate) file: PathBuf,
+    weights: Weights,
+    pub(crate) progress: Progress,
+    pub(crate) settings: Settings,
+}
+
+impl Saved {
+    /// Refuses numbers that no run leaves behind: those of a file that was changed, or damaged where its format cannot tell. `batches`
+    /// are those of its epoch, and `accumulate` of them make a step.
+    pub(crate) fn check(&self, batches: usize, accumulate: usize) -> Result<(), Error> {
+        /// Tokens of the longest run that anybody could wait for.
+        const TOKENS: u64 = 1 << 60;
+        let p = &self.progress;
+        let made = p.step.saturating_mul(accumulate as u64);
+        let mut counts = vec![
+            ("step", p.step, 1 << 60),
+            ("epoch", p.epoch, made),
+            ("batch", p.batch as u64, batches.saturating_sub(1) as u64),
+            ("tokens", p.tokens, TOKENS),
+            ("since.tokens", p.since.tokens, TOKENS),
+            ("since.answers", p.since.answers, TOKENS),
+            ("waited", p.waited, p.step),
+        ];
+        counts.extend(p.best.iter().map(|best| ("best.step", best.step, p.step)));
+        if let Some((field, found, most)) = counts.iter().find(|(_, found, most)| found > most) {
+            let wanted = format!("at most {most} in this run");
+            return Err(Error::file(&self.file, &damaged(field, found, &wanted)));
+        }
+        let mut numbers = vec![
+            ("seconds", p.seconds),
+            ("since.loss", p.since.loss),
+            ("since.seconds", p.since.seconds),
+        ];
+        numbers.extend(p.best.iter().map(|best| ("best.value", best.value)));
+        if let Some((field, found)) = numbers.iter().find(|(_, found)| !found.is_finite()) {
+            return Err(Error::file(&self.file, &damaged(field, found, "a finite number")));
+        }
+        match p.best.windows(2).find(|two| two[0].value < two[1].value) {
+            Some(two) => {
+                let wanted = format!("at most {}, the one before it", two[0].value);
+                Err(Error::file(&self.file, &damaged("best.value", &two[1].value, &wanted)))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn damaged(field: &str, found: &dyn std::fmt::Display, wanted: &str) -> String {
+    format!("{field} is {found}, and must be {wanted}; put a copy of the file back, or begin anew")
 }
 
 /// An open run.
@@ -156,10 +212,13 @@ impl Run {
     /// The settings of a run that was begun.
     pub fn settings(path: &Path) -> Result<Settings, Error> {
         let file = path.join(SETTINGS);
-        let text = std::fs::read_to_string(&file).map_err(|e| {
-            Error::file(&file, &format!("{e}; a run has its settings there: is this one?"))
-        })?;
-        Settings::new(&text, &[])
+        if !file.exists() {
+            return Err(Error::file(
+                &file,
+                &"not there; a run has its settings there: is this one?",
+            ));
+        }
+        Settings::new(&text(&file)?, &[]).map_err(|e| Error::file(&file, &e))
     }
 
     /// A directory that was made before, for this process alone. Half-written files of one that was killed are removed.
@@ -194,7 +253,7 @@ impl Run {
     pub fn tables(&self) -> Result<Option<Tables>, Error> {
         let read = |name: &str| {
             let file = self.path.join(name);
-            if file.exists() { at(&file, std::fs::read(&file)).map(Some) } else { Ok(None) }
+            if file.exists() { table(&file).map(Some) } else { Ok(None) }
         };
         // The target's is written first, so where there is one of the source there are all.
         let target = read(TARGET_TOKENS)?;
@@ -220,7 +279,12 @@ impl Run {
     }
 
     /// Keeps everything that the run goes on from.
-    pub fn checkpoint(&mut self, optimiser: &AdamW, progress: &mut Progress) -> Result<(), Error> {
+    pub fn checkpoint(
+        &mut self,
+        settings: &Settings,
+        optimiser: &AdamW,
+        progress: &mut Progress,
+    ) -> Result<(), Error> {
         at(&self.path.join(METRICS), self.metrics.get_ref().sync_all())?;
         progress.metrics = self.written;
         let mut tensors = Vec::new();
@@ -237,30 +301,51 @@ impl Run {
         }
         let file = self.path.join(LAST);
         let json = serde_json::to_string(progress).map_err(|e| Error::file(&file, &e))?;
-        save(&file, tensors, &BTreeMap::from([(ENTRY.to_owned(), json)]))?;
+        let entries = [(ENTRY.to_owned(), json), (ASKED.to_owned(), settings.to_toml()?)];
+        save(&file, tensors, &BTreeMap::from(entries))?;
         Ok(())
     }
 
-    /// Whether it came so far as to be gone on with.
-    #[must_use]
-    pub fn has_checkpoint(&self) -> bool {
-        self.path.join(LAST).exists()
-    }
-
-    /// Where the run was left, if it came so far. Metrics of steps after that are forgotten.
-    pub fn restore(&mut self, fresh: &AdamW) -> Result<Option<(AdamW, Progress)>, Error> {
+    /// The checkpoint that the run goes on from.
+    pub(crate) fn saved(&self) -> Result<Saved, Error> {
         let file = self.path.join(LAST);
         if !file.exists() {
-            self.forget(0)?;
-            return Ok(None);
+            let why = "not there: the run was ended before its first checkpoint, so there is nothing to go on from; \
+                       put the file back, or remove the directory and begin anew";
+            return Err(Error::file(&file, &why));
         }
-        let mut weights = Weights::safetensors(at(&file, std::fs::read(&file))?)?;
-        let json = weights.metadata().get(ENTRY).cloned().unwrap_or_default();
-        let progress: Progress = serde_json::from_str(&json)
-            .map_err(|e| Error::file(&file, &format!("this is no checkpoint: {e}")))?;
+        let bytes = at(&file, std::fs::read(&file))?;
+        let wrong = |e: &dyn std::fmt::Display| {
+            let remedy = "put a copy of the file back, or begin anew";
+            Error::file(&file, &format!("this is no checkpoint of this version: {e}; {remedy}"))
+        };
+        let weights = Weights::safetensors(bytes).map_err(|e| wrong(&e))?;
+        let entry = |name: &str| {
+            let text = weights.metadata().get(name);
+            text.ok_or_else(|| wrong(&format_args!("it has no entry `{name}`")))
+        };
+        let progress = serde_json::from_str(entry(ENTRY)?).map_err(|e| wrong(&e))?;
+        let settings = Settings::new(entry(ASKED)?, &[]).map_err(|e| wrong(&e))?;
+        Ok(Saved { file, weights, progress, settings })
+    }
+
+    /// Goes back to a checkpoint. Metrics of steps after it are forgotten.
+    pub(crate) fn restore(
+        &mut self,
+        saved: Saved,
+        fresh: &AdamW,
+    ) -> Result<(AdamW, Progress), Error> {
+        let Saved { file, mut weights, progress, .. } = saved;
         let mut slots = BTreeMap::new();
         for (path, Slot { shape, average, .. }) in &fresh.slots {
-            let mut take = |kind: &str| weights.take(&format!("{kind}.{path}"), shape);
+            let mut take = |kind: &str| {
+                let name = format!("{kind}.{path}");
+                let list = weights.take(&name, shape).map_err(|e| Error::file(&file, &e))?;
+                match list.iter().find(|x| !x.is_finite() || (kind == "square" && **x < 0.0)) {
+                    Some(x) => Err(Error::file(&file, &damaged(&name, x, "a finite number"))),
+                    None => Ok(list),
+                }
+            };
             let (value, mean, square) = (take("value")?, take("mean")?, take("square")?);
             let average = if average.is_empty() { vec![] } else { take("average")? };
             let slot =
@@ -268,7 +353,7 @@ impl Run {
             slots.insert(path.clone(), slot);
         }
         self.forget(progress.metrics)?;
-        Ok(Some((AdamW::restored(fresh.settings, progress.step, slots), progress)))
+        Ok((AdamW::restored(fresh.settings, progress.step, slots), progress))
     }
 
     fn forget(&mut self, length: u64) -> Result<(), Error> {
@@ -307,6 +392,19 @@ impl Run {
         self.path.join(BEST).join(format!("step-{:07}.safetensors", best.step))
     }
 
+    /// Where the settings of the run are.
+    #[must_use]
+    pub fn settings_file(&self) -> PathBuf {
+        self.path.join(SETTINGS)
+    }
+
+    /// The folder of the model that the run has left so far, if there is one.
+    #[must_use]
+    pub fn model(&self) -> Option<PathBuf> {
+        let folder = self.path.join(MODEL);
+        folder.join(WEIGHTS).is_file().then_some(folder)
+    }
+
     /// The folder that models are opened from: configuration, vocabularies, weights and a card.
     pub fn export(
         &self,
@@ -326,7 +424,7 @@ impl Run {
         }
         write(&folder.join("config.json"), config.to_json()?.as_bytes())?;
         write(&folder.join("README.md"), card.as_bytes())?;
-        save_weights(&folder.join("model.safetensors"), optimiser, stored)?;
+        save_weights(&folder.join(WEIGHTS), optimiser, stored)?;
         Ok(folder)
     }
 }
@@ -334,12 +432,19 @@ impl Run {
 impl Tables {
     /// Those of a model that a run has left behind.
     pub fn of_model(folder: &Path) -> Result<Self, Error> {
-        let read = |name: &str| at(&folder.join(name), std::fs::read(folder.join(name)));
+        let read = |name: &str| table(&folder.join(name));
         if folder.join(TABLE).exists() {
             return Ok(Self { tokens: read(TABLE)?, target: None });
         }
         Ok(Self { tokens: read(SOURCE_TABLE)?, target: Some(read(TARGET_TABLE)?) })
     }
+}
+
+/// The bytes of a vocabulary, read once for the error that names its file.
+fn table(file: &Path) -> Result<Vec<u8>, Error> {
+    let bytes = at(file, std::fs::read(file))?;
+    Tokens::from_json(&bytes).map_err(|e| Error::file(file, &e))?;
+    Ok(bytes)
 }
 
 fn save_weights(path: &Path, optimiser: &AdamW, stored: Stored) -> Result<(), Error> {

@@ -6,6 +6,8 @@ use crate::optim::AdamWSettings;
 use crate::schedule::{Decay, Schedule};
 use regard_burn::Products;
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use toml::{Table, Value};
 
 /// What is learned.
@@ -321,6 +323,19 @@ pub const PRESETS: &[(&str, &str)] = &[
     ("poem-genres", include_str!("../presets/poem-genres.toml")),
 ];
 
+/// What may change in the settings of a run that goes on: where data are, how long it goes on, and what is told of it.
+const FREE: &[&str] = &[
+    "data.folder",
+    "data.licence",
+    "training.epochs",
+    "training.steps",
+    "training.patience",
+    "training.keep",
+    "training.log_every",
+    "training.checkpoint_every",
+    "validation.samples",
+];
+
 /// The TOML of a preset.
 pub fn preset(name: &str) -> Result<&'static str, Error> {
     let found = PRESETS.iter().find(|(own, _)| *own == name).map(|(_, text)| *text);
@@ -371,6 +386,38 @@ impl Settings {
     pub fn schedule(&self, steps: u64) -> Schedule {
         let TrainingSettings { rate, lowest, warmup, decay, .. } = self.training;
         Schedule { rate, lowest, warmup, steps, decay }
+    }
+
+    /// Refuses to go on with a run under other settings than it began with, but those of [`FREE`]. The file is where they stand.
+    pub(crate) fn refuse_changes(&self, began: &Self, file: &Path) -> Result<(), Error> {
+        let flat = |settings: &Self| {
+            let table = Value::try_from(settings);
+            let mut all = BTreeMap::new();
+            flatten("", table.map_err(|e| Error::file(file, &e))?, &mut all);
+            Ok::<_, Error>(all)
+        };
+        let (now, began) = (flat(self)?, flat(began)?);
+        let keys: BTreeSet<&String> = now.keys().chain(began.keys()).collect();
+        let free = |key: &str| {
+            FREE.contains(&key) || (key.starts_with("data.parts.") && key.ends_with(".test"))
+        };
+        let told = |all: &BTreeMap<String, Value>, key: &String| {
+            all.get(key).map_or_else(|| "nothing".to_owned(), Value::to_string)
+        };
+        let changed: Vec<String> = keys
+            .into_iter()
+            .filter(|key| !free(key) && now.get(*key) != began.get(*key))
+            .map(|key| format!("{key} = {}, and was {}", told(&now, key), told(&began, key)))
+            .collect();
+        if changed.is_empty() {
+            return Ok(());
+        }
+        let why = format!(
+            "{}; a run goes on as it began: put the settings back, or begin anew (only these may change: {}, data.parts.N.test)",
+            changed.join("; "),
+            FREE.join(", ")
+        );
+        Err(Error::file(file, &why))
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -502,6 +549,23 @@ fn lay(under: &mut Table, over: Table, path: &str, part: &Table) -> Result<(), E
         }
     }
     Ok(())
+}
+
+/// Every value under its whole key.
+fn flatten(key: &str, value: Value, all: &mut BTreeMap<String, Value>) {
+    let under = |own: &str| if key.is_empty() { own.to_owned() } else { format!("{key}.{own}") };
+    match value {
+        Value::Table(table) => {
+            table.into_iter().for_each(|(own, value)| flatten(&under(&own), value, all));
+        }
+        Value::Array(items) => {
+            let items = items.into_iter().enumerate();
+            items.for_each(|(i, value)| flatten(&under(&i.to_string()), value, all));
+        }
+        value => {
+            all.insert(key.to_owned(), value);
+        }
+    }
 }
 
 /// Refuses a value of another kind; a whole number may stand for any number.

@@ -103,29 +103,45 @@ impl Trainer {
     pub fn create(path: &Path, settings: &Settings) -> Result<(Self, Run), Error> {
         Run::refuse_full(path)?;
         // What is wrong with the data is known before anything is written.
-        let trainer = Self::with(settings, None, true)?;
-        let run = Run::create(path, settings)?;
+        let mut trainer = Self::with(settings, None, true)?;
+        let mut run = Run::create(path, settings)?;
         run.keep_tables(&trainer.tables)?;
+        trainer.checkpoint(&mut run)?;
         Ok((trainer, run))
     }
 
     /// From where a run was left.
     pub fn resume(path: &Path) -> Result<(Self, Run), Error> {
-        let settings = Run::settings(path)?;
+        // Nothing is opened in a directory that is no run.
+        Run::settings(path)?;
         let mut run = Run::open(path)?;
-        let mut trainer = Self::with(&settings, run.tables()?, !run.has_checkpoint())?;
+        let settings = Run::settings(path)?;
+        let saved = run.saved()?;
+        settings.refuse_changes(&saved.settings, &run.settings_file())?;
+        let mut trainer = Self::with(&settings, run.tables()?, false)?;
+        trainer.refuse_other_data(&saved.progress)?;
+        let batches = trainer.corpus.epoch(saved.progress.epoch).len();
+        saved.check(batches, settings.training.accumulate)?;
         run.keep_tables(&trainer.tables)?;
-        if let Some((optimiser, progress)) = run.restore(&trainer.optimiser)? {
-            if progress.data != trainer.progress.data {
-                return Err(Error::data(format!(
-                    "{}: the data are not those that the run began with; put them back, or begin anew",
-                    settings.data.folder
-                )));
-            }
-            trainer.net = trainer.net.with(&optimiser, false);
-            (trainer.optimiser, trainer.progress) = (optimiser, progress);
-        }
+        let (optimiser, progress) = run.restore(saved, &trainer.optimiser)?;
+        trainer.net = trainer.net.with(&optimiser, false);
+        (trainer.optimiser, trainer.progress) = (optimiser, progress);
         Ok((trainer, run))
+    }
+
+    /// Refuses to go on with other data than those that a run began with.
+    fn refuse_other_data(&self, began: &Progress) -> Result<(), Error> {
+        let now = &self.progress;
+        let both =
+            [("train", began.data, now.data), ("validation", began.validation, now.validation)];
+        match both.iter().find(|(_, began, now)| began != now) {
+            Some((part, began, now)) => Err(Error::data(format!(
+                "{}: the data of `{part}` are not those that the run began with (fingerprint {now:016x}, \
+                 and the checkpoint has {began:016x}); put them back, or begin anew",
+                self.settings.data.folder
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Fresh weights may be those of another model; others are to be restored.
@@ -152,10 +168,11 @@ impl Trainer {
             )));
         }
         let steps = if t.steps > 0 { t.steps } else { (t.epochs * batches).div_ceil(a_step) };
+        let [data, validation] = corpus.fingerprints();
         Ok(Self {
             schedule: settings.schedule(steps),
             settings: settings.clone(),
-            progress: Progress { data: corpus.fingerprint(), ..Progress::default() },
+            progress: Progress { data, validation, ..Progress::default() },
             corpus,
             tables,
             config,
@@ -267,16 +284,27 @@ impl Trainer {
         batch
     }
 
+    /// Why there is nothing left to do, if that is so.
+    #[must_use]
+    pub fn ended(&self) -> Option<Ended> {
+        let patience = self.settings.training.patience;
+        if self.progress.step >= self.schedule.steps {
+            return Some(Ended::Done);
+        }
+        (patience > 0 && self.progress.waited >= patience).then_some(Ended::Waited)
+    }
+
+    fn checkpoint(&mut self, run: &mut Run) -> Result<(), Error> {
+        run.checkpoint(&self.settings, &self.optimiser, &mut self.progress)
+    }
+
     /// Goes on to the end, or until it is told to stop.
     pub fn train(&mut self, run: &mut Run, watch: &mut dyn Watch) -> Result<Ended, Error> {
-        if self.progress.done {
-            return Ok(Ended::Done);
-        }
-        if self.progress.step == 0 {
-            run.checkpoint(&self.optimiser, &mut self.progress)?;
+        if let Some(ended) = self.ended() {
+            return Ok(ended);
         }
         let (steps, t) = (self.schedule.steps, self.settings.training.clone());
-        while self.progress.step < steps {
+        loop {
             let before = self.progress.epoch;
             let norm = self.step()?;
             let step = self.progress.step;
@@ -293,21 +321,18 @@ impl Trainer {
             if due || last {
                 self.judge(run, watch)?;
             }
-            let waited = t.patience > 0 && self.progress.waited >= t.patience;
             let stop = watch.stop();
-            if last || waited {
-                self.progress.done = true;
-                run.checkpoint(&self.optimiser, &mut self.progress)?;
-                return Ok(if last { Ended::Done } else { Ended::Waited });
+            if let Some(ended) = self.ended() {
+                self.checkpoint(run)?;
+                return Ok(ended);
             }
             if stop || step.is_multiple_of(t.checkpoint_every) {
-                run.checkpoint(&self.optimiser, &mut self.progress)?;
+                self.checkpoint(run)?;
             }
             if stop {
                 return Ok(Ended::Stopped);
             }
         }
-        Ok(Ended::Done)
     }
 
     /// What happened since the last report.

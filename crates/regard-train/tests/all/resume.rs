@@ -2,15 +2,20 @@
 
 use crate::toy::{Ear, Folder, settings};
 use regard_train::{Ended, Run, Trainer};
+use serde_json::Value;
 use std::path::Path;
 use std::sync::Barrier;
 
 fn weights(run: &Path) -> Vec<u8> {
     let bytes = std::fs::read(run.join("last.safetensors")).expect("there is a checkpoint");
     // Behind the header, which has the seconds that the run took.
-    let header = bytes.first_chunk().map(|length| u64::from_le_bytes(*length));
-    let header = header.and_then(|length| usize::try_from(length).ok()).expect("it has a header");
-    bytes[8 + header..].to_vec()
+    bytes[8 + header(&bytes)..].to_vec()
+}
+
+/// The length of a header of safetensors.
+fn header(bytes: &[u8]) -> usize {
+    let length = bytes.first_chunk().map(|length| u64::from_le_bytes(*length));
+    length.and_then(|length| usize::try_from(length).ok()).expect("it has a header")
 }
 
 #[test]
@@ -77,8 +82,15 @@ fn nothing_is_written_over_and_nothing_else_is_gone_on_with() {
     assert!(error.contains("settings.toml"), "{error}");
     let run = folder.run("run");
     drop(Trainer::create(&run, &settings).unwrap());
-    std::fs::write(run.join("last.safetensors"), b"half of a file").unwrap();
-    assert!(Trainer::resume(&run).is_err());
+    let last = run.join("last.safetensors");
+    let whole = std::fs::read(&last).unwrap();
+    for length in [0, 4, 100, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&last, &whole[..length]).unwrap();
+        let error = Trainer::resume(&run).unwrap_err().to_string();
+        assert!(error.contains("last.safetensors: ") && error.contains("put a copy"), "{error}");
+    }
+    std::fs::write(&last, &whole).unwrap();
+    assert!(Trainer::resume(&run).is_ok());
 }
 
 #[test]
@@ -93,7 +105,162 @@ fn a_run_whose_data_have_changed_is_not_gone_on_with() {
     drop((trainer, open));
     std::fs::write(folder.0.join("pairs.tsv"), "ab\tba\ncd\tdc\n").unwrap();
     let error = Trainer::resume(&run).unwrap_err().to_string();
-    assert!(error.contains("not those"), "{error}");
+    assert!(error.contains("`train` are not those"), "{error}");
+}
+
+#[test]
+fn a_run_whose_validation_has_changed_is_not_gone_on_with() {
+    let folder = Folder::new("validation");
+    let validation = folder.0.join("validation.tsv");
+    std::fs::write(&validation, "ab\tba\ncd\tdc\n").unwrap();
+    let settings = settings(&folder, &["data.parts.0.validation=validation.tsv"]);
+    let run = folder.run("run");
+    drop(Trainer::create(&run, &settings).unwrap());
+    drop(Trainer::resume(&run).unwrap());
+    // Letters that the vocabulary does not know are all one token, and still not the same text.
+    for text in ["cd\tdc\nab\tba\n", "ab\tba\n", "ab\tba\ncd\tdX\n", "ab\tba\ncd\tdY\n"] {
+        std::fs::write(&validation, text).unwrap();
+        let error = Trainer::resume(&run).unwrap_err().to_string();
+        assert!(error.contains("`validation` are not those"), "{error}");
+    }
+}
+
+/// The checkpoint of a run with something else in what it says of itself.
+fn change(run: &Path, whole: &[u8], change: impl FnOnce(&mut Value)) {
+    let (json, tensors) = whole[8..].split_at(header(whole));
+    let mut json: Value = serde_json::from_slice(json).unwrap();
+    let progress = json["__metadata__"]["progress"].as_str().unwrap();
+    let mut progress: Value = serde_json::from_str(progress).unwrap();
+    change(&mut progress);
+    json["__metadata__"]["progress"] = progress.to_string().into();
+    let json = json.to_string().into_bytes();
+    let bytes = [&(json.len() as u64).to_le_bytes(), json.as_slice(), tensors].concat();
+    std::fs::write(run.join("last.safetensors"), bytes).unwrap();
+}
+
+#[test]
+fn numbers_that_no_run_leaves_behind_are_refused_by_name() {
+    let folder = Folder::new("numbers");
+    let run = folder.run("run");
+    let settings = settings(&folder, &["training.validate_every=1", "training.keep=2"]);
+    let (mut trainer, mut open) = Trainer::create(&run, &settings).unwrap();
+    trainer.train(&mut open, &mut Ear { left: Some(3), ..Ear::default() }).unwrap();
+    drop((trainer, open));
+    let whole = std::fs::read(run.join("last.safetensors")).unwrap();
+    let infinite = format!("{:016x}", f64::INFINITY.to_bits());
+    let cases: [(&[&str], Value, &str); 9] = [
+        (&["batch"], 1000.into(), "batch is 1000, and must be at most "),
+        (&["epoch"], u64::MAX.into(), "epoch is 18446744073709551615, and must be at most 3"),
+        (&["step"], u64::MAX.into(), "step is 18446744073709551615"),
+        (&["tokens"], u64::MAX.into(), "tokens is "),
+        (&["waited"], 9.into(), "waited is 9, and must be at most 3"),
+        (&["since", "loss"], infinite.clone().into(), "since.loss is inf"),
+        (&["seconds"], infinite.into(), "seconds is inf"),
+        (&["seconds"], 1.5.into(), "1.5"),
+        (&["batch"], Value::Null, "null"),
+    ];
+    for (place, value, told) in cases {
+        change(&run, &whole, |progress| {
+            let place = place.iter().fold(progress, |value, key| &mut value[*key]);
+            *place = value;
+        });
+        let error = Trainer::resume(&run).unwrap_err().to_string();
+        assert!(error.contains("last.safetensors: ") && error.contains(told), "{error} / {told}");
+        assert!(error.contains("begin anew"), "{error}");
+    }
+    // A weight that is none.
+    let mut bytes = whole.clone();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(run.join("last.safetensors"), bytes).unwrap();
+    let error = Trainer::resume(&run).unwrap_err().to_string();
+    assert!(error.contains("last.safetensors: ") && error.contains("is NaN"), "{error}");
+    std::fs::write(run.join("last.safetensors"), whole).unwrap();
+    assert!(Trainer::resume(&run).is_ok());
+}
+
+#[test]
+fn settings_that_would_change_a_run_are_refused_by_name() {
+    let folder = Folder::new("edited");
+    let run = folder.run("run");
+    let settings = settings(&folder, &[]);
+    drop(Trainer::create(&run, &settings).unwrap());
+    let file = run.join("settings.toml");
+    let edited = |from: &str, to: &str| {
+        let text = settings.to_toml().unwrap();
+        assert!(text.contains(from), "{from} is not in {text}");
+        std::fs::write(&file, text.replacen(from, to, 1)).unwrap();
+        Trainer::resume(&run)
+    };
+    for (from, to, told) in [
+        (
+            "batch_tokens = 256",
+            "batch_tokens = 512000",
+            "training.batch_tokens = 512000, and was 256",
+        ),
+        ("seed = 1", "seed = 2", "seed = 2, and was 1"),
+        ("rate = 0.005", "rate = 0.006", "training.rate = 0.006, and was 0.005"),
+        ("dropout = 0.1", "dropout = 0.2", "training.dropout = 0.2, and was 0.1"),
+        ("validate_every = 0", "validate_every = 3", "training.validate_every = 3, and was 0"),
+        ("by = \"loss\"", "by = \"score\"", "validation.by = \"score\", and was \"loss\""),
+        ("d_model = 32", "d_model = 64", "model.d_model = 64, and was 32"),
+        ("source = \"ab\"", "source = \"cd\"", "data.parts.0.source = \"cd\", and was \"ab\""),
+    ] {
+        let error = edited(from, to).unwrap_err().to_string();
+        assert!(error.contains("settings.toml: ") && error.contains(told), "{error} / {told}");
+        assert!(error.contains("put the settings back"), "{error}");
+    }
+    for (from, to) in [
+        ("steps = 0", "steps = 3"),
+        ("epochs = 20", "epochs = 30"),
+        ("log_every = 5", "log_every = 1"),
+        ("checkpoint_every = 7", "checkpoint_every = 1"),
+        ("patience = 0", "patience = 5"),
+        ("keep = 1", "keep = 2"),
+        ("samples = 4", "samples = 0"),
+        ("licence = \"\"", "licence = \"free\""),
+        ("test = \"\"", "test = \"test.tsv\""),
+    ] {
+        drop(edited(from, to).unwrap_or_else(|error| panic!("{to}: {error}")));
+    }
+}
+
+#[test]
+fn a_run_without_a_checkpoint_is_not_begun_again_in_silence() {
+    let folder = Folder::new("lost");
+    let run = folder.run("run");
+    let (mut trainer, mut open) = Trainer::create(&run, &settings(&folder, &[])).unwrap();
+    trainer.train(&mut open, &mut Ear { left: Some(6), ..Ear::default() }).unwrap();
+    drop((trainer, open));
+    let metrics = std::fs::read(run.join("metrics.jsonl")).unwrap();
+    assert!(!metrics.is_empty());
+    std::fs::remove_file(run.join("last.safetensors")).unwrap();
+    let error = Trainer::resume(&run).unwrap_err().to_string();
+    assert!(error.contains("last.safetensors: not there"), "{error}");
+    assert_eq!(std::fs::read(run.join("metrics.jsonl")).unwrap(), metrics);
+}
+
+#[test]
+fn a_run_that_has_ended_goes_on_when_it_is_given_more_steps() {
+    let folder = Folder::new("more");
+    let run = folder.run("run");
+    let settings = settings(&folder, &["training.steps=4"]);
+    let (mut trainer, mut open) = Trainer::create(&run, &settings).unwrap();
+    assert_eq!(trainer.ended(), None);
+    trainer.train(&mut open, &mut Ear::default()).unwrap();
+    drop((trainer, open));
+    let (mut trainer, mut open) = Trainer::resume(&run).unwrap();
+    assert_eq!(trainer.ended(), Some(Ended::Done));
+    assert_eq!(open.model(), Some(run.join("model")));
+    let mut ear = Ear::default();
+    assert_eq!(trainer.train(&mut open, &mut ear).unwrap(), Ended::Done);
+    assert!(ear.stepped.is_empty() && ear.validated.is_empty());
+    drop((trainer, open));
+    let more = settings.to_toml().unwrap().replace("steps = 4", "steps = 6");
+    std::fs::write(run.join("settings.toml"), more).unwrap();
+    let (mut trainer, mut open) = Trainer::resume(&run).unwrap();
+    trainer.train(&mut open, &mut Ear::default()).unwrap();
+    assert_eq!(trainer.progress().step, 6);
 }
 
 #[test]
