@@ -7,7 +7,7 @@ use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use regard_scope::printable;
 use regard_train::{Board, Ended, Run, Settings, Size, Stepped, Trainer, Validated, Watch, preset};
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -97,13 +97,57 @@ fn peak_memory() -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
-fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> Result<()> {
+/// Whether the process was begun with a signal that is to be ignored, as `nohup` does; where the system tells.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// A flag that signals set: the run leaves a checkpoint and ends.
+fn stopped_by_signals() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         // In this order: the second signal finds the flag that the first has set.
         signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, stop.clone())?;
         signal_hook::flag::register(signal, stop.clone())?;
     }
+    // A terminal that is closed may say so twice, so the second does not end the run at once.
+    if !is_ignored(SIGHUP) {
+        signal_hook::flag::register(SIGHUP, stop.clone())?;
+    }
+    Ok(stop)
+}
+
+/// What there is of a run that has come to its end.
+fn already(trainer: &Trainer, run: &Run, ended: Ended) -> Result<()> {
+    let (progress, steps) = (trainer.progress(), trainer.size().steps);
+    let file = run.settings_file();
+    let (why, remedy) = if ended == Ended::Waited {
+        (format!("nothing got better in {} validations", progress.waited), "training.patience")
+    } else {
+        let step = progress.step;
+        (format!("{step} steps are made, and {steps} were asked for"), "training.steps or epochs")
+    };
+    let more = format!("to go on, raise {remedy} in {}", file.display());
+    match (run.model(), progress.best.first()) {
+        (Some(model), Some(best)) => {
+            let (step, model) = (best.step, model.display());
+            say(format_args!(
+                "nothing to do: {why}; the best weights are of step {step}: {model}; {more}"
+            ));
+            Ok(())
+        }
+        _ => bail!("{}: {why}, and there is no model yet; {more}", run.path().display()),
+    }
+}
+
+fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> Result<()> {
+    if let Some(ended) = trainer.ended() {
+        return already(&trainer, &run, ended);
+    }
+    let stop = stopped_by_signals()?;
     let size = trainer.size();
     say(format_args!(
         "{} parameters, {} examples, step {} of {}; {}",

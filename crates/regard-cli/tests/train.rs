@@ -88,6 +88,72 @@ fn a_run_outlives_its_log() {
     std::fs::remove_dir_all(toy.parent().unwrap()).unwrap();
 }
 
+/// What the checkpoint of a run says of itself.
+fn progress(run: &Path) -> Value {
+    let bytes = std::fs::read(run.join("last.safetensors")).expect("there is a checkpoint");
+    let json: Value = serde_json::from_slice(&bytes[8..8 + header(&bytes)]).unwrap();
+    serde_json::from_str(json["__metadata__"]["progress"].as_str().unwrap()).unwrap()
+}
+
+/// Waits until a run has made a step and kept it.
+fn wait_for_a_step(run: &Path) {
+    let last = run.join("last.safetensors");
+    while !last.exists() || progress(run)["step"] == 0 {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn send(signal: &str, process: u32) {
+    let sent = Command::new("kill").args([signal, &process.to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+#[test]
+fn a_terminal_that_is_closed_leaves_a_checkpoint_unless_nobody_minds() {
+    let toy = toy("hangup");
+    let run = |name: &str| toy.with_file_name(name);
+    let long = ["--set", "training.steps=1000000", "--set", "training.checkpoint_every=1"];
+    let mut child =
+        toy_run(&toy, &run("closed")).args(long).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_a_step(&run("closed"));
+    send("-HUP", child.id());
+    drop(child.stderr.take());
+    assert!(child.wait().unwrap().success());
+    // As nohup begins a program.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' HUP; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_regard"), "train"]);
+    shell.arg(&toy).arg("--out").arg(run("nohup")).args(long);
+    let mut child = shell.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_for_a_step(&run("nohup"));
+    send("-HUP", child.id());
+    let before = progress(&run("nohup"))["step"].as_u64().unwrap();
+    while progress(&run("nohup"))["step"].as_u64().unwrap() < before + 20 {
+        std::thread::sleep(Duration::from_millis(10));
+        assert!(child.try_wait().unwrap().is_none(), "the signal was to be ignored");
+    }
+    send("-TERM", child.id());
+    assert!(child.wait().unwrap().success());
+    std::fs::remove_dir_all(toy.parent().unwrap()).unwrap();
+}
+
+#[test]
+fn a_run_past_its_steps_says_so_and_names_the_model_that_is_there() {
+    let toy = toy("past");
+    let run = toy.with_file_name("run");
+    assert!(toy_run(&toy, &run).stderr(Stdio::null()).status().unwrap().success());
+    let resume = || regard(&["train", "--resume", run.to_str().unwrap()]);
+    let told = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let again = resume();
+    assert!(again.status.success(), "{}", told(&again));
+    assert!(told(&again).contains("nothing to do: 40 steps are made, and 40 were asked for"));
+    assert!(told(&again).contains(run.join("model").to_str().unwrap()), "{}", told(&again));
+    std::fs::remove_dir_all(run.join("model")).unwrap();
+    let again = resume();
+    assert_eq!(again.status.code(), Some(1));
+    assert!(told(&again).contains("there is no model"), "{}", told(&again));
+    std::fs::remove_dir_all(toy.parent().unwrap()).unwrap();
+}
+
 fn begun(data: &Path, out: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
     command.args(["train", "--preset", "tatoeba-tiny", "--data"]).arg(data).arg("--out").arg(out);
@@ -165,7 +231,7 @@ fn a_run_that_is_killed_ten_times_ends_with_the_same_bits() {
             safetensors_is_whole(&bytes);
         }
         let mut again = Command::new(env!("CARGO_BIN_EXE_regard"));
-        let again = if killed.join("settings.toml").exists() {
+        let again = if last.exists() {
             again.args(["train", "--resume"]).arg(&killed)
         } else {
             let _ = std::fs::remove_dir_all(&killed);
@@ -209,10 +275,7 @@ fn a_signal_leaves_a_checkpoint_and_settings_say_what_is_wrong() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());
     // What the checkpoint says of itself: it is of a step after the first, and of all metrics.
-    let bytes = std::fs::read(&last).unwrap();
-    let json: Value = serde_json::from_slice(&bytes[8..8 + header(&bytes)]).unwrap();
-    let progress = json["__metadata__"]["progress"].as_str().unwrap();
-    let progress: Value = serde_json::from_str(progress).unwrap();
+    let progress = progress(&out);
     let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
     assert!(progress["step"].as_u64().unwrap() > 0, "{progress}");
     assert_eq!(progress["metrics"].as_u64().unwrap(), metrics.len() as u64);
