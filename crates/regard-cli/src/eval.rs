@@ -6,7 +6,7 @@ use crate::say::say;
 use anyhow::{Context, Result, anyhow, bail};
 use regard_models::Model;
 use regard_models::files::Architecture;
-use regard_train::data::{Field, Pair, documents, pairs};
+use regard_train::data::{Field, Pair, first_documents, first_pairs};
 use regard_train::score::{Bleu, Chrf, Tokenize};
 use regard_train::{Run, search, translations};
 use serde_json::json;
@@ -21,8 +21,7 @@ pub(crate) fn run(args: &EvalArgs, format: Format) -> Result<()> {
     if let Some(model) = opened.as_ref().filter(|m| m.config.architecture == Architecture::Han) {
         return classes(model, (&test, &fields), args, format);
     }
-    let mut all = pairs(&test, &fields)?;
-    all.truncate(args.examples.unwrap_or(usize::MAX));
+    let all = first_pairs(&test, &fields, args.examples.unwrap_or(usize::MAX))?;
     let start = Instant::now();
     let written = match (&opened, &args.hypotheses) {
         (Some(model), None) => {
@@ -76,8 +75,7 @@ fn classes(
     args: &EvalArgs,
     format: Format,
 ) -> Result<()> {
-    let mut all = documents(test, fields)?;
-    all.truncate(args.examples.unwrap_or(usize::MAX));
+    let all = first_documents(test, fields, args.examples.unwrap_or(usize::MAX))?;
     let start = Instant::now();
     let mut right = 0;
     for some in all.chunks(DOCUMENTS) {

@@ -1,6 +1,6 @@
 //! What a run learns from, as numbers: examples, and how they are put into batches.
 
-use crate::data::{Batches, Pair, documents, pairs, text, train_vocabulary, windows};
+use crate::data::{Batches, Pair, documents, first_pairs, text, train_vocabulary, windows};
 use crate::error::Error;
 use crate::settings::{ModelKind, Part, Settings, Task};
 use rand_chacha::ChaCha8Rng;
@@ -138,9 +138,8 @@ impl Raw {
             };
             match settings.task {
                 Task::Translate => {
-                    let mut found = pairs(&path, &fields()?)?;
-                    found.truncate(if most == 0 { usize::MAX } else { most });
-                    raw.pairs.extend(found);
+                    let most = if most == 0 { usize::MAX } else { most };
+                    raw.pairs.extend(first_pairs(&path, &fields()?, most)?);
                 }
                 Task::Write => {
                     if !raw.text.is_empty() && !raw.text.ends_with('\n') {

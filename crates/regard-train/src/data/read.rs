@@ -11,6 +11,9 @@ use std::path::Path;
 
 /// The longest line, in bytes: beyond it a file is hardly one text a line.
 const LONGEST: usize = 1 << 20;
+/// Bytes of a file, unpacked, and its rows: a small packed file may hold more than any memory.
+const LARGEST: u64 = 1 << 30;
+const ROWS: usize = 1 << 25;
 /// What a file begins with that `gzip` has packed.
 const GZIP: [u8; 2] = [0x1F, 0x8B];
 const BYTE_ORDER_MARK: char = '\u{FEFF}';
@@ -55,8 +58,13 @@ impl fmt::Display for Field {
 /// The pairs of a file, one a line, source and target from the two `fields`. Empty lines are passed over; an empty side is an
 /// error.
 pub fn pairs(path: &Path, fields: &[Field; 2]) -> Result<Vec<Pair>, Error> {
+    first_pairs(path, fields, usize::MAX)
+}
+
+/// The first [`pairs`] of a file, so many at most. What comes after them is not read.
+pub fn first_pairs(path: &Path, fields: &[Field; 2], most: usize) -> Result<Vec<Pair>, Error> {
     let mut pairs = Vec::new();
-    each_row(path, fields, |[source, target]| {
+    each_row(path, fields, most, |[source, target]| {
         pairs.push(Pair { source: words(&source)?, target: words(&target)? });
         Ok(())
     })?;
@@ -66,8 +74,17 @@ pub fn pairs(path: &Path, fields: &[Field; 2]) -> Result<Vec<Pair>, Error> {
 /// The documents of a file, one a line, label and sentences from the two `fields`: a label is a text, a whole number, or true or
 /// false; sentences are a list of texts, or one text with a sentence a line. Empty sentences are left out.
 pub fn documents(path: &Path, fields: &[Field; 2]) -> Result<Vec<Document>, Error> {
+    first_documents(path, fields, usize::MAX)
+}
+
+/// The first [`documents`] of a file, so many at most. What comes after them is not read.
+pub fn first_documents(
+    path: &Path,
+    fields: &[Field; 2],
+    most: usize,
+) -> Result<Vec<Document>, Error> {
     let mut documents = Vec::new();
-    each_row(path, fields, |[label, text]| {
+    each_row(path, fields, most, |[label, text]| {
         let label = match label {
             Value::Number(number) if !number.is_f64() => number.to_string(),
             Value::Bool(yes) => yes.to_string(),
@@ -91,7 +108,7 @@ pub fn documents(path: &Path, fields: &[Field; 2]) -> Result<Vec<Document>, Erro
 /// The texts of a file, one a line, without the white space around them. Empty lines are passed over.
 pub fn texts(path: &Path) -> Result<Vec<String>, Error> {
     let mut texts = Vec::new();
-    each_line(path, |line| {
+    each_line(path, usize::MAX, |line| {
         let line = line.trim();
         if !line.is_empty() {
             texts.push(line.to_owned());
@@ -114,14 +131,15 @@ pub fn text(path: &Path) -> Result<String, Error> {
     if text.is_empty() { Err(Error::file(path, &"the file is empty")) } else { Ok(text) }
 }
 
-/// Calls `each` with what the two `fields` say on each line. What it complains of is told with the line.
+/// Calls `each` with what the two `fields` say on each of the first lines, `most` at most. What it complains of is told with the line.
 fn each_row(
     path: &Path,
     fields: &[Field; 2],
+    most: usize,
     mut each: impl FnMut([Value; 2]) -> Result<(), String>,
 ) -> Result<(), Error> {
     match fields {
-        [Field::Column(a), Field::Column(b)] => each_line(path, |line| {
+        [Field::Column(a), Field::Column(b)] => each_line(path, most, |line| {
             let columns: Vec<_> = line.split('\t').collect();
             let at = |column: usize| match columns.get(column) {
                 Some(text) => Ok(Value::from(*text)),
@@ -132,7 +150,7 @@ fn each_row(
             };
             each([at(*a)?, at(*b)?])
         }),
-        [Field::Name(a), Field::Name(b)] => each_line(path, |line| {
+        [Field::Name(a), Field::Name(b)] => each_line(path, most, |line| {
             let object: Map<String, Value> = serde_json::from_str(line).map_err(|e| {
                 // The line that it would name is always the first.
                 let why = e.to_string();
@@ -154,13 +172,22 @@ fn each_row(
     }
 }
 
-/// Calls `each` with every line that is not empty. What it complains of is told with the number of the line, counted from 1.
-fn each_line(path: &Path, mut each: impl FnMut(&str) -> Result<(), String>) -> Result<(), Error> {
+/// Calls `each` with the first lines that are not empty, `most` at most. What it complains of is told with the number of the line, counted
+/// from 1.
+fn each_line(
+    path: &Path,
+    most: usize,
+    mut each: impl FnMut(&str) -> Result<(), String>,
+) -> Result<(), Error> {
     let mut reader = open(path)?;
+    let mut found = 0;
     let mut bytes = Vec::new();
     // Two more than allowed: `\r\n` does not count.
     let limit = u64::try_from(LONGEST).map_or(u64::MAX, |limit| limit + 2);
     for number in 1.. {
+        if found == most {
+            break;
+        }
         bytes.clear();
         let wrong = |why: String| Error::line(path, number, why);
         let read = reader.by_ref().take(limit).read_until(b'\n', &mut bytes);
@@ -178,6 +205,11 @@ fn each_line(path: &Path, mut each: impl FnMut(&str) -> Result<(), String>) -> R
             if number == 1 { line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line) } else { line };
         // A line of tabs is a row of empty columns.
         if !line.trim_matches(' ').is_empty() {
+            found += 1;
+            if found > ROWS {
+                let why = format!("more than {ROWS} rows; divide the file into several data.parts");
+                return Err(wrong(why));
+            }
             each(line).map_err(wrong)?;
         }
     }
@@ -185,14 +217,32 @@ fn each_line(path: &Path, mut each: impl FnMut(&str) -> Result<(), String>) -> R
 }
 
 /// A file unpacked, if it begins as packed ones do, whatever its name.
-fn open(path: &Path) -> Result<Box<dyn BufRead>, Error> {
+fn open(path: &Path) -> Result<BufReader<Limited>, Error> {
     let file = File::open(path).map_err(|e| Error::file(path, &e))?;
     let mut reader = BufReader::new(file);
     let packed = reader.fill_buf().map_err(|e| Error::file(path, &e))?.starts_with(&GZIP);
-    if !packed {
-        return Ok(Box::new(reader));
+    let inner: Box<dyn Read> =
+        if packed { Box::new(MultiGzDecoder::new(reader)) } else { Box::new(reader) };
+    Ok(BufReader::new(Limited { inner, left: LARGEST }))
+}
+
+/// A reader that fails where there is more than it may give.
+struct Limited {
+    inner: Box<dyn Read>,
+    left: u64,
+}
+
+impl Read for Limited {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        // One more than allowed, to see that it is there.
+        let room = usize::try_from(self.left + 1).map_or(to.len(), |room| room.min(to.len()));
+        let count = self.inner.read(&mut to[..room])?;
+        self.left = self.left.checked_sub(count as u64).ok_or_else(|| {
+            let remedy = "divide the file into several data.parts";
+            std::io::Error::other(format!("more than {LARGEST} bytes unpacked; {remedy}"))
+        })?;
+        Ok(count)
     }
-    Ok(Box::new(BufReader::new(MultiGzDecoder::new(reader))))
 }
 
 fn some<T>(path: &Path, found: Vec<T>) -> Result<Vec<T>, Error> {
@@ -337,6 +387,34 @@ mod tests {
             assert!(message.contains(", line 2: longer than 1048576 bytes"), "{message}");
         }
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_read_after_the_rows_that_are_asked_for() {
+        // What follows would be an error: so many bytes that they are decoded in a later turn, and then no gzip at all.
+        let good = packed(&b"a\tb\n\n".repeat(21));
+        let bad = packed(&b"a row without a tab\n".repeat(100_000));
+        let path = file("bomb", &[good, bad, b"broken".to_vec()].concat());
+        let table = [Field::Column(0), Field::Column(1)];
+        assert_eq!(first_pairs(&path, &table, 21).unwrap().len(), 21);
+        assert_eq!(first_documents(&path, &table, 20).unwrap().len(), 20);
+        assert!(first_pairs(&path, &table, 22).is_err());
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_file_may_be_so_large_and_no_larger() {
+        let read = |length: usize, left: u64| {
+            let inner: Box<dyn Read> = Box::new(std::io::repeat(b'a').take(length as u64));
+            let mut bytes = Vec::new();
+            Limited { inner, left }.read_to_end(&mut bytes).map(|_| bytes.len())
+        };
+        assert_eq!(read(100_000, 100_000).unwrap(), 100_000);
+        let told = read(100_001, 100_000).unwrap_err().to_string();
+        assert!(
+            told.contains("more than 1073741824 bytes") && told.contains("data.parts"),
+            "{told}"
+        );
     }
 
     #[test]
