@@ -3,10 +3,10 @@
 use crate::args::{EvalArgs, Format};
 use crate::model;
 use crate::say::say;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use regard_models::Model;
 use regard_models::files::Architecture;
-use regard_train::data::{Field, Pair, first_documents, first_pairs};
+use regard_train::data::{Field, Pair, first_documents, first_pairs, text};
 use regard_train::score::{Bleu, Chrf, Tokenize};
 use regard_train::{Run, search, translations};
 use serde_json::json;
@@ -104,8 +104,7 @@ const DOCUMENTS: usize = 32;
 
 /// The first lines of a file, as many as there are pairs if it has them.
 fn lines(path: &Path, most: usize) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    Ok(text.lines().take(most).map(str::to_owned).collect())
+    Ok(text(path)?.lines().take(most).map(str::to_owned).collect())
 }
 
 fn report(

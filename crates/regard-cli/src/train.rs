@@ -40,9 +40,7 @@ pub(crate) fn run(args: &TrainArgs, format: Format) -> Result<()> {
 fn settings(args: &TrainArgs) -> Result<Settings> {
     let text = match (&args.preset, &args.settings) {
         (Some(name), None) => preset(name)?.to_owned(),
-        (None, Some(file)) => {
-            std::fs::read_to_string(file).with_context(|| file.display().to_string())?
-        }
+        (None, Some(file)) => regard_train::data::text(file)?,
         _ => bail!("name a preset or a file: regard train --preset tatoeba-zh-en --data DIR"),
     };
     let mut changes = args.set.clone();

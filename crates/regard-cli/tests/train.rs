@@ -154,6 +154,36 @@ fn a_run_past_its_steps_says_so_and_names_the_model_that_is_there() {
     std::fs::remove_dir_all(toy.parent().unwrap()).unwrap();
 }
 
+#[test]
+fn files_that_are_no_text_are_told_with_their_line_and_cannot_control_a_terminal() {
+    let folder = scratch("no-text");
+    std::fs::create_dir_all(&folder).unwrap();
+    let put = |name: &str, bytes: &[u8]| {
+        std::fs::write(folder.join(name), bytes).unwrap();
+        folder.join(name).to_str().unwrap().to_owned()
+    };
+    let test = put("test.tsv", b"a\tb\nc\td\n");
+    let settings = put("settings.toml", b"seed = 1\n\n# \xff\n");
+    let lines = put("lines.txt", b"b\nd \xff\n");
+    let evil = put("evil.toml", b"task = \"\\u001b]0;owned\\u0007\\u001b[31mred\"\n");
+    let row = put("row.tsv", b"a\tb\n\x1b[2Jred\n");
+    let label = put("keys.jsonl", b"{\"\\u001b[31m\": 1}\n");
+    for (args, told) in [
+        (vec!["train", &settings, "--dry-run"], "settings.toml, line 3: not UTF-8"),
+        (vec!["eval", "--hypotheses", &lines, "--test", &test], "lines.txt, line 2: not UTF-8"),
+        (vec!["train", &evil, "--dry-run"], "[31mred"),
+        (vec!["eval", "--hypotheses", &lines, "--test", &row], "row.tsv, line 2: "),
+        (vec!["eval", "--hypotheses", &lines, "--test", &label, "--fields", "a,b"], "[31m"),
+    ] {
+        let output = regard(&args);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains(told), "{error:?} / {told}");
+        assert!(!error.contains(['\u{1b}', '\u{7}']), "{error:?}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 fn begun(data: &Path, out: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
     command.args(["train", "--preset", "tatoeba-tiny", "--data"]).arg(data).arg("--out").arg(out);
