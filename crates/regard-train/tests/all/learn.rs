@@ -3,7 +3,8 @@
 use crate::toy::{Ear, Folder, settings};
 use regard_models::Model;
 use regard_models::generate::Search;
-use regard_train::{Trainer, Validated};
+use regard_train::data::{Field, pairs};
+use regard_train::{Trainer, Validated, translations};
 
 fn trained(folder: &Folder, name: &str, changes: &[&str]) -> Vec<Validated> {
     let settings = settings(folder, changes);
@@ -30,8 +31,12 @@ fn every_kind_of_translator_learns_to_spell_backwards() {
         // One of eight letters by chance would be 2.08.
         assert!(losses.last().unwrap() < &0.7, "{name}: {losses:?}");
         let model = Model::open(&folder.run(name).join("model")).unwrap();
-        let written = model.translate(&["abcd"], &Search::Greedy, 16).unwrap();
-        assert!(!written[0].text.is_empty(), "{name}");
+        let file = folder.0.join("pairs.tsv");
+        let pairs = pairs(&file, &[Field::Column(0), Field::Column(1)]).unwrap();
+        let written = translations(&model, &pairs, &Search::Greedy, 16).unwrap();
+        let right = pairs.iter().zip(&written).filter(|(pair, own)| pair.target == **own).count();
+        println!("{name}: loss {:.3}, {right} of {} right", losses.last().unwrap(), pairs.len());
+        assert!(right >= 48, "{name}: {right} of {}; {written:?}", pairs.len());
     }
 }
 
