@@ -72,6 +72,7 @@ bench *args:
 # goldens/*.safetensors, by a Python with the packages that goldens/make.py names
 goldens python="python3" *names:
     {{python}} goldens/make.py {{names}}
+    {{python}} goldens/adamw.py
 
 # The pictures of docs/gallery.md, from real models; looks for their weights in ../shared/data
 gallery:

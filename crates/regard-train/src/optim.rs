@@ -132,7 +132,9 @@ impl AdamW {
             let by = Move {
                 gradient: narrow(share * cut),
                 beta1: narrow(beta1),
+                rest1: narrow(1.0 - beta1),
                 beta2: narrow(beta2),
+                rest2: narrow(1.0 - beta2),
                 rate: narrow(rate / (1.0 - beta1.powi(steps))),
                 unbias: narrow(1.0 / (1.0 - beta2.powi(steps))),
                 epsilon: narrow(epsilon),
@@ -183,7 +185,10 @@ fn narrow(x: f64) -> f32 {
 struct Move {
     gradient: f32,
     beta1: f32,
+    /// `1 - beta1`, taken in f64: of 0.999 in f32 only four digits would be left.
+    rest1: f32,
     beta2: f32,
+    rest2: f32,
     rate: f32,
     unbias: f32,
     epsilon: f32,
@@ -207,8 +212,8 @@ impl Slot {
                 // ANCHOR: adamw
                 let g = *gradient * by.gradient;
                 *gradient = 0.0;
-                *mean = by.beta1 * *mean + (1.0 - by.beta1) * g;
-                *square = by.beta2 * *square + (1.0 - by.beta2) * g * g;
+                *mean = by.beta1 * *mean + by.rest1 * g;
+                *square = by.beta2 * *square + by.rest2 * g * g;
                 let root = (*square * by.unbias).sqrt() + by.epsilon;
                 *value = *value * by.keep - by.rate * *mean / root;
                 // ANCHOR_END: adamw
@@ -282,4 +287,78 @@ impl ModuleMapper for Putter<'_> {
 /// The numbers of a tensor, one after another.
 pub(crate) fn numbers<const D: usize>(x: Tensor<D>) -> Vec<f32> {
     x.into_data().try_into_vec().expect("models compute in f32")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{Decay, Schedule};
+    use regard_models::files::Weights;
+    use serde_json::Value;
+
+    const SHAPES: [(&str, &[usize]); 3] = [("bias", &[7]), ("table", &[5, 3]), ("weight", &[4, 6])];
+
+    /// How far a list is from another, in units of the last place of the latter's largest number.
+    fn ulps(found: &[f32], wanted: &[f32]) -> f32 {
+        let largest = wanted.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let far = found.iter().zip(wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        far / (largest * f32::EPSILON)
+    }
+
+    #[test]
+    fn ten_steps_are_those_of_pytorch() {
+        let bytes = include_bytes!("../../../goldens/adamw.safetensors").to_vec();
+        let mut golden = Weights::safetensors(bytes).unwrap();
+        let config: Value = serde_json::from_str(&golden.metadata()["config"]).unwrap();
+        let number = |key: &str| config[key].as_f64().unwrap();
+        let settings = AdamWSettings {
+            beta1: number("beta1"),
+            beta2: number("beta2"),
+            epsilon: number("epsilon"),
+            weight_decay: number("weight_decay"),
+            clip: number("clip"),
+            average: number("average"),
+        };
+        let (warmup, steps) =
+            (config["warmup"].as_u64().unwrap(), config["steps"].as_u64().unwrap());
+        let (rate, lowest) = (number("rate"), number("lowest"));
+        let schedule = Schedule { rate, lowest, warmup, steps, decay: Decay::Cosine };
+        let mut slots = BTreeMap::new();
+        for (name, shape) in SHAPES {
+            let value = golden.take(&format!("start.{name}"), shape).unwrap();
+            let (zeros, average) = (vec![0.0; value.len()], value.clone());
+            let (mean, square, gradient) = (zeros.clone(), zeros.clone(), zeros);
+            let shape = shape.to_vec();
+            slots.insert(name.into(), Slot { shape, value, mean, square, average, gradient });
+        }
+        let mut optimiser = AdamW::restored(settings, 0, slots);
+        for (i, step) in (1..=steps).enumerate() {
+            // Twice the gradient, with a weight of 2: no rounding, and the mean is taken.
+            for (name, shape) in SHAPES {
+                let gradient = golden.take(&format!("{step}.gradient.{name}"), shape).unwrap();
+                let slot = optimiser.slots.get_mut(name).unwrap();
+                slot.gradient = gradient.iter().map(|g| 2.0 * g).collect();
+            }
+            optimiser.weight = 2.0;
+            let rate = schedule.rate(step);
+            let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-12;
+            assert!(near(rate, config["rates"][i].as_f64().unwrap()), "rate of step {step}");
+            let norm = optimiser.step(rate);
+            assert!(near(norm, config["norms"][i].as_f64().unwrap()), "norm of step {step}");
+            for (name, shape) in SHAPES {
+                let slot = &optimiser.slots[name];
+                for (kind, found) in [
+                    ("value", &slot.value),
+                    ("mean", &slot.mean),
+                    ("square", &slot.square),
+                    ("average", &slot.average),
+                ] {
+                    let wanted = golden.take(&format!("{step}.{kind}.{name}"), shape).unwrap();
+                    let far = ulps(found, &wanted);
+                    println!("step {step}, {kind} of {name}: {far:.2} ulp");
+                    assert!(far <= 4.0, "step {step}, {kind} of {name}: {far} ulp");
+                }
+            }
+        }
+    }
 }
