@@ -188,6 +188,45 @@ fn files_that_are_no_text_are_told_with_their_line_and_cannot_control_a_terminal
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+#[test]
+fn a_full_disk_leaves_the_checkpoint_whole_and_is_told_with_the_file() {
+    let toy = toy("disk");
+    let run = |name: &str| toy.with_file_name(name);
+    for name in ["room", "full"] {
+        let out = run(name);
+        let first = toy_run(&toy, &out).args(["--set", "training.steps=20"]).output().unwrap();
+        said(&first);
+        let settings = std::fs::read_to_string(out.join("settings.toml")).unwrap();
+        let settings = settings.replace("\nsteps = 20\n", "\nsteps = 40\n");
+        std::fs::write(out.join("settings.toml"), settings).unwrap();
+    }
+    let last = run("full").join("last.safetensors");
+    let before = std::fs::read(&last).unwrap();
+    // No file may be larger than 64 blocks of 512 bytes, so a checkpoint ends in the middle.
+    let mut shell = Command::new("sh");
+    shell.args([
+        "-c",
+        "trap '' XFSZ; ulimit -f 64; exec \"$@\"",
+        "sh",
+        env!("CARGO_BIN_EXE_regard"),
+    ]);
+    let output = shell.args(["train", "--resume"]).arg(run("full")).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("full/last.safetensors: File too large"), "{error}");
+    assert_eq!(std::fs::read(&last).unwrap(), before);
+    let names = std::fs::read_dir(run("full")).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with('.')).collect();
+    assert!(left.is_empty(), "{left:?}");
+    for name in ["room", "full"] {
+        said(&regard(&["train", "--resume", run(name).to_str().unwrap()]));
+    }
+    let model = |name: &str| std::fs::read(run(name).join("model/model.safetensors")).unwrap();
+    assert_eq!(weights(&run("room")), weights(&run("full")));
+    assert_eq!(model("room"), model("full"));
+    std::fs::remove_dir_all(toy.parent().unwrap()).unwrap();
+}
+
 fn begun(data: &Path, out: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
     command.args(["train", "--preset", "tatoeba-tiny", "--data"]).arg(data).arg("--out").arg(out);

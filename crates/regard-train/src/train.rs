@@ -118,11 +118,15 @@ impl Trainer {
         let settings = Run::settings(path)?;
         let saved = run.saved()?;
         settings.refuse_changes(&saved.settings, &run.settings_file())?;
-        let mut trainer = Self::with(&settings, run.tables()?, false)?;
+        let tables = run.tables()?;
+        let lost = tables.is_none();
+        let mut trainer = Self::with(&settings, tables, false)?;
         trainer.refuse_other_data(&saved.progress)?;
         let batches = trainer.corpus.epoch(saved.progress.epoch).len();
         saved.check(batches, settings.training.accumulate)?;
-        run.keep_tables(&trainer.tables)?;
+        if lost {
+            run.keep_tables(&trainer.tables)?;
+        }
         let (optimiser, progress) = run.restore(saved, &trainer.optimiser)?;
         trainer.net = trainer.net.with(&optimiser, false);
         (trainer.optimiser, trainer.progress) = (optimiser, progress);
