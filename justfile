@@ -58,6 +58,11 @@ lab:
     mkdir -p bench/record/lab
     target/release/regard lab all --out docs/lab --format json > bench/record/lab/lab.jsonl
 
+# Runs that are killed, starved and disturbed, against one that was left alone: minutes
+survive *args:
+    cargo build --locked -p regard-cli
+    crates/regard-train/survive {{args}}
+
 # Every example, once
 examples:
     examples/run
