@@ -2,11 +2,11 @@
 
 use crate::args::SourceArgs;
 use crate::model;
+use crate::text;
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
-use npyz::NpyFile;
-use regard::{Machine, f16};
-use regard_scope::{Inputs, Labels, Layer, Seen, Trace, parse_mask, printable};
+use regard::Machine;
+use regard_scope::{Inputs, Labels, Layer, Seen, Trace, parse_mask, printable, read_npy};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
@@ -109,35 +109,11 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
 }
 
 fn words(path: &Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    Ok(text.lines().map(Into::into).collect())
+    Ok(text::read(path, text::WORDS)?.lines().map(Into::into).collect())
 }
 
-/// `[heads, len, dim]`; `[len, dim]` is one head, and a first axis of 1 is left out.
 fn array(path: &Path) -> Result<(Vec<f32>, [usize; 3])> {
-    let npy = NpyFile::new(BufReader::new(File::open(path)?))?;
-    let shape: Vec<usize> =
-        npy.shape().iter().map(|n| usize::try_from(*n)).collect::<Result<_, _>>()?;
-    let shape = match shape.as_slice() {
-        [len, dim] => [1, *len, *dim],
-        [heads, len, dim] | [1, heads, len, dim] => [*heads, *len, *dim],
-        other => {
-            bail!("shape {other:?}; give [len, dim], [heads, len, dim] or [1, heads, len, dim]")
-        }
-    };
-    if shape.contains(&0) {
-        bail!("shape {shape:?}: there is nothing in it");
-    }
-    if npy.order() == npyz::Order::Fortran {
-        bail!("columns first; save numpy.ascontiguousarray(x)");
-    }
-    let dtype = npy.dtype().descr();
-    #[expect(clippy::cast_possible_truncation, reason = "pictures show no more digits")]
-    let data = match dtype.trim_matches(['\'', '"']) {
-        "<f4" => npy.into_vec::<f32>()?,
-        "<f8" => npy.into_vec::<f64>()?.into_iter().map(|x| x as f32).collect(),
-        "<f2" => npy.into_vec::<f16>()?.into_iter().map(f16::to_f32).collect(),
-        other => bail!("{other}; give little-endian float32, float64 or float16"),
-    };
-    Ok((data, shape))
+    let file = File::open(path)?;
+    let about = file.metadata()?;
+    Ok(read_npy(BufReader::new(file), about.is_file().then_some(about.len()))?)
 }
