@@ -8,15 +8,17 @@
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy, keep_heap};
-use regard_models::files::{Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions};
+use regard_models::files::{
+    Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions, python,
+};
 use regard_models::generate::{Search, Stop, generate};
 use regard_models::{Bert, Dropping, Gpt, Pass, Transformer, ids, load};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
 use std::ops::ControlFlow;
-use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Instant;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -134,8 +136,9 @@ fn encode(minilm: &PathBuf, sentences: &PathBuf) -> Outcome<Case> {
     let encoded = text.lines().map(|line| tokens.encode(line)).collect::<Result<Vec<_>, _>>()?;
     let mut all: Vec<Vec<u32>> =
         encoded.into_iter().filter(|ids| (8..=48).contains(&ids.len())).take(256).collect();
+    let model = std::path::absolute(minilm)?;
     let request =
-        json!({"case": "encode", "threads": THREADS, "ids": all, "batch": 32, "model": minilm});
+        json!({"case": "encode", "threads": THREADS, "ids": all, "batch": 32, "model": model});
     all.sort_by_key(Vec::len);
     let model = load(Bert::new(&files.config, &Device::flex())?, &mut files.weights)?;
     let run = move || {
@@ -155,9 +158,9 @@ struct Rival {
 }
 
 impl Rival {
-    fn start(python: &str) -> Outcome<Self> {
+    fn start(program: &str) -> Outcome<Self> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/models.py");
-        let mut child = Command::new(python)
+        let mut child = python(Path::new(program))
             .args(["-u", script])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

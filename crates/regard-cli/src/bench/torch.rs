@@ -8,7 +8,7 @@ use regard::{Layout, Machine, Normaliser, alibi_slopes};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
 /// GNU OpenMP lets the rival's idle threads spin for some milliseconds, on cores that are ours by then.
@@ -67,7 +67,7 @@ impl Torch {
         const REMEDY: &str =
             "give one that has torch; `../shared/tools/torch-cpu DIR` makes DIR/bin/python";
         let shown = python.display();
-        let mut child = Command::new(python)
+        let mut child = regard_models::files::python(python)
             .args(["-u", "-c", SCRIPT])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

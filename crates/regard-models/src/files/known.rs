@@ -253,28 +253,42 @@ fn settle(members: &[Member], from: &Path, to: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// A Python to be started as a child: no module of the working directory, of `PYTHONPATH` or of the user's own site is found by it, so
+/// that whoever fills the directory a command is run in does not have code run by it. Packages of an environment are found.
+///
+/// It works in `/`: give it whole paths.
+pub fn python(program: &Path) -> Command {
+    // The system looks for a path after the child has changed its directory, for a bare name in PATH.
+    let path = Some(program).filter(|program| program.components().nth(1).is_some());
+    let path = path.and_then(|program| std::path::absolute(program).ok());
+    let mut command = Command::new(path.as_deref().unwrap_or(program));
+    command.arg("-I").current_dir("/");
+    command
+}
+
 /// How many lines of what `pip` says are kept.
 const LINES: usize = 5;
 
 /// Has `pip` download one wheel, and finds it. Nothing is installed, and no package's own code is run.
-fn download(python: &str, package: &str, to: &Path) -> Result<PathBuf, String> {
-    let output = Command::new(python)
+fn download(program: &str, package: &str, to: &Path) -> Result<PathBuf, String> {
+    let to = &std::path::absolute(to).map_err(|e| e.to_string())?;
+    let output = python(Path::new(program))
         .args(["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"])
         .args(["--disable-pip-version-check", "--progress-bar", "off", "--dest"])
         .arg(to)
         .arg(package)
         .output()
-        .map_err(|e| format!("`{python}` cannot be run: {e}; give another Python"))?;
+        .map_err(|e| format!("`{program}` cannot be run: {e}; give another Python"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let lines: Vec<_> = said.lines().filter(|line| !line.trim().is_empty()).collect();
         let last = &lines[lines.len().saturating_sub(LINES)..];
-        return Err(format!("`{python} -m pip download {package}` says:\n{}", last.join("\n")));
+        return Err(format!("`{program} -I -m pip download {package}` says:\n{}", last.join("\n")));
     }
     let entries = std::fs::read_dir(to).map_err(|e| e.to_string())?;
     let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let wheel = paths.find(|path| path.extension().is_some_and(|ending| ending == "whl"));
-    wheel.ok_or_else(|| format!("`{python} -m pip download {package}` left no wheel"))
+    wheel.ok_or_else(|| format!("`{program} -I -m pip download {package}` left no wheel"))
 }
 
 #[cfg(test)]
