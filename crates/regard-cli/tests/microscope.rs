@@ -178,6 +178,69 @@ fn mistakes_are_named_with_their_remedy() {
     }
 }
 
+/// Names, words and kinds that would move a cursor, set a title or turn a line around.
+#[test]
+fn nothing_that_controls_reaches_the_terminal() {
+    let folder = Folder::new("evil");
+    let evil = "\u{1b}]0;x\u{7}\u{9b}2J\u{202e}";
+    let mut inputs = trace();
+    inputs.title = evil.into();
+    inputs.layers.iter_mut().for_each(|layer| layer.kind = evil.into());
+    let words = Labels::new(evil, (0..5).map(|i| format!("{i}{evil}")).collect());
+    inputs.axes.insert("words".into(), words);
+    inputs.save(&folder.0.join("inputs.safetensors")).expect("a trace");
+    let weights = regard_scope::Weights { values: vec![0.2; 50], shape: [2, 5, 5] };
+    inputs.layers.truncate(1);
+    inputs.layers[0].seen = Seen::Weights(weights);
+    inputs.save(&folder.0.join("weights.safetensors")).expect("a trace");
+    std::fs::write(folder.0.join(format!("{evil}.safetensors")), "no trace").expect("a file");
+    for args in [
+        "look inputs.safetensors",
+        "look inputs.safetensors --layer 0 --head 0",
+        "look inputs.safetensors --layer 0 --head 0 --view flow",
+        "look weights.safetensors --layer 7",
+        "stats inputs.safetensors",
+        "stats inputs.safetensors --view entropy",
+        "audit inputs.safetensors",
+        "audit weights.safetensors",
+        "diff inputs.safetensors inputs.safetensors",
+        "diff weights.safetensors weights.safetensors",
+        "diff weights.safetensors trace.safetensors",
+        &format!("look {evil}.safetensors"),
+        &format!("stats {evil}.npy"),
+        &format!("generate {evil}"),
+    ] {
+        let output = folder.regard(args);
+        for text in [output.stdout, output.stderr] {
+            let text = String::from_utf8(text).expect("text");
+            let bad = text.chars().find(|c| (c.is_control() && *c != '\n') || *c == '\u{202e}');
+            assert_eq!(bad, None, "{args}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn texts_that_are_not_utf8_are_named_with_their_line() {
+    let folder = Folder::new("latin");
+    let file =
+        |name: &str, bytes: &[u8]| std::fs::write(folder.0.join(name), bytes).expect("a file");
+    file("latin.txt", b"one\ntwo\ngar\xe7on\n");
+    file("long.txt", &vec![b'a'; (1 << 20) + 1]);
+    for (args, parts) in [
+        ("look q.npy k.npy --q-words latin.txt", vec!["latin.txt: line 3", "0xe7", "UTF-8"]),
+        ("classify nothing @latin.txt", vec!["latin.txt: line 3", "0xe7", "UTF-8"]),
+        ("look nothing @latin.txt", vec!["latin.txt: line 3", "0xe7", "UTF-8"]),
+        ("look nothing @long.txt", vec!["long.txt: 1048577 bytes", "at most 1048576"]),
+        ("classify nothing @long.txt", vec!["long.txt: 1048577 bytes", "at most 1048576"]),
+    ] {
+        let error = folder.regard(args).stderr;
+        let error = String::from_utf8_lossy(&error);
+        for part in parts {
+            assert!(error.contains(part), "{args}: no {part:?} in {error}");
+        }
+    }
+}
+
 /// Ends the server with the test.
 struct Serving(Child);
 
@@ -188,51 +251,174 @@ impl Drop for Serving {
     }
 }
 
-fn get(port: &str, host: &str, path: &str) -> (String, Vec<u8>) {
-    let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).expect("a server");
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
-        .expect("sent");
-    let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes).expect("an answer");
-    let end = bytes.windows(4).position(|w| w == b"\r\n\r\n").expect("headers") + 4;
-    (String::from_utf8_lossy(&bytes[..end]).to_lowercase(), bytes.split_off(end))
+/// A served map, and its own address.
+struct Served {
+    server: Serving,
+    _out: BufReader<std::process::ChildStdout>,
+    port: u16,
+    token: String,
 }
 
-fn serve(folder: &Path) -> (Serving, String, impl Read) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
-    command.args(["look", "q.npy", "k.npy", "--mask", "causal", "--serve"]).current_dir(folder);
-    let mut server = Serving(command.stdout(Stdio::piped()).spawn().expect("it starts"));
-    let mut line = String::new();
-    let mut out = BufReader::new(server.0.stdout.take().expect("its output"));
-    out.read_line(&mut line).expect("an address");
-    let port = line.trim().rsplit(':').next().and_then(|rest| rest.split('/').next());
-    (server, port.expect("a port").to_string(), out)
+impl Served {
+    /// `before` goes before the command, as in `ulimit -n 20;`.
+    fn new(folder: &Path, before: &str) -> Self {
+        let mut command = Command::new("sh");
+        let script = format!("{before} exec \"$0\" look q.npy k.npy --mask causal --serve");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_regard")]).current_dir(folder);
+        let mut server = Serving(command.stdout(Stdio::piped()).spawn().expect("it starts"));
+        let mut line = String::new();
+        let mut out = BufReader::new(server.0.stdout.take().expect("its output"));
+        out.read_line(&mut line).expect("an address");
+        let rest = line.strip_prefix("http://127.0.0.1:").expect("an address");
+        let (port, rest) = rest.split_once('/').expect("a port");
+        let (token, _) = rest.split_once("/#site=").expect("a token");
+        assert!(token.len() == 32 && token.bytes().all(|c| c.is_ascii_hexdigit()), "{line}");
+        let (port, token) = (port.parse().expect("a port"), token.to_string());
+        Self { server, _out: out, port, token }
+    }
+
+    fn connect(&self) -> std::io::Result<TcpStream> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(60)))?;
+        Ok(stream)
+    }
+
+    /// The head of the answer, in small letters, and what follows; `path` as it is asked for.
+    fn ask(&self, path: &str, headers: &str) -> std::io::Result<(String, Vec<u8>)> {
+        let mut stream = self.connect()?;
+        write!(stream, "GET {path} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n")?;
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes)?;
+        let end = bytes.windows(4).position(|w| w == b"\r\n\r\n").map_or(bytes.len(), |at| at + 4);
+        let body = bytes.split_off(end);
+        Ok((String::from_utf8_lossy(&bytes).to_lowercase(), body))
+    }
+
+    fn host(&self) -> String {
+        format!("Host: 127.0.0.1:{}\r\n", self.port)
+    }
+
+    /// As its own page asks.
+    fn get(&self, path: &str) -> (String, Vec<u8>) {
+        self.ask(&format!("/{}/{path}", self.token), &self.host()).expect("an answer")
+    }
+
+    fn json(&self, path: &str) -> Value {
+        let (head, body) = self.get(path);
+        assert!(head.starts_with("http/1.1 200"), "{path}: {head}");
+        serde_json::from_slice(&body).expect(path)
+    }
 }
 
 #[test]
-fn a_map_is_served_to_this_machine_alone() {
+fn a_map_is_served() {
     let folder = Folder::new("serve");
-    let (_server, port, _out) = serve(&folder.0);
-    let own = format!("127.0.0.1:{port}");
-    let json = |path: &str| -> Value {
-        let (head, body) = get(&port, &own, path);
-        assert!(head.starts_with("http/1.1 200"), "{path}: {head}");
-        serde_json::from_slice(&body).expect(path)
-    };
-    assert!(get(&port, &own, "/").1.starts_with(b"<!doctype html>"));
-    let info = json("/info.json?site=1");
+    let served = Served::new(&folder.0, "");
+    assert!(served.get("").1.starts_with(b"<!doctype html>"));
+    let info = served.json("info.json?site=1");
     assert_eq!((&info["q_len"], &info["sites"][1]["head"]), (&50.into(), &1.into()));
-    let (head, body) = get(&port, &own, "/tile/1/max/dark/6/0/0.png");
+    let (head, body) = served.get("tile/1/max/dark/6/0/0.png");
     assert!(head.contains("image/png") && body.starts_with(b"\x89PNG"), "{head}");
-    let pair = json("/weight/1/20/3");
+    let pair = served.json("weight/1/20/3");
     assert!(pair["weight"].as_f64() > Some(0.0) && pair["hidden"] == false);
-    assert_eq!(json("/weight/1/3/20")["hidden"], true);
-    assert_eq!(json("/row/0/9")["top"].as_array().map(Vec::len), Some(8));
-    assert_eq!(json("/labels/0/k/48/99")["labels"], serde_json::json!(["48", "49"]));
-    for path in
-        ["/tile/9/max/dark/6/0/0.png", "/tile/0/max/dark/99/0/0.png", "/weight/0/50/0", "/../x"]
+    assert_eq!(served.json("weight/1/3/20")["hidden"], true);
+    assert_eq!(served.json("row/0/9")["top"].as_array().map(Vec::len), Some(8));
+    assert_eq!(served.json("labels/0/k/48/99")["labels"], serde_json::json!(["48", "49"]));
+    for path in ["tile/9/max/dark/6/0/0.png", "tile/0/max/dark/99/0/0.png", "weight/0/50/0", "../x"]
     {
-        assert!(get(&port, &own, path).0.starts_with("http/1.1 404"), "{path}");
+        assert!(served.get(path).0.starts_with("http/1.1 404"), "{path}");
     }
-    assert!(get(&port, "elsewhere.example", "/").0.starts_with("http/1.1 403"));
+}
+
+#[test]
+fn a_map_is_served_to_its_reader_alone() {
+    let folder = Folder::new("alone");
+    let served = Served::new(&folder.0, "");
+    let Served { port, token, .. } = &served;
+    let (own, page) = (served.host(), format!("/{token}/"));
+    let status = |path: &str, headers: &str| {
+        let (head, _) = served.ask(path, headers).expect("an answer");
+        assert!(head.contains("\r\ncross-origin-resource-policy: same-origin\r\n"), "{head}");
+        head["http/1.1 ".len()..][..3].to_string()
+    };
+    assert_eq!(status(&page, &own), "200");
+    let here = format!("{own}Origin: http://localhost:{port}\r\n");
+    assert_eq!(status(&page, &here), "200");
+    // Another user of this machine.
+    let wrong = format!("/{}/", "0".repeat(32));
+    for path in ["/", "/info.json", &wrong, &page[..20], &format!("/{token}")] {
+        assert_eq!(status(path, &own), "403", "{path}");
+    }
+    // Another page in the same browser.
+    for headers in [
+        String::new(),
+        "Host: elsewhere.example\r\n".into(),
+        "Host: 127.0.0.1:1\r\n".into(),
+        "Host: 127.0.0.1\r\n".into(),
+        format!("{own}Origin: https://elsewhere.example\r\n"),
+        format!("{own}Origin: http://localhost:1\r\n"),
+        format!("{own}Origin: null\r\n"),
+    ] {
+        assert_eq!(status(&page, &headers), "403", "{headers}");
+    }
+}
+
+/// Opens connections that say nothing.
+fn idle(served: &Served, count: usize) -> Vec<TcpStream> {
+    (0..count).map(|_| served.connect().expect("a connection")).collect()
+}
+
+#[test]
+fn a_server_out_of_descriptors_waits_for_some() {
+    let folder = Folder::new("descriptors");
+    let served = Served::new(&folder.0, "ulimit -n 24;");
+    let idle = idle(&served, 60);
+    // Clock ticks, usually of 10 ms, that it has worked: fields 14 and 15 (proc(5)), the name in brackets is the second.
+    let worked = || -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", served.server.0.id()));
+        let stat = stat.expect("it is there");
+        let fields: Vec<_> = stat.rsplit(')').next().expect("fields").split(' ').collect();
+        fields[12..14].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum()
+    };
+    std::thread::sleep(std::time::Duration::from_millis(500)); // its first survey ends meanwhile
+    let before = worked();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert!(worked() - before < 50, "{} ticks in a second", worked() - before);
+    drop(idle);
+    assert_eq!(served.json("info.json")["q_len"], 50);
+}
+
+#[test]
+fn a_server_without_threads_goes_on() {
+    let folder = Folder::new("threads");
+    let mut served = Served::new(&folder.0, "");
+    let pid = served.server.0.id().to_string();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it is there");
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).expect("a size");
+    let kb: u64 = size.trim().trim_end_matches(" kB").parse().expect("a number");
+    // Room for some stacks of 2 MiB.
+    let limit = format!("--as={}", (kb + 60_000) * 1024);
+    let set = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
+    assert!(set.expect("prlimit, of util-linux").success());
+    let idle = idle(&served, 200);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(served.server.0.try_wait().expect("a child"), None);
+    drop(idle);
+    assert_eq!(served.json("info.json")["q_len"], 50);
+}
+
+#[test]
+fn a_server_refuses_more_connections_than_it_has_room_for() {
+    let folder = Folder::new("busy");
+    let served = Served::new(&folder.0, "");
+    let idle = idle(&served, 256);
+    // Who takes connections in their order takes this one last.
+    let mut answer = String::new();
+    served.connect().expect("a connection").read_to_string(&mut answer).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    drop(idle);
+    let free = || served.ask(&format!("/{}/", served.token), &served.host());
+    let free = || free().is_ok_and(|(head, _)| head.starts_with("http/1.1 200"));
+    let mut tries = (0..100).map(|_| std::thread::sleep(std::time::Duration::from_millis(50)));
+    assert!(tries.any(|()| free()), "it never has room again");
 }
