@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, Callable
 
 import torch
@@ -117,3 +119,9 @@ def alike(found: torch.Tensor, wanted: torch.Tensor, of: str = "", scale: float 
     assert torch.isfinite(found).all(), of
     allowed = 1e-4 * max(float(wanted.abs().max()), scale)
     assert float((found - wanted).abs().max()) <= allowed, (of, float((found - wanted).abs().max()), allowed)
+
+
+def minilm() -> Path:
+    """Where `regard models --get minilm` puts its weights."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
+    return Path(os.environ.get("REGARD_CACHE") or cache) / "minilm"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
-from hf_table import alike, ids, model, run
+from hf_table import alike, ids, minilm, model, run
 from transformers import (
     AttentionInterface, AttentionMaskInterface, BertModel, BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM,
 )  # fmt: skip
@@ -304,12 +301,6 @@ def test_a_model_in_bf16_is_as_near_to_the_truth_as_eager(name):
         finally:
             model.cache_clear()
     assert (found - exact).abs().mean() <= 1.5 * (eager - exact).abs().mean()
-
-
-def minilm() -> Path:
-    """Where `regard models --get minilm` puts its weights."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
-    return Path(os.environ.get("REGARD_CACHE") or cache) / "minilm"
 
 
 @pytest.mark.skipif(not (minilm() / "model.safetensors").is_file(), reason="no weights; get them by `regard models --get minilm`")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hf_table import ARCHITECTURES, ids, model
+from hf_table import ARCHITECTURES, ids, minilm, model
 
 import regard
 import regard.hf
@@ -425,10 +425,10 @@ def test_a_report_of_a_long_text_holds_its_map_in_few_cells(tmp_path):
 
 def command(*arguments: str) -> list[dict]:
     """What the command line says, line by line."""
-    tool = ROOT / "target" / "release" / "regard"
-    tool = str(tool) if tool.exists() else shutil.which("regard")
+    built = [path for kind in ("debug", "release") if (path := ROOT / "target" / kind / "regard").exists()]
+    tool = max(built, key=lambda path: path.stat().st_mtime) if built else shutil.which("regard")
     if tool is None:
-        pytest.skip("the command `regard` is not here: cargo build --release -p regard-cli")
+        pytest.skip("the command `regard` is not here: cargo build -p regard-cli")
     said = subprocess.run([tool, *arguments], capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     return [json.loads(line) for line in said.stdout.splitlines()]
@@ -550,7 +550,7 @@ def test_memory_of_a_capture_is_that_of_a_forward_pass():
     assert capture["peak"] - capture["before"] < LAYERS * HEADS * tokens**2 * 4 / 2**20  # which all weights would take, in MB
 
 
-MINILM = Path.home() / ".cache" / "regard" / "minilm"
+MINILM = minilm()
 
 
 @pytest.mark.skipif(not MINILM.exists(), reason="MiniLM's weights are not here: regard models --get minilm")
