@@ -162,7 +162,7 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     pub(crate) bias: bool,
     /// Threads to use [default: all]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// Instruction set, as `regard info` lists them [default: the best]
     #[arg(long, value_name = "NAME")]
@@ -237,7 +237,7 @@ pub(crate) struct SearchArgs {
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// The text to go on with; may be given several times [default: nothing]
+    /// The text to go on with, at most 1 MiB; may be given several times [default: nothing]
     #[arg(long, value_name = "TEXT")]
     pub(crate) prompt: Vec<String>,
     #[command(flatten)]
@@ -248,7 +248,7 @@ pub(crate) struct GenerateArgs {
 pub(crate) struct TranslateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// The texts [default: each line of the input, answered as it comes]
+    /// The texts, at most 1 MiB each [default: each line of the input, answered as it comes]
     #[arg(value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
     /// Says which word of the source each word of the translation looked at most
@@ -328,7 +328,7 @@ pub(crate) struct EvalArgs {
 pub(crate) struct ClassifyArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// The documents: a text, or @FILE
+    /// The documents, at most 1 MiB each: a text, or @FILE
     #[arg(required = true, value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
     /// Sentences to show, those with the most weight
@@ -345,7 +345,7 @@ fn field(text: &str) -> Result<Field, std::convert::Infallible> {
 pub(crate) struct EmbedArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// The texts
+    /// The texts, at most 1 MiB each
     #[arg(required = true, value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
 }
@@ -355,7 +355,7 @@ pub(crate) struct ModelsArgs {
     /// Downloads this one, by the pip of --python, and checks what came
     #[arg(long, value_name = "NAME")]
     pub(crate) get: Option<String>,
-    /// A Python with pip
+    /// A Python with pip; it is started with -I, so it sees neither the working directory nor PYTHONPATH
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     pub(crate) python: String,
 }
@@ -396,7 +396,7 @@ pub(crate) struct LabArgs {
 /// What is looked at.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct SourceArgs {
-    /// A trace (.safetensors); a model and a text (minilm 'A sentence', or @FILE for the text in a file); or queries and keys
+    /// A trace (.safetensors); a model and a text (minilm 'A sentence', or @FILE for the text in a file, at most 1 MiB); or queries and keys
     /// (q.npy k.npy), [heads, len, dim] or [len, dim]
     #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
@@ -416,7 +416,7 @@ pub(crate) struct SourceArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) target: Option<String>,
     /// Threads to use [default: all]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
 }
 
@@ -531,7 +531,7 @@ pub(crate) struct DiffArgs {
     /// Another trace of the same model and text
     pub(crate) second: PathBuf,
     /// Threads to use [default: all]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
 }
 
@@ -557,12 +557,12 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) list: bool,
     /// Threads to use; several counts, as in 1,2, run each case with each [default: all]
-    #[arg(long, value_name = "N", value_parser = count, value_delimiter = ',')]
+    #[arg(long, value_name = "N", value_parser = threads, value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
     /// Also measure a rival, in turns with us
     #[arg(long, value_enum, value_name = "RIVAL")]
     pub(crate) against: Option<RivalArg>,
-    /// A Python that has torch [default: python3]
+    /// A Python that has torch, for example that of an environment; it is started with -I [default: python3]
     #[arg(long, value_name = "PATH", requires = "against")]
     pub(crate) python: Option<PathBuf>,
     /// Seconds to measure each case for
@@ -601,4 +601,12 @@ fn range(text: &str) -> Result<std::ops::Range<usize>, String> {
 pub(crate) fn count(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|n| (1..=MOST).contains(n));
     number.ok_or_else(|| format!("give a whole number from 1 to {MOST}"))
+}
+
+/// Threads at most, more than the largest machines have: each takes a stack, and systems refuse to make many thousands.
+pub(crate) const THREADS: usize = 1024;
+
+fn threads(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|n| (1..=THREADS).contains(n));
+    number.ok_or_else(|| format!("give a whole number from 1 to {THREADS}"))
 }

@@ -2,6 +2,7 @@
 
 use crate::args::{ClassifyArgs, Format};
 use crate::model;
+use crate::text::text_of;
 use anyhow::Result;
 use regard_models::Classified;
 use regard_scope::printable;
@@ -9,9 +10,9 @@ use serde_json::json;
 use std::io::Write;
 
 pub(crate) fn run(args: &ClassifyArgs, format: Format) -> Result<()> {
-    let model = model::open(&args.model.model)?;
-    let texts = args.texts.iter().map(|text| model::text_of(text));
+    let texts = args.texts.iter().map(|text| text_of(text));
     let texts = texts.collect::<Result<Vec<String>>>()?;
+    let model = model::open(&args.model.model)?;
     let all: Vec<&str> = texts.iter().map(String::as_str).collect();
     let mut out = std::io::stdout().lock();
     for (text, found) in all.iter().zip(model.classify(&all)?) {

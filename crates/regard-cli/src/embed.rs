@@ -2,6 +2,7 @@
 
 use crate::args::{EmbedArgs, Format};
 use crate::model;
+use crate::text::short;
 use anyhow::Result;
 use regard_scope::printable;
 use serde_json::json;
@@ -11,8 +12,8 @@ use std::io::Write;
 const WIDTH: usize = 32;
 
 pub(crate) fn run(args: &EmbedArgs, format: Format) -> Result<()> {
+    let texts: Vec<&str> = args.texts.iter().map(|text| short(text)).collect::<Result<_>>()?;
     let model = model::open(&args.model.model)?;
-    let texts: Vec<&str> = args.texts.iter().map(String::as_str).collect();
     let vectors = model.embed(&texts)?;
     let mut out = std::io::stdout().lock();
     if format == Format::Json {

@@ -3,6 +3,7 @@
 use crate::args::{Format, GenerateArgs};
 use crate::model;
 use crate::say::say;
+use crate::text::short;
 use anyhow::Result;
 use regard_models::generate::Ended;
 use regard_scope::printable;
@@ -14,12 +15,12 @@ use std::time::Instant;
 pub(crate) fn run(args: &GenerateArgs, format: Format) -> Result<()> {
     let search = model::search(&args.search);
     search.check()?;
-    let model = model::open(&args.model.model)?;
     let prompts: Vec<&str> = if args.prompt.is_empty() {
         vec![""]
     } else {
-        args.prompt.iter().map(String::as_str).collect()
+        args.prompt.iter().map(|prompt| short(prompt)).collect::<Result<_>>()?
     };
+    let model = model::open(&args.model.model)?;
     let mut out = std::io::stdout().lock();
     // One text streams as it is written; several would be mixed up.
     let streams = format == Format::Text && prompts.len() == 1;

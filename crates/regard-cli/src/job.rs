@@ -2,12 +2,14 @@
 
 use crate::args::{
     BenchArgs, Dtype, Format, LayoutArg, PlanArgs, RivalArg, ScoreArgs, SimilarityArg, StepsArgs,
+    THREADS,
 };
 use crate::bench::{Case, choose};
 
 use anyhow::{Result, anyhow, bail};
 use regard::{Element, Isa, Machine, Mask, Normaliser, Score, Shape};
 use regard_scope::parse_mask;
+use std::error::Error;
 use std::path::PathBuf;
 
 /// From a query and a key to their score.
@@ -82,6 +84,7 @@ pub(crate) fn plan(args: PlanArgs) -> Result<PlanJob> {
         Shape { batch, heads: kv_heads, len: keys, dim: v_dim },
     ];
     let output = Shape { dim: v_dim, ..shapes[0] };
+    fits_a_row(&args, heads, keys, dim)?;
     let [q, k, v] = shapes;
     for (name, shape) in [("q", q), ("k", k), ("v", v), ("the output", output)] {
         fits_in_memory(name, shape)?;
@@ -96,6 +99,19 @@ pub(crate) fn plan(args: PlanArgs) -> Result<PlanJob> {
         bias: args.bias,
         machine: machine(args.threads, args.isa.as_deref())?,
     })
+}
+
+/// Numbers that `regard plan` holds at once: no tensor, but a row of one, and a number for each head.
+const ROW: usize = 1 << 26;
+
+fn fits_a_row(args: &PlanArgs, heads: usize, keys: usize, dim: usize) -> Result<()> {
+    let biased = if args.bias { keys } else { 1 };
+    for (flag, n) in [("--heads", heads), ("--dim", dim), ("--keys with --bias", biased)] {
+        if n > ROW {
+            bail!("{flag}: {n}, and a plan can have {ROW}; give fewer");
+        }
+    }
+    Ok(())
 }
 
 /// Numbers of a tensor that `regard steps` shows, at most.
@@ -140,7 +156,9 @@ pub(crate) fn bench(args: BenchArgs) -> Result<BenchJob> {
         machines.push(here);
     }
     let rival = args.against.map(|RivalArg::Torch| python.unwrap_or_else(|| "python3".into()));
-    Ok(BenchJob { cases: choose(args.case.as_deref())?, machines, seconds, rival })
+    let cases = choose(args.case.as_deref())?;
+    cases.iter().try_for_each(Case::fits)?;
+    Ok(BenchJob { cases, machines, seconds, rival })
 }
 
 /// This machine with another number of threads or instruction set.
@@ -148,6 +166,23 @@ pub(crate) fn machine(threads: Option<usize>, isa: Option<&str>) -> Result<Machi
     let here = Machine::here();
     let isa = isa.map_or(Ok(here.isa), isa_named)?;
     Ok(here.isa(isa).threads(threads.unwrap_or(here.threads)))
+}
+
+/// Starts the threads that all verbs share, as many as the environment asks for: too many would end the process later.
+pub(crate) fn start_threads(variable: impl Fn(&str) -> Option<String>) -> Result<()> {
+    // The second is the old name of the first; rayon reads both.
+    for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
+        let number = variable(name).and_then(|text| text.parse::<usize>().ok());
+        if let Some(number) = number.filter(|number| *number > THREADS) {
+            bail!("{name}={number}: at most {THREADS} threads can be had; set it to fewer");
+        }
+    }
+    let started = rayon::ThreadPoolBuilder::new().build_global();
+    // Without a cause the threads are there already: whoever calls us as a library has started them.
+    match started.as_ref().err().and_then(Error::source) {
+        Some(why) => bail!("threads cannot be made ({why}); set RAYON_NUM_THREADS to fewer"),
+        None => Ok(()),
+    }
 }
 
 fn isa_named(name: &str) -> Result<Isa> {

@@ -29,6 +29,7 @@ mod show;
 mod source;
 mod stats;
 mod steps;
+mod text;
 mod train;
 mod translate;
 
@@ -59,6 +60,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 }
 
 fn run_verb(Args { verb, format }: Args) -> Result<()> {
+    job::start_threads(|name| std::env::var(name).ok())?;
     match verb {
         Verb::Info => info::run(format),
         Verb::Plan(args) => plan::run(job::plan(*args)?, format),

@@ -2,7 +2,8 @@
 
 use crate::args::SearchArgs;
 use crate::shipped::{SHIPPED, Shipped};
-use anyhow::{Result, anyhow, bail};
+use crate::text::{short, text_of};
+use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard_models::Model;
 use regard_models::files::{KNOWN, Known, cache_dir, read_text};
@@ -38,7 +39,7 @@ pub(crate) fn open(model: &Path) -> Result<Model> {
 
 /// Something that turns on a terminal while work is done.
 pub(crate) fn busy(message: String) -> ProgressBar {
-    let busy = ProgressBar::new_spinner().with_message(message);
+    let busy = ProgressBar::new_spinner().with_message(printable(&message));
     busy.enable_steady_tick(Duration::from_millis(100));
     busy
 }
@@ -68,19 +69,10 @@ fn place(model: &Path) -> Result<PathBuf> {
     })
 }
 
-/// A text as it was typed, or that of `@FILE`.
-pub(crate) fn text_of(text: &str) -> Result<String> {
-    match text.strip_prefix('@') {
-        Some(file) => {
-            read_text(Path::new(file)).map_err(|e| anyhow!("{}", printable(&e.to_string())))
-        }
-        None => Ok(text.into()),
-    }
-}
-
 /// What every head of a model looks at in a text, or in the text of `@FILE`, and in a translation of it.
 pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Trace> {
     let text = text_of(text)?;
+    target.map(short).transpose().context("--target")?;
     let model = open(model)?;
     let busy = busy(format!("{} reads", model.title));
     let trace = match target {

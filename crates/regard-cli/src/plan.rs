@@ -36,7 +36,9 @@ struct Line {
 fn describe<E: Element>(job: PlanJob, format: Format) -> Result<()> {
     let [q, k, v] = job.shapes;
     let zero = E::narrow(E::Num::default());
-    let (row, sinks) = (vec![zero; k.len.max(k.dim)], vec![E::Num::default(); q.heads]);
+    // Of the longest that is asked for below.
+    let longest = if job.bias { k.len.max(k.dim) } else { k.dim };
+    let (row, sinks) = (vec![zero; longest], vec![E::Num::default(); q.heads]);
     let slopes: Vec<E::Num> = alibi_slopes(q.heads);
     let repeated = |shape| View::strided(&row, shape, Strides { batch: 0, heads: 0, len: 0 });
 

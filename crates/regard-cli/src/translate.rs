@@ -3,20 +3,21 @@
 use crate::args::{Format, TranslateArgs};
 use crate::model;
 use crate::say::say;
+use crate::text::{lines, short};
 use anyhow::{Result, anyhow, bail};
 use regard::Machine;
 use regard_models::Model;
 use regard_models::generate::Search;
 use regard_scope::{Trace, printable};
 use serde_json::{Value, json};
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{IsTerminal, Write};
 
 pub(crate) fn run(args: &TranslateArgs, format: Format) -> Result<()> {
     let search = model::search(&args.search);
     search.check()?;
+    let texts: Vec<&str> = args.texts.iter().map(|text| short(text)).collect::<Result<_>>()?;
     let model = model::open(&args.model.model)?;
-    if !args.texts.is_empty() {
-        let texts: Vec<&str> = args.texts.iter().map(String::as_str).collect();
+    if !texts.is_empty() {
         return told(&model, &texts, &search, args, format);
     }
     let input = std::io::stdin();
@@ -24,11 +25,8 @@ pub(crate) fn run(args: &TranslateArgs, format: Format) -> Result<()> {
         say("a text on each line; end with Ctrl-D");
     }
     // Each line is answered as it comes: whoever writes to us may be waiting for it.
-    for (line, bytes) in input.lock().split(b'\n').enumerate() {
-        let text = String::from_utf8(bytes?);
-        let text =
-            text.map_err(|e| anyhow!("standard input: line {}: {e}; write it as UTF-8", line + 1))?;
-        told(&model, &[text.trim()], &search, args, format)?;
+    for line in lines(input.lock()) {
+        told(&model, &[&line?], &search, args, format)?;
     }
     Ok(())
 }

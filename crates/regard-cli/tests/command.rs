@@ -108,12 +108,25 @@ fn mistakes_are_named_with_their_remedy() {
         ("plan+--heads+0", vec!["--heads", "'0'", "from 1"]),
         ("plan+--isa+mmx", vec!["--isa mmx", "portable"]),
         ("plan+--batch+1000000000000+--keys+1000000000000", vec!["--batch", "memory"]),
+        ("plan+--dim+100000000000", vec!["--dim: 100000000000", "67108864"]),
+        ("plan+--heads+100000000000", vec!["--heads: 100000000000", "67108864"]),
+        ("plan+--keys+100000000000+--bias", vec!["--keys with --bias: 100000000000", "67108864"]),
+        ("plan+--threads+100000", vec!["--threads", "1 to 1024"]),
         ("steps+--keys+40", vec!["--keys 40", "--format json"]),
         ("steps+--queries+9999+--format+json", vec!["--queries 9999", "give less"]),
         ("steps+--normaliser+topp", vec!["--normaliser", "top{K}"]),
         ("bench+--case+nothing*", vec!["--case nothing*", "--list"]),
         ("bench+--case+prefill-f32-n8", vec!["--case", "d{features} is missing"]),
         ("bench+--case+prefill-f32-n8-d8-frob", vec!["--case", "`frob`", "longformer{window}"]),
+        (
+            "bench+--case+prefill-f32-n1000000000000-d64",
+            vec!["--case", "at least", "give fewer keys"],
+        ),
+        ("bench+--case+prefill-f32-n1-d1-b1000000000000-padding", vec!["--case", "at least"]),
+        ("bench+--case+prefill-f32-n1000000-d1-h1-bool", vec!["--case", "at least 1000"]),
+        ("bench+--case+prefill-f32-n1-d10000000-additive", vec!["--case", "at least"]),
+        ("bench+--case+linear-f32-n1-d64-random1000000000000", vec!["--case", "at least"]),
+        ("bench+--threads+1,100000", vec!["--threads", "1 to 1024"]),
         ("bench+--seconds+0", vec!["--seconds 0", "above 0"]),
         ("bench+--python+python3", vec!["--against"]),
         ("bench+--against+torch+--python+/no/python", vec!["--python /no/python", "torch-cpu DIR"]),
@@ -128,6 +141,67 @@ fn mistakes_are_named_with_their_remedy() {
         }
         assert!(output.stdout.is_empty() && !error.contains("panicked"), "{args}: {error}");
     }
+}
+
+#[test]
+fn threads_are_limited_by_name() {
+    for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
+        for (threads, fine) in
+            [("1024", true), ("0", true), ("many", true), ("1025", false), ("100000", false)]
+        {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
+            let output = command.args(["steps"]).env(name, threads).output().expect("it starts");
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.success(), fine, "{name}={threads}: {error}");
+            let named = error.contains(&format!("{name}={threads}: at most 1024"));
+            assert!(fine || named, "{name}={threads}: {error}");
+        }
+    }
+}
+
+/// What a plan holds does not grow with the sequence.
+#[test]
+fn a_plan_of_any_length_takes_no_memory_for_it() {
+    let args = "plan+--heads+1+--queries+1+--keys+1000000000000+--mask+window 8+--format+json";
+    assert_eq!(json(args)[0]["pairs"], 8);
+}
+
+#[test]
+fn no_code_of_the_working_directory_is_run() {
+    let folder = std::env::temp_dir().join(format!("regard-cwd-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let trap = format!("open({:?}, 'a').write(__name__ + ' ')\n", folder.join("ran"));
+    for module in ["pip.py", "torch.py", "json.py", "sitecustomize.py"] {
+        std::fs::write(folder.join(module), &trap).expect("a file");
+    }
+    let script = "#!/bin/sh\nexec python3 \"$@\"\n";
+    std::fs::write(folder.join("python"), script).expect("a file");
+    let sh = Command::new("chmod").args(["+x", "python"]).current_dir(&folder).status();
+    assert!(sh.expect("it starts").success());
+    for (args, part) in [
+        ("models --get e2k", "-m pip download"),
+        ("models --get e2k --python ./python", "-m pip download"),
+        // The last word is of a Python that has a torch of its own.
+        ("bench --case prefill-f32-n1-d1 --seconds 0.01 --against torch", "torch"),
+        (
+            "bench --case prefill-f32-n1-d1 --seconds 0.01 --against torch --python ./python",
+            "torch",
+        ),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
+        command.args(args.split(' ')).current_dir(&folder).env("REGARD_CACHE", "cache");
+        let output =
+            command.envs([("PIP_NO_INDEX", "1"), ("PYTHONPATH", ".")]).output().expect("it starts");
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(
+            said.contains(part) && !said.contains("cannot be run") && !said.contains("not start"),
+            "{args}: {said}"
+        );
+        let ran = std::fs::read_to_string(folder.join("ran"));
+        assert!(ran.is_err(), "{args} ran {ran:?} of the working directory");
+    }
+    std::fs::remove_dir_all(folder).expect("it was there");
 }
 
 #[test]

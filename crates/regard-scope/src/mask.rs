@@ -12,7 +12,7 @@ use std::fmt;
 
 /// What may be written, for the help of a command.
 pub const MASK_HELP: &str = "Who may see whom: rules joined by & (both) and | (either); & binds tighter, brackets \
-group.\n\n  full                    everything\n  causal                  keys up to the own position\n  \
+group; at most 64 rules and 16 MiB.\n\n  full                    everything\n  causal                  keys up to the own position\n  \
 window KEYS             keys less than KEYS away, the own one included\n  band BACK AHEAD         keys from BACK \
 before to AHEAD after; `all` is no bound\n  prefix KEYS             the first KEYS keys\n  lengths N,N,..          \
 keys before N, one N for each item of the batch\n  segments ID,ID,..       keys of the own document, an ID for each \
@@ -29,6 +29,9 @@ const RULES: &str =
 
 /// The largest number of a rule: beyond any memory, and small enough that sums of a few cannot overflow.
 const MOST: usize = 1 << 40;
+
+/// Bytes of a mask: documents of some million keys.
+const LENGTH: usize = 1 << 24;
 
 /// Brackets inside brackets, and rules in all: more than anyone means, few enough for every recursion over a mask.
 const DEPTH: usize = 32;
@@ -66,6 +69,11 @@ pub fn parse_mask(text: &str) -> Result<Mask, MaskError> {
 /// The same where `$0`, `$1`, .. stand for masks that are given beside the text: those that hold lists of numbers.
 pub fn parse_mask_with(text: &str, given: &[Mask]) -> Result<Mask, MaskError> {
     let mut reader = Reader { text, given, at: 0, rules: 0 };
+    if text.len() > LENGTH {
+        // Not the text itself: it is too long to be kept.
+        reader.text = "";
+        return reader.fail(format!("{} bytes, and a mask has at most {LENGTH}", text.len()));
+    }
     let mask = reader.either(0)?;
     reader.skip_space();
     match reader.rest().chars().next() {
@@ -307,6 +315,14 @@ mod tests {
             assert!(error.to_string().contains("longformer WINDOW"), "{error}");
         }
         assert!(why("causal & windw 512").to_string().contains("\n           ^\n"));
+    }
+
+    #[test]
+    fn length_is_bounded() {
+        let list = |n: usize| format!("segments {}0", "0,".repeat(n));
+        assert!(parse_mask(&list(100_000)).is_ok());
+        let error = parse_mask(&list(LENGTH / 2)).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("16777226 bytes, and a mask has at most 16777216"), "{error}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! `{prefill|short|decode|backward|look|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}` and then any of `-h{heads} -kv{heads} -b{batch}
 //! -v{v_dim} -q{queries}` and of [`OPTIONS`].
 
+use super::memory;
 use crate::args::Dtype;
 use crate::job::fits_in_memory;
 use anyhow::{Result, anyhow, bail};
@@ -189,6 +190,7 @@ impl Case {
             linear: (kind == "linear").then_some(FeatureMap::EluPlusOne),
             lsh: kind == "lsh",
         };
+        case.check_dims()?; // options make lists of these sizes
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
         case.check()?;
@@ -335,8 +337,54 @@ impl Case {
             let what = if self.lsh { "attention by hashing" } else { "linear attention" };
             bail!("{what} has not {option}; leave it out");
         }
+        Ok(())
+    }
+
+    /// Refuses tensors that cannot be addressed.
+    fn check_dims(&self) -> Result<()> {
         let [q, k, v] = self.shapes();
-        [("q", q), ("k", k), ("v", v)].into_iter().try_for_each(|(n, s)| fits_in_memory(n, s))
+        let out = Shape { dim: v.dim, ..q };
+        let all = [("q", q), ("k", k), ("v", v), ("the output", out)];
+        all.into_iter().try_for_each(|(name, shape)| fits_in_memory(name, shape))
+    }
+
+    /// Refuses what takes more memory than there is.
+    pub(crate) fn fits(&self) -> Result<()> {
+        let (needed, most) = (self.needed_bytes(), memory::most());
+        if needed > most {
+            bail!(
+                "--case {}: it needs at least {:.1} GB, this process can have {:.1} GB of memory; give fewer keys \
+                 (n), queries (q), heads (h), features (d, v) or items (b)",
+                self.name,
+                needed * 1e-9,
+                most * 1e-9
+            );
+        }
+        Ok(())
+    }
+
+    /// Bytes of what is held at once, at least. Not whole: as numbers that cannot overflow.
+    fn needed_bytes(&self) -> f64 {
+        let product = |axes: &[usize]| axes.iter().map(|n| *n as f64).product::<f64>();
+        let [q, k, v] = self.shapes();
+        let of = |shape: Shape| product(&shape.to_array());
+        let bias = match self.bias {
+            Some(Bias::Shared) => product(&[q.len, k.len]),
+            Some(Bias::Heads) => product(&[q.heads, q.len, k.len]),
+            Some(Bias::Alibi) | None => 0.0,
+        };
+        let (inputs, out) = (of(q) + of(k) + of(v) + bias, of(Shape { dim: v.dim, ..q }));
+        let grads = if self.pass == Pass::Forward { 0.0 } else { inputs };
+        let cached = if self.cached.is_some() { of(k) + of(v) } else { 0.0 };
+        let hidden = if self.additive { 2.0 * product(&[q.dim, q.dim]) } else { 0.0 };
+        let features = match self.linear {
+            Some(map) => product(&[map.features(q.dim), q.dim]),
+            None => 0.0,
+        };
+        let numbers = inputs + 2.0 * out + grads + cached + hidden + features;
+        // A bool and later a bit for each.
+        let bits = if self.rules.contains(&Rule::Bits) { product(&[q.len, k.len]) } else { 0.0 };
+        numbers * self.dtype.bytes() as f64 + bits
     }
 
     /// Flops for `pairs` that see each other: two products forward, five backward, one for a look. A hyperbolic tangent counts as one

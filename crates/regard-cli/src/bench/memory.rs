@@ -34,6 +34,21 @@ pub(crate) fn mib(bytes: usize) -> f64 {
     bytes as f64 / MIB
 }
 
+/// Bytes that this process can have: of the machine, of the group that Linux has put it in, and of its own address space.
+pub(crate) fn most() -> f64 {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let after = |text: &str, field: &str, unit: f64| -> Option<f64> {
+        let rest = text.lines().find_map(|line| line.strip_prefix(field))?;
+        Some(rest.split_whitespace().next()?.parse::<f64>().ok()? * unit)
+    };
+    let found = [
+        after(&read("/proc/meminfo"), "MemTotal:", 1024.0),
+        after(&read("/sys/fs/cgroup/memory.max"), "", 1.0),
+        after(&read("/proc/self/limits"), "Max address space", 1.0),
+    ];
+    found.into_iter().flatten().fold(f64::INFINITY, f64::min)
+}
+
 fn status(field: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find(|line| line.starts_with(field))?;
