@@ -6,7 +6,7 @@ use regard_models::files::{Config, Gguf, ModelFiles, NameMap, Tokens, Weights};
 use regard_models::generate::Search;
 use regard_models::nn::Linear;
 use regard_models::{Error, Model};
-use regard_scope::parse_mask;
+use regard_scope::{parse_mask, read_npy};
 use regard_train::{AdamW, AdamWSettings, Best, Progress, Run, Settings};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -26,8 +26,9 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target { name: "gguf", dictionary: GGUF, call: gguf, made: Vec::new },
+    Target { name: "npy", dictionary: NPY, call: npy, made: Vec::new },
     Target { name: "config", dictionary: CONFIG, call: config, made: Vec::new },
     Target { name: "tokenizer", dictionary: TOKENIZER, call: tokenizer, made: Vec::new },
     Target { name: "settings", dictionary: SETTINGS, call: settings, made: Vec::new },
@@ -44,6 +45,8 @@ const GGUF: &[&str] = &[
     "blk.1.",
     "token_embd.weight",
 ];
+const NPY: &[&str] =
+    &["'descr'", "'<f4'", "'fortran_order'", "True", "False", "'shape'", "(", "[", ", ", "{", "}"];
 const CONFIG: &[&str] = &[
     "null",
     "true",
@@ -297,6 +300,13 @@ fn folder() -> PathBuf {
 }
 
 /// A mask as it is typed.
+/// An array, with its size known before and not.
+fn npy(input: &[u8]) -> bool {
+    let known = read_npy(input, Some(input.len() as u64));
+    let unknown = read_npy(input, None);
+    known.is_ok() && unknown.is_ok()
+}
+
 fn mask(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_ok_and(|text| parse_mask(text).is_ok())
 }
