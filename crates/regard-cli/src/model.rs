@@ -6,7 +6,7 @@ use crate::text::{short, text_of};
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard_models::Model;
-use regard_models::files::{KNOWN, Known, cache_dir, read_text};
+use regard_models::files::{KNOWN, Known, cache_dir};
 use regard_models::generate::Search;
 use regard_scope::{Trace, printable};
 use std::path::{Path, PathBuf};

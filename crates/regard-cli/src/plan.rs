@@ -26,9 +26,9 @@ struct Line {
     problem: String,
     pairs: u128,
     computed: u128,
-    full: u64,
-    partial: u64,
-    skipped: u64,
+    full: u128,
+    partial: u128,
+    skipped: u128,
     flops: f64,
     bytes: f64,
 }

@@ -64,8 +64,7 @@ enum Answer {
 
 impl Torch {
     pub(crate) fn start(python: &Path) -> Result<Self> {
-        const REMEDY: &str =
-            "give one that has torch; `../shared/tools/torch-cpu DIR` makes DIR/bin/python";
+        const REMEDY: &str = "give one that has torch: `python3 -m venv DIR && DIR/bin/pip install torch`, then DIR/bin/python";
         let shown = python.display();
         let mut child = regard_models::files::python(python)
             .args(["-u", "-c", SCRIPT])

@@ -96,7 +96,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
 }
 
 /// The text of a file. What is no text is named with its line.
-pub fn read_text(path: &Path) -> Result<String, Error> {
+fn read_text(path: &Path) -> Result<String, Error> {
     text(read(path)?).map_err(|why| Error::file(path, &why))
 }
 

@@ -19,7 +19,7 @@ pub use config::{
 };
 pub use dtype::Dtype;
 pub(crate) use fit::fits;
-pub use folder::{ModelFiles, read_text};
+pub use folder::ModelFiles;
 pub use gguf::{Gguf, Metadata, Numbers, Value};
 pub use known::{KNOWN, Known, Member, Origin, cache_dir, python};
 pub use names::{NameMap, Rule};

@@ -5,11 +5,16 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-/// A file beside the workspace. None, saying so, where there is no such folder.
+/// A file beside the workspace. None, saying so, where there is no such file, unless `REGARD_REQUIRE_DATA` is set.
 pub(crate) fn shared(path: &str) -> Option<PathBuf> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data");
     let path = PathBuf::from(folder).join(path);
     if !path.exists() {
+        assert!(
+            std::env::var_os("REGARD_REQUIRE_DATA").is_none(),
+            "{} is required",
+            path.display()
+        );
         eprintln!("skipped: {} is not there", path.display());
         return None;
     }
