@@ -7,7 +7,8 @@
 
 A leaf is a loop of 12 or more multiply-adds or tile products with at most 3 instructions for each. One that keeps its accumulators on
 the stack (stores vectors there) takes half as long again; one that needs more instructions for each product than the record says
-has lost something too. Names are those of the engine's tasks: the symbols must be mangled in the `v0` way, which keeps types.
+has lost something too; and an intrinsic that is a function of its own is called once for each vector, from a closure or a function
+that was not inlined. Names are those of the engine's tasks: the symbols must be mangled in the `v0` way, which keeps types.
 """
 
 import argparse
@@ -86,6 +87,12 @@ def leaves(path):
             yield Loop(isa, short(name), products, len(body), stored)
 
 
+def called(path):
+    """Intrinsics that were not inlined."""
+    symbols = subprocess.run(["nm", "--demangle", str(path)], text=True, stdout=subprocess.PIPE, check=True).stdout
+    return sorted(set(re.findall(r" [tT] core::core_arch::x86::\w+::(_mm\w+)", symbols)))
+
+
 def toolchain():
     return subprocess.run(["rustc", "--version"], check=True, text=True, capture_output=True).stdout.strip()
 
@@ -133,12 +140,14 @@ def main():
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--of", type=pathlib.Path, metavar="FILE")
     options = parser.parse_args()
-    loops = sorted(leaves(options.of or build()))
+    path = options.of or build()
+    loops = sorted(leaves(path))
     if not loops:
         sys.exit("no loops found: the engine is not in this file")
     if options.update:
         RECORD.write_text(written(loops))
-    wrong = list(judge(loops))
+    wrong = [f"{name} was not inlined: make what calls it a function with #[inline(always)]" for name in called(path)]
+    wrong += judge(loops)
     print("\n".join(wrong))
     print(f"{len(loops)} dense loops, {sum(loop.stored > 0 for loop in loops)} that store vectors on the stack")
     sys.exit(1 if wrong else 0)

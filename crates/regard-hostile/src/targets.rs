@@ -248,8 +248,12 @@ fn checkpoint(bytes: &[u8]) -> bool {
     if std::fs::write(folder.join(LAST), bytes).is_err() {
         return false;
     }
-    let restored = Run::open(&folder).and_then(|mut run| run.restore(optimiser()));
-    matches!(restored, Ok(Some(_)))
+    let restored = Run::open(&folder).and_then(|mut run| {
+        let saved = run.saved()?;
+        saved.check(4, 1)?;
+        run.restore(saved, optimiser())
+    });
+    restored.is_ok()
 }
 
 /// One at the beginning and one of a run that was validated.
@@ -258,11 +262,15 @@ fn checkpoints() -> Vec<Vec<u8>> {
     let later = Progress { step: 7, epoch: 1, batch: 2, best: best.into(), ..Progress::default() };
     let written = |mut progress: Progress| -> Option<Vec<u8>> {
         let folder = folder();
-        Run::open(&folder).ok()?.checkpoint(optimiser(), &mut progress).ok()?;
+        let settings = Settings::new(SETTINGS_OF_A_RUN, &[]).ok()?;
+        Run::open(&folder).ok()?.checkpoint(&settings, optimiser(), &mut progress).ok()?;
         std::fs::read(folder.join(LAST)).ok()
     };
     [Progress::default(), later].into_iter().filter_map(written).collect()
 }
+
+/// What the runs were asked for.
+const SETTINGS_OF_A_RUN: &str = include_str!("../../../fuzz/seeds/settings/write.toml");
 
 /// What a run keeps its checkpoint in.
 const LAST: &str = "last.safetensors";

@@ -45,7 +45,7 @@ pub use error::Error;
 pub use judge::{Sample, Validated, search, translations};
 pub use net::{Loss, Net};
 pub use optim::{AdamW, AdamWSettings};
-pub use run::{Best, Progress, Run, Since};
+pub use run::{Best, Progress, Run, Saved, Since};
 pub use schedule::{Decay, Schedule, ramp};
 pub use settings::{
     AttentionSettings, DataSettings, Judge, ModelKind, ModelSettings, PRESETS, Part, Precision,

@@ -115,7 +115,8 @@ mod bits {
 }
 
 /// A checkpoint as it stands in its file.
-pub(crate) struct Saved {
+#[derive(Debug)]
+pub struct Saved {
     pub(crate) file: PathBuf,
     weights: Weights,
     pub(crate) progress: Progress,
@@ -125,7 +126,7 @@ pub(crate) struct Saved {
 impl Saved {
     /// Refuses numbers that no run leaves behind: those of a file that was changed, or damaged where its format cannot tell. `batches`
     /// are those of its epoch, and `accumulate` of them make a step.
-    pub(crate) fn check(&self, batches: usize, accumulate: usize) -> Result<(), Error> {
+    pub fn check(&self, batches: usize, accumulate: usize) -> Result<(), Error> {
         /// Tokens of the longest run that anybody could wait for.
         const TOKENS: u64 = 1 << 60;
         let p = &self.progress;
@@ -307,7 +308,7 @@ impl Run {
     }
 
     /// The checkpoint that the run goes on from.
-    pub(crate) fn saved(&self) -> Result<Saved, Error> {
+    pub fn saved(&self) -> Result<Saved, Error> {
         let file = self.path.join(LAST);
         if !file.exists() {
             let why = "not there: the run was ended before its first checkpoint, so there is nothing to go on from; \
@@ -330,11 +331,7 @@ impl Run {
     }
 
     /// Goes back to a checkpoint. Metrics of steps after it are forgotten.
-    pub(crate) fn restore(
-        &mut self,
-        saved: Saved,
-        fresh: &AdamW,
-    ) -> Result<(AdamW, Progress), Error> {
+    pub fn restore(&mut self, saved: Saved, fresh: &AdamW) -> Result<(AdamW, Progress), Error> {
         let Saved { file, mut weights, progress, .. } = saved;
         let mut slots = BTreeMap::new();
         for (path, Slot { shape, average, .. }) in &fresh.slots {

@@ -155,24 +155,19 @@ impl<N: Number> States<N> {
     ) {
         for lane in span.vectors::<N, S>() {
             let (m, mut l) = (s.load(&self.m.0[lane..]), s.load(&sums.l.0[lane..]));
-            let mut weigh = |row: &mut Lanes<N>| {
-                let log = s.sub(s.load(&row.0[lane..]), m);
-                let weight = math::weight(s, log);
-                l = s.add(l, weight);
-                s.store(weight, &mut row.0[lane..]);
-                (log, weight)
-            };
             if let Some([t, h]) = &mut sums.t_and_h {
                 let (mut sum, mut most) = (s.load(&t.0[lane..]), s.load(&h.0[lane..]));
                 for row in tile.iter_mut() {
-                    let (log, weight) = weigh(row);
+                    let (log, weight) = weigh_row(s, &mut row.0[lane..], m, &mut l);
                     sum = s.fma(weight, s.max(log, s.splat(N::from_f64(FAR))), sum);
                     most = s.max(log, most);
                 }
                 s.store(sum, &mut t.0[lane..]);
                 s.store(most, &mut h.0[lane..]);
             } else {
-                tile.iter_mut().for_each(|row| _ = weigh(row));
+                for row in tile.iter_mut() {
+                    weigh_row(s, &mut row.0[lane..], m, &mut l);
+                }
             }
             s.store(l, &mut sums.l.0[lane..]);
         }
@@ -255,6 +250,17 @@ impl<N: Number> States<N> {
             }
         }
     }
+}
+
+/// Turns scores into weights and adds them to `l`; tells the logarithms of the weights, and the weights. A function, for a closure
+/// would not be inlined, and every intrinsic in it would be a call.
+#[inline(always)]
+fn weigh_row<N: Number, S: Simd<N>>(s: S, row: &mut [N], m: S::V, l: &mut S::V) -> (S::V, S::V) {
+    let log = s.sub(s.load(row), m);
+    let weight = math::weight(s, log);
+    *l = s.add(*l, weight);
+    s.store(weight, row);
+    (log, weight)
 }
 
 /// The sum of a tile's weights at which `m` must move: for 64 keys, weights of 16 each. Low, so that weighted sums of

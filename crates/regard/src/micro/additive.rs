@@ -180,7 +180,11 @@ fn power_of<N: Number, S: Simd<N>>(s: S, x: S::V) -> (S::V, u32) {
 #[inline(always)]
 fn quotients<N: Number, S: Simd<N>, const UNITS: usize>(s: S, p: [S::V; UNITS]) -> [S::V; UNITS] {
     let one = s.splat(N::one());
-    let below = p.map(|p| s.add(p, one));
+    // Loops, for a closure would not be inlined.
+    let mut below = p;
+    for x in &mut below {
+        *x = s.add(*x, one);
+    }
     let mut inverse = below;
     if UNITS == TOGETHER {
         let (a, b) = (s.mul(below[0], below[1]), s.mul(below[2], below[3]));
@@ -191,7 +195,9 @@ fn quotients<N: Number, S: Simd<N>, const UNITS: usize>(s: S, p: [S::V; UNITS]) 
         inverse[2] = s.mul(b, below[3]);
         inverse[3] = s.mul(b, below[2]);
     } else {
-        inverse = below.map(|x| s.div(one, x));
+        for x in &mut inverse {
+            *x = s.div(one, *x);
+        }
     }
     let mut x = p;
     for (x, inverse) in x.iter_mut().zip(inverse) {
@@ -286,7 +292,9 @@ impl<N: Number> UndoSimilarities<'_, N> {
                 let mut t = layer.tangents::<S, UNITS>(s, row, (unit, q), lane);
                 if let Some(seen) = seen {
                     let seen = s.lanes(low(seen >> lane));
-                    t = t.map(|t| s.select(seen, t, zero));
+                    for t in &mut t {
+                        *t = s.select(seen, *t, zero);
+                    }
                 }
                 let d = s.load(&d.0[lane..]);
                 for (u, t) in t.into_iter().enumerate() {

@@ -27,17 +27,21 @@ pub(crate) fn split<const LIMBS: usize, const ANY: bool>(
     s: Avx512,
     mut x: __m512,
 ) -> [__m512; LIMBS] {
-    let nearest = |x| if ANY { s.nearest_of_any(x) } else { s.nearest(x) };
     if ANY && LIMBS > 1 {
         x = s.plain_nan(x);
     }
     let mut limbs = [x; LIMBS];
     for limb in &mut limbs[..LIMBS - 1] {
-        *limb = s.upper(if LIMBS == 2 { nearest(x) } else { x });
+        *limb = s.upper(if LIMBS == 2 { nearest::<ANY>(s, x) } else { x });
         x = s.sub(x, *limb);
     }
-    limbs[LIMBS - 1] = if LIMBS == 3 { x } else { nearest(x) };
+    limbs[LIMBS - 1] = if LIMBS == 3 { x } else { nearest::<ANY>(s, x) };
     limbs
+}
+
+#[inline(always)]
+fn nearest<const ANY: bool>(s: Avx512, x: __m512) -> __m512 {
+    if ANY { s.nearest_of_any(x) } else { s.nearest(x) }
 }
 
 /// 0 where a number is not finite, and a bit there.
@@ -234,7 +238,8 @@ pub(crate) fn pack_turned<E: Element<Num = f32>, const LIMBS: usize>(
                         halves[half] = x;
                     }
                 }
-                let limbs = halves.map(|x| split::<LIMBS, true>(s, x));
+                let limbs =
+                    [split::<LIMBS, true>(s, halves[0]), split::<LIMBS, true>(s, halves[1])];
                 for (limb, block) in blocks.iter_mut().enumerate() {
                     block[i] = s.pairs(limbs[0][limb], limbs[1][limb]);
                 }

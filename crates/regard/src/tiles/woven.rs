@@ -397,10 +397,9 @@ impl<const LIMBS: usize> Task<f32> for PackPiece<'_, LIMBS> {
                         let lane = lanes * WIDTH + vector * ROWS;
                         if key < n {
                             // Biases and rules bring any NaN.
-                            let load = |of: &[Lanes<f32>]| {
-                                s.plain_nan(load_first(s, &of[key], lane, count))
-                            };
-                            (a[half][vector], d[half][vector]) = (load(weights), load(d_scores));
+                            let (x, y) = (&weights[key], &d_scores[key]);
+                            a[half][vector] = s.plain_nan(load_first(s, x, lane, count));
+                            d[half][vector] = s.plain_nan(load_first(s, y, lane, count));
                         }
                     }
                 }
