@@ -89,7 +89,7 @@ def leaves(path):
 
 def called(path):
     """Intrinsics that were not inlined."""
-    symbols = subprocess.run(["nm", "--demangle", str(path)], text=True, stdout=subprocess.PIPE, check=True).stdout
+    symbols = subprocess.run(["nm", "--demangle", str(path)], text=True, capture_output=True, check=True).stdout
     return sorted(set(re.findall(r" [tT] core::core_arch::x86::\w+::(_mm\w+)", symbols)))
 
 
