@@ -129,8 +129,11 @@ fn mistakes_are_named_with_their_remedy() {
         ("bench+--threads+1,100000", vec!["--threads", "1 to 1024"]),
         ("bench+--seconds+0", vec!["--seconds 0", "above 0"]),
         ("bench+--python+python3", vec!["--against"]),
-        ("bench+--against+torch+--python+/no/python", vec!["--python /no/python", "torch-cpu DIR"]),
-        ("bench+--against+torch+--python+true", vec!["--python true", "torch-cpu DIR"]),
+        (
+            "bench+--against+torch+--python+/no/python",
+            vec!["--python /no/python", "pip install torch"],
+        ),
+        ("bench+--against+torch+--python+true", vec!["--python true", "pip install torch"]),
         ("frob", vec!["frob", "--help"]),
     ] {
         let output = regard(args);

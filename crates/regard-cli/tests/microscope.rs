@@ -389,25 +389,6 @@ fn a_server_out_of_descriptors_waits_for_some() {
 }
 
 #[test]
-fn a_server_without_threads_goes_on() {
-    let folder = Folder::new("threads");
-    let mut served = Served::new(&folder.0, "");
-    let pid = served.server.0.id().to_string();
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it is there");
-    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")).expect("a size");
-    let kb: u64 = size.trim().trim_end_matches(" kB").parse().expect("a number");
-    // Room for some stacks of 2 MiB.
-    let limit = format!("--as={}", (kb + 60_000) * 1024);
-    let set = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
-    assert!(set.expect("prlimit, of util-linux").success());
-    let idle = idle(&served, 200);
-    std::thread::sleep(std::time::Duration::from_millis(500));
-    assert_eq!(served.server.0.try_wait().expect("a child"), None);
-    drop(idle);
-    assert_eq!(served.json("info.json")["q_len"], 50);
-}
-
-#[test]
 fn a_server_refuses_more_connections_than_it_has_room_for() {
     let folder = Folder::new("busy");
     let served = Served::new(&folder.0, "");

@@ -190,10 +190,12 @@ impl Case {
             linear: (kind == "linear").then_some(FeatureMap::EluPlusOne),
             lsh: kind == "lsh",
         };
-        case.check_dims()?; // options make lists of these sizes
+        case.check_dims()?;
+        case.fits()?; // options make lists of these sizes
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
         case.check()?;
+        case.fits()?;
         Ok(case)
     }
 

@@ -182,7 +182,12 @@ fn a_text_is_classified_in_memory_that_grows_with_its_length() {
     assert_eq!(found[0].weights.words.len(), 41);
     assert_eq!(found[0].weights.words[0].len(), 15_999);
     assert!((found[0].weights.words[0].iter().sum::<f32>() - 1.0).abs() < 1e-3);
-    assert_eq!(found[1], model.classify(&["a"]).expect("a letter")[0]);
+    // In another batch sums have another order.
+    let alone = &model.classify(&["a"]).expect("a letter")[0];
+    assert_eq!((found[1].class, &found[1].weights), (alone.class, &alone.weights));
+    for (a, b) in found[1].probabilities.iter().zip(&alone.probabilities) {
+        assert!((a - b).abs() < 1e-6, "{a} {b}");
+    }
 }
 
 #[test]
@@ -307,8 +312,8 @@ fn the_highest_number_of_a_token_is_held_against_the_model() {
 #[test]
 fn a_text_of_no_tokens_is_refused_where_there_is_nothing_to_say() {
     let model = opened("empty", Translator);
-    let error = model.translate(&[""], &Search::Greedy, 2).unwrap_err().to_string();
-    assert!(error.contains("no tokens"), "{error}");
+    // To a translator nothing is its end, which is a token.
+    assert_eq!(model.translate(&[""], &Search::Greedy, 2).expect("its end").len(), 1);
     assert_eq!(model.translate(&["", "a"], &Search::Greedy, 2).expect("a letter").len(), 2);
     let error = opened("empty", Encoder).embed(&["a", ""]).unwrap_err().to_string();
     assert!(error.contains("no tokens"), "{error}");
