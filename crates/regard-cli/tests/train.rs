@@ -41,11 +41,11 @@ fn scratch(name: &str) -> PathBuf {
 /// Settings of a toy that is learned in a second, its data beside it: letters, and the same backwards.
 fn toy(name: &str) -> PathBuf {
     let folder = scratch(name);
-    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::create_dir_all(&folder).expect("a folder");
     let words = ["ab", "bca", "cab", "dacb", "ebd", "fad", "gefa", "hag", "cafe", "beach"];
     let back = |word: &str| word.chars().rev().collect::<String>();
     let lines: String = words.iter().map(|word| format!("{word}\t{}\n", back(word))).collect();
-    std::fs::write(folder.join("pairs.tsv"), lines).unwrap();
+    std::fs::write(folder.join("pairs.tsv"), lines).expect("pairs");
     let settings = format!(
         r#"
 data.folder = {folder:?}
@@ -57,7 +57,7 @@ training = {{ steps = 40, batch_tokens = 40, log_every = 1, checkpoint_every = 4
 "#
     );
     let file = folder.join("toy.toml");
-    std::fs::write(&file, settings).unwrap();
+    std::fs::write(&file, settings).expect("settings");
     file
 }
 
@@ -70,7 +70,7 @@ fn toy_run(toy: &Path, out: &Path) -> Command {
 
 /// A file that is always full.
 fn full() -> Stdio {
-    std::fs::File::options().write(true).open("/dev/full").unwrap().into()
+    std::fs::File::options().write(true).open("/dev/full").expect("a full disk").into()
 }
 
 #[test]
@@ -95,8 +95,9 @@ fn a_run_outlives_its_log() {
 /// What the checkpoint of a run says of itself.
 fn progress(run: &Path) -> Value {
     let bytes = std::fs::read(run.join("last.safetensors")).expect("there is a checkpoint");
-    let json: Value = serde_json::from_slice(&bytes[8..8 + header(&bytes)]).unwrap();
-    serde_json::from_str(json["__metadata__"]["progress"].as_str().unwrap()).unwrap()
+    let json: Value = serde_json::from_slice(&bytes[8..8 + header(&bytes)]).expect("a header");
+    serde_json::from_str(json["__metadata__"]["progress"].as_str().expect("an entry"))
+        .expect("progress")
 }
 
 /// Waits until a run has made a step and kept it.
@@ -108,7 +109,7 @@ fn wait_for_a_step(run: &Path) {
 }
 
 fn send(signal: &str, process: u32) {
-    let sent = Command::new("kill").args([signal, &process.to_string()]).status().unwrap();
+    let sent = Command::new("kill").args([signal, &process.to_string()]).status().expect("kill");
     assert!(sent.success());
 }
 

@@ -12,6 +12,9 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use regard_burn::dropout;
 
+/// Lists of numbers, one for each sentence.
+type Numbers = Vec<Vec<f32>>;
+
 /// Scores classes of documents. A document is sentences, a sentence is ids of words; one without words is not looked at.
 #[derive(Module, Debug)]
 pub struct Han {
@@ -172,7 +175,7 @@ impl Han {
     }
 
     /// What each sentence has become, and what was looked at in it.
-    fn look_at_words(&self, packed: &Packed) -> Result<(Vec<Vec<f32>>, Vec<Vec<f32>>), Error> {
+    fn look_at_words(&self, packed: &Packed) -> Result<(Numbers, Numbers), Error> {
         let found = in_batches(&packed.lengths, ALL, |some| {
             let sentences: Vec<&[u32]> =
                 some.iter().map(|i| packed.sentences[*i].as_slice()).collect();

@@ -149,12 +149,12 @@ mod tests {
     fn scratch(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("regard-write-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
-        create_dir(&path).unwrap();
+        create_dir(&path).expect("a folder");
         path
     }
 
     fn mode(path: &Path) -> u32 {
-        metadata(path).unwrap().permissions().mode() & 0o777
+        metadata(path).expect("a file").permissions().mode() & 0o777
     }
 
     #[test]

@@ -128,14 +128,14 @@ fn a_run_whose_validation_has_changed_is_not_gone_on_with() {
 /// The checkpoint of a run with something else in what it says of itself.
 fn change(run: &Path, whole: &[u8], change: impl FnOnce(&mut Value)) {
     let (json, tensors) = whole[8..].split_at(header(whole));
-    let mut json: Value = serde_json::from_slice(json).unwrap();
-    let progress = json["__metadata__"]["progress"].as_str().unwrap();
-    let mut progress: Value = serde_json::from_str(progress).unwrap();
+    let mut json: Value = serde_json::from_slice(json).expect("a header");
+    let progress = json["__metadata__"]["progress"].as_str().expect("an entry");
+    let mut progress: Value = serde_json::from_str(progress).expect("progress");
     change(&mut progress);
     json["__metadata__"]["progress"] = progress.to_string().into();
     let json = json.to_string().into_bytes();
     let bytes = [&(json.len() as u64).to_le_bytes(), json.as_slice(), tensors].concat();
-    std::fs::write(run.join("last.safetensors"), bytes).unwrap();
+    std::fs::write(run.join("last.safetensors"), bytes).expect("a checkpoint");
 }
 
 #[test]

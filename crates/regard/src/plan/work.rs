@@ -121,7 +121,7 @@ impl<E: Element> HeadTiles<'_, '_, E> {
             .iter()
             .map(|row| tile_of(row.saturating_sub(NEAR))..tile_of(row.saturating_add(NEAR)) + 1);
         let (mut sum, mut at) = ([0; 5], 0);
-        for Range { start, end } in near.chain([last..last + 1]) {
+        for Range { start, end } in near.chain(std::iter::once(last..last + 1)) {
             sum = add(sum, self.series(at..start), 1);
             for i in start.max(at)..end {
                 sum = add(sum, self.tile(i), 1);
@@ -291,7 +291,8 @@ mod tests {
             Just(Mask::causal()),
             (size(), size()).prop_map(|(back, ahead)| Mask::band(Some(back), Some(ahead))),
             size().prop_map(Mask::prefix),
-            (size(), size()).prop_map(|(start, len)| Mask::spans(&[start..start + len])),
+            (size(), size())
+                .prop_map(|(start, len)| Mask::spans(std::slice::from_ref(&(start..start + len)))),
             (1..300usize).prop_map(|n| Mask::full().window(n)),
         ];
         let two = (one.clone(), one.clone());

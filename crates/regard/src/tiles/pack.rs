@@ -39,6 +39,12 @@ pub(crate) fn split<const LIMBS: usize, const ANY: bool>(
     limbs
 }
 
+/// Numbers as they are stored: one limb holds a `bf16` as it is, any NaN too.
+#[inline(always)]
+fn split_stored<const LIMBS: usize>(s: Avx512, x: __m512) -> [__m512; LIMBS] {
+    if LIMBS == 1 { [x; LIMBS] } else { split::<LIMBS, true>(s, x) }
+}
+
 #[inline(always)]
 fn nearest<const ANY: bool>(s: Avx512, x: __m512) -> __m512 {
     if ANY { s.nearest_of_any(x) } else { s.nearest(x) }
@@ -198,7 +204,8 @@ pub(crate) fn pack_row<E: Element<Num = f32>, const LIMBS: usize>(
         let halves = [0, ROWS].map(|half| chunk * WIDTH + half);
         let halves = [load_row(s, row, halves[0]), load_row(s, row, halves[1])];
         let at = (chunk * (CELL / ROWS) + i / ROWS) * ROWS + i % ROWS;
-        write_woven::<LIMBS, true>(s, halves, (&mut *to, at, chunks * CELL));
+        let limbs = [split_stored::<LIMBS>(s, halves[0]), split_stored::<LIMBS>(s, halves[1])];
+        write_limbs(s, limbs, (&mut *to, at, chunks * CELL));
     }
 }
 
@@ -207,9 +214,18 @@ pub(crate) fn pack_row<E: Element<Num = f32>, const LIMBS: usize>(
 pub(crate) fn write_woven<const LIMBS: usize, const ANY: bool>(
     s: Avx512,
     [first, second]: [__m512; 2],
+    to: (&mut [TileRow], usize, usize),
+) {
+    let limbs = [split::<LIMBS, ANY>(s, first), split::<LIMBS, ANY>(s, second)];
+    write_limbs(s, limbs, to);
+}
+
+#[inline(always)]
+fn write_limbs<const LIMBS: usize>(
+    s: Avx512,
+    [first, second]: [[__m512; LIMBS]; 2],
     (to, at, apart): (&mut [TileRow], usize, usize),
 ) {
-    let (first, second) = (split::<LIMBS, ANY>(s, first), split::<LIMBS, ANY>(s, second));
     for limb in 0..LIMBS {
         s.write_pairs(first[limb], second[limb], &mut to[at + limb * apart].0);
     }
@@ -239,7 +255,7 @@ pub(crate) fn pack_turned<E: Element<Num = f32>, const LIMBS: usize>(
                     }
                 }
                 let limbs =
-                    [split::<LIMBS, true>(s, halves[0]), split::<LIMBS, true>(s, halves[1])];
+                    [split_stored::<LIMBS>(s, halves[0]), split_stored::<LIMBS>(s, halves[1])];
                 for (limb, block) in blocks.iter_mut().enumerate() {
                     block[i] = s.pairs(limbs[0][limb], limbs[1][limb]);
                 }
@@ -270,8 +286,8 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackQueries<'_, E,
             for chunk in 0..chunks {
                 let mut blocks = [s.block(); LIMBS];
                 for (i, row) in rows.iter().enumerate().filter(|(_, row)| !row.is_empty()) {
-                    let first = split::<LIMBS, true>(s, load_row(s, row, chunk * WIDTH));
-                    let second = split::<LIMBS, true>(s, load_row(s, row, chunk * WIDTH + ROWS));
+                    let first = split_stored::<LIMBS>(s, load_row(s, row, chunk * WIDTH));
+                    let second = split_stored::<LIMBS>(s, load_row(s, row, chunk * WIDTH + ROWS));
                     for (limb, block) in blocks.iter_mut().enumerate() {
                         block[i] = s.pairs(first[limb], second[limb]);
                     }

@@ -131,7 +131,7 @@ impl SavedTiles {
             let mut config = Config::default();
             // SAFETY: `detect` has seen the instruction, which writes the 64 bytes of `config`.
             unsafe {
-                asm!("sttilecfg [{}]", in(reg) &mut config, options(nostack, preserves_flags))
+                asm!("sttilecfg [{}]", in(reg) &mut config, options(nostack, preserves_flags));
             };
             config
         }))

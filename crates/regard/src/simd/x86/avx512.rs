@@ -220,7 +220,7 @@ impl Simd<f32> for Avx512 {
     }
     #[inline(always)]
     fn scale_weight(self, x: __m512, e: __m512) -> __m512 {
-        let lowest = self.splat(-f32::NEGLIGIBLE as f32);
+        let lowest = self.splat(f32::from_f64(-f32::NEGLIGIBLE));
         // Not less: NaN stays.
         intrinsic!(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(e, lowest), x, e))
     }
