@@ -42,13 +42,9 @@ impl<N: Number> Pairs<N> {
     }
 }
 
-/// `2^x` for a whole number not above 0; NaN stays NaN.
+/// `2^x` for a whole number not above 0.
 fn power<N: Number>(x: N) -> N {
-    match x {
-        _ if x.is_nan() => x,
-        _ if x < N::from_f64(-N::POWERS) => N::zero(),
-        _ => x.whole_power_of_two(),
-    }
+    if x < N::from_f64(-N::POWERS) { N::zero() } else { x.whole_power_of_two() }
 }
 
 /// Field by field would not do: what is aligned in one place is not in another.

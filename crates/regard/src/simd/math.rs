@@ -9,7 +9,7 @@ pub(crate) fn exp2<N: Number, S: Simd<N>>(s: S, x: S::V) -> S::V {
     s.scale(power, e)
 }
 
-/// `2^x` for a weight of a softmax: the same number, but 0 where it is negligible ([`Number::NEGLIGIBLE`]). A sum over widely
+/// `2^x` for a weight of a softmax: the same number, but 0 where it is negligible ([`Simd::scale_weight`]). A sum over widely
 /// spread scores would else be full of denormal numbers, each of which costs a microcode assist.
 #[inline(always)]
 pub(crate) fn weight<N: Number, S: Simd<N>>(s: S, x: S::V) -> S::V {
@@ -169,7 +169,8 @@ mod tests {
             f32::enter(isa, Map(&mut weights, Function::Weight));
             f32::enter(isa, Map(&mut powers, Function::Exp2));
             for (x, (weight, power)) in xs.iter().zip(weights.iter().zip(&powers)) {
-                let expected = if x.round() < -64.0 { 0.0 } else { *power };
+                let nothing = x.round() < -64.0 && isa.name() != "portable";
+                let expected = if nothing { 0.0 } else { *power };
                 assert_eq!(weight.to_bits(), expected.to_bits(), "{} at {x}", isa.name());
             }
             let mut x = [f32::NEG_INFINITY; 16];

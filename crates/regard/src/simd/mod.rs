@@ -29,6 +29,10 @@ pub(crate) use x86::{
 /// How many rows (queries) stand side by side in one group: four AVX-512 vectors, eight AVX2 vectors of `f32`.
 pub(crate) const GROUP: usize = 64;
 
+/// A weight of `f32` below `2^-NEGLIGIBLE` of the largest one of its row is 0: far below what rounding takes from the sum, and far
+/// above the denormal numbers, so that products with values do not meet those either.
+pub(crate) const NEGLIGIBLE: f32 = 64.0;
+
 /// Lanes of the widest vector.
 pub(crate) const MAX_LANES: usize = 16;
 
@@ -128,9 +132,14 @@ pub trait Simd<N: Number>: Copy {
     fn remainder(self, x: Self::V) -> Self::V;
     /// `x * 2^e` for a whole `e`; 0 for `e = -inf`.
     fn scale(self, x: Self::V, e: Self::V) -> Self::V;
-    /// The same for the weights of a softmax: 0 for `e` below `-NEGLIGIBLE`, and anything above 2^100 may stand for a larger
-    /// one. A NaN in `e` must be one in `x` too.
-    fn scale_weight(self, x: Self::V, e: Self::V) -> Self::V;
+    /// The same for the weights of a softmax: 0 for `e` below `-NEGLIGIBLE`, where there are vectors of `f32`, and anything above
+    /// 2^100 may stand for a larger one. A NaN in `e` must be one in `x` too.
+    ///
+    /// Plain lanes keep them: denormal numbers of `f64` are too far off, and the compiler does not make vectors of another select.
+    #[inline(always)]
+    fn scale_weight(self, x: Self::V, e: Self::V) -> Self::V {
+        self.scale(x, e)
+    }
     /// Asks for the cache line of `x`, which will be needed soon.
     #[inline(always)]
     fn prefetch<T>(self, x: &T) {

@@ -15,11 +15,6 @@ pub trait Number: Float + Element<Num = Self> + Default + Display + std::iter::S
     #[doc(hidden)]
     const TANH_SMALL: f64;
 
-    /// A weight below `2^-NEGLIGIBLE` of the largest one of its row is 0: far below what rounding takes from the sum, and far
-    /// above the denormal numbers, so that products with values do not meet those either.
-    #[doc(hidden)]
-    const NEGLIGIBLE: f64;
-
     /// `2^-POWERS * 2^-POWERS` is 0 and `2^POWERS` is normal.
     #[doc(hidden)]
     const POWERS: f64;
@@ -35,7 +30,7 @@ pub trait Number: Float + Element<Num = Self> + Default + Display + std::iter::S
     /// `log2` of a non-negative number, written so that a loop over it vectorises.
     #[doc(hidden)]
     fn log2_of_sum(self) -> Self;
-    /// `2^self` for a whole number whose power is normal, by its exponent field; anything for NaN.
+    /// `2^self` for a whole number whose power is normal, by its exponent field; NaN stays NaN.
     #[doc(hidden)]
     fn whole_power_of_two(self) -> Self;
     /// Runs `task` with the instructions of `isa`. Never inlined, so that one compiled elsewhere can serve (`compiled.rs`).
@@ -57,7 +52,6 @@ impl Number for f32 {
     const TANH: &'static [Self] =
         &[-0.333_332_84, 0.133_314_91, -0.053_743_497, 0.020_650_588, -0.005_717_045];
     const TANH_SMALL: f64 = 0.625;
-    const NEGLIGIBLE: f64 = 64.0;
     const POWERS: f64 = 126.0;
 
     #[expect(clippy::cast_possible_truncation, reason = "rounding to f32 is the purpose")]
@@ -86,10 +80,11 @@ impl Number for f32 {
             self
         }
     }
+    #[expect(clippy::cast_possible_truncation, reason = "a whole number within +-POWERS")]
     #[inline(always)]
     fn whole_power_of_two(self) -> Self {
-        // The sum ends in the bits of `self + 127`, as its ulp is 1: no conversion, which few instruction sets have for f64.
-        Self::from_bits((self + (1.5 / Self::EPSILON + 127.0)).to_bits() << 23)
+        let power = Self::from_bits(((self as i32 + 127) as u32) << 23);
+        if self.is_nan() { self } else { power }
     }
     #[inline(never)]
     fn enter<T: Task<Self>>(isa: Isa, task: T) -> T::Out {
@@ -127,7 +122,6 @@ impl Number for f64 {
         -0.000_239_129_114_243_552_5,
     ];
     const TANH_SMALL: Self = 0.25;
-    const NEGLIGIBLE: Self = 512.0;
     const POWERS: Self = 1022.0;
 
     fn from_f64(x: f64) -> Self {
@@ -139,9 +133,11 @@ impl Number for f64 {
     fn log2_of_sum(self) -> Self {
         self.log2()
     }
+    #[expect(clippy::cast_possible_truncation, reason = "a whole number within +-POWERS")]
     #[inline(always)]
     fn whole_power_of_two(self) -> Self {
-        Self::from_bits((self + (1.5 / Self::EPSILON + 1023.0)).to_bits() << 52)
+        let power = Self::from_bits(((self as i64 + 1023) as u64) << 52);
+        if self.is_nan() { self } else { power }
     }
     #[inline(never)]
     fn enter<T: Task<Self>>(isa: Isa, task: T) -> T::Out {

@@ -122,17 +122,6 @@ macro_rules! plain_lanes {
                 })
             }
             #[inline(always)]
-            fn scale_weight(self, x: Self::V, e: Self::V) -> Self::V {
-                let (lowest, limit) = (N::from_f64(-N::NEGLIGIBLE), N::from_f64(N::POWERS));
-                zip(x, e, |x, e| {
-                    // Between the bounds, so that no product is denormal.
-                    let whole = if e < limit { e } else { limit };
-                    let whole = if whole < lowest { lowest } else { whole };
-                    let weight = x * whole.whole_power_of_two();
-                    if e < lowest { N::zero() } else { weight }
-                })
-            }
-            #[inline(always)]
             fn block(self) -> Self::Block {
                 [[N::zero(); LANES]; LANES]
             }

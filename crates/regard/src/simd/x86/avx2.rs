@@ -1,6 +1,6 @@
 //! AVX2 with FMA: 8 numbers in a vector, 16 vectors, lanes chosen by sign bits.
 
-use super::super::{Enter, Number, Simd, Task};
+use super::super::{Enter, NEGLIGIBLE, Number, Simd, Task};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -182,7 +182,7 @@ impl Simd<f32> for Avx2 {
     #[inline(always)]
     fn scale_weight(self, x: __m256, e: __m256) -> __m256 {
         intrinsic!({
-            let lowest = _mm256_set1_ps(f32::from_f64(-f32::NEGLIGIBLE));
+            let lowest = _mm256_set1_ps(-NEGLIGIBLE);
             // Between the bounds, so that no product is denormal.
             let whole = _mm256_max_ps(_mm256_min_ps(e, _mm256_set1_ps(126.0)), lowest);
             let n = _mm256_cvtps_epi32(whole);

@@ -1,6 +1,6 @@
 //! AVX-512: 16 numbers in a vector, 32 vectors, lanes chosen by mask registers.
 
-use super::super::{Enter, Number, Simd, Task};
+use super::super::{Enter, NEGLIGIBLE, Number, Simd, Task};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -220,7 +220,7 @@ impl Simd<f32> for Avx512 {
     }
     #[inline(always)]
     fn scale_weight(self, x: __m512, e: __m512) -> __m512 {
-        let lowest = self.splat(f32::from_f64(-f32::NEGLIGIBLE));
+        let lowest = self.splat(-NEGLIGIBLE);
         // Not less: NaN stays.
         intrinsic!(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(e, lowest), x, e))
     }
