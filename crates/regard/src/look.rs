@@ -245,7 +245,7 @@ impl<E: Element> Visit<E::Num> for Looking<'_, '_, E> {
         let (group, tile) = (&mut groups[piece.group], &mut tile[..piece.k.len]);
         let (at, mut sums) = (piece.at, TileSums::zero(wanted.entropy));
         let more = wanted.logs || group.best.is_some() || wanted.entropy;
-        if piece.seen.is_none() && problem.is_plain_dot() && !more {
+        if S::FUSES && piece.seen.is_none() && problem.is_plain_dot() && !more {
             let mut weights = Weights { m: &group.states.m, sum: sums.l };
             dot_tile(s, (piece.k, &group.q.lanes), at.span, tile, &mut weights);
             sums.l = weights.sum;

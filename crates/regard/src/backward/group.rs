@@ -174,7 +174,7 @@ impl<N: Number> Group<N> {
         let (n, span) = (piece.k.len, piece.at.span);
         let (weights, d_scores) = (&mut tiles.weights[..n], &mut tiles.d_scores[..n]);
         let plain = problem.is_plain_dot() && !problem.has_factors() && self.entropy.is_none();
-        if plain && piece.seen.is_none() {
+        if S::FUSES && plain && piece.seen.is_none() {
             let mut then = Weights { m: &self.lse, sum: Lanes([N::zero(); GROUP]) };
             dot_tile(s, (piece.k, &self.q.lanes), span, weights, &mut then);
             let mut then = ScoreGrads { weights, delta: &self.delta };

@@ -52,7 +52,7 @@ impl<N: Number> Group<N> {
     ) {
         let span = piece.at.span;
         let entropy = problem.entropy;
-        let fused = piece.seen.is_none() && problem.is_plain_dot() && !entropy;
+        let fused = S::FUSES && piece.seen.is_none() && problem.is_plain_dot() && !entropy;
         let mut shrink = Lanes([N::one(); GROUP]);
         let mut sums = TileSums { l: self.states.unset(s, span), ..TileSums::zero(entropy) };
         let mut rounds = Rounds::new(self.grows);

@@ -53,6 +53,9 @@ pub trait Simd<N: Number>: Copy {
     const LANES: usize;
     /// Whether 24 accumulators and their operands fit in the registers (32 of them); else 12 are used.
     const WIDE: bool;
+    /// Whether what comes next can be done to sums in their registers. Of plain lanes the compiler makes single numbers then, and the
+    /// products take three times as long.
+    const FUSES: bool = true;
 
     /// Runs a piece of work as a function of its own. Without these seams a whole kernel would melt into one function,
     /// which takes minutes to compile.
