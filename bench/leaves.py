@@ -23,6 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORD = ROOT / "bench" / "record" / "leaves.tsv"
 LEAST = 12
 DENSE = 3
+# Where code lies in a file changes a few instructions around a loop; a register that is lost changes more.
+SLACK = 1.05
 # Loops that do store vectors on the stack: how many, and why that stays.
 EXCEPTIONS = {
     ("avx2", "DotRows<f32>"): (2, "decoding: 16 sums in 16 registers; it waits for memory, not for these"),
@@ -109,11 +111,12 @@ def recorded():
 
 
 def costs(loops):
-    """The instructions for each product of the loops of a leaf, the worst first."""
-    found = collections.defaultdict(list)
+    """The most instructions for each product in any loop of a leaf."""
+    found = {}
     for loop in loops:
-        found[loop.isa, loop.leaf].append(loop.instructions / loop.products)
-    return {leaf: sorted(all, reverse=True) for leaf, all in found.items()}
+        leaf = (loop.isa, loop.leaf)
+        found[leaf] = max(found.get(leaf, 0), loop.instructions / loop.products)
+    return found
 
 
 def judge(loops):
@@ -127,12 +130,10 @@ def judge(loops):
         print(f"another compiler than the record's ({head}): instructions are not compared")
         return
     old, new = costs(before), costs(loops)
-    for leaf in sorted(old.keys() | new.keys()):
-        was, now = old.get(leaf, []), new.get(leaf, [])
-        if len(was) != len(now):
-            yield f"{len(now)} loops, {len(was)} in the record: {leaf}; if that is right, --update"
-        elif any(b > a + 0.005 for a, b in zip(was, now)):
-            yield f"{now} instructions for each product, {was} in the record: {leaf}"
+    for leaf, was in sorted(old.items()):
+        now = new.get(leaf, float("inf"))
+        if now > was * SLACK:
+            yield f"{now:.2f} instructions for each product, {was:.2f} in the record: {leaf}; inf: no dense loop is left of it"
 
 
 def main():
