@@ -195,7 +195,6 @@ impl Case {
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
         case.check()?;
-        case.fits()?;
         Ok(case)
     }
 

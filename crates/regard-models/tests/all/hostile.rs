@@ -1,6 +1,6 @@
 //! Folders and texts that nobody means well with: refused with a message, at once, before memory is taken for them.
 
-use crate::own::{NONE, folder, marked};
+use crate::own::{NONE, folder, llama, marked};
 use burn::tensor::Device;
 use regard_models::files::Architecture::{
     self, Bert as Encoder, Gru, Han as Hierarchy, Llama, Transformer as Translator,
@@ -31,20 +31,6 @@ const HAN: HanConfig = HanConfig {
     vocab: 6,
     classes: 2,
 };
-
-fn llama() -> Config {
-    marked(Config {
-        d_model: 8,
-        heads: Heads { q: 2, kv: 1 },
-        head_dim: 4,
-        d_ff: Some(12),
-        vocab: 6,
-        pre_norm: true,
-        positions: Positions::Rotary { theta: 1e4, pairs: Pairs::Halves },
-        activation: Some(Activation::Silu),
-        ..Config::of(Architecture::Llama)
-    })
-}
 
 fn bert() -> Config {
     Config {

@@ -105,9 +105,9 @@ fn transformers_that_share_their_tables_are_opened() {
     translates(&opened(&folder("tables", &config, &model, Stored::F16)));
 }
 
-#[test]
-fn a_decoder_translates_where_it_is_told_how_it_is_asked() {
-    let plain = marked(Config {
+/// A small decoder.
+pub(crate) fn llama() -> Config {
+    marked(Config {
         d_model: 8,
         heads: Heads { q: 2, kv: 1 },
         head_dim: 4,
@@ -117,7 +117,12 @@ fn a_decoder_translates_where_it_is_told_how_it_is_asked() {
         positions: Positions::Rotary { theta: 1e4, pairs: Pairs::Halves },
         activation: Some(Activation::Silu),
         ..Config::of(Architecture::Llama)
-    });
+    })
+}
+
+#[test]
+fn a_decoder_translates_where_it_is_told_how_it_is_asked() {
+    let plain = llama();
     let asked = Config { translate: Some("{source}=".into()), ..plain.clone() };
     let model = Gpt::new(&asked, NONE, &Device::flex()).expect("a decoder");
     let told = opened(&folder("asked", &asked, &model, Stored::F32));
