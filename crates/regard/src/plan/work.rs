@@ -108,7 +108,8 @@ impl<E: Element> HeadTiles<'_, '_, E> {
     /// All tiles. Far from where an edge that goes with the rows meets one that stays, each tile counts as much more than the one
     /// before as that one did: so the cost does not grow with the sizes, unless the mask itself does.
     fn count(&self) -> Counts {
-        let last = self.tiling.count() - 1;
+        // An item of a packed problem may have no rows.
+        let Some(last) = self.tiling.count().checked_sub(1) else { return [0; 5] };
         let Some(mut turns) = self.turns().filter(|_| self.without.is_none()) else {
             let tiles = (0..=last).map(|i| self.tile(i));
             return tiles.fold([0; 5], |sum, tile| add(sum, tile, 1));
