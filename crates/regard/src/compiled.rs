@@ -12,8 +12,6 @@ use crate::microscope::{AttentionView, Measure};
 use crate::output::Output;
 use crate::plan::Plan;
 use crate::problem::Problem;
-use crate::reference::steps::steps;
-use crate::reference::{self, linear};
 use crate::rope::Rope;
 use crate::simd::Element;
 use crate::view::View;
@@ -34,7 +32,7 @@ struct Made<'m, E: Element> {
 
 /// Makes every call once. Never called itself.
 fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
-    let Made { problem, plan, x, cache, sequences, linear: attention, mut state, lsh, rope } = made;
+    let Made { problem, plan, x, cache, sequences, linear, mut state, lsh, rope } = made;
     let machine = plan.machine();
     let mut output = Plan::new(problem.clone(), machine)?.forward(x, x, x)?;
     plan.forward_into(x, x, x, &mut output.out.view_mut(), &mut output.lse, None)?;
@@ -46,25 +44,12 @@ fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
     view.measure(&Measure::new())?;
     AttentionView::cached(&plan, x, (cache, sequences), &shared)?;
     rope.apply(machine, &mut Output::merge(&[cached, shared])?.out.view_mut(), 0..)?;
-    let found = attention.forward(machine, x, x, x)?;
-    attention.backward(machine, x, x, x, &found, x)?;
+    let found = linear.forward(machine, x, x, x)?;
+    linear.backward(machine, x, x, x, &found, x)?;
     state.step(machine, x, x, x)?;
     let found = lsh.forward(machine, x, x, x)?;
     lsh.backward(machine, x, x, x, &found, x)?;
     found.recall(machine, x, x, 1, 1)?;
-    steps(&problem, x, x, x)?;
-    reference::scores::<f64, E>(&problem, (x, x, x));
-    reference::weights::<f64, E>(&problem, (x, x, x), &[], |x| x);
-    reference::weights::<E::Num, E>(&problem, (x, x, x), &[], |x| x);
-    reference::rotate::<f64, E>(&rope, x, (0..).into());
-    let outcome = reference::forward_in_steps::<f64, E>(&problem, (x, x, x), |x| x);
-    reference::backward_in_steps(&problem, (x, x, x), &outcome, |x| x);
-    let plain = reference::forward_in_steps::<E::Num, E>(&problem, (x, x, x), |x| x);
-    reference::backward_in_steps(&problem, (x, x, x), &plain, |x| x);
-    linear::forward_in_steps::<f64, E>(&attention, (x, x, x), |x| x);
-    linear::forward_in_steps::<E::Num, E>(&attention, (x, x, x), |x| x);
-    linear::backward_in_steps::<f64, E>(&attention, (x, x, x), &[], |x| x);
-    linear::backward_in_steps::<E::Num, E>(&attention, (x, x, x), &[], |x| x);
     Ok(format!("{plan:#}"))
 }
 

@@ -114,44 +114,43 @@ impl<E: Element> DotRows<'_, E> {
         // One vector for each of the parts' slices; the lower ones first.
         let mut sums = [[[zero; ROWS]; KEYS]; 4];
         let vectors = PARTIAL / S::LANES;
-        let mut keys: [&[E]; KEYS] = [&[]; KEYS];
-        let mut q: [&[E::Num]; ROWS] = [&[]; ROWS];
+        // Cut to the same number of parts, which spares the loop all checks.
+        let whole = self.keys.dim / PARTIAL;
+        let mut keys: [(&[[E; PARTIAL]], &[E]); KEYS] = [(&[], &[]); KEYS];
+        let mut q: [&[[E::Num; PARTIAL]]; ROWS] = [&[]; ROWS];
         for i in 0..KEYS {
-            keys[i] = self.keys.row(key + i);
+            let (parts, tail) = self.keys.row(key + i).as_chunks();
+            keys[i] = (&parts[..whole], tail);
             if row == 0 && key + i < self.soon.len {
                 later(s, self.soon.row(key + i));
             }
         }
-        let dim = keys[0].len();
-        let padded = dim.next_multiple_of(PARTIAL);
         for r in 0..ROWS {
-            q[r] = &self.rows.q.row(row + r)[..padded];
+            q[r] = &self.rows.q.row(row + r).as_chunks().0[..whole];
         }
-        let whole = dim / PARTIAL * PARTIAL;
-        for d in (0..whole).step_by(PARTIAL) {
+        for part in 0..whole {
             for j in 0..vectors {
-                let at = d + j * S::LANES;
                 let mut y = [zero; ROWS];
                 for r in 0..ROWS {
-                    y[r] = s.load(&q[r][at..]);
+                    y[r] = s.load(&q[r][part][j * S::LANES..]);
                 }
                 for i in 0..KEYS {
-                    let x = E::load(s, &keys[i][at..]);
+                    let x = E::load(s, &keys[i].0[part][j * S::LANES..]);
                     for r in 0..ROWS {
                         sums[j][i][r] = s.fma(x, y[r], sums[j][i][r]);
                     }
                 }
             }
         }
-        if whole < dim {
+        if whole * PARTIAL < self.keys.dim {
             for i in 0..KEYS {
                 let mut tail = [E::Num::default(); PARTIAL];
-                keys[i][whole..].iter().zip(&mut tail).for_each(|(x, to)| *to = x.widen());
+                keys[i].1.iter().zip(&mut tail).for_each(|(x, to)| *to = x.widen());
                 for j in 0..vectors {
                     let x = s.load(&tail[j * S::LANES..]);
                     for r in 0..ROWS {
-                        let y = s.load(&q[r][whole + j * S::LANES..]);
-                        sums[j][i][r] = s.fma(x, y, sums[j][i][r]);
+                        let y = &self.rows.q.row(row + r)[whole * PARTIAL..];
+                        sums[j][i][r] = s.fma(x, s.load(&y[j * S::LANES..]), sums[j][i][r]);
                     }
                 }
             }
@@ -178,31 +177,41 @@ fn add_parts<N: Number, S: Simd<N>, const KEYS: usize, const ROWS: usize>(
     s: S,
     mut sums: [[[S::V; ROWS]; KEYS]; 4],
 ) -> S::V {
-    let mut half = PARTIAL / S::LANES / 2;
-    while half > 0 {
-        for j in 0..half {
-            for i in 0..KEYS {
-                for r in 0..ROWS {
-                    sums[j][i][r] = s.add(sums[j][i][r], sums[j + half][i][r]);
-                }
+    // Every bound is a constant: of any other loop over them, the compiler would keep the sums in memory.
+    let vectors = PARTIAL / S::LANES;
+    for i in 0..KEYS {
+        for r in 0..ROWS {
+            if vectors == 4 {
+                sums[0][i][r] = s.add(sums[0][i][r], sums[2][i][r]);
+                sums[1][i][r] = s.add(sums[1][i][r], sums[3][i][r]);
+            }
+            if vectors >= 2 {
+                sums[0][i][r] = s.add(sums[0][i][r], sums[1][i][r]);
             }
         }
-        half /= 2;
     }
     let mut block = s.block();
-    for (to, from) in block.as_mut().iter_mut().zip(sums[0].as_flattened()) {
-        *to = *from;
+    for i in 0..KEYS {
+        for r in 0..ROWS {
+            block.as_mut()[i * ROWS + r] = sums[0][i][r];
+        }
     }
     s.transpose(&mut block);
-    let mut half = S::LANES / 2;
-    while half > 0 {
-        for i in 0..half {
-            let sum = s.add(block.as_mut()[i], block.as_mut()[i + half]);
-            block.as_mut()[i] = sum;
-        }
-        half /= 2;
-    }
+    fold::<N, S, 8>(s, block.as_mut());
+    fold::<N, S, 4>(s, block.as_mut());
+    fold::<N, S, 2>(s, block.as_mut());
+    fold::<N, S, 1>(s, block.as_mut());
     block.as_mut()[0]
+}
+
+/// Adds the second `HALF` vectors to the first, if there are so many.
+#[inline(always)]
+fn fold<N: Number, S: Simd<N>, const HALF: usize>(s: S, vectors: &mut [S::V]) {
+    if HALF < S::LANES {
+        for i in 0..HALF {
+            vectors[i] = s.add(vectors[i], vectors[i + HALF]);
+        }
+    }
 }
 
 /// `sums[row] = sums[row] * shrink[row] + sum over keys of weights[key][row] * values[key]`. With `HIDDEN`, a key that a row

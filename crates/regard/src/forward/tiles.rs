@@ -37,7 +37,10 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E,
     fn run<S: Simd<f32>>(self, _: S) {
         let Self { amx, mut task } = self;
         let s = amx.vectors();
-        if let Some(mut tiles) = task.scratch.few.as_mut().and_then(|few| few.tiles.take()) {
+        // Numbers of one limb alone: of others, few rows go by vectors.
+        if LIMBS == 1
+            && let Some(mut tiles) = task.scratch.few.as_mut().and_then(|few| few.tiles.take())
+        {
             task.few(s, &mut few_tiles::OnTiles::new(amx, &mut tiles));
             if let Some(few) = &mut task.scratch.few {
                 few.tiles = Some(tiles);

@@ -6,7 +6,7 @@ use crate::lanes::turn;
 use crate::micro::{Dots, add_values, dot_tile};
 use crate::place::Span;
 use crate::score::LOG2_E;
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, math};
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
 use crate::view::Rows;
 use std::f64::consts::{LN_2, TAU};
 
@@ -192,19 +192,8 @@ impl<N: Number> Map<N> {
         if side == Side::Queries {
             return; // a query's length is a factor of all its features
         }
-        let half = s.splat(N::from_f64(0.5 * LOG2_E / (self.dim as f64).sqrt()));
-        for lane in span.vectors::<N, S>() {
-            let mut squares = s.splat(N::zero());
-            for x in &*x {
-                let x = s.load(&x.0[lane..]);
-                squares = s.fma(x, x, squares);
-            }
-            let squares = s.mul(squares, half);
-            for to in &mut *to {
-                let to = &mut to.0[lane..];
-                s.store(s.sub(s.load(to), squares), to);
-            }
-        }
+        let half = N::from_f64(0.5 * LOG2_E / (self.dim as f64).sqrt());
+        s.call(TakeSquares { x, half, span, to });
     }
 
     /// The whole power of two that the features of `count` keys stay below; 0 where they are no powers.
@@ -240,25 +229,7 @@ impl<N: Number> Map<N> {
     /// Arguments become features; powers relative to `top`.
     #[inline(always)]
     pub(crate) fn map<S: Simd<N>>(&self, s: S, span: Span, top: &Lanes<N>, x: &mut [Lanes<N>]) {
-        let (zero, one) = (s.splat(N::zero()), s.splat(N::one()));
-        let log2_e = s.splat(N::from_f64(LOG2_E));
-        for x in x {
-            for lane in span.vectors::<N, S>() {
-                let to = &mut x.0[lane..];
-                let x = s.load(to);
-                let phi = match self.map {
-                    FeatureMap::EluPlusOne => {
-                        let power = math::exp2(s, s.mul(x, log2_e));
-                        s.select(s.less(zero, x), s.add(x, one), power)
-                    }
-                    FeatureMap::Relu => s.max(zero, x),
-                    FeatureMap::PositiveRandom { .. } => {
-                        math::exp2(s, s.sub(x, s.load(&top.0[lane..])))
-                    }
-                };
-                s.store(phi, to);
-            }
-        }
+        s.call(Features { map: self.map, span, top, x });
     }
 
     /// Gradients by features become gradients by arguments. The slope of every map is a function of the feature alone.
@@ -270,19 +241,7 @@ impl<N: Number> Map<N> {
         features: &[Lanes<N>],
         d: &mut [Lanes<N>],
     ) {
-        let (zero, one) = (s.splat(N::zero()), s.splat(N::one()));
-        for (phi, d) in features.iter().zip(d) {
-            for lane in span.vectors::<N, S>() {
-                let phi = s.load(&phi.0[lane..]);
-                let slope = match self.map {
-                    FeatureMap::EluPlusOne => s.select(s.less(one, phi), one, phi),
-                    FeatureMap::Relu => s.select(s.less(zero, phi), one, zero),
-                    FeatureMap::PositiveRandom { .. } => phi,
-                };
-                let d = &mut d.0[lane..];
-                s.store(s.mul(s.load(d), slope), d);
-            }
-        }
+        s.call(Slope { map: self.map, span, features, d });
     }
 
     /// The gradient by rows, `[dim][lanes]`, from the one by arguments: itself, or its sum over the directions, which takes the
@@ -317,6 +276,96 @@ impl<N: Number> Map<N> {
             }
         }
         inputs
+    }
+}
+
+/// Subtracts `half` the squares of the inputs from the arguments.
+struct TakeSquares<'t, N> {
+    x: &'t [Lanes<N>],
+    half: N,
+    span: Span,
+    to: &'t mut [Lanes<N>],
+}
+
+impl<N: Number> Task<N> for TakeSquares<'_, N> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, s: S) {
+        let half = s.splat(self.half);
+        for lane in self.span.vectors::<N, S>() {
+            let mut squares = s.splat(N::zero());
+            for x in self.x {
+                let x = s.load(&x.0[lane..]);
+                squares = s.fma(x, x, squares);
+            }
+            let squares = s.mul(squares, half);
+            for to in &mut *self.to {
+                let to = &mut to.0[lane..];
+                s.store(s.sub(s.load(to), squares), to);
+            }
+        }
+    }
+}
+
+/// [`Map::map`]
+struct Features<'t, N> {
+    map: FeatureMap,
+    span: Span,
+    top: &'t Lanes<N>,
+    x: &'t mut [Lanes<N>],
+}
+
+impl<N: Number> Task<N> for Features<'_, N> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, s: S) {
+        let (zero, one) = (s.splat(N::zero()), s.splat(N::one()));
+        let log2_e = s.splat(N::from_f64(LOG2_E));
+        for x in self.x {
+            for lane in self.span.vectors::<N, S>() {
+                let to = &mut x.0[lane..];
+                let x = s.load(to);
+                let phi = match self.map {
+                    FeatureMap::EluPlusOne => {
+                        let power = math::exp2(s, s.mul(x, log2_e));
+                        s.select(s.less(zero, x), s.add(x, one), power)
+                    }
+                    FeatureMap::Relu => s.max(zero, x),
+                    FeatureMap::PositiveRandom { .. } => {
+                        math::exp2(s, s.sub(x, s.load(&self.top.0[lane..])))
+                    }
+                };
+                s.store(phi, to);
+            }
+        }
+    }
+}
+
+/// [`Map::slope`]
+struct Slope<'t, N> {
+    map: FeatureMap,
+    span: Span,
+    features: &'t [Lanes<N>],
+    d: &'t mut [Lanes<N>],
+}
+
+impl<N: Number> Task<N> for Slope<'_, N> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, s: S) {
+        let (zero, one) = (s.splat(N::zero()), s.splat(N::one()));
+        for (phi, d) in self.features.iter().zip(self.d) {
+            for lane in self.span.vectors::<N, S>() {
+                let phi = s.load(&phi.0[lane..]);
+                let slope = match self.map {
+                    FeatureMap::EluPlusOne => s.select(s.less(one, phi), one, phi),
+                    FeatureMap::Relu => s.select(s.less(zero, phi), one, zero),
+                    FeatureMap::PositiveRandom { .. } => phi,
+                };
+                let d = &mut d.0[lane..];
+                s.store(s.mul(s.load(d), slope), d);
+            }
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
 use crate::place::{Seen, Span};
-use crate::simd::{GROUP, Lanes, Number, Simd};
+use crate::simd::{GROUP, Lanes, Number, Simd, Task};
 
 /// The reference of sums of nothing: 2 to it is 0 beside any other, and differences from it are finite.
 fn nothing<N: Number>() -> N {
@@ -142,8 +142,8 @@ impl<N: Number> Asked<'_, N> {
         (features, span): (&[Lanes<N>], Span),
         to: &mut [Lanes<N>],
     ) {
-        let Pairs { feature_rows, cargo_rows, .. } = self.pairs;
-        self.add(s, (feature_rows, cargo_rows), (features, span), to);
+        let Pairs { feature_rows: by, cargo_rows: what, .. } = self.pairs;
+        s.call(AddSeen { by, what, seen: self.seen, tile: self.tile, x: features, span, to });
     }
 
     /// Adds the features that cargo fetches.
@@ -154,25 +154,33 @@ impl<N: Number> Asked<'_, N> {
         (cargo, span): (&[Lanes<N>], Span),
         to: &mut [Lanes<N>],
     ) {
-        let Pairs { feature_rows, cargo_rows, .. } = self.pairs;
-        self.add(s, (cargo_rows, feature_rows), (cargo, span), to);
+        let Pairs { feature_rows: what, cargo_rows: by, .. } = self.pairs;
+        s.call(AddSeen { by, what, seen: self.seen, tile: self.tile, x: cargo, span, to });
     }
+}
 
-    /// `to[..][lane] += sum over those it sees of (x[lane] . by) what`, for half of them at a time: the lanes that see none of
-    /// one half are half of all.
+/// `to[..][lane] += sum over those it sees of (x[lane] . by) what`.
+struct AddSeen<'t, N> {
+    by: &'t RowBuffer<N>,
+    what: &'t RowBuffer<N>,
+    seen: &'t [Seen],
+    tile: &'t mut [Lanes<N>],
+    x: &'t [Lanes<N>],
+    span: Span,
+    to: &'t mut [Lanes<N>],
+}
+
+impl<N: Number> Task<N> for AddSeen<'_, N> {
+    type Out = ();
+    /// For half of them at a time: the lanes that see none of one half are half of all.
     #[inline(always)]
-    fn add<S: Simd<N>>(
-        &mut self,
-        s: S,
-        (by, what): (&RowBuffer<N>, &RowBuffer<N>),
-        (x, span): (&[Lanes<N>], Span),
-        to: &mut [Lanes<N>],
-    ) {
+    fn run<S: Simd<N>>(self, s: S) {
         const HALF: usize = GROUP / 2;
+        let Self { by, what, seen: all, tile, x, span, to } = self;
         let one = Lanes([N::one(); GROUP]);
-        for first in (0..self.seen.len()).step_by(HALF) {
-            let asked = first..(first + HALF).min(self.seen.len());
-            let seen = &self.seen[asked.clone()];
+        for first in (0..all.len()).step_by(HALF) {
+            let asked = first..(first + HALF).min(all.len());
+            let seen = &all[asked.clone()];
             let any = seen.iter().fold(0, |any, seen| any | seen);
             let start = if any.trailing_zeros() as usize >= HALF { HALF } else { 0 };
             let end = if any.leading_zeros() as usize >= HALF { HALF } else { GROUP };
@@ -180,7 +188,7 @@ impl<N: Number> Asked<'_, N> {
             if span.end <= span.start {
                 continue;
             }
-            let tile = &mut self.tile[asked.clone()];
+            let tile = &mut tile[asked.clone()];
             dot_tile(s, (by.view(asked.clone(), x.len()), x), span, tile, &mut Dots);
             let what = what.view(asked, to.len());
             add_values::<_, S, true, false>(s, (what, &[]), (tile, seen), span, (&one, to));

@@ -307,7 +307,9 @@ impl<N: Number> UndoSimilarities<'_, N> {
                 }
             }
             let to = &mut to.d_k.1.row_mut(to.d_k.0[key])[unit..unit + UNITS];
-            to.iter_mut().zip(&by_k).for_each(|(to, x)| *to = *to + sum(s, x));
+            for (to, x) in to.iter_mut().zip(&by_k) {
+                *to = *to + sum(s, x);
+            }
         }
         for (to, by_v) in to.d_v[unit..].iter_mut().zip(&by_v) {
             *to += sum(s, by_v).to_f64();

@@ -271,7 +271,7 @@ impl Isa {
         }
     }
 
-    /// `f64` has no intrinsics of its own: plain lanes, compiled for the instruction set.
+    /// `f64` has no intrinsics of its own: four plain lanes, compiled for AVX2 where there are any vectors.
     #[inline(always)]
     pub(crate) fn run_f64<T: Task<f64>>(self, task: T) -> T::Out {
         match self {
@@ -279,9 +279,9 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(s) => s.enter(task, portable::Fused(s)),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(s) => s.enter(task, portable::Fused(s)),
+            Self::Avx512(s) => s.avx2().enter(task, portable::Fused(s.avx2())),
             #[cfg(target_arch = "x86_64")]
-            Self::Amx(s) => s.vectors().enter(task, portable::Fused(s.vectors())),
+            Self::Amx(s) => s.vectors().avx2().enter(task, portable::Fused(s.vectors().avx2())),
         }
     }
 }

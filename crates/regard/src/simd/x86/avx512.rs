@@ -1,13 +1,14 @@
 //! AVX-512: 16 numbers in a vector, 32 vectors, lanes chosen by mask registers.
 
 use super::super::{Enter, NEGLIGIBLE, Number, Simd, Task};
+use super::avx2::Avx2;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// Proof that this machine has AVX-512 (F, DQ, BW, VL) and that the system keeps its registers.
+/// Proof that this machine has AVX-512 (F, DQ, BW, VL) and that the system keeps its registers; and AVX2, as every such machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Avx512(());
+pub struct Avx512(Avx2);
 
 impl Avx512 {
     /// The proof, if there is one.
@@ -16,9 +17,12 @@ impl Avx512 {
         let all = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("fma");
-        all.then_some(Self(()))
+            && is_x86_feature_detected!("avx512vl");
+        Avx2::detect().filter(|_| all).map(Self)
+    }
+
+    pub(crate) fn avx2(self) -> Avx2 {
+        self.0
     }
 }
 
