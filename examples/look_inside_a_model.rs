@@ -49,7 +49,8 @@ fn looked_at<'m>(map: &'m Map, written: &str) -> Option<(&'m str, f32)> {
 fn main() -> Result<(), Box<dyn Error>> {
     let file = std::env::args_os().nth(1).map(PathBuf::from);
     let file = file.unwrap_or_else(|| std::env::temp_dir().join("regard-trace.safetensors"));
-    let model = Model::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/zh-en"))?;
+    let model =
+        Model::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/regard-cli/zh-en"))?;
 
     let trace = model.look(SENTENCE)?;
     let written: String = trace.labels("target").labels[1..].concat();

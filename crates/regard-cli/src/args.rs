@@ -1,8 +1,8 @@
 //! What may be typed, before it is known to make sense.
 
+use clap::error::ContextKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use regard::Normaliser;
-use regard_train::data::Field;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -35,24 +35,40 @@ pub(crate) enum Verb {
     Audit(AuditArgs),
     /// How far apart the weights of two runs are: Kullback-Leibler and Jensen-Shannon, head by head
     Diff(DiffArgs),
-    /// Goes on with a text, as a language model does: `regard generate smollm2 --prompt 'Once upon a time'`
-    Generate(GenerateArgs),
-    /// Writes a text in another language or script: `regard translate MODEL TEXT`
-    Translate(TranslateArgs),
-    /// Learns from files, into a directory that can be gone on with: `regard train --preset tatoeba-zh-en --data DIR --out RUN`
-    Train(TrainArgs),
-    /// How good a model is on a test: BLEU and chrF of translations, the share of classes that are right
-    Eval(EvalArgs),
-    /// Which class a document is of, and which of its sentences said so: `regard classify RUN/model TEXT`
-    Classify(ClassifyArgs),
-    /// Vectors of texts, and how alike the texts are: `regard embed minilm TEXT TEXT`
-    Embed(EmbedArgs),
-    /// Models that are known by name: what they are, whether they are here, how to get them
-    Models(ModelsArgs),
-    /// Claims about attention, each predicted by theory, measured here and judged: `regard lab` lists them, `regard lab scaling` runs one
-    Lab(LabArgs),
     /// How fast calls are here, beside the machine's own limit and, if wanted, PyTorch
     Bench(BenchArgs),
+    #[cfg(feature = "models")]
+    #[command(flatten)]
+    Models(crate::models::Verb),
+    #[cfg(feature = "train")]
+    #[command(flatten)]
+    Train(crate::train::Verb),
+    /// Claims about attention, each predicted by theory, measured here and judged: `regard lab` lists them, `regard lab scaling` runs one
+    #[cfg(feature = "lab")]
+    Lab(crate::lab::LabArgs),
+}
+
+/// Verbs that only a build with a feature has, and the feature.
+const FEATURES: &[(&str, &str)] = &[
+    ("generate", "models"),
+    ("translate", "models"),
+    ("classify", "models"),
+    ("embed", "models"),
+    ("models", "models"),
+    ("train", "train"),
+    ("eval", "train"),
+    ("lab", "lab"),
+];
+
+/// The feature that this program would need to know the verb that it did not.
+pub(crate) fn feature_of(error: &clap::Error) -> Option<(&'static str, &'static str)> {
+    let verb = error.get(ContextKind::InvalidSubcommand)?.to_string();
+    FEATURES.iter().copied().find(|(own, _)| *own == verb)
+}
+
+/// How to get a program with a feature.
+pub(crate) fn remedy(feature: &str) -> String {
+    format!("build it by: cargo build --release -p regard-cli --features {feature}")
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -194,203 +210,6 @@ pub(crate) struct StepsArgs {
     /// Of the numbers, and of what is sampled
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) seed: u64,
-}
-
-/// A model that works with text.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct ModelArg {
-    /// A name that `regard models` lists, a folder (config.json, model.safetensors, tokenizer.json), a .gguf or a .safetensors
-    #[arg(value_name = "MODEL")]
-    pub(crate) model: PathBuf,
-}
-
-/// How the next token is chosen.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct SearchArgs {
-    /// The most probable token each time; the default unless --temperature, --top-k, --top-p or --beams is given
-    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "seed", "beams"])]
-    pub(crate) greedy: bool,
-    /// Draws tokens; above 1 more freely, below 1 more narrowly
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    pub(crate) temperature: Option<f32>,
-    /// Draws among so many most probable tokens
-    #[arg(long, value_name = "N")]
-    pub(crate) top_k: Option<usize>,
-    /// Draws among the most probable tokens that have this share together
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub(crate) top_p: Option<f32>,
-    /// Of what is drawn [default: 0]
-    #[arg(long, value_name = "N")]
-    pub(crate) seed: Option<u64>,
-    /// Goes on with so many of the best texts at once, and takes the best at the end
-    #[arg(long, value_name = "N", conflicts_with_all = ["temperature", "top_k", "top_p", "seed"])]
-    pub(crate) beams: Option<usize>,
-    /// Of --beams: a text's log-probability is divided by its length to this power [default: 1]
-    #[arg(long, value_name = "X", requires = "beams", allow_negative_numbers = true)]
-    pub(crate) length_penalty: Option<f32>,
-    /// Tokens to write, at most
-    #[arg(long, value_name = "N", default_value = "128", value_parser = count)]
-    pub(crate) max_tokens: usize,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct GenerateArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArg,
-    /// The text to go on with, at most 1 MiB; may be given several times [default: nothing]
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) prompt: Vec<String>,
-    #[command(flatten)]
-    pub(crate) search: SearchArgs,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct TranslateArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArg,
-    /// The texts, at most 1 MiB each [default: each line of the input, answered as it comes]
-    #[arg(value_name = "TEXT")]
-    pub(crate) texts: Vec<String>,
-    /// Says which word of the source each word of the translation looked at most
-    #[arg(long)]
-    pub(crate) alignment: bool,
-    #[command(flatten)]
-    pub(crate) search: SearchArgs,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct TrainArgs {
-    /// A TOML file of settings, which holds what differs from the defaults
-    #[arg(value_name = "FILE")]
-    pub(crate) settings: Option<PathBuf>,
-    /// Settings that come with the program
-    #[arg(long, value_name = "NAME", value_parser = regard_train::names(), hide_possible_values = true,
-        long_help = regard_train::preset_help())]
-    pub(crate) preset: Option<String>,
-    /// Where the files of the settings are
-    #[arg(long, value_name = "DIR")]
-    pub(crate) data: Option<PathBuf>,
-    /// The directory of the run; it must be new or empty
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: Option<PathBuf>,
-    /// Changes a setting: training.epochs=5
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub(crate) set: Vec<String>,
-    /// Goes on with a run from its last checkpoint, to the same bits as if it had never stopped
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "data", "dry_run"])]
-    pub(crate) resume: Option<PathBuf>,
-    /// Writes event files for TensorBoard too
-    #[arg(long)]
-    pub(crate) tensorboard: bool,
-    /// Says how large the run is, and how long it would take here
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct EvalArgs {
-    /// A model that translates or classifies: a name, a folder, a file, or a run, which has its own test
-    #[arg(value_name = "MODEL")]
-    pub(crate) model: Option<PathBuf>,
-    /// Pairs or labelled documents to judge by, as TSV or JSONL, maybe gzipped
-    #[arg(long, value_name = "FILE")]
-    pub(crate) test: Option<PathBuf>,
-    /// Where source and target are, or label and text: columns of a TSV from 0, or keys of a JSONL [default: as the run says, else 0,1]
-    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = field)]
-    pub(crate) fields: Option<Vec<Field>>,
-    /// Translations that are there already, one a line, in the place of a model
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "write"])]
-    pub(crate) hypotheses: Option<PathBuf>,
-    /// Writes the translations, one a line
-    #[arg(long, value_name = "FILE")]
-    pub(crate) write: Option<PathBuf>,
-    /// So many pairs at most
-    #[arg(long, value_name = "N")]
-    pub(crate) examples: Option<usize>,
-    /// Hypotheses of a beam search; 1 is greedy
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    pub(crate) beams: usize,
-    /// How much longer translations are favoured
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    pub(crate) length_penalty: f32,
-    /// Tokens of a translation at most
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    pub(crate) max_tokens: usize,
-    /// How BLEU divides a text: 13a, zh, char or none, as in sacrebleu
-    #[arg(long, value_name = "NAME", default_value = "13a")]
-    pub(crate) tokenize: String,
-    /// Compares small letters only
-    #[arg(long)]
-    pub(crate) lowercase: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct ClassifyArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArg,
-    /// The documents, at most 1 MiB each: a text, or @FILE
-    #[arg(required = true, value_name = "TEXT")]
-    pub(crate) texts: Vec<String>,
-    /// Sentences to show, those with the most weight
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub(crate) sentences: usize,
-}
-
-/// A number is a column, anything else a key.
-fn field(text: &str) -> Result<Field, std::convert::Infallible> {
-    Ok(text.parse().map_or_else(|_| Field::Name(text.into()), Field::Column))
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct EmbedArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArg,
-    /// The texts, at most 1 MiB each
-    #[arg(required = true, value_name = "TEXT")]
-    pub(crate) texts: Vec<String>,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct ModelsArgs {
-    /// Downloads this one, by the pip of --python, and checks what came
-    #[arg(long, value_name = "NAME")]
-    pub(crate) get: Option<String>,
-    /// A Python with pip; it is started with -I, so it sees neither the working directory nor PYTHONPATH
-    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
-    pub(crate) python: String,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct LabArgs {
-    /// Which experiment, by its name or id; `all` runs all, and --out is then a folder for their pictures [default: a list]
-    #[arg(value_name = "NAME")]
-    pub(crate) name: Option<String>,
-    /// Small sizes, times told and not judged: seconds
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// Seeds all chance
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) seed: u64,
-    /// Features, where an experiment has that to turn
-    #[arg(long, value_name = "N")]
-    pub(crate) dim: Option<usize>,
-    /// Heads, likewise
-    #[arg(long, value_name = "N")]
-    pub(crate) heads: Option<usize>,
-    /// Tokens of a sequence, likewise
-    #[arg(long, value_name = "N")]
-    pub(crate) length: Option<usize>,
-    /// How much is drawn by chance, likewise
-    #[arg(long, value_name = "N")]
-    pub(crate) samples: Option<usize>,
-    /// Steps of learning, likewise
-    #[arg(long, value_name = "N")]
-    pub(crate) steps: Option<usize>,
-    /// A fault to put in the place of the mechanism: the claim must then fail
-    #[arg(long = "break", value_name = "FAULT")]
-    pub(crate) broken: Option<String>,
-    #[command(flatten)]
-    pub(crate) show: ShowArgs,
 }
 
 /// What is looked at.

@@ -1,6 +1,6 @@
 //! `regard lab`: claims about attention, run.
 
-use crate::args::{Format, LabArgs};
+use crate::args::{Format, ShowArgs};
 use crate::show::{Target, progress, show, style, told};
 use anyhow::{Context, Result, bail};
 use regard_lab::{EXPERIMENTS, Experiment, Finding, Report, Setup, find, number, page};
@@ -12,6 +12,39 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LabArgs {
+    /// Which experiment, by its name or id; `all` runs all, and --out is then a folder for their pictures [default: a list]
+    #[arg(value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Small sizes, times told and not judged: seconds
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Seeds all chance
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Features, where an experiment has that to turn
+    #[arg(long, value_name = "N")]
+    pub(crate) dim: Option<usize>,
+    /// Heads, likewise
+    #[arg(long, value_name = "N")]
+    pub(crate) heads: Option<usize>,
+    /// Tokens of a sequence, likewise
+    #[arg(long, value_name = "N")]
+    pub(crate) length: Option<usize>,
+    /// How much is drawn by chance, likewise
+    #[arg(long, value_name = "N")]
+    pub(crate) samples: Option<usize>,
+    /// Steps of learning, likewise
+    #[arg(long, value_name = "N")]
+    pub(crate) steps: Option<usize>,
+    /// A fault to put in the place of the mechanism: the claim must then fail
+    #[arg(long = "break", value_name = "FAULT")]
+    pub(crate) broken: Option<String>,
+    #[command(flatten)]
+    pub(crate) show: ShowArgs,
+}
 
 /// Columns for what a number is, so that a line of a table fits 80.
 const WHAT: usize = 41;

@@ -10,28 +10,24 @@ mod args;
 mod audit;
 mod bench;
 mod check;
-mod classify;
 mod diff;
-mod embed;
-mod eval;
-mod generate;
 mod info;
 mod job;
+#[cfg(feature = "lab")]
 mod lab;
 mod look;
-mod model;
+#[cfg(feature = "models")]
 mod models;
 mod plan;
 mod say;
 mod serve;
-mod shipped;
 mod show;
 mod source;
 mod stats;
 mod steps;
 mod text;
+#[cfg(feature = "train")]
 mod train;
-mod translate;
 
 use anyhow::Result;
 use args::{Args, Verb};
@@ -44,7 +40,13 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Ok(args) => args,
         // Help and versions come this way too. Where nobody reads them, nothing is left to tell.
         Err(error) => {
-            let _ = error.print();
+            match args::feature_of(&error) {
+                Some((verb, feature)) => say::say(format_args!(
+                    "error: {verb}: this program was built without it; {}",
+                    args::remedy(feature)
+                )),
+                None => drop(error.print()),
+            }
             return u8::try_from(error.exit_code()).unwrap_or(1);
         }
     };
@@ -70,16 +72,14 @@ fn run_verb(Args { verb, format }: Args) -> Result<()> {
         Verb::Stats(args) => stats::run(&args, format),
         Verb::Audit(args) => audit::run(&args, format),
         Verb::Diff(args) => diff::run(&args, format),
-        Verb::Generate(args) => generate::run(&args, format),
-        Verb::Translate(args) => translate::run(&args, format),
-        Verb::Train(args) => train::run(&args, format),
-        Verb::Eval(args) => eval::run(&args, format),
-        Verb::Classify(args) => classify::run(&args, format),
-        Verb::Embed(args) => embed::run(&args, format),
-        Verb::Lab(args) => lab::run(&args, format),
-        Verb::Models(args) => models::run(&args, format),
         Verb::Bench(args) if args.list => bench::list(format),
         Verb::Bench(args) => bench::run(job::bench(args)?, format),
+        #[cfg(feature = "models")]
+        Verb::Models(verb) => models::run(&verb, format),
+        #[cfg(feature = "train")]
+        Verb::Train(verb) => train::run(&verb, format),
+        #[cfg(feature = "lab")]
+        Verb::Lab(args) => lab::run(&args, format),
     }
 }
 

@@ -1,7 +1,8 @@
 //! What the microscope looks at: a trace, or queries and keys from NumPy.
 
 use crate::args::SourceArgs;
-use crate::model;
+#[cfg(feature = "models")]
+use crate::models::look;
 use crate::text;
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
@@ -41,12 +42,21 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
                 bail!("{flag}: a model says that itself; leave it out");
             }
             let text = text.to_str().ok_or_else(|| anyhow!("the text is not UTF-8"))?;
-            model::look(model, text, args.target.as_deref())
+            look(model, text, args.target.as_deref())
         }
         _ => bail!(
             "give one trace (.safetensors), a model and a text, or queries and keys, as in q.npy k.npy"
         ),
     }
+}
+
+#[cfg(not(feature = "models"))]
+fn look(model: &Path, _: &str, _: Option<&str>) -> Result<Trace> {
+    bail!(
+        "{}: a model and a text: this program was built without models; {}",
+        printable(&model.display().to_string()),
+        crate::args::remedy("models")
+    )
 }
 
 /// A flag that only arrays need, if one is given.

@@ -1,6 +1,6 @@
-//! Whole models against PyTorch, slice by slice in turns: `race [train] [generate-1] [generate-8] [encode] --python DIR/bin/rival`.
+//! Whole models against PyTorch, slice by slice in turns: `race [train] [generate-1] [generate-8] [encode] --python DIR/bin/python`.
 //!
-//! The rival is `bench/models.py`, in a Python made by `bench/rival DIR`. Without `--python` only ours is timed. `encode` wants the
+//! The rival is `bench/models.py`, in a Python made by `python/environment DIR`. Without `--python` only ours is timed. `encode` wants the
 //! folder of MiniLM as `--minilm DIR` and a list of sentences as `--sentences FILE`.
 
 #![expect(clippy::print_stdout, reason = "a program")]
@@ -8,11 +8,10 @@
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy, keep_heap};
-use regard_models::files::{
-    Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions, python,
-};
+use regard_models::files::{Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions};
 use regard_models::generate::{Search, Stop, generate};
 use regard_models::{Bert, Dropping, Gpt, Pass, Transformer, ids, load};
+use regard_scope::python;
 use serde_json::{Value, json};
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};

@@ -4,6 +4,7 @@ use crate::corpus::{BEGIN, Corpus, END, Examples, PAD, tag};
 use crate::error::Error;
 use crate::optim::AdamW;
 use crate::settings::{ModelKind, ModelSettings, Settings, Task};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use regard_burn::{CrossEntropy, cross_entropy};
 use regard_models::files::{
@@ -12,6 +13,7 @@ use regard_models::files::{
 use regard_models::{
     Dropping, Entropies, Gpt, Han, HanConfig, Pass, Seq2Seq, Seq2SeqConfig, Transformer, ids, load,
 };
+use std::sync::{Mutex, PoisonError};
 
 /// A model that learns.
 #[derive(Clone, Debug)]
@@ -24,6 +26,19 @@ pub enum Net {
     Gru(Box<Seq2Seq>),
     /// A hierarchy.
     Han(Box<Han>),
+}
+
+/// Burn has one source of chance for the whole process, and draws a weight when it is first read: one net at a time, or the weights of
+/// neither would follow from its seed.
+static DRAWING: Mutex<()> = Mutex::new(());
+
+/// Reads every weight.
+struct Draw;
+
+impl ModuleVisitor for Draw {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        drop(param.val());
+    }
 }
 
 /// How wrong a model is about a batch.
@@ -131,13 +146,14 @@ fn template(settings: &Settings) -> Option<String> {
 impl Net {
     /// With the random weights that follow from the seed.
     pub fn new(settings: &Settings, config: &Config, device: &Device) -> Result<Self, Error> {
+        let _alone = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
         device.seed(settings.seed);
         let dropping = Dropping {
             rate: settings.training.dropout,
             attention: settings.training.attention_dropout,
         };
         let none = || Error::setting("model.kind", "the configuration is of another kind");
-        Ok(match settings.model.kind {
+        let net = match settings.model.kind {
             ModelKind::Transformer => {
                 Self::Transformer(Box::new(Transformer::new(config, dropping, device)?))
             }
@@ -150,7 +166,14 @@ impl Net {
                 let han = config.han.as_ref().ok_or_else(none)?;
                 Self::Han(Box::new(Han::new(han, dropping, device)?))
             }
-        })
+        };
+        match &net {
+            Self::Transformer(model) => model.visit(&mut Draw),
+            Self::Gpt(model) => model.visit(&mut Draw),
+            Self::Gru(model) => model.visit(&mut Draw),
+            Self::Han(model) => model.visit(&mut Draw),
+        }
+        Ok(net)
     }
 
     /// The same with weights of a file.

@@ -623,7 +623,8 @@ pub fn names() -> Vec<&'static str> {
 pub fn preset_help() -> String {
     let line = |(name, text): &(&str, &str)| {
         let about = text.lines().next().unwrap_or_default().trim_start_matches("# ");
-        format!("  {name:36} {about}\n")
+        let folder = text.lines().find_map(|line| line.strip_prefix("folder = "));
+        format!("  {name:36} {about} Data: {}\n", folder.unwrap_or_default().trim_matches('"'))
     };
     format!(
         "Settings that come with the program:\n{}",

@@ -66,7 +66,7 @@ impl Torch {
     pub(crate) fn start(python: &Path) -> Result<Self> {
         const REMEDY: &str = "give one that has torch: `python3 -m venv DIR && DIR/bin/pip install torch`, then DIR/bin/python";
         let shown = python.display();
-        let mut child = regard_models::files::python(python)
+        let mut child = regard_scope::python(python)
             .args(["-u", "-c", SCRIPT])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -21,7 +21,7 @@ pub use dtype::Dtype;
 pub(crate) use fit::fits;
 pub use folder::ModelFiles;
 pub use gguf::{Gguf, Metadata, Numbers, Value};
-pub use known::{KNOWN, Known, Member, Origin, cache_dir, python};
+pub use known::{KNOWN, Known, Member, Origin, cache_dir};
 pub use names::{NameMap, Rule};
 pub use tokens::{Stream, Symbols, Tokens, Unknown};
 pub use weights::{Stored, Weights, save, save_as};

@@ -22,10 +22,10 @@ pub(crate) const SHIPPED: &[Shipped] = &[
         name: "zh-en",
         what: "our own small Transformer from Chinese to English, for short everyday sentences",
         licence: "MIT or Apache-2.0; learned from Tatoeba (CC BY 2.0 FR)",
-        config: include_str!("../../../models/zh-en/config.json"),
-        weights: include_bytes!("../../../models/zh-en/model.safetensors"),
-        tokens: include_str!("../../../models/zh-en/source_tokenizer.json"),
-        target: include_str!("../../../models/zh-en/target_tokenizer.json"),
+        config: include_str!("../../zh-en/config.json"),
+        weights: include_bytes!("../../zh-en/model.safetensors"),
+        tokens: include_str!("../../zh-en/source_tokenizer.json"),
+        target: include_str!("../../zh-en/target_tokenizer.json"),
     },
 ];
 

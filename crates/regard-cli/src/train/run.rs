@@ -1,6 +1,7 @@
 //! `regard train`: learns from files, shows how it goes, and can be stopped and gone on with.
 
-use crate::args::{Format, TrainArgs};
+use super::args::TrainArgs;
+use crate::args::Format;
 use crate::say::say;
 use anyhow::{Context, Result, bail};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
@@ -9,6 +10,7 @@ use regard_train::{Board, Ended, Run, Settings, Size, Stepped, Trainer, Validate
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -41,16 +43,33 @@ fn settings(args: &TrainArgs) -> Result<Settings> {
     let text = match (&args.preset, &args.settings) {
         (Some(name), None) => preset(name)?.to_owned(),
         (None, Some(file)) => regard_train::data::text(file)?,
-        _ => bail!("name a preset or a file: regard train --preset tatoeba-zh-en --data DIR"),
+        _ => bail!("name a preset or a file: regard train --preset tatoeba-zh-en --out DIR"),
     };
     let mut changes = args.set.clone();
-    if let Some(folder) = &args.data {
+    let own = match &args.preset {
+        Some(name) if args.data.is_none() => Some(folder_of(name, &args.set)?),
+        _ => None,
+    };
+    if let Some(folder) = args.data.as_ref().or(own.as_ref()) {
         // Whole, so that the run can go on from anywhere. A text of JSON is one of TOML too.
         let folder = std::path::absolute(folder).with_context(|| folder.display().to_string())?;
         let folder = serde_json::to_string(&folder.display().to_string())?;
         changes.push(format!("data.folder={folder}"));
     }
     Ok(Settings::new(&text, &changes)?)
+}
+
+/// The data of a preset, which are part of the repository.
+fn folder_of(preset_name: &str, changes: &[String]) -> Result<PathBuf> {
+    let folder = PathBuf::from(Settings::new(preset(preset_name)?, changes)?.data.folder);
+    if !folder.is_dir() {
+        bail!(
+            "{}: the data of {preset_name} are not here; they are part of Regard's repository (data/get-multi30k makes Multi30k): \
+             work in a clone of it, or give --data DIR",
+            folder.display()
+        );
+    }
+    Ok(folder)
 }
 
 /// What a run would be: sizes, memory, time.

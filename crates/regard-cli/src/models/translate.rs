@@ -1,9 +1,10 @@
 //! `regard translate`: texts in another language or script.
 
-use crate::args::{Format, TranslateArgs};
-use crate::model;
+use super::args::TranslateArgs;
+use super::open;
+use super::text::{lines, short};
+use crate::args::Format;
 use crate::say::say;
-use crate::text::{lines, short};
 use anyhow::{Result, anyhow, bail};
 use regard::Machine;
 use regard_models::Model;
@@ -13,10 +14,10 @@ use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 
 pub(crate) fn run(args: &TranslateArgs, format: Format) -> Result<()> {
-    let search = model::search(&args.search);
+    let search = open::search(&args.search);
     search.check()?;
     let texts: Vec<&str> = args.texts.iter().map(|text| short(text)).collect::<Result<_>>()?;
-    let model = model::open(&args.model.model)?;
+    let model = open::open(&args.model.model)?;
     if !texts.is_empty() {
         return told(&model, &texts, &search, args, format);
     }

@@ -1,8 +1,8 @@
 //! Models by name or by path, opened for text.
 
-use crate::args::SearchArgs;
-use crate::shipped::{SHIPPED, Shipped};
-use crate::text::{short, text_of};
+use super::args::SearchArgs;
+use super::shipped::{SHIPPED, Shipped};
+use super::text::{short, text_of};
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard_models::Model;

@@ -1,8 +1,9 @@
 //! `regard embed`: vectors of texts, and how alike texts are.
 
-use crate::args::{EmbedArgs, Format};
-use crate::model;
-use crate::text::short;
+use super::args::EmbedArgs;
+use super::open;
+use super::text::short;
+use crate::args::Format;
 use anyhow::Result;
 use regard_scope::printable;
 use serde_json::json;
@@ -13,7 +14,7 @@ const WIDTH: usize = 32;
 
 pub(crate) fn run(args: &EmbedArgs, format: Format) -> Result<()> {
     let texts: Vec<&str> = args.texts.iter().map(|text| short(text)).collect::<Result<_>>()?;
-    let model = model::open(&args.model.model)?;
+    let model = open::open(&args.model.model)?;
     let vectors = model.embed(&texts)?;
     let mut out = std::io::stdout().lock();
     if format == Format::Json {

@@ -1,14 +1,15 @@
 //! `regard models`: what is known by name, whether it is here, how to get it.
 
-use crate::args::{Format, ModelsArgs};
-use crate::model::{busy, cache, names};
-use crate::shipped::{SHIPPED, Shipped};
+use super::args::ListArgs;
+use super::open::{busy, cache, names};
+use super::shipped::{SHIPPED, Shipped};
+use crate::args::Format;
 use anyhow::{Result, anyhow};
 use regard_models::files::{KNOWN, Known, Origin};
 use serde_json::json;
 use std::io::Write;
 
-pub(crate) fn run(args: &ModelsArgs, format: Format) -> Result<()> {
+pub(crate) fn run(args: &ListArgs, format: Format) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if let Some(name) = &args.get {
         if Shipped::named(name).is_some() {

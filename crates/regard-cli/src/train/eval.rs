@@ -1,7 +1,8 @@
 //! `regard eval`: how good a model is on a test set, or how alike two files are.
 
-use crate::args::{EvalArgs, Format};
-use crate::model;
+use super::args::EvalArgs;
+use crate::args::Format;
+use crate::models;
 use crate::say::say;
 use anyhow::{Result, anyhow, bail};
 use regard_models::Model;
@@ -17,7 +18,7 @@ use std::time::Instant;
 pub(crate) fn run(args: &EvalArgs, format: Format) -> Result<()> {
     let tokenize = args.tokenize.parse().map_err(|e| anyhow!("--tokenize: {e}"))?;
     let (test, fields) = judged_by(args)?;
-    let opened = args.model.as_deref().map(model::open).transpose()?;
+    let opened = args.model.as_deref().map(models::open).transpose()?;
     if let Some(model) = opened.as_ref().filter(|m| m.config.architecture == Architecture::Han) {
         return classes(model, (&test, &fields), args, format);
     }
@@ -25,7 +26,7 @@ pub(crate) fn run(args: &EvalArgs, format: Format) -> Result<()> {
     let start = Instant::now();
     let written = match (&opened, &args.hypotheses) {
         (Some(model), None) => {
-            let busy = model::busy(format!("translating {} texts", all.len()));
+            let busy = models::busy(format!("translating {} texts", all.len()));
             let written = translations(
                 model,
                 &all,
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &EvalArgs, format: Format) -> Result<()> {
 
 /// The file of a test and where its two sides are: as told, or else as the settings of a run say.
 fn judged_by(args: &EvalArgs) -> Result<(PathBuf, [Field; 2])> {
-    let run = args.model.as_deref().filter(|path| model::is_run(path));
+    let run = args.model.as_deref().filter(|path| models::is_run(path));
     let settings = run.map(Run::settings).transpose()?;
     let part = settings.as_ref().and_then(|settings| settings.data.parts.first());
     let own = settings.as_ref().zip(part).filter(|(_, part)| !part.test.is_empty());

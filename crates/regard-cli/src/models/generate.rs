@@ -1,9 +1,10 @@
 //! `regard generate`: goes on with texts.
 
-use crate::args::{Format, GenerateArgs};
-use crate::model;
+use super::args::GenerateArgs;
+use super::open;
+use super::text::short;
+use crate::args::Format;
 use crate::say::say;
-use crate::text::short;
 use anyhow::Result;
 use regard_models::generate::Ended;
 use regard_scope::printable;
@@ -13,14 +14,14 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 pub(crate) fn run(args: &GenerateArgs, format: Format) -> Result<()> {
-    let search = model::search(&args.search);
+    let search = open::search(&args.search);
     search.check()?;
     let prompts: Vec<&str> = if args.prompt.is_empty() {
         vec![""]
     } else {
         args.prompt.iter().map(|prompt| short(prompt)).collect::<Result<_>>()?
     };
-    let model = model::open(&args.model.model)?;
+    let model = open::open(&args.model.model)?;
     let mut out = std::io::stdout().lock();
     // One text streams as it is written; several would be mixed up.
     let streams = format == Format::Text && prompts.len() == 1;

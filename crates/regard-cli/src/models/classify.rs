@@ -1,8 +1,9 @@
 //! `regard classify`: which class a document is of, and what that was read from.
 
-use crate::args::{ClassifyArgs, Format};
-use crate::model;
-use crate::text::text_of;
+use super::args::ClassifyArgs;
+use super::open;
+use super::text::text_of;
+use crate::args::Format;
 use anyhow::Result;
 use regard_models::Classified;
 use regard_scope::printable;
@@ -12,7 +13,7 @@ use std::io::Write;
 pub(crate) fn run(args: &ClassifyArgs, format: Format) -> Result<()> {
     let texts = args.texts.iter().map(|text| text_of(text));
     let texts = texts.collect::<Result<Vec<String>>>()?;
-    let model = model::open(&args.model.model)?;
+    let model = open::open(&args.model.model)?;
     let all: Vec<&str> = texts.iter().map(String::as_str).collect();
     let mut out = std::io::stdout().lock();
     for (text, found) in all.iter().zip(model.classify(&all)?) {

@@ -1,0 +1,28 @@
+//! Verbs that open a model; all that needs Burn is here, in `train` and in `lab`.
+
+mod args;
+mod classify;
+mod embed;
+mod generate;
+mod list;
+mod open;
+mod shipped;
+mod text;
+mod translate;
+
+use crate::args::Format;
+use anyhow::Result;
+pub(crate) use args::Verb;
+pub(crate) use open::look;
+#[cfg(feature = "train")]
+pub(crate) use open::{busy, is_run, open};
+
+pub(crate) fn run(verb: &Verb, format: Format) -> Result<()> {
+    match verb {
+        Verb::Generate(args) => generate::run(args, format),
+        Verb::Translate(args) => translate::run(args, format),
+        Verb::Classify(args) => classify::run(args, format),
+        Verb::Embed(args) => embed::run(args, format),
+        Verb::Models(args) => list::run(args, format),
+    }
+}
