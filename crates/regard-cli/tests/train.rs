@@ -18,18 +18,9 @@ fn said(output: &Output) -> String {
     text(&output.stdout)
 }
 
-/// The slice of Tatoeba, where the project has its data. Without it a test says that it is skipped, and fails where
-/// `REGARD_REQUIRE_DATA` is 1.
-fn data() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/tatoeba-zh-en");
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    let remedy = "docs/training.md says which data there are";
-    let why = format!("{} is not there; {remedy}", folder.display());
-    assert!(std::env::var("REGARD_REQUIRE_DATA").as_deref() != Ok("1"), "{why}");
-    eprintln!("skipped: {why}");
-    None
+/// The sentences of Tatoeba.
+fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tatoeba-zh-en")
 }
 
 fn scratch(name: &str) -> PathBuf {
@@ -237,7 +228,7 @@ fn begun(data: &Path, out: &Path, more: &[&str]) -> Command {
 
 #[test]
 fn twenty_sentences_are_learned_by_heart() {
-    let Some(data) = data() else { return };
+    let data = data();
     let out = scratch("heart");
     assert!(begun(&data, &out, &[]).status().unwrap().success());
     let (model, test) = (out.join("model"), data.join("tiny2k.zh-en.tsv.gz"));
@@ -283,7 +274,7 @@ fn header(bytes: &[u8]) -> usize {
 
 #[test]
 fn a_run_that_is_killed_ten_times_ends_with_the_same_bits() {
-    let Some(data) = data() else { return };
+    let data = data();
     let [whole, killed] = ["whole", "killed"].map(scratch);
     let more = ["--set", "training.checkpoint_every=5", "--set", "training.dropout=0.1"];
     let start = Instant::now();
@@ -336,7 +327,7 @@ fn safetensors_is_whole(bytes: &[u8]) {
 
 #[test]
 fn a_signal_leaves_a_checkpoint_and_settings_say_what_is_wrong() {
-    let Some(data) = data() else { return };
+    let data = data();
     let out = scratch("signal");
     let child = begun(&data, &out, &["--set", "training.epochs=100000"]).spawn().unwrap();
     let last = out.join("last.safetensors");

@@ -1,5 +1,5 @@
 //! Traces and pictures of two real models, as the gallery of the documentation shows them:
-//! `cargo run -p regard-scope --example gallery -- DIR`. Needs `../shared/data` beside the project.
+//! `cargo run -p regard-scope --example gallery -- DIR`.
 
 #[path = "../tests/all/aren.rs"]
 mod aren;

@@ -1,6 +1,6 @@
 //! Files of real models: every tensor is used once, and tokens are those of the programs that they come from.
 
-use crate::real::{fetched, json, kept, shared};
+use crate::real::{fetched, fixture, json, kept};
 use regard_models::files::{
     Activation, Architecture, Config, Dtype, Gguf, Heads, Known, ModelFiles, Pairs, Positions,
     Tokens, Weights,
@@ -124,7 +124,7 @@ fn streamed(tokens: &Tokens, ids: &[u32]) -> String {
 
 #[test]
 fn stories_are_read_whole() {
-    let Some(mut files) = kept("stories260K") else { return };
+    let mut files = kept("stories260K");
     takes_everything(&mut files, 260_032);
     let config = &files.config;
     assert_eq!(config.heads, Heads { q: 8, kv: 4 });
@@ -135,8 +135,8 @@ fn stories_are_read_whole() {
 
 #[test]
 fn stories_have_the_text_that_llama2c_prints() {
-    let Some(golden) = json("stories260K/golden.json") else { return };
-    let tokens = kept("stories260K").unwrap().tokens.unwrap();
+    let golden = json("stories260K/golden.json");
+    let tokens = kept("stories260K").tokens.unwrap();
     let (ids, text) = (ids(&golden["greedy_ids"]), &golden["greedy_text_200_steps"]);
     assert_eq!(tokens.decode(&ids), *text);
     assert_eq!(streamed(&tokens, &ids), *text);
@@ -146,7 +146,7 @@ fn stories_have_the_text_that_llama2c_prints() {
     assert_eq!((tokens.token(265), tokens.token(13)), (Some(" the".into()), Some("\\n".into())));
     assert_eq!(tokens.len(), 512);
 
-    let bin = std::fs::read(shared("stories260K/tok512.bin").unwrap()).unwrap();
+    let bin = std::fs::read(fixture("stories260K/tok512.bin")).unwrap();
     let bin = Tokens::from_llama2c(&bin, 512).unwrap();
     for text in ["", " ", "Lily's mom said, “Ñandú…”", "日本\n\t<0x41> </s>"] {
         let ids = tokens.encode(text).unwrap();
@@ -158,8 +158,8 @@ fn stories_have_the_text_that_llama2c_prints() {
 
 #[test]
 fn aren_is_read_whole_and_its_parts_are_rows() {
-    let Some(mut files) = kept("aren-transliteration") else { return };
-    let path = shared("aren-transliteration/model.safetensors").unwrap();
+    let mut files = kept("aren-transliteration");
+    let path = fixture("aren-transliteration/model.safetensors");
     let mut raw = Weights::safetensors(std::fs::read(path).unwrap()).unwrap();
     let fused = raw.take("decoder.layer_3.attention.linear_1.weight", &[64, 32]).unwrap();
     let mut ours = files.weights.clone();
@@ -180,8 +180,8 @@ fn aren_is_read_whole_and_its_parts_are_rows() {
 
 #[test]
 fn aren_has_the_vocabularies_of_its_configuration() {
-    let Some(files) = kept("aren-transliteration") else { return };
-    let config = json("aren-transliteration/config.json").unwrap();
+    let files = kept("aren-transliteration");
+    let config = json("aren-transliteration/config.json");
     let (source, target) = (files.tokens.unwrap(), files.target_tokens.unwrap());
     for (tokens, list) in [(&source, "source_vocab"), (&target, "target_vocab")] {
         let list: Vec<String> = serde_json::from_value(config[list].clone()).unwrap();
@@ -190,7 +190,7 @@ fn aren_has_the_vocabularies_of_its_configuration() {
             assert_eq!(tokens.id(token), Some(id));
         }
     }
-    let golden = json("aren-transliteration/golden_ctranslate2.json").unwrap();
+    let golden = json("aren-transliteration/golden_ctranslate2.json");
     for case in golden.as_array().unwrap() {
         let (text, name) = (case["src"].as_str().unwrap(), case["greedy"].as_str().unwrap());
         let ids = source.encode(text).unwrap();
@@ -266,9 +266,8 @@ fn blocks_of_smollm2_are_opened_as_numpy_opens_them() {
 
 #[test]
 fn smollm2_has_the_tokens_of_its_goldens() {
-    let (Some(path), Some(golden)) = (fetched("smollm2"), json("goldens/smollm2.json")) else {
-        return;
-    };
+    let Some(path) = fetched("smollm2") else { return };
+    let golden = json("goldens/smollm2.json");
     let tokens = ModelFiles::open(&path).unwrap().tokens.unwrap();
     for case in golden["cases"].as_array().unwrap() {
         let prompt = case["prompt"].as_str().unwrap();
@@ -303,7 +302,7 @@ fn minilm_is_read_whole_with_its_tokens() {
     let long = tokens.encode(&"word ".repeat(300)).unwrap();
     assert_eq!(long.len(), 302);
 
-    let Some(golden) = json("goldens/minilm.json") else { return };
+    let golden = json("goldens/minilm.json");
     let ids = tokens.encode(golden["sentences"][0].as_str().unwrap()).unwrap();
     let words: Vec<_> = ids.iter().map(|id| tokens.token(*id).unwrap()).collect();
     assert_eq!(serde_json::json!(words), golden["tokens0"]);
@@ -327,7 +326,7 @@ fn e2k_is_read_whole_with_its_tokens() {
     let (source, target) = (files.tokens.unwrap(), files.target_tokens.unwrap());
     assert_eq!(source.encode("He-l!o 'Z").unwrap(), [1, 10, 7, 14, 17, 29, 30, 28, 2]);
     assert_eq!(source.decode(&[1, 10, 7, 2]), "he");
-    let Some(golden) = json("goldens/e2k_c2k.json") else { return };
+    let golden = json("goldens/e2k_c2k.json");
     for (word, katakana) in golden["cases"].as_object().unwrap() {
         assert_eq!(source.encode(word).unwrap().len(), word.len() + 2);
         let ids = target.encode(katakana.as_str().unwrap()).unwrap();

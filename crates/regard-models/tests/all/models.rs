@@ -1,6 +1,6 @@
 //! Real models say what they are known to say.
 
-use crate::real::{fetched, json, kept, shared};
+use crate::real::{fetched, fixture, json, kept};
 use regard::Machine;
 use regard_models::Model;
 use regard_models::generate::Search;
@@ -38,9 +38,7 @@ fn close(found: &[f32], right: &[f32]) {
 
 #[test]
 fn a_story_is_told_as_llama2_c_tells_it() {
-    let (Some(files), Some(golden)) = (kept("stories260K"), json("stories260K/golden.json")) else {
-        return;
-    };
+    let (files, golden) = (kept("stories260K"), json("stories260K/golden.json"));
     let model = Model::new(files).expect("a decoder");
     let mut heard = String::new();
     let told = &mut |_: usize, text: &str| {
@@ -54,11 +52,8 @@ fn a_story_is_told_as_llama2_c_tells_it() {
 
 #[test]
 fn names_are_written_as_ctranslate2_writes_them() {
-    let (Some(files), Some(golden)) =
-        (kept("aren-transliteration"), json("aren-transliteration/golden_ctranslate2.json"))
-    else {
-        return;
-    };
+    let (files, golden) =
+        (kept("aren-transliteration"), json("aren-transliteration/golden_ctranslate2.json"));
     let (model, golden) =
         (Model::new(files).expect("a translator"), golden.as_array().expect("a list").clone());
     let names: Vec<&str> = golden.iter().map(|one| one["src"].as_str().expect("a name")).collect();
@@ -79,9 +74,8 @@ fn names_are_written_as_ctranslate2_writes_them() {
 
 #[test]
 fn sentences_are_as_near_as_they_are_known_to_be() {
-    let (Some(path), Some(golden)) = (fetched("minilm"), json("goldens/minilm.json")) else {
-        return;
-    };
+    let Some(path) = fetched("minilm") else { return };
+    let golden = json("goldens/minilm.json");
     let model = Model::open(&path).expect("an encoder");
     let texts: Vec<&str> =
         golden["sentences"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
@@ -103,9 +97,8 @@ fn sentences_are_as_near_as_they_are_known_to_be() {
 
 #[test]
 fn a_language_model_goes_on_as_it_is_known_to() {
-    let (Some(path), Some(golden)) = (fetched("smollm2"), json("goldens/smollm2.json")) else {
-        return;
-    };
+    let Some(path) = fetched("smollm2") else { return };
+    let golden = json("goldens/smollm2.json");
     let model = Model::open(&path).expect("a decoder");
     let cases = golden["cases"].as_array().expect("a list");
     let prompts: Vec<&str> =
@@ -121,7 +114,7 @@ fn a_language_model_goes_on_as_it_is_known_to() {
 
 #[test]
 fn a_model_is_asked_for_what_it_can_do() {
-    let Some(path) = shared("stories260K") else { return };
+    let path = fixture("stories260K");
     let model = Model::open(&path).expect("a decoder");
     let error = model.embed(&["a"]).expect_err("a decoder has no vectors of sentences");
     assert!(error.to_string().contains("bert"), "{error}");

@@ -1,34 +1,22 @@
-//! Real models: two that are kept beside the workspace, and three that are fetched.
+//! Real models: two that are part of the workspace, and three that are fetched.
 
 use regard_models::files::{Known, ModelFiles, cache_dir};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-/// A file beside the workspace. None, saying so, where there is no such file, unless `REGARD_REQUIRE_DATA` is set.
-pub(crate) fn shared(path: &str) -> Option<PathBuf> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data");
-    let path = PathBuf::from(folder).join(path);
-    if !path.exists() {
-        assert!(
-            std::env::var_os("REGARD_REQUIRE_DATA").is_none(),
-            "{} is required",
-            path.display()
-        );
-        eprintln!("skipped: {} is not there", path.display());
-        return None;
-    }
-    Some(path)
+/// A file of the workspace.
+pub(crate) fn fixture(path: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures")).join(path)
 }
 
-pub(crate) fn json(path: &str) -> Option<Value> {
-    let bytes = std::fs::read(shared(path)?).expect(path);
-    Some(serde_json::from_slice(&bytes).expect(path))
+pub(crate) fn json(path: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(fixture(path)).expect(path)).expect(path)
 }
 
-/// A model that is kept beside the workspace.
-pub(crate) fn kept(folder: &str) -> Option<ModelFiles> {
-    Some(ModelFiles::open(&shared(folder)?).expect(folder))
+/// A model that is part of the workspace.
+pub(crate) fn kept(folder: &str) -> ModelFiles {
+    ModelFiles::open(&fixture(folder)).expect(folder)
 }
 
 /// Where a model is that is known by name, fetched if need be. None, saying so, where it cannot be fetched, unless
@@ -44,7 +32,7 @@ pub(crate) fn fetched(name: &str) -> Option<PathBuf> {
         Ok(path) => Some(path),
         Err(why) if std::env::var_os("REGARD_REQUIRE_MODELS").is_some() => panic!("{why}"),
         Err(why) => {
-            eprintln!("skipped: {why}");
+            eprintln!("skipped: run `regard models --get {name}`: {why}");
             None
         }
     }

@@ -216,9 +216,9 @@ pub(crate) fn round(x: f64) -> f32 {
     x as f32
 }
 
-/// A file of a model; the data lies beside the project's checkout.
+/// A file of a model.
 fn read(model: &str, file: &str) -> Outcome<Vec<u8>> {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
     let path = data.join(model).join(file);
     fs::read(&path).map_err(|error| format!("{}: {error}", path.display()).into())
 }

@@ -1,5 +1,4 @@
-//! Data as it really is: sentences, plays, poems and reviews. Without them a test says that it is skipped, and fails where
-//! `REGARD_REQUIRE_DATA` is 1.
+//! Data as it really is: sentences, plays, poems and reviews.
 
 use regard_train::data::{
     Batches, Field, Kind, Pair, VocabularySettings, documents, pairs, text, texts, train_vocabulary,
@@ -11,21 +10,13 @@ use tokenizers::Tokenizer;
 const MARKS: [&str; 4] = ["<pad>", "<s>", "</s>", "<unk>"];
 const UNKNOWN: u32 = 3;
 
-fn data(name: &str) -> Option<PathBuf> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data").join(name);
-    if path.exists() {
-        return Some(path);
-    }
-    let remedy = "docs/training.md says which data there are";
-    let why = format!("{} is not there; {remedy}", path.display());
-    assert!(std::env::var("REGARD_REQUIRE_DATA").as_deref() != Ok("1"), "{why}");
-    eprintln!("skipped: {why}");
-    None
+fn data(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../data").join(name)
 }
 
-fn tatoeba(part: &str) -> Option<Vec<Pair>> {
-    let path = data(&format!("tatoeba-zh-en/{part}.zh-en.tsv.gz"))?;
-    Some(pairs(&path, &[Field::Column(0), Field::Column(1)]).expect("two columns a line"))
+fn tatoeba(part: &str) -> Vec<Pair> {
+    let path = data(&format!("tatoeba-zh-en/{part}.zh-en.tsv.gz"));
+    pairs(&path, &[Field::Column(0), Field::Column(1)]).expect("two columns a line")
 }
 
 fn sides(pairs: &[Pair]) -> impl Iterator<Item = &str> {
@@ -47,9 +38,9 @@ fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
 
 #[test]
 fn sentences_of_both_languages_come_back() {
-    let (Some(train), Some(test)) = (tatoeba("train"), tatoeba("test")) else { return };
+    let (train, test) = (tatoeba("train"), tatoeba("test"));
     assert_eq!((train.len(), test.len()), (27_055, 1000));
-    let tiny = tatoeba("tiny2k").unwrap();
+    let tiny = tatoeba("tiny2k");
     let bpe = made(Kind::Bpe, 8000, sides(&train));
     let unigram = made(Kind::Unigram, 4000, sides(&tiny));
     assert_eq!(bpe.get_vocab_size(true), 8000);
@@ -78,7 +69,7 @@ fn sentences_of_both_languages_come_back() {
 
 #[test]
 fn little_of_a_batch_is_filling() {
-    let Some(train) = tatoeba("train") else { return };
+    let train = tatoeba("train");
     let table = made(Kind::Bpe, 8000, sides(&train));
     let length = |text: &str| ids(&table, text).len();
     let lengths: Vec<_> =
@@ -99,24 +90,21 @@ fn little_of_a_batch_is_filling() {
 
 #[test]
 fn plays_and_poems_come_back_to_the_letter() {
-    if let Some(path) = data("tinyshakespeare/input.txt") {
-        let play = text(&path).unwrap();
-        let table = made(Kind::Char, 1000, [play.as_str()].into_iter());
-        assert_eq!(table.get_vocab_size(true), 65 + MARKS.len());
-        let ids = ids(&table, &play);
-        assert_eq!(ids.len(), 1_115_394);
-        assert!(table.decode(&ids, true).unwrap() == play);
-    }
-    if let Some(path) = data("chinese-poetry/lm_tang.train.txt.gz") {
-        let poems = texts(&path).unwrap();
-        assert_eq!(poems.len(), 17_661);
-        let table = made(Kind::Char, 10_000, poems.iter().map(String::as_str));
-        assert_eq!(table.get_vocab_size(true), 5815 + MARKS.len());
-        for poem in &poems {
-            let ids = ids(&table, poem);
-            assert_eq!(table.decode(&ids, true).unwrap(), *poem);
-            assert_eq!(ids.len(), poem.chars().count());
-        }
+    let play = text(&data("tinyshakespeare/input.txt")).unwrap();
+    let table = made(Kind::Char, 1000, [play.as_str()].into_iter());
+    assert_eq!(table.get_vocab_size(true), 65 + MARKS.len());
+    let letters = ids(&table, &play);
+    assert_eq!(letters.len(), 1_115_394);
+    assert!(table.decode(&letters, true).unwrap() == play);
+
+    let poems = texts(&data("chinese-poetry/lm_tang.train.txt.gz")).unwrap();
+    assert_eq!(poems.len(), 17_661);
+    let table = made(Kind::Char, 10_000, poems.iter().map(String::as_str));
+    assert_eq!(table.get_vocab_size(true), 5815 + MARKS.len());
+    for poem in &poems {
+        let ids = ids(&table, poem);
+        assert_eq!(table.decode(&ids, true).unwrap(), *poem);
+        assert_eq!(ids.len(), poem.chars().count());
     }
 }
 
@@ -126,10 +114,8 @@ fn documents_are_read_and_their_words_known() {
     for (folder, counts) in
         [("movie-reviews-polarity2/", [1600, 200]), ("chinese-poetry/genre.", [8800, 1200])]
     {
-        let Some(path) = data(&format!("{folder}train.jsonl.gz")) else { continue };
-        let train = documents(&path, &fields).unwrap();
-        let val = data(&format!("{folder}val.jsonl.gz")).unwrap();
-        let val = documents(&val, &fields).unwrap();
+        let [train, val] = ["train", "val"]
+            .map(|part| documents(&data(&format!("{folder}{part}.jsonl.gz")), &fields).unwrap());
         assert_eq!([train.len(), val.len()], counts);
         let table = made(
             Kind::Word,
