@@ -15,15 +15,14 @@ fmt:
     cargo fmt --all --check
 
 clippy:
-    cargo clippy --workspace --all-targets --locked -- -D warnings
+    cargo clippy --workspace --all-features --all-targets --locked -- -D warnings
 
 test *args:
-    cargo nextest run --workspace --locked {{args}}
-    cargo test --doc --workspace --locked
+    cargo test --workspace --all-features --locked {{args}}
 
 # The case table, failing unless it covered this instruction set: portable, avx2 or avx512
 test-isa isa:
-    REGARD_REQUIRE_ISAS={{isa}} cargo nextest run -p regard --test all --locked --success-output final table::
+    REGARD_REQUIRE_ISAS={{isa}} cargo test -p regard --test all --locked -- --nocapture table::
 
 # Every float of the range of exp2: a minute
 test-exp:
@@ -34,17 +33,21 @@ no-rayon:
     cargo check -p regard --no-default-features --locked
 
 doc:
-    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked
 
-# Licences, duplicate crates, sources. Not advisories: their list must be fetched from the internet
+# Licences and sources of all that is linked
+licences:
+    .ci/licences
+
+# The same by cargo-deny, and advisories, whose list must be fetched from the internet
 deny:
-    cargo deny --locked check licenses bans sources
+    cargo deny --all-features --locked check
 
 # One fuzz target, problem_new, forward_vs_reference, backward_vs_reference, cache or trace_load, on the stable toolchain
 fuzz target seconds="60":
-    RUSTC_BOOTSTRAP=1 cargo fuzz run --sanitizer none {{target}} -- -max_total_time={{seconds}} -len_control=0 -max_len=400
+    fuzz/run {{target}} {{seconds}}
 
-# The same under the address sanitizer; needs a nightly toolchain
+# The same under the address sanitizer; needs a nightly toolchain and cargo-fuzz
 asan target seconds="60":
     cargo +nightly fuzz run {{target}} -- -max_total_time={{seconds}} -len_control=0 -max_len=400
 
@@ -54,13 +57,13 @@ table:
 
 # All experiments at full size: their numbers into bench/record/lab, their pictures into docs/lab. Minutes
 lab:
-    cargo build --release --locked -p regard-cli
+    cargo build --release --locked -p regard-cli --features full
     mkdir -p bench/record/lab
     target/release/regard lab all --out docs/lab --format json > bench/record/lab/lab.jsonl
 
 # Runs that are killed, starved and disturbed, against one that was left alone: minutes
 survive *args:
-    cargo build --locked -p regard-cli
+    cargo build --workspace --all-features --locked
     crates/regard-train/survive {{args}}
 
 # Every example, once
@@ -79,7 +82,7 @@ goldens python="python3" *names:
     {{python}} goldens/make.py {{names}}
     {{python}} goldens/adamw.py
 
-# The pictures of docs/gallery.md, from real models; looks for their weights in ../shared/data
+# The pictures of docs/gallery.md, from the real models of fixtures
 gallery:
     cargo run --locked -p regard-scope --example gallery -- target/gallery
     cp target/gallery/*.png docs/gallery/
@@ -100,7 +103,7 @@ py:
 
 # The tests of the Python package, in an environment with PyTorch and Transformers (made once)
 test-py *args: py
-    test -x target/python/bin/python || python/tests/environment target/python
+    test -x target/python/bin/python || python/environment target/python
     PYTHONPATH=python target/python/bin/python -m pytest -q -p no:cacheprovider python/tests {{args}}
 
 # The wheel, tried as a user would
