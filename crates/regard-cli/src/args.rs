@@ -429,3 +429,32 @@ fn threads(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|n| (1..=THREADS).contains(n));
     number.ok_or_else(|| format!("give a whole number from 1 to {THREADS}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn a_verb_that_is_not_built_in_is_known_by_its_feature() {
+        let command = Args::command();
+        for (verb, feature) in FEATURES {
+            if command.find_subcommand(verb).is_none() {
+                let error = Args::try_parse_from(["regard", verb]).expect_err(verb);
+                assert_eq!(feature_of(&error), Some((*verb, *feature)));
+            }
+        }
+        let error = Args::try_parse_from(["regard", "lok"]).expect_err("no such verb");
+        assert_eq!(feature_of(&error), None);
+        assert!(error.to_string().contains("'look'"), "{error}");
+    }
+
+    #[cfg(feature = "full")]
+    #[test]
+    fn every_verb_of_a_feature_is_there_with_it() {
+        let command = Args::command();
+        for (verb, _) in FEATURES {
+            assert!(command.find_subcommand(verb).is_some(), "{verb}");
+        }
+    }
+}

@@ -460,3 +460,14 @@ fn tensors_and_options_that_do_not_fit_are_errors() {
     let masked = Problem::new(&x, &x, &x).mask(documents);
     assert_eq!(refused(masked), Error::Packed { option: "segments" });
 }
+
+#[test]
+fn an_item_without_rows_is_no_work() {
+    let data = vec![0.5f32; 5 * 2 * 8];
+    let pairs = |offsets: &[usize]| {
+        let x = View::packed(&data, offsets, [2, 8]).unwrap();
+        Plan::new(Problem::new(&x, &x, &x), Machine::here()).unwrap().work().pairs
+    };
+    assert_eq!(pairs(&[0, 0, 5]), 2 * 25);
+    assert_eq!(pairs(&[0, 5, 5, 5]), pairs(&[0, 5]));
+}
