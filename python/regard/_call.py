@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import sys
-from typing import Any, NamedTuple, Optional, TypedDict, Union
+from typing import Any, Callable, NamedTuple, Optional, TypedDict, TypeVar, Union
 
 from . import _arrays, masks
 
@@ -143,6 +144,18 @@ def describe(
             held.append((name, _arrays.dense(_arrays.cast(x, "i64", name))))
     options["learned"], options["held"] = list(learned), [name for name, _ in held]
     return Call(_text(options), list(learned.values()), [x for _, x in held])
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def spelled_out(function: Function) -> Function:
+    """Gives `**options` their names and defaults where Python asks for them: in `help`, notebooks and `inspect.signature`."""
+    own = inspect.signature(function)
+    named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    options = [one for one in inspect.signature(describe).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    function.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+    return function
 
 
 @functools.lru_cache(maxsize=256)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, overload
 
 import numpy as np
 
 from . import _arrays, _regard
-from ._call import Call, Options, describe
+from ._call import Call, Options, describe, spelled_out
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,6 +68,19 @@ class Aux:
         return Grads(q, k, v, learned, scale, temperature)
 
 
+@overload
+def attention(q: Any, k: Any, v: Any, *, return_aux: Literal[False] = False, **options: Unpack[Options]) -> np.ndarray: ...
+
+
+@overload
+def attention(q: Any, k: Any, v: Any, *, return_aux: Literal[True], **options: Unpack[Options]) -> tuple[np.ndarray, Aux]: ...
+
+
+@overload
+def attention(q: Any, k: Any, v: Any, *, return_aux: bool, **options: Unpack[Options]) -> Any: ...
+
+
+@spelled_out
 def attention(q: Any, k: Any, v: Any, *, return_aux: bool = False, **options: Unpack[Options]) -> Any:
     """Attention of `q [batch, heads, q_len, dim]` over `k [batch, kv_heads, k_len, dim]` and `v [batch, kv_heads, k_len, v_dim]`:
     `[batch, heads, q_len, v_dim]`, in the memory order of q. f32, f64, f16, and bf16 of `ml_dtypes`.
@@ -135,7 +148,7 @@ def scaled_dot_product_attention(
     if _arrays.is_torch(query):
         from . import torch
 
-        out = torch.attention(q, k, v, **options)
+        out: Any = torch.attention(q, k, v, **options)
     else:
         if dropout_p:
             options["seed"] = tuple(int(x) for x in np.random.randint(0, 2**62, 2))

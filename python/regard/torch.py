@@ -6,13 +6,16 @@ the length. The operators work under `torch.compile`, `torch.export` and with fa
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, List, Literal, NamedTuple, Optional, Tuple, overload
 
 import torch
 from torch import Tensor
 
 from . import _arrays, _regard
-from ._call import Call, describe
+from ._call import Call, Options, describe, spelled_out
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Aux", "attention"]
 
@@ -30,7 +33,20 @@ class Aux(NamedTuple):
     """The largest score of each row, if the entropy was asked for."""
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool = False, **options: Any) -> Any:
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: Literal[False] = False, **options: Unpack[Options]) -> Tensor: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: Literal[True], **options: Unpack[Options]) -> Tuple[Tensor, Aux]: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool, **options: Unpack[Options]) -> Any: ...
+
+
+@spelled_out
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool = False, **options: Unpack[Options]) -> Any:
     """`regard.attention` for PyTorch's tensors on the CPU, with gradients: f32, f64, bf16, f16. The options are the same.
 
     Without a `seed`, what dropout drops follows from PyTorch's own generator. Threads are as many as PyTorch uses, unless given. Under
@@ -40,8 +56,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool = False, **op
         options["seed"] = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64)
     if torch.is_autocast_enabled("cpu"):
         q, k, v, options["bias"] = autocast(q, k, v, options.get("bias"))
-        if isinstance(options.get("similarity"), tuple):
-            options["similarity"] = tuple(autocast(*options["similarity"]))
+        similarity = options.get("similarity")
+        if isinstance(similarity, tuple):
+            options["similarity"] = tuple(autocast(*similarity))
     if q.device.type not in ("cpu", "meta") or not q.device == k.device == v.device:
         raise TypeError(f"expected tensors of the CPU, found q of {q.device}, k of {k.device}, v of {v.device}; move them with .cpu()")
     q = _arrays.rows(q)
