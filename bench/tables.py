@@ -23,11 +23,12 @@ FOLDER = "bench/record/emerald-rapids-2-cores"
 FEATURES = "bench/features.json"
 LAB = "bench/record/lab/lab.jsonl"
 PLAIN = "2026-11-15.jsonl"
+FORWARD = "2026-11-17-forward-f32.jsonl"
 HALF = "2026-11-15-half.jsonl"
 WAYS = "2026-11-15-other-ways.jsonl"
 LOOKS = "2026-11-15-looks.jsonl"
 MODELS = "2026-11-16-python.txt"
-RECORDS = [PLAIN, HALF, WAYS, LOOKS]
+RECORDS = [FORWARD, PLAIN, HALF, WAYS, LOOKS]
 
 # The rows of the short table: a case that was measured on two threads, or a whole model, and what it is.
 SHORT = [
@@ -54,14 +55,14 @@ WORDS = {
         "feature": "on CPUs",
         "alone": ["what", "see it", "test"],
         "yes": "yes", "no": "no", "n2": "n²", "gpu": "GPU", "unknown": "?",
-        PLAIN: "f32", HALF: "half", WAYS: "other ways", LOOKS: "looks", MODELS: "models",
+        PLAIN: "f32", FORWARD: "f32", HALF: "half", WAYS: "other ways", LOOKS: "looks", MODELS: "models",
     },
     "zh": {
         "short": ["两个线程", "Regard", "不用 Regard", "快多少倍", "记录"],
         "feature": "在 CPU 上",
         "alone": ["内容", "怎么看到", "测试"],
         "yes": "有", "no": "无", "n2": "n²", "gpu": "GPU", "unknown": "?",
-        PLAIN: "f32", HALF: "半精度", WAYS: "其他方式", LOOKS: "观察", MODELS: "整个模型",
+        PLAIN: "f32", FORWARD: "f32", HALF: "半精度", WAYS: "其他方式", LOOKS: "观察", MODELS: "整个模型",
     },
 }
 
@@ -289,7 +290,7 @@ TABLES: dict[str, Callable[[Page], list[str]]] = {
     "short": short,
     "features": features,
     "alone": alone,
-    "forward": beside(PLAIN, starts("prefill", "short")),
+    "forward": beside(FORWARD, starts("prefill", "short")),
     "backward": beside(PLAIN, starts("backward")),
     "half": beside(HALF, lambda row: True),
     "ways": ways,
