@@ -47,7 +47,7 @@ fn settings(args: &TrainArgs) -> Result<Settings> {
     };
     let mut changes = args.set.clone();
     let own = match &args.preset {
-        Some(name) if args.data.is_none() => Some(folder_of(name, &args.set)?),
+        Some(name) if args.data.is_none() => Some(folder_of(name, &text, &args.set)?),
         _ => None,
     };
     if let Some(folder) = args.data.as_ref().or(own.as_ref()) {
@@ -60,11 +60,11 @@ fn settings(args: &TrainArgs) -> Result<Settings> {
 }
 
 /// The data of a preset, which are part of the repository.
-fn folder_of(preset_name: &str, changes: &[String]) -> Result<PathBuf> {
-    let folder = PathBuf::from(Settings::new(preset(preset_name)?, changes)?.data.folder);
+fn folder_of(name: &str, text: &str, changes: &[String]) -> Result<PathBuf> {
+    let folder = PathBuf::from(Settings::new(text, changes)?.data.folder);
     if !folder.is_dir() {
         bail!(
-            "{}: the data of {preset_name} are not here; they are part of Regard's repository (data/get-multi30k makes Multi30k): \
+            "{}: the data of {name} are not here; they are part of Regard's repository (data/get-multi30k makes Multi30k): \
              work in a clone of it, or give --data DIR",
             folder.display()
         );
