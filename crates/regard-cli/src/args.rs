@@ -1,5 +1,6 @@
 //! What may be typed, before it is known to make sense.
 
+use crate::bench::Engine;
 use clap::error::ContextKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use regard::Normaliser;
@@ -354,20 +355,17 @@ pub(crate) struct DiffArgs {
     pub(crate) threads: Option<usize>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RivalArg {
-    /// PyTorch's scaled_dot_product_attention
-    Torch,
-}
-
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) what: Option<BenchVerb>,
     /// A case, or a pattern of * and ? over the listed ones [default: all but the slow]
     ///
     /// {prefill|short|decode|backward|look|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}, then any of
     /// -h{heads} -kv{heads} -b{batch} -v{v_dim} -q{queries}
     /// -causal -window{keys} -padding -bool -blocks{size} -longformer{window} -strided -fixed
-    /// -bias -headbias -alibi -softcap -dropout -spread -bshd -alone
+    /// -bias -headbias -alibi -softcap -sinks -dropout -spread -bshd -alone
     /// -additive -top{keys} -hard -sampled -sparsemax -local{reach}
     /// and a precision: -strict -f32 -high; of linear, -relu -random{features} -both; of lsh, -both
     #[arg(long, value_name = "GLOB", verbatim_doc_comment)]
@@ -378,10 +376,10 @@ pub(crate) struct BenchArgs {
     /// Threads to use; several counts, as in 1,2, run each case with each [default: all]
     #[arg(long, value_name = "N", value_parser = threads, value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
-    /// Also measure a rival, in turns with us
-    #[arg(long, value_enum, value_name = "RIVAL")]
-    pub(crate) against: Option<RivalArg>,
-    /// A Python that has torch, for example that of an environment; it is started with -I [default: python3]
+    /// Also measure other engines, in turns with us; several, as in torch,vllm
+    #[arg(long, value_enum, value_name = "ENGINE", value_delimiter = ',')]
+    pub(crate) against: Vec<Engine>,
+    /// A Python that has them, as `bench/environment` makes one; it is started with -I [default: python3]
     #[arg(long, value_name = "PATH", requires = "against")]
     pub(crate) python: Option<PathBuf>,
     /// Seconds to measure each case for
@@ -390,6 +388,37 @@ pub(crate) struct BenchArgs {
     /// Instruction set, as `regard info` lists them [default: the best]
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<String>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum BenchVerb {
+    /// The cases that stand for real use, beside every engine, as a record that an interrupted run goes on with
+    Suite(SuiteArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct SuiteArgs {
+    /// The record: one row a line; what it has already is not measured again
+    #[arg(long, value_name = "FILE", required_unless_present = "list")]
+    pub(crate) out: Option<PathBuf>,
+    /// A pattern of * and ? over the cases of the suite [default: all]
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) case: Option<String>,
+    /// Print the cases of the suite and stop
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Engines to measure beside us [default: all]
+    #[arg(long, value_enum, value_name = "ENGINE", value_delimiter = ',')]
+    pub(crate) against: Vec<Engine>,
+    /// A Python that has them, as `bench/environment` makes one; it is started with -I [default: python3]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) python: Option<PathBuf>,
+    /// Threads to use, on each side [default: all]
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub(crate) threads: Option<usize>,
+    /// Seconds to measure each case for, at least
+    #[arg(long, value_name = "S", default_value_t = 5.0, allow_negative_numbers = true)]
+    pub(crate) seconds: f64,
 }
 
 /// A normaliser by its name; what is sampled gets its seed later.

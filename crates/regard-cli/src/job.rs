@@ -1,10 +1,10 @@
 //! Arguments, checked as a whole: every mistake that can be named is named here, before any work.
 
 use crate::args::{
-    BenchArgs, Dtype, Format, LayoutArg, PlanArgs, RivalArg, ScoreArgs, SimilarityArg, StepsArgs,
+    BenchArgs, Dtype, Format, LayoutArg, PlanArgs, ScoreArgs, SimilarityArg, StepsArgs, SuiteArgs,
     THREADS,
 };
-use crate::bench::{Case, choose};
+use crate::bench::{self, Case, Engine, Item, Record, choose};
 
 use anyhow::{Result, anyhow, bail};
 use regard::{Element, Isa, Machine, Mask, Normaliser, Score, Shape};
@@ -64,13 +64,17 @@ pub(crate) struct StepsJob {
 /// What `regard bench` measures.
 #[derive(Debug)]
 pub(crate) struct BenchJob {
-    pub(crate) cases: Vec<Case>,
-    /// Each case runs on each of these.
+    pub(crate) items: Vec<Item>,
+    /// Each runs on each of these.
     pub(crate) machines: Vec<Machine>,
     /// Of each case.
     pub(crate) seconds: f64,
-    /// A Python that has torch, to measure against.
-    pub(crate) rival: Option<PathBuf>,
+    /// What to measure against.
+    pub(crate) engines: Vec<Engine>,
+    /// A Python that has them.
+    pub(crate) python: PathBuf,
+    /// Where rows go, if not only to the terminal.
+    pub(crate) record: Option<Record>,
 }
 
 pub(crate) fn plan(args: PlanArgs) -> Result<PlanJob> {
@@ -146,19 +150,37 @@ pub(crate) fn steps(args: StepsArgs, format: Format) -> Result<StepsJob> {
 }
 
 pub(crate) fn bench(args: BenchArgs) -> Result<BenchJob> {
-    let BenchArgs { seconds, python, .. } = args;
-    if !(seconds > 0.0 && seconds <= 3600.0) {
-        bail!("--seconds {seconds}: give a number above 0, at most 3600");
-    }
+    let seconds = checked_seconds(args.seconds)?;
     let here = machine(None, args.isa.as_deref())?;
     let mut machines: Vec<_> = args.threads.iter().map(|n| here.threads(*n)).collect();
     if machines.is_empty() {
         machines.push(here);
     }
-    let rival = args.against.map(|RivalArg::Torch| python.unwrap_or_else(|| "python3".into()));
+    let python = args.python.unwrap_or_else(|| "python3".into());
     let cases = choose(args.case.as_deref())?;
     cases.iter().try_for_each(Case::fits)?;
-    Ok(BenchJob { cases, machines, seconds, rival })
+    let items = cases.into_iter().map(|case| Item::Kernel(Box::new(case))).collect();
+    Ok(BenchJob { items, machines, seconds, engines: args.against, python, record: None })
+}
+
+pub(crate) fn bench_suite(args: SuiteArgs) -> Result<BenchJob> {
+    let record = args.out.as_deref().map(Record::open).transpose()?;
+    let engines = if args.against.is_empty() { Engine::ALL.into() } else { args.against };
+    Ok(BenchJob {
+        items: bench::suite(args.case.as_deref())?,
+        machines: vec![machine(args.threads, None)?],
+        seconds: checked_seconds(args.seconds)?,
+        engines,
+        python: args.python.unwrap_or_else(|| "python3".into()),
+        record,
+    })
+}
+
+fn checked_seconds(seconds: f64) -> Result<f64> {
+    if !(seconds > 0.0 && seconds <= 3600.0) {
+        bail!("--seconds {seconds}: give a number above 0, at most 3600");
+    }
+    Ok(seconds)
 }
 
 /// This machine with another number of threads or instruction set.

@@ -30,7 +30,7 @@ mod text;
 mod train;
 
 use anyhow::Result;
-use args::{Args, Verb};
+use args::{Args, BenchVerb, Verb};
 use clap::Parser;
 use std::ffi::OsString;
 
@@ -72,8 +72,12 @@ fn run_verb(Args { verb, format }: Args) -> Result<()> {
         Verb::Stats(args) => stats::run(&args, format),
         Verb::Audit(args) => audit::run(&args, format),
         Verb::Diff(args) => diff::run(&args, format),
-        Verb::Bench(args) if args.list => bench::list(format),
-        Verb::Bench(args) => bench::run(job::bench(args)?, format),
+        Verb::Bench(args) => match args.what {
+            Some(BenchVerb::Suite(suite)) if suite.list => bench::list_suite(suite.case.as_deref()),
+            Some(BenchVerb::Suite(suite)) => bench::run(job::bench_suite(suite)?, format),
+            None if args.list => bench::list(format),
+            None => bench::run(job::bench(args)?, format),
+        },
         #[cfg(feature = "models")]
         Verb::Models(verb) => models::run(&verb, format),
         #[cfg(feature = "train")]

@@ -33,7 +33,7 @@ pub(crate) enum Pass {
     Look,
 }
 
-/// A part of the mask, with all its numbers: enough for us and for a rival to build the same.
+/// A part of the mask, with all its numbers: enough for us and for a baseline to build the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "rule", rename_all = "lowercase")]
 pub(crate) enum Rule {
@@ -85,6 +85,8 @@ pub(crate) struct Case {
     pub(crate) rules: Vec<Rule>,
     pub(crate) bias: Option<Bias>,
     pub(crate) softcap: Option<f64>,
+    /// Whether each head has a learned sink.
+    pub(crate) sinks: bool,
     pub(crate) dropout: Option<f64>,
     /// What queries are multiplied by: much, and most weights become denormal.
     pub(crate) spread: f64,
@@ -104,7 +106,8 @@ pub(crate) struct Case {
 }
 
 /// How sequences hold their keys and values in a cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Cached {
     /// Each its own.
     Paged,
@@ -113,7 +116,7 @@ pub(crate) enum Cached {
 }
 
 pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
-bias headbias alibi softcap dropout spread bshd alone strict f32 high paged shared additive top{keys} hard sampled \
+bias headbias alibi softcap sinks dropout spread bshd alone strict f32 high paged shared additive top{keys} hard sampled \
 sparsemax local{reach}; of linear, causal relu random{features} both bshd; of lsh, causal both bshd";
 
 impl Case {
@@ -180,6 +183,7 @@ impl Case {
             rules: Vec::new(),
             bias: None,
             softcap: None,
+            sinks: false,
             dropout: None,
             spread: 1.0,
             precision: None,
@@ -214,6 +218,7 @@ impl Case {
             ("headbias", None) => return self.set_bias(Bias::Heads),
             ("alibi", None) => return self.set_bias(Bias::Alibi),
             ("softcap", None) => self.softcap = Some(50.0),
+            ("sinks", None) => self.sinks = true,
             ("dropout", None) => self.dropout = Some(0.1),
             ("relu", None) if self.linear.is_some() => return self.set_map(FeatureMap::Relu),
             ("random", Some(features)) if self.linear.is_some() => {
@@ -293,6 +298,7 @@ impl Case {
             (!causal, "a mask"),
             (self.bias.is_some(), "a bias"),
             (self.softcap.is_some(), "softcap"),
+            (self.sinks, "sinks"),
             (self.dropout.is_some(), "dropout"),
             (self.precision.is_some(), "a precision"),
         ];

@@ -1,11 +1,12 @@
-//! Functions other than attention, and looks at its weights, with exact attention over the same tensors as their rival.
+//! Functions other than attention, and looks at its weights, with exact attention over the same tensors as their baseline.
 
+use super::baseline::{Against, Ready};
 use super::case::{Case, Pass};
 use super::clock::Clock;
 use super::input::Input;
 use super::limit::{Limit, Units};
 use super::report::Row;
-use super::{Facts, SLICE, Turns};
+use super::{Facts, SAMPLE, Turns};
 use anyhow::Result;
 use regard::{Element, Error, Plan};
 use std::hint::black_box;
@@ -42,17 +43,22 @@ impl<E: Element> Compared<'_, E> {
         let limit = Limit::<E>::new(case.bound, machine, units, [&[]; 2]);
         let mut turns = Turns { clock, limit, units: facts.units, seconds };
         self.exact()?;
-        // For as long as a slice, as ours.
-        let rival = || -> Result<f64> {
+        // For as long as a sample, as ours.
+        let mut exact = || -> Result<f64> {
             let (mut calls, mut total) = (0.0, 0.0);
-            while total < SLICE {
+            while total < SAMPLE {
                 total += clock.time(|| drop(self.exact()));
                 calls += 1.0;
             }
             Ok(total / calls)
         };
-        let samples = turns.take(ours, Some(rival))?;
-        let row = Row::new(case, machine, &samples, facts)?;
-        Ok(Row { rival: Some("regard exact".into()), ..row })
+        let samples = turns.take(ours, &mut [&mut exact])?;
+        let mut row = Row::new(case, machine, &samples, facts)?;
+        let form = if self.goes_back() { "forward and backward" } else { "forward" };
+        let ready = Some(Ready { form: form.into(), ..Ready::default() });
+        let mut against = Against { engine: "regard exact".into(), ready, ..Against::default() };
+        against.measured(&samples.theirs[0], &samples.ratios[0]);
+        row.baselines.push(against);
+        Ok(row)
     }
 }

@@ -15,6 +15,7 @@ pub(crate) struct Input<E: Element> {
     d_out: Tensor<E>,
     bias: Option<Tensor<E>>,
     slopes: Vec<E::Num>,
+    sinks: Vec<E::Num>,
     /// `w_q`, `w_k` and `v` of an additive similarity.
     hidden: Option<[Tensor<E>; 3]>,
     centres: Vec<E::Num>,
@@ -45,6 +46,9 @@ impl<E: Element> Input<E> {
             k,
             bias: bias.map(|shape| tensor(noise, shape, Layout::Bhsd, 1.0)).transpose()?,
             slopes: alibi_slopes(heads.q),
+            sinks: (0..if case.sinks { heads.q } else { 0 })
+                .map(|_| E::Num::from_f64(noise.normal()))
+                .collect(),
             hidden: if case.additive { Some(hidden(noise, case.dims.q_dim)?) } else { None },
             // A little off the diagonal, as a model that has learned something would have them.
             centres: match case.local {
@@ -84,6 +88,9 @@ impl<E: Element> Input<E> {
         score = self.bias.iter().fold(score, |score, bias| score.bias(bias.view()));
         if case.bias == Some(Bias::Alibi) {
             score = score.alibi(&self.slopes);
+        }
+        if case.sinks {
+            score = score.sinks(&self.sinks);
         }
         let problem = match cached {
             Some((cache, sequences)) => Problem::cached(&q, cache, sequences)?,
@@ -201,6 +208,7 @@ mod tests {
             "-headbias",
             "-alibi",
             "-softcap",
+            "-sinks",
             "-dropout",
             "-spread",
             "-bshd",

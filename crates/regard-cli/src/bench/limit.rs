@@ -12,7 +12,7 @@ pub(crate) struct Limit<'a, E> {
     machine: Machine,
     units: Units,
     memory: [&'a [E]; 2],
-    /// Units a second on one thread, as seen last: says how long a slice must be.
+    /// Units a second on one thread, as seen last: says how long a sample must be.
     rate: f64,
 }
 
@@ -50,7 +50,7 @@ impl<'a, E: Element> Limit<'a, E> {
     }
 
     /// Flops or bytes a second over some `seconds`, all threads together.
-    pub(crate) fn slice(&mut self, seconds: f64) -> f64 {
+    pub(crate) fn sample(&mut self, seconds: f64) -> f64 {
         let threads = self.machine.threads;
         let total = if threads == 1 {
             self.alone(0, seconds)
@@ -149,7 +149,7 @@ mod tests {
                 let memory = [&data[..], &data[..]];
                 let machine = Machine::here().threads(threads);
                 let units = Units { tiles: false, share: 1.0 };
-                let rate = Limit::new(bound, machine, units, memory).slice(1e-3);
+                let rate = Limit::new(bound, machine, units, memory).sample(1e-3);
                 assert!(rate.is_finite() && rate > 1e8, "{bound:?} {threads}: {rate}");
             }
         }

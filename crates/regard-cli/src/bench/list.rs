@@ -118,7 +118,7 @@ pub(crate) fn choose(pattern: Option<&str>) -> Result<Vec<Case>> {
 }
 
 /// Whether `text` fits `pattern`: `*` stands for any characters, `?` for one.
-fn matches(pattern: &str, text: &str) -> bool {
+pub(crate) fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut p, mut t) = (0, 0);
     let mut star = None; // the last `*`, and where the text stood after what it has swallowed

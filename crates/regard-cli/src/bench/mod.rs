@@ -1,12 +1,14 @@
-//! `regard bench`: our time, the machine's own limit and a rival's time, taken in turns.
+//! `regard bench`: our time, the machine's own limit and the times of other engines, taken in turns.
 //!
-//! Shared machines change their speed from one moment to the next, so a number means nothing alone: each slice of
-//! ours stands between two of the limit and beside one of the rival, ratios are taken between such neighbours, and
-//! their median and spread are what is told.
+//! Shared machines change their speed from one moment to the next, so a number means nothing alone: each sample of
+//! ours stands between two of the roofline and beside one of each baseline, ratios are taken between such neighbours,
+//! and their median and range are what is told.
 
+mod baseline;
 mod case;
 mod clock;
 mod compared;
+mod context;
 mod input;
 mod limit;
 mod linear;
@@ -16,11 +18,14 @@ mod lsh;
 mod memory;
 mod report;
 mod spread;
-mod torch;
+mod suite;
+mod whole;
 
 use crate::args::{Dtype, Format};
 use crate::job::BenchJob;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use baseline::Baseline;
+pub(crate) use baseline::Engine;
 pub(crate) use case::Case;
 use case::{Bound, Cached, Pass};
 use clock::Clock;
@@ -30,46 +35,117 @@ use input::Input;
 use limit::{Limit, Units};
 pub(crate) use list::choose;
 use regard::{Dims, Element, Error, Machine, Plan};
-use report::{Report, Row};
-use spread::Spread;
+use report::{Kernel, Report, Row};
+use spread::{FEWEST_OF_A_PERCENTILE, Spread};
 use std::hint::black_box;
 use std::io::Write;
 use std::time::Instant;
-use torch::Torch;
+pub(crate) use suite::{Record, items as suite};
 
-/// Seconds of a slice, at least: short against the host's changes of mood, long against the clock and waking threads.
-const SLICE: f64 = 2e-3;
-/// Seconds of a slice of the limit, at most.
+/// Seconds of a sample, at least: short against the host's changes of mood, long against the clock and waking threads.
+const SAMPLE: f64 = 2e-3;
+/// Seconds of a sample of the roofline, at most.
 const LONGEST_LIMIT: f64 = 20e-3;
-/// Slices of ours, at least, however slow.
+/// Seconds of a call from which on what lies in a cache before it makes no difference. Shorter ones are preceded by a call that does not
+/// count, ours and those of all baselines.
+const LONG: f64 = 20e-3;
+/// Samples of ours, at least, however slow.
 const FEWEST: usize = 3;
+/// How many times the seconds of a case may be exceeded for samples enough.
+const PATIENCE: f64 = 12.0;
 
-pub(crate) fn run(job: BenchJob, format: Format) -> Result<()> {
-    let mut rival = job.rival.as_deref().map(Torch::start).transpose()?;
-    let names = job.cases.iter().map(|c| c.name.as_str());
-    let another = |case: &Case| case.linear.is_some() || case.lsh || case.pass == Pass::Look;
-    let compared = rival.is_some() || job.cases.iter().any(another);
+/// Whether `samples` in `elapsed` of the `seconds` of a case will do: of percentiles, if they can be had in reasonable time.
+fn enough(samples: usize, elapsed: f64, seconds: f64) -> bool {
+    let fewest = if elapsed < PATIENCE * seconds { FEWEST_OF_A_PERCENTILE } else { FEWEST };
+    samples >= fewest && elapsed >= seconds
+}
+
+/// What is measured: a call of the engine, or something from Python, by its name.
+#[derive(Clone, Debug)]
+pub(crate) enum Item {
+    Kernel(Box<Case>),
+    Whole(&'static str),
+}
+
+impl Item {
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Kernel(case) => &case.name,
+            Self::Whole(name) => name,
+        }
+    }
+}
+
+pub(crate) fn run(mut job: BenchJob, format: Format) -> Result<()> {
+    let mut baselines: Vec<_> =
+        job.engines.iter().map(|engine| Baseline::start(*engine, &job.python)).collect();
+    for one in &baselines {
+        match one.error() {
+            // A suite goes on without, and its record says why.
+            Some(why) if job.record.is_some() => crate::say::say(why),
+            Some(why) => bail!("{why}"),
+            None => {}
+        }
+    }
+    let names = job.items.iter().map(Item::name);
+    let another = |item: &Item| match item {
+        Item::Kernel(case) => case.linear.is_some() || case.lsh || case.pass == Pass::Look,
+        Item::Whole(_) => true,
+    };
+    let compared = !baselines.is_empty() || job.items.iter().any(another);
     let mut report = Report::new(format, names, compared);
     // Draws on a terminal only, and only between measurements.
-    let progress = ProgressBar::new((job.cases.len() * job.machines.len()) as u64);
+    let progress = ProgressBar::new((job.items.len() * job.machines.len()) as u64);
     progress.set_style(ProgressStyle::with_template("{pos}/{len} {msg} [{elapsed}, {eta} left]")?);
-    for case in &job.cases {
+    for item in &job.items {
         for machine in &job.machines {
-            progress.set_message(case.name.clone());
+            progress.set_message(item.name().to_owned());
             progress.tick();
-            let row = match case.dtype {
-                Dtype::F32 => measure::<f32>(case, *machine, job.seconds, rival.as_mut()),
-                Dtype::F64 => measure::<f64>(case, *machine, job.seconds, rival.as_mut()),
-                Dtype::F16 => measure::<regard::f16>(case, *machine, job.seconds, rival.as_mut()),
-                Dtype::Bf16 => measure::<regard::bf16>(case, *machine, job.seconds, rival.as_mut()),
+            if job.record.as_ref().is_some_and(|record| record.has(item.name(), *machine)) {
+                progress.inc(1);
+                continue;
+            }
+            let row = match item {
+                Item::Whole(name) => whole::measure(name, *machine, job.seconds, &job.python),
+                Item::Kernel(case) => {
+                    let baselines = &mut baselines;
+                    match case.dtype {
+                        Dtype::F32 => measure::<f32>(case, *machine, job.seconds, baselines),
+                        Dtype::F64 => measure::<f64>(case, *machine, job.seconds, baselines),
+                        Dtype::F16 => {
+                            measure::<regard::f16>(case, *machine, job.seconds, baselines)
+                        }
+                        Dtype::Bf16 => {
+                            measure::<regard::bf16>(case, *machine, job.seconds, baselines)
+                        }
+                    }
+                }
             };
-            let row = row.with_context(|| case.name.clone())?;
+            let row = match (row, &mut job.record) {
+                (Ok(row), None) => row,
+                (Err(why), None) => return Err(why.context(item.name().to_owned())),
+                (row, Some(record)) => {
+                    // A child that ended is one case that is missing.
+                    let row = row.unwrap_or_else(|why| {
+                        baselines.iter_mut().for_each(Baseline::restart);
+                        Row::failed(item.name(), *machine, format!("{why:#}"))
+                    });
+                    record.add(&row)?;
+                    row
+                }
+            };
             progress.suspend(|| report.row(&row))?;
             progress.inc(1);
         }
     }
     progress.finish_and_clear();
     report.finish(job.seconds)
+}
+
+/// Prints the names of the suite.
+pub(crate) fn list_suite(pattern: Option<&str>) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    suite::items(pattern)?.iter().try_for_each(|item| Ok(writeln!(out, "{}", item.name())?))
 }
 
 /// Prints the names that `--case` patterns choose from.
@@ -94,7 +170,7 @@ fn measure<E: Element>(
     case: &Case,
     machine: Machine,
     seconds: f64,
-    rival: Option<&mut Torch>,
+    baselines: &mut [Baseline],
 ) -> Result<Row> {
     let input = Input::<E>::new(case)?;
     let cached = case.cached.map(|how| input.cache(how)).transpose()?;
@@ -144,21 +220,25 @@ fn measure<E: Element>(
         }
     };
     let limit = Limit::new(case.bound, machine, Units::of(&plan), memory);
-    let mut turns = Turns { clock: Clock::of(machine), limit, units, seconds };
-    let (mut rival, mut rival_error, mut rival_extra) = (rival, None, None);
-    if let Some(torch) = rival.as_mut() {
-        match torch.load(case, machine, SLICE)? {
-            Ok(extra) => rival_extra = extra,
-            Err(why) => rival_error = Some(why),
+    let clock = if baselines.is_empty() { Clock::of(machine) } else { Clock::Wall };
+    let mut turns = Turns { clock, limit, units, seconds };
+    let mut against: Vec<_> = baselines.iter_mut().map(|b| b.load(case, machine, SAMPLE)).collect();
+    let mut asked: Vec<Box<dyn FnMut() -> Result<f64> + '_>> = Vec::new();
+    for (baseline, told) in baselines.iter_mut().zip(&against) {
+        if told.ready.is_some() {
+            asked.push(Box::new(|| baseline.sample()));
         }
     }
-    let rival = rival.filter(|_| rival_error.is_none());
-    let rival_name = rival.as_ref().map(|torch| torch.name.clone());
-    let rival = rival.map(|torch| || torch.slice());
+    let mut asked: Vec<Sampled<'_>> =
+        asked.iter_mut().map(|one| &mut **one as Sampled<'_>).collect();
     // The first call went well, so this one does.
-    let samples = turns.take(|| drop(call()), rival)?;
+    let samples = turns.take(|| drop(call()), &mut asked)?;
+    let measured = against.iter_mut().filter(|told| told.ready.is_some());
+    for ((told, seconds), ratios) in measured.zip(&samples.theirs).zip(&samples.ratios) {
+        told.measured(seconds, ratios);
+    }
     let row = Row::new(case, machine, &samples, Facts { flops, units, visible, seen })?;
-    Ok(Row { rival: rival_name, rival_error, rival_extra_rss_mb: rival_extra, ..row })
+    Ok(Row { baselines: against, ..row })
 }
 
 /// Visible pairs as a share of all.
@@ -185,34 +265,20 @@ impl Row {
             (middle(&samples.ours)?, middle(&samples.limit)?, middle(&samples.of_limit)?);
         let Facts { flops, units, visible, seen } = facts;
         let Dims { batch, heads, q_len, .. } = case.dims;
-        let mut row = Self {
-            case: case.name.clone(),
-            isa: machine.isa.name(),
-            threads: machine.threads,
-            median_ms: ours.median * 1e3,
+        let kernel = Kernel {
             row_ns: ours.median * 1e9 / (batch * heads.q * q_len) as f64,
             gflops: flops / ours.median * 1e-9,
-            limit: case.bound,
-            limit_gflops: limit.median * flops / units * 1e-9,
-            of_limit: of_limit.median,
-            of_limit_p10: of_limit.p10,
-            of_limit_p90: of_limit.p90,
-            rival: None,
-            rival_error: None,
-            rival_ms: None,
-            vs_rival: None,
-            vs_rival_p10: None,
-            vs_rival_p90: None,
-            recall_mass: None,
-            recall_top: None,
+            roofline: case.bound,
+            roofline_gflops: limit.median * flops / units * 1e-9,
+            of_roofline: of_limit.median,
+            of_roofline_low: of_limit.low,
+            of_roofline_high: of_limit.high,
             visible,
-            slices: samples.ours.len(),
             peak_rss_mb: seen.map(|s| s.peak),
             extra_rss_mb: seen.map(|s| s.extra),
-            rival_extra_rss_mb: None,
         };
-        row.against(&samples.rival, &samples.vs_rival);
-        Ok(row)
+        let row = Self::timed(&case.name, machine, &samples.ours)?;
+        Ok(Self { kernel: Some(kernel.rounded()), ..row })
     }
 }
 
@@ -226,7 +292,10 @@ fn first_call(
     Ok(watch.and_then(|watch| watch.stop(memory::mib(case.returned_bytes()))))
 }
 
-/// How slices alternate.
+/// Seconds of a call of a baseline, each time it is asked.
+type Sampled<'a> = &'a mut dyn FnMut() -> Result<f64>;
+
+/// How samples alternate.
 struct Turns<'a, E> {
     clock: Clock,
     limit: Limit<'a, E>,
@@ -243,42 +312,41 @@ struct Samples {
     /// Units a second.
     limit: Vec<f64>,
     of_limit: Vec<f64>,
-    /// Seconds of a call.
-    rival: Vec<f64>,
-    vs_rival: Vec<f64>,
+    /// Seconds of a call of each baseline.
+    theirs: Vec<Vec<f64>>,
+    /// Those by ours.
+    ratios: Vec<Vec<f64>>,
 }
 
 impl<E: Element> Turns<'_, E> {
-    /// Limit, ours, limit, rival; limit, ours, ...
-    ///
-    /// The rival tells the seconds of one of its calls.
-    fn take(
-        &mut self,
-        call: impl Fn(),
-        mut rival: Option<impl FnMut() -> Result<f64>>,
-    ) -> Result<Samples> {
+    /// Limit, ours, limit, each baseline; limit, ours, ...
+    fn take(&mut self, call: impl Fn(), others: &mut [Sampled<'_>]) -> Result<Samples> {
         let once = self.clock.time(&call).max(1e-9);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "at most the nanoseconds of a slice"
+            reason = "at most the nanoseconds of a sample"
         )]
-        let repetitions = ((SLICE / once).ceil() as u32).max(1);
-        let limit_seconds = (once / 2.0).clamp(SLICE, LONGEST_LIMIT);
-        let mut samples = Samples::default();
+        let repetitions = ((SAMPLE / once).ceil() as u32).max(1);
+        let limit_seconds = (once / 2.0).clamp(SAMPLE, LONGEST_LIMIT);
+        let none = vec![Vec::new(); others.len()];
+        let mut samples = Samples { theirs: none.clone(), ratios: none, ..Samples::default() };
         let start = Instant::now();
-        while samples.ours.len() < FEWEST || start.elapsed().as_secs_f64() < self.seconds {
-            let before = self.limit.slice(limit_seconds);
+        while !enough(samples.ours.len(), start.elapsed().as_secs_f64(), self.seconds) {
+            let before = self.limit.sample(limit_seconds);
+            if once < LONG {
+                call();
+            }
             let ours = self.clock.time(|| (0..repetitions).for_each(|_| call()));
             let ours = ours / f64::from(repetitions);
-            let limit = (before + self.limit.slice(limit_seconds)) / 2.0;
+            let limit = (before + self.limit.sample(limit_seconds)) / 2.0;
             samples.ours.push(ours);
             samples.limit.push(limit);
             samples.of_limit.push(self.units / (ours * limit));
-            if let Some(rival) = &mut rival {
-                let theirs = rival()?;
-                samples.rival.push(theirs);
-                samples.vs_rival.push(theirs / ours);
+            for (i, other) in others.iter_mut().enumerate() {
+                let theirs = other()?;
+                samples.theirs[i].push(theirs);
+                samples.ratios[i].push(theirs / ours);
             }
         }
         Ok(samples)

@@ -1,11 +1,14 @@
 //! The middle of some samples and how far they spread.
 
-/// The median and the 10th and 90th percentile.
+/// So many samples make a percentile.
+pub(crate) const FEWEST_OF_A_PERCENTILE: usize = 9;
+
+/// The median, and the 10th and 90th percentile or, of fewer than nine samples, the least and the largest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
-    pub(crate) p10: f64,
-    pub(crate) p90: f64,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
 }
 
 impl Spread {
@@ -14,7 +17,8 @@ impl Spread {
         let mut sorted = samples.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
         let at = |p| percentile(&sorted, p);
-        Some(Self { median: at(0.5)?, p10: at(0.1)?, p90: at(0.9)? })
+        let edge = if sorted.len() < FEWEST_OF_A_PERCENTILE { 0.0 } else { 0.1 };
+        Some(Self { median: at(0.5)?, low: at(edge)?, high: at(1.0 - edge)? })
     }
 }
 
@@ -37,11 +41,10 @@ mod tests {
     #[test]
     fn percentiles_lie_between_the_samples() {
         assert_eq!(Spread::of(&[]), None);
-        assert_eq!(Spread::of(&[3.0]), Some(Spread { median: 3.0, p10: 3.0, p90: 3.0 }));
+        assert_eq!(Spread::of(&[3.0]), Some(Spread { median: 3.0, low: 3.0, high: 3.0 }));
         let ten: Vec<f64> = (0..=10).rev().map(f64::from).collect();
-        assert_eq!(Spread::of(&ten), Some(Spread { median: 5.0, p10: 1.0, p90: 9.0 }));
+        assert_eq!(Spread::of(&ten), Some(Spread { median: 5.0, low: 1.0, high: 9.0 }));
         let two = Spread::of(&[1.0, 2.0]).unwrap();
-        assert_eq!(two.median, 1.5);
-        assert!((two.p10 - 1.1).abs() < 1e-12 && (two.p90 - 1.9).abs() < 1e-12);
+        assert_eq!((two.median, two.low, two.high), (1.5, 1.0, 2.0));
     }
 }

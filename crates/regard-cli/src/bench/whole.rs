@@ -1,0 +1,85 @@
+//! What is measured from Python: a tiny call, and whole models of Transformers. Regard and the baseline run in the same process there.
+
+use super::baseline::{Against, Running};
+use super::report::Row;
+use super::{FEWEST, SAMPLE, enough};
+use anyhow::Result;
+use regard::Machine;
+use serde::Serialize;
+use std::path::Path;
+use std::time::Instant;
+
+/// Their names, as the suite and records have them.
+pub(crate) const NAMES: [&str; 14] = [
+    "call-f32-tiny",
+    "call-bf16-tiny",
+    "model-f32-llama-prefill",
+    "model-bf16-llama-prefill",
+    "model-f32-llama-generate",
+    "model-bf16-llama-generate",
+    "model-f32-bert-training",
+    "model-bf16-bert-training",
+    "model-f32-gemma2-prefill",
+    "model-bf16-gemma2-prefill",
+    "model-f32-gpt-oss-prefill",
+    "model-bf16-gpt-oss-prefill",
+    "model-q4-smollm2-prompt",
+    "model-q4-smollm2-generate",
+];
+
+const SCRIPT: &str = include_str!("baseline/whole.py");
+
+/// A case as the child reads it.
+#[derive(Serialize)]
+struct Asked<'a> {
+    name: &'a str,
+    dtype: &'a str,
+    threads: usize,
+    slice: f64,
+    /// Models draw nothing here.
+    dropout: f64,
+    /// The command that generates.
+    regard: Option<String>,
+}
+
+/// Measures one of [`NAMES`] in a Python that has the package `regard`.
+pub(crate) fn measure(name: &str, machine: Machine, seconds: f64, python: &Path) -> Result<Row> {
+    let started = Running::start(python, SCRIPT, "package `regard`");
+    let mut child = match started {
+        Ok(child) => child,
+        Err(why) => return Ok(Row::failed(name, machine, format!("{why:#}"))),
+    };
+    let asked = Asked {
+        name,
+        dtype: name.split('-').nth(1).unwrap_or_default(),
+        threads: machine.threads,
+        slice: SAMPLE,
+        dropout: if name.ends_with("training") { 0.1 } else { 0.0 },
+        regard: std::env::current_exe().ok().map(|path| path.display().to_string()),
+    };
+    let ready = match child.load(&asked)? {
+        Ok(ready) => ready,
+        Err(why) => return Ok(Row::failed(name, machine, why)),
+    };
+    let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let start = Instant::now();
+    while !enough(ours.len(), start.elapsed().as_secs_f64(), seconds) {
+        let own = child.sample("ours")?;
+        let other = child.sample("go")?;
+        ours.push(own);
+        theirs.push(other);
+        ratios.push(other / own);
+    }
+    debug_assert!(ours.len() >= FEWEST);
+    let mut row = Row::timed(name, machine, &ours)?;
+    let engine = if name.contains("smollm2") { "llama.cpp" } else { "torch" };
+    let mut against = Against {
+        engine: engine.into(),
+        name: Some(child.name.clone()),
+        ready: Some(ready),
+        ..Against::default()
+    };
+    against.measured(&theirs, &ratios);
+    row.baselines.push(against);
+    Ok(row)
+}
