@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Callable
@@ -27,7 +29,7 @@ import regard
 import regard.torch
 from regard import _watch, masks
 
-__all__ = ["HARMLESS", "Seen", "attention", "attentions", "mask", "register"]
+__all__ = ["HARMLESS", "Seen", "attention", "attentions", "mask", "register", "report"]
 
 HARMLESS = {
     "cache_position", "deterministic", "image_sizes", "labels", "logits_to_keep", "max_length_k", "max_length_q", "mm_token_type_ids",
@@ -56,7 +58,7 @@ def register(name: str = "regard", precision: str | None = "f32") -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """Who may see whom in one forward pass: `mask`, with row 0 standing at key `align`.
+    """Who may see whom in one forward pass: `mask`, with row 0 standing at key `align`. `how` says where it is from, for `report`.
 
     It stands where a model has a tensor of `shape` [batch, 1, q_len, k_len], and is one only as far as being passed on goes.
     """
@@ -64,6 +66,7 @@ class Seen:
     mask: masks.Mask
     align: int
     shape: tuple[int, int, int, int]
+    how: str = "rules"
     ndim = 4
 
     def contiguous(self) -> Seen:
@@ -157,7 +160,10 @@ def mask(
     shape = (batch_size, 1, q_length, kv_length)
     rule = _translate(mask_function, at)
     if rule is None:
-        return Seen(_by_strips(mask_function, at, attention_mask, use_vmap, device), at.align, shape)
+        name = _name_of_unknown(mask_function)
+        _warn_of(name)
+        how = f"mask function {name}, evaluated for every pair"
+        return Seen(_by_strips(mask_function, at, attention_mask, use_vmap, device), at.align, shape, how)
     padding = _padding(attention_mask, at)
     if isinstance(rule, _Band):
         rule = rule.mask() if rule.hides(at) else None
@@ -266,6 +272,24 @@ def _translate(function: Callable, at: _Place) -> _Band | masks.Mask | None:
         return meaning(at, held)
     except KeyError:
         return None  # another version calls what it holds otherwise
+
+
+def _name_of_unknown(function: Callable) -> str:
+    """The name of a mask function without a meaning here; of those that others hold together, the one that has none."""
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    held = [one for cell in cells if isinstance(cell, (list, tuple)) for one in cell if callable(one)]
+    unknown = [one for one in held if getattr(one, "__code__", None) not in _KNOWN]
+    return getattr(unknown[0] if unknown else function, "__qualname__", repr(function))
+
+
+@functools.cache
+def _warn_of(name: str) -> None:
+    """Once for each name."""
+    warnings.warn(
+        f"regard does not know the mask function {name}: it is evaluated for every pair of query and key in each forward pass, in strips of "
+        f"rows. The result is the same; the time is that of the pairs. regard.hf.report(model) tells of each layer how it ran",
+        stacklevel=4,
+    )
 
 
 def _padding(attention_mask: torch.Tensor | None, at: _Place) -> masks.Mask | None:
@@ -394,6 +418,7 @@ def attention(
         options["bias"] = (position_bias + options["bias"] if "bias" in options else position_bias).to(query.dtype)
     options.update(scale=scaling, softcap=softcap, sinks=s_aux, precision=precision)
     heads = _heads_wanted(module, query.shape[1]) if output_attentions or _collected() else []
+    _ran[module] = _Ran(tuple(query.shape), tuple(key.shape), value.shape[-1], query.dtype, _how(attention_mask, causal, cu_seq_lens_q), options)
     looked_at = bool(heads or _watch.watchers)
     found = regard.torch.attention(query, key, value, **options, dropout=dropout, return_aux=looked_at)
     out, aux = found if looked_at else (found, None)
@@ -401,6 +426,63 @@ def attention(
     if _watch.watchers:
         _watch.tell(module, query, key, value, options, aux)
     return out.transpose(1, 2).contiguous(), weights
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """The last call of a layer: what `report` tells of it. Shapes of tensors in the place of tensors, which are not to be kept alive."""
+
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    v_dim: int
+    dtype: torch.dtype
+    how: str
+    options: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        tensors = {name: _Like(tuple(x.shape), x.dtype) for name, x in self.options.items() if isinstance(x, torch.Tensor)}
+        object.__setattr__(self, "options", {**self.options, **tensors})
+
+    def plan(self) -> str:
+        q, k, v = (torch.zeros(shape, dtype=self.dtype) for shape in (self.query, self.key, (*self.key[:-1], self.v_dim)))
+        options: Any = {name: torch.zeros(x.shape, dtype=x.dtype) if isinstance(x, _Like) else x for name, x in self.options.items()}
+        return regard.plan(q, k, v, **options)
+
+
+@dataclass(frozen=True)
+class _Like:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+_ran: weakref.WeakKeyDictionary[torch.nn.Module, _Ran] = weakref.WeakKeyDictionary()
+
+
+def _how(given: Any, causal: bool, packed: Any) -> str:
+    """Where the mask of a call is from."""
+    if isinstance(given, Seen):
+        found = given.how
+    elif isinstance(given, torch.Tensor):
+        found = "a dense mask of the model, read as it is" if given.dtype == torch.bool else "a dense bias of the model, read as it is"
+    else:
+        found = "none, causal" if causal else "none"
+    return found if packed is None else f"{found}; packed sequences"
+
+
+def report(model: torch.nn.Module) -> str:
+    """How each attention of a model ran in its last forward pass: a line for each with the kernel and where its mask is from.
+
+    Attentions that did not come through Regard are named too: those that another backend computed, and those that have not run.
+    """
+    lines = []
+    for name, module in model.named_modules():
+        if module in _ran:
+            lines.append(f"{name}: {_ran[module].plan()}; mask: {_ran[module].how}")
+        elif type(module).__name__.endswith("Attention") and not any(child in _ran for child in module.modules()):
+            backend = getattr(getattr(module, "config", None), "_attn_implementation", None)
+            told = f"attn_implementation is {backend!r}" if backend else "its code does not ask for one"
+            lines.append(f"{name}: not by regard: {type(module).__name__} has not called it ({told})")
+    return "\n".join(lines) or f"{type(model).__name__} has no attention that ran"
 
 
 def _mask_options(given: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, window: int | None) -> dict[str, Any]:

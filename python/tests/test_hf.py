@@ -331,3 +331,17 @@ def test_minilm_with_its_real_weights():
     largest = max(float(grad.abs().max()) for grad in eager_grads.values())
     for name, grad in grads.items():
         alike(grad, eager_grads[name], of=name, scale=1e-2 * largest)
+
+
+def test_a_report_tells_of_each_layer_how_it_ran():
+    config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    llama = LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+    assert "not by regard" in regard.hf.report(llama) and "'sdpa'" in regard.hf.report(llama)
+    llama.set_attn_implementation("regard")
+    llama(input_ids=torch.arange(9)[None])
+    lines = regard.hf.report(llama).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    assert all("threads" in line and line.endswith("mask: rules") for line in lines), lines
+    llama(input_ids=torch.arange(9)[None], attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.bool))
+    assert "a dense mask of the model" in regard.hf.report(llama)
+    assert "has no attention" in regard.hf.report(torch.nn.Linear(2, 2))

@@ -154,3 +154,13 @@ def test_masks_hold_a_few_numbers_for_each_row_and_key():
             held.append(sum(math.prod(array.shape) for _, array in seen.mask.arrays))
     assert max(held) > n  # what is counted are the numbers of masks indeed
     assert max(held) <= 64 * BATCH * n < BATCH * n * n / 16
+
+
+def test_a_mask_function_that_is_not_known_is_named_once():
+    regard.hf._warn_of.cache_clear()
+    arguments = dict(batch_size=1, q_length=8, kv_length=8, mask_function=FUNCTIONS["a stranger too"])
+    with pytest.warns(UserWarning, match="image_tokens") as told:
+        assert "image_tokens" in regard.hf.mask(**arguments).how
+        regard.hf.mask(**arguments)
+    assert len(told) == 1
+    assert regard.hf.mask(batch_size=1, q_length=8, kv_length=8).how == "rules"
