@@ -4,7 +4,7 @@
 # ///
 """Whole models by PyTorch and transformers, asked by a bench of ours for one slice at a time.
 
-The protocol of `regard bench`'s torch.py. First it answers {"ready": its name}. It then reads a case as one line of JSON,
+The protocol of `regard bench`'s child.py, without forms. First it answers {"ready": its name}. It then reads a case as one line of JSON,
 builds and runs it once, and answers {"ready": MiB that a run takes, "check": what it computed} or {"error": why}. For each line
 `go` it makes some runs and answers {"seconds": of one, "tokens": of one}. Every case has `case` and `threads`, and may have
 `slice`, the seconds of a slice at least. f32 throughout. Tokens come with the case, so that both sides run the same:

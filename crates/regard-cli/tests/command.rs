@@ -73,6 +73,31 @@ fn bench_lists_its_cases() {
     let text = told("bench+--list");
     assert!(text.contains("prefill-f32-n2048-d64-causal\n"), "{text}");
     assert!(json("bench+--list+--format+json").iter().any(|line| line["default"] == false));
+    let suite = told("bench+suite+--list");
+    assert!(
+        suite.contains("decode-bf16-n8192-d128-b16-shared\n") && suite.contains("model-"),
+        "{suite}"
+    );
+}
+
+#[test]
+fn a_suite_goes_on_where_it_was_stopped() {
+    let path = std::env::temp_dir().join(format!("regard-suite-{}.jsonl", std::process::id()));
+    let args = format!(
+        "bench+suite+--case+short-f32-n32-d64+--seconds+0.01+--python+/no/python+--format+json+--out+{}",
+        path.display()
+    );
+    let rows = json(&args);
+    assert_eq!((rows.len(), &rows[0]["case"]), (1, &"short-f32-n32-d64".into()), "{rows:?}");
+    // An engine that does not start is in the record with its reason.
+    let baselines = rows[0]["baselines"].as_array().unwrap();
+    assert_eq!(baselines.len(), 5);
+    assert!(baselines.iter().all(|one| one["error"].as_str().unwrap().contains("/no/python")));
+    assert!(rows[0]["date"].is_string() && rows[0]["samples"].as_u64().unwrap() >= 3, "{rows:?}");
+    let again = regard(&args);
+    assert!(again.status.success() && again.stdout.is_empty(), "{again:?}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 1);
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]
@@ -83,16 +108,19 @@ fn bench_measures_a_case() {
         for (line, threads) in lines.iter().zip([1, 2]) {
             assert_eq!((&line["case"], &line["threads"]), (&Value::from(name), &threads.into()));
             for field in
-                ["median_ms", "gflops", "limit_gflops", "of_limit", "of_limit_p10", "of_limit_p90"]
+                ["median_ms", "gflops", "roofline_gflops", "of_roofline", "of_roofline_low"]
             {
                 assert!(line[field].as_f64().unwrap() > 0.0, "{field}: {line}");
             }
-            assert!(line["rival"].is_null() && line["vs_rival"].is_null(), "{line}");
+            assert_eq!(
+                (&line["range"], &line["baselines"]),
+                (&"p10-p90".into(), &Value::Array(vec![]))
+            );
             assert!(line["peak_rss_mb"].is_number(), "{line}");
         }
     }
     let text = told("bench+--case+prefill-f32-n16-d8-h1+--seconds+0.01+--isa+portable");
-    assert!(text.contains("share of limit") && text.contains("Medians"), "{text}");
+    assert!(text.contains("of the roofline") && text.contains("Medians"), "{text}");
 }
 
 #[test]
@@ -131,9 +159,12 @@ fn mistakes_are_named_with_their_remedy() {
         ("bench+--python+python3", vec!["--against"]),
         (
             "bench+--against+torch+--python+/no/python",
-            vec!["--python /no/python", "pip install torch"],
+            vec!["--python /no/python", "bench/environment"],
         ),
-        ("bench+--against+torch+--python+true", vec!["--python true", "pip install torch"]),
+        ("bench+--against+torch+--python+true", vec!["--python true", "bench/environment"]),
+        ("bench+suite", vec!["--out"]),
+        ("bench+suite+--list+--case+none*", vec!["--case none*", "suite --list"]),
+        ("bench+suite+--out+/no/folder/file", vec!["--out /no/folder/file"]),
         ("frob", vec!["frob", "--help"]),
     ] {
         let output = regard(args);

@@ -207,7 +207,7 @@ fn beside(one: &Against) -> String {
     let why = one.error.as_deref().unwrap_or("-");
     let ratio = one.ratio.map_or(why.into(), |r| spread(r.ratio, r.ratio_low, r.ratio_high));
     let form = one.ready.as_ref().map_or(String::new(), |ready| format!(", {}", ready.form));
-    format!(" {ms:>11}  {ratio}  {}{form}", one.engine)
+    format!(" {ms:>12}  {ratio}  {}{form}", one.engine)
 }
 
 pub(crate) fn five_digits(x: f64) -> f64 {

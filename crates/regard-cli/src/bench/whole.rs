@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const REST: Duration = Duration::from_millis(20);
 
 /// Their names, as the suite and records have them.
-pub(crate) const NAMES: [&str; 14] = [
+pub(crate) const NAMES: [&str; 16] = [
     "call-f32-tiny",
     "call-bf16-tiny",
     "model-f32-llama-prefill",
@@ -26,6 +26,8 @@ pub(crate) const NAMES: [&str; 14] = [
     "model-bf16-gemma2-prefill",
     "model-f32-gpt-oss-prefill",
     "model-bf16-gpt-oss-prefill",
+    "model-f32-minilm-encode",
+    "model-f32-minilm-ctranslate2",
     "model-q4-smollm2-prompt",
     "model-q4-smollm2-generate",
 ];
@@ -78,9 +80,13 @@ pub(crate) fn measure(name: &str, machine: Machine, seconds: f64, python: &Path)
     }
     debug_assert!(ours.len() >= FEWEST);
     let mut row = Row::timed(name, machine, &ours)?;
-    let engine = if name.contains("smollm2") { "llama.cpp" } else { "torch" };
+    let engine = match ready.form.as_str() {
+        form @ ("llama.cpp" | "ctranslate2") => form,
+        _ => "torch",
+    }
+    .to_owned();
     let mut against = Against {
-        engine: engine.into(),
+        engine,
         name: Some(child.name.clone()),
         ready: Some(ready),
         ..Against::default()

@@ -19,8 +19,10 @@ def forms(case):
     kind = ov.Type.f32 if case["dtype"] == "f32" else ov.Type.bf16
     draw = np.random.default_rng(1)
 
-    def tensor(heads, length, dim):
-        numbers = draw.standard_normal((batch, heads, length, dim), dtype=np.float32)
+    def numbers(heads, length, dim):
+        return draw.standard_normal((batch, heads, length, dim), dtype=np.float32)
+
+    def tensor(numbers):
         if kind == ov.Type.f32:
             return ov.Tensor(numbers, shared_memory=False)
         tensor = ov.Tensor(kind, list(numbers.shape))
@@ -28,7 +30,8 @@ def forms(case):
         tensor.data.view(np.uint16).reshape(numbers.shape)[...] = bits.astype(np.uint16)
         return tensor
 
-    tensors = [tensor(heads, case["queries"], dim), tensor(kv, case["keys"], dim), tensor(kv, case["keys"], case["v_dim"])]
+    queries = numbers(heads, case["queries"], dim)
+    tensors = [tensor(queries), tensor(numbers(kv, case["keys"], dim)), tensor(numbers(kv, case["keys"], case["v_dim"]))]
 
     def repeated(one, heads, dim):
         """The graph that exporters write for grouped heads."""
@@ -38,9 +41,6 @@ def forms(case):
         shape = [at(0), op.constant([kv], ov.Type.i64), op.constant([heads // kv], ov.Type.i64), at(2), op.constant([dim], ov.Type.i64)]
         wide = op.broadcast(op.unsqueeze(one, op.constant(2, ov.Type.i64)), op.concat(shape, 0), broadcast_spec="BIDIRECTIONAL")
         return op.reshape(wide, op.constant([0, heads, -1, dim], ov.Type.i64), True)
-
-    # One query of grouped heads: those of a key head are rows over the same keys.
-    folded = kv != heads and case["queries"] == 1
 
     def compiled(known, tensors=tensors):
         axes = [list(one.shape) if known else [-1, one.shape[1], -1, one.shape[3]] for one in tensors]
@@ -62,11 +62,9 @@ def forms(case):
         return call
 
     found = {"static": compiled(True), "dynamic": compiled(False)}
-    if folded:
-        q = ov.Tensor(tensors[0].data.reshape(batch, kv, heads // kv, dim), shared_memory=True) if kind == ov.Type.f32 else ov.Tensor(kind, [batch, kv, heads // kv, dim])
-        if kind != ov.Type.f32:
-            q.data.view(np.uint16)[...] = tensors[0].data.view(np.uint16).reshape(q.data.shape)
-        found["folded"] = compiled(True, [q, *tensors[1:]])
+    if kv != heads and case["queries"] == 1:
+        # The query heads of a key head are rows over the same keys.
+        found["folded"] = compiled(True, [tensor(queries.reshape(batch, kv, heads // kv, dim)), *tensors[1:]])
     return found
 
 

@@ -78,6 +78,35 @@ def training(case, dtype):
     return with_attention(model, ["regard", "sdpa", "eager"], run)
 
 
+def minilm(against):
+    """64 texts of 128 tokens through MiniLM's real weights."""
+
+    def forms(case, dtype):
+        import subprocess
+        import tempfile
+
+        listed = subprocess.run([case["regard"], "models", "--format", "json"], capture_output=True, text=True, check=True).stdout
+        path = next(one["path"] for one in map(json.loads, listed.splitlines()) if one["name"] == "minilm")
+        model = transformers.BertModel.from_pretrained(path, dtype=dtype).eval()
+        ids = torch.randint(1000, 20000, (64, 128))
+        run = lambda m: m(input_ids=ids).last_hidden_state
+        if against == "transformers":
+            return with_attention(model, ["regard", "sdpa", "eager"], run)
+        import ctranslate2
+
+        folder = tempfile.TemporaryDirectory()
+        ctranslate2.converters.TransformersConverter(path).convert(folder.name, force=True)
+        encoder = ctranslate2.Encoder(folder.name, intra_threads=case["threads"], inter_threads=1, compute_type="float32")
+        texts = ids.tolist()
+
+        def encode():
+            return torch.from_numpy(numpy.array(encoder.forward_batch(texts).last_hidden_state))
+
+        return {**with_attention(model, ["regard"], run), "ctranslate2": encode}
+
+    return forms
+
+
 SENTENCE = "The history of mathematics is the history of people who measured fields, counted sheep, watched the stars and asked why the numbers agreed. "
 NEW = 64
 
@@ -178,6 +207,8 @@ CASES = {
     "model-bert-training": training,
     "model-gemma2-prefill": prefill(gemma2, ["flex_attention", "eager"]),
     "model-gpt-oss-prefill": prefill(gpt_oss, ["flex_attention", "eager"]),
+    "model-minilm-encode": minilm("transformers"),
+    "model-minilm-ctranslate2": minilm("ctranslate2"),
     "model-smollm2-prompt": smollm2("prompt"),
     "model-smollm2-generate": smollm2("generate"),
 }
@@ -192,7 +223,8 @@ def forms(case):
 
 
 def start():
-    global torch, F, transformers, regard
+    global numpy, torch, F, transformers, regard
+    import numpy
     import torch
     import torch.nn.functional as F
     import transformers
