@@ -418,7 +418,9 @@ def attention(
         options["bias"] = (position_bias + options["bias"] if "bias" in options else position_bias).to(query.dtype)
     options.update(scale=scaling, softcap=softcap, sinks=s_aux, precision=precision)
     heads = _heads_wanted(module, query.shape[1]) if output_attentions or _collected() else []
-    _ran[module] = _Ran(tuple(query.shape), tuple(key.shape), value.shape[-1], query.dtype, _how(attention_mask, causal, cu_seq_lens_q), options)
+    if not torch.compiler.is_compiling():
+        how = _how(attention_mask, causal, cu_seq_lens_q)
+        _ran[module] = _Ran(tuple(query.shape), tuple(key.shape), value.shape[-1], query.dtype, how, options)
     looked_at = bool(heads or _watch.watchers)
     found = regard.torch.attention(query, key, value, **options, dropout=dropout, return_aux=looked_at)
     out, aux = found if looked_at else (found, None)

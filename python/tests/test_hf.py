@@ -341,7 +341,7 @@ def test_a_report_tells_of_each_layer_how_it_ran():
     llama(input_ids=torch.arange(9)[None])
     lines = regard.hf.report(llama).splitlines()
     assert [line.split(":")[0] for line in lines] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
-    assert all("threads" in line and line.endswith("mask: rules") for line in lines), lines
+    assert all("forward" in line and "f32" in line and line.endswith("mask: rules") for line in lines), lines
     llama(input_ids=torch.arange(9)[None], attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.bool))
     assert "a dense mask of the model" in regard.hf.report(llama)
     assert "has no attention" in regard.hf.report(torch.nn.Linear(2, 2))
