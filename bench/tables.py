@@ -4,8 +4,8 @@
     bench/tables.py            rewrites what stands between <!-- table: NAME --> and <!-- end -->
     bench/tables.py --check    changes nothing, and fails with a diff where a page says something else than the records
 
-A case may be in several records. RECORDS is the order in which they are asked, so a new record is written before those it replaces.
-Not among them: `2026-11-15-stand-back.jsonl`, which compares two commits, `2026-11-16-models.txt`, the race of docs/models.md, and
+A record has one row a line, as `regard bench --format json` and `regard bench suite` write them. Not among those that are read here:
+`2026-11-15-stand-back.jsonl`, which compares two commits, `2026-11-16-models.txt`, the race of docs/models.md, and
 `2026-11-16-ladder.txt`, the steps of the book.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
@@ -22,56 +23,62 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "bench/record/emerald-rapids-2-cores"
 FEATURES = "bench/features.json"
 LAB = "bench/record/lab/lab.jsonl"
-PLAIN = "2026-11-15.jsonl"
-FORWARD = "2026-11-17-forward-f32.jsonl"
-HALF = "2026-11-15-half.jsonl"
-WAYS = "2026-11-15-other-ways.jsonl"
-LOOKS = "2026-11-15-looks.jsonl"
-MODELS = "2026-11-16-python.txt"
-RECORDS = [FORWARD, PLAIN, HALF, WAYS, LOOKS]
+SUITE = "suite.jsonl"
+OTHERS = "other-functions.jsonl"
+ROOFLINE = "roofline.jsonl"
+LOOKS = "looks.jsonl"
 
-# The rows of the short table: a case that was measured on two threads, or a whole model, and what it is.
-SHORT = [
-    ("prefill-f32-n512-d64-causal", "forward, causal, 512 tokens, f32", "前向，因果，512 个词元，f32"),
-    ("prefill-f32-n2048-d64-causal", "the same, 2048 tokens", "同上，2048 个词元"),
-    ("prefill-bf16-n8192-d64-causal", "the same, 8192 tokens, bf16", "同上，8192 个词元，bf16"),
-    ("short-bf16-n64-d64", "forward, 64 items of 64 tokens, bf16", "前向，64 条 64 个词元的序列，bf16"),
-    ("prefill-f32-n2048-d128-f32", "forward, 2048 tokens, f32 on tiles, not the default", "前向，2048 个词元，f32 走 AMX 分块（非默认）"),
-    ("decode-bf16-n32768-d128", "decode: one query of 32 heads over 32,768 keys, bf16", "解码：32 个头的一个查询，32768 个键，bf16"),
-    ("backward-f32-n2048-d64-causal", "forward + backward, causal, 2048 tokens, f32", "前向加反向，因果，2048 个词元，f32"),
-    ("backward-bf16-n2048-d64-causal", "the same, bf16", "同上，bf16"),
-    ("backward-f32-n2048-d64-dropout", "forward + backward, dropout, 2048 tokens, f32", "前向加反向，dropout，2048 个词元，f32"),
-    ("backward-f32-n2048-d64-causal-window256", "forward + backward, causal window of 256, f32", "前向加反向，256 的因果窗口，f32"),
-    ("backward-f32-n2048-d256-h1-additive", "forward + backward, Bahdanau's additive attention, f32", "前向加反向，Bahdanau 加性注意力，f32"),
-    ("llama-f32", "Llama-shaped model reads 4096 tokens, f32", "Llama 形状的模型读入 4096 个词元，f32"),
-    ("bert-training-bf16", "BERT-base, a training step with dropout, bf16", "BERT-base 带 dropout 的一个训练步，bf16"),
-    ("gemma2-bf16", "Gemma-2-shaped model (softcap, windows), bf16", "Gemma-2 形状的模型（softcap、窗口），bf16"),
-    ("gpt-oss-bf16", "gpt-oss-shaped model (sinks, windows), bf16", "gpt-oss 形状的模型（sink、窗口），bf16"),
+ENGINES = {"torch": "PyTorch", "vllm": "vLLM", "openvino": "OpenVINO", "onnxruntime": "onnxruntime", "auto-round": "auto-round", "llama.cpp": "llama.cpp", "ctranslate2": "CTranslate2"}
+
+
+class Family(NamedTuple):
+    """Cases that stand for one use."""
+
+    name: str
+    en: str
+    zh: str
+    cases: str  # a pattern of their names
+
+
+# Each case of the suite belongs to the first of these that its name fits.
+FAMILIES = [
+    Family("options", "prefill with a window, softcap, sinks, padding, BSHD or grouped heads", "预填充：窗口、softcap、sink、填充、BSHD 布局、分组头", r"prefill-.*-(window512|softcap|sinks|padding|bshd|kv2)"),
+    Family("prefill-f32", "prefill and short batches, f32", "预填充与短序列批次，f32", r"(prefill|short)-f32"),
+    Family("prefill-bf16", "prefill and short batches, bf16", "预填充与短序列批次，bf16", r"(prefill|short)-bf16"),
+    Family("decode", "decode: 1 and 4 queries over 1k to 32k keys", "解码：1 个和 4 个查询，1k 到 32k 个键", r"decode-"),
+    Family("training", "forward and backward", "前向加反向", r"backward-"),
+    Family("models", "whole models, and a tiny call, from Python", "整个模型与极小的调用（Python）", r"(model|call)-"),
 ]
+# As the pages have them.
+ORDER = ["prefill-f32", "prefill-bf16", "options", "decode", "training", "models"]
 
 WORDS = {
     "en": {
-        "short": ["on two threads", "Regard", "without it", "times faster", "record"],
+        "short": ["on two threads", "cases", "beside PyTorch in its fastest form", "beside the fastest engine of each case"],
         "feature": "on CPUs",
         "alone": ["what", "see it", "test"],
         "yes": "yes", "no": "no", "n2": "n²", "gpu": "GPU", "unknown": "?",
-        PLAIN: "f32", FORWARD: "f32", HALF: "half", WAYS: "other ways", LOOKS: "looks", MODELS: "models",
     },
     "zh": {
-        "short": ["两个线程", "Regard", "不用 Regard", "快多少倍", "记录"],
+        "short": ["两个线程", "测试数", "与 PyTorch 最快的写法相比", "与每个测试中最快的引擎相比"],
         "feature": "在 CPU 上",
         "alone": ["内容", "怎么看到", "测试"],
         "yes": "有", "no": "无", "n2": "n²", "gpu": "GPU", "unknown": "?",
-        PLAIN: "f32", FORWARD: "f32", HALF: "半精度", WAYS: "其他方式", LOOKS: "观察", MODELS: "整个模型",
     },
 }
 
-# What whole models are called by bench/python.py, and what they are.
+# What is measured from Python, by the names of records.
 NAMES = {
-    "llama": "Llama-shaped, 100 M parameters, prefill",
-    "gemma2": "Gemma-2-shaped (softcap, windows), prefill",
-    "gpt-oss": "gpt-oss-shaped (sinks, windows), prefill",
-    "bert-training": "BERT-base, training step with dropout 0.1",
+    "call-tiny": "a tiny call: 2 heads, 16 tokens, 32 features",
+    "model-llama-prefill": "Llama-shaped, 100 M parameters, prefill of 4,096 tokens",
+    "model-llama-generate": "the same, 64 tokens after 512",
+    "model-bert-training": "BERT-base, training step with dropout and AdamW, 4 x 512 tokens",
+    "model-gemma2-prefill": "Gemma-2-shaped (softcap, windows), prefill of 4,096 tokens",
+    "model-gpt-oss-prefill": "gpt-oss-shaped (sinks, windows), prefill of 4,096 tokens",
+    "model-minilm-encode": "MiniLM (BERT, 22 M parameters), 64 x 128 tokens",
+    "model-minilm-ctranslate2": "the same, beside CTranslate2",
+    "model-smollm2-prompt": "SmolLM2-135M (4-bit file), prompt of about 500 tokens",
+    "model-smollm2-generate": "the same, each new token",
 }
 
 
@@ -107,32 +114,21 @@ def rows(record: str) -> list[dict[str, Any]]:
     return [{**json.loads(line), "record": record} for line in lines]
 
 
-def case(name: str, threads: int = 2) -> dict[str, Any]:
-    """A case that was measured beside a rival, of the first record that has it."""
-    for record in RECORDS:
-        found = [row for row in rows(record) if row["case"] == name and row["threads"] == threads and row["rival"]]
-        if len(found) > 1:
-            raise SystemExit(f"{record} has {name} on {threads} threads {len(found)} times; leave one of them in")
-        if found:
-            return found[0]
-    raise SystemExit(f"{name} on {threads} threads, beside a rival, is in none of {', '.join(RECORDS)}")
+def family(name: str) -> list[dict[str, Any]]:
+    """The rows of a family of the suite."""
+
+    def belongs(row: dict[str, Any]) -> bool:
+        found = [one.name for one in FAMILIES if re.match(one.cases, row["case"])]
+        if not found:
+            raise SystemExit(f"{SUITE}: {row['case']} belongs to no family")
+        return found[0] == name
+
+    return [row for row in rows(SUITE) if belongs(row)]
 
 
-def models() -> dict[str, dict[str, Any]]:
-    """Whole models by their names, as bench/python.py prints them, in rows like those of the other records."""
-    form = re.compile(r"(\S+) +(\d+) tokens +regard +([\d.]+) s +(\w+) +([\d.]+) s +([\d.]+) x \(([\d.]+)\.\.([\d.]+)\), asked [\d.]+")
-    found = {}
-    for line in (ROOT / FOLDER / MODELS).read_text(encoding="utf-8").splitlines()[1:]:
-        match = form.fullmatch(line)
-        if not match:
-            raise SystemExit(f"{MODELS}: not a line of bench/python.py: {line}")
-        name, tokens, ours, rival, theirs, *ratio = match.groups()
-        middle, low, high = map(float, ratio)
-        found[name] = {
-            "case": name, "tokens": int(tokens), "median_ms": 1000 * float(ours), "rival": rival, "rival_ms": 1000 * float(theirs),
-            "vs_rival": middle, "vs_rival_p10": low, "vs_rival_p90": high, "record": MODELS,
-        }
-    return found
+def compared(row: dict[str, Any], engine: Optional[str] = None) -> list[dict[str, Any]]:
+    """The baselines of a row that were measured, or one of them."""
+    return [one for one in row["baselines"] if "ratio" in one and engine in (None, one["engine"])]
 
 
 # ---- numbers ----
@@ -150,10 +146,13 @@ def times(value: float) -> str:
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
-def ratio(row: dict[str, Any]) -> str:
-    if row["vs_rival"] is None:
-        return ""
-    return f"{times(row['vs_rival'])} ({times(row['vs_rival_p10'])}-{times(row['vs_rival_p90'])})"
+def ratio(one: dict[str, Any]) -> str:
+    return f"{times(one['ratio'])} ({times(one['ratio_low'])}-{times(one['ratio_high'])})"
+
+
+def over(ratios: list[float]) -> str:
+    """The median of some cases, and the range over them."""
+    return f"{times(statistics.median(ratios))} ({times(min(ratios))}-{times(max(ratios))})" if ratios else ""
 
 
 def memory(mib: Optional[float]) -> str:
@@ -168,73 +167,96 @@ def table(heads: list[str], lines: list[list[str]]) -> list[str]:
 
 
 def short(page: Page) -> list[str]:
-    """A dozen telling rows."""
-    whole, lines = models(), []
-    for name, en, zh in SHORT:
-        row = whole.get(name) or case(name)
-        rival = f"{row['rival']} " if name in whole else ""
-        source = page.link(f"{FOLDER}/{row['record']}", page.word(row["record"]))
-        lines.append([zh if page.language == "zh" else en, time(row["median_ms"]), rival + time(row["rival_ms"]), ratio(row), source])
+    """A line for each family: the median over its cases, and the range."""
+    lines = []
+    for name in ORDER:
+        one = next(one for one in FAMILIES if one.name == name)
+        measured = [row for row in family(name) if compared(row)]
+        torch = [other["ratio"] for row in measured for other in compared(row, "torch")]
+        fastest = [min(other["ratio"] for other in compared(row)) for row in measured]
+        lines.append([one.zh if page.language == "zh" else one.en, str(len(measured)), over(torch), over(fastest)])
     return table(page.word("short"), lines)
 
 
-def beside(record: str, wanted: Callable[[dict[str, Any]], bool]) -> Callable[[Page], list[str]]:
-    """All rows of a record that were measured beside PyTorch."""
+def kernels(name: str) -> Callable[[Page], list[str]]:
+    """All cases of a family beside every engine that was measured in one of them."""
 
     def make(page: Page) -> list[str]:
-        chosen = [row for row in rows(record) if row["rival"] and wanted(row)]
-        lines = [[f"`{r['case']}`", time(r["median_ms"]), time(r["rival_ms"]), ratio(r), memory(r["extra_rss_mb"])] for r in chosen]
-        return [*said(page, record, chosen), *table(["case", "Regard", "PyTorch", "times faster", "MiB"], lines)]
+        chosen = family(name)
+        engines = [engine for engine in ENGINES if any(compared(row, engine) for row in chosen)]
+        lines = []
+        for row in chosen:
+            cells = []
+            for engine in engines:
+                one = (compared(row, engine) or [None])[0]
+                form = f", {one['form']}" if one and engine in ("torch", "vllm") and one["form"] not in ("default", "vllm") else ""
+                cells.append(f"{ratio(one)}{form}" if one else "")
+            torch = (compared(row, "torch") or [{}])[0]
+            taken = " / ".join(filter(None, [memory(row["extra_rss_mb"]), memory(torch.get("extra_rss_mb"))]))
+            lines.append([f"`{row['case']}`", time(row["median_ms"]), f"{row['of_roofline']:.2f}", *cells, taken])
+        heads = ["case", "Regard", "of the roofline", *(ENGINES[engine] for engine in engines), "MiB"]
+        return [*said(page, SUITE, chosen), *table(heads, lines)]
 
     return make
 
 
 def said(page: Page, record: str, chosen: list[dict[str, Any]]) -> list[str]:
     """The line above a table: where it is from, and what ran."""
-    isas, rivals = ({row[key] for row in chosen if row[key]} for key in ("isa", "rival"))
-    return [f"{page.link(f'{FOLDER}/{record}')}: {', '.join(sorted(isas))}; {', '.join(sorted(rivals)) or 'no rival'}.", ""]
+    each = lambda key: sorted({row[key] for row in chosen if row.get(key)})
+    engines = sorted({one.get("name") or one["engine"] for row in chosen for one in compared(row)})
+    commits = [f"commit {commit}" for commit in each("commit")]
+    few = "; of fewer than 9 samples the range is from the least to the largest" if "min-max" in each("range") else ""
+    few += "; some percentiles are of fewer than 9 samples" if any(row["samples"] < 9 and row["range"] == "p10-p90" for row in chosen) else ""
+    told = ", ".join([*each("date"), *commits, *each("cpu"), *each("isa"), *engines])
+    return [f"{page.link(f'{FOLDER}/{record}')}: {told}{few}.", ""]
 
 
-def ways(page: Page) -> list[str]:
-    chosen, lines = rows(WAYS), []
+def others(page: Page) -> list[str]:
+    chosen, lines = rows(OTHERS), []
     for row in chosen:
         notes = [f"{row['row_ns']:.0f} ns a row"] if row["case"].startswith("linear") else []
-        if "recall_top" in row:
+        if row.get("recall_top") is not None:
             notes.append(f"keeps {row['recall_top']:.2f} of the mass of the true top 32, {row['recall_mass']:.2f} of all")
-        if row.get("rival_extra_rss_mb"):
-            notes.append(f"the rival {memory(row['rival_extra_rss_mb'])} MiB")
+        one = (compared(row) or [None])[0]
+        if one and one.get("extra_rss_mb"):
+            notes.append(f"the baseline {memory(one['extra_rss_mb'])} MiB")
         threads = "" if row["threads"] == 2 else f", {row['threads']} thread"
-        rival = (row["rival"] or "").replace("regard exact", "exact").split(" ")[0]
-        times_ = [time(row["median_ms"]), f"{rival} {time(row['rival_ms'])}".strip(), ratio(row), memory(row["extra_rss_mb"])]
-        lines.append([f"`{row['case']}`{threads}", *times_, "; ".join(notes)])
-    return [*said(page, WAYS, chosen), *table(["case", "Regard", "rival", "times faster", "MiB", ""], lines)]
+        beside = [f"{one['engine'].replace('regard exact', 'exact')} {time(one['median_ms'])}", ratio(one)] if one else ["", ""]
+        lines.append([f"`{row['case']}`{threads}", time(row["median_ms"]), *beside, memory(row["extra_rss_mb"]), "; ".join(notes)])
+    return [*said(page, OTHERS, chosen), *table(["case", "Regard", "baseline", "ratio", "MiB", ""], lines)]
 
 
-def limit(page: Page) -> list[str]:
-    """What was measured without a rival; a case that was measured again has both."""
-    chosen = [row for row in rows(PLAIN) if not row["rival"]]
-    lines = []
-    for name, threads in dict.fromkeys((row["case"], row["threads"]) for row in chosen):
-        takes = [row for row in chosen if (row["case"], row["threads"]) == (name, threads)]
-        each = [", ".join(form(row) for row in takes) for form in (lambda r: time(r["median_ms"]), lambda r: f"{r['of_limit']:.2f}")]
-        lines.append([f"`{name}`", str(threads), *each, f"{takes[0]['visible']:.2f}", memory(takes[0]["extra_rss_mb"])])
-    return [*said(page, PLAIN, chosen), *table(["case", "threads", "Regard", "of the limit", "pairs seen", "MiB"], lines)]
+def roofline(page: Page) -> list[str]:
+    """What was measured without a baseline."""
+    chosen, lines = rows(ROOFLINE), []
+    for row in chosen:
+        of = f"{row['of_roofline']:.2f} ({row['of_roofline_low']:.2f}-{row['of_roofline_high']:.2f})"
+        lines.append([f"`{row['case']}`", str(row["threads"]), time(row["median_ms"]), of, f"{row['visible']:.2f}", memory(row["extra_rss_mb"])])
+    return [*said(page, ROOFLINE, chosen), *table(["case", "threads", "Regard", "of the roofline", "visible pairs", "MiB"], lines)]
 
 
 def looks(page: Page) -> list[str]:
     chosen = rows(LOOKS)
-    lines = [[f"`{r['case']}`", time(r["median_ms"]), time(r["rival_ms"]), ratio(r), memory(r["extra_rss_mb"])] for r in chosen]
-    return [*said(page, LOOKS, chosen), *table(["case", "look", "forward", "times faster", "MiB"], lines)]
+    lines = []
+    for row in chosen:
+        one = compared(row)[0]
+        lines.append([f"`{row['case']}`", time(row["median_ms"]), time(one["median_ms"]), ratio(one), memory(row["extra_rss_mb"])])
+    return [*said(page, LOOKS, chosen), *table(["case", "look", "forward", "ratio", "MiB"], lines)]
 
 
 def whole(page: Page) -> list[str]:
-    head = (ROOT / FOLDER / MODELS).read_text(encoding="utf-8").splitlines()[0]
-    lines = []
-    for row in sorted(models().values(), key=lambda row: list(NAMES).index(row["case"].rpartition("-")[0])):
-        kind, _, dtype = row["case"].rpartition("-")
-        what = [f"{NAMES[kind]}, {dtype}", f"{row['tokens']:,}"]
-        lines.append([*what, time(row["median_ms"]), f"{row['rival']} {time(row['rival_ms'])}", ratio(row)])
-    return [f"{page.link(f'{FOLDER}/{MODELS}')}: {head}.", "", *table(["model", "tokens", "Regard", "without it", "times faster"], lines)]
+    chosen, lines = family("models"), []
+    for row in chosen:
+        kind, dtype, rest = row["case"].split("-", 2)
+        what = f"{NAMES[f'{kind}-{rest}']}, {dtype}"
+        if not compared(row):
+            why = row.get("error") or "; ".join(one.get("error", "") for one in row["baselines"])
+            lines.append([what, "", f"not measured: {why}", "", ""])
+            continue
+        one = compared(row)[0]
+        slower = [f"{name} {time(ms)}" for name, ms in one["forms_ms"].items() if name != one["form"]]
+        lines.append([what, time(row["median_ms"]), f"{one['form']} {time(one['median_ms'])}", ratio(one), ", ".join(slower)])
+    return [*said(page, SUITE, chosen), *table(["what", "Regard", "fastest form without it", "ratio", "other forms"], lines)]
 
 
 def lab(page: Page) -> list[str]:
@@ -251,15 +273,16 @@ def features(page: Page) -> list[str]:
     data = json.loads((ROOT / FEATURES).read_text(encoding="utf-8"))
     lines = []
     for row in data["rows"]:
-        holds(row["regard"]["test"])
+        if row["regard"].get("say") != "no":
+            holds(row["regard"]["test"])
         cells = [row["regard"]]
         for neighbour in data["neighbours"]:
             cell = row[neighbour["id"]]
-            if not cell.get("source"):
-                raise SystemExit(f"{FEATURES}: {row['en']}, {neighbour['id']}: no source")
+            if not cell.get("source", "").startswith("https://"):
+                raise SystemExit(f"{FEATURES}: {row['en']}, {neighbour['id']}: no public source")
             cells.append(cell)
-        said_ = [cell[page.language] if page.language in cell else page.word(cell["say"]) for cell in cells]
-        lines.append([row[page.language], *said_])
+        words = [cell[page.language] if page.language in cell else page.word(cell["say"]) for cell in cells]
+        lines.append([row[page.language], words[0], *(f"[{word}]({cell['source']})" for word, cell in zip(words[1:], cells[1:]))])
     heads = [page.word("feature"), "Regard", *(neighbour[page.language] for neighbour in data["neighbours"])]
     return table(heads, lines)
 
@@ -282,19 +305,13 @@ def holds(test: str) -> tuple[str, str]:
     return file, name
 
 
-def starts(*passes: str) -> Callable[[dict[str, Any]], bool]:
-    return lambda row: row["case"].startswith(passes)
-
-
 TABLES: dict[str, Callable[[Page], list[str]]] = {
     "short": short,
     "features": features,
     "alone": alone,
-    "forward": beside(FORWARD, starts("prefill", "short")),
-    "backward": beside(PLAIN, starts("backward")),
-    "half": beside(HALF, lambda row: True),
-    "ways": ways,
-    "limit": limit,
+    **{name: kernels(name) for name in ORDER if name != "models"},
+    "others": others,
+    "roofline": roofline,
     "looks": looks,
     "models": whole,
     "lab": lab,
