@@ -71,14 +71,14 @@ WORDS = {
 NAMES = {
     "call-tiny": "a tiny call: 2 heads, 16 tokens, 32 features",
     "model-llama-prefill": "Llama-shaped, 100 M parameters, prefill of 4,096 tokens",
-    "model-llama-generate": "the same, 64 tokens after 512",
+    "model-llama-generate": "the same model, 64 tokens after 512",
     "model-bert-training": "BERT-base, training step with dropout and AdamW, 4 x 512 tokens",
     "model-gemma2-prefill": "Gemma-2-shaped (softcap, windows), prefill of 4,096 tokens",
     "model-gpt-oss-prefill": "gpt-oss-shaped (sinks, windows), prefill of 4,096 tokens",
     "model-minilm-encode": "MiniLM (BERT, 22 M parameters), 64 x 128 tokens",
-    "model-minilm-ctranslate2": "the same, beside CTranslate2",
+    "model-minilm-ctranslate2": "the same model, beside CTranslate2",
     "model-smollm2-prompt": "SmolLM2-135M (4-bit file), prompt of about 500 tokens",
-    "model-smollm2-generate": "the same, each new token",
+    "model-smollm2-generate": "the same model, each new token",
 }
 
 
