@@ -85,8 +85,8 @@ pub(crate) fn measure(name: &str, machine: Machine, seconds: f64, python: &Path)
     }
     .to_owned();
     let mut against = Against {
+        name: (engine == "torch").then(|| child.name.clone()),
         engine,
-        name: Some(child.name.clone()),
         ready: Some(ready),
         ..Against::default()
     };
