@@ -123,7 +123,8 @@ def family(name: str) -> list[dict[str, Any]]:
             raise SystemExit(f"{SUITE}: {row['case']} belongs to no family")
         return found[0] == name
 
-    return [row for row in rows(SUITE) if belongs(row)]
+    # Of a case that failed and was measured later, the later row.
+    return [row for row in {row["case"]: row for row in rows(SUITE)}.values() if belongs(row)]
 
 
 def compared(row: dict[str, Any], engine: Optional[str] = None) -> list[dict[str, Any]]:

@@ -66,6 +66,9 @@ pub(crate) struct Record {
     done: HashSet<(String, usize, String)>,
 }
 
+/// How a row of a record begins.
+const BEGINS: &str = "{\"case\":";
+
 /// What tells rows apart.
 #[derive(Deserialize)]
 struct Known {
@@ -77,33 +80,36 @@ struct Known {
 }
 
 impl Record {
-    /// Opens a record, or begins it. A line that a killed run left unfinished goes.
+    /// Opens a record, or begins it. The end of a row that a killed run left unfinished goes; a file of anything else is left as it is.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let shown = path.display();
-        let open = || -> std::io::Result<(File, Vec<u8>)> {
-            let mut options = OpenOptions::new();
-            let mut file =
-                options.read(true).write(true).create(true).truncate(false).open(path)?;
-            let mut bytes = Vec::new();
-            file.read_to_end(&mut bytes)?;
-            let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-            bytes.truncate(whole);
-            file.set_len(whole as u64)?;
-            file.seek(SeekFrom::End(0))?;
-            Ok((file, bytes))
+        let mut options = OpenOptions::new();
+        let open = options.read(true).write(true).create(true).truncate(false).open(path);
+        let mut file = open.with_context(|| format!("--out {shown}"))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).with_context(|| format!("--out {shown}"))?;
+        let (whole, end) =
+            bytes.split_at(bytes.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1));
+        let stranger = |line: usize| {
+            format!(
+                "--out {shown}: line {line} is not of a record of `regard bench`; give another file"
+            )
         };
-        let (file, bytes) = open().with_context(|| format!("--out {shown}"))?;
         let mut done = HashSet::new();
-        for (i, line) in
-            bytes.split(|b| *b == b'\n').enumerate().filter(|(_, line)| !line.is_empty())
-        {
-            let known: Known = serde_json::from_slice(line)
-                .with_context(|| format!("--out {shown}: line {} is not of a record of `regard bench`; give another file", i + 1))?;
+        let lines = whole.split(|b| *b == b'\n').enumerate();
+        for (i, line) in lines.filter(|(_, line)| !line.is_empty()) {
+            let known: Known = serde_json::from_slice(line).with_context(|| stranger(i + 1))?;
             // What failed is tried again.
             if known.error.is_none() {
                 done.insert((known.case, known.threads, known.isa));
             }
         }
+        let begun = end.len().min(BEGINS.len());
+        if end[..begun] != BEGINS.as_bytes()[..begun] {
+            bail!(stranger(whole.iter().filter(|b| **b == b'\n').count() + 1));
+        }
+        file.set_len(whole.len() as u64)?;
+        file.seek(SeekFrom::End(0))?;
         Ok(Self { file, done })
     }
 
@@ -141,7 +147,7 @@ mod tests {
             .append(true)
             .open(&path)
             .unwrap()
-            .write_all(b"{\"case\": \"cut")
+            .write_all(b"{\"case\":\"cut")
             .unwrap();
         let mut record = Record::open(&path).unwrap();
         assert!(
@@ -154,6 +160,10 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
         std::fs::write(&path, "hello\n").unwrap();
         assert!(format!("{:#}", Record::open(&path).unwrap_err()).contains("line 1"));
+        // A file of somebody else is left as it is.
+        std::fs::write(&path, "hello").unwrap();
+        assert!(format!("{:#}", Record::open(&path).unwrap_err()).contains("line 1"));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "hello");
         std::fs::remove_file(&path).unwrap();
     }
 }
