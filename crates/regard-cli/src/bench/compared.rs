@@ -44,7 +44,7 @@ impl<E: Element> Compared<'_, E> {
         let mut turns = Turns { clock, limit, units: facts.units, seconds };
         self.exact()?;
         // For as long as a sample, as ours.
-        let mut exact = || -> Result<f64> {
+        let exact = || -> Result<f64> {
             let (mut calls, mut total) = (0.0, 0.0);
             while total < SAMPLE {
                 total += clock.time(|| drop(self.exact()));
@@ -52,7 +52,7 @@ impl<E: Element> Compared<'_, E> {
             }
             Ok(total / calls)
         };
-        let samples = turns.take(ours, &mut [&mut exact])?;
+        let samples = turns.take(ours, &mut [Box::new(exact)])?;
         let mut row = Row::new(case, machine, &samples, facts)?;
         let form = if self.goes_back() { "forward and backward" } else { "forward" };
         let ready = Some(Ready { form: form.into(), ..Ready::default() });

@@ -222,15 +222,10 @@ fn measure<E: Element>(
     let limit = Limit::new(case.bound, machine, Units::of(&plan), memory);
     let clock = if baselines.is_empty() { Clock::of(machine) } else { Clock::Wall };
     let mut turns = Turns { clock, limit, units, seconds };
-    let mut against: Vec<_> = baselines.iter_mut().map(|b| b.load(case, machine, SAMPLE)).collect();
-    let mut asked: Vec<Box<dyn FnMut() -> Result<f64> + '_>> = Vec::new();
-    for (baseline, told) in baselines.iter_mut().zip(&against) {
-        if told.ready.is_some() {
-            asked.push(Box::new(|| baseline.sample()));
-        }
-    }
+    let mut against: Vec<_> = baselines.iter_mut().map(|b| b.load(case, machine)).collect();
+    let ready = baselines.iter_mut().zip(&against).filter(|(_, told)| told.ready.is_some());
     let mut asked: Vec<Sampled<'_>> =
-        asked.iter_mut().map(|one| &mut **one as Sampled<'_>).collect();
+        ready.map(|(baseline, _)| Box::new(|| baseline.sample()) as Sampled<'_>).collect();
     // The first call went well, so this one does.
     let samples = turns.take(|| drop(call()), &mut asked)?;
     let measured = against.iter_mut().filter(|told| told.ready.is_some());
@@ -293,7 +288,7 @@ fn first_call(
 }
 
 /// Seconds of a call of a baseline, each time it is asked.
-type Sampled<'a> = &'a mut dyn FnMut() -> Result<f64>;
+type Sampled<'a> = Box<dyn FnMut() -> Result<f64> + 'a>;
 
 /// How samples alternate.
 struct Turns<'a, E> {

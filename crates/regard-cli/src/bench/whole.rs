@@ -2,7 +2,7 @@
 
 use super::baseline::{Against, Running};
 use super::report::Row;
-use super::{SAMPLE, enough};
+use super::{LONG, SAMPLE, enough};
 use anyhow::Result;
 use regard::Machine;
 use serde::Serialize;
@@ -41,6 +41,7 @@ struct Asked<'a> {
     dtype: &'a str,
     threads: usize,
     slice: f64,
+    long: f64,
     /// Of the weights; forms that drop are not compared, for each draws for itself.
     dropout: f64,
     /// This command, for models that it runs itself.
@@ -59,6 +60,7 @@ pub(crate) fn measure(name: &str, machine: Machine, seconds: f64, python: &Path)
         dtype: name.split('-').nth(1).unwrap_or_default(),
         threads: machine.threads,
         slice: SAMPLE,
+        long: LONG,
         dropout: if name.ends_with("training") { 0.1 } else { 0.0 },
         regard: std::env::current_exe().ok().map(|path| path.display().to_string()),
     };

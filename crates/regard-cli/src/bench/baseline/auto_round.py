@@ -3,19 +3,13 @@
 
 def forms(case):
     kinds = [rule["rule"] for rule in case["rules"]]
-    missing = [name for name in ("bias", "softcap", "sinks", "dropout", "additive", "top", "unknown") if case[name]]
-    if case["pass"] != "forward":
-        missing.append("gradients")
-    if kinds not in ([], ["causal"]) or (kinds and 1 < case["queries"] != case["keys"]):
-        missing.append("this mask")
-    if case["dtype"] not in ("f32", "bf16"):
-        missing.append(case["dtype"])
-    if case["dtype"] == "f32" and case["queries"] > 1:
-        missing.append("a fast kernel for f32 prefills (50 times slower than others where it was tried)")
-    if case["cached"] == "shared" or case["layout"] != "bhsd":
-        missing.append("this cache or layout")
-    if missing:
-        raise ValueError("not compared: it has not " + ", ".join(missing))
+    refuse(
+        case, ("bias", "softcap", "sinks", "dropout", "additive", "top", "unknown"), ("f32", "bf16"),
+        this_mask=kinds not in ([], ["causal"]) or (kinds and 1 < case["queries"] != case["keys"]),
+        # 50 times slower than others where it was tried.
+        a_fast_kernel_for_f32_prefills=case["dtype"] == "f32" and case["queries"] > 1,
+        this_cache_or_layout=case["cached"] == "shared" or case["layout"] != "bhsd",
+    )
     torch.manual_seed(1)
     torch.set_num_threads(case["threads"])
     dtype = torch.float32 if case["dtype"] == "f32" else torch.bfloat16

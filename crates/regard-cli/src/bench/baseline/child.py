@@ -1,7 +1,8 @@
 """A baseline of `regard bench`, asked for one sample at a time. The script of an engine follows this text and ends with `serve`.
 
-Reads a case as one line of JSON and answers {"ready": what is known of it} or {"error": why}; then, for each line `go` (or `ours`, of Regard in this process), makes one call that
-does not count, which brings keys and values near as ours are, and some that do, and answers {"seconds": of one}.
+Reads a case as one line of JSON and answers {"ready": what is known of it} or {"error": why}; then, for each line `go` (or `ours`, of Regard
+in this process), makes one call that does not count, which brings keys and values near as ours are, and some that do, and answers
+{"seconds": of one}.
 
 An engine offers all its forms of a case, functions that return the same; the fastest of them is the baseline.
 """
@@ -19,8 +20,6 @@ warnings.filterwarnings("ignore")
 ANSWERS = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
-# Seconds of a call from which on what lies in a cache before it makes no difference.
-LONG = 20e-3
 # How far forms may be apart, of the largest number: they are as exact as their type.
 NEAR = {"f64": 1e-9, "f32": 1e-3, "f16": 2e-2, "bf16": 5e-2, "q4": 1.0}
 
@@ -45,6 +44,16 @@ def extra(call):
     returned = call()
     peak = status("VmHWM:")
     return max(0.0, peak - before - sum(one.nbytes for one in parts(returned)) / 2**20)
+
+
+def refuse(case, options, dtypes, **others):
+    """Refuses a case that has one of these options, another type, gradients, or what `others` name and say whether it is asked for."""
+    missing = [name for name in options if case[name]]
+    missing += ["gradients"] if case["pass"] != "forward" else []
+    missing += [case["dtype"]] if case["dtype"] not in dtypes else []
+    missing += [name.replace("_", " ") for name, asked in others.items() if asked]
+    if missing:
+        raise ValueError("not compared: what is measured of it has not " + ", ".join(missing))
 
 
 def parts(returned):
@@ -78,10 +87,11 @@ class Contest:
     def __init__(self, case, forms, read):
         self.forms_ms, self.refused, self.setup = {}, {}, {}
         first, best = None, math.inf
-        self.ours = forms.pop("regard", None)
-        if self.ours:
-            first = [read(one) for one in parts(self.ours())] if not case["dropout"] else None
-            self.our_seconds = min(timed(self.ours, 1), timed(self.ours, 1))
+        repetitions = lambda seconds: max(1, math.ceil(case["slice"] / max(seconds, 1e-7)))
+        self.sides = {}  # what is run, and how often, by the line that asks for it
+        if ours := forms.pop("regard", None):
+            first = [read(one) for one in parts(ours())] if not case["dropout"] else None
+            self.sides["ours"] = ours, repetitions(min(timed(ours, 1), timed(ours, 1)))
         for name, call in forms.items():
             try:
                 start = time.perf_counter()
@@ -105,9 +115,8 @@ class Contest:
                 self.refused[name] = (str(why) or type(why).__name__).splitlines()[0][:200]
         if not self.forms_ms:
             raise ValueError("; ".join(f"{name}: {why}" for name, why in self.refused.items()) or "it has no form of this")
-        self.slice = case["slice"]
-        self.repetitions = max(1, math.ceil(self.slice / max(best, 1e-7)))
-        self.warm = best < LONG
+        self.sides["go"] = self.call, repetitions(best)
+        self.warm = best < case["long"] and not hasattr(self.call, "seconds")
 
     def ready(self):
         return {
@@ -118,10 +127,8 @@ class Contest:
             "extra_rss_mb": extra(self.call),
         }
 
-    def sample(self, ours=False):
-        call, repetitions = self.call, self.repetitions
-        if ours:
-            call, repetitions = self.ours, max(1, math.ceil(self.slice / max(self.our_seconds, 1e-7)))
+    def sample(self, side):
+        call, repetitions = self.sides[side]
         if self.warm:
             call()
         return timed(call, repetitions)
@@ -138,7 +145,7 @@ def serve(start):
     for line in sys.stdin:
         try:
             if line.strip() in ("go", "ours"):
-                answer(seconds=contest.sample(line.strip() == "ours"))
+                answer(seconds=contest.sample(line.strip()))
                 continue
             contest = None  # the last case's memory goes first
             case = json.loads(line)

@@ -1,6 +1,7 @@
 //! Other engines, each a child in Python that is asked for one sample at a time.
 
 use super::case::{Bias, Cached, Case, Pass, Rule};
+use super::{LONG, SAMPLE};
 use crate::args::Dtype;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
@@ -86,10 +87,10 @@ impl Baseline {
     }
 
     /// Has it prepare a case. What it says is part of the row, errors too.
-    pub(crate) fn load(&mut self, case: &Case, machine: Machine, sample: f64) -> Against {
+    pub(crate) fn load(&mut self, case: &Case, machine: Machine) -> Against {
         let engine = self.engine.name().into();
         let loaded = match &mut self.child {
-            Ok(child) => child.awake(|child| child.load(&Asked::new(case, machine, sample))),
+            Ok(child) => child.awake(|child| child.load(&Asked::new(case, machine))),
             Err(why) => return Against { engine, error: Some(why.clone()), ..Against::default() },
         };
         let name = self.child.as_ref().ok().map(|child| child.name.clone());
@@ -187,10 +188,12 @@ pub(crate) struct Asked<'a> {
     threads: usize,
     /// Seconds of a sample, at least.
     slice: f64,
+    /// Seconds of a call that needs none before it.
+    long: f64,
 }
 
 impl<'a> Asked<'a> {
-    fn new(case: &'a Case, machine: Machine, sample: f64) -> Self {
+    fn new(case: &'a Case, machine: Machine) -> Self {
         let dims = case.dims;
         Self {
             dtype: case.dtype,
@@ -221,7 +224,8 @@ impl<'a> Asked<'a> {
                 other => Some(other.name()),
             },
             threads: machine.threads,
-            slice: sample,
+            slice: SAMPLE,
+            long: LONG,
         }
     }
 }

@@ -8,17 +8,11 @@ BLOCK = 128
 
 def forms(case):
     rules = {rule["rule"]: rule for rule in case["rules"]}
-    missing = [name for name in ("bias", "dropout", "additive", "top", "unknown") if case[name]]
-    if case["pass"] != "forward":
-        missing.append("gradients")
-    if case["dtype"] not in ("f32", "bf16"):
-        missing.append(case["dtype"])
-    if set(rules) - {"causal", "window"} or ("window" in rules and "causal" not in rules):
-        missing.append("this mask")
-    if case["cached"] == "shared" or case["dim"] != case["v_dim"]:
-        missing.append("this cache or shape")
-    if missing:
-        raise ValueError("not compared: it has not " + ", ".join(missing))
+    refuse(
+        case, ("bias", "dropout", "additive", "top", "unknown"), ("f32", "bf16"),
+        this_mask=set(rules) - {"causal", "window"} or ("window" in rules and "causal" not in rules),
+        this_cache_or_shape=case["cached"] == "shared" or case["dim"] != case["v_dim"],
+    )
     torch.manual_seed(1)
     torch.set_num_threads(case["threads"])
     dtype = torch.float32 if case["dtype"] == "f32" else torch.bfloat16
