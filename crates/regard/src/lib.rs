@@ -15,7 +15,7 @@
 //
 // What is asked for
 //   mask        who may see whom
-//   score       what happens to a similarity before the softmax: each option's definition, pass and way back
+//   score       what happens to a similarity before the softmax: each option's definition, pass and backward pass
 //   similarity  how a query and a key make a number
 //   dropout     which weights are dropped
 //   local       windows around predicted centres

@@ -56,11 +56,11 @@ impl Room {
     }
 }
 
-/// Memory of one thread on the way back.
+/// Memory of one thread in the backward pass.
 #[derive(Debug)]
-pub(crate) struct BackRoom(usize);
+pub(crate) struct BackwardRoom(usize);
 
-impl BackRoom {
+impl BackwardRoom {
     pub(crate) fn new(limbs: usize, _: Dims, _: usize, _: usize) -> Self {
         Self(limbs)
     }

@@ -2,7 +2,7 @@
 //!
 //! All of them are a softmax over fewer keys, or over other scores, once something is known of each row: which keys are its
 //! best, which one was drawn, above which score weights begin. A first walk finds that, a [`Choice`] (see `choose.rs`); then it
-//! is one more rule of the scores ([`Kept`]), and the walks there and back are the usual ones.
+//! is one more rule of the scores ([`Kept`]), and the walks forward and backward are the usual ones.
 
 use crate::error::Error;
 use crate::place::{At, CELL, Keys, Seen, low};

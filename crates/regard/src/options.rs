@@ -1,5 +1,5 @@
 //! All options of a problem together, in their order: the definition of a pair's score, the passes over a tile of scores,
-//! the way back through them, and what weights are multiplied by after the softmax.
+//! The backward pass through them, and what weights are multiplied by after the softmax.
 
 use crate::place::{At, Pair, Seen};
 use crate::problem::Problem;
@@ -104,7 +104,7 @@ impl<E: Element> Problem<'_, E> {
 
     /// Turns a tile of similarities `[keys][rows]` into scores times `log2 e`: one pass for each option in use.
     ///
-    /// `slopes` gets what each one multiplies a gradient by on the way back.
+    /// `slopes` gets what each one multiplies a gradient by in the backward pass.
     #[inline(always)]
     pub(crate) fn apply<S: Simd<E::Num>>(
         &self,
@@ -118,8 +118,8 @@ impl<E: Element> Problem<'_, E> {
 
     /// Adds to the gradients of the options, and carries those of the scores back to the similarities.
     #[inline(always)]
-    pub(crate) fn undo<S: Simd<E::Num>>(&self, s: S, undo: Undo<'_, E::Num>) {
-        s.call(UndoTask(self, undo));
+    pub(crate) fn backward<S: Simd<E::Num>>(&self, s: S, undo: OptionsBackward<'_, E::Num>) {
+        s.call(OptionsBackwardTask(self, undo));
     }
 
     /// What the weights of a tile are multiplied by after the softmax, `[keys][rows]`.
@@ -171,8 +171,8 @@ impl<E: Element> Task<E::Num> for Apply<'_, E> {
     }
 }
 
-/// What the gradients of a piece's scores, `[keys][rows]`, say of the options: see [`Problem::undo`].
-pub(crate) struct Undo<'t, N> {
+/// What the gradients of a piece's scores, `[keys][rows]`, say of the options: see [`Problem::backward`].
+pub(crate) struct OptionsBackward<'t, N> {
     pub(crate) at: At<'t>,
     /// Which rows see each key, if not all do.
     pub(crate) seen: Option<&'t [Seen]>,
@@ -183,15 +183,15 @@ pub(crate) struct Undo<'t, N> {
     pub(crate) biases: BiasGrads<'t, N>,
 }
 
-/// [`Problem::undo`], a function of its own.
-struct UndoTask<'t, E: Element>(&'t Problem<'t, E>, Undo<'t, E::Num>);
+/// [`Problem::backward`], a function of its own.
+struct OptionsBackwardTask<'t, E: Element>(&'t Problem<'t, E>, OptionsBackward<'t, E::Num>);
 
-impl<E: Element> Task<E::Num> for UndoTask<'_, E> {
+impl<E: Element> Task<E::Num> for OptionsBackwardTask<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self(problem, Undo { at, seen, d_scores, slopes, by_scale, biases }) = self;
+        let Self(problem, OptionsBackward { at, seen, d_scores, slopes, by_scale, biases }) = self;
         problem.score.add_grads(s, at, d_scores, biases);
-        slopes.undo(s, (at, seen), d_scores, by_scale);
+        slopes.backward(s, (at, seen), d_scores, by_scale);
     }
 }

@@ -37,7 +37,7 @@ pub struct Output<E: Element> {
     pub choice: Option<Choice<E::Num>>,
 }
 
-/// What a call has returned, as it lies in the caller's memory: all that the way back needs of it. See [`Output`] for each
+/// What a call has returned, as it lies in the caller's memory: all that the backward pass needs of it. See [`Output`] for each
 /// of the fields; `&output` becomes one.
 #[derive(Clone, Copy, Debug)]
 pub struct OutputView<'a, E: Element> {
@@ -75,7 +75,7 @@ impl<E: Element> OutputView<'_, E> {
 }
 
 impl<E: Element> Output<E> {
-    /// Of what was kept of a call: enough for the way back, and for merging.
+    /// Of what was kept of a call: enough for the backward pass, and for merging.
     #[must_use]
     pub fn new(out: Tensor<E>, lse: Vec<E::Num>) -> Self {
         Self { out, lse, states: Vec::new(), entropy: None, max_score: None, choice: None }

@@ -1,4 +1,4 @@
-//! Rows multiplied by a matrix before attention meets them, and the way back: what a similarity does to its keys.
+//! Rows multiplied by a matrix before attention meets them, and the backward pass: what a similarity does to its keys.
 //!
 //! `y = W^T x` for `x [batch, heads, len, from]` and `W [1, heads or 1, from, to]`. Cost: `2 from to` flops a row, each way.
 
@@ -20,17 +20,17 @@ pub(crate) fn project<E: Element>(
     x: &View<'_, E>,
     w: View<'_, E>,
 ) -> Result<Tensor<E>, Error> {
-    by_rows(machine, x, w, w.shape().dim, Direction::There)
+    by_rows(machine, x, w, w.shape().dim, Transpose::Yes)
 }
 
 /// From the gradient by `W^T x` to those by x and, `[1, heads or 1, from, to]`, by W.
-pub(crate) fn undo_project<E: Element>(
+pub(crate) fn project_backward<E: Element>(
     machine: Machine,
     x: &View<'_, E>,
     w: View<'_, E>,
     d_y: &View<'_, E>,
 ) -> Result<(Tensor<E>, Tensor<E::Num>), Error> {
-    let d_x = by_rows(machine, d_y, w, w.shape().len, Direction::Back)?;
+    let d_x = by_rows(machine, d_y, w, w.shape().len, Transpose::No)?;
     let Shape { heads, len, dim, .. } = w.shape();
     let mut d_w = vec![E::Num::default(); heads * len * dim];
     // A batch of nothing may be as long as it likes.
@@ -50,11 +50,11 @@ pub(crate) fn undo_project<E: Element>(
 
 /// Which way rows go.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Direction {
+pub(crate) enum Transpose {
     /// `W^T x`
-    There,
+    Yes,
     /// `W x`
-    Back,
+    No,
 }
 
 fn by_rows<E: Element>(
@@ -62,7 +62,7 @@ fn by_rows<E: Element>(
     x: &View<'_, E>,
     w: View<'_, E>,
     dim: usize,
-    direction: Direction,
+    direction: Transpose,
 ) -> Result<Tensor<E>, Error> {
     let Shape { batch, heads, len, .. } = x.shape();
     let mut out = Unwritten::like(x, dim)?;
@@ -103,7 +103,7 @@ struct ByRows<'t, E: Element> {
     x: Rows<'t, E>,
     w: Rows<'t, E>,
     rows: RowTile,
-    direction: Direction,
+    direction: Transpose,
     to: TileMut<'t, E>,
     scratch: &'t mut Scratch<E::Num>,
 }
@@ -116,7 +116,7 @@ impl<E: Element> Task<E::Num> for ByRows<'_, E> {
             self;
         let zero = Lanes([E::Num::default(); GROUP]);
         from.resize(x.dim, zero);
-        lanes.resize(if matches!(direction, Direction::There) { w.dim } else { w.len }, zero);
+        lanes.resize(if matches!(direction, Transpose::Yes) { w.dim } else { w.len }, zero);
         turn(s, |i| x.row(rows.row(i)), rows.count, E::Num::from_f64(1.0), from);
         multiply(s, (w, direction), (from, rows.count), packed, lanes);
         turn_back(s, lanes, rows.count, 0, (&mut to, 0));
@@ -181,13 +181,13 @@ pub(crate) fn add_outer<N: Number, S: Simd<N>>(
 #[inline(always)]
 pub(crate) fn multiply<E: Element, S: Simd<E::Num>>(
     s: S,
-    (w, direction): (Rows<'_, E>, Direction),
+    (w, direction): (Rows<'_, E>, Transpose),
     (x, count): (&[Lanes<E::Num>], usize),
     packed: &mut Vec<E::Num>,
     to: &mut [Lanes<E::Num>],
 ) {
     let one = Lanes([E::Num::from_f64(1.0); GROUP]);
-    if matches!(direction, Direction::There) {
+    if matches!(direction, Transpose::Yes) {
         to.fill(Lanes([E::Num::default(); GROUP])); // sums over the cells of W
     }
     let span = Span::first(count);
@@ -197,11 +197,11 @@ pub(crate) fn multiply<E: Element, S: Simd<E::Num>>(
         cell.set(first, n);
         let w = fetch(s, Head::Rows(w), &cell, packed);
         match direction {
-            Direction::There => {
+            Transpose::Yes => {
                 let x = (&x[first..first + n], &[][..]);
                 add_values::<_, S, false, false>(s, (w, &[]), x, span, (&one, to));
             }
-            Direction::Back => dot_tile(s, (w, x), span, &mut to[first..first + n], &mut Dots),
+            Transpose::No => dot_tile(s, (w, x), span, &mut to[first..first + n], &mut Dots),
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::lanes::{soon, turn};
 use crate::micro::Layer;
 use crate::place::{CELL, RowTile};
 use crate::problem::Problem;
-use crate::project::{Direction, multiply};
+use crate::project::{Transpose, multiply};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
 use crate::similarity::Similarity;
 use crate::view::Rows;
@@ -61,7 +61,7 @@ impl<N: Number> Queries<N> {
         turn(s, row, rows.count, factor, raw);
         multiply(
             s,
-            (w.serving_head(0, head), Direction::There),
+            (w.serving_head(0, head), Transpose::Yes),
             (raw, rows.count),
             &mut Vec::new(),
             lanes,

@@ -149,7 +149,7 @@ impl Rope {
         Self { back: !self.back, ..self }
     }
 
-    /// How far a pair turns from one position to the next, in radians; negative on the way back.
+    /// How far a pair turns from one position to the next, in radians; negative in the backward pass.
     pub(crate) fn frequency(&self, pair: usize) -> f64 {
         let forth = match &self.frequencies {
             Some(given) => given[pair],

@@ -1,11 +1,11 @@
-//! A group of rows on its way back: what it brings, what a piece makes of it, what it leaves.
+//! A group of rows on its backward pass: what it brings, what a piece makes of it, what it leaves.
 
-use super::{Back, PieceTiles, QueryGrads};
+use super::{BackwardCall, PieceTiles, QueryGrads};
 use crate::lanes::{multiply_tile, pack, turn, turn_back};
 use crate::micro::{Dots, RowBuffer, ScoreGrads, Weights, dot_tile};
 use crate::place::{At, Keys, RowTile, Scope, Seen, Span, low};
 use crate::problem::Problem;
-use crate::project::{self, Direction};
+use crate::project::{self, Transpose};
 use crate::queries::Queries;
 use crate::score::{LOG2_E, in_log2};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
@@ -78,11 +78,11 @@ impl<N: Number> Group<N> {
     pub(super) fn start<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
         s: S,
-        back: &Back<'_, E>,
+        back: &BackwardCall<'_, E>,
         (scope, rows): (Scope, RowTile),
         other: &mut [Lanes<N>],
     ) {
-        let Back { call, out, d_out, lse, states, d_lse, entropy } = *back;
+        let BackwardCall { call, out, d_out, lse, states, d_lse, entropy } = *back;
         self.take_queries(s, &call, (scope, rows));
         let (out, d_out) = (out.head(scope.batch, scope.head), d_out.head(scope.batch, scope.head));
         // QueryGrads that saw nothing, and lanes without a row, weigh nothing.
@@ -296,7 +296,7 @@ impl<N: Number> Group<N> {
         if let Some(w) = problem.similarity.of_queries() {
             // projected = W^T q
             let w = w.serving_head(0, scope.head);
-            project::multiply(s, (w, Direction::Back), (d_q, rows.count), &mut Vec::new(), other);
+            project::multiply(s, (w, Transpose::No), (d_q, rows.count), &mut Vec::new(), other);
             (q, d_q) = (&mut self.q.raw, &mut other[..w.len]);
         }
         // score = scale * similarity, which is linear in q more often than not.

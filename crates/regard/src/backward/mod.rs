@@ -23,7 +23,7 @@ mod tiles;
 
 use crate::lanes::pack;
 use crate::micro::{HiddenGrads, RowBuffer, add_rows, add_values};
-use crate::options::Undo;
+use crate::options::OptionsBackward;
 use crate::place::{At, CELL, RowTile, Scope, Seen, Span};
 use crate::problem::Problem;
 use crate::score::{BiasGrads, Slopes};
@@ -31,7 +31,7 @@ use crate::score::{BiasGrads, Slopes};
 use crate::simd::Amx;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, TileTask};
 use crate::similarity::Similarity;
-use crate::tiles::BackRoom;
+use crate::tiles::BackwardRoom;
 use crate::view::{self, TileMut, View};
 use crate::walk::{Call, Piece, Tiling, Visit, Walk, Way};
 pub(crate) use group::Group;
@@ -40,7 +40,7 @@ use std::ops::Range;
 
 /// One call: what was computed, and what the loss says of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Back<'c, E: Element> {
+pub(crate) struct BackwardCall<'c, E: Element> {
     pub(crate) call: Call<'c, E>,
     pub(crate) out: View<'c, E>,
     pub(crate) d_out: View<'c, E>,
@@ -103,7 +103,7 @@ pub(crate) struct Scratch<N> {
     d_k: RowBuffer<N>,
     d_v: RowBuffer<N>,
     /// For products on tiles.
-    room: Option<BackRoom>,
+    room: Option<BackwardRoom>,
 }
 
 impl<N: Number> Scratch<N> {
@@ -118,7 +118,7 @@ impl<N: Number> Scratch<N> {
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let distances = matches!(problem.similarity, Similarity::Distance);
         let groups = rows.min(dims.q_len).div_ceil(GROUP);
-        let room = limbs.map(|limbs| BackRoom::new(limbs, dims, groups, keys));
+        let room = limbs.map(|limbs| BackwardRoom::new(limbs, dims, groups, keys));
         let (features, rows) = room.as_ref().map_or((0, keys), |room| room.padded(keys));
         Self {
             groups: (0..groups).map(|_| Group::new(problem, features)).collect(),
@@ -136,15 +136,15 @@ impl<N: Number> Scratch<N> {
     }
 }
 
-/// How the products of the way back are made.
+/// How the products of the backward pass are made.
 pub(crate) trait Products<E: Element> {
     /// Leads a tile of rows over the keys of a task.
     fn walk<S: Simd<E::Num>>(
         &self,
         s: S,
         path: Path<'_, '_, E>,
-        undoing: Undoing<'_, '_, E>,
-        room: Option<&mut BackRoom>,
+        grads: AddGrads<'_, '_, E>,
+        room: Option<&mut BackwardRoom>,
     );
 }
 
@@ -166,18 +166,18 @@ impl<E: Element> Products<E> for OnVectors {
         &self,
         s: S,
         path: Path<'_, '_, E>,
-        mut undoing: Undoing<'_, '_, E>,
-        _: Option<&mut BackRoom>,
+        mut grads: AddGrads<'_, '_, E>,
+        _: Option<&mut BackwardRoom>,
     ) {
         let Path { walk, call, scope, rows, way } = path;
-        walk.lead(s, &call, (scope, rows), &way, &mut undoing);
+        walk.lead(s, &call, (scope, rows), &way, &mut grads);
     }
 }
 
 /// Some keys of one head, and all rows that see them.
 #[derive(Debug)]
 pub(crate) struct ByKeys<'t, 'c, E: Element> {
-    pub(crate) back: Back<'c, E>,
+    pub(crate) back: BackwardCall<'c, E>,
     pub(crate) batch: usize,
     pub(crate) kv_head: usize,
     pub(crate) keys: Range<usize>,
@@ -199,7 +199,7 @@ impl<E: Element> TileTask for ByKeys<'_, '_, E> {
     type Out = ();
 
     fn limbs(&self) -> Option<usize> {
-        self.scratch.room.as_ref().map(BackRoom::limbs)
+        self.scratch.room.as_ref().map(BackwardRoom::limbs)
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -272,7 +272,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             }
         }
         let way_here = Way { keys: self.keys.clone(), ..self.ways[way].1.clone() };
-        let undoing = Undoing {
+        let grads = AddGrads {
             problem: back.call.problem,
             first: self.keys.start,
             groups: &mut *groups,
@@ -284,7 +284,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             d_v,
         };
         let path = Path { walk, call: back.call, scope, rows, way: way_here };
-        products.walk(s, path, undoing, room.as_mut());
+        products.walk(s, path, grads, room.as_mut());
         for group in groups {
             if let Some(part) = target.parts.get_mut(way) {
                 group.save(s, &mut part.part(h, group.q.rows));
@@ -310,7 +310,7 @@ pub(crate) struct PieceTiles<'t, N> {
 }
 
 /// Takes the gradients of each piece.
-pub(crate) struct Undoing<'t, 'c, E: Element> {
+pub(crate) struct AddGrads<'t, 'c, E: Element> {
     pub(crate) problem: &'c Problem<'c, E>,
     /// The first key of the task.
     pub(crate) first: usize,
@@ -323,10 +323,10 @@ pub(crate) struct Undoing<'t, 'c, E: Element> {
     pub(crate) d_v: &'t mut RowBuffer<E::Num>,
 }
 
-impl<E: Element> Undoing<'_, '_, E> {
+impl<E: Element> AddGrads<'_, '_, E> {
     /// Carries the gradients of the scores of `n` keys back to those of the products, and to the options on the way.
     #[inline(always)]
-    pub(crate) fn undo<S: Simd<E::Num>>(
+    pub(crate) fn backward<S: Simd<E::Num>>(
         &mut self,
         s: S,
         group: usize,
@@ -344,17 +344,17 @@ impl<E: Element> Undoing<'_, '_, E> {
             dense: self.bias.as_mut().map(|bias| (bias.part(0, bias.rows()), self.first)),
         };
         let (d_scores, by_scale) = (&mut d_scores[..n], &mut group.by_scale);
-        let undo = Undo { at, seen, d_scores, slopes, by_scale, biases };
-        self.problem.undo(s, undo);
+        let undo = OptionsBackward { at, seen, d_scores, slopes, by_scale, biases };
+        self.problem.backward(s, undo);
     }
 }
 
-impl<E: Element> Visit<E::Num> for Undoing<'_, '_, E> {
+impl<E: Element> Visit<E::Num> for AddGrads<'_, '_, E> {
     #[inline(always)]
     fn visit<S: Simd<E::Num>>(&mut self, s: S, mut piece: Piece<'_, E::Num>) {
         let (n, at) = (piece.k.len, piece.at);
         self.groups[piece.group].differentiate(s, self.problem, &mut piece, &mut self.tiles);
-        self.undo(s, piece.group, (at, piece.seen.as_deref()), n);
+        self.backward(s, piece.group, (at, piece.seen.as_deref()), n);
         let PieceTiles { weights, d_scores, .. } = &mut self.tiles;
         let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
         let group = &mut self.groups[piece.group];
@@ -422,7 +422,7 @@ impl<N: Number> PieceGrads<'_, N> {
         let Group { q, d_q, d_out_rows, .. } = self.group;
         let some = if seen.is_empty() { None } else { Some(seen) };
         let to = HiddenGrads { d_q, d_k: (self.places, self.d_k), d_v: by_v };
-        q.layer.undo(s, (k, &q.lanes), (d_scores, some), span, to);
+        q.layer.backward(s, (k, &q.lanes), (d_scores, some), span, to);
         let (keys, d_v) = (&*self.keys, (self.places, self.d_v));
         match some {
             None => {

@@ -1,4 +1,4 @@
-//! The way back on tiles: five products for each cell of keys and group of rows,
+//! The backward pass on tiles: five products for each cell of keys and group of rows,
 //!
 //! ```text
 //! scores  [keys][rows]     = keys     [keys][features]  x queries  [features][rows]
@@ -12,7 +12,7 @@
 //! tiles make the first two products of the next block, and the last three of the cell before. All groups of a tile of rows
 //! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
 
-use super::{ByKeys, Group, Path, Products, Undoing};
+use super::{AddGrads, ByKeys, Group, Path, Products};
 use crate::cells::Cell;
 use crate::lanes::turn;
 use crate::micro::RowBuffer;
@@ -22,7 +22,7 @@ use crate::source::Head;
 use crate::tiles::product::{Operand, Product, Sums};
 use crate::tiles::weave::{GROUPS, Make, Side, Source, Steps, Weave};
 use crate::tiles::woven::{PackPiece, read, sees};
-use crate::tiles::{BackRoom, CHUNKS, ROWS, Scale, WIDTH};
+use crate::tiles::{BackwardRoom, CHUNKS, ROWS, Scale, WIDTH};
 use crate::walk::{Hide, Piece, Visit};
 
 /// Some keys of one head, and all rows that see them.
@@ -58,15 +58,15 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Products<E> for ByTiles<LIMBS> {
         &self,
         _: S,
         path: Path<'_, '_, E>,
-        undoing: Undoing<'_, '_, E>,
-        room: Option<&mut BackRoom>,
+        grads: AddGrads<'_, '_, E>,
+        room: Option<&mut BackwardRoom>,
     ) {
         let Self { s, t } = self;
         let Path { walk, call, scope, rows, way } = path;
         let Some(room) = room else { return }; // a plan that goes by tiles has made room for them
         let factor = f32::from_f64(call.problem.query_factor());
         let q = call.q.head(scope.batch, scope.head);
-        for (g, group) in undoing.groups.iter().enumerate() {
+        for (g, group) in grads.groups.iter().enumerate() {
             let rows = group.q.rows;
             turn(*s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut room.turned);
             let lanes = [&room.turned[..], &group.d_out];
@@ -77,7 +77,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Products<E> for ByTiles<LIMBS> {
         let s = *s;
         let weighed = None;
         let mut visitor =
-            Passing::<E, LIMBS> { s, t, inputs, scope, rows, undoing, room, factor, weighed };
+            Passing::<E, LIMBS> { s, t, inputs, scope, rows, grads, room, factor, weighed };
         walk.lead(s, &call, (scope, rows), &way, &mut visitor);
         visitor.flush();
     }
@@ -90,8 +90,8 @@ struct Passing<'t, 'c, E: Element, const LIMBS: usize> {
     inputs: (Head<'c, E>, Head<'c, E>),
     scope: Scope,
     rows: RowTile,
-    undoing: Undoing<'t, 'c, E>,
-    room: &'t mut BackRoom,
+    grads: AddGrads<'t, 'c, E>,
+    room: &'t mut BackwardRoom,
     /// What makes a score of a product.
     factor: f32,
     /// A cell whose weights, and gradients of scores, are there.
@@ -123,7 +123,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Passing<'_, '_, E
         if groups.0 >= groups.1 {
             return true;
         }
-        let (first, keys) = (self.undoing.first, cell.len);
+        let (first, keys) = (self.grads.first, cell.len);
         let place = match cell.keys() {
             Keys::From(key) => Some(key - first),
             Keys::Picked(_) => None,
@@ -131,9 +131,9 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Passing<'_, '_, E
         let packed = self.room.cells.find::<E, LIMBS>(self.s, self.inputs, cell, first);
         let buffer = self.weighed.map_or(0, |weighed| 1 - weighed.buffer);
         let next = Waiting { cell: packed, place, keys, groups, buffer };
-        let problem = self.undoing.problem;
+        let problem = self.grads.problem;
         let plain = problem.is_plain_dot() && !problem.has_factors();
-        if plain && self.undoing.groups[0].entropy.is_none() {
+        if plain && self.grads.groups[0].entropy.is_none() {
             self.weave(Some((next, &seen)));
         } else {
             self.flush();
@@ -183,12 +183,19 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
     #[inline(always)]
     fn weave(&mut self, next: Option<(Waiting, &Sight)>) {
         let (s, t, weighed) = (self.s, self.t, self.weighed);
-        let BackRoom {
-            sizes, cells, rows: own, pieces: [first, second], blocks, picked, far, ..
+        let BackwardRoom {
+            sizes,
+            cells,
+            rows: own,
+            pieces: [first, second],
+            blocks,
+            picked,
+            far,
+            ..
         } = &mut *self.room;
         let to_first = next.map_or(weighed.is_none_or(|w| w.buffer == 1), |(n, _)| n.buffer == 0);
         let (to, from) = if to_first { (first, second) } else { (second, first) };
-        let Undoing { groups, d_k, d_v, .. } = &mut self.undoing;
+        let AddGrads { groups, d_k, d_v, .. } = &mut self.grads;
         let count = |g: usize| self.rows.group(g).count;
         let mut ahead = [(std::ptr::null(), 0); 3];
         if let Some((Waiting { cell, place: Some(place), .. }, _)) = next
@@ -259,33 +266,33 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
     /// A cell and a group of a problem that is not plain: all in a row, but for the last products.
     #[inline(always)]
     fn step(&mut self, cell: &Cell, (next, g): (Waiting, usize), seen: &mut [Seen; CELL]) {
-        let Self { s, t, scope, undoing, room, factor, .. } = self;
-        let (s, problem, n) = (*s, undoing.problem, next.keys);
-        let rows = undoing.groups[g].q.rows;
+        let Self { s, t, scope, grads, room, factor, .. } = self;
+        let (s, problem, n) = (*s, grads.problem, next.keys);
+        let rows = grads.groups[g].q.rows;
         let span = Span::first(rows.count);
-        let BackRoom { sizes, cells, rows: own, pieces, .. } = &mut **room;
+        let BackwardRoom { sizes, cells, rows: own, pieces, .. } = &mut **room;
         let packed = cells.at(next.cell);
         let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
         let (keys, values) = ((packed.keys, own.queries(g)), (packed.values, own.d_out(g)));
-        let to = (Sums::lanes(undoing.tiles.weights, 0), false);
+        let to = (Sums::lanes(grads.tiles.weights, 0), false);
         let scores = Product::<LIMBS>::new(keys, sizes.qk.chunks, tiles, to);
-        let to = (Sums::lanes(undoing.tiles.d_scores, 0), false);
+        let to = (Sums::lanes(grads.tiles.d_scores, 0), false);
         let d_weights = Product::new(values, sizes.v.chunks, tiles, to);
         let products = [Some(scores), Some(d_weights), None, None];
         s.call(Weave::<LIMBS> { steps: Steps { t, products, at: 0 }, make: None });
         let at = At { scope: *scope, rows, span, keys: cell.keys() };
-        let scores = &mut undoing.tiles.weights[..n];
+        let scores = &mut grads.tiles.weights[..n];
         s.call(Scale { tile: scores, factor: *factor, span });
-        problem.apply(s, at, scores, Some(&mut *undoing.tiles.slopes));
+        problem.apply(s, at, scores, Some(&mut *grads.tiles.slopes));
         if !cell.full || problem.may_hide() {
             s.call(Hide { tile: scores, seen: &mut seen[..n], span });
         }
-        undoing.groups[g].weigh(s, problem, (at, Some(&seen[..n])), n, &mut undoing.tiles);
-        undoing.undo(s, g, (at, Some(&seen[..n])), n);
+        grads.groups[g].weigh(s, problem, (at, Some(&seen[..n])), n, &mut grads.tiles);
+        grads.backward(s, g, (at, Some(&seen[..n])), n);
         s.call(PackPiece::<LIMBS> {
             s,
-            weights: &undoing.tiles.weights[..n],
-            d_scores: &undoing.tiles.d_scores[..n],
+            weights: &grads.tiles.weights[..n],
+            d_scores: &grads.tiles.d_scores[..n],
             group: g,
             count: rows.count,
             to: &mut pieces[next.buffer],
@@ -296,7 +303,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
     #[inline(always)]
     fn put_in_place(&mut self, keys: Keys<'_>) {
         let Keys::Picked(keys) = keys else { return };
-        let ([k, v], Undoing { first, d_k, d_v, .. }) = (&self.room.picked, &mut self.undoing);
+        let ([k, v], AddGrads { first, d_k, d_v, .. }) = (&self.room.picked, &mut self.grads);
         for (i, key) in keys.iter().enumerate() {
             self.s.call(AddRow { row: k.row(i), to: d_k.row_mut(key - *first) });
             self.s.call(AddRow { row: v.row(i), to: d_v.row_mut(key - *first) });
@@ -310,7 +317,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         let from = &self.room.pieces[piece.buffer];
         let weights = from.weights().skip(g * CHUNKS, 0);
         let d_scores = from.d_scores().skip(g * CHUNKS, 0);
-        let Undoing { groups, first, d_k, d_v, .. } = &mut self.undoing;
+        let AddGrads { groups, first, d_k, d_v, .. } = &mut self.grads;
         let (group, k) = (&mut groups[g], self.inputs.0);
         let row = |i| k.row(cell.keys().get(i));
         add_odd_keys::<E, LIMBS>((odd, seen, n), row, d_scores, &mut group.d_q);

@@ -32,13 +32,13 @@ pub(crate) struct Call<'c, E: Element> {
     pub(crate) k: View<'c, E>,
     pub(crate) v: View<'c, E>,
     pub(crate) map: &'c Map<E::Num>,
-    /// On the way back.
-    pub(crate) back: Option<Back<'c, E>>,
+    /// On the backward pass.
+    pub(crate) backward: Option<BackwardInputs<'c, E>>,
 }
 
 /// What came out, and the gradient of a loss by it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Back<'c, E: Element> {
+pub(crate) struct BackwardInputs<'c, E: Element> {
     pub(crate) out: View<'c, E>,
     pub(crate) sums: View<'c, E::Num>,
     pub(crate) d_out: View<'c, E>,
@@ -231,7 +231,7 @@ impl<E: Element> Walk<'_, E> {
     fn meet_upstream<S: Simd<E::Num>>(
         &mut self,
         s: S,
-        back: &Back<'_, E>,
+        back: &BackwardInputs<'_, E>,
         head: usize,
         rows: &Range<usize>,
     ) -> E::Num {
@@ -316,7 +316,7 @@ impl<E: Element> Walk<'_, E> {
             self.lay_keys(s, chunk);
         }
         let (map, span) = (self.call.map, span(&chunk.rows));
-        let Some(back) = self.call.back else { return };
+        let Some(back) = self.call.backward else { return };
         for part in (0..group).filter(|_| !chunk.rows.is_empty()) {
             let head = head * group + part;
             self.meet_queries(s, head, &chunk.rows);
@@ -353,7 +353,7 @@ impl<E: Element> Walk<'_, E> {
         (d_k, d_v): (&mut TileMut<'_, E>, &mut TileMut<'_, E>),
     ) {
         let (&Part { item, head, grid, .. }, group) = (self.part, self.call.group());
-        let Some(back) = self.call.back else { return };
+        let Some(back) = self.call.backward else { return };
         let asked = grid.causal && !chunk.rows.is_empty() && group > 0;
         if asked {
             behind.raise(-back.sums.head(item, head * group).row(chunk.rows.start)[1]);

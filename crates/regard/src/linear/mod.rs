@@ -15,7 +15,7 @@ use crate::simd::{Element, Number};
 use crate::view::{Shape, Tensor, View};
 use grid::Grid;
 pub(crate) use kernel::Linear;
-use kernel::{Back, Call, Part, Room, Work};
+use kernel::{BackwardInputs, Call, Part, Room, Work};
 pub use map::FeatureMap;
 use map::Map;
 pub use state::LinearState;
@@ -145,7 +145,7 @@ impl LinearAttention {
     ) -> Result<LinearOutput<E>, Error> {
         let problem = self.check(&q, &k, &v)?;
         let map = Map::new(self.map, k.shape().dim);
-        let tasks = Tasks::new(&problem, machine, Call { q, k, v, map: &map, back: None });
+        let tasks = Tasks::new(&problem, machine, Call { q, k, v, map: &map, backward: None });
         tasks.forward(None)
     }
 
@@ -171,7 +171,7 @@ impl LinearAttention {
         problem.same_packing("the sums", 0, sums.offsets())?;
         problem.same_packing("the gradient of the output", 0, d_out.offsets())?;
         let map = Map::new(self.map, k.shape().dim);
-        let call = Call { q, k, v, map: &map, back: Some(Back { out, sums, d_out }) };
+        let call = Call { q, k, v, map: &map, backward: Some(BackwardInputs { out, sums, d_out }) };
         Tasks::new(&problem, machine, call).backward()
     }
 }

@@ -66,7 +66,7 @@ impl<E: Element> LinearState<E> {
                 return Err(Error::OutOfRange { option: "queries of new positions", found, limit });
             }
         }
-        let call = Call { q, k, v, map: &self.ready, back: None };
+        let call = Call { q, k, v, map: &self.ready, backward: None };
         Ok(Tasks::new(&problem, machine, call).forward(Some(&mut self.sums))?.out)
     }
 

@@ -1,4 +1,4 @@
-//! Additive similarities of a tile, and the way back through them. The hyperbolic tangents of a pair are made where they are
+//! Additive similarities of a tile, and the backward pass through them. The hyperbolic tangents of a pair are made where they are
 //! used and never kept: there are as many as multiplications in a dot product.
 //!
 //! `tanh(q + k) = (p - 1) / (p + 1)` with `p = e^2q e^2k`: powers of the queries and of the keys are taken once, so that a pair
@@ -100,7 +100,7 @@ impl<N: Number> Layer<N> {
     /// From the gradients of the similarities of the same piece to those of what they are made of. Pairs that do not see each
     /// other (`seen`, if any do not) add nothing, whatever their key holds.
     #[inline(always)]
-    pub(crate) fn undo<S: Simd<N>>(
+    pub(crate) fn backward<S: Simd<N>>(
         &self,
         s: S,
         (k, q): (Rows<'_, N>, &[Lanes<N>]),
@@ -108,7 +108,7 @@ impl<N: Number> Layer<N> {
         span: Span,
         to: HiddenGrads<'_, N>,
     ) {
-        s.call(UndoSimilarities { layer: self, k, q, d, seen, span, to });
+        s.call(SimilaritiesBackward { layer: self, k, q, d, seen, span, to });
     }
 
     /// The tangents of some units of a key and a vector of rows.
@@ -251,7 +251,7 @@ pub(crate) struct HiddenGrads<'t, N> {
     pub(crate) d_v: &'t mut [f64],
 }
 
-struct UndoSimilarities<'t, N> {
+struct SimilaritiesBackward<'t, N> {
     layer: &'t Layer<N>,
     k: Rows<'t, N>,
     q: &'t [Lanes<N>],
@@ -261,7 +261,7 @@ struct UndoSimilarities<'t, N> {
     to: HiddenGrads<'t, N>,
 }
 
-impl<N: Number> Task<N> for UndoSimilarities<'_, N> {
+impl<N: Number> Task<N> for SimilaritiesBackward<'_, N> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(mut self, s: S) {
@@ -276,7 +276,7 @@ impl<N: Number> Task<N> for UndoSimilarities<'_, N> {
     }
 }
 
-impl<N: Number> UndoSimilarities<'_, N> {
+impl<N: Number> SimilaritiesBackward<'_, N> {
     /// All keys and rows, for some units.
     #[inline(always)]
     fn units<S: Simd<N>, const UNITS: usize>(&mut self, s: S, unit: usize) {

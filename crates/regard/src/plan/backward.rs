@@ -1,4 +1,4 @@
-//! The way back: how it is cut into tasks, who writes what, and how the parts become one.
+//! The backward pass: how it is cut into tasks, who writes what, and how the parts become one.
 //!
 //! Cost: five products for each pair where forward has two, for the weights are made again; memory for `d_k` and `d_v` of the keys
 //! that each thread works on and, where a head's keys are cut into several parts, one `d_q` for each.
@@ -6,14 +6,14 @@
 use super::Plan;
 use super::sums::{OptionSums, add_tables};
 use crate::backward::{
-    Back, ByKeys, ByProjection, Join, OPTIONS, Parts, QueryGrads, Scratch, Target,
+    BackwardCall, ByKeys, ByProjection, Join, OPTIONS, Parts, QueryGrads, Scratch, Target,
 };
 use crate::error::{Error, filled};
 use crate::grads::{Grads, Upstream};
 use crate::output::OutputView;
 use crate::place::{CELL, RowTile};
 use crate::problem::{Dims, Heads};
-use crate::project::undo_project;
+use crate::project::project_backward;
 use crate::run::run;
 use crate::score::RelativeBias;
 use crate::simd::{self, Element, Number};
@@ -66,7 +66,7 @@ impl<E: Element> Plan<'_, E> {
         if let Some((plan, keys)) = self.with_projected_keys(&k)? {
             let mut grads = plan.backward(q, keys.view(), v, output, upstream)?;
             if let Some(w_k) = self.problem().similarity.of_keys() {
-                let (d_k, d_w_k) = undo_project(self.machine(), &k, w_k, &grads.k.view())?;
+                let (d_k, d_w_k) = project_backward(self.machine(), &k, w_k, &grads.k.view())?;
                 grads.k = d_k;
                 grads.additive.iter_mut().for_each(|g| g.w_k = Some(d_w_k.clone()));
             }
@@ -104,7 +104,7 @@ impl<E: Element> Plan<'_, E> {
         let call = Call { problem: self.problem(), q, k: Source::Tensor(k), v: Source::Tensor(v) };
         let OutputView { out, lse, states, .. } = output;
         let (d_out, d_lse) = (upstream.out, upstream.lse);
-        let back = Back { call, out, d_out, lse, states, d_lse, entropy };
+        let back = BackwardCall { call, out, d_out, lse, states, d_lse, entropy };
         let grads = (d_q.view()?, d_k.view()?, d_v.view()?);
         let grads = [&grads.0, &grads.1, &grads.2];
         if self.problem().packed().contains(&true) {
@@ -129,7 +129,7 @@ impl<E: Element> Plan<'_, E> {
         self.problem().similarity.of_queries().map(|w| w.shape())
     }
 
-    /// How the way back is cut into tasks. Of one item's sizes and the bias to be learned alone, like all that the order of
+    /// How the backward pass is cut into tasks. Of one item's sizes and the bias to be learned alone, like all that the order of
     /// sums depends on; only the number of items at a time is free.
     fn cut(&self, batch: usize, bias: Option<Shape>) -> Cut<'_> {
         let Dims { heads, k_len, .. } = self.problem().dims();
@@ -156,7 +156,7 @@ impl<E: Element> Plan<'_, E> {
     /// The gradients of packed sequences: those of each as if it were the only one, and the sums over all of them.
     fn compute_packed_grads(
         &self,
-        back: Back<'_, E>,
+        back: BackwardCall<'_, E>,
         grads: [&ViewMut<'_, E>; 3],
         sums: &mut OptionSums<E::Num>,
         bias: bool,
@@ -174,7 +174,7 @@ impl<E: Element> Plan<'_, E> {
                 return Ok(sums);
             }
             let call = Call { problem: plan.problem(), ..back.call };
-            plan.compute_grads(Back { call, ..back }, grads, item..item + 1, &mut sums)?;
+            plan.compute_grads(BackwardCall { call, ..back }, grads, item..item + 1, &mut sums)?;
             Ok(sums)
         };
         let found: Vec<OnceLock<Result<_, Error>>> = (0..batch).map(|_| OnceLock::new()).collect();
@@ -199,7 +199,7 @@ impl<E: Element> Plan<'_, E> {
     /// The gradients of some items, all as long as the longest.
     fn compute_grads(
         &self,
-        back: Back<'_, E>,
+        back: BackwardCall<'_, E>,
         [d_q, d_k, d_v]: [&ViewMut<'_, E>; 3],
         all: Range<usize>,
         sums: &mut OptionSums<E::Num>,
@@ -268,7 +268,12 @@ impl<E: Element> Plan<'_, E> {
     }
 
     /// Runs the tasks of some items, each with some keys of a head.
-    fn run_by_keys(&self, back: Back<'_, E>, items: &Range<usize>, room: &GradTargets<'_, E>) {
+    fn run_by_keys(
+        &self,
+        back: BackwardCall<'_, E>,
+        items: &Range<usize>,
+        room: &GradTargets<'_, E>,
+    ) {
         let (problem, machine, cut) = (self.problem(), self.machine(), room.cut);
         let (heads, parts) = (problem.dims().heads, cut.keys.len());
         let groups = [(cut.together[0], items.len()), (cut.together[1], heads.kv)];
@@ -277,7 +282,7 @@ impl<E: Element> Plan<'_, E> {
         run(
             machine.threads,
             item_groups * head_groups * parts,
-            || Scratch::new(problem, self.rows, cut.keys[0].len(), self.limbs_on_way_back()),
+            || Scratch::new(problem, self.rows, cut.keys[0].len(), self.backward_limbs()),
             |scratch, i| {
                 // Early keys first: a causal mask shows them to the most rows.
                 let (rest, part) = (i / parts, i % parts);
@@ -363,7 +368,7 @@ impl<E: Element> Plan<'_, E> {
     }
 }
 
-/// How the way back is cut into tasks.
+/// How the backward pass is cut into tasks.
 struct Cut<'p> {
     /// The keys of each part, the first one the longest.
     keys: Vec<Range<usize>>,

@@ -1,4 +1,4 @@
-//! The way back where rows have chosen: the gradient of what was kept, and estimates where a choice has no gradient.
+//! The backward pass where rows have chosen: the gradient of what was kept, and estimates where a choice has no gradient.
 
 use super::Plan;
 use crate::error::Error;

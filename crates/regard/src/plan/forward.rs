@@ -96,7 +96,7 @@ impl<E: Element> Plan<'_, E> {
     }
 
     /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
-    /// `entropy [batch, heads.q, q_len]` if the problem asks for it. What rows have chosen is not kept, so there is no way back
+    /// `entropy [batch, heads.q, q_len]` if the problem asks for it. What rows have chosen is not kept, so there is no backward pass
     /// from here but for the softmax. For packed queries `out` is packed like them, and the
     /// others are `[total, heads.q]`.
     #[inline(never)]

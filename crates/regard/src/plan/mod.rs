@@ -116,8 +116,8 @@ impl<'a, E: Element> Plan<'a, E> {
         Some(limbs * (limbs + 1) / 2)
     }
 
-    /// The limbs that numbers are split into on the way back, if products are made on tiles there.
-    pub(crate) fn limbs_on_way_back(&self) -> Option<usize> {
+    /// The limbs that numbers are split into in the backward pass, if products are made on tiles there.
+    pub(crate) fn backward_limbs(&self) -> Option<usize> {
         let many = self.kinds.iter().filter(|kind| !kind.how.few);
         many.filter_map(|kind| kind.how.tiles).map(|sizes| sizes.limbs).next()
     }
@@ -128,7 +128,7 @@ impl<'a, E: Element> Plan<'a, E> {
         self.machine
     }
 
-    /// The same for the way back of one item of a packed problem, on so many threads.
+    /// The same for the backward pass of one item of a packed problem, on so many threads.
     pub(crate) fn of_item(&self, item: usize, threads: usize) -> Self {
         let problem = self.problem.as_long_as(item);
         let Dims { q_len, k_len, .. } = problem.dims();

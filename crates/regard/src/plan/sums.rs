@@ -1,4 +1,4 @@
-//! What the tasks of the way back add to the gradients of the options.
+//! What the tasks of the backward pass add to the gradients of the options.
 
 use super::Plan;
 use crate::backward::OPTIONS;

@@ -1,4 +1,4 @@
-//! The way back through the definition, by hand.
+//! The backward pass through the definition, by hand.
 
 use super::{Keys, Outcome, Row, dot, matrix_row, rows, widened};
 use crate::place::Pair;
@@ -126,9 +126,9 @@ pub fn backward_in_steps<N: Number, E: Element>(
             let (at, d) = ((r, kv_row(key)), d_scaled * scale);
             g.add_to_similarity(problem, at, head, (&query, k), d, &mut d_hidden);
         }
-        g.undo_query_projection(problem, (r, head), &query, &mut d_hidden.q);
+        g.query_projection_backward(problem, (r, head), &query, &mut d_hidden.q);
     }
-    g.undo_key_projection(problem, &keys, d_hidden.keys);
+    g.key_projection_backward(problem, &keys, d_hidden.keys);
     g.finish(problem, round);
     g
 }
@@ -163,7 +163,7 @@ impl<N: Number> Grads<N> {
     }
 
     /// From the gradient by a projected query to those by the query, and by what it was multiplied by; makes it 0 again.
-    fn undo_query_projection<E: Element>(
+    fn query_projection_backward<E: Element>(
         &mut self,
         problem: &Problem<'_, E>,
         (row, head): (usize, usize),
@@ -173,7 +173,7 @@ impl<N: Number> Grads<N> {
         let q_dim = problem.dims().q_dim;
         if let Similarity::Additive(Additive { w_q, .. }) = problem.similarity {
             let d_q = &mut self.q[row * q_dim..][..q_dim];
-            undo_projection((w_q, head), query, d_projected, d_q, &mut self.additive[0]);
+            projection_backward((w_q, head), query, d_projected, d_q, &mut self.additive[0]);
             d_projected.fill(N::zero());
         }
     }
@@ -189,7 +189,7 @@ impl<N: Number> Grads<N> {
     }
 
     /// From the gradients by projected keys to those by the keys, and by what they were multiplied by.
-    fn undo_key_projection<E: Element>(
+    fn key_projection_backward<E: Element>(
         &mut self,
         problem: &Problem<'_, E>,
         keys: &Keys<N>,
@@ -206,7 +206,7 @@ impl<N: Number> Grads<N> {
             let (item, key) = (row / dims.k_len, row % dims.k_len);
             let d_k = &mut self.k[row * dims.qk_dim..][..dims.qk_dim];
             let w = (w_k, item % dims.heads.kv);
-            undo_projection(w, &keys[item][key], d, d_k, &mut self.additive[1]);
+            projection_backward(w, &keys[item][key], d, d_k, &mut self.additive[1]);
         }
     }
 
@@ -298,7 +298,7 @@ struct Hidden<N> {
 }
 
 /// projected = W^T x
-fn undo_projection<N: Number, E: Element>(
+fn projection_backward<N: Number, E: Element>(
     (w, head): (View<'_, E>, usize),
     x: &Row<N>,
     d: &[N],

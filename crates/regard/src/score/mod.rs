@@ -2,8 +2,8 @@
 //!
 //! The order is fixed (ADR 0001): similarity, scale, softcap, biases (dense, ALiBi, relative, your own), mask; a sink
 //! joins the denominator. Each option stands here side by side: its definition ([`Score::define`], one pair at a time) with
-//! its derivative ([`Score::slope`]), its pass over a tile ([`Score::apply`]), and the way back through a tile
-//! ([`Slopes::undo`], [`Score::add_grads`]).
+//! its derivative ([`Score::slope`]), its pass over a tile ([`Score::apply`]), and the backward pass through a tile
+//! ([`Slopes::backward`], [`Score::add_grads`]).
 //!
 //! Tiles hold scores times `log2 e`, so that the softmax needs `2^x` alone; every pass works in that unit.
 
@@ -187,7 +187,7 @@ pub(crate) struct Scored<N> {
     pub(crate) score: N,
 }
 
-/// What the options of a tile multiply a gradient by on the way back, `[keys][rows]`; empty for options not in use.
+/// What the options of a tile multiply a gradient by in the backward pass, `[keys][rows]`; empty for options not in use.
 #[derive(Debug)]
 pub(crate) struct Slopes<N> {
     /// What the scale multiplies, where that is not linear in the queries.
@@ -272,7 +272,7 @@ impl<E: Element> Score<'_, E> {
     }
 
     /// Turns a tile of scaled similarities `[keys][rows]` into scores, both times `log2 e`: one pass for each option in use.
-    /// `slopes` gets what each one multiplies a gradient by on the way back.
+    /// `slopes` gets what each one multiplies a gradient by in the backward pass.
     #[inline(always)]
     pub(crate) fn apply<S: Simd<E::Num>>(
         &self,
@@ -368,7 +368,7 @@ impl<N: Number> Slopes<N> {
     /// scaled; where that is not linear in the queries, adds to the gradient of the scale, row by row. `seen`: which rows see each
     /// key, if not all do.
     #[inline(always)]
-    pub(crate) fn undo<S: Simd<N>>(
+    pub(crate) fn backward<S: Simd<N>>(
         &self,
         s: S,
         (at, seen): (At<'_>, Option<&[Seen]>),

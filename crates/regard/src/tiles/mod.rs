@@ -25,7 +25,7 @@ use crate::problem::Dims;
 use crate::simd::{GROUP, Lanes, Simd, Task};
 use crate::walk::FEW;
 use weave::Block;
-use woven::{BackCells, BackPiece, BackRows, BackSizes};
+use woven::{BackwardCells, BackwardPiece, BackwardRows, BackwardSizes};
 
 /// One row of a tile: 32 numbers of 16 bits.
 #[derive(Clone, Copy, Debug)]
@@ -182,14 +182,14 @@ impl FewTiles {
     }
 }
 
-/// Memory of one thread for the products of the way back.
+/// Memory of one thread for the products of the backward pass.
 #[derive(Debug)]
-pub(crate) struct BackRoom {
-    pub(crate) sizes: BackSizes,
-    pub(crate) cells: BackCells,
-    pub(crate) rows: BackRows,
+pub(crate) struct BackwardRoom {
+    pub(crate) sizes: BackwardSizes,
+    pub(crate) cells: BackwardCells,
+    pub(crate) rows: BackwardRows,
     /// Of two cells: one is being made while the other goes into the sums.
-    pub(crate) pieces: [BackPiece; 2],
+    pub(crate) pieces: [BackwardPiece; 2],
     /// Of two blocks: one is being made while the other becomes operands.
     pub(crate) blocks: [Block; 2],
     /// Queries on their way, `[features][rows]`.
@@ -203,17 +203,17 @@ pub(crate) struct BackRoom {
 /// Bytes of a task that stay in a second level of 2 MiB, beside the rows that pass by.
 const NEAR: usize = 1 << 20;
 
-impl BackRoom {
+impl BackwardRoom {
     /// For tiles of `groups` groups of rows, and tasks of up to `keys` keys.
     pub(crate) fn new(limbs: usize, dims: Dims, groups: usize, keys: usize) -> Self {
-        let sizes = BackSizes::new(limbs, dims);
+        let sizes = BackwardSizes::new(limbs, dims);
         // Three operands in limbs of 2 bytes, and two sums of 4.
         let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * limbs + 2 * 4) > NEAR;
         Self {
             sizes,
-            cells: BackCells::new(sizes, keys),
-            rows: BackRows::new(sizes, groups),
-            pieces: [0, 1].map(|_| BackPiece::new(limbs, groups)),
+            cells: BackwardCells::new(sizes, keys),
+            rows: BackwardRows::new(sizes, groups),
+            pieces: [0, 1].map(|_| BackwardPiece::new(limbs, groups)),
             blocks: [Block::new(), Block::new()],
             turned: vec![Lanes([0.0; GROUP]); dims.qk_dim],
             picked: [dims.qk_dim, dims.v_dim].map(|dim| RowBuffer::new(CELL, dim)),

@@ -1,4 +1,4 @@
-//! Operands of the way back, woven (see [`pack`](super::pack)).
+//! Operands of the backward pass, woven (see [`pack`](super::pack)).
 
 #![expect(
     clippy::needless_range_loop,
@@ -35,14 +35,14 @@ impl Features {
 
 /// Sizes of the operands.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BackSizes {
+pub(crate) struct BackwardSizes {
     /// Parts that each number is split into.
     pub(crate) limbs: usize,
     pub(crate) qk: Features,
     pub(crate) v: Features,
 }
 
-impl BackSizes {
+impl BackwardSizes {
     pub(crate) fn new(limbs: usize, dims: Dims) -> Self {
         Self { limbs, qk: Features::new(dims.qk_dim), v: Features::new(dims.v_dim) }
     }
@@ -56,7 +56,7 @@ impl BackSizes {
 
 /// The operands of a cell.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BackCell<'c> {
+pub(crate) struct BackwardCell<'c> {
     /// `[keys][features]`
     pub(crate) keys: Operand<'c>,
     /// `[keys][features]`
@@ -70,15 +70,15 @@ pub(crate) struct BackCell<'c> {
 
 /// The cells of a task, packed when they are first met.
 #[derive(Debug)]
-pub(crate) struct BackCells {
-    sizes: BackSizes,
+pub(crate) struct BackwardCells {
+    sizes: BackwardSizes,
     rows: Vec<TileRow>,
     /// Of those that are packed. The last place is for cells that do not stand on the grid.
     odd: Vec<Option<u64>>,
 }
 
-impl BackCells {
-    pub(crate) fn new(sizes: BackSizes, keys: usize) -> Self {
+impl BackwardCells {
+    pub(crate) fn new(sizes: BackwardSizes, keys: usize) -> Self {
         let count = keys.div_ceil(CELL) + 1;
         let size: usize = sizes.cell_rows().iter().sum();
         Self { sizes, rows: zeros(count * size), odd: vec![None; count] }
@@ -108,7 +108,7 @@ impl BackCells {
         if self.odd[i].is_none() || i == spare {
             let size: usize = self.sizes.cell_rows().iter().sum();
             let (sizes, rows) = (self.sizes, &mut self.rows[i * size..][..size]);
-            let task = PackBack::<E, LIMBS> { s, sizes, k, v, keys, n, rows };
+            let task = PackBackward::<E, LIMBS> { s, sizes, k, v, keys, n, rows };
             self.odd[i] = Some(s.call(task));
         }
         i
@@ -127,14 +127,14 @@ impl BackCells {
     }
 
     /// The operands of a cell that is packed.
-    pub(crate) fn at(&self, i: usize) -> BackCell<'_> {
+    pub(crate) fn at(&self, i: usize) -> BackwardCell<'_> {
         let sizes = self.sizes.cell_rows();
         let size: usize = sizes.iter().sum();
         let (keys, rest) = self.rows[i * size..][..size].split_at(sizes[0]);
         let (values, turned) = rest.split_at(sizes[1]);
-        let BackSizes { qk, v, .. } = self.sizes;
+        let BackwardSizes { qk, v, .. } = self.sizes;
         let operand = |data, chunks, tiles| Operand { data, chunks, tiles };
-        BackCell {
+        BackwardCell {
             keys: operand(keys, qk.chunks, CELL / ROWS),
             values: operand(values, v.chunks, CELL / ROWS),
             turned: operand(turned, CHUNKS, qk.tiles),
@@ -143,11 +143,11 @@ impl BackCells {
     }
 }
 
-/// Packs the operands of a cell; returns [`BackCell::odd`]. What stands beyond its keys in `keys` and `values` may be
+/// Packs the operands of a cell; returns [`BackwardCell::odd`]. What stands beyond its keys in `keys` and `values` may be
 /// anything.
-struct PackBack<'t, E: Element, const LIMBS: usize> {
+struct PackBackward<'t, E: Element, const LIMBS: usize> {
     s: Avx512,
-    sizes: BackSizes,
+    sizes: BackwardSizes,
     k: Head<'t, E>,
     v: Head<'t, E>,
     keys: Keys<'t>,
@@ -155,7 +155,7 @@ struct PackBack<'t, E: Element, const LIMBS: usize> {
     rows: &'t mut [TileRow],
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackBack<'_, E, LIMBS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackBackward<'_, E, LIMBS> {
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
@@ -174,8 +174,8 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackBack<'_, E, LI
 
 /// The operands of a tile of rows.
 #[derive(Debug)]
-pub(crate) struct BackRows {
-    sizes: BackSizes,
+pub(crate) struct BackwardRows {
+    sizes: BackwardSizes,
     /// Chunks of 32 rows.
     chunks: usize,
     /// Of each group.
@@ -189,12 +189,12 @@ pub(crate) struct BackRows {
     pub(crate) odd: Vec<[u64; 2]>,
 }
 
-impl BackRows {
-    pub(crate) fn new(sizes: BackSizes, groups: usize) -> Self {
+impl BackwardRows {
+    pub(crate) fn new(sizes: BackwardSizes, groups: usize) -> Self {
         let chunks = groups * CHUNKS;
         let pairs = |n: Features| zeros(sizes.limbs * n.chunks * LANE_TILES * ROWS);
         let rows = |n: Features| zeros(sizes.limbs * chunks * n.tiles * ROWS);
-        let BackSizes { qk, v, .. } = sizes;
+        let BackwardSizes { qk, v, .. } = sizes;
         Self {
             sizes,
             chunks,
@@ -216,7 +216,7 @@ impl BackRows {
         rows: [&RowBuffer<f32>; 2],
         count: usize,
     ) {
-        let BackSizes { qk, v, .. } = self.sizes;
+        let BackwardSizes { qk, v, .. } = self.sizes;
         let (to_q, to_d) = (&mut self.queries[g][..], &mut self.d_out[g][..]);
         s.call(PackPairs::<LIMBS> {
             s,
@@ -300,7 +300,7 @@ impl<const LIMBS: usize> Task<f32> for PackRows<'_, LIMBS> {
 
 /// The operands that a cell and a tile of rows make: weights and gradients of scores.
 #[derive(Debug)]
-pub(crate) struct BackPiece {
+pub(crate) struct BackwardPiece {
     /// Chunks of 32 rows.
     chunks: usize,
     weights: Vec<TileRow>,
@@ -309,7 +309,7 @@ pub(crate) struct BackPiece {
     turned: Vec<Vec<TileRow>>,
 }
 
-impl BackPiece {
+impl BackwardPiece {
     pub(crate) fn new(limbs: usize, groups: usize) -> Self {
         let operand = |n: usize| zeros(limbs * n * CHUNKS * LANE_TILES * ROWS);
         Self {
@@ -360,7 +360,7 @@ impl BackPiece {
     }
 }
 
-/// One number of an operand `[keys][rows]` that was packed by [`BackPiece::write`].
+/// One number of an operand `[keys][rows]` that was packed by [`BackwardPiece::write`].
 pub(crate) fn read<const LIMBS: usize>(from: Operand<'_>, key: usize, row: usize) -> f32 {
     let limb = |limb: usize| {
         let tile = (limb * from.chunks + row / WIDTH) * from.tiles + key / ROWS;
@@ -377,7 +377,7 @@ pub(crate) struct PackPiece<'t, const LIMBS: usize> {
     pub(crate) d_scores: &'t [Lanes<f32>],
     pub(crate) group: usize,
     pub(crate) count: usize,
-    pub(crate) to: &'t mut BackPiece,
+    pub(crate) to: &'t mut BackwardPiece,
 }
 
 impl<const LIMBS: usize> Task<f32> for PackPiece<'_, LIMBS> {
