@@ -31,7 +31,7 @@ impl ScoreRule for Forgetful {
         self.cap * score / (self.cap + score.abs()) - self.rate * back.ln_1p()
     }
 
-    fn slope(&self, _: Pair, score: f64) -> f64 {
+    fn derivative(&self, _: Pair, score: f64) -> f64 {
         (self.cap / (self.cap + score.abs())).powi(2)
     }
 }
@@ -45,7 +45,7 @@ impl ScoreRule for Careless {
         self.0.apply(at, score)
     }
 
-    fn slope(&self, _: Pair, _: f64) -> f64 {
+    fn derivative(&self, _: Pair, _: f64) -> f64 {
         1.0
     }
 }
@@ -128,10 +128,10 @@ fn main() -> Result<(), Error> {
     for (name, score) in &scores {
         let error = error(&data, score)?;
         println!("  {name:10} {error:.0e}");
-        assert!(error < 1e-7, "{name}: the slope is the derivative of the score");
+        assert!(error < 1e-7, "{name}: `derivative` is that of `apply`");
     }
     let wrong = error(&data, &Score::new().custom(&careless))?;
-    println!("  {:10} {wrong:.0e}  (a slope of 1 for {own:?})", "careless");
+    println!("  {:10} {wrong:.0e}  (a derivative of 1 for {own:?})", "careless");
     assert!(wrong > 1e-2, "a wrong derivative is noticed");
     Ok(())
 }

@@ -200,7 +200,7 @@ impl ScoreRule for Wave {
         score + 0.25 * (score + Self::phase(at)).sin()
     }
 
-    fn slope(&self, at: Pair, score: f64) -> f64 {
+    fn derivative(&self, at: Pair, score: f64) -> f64 {
         1.0 + 0.25 * (score + Self::phase(at)).cos()
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::error::Error;
 use crate::place::{At, CELL, Keys, Seen, low};
-use crate::score::{Pass, Slopes, pass};
+use crate::score::{Derivatives, Pass, pass};
 use crate::simd::{GROUP, Lanes, Number, Simd};
 use std::f64::consts::LN_2;
 use std::fmt;
@@ -189,7 +189,7 @@ impl<N: Number> Kept<'_, N> {
         s: S,
         (at, rows): (At<'_>, &[usize; GROUP]),
         tile: &mut [Lanes<N>],
-        slopes: Option<&mut Slopes<N>>,
+        derivatives: Option<&mut Derivatives<N>>,
     ) {
         let (mut bounds, mut keys) = (Lanes([N::infinity(); GROUP]), [NONE; GROUP]);
         for lane in at.span.start..at.span.end {
@@ -203,8 +203,8 @@ impl<N: Number> Kept<'_, N> {
                 let mut reaches = Lanes([N::zero(); GROUP]);
                 let lanes = reaches.0.iter_mut().zip(rows).take(at.span.end).skip(at.span.start);
                 lanes.for_each(|(reach, row)| *reach = self.choice.reaches[*row]);
-                let slopes = slopes.map(|slopes| &mut slopes.custom[..]);
-                self.take_logarithms((&bounds, &reaches), at, tile, slopes);
+                let derivatives = derivatives.map(|derivatives| &mut derivatives.custom[..]);
+                self.take_logarithms((&bounds, &reaches), at, tile, derivatives);
             }
         }
     }
@@ -216,7 +216,7 @@ impl<N: Number> Kept<'_, N> {
         (bounds, reaches): (&Lanes<N>, &Lanes<N>),
         at: At<'_>,
         tile: &mut [Lanes<N>],
-        mut slopes: Option<&mut [Lanes<N>]>,
+        mut derivatives: Option<&mut [Lanes<N>]>,
     ) {
         let ln_2 = N::from_f64(LN_2);
         for (i, scores) in tile.iter_mut().enumerate() {
@@ -226,9 +226,9 @@ impl<N: Number> Kept<'_, N> {
                     continue;
                 }
                 let above = (*score - bounds.0[lane] + reaches.0[lane]) * ln_2;
-                if let Some(slopes) = &mut slopes {
-                    let slope = &mut slopes[i].0[lane];
-                    *slope = if above > N::zero() { *slope / above } else { N::zero() };
+                if let Some(derivatives) = &mut derivatives {
+                    let derivative = &mut derivatives[i].0[lane];
+                    *derivative = if above > N::zero() { *derivative / above } else { N::zero() };
                 }
                 *score = match above {
                     _ if above.is_nan() => above,

@@ -3,7 +3,7 @@
 
 use crate::place::{At, Pair, Seen};
 use crate::problem::Problem;
-use crate::score::{BiasGrads, Factor, LOG2_E, Scored, Slopes, pass};
+use crate::score::{BiasGrads, Derivatives, Factor, LOG2_E, Scored, pass};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::similarity::Similarity;
 
@@ -96,24 +96,24 @@ impl<E: Element> Problem<'_, E> {
         self.dropout.is_some() || self.local.is_some()
     }
 
-    /// Room for the slopes of tiles of up to `keys` keys.
-    pub(crate) fn slopes(&self, keys: usize) -> Slopes<E::Num> {
+    /// Room for the derivatives of tiles of up to `keys` keys.
+    pub(crate) fn derivatives(&self, keys: usize) -> Derivatives<E::Num> {
         let bent = self.kept.is_some_and(|kept| kept.is_sparse());
-        self.score.slopes(keys, !self.similarity.is_linear(), bent)
+        self.score.derivatives(keys, !self.similarity.is_linear(), bent)
     }
 
     /// Turns a tile of similarities `[keys][rows]` into scores times `log2 e`: one pass for each option in use.
     ///
-    /// `slopes` gets what each one multiplies a gradient by in the backward pass.
+    /// `derivatives` gets what each one multiplies a gradient by in the backward pass.
     #[inline(always)]
     pub(crate) fn apply<S: Simd<E::Num>>(
         &self,
         s: S,
         at: At<'_>,
         tile: &mut [Lanes<E::Num>],
-        slopes: Option<&mut Slopes<E::Num>>,
+        derivatives: Option<&mut Derivatives<E::Num>>,
     ) {
-        s.call(Apply { problem: self, at, tile, slopes });
+        s.call(Apply { problem: self, at, tile, derivatives });
     }
 
     /// Adds to the gradients of the options, and carries those of the scores back to the similarities.
@@ -145,28 +145,28 @@ struct Apply<'t, E: Element> {
     problem: &'t Problem<'t, E>,
     at: At<'t>,
     tile: &'t mut [Lanes<E::Num>],
-    slopes: Option<&'t mut Slopes<E::Num>>,
+    derivatives: Option<&'t mut Derivatives<E::Num>>,
 }
 
 impl<E: Element> Task<E::Num> for Apply<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self { problem, at, tile, mut slopes } = self;
+        let Self { problem, at, tile, mut derivatives } = self;
         if !problem.similarity.is_linear() {
             let number = <E::Num as Number>::from_f64;
             // Of distances the tile holds the squares, without their sign.
             let sign = if matches!(problem.similarity, Similarity::Distance) { -1.0 } else { 1.0 };
-            if let Some(slopes) = &mut slopes {
-                let kept = &mut slopes.similarities[..tile.len()];
+            if let Some(derivatives) = &mut derivatives {
+                let kept = &mut derivatives.similarities[..tile.len()];
                 kept.copy_from_slice(tile);
                 pass(s, at, kept, &Factor(number(sign)));
             }
             pass(s, at, tile, &Factor(number(sign * problem.scale() * LOG2_E)));
         }
-        problem.score.apply(s, at, tile, slopes.as_deref_mut());
+        problem.score.apply(s, at, tile, derivatives.as_deref_mut());
         if let Some(kept) = &problem.kept {
-            kept.apply(s, (at, &problem.rows_of(at)), tile, slopes);
+            kept.apply(s, (at, &problem.rows_of(at)), tile, derivatives);
         }
     }
 }
@@ -177,7 +177,7 @@ pub(crate) struct OptionsBackward<'t, N> {
     /// Which rows see each key, if not all do.
     pub(crate) seen: Option<&'t [Seen]>,
     pub(crate) d_scores: &'t mut [Lanes<N>],
-    pub(crate) slopes: &'t Slopes<N>,
+    pub(crate) derivatives: &'t Derivatives<N>,
     /// What each row adds to the gradient of the scale.
     pub(crate) by_scale: &'t mut Lanes<N>,
     pub(crate) biases: BiasGrads<'t, N>,
@@ -190,8 +190,9 @@ impl<E: Element> Task<E::Num> for OptionsBackwardTask<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self(problem, OptionsBackward { at, seen, d_scores, slopes, by_scale, biases }) = self;
+        let Self(problem, OptionsBackward { at, seen, d_scores, derivatives, by_scale, biases }) =
+            self;
         problem.score.add_grads(s, at, d_scores, biases);
-        slopes.backward(s, (at, seen), d_scores, by_scale);
+        derivatives.backward(s, (at, seen), d_scores, by_scale);
     }
 }

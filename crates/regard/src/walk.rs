@@ -10,7 +10,7 @@ use crate::micro::{Distances, Dots, dot_tile};
 use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span, low};
 use crate::problem::Problem;
 use crate::queries::Queries;
-use crate::score::Slopes;
+use crate::score::Derivatives;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::similarity::Similarity;
 use crate::source::{Head, Source};
@@ -186,7 +186,7 @@ impl<N: Number> Piece<'_, N> {
         problem: &Problem<'_, E>,
         queries: &mut Queries<N>,
         tile: &mut [Lanes<N>],
-        slopes: Option<&mut Slopes<N>>,
+        derivatives: Option<&mut Derivatives<N>>,
     ) {
         let at = self.at;
         let Queries { lanes: q, layer, .. } = queries;
@@ -196,7 +196,7 @@ impl<N: Number> Piece<'_, N> {
             Similarity::Additive(_) => layer.similarities(s, (self.k, q), at.span, tile),
             _ => dot_tile(s, (self.k, q), at.span, tile, &mut Dots),
         }
-        problem.apply(s, at, tile, slopes);
+        problem.apply(s, at, tile, derivatives);
         let Some(seen) = self.seen.as_deref_mut() else { return };
         s.call(Hide { tile, seen, span: at.span });
     }

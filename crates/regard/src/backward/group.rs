@@ -180,7 +180,7 @@ impl<N: Number> Group<N> {
             let mut then = ScoreGrads { weights, delta: &self.delta };
             return dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut then);
         }
-        piece.scores(s, problem, &mut self.q, weights, Some(&mut *tiles.slopes));
+        piece.scores(s, problem, &mut self.q, weights, Some(&mut *tiles.derivatives));
         dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut Dots);
         self.weigh(s, problem, (piece.at, piece.seen.as_deref()), n, tiles);
     }
@@ -195,7 +195,7 @@ impl<N: Number> Group<N> {
         n: usize,
         tiles: &mut PieceTiles<'_, N>,
     ) {
-        let PieceTiles { weights, d_scores, slopes, factors } = tiles;
+        let PieceTiles { weights, d_scores, derivatives, factors } = tiles;
         let factors = match problem.has_factors() {
             true => {
                 problem.factors(s, at, &mut factors[..n]);
@@ -211,7 +211,7 @@ impl<N: Number> Group<N> {
             seen,
             weights: &mut weights[..n],
             d_scores: &mut d_scores[..n],
-            slopes: &slopes.custom,
+            derivatives: &derivatives.custom,
             factors,
         });
     }
@@ -338,7 +338,7 @@ struct Weigh<'t, N> {
     weights: &'t mut [Lanes<N>],
     d_scores: &'t mut [Lanes<N>],
     /// Of a custom rule, and of a sparsemax; empty where there is none.
-    slopes: &'t [Lanes<N>],
+    derivatives: &'t [Lanes<N>],
     /// What weights are multiplied by; empty where they are not.
     factors: &'t [Lanes<N>],
 }
@@ -347,7 +347,7 @@ impl<N: Number> Task<N> for Weigh<'_, N> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
-        let Self { group, centres, span, seen, weights, d_scores, slopes, factors } = self;
+        let Self { group, centres, span, seen, weights, d_scores, derivatives, factors } = self;
         multiply_tile(s, (d_scores, factors), span);
         let (zero, ln_2) = (s.splat(N::zero()), s.splat(N::from_f64(std::f64::consts::LN_2)));
         let everyone = span.set();
@@ -371,8 +371,8 @@ impl<N: Number> Task<N> for Weigh<'_, N> {
                     d_a = s.sub(d_a, s.mul(s.load(&d_entropy.0[lane..]), fall));
                 }
                 let mut d = s.mul(a, d_a);
-                if let Some(slope) = slopes.get(i) {
-                    d = s.mul(d, s.load(&slope.0[lane..]));
+                if let Some(derivative) = derivatives.get(i) {
+                    d = s.mul(d, s.load(&derivative.0[lane..]));
                 }
                 s.store(a, &mut weights.0[lane..]);
                 s.store(s.select(seen, d, zero), &mut d_scores.0[lane..]);

@@ -26,7 +26,7 @@ use crate::micro::{HiddenGrads, RowBuffer, add_rows, add_values};
 use crate::options::OptionsBackward;
 use crate::place::{At, CELL, RowTile, Scope, Seen, Span};
 use crate::problem::Problem;
-use crate::score::{BiasGrads, Slopes};
+use crate::score::{BiasGrads, Derivatives};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Amx;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, TileTask};
@@ -92,7 +92,7 @@ pub(crate) struct Scratch<N> {
     /// The weights of a piece, and the gradients of its scores, `[keys][lanes]`.
     weights: Vec<Lanes<N>>,
     d_scores: Vec<Lanes<N>>,
-    slopes: Slopes<N>,
+    derivatives: Derivatives<N>,
     /// What the weights of a piece are multiplied by, where they are.
     factors: Vec<Lanes<N>>,
     /// Outputs, or projected gradients, `[features][lanes]`.
@@ -124,7 +124,7 @@ impl<N: Number> Scratch<N> {
             groups: (0..groups).map(|_| Group::new(problem, features)).collect(),
             weights: zeros(CELL),
             d_scores: zeros(CELL),
-            slopes: problem.slopes(CELL),
+            derivatives: problem.derivatives(CELL),
             factors: zeros(if problem.has_factors() { CELL } else { 0 }),
             other: zeros(dims.v_dim.max(dims.q_dim).max(dims.qk_dim)),
             walk: Walk::new(),
@@ -253,7 +253,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             groups,
             weights,
             d_scores,
-            slopes,
+            derivatives,
             factors,
             other,
             walk,
@@ -276,7 +276,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             problem: back.call.problem,
             first: self.keys.start,
             groups: &mut *groups,
-            tiles: PieceTiles { weights, d_scores, slopes, factors },
+            tiles: PieceTiles { weights, d_scores, derivatives, factors },
             keys,
             tables: target.tables.as_mut().map_or(&mut [], |tables| tables.update(h, 0)),
             bias: target.bias.as_mut().map(|bias| bias.part(h, bias.rows())),
@@ -305,7 +305,7 @@ impl<E: Element> QueryGrads<'_, E> {
 pub(crate) struct PieceTiles<'t, N> {
     pub(crate) weights: &'t mut [Lanes<N>],
     pub(crate) d_scores: &'t mut [Lanes<N>],
-    pub(crate) slopes: &'t mut Slopes<N>,
+    pub(crate) derivatives: &'t mut Derivatives<N>,
     pub(crate) factors: &'t mut [Lanes<N>],
 }
 
@@ -337,14 +337,14 @@ impl<E: Element> AddGrads<'_, '_, E> {
             return;
         }
         let group = &mut self.groups[group];
-        let PieceTiles { d_scores, slopes, .. } = &mut self.tiles;
+        let PieceTiles { d_scores, derivatives, .. } = &mut self.tiles;
         let biases = BiasGrads {
             slope: &mut group.by_slope,
             table: &mut *self.tables,
             dense: self.bias.as_mut().map(|bias| (bias.part(0, bias.rows()), self.first)),
         };
         let (d_scores, by_scale) = (&mut d_scores[..n], &mut group.by_scale);
-        let undo = OptionsBackward { at, seen, d_scores, slopes, by_scale, biases };
+        let undo = OptionsBackward { at, seen, d_scores, derivatives, by_scale, biases };
         self.problem.backward(s, undo);
     }
 }

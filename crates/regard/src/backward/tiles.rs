@@ -283,7 +283,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         let at = At { scope: *scope, rows, span, keys: cell.keys() };
         let scores = &mut grads.tiles.weights[..n];
         s.call(Scale { tile: scores, factor: *factor, span });
-        problem.apply(s, at, scores, Some(&mut *grads.tiles.slopes));
+        problem.apply(s, at, scores, Some(&mut *grads.tiles.derivatives));
         if !cell.full || problem.may_hide() {
             s.call(Hide { tile: scores, seen: &mut seen[..n], span });
         }

@@ -328,7 +328,7 @@ impl<E: Element> Walk<'_, E> {
                 let seen = &seen[..chunk.keys.len()];
                 Asked { pairs: keys, seen, tile }.features(s, given, features);
             }
-            map.slope(s, span, &rows.features, features);
+            map.derivative(s, span, &rows.features, features);
             let by = map.back(s, span, features, (Side::Queries, query_inputs));
             let skipped = chunk.rows.start - d_q.rows().first;
             turn_back(s, by, chunk.rows.len(), skipped, (d_q, part));
@@ -375,7 +375,7 @@ impl<E: Element> Walk<'_, E> {
         }
         let (map, span) = (self.call.map, span(&chunk.keys));
         let Room { keys, features, cargo, key_inputs, .. } = &mut *self.room;
-        map.slope(s, span, &keys.features, features);
+        map.derivative(s, span, &keys.features, features);
         let skipped = chunk.keys.start - d_k.rows().first;
         let dim = self.call.v.shape().dim;
         turn_back(s, &cargo[..dim], chunk.keys.len(), skipped, (d_v, 0));

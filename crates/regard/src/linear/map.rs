@@ -232,16 +232,16 @@ impl<N: Number> Map<N> {
         s.call(Features { map: self.map, span, top, x });
     }
 
-    /// Gradients by features become gradients by arguments. The slope of every map is a function of the feature alone.
+    /// Gradients by features become gradients by arguments. The derivative of every map is a function of the feature alone.
     #[inline(always)]
-    pub(crate) fn slope<S: Simd<N>>(
+    pub(crate) fn derivative<S: Simd<N>>(
         &self,
         s: S,
         span: Span,
         features: &[Lanes<N>],
         d: &mut [Lanes<N>],
     ) {
-        s.call(Slope { map: self.map, span, features, d });
+        s.call(Derivative { map: self.map, span, features, d });
     }
 
     /// The gradient by rows, `[dim][lanes]`, from the one by arguments: itself, or its sum over the directions, which takes the
@@ -341,15 +341,15 @@ impl<N: Number> Task<N> for Features<'_, N> {
     }
 }
 
-/// [`Map::slope`]
-struct Slope<'t, N> {
+/// [`Map::derivative`]
+struct Derivative<'t, N> {
     map: FeatureMap,
     span: Span,
     features: &'t [Lanes<N>],
     d: &'t mut [Lanes<N>],
 }
 
-impl<N: Number> Task<N> for Slope<'_, N> {
+impl<N: Number> Task<N> for Derivative<'_, N> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
@@ -357,13 +357,13 @@ impl<N: Number> Task<N> for Slope<'_, N> {
         for (phi, d) in self.features.iter().zip(self.d) {
             for lane in self.span.vectors::<N, S>() {
                 let phi = s.load(&phi.0[lane..]);
-                let slope = match self.map {
+                let derivative = match self.map {
                     FeatureMap::EluPlusOne => s.select(s.less(one, phi), one, phi),
                     FeatureMap::Relu => s.select(s.less(zero, phi), one, zero),
                     FeatureMap::PositiveRandom { .. } => phi,
                 };
                 let d = &mut d.0[lane..];
-                s.store(s.mul(s.load(d), slope), d);
+                s.store(s.mul(s.load(d), derivative), d);
             }
         }
     }

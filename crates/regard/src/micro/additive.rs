@@ -298,9 +298,9 @@ impl<N: Number> SimilaritiesBackward<'_, N> {
                 }
                 let d = s.load(&d.0[lane..]);
                 for (u, t) in t.into_iter().enumerate() {
-                    let slope = s.mul(s.splat(layer.v[unit + u]), s.sub(one, s.mul(t, t)));
+                    let derivative = s.mul(s.splat(layer.v[unit + u]), s.sub(one, s.mul(t, t)));
                     let (by_v, by_q) = (&mut by_v[u].0[lane..], &mut to.d_q[unit + u].0[lane..]);
-                    let by_x = s.mul(d, slope);
+                    let by_x = s.mul(d, derivative);
                     s.store(s.fma(d, t, s.load(by_v)), by_v);
                     s.store(s.add(by_x, s.load(by_q)), by_q);
                     s.store(by_x, &mut by_k[u].0[lane..]);

@@ -42,7 +42,7 @@ pub struct Grads<N> {
 /// The gradients of `sum(out * d.out) + sum(lse * d.lse) + sum(entropy * d.entropy)`, by definition.
 ///
 /// Each line undoes one of [`forward`](super::forward): from `out_i = sum_j z_ij a_ij v_j` come `d_v` and `d_a`; the softmax gives
-/// `d_score_ij = a_ij (d_a_ij - sum_j a_ij d_a_ij + d_lse_i - d_H_i (ln a_ij + H_i))`; the score's slopes carry that to
+/// `d_score_ij = a_ij (d_a_ij - sum_j a_ij d_a_ij + d_lse_i - d_H_i (ln a_ij + H_i))`; the score's derivatives carry that to
 /// the similarity and to the options; the similarity to q, k and W.
 pub fn backward<N: Number, E: Element>(
     problem: &Problem<'_, E>,
@@ -116,7 +116,7 @@ pub fn backward_in_steps<N: Number, E: Element>(
             let bent = if problem.bends() { (-steps.score).exp() } else { N::one() };
             g.size = g.size.max(bent * a * (d_a.abs() + mean.abs()));
             let d_score = round(bent * d_score(steps.score, a, d_a));
-            let (by_scaled, by_bias) = score.slope(at, steps);
+            let (by_scaled, by_bias) = score.derivative(at, steps);
             g.add_to_options(problem, at, d_score * by_bias);
             // scaled = similarity * scale
             let d_scaled = d_score * by_scaled;
@@ -279,10 +279,10 @@ impl<N: Number> Grads<N> {
                 for (i, v) in v.into_iter().enumerate() {
                     let t = (query.projected[i] + key.projected[i]).tanh();
                     d_v[i] = d_v[i] + d * t;
-                    let slope = d * v * (N::one() - t * t);
-                    hidden.q[i] = hidden.q[i] + slope;
+                    let derivative = d * v * (N::one() - t * t);
+                    hidden.q[i] = hidden.q[i] + derivative;
                     let d_k = &mut hidden.keys[k_row * units + i];
-                    *d_k = *d_k + slope;
+                    *d_k = *d_k + derivative;
                 }
             }
         }

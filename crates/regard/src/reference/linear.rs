@@ -65,7 +65,7 @@ impl<N: Number> Map<N> {
     }
 
     /// The derivative of a feature by its argument.
-    fn slope(&self, phi: N) -> N {
+    fn derivative(&self, phi: N) -> N {
         match self.map {
             FeatureMap::EluPlusOne => phi.min(N::one()),
             FeatureMap::Relu if phi > N::zero() => N::one(),
@@ -74,9 +74,9 @@ impl<N: Number> Map<N> {
         }
     }
 
-    /// The most that a row's features and their slopes multiply anything by.
+    /// The most that a row's features and their derivatives multiply anything by.
     fn gain(&self, phi: &[N]) -> N {
-        phi.iter().fold(N::zero(), |gain, phi| gain.max(*phi).max(self.slope(*phi)))
+        phi.iter().fold(N::zero(), |gain, phi| gain.max(*phi).max(self.derivative(*phi)))
     }
 
     /// The features of some rows, powers relative to the largest of each row, or of all of them.
@@ -102,7 +102,7 @@ impl<N: Number> Map<N> {
     /// The gradient by a row, from the one by its features.
     fn back(&self, rows: &Rows<N>, row: usize, d_phi: &[N]) -> Vec<N> {
         let (x, phi) = (&rows.x[row], &rows.phi[row]);
-        let d: Vec<N> = d_phi.iter().zip(phi).map(|(d, phi)| *d * self.slope(*phi)).collect();
+        let d: Vec<N> = d_phi.iter().zip(phi).map(|(d, phi)| *d * self.derivative(*phi)).collect();
         let FeatureMap::PositiveRandom { .. } = self.map else { return d };
         let sum: N = d.iter().copied().sum();
         let by = |i: usize| {

@@ -2,8 +2,8 @@
 //!
 //! The order is fixed (ADR 0001): similarity, scale, softcap, biases (dense, ALiBi, relative, your own), mask; a sink
 //! joins the denominator. Each option stands here side by side: its definition ([`Score::define`], one pair at a time) with
-//! its derivative ([`Score::slope`]), its pass over a tile ([`Score::apply`]), and the backward pass through a tile
-//! ([`Slopes::backward`], [`Score::add_grads`]).
+//! its derivative ([`Score::derivative`]), its pass over a tile ([`Score::apply`]), and the backward pass through a tile
+//! ([`Derivatives::backward`], [`Score::add_grads`]).
 //!
 //! Tiles hold scores times `log2 e`, so that the softmax needs `2^x` alone; every pass works in that unit.
 
@@ -26,7 +26,7 @@ pub trait ScoreRule: fmt::Debug + Sync {
     /// The new score of a pair.
     fn apply(&self, at: Pair, score: f64) -> f64;
     /// The derivative of [`apply`](Self::apply) by `score`.
-    fn slope(&self, at: Pair, score: f64) -> f64;
+    fn derivative(&self, at: Pair, score: f64) -> f64;
 }
 
 /// What happens to a similarity before the softmax.
@@ -189,7 +189,7 @@ pub(crate) struct Scored<N> {
 
 /// What the options of a tile multiply a gradient by in the backward pass, `[keys][rows]`; empty for options not in use.
 #[derive(Debug)]
-pub(crate) struct Slopes<N> {
+pub(crate) struct Derivatives<N> {
     /// What the scale multiplies, where that is not linear in the queries.
     pub(crate) similarities: Vec<Lanes<N>>,
     /// Of the options before the biases, multiplied.
@@ -225,12 +225,17 @@ impl<E: Element> Score<'_, E> {
         bias.is_none() && alibi.is_none() && relative.is_none() && custom.is_none()
     }
 
-    /// Room for the slopes of tiles of up to `keys` keys, and for the similarities, if those are asked for; `bent`: whether
-    /// something after the score has slopes too.
-    pub(crate) fn slopes(&self, keys: usize, similarities: bool, bent: bool) -> Slopes<E::Num> {
+    /// Room for the derivatives of tiles of up to `keys` keys, and for the similarities, if those are asked for; `bent`: whether
+    /// something after the score has derivatives too.
+    pub(crate) fn derivatives(
+        &self,
+        keys: usize,
+        similarities: bool,
+        bent: bool,
+    ) -> Derivatives<E::Num> {
         let one = Lanes([E::Num::from_f64(1.0); GROUP]);
         let room = |used: bool| vec![one; if used { keys } else { 0 }];
-        Slopes {
+        Derivatives {
             similarities: room(similarities),
             before: room(self.softcap.is_some()),
             custom: room(self.custom.is_some() || bent),
@@ -260,9 +265,9 @@ impl<E: Element> Score<'_, E> {
     }
 
     /// The derivative of the score by `scaled`, and by what the biases add.
-    pub(crate) fn slope<N: Number>(&self, at: Pair, steps: Scored<N>) -> (N, N) {
+    pub(crate) fn derivative<N: Number>(&self, at: Pair, steps: Scored<N>) -> (N, N) {
         let by_bias =
-            self.custom.map_or(N::one(), |r| N::from_f64(r.slope(at, steps.biased.to_f64())));
+            self.custom.map_or(N::one(), |r| N::from_f64(r.derivative(at, steps.biased.to_f64())));
         let cap = self.softcap.map(N::from_f64);
         let by_cap = cap.map_or(N::one(), |cap| {
             let t = (steps.scaled / cap).tanh();
@@ -272,26 +277,26 @@ impl<E: Element> Score<'_, E> {
     }
 
     /// Turns a tile of scaled similarities `[keys][rows]` into scores, both times `log2 e`: one pass for each option in use.
-    /// `slopes` gets what each one multiplies a gradient by in the backward pass.
+    /// `derivatives` gets what each one multiplies a gradient by in the backward pass.
     #[inline(always)]
     pub(crate) fn apply<S: Simd<E::Num>>(
         &self,
         s: S,
         at: At<'_>,
         tile: &mut [Lanes<E::Num>],
-        mut slopes: Option<&mut Slopes<E::Num>>,
+        mut derivatives: Option<&mut Derivatives<E::Num>>,
     ) {
         let Self { softcap, bias, alibi, relative, custom, .. } = self;
         let number = <E::Num as Number>::from_f64;
-        if let Some(slopes) = &mut slopes {
-            slopes.before.fill(Lanes([number(1.0); GROUP]));
+        if let Some(derivatives) = &mut derivatives {
+            derivatives.before.fill(Lanes([number(1.0); GROUP]));
         }
         if let Some(cap) = softcap {
             let (cap, inverse) = (number(cap * LOG2_E), number(1.0 / (cap * LOG2_E)));
             pass(s, at, tile, &Softcap { cap, inverse });
-            if let Some(slopes) = &mut slopes {
-                let by_cap = Times(tile, SoftcapSlope { inverse });
-                pass(s, at, &mut slopes.before[..tile.len()], &by_cap);
+            if let Some(derivatives) = &mut derivatives {
+                let by_cap = Times(tile, SoftcapDerivative { inverse });
+                pass(s, at, &mut derivatives.before[..tile.len()], &by_cap);
             }
         }
         if let Some(bias) = bias {
@@ -309,15 +314,15 @@ impl<E: Element> Score<'_, E> {
                 for (i, scores) in tile.iter_mut().enumerate() {
                     for lane in at.span.start..at.span.end {
                         let (pair, score) = (at.pair(i, lane), scores.0[lane].to_f64() / LOG2_E);
-                        if let Some(slopes) = &mut slopes {
-                            slopes.custom[i].0[lane] = number(rule.slope(pair, score));
+                        if let Some(derivatives) = &mut derivatives {
+                            derivatives.custom[i].0[lane] = number(rule.derivative(pair, score));
                         }
                         scores.0[lane] = number(rule.apply(pair, score) * LOG2_E);
                     }
                 }
             });
-        } else if let Some(slopes) = &mut slopes {
-            slopes.custom.fill(Lanes([number(1.0); GROUP]));
+        } else if let Some(derivatives) = &mut derivatives {
+            derivatives.custom.fill(Lanes([number(1.0); GROUP]));
         }
     }
 
@@ -363,7 +368,7 @@ pub(crate) struct BiasGrads<'t, N> {
     pub(crate) dense: Option<(TileMut<'t, N>, usize)>,
 }
 
-impl<N: Number> Slopes<N> {
+impl<N: Number> Derivatives<N> {
     /// capped = cap tanh(scaled / cap), scaled = scale * similarity: carries the gradients of a tile of scores back to what was
     /// scaled; where that is not linear in the queries, adds to the gradient of the scale, row by row. `seen`: which rows see each
     /// key, if not all do.
@@ -381,11 +386,11 @@ impl<N: Number> Slopes<N> {
         let zero = s.splat(N::zero());
         for (i, d_scores) in d_scores.iter_mut().enumerate() {
             for lane in at.span.vectors::<N, S>() {
-                // The slope of a hidden pair may be NaN.
+                // The derivative of a hidden pair may be NaN.
                 let seen = s.lanes(low(seen.map_or(Seen::MAX, |seen| seen[i]) >> lane));
                 let mut d = s.load(&d_scores.0[lane..]);
-                if let Some(slope) = self.before.get(i) {
-                    d = s.select(seen, s.mul(d, s.load(&slope.0[lane..])), zero);
+                if let Some(derivative) = self.before.get(i) {
+                    d = s.select(seen, s.mul(d, s.load(&derivative.0[lane..])), zero);
                     s.store(d, &mut d_scores.0[lane..]);
                 }
                 if let Some(x) = self.similarities.get(i) {
@@ -410,11 +415,11 @@ impl<N: Number> Pass<N> for Softcap<N> {
 }
 
 /// From a capped score `cap tanh x` to `1 - tanh^2 x`.
-struct SoftcapSlope<N> {
+struct SoftcapDerivative<N> {
     inverse: N,
 }
 
-impl<N: Number> Pass<N> for SoftcapSlope<N> {
+impl<N: Number> Pass<N> for SoftcapDerivative<N> {
     #[inline(always)]
     fn turn<S: Simd<N>>(&self, s: S, _: usize, _: usize, x: S::V) -> S::V {
         let t = s.mul(x, s.splat(self.inverse));

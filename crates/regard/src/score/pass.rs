@@ -36,7 +36,7 @@ impl<N: Number> Pass<N> for Factor<N> {
     }
 }
 
-/// Multiplies by what another pass makes of another tile: so slopes are gathered.
+/// Multiplies by what another pass makes of another tile: so derivatives are gathered.
 pub(super) struct Times<'t, N, P>(pub(super) &'t [Lanes<N>], pub(super) P);
 
 impl<N: Number, P: Pass<N>> Pass<N> for Times<'_, N, P> {

@@ -486,7 +486,7 @@ impl ScoreRule for Hiding {
     fn apply(&self, at: Pair, score: f64) -> f64 {
         if at.key.is_multiple_of(3) { f64::NEG_INFINITY } else { score }
     }
-    fn slope(&self, at: Pair, _: f64) -> f64 {
+    fn derivative(&self, at: Pair, _: f64) -> f64 {
         if at.key.is_multiple_of(3) { f64::NAN } else { 1.0 }
     }
 }

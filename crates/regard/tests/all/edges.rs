@@ -34,7 +34,7 @@ impl ScoreRule for Recursive {
         }
         score
     }
-    fn slope(&self, at: Pair, score: f64) -> f64 {
+    fn derivative(&self, at: Pair, score: f64) -> f64 {
         self.apply(at, score) * 0.0 + 1.0
     }
 }
