@@ -5,7 +5,7 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use regard::reference::Outcome;
-use regard::{Normaliser, Number, Plan, Upstream, View};
+use regard::{Normaliser, Number, Plan, OutputGrads, View};
 use regard_fuzz::{Case, ROOM, Sizes, machines, numbers};
 use regard_testkit::GradJudge;
 use regard_testkit::run::same_grad_bits;
@@ -34,7 +34,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         max_score: Vec::new(),
     };
     let d_out = View::bhsd(&d.out, [batch, heads, q_len, case.v_dim]).unwrap();
-    let mut upstream = Upstream::new(d_out).with_bias();
+    let mut upstream = OutputGrads::new(d_out).with_bias();
     if with_lse {
         upstream = upstream.lse(&d.lse);
     }

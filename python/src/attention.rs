@@ -4,7 +4,7 @@ use crate::array::{Array, Named, Owned, by_type, refused};
 use crate::options::{Call, Described, Stored};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use regard::{Grads, Layout, Normaliser, Output, OutputView, Tensor, Upstream};
+use regard::{Grads, Layout, Normaliser, Output, OutputGrads, OutputView, Tensor};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -108,9 +108,9 @@ pub(crate) fn plan(call: Described) -> PyResult<String> {
 pub(crate) struct Loss(Array, Option<Array>, Option<Array>, Option<Array>, bool, bool);
 
 impl Loss {
-    fn upstream<'a, E: Stored>(&'a self, call: &'a Call) -> PyResult<Upstream<'a, E>> {
+    fn upstream<'a, E: Stored>(&'a self, call: &'a Call) -> PyResult<OutputGrads<'a, E>> {
         let Self(d_out, d_lse, d_entropy, advantage, bias, straight_through) = self;
-        let mut upstream = Upstream::new(call.like_out(d_out, "d_out")?);
+        let mut upstream = OutputGrads::new(call.like_out(d_out, "d_out")?);
         if let Some(d_lse) = d_lse {
             upstream = upstream.lse(d_lse.list("d_lse")?);
         }

@@ -5,7 +5,7 @@ use crate::attention::{own, tensor};
 use crate::options::{Call, Described, Stored};
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
-use regard::{Buckets, Dims, Grads, LshAttention, LshOutput, Upstream};
+use regard::{Buckets, Dims, Grads, LshAttention, LshOutput, OutputGrads};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ impl LshKept {
         let (call, lsh) = (Call::new(call)?, how.attention());
         by_type!(call.dtype(), E => {
             let ([q, k, v], machine) = (call.views::<E>()?, call.machine()?);
-            let mut upstream = Upstream::new(call.like_out(&d_out, "d_out")?);
+            let mut upstream = OutputGrads::new(call.like_out(&d_out, "d_out")?);
             if let Some(d_lse) = &d_lse {
                 upstream = upstream.lse(d_lse.list("d_lse")?);
             }

@@ -9,7 +9,7 @@ use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::{DType, Element as BurnElement, Tensor};
 use regard::{
     Additive, Align, Dropout, Element, Grads, Layout, Local, Machine, Mask, Normaliser, Output,
-    Plan, Precision, Problem, RelativeBias, Score, Shape, Upstream, View,
+    OutputGrads, Plan, Precision, Problem, RelativeBias, Score, Shape, View,
 };
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -33,7 +33,7 @@ pub struct Attention {
     /// How scores become weights.
     pub normaliser: Normaliser,
     /// Where the normaliser chooses keys: whether the gradient by the scores is that of the softmax, see
-    /// [`Upstream::straight_through`]. Without it such a call takes no part in autodiff.
+    /// [`OutputGrads::straight_through`]. Without it such a call takes no part in autodiff.
     pub straight_through: bool,
     /// How exact the products are.
     pub precision: Option<Precision>,
@@ -404,19 +404,19 @@ impl Call {
         output.out = regard::Tensor::new(back.output.storage::<E>()[..n].to_vec(), shape, layout)?;
         let by_bias = |slot: &Slot| *slot == Slot::Bias;
         let bias = self.slots.iter().position(by_bias).is_some_and(|i| back.wanted[3 + i]);
-        let run = |d: Upstream<'_, E>| {
+        let run = |d: OutputGrads<'_, E>| {
             let d = if self.options.chooses() { d.straight_through() } else { d };
             plan.backward(q, k, v, &output, if bias { d.with_bias() } else { d })
         };
         if !self.options.entropy {
             let upstream = viewable(&back.upstream);
-            return Ok(run(Upstream::new(view::<E>(&upstream)?))?);
+            return Ok(run(OutputGrads::new(view::<E>(&upstream)?))?);
         }
         let upstream = dense(&back.upstream);
         let (d_out, d_entropy) = numbers::<E>(&upstream).split_at(n);
         let d_out = regard::Tensor::new(d_out.to_vec(), shape, layout)?;
         let d_entropy: Vec<E::Num> = d_entropy.iter().map(|x| x.widen()).collect();
-        Ok(run(Upstream::new(d_out.view()).entropy(&d_entropy))?)
+        Ok(run(OutputGrads::new(d_out.view()).entropy(&d_entropy))?)
     }
 
     /// The gradients in the order of the inputs.

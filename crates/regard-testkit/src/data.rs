@@ -6,8 +6,8 @@ use crate::noise::Noise;
 use crate::scores::{Entries, ScoreOption, T5_BUCKETS};
 use regard::reference::{Inputs, Outcome};
 use regard::{
-    Additive, Dims, Dropout, Element, Local, Normaliser, Number, Problem, Score, Shape, Similarity,
-    Strides, Upstream, View, ViewMut, alibi_slopes, bf16, f16,
+    Additive, Dims, Dropout, Element, Local, Normaliser, Number, OutputGrads, Problem, Score,
+    Shape, Similarity, Strides, View, ViewMut, alibi_slopes, bf16, f16,
 };
 use std::any::Any;
 use std::fmt;
@@ -281,11 +281,11 @@ impl<E: Element> Data<E> {
 
     /// What the loss says of the output of a case.
     #[must_use]
-    pub fn upstream(&self, case: &Case) -> Upstream<'_, E> {
+    pub fn output_grads(&self, case: &Case) -> OutputGrads<'_, E> {
         let [d_lse, d_entropy] = &self.d_rows;
-        let upstream = Upstream::new(self.d_out.view()).with_bias();
-        let upstream = if has_lse(case) { upstream.lse(d_lse) } else { upstream };
-        if case.entropy { upstream.entropy(d_entropy) } else { upstream }
+        let output_grads = OutputGrads::new(self.d_out.view()).with_bias();
+        let output_grads = if has_lse(case) { output_grads.lse(d_lse) } else { output_grads };
+        if case.entropy { output_grads.entropy(d_entropy) } else { output_grads }
     }
 
     /// The same for the definition, in any number.

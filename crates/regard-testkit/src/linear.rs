@@ -101,10 +101,10 @@ fn judge_grads<E: Element>(
     data: &Data<E>,
 ) -> [(&'static str, Vec<f64>, f64); 3] {
     let (inputs, d_out) = (data.inputs(), || elements(data.d_out.view()).map(wide));
-    let upstream: Vec<f64> = d_out().collect();
-    let exact = definition::backward(attention, inputs, &upstream);
-    let upstream: Vec<E::Num> = d_out().map(E::Num::from_f64).collect();
-    let plain = definition::backward_in_steps(attention, inputs, &upstream, stored::<E>);
+    let output_grads: Vec<f64> = d_out().collect();
+    let exact = definition::backward(attention, inputs, &output_grads);
+    let output_grads: Vec<E::Num> = d_out().map(E::Num::from_f64).collect();
+    let plain = definition::backward_in_steps(attention, inputs, &output_grads, stored::<E>);
     let (dim, v_dim) = (inputs.1.shape().dim as f64, inputs.2.shape().dim as f64);
     let floor = GRAD_FLOORS[usize::from(E::Num::NAME == "f64")];
     let step = floor * epsilon::<E::Num>() * (1.0 + dim.max(v_dim).sqrt() / 4.0);

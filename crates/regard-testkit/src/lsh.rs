@@ -109,7 +109,7 @@ impl<E: Element> Trial for LshTrial<'_, E> {
         let Self { case, data, lsh } = self;
         let (q, k, v) = data.inputs();
         let found = lsh.forward(machine, q, k, v)?;
-        let grads = lsh.backward(machine, q, k, v, &found, data.upstream(case))?;
+        let grads = lsh.backward(machine, q, k, v, &found, data.output_grads(case))?;
         Ok((found, grads))
     }
 

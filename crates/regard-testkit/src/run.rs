@@ -7,8 +7,8 @@ use crate::linear::LinearTrial;
 use crate::lsh::LshTrial;
 use regard::reference::{self, Inputs};
 use regard::{
-    Choice, Element, Error, Grads, Isa, Machine, Normaliser, Number, Output, Plan, Problem,
-    Upstream, bf16, f16,
+    Choice, Element, Error, Grads, Isa, Machine, Normaliser, Number, Output, OutputGrads, Plan,
+    Problem, bf16, f16,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -229,9 +229,9 @@ impl<'d, E: Element> Exact<'d, E> {
 
     fn judges(&self, problem: &Problem<'_, E>) -> (Judge, GradJudge) {
         let (case, data) = (self.case, self.data);
-        let upstream = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
+        let output_grads = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
         let judge = Judge::new(problem, data.inputs());
-        (judge, GradJudge::new(problem, data.inputs(), upstream))
+        (judge, GradJudge::new(problem, data.inputs(), output_grads))
     }
 
     /// How near to each other scores are that rounding may exchange.
@@ -257,7 +257,7 @@ impl<E: Element> Trial for Exact<'_, E> {
         let (q, k, v) = self.data.inputs();
         let plan = Plan::new(self.problem.clone(), machine)?;
         let output = plan.forward(q, k, v)?;
-        let grads = plan.backward(q, k, v, &output, self.data.upstream(self.case))?;
+        let grads = plan.backward(q, k, v, &output, self.data.output_grads(self.case))?;
         Ok((output, grads))
     }
 
@@ -310,14 +310,15 @@ pub fn forward<E: Element>(
 pub fn both_ways<E: Element>(
     problem: &Problem<'_, E>,
     (q, k, v): Inputs<'_, E>,
-    upstream: Upstream<'_, E>,
+    output_grads: OutputGrads<'_, E>,
     isa: Isa,
     threads: usize,
 ) -> (Output<E>, Grads<E>) {
     let plan = Plan::new(problem.clone(), Machine::here().isa(isa).threads(threads));
     let plan = plan.expect("a problem that fits its tensors");
     let output = plan.forward(q, k, v).expect("tensors that fit the plan");
-    let grads = plan.backward(q, k, v, &output, upstream).expect("gradients that fit the output");
+    let grads =
+        plan.backward(q, k, v, &output, output_grads).expect("gradients that fit the output");
     (output, grads)
 }
 

@@ -7,7 +7,7 @@ use crate::view::{Tensor, View};
 /// What a loss says of the outputs: its gradients by them. Those by rows are `[total, heads.q]` where queries are packed,
 /// as the rows of an [`Output`](crate::Output) are.
 #[derive(Clone, Copy, Debug)]
-pub struct Upstream<'a, E: Element> {
+pub struct OutputGrads<'a, E: Element> {
     pub(crate) out: View<'a, E>,
     pub(crate) lse: Option<&'a [E::Num]>,
     pub(crate) entropy: Option<&'a [E::Num]>,
@@ -16,7 +16,7 @@ pub struct Upstream<'a, E: Element> {
     pub(crate) straight_through: bool,
 }
 
-impl<'a, E: Element> Upstream<'a, E> {
+impl<'a, E: Element> OutputGrads<'a, E> {
     /// The gradient by `out`, `[batch, heads.q, q_len, v_dim]`.
     #[must_use]
     pub fn new(d_out: View<'a, E>) -> Self {
@@ -81,7 +81,7 @@ impl<'a, E: Element> Upstream<'a, E> {
     }
 }
 
-impl<'a, E: Element> From<View<'a, E>> for Upstream<'a, E> {
+impl<'a, E: Element> From<View<'a, E>> for OutputGrads<'a, E> {
     fn from(d_out: View<'a, E>) -> Self {
         Self::new(d_out)
     }

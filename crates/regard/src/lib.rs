@@ -104,7 +104,7 @@ mod walk;
 pub use cache::{CacheShape, KvCache, PAGE, Sequence};
 pub use dropout::Dropout;
 pub use error::Error;
-pub use grads::{AdditiveGrads, Grads, Upstream};
+pub use grads::{AdditiveGrads, Grads, OutputGrads};
 pub use half::{bf16, f16};
 pub use linear::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState};
 pub use local::Local;

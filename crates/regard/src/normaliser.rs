@@ -36,12 +36,12 @@ pub enum Normaliser {
     /// Gradients take the choice of keys as given: it is constant almost everywhere.
     TopK(usize),
     /// Weight 1 for the highest score. No gradient by the scores; for one that pretends, see
-    /// [`Upstream::straight_through`](crate::Upstream::straight_through).
+    /// [`OutputGrads::straight_through`](crate::OutputGrads::straight_through).
     Hard,
     /// Weight 1 for one key, drawn with the probabilities that the softmax gives (hard attention of Xu et al. 2015). Which
     /// one is a function of the seed, the place of the row (item, head, number) and the call alone, whatever the threads: another
     /// seed is another draw. The definition, and so [`steps`](crate::steps), draws from the same probabilities, but not the same key. Gradients by the scores are
-    /// estimates, of the score function or straight-through: see [`Upstream::advantage`](crate::Upstream::advantage).
+    /// estimates, of the score function or straight-through: see [`OutputGrads::advantage`](crate::OutputGrads::advantage).
     Sampled {
         /// Of the draw.
         seed: u64,

@@ -3,8 +3,8 @@
 use super::case::{Bias, Cached, Case, Rule};
 use anyhow::{Context, Result};
 use regard::{
-    Additive, Bits, CacheShape, Dims, Dropout, Element, KvCache, Layout, Local, Mask, Number, PAGE,
-    Problem, Score, Sequence, Shape, Similarity, Tensor, Upstream, View, alibi_slopes,
+    Additive, Bits, CacheShape, Dims, Dropout, Element, KvCache, Layout, Local, Mask, Number,
+    OutputGrads, PAGE, Problem, Score, Sequence, Shape, Similarity, Tensor, View, alibi_slopes,
 };
 use regard_testkit::Noise;
 
@@ -72,8 +72,8 @@ impl<E: Element> Input<E> {
     }
 
     /// The gradient of the output, and the wish for all that could be learned.
-    pub(crate) fn upstream(&self) -> Upstream<'_, E> {
-        Upstream::new(self.d_out.view()).with_bias()
+    pub(crate) fn output_grads(&self) -> OutputGrads<'_, E> {
+        OutputGrads::new(self.d_out.view()).with_bias()
     }
 
     /// The problem of a case, over tensors or over what sequences have in a cache.

@@ -202,7 +202,7 @@ fn measure<E: Element>(
         if let (false, Some(output)) =
             (case.pass == Pass::Forward, before.as_ref().or(new.as_ref()))
         {
-            drop(black_box(plan.backward(q, k, v, output, input.upstream())?));
+            drop(black_box(plan.backward(q, k, v, output, input.output_grads())?));
         }
         drop(black_box(new));
         Ok(())

@@ -7,7 +7,7 @@ mod recall;
 mod rows;
 
 use crate::error::Error;
-use crate::grads::{Grads, Upstream};
+use crate::grads::{Grads, OutputGrads};
 use crate::machine::Machine;
 use crate::mask::Mask;
 use crate::output::{Output, OutputView};
@@ -152,7 +152,7 @@ impl LshAttention {
     }
 
     /// The gradients by q, k and v, from the inputs and output of [`forward`](Self::forward) and the gradient of a loss by that
-    /// output: a [`View`] of the gradient by `out`, or an [`Upstream`] with that by `lse` too.
+    /// output: a [`View`] of the gradient by `out`, or an [`OutputGrads`] with that by `lse` too.
     #[inline(never)]
     pub fn backward<'b, E: Element>(
         &self,
@@ -161,25 +161,25 @@ impl LshAttention {
         k: View<'b, E>,
         v: View<'b, E>,
         found: &'b LshOutput<E>,
-        upstream: impl Into<Upstream<'b, E>>,
+        output_grads: impl Into<OutputGrads<'b, E>>,
     ) -> Result<Grads<E>, Error> {
-        let (upstream, LshOutput { output, buckets, .. }) = (upstream.into(), found);
+        let (output_grads, LshOutput { output, buckets, .. }) = (output_grads.into(), found);
         let dims = self.check((q, k, v))?.dims();
         found.check(dims)?;
         let Dims { batch, heads, q_len, .. } = dims;
         let shape = dims.out_shape();
-        shape.unless_same("the call", "the gradient of the output", upstream.out.shape())?;
-        unless_packed([upstream.out.offsets(), output.out.offsets()])?;
+        shape.unless_same("the call", "the gradient of the output", output_grads.out.shape())?;
+        unless_packed([output_grads.out.offsets(), output.out.offsets()])?;
         let rows = batch * heads.q * q_len;
         Error::unless_one_each_row(
             "the gradient of lse",
             rows,
-            upstream.lse.map_or(rows, <[_]>::len),
+            output_grads.lse.map_or(rows, <[_]>::len),
         )?;
-        if upstream.entropy.is_some() {
+        if output_grads.entropy.is_some() {
             return Err(Error::NoEntropy);
         }
-        upstream.without_choice("softmax")?;
+        output_grads.without_choice("softmax")?;
         let shapes = [q, k, v].map(|x| x.shape());
         let (mut sums, mut room) = (Sums::new(shapes)?, Sorted::new(shapes)?);
         for i in 0..buckets.rounds() {
@@ -187,13 +187,14 @@ impl LshAttention {
             let (q, k, v) = room.put(machine, &round.order, (q, k, v));
             let order = |b, head| round.order.rows(b, head);
             let merged = reordered(machine, output, order)?;
-            let d_out = copied(machine, upstream.out, order)?;
+            let d_out = copied(machine, output_grads.out, order)?;
             let d_lse = |x| numbers(machine, shape, x, order);
-            let d_lse = upstream.lse.map(d_lse).transpose()?;
-            let upstream = Upstream::new(d_out.view());
-            let upstream = d_lse.iter().fold(upstream, |upstream, d_lse| upstream.lse(d_lse));
+            let d_lse = output_grads.lse.map(d_lse).transpose()?;
+            let output_grads = OutputGrads::new(d_out.view());
+            let output_grads =
+                d_lse.iter().fold(output_grads, |output_grads, d_lse| output_grads.lse(d_lse));
             let plan = self.plan(machine, round.mask, (q, k, v))?;
-            let grads = plan.backward(q, k, v, &merged, upstream)?;
+            let grads = plan.backward(q, k, v, &merged, output_grads)?;
             sums.add(machine, &grads, &round.order, |b, head| buckets.places(i, b, head));
         }
         sums.into_grads(machine, (q, k, v))

@@ -9,7 +9,7 @@ use crate::backward::{
     BackwardCall, ByKeys, ByProjection, Join, OPTIONS, Parts, QueryGrads, Scratch, Target,
 };
 use crate::error::{Error, filled};
-use crate::grads::{Grads, Upstream};
+use crate::grads::{Grads, OutputGrads};
 use crate::output::OutputView;
 use crate::place::{CELL, RowTile};
 use crate::problem::{Dims, Heads};
@@ -32,7 +32,7 @@ const TASK_KEYS: usize = 512;
 
 impl<E: Element> Plan<'_, E> {
     /// The gradients of everything, from the inputs and output of [`forward`](Self::forward) and the gradient of a loss
-    /// by that output: a [`View`] of the gradient by `out`, or an [`Upstream`] that says more. An [`OutputView`] serves where
+    /// by that output: a [`View`] of the gradient by `out`, or an [`OutputGrads`] that says more. An [`OutputView`] serves where
     /// the output lies in memory of the caller.
     ///
     /// The weights are computed again, tile by tile, so memory stays linear in the length. The same bits for any number
@@ -47,9 +47,9 @@ impl<E: Element> Plan<'_, E> {
         k: View<'b, E>,
         v: View<'b, E>,
         output: impl Into<OutputView<'b, E>>,
-        upstream: impl Into<Upstream<'b, E>>,
+        output_grads: impl Into<OutputGrads<'b, E>>,
     ) -> Result<Grads<E>, Error> {
-        self.backward_from(q, k, v, output.into(), upstream.into())
+        self.backward_from(q, k, v, output.into(), output_grads.into())
     }
 
     /// The same of one type, to be compiled once.
@@ -60,11 +60,11 @@ impl<E: Element> Plan<'_, E> {
         k: View<'b, E>,
         v: View<'b, E>,
         output: OutputView<'b, E>,
-        upstream: Upstream<'b, E>,
+        output_grads: OutputGrads<'b, E>,
     ) -> Result<Grads<E>, Error> {
         self.check_inputs(&q, &k, &v)?;
         if let Some((plan, keys)) = self.with_projected_keys(&k)? {
-            let mut grads = plan.backward(q, keys.view(), v, output, upstream)?;
+            let mut grads = plan.backward(q, keys.view(), v, output, output_grads)?;
             if let Some(w_k) = self.problem().similarity.of_keys() {
                 let (d_k, d_w_k) = project_backward(self.machine(), &k, w_k, &grads.k.view())?;
                 grads.k = d_k;
@@ -73,19 +73,19 @@ impl<E: Element> Plan<'_, E> {
             return Ok(grads);
         }
         if self.problem().chooses() {
-            return self.backward_chosen((q, k, v), output, upstream);
+            return self.backward_chosen((q, k, v), output, output_grads);
         }
-        upstream.without_choice("softmax")?;
+        output_grads.without_choice("softmax")?;
         let shape = self.problem().dims().out_shape();
         shape.unless_same("the plan", "the output", output.out.shape())?;
-        shape.unless_same("the plan", "the gradient of the output", upstream.out.shape())?;
+        shape.unless_same("the plan", "the gradient of the output", output_grads.out.shape())?;
         self.problem().same_packing("the output", 0, output.out.offsets())?;
-        self.problem().same_packing("the gradient of the output", 0, upstream.out.offsets())?;
+        self.problem().same_packing("the gradient of the output", 0, output_grads.out.offsets())?;
         let rows = self.problem().rows();
         output.check_rows(rows)?;
-        let d_lse = upstream.lse.map_or(rows, <[_]>::len);
+        let d_lse = output_grads.lse.map_or(rows, <[_]>::len);
         Error::unless_one_each_row("the gradient of lse", rows, d_lse)?;
-        let entropy = match (output.entropy, upstream.entropy) {
+        let entropy = match (output.entropy, output_grads.entropy) {
             (Some(entropy), Some(d_entropy)) => {
                 Error::unless_one_each_row("entropy", rows, entropy.len())?;
                 Error::unless_one_each_row("the gradient of entropy", rows, d_entropy.len())?;
@@ -96,19 +96,19 @@ impl<E: Element> Plan<'_, E> {
         };
         if rows == 0 {
             let [q, k, v] = [&q, &k, &v].map(Tensor::zeros_like);
-            return OptionSums::new(self, upstream.bias).into_grads(self, [q?, k?, v?]);
+            return OptionSums::new(self, output_grads.bias).into_grads(self, [q?, k?, v?]);
         }
         let new = |view: &View<'_, E>| Unwritten::like(view, view.shape().dim);
         let (mut d_q, mut d_k, mut d_v) = (new(&q)?, new(&k)?, new(&v)?);
-        let mut sums = OptionSums::new(self, upstream.bias);
+        let mut sums = OptionSums::new(self, output_grads.bias);
         let call = Call { problem: self.problem(), q, k: Source::Tensor(k), v: Source::Tensor(v) };
         let OutputView { out, lse, states, .. } = output;
-        let (d_out, d_lse) = (upstream.out, upstream.lse);
+        let (d_out, d_lse) = (output_grads.out, output_grads.lse);
         let back = BackwardCall { call, out, d_out, lse, states, d_lse, entropy };
         let grads = (d_q.view()?, d_k.view()?, d_v.view()?);
         let grads = [&grads.0, &grads.1, &grads.2];
         if self.problem().packed().contains(&true) {
-            self.compute_packed_grads(back, grads, &mut sums, upstream.bias)?;
+            self.compute_packed_grads(back, grads, &mut sums, output_grads.bias)?;
         } else {
             self.compute_grads(back, grads, 0..shape.batch, &mut sums)?;
         }

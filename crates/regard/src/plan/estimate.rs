@@ -2,7 +2,7 @@
 
 use super::Plan;
 use crate::error::Error;
-use crate::grads::{Grads, Upstream};
+use crate::grads::{Grads, OutputGrads};
 use crate::normaliser::{Choice, Normaliser, Rule};
 use crate::output::{Output, OutputView};
 use crate::simd::Element;
@@ -14,7 +14,7 @@ impl<'a, E: Element> Plan<'a, E> {
         &self,
         inputs: Inputs<'b, E>,
         output: OutputView<'b, E>,
-        upstream: Upstream<'b, E>,
+        output_grads: OutputGrads<'b, E>,
     ) -> Result<Grads<E>, Error> {
         let normaliser = self.problem().normaliser;
         let name = normaliser.name();
@@ -22,24 +22,25 @@ impl<'a, E: Element> Plan<'a, E> {
         self.check_choice(choice)?;
         let chooses_one = matches!(normaliser, Normaliser::Hard | Normaliser::Sampled { .. });
         let estimates = [
-            ("straight-through", upstream.straight_through && !chooses_one),
+            ("straight-through", output_grads.straight_through && !chooses_one),
             (
                 "advantage",
-                upstream.advantage.is_some() && !matches!(normaliser, Normaliser::Sampled { .. }),
+                output_grads.advantage.is_some()
+                    && !matches!(normaliser, Normaliser::Sampled { .. }),
             ),
         ];
         if let Some((estimate, _)) = estimates.into_iter().find(|(_, refused)| *refused) {
             return Err(Error::NoEstimate { estimate, normaliser: name });
         }
-        if upstream.straight_through && upstream.advantage.is_some() {
+        if output_grads.straight_through && output_grads.advantage.is_some() {
             let estimate = "straight-through beside an advantage";
             return Err(Error::NoEstimate { estimate, normaliser: name });
         }
-        let usual = upstream.without_estimates();
+        let usual = output_grads.without_estimates();
         let (q, k, v) = inputs;
         let kept = self.keeping(choice, normaliser.rule());
         if normaliser == Normaliser::Sparsemax {
-            if upstream.lse.is_some() {
+            if output_grads.lse.is_some() {
                 return Err(Error::OnlySoftmax { option: "the gradient of lse", normaliser: name });
             }
             // score_j -> a_j = score_j - t, t the mean of the kept less 1 / their number: so the gradient of a score is that of
@@ -48,11 +49,11 @@ impl<'a, E: Element> Plan<'a, E> {
             let mean = OutputView { out: out.view(), entropy: None, choice: None, ..output };
             return kept.backward(q, k, v, mean, usual);
         }
-        if let Some(advantage) = upstream.advantage {
+        if let Some(advantage) = output_grads.advantage {
             return self.backward_by_score_function(inputs, (&kept, output), (usual, advantage));
         }
         let mut grads = kept.backward(q, k, v, output, usual)?;
-        if upstream.straight_through {
+        if output_grads.straight_through {
             let soft = self.soft();
             let (output, of_v) = (soft.forward(q, k, v)?, grads.v.clone());
             // As if the output had been soft; lse and entropy are those of what was chosen.
@@ -67,23 +68,23 @@ impl<'a, E: Element> Plan<'a, E> {
         &self,
         (q, k, v): Inputs<'_, E>,
         (kept, output): (&Plan<'_, E>, OutputView<'_, E>),
-        (upstream, advantage): (Upstream<'_, E>, &[E::Num]),
+        (output_grads, advantage): (OutputGrads<'_, E>, &[E::Num]),
     ) -> Result<Grads<E>, Error> {
         let rows = self.problem().rows();
         Error::unless_one_each_row("advantage", rows, advantage.len())?;
         // ln p(chosen) = score of the chosen - lse of all. The first is the lse of the kept.
-        let given = |row: usize| upstream.lse.map_or(E::Num::default(), |d_lse| d_lse[row]);
-        if let Some(d_lse) = upstream.lse {
+        let given = |row: usize| output_grads.lse.map_or(E::Num::default(), |d_lse| d_lse[row]);
+        if let Some(d_lse) = output_grads.lse {
             Error::unless_one_each_row("the gradient of lse", rows, d_lse.len())?;
         }
         let of_kept: Vec<_> = advantage.iter().enumerate().map(|(i, a)| *a + given(i)).collect();
-        let mut grads = kept.backward(q, k, v, output, upstream.lse(&of_kept))?;
+        let mut grads = kept.backward(q, k, v, output, output_grads.lse(&of_kept))?;
         let soft = self.soft();
         let output = soft.forward(q, k, v)?;
         let nothing = Tensor::zeros_like(&output.out.view())?;
         let of_all: Vec<_> = advantage.iter().map(|a| -*a).collect();
-        let rest = Upstream::new(nothing.view()).lse(&of_all);
-        let rest = if upstream.bias { rest.with_bias() } else { rest };
+        let rest = OutputGrads::new(nothing.view()).lse(&of_all);
+        let rest = if output_grads.bias { rest.with_bias() } else { rest };
         grads.add(&soft.backward(q, k, v, &output, rest)?);
         Ok(grads)
     }

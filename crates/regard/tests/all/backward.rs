@@ -2,8 +2,8 @@
 
 use regard::reference::backward;
 use regard::{
-    Dims, Element, Grads, Isa, Machine, Number, Output, Pair, Plan, Precision, Problem, Score,
-    ScoreRule, Shape, Tensor, Upstream, View, bf16, f16,
+    Dims, Element, Grads, Isa, Machine, Number, Output, OutputGrads, Pair, Plan, Precision,
+    Problem, Score, ScoreRule, Shape, Tensor, View, bf16, f16,
 };
 use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::masks::{MASKS, named};
@@ -13,7 +13,7 @@ use regard_testkit::{Arrangement, Case, Data, GradJudge, Stored};
 
 /// The gradients of a case on one instruction set.
 fn run<E: Element>(case: &Case, data: &Data<E>, isa: Isa) -> Grads<E> {
-    both_ways(&data.problem(case), data.inputs(), data.upstream(case), isa, 2).1
+    both_ways(&data.problem(case), data.inputs(), data.output_grads(case), isa, 2).1
 }
 
 /// The options that are not plain products: everything that has a gradient of its own, but for a dense bias.
@@ -350,8 +350,9 @@ fn the_gradients_of_grouped_heads_are_sums_over_repeated_keys_and_values() {
                 rows.flat_map(|(b, h, i)| view.row(b, h * n.kv / n.q, i)).copied().collect();
             *tensor = Stored::new(&values, shape, Arrangement::Bhsd);
         }
-        let upstream = (&data.upstream_by_definition(&case), &data.upstream_by_definition(&case));
-        let judge = GradJudge::new(&data.problem(&case), data.inputs(), upstream);
+        let output_grads =
+            (&data.upstream_by_definition(&case), &data.upstream_by_definition(&case));
+        let judge = GradJudge::new(&data.problem(&case), data.inputs(), output_grads);
         for isa in Isa::available() {
             let mut grads = run(&case, &repeated, isa);
             for tensor in [&mut grads.k, &mut grads.v] {
@@ -401,8 +402,8 @@ fn a_constant_added_to_all_scores_moves_every_lse_by_as_much() {
     let score = Score::new().bias(View::matrix(&constant, [1, 1]).unwrap());
     let problem = data.problem(&case).score(score);
     for isa in Isa::available() {
-        let upstream = Upstream::new(d_out).lse(d_lse).with_bias();
-        let (output, grads) = both_ways(&problem, (q, k, v), upstream, isa, 2);
+        let output_grads = OutputGrads::new(d_out).lse(d_lse).with_bias();
+        let (output, grads) = both_ways(&problem, (q, k, v), output_grads, isa, 2);
         let seeing = output.lse.iter().zip(d_lse).filter(|(lse, _)| lse.is_finite());
         let sum: f64 = seeing.map(|(_, d)| f64::from(*d)).sum();
         let gradient = f64::from(grads.bias.unwrap().data()[0]);
@@ -457,8 +458,8 @@ fn a_scale_near_zero_has_a_gradient() {
     for scale in [0.0, 1e-45, 3e-39, 1e-30, 1e-15] {
         let case = Case::new(dims([1, 2, 1, 33, 40, 8, 5])).scores(&[ScoreOption::Scale(scale)]);
         let data = Data::<f32>::new(&case);
-        let upstream = data.upstream_by_definition::<f64>(&case);
-        let exact = backward(&data.problem(&case), data.inputs(), &upstream).scale;
+        let output_grads = data.upstream_by_definition::<f64>(&case);
+        let exact = backward(&data.problem(&case), data.inputs(), &output_grads).scale;
         for isa in Isa::available() {
             let found = run(&case, &data, isa).scale;
             assert!((found / exact - 1.0).abs() < 1e-4, "{case}: {found} for {exact}");
@@ -499,7 +500,7 @@ fn what_a_rule_of_ones_own_hides_is_hidden() {
     let (q, k, v) = data.inputs();
     let problem = Problem::new(&q, &k, &v).score(Score::new().custom(&Hiding));
     for isa in Isa::available() {
-        let (output, grads) = both_ways(&problem, (q, k, v), data.upstream(&case), isa, 1);
+        let (output, grads) = both_ways(&problem, (q, k, v), data.output_grads(&case), isa, 1);
         assert!(output.out.data().iter().all(|x| x.is_finite()), "{}", isa.name());
         for (key, row) in grads.k.data().chunks_exact(8).enumerate() {
             assert!(row.iter().all(|x| if key % 3 == 0 { *x == 0.0 } else { x.is_finite() }));

@@ -12,7 +12,7 @@ fn the_same_draw_gives_the_same_bits_and_another_offset_others() {
     let data = Data::<f32>::new(&case);
     let drawn = |offset: u64, isa: Isa| {
         let problem = data.problem(&case).dropout(Dropout::new(0.2, 11, offset));
-        both_ways(&problem, data.inputs(), data.upstream(&case), isa, 2)
+        both_ways(&problem, data.inputs(), data.output_grads(&case), isa, 2)
     };
     for isa in Isa::available() {
         let [first, again, other] = [5, 5, 6].map(|offset| drawn(offset, isa));

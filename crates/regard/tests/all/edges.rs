@@ -68,8 +68,8 @@ fn rules_may_call_the_engine_and_rayon() {
                 assert!((a - b).abs() < 1e-4, "{}: {a} {b}", isa.name());
             }
             let d_out = expected.out.view();
-            let upstream = regard::Upstream::new(d_out);
-            let grads = plan.backward(q, k, v, &output, upstream).expect("gradients");
+            let output_grads = regard::OutputGrads::new(d_out);
+            let grads = plan.backward(q, k, v, &output, output_grads).expect("gradients");
             assert!(grads.q.data().iter().all(|x| x.is_finite()));
         }
     }

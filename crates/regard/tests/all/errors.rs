@@ -1,8 +1,8 @@
 //! Every way a call can be wrong: the value of the error, and a message that names the place, the numbers and the remedy.
 
 use regard::{
-    Align, Bits, Dropout, Error, Machine, Mask, Output, Plan, Problem, RelativeBias, Score, Shape,
-    Similarity, Strides, Tensor, Upstream, View, ViewMut,
+    Align, Bits, Dropout, Error, Machine, Mask, Output, OutputGrads, Plan, Problem, RelativeBias,
+    Score, Shape, Similarity, Strides, Tensor, View, ViewMut,
 };
 
 /// Compares the error and looks for each word in its message.
@@ -263,10 +263,10 @@ fn gradients_that_do_not_fit_the_plan_are_errors() {
     let (q, k, v) = (view([2, 4, 5, 3]), view([2, 2, 7, 3]), view([2, 2, 7, 6]));
     let plan = Plan::new(problem().entropy(), Machine::here()).unwrap();
     let (output, d_out) = (plan.forward(q, k, v).unwrap(), view([2, 4, 5, 6]));
-    let back = |output: &Output<f32>, upstream: Upstream<'_, f32>| {
-        plan.backward(q, k, v, output, upstream).map(drop)
+    let back = |output: &Output<f32>, output_grads: OutputGrads<'_, f32>| {
+        plan.backward(q, k, v, output, output_grads).map(drop)
     };
-    back(&output, Upstream::new(d_out).lse(&data[..40]).entropy(&data[..40])).unwrap();
+    back(&output, OutputGrads::new(d_out).lse(&data[..40]).entropy(&data[..40])).unwrap();
 
     let with = |change: &dyn Fn(&mut Output<f32>)| {
         let mut changed = output.clone();
@@ -289,8 +289,8 @@ fn gradients_that_do_not_fit_the_plan_are_errors() {
         expected: (40, "batch x query heads x queries"),
         found: 39,
     };
-    let (few, short, given) = (&data[..39], vec![0.0; 39], Upstream::new(d_out));
-    for (output, upstream, option) in [
+    let (few, short, given) = (&data[..39], vec![0.0; 39], OutputGrads::new(d_out));
+    for (output, output_grads, option) in [
         (with(&|o: &mut Output<f32>| o.lse = short.clone()), given, "lse"),
         (with(&|o: &mut Output<f32>| o.states = vec![[0.0; 2]; short.len()]), given, "states"),
         (output.clone(), given.lse(few), "the gradient of lse"),
@@ -302,7 +302,7 @@ fn gradients_that_do_not_fit_the_plan_are_errors() {
         (output.clone(), given.entropy(few), "the gradient of entropy"),
     ] {
         let words = [&*format!("{option}: 39 entries"), "give 40", "queries"];
-        refused(back(&output, upstream), count(option), &words);
+        refused(back(&output, output_grads), count(option), &words);
     }
     let without = with(&|o: &mut Output<f32>| o.entropy = None);
     refused(back(&without, given.entropy(&data[..40])), Error::NoEntropy, &["entropy"]);

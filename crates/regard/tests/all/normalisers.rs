@@ -2,7 +2,7 @@
 
 use regard::reference::{self, Outcome};
 use regard::{
-    Error, Grads, Isa, Machine, Normaliser, Number, Output, Plan, Problem, Score, Upstream, View,
+    Error, Grads, Isa, Machine, Normaliser, Number, Output, OutputGrads, Plan, Problem, Score, View,
 };
 use regard_testkit::run::{both_ways, forward};
 use regard_testkit::{Case, Data, Noise, cases::dims};
@@ -193,9 +193,9 @@ fn estimate(baseline: f64) -> (Vec<f64>, Vec<f64>) {
         let losses: Vec<_> = output.out.data().iter().map(|x| loss(*x)).collect();
         let d_out: Vec<f32> = losses.iter().map(|(_, d)| *d).collect();
         let advantage: Vec<f32> = losses.iter().map(|(l, _)| f32::from_f64(l - baseline)).collect();
-        let upstream = Upstream::new(matrix(&d_out, 1)).advantage(&advantage);
+        let output_grads = OutputGrads::new(matrix(&d_out, 1)).advantage(&advantage);
         let Grads { k, .. } =
-            plan.backward(q, k, v, &output, upstream).expect("a gradient that fits");
+            plan.backward(q, k, v, &output, output_grads).expect("a gradient that fits");
         // The sum over 500 rows is one draw of the estimate.
         for (i, x) in k.data().iter().enumerate() {
             let x = f64::from(*x) / 500.0;
@@ -254,13 +254,13 @@ fn the_score_function_is_right_on_average_whatever_the_baseline() {
 #[test]
 fn straight_through_is_the_gradient_of_the_softmax_but_for_the_values() {
     let (case, data) = small();
-    let upstream = || Upstream::new(data.d_out.view());
-    let soft = both_ways(&data.problem(&case), data.inputs(), upstream(), Isa::best(), 2).1;
+    let output_grads = || OutputGrads::new(data.d_out.view());
+    let soft = both_ways(&data.problem(&case), data.inputs(), output_grads(), Isa::best(), 2).1;
     for normaliser in [Normaliser::Hard, Normaliser::Sampled { seed: 2 }] {
         let problem = data.problem(&case).normaliser(normaliser);
         let (_, grads) =
-            both_ways(&problem, data.inputs(), upstream().straight_through(), Isa::best(), 2);
-        let (_, plain) = both_ways(&problem, data.inputs(), upstream(), Isa::best(), 2);
+            both_ways(&problem, data.inputs(), output_grads().straight_through(), Isa::best(), 2);
+        let (_, plain) = both_ways(&problem, data.inputs(), output_grads(), Isa::best(), 2);
         // No tiles for f32, so these are the same bits.
         assert_eq!((&grads.q, &grads.k), (&soft.q, &soft.k));
         assert_eq!(grads.v, plain.v);
@@ -285,23 +285,26 @@ fn what_makes_no_sense_is_refused() {
     let error = refused(problem().entropy().normaliser(Normaliser::Sparsemax));
     assert_eq!(error, Error::OnlySoftmax { option: "entropy", normaliser: "sparsemax" });
     let rows = vec![0f32; 80];
-    let upstream = || Upstream::new(data.d_out.view());
+    let output_grads = || OutputGrads::new(data.d_out.view());
     let (soft, top) = (plan(Normaliser::Softmax), plan(Normaliser::TopK(2)));
     let (of_soft, of_top) = (soft.forward(q, k, v).unwrap(), top.forward(q, k, v).unwrap());
-    let estimate = |plan: &Plan<'_, f32>, output, upstream| {
-        plan.backward(q, k, v, output, upstream).unwrap_err().to_string()
+    let estimate = |plan: &Plan<'_, f32>, output, output_grads| {
+        plan.backward(q, k, v, output, output_grads).unwrap_err().to_string()
     };
-    assert!(estimate(&soft, &of_soft, upstream().straight_through()).contains("softmax"));
-    assert!(estimate(&soft, &of_soft, upstream().advantage(&rows)).contains("advantage"));
-    assert!(estimate(&top, &of_top, upstream().advantage(&rows)).contains("top k"));
-    assert!(estimate(&top, &of_soft, upstream()).contains("choice"));
-    assert!(estimate(&plan(Normaliser::TopK(3)), &of_top, upstream()).contains("keys of a choice"));
+    assert!(estimate(&soft, &of_soft, output_grads().straight_through()).contains("softmax"));
+    assert!(estimate(&soft, &of_soft, output_grads().advantage(&rows)).contains("advantage"));
+    assert!(estimate(&top, &of_top, output_grads().advantage(&rows)).contains("top k"));
+    assert!(estimate(&top, &of_soft, output_grads()).contains("choice"));
+    assert!(
+        estimate(&plan(Normaliser::TopK(3)), &of_top, output_grads()).contains("keys of a choice")
+    );
     let sampled = plan(Normaliser::Sampled { seed: 0 });
     let of_sampled = sampled.forward(q, k, v).unwrap();
     assert!(
-        estimate(&sampled, &of_sampled, upstream().advantage(&rows[..3])).contains("advantage: 3")
+        estimate(&sampled, &of_sampled, output_grads().advantage(&rows[..3]))
+            .contains("advantage: 3")
     );
-    let both = upstream().advantage(&rows).straight_through();
+    let both = output_grads().advantage(&rows).straight_through();
     assert!(estimate(&sampled, &of_sampled, both).contains("beside an advantage"));
     let chosen = of_top.choice.clone().unwrap();
     let planned = data.problem(&case).normaliser(Normaliser::TopK(2));

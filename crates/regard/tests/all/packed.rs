@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 use regard::{
     Additive, Align, CacheShape, Element, Error, Grads, Isa, KvCache, Machine, Mask, Normaliser,
-    Number, Output, Plan, Problem, RelativeBias, Score, Similarity, Tensor, Upstream, View,
+    Number, Output, OutputGrads, Plan, Problem, RelativeBias, Score, Similarity, Tensor, View,
     ViewMut, alibi_slopes, bf16,
 };
 use regard_testkit::Noise;
@@ -201,9 +201,9 @@ impl<E: Element> Told<E> {
         }
     }
 
-    fn upstream<'a>(&'a self, d_out: View<'a, E>, output: &Output<E>) -> Upstream<'a, E> {
-        let upstream = Upstream::new(d_out).lse(&self.lse);
-        if output.entropy.is_some() { upstream.entropy(&self.entropy) } else { upstream }
+    fn output_grads<'a>(&'a self, d_out: View<'a, E>, output: &Output<E>) -> OutputGrads<'a, E> {
+        let output_grads = OutputGrads::new(d_out).lse(&self.lse);
+        if output.entropy.is_some() { output_grads.entropy(&self.entropy) } else { output_grads }
     }
 
     fn item(&self, from: &[usize]) -> Self {
@@ -277,7 +277,7 @@ fn compare<E: Element>(q_lens: &[usize], k_lens: &[usize], asked: Asked, isa: Is
         let output = plan.forward(q, k, v).unwrap();
         let told = told.item(&batch.offsets[0][b..b + 2]);
         let d_out = View::bshd(&told.out, [1, q_lens[b], Q_HEADS, V_DIM]).unwrap();
-        let grads = plan.backward(q, k, v, &output, told.upstream(d_out, &output)).unwrap();
+        let grads = plan.backward(q, k, v, &output, told.output_grads(d_out, &output)).unwrap();
         (output, grads)
     };
     let (alone, grads_alone): (Vec<_>, Vec<_>) = (0..batch.len()).map(alone).unzip();
@@ -296,7 +296,7 @@ fn compare<E: Element>(q_lens: &[usize], k_lens: &[usize], asked: Asked, isa: Is
             assert!(same_bits(&found, &alone), "{what} item {b}");
         }
         let d_out = View::packed(&told.out, &batch.offsets[0], [Q_HEADS, V_DIM]).unwrap();
-        let grads = plan.backward(q, k, v, &output, told.upstream(d_out, &output)).unwrap();
+        let grads = plan.backward(q, k, v, &output, told.output_grads(d_out, &output)).unwrap();
         check_grads(&batch, &grads, &grads_alone, &what);
     }
 }
