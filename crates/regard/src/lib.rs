@@ -39,7 +39,7 @@
 // What is done
 //   choose      the walk that finds what a normaliser must know
 //   look        the walk that looks at weights
-//   forward     the walk that makes outputs: many rows, few rows, by vectors, by tiles
+//   forward     the walk that makes outputs: prefill, decode, by vectors, by tiles
 //   backward    the walk that makes gradients
 //
 // How it is done

@@ -76,11 +76,11 @@ impl BackwardRoom {
     pub(crate) fn clear(&mut self) {}
 }
 
-/// Memory of one thread for few rows.
+/// Memory of one thread for decoding.
 #[derive(Debug)]
-pub(crate) struct FewTiles;
+pub(crate) struct DecodeTiles;
 
-impl FewTiles {
+impl DecodeTiles {
     pub(crate) fn new(_: Sizes) -> Self {
         Self
     }

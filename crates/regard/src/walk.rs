@@ -22,8 +22,8 @@ const GROUPS: usize = 2;
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = GROUPS * GROUP;
 
-/// Rows of one key head, in all its query heads together, that are few: they go another way than the lanes.
-pub(crate) const FEW: usize = 16;
+/// Rows of one key head, in all its query heads together, that are decode: they go another way than the lanes.
+pub(crate) const DECODE_MAX_ROWS: usize = 16;
 
 /// One call: what is computed, from what.
 #[derive(Clone, Copy, Debug)]

@@ -4,10 +4,10 @@
 //! scratch of `128 (qk_dim + v_dim)` numbers. Two groups of 64 rows pass over each cell of 64 keys, so a cell is
 //! brought from memory once and read from the cache the second time.
 
-mod few;
+mod decode;
 #[cfg(target_arch = "x86_64")]
-mod few_tiles;
-mod few_vectors;
+mod decode_tiles;
+mod decode_vectors;
 mod group;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -24,8 +24,8 @@ use crate::softmax::{State, States};
 use crate::tiles::{Prepared, Room, Sizes};
 use crate::view::TileMut;
 use crate::walk::{Call, Walk, Way};
-use few::FewRoom;
-use few_vectors::Vectors;
+use decode::DecodeScratch;
+use decode_vectors::Vectors;
 use group::{Adding, Group};
 use std::ops::Range;
 
@@ -79,8 +79,8 @@ pub(crate) struct Scratch<N> {
     pub(crate) walk: Walk<N>,
     /// For products on tiles.
     pub(crate) room: Option<Room>,
-    /// For few rows.
-    pub(crate) few: Option<FewRoom<N>>,
+    /// For decoding.
+    pub(crate) decode: Option<DecodeScratch<N>>,
 }
 
 impl<N: Number> Scratch<N> {
@@ -88,7 +88,7 @@ impl<N: Number> Scratch<N> {
         problem: &Problem<'_, E>,
         rows: usize,
         tiles: Option<Sizes>,
-        few: bool,
+        decode: bool,
     ) -> Self {
         let dims = problem.dims();
         let groups = rows.min(dims.q_len).div_ceil(GROUP);
@@ -105,8 +105,8 @@ impl<N: Number> Scratch<N> {
             tile: zeros(CELL),
             factors: zeros(if problem.has_factors() { CELL } else { 0 }),
             walk: Walk::new(),
-            room: tiles.filter(|_| !few).map(|sizes| Room::new(sizes, groups)),
-            few: few.then(|| FewRoom::new(problem, tiles)),
+            room: tiles.filter(|_| !decode).map(|sizes| Room::new(sizes, groups)),
+            decode: decode.then(|| DecodeScratch::new(problem, tiles)),
         }
     }
 }
@@ -130,8 +130,8 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, s: S) {
-        if self.stage.walk.is_some() && self.scratch.few.is_some() {
-            return self.few(s, &mut Vectors);
+        if self.stage.walk.is_some() && self.scratch.decode.is_some() {
+            return self.decode(s, &mut Vectors);
         }
         let used = self.rows.groups();
         self.ask_ahead(s);
@@ -163,8 +163,9 @@ impl<E: Element> TileTask for Forward<'_, '_, E> {
     type Out = ();
 
     fn limbs(&self) -> Option<usize> {
-        let few = self.scratch.few.as_ref().and_then(|few| few.tiles.as_ref()).map(|_| 1);
-        few.or(self.scratch.room.as_ref().map(Room::limbs))
+        let decode =
+            self.scratch.decode.as_ref().and_then(|decode| decode.tiles.as_ref()).map(|_| 1);
+        decode.or(self.scratch.room.as_ref().map(Room::limbs))
     }
 
     #[cfg(target_arch = "x86_64")]

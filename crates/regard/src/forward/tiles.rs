@@ -3,7 +3,7 @@
 //! Cost: the products of the walk by vectors, `limbs (limbs + 1) / 2` times over, each up to 16 times as fast. What limits it is
 //! loading tiles, 32 times for 64 keys, 32 rows and 64 features.
 
-use super::{Forward, Group, Scratch, few_tiles};
+use super::{Forward, Group, Scratch, decode_tiles};
 use crate::cells::Cell;
 use crate::lanes::multiply_tile;
 use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span};
@@ -37,13 +37,14 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E,
     fn run<S: Simd<f32>>(self, _: S) {
         let Self { amx, mut task } = self;
         let s = amx.vectors();
-        // Numbers of one limb alone: of others, few rows go by vectors.
+        // Numbers of one limb alone: of others, decoding uses vectors.
         if LIMBS == 1
-            && let Some(mut tiles) = task.scratch.few.as_mut().and_then(|few| few.tiles.take())
+            && let Some(mut tiles) =
+                task.scratch.decode.as_mut().and_then(|decode| decode.tiles.take())
         {
-            task.few(s, &mut few_tiles::OnTiles::new(amx, &mut tiles));
-            if let Some(few) = &mut task.scratch.few {
-                few.tiles = Some(tiles);
+            task.decode(s, &mut decode_tiles::OnTiles::new(amx, &mut tiles));
+            if let Some(decode) = &mut task.scratch.decode {
+                decode.tiles = Some(tiles);
             }
             return;
         }

@@ -9,7 +9,7 @@
 //! Register tiles: 4 broadcasts x 4 vectors with 32 registers (8 x 2 and 8 x 1 for fewer rows), 6 x 2 with 16: all
 //! accumulators stay in registers. A bounds check inside the loops is one more branch in each round, which hides the
 //! loop's end from the branch predictor: a few per cent. The checks stand before the loops instead. Loads are what a busy
-//! neighbour on the core slows down, and 4 x 4 needs few: 8 for 16 multiply-adds, where 8 x 2 needs 10.
+//! neighbour on the core slows down, and 4 x 4 needs decode: 8 for 16 multiply-adds, where 8 x 2 needs 10.
 //!
 //! Each product is a function of its own ([`Simd::call`]), compiled once for each instruction set.
 

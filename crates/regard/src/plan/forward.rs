@@ -212,8 +212,8 @@ impl<E: Element> Plan<'_, E> {
             let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
             let parts = if stage.into.is_some() { kind.parts } else { 1 };
             // Few rows: a task has all heads that a key head serves.
-            let few = how.few && stage.walk.is_some();
-            let served = if few { heads.q / heads.kv } else { 1 };
+            let decode = how.decode && stage.walk.is_some();
+            let served = if decode { heads.q / heads.kv } else { 1 };
             let each = heads.q / served * parts;
             let grid = Grid::new(items.len(), each, tiling);
             run(
@@ -224,7 +224,7 @@ impl<E: Element> Plan<'_, E> {
                         &self.problem,
                         how.rows,
                         how.tiles.filter(|_| stage.walk.is_some()),
-                        few,
+                        decode,
                     )
                 },
                 |scratch, i| {
@@ -274,7 +274,7 @@ impl<E: Element> Plan<'_, E> {
 
     /// Keys and values in tiles, where several tiles of rows meet them.
     fn prepare(&self, kind: &Kind, items: &[usize], call: &Call<'_, E>) -> Option<Prepared> {
-        let sizes = kind.how.tiles.filter(|_| kind.how.shared && !kind.how.few)?;
+        let sizes = kind.how.tiles.filter(|_| kind.how.shared && !kind.how.decode)?;
         let threads = self.machine.threads;
         E::on_tiles(self.machine.isa, Prepare { sizes, call, items, threads }).ok().flatten()
     }

@@ -16,9 +16,9 @@ use crate::normaliser::{Choice, Rule};
 use crate::place::RowTile;
 use crate::problem::{Dims, Problem};
 use crate::simd::{Element, GROUP};
-use crate::tiles::{FewTiles, Sizes};
+use crate::tiles::{DecodeTiles, Sizes};
 use crate::view::{Shape, ViewMut};
-use crate::walk::{FEW, TILE_ROWS, Tiling, Way};
+use crate::walk::{DECODE_MAX_ROWS, TILE_ROWS, Tiling, Way};
 use std::borrow::Cow;
 use std::ops::Range;
 pub use work::Work;
@@ -46,7 +46,7 @@ struct How {
     /// Whether keys are split into parts.
     parted: bool,
     /// Whether all rows that a key head serves are done together.
-    few: bool,
+    decode: bool,
     /// How products go by tiles, if they do.
     tiles: Option<Sizes>,
     /// Whether several tiles of rows meet the same keys: so that these are packed before.
@@ -69,7 +69,7 @@ struct Kind {
 const PART_KEYS: usize = 4096;
 
 /// Rows of a head beyond which they fill the lanes well enough.
-const FEW_OF_A_HEAD: usize = 4;
+const DECODE_MAX_QUERIES: usize = 4;
 
 impl<'a, E: Element> Plan<'a, E> {
     /// Checks the problem and decides how to run it. After this nothing can fail but a mismatch of tensors and plan.
@@ -118,7 +118,7 @@ impl<'a, E: Element> Plan<'a, E> {
 
     /// The limbs that numbers are split into in the backward pass, if products are made on tiles there.
     pub(crate) fn backward_limbs(&self) -> Option<usize> {
-        let many = self.kinds.iter().filter(|kind| !kind.how.few);
+        let many = self.kinds.iter().filter(|kind| !kind.how.decode);
         many.filter_map(|kind| kind.how.tiles).map(|sizes| sizes.limbs).next()
     }
 
@@ -243,15 +243,15 @@ impl How {
         let rows = tile_rows(q_len, heads.q);
         let diagonal = diagonal.as_ref().is_some_and(|(stride, _)| apart(*stride, q_len));
         let parted = q_len <= TILE_ROWS && !diagonal && k_len >= 2 * PART_KEYS;
-        let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(FEW);
-        let few = q_len <= FEW_OF_A_HEAD && together && !diagonal;
-        let few = few && problem.is_dot() && problem.is_softmax();
+        let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(DECODE_MAX_ROWS);
+        let decode = q_len <= DECODE_MAX_QUERIES && together && !diagonal;
+        let decode = decode && problem.is_dot() && problem.is_softmax();
         let tiles = problem.limbs().filter(|limbs| {
-            machine.isa.has_tiles() && (!few || FewTiles::fit(*limbs, qk_dim, v_dim))
+            machine.isa.has_tiles() && (!decode || DecodeTiles::fit(*limbs, qk_dim, v_dim))
         });
         let tiles = tiles.map(|limbs| Sizes::new(limbs, qk_dim, v_dim));
         let shared = q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
-        Self { rows, parted, few, tiles, shared, diagonal }
+        Self { rows, parted, decode, tiles, shared, diagonal }
     }
 }
 

@@ -23,7 +23,7 @@ use crate::micro::RowBuffer;
 use crate::place::{CELL, Span};
 use crate::problem::Dims;
 use crate::simd::{GROUP, Lanes, Simd, Task};
-use crate::walk::FEW;
+use crate::walk::DECODE_MAX_ROWS;
 use weave::Block;
 use woven::{BackwardCells, BackwardPiece, BackwardRows, BackwardSizes};
 
@@ -142,14 +142,14 @@ impl Room {
     }
 }
 
-/// Of few rows, those of one tile of weights: each comes twice.
+/// In decoding, those of one tile of weights: each comes twice.
 pub(crate) const EACH: usize = ROWS / 2;
 /// Groups of 16 keys of a cell.
 pub(crate) const KEY_GROUPS: usize = CELL / ROWS;
 
-/// Memory of one thread for the products of few rows.
+/// Memory of one thread for the products of decoding.
 #[derive(Debug)]
-pub(crate) struct FewTiles {
+pub(crate) struct DecodeTiles {
     /// Queries in pairs of features, `[chunk][16 pairs]`.
     pub(crate) queries: Vec<TileRow>,
     /// Weights, `[group][up to 8 rows beside zeros, then behind them]`, of all rows eight by eight.
@@ -165,13 +165,13 @@ pub(crate) struct FewTiles {
 #[repr(C, align(64))]
 pub(crate) struct SumRow(pub(crate) [f32; ROWS]);
 
-impl FewTiles {
+impl DecodeTiles {
     pub(crate) fn new(sizes: Sizes) -> Self {
         let value_chunks = sizes.features.div_ceil(2);
         Self {
             queries: zeros(sizes.chunks * ROWS),
-            weights: zeros(FEW / EACH * KEY_GROUPS * ROWS),
-            sums: vec![SumRow([0.0; ROWS]); FEW / EACH * value_chunks * ROWS],
+            weights: zeros(DECODE_MAX_ROWS / EACH * KEY_GROUPS * ROWS),
+            sums: vec![SumRow([0.0; ROWS]); DECODE_MAX_ROWS / EACH * value_chunks * ROWS],
             copies: zeros(sizes.chunks.max(value_chunks) * ROWS),
         }
     }

@@ -193,7 +193,7 @@ impl Tiles {
     #[inline(always)]
     pub(crate) fn multiply<const C: usize, const A: usize, const B: usize>(&self) {
         // SAFETY: `self` proves that the tiles are set up (`configure`); no memory is touched. Shapes that do not fit would be a
-        // fault of the processor, which those who call `configure` rule out: all whole, or those of `few_tiles.rs`, which fit each other.
+        // fault of the processor, which those who call `configure` rule out: all whole, or those of `decode_tiles.rs`, which fit each other.
         unsafe {
             asm!(
                 "tdpbf16ps tmm{c}, tmm{a}, tmm{b}",

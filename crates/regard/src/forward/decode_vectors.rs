@@ -1,4 +1,4 @@
-//! The two products of few rows by vectors, features side by side.
+//! The two products of decoding by vectors, features side by side.
 //!
 //! Sums over features are kept in 16 parts, whatever the vector width, and added up in a fixed tree: so AVX2 and AVX-512
 //! agree to the bit here too.
@@ -8,7 +8,7 @@
     reason = "indices over constants keep the register tiles in registers"
 )]
 
-use super::few::{FewRows, Products, Weighted};
+use super::decode::{DecodeRows, Products, Weighted};
 use crate::lanes::later;
 use crate::simd::{Element, MAX_LANES, Number, Simd, Task};
 use crate::view::Rows;
@@ -17,7 +17,7 @@ use crate::view::Rows;
 pub(crate) struct Vectors;
 
 impl<E: Element> Products<E> for Vectors {
-    fn start(&mut self, rows: &mut FewRows<E::Num>, factor: E::Num) {
+    fn start(&mut self, rows: &mut DecodeRows<E::Num>, factor: E::Num) {
         for row in 0..rows.count {
             rows.q.row_mut(row).iter_mut().for_each(|x| *x = *x * factor);
         }
@@ -27,7 +27,7 @@ impl<E: Element> Products<E> for Vectors {
     fn dots<S: Simd<E::Num>>(
         &mut self,
         s: S,
-        rows: &FewRows<E::Num>,
+        rows: &DecodeRows<E::Num>,
         keys: Rows<'_, E>,
         soon: Rows<'_, E>,
         to: &mut [E::Num],
@@ -36,14 +36,14 @@ impl<E: Element> Products<E> for Vectors {
     }
 
     #[inline(always)]
-    fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut FewRows<E::Num>, work: Weighted<'_, E>) {
+    fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut DecodeRows<E::Num>, work: Weighted<'_, E>) {
         match work.seen {
             Some(_) => s.call(AddRows::<E, true> { rows, work }),
             None => s.call(AddRows::<E, false> { rows, work }),
         }
     }
 
-    fn finish(&mut self, _: &mut FewRows<E::Num>) -> bool {
+    fn finish(&mut self, _: &mut DecodeRows<E::Num>) -> bool {
         true
     }
 }
@@ -55,7 +55,7 @@ const ROWS: usize = 4;
 
 /// `to[key][row] = keys[key] . q[row]`
 struct DotRows<'t, E: Element> {
-    rows: &'t FewRows<E::Num>,
+    rows: &'t DecodeRows<E::Num>,
     keys: Rows<'t, E>,
     /// Rows that are needed next.
     soon: Rows<'t, E>,
@@ -217,7 +217,7 @@ fn fold<N: Number, S: Simd<N>, const HALF: usize>(s: S, vectors: &mut [S::V]) {
 /// `sums[row] = sums[row] * shrink[row] + sum over keys of weights[key][row] * values[key]`. With `HIDDEN`, a key that a row
 /// does not see is left out of its sum.
 struct AddRows<'t, E: Element, const HIDDEN: bool> {
-    rows: &'t mut FewRows<E::Num>,
+    rows: &'t mut DecodeRows<E::Num>,
     work: Weighted<'t, E>,
 }
 

@@ -1,8 +1,8 @@
-//! Few rows, many keys: decoding. Features stand in the vectors here, and all query heads that one key head serves are done
+//! Decoding: few rows, many keys. Features stand in the vectors here, and all query heads that one key head serves are done
 //! together, so that every key and value comes from memory once, is widened in registers, and is used for all of them.
 //!
 //! Cost: the time to read keys and values. What a mask or a score makes of a piece is the same code as for many rows; only
-//! the two products differ: by vectors (`few_vectors.rs`) or by tiles (`few_tiles.rs`).
+//! the two products differ: by vectors (`decode_vectors.rs`) or by tiles (`decode_tiles.rs`).
 
 use super::Forward;
 use crate::lanes::multiply_tile;
@@ -13,56 +13,56 @@ use crate::problem::Problem;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
 use crate::softmax::{Rounds, State, States, TileSums};
 use crate::source::Head;
-use crate::tiles::{FewTiles, Sizes};
+use crate::tiles::{DecodeTiles, Sizes};
 use crate::view::Rows;
-use crate::walk::{Call, FEW, Hide, Way};
+use crate::walk::{Call, DECODE_MAX_ROWS, Hide, Way};
 use std::ops::Range;
 
 /// Memory of one thread.
 #[derive(Debug)]
-pub(crate) struct FewRoom<N> {
-    rows: FewRows<N>,
+pub(crate) struct DecodeScratch<N> {
+    rows: DecodeRows<N>,
     /// What the mask lets each head see.
     runs: Vec<Vec<Run>>,
     /// Rows that are weighed together: those of one head, or all, if no option tells heads apart.
-    bundles: Vec<Bundle<N>>,
-    /// Dot products of a cell, then weights: those of a key side by side, [`FewRows::width`] from one key to the next.
+    head_groups: Vec<HeadGroup<N>>,
+    /// Dot products of a cell, then weights: those of a key side by side, [`DecodeRows::width`] from one key to the next.
     dots: Vec<N>,
     factors: Vec<Lanes<N>>,
     /// For products on tiles.
-    pub(crate) tiles: Option<FewTiles>,
+    pub(crate) tiles: Option<DecodeTiles>,
 }
 
 /// The rows of a task, head by head.
 #[derive(Debug)]
-pub(crate) struct FewRows<N> {
+pub(crate) struct DecodeRows<N> {
     pub(crate) q: RowBuffer<N>,
     pub(crate) sums: RowBuffer<N>,
     pub(crate) count: usize,
-    /// Lanes of a key: a power of two, at most [`FEW`].
+    /// Lanes of a key: a power of two, at most [`DECODE_MAX_ROWS`].
     pub(crate) width: usize,
 }
 
 /// The two products, by vectors or by tiles.
 pub(crate) trait Products<E: Element> {
     /// The task has these rows; their scores are the dot products times `factor`.
-    fn start(&mut self, rows: &mut FewRows<E::Num>, factor: E::Num);
+    fn start(&mut self, rows: &mut DecodeRows<E::Num>, factor: E::Num);
 
     /// `to[key][row] = factor * keys[key] . q[row]`, while the rows of `soon` are asked for.
     fn dots<S: Simd<E::Num>>(
         &mut self,
         s: S,
-        rows: &FewRows<E::Num>,
+        rows: &DecodeRows<E::Num>,
         keys: Rows<'_, E>,
         soon: Rows<'_, E>,
         to: &mut [E::Num],
     );
 
     /// Adds the values, times their weights, to the sums of the rows.
-    fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut FewRows<E::Num>, work: Weighted<'_, E>);
+    fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut DecodeRows<E::Num>, work: Weighted<'_, E>);
 
     /// All is added; the sums belong into `rows`. False if the walk must be taken once more.
-    fn finish(&mut self, rows: &mut FewRows<E::Num>) -> bool;
+    fn finish(&mut self, rows: &mut DecodeRows<E::Num>) -> bool;
 }
 
 /// Values of a cell, and what they are multiplied by.
@@ -75,7 +75,7 @@ pub(crate) struct Weighted<'t, E: Element> {
     /// Which rows see each key, unless all see all of them: a key that a row does not see is left out of its sum.
     pub(crate) seen: Option<&'t [Seen]>,
     /// What the sums so far are multiplied by.
-    pub(crate) shrink: &'t [E::Num; FEW],
+    pub(crate) shrink: &'t [E::Num; DECODE_MAX_ROWS],
 }
 
 /// Rows that are weighed together.
@@ -84,7 +84,7 @@ pub(crate) struct Weighted<'t, E: Element> {
 /// same `m`. The weights of a row are added up in four classes, keys 0, 4, ..., 1, 5, ..., and each class by halves, key i and
 /// i + 32, i + 16, i + 8, i + 4: that order is the same however many rows there are.
 #[derive(Debug)]
-struct Bundle<N> {
+struct HeadGroup<N> {
     /// Its query heads, counted from the first of the task.
     heads: Range<usize>,
     states: States<N>,
@@ -102,12 +102,12 @@ struct Bundle<N> {
     width: usize,
 }
 
-impl<N: Number> FewRoom<N> {
+impl<N: Number> DecodeScratch<N> {
     pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, tiles: Option<Sizes>) -> Self {
         let dims = problem.dims();
         let served = dims.heads.q / dims.heads.kv.max(1);
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
-        let bundle = |heads| Bundle {
+        let head_group = |heads| HeadGroup {
             heads,
             states: States::nothing_seen(),
             grows: false,
@@ -119,15 +119,18 @@ impl<N: Number> FewRoom<N> {
             width: GROUP,
         };
         let each = if are_alike(problem) { served } else { 1 };
-        let bundles = (0..served).step_by(each.max(1)).map(|h| bundle(h..h + each));
-        let (q, sums) = (RowBuffer::new(FEW, dims.qk_dim), RowBuffer::new(FEW, dims.v_dim));
+        let head_groups = (0..served).step_by(each.max(1)).map(|h| head_group(h..h + each));
+        let (q, sums) = (
+            RowBuffer::new(DECODE_MAX_ROWS, dims.qk_dim),
+            RowBuffer::new(DECODE_MAX_ROWS, dims.v_dim),
+        );
         Self {
-            rows: FewRows { q, sums, count: 0, width: 1 },
+            rows: DecodeRows { q, sums, count: 0, width: 1 },
             runs: vec![Vec::new(); served],
-            bundles: bundles.collect(),
-            dots: vec![N::zero(); CELL * FEW],
+            head_groups: head_groups.collect(),
+            dots: vec![N::zero(); CELL * DECODE_MAX_ROWS],
             factors: zeros(if problem.has_factors() { CELL } else { 0 }),
-            tiles: tiles.map(FewTiles::new),
+            tiles: tiles.map(DecodeTiles::new),
         }
     }
 }
@@ -137,15 +140,15 @@ fn are_alike<E: Element>(problem: &Problem<'_, E>) -> bool {
     problem.is_plain_dot() && !problem.has_factors() && !problem.entropy
 }
 
-/// Sums that the weights of a row are kept in: keys that stand side by side for [`FEW`] rows.
-const CLASSES: usize = GROUP / FEW;
+/// Sums that the weights of a row are kept in: keys that stand side by side for [`DECODE_MAX_ROWS`] rows.
+const CLASSES: usize = GROUP / DECODE_MAX_ROWS;
 
 impl<E: Element> Forward<'_, '_, E> {
     /// The rows of all heads that one key head serves, over the keys of the way.
     #[inline(always)]
-    pub(crate) fn few<S: Simd<E::Num>>(&mut self, s: S, products: &mut impl Products<E>) {
+    pub(crate) fn decode<S: Simd<E::Num>>(&mut self, s: S, products: &mut impl Products<E>) {
         let Self { call, scope, rows, .. } = *self;
-        let Some(mut room) = self.scratch.few.take() else { return };
+        let Some(mut room) = self.scratch.decode.take() else { return };
         if let Some(way) = &self.stage.walk {
             for _ in 0..2 {
                 room.start(&call, (scope, rows), way);
@@ -156,14 +159,14 @@ impl<E: Element> Forward<'_, '_, E> {
                 }
             }
         }
-        for bundle in &room.bundles {
-            for (at, h) in bundle.heads.clone().enumerate() {
+        for head_group in &room.head_groups {
+            for (at, h) in head_group.heads.clone().enumerate() {
                 self.part = h;
                 self.scope.head = scope.head + h;
                 let group = &mut self.scratch.groups[0];
                 group.q.rows = rows;
                 for i in 0..rows.count {
-                    group.states.set(i, bundle.state(at * rows.count + i));
+                    group.states.set(i, head_group.state(at * rows.count + i));
                     let sums = room.rows.sums.row(h * rows.count + i);
                     group.sums.iter_mut().zip(sums).for_each(|(to, x)| to.0[i] = *x);
                 }
@@ -173,11 +176,11 @@ impl<E: Element> Forward<'_, '_, E> {
                 }
             }
         }
-        self.scratch.few = Some(room);
+        self.scratch.decode = Some(room);
     }
 }
 
-impl<N: Number> FewRoom<N> {
+impl<N: Number> DecodeScratch<N> {
     fn start<E: Element<Num = N>>(
         &mut self,
         call: &Call<'_, E>,
@@ -188,9 +191,9 @@ impl<N: Number> FewRoom<N> {
         self.rows.width = self.rows.count.next_power_of_two();
         self.rows.sums.clear();
         self.dots.fill(N::zero());
-        for bundle in &mut self.bundles {
-            (bundle.states, bundle.grows) = (States::nothing_seen(), false);
-            bundle.width = if are_alike(call.problem) { self.rows.width } else { GROUP };
+        for head_group in &mut self.head_groups {
+            (head_group.states, head_group.grows) = (States::nothing_seen(), false);
+            head_group.width = if are_alike(call.problem) { self.rows.width } else { GROUP };
         }
         for (h, runs) in self.runs.iter_mut().enumerate() {
             let scope = Scope { head: scope.head + h, ..scope };
@@ -221,9 +224,9 @@ impl<N: Number> FewRoom<N> {
         while first < way_end {
             let n = (way_end - first).min(CELL - first % CELL);
             let mut any = false;
-            for bundle in &mut self.bundles {
-                bundle.look(&mut self.runs, rows, (first, n));
-                any |= bundle.any;
+            for head_group in &mut self.head_groups {
+                head_group.look(&mut self.runs, rows, (first, n));
+                any |= head_group.any;
             }
             let after = first + n;
             if any {
@@ -233,10 +236,10 @@ impl<N: Number> FewRoom<N> {
                 let left = n.min(way_end - after);
                 let soon = k.run(after, left).unwrap_or(keys.slice(0, 0));
                 products.dots(s, &self.rows, keys, values, &mut self.dots);
-                for b in 0..self.bundles.len() {
+                for b in 0..self.head_groups.len() {
                     self.weigh(s, call.problem, (scope, rows), b, (first, n));
                 }
-                let mut shrink = [N::one(); FEW];
+                let mut shrink = [N::one(); DECODE_MAX_ROWS];
                 let mut seen = [Seen::MAX; CELL];
                 let hidden = self.gather(rows.count, n, &mut shrink, &mut seen);
                 let seen = hidden.then_some(&seen[..n]);
@@ -248,37 +251,37 @@ impl<N: Number> FewRoom<N> {
         }
     }
 
-    /// The weights of all bundles side by side, what their sums are multiplied by and, if that is not all, what they see.
+    /// The weights of all head_groups side by side, what their sums are multiplied by and, if that is not all, what they see.
     #[inline(always)]
     fn gather(
         &mut self,
         each: usize,
         n: usize,
-        shrink: &mut [N; FEW],
+        shrink: &mut [N; DECODE_MAX_ROWS],
         seen: &mut [Seen; CELL],
     ) -> bool {
         let (width, mut hidden) = (self.rows.width, false);
-        for bundle in &self.bundles {
-            let (first, count) = (bundle.heads.start * each, bundle.heads.len() * each);
-            shrink[first..first + count].copy_from_slice(&bundle.shrink.0[..count]);
-            if bundle.width < GROUP {
-                for (to, weights) in self.dots.chunks_exact_mut(GROUP).zip(&bundle.tile) {
+        for head_group in &self.head_groups {
+            let (first, count) = (head_group.heads.start * each, head_group.heads.len() * each);
+            shrink[first..first + count].copy_from_slice(&head_group.shrink.0[..count]);
+            if head_group.width < GROUP {
+                for (to, weights) in self.dots.chunks_exact_mut(GROUP).zip(&head_group.tile) {
                     to.copy_from_slice(&weights.0);
                 }
             } else {
-                for (to, weights) in self.dots.chunks_exact_mut(width).zip(&bundle.tile[..n]) {
+                for (to, weights) in self.dots.chunks_exact_mut(width).zip(&head_group.tile[..n]) {
                     let to = &mut to[first..first + count];
-                    match bundle.any {
+                    match head_group.any {
                         true => to.copy_from_slice(&weights.0[..count]),
                         false => to.fill(N::zero()),
                     }
                 }
             }
-            if !bundle.any || bundle.hidden {
+            if !head_group.any || head_group.hidden {
                 hidden = true;
                 let lanes = Span::first(count).set();
-                for (seen, own) in seen.iter_mut().zip(&bundle.seen[..n]) {
-                    let sees = if bundle.any { *own } else { 0 };
+                for (seen, own) in seen.iter_mut().zip(&head_group.seen[..n]) {
+                    let sees = if head_group.any { *own } else { 0 };
                     *seen &= !((!sees & lanes) << first);
                 }
             }
@@ -286,7 +289,7 @@ impl<N: Number> FewRoom<N> {
         hidden
     }
 
-    /// From dot products to the weights of a bundle.
+    /// From dot products to the weights of a head_group.
     #[inline(always)]
     fn weigh<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
@@ -296,33 +299,34 @@ impl<N: Number> FewRoom<N> {
         b: usize,
         (first, n): (usize, usize),
     ) {
-        let Self { bundles, dots, factors, .. } = self;
-        let bundle = &mut bundles[b];
-        bundle.shrink = Lanes([N::one(); GROUP]);
-        if !bundle.any {
+        let Self { head_groups, dots, factors, .. } = self;
+        let head_group = &mut head_groups[b];
+        head_group.shrink = Lanes([N::one(); GROUP]);
+        if !head_group.any {
             return;
         }
-        let (from, count) = (bundle.heads.start * rows.count, bundle.heads.len() * rows.count);
+        let (from, count) =
+            (head_group.heads.start * rows.count, head_group.heads.len() * rows.count);
         let width = self.rows.width;
-        let spread = bundle.width < GROUP;
+        let spread = head_group.width < GROUP;
         let span = Span::first(if spread { GROUP } else { count });
         // Rows of the tile; lanes without a key count as hidden.
         let used = if spread { (n * width).div_ceil(GROUP) } else { n };
         let hides = match spread {
-            true => bundle.hidden || n * width < used * GROUP,
-            false => bundle.hidden || problem.may_hide(),
+            true => head_group.hidden || n * width < used * GROUP,
+            false => head_group.hidden || problem.may_hide(),
         };
         let mut seen = [0; CELL];
         if hides {
-            bundle.spread_seen(n, &mut seen);
+            head_group.spread_seen(n, &mut seen);
         }
-        let scope = Scope { head: scope.head + bundle.heads.start, ..scope };
+        let scope = Scope { head: scope.head + head_group.heads.start, ..scope };
         let at = At { scope, rows, span, keys: Keys::From(first) };
         let mut sums =
-            TileSums { l: bundle.states.unset(s, span), ..TileSums::zero(problem.entropy) };
-        let mut rounds = Rounds::new(bundle.grows);
+            TileSums { l: head_group.states.unset(s, span), ..TileSums::zero(problem.entropy) };
+        let mut rounds = Rounds::new(head_group.grows);
         while let Some(suffices) = rounds.next(s, &sums.l, span) {
-            let tile = &mut bundle.tile[..used];
+            let tile = &mut head_group.tile[..used];
             if spread {
                 for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(GROUP)) {
                     to.0.copy_from_slice(dots);
@@ -337,27 +341,27 @@ impl<N: Number> FewRoom<N> {
                 s.call(Hide { tile, seen: &mut seen[..used], span });
             }
             if !suffices {
-                bundle.raise(s, used, (&sums.l, span));
+                head_group.raise(s, used, (&sums.l, span));
             }
             sums = TileSums::zero(problem.entropy);
-            bundle.states.weigh(s, &mut bundle.tile[..used], span, &mut sums);
+            head_group.states.weigh(s, &mut head_group.tile[..used], span, &mut sums);
             if spread {
-                sums.l = bundle.sum_of_classes(s, used);
+                sums.l = head_group.sum_of_classes(s, used);
             }
         }
-        bundle.states.add(s, &sums, span);
+        head_group.states.add(s, &sums, span);
         if hides && !spread {
             // A bias may have hidden more.
-            (bundle.hidden, bundle.seen) = (true, seen);
+            (head_group.hidden, head_group.seen) = (true, seen);
         }
         if problem.has_factors() {
             problem.factors(s, at, &mut factors[..n]);
-            multiply_tile(s, (&mut bundle.tile[..n], factors), span);
+            multiply_tile(s, (&mut head_group.tile[..n], factors), span);
         }
     }
 }
 
-impl<N: Number> Bundle<N> {
+impl<N: Number> HeadGroup<N> {
     /// What its rows see of the keys `first..first + n`. Keys come in ascending order.
     fn look(&mut self, runs: &mut [Vec<Run>], rows: RowTile, (first, n): (usize, usize)) {
         let (end, one) = (first + n, Span::first(rows.count).set());
@@ -402,7 +406,7 @@ impl<N: Number> Bundle<N> {
     fn sum_of_classes<S: Simd<N>>(&self, s: S, used: usize) -> Lanes<N> {
         let mut sums = Lanes([N::zero(); GROUP]);
         for lane in (0..GROUP).step_by(S::LANES) {
-            let mut rows = [s.splat(N::zero()); FEW];
+            let mut rows = [s.splat(N::zero()); DECODE_MAX_ROWS];
             for (to, row) in rows.iter_mut().zip(&self.tile[..used]) {
                 *to = s.load(&row.0[lane..]);
             }

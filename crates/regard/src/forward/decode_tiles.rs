@@ -1,4 +1,4 @@
-//! The two products for few rows: keys and values go from memory straight into tiles, as they lie.
+//! The two products of decoding: keys and values go from memory straight into tiles, as they lie.
 //!
 //! A tile of 16 keys x 32 features is a left operand already, and the queries are packed once. On the way to the sums, a tile
 //! of 16 values x 32 features lies as a right operand lies, but where that has a pair of neighbours down a column, this one
@@ -9,17 +9,17 @@
 //! odd features  [row][16] = weights [row][key: 0, weight] x values [key][16 x (even, odd)]
 //! ```
 //!
-//! which for few rows costs nothing: the tile has room for 8.
+//! which for decoding costs nothing: the tile has room for 8.
 //!
 //! Zero times a number that is not finite is not zero. Such a number shows in the sums; then the walk is taken once more with
 //! these numbers left out of the tiles and added one by one to the rows that see them.
 
-use super::few::{FewRows, Products, Weighted};
+use super::decode::{DecodeRows, Products, Weighted};
 use crate::lanes;
 use crate::simd::{Amx, Avx512, Element, Simd, Task, TileShape, Tiles};
-use crate::tiles::{EACH, FewTiles, KEY_GROUPS, ROWS, SumRow, TileRow, WIDTH};
+use crate::tiles::{DecodeTiles, EACH, KEY_GROUPS, ROWS, SumRow, TileRow, WIDTH};
 use crate::view::Rows;
-use crate::walk::FEW;
+use crate::walk::DECODE_MAX_ROWS;
 use half::bf16;
 
 /// Keys and values, whole tiles of 16 x 32.
@@ -34,7 +34,7 @@ const SUMS: [usize; 2] = [6, 7];
 /// The products of one task.
 pub(super) struct OnTiles<'t> {
     amx: Amx,
-    room: &'t mut FewTiles,
+    room: &'t mut DecodeTiles,
     /// Set up once the rows are known.
     tiles: Option<Tiles>,
     factor: f32,
@@ -43,13 +43,13 @@ pub(super) struct OnTiles<'t> {
 }
 
 impl<'t> OnTiles<'t> {
-    pub(super) fn new(amx: Amx, room: &'t mut FewTiles) -> Self {
+    pub(super) fn new(amx: Amx, room: &'t mut DecodeTiles) -> Self {
         Self { amx, room, tiles: None, factor: 1.0, odd: false }
     }
 }
 
 impl<E: Element<Num = f32>> Products<E> for OnTiles<'_> {
-    fn start(&mut self, rows: &mut FewRows<f32>, factor: f32) {
+    fn start(&mut self, rows: &mut DecodeRows<f32>, factor: f32) {
         #[expect(clippy::cast_possible_truncation, reason = "at most 16")]
         let width = rows.width as u8;
         let columns = TileShape { row_bytes: 4 * u16::from(width), ..TileShape::WHOLE };
@@ -62,7 +62,7 @@ impl<E: Element<Num = f32>> Products<E> for OnTiles<'_> {
         self.tiles = None;
         self.tiles = Some(self.amx.configure(shapes));
         self.factor = factor;
-        let FewTiles { queries, sums, .. } = &mut *self.room;
+        let DecodeTiles { queries, sums, .. } = &mut *self.room;
         for (pair, to) in queries.iter_mut().enumerate() {
             *to = TileRow([0; WIDTH]);
             for row in 0..rows.count {
@@ -79,7 +79,7 @@ impl<E: Element<Num = f32>> Products<E> for OnTiles<'_> {
     fn dots<S: Simd<f32>>(
         &mut self,
         _: S,
-        rows: &FewRows<f32>,
+        rows: &DecodeRows<f32>,
         keys: Rows<'_, E>,
         soon: Rows<'_, E>,
         to: &mut [f32],
@@ -90,7 +90,7 @@ impl<E: Element<Num = f32>> Products<E> for OnTiles<'_> {
     }
 
     #[inline(always)]
-    fn add<S: Simd<f32>>(&mut self, _: S, rows: &mut FewRows<f32>, work: Weighted<'_, E>) {
+    fn add<S: Simd<f32>>(&mut self, _: S, rows: &mut DecodeRows<f32>, work: Weighted<'_, E>) {
         let Some(t) = &self.tiles else { return };
         let (s, room, odd) = (self.amx.vectors(), &mut *self.room, self.odd);
         match rows.width {
@@ -102,7 +102,7 @@ impl<E: Element<Num = f32>> Products<E> for OnTiles<'_> {
         }
     }
 
-    fn finish(&mut self, rows: &mut FewRows<f32>) -> bool {
+    fn finish(&mut self, rows: &mut DecodeRows<f32>) -> bool {
         self.tiles = None;
         let sums = &self.room.sums;
         let bad = |row: &SumRow| row.0.iter().any(|x| !x.is_finite());
@@ -110,7 +110,7 @@ impl<E: Element<Num = f32>> Products<E> for OnTiles<'_> {
             self.odd = true;
             return false;
         }
-        let (each, chunks) = (rows.width.min(EACH), sums.len() / (FEW / EACH * ROWS));
+        let (each, chunks) = (rows.width.min(EACH), sums.len() / (DECODE_MAX_ROWS / EACH * ROWS));
         for row in 0..rows.count {
             let to = rows.sums.row_mut(row);
             for chunk in 0..chunks {
@@ -184,8 +184,8 @@ fn ask<E>(s: Avx512, soon: Rows<'_, E>, step: usize, steps: usize) {
 struct Dots<'t, E: Element> {
     s: Avx512,
     t: &'t Tiles,
-    room: &'t mut FewTiles,
-    rows: &'t FewRows<f32>,
+    room: &'t mut DecodeTiles,
+    rows: &'t DecodeRows<f32>,
     keys: Rows<'t, E>,
     soon: Rows<'t, E>,
     factor: f32,
@@ -197,7 +197,7 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         let Self { s, t, room, rows, keys, soon, factor, to } = self;
-        let FewTiles { queries, copies, .. } = room;
+        let DecodeTiles { queries, copies, .. } = room;
         let (chunks, groups, width) = (keys.dim / WIDTH, keys.len.div_ceil(ROWS), rows.width);
         assert!(chunks * ROWS <= queries.len() && groups * ROWS * width <= to.len());
         for pair in (0..groups).step_by(2) {
@@ -237,8 +237,8 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
 struct Add<'t, E: Element, const WIDE: usize> {
     s: Avx512,
     t: &'t Tiles,
-    room: &'t mut FewTiles,
-    rows: &'t mut FewRows<f32>,
+    room: &'t mut DecodeTiles,
+    rows: &'t mut DecodeRows<f32>,
     work: Weighted<'t, E>,
     odd: bool,
 }
@@ -264,7 +264,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
             );
             values = Rows { data: &finite, stride: values.dim, ..values };
         }
-        let FewTiles { weights: packed, sums, copies, .. } = &mut *self.room;
+        let DecodeTiles { weights: packed, sums, copies, .. } = &mut *self.room;
         let mut here = [Matrix { first: std::ptr::null(), stride: 0 }; KEY_GROUPS];
         for group in 0..groups {
             // Only the last group is ever copied.
@@ -315,7 +315,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, E, WIDE> {
         let chunks = self.work.values.dim / WIDTH;
         for (i, sums) in self.room.sums.iter_mut().enumerate() {
             let row = i / (chunks * ROWS) * each + i % ROWS % each;
-            if i % ROWS < 2 * each && row < FEW {
+            if i % ROWS < 2 * each && row < DECODE_MAX_ROWS {
                 sums.0.iter_mut().for_each(|x| *x *= shrink[row]);
             }
         }
