@@ -6,7 +6,7 @@
 use crate::best::BestKeys;
 use crate::dropout::uniform;
 use crate::normaliser::{NONE, Normaliser};
-use crate::place::{At, CELL, Keys, Pair, RowTile, Scope, Span};
+use crate::place::{At, BLOCK_KEYS, Keys, Pair, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::LOG2_E;
@@ -68,7 +68,7 @@ impl<N: Number> Scratch<N> {
         let group = || Group { q: Queries::new(problem), found: Found::new(problem) };
         Self {
             groups: (0..rows.min(dims.q_len).div_ceil(GROUP)).map(|_| group()).collect(),
-            tile: zeros(CELL),
+            tile: zeros(BLOCK_KEYS),
             walk: Walk::new(),
         }
     }
@@ -183,7 +183,7 @@ impl<N: Number> Found<N> {
 const PICKED: usize = 1 << (usize::BITS - 1);
 
 /// Lets the keys of a piece compete with the one drawn before: they win with the share of the weight that is theirs, and
-/// among them each with its own. One number decides both; it depends on the row and the cell alone.
+/// among them each with its own. One number decides both; it depends on the row and the block alone.
 #[inline(always)]
 fn draw<N: Number, S: Simd<N>>(
     s: S,
@@ -204,7 +204,7 @@ fn draw<N: Number, S: Simd<N>>(
         // By the place of the piece on the grid, whatever else is in its tile; picked keys by the first of them, which no other
         // piece has.
         let place = match at.keys {
-            Keys::From(first) => first / CELL,
+            Keys::From(first) => first / BLOCK_KEYS,
             Keys::Picked(keys) => PICKED | keys[0],
         };
         let pair = Pair { batch, head, row: at.rows.row(lane), key: place };

@@ -1,6 +1,6 @@
 //! Rows in and out of the lanes: a group of rows, `[row][feature]` in memory, stands as `[feature][lane]` in the kernels.
 
-use crate::cells::Cell;
+use crate::key_blocks::KeyBlock;
 use crate::micro::{RowBuffer, lanes_used};
 use crate::place::{Keys, Span};
 use crate::simd::{Element, Lanes, MAX_LANES, Number, Simd, Task};
@@ -34,16 +34,16 @@ fn lines<T>(row: &[T]) -> impl Iterator<Item = &T> {
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// The rows of a cell: where they lie if they are neighbours and need no widening, else copied into `room`.
+/// The rows of a block: where they lie if they are neighbours and need no widening, else copied into `room`.
 #[inline(always)]
 pub(crate) fn fetch<'r, E: Element, S: Simd<E::Num>>(
     s: S,
     rows: Head<'r, E>,
-    cell: &Cell,
+    block: &KeyBlock,
     room: &'r mut Vec<E::Num>,
 ) -> Rows<'r, E::Num> {
-    let (len, dim) = (cell.len, rows.dim());
-    if let Keys::From(first) = cell.keys()
+    let (len, dim) = (block.len, rows.dim());
+    if let Keys::From(first) = block.keys()
         && let Some(Rows { data, stride, .. }) = rows.run(first, len)
         && let Some(data) = E::as_numbers(data)
     {
@@ -53,7 +53,7 @@ pub(crate) fn fetch<'r, E: Element, S: Simd<E::Num>>(
         room.resize(len * dim, E::Num::default());
     }
     for i in 0..len {
-        s.call(Widen { row: rows.row(cell.keys().get(i)), to: &mut room[i * dim..][..dim] });
+        s.call(Widen { row: rows.row(block.keys().get(i)), to: &mut room[i * dim..][..dim] });
     }
     Rows { data: &room[..len * dim], stride: dim, len, dim }
 }

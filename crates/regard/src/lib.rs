@@ -27,7 +27,7 @@
 // What it is computed with
 //   softmax     the softmax of a row, piece by piece
 //   micro       the products of a tile: the only hot loops
-//   cells       from a mask to the pieces of keys that are computed
+//   key_blocks  from a mask to the pieces of keys that are computed
 //   source      keys and values of a head, from a tensor or from pages
 //   lanes       rows into lanes and back
 //   project     rows multiplied by a matrix
@@ -62,7 +62,6 @@
 mod backward;
 mod best;
 mod cache;
-mod cells;
 mod choose;
 #[cfg(not(test))]
 mod compiled;
@@ -70,6 +69,7 @@ mod dropout;
 mod error;
 mod forward;
 mod grads;
+mod key_blocks;
 mod lanes;
 pub mod limit;
 mod linear;

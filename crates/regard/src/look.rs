@@ -6,7 +6,7 @@
 
 use crate::best::{BestKeys, Candidate};
 use crate::micro::{Weights, dot_tile};
-use crate::place::{At, CELL, RowTile, Scope, Seen, Span, low};
+use crate::place::{At, BLOCK_KEYS, RowTile, Scope, Seen, Span, low};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::in_log2;
@@ -160,7 +160,7 @@ impl<N: Number> Scratch<N> {
         };
         Self {
             groups: (0..2).map(|_| group()).collect(),
-            tile: vec![zero; CELL],
+            tile: vec![zero; BLOCK_KEYS],
             walk: Walk::new(),
         }
     }

@@ -5,7 +5,7 @@
 //! is one more rule of the scores ([`Kept`]), and the walks forward and backward are the usual ones.
 
 use crate::error::Error;
-use crate::place::{At, CELL, Keys, Seen, low};
+use crate::place::{At, BLOCK_KEYS, Keys, Seen, low};
 use crate::score::{Derivatives, Pass, pass};
 use crate::simd::{GROUP, Lanes, Number, Simd};
 use std::f64::consts::LN_2;
@@ -272,12 +272,12 @@ impl<N: Number> Pass<N> for Best<'_, N> {
 }
 
 /// See [`Rule::Only`].
-struct Only([Seen; CELL]);
+struct Only([Seen; BLOCK_KEYS]);
 
 impl Only {
     /// Which of `n` keys is the one of each row.
     fn new(at: At<'_>, n: usize, keys: &[usize; GROUP]) -> Self {
-        let mut only = [0; CELL];
+        let mut only = [0; BLOCK_KEYS];
         for (lane, key) in keys.iter().enumerate().take(at.span.end).skip(at.span.start) {
             let place = match at.keys {
                 Keys::From(first) => key.checked_sub(first).filter(|i| *i < n),

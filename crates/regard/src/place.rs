@@ -50,9 +50,9 @@ pub struct Pair {
     pub key: usize,
 }
 
-/// Keys of a cell. 64 keys of 64 features are a third of a 48 KiB L1 cache, so keys and values of a cell stay there
+/// Keys of a block. 64 keys of 64 features are a third of a 48 KiB L1 cache, so keys and values of a block stay there
 /// while several groups of rows pass over them; 32..256 measured within 3 %.
-pub(crate) const CELL: usize = 64;
+pub(crate) const BLOCK_KEYS: usize = 64;
 
 /// A set of rows of a tile, one bit each.
 pub(crate) type LaneSet = u128;

@@ -2,12 +2,12 @@
 //!
 //! `y = W^T x` for `x [batch, heads, len, from]` and `W [1, heads or 1, from, to]`. Cost: `2 from to` flops a row, each way.
 
-use crate::cells::Cell;
 use crate::error::Error;
+use crate::key_blocks::KeyBlock;
 use crate::lanes::{fetch, pack, turn, turn_back};
 use crate::machine::Machine;
 use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
-use crate::place::{CELL, RowTile, Span};
+use crate::place::{BLOCK_KEYS, RowTile, Span};
 use crate::run::run;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::source::Head;
@@ -34,11 +34,11 @@ pub(crate) fn project_backward<E: Element>(
     let Shape { heads, len, dim, .. } = w.shape();
     let mut d_w = vec![E::Num::default(); heads * len * dim];
     // A batch of nothing may be as long as it likes.
-    let blocks = if x.shape().len == 0 { 0 } else { len.div_ceil(CELL) };
+    let blocks = if x.shape().len == 0 { 0 } else { len.div_ceil(BLOCK_KEYS) };
     let to = ViewMut::bhsd(&mut d_w, [1, heads, len, dim])?;
     run(machine.threads, heads * blocks, Scratch::new, |scratch, i| {
-        let (head, first) = (i / blocks, i % blocks * CELL);
-        let rows = RowTile { first, step: 1, count: (len - first).min(CELL) };
+        let (head, first) = (i / blocks, i % blocks * BLOCK_KEYS);
+        let rows = RowTile { first, step: 1, count: (len - first).min(BLOCK_KEYS) };
         let all = if heads == 1 { 0..x.shape().heads } else { head..head + 1 };
         // SAFETY: `i / blocks` and `i % blocks` give each block of each head to one task, so nobody else holds these rows;
         // `d_w` was made of zeros.
@@ -159,7 +159,7 @@ impl<E: Element> Task<E::Num> for ByWeights<'_, E> {
     }
 }
 
-/// `sums[i] += sum over rows of lanes[i][row] * rows[row]`, for up to [`CELL`] lines of lanes. A row that is all 0 has no gradient:
+/// `sums[i] += sum over rows of lanes[i][row] * rows[row]`, for up to [`BLOCK_KEYS`] lines of lanes. A row that is all 0 has no gradient:
 /// nobody saw it, and what stands in its lanes, which may be anything, becomes 0.
 #[inline(always)]
 pub(crate) fn add_outer<N: Number, S: Simd<N>>(
@@ -172,7 +172,7 @@ pub(crate) fn add_outer<N: Number, S: Simd<N>>(
     for i in (0..count).filter(unseen) {
         lanes.iter_mut().for_each(|x| x.0[i] = N::zero());
     }
-    let places: [usize; CELL] = std::array::from_fn(|i| i);
+    let places: [usize; BLOCK_KEYS] = std::array::from_fn(|i| i);
     let (span, to) = (Span::first(count), (&places[..lanes.len()], sums));
     add_rows::<_, S, false, false>(s, (lanes, &[]), (rows, span), rows, to);
 }
@@ -188,14 +188,14 @@ pub(crate) fn multiply<E: Element, S: Simd<E::Num>>(
 ) {
     let one = Lanes([E::Num::from_f64(1.0); GROUP]);
     if matches!(direction, Transpose::Yes) {
-        to.fill(Lanes([E::Num::default(); GROUP])); // sums over the cells of W
+        to.fill(Lanes([E::Num::default(); GROUP])); // sums over the blocks of W
     }
     let span = Span::first(count);
-    let mut cell = Cell::new();
-    for first in (0..w.len).step_by(CELL) {
-        let n = (w.len - first).min(CELL);
-        cell.set(first, n);
-        let w = fetch(s, Head::Rows(w), &cell, packed);
+    let mut block = KeyBlock::new();
+    for first in (0..w.len).step_by(BLOCK_KEYS) {
+        let n = (w.len - first).min(BLOCK_KEYS);
+        block.set(first, n);
+        let w = fetch(s, Head::Rows(w), &block, packed);
         match direction {
             Transpose::Yes => {
                 let x = (&x[first..first + n], &[][..]);

@@ -2,7 +2,7 @@
 
 use crate::lanes::{soon, turn};
 use crate::micro::Layer;
-use crate::place::{CELL, RowTile};
+use crate::place::{BLOCK_KEYS, RowTile};
 use crate::problem::Problem;
 use crate::project::{Transpose, multiply};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
@@ -35,7 +35,7 @@ impl<N: Number> Queries<N> {
 
     /// No room: tiles have queries of their own.
     pub(crate) fn elsewhere(hidden: usize) -> Self {
-        let layer = Layer::new(hidden, CELL);
+        let layer = Layer::new(hidden, BLOCK_KEYS);
         Self { rows: RowTile::NONE, raw: Vec::new(), lanes: Vec::new(), layer }
     }
 

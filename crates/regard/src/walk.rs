@@ -1,13 +1,13 @@
-//! The walk that forward and backward share: a tile of rows passes over the cells of keys that it sees, 64 rows at a
-//! time, so that a cell is brought from memory once and read from the cache the second time.
+//! The walk that forward and backward share: a tile of rows passes over the blocks of keys that it sees, 64 rows at a
+//! time, so that a block is brought from memory once and read from the cache the second time.
 //!
 //! Cost: keys and values are read once for 128 rows; they are copied only where they must be widened or picked.
 
-use crate::cells::{Cell, Cells, Seeing};
+use crate::key_blocks::{KeyBlock, KeyBlocks, VisibleBlock};
 use crate::lanes::{fetch, soon};
 use crate::mask::{Mask, Run};
 use crate::micro::{Distances, Dots, dot_tile};
-use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span, low};
+use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span, low};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::Derivatives;
@@ -84,7 +84,7 @@ pub(crate) struct Way<'c> {
     pub(crate) keys: Range<usize>,
 }
 
-/// One group of rows against some keys of a cell.
+/// One group of rows against some keys of a block.
 pub(crate) struct Piece<'p, N> {
     pub(crate) group: usize,
     pub(crate) k: Rows<'p, N>,
@@ -98,10 +98,10 @@ pub(crate) struct Piece<'p, N> {
 pub(crate) trait Visit<N: Number> {
     /// Whether it looks at values; if not, pieces hold the keys in their place.
     const VALUES: bool = true;
-    /// A whole cell; `false` if it is to come in pieces.
+    /// A whole block; `false` if it is to come in pieces.
     #[inline(always)]
-    fn take<S: Simd<N>>(&mut self, s: S, cell: &Cell) -> bool {
-        let _ = (s, cell);
+    fn take<S: Simd<N>>(&mut self, s: S, block: &KeyBlock) -> bool {
+        let _ = (s, block);
         false
     }
     fn visit<S: Simd<N>>(&mut self, s: S, piece: Piece<'_, N>);
@@ -113,12 +113,12 @@ pub(crate) struct Walk<N> {
     keys: Vec<N>,
     values: Vec<N>,
     runs: Vec<Run>,
-    cell: Cell,
+    block: KeyBlock,
 }
 
 impl<N: Number> Walk<N> {
     pub(crate) fn new() -> Self {
-        Self { keys: Vec::new(), values: Vec::new(), runs: Vec::new(), cell: Cell::new() }
+        Self { keys: Vec::new(), values: Vec::new(), runs: Vec::new(), block: KeyBlock::new() }
     }
 
     /// Leads the rows of one head over the keys of `way`.
@@ -131,12 +131,12 @@ impl<N: Number> Walk<N> {
         way: &Way<'_>,
         visitor: &mut V,
     ) {
-        let Self { keys, values, runs, cell } = self;
+        let Self { keys, values, runs, block } = self;
         way.mask.runs_beyond(way.without, &scope, rows, runs);
         let (all_k, all_v) = call.keys_and_values(scope);
-        let mut cells = Cells::new(runs, way.keys.clone(), rows.lanes());
-        while cells.next(cell) {
-            if let Keys::Picked(picked) = cell.keys() {
+        let mut blocks = KeyBlocks::new(runs, way.keys.clone(), rows.lanes());
+        while blocks.next(block) {
+            if let Keys::Picked(picked) = block.keys() {
                 // Rows far apart: no hardware prefetcher follows them.
                 picked.iter().for_each(|key| {
                     soon(s, all_k.row(*key));
@@ -145,21 +145,21 @@ impl<N: Number> Walk<N> {
                     }
                 });
             }
-            if visitor.take(s, cell) {
+            if visitor.take(s, block) {
                 continue;
             }
-            let k = fetch(s, all_k, cell, keys);
-            let v = if V::VALUES { fetch(s, all_v, cell, values) } else { k };
+            let k = fetch(s, all_k, block, keys);
+            let v = if V::VALUES { fetch(s, all_v, block, values) } else { k };
             for group in 0..rows.groups() {
                 let rows = rows.group(group);
-                let mut seen = [0; CELL];
-                let parts = cell.see(group, rows.count, &mut seen);
-                for Seeing { keys, span, hidden } in parts.into_iter().flatten() {
+                let mut seen = [0; BLOCK_KEYS];
+                let parts = block.see(group, rows.count, &mut seen);
+                for VisibleBlock { keys, span, hidden } in parts.into_iter().flatten() {
                     let (k, v) = (k.slice(keys.start, keys.len()), v.slice(keys.start, keys.len()));
-                    let at = At { scope, rows, span, keys: cell.keys().skip(keys.start) };
+                    let at = At { scope, rows, span, keys: block.keys().skip(keys.start) };
                     // A bias or a choice may hide pairs that the mask lets through.
                     let biased = call.problem.may_hide();
-                    let mut all = [span.set(); CELL];
+                    let mut all = [span.set(); BLOCK_KEYS];
                     let seen =
                         if hidden { &mut seen[keys.clone()] } else { &mut all[keys.clone()] };
                     let seen = (hidden || biased).then_some(seen);

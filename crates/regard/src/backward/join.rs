@@ -62,7 +62,7 @@ pub(crate) struct ByProjection<'t, 'c, E: Element> {
     pub(crate) heads: Range<usize>,
     pub(crate) tiling: Tiling,
     pub(crate) parts: Parts<'t, E::Num>,
-    /// Features of the queries, at most `CELL`.
+    /// Features of the queries, at most `BLOCK_KEYS`.
     pub(crate) features: Range<usize>,
     /// Those rows of `[1, heads.q or 1, q_dim, qk_dim]`; what they hold is added to.
     pub(crate) target: TileMut<'t, E::Num>,

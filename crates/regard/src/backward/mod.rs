@@ -24,7 +24,7 @@ mod tiles;
 use crate::lanes::pack;
 use crate::micro::{HiddenGrads, RowBuffer, add_rows, add_values};
 use crate::options::OptionsBackward;
-use crate::place::{At, CELL, RowTile, Scope, Seen, Span};
+use crate::place::{At, BLOCK_KEYS, RowTile, Scope, Seen, Span};
 use crate::problem::Problem;
 use crate::score::{BiasGrads, Derivatives};
 #[cfg(target_arch = "x86_64")]
@@ -122,13 +122,13 @@ impl<N: Number> Scratch<N> {
         let (features, rows) = room.as_ref().map_or((0, keys), |room| room.padded(keys));
         Self {
             groups: (0..groups).map(|_| Group::new(problem, features)).collect(),
-            weights: zeros(CELL),
-            d_scores: zeros(CELL),
-            derivatives: problem.derivatives(CELL),
-            factors: zeros(if problem.has_factors() { CELL } else { 0 }),
+            weights: zeros(BLOCK_KEYS),
+            d_scores: zeros(BLOCK_KEYS),
+            derivatives: problem.derivatives(BLOCK_KEYS),
+            factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             other: zeros(dims.v_dim.max(dims.q_dim).max(dims.qk_dim)),
             walk: Walk::new(),
-            keys: RowBuffer::new(if distances { CELL } else { 0 }, dims.qk_dim),
+            keys: RowBuffer::new(if distances { BLOCK_KEYS } else { 0 }, dims.qk_dim),
             d_k: RowBuffer::new(rows, dims.qk_dim),
             d_v: RowBuffer::new(rows, dims.v_dim),
             room,
@@ -359,7 +359,7 @@ impl<E: Element> Visit<E::Num> for AddGrads<'_, '_, E> {
         let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
         let group = &mut self.groups[piece.group];
         let hidden = piece.hiding();
-        let mut places = [0; CELL];
+        let mut places = [0; BLOCK_KEYS];
         places[..n].iter_mut().enumerate().for_each(|(i, p)| *p = at.keys.get(i) - self.first);
         let sums = PieceGrads {
             piece: (piece.k, hidden.unwrap_or(&[])),

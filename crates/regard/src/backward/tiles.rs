@@ -1,4 +1,4 @@
-//! The backward pass on tiles: five products for each cell of keys and group of rows,
+//! The backward pass on tiles: five products for each key_block of keys and group of rows,
 //!
 //! ```text
 //! scores  [keys][rows]     = keys     [keys][features]  x queries  [features][rows]
@@ -9,14 +9,14 @@
 //! ```
 //!
 //! and between the second and the third one pass of the vectors, over blocks of 32 keys and 32 rows. While that goes on, the
-//! tiles make the first two products of the next block, and the last three of the cell before. All groups of a tile of rows
+//! tiles make the first two products of the next block, and the last three of the key_block before. All groups of a tile of rows
 //! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
 
 use super::{AddGrads, ByKeys, Group, Path, Products};
-use crate::cells::Cell;
+use crate::key_blocks::KeyBlock;
 use crate::lanes::turn;
 use crate::micro::RowBuffer;
-use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span};
+use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles};
 use crate::source::Head;
 use crate::tiles::product::{Operand, Product, Sums};
@@ -83,7 +83,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Products<E> for ByTiles<LIMBS> {
     }
 }
 
-/// Takes the gradients of each cell.
+/// Takes the gradients of each key_block.
 struct Passing<'t, 'c, E: Element, const LIMBS: usize> {
     s: Avx512,
     t: &'t Tiles,
@@ -94,15 +94,15 @@ struct Passing<'t, 'c, E: Element, const LIMBS: usize> {
     room: &'t mut BackwardRoom,
     /// What makes a score of a product.
     factor: f32,
-    /// A cell whose weights, and gradients of scores, are there.
+    /// A key_block whose weights, and gradients of scores, are there.
     weighed: Option<Waiting>,
 }
 
-/// A cell on its way.
+/// A key_block on its way.
 #[derive(Clone, Copy)]
 struct Waiting {
-    /// The place among the packed cells.
-    cell: usize,
+    /// The place among the packed key_blocks.
+    key_block: usize,
     /// Where the keys stand among those of the task; nowhere for picked ones.
     place: Option<usize>,
     keys: usize,
@@ -113,24 +113,24 @@ struct Waiting {
 }
 
 /// Which rows of each group see each key; none where there is no key.
-type Sight = [[Seen; CELL]; GROUPS];
+type Sight = [[Seen; BLOCK_KEYS]; GROUPS];
 
 impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Passing<'_, '_, E, LIMBS> {
     #[inline(always)]
-    fn take<S: Simd<f32>>(&mut self, _: S, cell: &Cell) -> bool {
-        let mut seen = [[0; CELL]; GROUPS];
-        let groups = look(cell, self.rows, &mut seen);
+    fn take<S: Simd<f32>>(&mut self, _: S, key_block: &KeyBlock) -> bool {
+        let mut seen = [[0; BLOCK_KEYS]; GROUPS];
+        let groups = look(key_block, self.rows, &mut seen);
         if groups.0 >= groups.1 {
             return true;
         }
-        let (first, keys) = (self.grads.first, cell.len);
-        let place = match cell.keys() {
+        let (first, keys) = (self.grads.first, key_block.len);
+        let place = match key_block.keys() {
             Keys::From(key) => Some(key - first),
             Keys::Picked(_) => None,
         };
-        let packed = self.room.cells.find::<E, LIMBS>(self.s, self.inputs, cell, first);
+        let packed = self.room.key_blocks.find::<E, LIMBS>(self.s, self.inputs, key_block, first);
         let buffer = self.weighed.map_or(0, |weighed| 1 - weighed.buffer);
-        let next = Waiting { cell: packed, place, keys, groups, buffer };
+        let next = Waiting { key_block: packed, place, keys, groups, buffer };
         let problem = self.grads.problem;
         let plain = problem.is_plain_dot() && !problem.has_factors();
         if plain && self.grads.groups[0].entropy.is_none() {
@@ -138,17 +138,17 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Passing<'_, '_, E
         } else {
             self.flush();
             for (group, seen) in seen.iter_mut().enumerate().take(groups.1).skip(groups.0) {
-                self.step(cell, (next, group), seen);
+                self.step(key_block, (next, group), seen);
             }
         }
         self.weighed = Some(next);
-        let (cells, odd) = (&self.room.cells, &self.room.rows.odd[groups.0..groups.1]);
-        let odd = cells.at(packed).odd != 0 || odd.iter().any(|odd| *odd != [0; 2]);
-        if odd || cells.is_spare(packed) {
+        let (key_blocks, odd) = (&self.room.key_blocks, &self.room.rows.odd[groups.0..groups.1]);
+        let odd = key_blocks.at(packed).odd != 0 || odd.iter().any(|odd| *odd != [0; 2]);
+        if odd || key_blocks.is_spare(packed) {
             self.flush();
-            self.put_in_place(cell.keys());
+            self.put_in_place(key_block.keys());
             for group in (groups.0..groups.1).filter(|_| odd) {
-                self.add_odd(cell, (next, group), &seen[group]);
+                self.add_odd(key_block, (next, group), &seen[group]);
             }
         }
         true
@@ -158,11 +158,11 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Passing<'_, '_, E
     fn visit<S: Simd<f32>>(&mut self, _: S, _: Piece<'_, f32>) {}
 }
 
-/// Writes what each group sees of a cell; tells the first group that sees any key, and the one after the last.
-fn look(cell: &Cell, rows: RowTile, seen: &mut Sight) -> (usize, usize) {
+/// Writes what each group sees of a key_block; tells the first group that sees any key, and the one after the last.
+fn look(key_block: &KeyBlock, rows: RowTile, seen: &mut Sight) -> (usize, usize) {
     let (mut first, mut end) = (usize::MAX, 0);
     for (g, seen) in seen.iter_mut().enumerate().take(rows.groups()) {
-        if cell.seen_by(g, Span::first(rows.group(g).count), seen) {
+        if key_block.seen_by(g, Span::first(rows.group(g).count), seen) {
             (first, end) = (first.min(g), g + 1);
         }
     }
@@ -179,13 +179,13 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         }
     }
 
-    /// Makes the operands of `next` while the cell that is weighed goes into the sums.
+    /// Makes the operands of `next` while the key_block that is weighed goes into the sums.
     #[inline(always)]
     fn weave(&mut self, next: Option<(Waiting, &Sight)>) {
         let (s, t, weighed) = (self.s, self.t, self.weighed);
         let BackwardRoom {
             sizes,
-            cells,
+            key_blocks,
             rows: own,
             pieces: [first, second],
             blocks,
@@ -198,16 +198,16 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         let AddGrads { groups, d_k, d_v, .. } = &mut self.grads;
         let count = |g: usize| self.rows.group(g).count;
         let mut ahead = [(std::ptr::null(), 0); 3];
-        if let Some((Waiting { cell, place: Some(place), .. }, _)) = next
+        if let Some((Waiting { key_block, place: Some(place), .. }, _)) = next
             && *far
         {
-            // What the cell after the next one will need.
+            // What the key_block after the next one will need.
             let sums = |sums: &mut RowBuffer<f32>| {
                 let (data, width) = sums.rows_from(place);
-                let bytes = CELL * width * size_of::<f32>();
+                let bytes = BLOCK_KEYS * width * size_of::<f32>();
                 (data.as_ptr().cast::<u8>().wrapping_add(bytes), bytes)
             };
-            ahead = [sums(d_k), sums(d_v), cells.bytes_at(cell + 1)];
+            ahead = [sums(d_k), sums(d_v), key_blocks.bytes_at(key_block + 1)];
         }
         let mut products = [const { None }; 2 + GROUPS];
         if let Some(weighed) = weighed {
@@ -235,7 +235,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
             if let Some(weighed) = weighed
                 && (weighed.groups.0..weighed.groups.1).contains(&g)
             {
-                let operands = (cells.at(weighed.cell).turned, from.turned(g));
+                let operands = (key_blocks.at(weighed.key_block).turned, from.turned(g));
                 let tiles = (sizes.qk.tiles, rows.count.div_ceil(ROWS));
                 let chunks = weighed.keys.div_ceil(WIDTH);
                 products[2 + g] =
@@ -254,24 +254,30 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
                 });
             }
         }
-        let cell = next.map(|(next, _)| (cells.at(next.cell), next.keys));
-        let make = cell.map(|(cell, n)| {
-            let (keys, values) = ((cell.keys, sizes.qk.chunks), (cell.values, sizes.v.chunks));
+        let key_block = next.map(|(next, _)| (key_blocks.at(next.key_block), next.keys));
+        let make = key_block.map(|(key_block, n)| {
+            let (keys, values) =
+                ((key_block.keys, sizes.qk.chunks), (key_block.values, sizes.v.chunks));
             let from = Source { s, keys, values, n, sides, factor: self.factor, ahead };
             Make { from, blocks, to }
         });
         s.call(Weave::<LIMBS> { steps: Steps { t, products, at: 0 }, make });
     }
 
-    /// A cell and a group of a problem that is not plain: all in a row, but for the last products.
+    /// A key_block and a group of a problem that is not plain: all in a row, but for the last products.
     #[inline(always)]
-    fn step(&mut self, cell: &Cell, (next, g): (Waiting, usize), seen: &mut [Seen; CELL]) {
+    fn step(
+        &mut self,
+        key_block: &KeyBlock,
+        (next, g): (Waiting, usize),
+        seen: &mut [Seen; BLOCK_KEYS],
+    ) {
         let Self { s, t, scope, grads, room, factor, .. } = self;
         let (s, problem, n) = (*s, grads.problem, next.keys);
         let rows = grads.groups[g].q.rows;
         let span = Span::first(rows.count);
-        let BackwardRoom { sizes, cells, rows: own, pieces, .. } = &mut **room;
-        let packed = cells.at(next.cell);
+        let BackwardRoom { sizes, key_blocks, rows: own, pieces, .. } = &mut **room;
+        let packed = key_blocks.at(next.key_block);
         let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
         let (keys, values) = ((packed.keys, own.queries(g)), (packed.values, own.d_out(g)));
         let to = (Sums::lanes(grads.tiles.weights, 0), false);
@@ -280,11 +286,11 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         let d_weights = Product::new(values, sizes.v.chunks, tiles, to);
         let products = [Some(scores), Some(d_weights), None, None];
         s.call(Weave::<LIMBS> { steps: Steps { t, products, at: 0 }, make: None });
-        let at = At { scope: *scope, rows, span, keys: cell.keys() };
+        let at = At { scope: *scope, rows, span, keys: key_block.keys() };
         let scores = &mut grads.tiles.weights[..n];
         s.call(Scale { tile: scores, factor: *factor, span });
         problem.apply(s, at, scores, Some(&mut *grads.tiles.derivatives));
-        if !cell.full || problem.may_hide() {
+        if !key_block.full || problem.may_hide() {
             s.call(Hide { tile: scores, seen: &mut seen[..n], span });
         }
         grads.groups[g].weigh(s, problem, (at, Some(&seen[..n])), n, &mut grads.tiles);
@@ -310,19 +316,24 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         }
     }
 
-    /// Adds what was left out of the operands of a cell that is done, for those that see it.
+    /// Adds what was left out of the operands of a key_block that is done, for those that see it.
     #[inline(always)]
-    fn add_odd(&mut self, cell: &Cell, (piece, g): (Waiting, usize), seen: &[Seen; CELL]) {
-        let (odd, n) = (self.room.cells.at(piece.cell).odd, piece.keys);
+    fn add_odd(
+        &mut self,
+        key_block: &KeyBlock,
+        (piece, g): (Waiting, usize),
+        seen: &[Seen; BLOCK_KEYS],
+    ) {
+        let (odd, n) = (self.room.key_blocks.at(piece.key_block).odd, piece.keys);
         let from = &self.room.pieces[piece.buffer];
         let weights = from.weights().skip(g * CHUNKS, 0);
         let d_scores = from.d_scores().skip(g * CHUNKS, 0);
         let AddGrads { groups, first, d_k, d_v, .. } = &mut self.grads;
         let (group, k) = (&mut groups[g], self.inputs.0);
-        let row = |i| k.row(cell.keys().get(i));
+        let row = |i| k.row(key_block.keys().get(i));
         add_odd_keys::<E, LIMBS>((odd, seen, n), row, d_scores, &mut group.d_q);
         let [odd_q, odd_d_out] = self.room.rows.odd[g];
-        let at = |i| cell.keys().get(i) - *first;
+        let at = |i| key_block.keys().get(i) - *first;
         add_odd_rows::<LIMBS>((odd_q, seen, n), &group.q_rows, d_scores, &at, d_k);
         add_odd_rows::<LIMBS>((odd_d_out, seen, n), &group.d_out_rows, weights, &at, d_v);
     }
@@ -331,7 +342,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
 /// The numbers that were left out of the keys because they are not finite, for the rows that see them.
 #[inline(never)]
 fn add_odd_keys<'k, E: Element<Num = f32>, const LIMBS: usize>(
-    (odd, seen, n): (u64, &[Seen; CELL], usize),
+    (odd, seen, n): (u64, &[Seen; BLOCK_KEYS], usize),
     key: impl Fn(usize) -> &'k [E],
     d_scores: Operand<'_>,
     d_q: &mut [Lanes<f32>],
@@ -349,7 +360,7 @@ fn add_odd_keys<'k, E: Element<Num = f32>, const LIMBS: usize>(
 /// The numbers that were left out of some rows because they are not finite, for the keys that they see.
 #[inline(never)]
 fn add_odd_rows<const LIMBS: usize>(
-    (odd, seen, n): (u64, &[Seen; CELL], usize),
+    (odd, seen, n): (u64, &[Seen; BLOCK_KEYS], usize),
     rows: &RowBuffer<f32>,
     from: Operand<'_>,
     at: &dyn Fn(usize) -> usize,

@@ -8,7 +8,7 @@ use super::Forward;
 use crate::lanes::multiply_tile;
 use crate::mask::Run;
 use crate::micro::RowBuffer;
-use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span};
+use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
 use crate::problem::Problem;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
 use crate::softmax::{Rounds, State, States, TileSums};
@@ -26,7 +26,7 @@ pub(crate) struct DecodeScratch<N> {
     runs: Vec<Vec<Run>>,
     /// Rows that are weighed together: those of one head, or all, if no option tells heads apart.
     head_groups: Vec<HeadGroup<N>>,
-    /// Dot products of a cell, then weights: those of a key side by side, [`DecodeRows::width`] from one key to the next.
+    /// Dot products of a block, then weights: those of a key side by side, [`DecodeRows::width`] from one key to the next.
     dots: Vec<N>,
     factors: Vec<Lanes<N>>,
     /// For products on tiles.
@@ -65,7 +65,7 @@ pub(crate) trait Products<E: Element> {
     fn finish(&mut self, rows: &mut DecodeRows<E::Num>) -> bool;
 }
 
-/// Values of a cell, and what they are multiplied by.
+/// Values of a block, and what they are multiplied by.
 pub(crate) struct Weighted<'t, E: Element> {
     pub(crate) values: Rows<'t, E>,
     /// Rows that are needed next.
@@ -89,10 +89,10 @@ struct HeadGroup<N> {
     heads: Range<usize>,
     states: States<N>,
     grows: bool,
-    /// Scores, then weights, of a cell, `[keys][lanes]`.
+    /// Scores, then weights, of a block, `[keys][lanes]`.
     tile: Vec<Lanes<N>>,
-    seen: [Seen; CELL],
-    /// Whether some rows do not see some keys of the cell.
+    seen: [Seen; BLOCK_KEYS],
+    /// Whether some rows do not see some keys of the block.
     hidden: bool,
     /// Whether any row sees any.
     any: bool,
@@ -111,8 +111,8 @@ impl<N: Number> DecodeScratch<N> {
             heads,
             states: States::nothing_seen(),
             grows: false,
-            tile: zeros(CELL),
-            seen: [0; CELL],
+            tile: zeros(BLOCK_KEYS),
+            seen: [0; BLOCK_KEYS],
             hidden: false,
             any: false,
             shrink: Lanes([N::one(); GROUP]),
@@ -128,8 +128,8 @@ impl<N: Number> DecodeScratch<N> {
             rows: DecodeRows { q, sums, count: 0, width: 1 },
             runs: vec![Vec::new(); served],
             head_groups: head_groups.collect(),
-            dots: vec![N::zero(); CELL * DECODE_MAX_ROWS],
-            factors: zeros(if problem.has_factors() { CELL } else { 0 }),
+            dots: vec![N::zero(); BLOCK_KEYS * DECODE_MAX_ROWS],
+            factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             tiles: tiles.map(DecodeTiles::new),
         }
     }
@@ -207,7 +207,7 @@ impl<N: Number> DecodeScratch<N> {
         }
     }
 
-    /// All cells that any head sees, keys ascending.
+    /// All blocks that any head sees, keys ascending.
     #[inline(always)]
     fn walk<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
@@ -222,7 +222,7 @@ impl<N: Number> DecodeScratch<N> {
         let mut first = way.keys.start;
         let (mut key_copies, mut value_copies) = (Vec::new(), Vec::new());
         while first < way_end {
-            let n = (way_end - first).min(CELL - first % CELL);
+            let n = (way_end - first).min(BLOCK_KEYS - first % BLOCK_KEYS);
             let mut any = false;
             for head_group in &mut self.head_groups {
                 head_group.look(&mut self.runs, rows, (first, n));
@@ -240,7 +240,7 @@ impl<N: Number> DecodeScratch<N> {
                     self.weigh(s, call.problem, (scope, rows), b, (first, n));
                 }
                 let mut shrink = [N::one(); DECODE_MAX_ROWS];
-                let mut seen = [Seen::MAX; CELL];
+                let mut seen = [Seen::MAX; BLOCK_KEYS];
                 let hidden = self.gather(rows.count, n, &mut shrink, &mut seen);
                 let seen = hidden.then_some(&seen[..n]);
                 let (weights, shrink) = (&self.dots[..], &shrink);
@@ -258,7 +258,7 @@ impl<N: Number> DecodeScratch<N> {
         each: usize,
         n: usize,
         shrink: &mut [N; DECODE_MAX_ROWS],
-        seen: &mut [Seen; CELL],
+        seen: &mut [Seen; BLOCK_KEYS],
     ) -> bool {
         let (width, mut hidden) = (self.rows.width, false);
         for head_group in &self.head_groups {
@@ -316,7 +316,7 @@ impl<N: Number> DecodeScratch<N> {
             true => head_group.hidden || n * width < used * GROUP,
             false => head_group.hidden || problem.may_hide(),
         };
-        let mut seen = [0; CELL];
+        let mut seen = [0; BLOCK_KEYS];
         if hides {
             head_group.spread_seen(n, &mut seen);
         }
@@ -394,7 +394,7 @@ impl<N: Number> HeadGroup<N> {
     }
 
     /// Which lanes see their keys, where several keys stand side by side.
-    fn spread_seen(&self, n: usize, to: &mut [Seen; CELL]) {
+    fn spread_seen(&self, n: usize, to: &mut [Seen; BLOCK_KEYS]) {
         for (key, seen) in self.seen[..n].iter().enumerate() {
             let lane = key * self.width;
             to[lane / GROUP] |= seen << (lane % GROUP);
@@ -464,7 +464,7 @@ impl<N: Number> HeadGroup<N> {
     }
 }
 
-/// Rows of a cell: where they lie, or copied where they lie in two pages.
+/// Rows of a block: where they lie, or copied where they lie in two pages.
 #[inline(always)]
 fn rows_of<'r, E: Element>(
     head: Head<'r, E>,

@@ -233,7 +233,7 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
     }
 }
 
-/// Adds the values of a cell, times the weights of up to `WIDE` rows.
+/// Adds the values of a block, times the weights of up to `WIDE` rows.
 struct Add<'t, E: Element, const WIDE: usize> {
     s: Avx512,
     t: &'t Tiles,

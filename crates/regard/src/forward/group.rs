@@ -41,7 +41,7 @@ impl<E: Element> Visit<E::Num> for Adding<'_, '_, E> {
 }
 
 impl<N: Number> Group<N> {
-    /// One group against one piece of a cell: the heart of it all.
+    /// One group against one piece of a block: the heart of it all.
     #[inline(always)]
     fn step<E: Element<Num = N>, S: Simd<N>>(
         &mut self,

@@ -1,7 +1,7 @@
 //! The forward walk: many rows against the keys they see, without ever holding their scores.
 //!
 //! Cost for `n` rows and `m` visible keys each: `2 n m (qk_dim + v_dim)` flops, keys and values read `n / 128` times,
-//! scratch of `128 (qk_dim + v_dim)` numbers. Two groups of 64 rows pass over each cell of 64 keys, so a cell is
+//! scratch of `128 (qk_dim + v_dim)` numbers. Two groups of 64 rows pass over each block of 64 keys, so a block is
 //! brought from memory once and read from the cache the second time.
 
 mod decode;
@@ -13,7 +13,7 @@ mod group;
 mod tiles;
 
 use crate::lanes::{later, soon, turn, turn_back};
-use crate::place::{CELL, RowTile, Scope, Span};
+use crate::place::{BLOCK_KEYS, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::in_log2;
@@ -102,8 +102,8 @@ impl<N: Number> Scratch<N> {
         Self {
             other: zeros(dims.v_dim),
             groups: (0..groups).map(|_| group()).collect(),
-            tile: zeros(CELL),
-            factors: zeros(if problem.has_factors() { CELL } else { 0 }),
+            tile: zeros(BLOCK_KEYS),
+            factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             walk: Walk::new(),
             room: tiles.filter(|_| !decode).map(|sizes| Room::new(sizes, groups)),
             decode: decode.then(|| DecodeScratch::new(problem, tiles)),

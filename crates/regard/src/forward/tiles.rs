@@ -4,13 +4,13 @@
 //! loading tiles, 32 times for 64 keys, 32 rows and 64 features.
 
 use super::{Forward, Group, Scratch, decode_tiles};
-use crate::cells::Cell;
+use crate::key_blocks::KeyBlock;
 use crate::lanes::multiply_tile;
-use crate::place::{At, CELL, Keys, RowTile, Scope, Seen, Span};
+use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles, math};
 use crate::softmax::{LIMIT, Rounds, TileSums};
 use crate::source::Head;
-use crate::tiles::pack::{OwnCell, PackPairs, PackQueries, PackedCell, rows_of, write_woven};
+use crate::tiles::pack::{OwnBlock, PackPairs, PackQueries, PackedBlock, rows_of, write_woven};
 use crate::tiles::product::{Between, Operand, Product, Sums};
 use crate::tiles::{
     CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, Prepared, ROWS, Room, Scale, TileRow, WIDTH,
@@ -86,7 +86,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E,
     }
 }
 
-/// Adds each cell to the sums of the groups.
+/// Adds each block to the sums of the groups.
 struct Adding<'t, 'c, E: Element, const LIMBS: usize> {
     s: Avx512,
     t: &'t Tiles,
@@ -103,7 +103,7 @@ struct Adding<'t, 'c, E: Element, const LIMBS: usize> {
     factor: f32,
 }
 
-/// A whole cell and half a group, on their way.
+/// A whole block and half a group, on their way.
 #[derive(Clone, Copy)]
 struct Waiting {
     group: usize,
@@ -127,22 +127,22 @@ impl Waiting {
     }
 }
 
-/// Cells that wait until it is their turn: about half a megabyte of keys and values, which stay in the second-level cache
+/// KeyBlocks that wait until it is their turn: about half a megabyte of keys and values, which stay in the second-level cache
 /// while one half group after the other passes over them, its own numbers in the first.
 const QUEUE: usize = 16;
 
 impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Adding<'_, '_, E, LIMBS> {
     #[inline(always)]
-    fn take<S: Simd<f32>>(&mut self, _: S, cell: &Cell) -> bool {
+    fn take<S: Simd<f32>>(&mut self, _: S, block: &KeyBlock) -> bool {
         let problem = self.call.problem;
         let plain = problem.is_plain_dot() && !problem.has_factors() && !problem.entropy;
-        let whole = plain && cell.full && cell.len == CELL;
-        let first = match cell.keys() {
-            Keys::From(first) if first.is_multiple_of(CELL) => Some(first),
+        let whole = plain && block.full && block.len == BLOCK_KEYS;
+        let first = match block.keys() {
+            Keys::From(first) if first.is_multiple_of(BLOCK_KEYS) => Some(first),
             _ => None,
         };
         if let (Some(prepared), Some(first)) = (self.prepared, first) {
-            let packed = prepared.cell(self.head, first);
+            let packed = prepared.key_block(self.head, first);
             if whole && packed.odd == 0 {
                 self.room.queue.push(first);
                 if self.room.queue.len() == QUEUE {
@@ -150,23 +150,23 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Adding<'_, '_, E,
                 }
             } else {
                 self.flush();
-                self.step_all(packed, cell);
+                self.step_all(packed, block);
             }
             return true;
         }
         self.flush();
         let rows = self.call.keys_and_values(self.scope);
-        self.room.cell.fill::<E, LIMBS>(self.s, rows, cell);
+        self.room.key_block.fill::<E, LIMBS>(self.s, rows, block);
         if let (None, Some(first), true) = (self.prepared, first, whole)
-            && self.room.cell.get().odd == 0
+            && self.room.key_block.get().odd == 0
         {
             self.room.queue.push(first);
             self.flush();
             return true;
         }
-        let own = std::mem::replace(&mut self.room.cell, OwnCell::none(self.room.sizes));
-        self.step_all(own.get(), cell);
-        self.room.cell = own;
+        let own = std::mem::replace(&mut self.room.key_block, OwnBlock::none(self.room.sizes));
+        self.step_all(own.get(), block);
+        self.room.key_block = own;
         true
     }
 
@@ -233,7 +233,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
             queries,
             scores: [scores_0, scores_1],
             weights: [weights_0, weights_1],
-            cell,
+            key_block,
             ..
         } = &mut *self.room;
         // What is scored has one room, the next piece and the weighed one share the other.
@@ -247,18 +247,18 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
         let (done, to) = if other == 0 { (weights_0, weights_1) } else { (weights_1, weights_0) };
         let mut score = match next {
             Some(next) => {
-                let keys = cell.or(self.prepared, self.head, next.first).keys;
+                let keys = key_block.or(self.prepared, self.head, next.first).keys;
                 let queries =
                     Operand { data: &queries[next.group], chunks: sizes.chunks, tiles: LANE_TILES };
                 let operands = (keys, queries.skip(0, next.lane / ROWS));
-                let (tiles, to) = ((CELL / ROWS, next.tiles()), (to_score.sums(), false));
+                let (tiles, to) = ((BLOCK_KEYS / ROWS, next.tiles()), (to_score.sums(), false));
                 Some(Product::<LIMBS>::new(operands, sizes.chunks, tiles, to))
             }
             None => None,
         };
         let mut add = match weighed {
             Some(weighed) => {
-                let values = cell.or(self.prepared, self.head, weighed.first).values;
+                let values = key_block.or(self.prepared, self.head, weighed.first).values;
                 let weights = Operand { data: done, chunks: CHUNKS, tiles: HALF_TILES };
                 let to = Sums::lanes(&mut self.groups[weighed.group].sums, weighed.lane);
                 let tiles = (sizes.features, weighed.tiles());
@@ -326,27 +326,27 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
         self.count(scored, &sums);
     }
 
-    /// Any cell.
+    /// Any block.
     #[inline(always)]
-    fn step_all(&mut self, packed: PackedCell<'_>, cell: &Cell) {
+    fn step_all(&mut self, packed: PackedBlock<'_>, block: &KeyBlock) {
         for group in 0..self.rows.groups() {
-            self.step(packed, cell, group);
+            self.step(packed, block, group);
         }
     }
 
-    /// Any cell, one group: all in a row.
+    /// Any block, one group: all in a row.
     #[inline(always)]
-    fn step(&mut self, packed: PackedCell<'_>, cell: &Cell, g: usize) {
+    fn step(&mut self, packed: PackedBlock<'_>, block: &KeyBlock, g: usize) {
         let (s, t, factor, problem) = (self.s, self.t, self.factor, self.call.problem);
         let group = &mut self.groups[g];
-        let (n, rows) = (cell.len, group.q.rows);
+        let (n, rows) = (block.len, group.q.rows);
         let span = Span::first(rows.count);
-        let mut seen = [0; CELL];
-        if !cell.seen_by(g, span, &mut seen) {
+        let mut seen = [0; BLOCK_KEYS];
+        if !block.seen_by(g, span, &mut seen) {
             return;
         }
-        let at = At { scope: self.scope, rows, span, keys: cell.keys() };
-        let hides = !cell.full || problem.may_hide();
+        let at = At { scope: self.scope, rows, span, keys: block.keys() };
+        let hides = !block.full || problem.may_hide();
         let Room { sizes, queries, tile, pairs, .. } = &mut *self.room;
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
         let mut sums =
@@ -401,7 +401,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
 fn add_odd<E: Element<Num = f32>>(
     v: Head<'_, E>,
     keys: Keys<'_>,
-    (odd, seen): (u64, &[Seen; CELL]),
+    (odd, seen): (u64, &[Seen; BLOCK_KEYS]),
     weights: &[Lanes<f32>],
     sums: &mut [Lanes<f32>],
 ) {
@@ -431,7 +431,7 @@ impl<const LIMBS: usize> Task<f32> for Alone<'_, LIMBS> {
 
 /// The largest score of each row, times `factor`.
 struct Largest<'t> {
-    scores: &'t Halves<CELL>,
+    scores: &'t Halves<BLOCK_KEYS>,
     factor: f32,
     to: &'t mut [f32],
 }
@@ -458,7 +458,7 @@ struct Weave<'t, const LIMBS: usize> {
     t: &'t Tiles,
     /// By reference: a copy would have to wait for all stores before it.
     products: [Option<&'t mut Product<'t, LIMBS>>; 2],
-    scores: &'t Halves<CELL>,
+    scores: &'t Halves<BLOCK_KEYS>,
     m: &'t [f32],
     factor: f32,
     /// Vectors of lanes; 0 if there is nothing to weigh.
@@ -525,7 +525,7 @@ impl<const LIMBS: usize> Weave<'_, LIMBS> {
 /// Scores of half a piece on their way to weights, a pair of keys at a time.
 struct Weighing<'t, const LIMBS: usize, const VECTORS: usize> {
     s: Avx512,
-    scores: &'t Halves<CELL>,
+    scores: &'t Halves<BLOCK_KEYS>,
     weights: &'t mut [TileRow],
     factor: __m512,
     less_m: [__m512; VECTORS],
@@ -533,8 +533,8 @@ struct Weighing<'t, const LIMBS: usize, const VECTORS: usize> {
     pair: usize,
 }
 
-/// Pairs of keys of a cell.
-const PAIRS: usize = CELL / 2;
+/// Pairs of keys of a block.
+const PAIRS: usize = BLOCK_KEYS / 2;
 
 impl<const LIMBS: usize, const VECTORS: usize> Weighing<'_, LIMBS, VECTORS> {
     /// The next pair.

@@ -11,7 +11,7 @@ use crate::backward::{
 use crate::error::{Error, filled};
 use crate::grads::{Grads, OutputGrads};
 use crate::output::OutputView;
-use crate::place::{CELL, RowTile};
+use crate::place::{BLOCK_KEYS, RowTile};
 use crate::problem::{Dims, Heads};
 use crate::project::project_backward;
 use crate::run::run;
@@ -138,9 +138,10 @@ impl<E: Element> Plan<'_, E> {
         let together = [share(bias.map_or(0, |b| b.batch)), share(bias.map_or(0, |b| b.heads))];
         let apart = if together[1] { 1 } else { heads.kv.max(1) };
         // Two for a shared bias however short it is: nothing else would be parallel.
-        let parts = (k_len / TASK_KEYS).max(if together[1] { (k_len / CELL).min(2) } else { 1 });
+        let parts =
+            (k_len / TASK_KEYS).max(if together[1] { (k_len / BLOCK_KEYS).min(2) } else { 1 });
         let parts = parts.clamp(1, TASKS.div_ceil(apart));
-        let each = k_len.div_ceil(parts).next_multiple_of(CELL).max(1);
+        let each = k_len.div_ceil(parts).next_multiple_of(BLOCK_KEYS).max(1);
         let firsts = (0..k_len.max(1)).step_by(each);
         let keys: Vec<_> = firsts.map(|first| first..(first + each).min(k_len)).collect();
         let ways = self.ways();
@@ -345,14 +346,14 @@ impl<E: Element> Plan<'_, E> {
         d_w: &ViewMut<'_, E::Num>,
     ) {
         let (machine, shape) = (self.machine(), d_w.shape());
-        let blocks = shape.len.div_ceil(CELL);
+        let blocks = shape.len.div_ceil(BLOCK_KEYS);
         run(
             machine.threads,
             shape.heads * blocks,
-            || Scratch::new(call.problem, self.rows, CELL, None),
+            || Scratch::new(call.problem, self.rows, BLOCK_KEYS, None),
             |scratch, i| {
-                let (head, first) = (i / blocks, i % blocks * CELL);
-                let features = first..(first + CELL).min(shape.len);
+                let (head, first) = (i / blocks, i % blocks * BLOCK_KEYS);
+                let features = first..(first + BLOCK_KEYS).min(shape.len);
                 let heads =
                     if shape.heads == 1 { 0..call.problem.dims().heads.q } else { head..head + 1 };
                 let rows = RowTile { first, step: 1, count: features.len() };

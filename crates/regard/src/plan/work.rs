@@ -1,10 +1,10 @@
 //! What a plan will compute, counted, and told.
 
 use super::{Kind, PART_KEYS, Plan};
-use crate::cells::{Cell, Cells};
+use crate::key_blocks::{KeyBlock, KeyBlocks};
 use crate::machine::Machine;
 use crate::mask::{Edges, Mask, Run};
-use crate::place::{CELL, RowTile, Scope, signed};
+use crate::place::{BLOCK_KEYS, RowTile, Scope, signed};
 use crate::problem::Dims;
 use crate::simd::{Element, GROUP};
 use crate::walk::{TILE_ROWS, Tiling, Way};
@@ -17,13 +17,13 @@ use std::ops::Range;
 pub struct Work {
     /// Pairs of query and key that see each other.
     pub pairs: u128,
-    /// Pairs that are computed, the hidden ones inside partly seen cells included.
+    /// Pairs that are computed, the hidden ones inside partly seen blocks included.
     pub computed: u128,
-    /// Cells of keys that all rows of a tile see.
+    /// KeyBlocks of keys that all rows of a tile see.
     pub full: u128,
-    /// Cells that some rows see some of.
+    /// KeyBlocks that some rows see some of.
     pub partial: u128,
-    /// Cells that are never visited.
+    /// KeyBlocks that are never visited.
     pub skipped: u128,
     /// Multiplications and additions for the visible pairs; a hyperbolic tangent counts as one of each. Projections, and what
     /// a normaliser walks before, are not counted.
@@ -77,7 +77,7 @@ impl<E: Element> Plan<'_, E> {
     }
 }
 
-/// Pairs that are seen and that are computed; cells that are full, partial and skipped.
+/// Pairs that are seen and that are computed; blocks that are full, partial and skipped.
 type Counts = [i128; 5];
 
 impl Work {
@@ -102,7 +102,7 @@ struct HeadTiles<'t, 'a, E: Element> {
 }
 
 /// Rows and keys around an edge of a mask that a tile near it may count otherwise.
-const NEAR: i64 = (TILE_ROWS + 2 * CELL) as i64;
+const NEAR: i64 = (TILE_ROWS + 2 * BLOCK_KEYS) as i64;
 
 impl<E: Element> HeadTiles<'_, '_, E> {
     /// All tiles. Far from where an edge that goes with the rows meets one that stays, each tile counts as much more than the one
@@ -177,22 +177,22 @@ impl<E: Element> HeadTiles<'_, '_, E> {
             });
             let alike = (until.saturating_sub(keys.start) / PART_KEYS).max(1);
             let alike = if self.kind.how.parted { alike } else { 1 };
-            sum = add(sum, count_cells(&runs, keys, rows), alike as i128);
+            sum = add(sum, count_blocks(&runs, keys, rows), alike as i128);
             part += alike;
         }
-        let cells = scope.k_len.div_ceil(CELL) as i128;
-        sum[4] = if self.without.is_none() { (cells - sum[2] - sum[3]).max(0) } else { 0 };
+        let blocks = scope.k_len.div_ceil(BLOCK_KEYS) as i128;
+        sum[4] = if self.without.is_none() { (blocks - sum[2] - sum[3]).max(0) } else { 0 };
         sum
     }
 }
 
-/// The cells that some runs make of some keys.
-fn count_cells(runs: &[Run], keys: Range<usize>, rows: RowTile) -> Counts {
-    let (mut cells, mut cell) = (Cells::new(runs, keys, rows.lanes()), Cell::new());
+/// The blocks that some runs make of some keys.
+fn count_blocks(runs: &[Run], keys: Range<usize>, rows: RowTile) -> Counts {
+    let (mut blocks, mut block) = (KeyBlocks::new(runs, keys, rows.lanes()), KeyBlock::new());
     let mut sum = [0; 5];
-    while cells.next(&mut cell) {
-        let alike = 1 + cells.skip_alike(&cell) as i128;
-        let (full, computed) = (i128::from(cell.full), cell.computed(rows).cast_signed());
+    while blocks.next(&mut block) {
+        let alike = 1 + blocks.skip_alike(&block) as i128;
+        let (full, computed) = (i128::from(block.full), block.computed(rows).cast_signed());
         sum = add(sum, [0, computed, full, 1 - full, 0], alike);
     }
     sum
@@ -210,7 +210,7 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
         let Machine { isa, threads, .. } = self.machine;
         let parts = self.kinds.iter().map(|kind| kind.parts).max().unwrap_or(1);
         let rows = self.rows;
-        write!(f, "forward {} {} {rows}x{CELL} t{threads} s{parts}", isa.name(), E::NAME)?;
+        write!(f, "forward {} {} {rows}x{BLOCK_KEYS} t{threads} s{parts}", isa.name(), E::NAME)?;
         if !f.alternate() {
             return Ok(());
         }
@@ -230,7 +230,7 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
         )?;
         writeln!(
             f,
-            "  cells    {} full, {} partial, {} skipped, of {rows} rows x {CELL} keys",
+            "  blocks   {} full, {} partial, {} skipped, of {rows} rows x {BLOCK_KEYS} keys",
             work.full, work.partial, work.skipped
         )?;
         writeln!(
@@ -240,7 +240,7 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
             work.bytes / f64::from(1 << 20)
         )?;
         let why_rows = if rows == TILE_ROWS {
-            "two groups of 64 rows share each cell while it is in the cache"
+            "two groups of 64 rows share each block while it is in the cache"
         } else {
             "few rows: smaller tiles fill more threads"
         };

@@ -20,12 +20,12 @@ pub(crate) mod woven;
 pub(crate) use pack::{Prepare, Prepared};
 
 use crate::micro::RowBuffer;
-use crate::place::{CELL, Span};
+use crate::place::{BLOCK_KEYS, Span};
 use crate::problem::Dims;
 use crate::simd::{GROUP, Lanes, Simd, Task};
 use crate::walk::DECODE_MAX_ROWS;
 use weave::Block;
-use woven::{BackwardCells, BackwardPiece, BackwardRows, BackwardSizes};
+use woven::{BackwardBlocks, BackwardPiece, BackwardRows, BackwardSizes};
 
 /// One row of a tile: 32 numbers of 16 bits.
 #[derive(Clone, Copy, Debug)]
@@ -42,13 +42,13 @@ pub(crate) const WIDTH: usize = 32;
 /// Rows of a tile.
 pub(crate) const ROWS: usize = 16;
 
-/// Chunks of 32 keys of a cell.
-pub(crate) const CHUNKS: usize = CELL / WIDTH;
+/// Chunks of 32 keys of a key_block.
+pub(crate) const CHUNKS: usize = BLOCK_KEYS / WIDTH;
 /// Tiles of 16 lanes of a group.
 pub(crate) const LANE_TILES: usize = GROUP / ROWS;
 
 /// Lanes that are on their way together: queries, scores, weights and sums of 32 rows fit in the first-level cache beside a
-/// cell, those of 64 do not.
+/// key_block, those of 64 do not.
 pub(crate) const HALF: usize = GROUP / 2;
 /// Tiles of 16 lanes of half a group.
 pub(crate) const HALF_TILES: usize = HALF / ROWS;
@@ -85,12 +85,12 @@ impl Sizes {
         Self { limbs, chunks: qk_dim.div_ceil(WIDTH), features: v_dim.div_ceil(ROWS) }
     }
 
-    /// Rows of the packed keys of a cell.
+    /// Rows of the packed keys of a key_block.
     pub(crate) fn key_rows(self) -> usize {
-        self.limbs * self.chunks * CELL
+        self.limbs * self.chunks * BLOCK_KEYS
     }
 
-    /// Rows of the packed values of a cell.
+    /// Rows of the packed values of a key_block.
     pub(crate) fn value_rows(self) -> usize {
         self.limbs * CHUNKS * self.features * ROWS
     }
@@ -112,13 +112,13 @@ pub(crate) struct Room {
     /// Its weights, in pairs of keys.
     pub(crate) pairs: Vec<TileRow>,
     /// Scores of two half pieces: one is being made while the other is weighed.
-    pub(crate) scores: [Box<Halves<CELL>>; 2],
+    pub(crate) scores: [Box<Halves<BLOCK_KEYS>>; 2],
     /// Weights of two half pieces, in pairs of keys.
     pub(crate) weights: [Vec<TileRow>; 2],
-    /// The first keys of cells that wait for their turn.
+    /// The first keys of key_blocks that wait for their turn.
     pub(crate) queue: Vec<usize>,
-    /// A cell that is not prepared.
-    pub(crate) cell: pack::OwnCell,
+    /// A key_block that is not prepared.
+    pub(crate) key_block: pack::OwnBlock,
 }
 
 impl Room {
@@ -132,20 +132,20 @@ impl Room {
         Self {
             sizes,
             queries: (0..groups).map(|_| zeros(sizes.key_rows())).collect(),
-            tile: lanes(CELL),
+            tile: lanes(BLOCK_KEYS),
             pairs: zeros(sizes.limbs * CHUNKS * LANE_TILES * ROWS),
             scores: [Halves::new(), Halves::new()],
             weights: [0, 1].map(|_| zeros(sizes.limbs * CHUNKS * HALF_TILES * ROWS)),
             queue: Vec::new(),
-            cell: pack::OwnCell::new(sizes),
+            key_block: pack::OwnBlock::new(sizes),
         }
     }
 }
 
 /// In decoding, those of one tile of weights: each comes twice.
 pub(crate) const EACH: usize = ROWS / 2;
-/// Groups of 16 keys of a cell.
-pub(crate) const KEY_GROUPS: usize = CELL / ROWS;
+/// Groups of 16 keys of a key_block.
+pub(crate) const KEY_GROUPS: usize = BLOCK_KEYS / ROWS;
 
 /// Memory of one thread for the products of decoding.
 #[derive(Debug)]
@@ -156,7 +156,7 @@ pub(crate) struct DecodeTiles {
     pub(crate) weights: Vec<TileRow>,
     /// `[eight rows][chunk][up to 8 rows of even features, then of odd ones]`
     pub(crate) sums: Vec<SumRow>,
-    /// The last rows of a cell, up to whole tiles.
+    /// The last rows of a key_block, up to whole tiles.
     pub(crate) copies: Vec<TileRow>,
 }
 
@@ -186,9 +186,9 @@ impl DecodeTiles {
 #[derive(Debug)]
 pub(crate) struct BackwardRoom {
     pub(crate) sizes: BackwardSizes,
-    pub(crate) cells: BackwardCells,
+    pub(crate) key_blocks: BackwardBlocks,
     pub(crate) rows: BackwardRows,
-    /// Of two cells: one is being made while the other goes into the sums.
+    /// Of two key_blocks: one is being made while the other goes into the sums.
     pub(crate) pieces: [BackwardPiece; 2],
     /// Of two blocks: one is being made while the other becomes operands.
     pub(crate) blocks: [Block; 2],
@@ -211,12 +211,12 @@ impl BackwardRoom {
         let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * limbs + 2 * 4) > NEAR;
         Self {
             sizes,
-            cells: BackwardCells::new(sizes, keys),
+            key_blocks: BackwardBlocks::new(sizes, keys),
             rows: BackwardRows::new(sizes, groups),
             pieces: [0, 1].map(|_| BackwardPiece::new(limbs, groups)),
             blocks: [Block::new(), Block::new()],
             turned: vec![Lanes([0.0; GROUP]); dims.qk_dim],
-            picked: [dims.qk_dim, dims.v_dim].map(|dim| RowBuffer::new(CELL, dim)),
+            picked: [dims.qk_dim, dims.v_dim].map(|dim| RowBuffer::new(BLOCK_KEYS, dim)),
             far,
         }
     }
@@ -226,14 +226,14 @@ impl BackwardRoom {
         self.sizes.limbs
     }
 
-    /// Features of a query up to whole tiles, and `keys` up to where the last tile of a cell may end.
+    /// Features of a query up to whole tiles, and `keys` up to where the last tile of a key_block may end.
     pub(crate) fn padded(&self, keys: usize) -> (usize, usize) {
         (self.sizes.qk.tiles * ROWS, keys + ROWS)
     }
 
     /// For another task.
     pub(crate) fn clear(&mut self) {
-        self.cells.clear();
+        self.key_blocks.clear();
     }
 }
 

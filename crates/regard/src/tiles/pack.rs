@@ -6,8 +6,8 @@
 
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, Sizes, TileRow, WIDTH, zeros};
-use crate::cells::Cell;
-use crate::place::{CELL, RowTile};
+use crate::key_blocks::KeyBlock;
+use crate::place::{BLOCK_KEYS, RowTile};
 use crate::run::run;
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Simd, Task, TileTask};
 use crate::source::Head;
@@ -69,9 +69,9 @@ pub(crate) fn load_first(s: Avx512, lanes: &Lanes<f32>, first: usize, count: usi
     s.select(here, s.load(&lanes.0[first..]), s.splat(0.0))
 }
 
-/// Keys and values of one cell.
+/// Keys and values of one key_block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PackedCell<'c> {
+pub(crate) struct PackedBlock<'c> {
     pub(crate) keys: Operand<'c>,
     pub(crate) values: Operand<'c>,
     /// A bit for each key whose value holds a number that is not finite. Such numbers are 0 in `values`: a weight of 0 must
@@ -79,15 +79,15 @@ pub(crate) struct PackedCell<'c> {
     pub(crate) odd: u64,
 }
 
-/// A cell in memory of its own.
+/// A key_block in memory of its own.
 #[derive(Debug)]
-pub(crate) struct OwnCell {
+pub(crate) struct OwnBlock {
     sizes: Sizes,
     rows: Vec<TileRow>,
     odd: u64,
 }
 
-impl OwnCell {
+impl OwnBlock {
     pub(crate) fn new(sizes: Sizes) -> Self {
         let rows = zeros(sizes.key_rows() + sizes.value_rows());
         Self { sizes, rows, odd: 0 }
@@ -98,20 +98,20 @@ impl OwnCell {
         Self { sizes, rows: Vec::new(), odd: 0 }
     }
 
-    pub(crate) fn get(&self) -> PackedCell<'_> {
-        cell(self.sizes, &self.rows, self.odd)
+    pub(crate) fn get(&self) -> PackedBlock<'_> {
+        key_block(self.sizes, &self.rows, self.odd)
     }
 
-    /// The cell that begins at key `first` of a head, if cells are prepared; else this one.
+    /// The key_block that begins at key `first` of a head, if key_blocks are prepared; else this one.
     #[inline(always)]
     pub(crate) fn or<'c>(
         &'c self,
         prepared: Option<&'c Prepared>,
         head: (usize, usize),
         first: usize,
-    ) -> PackedCell<'c> {
+    ) -> PackedBlock<'c> {
         match prepared {
-            Some(prepared) => prepared.cell(head, first),
+            Some(prepared) => prepared.key_block(head, first),
             None => self.get(),
         }
     }
@@ -121,33 +121,33 @@ impl OwnCell {
         &mut self,
         s: Avx512,
         (k, v): (Head<'_, E>, Head<'_, E>),
-        at: &Cell,
+        at: &KeyBlock,
     ) {
         let rows = &mut self.rows[..];
-        self.odd = s.call(PackCell::<E, LIMBS> { s, sizes: self.sizes, k, v, at, rows });
+        self.odd = s.call(PackBlock::<E, LIMBS> { s, sizes: self.sizes, k, v, at, rows });
     }
 }
 
-fn cell(sizes: Sizes, rows: &[TileRow], odd: u64) -> PackedCell<'_> {
+fn key_block(sizes: Sizes, rows: &[TileRow], odd: u64) -> PackedBlock<'_> {
     let (keys, values) = rows.split_at(sizes.key_rows());
-    PackedCell {
-        keys: Operand { data: keys, chunks: sizes.chunks, tiles: CELL / ROWS },
+    PackedBlock {
+        keys: Operand { data: keys, chunks: sizes.chunks, tiles: BLOCK_KEYS / ROWS },
         values: Operand { data: values, chunks: CHUNKS, tiles: sizes.features },
         odd,
     }
 }
 
-/// Packs keys and values of a cell; returns [`PackedCell::odd`].
-struct PackCell<'t, E: Element, const LIMBS: usize> {
+/// Packs keys and values of a key_block; returns [`PackedBlock::odd`].
+struct PackBlock<'t, E: Element, const LIMBS: usize> {
     s: Avx512,
     sizes: Sizes,
     k: Head<'t, E>,
     v: Head<'t, E>,
-    at: &'t Cell,
+    at: &'t KeyBlock,
     rows: &'t mut [TileRow],
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackCell<'_, E, LIMBS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackBlock<'_, E, LIMBS> {
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
@@ -161,7 +161,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackCell<'_, E, LI
     }
 }
 
-/// The rows of a cell or of a group; nothing where there is none.
+/// The rows of a key_block or of a group; nothing where there is none.
 #[inline(always)]
 pub(crate) fn rows_of<'r, E>(count: usize, row: impl Fn(usize) -> &'r [E]) -> [&'r [E]; GROUP] {
     let mut rows: [&[E]; GROUP] = [&[]; GROUP];
@@ -203,9 +203,9 @@ pub(crate) fn pack_row<E: Element<Num = f32>, const LIMBS: usize>(
     for chunk in 0..chunks {
         let halves = [0, ROWS].map(|half| chunk * WIDTH + half);
         let halves = [load_row(s, row, halves[0]), load_row(s, row, halves[1])];
-        let at = (chunk * (CELL / ROWS) + i / ROWS) * ROWS + i % ROWS;
+        let at = (chunk * (BLOCK_KEYS / ROWS) + i / ROWS) * ROWS + i % ROWS;
         let limbs = [split_stored::<LIMBS>(s, halves[0]), split_stored::<LIMBS>(s, halves[1])];
-        write_limbs(s, limbs, (&mut *to, at, chunks * CELL));
+        write_limbs(s, limbs, (&mut *to, at, chunks * BLOCK_KEYS));
     }
 }
 
@@ -231,7 +231,7 @@ fn write_limbs<const LIMBS: usize>(
     }
 }
 
-/// The rows of a cell as a left operand `[features][keys]`, woven, padded with 0. Returns a bit for each key that holds a
+/// The rows of a key_block as a left operand `[features][keys]`, woven, padded with 0. Returns a bit for each key that holds a
 /// number that is not finite; such numbers are 0 in the operand.
 #[inline(always)]
 pub(crate) fn pack_turned<E: Element<Num = f32>, const LIMBS: usize>(
@@ -336,7 +336,7 @@ impl<const LIMBS: usize> Task<f32> for PackPairs<'_, LIMBS> {
 #[derive(Debug)]
 pub(crate) struct Prepared {
     sizes: Sizes,
-    /// Cells of one head of all items before each, and of all in the end.
+    /// KeyBlocks of one head of all items before each, and of all in the end.
     before: Vec<usize>,
     heads: usize,
     rows: Vec<TileRow>,
@@ -377,7 +377,7 @@ impl Prepared {
     ) -> Option<Self> {
         let dims = call.problem.dims();
         let mut before = vec![0; dims.batch + 1];
-        items.iter().for_each(|b| before[b + 1] = call.problem.k_len(*b).div_ceil(CELL));
+        items.iter().for_each(|b| before[b + 1] = call.problem.k_len(*b).div_ceil(BLOCK_KEYS));
         (0..dims.batch).for_each(|b| before[b + 1] += before[b]);
         let heads = dims.heads.kv;
         let (count, size) = (before[dims.batch] * heads, sizes.key_rows() + sizes.value_rows());
@@ -387,30 +387,30 @@ impl Prepared {
         let mut odd = vec![0; count];
         let to = ViewMut::bhsd(&mut rows, [count, 1, 1, size]).ok()?;
         let to_odd = ViewMut::bhsd(&mut odd, [count, 1, 1, 1]).ok()?;
-        run(threads, count, Cell::new, |at, i| {
-            let b = before.partition_point(|cells| cells * heads <= i) - 1;
-            let (cells, own) = (before[b + 1] - before[b], i - before[b] * heads);
-            let (head, first) = (own / cells, own % cells * CELL);
+        run(threads, count, KeyBlock::new, |at, i| {
+            let b = before.partition_point(|key_blocks| key_blocks * heads <= i) - 1;
+            let (key_blocks, own) = (before[b + 1] - before[b], i - before[b] * heads);
+            let (head, first) = (own / key_blocks, own % key_blocks * BLOCK_KEYS);
             let (k, v) = (call.k.head(b, head), call.v.head(b, head));
-            at.set(first, k.len().saturating_sub(first).min(CELL));
+            at.set(first, k.len().saturating_sub(first).min(BLOCK_KEYS));
             let one = RowTile { first: 0, step: 1, count: 1 };
-            // SAFETY: cell `i` belongs to task `i` alone, and `rows` and `odd` were made of zeros.
+            // SAFETY: key_block `i` belongs to task `i` alone, and `rows` and `odd` were made of zeros.
             let (mut to, mut to_odd) = unsafe {
                 (to.tile(i, TileHeads::one(0), one), to_odd.tile(i, TileHeads::one(0), one))
             };
             let rows = to.update(0, 0);
-            let task = PackCell::<E, LIMBS> { s, sizes, k, v, at, rows };
+            let task = PackBlock::<E, LIMBS> { s, sizes, k, v, at, rows };
             to_odd.update(0, 0)[0] = s.call(task);
         });
         Some(Self { sizes, before, heads, rows, odd })
     }
 
-    /// The cell that begins at key `first` of a head.
+    /// The key_block that begins at key `first` of a head.
     #[inline(always)]
-    pub(crate) fn cell(&self, (batch, head): (usize, usize), first: usize) -> PackedCell<'_> {
+    pub(crate) fn key_block(&self, (batch, head): (usize, usize), first: usize) -> PackedBlock<'_> {
         let (before, to) = (self.before[batch], self.before[batch + 1]);
-        let i = before * self.heads + head * (to - before) + first / CELL;
+        let i = before * self.heads + head * (to - before) + first / BLOCK_KEYS;
         let size = self.sizes.key_rows() + self.sizes.value_rows();
-        cell(self.sizes, &self.rows[i * size..][..size], self.odd[i])
+        key_block(self.sizes, &self.rows[i * size..][..size], self.odd[i])
     }
 }

@@ -3,7 +3,7 @@
 use super::product::{Operand, Product};
 use super::woven::BackwardPiece;
 use super::{CHUNKS, Halves, ROWS, WIDTH};
-use crate::place::{CELL, Seen, low};
+use crate::place::{BLOCK_KEYS, Seen, low};
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math};
 use crate::walk::TILE_ROWS;
 
@@ -26,11 +26,11 @@ impl Block {
     }
 }
 
-/// One group of rows on its way to the operands of a cell.
+/// One group of rows on its way to the operands of a key_block.
 pub(crate) struct Side<'t> {
     pub(crate) queries: Operand<'t>,
     pub(crate) d_out: Operand<'t>,
-    pub(crate) seen: &'t [Seen; CELL],
+    pub(crate) seen: &'t [Seen; BLOCK_KEYS],
     pub(crate) lse: &'t Lanes<f32>,
     pub(crate) delta: &'t Lanes<f32>,
     /// Its rows.
@@ -50,7 +50,7 @@ pub(crate) struct Source<'t> {
     /// Keys and values, and the chunks of their features.
     pub(crate) keys: (Operand<'t>, usize),
     pub(crate) values: (Operand<'t>, usize),
-    /// Keys of the cell.
+    /// Keys of the key_block.
     pub(crate) n: usize,
     pub(crate) sides: [Option<Side<'t>>; GROUPS],
     pub(crate) factor: f32,
@@ -104,7 +104,7 @@ impl<'t, const LIMBS: usize> Steps<'t, LIMBS> {
     }
 }
 
-/// Steps of the products of one cell, then those of the first products of the next block.
+/// Steps of the products of one key_block, then those of the first products of the next block.
 struct Mixed<'m, 't, const LIMBS: usize> {
     steps: &'m mut Steps<'t, LIMBS>,
     left: usize,
@@ -135,7 +135,7 @@ impl<const LIMBS: usize> Mixed<'_, '_, LIMBS> {
     }
 }
 
-/// Products on the tiles while the vectors make the operands of the next cell.
+/// Products on the tiles while the vectors make the operands of the next key_block.
 pub(crate) struct Weave<'t, const LIMBS: usize> {
     pub(crate) steps: Steps<'t, LIMBS>,
     pub(crate) make: Option<Make<'t>>,

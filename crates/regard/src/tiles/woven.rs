@@ -10,9 +10,9 @@ use super::pack::{
 };
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
-use crate::cells::Cell;
+use crate::key_blocks::KeyBlock;
 use crate::micro::RowBuffer;
-use crate::place::{CELL, Keys, Seen};
+use crate::place::{BLOCK_KEYS, Keys, Seen};
 use crate::problem::Dims;
 use crate::simd::{Avx512, Element, Lanes, Simd, Task};
 use crate::source::Head;
@@ -47,16 +47,16 @@ impl BackwardSizes {
         Self { limbs, qk: Features::new(dims.qk_dim), v: Features::new(dims.v_dim) }
     }
 
-    /// Rows of the three operands of a cell.
-    fn cell_rows(self) -> [usize; 3] {
-        [self.qk.chunks * CELL, self.v.chunks * CELL, CHUNKS * self.qk.tiles * ROWS]
+    /// Rows of the three operands of a key_block.
+    fn block_rows(self) -> [usize; 3] {
+        [self.qk.chunks * BLOCK_KEYS, self.v.chunks * BLOCK_KEYS, CHUNKS * self.qk.tiles * ROWS]
             .map(|n| n * self.limbs)
     }
 }
 
-/// The operands of a cell.
+/// The operands of a key_block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BackwardCell<'c> {
+pub(crate) struct BackwardBlock<'c> {
     /// `[keys][features]`
     pub(crate) keys: Operand<'c>,
     /// `[keys][features]`
@@ -68,19 +68,19 @@ pub(crate) struct BackwardCell<'c> {
     pub(crate) odd: u64,
 }
 
-/// The cells of a task, packed when they are first met.
+/// The key_blocks of a task, packed when they are first met.
 #[derive(Debug)]
-pub(crate) struct BackwardCells {
+pub(crate) struct BackwardBlocks {
     sizes: BackwardSizes,
     rows: Vec<TileRow>,
-    /// Of those that are packed. The last place is for cells that do not stand on the grid.
+    /// Of those that are packed. The last place is for key_blocks that do not stand on the grid.
     odd: Vec<Option<u64>>,
 }
 
-impl BackwardCells {
+impl BackwardBlocks {
     pub(crate) fn new(sizes: BackwardSizes, keys: usize) -> Self {
-        let count = keys.div_ceil(CELL) + 1;
-        let size: usize = sizes.cell_rows().iter().sum();
+        let count = keys.div_ceil(BLOCK_KEYS) + 1;
+        let size: usize = sizes.block_rows().iter().sum();
         Self { sizes, rows: zeros(count * size), odd: vec![None; count] }
     }
 
@@ -88,25 +88,25 @@ impl BackwardCells {
         self.odd.fill(None);
     }
 
-    /// Packs a cell, unless that is done; tells its place. `first` is the first key of the task.
+    /// Packs a key_block, unless that is done; tells its place. `first` is the first key of the task.
     #[inline(always)]
     pub(crate) fn find<E: Element<Num = f32>, const LIMBS: usize>(
         &mut self,
         s: Avx512,
         (k, v): (Head<'_, E>, Head<'_, E>),
-        cell: &Cell,
+        key_block: &KeyBlock,
         first: usize,
     ) -> usize {
         let spare = self.odd.len() - 1;
-        let (i, keys, n) = match cell.keys() {
+        let (i, keys, n) = match key_block.keys() {
             // All keys of the place on the grid, whatever is seen of them now.
-            Keys::From(key) if key.is_multiple_of(CELL) => {
-                ((key - first) / CELL, cell.keys(), (k.len() - key).min(CELL))
+            Keys::From(key) if key.is_multiple_of(BLOCK_KEYS) => {
+                ((key - first) / BLOCK_KEYS, key_block.keys(), (k.len() - key).min(BLOCK_KEYS))
             }
-            keys => (spare, keys, cell.len),
+            keys => (spare, keys, key_block.len),
         };
         if self.odd[i].is_none() || i == spare {
-            let size: usize = self.sizes.cell_rows().iter().sum();
+            let size: usize = self.sizes.block_rows().iter().sum();
             let (sizes, rows) = (self.sizes, &mut self.rows[i * size..][..size]);
             let task = PackBackward::<E, LIMBS> { s, sizes, k, v, keys, n, rows };
             self.odd[i] = Some(s.call(task));
@@ -114,36 +114,36 @@ impl BackwardCells {
         i
     }
 
-    /// Whether a place is that of cells that do not stand on the grid, and lose it to the next one.
+    /// Whether a place is that of key_blocks that do not stand on the grid, and lose it to the next one.
     pub(crate) fn is_spare(&self, i: usize) -> bool {
         i + 1 == self.odd.len()
     }
 
     /// Where the operands of a place lie, and how many bytes they are.
     pub(crate) fn bytes_at(&self, i: usize) -> (*const u8, usize) {
-        let size = self.sizes.cell_rows().iter().sum::<usize>();
+        let size = self.sizes.block_rows().iter().sum::<usize>();
         let first = self.rows.as_ptr().wrapping_add(i * size);
         (first.cast(), size * size_of::<TileRow>())
     }
 
-    /// The operands of a cell that is packed.
-    pub(crate) fn at(&self, i: usize) -> BackwardCell<'_> {
-        let sizes = self.sizes.cell_rows();
+    /// The operands of a key_block that is packed.
+    pub(crate) fn at(&self, i: usize) -> BackwardBlock<'_> {
+        let sizes = self.sizes.block_rows();
         let size: usize = sizes.iter().sum();
         let (keys, rest) = self.rows[i * size..][..size].split_at(sizes[0]);
         let (values, turned) = rest.split_at(sizes[1]);
         let BackwardSizes { qk, v, .. } = self.sizes;
         let operand = |data, chunks, tiles| Operand { data, chunks, tiles };
-        BackwardCell {
-            keys: operand(keys, qk.chunks, CELL / ROWS),
-            values: operand(values, v.chunks, CELL / ROWS),
+        BackwardBlock {
+            keys: operand(keys, qk.chunks, BLOCK_KEYS / ROWS),
+            values: operand(values, v.chunks, BLOCK_KEYS / ROWS),
             turned: operand(turned, CHUNKS, qk.tiles),
             odd: self.odd[i].unwrap_or(0),
         }
     }
 }
 
-/// Packs the operands of a cell; returns [`BackwardCell::odd`]. What stands beyond its keys in `keys` and `values` may be
+/// Packs the operands of a key_block; returns [`BackwardBlock::odd`]. What stands beyond its keys in `keys` and `values` may be
 /// anything.
 struct PackBackward<'t, E: Element, const LIMBS: usize> {
     s: Avx512,
@@ -160,7 +160,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackBackward<'_, E
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
         let Self { s, sizes, k, v, keys, n, rows } = self;
-        let lens = sizes.cell_rows();
+        let lens = sizes.block_rows();
         let (to_keys, rest) = rows.split_at_mut(lens[0]);
         let (to_values, to_turned) = rest.split_at_mut(lens[1]);
         for i in 0..n {
@@ -298,7 +298,7 @@ impl<const LIMBS: usize> Task<f32> for PackRows<'_, LIMBS> {
     }
 }
 
-/// The operands that a cell and a tile of rows make: weights and gradients of scores.
+/// The operands that a key_block and a tile of rows make: weights and gradients of scores.
 #[derive(Debug)]
 pub(crate) struct BackwardPiece {
     /// Chunks of 32 rows.
@@ -322,12 +322,12 @@ impl BackwardPiece {
 
     /// `[keys][rows]`, woven.
     pub(crate) fn weights(&self) -> Operand<'_> {
-        Operand { data: &self.weights, chunks: self.chunks, tiles: CELL / ROWS }
+        Operand { data: &self.weights, chunks: self.chunks, tiles: BLOCK_KEYS / ROWS }
     }
 
     /// `[keys][rows]`, woven.
     pub(crate) fn d_scores(&self) -> Operand<'_> {
-        Operand { data: &self.d_scores, chunks: self.chunks, tiles: CELL / ROWS }
+        Operand { data: &self.d_scores, chunks: self.chunks, tiles: BLOCK_KEYS / ROWS }
     }
 
     /// Gradients of scores as a right operand, woven, of a group.
@@ -345,9 +345,9 @@ impl BackwardPiece {
         weights: [[__m512; 2]; 2],
         d_scores: [[__m512; 2]; 2],
     ) {
-        let apart = self.chunks * (CELL / ROWS) * ROWS;
+        let apart = self.chunks * (BLOCK_KEYS / ROWS) * ROWS;
         for half in 0..2 {
-            let at = ((g * CHUNKS + lanes) * (CELL / ROWS) + 2 * chunk + half) * ROWS + i;
+            let at = ((g * CHUNKS + lanes) * (BLOCK_KEYS / ROWS) + 2 * chunk + half) * ROWS + i;
             write_woven::<LIMBS, false>(s, weights[half], (&mut self.weights, at, apart));
             write_woven::<LIMBS, false>(s, d_scores[half], (&mut self.d_scores, at, apart));
         }
@@ -410,6 +410,6 @@ impl<const LIMBS: usize> Task<f32> for PackPiece<'_, LIMBS> {
 }
 
 /// Whether a row sees a key.
-pub(crate) fn sees(seen: &[Seen; CELL], key: usize, row: usize) -> bool {
+pub(crate) fn sees(seen: &[Seen; BLOCK_KEYS], key: usize, row: usize) -> bool {
     seen[key] >> row & 1 == 1
 }

@@ -1,32 +1,32 @@
 //! From what a mask says of a tile of rows to the pieces of keys that are computed.
 //!
-//! Keys are cut on a fixed grid of `CELL` keys. A cell that nobody sees is never visited; one that everybody sees
-//! carries no per-key row sets. Where a cell holds only a few seen keys (columns, strides, scattered globals), those
-//! keys are picked out and full cells are made of them.
+//! Keys are cut on a fixed grid of `BLOCK_KEYS` keys. A block that nobody sees is never visited; one that everybody sees
+//! carries no per-key row sets. Where a block holds only a few seen keys (columns, strides, scattered globals), those
+//! keys are picked out and full blocks are made of them.
 //!
-//! Cost: in proportion to the runs of a tile of 128 rows and the cells they touch; nothing for what nobody sees.
+//! Cost: in proportion to the runs of a tile of 128 rows and the blocks they touch; nothing for what nobody sees.
 
 use crate::mask::Run;
-use crate::place::{CELL, Keys, LaneSet, RowTile, Seen, Span};
+use crate::place::{BLOCK_KEYS, Keys, LaneSet, RowTile, Seen, Span};
 use crate::simd::GROUP;
 use std::ops::Range;
 
 /// Keys to be computed together.
 #[derive(Clone, Debug)]
-pub(crate) struct Cell {
+pub(crate) struct KeyBlock {
     pub(crate) len: usize,
     /// The rows that see each key; nothing where `full`.
-    pub(crate) lanes: [LaneSet; CELL],
+    pub(crate) lanes: [LaneSet; BLOCK_KEYS],
     /// Every row sees every key.
     pub(crate) full: bool,
     first: usize,
-    picked: [usize; CELL],
+    picked: [usize; BLOCK_KEYS],
     is_picked: bool,
 }
 
-impl Cell {
+impl KeyBlock {
     pub(crate) fn new() -> Self {
-        let (lanes, picked) = ([0; CELL], [0; CELL]);
+        let (lanes, picked) = ([0; BLOCK_KEYS], [0; BLOCK_KEYS]);
         Self { len: 0, lanes, full: false, first: 0, picked, is_picked: false }
     }
 
@@ -40,9 +40,9 @@ impl Cell {
     }
 }
 
-/// Keys of a cell that some lanes of a group see.
+/// Keys of a block that some lanes of a group see.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seeing {
+pub(crate) struct VisibleBlock {
     /// The keys; nobody among the lanes sees any other.
     pub(crate) keys: Range<usize>,
     pub(crate) span: Span,
@@ -50,10 +50,10 @@ pub(crate) struct Seeing {
     pub(crate) hidden: bool,
 }
 
-/// Lanes of a partly seen cell that are narrowed down together: two AVX-512 vectors.
+/// Lanes of a partly seen block that are narrowed down together: two AVX-512 vectors.
 const HALF: usize = GROUP / 2;
 
-impl Cell {
+impl KeyBlock {
     /// What group `g`, of `count` rows, sees: all rows together if they see the same keys, else in halves, so that
     /// the edges of a mask cost little more than what is visible. Writes which rows see each key.
     #[inline(always)]
@@ -61,11 +61,11 @@ impl Cell {
         &self,
         g: usize,
         count: usize,
-        seen: &mut [Seen; CELL],
-    ) -> [Option<Seeing>; 2] {
+        seen: &mut [Seen; BLOCK_KEYS],
+    ) -> [Option<VisibleBlock>; 2] {
         let all = Span::first(count);
         if self.full {
-            return [Some(Seeing { keys: 0..self.len, span: all, hidden: false }), None];
+            return [Some(VisibleBlock { keys: 0..self.len, span: all, hidden: false }), None];
         }
         self.seen_by(g, all, seen);
         let seen = &seen[..self.len];
@@ -79,7 +79,7 @@ impl Cell {
 
     /// Writes which lanes of the span of group `g` see each key; whether any sees any.
     #[inline(always)]
-    pub(crate) fn seen_by(&self, g: usize, span: Span, seen: &mut [Seen; CELL]) -> bool {
+    pub(crate) fn seen_by(&self, g: usize, span: Span, seen: &mut [Seen; BLOCK_KEYS]) -> bool {
         let everyone = span.set();
         let mut any = 0;
         if self.full {
@@ -98,7 +98,7 @@ impl Cell {
     pub(crate) fn computed(&self, rows: RowTile) -> u128 {
         let groups = (0..rows.count.div_ceil(GROUP)).flat_map(|g| {
             let count = (rows.count - g * GROUP).min(GROUP);
-            self.see(g, count, &mut [0; CELL]).into_iter().flatten()
+            self.see(g, count, &mut [0; BLOCK_KEYS]).into_iter().flatten()
         });
         groups.map(|s| s.keys.len() * s.span.len()).sum::<usize>() as u128
     }
@@ -106,7 +106,7 @@ impl Cell {
 
 /// What the lanes of a span see: the range of keys, and the half of the span if only that sees any.
 #[inline(always)]
-fn narrowed(seen: &[Seen], Span { mut start, mut end }: Span) -> Option<Seeing> {
+fn narrowed(seen: &[Seen], Span { mut start, mut end }: Span) -> Option<VisibleBlock> {
     let lanes = |start, end| Span { start, end }.set();
     let mask = lanes(start, end);
     let first = seen.iter().position(|s| s & mask != 0)?;
@@ -124,19 +124,19 @@ fn narrowed(seen: &[Seen], Span { mut start, mut end }: Span) -> Option<Seeing> 
     let keys = first..last + 1;
     if keys.len().is_multiple_of(8) || seen.len() < 8 {
         let hidden = seen[keys.clone()].iter().any(|s| s & mask != mask);
-        return Some(Seeing { keys, span, hidden });
+        return Some(VisibleBlock { keys, span, hidden });
     }
     // Whole register tiles cost less than their tails: let unseen neighbours fill the last one.
     let len = keys.len().next_multiple_of(8).min(seen.len());
     let first = first.min(seen.len() - len);
     let keys = first..first + len;
     let hidden = seen[keys.clone()].iter().any(|s| s & mask != mask);
-    Some(Seeing { keys, span, hidden })
+    Some(VisibleBlock { keys, span, hidden })
 }
 
-/// Cuts runs into cells, in ascending order, the picked ones last.
+/// Cuts runs into blocks, in ascending order, the picked ones last.
 #[derive(Debug)]
-pub(crate) struct Cells<'a> {
+pub(crate) struct KeyBlocks<'a> {
     runs: &'a [Run],
     at: usize,
     end: usize,
@@ -144,17 +144,17 @@ pub(crate) struct Cells<'a> {
     sparse: Vec<(usize, LaneSet)>,
 }
 
-impl<'a> Cells<'a> {
+impl<'a> KeyBlocks<'a> {
     /// Of the keys in `keys`, those that `runs` name; `all` is the set of all rows.
     pub(crate) fn new(runs: &'a [Run], keys: Range<usize>, all: LaneSet) -> Self {
         Self { runs, at: keys.start, end: keys.end, all, sparse: Vec::new() }
     }
 
-    /// Fills `cell` with the next one; `false` when there is none.
-    pub(crate) fn next(&mut self, cell: &mut Cell) -> bool {
+    /// Fills `block` with the next one; `false` when there is none.
+    pub(crate) fn next(&mut self, block: &mut KeyBlock) -> bool {
         loop {
-            if self.sparse.len() >= CELL {
-                self.pick(cell);
+            if self.sparse.len() >= BLOCK_KEYS {
+                self.pick(block);
                 return true;
             }
             while self.runs.first().is_some_and(|s| s.keys.end <= self.at) {
@@ -165,39 +165,39 @@ impl<'a> Cells<'a> {
                 if self.sparse.is_empty() {
                     return false;
                 }
-                self.pick(cell);
+                self.pick(block);
                 return true;
             };
             self.at = self.at.max(run.keys.start);
-            let end = ((self.at / CELL + 1) * CELL).min(self.end);
+            let end = ((self.at / BLOCK_KEYS + 1) * BLOCK_KEYS).min(self.end);
             let from = self.at;
             let full = run.lanes == self.all && run.keys.end >= end;
             self.at = end;
             if full {
-                cell.set(from, end - from);
+                block.set(from, end - from);
                 return true;
             }
-            if self.fill(cell, from..end) {
+            if self.fill(block, from..end) {
                 return true;
             }
         }
     }
 
-    /// How many of the next cells are like this one, the last that was filled, and none of them is filled: those that lie in
+    /// How many of the next blocks are like this one, the last that was filled, and none of them is filled: those that lie in
     /// the same run. For counting.
-    pub(crate) fn skip_alike(&mut self, cell: &Cell) -> usize {
-        let Some(run) = self.runs.first().filter(|_| !cell.is_picked) else { return 0 };
-        let whole = cell.first.is_multiple_of(CELL) && cell.len == CELL;
-        if !whole || run.keys.start > cell.first || run.keys.end < self.at {
+    pub(crate) fn skip_alike(&mut self, block: &KeyBlock) -> usize {
+        let Some(run) = self.runs.first().filter(|_| !block.is_picked) else { return 0 };
+        let whole = block.first.is_multiple_of(BLOCK_KEYS) && block.len == BLOCK_KEYS;
+        if !whole || run.keys.start > block.first || run.keys.end < self.at {
             return 0;
         }
-        let n = (run.keys.end.min(self.end) - self.at) / CELL;
-        self.at += n * CELL;
+        let n = (run.keys.end.min(self.end) - self.at) / BLOCK_KEYS;
+        self.at += n * BLOCK_KEYS;
         n
     }
 
-    /// Writes the keys of a partly seen cell; `false` if they were put aside to be picked.
-    fn fill(&mut self, cell: &mut Cell, keys: Range<usize>) -> bool {
+    /// Writes the keys of a partly seen block; `false` if they were put aside to be picked.
+    fn fill(&mut self, block: &mut KeyBlock, keys: Range<usize>) -> bool {
         let within = self.runs.iter().take_while(|s| s.keys.start < keys.end);
         let clip = |s: &Run| s.keys.start.max(keys.start)..s.keys.end.min(keys.end);
         let (mut last, mut seen) = (keys.start, 0);
@@ -208,26 +208,26 @@ impl<'a> Cells<'a> {
         }
         // Picking copies a key and a value; computing an unseen key costs as much as a seen one, and so does a visit
         // for a few keys only.
-        if seen < CELL / 4 || 2 * seen <= last - keys.start {
+        if seen < BLOCK_KEYS / 4 || 2 * seen <= last - keys.start {
             self.sparse.extend(within.flat_map(|s| clip(s).map(|key| (key, s.lanes))));
             return false;
         }
-        cell.lanes[..last - keys.start].fill(0);
+        block.lanes[..last - keys.start].fill(0);
         for s in within {
             let part = clip(s);
-            cell.lanes[part.start - keys.start..part.end - keys.start].fill(s.lanes);
+            block.lanes[part.start - keys.start..part.end - keys.start].fill(s.lanes);
         }
-        cell.set(keys.start, last - keys.start);
-        cell.full = false;
+        block.set(keys.start, last - keys.start);
+        block.full = false;
         true
     }
 
-    fn pick(&mut self, cell: &mut Cell) {
-        let n = self.sparse.len().min(CELL);
+    fn pick(&mut self, block: &mut KeyBlock) {
+        let n = self.sparse.len().min(BLOCK_KEYS);
         for (i, (key, lanes)) in self.sparse.drain(..n).enumerate() {
-            (cell.picked[i], cell.lanes[i]) = (key, lanes);
+            (block.picked[i], block.lanes[i]) = (key, lanes);
         }
-        cell.full = cell.lanes[..n].iter().all(|lanes| *lanes == self.all);
-        (cell.len, cell.is_picked) = (n, true);
+        block.full = block.lanes[..n].iter().all(|lanes| *lanes == self.all);
+        (block.len, block.is_picked) = (n, true);
     }
 }
