@@ -13,7 +13,7 @@ use crate::score::LOG2_E;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::softmax::{States, TileSums};
 use crate::view::TileMut;
-use crate::walk::{Call, Piece, Visit, Walk, Way};
+use crate::walk::{Call, ScoreTile, Visit, Walk, Way};
 
 /// Where the choice of some rows goes.
 #[derive(Debug)]
@@ -132,11 +132,11 @@ impl<E: Element> Visit<E::Num> for Choosing<'_, '_, E> {
     const VALUES: bool = false;
 
     #[inline(always)]
-    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut piece: Piece<'_, E::Num>) {
-        let group = &mut self.groups[piece.group];
-        let tile = &mut self.tile[..piece.k.len];
-        piece.scores(s, self.problem, &mut group.q, tile, None);
-        group.found.take(s, piece.at, tile);
+    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut score_tile: ScoreTile<'_, E::Num>) {
+        let group = &mut self.groups[score_tile.group];
+        let tile = &mut self.tile[..score_tile.k.len];
+        score_tile.scores(s, self.problem, &mut group.q, tile, None);
+        group.found.take(s, score_tile.at, tile);
     }
 }
 
@@ -182,7 +182,7 @@ impl<N: Number> Found<N> {
 /// Tells the places of picked keys from those on the grid.
 const PICKED: usize = 1 << (usize::BITS - 1);
 
-/// Lets the keys of a piece compete with the one drawn before: they win with the share of the weight that is theirs, and
+/// Lets the keys of a tile compete with the one drawn before: they win with the share of the weight that is theirs, and
 /// among them each with its own. One number decides both; it depends on the row and the block alone.
 #[inline(always)]
 fn draw<N: Number, S: Simd<N>>(
@@ -201,8 +201,8 @@ fn draw<N: Number, S: Simd<N>>(
     states.add(s, &sums, at.span);
     let Scope { batch, head, .. } = at.scope;
     for (lane, key) in keys.iter_mut().enumerate().take(at.span.end).skip(at.span.start) {
-        // By the place of the piece on the grid, whatever else is in its tile; picked keys by the first of them, which no other
-        // piece has.
+        // By the place of the tile on the grid, whatever else is in its tile; picked keys by the first of them, which no other
+        // tile has.
         let place = match at.keys {
             Keys::From(first) => first / BLOCK_KEYS,
             Keys::Picked(keys) => PICKED | keys[0],

@@ -1,4 +1,4 @@
-//! From what a mask says of a tile of rows to the pieces of keys that are computed.
+//! From what a mask says of a tile of rows to the ranges of keys that are computed.
 //!
 //! Keys are cut on a fixed grid of `BLOCK_KEYS` keys. A block that nobody sees is never visited; one that everybody sees
 //! carries no per-key row sets. Where a block holds only a few seen keys (columns, strides, scattered globals), those

@@ -25,9 +25,9 @@
 //   options     all options of a problem together, in their order
 //
 // What it is computed with
-//   softmax     the softmax of a row, piece by piece
+//   softmax     the softmax of a row, block by block
 //   micro       the products of a tile: the only hot loops
-//   key_blocks  from a mask to the pieces of keys that are computed
+//   key_blocks  from a mask to the ranges of keys that are computed
 //   source      keys and values of a head, from a tensor or from pages
 //   lanes       rows into lanes and back
 //   project     rows multiplied by a matrix

@@ -12,7 +12,7 @@ use crate::queries::Queries;
 use crate::score::in_log2;
 use crate::simd::{Element, GROUP, Lanes, MAX_LANES, Number, Simd, Task};
 use crate::softmax::{States, TileSums};
-use crate::walk::{Call, Piece, Visit, Walk, Way};
+use crate::walk::{Call, ScoreTile, Visit, Walk, Way};
 use std::ops::Range;
 
 /// What is looked for in the weights of rows.
@@ -225,7 +225,7 @@ impl<E: Element> Task<E::Num> for Look<'_, '_, E> {
     }
 }
 
-/// Looks at the weights of each piece.
+/// Looks at the weights of each tile.
 struct Looking<'t, 'c, E: Element> {
     problem: &'c Problem<'c, E>,
     wanted: &'t Wanted,
@@ -240,25 +240,25 @@ impl<E: Element> Visit<E::Num> for Looking<'_, '_, E> {
     const VALUES: bool = false;
 
     #[inline(always)]
-    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut piece: Piece<'_, E::Num>) {
+    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut score_tile: ScoreTile<'_, E::Num>) {
         let Self { problem, wanted, groups, tile, cells, logs } = self;
-        let (group, tile) = (&mut groups[piece.group], &mut tile[..piece.k.len]);
-        let (at, mut sums) = (piece.at, TileSums::zero(wanted.entropy));
+        let (group, tile) = (&mut groups[score_tile.group], &mut tile[..score_tile.k.len]);
+        let (at, mut sums) = (score_tile.at, TileSums::zero(wanted.entropy));
         let more = wanted.logs || group.best.is_some() || wanted.entropy;
-        if S::FUSES && piece.seen.is_none() && problem.is_plain_dot() && !more {
+        if S::FUSES && score_tile.seen.is_none() && problem.is_plain_dot() && !more {
             let mut weights = Weights { m: &group.states.m, sum: sums.l };
-            dot_tile(s, (piece.k, &group.q.lanes), at.span, tile, &mut weights);
+            dot_tile(s, (score_tile.k, &group.q.lanes), at.span, tile, &mut weights);
             sums.l = weights.sum;
         } else {
-            piece.scores(s, problem, &mut group.q, tile, None);
+            score_tile.scores(s, problem, &mut group.q, tile, None);
             if let Some(best) = &mut group.best {
                 best.take(s, at, tile);
             }
             if wanted.logs {
-                group.write_logs(at, tile, (piece.group, &mut *logs.0, logs.1));
+                group.write_logs(at, tile, (score_tile.group, &mut *logs.0, logs.1));
             }
             group.states.weigh(s, tile, at.span, &mut sums);
-            if let Some(seen) = piece.hiding() {
+            if let Some(seen) = score_tile.hiding() {
                 s.call(Clear { tile, seen, span: at.span });
             }
         }
@@ -297,7 +297,7 @@ impl<N: Number> Group<N> {
         self.best.iter_mut().for_each(BestKeys::clear);
     }
 
-    /// Writes `log2 a` of the pairs of a piece.
+    /// Writes `log2 a` of the pairs of a tile.
     fn write_logs(
         &self,
         at: At<'_>,
@@ -391,7 +391,7 @@ impl<N: Number> Task<N> for AddDistances<'_, N> {
     }
 }
 
-/// Adds the weights of a piece to the cells that they fall into.
+/// Adds the weights of a tile to the cells that they fall into.
 struct AddCells<'t, 't2, N> {
     at: At<'t>,
     tile: &'t [Lanes<N>],

@@ -171,7 +171,7 @@ impl<E: Element> Task<E::Num> for Apply<'_, E> {
     }
 }
 
-/// What the gradients of a piece's scores, `[keys][rows]`, say of the options: see [`Problem::backward`].
+/// What the gradients of a tile's scores, `[keys][rows]`, say of the options: see [`Problem::backward`].
 pub(crate) struct OptionsBackward<'t, N> {
     pub(crate) at: At<'t>,
     /// Which rows see each key, if not all do.

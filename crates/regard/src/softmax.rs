@@ -1,4 +1,4 @@
-//! The softmax of a row, one piece at a time (Milakov and Gimelshein 2018).
+//! The softmax of a row, one block at a time (Milakov and Gimelshein 2018).
 //!
 //! A [`State`] is what must be remembered of the keys seen so far: a reference `m` near the largest score, and the sum
 //! of `2^(score - m)`.

@@ -85,7 +85,7 @@ pub(crate) struct Way<'c> {
 }
 
 /// One group of rows against some keys of a block.
-pub(crate) struct Piece<'p, N> {
+pub(crate) struct ScoreTile<'p, N> {
     pub(crate) group: usize,
     pub(crate) k: Rows<'p, N>,
     pub(crate) v: Rows<'p, N>,
@@ -94,17 +94,17 @@ pub(crate) struct Piece<'p, N> {
     pub(crate) seen: Option<&'p mut [Seen]>,
 }
 
-/// What is done with each piece, keys ascending.
+/// What is done with each tile, keys ascending.
 pub(crate) trait Visit<N: Number> {
-    /// Whether it looks at values; if not, pieces hold the keys in their place.
+    /// Whether it looks at values; if not, tiles hold the keys in their place.
     const VALUES: bool = true;
-    /// A whole block; `false` if it is to come in pieces.
+    /// A whole block; `false` if it is to come in tiles.
     #[inline(always)]
     fn take<S: Simd<N>>(&mut self, s: S, block: &KeyBlock) -> bool {
         let _ = (s, block);
         false
     }
-    fn visit<S: Simd<N>>(&mut self, s: S, piece: Piece<'_, N>);
+    fn visit<S: Simd<N>>(&mut self, s: S, score_tile: ScoreTile<'_, N>);
 }
 
 /// Memory of a walk, reused from one to the next.
@@ -163,14 +163,14 @@ impl<N: Number> Walk<N> {
                     let seen =
                         if hidden { &mut seen[keys.clone()] } else { &mut all[keys.clone()] };
                     let seen = (hidden || biased).then_some(seen);
-                    visitor.visit(s, Piece { group, k, v, at, seen });
+                    visitor.visit(s, ScoreTile { group, k, v, at, seen });
                 }
             }
         }
     }
 }
 
-impl<N: Number> Piece<'_, N> {
+impl<N: Number> ScoreTile<'_, N> {
     /// Which rows see each key, if some do not see some.
     #[inline(always)]
     pub(crate) fn hiding(&self) -> Option<&[Seen]> {
@@ -178,7 +178,7 @@ impl<N: Number> Piece<'_, N> {
         self.seen.as_deref().filter(|seen| seen.iter().any(|s| s & everyone != everyone))
     }
 
-    /// The scores of a piece, times `log2 e`, `-inf` where a row does not see the key.
+    /// The scores of a tile, times `log2 e`, `-inf` where a row does not see the key.
     #[inline(always)]
     pub(crate) fn scores<E: Element<Num = N>, S: Simd<N>>(
         &mut self,

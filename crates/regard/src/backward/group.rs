@@ -1,6 +1,6 @@
-//! A group of rows on its backward pass: what it brings, what a piece makes of it, what it leaves.
+//! A group of rows on its backward pass: what it brings, what a tile makes of it, what it leaves.
 
-use super::{BackwardCall, PieceTiles, QueryGrads};
+use super::{BackwardCall, GradTiles, QueryGrads};
 use crate::lanes::{multiply_tile, pack, turn, turn_back};
 use crate::micro::{Dots, RowBuffer, ScoreGrads, Weights, dot_tile};
 use crate::place::{At, Keys, RowTile, Scope, Seen, Span, low};
@@ -12,7 +12,7 @@ use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
 use crate::similarity::Similarity;
 use crate::softmax::{FAR, LARGE};
 use crate::view::{self, TileMut};
-use crate::walk::{Call, Piece};
+use crate::walk::{Call, ScoreTile};
 
 /// A factor so small that what it was multiplied into cannot be had back by division.
 const TINY: f64 = 1e-20;
@@ -162,27 +162,27 @@ impl<N: Number> Group<N> {
         }
     }
 
-    /// From a piece to its weights, and to the gradients of its scores before a custom rule.
+    /// From a tile to its weights, and to the gradients of its scores before a custom rule.
     #[inline(always)]
     pub(super) fn differentiate<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
         s: S,
         problem: &Problem<'_, E>,
-        piece: &mut Piece<'_, N>,
-        tiles: &mut PieceTiles<'_, N>,
+        score_tile: &mut ScoreTile<'_, N>,
+        tiles: &mut GradTiles<'_, N>,
     ) {
-        let (n, span) = (piece.k.len, piece.at.span);
+        let (n, span) = (score_tile.k.len, score_tile.at.span);
         let (weights, d_scores) = (&mut tiles.weights[..n], &mut tiles.d_scores[..n]);
         let plain = problem.is_plain_dot() && !problem.has_factors() && self.entropy.is_none();
-        if S::FUSES && plain && piece.seen.is_none() {
+        if S::FUSES && plain && score_tile.seen.is_none() {
             let mut then = Weights { m: &self.lse, sum: Lanes([N::zero(); GROUP]) };
-            dot_tile(s, (piece.k, &self.q.lanes), span, weights, &mut then);
+            dot_tile(s, (score_tile.k, &self.q.lanes), span, weights, &mut then);
             let mut then = ScoreGrads { weights, delta: &self.delta };
-            return dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut then);
+            return dot_tile(s, (score_tile.v, &self.d_out), span, d_scores, &mut then);
         }
-        piece.scores(s, problem, &mut self.q, weights, Some(&mut *tiles.derivatives));
-        dot_tile(s, (piece.v, &self.d_out), span, d_scores, &mut Dots);
-        self.weigh(s, problem, (piece.at, piece.seen.as_deref()), n, tiles);
+        score_tile.scores(s, problem, &mut self.q, weights, Some(&mut *tiles.derivatives));
+        dot_tile(s, (score_tile.v, &self.d_out), span, d_scores, &mut Dots);
+        self.weigh(s, problem, (score_tile.at, score_tile.seen.as_deref()), n, tiles);
     }
 
     /// From the scores of `n` keys and the gradients of their weights before dropout to what `differentiate` makes.
@@ -193,9 +193,9 @@ impl<N: Number> Group<N> {
         problem: &Problem<'_, E>,
         (at, seen): (At<'_>, Option<&[Seen]>),
         n: usize,
-        tiles: &mut PieceTiles<'_, N>,
+        tiles: &mut GradTiles<'_, N>,
     ) {
-        let PieceTiles { weights, d_scores, derivatives, factors } = tiles;
+        let GradTiles { weights, d_scores, derivatives, factors } = tiles;
         let factors = match problem.has_factors() {
             true => {
                 problem.factors(s, at, &mut factors[..n]);

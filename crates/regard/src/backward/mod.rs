@@ -33,7 +33,7 @@ use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, TileTask};
 use crate::similarity::Similarity;
 use crate::tiles::BackwardRoom;
 use crate::view::{self, TileMut, View};
-use crate::walk::{Call, Piece, Tiling, Visit, Walk, Way};
+use crate::walk::{Call, ScoreTile, Tiling, Visit, Walk, Way};
 pub(crate) use group::Group;
 pub(crate) use join::{ByProjection, Join, Parts};
 use std::ops::Range;
@@ -89,16 +89,16 @@ pub(crate) struct Target<'t, E: Element> {
 #[derive(Debug)]
 pub(crate) struct Scratch<N> {
     groups: Vec<Group<N>>,
-    /// The weights of a piece, and the gradients of its scores, `[keys][lanes]`.
+    /// The weights of a tile, and the gradients of its scores, `[keys][lanes]`.
     weights: Vec<Lanes<N>>,
     d_scores: Vec<Lanes<N>>,
     derivatives: Derivatives<N>,
-    /// What the weights of a piece are multiplied by, where they are.
+    /// What the weights of a tile are multiplied by, where they are.
     factors: Vec<Lanes<N>>,
     /// Outputs, or projected gradients, `[features][lanes]`.
     other: Vec<Lanes<N>>,
     walk: Walk<N>,
-    /// Keys of a piece, where their differences from the queries are needed.
+    /// Keys of a tile, where their differences from the queries are needed.
     keys: RowBuffer<N>,
     d_k: RowBuffer<N>,
     d_v: RowBuffer<N>,
@@ -276,7 +276,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             problem: back.call.problem,
             first: self.keys.start,
             groups: &mut *groups,
-            tiles: PieceTiles { weights, d_scores, derivatives, factors },
+            tiles: GradTiles { weights, d_scores, derivatives, factors },
             keys,
             tables: target.tables.as_mut().map_or(&mut [], |tables| tables.update(h, 0)),
             bias: target.bias.as_mut().map(|bias| bias.part(h, bias.rows())),
@@ -301,21 +301,21 @@ impl<E: Element> QueryGrads<'_, E> {
     }
 }
 
-/// What is made of a piece, `[keys][lanes]`: see [`Scratch`].
-pub(crate) struct PieceTiles<'t, N> {
+/// What is made of a tile, `[keys][lanes]`: see [`Scratch`].
+pub(crate) struct GradTiles<'t, N> {
     pub(crate) weights: &'t mut [Lanes<N>],
     pub(crate) d_scores: &'t mut [Lanes<N>],
     pub(crate) derivatives: &'t mut Derivatives<N>,
     pub(crate) factors: &'t mut [Lanes<N>],
 }
 
-/// Takes the gradients of each piece.
+/// Takes the gradients of each tile.
 pub(crate) struct AddGrads<'t, 'c, E: Element> {
     pub(crate) problem: &'c Problem<'c, E>,
     /// The first key of the task.
     pub(crate) first: usize,
     pub(crate) groups: &'t mut [Group<E::Num>],
-    pub(crate) tiles: PieceTiles<'t, E::Num>,
+    pub(crate) tiles: GradTiles<'t, E::Num>,
     keys: &'t mut RowBuffer<E::Num>,
     tables: &'t mut [f64],
     bias: Option<TileMut<'t, E::Num>>,
@@ -337,7 +337,7 @@ impl<E: Element> AddGrads<'_, '_, E> {
             return;
         }
         let group = &mut self.groups[group];
-        let PieceTiles { d_scores, derivatives, .. } = &mut self.tiles;
+        let GradTiles { d_scores, derivatives, .. } = &mut self.tiles;
         let biases = BiasGrads {
             slope: &mut group.by_slope,
             table: &mut *self.tables,
@@ -351,18 +351,23 @@ impl<E: Element> AddGrads<'_, '_, E> {
 
 impl<E: Element> Visit<E::Num> for AddGrads<'_, '_, E> {
     #[inline(always)]
-    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut piece: Piece<'_, E::Num>) {
-        let (n, at) = (piece.k.len, piece.at);
-        self.groups[piece.group].differentiate(s, self.problem, &mut piece, &mut self.tiles);
-        self.backward(s, piece.group, (at, piece.seen.as_deref()), n);
-        let PieceTiles { weights, d_scores, .. } = &mut self.tiles;
+    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut score_tile: ScoreTile<'_, E::Num>) {
+        let (n, at) = (score_tile.k.len, score_tile.at);
+        self.groups[score_tile.group].differentiate(
+            s,
+            self.problem,
+            &mut score_tile,
+            &mut self.tiles,
+        );
+        self.backward(s, score_tile.group, (at, score_tile.seen.as_deref()), n);
+        let GradTiles { weights, d_scores, .. } = &mut self.tiles;
         let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
-        let group = &mut self.groups[piece.group];
-        let hidden = piece.hiding();
+        let group = &mut self.groups[score_tile.group];
+        let hidden = score_tile.hiding();
         let mut places = [0; BLOCK_KEYS];
         places[..n].iter_mut().enumerate().for_each(|(i, p)| *p = at.keys.get(i) - self.first);
-        let sums = PieceGrads {
-            piece: (piece.k, hidden.unwrap_or(&[])),
+        let sums = TileGrads {
+            score_tile: (score_tile.k, hidden.unwrap_or(&[])),
             span: at.span,
             places: &places[..n],
             tiles: (weights, d_scores),
@@ -384,10 +389,10 @@ impl<E: Element> Visit<E::Num> for AddGrads<'_, '_, E> {
     }
 }
 
-/// A piece with its weights and the gradients of its scores, and the sums they go into.
-struct PieceGrads<'t, N> {
+/// A tile with its weights and the gradients of its scores, and the sums they go into.
+struct TileGrads<'t, N> {
     /// Its keys, and which rows see each.
-    piece: (view::Rows<'t, N>, &'t [Seen]),
+    score_tile: (view::Rows<'t, N>, &'t [Seen]),
     span: Span,
     /// Where each key stands in `d_k` and `d_v`.
     places: &'t [usize],
@@ -398,11 +403,11 @@ struct PieceGrads<'t, N> {
     d_v: &'t mut RowBuffer<N>,
 }
 
-impl<N: Number> PieceGrads<'_, N> {
+impl<N: Number> TileGrads<'_, N> {
     /// The three products. With `AWAY`, keys and queries count by their difference from each other.
     #[inline(always)]
     fn add<S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(self, s: S) {
-        let ((k, seen), (weights, d_scores), span) = (self.piece, self.tiles, self.span);
+        let ((k, seen), (weights, d_scores), span) = (self.score_tile, self.tiles, self.span);
         let Group { q, d_q, q_rows, d_out_rows, .. } = self.group;
         if AWAY {
             pack(s, |i| k.row(i), k.len, self.keys);
@@ -418,7 +423,7 @@ impl<N: Number> PieceGrads<'_, N> {
     /// The same where similarities are additive.
     #[inline(always)]
     fn add_hidden<S: Simd<N>>(self, s: S, by_v: &mut [f64]) {
-        let ((k, seen), (weights, d_scores), span) = (self.piece, self.tiles, self.span);
+        let ((k, seen), (weights, d_scores), span) = (self.score_tile, self.tiles, self.span);
         let Group { q, d_q, d_out_rows, .. } = self.group;
         let some = if seen.is_empty() { None } else { Some(seen) };
         let to = HiddenGrads { d_q, d_k: (self.places, self.d_k), d_v: by_v };

@@ -21,9 +21,9 @@ use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileSh
 use crate::source::Head;
 use crate::tiles::product::{Operand, Product, Sums};
 use crate::tiles::weave::{GROUPS, Make, Side, Source, Steps, Weave};
-use crate::tiles::woven::{PackPiece, read, sees};
+use crate::tiles::woven::{PackScores, read, sees};
 use crate::tiles::{BackwardRoom, CHUNKS, ROWS, Scale, WIDTH};
-use crate::walk::{Hide, Piece, Visit};
+use crate::walk::{Hide, ScoreTile, Visit};
 
 /// Some keys of one head, and all rows that see them.
 pub(super) fn by_keys<E: Element<Num = f32>, const LIMBS: usize>(
@@ -155,7 +155,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Passing<'_, '_, E
     }
 
     #[inline(always)]
-    fn visit<S: Simd<f32>>(&mut self, _: S, _: Piece<'_, f32>) {}
+    fn visit<S: Simd<f32>>(&mut self, _: S, _: ScoreTile<'_, f32>) {}
 }
 
 /// Writes what each group sees of a key_block; tells the first group that sees any key, and the one after the last.
@@ -187,7 +187,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
             sizes,
             key_blocks,
             rows: own,
-            pieces: [first, second],
+            operands: [first, second],
             blocks,
             picked,
             far,
@@ -276,7 +276,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         let (s, problem, n) = (*s, grads.problem, next.keys);
         let rows = grads.groups[g].q.rows;
         let span = Span::first(rows.count);
-        let BackwardRoom { sizes, key_blocks, rows: own, pieces, .. } = &mut **room;
+        let BackwardRoom { sizes, key_blocks, rows: own, operands, .. } = &mut **room;
         let packed = key_blocks.at(next.key_block);
         let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
         let (keys, values) = ((packed.keys, own.queries(g)), (packed.values, own.d_out(g)));
@@ -295,13 +295,13 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         }
         grads.groups[g].weigh(s, problem, (at, Some(&seen[..n])), n, &mut grads.tiles);
         grads.backward(s, g, (at, Some(&seen[..n])), n);
-        s.call(PackPiece::<LIMBS> {
+        s.call(PackScores::<LIMBS> {
             s,
             weights: &grads.tiles.weights[..n],
             d_scores: &grads.tiles.d_scores[..n],
             group: g,
             count: rows.count,
-            to: &mut pieces[next.buffer],
+            to: &mut operands[next.buffer],
         });
     }
 
@@ -321,11 +321,11 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
     fn add_odd(
         &mut self,
         key_block: &KeyBlock,
-        (piece, g): (Waiting, usize),
+        (score_tile, g): (Waiting, usize),
         seen: &[Seen; BLOCK_KEYS],
     ) {
-        let (odd, n) = (self.room.key_blocks.at(piece.key_block).odd, piece.keys);
-        let from = &self.room.pieces[piece.buffer];
+        let (odd, n) = (self.room.key_blocks.at(score_tile.key_block).odd, score_tile.keys);
+        let from = &self.room.operands[score_tile.buffer];
         let weights = from.weights().skip(g * CHUNKS, 0);
         let d_scores = from.d_scores().skip(g * CHUNKS, 0);
         let AddGrads { groups, first, d_k, d_v, .. } = &mut self.grads;

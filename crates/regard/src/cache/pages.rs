@@ -1,6 +1,6 @@
 //! The pool that the pages of a cache live in.
 //!
-//! A page is one piece of memory: the keys `[heads][page][qk_dim]` of its positions, then their values
+//! A page is one allocation: the keys `[heads][page][qk_dim]` of its positions, then their values
 //! `[heads][page][v_dim]`. It counts the sequences that hold it; when nobody does, it waits to be used again.
 
 use crate::error::Error;

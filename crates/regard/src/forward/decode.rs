@@ -1,7 +1,7 @@
 //! Decoding: few rows, many keys. Features stand in the vectors here, and all query heads that one key head serves are done
 //! together, so that every key and value comes from memory once, is widened in registers, and is used for all of them.
 //!
-//! Cost: the time to read keys and values. What a mask or a score makes of a piece is the same code as for many rows; only
+//! Cost: the time to read keys and values. What a mask or a score makes of a tile is the same code as for many rows; only
 //! the two products differ: by vectors (`decode_vectors.rs`) or by tiles (`decode_tiles.rs`).
 
 use super::Forward;

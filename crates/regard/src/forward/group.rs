@@ -10,7 +10,7 @@ use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
 use crate::softmax::{Rounds, States, TileSums};
-use crate::walk::{Piece, Visit};
+use crate::walk::{ScoreTile, Visit};
 
 /// A group of rows: queries, states and sums, `[features][lanes]`.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Group<N> {
     pub(crate) grows: bool,
 }
 
-/// Adds each piece to the sums of its group.
+/// Adds each tile to the sums of its group.
 pub(super) struct Adding<'t, 'c, E: Element> {
     pub(super) problem: &'c Problem<'c, E>,
     pub(super) groups: &'t mut [Group<E::Num>],
@@ -33,37 +33,42 @@ pub(super) struct Adding<'t, 'c, E: Element> {
 
 impl<E: Element> Visit<E::Num> for Adding<'_, '_, E> {
     #[inline(always)]
-    fn visit<S: Simd<E::Num>>(&mut self, s: S, piece: Piece<'_, E::Num>) {
-        let n = piece.k.len;
+    fn visit<S: Simd<E::Num>>(&mut self, s: S, score_tile: ScoreTile<'_, E::Num>) {
+        let n = score_tile.k.len;
         let factors = self.factors.get_mut(..n).unwrap_or_default();
-        self.groups[piece.group].step(s, self.problem, piece, (&mut self.tile[..n], factors));
+        self.groups[score_tile.group].step(
+            s,
+            self.problem,
+            score_tile,
+            (&mut self.tile[..n], factors),
+        );
     }
 }
 
 impl<N: Number> Group<N> {
-    /// One group against one piece of a block: the heart of it all.
+    /// One group against one tile of a block: the heart of it all.
     #[inline(always)]
     fn step<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
         s: S,
         problem: &Problem<'_, E>,
-        mut piece: Piece<'_, N>,
+        mut score_tile: ScoreTile<'_, N>,
         (tile, factors): (&mut [Lanes<N>], &mut [Lanes<N>]),
     ) {
-        let span = piece.at.span;
+        let span = score_tile.at.span;
         let entropy = problem.entropy;
-        let fused = S::FUSES && piece.seen.is_none() && problem.is_plain_dot() && !entropy;
+        let fused = S::FUSES && score_tile.seen.is_none() && problem.is_plain_dot() && !entropy;
         let mut shrink = Lanes([N::one(); GROUP]);
         let mut sums = TileSums { l: self.states.unset(s, span), ..TileSums::zero(entropy) };
         let mut rounds = Rounds::new(self.grows);
         while let Some(suffices) = rounds.next(s, &sums.l, span) {
             if suffices && fused {
                 let mut weights = Weights { m: &self.states.m, sum: Lanes([N::zero(); GROUP]) };
-                dot_tile(s, (piece.k, &self.q.lanes), span, tile, &mut weights);
+                dot_tile(s, (score_tile.k, &self.q.lanes), span, tile, &mut weights);
                 sums.l = weights.sum;
                 continue;
             }
-            piece.scores(s, problem, &mut self.q, tile, None);
+            score_tile.scores(s, problem, &mut self.q, tile, None);
             if !suffices {
                 self.grows = self.states.raise(s, tile, (&sums.l, span), &mut shrink);
             }
@@ -72,11 +77,11 @@ impl<N: Number> Group<N> {
         }
         self.states.add(s, &sums, span);
         if problem.has_factors() {
-            problem.factors(s, piece.at, factors);
+            problem.factors(s, score_tile.at, factors);
             multiply_tile(s, (tile, factors), span);
         }
-        let (v, to) = (piece.v, (&shrink, &mut self.sums[..]));
-        match piece.hiding() {
+        let (v, to) = (score_tile.v, (&shrink, &mut self.sums[..]));
+        match score_tile.hiding() {
             Some(seen) => add_values::<N, S, true, false>(s, (v, &[]), (tile, seen), span, to),
             None => add_values::<N, S, false, false>(s, (v, &[]), (tile, &[]), span, to),
         }

@@ -1,4 +1,4 @@
-//! The forward walk on tiles: while the vectors weigh one piece, the tiles score the next and add up the one before.
+//! The forward walk on tiles: while the vectors weigh one tile, the tiles score the next and add up the one before.
 //!
 //! Cost: the products of the walk by vectors, `limbs (limbs + 1) / 2` times over, each up to 16 times as fast. What limits it is
 //! loading tiles, 32 times for 64 keys, 32 rows and 64 features.
@@ -15,7 +15,7 @@ use crate::tiles::product::{Between, Operand, Product, Sums};
 use crate::tiles::{
     CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, Prepared, ROWS, Room, Scale, TileRow, WIDTH,
 };
-use crate::walk::{Call, Hide, Piece, Visit};
+use crate::walk::{Call, Hide, ScoreTile, Visit};
 use std::arch::x86_64::__m512;
 
 /// One tile of rows of one head.
@@ -171,7 +171,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Adding<'_, '_, E,
     }
 
     #[inline(always)]
-    fn visit<S: Simd<f32>>(&mut self, _: S, _: Piece<'_, f32>) {}
+    fn visit<S: Simd<f32>>(&mut self, _: S, _: ScoreTile<'_, f32>) {}
 }
 
 impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
@@ -216,7 +216,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
     #[inline(always)]
     fn weave(&mut self, next: Option<Waiting>, scored: Option<Waiting>, weighed: Option<Waiting>) {
         let (s, t, factor) = (self.s, self.t, self.factor);
-        // The first piece of a group, and one with scores far above those before, is not worth trying.
+        // The first tile of a group, and one with scores far above those before, is not worth trying.
         let mut quick = scored;
         if let Some(scored) = scored {
             let Group { grows, states, .. } = &self.groups[scored.group];
@@ -236,10 +236,10 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
             key_block,
             ..
         } = &mut *self.room;
-        // What is scored has one room, the next piece and the weighed one share the other.
+        // What is scored has one room, the next tile and the weighed one share the other.
         let other = match (scored, next, weighed) {
-            (Some(piece), ..) => 1 - piece.buffer,
-            (None, Some(piece), _) | (None, None, Some(piece)) => piece.buffer,
+            (Some(score_tile), ..) => 1 - score_tile.buffer,
+            (None, Some(score_tile), _) | (None, None, Some(score_tile)) => score_tile.buffer,
             (None, None, None) => 0,
         };
         let (to_score, to_weigh) =
@@ -288,17 +288,17 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
         }
     }
 
-    /// Adds the sums of the weights of a piece.
+    /// Adds the sums of the weights of a tile.
     #[inline(always)]
-    fn count(&mut self, piece: Waiting, sums: &[f32; HALF]) {
-        let (s, l) = (self.s, &mut self.groups[piece.group].states.l.0[piece.lane..]);
-        for lane in (0..piece.count).step_by(16) {
+    fn count(&mut self, score_tile: Waiting, sums: &[f32; HALF]) {
+        let (s, l) = (self.s, &mut self.groups[score_tile.group].states.l.0[score_tile.lane..]);
+        for lane in (0..score_tile.count).step_by(16) {
             let l = &mut l[lane..];
             s.store(s.add(s.load(l), s.load(&sums[lane..])), l);
         }
     }
 
-    /// Weighs a piece whose scores are there with a look for the largest of them.
+    /// Weighs a tile whose scores are there with a look for the largest of them.
     #[inline(always)]
     fn weigh_slowly(&mut self, scored: Waiting) {
         let (s, t, factor, span) = (self.s, self.t, self.factor, scored.span());
@@ -522,7 +522,7 @@ impl<const LIMBS: usize> Weave<'_, LIMBS> {
     }
 }
 
-/// Scores of half a piece on their way to weights, a pair of keys at a time.
+/// Scores of half a tile on their way to weights, a pair of keys at a time.
 struct Weighing<'t, const LIMBS: usize, const VECTORS: usize> {
     s: Avx512,
     scores: &'t Halves<BLOCK_KEYS>,

@@ -17,11 +17,11 @@ pub(crate) struct Layer<N> {
     v: Vec<N>,
     /// `e^2q` of the projected queries, `[units][lanes]`.
     q: Vec<Lanes<N>>,
-    /// `e^2k` of the projected keys of a piece.
+    /// `e^2k` of the projected keys of a tile.
     k: RowBuffer<N>,
     /// Rows whose powers cannot be used.
     rows: Seen,
-    /// For each key of the piece, the rows whose tangents with it are taken one by one.
+    /// For each key of the tile, the rows whose tangents with it are taken one by one.
     apart: Vec<Seen>,
 }
 
@@ -68,7 +68,7 @@ impl<N: Number> Layer<N> {
         }
     }
 
-    /// Takes the powers of the projected keys of a piece.
+    /// Takes the powers of the projected keys of a tile.
     #[inline(always)]
     fn take_keys<S: Simd<N>>(&mut self, s: S, k: Rows<'_, N>) {
         for (key, apart) in self.apart[..k.len].iter_mut().enumerate() {
@@ -97,7 +97,7 @@ impl<N: Number> Layer<N> {
         s.call(Similarities { layer: self, k, q, span, tile });
     }
 
-    /// From the gradients of the similarities of the same piece to those of what they are made of. Pairs that do not see each
+    /// From the gradients of the similarities of the same tile to those of what they are made of. Pairs that do not see each
     /// other (`seen`, if any do not) add nothing, whatever their key holds.
     #[inline(always)]
     pub(crate) fn backward<S: Simd<N>>(

@@ -74,7 +74,7 @@ pub(super) fn add_grads<N: Number, S: Simd<N>>(
 ) {
     let add = |to: &mut N, x: N| *to = *to + x;
     let (lanes, zero) = (at.span.start..at.span.end, N::zero());
-    // Sums of the piece first where an entry serves many pairs.
+    // Sums of the tile first where an entry serves many pairs.
     if shape.len == 1 {
         let mut all = zero;
         for (i, d) in d_scores.iter().enumerate() {

@@ -71,7 +71,7 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     fn on_tiles<T: TileTask<Stored = Self>>(isa: Isa, task: T) -> Result<T::Out, T>;
 }
 
-/// A piece of work whose products may go by tiles, for types that are computed in `f32`.
+/// A task whose products may go by tiles, for types that are computed in `f32`.
 pub trait TileTask: Sized {
     /// What its tensors are stored in.
     type Stored: Element;

@@ -57,7 +57,7 @@ pub trait Simd<N: Number>: Copy {
     /// products take three times as long.
     const FUSES: bool = true;
 
-    /// Runs a piece of work as a function of its own. Without these seams a whole kernel would melt into one function,
+    /// Runs a task as a function of its own. Without these seams a whole kernel would melt into one function,
     /// which takes minutes to compile.
     fn call<T: Task<N>>(self, task: T) -> T::Out;
     /// All lanes `x`.
@@ -159,7 +159,7 @@ pub trait Simd<N: Number>: Copy {
     fn transpose(self, block: &mut Self::Block);
 }
 
-/// A piece of work that any instruction set can run.
+/// A task that any instruction set can run.
 pub trait Task<N: Number> {
     /// What it returns.
     type Out;

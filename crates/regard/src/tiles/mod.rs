@@ -25,7 +25,7 @@ use crate::problem::Dims;
 use crate::simd::{GROUP, Lanes, Simd, Task};
 use crate::walk::DECODE_MAX_ROWS;
 use weave::Block;
-use woven::{BackwardBlocks, BackwardPiece, BackwardRows, BackwardSizes};
+use woven::{BackwardBlocks, BackwardRows, BackwardSizes, ScoreOperands};
 
 /// One row of a tile: 32 numbers of 16 bits.
 #[derive(Clone, Copy, Debug)]
@@ -107,13 +107,13 @@ pub(crate) struct Room {
     pub(crate) sizes: Sizes,
     /// Queries of each group, in pairs of features.
     pub(crate) queries: Vec<Vec<TileRow>>,
-    /// Scores of a piece that is done in a row.
+    /// Scores of a tile that is done in a row.
     pub(crate) tile: Vec<Lanes<f32>>,
     /// Its weights, in pairs of keys.
     pub(crate) pairs: Vec<TileRow>,
-    /// Scores of two half pieces: one is being made while the other is weighed.
+    /// Scores of two half tiles: one is being made while the other is weighed.
     pub(crate) scores: [Box<Halves<BLOCK_KEYS>>; 2],
-    /// Weights of two half pieces, in pairs of keys.
+    /// Weights of two half tiles, in pairs of keys.
     pub(crate) weights: [Vec<TileRow>; 2],
     /// The first keys of key_blocks that wait for their turn.
     pub(crate) queue: Vec<usize>,
@@ -189,7 +189,7 @@ pub(crate) struct BackwardRoom {
     pub(crate) key_blocks: BackwardBlocks,
     pub(crate) rows: BackwardRows,
     /// Of two key_blocks: one is being made while the other goes into the sums.
-    pub(crate) pieces: [BackwardPiece; 2],
+    pub(crate) operands: [ScoreOperands; 2],
     /// Of two blocks: one is being made while the other becomes operands.
     pub(crate) blocks: [Block; 2],
     /// Queries on their way, `[features][rows]`.
@@ -213,7 +213,7 @@ impl BackwardRoom {
             sizes,
             key_blocks: BackwardBlocks::new(sizes, keys),
             rows: BackwardRows::new(sizes, groups),
-            pieces: [0, 1].map(|_| BackwardPiece::new(limbs, groups)),
+            operands: [0, 1].map(|_| ScoreOperands::new(limbs, groups)),
             blocks: [Block::new(), Block::new()],
             turned: vec![Lanes([0.0; GROUP]); dims.qk_dim],
             picked: [dims.qk_dim, dims.v_dim].map(|dim| RowBuffer::new(BLOCK_KEYS, dim)),

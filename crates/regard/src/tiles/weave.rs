@@ -1,7 +1,7 @@
 //! Tiles and vectors at once: the one make products while the other turn the results of those before into operands.
 
 use super::product::{Operand, Product};
-use super::woven::BackwardPiece;
+use super::woven::ScoreOperands;
 use super::{CHUNKS, Halves, ROWS, WIDTH};
 use crate::place::{BLOCK_KEYS, Seen, low};
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math};
@@ -41,7 +41,7 @@ pub(crate) struct Side<'t> {
 pub(crate) struct Make<'t> {
     pub(crate) from: Source<'t>,
     pub(crate) blocks: &'t mut [Block; 2],
-    pub(crate) to: &'t mut BackwardPiece,
+    pub(crate) to: &'t mut ScoreOperands,
 }
 
 /// What operands are made from.
@@ -230,7 +230,7 @@ impl Source<'_> {
         (g, lanes, chunk): BlockAt,
         (b, blocks): (usize, usize),
         block: &Block,
-        to: &mut BackwardPiece,
+        to: &mut ScoreOperands,
     ) {
         let Some(side) = &self.sides[g] else { return };
         let (s, count, mut taken) = (self.s, mixed.count(), 0);

@@ -300,7 +300,7 @@ impl<const LIMBS: usize> Task<f32> for PackRows<'_, LIMBS> {
 
 /// The operands that a key_block and a tile of rows make: weights and gradients of scores.
 #[derive(Debug)]
-pub(crate) struct BackwardPiece {
+pub(crate) struct ScoreOperands {
     /// Chunks of 32 rows.
     chunks: usize,
     weights: Vec<TileRow>,
@@ -309,7 +309,7 @@ pub(crate) struct BackwardPiece {
     turned: Vec<Vec<TileRow>>,
 }
 
-impl BackwardPiece {
+impl ScoreOperands {
     pub(crate) fn new(limbs: usize, groups: usize) -> Self {
         let operand = |n: usize| zeros(limbs * n * CHUNKS * LANE_TILES * ROWS);
         Self {
@@ -360,7 +360,7 @@ impl BackwardPiece {
     }
 }
 
-/// One number of an operand `[keys][rows]` that was packed by [`BackwardPiece::write`].
+/// One number of an operand `[keys][rows]` that was packed by [`ScoreOperands::write`].
 pub(crate) fn read<const LIMBS: usize>(from: Operand<'_>, key: usize, row: usize) -> f32 {
     let limb = |limb: usize| {
         let tile = (limb * from.chunks + row / WIDTH) * from.tiles + key / ROWS;
@@ -371,16 +371,16 @@ pub(crate) fn read<const LIMBS: usize>(from: Operand<'_>, key: usize, row: usize
 }
 
 /// Packs weights and gradients that are there as numbers, `[keys][rows]`; 0 beyond them.
-pub(crate) struct PackPiece<'t, const LIMBS: usize> {
+pub(crate) struct PackScores<'t, const LIMBS: usize> {
     pub(crate) s: Avx512,
     pub(crate) weights: &'t [Lanes<f32>],
     pub(crate) d_scores: &'t [Lanes<f32>],
     pub(crate) group: usize,
     pub(crate) count: usize,
-    pub(crate) to: &'t mut BackwardPiece,
+    pub(crate) to: &'t mut ScoreOperands,
 }
 
-impl<const LIMBS: usize> Task<f32> for PackPiece<'_, LIMBS> {
+impl<const LIMBS: usize> Task<f32> for PackScores<'_, LIMBS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
