@@ -1,9 +1,10 @@
-//! The walk that finds what a normaliser must know of each row before there are weights: a [`Choice`].
+//! The pass that finds what a normaliser must know of each row before there are weights: a [`Choice`].
 //!
 //! Cost: the scores once more (for sparsemax, once for each step of Newton's method), and of values nothing. Memory: what is
 //! chosen.
 
 use crate::best::BestKeys;
+use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Visit};
 use crate::dropout::uniform;
 use crate::normaliser::{NONE, Normaliser};
 use crate::place::{At, BLOCK_KEYS, Keys, Pair, RowTile, Scope, Span};
@@ -13,7 +14,6 @@ use crate::score::LOG2_E;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::softmax::{States, TileSums};
 use crate::view::TileMut;
-use crate::walk::{Call, ScoreTile, Visit, Walk, Way};
 
 /// Where the choice of some rows goes.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Target<'t, N> {
 pub(crate) struct Scratch<N> {
     groups: Vec<Group<N>>,
     tile: Vec<Lanes<N>>,
-    walk: Walk<N>,
+    block_loop: BlockLoop<N>,
 }
 
 /// A group of rows, and what it has found out so far.
@@ -69,7 +69,7 @@ impl<N: Number> Scratch<N> {
         Self {
             groups: (0..rows.min(dims.q_len).div_ceil(GROUP)).map(|_| group()).collect(),
             tile: zeros(BLOCK_KEYS),
-            walk: Walk::new(),
+            block_loop: BlockLoop::new(),
         }
     }
 }
@@ -93,17 +93,17 @@ impl<E: Element> Task<E::Num> for Choose<'_, '_, E> {
     fn run<S: Simd<E::Num>>(mut self, s: S) {
         let Self { call, scope, rows, .. } = self;
         let problem = call.problem;
-        let Scratch { groups, tile, walk } = &mut *self.scratch;
+        let Scratch { groups, tile, block_loop } = &mut *self.scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
             let q = call.q.head(scope.batch, scope.head);
             group.q.take(s, problem, scope.head, (q, rows.group(g)));
             group.found = Found::new(problem);
         }
-        let way = Way { mask: &problem.mask, without: None, keys: 0..scope.k_len };
+        let key_range = KeyRange { mask: &problem.mask, without: None, keys: 0..scope.k_len };
         for _ in 0..STEPS {
             let mut visitor = Choosing { problem, groups: &mut *groups, tile: &mut *tile };
-            walk.lead(s, &call, (scope, rows), &way, &mut visitor);
+            block_loop.for_each_block(s, &call, (scope, rows), &key_range, &mut visitor);
             // Each group goes on until it has nothing more to find out.
             if groups.iter_mut().map(Group::goes_on).filter(|more| *more).count() == 0 {
                 break;
@@ -227,7 +227,7 @@ fn draw<N: Number, S: Simd<N>>(
 }
 
 impl<N: Number> Group<N> {
-    /// After a walk: whether there must be another, and what it looks for.
+    /// After a pass: whether there must be another, and what it looks for.
     fn goes_on(&mut self) -> bool {
         let span = Span::first(self.q.rows.count);
         match &mut self.found {

@@ -33,21 +33,21 @@
 //   project     rows multiplied by a matrix
 //   best        the best keys of each row
 //   queries     a group of queries as it meets the keys
-//   walk        rows led over the cells they see
+//   block_loop  rows over the blocks of keys that they see
 //   tiles       operands and products on AMX tiles
 //
 // What is done
-//   choose      the walk that finds what a normaliser must know
-//   look        the walk that looks at weights
-//   forward     the walk that makes outputs: prefill, decode, by vectors, by tiles
-//   backward    the walk that makes gradients
+//   choose      the pass that finds what a normaliser must know
+//   look        the pass that looks at weights
+//   forward     the pass that makes outputs: prefill, decode, by vectors, by tiles
+//   backward    the pass that makes gradients
 //
 // How it is done
 //   output      what a call returns, and merging
 //   grads       what a loss says, and what follows
 //   plan        how a problem is run: stages, tasks, threads; counted and told
 //
-// Other ways
+// Other key ranges
 //   rope        rotary positions
 //   linear      linear attention
 //   lsh         attention among rows and keys that hashing puts together
@@ -61,6 +61,7 @@
 
 mod backward;
 mod best;
+mod block_loop;
 mod cache;
 mod choose;
 #[cfg(not(test))]
@@ -99,7 +100,6 @@ mod source;
 #[cfg_attr(not(target_arch = "x86_64"), path = "no_tiles.rs")]
 mod tiles;
 mod view;
-mod walk;
 
 pub use cache::{CacheShape, KvCache, PAGE, Sequence};
 pub use dropout::Dropout;

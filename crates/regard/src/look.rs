@@ -1,10 +1,11 @@
-//! The walk that looks at weights: they are made again from queries, keys and the softmax that a forward pass has left, added
-//! up in the ways asked for, and forgotten.
+//! The pass that looks at weights: they are made again from queries, keys and the softmax that a forward pass has left, added
+//! up in the key ranges asked for, and forgotten.
 //!
 //! Cost: the products of queries and keys and one power for each pair, as in forward, of values nothing; then one pass over
 //! `n x 64` numbers for each thing asked for. Memory: what is asked for.
 
 use crate::best::{BestKeys, Candidate};
+use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Visit};
 use crate::micro::{Weights, dot_tile};
 use crate::place::{At, BLOCK_KEYS, RowTile, Scope, Seen, Span, low};
 use crate::problem::Problem;
@@ -12,7 +13,6 @@ use crate::queries::Queries;
 use crate::score::in_log2;
 use crate::simd::{Element, GROUP, Lanes, MAX_LANES, Number, Simd, Task};
 use crate::softmax::{States, TileSums};
-use crate::walk::{Call, ScoreTile, Visit, Walk, Way};
 use std::ops::Range;
 
 /// What is looked for in the weights of rows.
@@ -127,14 +127,14 @@ impl<N: Number> Found<N> {
 pub(crate) struct Scratch<N> {
     groups: Vec<Group<N>>,
     tile: Vec<Lanes<N>>,
-    walk: Walk<N>,
+    block_loop: BlockLoop<N>,
 }
 
 /// A group of rows: its softmax, and what it has found so far.
 #[derive(Debug)]
 struct Group<N> {
     q: Queries<N>,
-    /// `m` of the whole softmax, with sums of what was walked over.
+    /// `m` of the whole softmax, with sums of what was visited.
     states: States<N>,
     /// What `2^(score - m)` is multiplied by to be a weight.
     share: Lanes<N>,
@@ -161,7 +161,7 @@ impl<N: Number> Scratch<N> {
         Self {
             groups: (0..2).map(|_| group()).collect(),
             tile: vec![zero; BLOCK_KEYS],
-            walk: Walk::new(),
+            block_loop: BlockLoop::new(),
         }
     }
 }
@@ -197,7 +197,7 @@ pub(crate) struct Look<'t, 'c, E: Element> {
     pub(crate) softmaxes: Softmaxes<'c, E::Num>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
-    pub(crate) way: &'t Way<'t>,
+    pub(crate) key_range: &'t KeyRange<'t>,
     pub(crate) wanted: &'t Wanted,
     pub(crate) counts: Counts<'t, E::Num>,
     pub(crate) scratch: &'t mut Scratch<E::Num>,
@@ -208,17 +208,17 @@ impl<E: Element> Task<E::Num> for Look<'_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self { call, softmaxes, scope, rows, way, wanted, counts, scratch, found } = self;
-        let Scratch { groups, tile, walk } = scratch;
+        let Self { call, softmaxes, scope, rows, key_range, wanted, counts, scratch, found } = self;
+        let Scratch { groups, tile, block_loop } = scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
             let q = call.q.head(scope.batch, scope.head);
             group.q.take(s, call.problem, scope.head, (q, rows.group(g)));
             group.start(call.problem, scope, softmaxes, counts);
         }
-        let (cells, logs) = (&mut found.cells, (&mut found.logs[..], &way.keys));
+        let (cells, logs) = (&mut found.cells, (&mut found.logs[..], &key_range.keys));
         let mut visitor = Looking { problem: call.problem, wanted, groups, tile, cells, logs };
-        walk.lead(s, &call, (scope, rows), way, &mut visitor);
+        block_loop.for_each_block(s, &call, (scope, rows), key_range, &mut visitor);
         for group in groups {
             group.finish(wanted, call.problem.score.sinks.map(|sinks| sinks[scope.head]), found);
         }

@@ -1,8 +1,8 @@
 //! What stands in for `tiles` on targets that have none: no plan ever asks for it there.
 
+use crate::block_loop::Call;
 use crate::problem::Dims;
 use crate::simd::{Element, TileTask};
-use crate::walk::Call;
 
 /// Sizes of packed operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! How scores become weights: the softmax, and what may stand in its place.
 //!
 //! All of them are a softmax over fewer keys, or over other scores, once something is known of each row: which keys are its
-//! best, which one was drawn, above which score weights begin. A first walk finds that, a [`Choice`] (see `choose.rs`); then it
-//! is one more rule of the scores ([`Kept`]), and the walks forward and backward are the usual ones.
+//! best, which one was drawn, above which score weights begin. A first pass finds that, a [`Choice`] (see `choose.rs`); then it
+//! is one more rule of the scores ([`Kept`]), and the passes forward and backward are the usual ones.
 
 use crate::error::Error;
 use crate::place::{At, BLOCK_KEYS, Keys, Seen, low};
@@ -13,7 +13,7 @@ use std::fmt;
 
 /// How the scores of a row become its weights.
 ///
-/// All but the softmax find out something about each row first, so they cost one walk over the scores more (sparsemax some
+/// All but the softmax find out something about each row first, so they cost one pass over the scores more (sparsemax some
 /// more). Their results cannot be merged, and they do not go by tiles.
 ///
 /// ```
@@ -47,7 +47,7 @@ pub enum Normaliser {
         seed: u64,
     },
     /// `a_j = max(score_j - t, 0)`, with `t` such that weights sum to 1 (Martins and Astudillo 2016): the point nearest to the
-    /// scores among all that sum to 1; far keys get exactly 0. `t` is found by Newton's method, a walk over the scores for
+    /// scores among all that sum to 1; far keys get exactly 0. `t` is found by Newton's method, a pass over the scores for
     /// each step, of which a handful do.
     Sparsemax,
 }

@@ -1,6 +1,7 @@
 //! A group of rows on its backward pass: what it brings, what a tile makes of it, what it leaves.
 
 use super::{BackwardCall, GradTiles, QueryGrads};
+use crate::block_loop::{Call, ScoreTile};
 use crate::lanes::{multiply_tile, pack, turn, turn_back};
 use crate::micro::{Dots, RowBuffer, ScoreGrads, Weights, dot_tile};
 use crate::place::{At, Keys, RowTile, Scope, Seen, Span, low};
@@ -12,7 +13,6 @@ use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
 use crate::similarity::Similarity;
 use crate::softmax::{FAR, LARGE};
 use crate::view::{self, TileMut};
-use crate::walk::{Call, ScoreTile};
 
 /// A factor so small that what it was multiplied into cannot be had back by division.
 const TINY: f64 = 1e-20;

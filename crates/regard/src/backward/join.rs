@@ -1,12 +1,12 @@
 //! The second stage: parts of `d_q` become one, and say what W learns.
 
 use super::{QueryGrads, Scratch};
+use crate::block_loop::{Call, Tiling};
 use crate::lanes::turn;
 use crate::place::{RowTile, Scope};
 use crate::project::add_outer;
 use crate::simd::{Element, Number, Simd, Task};
 use crate::view::{self, TileMut, View};
-use crate::walk::{Call, Tiling};
 use std::ops::Range;
 
 /// What the tasks of different keys have left of the gradients of queries.

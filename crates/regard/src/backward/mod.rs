@@ -1,4 +1,4 @@
-//! The backward walk: forward's, step by step undone, with the weights recomputed from `lse`.
+//! The backward pass: forward's, step by step undone, with the weights recomputed from `lse`.
 //!
 //! A task owns some keys of one key head. Every row that sees them passes by: the tile's weights `a` and the gradients of
 //! its scores `d_score` are made in the cache and go into three sums at once,
@@ -21,6 +21,7 @@ mod join;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
+use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Tiling, Visit};
 use crate::lanes::pack;
 use crate::micro::{HiddenGrads, RowBuffer, add_rows, add_values};
 use crate::options::OptionsBackward;
@@ -33,7 +34,6 @@ use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, TileTask};
 use crate::similarity::Similarity;
 use crate::tiles::BackwardRoom;
 use crate::view::{self, TileMut, View};
-use crate::walk::{Call, ScoreTile, Tiling, Visit, Walk, Way};
 pub(crate) use group::Group;
 pub(crate) use join::{ByProjection, Join, Parts};
 use std::ops::Range;
@@ -97,7 +97,7 @@ pub(crate) struct Scratch<N> {
     factors: Vec<Lanes<N>>,
     /// Outputs, or projected gradients, `[features][lanes]`.
     other: Vec<Lanes<N>>,
-    walk: Walk<N>,
+    block_loop: BlockLoop<N>,
     /// Keys of a tile, where their differences from the queries are needed.
     keys: RowBuffer<N>,
     d_k: RowBuffer<N>,
@@ -127,7 +127,7 @@ impl<N: Number> Scratch<N> {
             derivatives: problem.derivatives(BLOCK_KEYS),
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             other: zeros(dims.v_dim.max(dims.q_dim).max(dims.qk_dim)),
-            walk: Walk::new(),
+            block_loop: BlockLoop::new(),
             keys: RowBuffer::new(if distances { BLOCK_KEYS } else { 0 }, dims.qk_dim),
             d_k: RowBuffer::new(rows, dims.qk_dim),
             d_v: RowBuffer::new(rows, dims.v_dim),
@@ -139,22 +139,22 @@ impl<N: Number> Scratch<N> {
 /// How the products of the backward pass are made.
 pub(crate) trait Products<E: Element> {
     /// Leads a tile of rows over the keys of a task.
-    fn walk<S: Simd<E::Num>>(
+    fn block_loop<S: Simd<E::Num>>(
         &self,
         s: S,
-        path: Path<'_, '_, E>,
+        pass: TilePass<'_, '_, E>,
         grads: AddGrads<'_, '_, E>,
         room: Option<&mut BackwardRoom>,
     );
 }
 
 /// A tile of rows and the way it goes.
-pub(crate) struct Path<'t, 'c, E: Element> {
-    pub(crate) walk: &'t mut Walk<E::Num>,
+pub(crate) struct TilePass<'t, 'c, E: Element> {
+    pub(crate) block_loop: &'t mut BlockLoop<E::Num>,
     pub(crate) call: Call<'c, E>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
-    pub(crate) way: Way<'t>,
+    pub(crate) key_range: KeyRange<'t>,
 }
 
 /// By vectors.
@@ -162,15 +162,15 @@ struct OnVectors;
 
 impl<E: Element> Products<E> for OnVectors {
     #[inline(always)]
-    fn walk<S: Simd<E::Num>>(
+    fn block_loop<S: Simd<E::Num>>(
         &self,
         s: S,
-        path: Path<'_, '_, E>,
+        pass: TilePass<'_, '_, E>,
         mut grads: AddGrads<'_, '_, E>,
         _: Option<&mut BackwardRoom>,
     ) {
-        let Path { walk, call, scope, rows, way } = path;
-        walk.lead(s, &call, (scope, rows), &way, &mut grads);
+        let TilePass { block_loop, call, scope, rows, key_range } = pass;
+        block_loop.for_each_block(s, &call, (scope, rows), &key_range, &mut grads);
     }
 }
 
@@ -181,7 +181,7 @@ pub(crate) struct ByKeys<'t, 'c, E: Element> {
     pub(crate) batch: usize,
     pub(crate) kv_head: usize,
     pub(crate) keys: Range<usize>,
-    pub(crate) ways: &'t [(Tiling, Way<'t>)],
+    pub(crate) key_ranges: &'t [(Tiling, KeyRange<'t>)],
     pub(crate) target: Target<'t, E>,
     pub(crate) scratch: &'t mut Scratch<E::Num>,
 }
@@ -224,12 +224,12 @@ impl<E: Element> ByKeys<'_, '_, E> {
         let served = heads.q / heads.kv;
         for h in 0..served {
             let scope = problem.scope(self.batch, self.kv_head * served + h);
-            for way in 0..self.ways.len() {
+            for key_range in 0..self.key_ranges.len() {
                 // Late tiles first, as forward has them.
-                let tiling = self.ways[way].0;
+                let tiling = self.key_ranges[key_range].0;
                 for rows in (0..tiling.count()).rev().map(|i| tiling.tile(i)) {
                     if rows.count > 0 {
-                        self.pass(s, products, (scope, h), (way, rows));
+                        self.pass(s, products, (scope, h), (key_range, rows));
                     }
                 }
             }
@@ -246,7 +246,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
         s: S,
         products: &impl Products<E>,
         (scope, h): (Scope, usize),
-        (way, rows): (usize, RowTile),
+        (key_range, rows): (usize, RowTile),
     ) {
         let Self { back, target, scratch, .. } = self;
         let Scratch {
@@ -256,7 +256,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             derivatives,
             factors,
             other,
-            walk,
+            block_loop,
             keys,
             d_k,
             d_v,
@@ -265,13 +265,13 @@ impl<E: Element> ByKeys<'_, '_, E> {
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
             group.start(s, back, (scope, rows.group(g)), other);
-            if way == 0
+            if key_range == 0
                 && let Some(sinks) = &mut target.sinks
             {
                 group.write_sink_grads(&back.call, scope, &mut sinks.part(h, group.q.rows));
             }
         }
-        let way_here = Way { keys: self.keys.clone(), ..self.ways[way].1.clone() };
+        let own_keys = KeyRange { keys: self.keys.clone(), ..self.key_ranges[key_range].1.clone() };
         let grads = AddGrads {
             problem: back.call.problem,
             first: self.keys.start,
@@ -283,10 +283,10 @@ impl<E: Element> ByKeys<'_, '_, E> {
             d_k,
             d_v,
         };
-        let path = Path { walk, call: back.call, scope, rows, way: way_here };
-        products.walk(s, path, grads, room.as_mut());
+        let pass = TilePass { block_loop, call: back.call, scope, rows, key_range: own_keys };
+        products.block_loop(s, pass, grads, room.as_mut());
         for group in groups {
-            if let Some(part) = target.parts.get_mut(way) {
+            if let Some(part) = target.parts.get_mut(key_range) {
                 group.save(s, &mut part.part(h, group.q.rows));
             } else if let Some(to) = &mut target.rows {
                 group.finish(s, &back.call, scope, other, &mut to.part(h, group.q.rows));

@@ -12,7 +12,8 @@
 //! tiles make the first two products of the next block, and the last three of the key_block before. All groups of a tile of rows
 //! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
 
-use super::{AddGrads, ByKeys, Group, Path, Products};
+use super::{AddGrads, ByKeys, Group, Products, TilePass};
+use crate::block_loop::{Hide, ScoreTile, Visit};
 use crate::key_blocks::KeyBlock;
 use crate::lanes::turn;
 use crate::micro::RowBuffer;
@@ -23,7 +24,6 @@ use crate::tiles::product::{Operand, Product, Sums};
 use crate::tiles::weave::{GROUPS, Make, Side, Source, Steps, Weave};
 use crate::tiles::woven::{PackScores, read, sees};
 use crate::tiles::{BackwardRoom, CHUNKS, ROWS, Scale, WIDTH};
-use crate::walk::{Hide, ScoreTile, Visit};
 
 /// Some keys of one head, and all rows that see them.
 pub(super) fn by_keys<E: Element<Num = f32>, const LIMBS: usize>(
@@ -54,15 +54,15 @@ struct ByTiles<const LIMBS: usize> {
 
 impl<E: Element<Num = f32>, const LIMBS: usize> Products<E> for ByTiles<LIMBS> {
     #[inline(always)]
-    fn walk<S: Simd<f32>>(
+    fn block_loop<S: Simd<f32>>(
         &self,
         _: S,
-        path: Path<'_, '_, E>,
+        pass: TilePass<'_, '_, E>,
         grads: AddGrads<'_, '_, E>,
         room: Option<&mut BackwardRoom>,
     ) {
         let Self { s, t } = self;
-        let Path { walk, call, scope, rows, way } = path;
+        let TilePass { block_loop, call, scope, rows, key_range } = pass;
         let Some(room) = room else { return }; // a plan that goes by tiles has made room for them
         let factor = f32::from_f64(call.problem.query_factor());
         let q = call.q.head(scope.batch, scope.head);
@@ -78,7 +78,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Products<E> for ByTiles<LIMBS> {
         let weighed = None;
         let mut visitor =
             Passing::<E, LIMBS> { s, t, inputs, scope, rows, grads, room, factor, weighed };
-        walk.lead(s, &call, (scope, rows), &way, &mut visitor);
+        block_loop.for_each_block(s, &call, (scope, rows), &key_range, &mut visitor);
         visitor.flush();
     }
 }

@@ -166,8 +166,8 @@ impl<E: Element> KvCache<E> {
     pub fn shared_prefix(&self, sequences: &[Sequence]) -> Result<Range<usize>, Error> {
         let CacheShape { page, .. } = self.pages.shape();
         let Some((first, others)) = sequences.split_first() else { return Ok(0..0) };
-        let lead = self.slots.get(*first)?;
-        let (mut start, mut end) = (lead.evicted, lead.len / page);
+        let longest = self.slots.get(*first)?;
+        let (mut start, mut end) = (longest.evicted, longest.len / page);
         for other in others {
             let table = self.slots.get(*other)?;
             start = start.max(table.evicted);
@@ -175,7 +175,7 @@ impl<E: Element> KvCache<E> {
         }
         for other in others {
             let table = self.slots.get(*other)?;
-            end = (start..end).find(|i| table.page(*i) != lead.page(*i)).unwrap_or(end);
+            end = (start..end).find(|i| table.page(*i) != longest.page(*i)).unwrap_or(end);
         }
         Ok(start * page..end.max(start) * page)
     }

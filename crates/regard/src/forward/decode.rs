@@ -5,6 +5,7 @@
 //! the two products differ: by vectors (`decode_vectors.rs`) or by tiles (`decode_tiles.rs`).
 
 use super::Forward;
+use crate::block_loop::{Call, DECODE_MAX_ROWS, Hide, KeyRange};
 use crate::lanes::multiply_tile;
 use crate::mask::Run;
 use crate::micro::RowBuffer;
@@ -15,7 +16,6 @@ use crate::softmax::{Rounds, State, States, TileSums};
 use crate::source::Head;
 use crate::tiles::{DecodeTiles, Sizes};
 use crate::view::Rows;
-use crate::walk::{Call, DECODE_MAX_ROWS, Hide, Way};
 use std::ops::Range;
 
 /// Memory of one thread.
@@ -61,7 +61,7 @@ pub(crate) trait Products<E: Element> {
     /// Adds the values, times their weights, to the sums of the rows.
     fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut DecodeRows<E::Num>, work: Weighted<'_, E>);
 
-    /// All is added; the sums belong into `rows`. False if the walk must be taken once more.
+    /// All is added; the sums belong into `rows`. False if the pass must be taken once more.
     fn finish(&mut self, rows: &mut DecodeRows<E::Num>) -> bool;
 }
 
@@ -149,11 +149,11 @@ impl<E: Element> Forward<'_, '_, E> {
     pub(crate) fn decode<S: Simd<E::Num>>(&mut self, s: S, products: &mut impl Products<E>) {
         let Self { call, scope, rows, .. } = *self;
         let Some(mut room) = self.scratch.decode.take() else { return };
-        if let Some(way) = &self.stage.walk {
+        if let Some(key_range) = &self.stage.keys {
             for _ in 0..2 {
-                room.start(&call, (scope, rows), way);
+                room.start(&call, (scope, rows), key_range);
                 products.start(&mut room.rows, E::Num::from_f64(call.problem.query_factor()));
-                room.walk(s, self, way, products);
+                room.block_loop(s, self, key_range, products);
                 if products.finish(&mut room.rows) {
                     break;
                 }
@@ -185,7 +185,7 @@ impl<N: Number> DecodeScratch<N> {
         &mut self,
         call: &Call<'_, E>,
         (scope, rows): (Scope, RowTile),
-        way: &Way<'_>,
+        key_range: &KeyRange<'_>,
     ) {
         self.rows.count = self.runs.len() * rows.count;
         self.rows.width = self.rows.count.next_power_of_two();
@@ -197,7 +197,7 @@ impl<N: Number> DecodeScratch<N> {
         }
         for (h, runs) in self.runs.iter_mut().enumerate() {
             let scope = Scope { head: scope.head + h, ..scope };
-            way.mask.runs_beyond(way.without, &scope, rows, runs);
+            key_range.mask.runs_beyond(key_range.without, &scope, rows, runs);
             let q = call.q.head(scope.batch, scope.head);
             for i in 0..rows.count {
                 let to = self.rows.q.row_mut(h * rows.count + i);
@@ -209,20 +209,20 @@ impl<N: Number> DecodeScratch<N> {
 
     /// All blocks that any head sees, keys ascending.
     #[inline(always)]
-    fn walk<E: Element<Num = N>, S: Simd<N>>(
+    fn block_loop<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
         s: S,
         task: &Forward<'_, '_, E>,
-        way: &Way<'_>,
+        key_range: &KeyRange<'_>,
         products: &mut impl Products<E>,
     ) {
         let Forward { call, scope, rows, .. } = *task;
         let (k, v) = call.keys_and_values(scope);
-        let way_end = way.keys.end.min(scope.k_len);
-        let mut first = way.keys.start;
+        let range_end = key_range.keys.end.min(scope.k_len);
+        let mut first = key_range.keys.start;
         let (mut key_copies, mut value_copies) = (Vec::new(), Vec::new());
-        while first < way_end {
-            let n = (way_end - first).min(BLOCK_KEYS - first % BLOCK_KEYS);
+        while first < range_end {
+            let n = (range_end - first).min(BLOCK_KEYS - first % BLOCK_KEYS);
             let mut any = false;
             for head_group in &mut self.head_groups {
                 head_group.look(&mut self.runs, rows, (first, n));
@@ -233,7 +233,7 @@ impl<N: Number> DecodeScratch<N> {
                 let keys = rows_of(k, (first, n), &mut key_copies);
                 let values = rows_of(v, (first, n), &mut value_copies);
                 // What is needed next: memory must not rest while the vectors are busy.
-                let left = n.min(way_end - after);
+                let left = n.min(range_end - after);
                 let soon = k.run(after, left).unwrap_or(keys.slice(0, 0));
                 products.dots(s, &self.rows, keys, values, &mut self.dots);
                 for b in 0..self.head_groups.len() {

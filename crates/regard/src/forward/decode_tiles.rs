@@ -11,15 +11,15 @@
 //!
 //! which for decoding costs nothing: the tile has room for 8.
 //!
-//! Zero times a number that is not finite is not zero. Such a number shows in the sums; then the walk is taken once more with
+//! Zero times a number that is not finite is not zero. Such a number shows in the sums; then the pass is taken once more with
 //! these numbers left out of the tiles and added one by one to the rows that see them.
 
 use super::decode::{DecodeRows, Products, Weighted};
+use crate::block_loop::DECODE_MAX_ROWS;
 use crate::lanes;
 use crate::simd::{Amx, Avx512, Element, Simd, Task, TileShape, Tiles};
 use crate::tiles::{DecodeTiles, EACH, KEY_GROUPS, ROWS, SumRow, TileRow, WIDTH};
 use crate::view::Rows;
-use crate::walk::DECODE_MAX_ROWS;
 use half::bf16;
 
 /// Keys and values, whole tiles of 16 x 32.

@@ -3,6 +3,7 @@
 //! Cost of a step of `n` keys: `2 n 64 (qk_dim + v_dim)` flops in two products, one pass over `n x 64` numbers for each option that is
 //! on, and one power for each pair.
 
+use crate::block_loop::{ScoreTile, Visit};
 use crate::lanes::multiply_tile;
 use crate::micro::{Weights, add_values, dot_tile};
 use crate::place::Span;
@@ -10,7 +11,6 @@ use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
 use crate::softmax::{Rounds, States, TileSums};
-use crate::walk::{ScoreTile, Visit};
 
 /// A group of rows: queries, states and sums, `[features][lanes]`.
 #[derive(Debug)]

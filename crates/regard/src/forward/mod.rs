@@ -1,4 +1,4 @@
-//! The forward walk: many rows against the keys they see, without ever holding their scores.
+//! The forward pass: many rows against the keys they see, without ever holding their scores.
 //!
 //! Cost for `n` rows and `m` visible keys each: `2 n m (qk_dim + v_dim)` flops, keys and values read `n / 128` times,
 //! scratch of `128 (qk_dim + v_dim)` numbers. Two groups of 64 rows pass over each block of 64 keys, so a block is
@@ -12,6 +12,7 @@ mod group;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
+use crate::block_loop::{BlockLoop, Call, KeyRange};
 use crate::lanes::{later, soon, turn, turn_back};
 use crate::place::{BLOCK_KEYS, RowTile, Scope, Span};
 use crate::problem::Problem;
@@ -23,7 +24,6 @@ use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, TileTask};
 use crate::softmax::{State, States};
 use crate::tiles::{Prepared, Room, Sizes};
 use crate::view::TileMut;
-use crate::walk::{Call, Walk, Way};
 use decode::DecodeScratch;
 use decode_vectors::Vectors;
 use group::{Adding, Group};
@@ -62,7 +62,7 @@ pub(crate) struct Stage<'c> {
     /// Takes over these parts, merged in order; an empty range starts anew.
     pub(crate) from: Range<usize>,
     /// Walks over these keys.
-    pub(crate) walk: Option<Way<'c>>,
+    pub(crate) keys: Option<KeyRange<'c>>,
     /// Leaves the result as this part; `None` finishes the rows.
     pub(crate) into: Option<usize>,
 }
@@ -76,7 +76,7 @@ pub(crate) struct Scratch<N> {
     tile: Vec<Lanes<N>>,
     /// What a tile of weights is multiplied by, where they are.
     pub(crate) factors: Vec<Lanes<N>>,
-    pub(crate) walk: Walk<N>,
+    pub(crate) block_loop: BlockLoop<N>,
     /// For products on tiles.
     pub(crate) room: Option<Room>,
     /// For decoding.
@@ -104,7 +104,7 @@ impl<N: Number> Scratch<N> {
             groups: (0..groups).map(|_| group()).collect(),
             tile: zeros(BLOCK_KEYS),
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
-            walk: Walk::new(),
+            block_loop: BlockLoop::new(),
             room: tiles.filter(|_| !decode).map(|sizes| Room::new(sizes, groups)),
             decode: decode.then(|| DecodeScratch::new(problem, tiles)),
         }
@@ -130,7 +130,7 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, s: S) {
-        if self.stage.walk.is_some() && self.scratch.decode.is_some() {
+        if self.stage.keys.is_some() && self.scratch.decode.is_some() {
             return self.decode(s, &mut Vectors);
         }
         let used = self.rows.groups();
@@ -138,16 +138,16 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
         for g in 0..used {
             self.start(s, g);
         }
-        if let Some(way) = &self.stage.walk {
+        if let Some(key_range) = &self.stage.keys {
             let (call, scope) = (self.call, self.scope);
             let q = call.q.head(scope.batch, scope.head);
-            let Scratch { groups, tile, factors, walk, .. } = &mut *self.scratch;
+            let Scratch { groups, tile, factors, block_loop, .. } = &mut *self.scratch;
             for group in &mut groups[..used] {
                 let rows = group.q.rows;
                 group.q.take(s, call.problem, scope.head, (q, rows));
             }
             let mut visitor = Adding { problem: call.problem, groups, tile, factors };
-            walk.lead(s, &call, (scope, self.rows), way, &mut visitor);
+            block_loop.for_each_block(s, &call, (scope, self.rows), key_range, &mut visitor);
         }
         for g in 0..used {
             match self.stage.into {

@@ -1,9 +1,10 @@
-//! The forward walk on tiles: while the vectors weigh one tile, the tiles score the next and add up the one before.
+//! The forward pass on tiles: while the vectors weigh one tile, the tiles score the next and add up the one before.
 //!
-//! Cost: the products of the walk by vectors, `limbs (limbs + 1) / 2` times over, each up to 16 times as fast. What limits it is
+//! Cost: the products of the pass by vectors, `limbs (limbs + 1) / 2` times over, each up to 16 times as fast. What limits it is
 //! loading tiles, 32 times for 64 keys, 32 rows and 64 features.
 
 use super::{Forward, Group, Scratch, decode_tiles};
+use crate::block_loop::{Call, Hide, ScoreTile, Visit};
 use crate::key_blocks::KeyBlock;
 use crate::lanes::multiply_tile;
 use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
@@ -15,7 +16,6 @@ use crate::tiles::product::{Between, Operand, Product, Sums};
 use crate::tiles::{
     CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, Prepared, ROWS, Room, Scale, TileRow, WIDTH,
 };
-use crate::walk::{Call, Hide, ScoreTile, Visit};
 use std::arch::x86_64::__m512;
 
 /// One tile of rows of one head.
@@ -54,9 +54,10 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E,
         for g in 0..used {
             task.start(s, g);
         }
-        if let Some(way) = &task.stage.walk {
+        if let Some(key_range) = &task.stage.keys {
             let (call, scope, rows, prepared) = (task.call, task.scope, task.rows, task.prepared);
-            let Scratch { groups, factors, walk, room: Some(room), .. } = &mut *task.scratch else {
+            let Scratch { groups, factors, block_loop, room: Some(room), .. } = &mut *task.scratch
+            else {
                 return; // a plan that goes by tiles has made room for them
             };
             let mut visitor = Adding::<E, LIMBS> {
@@ -73,7 +74,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E,
                 factor: f32::from_f64(call.problem.query_factor()),
             };
             visitor.turn_queries();
-            walk.lead(s, &call, (scope, rows), way, &mut visitor);
+            block_loop.for_each_block(s, &call, (scope, rows), key_range, &mut visitor);
             visitor.flush();
         }
         drop(t);

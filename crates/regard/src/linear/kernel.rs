@@ -142,34 +142,34 @@ impl<E: Element> Task<E::Num> for Linear<'_, E> {
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) -> Sums<E::Num> {
         let Self { call, part, work, room } = self;
-        let mut walk = Walk { call, part, room };
+        let mut chunk_loop = ChunkLoop { call, part, room };
         let Part { grid, ref chunks, .. } = *part;
         let chunks = chunks.clone().map(|i| grid.chunk(i));
         match work {
             Work::Sum => {
                 let mut sums = Sums::new(call.size());
                 for chunk in chunks {
-                    walk.meet_keys(s, &chunk, &mut sums);
-                    walk.take_keys(s, &chunk, &mut sums);
+                    chunk_loop.meet_keys(s, &chunk, &mut sums);
+                    chunk_loop.take_keys(s, &chunk, &mut sums);
                 }
                 sums
             }
             Work::Rows { mut before, mut out, mut sums } => {
                 for chunk in chunks {
-                    walk.rows(s, &chunk, &mut before, (&mut out, &mut sums));
+                    chunk_loop.rows(s, &chunk, &mut before, (&mut out, &mut sums));
                 }
                 before
             }
             Work::Queries { mut before, mut d_q } => {
                 let mut rows = Sums::new(call.size());
                 for chunk in chunks {
-                    walk.query_grads(s, &chunk, (&mut before, &mut rows), &mut d_q);
+                    chunk_loop.query_grads(s, &chunk, (&mut before, &mut rows), &mut d_q);
                 }
                 rows
             }
             Work::Keys { mut behind, mut d_k, mut d_v } => {
                 for chunk in chunks.rev().filter(|chunk| !chunk.keys.is_empty()) {
-                    walk.key_grads(s, &chunk, &mut behind, (&mut d_k, &mut d_v));
+                    chunk_loop.key_grads(s, &chunk, &mut behind, (&mut d_k, &mut d_v));
                 }
                 behind
             }
@@ -182,13 +182,13 @@ fn span(rows: &Range<usize>) -> Span {
 }
 
 /// A part on its way.
-struct Walk<'t, E: Element> {
+struct ChunkLoop<'t, E: Element> {
     call: &'t Call<'t, E>,
     part: &'t Part,
     room: &'t mut Room<E::Num>,
 }
 
-impl<E: Element> Walk<'_, E> {
+impl<E: Element> ChunkLoop<'_, E> {
     /// Features and values of a chunk's keys; the reference of the sums is raised to theirs.
     #[inline(always)]
     fn meet_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {

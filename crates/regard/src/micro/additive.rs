@@ -47,7 +47,7 @@ impl<N: Number> Layer<N> {
         }
     }
 
-    /// `v`, to be written before a walk.
+    /// `v`, to be written before a pass.
     pub(crate) fn v_mut(&mut self) -> &mut [N] {
         &mut self.v
     }

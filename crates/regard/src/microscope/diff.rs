@@ -1,13 +1,13 @@
 //! How far apart the weights of two runs are.
 
 use super::AttentionView;
+use crate::block_loop::{KeyRange, TILE_ROWS};
 use crate::error::Error;
 use crate::look::{Found, Scratch, Wanted};
 use crate::mask::Run;
 use crate::place::RowTile;
 use crate::run::collect;
 use crate::simd::{Element, Number};
-use crate::walk::{TILE_ROWS, Way};
 use std::f64::consts::LN_2;
 use std::ops::Range;
 
@@ -112,8 +112,8 @@ impl<E: Element> AttentionView<'_, E> {
         let tile = self.tile_of(batch, rows);
         let mut found = Found::new(&wanted, &(tile.first..tile.first + 1));
         found.logs = vec![f64::NEG_INFINITY; rows.len() * keys.len()];
-        let way = Way { mask: &self.problem.mask, without: None, keys };
-        self.look_at_tile((batch, head), tile, (&way, &wanted), None, (scratch, &mut found));
+        let key_range = KeyRange { mask: &self.problem.mask, without: None, keys };
+        self.look_at_tile((batch, head), tile, (&key_range, &wanted), None, (scratch, &mut found));
         found.logs
     }
 

@@ -1,16 +1,16 @@
-//! One look, many answers: what is asked for, what was found, and the walk in between.
+//! One look, many answers: what is asked for, what was found, and the pass in between.
 
 use super::AttentionView;
+use crate::block_loop::{KeyRange, TILE_ROWS};
 use crate::error::Error;
 use crate::look::{Cells, Counts, Found, Grid, Scratch, Wanted, join};
 use crate::mask::Mask;
 use crate::place::RowTile;
 use crate::run::collect;
 use crate::simd::{Element, Number};
-use crate::walk::{TILE_ROWS, Way};
 use std::ops::Range;
 
-/// What is asked of weights, all found in one walk over them. Each has a method of [`AttentionView`] for it alone.
+/// What is asked of weights, all found in one pass over them. Each has a method of [`AttentionView`] for it alone.
 ///
 /// ```
 /// # use regard::{AttentionView, Machine, Measure, Plan, Pool, Problem, View};
@@ -86,7 +86,7 @@ impl Measure {
     }
 
     /// How much of each query's weight a mask would keep: see [`AttentionView::mass`]. May be asked for several masks; each is
-    /// a walk of its own, over what the mask lets through alone.
+    /// a pass of its own, over what the mask lets through alone.
     pub fn mass(mut self, mask: Mask) -> Self {
         self.masks.push(mask);
         self
@@ -319,12 +319,18 @@ impl<E: Element> AttentionView<'_, E> {
             return None;
         }
         let keys = keys.start.min(scope.k_len)..keys.end.min(scope.k_len);
-        let way = Way { mask, without: None, keys: keys.start.min(keys.end)..keys.end };
+        let key_range = KeyRange { mask, without: None, keys: keys.start.min(keys.end)..keys.end };
         let mut found = Found::new(wanted, &rows);
         for first in rows.clone().step_by(TILE_ROWS * self.step) {
             let count = (rows.end - first).div_ceil(self.step).min(TILE_ROWS);
             let rows = RowTile { first, step: self.step, count };
-            self.look_at_tile((batch, head), rows, (&way, wanted), counts, (scratch, &mut found));
+            self.look_at_tile(
+                (batch, head),
+                rows,
+                (&key_range, wanted),
+                counts,
+                (scratch, &mut found),
+            );
         }
         Some(found)
     }

@@ -9,6 +9,7 @@ mod diff;
 mod measure;
 mod rollout;
 
+use crate::block_loop::{Call, KeyRange};
 use crate::cache::{KvCache, Sequence};
 use crate::error::Error;
 use crate::look::{Counts, Cut, Found, Grid, Look, Scratch, Softmaxes, Wanted};
@@ -22,7 +23,6 @@ use crate::score::in_log2;
 use crate::simd::{Element, Number};
 use crate::source::Source;
 use crate::view::{Tensor, View};
-use crate::walk::{Call, Way};
 pub use audit::{Audit, HeadAudit, Pattern};
 pub use diff::Divergence;
 pub use measure::{Measure, Measured, Pool, Pooled, Top};
@@ -204,13 +204,13 @@ impl<'a, E: Element> AttentionView<'a, E> {
         &self,
         (batch, head): (usize, usize),
         rows: RowTile,
-        (way, wanted): (&Way<'_>, &Wanted),
+        (key_range, wanted): (&KeyRange<'_>, &Wanted),
         counts: Counts<'_, E::Num>,
         (scratch, found): (&mut Scratch<E::Num>, &mut Found<E::Num>),
     ) {
         let (call, softmaxes) = (self.call(), self.softmaxes);
         let scope = self.problem.scope(batch, head);
-        let look = Look { call, softmaxes, scope, rows, way, wanted, counts, scratch, found };
+        let look = Look { call, softmaxes, scope, rows, key_range, wanted, counts, scratch, found };
         E::Num::enter(self.machine.isa, look);
     }
 

@@ -8,6 +8,7 @@ use super::sums::{OptionSums, add_tables};
 use crate::backward::{
     BackwardCall, ByKeys, ByProjection, Join, OPTIONS, Parts, QueryGrads, Scratch, Target,
 };
+use crate::block_loop::{Call, KeyRange, Tiling};
 use crate::error::{Error, filled};
 use crate::grads::{Grads, OutputGrads};
 use crate::output::OutputView;
@@ -19,7 +20,6 @@ use crate::score::RelativeBias;
 use crate::simd::{self, Element, Number};
 use crate::source::Source;
 use crate::view::{self, Shape, Tensor, Unwritten, View, ViewMut};
-use crate::walk::{Call, Tiling, Way};
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -144,14 +144,14 @@ impl<E: Element> Plan<'_, E> {
         let each = k_len.div_ceil(parts).next_multiple_of(BLOCK_KEYS).max(1);
         let firsts = (0..k_len.max(1)).step_by(each);
         let keys: Vec<_> = firsts.map(|first| first..(first + each).min(k_len)).collect();
-        let ways = self.ways();
-        let slots = keys.len() * ways.len();
+        let key_ranges = self.key_ranges();
+        let slots = keys.len() * key_ranges.len();
         let parted = slots > 1 || self.w_shape().is_some();
         // Parts are kept of as many items at a time as fill the threads: at least one.
         let threads = self.machine().threads.max(1);
         let wave = threads.saturating_mul(4).div_ceil(apart * keys.len()).min(batch);
         let kept = parted || self.problem().score.relative.is_some(); // additive similarities are parted
-        Cut { keys, ways, together, parted, wave: if kept { wave } else { batch } }
+        Cut { keys, key_ranges, together, parted, wave: if kept { wave } else { batch } }
     }
 
     /// The gradients of packed sequences: those of each as if it were the only one, and the sums over all of them.
@@ -208,7 +208,7 @@ impl<E: Element> Plan<'_, E> {
         let problem = self.problem();
         let Dims { heads, q_len, qk_dim, .. } = problem.dims();
         let cut = self.cut(all.len(), sums.bias.as_ref().map(|_| self.bias_shape()));
-        let (parts, slots) = (cut.keys.len(), cut.keys.len() * cut.ways.len());
+        let (parts, slots) = (cut.keys.len(), cut.keys.len() * cut.key_ranges.len());
         let buckets = problem.score.relative.as_ref().map_or(0, RelativeBias::buckets);
         let entries = buckets + problem.similarity.hidden();
         let saved = [cut.wave, heads.q * slots, q_len, qk_dim + OPTIONS];
@@ -296,9 +296,10 @@ impl<E: Element> Plan<'_, E> {
                         // SAFETY: `rest` and `part` give each part of each head of each item to one task, and items and heads that
                         // share a bias to the same one (`together`); tables and bias were made of zeros.
                         let target = unsafe { room.target(b, kv_head, part) };
-                        let (keys, ways) = (cut.keys[part].clone(), &cut.ways[..]);
+                        let (keys, key_ranges) = (cut.keys[part].clone(), &cut.key_ranges[..]);
                         let scratch = &mut *scratch;
-                        let task = ByKeys { back, batch: b, kv_head, keys, ways, target, scratch };
+                        let task =
+                            ByKeys { back, batch: b, kv_head, keys, key_ranges, target, scratch };
                         simd::enter(machine.isa, task);
                     }
                 }
@@ -373,7 +374,7 @@ impl<E: Element> Plan<'_, E> {
 struct Cut<'p> {
     /// The keys of each part, the first one the longest.
     keys: Vec<Range<usize>>,
-    ways: Vec<(Tiling, Way<'p>)>,
+    key_ranges: Vec<(Tiling, KeyRange<'p>)>,
     /// Whether a task goes through all items, and through all heads, with its keys.
     together: [bool; 2],
     /// Whether tasks leave parts of `d_q` to be added.
@@ -425,14 +426,14 @@ impl<E: Element> GradTargets<'_, E> {
             apart: slots,
             parts: 0..served,
         };
-        let ways = cut.ways.len();
-        let slots = ways * cut.keys.len();
+        let key_ranges = cut.key_ranges.len();
+        let slots = key_ranges * cut.keys.len();
         // SAFETY: keys and slots belong to this part alone (`Cut::keys` do not overlap); only the first part touches the
         // sinks; rows are written only if this is the only part (`Cut::parted`); of the bias, keys or a column belong to this
         // part, and the caller answers for those who share them.
         unsafe {
             let parts = self.parts.iter().flat_map(|parts| {
-                let own = part * ways..(part + 1) * ways;
+                let own = part * key_ranges..(part + 1) * key_ranges;
                 own.map(|i| parts.tile(item, slot(slots, i), rows))
             });
             let rows_of = || QueryGrads {

@@ -1,6 +1,7 @@
 //! What rows choose before there are weights, where the normaliser is not the softmax.
 
 use super::{Grid, Plan, tile_rows};
+use crate::block_loop::{Call, Tiling};
 use crate::choose::{Choose, Scratch, Target};
 use crate::error::{Error, filled};
 use crate::normaliser::{Choice, NONE, Normaliser};
@@ -8,7 +9,6 @@ use crate::problem::Dims;
 use crate::run::run;
 use crate::simd::{Element, Number};
 use crate::view::TileHeads;
-use crate::walk::{Call, Tiling};
 
 impl<E: Element> Plan<'_, E> {
     /// What each row chooses.

@@ -44,7 +44,7 @@ impl<'a, E: Element> Plan<'a, E> {
                 return Err(Error::OnlySoftmax { option: "the gradient of lse", normaliser: name });
             }
             // score_j -> a_j = score_j - t, t the mean of the kept less 1 / their number: so the gradient of a score is that of
-            // its weight less the mean of those kept. The walk back takes it from the output: it gets the mean of the values.
+            // its weight less the mean of those kept. The pass back takes it from the output: it gets the mean of the values.
             let Output { out, .. } = self.keeping(choice, Rule::Alike).forward(q, k, v)?;
             let mean = OutputView { out: out.view(), entropy: None, choice: None, ..output };
             return kept.backward(q, k, v, mean, usual);

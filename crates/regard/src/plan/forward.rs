@@ -1,6 +1,7 @@
 //! Attention: from a plan and tensors to an output.
 
 use super::{Grid, Kind, Plan, cumulated};
+use crate::block_loop::{Call, KeyRange, Tiling};
 use crate::cache::{KvCache, Sequence};
 use crate::error::{Error, filled};
 use crate::forward::{Finished, Forward, STATE, Scratch, Target};
@@ -13,7 +14,6 @@ use crate::simd::{self, Element};
 use crate::source::Source;
 use crate::tiles::{Prepare, Prepared};
 use crate::view::{Tensor, TileHeads, Unwritten, View, ViewMut};
-use crate::walk::{Call, Tiling, Way};
 
 /// Where the outputs of a call go.
 type Outputs<'o, E> = Finished<&'o ViewMut<'o, E>, ViewMut<'o, <E as Element>::Num>>;
@@ -212,7 +212,7 @@ impl<E: Element> Plan<'_, E> {
             let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
             let parts = if stage.into.is_some() { kind.parts } else { 1 };
             // Few rows: a task has all heads that a key head serves.
-            let decode = how.decode && stage.walk.is_some();
+            let decode = how.decode && stage.keys.is_some();
             let served = if decode { heads.q / heads.kv } else { 1 };
             let each = heads.q / served * parts;
             let grid = Grid::new(items.len(), each, tiling);
@@ -223,7 +223,7 @@ impl<E: Element> Plan<'_, E> {
                     Scratch::new(
                         &self.problem,
                         how.rows,
-                        how.tiles.filter(|_| stage.walk.is_some()),
+                        how.tiles.filter(|_| stage.keys.is_some()),
                         decode,
                     )
                 },
@@ -236,7 +236,9 @@ impl<E: Element> Plan<'_, E> {
                     let mut stage = stage.clone();
                     if how.parted && stage.into.is_some() {
                         stage.into = Some(part);
-                        stage.walk = stage.walk.map(|way| Way { keys: self.part(part, b), ..way });
+                        stage.keys = stage
+                            .keys
+                            .map(|key_range| KeyRange { keys: self.part(part, b), ..key_range });
                     }
                     let one = || TileHeads { head, apart: 1, parts: 0..served };
                     let held = match stage.into {

@@ -8,6 +8,7 @@ mod shared;
 mod sums;
 mod work;
 
+use crate::block_loop::{DECODE_MAX_ROWS, KeyRange, TILE_ROWS, Tiling};
 use crate::error::Error;
 use crate::forward::Stage;
 use crate::machine::Machine;
@@ -18,7 +19,6 @@ use crate::problem::{Dims, Problem};
 use crate::simd::{Element, GROUP};
 use crate::tiles::{DecodeTiles, Sizes};
 use crate::view::{Shape, ViewMut};
-use crate::walk::{DECODE_MAX_ROWS, TILE_ROWS, Tiling, Way};
 use std::borrow::Cow;
 use std::ops::Range;
 pub use work::Work;
@@ -34,7 +34,7 @@ pub struct Plan<'a, E: Element> {
     first: usize,
     /// How items are run: those of a kind together. One kind where all have the same sizes.
     kinds: Vec<Kind>,
-    /// The stride of diagonals that may be walked on their own, and the mask without them.
+    /// The stride of diagonals that may be visited on their own, and the mask without them.
     diagonal: Option<(usize, Mask)>,
 }
 
@@ -51,7 +51,7 @@ struct How {
     tiles: Option<Sizes>,
     /// Whether several tiles of rows meet the same keys: so that these are packed before.
     shared: bool,
-    /// Whether diagonals are walked on their own.
+    /// Whether diagonals are visited on their own.
     diagonal: bool,
 }
 
@@ -174,42 +174,43 @@ impl<'a, E: Element> Plan<'a, E> {
         Tiling { q_len: self.problem.dims().q_len, rows: self.rows, stride }
     }
 
-    /// The ways over all keys that visit each visible pair once, and the tiles of rows that go them.
-    pub(crate) fn ways(&self) -> Vec<(Tiling, Way<'_>)> {
+    /// The key ranges over all keys that visit each visible pair once, and the tiles of rows that go them.
+    pub(crate) fn key_ranges(&self) -> Vec<(Tiling, KeyRange<'_>)> {
         let diagonal = self.diagonal.as_ref();
         let apart = diagonal.is_some_and(|(stride, _)| apart(*stride, self.problem.dims().q_len));
-        self.ways_of(self.rows, apart)
+        self.key_ranges_of(self.rows, apart)
     }
 
     /// The same in tiles of so many rows, with diagonals on their own or not.
-    fn ways_of(&self, rows: usize, diagonal: bool) -> Vec<(Tiling, Way<'_>)> {
+    fn key_ranges_of(&self, rows: usize, diagonal: bool) -> Vec<(Tiling, KeyRange<'_>)> {
         let (mask, keys) = (&self.problem.mask, self.first..self.problem.dims().k_len);
         let tiling = |stride| Tiling { rows, ..self.tiling(stride) };
         let Some((stride, rest)) = self.diagonal.as_ref().filter(|_| diagonal) else {
-            return vec![(tiling(1), Way { mask, without: None, keys })];
+            return vec![(tiling(1), KeyRange { mask, without: None, keys })];
         };
-        let near = Way { mask: rest, without: None, keys: keys.clone() };
-        let far = Way { mask, without: Some(rest), keys };
+        let near = KeyRange { mask: rest, without: None, keys: keys.clone() };
+        let far = KeyRange { mask, without: Some(rest), keys };
         vec![(tiling(1), near), (tiling(*stride), far)]
     }
 
     /// The stages of a kind of items: each waits for the one before, the tasks inside it are independent.
     fn stages(&self, kind: &Kind) -> Vec<(Tiling, Stage<'_>)> {
         let How { rows, parted, diagonal, .. } = kind.how;
-        let ways = self.ways_of(rows, diagonal);
+        let key_ranges = self.key_ranges_of(rows, diagonal);
         if parted {
             let tiling = Tiling { rows, ..self.tiling(1) };
-            let join = (tiling, Stage { from: 0..kind.parts, walk: None, into: None });
-            let part =
-                |(tiling, way)| (tiling, Stage { from: 0..0, walk: Some(way), into: Some(0) });
-            return ways.into_iter().map(part).chain([join]).collect();
+            let join = (tiling, Stage { from: 0..kind.parts, keys: None, into: None });
+            let part = |(tiling, key_range)| {
+                (tiling, Stage { from: 0..0, keys: Some(key_range), into: Some(0) })
+            };
+            return key_ranges.into_iter().map(part).chain([join]).collect();
         }
-        let last = ways.len() - 1;
-        let stage = |(i, (tiling, way))| {
+        let last = key_ranges.len() - 1;
+        let stage = |(i, (tiling, key_range))| {
             let into = if i == last { None } else { Some(0) };
-            (tiling, Stage { from: 0..i, walk: Some(way), into })
+            (tiling, Stage { from: 0..i, keys: Some(key_range), into })
         };
-        ways.into_iter().enumerate().map(stage).collect()
+        key_ranges.into_iter().enumerate().map(stage).collect()
     }
 
     /// The keys of a part of an item; none for the last parts of one with fewer keys than another of its kind.
@@ -288,7 +289,7 @@ pub(crate) fn tile_rows(q_len: usize, heads: usize) -> usize {
     if q_len.saturating_mul(heads) >= 2048 { TILE_ROWS } else { GROUP }
 }
 
-/// Whether so many rows are enough to walk diagonals of this stride on their own.
+/// Whether so many rows are enough to block loop diagonals of this stride on their own.
 fn apart(stride: usize, q_len: usize) -> bool {
     q_len / stride >= 8
 }

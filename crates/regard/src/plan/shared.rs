@@ -1,6 +1,7 @@
 //! Sequences with a common past: read once for all of them, and joined with what each has of its own.
 
 use super::Plan;
+use crate::block_loop::Call;
 use crate::cache::{KvCache, Sequence};
 use crate::error::Error;
 use crate::mask::Mask;
@@ -9,7 +10,6 @@ use crate::problem::Problem;
 use crate::simd::Element;
 use crate::source::Source;
 use crate::view::{Layout, Shape, Tensor, View};
-use crate::walk::Call;
 
 /// Positions that a shared past must have to be worth a call of its own.
 const WORTH: usize = 256;

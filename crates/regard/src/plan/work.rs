@@ -1,13 +1,13 @@
 //! What a plan will compute, counted, and told.
 
 use super::{Kind, PART_KEYS, Plan};
+use crate::block_loop::{KeyRange, TILE_ROWS, Tiling};
 use crate::key_blocks::{KeyBlock, KeyBlocks};
 use crate::machine::Machine;
 use crate::mask::{Edges, Mask, Run};
 use crate::place::{BLOCK_KEYS, RowTile, Scope, signed};
 use crate::problem::Dims;
 use crate::simd::{Element, GROUP};
-use crate::walk::{TILE_ROWS, Tiling, Way};
 use std::fmt;
 use std::ops::Range;
 
@@ -26,14 +26,14 @@ pub struct Work {
     /// KeyBlocks that are never visited.
     pub skipped: u128,
     /// Multiplications and additions for the visible pairs; a hyperbolic tangent counts as one of each. Projections, and what
-    /// a normaliser walks before, are not counted.
+    /// a normaliser passes before, are not counted.
     pub flops: f64,
     /// Bytes of q, k, v and the output.
     pub bytes: f64,
 }
 
 impl<E: Element> Plan<'_, E> {
-    /// Counts what will be computed: walks the mask, not the data. Masks made of bands and spans (all keys, causal, windows,
+    /// Counts what will be computed: passes the mask, not the data. Masks made of bands and spans (all keys, causal, windows,
     /// lengths, prefixes) are counted in the same time whatever the sizes are.
     #[must_use]
     #[inline(never)]
@@ -56,7 +56,7 @@ impl<E: Element> Plan<'_, E> {
     fn count(&self, kind: &Kind, work: &mut Work) {
         let heads = self.problem.dims().heads.q;
         for (tiling, stage) in self.stages(kind) {
-            let Some(Way { mask, without, .. }) = stage.walk else { continue };
+            let Some(KeyRange { mask, without, .. }) = stage.keys else { continue };
             let of = |b, head| {
                 let scope = self.problem.scope(b, head);
                 let tiling = Tiling { q_len: scope.q_len, ..tiling };
@@ -316,7 +316,7 @@ mod tests {
             let mut each = Work::default();
             let kind = &plan.kinds[0];
             for (tiling, stage) in plan.stages(kind) {
-                let Some(Way { mask, without, .. }) = stage.walk else { continue };
+                let Some(KeyRange { mask, without, .. }) = stage.keys else { continue };
                 let scope = plan.problem.scope(0, 0);
                 let tiles = HeadTiles { plan: &plan, kind, mask, without, scope, tiling };
                 for i in 0..tiling.count() {

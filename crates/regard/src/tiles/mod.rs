@@ -19,11 +19,11 @@ pub(crate) mod woven;
 
 pub(crate) use pack::{Prepare, Prepared};
 
+use crate::block_loop::DECODE_MAX_ROWS;
 use crate::micro::RowBuffer;
 use crate::place::{BLOCK_KEYS, Span};
 use crate::problem::Dims;
 use crate::simd::{GROUP, Lanes, Simd, Task};
-use crate::walk::DECODE_MAX_ROWS;
 use weave::Block;
 use woven::{BackwardBlocks, BackwardRows, BackwardSizes, ScoreOperands};
 

@@ -6,13 +6,13 @@
 
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, Sizes, TileRow, WIDTH, zeros};
+use crate::block_loop::Call;
 use crate::key_blocks::KeyBlock;
 use crate::place::{BLOCK_KEYS, RowTile};
 use crate::run::run;
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Simd, Task, TileTask};
 use crate::source::Head;
 use crate::view::{TileHeads, ViewMut};
-use crate::walk::Call;
 use std::arch::x86_64::__m512;
 use std::ops::Range;
 

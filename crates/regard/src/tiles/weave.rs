@@ -3,9 +3,9 @@
 use super::product::{Operand, Product};
 use super::woven::ScoreOperands;
 use super::{CHUNKS, Halves, ROWS, WIDTH};
+use crate::block_loop::TILE_ROWS;
 use crate::place::{BLOCK_KEYS, Seen, low};
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math};
-use crate::walk::TILE_ROWS;
 
 /// Groups of a tile of rows.
 pub(crate) const GROUPS: usize = TILE_ROWS / GROUP;

@@ -1,4 +1,4 @@
-//! The walk that forward and backward share: a tile of rows passes over the blocks of keys that it sees, 64 rows at a
+//! The pass that forward and backward share: a tile of rows passes over the blocks of keys that it sees, 64 rows at a
 //! time, so that a block is brought from memory once and read from the cache the second time.
 //!
 //! Cost: keys and values are read once for 128 rows; they are copied only where they must be widened or picked.
@@ -17,7 +17,7 @@ use crate::source::{Head, Source};
 use crate::view::{Rows, View};
 use std::ops::Range;
 
-/// Groups of rows that walk together.
+/// Groups of rows that block loop together.
 const GROUPS: usize = 2;
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = GROUPS * GROUP;
@@ -76,9 +76,9 @@ impl Tiling {
     }
 }
 
-/// Which keys are walked: those in the range that the first mask lets a row see and the second does not.
+/// Which keys are visited: those in the range that the first mask lets a row see and the second does not.
 #[derive(Clone, Debug)]
-pub(crate) struct Way<'c> {
+pub(crate) struct KeyRange<'c> {
     pub(crate) mask: &'c Mask,
     pub(crate) without: Option<&'c Mask>,
     pub(crate) keys: Range<usize>,
@@ -107,34 +107,34 @@ pub(crate) trait Visit<N: Number> {
     fn visit<S: Simd<N>>(&mut self, s: S, score_tile: ScoreTile<'_, N>);
 }
 
-/// Memory of a walk, reused from one to the next.
+/// Memory of a pass, reused from one to the next.
 #[derive(Debug)]
-pub(crate) struct Walk<N> {
+pub(crate) struct BlockLoop<N> {
     keys: Vec<N>,
     values: Vec<N>,
     runs: Vec<Run>,
     block: KeyBlock,
 }
 
-impl<N: Number> Walk<N> {
+impl<N: Number> BlockLoop<N> {
     pub(crate) fn new() -> Self {
         Self { keys: Vec::new(), values: Vec::new(), runs: Vec::new(), block: KeyBlock::new() }
     }
 
     /// Leads the rows of one head over the keys of `way`.
     #[inline(always)]
-    pub(crate) fn lead<E: Element<Num = N>, S: Simd<N>, V: Visit<N>>(
+    pub(crate) fn for_each_block<E: Element<Num = N>, S: Simd<N>, V: Visit<N>>(
         &mut self,
         s: S,
         call: &Call<'_, E>,
         (scope, rows): (Scope, RowTile),
-        way: &Way<'_>,
+        key_range: &KeyRange<'_>,
         visitor: &mut V,
     ) {
         let Self { keys, values, runs, block } = self;
-        way.mask.runs_beyond(way.without, &scope, rows, runs);
+        key_range.mask.runs_beyond(key_range.without, &scope, rows, runs);
         let (all_k, all_v) = call.keys_and_values(scope);
-        let mut blocks = KeyBlocks::new(runs, way.keys.clone(), rows.lanes());
+        let mut blocks = KeyBlocks::new(runs, key_range.keys.clone(), rows.lanes());
         while blocks.next(block) {
             if let Keys::Picked(picked) = block.keys() {
                 // Rows far apart: no hardware prefetcher follows them.
