@@ -1,6 +1,6 @@
 //! Attention: from a plan and tensors to an output.
 
-use super::{Grid, Kind, Plan, cumulated};
+use super::{Grid, ItemClass, Plan, cumulated};
 use crate::block_loop::{Call, KeyRange, Tiling};
 use crate::cache::{KvCache, Sequence};
 use crate::error::{Error, filled};
@@ -91,7 +91,7 @@ impl<E: Element> Plan<'_, E> {
         let watched = [entropy.as_deref_mut(), max_score.as_deref_mut()];
         let to = self.finished(&view, &mut lse, Some(states.as_flattened_mut()), watched)?;
         let choice = self.compute(call, &to)?;
-        // SAFETY: `kinds` hold every item (`Plan::new`), and the last of their `stages` finishes every row of every head.
+        // SAFETY: `classes` hold every item (`Plan::new`), and the last of their `stages` finishes every row of every head.
         Ok(Output { out: unsafe { out.written() }, lse, states, entropy, max_score, choice })
     }
 
@@ -178,25 +178,25 @@ impl<E: Element> Plan<'_, E> {
             return Ok(Some(choice));
         }
         if self.problem.rows() > 0 {
-            self.kinds.iter().try_for_each(|kind| self.compute_kind(kind, call, to))?;
+            self.classes.iter().try_for_each(|class| self.compute_class(class, call, to))?;
         }
         Ok(None)
     }
 
-    /// The outputs of all items of a kind.
-    fn compute_kind(
+    /// The outputs of all items of a class.
+    fn compute_class(
         &self,
-        kind: &Kind,
+        class: &ItemClass,
         call: Call<'_, E>,
         to: &Outputs<'_, E>,
     ) -> Result<(), Error> {
         let Dims { heads, v_dim, .. } = self.problem.dims();
-        let (how, items) = (kind.how, self.items(kind));
-        let stages = self.stages(kind);
+        let (schedule, items) = (class.schedule, self.items(class));
+        let stages = self.stages(class);
         let q_len = |slot: usize| self.problem.q_len(items[slot]);
-        // Parts are kept of the items of this kind alone, one after another.
+        // Parts are kept of the items of this class alone, one after another.
         let offsets = cumulated(items.len(), q_len);
-        let saved = [kind.parts * heads.q, v_dim + STATE];
+        let saved = [class.parts * heads.q, v_dim + STATE];
         let mut room: Vec<E::Num>;
         let mut partial = None;
         if stages.len() > 1 {
@@ -206,13 +206,13 @@ impl<E: Element> Plan<'_, E> {
                 None => ViewMut::bhsd(&mut room, [items.len(), saved[0], q_len(0), saved[1]])?,
             });
         }
-        let prepared = self.prepare(kind, &items, &call);
+        let prepared = self.prepare(class, &items, &call);
         let prepared = prepared.as_ref();
         for (tiling, stage) in stages {
             let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
-            let parts = if stage.into.is_some() { kind.parts } else { 1 };
+            let parts = if stage.into.is_some() { class.parts } else { 1 };
             // Few rows: a task has all heads that a key head serves.
-            let decode = how.decode && stage.keys.is_some();
+            let decode = schedule.decode && stage.keys.is_some();
             let served = if decode { heads.q / heads.kv } else { 1 };
             let each = heads.q / served * parts;
             let grid = Grid::new(items.len(), each, tiling);
@@ -222,8 +222,8 @@ impl<E: Element> Plan<'_, E> {
                 || {
                     Scratch::new(
                         &self.problem,
-                        how.rows,
-                        how.tiles.filter(|_| stage.keys.is_some()),
+                        schedule.rows,
+                        schedule.tiles.filter(|_| stage.keys.is_some()),
                         decode,
                     )
                 },
@@ -234,7 +234,7 @@ impl<E: Element> Plan<'_, E> {
                         return;
                     }
                     let mut stage = stage.clone();
-                    if how.parted && stage.into.is_some() {
+                    if schedule.parted && stage.into.is_some() {
                         stage.into = Some(part);
                         stage.keys = stage
                             .keys
@@ -275,8 +275,9 @@ impl<E: Element> Plan<'_, E> {
     }
 
     /// Keys and values in tiles, where several tiles of rows meet them.
-    fn prepare(&self, kind: &Kind, items: &[usize], call: &Call<'_, E>) -> Option<Prepared> {
-        let sizes = kind.how.tiles.filter(|_| kind.how.shared && !kind.how.decode)?;
+    fn prepare(&self, class: &ItemClass, items: &[usize], call: &Call<'_, E>) -> Option<Prepared> {
+        let sizes =
+            class.schedule.tiles.filter(|_| class.schedule.shared && !class.schedule.decode)?;
         let threads = self.machine.threads;
         E::on_tiles(self.machine.isa, Prepare { sizes, call, items, threads }).ok().flatten()
     }

@@ -32,15 +32,15 @@ pub struct Plan<'a, E: Element> {
     pub(crate) rows: usize,
     /// The first key that is looked at.
     first: usize,
-    /// How items are run: those of a kind together. One kind where all have the same sizes.
-    kinds: Vec<Kind>,
+    /// How items are run: those of a class together. One class where all have the same sizes.
+    classes: Vec<ItemClass>,
     /// The stride of diagonals that may be visited on their own, and the mask without them.
     diagonal: Option<(usize, Mask)>,
 }
 
 /// How an item is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct How {
+struct Schedule {
     /// Rows of a tile.
     rows: usize,
     /// Whether keys are split into parts.
@@ -57,8 +57,8 @@ struct How {
 
 /// Items that are run in the same way.
 #[derive(Clone, Debug)]
-struct Kind {
-    how: How,
+struct ItemClass {
+    schedule: Schedule,
     /// Which ones, ascending; all where none is named.
     items: Option<Vec<usize>>,
     /// Parts that the keys of one of them are split into, at most.
@@ -78,28 +78,34 @@ impl<'a, E: Element> Plan<'a, E> {
         problem.check()?;
         let problem = problem.with_local_mask();
         let diagonal = problem.mask.diagonal();
-        let how = |q_len, k_len| How::new(&problem, machine, &diagonal, [q_len, k_len]);
-        let parts = |how: How, k_len: usize| if how.parted { k_len.div_ceil(PART_KEYS) } else { 1 };
+        let schedule = |q_len, k_len| Schedule::new(&problem, machine, &diagonal, [q_len, k_len]);
+        let parts = |schedule: Schedule, k_len: usize| {
+            if schedule.parted { k_len.div_ceil(PART_KEYS) } else { 1 }
+        };
         let Dims { batch, q_len, k_len, .. } = problem.dims();
-        let longest = how(q_len, k_len);
-        let mut kinds: Vec<Kind> = Vec::new();
+        let longest = schedule(q_len, k_len);
+        let mut classes: Vec<ItemClass> = Vec::new();
         if problem.has_items_alike() {
-            kinds.push(Kind { how: longest, items: None, parts: parts(longest, k_len) });
+            classes.push(ItemClass {
+                schedule: longest,
+                items: None,
+                parts: parts(longest, k_len),
+            });
         } else {
             for item in 0..batch {
                 let k_len = problem.k_len(item);
-                let how = how(problem.q_len(item), k_len);
-                let parts = parts(how, k_len);
-                match kinds.iter_mut().find(|kind| kind.how == how) {
-                    Some(kind) => {
-                        kind.items.get_or_insert_default().push(item);
-                        kind.parts = kind.parts.max(parts);
+                let schedule = schedule(problem.q_len(item), k_len);
+                let parts = parts(schedule, k_len);
+                match classes.iter_mut().find(|class| class.schedule == schedule) {
+                    Some(class) => {
+                        class.items.get_or_insert_default().push(item);
+                        class.parts = class.parts.max(parts);
                     }
-                    None => kinds.push(Kind { how, items: Some(vec![item]), parts }),
+                    None => classes.push(ItemClass { schedule, items: Some(vec![item]), parts }),
                 }
             }
         }
-        Ok(Self { rows: longest.rows, problem, machine, first: 0, kinds, diagonal })
+        Ok(Self { rows: longest.rows, problem, machine, first: 0, classes, diagonal })
     }
 
     /// The problem.
@@ -112,14 +118,14 @@ impl<'a, E: Element> Plan<'a, E> {
     /// [`Precision`](crate::Precision) and the type of the tensors have it.
     #[must_use]
     pub fn tile_products(&self) -> Option<usize> {
-        let limbs = self.kinds.iter().find_map(|kind| kind.how.tiles)?.limbs;
+        let limbs = self.classes.iter().find_map(|class| class.schedule.tiles)?.limbs;
         Some(limbs * (limbs + 1) / 2)
     }
 
     /// The limbs that numbers are split into in the backward pass, if products are made on tiles there.
     pub(crate) fn backward_limbs(&self) -> Option<usize> {
-        let many = self.kinds.iter().filter(|kind| !kind.how.decode);
-        many.filter_map(|kind| kind.how.tiles).map(|sizes| sizes.limbs).next()
+        let many = self.classes.iter().filter(|class| !class.schedule.decode);
+        many.filter_map(|class| class.schedule.tiles).map(|sizes| sizes.limbs).next()
     }
 
     /// The machine.
@@ -133,9 +139,9 @@ impl<'a, E: Element> Plan<'a, E> {
         let problem = self.problem.as_long_as(item);
         let Dims { q_len, k_len, .. } = problem.dims();
         let (machine, diagonal) = (self.machine.threads(threads), self.diagonal.clone());
-        let how = How::new(&problem, machine, &diagonal, [q_len, k_len]);
-        let kinds = vec![Kind { how, items: Some(vec![item]), parts: 1 }];
-        Self { problem, machine, rows: how.rows, first: 0, kinds, diagonal }
+        let schedule = Schedule::new(&problem, machine, &diagonal, [q_len, k_len]);
+        let classes = vec![ItemClass { schedule, items: Some(vec![item]), parts: 1 }];
+        Self { problem, machine, rows: schedule.rows, first: 0, classes, diagonal }
     }
 
     /// The same for the keys from `first` on.
@@ -193,13 +199,13 @@ impl<'a, E: Element> Plan<'a, E> {
         vec![(tiling(1), near), (tiling(*stride), far)]
     }
 
-    /// The stages of a kind of items: each waits for the one before, the tasks inside it are independent.
-    fn stages(&self, kind: &Kind) -> Vec<(Tiling, Stage<'_>)> {
-        let How { rows, parted, diagonal, .. } = kind.how;
+    /// The stages of a class of items: each waits for the one before, the tasks inside it are independent.
+    fn stages(&self, class: &ItemClass) -> Vec<(Tiling, Stage<'_>)> {
+        let Schedule { rows, parted, diagonal, .. } = class.schedule;
         let key_ranges = self.key_ranges_of(rows, diagonal);
         if parted {
             let tiling = Tiling { rows, ..self.tiling(1) };
-            let join = (tiling, Stage { from: 0..kind.parts, keys: None, into: None });
+            let join = (tiling, Stage { from: 0..class.parts, keys: None, into: None });
             let part = |(tiling, key_range)| {
                 (tiling, Stage { from: 0..0, keys: Some(key_range), into: Some(0) })
             };
@@ -213,23 +219,23 @@ impl<'a, E: Element> Plan<'a, E> {
         key_ranges.into_iter().enumerate().map(stage).collect()
     }
 
-    /// The keys of a part of an item; none for the last parts of one with fewer keys than another of its kind.
+    /// The keys of a part of an item; none for the last parts of one with fewer keys than another of its class.
     fn part(&self, part: usize, item: usize) -> Range<usize> {
         let k_len = self.problem.k_len(item);
         let keys = (part * PART_KEYS).min(k_len)..((part + 1) * PART_KEYS).min(k_len);
         keys.start.max(self.first).min(keys.end)..keys.end
     }
 
-    /// The items of a kind.
-    fn items<'k>(&self, kind: &'k Kind) -> Cow<'k, [usize]> {
-        match &kind.items {
+    /// The items of a class.
+    fn items<'k>(&self, class: &'k ItemClass) -> Cow<'k, [usize]> {
+        match &class.items {
             Some(items) => items.into(),
             None => (0..self.problem.dims().batch).collect(),
         }
     }
 }
 
-impl How {
+impl Schedule {
     /// Decides how an item of so many queries and keys is run.
     ///
     /// All choices that touch the order of arithmetic depend on one item's sizes alone, never on the batch, the threads or

@@ -1,6 +1,6 @@
 //! What a plan will compute, counted, and told.
 
-use super::{Kind, PART_KEYS, Plan};
+use super::{ItemClass, PART_KEYS, Plan};
 use crate::block_loop::{KeyRange, TILE_ROWS, Tiling};
 use crate::key_blocks::{KeyBlock, KeyBlocks};
 use crate::machine::Machine;
@@ -41,7 +41,7 @@ impl<E: Element> Plan<'_, E> {
         let Dims { heads, qk_dim, v_dim, .. } = self.problem.dims();
         let mut work = Work::default();
         if self.problem.rows() > 0 {
-            self.kinds.iter().for_each(|kind| self.count(kind, &mut work));
+            self.classes.iter().for_each(|class| self.count(class, &mut work));
         }
         let hidden = self.problem.similarity.hidden();
         let features = if hidden > 0 { hidden } else { qk_dim } as f64 + v_dim as f64;
@@ -52,22 +52,22 @@ impl<E: Element> Plan<'_, E> {
         work
     }
 
-    /// Adds what the items of a kind take to the work.
-    fn count(&self, kind: &Kind, work: &mut Work) {
+    /// Adds what the items of a class take to the work.
+    fn count(&self, class: &ItemClass, work: &mut Work) {
         let heads = self.problem.dims().heads.q;
-        for (tiling, stage) in self.stages(kind) {
+        for (tiling, stage) in self.stages(class) {
             let Some(KeyRange { mask, without, .. }) = stage.keys else { continue };
             let of = |b, head| {
                 let scope = self.problem.scope(b, head);
                 let tiling = Tiling { q_len: scope.q_len, ..tiling };
-                HeadTiles { plan: self, kind, mask, without, scope, tiling }.count()
+                HeadTiles { plan: self, class, mask, without, scope, tiling }.count()
             };
-            if kind.items.is_none() && !mask.tells_apart() {
+            if class.items.is_none() && !mask.tells_apart() {
                 let times = heads as i128 * self.problem.dims().batch as i128;
                 work.add(of(0, 0).map(|n| n * times));
                 continue;
             }
-            for b in self.items(kind).iter() {
+            for b in self.items(class).iter() {
                 match mask.tells_heads_apart() {
                     true => (0..heads).for_each(|head| work.add(of(*b, head))),
                     false => work.add(of(*b, 0).map(|n| n * heads as i128)),
@@ -94,7 +94,7 @@ impl Work {
 /// The tiles of rows of one head.
 struct HeadTiles<'t, 'a, E: Element> {
     plan: &'t Plan<'a, E>,
-    kind: &'t Kind,
+    class: &'t ItemClass,
     mask: &'t Mask,
     without: Option<&'t Mask>,
     scope: Scope,
@@ -164,8 +164,8 @@ impl<E: Element> HeadTiles<'_, '_, E> {
         let pairs = runs.iter().map(|s| s.keys.len() as i128 * i128::from(s.lanes.count_ones()));
         let mut sum = [pairs.sum(), 0, 0, 0, 0];
         let mut part = 0;
-        while part < self.kind.parts {
-            let keys = match self.kind.how.parted {
+        while part < self.class.parts {
+            let keys = match self.class.schedule.parted {
                 true => self.plan.part(part, scope.batch),
                 false => 0..scope.k_len,
             };
@@ -176,7 +176,7 @@ impl<E: Element> HeadTiles<'_, '_, E> {
                 start => start,
             });
             let alike = (until.saturating_sub(keys.start) / PART_KEYS).max(1);
-            let alike = if self.kind.how.parted { alike } else { 1 };
+            let alike = if self.class.schedule.parted { alike } else { 1 };
             sum = add(sum, count_blocks(&runs, keys, rows), alike as i128);
             part += alike;
         }
@@ -208,7 +208,7 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
     #[inline(never)]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Machine { isa, threads, .. } = self.machine;
-        let parts = self.kinds.iter().map(|kind| kind.parts).max().unwrap_or(1);
+        let parts = self.classes.iter().map(|class| class.parts).max().unwrap_or(1);
         let rows = self.rows;
         write!(f, "forward {} {} {rows}x{BLOCK_KEYS} t{threads} s{parts}", isa.name(), E::NAME)?;
         if !f.alternate() {
@@ -260,7 +260,7 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
             }
             None => writeln!(f, "  products by vectors")?,
         }
-        let diagonal = self.kinds.iter().any(|kind| kind.how.diagonal);
+        let diagonal = self.classes.iter().any(|class| class.schedule.diagonal);
         if let Some((stride, rest)) = self.diagonal.as_ref().filter(|_| diagonal) {
             writeln!(
                 f,
@@ -314,11 +314,11 @@ mod tests {
             prop_assume!(plan.is_ok(), "a span beyond the keys");
             let plan = plan.expect("a problem");
             let mut each = Work::default();
-            let kind = &plan.kinds[0];
-            for (tiling, stage) in plan.stages(kind) {
+            let class = &plan.classes[0];
+            for (tiling, stage) in plan.stages(class) {
                 let Some(KeyRange { mask, without, .. }) = stage.keys else { continue };
                 let scope = plan.problem.scope(0, 0);
-                let tiles = HeadTiles { plan: &plan, kind, mask, without, scope, tiling };
+                let tiles = HeadTiles { plan: &plan, class, mask, without, scope, tiling };
                 for i in 0..tiling.count() {
                     each.add(tiles.tile(i).map(|n| n * 2 * heads as i128));
                 }
