@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-#![cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "tiles are elsewhere"))]
+#![cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "AMX is x86-64 only"))]
 
 // The map. A call is a straight line: description -> check -> plan -> kernel -> output. A module imports only modules that
 // are listed before it, which `tests/all/house.rs` holds against the sources. Read `reference` first.
@@ -34,12 +34,12 @@
 //   best        the best keys of each row
 //   queries     a group of queries as it meets the keys
 //   block_loop  rows over the blocks of keys that they see
-//   tiles       operands and products on AMX tiles
+//   amx         operands and products on AMX tiles
 //
 // What is done
 //   choose      the pass that finds what a normaliser must know
 //   look        the pass that looks at weights
-//   forward     the pass that makes outputs: prefill, decode, by vectors, by tiles
+//   forward     the pass that makes outputs: prefill, decode, on vectors, on AMX
 //   backward    the pass that makes gradients
 //
 // How it is done
@@ -59,6 +59,8 @@
 //   reference   the definition that judges everything
 //   compiled    every call of every type, compiled once
 
+#[cfg_attr(not(target_arch = "x86_64"), path = "no_amx.rs")]
+mod amx;
 mod backward;
 mod best;
 mod block_loop;
@@ -97,8 +99,6 @@ mod simd;
 mod similarity;
 mod softmax;
 mod source;
-#[cfg_attr(not(target_arch = "x86_64"), path = "no_tiles.rs")]
-mod tiles;
 mod view;
 
 pub use cache::{CacheShape, KvCache, PAGE, Sequence};

@@ -14,7 +14,7 @@ use std::fmt;
 /// How the scores of a row become its weights.
 ///
 /// All but the softmax find out something about each row first, so they cost one pass over the scores more (sparsemax some
-/// more). Their results cannot be merged, and they do not go by tiles.
+/// more). Their results cannot be merged, and they do not use AMX.
 ///
 /// ```
 /// use regard::{Machine, Normaliser, Plan, Problem, View};

@@ -16,11 +16,12 @@
 //!
 //! Memory of a task: `d_k` and `d_v` of its keys, and a tile.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod group;
 mod join;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 
+use crate::amx::AmxBackwardScratch;
 use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Tiling, Visit};
 use crate::lanes::pack;
 use crate::micro::{HiddenGrads, RowBuffer, add_rows, add_values};
@@ -30,9 +31,8 @@ use crate::problem::Problem;
 use crate::score::{BiasGrads, Derivatives};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Amx;
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, TileTask};
+use crate::simd::{AmxTask, Element, GROUP, Lanes, Number, Simd, Task};
 use crate::similarity::Similarity;
-use crate::tiles::BackwardRoom;
 use crate::view::{self, TileMut, View};
 pub(crate) use group::Group;
 pub(crate) use join::{ByProjection, Join, Parts};
@@ -103,7 +103,7 @@ pub(crate) struct Scratch<N> {
     d_k: RowBuffer<N>,
     d_v: RowBuffer<N>,
     /// For products on tiles.
-    room: Option<BackwardRoom>,
+    room: Option<AmxBackwardScratch>,
 }
 
 impl<N: Number> Scratch<N> {
@@ -118,7 +118,7 @@ impl<N: Number> Scratch<N> {
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let distances = matches!(problem.similarity, Similarity::Distance);
         let groups = rows.min(dims.q_len).div_ceil(GROUP);
-        let room = limbs.map(|limbs| BackwardRoom::new(limbs, dims, groups, keys));
+        let room = limbs.map(|limbs| AmxBackwardScratch::new(limbs, dims, groups, keys));
         let (features, rows) = room.as_ref().map_or((0, keys), |room| room.padded(keys));
         Self {
             groups: (0..groups).map(|_| Group::new(problem, features)).collect(),
@@ -144,7 +144,7 @@ pub(crate) trait Products<E: Element> {
         s: S,
         pass: TilePass<'_, '_, E>,
         grads: AddGrads<'_, '_, E>,
-        room: Option<&mut BackwardRoom>,
+        room: Option<&mut AmxBackwardScratch>,
     );
 }
 
@@ -158,16 +158,16 @@ pub(crate) struct TilePass<'t, 'c, E: Element> {
 }
 
 /// By vectors.
-struct OnVectors;
+struct VectorProducts;
 
-impl<E: Element> Products<E> for OnVectors {
+impl<E: Element> Products<E> for VectorProducts {
     #[inline(always)]
     fn block_loop<S: Simd<E::Num>>(
         &self,
         s: S,
         pass: TilePass<'_, '_, E>,
         mut grads: AddGrads<'_, '_, E>,
-        _: Option<&mut BackwardRoom>,
+        _: Option<&mut AmxBackwardScratch>,
     ) {
         let TilePass { block_loop, call, scope, rows, key_range } = pass;
         block_loop.for_each_block(s, &call, (scope, rows), &key_range, &mut grads);
@@ -190,24 +190,24 @@ impl<E: Element> Task<E::Num> for ByKeys<'_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
-        self.run_by(s, &OnVectors);
+        self.run_by(s, &VectorProducts);
     }
 }
 
-impl<E: Element> TileTask for ByKeys<'_, '_, E> {
+impl<E: Element> AmxTask for ByKeys<'_, '_, E> {
     type Stored = E;
     type Out = ();
 
     fn limbs(&self) -> Option<usize> {
-        self.scratch.room.as_ref().map(BackwardRoom::limbs)
+        self.scratch.room.as_ref().map(AmxBackwardScratch::limbs)
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn run_on_tiles<const LIMBS: usize>(self, amx: Amx)
+    fn run_on_amx<const LIMBS: usize>(self, amx: Amx)
     where
         E: Element<Num = f32>,
     {
-        tiles::by_keys::<E, LIMBS>(amx, self);
+        amx::by_keys::<E, LIMBS>(amx, self);
     }
 }
 

@@ -2,9 +2,10 @@
 //! together, so that every key and value comes from memory once, is widened in registers, and is used for all of them.
 //!
 //! Cost: the time to read keys and values. What a mask or a score makes of a tile is the same code as for many rows; only
-//! the two products differ: by vectors (`decode_vectors.rs`) or by tiles (`decode_tiles.rs`).
+//! the two products differ: on vectors (`decode_vectors.rs`) or on AMX (`decode_tiles.rs`).
 
 use super::Forward;
+use crate::amx::{AmxDecodeScratch, Sizes};
 use crate::block_loop::{Call, DECODE_MAX_ROWS, Hide, KeyRange};
 use crate::lanes::multiply_tile;
 use crate::mask::Run;
@@ -14,7 +15,6 @@ use crate::problem::Problem;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
 use crate::softmax::{Rounds, State, States, TileSums};
 use crate::source::Head;
-use crate::tiles::{DecodeTiles, Sizes};
 use crate::view::Rows;
 use std::ops::Range;
 
@@ -30,7 +30,7 @@ pub(crate) struct DecodeScratch<N> {
     dots: Vec<N>,
     factors: Vec<Lanes<N>>,
     /// For products on tiles.
-    pub(crate) tiles: Option<DecodeTiles>,
+    pub(crate) tiles: Option<AmxDecodeScratch>,
 }
 
 /// The rows of a task, head by head.
@@ -43,7 +43,7 @@ pub(crate) struct DecodeRows<N> {
     pub(crate) width: usize,
 }
 
-/// The two products, by vectors or by tiles.
+/// The two products, on vectors or on AMX.
 pub(crate) trait Products<E: Element> {
     /// The task has these rows; their scores are the dot products times `factor`.
     fn start(&mut self, rows: &mut DecodeRows<E::Num>, factor: E::Num);
@@ -130,7 +130,7 @@ impl<N: Number> DecodeScratch<N> {
             head_groups: head_groups.collect(),
             dots: vec![N::zero(); BLOCK_KEYS * DECODE_MAX_ROWS],
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
-            tiles: tiles.map(DecodeTiles::new),
+            tiles: tiles.map(AmxDecodeScratch::new),
         }
     }
 }

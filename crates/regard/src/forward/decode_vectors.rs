@@ -1,4 +1,4 @@
-//! The two products of decoding by vectors, features side by side.
+//! The two products of decoding on vectors, features side by side.
 //!
 //! Sums over features are kept in 16 parts, whatever the vector width, and added up in a fixed tree: so AVX2 and AVX-512
 //! agree to the bit here too.
@@ -13,7 +13,7 @@ use crate::lanes::later;
 use crate::simd::{Element, MAX_LANES, Number, Simd, Task};
 use crate::view::Rows;
 
-/// The products by vectors.
+/// The products on vectors.
 pub(crate) struct Vectors;
 
 impl<E: Element> Products<E> for Vectors {

@@ -4,14 +4,15 @@
 //! scratch of `128 (qk_dim + v_dim)` numbers. Two groups of 64 rows pass over each block of 64 keys, so a block is
 //! brought from memory once and read from the cache the second time.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod decode;
 #[cfg(target_arch = "x86_64")]
-mod decode_tiles;
+mod decode_amx;
 mod decode_vectors;
 mod group;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 
+use crate::amx::{AmxScratch, PackedKv, Sizes};
 use crate::block_loop::{BlockLoop, Call, KeyRange};
 use crate::lanes::{later, soon, turn, turn_back};
 use crate::place::{BLOCK_KEYS, RowTile, Scope, Span};
@@ -20,9 +21,8 @@ use crate::queries::Queries;
 use crate::score::in_log2;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Amx;
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, TileTask};
+use crate::simd::{AmxTask, Element, GROUP, Lanes, Number, Simd, Task};
 use crate::softmax::{State, States};
-use crate::tiles::{Prepared, Room, Sizes};
 use crate::view::TileMut;
 use decode::DecodeScratch;
 use decode_vectors::Vectors;
@@ -78,7 +78,7 @@ pub(crate) struct Scratch<N> {
     pub(crate) factors: Vec<Lanes<N>>,
     pub(crate) block_loop: BlockLoop<N>,
     /// For products on tiles.
-    pub(crate) room: Option<Room>,
+    pub(crate) room: Option<AmxScratch>,
     /// For decoding.
     pub(crate) decode: Option<DecodeScratch<N>>,
 }
@@ -105,7 +105,7 @@ impl<N: Number> Scratch<N> {
             tile: zeros(BLOCK_KEYS),
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             block_loop: BlockLoop::new(),
-            room: tiles.filter(|_| !decode).map(|sizes| Room::new(sizes, groups)),
+            room: tiles.filter(|_| !decode).map(|sizes| AmxScratch::new(sizes, groups)),
             decode: decode.then(|| DecodeScratch::new(problem, tiles)),
         }
     }
@@ -118,8 +118,8 @@ pub(crate) struct Forward<'t, 'c, E: Element> {
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
     pub(crate) stage: Stage<'t>,
-    /// Keys and values packed into tiles, if products go by tiles and many rows meet them.
-    pub(crate) prepared: Option<&'c Prepared>,
+    /// Keys and values packed into tiles, if products use AMX and many rows meet them.
+    pub(crate) packed_kv: Option<&'c PackedKv>,
     pub(crate) target: Target<'t, E>,
     /// Which of the target's heads it is.
     pub(crate) part: usize,
@@ -158,22 +158,22 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
     }
 }
 
-impl<E: Element> TileTask for Forward<'_, '_, E> {
+impl<E: Element> AmxTask for Forward<'_, '_, E> {
     type Stored = E;
     type Out = ();
 
     fn limbs(&self) -> Option<usize> {
         let decode =
             self.scratch.decode.as_ref().and_then(|decode| decode.tiles.as_ref()).map(|_| 1);
-        decode.or(self.scratch.room.as_ref().map(Room::limbs))
+        decode.or(self.scratch.room.as_ref().map(AmxScratch::limbs))
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn run_on_tiles<const LIMBS: usize>(self, amx: Amx)
+    fn run_on_amx<const LIMBS: usize>(self, amx: Amx)
     where
         E: Element<Num = f32>,
     {
-        tiles::forward::<E, LIMBS>(amx, self);
+        amx::forward::<E, LIMBS>(amx, self);
     }
 }
 

@@ -87,7 +87,7 @@ pub(crate) enum Work<'t, E: Element> {
 
 /// Memory of one thread.
 #[derive(Debug)]
-pub(crate) struct Room<N> {
+pub(crate) struct LinearScratch<N> {
     keys: Pairs<N>,
     rows: Pairs<N>,
     /// Keys and queries as given, `[dim][lanes]`, where a map needs them.
@@ -104,7 +104,7 @@ pub(crate) struct Room<N> {
     all: Vec<usize>,
 }
 
-impl<N: Number> Room<N> {
+impl<N: Number> LinearScratch<N> {
     pub(crate) fn new<E: Element<Num = N>>(call: &Call<'_, E>) -> Self {
         let size @ [features, cargo] = call.size();
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
@@ -133,7 +133,7 @@ pub(crate) struct Linear<'t, E: Element> {
     pub(crate) call: &'t Call<'t, E>,
     pub(crate) part: &'t Part,
     pub(crate) work: Work<'t, E>,
-    pub(crate) room: &'t mut Room<E::Num>,
+    pub(crate) room: &'t mut LinearScratch<E::Num>,
 }
 
 /// Returns the sums of its keys with those before; of its rows, where it makes the gradients of queries.
@@ -185,7 +185,7 @@ fn span(rows: &Range<usize>) -> Span {
 struct ChunkLoop<'t, E: Element> {
     call: &'t Call<'t, E>,
     part: &'t Part,
-    room: &'t mut Room<E::Num>,
+    room: &'t mut LinearScratch<E::Num>,
 }
 
 impl<E: Element> ChunkLoop<'_, E> {
@@ -194,7 +194,7 @@ impl<E: Element> ChunkLoop<'_, E> {
     fn meet_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {
         let (&Part { item, head, .. }, map, keys) = (self.part, self.call.map, &chunk.keys);
         let (k, v) = (self.call.k.head(item, head), self.call.v.head(item, head));
-        let Room { keys: to, key_inputs, .. } = &mut *self.room;
+        let LinearScratch { keys: to, key_inputs, .. } = &mut *self.room;
         let row = |i: usize| k.row(keys.start + i);
         map.arguments(s, (row, keys.len()), Side::Keys, key_inputs, &mut to.features);
         sums.raise(map.reference(&to.features, keys.len()));
@@ -210,7 +210,8 @@ impl<E: Element> ChunkLoop<'_, E> {
     /// The same as rows, to be asked, and who sees them.
     #[inline(always)]
     fn lay_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk) {
-        let Room { keys: Pairs { features, feature_rows, .. }, seen, .. } = &mut *self.room;
+        let LinearScratch { keys: Pairs { features, feature_rows, .. }, seen, .. } =
+            &mut *self.room;
         lay(s, features, chunk.keys.len(), E::Num::one(), feature_rows);
         seen.iter_mut().enumerate().for_each(|(key, seen)| *seen = chunk.seeing(key));
     }
@@ -219,7 +220,7 @@ impl<E: Element> ChunkLoop<'_, E> {
     #[inline(always)]
     fn meet_queries<S: Simd<E::Num>>(&mut self, s: S, head: usize, rows: &Range<usize>) {
         let (map, q) = (self.call.map, self.call.q.head(self.part.item, head));
-        let Room { rows: to, query_inputs, .. } = &mut *self.room;
+        let LinearScratch { rows: to, query_inputs, .. } = &mut *self.room;
         let row = |i: usize| q.row(rows.start + i);
         map.arguments(s, (row, rows.len()), Side::Queries, query_inputs, &mut to.features);
         let top = map.largest(&to.features, rows.len());
@@ -235,7 +236,7 @@ impl<E: Element> ChunkLoop<'_, E> {
         head: usize,
         rows: &Range<usize>,
     ) -> E::Num {
-        let Room { rows: to, spare, .. } = &mut *self.room;
+        let LinearScratch { rows: to, spare, .. } = &mut *self.room;
         let (one, zero) = (E::Num::one(), E::Num::zero());
         let [out, d_out] = [back.out, back.d_out].map(|view| view.head(self.part.item, head));
         let dim = out.dim;
@@ -278,7 +279,7 @@ impl<E: Element> ChunkLoop<'_, E> {
         let (span, dim) = (span(&chunk.rows), self.call.v.shape().dim);
         for part in (0..group).filter(|_| !chunk.rows.is_empty()) {
             self.meet_queries(s, head * group + part, &chunk.rows);
-            let Room { keys, rows, cargo, tile, seen, .. } = &mut *self.room;
+            let LinearScratch { keys, rows, cargo, tile, seen, .. } = &mut *self.room;
             let given = (&rows.features[..], span);
             before.cargo(s, given, cargo);
             if grid.causal {
@@ -321,7 +322,8 @@ impl<E: Element> ChunkLoop<'_, E> {
             let head = head * group + part;
             self.meet_queries(s, head, &chunk.rows);
             let reference = self.meet_upstream(s, &back, head, &chunk.rows);
-            let Room { keys, rows, features, tile, seen, query_inputs, all, .. } = &mut *self.room;
+            let LinearScratch { keys, rows, features, tile, seen, query_inputs, all, .. } =
+                &mut *self.room;
             let given = (&rows.cargo[..], span);
             before.features(s, given, features);
             if grid.causal {
@@ -363,7 +365,8 @@ impl<E: Element> ChunkLoop<'_, E> {
             let head = head * group + part;
             self.meet_queries(s, head, &chunk.rows);
             let reference = self.meet_upstream(s, &back, head, &chunk.rows);
-            let Room { keys, rows, features, cargo, tile, seen, all, .. } = &mut *self.room;
+            let LinearScratch { keys, rows, features, cargo, tile, seen, all, .. } =
+                &mut *self.room;
             let (count, factor) = (chunk.rows.len(), behind.factor(-reference));
             lay(s, &rows.features, count, E::Num::one(), &mut rows.feature_rows);
             lay(s, &rows.cargo, count, factor, &mut rows.cargo_rows);
@@ -374,7 +377,7 @@ impl<E: Element> ChunkLoop<'_, E> {
             behind.take(s, rows, span(&chunk.rows), all);
         }
         let (map, span) = (self.call.map, span(&chunk.keys));
-        let Room { keys, features, cargo, key_inputs, .. } = &mut *self.room;
+        let LinearScratch { keys, features, cargo, key_inputs, .. } = &mut *self.room;
         map.derivative(s, span, &keys.features, features);
         let skipped = chunk.keys.start - d_k.rows().first;
         let dim = self.call.v.shape().dim;
@@ -388,7 +391,7 @@ impl<E: Element> ChunkLoop<'_, E> {
     fn fetch_by_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, behind: &Sums<E::Num>) {
         let (&Part { item, head, .. }, map, range) = (self.part, self.call.map, &chunk.keys);
         let (k, v) = (self.call.k.head(item, head), self.call.v.head(item, head));
-        let Room { keys, key_inputs, features, cargo, .. } = &mut *self.room;
+        let LinearScratch { keys, key_inputs, features, cargo, .. } = &mut *self.room;
         let row = |i: usize| k.row(range.start + i);
         map.arguments(s, (row, range.len()), Side::Keys, key_inputs, &mut keys.features);
         map.map(s, span(range), &Lanes([-behind.reference; GROUP]), &mut keys.features);

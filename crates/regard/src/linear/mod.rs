@@ -15,7 +15,7 @@ use crate::simd::{Element, Number};
 use crate::view::{Shape, Tensor, View};
 use grid::Grid;
 pub(crate) use kernel::Linear;
-use kernel::{BackwardInputs, Call, Part, Room, Work};
+use kernel::{BackwardInputs, Call, LinearScratch, Part, Work};
 pub use map::FeatureMap;
 use map::Map;
 pub use state::LinearState;
@@ -278,7 +278,7 @@ impl<'c, E: Element> Tasks<'c, E> {
         run(
             self.machine.threads,
             self.parts.len(),
-            || Room::new(&self.call),
+            || LinearScratch::new(&self.call),
             |room, i| {
                 let Some(work) = work(i) else { return };
                 let (call, part) = (&self.call, &self.parts[i]);

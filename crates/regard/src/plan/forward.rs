@@ -1,6 +1,7 @@
 //! Attention: from a plan and tensors to an output.
 
 use super::{Grid, ItemClass, Plan, cumulated};
+use crate::amx::{PackKv, PackedKv};
 use crate::block_loop::{Call, KeyRange, Tiling};
 use crate::cache::{KvCache, Sequence};
 use crate::error::{Error, filled};
@@ -12,7 +13,6 @@ use crate::project::project;
 use crate::run::run;
 use crate::simd::{self, Element};
 use crate::source::Source;
-use crate::tiles::{Prepare, Prepared};
 use crate::view::{Tensor, TileHeads, Unwritten, View, ViewMut};
 
 /// Where the outputs of a call go.
@@ -206,8 +206,8 @@ impl<E: Element> Plan<'_, E> {
                 None => ViewMut::bhsd(&mut room, [items.len(), saved[0], q_len(0), saved[1]])?,
             });
         }
-        let prepared = self.prepare(class, &items, &call);
-        let prepared = prepared.as_ref();
+        let packed_kv = self.pack_kv(class, &items, &call);
+        let packed_kv = packed_kv.as_ref();
         for (tiling, stage) in stages {
             let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
             let parts = if stage.into.is_some() { class.parts } else { 1 };
@@ -266,7 +266,7 @@ impl<E: Element> Plan<'_, E> {
                     let scope = self.problem.scope(b, head);
                     simd::enter(
                         self.machine.isa,
-                        Forward { call, scope, rows, stage, prepared, target, part: 0, scratch },
+                        Forward { call, scope, rows, stage, packed_kv, target, part: 0, scratch },
                     );
                 },
             );
@@ -275,10 +275,10 @@ impl<E: Element> Plan<'_, E> {
     }
 
     /// Keys and values in tiles, where several tiles of rows meet them.
-    fn prepare(&self, class: &ItemClass, items: &[usize], call: &Call<'_, E>) -> Option<Prepared> {
+    fn pack_kv(&self, class: &ItemClass, items: &[usize], call: &Call<'_, E>) -> Option<PackedKv> {
         let sizes =
             class.schedule.tiles.filter(|_| class.schedule.shared && !class.schedule.decode)?;
         let threads = self.machine.threads;
-        E::on_tiles(self.machine.isa, Prepare { sizes, call, items, threads }).ok().flatten()
+        E::on_amx(self.machine.isa, PackKv { sizes, call, items, threads }).ok().flatten()
     }
 }

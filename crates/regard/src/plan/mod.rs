@@ -8,6 +8,7 @@ mod shared;
 mod sums;
 mod work;
 
+use crate::amx::{AmxDecodeScratch, Sizes};
 use crate::block_loop::{DECODE_MAX_ROWS, KeyRange, TILE_ROWS, Tiling};
 use crate::error::Error;
 use crate::forward::Stage;
@@ -17,7 +18,6 @@ use crate::normaliser::{Choice, Rule};
 use crate::place::RowTile;
 use crate::problem::{Dims, Problem};
 use crate::simd::{Element, GROUP};
-use crate::tiles::{DecodeTiles, Sizes};
 use crate::view::{Shape, ViewMut};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -47,7 +47,7 @@ struct Schedule {
     parted: bool,
     /// Whether all rows that a key head serves are done together.
     decode: bool,
-    /// How products go by tiles, if they do.
+    /// How products use AMX, if they do.
     tiles: Option<Sizes>,
     /// Whether several tiles of rows meet the same keys: so that these are packed before.
     shared: bool,
@@ -254,7 +254,7 @@ impl Schedule {
         let decode = q_len <= DECODE_MAX_QUERIES && together && !diagonal;
         let decode = decode && problem.is_dot() && problem.is_softmax();
         let tiles = problem.limbs().filter(|limbs| {
-            machine.isa.has_tiles() && (!decode || DecodeTiles::fit(*limbs, qk_dim, v_dim))
+            machine.isa.has_amx() && (!decode || AmxDecodeScratch::fit(*limbs, qk_dim, v_dim))
         });
         let tiles = tiles.map(|limbs| Sizes::new(limbs, qk_dim, v_dim));
         let shared = q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;

@@ -41,7 +41,7 @@ pub(super) fn add_bias<E: Element, S: Simd<E::Num>>(
                 scores.len() == S::LANES && lane + S::LANES <= at.rows.count && shape.dim != 1;
             let lines = lane..(lane + S::LANES).min(at.span.end);
             if let (true, Keys::From(key)) = (whole, at.keys) {
-                // Neighbours in memory: turned by vectors.
+                // Neighbours in memory: turned on vectors.
                 let mut vectors = s.block();
                 for (v, l) in vectors.as_mut().iter_mut().zip(lines) {
                     *v = E::load(s, &line(l)[key + first..]);
@@ -104,7 +104,7 @@ pub(super) fn add_grads<N: Number, S: Simd<N>>(
             && lanes.len() == S::LANES
             && done + S::LANES <= d_scores.len()
         {
-            // Neighbours in memory: turned by vectors.
+            // Neighbours in memory: turned on vectors.
             let mut block = s.block();
             for (v, d) in block.as_mut().iter_mut().zip(&d_scores[done..]) {
                 *v = s.load(&d.0[lane..]);

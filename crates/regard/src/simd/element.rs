@@ -68,20 +68,20 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     fn limbs(precision: Precision) -> Option<usize>;
     /// Runs a task on tiles, if it belongs there and `isa` has some; else gives it back.
     #[doc(hidden)]
-    fn on_tiles<T: TileTask<Stored = Self>>(isa: Isa, task: T) -> Result<T::Out, T>;
+    fn on_amx<T: AmxTask<Stored = Self>>(isa: Isa, task: T) -> Result<T::Out, T>;
 }
 
-/// A task whose products may go by tiles, for types that are computed in `f32`.
-pub trait TileTask: Sized {
+/// A task whose products may use AMX, for types that are computed in `f32`.
+pub trait AmxTask: Sized {
     /// What its tensors are stored in.
     type Stored: Element;
     /// What it returns.
     type Out;
-    /// The limbs that each number is split into, if this is to go by tiles.
+    /// The limbs that each number is split into, if this is to use AMX.
     fn limbs(&self) -> Option<usize>;
     /// The work.
     #[cfg(target_arch = "x86_64")]
-    fn run_on_tiles<const LIMBS: usize>(self, amx: Amx) -> Self::Out
+    fn run_on_amx<const LIMBS: usize>(self, amx: Amx) -> Self::Out
     where
         Self::Stored: Element<Num = f32>;
 }
@@ -123,19 +123,19 @@ macro_rules! element {
                 }
             }
             #[inline(always)]
-            fn on_tiles<T: TileTask<Stored = Self>>(isa: Isa, task: T) -> Result<T::Out, T> {
-                on_tiles!(isa, task, $limbs)
+            fn on_amx<T: AmxTask<Stored = Self>>(isa: Isa, task: T) -> Result<T::Out, T> {
+                on_amx!(isa, task, $limbs)
             }
         }
     };
 }
 
-macro_rules! on_tiles {
+macro_rules! on_amx {
     ($isa:ident, $task:ident, [$($limbs:literal),*]) => {{
         #[cfg(target_arch = "x86_64")]
         if let (Isa::Amx(_amx), Some(_limbs)) = ($isa, $task.limbs()) {
             $(if _limbs == $limbs {
-                return Ok($task.run_on_tiles::<$limbs>(_amx));
+                return Ok($task.run_on_amx::<$limbs>(_amx));
             })*
         }
         let _ = $isa;

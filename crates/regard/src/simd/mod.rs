@@ -13,7 +13,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use element::TileTask;
+pub(crate) use element::AmxTask;
 pub use element::{Element, Precision};
 use half::{bf16, f16};
 pub use number::Number;
@@ -167,13 +167,13 @@ pub trait Task<N: Number> {
     fn run<S: Simd<N>>(self, s: S) -> Self::Out;
 }
 
-/// Runs a task where its products belong, on tiles or by vectors. Never inlined: see [`Number::enter`].
+/// Runs a task where its products belong, on tiles or on vectors. Never inlined: see [`Number::enter`].
 #[inline(never)]
 pub(crate) fn enter<E: Element, T>(isa: Isa, task: T)
 where
-    T: TileTask<Stored = E, Out = ()> + Task<E::Num, Out = ()>,
+    T: AmxTask<Stored = E, Out = ()> + Task<E::Num, Out = ()>,
 {
-    if let Err(task) = E::on_tiles(isa, task) {
+    if let Err(task) = E::on_amx(isa, task) {
         E::Num::enter(isa, task);
     }
 }
@@ -237,7 +237,7 @@ impl Isa {
 
     /// Whether it has tiles.
     #[must_use]
-    pub(crate) fn has_tiles(self) -> bool {
+    pub(crate) fn has_amx(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return matches!(self, Self::Amx(_));
         #[cfg(not(target_arch = "x86_64"))]

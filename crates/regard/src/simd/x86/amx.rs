@@ -20,7 +20,7 @@ impl Amx {
     pub fn detect() -> Option<Self> {
         static ALLOWED: OnceLock<bool> = OnceLock::new();
         let vectors = Avx512::detect()?;
-        ALLOWED.get_or_init(|| has_tiles() && ask_permission()).then_some(Self(vectors))
+        ALLOWED.get_or_init(|| has_amx() && ask_permission()).then_some(Self(vectors))
     }
 
     /// The vectors beside the tiles.
@@ -77,7 +77,7 @@ impl TileShape {
     pub(crate) const WHOLE: Self = Self { rows: 16, row_bytes: 64 };
 }
 
-fn has_tiles() -> bool {
+fn has_amx() -> bool {
     const TILE: u32 = 1 << 24;
     const BF16: u32 = 1 << 22;
     let edx = __cpuid_count(7, 0).edx;

@@ -15,10 +15,10 @@
 //! these numbers left out of the tiles and added one by one to the rows that see them.
 
 use super::decode::{DecodeRows, Products, Weighted};
+use crate::amx::{AmxDecodeScratch, EACH, KEY_GROUPS, ROWS, SumRow, TileRow, WIDTH};
 use crate::block_loop::DECODE_MAX_ROWS;
 use crate::lanes;
 use crate::simd::{Amx, Avx512, Element, Simd, Task, TileShape, Tiles};
-use crate::tiles::{DecodeTiles, EACH, KEY_GROUPS, ROWS, SumRow, TileRow, WIDTH};
 use crate::view::Rows;
 use half::bf16;
 
@@ -32,9 +32,9 @@ const WEIGHTS: usize = 5;
 const SUMS: [usize; 2] = [6, 7];
 
 /// The products of one task.
-pub(super) struct OnTiles<'t> {
+pub(super) struct OnAmx<'t> {
     amx: Amx,
-    room: &'t mut DecodeTiles,
+    room: &'t mut AmxDecodeScratch,
     /// Set up once the rows are known.
     tiles: Option<Tiles>,
     factor: f32,
@@ -42,13 +42,13 @@ pub(super) struct OnTiles<'t> {
     odd: bool,
 }
 
-impl<'t> OnTiles<'t> {
-    pub(super) fn new(amx: Amx, room: &'t mut DecodeTiles) -> Self {
+impl<'t> OnAmx<'t> {
+    pub(super) fn new(amx: Amx, room: &'t mut AmxDecodeScratch) -> Self {
         Self { amx, room, tiles: None, factor: 1.0, odd: false }
     }
 }
 
-impl<E: Element<Num = f32>> Products<E> for OnTiles<'_> {
+impl<E: Element<Num = f32>> Products<E> for OnAmx<'_> {
     fn start(&mut self, rows: &mut DecodeRows<f32>, factor: f32) {
         #[expect(clippy::cast_possible_truncation, reason = "at most 16")]
         let width = rows.width as u8;
@@ -62,7 +62,7 @@ impl<E: Element<Num = f32>> Products<E> for OnTiles<'_> {
         self.tiles = None;
         self.tiles = Some(self.amx.configure(shapes));
         self.factor = factor;
-        let DecodeTiles { queries, sums, .. } = &mut *self.room;
+        let AmxDecodeScratch { queries, sums, .. } = &mut *self.room;
         for (pair, to) in queries.iter_mut().enumerate() {
             *to = TileRow([0; WIDTH]);
             for row in 0..rows.count {
@@ -184,7 +184,7 @@ fn ask<E>(s: Avx512, soon: Rows<'_, E>, step: usize, steps: usize) {
 struct Dots<'t, E: Element> {
     s: Avx512,
     t: &'t Tiles,
-    room: &'t mut DecodeTiles,
+    room: &'t mut AmxDecodeScratch,
     rows: &'t DecodeRows<f32>,
     keys: Rows<'t, E>,
     soon: Rows<'t, E>,
@@ -197,7 +197,7 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         let Self { s, t, room, rows, keys, soon, factor, to } = self;
-        let DecodeTiles { queries, copies, .. } = room;
+        let AmxDecodeScratch { queries, copies, .. } = room;
         let (chunks, groups, width) = (keys.dim / WIDTH, keys.len.div_ceil(ROWS), rows.width);
         assert!(chunks * ROWS <= queries.len() && groups * ROWS * width <= to.len());
         for pair in (0..groups).step_by(2) {
@@ -237,7 +237,7 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
 struct Add<'t, E: Element, const WIDE: usize> {
     s: Avx512,
     t: &'t Tiles,
-    room: &'t mut DecodeTiles,
+    room: &'t mut AmxDecodeScratch,
     rows: &'t mut DecodeRows<f32>,
     work: Weighted<'t, E>,
     odd: bool,
@@ -264,7 +264,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
             );
             values = Rows { data: &finite, stride: values.dim, ..values };
         }
-        let DecodeTiles { weights: packed, sums, copies, .. } = &mut *self.room;
+        let AmxDecodeScratch { weights: packed, sums, copies, .. } = &mut *self.room;
         let mut here = [Matrix { first: std::ptr::null(), stride: 0 }; KEY_GROUPS];
         for group in 0..groups {
             // Only the last group is ever copied.

@@ -1,7 +1,7 @@
 //! The products on AMX tiles: 16 x 16 sums of 32 products in one instruction, for numbers of 8 significant bits (bf16).
 //!
 //! The orientation is that of the vector kernels, rows (queries) in the lanes, so masks, scores and softmax are the same
-//! code. What differs is how operands lie: the left one in rows of 32, the right one in pairs, both woven (see [`pack`]),
+//! code. What differs is how operands lie: the left one in rows of 32, the right one in pairs, both interleaved (see [`pack`]),
 //!
 //! ```text
 //! scores  [keys][lanes]     = keys   [key][32 features]      x queries [feature pair][16 lanes x 2]
@@ -12,20 +12,20 @@
 //! out: one limb is bf16 itself, two hold an `f16` (or two thirds of an `f32`), three an `f32` exactly. Packing reads each number
 //! once and writes two bytes for each of its limbs.
 
+pub(crate) mod backward;
 pub(crate) mod pack;
+pub(crate) mod pipeline;
 pub(crate) mod product;
-pub(crate) mod weave;
-pub(crate) mod woven;
 
-pub(crate) use pack::{Prepare, Prepared};
+pub(crate) use pack::{PackKv, PackedKv};
 
 use crate::block_loop::DECODE_MAX_ROWS;
 use crate::micro::RowBuffer;
 use crate::place::{BLOCK_KEYS, Span};
 use crate::problem::Dims;
 use crate::simd::{GROUP, Lanes, Simd, Task};
-use weave::Block;
-use woven::{BackwardBlocks, BackwardRows, BackwardSizes, ScoreOperands};
+use backward::{BackwardBlocks, BackwardRows, BackwardSizes, ScoreOperands};
+use pipeline::Block;
 
 /// One row of a tile: 32 numbers of 16 bits.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +103,7 @@ impl Sizes {
 
 /// Memory of one thread for its products.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct AmxScratch {
     pub(crate) sizes: Sizes,
     /// Queries of each group, in pairs of features.
     pub(crate) queries: Vec<Vec<TileRow>>,
@@ -121,7 +121,7 @@ pub(crate) struct Room {
     pub(crate) key_block: pack::OwnBlock,
 }
 
-impl Room {
+impl AmxScratch {
     /// Parts that each number is split into.
     pub(crate) fn limbs(&self) -> usize {
         self.sizes.limbs
@@ -149,7 +149,7 @@ pub(crate) const KEY_GROUPS: usize = BLOCK_KEYS / ROWS;
 
 /// Memory of one thread for the products of decoding.
 #[derive(Debug)]
-pub(crate) struct DecodeTiles {
+pub(crate) struct AmxDecodeScratch {
     /// Queries in pairs of features, `[chunk][16 pairs]`.
     pub(crate) queries: Vec<TileRow>,
     /// Weights, `[group][up to 8 rows beside zeros, then behind them]`, of all rows eight by eight.
@@ -165,7 +165,7 @@ pub(crate) struct DecodeTiles {
 #[repr(C, align(64))]
 pub(crate) struct SumRow(pub(crate) [f32; ROWS]);
 
-impl DecodeTiles {
+impl AmxDecodeScratch {
     pub(crate) fn new(sizes: Sizes) -> Self {
         let value_chunks = sizes.features.div_ceil(2);
         Self {
@@ -184,7 +184,7 @@ impl DecodeTiles {
 
 /// Memory of one thread for the products of the backward pass.
 #[derive(Debug)]
-pub(crate) struct BackwardRoom {
+pub(crate) struct AmxBackwardScratch {
     pub(crate) sizes: BackwardSizes,
     pub(crate) key_blocks: BackwardBlocks,
     pub(crate) rows: BackwardRows,
@@ -203,7 +203,7 @@ pub(crate) struct BackwardRoom {
 /// Bytes of a task that stay in a second level of 2 MiB, beside the rows that pass by.
 const NEAR: usize = 1 << 20;
 
-impl BackwardRoom {
+impl AmxBackwardScratch {
     /// For tiles of `groups` groups of rows, and tasks of up to `keys` keys.
     pub(crate) fn new(limbs: usize, dims: Dims, groups: usize, keys: usize) -> Self {
         let sizes = BackwardSizes::new(limbs, dims);

@@ -2,7 +2,7 @@
 
 use crate::block_loop::Call;
 use crate::problem::Dims;
-use crate::simd::{Element, TileTask};
+use crate::simd::{AmxTask, Element};
 
 /// Sizes of packed operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,19 +23,19 @@ impl Sizes {
 
 /// RowBuffer keys and values.
 #[derive(Debug)]
-pub(crate) enum Prepared {}
+pub(crate) enum PackedKv {}
 
 /// Packs keys and values.
-pub(crate) struct Prepare<'t, 'c, E: Element> {
+pub(crate) struct PackKv<'t, 'c, E: Element> {
     pub(crate) sizes: Sizes,
     pub(crate) call: &'t Call<'c, E>,
     pub(crate) items: &'t [usize],
     pub(crate) threads: usize,
 }
 
-impl<E: Element> TileTask for Prepare<'_, '_, E> {
+impl<E: Element> AmxTask for PackKv<'_, '_, E> {
     type Stored = E;
-    type Out = Option<Prepared>;
+    type Out = Option<PackedKv>;
 
     fn limbs(&self) -> Option<usize> {
         None
@@ -44,9 +44,9 @@ impl<E: Element> TileTask for Prepare<'_, '_, E> {
 
 /// Memory of one thread.
 #[derive(Debug)]
-pub(crate) struct Room(Sizes);
+pub(crate) struct AmxScratch(Sizes);
 
-impl Room {
+impl AmxScratch {
     pub(crate) fn new(sizes: Sizes, _: usize) -> Self {
         Self(sizes)
     }
@@ -58,9 +58,9 @@ impl Room {
 
 /// Memory of one thread in the backward pass.
 #[derive(Debug)]
-pub(crate) struct BackwardRoom(usize);
+pub(crate) struct AmxBackwardScratch(usize);
 
-impl BackwardRoom {
+impl AmxBackwardScratch {
     pub(crate) fn new(limbs: usize, _: Dims, _: usize, _: usize) -> Self {
         Self(limbs)
     }
@@ -78,9 +78,9 @@ impl BackwardRoom {
 
 /// Memory of one thread for decoding.
 #[derive(Debug)]
-pub(crate) struct DecodeTiles;
+pub(crate) struct AmxDecodeScratch;
 
-impl DecodeTiles {
+impl AmxDecodeScratch {
     pub(crate) fn new(_: Sizes) -> Self {
         Self
     }

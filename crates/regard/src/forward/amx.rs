@@ -1,9 +1,14 @@
 //! The forward pass on tiles: while the vectors weigh one tile, the tiles score the next and add up the one before.
 //!
-//! Cost: the products of the pass by vectors, `limbs (limbs + 1) / 2` times over, each up to 16 times as fast. What limits it is
+//! Cost: the products of the pass on vectors, `limbs (limbs + 1) / 2` times over, each up to 16 times as fast. What limits it is
 //! loading tiles, 32 times for 64 keys, 32 rows and 64 features.
 
-use super::{Forward, Group, Scratch, decode_tiles};
+use super::{Forward, Group, Scratch, decode_amx};
+use crate::amx::pack::{OwnBlock, PackPairs, PackQueries, PackedBlock, rows_of, write_interleaved};
+use crate::amx::product::{Between, Operand, Product, Sums};
+use crate::amx::{
+    AmxScratch, CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, PackedKv, ROWS, Scale, TileRow, WIDTH,
+};
 use crate::block_loop::{Call, Hide, ScoreTile, Visit};
 use crate::key_blocks::KeyBlock;
 use crate::lanes::multiply_tile;
@@ -11,11 +16,6 @@ use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles, math};
 use crate::softmax::{LIMIT, Rounds, TileSums};
 use crate::source::Head;
-use crate::tiles::pack::{OwnBlock, PackPairs, PackQueries, PackedBlock, rows_of, write_woven};
-use crate::tiles::product::{Between, Operand, Product, Sums};
-use crate::tiles::{
-    CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, Prepared, ROWS, Room, Scale, TileRow, WIDTH,
-};
 use std::arch::x86_64::__m512;
 
 /// One tile of rows of one head.
@@ -23,15 +23,15 @@ pub(super) fn forward<E: Element<Num = f32>, const LIMBS: usize>(
     amx: Amx,
     task: Forward<'_, '_, E>,
 ) {
-    amx.run(OnTiles::<E, LIMBS> { amx, task });
+    amx.run(OnAmx::<E, LIMBS> { amx, task });
 }
 
-struct OnTiles<'t, 'c, E: Element, const LIMBS: usize> {
+struct OnAmx<'t, 'c, E: Element, const LIMBS: usize> {
     amx: Amx,
     task: Forward<'t, 'c, E>,
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E, LIMBS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnAmx<'_, '_, E, LIMBS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
@@ -42,7 +42,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E,
             && let Some(mut tiles) =
                 task.scratch.decode.as_mut().and_then(|decode| decode.tiles.take())
         {
-            task.decode(s, &mut decode_tiles::OnTiles::new(amx, &mut tiles));
+            task.decode(s, &mut decode_amx::OnAmx::new(amx, &mut tiles));
             if let Some(decode) = &mut task.scratch.decode {
                 decode.tiles = Some(tiles);
             }
@@ -55,10 +55,10 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E,
             task.start(s, g);
         }
         if let Some(key_range) = &task.stage.keys {
-            let (call, scope, rows, prepared) = (task.call, task.scope, task.rows, task.prepared);
+            let (call, scope, rows, packed_kv) = (task.call, task.scope, task.rows, task.packed_kv);
             let Scratch { groups, factors, block_loop, room: Some(room), .. } = &mut *task.scratch
             else {
-                return; // a plan that goes by tiles has made room for them
+                return; // a plan that uses AMX has made room for them
             };
             let mut visitor = Adding::<E, LIMBS> {
                 s,
@@ -69,7 +69,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E,
                 groups,
                 room,
                 factors,
-                prepared,
+                packed_kv,
                 head: (scope.batch, call.problem.kv_head(scope.head)),
                 factor: f32::from_f64(call.problem.query_factor()),
             };
@@ -95,9 +95,9 @@ struct Adding<'t, 'c, E: Element, const LIMBS: usize> {
     scope: Scope,
     rows: RowTile,
     groups: &'t mut [Group<f32>],
-    room: &'t mut Room,
+    room: &'t mut AmxScratch,
     factors: &'t mut [Lanes<f32>],
-    prepared: Option<&'c Prepared>,
+    packed_kv: Option<&'c PackedKv>,
     /// Item and key head.
     head: (usize, usize),
     /// What similarities are multiplied by.
@@ -142,8 +142,8 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Adding<'_, '_, E,
             Keys::From(first) if first.is_multiple_of(BLOCK_KEYS) => Some(first),
             _ => None,
         };
-        if let (Some(prepared), Some(first)) = (self.prepared, first) {
-            let packed = prepared.key_block(self.head, first);
+        if let (Some(packed_kv), Some(first)) = (self.packed_kv, first) {
+            let packed = packed_kv.key_block(self.head, first);
             if whole && packed.odd == 0 {
                 self.room.queue.push(first);
                 if self.room.queue.len() == QUEUE {
@@ -158,7 +158,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Adding<'_, '_, E,
         self.flush();
         let rows = self.call.keys_and_values(self.scope);
         self.room.key_block.fill::<E, LIMBS>(self.s, rows, block);
-        if let (None, Some(first), true) = (self.prepared, first, whole)
+        if let (None, Some(first), true) = (self.packed_kv, first, whole)
             && self.room.key_block.get().odd == 0
         {
             self.room.queue.push(first);
@@ -180,7 +180,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
     #[inline(always)]
     fn turn_queries(&mut self) {
         let q = self.call.q.head(self.scope.batch, self.scope.head);
-        let Room { queries, sizes, .. } = &mut *self.room;
+        let AmxScratch { queries, sizes, .. } = &mut *self.room;
         for (group, to) in self.groups[..self.rows.groups()].iter().zip(queries) {
             let rows = &rows_of(group.q.rows.count, |i| q.row(group.q.rows.row(i)));
             let (s, chunks) = (self.s, sizes.chunks);
@@ -202,20 +202,25 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
                 let count = (rows - lane).min(HALF);
                 for first in &queue {
                     let next = Waiting { group, lane, count, first: *first, buffer };
-                    self.weave(Some(next), scored, weighed);
+                    self.pipelined(Some(next), scored, weighed);
                     (weighed, scored, buffer) = (scored, Some(next), 1 - buffer);
                 }
             }
         }
-        self.weave(None, scored, weighed);
-        self.weave(None, None, scored);
+        self.pipelined(None, scored, weighed);
+        self.pipelined(None, None, scored);
         self.room.queue = queue;
         self.room.queue.clear();
     }
 
     /// Scores `next`, weighs what is scored, adds up what is weighed, all at once.
     #[inline(always)]
-    fn weave(&mut self, next: Option<Waiting>, scored: Option<Waiting>, weighed: Option<Waiting>) {
+    fn pipelined(
+        &mut self,
+        next: Option<Waiting>,
+        scored: Option<Waiting>,
+        weighed: Option<Waiting>,
+    ) {
         let (s, t, factor) = (self.s, self.t, self.factor);
         // The first tile of a group, and one with scores far above those before, is not worth trying.
         let mut quick = scored;
@@ -229,7 +234,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
             Some(quick) => self.groups[quick.group].states.m,
             None => Lanes([0.0; GROUP]),
         };
-        let Room {
+        let AmxScratch {
             sizes,
             queries,
             scores: [scores_0, scores_1],
@@ -248,7 +253,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
         let (done, to) = if other == 0 { (weights_0, weights_1) } else { (weights_1, weights_0) };
         let mut score = match next {
             Some(next) => {
-                let keys = key_block.or(self.prepared, self.head, next.first).keys;
+                let keys = key_block.or(self.packed_kv, self.head, next.first).keys;
                 let queries =
                     Operand { data: &queries[next.group], chunks: sizes.chunks, tiles: LANE_TILES };
                 let operands = (keys, queries.skip(0, next.lane / ROWS));
@@ -259,7 +264,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
         };
         let mut add = match weighed {
             Some(weighed) => {
-                let values = key_block.or(self.prepared, self.head, weighed.first).values;
+                let values = key_block.or(self.packed_kv, self.head, weighed.first).values;
                 let weights = Operand { data: done, chunks: CHUNKS, tiles: HALF_TILES };
                 let to = Sums::lanes(&mut self.groups[weighed.group].sums, weighed.lane);
                 let tiles = (sizes.features, weighed.tiles());
@@ -268,7 +273,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
             None => None,
         };
         let mut sums = [0.0; HALF];
-        let enough = s.call(Weave::<LIMBS> {
+        let enough = s.call(Pipelined::<LIMBS> {
             s,
             t,
             products: [add.as_mut(), score.as_mut()],
@@ -304,7 +309,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
     fn weigh_slowly(&mut self, scored: Waiting) {
         let (s, t, factor, span) = (self.s, self.t, self.factor, scored.span());
         let Waiting { group, lane, buffer, .. } = scored;
-        let Room { scores, weights, .. } = &mut *self.room;
+        let AmxScratch { scores, weights, .. } = &mut *self.room;
         let (scores, weights) = (&scores[buffer], &mut weights[buffer][..]);
         let mut top = [Lanes([0.0; GROUP])];
         s.call(Largest { scores, factor, to: &mut top[0].0[lane..lane + HALF] });
@@ -313,7 +318,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
         let (m, mut sums) = (group.states.m, [0.0; HALF]);
         let (m, vectors, sums_to) = (&m.0[lane..], scored.tiles(), &mut sums);
         let products = [None, None];
-        s.call(Weave::<LIMBS> {
+        s.call(Pipelined::<LIMBS> {
             s,
             t,
             products,
@@ -348,7 +353,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
         }
         let at = At { scope: self.scope, rows, span, keys: block.keys() };
         let hides = !block.full || problem.may_hide();
-        let Room { sizes, queries, tile, pairs, .. } = &mut *self.room;
+        let AmxScratch { sizes, queries, tile, pairs, .. } = &mut *self.room;
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
         let mut sums =
             TileSums { l: group.states.unset(s, span), ..TileSums::zero(problem.entropy) };
@@ -454,7 +459,7 @@ impl Task<f32> for Largest<'_> {
 
 /// Products on the tiles while the vectors turn scores into weights: `2^(score factor - m)`, in pairs of keys. Tells whether
 /// the weights are small enough to be used: see [`Rounds`].
-struct Weave<'t, const LIMBS: usize> {
+struct Pipelined<'t, const LIMBS: usize> {
     s: Avx512,
     t: &'t Tiles,
     /// By reference: a copy would have to wait for all stores before it.
@@ -468,7 +473,7 @@ struct Weave<'t, const LIMBS: usize> {
     weights: &'t mut [TileRow],
 }
 
-impl<const LIMBS: usize> Task<f32> for Weave<'_, LIMBS> {
+impl<const LIMBS: usize> Task<f32> for Pipelined<'_, LIMBS> {
     type Out = bool;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> bool {
@@ -485,7 +490,7 @@ impl<const LIMBS: usize> Task<f32> for Weave<'_, LIMBS> {
     }
 }
 
-impl<const LIMBS: usize> Weave<'_, LIMBS> {
+impl<const LIMBS: usize> Pipelined<'_, LIMBS> {
     #[inline(always)]
     fn weigh<const VECTORS: usize>(self) -> bool {
         let Self { s, t, products, scores, m, weights, .. } = self;
@@ -553,7 +558,7 @@ impl<const LIMBS: usize, const VECTORS: usize> Weighing<'_, LIMBS, VECTORS> {
             }
             self.sums[j] = s.add(self.sums[j], s.add(both[0], both[1]));
             let at = (pair / ROWS * HALF_TILES + j) * ROWS + pair % ROWS;
-            write_woven::<LIMBS, false>(
+            write_interleaved::<LIMBS, false>(
                 s,
                 both,
                 (&mut *self.weights, at, CHUNKS * HALF_TILES * ROWS),

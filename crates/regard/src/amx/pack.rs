@@ -1,7 +1,7 @@
 //! Operands into tiles.
 //!
 //! A sum over features, keys or rows may run in any order inside a chunk of 32, as long as both operands agree. Here it is
-//! woven: 0, 16, 1, 17, ..., so that two vectors of neighbours become a row of a tile by one shift and one blend. What must be
+//! interleaved: 0, 16, 1, 17, ..., so that two vectors of neighbours become a row of a tile by one shift and one blend. What must be
 //! turned is turned after that, two numbers at a time.
 
 use super::product::Operand;
@@ -10,7 +10,7 @@ use crate::block_loop::Call;
 use crate::key_blocks::KeyBlock;
 use crate::place::{BLOCK_KEYS, RowTile};
 use crate::run::run;
-use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Simd, Task, TileTask};
+use crate::simd::{Amx, AmxTask, Avx512, Element, GROUP, Lanes, Simd, Task};
 use crate::source::Head;
 use crate::view::{TileHeads, ViewMut};
 use std::arch::x86_64::__m512;
@@ -106,12 +106,12 @@ impl OwnBlock {
     #[inline(always)]
     pub(crate) fn or<'c>(
         &'c self,
-        prepared: Option<&'c Prepared>,
+        packed_kv: Option<&'c PackedKv>,
         head: (usize, usize),
         first: usize,
     ) -> PackedBlock<'c> {
-        match prepared {
-            Some(prepared) => prepared.key_block(head, first),
+        match packed_kv {
+            Some(packed_kv) => packed_kv.key_block(head, first),
             None => self.get(),
         }
     }
@@ -191,7 +191,7 @@ fn load_row<E: Element<Num = f32>>(s: Avx512, row: &[E], first: usize) -> __m512
     s.load(&lanes)
 }
 
-/// Row `i` of a left operand, woven, padded with 0.
+/// Row `i` of a left operand, interleaved, padded with 0.
 #[inline(always)]
 pub(crate) fn pack_row<E: Element<Num = f32>, const LIMBS: usize>(
     s: Avx512,
@@ -211,7 +211,7 @@ pub(crate) fn pack_row<E: Element<Num = f32>, const LIMBS: usize>(
 
 /// Writes two vectors as one row of a tile from `at` on, the limbs `apart` from each other.
 #[inline(always)]
-pub(crate) fn write_woven<const LIMBS: usize, const ANY: bool>(
+pub(crate) fn write_interleaved<const LIMBS: usize, const ANY: bool>(
     s: Avx512,
     [first, second]: [__m512; 2],
     to: (&mut [TileRow], usize, usize),
@@ -231,7 +231,7 @@ fn write_limbs<const LIMBS: usize>(
     }
 }
 
-/// The rows of a key_block as a left operand `[features][keys]`, woven, padded with 0. Returns a bit for each key that holds a
+/// The rows of a key_block as a left operand `[features][keys]`, interleaved, padded with 0. Returns a bit for each key that holds a
 /// number that is not finite; such numbers are 0 in the operand.
 #[inline(always)]
 pub(crate) fn pack_turned<E: Element<Num = f32>, const LIMBS: usize>(
@@ -269,7 +269,7 @@ pub(crate) fn pack_turned<E: Element<Num = f32>, const LIMBS: usize>(
     odd
 }
 
-/// Rows as a right operand `[features][lanes]`, woven, padded with 0.
+/// Rows as a right operand `[features][lanes]`, interleaved, padded with 0.
 pub(crate) struct PackQueries<'t, E: Element, const LIMBS: usize> {
     pub(crate) s: Avx512,
     pub(crate) rows: &'t [&'t [E]; GROUP],
@@ -301,7 +301,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackQueries<'_, E,
     }
 }
 
-/// Lanes `[inner][lanes]` as a right operand, woven; padded with 0 up to whole chunks.
+/// Lanes `[inner][lanes]` as a right operand, interleaved; padded with 0 up to whole chunks.
 pub(crate) struct PackPairs<'t, const LIMBS: usize> {
     pub(crate) s: Avx512,
     pub(crate) lanes: &'t [Lanes<f32>],
@@ -326,7 +326,7 @@ impl<const LIMBS: usize> Task<f32> for PackPairs<'_, LIMBS> {
                 let first = chunk * WIDTH + i;
                 let halves = [load(first), load(first + ROWS)];
                 let at = (chunk * tiles.len() + tile - tiles.start) * ROWS + i;
-                write_woven::<LIMBS, true>(s, halves, (&mut *to, at, apart));
+                write_interleaved::<LIMBS, true>(s, halves, (&mut *to, at, apart));
             }
         }
     }
@@ -334,7 +334,7 @@ impl<const LIMBS: usize> Task<f32> for PackPairs<'_, LIMBS> {
 
 /// Keys and values of all heads of some items, packed once for all the rows that meet them.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PackedKv {
     sizes: Sizes,
     /// KeyBlocks of one head of all items before each, and of all in the end.
     before: Vec<usize>,
@@ -344,31 +344,31 @@ pub(crate) struct Prepared {
 }
 
 /// Packs `k` and `v` of the given items, which ascend; nothing if there is no memory for that.
-pub(crate) struct Prepare<'t, 'c, E: Element> {
+pub(crate) struct PackKv<'t, 'c, E: Element> {
     pub(crate) sizes: Sizes,
     pub(crate) call: &'t Call<'c, E>,
     pub(crate) items: &'t [usize],
     pub(crate) threads: usize,
 }
 
-impl<E: Element> TileTask for Prepare<'_, '_, E> {
+impl<E: Element> AmxTask for PackKv<'_, '_, E> {
     type Stored = E;
-    type Out = Option<Prepared>;
+    type Out = Option<PackedKv>;
 
     fn limbs(&self) -> Option<usize> {
         Some(self.sizes.limbs)
     }
 
-    fn run_on_tiles<const LIMBS: usize>(self, amx: Amx) -> Option<Prepared>
+    fn run_on_amx<const LIMBS: usize>(self, amx: Amx) -> Option<PackedKv>
     where
         E: Element<Num = f32>,
     {
         let Self { sizes, call, items, threads } = self;
-        Prepared::new::<E, LIMBS>(amx.vectors(), sizes, (call, items), threads)
+        PackedKv::new::<E, LIMBS>(amx.vectors(), sizes, (call, items), threads)
     }
 }
 
-impl Prepared {
+impl PackedKv {
     fn new<E: Element<Num = f32>, const LIMBS: usize>(
         s: Avx512,
         sizes: Sizes,

@@ -1,4 +1,4 @@
-//! Operands of the backward pass, woven (see [`pack`](super::pack)).
+//! Operands of the backward pass, interleaved (see [`pack`](super::pack)).
 
 #![expect(
     clippy::needless_range_loop,
@@ -6,7 +6,7 @@
 )]
 
 use super::pack::{
-    PackPairs, load_first, only_finite, pack_row, pack_turned, rows_of, write_woven,
+    PackPairs, load_first, only_finite, pack_row, pack_turned, rows_of, write_interleaved,
 };
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
@@ -61,7 +61,7 @@ pub(crate) struct BackwardBlock<'c> {
     pub(crate) keys: Operand<'c>,
     /// `[keys][features]`
     pub(crate) values: Operand<'c>,
-    /// Keys as `[features][keys]`, woven.
+    /// Keys as `[features][keys]`, interleaved.
     pub(crate) turned: Operand<'c>,
     /// A bit for each key that holds a number that is not finite. Such numbers are 0 in `turned`: a gradient of 0 must not
     /// meet them, so they are added one by one to the rows that see them.
@@ -250,18 +250,18 @@ impl BackwardRows {
         Operand { data: &self.d_out[g], chunks: self.sizes.v.chunks, tiles: LANE_TILES }
     }
 
-    /// `[rows][features]`, woven.
+    /// `[rows][features]`, interleaved.
     pub(crate) fn query_rows(&self) -> Operand<'_> {
         Operand { data: &self.query_rows, chunks: self.chunks, tiles: self.sizes.qk.tiles }
     }
 
-    /// `[rows][features]`, woven.
+    /// `[rows][features]`, interleaved.
     pub(crate) fn d_out_rows(&self) -> Operand<'_> {
         Operand { data: &self.d_out_rows, chunks: self.chunks, tiles: self.sizes.v.tiles }
     }
 }
 
-/// Rows as a right operand, woven; returns a bit for each row that holds a number that is not finite.
+/// Rows as a right operand, interleaved; returns a bit for each row that holds a number that is not finite.
 struct PackRows<'t, const LIMBS: usize> {
     s: Avx512,
     rows: &'t RowBuffer<f32>,
@@ -291,7 +291,7 @@ impl<const LIMBS: usize> Task<f32> for PackRows<'_, LIMBS> {
                     }
                 }
                 let at = ((first + chunk) * tiles + tile) * ROWS + i;
-                write_woven::<LIMBS, true>(s, halves, (&mut *to, at, chunks * tiles * ROWS));
+                write_interleaved::<LIMBS, true>(s, halves, (&mut *to, at, chunks * tiles * ROWS));
             }
         }
         odd
@@ -320,17 +320,17 @@ impl ScoreOperands {
         }
     }
 
-    /// `[keys][rows]`, woven.
+    /// `[keys][rows]`, interleaved.
     pub(crate) fn weights(&self) -> Operand<'_> {
         Operand { data: &self.weights, chunks: self.chunks, tiles: BLOCK_KEYS / ROWS }
     }
 
-    /// `[keys][rows]`, woven.
+    /// `[keys][rows]`, interleaved.
     pub(crate) fn d_scores(&self) -> Operand<'_> {
         Operand { data: &self.d_scores, chunks: self.chunks, tiles: BLOCK_KEYS / ROWS }
     }
 
-    /// Gradients of scores as a right operand, woven, of a group.
+    /// Gradients of scores as a right operand, interleaved, of a group.
     pub(crate) fn turned(&self, g: usize) -> Operand<'_> {
         Operand { data: &self.turned[g], chunks: CHUNKS, tiles: LANE_TILES }
     }
@@ -348,14 +348,14 @@ impl ScoreOperands {
         let apart = self.chunks * (BLOCK_KEYS / ROWS) * ROWS;
         for half in 0..2 {
             let at = ((g * CHUNKS + lanes) * (BLOCK_KEYS / ROWS) + 2 * chunk + half) * ROWS + i;
-            write_woven::<LIMBS, false>(s, weights[half], (&mut self.weights, at, apart));
-            write_woven::<LIMBS, false>(s, d_scores[half], (&mut self.d_scores, at, apart));
+            write_interleaved::<LIMBS, false>(s, weights[half], (&mut self.weights, at, apart));
+            write_interleaved::<LIMBS, false>(s, d_scores[half], (&mut self.d_scores, at, apart));
         }
         for vector in 0..2 {
             let at = (chunk * LANE_TILES + 2 * lanes + vector) * ROWS + i;
             let pair = [d_scores[0][vector], d_scores[1][vector]];
             let to = (&mut self.turned[g][..], at, CHUNKS * LANE_TILES * ROWS);
-            write_woven::<LIMBS, false>(s, pair, to);
+            write_interleaved::<LIMBS, false>(s, pair, to);
         }
     }
 }

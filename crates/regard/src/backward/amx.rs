@@ -13,6 +13,10 @@
 //! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
 
 use super::{AddGrads, ByKeys, Group, Products, TilePass};
+use crate::amx::backward::{PackScores, read, sees};
+use crate::amx::pipeline::{GROUPS, Make, Pipelined, Side, Source, Steps};
+use crate::amx::product::{Operand, Product, Sums};
+use crate::amx::{AmxBackwardScratch, CHUNKS, ROWS, Scale, WIDTH};
 use crate::block_loop::{Hide, ScoreTile, Visit};
 use crate::key_blocks::KeyBlock;
 use crate::lanes::turn;
@@ -20,50 +24,46 @@ use crate::micro::RowBuffer;
 use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles};
 use crate::source::Head;
-use crate::tiles::product::{Operand, Product, Sums};
-use crate::tiles::weave::{GROUPS, Make, Side, Source, Steps, Weave};
-use crate::tiles::woven::{PackScores, read, sees};
-use crate::tiles::{BackwardRoom, CHUNKS, ROWS, Scale, WIDTH};
 
 /// Some keys of one head, and all rows that see them.
 pub(super) fn by_keys<E: Element<Num = f32>, const LIMBS: usize>(
     amx: Amx,
     task: ByKeys<'_, '_, E>,
 ) {
-    amx.run(OnTiles::<E, LIMBS> { amx, task });
+    amx.run(OnAmx::<E, LIMBS> { amx, task });
 }
 
-struct OnTiles<'t, 'c, E: Element, const LIMBS: usize> {
+struct OnAmx<'t, 'c, E: Element, const LIMBS: usize> {
     amx: Amx,
     task: ByKeys<'t, 'c, E>,
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnTiles<'_, '_, E, LIMBS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnAmx<'_, '_, E, LIMBS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         let (s, t) = (self.amx.vectors(), self.amx.configure([TileShape::WHOLE; 8]));
-        self.task.run_by(s, &ByTiles::<LIMBS> { s, t });
+        self.task.run_by(s, &AmxProducts::<LIMBS> { s, t });
     }
 }
 
-struct ByTiles<const LIMBS: usize> {
+struct AmxProducts<const LIMBS: usize> {
     s: Avx512,
     t: Tiles,
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Products<E> for ByTiles<LIMBS> {
+impl<E: Element<Num = f32>, const LIMBS: usize> Products<E> for AmxProducts<LIMBS> {
     #[inline(always)]
     fn block_loop<S: Simd<f32>>(
         &self,
         _: S,
         pass: TilePass<'_, '_, E>,
         grads: AddGrads<'_, '_, E>,
-        room: Option<&mut BackwardRoom>,
+        room: Option<&mut AmxBackwardScratch>,
     ) {
         let Self { s, t } = self;
         let TilePass { block_loop, call, scope, rows, key_range } = pass;
-        let Some(room) = room else { return }; // a plan that goes by tiles has made room for them
+        let Some(room) = room else { return }; // a plan that uses AMX has made room for them
         let factor = f32::from_f64(call.problem.query_factor());
         let q = call.q.head(scope.batch, scope.head);
         for (g, group) in grads.groups.iter().enumerate() {
@@ -91,7 +91,7 @@ struct Passing<'t, 'c, E: Element, const LIMBS: usize> {
     scope: Scope,
     rows: RowTile,
     grads: AddGrads<'t, 'c, E>,
-    room: &'t mut BackwardRoom,
+    room: &'t mut AmxBackwardScratch,
     /// What makes a score of a product.
     factor: f32,
     /// A key_block whose weights, and gradients of scores, are there.
@@ -134,7 +134,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Passing<'_, '_, E
         let problem = self.grads.problem;
         let plain = problem.is_plain_dot() && !problem.has_factors();
         if plain && self.grads.groups[0].entropy.is_none() {
-            self.weave(Some((next, &seen)));
+            self.pipelined(Some((next, &seen)));
         } else {
             self.flush();
             for (group, seen) in seen.iter_mut().enumerate().take(groups.1).skip(groups.0) {
@@ -174,16 +174,16 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
     #[inline(always)]
     fn flush(&mut self) {
         if self.weighed.is_some() {
-            self.weave(None);
+            self.pipelined(None);
             self.weighed = None;
         }
     }
 
     /// Makes the operands of `next` while the key_block that is weighed goes into the sums.
     #[inline(always)]
-    fn weave(&mut self, next: Option<(Waiting, &Sight)>) {
+    fn pipelined(&mut self, next: Option<(Waiting, &Sight)>) {
         let (s, t, weighed) = (self.s, self.t, self.weighed);
-        let BackwardRoom {
+        let AmxBackwardScratch {
             sizes,
             key_blocks,
             rows: own,
@@ -261,7 +261,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
             let from = Source { s, keys, values, n, sides, factor: self.factor, ahead };
             Make { from, blocks, to }
         });
-        s.call(Weave::<LIMBS> { steps: Steps { t, products, at: 0 }, make });
+        s.call(Pipelined::<LIMBS> { steps: Steps { t, products, at: 0 }, make });
     }
 
     /// A key_block and a group of a problem that is not plain: all in a row, but for the last products.
@@ -276,7 +276,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         let (s, problem, n) = (*s, grads.problem, next.keys);
         let rows = grads.groups[g].q.rows;
         let span = Span::first(rows.count);
-        let BackwardRoom { sizes, key_blocks, rows: own, operands, .. } = &mut **room;
+        let AmxBackwardScratch { sizes, key_blocks, rows: own, operands, .. } = &mut **room;
         let packed = key_blocks.at(next.key_block);
         let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
         let (keys, values) = ((packed.keys, own.queries(g)), (packed.values, own.d_out(g)));
@@ -285,7 +285,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         let to = (Sums::lanes(grads.tiles.d_scores, 0), false);
         let d_weights = Product::new(values, sizes.v.chunks, tiles, to);
         let products = [Some(scores), Some(d_weights), None, None];
-        s.call(Weave::<LIMBS> { steps: Steps { t, products, at: 0 }, make: None });
+        s.call(Pipelined::<LIMBS> { steps: Steps { t, products, at: 0 }, make: None });
         let at = At { scope: *scope, rows, span, keys: key_block.keys() };
         let scores = &mut grads.tiles.weights[..n];
         s.call(Scale { tile: scores, factor: *factor, span });

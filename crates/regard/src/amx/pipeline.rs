@@ -1,7 +1,7 @@
 //! Tiles and vectors at once: the one make products while the other turn the results of those before into operands.
 
+use super::backward::ScoreOperands;
 use super::product::{Operand, Product};
-use super::woven::ScoreOperands;
 use super::{CHUNKS, Halves, ROWS, WIDTH};
 use crate::block_loop::TILE_ROWS;
 use crate::place::{BLOCK_KEYS, Seen, low};
@@ -136,12 +136,12 @@ impl<const LIMBS: usize> Mixed<'_, '_, LIMBS> {
 }
 
 /// Products on the tiles while the vectors make the operands of the next key_block.
-pub(crate) struct Weave<'t, const LIMBS: usize> {
+pub(crate) struct Pipelined<'t, const LIMBS: usize> {
     pub(crate) steps: Steps<'t, LIMBS>,
     pub(crate) make: Option<Make<'t>>,
 }
 
-impl<const LIMBS: usize> Task<f32> for Weave<'_, LIMBS> {
+impl<const LIMBS: usize> Task<f32> for Pipelined<'_, LIMBS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
