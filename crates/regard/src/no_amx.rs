@@ -7,13 +7,13 @@ use crate::simd::{AmxTask, Element};
 /// Sizes of packed operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    pub(crate) limbs: usize,
+    pub(crate) terms: usize,
     v_dim: usize,
 }
 
 impl Sizes {
-    pub(crate) fn new(limbs: usize, _: usize, v_dim: usize) -> Self {
-        Self { limbs, v_dim }
+    pub(crate) fn new(terms: usize, _: usize, v_dim: usize) -> Self {
+        Self { terms, v_dim }
     }
 
     pub(crate) fn padded(self) -> usize {
@@ -37,7 +37,7 @@ impl<E: Element> AmxTask for PackKv<'_, '_, E> {
     type Stored = E;
     type Out = Option<PackedKv>;
 
-    fn limbs(&self) -> Option<usize> {
+    fn terms(&self) -> Option<usize> {
         None
     }
 }
@@ -51,8 +51,8 @@ impl AmxScratch {
         Self(sizes)
     }
 
-    pub(crate) fn limbs(&self) -> usize {
-        self.0.limbs
+    pub(crate) fn terms(&self) -> usize {
+        self.0.terms
     }
 }
 
@@ -61,11 +61,11 @@ impl AmxScratch {
 pub(crate) struct AmxBackwardScratch(usize);
 
 impl AmxBackwardScratch {
-    pub(crate) fn new(limbs: usize, _: Dims, _: usize, _: usize) -> Self {
-        Self(limbs)
+    pub(crate) fn new(terms: usize, _: Dims, _: usize, _: usize) -> Self {
+        Self(terms)
     }
 
-    pub(crate) fn limbs(&self) -> usize {
+    pub(crate) fn terms(&self) -> usize {
         self.0
     }
 

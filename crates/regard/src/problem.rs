@@ -352,9 +352,9 @@ impl<'a, E: Element> Problem<'a, E> {
         matches!(self.similarity, Similarity::Dot)
     }
 
-    /// The limbs that numbers are split into for products on tiles, if the precision and the similarity allow that.
-    pub(crate) fn limbs(&self) -> Option<usize> {
-        E::limbs(self.precision).filter(|_| self.is_dot() && self.is_softmax())
+    /// The bf16 terms that numbers are split into for products on tiles, if the precision and the similarity allow that.
+    pub(crate) fn terms(&self) -> Option<usize> {
+        E::terms(self.precision).filter(|_| self.is_dot() && self.is_softmax())
     }
 
     /// The shapes of q, k and v.

@@ -37,20 +37,20 @@ impl Features {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackwardSizes {
     /// Parts that each number is split into.
-    pub(crate) limbs: usize,
+    pub(crate) terms: usize,
     pub(crate) qk: Features,
     pub(crate) v: Features,
 }
 
 impl BackwardSizes {
-    pub(crate) fn new(limbs: usize, dims: Dims) -> Self {
-        Self { limbs, qk: Features::new(dims.qk_dim), v: Features::new(dims.v_dim) }
+    pub(crate) fn new(terms: usize, dims: Dims) -> Self {
+        Self { terms, qk: Features::new(dims.qk_dim), v: Features::new(dims.v_dim) }
     }
 
     /// Rows of the three operands of a key_block.
     fn block_rows(self) -> [usize; 3] {
         [self.qk.chunks * BLOCK_KEYS, self.v.chunks * BLOCK_KEYS, CHUNKS * self.qk.tiles * ROWS]
-            .map(|n| n * self.limbs)
+            .map(|n| n * self.terms)
     }
 }
 
@@ -90,7 +90,7 @@ impl BackwardBlocks {
 
     /// Packs a key_block, unless that is done; tells its place. `first` is the first key of the task.
     #[inline(always)]
-    pub(crate) fn find<E: Element<Num = f32>, const LIMBS: usize>(
+    pub(crate) fn find<E: Element<Num = f32>, const TERMS: usize>(
         &mut self,
         s: Avx512,
         (k, v): (Head<'_, E>, Head<'_, E>),
@@ -108,7 +108,7 @@ impl BackwardBlocks {
         if self.odd[i].is_none() || i == spare {
             let size: usize = self.sizes.block_rows().iter().sum();
             let (sizes, rows) = (self.sizes, &mut self.rows[i * size..][..size]);
-            let task = PackBackward::<E, LIMBS> { s, sizes, k, v, keys, n, rows };
+            let task = PackBackward::<E, TERMS> { s, sizes, k, v, keys, n, rows };
             self.odd[i] = Some(s.call(task));
         }
         i
@@ -145,7 +145,7 @@ impl BackwardBlocks {
 
 /// Packs the operands of a key_block; returns [`BackwardBlock::odd`]. What stands beyond its keys in `keys` and `values` may be
 /// anything.
-struct PackBackward<'t, E: Element, const LIMBS: usize> {
+struct PackBackward<'t, E: Element, const TERMS: usize> {
     s: Avx512,
     sizes: BackwardSizes,
     k: Head<'t, E>,
@@ -155,7 +155,7 @@ struct PackBackward<'t, E: Element, const LIMBS: usize> {
     rows: &'t mut [TileRow],
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackBackward<'_, E, LIMBS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackBackward<'_, E, TERMS> {
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
@@ -164,11 +164,11 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackBackward<'_, E
         let (to_keys, rest) = rows.split_at_mut(lens[0]);
         let (to_values, to_turned) = rest.split_at_mut(lens[1]);
         for i in 0..n {
-            pack_row::<E, LIMBS>(s, k.row(keys.get(i)), sizes.qk.chunks, i, to_keys);
-            pack_row::<E, LIMBS>(s, v.row(keys.get(i)), sizes.v.chunks, i, to_values);
+            pack_row::<E, TERMS>(s, k.row(keys.get(i)), sizes.qk.chunks, i, to_keys);
+            pack_row::<E, TERMS>(s, v.row(keys.get(i)), sizes.v.chunks, i, to_values);
         }
         let rows = rows_of(n, |i| k.row(keys.get(i)));
-        pack_turned::<E, LIMBS>(s, &rows, sizes.qk.tiles, to_turned)
+        pack_turned::<E, TERMS>(s, &rows, sizes.qk.tiles, to_turned)
     }
 }
 
@@ -192,8 +192,8 @@ pub(crate) struct BackwardRows {
 impl BackwardRows {
     pub(crate) fn new(sizes: BackwardSizes, groups: usize) -> Self {
         let chunks = groups * CHUNKS;
-        let pairs = |n: Features| zeros(sizes.limbs * n.chunks * LANE_TILES * ROWS);
-        let rows = |n: Features| zeros(sizes.limbs * chunks * n.tiles * ROWS);
+        let pairs = |n: Features| zeros(sizes.terms * n.chunks * LANE_TILES * ROWS);
+        let rows = |n: Features| zeros(sizes.terms * chunks * n.tiles * ROWS);
         let BackwardSizes { qk, v, .. } = sizes;
         Self {
             sizes,
@@ -208,7 +208,7 @@ impl BackwardRows {
 
     /// Packs queries and gradients of group `g`, in lanes and as rows.
     #[inline(always)]
-    pub(crate) fn fill<const LIMBS: usize>(
+    pub(crate) fn fill<const TERMS: usize>(
         &mut self,
         s: Avx512,
         g: usize,
@@ -218,14 +218,14 @@ impl BackwardRows {
     ) {
         let BackwardSizes { qk, v, .. } = self.sizes;
         let (to_q, to_d) = (&mut self.queries[g][..], &mut self.d_out[g][..]);
-        s.call(PackPairs::<LIMBS> {
+        s.call(PackPairs::<TERMS> {
             s,
             lanes: queries,
             tiles: 0..LANE_TILES,
             chunks: qk.chunks,
             to: to_q,
         });
-        s.call(PackPairs::<LIMBS> {
+        s.call(PackPairs::<TERMS> {
             s,
             lanes: d_out,
             tiles: 0..LANE_TILES,
@@ -234,7 +234,7 @@ impl BackwardRows {
         });
         let chunks = (g * CHUNKS, self.chunks);
         let pack = |rows, n: Features, to| {
-            s.call(PackRows::<LIMBS> { s, rows, count, chunks, tiles: n.tiles, to })
+            s.call(PackRows::<TERMS> { s, rows, count, chunks, tiles: n.tiles, to })
         };
         self.odd[g] =
             [pack(rows[0], qk, &mut self.query_rows), pack(rows[1], v, &mut self.d_out_rows)];
@@ -262,7 +262,7 @@ impl BackwardRows {
 }
 
 /// Rows as a right operand, interleaved; returns a bit for each row that holds a number that is not finite.
-struct PackRows<'t, const LIMBS: usize> {
+struct PackRows<'t, const TERMS: usize> {
     s: Avx512,
     rows: &'t RowBuffer<f32>,
     count: usize,
@@ -272,7 +272,7 @@ struct PackRows<'t, const LIMBS: usize> {
     to: &'t mut [TileRow],
 }
 
-impl<const LIMBS: usize> Task<f32> for PackRows<'_, LIMBS> {
+impl<const TERMS: usize> Task<f32> for PackRows<'_, TERMS> {
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
@@ -291,7 +291,7 @@ impl<const LIMBS: usize> Task<f32> for PackRows<'_, LIMBS> {
                     }
                 }
                 let at = ((first + chunk) * tiles + tile) * ROWS + i;
-                write_interleaved::<LIMBS, true>(s, halves, (&mut *to, at, chunks * tiles * ROWS));
+                write_interleaved::<TERMS, true>(s, halves, (&mut *to, at, chunks * tiles * ROWS));
             }
         }
         odd
@@ -310,8 +310,8 @@ pub(crate) struct ScoreOperands {
 }
 
 impl ScoreOperands {
-    pub(crate) fn new(limbs: usize, groups: usize) -> Self {
-        let operand = |n: usize| zeros(limbs * n * CHUNKS * LANE_TILES * ROWS);
+    pub(crate) fn new(terms: usize, groups: usize) -> Self {
+        let operand = |n: usize| zeros(terms * n * CHUNKS * LANE_TILES * ROWS);
         Self {
             chunks: groups * CHUNKS,
             weights: operand(groups),
@@ -338,7 +338,7 @@ impl ScoreOperands {
     /// Writes weights and gradients of keys 32 `chunk` + `i` and the one 16 after it, `[key][vector]`, of the rows of group
     /// `g` from 32 `lanes` on.
     #[inline(always)]
-    pub(crate) fn write<const LIMBS: usize>(
+    pub(crate) fn write<const TERMS: usize>(
         &mut self,
         s: Avx512,
         (g, lanes, chunk, i): (usize, usize, usize, usize),
@@ -348,30 +348,30 @@ impl ScoreOperands {
         let apart = self.chunks * (BLOCK_KEYS / ROWS) * ROWS;
         for half in 0..2 {
             let at = ((g * CHUNKS + lanes) * (BLOCK_KEYS / ROWS) + 2 * chunk + half) * ROWS + i;
-            write_interleaved::<LIMBS, false>(s, weights[half], (&mut self.weights, at, apart));
-            write_interleaved::<LIMBS, false>(s, d_scores[half], (&mut self.d_scores, at, apart));
+            write_interleaved::<TERMS, false>(s, weights[half], (&mut self.weights, at, apart));
+            write_interleaved::<TERMS, false>(s, d_scores[half], (&mut self.d_scores, at, apart));
         }
         for vector in 0..2 {
             let at = (chunk * LANE_TILES + 2 * lanes + vector) * ROWS + i;
             let pair = [d_scores[0][vector], d_scores[1][vector]];
             let to = (&mut self.turned[g][..], at, CHUNKS * LANE_TILES * ROWS);
-            write_interleaved::<LIMBS, false>(s, pair, to);
+            write_interleaved::<TERMS, false>(s, pair, to);
         }
     }
 }
 
 /// One number of an operand `[keys][rows]` that was packed by [`ScoreOperands::write`].
-pub(crate) fn read<const LIMBS: usize>(from: Operand<'_>, key: usize, row: usize) -> f32 {
-    let limb = |limb: usize| {
-        let tile = (limb * from.chunks + row / WIDTH) * from.tiles + key / ROWS;
+pub(crate) fn read<const TERMS: usize>(from: Operand<'_>, key: usize, row: usize) -> f32 {
+    let term = |term: usize| {
+        let tile = (term * from.chunks + row / WIDTH) * from.tiles + key / ROWS;
         let at = row % ROWS * 2 + row % WIDTH / ROWS;
         f32::from_bits(u32::from(from.data[tile * ROWS + key % ROWS].0[at]) << 16)
     };
-    (0..LIMBS).map(limb).sum()
+    (0..TERMS).map(term).sum()
 }
 
 /// Packs weights and gradients that are there as numbers, `[keys][rows]`; 0 beyond them.
-pub(crate) struct PackScores<'t, const LIMBS: usize> {
+pub(crate) struct PackScores<'t, const TERMS: usize> {
     pub(crate) s: Avx512,
     pub(crate) weights: &'t [Lanes<f32>],
     pub(crate) d_scores: &'t [Lanes<f32>],
@@ -380,7 +380,7 @@ pub(crate) struct PackScores<'t, const LIMBS: usize> {
     pub(crate) to: &'t mut ScoreOperands,
 }
 
-impl<const LIMBS: usize> Task<f32> for PackScores<'_, LIMBS> {
+impl<const TERMS: usize> Task<f32> for PackScores<'_, TERMS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
@@ -403,7 +403,7 @@ impl<const LIMBS: usize> Task<f32> for PackScores<'_, LIMBS> {
                         }
                     }
                 }
-                to.write::<LIMBS>(s, (group, lanes, chunk, i), a, d);
+                to.write::<TERMS>(s, (group, lanes, chunk, i), a, d);
             }
         }
     }

@@ -8,9 +8,9 @@
 //! outputs [features][lanes] = values [feature][32 keys]      x weights [key pair][16 lanes x 2]
 //! ```
 //!
-//! and that a number of more bits is split into limbs of 8 that are multiplied each with each, the smallest products left
-//! out: one limb is bf16 itself, two hold an `f16` (or two thirds of an `f32`), three an `f32` exactly. Packing reads each number
-//! once and writes two bytes for each of its limbs.
+//! and that a number of more bits is split into bf16 terms of 8 that are multiplied each with each, the smallest products left
+//! out: one bf16 term is bf16 itself, two hold an `f16` (or two thirds of an `f32`), three an `f32` exactly. Packing reads each number
+//! once and writes two bytes for each of its bf16 terms.
 
 pub(crate) mod backward;
 pub(crate) mod pack;
@@ -73,7 +73,7 @@ impl<const KEYS: usize> Halves<KEYS> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     /// Parts that each number is split into.
-    pub(crate) limbs: usize,
+    pub(crate) terms: usize,
     /// Chunks of 32 features of a key.
     pub(crate) chunks: usize,
     /// Tiles of 16 features of a value.
@@ -81,18 +81,18 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    pub(crate) fn new(limbs: usize, qk_dim: usize, v_dim: usize) -> Self {
-        Self { limbs, chunks: qk_dim.div_ceil(WIDTH), features: v_dim.div_ceil(ROWS) }
+    pub(crate) fn new(terms: usize, qk_dim: usize, v_dim: usize) -> Self {
+        Self { terms, chunks: qk_dim.div_ceil(WIDTH), features: v_dim.div_ceil(ROWS) }
     }
 
     /// Rows of the packed keys of a key_block.
     pub(crate) fn key_rows(self) -> usize {
-        self.limbs * self.chunks * BLOCK_KEYS
+        self.terms * self.chunks * BLOCK_KEYS
     }
 
     /// Rows of the packed values of a key_block.
     pub(crate) fn value_rows(self) -> usize {
-        self.limbs * CHUNKS * self.features * ROWS
+        self.terms * CHUNKS * self.features * ROWS
     }
 
     /// Features of a value, up to whole tiles.
@@ -123,8 +123,8 @@ pub(crate) struct AmxScratch {
 
 impl AmxScratch {
     /// Parts that each number is split into.
-    pub(crate) fn limbs(&self) -> usize {
-        self.sizes.limbs
+    pub(crate) fn terms(&self) -> usize {
+        self.sizes.terms
     }
 
     pub(crate) fn new(sizes: Sizes, groups: usize) -> Self {
@@ -133,9 +133,9 @@ impl AmxScratch {
             sizes,
             queries: (0..groups).map(|_| zeros(sizes.key_rows())).collect(),
             tile: lanes(BLOCK_KEYS),
-            pairs: zeros(sizes.limbs * CHUNKS * LANE_TILES * ROWS),
+            pairs: zeros(sizes.terms * CHUNKS * LANE_TILES * ROWS),
             scores: [Halves::new(), Halves::new()],
-            weights: [0, 1].map(|_| zeros(sizes.limbs * CHUNKS * HALF_TILES * ROWS)),
+            weights: [0, 1].map(|_| zeros(sizes.terms * CHUNKS * HALF_TILES * ROWS)),
             queue: Vec::new(),
             key_block: pack::OwnBlock::new(sizes),
         }
@@ -177,8 +177,8 @@ impl AmxDecodeScratch {
     }
 
     /// Whether keys and values of these sizes are whole tiles as they lie.
-    pub(crate) fn fit(limbs: usize, qk_dim: usize, v_dim: usize) -> bool {
-        limbs == 1 && qk_dim.is_multiple_of(WIDTH) && v_dim.is_multiple_of(WIDTH)
+    pub(crate) fn fit(terms: usize, qk_dim: usize, v_dim: usize) -> bool {
+        terms == 1 && qk_dim.is_multiple_of(WIDTH) && v_dim.is_multiple_of(WIDTH)
     }
 }
 
@@ -205,15 +205,15 @@ const NEAR: usize = 1 << 20;
 
 impl AmxBackwardScratch {
     /// For tiles of `groups` groups of rows, and tasks of up to `keys` keys.
-    pub(crate) fn new(limbs: usize, dims: Dims, groups: usize, keys: usize) -> Self {
-        let sizes = BackwardSizes::new(limbs, dims);
-        // Three operands in limbs of 2 bytes, and two sums of 4.
-        let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * limbs + 2 * 4) > NEAR;
+    pub(crate) fn new(terms: usize, dims: Dims, groups: usize, keys: usize) -> Self {
+        let sizes = BackwardSizes::new(terms, dims);
+        // Three operands in bf16 terms of 2 bytes, and two sums of 4.
+        let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * terms + 2 * 4) > NEAR;
         Self {
             sizes,
             key_blocks: BackwardBlocks::new(sizes, keys),
             rows: BackwardRows::new(sizes, groups),
-            operands: [0, 1].map(|_| ScoreOperands::new(limbs, groups)),
+            operands: [0, 1].map(|_| ScoreOperands::new(terms, groups)),
             blocks: [Block::new(), Block::new()],
             turned: vec![Lanes([0.0; GROUP]); dims.qk_dim],
             picked: [dims.qk_dim, dims.v_dim].map(|dim| RowBuffer::new(BLOCK_KEYS, dim)),
@@ -222,8 +222,8 @@ impl AmxBackwardScratch {
     }
 
     /// Parts that each number is split into.
-    pub(crate) fn limbs(&self) -> usize {
-        self.sizes.limbs
+    pub(crate) fn terms(&self) -> usize {
+        self.sizes.terms
     }
 
     /// Features of a query up to whole tiles, and `keys` up to where the last tile of a key_block may end.

@@ -16,33 +16,33 @@ use crate::view::{TileHeads, ViewMut};
 use std::arch::x86_64::__m512;
 use std::ops::Range;
 
-/// A number as a sum of limbs of 8 digits each; the last is rounded, unless three limbs hold it all.
+/// A number as a sum of bf16 terms of 8 digits each; the last is rounded, unless three bf16 terms hold it all.
 ///
-/// Of two limbs the first is rounded too: the second is then half as large and of either sign, so that the product of second
-/// limbs, which is left out, is a quarter and does not add up.
+/// Of two bf16 terms the first is rounded too: the second is then half as large and of either sign, so that the product of second
+/// bf16 terms, which is left out, is a quarter and does not add up.
 ///
 /// `ANY` for numbers of the user: of any size, and NaN with any payload ([`Avx512::nearest_of_any`]).
 #[inline(always)]
-pub(crate) fn split<const LIMBS: usize, const ANY: bool>(
+pub(crate) fn split<const TERMS: usize, const ANY: bool>(
     s: Avx512,
     mut x: __m512,
-) -> [__m512; LIMBS] {
-    if ANY && LIMBS > 1 {
+) -> [__m512; TERMS] {
+    if ANY && TERMS > 1 {
         x = s.plain_nan(x);
     }
-    let mut limbs = [x; LIMBS];
-    for limb in &mut limbs[..LIMBS - 1] {
-        *limb = s.upper(if LIMBS == 2 { nearest::<ANY>(s, x) } else { x });
-        x = s.sub(x, *limb);
+    let mut terms = [x; TERMS];
+    for term in &mut terms[..TERMS - 1] {
+        *term = s.upper(if TERMS == 2 { nearest::<ANY>(s, x) } else { x });
+        x = s.sub(x, *term);
     }
-    limbs[LIMBS - 1] = if LIMBS == 3 { x } else { nearest::<ANY>(s, x) };
-    limbs
+    terms[TERMS - 1] = if TERMS == 3 { x } else { nearest::<ANY>(s, x) };
+    terms
 }
 
-/// Numbers as they are stored: one limb holds a `bf16` as it is, any NaN too.
+/// Numbers as they are stored: one bf16 term holds a `bf16` as it is, any NaN too.
 #[inline(always)]
-fn split_stored<const LIMBS: usize>(s: Avx512, x: __m512) -> [__m512; LIMBS] {
-    if LIMBS == 1 { [x; LIMBS] } else { split::<LIMBS, true>(s, x) }
+fn split_stored<const TERMS: usize>(s: Avx512, x: __m512) -> [__m512; TERMS] {
+    if TERMS == 1 { [x; TERMS] } else { split::<TERMS, true>(s, x) }
 }
 
 #[inline(always)]
@@ -117,14 +117,14 @@ impl OwnBlock {
     }
 
     #[inline(always)]
-    pub(crate) fn fill<E: Element<Num = f32>, const LIMBS: usize>(
+    pub(crate) fn fill<E: Element<Num = f32>, const TERMS: usize>(
         &mut self,
         s: Avx512,
         (k, v): (Head<'_, E>, Head<'_, E>),
         at: &KeyBlock,
     ) {
         let rows = &mut self.rows[..];
-        self.odd = s.call(PackBlock::<E, LIMBS> { s, sizes: self.sizes, k, v, at, rows });
+        self.odd = s.call(PackBlock::<E, TERMS> { s, sizes: self.sizes, k, v, at, rows });
     }
 }
 
@@ -138,7 +138,7 @@ fn key_block(sizes: Sizes, rows: &[TileRow], odd: u64) -> PackedBlock<'_> {
 }
 
 /// Packs keys and values of a key_block; returns [`PackedBlock::odd`].
-struct PackBlock<'t, E: Element, const LIMBS: usize> {
+struct PackBlock<'t, E: Element, const TERMS: usize> {
     s: Avx512,
     sizes: Sizes,
     k: Head<'t, E>,
@@ -147,7 +147,7 @@ struct PackBlock<'t, E: Element, const LIMBS: usize> {
     rows: &'t mut [TileRow],
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackBlock<'_, E, LIMBS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackBlock<'_, E, TERMS> {
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
@@ -155,9 +155,9 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackBlock<'_, E, L
         let (keys, values) = rows.split_at_mut(sizes.key_rows());
         let (from, turned) = (at.keys(), sizes.features);
         for (i, row) in rows_of(at.len, |i| k.row(from.get(i))).iter().enumerate() {
-            pack_row::<E, LIMBS>(s, row, sizes.chunks, i, keys);
+            pack_row::<E, TERMS>(s, row, sizes.chunks, i, keys);
         }
-        pack_turned::<E, LIMBS>(s, &rows_of(at.len, |i| v.row(from.get(i))), turned, values)
+        pack_turned::<E, TERMS>(s, &rows_of(at.len, |i| v.row(from.get(i))), turned, values)
     }
 }
 
@@ -193,7 +193,7 @@ fn load_row<E: Element<Num = f32>>(s: Avx512, row: &[E], first: usize) -> __m512
 
 /// Row `i` of a left operand, interleaved, padded with 0.
 #[inline(always)]
-pub(crate) fn pack_row<E: Element<Num = f32>, const LIMBS: usize>(
+pub(crate) fn pack_row<E: Element<Num = f32>, const TERMS: usize>(
     s: Avx512,
     row: &[E],
     chunks: usize,
@@ -204,37 +204,37 @@ pub(crate) fn pack_row<E: Element<Num = f32>, const LIMBS: usize>(
         let halves = [0, ROWS].map(|half| chunk * WIDTH + half);
         let halves = [load_row(s, row, halves[0]), load_row(s, row, halves[1])];
         let at = (chunk * (BLOCK_KEYS / ROWS) + i / ROWS) * ROWS + i % ROWS;
-        let limbs = [split_stored::<LIMBS>(s, halves[0]), split_stored::<LIMBS>(s, halves[1])];
-        write_limbs(s, limbs, (&mut *to, at, chunks * BLOCK_KEYS));
+        let terms = [split_stored::<TERMS>(s, halves[0]), split_stored::<TERMS>(s, halves[1])];
+        write_terms(s, terms, (&mut *to, at, chunks * BLOCK_KEYS));
     }
 }
 
-/// Writes two vectors as one row of a tile from `at` on, the limbs `apart` from each other.
+/// Writes two vectors as one row of a tile from `at` on, the bf16 terms `apart` from each other.
 #[inline(always)]
-pub(crate) fn write_interleaved<const LIMBS: usize, const ANY: bool>(
+pub(crate) fn write_interleaved<const TERMS: usize, const ANY: bool>(
     s: Avx512,
     [first, second]: [__m512; 2],
     to: (&mut [TileRow], usize, usize),
 ) {
-    let limbs = [split::<LIMBS, ANY>(s, first), split::<LIMBS, ANY>(s, second)];
-    write_limbs(s, limbs, to);
+    let terms = [split::<TERMS, ANY>(s, first), split::<TERMS, ANY>(s, second)];
+    write_terms(s, terms, to);
 }
 
 #[inline(always)]
-fn write_limbs<const LIMBS: usize>(
+fn write_terms<const TERMS: usize>(
     s: Avx512,
-    [first, second]: [[__m512; LIMBS]; 2],
+    [first, second]: [[__m512; TERMS]; 2],
     (to, at, apart): (&mut [TileRow], usize, usize),
 ) {
-    for limb in 0..LIMBS {
-        s.write_pairs(first[limb], second[limb], &mut to[at + limb * apart].0);
+    for term in 0..TERMS {
+        s.write_pairs(first[term], second[term], &mut to[at + term * apart].0);
     }
 }
 
 /// The rows of a key_block as a left operand `[features][keys]`, interleaved, padded with 0. Returns a bit for each key that holds a
 /// number that is not finite; such numbers are 0 in the operand.
 #[inline(always)]
-pub(crate) fn pack_turned<E: Element<Num = f32>, const LIMBS: usize>(
+pub(crate) fn pack_turned<E: Element<Num = f32>, const TERMS: usize>(
     s: Avx512,
     rows: &[&[E]; GROUP],
     tiles: usize,
@@ -244,7 +244,7 @@ pub(crate) fn pack_turned<E: Element<Num = f32>, const LIMBS: usize>(
     for chunk in 0..CHUNKS {
         let (first, second) = rows[chunk * WIDTH..][..WIDTH].split_at(ROWS);
         for tile in 0..tiles {
-            let mut blocks = [s.block(); LIMBS];
+            let mut blocks = [s.block(); TERMS];
             for i in 0..ROWS {
                 let mut halves = [s.splat(0.0); 2];
                 for (half, rows) in [first, second].into_iter().enumerate() {
@@ -254,14 +254,14 @@ pub(crate) fn pack_turned<E: Element<Num = f32>, const LIMBS: usize>(
                         halves[half] = x;
                     }
                 }
-                let limbs =
-                    [split_stored::<LIMBS>(s, halves[0]), split_stored::<LIMBS>(s, halves[1])];
-                for (limb, block) in blocks.iter_mut().enumerate() {
-                    block[i] = s.pairs(limbs[0][limb], limbs[1][limb]);
+                let terms =
+                    [split_stored::<TERMS>(s, halves[0]), split_stored::<TERMS>(s, halves[1])];
+                for (term, block) in blocks.iter_mut().enumerate() {
+                    block[i] = s.pairs(terms[0][term], terms[1][term]);
                 }
             }
-            for (limb, block) in blocks.iter_mut().enumerate() {
-                let at = ((limb * CHUNKS + chunk) * tiles + tile) * ROWS;
+            for (term, block) in blocks.iter_mut().enumerate() {
+                let at = ((term * CHUNKS + chunk) * tiles + tile) * ROWS;
                 write_turned(s, block, &mut to[at..]);
             }
         }
@@ -270,30 +270,30 @@ pub(crate) fn pack_turned<E: Element<Num = f32>, const LIMBS: usize>(
 }
 
 /// Rows as a right operand `[features][lanes]`, interleaved, padded with 0.
-pub(crate) struct PackQueries<'t, E: Element, const LIMBS: usize> {
+pub(crate) struct PackQueries<'t, E: Element, const TERMS: usize> {
     pub(crate) s: Avx512,
     pub(crate) rows: &'t [&'t [E]; GROUP],
     pub(crate) chunks: usize,
     pub(crate) to: &'t mut [TileRow],
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackQueries<'_, E, LIMBS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackQueries<'_, E, TERMS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         let Self { s, rows, chunks, to } = self;
         for (tile, rows) in rows.chunks_exact(ROWS).enumerate() {
             for chunk in 0..chunks {
-                let mut blocks = [s.block(); LIMBS];
+                let mut blocks = [s.block(); TERMS];
                 for (i, row) in rows.iter().enumerate().filter(|(_, row)| !row.is_empty()) {
-                    let first = split_stored::<LIMBS>(s, load_row(s, row, chunk * WIDTH));
-                    let second = split_stored::<LIMBS>(s, load_row(s, row, chunk * WIDTH + ROWS));
-                    for (limb, block) in blocks.iter_mut().enumerate() {
-                        block[i] = s.pairs(first[limb], second[limb]);
+                    let first = split_stored::<TERMS>(s, load_row(s, row, chunk * WIDTH));
+                    let second = split_stored::<TERMS>(s, load_row(s, row, chunk * WIDTH + ROWS));
+                    for (term, block) in blocks.iter_mut().enumerate() {
+                        block[i] = s.pairs(first[term], second[term]);
                     }
                 }
-                for (limb, block) in blocks.iter_mut().enumerate() {
-                    let at = ((limb * chunks + chunk) * LANE_TILES + tile) * ROWS;
+                for (term, block) in blocks.iter_mut().enumerate() {
+                    let at = ((term * chunks + chunk) * LANE_TILES + tile) * ROWS;
                     write_turned(s, block, &mut to[at..]);
                 }
             }
@@ -302,7 +302,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for PackQueries<'_, E,
 }
 
 /// Lanes `[inner][lanes]` as a right operand, interleaved; padded with 0 up to whole chunks.
-pub(crate) struct PackPairs<'t, const LIMBS: usize> {
+pub(crate) struct PackPairs<'t, const TERMS: usize> {
     pub(crate) s: Avx512,
     pub(crate) lanes: &'t [Lanes<f32>],
     /// Which tiles of lanes.
@@ -311,7 +311,7 @@ pub(crate) struct PackPairs<'t, const LIMBS: usize> {
     pub(crate) to: &'t mut [TileRow],
 }
 
-impl<const LIMBS: usize> Task<f32> for PackPairs<'_, LIMBS> {
+impl<const TERMS: usize> Task<f32> for PackPairs<'_, TERMS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
@@ -326,7 +326,7 @@ impl<const LIMBS: usize> Task<f32> for PackPairs<'_, LIMBS> {
                 let first = chunk * WIDTH + i;
                 let halves = [load(first), load(first + ROWS)];
                 let at = (chunk * tiles.len() + tile - tiles.start) * ROWS + i;
-                write_interleaved::<LIMBS, true>(s, halves, (&mut *to, at, apart));
+                write_interleaved::<TERMS, true>(s, halves, (&mut *to, at, apart));
             }
         }
     }
@@ -355,21 +355,21 @@ impl<E: Element> AmxTask for PackKv<'_, '_, E> {
     type Stored = E;
     type Out = Option<PackedKv>;
 
-    fn limbs(&self) -> Option<usize> {
-        Some(self.sizes.limbs)
+    fn terms(&self) -> Option<usize> {
+        Some(self.sizes.terms)
     }
 
-    fn run_on_amx<const LIMBS: usize>(self, amx: Amx) -> Option<PackedKv>
+    fn run_on_amx<const TERMS: usize>(self, amx: Amx) -> Option<PackedKv>
     where
         E: Element<Num = f32>,
     {
         let Self { sizes, call, items, threads } = self;
-        PackedKv::new::<E, LIMBS>(amx.vectors(), sizes, (call, items), threads)
+        PackedKv::new::<E, TERMS>(amx.vectors(), sizes, (call, items), threads)
     }
 }
 
 impl PackedKv {
-    fn new<E: Element<Num = f32>, const LIMBS: usize>(
+    fn new<E: Element<Num = f32>, const TERMS: usize>(
         s: Avx512,
         sizes: Sizes,
         (call, items): (&Call<'_, E>, &[usize]),
@@ -399,7 +399,7 @@ impl PackedKv {
                 (to.tile(i, TileHeads::one(0), one), to_odd.tile(i, TileHeads::one(0), one))
             };
             let rows = to.update(0, 0);
-            let task = PackBlock::<E, LIMBS> { s, sizes, k, v, at, rows };
+            let task = PackBlock::<E, TERMS> { s, sizes, k, v, at, rows };
             to_odd.update(0, 0)[0] = s.call(task);
         });
         Some(Self { sizes, before, heads, rows, odd })

@@ -59,21 +59,21 @@ pub(crate) struct Source<'t> {
 }
 
 /// Products on the tiles, step by step.
-pub(crate) struct Steps<'t, const LIMBS: usize> {
+pub(crate) struct Steps<'t, const TERMS: usize> {
     pub(crate) t: &'t Tiles,
-    pub(crate) products: [Option<Product<'t, LIMBS>>; 2 + GROUPS],
+    pub(crate) products: [Option<Product<'t, TERMS>>; 2 + GROUPS],
     /// The product that is on.
     pub(crate) at: usize,
 }
 
-impl<'t, const LIMBS: usize> Steps<'t, LIMBS> {
+impl<'t, const TERMS: usize> Steps<'t, TERMS> {
     fn count(&self) -> usize {
         self.products.iter().flatten().map(Product::steps).sum()
     }
 
     /// The product that the next step belongs to; there must be one.
     #[inline(always)]
-    fn current(&mut self) -> Option<&mut Product<'t, LIMBS>> {
+    fn current(&mut self) -> Option<&mut Product<'t, TERMS>> {
         while self.products[self.at].as_ref().is_none_or(Product::is_done) {
             self.at += 1;
         }
@@ -105,13 +105,13 @@ impl<'t, const LIMBS: usize> Steps<'t, LIMBS> {
 }
 
 /// Steps of the products of one key_block, then those of the first products of the next block.
-struct Mixed<'m, 't, const LIMBS: usize> {
-    steps: &'m mut Steps<'t, LIMBS>,
+struct Mixed<'m, 't, const TERMS: usize> {
+    steps: &'m mut Steps<'t, TERMS>,
     left: usize,
-    coming: [Option<Product<'m, LIMBS>>; 2],
+    coming: [Option<Product<'m, TERMS>>; 2],
 }
 
-impl<const LIMBS: usize> Mixed<'_, '_, LIMBS> {
+impl<const TERMS: usize> Mixed<'_, '_, TERMS> {
     fn count(&self) -> usize {
         self.left + self.coming.iter().flatten().map(Product::steps).sum::<usize>()
     }
@@ -136,12 +136,12 @@ impl<const LIMBS: usize> Mixed<'_, '_, LIMBS> {
 }
 
 /// Products on the tiles while the vectors make the operands of the next key_block.
-pub(crate) struct Pipelined<'t, const LIMBS: usize> {
-    pub(crate) steps: Steps<'t, LIMBS>,
+pub(crate) struct Pipelined<'t, const TERMS: usize> {
+    pub(crate) steps: Steps<'t, TERMS>,
     pub(crate) make: Option<Make<'t>>,
 }
 
-impl<const LIMBS: usize> Task<f32> for Pipelined<'_, LIMBS> {
+impl<const TERMS: usize> Task<f32> for Pipelined<'_, TERMS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
@@ -160,7 +160,7 @@ type BlockAt = (usize, usize, usize);
 impl Make<'_> {
     /// All blocks, with steps of other products on the way; tells how many.
     #[inline(always)]
-    fn run<const LIMBS: usize>(self, steps: &mut Steps<'_, LIMBS>, count: usize) -> usize {
+    fn run<const TERMS: usize>(self, steps: &mut Steps<'_, TERMS>, count: usize) -> usize {
         let Self { from, blocks: [first, second], to } = self;
         let mut order: [BlockAt; GROUPS * CHUNKS * CHUNKS] = [(0, 0, 0); _];
         let mut len = 0;
@@ -172,7 +172,7 @@ impl Make<'_> {
             }
         }
         let (mut now, mut next) = (first, second);
-        let products = from.products::<LIMBS>(order[0], now);
+        let products = from.products::<TERMS>(order[0], now);
         let [scores, d_weights] = products;
         let products = [scores, d_weights, None, None];
         let mut early = Steps { t: steps.t, products, at: 0 };
@@ -193,11 +193,11 @@ impl Make<'_> {
 impl Source<'_> {
     /// The first products of a block.
     #[inline(always)]
-    fn products<'p, const LIMBS: usize>(
+    fn products<'p, const TERMS: usize>(
         &'p self,
         (g, lanes, chunk): BlockAt,
         to: &'p mut Block,
-    ) -> [Option<Product<'p, LIMBS>>; 2] {
+    ) -> [Option<Product<'p, TERMS>>; 2] {
         let Some(side) = &self.sides[g] else { return [None, None] };
         let (key, lane) = (2 * chunk, 2 * lanes);
         let tiles =
@@ -224,9 +224,9 @@ impl Source<'_> {
 
     /// `a = 2^(score factor - lse)`, `d_score = a (d_a - delta)` of a block, and steps of products on the way.
     #[inline(always)]
-    fn differentiate<const LIMBS: usize>(
+    fn differentiate<const TERMS: usize>(
         &self,
-        mut mixed: Mixed<'_, '_, LIMBS>,
+        mut mixed: Mixed<'_, '_, TERMS>,
         (g, lanes, chunk): BlockAt,
         (b, blocks): (usize, usize),
         block: &Block,
@@ -255,13 +255,13 @@ impl Source<'_> {
                     let seen = s.lanes(seen >> (j * ROWS));
                     let x = s.load(&block.scores.0[key][j * ROWS..]);
                     let x = s.fma(x, factor, less_lse[j]);
-                    let a = if LIMBS < 3 { math::weight_coarse(s, x) } else { math::weight(s, x) };
+                    let a = if TERMS < 3 { math::weight_coarse(s, x) } else { math::weight(s, x) };
                     let d_a = s.sub(s.load(&block.d_weights.0[key][j * ROWS..]), delta[j]);
                     weights[half][j] = s.select(seen, a, zero);
                     d_scores[half][j] = s.select(seen, s.mul(a, d_a), zero);
                 }
             }
-            to.write::<LIMBS>(s, (g, lanes, chunk, i), weights, d_scores);
+            to.write::<TERMS>(s, (g, lanes, chunk, i), weights, d_scores);
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{ROWS, TileRow};
 use crate::simd::{GROUP, Lanes, Tiles};
 use std::marker::PhantomData;
 
-/// A packed operand: `[limb][chunk][tile][16 rows]`.
+/// A packed operand: `[bf16 term][chunk][tile][16 rows]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operand<'p> {
     pub(crate) data: &'p [TileRow],
@@ -13,9 +13,9 @@ pub(crate) struct Operand<'p> {
 }
 
 impl Operand<'_> {
-    /// Whether so many limbs, chunks and tiles are there.
-    fn holds(&self, limbs: usize, chunks: usize, tiles: usize) -> bool {
-        let last = ((limbs - 1) * self.chunks + chunks.max(1) - 1) * self.tiles + tiles;
+    /// Whether so many bf16 terms, chunks and tiles are there.
+    fn holds(&self, terms: usize, chunks: usize, tiles: usize) -> bool {
+        let last = ((terms - 1) * self.chunks + chunks.max(1) - 1) * self.tiles + tiles;
         chunks <= self.chunks && tiles <= self.tiles && last * ROWS <= self.data.len()
     }
 
@@ -57,12 +57,12 @@ impl<'p> Sums<'p> {
 
 /// `to [rows][lanes] (+)= left [rows][inner] x right [inner][lanes]`, all sizes in tiles (of 32 numbers for `inner`).
 #[derive(Debug)]
-pub(crate) struct Product<'p, const LIMBS: usize> {
+pub(crate) struct Product<'p, const TERMS: usize> {
     /// Where the tiles of the next step are.
     left: *const u8,
     right: *const u8,
     to: *mut u8,
-    /// Bytes from one limb, and from one chunk, to the next.
+    /// Bytes from one bf16 term, and from one chunk, to the next.
     left_strides: [usize; 2],
     right_strides: [usize; 2],
     stride: usize,
@@ -73,7 +73,7 @@ pub(crate) struct Product<'p, const LIMBS: usize> {
     /// Chunks of 32 numbers that each sum is over, and how many of them are left.
     chunks: usize,
     left_chunks: usize,
-    /// Which meeting of limbs is next, and which tile of it.
+    /// Which meeting of bf16 terms is next, and which tile of it.
     meeting: usize,
     tile: usize,
     /// Whether the result is added to what is there.
@@ -88,9 +88,9 @@ const TILES: usize = 4;
 const TILE: usize = ROWS * ROW;
 const ROW: usize = size_of::<TileRow>();
 
-/// Which limb of the left operand meets which of the right one: small products first, neighbours share a limb.
-const fn meetings(limbs: usize) -> &'static [(usize, usize)] {
-    match limbs {
+/// Which bf16 term of the left operand meets which of the right one: small products first, neighbours share a bf16 term.
+const fn term_products(terms: usize) -> &'static [(usize, usize)] {
+    match terms {
         1 => &[(0, 0)],
         2 => &[(0, 1), (0, 0), (1, 0)],
         _ => &[(0, 2), (0, 1), (1, 1), (1, 0), (0, 0), (2, 0)],
@@ -103,7 +103,7 @@ pub(crate) trait Between {
     fn after(&mut self, step: usize);
 }
 
-impl<'p, const LIMBS: usize> Product<'p, LIMBS> {
+impl<'p, const TERMS: usize> Product<'p, TERMS> {
     /// Of `(rows, lanes)` tiles over `chunks`.
     #[inline(always)]
     pub(crate) fn new(
@@ -112,7 +112,7 @@ impl<'p, const LIMBS: usize> Product<'p, LIMBS> {
         (rows, lanes): (usize, usize),
         (to, add): (Sums<'p>, bool),
     ) -> Self {
-        assert!(left.holds(LIMBS, chunks, rows) && right.holds(LIMBS, chunks, lanes));
+        assert!(left.holds(TERMS, chunks, rows) && right.holds(TERMS, chunks, lanes));
         assert!(lanes == 0 || rows * ROWS <= to.rows);
         assert!(lanes * ROWS <= to.width && chunks > 0);
         let strides = |of: Operand<'_>| [of.chunks * of.tiles * TILE, of.tiles * TILE];
@@ -142,7 +142,7 @@ impl<'p, const LIMBS: usize> Product<'p, LIMBS> {
 
     /// Steps from one block of the result to the next: after these, what was begun is stored.
     pub(crate) fn block_steps(&self) -> usize {
-        self.chunks * meetings(LIMBS).len() * TILES
+        self.chunks * term_products(TERMS).len() * TILES
     }
 
     /// Whether all steps are taken.
@@ -159,9 +159,9 @@ impl<'p, const LIMBS: usize> Product<'p, LIMBS> {
         }
     }
 
-    /// Whether all blocks of the result are 2 x 2 tiles side by side, and one limb meets one.
+    /// Whether all blocks of the result are 2 x 2 tiles side by side, and one bf16 term meets one.
     pub(crate) fn is_even(&self) -> bool {
-        LIMBS == 1 && self.rows.is_multiple_of(2) && self.lanes == 2 && self.all_lanes == 2
+        TERMS == 1 && self.rows.is_multiple_of(2) && self.lanes == 2 && self.all_lanes == 2
     }
 
     /// Takes all steps of an even product that is not begun, and has something else done after each.
@@ -248,7 +248,7 @@ impl<'p, const LIMBS: usize> Product<'p, LIMBS> {
         }
     }
 
-    /// The next step: one of up to 2 x 2 tiles of the result meets one chunk, in one of its limbs. Nothing, if all steps are
+    /// The next step: one of up to 2 x 2 tiles of the result meets one chunk, in one of its bf16 terms. Nothing, if all steps are
     /// taken.
     #[inline(always)]
     pub(crate) fn step(&mut self, t: &Tiles) {
@@ -257,9 +257,9 @@ impl<'p, const LIMBS: usize> Product<'p, LIMBS> {
         }
         // Whether there is a second tile of rows, of lanes.
         let (tall, wide) = (self.rows > 1, self.lanes > 1);
-        let (a, b) = meetings(LIMBS)[self.meeting];
+        let (a, b) = term_products(TERMS)[self.meeting];
         // An operand that the step before had, too, is there already.
-        let before = self.meeting.checked_sub(1).map(|before| meetings(LIMBS)[before]);
+        let before = self.meeting.checked_sub(1).map(|before| term_products(TERMS)[before]);
         let (new_left, new_right) = match before {
             Some(before) => (before.0 != a, before.1 != b),
             None => (true, true),
@@ -305,7 +305,7 @@ impl<'p, const LIMBS: usize> Product<'p, LIMBS> {
                         t.multiply::<3, 5, 7>();
                     }
                     self.meeting += 1;
-                    if self.meeting == meetings(LIMBS).len() {
+                    if self.meeting == term_products(TERMS).len() {
                         self.meeting = 0;
                         self.next_chunk(t, tall, wide);
                     }

@@ -26,33 +26,33 @@ use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileSh
 use crate::source::Head;
 
 /// Some keys of one head, and all rows that see them.
-pub(super) fn by_keys<E: Element<Num = f32>, const LIMBS: usize>(
+pub(super) fn by_keys<E: Element<Num = f32>, const TERMS: usize>(
     amx: Amx,
     task: ByKeys<'_, '_, E>,
 ) {
-    amx.run(OnAmx::<E, LIMBS> { amx, task });
+    amx.run(OnAmx::<E, TERMS> { amx, task });
 }
 
-struct OnAmx<'t, 'c, E: Element, const LIMBS: usize> {
+struct OnAmx<'t, 'c, E: Element, const TERMS: usize> {
     amx: Amx,
     task: ByKeys<'t, 'c, E>,
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnAmx<'_, '_, E, LIMBS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OnAmx<'_, '_, E, TERMS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         let (s, t) = (self.amx.vectors(), self.amx.configure([TileShape::WHOLE; 8]));
-        self.task.run_by(s, &AmxProducts::<LIMBS> { s, t });
+        self.task.run_by(s, &AmxProducts::<TERMS> { s, t });
     }
 }
 
-struct AmxProducts<const LIMBS: usize> {
+struct AmxProducts<const TERMS: usize> {
     s: Avx512,
     t: Tiles,
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Products<E> for AmxProducts<LIMBS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Products<E> for AmxProducts<TERMS> {
     #[inline(always)]
     fn block_loop<S: Simd<f32>>(
         &self,
@@ -71,20 +71,20 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Products<E> for AmxProducts<LIMB
             turn(*s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut room.turned);
             let lanes = [&room.turned[..], &group.d_out];
             let as_rows = [&group.q_rows, &group.d_out_rows];
-            room.rows.fill::<LIMBS>(*s, g, lanes, as_rows, rows.count);
+            room.rows.fill::<TERMS>(*s, g, lanes, as_rows, rows.count);
         }
         let inputs = call.keys_and_values(scope);
         let s = *s;
         let weighed = None;
         let mut visitor =
-            Passing::<E, LIMBS> { s, t, inputs, scope, rows, grads, room, factor, weighed };
+            Passing::<E, TERMS> { s, t, inputs, scope, rows, grads, room, factor, weighed };
         block_loop.for_each_block(s, &call, (scope, rows), &key_range, &mut visitor);
         visitor.flush();
     }
 }
 
 /// Takes the gradients of each key_block.
-struct Passing<'t, 'c, E: Element, const LIMBS: usize> {
+struct Passing<'t, 'c, E: Element, const TERMS: usize> {
     s: Avx512,
     t: &'t Tiles,
     inputs: (Head<'c, E>, Head<'c, E>),
@@ -115,7 +115,7 @@ struct Waiting {
 /// Which rows of each group see each key; none where there is no key.
 type Sight = [[Seen; BLOCK_KEYS]; GROUPS];
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Passing<'_, '_, E, LIMBS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E, TERMS> {
     #[inline(always)]
     fn take<S: Simd<f32>>(&mut self, _: S, key_block: &KeyBlock) -> bool {
         let mut seen = [[0; BLOCK_KEYS]; GROUPS];
@@ -128,7 +128,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Passing<'_, '_, E
             Keys::From(key) => Some(key - first),
             Keys::Picked(_) => None,
         };
-        let packed = self.room.key_blocks.find::<E, LIMBS>(self.s, self.inputs, key_block, first);
+        let packed = self.room.key_blocks.find::<E, TERMS>(self.s, self.inputs, key_block, first);
         let buffer = self.weighed.map_or(0, |weighed| 1 - weighed.buffer);
         let next = Waiting { key_block: packed, place, keys, groups, buffer };
         let problem = self.grads.problem;
@@ -169,7 +169,7 @@ fn look(key_block: &KeyBlock, rows: RowTile, seen: &mut Sight) -> (usize, usize)
     (first, end)
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
     /// Finishes what is on its way.
     #[inline(always)]
     fn flush(&mut self) {
@@ -261,7 +261,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
             let from = Source { s, keys, values, n, sides, factor: self.factor, ahead };
             Make { from, blocks, to }
         });
-        s.call(Pipelined::<LIMBS> { steps: Steps { t, products, at: 0 }, make });
+        s.call(Pipelined::<TERMS> { steps: Steps { t, products, at: 0 }, make });
     }
 
     /// A key_block and a group of a problem that is not plain: all in a row, but for the last products.
@@ -281,11 +281,11 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
         let (keys, values) = ((packed.keys, own.queries(g)), (packed.values, own.d_out(g)));
         let to = (Sums::lanes(grads.tiles.weights, 0), false);
-        let scores = Product::<LIMBS>::new(keys, sizes.qk.chunks, tiles, to);
+        let scores = Product::<TERMS>::new(keys, sizes.qk.chunks, tiles, to);
         let to = (Sums::lanes(grads.tiles.d_scores, 0), false);
         let d_weights = Product::new(values, sizes.v.chunks, tiles, to);
         let products = [Some(scores), Some(d_weights), None, None];
-        s.call(Pipelined::<LIMBS> { steps: Steps { t, products, at: 0 }, make: None });
+        s.call(Pipelined::<TERMS> { steps: Steps { t, products, at: 0 }, make: None });
         let at = At { scope: *scope, rows, span, keys: key_block.keys() };
         let scores = &mut grads.tiles.weights[..n];
         s.call(Scale { tile: scores, factor: *factor, span });
@@ -295,7 +295,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         }
         grads.groups[g].weigh(s, problem, (at, Some(&seen[..n])), n, &mut grads.tiles);
         grads.backward(s, g, (at, Some(&seen[..n])), n);
-        s.call(PackScores::<LIMBS> {
+        s.call(PackScores::<TERMS> {
             s,
             weights: &grads.tiles.weights[..n],
             d_scores: &grads.tiles.d_scores[..n],
@@ -331,17 +331,17 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Passing<'_, '_, E, LIMBS> {
         let AddGrads { groups, first, d_k, d_v, .. } = &mut self.grads;
         let (group, k) = (&mut groups[g], self.inputs.0);
         let row = |i| k.row(key_block.keys().get(i));
-        add_odd_keys::<E, LIMBS>((odd, seen, n), row, d_scores, &mut group.d_q);
+        add_odd_keys::<E, TERMS>((odd, seen, n), row, d_scores, &mut group.d_q);
         let [odd_q, odd_d_out] = self.room.rows.odd[g];
         let at = |i| key_block.keys().get(i) - *first;
-        add_odd_rows::<LIMBS>((odd_q, seen, n), &group.q_rows, d_scores, &at, d_k);
-        add_odd_rows::<LIMBS>((odd_d_out, seen, n), &group.d_out_rows, weights, &at, d_v);
+        add_odd_rows::<TERMS>((odd_q, seen, n), &group.q_rows, d_scores, &at, d_k);
+        add_odd_rows::<TERMS>((odd_d_out, seen, n), &group.d_out_rows, weights, &at, d_v);
     }
 }
 
 /// The numbers that were left out of the keys because they are not finite, for the rows that see them.
 #[inline(never)]
-fn add_odd_keys<'k, E: Element<Num = f32>, const LIMBS: usize>(
+fn add_odd_keys<'k, E: Element<Num = f32>, const TERMS: usize>(
     (odd, seen, n): (u64, &[Seen; BLOCK_KEYS], usize),
     key: impl Fn(usize) -> &'k [E],
     d_scores: Operand<'_>,
@@ -351,7 +351,7 @@ fn add_odd_keys<'k, E: Element<Num = f32>, const LIMBS: usize>(
         let features = key(i).iter().map(|x| x.widen());
         for (x, d_q) in features.zip(&mut *d_q).filter(|(x, _)| !x.is_finite()) {
             for row in (0..GROUP).filter(|row| sees(seen, i, *row)) {
-                d_q.0[row] += read::<LIMBS>(d_scores, i, row) * x;
+                d_q.0[row] += read::<TERMS>(d_scores, i, row) * x;
             }
         }
     }
@@ -359,7 +359,7 @@ fn add_odd_keys<'k, E: Element<Num = f32>, const LIMBS: usize>(
 
 /// The numbers that were left out of some rows because they are not finite, for the keys that they see.
 #[inline(never)]
-fn add_odd_rows<const LIMBS: usize>(
+fn add_odd_rows<const TERMS: usize>(
     (odd, seen, n): (u64, &[Seen; BLOCK_KEYS], usize),
     rows: &RowBuffer<f32>,
     from: Operand<'_>,
@@ -368,7 +368,7 @@ fn add_odd_rows<const LIMBS: usize>(
 ) {
     for row in (0..GROUP).filter(|row| odd >> row & 1 == 1) {
         for i in (0..n).filter(|i| sees(seen, *i, row)) {
-            let by = read::<LIMBS>(from, i, row);
+            let by = read::<TERMS>(from, i, row);
             let both = rows.row(row).iter().zip(to.row_mut(at(i)));
             both.filter(|(x, _)| !x.is_finite()).for_each(|(x, to)| *to += by * x);
         }

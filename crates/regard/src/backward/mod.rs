@@ -107,18 +107,18 @@ pub(crate) struct Scratch<N> {
 }
 
 impl<N: Number> Scratch<N> {
-    /// For tasks of up to `keys` keys, with numbers in so many limbs if their products are made on tiles.
+    /// For tasks of up to `keys` keys, with numbers in so many bf16 terms if their products are made on tiles.
     pub(crate) fn new<E: Element<Num = N>>(
         problem: &Problem<'_, E>,
         rows: usize,
         keys: usize,
-        limbs: Option<usize>,
+        terms: Option<usize>,
     ) -> Self {
         let dims = problem.dims();
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let distances = matches!(problem.similarity, Similarity::Distance);
         let groups = rows.min(dims.q_len).div_ceil(GROUP);
-        let room = limbs.map(|limbs| AmxBackwardScratch::new(limbs, dims, groups, keys));
+        let room = terms.map(|terms| AmxBackwardScratch::new(terms, dims, groups, keys));
         let (features, rows) = room.as_ref().map_or((0, keys), |room| room.padded(keys));
         Self {
             groups: (0..groups).map(|_| Group::new(problem, features)).collect(),
@@ -198,16 +198,16 @@ impl<E: Element> AmxTask for ByKeys<'_, '_, E> {
     type Stored = E;
     type Out = ();
 
-    fn limbs(&self) -> Option<usize> {
-        self.scratch.room.as_ref().map(AmxBackwardScratch::limbs)
+    fn terms(&self) -> Option<usize> {
+        self.scratch.room.as_ref().map(AmxBackwardScratch::terms)
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn run_on_amx<const LIMBS: usize>(self, amx: Amx)
+    fn run_on_amx<const TERMS: usize>(self, amx: Amx)
     where
         E: Element<Num = f32>,
     {
-        amx::by_keys::<E, LIMBS>(amx, self);
+        amx::by_keys::<E, TERMS>(amx, self);
     }
 }
 

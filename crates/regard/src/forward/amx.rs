@@ -1,6 +1,6 @@
 //! The forward pass on tiles: while the vectors weigh one tile, the tiles score the next and add up the one before.
 //!
-//! Cost: the products of the pass on vectors, `limbs (limbs + 1) / 2` times over, each up to 16 times as fast. What limits it is
+//! Cost: the products of the pass on vectors, `bf16 terms (bf16 terms + 1) / 2` times over, each up to 16 times as fast. What limits it is
 //! loading tiles, 32 times for 64 keys, 32 rows and 64 features.
 
 use super::{Forward, Group, Scratch, decode_amx};
@@ -19,26 +19,26 @@ use crate::source::Head;
 use std::arch::x86_64::__m512;
 
 /// One tile of rows of one head.
-pub(super) fn forward<E: Element<Num = f32>, const LIMBS: usize>(
+pub(super) fn forward<E: Element<Num = f32>, const TERMS: usize>(
     amx: Amx,
     task: Forward<'_, '_, E>,
 ) {
-    amx.run(OnAmx::<E, LIMBS> { amx, task });
+    amx.run(OnAmx::<E, TERMS> { amx, task });
 }
 
-struct OnAmx<'t, 'c, E: Element, const LIMBS: usize> {
+struct OnAmx<'t, 'c, E: Element, const TERMS: usize> {
     amx: Amx,
     task: Forward<'t, 'c, E>,
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnAmx<'_, '_, E, LIMBS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OnAmx<'_, '_, E, TERMS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
         let Self { amx, mut task } = self;
         let s = amx.vectors();
-        // Numbers of one limb alone: of others, decoding uses vectors.
-        if LIMBS == 1
+        // Numbers of one bf16 term alone: of others, decoding uses vectors.
+        if TERMS == 1
             && let Some(mut tiles) =
                 task.scratch.decode.as_mut().and_then(|decode| decode.tiles.take())
         {
@@ -60,7 +60,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnAmx<'_, '_, E, L
             else {
                 return; // a plan that uses AMX has made room for them
             };
-            let mut visitor = Adding::<E, LIMBS> {
+            let mut visitor = Adding::<E, TERMS> {
                 s,
                 t: &t,
                 call,
@@ -80,7 +80,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnAmx<'_, '_, E, L
         drop(t);
         for g in 0..used {
             match task.stage.into {
-                Some(limb) => task.save(s, g, limb),
+                Some(term) => task.save(s, g, term),
                 None => task.finish(s, g),
             }
         }
@@ -88,7 +88,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Task<f32> for OnAmx<'_, '_, E, L
 }
 
 /// Adds each block to the sums of the groups.
-struct Adding<'t, 'c, E: Element, const LIMBS: usize> {
+struct Adding<'t, 'c, E: Element, const TERMS: usize> {
     s: Avx512,
     t: &'t Tiles,
     call: Call<'c, E>,
@@ -132,7 +132,7 @@ impl Waiting {
 /// while one half group after the other passes over them, its own numbers in the first.
 const QUEUE: usize = 16;
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Adding<'_, '_, E, LIMBS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Adding<'_, '_, E, TERMS> {
     #[inline(always)]
     fn take<S: Simd<f32>>(&mut self, _: S, block: &KeyBlock) -> bool {
         let problem = self.call.problem;
@@ -157,7 +157,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Adding<'_, '_, E,
         }
         self.flush();
         let rows = self.call.keys_and_values(self.scope);
-        self.room.key_block.fill::<E, LIMBS>(self.s, rows, block);
+        self.room.key_block.fill::<E, TERMS>(self.s, rows, block);
         if let (None, Some(first), true) = (self.packed_kv, first, whole)
             && self.room.key_block.get().odd == 0
         {
@@ -175,7 +175,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Visit<f32> for Adding<'_, '_, E,
     fn visit<S: Simd<f32>>(&mut self, _: S, _: ScoreTile<'_, f32>) {}
 }
 
-impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
     /// Queries into tiles. They stay as they are: the scale comes after the product.
     #[inline(always)]
     fn turn_queries(&mut self) {
@@ -184,7 +184,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
         for (group, to) in self.groups[..self.rows.groups()].iter().zip(queries) {
             let rows = &rows_of(group.q.rows.count, |i| q.row(group.q.rows.row(i)));
             let (s, chunks) = (self.s, sizes.chunks);
-            s.call(PackQueries::<E, LIMBS> { s, rows, chunks, to });
+            s.call(PackQueries::<E, TERMS> { s, rows, chunks, to });
         }
     }
 
@@ -258,7 +258,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
                     Operand { data: &queries[next.group], chunks: sizes.chunks, tiles: LANE_TILES };
                 let operands = (keys, queries.skip(0, next.lane / ROWS));
                 let (tiles, to) = ((BLOCK_KEYS / ROWS, next.tiles()), (to_score.sums(), false));
-                Some(Product::<LIMBS>::new(operands, sizes.chunks, tiles, to))
+                Some(Product::<TERMS>::new(operands, sizes.chunks, tiles, to))
             }
             None => None,
         };
@@ -268,12 +268,12 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
                 let weights = Operand { data: done, chunks: CHUNKS, tiles: HALF_TILES };
                 let to = Sums::lanes(&mut self.groups[weighed.group].sums, weighed.lane);
                 let tiles = (sizes.features, weighed.tiles());
-                Some(Product::<LIMBS>::new((values, weights), CHUNKS, tiles, (to, true)))
+                Some(Product::<TERMS>::new((values, weights), CHUNKS, tiles, (to, true)))
             }
             None => None,
         };
         let mut sums = [0.0; HALF];
-        let enough = s.call(Pipelined::<LIMBS> {
+        let enough = s.call(Pipelined::<TERMS> {
             s,
             t,
             products: [add.as_mut(), score.as_mut()],
@@ -318,7 +318,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
         let (m, mut sums) = (group.states.m, [0.0; HALF]);
         let (m, vectors, sums_to) = (&m.0[lane..], scored.tiles(), &mut sums);
         let products = [None, None];
-        s.call(Pipelined::<LIMBS> {
+        s.call(Pipelined::<TERMS> {
             s,
             t,
             products,
@@ -360,7 +360,7 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
         let mut rounds = Rounds::new(group.grows);
         while let Some(suffices) = rounds.next(s, &sums.l, span) {
             let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
-            s.call(Alone::<LIMBS> {
+            s.call(Alone::<TERMS> {
                 t,
                 product: &mut Product::new(
                     (packed.keys, queries),
@@ -389,12 +389,12 @@ impl<E: Element<Num = f32>, const LIMBS: usize> Adding<'_, '_, E, LIMBS> {
             multiply_tile(s, (tile, factors), span);
         }
         let (lanes, tiles, to) = (&*tile, 0..LANE_TILES, &mut pairs[..]);
-        s.call(PackPairs::<LIMBS> { s, lanes, tiles, chunks: CHUNKS, to });
+        s.call(PackPairs::<TERMS> { s, lanes, tiles, chunks: CHUNKS, to });
         let weights = Operand { data: pairs, chunks: CHUNKS, tiles: LANE_TILES };
         let tiles = (sizes.features, rows.count.div_ceil(ROWS));
         let to = (Sums::lanes(&mut group.sums, 0), true);
         let product = &mut Product::new((packed.values, weights), CHUNKS, tiles, to);
-        s.call(Alone::<LIMBS> { t, product });
+        s.call(Alone::<TERMS> { t, product });
         if packed.odd != 0 {
             let (_, v) = self.call.keys_and_values(self.scope);
             add_odd(v, at.keys, (packed.odd, &seen), tile, &mut group.sums);
@@ -422,12 +422,12 @@ fn add_odd<E: Element<Num = f32>>(
 }
 
 /// A product and nothing else.
-struct Alone<'t, const LIMBS: usize> {
+struct Alone<'t, const TERMS: usize> {
     t: &'t Tiles,
-    product: &'t mut Product<'t, LIMBS>,
+    product: &'t mut Product<'t, TERMS>,
 }
 
-impl<const LIMBS: usize> Task<f32> for Alone<'_, LIMBS> {
+impl<const TERMS: usize> Task<f32> for Alone<'_, TERMS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
@@ -459,11 +459,11 @@ impl Task<f32> for Largest<'_> {
 
 /// Products on the tiles while the vectors turn scores into weights: `2^(score factor - m)`, in pairs of keys. Tells whether
 /// the weights are small enough to be used: see [`Rounds`].
-struct Pipelined<'t, const LIMBS: usize> {
+struct Pipelined<'t, const TERMS: usize> {
     s: Avx512,
     t: &'t Tiles,
     /// By reference: a copy would have to wait for all stores before it.
-    products: [Option<&'t mut Product<'t, LIMBS>>; 2],
+    products: [Option<&'t mut Product<'t, TERMS>>; 2],
     scores: &'t Halves<BLOCK_KEYS>,
     m: &'t [f32],
     factor: f32,
@@ -473,7 +473,7 @@ struct Pipelined<'t, const LIMBS: usize> {
     weights: &'t mut [TileRow],
 }
 
-impl<const LIMBS: usize> Task<f32> for Pipelined<'_, LIMBS> {
+impl<const TERMS: usize> Task<f32> for Pipelined<'_, TERMS> {
     type Out = bool;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> bool {
@@ -490,12 +490,12 @@ impl<const LIMBS: usize> Task<f32> for Pipelined<'_, LIMBS> {
     }
 }
 
-impl<const LIMBS: usize> Pipelined<'_, LIMBS> {
+impl<const TERMS: usize> Pipelined<'_, TERMS> {
     #[inline(always)]
     fn weigh<const VECTORS: usize>(self) -> bool {
         let Self { s, t, products, scores, m, weights, .. } = self;
         let [mut first, mut second] = products;
-        let mut vectors = Weighing::<LIMBS, VECTORS> {
+        let mut vectors = Weighing::<TERMS, VECTORS> {
             s,
             scores,
             weights,
@@ -529,7 +529,7 @@ impl<const LIMBS: usize> Pipelined<'_, LIMBS> {
 }
 
 /// Scores of half a tile on their way to weights, a pair of keys at a time.
-struct Weighing<'t, const LIMBS: usize, const VECTORS: usize> {
+struct Weighing<'t, const TERMS: usize, const VECTORS: usize> {
     s: Avx512,
     scores: &'t Halves<BLOCK_KEYS>,
     weights: &'t mut [TileRow],
@@ -542,7 +542,7 @@ struct Weighing<'t, const LIMBS: usize, const VECTORS: usize> {
 /// Pairs of keys of a block.
 const PAIRS: usize = BLOCK_KEYS / 2;
 
-impl<const LIMBS: usize, const VECTORS: usize> Weighing<'_, LIMBS, VECTORS> {
+impl<const TERMS: usize, const VECTORS: usize> Weighing<'_, TERMS, VECTORS> {
     /// The next pair.
     #[inline(always)]
     fn next(&mut self) {
@@ -554,11 +554,11 @@ impl<const LIMBS: usize, const VECTORS: usize> Weighing<'_, LIMBS, VECTORS> {
             let mut both = [s.splat(0.0); 2];
             for i in 0..2 {
                 let x = s.fma(s.load(&rows[i][j * 16..]), self.factor, self.less_m[j]);
-                both[i] = if LIMBS < 3 { math::weight_coarse(s, x) } else { math::weight(s, x) };
+                both[i] = if TERMS < 3 { math::weight_coarse(s, x) } else { math::weight(s, x) };
             }
             self.sums[j] = s.add(self.sums[j], s.add(both[0], both[1]));
             let at = (pair / ROWS * HALF_TILES + j) * ROWS + pair % ROWS;
-            write_interleaved::<LIMBS, false>(
+            write_interleaved::<TERMS, false>(
                 s,
                 both,
                 (&mut *self.weights, at, CHUNKS * HALF_TILES * ROWS),
@@ -568,7 +568,7 @@ impl<const LIMBS: usize, const VECTORS: usize> Weighing<'_, LIMBS, VECTORS> {
 
     /// All pairs, and the steps of both products spread evenly over them.
     #[inline(always)]
-    fn spread(&mut self, t: &Tiles, [mut first, mut second]: [Option<&mut Product<'_, LIMBS>>; 2]) {
+    fn spread(&mut self, t: &Tiles, [mut first, mut second]: [Option<&mut Product<'_, TERMS>>; 2]) {
         let steps = [&first, &second].map(|p| p.as_ref().map_or(0, |p| p.steps()));
         let all = steps[0] + steps[1];
         let mut taken = 0;
@@ -586,20 +586,20 @@ impl<const LIMBS: usize, const VECTORS: usize> Weighing<'_, LIMBS, VECTORS> {
 
     /// The same for even products, where so many pairs fall to the four steps of a chunk.
     #[inline(always)]
-    fn between<const EACH: usize>(&mut self, t: &Tiles, products: [&mut Product<'_, LIMBS>; 2]) {
+    fn between<const EACH: usize>(&mut self, t: &Tiles, products: [&mut Product<'_, TERMS>; 2]) {
         for product in products {
-            product.run_between(t, &mut Each::<EACH, LIMBS, VECTORS>(self));
+            product.run_between(t, &mut Each::<EACH, TERMS, VECTORS>(self));
         }
     }
 }
 
 /// `EACH` pairs for four steps.
-struct Each<'w, 't, const EACH: usize, const LIMBS: usize, const VECTORS: usize>(
-    &'w mut Weighing<'t, LIMBS, VECTORS>,
+struct Each<'w, 't, const EACH: usize, const TERMS: usize, const VECTORS: usize>(
+    &'w mut Weighing<'t, TERMS, VECTORS>,
 );
 
-impl<const EACH: usize, const LIMBS: usize, const VECTORS: usize> Between
-    for Each<'_, '_, EACH, LIMBS, VECTORS>
+impl<const EACH: usize, const TERMS: usize, const VECTORS: usize> Between
+    for Each<'_, '_, EACH, TERMS, VECTORS>
 {
     #[inline(always)]
     fn after(&mut self, step: usize) {

@@ -344,7 +344,7 @@ fn pack_weights<const WIDE: usize>(s: Avx512, weights: &[f32], to: &mut [TileRow
     for (i, row) in rows.iter_mut().enumerate() {
         *row = s.load(&weights[i * 16..]);
     }
-    // From `[key][row]` to `[row][key]`: even and odd lanes limb, again and again.
+    // From `[key][row]` to `[row][key]`: even and odd lanes bf16 term, again and again.
     let mut half = WIDE / 2;
     while half > 0 {
         let before = rows;
@@ -358,7 +358,7 @@ fn pack_weights<const WIDE: usize>(s: Avx512, weights: &[f32], to: &mut [TileRow
     }
     let each = WIDE.min(EACH);
     for (i, row) in rows.into_iter().enumerate() {
-        // The limbs stand in the order of their bits read backwards.
+        // The bf16 terms stand in the order of their bits read backwards.
         let row_at = if WIDE == 1 { 0 } else { i.reverse_bits() >> (usize::BITS - WIDE.ilog2()) };
         let first = row_at / each * KEY_GROUPS * ROWS + row_at % each;
         let x = s.nearest(s.plain_nan(row));

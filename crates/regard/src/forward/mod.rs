@@ -162,18 +162,18 @@ impl<E: Element> AmxTask for Forward<'_, '_, E> {
     type Stored = E;
     type Out = ();
 
-    fn limbs(&self) -> Option<usize> {
+    fn terms(&self) -> Option<usize> {
         let decode =
             self.scratch.decode.as_ref().and_then(|decode| decode.tiles.as_ref()).map(|_| 1);
-        decode.or(self.scratch.room.as_ref().map(AmxScratch::limbs))
+        decode.or(self.scratch.room.as_ref().map(AmxScratch::terms))
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn run_on_amx<const LIMBS: usize>(self, amx: Amx)
+    fn run_on_amx<const TERMS: usize>(self, amx: Amx)
     where
         E: Element<Num = f32>,
     {
-        amx::forward::<E, LIMBS>(amx, self);
+        amx::forward::<E, TERMS>(amx, self);
     }
 }
 

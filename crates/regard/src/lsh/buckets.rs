@@ -1,8 +1,8 @@
 //! Who meets whom: keys sorted by their buckets, and where each row stands among them.
 
 use super::LshAttention;
+use super::candidates::{Lists, WORD, candidate_pairs};
 use super::hash::Hash;
-use super::meetings::{Lists, WORD, meetings};
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::mask::Mask;
@@ -160,7 +160,7 @@ impl Buckets {
                 }
             },
         )?;
-        let mask = Mask::near_bits(meetings(self, machine, round, (&keys, &rows))?);
+        let mask = Mask::near_bits(candidate_pairs(self, machine, round, (&keys, &rows))?);
         Ok(Round { order: Order { keys, rows, q_len }, mask })
     }
 }

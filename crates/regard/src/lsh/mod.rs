@@ -1,8 +1,8 @@
 //! Attention among rows and keys that random directions sort near each other (Reformer, Kitaev et al. 2020).
 
 mod buckets;
+mod candidates;
 mod hash;
-mod meetings;
 mod recall;
 mod rows;
 

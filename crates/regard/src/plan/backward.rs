@@ -283,7 +283,7 @@ impl<E: Element> Plan<'_, E> {
         run(
             machine.threads,
             item_groups * head_groups * parts,
-            || Scratch::new(problem, self.rows, cut.keys[0].len(), self.backward_limbs()),
+            || Scratch::new(problem, self.rows, cut.keys[0].len(), self.backward_terms()),
             |scratch, i| {
                 // Early keys first: a causal mask shows them to the most rows.
                 let (rest, part) = (i / parts, i % parts);

@@ -118,14 +118,14 @@ impl<'a, E: Element> Plan<'a, E> {
     /// [`Precision`](crate::Precision) and the type of the tensors have it.
     #[must_use]
     pub fn tile_products(&self) -> Option<usize> {
-        let limbs = self.classes.iter().find_map(|class| class.schedule.tiles)?.limbs;
-        Some(limbs * (limbs + 1) / 2)
+        let terms = self.classes.iter().find_map(|class| class.schedule.tiles)?.terms;
+        Some(terms * (terms + 1) / 2)
     }
 
-    /// The limbs that numbers are split into in the backward pass, if products are made on tiles there.
-    pub(crate) fn backward_limbs(&self) -> Option<usize> {
+    /// The bf16 terms that numbers are split into in the backward pass, if products are made on tiles there.
+    pub(crate) fn backward_terms(&self) -> Option<usize> {
         let many = self.classes.iter().filter(|class| !class.schedule.decode);
-        many.filter_map(|class| class.schedule.tiles).map(|sizes| sizes.limbs).next()
+        many.filter_map(|class| class.schedule.tiles).map(|sizes| sizes.terms).next()
     }
 
     /// The machine.
@@ -253,10 +253,10 @@ impl Schedule {
         let together = q_len.saturating_mul(heads.q) <= heads.kv.saturating_mul(DECODE_MAX_ROWS);
         let decode = q_len <= DECODE_MAX_QUERIES && together && !diagonal;
         let decode = decode && problem.is_dot() && problem.is_softmax();
-        let tiles = problem.limbs().filter(|limbs| {
-            machine.isa.has_amx() && (!decode || AmxDecodeScratch::fit(*limbs, qk_dim, v_dim))
+        let tiles = problem.terms().filter(|terms| {
+            machine.isa.has_amx() && (!decode || AmxDecodeScratch::fit(*terms, qk_dim, v_dim))
         });
-        let tiles = tiles.map(|limbs| Sizes::new(limbs, qk_dim, v_dim));
+        let tiles = tiles.map(|terms| Sizes::new(terms, qk_dim, v_dim));
         let shared = q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
         Self { rows, parted, decode, tiles, shared, diagonal }
     }

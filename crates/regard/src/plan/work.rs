@@ -253,7 +253,7 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
         )?;
         match self.tile_products() {
             Some(1) => writeln!(f, "  products on tiles, of bf16 numbers as they are")?,
-            Some(n) => writeln!(f, "  products on tiles, {n} of bf16 limbs for each")?,
+            Some(n) => writeln!(f, "  products on tiles, {n} of bf16 terms for each")?,
             None if isa.has_amx() => {
                 let precision = self.problem.precision.name();
                 writeln!(f, "  products by vectors: none on tiles at precision {precision}")?;

@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 /// How exact the products are: what may be traded for speed, and what may not.
 ///
 /// On a machine with tiles (AMX) products of `bf16` numbers are up to 16 times as fast as those of `f32`, and a number of
-/// more significant bits can be split into several of them, its limbs. Elsewhere all three mean the same. Whatever is chosen, results are the same
+/// more significant bits can be split into several of them, its bf16 terms. Elsewhere all three mean the same. Whatever is chosen, results are the same
 /// bits for any number of threads and any batch.
 ///
 /// A number that is split must be finite: an infinite query or key has a score of NaN, where `Strict` has an infinite one.
@@ -23,10 +23,10 @@ pub enum Precision {
     /// The arithmetic of `f32` (`f64` for `f64`) on every machine: the same bits wherever there is a fused multiply-add.
     /// The default for `f32` and `f64`.
     Strict,
-    /// Whatever is at least as exact as evaluating the definition in the type of the tensors: `f32` in three limbs, `f16` in
+    /// Whatever is at least as exact as evaluating the definition in the type of the tensors: `f32` in three bf16 terms, `f16` in
     /// two, `bf16` as it is. The default for `f16` and `bf16`.
     F32,
-    /// `f32` in two limbs of 8 bits each: about 16 significant bits, 20 times the error of `F32`, twice its speed. The same as `F32`
+    /// `f32` in two bf16 terms of 8 bits each: about 16 significant bits, 20 times the error of `F32`, twice its speed. The same as `F32`
     /// for the other types.
     High,
 }
@@ -63,9 +63,9 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// Narrows a vector into the start of `dst`, rounding to nearest even.
     #[doc(hidden)]
     fn write<S: Simd<Self::Num>>(s: S, v: S::V, dst: &mut [MaybeUninit<Self>]);
-    /// The limbs that a number is split into for products on tiles, if the precision allows those.
+    /// The bf16 terms that a number is split into for products on tiles, if the precision allows those.
     #[doc(hidden)]
-    fn limbs(precision: Precision) -> Option<usize>;
+    fn terms(precision: Precision) -> Option<usize>;
     /// Runs a task on tiles, if it belongs there and `isa` has some; else gives it back.
     #[doc(hidden)]
     fn on_amx<T: AmxTask<Stored = Self>>(isa: Isa, task: T) -> Result<T::Out, T>;
@@ -77,19 +77,19 @@ pub trait AmxTask: Sized {
     type Stored: Element;
     /// What it returns.
     type Out;
-    /// The limbs that each number is split into, if this is to use AMX.
-    fn limbs(&self) -> Option<usize>;
+    /// The bf16 terms that each number is split into, if this is to use AMX.
+    fn terms(&self) -> Option<usize>;
     /// The work.
     #[cfg(target_arch = "x86_64")]
-    fn run_on_amx<const LIMBS: usize>(self, amx: Amx) -> Self::Out
+    fn run_on_amx<const TERMS: usize>(self, amx: Amx) -> Self::Out
     where
         Self::Stored: Element<Num = f32>;
 }
 
-/// A type in memory, and how a vector of it is loaded and written; `tiles`: the limbs it may be split into there, fewer for
+/// A type in memory, and how a vector of it is loaded and written; `tiles`: the bf16 terms it may be split into there, fewer for
 /// less precision.
 macro_rules! element {
-    ($t:ty, $number:ty, $precision:ident, $widen:expr, $narrow:expr, $numbers:expr, $load:ident, $write:ident, tiles $limbs:tt) => {
+    ($t:ty, $number:ty, $precision:ident, $widen:expr, $narrow:expr, $numbers:expr, $load:ident, $write:ident, tiles $terms:tt) => {
         impl Element for $t {
             type Num = $number;
             const NAME: &'static str = stringify!($t);
@@ -114,28 +114,28 @@ macro_rules! element {
             fn write<S: Simd<$number>>(s: S, v: S::V, dst: &mut [MaybeUninit<Self>]) {
                 s.$write(v, dst);
             }
-            fn limbs(precision: Precision) -> Option<usize> {
-                const LIMBS: &[usize] = &$limbs;
+            fn terms(precision: Precision) -> Option<usize> {
+                const TERMS: &[usize] = &$terms;
                 match precision {
                     Precision::Strict => None,
-                    Precision::F32 => LIMBS.last().copied(),
-                    Precision::High => LIMBS.first().copied(),
+                    Precision::F32 => TERMS.last().copied(),
+                    Precision::High => TERMS.first().copied(),
                 }
             }
             #[inline(always)]
             fn on_amx<T: AmxTask<Stored = Self>>(isa: Isa, task: T) -> Result<T::Out, T> {
-                on_amx!(isa, task, $limbs)
+                on_amx!(isa, task, $terms)
             }
         }
     };
 }
 
 macro_rules! on_amx {
-    ($isa:ident, $task:ident, [$($limbs:literal),*]) => {{
+    ($isa:ident, $task:ident, [$($terms:literal),*]) => {{
         #[cfg(target_arch = "x86_64")]
-        if let (Isa::Amx(_amx), Some(_limbs)) = ($isa, $task.limbs()) {
-            $(if _limbs == $limbs {
-                return Ok($task.run_on_amx::<$limbs>(_amx));
+        if let (Isa::Amx(_amx), Some(_terms)) = ($isa, $task.terms()) {
+            $(if _terms == $terms {
+                return Ok($task.run_on_amx::<$terms>(_amx));
             })*
         }
         let _ = $isa;

@@ -13,7 +13,7 @@ use std::ops::Range;
 pub(super) const WORD: usize = 64;
 
 /// Who sees whom in the order of a round and met in none before.
-pub(super) fn meetings(
+pub(super) fn candidate_pairs(
     buckets: &Buckets,
     machine: Machine,
     round: usize,
