@@ -241,7 +241,7 @@ impl fmt::Display for Error {
             }
             Self::TooFewFeatures { needed, found } => write!(
                 f,
-                "features: rope turns {needed}, the tensor has {found}; give rope a smaller dim or pass a wider tensor"
+                "features: rope rotates {needed}, the tensor has {found}; give rope a smaller dim or pass a wider tensor"
             ),
             Self::Value { option, found, accepted } => {
                 write!(f, "{option}: {found} is not usable; give {accepted}")

@@ -82,7 +82,7 @@ impl<E: Element> Task<E::Num> for Widen<'_, E> {
 
 /// Rows into lanes: `lanes[d][i] = row(i)[d] * factor` for `count` rows, 0 where there is no row.
 #[inline(always)]
-pub(crate) fn turn<'r, E: Element, S: Simd<E::Num>>(
+pub(crate) fn load_transposed<'r, E: Element, S: Simd<E::Num>>(
     s: S,
     row: impl Fn(usize) -> &'r [E],
     count: usize,
@@ -94,12 +94,12 @@ pub(crate) fn turn<'r, E: Element, S: Simd<E::Num>>(
         for (i, r) in rows[..S::LANES].iter_mut().enumerate().take(count.saturating_sub(lane)) {
             *r = &row(lane + i)[..lanes.len()];
         }
-        s.call(Turn { rows, lane, whole: lane + S::LANES <= count, factor, lanes });
+        s.call(LoadTransposed { rows, lane, whole: lane + S::LANES <= count, factor, lanes });
     }
 }
 
 /// At most a vector of rows into the lanes from `lane` on; rows that are not there are empty.
-struct Turn<'t, E: Element> {
+struct LoadTransposed<'t, E: Element> {
     rows: [&'t [E]; MAX_LANES],
     lane: usize,
     /// Whether all rows are there.
@@ -108,7 +108,7 @@ struct Turn<'t, E: Element> {
     lanes: &'t mut [Lanes<E::Num>],
 }
 
-impl<E: Element> Task<E::Num> for Turn<'_, E> {
+impl<E: Element> Task<E::Num> for LoadTransposed<'_, E> {
     type Out = ();
     #[expect(
         clippy::needless_range_loop,
@@ -139,7 +139,7 @@ impl<E: Element> Task<E::Num> for Turn<'_, E> {
 
 /// Lanes back into rows: row `skipped + i` of a part starts with `lanes[..][i]`, for `count` rows.
 #[inline(always)]
-pub(crate) fn turn_back<E: Element, S: Simd<E::Num>>(
+pub(crate) fn store_transposed<E: Element, S: Simd<E::Num>>(
     s: S,
     lanes: &[Lanes<E::Num>],
     count: usize,
@@ -149,18 +149,18 @@ pub(crate) fn turn_back<E: Element, S: Simd<E::Num>>(
     for lane in (0..count).step_by(S::LANES) {
         let rows = lane..(lane + S::LANES).min(count);
         let to = out.several(part, skipped + lane, rows.len());
-        s.call(TurnBack { lanes, rows, to });
+        s.call(StoreTransposed { lanes, rows, to });
     }
 }
 
 /// The same for at most a vector of rows.
-struct TurnBack<'t, E: Element> {
+struct StoreTransposed<'t, E: Element> {
     lanes: &'t [Lanes<E::Num>],
     rows: Range<usize>,
     to: [&'t mut [MaybeUninit<E>]; MAX_LANES],
 }
 
-impl<E: Element> Task<E::Num> for TurnBack<'_, E> {
+impl<E: Element> Task<E::Num> for StoreTransposed<'_, E> {
     type Out = ();
     #[expect(
         clippy::needless_range_loop,
@@ -191,7 +191,7 @@ impl<E: Element> Task<E::Num> for TurnBack<'_, E> {
 
 /// Lanes back into rows side by side: `to[i][d] = lanes[d][i] * factor` for `count` rows.
 #[inline(always)]
-pub(crate) fn lay<N: Number, S: Simd<N>>(
+pub(crate) fn store_rows<N: Number, S: Simd<N>>(
     s: S,
     lanes: &[Lanes<N>],
     count: usize,
@@ -199,19 +199,19 @@ pub(crate) fn lay<N: Number, S: Simd<N>>(
     to: &mut RowBuffer<N>,
 ) {
     for lane in (0..count).step_by(S::LANES) {
-        s.call(Lay { lanes, rows: lane..(lane + S::LANES).min(count), factor, to });
+        s.call(StoreRows { lanes, rows: lane..(lane + S::LANES).min(count), factor, to });
     }
 }
 
 /// The same for at most a vector of rows.
-struct Lay<'t, N> {
+struct StoreRows<'t, N> {
     lanes: &'t [Lanes<N>],
     rows: Range<usize>,
     factor: N,
     to: &'t mut RowBuffer<N>,
 }
 
-impl<N: Number> Task<N> for Lay<'_, N> {
+impl<N: Number> Task<N> for StoreRows<'_, N> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {

@@ -250,7 +250,7 @@ struct Best<'t, N> {
 
 impl<N: Number> Pass<N> for Best<'_, N> {
     #[inline(always)]
-    fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
+    fn apply<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
         let bound = s.load(&self.bounds.0[lane..]);
         let (below, above) = (s.less(x, bound), s.less(bound, x));
         let hidden = s.select(below, s.splat(N::neg_infinity()), x);
@@ -291,7 +291,7 @@ impl Only {
 
 impl<N: Number> Pass<N> for Only {
     #[inline(always)]
-    fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
+    fn apply<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
         s.select(s.lanes(low(self.0[i] >> lane)), x, s.splat(N::neg_infinity()))
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::error::Error;
 use crate::key_blocks::KeyBlock;
-use crate::lanes::{fetch, pack, turn, turn_back};
+use crate::lanes::{fetch, load_transposed, pack, store_transposed};
 use crate::machine::Machine;
 use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
 use crate::place::{BLOCK_KEYS, RowTile, Span};
@@ -117,9 +117,9 @@ impl<E: Element> Task<E::Num> for ByRows<'_, E> {
         let zero = Lanes([E::Num::default(); GROUP]);
         from.resize(x.dim, zero);
         lanes.resize(if matches!(direction, Transpose::Yes) { w.dim } else { w.len }, zero);
-        turn(s, |i| x.row(rows.row(i)), rows.count, E::Num::from_f64(1.0), from);
+        load_transposed(s, |i| x.row(rows.row(i)), rows.count, E::Num::from_f64(1.0), from);
         multiply(s, (w, direction), (from, rows.count), packed, lanes);
-        turn_back(s, lanes, rows.count, 0, (&mut to, 0));
+        store_transposed(s, lanes, rows.count, 0, (&mut to, 0));
     }
 }
 
@@ -148,7 +148,7 @@ impl<E: Element> Task<E::Num> for ByWeights<'_, E> {
             for start in (0..x.len).step_by(GROUP) {
                 let count = (x.len - start).min(GROUP);
                 let of_x = |i| &x.row(start + i)[first..first + features];
-                turn(s, of_x, count, E::Num::from_f64(1.0), lanes);
+                load_transposed(s, of_x, count, E::Num::from_f64(1.0), lanes);
                 pack(s, |i| d_y.row(start + i), count, &mut rows);
                 add_outer(s, lanes, (&rows, count), &mut sums);
             }

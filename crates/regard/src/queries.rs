@@ -1,6 +1,6 @@
 //! A group of queries as it meets the keys: in lanes, projected if the similarity asks for it, scaled.
 
-use crate::lanes::{soon, turn};
+use crate::lanes::{load_transposed, soon};
 use crate::micro::Layer;
 use crate::place::{BLOCK_KEYS, RowTile};
 use crate::problem::Problem;
@@ -56,9 +56,9 @@ impl<N: Number> Queries<N> {
         let factor = N::from_f64(problem.query_factor());
         let row = |i| q.row(rows.row(i));
         let Some(w) = problem.similarity.of_queries() else {
-            return turn(s, row, rows.count, factor, lanes);
+            return load_transposed(s, row, rows.count, factor, lanes);
         };
-        turn(s, row, rows.count, factor, raw);
+        load_transposed(s, row, rows.count, factor, raw);
         multiply(
             s,
             (w.serving_head(0, head), Transpose::Yes),

@@ -2,7 +2,7 @@
 //!
 //! Pair `i` of a row at position `p` turns by the angle `p * frequency_i`, so that the product of a query with a key
 //! depends on their distance alone. Attention itself is not touched: turn q and k, then call it. A rotation keeps
-//! lengths, so the gradient by what went in is the gradient by what came out, turned back ([`Rope::inverse`]).
+//! lengths, so the gradient by what went in is the gradient by what came out, transposed back ([`Rope::inverse`]).
 //!
 //! A sine costs more than turning a pair in eight heads, so few are taken: a position is a multiple of [`GRID`] and
 //! a rest, and the turn by their sum is the product of two turns. The grid does not move with the call: a position has
@@ -211,11 +211,11 @@ impl Rope {
         let call = Call { rope: self, near: &near, positions, shape };
         let memory = || Memory {
             place: None,
-            far: Turns::new(1, self),
-            rows: Turns::new(ROWS.min(shape.len), self),
+            far: Rotations::new(1, self),
+            rows: Rotations::new(ROWS.min(shape.len), self),
         };
         x.change(machine.threads, ROWS, memory, |memory, batch, tile| {
-            E::Num::enter(machine.isa, TurnRows { call, batch, tile, memory });
+            E::Num::enter(machine.isa, RotateRows { call, batch, tile, memory });
         });
         Ok(())
     }
@@ -241,14 +241,14 @@ fn on_grid(position: i64) -> (i64, usize) {
 /// For halves one of each for a pair. Interleaved, one for a feature, the first sine of a pair negative: what a feature
 /// becomes is then its product with the one plus its neighbour's with the other, and vectors are not taken apart.
 #[derive(Debug)]
-struct Turns<N> {
+struct Rotations<N> {
     cos: Vec<N>,
     sin: Vec<N>,
     /// Numbers of a row.
     width: usize,
 }
 
-impl<N: Number> Turns<N> {
+impl<N: Number> Rotations<N> {
     fn new(rows: usize, rope: &Rope) -> Self {
         let width = match rope.pairs {
             RopePairs::Interleaved => rope.dim,
@@ -284,12 +284,12 @@ impl<N: Number> Turns<N> {
     }
 }
 
-impl Turns<f64> {
+impl Rotations<f64> {
     /// A row as the turns of a position.
     fn set(&mut self, row: usize, position: i64, pairs: RopePairs, frequencies: &[f64]) {
         let (cos, sin) = self.row_mut(row);
         for (i, frequency) in frequencies.iter().enumerate() {
-            let (c, s) = turn(position as f64, *frequency);
+            let (c, s) = cos_sin(position as f64, *frequency);
             match pairs {
                 RopePairs::Interleaved => {
                     cos[2 * i..][..2].copy_from_slice(&[c, c]);
@@ -303,27 +303,27 @@ impl Turns<f64> {
 
 /// Cosine and sine of `position * frequency`.
 ///
-/// At a million, the product in `f64` is rounded by up to 6e-11, so what was rounded off is turned by afterwards: its
+/// At a million, the product in `f64` is rounded by up to 6e-11, so what was rounded off is transposed by afterwards: its
 /// cosine is 1 and its sine itself, to the last bit.
-fn turn(position: f64, frequency: f64) -> (f64, f64) {
+fn cos_sin(position: f64, frequency: f64) -> (f64, f64) {
     let angle = position * frequency;
     let rest = position.mul_add(frequency, -angle);
     let (sin, cos) = angle.sin_cos();
     (cos - rest * sin, sin + rest * cos)
 }
 
-/// What a call needs of sines before its rows are turned.
+/// What a call needs of sines before its rows are transposed.
 #[derive(Debug)]
 struct Near {
     frequencies: Vec<f64>,
     /// `[GRID]`: the turns of each rest that occurs.
-    turns: Turns<f64>,
+    rotations: Rotations<f64>,
 }
 
 impl Near {
     fn new(rope: &Rope, positions: Positions<'_>, shape: Shape) -> Self {
         let frequencies: Vec<f64> = (0..rope.dim / 2).map(|pair| rope.frequency(pair)).collect();
-        let mut turns = Turns::new(GRID, rope);
+        let mut rotations = Rotations::new(GRID, rope);
         let mut occurs = [false; GRID];
         match positions {
             Positions::From(first) => (0..shape.len.min(GRID))
@@ -331,9 +331,9 @@ impl Near {
             Positions::List(list) => list.iter().for_each(|p| occurs[on_grid(*p).1] = true),
         }
         for rest in (0..GRID).filter(|rest| occurs[*rest]) {
-            turns.set(rest, rest as i64, rope.pairs, &frequencies);
+            rotations.set(rest, rest as i64, rope.pairs, &frequencies);
         }
-        Self { frequencies, turns }
+        Self { frequencies, rotations }
     }
 }
 
@@ -352,24 +352,24 @@ struct Memory<N> {
     /// The last place on the grid.
     place: Option<i64>,
     /// The turns of that place.
-    far: Turns<f64>,
+    far: Rotations<f64>,
     /// The turns of a task's rows.
-    rows: Turns<N>,
+    rows: Rotations<N>,
 }
 
 /// Some rows of all heads of an item.
-struct TurnRows<'t, E: Element> {
+struct RotateRows<'t, E: Element> {
     call: Call<'t>,
     batch: usize,
     tile: TileMut<'t, E>,
     memory: &'t mut Memory<E::Num>,
 }
 
-impl<E: Element> Task<E::Num> for TurnRows<'_, E> {
+impl<E: Element> Task<E::Num> for RotateRows<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, _: S) {
-        self.make_turns();
+        self.fill_rotations();
         let Self { call: Call { rope, shape, .. }, tile, memory: Memory { rows, .. }, .. } =
             &mut self;
         for head in 0..shape.heads {
@@ -384,18 +384,18 @@ impl<E: Element> Task<E::Num> for TurnRows<'_, E> {
     }
 }
 
-impl<E: Element> TurnRows<'_, E> {
+impl<E: Element> RotateRows<'_, E> {
     #[inline(always)]
-    fn make_turns(&mut self) {
+    fn fill_rotations(&mut self) {
         let Call { rope, near, positions, shape } = self.call;
-        let (Memory { place, far, rows: turns }, rows) = (&mut *self.memory, self.tile.rows());
+        let (Memory { place, far, rows: rotations }, rows) = (&mut *self.memory, self.tile.rows());
         for lane in 0..rows.count {
             let (at, rest) = on_grid(positions.at(shape, self.batch, rows.row(lane)));
             if *place != Some(at) {
                 *place = Some(at);
                 far.set(0, at, rope.pairs, &near.frequencies);
             }
-            turns.join(lane, far.row(0), near.turns.row(rest));
+            rotations.join(lane, far.row(0), near.rotations.row(rest));
         }
     }
 }

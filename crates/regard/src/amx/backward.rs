@@ -6,7 +6,7 @@
 )]
 
 use super::pack::{
-    PackPairs, load_first, only_finite, pack_row, pack_turned, rows_of, write_interleaved,
+    PackPairs, load_first, only_finite, pack_row, pack_transposed, rows_of, write_interleaved,
 };
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
@@ -62,8 +62,8 @@ pub(crate) struct BackwardBlock<'c> {
     /// `[keys][features]`
     pub(crate) values: Operand<'c>,
     /// Keys as `[features][keys]`, interleaved.
-    pub(crate) turned: Operand<'c>,
-    /// A bit for each key that holds a number that is not finite. Such numbers are 0 in `turned`: a gradient of 0 must not
+    pub(crate) transposed: Operand<'c>,
+    /// A bit for each key that holds a number that is not finite. Such numbers are 0 in `transposed`: a gradient of 0 must not
     /// meet them, so they are added one by one to the rows that see them.
     pub(crate) odd: u64,
 }
@@ -131,13 +131,13 @@ impl BackwardBlocks {
         let sizes = self.sizes.block_rows();
         let size: usize = sizes.iter().sum();
         let (keys, rest) = self.rows[i * size..][..size].split_at(sizes[0]);
-        let (values, turned) = rest.split_at(sizes[1]);
+        let (values, transposed) = rest.split_at(sizes[1]);
         let BackwardSizes { qk, v, .. } = self.sizes;
         let operand = |data, chunks, tiles| Operand { data, chunks, tiles };
         BackwardBlock {
             keys: operand(keys, qk.chunks, BLOCK_KEYS / ROWS),
             values: operand(values, v.chunks, BLOCK_KEYS / ROWS),
-            turned: operand(turned, CHUNKS, qk.tiles),
+            transposed: operand(transposed, CHUNKS, qk.tiles),
             odd: self.odd[i].unwrap_or(0),
         }
     }
@@ -162,13 +162,13 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackBackward<'_, E
         let Self { s, sizes, k, v, keys, n, rows } = self;
         let lens = sizes.block_rows();
         let (to_keys, rest) = rows.split_at_mut(lens[0]);
-        let (to_values, to_turned) = rest.split_at_mut(lens[1]);
+        let (to_values, to_transposed) = rest.split_at_mut(lens[1]);
         for i in 0..n {
             pack_row::<E, TERMS>(s, k.row(keys.get(i)), sizes.qk.chunks, i, to_keys);
             pack_row::<E, TERMS>(s, v.row(keys.get(i)), sizes.v.chunks, i, to_values);
         }
         let rows = rows_of(n, |i| k.row(keys.get(i)));
-        pack_turned::<E, TERMS>(s, &rows, sizes.qk.tiles, to_turned)
+        pack_transposed::<E, TERMS>(s, &rows, sizes.qk.tiles, to_transposed)
     }
 }
 
@@ -306,7 +306,7 @@ pub(crate) struct ScoreOperands {
     weights: Vec<TileRow>,
     d_scores: Vec<TileRow>,
     /// Of each group.
-    turned: Vec<Vec<TileRow>>,
+    transposed: Vec<Vec<TileRow>>,
 }
 
 impl ScoreOperands {
@@ -316,7 +316,7 @@ impl ScoreOperands {
             chunks: groups * CHUNKS,
             weights: operand(groups),
             d_scores: operand(groups),
-            turned: (0..groups).map(|_| operand(1)).collect(),
+            transposed: (0..groups).map(|_| operand(1)).collect(),
         }
     }
 
@@ -331,8 +331,8 @@ impl ScoreOperands {
     }
 
     /// Gradients of scores as a right operand, interleaved, of a group.
-    pub(crate) fn turned(&self, g: usize) -> Operand<'_> {
-        Operand { data: &self.turned[g], chunks: CHUNKS, tiles: LANE_TILES }
+    pub(crate) fn transposed(&self, g: usize) -> Operand<'_> {
+        Operand { data: &self.transposed[g], chunks: CHUNKS, tiles: LANE_TILES }
     }
 
     /// Writes weights and gradients of keys 32 `chunk` + `i` and the one 16 after it, `[key][vector]`, of the rows of group
@@ -354,7 +354,7 @@ impl ScoreOperands {
         for vector in 0..2 {
             let at = (chunk * LANE_TILES + 2 * lanes + vector) * ROWS + i;
             let pair = [d_scores[0][vector], d_scores[1][vector]];
-            let to = (&mut self.turned[g][..], at, CHUNKS * LANE_TILES * ROWS);
+            let to = (&mut self.transposed[g][..], at, CHUNKS * LANE_TILES * ROWS);
             write_interleaved::<TERMS, false>(s, pair, to);
         }
     }

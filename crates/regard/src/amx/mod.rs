@@ -193,7 +193,7 @@ pub(crate) struct AmxBackwardScratch {
     /// Of two blocks: one is being made while the other becomes operands.
     pub(crate) blocks: [Block; 2],
     /// Queries on their way, `[features][rows]`.
-    pub(crate) turned: Vec<Lanes<f32>>,
+    pub(crate) transposed: Vec<Lanes<f32>>,
     /// Gradients of picked keys and values, before they go to their places.
     pub(crate) picked: [RowBuffer<f32>; 2],
     /// Whether a task is too large for the second level of the cache.
@@ -215,7 +215,7 @@ impl AmxBackwardScratch {
             rows: BackwardRows::new(sizes, groups),
             operands: [0, 1].map(|_| ScoreOperands::new(terms, groups)),
             blocks: [Block::new(), Block::new()],
-            turned: vec![Lanes([0.0; GROUP]); dims.qk_dim],
+            transposed: vec![Lanes([0.0; GROUP]); dims.qk_dim],
             picked: [dims.qk_dim, dims.v_dim].map(|dim| RowBuffer::new(BLOCK_KEYS, dim)),
             far,
         }

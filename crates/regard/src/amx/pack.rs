@@ -2,7 +2,7 @@
 //!
 //! A sum over features, keys or rows may run in any order inside a chunk of 32, as long as both operands agree. Here it is
 //! interleaved: 0, 16, 1, 17, ..., so that two vectors of neighbours become a row of a tile by one shift and one blend. What must be
-//! turned is turned after that, two numbers at a time.
+//! transposed is transposed after that, two numbers at a time.
 
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, Sizes, TileRow, WIDTH, zeros};
@@ -153,11 +153,11 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackBlock<'_, E, T
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
         let Self { s, sizes, k, v, at, rows } = self;
         let (keys, values) = rows.split_at_mut(sizes.key_rows());
-        let (from, turned) = (at.keys(), sizes.features);
+        let (from, transposed) = (at.keys(), sizes.features);
         for (i, row) in rows_of(at.len, |i| k.row(from.get(i))).iter().enumerate() {
             pack_row::<E, TERMS>(s, row, sizes.chunks, i, keys);
         }
-        pack_turned::<E, TERMS>(s, &rows_of(at.len, |i| v.row(from.get(i))), turned, values)
+        pack_transposed::<E, TERMS>(s, &rows_of(at.len, |i| v.row(from.get(i))), transposed, values)
     }
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn rows_of<'r, E>(count: usize, row: impl Fn(usize) -> &'r [E]) -> [&
 
 /// 16 rows of pairs as 16 columns of a tile.
 #[inline(always)]
-fn write_turned(s: Avx512, block: &mut [__m512; ROWS], to: &mut [TileRow]) {
+fn write_transposed(s: Avx512, block: &mut [__m512; ROWS], to: &mut [TileRow]) {
     s.transpose(block);
     for (to, row) in to[..ROWS].iter_mut().zip(block) {
         s.write_tile_row(*row, &mut to.0);
@@ -234,7 +234,7 @@ fn write_terms<const TERMS: usize>(
 /// The rows of a key_block as a left operand `[features][keys]`, interleaved, padded with 0. Returns a bit for each key that holds a
 /// number that is not finite; such numbers are 0 in the operand.
 #[inline(always)]
-pub(crate) fn pack_turned<E: Element<Num = f32>, const TERMS: usize>(
+pub(crate) fn pack_transposed<E: Element<Num = f32>, const TERMS: usize>(
     s: Avx512,
     rows: &[&[E]; GROUP],
     tiles: usize,
@@ -262,7 +262,7 @@ pub(crate) fn pack_turned<E: Element<Num = f32>, const TERMS: usize>(
             }
             for (term, block) in blocks.iter_mut().enumerate() {
                 let at = ((term * CHUNKS + chunk) * tiles + tile) * ROWS;
-                write_turned(s, block, &mut to[at..]);
+                write_transposed(s, block, &mut to[at..]);
             }
         }
     }
@@ -294,7 +294,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackQueries<'_, E,
                 }
                 for (term, block) in blocks.iter_mut().enumerate() {
                     let at = ((term * chunks + chunk) * LANE_TILES + tile) * ROWS;
-                    write_turned(s, block, &mut to[at..]);
+                    write_transposed(s, block, &mut to[at..]);
                 }
             }
         }

@@ -19,7 +19,7 @@ use crate::amx::product::{Operand, Product, Sums};
 use crate::amx::{AmxBackwardScratch, CHUNKS, ROWS, Scale, WIDTH};
 use crate::block_loop::{Hide, ScoreTile, Visit};
 use crate::key_blocks::KeyBlock;
-use crate::lanes::turn;
+use crate::lanes::load_transposed;
 use crate::micro::RowBuffer;
 use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles};
@@ -68,8 +68,8 @@ impl<E: Element<Num = f32>, const TERMS: usize> Products<E> for AmxProducts<TERM
         let q = call.q.head(scope.batch, scope.head);
         for (g, group) in grads.groups.iter().enumerate() {
             let rows = group.q.rows;
-            turn(*s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut room.turned);
-            let lanes = [&room.turned[..], &group.d_out];
+            load_transposed(*s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut room.transposed);
+            let lanes = [&room.transposed[..], &group.d_out];
             let as_rows = [&group.q_rows, &group.d_out_rows];
             room.rows.fill::<TERMS>(*s, g, lanes, as_rows, rows.count);
         }
@@ -235,7 +235,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
             if let Some(weighed) = weighed
                 && (weighed.groups.0..weighed.groups.1).contains(&g)
             {
-                let operands = (key_blocks.at(weighed.key_block).turned, from.turned(g));
+                let operands = (key_blocks.at(weighed.key_block).transposed, from.transposed(g));
                 let tiles = (sizes.qk.tiles, rows.count.div_ceil(ROWS));
                 let chunks = weighed.keys.div_ceil(WIDTH);
                 products[2 + g] =

@@ -2,7 +2,7 @@
 
 use super::{BackwardCall, GradTiles, QueryGrads};
 use crate::block_loop::{Call, ScoreTile};
-use crate::lanes::{multiply_tile, pack, turn, turn_back};
+use crate::lanes::{load_transposed, multiply_tile, pack, store_transposed};
 use crate::micro::{Dots, RowBuffer, ScoreGrads, Weights, dot_tile};
 use crate::place::{At, Keys, RowTile, Scope, Seen, Span, low};
 use crate::problem::Problem;
@@ -99,8 +99,8 @@ impl<N: Number> Group<N> {
             }
         }
         let other = &mut other[..self.d_out.len()];
-        turn(s, |i| d_out.row(rows.row(i)), rows.count, N::one(), &mut self.d_out);
-        turn(s, |i| out.row(rows.row(i)), rows.count, N::one(), other);
+        load_transposed(s, |i| d_out.row(rows.row(i)), rows.count, N::one(), &mut self.d_out);
+        load_transposed(s, |i| out.row(rows.row(i)), rows.count, N::one(), other);
         pack(s, |i| d_out.row(rows.row(i)), rows.count, &mut self.d_out_rows);
         match call.problem.similarity {
             // Projected queries stand in the lanes alone, times `log2 e`.
@@ -239,7 +239,7 @@ impl<N: Number> Group<N> {
     #[inline(always)]
     pub(super) fn save<S: Simd<N>>(&self, s: S, to: &mut TileMut<'_, N>) {
         let features = self.q.lanes.len();
-        turn_back(s, &self.d_q[..features], self.q.rows.count, 0, (to, 0));
+        store_transposed(s, &self.d_q[..features], self.q.rows.count, 0, (to, 0));
         self.write_options(to, features);
     }
 
@@ -264,7 +264,7 @@ impl<N: Number> Group<N> {
     ) {
         let rows = self.q.rows;
         let other = &mut other[..self.q.lanes.len()];
-        turn(s, |i| from.row(rows.row(i)), rows.count, N::one(), other);
+        load_transposed(s, |i| from.row(rows.row(i)), rows.count, N::one(), other);
         for (sum, other) in self.d_q.iter_mut().zip(other) {
             for lane in Span::first(self.q.rows.count).vectors::<N, S>() {
                 let sum = &mut sum.0[lane..];
@@ -303,7 +303,7 @@ impl<N: Number> Group<N> {
         let mut unit = problem.query_factor();
         if unit.abs() < TINY {
             let given = call.q.head(scope.batch, scope.head);
-            turn(s, |i| given.row(rows.row(i)), rows.count, N::one(), q);
+            load_transposed(s, |i| given.row(rows.row(i)), rows.count, N::one(), q);
             unit = 1.0;
         }
         // A query of a row that sees nothing may hold anything: its gradient is 0, and so is what it says of the scale.
@@ -323,7 +323,7 @@ impl<N: Number> Group<N> {
                 s.store(s.mul(by_scale, unit), &mut self.by_scale.0[lane..]);
             }
         }
-        turn_back(s, d_q, rows.count, 0, (&mut to.d_q, 0));
+        store_transposed(s, d_q, rows.count, 0, (&mut to.d_q, 0));
         self.write_options(&mut to.options, 0);
     }
 }

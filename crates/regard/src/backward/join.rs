@@ -2,7 +2,7 @@
 
 use super::{QueryGrads, Scratch};
 use crate::block_loop::{Call, Tiling};
-use crate::lanes::turn;
+use crate::lanes::load_transposed;
 use crate::place::{RowTile, Scope};
 use crate::project::add_outer;
 use crate::simd::{Element, Number, Simd, Task};
@@ -85,7 +85,7 @@ impl<E: Element> Task<E::Num> for ByProjection<'_, '_, E> {
             let q = self.call.q.head(b, head);
             for rows in self.tiling.tiles().flat_map(|t| (0..t.groups()).map(move |g| t.group(g))) {
                 let row = |i| &q.row(rows.row(i))[self.features.clone()];
-                turn(s, row, rows.count, factor, q_lanes);
+                load_transposed(s, row, rows.count, factor, q_lanes);
                 for i in 0..rows.count {
                     packed.row_mut(i).fill(E::Num::default());
                     for part in self.parts.of(b, head) {

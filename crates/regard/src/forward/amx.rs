@@ -73,7 +73,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OnAmx<'_, '_, E, T
                 head: (scope.batch, call.problem.kv_head(scope.head)),
                 factor: f32::from_f64(call.problem.query_factor()),
             };
-            visitor.turn_queries();
+            visitor.pack_queries();
             block_loop.for_each_block(s, &call, (scope, rows), key_range, &mut visitor);
             visitor.flush();
         }
@@ -178,7 +178,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Adding<'_, '_, E,
 impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
     /// Queries into tiles. They stay as they are: the scale comes after the product.
     #[inline(always)]
-    fn turn_queries(&mut self) {
+    fn pack_queries(&mut self) {
         let q = self.call.q.head(self.scope.batch, self.scope.head);
         let AmxScratch { queries, sizes, .. } = &mut *self.room;
         for (group, to) in self.groups[..self.rows.groups()].iter().zip(queries) {

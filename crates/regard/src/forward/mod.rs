@@ -14,7 +14,7 @@ mod group;
 
 use crate::amx::{AmxScratch, PackedKv, Sizes};
 use crate::block_loop::{BlockLoop, Call, KeyRange};
-use crate::lanes::{later, soon, turn, turn_back};
+use crate::lanes::{later, load_transposed, soon, store_transposed};
 use crate::place::{BLOCK_KEYS, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::queries::Queries;
@@ -178,7 +178,7 @@ impl<E: Element> AmxTask for Forward<'_, '_, E> {
 }
 
 impl<E: Element> Forward<'_, '_, E> {
-    /// Of a short head, asks for all that is read and written, so that memory works while the queries are turned, and for
+    /// Of a short head, asks for all that is read and written, so that memory works while the queries are transposed, and for
     /// what the next head needs: such calls wait for memory more than they compute. Longer ones are followed by the hardware.
     #[inline(always)]
     pub(crate) fn ask_ahead<S: Simd<E::Num>>(&mut self, s: S) {
@@ -227,7 +227,7 @@ impl<E: Element> Forward<'_, '_, E> {
             if group.q.rows.step > 1 {
                 (0..span.len()).for_each(|lane| soon(s, row(lane)));
             }
-            turn(s, row, span.len(), E::Num::from_f64(1.0), &mut self.scratch.other);
+            load_transposed(s, row, span.len(), E::Num::from_f64(1.0), &mut self.scratch.other);
             let mut factors = [Lanes([E::Num::default(); GROUP]); 2];
             for lane in 0..span.len() {
                 let [m, l, t, h] = [0, 1, 2, 3].map(|i| row(lane)[v_dim + i]);
@@ -252,7 +252,7 @@ impl<E: Element> Forward<'_, '_, E> {
         let Some(partial) = &mut self.target.partial else { return };
         let group = &self.scratch.groups[g];
         let v_dim = self.call.problem.dims().v_dim;
-        turn_back(s, &group.sums[..v_dim], group.q.rows.count, g * GROUP, (partial, part));
+        store_transposed(s, &group.sums[..v_dim], group.q.rows.count, g * GROUP, (partial, part));
         for lane in 0..group.q.rows.count {
             let State { m, l, t, h } = group.states.get(lane);
             let row = &mut partial.row(part, g * GROUP + lane)[v_dim..];
@@ -262,7 +262,7 @@ impl<E: Element> Forward<'_, '_, E> {
         }
     }
 
-    /// Divides the sums, turns them back into rows and writes them with their lse.
+    /// Divides the sums, transposes them into rows and writes them with their lse.
     #[inline(always)]
     pub(crate) fn finish<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
         let Self { call, scope, .. } = *self;
@@ -297,7 +297,13 @@ impl<E: Element> Forward<'_, '_, E> {
             }
         }
         let v_dim = call.problem.dims().v_dim;
-        turn_back(s, &group.sums[..v_dim], group.q.rows.count, g * GROUP, (&mut to.out, self.part));
+        store_transposed(
+            s,
+            &group.sums[..v_dim],
+            group.q.rows.count,
+            g * GROUP,
+            (&mut to.out, self.part),
+        );
     }
 }
 

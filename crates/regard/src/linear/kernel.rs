@@ -18,7 +18,7 @@
 use super::grid::{Chunk, Grid};
 use super::map::{Map, Side};
 use super::sums::{Asked, Pairs, Sums};
-use crate::lanes::{lay, pack, turn, turn_back};
+use crate::lanes::{load_transposed, pack, store_rows, store_transposed};
 use crate::place::{Seen, Span};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::view::{TileMut, View};
@@ -212,7 +212,7 @@ impl<E: Element> ChunkLoop<'_, E> {
     fn lay_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk) {
         let LinearScratch { keys: Pairs { features, feature_rows, .. }, seen, .. } =
             &mut *self.room;
-        lay(s, features, chunk.keys.len(), E::Num::one(), feature_rows);
+        store_rows(s, features, chunk.keys.len(), E::Num::one(), feature_rows);
         seen.iter_mut().enumerate().for_each(|(key, seen)| *seen = chunk.seeing(key));
     }
 
@@ -240,8 +240,8 @@ impl<E: Element> ChunkLoop<'_, E> {
         let (one, zero) = (E::Num::one(), E::Num::zero());
         let [out, d_out] = [back.out, back.d_out].map(|view| view.head(self.part.item, head));
         let dim = out.dim;
-        turn(s, |i| out.row(rows.start + i), rows.len(), one, &mut spare[..dim]);
-        turn(s, |i| d_out.row(rows.start + i), rows.len(), one, &mut to.cargo[..dim]);
+        load_transposed(s, |i| out.row(rows.start + i), rows.len(), one, &mut spare[..dim]);
+        load_transposed(s, |i| d_out.row(rows.start + i), rows.len(), one, &mut to.cargo[..dim]);
         let sums = back.sums.head(self.part.item, head);
         let mut inverse = Lanes([zero; GROUP]);
         for (i, inverse) in inverse.0[..rows.len()].iter_mut().enumerate() {
@@ -290,7 +290,7 @@ impl<E: Element> ChunkLoop<'_, E> {
             let l = &last[0];
             let skipped = chunk.rows.start - sums.rows().first;
             divide(s, span, cargo, l);
-            turn_back(s, cargo, chunk.rows.len(), skipped, (out, part));
+            store_transposed(s, cargo, chunk.rows.len(), skipped, (out, part));
             for lane in 0..chunk.rows.len() {
                 let to = sums.row(part, skipped + lane);
                 to[0].write(l.0[lane]);
@@ -333,11 +333,11 @@ impl<E: Element> ChunkLoop<'_, E> {
             map.derivative(s, span, &rows.features, features);
             let by = map.back(s, span, features, (Side::Queries, query_inputs));
             let skipped = chunk.rows.start - d_q.rows().first;
-            turn_back(s, by, chunk.rows.len(), skipped, (d_q, part));
+            store_transposed(s, by, chunk.rows.len(), skipped, (d_q, part));
             // Sums of rows are over their references, those of keys times theirs.
             behind.raise(-reference);
             let factor = behind.factor(-reference);
-            lay(s, &rows.cargo, chunk.rows.len(), factor, &mut rows.cargo_rows);
+            store_rows(s, &rows.cargo, chunk.rows.len(), factor, &mut rows.cargo_rows);
             behind.take(s, rows, span, all);
         }
         if grid.causal {
@@ -368,8 +368,8 @@ impl<E: Element> ChunkLoop<'_, E> {
             let LinearScratch { keys, rows, features, cargo, tile, seen, all, .. } =
                 &mut *self.room;
             let (count, factor) = (chunk.rows.len(), behind.factor(-reference));
-            lay(s, &rows.features, count, E::Num::one(), &mut rows.feature_rows);
-            lay(s, &rows.cargo, count, factor, &mut rows.cargo_rows);
+            store_rows(s, &rows.features, count, E::Num::one(), &mut rows.feature_rows);
+            store_rows(s, &rows.cargo, count, factor, &mut rows.cargo_rows);
             seen.iter_mut().enumerate().for_each(|(row, seen)| *seen = chunk.seen(row));
             let mut asked = Asked { pairs: &*rows, seen: &seen[..count], tile };
             asked.cargo(s, (&keys.features, span(&chunk.keys)), cargo);
@@ -381,9 +381,9 @@ impl<E: Element> ChunkLoop<'_, E> {
         map.derivative(s, span, &keys.features, features);
         let skipped = chunk.keys.start - d_k.rows().first;
         let dim = self.call.v.shape().dim;
-        turn_back(s, &cargo[..dim], chunk.keys.len(), skipped, (d_v, 0));
+        store_transposed(s, &cargo[..dim], chunk.keys.len(), skipped, (d_v, 0));
         let by = map.back(s, span, features, (Side::Keys, key_inputs));
-        turn_back(s, by, chunk.keys.len(), skipped, (d_k, 0));
+        store_transposed(s, by, chunk.keys.len(), skipped, (d_k, 0));
     }
 
     /// What a chunk's keys fetch from the sums of rows, to whose reference their powers are relative.
@@ -396,7 +396,7 @@ impl<E: Element> ChunkLoop<'_, E> {
         map.arguments(s, (row, range.len()), Side::Keys, key_inputs, &mut keys.features);
         map.map(s, span(range), &Lanes([-behind.reference; GROUP]), &mut keys.features);
         let one = E::Num::one();
-        turn(s, |i| v.row(range.start + i), range.len(), one, &mut keys.cargo[..v.dim]);
+        load_transposed(s, |i| v.row(range.start + i), range.len(), one, &mut keys.cargo[..v.dim]);
         behind.cargo(s, (&keys.features, span(range)), cargo);
         behind.features(s, (&keys.cargo, span(range)), features);
     }

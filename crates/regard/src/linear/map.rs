@@ -2,7 +2,7 @@
 
 use crate::dropout::{halves, philox};
 use crate::error::Error;
-use crate::lanes::turn;
+use crate::lanes::load_transposed;
 use crate::micro::{Dots, add_values, dot_tile};
 use crate::place::Span;
 use crate::score::LOG2_E;
@@ -159,7 +159,7 @@ impl<N: Number> Map<N> {
         self.map.features(self.dim)
     }
 
-    /// Features that rows must be turned into lanes with before they are mapped; none where the map takes each alone.
+    /// Features that rows must be transposed into lanes with before they are mapped; none where the map takes each alone.
     pub(crate) fn inputs(&self) -> usize {
         if self.is_random() { self.dim } else { 0 }
     }
@@ -184,10 +184,10 @@ impl<N: Number> Map<N> {
         to: &mut [Lanes<N>],
     ) {
         if !self.is_random() {
-            return turn(s, row, count, N::one(), to);
+            return load_transposed(s, row, count, N::one(), to);
         }
         let span = Span::first(count);
-        turn(s, row, count, N::one(), x);
+        load_transposed(s, row, count, N::one(), x);
         dot_tile(s, (self.rows(), x), span, to, &mut Dots);
         if side == Side::Queries {
             return; // a query's length is a factor of all its features

@@ -6,7 +6,7 @@
 
 use crate::dropout::{halves, philox};
 use crate::error::Error;
-use crate::lanes::turn;
+use crate::lanes::load_transposed;
 use crate::machine::Machine;
 use crate::micro::{Dots, dot_tile};
 use crate::place::Span;
@@ -99,7 +99,7 @@ impl<E: Element> Task<E::Num> for HashRows<'_, '_, E> {
         let Self { hash, rows, head, codes, memory: Memory { lanes, tile } } = self;
         let (digits, dim) = (hash.digits as usize, hash.dim);
         let own = codes.rows();
-        turn(s, |i| rows.row(own.row(i)), own.count, E::Num::from_f64(1.0), lanes);
+        load_transposed(s, |i| rows.row(own.row(i)), own.count, E::Num::from_f64(1.0), lanes);
         let span = Span::first(own.count);
         for (i, data) in hash.directions.chunks_exact(DIRECTIONS * dim).enumerate() {
             let directions = Rows { data, stride: dim, len: DIRECTIONS, dim };

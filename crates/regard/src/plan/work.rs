@@ -110,15 +110,15 @@ impl<E: Element> HeadTiles<'_, '_, E> {
     fn count(&self) -> Counts {
         // An item of a packed problem may have no rows.
         let Some(last) = self.tiling.count().checked_sub(1) else { return [0; 5] };
-        let Some(mut turns) = self.turns().filter(|_| self.without.is_none()) else {
+        let Some(mut breakpoints) = self.breakpoints().filter(|_| self.without.is_none()) else {
             let tiles = (0..=last).map(|i| self.tile(i));
             return tiles.fold([0; 5], |sum, tile| add(sum, tile, 1));
         };
-        turns.sort_unstable();
+        breakpoints.sort_unstable();
         let rows = self.tiling.rows as i64;
         let tile_of = |row: i64| usize::try_from(row.div_euclid(rows)).unwrap_or(0).min(last);
         // Tiles near a turn one by one, and what lies between two of them as a series.
-        let near = turns
+        let near = breakpoints
             .iter()
             .map(|row| tile_of(row.saturating_sub(NEAR))..tile_of(row.saturating_add(NEAR)) + 1);
         let (mut sum, mut at) = ([0; 5], 0);
@@ -143,7 +143,7 @@ impl<E: Element> HeadTiles<'_, '_, E> {
     }
 
     /// The rows at which an edge of the mask that goes with the rows meets one that stays, if the mask has no others.
-    fn turns(&self) -> Option<Vec<i64>> {
+    fn breakpoints(&self) -> Option<Vec<i64>> {
         let mut edges = Edges { fixed: vec![0, signed(self.scope.k_len)], moving: Vec::new() };
         let known = self.mask.edges(&self.scope, &mut edges);
         let Edges { fixed, moving } = edges;

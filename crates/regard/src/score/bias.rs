@@ -32,34 +32,34 @@ pub(super) fn add_bias<E: Element, S: Simd<E::Num>>(
             }
         }
     }
-    let mut turned = [Lanes([E::Num::default(); GROUP]); MAX_LANES];
+    let mut transposed = [Lanes([E::Num::default(); GROUP]); MAX_LANES];
     for (block, scores) in tile.chunks_mut(S::LANES).enumerate() {
         let first = block * S::LANES;
-        let turned = &mut turned[..scores.len()];
+        let transposed = &mut transposed[..scores.len()];
         for lane in (0..at.rows.count).step_by(S::LANES) {
             let whole =
                 scores.len() == S::LANES && lane + S::LANES <= at.rows.count && shape.dim != 1;
             let lines = lane..(lane + S::LANES).min(at.span.end);
             if let (true, Keys::From(key)) = (whole, at.keys) {
-                // Neighbours in memory: turned on vectors.
+                // Neighbours in memory: transposed on vectors.
                 let mut vectors = s.block();
                 for (v, l) in vectors.as_mut().iter_mut().zip(lines) {
                     *v = E::load(s, &line(l)[key + first..]);
                 }
                 s.transpose(&mut vectors);
-                for (v, row) in vectors.as_mut().iter().zip(turned.iter_mut()) {
+                for (v, row) in vectors.as_mut().iter().zip(transposed.iter_mut()) {
                     s.store(*v, &mut row.0[lane..]);
                 }
                 continue;
             }
-            for (i, row) in turned.iter_mut().enumerate() {
+            for (i, row) in transposed.iter_mut().enumerate() {
                 let key = serving(at.keys.get(first + i), shape.dim);
                 for l in lines.clone() {
                     row.0[l] = line(l)[key].widen();
                 }
             }
         }
-        pass(s, at, scores, &Bias(turned));
+        pass(s, at, scores, &Bias(transposed));
     }
 }
 
@@ -104,7 +104,7 @@ pub(super) fn add_grads<N: Number, S: Simd<N>>(
             && lanes.len() == S::LANES
             && done + S::LANES <= d_scores.len()
         {
-            // Neighbours in memory: turned on vectors.
+            // Neighbours in memory: transposed on vectors.
             let mut block = s.block();
             for (v, d) in block.as_mut().iter_mut().zip(&d_scores[done..]) {
                 *v = s.load(&d.0[lane..]);

@@ -409,7 +409,7 @@ struct Softcap<N> {
 
 impl<N: Number> Pass<N> for Softcap<N> {
     #[inline(always)]
-    fn turn<S: Simd<N>>(&self, s: S, _: usize, _: usize, x: S::V) -> S::V {
+    fn apply<S: Simd<N>>(&self, s: S, _: usize, _: usize, x: S::V) -> S::V {
         s.mul(s.splat(self.cap), math::tanh(s, s.mul(x, s.splat(self.inverse))))
     }
 }
@@ -421,7 +421,7 @@ struct SoftcapDerivative<N> {
 
 impl<N: Number> Pass<N> for SoftcapDerivative<N> {
     #[inline(always)]
-    fn turn<S: Simd<N>>(&self, s: S, _: usize, _: usize, x: S::V) -> S::V {
+    fn apply<S: Simd<N>>(&self, s: S, _: usize, _: usize, x: S::V) -> S::V {
         let t = s.mul(x, s.splat(self.inverse));
         s.sub(s.splat(N::one()), s.mul(t, t))
     }
@@ -435,7 +435,7 @@ struct Alibi<'t, N> {
 
 impl<N: Number> Pass<N> for Alibi<'_, N> {
     #[inline(always)]
-    fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
+    fn apply<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
         let (row, key) = (s.load(&self.rows.0[lane..]), s.splat(N::of_len(self.keys.get(i))));
         s.fma(s.splat(self.slope), s.max(s.sub(row, key), s.sub(key, row)), x)
     }

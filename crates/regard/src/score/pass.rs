@@ -7,7 +7,7 @@ use crate::simd::{Lanes, Number, Simd};
 /// What an option makes of a vector of scores.
 pub(crate) trait Pass<N: Number> {
     /// Of key `i` of the tile and the rows from `lane` on.
-    fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V;
+    fn apply<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V;
 }
 
 /// Lets an option turn all scores of a tile, for the rows that are computed.
@@ -21,7 +21,7 @@ pub(crate) fn pass<N: Number, S: Simd<N>>(
     for (i, scores) in tile.iter_mut().enumerate() {
         for lane in at.span.vectors::<N, S>() {
             let x = s.load(&scores.0[lane..]);
-            s.store(option.turn(s, i, lane, x), &mut scores.0[lane..]);
+            s.store(option.apply(s, i, lane, x), &mut scores.0[lane..]);
         }
     }
 }
@@ -31,7 +31,7 @@ pub(crate) struct Factor<N>(pub(crate) N);
 
 impl<N: Number> Pass<N> for Factor<N> {
     #[inline(always)]
-    fn turn<S: Simd<N>>(&self, s: S, _: usize, _: usize, x: S::V) -> S::V {
+    fn apply<S: Simd<N>>(&self, s: S, _: usize, _: usize, x: S::V) -> S::V {
         s.mul(x, s.splat(self.0))
     }
 }
@@ -41,8 +41,8 @@ pub(super) struct Times<'t, N, P>(pub(super) &'t [Lanes<N>], pub(super) P);
 
 impl<N: Number, P: Pass<N>> Pass<N> for Times<'_, N, P> {
     #[inline(always)]
-    fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
-        s.mul(x, self.1.turn(s, i, lane, s.load(&self.0[i].0[lane..])))
+    fn apply<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
+        s.mul(x, self.1.apply(s, i, lane, s.load(&self.0[i].0[lane..])))
     }
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Bias<'t, N>(pub(crate) &'t [Lanes<N>]);
 impl<N: Number> Pass<N> for Bias<'_, N> {
     /// A finite bias of a finite score stays finite in the new unit, and `-inf` stays `-inf`: it hides the pair.
     #[inline(always)]
-    fn turn<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
+    fn apply<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
         let (bias, lowest) = (s.load(&self.0[i].0[lane..]), s.splat(-N::max_value()));
         let sum = s.max(lowest, s.fma(bias, s.splat(N::from_f64(LOG2_E)), x));
         let lower = s.select(s.less(x, bias), x, bias);
