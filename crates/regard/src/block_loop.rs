@@ -4,7 +4,7 @@
 //! Cost: keys and values are read once for 128 rows; they are copied only where they must be widened or picked.
 
 use crate::key_blocks::{KeyBlock, KeyBlocks, VisibleBlock};
-use crate::lanes::{fetch, soon};
+use crate::lanes::{fetch, prefetch_l1};
 use crate::mask::{Mask, Run};
 use crate::micro::{Distances, Dots, dot_tile};
 use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span, low};
@@ -139,9 +139,9 @@ impl<N: Number> BlockLoop<N> {
             if let Keys::Picked(picked) = block.keys() {
                 // Rows far apart: no hardware prefetcher follows them.
                 picked.iter().for_each(|key| {
-                    soon(s, all_k.row(*key));
+                    prefetch_l1(s, all_k.row(*key));
                     if V::VALUES {
-                        soon(s, all_v.row(*key));
+                        prefetch_l1(s, all_v.row(*key));
                     }
                 });
             }

@@ -11,17 +11,17 @@ use std::ops::Range;
 
 /// Asks for the cache lines of a row.
 #[inline(always)]
-pub(crate) fn soon<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
+pub(crate) fn prefetch_l1<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
     for x in lines(row) {
-        s.prefetch(x);
+        s.prefetch_l1(x);
     }
 }
 
 /// The same, of a row that is needed later.
 #[inline(always)]
-pub(crate) fn later<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
+pub(crate) fn prefetch_l2<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
     for x in lines(row) {
-        s.prefetch_later(x);
+        s.prefetch_l2(x);
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a call returns, and how results over different keys become one.
 
 use crate::error::Error;
-use crate::lanes::soon;
+use crate::lanes::prefetch_l1;
 use crate::machine::Machine;
 use crate::normaliser::Choice;
 use crate::simd::{Element, Number, Simd, Task};
@@ -274,7 +274,8 @@ impl<E: Element> Task<E::Num> for MergeRows<'_, '_, '_, E> {
             let from =
                 |part: usize, row| flat_row(merge.parts[part].out.view(), (merge.place)(part, row));
             if lane + 1 < rows.count {
-                (0..merge.parts.len()).for_each(|part| soon(s, from(part, number(lane + 1))));
+                (0..merge.parts.len())
+                    .for_each(|part| prefetch_l1(s, from(part, number(lane + 1))));
             }
             let row = number(lane);
             sums.clear();

@@ -1,6 +1,6 @@
 //! A group of queries as it meets the keys: in lanes, projected if the similarity asks for it, scaled.
 
-use crate::lanes::{load_transposed, soon};
+use crate::lanes::{load_transposed, prefetch_l1};
 use crate::micro::Layer;
 use crate::place::{BLOCK_KEYS, RowTile};
 use crate::problem::Problem;
@@ -51,7 +51,7 @@ impl<N: Number> Queries<N> {
         let Self { raw, lanes, layer, .. } = self;
         self.rows = rows;
         if rows.step > 1 {
-            (0..rows.count).for_each(|i| soon(s, q.row(rows.row(i))));
+            (0..rows.count).for_each(|i| prefetch_l1(s, q.row(rows.row(i))));
         }
         let factor = N::from_f64(problem.query_factor());
         let row = |i| q.row(rows.row(i));

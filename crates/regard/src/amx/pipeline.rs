@@ -213,11 +213,11 @@ impl Source<'_> {
 
     /// Asks for what will be needed soon: one share of several.
     #[inline(always)]
-    fn ask_ahead(&self, share: usize, shares: usize) {
+    fn prefetch_head(&self, share: usize, shares: usize) {
         for (first, bytes) in self.ahead {
             let lines = bytes / LINE;
             for line in lines * share / shares..lines * (share + 1) / shares {
-                self.s.prefetch_later(first.wrapping_add(line * LINE));
+                self.s.prefetch_l2(first.wrapping_add(line * LINE));
             }
         }
     }
@@ -246,7 +246,7 @@ impl Source<'_> {
                 mixed.take();
                 taken += 1;
             }
-            self.ask_ahead(b * ROWS + i, blocks * ROWS);
+            self.prefetch_head(b * ROWS + i, blocks * ROWS);
             let (mut weights, mut d_scores) = ([[zero; 2]; 2], [[zero; 2]; 2]);
             for half in 0..2 {
                 let key = half * ROWS + i;

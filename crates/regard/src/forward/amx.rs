@@ -48,7 +48,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OnAmx<'_, '_, E, T
             }
             return;
         }
-        task.ask_ahead(s);
+        task.prefetch_head(s);
         let t = amx.configure([TileShape::WHOLE; 8]);
         let used = task.rows.groups();
         for g in 0..used {

@@ -54,7 +54,7 @@ pub(crate) trait Products<E: Element> {
         s: S,
         rows: &DecodeRows<E::Num>,
         keys: Rows<'_, E>,
-        soon: Rows<'_, E>,
+        next_rows: Rows<'_, E>,
         to: &mut [E::Num],
     );
 
@@ -69,7 +69,7 @@ pub(crate) trait Products<E: Element> {
 pub(crate) struct Weighted<'t, E: Element> {
     pub(crate) values: Rows<'t, E>,
     /// Rows that are needed next.
-    pub(crate) soon: Rows<'t, E>,
+    pub(crate) next_rows: Rows<'t, E>,
     /// `[key][row]`
     pub(crate) weights: &'t [E::Num],
     /// Which rows see each key, unless all see all of them: a key that a row does not see is left out of its sum.
@@ -234,7 +234,7 @@ impl<N: Number> DecodeScratch<N> {
                 let values = rows_of(v, (first, n), &mut value_copies);
                 // What is needed next: memory must not rest while the vectors are busy.
                 let left = n.min(range_end - after);
-                let soon = k.run(after, left).unwrap_or(keys.slice(0, 0));
+                let next_rows = k.run(after, left).unwrap_or(keys.slice(0, 0));
                 products.dots(s, &self.rows, keys, values, &mut self.dots);
                 for b in 0..self.head_groups.len() {
                     self.weigh(s, call.problem, (scope, rows), b, (first, n));
@@ -244,7 +244,7 @@ impl<N: Number> DecodeScratch<N> {
                 let hidden = self.gather(rows.count, n, &mut shrink, &mut seen);
                 let seen = hidden.then_some(&seen[..n]);
                 let (weights, shrink) = (&self.dots[..], &shrink);
-                let work = Weighted { values, soon, weights, seen, shrink };
+                let work = Weighted { values, next_rows, weights, seen, shrink };
                 products.add(s, &mut self.rows, work);
             }
             first = after;

@@ -81,12 +81,12 @@ impl<E: Element<Num = f32>> Products<E> for OnAmx<'_> {
         _: S,
         rows: &DecodeRows<f32>,
         keys: Rows<'_, E>,
-        soon: Rows<'_, E>,
+        next_rows: Rows<'_, E>,
         to: &mut [f32],
     ) {
         let Some(t) = &self.tiles else { return };
         let (s, room, factor) = (self.amx.vectors(), &mut *self.room, self.factor);
-        s.call(Dots { s, t, room, rows, keys, soon, factor, to });
+        s.call(Dots { s, t, room, rows, keys, next_rows, factor, to });
     }
 
     #[inline(always)]
@@ -174,9 +174,9 @@ fn copy_row<E: Element<Num = f32>>(from: &[E], to: &mut [TileRow]) {
 
 /// Asks for the rows that are needed soon, at one of so many steps: a few at a time keep memory busy and the way to it free.
 #[inline(always)]
-fn ask<E>(s: Avx512, soon: Rows<'_, E>, step: usize, steps: usize) {
-    for i in soon.len * step / steps..soon.len * (step + 1) / steps {
-        lanes::soon(s, soon.row(i));
+fn prefetch_part<E>(s: Avx512, next_rows: Rows<'_, E>, step: usize, steps: usize) {
+    for i in next_rows.len * step / steps..next_rows.len * (step + 1) / steps {
+        lanes::prefetch_l1(s, next_rows.row(i));
     }
 }
 
@@ -187,7 +187,7 @@ struct Dots<'t, E: Element> {
     room: &'t mut AmxDecodeScratch,
     rows: &'t DecodeRows<f32>,
     keys: Rows<'t, E>,
-    soon: Rows<'t, E>,
+    next_rows: Rows<'t, E>,
     factor: f32,
     to: &'t mut [f32],
 }
@@ -196,7 +196,7 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
-        let Self { s, t, room, rows, keys, soon, factor, to } = self;
+        let Self { s, t, room, rows, keys, next_rows, factor, to } = self;
         let AmxDecodeScratch { queries, copies, .. } = room;
         let (chunks, groups, width) = (keys.dim / WIDTH, keys.len.div_ceil(ROWS), rows.width);
         assert!(chunks * ROWS <= queries.len() && groups * ROWS * width <= to.len());
@@ -207,7 +207,7 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
             t.zero::<{ SCORES[0] }>();
             t.zero::<{ SCORES[1] }>();
             for chunk in 0..chunks {
-                ask(s, soon, pair / 2 * chunks + chunk, groups.div_ceil(2) * chunks);
+                prefetch_part(s, next_rows, pair / 2 * chunks + chunk, groups.div_ceil(2) * chunks);
                 // SAFETY: `Matrix::group` has 16 rows of all chunks, `queries` 16 of each (asserted above).
                 unsafe {
                     t.load::<QUERIES>(queries[chunk * ROWS..].as_ptr().cast(), 64);
@@ -248,7 +248,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
     #[inline(always)]
     fn run<S: Simd<f32>>(mut self, _: S) {
         let (s, t) = (self.s, self.t);
-        let Weighted { mut values, soon, weights, shrink, .. } = self.work;
+        let Weighted { mut values, next_rows, weights, shrink, .. } = self.work;
         let (chunks, groups) = (values.dim / WIDTH, values.len.div_ceil(ROWS));
         let each = WIDE.min(EACH);
         if shrink.iter().any(|x| *x != 1.0) {
@@ -287,7 +287,12 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
                     }
                     for (group, values) in here[..groups].iter().enumerate() {
                         if eight == 0 {
-                            ask(s, soon, chunk / 2 * groups + group, chunks.div_ceil(2) * groups);
+                            prefetch_part(
+                                s,
+                                next_rows,
+                                chunk / 2 * groups + group,
+                                chunks.div_ceil(2) * groups,
+                            );
                         }
                         t.load::<WEIGHTS>(packed[group * ROWS..].as_ptr().cast(), 64);
                         t.load::<{ X[0] }>(values.chunk(chunk), values.stride);

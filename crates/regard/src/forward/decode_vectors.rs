@@ -9,7 +9,7 @@
 )]
 
 use super::decode::{DecodeRows, Products, Weighted};
-use crate::lanes::later;
+use crate::lanes::prefetch_l2;
 use crate::simd::{Element, MAX_LANES, Number, Simd, Task};
 use crate::view::Rows;
 
@@ -29,10 +29,10 @@ impl<E: Element> Products<E> for Vectors {
         s: S,
         rows: &DecodeRows<E::Num>,
         keys: Rows<'_, E>,
-        soon: Rows<'_, E>,
+        next_rows: Rows<'_, E>,
         to: &mut [E::Num],
     ) {
-        s.call(DotRows { rows, keys, soon, to });
+        s.call(DotRows { rows, keys, next_rows, to });
     }
 
     #[inline(always)]
@@ -58,7 +58,7 @@ struct DotRows<'t, E: Element> {
     rows: &'t DecodeRows<E::Num>,
     keys: Rows<'t, E>,
     /// Rows that are needed next.
-    soon: Rows<'t, E>,
+    next_rows: Rows<'t, E>,
     to: &'t mut [E::Num],
 }
 
@@ -121,8 +121,8 @@ impl<E: Element> DotRows<'_, E> {
         for i in 0..KEYS {
             let (parts, tail) = self.keys.row(key + i).as_chunks();
             keys[i] = (&parts[..whole], tail);
-            if row == 0 && key + i < self.soon.len {
-                later(s, self.soon.row(key + i));
+            if row == 0 && key + i < self.next_rows.len {
+                prefetch_l2(s, self.next_rows.row(key + i));
             }
         }
         for r in 0..ROWS {
@@ -286,11 +286,11 @@ impl<E: Element, const HIDDEN: bool> AddRows<'_, E, HIDDEN> {
         row: usize,
         d: usize,
     ) {
-        let Weighted { values, soon, shrink, .. } = self.work;
+        let Weighted { values, next_rows, shrink, .. } = self.work;
         let mut sums = [[s.splat(E::Num::default()); VECTORS]; ROWS];
         for key in 0..values.len {
-            if row == 0 && d == 0 && key < soon.len {
-                later(s, soon.row(key));
+            if row == 0 && d == 0 && key < next_rows.len {
+                prefetch_l2(s, next_rows.row(key));
             }
             let value = &values.row(key)[d..d + VECTORS * S::LANES];
             let mut x = [s.splat(E::Num::default()); VECTORS];

@@ -14,7 +14,7 @@ mod group;
 
 use crate::amx::{AmxScratch, PackedKv, Sizes};
 use crate::block_loop::{BlockLoop, Call, KeyRange};
-use crate::lanes::{later, load_transposed, soon, store_transposed};
+use crate::lanes::{load_transposed, prefetch_l1, prefetch_l2, store_transposed};
 use crate::place::{BLOCK_KEYS, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::queries::Queries;
@@ -134,7 +134,7 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
             return self.decode(s, &mut Vectors);
         }
         let used = self.rows.groups();
-        self.ask_ahead(s);
+        self.prefetch_head(s);
         for g in 0..used {
             self.start(s, g);
         }
@@ -181,19 +181,19 @@ impl<E: Element> Forward<'_, '_, E> {
     /// Of a short head, asks for all that is read and written, so that memory works while the queries are transposed, and for
     /// what the next head needs: such calls wait for memory more than they compute. Longer ones are followed by the hardware.
     #[inline(always)]
-    pub(crate) fn ask_ahead<S: Simd<E::Num>>(&mut self, s: S) {
+    pub(crate) fn prefetch_head<S: Simd<E::Num>>(&mut self, s: S) {
         let Self { call, scope, rows, .. } = *self;
         if scope.k_len > SHORT {
             return;
         }
         let (k, v) = call.keys_and_values(scope);
         for key in 0..scope.k_len {
-            soon(s, k.row(key));
-            soon(s, v.row(key));
+            prefetch_l1(s, k.row(key));
+            prefetch_l1(s, v.row(key));
         }
         if let Some(Finished { out, .. }) = &mut self.target.finished {
             for lane in 0..rows.count {
-                soon(s, out.row(0, lane));
+                prefetch_l1(s, out.row(0, lane));
             }
         }
         let next = Scope { head: scope.head + 1, ..scope };
@@ -202,11 +202,11 @@ impl<E: Element> Forward<'_, '_, E> {
         }
         let (q, (k, v)) = (call.q.head(next.batch, next.head), call.keys_and_values(next));
         for lane in 0..rows.count {
-            later(s, q.row(rows.row(lane)));
+            prefetch_l2(s, q.row(rows.row(lane)));
         }
         for key in 0..scope.k_len {
-            later(s, k.row(key));
-            later(s, v.row(key));
+            prefetch_l2(s, k.row(key));
+            prefetch_l2(s, v.row(key));
         }
     }
 
@@ -225,7 +225,7 @@ impl<E: Element> Forward<'_, '_, E> {
         for part in self.stage.from.clone() {
             let row = |lane| partial.written(part, skipped + lane);
             if group.q.rows.step > 1 {
-                (0..span.len()).for_each(|lane| soon(s, row(lane)));
+                (0..span.len()).for_each(|lane| prefetch_l1(s, row(lane)));
             }
             load_transposed(s, row, span.len(), E::Num::from_f64(1.0), &mut self.scratch.other);
             let mut factors = [Lanes([E::Num::default(); GROUP]); 2];

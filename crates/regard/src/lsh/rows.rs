@@ -3,7 +3,7 @@
 use super::buckets::Order;
 use crate::error::Error;
 use crate::grads::Grads;
-use crate::lanes::soon;
+use crate::lanes::prefetch_l1;
 use crate::machine::Machine;
 use crate::output::Output;
 use crate::simd::{Element, Number, Simd, Task};
@@ -57,7 +57,7 @@ impl<E: Element> Task<E::Num> for CopyRows<'_, '_, E> {
         let rows = tile.rows();
         for lane in 0..rows.count {
             if let Some(later) = order.get(rows.row(lane) + AHEAD) {
-                soon(s, x.row(*later as usize));
+                prefetch_l1(s, x.row(*later as usize));
             }
             let from = x.row(order[rows.row(lane)] as usize);
             tile.update(head, lane).copy_from_slice(from);

@@ -28,7 +28,7 @@ pub(super) fn add_bias<E: Element, S: Simd<E::Num>>(
         // The lines lie a whole row apart, where no hardware prefetcher follows: ask for those of the next keys.
         for lane in at.span.start..at.span.end {
             for next in (key + tile.len()..key + 2 * tile.len()).step_by(MAX_LANES) {
-                line(lane).get(next).into_iter().for_each(|x| s.prefetch(x));
+                line(lane).get(next).into_iter().for_each(|x| s.prefetch_l1(x));
             }
         }
     }

@@ -145,12 +145,12 @@ pub trait Simd<N: Number>: Copy {
     }
     /// Asks for the cache line of `x`, which will be needed soon.
     #[inline(always)]
-    fn prefetch<T>(self, x: &T) {
+    fn prefetch_l1<T>(self, x: &T) {
         let _ = x;
     }
     /// The same, into the second-level cache: for much that will be needed later. Any address will do.
     #[inline(always)]
-    fn prefetch_later<T>(self, x: *const T) {
+    fn prefetch_l2<T>(self, x: *const T) {
         let _ = x;
     }
     /// A block of zeros.
