@@ -145,7 +145,7 @@ impl<N: Number> Found<N> {
     fn new<E: Element<Num = N>>(problem: &Problem<'_, E>) -> Self {
         match problem.normaliser {
             Normaliser::Sampled { seed } => {
-                Self::Drawn(seed, Box::new(States::nothing_seen()), Box::new([NONE; GROUP]))
+                Self::Drawn(seed, Box::new(States::empty()), Box::new([NONE; GROUP]))
             }
             Normaliser::Sparsemax => Self::Highest(Box::new(Lanes([N::neg_infinity(); GROUP]))),
             other => Self::Best(BestKeys::new(other.most(problem.dims().k_len))),
@@ -193,11 +193,11 @@ fn draw<N: Number, S: Simd<N>>(
     (at, tile): (At<'_>, &mut [Lanes<N>]),
 ) {
     // Sums that never suffice: `m` becomes the largest score so far.
-    let (never, mut shrink) = (Lanes([N::infinity(); GROUP]), Lanes([N::one(); GROUP]));
+    let (never, mut rescale) = (Lanes([N::infinity(); GROUP]), Lanes([N::one(); GROUP]));
     let before = states.l;
-    states.raise(s, tile, (&never, at.span), &mut shrink);
+    states.update_max(s, tile, (&never, at.span), &mut rescale);
     let mut sums = TileSums::zero(false);
-    states.weigh(s, tile, at.span, &mut sums);
+    states.exp_and_sum(s, tile, at.span, &mut sums);
     states.add(s, &sums, at.span);
     let Scope { batch, head, .. } = at.scope;
     for (lane, key) in keys.iter_mut().enumerate().take(at.span.end).skip(at.span.start) {

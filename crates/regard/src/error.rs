@@ -303,7 +303,7 @@ impl Error {
             ),
             Self::Budget { needed, budget } => write!(
                 f,
-                "cache: {needed} bytes of pages would be in use, the budget is {budget}; free, truncate or evict sequences, or raise the budget"
+                "cache: {needed} bytes of pages would be in use, the budget is {budget}; free, truncate or evict sequences, or update_max the budget"
             ),
             Self::OutOfMemory { bytes } => write!(
                 f,

@@ -151,7 +151,7 @@ impl<N: Number> Scratch<N> {
         let zero = Lanes([N::zero(); GROUP]);
         let group = || Group {
             q: Queries::new(problem),
-            states: States::nothing_seen(),
+            states: States::empty(),
             share: zero,
             passed: zero,
             positions: zero,
@@ -257,7 +257,7 @@ impl<E: Element> Visit<E::Num> for Looking<'_, '_, E> {
             if wanted.logs {
                 group.write_logs(at, tile, (score_tile.group, &mut *logs.0, logs.1));
             }
-            group.states.weigh(s, tile, at.span, &mut sums);
+            group.states.exp_and_sum(s, tile, at.span, &mut sums);
             if let Some(seen) = score_tile.hiding() {
                 s.call(Clear { tile, seen, span: at.span });
             }

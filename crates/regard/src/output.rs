@@ -109,7 +109,7 @@ impl<E: Element> Output<E> {
             let larger =
                 |a: E::Num, b: E::Num| if b > a || Number::to_f64(b).is_nan() { b } else { a };
             let of_part = |(i, part): (usize, &Self)| Some(part.max_score.as_ref()?[place(i, row)]);
-            parts.iter().enumerate().filter_map(of_part).fold(State::nothing_seen().h, larger)
+            parts.iter().enumerate().filter_map(of_part).fold(State::empty().h, larger)
         };
         let max_score = with_max_score.then(|| (0..rows).map(highest).collect());
         let merge = Merge::new(machine, parts, with_states, place)?;
@@ -118,8 +118,7 @@ impl<E: Element> Output<E> {
             let (m, sum) = (merge.of_row(row)[0], merge.sum(row));
             if with_states {
                 let [m, l] = [m, sum].map(E::Num::from_f64);
-                let merged =
-                    if sum == 0.0 { State::nothing_seen() } else { State { m, l, t: l, h: m } };
+                let merged = if sum == 0.0 { State::empty() } else { State { m, l, t: l, h: m } };
                 lse.push(merged.lse());
                 states.push([merged.m, merged.l]);
             } else {

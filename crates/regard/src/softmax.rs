@@ -23,7 +23,7 @@ pub(crate) struct State<N> {
 }
 
 impl<N: Number> State<N> {
-    pub(crate) fn nothing_seen() -> Self {
+    pub(crate) fn empty() -> Self {
         Self { m: -N::max_value(), l: N::zero(), t: N::zero(), h: N::neg_infinity() }
     }
 
@@ -61,29 +61,29 @@ impl<N: Number> State<N> {
 }
 
 /// Rounding takes from an lse above this what matters in its weights: it is the relative error of all of them.
-pub(crate) const LARGE: f64 = 1024.0;
+pub(crate) const LSE_LOSES_BITS: f64 = 1024.0;
 
 /// How far below `m` a score counts: much farther than any weight above 0 is.
-pub(crate) const FAR: f64 = -16384.0;
+pub(crate) const MIN_LOG2_WEIGHT: f64 = -16384.0;
 
 fn far<N: Number>(x: N) -> N {
-    x.max(N::from_f64(FAR))
+    x.max(N::from_f64(MIN_LOG2_WEIGHT))
 }
 
 /// The rounds that a tile of scores goes through on its way to weights: one where every row has its `m` and no score has
 /// outgrown it, one more where some have; then the next tile looks for maxima before it needs them. Sums with a NaN never
 /// suffice.
 #[derive(Debug)]
-pub(crate) struct Rounds {
+pub(crate) struct SoftmaxPasses {
     taken: usize,
     /// Whether the last tile had scores far above those before.
-    grows: bool,
+    max_is_stale: bool,
 }
 
-impl Rounds {
+impl SoftmaxPasses {
     #[inline(always)]
-    pub(crate) fn new(grows: bool) -> Self {
-        Self { taken: 0, grows }
+    pub(crate) fn new(max_is_stale: bool) -> Self {
+        Self { taken: 0, max_is_stale }
     }
 
     /// Whether the `m` at hand suffice in the next round, from the sums of the last one (before the first: see
@@ -99,9 +99,9 @@ impl Rounds {
             return None;
         }
         let first = self.taken == 0;
-        let suffices = States::suffice(s, sums, span) && !(first && self.grows);
+        let max_is_current = States::max_is_current(s, sums, span) && !(first && self.max_is_stale);
         self.taken += 1;
-        if suffices && !first { None } else { Some(suffices) }
+        if max_is_current && !first { None } else { Some(max_is_current) }
     }
 }
 
@@ -130,8 +130,8 @@ impl<N: Number> TileSums<N> {
 }
 
 impl<N: Number> States<N> {
-    pub(crate) fn nothing_seen() -> Self {
-        let State { m, l, t, h } = State::nothing_seen();
+    pub(crate) fn empty() -> Self {
+        let State { m, l, t, h } = State::empty();
         let [m, l, t, h] = [m, l, t, h].map(|x| Lanes([x; GROUP]));
         Self { m, l, t, h }
     }
@@ -146,7 +146,7 @@ impl<N: Number> States<N> {
 
     /// Turns a tile of scores `[keys][lanes]` into `2^(score - m)` and adds them up, for the lanes of `span`.
     #[inline(always)]
-    pub(crate) fn weigh<S: Simd<N>>(
+    pub(crate) fn exp_and_sum<S: Simd<N>>(
         &self,
         s: S,
         tile: &mut [Lanes<N>],
@@ -158,15 +158,15 @@ impl<N: Number> States<N> {
             if let Some([t, h]) = &mut sums.t_and_h {
                 let (mut sum, mut most) = (s.load(&t.0[lane..]), s.load(&h.0[lane..]));
                 for row in tile.iter_mut() {
-                    let (log, weight) = weigh_row(s, &mut row.0[lane..], m, &mut l);
-                    sum = s.fma(weight, s.max(log, s.splat(N::from_f64(FAR))), sum);
+                    let (log, weight) = exp_and_sum_row(s, &mut row.0[lane..], m, &mut l);
+                    sum = s.fma(weight, s.max(log, s.splat(N::from_f64(MIN_LOG2_WEIGHT))), sum);
                     most = s.max(log, most);
                 }
                 s.store(sum, &mut t.0[lane..]);
                 s.store(most, &mut h.0[lane..]);
             } else {
                 for row in tile.iter_mut() {
-                    weigh_row(s, &mut row.0[lane..], m, &mut l);
+                    exp_and_sum_row(s, &mut row.0[lane..], m, &mut l);
                 }
             }
             s.store(l, &mut sums.l.0[lane..]);
@@ -175,7 +175,7 @@ impl<N: Number> States<N> {
 
     /// Sums that do not suffice in the lanes that have seen nothing: their `m` is not set yet.
     #[inline(always)]
-    pub(crate) fn unset<S: Simd<N>>(&self, s: S, span: Span) -> Lanes<N> {
+    pub(crate) fn infinite_where_empty<S: Simd<N>>(&self, s: S, span: Span) -> Lanes<N> {
         let mut sums = Lanes([N::zero(); GROUP]);
         let (lowest, zero) = (s.splat(-N::max_value()), s.splat(N::zero()));
         for lane in span.vectors::<N, S>() {
@@ -189,8 +189,8 @@ impl<N: Number> States<N> {
     /// only near enough that nothing overflows. It hardly ever moves after the first tile, so that nothing needs to be
     /// looked through for its maximum.
     #[inline(always)]
-    fn suffice<S: Simd<N>>(s: S, sums: &Lanes<N>, span: Span) -> bool {
-        let limit = s.splat(N::from_f64(LIMIT));
+    fn max_is_current<S: Simd<N>>(s: S, sums: &Lanes<N>, span: Span) -> bool {
+        let limit = s.splat(N::from_f64(MAX_TILE_SUM));
         let full = u32::MAX >> (32 - S::LANES);
         let mut all = full;
         for lane in span.vectors::<N, S>() {
@@ -202,14 +202,15 @@ impl<N: Number> States<N> {
     /// Raises `m` to the largest score of the tile in the lanes whose sums do not suffice or that it has outgrown, and
     /// lowers `shrink`, what the sums so far must be multiplied by. Tells whether scores have grown.
     #[inline(always)]
-    pub(crate) fn raise<S: Simd<N>>(
+    pub(crate) fn update_max<S: Simd<N>>(
         &mut self,
         s: S,
         tile: &[Lanes<N>],
         (sums, span): (&Lanes<N>, Span),
-        shrink: &mut Lanes<N>,
+        rescale: &mut Lanes<N>,
     ) -> bool {
-        let (limit, reach) = (s.splat(N::from_f64(LIMIT)), s.splat(N::from_f64(LIMIT.log2())));
+        let (limit, reach) =
+            (s.splat(N::from_f64(MAX_TILE_SUM)), s.splat(N::from_f64(MAX_TILE_SUM.log2())));
         let lowest = s.splat(-N::max_value());
         let mut grown = 0;
         for lane in span.vectors::<N, S>() {
@@ -226,12 +227,12 @@ impl<N: Number> States<N> {
             let factor = math::weight(s, lower);
             let l = s.mul(before_l, factor);
             // t = sum of weight (score - m)
-            let lower = s.max(lower, s.splat(N::from_f64(FAR)));
+            let lower = s.max(lower, s.splat(N::from_f64(MIN_LOG2_WEIGHT)));
             let t = s.fma(lower, before_l, s.load(&self.t.0[lane..]));
             s.store(s.mul(t, factor), &mut self.t.0[lane..]);
             s.store(m, &mut self.m.0[lane..]);
             s.store(l, &mut self.l.0[lane..]);
-            s.store(s.mul(s.load(&shrink.0[lane..]), factor), &mut shrink.0[lane..]);
+            s.store(s.mul(s.load(&rescale.0[lane..]), factor), &mut rescale.0[lane..]);
         }
         grown != 0
     }
@@ -255,7 +256,12 @@ impl<N: Number> States<N> {
 /// Turns scores into weights and adds them to `l`; tells the logarithms of the weights, and the weights. A function, for a closure
 /// would not be inlined, and every intrinsic in it would be a call.
 #[inline(always)]
-fn weigh_row<N: Number, S: Simd<N>>(s: S, row: &mut [N], m: S::V, l: &mut S::V) -> (S::V, S::V) {
+fn exp_and_sum_row<N: Number, S: Simd<N>>(
+    s: S,
+    row: &mut [N],
+    m: S::V,
+    l: &mut S::V,
+) -> (S::V, S::V) {
     let log = s.sub(s.load(row), m);
     let weight = math::weight(s, log);
     *l = s.add(*l, weight);
@@ -265,7 +271,7 @@ fn weigh_row<N: Number, S: Simd<N>>(s: S, row: &mut [N], m: S::V, l: &mut S::V) 
 
 /// The sum of a tile's weights at which `m` must move: for 64 keys, weights of 16 each. Low, so that weighted sums of
 /// huge values overflow hardly sooner than plain ones; high enough that random scores do not reach it.
-pub(crate) const LIMIT: f64 = 1024.0;
+pub(crate) const MAX_TILE_SUM: f64 = 1024.0;
 
 #[cfg(test)]
 mod tests {
@@ -274,7 +280,7 @@ mod tests {
 
     fn state() -> impl Strategy<Value = State<f64>> {
         let some = (-1e3..1e3f64, 1.0..1e4f64).prop_map(|(m, l)| State { m, l, t: -0.3 * l, h: m });
-        prop_oneof![1 => Just(State::nothing_seen()), 5 => some]
+        prop_oneof![1 => Just(State::empty()), 5 => some]
     }
 
     fn close(a: State<f64>, b: State<f64>) -> bool {
@@ -291,7 +297,7 @@ mod tests {
 
         #[test]
         fn nothing_seen_is_the_identity(a in state()) {
-            let (merged, kept, _) = a.merge(State::nothing_seen());
+            let (merged, kept, _) = a.merge(State::empty());
             prop_assert_eq!(merged, a);
             prop_assert_eq!(kept, 1.0);
         }
@@ -299,6 +305,6 @@ mod tests {
 
     #[test]
     fn nothing_seen_has_no_lse() {
-        assert_eq!(State::<f32>::nothing_seen().lse(), f32::NEG_INFINITY);
+        assert_eq!(State::<f32>::empty().lse(), f32::NEG_INFINITY);
     }
 }

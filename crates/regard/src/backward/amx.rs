@@ -293,7 +293,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         if !key_block.full || problem.may_hide() {
             s.call(Hide { tile: scores, seen: &mut seen[..n], span });
         }
-        grads.groups[g].weigh(s, problem, (at, Some(&seen[..n])), n, &mut grads.tiles);
+        grads.groups[g].exp_and_sum(s, problem, (at, Some(&seen[..n])), n, &mut grads.tiles);
         grads.backward(s, g, (at, Some(&seen[..n])), n);
         s.call(PackScores::<TERMS> {
             s,

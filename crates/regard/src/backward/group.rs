@@ -11,7 +11,7 @@ use crate::queries::Queries;
 use crate::score::{LOG2_E, in_log2};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
 use crate::similarity::Similarity;
-use crate::softmax::{FAR, LARGE};
+use crate::softmax::{LSE_LOSES_BITS, MIN_LOG2_WEIGHT};
 use crate::view::{self, TileMut};
 
 /// A factor so small that what it was multiplied into cannot be had back by division.
@@ -91,7 +91,7 @@ impl<N: Number> Group<N> {
         let mut rests = [N::zero(); GROUP];
         for (i, rest) in rests[..rows.count].iter_mut().enumerate() {
             let row = index(i);
-            let large = lse[row].abs() > N::from_f64(LARGE) && lse[row].is_finite();
+            let large = lse[row].abs() > N::from_f64(LSE_LOSES_BITS) && lse[row].is_finite();
             if let Some([m, l]) = states.get(row).filter(|_| large) {
                 (self.lse.0[i], *rest) = (*m, l.ln());
             } else if lse[row] != N::neg_infinity() {
@@ -182,12 +182,12 @@ impl<N: Number> Group<N> {
         }
         score_tile.scores(s, problem, &mut self.q, weights, Some(&mut *tiles.derivatives));
         dot_tile(s, (score_tile.v, &self.d_out), span, d_scores, &mut Dots);
-        self.weigh(s, problem, (score_tile.at, score_tile.seen.as_deref()), n, tiles);
+        self.exp_and_sum(s, problem, (score_tile.at, score_tile.seen.as_deref()), n, tiles);
     }
 
     /// From the scores of `n` keys and the gradients of their weights before dropout to what `differentiate` makes.
     #[inline(always)]
-    pub(crate) fn weigh<E: Element<Num = N>, S: Simd<N>>(
+    pub(crate) fn exp_and_sum<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
         s: S,
         problem: &Problem<'_, E>,
@@ -204,7 +204,7 @@ impl<N: Number> Group<N> {
             false => &[],
         };
         let centres = problem.centres(at).map(|centres| (centres, at.keys));
-        s.call(Weigh {
+        s.call(WeightGrads {
             centres,
             group: self,
             span: at.span,
@@ -227,7 +227,8 @@ impl<N: Number> Group<N> {
         for i in 0..self.q.rows.count {
             let log = sink - self.lse.0[i];
             let by_entropy = self.entropy.as_ref().map_or(N::zero(), |[entropy, d_entropy]| {
-                let fall = log.max(N::from_f64(FAR)) * N::from_f64(std::f64::consts::LN_2);
+                let fall =
+                    log.max(N::from_f64(MIN_LOG2_WEIGHT)) * N::from_f64(std::f64::consts::LN_2);
                 d_entropy.0[i] * (fall + entropy.0[i])
             });
             let (a, d) = (log.exp2(), self.delta.0[i] + by_entropy);
@@ -329,7 +330,7 @@ impl<N: Number> Group<N> {
 }
 
 /// Scores into weights, and gradients of weights into those of scores.
-struct Weigh<'t, N> {
+struct WeightGrads<'t, N> {
     group: &'t mut Group<N>,
     /// Of local attention: the centres, and which keys they are.
     centres: Option<(Lanes<N>, Keys<'t>)>,
@@ -343,7 +344,7 @@ struct Weigh<'t, N> {
     factors: &'t [Lanes<N>],
 }
 
-impl<N: Number> Task<N> for Weigh<'_, N> {
+impl<N: Number> Task<N> for WeightGrads<'_, N> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
@@ -366,7 +367,7 @@ impl<N: Number> Task<N> for Weigh<'_, N> {
                 let mut d_a = s.sub(d_factored, s.load(&group.delta.0[lane..]));
                 if let Some([entropy, d_entropy]) = &group.entropy {
                     // entropy = -sum of a ln a: falls by (ln a + entropy) where a score rises.
-                    let log = s.max(x, s.splat(N::from_f64(FAR)));
+                    let log = s.max(x, s.splat(N::from_f64(MIN_LOG2_WEIGHT)));
                     let fall = s.fma(log, ln_2, s.load(&entropy.0[lane..]));
                     d_a = s.sub(d_a, s.mul(s.load(&d_entropy.0[lane..]), fall));
                 }

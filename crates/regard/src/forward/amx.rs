@@ -14,7 +14,7 @@ use crate::key_blocks::KeyBlock;
 use crate::lanes::multiply_tile;
 use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles, math};
-use crate::softmax::{LIMIT, Rounds, TileSums};
+use crate::softmax::{MAX_TILE_SUM, SoftmaxPasses, TileSums};
 use crate::source::Head;
 use std::arch::x86_64::__m512;
 
@@ -225,8 +225,8 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         // The first tile of a group, and one with scores far above those before, is not worth trying.
         let mut quick = scored;
         if let Some(scored) = scored {
-            let Group { grows, states, .. } = &self.groups[scored.group];
-            if *grows || states.l.0[scored.lane] == 0.0 {
+            let Group { max_is_stale, states, .. } = &self.groups[scored.group];
+            if *max_is_stale || states.l.0[scored.lane] == 0.0 {
                 quick = None;
             }
         }
@@ -289,7 +289,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         });
         match scored {
             Some(scored) if quick.is_some() && enough => self.count(scored, &sums),
-            Some(scored) => self.weigh_slowly(scored),
+            Some(scored) => self.exp_and_sum_with_max(scored),
             None => {}
         }
     }
@@ -306,7 +306,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
 
     /// Weighs a tile whose scores are there with a look for the largest of them.
     #[inline(always)]
-    fn weigh_slowly(&mut self, scored: Waiting) {
+    fn exp_and_sum_with_max(&mut self, scored: Waiting) {
         let (s, t, factor, span) = (self.s, self.t, self.factor, scored.span());
         let Waiting { group, lane, buffer, .. } = scored;
         let AmxScratch { scores, weights, .. } = &mut *self.room;
@@ -314,7 +314,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         let mut top = [Lanes([0.0; GROUP])];
         s.call(Largest { scores, factor, to: &mut top[0].0[lane..lane + HALF] });
         let group = &mut self.groups[group];
-        group.raise(s, &top, (&Lanes([f32::INFINITY; GROUP]), span));
+        group.update_max(s, &top, (&Lanes([f32::INFINITY; GROUP]), span));
         let (m, mut sums) = (group.states.m, [0.0; HALF]);
         let (m, vectors, sums_to) = (&m.0[lane..], scored.tiles(), &mut sums);
         let products = [None, None];
@@ -355,10 +355,12 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         let hides = !block.full || problem.may_hide();
         let AmxScratch { sizes, queries, tile, pairs, .. } = &mut *self.room;
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
-        let mut sums =
-            TileSums { l: group.states.unset(s, span), ..TileSums::zero(problem.entropy) };
-        let mut rounds = Rounds::new(group.grows);
-        while let Some(suffices) = rounds.next(s, &sums.l, span) {
+        let mut sums = TileSums {
+            l: group.states.infinite_where_empty(s, span),
+            ..TileSums::zero(problem.entropy)
+        };
+        let mut passes = SoftmaxPasses::new(group.max_is_stale);
+        while let Some(max_is_current) = passes.next(s, &sums.l, span) {
             let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
             s.call(Alone::<TERMS> {
                 t,
@@ -375,11 +377,11 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
             if hides {
                 s.call(Hide { tile, seen: &mut seen[..n], span });
             }
-            if !suffices {
-                group.raise(s, tile, (&sums.l, span));
+            if !max_is_current {
+                group.update_max(s, tile, (&sums.l, span));
             }
             sums = TileSums::zero(problem.entropy);
-            group.states.weigh(s, tile, span, &mut sums);
+            group.states.exp_and_sum(s, tile, span, &mut sums);
         }
         group.states.add(s, &sums, span);
         let tile = &mut tile[..n];
@@ -484,18 +486,18 @@ impl<const TERMS: usize> Task<f32> for Pipelined<'_, TERMS> {
                 }
                 false
             }
-            1 => self.weigh::<1>(),
-            _ => self.weigh::<2>(),
+            1 => self.exp_and_sum::<1>(),
+            _ => self.exp_and_sum::<2>(),
         }
     }
 }
 
 impl<const TERMS: usize> Pipelined<'_, TERMS> {
     #[inline(always)]
-    fn weigh<const VECTORS: usize>(self) -> bool {
+    fn exp_and_sum<const VECTORS: usize>(self) -> bool {
         let Self { s, t, products, scores, m, weights, .. } = self;
         let [mut first, mut second] = products;
-        let mut vectors = Weighing::<TERMS, VECTORS> {
+        let mut vectors = ExpAndSum::<TERMS, VECTORS> {
             s,
             scores,
             weights,
@@ -522,14 +524,14 @@ impl<const TERMS: usize> Pipelined<'_, TERMS> {
         let mut enough = true;
         for (j, sums) in vectors.sums.into_iter().enumerate() {
             s.store(sums, &mut self.sums[j * 16..]);
-            enough &= s.bits(s.less(sums, s.splat(f32::from_f64(LIMIT)))) == 0xffff;
+            enough &= s.bits(s.less(sums, s.splat(f32::from_f64(MAX_TILE_SUM)))) == 0xffff;
         }
         enough
     }
 }
 
 /// Scores of half a tile on their way to weights, a pair of keys at a time.
-struct Weighing<'t, const TERMS: usize, const VECTORS: usize> {
+struct ExpAndSum<'t, const TERMS: usize, const VECTORS: usize> {
     s: Avx512,
     scores: &'t Halves<BLOCK_KEYS>,
     weights: &'t mut [TileRow],
@@ -542,7 +544,7 @@ struct Weighing<'t, const TERMS: usize, const VECTORS: usize> {
 /// Pairs of keys of a block.
 const PAIRS: usize = BLOCK_KEYS / 2;
 
-impl<const TERMS: usize, const VECTORS: usize> Weighing<'_, TERMS, VECTORS> {
+impl<const TERMS: usize, const VECTORS: usize> ExpAndSum<'_, TERMS, VECTORS> {
     /// The next pair.
     #[inline(always)]
     fn next(&mut self) {
@@ -595,7 +597,7 @@ impl<const TERMS: usize, const VECTORS: usize> Weighing<'_, TERMS, VECTORS> {
 
 /// `EACH` pairs for four steps.
 struct Each<'w, 't, const EACH: usize, const TERMS: usize, const VECTORS: usize>(
-    &'w mut Weighing<'t, TERMS, VECTORS>,
+    &'w mut ExpAndSum<'t, TERMS, VECTORS>,
 );
 
 impl<const EACH: usize, const TERMS: usize, const VECTORS: usize> Between

@@ -13,7 +13,7 @@ use crate::micro::RowBuffer;
 use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
 use crate::problem::Problem;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
-use crate::softmax::{Rounds, State, States, TileSums};
+use crate::softmax::{SoftmaxPasses, State, States, TileSums};
 use crate::source::Head;
 use crate::view::Rows;
 use std::ops::Range;
@@ -75,7 +75,7 @@ pub(crate) struct Weighted<'t, E: Element> {
     /// Which rows see each key, unless all see all of them: a key that a row does not see is left out of its sum.
     pub(crate) seen: Option<&'t [Seen]>,
     /// What the sums so far are multiplied by.
-    pub(crate) shrink: &'t [E::Num; DECODE_MAX_ROWS],
+    pub(crate) rescale: &'t [E::Num; DECODE_MAX_ROWS],
 }
 
 /// Rows that are weighed together.
@@ -88,7 +88,7 @@ struct HeadGroup<N> {
     /// Its query heads, counted from the first of the task.
     heads: Range<usize>,
     states: States<N>,
-    grows: bool,
+    max_is_stale: bool,
     /// Scores, then weights, of a block, `[keys][lanes]`.
     tile: Vec<Lanes<N>>,
     seen: [Seen; BLOCK_KEYS],
@@ -97,7 +97,7 @@ struct HeadGroup<N> {
     /// Whether any row sees any.
     any: bool,
     /// What the sums so far are multiplied by.
-    shrink: Lanes<N>,
+    rescale: Lanes<N>,
     /// Lanes from one key to the next: [`GROUP`] for one key at a time.
     width: usize,
 }
@@ -109,13 +109,13 @@ impl<N: Number> DecodeScratch<N> {
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let head_group = |heads| HeadGroup {
             heads,
-            states: States::nothing_seen(),
-            grows: false,
+            states: States::empty(),
+            max_is_stale: false,
             tile: zeros(BLOCK_KEYS),
             seen: [0; BLOCK_KEYS],
             hidden: false,
             any: false,
-            shrink: Lanes([N::one(); GROUP]),
+            rescale: Lanes([N::one(); GROUP]),
             width: GROUP,
         };
         let each = if are_alike(problem) { served } else { 1 };
@@ -192,7 +192,7 @@ impl<N: Number> DecodeScratch<N> {
         self.rows.sums.clear();
         self.dots.fill(N::zero());
         for head_group in &mut self.head_groups {
-            (head_group.states, head_group.grows) = (States::nothing_seen(), false);
+            (head_group.states, head_group.max_is_stale) = (States::empty(), false);
             head_group.width = if are_alike(call.problem) { self.rows.width } else { GROUP };
         }
         for (h, runs) in self.runs.iter_mut().enumerate() {
@@ -237,14 +237,14 @@ impl<N: Number> DecodeScratch<N> {
                 let next_rows = k.run(after, left).unwrap_or(keys.slice(0, 0));
                 products.dots(s, &self.rows, keys, values, &mut self.dots);
                 for b in 0..self.head_groups.len() {
-                    self.weigh(s, call.problem, (scope, rows), b, (first, n));
+                    self.exp_and_sum(s, call.problem, (scope, rows), b, (first, n));
                 }
-                let mut shrink = [N::one(); DECODE_MAX_ROWS];
+                let mut rescale = [N::one(); DECODE_MAX_ROWS];
                 let mut seen = [Seen::MAX; BLOCK_KEYS];
-                let hidden = self.gather(rows.count, n, &mut shrink, &mut seen);
+                let hidden = self.gather(rows.count, n, &mut rescale, &mut seen);
                 let seen = hidden.then_some(&seen[..n]);
-                let (weights, shrink) = (&self.dots[..], &shrink);
-                let work = Weighted { values, next_rows, weights, seen, shrink };
+                let (weights, rescale) = (&self.dots[..], &rescale);
+                let work = Weighted { values, next_rows, weights, seen, rescale };
                 products.add(s, &mut self.rows, work);
             }
             first = after;
@@ -257,13 +257,13 @@ impl<N: Number> DecodeScratch<N> {
         &mut self,
         each: usize,
         n: usize,
-        shrink: &mut [N; DECODE_MAX_ROWS],
+        rescale: &mut [N; DECODE_MAX_ROWS],
         seen: &mut [Seen; BLOCK_KEYS],
     ) -> bool {
         let (width, mut hidden) = (self.rows.width, false);
         for head_group in &self.head_groups {
             let (first, count) = (head_group.heads.start * each, head_group.heads.len() * each);
-            shrink[first..first + count].copy_from_slice(&head_group.shrink.0[..count]);
+            rescale[first..first + count].copy_from_slice(&head_group.rescale.0[..count]);
             if head_group.width < GROUP {
                 for (to, weights) in self.dots.chunks_exact_mut(GROUP).zip(&head_group.tile) {
                     to.copy_from_slice(&weights.0);
@@ -291,7 +291,7 @@ impl<N: Number> DecodeScratch<N> {
 
     /// From dot products to the weights of a head_group.
     #[inline(always)]
-    fn weigh<E: Element<Num = N>, S: Simd<N>>(
+    fn exp_and_sum<E: Element<Num = N>, S: Simd<N>>(
         &mut self,
         s: S,
         problem: &Problem<'_, E>,
@@ -301,7 +301,7 @@ impl<N: Number> DecodeScratch<N> {
     ) {
         let Self { head_groups, dots, factors, .. } = self;
         let head_group = &mut head_groups[b];
-        head_group.shrink = Lanes([N::one(); GROUP]);
+        head_group.rescale = Lanes([N::one(); GROUP]);
         if !head_group.any {
             return;
         }
@@ -322,10 +322,12 @@ impl<N: Number> DecodeScratch<N> {
         }
         let scope = Scope { head: scope.head + head_group.heads.start, ..scope };
         let at = At { scope, rows, span, keys: Keys::From(first) };
-        let mut sums =
-            TileSums { l: head_group.states.unset(s, span), ..TileSums::zero(problem.entropy) };
-        let mut rounds = Rounds::new(head_group.grows);
-        while let Some(suffices) = rounds.next(s, &sums.l, span) {
+        let mut sums = TileSums {
+            l: head_group.states.infinite_where_empty(s, span),
+            ..TileSums::zero(problem.entropy)
+        };
+        let mut passes = SoftmaxPasses::new(head_group.max_is_stale);
+        while let Some(max_is_current) = passes.next(s, &sums.l, span) {
             let tile = &mut head_group.tile[..used];
             if spread {
                 for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(GROUP)) {
@@ -340,11 +342,11 @@ impl<N: Number> DecodeScratch<N> {
             if hides {
                 s.call(Hide { tile, seen: &mut seen[..used], span });
             }
-            if !suffices {
-                head_group.raise(s, used, (&sums.l, span));
+            if !max_is_current {
+                head_group.update_max(s, used, (&sums.l, span));
             }
             sums = TileSums::zero(problem.entropy);
-            head_group.states.weigh(s, &mut head_group.tile[..used], span, &mut sums);
+            head_group.states.exp_and_sum(s, &mut head_group.tile[..used], span, &mut sums);
             if spread {
                 sums.l = head_group.sum_of_classes(s, used);
             }
@@ -432,10 +434,10 @@ impl<N: Number> HeadGroup<N> {
 
     /// Raises `m` where the sums do not suffice, to the same number in all lanes of a row.
     #[inline(always)]
-    fn raise<S: Simd<N>>(&mut self, s: S, used: usize, (sums, span): (&Lanes<N>, Span)) {
-        let Self { states, tile, shrink, width, .. } = self;
+    fn update_max<S: Simd<N>>(&mut self, s: S, used: usize, (sums, span): (&Lanes<N>, Span)) {
+        let Self { states, tile, rescale, width, .. } = self;
         if *width == GROUP {
-            self.grows = states.raise(s, &tile[..used], (sums, span), shrink);
+            self.max_is_stale = states.update_max(s, &tile[..used], (sums, span), rescale);
             return;
         }
         let mut top = tile[0];
@@ -450,7 +452,7 @@ impl<N: Number> HeadGroup<N> {
                 lanes.0.iter_mut().skip(row).step_by(*width).for_each(|x| *x = most);
             }
         }
-        self.grows = states.raise(s, &[top], (&sums, span), shrink);
+        self.max_is_stale = states.update_max(s, &[top], (&sums, span), rescale);
     }
 
     /// The state of a row: of all its lanes.

@@ -248,11 +248,11 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
     #[inline(always)]
     fn run<S: Simd<f32>>(mut self, _: S) {
         let (s, t) = (self.s, self.t);
-        let Weighted { mut values, next_rows, weights, shrink, .. } = self.work;
+        let Weighted { mut values, next_rows, weights, rescale, .. } = self.work;
         let (chunks, groups) = (values.dim / WIDTH, values.len.div_ceil(ROWS));
         let each = WIDE.min(EACH);
-        if shrink.iter().any(|x| *x != 1.0) {
-            self.shrink();
+        if rescale.iter().any(|x| *x != 1.0) {
+            self.rescale();
         }
         let mut finite = Vec::new();
         if self.odd {
@@ -315,13 +315,13 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
 impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, E, WIDE> {
     /// Makes the sums so far smaller. What [`add_odd`](Self::add_odd) has added stays what it is.
     #[inline(never)]
-    fn shrink(&mut self) {
-        let (each, shrink) = (WIDE.min(EACH), self.work.shrink);
+    fn rescale(&mut self) {
+        let (each, rescale) = (WIDE.min(EACH), self.work.rescale);
         let chunks = self.work.values.dim / WIDTH;
         for (i, sums) in self.room.sums.iter_mut().enumerate() {
             let row = i / (chunks * ROWS) * each + i % ROWS % each;
             if i % ROWS < 2 * each && row < DECODE_MAX_ROWS {
-                sums.0.iter_mut().for_each(|x| *x *= shrink[row]);
+                sums.0.iter_mut().for_each(|x| *x *= rescale[row]);
             }
         }
     }

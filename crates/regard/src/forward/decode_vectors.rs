@@ -252,7 +252,7 @@ impl<E: Element, const HIDDEN: bool> Task<E::Num> for AddRows<'_, E, HIDDEN> {
                         }
                     }
                     let to = &mut self.rows.sums.row_mut(r)[d];
-                    *to = fused::<E::Num, S>(s, *to, self.work.shrink[r], sum);
+                    *to = fused::<E::Num, S>(s, *to, self.work.rescale[r], sum);
                 }
             }
             row += rows;
@@ -286,7 +286,7 @@ impl<E: Element, const HIDDEN: bool> AddRows<'_, E, HIDDEN> {
         row: usize,
         d: usize,
     ) {
-        let Weighted { values, next_rows, shrink, .. } = self.work;
+        let Weighted { values, next_rows, rescale, .. } = self.work;
         let mut sums = [[s.splat(E::Num::default()); VECTORS]; ROWS];
         for key in 0..values.len {
             if row == 0 && d == 0 && key < next_rows.len {
@@ -308,10 +308,10 @@ impl<E: Element, const HIDDEN: bool> AddRows<'_, E, HIDDEN> {
             }
         }
         for r in 0..ROWS {
-            let (shrink, to) = (s.splat(shrink[row + r]), self.rows.sums.row_mut(row + r));
+            let (rescale, to) = (s.splat(rescale[row + r]), self.rows.sums.row_mut(row + r));
             for j in 0..VECTORS {
                 let to = &mut to[d + j * S::LANES..];
-                s.store(s.fma(s.load(to), shrink, sums[r][j]), to);
+                s.store(s.fma(s.load(to), rescale, sums[r][j]), to);
             }
         }
     }

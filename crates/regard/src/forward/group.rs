@@ -10,7 +10,7 @@ use crate::place::Span;
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
-use crate::softmax::{Rounds, States, TileSums};
+use crate::softmax::{SoftmaxPasses, States, TileSums};
 
 /// A group of rows: queries, states and sums, `[features][lanes]`.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Group<N> {
     /// Up to whole tiles of features, where tiles are in use.
     pub(crate) sums: Vec<Lanes<N>>,
     /// Whether the last tile had scores far above those before.
-    pub(crate) grows: bool,
+    pub(crate) max_is_stale: bool,
 }
 
 /// Adds each tile to the sums of its group.
@@ -58,29 +58,30 @@ impl<N: Number> Group<N> {
         let span = score_tile.at.span;
         let entropy = problem.entropy;
         let fused = S::FUSES && score_tile.seen.is_none() && problem.is_plain_dot() && !entropy;
-        let mut shrink = Lanes([N::one(); GROUP]);
-        let mut sums = TileSums { l: self.states.unset(s, span), ..TileSums::zero(entropy) };
-        let mut rounds = Rounds::new(self.grows);
-        while let Some(suffices) = rounds.next(s, &sums.l, span) {
-            if suffices && fused {
+        let mut rescale = Lanes([N::one(); GROUP]);
+        let mut sums =
+            TileSums { l: self.states.infinite_where_empty(s, span), ..TileSums::zero(entropy) };
+        let mut passes = SoftmaxPasses::new(self.max_is_stale);
+        while let Some(max_is_current) = passes.next(s, &sums.l, span) {
+            if max_is_current && fused {
                 let mut weights = Weights { m: &self.states.m, sum: Lanes([N::zero(); GROUP]) };
                 dot_tile(s, (score_tile.k, &self.q.lanes), span, tile, &mut weights);
                 sums.l = weights.sum;
                 continue;
             }
             score_tile.scores(s, problem, &mut self.q, tile, None);
-            if !suffices {
-                self.grows = self.states.raise(s, tile, (&sums.l, span), &mut shrink);
+            if !max_is_current {
+                self.max_is_stale = self.states.update_max(s, tile, (&sums.l, span), &mut rescale);
             }
             sums = TileSums::zero(entropy);
-            self.states.weigh(s, tile, span, &mut sums);
+            self.states.exp_and_sum(s, tile, span, &mut sums);
         }
         self.states.add(s, &sums, span);
         if problem.has_factors() {
             problem.factors(s, score_tile.at, factors);
             multiply_tile(s, (tile, factors), span);
         }
-        let (v, to) = (score_tile.v, (&shrink, &mut self.sums[..]));
+        let (v, to) = (score_tile.v, (&rescale, &mut self.sums[..]));
         match score_tile.hiding() {
             Some(seen) => add_values::<N, S, true, false>(s, (v, &[]), (tile, seen), span, to),
             None => add_values::<N, S, false, false>(s, (v, &[]), (tile, &[]), span, to),
@@ -93,9 +94,9 @@ impl<N: Number> Group<N> {
         let span = Span::first(self.q.rows.count);
         let mut tile = [Lanes([sink; GROUP])];
         // Sums that never suffice: `m` becomes the larger of itself and the sink.
-        self.raise(s, &tile, (&Lanes([N::infinity(); GROUP]), span));
+        self.update_max(s, &tile, (&Lanes([N::infinity(); GROUP]), span));
         let mut sums = TileSums::zero(entropy);
-        self.states.weigh(s, &mut tile, span, &mut sums);
+        self.states.exp_and_sum(s, &mut tile, span, &mut sums);
         // It is no score of a key.
         let most = self.states.h;
         self.states.add(s, &sums, span);
@@ -104,17 +105,17 @@ impl<N: Number> Group<N> {
 
     /// Raises `m` in the lanes whose sums do not suffice, and shrinks what has been added up so far.
     #[inline(always)]
-    pub(crate) fn raise<S: Simd<N>>(
+    pub(crate) fn update_max<S: Simd<N>>(
         &mut self,
         s: S,
         tile: &[Lanes<N>],
         (sums, span): (&Lanes<N>, Span),
     ) {
-        let mut shrink = Lanes([N::one(); GROUP]);
-        self.grows = self.states.raise(s, tile, (sums, span), &mut shrink);
+        let mut rescale = Lanes([N::one(); GROUP]);
+        self.max_is_stale = self.states.update_max(s, tile, (sums, span), &mut rescale);
         for sum in &mut self.sums {
             for lane in span.vectors::<N, S>() {
-                let x = s.mul(s.load(&sum.0[lane..]), s.load(&shrink.0[lane..]));
+                let x = s.mul(s.load(&sum.0[lane..]), s.load(&rescale.0[lane..]));
                 s.store(x, &mut sum.0[lane..]);
             }
         }

@@ -95,9 +95,9 @@ impl<N: Number> Scratch<N> {
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let group = || Group {
             q: if tiles.is_some() { Queries::elsewhere(0) } else { Queries::new(problem) },
-            states: States::nothing_seen(),
+            states: States::empty(),
             sums: zeros(tiles.map_or(dims.v_dim, Sizes::padded)),
-            grows: false,
+            max_is_stale: false,
         };
         Self {
             other: zeros(dims.v_dim),
@@ -216,8 +216,8 @@ impl<E: Element> Forward<'_, '_, E> {
         let group = &mut self.scratch.groups[g];
         let skipped = g * GROUP;
         group.q.rows = self.rows.group(g);
-        group.states = States::nothing_seen();
-        group.grows = false;
+        group.states = States::empty();
+        group.max_is_stale = false;
         group.sums.fill(Lanes([E::Num::default(); GROUP]));
         let Some(partial) = &self.target.partial else { return };
         let v_dim = self.call.problem.dims().v_dim;

@@ -19,9 +19,9 @@ pub(crate) fn add_values<N: Number, S: Simd<N>, const HIDDEN: bool, const AWAY: 
     (v, q): (Rows<'_, N>, &[Lanes<N>]),
     (p, seen): (&[Lanes<N>], &[Seen]),
     span: Span,
-    (shrink, out): (&Lanes<N>, &mut [Lanes<N>]),
+    (rescale, out): (&Lanes<N>, &mut [Lanes<N>]),
 ) {
-    s.call(AddValues::<N, HIDDEN, AWAY> { v, q, p, seen, span, shrink, out });
+    s.call(AddValues::<N, HIDDEN, AWAY> { v, q, p, seen, span, rescale, out });
 }
 
 struct AddValues<'t, N, const HIDDEN: bool, const AWAY: bool> {
@@ -30,7 +30,7 @@ struct AddValues<'t, N, const HIDDEN: bool, const AWAY: bool> {
     p: &'t [Lanes<N>],
     seen: &'t [Seen],
     span: Span,
-    shrink: &'t Lanes<N>,
+    rescale: &'t Lanes<N>,
     out: &'t mut [Lanes<N>],
 }
 
@@ -38,19 +38,19 @@ impl<N: Number, const HIDDEN: bool, const AWAY: bool> Task<N> for AddValues<'_, 
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
-        let Self { v, q, p, seen, span, shrink, out } = self;
+        let Self { v, q, p, seen, span, rescale, out } = self;
         let p = (p, seen);
         if !S::WIDE {
             for lane in (span.start..span.end).step_by(2 * S::LANES) {
-                let to = (shrink, &mut *out);
+                let to = (rescale, &mut *out);
                 add_lanes::<N, S, HIDDEN, AWAY, 6, 2>(s, (v, q), p, lane, to);
             }
         } else if span.len() <= S::LANES {
-            add_lanes::<N, S, HIDDEN, AWAY, 8, 1>(s, (v, q), p, span.start, (shrink, out));
+            add_lanes::<N, S, HIDDEN, AWAY, 8, 1>(s, (v, q), p, span.start, (rescale, out));
         } else if span.len() <= 2 * S::LANES {
-            add_lanes::<N, S, HIDDEN, AWAY, 8, 2>(s, (v, q), p, span.start, (shrink, out));
+            add_lanes::<N, S, HIDDEN, AWAY, 8, 2>(s, (v, q), p, span.start, (rescale, out));
         } else {
-            add_lanes::<N, S, HIDDEN, AWAY, 4, 4>(s, (v, q), p, span.start, (shrink, out));
+            add_lanes::<N, S, HIDDEN, AWAY, 4, 4>(s, (v, q), p, span.start, (rescale, out));
         }
     }
 }
@@ -68,19 +68,19 @@ fn add_lanes<
     (v, q): (Rows<'_, N>, &[Lanes<N>]),
     p: (&[Lanes<N>], &[Seen]),
     lane: usize,
-    (shrink, out): (&Lanes<N>, &mut [Lanes<N>]),
+    (rescale, out): (&Lanes<N>, &mut [Lanes<N>]),
 ) {
     let mut d = 0;
     while d + DIMS <= out.len() {
-        add_block::<N, S, HIDDEN, AWAY, DIMS, VECTORS>(s, (v, q, d), p, lane, (shrink, &mut *out));
+        add_block::<N, S, HIDDEN, AWAY, DIMS, VECTORS>(s, (v, q, d), p, lane, (rescale, &mut *out));
         d += DIMS;
     }
     if DIMS > 4 && d + 4 <= out.len() {
-        add_block::<N, S, HIDDEN, AWAY, 4, VECTORS>(s, (v, q, d), p, lane, (shrink, &mut *out));
+        add_block::<N, S, HIDDEN, AWAY, 4, VECTORS>(s, (v, q, d), p, lane, (rescale, &mut *out));
         d += 4;
     }
     while d < out.len() {
-        add_block::<N, S, HIDDEN, AWAY, 1, VECTORS>(s, (v, q, d), p, lane, (shrink, &mut *out));
+        add_block::<N, S, HIDDEN, AWAY, 1, VECTORS>(s, (v, q, d), p, lane, (rescale, &mut *out));
         d += 1;
     }
 }
@@ -98,7 +98,7 @@ fn add_block<
     (v, q, d): (Rows<'_, N>, &[Lanes<N>], usize),
     (p, seen): (&[Lanes<N>], &[Seen]),
     lane: usize,
-    (shrink, out): (&Lanes<N>, &mut [Lanes<N>]),
+    (rescale, out): (&Lanes<N>, &mut [Lanes<N>]),
 ) {
     let zero = s.splat(N::zero());
     let (mut sums, mut away) = ([[zero; VECTORS]; DIMS], [[zero; VECTORS]; DIMS]);
@@ -141,7 +141,7 @@ fn add_block<
     for r in 0..DIMS {
         for j in 0..VECTORS {
             let at = lane + j * S::LANES;
-            let sum = s.fma(s.load(&out[d + r].0[at..]), s.load(&shrink.0[at..]), sums[r][j]);
+            let sum = s.fma(s.load(&out[d + r].0[at..]), s.load(&rescale.0[at..]), sums[r][j]);
             s.store(sum, &mut out[d + r].0[at..]);
         }
     }
