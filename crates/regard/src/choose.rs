@@ -192,9 +192,9 @@ fn draw<N: Number, S: Simd<N>>(
     keys: &mut [usize; GROUP],
     (at, tile): (At<'_>, &mut [Lanes<N>]),
 ) {
-    // Sums that never suffice: `m` becomes the largest score so far.
+    // Sums that never suffice: `max` becomes the largest score so far.
     let (never, mut rescale) = (Lanes([N::infinity(); GROUP]), Lanes([N::one(); GROUP]));
-    let before = states.l;
+    let before = states.sum;
     states.update_max(s, tile, (&never, at.span), &mut rescale);
     let mut sums = TileSums::zero(false);
     states.exp_and_sum(s, tile, at.span, &mut sums);
@@ -208,9 +208,9 @@ fn draw<N: Number, S: Simd<N>>(
             Keys::Picked(keys) => PICKED | keys[0],
         };
         let pair = Pair { batch, head, row: at.rows.row(lane), key: place };
-        let mut left = uniform(seed, pair) * states.l.0[lane].to_f64();
+        let mut left = uniform(seed, pair) * states.sum.0[lane].to_f64();
         // What has met a NaN keeps it: a result that depends on it must not look like a number.
-        if left >= sums.l.0[lane].to_f64() || before.0[lane].is_nan() {
+        if left >= sums.sum.0[lane].to_f64() || before.0[lane].is_nan() {
             continue;
         }
         for (i, weights) in tile.iter().enumerate() {

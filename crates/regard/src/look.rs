@@ -134,9 +134,9 @@ pub(crate) struct Scratch<N> {
 #[derive(Debug)]
 struct Group<N> {
     q: Queries<N>,
-    /// `m` of the whole softmax, with sums of what was visited.
+    /// `max` of the whole softmax, with sums of what was visited.
     states: States<N>,
-    /// What `2^(score - m)` is multiplied by to be a weight.
+    /// What `2^(score - max)` is multiplied by to be a weight.
     share: Lanes<N>,
     /// The same for what goes into cells, where rows count differently.
     passed: Lanes<N>,
@@ -178,8 +178,8 @@ pub(crate) struct Softmaxes<'c, N> {
 pub(crate) type Counts<'c, N> = Option<&'c [N]>;
 
 impl<N: Number> Softmaxes<'_, N> {
-    /// `m` and `1 / l` of a row: a weight is `2^(score - m) / l`. One that saw nothing weighs nothing; one that met a NaN has it
-    /// in `m` alone, so that what it does not see stays 0.
+    /// `max` and `1 / l` of a row: a weight is `2^(score - max) / l`. One that saw nothing weighs nothing; one that met a NaN has it
+    /// in `max` alone, so that what it does not see stays 0.
     pub(crate) fn of_row(&self, row: usize) -> (N, N) {
         match self.states.get(row) {
             Some([m, l]) if m.is_nan() || l.is_nan() => (N::nan(), N::one()),
@@ -246,9 +246,9 @@ impl<E: Element> Visit<E::Num> for Looking<'_, '_, E> {
         let (at, mut sums) = (score_tile.at, TileSums::zero(wanted.entropy));
         let more = wanted.logs || group.best.is_some() || wanted.entropy;
         if S::FUSES && score_tile.seen.is_none() && problem.is_plain_dot() && !more {
-            let mut weights = Weights { m: &group.states.m, sum: sums.l };
+            let mut weights = Weights { max: &group.states.max, sum: sums.sum };
             dot_tile(s, (score_tile.k, &group.q.lanes), at.span, tile, &mut weights);
-            sums.l = weights.sum;
+            sums.sum = weights.sum;
         } else {
             score_tile.scores(s, problem, &mut group.q, tile, None);
             if let Some(best) = &mut group.best {
@@ -283,12 +283,12 @@ impl<N: Number> Group<N> {
         counts: Counts<'_, N>,
     ) {
         let zero = Lanes([N::zero(); GROUP]);
-        (self.states.l, self.states.t, self.distance) = (zero, zero, zero);
+        (self.states.sum, self.states.sum_x_log, self.distance) = (zero, zero, zero);
         // Lanes without a row weigh nothing.
-        self.states.m = Lanes([N::max_value(); GROUP]);
+        self.states.max = Lanes([N::max_value(); GROUP]);
         for lane in 0..self.q.rows.count {
             let row = self.q.rows.row(lane);
-            (self.states.m.0[lane], self.share.0[lane]) =
+            (self.states.max.0[lane], self.share.0[lane]) =
                 softmaxes.of_row(problem.row_index(scope, row));
             self.passed.0[lane] =
                 counts.map_or(N::one(), |counts| counts[row]) * self.share.0[lane];
@@ -305,12 +305,12 @@ impl<N: Number> Group<N> {
         (g, to, keys): (usize, &mut [f64], &Range<usize>),
     ) {
         for lane in at.span.start..at.span.end {
-            let (m, share) = (self.states.m.0[lane].to_f64(), self.share.0[lane].to_f64());
+            let (max, share) = (self.states.max.0[lane].to_f64(), self.share.0[lane].to_f64());
             let to = &mut to[(g * GROUP + lane) * keys.len()..][..keys.len()];
             let hidden = |x: f64| x == f64::NEG_INFINITY;
             let scores = tile.iter().map(|scores| scores.0[lane].to_f64()).enumerate();
             for (i, score) in scores.filter(|(_, score)| !hidden(*score)) {
-                to[at.keys.get(i) - keys.start] = score - m + share.log2();
+                to[at.keys.get(i) - keys.start] = score - max + share.log2();
             }
         }
     }
@@ -319,12 +319,12 @@ impl<N: Number> Group<N> {
     fn finish(&self, wanted: &Wanted, sink: Option<N>, found: &mut Found<N>) {
         for lane in 0..self.q.rows.count {
             let (share, state) = (self.share.0[lane], self.states.get(lane));
-            let mass = state.l * share;
+            let mass = state.sum * share;
             found.mass.push(mass);
             if wanted.entropy {
-                // log2 a = score - m + log2 share
-                let mut bits = state.t * share + mass * share.log2();
-                if let Some(log) = sink.map(|sink| in_log2(sink) - state.m + share.log2()) {
+                // log2 a = score - max + log2 share
+                let mut bits = state.sum_x_log * share + mass * share.log2();
+                if let Some(log) = sink.map(|sink| in_log2(sink) - state.max + share.log2()) {
                     let a = log.exp2();
                     bits = bits + if a == N::zero() { a } else { a * log };
                 }
@@ -337,7 +337,7 @@ impl<N: Number> Group<N> {
             }
             let Some(best) = &self.best else { continue };
             let best = best.of_row(lane);
-            let weight = |c: &Candidate<N>| (c.score - state.m).exp2() * share;
+            let weight = |c: &Candidate<N>| (c.score - state.max).exp2() * share;
             found.top.extend(best.iter().map(|c| Candidate { score: weight(c), ..*c }));
             let none = Candidate { score: N::zero(), key: usize::MAX };
             found.top.extend(std::iter::repeat_n(none, wanted.top - best.len()));

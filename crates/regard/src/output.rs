@@ -23,7 +23,7 @@ pub struct Output<E: Element> {
     /// If q is packed, this and all that follow are `[total, heads.q]`: row `t` of the tensor and head `h` are at
     /// `t * heads.q + h`.
     pub lse: Vec<E::Num>,
-    /// `m` and `l` of each row, `[batch, heads.q, q_len]`: the sum of `2^(score log2 e - m)` over its keys is `l`. Where
+    /// `max` and `sum` of each row, `[batch, heads.q, q_len]`: the sum of `2^(score log2 e - m)` over its keys is `sum`. Where
     /// scores are so large that lse cannot hold what they differ by, [`Plan::backward`](crate::Plan::backward) takes the
     /// weights from here; empty where it is not known.
     pub states: Vec<[E::Num; 2]>,
@@ -45,7 +45,7 @@ pub struct OutputView<'a, E: Element> {
     pub out: View<'a, E>,
     /// `ln(sum of e^score)` of each row.
     pub lse: &'a [E::Num],
-    /// `m` and `l` of each row; may be empty.
+    /// `max` and `sum` of each row; may be empty.
     pub states: &'a [[E::Num; 2]],
     /// The entropy of each row.
     pub entropy: Option<&'a [E::Num]>,
@@ -109,7 +109,7 @@ impl<E: Element> Output<E> {
             let larger =
                 |a: E::Num, b: E::Num| if b > a || Number::to_f64(b).is_nan() { b } else { a };
             let of_part = |(i, part): (usize, &Self)| Some(part.max_score.as_ref()?[place(i, row)]);
-            parts.iter().enumerate().filter_map(of_part).fold(State::empty().h, larger)
+            parts.iter().enumerate().filter_map(of_part).fold(State::empty().true_max, larger)
         };
         let max_score = with_max_score.then(|| (0..rows).map(highest).collect());
         let merge = Merge::new(machine, parts, with_states, place)?;
@@ -118,9 +118,13 @@ impl<E: Element> Output<E> {
             let (m, sum) = (merge.of_row(row)[0], merge.sum(row));
             if with_states {
                 let [m, l] = [m, sum].map(E::Num::from_f64);
-                let merged = if sum == 0.0 { State::empty() } else { State { m, l, t: l, h: m } };
+                let merged = if sum == 0.0 {
+                    State::empty()
+                } else {
+                    State { max: m, sum: l, sum_x_log: l, true_max: m }
+                };
                 lse.push(merged.lse());
-                states.push([merged.m, merged.l]);
+                states.push([merged.max, merged.sum]);
             } else {
                 let m = E::Num::from_f64(m).to_f64();
                 lse.push(E::Num::from_f64(if sum == 0.0 { m } else { m + sum.ln() }));

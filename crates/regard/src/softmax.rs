@@ -1,7 +1,7 @@
 //! The softmax of a row, one block at a time (Milakov and Gimelshein 2018).
 //!
-//! A [`State`] is what must be remembered of the keys seen so far: a reference `m` near the largest score, and the sum
-//! of `2^(score - m)`.
+//! A [`State`] is what must be remembered of the keys seen so far: a reference `max` near the largest score, and the sum
+//! of `2^(score - max)`.
 //! States over disjoint keys merge: associative, commutative, and a state that has seen nothing changes nothing. So
 //! the order of keys, tiles, threads and machines is free.
 
@@ -13,64 +13,82 @@ use crate::simd::{GROUP, Lanes, Number, Simd, math};
 pub(crate) struct State<N> {
     /// A number near the largest score. A row that has seen nothing has the lowest finite number here, so that
     /// `m - m` is 0.
-    pub(crate) m: N,
-    /// The sum of `2^(score - m)`; 0 for a row that has seen nothing.
-    pub(crate) l: N,
-    /// The sum of `2^(score - m) (score - m)`, where the entropy is asked for.
-    pub(crate) t: N,
+    pub(crate) max: N,
+    /// The sum of `2^(score - max)`; 0 for a row that has seen nothing.
+    pub(crate) sum: N,
+    /// The sum of `2^(score - max) (score - max)`, where the entropy is asked for.
+    pub(crate) sum_x_log: N,
     /// The largest score itself, where the entropy is asked for.
-    pub(crate) h: N,
+    pub(crate) true_max: N,
 }
 
 impl<N: Number> State<N> {
     pub(crate) fn empty() -> Self {
-        Self { m: -N::max_value(), l: N::zero(), t: N::zero(), h: N::neg_infinity() }
+        Self {
+            max: -N::max_value(),
+            sum: N::zero(),
+            sum_x_log: N::zero(),
+            true_max: N::neg_infinity(),
+        }
     }
 
     /// The state over the keys of both, and what each side's weighted sums must be multiplied by.
     pub(crate) fn merge(self, other: Self) -> (Self, N, N) {
-        let m = self.m.max(other.m);
-        let (a, b) = ((self.m - m).exp2(), (other.m - m).exp2());
-        let t = |of: Self, factor: N| (of.t + far(of.m - m) * of.l) * factor;
-        let h = self.h.max(other.h);
-        (Self { m, l: self.l * a + other.l * b, t: t(self, a) + t(other, b), h }, a, b)
+        let max = self.max.max(other.max);
+        let (a, b) = ((self.max - max).exp2(), (other.max - max).exp2());
+        let sum_x_log = |of: Self, factor: N| (of.sum_x_log + far(of.max - max) * of.sum) * factor;
+        let true_max = self.true_max.max(other.true_max);
+        (
+            Self {
+                max,
+                sum: self.sum * a + other.sum * b,
+                sum_x_log: sum_x_log(self, a) + sum_x_log(other, b),
+                true_max,
+            },
+            a,
+            b,
+        )
     }
 
     /// The entropy of the weights, `lse - E[score]`; 0 for a row that has seen nothing.
     pub(crate) fn entropy(self) -> N {
-        if self.l == N::zero() {
+        if self.sum == N::zero() {
             return N::zero();
         }
-        let bits = self.l.log2_of_sum() - self.t / self.l;
+        let bits = self.sum.log2_of_sum() - self.sum_x_log / self.sum;
         // Rounding may fall below 0; NaN stays.
         if bits < N::zero() { N::zero() } else { bits * N::from_f64(std::f64::consts::LN_2) }
     }
 
     /// The largest score; `-inf` for a row that has seen nothing, NaN where a score is.
     pub(crate) fn max_score(self) -> N {
-        if self.l.is_nan() { self.l } else { self.h * N::from_f64(std::f64::consts::LN_2) }
+        if self.sum.is_nan() {
+            self.sum
+        } else {
+            self.true_max * N::from_f64(std::f64::consts::LN_2)
+        }
     }
 
     /// `ln(sum of e^score)`; `-inf` for a row that has seen nothing. Scores so low that they do not fit once they are
     /// times `log2 e`, such as the lowest number used as a bias, count as the lowest number.
     #[inline(always)]
     pub(crate) fn lse(self) -> N {
-        let lse = (self.m + self.l.log2_of_sum()) * N::from_f64(std::f64::consts::LN_2);
-        if self.m == -N::max_value() && lse > N::neg_infinity() { self.m } else { lse }
+        let lse = (self.max + self.sum.log2_of_sum()) * N::from_f64(std::f64::consts::LN_2);
+        if self.max == -N::max_value() && lse > N::neg_infinity() { self.max } else { lse }
     }
 }
 
 /// Rounding takes from an lse above this what matters in its weights: it is the relative error of all of them.
 pub(crate) const LSE_LOSES_BITS: f64 = 1024.0;
 
-/// How far below `m` a score counts: much farther than any weight above 0 is.
+/// How far below `max` a score counts: much farther than any weight above 0 is.
 pub(crate) const MIN_LOG2_WEIGHT: f64 = -16384.0;
 
 fn far<N: Number>(x: N) -> N {
     x.max(N::from_f64(MIN_LOG2_WEIGHT))
 }
 
-/// The rounds that a tile of scores goes through on its way to weights: one where every row has its `m` and no score has
+/// The rounds that a tile of scores goes through on its way to weights: one where every row has its `max` and no score has
 /// outgrown it, one more where some have; then the next tile looks for maxima before it needs them. Sums with a NaN never
 /// suffice.
 #[derive(Debug)]
@@ -86,7 +104,7 @@ impl SoftmaxPasses {
         Self { taken: 0, max_is_stale }
     }
 
-    /// Whether the `m` at hand suffice in the next round, from the sums of the last one (before the first: see
+    /// Whether the `max` at hand suffice in the next round, from the sums of the last one (before the first: see
     /// [`States::unset`]); `None` if there is nothing left to do.
     #[inline(always)]
     pub(crate) fn next<N: Number, S: Simd<N>>(
@@ -108,43 +126,50 @@ impl SoftmaxPasses {
 /// The states of a group of rows.
 #[derive(Clone, Debug)]
 pub(crate) struct States<N> {
-    pub(crate) m: Lanes<N>,
-    pub(crate) l: Lanes<N>,
-    pub(crate) t: Lanes<N>,
-    pub(crate) h: Lanes<N>,
+    pub(crate) max: Lanes<N>,
+    pub(crate) sum: Lanes<N>,
+    pub(crate) sum_x_log: Lanes<N>,
+    pub(crate) true_max: Lanes<N>,
 }
 
 /// What a tile adds to the states of its rows: the sums of its weights, and, where the entropy is asked for, of weights times
 /// their logarithms, with the largest logarithm.
 #[derive(Clone, Debug)]
 pub(crate) struct TileSums<N> {
-    pub(crate) l: Lanes<N>,
-    pub(crate) t_and_h: Option<[Lanes<N>; 2]>,
+    pub(crate) sum: Lanes<N>,
+    pub(crate) log_sums: Option<[Lanes<N>; 2]>,
 }
 
 impl<N: Number> TileSums<N> {
     pub(crate) fn zero(entropy: bool) -> Self {
         let [zero, lowest] = [N::zero(), N::neg_infinity()].map(|x| Lanes([x; GROUP]));
-        Self { l: zero, t_and_h: entropy.then_some([zero, lowest]) }
+        Self { sum: zero, log_sums: entropy.then_some([zero, lowest]) }
     }
 }
 
 impl<N: Number> States<N> {
     pub(crate) fn empty() -> Self {
-        let State { m, l, t, h } = State::empty();
-        let [m, l, t, h] = [m, l, t, h].map(|x| Lanes([x; GROUP]));
-        Self { m, l, t, h }
+        let State { max, sum, sum_x_log, true_max } = State::empty();
+        let [max, sum, sum_x_log, true_max] =
+            [max, sum, sum_x_log, true_max].map(|x| Lanes([x; GROUP]));
+        Self { max, sum, sum_x_log, true_max }
     }
 
     pub(crate) fn get(&self, lane: usize) -> State<N> {
-        State { m: self.m.0[lane], l: self.l.0[lane], t: self.t.0[lane], h: self.h.0[lane] }
+        State {
+            max: self.max.0[lane],
+            sum: self.sum.0[lane],
+            sum_x_log: self.sum_x_log.0[lane],
+            true_max: self.true_max.0[lane],
+        }
     }
 
-    pub(crate) fn set(&mut self, lane: usize, State { m, l, t, h }: State<N>) {
-        (self.m.0[lane], self.l.0[lane], self.t.0[lane], self.h.0[lane]) = (m, l, t, h);
+    pub(crate) fn set(&mut self, lane: usize, State { max, sum, sum_x_log, true_max }: State<N>) {
+        (self.max.0[lane], self.sum.0[lane], self.sum_x_log.0[lane], self.true_max.0[lane]) =
+            (max, sum, sum_x_log, true_max);
     }
 
-    /// Turns a tile of scores `[keys][lanes]` into `2^(score - m)` and adds them up, for the lanes of `span`.
+    /// Turns a tile of scores `[keys][lanes]` into `2^(score - max)` and adds them up, for the lanes of `span`.
     #[inline(always)]
     pub(crate) fn exp_and_sum<S: Simd<N>>(
         &self,
@@ -154,38 +179,40 @@ impl<N: Number> States<N> {
         sums: &mut TileSums<N>,
     ) {
         for lane in span.vectors::<N, S>() {
-            let (m, mut l) = (s.load(&self.m.0[lane..]), s.load(&sums.l.0[lane..]));
-            if let Some([t, h]) = &mut sums.t_and_h {
-                let (mut sum, mut most) = (s.load(&t.0[lane..]), s.load(&h.0[lane..]));
+            let (max, mut sum) = (s.load(&self.max.0[lane..]), s.load(&sums.sum.0[lane..]));
+            if let Some([sum_x_log, true_max]) = &mut sums.log_sums {
+                let (mut log_sum, mut most) =
+                    (s.load(&sum_x_log.0[lane..]), s.load(&true_max.0[lane..]));
                 for row in tile.iter_mut() {
-                    let (log, weight) = exp_and_sum_row(s, &mut row.0[lane..], m, &mut l);
-                    sum = s.fma(weight, s.max(log, s.splat(N::from_f64(MIN_LOG2_WEIGHT))), sum);
+                    let (log, weight) = exp_and_sum_row(s, &mut row.0[lane..], max, &mut sum);
+                    log_sum =
+                        s.fma(weight, s.max(log, s.splat(N::from_f64(MIN_LOG2_WEIGHT))), log_sum);
                     most = s.max(log, most);
                 }
-                s.store(sum, &mut t.0[lane..]);
-                s.store(most, &mut h.0[lane..]);
+                s.store(log_sum, &mut sum_x_log.0[lane..]);
+                s.store(most, &mut true_max.0[lane..]);
             } else {
                 for row in tile.iter_mut() {
-                    exp_and_sum_row(s, &mut row.0[lane..], m, &mut l);
+                    exp_and_sum_row(s, &mut row.0[lane..], max, &mut sum);
                 }
             }
-            s.store(l, &mut sums.l.0[lane..]);
+            s.store(sum, &mut sums.sum.0[lane..]);
         }
     }
 
-    /// Sums that do not suffice in the lanes that have seen nothing: their `m` is not set yet.
+    /// Sums that do not suffice in the lanes that have seen nothing: their `max` is not set yet.
     #[inline(always)]
     pub(crate) fn infinite_where_empty<S: Simd<N>>(&self, s: S, span: Span) -> Lanes<N> {
         let mut sums = Lanes([N::zero(); GROUP]);
         let (lowest, zero) = (s.splat(-N::max_value()), s.splat(N::zero()));
         for lane in span.vectors::<N, S>() {
-            let set = s.less(lowest, s.load(&self.m.0[lane..]));
+            let set = s.less(lowest, s.load(&self.max.0[lane..]));
             s.store(s.select(set, zero, s.splat(N::infinity())), &mut sums.0[lane..]);
         }
         sums
     }
 
-    /// Whether the weights of a tile, with these sums, are small enough to be used: `m` need not be the largest score,
+    /// Whether the weights of a tile, with these sums, are small enough to be used: `max` need not be the largest score,
     /// only near enough that nothing overflows. It hardly ever moves after the first tile, so that nothing needs to be
     /// looked through for its maximum.
     #[inline(always)]
@@ -199,7 +226,7 @@ impl<N: Number> States<N> {
         all == full
     }
 
-    /// Raises `m` to the largest score of the tile in the lanes whose sums do not suffice or that it has outgrown, and
+    /// Raises `max` to the largest score of the tile in the lanes whose sums do not suffice or that it has outgrown, and
     /// lowers `shrink`, what the sums so far must be multiplied by. Tells whether scores have grown.
     #[inline(always)]
     pub(crate) fn update_max<S: Simd<N>>(
@@ -214,24 +241,24 @@ impl<N: Number> States<N> {
         let lowest = s.splat(-N::max_value());
         let mut grown = 0;
         for lane in span.vectors::<N, S>() {
-            let before = s.load(&self.m.0[lane..]);
-            let mut m = before;
+            let before = s.load(&self.max.0[lane..]);
+            let mut max = before;
             for row in tile {
-                m = s.max(m, s.load(&row.0[lane..]));
+                max = s.max(max, s.load(&row.0[lane..]));
             }
-            let outgrown = s.less(s.add(before, reach), m);
+            let outgrown = s.less(s.add(before, reach), max);
             let stays = s.select(outgrown, s.splat(N::infinity()), s.load(&sums.0[lane..]));
-            let m = s.select(s.less(stays, limit), before, m);
+            let max = s.select(s.less(stays, limit), before, max);
             grown |= s.bits(outgrown) & s.bits(s.less(lowest, before));
-            let (lower, before_l) = (s.sub(before, m), s.load(&self.l.0[lane..]));
+            let (lower, sum_before) = (s.sub(before, max), s.load(&self.sum.0[lane..]));
             let factor = math::weight(s, lower);
-            let l = s.mul(before_l, factor);
-            // t = sum of weight (score - m)
+            let sum = s.mul(sum_before, factor);
+            // sum_x_log = sum of weight (score - max)
             let lower = s.max(lower, s.splat(N::from_f64(MIN_LOG2_WEIGHT)));
-            let t = s.fma(lower, before_l, s.load(&self.t.0[lane..]));
-            s.store(s.mul(t, factor), &mut self.t.0[lane..]);
-            s.store(m, &mut self.m.0[lane..]);
-            s.store(l, &mut self.l.0[lane..]);
+            let sum_x_log = s.fma(lower, sum_before, s.load(&self.sum_x_log.0[lane..]));
+            s.store(s.mul(sum_x_log, factor), &mut self.sum_x_log.0[lane..]);
+            s.store(max, &mut self.max.0[lane..]);
+            s.store(sum, &mut self.sum.0[lane..]);
             s.store(s.mul(s.load(&rescale.0[lane..]), factor), &mut rescale.0[lane..]);
         }
         grown != 0
@@ -241,35 +268,39 @@ impl<N: Number> States<N> {
     #[inline(always)]
     pub(crate) fn add<S: Simd<N>>(&mut self, s: S, sums: &TileSums<N>, span: Span) {
         for lane in span.vectors::<N, S>() {
-            let l = s.add(s.load(&self.l.0[lane..]), s.load(&sums.l.0[lane..]));
-            s.store(l, &mut self.l.0[lane..]);
-            if let Some([t, h]) = &sums.t_and_h {
-                let t = s.add(s.load(&self.t.0[lane..]), s.load(&t.0[lane..]));
-                s.store(t, &mut self.t.0[lane..]);
-                let h = s.add(s.load(&h.0[lane..]), s.load(&self.m.0[lane..]));
-                s.store(s.max(h, s.load(&self.h.0[lane..])), &mut self.h.0[lane..]);
+            let sum = s.add(s.load(&self.sum.0[lane..]), s.load(&sums.sum.0[lane..]));
+            s.store(sum, &mut self.sum.0[lane..]);
+            if let Some([sum_x_log, true_max]) = &sums.log_sums {
+                let sum_x_log =
+                    s.add(s.load(&self.sum_x_log.0[lane..]), s.load(&sum_x_log.0[lane..]));
+                s.store(sum_x_log, &mut self.sum_x_log.0[lane..]);
+                let true_max = s.add(s.load(&true_max.0[lane..]), s.load(&self.max.0[lane..]));
+                s.store(
+                    s.max(true_max, s.load(&self.true_max.0[lane..])),
+                    &mut self.true_max.0[lane..],
+                );
             }
         }
     }
 }
 
-/// Turns scores into weights and adds them to `l`; tells the logarithms of the weights, and the weights. A function, for a closure
+/// Turns scores into weights and adds them to `sum`; tells the logarithms of the weights, and the weights. A function, for a closure
 /// would not be inlined, and every intrinsic in it would be a call.
 #[inline(always)]
 fn exp_and_sum_row<N: Number, S: Simd<N>>(
     s: S,
     row: &mut [N],
-    m: S::V,
-    l: &mut S::V,
+    max: S::V,
+    sum: &mut S::V,
 ) -> (S::V, S::V) {
-    let log = s.sub(s.load(row), m);
+    let log = s.sub(s.load(row), max);
     let weight = math::weight(s, log);
-    *l = s.add(*l, weight);
+    *sum = s.add(*sum, weight);
     s.store(weight, row);
     (log, weight)
 }
 
-/// The sum of a tile's weights at which `m` must move: for 64 keys, weights of 16 each. Low, so that weighted sums of
+/// The sum of a tile's weights at which `max` must move: for 64 keys, weights of 16 each. Low, so that weighted sums of
 /// huge values overflow hardly sooner than plain ones; high enough that random scores do not reach it.
 pub(crate) const MAX_TILE_SUM: f64 = 1024.0;
 
@@ -279,7 +310,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn state() -> impl Strategy<Value = State<f64>> {
-        let some = (-1e3..1e3f64, 1.0..1e4f64).prop_map(|(m, l)| State { m, l, t: -0.3 * l, h: m });
+        let some = (-1e3..1e3f64, 1.0..1e4f64).prop_map(|(max, sum)| State {
+            max,
+            sum,
+            sum_x_log: -0.3 * sum,
+            true_max: max,
+        });
         prop_oneof![1 => Just(State::empty()), 5 => some]
     }
 

@@ -175,7 +175,7 @@ impl<N: Number> Group<N> {
         let (weights, d_scores) = (&mut tiles.weights[..n], &mut tiles.d_scores[..n]);
         let plain = problem.is_plain_dot() && !problem.has_factors() && self.entropy.is_none();
         if S::FUSES && plain && score_tile.seen.is_none() {
-            let mut then = Weights { m: &self.lse, sum: Lanes([N::zero(); GROUP]) };
+            let mut then = Weights { max: &self.lse, sum: Lanes([N::zero(); GROUP]) };
             dot_tile(s, (score_tile.k, &self.q.lanes), span, weights, &mut then);
             let mut then = ScoreGrads { weights, delta: &self.delta };
             return dot_tile(s, (score_tile.v, &self.d_out), span, d_scores, &mut then);

@@ -46,7 +46,7 @@ pub(crate) struct BackwardCall<'c, E: Element> {
     pub(crate) d_out: View<'c, E>,
     /// `[batch, heads.q, q_len]`, like all that follow.
     pub(crate) lse: &'c [E::Num],
-    /// `m` and `l` of each row; nothing where they are not known.
+    /// `max` and `sum` of each row; nothing where they are not known.
     pub(crate) states: &'c [[E::Num; 2]],
     pub(crate) d_lse: Option<&'c [E::Num]>,
     /// The entropies and their gradients.

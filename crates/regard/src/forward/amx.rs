@@ -226,12 +226,12 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         let mut quick = scored;
         if let Some(scored) = scored {
             let Group { max_is_stale, states, .. } = &self.groups[scored.group];
-            if *max_is_stale || states.l.0[scored.lane] == 0.0 {
+            if *max_is_stale || states.sum.0[scored.lane] == 0.0 {
                 quick = None;
             }
         }
-        let m = match quick {
-            Some(quick) => self.groups[quick.group].states.m,
+        let max = match quick {
+            Some(quick) => self.groups[quick.group].states.max,
             None => Lanes([0.0; GROUP]),
         };
         let AmxScratch {
@@ -278,8 +278,8 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
             t,
             products: [add.as_mut(), score.as_mut()],
             scores: to_weigh,
-            m: match quick {
-                Some(quick) => &m.0[quick.lane..],
+            max: match quick {
+                Some(quick) => &max.0[quick.lane..],
                 None => &[],
             },
             factor,
@@ -297,7 +297,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
     /// Adds the sums of the weights of a tile.
     #[inline(always)]
     fn count(&mut self, score_tile: Waiting, sums: &[f32; HALF]) {
-        let (s, l) = (self.s, &mut self.groups[score_tile.group].states.l.0[score_tile.lane..]);
+        let (s, l) = (self.s, &mut self.groups[score_tile.group].states.sum.0[score_tile.lane..]);
         for lane in (0..score_tile.count).step_by(16) {
             let l = &mut l[lane..];
             s.store(s.add(s.load(l), s.load(&sums[lane..])), l);
@@ -315,15 +315,15 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         s.call(Largest { scores, factor, to: &mut top[0].0[lane..lane + HALF] });
         let group = &mut self.groups[group];
         group.update_max(s, &top, (&Lanes([f32::INFINITY; GROUP]), span));
-        let (m, mut sums) = (group.states.m, [0.0; HALF]);
-        let (m, vectors, sums_to) = (&m.0[lane..], scored.tiles(), &mut sums);
+        let (max, mut sums) = (group.states.max, [0.0; HALF]);
+        let (max, vectors, sums_to) = (&max.0[lane..], scored.tiles(), &mut sums);
         let products = [None, None];
         s.call(Pipelined::<TERMS> {
             s,
             t,
             products,
             scores,
-            m,
+            max,
             factor,
             vectors,
             sums: sums_to,
@@ -356,11 +356,11 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         let AmxScratch { sizes, queries, tile, pairs, .. } = &mut *self.room;
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
         let mut sums = TileSums {
-            l: group.states.infinite_where_empty(s, span),
+            sum: group.states.infinite_where_empty(s, span),
             ..TileSums::zero(problem.entropy)
         };
         let mut passes = SoftmaxPasses::new(group.max_is_stale);
-        while let Some(max_is_current) = passes.next(s, &sums.l, span) {
+        while let Some(max_is_current) = passes.next(s, &sums.sum, span) {
             let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
             s.call(Alone::<TERMS> {
                 t,
@@ -378,7 +378,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
                 s.call(Hide { tile, seen: &mut seen[..n], span });
             }
             if !max_is_current {
-                group.update_max(s, tile, (&sums.l, span));
+                group.update_max(s, tile, (&sums.sum, span));
             }
             sums = TileSums::zero(problem.entropy);
             group.states.exp_and_sum(s, tile, span, &mut sums);
@@ -459,7 +459,7 @@ impl Task<f32> for Largest<'_> {
     }
 }
 
-/// Products on the tiles while the vectors turn scores into weights: `2^(score factor - m)`, in pairs of keys. Tells whether
+/// Products on the tiles while the vectors turn scores into weights: `2^(score factor - max)`, in pairs of keys. Tells whether
 /// the weights are small enough to be used: see [`Rounds`].
 struct Pipelined<'t, const TERMS: usize> {
     s: Avx512,
@@ -467,7 +467,7 @@ struct Pipelined<'t, const TERMS: usize> {
     /// By reference: a copy would have to wait for all stores before it.
     products: [Option<&'t mut Product<'t, TERMS>>; 2],
     scores: &'t Halves<BLOCK_KEYS>,
-    m: &'t [f32],
+    max: &'t [f32],
     factor: f32,
     /// Vectors of lanes; 0 if there is nothing to weigh.
     vectors: usize,
@@ -495,19 +495,19 @@ impl<const TERMS: usize> Task<f32> for Pipelined<'_, TERMS> {
 impl<const TERMS: usize> Pipelined<'_, TERMS> {
     #[inline(always)]
     fn exp_and_sum<const VECTORS: usize>(self) -> bool {
-        let Self { s, t, products, scores, m, weights, .. } = self;
+        let Self { s, t, products, scores, max, weights, .. } = self;
         let [mut first, mut second] = products;
         let mut vectors = ExpAndSum::<TERMS, VECTORS> {
             s,
             scores,
             weights,
             factor: s.splat(self.factor),
-            less_m: [s.splat(0.0); VECTORS],
+            less_max: [s.splat(0.0); VECTORS],
             sums: [s.splat(0.0); VECTORS],
             pair: 0,
         };
-        for (j, less_m) in vectors.less_m.iter_mut().enumerate() {
-            *less_m = s.plain_nan(s.sub(s.splat(0.0), s.load(&m[j * 16..])));
+        for (j, less_max) in vectors.less_max.iter_mut().enumerate() {
+            *less_max = s.plain_nan(s.sub(s.splat(0.0), s.load(&max[j * 16..])));
         }
         match (&mut first, &mut second) {
             (Some(first), Some(second)) if first.is_even() && second.is_even() => {
@@ -536,7 +536,7 @@ struct ExpAndSum<'t, const TERMS: usize, const VECTORS: usize> {
     scores: &'t Halves<BLOCK_KEYS>,
     weights: &'t mut [TileRow],
     factor: __m512,
-    less_m: [__m512; VECTORS],
+    less_max: [__m512; VECTORS],
     sums: [__m512; VECTORS],
     pair: usize,
 }
@@ -555,7 +555,7 @@ impl<const TERMS: usize, const VECTORS: usize> ExpAndSum<'_, TERMS, VECTORS> {
         for j in 0..VECTORS {
             let mut both = [s.splat(0.0); 2];
             for i in 0..2 {
-                let x = s.fma(s.load(&rows[i][j * 16..]), self.factor, self.less_m[j]);
+                let x = s.fma(s.load(&rows[i][j * 16..]), self.factor, self.less_max[j]);
                 both[i] = if TERMS < 3 { math::weight_coarse(s, x) } else { math::weight(s, x) };
             }
             self.sums[j] = s.add(self.sums[j], s.add(both[0], both[1]));

@@ -81,7 +81,7 @@ pub(crate) struct Weighted<'t, E: Element> {
 /// Rows that are weighed together.
 ///
 /// Where no option asks for more, several keys stand side by side, so that the lanes are full: all lanes of a row have the
-/// same `m`. The weights of a row are added up in four classes, keys 0, 4, ..., 1, 5, ..., and each class by halves, key i and
+/// same `max`. The weights of a row are added up in four classes, keys 0, 4, ..., 1, 5, ..., and each class by halves, key i and
 /// i + 32, i + 16, i + 8, i + 4: that order is the same however many rows there are.
 #[derive(Debug)]
 struct HeadGroup<N> {
@@ -323,11 +323,11 @@ impl<N: Number> DecodeScratch<N> {
         let scope = Scope { head: scope.head + head_group.heads.start, ..scope };
         let at = At { scope, rows, span, keys: Keys::From(first) };
         let mut sums = TileSums {
-            l: head_group.states.infinite_where_empty(s, span),
+            sum: head_group.states.infinite_where_empty(s, span),
             ..TileSums::zero(problem.entropy)
         };
         let mut passes = SoftmaxPasses::new(head_group.max_is_stale);
-        while let Some(max_is_current) = passes.next(s, &sums.l, span) {
+        while let Some(max_is_current) = passes.next(s, &sums.sum, span) {
             let tile = &mut head_group.tile[..used];
             if spread {
                 for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(GROUP)) {
@@ -343,12 +343,12 @@ impl<N: Number> DecodeScratch<N> {
                 s.call(Hide { tile, seen: &mut seen[..used], span });
             }
             if !max_is_current {
-                head_group.update_max(s, used, (&sums.l, span));
+                head_group.update_max(s, used, (&sums.sum, span));
             }
             sums = TileSums::zero(problem.entropy);
             head_group.states.exp_and_sum(s, &mut head_group.tile[..used], span, &mut sums);
             if spread {
-                sums.l = head_group.sum_of_classes(s, used);
+                sums.sum = head_group.sum_of_classes(s, used);
             }
         }
         head_group.states.add(s, &sums, span);
@@ -432,7 +432,7 @@ impl<N: Number> HeadGroup<N> {
         sums
     }
 
-    /// Raises `m` where the sums do not suffice, to the same number in all lanes of a row.
+    /// Raises `max` where the sums do not suffice, to the same number in all lanes of a row.
     #[inline(always)]
     fn update_max<S: Simd<N>>(&mut self, s: S, used: usize, (sums, span): (&Lanes<N>, Span)) {
         let Self { states, tile, rescale, width, .. } = self;
@@ -459,8 +459,9 @@ impl<N: Number> HeadGroup<N> {
     fn state(&self, row: usize) -> State<N> {
         let mut state = self.states.get(row);
         for lane in (row + self.width..GROUP).step_by(self.width) {
-            let State { l, t, h, .. } = self.states.get(lane);
-            (state.l, state.t, state.h) = (state.l + l, state.t + t, state.h.max(h));
+            let State { sum, sum_x_log, true_max, .. } = self.states.get(lane);
+            (state.sum, state.sum_x_log, state.true_max) =
+                (state.sum + sum, state.sum_x_log + sum_x_log, state.true_max.max(true_max));
         }
         state
     }

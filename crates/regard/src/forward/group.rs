@@ -60,18 +60,19 @@ impl<N: Number> Group<N> {
         let fused = S::FUSES && score_tile.seen.is_none() && problem.is_plain_dot() && !entropy;
         let mut rescale = Lanes([N::one(); GROUP]);
         let mut sums =
-            TileSums { l: self.states.infinite_where_empty(s, span), ..TileSums::zero(entropy) };
+            TileSums { sum: self.states.infinite_where_empty(s, span), ..TileSums::zero(entropy) };
         let mut passes = SoftmaxPasses::new(self.max_is_stale);
-        while let Some(max_is_current) = passes.next(s, &sums.l, span) {
+        while let Some(max_is_current) = passes.next(s, &sums.sum, span) {
             if max_is_current && fused {
-                let mut weights = Weights { m: &self.states.m, sum: Lanes([N::zero(); GROUP]) };
+                let mut weights = Weights { max: &self.states.max, sum: Lanes([N::zero(); GROUP]) };
                 dot_tile(s, (score_tile.k, &self.q.lanes), span, tile, &mut weights);
-                sums.l = weights.sum;
+                sums.sum = weights.sum;
                 continue;
             }
             score_tile.scores(s, problem, &mut self.q, tile, None);
             if !max_is_current {
-                self.max_is_stale = self.states.update_max(s, tile, (&sums.l, span), &mut rescale);
+                self.max_is_stale =
+                    self.states.update_max(s, tile, (&sums.sum, span), &mut rescale);
             }
             sums = TileSums::zero(entropy);
             self.states.exp_and_sum(s, tile, span, &mut sums);
@@ -93,17 +94,17 @@ impl<N: Number> Group<N> {
     pub(super) fn add_sink<S: Simd<N>>(&mut self, s: S, sink: N, entropy: bool) {
         let span = Span::first(self.q.rows.count);
         let mut tile = [Lanes([sink; GROUP])];
-        // Sums that never suffice: `m` becomes the larger of itself and the sink.
+        // Sums that never suffice: `max` becomes the larger of itself and the sink.
         self.update_max(s, &tile, (&Lanes([N::infinity(); GROUP]), span));
         let mut sums = TileSums::zero(entropy);
         self.states.exp_and_sum(s, &mut tile, span, &mut sums);
         // It is no score of a key.
-        let most = self.states.h;
+        let most = self.states.true_max;
         self.states.add(s, &sums, span);
-        self.states.h = most;
+        self.states.true_max = most;
     }
 
-    /// Raises `m` in the lanes whose sums do not suffice, and shrinks what has been added up so far.
+    /// Raises `max` in the lanes whose sums do not suffice, and shrinks what has been added up so far.
     #[inline(always)]
     pub(crate) fn update_max<S: Simd<N>>(
         &mut self,

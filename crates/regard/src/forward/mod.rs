@@ -45,7 +45,7 @@ pub(crate) struct Finished<O, L> {
     pub(crate) out: O,
     /// `[batch, heads.q, q_len, 1]`
     pub(crate) lse: L,
-    /// `[batch, heads.q, q_len, 2]`: `m` and `l` of each [`State`], where they are asked for.
+    /// `[batch, heads.q, q_len, 2]`: `max` and `sum` of each [`State`], where they are asked for.
     pub(crate) states: Option<L>,
     /// `[batch, heads.q, q_len, 1]`, where it is asked for.
     pub(crate) entropy: Option<L>,
@@ -230,8 +230,9 @@ impl<E: Element> Forward<'_, '_, E> {
             load_transposed(s, row, span.len(), E::Num::from_f64(1.0), &mut self.scratch.other);
             let mut factors = [Lanes([E::Num::default(); GROUP]); 2];
             for lane in 0..span.len() {
-                let [m, l, t, h] = [0, 1, 2, 3].map(|i| row(lane)[v_dim + i]);
-                let (state, mine, theirs) = group.states.get(lane).merge(State { m, l, t, h });
+                let [max, sum, sum_x_log, true_max] = [0, 1, 2, 3].map(|i| row(lane)[v_dim + i]);
+                let (state, mine, theirs) =
+                    group.states.get(lane).merge(State { max, sum, sum_x_log, true_max });
                 group.states.set(lane, state);
                 (factors[0].0[lane], factors[1].0[lane]) = (mine, theirs);
             }
@@ -254,9 +255,9 @@ impl<E: Element> Forward<'_, '_, E> {
         let v_dim = self.call.problem.dims().v_dim;
         store_transposed(s, &group.sums[..v_dim], group.q.rows.count, g * GROUP, (partial, part));
         for lane in 0..group.q.rows.count {
-            let State { m, l, t, h } = group.states.get(lane);
+            let State { max, sum, sum_x_log, true_max } = group.states.get(lane);
             let row = &mut partial.row(part, g * GROUP + lane)[v_dim..];
-            row.iter_mut().zip([m, l, t, h]).for_each(|(to, x)| {
+            row.iter_mut().zip([max, sum, sum_x_log, true_max]).for_each(|(to, x)| {
                 to.write(x);
             });
         }
@@ -276,8 +277,8 @@ impl<E: Element> Forward<'_, '_, E> {
             to.lse.row(self.part, row)[0].write(state.lse());
             if let Some(states) = &mut to.states {
                 let to = states.row(self.part, row);
-                to[0].write(state.m);
-                to[1].write(state.l);
+                to[0].write(state.max);
+                to[1].write(state.sum);
             }
             if let Some(entropy) = &mut to.entropy {
                 entropy.row(self.part, row)[0].write(state.entropy());
@@ -287,7 +288,7 @@ impl<E: Element> Forward<'_, '_, E> {
             }
         }
         for lane in (0..group.q.rows.count).step_by(S::LANES) {
-            let l = s.load(&group.states.l.0[lane..]);
+            let l = s.load(&group.states.sum.0[lane..]);
             // Rows that have seen nothing hold zeros, and keep them.
             let nothing = s.less(l, s.splat(<E::Num as num_traits::Float>::min_positive_value()));
             let one = s.splat(E::Num::from_f64(1.0));

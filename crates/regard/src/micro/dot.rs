@@ -35,7 +35,7 @@ pub(crate) struct Distances;
 /// `2^(q . k - m)`, and their sums: the softmax takes the dot products right out of the registers. It has no entropy: a
 /// choice made at run time beside the register tile sends all of its accumulators through memory.
 pub(crate) struct Weights<'t, N> {
-    pub(crate) m: &'t Lanes<N>,
+    pub(crate) max: &'t Lanes<N>,
     pub(crate) sum: Lanes<N>,
 }
 
@@ -56,9 +56,9 @@ impl<N: Number> Then<N> for Weights<'_, N> {
         (_, lane): (usize, usize),
         mut x: [S::V; KEYS],
     ) -> [S::V; KEYS] {
-        let (m, mut sum) = (s.load(&self.m.0[lane..]), s.load(&self.sum.0[lane..]));
+        let (max, mut sum) = (s.load(&self.max.0[lane..]), s.load(&self.sum.0[lane..]));
         for x in &mut x {
-            *x = math::weight(s, s.sub(*x, m));
+            *x = math::weight(s, s.sub(*x, max));
             sum = s.add(sum, *x);
         }
         s.store(sum, &mut self.sum.0[lane..]);
