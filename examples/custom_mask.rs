@@ -78,7 +78,7 @@ fn draw(
     let mut values =
         AttentionView::new(&plan, q, k, &output)?.tile(0..scope.q_len, 0..scope.k_len)?;
     for (at, weight) in values.iter_mut().enumerate() {
-        if !mask.sees(&scope, at / scope.k_len, at % scope.k_len) {
+        if !mask.is_visible(&scope, at / scope.k_len, at % scope.k_len) {
             *weight = f32::NAN;
         }
     }

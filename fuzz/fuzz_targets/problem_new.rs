@@ -105,7 +105,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
                 assert!(ranges.windows(2).all(|w| w[0].end < w[1].start), "{ranges:?}");
                 for key in 0..k.len {
                     let seen = ranges.iter().any(|r| r.contains(&key));
-                    assert_eq!(seen, mask.sees(&scope, row, key), "{mask} row {row} key {key}");
+                    assert_eq!(seen, mask.is_visible(&scope, row, key), "{mask} row {row} key {key}");
                 }
             }
         }

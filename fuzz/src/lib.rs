@@ -345,7 +345,7 @@ impl Case {
         let hidden = |(b, key): &(usize, usize)| {
             !(0..heads).any(|h| {
                 let scope = problem.scope(*b, h);
-                (0..q_len).any(|row| self.mask.sees(&scope, row, *key))
+                (0..q_len).any(|row| self.mask.is_visible(&scope, row, *key))
             })
         };
         let all = (0..batch).flat_map(|b| (0..k_len).map(move |key| (b, key)));

@@ -55,7 +55,7 @@ class LshAux:
 
     def sees(self, batch: int, head: int, row: int, key: int) -> bool:
         """Whether a row has met a key in any round."""
-        return self._kept.sees(batch, head, row, key)
+        return self._kept.is_visible(batch, head, row, key)
 
 
 class LshAttention:

@@ -102,7 +102,7 @@ impl LshKept {
     }
 
     /// Whether a row of an item's head has met a key.
-    fn sees(&self, batch: usize, head: usize, row: usize, key: usize) -> PyResult<bool> {
+    fn is_visible(&self, batch: usize, head: usize, row: usize, key: usize) -> PyResult<bool> {
         let Dims { batch: items, heads, q_len, k_len, .. } = self.buckets.dims();
         let places = [
             ("item", batch, items),
@@ -115,6 +115,6 @@ impl LshKept {
                 return Err(PyIndexError::new_err(format!("{axis} {found}: there are {n}")));
             }
         }
-        Ok(self.buckets.sees(batch, head, row, key))
+        Ok(self.buckets.is_visible(batch, head, row, key))
     }
 }

@@ -126,7 +126,7 @@ def test_the_output_has_the_memory_order_of_q():
 
 def met(aux, shape):
     """Which pairs met, `[batch, heads, q_len, k_len]`."""
-    return np.array([aux.sees(*at) for at in np.ndindex(*shape)]).reshape(shape)
+    return np.array([aux.is_visible(*at) for at in np.ndindex(*shape)]).reshape(shape)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -244,4 +244,4 @@ def test_places_that_are_not_there_are_refused():
     places = {(1, 0, 0, 0): "item 1: there are 1", (0, 2, 0, 0): "head 2", (0, 0, 9, 0): "row 9", (0, 0, 0, 9): "key 9"}
     for place, message in places.items():
         with pytest.raises(IndexError, match=message):
-            aux.sees(*place)
+            aux.is_visible(*place)

@@ -243,8 +243,8 @@ mod tests {
         let (q_len, k_len) = (13, 17);
         let scope = Scope { batch: 0, head: 0, q_len, k_len, offset: 4 };
         for (row, key) in (0..q_len).flat_map(|row| (0..k_len).map(move |key| (row, key))) {
-            let expected = expected.sees(&scope, row, key);
-            assert_eq!(mask.sees(&scope, row, key), expected, "{text}: {row} {key}");
+            let expected = expected.is_visible(&scope, row, key);
+            assert_eq!(mask.is_visible(&scope, row, key), expected, "{text}: {row} {key}");
         }
     }
 
@@ -286,7 +286,7 @@ mod tests {
         let mask = parse_mask_with("causal & ($1 | $0)", &given).unwrap();
         let expected = Mask::causal().and(Mask::every(2).or(Mask::prefix(9)));
         for (row, key) in (0..13).flat_map(|row| (0..17).map(move |key| (row, key))) {
-            assert_eq!(mask.sees(&scope, row, key), expected.sees(&scope, row, key));
+            assert_eq!(mask.is_visible(&scope, row, key), expected.is_visible(&scope, row, key));
         }
         let why = parse_mask_with("causal & $2", &given).unwrap_err().to_string();
         assert!(why.contains("there is no $2: 2 masks"), "{why}");

@@ -134,7 +134,7 @@ pub fn mask(buckets: &Buckets) -> Mask {
     let rows =
         (0..batch).flat_map(|b| (0..heads.q).flat_map(move |h| (0..q_len).map(move |i| (b, h, i))));
     let pairs = rows.flat_map(|row| (0..k_len).map(move |key| (row, key)));
-    let seen: Vec<bool> = pairs.map(|((b, h, i), key)| buckets.sees(b, h, i, key)).collect();
+    let seen: Vec<bool> = pairs.map(|((b, h, i), key)| buckets.is_visible(b, h, i, key)).collect();
     let bits = Bits::from_bools(&seen, [batch, heads.q, q_len, k_len]);
     Mask::bits(bits.expect("a bit for each pair"))
 }

@@ -7,7 +7,7 @@ use crate::key_blocks::{KeyBlock, KeyBlocks, VisibleBlock};
 use crate::lanes::{fetch, prefetch_l1};
 use crate::mask::{Mask, Run};
 use crate::micro::{Distances, Dots, dot_tile};
-use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span, low};
+use crate::place::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span, low};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::Derivatives;
@@ -91,7 +91,7 @@ pub(crate) struct ScoreTile<'p, N> {
     pub(crate) v: Rows<'p, N>,
     pub(crate) at: At<'p>,
     /// Which rows see each key, if not all do.
-    pub(crate) seen: Option<&'p mut [Seen]>,
+    pub(crate) visible: Option<&'p mut [RowMask]>,
 }
 
 /// What is done with each tile, keys ascending.
@@ -152,18 +152,18 @@ impl<N: Number> BlockLoop<N> {
             let v = if V::VALUES { fetch(s, all_v, block, values) } else { k };
             for group in 0..rows.groups() {
                 let rows = rows.group(group);
-                let mut seen = [0; BLOCK_KEYS];
-                let parts = block.see(group, rows.count, &mut seen);
+                let mut visible = [0; BLOCK_KEYS];
+                let parts = block.visible_tiles(group, rows.count, &mut visible);
                 for VisibleBlock { keys, span, hidden } in parts.into_iter().flatten() {
                     let (k, v) = (k.slice(keys.start, keys.len()), v.slice(keys.start, keys.len()));
                     let at = At { scope, rows, span, keys: block.keys().skip(keys.start) };
                     // A bias or a choice may hide pairs that the mask lets through.
                     let biased = call.problem.may_hide();
                     let mut all = [span.set(); BLOCK_KEYS];
-                    let seen =
-                        if hidden { &mut seen[keys.clone()] } else { &mut all[keys.clone()] };
-                    let seen = (hidden || biased).then_some(seen);
-                    visitor.visit(s, ScoreTile { group, k, v, at, seen });
+                    let visible =
+                        if hidden { &mut visible[keys.clone()] } else { &mut all[keys.clone()] };
+                    let visible = (hidden || biased).then_some(visible);
+                    visitor.visit(s, ScoreTile { group, k, v, at, visible });
                 }
             }
         }
@@ -173,9 +173,9 @@ impl<N: Number> BlockLoop<N> {
 impl<N: Number> ScoreTile<'_, N> {
     /// Which rows see each key, if some do not see some.
     #[inline(always)]
-    pub(crate) fn hiding(&self) -> Option<&[Seen]> {
+    pub(crate) fn partial_mask(&self) -> Option<&[RowMask]> {
         let everyone = self.at.span.set();
-        self.seen.as_deref().filter(|seen| seen.iter().any(|s| s & everyone != everyone))
+        self.visible.as_deref().filter(|visible| visible.iter().any(|s| s & everyone != everyone))
     }
 
     /// The scores of a tile, times `log2 e`, `-inf` where a row does not see the key.
@@ -197,30 +197,30 @@ impl<N: Number> ScoreTile<'_, N> {
             _ => dot_tile(s, (self.k, q), at.span, tile, &mut Dots),
         }
         problem.apply(s, at, tile, derivatives);
-        let Some(seen) = self.seen.as_deref_mut() else { return };
-        s.call(Hide { tile, seen, span: at.span });
+        let Some(visible) = self.visible.as_deref_mut() else { return };
+        s.call(ApplyMask { tile, visible, span: at.span });
     }
 }
 
 /// Makes the scores of pairs that do not see each other `-inf`.
-pub(crate) struct Hide<'t, N> {
+pub(crate) struct ApplyMask<'t, N> {
     pub(crate) tile: &'t mut [Lanes<N>],
-    pub(crate) seen: &'t mut [Seen],
+    pub(crate) visible: &'t mut [RowMask],
     pub(crate) span: Span,
 }
 
-impl<N: Number> Task<N> for Hide<'_, N> {
+impl<N: Number> Task<N> for ApplyMask<'_, N> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
         let (hidden, lowest) = (s.splat(N::neg_infinity()), s.splat(-N::max_value()));
-        for (scores, seen) in self.tile.iter_mut().zip(self.seen) {
+        for (scores, visible) in self.tile.iter_mut().zip(self.visible) {
             for lane in self.span.vectors::<N, S>() {
                 let x = s.load(&scores.0[lane..]);
                 // A bias of -inf hides a pair too: then not even a NaN in its value may reach the row.
-                let by_bias = Seen::from(s.bits(s.less(x, lowest))) << lane;
-                *seen &= !by_bias;
-                s.store(s.select(s.lanes(low(*seen >> lane)), x, hidden), &mut scores.0[lane..]);
+                let by_bias = RowMask::from(s.bits(s.less(x, lowest))) << lane;
+                *visible &= !by_bias;
+                s.store(s.select(s.lanes(low(*visible >> lane)), x, hidden), &mut scores.0[lane..]);
             }
         }
     }

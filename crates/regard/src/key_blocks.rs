@@ -7,7 +7,7 @@
 //! Cost: in proportion to the runs of a tile of 128 rows and the blocks they touch; nothing for what nobody sees.
 
 use crate::mask::Run;
-use crate::place::{BLOCK_KEYS, Keys, LaneSet, RowTile, Seen, Span};
+use crate::place::{BLOCK_KEYS, Keys, LaneSet, RowMask, RowTile, Span};
 use crate::simd::GROUP;
 use std::ops::Range;
 
@@ -57,39 +57,44 @@ impl KeyBlock {
     /// What group `g`, of `count` rows, sees: all rows together if they see the same keys, else in halves, so that
     /// the edges of a mask cost little more than what is visible. Writes which rows see each key.
     #[inline(always)]
-    pub(crate) fn see(
+    pub(crate) fn visible_tiles(
         &self,
         g: usize,
         count: usize,
-        seen: &mut [Seen; BLOCK_KEYS],
+        visible: &mut [RowMask; BLOCK_KEYS],
     ) -> [Option<VisibleBlock>; 2] {
         let all = Span::first(count);
         if self.full {
             return [Some(VisibleBlock { keys: 0..self.len, span: all, hidden: false }), None];
         }
-        self.seen_by(g, all, seen);
-        let seen = &seen[..self.len];
-        let whole = narrowed(seen, all);
+        self.visible_rows(g, all, visible);
+        let visible = &visible[..self.len];
+        let whole = narrowed(visible, all);
         if count <= HALF || whole.as_ref().is_none_or(|w| !w.hidden) {
             return [whole, None];
         }
         let low = Span::first(HALF);
-        [narrowed(seen, low), narrowed(seen, Span { start: HALF, end: count })]
+        [narrowed(visible, low), narrowed(visible, Span { start: HALF, end: count })]
     }
 
     /// Writes which lanes of the span of group `g` see each key; whether any sees any.
     #[inline(always)]
-    pub(crate) fn seen_by(&self, g: usize, span: Span, seen: &mut [Seen; BLOCK_KEYS]) -> bool {
+    pub(crate) fn visible_rows(
+        &self,
+        g: usize,
+        span: Span,
+        visible: &mut [RowMask; BLOCK_KEYS],
+    ) -> bool {
         let everyone = span.set();
         let mut any = 0;
         if self.full {
-            seen[..self.len].fill(everyone);
+            visible[..self.len].fill(everyone);
             return true;
         }
         #[expect(clippy::cast_possible_truncation, reason = "the bits of the group")]
-        for (seen, lanes) in seen.iter_mut().zip(&self.lanes[..self.len]) {
-            *seen = (lanes >> (g * GROUP)) as Seen & everyone;
-            any |= *seen;
+        for (visible, lanes) in visible.iter_mut().zip(&self.lanes[..self.len]) {
+            *visible = (lanes >> (g * GROUP)) as RowMask & everyone;
+            any |= *visible;
         }
         any != 0
     }
@@ -98,7 +103,7 @@ impl KeyBlock {
     pub(crate) fn computed(&self, rows: RowTile) -> u128 {
         let groups = (0..rows.count.div_ceil(GROUP)).flat_map(|g| {
             let count = (rows.count - g * GROUP).min(GROUP);
-            self.see(g, count, &mut [0; BLOCK_KEYS]).into_iter().flatten()
+            self.visible_tiles(g, count, &mut [0; BLOCK_KEYS]).into_iter().flatten()
         });
         groups.map(|s| s.keys.len() * s.span.len()).sum::<usize>() as u128
     }
@@ -106,12 +111,12 @@ impl KeyBlock {
 
 /// What the lanes of a span see: the range of keys, and the half of the span if only that sees any.
 #[inline(always)]
-fn narrowed(seen: &[Seen], Span { mut start, mut end }: Span) -> Option<VisibleBlock> {
+fn narrowed(visible: &[RowMask], Span { mut start, mut end }: Span) -> Option<VisibleBlock> {
     let lanes = |start, end| Span { start, end }.set();
     let mask = lanes(start, end);
-    let first = seen.iter().position(|s| s & mask != 0)?;
-    let last = seen.iter().rposition(|s| s & mask != 0)?;
-    let any = seen[first..=last].iter().fold(0, |any, s| any | s) & mask;
+    let first = visible.iter().position(|s| s & mask != 0)?;
+    let last = visible.iter().rposition(|s| s & mask != 0)?;
+    let any = visible[first..=last].iter().fold(0, |any, s| any | s) & mask;
     let middle = start + HALF / 2;
     if end - start <= HALF && end > middle {
         if any & lanes(middle, end) == 0 {
@@ -122,15 +127,15 @@ fn narrowed(seen: &[Seen], Span { mut start, mut end }: Span) -> Option<VisibleB
     }
     let (mask, span) = (lanes(start, end), Span { start, end });
     let keys = first..last + 1;
-    if keys.len().is_multiple_of(8) || seen.len() < 8 {
-        let hidden = seen[keys.clone()].iter().any(|s| s & mask != mask);
+    if keys.len().is_multiple_of(8) || visible.len() < 8 {
+        let hidden = visible[keys.clone()].iter().any(|s| s & mask != mask);
         return Some(VisibleBlock { keys, span, hidden });
     }
     // Whole register tiles cost less than their tails: let unseen neighbours fill the last one.
-    let len = keys.len().next_multiple_of(8).min(seen.len());
-    let first = first.min(seen.len() - len);
+    let len = keys.len().next_multiple_of(8).min(visible.len());
+    let first = first.min(visible.len() - len);
     let keys = first..first + len;
-    let hidden = seen[keys.clone()].iter().any(|s| s & mask != mask);
+    let hidden = visible[keys.clone()].iter().any(|s| s & mask != mask);
     Some(VisibleBlock { keys, span, hidden })
 }
 
@@ -200,15 +205,15 @@ impl<'a> KeyBlocks<'a> {
     fn fill(&mut self, block: &mut KeyBlock, keys: Range<usize>) -> bool {
         let within = self.runs.iter().take_while(|s| s.keys.start < keys.end);
         let clip = |s: &Run| s.keys.start.max(keys.start)..s.keys.end.min(keys.end);
-        let (mut last, mut seen) = (keys.start, 0);
+        let (mut last, mut visible) = (keys.start, 0);
         for s in within.clone() {
             let part = clip(s);
-            seen += part.len();
+            visible += part.len();
             last = part.end;
         }
         // Picking copies a key and a value; computing an unseen key costs as much as a seen one, and so does a visit
         // for a few keys only.
-        if seen < BLOCK_KEYS / 4 || 2 * seen <= last - keys.start {
+        if visible < BLOCK_KEYS / 4 || 2 * visible <= last - keys.start {
             self.sparse.extend(within.flat_map(|s| clip(s).map(|key| (key, s.lanes))));
             return false;
         }

@@ -7,7 +7,7 @@
 use crate::best::{BestKeys, Candidate};
 use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Visit};
 use crate::micro::{Weights, dot_tile};
-use crate::place::{At, BLOCK_KEYS, RowTile, Scope, Seen, Span, low};
+use crate::place::{At, BLOCK_KEYS, RowMask, RowTile, Scope, Span, low};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::in_log2;
@@ -245,7 +245,7 @@ impl<E: Element> Visit<E::Num> for Looking<'_, '_, E> {
         let (group, tile) = (&mut groups[score_tile.group], &mut tile[..score_tile.k.len]);
         let (at, mut sums) = (score_tile.at, TileSums::zero(wanted.entropy));
         let more = wanted.logs || group.best.is_some() || wanted.entropy;
-        if S::FUSES && score_tile.seen.is_none() && problem.is_plain_dot() && !more {
+        if S::FUSES && score_tile.visible.is_none() && problem.is_plain_dot() && !more {
             let mut weights = Weights { max: &group.states.max, sum: sums.sum };
             dot_tile(s, (score_tile.k, &group.q.lanes), at.span, tile, &mut weights);
             sums.sum = weights.sum;
@@ -258,8 +258,8 @@ impl<E: Element> Visit<E::Num> for Looking<'_, '_, E> {
                 group.write_logs(at, tile, (score_tile.group, &mut *logs.0, logs.1));
             }
             group.states.exp_and_sum(s, tile, at.span, &mut sums);
-            if let Some(seen) = score_tile.hiding() {
-                s.call(Clear { tile, seen, span: at.span });
+            if let Some(visible) = score_tile.partial_mask() {
+                s.call(Clear { tile, visible, span: at.span });
             }
         }
         group.states.add(s, &sums, at.span);
@@ -348,7 +348,7 @@ impl<N: Number> Group<N> {
 /// Makes the weights of pairs that do not see each other 0, in rows that met a NaN too.
 struct Clear<'t, N> {
     tile: &'t mut [Lanes<N>],
-    seen: &'t [Seen],
+    visible: &'t [RowMask],
     span: Span,
 }
 
@@ -356,10 +356,10 @@ impl<N: Number> Task<N> for Clear<'_, N> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
-        for (weights, seen) in self.tile.iter_mut().zip(self.seen) {
+        for (weights, visible) in self.tile.iter_mut().zip(self.visible) {
             for lane in self.span.vectors::<N, S>() {
                 let x = &mut weights.0[lane..];
-                s.store(s.select(s.lanes(low(*seen >> lane)), s.load(x), s.splat(N::zero())), x);
+                s.store(s.select(s.lanes(low(*visible >> lane)), s.load(x), s.splat(N::zero())), x);
             }
         }
     }

@@ -5,7 +5,7 @@
 //! is one more rule of the scores ([`Kept`]), and the passes forward and backward are the usual ones.
 
 use crate::error::Error;
-use crate::place::{At, BLOCK_KEYS, Keys, Seen, low};
+use crate::place::{At, BLOCK_KEYS, Keys, RowMask, low};
 use crate::score::{Derivatives, Pass, pass};
 use crate::simd::{GROUP, Lanes, Number, Simd};
 use std::f64::consts::LN_2;
@@ -272,7 +272,7 @@ impl<N: Number> Pass<N> for Best<'_, N> {
 }
 
 /// See [`Rule::Only`].
-struct Only([Seen; BLOCK_KEYS]);
+struct Only([RowMask; BLOCK_KEYS]);
 
 impl Only {
     /// Which of `n` keys is the one of each row.

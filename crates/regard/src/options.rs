@@ -1,7 +1,7 @@
 //! All options of a problem together, in their order: the definition of a pair's score, the passes over a tile of scores,
 //! The backward pass through them, and what weights are multiplied by after the softmax.
 
-use crate::place::{At, Pair, Seen};
+use crate::place::{At, Pair, RowMask};
 use crate::problem::Problem;
 use crate::score::{BiasGrads, Derivatives, Factor, LOG2_E, Scored, pass};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
@@ -175,7 +175,7 @@ impl<E: Element> Task<E::Num> for Apply<'_, E> {
 pub(crate) struct OptionsBackward<'t, N> {
     pub(crate) at: At<'t>,
     /// Which rows see each key, if not all do.
-    pub(crate) seen: Option<&'t [Seen]>,
+    pub(crate) visible: Option<&'t [RowMask]>,
     pub(crate) d_scores: &'t mut [Lanes<N>],
     pub(crate) derivatives: &'t Derivatives<N>,
     /// What each row adds to the gradient of the scale.
@@ -190,9 +190,9 @@ impl<E: Element> Task<E::Num> for OptionsBackwardTask<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self(problem, OptionsBackward { at, seen, d_scores, derivatives, by_scale, biases }) =
+        let Self(problem, OptionsBackward { at, visible, d_scores, derivatives, by_scale, biases }) =
             self;
         problem.score.add_grads(s, at, d_scores, biases);
-        derivatives.backward(s, (at, seen), d_scores, by_scale);
+        derivatives.backward(s, (at, visible), d_scores, by_scale);
     }
 }

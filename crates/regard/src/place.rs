@@ -132,19 +132,19 @@ impl Span {
 
     /// A bit for each of them.
     #[inline(always)]
-    pub(crate) fn set(self) -> Seen {
-        Seen::MAX >> (GROUP - self.len()) << self.start
+    pub(crate) fn set(self) -> RowMask {
+        RowMask::MAX >> (GROUP - self.len()) << self.start
     }
 }
 
 /// Which rows of a group see a key, one bit each.
-pub(crate) type Seen = u64;
+pub(crate) type RowMask = u64;
 
 /// The bits of the first vector.
 #[expect(clippy::cast_possible_truncation, reason = "a vector has at most 32 lanes")]
 #[inline(always)]
-pub(crate) fn low(seen: Seen) -> u32 {
-    seen as u32
+pub(crate) fn low(visible: RowMask) -> u32 {
+    visible as u32
 }
 
 /// Which keys a tile holds.

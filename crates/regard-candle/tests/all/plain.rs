@@ -46,7 +46,7 @@ fn grids(options: &Attention, [batch, heads, q_len, k_len]: [usize; 4]) -> [Vec<
         let (key, row) = (i % k_len, i / k_len % q_len);
         let (head, batch) = (i / k_len / q_len % heads, i / k_len / q_len / heads);
         let scope = Scope { batch, head, q_len, k_len, offset };
-        visible.push(f64::from(u8::from(options.mask.sees(&scope, row, key))));
+        visible.push(f64::from(u8::from(options.mask.is_visible(&scope, row, key))));
         let kept = |d: regard::Dropout| {
             let kept = d.keeps(Pair { batch, head, row, key });
             if kept { d.growth() } else { 0.0 }

@@ -168,7 +168,7 @@ impl Full<'_> {
         let lsh = LshAttention::new().seed(trial.noise("directions").bits());
         let lsh = lsh.rounds(rounds).bucket_size(bucket);
         let found = lsh.forward(Machine::here(), self.x, self.x, self.v)?;
-        let met = |pair: usize| found.buckets.sees(0, 0, pair / n, pair % n);
+        let met = |pair: usize| found.buckets.is_visible(0, 0, pair / n, pair % n);
         let inside: Vec<bool> = (0..n * n).map(met).collect();
         let most = (n * 3 * BUCKET * rounds) as f64;
         let pairs = (most, inside.iter().filter(|met| **met).count() as f64);

@@ -298,7 +298,7 @@ impl Zoom {
             Seen::Inputs(inputs) => {
                 let view = inputs.view(self.machine)?.head(0, own.head)?;
                 let scope = view.problem().scope(0, own.head);
-                let hidden = !view.problem().mask.sees(&scope, row, key);
+                let hidden = !view.problem().mask.is_visible(&scope, row, key);
                 (view.tile(row..row + 1, key..key + 1)?.first().copied().unwrap_or(0.0), hidden)
             }
             Seen::Weights(weights) => (weights.row(own.head, row)[key], false),

@@ -12,7 +12,7 @@ use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
 use crate::key_blocks::KeyBlock;
 use crate::micro::RowBuffer;
-use crate::place::{BLOCK_KEYS, Keys, Seen};
+use crate::place::{BLOCK_KEYS, Keys, RowMask};
 use crate::problem::Dims;
 use crate::simd::{Avx512, Element, Lanes, Simd, Task};
 use crate::source::Head;
@@ -410,6 +410,6 @@ impl<const TERMS: usize> Task<f32> for PackScores<'_, TERMS> {
 }
 
 /// Whether a row sees a key.
-pub(crate) fn sees(seen: &[Seen; BLOCK_KEYS], key: usize, row: usize) -> bool {
-    seen[key] >> row & 1 == 1
+pub(crate) fn is_visible(visible: &[RowMask; BLOCK_KEYS], key: usize, row: usize) -> bool {
+    visible[key] >> row & 1 == 1
 }

@@ -4,7 +4,7 @@ use super::backward::ScoreOperands;
 use super::product::{Operand, Product};
 use super::{CHUNKS, Halves, ROWS, WIDTH};
 use crate::block_loop::TILE_ROWS;
-use crate::place::{BLOCK_KEYS, Seen, low};
+use crate::place::{BLOCK_KEYS, RowMask, low};
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math};
 
 /// Groups of a tile of rows.
@@ -30,7 +30,7 @@ impl Block {
 pub(crate) struct Side<'t> {
     pub(crate) queries: Operand<'t>,
     pub(crate) d_out: Operand<'t>,
-    pub(crate) seen: &'t [Seen; BLOCK_KEYS],
+    pub(crate) visible: &'t [RowMask; BLOCK_KEYS],
     pub(crate) lse: &'t Lanes<f32>,
     pub(crate) delta: &'t Lanes<f32>,
     /// Its rows.
@@ -250,15 +250,15 @@ impl Source<'_> {
             let (mut weights, mut d_scores) = ([[zero; 2]; 2], [[zero; 2]; 2]);
             for half in 0..2 {
                 let key = half * ROWS + i;
-                let seen = low(side.seen[chunk * WIDTH + key] >> (lanes * WIDTH));
+                let visible = low(side.visible[chunk * WIDTH + key] >> (lanes * WIDTH));
                 for j in 0..2 {
-                    let seen = s.lanes(seen >> (j * ROWS));
+                    let visible = s.lanes(visible >> (j * ROWS));
                     let x = s.load(&block.scores.0[key][j * ROWS..]);
                     let x = s.fma(x, factor, less_lse[j]);
                     let a = if TERMS < 3 { math::weight_coarse(s, x) } else { math::weight(s, x) };
                     let d_a = s.sub(s.load(&block.d_weights.0[key][j * ROWS..]), delta[j]);
-                    weights[half][j] = s.select(seen, a, zero);
-                    d_scores[half][j] = s.select(seen, s.mul(a, d_a), zero);
+                    weights[half][j] = s.select(visible, a, zero);
+                    d_scores[half][j] = s.select(visible, s.mul(a, d_a), zero);
                 }
             }
             to.write::<TERMS>(s, (g, lanes, chunk, i), weights, d_scores);

@@ -13,15 +13,15 @@
 //! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
 
 use super::{AddGrads, ByKeys, Group, Products, TilePass};
-use crate::amx::backward::{PackScores, read, sees};
+use crate::amx::backward::{PackScores, is_visible, read};
 use crate::amx::pipeline::{GROUPS, Make, Pipelined, Side, Source, Steps};
 use crate::amx::product::{Operand, Product, Sums};
 use crate::amx::{AmxBackwardScratch, CHUNKS, ROWS, Scale, WIDTH};
-use crate::block_loop::{Hide, ScoreTile, Visit};
+use crate::block_loop::{ApplyMask, ScoreTile, Visit};
 use crate::key_blocks::KeyBlock;
 use crate::lanes::load_transposed;
 use crate::micro::RowBuffer;
-use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
+use crate::place::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles};
 use crate::source::Head;
 
@@ -113,13 +113,13 @@ struct Waiting {
 }
 
 /// Which rows of each group see each key; none where there is no key.
-type Sight = [[Seen; BLOCK_KEYS]; GROUPS];
+type GroupMasks = [[RowMask; BLOCK_KEYS]; GROUPS];
 
 impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E, TERMS> {
     #[inline(always)]
     fn take<S: Simd<f32>>(&mut self, _: S, key_block: &KeyBlock) -> bool {
-        let mut seen = [[0; BLOCK_KEYS]; GROUPS];
-        let groups = look(key_block, self.rows, &mut seen);
+        let mut visible = [[0; BLOCK_KEYS]; GROUPS];
+        let groups = look(key_block, self.rows, &mut visible);
         if groups.0 >= groups.1 {
             return true;
         }
@@ -134,11 +134,11 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E
         let problem = self.grads.problem;
         let plain = problem.is_plain_dot() && !problem.has_factors();
         if plain && self.grads.groups[0].entropy.is_none() {
-            self.pipelined(Some((next, &seen)));
+            self.pipelined(Some((next, &visible)));
         } else {
             self.flush();
-            for (group, seen) in seen.iter_mut().enumerate().take(groups.1).skip(groups.0) {
-                self.step(key_block, (next, group), seen);
+            for (group, visible) in visible.iter_mut().enumerate().take(groups.1).skip(groups.0) {
+                self.step(key_block, (next, group), visible);
             }
         }
         self.weighed = Some(next);
@@ -148,7 +148,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E
             self.flush();
             self.put_in_place(key_block.keys());
             for group in (groups.0..groups.1).filter(|_| odd) {
-                self.add_odd(key_block, (next, group), &seen[group]);
+                self.add_odd(key_block, (next, group), &visible[group]);
             }
         }
         true
@@ -159,10 +159,10 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E
 }
 
 /// Writes what each group sees of a key_block; tells the first group that sees any key, and the one after the last.
-fn look(key_block: &KeyBlock, rows: RowTile, seen: &mut Sight) -> (usize, usize) {
+fn look(key_block: &KeyBlock, rows: RowTile, visible: &mut GroupMasks) -> (usize, usize) {
     let (mut first, mut end) = (usize::MAX, 0);
-    for (g, seen) in seen.iter_mut().enumerate().take(rows.groups()) {
-        if key_block.seen_by(g, Span::first(rows.group(g).count), seen) {
+    for (g, visible) in visible.iter_mut().enumerate().take(rows.groups()) {
+        if key_block.visible_rows(g, Span::first(rows.group(g).count), visible) {
             (first, end) = (first.min(g), g + 1);
         }
     }
@@ -181,7 +181,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
 
     /// Makes the operands of `next` while the key_block that is weighed goes into the sums.
     #[inline(always)]
-    fn pipelined(&mut self, next: Option<(Waiting, &Sight)>) {
+    fn pipelined(&mut self, next: Option<(Waiting, &GroupMasks)>) {
         let (s, t, weighed) = (self.s, self.t, self.weighed);
         let AmxBackwardScratch {
             sizes,
@@ -241,13 +241,13 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
                 products[2 + g] =
                     Some(Product::new(operands, chunks, tiles, (Sums::lanes(d_q, 0), true)));
             }
-            if let Some((next, seen)) = next
+            if let Some((next, visible)) = next
                 && (next.groups.0..next.groups.1).contains(&g)
             {
                 sides[g] = Some(Side {
                     queries: own.queries(g),
                     d_out: own.d_out(g),
-                    seen: &seen[g],
+                    visible: &visible[g],
                     lse,
                     delta,
                     count: rows.count,
@@ -270,7 +270,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         &mut self,
         key_block: &KeyBlock,
         (next, g): (Waiting, usize),
-        seen: &mut [Seen; BLOCK_KEYS],
+        visible: &mut [RowMask; BLOCK_KEYS],
     ) {
         let Self { s, t, scope, grads, room, factor, .. } = self;
         let (s, problem, n) = (*s, grads.problem, next.keys);
@@ -291,10 +291,10 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         s.call(Scale { tile: scores, factor: *factor, span });
         problem.apply(s, at, scores, Some(&mut *grads.tiles.derivatives));
         if !key_block.full || problem.may_hide() {
-            s.call(Hide { tile: scores, seen: &mut seen[..n], span });
+            s.call(ApplyMask { tile: scores, visible: &mut visible[..n], span });
         }
-        grads.groups[g].exp_and_sum(s, problem, (at, Some(&seen[..n])), n, &mut grads.tiles);
-        grads.backward(s, g, (at, Some(&seen[..n])), n);
+        grads.groups[g].exp_and_sum(s, problem, (at, Some(&visible[..n])), n, &mut grads.tiles);
+        grads.backward(s, g, (at, Some(&visible[..n])), n);
         s.call(PackScores::<TERMS> {
             s,
             weights: &grads.tiles.weights[..n],
@@ -322,7 +322,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         &mut self,
         key_block: &KeyBlock,
         (score_tile, g): (Waiting, usize),
-        seen: &[Seen; BLOCK_KEYS],
+        visible: &[RowMask; BLOCK_KEYS],
     ) {
         let (odd, n) = (self.room.key_blocks.at(score_tile.key_block).odd, score_tile.keys);
         let from = &self.room.operands[score_tile.buffer];
@@ -331,18 +331,18 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         let AddGrads { groups, first, d_k, d_v, .. } = &mut self.grads;
         let (group, k) = (&mut groups[g], self.inputs.0);
         let row = |i| k.row(key_block.keys().get(i));
-        add_odd_keys::<E, TERMS>((odd, seen, n), row, d_scores, &mut group.d_q);
+        add_odd_keys::<E, TERMS>((odd, visible, n), row, d_scores, &mut group.d_q);
         let [odd_q, odd_d_out] = self.room.rows.odd[g];
         let at = |i| key_block.keys().get(i) - *first;
-        add_odd_rows::<TERMS>((odd_q, seen, n), &group.q_rows, d_scores, &at, d_k);
-        add_odd_rows::<TERMS>((odd_d_out, seen, n), &group.d_out_rows, weights, &at, d_v);
+        add_odd_rows::<TERMS>((odd_q, visible, n), &group.q_rows, d_scores, &at, d_k);
+        add_odd_rows::<TERMS>((odd_d_out, visible, n), &group.d_out_rows, weights, &at, d_v);
     }
 }
 
 /// The numbers that were left out of the keys because they are not finite, for the rows that see them.
 #[inline(never)]
 fn add_odd_keys<'k, E: Element<Num = f32>, const TERMS: usize>(
-    (odd, seen, n): (u64, &[Seen; BLOCK_KEYS], usize),
+    (odd, visible, n): (u64, &[RowMask; BLOCK_KEYS], usize),
     key: impl Fn(usize) -> &'k [E],
     d_scores: Operand<'_>,
     d_q: &mut [Lanes<f32>],
@@ -350,7 +350,7 @@ fn add_odd_keys<'k, E: Element<Num = f32>, const TERMS: usize>(
     for i in (0..n).filter(|i| odd >> i & 1 == 1) {
         let features = key(i).iter().map(|x| x.widen());
         for (x, d_q) in features.zip(&mut *d_q).filter(|(x, _)| !x.is_finite()) {
-            for row in (0..GROUP).filter(|row| sees(seen, i, *row)) {
+            for row in (0..GROUP).filter(|row| is_visible(visible, i, *row)) {
                 d_q.0[row] += read::<TERMS>(d_scores, i, row) * x;
             }
         }
@@ -360,14 +360,14 @@ fn add_odd_keys<'k, E: Element<Num = f32>, const TERMS: usize>(
 /// The numbers that were left out of some rows because they are not finite, for the keys that they see.
 #[inline(never)]
 fn add_odd_rows<const TERMS: usize>(
-    (odd, seen, n): (u64, &[Seen; BLOCK_KEYS], usize),
+    (odd, visible, n): (u64, &[RowMask; BLOCK_KEYS], usize),
     rows: &RowBuffer<f32>,
     from: Operand<'_>,
     at: &dyn Fn(usize) -> usize,
     to: &mut RowBuffer<f32>,
 ) {
     for row in (0..GROUP).filter(|row| odd >> row & 1 == 1) {
-        for i in (0..n).filter(|i| sees(seen, *i, row)) {
+        for i in (0..n).filter(|i| is_visible(visible, *i, row)) {
             let by = read::<TERMS>(from, i, row);
             let both = rows.row(row).iter().zip(to.row_mut(at(i)));
             both.filter(|(x, _)| !x.is_finite()).for_each(|(x, to)| *to += by * x);

@@ -4,7 +4,7 @@ use super::{BackwardCall, GradTiles, QueryGrads};
 use crate::block_loop::{Call, ScoreTile};
 use crate::lanes::{load_transposed, multiply_tile, pack, store_transposed};
 use crate::micro::{Dots, RowBuffer, ScoreGrads, Weights, dot_tile};
-use crate::place::{At, Keys, RowTile, Scope, Seen, Span, low};
+use crate::place::{At, Keys, RowMask, RowTile, Scope, Span, low};
 use crate::problem::Problem;
 use crate::project::{self, Transpose};
 use crate::queries::Queries;
@@ -174,7 +174,7 @@ impl<N: Number> Group<N> {
         let (n, span) = (score_tile.k.len, score_tile.at.span);
         let (weights, d_scores) = (&mut tiles.weights[..n], &mut tiles.d_scores[..n]);
         let plain = problem.is_plain_dot() && !problem.has_factors() && self.entropy.is_none();
-        if S::FUSES && plain && score_tile.seen.is_none() {
+        if S::FUSES && plain && score_tile.visible.is_none() {
             let mut then = Weights { max: &self.lse, sum: Lanes([N::zero(); GROUP]) };
             dot_tile(s, (score_tile.k, &self.q.lanes), span, weights, &mut then);
             let mut then = ScoreGrads { weights, delta: &self.delta };
@@ -182,7 +182,7 @@ impl<N: Number> Group<N> {
         }
         score_tile.scores(s, problem, &mut self.q, weights, Some(&mut *tiles.derivatives));
         dot_tile(s, (score_tile.v, &self.d_out), span, d_scores, &mut Dots);
-        self.exp_and_sum(s, problem, (score_tile.at, score_tile.seen.as_deref()), n, tiles);
+        self.exp_and_sum(s, problem, (score_tile.at, score_tile.visible.as_deref()), n, tiles);
     }
 
     /// From the scores of `n` keys and the gradients of their weights before dropout to what `differentiate` makes.
@@ -191,7 +191,7 @@ impl<N: Number> Group<N> {
         &mut self,
         s: S,
         problem: &Problem<'_, E>,
-        (at, seen): (At<'_>, Option<&[Seen]>),
+        (at, visible): (At<'_>, Option<&[RowMask]>),
         n: usize,
         tiles: &mut GradTiles<'_, N>,
     ) {
@@ -208,7 +208,7 @@ impl<N: Number> Group<N> {
             centres,
             group: self,
             span: at.span,
-            seen,
+            visible,
             weights: &mut weights[..n],
             d_scores: &mut d_scores[..n],
             derivatives: &derivatives.custom,
@@ -335,7 +335,7 @@ struct WeightGrads<'t, N> {
     /// Of local attention: the centres, and which keys they are.
     centres: Option<(Lanes<N>, Keys<'t>)>,
     span: Span,
-    seen: Option<&'t [Seen]>,
+    visible: Option<&'t [RowMask]>,
     weights: &'t mut [Lanes<N>],
     d_scores: &'t mut [Lanes<N>],
     /// Of a custom rule, and of a sparsemax; empty where there is none.
@@ -348,21 +348,21 @@ impl<N: Number> Task<N> for WeightGrads<'_, N> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
-        let Self { group, centres, span, seen, weights, d_scores, derivatives, factors } = self;
+        let Self { group, centres, span, visible, weights, d_scores, derivatives, factors } = self;
         multiply_tile(s, (d_scores, factors), span);
         let (zero, ln_2) = (s.splat(N::zero()), s.splat(N::from_f64(std::f64::consts::LN_2)));
         let everyone = span.set();
         for (i, (weights, d_scores)) in weights.iter_mut().zip(d_scores).enumerate() {
             for lane in span.vectors::<N, S>() {
-                let seen = s.lanes(low(seen.map_or(everyone, |seen| seen[i]) >> lane));
+                let visible = s.lanes(low(visible.map_or(everyone, |visible| visible[i]) >> lane));
                 let x = s.sub(s.load(&weights.0[lane..]), s.load(&group.lse.0[lane..]));
-                let a = s.select(seen, math::weight(s, x), zero);
+                let a = s.select(visible, math::weight(s, x), zero);
                 let d_factored = s.load(&d_scores.0[lane..]);
                 if let Some((centres, keys)) = &centres {
                     // factor = e^(-(key - p)^2 / (2 s^2)): grows by (key - p) / s^2 as p does.
                     let far = s.sub(s.splat(N::of_len(keys.get(i))), s.load(&centres.0[lane..]));
                     let sum = &mut group.by_centre.0[lane..];
-                    s.store(s.fma_where(seen, s.mul(a, d_factored), far, s.load(sum)), sum);
+                    s.store(s.fma_where(visible, s.mul(a, d_factored), far, s.load(sum)), sum);
                 }
                 let mut d_a = s.sub(d_factored, s.load(&group.delta.0[lane..]));
                 if let Some([entropy, d_entropy]) = &group.entropy {
@@ -376,7 +376,7 @@ impl<N: Number> Task<N> for WeightGrads<'_, N> {
                     d = s.mul(d, s.load(&derivative.0[lane..]));
                 }
                 s.store(a, &mut weights.0[lane..]);
-                s.store(s.select(seen, d, zero), &mut d_scores.0[lane..]);
+                s.store(s.select(visible, d, zero), &mut d_scores.0[lane..]);
             }
         }
         multiply_tile(s, (weights, factors), span);

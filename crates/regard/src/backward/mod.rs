@@ -26,7 +26,7 @@ use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Tiling, Visit};
 use crate::lanes::pack;
 use crate::micro::{HiddenGrads, RowBuffer, add_rows, add_values};
 use crate::options::OptionsBackward;
-use crate::place::{At, BLOCK_KEYS, RowTile, Scope, Seen, Span};
+use crate::place::{At, BLOCK_KEYS, RowMask, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::score::{BiasGrads, Derivatives};
 #[cfg(target_arch = "x86_64")]
@@ -330,7 +330,7 @@ impl<E: Element> AddGrads<'_, '_, E> {
         &mut self,
         s: S,
         group: usize,
-        (at, seen): (At<'_>, Option<&[Seen]>),
+        (at, visible): (At<'_>, Option<&[RowMask]>),
         n: usize,
     ) {
         if self.problem.is_plain_dot() {
@@ -344,7 +344,7 @@ impl<E: Element> AddGrads<'_, '_, E> {
             dense: self.bias.as_mut().map(|bias| (bias.part(0, bias.rows()), self.first)),
         };
         let (d_scores, by_scale) = (&mut d_scores[..n], &mut group.by_scale);
-        let undo = OptionsBackward { at, seen, d_scores, derivatives, by_scale, biases };
+        let undo = OptionsBackward { at, visible, d_scores, derivatives, by_scale, biases };
         self.problem.backward(s, undo);
     }
 }
@@ -359,11 +359,11 @@ impl<E: Element> Visit<E::Num> for AddGrads<'_, '_, E> {
             &mut score_tile,
             &mut self.tiles,
         );
-        self.backward(s, score_tile.group, (at, score_tile.seen.as_deref()), n);
+        self.backward(s, score_tile.group, (at, score_tile.visible.as_deref()), n);
         let GradTiles { weights, d_scores, .. } = &mut self.tiles;
         let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
         let group = &mut self.groups[score_tile.group];
-        let hidden = score_tile.hiding();
+        let hidden = score_tile.partial_mask();
         let mut places = [0; BLOCK_KEYS];
         places[..n].iter_mut().enumerate().for_each(|(i, p)| *p = at.keys.get(i) - self.first);
         let sums = TileGrads {
@@ -392,7 +392,7 @@ impl<E: Element> Visit<E::Num> for AddGrads<'_, '_, E> {
 /// A tile with its weights and the gradients of its scores, and the sums they go into.
 struct TileGrads<'t, N> {
     /// Its keys, and which rows see each.
-    score_tile: (view::Rows<'t, N>, &'t [Seen]),
+    score_tile: (view::Rows<'t, N>, &'t [RowMask]),
     span: Span,
     /// Where each key stands in `d_k` and `d_v`.
     places: &'t [usize],
@@ -407,34 +407,40 @@ impl<N: Number> TileGrads<'_, N> {
     /// The three products. With `AWAY`, keys and queries count by their difference from each other.
     #[inline(always)]
     fn add<S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(self, s: S) {
-        let ((k, seen), (weights, d_scores), span) = (self.score_tile, self.tiles, self.span);
+        let ((k, visible), (weights, d_scores), span) = (self.score_tile, self.tiles, self.span);
         let Group { q, d_q, q_rows, d_out_rows, .. } = self.group;
         if AWAY {
             pack(s, |i| k.row(i), k.len, self.keys);
         }
         let one = Lanes([N::one(); GROUP]);
-        add_values::<_, S, HIDDEN, AWAY>(s, (k, &q.lanes), (d_scores, seen), span, (&one, d_q));
+        add_values::<_, S, HIDDEN, AWAY>(s, (k, &q.lanes), (d_scores, visible), span, (&one, d_q));
         let (d_k, d_v) = ((self.places, self.d_k), (self.places, self.d_v));
         let keys = &*self.keys;
-        add_rows::<_, S, HIDDEN, AWAY>(s, (d_scores, seen), (q_rows, span), keys, d_k);
-        add_rows::<_, S, HIDDEN, false>(s, (weights, seen), (d_out_rows, span), keys, d_v);
+        add_rows::<_, S, HIDDEN, AWAY>(s, (d_scores, visible), (q_rows, span), keys, d_k);
+        add_rows::<_, S, HIDDEN, false>(s, (weights, visible), (d_out_rows, span), keys, d_v);
     }
 
     /// The same where similarities are additive.
     #[inline(always)]
     fn add_hidden<S: Simd<N>>(self, s: S, by_v: &mut [f64]) {
-        let ((k, seen), (weights, d_scores), span) = (self.score_tile, self.tiles, self.span);
+        let ((k, visible), (weights, d_scores), span) = (self.score_tile, self.tiles, self.span);
         let Group { q, d_q, d_out_rows, .. } = self.group;
-        let some = if seen.is_empty() { None } else { Some(seen) };
+        let some = if visible.is_empty() { None } else { Some(visible) };
         let to = HiddenGrads { d_q, d_k: (self.places, self.d_k), d_v: by_v };
         q.layer.backward(s, (k, &q.lanes), (d_scores, some), span, to);
         let (keys, d_v) = (&*self.keys, (self.places, self.d_v));
         match some {
             None => {
-                add_rows::<_, S, false, false>(s, (weights, seen), (d_out_rows, span), keys, d_v);
+                add_rows::<_, S, false, false>(
+                    s,
+                    (weights, visible),
+                    (d_out_rows, span),
+                    keys,
+                    d_v,
+                );
             }
             Some(_) => {
-                add_rows::<_, S, true, false>(s, (weights, seen), (d_out_rows, span), keys, d_v);
+                add_rows::<_, S, true, false>(s, (weights, visible), (d_out_rows, span), keys, d_v);
             }
         }
     }

@@ -9,10 +9,10 @@ use crate::amx::product::{Between, Operand, Product, Sums};
 use crate::amx::{
     AmxScratch, CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, PackedKv, ROWS, Scale, TileRow, WIDTH,
 };
-use crate::block_loop::{Call, Hide, ScoreTile, Visit};
+use crate::block_loop::{ApplyMask, Call, ScoreTile, Visit};
 use crate::key_blocks::KeyBlock;
 use crate::lanes::multiply_tile;
-use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
+use crate::place::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles, math};
 use crate::softmax::{MAX_TILE_SUM, SoftmaxPasses, TileSums};
 use crate::source::Head;
@@ -347,8 +347,8 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         let group = &mut self.groups[g];
         let (n, rows) = (block.len, group.q.rows);
         let span = Span::first(rows.count);
-        let mut seen = [0; BLOCK_KEYS];
-        if !block.seen_by(g, span, &mut seen) {
+        let mut visible = [0; BLOCK_KEYS];
+        if !block.visible_rows(g, span, &mut visible) {
             return;
         }
         let at = At { scope: self.scope, rows, span, keys: block.keys() };
@@ -375,7 +375,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
             s.call(Scale { tile, factor, span });
             problem.apply(s, at, tile, None);
             if hides {
-                s.call(Hide { tile, seen: &mut seen[..n], span });
+                s.call(ApplyMask { tile, visible: &mut visible[..n], span });
             }
             if !max_is_current {
                 group.update_max(s, tile, (&sums.sum, span));
@@ -399,7 +399,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         s.call(Alone::<TERMS> { t, product });
         if packed.odd != 0 {
             let (_, v) = self.call.keys_and_values(self.scope);
-            add_odd(v, at.keys, (packed.odd, &seen), tile, &mut group.sums);
+            add_odd(v, at.keys, (packed.odd, &visible), tile, &mut group.sums);
         }
     }
 }
@@ -409,14 +409,14 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
 fn add_odd<E: Element<Num = f32>>(
     v: Head<'_, E>,
     keys: Keys<'_>,
-    (odd, seen): (u64, &[Seen; BLOCK_KEYS]),
+    (odd, visible): (u64, &[RowMask; BLOCK_KEYS]),
     weights: &[Lanes<f32>],
     sums: &mut [Lanes<f32>],
 ) {
     for (i, weights) in weights.iter().enumerate().filter(|(i, _)| odd >> i & 1 == 1) {
         let row = v.row(keys.get(i)).iter().map(|x| x.widen());
         for (x, sum) in row.zip(&mut *sums).filter(|(x, _)| !x.is_finite()) {
-            for lane in (0..GROUP).filter(|lane| seen[i] >> lane & 1 == 1) {
+            for lane in (0..GROUP).filter(|lane| visible[i] >> lane & 1 == 1) {
                 sum.0[lane] += weights.0[lane] * x;
             }
         }

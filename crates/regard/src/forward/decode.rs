@@ -6,11 +6,11 @@
 
 use super::Forward;
 use crate::amx::{AmxDecodeScratch, Sizes};
-use crate::block_loop::{Call, DECODE_MAX_ROWS, Hide, KeyRange};
+use crate::block_loop::{ApplyMask, Call, DECODE_MAX_ROWS, KeyRange};
 use crate::lanes::multiply_tile;
 use crate::mask::Run;
 use crate::micro::RowBuffer;
-use crate::place::{At, BLOCK_KEYS, Keys, RowTile, Scope, Seen, Span};
+use crate::place::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
 use crate::softmax::{SoftmaxPasses, State, States, TileSums};
@@ -73,7 +73,7 @@ pub(crate) struct Weighted<'t, E: Element> {
     /// `[key][row]`
     pub(crate) weights: &'t [E::Num],
     /// Which rows see each key, unless all see all of them: a key that a row does not see is left out of its sum.
-    pub(crate) seen: Option<&'t [Seen]>,
+    pub(crate) visible: Option<&'t [RowMask]>,
     /// What the sums so far are multiplied by.
     pub(crate) rescale: &'t [E::Num; DECODE_MAX_ROWS],
 }
@@ -91,7 +91,7 @@ struct HeadGroup<N> {
     max_is_stale: bool,
     /// Scores, then weights, of a block, `[keys][lanes]`.
     tile: Vec<Lanes<N>>,
-    seen: [Seen; BLOCK_KEYS],
+    visible: [RowMask; BLOCK_KEYS],
     /// Whether some rows do not see some keys of the block.
     hidden: bool,
     /// Whether any row sees any.
@@ -112,7 +112,7 @@ impl<N: Number> DecodeScratch<N> {
             states: States::empty(),
             max_is_stale: false,
             tile: zeros(BLOCK_KEYS),
-            seen: [0; BLOCK_KEYS],
+            visible: [0; BLOCK_KEYS],
             hidden: false,
             any: false,
             rescale: Lanes([N::one(); GROUP]),
@@ -240,11 +240,11 @@ impl<N: Number> DecodeScratch<N> {
                     self.exp_and_sum(s, call.problem, (scope, rows), b, (first, n));
                 }
                 let mut rescale = [N::one(); DECODE_MAX_ROWS];
-                let mut seen = [Seen::MAX; BLOCK_KEYS];
-                let hidden = self.gather(rows.count, n, &mut rescale, &mut seen);
-                let seen = hidden.then_some(&seen[..n]);
+                let mut visible = [RowMask::MAX; BLOCK_KEYS];
+                let hidden = self.gather(rows.count, n, &mut rescale, &mut visible);
+                let visible = hidden.then_some(&visible[..n]);
                 let (weights, rescale) = (&self.dots[..], &rescale);
-                let work = Weighted { values, next_rows, weights, seen, rescale };
+                let work = Weighted { values, next_rows, weights, visible, rescale };
                 products.add(s, &mut self.rows, work);
             }
             first = after;
@@ -258,7 +258,7 @@ impl<N: Number> DecodeScratch<N> {
         each: usize,
         n: usize,
         rescale: &mut [N; DECODE_MAX_ROWS],
-        seen: &mut [Seen; BLOCK_KEYS],
+        visible: &mut [RowMask; BLOCK_KEYS],
     ) -> bool {
         let (width, mut hidden) = (self.rows.width, false);
         for head_group in &self.head_groups {
@@ -280,9 +280,9 @@ impl<N: Number> DecodeScratch<N> {
             if !head_group.any || head_group.hidden {
                 hidden = true;
                 let lanes = Span::first(count).set();
-                for (seen, own) in seen.iter_mut().zip(&head_group.seen[..n]) {
-                    let sees = if head_group.any { *own } else { 0 };
-                    *seen &= !((!sees & lanes) << first);
+                for (visible, own) in visible.iter_mut().zip(&head_group.visible[..n]) {
+                    let row_mask = if head_group.any { *own } else { 0 };
+                    *visible &= !((!row_mask & lanes) << first);
                 }
             }
         }
@@ -316,9 +316,9 @@ impl<N: Number> DecodeScratch<N> {
             true => head_group.hidden || n * width < used * GROUP,
             false => head_group.hidden || problem.may_hide(),
         };
-        let mut seen = [0; BLOCK_KEYS];
+        let mut visible = [0; BLOCK_KEYS];
         if hides {
-            head_group.spread_seen(n, &mut seen);
+            head_group.spread_mask(n, &mut visible);
         }
         let scope = Scope { head: scope.head + head_group.heads.start, ..scope };
         let at = At { scope, rows, span, keys: Keys::From(first) };
@@ -340,7 +340,7 @@ impl<N: Number> DecodeScratch<N> {
                 problem.apply(s, at, tile, None);
             }
             if hides {
-                s.call(Hide { tile, seen: &mut seen[..used], span });
+                s.call(ApplyMask { tile, visible: &mut visible[..used], span });
             }
             if !max_is_current {
                 head_group.update_max(s, used, (&sums.sum, span));
@@ -354,7 +354,7 @@ impl<N: Number> DecodeScratch<N> {
         head_group.states.add(s, &sums, span);
         if hides && !spread {
             // A bias may have hidden more.
-            (head_group.hidden, head_group.seen) = (true, seen);
+            (head_group.hidden, head_group.visible) = (true, visible);
         }
         if problem.has_factors() {
             problem.factors(s, at, &mut factors[..n]);
@@ -369,7 +369,7 @@ impl<N: Number> HeadGroup<N> {
         let (end, one) = (first + n, Span::first(rows.count).set());
         let everyone = Span::first(self.heads.len() * rows.count).set();
         #[expect(clippy::cast_possible_truncation, reason = "few rows")]
-        let lanes = |run: &Run| run.lanes as Seen & one;
+        let lanes = |run: &Run| run.lanes as RowMask & one;
         let runs = &mut runs[self.heads.clone()];
         let mut all = true;
         for runs in &mut *runs {
@@ -379,7 +379,7 @@ impl<N: Number> HeadGroup<N> {
                 run.keys.start <= first && run.keys.end >= end && lanes(run) == one
             });
         }
-        self.seen[..n].fill(if all { everyone } else { 0 });
+        self.visible[..n].fill(if all { everyone } else { 0 });
         (self.any, self.hidden) = (all, !all);
         if all {
             return;
@@ -388,18 +388,18 @@ impl<N: Number> HeadGroup<N> {
             for run in runs.iter().take_while(|run| run.keys.start < end) {
                 let keys = run.keys.start.max(first) - first..run.keys.end.min(end) - first;
                 let lanes = lanes(run) << (at * rows.count);
-                self.seen[keys].iter_mut().for_each(|seen| *seen |= lanes);
+                self.visible[keys].iter_mut().for_each(|visible| *visible |= lanes);
             }
         }
-        self.any = self.seen[..n].iter().any(|seen| *seen != 0);
-        self.hidden = self.seen[..n].iter().any(|seen| *seen != everyone);
+        self.any = self.visible[..n].iter().any(|visible| *visible != 0);
+        self.hidden = self.visible[..n].iter().any(|visible| *visible != everyone);
     }
 
     /// Which lanes see their keys, where several keys stand side by side.
-    fn spread_seen(&self, n: usize, to: &mut [Seen; BLOCK_KEYS]) {
-        for (key, seen) in self.seen[..n].iter().enumerate() {
+    fn spread_mask(&self, n: usize, to: &mut [RowMask; BLOCK_KEYS]) {
+        for (key, visible) in self.visible[..n].iter().enumerate() {
             let lane = key * self.width;
-            to[lane / GROUP] |= seen << (lane % GROUP);
+            to[lane / GROUP] |= visible << (lane % GROUP);
         }
     }
 

@@ -329,11 +329,11 @@ impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, E, WIDE> {
     /// Adds the numbers that are not finite to the rows that see them.
     #[inline(never)]
     fn add_odd(&mut self) {
-        let Weighted { values, weights, seen, .. } = self.work;
+        let Weighted { values, weights, visible, .. } = self.work;
         for key in 0..values.len {
             for (d, x) in values.row(key).iter().map(|x| x.widen()).enumerate() {
                 for row in (0..self.rows.count).filter(|_| !x.is_finite()) {
-                    if seen.is_none_or(|seen| seen[key] >> row & 1 == 1) {
+                    if visible.is_none_or(|visible| visible[key] >> row & 1 == 1) {
                         self.rows.sums.row_mut(row)[d] += weights[key * WIDE + row] * x;
                     }
                 }

@@ -37,7 +37,7 @@ impl<E: Element> Products<E> for Vectors {
 
     #[inline(always)]
     fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut DecodeRows<E::Num>, work: Weighted<'_, E>) {
-        match work.seen {
+        match work.visible {
             Some(_) => s.call(AddRows::<E, true> { rows, work }),
             None => s.call(AddRows::<E, false> { rows, work }),
         }
@@ -246,7 +246,7 @@ impl<E: Element, const HIDDEN: bool> Task<E::Num> for AddRows<'_, E, HIDDEN> {
                 for r in row..row + rows {
                     let mut sum = E::Num::default();
                     for key in 0..self.work.values.len {
-                        if !HIDDEN || self.sees(key, r) {
+                        if !HIDDEN || self.is_visible(key, r) {
                             let x = self.work.values.row(key)[d].widen();
                             sum = fused::<E::Num, S>(s, x, self.weight(key, r), sum);
                         }
@@ -270,8 +270,8 @@ fn fused<N: Number, S: Simd<N>>(s: S, a: N, b: N, c: N) -> N {
 
 impl<E: Element, const HIDDEN: bool> AddRows<'_, E, HIDDEN> {
     #[inline(always)]
-    fn sees(&self, key: usize, row: usize) -> bool {
-        self.work.seen.is_none_or(|seen| seen[key] >> row & 1 == 1)
+    fn is_visible(&self, key: usize, row: usize) -> bool {
+        self.work.visible.is_none_or(|visible| visible[key] >> row & 1 == 1)
     }
 
     #[inline(always)]
@@ -298,7 +298,7 @@ impl<E: Element, const HIDDEN: bool> AddRows<'_, E, HIDDEN> {
                 x[j] = E::load(s, &value[j * S::LANES..]);
             }
             for r in 0..ROWS {
-                if HIDDEN && !self.sees(key, row + r) {
+                if HIDDEN && !self.is_visible(key, row + r) {
                     continue;
                 }
                 let weight = s.splat(self.weight(key, row + r));

@@ -57,7 +57,7 @@ impl<N: Number> Group<N> {
     ) {
         let span = score_tile.at.span;
         let entropy = problem.entropy;
-        let fused = S::FUSES && score_tile.seen.is_none() && problem.is_plain_dot() && !entropy;
+        let fused = S::FUSES && score_tile.visible.is_none() && problem.is_plain_dot() && !entropy;
         let mut rescale = Lanes([N::one(); GROUP]);
         let mut sums =
             TileSums { sum: self.states.infinite_where_empty(s, span), ..TileSums::zero(entropy) };
@@ -83,8 +83,10 @@ impl<N: Number> Group<N> {
             multiply_tile(s, (tile, factors), span);
         }
         let (v, to) = (score_tile.v, (&rescale, &mut self.sums[..]));
-        match score_tile.hiding() {
-            Some(seen) => add_values::<N, S, true, false>(s, (v, &[]), (tile, seen), span, to),
+        match score_tile.partial_mask() {
+            Some(visible) => {
+                add_values::<N, S, true, false>(s, (v, &[]), (tile, visible), span, to)
+            }
             None => add_values::<N, S, false, false>(s, (v, &[]), (tile, &[]), span, to),
         }
     }

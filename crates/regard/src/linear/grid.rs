@@ -1,6 +1,6 @@
 //! Where rows and keys stand, and how they are cut: chunks, which are computed pair by pair, and parts, which are tasks.
 
-use crate::place::Seen;
+use crate::place::RowMask;
 use crate::simd::GROUP;
 use std::ops::Range;
 
@@ -81,15 +81,15 @@ impl Grid {
 
 impl Chunk {
     /// Which rows see key `key` of the chunk.
-    pub(crate) fn seeing(&self, key: usize) -> Seen {
+    pub(crate) fn seeing(&self, key: usize) -> RowMask {
         let first = u32::try_from(key.saturating_sub(self.ahead)).unwrap_or(u32::MAX);
-        Seen::MAX.checked_shl(first).unwrap_or(0)
+        RowMask::MAX.checked_shl(first).unwrap_or(0)
     }
 
     /// Which keys row `row` of the chunk sees.
-    pub(crate) fn seen(&self, row: usize) -> Seen {
+    pub(crate) fn visible(&self, row: usize) -> RowMask {
         let hidden = u32::try_from(row + self.ahead + 1).unwrap_or(u32::MAX);
-        !Seen::MAX.checked_shl(hidden).unwrap_or(0)
+        !RowMask::MAX.checked_shl(hidden).unwrap_or(0)
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
                     let last = row + k_len - q_len.min(row + k_len);
                     visited[row] = true;
                     for (j, key) in chunk.keys.clone().enumerate() {
-                        assert_eq!(chunk.seen(lane) >> j & 1 == 1, key <= last, "{row} {key}");
+                        assert_eq!(chunk.visible(lane) >> j & 1 == 1, key <= last, "{row} {key}");
                         assert_eq!(chunk.seeing(j) >> lane & 1 == 1, key <= last, "{row} {key}");
                     }
                     assert!(chunk.keys.start <= last && last < chunk.keys.end, "{row} {chunk:?}");

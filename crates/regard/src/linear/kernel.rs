@@ -19,7 +19,7 @@ use super::grid::{Chunk, Grid};
 use super::map::{Map, Side};
 use super::sums::{Asked, Pairs, Sums};
 use crate::lanes::{load_transposed, pack, store_rows, store_transposed};
-use crate::place::{Seen, Span};
+use crate::place::{RowMask, Span};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::view::{TileMut, View};
 use num_traits::{One, Zero};
@@ -99,7 +99,7 @@ pub(crate) struct LinearScratch<N> {
     /// `[cargo][lanes]`
     spare: Vec<Lanes<N>>,
     tile: Vec<Lanes<N>>,
-    seen: Vec<Seen>,
+    visible: Vec<RowMask>,
     /// The features, counted.
     all: Vec<usize>,
 }
@@ -121,7 +121,7 @@ impl<N: Number> LinearScratch<N> {
             cargo: zeros(cargo),
             spare: zeros(cargo),
             tile: zeros(GROUP),
-            seen: vec![0; GROUP],
+            visible: vec![0; GROUP],
             all: (0..features).collect(),
         }
     }
@@ -210,10 +210,10 @@ impl<E: Element> ChunkLoop<'_, E> {
     /// The same as rows, to be asked, and who sees them.
     #[inline(always)]
     fn lay_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk) {
-        let LinearScratch { keys: Pairs { features, feature_rows, .. }, seen, .. } =
+        let LinearScratch { keys: Pairs { features, feature_rows, .. }, visible, .. } =
             &mut *self.room;
         store_rows(s, features, chunk.keys.len(), E::Num::one(), feature_rows);
-        seen.iter_mut().enumerate().for_each(|(key, seen)| *seen = chunk.seeing(key));
+        visible.iter_mut().enumerate().for_each(|(key, visible)| *visible = chunk.seeing(key));
     }
 
     /// Features of a chunk's queries.
@@ -279,12 +279,12 @@ impl<E: Element> ChunkLoop<'_, E> {
         let (span, dim) = (span(&chunk.rows), self.call.v.shape().dim);
         for part in (0..group).filter(|_| !chunk.rows.is_empty()) {
             self.meet_queries(s, head * group + part, &chunk.rows);
-            let LinearScratch { keys, rows, cargo, tile, seen, .. } = &mut *self.room;
+            let LinearScratch { keys, rows, cargo, tile, visible, .. } = &mut *self.room;
             let given = (&rows.features[..], span);
             before.cargo(s, given, cargo);
             if grid.causal {
-                let seen = &seen[..chunk.keys.len()];
-                Asked { pairs: keys, seen, tile }.cargo(s, given, cargo);
+                let visible = &visible[..chunk.keys.len()];
+                Asked { pairs: keys, visible, tile }.cargo(s, given, cargo);
             }
             let (cargo, last) = cargo.split_at_mut(dim);
             let l = &last[0];
@@ -322,13 +322,13 @@ impl<E: Element> ChunkLoop<'_, E> {
             let head = head * group + part;
             self.meet_queries(s, head, &chunk.rows);
             let reference = self.meet_upstream(s, &back, head, &chunk.rows);
-            let LinearScratch { keys, rows, features, tile, seen, query_inputs, all, .. } =
+            let LinearScratch { keys, rows, features, tile, visible, query_inputs, all, .. } =
                 &mut *self.room;
             let given = (&rows.cargo[..], span);
             before.features(s, given, features);
             if grid.causal {
-                let seen = &seen[..chunk.keys.len()];
-                Asked { pairs: keys, seen, tile }.features(s, given, features);
+                let visible = &visible[..chunk.keys.len()];
+                Asked { pairs: keys, visible, tile }.features(s, given, features);
             }
             map.derivative(s, span, &rows.features, features);
             let by = map.back(s, span, features, (Side::Queries, query_inputs));
@@ -365,13 +365,13 @@ impl<E: Element> ChunkLoop<'_, E> {
             let head = head * group + part;
             self.meet_queries(s, head, &chunk.rows);
             let reference = self.meet_upstream(s, &back, head, &chunk.rows);
-            let LinearScratch { keys, rows, features, cargo, tile, seen, all, .. } =
+            let LinearScratch { keys, rows, features, cargo, tile, visible, all, .. } =
                 &mut *self.room;
             let (count, factor) = (chunk.rows.len(), behind.factor(-reference));
             store_rows(s, &rows.features, count, E::Num::one(), &mut rows.feature_rows);
             store_rows(s, &rows.cargo, count, factor, &mut rows.cargo_rows);
-            seen.iter_mut().enumerate().for_each(|(row, seen)| *seen = chunk.seen(row));
-            let mut asked = Asked { pairs: &*rows, seen: &seen[..count], tile };
+            visible.iter_mut().enumerate().for_each(|(row, visible)| *visible = chunk.visible(row));
+            let mut asked = Asked { pairs: &*rows, visible: &visible[..count], tile };
             asked.cargo(s, (&keys.features, span(&chunk.keys)), cargo);
             asked.features(s, (&keys.cargo, span(&chunk.keys)), features);
             behind.take(s, rows, span(&chunk.rows), all);

@@ -1,7 +1,7 @@
 //! The sums that stand for all keys (or rows) seen so far, and what they answer.
 
 use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
-use crate::place::{Seen, Span};
+use crate::place::{RowMask, Span};
 use crate::simd::{GROUP, Lanes, Number, Simd, Task};
 
 /// The reference of sums of nothing: 2 to it is 0 beside any other, and differences from it are finite.
@@ -129,7 +129,7 @@ impl<N: Number> Sums<N> {
 #[derive(Debug)]
 pub(crate) struct Asked<'t, N> {
     pub(crate) pairs: &'t Pairs<N>,
-    pub(crate) seen: &'t [Seen],
+    pub(crate) visible: &'t [RowMask],
     pub(crate) tile: &'t mut [Lanes<N>],
 }
 
@@ -143,7 +143,15 @@ impl<N: Number> Asked<'_, N> {
         to: &mut [Lanes<N>],
     ) {
         let Pairs { feature_rows: by, cargo_rows: what, .. } = self.pairs;
-        s.call(AddSeen { by, what, seen: self.seen, tile: self.tile, x: features, span, to });
+        s.call(AddVisible {
+            by,
+            what,
+            visible: self.visible,
+            tile: self.tile,
+            x: features,
+            span,
+            to,
+        });
     }
 
     /// Adds the features that cargo fetches.
@@ -155,33 +163,33 @@ impl<N: Number> Asked<'_, N> {
         to: &mut [Lanes<N>],
     ) {
         let Pairs { feature_rows: what, cargo_rows: by, .. } = self.pairs;
-        s.call(AddSeen { by, what, seen: self.seen, tile: self.tile, x: cargo, span, to });
+        s.call(AddVisible { by, what, visible: self.visible, tile: self.tile, x: cargo, span, to });
     }
 }
 
 /// `to[..][lane] += sum over those it sees of (x[lane] . by) what`.
-struct AddSeen<'t, N> {
+struct AddVisible<'t, N> {
     by: &'t RowBuffer<N>,
     what: &'t RowBuffer<N>,
-    seen: &'t [Seen],
+    visible: &'t [RowMask],
     tile: &'t mut [Lanes<N>],
     x: &'t [Lanes<N>],
     span: Span,
     to: &'t mut [Lanes<N>],
 }
 
-impl<N: Number> Task<N> for AddSeen<'_, N> {
+impl<N: Number> Task<N> for AddVisible<'_, N> {
     type Out = ();
     /// For half of them at a time: the lanes that see none of one half are half of all.
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
         const HALF: usize = GROUP / 2;
-        let Self { by, what, seen: all, tile, x, span, to } = self;
+        let Self { by, what, visible: all, tile, x, span, to } = self;
         let one = Lanes([N::one(); GROUP]);
         for first in (0..all.len()).step_by(HALF) {
             let asked = first..(first + HALF).min(all.len());
-            let seen = &all[asked.clone()];
-            let any = seen.iter().fold(0, |any, seen| any | seen);
+            let visible = &all[asked.clone()];
+            let any = visible.iter().fold(0, |any, visible| any | visible);
             let start = if any.trailing_zeros() as usize >= HALF { HALF } else { 0 };
             let end = if any.leading_zeros() as usize >= HALF { HALF } else { GROUP };
             let span = Span { start, end: span.end.min(end) };
@@ -191,7 +199,7 @@ impl<N: Number> Task<N> for AddSeen<'_, N> {
             let tile = &mut tile[asked.clone()];
             dot_tile(s, (by.view(asked.clone(), x.len()), x), span, tile, &mut Dots);
             let what = what.view(asked, to.len());
-            add_values::<_, S, true, false>(s, (what, &[]), (tile, seen), span, (&one, to));
+            add_values::<_, S, true, false>(s, (what, &[]), (tile, visible), span, (&one, to));
         }
     }
 }

@@ -100,7 +100,7 @@ impl Buckets {
     /// # Panics
     /// For an item, query head, row or key that is not there.
     #[must_use]
-    pub fn sees(&self, batch: usize, head: usize, row: usize, key: usize) -> bool {
+    pub fn is_visible(&self, batch: usize, head: usize, row: usize, key: usize) -> bool {
         let Dims { batch: items, heads, q_len, k_len, .. } = self.dims;
         assert!(batch < items && head < heads.q && row < q_len && key < k_len);
         let kv_head = head / (heads.q / heads.kv);

@@ -51,7 +51,7 @@ use rows::{Sorted, Sums, copied, numbers, reordered};
 /// let lsh = LshAttention::new().rounds(4).bucket_size(32).causal();
 /// let found = lsh.forward(Machine::here(), x, x, x)?;
 /// assert_eq!(found.output.out.shape(), x.shape());
-/// assert!(found.buckets.sees(0, 0, 9, 9) && !found.buckets.sees(0, 0, 9, 10));
+/// assert!(found.buckets.is_visible(0, 0, 9, 9) && !found.buckets.is_visible(0, 0, 9, 10));
 /// let recall = found.recall(Machine::here(), x, x, 8, 16)?;
 /// assert!(recall.mass.worst <= recall.mass.mean && recall.mass.mean <= 1.0);
 /// # Ok::<(), regard::Error>(())

@@ -72,10 +72,10 @@ impl<E: Element> LshOutput<E> {
                 tile.update(0, 0).copy_from_slice(&found);
             }
         });
-        let seen: Vec<[f64; 2]> =
+        let visible: Vec<[f64; 2]> =
             shares.as_chunks().0.iter().copied().filter(|x| !x[0].is_nan()).collect();
-        let share = |i: usize| Share::of(seen.iter().map(|shares| shares[i]));
-        Ok(Recall { mass: share(0), top: share(1), rows: seen.len() })
+        let share = |i: usize| Share::of(visible.iter().map(|shares| shares[i]));
+        Ok(Recall { mass: share(0), top: share(1), rows: visible.len() })
     }
 
     /// What one row kept of all mass, and of that of its top keys; nothing for a row that sees nothing anyway, or no numbers.
@@ -111,7 +111,8 @@ impl<E: Element> LshOutput<E> {
         let (mut found, mut all) = (0.0, 0.0);
         for (score, key) in &scores[..top] {
             all += weight(*score);
-            found += if self.buckets.sees(batch, head, row, *key) { weight(*score) } else { 0.0 };
+            found +=
+                if self.buckets.is_visible(batch, head, row, *key) { weight(*score) } else { 0.0 };
         }
         // Rounding may leave a little more than everything.
         Some([(kept - lse).exp().min(1.0), found / all])

@@ -1,6 +1,6 @@
 //! Who may see whom: a value, built by naming rules and joining them with `and` and `or`.
 //!
-//! Each rule answers twice. [`Mask::sees`] is the definition, one pair at a time. [`Mask::runs`] is the same
+//! Each rule answers twice. [`Mask::is_visible`] is the definition, one pair at a time. [`Mask::runs`] is the same
 //! answer for a whole tile of rows: a short sorted list of key ranges, each with the set of rows that see it. Joining
 //! two lists is one sweep, whatever the rules, so any combination costs O(ranges), and no rule but `bits` holds more
 //! than O(n) memory.
@@ -245,7 +245,7 @@ impl Mask {
     /// # Panics
     /// If the mask does not fit the scope, or there is no such row or key: masks are checked by [`Plan::new`](crate::Plan::new).
     #[must_use]
-    pub fn sees(&self, scope: &Scope, row: usize, key: usize) -> bool {
+    pub fn is_visible(&self, scope: &Scope, row: usize, key: usize) -> bool {
         let position = scope.position(row);
         let distance = position - signed(key); // positive: the key lies before the row
         let within = |bound: Option<usize>, d: i64| bound.is_none_or(|n| d <= signed(n));
@@ -273,15 +273,19 @@ impl Mask {
                 rule.visible(scope, row, &mut ranges);
                 ranges.iter().any(|r| r.contains(&key))
             }
-            Rule::And(pair) => pair.0.sees(scope, row, key) && pair.1.sees(scope, row, key),
-            Rule::Or(pair) => pair.0.sees(scope, row, key) || pair.1.sees(scope, row, key),
+            Rule::And(pair) => {
+                pair.0.is_visible(scope, row, key) && pair.1.is_visible(scope, row, key)
+            }
+            Rule::Or(pair) => {
+                pair.0.is_visible(scope, row, key) || pair.1.is_visible(scope, row, key)
+            }
         }
     }
 
     /// The keys that `row` sees, as ascending ranges that do not touch.
     ///
     /// # Panics
-    /// As [`sees`](Self::sees).
+    /// As [`is_visible`](Self::is_visible).
     #[must_use]
     pub fn visible(&self, scope: &Scope, row: usize) -> Vec<Range<usize>> {
         let mut segments = Vec::new();
@@ -597,7 +601,7 @@ impl Segments {
         for lane in 0..rows.count {
             let Some(id) = self.row(scope, rows.row(lane)) else { continue };
             let lane = lane_range(lane, lane + 1);
-            match wanted.iter_mut().find(|(seen, _)| *seen == id) {
+            match wanted.iter_mut().find(|(visible, _)| *visible == id) {
                 Some((_, lanes)) => *lanes |= lane,
                 None => wanted.push((id, lane)),
             }

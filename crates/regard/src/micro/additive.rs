@@ -7,7 +7,7 @@
 //! powers would leave the range of the numbers, and in `f64`, the tangents are taken one by one; no row minds what is beside it.
 
 use super::RowBuffer;
-use crate::place::{Seen, Span, low};
+use crate::place::{RowMask, Span, low};
 use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd, Task, math};
 use crate::view::Rows;
 
@@ -20,9 +20,9 @@ pub(crate) struct Layer<N> {
     /// `e^2k` of the projected keys of a tile.
     k: RowBuffer<N>,
     /// Rows whose powers cannot be used.
-    rows: Seen,
+    rows: RowMask,
     /// For each key of the tile, the rows whose tangents with it are taken one by one.
-    apart: Vec<Seen>,
+    apart: Vec<RowMask>,
 }
 
 /// Numbers beyond this have powers that may not be multiplied: `e^80` is a number, and so is its inverse.
@@ -37,12 +37,12 @@ impl<N: Number> Layer<N> {
     pub(crate) fn new(units: usize, keys: usize) -> Self {
         let q = vec![Lanes([N::one(); GROUP]); units];
         let keys = if units == 0 { 0 } else { keys };
-        let apart = vec![Seen::MAX; keys];
+        let apart = vec![RowMask::MAX; keys];
         Self {
             v: vec![N::zero(); units],
             q,
             k: RowBuffer::new(keys, units),
-            rows: Seen::MAX,
+            rows: RowMask::MAX,
             apart,
         }
     }
@@ -58,11 +58,11 @@ impl<N: Number> Layer<N> {
         if self.v.is_empty() {
             return;
         }
-        self.rows = if N::NAME == "f32" { 0 } else { Seen::MAX };
+        self.rows = if N::NAME == "f32" { 0 } else { RowMask::MAX };
         for (power, q) in self.q.iter_mut().zip(q) {
             for lane in (0..count).step_by(S::LANES) {
                 let (e, far) = power_of(s, s.load(&q.0[lane..]));
-                self.rows |= Seen::from(far) << lane;
+                self.rows |= RowMask::from(far) << lane;
                 s.store(e, &mut power.0[lane..]);
             }
         }
@@ -81,7 +81,7 @@ impl<N: Number> Layer<N> {
                 far |= too_far;
                 s.store(e, &mut to[first..]);
             }
-            *apart = if far == 0 { self.rows } else { Seen::MAX };
+            *apart = if far == 0 { self.rows } else { RowMask::MAX };
         }
     }
 
@@ -104,11 +104,11 @@ impl<N: Number> Layer<N> {
         &self,
         s: S,
         (k, q): (Rows<'_, N>, &[Lanes<N>]),
-        (d, seen): (&[Lanes<N>], Option<&[Seen]>),
+        (d, visible): (&[Lanes<N>], Option<&[RowMask]>),
         span: Span,
         to: HiddenGrads<'_, N>,
     ) {
-        s.call(SimilaritiesBackward { layer: self, k, q, d, seen, span, to });
+        s.call(SimilaritiesBackward { layer: self, k, q, d, visible, span, to });
     }
 
     /// The tangents of some units of a key and a vector of rows.
@@ -256,7 +256,7 @@ struct SimilaritiesBackward<'t, N> {
     k: Rows<'t, N>,
     q: &'t [Lanes<N>],
     d: &'t [Lanes<N>],
-    seen: Option<&'t [Seen]>,
+    visible: Option<&'t [RowMask]>,
     span: Span,
     to: HiddenGrads<'t, N>,
 }
@@ -280,20 +280,20 @@ impl<N: Number> SimilaritiesBackward<'_, N> {
     /// All keys and rows, for some units.
     #[inline(always)]
     fn units<S: Simd<N>, const UNITS: usize>(&mut self, s: S, unit: usize) {
-        let Self { layer, k, q, d, seen, span, to } = self;
+        let Self { layer, k, q, d, visible, span, to } = self;
         let (zero, one) = (s.splat(N::zero()), s.splat(N::one()));
         let mut by_v = [Lanes([N::zero(); GROUP]); UNITS];
         for (key, d) in d.iter().enumerate() {
             let row = (key, k.row(key));
-            let seen = seen.map(|seen| seen[key]);
+            let visible = visible.map(|visible| visible[key]);
             let mut by_k = [Lanes([N::zero(); GROUP]); UNITS];
             for lane in span.vectors::<N, S>() {
                 // similarity = ... + v tanh x,  x = k + q
                 let mut t = layer.tangents::<S, UNITS>(s, row, (unit, q), lane);
-                if let Some(seen) = seen {
-                    let seen = s.lanes(low(seen >> lane));
+                if let Some(visible) = visible {
+                    let visible = s.lanes(low(visible >> lane));
                     for t in &mut t {
-                        *t = s.select(seen, *t, zero);
+                        *t = s.select(visible, *t, zero);
                     }
                 }
                 let d = s.load(&d.0[lane..]);

@@ -6,7 +6,7 @@
 )]
 
 use super::UNROLL;
-use crate::place::{Seen, Span};
+use crate::place::{RowMask, Span};
 use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd, Task};
 use crate::view::Rows;
 use std::ops::Range;
@@ -66,18 +66,18 @@ impl<N: Number> RowBuffer<N> {
 #[inline(always)]
 pub(crate) fn add_rows<N: Number, S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(
     s: S,
-    (tile, seen): (&[Lanes<N>], &[Seen]),
+    (tile, visible): (&[Lanes<N>], &[RowMask]),
     (rows, span): (&RowBuffer<N>, Span),
     keys: &RowBuffer<N>,
     (at, sums): (&[usize], &mut RowBuffer<N>),
 ) {
-    s.call(AddRows::<N, HIDDEN, AWAY> { work: Sums { tile, seen, rows, span, keys, at }, sums });
+    s.call(AddRows::<N, HIDDEN, AWAY> { work: Sums { tile, visible, rows, span, keys, at }, sums });
 }
 
 /// The operands of [`add_rows`].
 struct Sums<'t, N> {
     tile: &'t [Lanes<N>],
-    seen: &'t [Seen],
+    visible: &'t [RowMask],
     rows: &'t RowBuffer<N>,
     span: Span,
     keys: &'t RowBuffer<N>,
@@ -97,7 +97,7 @@ impl<N: Number, const HIDDEN: bool, const AWAY: bool> Task<N> for AddRows<'_, N,
         let width = work.rows.width;
         assert!(work.span.end <= GROUP && width == sums.width);
         assert!(width == 0 || work.span.end <= work.rows.rows());
-        assert!(!HIDDEN || work.tile.len() <= work.seen.len());
+        assert!(!HIDDEN || work.tile.len() <= work.visible.len());
         let mut f = 0;
         while f < width {
             let vectors = (width - f) / S::LANES;
@@ -164,11 +164,11 @@ impl<N: Number> Sums<'_, N> {
         let zero = s.splat(N::zero());
         let (mut sums, mut away) = ([[zero; VECTORS]; KEYS], [[zero; VECTORS]; KEYS]);
         let tile = &self.tile[key..key + KEYS];
-        let (mut any, mut all, mut seen) = (0, Seen::MAX, [0; KEYS]);
+        let (mut any, mut all, mut visible) = (0, RowMask::MAX, [0; KEYS]);
         for r in 0..KEYS {
             if HIDDEN {
-                seen[r] = self.seen[key + r];
-                (any, all) = (any | seen[r], all & seen[r]);
+                visible[r] = self.visible[key + r];
+                (any, all) = (any | visible[r], all & visible[r]);
             }
             for j in 0..VECTORS {
                 if AWAY {
@@ -180,7 +180,7 @@ impl<N: Number> Sums<'_, N> {
             for row in self.span.start..self.span.end {
                 if any >> row & 1 == 1 {
                     let some = all >> row & 1 == 0;
-                    let away = (&away, some, &seen);
+                    let away = (&away, some, &visible);
                     self.add_round::<S, HIDDEN, AWAY, KEYS, VECTORS>(
                         s,
                         tile,
@@ -191,7 +191,7 @@ impl<N: Number> Sums<'_, N> {
                 }
             }
         } else {
-            let away = (&away, false, &seen);
+            let away = (&away, false, &visible);
             let mut row = self.span.start;
             while row + UNROLL <= self.span.end {
                 for u in 0..UNROLL {
@@ -231,7 +231,7 @@ impl<N: Number> Sums<'_, N> {
         s: S,
         tile: &[Lanes<N>],
         (row, f): (usize, usize),
-        (away, some, seen): (&[[S::V; VECTORS]; KEYS], bool, &[Seen; KEYS]),
+        (away, some, visible): (&[[S::V; VECTORS]; KEYS], bool, &[RowMask; KEYS]),
         sums: &mut [[S::V; VECTORS]; KEYS],
     ) {
         let first = self.rows.first + row * self.rows.width + f;
@@ -243,7 +243,7 @@ impl<N: Number> Sums<'_, N> {
             y[j] = s.load(&features[j * S::LANES..]);
         }
         for r in 0..KEYS {
-            if HIDDEN && some && seen[r] >> row & 1 == 0 {
+            if HIDDEN && some && visible[r] >> row & 1 == 0 {
                 continue;
             }
             // SAFETY: the row is below `span.end`, which `add_rows` holds against the lanes of a group.

@@ -6,7 +6,7 @@
 )]
 
 use super::UNROLL;
-use crate::place::{Seen, Span, low};
+use crate::place::{RowMask, Span, low};
 use crate::simd::{GROUP, Lanes, Number, Simd, Task};
 use crate::view::Rows;
 
@@ -17,18 +17,18 @@ use crate::view::Rows;
 pub(crate) fn add_values<N: Number, S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(
     s: S,
     (v, q): (Rows<'_, N>, &[Lanes<N>]),
-    (p, seen): (&[Lanes<N>], &[Seen]),
+    (p, visible): (&[Lanes<N>], &[RowMask]),
     span: Span,
     (rescale, out): (&Lanes<N>, &mut [Lanes<N>]),
 ) {
-    s.call(AddValues::<N, HIDDEN, AWAY> { v, q, p, seen, span, rescale, out });
+    s.call(AddValues::<N, HIDDEN, AWAY> { v, q, p, visible, span, rescale, out });
 }
 
 struct AddValues<'t, N, const HIDDEN: bool, const AWAY: bool> {
     v: Rows<'t, N>,
     q: &'t [Lanes<N>],
     p: &'t [Lanes<N>],
-    seen: &'t [Seen],
+    visible: &'t [RowMask],
     span: Span,
     rescale: &'t Lanes<N>,
     out: &'t mut [Lanes<N>],
@@ -38,8 +38,8 @@ impl<N: Number, const HIDDEN: bool, const AWAY: bool> Task<N> for AddValues<'_, 
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
-        let Self { v, q, p, seen, span, rescale, out } = self;
-        let p = (p, seen);
+        let Self { v, q, p, visible, span, rescale, out } = self;
+        let p = (p, visible);
         if !S::WIDE {
             for lane in (span.start..span.end).step_by(2 * S::LANES) {
                 let to = (rescale, &mut *out);
@@ -66,7 +66,7 @@ fn add_lanes<
 >(
     s: S,
     (v, q): (Rows<'_, N>, &[Lanes<N>]),
-    p: (&[Lanes<N>], &[Seen]),
+    p: (&[Lanes<N>], &[RowMask]),
     lane: usize,
     (rescale, out): (&Lanes<N>, &mut [Lanes<N>]),
 ) {
@@ -96,7 +96,7 @@ fn add_block<
 >(
     s: S,
     (v, q, d): (Rows<'_, N>, &[Lanes<N>], usize),
-    (p, seen): (&[Lanes<N>], &[Seen]),
+    (p, visible): (&[Lanes<N>], &[RowMask]),
     lane: usize,
     (rescale, out): (&Lanes<N>, &mut [Lanes<N>]),
 ) {
@@ -111,7 +111,7 @@ fn add_block<
     }
     assert!(lane <= GROUP - VECTORS * S::LANES);
     assert!(p.is_empty() || (p.len() - 1) * v.stride + d + DIMS <= v.data.len());
-    assert!(!HIDDEN || p.len() <= seen.len());
+    assert!(!HIDDEN || p.len() <= visible.len());
     let row = |key: usize| {
         // SAFETY: `key` is below `p.len()`, and the assertion on `v.data.len()` above bounds the row of the last one.
         unsafe { v.data.get_unchecked(key * v.stride + d..key * v.stride + d + DIMS) }
@@ -120,22 +120,22 @@ fn add_block<
     for (i, p) in fours.iter().enumerate() {
         for u in 0..UNROLL {
             let key = i * UNROLL + u;
-            let seen = if HIDDEN { seen[key] >> lane } else { 0 };
+            let visible = if HIDDEN { visible[key] >> lane } else { 0 };
             let p = (&p[u], lane);
             add_round::<N, S, HIDDEN, AWAY, DIMS, VECTORS>(
                 s,
                 row(key),
                 p,
-                (seen, &away),
+                (visible, &away),
                 &mut sums,
             );
         }
     }
     for (i, p) in rest.iter().enumerate() {
         let key = fours.len() * UNROLL + i;
-        let seen = if HIDDEN { seen[key] >> lane } else { 0 };
+        let visible = if HIDDEN { visible[key] >> lane } else { 0 };
         let p = (p, lane);
-        add_round::<N, S, HIDDEN, AWAY, DIMS, VECTORS>(s, row(key), p, (seen, &away), &mut sums);
+        add_round::<N, S, HIDDEN, AWAY, DIMS, VECTORS>(s, row(key), p, (visible, &away), &mut sums);
     }
     // The tile's own sum first, then one addition to the running one: half the rounding error of adding key by key.
     for r in 0..DIMS {
@@ -160,7 +160,7 @@ fn add_round<
     s: S,
     x: &[N],
     (p, lane): (&Lanes<N>, usize),
-    (seen, away): (Seen, &[[S::V; VECTORS]; DIMS]),
+    (visible, away): (RowMask, &[[S::V; VECTORS]; DIMS]),
     sums: &mut [[S::V; VECTORS]; DIMS],
 ) {
     let mut y = [s.splat(N::zero()); VECTORS];
@@ -172,7 +172,7 @@ fn add_round<
         for j in 0..VECTORS {
             let x = if AWAY { s.sub(x, away[r][j]) } else { x };
             sums[r][j] = if HIDDEN {
-                s.fma_where(s.lanes(low(seen >> (j * S::LANES))), x, y[j], sums[r][j])
+                s.fma_where(s.lanes(low(visible >> (j * S::LANES))), x, y[j], sums[r][j])
             } else {
                 s.fma(x, y[j], sums[r][j])
             };

@@ -64,11 +64,11 @@ impl<E: Element> AttentionView<'_, E> {
     ) -> Vec<Divergence> {
         let mut apart = vec![Divergence::default(); rows.len()];
         let k_len = self.problem.k_len(head.0);
-        let mut seen = self.runs_of(head, &rows);
-        seen.extend(other.runs_of(others, &rows));
+        let mut visible = self.runs_of(head, &rows);
+        visible.extend(other.runs_of(others, &rows));
         for first in (0..k_len).step_by(KEYS) {
             let keys = first..(first + KEYS).min(k_len);
-            if !seen.iter().any(|run| run.keys.start < keys.end && keys.start < run.keys.end) {
+            if !visible.iter().any(|run| run.keys.start < keys.end && keys.start < run.keys.end) {
                 continue;
             }
             let p = self.log_weights(head, &rows, keys.clone(), mine);

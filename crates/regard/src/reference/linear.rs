@@ -134,9 +134,9 @@ impl<N: Number> Head<N> {
     }
 
     /// The keys that a row sees with their weights, and what the weights were divided by.
-    fn weights(&self, row: usize, seen: &[usize], round: fn(N) -> N) -> (Vec<(usize, N)>, N) {
+    fn weights(&self, row: usize, visible: &[usize], round: fn(N) -> N) -> (Vec<(usize, N)>, N) {
         let of = |key: &usize| (*key, dot(&self.q.phi[row], &self.k.phi[*key]));
-        let mut weights: Vec<(usize, N)> = seen.iter().map(of).collect();
+        let mut weights: Vec<(usize, N)> = visible.iter().map(of).collect();
         let sum: N = weights.iter().map(|(_, w)| *w).sum();
         let share = |w: N| if sum == N::zero() { sum } else { round(w / sum) };
         weights.iter_mut().for_each(|(_, w)| *w = share(*w));
@@ -145,9 +145,9 @@ impl<N: Number> Head<N> {
 }
 
 /// The keys that a row sees.
-fn seen<E: Element>(problem: &Problem<'_, E>, at: (usize, usize, usize)) -> Vec<usize> {
+fn visible<E: Element>(problem: &Problem<'_, E>, at: (usize, usize, usize)) -> Vec<usize> {
     let scope = problem.scope(at.0, at.1);
-    (0..scope.k_len).filter(|key| problem.mask.sees(&scope, at.2, *key)).collect()
+    (0..scope.k_len).filter(|key| problem.mask.is_visible(&scope, at.2, *key)).collect()
 }
 
 /// `out [batch, heads.q, q_len, v_dim]`, dense, by definition.
@@ -174,7 +174,7 @@ pub fn forward_in_steps<N: Number, E: Element>(
         }
         let Some(head) = &head else { continue };
         let mut out = vec![N::zero(); v.shape().dim];
-        for (key, a) in head.weights(row, &seen(&problem, (batch, h, row)), round).0 {
+        for (key, a) in head.weights(row, &visible(&problem, (batch, h, row)), round).0 {
             let v: Vec<N> = widened(v.row(batch, problem.kv_head(h), key));
             out.iter_mut().zip(v).for_each(|(out, v)| *out = *out + a * v);
         }
@@ -217,7 +217,7 @@ pub fn backward_in_steps<N: Number, E: Element>(
         for row in 0..dims.q_len {
             let r = (batch * dims.heads.q + h) * dims.q_len + row;
             let d_out = &d_out[r * v_dim..][..v_dim];
-            let (weights, sum) = head.weights(row, &seen(&problem, (batch, h, row)), round);
+            let (weights, sum) = head.weights(row, &visible(&problem, (batch, h, row)), round);
             let d_a = |key: &usize| round(dot(d_out, &widened(v.row(batch, kv_head, *key))));
             let d_a: Vec<N> = weights.iter().map(|(key, _)| d_a(key)).collect();
             let mean: N = weights.iter().zip(&d_a).map(|((_, a), d_a)| *a * *d_a).sum();

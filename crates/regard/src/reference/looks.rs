@@ -40,11 +40,12 @@ pub fn weights<N: Number, E: Element>(
         let sink = problem.and_sink(head, &scores).nth(scores.len()).map(both);
         let mut keys: Vec<_> = scores.iter().map(|(key, s)| (*key, s.score)).collect();
         keys.sort_unstable_by_key(|(key, _)| *key);
-        let seen = |mask: &Mask| keys.iter().map(|(key, _)| mask.sees(&scope, row, *key)).collect();
+        let visible =
+            |mask: &Mask| keys.iter().map(|(key, _)| mask.is_visible(&scope, row, *key)).collect();
         RowWeights {
             at: [batch, head, row],
             position: scope.position(row),
-            masks: masks.iter().map(seen).collect(),
+            masks: masks.iter().map(visible).collect(),
             keys: keys.iter().map(|(key, score)| (*key, both(*score).0, both(*score).1)).collect(),
             sink,
         }
@@ -76,6 +77,6 @@ impl<N: Number> RowWeights<N> {
     #[must_use]
     pub fn mass(&self, i: usize) -> N {
         let all = self.keys.iter().zip(&self.masks[i]);
-        all.filter(|(_, seen)| **seen).map(|((_, a, _), _)| *a).sum()
+        all.filter(|(_, visible)| **visible).map(|((_, a, _), _)| *a).sum()
     }
 }

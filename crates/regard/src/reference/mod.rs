@@ -132,8 +132,8 @@ impl<E: Element> Problem<'_, E> {
     ) -> Vec<(usize, Scored<N>)> {
         let scope = self.scope(at.batch, at.head);
         let keys = self.keys_of(keys, at);
-        let seen = (0..scope.k_len).filter(|key| self.mask.sees(&scope, at.row, *key));
-        let scored = seen.map(|key| {
+        let visible = (0..scope.k_len).filter(|key| self.mask.is_visible(&scope, at.row, *key));
+        let scored = visible.map(|key| {
             let similarity = round(self.similarity_of(at.head, q, &keys[key]));
             let steps = self.define(Pair { key, ..at }, similarity);
             (key, Scored { score: round(steps.score), ..steps })

@@ -73,11 +73,11 @@ pub fn steps<E: Element>(
         let query = problem.query::<E::Num>(&q, at, |x| x);
         let of_head = problem.keys_of(&keys, at);
         similarities.extend(of_head.iter().map(|key| problem.similarity_of(head, &query, key)));
-        let seen = soft.scores(&keys, &query, at, |x| x);
+        let visible = soft.scores(&keys, &query, at, |x| x);
         let (first, hidden) = (scores.len(), E::Num::from_f64(f64::NEG_INFINITY));
         scores.resize(first + k_len, hidden);
         weights.resize(first + k_len, E::Num::default());
-        seen.iter().for_each(|(key, steps)| scores[first + key] = steps.score);
+        visible.iter().for_each(|(key, steps)| scores[first + key] = steps.score);
         let kept = problem.scores(&keys, &query, at, |x| x);
         let softmax = problem.softmax(head, &kept);
         for (key, steps) in kept {

@@ -12,7 +12,7 @@ mod pass;
 mod relative;
 
 use crate::error::Error;
-use crate::place::{At, Keys, Pair, Seen, low};
+use crate::place::{At, Keys, Pair, RowMask, low};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, call_user, math};
 use crate::view::{Shape, TileMut, View};
 use bias::{add_bias, bias_at};
@@ -376,7 +376,7 @@ impl<N: Number> Derivatives<N> {
     pub(crate) fn backward<S: Simd<N>>(
         &self,
         s: S,
-        (at, seen): (At<'_>, Option<&[Seen]>),
+        (at, visible): (At<'_>, Option<&[RowMask]>),
         d_scores: &mut [Lanes<N>],
         by_scale: &mut Lanes<N>,
     ) {
@@ -387,15 +387,16 @@ impl<N: Number> Derivatives<N> {
         for (i, d_scores) in d_scores.iter_mut().enumerate() {
             for lane in at.span.vectors::<N, S>() {
                 // The derivative of a hidden pair may be NaN.
-                let seen = s.lanes(low(seen.map_or(Seen::MAX, |seen| seen[i]) >> lane));
+                let visible =
+                    s.lanes(low(visible.map_or(RowMask::MAX, |visible| visible[i]) >> lane));
                 let mut d = s.load(&d_scores.0[lane..]);
                 if let Some(derivative) = self.before.get(i) {
-                    d = s.select(seen, s.mul(d, s.load(&derivative.0[lane..])), zero);
+                    d = s.select(visible, s.mul(d, s.load(&derivative.0[lane..])), zero);
                     s.store(d, &mut d_scores.0[lane..]);
                 }
                 if let Some(x) = self.similarities.get(i) {
                     let (x, sum) = (s.load(&x.0[lane..]), &mut by_scale.0[lane..]);
-                    s.store(s.fma_where(seen, d, x, s.load(sum)), sum);
+                    s.store(s.fma_where(visible, d, x, s.load(sum)), sum);
                 }
             }
         }

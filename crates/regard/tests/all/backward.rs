@@ -40,7 +40,7 @@ impl Sight {
                 pairs.extend((0..dims.k_len).map(|key| {
                     let hidden =
                         shape.dim > 0 && wide(line[on(key, shape.dim)]) == f64::NEG_INFINITY;
-                    data.mask.sees(&scope, row, key) && !hidden
+                    data.mask.is_visible(&scope, row, key) && !hidden
                 }));
             }
         }

@@ -54,8 +54,8 @@ fn what_is_dropped_is_what_keeps_says([batch, heads, q_len, k_len]: [usize; 4], 
                 let kept = f64::from(out[key % features]) * unit;
                 assert!((kept - kept.round()).abs() < 0.1, "{mask}: {kept} of row {row}");
                 let kept = kept.round() / f64::from(1u16 << (key / features)) % 2.0 >= 1.0;
-                let expected =
-                    mask.sees(&scope, row, key) && dropout.keeps(Pair { batch, head, row, key });
+                let expected = mask.is_visible(&scope, row, key)
+                    && dropout.keeps(Pair { batch, head, row, key });
                 assert_eq!(kept, expected, "{mask} on {}: row {row}, key {key}", isa.name());
             }
         }

@@ -23,7 +23,7 @@ fn sees<E: Element>(case: &Case, data: &Data<E>, [b, h, row, key]: [usize; 4]) -
         && wide(
             data.bias.view().row(on(b, s.batch), on(h, s.heads), on(row, s.len))[on(key, s.dim)],
         ) == f64::NEG_INFINITY;
-    data.mask.sees(&scope, row, key) && !hidden
+    data.mask.is_visible(&scope, row, key) && !hidden
 }
 
 /// Puts `poison` into key `key` and its value, and demands that all rows that do not see it keep their bits.

@@ -285,7 +285,7 @@ proptest! {
                 prop_assert!(ranges.windows(2).all(|w| w[0].end < w[1].start), "{:?}", ranges);
                 for key in 0..scope.k_len {
                     let seen = ranges.iter().any(|r| r.contains(&key));
-                    let sees = data.mask.sees(&scope, row, key);
+                    let sees = data.mask.is_visible(&scope, row, key);
                     prop_assert_eq!(seen, sees, "{} row {} key {}", data.mask, row, key);
                 }
             }

@@ -30,7 +30,10 @@ fn what_a_row_meets_depends_on_no_other_row() {
     let all = lsh.forward(here(), View::matrix(&q, [90, 8]).unwrap(), k, k).unwrap();
     let last = lsh.forward(here(), View::matrix(&q[80 * 8..], [10, 8]).unwrap(), k, k).unwrap();
     for (row, key) in (0..10).flat_map(|row| (0..400).map(move |key| (row, key))) {
-        assert_eq!(all.buckets.sees(0, 0, 80 + row, key), last.buckets.sees(0, 0, row, key));
+        assert_eq!(
+            all.buckets.is_visible(0, 0, 80 + row, key),
+            last.buckets.is_visible(0, 0, row, key)
+        );
     }
 }
 
@@ -40,7 +43,7 @@ fn a_row_that_is_a_key_meets_itself() {
     let x = View::matrix(&x, [500, 8]).unwrap();
     let found =
         LshAttention::new().rounds(1).bucket_size(4).causal().forward(here(), x, x, x).unwrap();
-    assert!((0..500).all(|i| found.buckets.sees(0, 0, i, i)));
+    assert!((0..500).all(|i| found.buckets.is_visible(0, 0, i, i)));
     assert!(found.output.lse.iter().all(|lse| lse.is_finite()));
 }
 
