@@ -47,14 +47,14 @@ impl BackwardSizes {
         Self { terms, qk: Features::new(dims.qk_dim), v: Features::new(dims.v_dim) }
     }
 
-    /// Rows of the three operands of a key_block.
+    /// Rows of the three operands of a key block.
     fn block_rows(self) -> [usize; 3] {
         [self.qk.chunks * BLOCK_KEYS, self.v.chunks * BLOCK_KEYS, CHUNKS * self.qk.tiles * ROWS]
             .map(|n| n * self.terms)
     }
 }
 
-/// The operands of a key_block.
+/// The operands of a key block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackwardBlock<'c> {
     /// `[keys][features]`
@@ -65,7 +65,7 @@ pub(crate) struct BackwardBlock<'c> {
     pub(crate) transposed: Operand<'c>,
     /// A bit for each key that holds a number that is not finite. Such numbers are 0 in `transposed`: a gradient of 0 must not
     /// meet them, so they are added one by one to the rows that see them.
-    pub(crate) odd: u64,
+    pub(crate) non_finite: u64,
 }
 
 /// The key_blocks of a task, packed when they are first met.
@@ -74,21 +74,21 @@ pub(crate) struct BackwardBlocks {
     sizes: BackwardSizes,
     rows: Vec<TileRow>,
     /// Of those that are packed. The last place is for key_blocks that do not stand on the grid.
-    odd: Vec<Option<u64>>,
+    non_finite: Vec<Option<u64>>,
 }
 
 impl BackwardBlocks {
     pub(crate) fn new(sizes: BackwardSizes, keys: usize) -> Self {
         let count = keys.div_ceil(BLOCK_KEYS) + 1;
         let size: usize = sizes.block_rows().iter().sum();
-        Self { sizes, rows: zeros(count * size), odd: vec![None; count] }
+        Self { sizes, rows: zeros(count * size), non_finite: vec![None; count] }
     }
 
     pub(crate) fn clear(&mut self) {
-        self.odd.fill(None);
+        self.non_finite.fill(None);
     }
 
-    /// Packs a key_block, unless that is done; tells its place. `first` is the first key of the task.
+    /// Packs a key block, unless that is done; tells its place. `first` is the first key of the task.
     #[inline(always)]
     pub(crate) fn find<E: Element<Num = f32>, const TERMS: usize>(
         &mut self,
@@ -97,7 +97,7 @@ impl BackwardBlocks {
         key_block: &KeyBlock,
         first: usize,
     ) -> usize {
-        let spare = self.odd.len() - 1;
+        let spare = self.non_finite.len() - 1;
         let (i, keys, n) = match key_block.keys() {
             // All keys of the place on the grid, whatever is seen of them now.
             Keys::From(key) if key.is_multiple_of(BLOCK_KEYS) => {
@@ -105,18 +105,18 @@ impl BackwardBlocks {
             }
             keys => (spare, keys, key_block.len),
         };
-        if self.odd[i].is_none() || i == spare {
+        if self.non_finite[i].is_none() || i == spare {
             let size: usize = self.sizes.block_rows().iter().sum();
             let (sizes, rows) = (self.sizes, &mut self.rows[i * size..][..size]);
             let task = PackBackward::<E, TERMS> { s, sizes, k, v, keys, n, rows };
-            self.odd[i] = Some(s.call(task));
+            self.non_finite[i] = Some(s.call(task));
         }
         i
     }
 
     /// Whether a place is that of key_blocks that do not stand on the grid, and lose it to the next one.
     pub(crate) fn is_spare(&self, i: usize) -> bool {
-        i + 1 == self.odd.len()
+        i + 1 == self.non_finite.len()
     }
 
     /// Where the operands of a place lie, and how many bytes they are.
@@ -126,7 +126,7 @@ impl BackwardBlocks {
         (first.cast(), size * size_of::<TileRow>())
     }
 
-    /// The operands of a key_block that is packed.
+    /// The operands of a key block that is packed.
     pub(crate) fn at(&self, i: usize) -> BackwardBlock<'_> {
         let sizes = self.sizes.block_rows();
         let size: usize = sizes.iter().sum();
@@ -138,12 +138,12 @@ impl BackwardBlocks {
             keys: operand(keys, qk.chunks, BLOCK_KEYS / ROWS),
             values: operand(values, v.chunks, BLOCK_KEYS / ROWS),
             transposed: operand(transposed, CHUNKS, qk.tiles),
-            odd: self.odd[i].unwrap_or(0),
+            non_finite: self.non_finite[i].unwrap_or(0),
         }
     }
 }
 
-/// Packs the operands of a key_block; returns [`BackwardBlock::odd`]. What stands beyond its keys in `keys` and `values` may be
+/// Packs the operands of a key block; returns [`BackwardBlock::non_finite`]. What stands beyond its keys in `keys` and `values` may be
 /// anything.
 struct PackBackward<'t, E: Element, const TERMS: usize> {
     s: Avx512,
@@ -186,7 +186,7 @@ pub(crate) struct BackwardRows {
     d_out_rows: Vec<TileRow>,
     /// A bit for each row of each group whose query, and whose gradient, holds a number that is not finite. Such numbers are 0
     /// where they would meet the weights and gradients of other keys.
-    pub(crate) odd: Vec<[u64; 2]>,
+    pub(crate) non_finite: Vec<[u64; 2]>,
 }
 
 impl BackwardRows {
@@ -202,7 +202,7 @@ impl BackwardRows {
             d_out: (0..groups).map(|_| pairs(v)).collect(),
             query_rows: rows(qk),
             d_out_rows: rows(v),
-            odd: vec![[0; 2]; groups],
+            non_finite: vec![[0; 2]; groups],
         }
     }
 
@@ -236,7 +236,7 @@ impl BackwardRows {
         let pack = |rows, n: Features, to| {
             s.call(PackRows::<TERMS> { s, rows, count, chunks, tiles: n.tiles, to })
         };
-        self.odd[g] =
+        self.non_finite[g] =
             [pack(rows[0], qk, &mut self.query_rows), pack(rows[1], v, &mut self.d_out_rows)];
     }
 
@@ -277,7 +277,7 @@ impl<const TERMS: usize> Task<f32> for PackRows<'_, TERMS> {
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
         let Self { s, rows, count, chunks: (first, chunks), tiles, to } = self;
-        let mut odd = 0;
+        let mut non_finite = 0;
         for pair in 0..count.div_ceil(WIDTH) * ROWS {
             let (chunk, i) = (pair / ROWS, pair % ROWS);
             for tile in 0..tiles {
@@ -286,7 +286,7 @@ impl<const TERMS: usize> Task<f32> for PackRows<'_, TERMS> {
                     let row = chunk * WIDTH + half * ROWS + i;
                     if row < count {
                         let (x, bits) = only_finite(s, s.load(&rows.row(row)[tile * ROWS..]));
-                        odd |= u64::from(bits != 0) << row;
+                        non_finite |= u64::from(bits != 0) << row;
                         halves[half] = x;
                     }
                 }
@@ -294,11 +294,11 @@ impl<const TERMS: usize> Task<f32> for PackRows<'_, TERMS> {
                 write_interleaved::<TERMS, true>(s, halves, (&mut *to, at, chunks * tiles * ROWS));
             }
         }
-        odd
+        non_finite
     }
 }
 
-/// The operands that a key_block and a tile of rows make: weights and gradients of scores.
+/// The operands that a key block and a tile of rows make: weights and gradients of scores.
 #[derive(Debug)]
 pub(crate) struct ScoreOperands {
     /// Chunks of 32 rows.

@@ -42,13 +42,13 @@ pub(crate) const WIDTH: usize = 32;
 /// Rows of a tile.
 pub(crate) const ROWS: usize = 16;
 
-/// Chunks of 32 keys of a key_block.
+/// Chunks of 32 keys of a key block.
 pub(crate) const CHUNKS: usize = BLOCK_KEYS / WIDTH;
 /// Tiles of 16 lanes of a group.
 pub(crate) const LANE_TILES: usize = GROUP / ROWS;
 
 /// Lanes that are on their way together: queries, scores, weights and sums of 32 rows fit in the first-level cache beside a
-/// key_block, those of 64 do not.
+/// key block, those of 64 do not.
 pub(crate) const HALF: usize = GROUP / 2;
 /// Tiles of 16 lanes of half a group.
 pub(crate) const HALF_TILES: usize = HALF / ROWS;
@@ -85,12 +85,12 @@ impl Sizes {
         Self { terms, chunks: qk_dim.div_ceil(WIDTH), features: v_dim.div_ceil(ROWS) }
     }
 
-    /// Rows of the packed keys of a key_block.
+    /// Rows of the packed keys of a key block.
     pub(crate) fn key_rows(self) -> usize {
         self.terms * self.chunks * BLOCK_KEYS
     }
 
-    /// Rows of the packed values of a key_block.
+    /// Rows of the packed values of a key block.
     pub(crate) fn value_rows(self) -> usize {
         self.terms * CHUNKS * self.features * ROWS
     }
@@ -117,7 +117,7 @@ pub(crate) struct AmxScratch {
     pub(crate) weights: [Vec<TileRow>; 2],
     /// The first keys of key_blocks that wait for their turn.
     pub(crate) queue: Vec<usize>,
-    /// A key_block that is not prepared.
+    /// A key block that is not prepared.
     pub(crate) key_block: pack::OwnBlock,
 }
 
@@ -144,7 +144,7 @@ impl AmxScratch {
 
 /// In decoding, those of one tile of weights: each comes twice.
 pub(crate) const EACH: usize = ROWS / 2;
-/// Groups of 16 keys of a key_block.
+/// Groups of 16 keys of a key block.
 pub(crate) const KEY_GROUPS: usize = BLOCK_KEYS / ROWS;
 
 /// Memory of one thread for the products of decoding.
@@ -156,7 +156,7 @@ pub(crate) struct AmxDecodeScratch {
     pub(crate) weights: Vec<TileRow>,
     /// `[eight rows][chunk][up to 8 rows of even features, then of odd ones]`
     pub(crate) sums: Vec<SumRow>,
-    /// The last rows of a key_block, up to whole tiles.
+    /// The last rows of a key block, up to whole tiles.
     pub(crate) copies: Vec<TileRow>,
 }
 
@@ -226,7 +226,7 @@ impl AmxBackwardScratch {
         self.sizes.terms
     }
 
-    /// Features of a query up to whole tiles, and `keys` up to where the last tile of a key_block may end.
+    /// Features of a query up to whole tiles, and `keys` up to where the last tile of a key block may end.
     pub(crate) fn padded(&self, keys: usize) -> (usize, usize) {
         (self.sizes.qk.tiles * ROWS, keys + ROWS)
     }

@@ -69,40 +69,40 @@ pub(crate) fn load_first(s: Avx512, lanes: &Lanes<f32>, first: usize, count: usi
     s.select(here, s.load(&lanes.0[first..]), s.splat(0.0))
 }
 
-/// Keys and values of one key_block.
+/// Keys and values of one key block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedBlock<'c> {
     pub(crate) keys: Operand<'c>,
     pub(crate) values: Operand<'c>,
     /// A bit for each key whose value holds a number that is not finite. Such numbers are 0 in `values`: a weight of 0 must
     /// not meet them, so they are added one by one to the rows that see them.
-    pub(crate) odd: u64,
+    pub(crate) non_finite: u64,
 }
 
-/// A key_block in memory of its own.
+/// A key block in memory of its own.
 #[derive(Debug)]
 pub(crate) struct OwnBlock {
     sizes: Sizes,
     rows: Vec<TileRow>,
-    odd: u64,
+    non_finite: u64,
 }
 
 impl OwnBlock {
     pub(crate) fn new(sizes: Sizes) -> Self {
         let rows = zeros(sizes.key_rows() + sizes.value_rows());
-        Self { sizes, rows, odd: 0 }
+        Self { sizes, rows, non_finite: 0 }
     }
 
     /// No memory at all.
     pub(crate) fn none(sizes: Sizes) -> Self {
-        Self { sizes, rows: Vec::new(), odd: 0 }
+        Self { sizes, rows: Vec::new(), non_finite: 0 }
     }
 
     pub(crate) fn get(&self) -> PackedBlock<'_> {
-        key_block(self.sizes, &self.rows, self.odd)
+        key_block(self.sizes, &self.rows, self.non_finite)
     }
 
-    /// The key_block that begins at key `first` of a head, if key_blocks are prepared; else this one.
+    /// The key block that begins at key `first` of a head, if key_blocks are prepared; else this one.
     #[inline(always)]
     pub(crate) fn or<'c>(
         &'c self,
@@ -124,20 +124,20 @@ impl OwnBlock {
         at: &KeyBlock,
     ) {
         let rows = &mut self.rows[..];
-        self.odd = s.call(PackBlock::<E, TERMS> { s, sizes: self.sizes, k, v, at, rows });
+        self.non_finite = s.call(PackBlock::<E, TERMS> { s, sizes: self.sizes, k, v, at, rows });
     }
 }
 
-fn key_block(sizes: Sizes, rows: &[TileRow], odd: u64) -> PackedBlock<'_> {
+fn key_block(sizes: Sizes, rows: &[TileRow], non_finite: u64) -> PackedBlock<'_> {
     let (keys, values) = rows.split_at(sizes.key_rows());
     PackedBlock {
         keys: Operand { data: keys, chunks: sizes.chunks, tiles: BLOCK_KEYS / ROWS },
         values: Operand { data: values, chunks: CHUNKS, tiles: sizes.features },
-        odd,
+        non_finite,
     }
 }
 
-/// Packs keys and values of a key_block; returns [`PackedBlock::odd`].
+/// Packs keys and values of a key block; returns [`PackedBlock::non_finite`].
 struct PackBlock<'t, E: Element, const TERMS: usize> {
     s: Avx512,
     sizes: Sizes,
@@ -161,7 +161,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackBlock<'_, E, T
     }
 }
 
-/// The rows of a key_block or of a group; nothing where there is none.
+/// The rows of a key block or of a group; nothing where there is none.
 #[inline(always)]
 pub(crate) fn rows_of<'r, E>(count: usize, row: impl Fn(usize) -> &'r [E]) -> [&'r [E]; GROUP] {
     let mut rows: [&[E]; GROUP] = [&[]; GROUP];
@@ -231,7 +231,7 @@ fn write_terms<const TERMS: usize>(
     }
 }
 
-/// The rows of a key_block as a left operand `[features][keys]`, interleaved, padded with 0. Returns a bit for each key that holds a
+/// The rows of a key block as a left operand `[features][keys]`, interleaved, padded with 0. Returns a bit for each key that holds a
 /// number that is not finite; such numbers are 0 in the operand.
 #[inline(always)]
 pub(crate) fn pack_transposed<E: Element<Num = f32>, const TERMS: usize>(
@@ -240,7 +240,7 @@ pub(crate) fn pack_transposed<E: Element<Num = f32>, const TERMS: usize>(
     tiles: usize,
     to: &mut [TileRow],
 ) -> u64 {
-    let mut odd = 0;
+    let mut non_finite = 0;
     for chunk in 0..CHUNKS {
         let (first, second) = rows[chunk * WIDTH..][..WIDTH].split_at(ROWS);
         for tile in 0..tiles {
@@ -250,7 +250,7 @@ pub(crate) fn pack_transposed<E: Element<Num = f32>, const TERMS: usize>(
                 for (half, rows) in [first, second].into_iter().enumerate() {
                     if !rows[i].is_empty() {
                         let (x, bits) = only_finite(s, load_row(s, rows[i], tile * ROWS));
-                        odd |= u64::from(bits != 0) << (chunk * WIDTH + half * ROWS + i);
+                        non_finite |= u64::from(bits != 0) << (chunk * WIDTH + half * ROWS + i);
                         halves[half] = x;
                     }
                 }
@@ -266,7 +266,7 @@ pub(crate) fn pack_transposed<E: Element<Num = f32>, const TERMS: usize>(
             }
         }
     }
-    odd
+    non_finite
 }
 
 /// Rows as a right operand `[features][lanes]`, interleaved, padded with 0.
@@ -340,7 +340,7 @@ pub(crate) struct PackedKv {
     before: Vec<usize>,
     heads: usize,
     rows: Vec<TileRow>,
-    odd: Vec<u64>,
+    non_finite: Vec<u64>,
 }
 
 /// Packs `k` and `v` of the given items, which ascend; nothing if there is no memory for that.
@@ -384,9 +384,9 @@ impl PackedKv {
         let mut rows = Vec::new();
         rows.try_reserve_exact(count * size).ok()?;
         rows.resize(count * size, TileRow([0; WIDTH]));
-        let mut odd = vec![0; count];
+        let mut non_finite = vec![0; count];
         let to = ViewMut::bhsd(&mut rows, [count, 1, 1, size]).ok()?;
-        let to_odd = ViewMut::bhsd(&mut odd, [count, 1, 1, 1]).ok()?;
+        let to_non_finite = ViewMut::bhsd(&mut non_finite, [count, 1, 1, 1]).ok()?;
         run(threads, count, KeyBlock::new, |at, i| {
             let b = before.partition_point(|key_blocks| key_blocks * heads <= i) - 1;
             let (key_blocks, own) = (before[b + 1] - before[b], i - before[b] * heads);
@@ -394,23 +394,23 @@ impl PackedKv {
             let (k, v) = (call.k.head(b, head), call.v.head(b, head));
             at.set(first, k.len().saturating_sub(first).min(BLOCK_KEYS));
             let one = RowTile { first: 0, step: 1, count: 1 };
-            // SAFETY: key_block `i` belongs to task `i` alone, and `rows` and `odd` were made of zeros.
-            let (mut to, mut to_odd) = unsafe {
-                (to.tile(i, TileHeads::one(0), one), to_odd.tile(i, TileHeads::one(0), one))
+            // SAFETY: key block `i` belongs to task `i` alone, and `rows` and `non_finite` were made of zeros.
+            let (mut to, mut to_non_finite) = unsafe {
+                (to.tile(i, TileHeads::one(0), one), to_non_finite.tile(i, TileHeads::one(0), one))
             };
             let rows = to.update(0, 0);
             let task = PackBlock::<E, TERMS> { s, sizes, k, v, at, rows };
-            to_odd.update(0, 0)[0] = s.call(task);
+            to_non_finite.update(0, 0)[0] = s.call(task);
         });
-        Some(Self { sizes, before, heads, rows, odd })
+        Some(Self { sizes, before, heads, rows, non_finite })
     }
 
-    /// The key_block that begins at key `first` of a head.
+    /// The key block that begins at key `first` of a head.
     #[inline(always)]
     pub(crate) fn key_block(&self, (batch, head): (usize, usize), first: usize) -> PackedBlock<'_> {
         let (before, to) = (self.before[batch], self.before[batch + 1]);
         let i = before * self.heads + head * (to - before) + first / BLOCK_KEYS;
         let size = self.sizes.key_rows() + self.sizes.value_rows();
-        key_block(self.sizes, &self.rows[i * size..][..size], self.odd[i])
+        key_block(self.sizes, &self.rows[i * size..][..size], self.non_finite[i])
     }
 }

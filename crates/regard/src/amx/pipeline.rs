@@ -26,7 +26,7 @@ impl Block {
     }
 }
 
-/// One group of rows on its way to the operands of a key_block.
+/// One group of rows on its way to the operands of a key block.
 pub(crate) struct Side<'t> {
     pub(crate) queries: Operand<'t>,
     pub(crate) d_out: Operand<'t>,
@@ -50,7 +50,7 @@ pub(crate) struct Source<'t> {
     /// Keys and values, and the chunks of their features.
     pub(crate) keys: (Operand<'t>, usize),
     pub(crate) values: (Operand<'t>, usize),
-    /// Keys of the key_block.
+    /// Keys of the key block.
     pub(crate) n: usize,
     pub(crate) sides: [Option<Side<'t>>; GROUPS],
     pub(crate) factor: f32,
@@ -104,7 +104,7 @@ impl<'t, const TERMS: usize> Steps<'t, TERMS> {
     }
 }
 
-/// Steps of the products of one key_block, then those of the first products of the next block.
+/// Steps of the products of one key block, then those of the first products of the next block.
 struct Mixed<'m, 't, const TERMS: usize> {
     steps: &'m mut Steps<'t, TERMS>,
     left: usize,
@@ -135,7 +135,7 @@ impl<const TERMS: usize> Mixed<'_, '_, TERMS> {
     }
 }
 
-/// Products on the tiles while the vectors make the operands of the next key_block.
+/// Products on the tiles while the vectors make the operands of the next key block.
 pub(crate) struct Pipelined<'t, const TERMS: usize> {
     pub(crate) steps: Steps<'t, TERMS>,
     pub(crate) make: Option<Make<'t>>,

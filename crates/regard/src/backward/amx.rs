@@ -1,4 +1,4 @@
-//! The backward pass on tiles: five products for each key_block of keys and group of rows,
+//! The backward pass on tiles: five products for each key block of keys and group of rows,
 //!
 //! ```text
 //! scores  [keys][rows]     = keys     [keys][features]  x queries  [features][rows]
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! and between the second and the third one pass of the vectors, over blocks of 32 keys and 32 rows. While that goes on, the
-//! tiles make the first two products of the next block, and the last three of the key_block before. All groups of a tile of rows
+//! tiles make the first two products of the next block, and the last three of the key block before. All groups of a tile of rows
 //! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
 
 use super::{AddGrads, ByKeys, Group, Products, TilePass};
@@ -83,7 +83,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Products<E> for AmxProducts<TERM
     }
 }
 
-/// Takes the gradients of each key_block.
+/// Takes the gradients of each key block.
 struct Passing<'t, 'c, E: Element, const TERMS: usize> {
     s: Avx512,
     t: &'t Tiles,
@@ -94,11 +94,11 @@ struct Passing<'t, 'c, E: Element, const TERMS: usize> {
     room: &'t mut AmxBackwardScratch,
     /// What makes a score of a product.
     factor: f32,
-    /// A key_block whose weights, and gradients of scores, are there.
+    /// A key block whose weights, and gradients of scores, are there.
     weighed: Option<Waiting>,
 }
 
-/// A key_block on its way.
+/// A key block on its way.
 #[derive(Clone, Copy)]
 struct Waiting {
     /// The place among the packed key_blocks.
@@ -142,13 +142,15 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E
             }
         }
         self.weighed = Some(next);
-        let (key_blocks, odd) = (&self.room.key_blocks, &self.room.rows.odd[groups.0..groups.1]);
-        let odd = key_blocks.at(packed).odd != 0 || odd.iter().any(|odd| *odd != [0; 2]);
-        if odd || key_blocks.is_spare(packed) {
+        let (key_blocks, non_finite) =
+            (&self.room.key_blocks, &self.room.rows.non_finite[groups.0..groups.1]);
+        let non_finite = key_blocks.at(packed).non_finite != 0
+            || non_finite.iter().any(|non_finite| *non_finite != [0; 2]);
+        if non_finite || key_blocks.is_spare(packed) {
             self.flush();
             self.put_in_place(key_block.keys());
-            for group in (groups.0..groups.1).filter(|_| odd) {
-                self.add_odd(key_block, (next, group), &visible[group]);
+            for group in (groups.0..groups.1).filter(|_| non_finite) {
+                self.add_non_finite(key_block, (next, group), &visible[group]);
             }
         }
         true
@@ -158,7 +160,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E
     fn visit<S: Simd<f32>>(&mut self, _: S, _: ScoreTile<'_, f32>) {}
 }
 
-/// Writes what each group sees of a key_block; tells the first group that sees any key, and the one after the last.
+/// Writes what each group sees of a key block; tells the first group that sees any key, and the one after the last.
 fn look(key_block: &KeyBlock, rows: RowTile, visible: &mut GroupMasks) -> (usize, usize) {
     let (mut first, mut end) = (usize::MAX, 0);
     for (g, visible) in visible.iter_mut().enumerate().take(rows.groups()) {
@@ -179,7 +181,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         }
     }
 
-    /// Makes the operands of `next` while the key_block that is weighed goes into the sums.
+    /// Makes the operands of `next` while the key block that is weighed goes into the sums.
     #[inline(always)]
     fn pipelined(&mut self, next: Option<(Waiting, &GroupMasks)>) {
         let (s, t, weighed) = (self.s, self.t, self.weighed);
@@ -201,7 +203,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         if let Some((Waiting { key_block, place: Some(place), .. }, _)) = next
             && *far
         {
-            // What the key_block after the next one will need.
+            // What the key block after the next one will need.
             let sums = |sums: &mut RowBuffer<f32>| {
                 let (data, width) = sums.rows_from(place);
                 let bytes = BLOCK_KEYS * width * size_of::<f32>();
@@ -264,7 +266,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         s.call(Pipelined::<TERMS> { steps: Steps { t, products, at: 0 }, make });
     }
 
-    /// A key_block and a group of a problem that is not plain: all in a row, but for the last products.
+    /// A key block and a group of a problem that is not plain: all in a row, but for the last products.
     #[inline(always)]
     fn step(
         &mut self,
@@ -316,38 +318,45 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         }
     }
 
-    /// Adds what was left out of the operands of a key_block that is done, for those that see it.
+    /// Adds what was left out of the operands of a key block that is done, for those that see it.
     #[inline(always)]
-    fn add_odd(
+    fn add_non_finite(
         &mut self,
         key_block: &KeyBlock,
         (score_tile, g): (Waiting, usize),
         visible: &[RowMask; BLOCK_KEYS],
     ) {
-        let (odd, n) = (self.room.key_blocks.at(score_tile.key_block).odd, score_tile.keys);
+        let (non_finite, n) =
+            (self.room.key_blocks.at(score_tile.key_block).non_finite, score_tile.keys);
         let from = &self.room.operands[score_tile.buffer];
         let weights = from.weights().skip(g * CHUNKS, 0);
         let d_scores = from.d_scores().skip(g * CHUNKS, 0);
         let AddGrads { groups, first, d_k, d_v, .. } = &mut self.grads;
         let (group, k) = (&mut groups[g], self.inputs.0);
         let row = |i| k.row(key_block.keys().get(i));
-        add_odd_keys::<E, TERMS>((odd, visible, n), row, d_scores, &mut group.d_q);
-        let [odd_q, odd_d_out] = self.room.rows.odd[g];
+        add_non_finite_keys::<E, TERMS>((non_finite, visible, n), row, d_scores, &mut group.d_q);
+        let [non_finite_q, non_finite_d_out] = self.room.rows.non_finite[g];
         let at = |i| key_block.keys().get(i) - *first;
-        add_odd_rows::<TERMS>((odd_q, visible, n), &group.q_rows, d_scores, &at, d_k);
-        add_odd_rows::<TERMS>((odd_d_out, visible, n), &group.d_out_rows, weights, &at, d_v);
+        add_non_finite_rows::<TERMS>((non_finite_q, visible, n), &group.q_rows, d_scores, &at, d_k);
+        add_non_finite_rows::<TERMS>(
+            (non_finite_d_out, visible, n),
+            &group.d_out_rows,
+            weights,
+            &at,
+            d_v,
+        );
     }
 }
 
 /// The numbers that were left out of the keys because they are not finite, for the rows that see them.
 #[inline(never)]
-fn add_odd_keys<'k, E: Element<Num = f32>, const TERMS: usize>(
-    (odd, visible, n): (u64, &[RowMask; BLOCK_KEYS], usize),
+fn add_non_finite_keys<'k, E: Element<Num = f32>, const TERMS: usize>(
+    (non_finite, visible, n): (u64, &[RowMask; BLOCK_KEYS], usize),
     key: impl Fn(usize) -> &'k [E],
     d_scores: Operand<'_>,
     d_q: &mut [Lanes<f32>],
 ) {
-    for i in (0..n).filter(|i| odd >> i & 1 == 1) {
+    for i in (0..n).filter(|i| non_finite >> i & 1 == 1) {
         let features = key(i).iter().map(|x| x.widen());
         for (x, d_q) in features.zip(&mut *d_q).filter(|(x, _)| !x.is_finite()) {
             for row in (0..GROUP).filter(|row| is_visible(visible, i, *row)) {
@@ -359,14 +368,14 @@ fn add_odd_keys<'k, E: Element<Num = f32>, const TERMS: usize>(
 
 /// The numbers that were left out of some rows because they are not finite, for the keys that they see.
 #[inline(never)]
-fn add_odd_rows<const TERMS: usize>(
-    (odd, visible, n): (u64, &[RowMask; BLOCK_KEYS], usize),
+fn add_non_finite_rows<const TERMS: usize>(
+    (non_finite, visible, n): (u64, &[RowMask; BLOCK_KEYS], usize),
     rows: &RowBuffer<f32>,
     from: Operand<'_>,
     at: &dyn Fn(usize) -> usize,
     to: &mut RowBuffer<f32>,
 ) {
-    for row in (0..GROUP).filter(|row| odd >> row & 1 == 1) {
+    for row in (0..GROUP).filter(|row| non_finite >> row & 1 == 1) {
         for i in (0..n).filter(|i| is_visible(visible, *i, row)) {
             let by = read::<TERMS>(from, i, row);
             let both = rows.row(row).iter().zip(to.row_mut(at(i)));

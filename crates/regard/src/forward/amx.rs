@@ -144,7 +144,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Adding<'_, '_, E,
         };
         if let (Some(packed_kv), Some(first)) = (self.packed_kv, first) {
             let packed = packed_kv.key_block(self.head, first);
-            if whole && packed.odd == 0 {
+            if whole && packed.non_finite == 0 {
                 self.room.queue.push(first);
                 if self.room.queue.len() == QUEUE {
                     self.flush();
@@ -159,7 +159,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Adding<'_, '_, E,
         let rows = self.call.keys_and_values(self.scope);
         self.room.key_block.fill::<E, TERMS>(self.s, rows, block);
         if let (None, Some(first), true) = (self.packed_kv, first, whole)
-            && self.room.key_block.get().odd == 0
+            && self.room.key_block.get().non_finite == 0
         {
             self.room.queue.push(first);
             self.flush();
@@ -397,23 +397,23 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         let to = (Sums::lanes(&mut group.sums, 0), true);
         let product = &mut Product::new((packed.values, weights), CHUNKS, tiles, to);
         s.call(Alone::<TERMS> { t, product });
-        if packed.odd != 0 {
+        if packed.non_finite != 0 {
             let (_, v) = self.call.keys_and_values(self.scope);
-            add_odd(v, at.keys, (packed.odd, &visible), tile, &mut group.sums);
+            add_non_finite(v, at.keys, (packed.non_finite, &visible), tile, &mut group.sums);
         }
     }
 }
 
 /// The numbers that were left out of the values because they are not finite, for the rows that see them.
 #[inline(never)]
-fn add_odd<E: Element<Num = f32>>(
+fn add_non_finite<E: Element<Num = f32>>(
     v: Head<'_, E>,
     keys: Keys<'_>,
-    (odd, visible): (u64, &[RowMask; BLOCK_KEYS]),
+    (non_finite, visible): (u64, &[RowMask; BLOCK_KEYS]),
     weights: &[Lanes<f32>],
     sums: &mut [Lanes<f32>],
 ) {
-    for (i, weights) in weights.iter().enumerate().filter(|(i, _)| odd >> i & 1 == 1) {
+    for (i, weights) in weights.iter().enumerate().filter(|(i, _)| non_finite >> i & 1 == 1) {
         let row = v.row(keys.get(i)).iter().map(|x| x.widen());
         for (x, sum) in row.zip(&mut *sums).filter(|(x, _)| !x.is_finite()) {
             for lane in (0..GROUP).filter(|lane| visible[i] >> lane & 1 == 1) {

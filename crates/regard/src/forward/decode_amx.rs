@@ -39,12 +39,12 @@ pub(super) struct OnAmx<'t> {
     tiles: Option<Tiles>,
     factor: f32,
     /// Whether numbers that are not finite have shown.
-    odd: bool,
+    non_finite: bool,
 }
 
 impl<'t> OnAmx<'t> {
     pub(super) fn new(amx: Amx, room: &'t mut AmxDecodeScratch) -> Self {
-        Self { amx, room, tiles: None, factor: 1.0, odd: false }
+        Self { amx, room, tiles: None, factor: 1.0, non_finite: false }
     }
 }
 
@@ -92,13 +92,13 @@ impl<E: Element<Num = f32>> Products<E> for OnAmx<'_> {
     #[inline(always)]
     fn add<S: Simd<f32>>(&mut self, _: S, rows: &mut DecodeRows<f32>, work: Weighted<'_, E>) {
         let Some(t) = &self.tiles else { return };
-        let (s, room, odd) = (self.amx.vectors(), &mut *self.room, self.odd);
+        let (s, room, non_finite) = (self.amx.vectors(), &mut *self.room, self.non_finite);
         match rows.width {
-            1 => s.call(Add::<E, 1> { s, t, room, rows, work, odd }),
-            2 => s.call(Add::<E, 2> { s, t, room, rows, work, odd }),
-            4 => s.call(Add::<E, 4> { s, t, room, rows, work, odd }),
-            8 => s.call(Add::<E, 8> { s, t, room, rows, work, odd }),
-            _ => s.call(Add::<E, 16> { s, t, room, rows, work, odd }),
+            1 => s.call(Add::<E, 1> { s, t, room, rows, work, non_finite }),
+            2 => s.call(Add::<E, 2> { s, t, room, rows, work, non_finite }),
+            4 => s.call(Add::<E, 4> { s, t, room, rows, work, non_finite }),
+            8 => s.call(Add::<E, 8> { s, t, room, rows, work, non_finite }),
+            _ => s.call(Add::<E, 16> { s, t, room, rows, work, non_finite }),
         }
     }
 
@@ -106,8 +106,8 @@ impl<E: Element<Num = f32>> Products<E> for OnAmx<'_> {
         self.tiles = None;
         let sums = &self.room.sums;
         let bad = |row: &SumRow| row.0.iter().any(|x| !x.is_finite());
-        if !self.odd && sums.iter().any(bad) {
-            self.odd = true;
+        if !self.non_finite && sums.iter().any(bad) {
+            self.non_finite = true;
             return false;
         }
         let (each, chunks) = (rows.width.min(EACH), sums.len() / (DECODE_MAX_ROWS / EACH * ROWS));
@@ -121,7 +121,7 @@ impl<E: Element<Num = f32>> Products<E> for OnAmx<'_> {
                 }
             }
         }
-        self.odd = false;
+        self.non_finite = false;
         true
     }
 }
@@ -240,7 +240,7 @@ struct Add<'t, E: Element, const WIDE: usize> {
     room: &'t mut AmxDecodeScratch,
     rows: &'t mut DecodeRows<f32>,
     work: Weighted<'t, E>,
-    odd: bool,
+    non_finite: bool,
 }
 
 impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
@@ -255,8 +255,8 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
             self.rescale();
         }
         let mut finite = Vec::new();
-        if self.odd {
-            self.add_odd();
+        if self.non_finite {
+            self.add_non_finite();
             finite.extend(
                 (0..values.len)
                     .flat_map(|i| values.row(i))
@@ -328,7 +328,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, E, WIDE> {
 
     /// Adds the numbers that are not finite to the rows that see them.
     #[inline(never)]
-    fn add_odd(&mut self) {
+    fn add_non_finite(&mut self) {
         let Weighted { values, weights, visible, .. } = self.work;
         for key in 0..values.len {
             for (d, x) in values.row(key).iter().map(|x| x.widen()).enumerate() {
