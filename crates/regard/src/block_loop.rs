@@ -1,7 +1,7 @@
 //! The pass that forward and backward share: a tile of rows passes over the blocks of keys that it sees, 64 rows at a
 //! time, so that a block is brought from memory once and read from the cache the second time.
 //!
-//! Cost: keys and values are read once for 128 rows; they are copied only where they must be widened or picked.
+//! Cost: keys and values are read once for 128 rows; they are copied only where they must be widened or gathered.
 
 use crate::key_blocks::{KeyBlock, KeyBlocks, VisibleBlock};
 use crate::lanes::{fetch, prefetch_l1};
@@ -136,9 +136,9 @@ impl<N: Number> BlockLoop<N> {
         let (all_k, all_v) = call.keys_and_values(scope);
         let mut blocks = KeyBlocks::new(runs, key_range.keys.clone(), rows.lanes());
         while blocks.next(block) {
-            if let Keys::Picked(picked) = block.keys() {
+            if let Keys::Gathered(gathered) = block.keys() {
                 // Rows far apart: no hardware prefetcher follows them.
-                picked.iter().for_each(|key| {
+                gathered.iter().for_each(|key| {
                     prefetch_l1(s, all_k.row(*key));
                     if V::VALUES {
                         prefetch_l1(s, all_v.row(*key));

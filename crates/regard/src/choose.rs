@@ -179,8 +179,8 @@ impl<N: Number> Found<N> {
     }
 }
 
-/// Tells the places of picked keys from those on the grid.
-const PICKED: usize = 1 << (usize::BITS - 1);
+/// Tells the places of gathered keys from those on the grid.
+const GATHERED: usize = 1 << (usize::BITS - 1);
 
 /// Lets the keys of a tile compete with the one drawn before: they win with the share of the weight that is theirs, and
 /// among them each with its own. One number decides both; it depends on the row and the block alone.
@@ -201,11 +201,11 @@ fn draw<N: Number, S: Simd<N>>(
     states.add(s, &sums, at.span);
     let Scope { batch, head, .. } = at.scope;
     for (lane, key) in keys.iter_mut().enumerate().take(at.span.end).skip(at.span.start) {
-        // By the place of the tile on the grid, whatever else is in its tile; picked keys by the first of them, which no other
+        // By the place of the tile on the grid, whatever else is in its tile; gathered keys by the first of them, which no other
         // tile has.
         let place = match at.keys {
             Keys::From(first) => first / BLOCK_KEYS,
-            Keys::Picked(keys) => PICKED | keys[0],
+            Keys::Gathered(keys) => GATHERED | keys[0],
         };
         let pair = Pair { batch, head, row: at.rows.row(lane), key: place };
         let mut left = uniform(seed, pair) * states.sum.0[lane].to_f64();

@@ -2,7 +2,7 @@
 //!
 //! Keys are cut on a fixed grid of `BLOCK_KEYS` keys. A block that nobody sees is never visited; one that everybody sees
 //! carries no per-key row sets. Where a block holds only a few seen keys (columns, strides, scattered globals), those
-//! keys are picked out and full blocks are made of them.
+//! keys are gathered and full blocks are made of them.
 //!
 //! Cost: in proportion to the runs of a tile of 128 rows and the blocks they touch; nothing for what nobody sees.
 
@@ -20,23 +20,27 @@ pub(crate) struct KeyBlock {
     /// Every row sees every key.
     pub(crate) full: bool,
     first: usize,
-    picked: [usize; BLOCK_KEYS],
-    is_picked: bool,
+    gathered: [usize; BLOCK_KEYS],
+    is_gathered: bool,
 }
 
 impl KeyBlock {
     pub(crate) fn new() -> Self {
-        let (lanes, picked) = ([0; BLOCK_KEYS], [0; BLOCK_KEYS]);
-        Self { len: 0, lanes, full: false, first: 0, picked, is_picked: false }
+        let (lanes, gathered) = ([0; BLOCK_KEYS], [0; BLOCK_KEYS]);
+        Self { len: 0, lanes, full: false, first: 0, gathered, is_gathered: false }
     }
 
     /// `len` neighbours from `first` on, seen by all.
     pub(crate) fn set(&mut self, first: usize, len: usize) {
-        (self.first, self.len, self.is_picked, self.full) = (first, len, false, true);
+        (self.first, self.len, self.is_gathered, self.full) = (first, len, false, true);
     }
 
     pub(crate) fn keys(&self) -> Keys<'_> {
-        if self.is_picked { Keys::Picked(&self.picked[..self.len]) } else { Keys::From(self.first) }
+        if self.is_gathered {
+            Keys::Gathered(&self.gathered[..self.len])
+        } else {
+            Keys::From(self.first)
+        }
     }
 }
 
@@ -139,7 +143,7 @@ fn narrowed(visible: &[RowMask], Span { mut start, mut end }: Span) -> Option<Vi
     Some(VisibleBlock { keys, span, hidden })
 }
 
-/// Cuts runs into blocks, in ascending order, the picked ones last.
+/// Cuts runs into blocks, in ascending order, the gathered ones last.
 #[derive(Debug)]
 pub(crate) struct KeyBlocks<'a> {
     runs: &'a [Run],
@@ -159,7 +163,7 @@ impl<'a> KeyBlocks<'a> {
     pub(crate) fn next(&mut self, block: &mut KeyBlock) -> bool {
         loop {
             if self.sparse.len() >= BLOCK_KEYS {
-                self.pick(block);
+                self.gather(block);
                 return true;
             }
             while self.runs.first().is_some_and(|s| s.keys.end <= self.at) {
@@ -170,7 +174,7 @@ impl<'a> KeyBlocks<'a> {
                 if self.sparse.is_empty() {
                     return false;
                 }
-                self.pick(block);
+                self.gather(block);
                 return true;
             };
             self.at = self.at.max(run.keys.start);
@@ -191,7 +195,7 @@ impl<'a> KeyBlocks<'a> {
     /// How many of the next blocks are like this one, the last that was filled, and none of them is filled: those that lie in
     /// the same run. For counting.
     pub(crate) fn skip_alike(&mut self, block: &KeyBlock) -> usize {
-        let Some(run) = self.runs.first().filter(|_| !block.is_picked) else { return 0 };
+        let Some(run) = self.runs.first().filter(|_| !block.is_gathered) else { return 0 };
         let whole = block.first.is_multiple_of(BLOCK_KEYS) && block.len == BLOCK_KEYS;
         if !whole || run.keys.start > block.first || run.keys.end < self.at {
             return 0;
@@ -201,7 +205,7 @@ impl<'a> KeyBlocks<'a> {
         n
     }
 
-    /// Writes the keys of a partly seen block; `false` if they were put aside to be picked.
+    /// Writes the keys of a partly seen block; `false` if they were put aside to be gathered.
     fn fill(&mut self, block: &mut KeyBlock, keys: Range<usize>) -> bool {
         let within = self.runs.iter().take_while(|s| s.keys.start < keys.end);
         let clip = |s: &Run| s.keys.start.max(keys.start)..s.keys.end.min(keys.end);
@@ -211,7 +215,7 @@ impl<'a> KeyBlocks<'a> {
             visible += part.len();
             last = part.end;
         }
-        // Picking copies a key and a value; computing an unseen key costs as much as a seen one, and so does a visit
+        // Gathering copies a key and a value; computing an unseen key costs as much as a seen one, and so does a visit
         // for a few keys only.
         if visible < BLOCK_KEYS / 4 || 2 * visible <= last - keys.start {
             self.sparse.extend(within.flat_map(|s| clip(s).map(|key| (key, s.lanes))));
@@ -227,12 +231,12 @@ impl<'a> KeyBlocks<'a> {
         true
     }
 
-    fn pick(&mut self, block: &mut KeyBlock) {
+    fn gather(&mut self, block: &mut KeyBlock) {
         let n = self.sparse.len().min(BLOCK_KEYS);
         for (i, (key, lanes)) in self.sparse.drain(..n).enumerate() {
-            (block.picked[i], block.lanes[i]) = (key, lanes);
+            (block.gathered[i], block.lanes[i]) = (key, lanes);
         }
         block.full = block.lanes[..n].iter().all(|lanes| *lanes == self.all);
-        (block.len, block.is_picked) = (n, true);
+        (block.len, block.is_gathered) = (n, true);
     }
 }

@@ -281,7 +281,9 @@ impl Only {
         for (lane, key) in keys.iter().enumerate().take(at.span.end).skip(at.span.start) {
             let place = match at.keys {
                 Keys::From(first) => key.checked_sub(first).filter(|i| *i < n),
-                Keys::Picked(picked) => picked[..n].iter().position(|picked| picked == key),
+                Keys::Gathered(gathered) => {
+                    gathered[..n].iter().position(|gathered| gathered == key)
+                }
             };
             place.into_iter().for_each(|i| only[i] |= 1 << lane);
         }

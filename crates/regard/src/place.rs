@@ -152,8 +152,8 @@ pub(crate) fn low(visible: RowMask) -> u32 {
 pub(crate) enum Keys<'t> {
     /// Neighbours, from this one on.
     From(usize),
-    /// Picked ones.
-    Picked(&'t [usize]),
+    /// Gathered ones.
+    Gathered(&'t [usize]),
 }
 
 impl Keys<'_> {
@@ -161,7 +161,7 @@ impl Keys<'_> {
     pub(crate) fn get(&self, i: usize) -> usize {
         match self {
             Self::From(first) => first + i,
-            Self::Picked(keys) => keys[i],
+            Self::Gathered(keys) => keys[i],
         }
     }
 
@@ -169,7 +169,7 @@ impl Keys<'_> {
     pub(crate) fn skip(self, n: usize) -> Self {
         match self {
             Self::From(first) => Self::From(first + n),
-            Self::Picked(keys) => Self::Picked(&keys[n..]),
+            Self::Gathered(keys) => Self::Gathered(&keys[n..]),
         }
     }
 }

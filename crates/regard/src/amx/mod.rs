@@ -194,8 +194,8 @@ pub(crate) struct AmxBackwardScratch {
     pub(crate) blocks: [Block; 2],
     /// Queries on their way, `[features][rows]`.
     pub(crate) transposed: Vec<Lanes<f32>>,
-    /// Gradients of picked keys and values, before they go to their places.
-    pub(crate) picked: [RowBuffer<f32>; 2],
+    /// Gradients of gathered keys and values, before they go to their places.
+    pub(crate) gathered: [RowBuffer<f32>; 2],
     /// Whether a task is too large for the second level of the cache.
     pub(crate) far: bool,
 }
@@ -216,7 +216,7 @@ impl AmxBackwardScratch {
             operands: [0, 1].map(|_| ScoreOperands::new(terms, groups)),
             blocks: [Block::new(), Block::new()],
             transposed: vec![Lanes([0.0; GROUP]); dims.qk_dim],
-            picked: [dims.qk_dim, dims.v_dim].map(|dim| RowBuffer::new(BLOCK_KEYS, dim)),
+            gathered: [dims.qk_dim, dims.v_dim].map(|dim| RowBuffer::new(BLOCK_KEYS, dim)),
             far,
         }
     }

@@ -103,7 +103,7 @@ struct Passing<'t, 'c, E: Element, const TERMS: usize> {
 struct Waiting {
     /// The place among the packed key_blocks.
     key_block: usize,
-    /// Where the keys stand among those of the task; nowhere for picked ones.
+    /// Where the keys stand among those of the task; nowhere for gathered ones.
     place: Option<usize>,
     keys: usize,
     /// The first group that sees any of them, and the one after the last.
@@ -126,7 +126,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E
         let (first, keys) = (self.grads.first, key_block.len);
         let place = match key_block.keys() {
             Keys::From(key) => Some(key - first),
-            Keys::Picked(_) => None,
+            Keys::Gathered(_) => None,
         };
         let packed = self.room.key_blocks.find::<E, TERMS>(self.s, self.inputs, key_block, first);
         let buffer = self.weighed.map_or(0, |weighed| 1 - weighed.buffer);
@@ -191,7 +191,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
             rows: own,
             operands: [first, second],
             blocks,
-            picked,
+            gathered,
             far,
             ..
         } = &mut *self.room;
@@ -213,10 +213,10 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         }
         let mut products = [const { None }; 2 + GROUPS];
         if let Some(weighed) = weighed {
-            let [picked_k, picked_v] = picked;
+            let [gathered_k, gathered_v] = gathered;
             let (to_k, to_v) = match weighed.place {
                 Some(place) => (d_k.rows_from(place), d_v.rows_from(place)),
-                None => (picked_k.rows_from(0), picked_v.rows_from(0)),
+                None => (gathered_k.rows_from(0), gathered_v.rows_from(0)),
             };
             let add = weighed.place.is_some();
             let (start, end) = weighed.groups;
@@ -307,11 +307,11 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         });
     }
 
-    /// Adds the gradients of picked keys to those of the task.
+    /// Adds the gradients of gathered keys to those of the task.
     #[inline(always)]
     fn put_in_place(&mut self, keys: Keys<'_>) {
-        let Keys::Picked(keys) = keys else { return };
-        let ([k, v], AddGrads { first, d_k, d_v, .. }) = (&self.room.picked, &mut self.grads);
+        let Keys::Gathered(keys) = keys else { return };
+        let ([k, v], AddGrads { first, d_k, d_v, .. }) = (&self.room.gathered, &mut self.grads);
         for (i, key) in keys.iter().enumerate() {
             self.s.call(AddRow { row: k.row(i), to: d_k.row_mut(key - *first) });
             self.s.call(AddRow { row: v.row(i), to: d_v.row_mut(key - *first) });
