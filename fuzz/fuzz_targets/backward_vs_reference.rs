@@ -49,7 +49,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
 
     let [out, lse, entropy] =
         [&d.out, &d.lse, &d.entropy].map(|d| d.iter().map(|x| Number::to_f64(*x)).collect());
-    let judged = output.choice.as_ref().map_or(problem.clone(), |c| problem.with_choice(c));
+    let judged = output.selection.as_ref().map_or(problem.clone(), |c| problem.with_selection(c));
     let exact = Outcome { out, lse, entropy, max_score: Vec::new() };
     let judge = GradJudge::new(&judged, (q, k, v), (&exact, &d));
     let (ratio, which) = judge.ratio(&ours).unwrap();

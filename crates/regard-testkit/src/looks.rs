@@ -161,7 +161,7 @@ impl<E: Element> Trial for Looks<'_, E> {
     }
 
     fn judge(&self, (output, seen): &Self::Found) -> Result<(Ratio, &'static str), String> {
-        let chosen = output.choice.as_ref().map(|choice| self.problem.with_choice(choice));
+        let chosen = output.selection.as_ref().map(|choice| self.problem.with_selection(choice));
         let problem = chosen.as_ref().unwrap_or(&self.problem);
         let exact = self.defined::<f64>(problem, |x| x);
         let plain = self.defined::<E::Num>(problem, stored::<E>);

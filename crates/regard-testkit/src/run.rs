@@ -7,8 +7,8 @@ use crate::linear::LinearTrial;
 use crate::lsh::LshTrial;
 use regard::reference::{self, Inputs};
 use regard::{
-    Choice, Element, Error, Grads, Isa, Machine, Normaliser, Number, Output, OutputGrads, Plan,
-    Problem, bf16, f16,
+    Element, Error, Grads, Isa, Machine, Normaliser, Number, Output, OutputGrads, Plan, Problem,
+    Selection, bf16, f16,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -170,7 +170,7 @@ impl Runs {
 /// Holds what rows have chosen against their scores; where scores are as good as equal, either will do.
 fn right_choice<N: Number>(
     normaliser: Normaliser,
-    choice: &Choice<N>,
+    choice: &Selection<N>,
     (scores, near): (&[Vec<(usize, f64)>], f64),
 ) -> Result<(), String> {
     let most = match normaliser {
@@ -263,9 +263,9 @@ impl<E: Element> Trial for Exact<'_, E> {
 
     fn judge(&self, (output, grads): &Self::Found) -> Result<(Ratio, &'static str), String> {
         let mut own = None;
-        if let Some(choice) = &output.choice {
+        if let Some(choice) = &output.selection {
             right_choice(self.case.normaliser, choice, (&self.scores, self.near()))?;
-            own = Some(self.judges(&self.problem.with_choice(choice)));
+            own = Some(self.judges(&self.problem.with_selection(choice)));
         }
         let Some((judge, grad_judge)) = own.as_ref().or(self.judges.as_ref()) else {
             return Err("rows have chosen, but the output does not say what".into());
@@ -343,7 +343,7 @@ pub fn same_bits<E: Element>(a: &Output<E>, b: &Output<E>) -> bool {
         && same(a.states.as_flattened(), b.states.as_flattened())
         && same(entropy[0], entropy[1])
         && same(max_score[0], max_score[1])
-        && a.choice == b.choice
+        && a.selection == b.selection
 }
 
 /// Whether gradients are the same to the bit.

@@ -143,7 +143,7 @@ pub enum Error {
         normaliser: &'static str,
     },
     /// An output without the choice that its normaliser has made.
-    NoChoice {
+    NoSelection {
         /// The normaliser.
         normaliser: &'static str,
     },
@@ -280,9 +280,9 @@ impl Error {
                 f,
                 "{estimate}: the gradient of a {normaliser} normaliser is not estimated so; leave it out"
             ),
-            Self::NoChoice { normaliser } => write!(
+            Self::NoSelection { normaliser } => write!(
                 f,
-                "output: it lacks the choice of its {normaliser} normaliser; pass what forward returned, as it is"
+                "output: it lacks the selection of its {normaliser} normaliser; pass what forward returned, as it is"
             ),
             Self::NotHashed => write!(
                 f,

@@ -67,7 +67,7 @@ impl<'a, E: Element> OutputGrads<'a, E> {
     }
 
     /// Refuses estimates that a normaliser without a choice does not have.
-    pub(crate) fn without_choice(self, normaliser: &'static str) -> Result<(), Error> {
+    pub(crate) fn without_selection(self, normaliser: &'static str) -> Result<(), Error> {
         let estimate = match self {
             Self { straight_through: true, .. } => "straight-through",
             Self { advantage: Some(_), .. } => "advantage",

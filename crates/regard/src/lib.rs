@@ -37,7 +37,7 @@
 //   amx         operands and products on AMX tiles
 //
 // What is done
-//   choose      the pass that finds what a normaliser must know
+//   select      the pass that finds what a normaliser must know
 //   look        the pass that looks at weights
 //   forward     the pass that makes outputs: prefill, decode, on vectors, on AMX
 //   backward    the pass that makes gradients
@@ -65,7 +65,6 @@ mod backward;
 mod best;
 mod block_loop;
 mod cache;
-mod choose;
 #[cfg(not(test))]
 mod compiled;
 mod dropout;
@@ -95,6 +94,7 @@ pub mod reference;
 mod rope;
 mod run;
 mod score;
+mod select;
 mod simd;
 mod similarity;
 mod softmax;
@@ -115,7 +115,7 @@ pub use microscope::{
     AttentionView, Audit, Divergence, HeadAudit, Measure, Measured, Pattern, Pool, Pooled, Top,
     rollout,
 };
-pub use normaliser::{Choice, Normaliser};
+pub use normaliser::{Normaliser, Selection};
 pub use output::{Output, OutputView};
 pub use place::{Pair, Scope};
 pub use plan::{Plan, Work};

@@ -84,9 +84,9 @@ impl Normaliser {
     /// What its choice means to the scores.
     pub(crate) fn rule(self) -> Rule {
         match self {
-            Self::Sampled { .. } => Rule::Only,
-            Self::Sparsemax => Rule::Sparse,
-            _ => Rule::Best,
+            Self::Sampled { .. } => Rule::One,
+            Self::Sparsemax => Rule::Sparsemax,
+            _ => Rule::TopK,
         }
     }
 
@@ -114,22 +114,22 @@ impl fmt::Display for Normaliser {
 
 /// What each row has chosen, `[batch, heads.q, q_len]` (`[total, heads.q]` where queries are packed).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice<N> {
+pub struct Selection<N> {
     /// Keys a row, at most.
     pub(crate) most: usize,
     /// `[rows, most]`, the best first; [`NONE`] where a row sees no more.
     pub(crate) keys: Vec<usize>,
     /// The lowest score that was chosen; of a sparsemax, the highest; times `log2 e`. `[rows]`
-    pub(crate) bounds: Vec<N>,
+    pub(crate) thresholds: Vec<N>,
     /// Of a sparsemax, how far below the highest score weights begin: small where many are alike, however large they are. In the
     /// same unit; `[rows]`, or nothing.
-    pub(crate) reaches: Vec<N>,
+    pub(crate) supports: Vec<N>,
 }
 
 /// No key.
 pub(crate) const NONE: usize = usize::MAX;
 
-impl<N: Number> Choice<N> {
+impl<N: Number> Selection<N> {
     /// The keys that a row has chosen, the best first: fewer than asked for if it sees fewer; none of a sparsemax.
     ///
     /// # Panics
@@ -146,15 +146,15 @@ impl<N: Number> Choice<N> {
     /// For a row that is not there.
     #[must_use]
     pub fn threshold(&self, row: usize) -> f64 {
-        let reach = self.reaches.get(row).map_or(0.0, |reach| Number::to_f64(*reach));
-        (self.bounds[row].to_f64() - reach) * LN_2
+        let support = self.supports.get(row).map_or(0.0, |support| Number::to_f64(*support));
+        (self.thresholds[row].to_f64() - support) * LN_2
     }
 }
 
 /// A choice as a rule of the scores.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kept<'a, N> {
-    pub(crate) choice: &'a Choice<N>,
+pub(crate) struct SelectionMask<'a, N> {
+    pub(crate) selection: &'a Selection<N>,
     pub(crate) rule: Rule,
 }
 
@@ -162,24 +162,24 @@ pub(crate) struct Kept<'a, N> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// Those at the bound or above; of those at the bound, keys up to the last that was chosen.
-    Best,
+    TopK,
     /// That of the key.
-    Only,
+    One,
     /// Those within reach of the bound, as the logarithm of what is left of it: the softmax of that is the sparsemax.
-    Sparse,
+    Sparsemax,
     /// Those within reach of the bound, all alike: the mean over what sparsemax keeps.
-    Alike,
+    Uniform,
 }
 
-impl<N: Number> Kept<'_, N> {
+impl<N: Number> SelectionMask<'_, N> {
     /// Whether scores are bent by a sparsemax.
     pub(crate) fn is_sparse(&self) -> bool {
-        self.rule == Rule::Sparse
+        self.rule == Rule::Sparsemax
     }
 
     /// Whether a pair counts; `row` is counted over all heads and items.
     pub(crate) fn keeps(&self, row: usize, key: usize) -> bool {
-        !matches!(self.rule, Rule::Best | Rule::Only) || self.choice.keys(row).contains(&key)
+        !matches!(self.rule, Rule::TopK | Rule::One) || self.selection.keys(row).contains(&key)
     }
 
     /// Makes the scores of a tile that do not stay `-inf`; `rows` are counted over all heads and items.
@@ -191,20 +191,20 @@ impl<N: Number> Kept<'_, N> {
         tile: &mut [Lanes<N>],
         derivatives: Option<&mut Derivatives<N>>,
     ) {
-        let (mut bounds, mut keys) = (Lanes([N::infinity(); GROUP]), [NONE; GROUP]);
+        let (mut thresholds, mut keys) = (Lanes([N::infinity(); GROUP]), [NONE; GROUP]);
         for lane in at.span.start..at.span.end {
-            bounds.0[lane] = self.choice.bounds[rows[lane]];
-            keys[lane] = self.choice.keys(rows[lane]).last().copied().unwrap_or(NONE);
+            thresholds.0[lane] = self.selection.thresholds[rows[lane]];
+            keys[lane] = self.selection.keys(rows[lane]).last().copied().unwrap_or(NONE);
         }
         match self.rule {
-            Rule::Best => pass(s, at, tile, &Best { bounds, last: keys, keys: at.keys }),
-            Rule::Only => pass(s, at, tile, &Only::new(at, tile.len(), &keys)),
-            Rule::Sparse | Rule::Alike => {
-                let mut reaches = Lanes([N::zero(); GROUP]);
-                let lanes = reaches.0.iter_mut().zip(rows).take(at.span.end).skip(at.span.start);
-                lanes.for_each(|(reach, row)| *reach = self.choice.reaches[*row]);
+            Rule::TopK => pass(s, at, tile, &KeepTopK { thresholds, last: keys, keys: at.keys }),
+            Rule::One => pass(s, at, tile, &KeepOne::new(at, tile.len(), &keys)),
+            Rule::Sparsemax | Rule::Uniform => {
+                let mut supports = Lanes([N::zero(); GROUP]);
+                let lanes = supports.0.iter_mut().zip(rows).take(at.span.end).skip(at.span.start);
+                lanes.for_each(|(support, row)| *support = self.selection.supports[*row]);
                 let derivatives = derivatives.map(|derivatives| &mut derivatives.custom[..]);
-                self.take_logarithms((&bounds, &reaches), at, tile, derivatives);
+                self.take_logarithms((&thresholds, &supports), at, tile, derivatives);
             }
         }
     }
@@ -213,7 +213,7 @@ impl<N: Number> Kept<'_, N> {
     #[inline(always)]
     fn take_logarithms(
         &self,
-        (bounds, reaches): (&Lanes<N>, &Lanes<N>),
+        (thresholds, supports): (&Lanes<N>, &Lanes<N>),
         at: At<'_>,
         tile: &mut [Lanes<N>],
         mut derivatives: Option<&mut [Lanes<N>]>,
@@ -225,7 +225,7 @@ impl<N: Number> Kept<'_, N> {
                 if *score == N::neg_infinity() {
                     continue;
                 }
-                let above = (*score - bounds.0[lane] + reaches.0[lane]) * ln_2;
+                let above = (*score - thresholds.0[lane] + supports.0[lane]) * ln_2;
                 if let Some(derivatives) = &mut derivatives {
                     let derivative = &mut derivatives[i].0[lane];
                     *derivative = if above > N::zero() { *derivative / above } else { N::zero() };
@@ -233,7 +233,7 @@ impl<N: Number> Kept<'_, N> {
                 *score = match above {
                     _ if above.is_nan() => above,
                     _ if above <= N::zero() => N::neg_infinity(),
-                    _ if self.rule == Rule::Alike => N::zero(),
+                    _ if self.rule == Rule::Uniform => N::zero(),
                     _ => above.log2_of_sum(),
                 };
             }
@@ -242,17 +242,17 @@ impl<N: Number> Kept<'_, N> {
 }
 
 /// See [`Rule::Best`]. A NaN stays: what depends on it must not look like a number.
-struct Best<'t, N> {
-    bounds: Lanes<N>,
+struct KeepTopK<'t, N> {
+    thresholds: Lanes<N>,
     last: [usize; GROUP],
     keys: Keys<'t>,
 }
 
-impl<N: Number> Pass<N> for Best<'_, N> {
+impl<N: Number> Pass<N> for KeepTopK<'_, N> {
     #[inline(always)]
     fn apply<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
-        let bound = s.load(&self.bounds.0[lane..]);
-        let (below, above) = (s.less(x, bound), s.less(bound, x));
+        let threshold = s.load(&self.thresholds.0[lane..]);
+        let (below, above) = (s.less(x, threshold), s.less(threshold, x));
         let hidden = s.select(below, s.splat(N::neg_infinity()), x);
         let all = u32::MAX >> (32 - S::LANES);
         let mut equal = all & !(s.bits(below) | s.bits(above));
@@ -272,9 +272,9 @@ impl<N: Number> Pass<N> for Best<'_, N> {
 }
 
 /// See [`Rule::Only`].
-struct Only([RowMask; BLOCK_KEYS]);
+struct KeepOne([RowMask; BLOCK_KEYS]);
 
-impl Only {
+impl KeepOne {
     /// Which of `n` keys is the one of each row.
     fn new(at: At<'_>, n: usize, keys: &[usize; GROUP]) -> Self {
         let mut only = [0; BLOCK_KEYS];
@@ -291,7 +291,7 @@ impl Only {
     }
 }
 
-impl<N: Number> Pass<N> for Only {
+impl<N: Number> Pass<N> for KeepOne {
     #[inline(always)]
     fn apply<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
         s.select(s.lanes(low(self.0[i] >> lane)), x, s.splat(N::neg_infinity()))

@@ -35,7 +35,7 @@ impl<E: Element> Problem<'_, E> {
 
     /// Whether a pair counts, by a choice that was made before.
     pub(crate) fn keeps(&self, at: Pair) -> bool {
-        self.kept.is_none_or(|kept| kept.keeps(self.row_of(at), at.key))
+        self.selection.is_none_or(|kept| kept.keeps(self.row_of(at), at.key))
     }
 
     /// What a weight is multiplied by after the softmax, by definition.
@@ -81,13 +81,13 @@ impl<E: Element> Problem<'_, E> {
     /// Whether a dot product with the scaled query is the score already.
     #[inline(always)]
     pub(crate) fn is_plain_dot(&self) -> bool {
-        self.score.is_plain() && self.similarity.is_linear() && self.kept.is_none()
+        self.score.is_plain() && self.similarity.is_linear() && self.selection.is_none()
     }
 
     /// Whether a score may become `-inf`, which hides its pair.
     #[inline(always)]
     pub(crate) fn may_hide(&self) -> bool {
-        self.score.may_hide() || self.kept.is_some()
+        self.score.may_hide() || self.selection.is_some()
     }
 
     /// Whether weights are multiplied by something after the softmax.
@@ -98,7 +98,7 @@ impl<E: Element> Problem<'_, E> {
 
     /// Room for the derivatives of tiles of up to `keys` keys.
     pub(crate) fn derivatives(&self, keys: usize) -> Derivatives<E::Num> {
-        let bent = self.kept.is_some_and(|kept| kept.is_sparse());
+        let bent = self.selection.is_some_and(|kept| kept.is_sparse());
         self.score.derivatives(keys, !self.similarity.is_linear(), bent)
     }
 
@@ -165,7 +165,7 @@ impl<E: Element> Task<E::Num> for Apply<'_, E> {
             pass(s, at, tile, &Factor(number(sign * problem.scale() * LOG2_E)));
         }
         problem.score.apply(s, at, tile, derivatives.as_deref_mut());
-        if let Some(kept) = &problem.kept {
+        if let Some(kept) = &problem.selection {
             kept.apply(s, (at, &problem.rows_of(at)), tile, derivatives);
         }
     }

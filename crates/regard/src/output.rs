@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::lanes::prefetch_l1;
 use crate::machine::Machine;
-use crate::normaliser::Choice;
+use crate::normaliser::Selection;
 use crate::simd::{Element, Number, Simd, Task};
 use crate::softmax::State;
 use crate::view::{Layout, Shape, Tensor, TileMut, View, ViewMut};
@@ -34,7 +34,7 @@ pub struct Output<E: Element> {
     /// and entropies that fall are the first that is seen of a training that fails. `-inf` for rows that see nothing.
     pub max_score: Option<Vec<E::Num>>,
     /// What each row has chosen, where the [`Normaliser`](crate::Normaliser) is not the softmax; backward needs it.
-    pub choice: Option<Choice<E::Num>>,
+    pub selection: Option<Selection<E::Num>>,
 }
 
 /// What a call has returned, as it lies in the caller's memory: all that the backward pass needs of it. See [`Output`] for each
@@ -50,7 +50,7 @@ pub struct OutputView<'a, E: Element> {
     /// The entropy of each row.
     pub entropy: Option<&'a [E::Num]>,
     /// What each row has chosen.
-    pub choice: Option<&'a Choice<E::Num>>,
+    pub selection: Option<&'a Selection<E::Num>>,
 }
 
 impl<'a, E: Element> From<&'a Output<E>> for OutputView<'a, E> {
@@ -60,7 +60,7 @@ impl<'a, E: Element> From<&'a Output<E>> for OutputView<'a, E> {
             lse: &output.lse,
             states: &output.states,
             entropy: output.entropy.as_deref(),
-            choice: output.choice.as_ref(),
+            selection: output.selection.as_ref(),
         }
     }
 }
@@ -78,7 +78,7 @@ impl<E: Element> Output<E> {
     /// Of what was kept of a call: enough for the backward pass, and for merging.
     #[must_use]
     pub fn new(out: Tensor<E>, lse: Vec<E::Num>) -> Self {
-        Self { out, lse, states: Vec::new(), entropy: None, max_score: None, choice: None }
+        Self { out, lse, states: Vec::new(), entropy: None, max_score: None, selection: None }
     }
 
     /// Joins results of the same queries over disjoint keys into the result over all of them.
@@ -144,13 +144,13 @@ impl<E: Element> Output<E> {
             E::Num::enter(machine.isa, MergeRows { merge: &merge, item, tile, sums });
         });
         let entropy = with_entropy.then_some(entropy);
-        Ok(Self { out: to, lse, states, entropy, max_score, choice: None })
+        Ok(Self { out: to, lse, states, entropy, max_score, selection: None })
     }
 
     /// The first of parts that have everything in common but their keys.
     fn check_parts(parts: &[Self]) -> Result<&Self, Error> {
         let Some(first) = parts.first() else { return Err(Error::NothingToMerge) };
-        if parts.iter().any(|part| part.choice.is_some()) {
+        if parts.iter().any(|part| part.selection.is_some()) {
             return Err(Error::Chosen);
         }
         let same =

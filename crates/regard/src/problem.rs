@@ -5,7 +5,7 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::local::Local;
 use crate::mask::Mask;
-use crate::normaliser::{Choice, Kept, Normaliser, Rule};
+use crate::normaliser::{Normaliser, Rule, Selection, SelectionMask};
 use crate::place::Scope;
 use crate::score::Score;
 use crate::simd::{Element, Precision};
@@ -110,7 +110,7 @@ pub struct Problem<'a, E: Element> {
     /// Around which positions rows look, if not everywhere.
     pub local: Option<Local<'a, E::Num>>,
     /// What a normaliser has chosen before.
-    pub(crate) kept: Option<Kept<'a, E::Num>>,
+    pub(crate) selection: Option<SelectionMask<'a, E::Num>>,
 }
 
 impl<'a, E: Element> Problem<'a, E> {
@@ -150,7 +150,7 @@ impl<'a, E: Element> Problem<'a, E> {
             precision: E::PRECISION,
             normaliser: Normaliser::Softmax,
             local: None,
-            kept: None,
+            selection: None,
         }
     }
 
@@ -291,36 +291,40 @@ impl<'a, E: Element> Problem<'a, E> {
 
     /// The same with the softmax in the place of a normaliser.
     pub(crate) fn soft(&self) -> Self {
-        Self { normaliser: Normaliser::Softmax, kept: None, ..self.clone() }
+        Self { normaliser: Normaliser::Softmax, selection: None, ..self.clone() }
     }
 
     /// Whether rows have something to find out before they have weights.
-    pub(crate) fn chooses(&self) -> bool {
-        !self.normaliser.is_softmax() && self.kept.is_none()
+    pub(crate) fn selects(&self) -> bool {
+        !self.normaliser.is_softmax() && self.selection.is_none()
     }
 
     /// Whether scores become weights by the softmax over all that a row sees.
     pub(crate) fn is_softmax(&self) -> bool {
-        self.normaliser.is_softmax() && self.kept.is_none()
+        self.normaliser.is_softmax() && self.selection.is_none()
     }
 
     /// The same for a choice that was made before.
-    pub(crate) fn keeping<'b>(&self, choice: &'b Choice<E::Num>, rule: Rule) -> Problem<'b, E>
+    pub(crate) fn selecting<'b>(
+        &self,
+        selection: &'b Selection<E::Num>,
+        rule: Rule,
+    ) -> Problem<'b, E>
     where
         'a: 'b,
     {
-        Problem { kept: Some(Kept { choice, rule }), ..self.clone() }
+        Problem { selection: Some(SelectionMask { selection, rule }), ..self.clone() }
     }
 
     /// The definition's own choice is replaced by one that a call of the same sizes has made: its
     /// [`Output::choice`](crate::Output::choice). For the definition only; plans refuse it.
     #[doc(hidden)]
     #[must_use]
-    pub fn with_choice<'b>(&self, choice: &'b Choice<E::Num>) -> Problem<'b, E>
+    pub fn with_selection<'b>(&self, selection: &'b Selection<E::Num>) -> Problem<'b, E>
     where
         'a: 'b,
     {
-        self.keeping(choice, self.normaliser.rule())
+        self.selecting(selection, self.normaliser.rule())
     }
 
     /// Asks for the entropy of each row's weights beside the output, and for its largest score.
@@ -467,9 +471,9 @@ impl<'a, E: Element> Problem<'a, E> {
         if let Some(local) = &self.local {
             local.check(self.rows(), self.packed().contains(&true))?;
         }
-        if self.kept.is_some() {
+        if self.selection.is_some() {
             // For the definition only; a plan makes its own choice.
-            let (option, normaliser) = ("a choice made before", self.normaliser.name());
+            let (option, normaliser) = ("a selection made before", self.normaliser.name());
             return Err(Error::OnlySoftmax { option, normaliser });
         }
         self.normaliser.check(self.score.sinks.is_some(), self.entropy)?;

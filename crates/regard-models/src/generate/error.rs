@@ -55,7 +55,7 @@ pub enum GenerateError {
         token: u32,
     },
     /// All scores are -inf.
-    NoChoice {
+    NoSelection {
         /// Of which prompt.
         row: usize,
     },
@@ -91,7 +91,7 @@ impl fmt::Display for GenerateError {
                 "prompt {row}: the model's score of token {token} is NaN or infinite; \
                  look at its weights and their number type"
             ),
-            Self::NoChoice { row } => write!(
+            Self::NoSelection { row } => write!(
                 f,
                 "prompt {row}: the model's scores are all -inf; one token at least must be allowed"
             ),
@@ -130,6 +130,6 @@ pub(super) fn check_scores(row: usize, scores: &[f32]) -> Result<(), GenerateErr
     }
     match scores.iter().any(|score| *score > f32::NEG_INFINITY) {
         true => Ok(()),
-        false => Err(GenerateError::NoChoice { row }),
+        false => Err(GenerateError::NoSelection { row }),
     }
 }

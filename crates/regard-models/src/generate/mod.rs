@@ -306,7 +306,7 @@ mod tests {
             let mut refused =
                 |prompts: &[Vec<u32>]| refusal(run(&mut toy, prompts, &search, &stop(3)));
             assert_eq!(refused(&[vec![2]]), GenerateError::NotFinite { row: 0, token: 2 });
-            assert_eq!(refused(&[vec![1], vec![2]]), GenerateError::NoChoice { row: 0 });
+            assert_eq!(refused(&[vec![1], vec![2]]), GenerateError::NoSelection { row: 0 });
             assert_eq!(refused(&[vec![0]]), GenerateError::Scores { got: 1, pasts: 1, vocab: 3 });
             assert_eq!(refused(&[vec![1], vec![]]), GenerateError::Empty { row: 1 });
             assert_eq!(

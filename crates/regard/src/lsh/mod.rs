@@ -179,7 +179,7 @@ impl LshAttention {
         if output_grads.entropy.is_some() {
             return Err(Error::NoEntropy);
         }
-        output_grads.without_choice("softmax")?;
+        output_grads.without_selection("softmax")?;
         let shapes = [q, k, v].map(|x| x.shape());
         let (mut sums, mut room) = (Sums::new(shapes)?, Sorted::new(shapes)?);
         for i in 0..buckets.rounds() {

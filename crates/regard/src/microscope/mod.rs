@@ -139,16 +139,16 @@ impl<'a, E: Element> AttentionView<'a, E> {
     fn take(&mut self, plan: &Plan<'_, E>, output: &'a Output<E>) -> Result<(), Error> {
         OutputView::from(output).check_rows(self.problem.rows())?;
         self.softmaxes.states = &output.states;
-        if let Some(choice) = output.choice.as_ref().filter(|_| self.problem.chooses()) {
-            plan.check_choice(choice)?;
-            self.problem = self.problem.keeping(choice, self.problem.normaliser.rule());
+        if let Some(selection) = output.selection.as_ref().filter(|_| self.problem.selects()) {
+            plan.check_selection(selection)?;
+            self.problem = self.problem.selecting(selection, self.problem.normaliser.rule());
         }
         self.unless_chosen()
     }
 
     fn unless_chosen(&self) -> Result<(), Error> {
         let normaliser = self.problem.normaliser.name();
-        if self.problem.chooses() { Err(Error::NoChoice { normaliser }) } else { Ok(()) }
+        if self.problem.selects() { Err(Error::NoSelection { normaliser }) } else { Ok(()) }
     }
 
     /// Multiplies keys by what the similarity multiplies them by.

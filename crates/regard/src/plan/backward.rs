@@ -72,10 +72,10 @@ impl<E: Element> Plan<'_, E> {
             }
             return Ok(grads);
         }
-        if self.problem().chooses() {
+        if self.problem().selects() {
             return self.backward_chosen((q, k, v), output, output_grads);
         }
-        output_grads.without_choice("softmax")?;
+        output_grads.without_selection("softmax")?;
         let shape = self.problem().dims().out_shape();
         shape.unless_same("the plan", "the output", output.out.shape())?;
         shape.unless_same("the plan", "the gradient of the output", output_grads.out.shape())?;

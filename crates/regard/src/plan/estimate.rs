@@ -3,7 +3,7 @@
 use super::Plan;
 use crate::error::Error;
 use crate::grads::{Grads, OutputGrads};
-use crate::normaliser::{Choice, Normaliser, Rule};
+use crate::normaliser::{Normaliser, Rule, Selection};
 use crate::output::{Output, OutputView};
 use crate::simd::Element;
 use crate::view::{Inputs, Tensor};
@@ -18,8 +18,10 @@ impl<'a, E: Element> Plan<'a, E> {
     ) -> Result<Grads<E>, Error> {
         let normaliser = self.problem().normaliser;
         let name = normaliser.name();
-        let Some(choice) = output.choice else { return Err(Error::NoChoice { normaliser: name }) };
-        self.check_choice(choice)?;
+        let Some(selection) = output.selection else {
+            return Err(Error::NoSelection { normaliser: name });
+        };
+        self.check_selection(selection)?;
         let chooses_one = matches!(normaliser, Normaliser::Hard | Normaliser::Sampled { .. });
         let estimates = [
             ("straight-through", output_grads.straight_through && !chooses_one),
@@ -38,15 +40,15 @@ impl<'a, E: Element> Plan<'a, E> {
         }
         let usual = output_grads.without_estimates();
         let (q, k, v) = inputs;
-        let kept = self.keeping(choice, normaliser.rule());
+        let kept = self.selecting(selection, normaliser.rule());
         if normaliser == Normaliser::Sparsemax {
             if output_grads.lse.is_some() {
                 return Err(Error::OnlySoftmax { option: "the gradient of lse", normaliser: name });
             }
             // score_j -> a_j = score_j - t, t the mean of the kept less 1 / their number: so the gradient of a score is that of
             // its weight less the mean of those kept. The pass back takes it from the output: it gets the mean of the values.
-            let Output { out, .. } = self.keeping(choice, Rule::Alike).forward(q, k, v)?;
-            let mean = OutputView { out: out.view(), entropy: None, choice: None, ..output };
+            let Output { out, .. } = self.selecting(selection, Rule::Uniform).forward(q, k, v)?;
+            let mean = OutputView { out: out.view(), entropy: None, selection: None, ..output };
             return kept.backward(q, k, v, mean, usual);
         }
         if let Some(advantage) = output_grads.advantage {
@@ -94,12 +96,16 @@ impl<'a, E: Element> Plan<'a, E> {
         self.with_problem(self.problem().soft())
     }
 
-    pub(crate) fn check_choice(&self, choice: &Choice<E::Num>) -> Result<(), Error> {
+    pub(crate) fn check_selection(&self, selection: &Selection<E::Num>) -> Result<(), Error> {
         let rows = self.problem().rows();
         let most = self.problem().normaliser.most(self.problem().dims().k_len);
-        Error::unless_one_each_row("choice", rows, choice.bounds.len())?;
-        Error::unless_same("keys of a choice", ("the plan", most), ("the output", choice.most))?;
-        Error::unless_one_each_row("choice", rows * most, choice.keys.len())
+        Error::unless_one_each_row("selection", rows, selection.thresholds.len())?;
+        Error::unless_same(
+            "keys of a selection",
+            ("the plan", most),
+            ("the output", selection.most),
+        )?;
+        Error::unless_one_each_row("selection", rows * most, selection.keys.len())
     }
 }
 

@@ -6,7 +6,7 @@ use crate::block_loop::{Call, KeyRange, Tiling};
 use crate::cache::{KvCache, Sequence};
 use crate::error::{Error, filled};
 use crate::forward::{Finished, Forward, STATE, Scratch, Target};
-use crate::normaliser::Choice;
+use crate::normaliser::Selection;
 use crate::output::Output;
 use crate::problem::{Dims, Problem};
 use crate::project::project;
@@ -90,9 +90,9 @@ impl<E: Element> Plan<'_, E> {
         let view = out.view()?;
         let watched = [entropy.as_deref_mut(), max_score.as_deref_mut()];
         let to = self.finished(&view, &mut lse, Some(states.as_flattened_mut()), watched)?;
-        let choice = self.compute(call, &to)?;
+        let selection = self.compute(call, &to)?;
         // SAFETY: `classes` hold every item (`Plan::new`), and the last of their `stages` finishes every row of every head.
-        Ok(Output { out: unsafe { out.written() }, lse, states, entropy, max_score, choice })
+        Ok(Output { out: unsafe { out.written() }, lse, states, entropy, max_score, selection })
     }
 
     /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
@@ -168,14 +168,14 @@ impl<E: Element> Plan<'_, E> {
         &self,
         call: Call<'_, E>,
         to: &Outputs<'_, E>,
-    ) -> Result<Option<Choice<E::Num>>, Error> {
-        if self.problem.chooses() {
-            let choice = self.choose(call)?;
+    ) -> Result<Option<Selection<E::Num>>, Error> {
+        if self.problem.selects() {
+            let selection = self.select(call)?;
             {
-                let plan = self.keeping(&choice, self.problem.normaliser.rule());
+                let plan = self.selecting(&selection, self.problem.normaliser.rule());
                 plan.compute(Call { problem: plan.problem(), ..call }, to)?;
             }
-            return Ok(Some(choice));
+            return Ok(Some(selection));
         }
         if self.problem.rows() > 0 {
             self.classes.iter().try_for_each(|class| self.compute_class(class, call, to))?;

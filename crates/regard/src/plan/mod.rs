@@ -1,9 +1,9 @@
 //! How a problem will be run: pure arithmetic of the problem and the machine, printable before it happens.
 
 mod backward;
-mod choose;
 mod estimate;
 mod forward;
+mod select;
 mod shared;
 mod sums;
 mod work;
@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::forward::Stage;
 use crate::machine::Machine;
 use crate::mask::Mask;
-use crate::normaliser::{Choice, Rule};
+use crate::normaliser::{Rule, Selection};
 use crate::place::RowTile;
 use crate::problem::{Dims, Problem};
 use crate::simd::{Element, GROUP};
@@ -150,11 +150,11 @@ impl<'a, E: Element> Plan<'a, E> {
     }
 
     /// The same where rows have made their choice.
-    pub(crate) fn keeping<'b>(&self, choice: &'b Choice<E::Num>, rule: Rule) -> Plan<'b, E>
+    pub(crate) fn selecting<'b>(&self, selection: &'b Selection<E::Num>, rule: Rule) -> Plan<'b, E>
     where
         'a: 'b,
     {
-        Plan { problem: self.problem.keeping(choice, rule), ..self.clone() }
+        Plan { problem: self.problem.selecting(selection, rule), ..self.clone() }
     }
 
     /// The same way for a problem of the same sizes.

@@ -80,6 +80,6 @@ fn rows_as_items<E: Element>(from: Output<E>, shape: Shape) -> Result<Output<E>,
         states: order.map(|row| from.states[row]).collect(),
         entropy: None,
         max_score: None,
-        choice: None,
+        selection: None,
     })
 }

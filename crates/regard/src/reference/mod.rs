@@ -157,7 +157,7 @@ impl<E: Element> Problem<'_, E> {
             return scores.into_iter().filter_map(above).collect();
         }
         match self.normaliser {
-            _ if self.kept.is_some() => {}
+            _ if self.selection.is_some() => {}
             Normaliser::TopK(_) | Normaliser::Hard => {
                 // Stable: the earlier key first where scores are equal.
                 scores.sort_by(|a, b| b.1.score.to_f64().total_cmp(&a.1.score.to_f64()));

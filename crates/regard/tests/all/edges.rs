@@ -146,7 +146,7 @@ fn picked_pieces_have_draws_of_their_own() {
     let problem = Problem::new(&q, &k, &k).mask(Mask::custom(Few));
     let problem = problem.normaliser(Normaliser::Sampled { seed: 11 });
     let output = forward(&problem, (q, k, k), Isa::best(), 2);
-    let choice = output.choice.expect("a draw");
+    let choice = output.selection.expect("a draw");
     let mut drawn = vec![0usize; keys];
     (0..rows).for_each(|row| drawn[choice.keys(row)[0]] += 1);
     let seen = 64 + (keys - 64).div_ceil(128) * 2;

@@ -265,7 +265,7 @@ fn what_cannot_be_looked_at_is_refused() {
     let top = Problem::new(&q, &k, &k).normaliser(Normaliser::TopK(3));
     let top = Plan::new(top, Machine::here()).unwrap();
     let refused = AttentionView::from_lse(&top, q, k, &output.lse).unwrap_err();
-    assert!(matches!(refused, Error::NoChoice { .. }));
+    assert!(matches!(refused, Error::NoSelection { .. }));
     // A step beyond all rows leaves the first.
     assert_eq!(view.every(usize::MAX).unwrap().entropy().unwrap().len(), 2);
 }

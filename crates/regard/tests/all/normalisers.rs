@@ -64,7 +64,7 @@ fn equal_scores_prefer_the_earlier_key() {
     for isa in Isa::available() {
         let problem = Problem::new(&q, &k, &v).normaliser(Normaliser::TopK(5));
         let output = forward(&problem, (q, k, v), isa, 1);
-        assert_eq!(output.choice.unwrap().keys(1), [0, 1, 2, 3, 4]);
+        assert_eq!(output.selection.unwrap().keys(1), [0, 1, 2, 3, 4]);
         assert!(output.out.data().iter().all(|x| (x - 2.0).abs() < 1e-6));
     }
 }
@@ -99,7 +99,7 @@ fn sparsemax_weights_are_the_nearest_that_sum_to_one() {
     for (a, b) in output.out.data().iter().zip([0.6, 0.4, 0.0]) {
         assert!((a - b).abs() < 1e-6, "{:?}", output.out.data());
     }
-    assert!((output.choice.unwrap().threshold(0) - 0.4).abs() < 1e-6);
+    assert!((output.selection.unwrap().threshold(0) - 0.4).abs() < 1e-6);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn keys_are_drawn_as_often_as_the_softmax_says() {
     )[0];
     let sum: f64 = scores.iter().map(|(_, score)| score.exp()).sum();
     let mut counts = vec![0.0; 70];
-    let choice = output.choice.unwrap();
+    let choice = output.selection.unwrap();
     (0..DRAWS).for_each(|row| counts[choice.keys(row)[0]] += 1.0);
     let chi: f64 = scores
         .iter()
@@ -308,6 +308,6 @@ fn what_makes_no_sense_is_refused() {
     assert!(estimate(&sampled, &of_sampled, both).contains("beside an advantage"));
     let chosen = of_top.choice.clone().unwrap();
     let planned = data.problem(&case).normaliser(Normaliser::TopK(2));
-    assert!(Plan::new(planned.with_choice(&chosen), Machine::here()).is_err());
+    assert!(Plan::new(planned.with_selection(&chosen), Machine::here()).is_err());
     assert_eq!(Output::merge(&[of_top.clone(), of_top]).unwrap_err(), Error::Chosen);
 }

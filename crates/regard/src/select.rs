@@ -19,9 +19,9 @@ use crate::view::TileMut;
 #[derive(Debug)]
 pub(crate) struct Target<'t, N> {
     pub(crate) keys: TileMut<'t, usize>,
-    pub(crate) bounds: TileMut<'t, N>,
+    pub(crate) thresholds: TileMut<'t, N>,
     /// Of a sparsemax.
-    pub(crate) reaches: Option<TileMut<'t, N>>,
+    pub(crate) supports: Option<TileMut<'t, N>>,
 }
 
 /// Memory of one thread, reused from task to task.
@@ -43,19 +43,19 @@ struct Group<N> {
 #[derive(Debug)]
 enum Found<N> {
     /// The best of each.
-    Best(BestKeys<N>),
+    TopK(BestKeys<N>),
     /// The softmax so far, and one key of each that was drawn from it.
-    Drawn(u64, Box<States<N>>, Box<[usize; GROUP]>),
+    Sampled(u64, Box<States<N>>, Box<[usize; GROUP]>),
     /// The highest scores.
-    Highest(Box<Lanes<N>>),
+    Max(Box<Lanes<N>>),
     /// The highest scores, and who is within reach of them.
-    Reaching(Box<Lanes<N>>, Box<Reaching>),
+    Support(Box<Lanes<N>>, Box<Support>),
 }
 
 /// What rows know of the scores within reach of their highest: in `f64`, for there may be many that are alike.
 #[derive(Debug)]
-struct Reaching {
-    reach: [f64; GROUP],
+struct Support {
+    support: [f64; GROUP],
     /// How far they are from being out of reach, in all, and how many they are.
     left: [f64; GROUP],
     count: [f64; GROUP],
@@ -76,7 +76,7 @@ impl<N: Number> Scratch<N> {
 
 /// One tile of rows of one head.
 #[derive(Debug)]
-pub(crate) struct Choose<'t, 'c, E: Element> {
+pub(crate) struct Select<'t, 'c, E: Element> {
     pub(crate) call: Call<'c, E>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
@@ -87,7 +87,7 @@ pub(crate) struct Choose<'t, 'c, E: Element> {
 /// Steps of Newton's method, at most: it ends by itself, after fewer steps than there are keys, and hardly ever takes ten.
 const STEPS: usize = 100;
 
-impl<E: Element> Task<E::Num> for Choose<'_, '_, E> {
+impl<E: Element> Task<E::Num> for Select<'_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, s: S) {
@@ -102,7 +102,7 @@ impl<E: Element> Task<E::Num> for Choose<'_, '_, E> {
         }
         let key_range = KeyRange { mask: &problem.mask, without: None, keys: 0..scope.k_len };
         for _ in 0..STEPS {
-            let mut visitor = Choosing { problem, groups: &mut *groups, tile: &mut *tile };
+            let mut visitor = SelectVisitor { problem, groups: &mut *groups, tile: &mut *tile };
             block_loop.for_each_block(s, &call, (scope, rows), &key_range, &mut visitor);
             // Each group goes on until it has nothing more to find out.
             if groups.iter_mut().map(Group::goes_on).filter(|more| *more).count() == 0 {
@@ -113,22 +113,22 @@ impl<E: Element> Task<E::Num> for Choose<'_, '_, E> {
             for lane in 0..group.q.rows.count {
                 let row = g * GROUP + lane;
                 let to = &mut self.to;
-                to.bounds.update(0, row)[0] = group.write(lane, to.keys.update(0, row));
-                if let (Some(to), Some(reach)) = (&mut to.reaches, group.reach(lane)) {
-                    to.update(0, row)[0] = reach;
+                to.thresholds.update(0, row)[0] = group.write(lane, to.keys.update(0, row));
+                if let (Some(to), Some(support)) = (&mut to.supports, group.support(lane)) {
+                    to.update(0, row)[0] = support;
                 }
             }
         }
     }
 }
 
-struct Choosing<'t, 'c, E: Element> {
+struct SelectVisitor<'t, 'c, E: Element> {
     problem: &'c Problem<'c, E>,
     groups: &'t mut [Group<E::Num>],
     tile: &'t mut [Lanes<E::Num>],
 }
 
-impl<E: Element> Visit<E::Num> for Choosing<'_, '_, E> {
+impl<E: Element> Visit<E::Num> for SelectVisitor<'_, '_, E> {
     const VALUES: bool = false;
 
     #[inline(always)]
@@ -145,10 +145,10 @@ impl<N: Number> Found<N> {
     fn new<E: Element<Num = N>>(problem: &Problem<'_, E>) -> Self {
         match problem.normaliser {
             Normaliser::Sampled { seed } => {
-                Self::Drawn(seed, Box::new(States::empty()), Box::new([NONE; GROUP]))
+                Self::Sampled(seed, Box::new(States::empty()), Box::new([NONE; GROUP]))
             }
-            Normaliser::Sparsemax => Self::Highest(Box::new(Lanes([N::neg_infinity(); GROUP]))),
-            other => Self::Best(BestKeys::new(other.most(problem.dims().k_len))),
+            Normaliser::Sparsemax => Self::Max(Box::new(Lanes([N::neg_infinity(); GROUP]))),
+            other => Self::TopK(BestKeys::new(other.most(problem.dims().k_len))),
         }
     }
 
@@ -157,21 +157,21 @@ impl<N: Number> Found<N> {
     fn take<S: Simd<N>>(&mut self, s: S, at: At<'_>, tile: &mut [Lanes<N>]) {
         let lanes = at.span.start..at.span.end;
         match self {
-            Self::Best(best) => best.take(s, at, tile),
-            Self::Drawn(seed, states, keys) => draw(s, *seed, states, keys, (at, tile)),
-            Self::Highest(highest) => {
+            Self::TopK(best) => best.take(s, at, tile),
+            Self::Sampled(seed, states, keys) => draw(s, *seed, states, keys, (at, tile)),
+            Self::Max(max) => {
                 for scores in tile {
                     for lane in lanes.clone() {
-                        highest.0[lane] = highest.0[lane].max(scores.0[lane]);
+                        max.0[lane] = max.0[lane].max(scores.0[lane]);
                     }
                 }
             }
-            Self::Reaching(highest, reaching) => {
+            Self::Support(max, support_of) => {
                 for (scores, lane) in tile.iter().flat_map(|x| lanes.clone().map(move |l| (x, l))) {
-                    let left = (scores.0[lane] - highest.0[lane]).to_f64() + reaching.reach[lane];
+                    let left = (scores.0[lane] - max.0[lane]).to_f64() + support_of.support[lane];
                     if left > 0.0 {
-                        reaching.left[lane] += left;
-                        reaching.count[lane] += 1.0;
+                        support_of.left[lane] += left;
+                        support_of.count[lane] += 1.0;
                     }
                 }
             }
@@ -231,24 +231,24 @@ impl<N: Number> Group<N> {
     fn goes_on(&mut self) -> bool {
         let span = Span::first(self.q.rows.count);
         match &mut self.found {
-            Found::Best(..) | Found::Drawn(..) => false,
-            Found::Highest(highest) => {
+            Found::TopK(..) | Found::Sampled(..) => false,
+            Found::Max(max) => {
                 // No weight is above 1, so nothing farther below the highest has one.
-                let (reach, zero) = ([LOG2_E; GROUP], [0.0; GROUP]);
-                let reaching = Box::new(Reaching { reach, left: zero, count: zero });
-                self.found = Found::Reaching(highest.clone(), reaching);
+                let (support, zero) = ([LOG2_E; GROUP], [0.0; GROUP]);
+                let support_of = Box::new(Support { support, left: zero, count: zero });
+                self.found = Found::Support(max.clone(), support_of);
                 true
             }
-            Found::Reaching(_, reaching) => {
-                let Reaching { reach, left, count } = &mut **reaching;
+            Found::Support(_, support_of) => {
+                let Support { support, left, count } = &mut **support_of;
                 let mut moved = false;
                 for lane in span.start..span.end {
                     // left = sum of (score - highest + reach): the weights sum to 1 if this is `log2 e`. At the highest score
                     // `reach` itself is left, so it never falls to 0.
-                    let next = reach[lane] - (left[lane] - LOG2_E) / count[lane];
-                    moved |= count[lane] > 0.0 && N::from_f64(next) < N::from_f64(reach[lane]);
-                    if count[lane] > 0.0 && next < reach[lane] && next > 0.0 {
-                        reach[lane] = next;
+                    let next = support[lane] - (left[lane] - LOG2_E) / count[lane];
+                    moved |= count[lane] > 0.0 && N::from_f64(next) < N::from_f64(support[lane]);
+                    if count[lane] > 0.0 && next < support[lane] && next > 0.0 {
+                        support[lane] = next;
                     }
                     (left[lane], count[lane]) = (0.0, 0.0);
                 }
@@ -258,9 +258,9 @@ impl<N: Number> Group<N> {
     }
 
     /// How far below its highest score the weights of a row begin, if that is what it looks for.
-    fn reach(&self, lane: usize) -> Option<N> {
+    fn support(&self, lane: usize) -> Option<N> {
         match &self.found {
-            Found::Reaching(_, reaching) => Some(N::from_f64(reaching.reach[lane])),
+            Found::Support(_, support_of) => Some(N::from_f64(support_of.support[lane])),
             _ => None,
         }
     }
@@ -268,17 +268,17 @@ impl<N: Number> Group<N> {
     /// Writes what a row has chosen, the best first, and tells its bound.
     fn write(&self, lane: usize, keys: &mut [usize]) -> N {
         match &self.found {
-            Found::Best(best) => {
+            Found::TopK(best) => {
                 let found = best.of_row(lane);
                 keys.iter_mut().zip(&found).for_each(|(to, best)| *to = best.key);
                 let last = found.last().filter(|_| found.len() == best.most());
                 last.map_or(N::neg_infinity(), |x| x.score)
             }
-            Found::Drawn(_, _, drawn) => {
+            Found::Sampled(_, _, drawn) => {
                 keys[0] = drawn[lane];
                 N::neg_infinity()
             }
-            Found::Highest(highest) | Found::Reaching(highest, _) => highest.0[lane],
+            Found::Max(max) | Found::Support(max, _) => max.0[lane],
         }
     }
 }

@@ -2,41 +2,42 @@
 
 use super::{Grid, Plan, tile_rows};
 use crate::block_loop::{Call, Tiling};
-use crate::choose::{Choose, Scratch, Target};
 use crate::error::{Error, filled};
-use crate::normaliser::{Choice, NONE, Normaliser};
+use crate::normaliser::{NONE, Normaliser, Selection};
 use crate::problem::Dims;
 use crate::run::run;
+use crate::select::{Scratch, Select, Target};
 use crate::simd::{Element, Number};
 use crate::view::TileHeads;
 
 impl<E: Element> Plan<'_, E> {
     /// What each row chooses.
-    pub(crate) fn choose(&self, call: Call<'_, E>) -> Result<Choice<E::Num>, Error> {
+    pub(crate) fn select(&self, call: Call<'_, E>) -> Result<Selection<E::Num>, Error> {
         let problem = self.problem();
         let (rows, most) = (problem.rows(), problem.normaliser.most(problem.dims().k_len));
         let sparse = problem.normaliser == Normaliser::Sparsemax;
         let numbers = |n| filled(E::Num::default(), &[n]);
-        let (mut keys, mut bounds) = (filled(NONE, &[rows, most])?, numbers(rows)?);
-        let mut reaches = numbers(if sparse { rows } else { 0 })?;
+        let (mut keys, mut thresholds) = (filled(NONE, &[rows, most])?, numbers(rows)?);
+        let mut supports = numbers(if sparse { rows } else { 0 })?;
         if rows > 0 {
-            self.choose_into(call, &mut keys, &mut bounds, &mut reaches)?;
+            self.select_into(call, &mut keys, &mut thresholds, &mut supports)?;
         }
-        Ok(Choice { most, keys, bounds, reaches })
+        Ok(Selection { most, keys, thresholds, supports })
     }
 
-    fn choose_into(
+    fn select_into(
         &self,
         call: Call<'_, E>,
         keys: &mut [usize],
-        bounds: &mut [E::Num],
-        reaches: &mut [E::Num],
+        thresholds: &mut [E::Num],
+        supports: &mut [E::Num],
     ) -> Result<(), Error> {
         let problem = self.problem();
         let Dims { batch, heads, .. } = problem.dims();
-        let (rows, reached) = (problem.rows(), !reaches.is_empty());
-        let (keys, bounds) = (self.by_row(keys, keys.len() / rows)?, self.by_row(bounds, 1)?);
-        let reaches = self.by_row(reaches, usize::from(reached))?;
+        let (rows, sparse) = (problem.rows(), !supports.is_empty());
+        let (keys, thresholds) =
+            (self.by_row(keys, keys.len() / rows)?, self.by_row(thresholds, 1)?);
+        let supports = self.by_row(supports, usize::from(sparse))?;
         // As forward has them: what a row chooses must not depend on other items.
         let tiling = |item| {
             let q_len = problem.q_len(item);
@@ -54,14 +55,14 @@ impl<E: Element> Plan<'_, E> {
                 // SAFETY: `Tiling::tile` gives each row of a head to one tile and `Grid::at` each tile to one task, so nobody else
                 // holds these rows; all of them have values from the start (`choose`).
                 let to = unsafe {
-                    let reaches = reached.then(|| reaches.tile(item, one(), rows));
+                    let supports = sparse.then(|| supports.tile(item, one(), rows));
                     Target {
                         keys: keys.tile(item, one(), rows),
-                        bounds: bounds.tile(item, one(), rows),
-                        reaches,
+                        thresholds: thresholds.tile(item, one(), rows),
+                        supports,
                     }
                 };
-                E::Num::enter(self.machine().isa, Choose { call, scope, rows, to, scratch });
+                E::Num::enter(self.machine().isa, Select { call, scope, rows, to, scratch });
             },
         );
         Ok(())
