@@ -5,7 +5,7 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use regard::reference::Outcome;
-use regard::{Normaliser, Number, Plan, OutputGrads, View};
+use regard::{Normalizer, Number, Plan, OutputGrads, View};
 use regard_fuzz::{Case, ROOM, Sizes, machines, numbers};
 use regard_testkit::GradJudge;
 use regard_testkit::run::same_grad_bits;
@@ -22,7 +22,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
 
     let Sizes { batch, heads, q_len, .. } = case.sizes;
     let rows = batch * heads * q_len;
-    let sparse = case.normaliser == Normaliser::Sparsemax;
+    let sparse = case.normalizer == Normalizer::Sparsemax;
     let with_lse = bool::arbitrary(u)? && !sparse;
     let given = |i: u32, n: usize, used: bool| {
         if used { numbers(case.seed ^ i, n, 1.0) } else { vec![0.0; n] }

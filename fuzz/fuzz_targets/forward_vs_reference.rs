@@ -20,7 +20,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let [plan, _] = &plans;
     let [ours, again] = plans.each_ref().map(|plan| plan.forward(q, k, v).unwrap());
     // Which keys are chosen is the kernel's to say; where scores are nearly equal the definition may choose others.
-    let judged = ours.choice.as_ref().map_or(problem.clone(), |choice| problem.with_selection(choice));
+    let judged = ours.selection.as_ref().map_or(problem.clone(), |choice| problem.with_selection(choice));
     let ratio = Judge::new(&judged, (q, k, v)).ratio(&ours).unwrap();
     assert!(ratio.worse() <= ROOM, "{plan:#}\nof the bound: {ratio:?}");
     assert!(same_bits(&ours, &again), "{plan:#}");

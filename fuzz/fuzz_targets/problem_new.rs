@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use regard::{
     Additive, Local, Machine, Plan, Problem, RelativeBias, Score, Shape, Similarity, View,
 };
-use regard_fuzz::{Sizes, align, mask, normaliser, size};
+use regard_fuzz::{Sizes, align, mask, normalizer, size};
 
 fuzz_target!(|data: &[u8]| {
     let _ = run(&mut Unstructured::new(data));
@@ -80,7 +80,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         problem = problem.local(Local::new(&table[..centres], size(u, true)?));
     }
     if u.ratio(1, 3)? {
-        problem = problem.normaliser(normaliser(u)?);
+        problem = problem.normalizer(normalizer(u)?);
     }
     let problem =
         problem.mask(mask.clone()).score(score).similarity(similarity).align(align(u, true)?);

@@ -3,7 +3,7 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 use regard::reference::Inputs;
 use regard::{
-    Additive, Align, Bits, Dropout, Isa, Local, Machine, Mask, MaskRule, Normaliser, Problem,
+    Additive, Align, Bits, Dropout, Isa, Local, Machine, Mask, MaskRule, Normalizer, Problem,
     RelativeBias, Scope, Score, Similarity, View,
 };
 use std::ops::Range;
@@ -173,7 +173,7 @@ pub struct Case {
     /// `w_k` and `v`, where `w` is `w_q`.
     hidden: Option<[Vec<f32>; 2]>,
     distance: bool,
-    pub normaliser: Normaliser,
+    pub normalizer: Normalizer,
     centres: Option<(Vec<f32>, usize)>,
     scale: Option<f64>,
     temperature: Option<f64>,
@@ -213,8 +213,8 @@ impl<'a> Arbitrary<'a> for Case {
         let units =
             if projects && u.ratio(1, 2)? { Some(1 + u.int_in_range(0..=9usize)?) } else { None };
         let distance = !projects && u.ratio(1, 4)?;
-        let normaliser = if u.ratio(1, 3)? { normaliser(u)? } else { Normaliser::Softmax };
-        let alone = !matches!(normaliser, Normaliser::Softmax | Normaliser::TopK(_));
+        let normalizer = if u.ratio(1, 3)? { normalizer(u)? } else { Normalizer::Softmax };
+        let alone = !matches!(normalizer, Normalizer::Softmax | Normalizer::TopK(_));
         let one = |u: &mut Unstructured<'_>, n: usize| Ok(if bool::arbitrary(u)? { n } else { 1 });
         let bias = some(u, 3, |u| {
             let shape = [one(u, batch)?, one(u, heads)?, one(u, q_len)?, one(u, k_len)?];
@@ -240,7 +240,7 @@ impl<'a> Arbitrary<'a> for Case {
             w: projects.then(|| numbers(seed ^ 1, q_dim * units.unwrap_or(dim), 1.0)),
             hidden: units.map(|n| [numbers(seed ^ 12, dim * n, 1.0), numbers(seed ^ 13, n, 1.0)]),
             distance,
-            normaliser,
+            normalizer,
             centres: some(u, 6, |u| {
                 let centres = numbers(seed ^ 14, batch * heads * q_len, k_len as f32 + 3.0);
                 Ok((centres, 1 + u.int_in_range(0..=30usize)?))
@@ -256,7 +256,7 @@ impl<'a> Arbitrary<'a> for Case {
                 let rate = *u.choose(&[0.0, 0.1, 0.5, 0.9])?;
                 Ok(Dropout::new(rate, u64::arbitrary(u)?, u64::arbitrary(u)?))
             })?,
-            entropy: u.ratio(1, 3)? && normaliser != Normaliser::Sparsemax,
+            entropy: u.ratio(1, 3)? && normalizer != Normalizer::Sparsemax,
             q: numbers(seed ^ 6, batch * heads * q_len * q_dim, amplitude),
             k: numbers(seed ^ 7, batch * kv_heads * k_len * dim, amplitude),
             v: numbers(seed ^ 8, batch * kv_heads * k_len * v_dim, 1.0),
@@ -269,12 +269,12 @@ impl<'a> Arbitrary<'a> for Case {
 }
 
 /// Any way from scores to weights but the softmax.
-pub fn normaliser(u: &mut Unstructured<'_>) -> Result<Normaliser> {
+pub fn normalizer(u: &mut Unstructured<'_>) -> Result<Normalizer> {
     Ok(match u.int_in_range(0..=3u8)? {
-        0 => Normaliser::TopK(1 + usize::from(u8::arbitrary(u)?)),
-        1 => Normaliser::Hard,
-        2 => Normaliser::Sampled { seed: u64::arbitrary(u)? },
-        _ => Normaliser::Sparsemax,
+        0 => Normalizer::TopK(1 + usize::from(u8::arbitrary(u)?)),
+        1 => Normalizer::Hard,
+        2 => Normalizer::Sampled { seed: u64::arbitrary(u)? },
+        _ => Normalizer::Sparsemax,
     })
 }
 
@@ -331,7 +331,7 @@ impl Case {
         };
         let (q, k, v) = self.inputs();
         let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
-        let problem = problem.similarity(similarity).align(self.align).normaliser(self.normaliser);
+        let problem = problem.similarity(similarity).align(self.align).normalizer(self.normalizer);
         let local = self.centres.as_ref().map(|(centres, reach)| Local::new(centres, *reach));
         let problem = local.into_iter().fold(problem, Problem::local);
         let problem = self.dropout.into_iter().fold(problem, Problem::dropout);

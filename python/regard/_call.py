@@ -27,7 +27,7 @@ class Options(TypedDict, total=False):
     sinks: Any
     local: Optional[tuple[Any, int]]
     similarity: Union[None, str, tuple[Any, ...]]
-    normaliser: str
+    normalizer: str
     dropout: float
     seed: Any
     entropy: bool
@@ -84,7 +84,7 @@ def describe(
     sinks: Any = None,
     local: Optional[tuple[Any, int]] = None,
     similarity: Union[None, str, tuple[Any, ...]] = None,
-    normaliser: str = "softmax",
+    normalizer: str = "softmax",
     dropout: float = 0.0,
     seed: Any = None,
     entropy: bool = False,
@@ -113,7 +113,7 @@ def describe(
         found = usual if value is None else _arrays.number(name, value)
         if found != usual:
             options[name] = found
-    for name, word in (("normaliser", normaliser), ("precision", precision), ("isa", isa)):
+    for name, word in (("normalizer", normalizer), ("precision", precision), ("isa", isa)):
         if word is not None and not isinstance(word, str):
             raise TypeError(f"{name}: expected a word, found {word!r}")
         if word is not None and word != "softmax":

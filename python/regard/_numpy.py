@@ -97,7 +97,7 @@ def attention(q: Any, k: Any, v: Any, *, return_aux: bool = False, **options: Un
       sinks        `[heads]`: a score without a key in each row
       local        `(centres [batch, heads, q_len], reach)`: each row looks around a place of its own
       similarity   `"dot"`, `"distance"`, `("general", w)`, `("additive", w_q, w_k, v)`
-      normaliser   `"softmax"`, `"top 8"`, `"hard"`, `"sampled 7"`, `"sparsemax"`
+      normalizer   `"softmax"`, `"top 8"`, `"hard"`, `"sampled 7"`, `"sparsemax"`
       dropout      the share of weights that is dropped, with `seed=(seed, offset)`
       entropy      whether `aux.entropy` and `aux.max_score` are asked for
       precision    `"strict"`, `"f32"`, `"high"`: how exact products are

@@ -4,7 +4,7 @@ use crate::array::{Array, Named, Owned, by_type, refused};
 use crate::options::{Call, Described, Stored};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use regard::{Grads, Layout, Normaliser, Output, OutputGrads, OutputView, Tensor};
+use regard::{Grads, Layout, Normalizer, Output, OutputGrads, OutputView, Tensor};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -134,7 +134,7 @@ pub(crate) struct Outputs(Array, Array, Array, Option<Array>);
 /// The gradients of a call, from its output in memory of the caller: those by q, k and v, by each tensor that learns in their order
 /// (nothing where there is none), by the scale and by the temperature.
 ///
-/// What a normaliser other than the softmax has chosen is not among those arrays: it is found once more.
+/// What a normalizer other than the softmax has chosen is not among those arrays: it is found once more.
 #[pyfunction]
 pub(crate) fn backward(
     py: Python<'_>,
@@ -153,7 +153,7 @@ pub(crate) fn backward(
         let entropy = entropy.as_ref().map(|entropy| entropy.list("entropy")).transpose()?;
         let (out, lse) = (call.like_out(out, "out")?, lse.list("lse")?);
         let given = OutputView { out, lse, states, entropy, choice: None };
-        let soft = plan.problem().normaliser == Normaliser::Softmax;
+        let soft = plan.problem().normalizer == Normalizer::Softmax;
         let grads = py.detach(|| match soft {
             true => plan.backward(q, k, v, given, upstream),
             false => plan.backward(q, k, v, &plan.forward(q, k, v)?, upstream),

@@ -4,7 +4,7 @@ use crate::array::{Array, Named, Owned, refused};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use regard::{
-    Additive, Align, Bits, Dropout, Element, Isa, Local, Machine, Mask, MaskRule, Normaliser, Plan,
+    Additive, Align, Bits, Dropout, Element, Isa, Local, Machine, Mask, MaskRule, Normalizer, Plan,
     Precision, Problem, RelativeBias, Scope, Score, Similarity, View,
 };
 use regard_scope::parse_mask_with;
@@ -37,7 +37,7 @@ struct Options {
     /// `dot`, `general`, `distance`, `additive`
     similarity: String,
     /// `softmax`, `top K`, `hard`, `sampled SEED`, `sparsemax`
-    normaliser: String,
+    normalizer: String,
     dropout: f64,
     entropy: bool,
     /// `strict`, `f32`, `high`
@@ -73,7 +73,7 @@ impl Default for Options {
             relative: None,
             reach: None,
             similarity: "dot".into(),
-            normaliser: "softmax".into(),
+            normalizer: "softmax".into(),
             dropout: 0.0,
             entropy: false,
             precision: None,
@@ -209,7 +209,7 @@ impl Call {
             .score(self.score()?)
             .similarity(self.similarity()?)
             .align(self.align()?)
-            .normaliser(normaliser(&options.normaliser)?);
+            .normalizer(normalizer(&options.normalizer)?);
         problem.entropy = options.entropy;
         if options.dropout != 0.0 {
             problem = problem.dropout(Dropout::new(options.dropout, self.seed[0], self.seed[1]));
@@ -348,16 +348,16 @@ fn one_of<T: Copy>(
         .ok_or_else(|| unknown(option, name, &names()))
 }
 
-fn normaliser(text: &str) -> PyResult<Normaliser> {
+fn normalizer(text: &str) -> PyResult<Normalizer> {
     let known = "softmax, top K, hard, sampled SEED or sparsemax";
-    let wrong = || unknown("normaliser", text, known);
+    let wrong = || unknown("normalizer", text, known);
     match text.split_once(' ') {
-        None if text == "softmax" => Ok(Normaliser::Softmax),
-        None if text == "hard" => Ok(Normaliser::Hard),
-        None if text == "sparsemax" => Ok(Normaliser::Sparsemax),
-        Some(("top", k)) => Ok(Normaliser::TopK(k.parse().map_err(|_| wrong())?)),
+        None if text == "softmax" => Ok(Normalizer::Softmax),
+        None if text == "hard" => Ok(Normalizer::Hard),
+        None if text == "sparsemax" => Ok(Normalizer::Sparsemax),
+        Some(("top", k)) => Ok(Normalizer::TopK(k.parse().map_err(|_| wrong())?)),
         Some(("sampled", seed)) => {
-            Ok(Normaliser::Sampled { seed: seed.parse().map_err(|_| wrong())? })
+            Ok(Normalizer::Sampled { seed: seed.parse().map_err(|_| wrong())? })
         }
         _ => Err(wrong()),
     }

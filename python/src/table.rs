@@ -5,7 +5,7 @@ use crate::attention::{Gradients, Kept, gradients};
 use crate::options::{Ranges, Stored};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use regard::{Align, Dims, Machine, Mask, Normaliser, Plan, Problem, bf16, f16};
+use regard::{Align, Dims, Machine, Mask, Normalizer, Plan, Problem, bf16, f16};
 use regard_scope::parse_mask;
 use regard_testkit::cases::SimilarityCase;
 use regard_testkit::scores::ScoreOption;
@@ -163,7 +163,7 @@ impl Row {
             given.then(array).transpose()
         };
         let [d_lse, d_entropy] = &data.d_rows;
-        let has_lse = case.normaliser != Normaliser::Sparsemax;
+        let has_lse = case.normalizer != Normalizer::Sparsemax;
         Ok(Self {
             options: options(case, &mask).to_string(),
             arrays: arrays.collect::<PyResult<_>>()?,
@@ -298,7 +298,7 @@ fn options(case: &Case, mask: &DoorMask) -> Value {
         };
     }
     put("similarity", case.similarity.name().split('_').next().into());
-    put("normaliser", case.normaliser.to_string().into());
+    put("normalizer", case.normalizer.to_string().into());
     if let Some(rate) = case.dropout {
         put("dropout", rate.into());
         put("seed", json!([case.seed, 3]));

@@ -294,7 +294,7 @@ X = np.zeros((2, 4, 6, 8), np.float32)
         ((X, X, X), {"threads": 0}, "threads: 0; it must be at least 1"),
         ((X, X, X), {"threads": 1.5}, "threads: expected a whole number, found 1.5"),
         ((X, X, X), {"precision": "low"}, "precision: expected strict, f32, high, found \"low\""),
-        ((X, X, X), {"normaliser": "softplus"}, "normaliser: expected softmax, top K, hard, sampled SEED or sparsemax"),
+        ((X, X, X), {"normalizer": "softplus"}, "normalizer: expected softmax, top K, hard, sampled SEED or sparsemax"),
         ((X, X, X), {"similarity": "cosine"}, "similarity: expected 'dot', 'distance'"),
         ((X, X, X), {"relative": ("t5", [1.0])}, "relative: expected"),
         ((X, X, X), {"q_offsets": [0, 6]}, r"q: expected \[total, heads, features\]"),
@@ -331,7 +331,7 @@ NONSENSE = [
     ("clipped", [0.0] * 12, 1), ("general", np.eye(8, dtype=np.float32)), ([0.0], 3), np.array([0, 3, 6]), np.array([6, 0]), [0, 2**62],
 ]  # fmt: skip
 KEYWORDS = (
-    "mask align scale temperature softcap bias alibi relative sinks local similarity normaliser dropout seed entropy precision q_offsets "
+    "mask align scale temperature softcap bias alibi relative sinks local similarity normalizer dropout seed entropy precision q_offsets "
     "k_offsets threads"
 ).split()  # fmt: skip
 
@@ -360,7 +360,7 @@ def little_memory():
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_nonsense_is_refused_and_never_crashes(little_memory):
     chance, refused, answered = random.Random(2), 0, 0
-    good = {"temperature": 1.0, "normaliser": "softmax", "align": "end", "dropout": 0.0}
+    good = {"temperature": 1.0, "normalizer": "softmax", "align": "end", "dropout": 0.0}
     for _ in range(4000):
         tensors = [chance.choice(NONSENSE) if chance.random() < 0.1 else X for _ in range(3)]
         options = {name: chance.choice(NONSENSE) for name in chance.sample(KEYWORDS, chance.choice([0, 1, 1, 2, 3]))}

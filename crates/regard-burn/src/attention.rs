@@ -8,7 +8,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::{DType, Element as BurnElement, Tensor};
 use regard::{
-    Additive, Align, Dropout, Element, Grads, Layout, Local, Machine, Mask, Normaliser, Output,
+    Additive, Align, Dropout, Element, Grads, Layout, Local, Machine, Mask, Normalizer, Output,
     OutputGrads, Plan, Precision, Problem, RelativeBias, Score, Shape, View,
 };
 use std::any::Any;
@@ -31,8 +31,8 @@ pub struct Attention {
     /// Which weights are dropped.
     pub dropout: Option<Dropout>,
     /// How scores become weights.
-    pub normaliser: Normaliser,
-    /// Where the normaliser chooses keys: whether the gradient by the scores is that of the softmax, see
+    pub normalizer: Normalizer,
+    /// Where the normalizer chooses keys: whether the gradient by the scores is that of the softmax, see
     /// [`OutputGrads::straight_through`]. Without it such a call takes no part in autodiff.
     pub straight_through: bool,
     /// How exact the products are.
@@ -241,7 +241,7 @@ impl Attention {
 
     /// Whether keys are chosen, so that scores have no gradient.
     fn chooses(&self) -> bool {
-        matches!(self.normaliser, Normaliser::Hard | Normaliser::Sampled { .. })
+        matches!(self.normalizer, Normalizer::Hard | Normalizer::Sampled { .. })
     }
 
     fn learned(&self) -> Vec<(Slot, DispatchTensor)> {
@@ -339,7 +339,7 @@ impl Call {
         }
         let [q, k, v] = [view::<E>(&inputs[0])?, view::<E>(&inputs[1])?, view::<E>(&inputs[2])?];
         let mut problem = Problem::new(&q, &k, &v).mask(self.options.mask.clone()).score(score);
-        problem = problem.align(self.options.align).normaliser(self.options.normaliser);
+        problem = problem.align(self.options.align).normalizer(self.options.normalizer);
         problem.dropout = self.options.dropout;
         problem.entropy = self.options.entropy;
         problem.precision = self.options.precision.unwrap_or(problem.precision);

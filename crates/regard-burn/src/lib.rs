@@ -31,7 +31,7 @@
 //!
 //! | operation | what it is |
 //! |---|---|
-//! | [`attention()`] | the masks, scores, similarities and normalisers of the engine; gradients for every tensor among them |
+//! | [`attention()`] | the masks, scores, similarities and normalizers of the engine; gradients for every tensor among them |
 //! | [`rope()`] | rotary positions |
 //! | [`linear()`], [`gated`] | `activation(x W^T + bias)`; `silu(gate) * up` |
 //! | [`layer_norm`], [`rms_norm`] | over the last axis |

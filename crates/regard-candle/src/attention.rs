@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::tensors::{Held, Kind, Made, Stored, from_engine, in_order, no_type, viewable};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor};
 use regard::{
-    Align, Dropout, Grads, Local, Machine, Mask, Normaliser, Number, Output, Plan, Precision,
+    Align, Dropout, Grads, Local, Machine, Mask, Normalizer, Number, Output, Plan, Precision,
     Problem, RelativeBias, Score, bf16, f16,
 };
 
@@ -25,7 +25,7 @@ pub struct Attention {
     /// Which weights are dropped.
     pub dropout: Option<Dropout>,
     /// How scores become weights.
-    pub normaliser: Normaliser,
+    pub normalizer: Normalizer,
     /// How exact the products are.
     pub precision: Option<Precision>,
     /// How a query and a key make a number.
@@ -119,8 +119,8 @@ fn attend<E: Stored>(qkv: [&Tensor; 3], options: &Attention) -> Result<Attended,
             .check(tensor)?;
     }
     let learned = qkv[0].track_op() || qkv[1].track_op();
-    if learned && matches!(options.normaliser, Normaliser::Hard | Normaliser::Sampled { .. }) {
-        return Err(Error::NothingLearned { normaliser: options.normaliser.name() });
+    if learned && matches!(options.normalizer, Normalizer::Hard | Normalizer::Sampled { .. }) {
+        return Err(Error::NothingLearned { normalizer: options.normalizer.name() });
     }
     let options = options.checked::<E>(qkv[0])?;
     let [q, k, v] = [viewable(qkv[0])?, viewable(qkv[1])?, viewable(qkv[2])?];
@@ -247,7 +247,7 @@ impl<'a> Inputs<'a> {
         }
         let (q, k, v) = (self.q.view()?, self.k.view()?, self.v.view()?);
         let mut problem = Problem::new(&q, &k, &v).mask(options.mask.clone()).score(score);
-        problem = problem.align(options.align).normaliser(options.normaliser);
+        problem = problem.align(options.align).normalizer(options.normalizer);
         problem.dropout = options.dropout;
         problem.precision = options.precision.unwrap_or(problem.precision);
         problem.similarity = match options.similarity {

@@ -16,10 +16,10 @@ pub enum Error {
         /// The option.
         option: &'static str,
     },
-    /// A normaliser through which q and k, which variables stand behind, would learn nothing.
+    /// A normalizer through which q and k, which variables stand behind, would learn nothing.
     NothingLearned {
-        /// The normaliser.
-        normaliser: &'static str,
+        /// The normalizer.
+        normalizer: &'static str,
     },
     /// A gradient of a gradient.
     SecondOrder,
@@ -82,9 +82,9 @@ impl fmt::Display for Error {
                 "{option}: a variable stands behind it, and its gradient would be lost, for an operation of Candle has \
                  gradients for three tensors, q, k and v; detach it if it is not to be learned, or learn it with regard-burn"
             ),
-            Self::NothingLearned { normaliser } => write!(
+            Self::NothingLearned { normalizer } => write!(
                 f,
-                "{normaliser} normaliser: variables stand behind q or k, and no gradient passes through its choice of keys; \
+                "{normalizer} normalizer: variables stand behind q or k, and no gradient passes through its choice of keys; \
                  detach q and k, or take softmax, top k or sparsemax"
             ),
             Self::SecondOrder => write!(

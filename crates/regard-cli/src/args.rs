@@ -3,7 +3,7 @@
 use crate::bench::Engine;
 use clap::error::ContextKind;
 use clap::{Parser, Subcommand, ValueEnum};
-use regard::Normaliser;
+use regard::Normalizer;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -206,8 +206,8 @@ pub(crate) struct StepsArgs {
     #[command(flatten)]
     pub(crate) score: ScoreArgs,
     /// How scores become weights: softmax, top{K}, hard, sampled, sparsemax
-    #[arg(long, value_name = "NAME", default_value = "softmax", value_parser = normaliser)]
-    pub(crate) normaliser: Normaliser,
+    #[arg(long, value_name = "NAME", default_value = "softmax", value_parser = normalizer)]
+    pub(crate) normalizer: Normalizer,
     /// Of the numbers, and of what is sampled
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) seed: u64,
@@ -421,17 +421,17 @@ pub(crate) struct SuiteArgs {
     pub(crate) seconds: f64,
 }
 
-/// A normaliser by its name; what is sampled gets its seed later.
-fn normaliser(text: &str) -> Result<Normaliser, String> {
+/// A normalizer by its name; what is sampled gets its seed later.
+fn normalizer(text: &str) -> Result<Normalizer, String> {
     let accepted = "give softmax, top{K} as in top3, hard, sampled or sparsemax";
     match text {
-        "softmax" => Ok(Normaliser::Softmax),
-        "hard" => Ok(Normaliser::Hard),
-        "sampled" => Ok(Normaliser::Sampled { seed: 0 }),
-        "sparsemax" => Ok(Normaliser::Sparsemax),
+        "softmax" => Ok(Normalizer::Softmax),
+        "hard" => Ok(Normalizer::Hard),
+        "sampled" => Ok(Normalizer::Sampled { seed: 0 }),
+        "sparsemax" => Ok(Normalizer::Sparsemax),
         _ => {
             let k = text.strip_prefix("top").and_then(|k| k.parse().ok()).filter(|k| *k > 0);
-            k.map(Normaliser::TopK).ok_or_else(|| accepted.into())
+            k.map(Normalizer::TopK).ok_or_else(|| accepted.into())
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::args::{
 use crate::bench::{self, Case, Engine, Item, Record, choose};
 
 use anyhow::{Result, anyhow, bail};
-use regard::{Element, Isa, Machine, Mask, Normaliser, Score, Shape};
+use regard::{Element, Isa, Machine, Mask, Normalizer, Score, Shape};
 use regard_scope::parse_mask;
 use std::error::Error;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ pub(crate) struct StepsJob {
     /// Of q, k and v.
     pub(crate) shapes: [Shape; 3],
     pub(crate) score: ScoreJob,
-    pub(crate) normaliser: Normaliser,
+    pub(crate) normalizer: Normalizer,
     pub(crate) seed: u64,
 }
 
@@ -141,8 +141,8 @@ pub(crate) fn steps(args: StepsArgs, format: Format) -> Result<StepsJob> {
     Ok(StepsJob {
         shapes: [shape(queries, dim), shape(keys, dim), shape(keys, v_dim)],
         score: ScoreJob::new(&args.score)?,
-        normaliser: match args.normaliser {
-            Normaliser::Sampled { .. } => Normaliser::Sampled { seed },
+        normalizer: match args.normalizer {
+            Normalizer::Sampled { .. } => Normalizer::Sampled { seed },
             other => other,
         },
         seed,

@@ -46,7 +46,7 @@ pub(crate) fn run(job: &StepsJob, format: Format) -> Result<()> {
         .mask(job.score.mask.clone())
         .score(job.score.score())
         .similarity(similarity)
-        .normaliser(job.normaliser);
+        .normalizer(job.normalizer);
     let seen = steps(&problem, of_q, of_k, of_v)?;
     let softcap = job.score.softcap.map_or_else(String::new, |cap| format!(", softcap {cap}"));
     let mask = job.score.mask.to_string();
@@ -57,7 +57,7 @@ pub(crate) fn run(job: &StepsJob, format: Format) -> Result<()> {
         ("v", "the values".into(), tensor(inputs.v, v)?),
         ("1 similarity", how(job.score.similarity).into(), seen.similarities),
         ("2 score", format!("times {:.4}{softcap}{mask}", problem.scale()), seen.scores),
-        ("3 weight", format!("{} over each row", job.normaliser), seen.weights),
+        ("3 weight", format!("{} over each row", job.normalizer), seen.weights),
         ("4 output", "the mean of v by these weights".into(), seen.out),
     ];
     let mut out = std::io::stdout().lock();

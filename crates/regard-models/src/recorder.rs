@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::past::numbers;
 use burn::tensor::Tensor;
-use regard::Normaliser;
+use regard::Normalizer;
 use regard_burn::{Attended, Attention, Similarity};
 use regard_scope::{Inputs, Labels, Layer, Seen, Trace, Weights};
 use std::collections::BTreeMap;
@@ -88,10 +88,10 @@ impl Recorder {
             return refuse("a bias, a sink, a centre or dropout");
         }
         if !matches!(
-            (&options.similarity, options.normaliser),
-            (Similarity::Dot, Normaliser::Softmax)
+            (&options.similarity, options.normalizer),
+            (Similarity::Dot, Normalizer::Softmax)
         ) {
-            return refuse("another similarity or normaliser");
+            return refuse("another similarity or normalizer");
         }
         let mask = options.mask.to_string();
         if !["full", "causal"].contains(&mask.as_str()) {

@@ -10,7 +10,7 @@ use crate::lsh;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
-use regard::{Align, Dims, FeatureMap, Heads, Normaliser, Precision};
+use regard::{Align, Dims, FeatureMap, Heads, Normalizer, Precision};
 use std::fmt;
 
 /// One call to be made and judged.
@@ -35,7 +35,7 @@ pub struct Case {
     /// Whether the entropy is asked for, and part of the loss.
     pub entropy: bool,
     /// How scores become weights.
-    pub normaliser: Normaliser,
+    pub normalizer: Normalizer,
     /// How far rows see around a centre of their own, if they have one.
     pub reach: Option<usize>,
     /// How exact the products are, if not as usual: such rows run only where that makes a difference.
@@ -195,7 +195,7 @@ impl SimilarityCase {
 }
 
 /// `{dtype}-{similarity}-b{batch}-h{q}x{kv}-n{q_len}x{k_len}-d{qk}[from{q}]x{v}-{mask}-{options or plain}-{layout}-{align}
-/// [-{normaliser}][-around{reach}][-dropout{rate}][-entropy][-{precision}][-nan{bits}in{tensor}][-{way}]`,
+/// [-{normalizer}][-around{reach}][-dropout{rate}][-entropy][-{precision}][-nan{bits}in{tensor}][-{way}]`,
 /// e.g. `f32-dot-b2-h4x2-n33x65-d16x8-causal-alibi+sinks-bshd-end`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -215,9 +215,9 @@ impl fmt::Display for Case {
             Align::Start => write!(f, "start"),
             Align::Offset(n) => write!(f, "from{n}"),
         }?;
-        match self.normaliser {
-            Normaliser::Softmax => Ok(()),
-            Normaliser::TopK(k) => write!(f, "-top{k}"),
+        match self.normalizer {
+            Normalizer::Softmax => Ok(()),
+            Normalizer::TopK(k) => write!(f, "-top{k}"),
             other => write!(f, "-{}", other.name()),
         }?;
         self.reach.map_or(Ok(()), |reach| write!(f, "-around{reach}"))?;
@@ -249,7 +249,7 @@ impl Case {
             align: Align::End,
             dropout: None,
             entropy: false,
-            normaliser: Normaliser::Softmax,
+            normalizer: Normalizer::Softmax,
             reach: None,
             precision: None,
             nan: None,
@@ -308,8 +308,8 @@ impl Case {
         if self.scores.is_empty() {
             groups.push("score plain".into());
         }
-        if self.normaliser != Normaliser::Softmax {
-            groups.push(format!("normaliser {}", self.normaliser.name()));
+        if self.normalizer != Normalizer::Softmax {
+            groups.push(format!("normalizer {}", self.normalizer.name()));
         }
         groups.extend(self.reach.map(|_| "local".into()));
         groups.extend(self.dropout.map(|rate| format!("dropout {rate}")));
@@ -394,7 +394,7 @@ pub fn cases() -> Vec<Case> {
             case.arrangement = *noise.pick(&all);
         }
         case.dropout = *noise.pick(&[None, None, Some(0.1), None, Some(0.6)]);
-        case.entropy = noise.chance(0.5) && case.normaliser != Normaliser::Sparsemax;
+        case.entropy = noise.chance(0.5) && case.normalizer != Normalizer::Sparsemax;
     }
     let of = |dtype, first: usize, step: usize| {
         table.iter().skip(first).step_by(step).map(move |case| Case { dtype, ..case.clone() })
@@ -440,19 +440,19 @@ fn nans() -> Vec<Case> {
 
 /// Other ways from scores to weights: each with some masks, scores, similarities and shapes.
 fn normalised() -> Vec<Case> {
-    let normalisers = [
-        Normaliser::TopK(1),
-        Normaliser::TopK(3),
-        Normaliser::TopK(70),
-        Normaliser::Hard,
-        Normaliser::Sampled { seed: 5 },
-        Normaliser::Sparsemax,
+    let normalizers = [
+        Normalizer::TopK(1),
+        Normalizer::TopK(3),
+        Normalizer::TopK(70),
+        Normalizer::Hard,
+        Normalizer::Sampled { seed: 5 },
+        Normalizer::Sparsemax,
     ];
     let masks = ["full", "causal", "lengths", "bits", "strided", "global"];
     let mut table = Vec::new();
-    for (n, normaliser) in normalisers.into_iter().enumerate() {
+    for (n, normalizer) in normalizers.into_iter().enumerate() {
         for (i, shape) in SHAPES.iter().enumerate() {
-            let case = Case { normaliser, ..Case::new(dims(*shape)) };
+            let case = Case { normalizer, ..Case::new(dims(*shape)) };
             for (j, mask) in masks.into_iter().enumerate() {
                 let similarity = SimilarityCase::ALL[(n + i + j) % SimilarityCase::ALL.len()];
                 table.push(case.clone().mask(named(mask)).similarity(similarity));
@@ -460,12 +460,12 @@ fn normalised() -> Vec<Case> {
             let scores = (0..4).map(|j| SCORES[(13 * n + 5 * i + 11 * j) % SCORES.len()]);
             // Only some have a place for a sink.
             let fits = |scores: &&[ScoreOption]| {
-                matches!(normaliser, Normaliser::TopK(_)) || !scores.contains(&ScoreOption::Sinks)
+                matches!(normalizer, Normalizer::TopK(_)) || !scores.contains(&ScoreOption::Sinks)
             };
             table.extend(scores.filter(fits).map(|scores| case.clone().scores(scores)));
         }
-        table.push(Case { normaliser, ..Case::new(dims([1, 2, 1, 3, 8200, 8, 8])) });
-        table.push(Case { normaliser, ..Case::new(dims([1, 1, 1, 2050, 9, 3, 3])) });
+        table.push(Case { normalizer, ..Case::new(dims([1, 2, 1, 3, 8200, 8, 8])) });
+        table.push(Case { normalizer, ..Case::new(dims([1, 1, 1, 2050, 9, 3, 3])) });
     }
     table
 }

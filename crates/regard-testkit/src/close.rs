@@ -11,7 +11,7 @@
 
 use regard::reference::{self, Inputs, Outcome};
 use regard::{
-    Additive, Element, Grads, Normaliser, Number, Output, Precision, Problem, Similarity, Tensor,
+    Additive, Element, Grads, Normalizer, Number, Output, Precision, Problem, Similarity, Tensor,
 };
 
 /// Rounding steps of the floor for `f32`, in `out` and in `lse`, relative to the largest score (and value).
@@ -380,7 +380,7 @@ fn score_sizes<E: Element>(
     inputs: Inputs<'_, E>,
     lse: &[f64],
 ) -> Vec<f64> {
-    if problem.normaliser != Normaliser::Sparsemax {
+    if problem.normalizer != Normalizer::Sparsemax {
         return lse.to_vec();
     }
     let scores = reference::scores::<f64, E>(problem, inputs);

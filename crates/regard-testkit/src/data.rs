@@ -6,7 +6,7 @@ use crate::noise::Noise;
 use crate::scores::{Entries, ScoreOption, T5_BUCKETS};
 use regard::reference::{Inputs, Outcome};
 use regard::{
-    Additive, Dims, Dropout, Element, Local, Normaliser, Number, OutputGrads, Problem, Score,
+    Additive, Dims, Dropout, Element, Local, Normalizer, Number, OutputGrads, Problem, Score,
     Shape, Similarity, Strides, View, ViewMut, alibi_slopes, bf16, f16,
 };
 use std::any::Any;
@@ -270,7 +270,7 @@ impl<E: Element> Data<E> {
         let (q, k, v) = self.inputs();
         let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
         let problem = problem.similarity(similarity).align(case.align);
-        let problem = problem.normaliser(case.normaliser);
+        let problem = problem.normalizer(case.normalizer);
         let local = case.reach.map(|reach| Local::new(&self.centres, reach));
         let problem = local.into_iter().fold(problem, Problem::local);
         let problem = if case.entropy { problem.entropy() } else { problem };
@@ -308,7 +308,7 @@ impl<E: Element> Data<E> {
 
 /// Whether lse says anything, so that a loss may depend on it.
 fn has_lse(case: &Case) -> bool {
-    case.normaliser != Normaliser::Sparsemax
+    case.normalizer != Normalizer::Sparsemax
 }
 
 /// The NaN that has the sign, the first and the last digits of one of `f16`.

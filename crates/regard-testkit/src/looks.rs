@@ -6,7 +6,7 @@ use crate::data::Data;
 use crate::run::{Failure, Report, Runs, Trial, everywhere, same_bits};
 use regard::reference::{self, RowWeights};
 use regard::{
-    AttentionView, Element, Error, Isa, Machine, Mask, Measure, Normaliser, Number, Output, Plan,
+    AttentionView, Element, Error, Isa, Machine, Mask, Measure, Normalizer, Number, Output, Plan,
     Pool, Pooled, Problem, bf16, f16,
 };
 
@@ -171,7 +171,7 @@ impl<E: Element> Trial for Looks<'_, E> {
         let twice = 2.0 + (problem.dims().qk_dim as f64).sqrt() / 4.0;
         let weight = weight * twice + narrowing::<E>();
         // Weights of a sparsemax are differences of scores, so small ones err as large ones do.
-        let least = if self.case.normaliser == Normaliser::Sparsemax { 1.0 } else { 0.0 };
+        let least = if self.case.normalizer == Normalizer::Sparsemax { 1.0 } else { 0.0 };
         let mut worst = (0.0, "weights");
         let sink = exact.iter().find(|(name, _)| *name == "mass of the sink");
         let sink = sink.map_or(Vec::new(), |(_, mass)| mass.clone());

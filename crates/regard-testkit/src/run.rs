@@ -7,7 +7,7 @@ use crate::linear::LinearTrial;
 use crate::lsh::LshTrial;
 use regard::reference::{self, Inputs};
 use regard::{
-    Element, Error, Grads, Isa, Machine, Normaliser, Number, Output, OutputGrads, Plan, Problem,
+    Element, Error, Grads, Isa, Machine, Normalizer, Number, Output, OutputGrads, Plan, Problem,
     Selection, bf16, f16,
 };
 use std::collections::BTreeMap;
@@ -169,13 +169,13 @@ impl Runs {
 
 /// Holds what rows have chosen against their scores; where scores are as good as equal, either will do.
 fn right_choice<N: Number>(
-    normaliser: Normaliser,
+    normalizer: Normalizer,
     choice: &Selection<N>,
     (scores, near): (&[Vec<(usize, f64)>], f64),
 ) -> Result<(), String> {
-    let most = match normaliser {
-        Normaliser::TopK(k) => k,
-        Normaliser::Hard | Normaliser::Sampled { .. } => 1,
+    let most = match normalizer {
+        Normalizer::TopK(k) => k,
+        Normalizer::Hard | Normalizer::Sampled { .. } => 1,
         _ => 0,
     };
     for (row, scores) in scores.iter().enumerate() {
@@ -192,7 +192,7 @@ fn right_choice<N: Number>(
             chosen.iter().copied().fold(f64::INFINITY, f64::min),
             others.fold(f64::NEG_INFINITY, f64::max),
         );
-        let draws = matches!(normaliser, Normaliser::Sampled { .. });
+        let draws = matches!(normalizer, Normalizer::Sampled { .. });
         if !draws && !keys.is_empty() && lowest < best - near * (1.0 + best.abs()) {
             return Err(format!("row {row} has chosen {lowest} and left {best}"));
         }
@@ -219,7 +219,7 @@ impl<'d, E: Element> Exact<'d, E> {
     /// The same with a problem of one's own.
     pub(crate) fn over(case: &'d Case, data: &'d Data<E>, problem: Problem<'d, E>) -> Self {
         let mut trial = Self { case, data, problem, judges: None, scores: Vec::new() };
-        if case.normaliser == Normaliser::Softmax {
+        if case.normalizer == Normalizer::Softmax {
             trial.judges = Some(trial.judges(&trial.problem));
         } else {
             trial.scores = reference::scores::<f64, E>(&trial.problem, data.inputs());
@@ -264,7 +264,7 @@ impl<E: Element> Trial for Exact<'_, E> {
     fn judge(&self, (output, grads): &Self::Found) -> Result<(Ratio, &'static str), String> {
         let mut own = None;
         if let Some(choice) = &output.selection {
-            right_choice(self.case.normaliser, choice, (&self.scores, self.near()))?;
+            right_choice(self.case.normalizer, choice, (&self.scores, self.near()))?;
             own = Some(self.judges(&self.problem.with_selection(choice)));
         }
         let Some((judge, grad_judge)) = own.as_ref().or(self.judges.as_ref()) else {

@@ -128,24 +128,24 @@ pub enum Error {
     },
     /// A gradient of the entropy was given for an output without entropies.
     NoEntropy,
-    /// An option that a normaliser has no meaning for.
+    /// An option that a normalizer has no meaning for.
     OnlySoftmax {
         /// The option.
         option: &'static str,
-        /// The normaliser.
-        normaliser: &'static str,
+        /// The normalizer.
+        normalizer: &'static str,
     },
-    /// An estimate of gradients was asked for that the normaliser does not have.
+    /// An estimate of gradients was asked for that the normalizer does not have.
     NoEstimate {
         /// The estimate.
         estimate: &'static str,
-        /// The normaliser.
-        normaliser: &'static str,
+        /// The normalizer.
+        normalizer: &'static str,
     },
-    /// An output without the choice that its normaliser has made.
+    /// An output without the choice that its normalizer has made.
     NoSelection {
-        /// The normaliser.
-        normaliser: &'static str,
+        /// The normalizer.
+        normalizer: &'static str,
     },
     /// Hashing was to be compared with attention that it does not stand for.
     NotHashed,
@@ -270,19 +270,19 @@ impl Error {
                 f,
                 "the gradient of entropy: the output has no entropies; ask for them with Problem::entropy"
             ),
-            Self::OnlySoftmax { option, normaliser } => {
+            Self::OnlySoftmax { option, normalizer } => {
                 write!(
                     f,
-                    "{option}: a {normaliser} normaliser has none; leave it out, or take the softmax"
+                    "{option}: a {normalizer} normalizer has none; leave it out, or take the softmax"
                 )
             }
-            Self::NoEstimate { estimate, normaliser } => write!(
+            Self::NoEstimate { estimate, normalizer } => write!(
                 f,
-                "{estimate}: the gradient of a {normaliser} normaliser is not estimated so; leave it out"
+                "{estimate}: the gradient of a {normalizer} normalizer is not estimated so; leave it out"
             ),
-            Self::NoSelection { normaliser } => write!(
+            Self::NoSelection { normalizer } => write!(
                 f,
-                "output: it lacks the selection of its {normaliser} normaliser; pass what forward returned, as it is"
+                "output: it lacks the selection of its {normalizer} normalizer; pass what forward returned, as it is"
             ),
             Self::NotHashed => write!(
                 f,

@@ -44,7 +44,7 @@ impl<'a, E: Element> OutputGrads<'a, E> {
         Self { bias: true, ..self }
     }
 
-    /// For [`Normaliser::Sampled`](crate::Normaliser::Sampled): how much larger than expected the loss was with the key that
+    /// For [`Normalizer::Sampled`](crate::Normalizer::Sampled): how much larger than expected the loss was with the key that
     /// each row has drawn, `[batch, heads.q, q_len]`: the loss less a baseline that does not depend on the draw, such as
     /// the mean of earlier losses. The gradient by the scores is then `advantage d ln p(drawn)` (Williams 1992): the mean over
     /// draws is the gradient of the expected loss, whatever the baseline; a good one makes it less noisy.
@@ -53,7 +53,7 @@ impl<'a, E: Element> OutputGrads<'a, E> {
         Self { advantage: Some(advantage), ..self }
     }
 
-    /// For [`Normaliser::Hard`](crate::Normaliser::Hard) and [`Sampled`](crate::Normaliser::Sampled): the gradient by the
+    /// For [`Normalizer::Hard`](crate::Normalizer::Hard) and [`Sampled`](crate::Normalizer::Sampled): the gradient by the
     /// scores is that of the softmax, as if its weighted mean had been the output (Bengio et al. 2013). Little noise, but
     /// not the gradient of anything.
     #[must_use]
@@ -66,14 +66,14 @@ impl<'a, E: Element> OutputGrads<'a, E> {
         Self { lse: None, entropy: None, ..self }
     }
 
-    /// Refuses estimates that a normaliser without a choice does not have.
-    pub(crate) fn without_selection(self, normaliser: &'static str) -> Result<(), Error> {
+    /// Refuses estimates that a normalizer without a choice does not have.
+    pub(crate) fn without_selection(self, normalizer: &'static str) -> Result<(), Error> {
         let estimate = match self {
             Self { straight_through: true, .. } => "straight-through",
             Self { advantage: Some(_), .. } => "advantage",
             _ => return Ok(()),
         };
-        Err(Error::NoEstimate { estimate, normaliser })
+        Err(Error::NoEstimate { estimate, normalizer })
     }
 
     pub(crate) fn without_estimates(self) -> Self {

@@ -19,7 +19,7 @@
 //   similarity  how a query and a key make a number
 //   dropout     which weights are dropped
 //   local       windows around predicted centres
-//   normaliser  from scores to weights, and what a choice means to the scores
+//   normalizer  from scores to weights, and what a choice means to the scores
 //   cache       keys and values of the past, in pages
 //   problem     one call, described and checked
 //   options     all options of a problem together, in their order
@@ -37,7 +37,7 @@
 //   amx         operands and products on AMX tiles
 //
 // What is done
-//   select      the pass that finds what a normaliser must know
+//   select      the pass that finds what a normalizer must know
 //   look        the pass that looks at weights
 //   forward     the pass that makes outputs: prefill, decode, on vectors, on AMX
 //   backward    the pass that makes gradients
@@ -82,7 +82,7 @@ mod machine;
 mod mask;
 mod micro;
 mod microscope;
-mod normaliser;
+mod normalizer;
 mod options;
 mod output;
 mod place;
@@ -115,7 +115,7 @@ pub use microscope::{
     AttentionView, Audit, Divergence, HeadAudit, Measure, Measured, Pattern, Pool, Pooled, Top,
     rollout,
 };
-pub use normaliser::{Normaliser, Selection};
+pub use normalizer::{Normalizer, Selection};
 pub use output::{Output, OutputView};
 pub use place::{Pair, Scope};
 pub use plan::{Plan, Work};

@@ -5,7 +5,7 @@ use crate::dropout::Dropout;
 use crate::error::Error;
 use crate::local::Local;
 use crate::mask::Mask;
-use crate::normaliser::{Normaliser, Rule, Selection, SelectionMask};
+use crate::normalizer::{Normalizer, Rule, Selection, SelectionMask};
 use crate::place::Scope;
 use crate::score::Score;
 use crate::simd::{Element, Precision};
@@ -106,10 +106,10 @@ pub struct Problem<'a, E: Element> {
     /// How exact the products are.
     pub precision: Precision,
     /// How scores become weights.
-    pub normaliser: Normaliser,
+    pub normalizer: Normalizer,
     /// Around which positions rows look, if not everywhere.
     pub local: Option<Local<'a, E::Num>>,
-    /// What a normaliser has chosen before.
+    /// What a normalizer has chosen before.
     pub(crate) selection: Option<SelectionMask<'a, E::Num>>,
 }
 
@@ -148,7 +148,7 @@ impl<'a, E: Element> Problem<'a, E> {
             dropout: None,
             entropy: false,
             precision: E::PRECISION,
-            normaliser: Normaliser::Softmax,
+            normalizer: Normalizer::Softmax,
             local: None,
             selection: None,
         }
@@ -270,8 +270,8 @@ impl<'a, E: Element> Problem<'a, E> {
 
     /// How scores become weights.
     #[must_use]
-    pub fn normaliser(self, normaliser: Normaliser) -> Self {
-        Self { normaliser, ..self }
+    pub fn normalizer(self, normalizer: Normalizer) -> Self {
+        Self { normalizer, ..self }
     }
 
     /// Each row looks around a position of its own only.
@@ -289,19 +289,19 @@ impl<'a, E: Element> Problem<'a, E> {
         })
     }
 
-    /// The same with the softmax in the place of a normaliser.
+    /// The same with the softmax in the place of a normalizer.
     pub(crate) fn soft(&self) -> Self {
-        Self { normaliser: Normaliser::Softmax, selection: None, ..self.clone() }
+        Self { normalizer: Normalizer::Softmax, selection: None, ..self.clone() }
     }
 
     /// Whether rows have something to find out before they have weights.
     pub(crate) fn selects(&self) -> bool {
-        !self.normaliser.is_softmax() && self.selection.is_none()
+        !self.normalizer.is_softmax() && self.selection.is_none()
     }
 
     /// Whether scores become weights by the softmax over all that a row sees.
     pub(crate) fn is_softmax(&self) -> bool {
-        self.normaliser.is_softmax() && self.selection.is_none()
+        self.normalizer.is_softmax() && self.selection.is_none()
     }
 
     /// The same for a choice that was made before.
@@ -317,14 +317,14 @@ impl<'a, E: Element> Problem<'a, E> {
     }
 
     /// The definition's own choice is replaced by one that a call of the same sizes has made: its
-    /// [`Output::choice`](crate::Output::choice). For the definition only; plans refuse it.
+    /// [`Output::selection`](crate::Output::selection). For the definition only; plans refuse it.
     #[doc(hidden)]
     #[must_use]
     pub fn with_selection<'b>(&self, selection: &'b Selection<E::Num>) -> Problem<'b, E>
     where
         'a: 'b,
     {
-        self.selecting(selection, self.normaliser.rule())
+        self.selecting(selection, self.normalizer.rule())
     }
 
     /// Asks for the entropy of each row's weights beside the output, and for its largest score.
@@ -473,10 +473,10 @@ impl<'a, E: Element> Problem<'a, E> {
         }
         if self.selection.is_some() {
             // For the definition only; a plan makes its own choice.
-            let (option, normaliser) = ("a selection made before", self.normaliser.name());
-            return Err(Error::OnlySoftmax { option, normaliser });
+            let (option, normalizer) = ("a selection made before", self.normalizer.name());
+            return Err(Error::OnlySoftmax { option, normalizer });
         }
-        self.normaliser.check(self.score.sinks.is_some(), self.entropy)?;
+        self.normalizer.check(self.score.sinks.is_some(), self.entropy)?;
         self.similarity.check(*q, *k)?;
         if self.cached && self.similarity.of_keys().is_some() {
             return Err(Error::NotInCache { option: "Additive::w_k" });
@@ -498,8 +498,8 @@ impl<E: Element> fmt::Display for Problem<'_, E> {
         if let Some(local) = self.local {
             write!(f, ", within {} of centres", local.reach())?;
         }
-        if !self.normaliser.is_softmax() {
-            write!(f, ", weights {}", self.normaliser)?;
+        if !self.normalizer.is_softmax() {
+            write!(f, ", weights {}", self.normalizer)?;
         }
         if let Some(dropout) = self.dropout {
             write!(f, ", dropout {}", dropout.rate())?;

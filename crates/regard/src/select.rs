@@ -1,4 +1,4 @@
-//! The pass that finds what a normaliser must know of each row before there are weights: a [`Choice`].
+//! The pass that finds what a normalizer must know of each row before there are weights: a [`Choice`].
 //!
 //! Cost: the scores once more (for sparsemax, once for each step of Newton's method), and of values nothing. Memory: what is
 //! chosen.
@@ -6,7 +6,7 @@
 use crate::best::BestKeys;
 use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Visit};
 use crate::dropout::uniform;
-use crate::normaliser::{NONE, Normaliser};
+use crate::normalizer::{NONE, Normalizer};
 use crate::place::{At, BLOCK_KEYS, Keys, Pair, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::queries::Queries;
@@ -143,11 +143,11 @@ impl<E: Element> Visit<E::Num> for SelectVisitor<'_, '_, E> {
 impl<N: Number> Found<N> {
     /// Nothing yet.
     fn new<E: Element<Num = N>>(problem: &Problem<'_, E>) -> Self {
-        match problem.normaliser {
-            Normaliser::Sampled { seed } => {
+        match problem.normalizer {
+            Normalizer::Sampled { seed } => {
                 Self::Sampled(seed, Box::new(States::empty()), Box::new([NONE; GROUP]))
             }
-            Normaliser::Sparsemax => Self::Max(Box::new(Lanes([N::neg_infinity(); GROUP]))),
+            Normalizer::Sparsemax => Self::Max(Box::new(Lanes([N::neg_infinity(); GROUP]))),
             other => Self::TopK(BestKeys::new(other.most(problem.dims().k_len))),
         }
     }

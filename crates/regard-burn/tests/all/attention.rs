@@ -216,7 +216,7 @@ fn mistakes_are_errors_that_name_them() {
     let (q, k) = (leaf([1, 2, 3, 4], 1), leaf([1, 2, 3, 5], 2));
     let error = attention(q, k.clone(), k, &Attention::default()).expect_err("features differ");
     assert!(error.to_string().contains("features"), "{error}");
-    let hard = Attention { normaliser: regard::Normaliser::Hard, ..Attention::default() };
+    let hard = Attention { normalizer: regard::Normalizer::Hard, ..Attention::default() };
     let x = || leaf([1, 2, 3, 4], 1);
     assert_eq!(attention(x(), x(), x(), &hard).err(), Some(regard_burn::Error::NothingLearned));
     let estimated = Attention { straight_through: true, ..hard };

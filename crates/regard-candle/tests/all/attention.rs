@@ -3,7 +3,7 @@
 use crate::plain::{difference, noise, plain, pulled};
 use candle_core::{DType, Device, Tensor, Var};
 use regard::{
-    Align, AttentionView, Dropout, Local, Machine, Mask, Normaliser, Plan, Problem, RelativeBias,
+    Align, AttentionView, Dropout, Local, Machine, Mask, Normalizer, Plan, Problem, RelativeBias,
     Score, View,
 };
 use regard_candle::{Attention, Buckets, Relative, Similarity, attention};
@@ -210,8 +210,8 @@ fn the_other_options_are_those_of_the_engine() {
         engine(&x, |p| p.local(Local::new(&around, 3))),
     );
     same(
-        Attention { normaliser: Normaliser::TopK(3), ..usual() },
-        engine(&x, |p| p.normaliser(Normaliser::TopK(3))),
+        Attention { normalizer: Normalizer::TopK(3), ..usual() },
+        engine(&x, |p| p.normalizer(Normalizer::TopK(3))),
     );
     same(
         Attention { similarity: Similarity::Distance, ..usual() },

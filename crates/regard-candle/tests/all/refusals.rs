@@ -2,7 +2,7 @@
 
 use crate::plain::noise;
 use candle_core::{DType, Tensor, Var};
-use regard::{Dropout, Mask, Normaliser, Rope, RopePairs};
+use regard::{Dropout, Mask, Normalizer, Rope, RopePairs};
 use regard_candle::{Attention, Buckets, Error, Places, Relative, attention, rope};
 
 fn x(sizes: &[usize]) -> Tensor {
@@ -49,10 +49,10 @@ fn an_option_that_a_variable_stands_behind_is_refused_and_detached_it_is_not() {
 #[test]
 fn a_choice_through_which_nothing_is_learned_is_refused() {
     let (fixed, var) = (x(&[1, 2, 5, 4]), Var::from_tensor(&x(&[1, 2, 5, 4])).unwrap());
-    for normaliser in [Normaliser::Hard, Normaliser::Sampled { seed: 1 }] {
-        let options = Attention { normaliser, ..Default::default() };
+    for normalizer in [Normalizer::Hard, Normalizer::Sampled { seed: 1 }] {
+        let options = Attention { normalizer, ..Default::default() };
         let found = attention(&fixed, &var, &fixed, &options).unwrap_err();
-        assert_eq!(found, Error::NothingLearned { normaliser: normaliser.name() });
+        assert_eq!(found, Error::NothingLearned { normalizer: normalizer.name() });
         let out = attention(&fixed, &fixed, &var, &options).unwrap().out;
         assert!(out.backward().unwrap().get(var.as_tensor()).is_some());
     }

@@ -7,7 +7,7 @@ use super::memory;
 use crate::args::Dtype;
 use crate::job::fits_in_memory;
 use anyhow::{Result, anyhow, bail};
-use regard::{Dims, FeatureMap, Heads, Layout, Normaliser, Precision, Shape};
+use regard::{Dims, FeatureMap, Heads, Layout, Normalizer, Precision, Shape};
 use serde::Serialize;
 
 /// What the machine can run out of first.
@@ -96,7 +96,7 @@ pub(crate) struct Case {
     pub(crate) cached: Option<Cached>,
     /// Whether similarities are additive, with as many hidden units as features.
     pub(crate) additive: bool,
-    pub(crate) normaliser: Normaliser,
+    pub(crate) normalizer: Normalizer,
     /// How far rows see around a centre of their own.
     pub(crate) local: Option<usize>,
     /// The map of linear attention, if that is what is measured.
@@ -189,7 +189,7 @@ impl Case {
             precision: None,
             cached: None,
             additive: false,
-            normaliser: Normaliser::Softmax,
+            normalizer: Normalizer::Softmax,
             local: None,
             linear: (kind == "linear").then_some(FeatureMap::EluPlusOne),
             lsh: kind == "lsh",
@@ -237,10 +237,10 @@ impl Case {
             ("high", None) => return self.set_precision(Precision::High),
             ("additive", None) => self.additive = true,
             ("local", Some(reach)) => self.local = Some(reach),
-            ("top", Some(k)) => return self.set_normaliser(Normaliser::TopK(k)),
-            ("hard", None) => return self.set_normaliser(Normaliser::Hard),
-            ("sampled", None) => return self.set_normaliser(Normaliser::Sampled { seed: 7 }),
-            ("sparsemax", None) => return self.set_normaliser(Normaliser::Sparsemax),
+            ("top", Some(k)) => return self.set_normalizer(Normalizer::TopK(k)),
+            ("hard", None) => return self.set_normalizer(Normalizer::Hard),
+            ("sampled", None) => return self.set_normalizer(Normalizer::Sampled { seed: 7 }),
+            ("sparsemax", None) => return self.set_normalizer(Normalizer::Sparsemax),
             ("spread", None) => self.spread = 20.0,
             ("bshd", None) => self.layout = Layout::Bshd,
             _ => {
@@ -319,11 +319,11 @@ impl Case {
         Ok(())
     }
 
-    fn set_normaliser(&mut self, normaliser: Normaliser) -> Result<()> {
-        if self.normaliser != Normaliser::Softmax {
+    fn set_normalizer(&mut self, normalizer: Normalizer) -> Result<()> {
+        if self.normalizer != Normalizer::Softmax {
             bail!("two of top, hard, sampled and sparsemax; give one");
         }
-        self.normaliser = normaliser;
+        self.normalizer = normalizer;
         Ok(())
     }
 

@@ -96,7 +96,7 @@ impl<E: Element> Input<E> {
             Some((cache, sequences)) => Problem::cached(&q, cache, sequences)?,
             None => Problem::new(&q, &k, &v),
         };
-        let problem = problem.mask(self.mask.clone()).score(score).normaliser(case.normaliser);
+        let problem = problem.mask(self.mask.clone()).score(score).normalizer(case.normalizer);
         let problem = match &self.hidden {
             Some([w_q, w_k, v]) => problem.similarity(Similarity::Additive(Additive {
                 w_q: w_q.view(),

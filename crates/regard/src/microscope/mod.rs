@@ -83,7 +83,7 @@ impl<'a, E: Element> AttentionView<'a, E> {
         Ok(view)
     }
 
-    /// The same where only `lse [batch, heads.q, q_len]` was kept. The [`Normaliser`](crate::Normaliser) must be the softmax.
+    /// The same where only `lse [batch, heads.q, q_len]` was kept. The [`Normalizer`](crate::Normalizer) must be the softmax.
     /// Scores above about 1000 need all of the output: their `lse` cannot hold what they differ by.
     #[inline(never)]
     pub fn from_lse<'p: 'a>(
@@ -141,14 +141,14 @@ impl<'a, E: Element> AttentionView<'a, E> {
         self.softmaxes.states = &output.states;
         if let Some(selection) = output.selection.as_ref().filter(|_| self.problem.selects()) {
             plan.check_selection(selection)?;
-            self.problem = self.problem.selecting(selection, self.problem.normaliser.rule());
+            self.problem = self.problem.selecting(selection, self.problem.normalizer.rule());
         }
         self.unless_chosen()
     }
 
     fn unless_chosen(&self) -> Result<(), Error> {
-        let normaliser = self.problem.normaliser.name();
-        if self.problem.selects() { Err(Error::NoSelection { normaliser }) } else { Ok(()) }
+        let normalizer = self.problem.normalizer.name();
+        if self.problem.selects() { Err(Error::NoSelection { normalizer }) } else { Ok(()) }
     }
 
     /// Multiplies keys by what the similarity multiplies them by.

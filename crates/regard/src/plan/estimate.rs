@@ -3,47 +3,47 @@
 use super::Plan;
 use crate::error::Error;
 use crate::grads::{Grads, OutputGrads};
-use crate::normaliser::{Normaliser, Rule, Selection};
+use crate::normalizer::{Normalizer, Rule, Selection};
 use crate::output::{Output, OutputView};
 use crate::simd::Element;
 use crate::view::{Inputs, Tensor};
 
 impl<'a, E: Element> Plan<'a, E> {
-    /// The gradients of a call whose normaliser is not the softmax.
+    /// The gradients of a call whose normalizer is not the softmax.
     pub(crate) fn backward_chosen<'b>(
         &self,
         inputs: Inputs<'b, E>,
         output: OutputView<'b, E>,
         output_grads: OutputGrads<'b, E>,
     ) -> Result<Grads<E>, Error> {
-        let normaliser = self.problem().normaliser;
-        let name = normaliser.name();
+        let normalizer = self.problem().normalizer;
+        let name = normalizer.name();
         let Some(selection) = output.selection else {
-            return Err(Error::NoSelection { normaliser: name });
+            return Err(Error::NoSelection { normalizer: name });
         };
         self.check_selection(selection)?;
-        let chooses_one = matches!(normaliser, Normaliser::Hard | Normaliser::Sampled { .. });
+        let chooses_one = matches!(normalizer, Normalizer::Hard | Normalizer::Sampled { .. });
         let estimates = [
             ("straight-through", output_grads.straight_through && !chooses_one),
             (
                 "advantage",
                 output_grads.advantage.is_some()
-                    && !matches!(normaliser, Normaliser::Sampled { .. }),
+                    && !matches!(normalizer, Normalizer::Sampled { .. }),
             ),
         ];
         if let Some((estimate, _)) = estimates.into_iter().find(|(_, refused)| *refused) {
-            return Err(Error::NoEstimate { estimate, normaliser: name });
+            return Err(Error::NoEstimate { estimate, normalizer: name });
         }
         if output_grads.straight_through && output_grads.advantage.is_some() {
             let estimate = "straight-through beside an advantage";
-            return Err(Error::NoEstimate { estimate, normaliser: name });
+            return Err(Error::NoEstimate { estimate, normalizer: name });
         }
         let usual = output_grads.without_estimates();
         let (q, k, v) = inputs;
-        let kept = self.selecting(selection, normaliser.rule());
-        if normaliser == Normaliser::Sparsemax {
+        let kept = self.selecting(selection, normalizer.rule());
+        if normalizer == Normalizer::Sparsemax {
             if output_grads.lse.is_some() {
-                return Err(Error::OnlySoftmax { option: "the gradient of lse", normaliser: name });
+                return Err(Error::OnlySoftmax { option: "the gradient of lse", normalizer: name });
             }
             // score_j -> a_j = score_j - t, t the mean of the kept less 1 / their number: so the gradient of a score is that of
             // its weight less the mean of those kept. The pass back takes it from the output: it gets the mean of the values.
@@ -98,7 +98,7 @@ impl<'a, E: Element> Plan<'a, E> {
 
     pub(crate) fn check_selection(&self, selection: &Selection<E::Num>) -> Result<(), Error> {
         let rows = self.problem().rows();
-        let most = self.problem().normaliser.most(self.problem().dims().k_len);
+        let most = self.problem().normalizer.most(self.problem().dims().k_len);
         Error::unless_one_each_row("selection", rows, selection.thresholds.len())?;
         Error::unless_same(
             "keys of a selection",

@@ -6,7 +6,7 @@ use crate::block_loop::{Call, KeyRange, Tiling};
 use crate::cache::{KvCache, Sequence};
 use crate::error::{Error, filled};
 use crate::forward::{Finished, Forward, STATE, Scratch, Target};
-use crate::normaliser::Selection;
+use crate::normalizer::Selection;
 use crate::output::Output;
 use crate::problem::{Dims, Problem};
 use crate::project::project;
@@ -172,7 +172,7 @@ impl<E: Element> Plan<'_, E> {
         if self.problem.selects() {
             let selection = self.select(call)?;
             {
-                let plan = self.selecting(&selection, self.problem.normaliser.rule());
+                let plan = self.selecting(&selection, self.problem.normalizer.rule());
                 plan.compute(Call { problem: plan.problem(), ..call }, to)?;
             }
             return Ok(Some(selection));

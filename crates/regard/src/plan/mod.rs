@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::forward::Stage;
 use crate::machine::Machine;
 use crate::mask::Mask;
-use crate::normaliser::{Rule, Selection};
+use crate::normalizer::{Rule, Selection};
 use crate::place::RowTile;
 use crate::problem::{Dims, Problem};
 use crate::simd::{Element, GROUP};

@@ -1,9 +1,9 @@
-//! What rows choose before there are weights, where the normaliser is not the softmax.
+//! What rows choose before there are weights, where the normalizer is not the softmax.
 
 use super::{Grid, Plan, tile_rows};
 use crate::block_loop::{Call, Tiling};
 use crate::error::{Error, filled};
-use crate::normaliser::{NONE, Normaliser, Selection};
+use crate::normalizer::{NONE, Normalizer, Selection};
 use crate::problem::Dims;
 use crate::run::run;
 use crate::select::{Scratch, Select, Target};
@@ -14,8 +14,8 @@ impl<E: Element> Plan<'_, E> {
     /// What each row chooses.
     pub(crate) fn select(&self, call: Call<'_, E>) -> Result<Selection<E::Num>, Error> {
         let problem = self.problem();
-        let (rows, most) = (problem.rows(), problem.normaliser.most(problem.dims().k_len));
-        let sparse = problem.normaliser == Normaliser::Sparsemax;
+        let (rows, most) = (problem.rows(), problem.normalizer.most(problem.dims().k_len));
+        let sparse = problem.normalizer == Normalizer::Sparsemax;
         let numbers = |n| filled(E::Num::default(), &[n]);
         let (mut keys, mut thresholds) = (filled(NONE, &[rows, most])?, numbers(rows)?);
         let mut supports = numbers(if sparse { rows } else { 0 })?;

@@ -26,7 +26,7 @@ pub struct Work {
     /// KeyBlocks that are never visited.
     pub skipped: u128,
     /// Multiplications and additions for the visible pairs; a hyperbolic tangent counts as one of each. Projections, and what
-    /// a normaliser passes before, are not counted.
+    /// a normalizer passes before, are not counted.
     pub flops: f64,
     /// Bytes of q, k, v and the output.
     pub bytes: f64,

@@ -21,7 +21,7 @@ mod looks;
 pub(crate) mod steps;
 
 use crate::dropout::uniform;
-use crate::normaliser::Normaliser;
+use crate::normalizer::Normalizer;
 use crate::place::Pair;
 use crate::problem::Problem;
 use crate::rope::{Positions, Rope};
@@ -142,7 +142,7 @@ impl<E: Element> Problem<'_, E> {
         self.chosen(at, scored.filter(|(key, _)| self.keeps(Pair { key: *key, ..at })).collect())
     }
 
-    /// What a normaliser keeps of the scores of a row; those of a sparsemax become logarithms of weights.
+    /// What a normalizer keeps of the scores of a row; those of a sparsemax become logarithms of weights.
     fn chosen<N: Number>(
         &self,
         at: Pair,
@@ -156,14 +156,14 @@ impl<E: Element> Problem<'_, E> {
             };
             return scores.into_iter().filter_map(above).collect();
         }
-        match self.normaliser {
+        match self.normalizer {
             _ if self.selection.is_some() => {}
-            Normaliser::TopK(_) | Normaliser::Hard => {
+            Normalizer::TopK(_) | Normalizer::Hard => {
                 // Stable: the earlier key first where scores are equal.
                 scores.sort_by(|a, b| b.1.score.to_f64().total_cmp(&a.1.score.to_f64()));
-                scores.truncate(self.normaliser.most(usize::MAX));
+                scores.truncate(self.normalizer.most(usize::MAX));
             }
-            Normaliser::Sampled { seed } => {
+            Normalizer::Sampled { seed } => {
                 let softmax = self.softmax(at.head, &scores);
                 let mut left = N::from_f64(uniform(seed, Pair { key: 0, ..at }));
                 let drawn = scores.iter().position(|(_, steps)| {
@@ -181,7 +181,7 @@ impl<E: Element> Problem<'_, E> {
 
     /// Whether scores become logarithms of the weights of a sparsemax.
     fn bends(&self) -> bool {
-        self.normaliser == Normaliser::Sparsemax
+        self.normalizer == Normalizer::Sparsemax
     }
 
     /// The scores that a row's weights are made of.
@@ -295,7 +295,7 @@ pub fn forward_in_steps<N: Number, E: Element>(
     result
 }
 
-/// The keys that each row sees, with the scores that the normaliser makes weights of: rows as in [`Outcome`].
+/// The keys that each row sees, with the scores that the normalizer makes weights of: rows as in [`Outcome`].
 #[inline(never)]
 pub fn scores<N: Number, E: Element>(
     problem: &Problem<'_, E>,

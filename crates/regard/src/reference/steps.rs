@@ -9,7 +9,7 @@ use crate::view::{Layout, Shape, Tensor, View};
 
 /// Every number between the inputs and the output of a small call, by definition.
 ///
-/// The four steps: a query and a key make a similarity; scale, softcap and biases make it a score; a normaliser turns the
+/// The four steps: a query and a key make a similarity; scale, softcap and biases make it a score; a normalizer turns the
 /// scores of a row into weights; the weights make a mean of the values.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

@@ -1,7 +1,7 @@
 //! The edges: rules that call back, numbers near the ends of their range, sizes that cannot be.
 
 use regard::{
-    Error, Isa, Machine, Mask, MaskRule, Normaliser, Pair, Plan, Precision, Problem, Scope, Score,
+    Error, Isa, Machine, Mask, MaskRule, Normalizer, Pair, Plan, Precision, Problem, Scope, Score,
     ScoreRule, Shape, View, bf16,
 };
 use regard_testkit::{Noise, run::forward};
@@ -110,7 +110,7 @@ fn memory_that_is_refused_is_an_error() {
     let rows = 1 << 59;
     let q = Shape { batch: 1, heads: 1, len: rows, dim: 1 };
     let k = Shape { len: 1, ..q };
-    let problem = Problem::<f32>::of_shapes(q, k, k).normaliser(Normaliser::TopK(4));
+    let problem = Problem::<f32>::of_shapes(q, k, k).normalizer(Normalizer::TopK(4));
     let plan = Plan::new(problem, Machine::here()).expect("a plan");
     assert!(plan.work().pairs == rows as u128);
     // All rows are one and the same row of memory.
@@ -144,7 +144,7 @@ fn picked_pieces_have_draws_of_their_own() {
     };
     let (q, k) = (view(rows), view(keys));
     let problem = Problem::new(&q, &k, &k).mask(Mask::custom(Few));
-    let problem = problem.normaliser(Normaliser::Sampled { seed: 11 });
+    let problem = problem.normalizer(Normalizer::Sampled { seed: 11 });
     let output = forward(&problem, (q, k, k), Isa::best(), 2);
     let choice = output.selection.expect("a draw");
     let mut drawn = vec![0usize; keys];

@@ -1,7 +1,7 @@
 //! The definition's gradients are the slopes of the definition itself.
 
 use regard::reference::{Grads, Outcome, backward, forward};
-use regard::{Normaliser, Problem, Shape, Similarity, View};
+use regard::{Normalizer, Problem, Shape, Similarity, View};
 use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::masks::named;
 use regard_testkit::scores::{SCORES, ScoreOption};
@@ -17,7 +17,7 @@ fn weights(case: &Case) -> Outcome<f64> {
     let mut noise = Noise::new(99);
     let rows = case.dims.batch * case.dims.heads.q * case.dims.q_len;
     let (out, lse) = (noise.normals(rows * case.dims.v_dim), noise.normals(rows));
-    if case.normaliser == Normaliser::Sparsemax {
+    if case.normalizer == Normalizer::Sparsemax {
         // It has neither.
         let zeros = vec![0.0; rows];
         return Outcome { out, lse: zeros.clone(), entropy: zeros, max_score: Vec::new() };
@@ -136,16 +136,16 @@ fn gradients_are_finite_differences_for_every_similarity() {
 }
 
 #[test]
-fn gradients_are_finite_differences_for_every_normaliser() {
+fn gradients_are_finite_differences_for_every_normalizer() {
     let all = [
-        Normaliser::TopK(2),
-        Normaliser::Hard,
-        Normaliser::Sampled { seed: 8 },
-        Normaliser::Sparsemax,
+        Normalizer::TopK(2),
+        Normalizer::Hard,
+        Normalizer::Sampled { seed: 8 },
+        Normalizer::Sparsemax,
     ];
     let with_options = [ScoreOption::Softcap(2.0), ScoreOption::Alibi, ScoreOption::Custom];
-    for (normaliser, scores) in all.iter().flat_map(|n| [(*n, &[][..]), (*n, &with_options)]) {
-        let case = Case { normaliser, ..case() };
+    for (normalizer, scores) in all.iter().flat_map(|n| [(*n, &[][..]), (*n, &with_options)]) {
+        let case = Case { normalizer, ..case() };
         all_slopes(&case.scores(scores).mask(named("causal")));
     }
 }

@@ -1,7 +1,7 @@
 //! The microscope: every statistic against the definition on the case table, and what the table cannot show.
 
 use regard::{
-    AttentionView, CacheShape, Error, KvCache, LshAttention, Machine, Mask, Measure, Normaliser,
+    AttentionView, CacheShape, Error, KvCache, LshAttention, Machine, Mask, Measure, Normalizer,
     Output, Pattern, Plan, Pool, Problem, View, rollout,
 };
 use regard_testkit::{Case, Dtype, Noise, cases, check_looks};
@@ -262,7 +262,7 @@ fn what_cannot_be_looked_at_is_refused() {
     assert!(AttentionView::from_lse(&plan, q, k, &output.lse[1..]).is_err());
     let other = View::bhsd(&t.k, [1, 2, 10, 16]).unwrap();
     assert!(AttentionView::new(&plan, q, other, &output).is_err());
-    let top = Problem::new(&q, &k, &k).normaliser(Normaliser::TopK(3));
+    let top = Problem::new(&q, &k, &k).normalizer(Normalizer::TopK(3));
     let top = Plan::new(top, Machine::here()).unwrap();
     let refused = AttentionView::from_lse(&top, q, k, &output.lse).unwrap_err();
     assert!(matches!(refused, Error::NoSelection { .. }));

@@ -15,7 +15,7 @@ mod laws;
 mod linear;
 mod looks;
 mod lsh;
-mod normalisers;
+mod normalizers;
 mod packed;
 mod rope;
 mod shapes;

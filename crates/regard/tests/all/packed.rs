@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use regard::{
-    Additive, Align, CacheShape, Element, Error, Grads, Isa, KvCache, Machine, Mask, Normaliser,
+    Additive, Align, CacheShape, Element, Error, Grads, Isa, KvCache, Machine, Mask, Normalizer,
     Number, Output, OutputGrads, Plan, Problem, RelativeBias, Score, Similarity, Tensor, View,
     ViewMut, alibi_slopes, bf16,
 };
@@ -100,7 +100,7 @@ impl Asked {
                 let layer = Additive { w_q: w, w_k: Some(w), v };
                 problem.mask(causal).similarity(Similarity::Additive(layer))
             }
-            Self::Best => problem.mask(causal).normaliser(Normaliser::TopK(5)),
+            Self::Best => problem.mask(causal).normalizer(Normalizer::TopK(5)),
         }
     }
 }
@@ -292,7 +292,7 @@ fn compare<E: Element>(q_lens: &[usize], k_lens: &[usize], asked: Asked, isa: Is
             let found = item(&output, &batch.offsets[0][b..b + 2]);
             // A choice has as much room as the longest item needs; what was chosen is in the bits.
             let mut alone = alone.clone();
-            alone.choice = None;
+            alone.selection = None;
             assert!(same_bits(&found, &alone), "{what} item {b}");
         }
         let d_out = View::packed(&told.out, &batch.offsets[0], [Q_HEADS, V_DIM]).unwrap();

@@ -1,6 +1,6 @@
 //! The steps of a call, written out: they must be those of the call.
 
-use regard::{Error, Mask, Normaliser, Problem, View, steps};
+use regard::{Error, Mask, Normalizer, Problem, View, steps};
 use regard_testkit::run::forward;
 use regard_testkit::{Case, Data, cases::dims};
 
@@ -8,13 +8,13 @@ use regard_testkit::{Case, Data, cases::dims};
 fn the_steps_lead_to_the_output() {
     let case = Case::new(dims([2, 4, 2, 9, 13, 8, 5]));
     let data = Data::<f32>::new(&case);
-    for normaliser in [Normaliser::Softmax, Normaliser::TopK(3), Normaliser::Sparsemax] {
-        let problem = data.problem(&case).mask(Mask::causal()).normaliser(normaliser);
+    for normalizer in [Normalizer::Softmax, Normalizer::TopK(3), Normalizer::Sparsemax] {
+        let problem = data.problem(&case).mask(Mask::causal()).normalizer(normalizer);
         let (q, k, v) = data.inputs();
         let seen = steps(&problem, q, k, v).unwrap();
         let output = forward(&problem, data.inputs(), regard::Isa::best(), 1);
         for (a, b) in seen.out.data().iter().zip(output.out.data()) {
-            assert!((a - b).abs() < 1e-5, "{normaliser}: {a} {b}");
+            assert!((a - b).abs() < 1e-5, "{normalizer}: {a} {b}");
         }
         assert_eq!(seen.weights.shape().to_array(), [2, 4, 9, 13]);
         for row in 0..2 * 4 * 9 {

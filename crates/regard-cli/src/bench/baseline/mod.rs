@@ -5,7 +5,7 @@ use super::{LONG, SAMPLE};
 use crate::args::Dtype;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
-use regard::{Layout, Machine, Normaliser, alibi_slopes};
+use regard::{Layout, Machine, Normalizer, alibi_slopes};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -214,13 +214,13 @@ impl<'a> Asked<'a> {
             pass: case.pass,
             spread: case.spread,
             additive: case.additive,
-            top: if let Normaliser::TopK(k) = case.normaliser { k } else { 0 },
+            top: if let Normalizer::TopK(k) = case.normalizer { k } else { 0 },
             cached: case.cached,
-            unknown: match case.normaliser {
-                Normaliser::Softmax | Normaliser::TopK(_) if case.local.is_some() => {
+            unknown: match case.normalizer {
+                Normalizer::Softmax | Normalizer::TopK(_) if case.local.is_some() => {
                     Some("local attention")
                 }
-                Normaliser::Softmax | Normaliser::TopK(_) => None,
+                Normalizer::Softmax | Normalizer::TopK(_) => None,
                 other => Some(other.name()),
             },
             threads: machine.threads,

@@ -2,7 +2,7 @@
 
 use regard::reference::{self, Outcome};
 use regard::{
-    Error, Grads, Isa, Machine, Normaliser, Number, Output, OutputGrads, Plan, Problem, Score, View,
+    Error, Grads, Isa, Machine, Normalizer, Number, Output, OutputGrads, Plan, Problem, Score, View,
 };
 use regard_testkit::run::{both_ways, forward};
 use regard_testkit::{Case, Data, Noise, cases::dims};
@@ -17,15 +17,15 @@ fn small() -> (Case, Data<f32>) {
     (case, data)
 }
 
-fn with(data: &Data<f32>, case: &Case, normaliser: Normaliser) -> Output<f32> {
-    forward(&data.problem(case).normaliser(normaliser), data.inputs(), Isa::best(), 2)
+fn with(data: &Data<f32>, case: &Case, normalizer: Normalizer) -> Output<f32> {
+    forward(&data.problem(case).normalizer(normalizer), data.inputs(), Isa::best(), 2)
 }
 
 #[test]
 fn as_many_as_there_are_is_the_softmax() {
     let (case, data) = small();
     let (all, soft) =
-        (with(&data, &case, Normaliser::TopK(70)), with(&data, &case, Normaliser::Softmax));
+        (with(&data, &case, Normalizer::TopK(70)), with(&data, &case, Normalizer::Softmax));
     for (a, b) in all.out.data().iter().zip(soft.out.data()) {
         assert!((a - b).abs() < 1e-6, "{a} {b}");
     }
@@ -35,14 +35,14 @@ fn as_many_as_there_are_is_the_softmax() {
 fn the_best_one_of_all_is_hard() {
     let (case, data) = small();
     let (one, hard) =
-        (with(&data, &case, Normaliser::TopK(1)), with(&data, &case, Normaliser::Hard));
-    assert_eq!((one.out, one.choice), (hard.out, hard.choice));
+        (with(&data, &case, Normalizer::TopK(1)), with(&data, &case, Normalizer::Hard));
+    assert_eq!((one.out, one.selection), (hard.out, hard.selection));
 }
 
 #[test]
 fn a_hard_row_is_a_value_and_says_which() {
     let (case, data) = small();
-    let Output { out, choice, lse, .. } = with(&data, &case, Normaliser::Hard);
+    let Output { out, selection: choice, lse, .. } = with(&data, &case, Normalizer::Hard);
     let (choice, scores) =
         (choice.unwrap(), reference::scores::<f64, f32>(&data.problem(&case), data.inputs()));
     for row in 0..80 {
@@ -62,7 +62,7 @@ fn equal_scores_prefer_the_earlier_key() {
     let v: Vec<f32> = (0..150u8).map(f32::from).collect();
     let (q, k, v) = (matrix(&q, 4), matrix(&k, 4), matrix(&v, 1));
     for isa in Isa::available() {
-        let problem = Problem::new(&q, &k, &v).normaliser(Normaliser::TopK(5));
+        let problem = Problem::new(&q, &k, &v).normalizer(Normalizer::TopK(5));
         let output = forward(&problem, (q, k, v), isa, 1);
         assert_eq!(output.selection.unwrap().keys(1), [0, 1, 2, 3, 4]);
         assert!(output.out.data().iter().all(|x| (x - 2.0).abs() < 1e-6));
@@ -76,15 +76,15 @@ fn a_score_that_is_no_number_stays_one_that_is_none() {
     let (q, v) = (vec![1f32; 4], vec![1f32; 100]);
     let (q, k, v) = (matrix(&q, 4), matrix(&k, 4), matrix(&v, 1));
     let all = [
-        Normaliser::TopK(3),
-        Normaliser::Hard,
-        Normaliser::Sampled { seed: 1 },
-        Normaliser::Sparsemax,
+        Normalizer::TopK(3),
+        Normalizer::Hard,
+        Normalizer::Sampled { seed: 1 },
+        Normalizer::Sparsemax,
     ];
-    for normaliser in all {
-        let problem = Problem::new(&q, &k, &v).normaliser(normaliser);
+    for normalizer in all {
+        let problem = Problem::new(&q, &k, &v).normalizer(normalizer);
         let output = forward(&problem, (q, k, v), Isa::best(), 1);
-        assert!(output.out.data()[0].is_nan(), "{normaliser}: {:?}", output.out.data());
+        assert!(output.out.data()[0].is_nan(), "{normalizer}: {:?}", output.out.data());
     }
 }
 
@@ -94,7 +94,7 @@ fn sparsemax_weights_are_the_nearest_that_sum_to_one() {
     let (q, k) = ([1f32], [1f32, 0.8, 0.1]);
     let v = [1f32, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0];
     let (q, k, v) = (matrix(&q, 1), matrix(&k, 1), matrix(&v, 3));
-    let problem = Problem::new(&q, &k, &v).normaliser(Normaliser::Sparsemax);
+    let problem = Problem::new(&q, &k, &v).normalizer(Normalizer::Sparsemax);
     let output = forward(&problem, (q, k, v), Isa::best(), 1);
     for (a, b) in output.out.data().iter().zip([0.6, 0.4, 0.0]) {
         assert!((a - b).abs() < 1e-6, "{:?}", output.out.data());
@@ -108,7 +108,7 @@ fn a_sparsemax_of_many_equal_scores_is_their_mean_however_large_they_are() {
         let (q, k) = ([1f32], vec![size; n]);
         let v: Vec<f32> = (0..n).map(|i| (i % 2) as f32).collect();
         let (q, k, v) = (matrix(&q, 1), matrix(&k, 1), matrix(&v, 1));
-        let problem = Problem::new(&q, &k, &v).normaliser(Normaliser::Sparsemax);
+        let problem = Problem::new(&q, &k, &v).normalizer(Normalizer::Sparsemax);
         for isa in Isa::available() {
             let out = forward(&problem, (q, k, v), isa, 1).out.data()[0];
             let mean = (n / 2) as f32 / n as f32;
@@ -118,7 +118,7 @@ fn a_sparsemax_of_many_equal_scores_is_their_mean_however_large_they_are() {
     // One that is far above all others has all the weight.
     let (q, k, v) = ([1e4f32], [1e4f32, 0.0], [3f32, 5.0]);
     let (q, k, v) = (matrix(&q, 1), matrix(&k, 1), matrix(&v, 1));
-    let problem = Problem::new(&q, &k, &v).normaliser(Normaliser::Sparsemax);
+    let problem = Problem::new(&q, &k, &v).normalizer(Normalizer::Sparsemax);
     assert_eq!(forward(&problem, (q, k, v), Isa::best(), 1).out.data(), [3.0]);
 }
 
@@ -140,9 +140,9 @@ impl One {
         (matrix(&self.q, 2), matrix(&self.k, 2), matrix(&self.v, 1))
     }
 
-    fn problem(&self, normaliser: Normaliser) -> Problem<'_, f32> {
+    fn problem(&self, normalizer: Normalizer) -> Problem<'_, f32> {
         let (q, k, v) = self.views();
-        Problem::new(&q, &k, &v).score(Score::new().scale(1.5)).normaliser(normaliser)
+        Problem::new(&q, &k, &v).score(Score::new().scale(1.5)).normalizer(normalizer)
     }
 }
 
@@ -153,9 +153,9 @@ const DRAWS: usize = 40_000;
 fn keys_are_drawn_as_often_as_the_softmax_says() {
     let one = One::new(DRAWS);
     let output =
-        forward(&one.problem(Normaliser::Sampled { seed: 3 }), one.views(), Isa::best(), 2);
+        forward(&one.problem(Normalizer::Sampled { seed: 3 }), one.views(), Isa::best(), 2);
     let scores = &reference::scores::<f64, f32>(
-        &One::new(1).problem(Normaliser::Softmax),
+        &One::new(1).problem(Normalizer::Softmax),
         One::new(1).views(),
     )[0];
     let sum: f64 = scores.iter().map(|(_, score)| score.exp()).sum();
@@ -171,8 +171,8 @@ fn keys_are_drawn_as_often_as_the_softmax_says() {
         .sum();
     // 69 degrees of freedom: 69 +- 11.7; a fixed seed, so this is no game of chance.
     assert!((30.0..120.0).contains(&chi), "{chi}");
-    let other = forward(&one.problem(Normaliser::Sampled { seed: 4 }), one.views(), Isa::best(), 2);
-    assert_ne!(choice, other.choice.unwrap());
+    let other = forward(&one.problem(Normalizer::Sampled { seed: 4 }), one.views(), Isa::best(), 2);
+    assert_ne!(choice, other.selection.unwrap());
 }
 
 /// A loss that is not linear in the output, of one row: its value, and its gradient.
@@ -186,7 +186,7 @@ fn estimate(baseline: f64) -> (Vec<f64>, Vec<f64>) {
     let one = One::new(500);
     let (mut sums, mut squares, mut n) = (vec![0.0; 140], vec![0.0; 140], 0.0);
     for seed in 0..200 {
-        let problem = one.problem(Normaliser::Sampled { seed });
+        let problem = one.problem(Normalizer::Sampled { seed });
         let plan = Plan::new(problem, Machine::here()).expect("a problem that fits");
         let (q, k, v) = one.views();
         let output = plan.forward(q, k, v).expect("tensors that fit");
@@ -212,7 +212,7 @@ fn estimate(baseline: f64) -> (Vec<f64>, Vec<f64>) {
 /// The mean over draws of the loss.
 fn expected_loss() -> f64 {
     let one = One::new(1);
-    let scores = &reference::scores::<f64, f32>(&one.problem(Normaliser::Softmax), one.views())[0];
+    let scores = &reference::scores::<f64, f32>(&one.problem(Normalizer::Softmax), one.views())[0];
     let sum: f64 = scores.iter().map(|(_, score)| score.exp()).sum();
     scores.iter().map(|(key, score)| score.exp() / sum * loss(one.v[*key]).0).sum()
 }
@@ -256,8 +256,8 @@ fn straight_through_is_the_gradient_of_the_softmax_but_for_the_values() {
     let (case, data) = small();
     let output_grads = || OutputGrads::new(data.d_out.view());
     let soft = both_ways(&data.problem(&case), data.inputs(), output_grads(), Isa::best(), 2).1;
-    for normaliser in [Normaliser::Hard, Normaliser::Sampled { seed: 2 }] {
-        let problem = data.problem(&case).normaliser(normaliser);
+    for normalizer in [Normalizer::Hard, Normalizer::Sampled { seed: 2 }] {
+        let problem = data.problem(&case).normalizer(normalizer);
         let (_, grads) =
             both_ways(&problem, data.inputs(), output_grads().straight_through(), Isa::best(), 2);
         let (_, plain) = both_ways(&problem, data.inputs(), output_grads(), Isa::best(), 2);
@@ -273,20 +273,20 @@ fn straight_through_is_the_gradient_of_the_softmax_but_for_the_values() {
 fn what_makes_no_sense_is_refused() {
     let (case, data) = small();
     let (q, k, v) = data.inputs();
-    let plan = |normaliser| {
-        Plan::new(data.problem(&case).normaliser(normaliser), Machine::here()).unwrap()
+    let plan = |normalizer| {
+        Plan::new(data.problem(&case).normalizer(normalizer), Machine::here()).unwrap()
     };
     let refused = |problem: Problem<'_, f32>| Plan::new(problem, Machine::here()).unwrap_err();
     let problem = || data.problem(&case);
-    assert_eq!(refused(problem().normaliser(Normaliser::TopK(0))), Error::Zero { option: "top k" });
+    assert_eq!(refused(problem().normalizer(Normalizer::TopK(0))), Error::Zero { option: "top k" });
     let sinks = problem().score(Score::new().sinks(&data.sinks));
-    let error = refused(sinks.normaliser(Normaliser::Hard));
-    assert_eq!(error, Error::OnlySoftmax { option: "sinks", normaliser: "hard" });
-    let error = refused(problem().entropy().normaliser(Normaliser::Sparsemax));
-    assert_eq!(error, Error::OnlySoftmax { option: "entropy", normaliser: "sparsemax" });
+    let error = refused(sinks.normalizer(Normalizer::Hard));
+    assert_eq!(error, Error::OnlySoftmax { option: "sinks", normalizer: "hard" });
+    let error = refused(problem().entropy().normalizer(Normalizer::Sparsemax));
+    assert_eq!(error, Error::OnlySoftmax { option: "entropy", normalizer: "sparsemax" });
     let rows = vec![0f32; 80];
     let output_grads = || OutputGrads::new(data.d_out.view());
-    let (soft, top) = (plan(Normaliser::Softmax), plan(Normaliser::TopK(2)));
+    let (soft, top) = (plan(Normalizer::Softmax), plan(Normalizer::TopK(2)));
     let (of_soft, of_top) = (soft.forward(q, k, v).unwrap(), top.forward(q, k, v).unwrap());
     let estimate = |plan: &Plan<'_, f32>, output, output_grads| {
         plan.backward(q, k, v, output, output_grads).unwrap_err().to_string()
@@ -296,9 +296,9 @@ fn what_makes_no_sense_is_refused() {
     assert!(estimate(&top, &of_top, output_grads().advantage(&rows)).contains("top k"));
     assert!(estimate(&top, &of_soft, output_grads()).contains("choice"));
     assert!(
-        estimate(&plan(Normaliser::TopK(3)), &of_top, output_grads()).contains("keys of a choice")
+        estimate(&plan(Normalizer::TopK(3)), &of_top, output_grads()).contains("keys of a choice")
     );
-    let sampled = plan(Normaliser::Sampled { seed: 0 });
+    let sampled = plan(Normalizer::Sampled { seed: 0 });
     let of_sampled = sampled.forward(q, k, v).unwrap();
     assert!(
         estimate(&sampled, &of_sampled, output_grads().advantage(&rows[..3]))
@@ -306,8 +306,8 @@ fn what_makes_no_sense_is_refused() {
     );
     let both = output_grads().advantage(&rows).straight_through();
     assert!(estimate(&sampled, &of_sampled, both).contains("beside an advantage"));
-    let chosen = of_top.choice.clone().unwrap();
-    let planned = data.problem(&case).normaliser(Normaliser::TopK(2));
+    let chosen = of_top.selection.clone().unwrap();
+    let planned = data.problem(&case).normalizer(Normalizer::TopK(2));
     assert!(Plan::new(planned.with_selection(&chosen), Machine::here()).is_err());
     assert_eq!(Output::merge(&[of_top.clone(), of_top]).unwrap_err(), Error::Chosen);
 }

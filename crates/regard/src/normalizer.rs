@@ -1,7 +1,7 @@
 //! How scores become weights: the softmax, and what may stand in its place.
 //!
 //! All of them are a softmax over fewer keys, or over other scores, once something is known of each row: which keys are its
-//! best, which one was drawn, above which score weights begin. A first pass finds that, a [`Choice`] (see `choose.rs`); then it
+//! best, which one was drawn, above which score weights begin. A first pass finds that, a [`Choice`] (see `select.rs`); then it
 //! is one more rule of the scores ([`Kept`]), and the passes forward and backward are the usual ones.
 
 use crate::error::Error;
@@ -17,18 +17,18 @@ use std::fmt;
 /// more). Their results cannot be merged, and they do not use AMX.
 ///
 /// ```
-/// use regard::{Machine, Normaliser, Plan, Problem, View};
+/// use regard::{Machine, Normalizer, Plan, Problem, View};
 /// let (q, k) = ([1f32, 0.0], [0f32, 0.0, 9.0, 0.0, 8.0, 0.0]); // one query, three keys
 /// let (q, k) = (View::matrix(&q, [1, 2])?, View::matrix(&k, [3, 2])?);
-/// let problem = Problem::new(&q, &k, &k).normaliser(Normaliser::Hard);
+/// let problem = Problem::new(&q, &k, &k).normalizer(Normalizer::Hard);
 /// let output = Plan::new(problem, Machine::here())?.forward(q, k, k)?;
 /// assert_eq!(output.out.data(), [9.0, 0.0]);
-/// assert_eq!(output.choice.unwrap().keys(0), [1]);
+/// assert_eq!(output.selection.unwrap().keys(0), [1]);
 /// # Ok::<(), regard::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Normaliser {
+pub enum Normalizer {
     /// `a_j = e^score_j / sum of e^score`
     #[default]
     Softmax,
@@ -52,7 +52,7 @@ pub enum Normaliser {
     Sparsemax,
 }
 
-impl Normaliser {
+impl Normalizer {
     /// Its name: `softmax`, `top k`, `hard`, `sampled`, `sparsemax`.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -68,7 +68,7 @@ impl Normaliser {
     /// Refuses options that it has no meaning for.
     pub(crate) fn check(self, sinks: bool, entropy: bool) -> Result<(), Error> {
         let alone = matches!(self, Self::Hard | Self::Sampled { .. } | Self::Sparsemax);
-        let refused = |option| Err(Error::OnlySoftmax { option, normaliser: self.name() });
+        let refused = |option| Err(Error::OnlySoftmax { option, normalizer: self.name() });
         match self {
             Self::TopK(0) => Err(Error::Zero { option: "top k" }),
             _ if alone && sinks => refused("sinks"),
@@ -100,7 +100,7 @@ impl Normaliser {
     }
 }
 
-impl fmt::Display for Normaliser {
+impl fmt::Display for Normalizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Softmax => write!(f, "softmax"),
