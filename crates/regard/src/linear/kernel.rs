@@ -9,15 +9,15 @@
 //! d_phi(k_j)       = sum_i (v~_j . u_i) phi(q_i)
 //! d_v_j            = sum_i (phi(k_j) . phi(q_i)) u_i          without its last entry
 //! ```
-//! So a key is a pair of features and cargo `(phi(k), v~)`, a row is `(phi(q), u)`, and [`Sums`] of such pairs answer for all of
-//! them but those of the own chunk, which are asked pair by pair.
+//! So a key is a pair of features and payload `(phi(k), v~)`, a row is `(phi(q), u)`, and [`Sums`] of such pairs answer for all of
+//! them but those of the own chunk, which are intra_chunk pair by pair.
 //!
-//! Cost for `n` positions with `m` features and `d` of cargo, forward: `4 n m d` flops for the sums, `2 n 64 (m + d)` for the
+//! Cost for `n` positions with `m` features and `d` of payload, forward: `4 n m d` flops for the sums, `2 n 64 (m + d)` for the
 //! chunks, of which a quarter is skipped.
 
 use super::grid::{Chunk, Grid};
 use super::map::{Map, Side};
-use super::sums::{Asked, Pairs, Sums};
+use super::sums::{IntraChunk, Pairs, Sums};
 use crate::lanes::{load_transposed, pack, store_rows, store_transposed};
 use crate::place::{RowMask, Span};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
@@ -50,7 +50,7 @@ impl<E: Element> Call<'_, E> {
         self.q.shape().heads.checked_div(self.k.shape().heads).unwrap_or(0)
     }
 
-    /// Features and cargo.
+    /// Features and payload.
     pub(crate) fn size(&self) -> [usize; 2] {
         [self.map.features(), self.v.shape().dim + 1]
     }
@@ -93,10 +93,10 @@ pub(crate) struct LinearScratch<N> {
     /// Keys and queries as given, `[dim][lanes]`, where a map needs them.
     key_inputs: Vec<Lanes<N>>,
     query_inputs: Vec<Lanes<N>>,
-    /// What was fetched, `[features][lanes]` and `[cargo][lanes]`.
+    /// What was fetched, `[features][lanes]` and `[payload][lanes]`.
     features: Vec<Lanes<N>>,
-    cargo: Vec<Lanes<N>>,
-    /// `[cargo][lanes]`
+    payload: Vec<Lanes<N>>,
+    /// `[payload][lanes]`
     spare: Vec<Lanes<N>>,
     tile: Vec<Lanes<N>>,
     visible: Vec<RowMask>,
@@ -106,20 +106,20 @@ pub(crate) struct LinearScratch<N> {
 
 impl<N: Number> LinearScratch<N> {
     pub(crate) fn new<E: Element<Num = N>>(call: &Call<'_, E>) -> Self {
-        let size @ [features, cargo] = call.size();
+        let size @ [features, payload] = call.size();
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let mut keys = Pairs::new(size);
         // The 1 behind every value.
-        keys.cargo[cargo - 1].0.fill(N::one());
-        (0..GROUP).for_each(|i| keys.cargo_rows.row_mut(i)[cargo - 1] = N::one());
+        keys.payload[payload - 1].0.fill(N::one());
+        (0..GROUP).for_each(|i| keys.payload_rows.row_mut(i)[payload - 1] = N::one());
         Self {
             keys,
             rows: Pairs::new(size),
             key_inputs: zeros(call.map.inputs()),
             query_inputs: zeros(call.map.inputs()),
             features: zeros(features),
-            cargo: zeros(cargo),
-            spare: zeros(cargo),
+            payload: zeros(payload),
+            spare: zeros(payload),
             tile: zeros(GROUP),
             visible: vec![0; GROUP],
             all: (0..features).collect(),
@@ -149,8 +149,8 @@ impl<E: Element> Task<E::Num> for Linear<'_, E> {
             Work::Sum => {
                 let mut sums = Sums::new(call.size());
                 for chunk in chunks {
-                    chunk_loop.meet_keys(s, &chunk, &mut sums);
-                    chunk_loop.take_keys(s, &chunk, &mut sums);
+                    chunk_loop.load_keys(s, &chunk, &mut sums);
+                    chunk_loop.add_keys(s, &chunk, &mut sums);
                 }
                 sums
             }
@@ -191,7 +191,7 @@ struct ChunkLoop<'t, E: Element> {
 impl<E: Element> ChunkLoop<'_, E> {
     /// Features and values of a chunk's keys; the reference of the sums is raised to theirs.
     #[inline(always)]
-    fn meet_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {
+    fn load_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {
         let (&Part { item, head, .. }, map, keys) = (self.part, self.call.map, &chunk.keys);
         let (k, v) = (self.call.k.head(item, head), self.call.v.head(item, head));
         let LinearScratch { keys: to, key_inputs, .. } = &mut *self.room;
@@ -199,17 +199,17 @@ impl<E: Element> ChunkLoop<'_, E> {
         map.arguments(s, (row, keys.len()), Side::Keys, key_inputs, &mut to.features);
         sums.raise(map.reference(&to.features, keys.len()));
         map.map(s, span(keys), &Lanes([sums.reference; GROUP]), &mut to.features);
-        pack(s, |i| v.row(keys.start + i), keys.len(), &mut to.cargo_rows);
+        pack(s, |i| v.row(keys.start + i), keys.len(), &mut to.payload_rows);
     }
 
     #[inline(always)]
-    fn take_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {
+    fn add_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {
         sums.take(s, &self.room.keys, span(&chunk.keys), &self.room.all);
     }
 
-    /// The same as rows, to be asked, and who sees them.
+    /// The same as rows, to be intra_chunk, and who sees them.
     #[inline(always)]
-    fn lay_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk) {
+    fn store_key_rows<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk) {
         let LinearScratch { keys: Pairs { features, feature_rows, .. }, visible, .. } =
             &mut *self.room;
         store_rows(s, features, chunk.keys.len(), E::Num::one(), feature_rows);
@@ -218,7 +218,7 @@ impl<E: Element> ChunkLoop<'_, E> {
 
     /// Features of a chunk's queries.
     #[inline(always)]
-    fn meet_queries<S: Simd<E::Num>>(&mut self, s: S, head: usize, rows: &Range<usize>) {
+    fn load_queries<S: Simd<E::Num>>(&mut self, s: S, head: usize, rows: &Range<usize>) {
         let (map, q) = (self.call.map, self.call.q.head(self.part.item, head));
         let LinearScratch { rows: to, query_inputs, .. } = &mut *self.room;
         let row = |i: usize| q.row(rows.start + i);
@@ -229,7 +229,7 @@ impl<E: Element> ChunkLoop<'_, E> {
 
     /// `u` of a chunk's rows, and the reference of their sums.
     #[inline(always)]
-    fn meet_upstream<S: Simd<E::Num>>(
+    fn load_output_grads<S: Simd<E::Num>>(
         &mut self,
         s: S,
         back: &BackwardInputs<'_, E>,
@@ -241,17 +241,17 @@ impl<E: Element> ChunkLoop<'_, E> {
         let [out, d_out] = [back.out, back.d_out].map(|view| view.head(self.part.item, head));
         let dim = out.dim;
         load_transposed(s, |i| out.row(rows.start + i), rows.len(), one, &mut spare[..dim]);
-        load_transposed(s, |i| d_out.row(rows.start + i), rows.len(), one, &mut to.cargo[..dim]);
+        load_transposed(s, |i| d_out.row(rows.start + i), rows.len(), one, &mut to.payload[..dim]);
         let sums = back.sums.head(self.part.item, head);
         let mut inverse = Lanes([zero; GROUP]);
         for (i, inverse) in inverse.0[..rows.len()].iter_mut().enumerate() {
             let l = sums.row(rows.start + i)[0];
             *inverse = inverse_of(l);
         }
-        let (cargo, last) = to.cargo.split_at_mut(dim);
+        let (payload, last) = to.payload.split_at_mut(dim);
         for lane in span(rows).vectors::<E::Num, S>() {
             let (by, mut delta) = (s.load(&inverse.0[lane..]), s.splat(zero));
-            for (out, d) in spare.iter().zip(&mut *cargo) {
+            for (out, d) in spare.iter().zip(&mut *payload) {
                 let d = &mut d.0[lane..];
                 let x = s.load(d);
                 delta = s.fma(x, s.load(&out.0[lane..]), delta);
@@ -273,24 +273,24 @@ impl<E: Element> ChunkLoop<'_, E> {
     ) {
         let (&Part { head, grid, .. }, group) = (self.part, self.call.group());
         if grid.causal {
-            self.meet_keys(s, chunk, before);
-            self.lay_keys(s, chunk);
+            self.load_keys(s, chunk, before);
+            self.store_key_rows(s, chunk);
         }
         let (span, dim) = (span(&chunk.rows), self.call.v.shape().dim);
         for part in (0..group).filter(|_| !chunk.rows.is_empty()) {
-            self.meet_queries(s, head * group + part, &chunk.rows);
-            let LinearScratch { keys, rows, cargo, tile, visible, .. } = &mut *self.room;
+            self.load_queries(s, head * group + part, &chunk.rows);
+            let LinearScratch { keys, rows, payload, tile, visible, .. } = &mut *self.room;
             let given = (&rows.features[..], span);
-            before.cargo(s, given, cargo);
+            before.payload(s, given, payload);
             if grid.causal {
                 let visible = &visible[..chunk.keys.len()];
-                Asked { pairs: keys, visible, tile }.cargo(s, given, cargo);
+                IntraChunk { pairs: keys, visible, tile }.payload(s, given, payload);
             }
-            let (cargo, last) = cargo.split_at_mut(dim);
+            let (payload, last) = payload.split_at_mut(dim);
             let l = &last[0];
             let skipped = chunk.rows.start - sums.rows().first;
-            divide(s, span, cargo, l);
-            store_transposed(s, cargo, chunk.rows.len(), skipped, (out, part));
+            divide(s, span, payload, l);
+            store_transposed(s, payload, chunk.rows.len(), skipped, (out, part));
             for lane in 0..chunk.rows.len() {
                 let to = sums.row(part, skipped + lane);
                 to[0].write(l.0[lane]);
@@ -298,7 +298,7 @@ impl<E: Element> ChunkLoop<'_, E> {
             }
         }
         if grid.causal {
-            self.take_keys(s, chunk, before);
+            self.add_keys(s, chunk, before);
         }
     }
 
@@ -313,22 +313,22 @@ impl<E: Element> ChunkLoop<'_, E> {
     ) {
         let (&Part { head, grid, .. }, group) = (self.part, self.call.group());
         if grid.causal {
-            self.meet_keys(s, chunk, before);
-            self.lay_keys(s, chunk);
+            self.load_keys(s, chunk, before);
+            self.store_key_rows(s, chunk);
         }
         let (map, span) = (self.call.map, span(&chunk.rows));
         let Some(back) = self.call.backward else { return };
         for part in (0..group).filter(|_| !chunk.rows.is_empty()) {
             let head = head * group + part;
-            self.meet_queries(s, head, &chunk.rows);
-            let reference = self.meet_upstream(s, &back, head, &chunk.rows);
+            self.load_queries(s, head, &chunk.rows);
+            let reference = self.load_output_grads(s, &back, head, &chunk.rows);
             let LinearScratch { keys, rows, features, tile, visible, query_inputs, all, .. } =
                 &mut *self.room;
-            let given = (&rows.cargo[..], span);
+            let given = (&rows.payload[..], span);
             before.features(s, given, features);
             if grid.causal {
                 let visible = &visible[..chunk.keys.len()];
-                Asked { pairs: keys, visible, tile }.features(s, given, features);
+                IntraChunk { pairs: keys, visible, tile }.features(s, given, features);
             }
             map.derivative(s, span, &rows.features, features);
             let by = map.back(s, span, features, (Side::Queries, query_inputs));
@@ -337,11 +337,11 @@ impl<E: Element> ChunkLoop<'_, E> {
             // Sums of rows are over their references, those of keys times theirs.
             behind.raise(-reference);
             let factor = behind.factor(-reference);
-            store_rows(s, &rows.cargo, chunk.rows.len(), factor, &mut rows.cargo_rows);
+            store_rows(s, &rows.payload, chunk.rows.len(), factor, &mut rows.payload_rows);
             behind.take(s, rows, span, all);
         }
         if grid.causal {
-            self.take_keys(s, chunk, before);
+            self.add_keys(s, chunk, before);
         }
     }
 
@@ -356,32 +356,32 @@ impl<E: Element> ChunkLoop<'_, E> {
     ) {
         let (&Part { item, head, grid, .. }, group) = (self.part, self.call.group());
         let Some(back) = self.call.backward else { return };
-        let asked = grid.causal && !chunk.rows.is_empty() && group > 0;
-        if asked {
+        let intra_chunk = grid.causal && !chunk.rows.is_empty() && group > 0;
+        if intra_chunk {
             behind.raise(-back.sums.head(item, head * group).row(chunk.rows.start)[1]);
         }
         self.fetch_by_keys(s, chunk, behind);
-        for part in (0..group).filter(|_| asked) {
+        for part in (0..group).filter(|_| intra_chunk) {
             let head = head * group + part;
-            self.meet_queries(s, head, &chunk.rows);
-            let reference = self.meet_upstream(s, &back, head, &chunk.rows);
-            let LinearScratch { keys, rows, features, cargo, tile, visible, all, .. } =
+            self.load_queries(s, head, &chunk.rows);
+            let reference = self.load_output_grads(s, &back, head, &chunk.rows);
+            let LinearScratch { keys, rows, features, payload, tile, visible, all, .. } =
                 &mut *self.room;
             let (count, factor) = (chunk.rows.len(), behind.factor(-reference));
             store_rows(s, &rows.features, count, E::Num::one(), &mut rows.feature_rows);
-            store_rows(s, &rows.cargo, count, factor, &mut rows.cargo_rows);
+            store_rows(s, &rows.payload, count, factor, &mut rows.payload_rows);
             visible.iter_mut().enumerate().for_each(|(row, visible)| *visible = chunk.visible(row));
-            let mut asked = Asked { pairs: &*rows, visible: &visible[..count], tile };
-            asked.cargo(s, (&keys.features, span(&chunk.keys)), cargo);
-            asked.features(s, (&keys.cargo, span(&chunk.keys)), features);
+            let mut intra_chunk = IntraChunk { pairs: &*rows, visible: &visible[..count], tile };
+            intra_chunk.payload(s, (&keys.features, span(&chunk.keys)), payload);
+            intra_chunk.features(s, (&keys.payload, span(&chunk.keys)), features);
             behind.take(s, rows, span(&chunk.rows), all);
         }
         let (map, span) = (self.call.map, span(&chunk.keys));
-        let LinearScratch { keys, features, cargo, key_inputs, .. } = &mut *self.room;
+        let LinearScratch { keys, features, payload, key_inputs, .. } = &mut *self.room;
         map.derivative(s, span, &keys.features, features);
         let skipped = chunk.keys.start - d_k.rows().first;
         let dim = self.call.v.shape().dim;
-        store_transposed(s, &cargo[..dim], chunk.keys.len(), skipped, (d_v, 0));
+        store_transposed(s, &payload[..dim], chunk.keys.len(), skipped, (d_v, 0));
         let by = map.back(s, span, features, (Side::Keys, key_inputs));
         store_transposed(s, by, chunk.keys.len(), skipped, (d_k, 0));
     }
@@ -391,14 +391,20 @@ impl<E: Element> ChunkLoop<'_, E> {
     fn fetch_by_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, behind: &Sums<E::Num>) {
         let (&Part { item, head, .. }, map, range) = (self.part, self.call.map, &chunk.keys);
         let (k, v) = (self.call.k.head(item, head), self.call.v.head(item, head));
-        let LinearScratch { keys, key_inputs, features, cargo, .. } = &mut *self.room;
+        let LinearScratch { keys, key_inputs, features, payload, .. } = &mut *self.room;
         let row = |i: usize| k.row(range.start + i);
         map.arguments(s, (row, range.len()), Side::Keys, key_inputs, &mut keys.features);
         map.map(s, span(range), &Lanes([-behind.reference; GROUP]), &mut keys.features);
         let one = E::Num::one();
-        load_transposed(s, |i| v.row(range.start + i), range.len(), one, &mut keys.cargo[..v.dim]);
-        behind.cargo(s, (&keys.features, span(range)), cargo);
-        behind.features(s, (&keys.cargo, span(range)), features);
+        load_transposed(
+            s,
+            |i| v.row(range.start + i),
+            range.len(),
+            one,
+            &mut keys.payload[..v.dim],
+        );
+        behind.payload(s, (&keys.features, span(range)), payload);
+        behind.features(s, (&keys.payload, span(range)), features);
     }
 }
 

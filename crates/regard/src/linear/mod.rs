@@ -214,9 +214,9 @@ impl<'c, E: Element> Tasks<'c, E> {
         let before = self.sums_before(state.as_deref());
         let found = {
             let (mut out, mut sums) = (out.view_mut(), sums.view_mut());
-            let tiles = Handed::new(out.divide(self.call.k.shape().heads, |b| self.rows(b)));
-            let sums = Handed::new(sums.divide(self.call.k.shape().heads, |b| self.rows(b)));
-            let before = Handed::new(before);
+            let tiles = TaskInputs::new(out.divide(self.call.k.shape().heads, |b| self.rows(b)));
+            let sums = TaskInputs::new(sums.divide(self.call.k.shape().heads, |b| self.rows(b)));
+            let before = TaskInputs::new(before);
             let work = |i| {
                 let before = before.take(i)?.unwrap_or_else(|| self.nothing());
                 Some(Work::Rows { before, out: tiles.take(i)?, sums: sums.take(i)? })
@@ -239,8 +239,8 @@ impl<'c, E: Element> Tasks<'c, E> {
         }
         let own = {
             let mut d_q = d_q.view_mut();
-            let d_q = Handed::new(d_q.divide(heads, |b| self.rows(b)));
-            let before = Handed::new(self.sums_before(None));
+            let d_q = TaskInputs::new(d_q.divide(heads, |b| self.rows(b)));
+            let before = TaskInputs::new(self.sums_before(None));
             let work = |i| {
                 let before = before.take(i)?.unwrap_or_else(|| self.nothing());
                 Some(Work::Queries { before, d_q: d_q.take(i)? })
@@ -249,9 +249,9 @@ impl<'c, E: Element> Tasks<'c, E> {
         };
         {
             let (mut d_k, mut d_v) = (d_k.view_mut(), d_v.view_mut());
-            let d_k = Handed::new(d_k.divide(heads, |b| self.keys(b)));
-            let d_v = Handed::new(d_v.divide(heads, |b| self.keys(b)));
-            let behind = Handed::new(self.gather(&own, None, true));
+            let d_k = TaskInputs::new(d_k.divide(heads, |b| self.keys(b)));
+            let d_v = TaskInputs::new(d_v.divide(heads, |b| self.keys(b)));
+            let behind = TaskInputs::new(self.gather(&own, None, true));
             let work = |i| {
                 let behind = behind.take(i)?.unwrap_or_else(|| self.nothing());
                 Some(Work::Keys { behind, d_k: d_k.take(i)?, d_v: d_v.take(i)? })
@@ -354,9 +354,9 @@ impl<'c, E: Element> Tasks<'c, E> {
 }
 
 /// Things for tasks, each to be taken once.
-struct Handed<T>(Vec<Mutex<Option<T>>>);
+struct TaskInputs<T>(Vec<Mutex<Option<T>>>);
 
-impl<T> Handed<T> {
+impl<T> TaskInputs<T> {
     fn new(all: Vec<T>) -> Self {
         Self(all.into_iter().map(|x| Mutex::new(Some(x))).collect())
     }

@@ -9,35 +9,35 @@ fn nothing<N: Number>() -> N {
     N::min_value() / N::from_f64(4.0)
 }
 
-/// The sum of `features x cargo` over keys or rows, divided by `2^reference`: `[features][cargo]`.
+/// The sum of `features x payload` over keys or rows, divided by `2^reference`: `[features][payload]`.
 ///
-/// Of a key, the cargo is its value and a 1, so the last column is the sum of the features alone. Of a row it is the gradient of
+/// Of a key, the payload is its value and a 1, so the last column is the sum of the features alone. Of a row it is the gradient of
 /// its output, and what the sum of its weights has to do with it.
 #[derive(Debug)]
 pub(crate) struct Sums<N> {
     sums: RowBuffer<N>,
     pub(crate) reference: N,
-    /// Features and cargo.
+    /// Features and payload.
     size: [usize; 2],
 }
 
-/// Keys or rows of a chunk: features and cargo, in lanes and as rows.
+/// Keys or rows of a chunk: features and payload, in lanes and as rows.
 #[derive(Debug)]
 pub(crate) struct Pairs<N> {
     pub(crate) features: Vec<Lanes<N>>,
-    pub(crate) cargo: Vec<Lanes<N>>,
+    pub(crate) payload: Vec<Lanes<N>>,
     pub(crate) feature_rows: RowBuffer<N>,
-    pub(crate) cargo_rows: RowBuffer<N>,
+    pub(crate) payload_rows: RowBuffer<N>,
 }
 
 impl<N: Number> Pairs<N> {
-    pub(crate) fn new([features, cargo]: [usize; 2]) -> Self {
+    pub(crate) fn new([features, payload]: [usize; 2]) -> Self {
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         Self {
             features: zeros(features),
-            cargo: zeros(cargo),
+            payload: zeros(payload),
             feature_rows: RowBuffer::new(GROUP, features),
-            cargo_rows: RowBuffer::new(GROUP, cargo),
+            payload_rows: RowBuffer::new(GROUP, payload),
         }
     }
 }
@@ -94,13 +94,13 @@ impl<N: Number> Sums<N> {
     /// Adds those of a chunk, whose powers are relative to the reference here; `all` counts the features.
     #[inline(always)]
     pub(crate) fn take<S: Simd<N>>(&mut self, s: S, pairs: &Pairs<N>, span: Span, all: &[usize]) {
-        let (tile, cargo) = ((&pairs.features[..], &[][..]), &pairs.cargo_rows);
-        add_rows::<_, S, false, false>(s, tile, (cargo, span), cargo, (all, &mut self.sums));
+        let (tile, payload) = ((&pairs.features[..], &[][..]), &pairs.payload_rows);
+        add_rows::<_, S, false, false>(s, tile, (payload, span), payload, (all, &mut self.sums));
     }
 
-    /// The cargo that features fetch, `[cargo][lanes]`.
+    /// The payload that features fetch, `[payload][lanes]`.
     #[inline(always)]
-    pub(crate) fn cargo<S: Simd<N>>(
+    pub(crate) fn payload<S: Simd<N>>(
         &self,
         s: S,
         (features, span): (&[Lanes<N>], Span),
@@ -112,37 +112,37 @@ impl<N: Number> Sums<N> {
         add_values::<_, S, false, false>(s, (sums, &[]), (features, &[]), span, (&zero, to));
     }
 
-    /// The features that cargo fetches, `[features][lanes]`.
+    /// The features that payload fetches, `[features][lanes]`.
     #[inline(always)]
     pub(crate) fn features<S: Simd<N>>(
         &self,
         s: S,
-        (cargo, span): (&[Lanes<N>], Span),
+        (payload, span): (&[Lanes<N>], Span),
         to: &mut [Lanes<N>],
     ) {
-        let sums = self.sums.view(0..to.len(), cargo.len());
-        dot_tile(s, (sums, cargo), span, to, &mut Dots);
+        let sums = self.sums.view(0..to.len(), payload.len());
+        dot_tile(s, (sums, payload), span, to, &mut Dots);
     }
 }
 
-/// Those of a chunk that are asked by others of the same chunk, pair by pair: each is `seen` by some lanes.
+/// Those of a chunk that are intra_chunk by others of the same chunk, pair by pair: each is `seen` by some lanes.
 #[derive(Debug)]
-pub(crate) struct Asked<'t, N> {
+pub(crate) struct IntraChunk<'t, N> {
     pub(crate) pairs: &'t Pairs<N>,
     pub(crate) visible: &'t [RowMask],
     pub(crate) tile: &'t mut [Lanes<N>],
 }
 
-impl<N: Number> Asked<'_, N> {
-    /// Adds the cargo that features fetch.
+impl<N: Number> IntraChunk<'_, N> {
+    /// Adds the payload that features fetch.
     #[inline(always)]
-    pub(crate) fn cargo<S: Simd<N>>(
+    pub(crate) fn payload<S: Simd<N>>(
         &mut self,
         s: S,
         (features, span): (&[Lanes<N>], Span),
         to: &mut [Lanes<N>],
     ) {
-        let Pairs { feature_rows: by, cargo_rows: what, .. } = self.pairs;
+        let Pairs { feature_rows: by, payload_rows: what, .. } = self.pairs;
         s.call(AddVisible {
             by,
             what,
@@ -154,16 +154,24 @@ impl<N: Number> Asked<'_, N> {
         });
     }
 
-    /// Adds the features that cargo fetches.
+    /// Adds the features that payload fetches.
     #[inline(always)]
     pub(crate) fn features<S: Simd<N>>(
         &mut self,
         s: S,
-        (cargo, span): (&[Lanes<N>], Span),
+        (payload, span): (&[Lanes<N>], Span),
         to: &mut [Lanes<N>],
     ) {
-        let Pairs { feature_rows: what, cargo_rows: by, .. } = self.pairs;
-        s.call(AddVisible { by, what, visible: self.visible, tile: self.tile, x: cargo, span, to });
+        let Pairs { feature_rows: what, payload_rows: by, .. } = self.pairs;
+        s.call(AddVisible {
+            by,
+            what,
+            visible: self.visible,
+            tile: self.tile,
+            x: payload,
+            span,
+            to,
+        });
     }
 }
 
@@ -187,8 +195,8 @@ impl<N: Number> Task<N> for AddVisible<'_, N> {
         let Self { by, what, visible: all, tile, x, span, to } = self;
         let one = Lanes([N::one(); GROUP]);
         for first in (0..all.len()).step_by(HALF) {
-            let asked = first..(first + HALF).min(all.len());
-            let visible = &all[asked.clone()];
+            let intra_chunk = first..(first + HALF).min(all.len());
+            let visible = &all[intra_chunk.clone()];
             let any = visible.iter().fold(0, |any, visible| any | visible);
             let start = if any.trailing_zeros() as usize >= HALF { HALF } else { 0 };
             let end = if any.leading_zeros() as usize >= HALF { HALF } else { GROUP };
@@ -196,9 +204,9 @@ impl<N: Number> Task<N> for AddVisible<'_, N> {
             if span.end <= span.start {
                 continue;
             }
-            let tile = &mut tile[asked.clone()];
-            dot_tile(s, (by.view(asked.clone(), x.len()), x), span, tile, &mut Dots);
-            let what = what.view(asked, to.len());
+            let tile = &mut tile[intra_chunk.clone()];
+            dot_tile(s, (by.view(intra_chunk.clone(), x.len()), x), span, tile, &mut Dots);
+            let what = what.view(intra_chunk, to.len());
             add_values::<_, S, true, false>(s, (what, &[]), (tile, visible), span, (&one, to));
         }
     }
