@@ -38,7 +38,7 @@
 //
 // What is done
 //   select      the pass that finds what a normalizer must know
-//   look        the pass that looks at weights
+//   weights_pass  the pass that makes weights again, and adds up statistics of them
 //   forward     the pass that makes outputs: prefill, decode, on vectors, on AMX
 //   backward    the pass that makes gradients
 //
@@ -76,7 +76,6 @@ mod lanes;
 pub mod limit;
 mod linear;
 mod local;
-mod look;
 mod lsh;
 mod machine;
 mod mask;
@@ -100,6 +99,7 @@ mod similarity;
 mod softmax;
 mod source;
 mod view;
+mod weights_pass;
 
 pub use cache::{CacheShape, KvCache, PAGE, Sequence};
 pub use dropout::Dropout;

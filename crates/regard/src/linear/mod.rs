@@ -263,8 +263,8 @@ impl<'c, E: Element> Tasks<'c, E> {
 
     /// The sums of keys that each part starts from.
     fn sums_before(&self, state: Option<&[Sums<E::Num>]>) -> Found<E::Num> {
-        let wanted = |i: usize| !self.causal || !self.is_last(i);
-        let own = self.run(|i| wanted(i).then_some(Work::Sum), wanted);
+        let query = |i: usize| !self.causal || !self.is_last(i);
+        let own = self.run(|i| query(i).then_some(Work::Sum), query);
         self.gather(&own, state, false)
     }
 
@@ -272,7 +272,7 @@ impl<'c, E: Element> Tasks<'c, E> {
     fn run<'t>(
         &'t self,
         work: impl Fn(usize) -> Option<Work<'t, E>> + Sync,
-        wanted: impl Fn(usize) -> bool + Sync,
+        query: impl Fn(usize) -> bool + Sync,
     ) -> Found<E::Num> {
         let found: Vec<_> = self.parts.iter().map(|_| OnceLock::new()).collect();
         run(
@@ -283,7 +283,7 @@ impl<'c, E: Element> Tasks<'c, E> {
                 let Some(work) = work(i) else { return };
                 let (call, part) = (&self.call, &self.parts[i]);
                 let sums = E::Num::enter(self.machine.isa, Linear { call, part, work, room });
-                if wanted(i) {
+                if query(i) {
                     found[i].get_or_init(|| sums);
                 }
             },

@@ -597,18 +597,18 @@ impl Segments {
 
     fn runs(&self, scope: &Scope, rows: RowTile, out: &mut Vec<Run>) {
         // Few documents meet a tile: find each one's rows, then its runs of keys.
-        let mut wanted: Vec<(u32, LaneSet)> = Vec::new();
+        let mut query: Vec<(u32, LaneSet)> = Vec::new();
         for lane in 0..rows.count {
             let Some(id) = self.row(scope, rows.row(lane)) else { continue };
             let lane = lane_range(lane, lane + 1);
-            match wanted.iter_mut().find(|(visible, _)| *visible == id) {
+            match query.iter_mut().find(|(visible, _)| *visible == id) {
                 Some((_, lanes)) => *lanes |= lane,
-                None => wanted.push((id, lane)),
+                None => query.push((id, lane)),
             }
         }
         let first = if self.k.len() == scope.k_len { 0 } else { scope.batch * scope.k_len };
         let mut found = Vec::new();
-        for (id, lanes) in wanted {
+        for (id, lanes) in query {
             let from = self.runs.partition_point(|(i, run)| (*i, run.end) <= (id, first));
             let runs = self.runs[from..].iter();
             for (_, run) in runs.take_while(|(i, run)| *i == id && run.start < first + scope.k_len)

@@ -69,12 +69,12 @@ impl<E: Element> AttentionView<'_, E> {
             Pattern::Mask(mask) => measure.mass(mask.clone()),
             Pattern::TopK(_) | Pattern::Lsh(_) => measure,
         });
-        let found = self.measure(&measure)?;
-        let mut masses = found.masses.into_iter();
+        let stats = self.measure(&measure)?;
+        let mut masses = stats.masses.into_iter();
         let all = masses.next().unwrap_or_default();
         let mut kept = Vec::new();
         for pattern in patterns {
-            kept.push(match (pattern, &found.top) {
+            kept.push(match (pattern, &stats.top) {
                 (Pattern::TopK(0), _) => vec![0.0; all.len()],
                 (Pattern::TopK(k), Some(top)) => {
                     let sum = |row| top.weights(row).iter().take(*k).map(|w| w.to_f64()).sum();
@@ -98,14 +98,14 @@ impl<E: Element> AttentionView<'_, E> {
             return Err(Error::NotHashed);
         };
         let lsh = lsh.scale(problem.scale());
-        let found = lsh.forward(self.machine, self.q, k, k)?;
+        let stats = lsh.forward(self.machine, self.q, k, k)?;
         let mut kept = Vec::new();
         for (batch, head) in self.each_head() {
             let scope = problem.scope(batch, head);
             for row in self.rows_of(batch).step_by(self.step) {
                 let row = problem.row_index(scope, row);
                 let [part, all] =
-                    [&found.output.lse, self.softmaxes.lse].map(|lse| lse[row].to_f64());
+                    [&stats.output.lse, self.softmaxes.lse].map(|lse| lse[row].to_f64());
                 // Rounding may leave a little more than everything.
                 kept.push(if part == f64::NEG_INFINITY {
                     0.0

@@ -3,11 +3,11 @@
 use super::AttentionView;
 use crate::block_loop::{KeyRange, TILE_ROWS};
 use crate::error::Error;
-use crate::look::{Found, Scratch, Wanted};
 use crate::mask::Run;
 use crate::place::RowTile;
 use crate::run::collect;
 use crate::simd::{Element, Number};
+use crate::weights_pass::{RowStats, Scratch, WeightsQuery};
 use std::f64::consts::LN_2;
 use std::ops::Range;
 
@@ -43,9 +43,8 @@ impl<E: Element> AttentionView<'_, E> {
             .iter()
             .flat_map(|pair| (0..tiles(pair.0.0)).map(move |tile| (*pair, tile)))
             .collect();
-        let wanted = Wanted { logs: true, ..Wanted::default() };
-        let memory =
-            || [Scratch::new(&self.problem, &wanted), Scratch::new(&other.problem, &wanted)];
+        let query = WeightsQuery { logs: true, ..WeightsQuery::default() };
+        let memory = || [Scratch::new(&self.problem, &query), Scratch::new(&other.problem, &query)];
         let apart = collect(self.machine.threads, tasks.len(), memory, |scratch, i| {
             let ((a, b), tile) = tasks[i];
             let rows = tile * TILE_ROWS..((tile + 1) * TILE_ROWS).min(rows(a.0));
@@ -108,13 +107,13 @@ impl<E: Element> AttentionView<'_, E> {
         keys: Range<usize>,
         scratch: &mut Scratch<E::Num>,
     ) -> Vec<f64> {
-        let wanted = Wanted { logs: true, ..Wanted::default() };
+        let query = WeightsQuery { logs: true, ..WeightsQuery::default() };
         let tile = self.tile_of(batch, rows);
-        let mut found = Found::new(&wanted, &(tile.first..tile.first + 1));
-        found.logs = vec![f64::NEG_INFINITY; rows.len() * keys.len()];
+        let mut stats = RowStats::new(&query, &(tile.first..tile.first + 1));
+        stats.logs = vec![f64::NEG_INFINITY; rows.len() * keys.len()];
         let key_range = KeyRange { mask: &self.problem.mask, without: None, keys };
-        self.look_at_tile((batch, head), tile, (&key_range, &wanted), None, (scratch, &mut found));
-        found.logs
+        self.tile_stats((batch, head), tile, (&key_range, &query), None, (scratch, &mut stats));
+        stats.logs
     }
 
     /// `log2` of the weight of a row's sink.

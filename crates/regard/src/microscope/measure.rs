@@ -3,11 +3,11 @@
 use super::AttentionView;
 use crate::block_loop::{KeyRange, TILE_ROWS};
 use crate::error::Error;
-use crate::look::{Cells, Counts, Found, Grid, Scratch, Wanted, join};
 use crate::mask::Mask;
 use crate::place::RowTile;
 use crate::run::collect;
 use crate::simd::{Element, Number};
+use crate::weights_pass::{Cells, Counts, Grid, RowStats, Scratch, WeightsQuery, join};
 use std::ops::Range;
 
 /// What is asked of weights, all found in one pass over them. Each has a method of [`AttentionView`] for it alone.
@@ -190,11 +190,11 @@ impl<E: Element> AttentionView<'_, E> {
         let mut measured = self.unmeasured(measure);
         let keys = measure.keys.clone().unwrap_or(0..self.problem.dims().k_len);
         if measure.looks_at_all() {
-            let wanted = |batch| self.wanted(measure, batch);
-            self.look((&self.problem.mask, &keys), counts, wanted, |batch, strips| {
-                let wanted = self.wanted(measure, batch);
-                let mut maps = measured.add(&wanted, strips).into_iter();
-                if let (Some(all), true) = (&mut measured.col_sum, wanted.grids.is_empty()) {
+            let query = |batch| self.query(measure, batch);
+            self.look((&self.problem.mask, &keys), counts, query, |batch, strips| {
+                let query = self.query(measure, batch);
+                let mut maps = measured.add(&query, strips).into_iter();
+                if let (Some(all), true) = (&mut measured.col_sum, query.grids.is_empty()) {
                     let end = keys.end.min(self.problem.k_len(batch));
                     all.extend(vec![E::Num::default(); end.saturating_sub(keys.start)]);
                 }
@@ -207,9 +207,9 @@ impl<E: Element> AttentionView<'_, E> {
             self.look(
                 (&mask, &keys),
                 None,
-                |_| Wanted::default(),
+                |_| WeightsQuery::default(),
                 |_, strips| {
-                    strips.into_iter().for_each(|found| mass.extend(found.mass));
+                    strips.into_iter().for_each(|stats| mass.extend(stats.mass));
                 },
             );
             measured.masses.push(mass);
@@ -244,12 +244,12 @@ impl<E: Element> AttentionView<'_, E> {
     }
 
     /// What is looked for in a head of an item. A grid is missing where there is nothing to be in it.
-    fn wanted(&self, measure: &Measure, batch: usize) -> Wanted {
+    fn query(&self, measure: &Measure, batch: usize) -> WeightsQuery {
         let grid = |cells, max| self.grid(batch, measure.keys.clone(), cells, max);
         let col_sum = measure.col_sum.then(|| grid([1, usize::MAX], false)).flatten();
         let pools =
             measure.pooled.iter().filter_map(|(cells, pool)| grid(*cells, *pool == Pool::Max));
-        Wanted {
+        WeightsQuery {
             entropy: measure.entropy,
             distance: measure.mean_distance,
             top: measure.top.unwrap_or(0).min(self.problem.dims().k_len),
@@ -265,8 +265,8 @@ impl<E: Element> AttentionView<'_, E> {
         &self,
         over: (&Mask, &Range<usize>),
         counts: Counts<'_, E::Num>,
-        wanted: impl Fn(usize) -> Wanted + Sync,
-        mut then: impl FnMut(usize, Vec<Found<E::Num>>),
+        query: impl Fn(usize) -> WeightsQuery + Sync,
+        mut then: impl FnMut(usize, Vec<RowStats<E::Num>>),
     ) {
         let heads: Vec<_> = self.each_head().collect();
         let longest = heads.iter().map(|(batch, _)| self.rows_of(*batch).len()).max().unwrap_or(0);
@@ -276,27 +276,27 @@ impl<E: Element> AttentionView<'_, E> {
         for wave in heads.chunks((WAVE / each.max(1)).max(1)) {
             let tasks = wave.len() * each;
             // Late strips first, for a causal mask gives them the most to do.
-            let found = collect(
+            let stats = collect(
                 self.machine.threads,
                 tasks,
                 || None,
                 |scratch, task| {
                     let (head, i) = (wave[task % wave.len()], each - 1 - task / wave.len());
-                    let wanted = wanted(head.0);
+                    let query = query(head.0);
                     let scratch =
-                        scratch.get_or_insert_with(|| Scratch::new(&self.problem, &wanted));
-                    self.look_at_strip(
+                        scratch.get_or_insert_with(|| Scratch::new(&self.problem, &query));
+                    self.strip_stats(
                         over,
                         head,
                         i * strip..(i + 1) * strip,
-                        (&wanted, counts),
+                        (&query, counts),
                         scratch,
                     )
                 },
             );
             let mut by_head: Vec<Vec<_>> = wave.iter().map(|_| Vec::new()).collect();
-            for (task, found) in found.into_iter().enumerate().rev() {
-                by_head[task % wave.len()].extend(found);
+            for (task, stats) in stats.into_iter().enumerate().rev() {
+                by_head[task % wave.len()].extend(stats);
             }
             for ((batch, _), strips) in wave.iter().zip(by_head) {
                 then(*batch, strips);
@@ -305,14 +305,14 @@ impl<E: Element> AttentionView<'_, E> {
     }
 
     /// The tiles of a strip, one after another; nothing where a head has no such rows.
-    fn look_at_strip(
+    fn strip_stats(
         &self,
         (mask, keys): (&Mask, &Range<usize>),
         (batch, head): (usize, usize),
         strip: Range<usize>,
-        (wanted, counts): (&Wanted, Counts<'_, E::Num>),
+        (query, counts): (&WeightsQuery, Counts<'_, E::Num>),
         scratch: &mut Scratch<E::Num>,
-    ) -> Option<Found<E::Num>> {
+    ) -> Option<RowStats<E::Num>> {
         let (scope, own) = (self.problem.scope(batch, head), self.rows_of(batch));
         let rows = own.start + strip.start.min(own.len())..own.start + strip.end.min(own.len());
         if rows.is_empty() {
@@ -320,19 +320,19 @@ impl<E: Element> AttentionView<'_, E> {
         }
         let keys = keys.start.min(scope.k_len)..keys.end.min(scope.k_len);
         let key_range = KeyRange { mask, without: None, keys: keys.start.min(keys.end)..keys.end };
-        let mut found = Found::new(wanted, &rows);
+        let mut stats = RowStats::new(query, &rows);
         for first in rows.clone().step_by(TILE_ROWS * self.step) {
             let count = (rows.end - first).div_ceil(self.step).min(TILE_ROWS);
             let rows = RowTile { first, step: self.step, count };
-            self.look_at_tile(
+            self.tile_stats(
                 (batch, head),
                 rows,
-                (&key_range, wanted),
+                (&key_range, query),
                 counts,
-                (scratch, &mut found),
+                (scratch, &mut stats),
             );
         }
-        Some(found)
+        Some(stats)
     }
 
     /// The map of a head from what its cells hold; an empty one if it has no cells.
@@ -366,25 +366,25 @@ impl<E: Element> AttentionView<'_, E> {
 
 impl<N: Number> Measured<N> {
     /// Takes what was found in the strips of one more head, but for what its cells hold beside the sums over queries.
-    fn add(&mut self, wanted: &Wanted, strips: Vec<Found<N>>) -> Vec<(Grid, Vec<N>)> {
-        let mut sums: Vec<Vec<f64>> = wanted.grids.iter().map(Grid::zeros).collect();
-        for found in strips {
-            for ((sum, grid), cells) in sums.iter_mut().zip(&wanted.grids).zip(&found.cells) {
+    fn add(&mut self, query: &WeightsQuery, strips: Vec<RowStats<N>>) -> Vec<(Grid, Vec<N>)> {
+        let mut sums: Vec<Vec<f64>> = query.grids.iter().map(Grid::zeros).collect();
+        for stats in strips {
+            for ((sum, grid), cells) in sums.iter_mut().zip(&query.grids).zip(&stats.cells) {
                 cells.join(grid, sum);
             }
             if let Some(all) = &mut self.mean_distance {
                 let mean =
                     |(sum, mass): (&N, &N)| if *mass == N::zero() { *sum } else { *sum / *mass };
-                all.extend(found.distance.iter().zip(&found.mass).map(mean));
+                all.extend(stats.distance.iter().zip(&stats.mass).map(mean));
             }
-            self.entropy.iter_mut().for_each(|all| all.extend(&found.entropy));
+            self.entropy.iter_mut().for_each(|all| all.extend(&stats.entropy));
             if let Some(Top { keys, weights, .. }) = &mut self.top {
-                keys.extend(found.top.iter().map(|c| c.key));
-                weights.extend(found.top.iter().map(|c| c.score));
+                keys.extend(stats.top.iter().map(|c| c.key));
+                weights.extend(stats.top.iter().map(|c| c.score));
             }
         }
         let narrow = |sums: Vec<f64>| sums.into_iter().map(N::from_f64).collect::<Vec<N>>();
-        let mut grids = wanted.grids.iter().cloned().zip(sums);
+        let mut grids = query.grids.iter().cloned().zip(sums);
         if let Some(all) = &mut self.col_sum {
             all.extend(grids.next().map_or_else(Vec::new, |(_, sums)| narrow(sums)));
         }

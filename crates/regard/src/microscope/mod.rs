@@ -12,7 +12,6 @@ mod rollout;
 use crate::block_loop::{Call, KeyRange};
 use crate::cache::{KvCache, Sequence};
 use crate::error::Error;
-use crate::look::{Counts, Cut, Found, Grid, Look, Scratch, Softmaxes, Wanted};
 use crate::machine::Machine;
 use crate::mask::Mask;
 use crate::output::{Output, OutputView};
@@ -23,6 +22,9 @@ use crate::score::in_log2;
 use crate::simd::{Element, Number};
 use crate::source::Source;
 use crate::view::{Tensor, View};
+use crate::weights_pass::{
+    Counts, Cut, Grid, RowStats, Scratch, Softmaxes, WeightsPass, WeightsQuery,
+};
 pub use audit::{Audit, HeadAudit, Pattern};
 pub use diff::Divergence;
 pub use measure::{Measure, Measured, Pool, Pooled, Top};
@@ -200,17 +202,18 @@ impl<'a, E: Element> AttentionView<'a, E> {
     }
 
     /// Looks at a tile of rows of a head.
-    fn look_at_tile(
+    fn tile_stats(
         &self,
         (batch, head): (usize, usize),
         rows: RowTile,
-        (key_range, wanted): (&KeyRange<'_>, &Wanted),
+        (key_range, query): (&KeyRange<'_>, &WeightsQuery),
         counts: Counts<'_, E::Num>,
-        (scratch, found): (&mut Scratch<E::Num>, &mut Found<E::Num>),
+        (scratch, stats): (&mut Scratch<E::Num>, &mut RowStats<E::Num>),
     ) {
         let (call, softmaxes) = (self.call(), self.softmaxes);
         let scope = self.problem.scope(batch, head);
-        let look = Look { call, softmaxes, scope, rows, key_range, wanted, counts, scratch, found };
+        let look =
+            WeightsPass { call, softmaxes, scope, rows, key_range, query, counts, scratch, stats };
         E::Num::enter(self.machine.isa, look);
     }
 
@@ -277,16 +280,16 @@ impl<'a, E: Element> AttentionView<'a, E> {
     /// What the [sink](crate::Score::sinks) of its head takes of each query's weight; 0 where there is none.
     pub fn sink_mass(&self) -> Vec<E::Num> {
         let sinks = self.problem.score.sinks;
-        let mut found = Vec::new();
+        let mut stats = Vec::new();
         for (batch, head) in self.each_head() {
             let scope = self.problem.scope(batch, head);
             for row in self.rows_of(batch).step_by(self.step) {
                 let (m, share) = self.softmaxes.of_row(self.problem.row_index(scope, row));
                 let weight = |sinks: &[E::Num]| num_traits::Float::exp2(in_log2(sinks[head]) - m);
-                found.push(sinks.map_or_else(E::Num::default, weight) * share);
+                stats.push(sinks.map_or_else(E::Num::default, weight) * share);
             }
         }
-        found
+        stats
     }
 
     /// Items and heads that are looked at.

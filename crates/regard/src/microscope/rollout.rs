@@ -45,9 +45,9 @@ impl<E: Element> AttentionView<'_, E> {
         Error::unless_same("positions", ("from", r.len()), ("the layer", len))?;
         let whole = Self { rows: None, step: 1, ..self.clone() };
         let counts: Vec<_> = r.iter().map(|r| E::Num::from_f64(*r)).collect();
-        let found = whole.measure_counting(&Measure::new().col_sum(), Some(&counts))?;
+        let stats = whole.measure_counting(&Measure::new().col_sum(), Some(&counts))?;
         let mut sum = vec![0.0; len];
-        for head in found.col_sum.unwrap_or_default().chunks(len.max(1)) {
+        for head in stats.col_sum.unwrap_or_default().chunks(len.max(1)) {
             sum.iter_mut().zip(head).for_each(|(sum, x)| *sum += x.to_f64() / heads.len() as f64);
         }
         Ok(sum)

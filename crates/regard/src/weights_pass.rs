@@ -17,7 +17,7 @@ use std::ops::Range;
 
 /// What is looked for in the weights of rows.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct WeightsQuery {
     /// `-sum of a ln a`
     pub(crate) entropy: bool,
     /// `sum of a |key - position|`
@@ -90,7 +90,7 @@ impl Cut {
 
 /// What was found in the rows of a strip, one after another.
 #[derive(Clone, Debug)]
-pub(crate) struct Found<N> {
+pub(crate) struct RowStats<N> {
     /// `sum of a`
     pub(crate) mass: Vec<N>,
     pub(crate) entropy: Vec<N>,
@@ -109,14 +109,14 @@ pub(crate) struct Cells {
     pub(crate) values: Vec<f64>,
 }
 
-impl<N: Number> Found<N> {
+impl<N: Number> RowStats<N> {
     /// Nothing yet, of these rows.
-    pub(crate) fn new(wanted: &Wanted, rows: &Range<usize>) -> Self {
+    pub(crate) fn new(query: &WeightsQuery, rows: &Range<usize>) -> Self {
         let cells = |grid: &Grid| {
             let (first, last) = (grid.rows.cell(rows.start), grid.rows.cell(rows.end - 1));
             Cells { first, values: vec![0.0; (last + 1 - first) * grid.keys.cells] }
         };
-        let cells = wanted.grids.iter().map(cells).collect();
+        let cells = query.grids.iter().map(cells).collect();
         let (mass, entropy, distance, top) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { mass, entropy, distance, top, cells, logs: Vec::new() }
     }
@@ -147,7 +147,7 @@ struct Group<N> {
 }
 
 impl<N: Number> Scratch<N> {
-    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, wanted: &Wanted) -> Self {
+    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, query: &WeightsQuery) -> Self {
         let zero = Lanes([N::zero(); GROUP]);
         let group = || Group {
             q: Queries::new(problem),
@@ -156,7 +156,7 @@ impl<N: Number> Scratch<N> {
             passed: zero,
             positions: zero,
             distance: zero,
-            best: (wanted.top > 0).then(|| BestKeys::new(wanted.top)),
+            best: (query.top > 0).then(|| BestKeys::new(query.top)),
         };
         Self {
             groups: (0..2).map(|_| group()).collect(),
@@ -192,23 +192,23 @@ impl<N: Number> Softmaxes<'_, N> {
 
 /// One tile of rows of one head.
 #[derive(Debug)]
-pub(crate) struct Look<'t, 'c, E: Element> {
+pub(crate) struct WeightsPass<'t, 'c, E: Element> {
     pub(crate) call: Call<'c, E>,
     pub(crate) softmaxes: Softmaxes<'c, E::Num>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
     pub(crate) key_range: &'t KeyRange<'t>,
-    pub(crate) wanted: &'t Wanted,
+    pub(crate) query: &'t WeightsQuery,
     pub(crate) counts: Counts<'t, E::Num>,
     pub(crate) scratch: &'t mut Scratch<E::Num>,
-    pub(crate) found: &'t mut Found<E::Num>,
+    pub(crate) stats: &'t mut RowStats<E::Num>,
 }
 
-impl<E: Element> Task<E::Num> for Look<'_, '_, E> {
+impl<E: Element> Task<E::Num> for WeightsPass<'_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self { call, softmaxes, scope, rows, key_range, wanted, counts, scratch, found } = self;
+        let Self { call, softmaxes, scope, rows, key_range, query, counts, scratch, stats } = self;
         let Scratch { groups, tile, block_loop } = scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
@@ -216,19 +216,20 @@ impl<E: Element> Task<E::Num> for Look<'_, '_, E> {
             group.q.take(s, call.problem, scope.head, (q, rows.group(g)));
             group.start(call.problem, scope, softmaxes, counts);
         }
-        let (cells, logs) = (&mut found.cells, (&mut found.logs[..], &key_range.keys));
-        let mut visitor = Looking { problem: call.problem, wanted, groups, tile, cells, logs };
+        let (cells, logs) = (&mut stats.cells, (&mut stats.logs[..], &key_range.keys));
+        let mut visitor =
+            WeightsVisitor { problem: call.problem, query, groups, tile, cells, logs };
         block_loop.for_each_block(s, &call, (scope, rows), key_range, &mut visitor);
         for group in groups {
-            group.finish(wanted, call.problem.score.sinks.map(|sinks| sinks[scope.head]), found);
+            group.finish(query, call.problem.score.sinks.map(|sinks| sinks[scope.head]), stats);
         }
     }
 }
 
 /// Looks at the weights of each tile.
-struct Looking<'t, 'c, E: Element> {
+struct WeightsVisitor<'t, 'c, E: Element> {
     problem: &'c Problem<'c, E>,
-    wanted: &'t Wanted,
+    query: &'t WeightsQuery,
     groups: &'t mut [Group<E::Num>],
     tile: &'t mut [Lanes<E::Num>],
     cells: &'t mut [Cells],
@@ -236,15 +237,15 @@ struct Looking<'t, 'c, E: Element> {
     logs: (&'t mut [f64], &'t Range<usize>),
 }
 
-impl<E: Element> Visit<E::Num> for Looking<'_, '_, E> {
+impl<E: Element> Visit<E::Num> for WeightsVisitor<'_, '_, E> {
     const VALUES: bool = false;
 
     #[inline(always)]
     fn visit<S: Simd<E::Num>>(&mut self, s: S, mut score_tile: ScoreTile<'_, E::Num>) {
-        let Self { problem, wanted, groups, tile, cells, logs } = self;
+        let Self { problem, query, groups, tile, cells, logs } = self;
         let (group, tile) = (&mut groups[score_tile.group], &mut tile[..score_tile.k.len]);
-        let (at, mut sums) = (score_tile.at, TileSums::zero(wanted.entropy));
-        let more = wanted.logs || group.best.is_some() || wanted.entropy;
+        let (at, mut sums) = (score_tile.at, TileSums::zero(query.entropy));
+        let more = query.logs || group.best.is_some() || query.entropy;
         if S::FUSES && score_tile.visible.is_none() && problem.is_plain_dot() && !more {
             let mut weights = Weights { max: &group.states.max, sum: sums.sum };
             dot_tile(s, (score_tile.k, &group.q.lanes), at.span, tile, &mut weights);
@@ -254,7 +255,7 @@ impl<E: Element> Visit<E::Num> for Looking<'_, '_, E> {
             if let Some(best) = &mut group.best {
                 best.take(s, at, tile);
             }
-            if wanted.logs {
+            if query.logs {
                 group.write_logs(at, tile, (score_tile.group, &mut *logs.0, logs.1));
             }
             group.states.exp_and_sum(s, tile, at.span, &mut sums);
@@ -263,11 +264,11 @@ impl<E: Element> Visit<E::Num> for Looking<'_, '_, E> {
             }
         }
         group.states.add(s, &sums, at.span);
-        if wanted.distance {
+        if query.distance {
             let (positions, to) = (&group.positions, &mut group.distance);
             s.call(AddDistances { at, tile, positions, to });
         }
-        for (grid, to) in wanted.grids.iter().zip(&mut **cells) {
+        for (grid, to) in query.grids.iter().zip(&mut **cells) {
             s.call(AddCells { at, tile, share: &group.passed, grid, to });
         }
     }
@@ -316,12 +317,12 @@ impl<N: Number> Group<N> {
     }
 
     /// Leaves what was found in each row. The sink counts as a key where the entropy is concerned.
-    fn finish(&self, wanted: &Wanted, sink: Option<N>, found: &mut Found<N>) {
+    fn finish(&self, query: &WeightsQuery, sink: Option<N>, stats: &mut RowStats<N>) {
         for lane in 0..self.q.rows.count {
             let (share, state) = (self.share.0[lane], self.states.get(lane));
             let mass = state.sum * share;
-            found.mass.push(mass);
-            if wanted.entropy {
+            stats.mass.push(mass);
+            if query.entropy {
                 // log2 a = score - max + log2 share
                 let mut bits = state.sum_x_log * share + mass * share.log2();
                 if let Some(log) = sink.map(|sink| in_log2(sink) - state.max + share.log2()) {
@@ -330,17 +331,17 @@ impl<N: Number> Group<N> {
                 }
                 let nats = -bits * N::from_f64(std::f64::consts::LN_2);
                 // Rounding may fall below 0; NaN stays.
-                found.entropy.push(if nats < N::zero() { N::zero() } else { nats });
+                stats.entropy.push(if nats < N::zero() { N::zero() } else { nats });
             }
-            if wanted.distance {
-                found.distance.push(self.distance.0[lane] * share);
+            if query.distance {
+                stats.distance.push(self.distance.0[lane] * share);
             }
             let Some(best) = &self.best else { continue };
             let best = best.of_row(lane);
             let weight = |c: &Candidate<N>| (c.score - state.max).exp2() * share;
-            found.top.extend(best.iter().map(|c| Candidate { score: weight(c), ..*c }));
+            stats.top.extend(best.iter().map(|c| Candidate { score: weight(c), ..*c }));
             let none = Candidate { score: N::zero(), key: usize::MAX };
-            found.top.extend(std::iter::repeat_n(none, wanted.top - best.len()));
+            stats.top.extend(std::iter::repeat_n(none, query.top - best.len()));
         }
     }
 }
