@@ -72,7 +72,7 @@ fn draw(
     words: [&[&str]; 2],
     [q, k]: [View<'_, f32>; 2],
 ) -> Result<(), Error> {
-    let plan = Plan::new(Problem::new(&q, &k, &k).mask(mask.clone()), Machine::here())?;
+    let plan = Plan::new(Problem::new(&q, &k, &k).mask(mask.clone()), Machine::detect())?;
     let output = plan.forward(q, k, k)?;
     let scope = plan.problem().scope(0, 0);
     let mut values =

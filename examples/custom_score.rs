@@ -59,7 +59,7 @@ fn loss(data: &Tensors, score: &Score<'_, f64>) -> Result<f64, Error> {
     let [q, k, v, _] = data.each_ref().map(|x| View::bhsd(x, SHAPE));
     let (q, k, v) = (q?, k?, v?);
     let problem = Problem::new(&q, &k, &v).mask(Mask::causal()).score(score.clone());
-    let out = Plan::new(problem, Machine::here().threads(1))?.forward(q, k, v)?.out;
+    let out = Plan::new(problem, Machine::detect().threads(1))?.forward(q, k, v)?.out;
     Ok(out.data().iter().zip(&data[3]).map(|(x, d)| x * d).sum())
 }
 
@@ -68,7 +68,7 @@ fn gradients(data: &Tensors, score: &Score<'_, f64>) -> Result<[Vec<f64>; 3], Er
     let [q, k, v, d_out] = data.each_ref().map(|x| View::bhsd(x, SHAPE));
     let (q, k, v) = (q?, k?, v?);
     let problem = Problem::new(&q, &k, &v).mask(Mask::causal()).score(score.clone());
-    let plan = Plan::new(problem, Machine::here())?;
+    let plan = Plan::new(problem, Machine::detect())?;
     let output = plan.forward(q, k, v)?;
     let grads = plan.backward(q, k, v, &output, d_out?)?;
     Ok([grads.q, grads.k, grads.v].map(|grad| grad.data().to_vec()))
@@ -112,7 +112,7 @@ fn main() -> Result<(), Error> {
     let (q, k) = (View::bhsd(&data[0], SHAPE)?, View::bhsd(&data[1], SHAPE)?);
     for (name, score) in &scores {
         let problem = Problem::new(&q, &k, &k).mask(Mask::causal()).score(score.clone());
-        let plan = Plan::new(problem, Machine::here())?;
+        let plan = Plan::new(problem, Machine::detect())?;
         let output = plan.forward(q, k, k)?;
         let view = AttentionView::new(&plan, q, k, &output)?.head(0, 0)?;
         let (row, entropy) = (view.row(LEN - 1)?, view.entropy()?[LEN - 1]);

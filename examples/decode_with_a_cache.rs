@@ -54,7 +54,7 @@ impl Tiny {
         let q = rows(&self.q, last);
         let q = View::bshd(&q, [texts.len(), 1, HEADS, DIM])?;
         let problem = Problem::cached(&q, cache, texts)?.mask(Mask::causal());
-        let plan = Plan::new(problem, Machine::here())?;
+        let plan = Plan::new(problem, Machine::detect())?;
         let output = plan.forward_cached(q, cache, texts)?;
         Ok((output.out.data().to_vec(), plan.work().pairs))
     }
@@ -66,7 +66,7 @@ impl Tiny {
         let q = View::bshd(&q, [1, tokens.len() - from, HEADS, DIM])?;
         let shape = [1, tokens.len(), KEY_HEADS, DIM];
         let (k, v) = (View::bshd(&k, shape)?, View::bshd(&v, shape)?);
-        let plan = Plan::new(Problem::new(&q, &k, &v).mask(Mask::causal()), Machine::here())?;
+        let plan = Plan::new(Problem::new(&q, &k, &v).mask(Mask::causal()), Machine::detect())?;
         let out = plan.forward(q, k, v)?.out;
         Ok((out.data()[out.data().len() - HEADS * DIM..].to_vec(), plan.work().pairs))
     }

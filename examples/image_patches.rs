@@ -102,7 +102,7 @@ fn look(model: &Vit, picture: &Picture) -> Outcome<Vec<f32>> {
     model.forward(pixels(std::slice::from_ref(picture)), &mut pass)?;
     let trace = pass.recorder.trace("", &[]);
     let head = trace.sites().pop().ok_or("no head has looked")?;
-    let class = trace.map(Machine::here(), &head, 0..1, [100; 2])?;
+    let class = trace.map(Machine::detect(), &head, 0..1, [100; 2])?;
     Ok(class.values[1..].to_vec()) // the first is what it gives to itself
 }
 // ANCHOR_END: heart

@@ -24,11 +24,11 @@ const SENTENCE: &str = "好久不见";
 // ANCHOR: heart
 /// The weights of the sharpest head between the languages: the one with the least entropy.
 fn sharpest(trace: &Trace) -> Result<Map, Box<dyn Error>> {
-    let heads = stats(trace, Machine::here(), &mut |_, _| {})?;
+    let heads = stats(trace, Machine::detect(), &mut |_, _| {})?;
     let between = heads.iter().filter(|head| head.site.kind == "cross");
     let least = between.min_by(|a, b| a.entropy.total_cmp(&b.entropy)).ok_or("no such head")?;
     let [rows, cols] = trace.layer(&least.site)?.seen.size();
-    let mut map = trace.map(Machine::here(), &least.site, 0..rows, [rows, cols])?;
+    let mut map = trace.map(Machine::detect(), &least.site, 0..rows, [rows, cols])?;
 
     // A row reads one token and chooses the next: it is named after what it chose.
     map.rows.labels.rotate_left(1);
@@ -74,7 +74,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     trace.save(&file)?;
-    assert_eq!(Trace::load(&file, Machine::here())?, trace, "what was written is what is read");
+    assert_eq!(Trace::load(&file, Machine::detect())?, trace, "what was written is what is read");
     println!(
         "\nThe trace is in {} ({} kB).",
         file.display(),

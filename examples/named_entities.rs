@@ -117,7 +117,7 @@ fn show(tagger: &Tagger) -> Outcome<()> {
     for row in [2, 4] {
         for site in trace.sites() {
             labels.push(format!("{}, head {}", TAGS[usize::from(tags[row])], site.head));
-            values.extend(trace.map(Machine::here(), &site, row..row + 1, [100; 2])?.values);
+            values.extend(trace.map(Machine::detect(), &site, row..row + 1, [100; 2])?.values);
         }
     }
     let cols = Axis::new("word", SHOWN.split(' ').map(String::from).collect());

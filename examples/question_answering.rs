@@ -63,7 +63,7 @@ fn weights(
     let q = View::matrix(queries, [queries.len() / dim, dim])?;
     let k = View::matrix(keys, [keys.len() / dim, dim])?;
     let problem = Problem::new(&q, &k, &k).mask(mask).score(Score::new().scale(SCALE));
-    let plan = Plan::new(problem, Machine::here())?;
+    let plan = Plan::new(problem, Machine::detect())?;
     let output = plan.forward(q, k, k)?;
     let view = AttentionView::new(&plan, q, k, &output)?;
     Ok((view.tile(0..q.shape().len, 0..k.shape().len)?, view.col_sum()?))

@@ -107,7 +107,7 @@ fn look(model: &Transformer, [source, target]: &[Vec<u32>; 2]) -> Result<Map, Bo
     let names = |of: &[u32]| of.iter().map(|id| TOKENS[*id as usize].into()).collect();
     let trace = pass.recorder.trace("", &[("source", names(source)), ("target", names(target))]);
     let cross = trace.sites().into_iter().find(|site| site.kind == "cross");
-    Ok(trace.map(Machine::here(), &cross.ok_or("no such head")?, 0..target.len(), [100; 2])?)
+    Ok(trace.map(Machine::detect(), &cross.ok_or("no such head")?, 0..target.len(), [100; 2])?)
 }
 // ANCHOR_END: heart
 

@@ -85,7 +85,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let problem =
         problem.mask(mask.clone()).score(score).similarity(similarity).align(align(u, true)?);
     let _ = problem.to_string();
-    match Plan::new(problem.clone(), Machine::here()) {
+    match Plan::new(problem.clone(), Machine::detect()) {
         Err(error) => drop(error.to_string()),
         Ok(plan) => {
             let _ = plan.to_string();

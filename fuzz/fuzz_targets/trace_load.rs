@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let numbers = |n: usize| (0..n).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<f32>>();
     let q = (numbers(24), [2, 3, 4]);
-    let heads = Inputs::new(q, (numbers(20), [1, 5, 4]), "causal & (window 3 | every 2)").unwrap();
+    let heads = Inputs::new(q, (numbers(20), [1, 5, 4]), "causal & (window 3 | dilated 2)").unwrap();
     let weights = Weights { values: vec![0.2; 30], shape: [2, 3, 5] };
     let seen = [Seen::Inputs(heads), Seen::Weights(weights)];
     let layer = |(layer, seen)| {
@@ -46,7 +46,7 @@ fn damaged(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
 
 fn read(bytes: &[u8]) {
     let Ok(trace) = Trace::from_bytes(bytes) else { return };
-    let machine = Machine::here().threads(1);
+    let machine = Machine::detect().threads(1);
     for site in trace.sites() {
         let rows = trace.layer(&site).unwrap().seen.size()[0];
         trace.map(machine, &site, 0..rows, [4, 4]).unwrap();

@@ -98,7 +98,7 @@ pub fn mask(u: &mut Unstructured<'_>, at: Sizes, wild: bool, depth: usize) -> Re
             if k_len == 0 && !wild { Mask::full() } else { Mask::global(&places) }
         }
         8 => Mask::blocks(positive(u)?),
-        9 => Mask::every(positive(u)?),
+        9 => Mask::dilated(positive(u)?),
         10 => Mask::columns(positive(u)?, size(u, wild)?),
         11 => {
             let (b, h) = (
@@ -368,5 +368,5 @@ pub fn machines(u: &mut Unstructured<'_>) -> Result<[Machine; 2]> {
     let other = if isa.name() == "portable" { isa } else { other.unwrap_or(isa) };
     let threads = u.int_in_range(1..=3)?;
     let again = if threads == 1 { 2 } else { 1 };
-    Ok([Machine::here().isa(isa).threads(threads), Machine::here().isa(other).threads(again)])
+    Ok([Machine::detect().isa(isa).threads(threads), Machine::detect().isa(other).threads(again)])
 }

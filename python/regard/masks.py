@@ -17,7 +17,7 @@ import numpy as np
 from . import _arrays
 
 __all__ = [
-    "Mask", "band", "bits", "blocks", "causal", "columns", "every", "fixed", "full", "global_", "lengths", "longformer", "of", "parse",
+    "Mask", "band", "bits", "blocks", "causal", "columns", "dilated", "fixed", "full", "global_", "lengths", "longformer", "of", "parse",
     "prefix", "ranges", "segments", "segments_between", "spans", "strided", "window",
 ]
 
@@ -74,7 +74,7 @@ def of(mask: Any) -> Mask:
 
 
 def parse(text: str) -> Mask:
-    """A mask from its text, as `causal & (window 128 | every 128)`."""
+    """A mask from its text, as `causal & (window 128 | dilated 128)`."""
     return Mask((" ".join(text.split()),), either="|" in text)
 
 
@@ -138,9 +138,9 @@ def blocks(size: int) -> Mask:
     return parse(f"blocks {_arrays.whole('blocks', size)}")
 
 
-def every(stride: int) -> Mask:
+def dilated(stride: int) -> Mask:
     """Keys at a distance that is a multiple of `stride`."""
-    return parse(f"every {_arrays.whole('every', stride)}")
+    return parse(f"dilated {_arrays.whole('dilated', stride)}")
 
 
 def columns(block: int, width: int) -> Mask:

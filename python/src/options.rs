@@ -324,8 +324,8 @@ impl Call {
 pub(crate) fn machine(threads: Option<usize>) -> PyResult<Machine> {
     let machine = match threads {
         Some(0) => return Err(refused(regard::Error::Zero { option: "threads" })),
-        Some(threads) => Machine::here().threads(threads),
-        None => Machine::here(),
+        Some(threads) => Machine::detect().threads(threads),
+        None => Machine::detect(),
     };
     // The threads of a process stay behind when it forks: a child that waited for them would wait forever.
     Ok(if *LOADED_BY == std::process::id() { machine } else { machine.threads(1) })

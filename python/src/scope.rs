@@ -63,7 +63,7 @@ impl Trace {
 
     /// A page with every head, maps of at most `cells` cells each way.
     fn page(&self, py: Python<'_>, cells: usize) -> PyResult<String> {
-        let page = py.detach(|| trace_page(&self.0, Machine::here(), cells, &mut |_, _| {}));
+        let page = py.detach(|| trace_page(&self.0, Machine::detect(), cells, &mut |_, _| {}));
         page.map_err(refused)
     }
 }

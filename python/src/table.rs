@@ -138,7 +138,7 @@ impl Row {
         let (output, grads) = py
             .detach(|| {
                 let (q, k, v) = data.inputs();
-                let plan = Plan::new(problem.clone(), Machine::here())?;
+                let plan = Plan::new(problem.clone(), Machine::detect())?;
                 let output = plan.forward(q, k, v)?;
                 let grads = plan.backward(q, k, v, &output, data.upstream(case))?;
                 Ok((output, grads))
@@ -240,8 +240,8 @@ fn learned<E: Stored>(case: &Case, data: &Arc<Data<E>>) -> Vec<(&'static str, Ow
 const TEXTS: [(&str, &str); 6] = [
     ("full", "full"),
     ("causal", "causal"),
-    ("every_3", "every 3"),
-    ("every_11_causal", "every 11 & causal"),
+    ("dilated_3", "dilated 3"),
+    ("dilated_11_causal", "dilated 11 & causal"),
     ("strided", "strided 7"),
     ("strided_causal", "strided 5 & causal"),
 ];

@@ -59,7 +59,7 @@ RULES = {
     "band ahead": (masks.band(None, 2), lambda at, key: key <= at + 2),
     "prefix": (masks.prefix(5), lambda at, key: (key < 5) & (at == at)),
     "blocks": (masks.blocks(4), lambda at, key: in_blocks(at, key, 4)),
-    "every": (masks.every(3), lambda at, key: (at - key) % 3 == 0),
+    "dilated": (masks.dilated(3), lambda at, key: (at - key) % 3 == 0),
     "columns": (masks.columns(5, 2), lambda at, key: in_columns(at, key, 5, 2)),
     "strided": (masks.strided(4), lambda at, key: near(at, key, 4) | ((at - key) % 4 == 0)),
     "fixed": (masks.fixed(6, 2), lambda at, key: in_blocks(at, key, 6) | in_columns(at, key, 6, 2)),
@@ -76,10 +76,10 @@ RULES = {
         lambda at, key: in_blocks(at, key, 3) | ((key < 4) & (key <= at)),
     ),
     "arrays in both": (
-        (masks.global_([1]) | masks.every(5)) & masks.global_([2, 3]),
+        (masks.global_([1]) | masks.dilated(5)) & masks.global_([2, 3]),
         lambda at, key: (np.isin(at, 1) | np.isin(key, 1) | ((at - key) % 5 == 0)) & (np.isin(at, [2, 3]) | np.isin(key, [2, 3])),
     ),
-    "text": ("causal & (window 3 | every 4)", lambda at, key: (key <= at) & (near(at, key, 3) | ((at - key) % 4 == 0))),
+    "text": ("causal & (window 3 | dilated 4)", lambda at, key: (key <= at) & (near(at, key, 3) | ((at - key) % 4 == 0))),
 }
 
 
@@ -200,7 +200,7 @@ def test_a_mask_is_a_value_that_can_be_used_again():
         (lambda: masks.causal() & np.ones((3, 3), bool), "regard.masks.bits makes a mask of booleans"),
         (lambda: seen(masks.window(-1), 5, 5), "window"),
         (lambda: seen(masks.blocks(0), 5, 5), "blocks: 0"),
-        (lambda: seen(masks.every(0), 5, 5), "every.*0"),
+        (lambda: seen(masks.dilated(0), 5, 5), "dilated.*0"),
         (lambda: seen(masks.segments([0, 1]), 5, 5), "segments: 2 entries; give 5"),
         (lambda: seen(masks.segments([-1] * 5), 5, 5), "segments: -1"),
         (lambda: seen(masks.segments([2**40] * 5), 5, 5), "segments.*2\\^32"),

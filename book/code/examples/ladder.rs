@@ -119,7 +119,7 @@ fn back<'a>(
 }
 
 fn machine(pool: &ThreadPool) -> Machine {
-    Machine::here().threads(pool.current_num_threads())
+    Machine::detect().threads(pool.current_num_threads())
 }
 
 /// Runs all of them in turns. `exact` is what the last rows should be.
@@ -210,7 +210,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [k, v] = [(); 2].map(|()| noise.normals(k_len * DIM));
     let causal = words.iter().any(|word| word == "causal");
     let head = Head { q: &q, k: &k, v: &v, dim: DIM, v_dim: DIM, causal };
-    let all = Machine::here().threads;
+    let all = Machine::detect().threads;
     let pools = [1, all].map(|n| ThreadPoolBuilder::new().num_threads(n).build());
     let pools = pools.into_iter().collect::<Result<Vec<ThreadPool>, _>>()?;
     let pools = if all > 1 { &pools[..] } else { &pools[..1] };

@@ -57,7 +57,7 @@ const RUNGS: [(&str, Rung); 6] = [
     ("tiles", |head| Ok(tiles::attend(head))),
     ("lanes", |head| Ok(lanes::attend(head))),
     ("threads", |head| Ok(threads::attend(head))),
-    ("engine", |head| engine::attend(head, Machine::here())),
+    ("engine", |head| engine::attend(head, Machine::detect())),
 ];
 
 /// How much of the error that is allowed a result has; the definition in `f64` is right.
@@ -115,7 +115,7 @@ fn any_number_of_threads_gives_the_bits_of_one() {
         for n in [1, 2, 3, 7] {
             let pool = ThreadPoolBuilder::new().num_threads(n).build().unwrap();
             assert_eq!(pool.install(|| threads::attend(&head)), lanes::attend(&head), "{n}");
-            let machine = Machine::here().threads(n);
+            let machine = Machine::detect().threads(n);
             let one = engine::attend(&head, machine.threads(1)).unwrap();
             assert_eq!(engine::attend(&head, machine).unwrap(), one, "{n}");
         }
@@ -209,7 +209,7 @@ fn gradients_are_as_close_to_the_definition_as_the_engine_must_be() {
         let ways = [
             plain(&head, d_out),
             recompute(&head, &attended, d_out),
-            engine::backward(&head, &attended, d_out, Machine::here()).unwrap(),
+            engine::backward(&head, &attended, d_out, Machine::detect()).unwrap(),
         ];
         for (worst, grads) in worst.iter_mut().zip(&ways) {
             let ratio = grad_ratio(&head, d_out, grads);

@@ -367,7 +367,7 @@ impl Call {
         E::Num: Number,
     {
         let [q, k, v] = qkv::<E>(inputs)?;
-        let plan = Plan::new(self.problem::<E>(inputs)?, Machine::here())?;
+        let plan = Plan::new(self.problem::<E>(inputs)?, Machine::detect())?;
         let mut output = plan.forward(q, k, v)?;
         let empty = regard::Tensor::new(
             vec![],
@@ -396,7 +396,7 @@ impl Call {
     {
         let inputs = laid_out(&self.slots, back.inputs);
         let [q, k, v] = qkv::<E>(&inputs)?;
-        let plan = Plan::new(self.problem::<E>(&inputs)?, Machine::here())?;
+        let plan = Plan::new(self.problem::<E>(&inputs)?, Machine::detect())?;
         let kept = self.kept.get().and_then(|kept| kept.downcast_ref::<Output<E>>());
         let mut output = kept.expect("forward has been before backward").clone();
         let (shape, layout) = *self.form.get().expect("forward has been before backward");

@@ -53,7 +53,7 @@ impl Turn {
                 data.extend_from_slice(from.row(batch, head, row));
             }
             let mut to = regard::Tensor::new(data, shape, layout)?;
-            rope.apply(Machine::here(), &mut to.view_mut(), self.places.positions())?;
+            rope.apply(Machine::detect(), &mut to.view_mut(), self.places.positions())?;
             Ok(from_engine(to))
         })
     }

@@ -126,7 +126,7 @@ fn attend<E: Stored>(qkv: [&Tensor; 3], options: &Attention) -> Result<Attended,
     let [q, k, v] = [viewable(qkv[0])?, viewable(qkv[1])?, viewable(qkv[2])?];
     let mut output = {
         let held = Inputs::new([&q, &k, &v], &options);
-        let plan = Plan::new(held.problem::<E>(&options)?, Machine::here())?;
+        let plan = Plan::new(held.problem::<E>(&options)?, Machine::detect())?;
         plan.forward(held.q.view()?, held.k.view()?, held.v.view()?)?
     };
     #[expect(clippy::cast_possible_truncation, reason = "what is looked at, is looked at in f32")]
@@ -283,7 +283,7 @@ impl<E: Stored> Call<E> {
             regard::Tensor::new(Held::new(out).numbers()?.to_vec(), shape, layout)?
         };
         let (held, grad) = (Inputs::new(qkv, &self.options), Held::new(&grad));
-        let plan = Plan::new(held.problem::<E>(&self.options)?, Machine::here())?;
+        let plan = Plan::new(held.problem::<E>(&self.options)?, Machine::detect())?;
         let (q, k, v) = (held.q.view()?, held.k.view()?, held.v.view()?);
         Ok(plan.backward(q, k, v, &output, grad.view()?)?)
     }

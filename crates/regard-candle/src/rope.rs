@@ -61,7 +61,7 @@ fn turned<E: Stored>(x: &Tensor, rope: &Rope, places: &Places) -> Result<regard:
         }
     }
     let mut copy = regard::Tensor::new(data, shape, layout)?;
-    rope.apply(Machine::here(), &mut copy.view_mut(), places.positions())?;
+    rope.apply(Machine::detect(), &mut copy.view_mut(), places.positions())?;
     Ok(copy)
 }
 

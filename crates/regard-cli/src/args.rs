@@ -121,7 +121,7 @@ pub(crate) enum SimilarityArg {
 /// From a query and a key to their score.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ScoreArgs {
-    /// Who may see whom: rules joined by & and |, for example 'causal & (window 128 | every 128)'
+    /// Who may see whom: rules joined by & and |, for example 'causal & (window 128 | dilated 128)'
     #[arg(long, value_name = "RULES", default_value = "full", long_help = regard_scope::MASK_HELP)]
     pub(crate) mask: String,
     /// How a query and a key make a number

@@ -11,7 +11,7 @@ const TYPICAL: (&str, Shape) =
     ("prefill-f32-n2048-d64", Shape { batch: 1, heads: 8, len: 2048, dim: 64 });
 
 pub(crate) fn run(format: Format) -> Result<()> {
-    let machine = Machine::here();
+    let machine = Machine::detect();
     let (name, shape) = TYPICAL;
     let plan = Plan::new(Problem::<f32>::of_shapes(shape, shape, shape), machine)
         .context("planning the typical call")?;

@@ -185,7 +185,7 @@ fn checked_seconds(seconds: f64) -> Result<f64> {
 
 /// This machine with another number of threads or instruction set.
 pub(crate) fn machine(threads: Option<usize>, isa: Option<&str>) -> Result<Machine> {
-    let here = Machine::here();
+    let here = Machine::detect();
     let isa = isa.map_or(Ok(here.isa), isa_named)?;
     Ok(here.isa(isa).threads(threads.unwrap_or(here.threads)))
 }

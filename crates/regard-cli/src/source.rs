@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// This machine, on so many threads.
 pub(crate) fn machine(threads: Option<usize>) -> Machine {
-    threads.map_or_else(Machine::here, |threads| Machine::here().threads(threads))
+    threads.map_or_else(Machine::detect, |threads| Machine::detect().threads(threads))
 }
 
 /// Reads a trace, or makes one.

@@ -134,7 +134,7 @@ const MASK: &[&str] = &[
     "segments",
     "global",
     "blocks",
-    "every",
+    "dilated",
     "columns",
     "strided",
     "fixed",

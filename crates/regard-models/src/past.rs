@@ -87,7 +87,7 @@ impl LayerPast {
         let problem =
             Problem::cached(&q, &self.cache, sequences)?.mask(options.mask.clone()).score(score);
         let output =
-            Plan::new(problem, Machine::here())?.forward_cached(q, &self.cache, sequences)?;
+            Plan::new(problem, Machine::detect())?.forward_cached(q, &self.cache, sequences)?;
         let sizes = output.out.shape().to_array();
         Ok(joined(Tensor::from_data(TensorData::new(output.out.into_data(), sizes), &device)))
     }

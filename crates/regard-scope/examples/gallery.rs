@@ -28,7 +28,7 @@ const FINE: f32 = 1.5;
 fn main() -> Outcome<()> {
     let to = PathBuf::from(std::env::args().nth(1).ok_or("say where: gallery DIR")?);
     std::fs::create_dir_all(&to)?;
-    let (fonts, machine) = (Fonts::system(), Machine::here());
+    let (fonts, machine) = (Fonts::system(), Machine::detect());
     let draw = |name: &str, scene: &Scene| -> Outcome<()> {
         Ok(write_atomically(&to.join(name), &fonts.png(scene, FINE)?)?)
     };
@@ -63,7 +63,7 @@ fn style(theme: Theme) -> Style {
 fn map(trace: &Trace, kind: &str, layer: usize, head: usize) -> Outcome<regard_scope::Map> {
     let site = Site { kind: kind.into(), layer, head };
     let rows = trace.layer(&site)?.seen.size()[0];
-    Ok(trace.map(Machine::here(), &site, 0..rows, [512; 2])?)
+    Ok(trace.map(Machine::detect(), &site, 0..rows, [512; 2])?)
 }
 
 fn all(trace: &Trace) -> Outcome<Vec<GridItem>> {

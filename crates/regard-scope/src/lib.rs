@@ -21,7 +21,7 @@
 //! let trace = Trace { title: "a question".into(), axes, layers: vec![layer] };
 //!
 //! let site = &trace.sites()[1]; // layer 0, head 1
-//! let map = trace.map(Machine::here(), site, 0..4, [100; 2])?;
+//! let map = trace.map(Machine::detect(), site, 0..4, [100; 2])?;
 //! println!("{}", term(&heat(&map, &Style::new(Metrics::terminal(80, false))), Depth::Ascii));
 //! let picture = svg(&heat(&map, &Style::new(Metrics::pixels(600.0))));
 //! assert!(picture.contains("not") && map.row(0)[1].is_nan()); // "to" may not see "be"

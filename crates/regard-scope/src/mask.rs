@@ -20,11 +20,11 @@ key\n  global AT,AT,..         positions that see all and are seen by all\n  blo
 block\n  every STRIDE            keys a multiple of STRIDE away\n  columns BLOCK WIDTH     the last WIDTH keys of each \
 block\n  strided STRIDE          window STRIDE | every STRIDE\n  fixed BLOCK SUMMARY     blocks BLOCK | columns BLOCK \
 SUMMARY\n  longformer WINDOW AT,.. window WINDOW | global AT,..\n\nFor example: 'causal & window 512', 'causal & \
-(window 128 | every 128)', 'causal | prefix 10'";
+(window 128 | dilated 128)', 'causal | prefix 10'";
 
 const RULES: &str =
     "full, causal, window KEYS, band BACK AHEAD, prefix KEYS, lengths N,.., segments ID,..,
-  global AT,.., blocks SIZE, every STRIDE, columns BLOCK WIDTH, strided STRIDE,
+  global AT,.., blocks SIZE, dilated STRIDE, columns BLOCK WIDTH, strided STRIDE,
   fixed BLOCK SUMMARY, longformer WINDOW AT,..";
 
 /// The largest number of a rule: beyond any memory, and small enough that sums of a few cannot overflow.
@@ -61,7 +61,7 @@ impl fmt::Display for MaskError {
 
 impl std::error::Error for MaskError {}
 
-/// Reads a mask: rules joined by `&` and `|`, as in `causal & (window 128 | every 128)`. [`MASK_HELP`] names them.
+/// Reads a mask: rules joined by `&` and `|`, as in `causal & (window 128 | dilated 128)`. [`MASK_HELP`] names them.
 pub fn parse_mask(text: &str) -> Result<Mask, MaskError> {
     parse_mask_with(text, &[])
 }
@@ -180,7 +180,7 @@ impl<'t> Reader<'t> {
             "segments" => Mask::segments(&self.documents()?),
             "global" => Mask::global(&self.list()?),
             "blocks" => Mask::blocks(self.number()?),
-            "every" => Mask::every(self.number()?),
+            "dilated" => Mask::dilated(self.number()?),
             "columns" => Mask::columns(self.number()?, self.number()?),
             "strided" => Mask::strided(self.number()?),
             "fixed" => Mask::fixed(self.number()?, self.number()?),
@@ -263,7 +263,7 @@ mod tests {
         same("segments 0,0,0,0,0,0,1,1,1,1,1,1,2,2,2,2,2", Mask::segments(&documents));
         same("global 0", Mask::global(&[0]));
         same("blocks 4", Mask::blocks(4));
-        same("every 3", Mask::every(3));
+        same("dilated 3", Mask::dilated(3));
         same("columns 4 2", Mask::columns(4, 2));
         same("strided 4", Mask::strided(4));
         same("fixed 4 1", Mask::fixed(4, 1));
@@ -272,19 +272,22 @@ mod tests {
 
     #[test]
     fn and_binds_tighter_than_or_and_brackets_group() {
-        let (a, b, c) = (Mask::causal, || Mask::prefix(9), || Mask::every(2));
-        same("causal|prefix 9&every 2", a().or(b().and(c())));
-        same("prefix 9 & every 2 | causal", a().or(b().and(c())));
-        same(" ( causal | prefix 9 ) & every 2 ", a().or(b()).and(c()));
-        same("causal & (window 3 | every 5)", a().and(Mask::full().window(3).or(Mask::every(5))));
+        let (a, b, c) = (Mask::causal, || Mask::prefix(9), || Mask::dilated(2));
+        same("causal|prefix 9&dilated 2", a().or(b().and(c())));
+        same("prefix 9 & dilated 2 | causal", a().or(b().and(c())));
+        same(" ( causal | prefix 9 ) & dilated 2 ", a().or(b()).and(c()));
+        same(
+            "causal & (window 3 | dilated 5)",
+            a().and(Mask::full().window(3).or(Mask::dilated(5))),
+        );
     }
 
     #[test]
     fn masks_may_be_given_beside_the_text() {
-        let given = [Mask::prefix(9), Mask::every(2)];
+        let given = [Mask::prefix(9), Mask::dilated(2)];
         let scope = Scope { batch: 0, head: 0, q_len: 13, k_len: 17, offset: 4 };
         let mask = parse_mask_with("causal & ($1 | $0)", &given).unwrap();
-        let expected = Mask::causal().and(Mask::every(2).or(Mask::prefix(9)));
+        let expected = Mask::causal().and(Mask::dilated(2).or(Mask::prefix(9)));
         for (row, key) in (0..13).flat_map(|row| (0..17).map(move |key| (row, key))) {
             assert_eq!(mask.is_visible(&scope, row, key), expected.is_visible(&scope, row, key));
         }
@@ -331,9 +334,12 @@ mod tests {
         assert!(parse_mask(&deep(DEPTH)).is_ok());
         assert!(parse_mask(&deep(DEPTH + 1)).unwrap_err().why.contains("brackets"));
         assert!(parse_mask(&"(".repeat(1 << 20)).is_err());
-        assert!(parse_mask(&vec!["every 2"; COUNT].join("&")).is_ok());
+        assert!(parse_mask(&vec!["dilated 2"; COUNT].join("&")).is_ok());
         assert!(
-            parse_mask(&vec!["every 2"; COUNT + 1].join("|")).unwrap_err().why.contains("64 rules")
+            parse_mask(&vec!["dilated 2"; COUNT + 1].join("|"))
+                .unwrap_err()
+                .why
+                .contains("64 rules")
         );
     }
 

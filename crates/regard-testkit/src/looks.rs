@@ -40,7 +40,7 @@ const TOP: usize = 4;
 
 /// Masks whose share of the weights is asked for.
 fn masks() -> [Mask; 2] {
-    [Mask::full().window(3), Mask::blocks(16).or(Mask::every(5))]
+    [Mask::full().window(3), Mask::blocks(16).or(Mask::dilated(5))]
 }
 
 /// A name and numbers: what was seen.

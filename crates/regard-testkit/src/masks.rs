@@ -48,8 +48,8 @@ pub const MASKS: &[MaskCase] = &[
     mask("global", |d, n| Mask::global(&positions(d, n))),
     mask("global_causal", |d, n| Mask::global(&positions(d, n)).and(Mask::causal())),
     mask("blocks", |d, _| Mask::blocks(part(d.k_len, 4))),
-    mask("every_3", |_, _| Mask::every(3)),
-    mask("every_11_causal", |_, _| Mask::every(11).and(Mask::causal())),
+    mask("dilated_3", |_, _| Mask::dilated(3)),
+    mask("dilated_11_causal", |_, _| Mask::dilated(11).and(Mask::causal())),
     mask("columns", |d, _| Mask::columns(part(d.k_len, 5), 2)),
     mask("strided", |_, _| Mask::strided(7)),
     mask("strided_causal", |_, _| Mask::strided(5).and(Mask::causal())),
@@ -75,7 +75,7 @@ pub const MASKS: &[MaskCase] = &[
     }),
     mask("nested_sparse", |d, n| {
         let near = Mask::full().window(4).or(Mask::columns(6, 1));
-        near.and(Mask::lengths(&ends(d, d.batch, n))).or(Mask::every(5).and(Mask::causal()))
+        near.and(Mask::lengths(&ends(d, d.batch, n))).or(Mask::dilated(5).and(Mask::causal()))
     }),
     mask("nested_everything", |d, n| {
         let some = Mask::blocks(8).or(bits(d, [1, d.heads.q], 0.1, n)).or(Mask::custom(Ladder));

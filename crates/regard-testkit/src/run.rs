@@ -121,7 +121,7 @@ pub(crate) fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<F
             let mut fail = |why: String| {
                 failures.push(Failure { case: trial.name(), isa: isa.name(), threads, why });
             };
-            let machine = Machine::here().isa(*isa).threads(threads);
+            let machine = Machine::detect().isa(*isa).threads(threads);
             let found = match catch_unwind(AssertUnwindSafe(|| trial.call(machine))) {
                 Ok(Ok(found)) => found,
                 Ok(Err(error)) => return fail_all(fail, format!("refused: {error}")),
@@ -158,7 +158,7 @@ pub(crate) fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<F
 impl Runs {
     /// Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
     pub(crate) fn of<E: Element>(case: &Case, problem: &Problem<'_, E>, isa: Isa) -> Self {
-        let plan = Plan::new(problem.clone(), Machine::here().isa(isa));
+        let plan = Plan::new(problem.clone(), Machine::detect().isa(isa));
         match plan.is_ok_and(|plan| plan.tile_products().is_some()) {
             true => Self::Tiles,
             false if isa.name() == "amx" || case.precision.is_some() => Self::Not,
@@ -297,7 +297,7 @@ pub fn forward<E: Element>(
     isa: Isa,
     threads: usize,
 ) -> Output<E> {
-    let plan = Plan::new(problem.clone(), Machine::here().isa(isa).threads(threads));
+    let plan = Plan::new(problem.clone(), Machine::detect().isa(isa).threads(threads));
     plan.and_then(|plan| plan.forward(q, k, v)).expect("a problem that fits its tensors")
 }
 
@@ -314,7 +314,7 @@ pub fn both_ways<E: Element>(
     isa: Isa,
     threads: usize,
 ) -> (Output<E>, Grads<E>) {
-    let plan = Plan::new(problem.clone(), Machine::here().isa(isa).threads(threads));
+    let plan = Plan::new(problem.clone(), Machine::detect().isa(isa).threads(threads));
     let plan = plan.expect("a problem that fits its tensors");
     let output = plan.forward(q, k, v).expect("tensors that fit the plan");
     let grads =

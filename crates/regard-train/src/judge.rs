@@ -166,7 +166,7 @@ fn heads(model: &Model, pairs: &[Pair]) -> Result<Vec<HeadStats>, Error> {
             Err(regard_models::Error::Unsupported { .. }) => return Ok(vec![]),
             Err(error) => return Err(error.into()),
         };
-        let found = stats(&trace, Machine::here(), &mut |_, _| {})
+        let found = stats(&trace, Machine::detect(), &mut |_, _| {})
             .map_err(|e| Error::Scope(e.to_string()))?;
         for one in found {
             let site = (one.site.kind.clone(), one.site.layer, one.site.head);

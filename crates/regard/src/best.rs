@@ -2,7 +2,7 @@
 //!
 //! Cost: one comparison of vectors for a key that is below all that are kept, which is nearly every one. Memory: what is kept.
 
-use crate::place::{At, low};
+use crate::index::{At, low};
 use crate::simd::{GROUP, Lanes, Number, Simd};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

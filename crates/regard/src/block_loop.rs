@@ -3,11 +3,11 @@
 //!
 //! Cost: keys and values are read once for 128 rows; they are copied only where they must be widened or gathered.
 
+use crate::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span, low};
 use crate::key_blocks::{KeyBlock, KeyBlocks, VisibleBlock};
 use crate::lanes::{fetch, prefetch_l1};
 use crate::mask::{Mask, Run};
 use crate::micro::{Distances, Dots, dot_tile};
-use crate::place::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span, low};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::Derivatives;

@@ -6,7 +6,7 @@
 //! key / 4) give four words, one for each of four neighbouring keys.
 
 use crate::error::Error;
-use crate::place::{At, Pair};
+use crate::index::{At, Pair};
 use crate::simd::{Lanes, MAX_LANES, Number, Simd, Task};
 
 /// Which weights are dropped. A dropped weight is 0; the others grow by `1 / (1 - rate)`, so that outputs keep their mean.

@@ -6,8 +6,8 @@
 //!
 //! Cost: in proportion to the runs of a tile of 128 rows and the blocks they touch; nothing for what nobody sees.
 
+use crate::index::{BLOCK_KEYS, Keys, LaneSet, RowMask, RowTile, Span};
 use crate::mask::Run;
-use crate::place::{BLOCK_KEYS, Keys, LaneSet, RowMask, RowTile, Span};
 use crate::simd::GROUP;
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! Rows in and out of the lanes: a group of rows, `[row][feature]` in memory, stands as `[feature][lane]` in the kernels.
 
+use crate::index::{Keys, Span};
 use crate::key_blocks::KeyBlock;
 use crate::micro::{RowBuffer, lanes_used};
-use crate::place::{Keys, Span};
 use crate::simd::{Element, Lanes, MAX_LANES, Number, Simd, Task};
 use crate::source::Head;
 use crate::view::{Rows, TileMut};

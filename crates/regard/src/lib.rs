@@ -8,9 +8,9 @@
 //   error       every way a call can be wrong
 //   run         tasks to threads
 //   simd        numbers, the types that hold them in memory, vectors of them, instruction sets
-//   place       names of places: heads, pairs, rows, keys, lanes
+//   index       indices: heads, pairs, rows, keys, lanes
 //   machine     the computer as a value
-//   limit       loops that measure what the machine allows
+//   roofline    loops that measure peak arithmetic and memory bandwidth
 //   view        tensors: borrowed, to be written, owned
 //
 // What is asked for
@@ -71,9 +71,9 @@ mod dropout;
 mod error;
 mod forward;
 mod grads;
+mod index;
 mod key_blocks;
 mod lanes;
-pub mod limit;
 mod linear;
 mod local;
 mod lsh;
@@ -84,12 +84,12 @@ mod microscope;
 mod normalizer;
 mod options;
 mod output;
-mod place;
 mod plan;
 mod problem;
 mod project;
 mod queries;
 pub mod reference;
+pub mod roofline;
 mod rope;
 mod run;
 mod score;
@@ -106,6 +106,7 @@ pub use dropout::Dropout;
 pub use error::Error;
 pub use grads::{AdditiveGrads, Grads, OutputGrads};
 pub use half::{bf16, f16};
+pub use index::{Pair, Scope};
 pub use linear::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState};
 pub use local::Local;
 pub use lsh::{Buckets, LshAttention, LshOutput, Recall, Share};
@@ -117,7 +118,6 @@ pub use microscope::{
 };
 pub use normalizer::{Normalizer, Selection};
 pub use output::{Output, OutputView};
-pub use place::{Pair, Scope};
 pub use plan::{Plan, Work};
 pub use problem::{Align, Dims, Heads, Problem};
 pub use reference::steps::{Steps, steps};
@@ -137,5 +137,5 @@ pub fn attend<E: Element>(
     v: View<'_, E>,
     mask: Mask,
 ) -> Result<Output<E>, Error> {
-    Plan::new(Problem::new(&q, &k, &v).mask(mask), Machine::here())?.forward(q, k, v)
+    Plan::new(Problem::new(&q, &k, &v).mask(mask), Machine::detect())?.forward(q, k, v)
 }

@@ -1,8 +1,8 @@
 //! Local attention around a predicted position (Luong et al. 2015, local-p).
 
 use crate::error::Error;
+use crate::index::{At, Scope, Span};
 use crate::mask::{Mask, MaskRule};
-use crate::place::{At, Scope, Span};
 use crate::score::LOG2_E;
 use crate::simd::{GROUP, Lanes, Number, Simd, Task, math};
 use std::ops::Range;

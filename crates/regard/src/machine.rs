@@ -20,7 +20,7 @@ pub struct Machine {
 impl Machine {
     /// This machine: its best instructions and all the threads it offers.
     #[must_use]
-    pub fn here() -> Self {
+    pub fn detect() -> Self {
         static HERE: OnceLock<Machine> = OnceLock::new();
         *HERE.get_or_init(|| Self {
             isa: Isa::best(),

@@ -5,7 +5,7 @@
 //! is one more rule of the scores ([`Kept`]), and the passes forward and backward are the usual ones.
 
 use crate::error::Error;
-use crate::place::{At, BLOCK_KEYS, Keys, RowMask, low};
+use crate::index::{At, BLOCK_KEYS, Keys, RowMask, low};
 use crate::score::{Derivatives, Pass, pass};
 use crate::simd::{GROUP, Lanes, Number, Simd};
 use std::f64::consts::LN_2;
@@ -21,7 +21,7 @@ use std::fmt;
 /// let (q, k) = ([1f32, 0.0], [0f32, 0.0, 9.0, 0.0, 8.0, 0.0]); // one query, three keys
 /// let (q, k) = (View::matrix(&q, [1, 2])?, View::matrix(&k, [3, 2])?);
 /// let problem = Problem::new(&q, &k, &k).normalizer(Normalizer::Hard);
-/// let output = Plan::new(problem, Machine::here())?.forward(q, k, k)?;
+/// let output = Plan::new(problem, Machine::detect())?.forward(q, k, k)?;
 /// assert_eq!(output.out.data(), [9.0, 0.0]);
 /// assert_eq!(output.selection.unwrap().keys(0), [1]);
 /// # Ok::<(), regard::Error>(())

@@ -1,7 +1,7 @@
 //! All options of a problem together, in their order: the definition of a pair's score, the passes over a tile of scores,
 //! The backward pass through them, and what weights are multiplied by after the softmax.
 
-use crate::place::{At, Pair, RowMask};
+use crate::index::{At, Pair, RowMask};
 use crate::problem::Problem;
 use crate::score::{BiasGrads, Derivatives, Factor, LOG2_E, Scored, pass};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};

@@ -89,7 +89,7 @@ impl<E: Element> Output<E> {
     #[inline(never)]
     pub fn merge(parts: &[Self]) -> Result<Self, Error> {
         let layout = parts.first().map_or(Layout::Bhsd, |part| part.out.layout());
-        Self::merge_on(Machine::here().threads(1), parts, layout, &|_, row| row)
+        Self::merge_on(Machine::detect().threads(1), parts, layout, &|_, row| row)
     }
 
     /// The same on several threads, into any layout if nothing is packed, of parts that may have their rows in other orders:

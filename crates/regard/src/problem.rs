@@ -3,10 +3,10 @@
 use crate::cache::{CacheShape, KvCache, Sequence};
 use crate::dropout::Dropout;
 use crate::error::Error;
+use crate::index::Scope;
 use crate::local::Local;
 use crate::mask::Mask;
 use crate::normalizer::{Normalizer, Rule, Selection, SelectionMask};
-use crate::place::Scope;
 use crate::score::Score;
 use crate::simd::{Element, Precision};
 use crate::similarity::Similarity;
@@ -73,7 +73,7 @@ impl Dims {
 /// let problem = Problem::new(&x, &x, &x)
 ///     .mask(Mask::causal().window(4))
 ///     .score(Score::new().softcap(50.0));
-/// let plan = Plan::new(problem, Machine::here())?;
+/// let plan = Plan::new(problem, Machine::detect())?;
 /// let output = plan.forward(x, x, x)?;
 /// assert_eq!(output.out.shape(), x.shape());
 /// # Ok::<(), regard::Error>(())

@@ -3,11 +3,11 @@
 //! `y = W^T x` for `x [batch, heads, len, from]` and `W [1, heads or 1, from, to]`. Cost: `2 from to` flops a row, each way.
 
 use crate::error::Error;
+use crate::index::{BLOCK_KEYS, RowTile, Span};
 use crate::key_blocks::KeyBlock;
 use crate::lanes::{fetch, load_transposed, pack, store_transposed};
 use crate::machine::Machine;
 use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
-use crate::place::{BLOCK_KEYS, RowTile, Span};
 use crate::run::run;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::source::Head;

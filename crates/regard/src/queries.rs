@@ -1,8 +1,8 @@
 //! A group of queries as it meets the keys: in lanes, projected if the similarity asks for it, scaled.
 
+use crate::index::{BLOCK_KEYS, RowTile};
 use crate::lanes::{load_transposed, prefetch_l1};
 use crate::micro::Layer;
-use crate::place::{BLOCK_KEYS, RowTile};
 use crate::problem::Problem;
 use crate::project::{Transpose, multiply};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};

@@ -100,7 +100,7 @@ impl Positions<'_> {
 /// use regard::{Machine, Rope, RopePairs, ViewMut};
 /// let mut q = vec![1.0f32; 2 * 8 * 5 * 64];
 /// let rope = Rope::new(64, RopePairs::Halves).base(500_000.0);
-/// rope.apply(Machine::here(), &mut ViewMut::bhsd(&mut q, [2, 8, 5, 64])?, 0..)?;
+/// rope.apply(Machine::detect(), &mut ViewMut::bhsd(&mut q, [2, 8, 5, 64])?, 0..)?;
 /// # Ok::<(), regard::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]

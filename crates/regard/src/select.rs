@@ -6,8 +6,8 @@
 use crate::best::BestKeys;
 use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Visit};
 use crate::dropout::uniform;
+use crate::index::{At, BLOCK_KEYS, Keys, Pair, RowTile, Scope, Span};
 use crate::normalizer::{NONE, Normalizer};
-use crate::place::{At, BLOCK_KEYS, Keys, Pair, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::LOG2_E;

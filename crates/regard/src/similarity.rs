@@ -39,7 +39,7 @@ pub enum Similarity<'a, E> {
 ///     v: View::matrix(&numbers[..7], [1, 7])?,
 /// };
 /// let problem = Problem::new(&q, &k, &k).similarity(Similarity::Additive(weights));
-/// let output = Plan::new(problem, Machine::here())?.forward(q, k, k)?;
+/// let output = Plan::new(problem, Machine::detect())?.forward(q, k, k)?;
 /// assert_eq!(output.out.shape().to_array(), [1, 1, 3, 6]);
 /// # Ok::<(), regard::Error>(())
 /// ```

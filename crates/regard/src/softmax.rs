@@ -5,7 +5,7 @@
 //! States over disjoint keys merge: associative, commutative, and a state that has seen nothing changes nothing. So
 //! the order of keys, tiles, threads and machines is free.
 
-use crate::place::Span;
+use crate::index::Span;
 use crate::simd::{GROUP, Lanes, Number, Simd, math};
 
 /// The softmax over some of a row's keys; scores are times `log2 e`.

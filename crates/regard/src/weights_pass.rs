@@ -6,8 +6,8 @@
 
 use crate::best::{BestKeys, Candidate};
 use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Visit};
+use crate::index::{At, BLOCK_KEYS, RowMask, RowTile, Scope, Span, low};
 use crate::micro::{Weights, dot_tile};
-use crate::place::{At, BLOCK_KEYS, RowMask, RowTile, Scope, Span, low};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::in_log2;

@@ -29,7 +29,7 @@ fn a_head_of_131072_tokens_needs_less_than_64_mib_beyond_its_tensors() {
     let data = vec![0.5f32; n * 64];
     let x = View::matrix(&data, [n, 64]).unwrap();
     let problem = Problem::new(&x, &x, &x).mask(Mask::causal().window(64));
-    let plan = Plan::new(problem, Machine::here()).unwrap();
+    let plan = Plan::new(problem, Machine::detect()).unwrap();
     let before = status("VmRSS").unwrap();
     let output = plan.forward(x, x, x).unwrap();
     let tensors = (output.out.data().len() + output.lse.len()) * size_of::<f32>();
@@ -61,7 +61,7 @@ fn a_look_at_131072_tokens_needs_less_than_100_mib_with_all_it_finds() {
     let data = vec![0.5f32; n * 64];
     let x = View::matrix(&data, [n, 64]).unwrap();
     let problem = Problem::new(&x, &x, &x).mask(Mask::causal().window(64));
-    let plan = Plan::new(problem, Machine::here()).unwrap();
+    let plan = Plan::new(problem, Machine::detect()).unwrap();
     let output = plan.forward(x, x, x).unwrap();
     let view = AttentionView::new(&plan, x, x, &output).unwrap();
     let before = status("VmRSS").unwrap();

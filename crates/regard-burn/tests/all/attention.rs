@@ -203,7 +203,7 @@ fn the_adapter_has_the_bits_of_the_engine() {
     let problem = Problem::new(&view, &view, &view)
         .mask(options.mask.clone())
         .score(regard::Score::new().softcap(5.0));
-    let output = Plan::new(problem, Machine::here())
+    let output = Plan::new(problem, Machine::detect())
         .expect("a fine problem")
         .forward(view, view, view)
         .expect("the same views");

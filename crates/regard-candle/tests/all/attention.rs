@@ -167,7 +167,7 @@ fn engine<'a>(q: &Tensor, options: impl FnOnce(Problem<'a, f64>) -> Problem<'a, 
     let (b, h, s, d) = q.dims4().unwrap();
     let data = q.flatten_all().unwrap().to_vec1::<f64>().unwrap();
     let x = View::bhsd(&data, [b, h, s, d]).unwrap();
-    let plan = Plan::new(options(Problem::new(&x, &x, &x)), Machine::here()).unwrap();
+    let plan = Plan::new(options(Problem::new(&x, &x, &x)), Machine::detect()).unwrap();
     let out = plan.forward(x, x, x).unwrap().out.into_data();
     Tensor::from_vec(out, q.shape(), &Device::Cpu).unwrap()
 }
@@ -226,7 +226,7 @@ fn lse_is_what_the_microscope_needs() {
         attention(&q, &k, &k, &Attention { mask: Mask::causal(), ..Default::default() }).unwrap();
     let [q, k] = [q, k].map(|x| x.flatten_all().unwrap().to_vec1::<f32>().unwrap());
     let [q, k] = [&q, &k].map(|x| View::bhsd(x, [1, 2, 10, 8]).unwrap());
-    let plan = Plan::new(Problem::new(&q, &k, &k).mask(Mask::causal()), Machine::here()).unwrap();
+    let plan = Plan::new(Problem::new(&q, &k, &k).mask(Mask::causal()), Machine::detect()).unwrap();
     let view = AttentionView::from_lse(&plan, q, k, attended.lse()).unwrap();
     let row = view.head(0, 1).unwrap().row(4).unwrap();
     assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-5 && row[5..] == [0.0; 5]);

@@ -235,7 +235,7 @@ mod tests {
 
     fn runs<E: Element>(case: &Case) {
         let input = Input::<E>::new(case).unwrap();
-        let plan = Plan::new(input.problem(case, None).unwrap(), Machine::here()).unwrap();
+        let plan = Plan::new(input.problem(case, None).unwrap(), Machine::detect()).unwrap();
         let (q, k, v) = input.views();
         let out = plan.forward(q, k, v).unwrap().out;
         assert_eq!(out.shape().dim, case.dims.v_dim);

@@ -2,7 +2,7 @@
 
 use super::case::Bound;
 use super::clock::Clock;
-use regard::{Element, Machine, Plan, limit};
+use regard::{Element, Machine, Plan, roofline};
 use std::hint::black_box;
 use std::sync::Barrier;
 
@@ -81,7 +81,7 @@ impl<'a, E: Element> Limit<'a, E> {
                 let Units { tiles, share } = self.units;
                 let wanted = seconds * self.rate / share;
                 let each = if tiles {
-                    limit::TILE_ROUND
+                    roofline::TILE_ROUND
                 } else {
                     24.0 * self.machine.isa.lanes::<f32>() as f64
                 };
@@ -96,9 +96,9 @@ impl<'a, E: Element> Limit<'a, E> {
                 let (isa, rounds) = (self.machine.isa, black_box(rounds));
                 let time = clock.time(|| {
                     flops = if tiles {
-                        limit::tile_multiply_adds(isa, rounds)
+                        roofline::tile_multiply_adds(isa, rounds)
                     } else {
-                        limit::multiply_adds(isa, rounds)
+                        roofline::multiply_adds(isa, rounds)
                     };
                 });
                 flops * share / time
@@ -110,7 +110,7 @@ impl<'a, E: Element> Limit<'a, E> {
                 while time <= seconds {
                     time += clock.time(|| {
                         for part in parts {
-                            black_box(limit::read(self.machine.isa, black_box(part)));
+                            black_box(roofline::read(self.machine.isa, black_box(part)));
                         }
                     });
                     read += bytes as f64;
@@ -147,7 +147,7 @@ mod tests {
         for threads in [1, 2] {
             for bound in [Bound::Fma, Bound::Read] {
                 let memory = [&data[..], &data[..]];
-                let machine = Machine::here().threads(threads);
+                let machine = Machine::detect().threads(threads);
                 let units = Units { tiles: false, share: 1.0 };
                 let rate = Limit::new(bound, machine, units, memory).sample(1e-3);
                 assert!(rate.is_finite() && rate > 1e8, "{bound:?} {threads}: {rate}");

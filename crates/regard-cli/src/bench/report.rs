@@ -234,7 +234,7 @@ mod tests {
         };
         let row = Row::timed(
             "prefill-f32-n16384-d64-h1-longformer512",
-            Machine::here().threads(2),
+            Machine::detect().threads(2),
             &[12.345_678_9; 9],
         );
         Row { kernel: Some(kernel.rounded()), ..row.unwrap() }

@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_record_goes_on_where_it_was_cut_off() {
         let path = std::env::temp_dir().join(format!("regard-record-{}.jsonl", std::process::id()));
-        let machine = Machine::here().threads(1);
+        let machine = Machine::detect().threads(1);
         let row = Row::timed("prefill-f32-n8-d8", machine, &[1.0]).unwrap();
         Record::open(&path).unwrap().add(&row).unwrap();
         std::fs::OpenOptions::new()

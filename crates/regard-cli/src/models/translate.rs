@@ -104,7 +104,7 @@ fn alignment(trace: &Trace) -> Result<Vec<Link>> {
     let [rows, cols] = trace.layer(first)?.seen.size();
     let mut mean = vec![0.0; rows * cols];
     for site in &sites {
-        let map = trace.map(Machine::here(), site, 0..rows, [rows, cols])?;
+        let map = trace.map(Machine::detect(), site, 0..rows, [rows, cols])?;
         for (sum, weight) in mean.iter_mut().zip(&map.values) {
             *sum += weight / sites.len() as f32;
         }

@@ -155,7 +155,7 @@ fn look(trial: &Trial<'_>, (n, d): (usize, usize), loud: f32) -> Result<[Seen; 3
             let problem = problem.score(Score::new().scale(scale)).entropy();
             let scores = reference::scores::<f64, f32>(&problem, (q, k, k));
             let scores: Vec<f64> = scores.into_iter().flatten().map(|(_, score)| score).collect();
-            let output = Plan::new(problem, Machine::here())?.forward(q, k, k)?;
+            let output = Plan::new(problem, Machine::detect())?.forward(q, k, k)?;
             let (rows, of_all) = (n as f64, NETWORKS as f64);
             seen.variance += scores.iter().map(|s| s * s).sum::<f64>() / (rows * rows) / of_all;
             seen.of_pairs += of_pairs(&scores, n) / of_all;
@@ -193,7 +193,8 @@ fn parameters(trial: &Trial<'_>, report: &mut Report) -> Result<(), Error> {
             ("general", q, general, d_q * d_k),
             ("additive", q, network.similarity()?, d_q * a + d_k * a + a),
         ] {
-            let plan = Plan::new(Problem::new(&q, &k, &k).similarity(similarity), Machine::here())?;
+            let plan =
+                Plan::new(Problem::new(&q, &k, &k).similarity(similarity), Machine::detect())?;
             let output = plan.forward(q, k, k)?;
             let grads = plan.backward(q, k, k, &output, k)?;
             let additive = grads.additive.map(|g| [Some(g.w_q), g.w_k, Some(g.v)]);
@@ -227,7 +228,7 @@ fn cost(trial: &Trial<'_>, report: &mut Report) -> Result<(), Error> {
             let x = View::matrix(&data[..n * d], [n, *d])?;
             let v = View::matrix(&data[..n * 8], [n, 8])?;
             let problem = Problem::new(&x, &x, &v).similarity(*similarity);
-            let plan = Plan::new(problem, Machine::here().threads(1))?;
+            let plan = Plan::new(problem, Machine::detect().threads(1))?;
             let (output, seconds) = timed(|| plan.forward(x, x, v));
             output?;
             *best = best.min(seconds);

@@ -134,7 +134,7 @@ impl Inputs {
         let q = View::matrix(q, [n, d_k])?;
         let (k, v) = (View::matrix(k, [m, d_k])?, View::matrix(&v[..m * d_v], [m, d_v])?);
         let problem = Problem::new(&q, &k, &v).mask(self.mask.clone());
-        look(&Plan::new(problem, Machine::here().threads(1))?, [q, k, v])
+        look(&Plan::new(problem, Machine::detect().threads(1))?, [q, k, v])
     }
 }
 

@@ -103,7 +103,7 @@ impl Bench<'_> {
         let scale = if matches!(similarity, Similarity::Distance) { s } else { 2.0 * s };
         let score = Score::new().scale(scale).bias(View::matrix(bias, [1, bias.len()])?);
         let problem = Problem::new(&q, &k, &v).similarity(similarity).score(score);
-        Ok(Plan::new(problem, Machine::here())?.forward(q, k, v)?.out.into_data())
+        Ok(Plan::new(problem, Machine::detect())?.forward(q, k, v)?.out.into_data())
     }
 
     /// The keys and the similarity that a way of comparing stands for: where the faults are.

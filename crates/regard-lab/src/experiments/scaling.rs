@@ -93,7 +93,7 @@ fn look(trial: &Trial<'_>, d: usize, n: usize, scale: f64) -> Result<Seen, Error
     let scores = wide(seen.scores.data());
     let weights = wide(seen.weights.data());
 
-    let plan = Plan::new(problem, Machine::here())?;
+    let plan = Plan::new(problem, Machine::detect())?;
     let output = plan.forward(q, k, v)?;
     let grads = plan.backward(q, k, v, &output, View::bhsd(&upstream, shape)?)?;
     // A row of dq is scale times a mix of keys, each of length sqrt(d), by the gradient at its scores.

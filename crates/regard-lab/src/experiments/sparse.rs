@@ -91,7 +91,7 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
     let n = s * s;
     let (x, v) = tokens(trial, n);
     let (x, v) = (View::matrix(&x, [n, D])?, View::matrix(&v, [n, D])?);
-    let plan = Plan::new(Problem::new(&x, &x, &v), Machine::here())?;
+    let plan = Plan::new(Problem::new(&x, &x, &v), Machine::detect())?;
     let full = Full { output: plan.forward(x, x, v)?, x, v, plan };
     let mut found = Vec::new();
     let budgets: &[usize] = if trial.full() { &[1, 2, 4] } else { &[1, 4] };
@@ -152,7 +152,7 @@ impl Full<'_> {
 
     fn masked(&self, trial: &Trial<'_>, pattern: Pattern) -> Result<Found, Error> {
         let Pattern { name, mask, sees, pairs } = pattern;
-        let plan = Plan::new(self.problem(mechanism(trial, mask)), Machine::here())?;
+        let plan = Plan::new(self.problem(mechanism(trial, mask)), Machine::detect())?;
         let (work, output) = (plan.work(), plan.forward(self.x, self.x, self.v)?);
         let n = self.x.shape().len;
         let inside: Vec<bool> = (0..n * n).map(|pair| sees(pair / n, pair % n)).collect();
@@ -167,7 +167,7 @@ impl Full<'_> {
         let bucket = if trial.broken("dense") { n } else { BUCKET };
         let lsh = LshAttention::new().seed(trial.noise("directions").bits());
         let lsh = lsh.rounds(rounds).bucket_size(bucket);
-        let found = lsh.forward(Machine::here(), self.x, self.x, self.v)?;
+        let found = lsh.forward(Machine::detect(), self.x, self.x, self.v)?;
         let met = |pair: usize| found.buckets.is_visible(0, 0, pair / n, pair % n);
         let inside: Vec<bool> = (0..n * n).map(met).collect();
         let most = (n * 3 * BUCKET * rounds) as f64;
@@ -190,7 +190,7 @@ impl Full<'_> {
         let view = AttentionView::new(&self.plan, self.x, self.x, &self.output)?;
         let kept = wide(&view.mass(inside.clone())?);
         let sparse = reference::forward::<f64, f32>(&self.problem(inside), inputs).out;
-        let rest = Plan::new(self.problem(outside), Machine::here())?;
+        let rest = Plan::new(self.problem(outside), Machine::detect())?;
         let rest = rest.forward(self.x, self.x, self.v)?.out;
 
         let full = wide(self.output.out.data());
@@ -210,7 +210,7 @@ fn on_noise(trial: &Trial<'_>, s: usize, report: &mut Report) -> Result<(), Erro
     let (n, mut noise) = (s * s, trial.noise("noise"));
     let [q, k]: [Vec<f32>; 2] = [(); 2].map(|()| noise.normals(n * D));
     let (q, k) = (View::matrix(&q, [n, D])?, View::matrix(&k, [n, D])?);
-    let plan = Plan::new(Problem::new(&q, &k, &k), Machine::here())?;
+    let plan = Plan::new(Problem::new(&q, &k, &k), Machine::detect())?;
     let output = plan.forward(q, k, k)?;
     let view = AttentionView::new(&plan, q, k, &output)?;
     for Pattern { name, mask, pairs, .. } in patterns(s, 1) {
@@ -239,7 +239,7 @@ fn growth(trial: &Trial<'_>, s: usize, report: &mut Report) -> Result<(), Error>
             let shape = Shape { batch: 1, heads: 1, len: s * s, dim: 1 };
             let problem = Problem::<f32>::of_shapes(shape, shape, shape);
             let problem = problem.mask(mechanism(trial, mask(s)));
-            *pairs = Plan::new(problem, Machine::here())?.work().pairs as f64;
+            *pairs = Plan::new(problem, Machine::detect())?.work().pairs as f64;
         }
         // The first and the last rows see fewer keys, and are more of all where there are few.
         let what = format!("pairs over length, {name}: exponent");

@@ -131,7 +131,7 @@ fn look(trial: &Trial<'_>, n: usize) -> Result<Seen, Error> {
     let (d, [q, keys, values]) = (trial.knob("dim"), inputs(trial, n));
     let q = View::matrix(&q, [n, d])?;
     let (k, v) = (View::matrix(&keys, [n, d])?, View::matrix(&values, [n, d])?);
-    let plan = Plan::new(Problem::new(&q, &k, &v), Machine::here().threads(1))?;
+    let plan = Plan::new(Problem::new(&q, &k, &v), Machine::detect().threads(1))?;
     plan.forward(q, k, v)?; // The first call also brings the program itself into memory.
     let (tiled, bytes) = peak(|| plan.forward(q, k, v));
     let tiled = some_rows(tiled?.out.view());
@@ -204,7 +204,7 @@ fn parts(
         let (part, size) = (cut[0] * d..cut[1] * d, [cut[1] - cut[0], d]);
         let (k, v) = (View::matrix(&keys[part.clone()], size)?, View::matrix(&values[part], size)?);
         let problem = Problem::new(&q, &k, &v).entropy(); // With it comes the largest score of each row.
-        let mut found = Plan::new(problem, Machine::here())?.forward(q, k, v)?;
+        let mut found = Plan::new(problem, Machine::detect())?.forward(q, k, v)?;
         if trial.broken("merge-without-lse") {
             found = Output::new(found.out, vec![0.0; ROWS]);
         } else if trial.broken("stale-maximum") {
@@ -223,20 +223,20 @@ fn bits(trial: &Trial<'_>, n: usize, report: &mut Report) -> Result<(), Error> {
     let q = View::matrix(&q, [n, d])?;
     let (k, v) = (View::matrix(&k, [n, d])?, View::matrix(&v, [n, d])?);
     let call = |machine| Plan::new(Problem::new(&q, &k, &v), machine)?.forward(q, k, v);
-    let one = call(Machine::here().threads(1))?.out;
+    let one = call(Machine::detect().threads(1))?.out;
     let differing = |machine| -> Result<f64, Error> {
         let other = call(machine)?.out;
         let pairs = one.data().iter().zip(other.data());
         Ok(pairs.filter(|(a, b)| a.to_bits() != b.to_bits()).count() as f64)
     };
     for threads in 2..=4 {
-        let found = differing(Machine::here().threads(threads))?;
+        let found = differing(Machine::detect().threads(threads))?;
         report.within(format!("outputs that differ, 1 and {threads} threads"), 0.0, found, 0.0);
     }
     let best = Isa::best();
     for isa in Isa::available().into_iter().filter(|&isa| isa != best) {
         let what = format!("outputs that differ, {} and {}", isa.name(), best.name());
-        let found = differing(Machine::here().isa(isa))?;
+        let found = differing(Machine::detect().isa(isa))?;
         // Portable code cannot multiply and add in one rounding, and promises other bits than the rest.
         match isa {
             Isa::Portable(_) => report.told(what, 0.0, found),

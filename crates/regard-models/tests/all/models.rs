@@ -24,7 +24,7 @@ fn row(trace: &Trace, kind: &str, [layer, head, row]: [usize; 3]) -> Vec<f32> {
         .into_iter()
         .find(|s| (s.kind.as_str(), s.layer, s.head) == (kind, layer, head));
     let map = trace
-        .map(Machine::here(), &site.expect("a head"), row..row + 1, [1, usize::MAX])
+        .map(Machine::detect(), &site.expect("a head"), row..row + 1, [1, usize::MAX])
         .expect("a row");
     map.values
 }

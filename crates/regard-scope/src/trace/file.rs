@@ -72,7 +72,7 @@ impl Trace {
 
     /// Reads a trace from memory. Whatever the bytes are, the worst that can happen is an error.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
-        Self::from_bytes_on(Machine::here(), bytes)
+        Self::from_bytes_on(Machine::detect(), bytes)
     }
 
     /// The same where `lse` is made on this machine, if it is missing.

@@ -204,7 +204,7 @@ impl Inputs {
             scale: None,
             softcap: None,
         };
-        heads.with_lse(Machine::here())
+        heads.with_lse(Machine::detect())
     }
 
     /// The same with `lse` made again.

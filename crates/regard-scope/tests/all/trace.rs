@@ -36,11 +36,11 @@ fn what_is_written_is_read_again() -> Outcome<()> {
     let path = std::env::temp_dir().join(format!("regard-{}.safetensors", std::process::id()));
     let trace = small();
     trace.save(&path)?;
-    let read = Trace::load(&path, Machine::here())?;
+    let read = Trace::load(&path, Machine::detect())?;
     std::fs::remove_file(&path)?;
     assert_eq!(read, trace);
     let last = Site { layer: 1, kind: "cross".into(), head: 1 };
-    assert_eq!(read.map(Machine::here(), &last, 0..3, [3, 5])?.values, vec![0.2; 15]);
+    assert_eq!(read.map(Machine::detect(), &last, 0..3, [3, 5])?.values, vec![0.2; 15]);
     Ok(())
 }
 
@@ -113,7 +113,7 @@ fn damaged_files_are_refused_and_no_more() -> Outcome<()> {
         read += 1;
         for site in trace.sites() {
             let rows = trace.layer(&site)?.seen.size()[0];
-            trace.map(Machine::here().threads(1), &site, 0..rows, [7, 7])?;
+            trace.map(Machine::detect().threads(1), &site, 0..rows, [7, 7])?;
         }
     }
     assert!((1..5000).contains(&read), "{read} of 10,000 were read");
@@ -147,7 +147,7 @@ fn the_view_of_a_real_model_equals_what_another_program_reports() -> Outcome<()>
         let trace = Trace::from_bytes(&trace.to_bytes()?)?;
         let site = Site { layer: 5, kind: "cross".into(), head: 0 };
         let Seen::Inputs(heads) = &trace.layer(&site)?.seen else { return Err("weights".into()) };
-        let view = heads.view(Machine::here())?.head(0, 0)?;
+        let view = heads.view(Machine::detect())?.head(0, 0)?;
         let expected: Vec<Vec<f64>> = serde_json::from_value(golden["greedy_attention"].clone())?;
         for (i, expected) in expected.iter().enumerate() {
             for (ours, expected) in view.row(i)?.iter().zip(expected) {
@@ -164,7 +164,7 @@ fn a_story_of_grouped_heads_is_seen_causally() -> Outcome<()> {
     let trace = trace_of("a story", &run, 8)?;
     assert_eq!(trace.sites().len(), 5 * Stories::HEADS);
     for site in trace.sites() {
-        let map = trace.map(Machine::here(), &site, 0..run.target.len(), [usize::MAX; 2])?;
+        let map = trace.map(Machine::detect(), &site, 0..run.target.len(), [usize::MAX; 2])?;
         for row in 0..map.rows.len() {
             let (seen, hidden) = map.row(row).split_at(row + 1);
             assert!((seen.iter().sum::<f32>() - 1.0).abs() < 1e-4, "{site} {row}");

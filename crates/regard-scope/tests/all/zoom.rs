@@ -27,8 +27,8 @@ fn near(a: &[u8], b: &[u8]) -> bool {
 fn tiles_show_the_largest_and_the_mean_of_their_pairs() -> Outcome<()> {
     let trace = trace(700, "causal")?;
     let Seen::Inputs(heads) = trace.layers[0].seen.clone() else { return Err("weights".into()) };
-    let weights = heads.view(Machine::here())?.tile(0..700, 0..700)?;
-    let zoom = Zoom::new(trace, Machine::here());
+    let weights = heads.view(Machine::detect())?.tile(0..700, 0..700)?;
+    let zoom = Zoom::new(trace, Machine::detect());
     let palette = Palette::of(Theme::Dark, Kind::Amount);
     // 700 pairs each way are 350 and 175 pixels a level or two up.
     for (level, scale, place, size) in
@@ -60,7 +60,7 @@ fn tiles_show_the_largest_and_the_mean_of_their_pairs() -> Outcome<()> {
 
 #[test]
 fn a_survey_replaces_samples_by_what_all_rows_say() -> Outcome<()> {
-    let zoom = Zoom::new(trace(9000, "full")?, Machine::here());
+    let zoom = Zoom::new(trace(9000, "full")?, Machine::detect());
     let sampled = zoom.tile(0, Pool::Max, 8, [0, 0])?;
     assert!(sampled.sampled.is_some());
     let finer = zoom.tile(0, Pool::Max, 13, [1, 1])?;
@@ -84,8 +84,8 @@ fn a_survey_replaces_samples_by_what_all_rows_say() -> Outcome<()> {
 fn hover_tells_the_weight_that_the_row_has() -> Outcome<()> {
     let trace = trace(300, "causal & window 20")?;
     let Seen::Inputs(heads) = trace.layers[0].seen.clone() else { return Err("weights".into()) };
-    let zoom = Zoom::new(trace, Machine::here());
-    let row = heads.view(Machine::here())?.row(100)?;
+    let zoom = Zoom::new(trace, Machine::detect());
+    let row = heads.view(Machine::detect())?.row(100)?;
     for key in [80, 81, 99, 100, 101] {
         let hover = serde_json::to_value(zoom.weight(0, 100, key)?)?;
         let weight = hover["weight"].as_f64().ok_or("a number")?;
@@ -108,7 +108,7 @@ fn the_page_of_a_whole_model_is_below_three_megabytes() -> Outcome<()> {
     let layer =
         |layer| Layer { layer, seen: Seen::Inputs(heads.clone()), ..whole.layers[0].clone() };
     whole.layers = (0..12).map(layer).collect();
-    let page = trace_page(&whole, Machine::here(), 128, &mut |_, _| {})?;
+    let page = trace_page(&whole, Machine::detect(), 128, &mut |_, _| {})?;
     assert!(page.len() < 3_000_000, "{} bytes", page.len());
     Ok(())
 }
@@ -116,13 +116,13 @@ fn the_page_of_a_whole_model_is_below_three_megabytes() -> Outcome<()> {
 #[test]
 fn pages_hold_what_they_show_and_no_word_can_break_out() -> Outcome<()> {
     let trace = trace(300, "causal")?;
-    let page = trace_page(&trace, Machine::here(), 64, &mut |_, _| {})?;
+    let page = trace_page(&trace, Machine::detect(), 64, &mut |_, _| {})?;
     assert!(!page.contains("</script><b>") && page.contains("&lt;/script&gt;&lt;b&gt;"));
     assert!(!page.contains("/*DATA*/") && !page.contains("{{TITLE}}"));
-    let numbers = stats(&trace, Machine::here(), &mut |_, _| {})?;
+    let numbers = stats(&trace, Machine::detect(), &mut |_, _| {})?;
     assert_eq!(numbers.len(), 1);
     assert!(numbers[0].entropy > 0.0 && numbers[0].largest <= 1.0);
-    let zoom = Zoom::new(trace, Machine::here());
+    let zoom = Zoom::new(trace, Machine::detect());
     let page = zoom_page_of(&zoom, 0, &mut |_, _| {})?;
     assert!(page.contains("0/max/light/9/1/1") && !page.contains("</script><b>"));
     assert!(!zoom.tile(0, Pool::Mean, 9, [0, 0])?.png(Theme::Light).is_empty());

@@ -10,9 +10,9 @@ use super::pack::{
 };
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
+use crate::index::{BLOCK_KEYS, Keys, RowMask};
 use crate::key_blocks::KeyBlock;
 use crate::micro::RowBuffer;
-use crate::place::{BLOCK_KEYS, Keys, RowMask};
 use crate::problem::Dims;
 use crate::simd::{Avx512, Element, Lanes, Simd, Task};
 use crate::source::Head;

@@ -20,8 +20,8 @@ pub(crate) mod product;
 pub(crate) use pack::{PackKv, PackedKv};
 
 use crate::block_loop::DECODE_MAX_ROWS;
+use crate::index::{BLOCK_KEYS, Span};
 use crate::micro::RowBuffer;
-use crate::place::{BLOCK_KEYS, Span};
 use crate::problem::Dims;
 use crate::simd::{GROUP, Lanes, Simd, Task};
 use backward::{BackwardBlocks, BackwardRows, BackwardSizes, ScoreOperands};

@@ -7,8 +7,8 @@
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, Sizes, TileRow, WIDTH, zeros};
 use crate::block_loop::Call;
+use crate::index::{BLOCK_KEYS, RowTile};
 use crate::key_blocks::KeyBlock;
-use crate::place::{BLOCK_KEYS, RowTile};
 use crate::run::run;
 use crate::simd::{Amx, AmxTask, Avx512, Element, GROUP, Lanes, Simd, Task};
 use crate::source::Head;

@@ -4,7 +4,7 @@ use super::backward::ScoreOperands;
 use super::product::{Operand, Product};
 use super::{CHUNKS, Halves, ROWS, WIDTH};
 use crate::block_loop::TILE_ROWS;
-use crate::place::{BLOCK_KEYS, RowMask, low};
+use crate::index::{BLOCK_KEYS, RowMask, low};
 use crate::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math};
 
 /// Groups of a tile of rows.

@@ -18,10 +18,10 @@ use crate::amx::pipeline::{GROUPS, Make, Pipelined, Side, Source, Steps};
 use crate::amx::product::{Operand, Product, Sums};
 use crate::amx::{AmxBackwardScratch, CHUNKS, ROWS, Scale, WIDTH};
 use crate::block_loop::{ApplyMask, ScoreTile, Visit};
+use crate::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::key_blocks::KeyBlock;
 use crate::lanes::load_transposed;
 use crate::micro::RowBuffer;
-use crate::place::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles};
 use crate::source::Head;
 

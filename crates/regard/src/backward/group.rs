@@ -2,9 +2,9 @@
 
 use super::{BackwardCall, GradTiles, QueryGrads};
 use crate::block_loop::{Call, ScoreTile};
+use crate::index::{At, Keys, RowMask, RowTile, Scope, Span, low};
 use crate::lanes::{load_transposed, multiply_tile, pack, store_transposed};
 use crate::micro::{Dots, RowBuffer, ScoreGrads, Weights, dot_tile};
-use crate::place::{At, Keys, RowMask, RowTile, Scope, Span, low};
 use crate::problem::Problem;
 use crate::project::{self, Transpose};
 use crate::queries::Queries;

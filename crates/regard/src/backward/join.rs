@@ -2,8 +2,8 @@
 
 use super::{QueryGrads, Scratch};
 use crate::block_loop::{Call, Tiling};
+use crate::index::{RowTile, Scope};
 use crate::lanes::load_transposed;
-use crate::place::{RowTile, Scope};
 use crate::project::add_outer;
 use crate::simd::{Element, Number, Simd, Task};
 use crate::view::{self, TileMut, View};

@@ -23,10 +23,10 @@ mod join;
 
 use crate::amx::AmxBackwardScratch;
 use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Tiling, Visit};
+use crate::index::{At, BLOCK_KEYS, RowMask, RowTile, Scope, Span};
 use crate::lanes::pack;
 use crate::micro::{HiddenGrads, RowBuffer, add_rows, add_values};
 use crate::options::OptionsBackward;
-use crate::place::{At, BLOCK_KEYS, RowMask, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::score::{BiasGrads, Derivatives};
 #[cfg(target_arch = "x86_64")]

@@ -10,9 +10,9 @@ use crate::amx::{
     AmxScratch, CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, PackedKv, ROWS, Scale, TileRow, WIDTH,
 };
 use crate::block_loop::{ApplyMask, Call, ScoreTile, Visit};
+use crate::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::key_blocks::KeyBlock;
 use crate::lanes::multiply_tile;
-use crate::place::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles, math};
 use crate::softmax::{MAX_TILE_SUM, SoftmaxPasses, TileSums};
 use crate::source::Head;

@@ -7,10 +7,10 @@
 use super::Forward;
 use crate::amx::{AmxDecodeScratch, Sizes};
 use crate::block_loop::{ApplyMask, Call, DECODE_MAX_ROWS, KeyRange};
+use crate::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::lanes::multiply_tile;
 use crate::mask::Run;
 use crate::micro::RowBuffer;
-use crate::place::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};
 use crate::softmax::{SoftmaxPasses, State, States, TileSums};

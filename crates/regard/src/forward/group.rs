@@ -4,9 +4,9 @@
 //! on, and one power for each pair.
 
 use crate::block_loop::{ScoreTile, Visit};
+use crate::index::Span;
 use crate::lanes::multiply_tile;
 use crate::micro::{Weights, add_values, dot_tile};
-use crate::place::Span;
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd};

@@ -14,8 +14,8 @@ mod group;
 
 use crate::amx::{AmxScratch, PackedKv, Sizes};
 use crate::block_loop::{BlockLoop, Call, KeyRange};
+use crate::index::{BLOCK_KEYS, RowTile, Scope, Span};
 use crate::lanes::{load_transposed, prefetch_l1, prefetch_l2, store_transposed};
-use crate::place::{BLOCK_KEYS, RowTile, Scope, Span};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::in_log2;

@@ -1,6 +1,6 @@
 //! Where rows and keys stand, and how they are cut: chunks, which are computed pair by pair, and parts, which are tasks.
 
-use crate::place::RowMask;
+use crate::index::RowMask;
 use crate::simd::GROUP;
 use std::ops::Range;
 

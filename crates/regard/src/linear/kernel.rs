@@ -18,8 +18,8 @@
 use super::grid::{Chunk, Grid};
 use super::map::{Map, Side};
 use super::sums::{IntraChunk, Pairs, Sums};
+use crate::index::{RowMask, Span};
 use crate::lanes::{load_transposed, pack, store_rows, store_transposed};
-use crate::place::{RowMask, Span};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::view::{TileMut, View};
 use num_traits::{One, Zero};

@@ -2,9 +2,9 @@
 
 use crate::dropout::{halves, philox};
 use crate::error::Error;
+use crate::index::Span;
 use crate::lanes::load_transposed;
 use crate::micro::{Dots, add_values, dot_tile};
-use crate::place::Span;
 use crate::score::LOG2_E;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
 use crate::view::Rows;

@@ -44,15 +44,15 @@ pub(crate) use sums::Sums;
 /// let data: Vec<f32> = (0..2 * 4 * 10 * 8).map(|i| (i as f32).sin()).collect();
 /// let x = View::bhsd(&data, [2, 4, 10, 8])?; // batch, heads, len, dim
 /// let attention = LinearAttention::new(FeatureMap::EluPlusOne).causal();
-/// let output = attention.forward(Machine::here(), x, x, x)?;
+/// let output = attention.forward(Machine::detect(), x, x, x)?;
 /// assert_eq!(output.out.shape(), x.shape());
 ///
 /// let d_out = x; // of some loss
-/// let grads = attention.backward(Machine::here(), x, x, x, &output, d_out)?;
+/// let grads = attention.backward(Machine::detect(), x, x, x, &output, d_out)?;
 /// assert_eq!(grads.k.shape(), x.shape());
 ///
 /// let mut state = LinearState::new(FeatureMap::EluPlusOne, [2, 4, 8, 8])?;
-/// let out = state.step(Machine::here(), x, x, x)?; // a prompt; then one position after another
+/// let out = state.step(Machine::detect(), x, x, x)?; // a prompt; then one position after another
 /// assert_eq!(out, output.out);
 /// # Ok::<(), regard::Error>(())
 /// ```

@@ -1,7 +1,7 @@
 //! The sums that stand for all keys (or rows) seen so far, and what they answer.
 
+use crate::index::{RowMask, Span};
 use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
-use crate::place::{RowMask, Span};
 use crate::simd::{GROUP, Lanes, Number, Simd, Task};
 
 /// The reference of sums of nothing: 2 to it is 0 beside any other, and differences from it are finite.

@@ -6,10 +6,10 @@
 
 use crate::dropout::{halves, philox};
 use crate::error::Error;
+use crate::index::Span;
 use crate::lanes::load_transposed;
 use crate::machine::Machine;
 use crate::micro::{Dots, dot_tile};
-use crate::place::Span;
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::view::{Rows, Shape, TileMut, View, ViewMut};
 

@@ -49,10 +49,10 @@ use rows::{Sorted, Sums, copied, numbers, reordered};
 /// let data: Vec<f32> = (0..256 * 16).map(|i| (i as f32 * 0.7).sin()).collect();
 /// let x = View::bhsd(&data, [1, 1, 256, 16])?;
 /// let lsh = LshAttention::new().rounds(4).bucket_size(32).causal();
-/// let found = lsh.forward(Machine::here(), x, x, x)?;
+/// let found = lsh.forward(Machine::detect(), x, x, x)?;
 /// assert_eq!(found.output.out.shape(), x.shape());
 /// assert!(found.buckets.is_visible(0, 0, 9, 9) && !found.buckets.is_visible(0, 0, 9, 10));
-/// let recall = found.recall(Machine::here(), x, x, 8, 16)?;
+/// let recall = found.recall(Machine::detect(), x, x, 8, 16)?;
 /// assert!(recall.mass.worst <= recall.mass.mean && recall.mass.mean <= 1.0);
 /// # Ok::<(), regard::Error>(())
 /// ```

@@ -2,7 +2,7 @@
 
 use super::runs::{Run, push};
 use crate::error::Error;
-use crate::place::{LaneSet, RowTile, Scope};
+use crate::index::{LaneSet, RowTile, Scope};
 use std::sync::Arc;
 
 /// Visible pairs, one bit each, `[batch or 1, heads or 1, q_len, k_len]`. Cheap to clone.

@@ -12,7 +12,7 @@ mod bits;
 mod runs;
 
 use crate::error::Error;
-use crate::place::{LaneSet, RowTile, Scope, lane_range, signed};
+use crate::index::{LaneSet, RowTile, Scope, lane_range, signed};
 use crate::simd::call_user;
 pub use bits::Bits;
 pub(crate) use bits::NearBits;
@@ -58,7 +58,7 @@ enum Rule {
     /// Sorted positions that see everything and are seen by all.
     Global(Arc<[usize]>),
     Blocks(usize),
-    Every(usize),
+    Dilated(usize),
     /// The last `width` keys of each block of `block`.
     Columns {
         block: usize,
@@ -166,8 +166,8 @@ impl Mask {
 
     /// Keys at a distance that is a multiple of `stride`.
     #[must_use]
-    pub fn every(stride: usize) -> Self {
-        Self(Rule::Every(stride))
+    pub fn dilated(stride: usize) -> Self {
+        Self(Rule::Dilated(stride))
     }
 
     /// The last `width` keys of each block of `block`.
@@ -180,7 +180,7 @@ impl Mask {
     /// Usually joined with [`causal`](Self::causal).
     #[must_use]
     pub fn strided(stride: usize) -> Self {
-        Self::full().window(stride).or(Self::every(stride))
+        Self::full().window(stride).or(Self::dilated(stride))
     }
 
     /// The fixed pattern of Child et al. 2019: the own block, and the last `summary` keys of each block.
@@ -264,7 +264,7 @@ impl Mask {
                 let size = signed(*size);
                 position.div_euclid(size) == signed(key) / size
             }
-            Rule::Every(stride) => distance.rem_euclid(signed(*stride)) == 0,
+            Rule::Dilated(stride) => distance.rem_euclid(signed(*stride)) == 0,
             Rule::Columns { block, width } => key % block >= block.saturating_sub(*width),
             Rule::Bits(bits) => bits.get(scope.batch, scope.head, row, key),
             Rule::NearBits(bits) => bits.get(scope, row, key),
@@ -378,7 +378,7 @@ impl Mask {
                     clip(scope, start)..clip(scope, start.saturating_add(size))
                 });
             }
-            Rule::Every(stride) => every(*stride, scope, rows, out),
+            Rule::Dilated(stride) => dilated(*stride, scope, rows, out),
             Rule::Columns { block, width } => {
                 for start in (0..k_len).step_by(*block) {
                     let first = start.saturating_add(block - width.min(block));
@@ -450,11 +450,11 @@ impl Mask {
         self.joined(part, scope, rows, out, |a, b| a & !b);
     }
 
-    /// The stride of the first `every` rule and the mask without such rules: those pairs lie on diagonals, so rows
+    /// The stride of the first `dilated` rule and the mask without such rules: those pairs lie on diagonals, so rows
     /// that are `stride` apart share their keys and neighbours share none.
     pub(crate) fn diagonal(&self) -> Option<(usize, Self)> {
         match &self.0 {
-            Rule::Every(stride) => Some((*stride, Self(Rule::Nothing))),
+            Rule::Dilated(stride) => Some((*stride, Self(Rule::Nothing))),
             Rule::And(pair) | Rule::Or(pair) => {
                 let (a, b) = (pair.0.diagonal(), pair.1.diagonal());
                 let stride = a.as_ref().or(b.as_ref())?.0;
@@ -510,9 +510,9 @@ impl Mask {
                 set.iter().try_for_each(|at| below("global", *at, k_len.max(q_len)))
             }
             Rule::Blocks(0) => Err(Error::Zero { option: "blocks" }),
-            Rule::Every(0) => Err(Error::Zero { option: "every" }),
+            Rule::Dilated(0) => Err(Error::Zero { option: "dilated" }),
             Rule::Columns { block: 0, .. } => Err(Error::Zero { option: "columns" }),
-            Rule::Blocks(_) | Rule::Every(_) | Rule::Columns { .. } => Ok(()),
+            Rule::Blocks(_) | Rule::Dilated(_) | Rule::Columns { .. } => Ok(()),
             Rule::Bits(bits) => bits.check(scores),
             Rule::And(pair) | Rule::Or(pair) => {
                 pair.0.check(scores)?;
@@ -534,7 +534,7 @@ fn of_batch<T>(entries: &[T], batch: usize) -> &T {
 }
 
 /// Keys at multiples of `stride` from each row: rows with the same remainder share theirs.
-fn every(stride: usize, scope: &Scope, rows: RowTile, out: &mut Vec<Run>) {
+fn dilated(stride: usize, scope: &Scope, rows: RowTile, out: &mut Vec<Run>) {
     let step = signed(stride);
     let remainder = |lane| scope.position(rows.row(lane)).rem_euclid(step);
     let mut classes: Vec<(i64, LaneSet)> = Vec::new();
@@ -645,7 +645,7 @@ impl fmt::Display for Mask {
             Rule::Segments(_) => write!(f, "segments"),
             Rule::Global(set) => write!(f, "global {}", set.len()),
             Rule::Blocks(size) => write!(f, "blocks {size}"),
-            Rule::Every(stride) => write!(f, "every {stride}"),
+            Rule::Dilated(stride) => write!(f, "dilated {stride}"),
             Rule::Columns { block, width } => write!(f, "columns {width} of {block}"),
             Rule::Bits(_) | Rule::NearBits(_) => write!(f, "bits"),
             Rule::Custom(rule) => write!(f, "custom {rule:?}"),

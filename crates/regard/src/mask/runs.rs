@@ -1,6 +1,6 @@
 //! The answer of a mask for a tile of rows: ranges of keys, each with the set of rows that see it.
 
-use crate::place::{LaneSet, RowTile, lane_range};
+use crate::index::{LaneSet, RowTile, lane_range};
 use std::ops::Range;
 
 /// Keys that the same rows see.

@@ -7,7 +7,7 @@
 //! powers would leave the range of the numbers, and in `f64`, the tangents are taken one by one; no row minds what is beside it.
 
 use super::RowBuffer;
-use crate::place::{RowMask, Span, low};
+use crate::index::{RowMask, Span, low};
 use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd, Task, math};
 use crate::view::Rows;
 

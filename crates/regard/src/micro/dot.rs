@@ -6,7 +6,7 @@
 )]
 
 use super::UNROLL;
-use crate::place::Span;
+use crate::index::Span;
 use crate::simd::{GROUP, Lanes, Number, Simd, Task, math};
 use crate::view::Rows;
 

@@ -6,7 +6,7 @@
 )]
 
 use super::UNROLL;
-use crate::place::{RowMask, Span};
+use crate::index::{RowMask, Span};
 use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd, Task};
 use crate::view::Rows;
 use std::ops::Range;

@@ -6,7 +6,7 @@
 )]
 
 use super::UNROLL;
-use crate::place::{RowMask, Span, low};
+use crate::index::{RowMask, Span, low};
 use crate::simd::{GROUP, Lanes, Number, Simd, Task};
 use crate::view::Rows;
 

@@ -3,8 +3,8 @@
 use super::AttentionView;
 use crate::block_loop::{KeyRange, TILE_ROWS};
 use crate::error::Error;
+use crate::index::RowTile;
 use crate::mask::Run;
-use crate::place::RowTile;
 use crate::run::collect;
 use crate::simd::{Element, Number};
 use crate::weights_pass::{RowStats, Scratch, WeightsQuery};

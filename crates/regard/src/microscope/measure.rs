@@ -3,8 +3,8 @@
 use super::AttentionView;
 use crate::block_loop::{KeyRange, TILE_ROWS};
 use crate::error::Error;
+use crate::index::RowTile;
 use crate::mask::Mask;
-use crate::place::RowTile;
 use crate::run::collect;
 use crate::simd::{Element, Number};
 use crate::weights_pass::{Cells, Counts, Grid, RowStats, Scratch, WeightsQuery, join};
@@ -16,7 +16,7 @@ use std::ops::Range;
 /// # use regard::{AttentionView, Machine, Measure, Plan, Pool, Problem, View};
 /// # let data: Vec<f32> = (0..10 * 8).map(|i| (i as f32).sin()).collect();
 /// # let x = View::bhsd(&data, [1, 1, 10, 8])?;
-/// # let plan = Plan::new(Problem::new(&x, &x, &x), Machine::here())?;
+/// # let plan = Plan::new(Problem::new(&x, &x, &x), Machine::detect())?;
 /// # let output = plan.forward(x, x, x)?;
 /// let view = AttentionView::new(&plan, x, x, &output)?;
 /// let found = view.measure(&Measure::new().entropy().top_k(3).pooled(5, 5, Pool::Mean))?;

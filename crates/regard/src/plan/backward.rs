@@ -11,8 +11,8 @@ use crate::backward::{
 use crate::block_loop::{Call, KeyRange, Tiling};
 use crate::error::{Error, filled};
 use crate::grads::{Grads, OutputGrads};
+use crate::index::{BLOCK_KEYS, RowTile};
 use crate::output::OutputView;
-use crate::place::{BLOCK_KEYS, RowTile};
 use crate::problem::{Dims, Heads};
 use crate::project::project_backward;
 use crate::run::run;

@@ -1,7 +1,7 @@
 //! How a problem will be run: pure arithmetic of the problem and the machine, printable before it happens.
 
 mod backward;
-mod estimate;
+mod estimators;
 mod forward;
 mod select;
 mod shared;
@@ -12,10 +12,10 @@ use crate::amx::{AmxDecodeScratch, Sizes};
 use crate::block_loop::{DECODE_MAX_ROWS, KeyRange, TILE_ROWS, Tiling};
 use crate::error::Error;
 use crate::forward::Stage;
+use crate::index::RowTile;
 use crate::machine::Machine;
 use crate::mask::Mask;
 use crate::normalizer::{Rule, Selection};
-use crate::place::RowTile;
 use crate::problem::{Dims, Problem};
 use crate::simd::{Element, GROUP};
 use crate::view::{Shape, ViewMut};

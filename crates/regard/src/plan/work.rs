@@ -2,10 +2,10 @@
 
 use super::{ItemClass, PART_KEYS, Plan};
 use crate::block_loop::{KeyRange, TILE_ROWS, Tiling};
+use crate::index::{BLOCK_KEYS, RowTile, Scope, signed};
 use crate::key_blocks::{KeyBlock, KeyBlocks};
 use crate::machine::Machine;
 use crate::mask::{Edges, Mask, Run};
-use crate::place::{BLOCK_KEYS, RowTile, Scope, signed};
 use crate::problem::Dims;
 use crate::simd::{Element, GROUP};
 use std::fmt;
@@ -310,7 +310,7 @@ mod tests {
             let q = Shape { batch: 2, heads, len: q_len, dim: 8 };
             let k = Shape { len: k_len, ..q };
             let problem = Problem::<f32>::of_shapes(q, k, k).mask(mask);
-            let plan = Plan::new(problem, Machine::here());
+            let plan = Plan::new(problem, Machine::detect());
             prop_assume!(plan.is_ok(), "a span beyond the keys");
             let plan = plan.expect("a problem");
             let mut each = Work::default();
@@ -339,7 +339,7 @@ mod tests {
             (Mask::full(), 1),
         ] {
             let problem = Problem::<f32>::of_shapes(shape(q_len), shape(long), shape(long));
-            let plan = Plan::new(problem.mask(mask), Machine::here()).expect("a problem");
+            let plan = Plan::new(problem.mask(mask), Machine::detect()).expect("a problem");
             assert!(plan.work().pairs >= long as u128 * 32);
         }
     }

@@ -1,7 +1,7 @@
 //! The backward pass through the definition, by hand.
 
 use super::{Keys, Outcome, Row, dot, matrix_row, rows, widened};
-use crate::place::Pair;
+use crate::index::Pair;
 use crate::problem::Problem;
 use crate::simd::{Element, Number};
 use crate::similarity::{Additive, Similarity};

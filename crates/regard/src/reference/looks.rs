@@ -1,8 +1,8 @@
 //! What can be seen in weights, by definition: all of them first, then what is asked for.
 
 use super::{Inputs, Problem, rows};
+use crate::index::Pair;
 use crate::mask::Mask;
-use crate::place::Pair;
 use crate::simd::{Element, Number};
 
 /// The weights of a row for the keys that it sees, ascending, and of its sink.

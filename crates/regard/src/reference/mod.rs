@@ -21,8 +21,8 @@ mod looks;
 pub(crate) mod steps;
 
 use crate::dropout::uniform;
+use crate::index::Pair;
 use crate::normalizer::Normalizer;
-use crate::place::Pair;
 use crate::problem::Problem;
 use crate::rope::{Positions, Rope};
 use crate::score::Scored;

@@ -2,7 +2,7 @@
 
 use super::rows;
 use crate::error::Error;
-use crate::place::Pair;
+use crate::index::Pair;
 use crate::problem::{Dims, Problem};
 use crate::simd::{Element, Number};
 use crate::view::{Layout, Shape, Tensor, View};

@@ -1,7 +1,7 @@
 //! The dense bias: one number for each pair, or for all that share an axis of size 1.
 
 use super::pass::{Bias, pass};
-use crate::place::{At, Keys, Pair, Scope};
+use crate::index::{At, Keys, Pair, Scope};
 use crate::simd::{Element, GROUP, Lanes, MAX_LANES, Number, Simd};
 use crate::view::{Shape, TileMut, View, serving};
 

@@ -12,7 +12,7 @@ mod pass;
 mod relative;
 
 use crate::error::Error;
-use crate::place::{At, Keys, Pair, RowMask, low};
+use crate::index::{At, Keys, Pair, RowMask, low};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, call_user, math};
 use crate::view::{Shape, TileMut, View};
 use bias::{add_bias, bias_at};

@@ -1,7 +1,7 @@
 //! One pass over a tile of scores, for one option.
 
 use super::LOG2_E;
-use crate::place::At;
+use crate::index::At;
 use crate::simd::{Lanes, Number, Simd};
 
 /// What an option makes of a vector of scores.

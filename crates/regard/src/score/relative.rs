@@ -5,7 +5,7 @@
 
 use super::pass::{Bias, pass};
 use crate::error::Error;
-use crate::place::{At, Keys};
+use crate::index::{At, Keys};
 use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd};
 use std::sync::Arc;
 

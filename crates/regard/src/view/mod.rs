@@ -186,7 +186,7 @@ impl<'a, E> View<'a, E> {
     /// let (data, offsets) = (vec![0.5f32; 9 * 2 * 8], [0, 4, 4, 9]); // 4, 0 and 5 positions of 2 heads
     /// let x = View::packed(&data, &offsets, [2, 8])?;
     /// let problem = Problem::new(&x, &x, &x).mask(Mask::causal());
-    /// let output = Plan::new(problem, Machine::here())?.forward(x, x, x)?;
+    /// let output = Plan::new(problem, Machine::detect())?.forward(x, x, x)?;
     /// assert_eq!(output.out.view().offsets(), Some(&offsets[..]));
     /// assert_eq!(output.lse.len(), 9 * 2);
     /// # Ok::<(), regard::Error>(())

@@ -2,7 +2,7 @@
 
 use super::{Layout, Shape, Strides, packed_shape};
 use crate::error::Error;
-use crate::place::RowTile;
+use crate::index::RowTile;
 use crate::run::run;
 use crate::simd::Element;
 use std::marker::PhantomData;

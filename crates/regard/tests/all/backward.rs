@@ -79,7 +79,7 @@ fn narrow<E: Element>(x: f64) -> E {
 
 /// Whether a case goes by tiles: what is not, the usual test of `f32` has seen.
 fn by_tiles<E: Element>(case: &Case, data: &Data<E>, isa: Isa) -> bool {
-    let plan = Plan::new(data.problem(case), Machine::here().isa(isa));
+    let plan = Plan::new(data.problem(case), Machine::detect().isa(isa));
     plan.is_ok_and(|plan| plan.tile_products().is_some())
 }
 
@@ -444,7 +444,7 @@ fn weights_sum_to_one_however_large_the_scores_are() {
             .map(|(k, v)| forward(&problem(k, v), (q, *k, *v), isa, 1))
             .collect();
         let whole = forward(&problem(&k, &v), (q, k, v), isa, 1);
-        let plan = Plan::new(problem(&k, &v), Machine::here().isa(isa)).unwrap();
+        let plan = Plan::new(problem(&k, &v), Machine::detect().isa(isa)).unwrap();
         for output in [whole, Output::merge(&parts).unwrap()] {
             let grads = plan.backward(q, k, v, &output, q).unwrap();
             let sum: f32 = grads.v.data().iter().sum();

@@ -58,7 +58,7 @@ fn compare<E: Element>(lens: &[usize], q_len: usize, page: usize, isa: Isa) {
     let q: Vec<E> = noise.normals(lens.len() * heads * q_len * DIM);
     let view = View::bhsd(&q, [lens.len(), heads, q_len, DIM]).expect("fits");
     for (threads, windowed) in [(1, false), (3, false), (2, true)] {
-        let machine = Machine::here().isa(isa).threads(threads);
+        let machine = Machine::detect().isa(isa).threads(threads);
         let problem =
             described(Problem::cached(&view, &cache, &sequences).expect("fits"), windowed);
         let plan = Plan::new(problem, machine).expect("fits");
@@ -128,7 +128,7 @@ fn share<E: Element>(common: usize, own: &[usize]) -> f64 {
     let q: Vec<E> = noise.normals(own.len() * heads * DIM);
     let q = View::bshd(&q, [own.len(), 1, heads, DIM]).expect("fits");
     let problem = Problem::cached(&q, &cache, &sequences).expect("fits").mask(Mask::causal());
-    let plan = Plan::new(problem, Machine::here()).expect("fits");
+    let plan = Plan::new(problem, Machine::detect()).expect("fits");
     let each = plan.forward_cached(q, &cache, &sequences).expect("fits");
     let shared = plan.forward_shared(q, &cache, &sequences).expect("fits");
     let wide = |x: &E| regard_testkit::close::wide(*x);
@@ -169,7 +169,7 @@ fn positions_that_sequences_do_not_share_cannot_be_spoken_of() {
     let ids = vec![0; 2 * 20];
     let mask = Mask::segments_between(&[0, 0], &ids);
     let problem = Problem::cached(&q, &cache, &sequences).expect("fits").mask(mask);
-    let why = Plan::new(problem, Machine::here()).expect_err("refused");
+    let why = Plan::new(problem, Machine::detect()).expect_err("refused");
     assert_eq!(why, Error::Packed { option: "segments" });
 }
 
@@ -183,7 +183,7 @@ fn a_plan_for_other_lengths_or_for_tensors_is_an_error() {
     let q: Vec<f32> = noise.normals(HEADS * DIM);
     let q = View::bhsd(&q, [1, HEADS, 1, DIM]).expect("fits");
     let problem = Problem::cached(&q, &cache, &[sequence]).expect("fits");
-    let plan = Plan::new(problem, Machine::here()).expect("fits");
+    let plan = Plan::new(problem, Machine::detect()).expect("fits");
     assert!(plan.forward_cached(q, &cache, &[sequence]).is_ok());
     assert_eq!(plan.forward(q, k, v).expect_err("refused"), Error::OnlyCached);
     cache.append(sequence, k, v).expect("fits");

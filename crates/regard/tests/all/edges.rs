@@ -62,7 +62,7 @@ fn rules_may_call_the_engine_and_rayon() {
         let ruled = plain.clone().score(Score::default().custom(&Recursive));
         let masked = plain.clone().mask(Mask::custom(Recursive));
         for problem in [ruled, masked] {
-            let plan = Plan::new(problem, Machine::here().isa(isa).threads(2)).expect("a plan");
+            let plan = Plan::new(problem, Machine::detect().isa(isa).threads(2)).expect("a plan");
             let output = plan.forward(q, k, v).expect("an output");
             for (a, b) in output.lse.iter().zip(&expected.lse) {
                 assert!((a - b).abs() < 1e-4, "{}: {a} {b}", isa.name());
@@ -111,7 +111,7 @@ fn memory_that_is_refused_is_an_error() {
     let q = Shape { batch: 1, heads: 1, len: rows, dim: 1 };
     let k = Shape { len: 1, ..q };
     let problem = Problem::<f32>::of_shapes(q, k, k).normalizer(Normalizer::TopK(4));
-    let plan = Plan::new(problem, Machine::here()).expect("a plan");
+    let plan = Plan::new(problem, Machine::detect()).expect("a plan");
     assert!(plan.work().pairs == rows as u128);
     // All rows are one and the same row of memory.
     let data = [1f32];

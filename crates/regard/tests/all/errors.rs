@@ -33,7 +33,7 @@ fn tensors_that_disagree_are_errors() {
     let check = |q, k, v, expected: Error, words: &[&str]| {
         let problem = Problem::<f32>::of_shapes(shape(q), shape(k), shape(v));
         refused(problem.check(), expected.clone(), words);
-        refused(Plan::new(problem, Machine::here()), expected, words);
+        refused(Plan::new(problem, Machine::detect()), expected, words);
     };
     let v = [2, 2, 7, 6];
     let equal = "must be equal";
@@ -114,8 +114,8 @@ fn masks_that_do_not_fit_are_errors() {
     let words = ["segments: 9 entries", "give 5", "each query"];
     check(Mask::segments_between(&[0; 9], &[0; 7]), e, &words);
     check(Mask::blocks(0), Error::Zero { option: "blocks" }, &["blocks: 0", "at least 1"]);
-    check(Mask::every(0), Error::Zero { option: "every" }, &["every: 0", "at least 1"]);
-    check(Mask::strided(0), Error::Zero { option: "every" }, &["every: 0", "at least 1"]);
+    check(Mask::dilated(0), Error::Zero { option: "dilated" }, &["dilated: 0", "at least 1"]);
+    check(Mask::strided(0), Error::Zero { option: "dilated" }, &["dilated: 0", "at least 1"]);
     check(Mask::columns(0, 1), Error::Zero { option: "columns" }, &["columns: 0", "at least 1"]);
     check(Mask::fixed(0, 1), Error::Zero { option: "blocks" }, &["blocks: 0", "at least 1"]);
     let bits = |shape: [usize; 4]| {
@@ -223,7 +223,7 @@ fn tensors_that_do_not_fit_the_plan_are_errors() {
     let data = vec![0f32; 1000];
     let view = |shape| View::bhsd(&data, shape).unwrap();
     let (q, k, v) = (view([2, 4, 5, 3]), view([2, 2, 7, 3]), view([2, 2, 7, 6]));
-    let plan = Plan::new(problem(), Machine::here()).unwrap();
+    let plan = Plan::new(problem(), Machine::detect()).unwrap();
     let planned = |axis_name, n, name, found| axis(axis_name, ("the plan", n), (name, found));
     let mut out = vec![0f32; 2 * 4 * 5 * 6];
     for (inputs, e, says) in [
@@ -261,7 +261,7 @@ fn gradients_that_do_not_fit_the_plan_are_errors() {
     let data = vec![0f32; 1000];
     let view = |shape| View::bhsd(&data, shape).unwrap();
     let (q, k, v) = (view([2, 4, 5, 3]), view([2, 2, 7, 3]), view([2, 2, 7, 6]));
-    let plan = Plan::new(problem().entropy(), Machine::here()).unwrap();
+    let plan = Plan::new(problem().entropy(), Machine::detect()).unwrap();
     let (output, d_out) = (plan.forward(q, k, v).unwrap(), view([2, 4, 5, 6]));
     let back = |output: &Output<f32>, output_grads: OutputGrads<'_, f32>| {
         plan.backward(q, k, v, output, output_grads).map(drop)

@@ -82,7 +82,7 @@ fn hidden_keys_change_nothing(case: &Case) {
 fn of_type<E: Element>(case: &Case, tiles: bool) {
     let data = Data::<E>::new(case);
     for isa in Isa::available() {
-        let plan = Plan::new(data.problem(case), Machine::here().isa(isa));
+        let plan = Plan::new(data.problem(case), Machine::detect().isa(isa));
         if tiles && plan.is_ok_and(|plan| plan.tile_products().is_none()) {
             continue;
         }

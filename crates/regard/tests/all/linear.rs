@@ -70,7 +70,7 @@ fn gradients_of_the_definition_are_finite_differences_of_it() {
 #[test]
 fn a_state_continues_where_a_prompt_ended() {
     let data = Data::<f32>::new(&Case::new(dims([2, 4, 2, 150, 150, 16, 8])));
-    let machine = Machine::here();
+    let machine = Machine::detect();
     let (q, k, v) = data.inputs();
     for map in MAPS {
         let whole = LinearAttention::new(map).causal().forward(machine, q, k, v).unwrap().out;
@@ -109,7 +109,7 @@ fn packed_sequences_have_the_bits_of_calls_of_their_own() {
     let k = View::packed(&data[..210 * 2 * 8], &k_offsets, [2, 8]).unwrap();
     let v = View::packed(&data[7..][..210 * 2 * 8], &k_offsets, [2, 8]).unwrap();
     for attention in all() {
-        let (output, grads) = both(attention, Machine::here(), (q, k, v), q);
+        let (output, grads) = both(attention, Machine::detect(), (q, k, v), q);
         for b in 0..4 {
             let (qs, ks) = (q_offsets[b]..q_offsets[b + 1], k_offsets[b]..k_offsets[b + 1]);
             let own = |x: &'static str, rows: std::ops::Range<usize>, heads: usize| {
@@ -119,7 +119,7 @@ fn packed_sequences_have_the_bits_of_calls_of_their_own() {
             };
             let (q, k, v) =
                 (own("q", qs.clone(), 4), own("k", ks.clone(), 2), own("v", ks.clone(), 2));
-            let (one, one_grads) = both(attention, Machine::here(), (q, k, v), q);
+            let (one, one_grads) = both(attention, Machine::detect(), (q, k, v), q);
             let rows = |x: &Tensor<f32>, rows: std::ops::Range<usize>, width: usize| {
                 x.data()[rows.start * width..rows.end * width].to_vec()
             };
@@ -138,7 +138,7 @@ fn hidden_keys_are_never_touched() {
     for map in MAPS {
         let attention = LinearAttention::new(map).causal();
         for isa in Isa::available() {
-            let machine = Machine::here().isa(isa);
+            let machine = Machine::detect().isa(isa);
             let (q, k, v) = data.inputs();
             let before = attention.forward(machine, q, k, v).unwrap().out;
             let mut poisoned = data.clone();
@@ -157,7 +157,7 @@ fn hidden_keys_are_never_touched() {
     let v = View::bhsd(&data.v.data[..40 * 8], [1, 1, 40, 8]).unwrap_or(v);
     for map in MAPS {
         let attention = LinearAttention::new(map).causal();
-        let (output, grads) = both(attention, Machine::here(), (q, k, v), data.d_out.view());
+        let (output, grads) = both(attention, Machine::detect(), (q, k, v), data.d_out.view());
         assert!(output.out.data()[..90 * 8].iter().all(|x| *x == 0.0), "{map:?}");
         assert!(grads.q.data()[..90 * 8].iter().all(|x| *x == 0.0), "{map:?}");
         assert!(grads.k.data().iter().all(|x| x.is_finite()), "{map:?}");
@@ -175,7 +175,7 @@ fn large_inputs_stay_finite_and_right() {
         }
         for attention in [attention(map, false), attention(map, true)] {
             let (output, grads) =
-                both(attention, Machine::here(), data.inputs(), data.d_out.view());
+                both(attention, Machine::detect(), data.inputs(), data.d_out.view());
             let exact: Vec<f64> = definition::forward(&attention, data.inputs());
             let worst =
                 output.out.data().iter().zip(&exact).map(|(a, b)| (f64::from(*a) - b).abs());
@@ -194,7 +194,7 @@ fn random_features_come_near_to_softmax_attention() {
     let (q, k, v) = data.inputs();
     let exact = regard::attend(q, k, v, regard::Mask::causal()).unwrap().out;
     let map = FeatureMap::PositiveRandom { features: 4096, seed: 2 };
-    let near = LinearAttention::new(map).causal().forward(Machine::here(), q, k, v).unwrap().out;
+    let near = LinearAttention::new(map).causal().forward(Machine::detect(), q, k, v).unwrap().out;
     let difference = exact.data().iter().zip(near.data()).map(|(a, b)| (a - b).powi(2));
     let mean = (difference.sum::<f32>() / exact.data().len() as f32).sqrt();
     assert!(mean < 0.2, "{mean}");
@@ -206,7 +206,7 @@ fn what_cannot_be_meant_is_refused() {
     let view = |shape: [usize; 4]| View::bhsd(&data[..shape.iter().product()], shape).unwrap();
     let x = view([1, 2, 3, 4]);
     let forward = |attention: LinearAttention, q, k, v| {
-        attention.forward(Machine::here(), q, k, v).map(|_| ()).unwrap_err().to_string()
+        attention.forward(Machine::detect(), q, k, v).map(|_| ()).unwrap_err().to_string()
     };
     let elu = LinearAttention::new(FeatureMap::EluPlusOne);
     let says = |said: String, words: &str| assert!(said.contains(words), "{said}");
@@ -216,15 +216,15 @@ fn what_cannot_be_meant_is_refused() {
     let random = |features| LinearAttention::new(FeatureMap::PositiveRandom { features, seed: 0 });
     says(forward(random(0), x, x, x), "random features: 0; it must be at least 1");
     says(forward(random(usize::MAX), x, x, x), "random features: 18446744073709551615 is out of");
-    let output = elu.forward(Machine::here(), x, x, x).unwrap();
+    let output = elu.forward(Machine::detect(), x, x, x).unwrap();
     let y = view([1, 2, 2, 4]);
-    let back = elu.backward(Machine::here(), x, x, x, &output, y).unwrap_err();
+    let back = elu.backward(Machine::detect(), x, x, x, &output, y).unwrap_err();
     assert!(matches!(back, Error::Axis { axis: "length", .. }), "{back}");
     let mut state = LinearState::<f32>::new(FeatureMap::Relu, [1, 2, 4, 4]).unwrap();
-    let wrong = state.step(Machine::here(), x, y, y).unwrap_err().to_string();
+    let wrong = state.step(Machine::detect(), x, y, y).unwrap_err().to_string();
     says(wrong, "queries of new positions: 3 is out of range; give a value below 3");
     let wrong =
-        state.step(Machine::here(), view([1, 1, 3, 4]), view([1, 1, 3, 4]), view([1, 1, 3, 4]));
+        state.step(Machine::detect(), view([1, 1, 3, 4]), view([1, 1, 3, 4]), view([1, 1, 3, 4]));
     says(wrong.unwrap_err().to_string(), "heads: the state has 2, k has 1");
     let huge = LinearState::<f32>::new(FeatureMap::Relu, [usize::MAX, 2, 4, 4]).unwrap_err();
     assert!(matches!(huge, Error::ShapeOverflow { .. }), "{huge}");
@@ -236,8 +236,8 @@ fn tensors_of_nothing_may_be_as_large_as_they_like() {
     let attention = LinearAttention::new(FeatureMap::EluPlusOne).causal();
     for shape in [[1, 1 << 40, 0, 8], [1, 1, 0, 1 << 60], [0, 1, 1000, 1 << 40]] {
         let x = of(shape);
-        let output = attention.forward(Machine::here(), x, x, x).unwrap();
-        attention.backward(Machine::here(), x, x, x, &output, x).unwrap();
+        let output = attention.forward(Machine::detect(), x, x, x).unwrap();
+        attention.backward(Machine::detect(), x, x, x, &output, x).unwrap();
     }
     let random = FeatureMap::PositiveRandom { features: 1 << 20, seed: 0 };
     assert!(LinearState::<f32>::new(random, [1, 1, 1 << 62, 1]).is_err());
@@ -249,7 +249,7 @@ fn weights_too_small_to_divide_by_count_as_none() {
     let (x, v) = (View::matrix(&x, [1, 1]).unwrap(), View::matrix(&v, [1, 1]).unwrap());
     for isa in regard::Isa::available() {
         let attention = LinearAttention::new(FeatureMap::Relu);
-        let out = attention.forward(Machine::here().isa(isa), x, x, v).unwrap().out;
+        let out = attention.forward(Machine::detect().isa(isa), x, x, v).unwrap().out;
         assert_eq!(out.data(), [0.0]);
     }
 }

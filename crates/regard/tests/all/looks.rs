@@ -50,7 +50,7 @@ impl Tensors {
 
     fn plan(&self, mask: Mask) -> (Plan<'_, f32>, Output<f32>) {
         let (q, k) = self.views();
-        let plan = Plan::new(Problem::new(&q, &k, &k).mask(mask), Machine::here());
+        let plan = Plan::new(Problem::new(&q, &k, &k).mask(mask), Machine::detect());
         let plan = plan.expect("a problem that fits");
         let output = plan.forward(q, k, k).expect("tensors that fit");
         (plan, output)
@@ -116,7 +116,7 @@ fn packed_and_cached_weights_are_those_of_each_alone() {
     let packed = |data| View::packed(data, &offsets, [2, 8]).unwrap();
     let (q, k) = (packed(&t.q), packed(&t.k));
     let problem = Problem::new(&q, &k, &k).mask(Mask::causal());
-    let plan = Plan::new(problem, Machine::here()).unwrap();
+    let plan = Plan::new(problem, Machine::detect()).unwrap();
     let output = plan.forward(q, k, k).unwrap();
     let view = AttentionView::new(&plan, q, k, &output).unwrap();
     let all = view.col_sum().unwrap();
@@ -127,7 +127,7 @@ fn packed_and_cached_weights_are_those_of_each_alone() {
         let alone = |data| View::bshd(data, [1, len, 2, 8]).unwrap();
         let (q, k) = (alone(&q), alone(&k));
         let plan =
-            Plan::new(Problem::new(&q, &k, &k).mask(Mask::causal()), Machine::here()).unwrap();
+            Plan::new(Problem::new(&q, &k, &k).mask(Mask::causal()), Machine::detect()).unwrap();
         let output = plan.forward(q, k, k).unwrap();
         let alone = AttentionView::new(&plan, q, k, &output).unwrap().col_sum().unwrap();
         assert_eq!(all[seen..seen + alone.len()], alone);
@@ -141,7 +141,7 @@ fn packed_and_cached_weights_are_those_of_each_alone() {
     cache.append(sequence, k, k).unwrap();
     let (q, sequences) = (View::bhsd(&t.q, t.shape).unwrap(), [sequence]);
     let problem = Problem::cached(&q, &cache, &sequences).unwrap().mask(Mask::causal());
-    let plan = Plan::new(problem, Machine::here()).unwrap();
+    let plan = Plan::new(problem, Machine::detect()).unwrap();
     let output = plan.forward_cached(q, &cache, &sequences).unwrap();
     let cached = AttentionView::cached(&plan, q, (&cache, &sequences), &output).unwrap();
     let (plan, output) = t.plan(Mask::causal());
@@ -174,8 +174,8 @@ fn an_audit_tells_what_patterns_keep() {
         assert!(found.kept.iter().all(|share| share.worst <= share.mean + 1e-9));
     }
     // Hashing tells what it loses by itself, too.
-    let recall = LshAttention::new().causal().forward(Machine::here(), q, k, k).unwrap();
-    let recall = recall.recall(Machine::here(), q, k, 1, 256).unwrap();
+    let recall = LshAttention::new().causal().forward(Machine::detect(), q, k, k).unwrap();
+    let recall = recall.recall(Machine::detect(), q, k, 1, 256).unwrap();
     let mean = (audit.heads[0].kept[3].mean + audit.heads[1].kept[3].mean) / 2.0;
     assert!((recall.mass.mean - mean).abs() < 1e-5);
     let lsh = view.audit(&[Pattern::Lsh(LshAttention::new())]);
@@ -263,7 +263,7 @@ fn what_cannot_be_looked_at_is_refused() {
     let other = View::bhsd(&t.k, [1, 2, 10, 16]).unwrap();
     assert!(AttentionView::new(&plan, q, other, &output).is_err());
     let top = Problem::new(&q, &k, &k).normalizer(Normalizer::TopK(3));
-    let top = Plan::new(top, Machine::here()).unwrap();
+    let top = Plan::new(top, Machine::detect()).unwrap();
     let refused = AttentionView::from_lse(&top, q, k, &output.lse).unwrap_err();
     assert!(matches!(refused, Error::NoSelection { .. }));
     // A step beyond all rows leaves the first.
@@ -279,7 +279,7 @@ fn strips_and_waves_add_up_to_the_whole() {
         let problem = Problem::new(&q, &k, &k).mask(Mask::causal().window(700));
         let all = Measure::new().col_sum().top_k(2).entropy().pooled(13, 17, Pool::Sum);
         let found = [1, 2, 7].map(|threads| {
-            let plan = Plan::new(problem.clone(), Machine::here().threads(threads)).unwrap();
+            let plan = Plan::new(problem.clone(), Machine::detect().threads(threads)).unwrap();
             let output = plan.forward(q, k, k).unwrap();
             let view = AttentionView::new(&plan, q, k, &output).unwrap();
             let last = view.head(0, heads - 1).unwrap().tile(0..n, 0..n).unwrap();

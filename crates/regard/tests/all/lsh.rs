@@ -5,7 +5,7 @@ use regard_testkit::Noise;
 use regard_testkit::lsh::clustered;
 
 fn here() -> Machine {
-    Machine::here()
+    Machine::detect()
 }
 
 #[test]

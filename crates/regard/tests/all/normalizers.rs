@@ -187,7 +187,7 @@ fn estimate(baseline: f64) -> (Vec<f64>, Vec<f64>) {
     let (mut sums, mut squares, mut n) = (vec![0.0; 140], vec![0.0; 140], 0.0);
     for seed in 0..200 {
         let problem = one.problem(Normalizer::Sampled { seed });
-        let plan = Plan::new(problem, Machine::here()).expect("a problem that fits");
+        let plan = Plan::new(problem, Machine::detect()).expect("a problem that fits");
         let (q, k, v) = one.views();
         let output = plan.forward(q, k, v).expect("tensors that fit");
         let losses: Vec<_> = output.out.data().iter().map(|x| loss(*x)).collect();
@@ -274,9 +274,9 @@ fn what_makes_no_sense_is_refused() {
     let (case, data) = small();
     let (q, k, v) = data.inputs();
     let plan = |normalizer| {
-        Plan::new(data.problem(&case).normalizer(normalizer), Machine::here()).unwrap()
+        Plan::new(data.problem(&case).normalizer(normalizer), Machine::detect()).unwrap()
     };
-    let refused = |problem: Problem<'_, f32>| Plan::new(problem, Machine::here()).unwrap_err();
+    let refused = |problem: Problem<'_, f32>| Plan::new(problem, Machine::detect()).unwrap_err();
     let problem = || data.problem(&case);
     assert_eq!(refused(problem().normalizer(Normalizer::TopK(0))), Error::Zero { option: "top k" });
     let sinks = problem().score(Score::new().sinks(&data.sinks));
@@ -308,6 +308,6 @@ fn what_makes_no_sense_is_refused() {
     assert!(estimate(&sampled, &of_sampled, both).contains("beside an advantage"));
     let chosen = of_top.selection.clone().unwrap();
     let planned = data.problem(&case).normalizer(Normalizer::TopK(2));
-    assert!(Plan::new(planned.with_selection(&chosen), Machine::here()).is_err());
+    assert!(Plan::new(planned.with_selection(&chosen), Machine::detect()).is_err());
     assert_eq!(Output::merge(&[of_top.clone(), of_top]).unwrap_err(), Error::Chosen);
 }

@@ -268,7 +268,7 @@ fn check_grads<E: Element>(batch: &Batch<E>, found: &Grads<E>, alone: &[Grads<E>
 /// Packed sequences against calls for each, forward and backward.
 fn compare<E: Element>(q_lens: &[usize], k_lens: &[usize], asked: Asked, isa: Isa) {
     let (batch, each) = (Batch::<E>::new(q_lens, k_lens), Each::new());
-    let machine = Machine::here().isa(isa);
+    let machine = Machine::detect().isa(isa);
     let told = Told::<E>::new(q_lens.iter().sum());
     let alone = |b: usize| {
         let (q, k, v) = batch.alone(b);
@@ -361,7 +361,7 @@ proptest! {
 fn memory_of_the_caller_is_filled_the_same() {
     let batch = Batch::<f32>::new(&[70, 0, 5], &[80, 3, 5]);
     let (q, k, v) = batch.packed();
-    let plan = Plan::new(Problem::new(&q, &k, &v).entropy(), Machine::here()).unwrap();
+    let plan = Plan::new(Problem::new(&q, &k, &v).entropy(), Machine::detect()).unwrap();
     let output = plan.forward(q, k, v).unwrap();
     let rows = 75 * Q_HEADS;
     let mut out = vec![f32::NAN; rows * V_DIM];
@@ -387,10 +387,10 @@ fn packed_queries_over_a_cache() {
     let sequences: Vec<_> = (0..lens.len()).map(append).collect();
     let (q, k, v) = batch.packed();
     let problem = Problem::cached(&q, &cache, &sequences).unwrap().mask(Mask::causal());
-    let plan = Plan::new(problem, Machine::here()).unwrap();
+    let plan = Plan::new(problem, Machine::detect()).unwrap();
     let cached = plan.forward_cached(q, &cache, &sequences).unwrap();
     let problem = Problem::new(&q, &k, &v).mask(Mask::causal());
-    let packed = Plan::new(problem, Machine::here()).unwrap().forward(q, k, v).unwrap();
+    let packed = Plan::new(problem, Machine::detect()).unwrap().forward(q, k, v).unwrap();
     assert!(same_bits(&cached, &packed));
     assert!(same_bits(&plan.forward_shared(q, &cache, &sequences).unwrap(), &packed));
 }
@@ -400,7 +400,7 @@ fn packed_outputs_are_merged_item_by_item() {
     let batch = Batch::<f32>::new(&[7, 0, 5], &[80, 3, 50]);
     let (q, k, v) = batch.packed();
     let over = |mask: Mask| {
-        Plan::new(Problem::new(&q, &k, &v).mask(mask), Machine::here())
+        Plan::new(Problem::new(&q, &k, &v).mask(mask), Machine::detect())
             .unwrap()
             .forward(q, k, v)
             .unwrap()
@@ -436,7 +436,7 @@ fn tensors_and_options_that_do_not_fit_are_errors() {
     let view = |offsets| View::packed(&data, offsets, [1, 3]).unwrap();
     let (x, y) = (view(&of[0]), view(&of[1]));
     fn plan(problem: Problem<'_, f32>) -> Result<Plan<'_, f32>, Error> {
-        Plan::new(problem, Machine::here())
+        Plan::new(problem, Machine::detect())
     }
     let why = plan(Problem::new(&x, &x, &y)).unwrap_err().to_string();
     assert!(why.starts_with("keys: k has 4, v has 5"), "{why}");
@@ -466,7 +466,7 @@ fn an_item_without_rows_is_no_work() {
     let data = vec![0.5f32; 5 * 2 * 8];
     let pairs = |offsets: &[usize]| {
         let x = View::packed(&data, offsets, [2, 8]).unwrap();
-        Plan::new(Problem::new(&x, &x, &x), Machine::here()).unwrap().work().pairs
+        Plan::new(Problem::new(&x, &x, &x), Machine::detect()).unwrap().work().pairs
     };
     assert_eq!(pairs(&[0, 0, 5]), 2 * 25);
     assert_eq!(pairs(&[0, 5, 5, 5]), pairs(&[0, 5]));

@@ -30,7 +30,7 @@ fn dense<N: Copy>(x: View<'_, N>) -> Vec<N> {
 fn turned<N: Number>(rope: &Rope, x: &[N], dim: usize, positions: Positions<'_>) -> Vec<N> {
     let (len, mut x) = (x.len() / dim, x.to_vec());
     let view = &mut ViewMut::bhsd(&mut x, [1, 1, len, dim]).expect("whole rows");
-    rope.apply(Machine::here(), view, positions).expect("a rope that fits");
+    rope.apply(Machine::detect(), view, positions).expect("a rope that fits");
     x
 }
 
@@ -84,7 +84,7 @@ fn like_the_definition<N: Number>(more: f64) {
                 let expected = reference::rotate::<f64, N>(&rope, given.view(), positions);
                 let before = dense(given.view());
                 for (isa, threads) in Isa::available().into_iter().flat_map(|i| [(i, 1), (i, 3)]) {
-                    let machine = Machine::here().isa(isa).threads(threads);
+                    let machine = Machine::detect().isa(isa).threads(threads);
                     let mut x = given.clone();
                     rope.apply(machine, &mut x.view_mut(), positions).expect("a rope that fits");
                     is_close(&dense(x.view()), &before, &expected, ((pairs, dim), shape.dim), more);
@@ -127,7 +127,7 @@ fn threads_instructions_and_where_a_call_begins_change_no_bit() {
     for pairs in PAIRS {
         let rope = Rope::new(22, pairs);
         let given: Stored<f32> = noise(shape, Arrangement::Bhsd);
-        let machine = Machine::here().isa(Isa::available()[0]).threads(1);
+        let machine = Machine::detect().isa(Isa::available()[0]).threads(1);
         let mut expected = given.clone();
         rope.apply(machine, &mut expected.view_mut(), 900..).unwrap();
         for (isa, threads) in Isa::available().into_iter().flat_map(|i| [(i, 1), (i, 2), (i, 7)]) {
@@ -290,12 +290,12 @@ fn the_gradient_is_the_way_back() {
 fn gradients_of_attention_turn_in_their_own_memory() {
     let shape = shape([1, 2, 40, 8]);
     let x = Tensor::new(Noise::new(9).normals::<f32>(640), shape, Layout::Bshd).unwrap();
-    let plan = Plan::new(Problem::new(&x.view(), &x.view(), &x.view()), Machine::here()).unwrap();
+    let plan = Plan::new(Problem::new(&x.view(), &x.view(), &x.view()), Machine::detect()).unwrap();
     let output = plan.forward(x.view(), x.view(), x.view()).unwrap();
     let mut grads = plan.backward(x.view(), x.view(), x.view(), &output, x.view()).unwrap();
     let rope = Rope::new(8, RopePairs::Halves).inverse();
     let expected = reference::rotate::<f32, f32>(&rope, grads.q.view(), Positions::From(7));
-    rope.apply(Machine::here(), &mut grads.q.view_mut(), 7..).unwrap();
+    rope.apply(Machine::detect(), &mut grads.q.view_mut(), 7..).unwrap();
     let near = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-6;
     assert!(dense(grads.q.view()).iter().zip(&expected).all(near));
 }
@@ -340,7 +340,7 @@ fn tensors_and_positions_that_do_not_fit_are_errors_and_stay_as_they_are() {
     let mut data = [1f32; 48];
     let mut apply = |rope: &Rope, positions: Positions<'_>| {
         let result = rope.apply(
-            Machine::here(),
+            Machine::detect(),
             &mut ViewMut::bhsd(&mut data, [2, 1, 3, 8]).unwrap(),
             positions,
         );
@@ -378,16 +378,17 @@ fn tensors_and_positions_that_do_not_fit_are_errors_and_stay_as_they_are() {
 fn tensors_without_elements_and_ropes_without_features_are_left_alone() {
     let rope = Rope::new(0, RopePairs::Halves);
     let mut data = [1f32; 12];
-    rope.apply(Machine::here(), &mut ViewMut::bhsd(&mut data, [1, 2, 2, 3]).unwrap(), 5..).unwrap();
+    rope.apply(Machine::detect(), &mut ViewMut::bhsd(&mut data, [1, 2, 2, 3]).unwrap(), 5..)
+        .unwrap();
     assert_eq!(data, [1f32; 12]);
     for sizes in [[0, 1, 1, 2], [1, 0, 1, 2], [1, 1, 0, 2]] {
         let rope = Rope::new(2, RopePairs::Halves);
         let mut empty = ViewMut::<f32>::bhsd(&mut [], sizes).unwrap();
-        rope.apply(Machine::here(), &mut empty, 5..).unwrap();
+        rope.apply(Machine::detect(), &mut empty, 5..).unwrap();
     }
     let mut rows = ViewMut::<f32>::bhsd(&mut [], [usize::MAX, 1, usize::MAX, 0]);
     if let Ok(rows) = &mut rows {
-        assert!(rope.apply(Machine::here(), rows, Positions::List(&[])).is_err());
+        assert!(rope.apply(Machine::detect(), rows, Positions::List(&[])).is_err());
     }
 }
 
@@ -410,7 +411,7 @@ fn time_of_the_pass_beside_a_copy_and_the_attention_it_prepares() {
         let mut noise = Noise::new(1);
         let n = sizes.iter().product();
         let [mut q, mut k, v] = [(); 3].map(|()| noise.normals::<f32>(n));
-        let machine = Machine::here().threads(threads);
+        let machine = Machine::detect().threads(threads);
         let (mut to, from) = ([vec![0f32; n], vec![0f32; n]], [q.clone(), k.clone()]);
         let copy = fastest(|| (0..2).for_each(|i| to[i].copy_from_slice(&from[i])));
         let rope = PAIRS.map(|pairs| {
@@ -457,7 +458,7 @@ fn time_of_a_single_row() {
         let time = fastest(|| {
             for i in 0..1000 {
                 let mut q = ViewMut::bhsd(&mut q, [1, 8, 1, dim]).unwrap();
-                rope.apply(Machine::here(), &mut q, 4000 + i..).unwrap();
+                rope.apply(Machine::detect(), &mut q, 4000 + i..).unwrap();
             }
         });
         println!("one row of 8 heads, dim {dim}: {:.2} us", time * 1e3);

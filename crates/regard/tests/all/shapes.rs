@@ -73,9 +73,9 @@ fn a_block_wider_than_the_sequence_sees_everything() {
 #[test]
 fn a_stride_wider_than_the_sequence_sees_the_own_key() {
     for stride in [10, 1 << 40, usize::MAX / 2, usize::MAX] {
-        let mask = Mask::every(stride);
-        assert!(!mask.is_visible(&scope(10), 5, 0), "every {stride}");
-        assert_eq!(mask.visible(&scope(10), 5), vec![5..6], "every {stride}");
+        let mask = Mask::dilated(stride);
+        assert!(!mask.is_visible(&scope(10), 5, 0), "dilated {stride}");
+        assert_eq!(mask.visible(&scope(10), 5), vec![5..6], "dilated {stride}");
     }
 }
 
@@ -83,7 +83,7 @@ fn a_stride_wider_than_the_sequence_sees_the_own_key() {
 fn a_machine_without_threads_uses_the_callers() {
     let data = [0.5f32; 4 * 8];
     let x = View::matrix(&data, [4, 8]).unwrap();
-    let mut machine = Machine::here();
+    let mut machine = Machine::detect();
     machine.threads = 0;
     let plan = Plan::new(Problem::new(&x, &x, &x), machine).unwrap();
     assert_eq!(plan.forward(x, x, x).unwrap().out.data(), data);
@@ -93,7 +93,7 @@ fn a_machine_without_threads_uses_the_callers() {
     for similarity in [Similarity::Dot, Similarity::General(w)] {
         let problem = Problem::new(&x, &x, &x).similarity(similarity);
         let grads = [0, 1, usize::MAX].map(|threads| {
-            let mut machine = Machine::here();
+            let mut machine = Machine::detect();
             machine.threads = threads;
             let plan = Plan::new(problem.clone(), machine).unwrap();
             plan.backward(x, x, x, &plan.forward(x, x, x).unwrap(), x).unwrap()
@@ -115,7 +115,7 @@ fn gradients_of_nothing_are_zero_whatever_the_other_sizes() {
     ] {
         let data = [1f32; 40];
         let (q, k) = (View::bhsd(&data, q).unwrap(), View::bhsd(&data, k).unwrap());
-        let plan = Plan::new(Problem::new(&q, &k, &k), Machine::here()).unwrap();
+        let plan = Plan::new(Problem::new(&q, &k, &k), Machine::detect()).unwrap();
         let grads = plan.backward(q, k, k, &plan.forward(q, k, k).unwrap(), q).unwrap();
         assert_eq!((grads.k.shape(), grads.v.shape()), (k.shape(), k.shape()));
         assert!(grads.k.data().iter().chain(grads.v.data()).all(|x| *x == 0.0));
@@ -128,7 +128,7 @@ fn a_plan_for_a_batch_beyond_memory_takes_none() {
     for (heads, len) in [(1, 7), (huge, huge), (1, 0), (0, huge)] {
         let shape = regard::Shape { batch: huge, heads, len, dim: 4 };
         let problem = Problem::<f32>::of_shapes(shape, shape, shape);
-        let plan = Plan::new(problem, Machine::here()).unwrap();
+        let plan = Plan::new(problem, Machine::detect()).unwrap();
         assert!(plan.to_string().starts_with("forward"));
         if heads == 0 || len == 0 {
             assert_eq!(plan.work().pairs, 0);

@@ -31,7 +31,7 @@ impl Linear {
             if trial.broken("dense") {
                 return attend(x, x, v, Mask::full()).map(|output| output.out);
             }
-            linear.forward(Machine::here(), x, x, v).map(|output| output.out)
+            linear.forward(Machine::detect(), x, x, v).map(|output| output.out)
         };
         let out = call(x, v)?;
         let truth = reference::linear::forward::<f64, f32>(&linear, (x, x, v));
@@ -77,7 +77,7 @@ fn growth(trial: &Trial<'_>, linear: LinearAttention) -> Result<f64, Error> {
     for _ in 0..if trial.full() { 60 } else { 5 } {
         for (n, best) in sizes.into_iter().zip(&mut best) {
             let x = View::matrix(&x[..n * D], [n, D])?;
-            let (call, time) = timed(|| linear.forward(Machine::here().threads(1), x, x, x));
+            let (call, time) = timed(|| linear.forward(Machine::detect().threads(1), x, x, x));
             call?;
             *best = best.min(time);
         }
