@@ -17,8 +17,8 @@ window KEYS             keys less than KEYS away, the own one included\n  band B
 before to AHEAD after; `all` is no bound\n  prefix KEYS             the first KEYS keys\n  lengths N,N,..          \
 keys before N, one N for each item of the batch\n  segments ID,ID,..       keys of the own document, an ID for each \
 key\n  global AT,AT,..         positions that see all and are seen by all\n  blocks SIZE             keys of the own \
-block\n  every STRIDE            keys a multiple of STRIDE away\n  columns BLOCK WIDTH     the last WIDTH keys of each \
-block\n  strided STRIDE          window STRIDE | every STRIDE\n  fixed BLOCK SUMMARY     blocks BLOCK | columns BLOCK \
+block\n  dilated STRIDE          keys a multiple of STRIDE away\n  columns BLOCK WIDTH     the last WIDTH keys of each \
+block\n  strided STRIDE          window STRIDE | dilated STRIDE\n  fixed BLOCK SUMMARY     blocks BLOCK | columns BLOCK \
 SUMMARY\n  longformer WINDOW AT,.. window WINDOW | global AT,..\n\nFor example: 'causal & window 512', 'causal & \
 (window 128 | dilated 128)', 'causal | prefix 10'";
 

@@ -209,13 +209,13 @@ impl Rope {
         }
         let near = Near::new(self, positions, shape);
         let call = Call { rope: self, near: &near, positions, shape };
-        let memory = || Memory {
+        let scratch = || Scratch {
             place: None,
             far: Rotations::new(1, self),
             rows: Rotations::new(ROWS.min(shape.len), self),
         };
-        x.change(machine.threads, ROWS, memory, |memory, batch, tile| {
-            E::Num::enter(machine.isa, RotateRows { call, batch, tile, memory });
+        x.change(machine.threads, ROWS, scratch, |scratch, batch, tile| {
+            E::Num::enter(machine.isa, RotateRows { call, batch, tile, scratch });
         });
         Ok(())
     }
@@ -348,7 +348,7 @@ struct Call<'t> {
 
 /// What a thread keeps from one task to the next.
 #[derive(Debug)]
-struct Memory<N> {
+struct Scratch<N> {
     /// The last place on the grid.
     place: Option<i64>,
     /// The turns of that place.
@@ -362,7 +362,7 @@ struct RotateRows<'t, E: Element> {
     call: Call<'t>,
     batch: usize,
     tile: TileMut<'t, E>,
-    memory: &'t mut Memory<E::Num>,
+    scratch: &'t mut Scratch<E::Num>,
 }
 
 impl<E: Element> Task<E::Num> for RotateRows<'_, E> {
@@ -370,7 +370,7 @@ impl<E: Element> Task<E::Num> for RotateRows<'_, E> {
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, _: S) {
         self.fill_rotations();
-        let Self { call: Call { rope, shape, .. }, tile, memory: Memory { rows, .. }, .. } =
+        let Self { call: Call { rope, shape, .. }, tile, scratch: Scratch { rows, .. }, .. } =
             &mut self;
         for head in 0..shape.heads {
             for lane in 0..tile.rows().count {
@@ -388,7 +388,8 @@ impl<E: Element> RotateRows<'_, E> {
     #[inline(always)]
     fn fill_rotations(&mut self) {
         let Call { rope, near, positions, shape } = self.call;
-        let (Memory { place, far, rows: rotations }, rows) = (&mut *self.memory, self.tile.rows());
+        let (Scratch { place, far, rows: rotations }, rows) =
+            (&mut *self.scratch, self.tile.rows());
         for lane in 0..rows.count {
             let (at, rest) = on_grid(positions.at(shape, self.batch, rows.row(lane)));
             if *place != Some(at) {

@@ -143,7 +143,7 @@ impl AmxScratch {
 }
 
 /// In decoding, those of one tile of weights: each comes twice.
-pub(crate) const EACH: usize = ROWS / 2;
+pub(crate) const ROWS_PER_WEIGHT_TILE: usize = ROWS / 2;
 /// Groups of 16 keys of a key block.
 pub(crate) const KEY_GROUPS: usize = BLOCK_KEYS / ROWS;
 
@@ -170,8 +170,11 @@ impl AmxDecodeScratch {
         let value_chunks = sizes.features.div_ceil(2);
         Self {
             queries: zeros(sizes.chunks * ROWS),
-            weights: zeros(DECODE_MAX_ROWS / EACH * KEY_GROUPS * ROWS),
-            sums: vec![SumRow([0.0; ROWS]); DECODE_MAX_ROWS / EACH * value_chunks * ROWS],
+            weights: zeros(DECODE_MAX_ROWS / ROWS_PER_WEIGHT_TILE * KEY_GROUPS * ROWS),
+            sums: vec![
+                SumRow([0.0; ROWS]);
+                DECODE_MAX_ROWS / ROWS_PER_WEIGHT_TILE * value_chunks * ROWS
+            ],
             copies: zeros(sizes.chunks.max(value_chunks) * ROWS),
         }
     }
@@ -201,14 +204,14 @@ pub(crate) struct AmxBackwardScratch {
 }
 
 /// Bytes of a task that stay in a second level of 2 MiB, beside the rows that pass by.
-const NEAR: usize = 1 << 20;
+const L2_TASK_BYTES: usize = 1 << 20;
 
 impl AmxBackwardScratch {
     /// For tiles of `groups` groups of rows, and tasks of up to `keys` keys.
     pub(crate) fn new(terms: usize, dims: Dims, groups: usize, keys: usize) -> Self {
         let sizes = BackwardSizes::new(terms, dims);
         // Three operands in bf16 terms of 2 bytes, and two sums of 4.
-        let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * terms + 2 * 4) > NEAR;
+        let far = keys * dims.qk_dim.max(dims.v_dim) * (3 * 2 * terms + 2 * 4) > L2_TASK_BYTES;
         Self {
             sizes,
             key_blocks: BackwardBlocks::new(sizes, keys),

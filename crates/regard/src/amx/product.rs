@@ -33,7 +33,7 @@ pub(crate) struct Sums<'p> {
     /// Numbers of a row that may be written.
     width: usize,
     stride: usize,
-    memory: PhantomData<&'p mut [f32]>,
+    scratch: PhantomData<&'p mut [f32]>,
 }
 
 impl<'p> Sums<'p> {
@@ -44,14 +44,14 @@ impl<'p> Sums<'p> {
         let first =
             unsafe { rows.as_mut_ptr().cast::<f32>().add(if rows.is_empty() { 0 } else { lane }) };
         let stride = size_of::<Lanes<f32>>();
-        Self { first, rows: rows.len(), width: GROUP - lane, stride, memory: PhantomData }
+        Self { first, rows: rows.len(), width: GROUP - lane, stride, scratch: PhantomData }
     }
 
     /// Rows of `stride` numbers.
     pub(crate) fn rows((to, stride): (&'p mut [f32], usize)) -> Self {
         let rows = to.len().checked_div(stride).unwrap_or(0);
         let (first, bytes) = (to.as_mut_ptr(), stride * size_of::<f32>());
-        Self { first, rows, width: stride, stride: bytes, memory: PhantomData }
+        Self { first, rows, width: stride, stride: bytes, scratch: PhantomData }
     }
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Product<'p, const TERMS: usize> {
     tile: usize,
     /// Whether the result is added to what is there.
     add: bool,
-    memory: PhantomData<(&'p [TileRow], &'p mut [f32])>,
+    scratch: PhantomData<(&'p [TileRow], &'p mut [f32])>,
 }
 
 /// Tiles of the result that are on their way together.
@@ -131,7 +131,7 @@ impl<'p, const TERMS: usize> Product<'p, TERMS> {
             meeting: 0,
             tile: 0,
             add,
-            memory: PhantomData,
+            scratch: PhantomData,
         }
     }
 

@@ -59,25 +59,25 @@ impl<E: Element<Num = f32>, const TERMS: usize> Products<E> for AmxProducts<TERM
         _: S,
         pass: TilePass<'_, '_, E>,
         grads: AddGrads<'_, '_, E>,
-        room: Option<&mut AmxBackwardScratch>,
+        scratch: Option<&mut AmxBackwardScratch>,
     ) {
         let Self { s, t } = self;
         let TilePass { block_loop, call, scope, rows, key_range } = pass;
-        let Some(room) = room else { return }; // a plan that uses AMX has made room for them
+        let Some(scratch) = scratch else { return }; // a plan that uses AMX has made room for them
         let factor = f32::from_f64(call.problem.query_factor());
         let q = call.q.head(scope.batch, scope.head);
         for (g, group) in grads.groups.iter().enumerate() {
             let rows = group.q.rows;
-            load_transposed(*s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut room.transposed);
-            let lanes = [&room.transposed[..], &group.d_out];
+            load_transposed(*s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut scratch.transposed);
+            let lanes = [&scratch.transposed[..], &group.d_out];
             let as_rows = [&group.q_rows, &group.d_out_rows];
-            room.rows.fill::<TERMS>(*s, g, lanes, as_rows, rows.count);
+            scratch.rows.fill::<TERMS>(*s, g, lanes, as_rows, rows.count);
         }
         let inputs = call.keys_and_values(scope);
         let s = *s;
         let weighed = None;
         let mut visitor =
-            Passing::<E, TERMS> { s, t, inputs, scope, rows, grads, room, factor, weighed };
+            Passing::<E, TERMS> { s, t, inputs, scope, rows, grads, scratch, factor, weighed };
         block_loop.for_each_block(s, &call, (scope, rows), &key_range, &mut visitor);
         visitor.flush();
     }
@@ -91,7 +91,7 @@ struct Passing<'t, 'c, E: Element, const TERMS: usize> {
     scope: Scope,
     rows: RowTile,
     grads: AddGrads<'t, 'c, E>,
-    room: &'t mut AmxBackwardScratch,
+    scratch: &'t mut AmxBackwardScratch,
     /// What makes a score of a product.
     factor: f32,
     /// A key block whose weights, and gradients of scores, are there.
@@ -128,7 +128,8 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E
             Keys::From(key) => Some(key - first),
             Keys::Gathered(_) => None,
         };
-        let packed = self.room.key_blocks.find::<E, TERMS>(self.s, self.inputs, key_block, first);
+        let packed =
+            self.scratch.key_blocks.find::<E, TERMS>(self.s, self.inputs, key_block, first);
         let buffer = self.weighed.map_or(0, |weighed| 1 - weighed.buffer);
         let next = Waiting { key_block: packed, place, keys, groups, buffer };
         let problem = self.grads.problem;
@@ -143,7 +144,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E
         }
         self.weighed = Some(next);
         let (key_blocks, non_finite) =
-            (&self.room.key_blocks, &self.room.rows.non_finite[groups.0..groups.1]);
+            (&self.scratch.key_blocks, &self.scratch.rows.non_finite[groups.0..groups.1]);
         let non_finite = key_blocks.at(packed).non_finite != 0
             || non_finite.iter().any(|non_finite| *non_finite != [0; 2]);
         if non_finite || key_blocks.is_spare(packed) {
@@ -194,7 +195,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
             gathered,
             far,
             ..
-        } = &mut *self.room;
+        } = &mut *self.scratch;
         let to_first = next.map_or(weighed.is_none_or(|w| w.buffer == 1), |(n, _)| n.buffer == 0);
         let (to, from) = if to_first { (first, second) } else { (second, first) };
         let AddGrads { groups, d_k, d_v, .. } = &mut self.grads;
@@ -274,11 +275,11 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         (next, g): (Waiting, usize),
         visible: &mut [RowMask; BLOCK_KEYS],
     ) {
-        let Self { s, t, scope, grads, room, factor, .. } = self;
+        let Self { s, t, scope, grads, scratch, factor, .. } = self;
         let (s, problem, n) = (*s, grads.problem, next.keys);
         let rows = grads.groups[g].q.rows;
         let span = Span::first(rows.count);
-        let AmxBackwardScratch { sizes, key_blocks, rows: own, operands, .. } = &mut **room;
+        let AmxBackwardScratch { sizes, key_blocks, rows: own, operands, .. } = &mut **scratch;
         let packed = key_blocks.at(next.key_block);
         let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
         let (keys, values) = ((packed.keys, own.queries(g)), (packed.values, own.d_out(g)));
@@ -311,7 +312,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
     #[inline(always)]
     fn put_in_place(&mut self, keys: Keys<'_>) {
         let Keys::Gathered(keys) = keys else { return };
-        let ([k, v], AddGrads { first, d_k, d_v, .. }) = (&self.room.gathered, &mut self.grads);
+        let ([k, v], AddGrads { first, d_k, d_v, .. }) = (&self.scratch.gathered, &mut self.grads);
         for (i, key) in keys.iter().enumerate() {
             self.s.call(AddRow { row: k.row(i), to: d_k.row_mut(key - *first) });
             self.s.call(AddRow { row: v.row(i), to: d_v.row_mut(key - *first) });
@@ -327,15 +328,15 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         visible: &[RowMask; BLOCK_KEYS],
     ) {
         let (non_finite, n) =
-            (self.room.key_blocks.at(score_tile.key_block).non_finite, score_tile.keys);
-        let from = &self.room.operands[score_tile.buffer];
+            (self.scratch.key_blocks.at(score_tile.key_block).non_finite, score_tile.keys);
+        let from = &self.scratch.operands[score_tile.buffer];
         let weights = from.weights().skip(g * CHUNKS, 0);
         let d_scores = from.d_scores().skip(g * CHUNKS, 0);
         let AddGrads { groups, first, d_k, d_v, .. } = &mut self.grads;
         let (group, k) = (&mut groups[g], self.inputs.0);
         let row = |i| k.row(key_block.keys().get(i));
         add_non_finite_keys::<E, TERMS>((non_finite, visible, n), row, d_scores, &mut group.d_q);
-        let [non_finite_q, non_finite_d_out] = self.room.rows.non_finite[g];
+        let [non_finite_q, non_finite_d_out] = self.scratch.rows.non_finite[g];
         let at = |i| key_block.keys().get(i) - *first;
         add_non_finite_rows::<TERMS>((non_finite_q, visible, n), &group.q_rows, d_scores, &at, d_k);
         add_non_finite_rows::<TERMS>(

@@ -15,7 +15,7 @@ use crate::softmax::{LSE_LOSES_BITS, MIN_LOG2_WEIGHT};
 use crate::view::{self, TileMut};
 
 /// A factor so small that what it was multiplied into cannot be had back by division.
-const TINY: f64 = 1e-20;
+const MIN_SCALE: f64 = 1e-20;
 
 /// A group of rows on its way; lanes are `[features][lanes]`.
 #[derive(Debug)]
@@ -302,7 +302,7 @@ impl<N: Number> Group<N> {
         }
         // score = scale * similarity, which is linear in q more often than not.
         let mut unit = problem.query_factor();
-        if unit.abs() < TINY {
+        if unit.abs() < MIN_SCALE {
             let given = call.q.head(scope.batch, scope.head);
             load_transposed(s, |i| given.row(rows.row(i)), rows.count, N::one(), q);
             unit = 1.0;

@@ -103,7 +103,7 @@ pub(crate) struct Scratch<N> {
     d_k: RowBuffer<N>,
     d_v: RowBuffer<N>,
     /// For products on tiles.
-    room: Option<AmxBackwardScratch>,
+    scratch: Option<AmxBackwardScratch>,
 }
 
 impl<N: Number> Scratch<N> {
@@ -118,8 +118,8 @@ impl<N: Number> Scratch<N> {
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let distances = matches!(problem.similarity, Similarity::Distance);
         let groups = rows.min(dims.q_len).div_ceil(GROUP);
-        let room = terms.map(|terms| AmxBackwardScratch::new(terms, dims, groups, keys));
-        let (features, rows) = room.as_ref().map_or((0, keys), |room| room.padded(keys));
+        let scratch = terms.map(|terms| AmxBackwardScratch::new(terms, dims, groups, keys));
+        let (features, rows) = scratch.as_ref().map_or((0, keys), |scratch| scratch.padded(keys));
         Self {
             groups: (0..groups).map(|_| Group::new(problem, features)).collect(),
             weights: zeros(BLOCK_KEYS),
@@ -131,7 +131,7 @@ impl<N: Number> Scratch<N> {
             keys: RowBuffer::new(if distances { BLOCK_KEYS } else { 0 }, dims.qk_dim),
             d_k: RowBuffer::new(rows, dims.qk_dim),
             d_v: RowBuffer::new(rows, dims.v_dim),
-            room,
+            scratch,
         }
     }
 }
@@ -144,7 +144,7 @@ pub(crate) trait Products<E: Element> {
         s: S,
         pass: TilePass<'_, '_, E>,
         grads: AddGrads<'_, '_, E>,
-        room: Option<&mut AmxBackwardScratch>,
+        scratch: Option<&mut AmxBackwardScratch>,
     );
 }
 
@@ -199,7 +199,7 @@ impl<E: Element> AmxTask for ByKeys<'_, '_, E> {
     type Out = ();
 
     fn terms(&self) -> Option<usize> {
-        self.scratch.room.as_ref().map(AmxBackwardScratch::terms)
+        self.scratch.scratch.as_ref().map(AmxBackwardScratch::terms)
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -217,8 +217,8 @@ impl<E: Element> ByKeys<'_, '_, E> {
         let problem = self.back.call.problem;
         self.scratch.d_k.clear();
         self.scratch.d_v.clear();
-        if let Some(room) = &mut self.scratch.room {
-            room.clear();
+        if let Some(scratch) = &mut self.scratch.scratch {
+            scratch.clear();
         }
         let heads = problem.dims().heads;
         let served = heads.q / heads.kv;
@@ -260,7 +260,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             keys,
             d_k,
             d_v,
-            room,
+            scratch,
         } = &mut **scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
@@ -284,7 +284,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
             d_v,
         };
         let pass = TilePass { block_loop, call: back.call, scope, rows, key_range: own_keys };
-        products.block_loop(s, pass, grads, room.as_mut());
+        products.block_loop(s, pass, grads, scratch.as_mut());
         for group in groups {
             if let Some(part) = target.parts.get_mut(key_range) {
                 group.save(s, &mut part.part(h, group.q.rows));

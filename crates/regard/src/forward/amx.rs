@@ -56,7 +56,8 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OnAmx<'_, '_, E, T
         }
         if let Some(key_range) = &task.stage.keys {
             let (call, scope, rows, packed_kv) = (task.call, task.scope, task.rows, task.packed_kv);
-            let Scratch { groups, factors, block_loop, room: Some(room), .. } = &mut *task.scratch
+            let Scratch { groups, factors, block_loop, scratch: Some(scratch), .. } =
+                &mut *task.scratch
             else {
                 return; // a plan that uses AMX has made room for them
             };
@@ -67,7 +68,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OnAmx<'_, '_, E, T
                 scope,
                 rows,
                 groups,
-                room,
+                scratch,
                 factors,
                 packed_kv,
                 head: (scope.batch, call.problem.kv_head(scope.head)),
@@ -95,7 +96,7 @@ struct Adding<'t, 'c, E: Element, const TERMS: usize> {
     scope: Scope,
     rows: RowTile,
     groups: &'t mut [Group<f32>],
-    room: &'t mut AmxScratch,
+    scratch: &'t mut AmxScratch,
     factors: &'t mut [Lanes<f32>],
     packed_kv: Option<&'c PackedKv>,
     /// Item and key head.
@@ -145,8 +146,8 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Adding<'_, '_, E,
         if let (Some(packed_kv), Some(first)) = (self.packed_kv, first) {
             let packed = packed_kv.key_block(self.head, first);
             if whole && packed.non_finite == 0 {
-                self.room.queue.push(first);
-                if self.room.queue.len() == QUEUE {
+                self.scratch.queue.push(first);
+                if self.scratch.queue.len() == QUEUE {
                     self.flush();
                 }
             } else {
@@ -157,17 +158,18 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Adding<'_, '_, E,
         }
         self.flush();
         let rows = self.call.keys_and_values(self.scope);
-        self.room.key_block.fill::<E, TERMS>(self.s, rows, block);
+        self.scratch.key_block.fill::<E, TERMS>(self.s, rows, block);
         if let (None, Some(first), true) = (self.packed_kv, first, whole)
-            && self.room.key_block.get().non_finite == 0
+            && self.scratch.key_block.get().non_finite == 0
         {
-            self.room.queue.push(first);
+            self.scratch.queue.push(first);
             self.flush();
             return true;
         }
-        let own = std::mem::replace(&mut self.room.key_block, OwnBlock::none(self.room.sizes));
+        let own =
+            std::mem::replace(&mut self.scratch.key_block, OwnBlock::none(self.scratch.sizes));
         self.step_all(own.get(), block);
-        self.room.key_block = own;
+        self.scratch.key_block = own;
         true
     }
 
@@ -180,7 +182,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
     #[inline(always)]
     fn pack_queries(&mut self) {
         let q = self.call.q.head(self.scope.batch, self.scope.head);
-        let AmxScratch { queries, sizes, .. } = &mut *self.room;
+        let AmxScratch { queries, sizes, .. } = &mut *self.scratch;
         for (group, to) in self.groups[..self.rows.groups()].iter().zip(queries) {
             let rows = &rows_of(group.q.rows.count, |i| q.row(group.q.rows.row(i)));
             let (s, chunks) = (self.s, sizes.chunks);
@@ -191,10 +193,10 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
     /// Works off what waits.
     #[inline(always)]
     fn flush(&mut self) {
-        if self.room.queue.is_empty() {
+        if self.scratch.queue.is_empty() {
             return;
         }
-        let queue = std::mem::take(&mut self.room.queue);
+        let queue = std::mem::take(&mut self.scratch.queue);
         let (mut scored, mut weighed, mut buffer) = (None, None, 0);
         for group in 0..self.rows.groups() {
             let rows = self.groups[group].q.rows.count;
@@ -209,8 +211,8 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         }
         self.pipelined(None, scored, weighed);
         self.pipelined(None, None, scored);
-        self.room.queue = queue;
-        self.room.queue.clear();
+        self.scratch.queue = queue;
+        self.scratch.queue.clear();
     }
 
     /// Scores `next`, weighs what is scored, adds up what is weighed, all at once.
@@ -241,7 +243,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
             weights: [weights_0, weights_1],
             key_block,
             ..
-        } = &mut *self.room;
+        } = &mut *self.scratch;
         // What is scored has one room, the next tile and the weighed one share the other.
         let other = match (scored, next, weighed) {
             (Some(score_tile), ..) => 1 - score_tile.buffer,
@@ -309,7 +311,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
     fn exp_and_sum_with_max(&mut self, scored: Waiting) {
         let (s, t, factor, span) = (self.s, self.t, self.factor, scored.span());
         let Waiting { group, lane, buffer, .. } = scored;
-        let AmxScratch { scores, weights, .. } = &mut *self.room;
+        let AmxScratch { scores, weights, .. } = &mut *self.scratch;
         let (scores, weights) = (&scores[buffer], &mut weights[buffer][..]);
         let mut top = [Lanes([0.0; GROUP])];
         s.call(Largest { scores, factor, to: &mut top[0].0[lane..lane + HALF] });
@@ -353,7 +355,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         }
         let at = At { scope: self.scope, rows, span, keys: block.keys() };
         let hides = !block.full || problem.may_hide();
-        let AmxScratch { sizes, queries, tile, pairs, .. } = &mut *self.room;
+        let AmxScratch { sizes, queries, tile, pairs, .. } = &mut *self.scratch;
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
         let mut sums = TileSums {
             sum: group.states.infinite_where_empty(s, span),

@@ -148,18 +148,18 @@ impl<E: Element> Forward<'_, '_, E> {
     #[inline(always)]
     pub(crate) fn decode<S: Simd<E::Num>>(&mut self, s: S, products: &mut impl Products<E>) {
         let Self { call, scope, rows, .. } = *self;
-        let Some(mut room) = self.scratch.decode.take() else { return };
+        let Some(mut scratch) = self.scratch.decode.take() else { return };
         if let Some(key_range) = &self.stage.keys {
             for _ in 0..2 {
-                room.start(&call, (scope, rows), key_range);
-                products.start(&mut room.rows, E::Num::from_f64(call.problem.query_factor()));
-                room.block_loop(s, self, key_range, products);
-                if products.finish(&mut room.rows) {
+                scratch.start(&call, (scope, rows), key_range);
+                products.start(&mut scratch.rows, E::Num::from_f64(call.problem.query_factor()));
+                scratch.block_loop(s, self, key_range, products);
+                if products.finish(&mut scratch.rows) {
                     break;
                 }
             }
         }
-        for head_group in &room.head_groups {
+        for head_group in &scratch.head_groups {
             for (at, h) in head_group.heads.clone().enumerate() {
                 self.part = h;
                 self.scope.head = scope.head + h;
@@ -167,7 +167,7 @@ impl<E: Element> Forward<'_, '_, E> {
                 group.q.rows = rows;
                 for i in 0..rows.count {
                     group.states.set(i, head_group.state(at * rows.count + i));
-                    let sums = room.rows.sums.row(h * rows.count + i);
+                    let sums = scratch.rows.sums.row(h * rows.count + i);
                     group.sums.iter_mut().zip(sums).for_each(|(to, x)| to.0[i] = *x);
                 }
                 match self.stage.into {
@@ -176,7 +176,7 @@ impl<E: Element> Forward<'_, '_, E> {
                 }
             }
         }
-        self.scratch.decode = Some(room);
+        self.scratch.decode = Some(scratch);
     }
 }
 

@@ -15,7 +15,9 @@
 //! these numbers left out of the tiles and added one by one to the rows that see them.
 
 use super::decode::{DecodeRows, Products, Weighted};
-use crate::amx::{AmxDecodeScratch, EACH, KEY_GROUPS, ROWS, SumRow, TileRow, WIDTH};
+use crate::amx::{
+    AmxDecodeScratch, KEY_GROUPS, ROWS, ROWS_PER_WEIGHT_TILE, SumRow, TileRow, WIDTH,
+};
 use crate::block_loop::DECODE_MAX_ROWS;
 use crate::lanes;
 use crate::simd::{Amx, Avx512, Element, Simd, Task, TileShape, Tiles};
@@ -34,7 +36,7 @@ const SUMS: [usize; 2] = [6, 7];
 /// The products of one task.
 pub(super) struct OnAmx<'t> {
     amx: Amx,
-    room: &'t mut AmxDecodeScratch,
+    scratch: &'t mut AmxDecodeScratch,
     /// Set up once the rows are known.
     tiles: Option<Tiles>,
     factor: f32,
@@ -43,8 +45,8 @@ pub(super) struct OnAmx<'t> {
 }
 
 impl<'t> OnAmx<'t> {
-    pub(super) fn new(amx: Amx, room: &'t mut AmxDecodeScratch) -> Self {
-        Self { amx, room, tiles: None, factor: 1.0, non_finite: false }
+    pub(super) fn new(amx: Amx, scratch: &'t mut AmxDecodeScratch) -> Self {
+        Self { amx, scratch, tiles: None, factor: 1.0, non_finite: false }
     }
 }
 
@@ -62,7 +64,7 @@ impl<E: Element<Num = f32>> Products<E> for OnAmx<'_> {
         self.tiles = None;
         self.tiles = Some(self.amx.configure(shapes));
         self.factor = factor;
-        let AmxDecodeScratch { queries, sums, .. } = &mut *self.room;
+        let AmxDecodeScratch { queries, sums, .. } = &mut *self.scratch;
         for (pair, to) in queries.iter_mut().enumerate() {
             *to = TileRow([0; WIDTH]);
             for row in 0..rows.count {
@@ -85,32 +87,35 @@ impl<E: Element<Num = f32>> Products<E> for OnAmx<'_> {
         to: &mut [f32],
     ) {
         let Some(t) = &self.tiles else { return };
-        let (s, room, factor) = (self.amx.vectors(), &mut *self.room, self.factor);
-        s.call(Dots { s, t, room, rows, keys, next_rows, factor, to });
+        let (s, scratch, factor) = (self.amx.vectors(), &mut *self.scratch, self.factor);
+        s.call(Dots { s, t, scratch, rows, keys, next_rows, factor, to });
     }
 
     #[inline(always)]
     fn add<S: Simd<f32>>(&mut self, _: S, rows: &mut DecodeRows<f32>, work: Weighted<'_, E>) {
         let Some(t) = &self.tiles else { return };
-        let (s, room, non_finite) = (self.amx.vectors(), &mut *self.room, self.non_finite);
+        let (s, scratch, non_finite) = (self.amx.vectors(), &mut *self.scratch, self.non_finite);
         match rows.width {
-            1 => s.call(Add::<E, 1> { s, t, room, rows, work, non_finite }),
-            2 => s.call(Add::<E, 2> { s, t, room, rows, work, non_finite }),
-            4 => s.call(Add::<E, 4> { s, t, room, rows, work, non_finite }),
-            8 => s.call(Add::<E, 8> { s, t, room, rows, work, non_finite }),
-            _ => s.call(Add::<E, 16> { s, t, room, rows, work, non_finite }),
+            1 => s.call(Add::<E, 1> { s, t, scratch, rows, work, non_finite }),
+            2 => s.call(Add::<E, 2> { s, t, scratch, rows, work, non_finite }),
+            4 => s.call(Add::<E, 4> { s, t, scratch, rows, work, non_finite }),
+            8 => s.call(Add::<E, 8> { s, t, scratch, rows, work, non_finite }),
+            _ => s.call(Add::<E, 16> { s, t, scratch, rows, work, non_finite }),
         }
     }
 
     fn finish(&mut self, rows: &mut DecodeRows<f32>) -> bool {
         self.tiles = None;
-        let sums = &self.room.sums;
+        let sums = &self.scratch.sums;
         let bad = |row: &SumRow| row.0.iter().any(|x| !x.is_finite());
         if !self.non_finite && sums.iter().any(bad) {
             self.non_finite = true;
             return false;
         }
-        let (each, chunks) = (rows.width.min(EACH), sums.len() / (DECODE_MAX_ROWS / EACH * ROWS));
+        let (each, chunks) = (
+            rows.width.min(ROWS_PER_WEIGHT_TILE),
+            sums.len() / (DECODE_MAX_ROWS / ROWS_PER_WEIGHT_TILE * ROWS),
+        );
         for row in 0..rows.count {
             let to = rows.sums.row_mut(row);
             for chunk in 0..chunks {
@@ -184,7 +189,7 @@ fn prefetch_part<E>(s: Avx512, next_rows: Rows<'_, E>, step: usize, steps: usize
 struct Dots<'t, E: Element> {
     s: Avx512,
     t: &'t Tiles,
-    room: &'t mut AmxDecodeScratch,
+    scratch: &'t mut AmxDecodeScratch,
     rows: &'t DecodeRows<f32>,
     keys: Rows<'t, E>,
     next_rows: Rows<'t, E>,
@@ -196,8 +201,8 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
-        let Self { s, t, room, rows, keys, next_rows, factor, to } = self;
-        let AmxDecodeScratch { queries, copies, .. } = room;
+        let Self { s, t, scratch, rows, keys, next_rows, factor, to } = self;
+        let AmxDecodeScratch { queries, copies, .. } = scratch;
         let (chunks, groups, width) = (keys.dim / WIDTH, keys.len.div_ceil(ROWS), rows.width);
         assert!(chunks * ROWS <= queries.len() && groups * ROWS * width <= to.len());
         for pair in (0..groups).step_by(2) {
@@ -237,7 +242,7 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
 struct Add<'t, E: Element, const WIDE: usize> {
     s: Avx512,
     t: &'t Tiles,
-    room: &'t mut AmxDecodeScratch,
+    scratch: &'t mut AmxDecodeScratch,
     rows: &'t mut DecodeRows<f32>,
     work: Weighted<'t, E>,
     non_finite: bool,
@@ -250,7 +255,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
         let (s, t) = (self.s, self.t);
         let Weighted { mut values, next_rows, weights, rescale, .. } = self.work;
         let (chunks, groups) = (values.dim / WIDTH, values.len.div_ceil(ROWS));
-        let each = WIDE.min(EACH);
+        let each = WIDE.min(ROWS_PER_WEIGHT_TILE);
         if rescale.iter().any(|x| *x != 1.0) {
             self.rescale();
         }
@@ -264,7 +269,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
             );
             values = Rows { data: &finite, stride: values.dim, ..values };
         }
-        let AmxDecodeScratch { weights: packed, sums, copies, .. } = &mut *self.room;
+        let AmxDecodeScratch { weights: packed, sums, copies, .. } = &mut *self.scratch;
         let mut here = [Matrix { first: std::ptr::null(), stride: 0 }; KEY_GROUPS];
         for group in 0..groups {
             // Only the last group is ever copied.
@@ -316,9 +321,9 @@ impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, E, WIDE> {
     /// Makes the sums so far smaller. What [`add_odd`](Self::add_odd) has added stays what it is.
     #[inline(never)]
     fn rescale(&mut self) {
-        let (each, rescale) = (WIDE.min(EACH), self.work.rescale);
+        let (each, rescale) = (WIDE.min(ROWS_PER_WEIGHT_TILE), self.work.rescale);
         let chunks = self.work.values.dim / WIDTH;
-        for (i, sums) in self.room.sums.iter_mut().enumerate() {
+        for (i, sums) in self.scratch.sums.iter_mut().enumerate() {
             let row = i / (chunks * ROWS) * each + i % ROWS % each;
             if i % ROWS < 2 * each && row < DECODE_MAX_ROWS {
                 sums.0.iter_mut().for_each(|x| *x *= rescale[row]);
@@ -361,7 +366,7 @@ fn pack_weights<const WIDE: usize>(s: Avx512, weights: &[f32], to: &mut [TileRow
         }
         half /= 2;
     }
-    let each = WIDE.min(EACH);
+    let each = WIDE.min(ROWS_PER_WEIGHT_TILE);
     for (i, row) in rows.into_iter().enumerate() {
         // The bf16 terms stand in the order of their bits read backwards.
         let row_at = if WIDE == 1 { 0 } else { i.reverse_bits() >> (usize::BITS - WIDE.ilog2()) };

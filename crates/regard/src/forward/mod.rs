@@ -78,7 +78,7 @@ pub(crate) struct Scratch<N> {
     pub(crate) factors: Vec<Lanes<N>>,
     pub(crate) block_loop: BlockLoop<N>,
     /// For products on tiles.
-    pub(crate) room: Option<AmxScratch>,
+    pub(crate) scratch: Option<AmxScratch>,
     /// For decoding.
     pub(crate) decode: Option<DecodeScratch<N>>,
 }
@@ -105,7 +105,7 @@ impl<N: Number> Scratch<N> {
             tile: zeros(BLOCK_KEYS),
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             block_loop: BlockLoop::new(),
-            room: tiles.filter(|_| !decode).map(|sizes| AmxScratch::new(sizes, groups)),
+            scratch: tiles.filter(|_| !decode).map(|sizes| AmxScratch::new(sizes, groups)),
             decode: decode.then(|| DecodeScratch::new(problem, tiles)),
         }
     }
@@ -165,7 +165,7 @@ impl<E: Element> AmxTask for Forward<'_, '_, E> {
     fn terms(&self) -> Option<usize> {
         let decode =
             self.scratch.decode.as_ref().and_then(|decode| decode.tiles.as_ref()).map(|_| 1);
-        decode.or(self.scratch.room.as_ref().map(AmxScratch::terms))
+        decode.or(self.scratch.scratch.as_ref().map(AmxScratch::terms))
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -183,7 +183,7 @@ impl<E: Element> Forward<'_, '_, E> {
     #[inline(always)]
     pub(crate) fn prefetch_head<S: Simd<E::Num>>(&mut self, s: S) {
         let Self { call, scope, rows, .. } = *self;
-        if scope.k_len > SHORT {
+        if scope.k_len > PREFETCH_MAX_KEYS {
             return;
         }
         let (k, v) = call.keys_and_values(scope);
@@ -309,4 +309,4 @@ impl<E: Element> Forward<'_, '_, E> {
 }
 
 /// Keys of a short head.
-const SHORT: usize = 64;
+const PREFETCH_MAX_KEYS: usize = 64;

@@ -5,9 +5,9 @@ use crate::simd::GROUP;
 use std::ops::Range;
 
 /// Positions of a part, at least: a part costs one more pass over its keys.
-const PART: usize = 1024;
+const PART_ROWS: usize = 1024;
 /// Parts that the heads of an item make together, where they are long enough: what a few heads need to fill many threads.
-const TASKS: usize = 8;
+const TASKS_PER_ITEM: usize = 8;
 
 /// The rows and keys of an item on one line of positions. Causal: the last of both stand together at its end. Else both begin
 /// at its beginning, and where they stand means nothing.
@@ -55,8 +55,8 @@ impl Grid {
     /// The parts of one of `heads` heads, as ranges of chunks; at least one.
     pub(crate) fn parts(self, heads: usize) -> Vec<Range<usize>> {
         let chunks = self.chunks();
-        let most = TASKS.div_ceil(heads.max(1));
-        let each = chunks.div_ceil((chunks * GROUP / PART).clamp(1, most)).max(1);
+        let most = TASKS_PER_ITEM.div_ceil(heads.max(1));
+        let each = chunks.div_ceil((chunks * GROUP / PART_ROWS).clamp(1, most)).max(1);
         let firsts = (0..chunks.max(1)).step_by(each);
         firsts.map(|first| first..(first + each).min(chunks)).collect()
     }

@@ -133,7 +133,7 @@ pub(crate) struct Linear<'t, E: Element> {
     pub(crate) call: &'t Call<'t, E>,
     pub(crate) part: &'t Part,
     pub(crate) work: Work<'t, E>,
-    pub(crate) room: &'t mut LinearScratch<E::Num>,
+    pub(crate) scratch: &'t mut LinearScratch<E::Num>,
 }
 
 /// Returns the sums of its keys with those before; of its rows, where it makes the gradients of queries.
@@ -141,8 +141,8 @@ impl<E: Element> Task<E::Num> for Linear<'_, E> {
     type Out = Sums<E::Num>;
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) -> Sums<E::Num> {
-        let Self { call, part, work, room } = self;
-        let mut chunk_loop = ChunkLoop { call, part, room };
+        let Self { call, part, work, scratch } = self;
+        let mut chunk_loop = ChunkLoop { call, part, scratch };
         let Part { grid, ref chunks, .. } = *part;
         let chunks = chunks.clone().map(|i| grid.chunk(i));
         match work {
@@ -185,7 +185,7 @@ fn span(rows: &Range<usize>) -> Span {
 struct ChunkLoop<'t, E: Element> {
     call: &'t Call<'t, E>,
     part: &'t Part,
-    room: &'t mut LinearScratch<E::Num>,
+    scratch: &'t mut LinearScratch<E::Num>,
 }
 
 impl<E: Element> ChunkLoop<'_, E> {
@@ -194,7 +194,7 @@ impl<E: Element> ChunkLoop<'_, E> {
     fn load_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {
         let (&Part { item, head, .. }, map, keys) = (self.part, self.call.map, &chunk.keys);
         let (k, v) = (self.call.k.head(item, head), self.call.v.head(item, head));
-        let LinearScratch { keys: to, key_inputs, .. } = &mut *self.room;
+        let LinearScratch { keys: to, key_inputs, .. } = &mut *self.scratch;
         let row = |i: usize| k.row(keys.start + i);
         map.arguments(s, (row, keys.len()), Side::Keys, key_inputs, &mut to.features);
         sums.raise(map.reference(&to.features, keys.len()));
@@ -204,14 +204,14 @@ impl<E: Element> ChunkLoop<'_, E> {
 
     #[inline(always)]
     fn add_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {
-        sums.take(s, &self.room.keys, span(&chunk.keys), &self.room.all);
+        sums.take(s, &self.scratch.keys, span(&chunk.keys), &self.scratch.all);
     }
 
     /// The same as rows, to be intra_chunk, and who sees them.
     #[inline(always)]
     fn store_key_rows<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk) {
         let LinearScratch { keys: Pairs { features, feature_rows, .. }, visible, .. } =
-            &mut *self.room;
+            &mut *self.scratch;
         store_rows(s, features, chunk.keys.len(), E::Num::one(), feature_rows);
         visible.iter_mut().enumerate().for_each(|(key, visible)| *visible = chunk.seeing(key));
     }
@@ -220,7 +220,7 @@ impl<E: Element> ChunkLoop<'_, E> {
     #[inline(always)]
     fn load_queries<S: Simd<E::Num>>(&mut self, s: S, head: usize, rows: &Range<usize>) {
         let (map, q) = (self.call.map, self.call.q.head(self.part.item, head));
-        let LinearScratch { rows: to, query_inputs, .. } = &mut *self.room;
+        let LinearScratch { rows: to, query_inputs, .. } = &mut *self.scratch;
         let row = |i: usize| q.row(rows.start + i);
         map.arguments(s, (row, rows.len()), Side::Queries, query_inputs, &mut to.features);
         let top = map.largest(&to.features, rows.len());
@@ -236,7 +236,7 @@ impl<E: Element> ChunkLoop<'_, E> {
         head: usize,
         rows: &Range<usize>,
     ) -> E::Num {
-        let LinearScratch { rows: to, spare, .. } = &mut *self.room;
+        let LinearScratch { rows: to, spare, .. } = &mut *self.scratch;
         let (one, zero) = (E::Num::one(), E::Num::zero());
         let [out, d_out] = [back.out, back.d_out].map(|view| view.head(self.part.item, head));
         let dim = out.dim;
@@ -279,7 +279,7 @@ impl<E: Element> ChunkLoop<'_, E> {
         let (span, dim) = (span(&chunk.rows), self.call.v.shape().dim);
         for part in (0..group).filter(|_| !chunk.rows.is_empty()) {
             self.load_queries(s, head * group + part, &chunk.rows);
-            let LinearScratch { keys, rows, payload, tile, visible, .. } = &mut *self.room;
+            let LinearScratch { keys, rows, payload, tile, visible, .. } = &mut *self.scratch;
             let given = (&rows.features[..], span);
             before.payload(s, given, payload);
             if grid.causal {
@@ -323,7 +323,7 @@ impl<E: Element> ChunkLoop<'_, E> {
             self.load_queries(s, head, &chunk.rows);
             let reference = self.load_output_grads(s, &back, head, &chunk.rows);
             let LinearScratch { keys, rows, features, tile, visible, query_inputs, all, .. } =
-                &mut *self.room;
+                &mut *self.scratch;
             let given = (&rows.payload[..], span);
             before.features(s, given, features);
             if grid.causal {
@@ -366,7 +366,7 @@ impl<E: Element> ChunkLoop<'_, E> {
             self.load_queries(s, head, &chunk.rows);
             let reference = self.load_output_grads(s, &back, head, &chunk.rows);
             let LinearScratch { keys, rows, features, payload, tile, visible, all, .. } =
-                &mut *self.room;
+                &mut *self.scratch;
             let (count, factor) = (chunk.rows.len(), behind.factor(-reference));
             store_rows(s, &rows.features, count, E::Num::one(), &mut rows.feature_rows);
             store_rows(s, &rows.payload, count, factor, &mut rows.payload_rows);
@@ -377,7 +377,7 @@ impl<E: Element> ChunkLoop<'_, E> {
             behind.take(s, rows, span(&chunk.rows), all);
         }
         let (map, span) = (self.call.map, span(&chunk.keys));
-        let LinearScratch { keys, features, payload, key_inputs, .. } = &mut *self.room;
+        let LinearScratch { keys, features, payload, key_inputs, .. } = &mut *self.scratch;
         map.derivative(s, span, &keys.features, features);
         let skipped = chunk.keys.start - d_k.rows().first;
         let dim = self.call.v.shape().dim;
@@ -391,7 +391,7 @@ impl<E: Element> ChunkLoop<'_, E> {
     fn fetch_by_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, behind: &Sums<E::Num>) {
         let (&Part { item, head, .. }, map, range) = (self.part, self.call.map, &chunk.keys);
         let (k, v) = (self.call.k.head(item, head), self.call.v.head(item, head));
-        let LinearScratch { keys, key_inputs, features, payload, .. } = &mut *self.room;
+        let LinearScratch { keys, key_inputs, features, payload, .. } = &mut *self.scratch;
         let row = |i: usize| k.row(range.start + i);
         map.arguments(s, (row, range.len()), Side::Keys, key_inputs, &mut keys.features);
         map.map(s, span(range), &Lanes([-behind.reference; GROUP]), &mut keys.features);

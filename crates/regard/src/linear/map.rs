@@ -36,7 +36,7 @@ pub enum FeatureMap {
 }
 
 /// Random features at most: more would be no mistake of ours.
-const MOST: usize = 1 << 20;
+const MAX_FEATURES: usize = 1 << 20;
 /// Entries of all random directions, at most.
 const ENTRIES: usize = 1 << 30;
 
@@ -66,8 +66,8 @@ impl FeatureMap {
             Self::PositiveRandom { features: 0, .. } => {
                 Err(Error::Zero { option: "random features" })
             }
-            Self::PositiveRandom { features, .. } if features > MOST => {
-                let (option, limit) = ("random features", MOST + 1);
+            Self::PositiveRandom { features, .. } if features > MAX_FEATURES => {
+                let (option, limit) = ("random features", MAX_FEATURES + 1);
                 Err(Error::OutOfRange { option, found: features, limit })
             }
             Self::PositiveRandom { features, .. } if dim > ENTRIES / features => {

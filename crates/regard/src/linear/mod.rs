@@ -279,10 +279,10 @@ impl<'c, E: Element> Tasks<'c, E> {
             self.machine.threads,
             self.parts.len(),
             || LinearScratch::new(&self.call),
-            |room, i| {
+            |scratch, i| {
                 let Some(work) = work(i) else { return };
                 let (call, part) = (&self.call, &self.parts[i]);
-                let sums = E::Num::enter(self.machine.isa, Linear { call, part, work, room });
+                let sums = E::Num::enter(self.machine.isa, Linear { call, part, work, scratch });
                 if query(i) {
                     found[i].get_or_init(|| sums);
                 }

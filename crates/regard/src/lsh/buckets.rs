@@ -1,7 +1,7 @@
 //! Who meets whom: keys sorted by their buckets, and where each row stands among them.
 
 use super::LshAttention;
-use super::candidates::{Lists, WORD, candidate_pairs};
+use super::candidates::{Lists, WORD_BITS, candidate_pairs};
 use super::hash::Hash;
 use crate::error::Error;
 use crate::machine::Machine;
@@ -42,7 +42,7 @@ impl Neighbours {
     /// Words of bits that hold any window.
     pub(super) fn words(self, k_len: usize) -> usize {
         let keys = self.size.saturating_mul(if self.causal { 2 } else { 3 }).min(k_len);
-        (keys.div_ceil(WORD) + 1).min(k_len.div_ceil(WORD))
+        (keys.div_ceil(WORD_BITS) + 1).min(k_len.div_ceil(WORD_BITS))
     }
 }
 

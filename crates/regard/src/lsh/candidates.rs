@@ -10,7 +10,7 @@ use crate::view::{TileMut, ViewMut};
 use std::ops::Range;
 
 /// Keys of a word of bits.
-pub(super) const WORD: usize = 64;
+pub(super) const WORD_BITS: usize = 64;
 
 /// Who sees whom in the order of a round and met in none before.
 pub(super) fn candidate_pairs(
@@ -20,7 +20,7 @@ pub(super) fn candidate_pairs(
     (keys, rows): (&Lists, &Lists),
 ) -> Result<NearBits, Error> {
     let Dims { batch, heads, q_len, k_len, .. } = buckets.dims;
-    let padded = k_len.next_multiple_of(WORD);
+    let padded = k_len.next_multiple_of(WORD_BITS);
     // Of the keys in this order: themselves, then where they stood in each round before.
     let mut before = Lists::new([batch * heads.kv, 1 + round, padded]);
     before.fill(machine, Vec::new, |_: &mut Vec<u32>, (item, earlier), list| {
@@ -38,7 +38,7 @@ pub(super) fn candidate_pairs(
     let width = buckets.how.words(k_len);
     let mut words = vec![0; batch * heads.q * q_len * (1 + width)];
     let mut view = ViewMut::bhsd(&mut words, [batch, heads.q, q_len, 1 + width])?;
-    view.change(machine.threads, WORD, Vec::new, |windows, batch, tile| {
+    view.change(machine.threads, WORD_BITS, Vec::new, |windows, batch, tile| {
         let before = &before;
         f32::enter(machine.isa, See { buckets, rows, before, batch, windows, tile });
     });
@@ -75,13 +75,13 @@ impl<N: Number> Task<N> for See<'_, '_> {
             windows.push(index(buckets.keys_before(row))..u32::MAX);
             windows.extend((0..lists - 1).map(window).map(|w| index(w.start)..index(w.end)));
             let (own, to) = (window(lists - 1), tile.update(head, lane));
-            let first = own.start / WORD;
+            let first = own.start / WORD_BITS;
             to[0] = first as u64;
             for (i, to) in to[1..].iter_mut().enumerate() {
-                *to = within(&own, (first + i) * WORD);
+                *to = within(&own, (first + i) * WORD_BITS);
                 if *to != 0 {
                     let hides = |(list, window): (usize, &Range<u32>)| {
-                        let list = before.of(item, list)[(first + i) * WORD..].first_chunk();
+                        let list = before.of(item, list)[(first + i) * WORD_BITS..].first_chunk();
                         (list, window.clone())
                     };
                     *to &= !hidden(windows.iter().enumerate().map(hides));
@@ -99,7 +99,7 @@ fn index(place: usize) -> u32 {
 /// The bits of a range in the word that begins at `at`.
 fn within(range: &Range<usize>, at: usize) -> u64 {
     let below = |n: usize| match n.saturating_sub(at) {
-        n if n >= WORD => u64::MAX,
+        n if n >= WORD_BITS => u64::MAX,
         n => (1 << n) - 1,
     };
     below(range.end) & !below(range.start)
@@ -107,8 +107,8 @@ fn within(range: &Range<usize>, at: usize) -> u64 {
 
 /// Which of 64 keys are in a window of any list.
 #[inline(always)]
-fn hidden<'l>(lists: impl Iterator<Item = (Option<&'l [u32; WORD]>, Range<u32>)>) -> u64 {
-    let mut inside = [0u32; WORD];
+fn hidden<'l>(lists: impl Iterator<Item = (Option<&'l [u32; WORD_BITS]>, Range<u32>)>) -> u64 {
+    let mut inside = [0u32; WORD_BITS];
     for (list, Range { start, end }) in lists {
         let Some(list) = list else { continue };
         for (inside, place) in inside.iter_mut().zip(list) {
@@ -139,13 +139,13 @@ impl Lists {
     pub(super) fn fill<M>(
         &mut self,
         machine: Machine,
-        memory: impl Fn() -> M + Sync,
+        scratch: impl Fn() -> M + Sync,
         task: impl Fn(&mut M, (usize, usize), &mut [u32]) + Sync,
     ) -> Result<(), Error> {
         let [batch, heads, len] = self.sizes;
         let mut view = ViewMut::bhsd(&mut self.data, [batch * heads, 1, 1, len])?;
-        view.change(machine.threads, 1, memory, |memory, i, mut list| {
-            task(memory, (i / heads, i % heads), list.update(0, 0));
+        view.change(machine.threads, 1, scratch, |scratch, i, mut list| {
+            task(scratch, (i / heads, i % heads), list.update(0, 0));
         });
         Ok(())
     }

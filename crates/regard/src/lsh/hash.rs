@@ -54,15 +54,15 @@ impl<N: Number> Hash<N> {
         if self.digits == 0 {
             return Ok(codes);
         }
-        let memory = || Memory {
+        let scratch = || Scratch {
             lanes: vec![Lanes([N::default(); GROUP]); self.dim],
             tile: [Lanes([N::default(); GROUP]); DIRECTIONS],
         };
         let mut view = ViewMut::bhsd(&mut codes, [batch, heads, len, self.rounds])?;
-        view.change(machine.threads, GROUP, memory, |memory, b, mut codes| {
+        view.change(machine.threads, GROUP, scratch, |scratch, b, mut codes| {
             for head in 0..heads {
                 let (rows, codes) = (x.head(b, head), &mut codes);
-                N::enter(machine.isa, HashRows { hash: self, rows, head, codes, memory });
+                N::enter(machine.isa, HashRows { hash: self, rows, head, codes, scratch });
             }
         });
         Ok(codes)
@@ -78,7 +78,7 @@ fn normal(seed: u64, round: usize, entry: usize) -> f64 {
     (-2.0 * unit(words[0]).ln()).sqrt() * (std::f64::consts::TAU * unit(words[1])).cos()
 }
 
-struct Memory<N> {
+struct Scratch<N> {
     lanes: Vec<Lanes<N>>,
     tile: [Lanes<N>; DIRECTIONS],
 }
@@ -89,14 +89,14 @@ struct HashRows<'t, 'v, E: Element> {
     rows: Rows<'t, E>,
     head: usize,
     codes: &'t mut TileMut<'v, u32>,
-    memory: &'t mut Memory<E::Num>,
+    scratch: &'t mut Scratch<E::Num>,
 }
 
 impl<E: Element> Task<E::Num> for HashRows<'_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self { hash, rows, head, codes, memory: Memory { lanes, tile } } = self;
+        let Self { hash, rows, head, codes, scratch: Scratch { lanes, tile } } = self;
         let (digits, dim) = (hash.digits as usize, hash.dim);
         let own = codes.rows();
         load_transposed(s, |i| rows.row(own.row(i)), own.count, E::Num::from_f64(1.0), lanes);

@@ -138,10 +138,10 @@ impl LshAttention {
         let problem = self.check((q, k, v))?;
         let buckets = Buckets::new(self, machine, problem.dims(), (q, k))?;
         let (mut found, mut rounds) = (Vec::new(), Vec::new());
-        let mut room = Sorted::new([q, k, v].map(|x| x.shape()))?;
+        let mut scratch = Sorted::new([q, k, v].map(|x| x.shape()))?;
         for i in 0..self.rounds {
             let round = buckets.round(machine, i)?;
-            let (q, k, v) = room.put(machine, &round.order, (q, k, v));
+            let (q, k, v) = scratch.put(machine, &round.order, (q, k, v));
             let plan = self.plan(machine, round.mask, (q, k, v))?;
             found.push(plan.forward(q, k, v)?);
             rounds.push(round.order);
@@ -181,10 +181,10 @@ impl LshAttention {
         }
         output_grads.without_selection("softmax")?;
         let shapes = [q, k, v].map(|x| x.shape());
-        let (mut sums, mut room) = (Sums::new(shapes)?, Sorted::new(shapes)?);
+        let (mut sums, mut scratch) = (Sums::new(shapes)?, Sorted::new(shapes)?);
         for i in 0..buckets.rounds() {
             let round = buckets.round(machine, i)?;
-            let (q, k, v) = room.put(machine, &round.order, (q, k, v));
+            let (q, k, v) = scratch.put(machine, &round.order, (q, k, v));
             let order = |b, head| round.order.rows(b, head);
             let merged = reordered(machine, output, order)?;
             let d_out = copied(machine, output_grads.out, order)?;

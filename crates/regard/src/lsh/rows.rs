@@ -40,7 +40,7 @@ fn copy<'o, E: Element>(
 }
 
 /// Rows that are asked for ahead: they lie anywhere, and finding the page of one takes as long as copying several.
-const AHEAD: usize = 8;
+const PREFETCH_ROWS: usize = 8;
 
 /// Some rows of a head.
 struct CopyRows<'t, 'v, E> {
@@ -56,7 +56,7 @@ impl<E: Element> Task<E::Num> for CopyRows<'_, '_, E> {
         let Self { x, order, to: (tile, head) } = self;
         let rows = tile.rows();
         for lane in 0..rows.count {
-            if let Some(later) = order.get(rows.row(lane) + AHEAD) {
+            if let Some(later) = order.get(rows.row(lane) + PREFETCH_ROWS) {
                 prefetch_l1(s, x.row(*later as usize));
             }
             let from = x.row(order[rows.row(lane)] as usize);

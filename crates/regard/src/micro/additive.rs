@@ -30,7 +30,7 @@ const FARTHEST: f64 = 40.0;
 /// Where tanh is 1 in all its digits; four of these can be multiplied.
 const LARGEST: f64 = (1u32 << 30) as f64;
 /// Tangents that share a division.
-const TOGETHER: usize = 4;
+const UNITS_PER_PASS: usize = 4;
 
 impl<N: Number> Layer<N> {
     /// Of so many units; 0 where there is no hidden layer.
@@ -130,7 +130,7 @@ impl<N: Number> Layer<N> {
         x = quotients(s, x);
         let apart = low(self.apart[key] >> lane) & (u32::MAX >> (32 - S::LANES));
         if apart != 0 {
-            let mut each = [Lanes([N::zero(); GROUP]); TOGETHER];
+            let mut each = [Lanes([N::zero(); GROUP]); UNITS_PER_PASS];
             s.call(OneByOne { k: &k[unit..], q: &q[unit..], lane, to: &mut each[..UNITS] });
             for (x, each) in x.iter_mut().zip(&each) {
                 *x = s.select(s.lanes(apart), s.load(&each.0[lane..]), *x);
@@ -186,7 +186,7 @@ fn quotients<N: Number, S: Simd<N>, const UNITS: usize>(s: S, p: [S::V; UNITS]) 
         *x = s.add(*x, one);
     }
     let mut inverse = below;
-    if UNITS == TOGETHER {
+    if UNITS == UNITS_PER_PASS {
         let (a, b) = (s.mul(below[0], below[1]), s.mul(below[2], below[3]));
         let all = s.div(one, s.mul(a, b));
         let (a, b) = (s.mul(all, b), s.mul(all, a));
@@ -220,13 +220,13 @@ impl<N: Number> Task<N> for Similarities<'_, N> {
     fn run<S: Simd<N>>(self, s: S) {
         let Self { layer, k, q, span, tile } = self;
         layer.take_keys(s, k);
-        let (units, whole) = (layer.v.len(), layer.v.len() / TOGETHER * TOGETHER);
+        let (units, whole) = (layer.v.len(), layer.v.len() / UNITS_PER_PASS * UNITS_PER_PASS);
         for (key, tile) in tile.iter_mut().enumerate() {
             let k = (key, k.row(key));
             for lane in span.vectors::<N, S>() {
                 let mut sum = s.splat(N::zero());
-                for unit in (0..whole).step_by(TOGETHER) {
-                    let t = layer.tangents::<S, TOGETHER>(s, k, (unit, q), lane);
+                for unit in (0..whole).step_by(UNITS_PER_PASS) {
+                    let t = layer.tangents::<S, UNITS_PER_PASS>(s, k, (unit, q), lane);
                     for (v, t) in layer.v[unit..].iter().zip(t) {
                         sum = s.fma(s.splat(*v), t, sum);
                     }
@@ -266,9 +266,9 @@ impl<N: Number> Task<N> for SimilaritiesBackward<'_, N> {
     #[inline(always)]
     fn run<S: Simd<N>>(mut self, s: S) {
         let units = self.layer.v.len();
-        let whole = units / TOGETHER * TOGETHER;
-        for unit in (0..whole).step_by(TOGETHER) {
-            self.units::<S, TOGETHER>(s, unit);
+        let whole = units / UNITS_PER_PASS * UNITS_PER_PASS;
+        for unit in (0..whole).step_by(UNITS_PER_PASS) {
+            self.units::<S, UNITS_PER_PASS>(s, unit);
         }
         for unit in whole..units {
             self.units::<S, 1>(s, unit);

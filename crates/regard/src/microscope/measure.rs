@@ -165,13 +165,13 @@ pub struct Pooled<N> {
 }
 
 /// Queries of a strip, at least: its cells are added to those of others once for so many.
-const STRIP: usize = 1024;
+const STRIP_ROWS: usize = 1024;
 
 /// Strips of a head, at most: so many times the keys are held, where each key has a cell.
-const STRIPS: usize = 32;
+const MAX_STRIPS: usize = 32;
 
 /// Strips that are at work or done, at most, before they are added up.
-const WAVE: usize = 64;
+const WAVE_STRIPS: usize = 64;
 
 impl<E: Element> AttentionView<'_, E> {
     /// Looks at all weights once, and once more at those that each mask lets through.
@@ -270,10 +270,10 @@ impl<E: Element> AttentionView<'_, E> {
     ) {
         let heads: Vec<_> = self.each_head().collect();
         let longest = heads.iter().map(|(batch, _)| self.rows_of(*batch).len()).max().unwrap_or(0);
-        let strip = longest.div_ceil(STRIPS).max(STRIP.saturating_mul(self.step));
+        let strip = longest.div_ceil(MAX_STRIPS).max(STRIP_ROWS.saturating_mul(self.step));
         let strip = strip.next_multiple_of(TILE_ROWS.saturating_mul(self.step));
         let each = longest.div_ceil(strip);
-        for wave in heads.chunks((WAVE / each.max(1)).max(1)) {
+        for wave in heads.chunks((WAVE_STRIPS / each.max(1)).max(1)) {
             let tasks = wave.len() * each;
             // Late strips first, for a causal mask gives them the most to do.
             let stats = collect(

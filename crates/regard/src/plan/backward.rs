@@ -24,9 +24,9 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 /// Tasks that the keys of an item make, where there are enough of them: what a few heads need to fill many threads.
-const TASKS: usize = 8;
+const TASKS_PER_ITEM: usize = 8;
 /// Pairs of a packed sequence's queries and keys, in all heads, for which all threads work on it: some milliseconds.
-const LONG: usize = 1 << 22;
+const LONG_ITEM_PAIRS: usize = 1 << 22;
 /// Keys of a task, at least: the cost of a part of `d_q` is that of about 20 keys.
 const TASK_KEYS: usize = 512;
 
@@ -140,7 +140,7 @@ impl<E: Element> Plan<'_, E> {
         // Two for a shared bias however short it is: nothing else would be parallel.
         let parts =
             (k_len / TASK_KEYS).max(if together[1] { (k_len / BLOCK_KEYS).min(2) } else { 1 });
-        let parts = parts.clamp(1, TASKS.div_ceil(apart));
+        let parts = parts.clamp(1, TASKS_PER_ITEM.div_ceil(apart));
         let each = k_len.div_ceil(parts).next_multiple_of(BLOCK_KEYS).max(1);
         let firsts = (0..k_len.max(1)).step_by(each);
         let keys: Vec<_> = firsts.map(|first| first..(first + each).min(k_len)).collect();
@@ -165,7 +165,7 @@ impl<E: Element> Plan<'_, E> {
         let (problem, threads) = (self.problem(), self.machine().threads);
         let Dims { batch, heads, .. } = problem.dims();
         let pairs = |item| problem.q_len(item).saturating_mul(problem.k_len(item));
-        let long = |item: &usize| pairs(*item).saturating_mul(heads.q) >= LONG;
+        let long = |item: &usize| pairs(*item).saturating_mul(heads.q) >= LONG_ITEM_PAIRS;
         let of_item = |item: usize, threads: usize| {
             let plan = self.of_item(item, threads);
             let mut sums = OptionSums::new(&plan, bias);

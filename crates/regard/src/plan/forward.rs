@@ -197,13 +197,13 @@ impl<E: Element> Plan<'_, E> {
         // Parts are kept of the items of this class alone, one after another.
         let offsets = cumulated(items.len(), q_len);
         let saved = [class.parts * heads.q, v_dim + STATE];
-        let mut room: Vec<E::Num>;
+        let mut scratch: Vec<E::Num>;
         let mut partial = None;
         if stages.len() > 1 {
-            room = filled(E::Num::default(), &[offsets[items.len()], saved[0], saved[1]])?;
+            scratch = filled(E::Num::default(), &[offsets[items.len()], saved[0], saved[1]])?;
             partial = Some(match self.problem.q_offsets() {
-                Some(_) => ViewMut::packed(&mut room, &offsets, saved)?,
-                None => ViewMut::bhsd(&mut room, [items.len(), saved[0], q_len(0), saved[1]])?,
+                Some(_) => ViewMut::packed(&mut scratch, &offsets, saved)?,
+                None => ViewMut::bhsd(&mut scratch, [items.len(), saved[0], q_len(0), saved[1]])?,
             });
         }
         let packed_kv = self.pack_kv(class, &items, &call);

@@ -12,7 +12,7 @@ use crate::source::Source;
 use crate::view::{Layout, Shape, Tensor, View};
 
 /// Positions that a shared past must have to be worth a call of its own.
-const WORTH: usize = 256;
+const MIN_SHARED_KEYS: usize = 256;
 
 impl<E: Element> Plan<'_, E> {
     /// [`forward_cached`](Self::forward_cached), but the pages that all sequences share
@@ -39,7 +39,7 @@ impl<E: Element> Plan<'_, E> {
             && q.offsets().is_none()
             && self.problem().treats_all_keys_alike()
             && from_the_start;
-        if !alike || sequences.len() < 2 || length < WORTH {
+        if !alike || sequences.len() < 2 || length < MIN_SHARED_KEYS {
             return self.forward_from(call);
         }
         let own = self.clone().beyond(length).forward_from(call)?;

@@ -102,7 +102,7 @@ struct HeadTiles<'t, 'a, E: Element> {
 }
 
 /// Rows and keys around an edge of a mask that a tile near it may count otherwise.
-const NEAR: i64 = (TILE_ROWS + 2 * BLOCK_KEYS) as i64;
+const EDGE_ROWS: i64 = (TILE_ROWS + 2 * BLOCK_KEYS) as i64;
 
 impl<E: Element> HeadTiles<'_, '_, E> {
     /// All tiles. Far from where an edge that goes with the rows meets one that stays, each tile counts as much more than the one
@@ -118,9 +118,9 @@ impl<E: Element> HeadTiles<'_, '_, E> {
         let rows = self.tiling.rows as i64;
         let tile_of = |row: i64| usize::try_from(row.div_euclid(rows)).unwrap_or(0).min(last);
         // Tiles near a turn one by one, and what lies between two of them as a series.
-        let near = breakpoints
-            .iter()
-            .map(|row| tile_of(row.saturating_sub(NEAR))..tile_of(row.saturating_add(NEAR)) + 1);
+        let near = breakpoints.iter().map(|row| {
+            tile_of(row.saturating_sub(EDGE_ROWS))..tile_of(row.saturating_add(EDGE_ROWS)) + 1
+        });
         let (mut sum, mut at) = ([0; 5], 0);
         for Range { start, end } in near.chain(std::iter::once(last..last + 1)) {
             sum = add(sum, self.series(at..start), 1);
