@@ -152,7 +152,7 @@ pub(crate) fn backward(
         let states = states.list("states")?.as_chunks().0;
         let entropy = entropy.as_ref().map(|entropy| entropy.list("entropy")).transpose()?;
         let (out, lse) = (call.like_out(out, "out")?, lse.list("lse")?);
-        let given = OutputView { out, lse, states, entropy, choice: None };
+        let given = OutputView { out, lse, states, entropy, selection: None };
         let soft = plan.problem().normalizer == Normalizer::Softmax;
         let grads = py.detach(|| match soft {
             true => plan.backward(q, k, v, given, upstream),

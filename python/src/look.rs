@@ -2,10 +2,10 @@
 
 use crate::array::{Array, Owned, by_type, refused};
 use crate::attention::Kept;
-use crate::options::{Call, Described, Stored};
+use crate::options::{Call, Described};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use regard::{AttentionView, Measure, Measured, Pool};
+use regard::{AttentionView, Measure, Measured, Number, Pool};
 use serde::Deserialize;
 
 /// What is looked at, and what is asked of it.
@@ -81,11 +81,11 @@ pub(crate) fn look<'py>(
     })
 }
 
-fn answer<'py, E: Stored>(
+fn answer<'py, N: crate::array::Named + Number>(
     py: Python<'py>,
     call: &Call,
     question: &Question,
-    view: &AttentionView<'_, E>,
+    view: &AttentionView<'_, N>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let dims = view.problem().dims();
     let heads = if question.head.is_some() { 1 } else { dims.batch * dims.heads.q };

@@ -140,7 +140,7 @@ impl Row {
                 let (q, k, v) = data.inputs();
                 let plan = Plan::new(problem.clone(), Machine::detect())?;
                 let output = plan.forward(q, k, v)?;
-                let grads = plan.backward(q, k, v, &output, data.upstream(case))?;
+                let grads = plan.backward(q, k, v, &output, data.output_grads(case))?;
                 Ok((output, grads))
             })
             .map_err(|error: regard::Error| refused(error))?;

@@ -22,7 +22,8 @@ pub fn backward(
     let (q, k, v) = views(head)?;
     let rows = |x| View::matrix(x, [head.q_len(), head.v_dim]);
     let out = rows(&attended.out)?;
-    let output = OutputView { out, lse: &attended.lse, states: &[], entropy: None, choice: None };
+    let output =
+        OutputView { out, lse: &attended.lse, states: &[], entropy: None, selection: None };
     let grads = plan(head, machine)?.backward(q, k, v, output, rows(d_out)?)?;
     Ok(Grads { q: grads.q.into_data(), k: grads.k.into_data(), v: grads.v.into_data() })
 }

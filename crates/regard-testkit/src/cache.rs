@@ -1,71 +1,70 @@
-//! What a cache should do: a plain list of rows for each sequence, and a [`KvCache`] held against it.
+//! Model-based test of [`KvCache`]: a plain list of rows for each sequence is the model.
 //!
-//! Four random bytes are a call, whatever they are: property tests, the long seeded run and the fuzzer drive the same
-//! [`CacheModel`].
+//! Any four bytes encode a call, so property tests, the long seeded run and the fuzzer all drive the same [`CacheModel`].
 
 use crate::data::{Arrangement, Stored};
 use regard::{CacheShape, Error, KvCache, Sequence, Shape};
 use std::ops::Range;
 
-/// Sequences alive at once.
+/// Maximum number of live sequences.
 const MOST: usize = 7;
 
-/// Stale handles kept to be tried again.
+/// Maximum number of stale handles kept for later calls.
 const STALE: usize = 16;
 
-/// A cache, and what it should hold. Every call checks the cache and panics where the two differ.
+/// A cache and its model. Every call checks the cache and panics if the two differ.
 #[derive(Debug)]
 pub struct CacheModel {
     cache: KvCache<f64>,
     shape: CacheShape,
-    /// Bytes of a page.
+    /// Bytes per page.
     page_bytes: usize,
-    /// Pages that the budget allows.
+    /// Number of pages that the budget allows.
     most_pages: usize,
     live: Vec<Held>,
     stale: Vec<Sequence>,
-    /// Rows appended so far: the name of the next one.
+    /// Number of rows appended so far, which is the id of the next row.
     rows: u64,
-    /// Pages taken so far: the name of the next one.
+    /// Number of pages allocated so far, which is the id of the next page.
     pages: u64,
-    /// Pages in use at once, at most: so many are allocated, if those that wait are taken first.
+    /// Peak number of pages in use. The cache allocates no more than these if it reuses free pages first.
     peak: usize,
     seen: Seen,
 }
 
-/// One sequence.
+/// Model of one sequence.
 #[derive(Clone, Debug)]
 struct Held {
     handle: Sequence,
-    /// The name of each row, with the evicted ones.
+    /// Id of each row, including evicted rows.
     rows: Vec<u64>,
-    /// The name of each page, with the evicted ones.
+    /// Id of each page, including evicted pages.
     pages: Vec<u64>,
-    /// Pages evicted.
+    /// Number of evicted pages.
     evicted: usize,
 }
 
 impl Held {
-    /// The pages that it holds.
+    /// Ids of the pages that are not evicted.
     fn pages(&self) -> &[u64] {
         &self.pages[self.evicted..]
     }
 }
 
-/// How often something happened, so that a test can ask whether it happened at all.
+/// Counts of events, so that a test can assert that they occurred.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// Calls that the budget did not allow.
+    /// Calls rejected because of the budget.
     pub over_budget: usize,
-    /// Shared pages that were copied before they were written.
+    /// Shared pages copied before a write.
     pub copied: usize,
-    /// Sequences that were evicted or cut.
+    /// Sequences evicted from or truncated.
     pub shortened: usize,
-    /// Stale handles that were refused.
+    /// Stale handles rejected.
     pub stale: usize,
 }
 
-/// One call, of the live sequence `of`.
+/// One call on the live sequence `of`.
 #[derive(Clone, Copy, Debug)]
 enum Call {
     Start,
@@ -79,10 +78,10 @@ enum Call {
 }
 
 impl CacheModel {
-    /// A cache of up to 3 heads, 3 features, 5 positions in a page and 16 pages.
+    /// Creates a cache of up to 3 heads, 3 key features, 3 value features, 5 positions per page and 16 pages.
     ///
     /// # Panics
-    /// If the cache refuses that.
+    /// If the cache rejects these sizes.
     #[must_use]
     pub fn new(bytes: [u8; 4]) -> Self {
         let [a, b, c, d] = bytes.map(usize::from);
@@ -90,7 +89,7 @@ impl CacheModel {
             CacheShape { heads: a % 3 + 1, qk_dim: b % 3 + 1, v_dim: b / 3 % 4, page: c % 5 + 1 };
         let page_bytes = shape.heads * shape.page * (shape.qk_dim + shape.v_dim) * size_of::<f64>();
         let most_pages = d % 16 + 1;
-        // Bytes that are not enough for another page.
+        // The budget includes some bytes that do not suffice for another page.
         let budget = most_pages * page_bytes + a * b % page_bytes;
         let cache = KvCache::new(shape, budget).expect("a small shape and a budget for its page");
         assert_eq!((cache.shape(), cache.budget(), cache.bytes()), (shape, budget, 0));
@@ -99,16 +98,16 @@ impl CacheModel {
         Self { cache, shape, page_bytes, most_pages, live, stale, rows, pages, peak, seen }
     }
 
-    /// What happened so far.
+    /// Counts of the events so far.
     #[must_use]
     pub fn seen(&self) -> Seen {
         self.seen
     }
 
-    /// Makes the call that the bytes stand for, on both sides, and compares the sequences it touched.
+    /// Makes the call that the bytes encode, on the cache and on the model, and compares the sequences it affects.
     ///
     /// # Panics
-    /// If the cache does not do what it should.
+    /// If the cache differs from the model.
     pub fn step(&mut self, bytes: [u8; 4]) {
         let call = self.call(bytes);
         let touched = match call {
@@ -131,7 +130,7 @@ impl CacheModel {
         assert_eq!(self.cache.bytes_in_use(), in_use * self.page_bytes, "in use: {call:?}");
     }
 
-    /// The call that the bytes stand for.
+    /// Decodes a call.
     fn call(&self, bytes: [u8; 4]) -> Call {
         let CacheShape { page, .. } = self.shape;
         let [kind, of, a, b] = bytes.map(usize::from);
@@ -146,7 +145,7 @@ impl CacheModel {
             0 => Call::Start,
             1 | 2 => Call::Fork { of },
             3 => Call::Free { of },
-            // From one too small to one too large.
+            // From below the first position to beyond the end.
             4 | 5 => Call::Truncate { of, len: (first + number % (len - first + 3)).max(1) - 1 },
             6 | 7 => Call::Evict { of, before: number % (len + page + 2) },
             8 => Call::Misfit { of, axis: a },
@@ -165,7 +164,7 @@ impl CacheModel {
         self.join(Held { handle, rows: Vec::new(), pages: Vec::new(), evicted: 0 })
     }
 
-    /// A sequence more.
+    /// Adds a live sequence.
     fn join(&mut self, held: Held) -> Range<usize> {
         let mut handles = self.live.iter().map(|h| &h.handle).chain(&self.stale);
         assert!(handles.all(|handle| *handle != held.handle), "a handle given twice");
@@ -208,11 +207,11 @@ impl CacheModel {
             self.rows += n as u64;
             self.pages += more as u64;
         }
-        // Those that shared the page, too.
+        // Includes the sequences that shared the page.
         if copied { 0..self.live.len() } else { of..of + 1 }
     }
 
-    /// Keys and values that do not fit the cache or each other.
+    /// Appends keys and values that do not fit the cache or each other.
     fn misfit(&mut self, of: usize, axis: usize) -> Range<usize> {
         let CacheShape { heads, qk_dim, v_dim, .. } = self.shape;
         let mut shapes = [qk_dim, v_dim].map(|dim| Shape { batch: 1, heads, len: 2, dim });
@@ -260,7 +259,7 @@ impl CacheModel {
     fn evict(&mut self, of: usize, before: usize) -> Range<usize> {
         let CacheShape { page, .. } = self.shape;
         let held = &mut self.live[of];
-        // The last page that ends at `before` or earlier and is full.
+        // Evicts full pages that end at `before` or earlier.
         while (held.evicted + 1) * page <= before.min(held.rows.len()) {
             held.evicted += 1;
             self.seen.shortened += 1;
@@ -279,7 +278,7 @@ impl CacheModel {
         0..0
     }
 
-    /// A stale handle is refused by every call.
+    /// Every call rejects a stale handle.
     fn stale(&mut self, sequence: Sequence) -> Range<usize> {
         let CacheShape { heads, qk_dim, v_dim, .. } = self.shape;
         let [k, v] = [qk_dim, v_dim].map(|dim| {
@@ -306,7 +305,7 @@ impl CacheModel {
         0..0
     }
 
-    /// Pages that live sequences hold, each once.
+    /// Number of distinct pages of live sequences.
     fn in_use(&self) -> usize {
         let mut pages: Vec<u64> = self.live.iter().flat_map(|h| h.pages()).copied().collect();
         pages.sort_unstable();
@@ -314,7 +313,7 @@ impl CacheModel {
         pages.len()
     }
 
-    /// Compares all that can be asked about a sequence.
+    /// Compares everything that can be queried about a sequence.
     fn check(&self, of: usize, call: &Call) {
         let CacheShape { heads, qk_dim, v_dim, page } = self.shape;
         let (cache, held) = (&self.cache, &self.live[of]);
@@ -343,7 +342,7 @@ impl CacheModel {
         self.check_shared(&self.live.iter().collect::<Vec<_>>());
     }
 
-    /// Compares the pages that sequences share.
+    /// Compares the shared prefix of sequences.
     fn check_shared(&self, all: &[&Held]) {
         let CacheShape { page, .. } = self.shape;
         let start = all.iter().map(|h| h.evicted).max().unwrap_or(0);
@@ -355,20 +354,20 @@ impl CacheModel {
         assert_eq!(self.cache.shared_prefix(&handles), Ok(expected), "{handles:?}");
     }
 
-    /// Compares everything.
+    /// Compares all sequences.
     ///
     /// # Panics
-    /// If the cache does not hold what it should.
+    /// If the cache differs from the model.
     pub fn check_all(&self) {
         for of in 0..self.live.len() {
             self.check(of, &Call::Start);
         }
     }
 
-    /// Frees every sequence: no page may be in use then.
+    /// Frees every sequence and checks that no page is in use.
     ///
     /// # Panics
-    /// If one is.
+    /// If a page is still in use.
     pub fn free_all(&mut self) {
         while !self.live.is_empty() {
             self.free(0);
@@ -378,14 +377,13 @@ impl CacheModel {
     }
 }
 
-/// Which half of a row.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Key,
     Value,
 }
 
-/// The features of a row: numbers that no other row, head or half has.
+/// Features of a row: numbers that occur in no other row, head, key or value.
 fn features(name: u64, head: usize, part: Part, dim: usize) -> impl Iterator<Item = f64> {
     let first = ((name * 4 + head as u64) * 2 + part as u64) * 4;
     (0..dim as u64).map(move |d| (first + d) as f64)

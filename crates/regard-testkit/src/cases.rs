@@ -1,8 +1,8 @@
-//! The table: shapes x masks x scores x similarities x layouts x alignments x dtypes.
+//! The case table: shapes x masks x scores x similarities x layouts x alignments x dtypes.
 //!
-//! Not the full product, which has millions of rows: every mask with a few scores, every score with a few masks, every
-//! size with a few of both, and a seeded sample of the product for what nobody thought of. A row is small, about 10,000
-//! pairs, so that the table takes about a minute.
+//! The full product has millions of rows. The table has every mask with a few scores, every score with a few masks, every
+//! size with a few of both, and a seeded sample of the product for unforeseen combinations. A row has about 10,000 pairs,
+//! so that the table takes about a minute.
 
 use crate::data::Arrangement;
 use crate::linear;
@@ -13,51 +13,51 @@ use crate::scores::{Entries, SCORES, ScoreOption, bias};
 use regard::{Align, Dims, FeatureMap, Heads, Normalizer, Precision};
 use std::fmt;
 
-/// One call to be made and judged.
+/// One test call.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What the tensors hold.
+    /// Dtype of the tensors.
     pub dtype: Dtype,
-    /// The sizes.
+    /// Dimensions.
     pub dims: Dims,
-    /// Who may see whom.
+    /// Attention mask.
     pub mask: MaskCase,
-    /// What happens to the similarity.
+    /// Score options.
     pub scores: Vec<ScoreOption>,
-    /// How a query and a key make a number.
+    /// Similarity function.
     pub similarity: SimilarityCase,
-    /// How the tensors lie in memory.
+    /// Memory layout of the tensors.
     pub arrangement: Arrangement,
-    /// Where row 0 stands.
+    /// Position of row 0.
     pub align: Align,
-    /// The rate at which weights are dropped.
+    /// Dropout rate.
     pub dropout: Option<f64>,
-    /// Whether the entropy is asked for, and part of the loss.
+    /// Whether the entropy is computed and part of the loss.
     pub entropy: bool,
-    /// How scores become weights.
+    /// Normalizer of the scores.
     pub normalizer: Normalizer,
-    /// How far rows see around a centre of their own, if they have one.
+    /// Reach of local attention around the window center of each row, if local.
     pub reach: Option<usize>,
-    /// How exact the products are, if not as usual: such rows run only where that makes a difference.
+    /// Precision of the products, if not the default. Such rows run only where the precision makes a difference.
     pub precision: Option<Precision>,
-    /// Where a NaN stands among the inputs, and which one.
+    /// A NaN among the inputs: its tensor and its bit pattern.
     pub nan: Option<NanCase>,
-    /// Which function is computed.
+    /// Kind of attention.
     pub way: Way,
-    /// Of the inputs.
+    /// Seed of the inputs.
     pub seed: u64,
 }
 
-/// One NaN among the inputs of a case.
+/// A NaN among the inputs of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NanCase {
-    /// The tensor that it stands in.
+    /// The tensor that contains it.
     pub tensor: NanIn,
-    /// Which of [`NAN_BITS`] it is.
+    /// Index into [`NAN_BITS`].
     pub bits: usize,
 }
 
-/// The tensor that a NaN stands in.
+/// The tensor that contains a NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "their names")]
 pub enum NanIn {
@@ -69,10 +69,10 @@ pub enum NanIn {
 }
 
 impl NanIn {
-    /// All of them.
+    /// All tensors.
     pub const ALL: [Self; 5] = [Self::Q, Self::K, Self::V, Self::Bias, Self::DOut];
 
-    /// Its name in the names of cases.
+    /// Name used in case names.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -85,29 +85,30 @@ impl NanIn {
     }
 }
 
-/// NaN as processors and libraries make them, as `f16`; other types have the sign and the first and the last digits the same:
-/// what x86 and Arm make, what CUDA makes (all digits set), its negative, and a signalling one with its last digit alone.
+/// NaN bit patterns of processors and libraries, as `f16`. Other dtypes have the same sign and the same first and last
+/// mantissa bits: the NaN of x86 and Arm, the NaN of CUDA (all mantissa bits set), its negative, and a signaling NaN with
+/// only the last mantissa bit set.
 pub const NAN_BITS: [u16; 4] = [0x7e00, 0x7fff, 0xffff, 0x7c01];
 
-/// Which function a case computes of its tensors.
+/// Kind of attention that a case computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Way {
-    /// Attention, by [`Plan`](regard::Plan).
+    /// Exact attention, by [`Plan`](regard::Plan).
     #[default]
     Exact,
-    /// [`LinearAttention`](regard::LinearAttention) with this map: full or causal, no options.
+    /// [`LinearAttention`](regard::LinearAttention) with this feature map: full or causal, no options.
     Linear(FeatureMap),
     /// [`LshAttention`](regard::LshAttention): full or causal, no options.
     Lsh {
-        /// How often everything is hashed.
+        /// Number of hash rounds.
         rounds: usize,
-        /// Keys of a block.
+        /// Keys per block.
         bucket_size: usize,
     },
 }
 
 impl Way {
-    /// Its name in the names of cases and in the report; none for the usual one.
+    /// Name used in case names and in the report; `None` for exact attention.
     #[must_use]
     pub fn name(self) -> Option<String> {
         match self {
@@ -118,21 +119,21 @@ impl Way {
     }
 }
 
-/// The type of the elements.
+/// Dtype of the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
     /// 32 bits.
     F32,
     /// 64 bits.
     F64,
-    /// 16 bits, 11 of them for the digits.
+    /// 16 bits, with a precision of 11 bits.
     F16,
-    /// The upper half of `f32`: 8 bits for the digits.
+    /// The upper half of `f32`, with a precision of 8 bits.
     Bf16,
 }
 
 impl Dtype {
-    /// Its name in the names of cases.
+    /// Name used in case names.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -144,27 +145,27 @@ impl Dtype {
     }
 }
 
-/// A [`Similarity`](regard::Similarity), without its data.
+/// A [`Similarity`](regard::Similarity) without its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimilarityCase {
     /// Dot products.
     Dot,
-    /// One `W` for all heads.
+    /// One `W` for all heads (Luong et al. 2015).
     General,
-    /// A `W` for each query head.
+    /// One `W` per query head.
     GeneralPerHead,
     /// Negative squared distances.
     Distance,
-    /// A hidden layer, one for all heads.
+    /// One hidden layer for all heads (Bahdanau et al. 2015).
     Additive,
-    /// A hidden layer for each head.
+    /// One hidden layer per head.
     AdditivePerHead,
-    /// The same over keys that are projected already.
+    /// One hidden layer for all heads, over keys that are already projected.
     AdditiveProjected,
 }
 
 impl SimilarityCase {
-    /// All of them.
+    /// All similarities.
     pub const ALL: [Self; 7] = [
         Self::Dot,
         Self::General,
@@ -175,7 +176,7 @@ impl SimilarityCase {
         Self::AdditiveProjected,
     ];
 
-    /// Its name in the names of cases.
+    /// Name used in case names.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -236,7 +237,7 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// Scaled dot products of dense `f32` tensors, no mask.
+    /// Scaled dot-product attention of dense `f32` tensors, no mask.
     #[must_use]
     pub fn new(dims: Dims) -> Self {
         Self {
@@ -258,19 +259,19 @@ impl Case {
         }
     }
 
-    /// The same with another mask.
+    /// Replaces the mask.
     #[must_use]
     pub fn mask(self, mask: MaskCase) -> Self {
         Self { mask, ..self }
     }
 
-    /// The same with other options.
+    /// Replaces the score options.
     #[must_use]
     pub fn scores(self, scores: &[ScoreOption]) -> Self {
         Self { scores: scores.to_vec(), ..self }
     }
 
-    /// The same with another similarity; `W` changes the number of features of the queries.
+    /// Replaces the similarity. With a projection, queries have another number of features than keys.
     #[must_use]
     pub fn similarity(mut self, similarity: SimilarityCase) -> Self {
         self.dims.q_dim = self.dims.qk_dim;
@@ -280,19 +281,20 @@ impl Case {
         Self { similarity, ..self }
     }
 
-    /// The same in another layout.
+    /// Replaces the layout.
     #[must_use]
     pub fn arrangement(self, arrangement: Arrangement) -> Self {
         Self { arrangement, ..self }
     }
 
-    /// The same elsewhere among the keys.
+    /// Replaces the alignment of queries and keys.
     #[must_use]
     pub fn align(self, align: Align) -> Self {
         Self { align, ..self }
     }
 
-    /// What the report is grouped by: the mask, each option, the similarity, the layout, the dtype; or the way alone.
+    /// Groups of the report: the mask, each option, the similarity, the layout and the dtype, or only the kind of attention
+    /// if it is not exact.
     #[must_use]
     pub fn groups(&self) -> Vec<String> {
         if let Some(way) = self.way.name() {
@@ -322,13 +324,13 @@ impl Case {
     }
 }
 
-/// Sizes: batch, query heads, key heads, queries, keys, features of a key, of a value.
+/// Dimensions from batch, query heads, KV heads, queries, keys, key features, value features.
 #[must_use]
 pub fn dims([batch, q, kv, q_len, k_len, qk_dim, v_dim]: [usize; 7]) -> Dims {
     Dims { batch, heads: Heads { q, kv }, q_len, k_len, q_dim: qk_dim, qk_dim, v_dim }
 }
 
-/// Shapes that meet every mask: around the edges of cells and tiles, more queries than keys, fewer, one.
+/// Shapes tested with every mask: at the edges of key blocks and tiles, with more queries than keys, with fewer, with one.
 const SHAPES: &[[usize; 7]] = &[
     [1, 1, 1, 1, 1, 1, 1],
     [2, 2, 1, 5, 7, 3, 4],
@@ -340,13 +342,13 @@ const SHAPES: &[[usize; 7]] = &[
     [3, 1, 1, 13, 65, 24, 3],
 ];
 
-/// Lengths around the widths of vectors, register tiles, cells and row tiles.
+/// Lengths around the widths of vectors, register tiles, key blocks and row tiles.
 const LENGTHS: &[usize] = &[1, 2, 3, 5, 7, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129];
 
-/// Features, within and beyond 256.
+/// Numbers of features, up to 256 and beyond.
 const FEATURES: &[usize] = &[1, 3, 8, 16, 17, 24, 40, 64, 72, 128, 256, 320];
 
-/// Shapes without keys, queries, items, heads or features of values.
+/// Shapes without keys, queries, items, heads or value features.
 pub(crate) const EMPTY: &[[usize; 7]] = &[
     [2, 2, 1, 5, 0, 3, 4],
     [2, 2, 1, 0, 5, 3, 4],
@@ -356,7 +358,7 @@ pub(crate) const EMPTY: &[[usize; 7]] = &[
     [1, 2, 2, 0, 0, 3, 4],
 ];
 
-/// Where row 0 may stand: at the ends, among the keys, before and behind them, and far outside.
+/// Positions of row 0: at the ends, among the keys, before and after them, and far outside.
 const ALIGNS: &[Align] = &[
     Align::Start,
     Align::Offset(3),
@@ -366,10 +368,10 @@ const ALIGNS: &[Align] = &[
     Align::Offset(1 << 40),
 ];
 
-/// Rows of `f32` at least.
+/// Minimum number of `f32` rows.
 const ROWS: usize = 5_200;
 
-/// The table.
+/// All rows of the table.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let mut table = masks_and_scores();
@@ -384,8 +386,8 @@ pub fn cases() -> Vec<Case> {
     while table.len() < ROWS {
         table.push(sampled(&mut noise));
     }
-    // Inputs differ from row to row, and some rows lie otherwise in memory, whatever they are about. All that follows from what
-    // a row is called, so that rows which are added change no others.
+    // Vary seed, layout, dropout and entropy from row to row. They derive from the name of the row, so that adding rows
+    // does not change others.
     for case in &mut table {
         let mut noise = Noise::of_name(&case.to_string());
         case.seed = noise.bits() >> 32;
@@ -404,7 +406,7 @@ pub fn cases() -> Vec<Case> {
         of(Dtype::F32, first, step).map(move |case| Case { precision: Some(precision), ..case })
     };
     let others = others.chain(exactly(Precision::F32, 0, 4)).chain(exactly(Precision::High, 3, 8));
-    // The tiles have a way of their own for few rows of bf16.
+    // AMX has a separate decode kernel for a few rows of `bf16`.
     let few = few_rows().into_iter().map(|case| Case { dtype: Dtype::Bf16, ..case });
     let others: Vec<Case> = others.chain(few).collect();
     table.extend(others);
@@ -414,9 +416,10 @@ pub fn cases() -> Vec<Case> {
     table
 }
 
-/// A NaN of every kind in every tensor, for every type and precision: it must reach what depends on it, and nothing else.
+/// Every NaN bit pattern in every tensor, for every dtype and precision: it must propagate to everything that depends on
+/// it, and to nothing else.
 fn nans() -> Vec<Case> {
-    // Many rows, a few rows of many keys, more than one tile of rows.
+    // Many rows, a few rows with many keys, more rows than one tile.
     let shapes = [[1, 2, 1, 33, 70, 32, 32], [1, 4, 1, 2, 200, 32, 64], [1, 1, 1, 130, 66, 24, 17]];
     let types = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16].map(|dtype| (dtype, None));
     let exactly = [Precision::F32, Precision::High].map(|p| (Dtype::F32, Some(p)));
@@ -438,7 +441,7 @@ fn nans() -> Vec<Case> {
     table
 }
 
-/// Other ways from scores to weights: each with some masks, scores, similarities and shapes.
+/// Normalizers other than softmax: each with some masks, scores, similarities and shapes.
 fn normalised() -> Vec<Case> {
     let normalizers = [
         Normalizer::TopK(1),
@@ -458,7 +461,7 @@ fn normalised() -> Vec<Case> {
                 table.push(case.clone().mask(named(mask)).similarity(similarity));
             }
             let scores = (0..4).map(|j| SCORES[(13 * n + 5 * i + 11 * j) % SCORES.len()]);
-            // Only some have a place for a sink.
+            // Only top-k supports sinks.
             let fits = |scores: &&[ScoreOption]| {
                 matches!(normalizer, Normalizer::TopK(_)) || !scores.contains(&ScoreOption::Sinks)
             };
@@ -470,7 +473,7 @@ fn normalised() -> Vec<Case> {
     table
 }
 
-/// Rows that look around a centre of their own.
+/// Local attention around a window center per row (Luong et al. 2015).
 fn local() -> Vec<Case> {
     let mut table = Vec::new();
     for (i, shape) in SHAPES.iter().enumerate() {
@@ -504,7 +507,7 @@ fn masks_and_scores() -> Vec<Case> {
             }
         }
     }
-    // Rows of padding whose every bias is the lowest number: as good as no bias at all.
+    // Padding rows in which every bias is the lowest number: equivalent to no bias.
     for entries in ["b11k", "11q1", "bhqk"] {
         let scores = [bias(entries, Entries::OnlyLowest)];
         table.push(Case::new(dims([2, 2, 2, 9, 21, 8, 8])).scores(&scores));
@@ -541,7 +544,7 @@ fn sizes() -> Vec<Case> {
     table
 }
 
-/// Every mask that speaks of positions, at every alignment.
+/// Every mask at every alignment.
 fn aligned() -> Vec<Case> {
     let scores = [&[][..], &[ScoreOption::Clipped(4)], &[ScoreOption::T5 { bidirectional: true }]];
     let mut table = Vec::new();
@@ -549,7 +552,7 @@ fn aligned() -> Vec<Case> {
         let shape = [[2, 1, 1, 33, 65, 8, 8], [1, 1, 1, 70, 21, 8, 8]][i % 2];
         table.push(Case::new(dims(shape)).mask(mask).align(align).scores(scores[i % 3]));
     }
-    // ALiBi far outside would be a difference of numbers that f32 cannot tell apart.
+    // Far outside, ALiBi would be a difference of numbers that `f32` cannot distinguish.
     for (mask, align) in pairs(&["full", "causal", "window", "strided"], &ALIGNS[..5]) {
         let case = Case::new(dims([1, 2, 1, 33, 65, 8, 8])).mask(named(mask)).align(align);
         table.push(case.scores(&[ScoreOption::Alibi]));
@@ -557,7 +560,7 @@ fn aligned() -> Vec<Case> {
     table
 }
 
-/// Few rows, many keys: the plan splits these.
+/// A few rows with many keys, which the plan splits.
 fn long_keys() -> Vec<Case> {
     let shapes = [[1, 1, 1, 1, 8192, 8, 8], [1, 2, 1, 5, 8197, 4, 4], [1, 1, 1, 3, 12_300, 3, 5]];
     let masks = ["full", "causal", "lengths", "window", "bits_sparse", "segments", "global"];
@@ -574,7 +577,7 @@ fn long_keys() -> Vec<Case> {
     table
 }
 
-/// Few rows of one, two, ... heads that share their keys, whose features are whole tiles.
+/// Decoding: a few rows of heads that share their keys, with numbers of features that fill whole tiles.
 fn few_rows() -> Vec<Case> {
     let rows = [
         [1, 1, 1],
@@ -620,14 +623,14 @@ fn empty() -> Vec<Case> {
     table
 }
 
-/// Anything with anything.
+/// A random combination of options.
 fn sampled(noise: &mut Noise) -> Case {
     let kv = 1 + noise.below(3);
     let mut length = || *noise.pick(LENGTHS);
     let (q_len, k_len) = (length(), length());
     let features = &FEATURES[..8];
     let (qk_dim, v_dim) = (*noise.pick(features), *noise.pick(features));
-    // About as many pairs for long rows as for short ones.
+    // Limits the number of pairs of long rows.
     let room = (1 + 10_000 / (q_len * k_len * kv)).min(3);
     let (batch, q) = (1 + noise.below(room), kv * (1 + noise.below(room)));
     let align = if noise.chance(0.5) { Align::End } else { *noise.pick(&ALIGNS[..5]) };

@@ -1,64 +1,64 @@
-//! How close is close: no closer than the definition itself comes when it is evaluated in the same number type.
+//! Tolerances: a kernel may err about as much as the reference evaluated in the same number type.
 //!
-//! The judge is the definition in `f64`. A kernel in `f32` may be off by twice the error of the definition evaluated in
-//! `f32`, plus a floor of a few rounding steps: the plain evaluation is sometimes exact by luck (one key, equal scores),
-//! and a kernel that rounds once more is no worse for it.
+//! The ground truth is the reference in `f64`. A kernel in `f32` may have twice the error of the reference evaluated in
+//! `f32`, plus a floor of a few rounding steps: the plain evaluation is sometimes exact by chance (one key, equal scores),
+//! and a kernel that rounds once more is not worse for it.
 //!
-//! A kernel for a half type is compared with the same definition as single operations on half tensors make it, which round
-//! every score, weight and output (the rule of FlashAttention's own tests).
+//! A kernel for a half-precision dtype is compared with the reference evaluated as separate operations on half-precision
+//! tensors, which round every score, weight and output (the rule of FlashAttention's own tests).
 //!
-//! All errors are the largest of a tensor: single elements of the plain evaluation are exact by luck all the time.
+//! All errors are maxima over a tensor, because single elements of the plain evaluation are often exact by chance.
 
 use regard::reference::{self, Inputs, Outcome};
 use regard::{
     Additive, Element, Grads, Normalizer, Number, Output, Precision, Problem, Similarity, Tensor,
 };
 
-/// Rounding steps of the floor for `f32`, in `out` and in `lse`, relative to the largest score (and value).
+/// Floor of the tolerance for `f32`, in rounding steps, of `out` and of `lse`, relative to the largest score (and value).
 ///
-/// A kernel holds scores times `log2 e`: each is rounded once more than in the plain evaluation, by half a step of its
-/// own size, which goes into its weight and so into `out`; dividing the sums adds another half. `lse` is turned back
-/// with `ln 2`: two roundings more, and both constants are themselves half a step off.
+/// Kernels hold scores times `log2 e`. Each is rounded once more than in the plain evaluation, by half a step of its own
+/// size, which affects its weight and thus `out`; dividing the sums adds another half. `lse` is converted back with `ln 2`:
+/// two more roundings, and both constants are off by half a step.
 pub const FLOOR_F32: [f64; 2] = [1.0, 2.0];
 
-/// The same for `f64`, where the plain evaluation is the judge itself and tells nothing: all of the rounding must fit in
-/// here. Sums over n keys and d features err by about `sqrt(n) + sqrt(d)` steps; 16 covers the table's rows with room
-/// for the 8 ulp of the kernel's `2^x`.
+/// The same for `f64`, where the plain evaluation equals the ground truth and gives no estimate: the floor must cover all
+/// rounding. Sums over n keys and d features err by about `sqrt(n) + sqrt(d)` steps; 16 covers the rows of the table,
+/// including the 8 ulp of the kernels' `2^x`.
 pub const FLOOR_F64: [f64; 2] = [16.0, 16.0];
 
-/// Scores below this, such as the lowest `bf16` used as a bias, do not fit in `f32` once they are times `log2 e`: the
-/// kernels count them as the lowest number.
+/// Scores below this, such as the lowest `bf16` used as a bias, overflow `f32` when multiplied by `log2 e`. The kernels
+/// clamp them to the lowest number.
 const SATURATED: f64 = -2.36e38;
 
-/// The right result of a case, and how far from it a kernel may be.
+/// Ground truth of a case, and tolerances.
 #[derive(Clone, Debug)]
 pub struct Judge {
     exact: Outcome<f64>,
-    /// The largest error allowed in `out`.
+    /// Tolerance of `out`.
     pub out: f64,
-    /// The largest error allowed in `lse`.
+    /// Tolerance of `lse`.
     pub lse: f64,
-    /// The largest error allowed in the entropy.
+    /// Tolerance of the entropy.
     pub entropy: f64,
-    /// The largest error allowed in the largest scores.
+    /// Tolerance of the largest score of each row.
     pub max_score: f64,
 }
 
-/// How near to its bound a result came: 1 is the bound.
+/// Error of a result divided by its tolerance.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ratio {
-    /// Of `out`.
+    /// Ratio of `out`.
     pub out: f64,
-    /// Of `lse`.
+    /// Ratio of `lse`.
     pub lse: f64,
-    /// Of the entropy.
+    /// Ratio of the entropy.
     pub entropy: f64,
-    /// Of the gradient that came nearest.
+    /// Largest ratio of any gradient.
     pub grads: f64,
 }
 
 impl Judge {
-    /// Evaluates the definition twice.
+    /// Evaluates the reference in `f64` and in the number type of the kernel.
     #[must_use]
     pub fn new<E: Element>(problem: &Problem<'_, E>, inputs: Inputs<'_, E>) -> Self {
         let exact = reference::forward::<f64, E>(problem, inputs);
@@ -77,15 +77,15 @@ impl Judge {
         Self {
             out: 2.0 * out + (rounding.weight + narrowing::<E>()) * value,
             lse: 2.0 * lse + rounding.lse,
-            // The entropy is a sum of logarithms, so rounding is relative to its size too.
+            // The entropy is a sum of logarithms, so its rounding error is also relative to its size.
             entropy: 2.0 * entropy + rounding.log + rounding.step * spread,
-            // One score alone has the rounding of its dot product, however it is summed.
+            // A single score has the rounding error of its dot product, in whatever order it is summed.
             max_score: 2.0 * max_score + rounding.lse + rounding.step * score * dot,
             exact,
         }
     }
 
-    /// How near to the bounds a result is, or why it is wrong whatever the bounds are.
+    /// Ratios of a result, or an error message if it is wrong regardless of the tolerances.
     pub fn ratio<E: Element>(&self, output: &Output<E>) -> Result<Ratio, String> {
         let shape = output.out.shape();
         let mut ratio = Ratio::default();
@@ -124,15 +124,15 @@ impl Judge {
     }
 }
 
-/// What rounding takes from the results of a kernel, however right it is: the floors of the bounds.
+/// Rounding errors that any correct kernel has: the floors of the tolerances.
 pub(crate) struct Rounding {
-    /// From a weight, relative to it.
+    /// Of a weight, relative to the weight.
     pub(crate) weight: f64,
-    /// From the logarithm of a weight; these are a few.
+    /// Of the logarithm of a weight.
     pub(crate) log: f64,
-    /// From `lse`.
+    /// Of `lse`.
     pub(crate) lse: f64,
-    /// From anything else, relative to it.
+    /// Of any other result, relative to the result.
     pub(crate) step: f64,
 }
 
@@ -140,14 +140,14 @@ impl Rounding {
     pub(crate) fn new<E: Element>(problem: &Problem<'_, E>, inputs: Inputs<'_, E>) -> Self {
         let step = epsilon::<E::Num>();
         let [by_out, by_lse] = if E::Num::NAME == "f32" { FLOOR_F32 } else { FLOOR_F64 };
-        // `lse` is as large as the largest score. Scores beyond 1 / step cannot be told apart from their neighbours: the
-        // weights of such a row are equal, and rounding has nothing to act on.
+        // `lse` is as large as the largest score. Scores beyond 1 / step cannot be distinguished from their neighbors: the
+        // weights of such a row are equal, and rounding does not affect them.
         let lse = reference::forward::<f64, E>(problem, inputs).lse;
         let sizes = score_sizes(problem, inputs, &lse);
         let score = largest(sizes.iter().copied()).max(1.0);
         let weighed = largest(sizes.into_iter().filter(|x| x.abs() * step < 1.0)).max(1.0);
-        // Of a row or two the plain evaluation may be right by luck, so what it rounds is counted here too: the sums of a
-        // projection, and projected keys, which are written in the type of the tensors.
+        // With one or two rows the plain evaluation may be exact by chance, so its rounding errors are counted here too:
+        // the sums of a projection, and projected keys, which are stored in the dtype of the tensors.
         let step = step * projected(problem);
         let coarse = coarseness(problem, inputs) + written(problem, inputs);
         Self {
@@ -160,38 +160,37 @@ impl Rounding {
 }
 
 impl Ratio {
-    /// Whether all bounds are kept.
+    /// Whether all errors are within their tolerances.
     #[must_use]
     pub fn is_close(self) -> bool {
         self.worse() <= 1.0
     }
 
-    /// The nearest to its bound.
+    /// Largest of the ratios.
     #[must_use]
     pub fn worse(self) -> f64 {
         self.out.max(self.lse).max(self.entropy).max(self.grads)
     }
 }
 
-/// The right gradients of a case, and how far from them a kernel may be: three times the error of the plain evaluation,
-/// plus a floor as for the output.
+/// True gradients of a case, and tolerances: three times the error of the plain evaluation, plus a floor as for the output.
 #[derive(Clone, Debug)]
 pub struct GradJudge {
-    /// Name, right values, largest error allowed.
+    /// Name, true values, tolerance.
     grads: Vec<(&'static str, Vec<f64>, f64)>,
 }
 
-/// Rounding steps of the floor of gradients, for `f32` and `f64`.
+/// Floor of the tolerance of gradients, in rounding steps, for `f32` and `f64`.
 ///
-/// A gradient of a score is a difference (see [`reference::Grads::size`]) and is carried on by sums, some over all pairs of
-/// a head: the plain evaluation of such a sum is often exact by luck. Each step is as large as the terms of the sum, times
-/// the root of their number, as random errors add up. Where a row sees one key, plain weights are 1 and plain differences 0
-/// whatever the dot products over features came to; a kernel that computes them again in another order has their rounding,
-/// about `sqrt(d) / 4` steps.
+/// A score gradient is a difference (see [`reference::Grads::size`]) and is propagated by sums, some over all pairs of a
+/// head. The plain evaluation of such a sum is often exact by chance. Each step is as large as the terms of the sum, times
+/// the square root of their number, because errors are random. If a row has a single visible key, the plain weight is 1 and
+/// the plain difference is 0, whatever the dot products are; a kernel that recomputes them in another order has their
+/// rounding error, about `sqrt(d) / 4` steps.
 pub const GRAD_FLOORS: [f64; 2] = [1.0, 16.0];
 
 impl GradJudge {
-    /// Evaluates the definition twice.
+    /// Evaluates the reference in `f64` and in the number type of the kernel.
     #[must_use]
     pub fn new<E: Element>(
         problem: &Problem<'_, E>,
@@ -201,7 +200,7 @@ impl GradJudge {
         let Outcome { lse, entropy, .. } = reference::forward::<f64, E>(problem, inputs);
         let [d_out, d_lse, d_entropy] =
             [&exact.out, &exact.lse, &exact.entropy].map(|d| largest(d.iter().copied()));
-        // a (ln a + H)
+        // Bounds a (ln a + H).
         let others = d_lse + d_entropy * (largest(entropy.into_iter()) + 0.4);
         let exact = reference::backward(problem, inputs, exact);
         let plain = named(reference::backward_in_steps(problem, inputs, plain, stored::<E>));
@@ -237,13 +236,13 @@ impl GradJudge {
                 "v" => d_out * growth(problem) / size,
                 _ => root(pairs, exact.len()),
             };
-            // Keys and values are summed over rows: the digits that `Precision::High` leaves out of a weight are the same ones
-            // in each row where the weights are.
+            // Gradients of keys and values are sums over rows. Rows with equal weights also have equal errors from the bits
+            // that `Precision::High` drops.
             let summed = match name {
                 "k" | "v" => root(rows, dims.batch * dims.heads.kv),
                 _ => 1.0,
             };
-            // Gradients of projected keys are sums over rows, and are written before they are carried on.
+            // Gradients of projected keys are sums over rows, and are stored before they are propagated.
             let written = match name {
                 "k" | "w_k" if is_additive(problem) => root(rows, dims.batch * dims.heads.kv),
                 _ => 1.0,
@@ -256,7 +255,8 @@ impl GradJudge {
         Self { grads: judged.collect() }
     }
 
-    /// How near to the bounds the gradients are, and which came nearest; or why they are wrong whatever the bounds are.
+    /// Largest ratio and the name of its gradient, or an error message if the gradients are wrong regardless of the
+    /// tolerances.
     pub fn ratio<E: Element>(&self, grads: &Grads<E>) -> Result<(f64, &'static str), String> {
         let mut worst = (0.0, "q");
         for ((name, exact, bound), ours) in self.grads.iter().zip(values(grads)) {
@@ -278,7 +278,7 @@ impl GradJudge {
     }
 }
 
-/// By how much a projection of the queries multiplies the rounding of scores: its sums are rounded too.
+/// Factor by which a projection of the queries increases the rounding error of scores: its sums are rounded too.
 fn projected<E: Element>(problem: &Problem<'_, E>) -> f64 {
     match problem.similarity {
         Similarity::General(_) => 1.0 + (problem.dims().q_dim as f64).sqrt() / 4.0,
@@ -286,14 +286,14 @@ fn projected<E: Element>(problem: &Problem<'_, E>) -> f64 {
     }
 }
 
-/// What writing projected keys in the type of the tensors takes from an additive score.
+/// Error of an additive score from storing projected keys in the dtype of the tensors.
 fn written<E: Element>(problem: &Problem<'_, E>, (q, k, _): Inputs<'_, E>) -> f64 {
     let sizes = [q, k].map(|x| largest(elements(x).map(wide)));
     let similarity = Sizes::of(problem, sizes).similarity;
     if is_additive(problem) { narrowing::<E>() * problem.scale().abs() * similarity } else { 0.0 }
 }
 
-/// What a weight that dropout keeps is multiplied by; 1 where there is no dropout.
+/// Factor that dropout applies to the weights it keeps; 1 without dropout.
 fn growth<E: Element>(problem: &Problem<'_, E>) -> f64 {
     problem.dropout.map_or(1.0, |dropout| dropout.growth())
 }
@@ -302,14 +302,14 @@ pub(crate) fn is_additive<E: Element>(problem: &Problem<'_, E>) -> bool {
     matches!(problem.similarity, Similarity::Additive(_))
 }
 
-/// How large the terms of gradients are by what the similarity makes of queries and keys, from the largest of each.
+/// Magnitudes of the terms of gradients, as the similarity determines them from the largest query and key elements.
 struct Sizes {
-    /// The similarity itself.
+    /// Magnitude of the similarity.
     similarity: f64,
-    /// Its gradient by a query, and by a key.
+    /// Magnitudes of its gradients with respect to a query and a key.
     by_q: f64,
     by_k: f64,
-    /// The largest of `v` of an additive similarity.
+    /// Largest element of `v` of an additive similarity.
     v: f64,
 }
 
@@ -326,7 +326,7 @@ impl Sizes {
     }
 }
 
-/// The gradients of the definition by name.
+/// Gradients of the reference, by name.
 fn named<N: Number>(g: reference::Grads<N>) -> Vec<(&'static str, Vec<N>)> {
     let [w_q, w_k, v] = g.additive;
     vec![
@@ -347,7 +347,7 @@ fn named<N: Number>(g: reference::Grads<N>) -> Vec<(&'static str, Vec<N>)> {
     ]
 }
 
-/// The same gradients of a kernel in the same order.
+/// Gradients of a kernel, in the order of [`named`].
 pub(crate) fn values<E: Element>(g: &Grads<E>) -> Vec<Vec<f64>> {
     fn tensor<E: Element>(t: &Tensor<E>) -> Vec<f64> {
         elements(t.view()).map(wide).collect()
@@ -374,7 +374,7 @@ pub(crate) fn values<E: Element>(g: &Grads<E>) -> Vec<Vec<f64>> {
     tensors.chain(lists).collect()
 }
 
-/// As large as the scores of each row are: their lse, but for a sparsemax, whose lse is 0 whatever they are.
+/// Magnitude of the scores of each row: their lse, except for sparsemax, whose lse is always 0.
 fn score_sizes<E: Element>(
     problem: &Problem<'_, E>,
     inputs: Inputs<'_, E>,
@@ -384,12 +384,12 @@ fn score_sizes<E: Element>(
         return lse.to_vec();
     }
     let scores = reference::scores::<f64, E>(problem, inputs);
-    // Weights begin near the largest of a row.
+    // Only scores near the row maximum have weights.
     let top = |row: Vec<(usize, f64)>| row.iter().map(|(_, score)| *score).fold(f64::MIN, f64::max);
     scores.into_iter().map(top).collect()
 }
 
-/// The part of a bound that the error of a number takes; infinite if just one of them is NaN.
+/// Error divided by its tolerance; infinite if exactly one of the numbers is NaN.
 pub(crate) fn share(ours: f64, exact: f64, bound: f64) -> f64 {
     let error = ours - exact;
     if error == 0.0 || (ours.is_nan() && exact.is_nan()) {
@@ -401,28 +401,28 @@ pub(crate) fn share(ours: f64, exact: f64, bound: f64) -> f64 {
     }
 }
 
-/// Any element, exactly.
+/// Converts an element to `f64`, exactly.
 #[must_use]
 pub fn wide<E: Element>(x: E) -> f64 {
     Number::to_f64(x.widen())
 }
 
-/// The nearest element.
+/// Rounds to the nearest element.
 pub(crate) fn narrow<E: Element>(x: f64) -> E {
     E::narrow(E::Num::from_f64(x))
 }
 
-/// What a number becomes in a tensor of this type.
+/// Rounds a number to the dtype of a tensor.
 pub(crate) fn stored<E: Element>(x: E::Num) -> E::Num {
     E::narrow(x).widen()
 }
 
-/// A rounding step of a number type.
+/// One rounding step of a number type.
 pub(crate) fn epsilon<N: Number>() -> f64 {
     wide(N::epsilon())
 }
 
-/// Half a rounding step of a type that is narrower than its number: what writing a result costs, however exact it is.
+/// Half a rounding step of a half-precision dtype: the error of storing an exact result. 0 for other dtypes.
 pub(crate) fn narrowing<E: Element>() -> f64 {
     match E::NAME {
         "f16" => 0.5f64.powi(11),
@@ -431,8 +431,8 @@ pub(crate) fn narrowing<E: Element>() -> f64 {
     }
 }
 
-/// What `Precision::High` takes from a score of `f32` tensors, and so from the logarithm of each weight: it leaves 16 digits
-/// of each factor.
+/// Error that `Precision::High` causes in a score of `f32` tensors, and thus in the logarithm of each weight: it keeps 16
+/// bits of each factor.
 fn coarseness<E: Element>(problem: &Problem<'_, E>, (q, k, _): Inputs<'_, E>) -> f64 {
     if E::NAME != "f32" || problem.precision != Precision::High {
         return 0.0;
@@ -442,7 +442,7 @@ fn coarseness<E: Element>(problem: &Problem<'_, E>, (q, k, _): Inputs<'_, E>) ->
     0.5f64.powi(15) * (1.0 + problem.scale().abs() * product)
 }
 
-/// The lowest number of a type.
+/// Lowest finite number of a dtype.
 pub(crate) fn lowest<E: Element>() -> f64 {
     fn of_number<N: Number>() -> f64 {
         -wide(N::max_value())
@@ -460,7 +460,7 @@ pub(crate) fn elements<E: Element>(v: regard::View<'_, E>) -> impl Iterator<Item
     (0..batch).flat_map(rows).flat_map(move |(b, h, i)| v.row(b, h, i).iter().copied())
 }
 
-/// The largest size of finite numbers.
+/// Largest magnitude of the finite numbers.
 pub(crate) fn largest(xs: impl Iterator<Item = f64>) -> f64 {
     xs.filter(|x| x.is_finite()).fold(0.0, |a, x| a.max(x.abs()))
 }

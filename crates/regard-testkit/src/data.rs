@@ -1,4 +1,4 @@
-//! The tensors of a case, in any layout, and the call they make.
+//! The tensors of a case, in any layout, and its [`Problem`].
 
 use crate::cases::{Case, NAN_BITS, NanCase, NanIn, SimilarityCase};
 use crate::close::{elements, lowest, narrow, wide};
@@ -12,7 +12,7 @@ use regard::{
 use std::any::Any;
 use std::fmt;
 
-/// How tensors lie in memory.
+/// Memory layout of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrangement {
     /// `[batch, heads, len, dim]`, dense.
@@ -36,7 +36,7 @@ impl fmt::Display for Arrangement {
 /// A tensor in memory.
 #[derive(Clone, Debug)]
 pub struct Stored<E> {
-    /// The memory.
+    /// The memory, including elements outside the tensor.
     pub data: Vec<E>,
     /// Batch, heads, length, features.
     pub shape: Shape,
@@ -44,7 +44,7 @@ pub struct Stored<E> {
 }
 
 impl<E: Element> Stored<E> {
-    /// From `values [batch, heads, len, dim]`, which are laid out as asked.
+    /// Stores `values [batch, heads, len, dim]` in the given layout.
     #[must_use]
     pub fn new(values: &[E], shape: Shape, arrangement: Arrangement) -> Self {
         let Shape { batch, heads, len, dim } = shape;
@@ -60,10 +60,10 @@ impl<E: Element> Stored<E> {
         Self { data, shape, arrangement }
     }
 
-    /// Borrows it.
+    /// Borrows the tensor.
     ///
     /// # Panics
-    /// Never: the memory was made for the shape.
+    /// Never: the memory fits the shape.
     #[must_use]
     pub fn view(&self) -> View<'_, E> {
         let Shape { batch, heads, len, dim } = self.shape;
@@ -77,17 +77,17 @@ impl<E: Element> Stored<E> {
         .expect("the memory was made for the shape")
     }
 
-    /// Borrows it to be changed.
+    /// Borrows the tensor mutably.
     ///
     /// # Panics
-    /// Never: the memory was made for the shape.
+    /// Never: the memory fits the shape.
     pub fn view_mut(&mut self) -> ViewMut<'_, E> {
         let strides = self.arrangement.strides(self.shape);
         ViewMut::strided(&mut self.data, self.shape, strides)
             .expect("the memory was made for the shape")
     }
 
-    /// The features of one position, to be changed.
+    /// Features of one position, mutably.
     pub fn row_mut(&mut self, batch: usize, head: usize, row: usize) -> &mut [E] {
         let strides = self.arrangement.strides(self.shape);
         let at = batch * strides.batch + head * strides.heads + row * strides.len;
@@ -107,13 +107,13 @@ impl Arrangement {
         }
     }
 
-    /// Elements of memory.
+    /// Number of elements in memory.
     fn reach(self, shape: Shape) -> usize {
         shape.batch * self.strides(shape).batch
     }
 }
 
-/// Everything that a case reads.
+/// All inputs of a case.
 #[derive(Clone, Debug)]
 pub struct Data<E: Element> {
     /// Queries.
@@ -122,11 +122,11 @@ pub struct Data<E: Element> {
     pub k: Stored<E>,
     /// Values.
     pub v: Stored<E>,
-    /// `W` of a general similarity, `w_q` of an additive one; no features where there is none.
+    /// `W` of a general similarity or `w_q` of an additive one; without features if there is none.
     pub w: Stored<E>,
     /// `w_k` and `v` of an additive similarity.
     pub hidden: [Stored<E>; 2],
-    /// The dense bias; no features where there is none.
+    /// The dense bias; without features if there is none.
     pub bias: Stored<E>,
     /// ALiBi slopes.
     pub slopes: Vec<E::Num>,
@@ -134,18 +134,18 @@ pub struct Data<E: Element> {
     pub table: Vec<E::Num>,
     /// Sinks.
     pub sinks: Vec<E::Num>,
-    /// Where each row looks, if it looks around somewhere; within the keys or a little outside.
+    /// Window center of each row if attention is local, within the keys or slightly outside; otherwise empty.
     pub centres: Vec<E::Num>,
-    /// Who may see whom.
+    /// Attention mask.
     pub mask: regard::Mask,
-    /// The loss's gradient by the output.
+    /// Gradient of the loss with respect to the output.
     pub d_out: Stored<E>,
-    /// Its gradients by lse and by the entropy.
+    /// Gradients of the loss with respect to lse and to the entropy.
     pub d_rows: [Vec<E::Num>; 2],
 }
 
 impl<E: Element> Data<E> {
-    /// The data of a case: the same numbers for every layout and dtype, up to rounding.
+    /// Generates the inputs of a case: the same numbers for every layout and dtype, up to rounding.
     #[must_use]
     pub fn new(case: &Case) -> Self {
         let Dims { batch, heads, q_len, k_len, q_dim, qk_dim, v_dim } = case.dims;
@@ -173,7 +173,7 @@ impl<E: Element> Data<E> {
             SimilarityCase::AdditiveProjected => [tensor(1, 1, 1, 0), tensor(1, 1, 1, qk_dim)],
             _ => [tensor(1, 1, 1, 0), tensor(1, 1, 1, 0)],
         };
-        // So that q^T W k is about as large as q . k would be, and the sums of a hidden layer are about 1.
+        // Makes q^T W k about as large as q . k, and the sums of a hidden layer about 1.
         let size = |w: &mut Stored<E>, from: usize| {
             let size = 1.0 / (from as f64).sqrt();
             w.data.iter_mut().for_each(|w| *w = narrow(wide(*w) * size));
@@ -226,7 +226,7 @@ impl<E: Element> Data<E> {
         data
     }
 
-    /// Puts a NaN in the middle of a tensor.
+    /// Puts a NaN into the middle of a tensor.
     fn put_nan(&mut self, nan: Option<NanCase>) {
         let Some(NanCase { tensor, bits }) = nan else { return };
         let tensor = match tensor {
@@ -247,7 +247,7 @@ impl<E: Element> Data<E> {
         (self.q.view(), self.k.view(), self.v.view())
     }
 
-    /// The call that a case makes of this data.
+    /// The call that a case describes.
     #[must_use]
     pub fn problem(&self, case: &Case) -> Problem<'_, E> {
         let score = case.scores.iter().fold(Score::new(), |score, option| option.join(score, self));
@@ -279,7 +279,7 @@ impl<E: Element> Data<E> {
         dropout.into_iter().fold(problem, Problem::dropout)
     }
 
-    /// What the loss says of the output of a case.
+    /// Gradients of the loss with respect to the output of a case.
     #[must_use]
     pub fn output_grads(&self, case: &Case) -> OutputGrads<'_, E> {
         let [d_lse, d_entropy] = &self.d_rows;
@@ -288,7 +288,7 @@ impl<E: Element> Data<E> {
         if case.entropy { output_grads.entropy(d_entropy) } else { output_grads }
     }
 
-    /// The same for the definition, in any number.
+    /// The same for the reference, in any number type.
     #[must_use]
     pub fn upstream_by_definition<M: Number>(&self, case: &Case) -> Outcome<M> {
         let out = elements(self.d_out.view()).map(|x| M::from_f64(wide(x))).collect();
@@ -306,15 +306,15 @@ impl<E: Element> Data<E> {
     }
 }
 
-/// Whether lse says anything, so that a loss may depend on it.
+/// Whether a loss may depend on lse.
 fn has_lse(case: &Case) -> bool {
     case.normalizer != Normalizer::Sparsemax
 }
 
-/// The NaN that has the sign, the first and the last digits of one of `f16`.
+/// A NaN with the sign and the first and last mantissa bits of the `f16` NaN `bits`.
 fn nan_of<E: Element>(bits: u16) -> E {
     let (sign, quiet) = (u64::from(bits >> 15), u64::from(bits >> 9 & 1));
-    // All digits after the first are as the last one, unless that one alone is set.
+    // Sets all mantissa bits after the first if all are set in `bits`; otherwise keeps the last bits.
     let rest = |digits: u32| match bits & 0x1ff {
         0x1ff => (1u64 << (digits - 1)) - 1,
         last => u64::from(last),

@@ -1,8 +1,8 @@
-//! The case table of Regard: which calls are made, on which inputs, and how close the result must be.
+//! The case table of Regard: test calls, their inputs, and the tolerance of their results.
 //!
-//! [`cases()`] lists the rows, [`check`] runs them on every instruction set and several thread counts against the
-//! definition ([`regard::reference`]), and the [`Report`] says what was covered and how near to its bound each option
-//! came. The tests of `regard` and the command `regard check` run the same table.
+//! [`cases()`] lists the rows. [`check`] runs them on every instruction set with several thread counts and compares them
+//! with the reference ([`regard::reference`]). The [`Report`] lists what was covered and the largest error of each option
+//! relative to its tolerance. The tests of `regard` and the command `regard check` run the same table.
 //!
 //! ```
 //! let cases = regard_testkit::cases();
@@ -10,10 +10,10 @@
 //! assert!(report.failures.is_empty(), "{report}");
 //! ```
 //!
-//! To add an option, add its line to [`masks::MASKS`] or [`scores::SCORES`]: every shape, instruction set and thread
-//! count follows.
+//! To add an option, add a line to [`masks::MASKS`] or [`scores::SCORES`]. It is then tested with every shape, instruction
+//! set and thread count.
 //!
-//! | file | holds |
+//! | file | content |
 //! |---|---|
 //! | `noise` | seeded inputs |
 //! | `masks`, `scores` | the options, one line each |
@@ -21,10 +21,10 @@
 //! | `cases` | the table |
 //! | `close` | the tolerance |
 //! | `run` | the runner and its report |
-//! | `looks` | what the microscope sees: every statistic of every row |
+//! | `looks` | attention statistics of every row |
 //! | `linear` | linear attention: its rows, its tolerance |
-//! | `lsh` | attention by hashing: data, rows, judge |
-//! | `cache` | what a key/value cache should do, from random bytes |
+//! | `lsh` | LSH attention: inputs, rows, tolerance |
+//! | `cache` | model of a KV cache, driven by random bytes |
 
 #![forbid(unsafe_code)]
 

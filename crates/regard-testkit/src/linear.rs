@@ -1,4 +1,4 @@
-//! Linear attention in the table: its rows, and how close it must come to its definition.
+//! Linear attention in the case table: its rows and its tolerance.
 
 use crate::cases::{Case, Dtype, EMPTY, Way, dims};
 use crate::close::{
@@ -14,8 +14,8 @@ use regard::{
 };
 use regard::{Number, Tensor};
 
-/// Batch, query heads, key heads, queries, keys, features of a key, of a value: around chunks of 64, more queries than keys,
-/// fewer, one, and enough for several parts.
+/// Batch, query heads, KV heads, queries, keys, key features, value features: around chunks of 64, with more queries than
+/// keys, with fewer, with one, and long enough for several parts.
 const SHAPES: &[[usize; 7]] = &[
     [1, 1, 1, 1, 1, 1, 1],
     [2, 2, 1, 5, 7, 3, 4],
@@ -37,7 +37,7 @@ const SHAPES: &[[usize; 7]] = &[
     [1, 2, 2, 2200, 70, 4, 3],
 ];
 
-/// The rows.
+/// All rows of linear attention.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let mut table = Vec::new();
@@ -53,7 +53,7 @@ pub fn cases() -> Vec<Case> {
     }
     let mut all = Vec::new();
     for dtype in [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16] {
-        // The definition takes its time for the longest.
+        // The reference is slow on the longest rows.
         let short = |case: &&Case| case.dims.q_len * case.dims.k_len < 1 << 20;
         let some = table.iter().filter(|case| dtype == Dtype::F32 || short(case));
         all.extend(some.map(|case| Case { dtype, ..case.clone() }));
@@ -65,7 +65,7 @@ pub fn cases() -> Vec<Case> {
     all
 }
 
-/// A row, its right results, and how far from them a kernel may be.
+/// A row, its ground truth and its tolerances.
 pub(crate) struct LinearTrial<E: Element> {
     name: String,
     attention: LinearAttention,
@@ -84,7 +84,7 @@ impl<E: Element> LinearTrial<E> {
     }
 }
 
-/// Both evaluations of the definition, and the floor: what the rounding of the largest value costs.
+/// Ground truth, and tolerance: the error of the plain evaluation, plus a floor for the rounding of the largest value.
 fn judge<E: Element>(attention: &LinearAttention, data: &Data<E>) -> (Vec<f64>, f64) {
     let inputs = data.inputs();
     let exact: Vec<f64> = definition::forward(attention, inputs);
@@ -108,7 +108,7 @@ fn judge_grads<E: Element>(
     let (dim, v_dim) = (inputs.1.shape().dim as f64, inputs.2.shape().dim as f64);
     let floor = GRAD_FLOORS[usize::from(E::Num::NAME == "f64")];
     let step = floor * epsilon::<E::Num>() * (1.0 + dim.max(v_dim).sqrt() / 4.0);
-    // Directions are about as long as the root of their dimensions, and inputs over its fourth root.
+    // The norm of a direction is about the square root of the dimension; inputs are divided by its fourth root.
     let along = match attention.map() {
         FeatureMap::PositiveRandom { .. } => 2.0 * dim.powf(0.25),
         _ => 1.0,
@@ -168,7 +168,7 @@ impl<E: Element> Trial for LinearTrial<E> {
     }
 }
 
-/// The nearest to the bound.
+/// Largest error divided by its tolerance.
 fn worst<E: Element>(
     name: &str,
     found: &Tensor<E>,

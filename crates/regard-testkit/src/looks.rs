@@ -1,4 +1,4 @@
-//! What the microscope sees, held against the definition: every statistic of every row of the table.
+//! Attention statistics compared with the reference, for every row of the table.
 
 use crate::cases::{Case, Dtype, Way};
 use crate::close::{Ratio, Rounding, epsilon, largest, narrowing, share, stored, wide};
@@ -10,7 +10,7 @@ use regard::{
     Pool, Pooled, Problem, bf16, f16,
 };
 
-/// Runs the exact rows of `cases`, and looks at the weights of each.
+/// Runs the rows of `cases` with exact attention, and compares the statistics of their weights.
 #[must_use]
 pub fn check_looks(cases: &[Case]) -> Report {
     let isas = Isa::available();
@@ -34,16 +34,16 @@ fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ra
     everywhere(&Looks::<E>::new(case, &data), isas, failures)
 }
 
-/// Cells of a pooled map, and the most keys asked for: fewer and more than most rows have.
+/// Cells of a pooled map, and `k` of the top-k keys: fewer and more than most rows have.
 const CELLS: [usize; 2] = [5, 7];
 const TOP: usize = 4;
 
-/// Masks whose share of the weights is asked for.
+/// Masks whose mass is measured.
 fn masks() -> [Mask; 2] {
     [Mask::full().window(3), Mask::blocks(16).or(Mask::dilated(5))]
 }
 
-/// A name and numbers: what was seen.
+/// Names of statistics and their values.
 type Seen = Vec<(&'static str, Vec<f64>)>;
 
 struct Looks<'d, E: Element> {
@@ -57,7 +57,7 @@ impl<'d, E: Element> Looks<'d, E> {
         Self { case, data, problem: data.problem(case) }
     }
 
-    /// The same by definition, with the weights of each row.
+    /// The statistics by definition, from the weights of each row.
     fn defined<N: Number>(&self, problem: &Problem<'_, E>, round: fn(N) -> N) -> Seen {
         let (dims, masks) = (self.problem.dims(), masks());
         let rows = reference::weights::<N, E>(problem, self.data.inputs(), &masks, round);
@@ -99,7 +99,7 @@ impl<'d, E: Element> Looks<'d, E> {
     }
 }
 
-/// A map in few cells: `i` falls into cell `i cells / n`.
+/// Pools a map: index `i` falls into cell `i cells / n`.
 fn pooled<N: Number>(map: &[N], [rows, keys]: [usize; 2], pool: Pool) -> Vec<f64> {
     let [down, across] = [CELLS[0].min(rows), CELLS[1].min(keys)];
     let mut cells = vec![(N::zero(), N::zero(), 0); down * across];
@@ -166,11 +166,11 @@ impl<E: Element> Trial for Looks<'_, E> {
         let exact = self.defined::<f64>(problem, |x| x);
         let plain = self.defined::<E::Num>(problem, stored::<E>);
         let Rounding { weight, log, .. } = Rounding::new(problem, self.data.inputs());
-        // Scores are made twice, and not always in the order of forward: that is the rounding of a dot product. Of half types
-        // forward may keep fewer digits than single operations leave in a weight.
+        // Scores are computed twice, not always in the order of the forward pass, which adds the rounding error of a dot
+        // product. For half-precision dtypes the forward pass may keep fewer bits of a weight than separate operations do.
         let twice = 2.0 + (problem.dims().qk_dim as f64).sqrt() / 4.0;
         let weight = weight * twice + narrowing::<E>();
-        // Weights of a sparsemax are differences of scores, so small ones err as large ones do.
+        // Sparsemax weights are differences of scores, so small weights have the same absolute error as large ones.
         let least = if self.case.normalizer == Normalizer::Sparsemax { 1.0 } else { 0.0 };
         let mut worst = (0.0, "weights");
         let sink = exact.iter().find(|(name, _)| *name == "mass of the sink");
@@ -180,7 +180,8 @@ impl<E: Element> Trial for Looks<'_, E> {
                 return Err(format!("{} of {name} instead of {}", ours.len(), exact.len()));
             }
             let size = largest(exact.iter().copied()).max(least);
-            // Sums over weights err as each of them does; an entropy also as their logarithms do, a mean twice.
+            // Sums over weights have the relative error of the weights. The entropy also has that of their logarithms, a
+            // mean has it twice.
             let steps = match *name {
                 "entropy" => 2.0 * weight * (1.0 + size) + log,
                 "mean distance" => 2.0 * weight * size,
@@ -188,7 +189,8 @@ impl<E: Element> Trial for Looks<'_, E> {
             };
             let plain = largest(exact.iter().zip(plain).map(|(a, b)| a - b));
             let bound = 2.0 * plain + steps + epsilon::<E::Num>() * size;
-            // Where a sink takes all but nothing, the weights of keys are negligible, and so is where they lie.
+            // If a sink takes almost all of the mass, the weights of the keys are negligible, and so is their mean
+            // distance.
             let nothing_left = |row: usize| {
                 *name == "mean distance" && sink.get(row).is_some_and(|mass| *mass > 1.0 - 1e-9)
             };

@@ -1,4 +1,4 @@
-//! Attention by hashing: data with neighbours to find, rows of the table, and how they are judged.
+//! LSH attention in the case table: clustered inputs, rows, and comparison with the reference.
 
 use crate::cases::{Case, Dtype, EMPTY, Way, dims};
 use crate::close::{Ratio, narrow};
@@ -10,12 +10,12 @@ use regard::{
     Bits, Buckets, Dims, Element, Error, Grads, Isa, LshAttention, LshOutput, Machine, Mask,
 };
 
-/// `n` rows of `d` features around `clusters` centres, in random order: `[n, d]`.
+/// `n` rows of `d` features around `clusters` centers, in random order: `[n, d]`.
 ///
-/// Centres are normal vectors of length about 10 `sqrt(d / 64)`, rows a centre plus `spread` times another such vector, so that
-/// the cosine of two rows of a cluster is about `1 / (1 + spread^2)`. For `d = 64` scores of such a pair are about 12 and those
-/// of others about 0 +- 2: softmax attention of rows over rows keeps to the own cluster while a cluster has many more than
-/// `n / 20000` rows.
+/// Centers are normal vectors of norm about 10 `sqrt(d / 64)`. A row is a center plus `spread` times another such vector,
+/// so that the cosine of two rows of a cluster is about `1 / (1 + spread^2)`. For `d = 64`, scores within a cluster are
+/// about 12 and other scores about 0 +- 2: softmax self-attention stays within the cluster as long as a cluster has many
+/// more than `n / 20000` rows.
 #[must_use]
 pub fn clustered<E: Element>(
     n: usize,
@@ -35,7 +35,7 @@ pub fn clustered<E: Element>(
     (0..n).flat_map(|_| row()).collect()
 }
 
-/// Sizes: batch, query heads, key heads, queries, keys, features of a key, of a value.
+/// Batch, query heads, KV heads, queries, keys, key features, value features.
 const SHAPES: &[[usize; 7]] = &[
     [1, 1, 1, 1, 1, 1, 1],
     [2, 2, 1, 5, 7, 3, 4],
@@ -47,10 +47,10 @@ const SHAPES: &[[usize; 7]] = &[
     [1, 1, 1, 3, 700, 8, 8],
 ];
 
-/// Rounds and keys of a block: more blocks than keys, blocks that cross words, one choice and two, one block for all.
+/// Rounds and keys per block: more blocks than keys, blocks that straddle words, one digit and two, one block for all keys.
 const HASHES: &[[usize; 2]] = &[[1, 1], [3, 5], [4, 16], [2, 64], [8, 2], [2, 1000]];
 
-/// All shapes with all hashes, in any type and layout.
+/// All shapes with all hashes, in any dtype and layout.
 pub(crate) fn cases() -> Vec<Case> {
     let mut table = Vec::new();
     for shape in SHAPES.iter().chain(EMPTY) {
@@ -75,7 +75,7 @@ pub(crate) fn cases() -> Vec<Case> {
     table
 }
 
-/// Attention by hashing, judged by the definition over the keys that each row met.
+/// LSH attention, compared with the reference over the candidate keys of each row.
 pub(crate) struct LshTrial<'d, E: Element> {
     case: &'d Case,
     data: &'d Data<E>,
@@ -124,10 +124,10 @@ impl<E: Element> Trial for LshTrial<'_, E> {
     }
 }
 
-/// Who met whom, one bit each.
+/// Candidate pairs as a mask of one bit per pair.
 ///
 /// # Panics
-/// Never: there is a bit for each pair.
+/// Never: there is one bit per pair.
 #[must_use]
 pub fn mask(buckets: &Buckets) -> Mask {
     let Dims { batch, heads, q_len, k_len, .. } = buckets.dims();

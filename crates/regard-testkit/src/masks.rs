@@ -1,4 +1,4 @@
-//! The masks of the table, one line each, with sizes that follow from the shape.
+//! The masks of the table, one line each. Their sizes depend on the shape.
 
 use crate::noise::Noise;
 use regard::{Bits, Dims, Mask, MaskRule, Scope};
@@ -7,9 +7,9 @@ use std::ops::Range;
 /// A mask of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct MaskCase {
-    /// Its name in the names of cases.
+    /// Name used in case names.
     pub name: &'static str,
-    /// Makes it for a shape.
+    /// Builds the mask for a shape.
     pub build: fn(&Dims, &mut Noise) -> Mask,
 }
 
@@ -17,7 +17,7 @@ const fn mask(name: &'static str, build: fn(&Dims, &mut Noise) -> Mask) -> MaskC
     MaskCase { name, build }
 }
 
-/// Every rule, and rules inside rules.
+/// Every rule, and nested rules.
 pub const MASKS: &[MaskCase] = &[
     mask("full", |_, _| Mask::full()),
     mask("nothing", |_, _| Mask::full().window(0)),
@@ -84,7 +84,7 @@ pub const MASKS: &[MaskCase] = &[
     }),
 ];
 
-/// The mask of a name.
+/// Looks up a mask by name.
 ///
 /// # Panics
 /// If the table has no such mask.
@@ -93,30 +93,30 @@ pub fn named(name: &str) -> MaskCase {
     *MASKS.iter().find(|m| m.name == name).unwrap_or_else(|| panic!("no mask is named {name}"))
 }
 
-/// A share of the keys, at least one.
+/// A fraction of the keys, at least one.
 fn part(keys: usize, share: usize) -> usize {
     (keys / share).max(1)
 }
 
-/// Ends of the real keys, the first item without padding.
+/// Number of keys before the padding of each item; item 1 has no padding.
 fn ends(d: &Dims, items: usize, noise: &mut Noise) -> Vec<usize> {
     (0..items)
         .map(|i| if i == 1 { d.k_len } else { noise.below(d.k_len + 1).max(d.k_len / 4) })
         .collect()
 }
 
-/// Padding on both sides, of everything in the odd case that start and end meet.
+/// Padding on both sides. A range is empty if its start and end coincide.
 fn spans(d: &Dims, noise: &mut Noise) -> Vec<Range<usize>> {
     let start = |n: &mut Noise| n.below(d.k_len / 2 + 1);
     (0..d.batch).map(|_| start(noise)..d.k_len - start(noise)).collect()
 }
 
-/// Documents one after the other, a few keys each.
+/// Consecutive documents of a few keys each.
 fn sorted(len: usize, noise: &mut Noise) -> Vec<u32> {
     documents(len, |before| before + u32::from(noise.chance(0.12)))
 }
 
-/// Documents that come back after others.
+/// Documents that are interrupted by others.
 fn unsorted(len: usize, noise: &mut Noise) -> Vec<u32> {
     let four = [3, 0, 2, 1];
     documents(len, |before| if noise.chance(0.2) { *noise.pick(&four) } else { before })
@@ -137,7 +137,7 @@ fn bits(d: &Dims, [batch, heads]: [usize; 2], visible: f64, noise: &mut Noise) -
     of_bools(&bools, [batch, heads, d.q_len, d.k_len])
 }
 
-/// Every second row, and after the last seen one a whole tile, sees nothing.
+/// Every second row is fully masked, and so are all rows from 63 on, which is more than a tile if there are enough rows.
 fn hidden_rows(d: &Dims, noise: &mut Noise) -> Mask {
     let pairs = (0..d.q_len).flat_map(|row| (0..d.k_len).map(move |_| row));
     let bools: Vec<bool> = pairs.map(|row| row % 2 == 0 && row < 63 && noise.chance(0.7)).collect();
@@ -148,7 +148,7 @@ fn of_bools(bools: &[bool], shape: [usize; 4]) -> Mask {
     Mask::bits(Bits::from_bools(bools, shape).expect("as many booleans as the shape says"))
 }
 
-/// A rule as a user might write it: overlapping ranges, empty ones, and some that reach beyond the keys.
+/// A user-defined rule with overlapping ranges, empty ranges, and ranges that extend beyond the keys.
 #[derive(Debug)]
 pub struct Ladder;
 

@@ -1,8 +1,8 @@
-//! Inputs from a seed: the same on every machine and in every year.
+//! Seeded random inputs, reproducible on every machine.
 
 use regard::{Element, Number};
 
-/// SplitMix64 (Steele, Lea and Flood 2014): one addition and three mixing steps for each number.
+/// SplitMix64 (Steele, Lea and Flood 2014): one addition and three mixing steps per number.
 #[derive(Clone, Debug)]
 pub struct Noise(u64);
 
@@ -13,7 +13,7 @@ impl Noise {
         Self(seed)
     }
 
-    /// The sequence of a name (FNV-1a).
+    /// The sequence seeded by a hash (FNV-1a) of a name.
     #[must_use]
     pub fn of_name(name: &str) -> Self {
         let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
@@ -28,22 +28,22 @@ impl Noise {
         z ^ z >> 31
     }
 
-    /// A number in `[0, 1)`.
+    /// Uniform in `[0, 1)`.
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Whether an event of this probability happens.
+    /// True with this probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         self.unit() < probability
     }
 
-    /// A number below `n`; 0 for `n = 0`.
+    /// An integer below `n`; 0 for `n = 0`.
     pub fn below(&mut self, n: usize) -> usize {
         usize::try_from(self.bits() >> 1).unwrap_or(0) % n.max(1)
     }
 
-    /// One of some things.
+    /// A random element of a slice.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len())]
     }

@@ -1,4 +1,4 @@
-//! Runs the table on everything this machine has, and reports.
+//! Runs the table on every instruction set of this machine, and reports.
 
 use crate::cases::{Case, Dtype, Way};
 use crate::close::{GradJudge, Judge, Ratio, is_additive, narrowing, values, wide};
@@ -14,48 +14,47 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Each row runs with each of these numbers of threads: alone, with help, and with more threads than most rows have
-/// tiles.
+/// Thread counts that each row runs with: one, two, and more than most rows have tiles.
 pub const THREADS: [usize; 3] = [1, 2, 7];
 
-/// What was run and how it went.
+/// Result of a run of the table.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Rows of the table, each run on every instruction set with every number of [`THREADS`].
+    /// Number of rows, each run on every instruction set with every thread count in [`THREADS`].
     pub rows: usize,
-    /// The instruction sets covered.
+    /// Instruction sets covered.
     pub isas: Vec<&'static str>,
-    /// The worst of each mask, score option, similarity and layout, by name.
+    /// Worst result of each mask, score option, similarity and layout, by name.
     pub groups: BTreeMap<String, Group>,
-    /// What went wrong.
+    /// All failures.
     pub failures: Vec<Failure>,
 }
 
-/// The rows that have something in common.
+/// Rows that share an option.
 #[derive(Clone, Debug, Default)]
 pub struct Group {
-    /// How many.
+    /// Number of rows.
     pub rows: usize,
-    /// The part of the allowed error that the worst one took: 1 is the bound.
+    /// Largest error divided by its tolerance.
     pub worst: Ratio,
-    /// The name of the worst one.
+    /// Name of the worst case.
     pub case: String,
 }
 
-/// A row that is wrong.
+/// A failed row.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Its name.
+    /// Name of the case.
     pub case: String,
-    /// Where: the instruction set.
+    /// Instruction set.
     pub isa: &'static str,
-    /// Where: the number of threads.
+    /// Number of threads.
     pub threads: usize,
-    /// Why.
+    /// Reason.
     pub why: String,
 }
 
-/// Runs `cases` and compares them with the definition; `progress` hears of rows done and rows in all.
+/// Runs `cases` and compares them with the reference. `progress` receives the number of finished rows and the total.
 pub fn check(cases: &[Case], progress: &mut dyn FnMut(usize, usize)) -> Report {
     let isas = Isa::available();
     let names = isas.iter().map(|isa| isa.name()).collect();
@@ -75,7 +74,7 @@ pub fn check(cases: &[Case], progress: &mut dyn FnMut(usize, usize)) -> Report {
     report
 }
 
-/// One row everywhere; returns its worst ratio.
+/// Runs one row on all instruction sets; returns its largest ratio.
 fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
     match case.way {
         Way::Exact => everywhere(&Exact::<E>::new(case, &Data::new(case)), isas, failures),
@@ -84,30 +83,31 @@ fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ra
     }
 }
 
-/// A row of the table, ready to be run and judged anywhere.
+/// A row of the table that can run and be checked on any instruction set.
 pub(crate) trait Trial {
-    /// What a call returns, and its way back.
+    /// Output and gradients of a call.
     type Found: Clone;
-    /// Its name.
+    /// Name of the case.
     fn name(&self) -> String;
-    /// How it runs on an instruction set.
+    /// How the row runs on an instruction set.
     fn runs(&self, isa: Isa) -> Runs;
-    /// The call.
+    /// Forward and backward pass.
     fn call(&self, machine: Machine) -> Result<Self::Found, Error>;
-    /// How near to its bounds the result is, and which gradient came nearest; or why it is wrong whatever the bounds are.
+    /// Ratios of the result and the name of the worst gradient, or an error message if it is wrong regardless of the
+    /// tolerances.
     fn judge(&self, found: &Self::Found) -> Result<(Ratio, &'static str), String>;
-    /// Whether two results are the same to the bit.
+    /// Whether two results are bit-identical.
     fn same(a: &Self::Found, b: &Self::Found) -> bool;
 }
 
 /// How a row runs on an instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Runs {
-    /// As on the one before: not again.
+    /// The same as on the previous instruction set: skipped.
     Not,
-    /// By vectors, with the bits of all others that have a fused multiply-add.
+    /// Vector kernels, bit-identical on all instruction sets with fused multiply-add.
     Vectors,
-    /// By tiles.
+    /// AMX tiles.
     Tiles,
 }
 
@@ -142,7 +142,7 @@ pub(crate) fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<F
                     worst = worst.max(ratio);
                 }
             }
-            // Instruction sets with a fused multiply-add agree to the bit.
+            // Instruction sets with fused multiply-add are bit-identical.
             if isa.name() != "portable" && runs == Runs::Vectors {
                 if fused.as_ref().is_some_and(|fused| !T::same(fused, &found)) {
                     fail("other bits than on the instruction set before".into());
@@ -156,7 +156,8 @@ pub(crate) fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<F
 }
 
 impl Runs {
-    /// Tiles are the vectors of the instruction set before them, but for some rows; and some rows are for tiles alone.
+    /// Without tile products, AMX runs the vector kernels of the previous instruction set. Rows with an explicit precision
+    /// run on tiles only.
     pub(crate) fn of<E: Element>(case: &Case, problem: &Problem<'_, E>, isa: Isa) -> Self {
         let plan = Plan::new(problem.clone(), Machine::detect().isa(isa));
         match plan.is_ok_and(|plan| plan.tile_products().is_some()) {
@@ -167,7 +168,7 @@ impl Runs {
     }
 }
 
-/// Holds what rows have chosen against their scores; where scores are as good as equal, either will do.
+/// Checks the selected keys against the scores. Of scores that are equal within rounding, any may be selected.
 fn right_choice<N: Number>(
     normalizer: Normalizer,
     choice: &Selection<N>,
@@ -200,14 +201,15 @@ fn right_choice<N: Number>(
     Ok(())
 }
 
-/// Attention and its gradients.
+/// Exact attention and its gradients.
 pub(crate) struct Exact<'d, E: Element> {
     case: &'d Case,
     data: &'d Data<E>,
     problem: Problem<'d, E>,
-    /// Where rows choose nothing: what they choose is judged by itself, and the rest by the definition for that choice.
+    /// For softmax. Other normalizers select keys: the selection is checked separately, and the results are compared with
+    /// the reference for that selection.
     judges: Option<(Judge, GradJudge)>,
-    /// Where rows choose.
+    /// Scores, for normalizers that select keys.
     scores: Vec<Vec<(usize, f64)>>,
 }
 
@@ -216,7 +218,7 @@ impl<'d, E: Element> Exact<'d, E> {
         Self::over(case, data, data.problem(case))
     }
 
-    /// The same with a problem of one's own.
+    /// The same with the given problem.
     pub(crate) fn over(case: &'d Case, data: &'d Data<E>, problem: Problem<'d, E>) -> Self {
         let mut trial = Self { case, data, problem, judges: None, scores: Vec::new() };
         if case.normalizer == Normalizer::Softmax {
@@ -234,9 +236,9 @@ impl<'d, E: Element> Exact<'d, E> {
         (judge, GradJudge::new(problem, data.inputs(), output_grads))
     }
 
-    /// How near to each other scores are that rounding may exchange.
+    /// Relative difference below which rounding may swap two scores.
     fn near(&self) -> f64 {
-        // Projected keys are written in the type of the tensors.
+        // Projected keys are stored in the dtype of the tensors.
         let written = if is_additive(&self.problem) { 8.0 * narrowing::<E>() } else { 0.0 };
         written.max(if E::Num::NAME == "f32" { 1e-5 } else { 1e-13 })
     }
@@ -285,10 +287,10 @@ fn fail_all(mut fail: impl FnMut(String), why: String) -> Ratio {
     Ratio { out: f64::INFINITY, ..Ratio::default() }
 }
 
-/// Attention, compiled here once for each type: a test that calls it spares itself a copy of every kernel.
+/// Forward pass, compiled here once per dtype, so that the tests that call it do not compile another copy of every kernel.
 ///
 /// # Panics
-/// If the problem is refused.
+/// If the problem is rejected.
 #[inline(never)]
 #[must_use]
 pub fn forward<E: Element>(
@@ -301,10 +303,10 @@ pub fn forward<E: Element>(
     plan.and_then(|plan| plan.forward(q, k, v)).expect("a problem that fits its tensors")
 }
 
-/// Attention and its gradients.
+/// Forward and backward pass.
 ///
 /// # Panics
-/// If the problem is refused.
+/// If the problem is rejected.
 #[inline(never)]
 #[must_use]
 pub fn both_ways<E: Element>(
@@ -322,12 +324,12 @@ pub fn both_ways<E: Element>(
     (output, grads)
 }
 
-/// The bits of a number. One NaN is like another: which operand's payload an instruction keeps is not part of any promise.
+/// Bits of a number. All NaN are equal: which operand's payload an instruction keeps is not specified.
 fn comparable(x: f64) -> u64 {
     if x.is_nan() { f64::NAN.to_bits() } else { x.to_bits() }
 }
 
-/// Whether two results are the same to the bit: NaN and the sign of 0 count.
+/// Whether two outputs are bit-identical. All NaN are equal; the sign of 0 counts.
 #[must_use]
 pub fn same_bits<E: Element>(a: &Output<E>, b: &Output<E>) -> bool {
     fn same<E: Element>(a: &[E], b: &[E]) -> bool {
@@ -346,7 +348,7 @@ pub fn same_bits<E: Element>(a: &Output<E>, b: &Output<E>) -> bool {
         && a.selection == b.selection
 }
 
-/// Whether gradients are the same to the bit.
+/// Whether gradients are bit-identical.
 #[must_use]
 pub fn same_grad_bits<E: Element>(a: &Grads<E>, b: &Grads<E>) -> bool {
     let same = |(a, b): (&Vec<f64>, &Vec<f64>)| {
@@ -356,7 +358,7 @@ pub fn same_grad_bits<E: Element>(a: &Grads<E>, b: &Grads<E>) -> bool {
 }
 
 impl Ratio {
-    /// The worse of each.
+    /// Elementwise maximum.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -379,13 +381,13 @@ impl Group {
 }
 
 impl Report {
-    /// Whether every row was right.
+    /// Whether no row failed.
     #[must_use]
     pub fn is_green(&self) -> bool {
         self.failures.is_empty()
     }
 
-    /// Adds what another part of the table reported.
+    /// Adds the report of another part of the table.
     pub fn join(&mut self, other: Self) {
         self.rows += other.rows;
         self.isas = other.isas;

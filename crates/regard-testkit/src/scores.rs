@@ -1,32 +1,32 @@
-//! The score options of the table, and the sets of them that are tried together.
+//! The score options of the table, and the combinations that are tested.
 
 use crate::data::Data;
 use regard::{Element, Pair, RelativeBias, Score, ScoreRule};
 use std::fmt;
 
-/// One option of a [`Score`], without its data.
+/// One option of a [`Score`], without its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScoreOption {
-    /// Another scale.
+    /// An explicit scale.
     Scale(f64),
     /// A temperature.
     Temperature(f64),
     /// A softcap.
     Softcap(f64),
-    /// A dense bias with these axes whole and the others 1.
+    /// A dense bias with these axes in full and the others of size 1.
     Bias {
-        /// Batch, heads, queries, keys: whether the bias has the axis.
+        /// Whether the bias has the axis: batch, heads, queries, keys.
         axes: [bool; 4],
-        /// What it holds.
+        /// Kind of entries.
         entries: Entries,
     },
     /// ALiBi with the published slopes.
     Alibi,
-    /// A relative bias with one bucket for each distance up to this one.
+    /// A relative bias with one bucket per distance up to this one.
     Clipped(usize),
-    /// A relative bias with T5's buckets.
+    /// A relative bias with the buckets of T5.
     T5 {
-        /// Whether keys ahead have buckets of their own.
+        /// Whether keys after the query have buckets of their own.
         bidirectional: bool,
     },
     /// Sinks.
@@ -35,25 +35,25 @@ pub enum ScoreOption {
     Custom,
 }
 
-/// What a dense bias holds beside normal numbers.
+/// Entries of a dense bias besides normal numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entries {
-    /// Nothing else.
+    /// No others.
     Finite,
-    /// Some entries `-inf`, which hide the pair.
+    /// Some entries are `-inf`, which mask the pair.
     Hiding,
-    /// Some entries the lowest finite number, as padding is written by several libraries; one entry of each row of the
+    /// Some entries are the lowest finite number, which several libraries use for padding. One entry of each row of the
     /// bias is an ordinary number.
     Lowest,
-    /// Every entry the lowest finite number, as a row of padding has it.
+    /// Every entry is the lowest finite number, as in a padding row.
     OnlyLowest,
 }
 
-/// Buckets and largest distance of the T5 bias.
+/// Number of buckets and largest distance of the T5 bias.
 pub(crate) const T5_BUCKETS: (usize, usize) = (8, 20);
 
 impl ScoreOption {
-    /// Adds the option to a score, with its data.
+    /// Adds the option and its data to a score.
     pub(crate) fn join<'d, E: Element>(
         self,
         score: Score<'d, E>,
@@ -104,7 +104,7 @@ impl fmt::Display for ScoreOption {
     }
 }
 
-/// A dense bias; `axes` as letters, `"b1qk"`.
+/// A dense bias; `axes` are letters, for example `"b1qk"`.
 #[must_use]
 pub const fn bias(axes: &str, entries: Entries) -> ScoreOption {
     let axes = axes.as_bytes();
@@ -118,7 +118,7 @@ use ScoreOption::{Alibi, Clipped, Custom, Scale, Sinks, Softcap, T5, Temperature
 const T5_BOTH: ScoreOption = T5 { bidirectional: true };
 const T5_BACK: ScoreOption = T5 { bidirectional: false };
 
-/// Sets of options: each alone, every broadcast shape of a bias, and combinations up to all at once.
+/// Combinations of options: each alone, every broadcast shape of a bias, and several up to all at once.
 pub const SCORES: &[&[ScoreOption]] = &[
     &[],
     &[Scale(1.0)],
@@ -182,7 +182,7 @@ pub const SCORES: &[&[ScoreOption]] = &[
     &[Scale(0.4), Softcap(8.0), bias("1h1k", Hiding), Alibi, T5_BACK, Custom, Sinks],
 ];
 
-/// A rule as a user might write it, whose slope is never constant. `-inf` stays `-inf`: hidden pairs stay hidden.
+/// A user-defined rule with a varying derivative. `-inf` stays `-inf`: masked pairs stay masked.
 #[derive(Debug)]
 pub struct Wave;
 

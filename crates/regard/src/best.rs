@@ -1,23 +1,24 @@
-//! The best keys of each row of a group: those with the highest scores, the earlier one where scores are equal.
+//! Top-k keys of each row of a group: the keys with the highest scores; of equal scores, the earlier key.
 //!
-//! Cost: one comparison of vectors for a key that is below all that are kept, which is nearly every one. Memory: what is kept.
+//! Cost: one vector comparison for a key whose score is below all kept ones, which holds for nearly every key. Memory: the kept
+//! keys.
 
 use crate::index::{At, low};
 use crate::simd::{GROUP, Lanes, Number, Simd};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// The best so far of each row.
+/// Running top-k of each row of a group.
 #[derive(Debug)]
 pub(crate) struct BestKeys<N> {
     most: usize,
-    /// The worst of them first to go.
+    /// One heap per row, with the worst kept key on top.
     heaps: Vec<BinaryHeap<Candidate<N>>>,
-    /// The score that a better one must have at least.
+    /// The worst kept score of each row, `-inf` until its heap is full. Keys with lower scores are skipped.
     least: Box<Lanes<N>>,
 }
 
-/// A key that may be among the best; the greater, the worse.
+/// A key with its score. Ordered from best to worst, so that the top of a max-heap is the worst.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Candidate<N> {
     pub(crate) score: N,
@@ -25,24 +26,22 @@ pub(crate) struct Candidate<N> {
 }
 
 impl<N: Number> BestKeys<N> {
-    /// None yet, of up to `most`.
     pub(crate) fn new(most: usize) -> Self {
         let heaps = (0..GROUP).map(|_| BinaryHeap::new()).collect();
         Self { most, heaps, least: Box::new(Lanes([N::neg_infinity(); GROUP])) }
     }
 
-    /// How many are kept of each row, at most.
+    /// Largest number of kept keys per row.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// None again.
     pub(crate) fn clear(&mut self) {
         self.heaps.iter_mut().for_each(BinaryHeap::clear);
         self.least.0.fill(N::neg_infinity());
     }
 
-    /// Takes the scores of some keys in. Most are below the best so far: one comparison of vectors.
+    /// Adds the scores of a tile. A key below `least` in all lanes of a vector costs one comparison.
     #[inline(always)]
     pub(crate) fn take<S: Simd<N>>(&mut self, s: S, at: At<'_>, tile: &[Lanes<N>]) {
         let everyone = at.span.set();
@@ -54,7 +53,7 @@ impl<N: Number> BestKeys<N> {
                 while some != 0 {
                     let lane = first + some.trailing_zeros() as usize;
                     some &= some - 1;
-                    // Keys do not always ascend, so an equal may be better.
+                    // Keys do not always arrive in ascending order, so a key with an equal score may be better.
                     let new = Candidate { score: scores.0[lane], key: at.keys.get(i) };
                     if new.score > N::neg_infinity() {
                         new.join(&mut self.heaps[lane], self.most, &mut self.least.0[lane]);
@@ -64,14 +63,14 @@ impl<N: Number> BestKeys<N> {
         }
     }
 
-    /// Those of a row, the best first.
+    /// The kept keys of a row, best first.
     pub(crate) fn of_row(&self, lane: usize) -> Vec<Candidate<N>> {
         self.heaps[lane].clone().into_sorted_vec()
     }
 }
 
 impl<N: Number> Candidate<N> {
-    /// Takes its place among the best, if it is one of them.
+    /// Inserts the candidate if it is among the best `most` of the row.
     fn join(self, heap: &mut BinaryHeap<Self>, most: usize, least: &mut N) {
         if heap.len() < most {
             heap.push(self);

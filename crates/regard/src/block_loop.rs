@@ -11,9 +11,9 @@ use crate::micro::{Distances, Dots, dot_tile};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::Derivatives;
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, each};
 use crate::similarity::Similarity;
-use crate::source::{Head, Source};
+use crate::source::{AnyHead, Source, rows};
 use crate::view::{Rows, View};
 use std::ops::Range;
 
@@ -36,9 +36,17 @@ pub(crate) struct Call<'c, E: Element> {
 
 impl<'c, E: Element> Call<'c, E> {
     /// Keys and values of the head that serves a query head.
-    pub(crate) fn keys_and_values(&self, scope: Scope) -> (Head<'c, E>, Head<'c, E>) {
+    pub(crate) fn keys_and_values(
+        &self,
+        scope: Scope,
+    ) -> (AnyHead<'c, E::Num>, AnyHead<'c, E::Num>) {
         let kv_head = self.problem.kv_head(scope.head);
         (self.k.head(scope.batch, kv_head), self.v.head(scope.batch, kv_head))
+    }
+
+    /// The queries of a head.
+    pub(crate) fn queries(&self, batch: usize, head: usize) -> AnyHead<'c, E::Num> {
+        rows(self.q.any_head(batch, head))
     }
 }
 
@@ -139,9 +147,9 @@ impl<N: Number> BlockLoop<N> {
             if let Keys::Gathered(gathered) = block.keys() {
                 // Rows far apart: no hardware prefetcher follows them.
                 gathered.iter().for_each(|key| {
-                    prefetch_l1(s, all_k.row(*key));
+                    each!(all_k, k => prefetch_l1(s, k.row(*key)));
                     if V::VALUES {
-                        prefetch_l1(s, all_v.row(*key));
+                        each!(all_v, v => prefetch_l1(s, v.row(*key)));
                     }
                 });
             }

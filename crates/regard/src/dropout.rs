@@ -1,15 +1,16 @@
-//! Dropout of weights, decided by arithmetic alone.
+//! Attention dropout with a counter-based random generator.
 //!
-//! Whether a pair is kept is a function of (seed, offset, batch, head, row, key) and of nothing else: forward and
-//! backward, any tiling and any number of threads agree, and nothing is stored. The function is Philox-4x32-10 (Salmon et
-//! al. 2011), twice: the seed as key and (offset, batch, head) as counter give a head its own key; under that, (row,
-//! key / 4) give four words, one for each of four neighbouring keys.
+//! Whether a weight is kept is a function of (seed, offset, batch, head, row, key) only. The forward and the backward pass
+//! therefore agree for any tiling and any number of threads, and no dropout mask is stored. The generator is Philox-4x32-10
+//! (Salmon et al. 2011), applied twice: with the seed as key and (offset, batch, head) as counter it yields the key of a
+//! head; with that key and (row, key / 4) as counter it yields four 32-bit words, one for each of four consecutive keys.
 
 use crate::error::Error;
 use crate::index::{At, Pair};
 use crate::simd::{Lanes, MAX_LANES, Number, Simd, Task};
 
-/// Which weights are dropped. A dropped weight is 0; the others grow by `1 / (1 - rate)`, so that outputs keep their mean.
+/// Dropout of attention weights. A dropped weight becomes 0; kept weights are multiplied by `1 / (1 - rate)`, so that the
+/// expected output is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     rate: f64,
@@ -18,14 +19,14 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Drops weights with probability `rate`, below 1. Another `offset` under the same `seed` is another draw: count it up
-    /// from step to step.
+    /// Drops weights with probability `rate`, in `[0, 1)`. Each `offset` under the same `seed` gives an independent draw:
+    /// increment it from one training step to the next.
     #[must_use]
     pub fn new(rate: f64, seed: u64, offset: u64) -> Self {
         Self { rate, seed, offset }
     }
 
-    /// The probability.
+    /// The probability of dropping a weight.
     #[must_use]
     pub fn rate(&self) -> f64 {
         self.rate
@@ -48,13 +49,13 @@ impl Dropout {
         Err(Error::Value { option: "dropout", found, accepted })
     }
 
-    /// What a kept weight is multiplied by: `1 / (1 - rate)`.
+    /// The factor of a kept weight: `1 / (1 - rate)`.
     #[must_use]
     pub fn growth(&self) -> f64 {
         1.0 / (1.0 - self.rate)
     }
 
-    /// Words below it are dropped.
+    /// A weight is dropped if its random word is below this.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of 2^32")]
     fn threshold(&self) -> u32 {
         (self.rate * 2f64.powi(32)) as u32
@@ -68,7 +69,7 @@ impl Dropout {
         [words[0][0], words[1][0]]
     }
 
-    /// What the weights of a tile are multiplied by, `[keys][rows]`: 0 or the growth.
+    /// Writes the factors of the weights of a tile, `[keys][rows]`: 0 or `growth()`.
     #[inline(always)]
     pub(crate) fn factors<N: Number, S: Simd<N>>(&self, s: S, at: At<'_>, to: &mut [Lanes<N>]) {
         s.call(Factors { dropout: self, at, to });
@@ -109,7 +110,7 @@ impl<N: Number> Task<N> for Factors<'_, N> {
     }
 }
 
-/// A number from 0 to below 1 for a pair, under a seed that may be that of dropout too.
+/// A uniform random number in `[0, 1)` for a pair. Uses the offset `u64::MAX`, so that the seed may equal that of dropout.
 pub(crate) fn uniform(seed: u64, at: Pair) -> f64 {
     let key = Dropout { rate: 0.0, seed, offset: u64::MAX }.head_key(at.batch, at.head);
     let (row, at) = (halves(at.row as u64), halves(at.key as u64));
@@ -124,7 +125,7 @@ pub(crate) fn halves(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]
 }
 
-/// Philox-4x32-10 of several counters side by side; plain loops, which the compiler turns into vectors.
+/// Philox-4x32-10 of `N` counters at once; plain loops that the compiler vectorizes.
 #[inline(always)]
 pub(crate) fn philox<const N: usize>(
     mut counter: [[u32; N]; 4],

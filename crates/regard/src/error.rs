@@ -1,19 +1,19 @@
-//! Every way a call can be wrong. A message names the axis, both numbers and the remedy.
+//! Errors of the engine. A message names the axis or option, the numbers involved and the remedy.
 
 use std::fmt;
 
-/// Why a call was refused. Raised before any work starts.
+/// The reason why a call was rejected. Returned before any computation starts.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
-    /// A tensor's memory is shorter than its shape and strides reach.
+    /// The data of a tensor is shorter than its shape and strides require.
     DataLength {
-        /// Elements that the shape and strides reach.
+        /// Number of elements that the shape and strides require.
         needed: usize,
-        /// Elements in memory.
+        /// Number of elements given.
         found: usize,
     },
-    /// A shape whose element count does not fit in memory.
+    /// A shape has more elements than memory can address.
     ShapeOverflow {
         /// Batch, heads, length, features.
         shape: [usize; 4],
@@ -23,43 +23,44 @@ pub enum Error {
         /// Strides of batch, heads and length, in elements.
         strides: [usize; 3],
     },
-    /// Two tensors disagree about an axis.
+    /// Two tensors have different sizes along an axis.
     Axis {
         /// `batch`, `features`, `keys`, ...
         axis: &'static str,
-        /// One tensor and its size.
+        /// The first tensor and its size.
         left: (&'static str, usize),
-        /// The other tensor and its size.
+        /// The second tensor and its size.
         right: (&'static str, usize),
     },
-    /// Query heads that do not divide evenly among the key heads.
+    /// The number of query heads is not a multiple of the number of key heads, as grouped-query attention (Ainslie et al. 2023)
+    /// requires.
     HeadGroups {
-        /// Heads of the queries.
+        /// Number of query heads.
         q: usize,
-        /// Heads of the keys and values.
+        /// Number of key and value heads.
         kv: usize,
     },
-    /// Queries and keys without features have no scores.
+    /// A tensor has 0 features, so scores are not defined.
     NoFeatures {
         /// The tensor.
         tensor: &'static str,
     },
-    /// An option holds the wrong number of entries.
+    /// An option has the wrong number of entries.
     Count {
         /// The option.
         option: &'static str,
-        /// Entries expected, and what they stand for.
+        /// Expected number of entries, and their meaning.
         expected: (usize, &'static str),
-        /// Entries given.
+        /// Number of entries given.
         found: usize,
     },
-    /// An option refers to a position outside the sequence, or farther than is kept.
+    /// An index or size is out of range.
     OutOfRange {
         /// The option.
         option: &'static str,
-        /// The position given.
+        /// The value given.
         found: usize,
-        /// The first position that is too large.
+        /// Upper bound, exclusive.
         limit: usize,
     },
     /// A size that must be at least 1 is 0.
@@ -74,103 +75,103 @@ pub enum Error {
         /// The size given.
         found: usize,
     },
-    /// A tensor with fewer features than a pass works on.
+    /// A tensor has fewer features than RoPE rotates.
     TooFewFeatures {
-        /// Features that the pass works on.
+        /// Number of features that RoPE rotates.
         needed: usize,
-        /// Features of the tensor.
+        /// Number of features of the tensor.
         found: usize,
     },
-    /// A number that is not usable.
+    /// The value of an option is not valid.
     Value {
         /// The option.
         option: &'static str,
-        /// The number given.
+        /// The value given.
         found: f64,
-        /// What is accepted.
+        /// Description of the valid values.
         accepted: &'static str,
     },
-    /// A bias or bit mask that cannot be broadcast to the scores.
+    /// A bias or bit mask cannot be broadcast to the scores.
     Broadcast {
         /// The option.
         option: &'static str,
-        /// Batch, heads, queries, keys of the option.
+        /// Shape of the option: batch, heads, queries, keys.
         found: [usize; 4],
-        /// Batch, heads, queries, keys of the scores.
+        /// Shape of the scores: batch, heads, queries, keys.
         scores: [usize; 4],
     },
-    /// The offsets of packed sequences do not ascend from 0 to the number of rows.
+    /// The offsets (`cu_seqlens`) of packed sequences do not ascend from 0 to the number of rows.
     Offsets {
-        /// Which of them.
+        /// Index of the wrong offset.
         index: usize,
         /// The offset given.
         found: usize,
-        /// One that would do.
+        /// A valid offset.
         expected: usize,
-        /// What it is not.
+        /// What is wrong with it.
         wrong: &'static str,
     },
-    /// An option with an axis of queries or keys, which sequences of different lengths do not share.
+    /// An option with an axis of queries or keys, which packed sequences of different lengths do not share.
     Packed {
         /// The option.
         option: &'static str,
     },
-    /// Results to be merged whose rows have chosen among their own keys.
+    /// Outputs cannot be merged, because their rows selected keys within each part separately.
     Chosen,
-    /// Nothing to merge.
+    /// The list of outputs to merge is empty.
     NothingToMerge,
-    /// Tensors were given to a plan for a cache.
+    /// Tensors were passed to a plan for a KV cache.
     OnlyCached,
-    /// An option that needs more of the keys than a cache holds.
+    /// An option is not available for a KV cache.
     NotInCache {
         /// The option.
         option: &'static str,
     },
-    /// A gradient of the entropy was given for an output without entropies.
+    /// A gradient of the entropy was passed for an output without entropies.
     NoEntropy,
-    /// An option that a normalizer has no meaning for.
+    /// An option is not defined for the normalizer.
     OnlySoftmax {
         /// The option.
         option: &'static str,
         /// The normalizer.
         normalizer: &'static str,
     },
-    /// An estimate of gradients was asked for that the normalizer does not have.
+    /// A gradient estimator is not defined for the normalizer.
     NoEstimate {
-        /// The estimate.
+        /// The estimator.
         estimate: &'static str,
         /// The normalizer.
         normalizer: &'static str,
     },
-    /// An output without the choice that its normalizer has made.
+    /// An output lacks the selection of its normalizer.
     NoSelection {
         /// The normalizer.
         normalizer: &'static str,
     },
-    /// Hashing was to be compared with attention that it does not stand for.
+    /// LSH attention cannot be compared with this problem, because it does not approximate it.
     NotHashed,
-    /// A cache would need more pages than its budget allows.
+    /// A KV cache would need more pages than its budget allows.
     Budget {
         /// Bytes of all pages that would be in use.
         needed: usize,
-        /// Bytes that they may have.
+        /// Upper bound on the bytes of all pages.
         budget: usize,
     },
-    /// The system gave no memory.
+    /// A memory allocation failed.
     OutOfMemory {
-        /// Bytes asked for at once.
+        /// Size of the allocation in bytes.
         bytes: usize,
     },
-    /// A handle of a sequence that was freed, or of another cache.
+    /// A sequence handle was freed, or belongs to another cache.
     StaleSequence {
-        /// The place of the sequence in its cache.
+        /// Index of the sequence in its cache.
         index: usize,
-        /// Sequences that had this place before it.
+        /// Number of earlier sequences with this index.
         generation: u64,
     },
-    /// A position that a sequence no longer holds.
+    /// A position was evicted from the KV cache.
     Evicted {
-        /// What was asked for.
+        /// The option.
         option: &'static str,
         /// The position given.
         found: usize,
@@ -180,7 +181,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Refuses two tensors that disagree about an axis.
+    /// Checks that two tensors have the same size along an axis.
     pub(crate) fn unless_same(
         axis: &'static str,
         left: (&'static str, usize),
@@ -189,7 +190,7 @@ impl Error {
         if left.1 == right.1 { Ok(()) } else { Err(Self::Axis { axis, left, right }) }
     }
 
-    /// One entry for each query of each head and item.
+    /// Checks that an option has one entry for each query of each head and batch item.
     pub(crate) fn unless_one_each_row(
         option: &'static str,
         rows: usize,
@@ -259,7 +260,7 @@ impl fmt::Display for Error {
 }
 
 impl Error {
-    /// What is wrong with a call as a whole, and with a cache.
+    /// Messages for errors of a call as a whole and of a KV cache.
     fn fmt_call(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Packed { option } => write!(
@@ -303,7 +304,7 @@ impl Error {
             ),
             Self::Budget { needed, budget } => write!(
                 f,
-                "cache: {needed} bytes of pages would be in use, the budget is {budget}; free, truncate or evict sequences, or update_max the budget"
+                "cache: {needed} bytes of pages would be in use, the budget is {budget}; free, truncate or evict sequences, or raise the budget"
             ),
             Self::OutOfMemory { bytes } => write!(
                 f,
@@ -316,7 +317,7 @@ impl Error {
             Self::Evicted { option, found, first } => {
                 write!(f, "{option}: {found} was evicted; give {first} or more")
             }
-            // Told by `fmt`.
+            // Formatted by `fmt`.
             Self::DataLength { .. }
             | Self::ShapeOverflow { .. }
             | Self::OutputOverlap { .. }
@@ -337,7 +338,8 @@ impl Error {
 
 impl std::error::Error for Error {}
 
-/// Memory of these sizes for results, all of it `x`. Sizes come from the caller, and the system may refuse what they ask for.
+/// Allocates a buffer of the product of `sizes`, filled with `x`. The sizes come from the user, so a failed allocation is an
+/// error and does not abort the process.
 pub(crate) fn filled<T: Copy>(x: T, sizes: &[usize]) -> Result<Vec<T>, Error> {
     let count = sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size));
     let bytes = count.unwrap_or(usize::MAX).saturating_mul(size_of::<T>());

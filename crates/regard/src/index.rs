@@ -1,26 +1,26 @@
-//! Names of places: a head, a pair, a tile of rows, lanes of a group, keys of a tile.
+//! Index types: a head, a (query, key) pair, a tile of rows, the lanes of a group, the keys of a tile.
 
 use crate::simd::{GROUP, Number, Simd};
 use std::iter::StepBy;
 use std::ops::Range;
 
-/// Which head is asked about, and the sizes around it.
+/// One query head of one batch item, and the sizes of its score matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scope {
-    /// The item of the batch.
+    /// Batch item.
     pub batch: usize,
-    /// The query head.
+    /// Query head.
     pub head: usize,
-    /// Queries.
+    /// Number of queries.
     pub q_len: usize,
-    /// Keys.
+    /// Number of keys.
     pub k_len: usize,
-    /// Row `i` stands at key position `i + offset`.
+    /// Row `i` has position `i + offset` on the key axis.
     pub offset: i64,
 }
 
 impl Scope {
-    /// Where a row stands among the keys; may lie outside them.
+    /// Position of a row on the key axis; may be outside the keys.
     #[must_use]
     pub fn position(&self, row: usize) -> i64 {
         signed(row).saturating_add(self.offset)
@@ -32,39 +32,39 @@ impl Scope {
     }
 }
 
-/// A size as a distance; what does not fit is farther than any key.
+/// A size as a signed distance. Saturates: `i64::MAX` is farther than any key.
 pub(crate) fn signed(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// A query and a key of one head.
+/// A (query, key) pair of one head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pair {
-    /// The item of the batch.
+    /// Batch item.
     pub batch: usize,
-    /// The query head.
+    /// Query head.
     pub head: usize,
-    /// The query.
+    /// Index of the query.
     pub row: usize,
-    /// The key.
+    /// Index of the key.
     pub key: usize,
 }
 
-/// Keys of a block. 64 keys of 64 features are a third of a 48 KiB L1 cache, so keys and values of a block stay there
-/// while several groups of rows pass over them; 32..256 measured within 3 %.
+/// Keys per block. 64 keys of 64 `f32` features take 16 KiB, a third of a 48 KiB L1 cache, so the keys and values of a block
+/// stay there while several groups of rows use them. Block sizes from 32 to 256 measured within 3 %.
 pub(crate) const BLOCK_KEYS: usize = 64;
 
-/// A set of rows of a tile, one bit each.
+/// A set of rows of a tile, one bit per row.
 pub(crate) type LaneSet = u128;
 
-/// Lanes `start..end`.
+/// The set of lanes `start..end`.
 #[inline(always)]
 pub(crate) fn lane_range(start: usize, end: usize) -> LaneSet {
     let below = |n: usize| if n >= 128 { LaneSet::MAX } else { (1 << n) - 1 };
     below(end) & !below(start)
 }
 
-/// Rows that are computed together: `first`, `first + step`, ..., at most 128 of them.
+/// Rows that are computed together: `first`, `first + step`, ...; at most 128 rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowTile {
     pub(crate) first: usize,
@@ -73,7 +73,6 @@ pub(crate) struct RowTile {
 }
 
 impl RowTile {
-    /// No rows.
     pub(crate) const NONE: Self = Self { first: 0, step: 1, count: 0 };
 
     #[inline(always)]
@@ -81,12 +80,12 @@ impl RowTile {
         self.first + lane * self.step
     }
 
-    /// Groups of rows that stand in the lanes together.
+    /// Number of groups of up to `GROUP` rows.
     pub(crate) fn groups(self) -> usize {
         self.count.div_ceil(GROUP)
     }
 
-    /// The rows of one of them.
+    /// The rows of group `g`.
     pub(crate) fn group(self, g: usize) -> Self {
         let Self { first, step, count } = self;
         let skipped = g * GROUP;
@@ -102,57 +101,55 @@ impl RowTile {
     }
 }
 
-/// Neighbouring lanes of a group; starts at a whole vector of the widest instruction set.
+/// A range of lanes of a group. `start` is a multiple of the widest vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The first lane.
     pub(crate) start: usize,
-    /// The lane after the last.
+    /// Exclusive.
     pub(crate) end: usize,
 }
 
 impl Span {
-    /// So many lanes, from the first on.
+    /// The first `count` lanes.
     #[inline(always)]
     pub(crate) fn first(count: usize) -> Self {
         Self { start: 0, end: count }
     }
 
-    /// The first lane of each vector.
+    /// The first lane of each vector of the span.
     #[inline(always)]
     pub(crate) fn vectors<N: Number, S: Simd<N>>(self) -> StepBy<Range<usize>> {
         (self.start..self.end).step_by(S::LANES)
     }
 
-    /// How many lanes.
     #[inline(always)]
     pub(crate) fn len(self) -> usize {
         self.end - self.start
     }
 
-    /// A bit for each of them.
+    /// The lanes as a bit set.
     #[inline(always)]
     pub(crate) fn set(self) -> RowMask {
         RowMask::MAX >> (GROUP - self.len()) << self.start
     }
 }
 
-/// Which rows of a group see a key, one bit each.
+/// The rows of a group for which a key is visible, one bit per row.
 pub(crate) type RowMask = u64;
 
-/// The bits of the first vector.
+/// The low 32 bits, which contain the lanes of the first vector.
 #[expect(clippy::cast_possible_truncation, reason = "a vector has at most 32 lanes")]
 #[inline(always)]
 pub(crate) fn low(visible: RowMask) -> u32 {
     visible as u32
 }
 
-/// Which keys a tile holds.
+/// The keys of a tile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Keys<'t> {
-    /// Neighbours, from this one on.
+    /// Consecutive keys from this index on.
     From(usize),
-    /// Gathered ones.
+    /// Indices of gathered keys.
     Gathered(&'t [usize]),
 }
 
@@ -174,20 +171,19 @@ impl Keys<'_> {
     }
 }
 
-/// One group of rows against some keys: what is to be known of a tile of scores `[keys][rows]`.
+/// Coordinates of a score tile `[keys][rows]`: a group of rows and some keys of one head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At<'t> {
     pub(crate) scope: Scope,
     /// The rows of the group, at most `GROUP`.
     pub(crate) rows: RowTile,
-    /// Those of them that are computed.
+    /// The lanes that are computed.
     pub(crate) span: Span,
-    /// The key of each row of the tile.
     pub(crate) keys: Keys<'t>,
 }
 
 impl At<'_> {
-    /// A key of the tile and a row of the group.
+    /// The pair of the `i`-th key of the tile and the row in `lane`.
     #[inline(always)]
     pub(crate) fn pair(&self, i: usize, lane: usize) -> Pair {
         let Scope { batch, head, .. } = self.scope;

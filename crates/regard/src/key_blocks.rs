@@ -1,23 +1,23 @@
-//! From what a mask says of a tile of rows to the ranges of keys that are computed.
+//! Turns the mask of a row tile into the key blocks that are computed, as block-sparse FlashAttention does (Dao et al. 2022).
 //!
-//! Keys are cut on a fixed grid of `BLOCK_KEYS` keys. A block that nobody sees is never visited; one that everybody sees
-//! carries no per-key row sets. Where a block holds only a few seen keys (columns, strides, scattered globals), those
-//! keys are gathered and full blocks are made of them.
+//! Keys are divided on a fixed grid of `BLOCK_KEYS` keys. A block without a visible pair is skipped; a block in which every
+//! pair is visible needs no row set per key. If only a few keys of a block are visible (columns, strides, scattered global
+//! positions), they are gathered into full blocks.
 //!
-//! Cost: in proportion to the runs of a tile of 128 rows and the blocks they touch; nothing for what nobody sees.
+//! Cost: proportional to the runs of a tile of 128 rows and the blocks they touch; nothing for blocks without a visible pair.
 
 use crate::index::{BLOCK_KEYS, Keys, LaneSet, RowMask, RowTile, Span};
 use crate::mask::Run;
 use crate::simd::GROUP;
 use std::ops::Range;
 
-/// Keys to be computed together.
+/// Keys that are computed together.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyBlock {
     pub(crate) len: usize,
-    /// The rows that see each key; nothing where `full`.
+    /// The rows for which each key is visible; not used if `full`.
     pub(crate) lanes: [LaneSet; BLOCK_KEYS],
-    /// Every row sees every key.
+    /// Every key is visible to every row.
     pub(crate) full: bool,
     first: usize,
     gathered: [usize; BLOCK_KEYS],
@@ -30,7 +30,7 @@ impl KeyBlock {
         Self { len: 0, lanes, full: false, first: 0, gathered, is_gathered: false }
     }
 
-    /// `len` neighbours from `first` on, seen by all.
+    /// Sets the block to `len` consecutive keys from `first` on, visible to all rows.
     pub(crate) fn set(&mut self, first: usize, len: usize) {
         (self.first, self.len, self.is_gathered, self.full) = (first, len, false, true);
     }
@@ -44,22 +44,23 @@ impl KeyBlock {
     }
 }
 
-/// Keys of a block that some lanes of a group see.
+/// The part of a block that is computed for some lanes of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VisibleBlock {
-    /// The keys; nobody among the lanes sees any other.
+    /// Keys within the block. No other key of the block is visible to the lanes.
     pub(crate) keys: Range<usize>,
     pub(crate) span: Span,
-    /// Whether some lanes do not see some of the keys.
+    /// Whether some of the pairs are masked.
     pub(crate) hidden: bool,
 }
 
-/// Lanes of a partly seen block that are narrowed down together: two AVX-512 vectors.
+/// Lanes of a partly visible block that are narrowed together: two AVX-512 vectors of `f32`.
 const HALF: usize = GROUP / 2;
 
 impl KeyBlock {
-    /// What group `g`, of `count` rows, sees: all rows together if they see the same keys, else in halves, so that
-    /// the edges of a mask cost little more than what is visible. Writes which rows see each key.
+    /// The tiles that group `g`, of `count` rows, computes: one tile if none of its pairs is masked or `count` is at most `HALF`,
+    /// otherwise one for each half of the group, so that blocks at the edge of a mask cost little more than their visible pairs.
+    /// Unless the block is `full`, `visible` receives the rows for which each key is visible.
     #[inline(always)]
     pub(crate) fn visible_tiles(
         &self,
@@ -81,7 +82,7 @@ impl KeyBlock {
         [narrowed(visible, low), narrowed(visible, Span { start: HALF, end: count })]
     }
 
-    /// Writes which lanes of the span of group `g` see each key; whether any sees any.
+    /// Writes the lanes of `span` in group `g` for which each key is visible. Returns whether any pair is visible.
     #[inline(always)]
     pub(crate) fn visible_rows(
         &self,
@@ -103,7 +104,7 @@ impl KeyBlock {
         any != 0
     }
 
-    /// Pairs that the rows will compute.
+    /// Number of pairs that are computed for the rows, masked ones included.
     pub(crate) fn computed(&self, rows: RowTile) -> u128 {
         let groups = (0..rows.count.div_ceil(GROUP)).flat_map(|g| {
             let count = (rows.count - g * GROUP).min(GROUP);
@@ -113,7 +114,7 @@ impl KeyBlock {
     }
 }
 
-/// What the lanes of a span see: the range of keys, and the half of the span if only that sees any.
+/// The range of keys visible to the lanes of a span. The span is halved if only one half of it has a visible key.
 #[inline(always)]
 fn narrowed(visible: &[RowMask], Span { mut start, mut end }: Span) -> Option<VisibleBlock> {
     let lanes = |start, end| Span { start, end }.set();
@@ -135,7 +136,7 @@ fn narrowed(visible: &[RowMask], Span { mut start, mut end }: Span) -> Option<Vi
         let hidden = visible[keys.clone()].iter().any(|s| s & mask != mask);
         return Some(VisibleBlock { keys, span, hidden });
     }
-    // Whole register tiles cost less than their tails: let unseen neighbours fill the last one.
+    // A full register tile costs less than a remainder loop: extend the range with masked keys to a multiple of 8.
     let len = keys.len().next_multiple_of(8).min(visible.len());
     let first = first.min(visible.len() - len);
     let keys = first..first + len;
@@ -143,7 +144,7 @@ fn narrowed(visible: &[RowMask], Span { mut start, mut end }: Span) -> Option<Vi
     Some(VisibleBlock { keys, span, hidden })
 }
 
-/// Cuts runs into blocks, in ascending order, the gathered ones last.
+/// Divides runs into blocks in ascending order. A gathered block follows as soon as it is full, the last one at the end.
 #[derive(Debug)]
 pub(crate) struct KeyBlocks<'a> {
     runs: &'a [Run],
@@ -154,12 +155,12 @@ pub(crate) struct KeyBlocks<'a> {
 }
 
 impl<'a> KeyBlocks<'a> {
-    /// Of the keys in `keys`, those that `runs` name; `all` is the set of all rows.
+    /// The blocks of the parts of `runs` that lie in `keys`; `all` is the set of all rows.
     pub(crate) fn new(runs: &'a [Run], keys: Range<usize>, all: LaneSet) -> Self {
         Self { runs, at: keys.start, end: keys.end, all, sparse: Vec::new() }
     }
 
-    /// Fills `block` with the next one; `false` when there is none.
+    /// Fills `block` with the next block; returns `false` if there is none.
     pub(crate) fn next(&mut self, block: &mut KeyBlock) -> bool {
         loop {
             if self.sparse.len() >= BLOCK_KEYS {
@@ -192,8 +193,8 @@ impl<'a> KeyBlocks<'a> {
         }
     }
 
-    /// How many of the next blocks are like this one, the last that was filled, and none of them is filled: those that lie in
-    /// the same run. For counting.
+    /// Skips the next blocks that lie in the same run as `block`, the last one filled, and returns their number. Used to count
+    /// work without a visit to every block.
     pub(crate) fn skip_alike(&mut self, block: &KeyBlock) -> usize {
         let Some(run) = self.runs.first().filter(|_| !block.is_gathered) else { return 0 };
         let whole = block.first.is_multiple_of(BLOCK_KEYS) && block.len == BLOCK_KEYS;
@@ -205,7 +206,7 @@ impl<'a> KeyBlocks<'a> {
         n
     }
 
-    /// Writes the keys of a partly seen block; `false` if they were put aside to be gathered.
+    /// Fills a partly visible block; returns `false` if its visible keys were set aside for gathering instead.
     fn fill(&mut self, block: &mut KeyBlock, keys: Range<usize>) -> bool {
         let within = self.runs.iter().take_while(|s| s.keys.start < keys.end);
         let clip = |s: &Run| s.keys.start.max(keys.start)..s.keys.end.min(keys.end);
@@ -215,8 +216,8 @@ impl<'a> KeyBlocks<'a> {
             visible += part.len();
             last = part.end;
         }
-        // Gathering copies a key and a value; computing an unseen key costs as much as a seen one, and so does a visit
-        // for a few keys only.
+        // Gathering costs a copy of the key and of the value. A masked key costs as much to compute as a visible one, and so
+        // does a visit for only a few keys.
         if visible < BLOCK_KEYS / 4 || 2 * visible <= last - keys.start {
             self.sparse.extend(within.flat_map(|s| clip(s).map(|key| (key, s.lanes))));
             return false;

@@ -1,11 +1,11 @@
 //! Rows in and out of the lanes: a group of rows, `[row][feature]` in memory, stands as `[feature][lane]` in the kernels.
 
-use crate::index::{Keys, Span};
+use crate::index::{Keys, RowTile, Span};
 use crate::key_blocks::KeyBlock;
 use crate::micro::{RowBuffer, lanes_used};
-use crate::simd::{Element, Lanes, MAX_LANES, Number, Simd, Task};
-use crate::source::Head;
-use crate::view::{Rows, TileMut};
+use crate::simd::{Any, Element, Lanes, MAX_LANES, Number, Simd, Task, Visitor};
+use crate::source::{AnyHead, Head, Heads};
+use crate::view::{OutTile, Rows, TileMut, TilesMut};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -34,28 +34,46 @@ fn lines<T>(row: &[T]) -> impl Iterator<Item = &T> {
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// The rows of a block: where they lie if they are neighbours and need no widening, else copied into `room`.
+/// The rows of a block: where they lie if they are neighbours and need no widening, else copied into `copies`.
 #[inline(always)]
-pub(crate) fn fetch<'r, E: Element, S: Simd<E::Num>>(
+pub(crate) fn fetch<'r, 'c: 'r, N: Number, S: Simd<N>>(
     s: S,
-    rows: Head<'r, E>,
+    rows: AnyHead<'c, N>,
     block: &KeyBlock,
-    room: &'r mut Vec<E::Num>,
-) -> Rows<'r, E::Num> {
+    copies: &'r mut Vec<N>,
+) -> Rows<'r, N> {
     let (len, dim) = (block.len, rows.dim());
-    if let Keys::From(first) = block.keys()
-        && let Some(Rows { data, stride, .. }) = rows.run(first, len)
-        && let Some(data) = E::as_numbers(data)
+    if let (Keys::From(first), Any::Own(rows)) = (block.keys(), rows)
+        && let Some(rows) = rows.run(first, len)
     {
-        return Rows { data, stride, len, dim };
+        return rows;
     }
-    if room.len() < len * dim {
-        room.resize(len * dim, E::Num::default());
+    if copies.len() < len * dim {
+        copies.resize(len * dim, N::zero());
     }
-    for i in 0..len {
-        s.call(Widen { row: rows.row(block.keys().get(i)), to: &mut room[i * dim..][..dim] });
+    N::visit(rows, WidenRows { s, keys: block.keys(), len, to: &mut copies[..len * dim] });
+    Rows { data: &copies[..len * dim], stride: dim, len, dim }
+}
+
+/// Widens some rows of a head.
+struct WidenRows<'t, N, S> {
+    s: S,
+    keys: Keys<'t>,
+    len: usize,
+    /// `[len][dim]`
+    to: &'t mut [N],
+}
+
+impl<'c, N: Number, S: Simd<N>> Visitor<Heads<'c>, N> for WidenRows<'_, N, S> {
+    type Out = ();
+    #[inline(always)]
+    fn visit<E: Element<Num = N>>(self, head: Head<'c, E>) {
+        let dim = head.dim();
+        for i in 0..self.len {
+            let to = &mut self.to[i * dim..][..dim];
+            self.s.call(Widen { row: head.row(self.keys.get(i)), to });
+        }
     }
-    Rows { data: &room[..len * dim], stride: dim, len, dim }
 }
 
 /// A row as numbers.
@@ -77,6 +95,49 @@ impl<E: Element> Task<E::Num> for Widen<'_, E> {
             s.store(E::load(s, &row[d..]), &mut to[d..]);
         }
         row[whole..].iter().zip(&mut to[whole..]).for_each(|(x, to)| *to = x.widen());
+    }
+}
+
+/// Rows of a head into lanes: `lanes[d][i] = head[rows.row(i)][d] * factor`, 0 where there is no row.
+#[inline(always)]
+pub(crate) fn load_head<N: Number, S: Simd<N>>(
+    s: S,
+    head: AnyHead<'_, N>,
+    rows: RowTile,
+    factor: N,
+    lanes: &mut [Lanes<N>],
+) {
+    load_features(s, head, rows, 0..lanes.len(), factor, lanes);
+}
+
+/// The same of some features.
+#[inline(always)]
+pub(crate) fn load_features<N: Number, S: Simd<N>>(
+    s: S,
+    head: AnyHead<'_, N>,
+    rows: RowTile,
+    features: Range<usize>,
+    factor: N,
+    lanes: &mut [Lanes<N>],
+) {
+    N::visit(head, LoadHead { s, rows, features, factor, lanes });
+}
+
+struct LoadHead<'t, N, S> {
+    s: S,
+    rows: RowTile,
+    features: Range<usize>,
+    factor: N,
+    lanes: &'t mut [Lanes<N>],
+}
+
+impl<'c, N: Number, S: Simd<N>> Visitor<Heads<'c>, N> for LoadHead<'_, N, S> {
+    type Out = ();
+    #[inline(always)]
+    fn visit<E: Element<Num = N>>(self, head: Head<'c, E>) {
+        let Self { s, rows, features, factor, lanes } = self;
+        let row = |i| &head.row(rows.row(i))[features.clone()];
+        load_transposed(s, row, rows.count, factor, lanes);
     }
 }
 
@@ -134,6 +195,35 @@ impl<E: Element> Task<E::Num> for LoadTransposed<'_, E> {
                 lanes.0[lane + i] = row.get(d).map_or(E::Num::default(), |x| x.widen() * factor);
             }
         }
+    }
+}
+
+/// Lanes back into rows of an output of any type: see [`store_transposed`].
+#[inline(always)]
+pub(crate) fn store_output<'m, 'o: 'm, N: Number, S: Simd<N>>(
+    s: S,
+    lanes: &[Lanes<N>],
+    count: usize,
+    skipped: usize,
+    (out, part): (&'m mut OutTile<'o, N>, usize),
+) {
+    N::visit(out.as_mut(), StoreOutput { s, lanes, count, skipped, part });
+}
+
+struct StoreOutput<'t, N, S> {
+    s: S,
+    lanes: &'t [Lanes<N>],
+    count: usize,
+    skipped: usize,
+    part: usize,
+}
+
+impl<'m, 'o: 'm, N: Number, S: Simd<N>> Visitor<TilesMut<'m, 'o>, N> for StoreOutput<'_, N, S> {
+    type Out = ();
+    #[inline(always)]
+    fn visit<E: Element<Num = N>>(self, out: &'m mut TileMut<'o, E>) {
+        let Self { s, lanes, count, skipped, part } = self;
+        store_transposed(s, lanes, count, skipped, (out, part));
     }
 }
 
@@ -233,6 +323,31 @@ impl<N: Number> Task<N> for StoreRows<'_, N> {
                 *x = lanes.0[i] * factor;
             }
         }
+    }
+}
+
+/// Rows of a head as they are, side by side.
+#[inline(always)]
+pub(crate) fn pack_head<N: Number, S: Simd<N>>(
+    s: S,
+    head: AnyHead<'_, N>,
+    rows: RowTile,
+    to: &mut RowBuffer<N>,
+) {
+    N::visit(head, PackHead { s, rows, to });
+}
+
+struct PackHead<'t, N, S> {
+    s: S,
+    rows: RowTile,
+    to: &'t mut RowBuffer<N>,
+}
+
+impl<'c, N: Number, S: Simd<N>> Visitor<Heads<'c>, N> for PackHead<'_, N, S> {
+    type Out = ();
+    #[inline(always)]
+    fn visit<E: Element<Num = N>>(self, head: Head<'c, E>) {
+        pack(self.s, |i| head.row(self.rows.row(i)), self.rows.count, self.to);
     }
 }
 

@@ -12,37 +12,37 @@
 //   machine     the computer as a value
 //   roofline    loops that measure peak arithmetic and memory bandwidth
 //   view        tensors: borrowed, to be written, owned
+//   cache       the KV cache, in pages
+//   source      heads of tensors and of caches, of any type of element
 //
-// What is asked for
-//   mask        who may see whom
+// The description
+//   mask        the attention mask
 //   score       what happens to a similarity before the softmax: each option's definition, pass and backward pass
 //   similarity  how a query and a key make a number
 //   dropout     which weights are dropped
 //   local       windows around predicted centres
-//   normalizer  from scores to weights, and what a choice means to the scores
-//   cache       keys and values of the past, in pages
+//   normalizer  from scores to weights, and what a selection does to the scores
 //   problem     one call, described and checked
 //   options     all options of a problem together, in their order
 //
-// What it is computed with
+// Parts of kernels
 //   softmax     the softmax of a row, block by block
 //   micro       the products of a tile: the only hot loops
 //   key_blocks  from a mask to the ranges of keys that are computed
-//   source      keys and values of a head, from a tensor or from pages
 //   lanes       rows into lanes and back
 //   project     rows multiplied by a matrix
 //   best        the best keys of each row
-//   queries     a group of queries as it meets the keys
+//   queries     a group of queries in lanes, projected and scaled
 //   block_loop  rows over the blocks of keys that they see
 //   amx         operands and products on AMX tiles
 //
-// What is done
+// Kernels
 //   select      the pass that finds what a normalizer must know
 //   weights_pass  the pass that makes weights again, and adds up statistics of them
 //   forward     the pass that makes outputs: prefill, decode, on vectors, on AMX
 //   backward    the pass that makes gradients
 //
-// How it is done
+// Plan and results
 //   output      what a call returns, and merging
 //   grads       what a loss says, and what follows
 //   plan        how a problem is run: stages, tasks, threads; counted and told
@@ -50,9 +50,9 @@
 // Other key ranges
 //   rope        rotary positions
 //   linear      linear attention
-//   lsh         attention among rows and keys that hashing puts together
+//   lsh         attention among the candidate pairs of locality-sensitive hashing
 //
-// What was seen
+// Inspection
 //   microscope  weights made again, and measured
 //
 // Beside it

@@ -8,12 +8,13 @@ use crate::simd::{GROUP, Lanes, Number, Simd, Task, math};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Each row looks at the keys around a position of its own, `p`, that a model has predicted: it sees those with
-/// `|key - p| <= reach`, and each weight of the softmax over them is multiplied by `e^(-(key - p)^2 / (2 s^2))`, `s = reach / 2`
-/// (Luong et al. 2015, local-p). The weights then sum to less than 1. Gradients reach the centres.
+/// Local attention around a predicted position `p` for each row (Luong et al. 2015, local-p). The keys with
+/// `|key - p| <= reach` are visible, and each softmax weight is multiplied by `e^(-(key - p)^2 / (2 s^2))` with `s = reach / 2`.
+/// The weights then sum to at most 1. The centres `p` receive gradients.
 ///
-/// A centre counts in keys, from 0 to `k_len - 1`, and need not be whole; keys that no centre is near cost nothing. A centre
-/// that is NaN sees nothing. Where the position is the row's own (local-m), the window is a mask: `Mask::full().window(reach + 1)`.
+/// A centre is a key index from 0 to `k_len - 1` and may be fractional. Key blocks outside every window cost nothing. For a
+/// centre that is NaN no key is visible. If `p` is the row's own position (local-m), use the mask
+/// `Mask::full().window(reach + 1)` instead.
 #[derive(Clone, Copy, Debug)]
 pub struct Local<'a, N> {
     centres: &'a [N],
@@ -21,19 +22,19 @@ pub struct Local<'a, N> {
 }
 
 impl<'a, N: Number> Local<'a, N> {
-    /// Around `centres [batch, heads.q, q_len]`, up to `reach` keys away, at least 1.
+    /// Windows around `centres [batch, heads.q, q_len]`, up to `reach` keys on each side; `reach` is at least 1.
     #[must_use]
     pub fn new(centres: &'a [N], reach: usize) -> Self {
         Self { centres, reach }
     }
 
-    /// How far a row sees.
+    /// Largest distance of a visible key from the centre.
     #[must_use]
     pub fn reach(&self) -> usize {
         self.reach
     }
 
-    /// Refuses centres that do not fit so many rows, or none that are packed.
+    /// Checks `reach` and the number of centres. Packed sequences are not supported.
     pub(crate) fn check(&self, rows: usize, packed: bool) -> Result<(), Error> {
         if self.reach == 0 {
             return Err(Error::Zero { option: "reach" });
@@ -44,29 +45,29 @@ impl<'a, N: Number> Local<'a, N> {
         Error::unless_one_each_row("centres", rows, self.centres.len())
     }
 
-    /// The keys that a local problem lets rows see.
+    /// The mask of the keys within `reach` of each centre.
     pub(crate) fn mask(&self, heads: usize) -> Mask {
         let centres = self.centres.iter().map(|x| Number::to_f64(*x)).collect();
         Mask::custom(Around { centres, reach: self.reach as f64, heads })
     }
 
-    /// `key - p`, for a row counted over all heads and items.
+    /// `key - p`; `row` is the flat index over batch, heads and queries.
     pub(crate) fn beyond<M: Number>(&self, row: usize, key: usize) -> M {
         M::of_len(key) - M::from_f64(self.centres[row].to_f64())
     }
 
-    /// What the weight of a pair is multiplied by, by definition.
+    /// The definition of the factor of a weight, `e^(-(key - p)^2 / (2 s^2))`.
     pub(crate) fn factor<M: Number>(&self, row: usize, key: usize) -> M {
         let far: M = self.beyond(row, key);
         (-far * far * M::from_f64(self.narrowness())).exp()
     }
 
-    /// What the sum of `weight d_weight (key - p)` is multiplied by to be the gradient of a centre.
+    /// The gradient of a centre is this factor, `1 / s^2`, times the sum of `weight d_weight (key - p)`.
     pub(crate) fn grad_factor(&self) -> f64 {
         2.0 * self.narrowness()
     }
 
-    /// The centres of rows counted over all heads and items; 0 in lanes that are not computed.
+    /// Loads the centres of `rows` (flat indices over batch, heads and queries) into lanes; 0 outside `span`.
     pub(crate) fn centres(&self, rows: &[usize; GROUP], span: Span) -> Lanes<N> {
         let mut centres = Lanes([N::zero(); GROUP]);
         let lanes = centres.0.iter_mut().zip(rows).take(span.end).skip(span.start);
@@ -74,7 +75,7 @@ impl<'a, N: Number> Local<'a, N> {
         centres
     }
 
-    /// Multiplies the factors of a tile, `[keys][rows]`, by those of the distances from the centres.
+    /// Multiplies the factors of a tile, `[keys][rows]`, by the Gaussian factors of the distances from the centres.
     #[inline(always)]
     pub(crate) fn multiply<S: Simd<N>>(
         &self,
@@ -93,7 +94,7 @@ impl<'a, N: Number> Local<'a, N> {
     }
 }
 
-/// Keys near the centre of each row.
+/// The keys within `reach` of the centre of each row.
 #[derive(Debug)]
 struct Around {
     centres: Arc<[f64]>,
@@ -116,7 +117,7 @@ impl MaskRule for Around {
     }
 }
 
-/// Multiplies by what the distance from the centre makes of a weight.
+/// Multiplies `to` by the Gaussian factors.
 struct Near<'t, N> {
     centres: Lanes<N>,
     narrowness: N,

@@ -1,24 +1,24 @@
-//! The computer a plan is made for. A value: tests and users may describe another one.
+//! Description of the machine that a plan targets. A plain value, so tests and users can describe another machine.
 
 use crate::simd::Isa;
 use std::sync::OnceLock;
 
-/// Instructions, threads and caches.
+/// Instruction set, number of threads and cache sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Machine {
     /// The instruction set to use.
     pub isa: Isa,
-    /// Threads to use, the caller's included.
+    /// The number of threads to use, the calling thread included.
     pub threads: usize,
-    /// Bytes of first-level data cache of a core.
+    /// L1 data cache of a core, in bytes.
     pub l1: usize,
-    /// Bytes of second-level cache of a core.
+    /// L2 cache of a core, in bytes.
     pub l2: usize,
 }
 
 impl Machine {
-    /// This machine: its best instructions and all the threads it offers.
+    /// The current machine: its best instruction set and all available threads. Detected once per process.
     #[must_use]
     pub fn detect() -> Self {
         static HERE: OnceLock<Machine> = OnceLock::new();
@@ -30,20 +30,20 @@ impl Machine {
         })
     }
 
-    /// The same with another instruction set.
+    /// A copy with another instruction set.
     #[must_use]
     pub fn isa(self, isa: Isa) -> Self {
         Self { isa, ..self }
     }
 
-    /// The same with another number of threads; at least 1 is used.
+    /// A copy with another number of threads, at least 1.
     #[must_use]
     pub fn threads(self, threads: usize) -> Self {
         Self { threads: threads.max(1), ..self }
     }
 }
 
-/// The size of the data cache of a level, as Linux tells it.
+/// The size in bytes of the data or unified cache of a level, from Linux sysfs.
 fn cache_bytes(level: u32) -> Option<usize> {
     (0..8).find_map(|index| {
         let read = |what: &str| {

@@ -1,8 +1,8 @@
-//! How scores become weights: the softmax, and what may stand in its place.
+//! Normalizers, which turn the scores of a row into weights: the softmax and its alternatives.
 //!
-//! All of them are a softmax over fewer keys, or over other scores, once something is known of each row: which keys are its
-//! best, which one was drawn, above which score weights begin. A first pass finds that, a [`Choice`] (see `select.rs`); then it
-//! is one more rule of the scores ([`Kept`]), and the passes forward and backward are the usual ones.
+//! Each alternative is a softmax over fewer keys or over transformed scores, given a quantity of each row: the top-k keys, the
+//! sampled key or the sparsemax threshold. A first pass computes it, a [`Selection`] (see `select.rs`). [`SelectionMask`] then
+//! applies it to the scores, and the forward and backward passes are those of the softmax.
 
 use crate::error::Error;
 use crate::index::{At, BLOCK_KEYS, Keys, RowMask, low};
@@ -11,10 +11,10 @@ use crate::simd::{GROUP, Lanes, Number, Simd};
 use std::f64::consts::LN_2;
 use std::fmt;
 
-/// How the scores of a row become its weights.
+/// The function that turns the scores of a row into its weights.
 ///
-/// All but the softmax find out something about each row first, so they cost one pass over the scores more (sparsemax some
-/// more). Their results cannot be merged, and they do not use AMX.
+/// All but the softmax compute a selection for each row first, which costs one more pass over the scores (sparsemax: several).
+/// Their outputs cannot be merged, and they do not use AMX.
 ///
 /// ```
 /// use regard::{Machine, Normalizer, Plan, Problem, View};
@@ -32,28 +32,29 @@ pub enum Normalizer {
     /// `a_j = e^score_j / sum of e^score`
     #[default]
     Softmax,
-    /// The softmax over the so many highest scores of a row (Gupta et al. 2021); the earlier key first where scores are equal.
-    /// Gradients take the choice of keys as given: it is constant almost everywhere.
+    /// Softmax over the `k` highest scores of a row (Gupta et al. 2021). Of equal scores, the earlier key is preferred. Gradients
+    /// treat the selection as constant, which it is almost everywhere.
     TopK(usize),
-    /// Weight 1 for the highest score. No gradient by the scores; for one that pretends, see
+    /// Weight 1 for the highest score (argmax). The gradient of the scores is 0; for the straight-through estimate see
     /// [`OutputGrads::straight_through`](crate::OutputGrads::straight_through).
     Hard,
-    /// Weight 1 for one key, drawn with the probabilities that the softmax gives (hard attention of Xu et al. 2015). Which
-    /// one is a function of the seed, the place of the row (item, head, number) and the call alone, whatever the threads: another
-    /// seed is another draw. The definition, and so [`steps`](crate::steps), draws from the same probabilities, but not the same key. Gradients by the scores are
-    /// estimates, of the score function or straight-through: see [`OutputGrads::advantage`](crate::OutputGrads::advantage).
+    /// Weight 1 for one key, sampled with the softmax probabilities (hard attention, Xu et al. 2015). The sample depends only on
+    /// the seed, the row (batch item, head, row index) and the call, not on the number of threads. The reference implementation,
+    /// and therefore [`steps`](crate::steps), samples with the same probabilities but may return another key. Gradients of the
+    /// scores are estimates, by the score function or straight-through: see
+    /// [`OutputGrads::advantage`](crate::OutputGrads::advantage).
     Sampled {
-        /// Of the draw.
+        /// Random seed.
         seed: u64,
     },
-    /// `a_j = max(score_j - t, 0)`, with `t` such that weights sum to 1 (Martins and Astudillo 2016): the point nearest to the
-    /// scores among all that sum to 1; far keys get exactly 0. `t` is found by Newton's method, a pass over the scores for
-    /// each step, of which a handful do.
+    /// `a_j = max(score_j - t, 0)`, with `t` such that the weights sum to 1 (Martins and Astudillo 2016): the Euclidean
+    /// projection of the scores onto the probability simplex. Low scores get weight exactly 0. Newton's method finds `t` in a
+    /// handful of steps, each of which is one pass over the scores.
     Sparsemax,
 }
 
 impl Normalizer {
-    /// Its name: `softmax`, `top k`, `hard`, `sampled`, `sparsemax`.
+    /// The name: `softmax`, `top k`, `hard`, `sampled` or `sparsemax`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -65,7 +66,7 @@ impl Normalizer {
         }
     }
 
-    /// Refuses options that it has no meaning for.
+    /// Rejects options that the normalizer does not support.
     pub(crate) fn check(self, sinks: bool, entropy: bool) -> Result<(), Error> {
         let alone = matches!(self, Self::Hard | Self::Sampled { .. } | Self::Sparsemax);
         let refused = |option| Err(Error::OnlySoftmax { option, normalizer: self.name() });
@@ -81,7 +82,7 @@ impl Normalizer {
         self == Self::Softmax
     }
 
-    /// What its choice means to the scores.
+    /// The rule that applies the selection to the scores.
     pub(crate) fn rule(self) -> Rule {
         match self {
             Self::Sampled { .. } => Rule::One,
@@ -90,7 +91,7 @@ impl Normalizer {
         }
     }
 
-    /// Keys that a row may choose, where it chooses some.
+    /// Largest number of keys that a row selects; 0 if the normalizer does not select individual keys.
     pub(crate) fn most(self, k_len: usize) -> usize {
         match self {
             Self::Softmax | Self::Sparsemax => 0,
@@ -112,38 +113,38 @@ impl fmt::Display for Normalizer {
     }
 }
 
-/// What each row has chosen, `[batch, heads.q, q_len]` (`[total, heads.q]` where queries are packed).
+/// The selection of each row by a normalizer, `[batch, heads.q, q_len]` (`[total, heads.q]` for packed queries).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selection<N> {
-    /// Keys a row, at most.
+    /// Largest number of keys per row.
     pub(crate) most: usize,
-    /// `[rows, most]`, the best first; [`NONE`] where a row sees no more.
+    /// `[rows, most]`, best first; [`NONE`] where a row has fewer visible keys.
     pub(crate) keys: Vec<usize>,
-    /// The lowest score that was chosen; of a sparsemax, the highest; times `log2 e`. `[rows]`
+    /// `[rows]`, times `log2 e`: the lowest selected score; for sparsemax, the highest score of the row.
     pub(crate) thresholds: Vec<N>,
-    /// Of a sparsemax, how far below the highest score weights begin: small where many are alike, however large they are. In the
-    /// same unit; `[rows]`, or nothing.
+    /// Sparsemax: distance of the threshold `t` below the highest score, times `log2 e`; `[rows]`, otherwise empty. A distance,
+    /// because it is small when many scores are equal, whatever their magnitude.
     pub(crate) supports: Vec<N>,
 }
 
-/// No key.
+/// Marks an unused entry of the keys of a [`Selection`].
 pub(crate) const NONE: usize = usize::MAX;
 
 impl<N: Number> Selection<N> {
-    /// The keys that a row has chosen, the best first: fewer than asked for if it sees fewer; none of a sparsemax.
+    /// The selected keys of a row, best first: fewer than `k` if fewer are visible, none for sparsemax.
     ///
     /// # Panics
-    /// For a row that is not there.
+    /// If `row` is out of range.
     #[must_use]
     pub fn keys(&self, row: usize) -> &[usize] {
         let keys = &self.keys[row * self.most..][..self.most];
         &keys[..keys.iter().position(|key| *key == NONE).unwrap_or(self.most)]
     }
 
-    /// The lowest score that a row has chosen, or the one above which its weights begin; `-inf` if it keeps all it sees.
+    /// The lowest selected score of a row, or the threshold `t` of sparsemax; `-inf` if the row has no score threshold.
     ///
     /// # Panics
-    /// For a row that is not there.
+    /// If `row` is out of range.
     #[must_use]
     pub fn threshold(&self, row: usize) -> f64 {
         let support = self.supports.get(row).map_or(0.0, |support| Number::to_f64(*support));
@@ -151,38 +152,40 @@ impl<N: Number> Selection<N> {
     }
 }
 
-/// A choice as a rule of the scores.
+/// Applies a selection to scores.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SelectionMask<'a, N> {
     pub(crate) selection: &'a Selection<N>,
     pub(crate) rule: Rule,
 }
 
-/// Which scores stay, and as what.
+/// Which scores are kept, and how they are transformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// Those at the bound or above; of those at the bound, keys up to the last that was chosen.
+    /// Scores above the threshold; of scores equal to it, keys up to the last selected one.
     TopK,
-    /// That of the key.
+    /// The score of the selected key.
     One,
-    /// Those within reach of the bound, as the logarithm of what is left of it: the softmax of that is the sparsemax.
+    /// Scores above `t`, replaced by `ln(score - t)`: the softmax of these is the sparsemax.
     Sparsemax,
-    /// Those within reach of the bound, all alike: the mean over what sparsemax keeps.
+    /// Scores above `t`, replaced by 0: uniform weights over the support of the sparsemax.
     Uniform,
 }
 
 impl<N: Number> SelectionMask<'_, N> {
-    /// Whether scores are bent by a sparsemax.
+    /// Whether scores are replaced by `ln(score - t)`.
     pub(crate) fn is_sparse(&self) -> bool {
         self.rule == Rule::Sparsemax
     }
 
-    /// Whether a pair counts; `row` is counted over all heads and items.
+    /// Whether the selection contains a pair; always `true` for rules that decide by the score. `row` is the flat index over
+    /// batch, heads and queries.
     pub(crate) fn keeps(&self, row: usize, key: usize) -> bool {
         !matches!(self.rule, Rule::TopK | Rule::One) || self.selection.keys(row).contains(&key)
     }
 
-    /// Makes the scores of a tile that do not stay `-inf`; `rows` are counted over all heads and items.
+    /// Sets the scores of a tile that are not kept to `-inf` and transforms the others. `rows` are flat indices over batch, heads
+    /// and queries.
     #[inline(always)]
     pub(crate) fn apply<S: Simd<N>>(
         &self,
@@ -209,7 +212,7 @@ impl<N: Number> SelectionMask<'_, N> {
         }
     }
 
-    /// score = ln(score - bound + reach), or 0, where that is above 0.
+    /// `score = ln(score - t)`, or 0 for [`Rule::Uniform`], if `score > t`; otherwise `-inf`. `t` is threshold minus support.
     #[inline(always)]
     fn take_logarithms(
         &self,
@@ -241,7 +244,7 @@ impl<N: Number> SelectionMask<'_, N> {
     }
 }
 
-/// See [`Rule::Best`]. A NaN stays: what depends on it must not look like a number.
+/// See [`Rule::TopK`]. A NaN score is kept, so that it propagates to the output.
 struct KeepTopK<'t, N> {
     thresholds: Lanes<N>,
     last: [usize; GROUP],
@@ -265,17 +268,17 @@ impl<N: Number> Pass<N> for KeepTopK<'_, N> {
         if later == 0 {
             return hidden;
         }
-        // Of a NaN both comparisons fail too.
+        // Both comparisons are false for NaN too; `x < inf` excludes it.
         let number = s.lanes(later & s.bits(s.less(x, s.splat(N::infinity()))));
         s.select(number, s.splat(N::neg_infinity()), hidden)
     }
 }
 
-/// See [`Rule::Only`].
+/// See [`Rule::One`]. For each key of the tile, the rows that selected it.
 struct KeepOne([RowMask; BLOCK_KEYS]);
 
 impl KeepOne {
-    /// Which of `n` keys is the one of each row.
+    /// Locates the selected key of each row among the `n` keys of a tile.
     fn new(at: At<'_>, n: usize, keys: &[usize; GROUP]) -> Self {
         let mut only = [0; BLOCK_KEYS];
         for (lane, key) in keys.iter().enumerate().take(at.span.end).skip(at.span.start) {

@@ -298,7 +298,7 @@ impl<E: Element> Task<E::Num> for MergeRows<'_, '_, '_, E> {
 }
 
 /// A row by its number among those of all heads and items.
-fn flat_row<E>(x: View<'_, E>, row: usize) -> &[E] {
+fn flat_row<E: Element>(x: View<'_, E>, row: usize) -> &[E] {
     let Shape { heads, len, .. } = x.shape();
     if x.offsets().is_some() {
         return x.joined().row(0, row % heads, row / heads);

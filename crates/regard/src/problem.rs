@@ -111,6 +111,16 @@ pub struct Problem<'a, E: Element> {
     pub local: Option<Local<'a, E::Num>>,
     /// What a normalizer has chosen before.
     pub(crate) selection: Option<SelectionMask<'a, E::Num>>,
+    /// What the tensors hold, which `E` does not say once the problem is [erased](Self::erase).
+    stored: Stored,
+}
+
+/// A type of element, as data.
+#[derive(Clone, Copy, Debug)]
+struct Stored {
+    name: &'static str,
+    bytes: usize,
+    terms: fn(Precision) -> Option<usize>,
 }
 
 impl<'a, E: Element> Problem<'a, E> {
@@ -151,7 +161,43 @@ impl<'a, E: Element> Problem<'a, E> {
             normalizer: Normalizer::Softmax,
             local: None,
             selection: None,
+            stored: Stored { name: E::NAME, bytes: size_of::<E>(), terms: E::terms },
         }
+    }
+
+    /// The same for kernels, which are compiled for what they compute in: see [`View::erase`].
+    pub(crate) fn erase(&self) -> Problem<'a, E::Num> {
+        let one = self.clone();
+        Problem {
+            q: one.q,
+            k: one.k,
+            v: one.v,
+            q_offsets: one.q_offsets,
+            k_lens: one.k_lens,
+            v_lens: one.v_lens,
+            cached: one.cached,
+            mask: one.mask,
+            score: one.score.erase(),
+            similarity: one.similarity.erase(),
+            align: one.align,
+            dropout: one.dropout,
+            entropy: one.entropy,
+            precision: one.precision,
+            normalizer: one.normalizer,
+            local: one.local,
+            selection: one.selection,
+            stored: one.stored,
+        }
+    }
+
+    /// Bytes of an element of the tensors.
+    pub(crate) fn element_bytes(&self) -> usize {
+        self.stored.bytes
+    }
+
+    /// The name of the type that the tensors hold.
+    pub(crate) fn dtype(&self) -> &'static str {
+        self.stored.name
     }
 
     /// Attention of `q [sequences, heads.q, q_len, qk_dim]` over what each sequence has in a cache: its keys and values are
@@ -358,7 +404,7 @@ impl<'a, E: Element> Problem<'a, E> {
 
     /// The bf16 terms that numbers are split into for products on tiles, if the precision and the similarity allow that.
     pub(crate) fn terms(&self) -> Option<usize> {
-        E::terms(self.precision).filter(|_| self.is_dot() && self.is_softmax())
+        (self.stored.terms)(self.precision).filter(|_| self.is_dot() && self.is_softmax())
     }
 
     /// The shapes of q, k and v.
@@ -490,7 +536,7 @@ impl<'a, E: Element> Problem<'a, E> {
 impl<E: Element> fmt::Display for Problem<'_, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Dims { batch, heads, q_len, k_len, q_dim, v_dim, .. } = self.dims();
-        write!(f, "{} batch {batch} heads {}/{} ", E::NAME, heads.q, heads.kv)?;
+        write!(f, "{} batch {batch} heads {}/{} ", self.dtype(), heads.q, heads.kv)?;
         let [q_most, k_most] = [self.q_offsets.is_some(), self.k_lens.is_some()]
             .map(|own| if own { "<=" } else { "" });
         write!(f, "queries {q_most}{q_len}x{q_dim} keys {k_most}{k_len} values x{v_dim}, ")?;

@@ -5,34 +5,40 @@
 use crate::error::Error;
 use crate::index::{BLOCK_KEYS, RowTile, Span};
 use crate::key_blocks::KeyBlock;
-use crate::lanes::{fetch, load_transposed, pack, store_transposed};
+use crate::lanes::{fetch, load_features, load_head, pack_head, store_output};
 use crate::machine::Machine;
 use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
 use crate::run::run;
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
-use crate::source::Head;
-use crate::view::{Layout, Rows, Shape, Tensor, TileHeads, TileMut, Unwritten, View, ViewMut};
+use crate::simd::{GROUP, Lanes, Number, Simd, Task};
+use crate::source::{AnyHead, rows};
+use crate::view::{
+    Layout, OutTile, OutView, Shape, Tensor, TileHeads, TileMut, Unwritten, View, ViewMut,
+};
 use std::ops::Range;
 
 /// `W^T x` of every row, in the layout of x.
-pub(crate) fn project<E: Element>(
+pub(crate) fn project<N: Number>(
     machine: Machine,
-    x: &View<'_, E>,
-    w: View<'_, E>,
-) -> Result<Tensor<E>, Error> {
-    by_rows(machine, x, w, w.shape().dim, Transpose::Yes)
+    x: &View<'_, N>,
+    w: View<'_, N>,
+) -> Result<Tensor<N>, Error> {
+    let mut out = Unwritten::like(x, w.shape().dim)?;
+    by_rows(machine, x, w, Transpose::Yes, N::erase(&out.view()?).into());
+    // SAFETY: `by_rows` writes every row.
+    Ok(unsafe { out.written() })
 }
 
-/// From the gradient by `W^T x` to those by x and, `[1, heads or 1, from, to]`, by W.
-pub(crate) fn project_backward<E: Element>(
+/// From the gradient by `W^T x` to that by x, which is written to `d_x`, and, `[1, heads or 1, from, to]`, to that by W.
+pub(crate) fn project_backward<N: Number>(
     machine: Machine,
-    x: &View<'_, E>,
-    w: View<'_, E>,
-    d_y: &View<'_, E>,
-) -> Result<(Tensor<E>, Tensor<E::Num>), Error> {
-    let d_x = by_rows(machine, d_y, w, w.shape().len, Transpose::No)?;
+    x: &View<'_, N>,
+    w: View<'_, N>,
+    d_y: &View<'_, N>,
+    d_x: OutView<'_, N>,
+) -> Result<Tensor<N>, Error> {
+    by_rows(machine, d_y, w, Transpose::No, d_x);
     let Shape { heads, len, dim, .. } = w.shape();
-    let mut d_w = vec![E::Num::default(); heads * len * dim];
+    let mut d_w = vec![N::zero(); heads * len * dim];
     // A batch of nothing may be as long as it likes.
     let blocks = if x.shape().len == 0 { 0 } else { len.div_ceil(BLOCK_KEYS) };
     let to = ViewMut::bhsd(&mut d_w, [1, heads, len, dim])?;
@@ -43,9 +49,9 @@ pub(crate) fn project_backward<E: Element>(
         // SAFETY: `i / blocks` and `i % blocks` give each block of each head to one task, so nobody else holds these rows;
         // `d_w` was made of zeros.
         let to = unsafe { to.tile(0, TileHeads::one(head), rows) };
-        E::Num::enter(machine.isa, ByWeights { x: *x, d_y: *d_y, heads: all, to, scratch });
+        N::enter(machine.isa, ByWeights { x: *x, d_y: *d_y, heads: all, to, scratch });
     });
-    Ok((d_x, Tensor::new(d_w, w.shape(), Layout::Bhsd)?))
+    Tensor::new(d_w, w.shape(), Layout::Bhsd)
 }
 
 /// Which way rows go.
@@ -57,30 +63,27 @@ pub(crate) enum Transpose {
     No,
 }
 
-fn by_rows<E: Element>(
+/// Writes every row of `to`.
+fn by_rows<N: Number>(
     machine: Machine,
-    x: &View<'_, E>,
-    w: View<'_, E>,
-    dim: usize,
+    x: &View<'_, N>,
+    w: View<'_, N>,
     direction: Transpose,
-) -> Result<Tensor<E>, Error> {
+    to: OutView<'_, N>,
+) {
     let Shape { batch, heads, len, .. } = x.shape();
-    let mut out = Unwritten::like(x, dim)?;
-    let to = out.view()?;
     let groups = len.div_ceil(GROUP);
     let tasks = if groups == 0 { 0 } else { batch * heads * groups };
     run(machine.threads, tasks, Scratch::new, |scratch, i| {
         let (item, first) = (i / groups, i % groups * GROUP);
         let (b, head) = (item / heads, item % heads);
         let count = x.len(b).saturating_sub(first).min(GROUP);
-        let rows = RowTile { first, step: 1, count };
-        let (x, w) = (x.head(b, head), w.serving_head(0, head));
+        let group = RowTile { first, step: 1, count };
+        let (x, w) = (rows(x.any_head(b, head)), rows(w.serving_head(0, head)));
         // SAFETY: `i / groups` and `i % groups` give each group of each head to one task, so nobody else holds these rows.
-        let to = unsafe { to.tile(b, TileHeads::one(head), rows) };
-        E::Num::enter(machine.isa, ByRows { x, w, rows, direction, to, scratch });
+        let to = unsafe { to.tile(b, TileHeads::one(head), group) };
+        N::enter(machine.isa, ByRows { x, w, rows: group, direction, to, scratch });
     });
-    // SAFETY: `tasks` counts every group of every head and item, so every row has been written.
-    Ok(unsafe { out.written() })
 }
 
 /// Memory of one thread, reused from task to task.
@@ -99,57 +102,57 @@ impl<N> Scratch<N> {
 
 /// A group of rows of one head.
 #[derive(Debug)]
-struct ByRows<'t, E: Element> {
-    x: Rows<'t, E>,
-    w: Rows<'t, E>,
+struct ByRows<'t, 'x, 'w, 'o, N: Number> {
+    x: AnyHead<'x, N>,
+    w: AnyHead<'w, N>,
     rows: RowTile,
     direction: Transpose,
-    to: TileMut<'t, E>,
-    scratch: &'t mut Scratch<E::Num>,
+    to: OutTile<'o, N>,
+    scratch: &'t mut Scratch<N>,
 }
 
-impl<E: Element> Task<E::Num> for ByRows<'_, E> {
+impl<N: Number> Task<N> for ByRows<'_, '_, '_, '_, N> {
     type Out = ();
     #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
+    fn run<S: Simd<N>>(self, s: S) {
         let Self { x, w, rows, direction, mut to, scratch: Scratch { from, to: lanes, packed } } =
             self;
-        let zero = Lanes([E::Num::default(); GROUP]);
-        from.resize(x.dim, zero);
-        lanes.resize(if matches!(direction, Transpose::Yes) { w.dim } else { w.len }, zero);
-        load_transposed(s, |i| x.row(rows.row(i)), rows.count, E::Num::from_f64(1.0), from);
+        let zero = Lanes([N::zero(); GROUP]);
+        from.resize(x.dim(), zero);
+        lanes.resize(if matches!(direction, Transpose::Yes) { w.dim() } else { w.len() }, zero);
+        load_head(s, x, rows, N::one(), from);
         multiply(s, (w, direction), (from, rows.count), packed, lanes);
-        store_transposed(s, lanes, rows.count, 0, (&mut to, 0));
+        store_output(s, lanes, rows.count, 0, (&mut to, 0));
     }
 }
 
 /// Some rows of the gradient by W, from all rows of some heads.
 #[derive(Debug)]
-struct ByWeights<'t, E: Element> {
-    x: View<'t, E>,
-    d_y: View<'t, E>,
+struct ByWeights<'t, N: Number> {
+    x: View<'t, N>,
+    d_y: View<'t, N>,
     heads: Range<usize>,
-    to: TileMut<'t, E::Num>,
-    scratch: &'t mut Scratch<E::Num>,
+    to: TileMut<'t, N>,
+    scratch: &'t mut Scratch<N>,
 }
 
-impl<E: Element> Task<E::Num> for ByWeights<'_, E> {
+impl<N: Number> Task<N> for ByWeights<'_, N> {
     type Out = ();
     /// y = W^T x: d_w = sum over rows of x d_y^T
     #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
+    fn run<S: Simd<N>>(self, s: S) {
         let Self { x, d_y, heads, mut to, scratch: Scratch { from: lanes, .. } } = self;
         let RowTile { first, count: features, .. } = to.rows();
         let dim = d_y.shape().dim;
-        lanes.resize(features, Lanes([E::Num::default(); GROUP]));
+        lanes.resize(features, Lanes([N::zero(); GROUP]));
         let (mut rows, mut sums) = (RowBuffer::new(GROUP, dim), RowBuffer::new(features, dim));
         for (b, head) in (0..x.shape().batch).flat_map(|b| heads.clone().map(move |h| (b, h))) {
-            let (x, d_y) = (x.head(b, head), d_y.head(b, head));
-            for start in (0..x.len).step_by(GROUP) {
-                let count = (x.len - start).min(GROUP);
-                let of_x = |i| &x.row(start + i)[first..first + features];
-                load_transposed(s, of_x, count, E::Num::from_f64(1.0), lanes);
-                pack(s, |i| d_y.row(start + i), count, &mut rows);
+            let (x, d_y) = (self::rows(x.any_head(b, head)), self::rows(d_y.any_head(b, head)));
+            for start in (0..x.len()).step_by(GROUP) {
+                let count = (x.len() - start).min(GROUP);
+                let own = RowTile { first: start, step: 1, count };
+                load_features(s, x, own, first..first + features, N::one(), lanes);
+                pack_head(s, d_y, own, &mut rows);
                 add_outer(s, lanes, (&rows, count), &mut sums);
             }
         }
@@ -179,23 +182,23 @@ pub(crate) fn add_outer<N: Number, S: Simd<N>>(
 
 /// `W^T x` or `W x`, with rows in the lanes of both sides.
 #[inline(always)]
-pub(crate) fn multiply<E: Element, S: Simd<E::Num>>(
+pub(crate) fn multiply<N: Number, S: Simd<N>>(
     s: S,
-    (w, direction): (Rows<'_, E>, Transpose),
-    (x, count): (&[Lanes<E::Num>], usize),
-    packed: &mut Vec<E::Num>,
-    to: &mut [Lanes<E::Num>],
+    (w, direction): (AnyHead<'_, N>, Transpose),
+    (x, count): (&[Lanes<N>], usize),
+    packed: &mut Vec<N>,
+    to: &mut [Lanes<N>],
 ) {
-    let one = Lanes([E::Num::from_f64(1.0); GROUP]);
+    let one = Lanes([N::one(); GROUP]);
     if matches!(direction, Transpose::Yes) {
-        to.fill(Lanes([E::Num::default(); GROUP])); // sums over the blocks of W
+        to.fill(Lanes([N::zero(); GROUP])); // sums over the blocks of W
     }
     let span = Span::first(count);
     let mut block = KeyBlock::new();
-    for first in (0..w.len).step_by(BLOCK_KEYS) {
-        let n = (w.len - first).min(BLOCK_KEYS);
+    for first in (0..w.len()).step_by(BLOCK_KEYS) {
+        let n = (w.len() - first).min(BLOCK_KEYS);
         block.set(first, n);
-        let w = fetch(s, Head::Rows(w), &block, packed);
+        let w = fetch(s, w, &block, packed);
         match direction {
             Transpose::Yes => {
                 let x = (&x[first..first + n], &[][..]);

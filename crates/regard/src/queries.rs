@@ -1,13 +1,13 @@
 //! A group of queries as it meets the keys: in lanes, projected if the similarity asks for it, scaled.
 
 use crate::index::{BLOCK_KEYS, RowTile};
-use crate::lanes::{load_transposed, prefetch_l1};
+use crate::lanes::{load_head, prefetch_l1};
 use crate::micro::Layer;
 use crate::problem::Problem;
 use crate::project::{Transpose, multiply};
-use crate::simd::{Element, GROUP, Lanes, Number, Simd};
+use crate::simd::{Element, GROUP, Lanes, Number, Simd, each};
 use crate::similarity::Similarity;
-use crate::view::Rows;
+use crate::source::{AnyHead, rows};
 
 /// The queries of a group of rows.
 #[derive(Debug)]
@@ -46,29 +46,28 @@ impl<N: Number> Queries<N> {
         s: S,
         problem: &Problem<'_, E>,
         head: usize,
-        (q, rows): (Rows<'_, E>, RowTile),
+        (q, rows): (AnyHead<'_, N>, RowTile),
     ) {
         let Self { raw, lanes, layer, .. } = self;
         self.rows = rows;
         if rows.step > 1 {
-            (0..rows.count).for_each(|i| prefetch_l1(s, q.row(rows.row(i))));
+            (0..rows.count).for_each(|i| each!(q, q => prefetch_l1(s, q.row(rows.row(i)))));
         }
         let factor = N::from_f64(problem.query_factor());
-        let row = |i| q.row(rows.row(i));
         let Some(w) = problem.similarity.of_queries() else {
-            return load_transposed(s, row, rows.count, factor, lanes);
+            return load_head(s, q, rows, factor, lanes);
         };
-        load_transposed(s, row, rows.count, factor, raw);
+        load_head(s, q, rows, factor, raw);
         multiply(
             s,
-            (w.serving_head(0, head), Transpose::Yes),
+            (self::rows(w.serving_head(0, head)), Transpose::Yes),
             (raw, rows.count),
             &mut Vec::new(),
             lanes,
         );
         if let Similarity::Additive(weights) = &problem.similarity {
-            let v = weights.v.serving_head(0, head).row(0);
-            layer.v_mut().iter_mut().zip(v).for_each(|(to, v)| *to = v.widen());
+            let v = self::rows(weights.v.serving_head(0, head));
+            layer.v_mut().iter_mut().enumerate().for_each(|(unit, to)| *to = v.number(0, unit));
             layer.take_queries(s, lanes, rows.count);
         }
     }

@@ -1,10 +1,10 @@
-//! What the machine itself allows: loops that do nothing else. The speed of a kernel is stated as a share of these,
-//! measured in the same moment.
+//! Roofline: loops that measure peak arithmetic throughput and memory bandwidth. The speed of a kernel is reported as a
+//! fraction of these, measured at the same time.
 
 use crate::simd::{Element, Isa, MAX_LANES, Number, Simd, Task};
 use std::hint::black_box;
 
-/// Runs `rounds` rounds of independent multiply-adds on registers and returns how many flops that was.
+/// Runs `rounds` iterations of independent multiply-adds on registers and returns the number of flops.
 #[must_use]
 pub fn multiply_adds(isa: Isa, rounds: usize) -> f64 {
     struct Loop(usize);
@@ -12,7 +12,7 @@ pub fn multiply_adds(isa: Isa, rounds: usize) -> f64 {
         type Out = f64;
         #[inline(always)]
         fn run<S: Simd<f32>>(self, s: S) -> f64 {
-            // 12 chains hide the 4 cycles of latency on 2 ports with room to spare, and fit in 16 registers.
+            // A latency of 4 cycles on 2 ports needs 8 independent chains; 12 leave a margin and fit in 16 registers.
             const CHAINS: usize = 12;
             let (x, y) = (s.splat(black_box(0.999_999)), s.splat(black_box(1e-7)));
             let mut chains = [s.splat(1.0); CHAINS];
@@ -31,10 +31,10 @@ pub fn multiply_adds(isa: Isa, rounds: usize) -> f64 {
     f32::enter(isa, Loop(rounds))
 }
 
-/// Flops of one round of [`tile_multiply_adds`].
+/// Flops of one iteration of [`tile_multiply_adds`]: four AMX products of 16 x 16 x 32.
 pub const TILE_ROUND: f64 = (4 * 16 * 16 * 32 * 2) as f64;
 
-/// The same with products of tiles; 0 where there are none.
+/// As [`multiply_adds`], with bf16 products of AMX tiles. Returns 0 if `isa` has no AMX.
 #[must_use]
 pub fn tile_multiply_adds(isa: Isa, rounds: usize) -> f64 {
     #[cfg(target_arch = "x86_64")]
@@ -54,7 +54,7 @@ pub fn tile_multiply_adds(isa: Isa, rounds: usize) -> f64 {
     0.0
 }
 
-/// Reads `data` once, by whole vectors, and returns its sum.
+/// Reads `data` once, in whole chunks of 8 vectors, and returns the sum. Measures memory bandwidth.
 #[must_use]
 pub fn read<E: Element>(isa: Isa, data: &[E]) -> E::Num {
     struct Sum<'a, E>(&'a [E]);

@@ -1,13 +1,13 @@
-//! Rotary position embedding (Su et al. 2021), as a pass of its own over queries and keys.
+//! Rotary position embedding (RoPE, Su et al. 2021), as a separate pass over queries and keys.
 //!
-//! Pair `i` of a row at position `p` turns by the angle `p * frequency_i`, so that the product of a query with a key
-//! depends on their distance alone. Attention itself is not touched: turn q and k, then call it. A rotation keeps
-//! lengths, so the gradient by what went in is the gradient by what came out, transposed back ([`Rope::inverse`]).
+//! Pair `i` of a row at position `p` is rotated by the angle `p * frequency_i`, so that the dot product of a query and a
+//! key depends on their distance alone. Attention itself does not change: rotate q and k, then call it. A rotation is
+//! orthogonal, so the backward pass is the inverse rotation of the gradient ([`Rope::inverse`]).
 //!
-//! A sine costs more than turning a pair in eight heads, so few are taken: a position is a multiple of [`GRID`] and
-//! a rest, and the turn by their sum is the product of two turns. The grid does not move with the call: a position has
-//! the same bits wherever a call, a tile or a thread begins. No product is fused with a sum, so they are the same on
-//! every instruction set too.
+//! Computing a sine costs more than rotating a pair in eight heads, so few sines are computed: a position is a multiple of
+//! [`GRID`] plus a remainder, and its rotation is the product of their rotations. The grid is fixed: a position gives the
+//! same bits wherever a call, a tile or a thread begins. No product is fused with a sum, so all instruction sets give the
+//! same bits, too.
 
 use crate::error::Error;
 use crate::machine::Machine;
@@ -15,17 +15,17 @@ use crate::simd::{Element, MAX_LANES, Number, Simd, Task};
 use crate::view::{Shape, TileMut, ViewMut};
 use std::ops::RangeFrom;
 
-/// Which two features turn together.
+/// Which two features form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopePairs {
-    /// `2i` and `2i + 1`, as published; GPT-J and Llama as Meta stores it.
+    /// `2i` and `2i + 1`, as published; used by GPT-J, and by Llama in Meta's checkpoints.
     Interleaved,
-    /// `i` and `i + dim / 2`; GPT-NeoX, and Llama as Hugging Face stores it.
+    /// `i` and `i + dim / 2`; used by GPT-NeoX, and by Llama in Hugging Face's checkpoints.
     Halves,
 }
 
 impl RopePairs {
-    /// The features of a pair, of `dim` that turn.
+    /// Feature indices of a pair, of `dim` rotated features.
     pub(crate) fn features(self, pair: usize, dim: usize) -> [usize; 2] {
         match self {
             Self::Interleaved => [2 * pair, 2 * pair + 1],
@@ -34,12 +34,12 @@ impl RopePairs {
     }
 }
 
-/// Where the rows of a tensor stand.
+/// Positions of the rows of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Positions<'a> {
-    /// Row `i` of every item stands here + `i`; `first..` for short.
+    /// Row `i` of every item has this position plus `i`; `first..` for short.
     From(i64),
-    /// A position for each row: `[batch, len]`, or `[len]` for all items.
+    /// One position per row: `[batch, len]`, or `[len]` for all items.
     List(&'a [i64]),
 }
 
@@ -55,11 +55,10 @@ impl<'a> From<&'a [i64]> for Positions<'a> {
     }
 }
 
-/// Positions are counted exactly up to here, from 0 in both directions.
+/// Largest magnitude of a position: `f64` represents all integers up to here exactly.
 const MAX_POSITION: i64 = 1 << f64::MANTISSA_DIGITS;
 
 impl Positions<'_> {
-    /// The position of a row.
     pub(crate) fn at(self, shape: Shape, batch: usize, row: usize) -> i64 {
         match self {
             Self::From(first) => first + row as i64,
@@ -94,7 +93,7 @@ impl Positions<'_> {
     }
 }
 
-/// How features turn with the position.
+/// Parameters of a rotary position embedding.
 ///
 /// ```
 /// use regard::{Machine, Rope, RopePairs, ViewMut};
@@ -114,42 +113,42 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Turns the first `dim` features of a row, an even number, and leaves the others as they are. Pair `i` turns by
-    /// `10000^(-2i / dim)` from one position to the next.
+    /// Rotates the first `dim` features of a row, an even number, and leaves the others unchanged. Pair `i` has the
+    /// frequency `10000^(-2i / dim)`, in radians per position.
     #[must_use]
     pub fn new(dim: usize, pairs: RopePairs) -> Self {
         Self { dim, pairs, base: 10_000.0, scaling: 1.0, frequencies: None, back: false }
     }
 
-    /// Another base than 10000: the larger, the slower the last pairs turn.
+    /// Sets the base, 10000 by default. A larger base slows the rotation of the last pairs.
     #[must_use]
     pub fn base(self, base: f64) -> Self {
         Self { base, ..self }
     }
 
-    /// Divides positions by `factor`, so that sequences as many times longer keep to the angles that a model has seen
-    /// (Chen et al. 2023).
+    /// Position interpolation (Chen et al. 2023): divides positions by `factor`, so that sequences longer by that factor
+    /// stay within the angles seen in training.
     #[must_use]
     pub fn scaling(self, factor: f64) -> Self {
         Self { scaling: factor, ..self }
     }
 
-    /// The turn of each pair from one position to the next, in radians, instead of powers of the base: `[dim / 2]`.
+    /// Sets the frequency of each pair, in radians per position, instead of powers of the base: `[dim / 2]`.
     ///
-    /// For tables that are made otherwise, those of Llama 3 and YaRN among them. The factor that YaRN gives to q and to
-    /// k is no rotation: its square belongs into the scale of the score.
+    /// For other frequency schedules, such as those of Llama 3 and YaRN. YaRN also multiplies q and k by a factor, which is
+    /// not a rotation: include its square in the scale of the score.
     #[must_use]
     pub fn frequencies(self, frequencies: Vec<f64>) -> Self {
         Self { frequencies: Some(frequencies), ..self }
     }
 
-    /// Turns back what this turns: its inverse, and its gradient.
+    /// The inverse rotation, which is also the backward pass.
     #[must_use]
     pub fn inverse(self) -> Self {
         Self { back: !self.back, ..self }
     }
 
-    /// How far a pair turns from one position to the next, in radians; negative in the backward pass.
+    /// Frequency of a pair after scaling, in radians per position; negative if inverse.
     pub(crate) fn frequency(&self, pair: usize) -> f64 {
         let forth = match &self.frequencies {
             Some(given) => given[pair],
@@ -158,12 +157,11 @@ impl Rope {
         (if self.back { -forth } else { forth }) / self.scaling
     }
 
-    /// The features of each pair.
     pub(crate) fn pairs(&self) -> impl ExactSizeIterator<Item = [usize; 2]> {
         (0..self.dim / 2).map(|pair| self.pairs.features(pair, self.dim))
     }
 
-    /// Refuses what cannot be meant. [`apply`](Self::apply) asks first.
+    /// Validates the parameters. [`apply`](Self::apply) calls it first.
     pub fn check(&self) -> Result<(), Error> {
         let pairs = self.dim / 2;
         if self.dim % 2 == 1 {
@@ -188,9 +186,9 @@ impl Rope {
         }
     }
 
-    /// Turns each row of `x [batch, heads, len, features]` by its position, in place; all heads alike.
+    /// Rotates each row of `x [batch, heads, len, features]` by its position, in place. All heads are rotated alike.
     ///
-    /// Costs one read and one write of the features that turn. Tiny numbers among them count as 0 on x86, as everywhere.
+    /// Costs one read and one write of the rotated features. On x86, subnormal numbers count as 0, as in all kernels.
     #[inline(never)]
     pub fn apply<'p, E: Element>(
         &self,
@@ -221,15 +219,15 @@ impl Rope {
     }
 }
 
-/// Rows whose turns are made at once and used by all heads: at most 16 KiB of `f32` for 128 features, so that they stay
-/// in the first cache beside the rows of a head.
+/// Rows whose rotations are computed at once and used by all heads: at most 16 KiB of `f32` for 128 features, which stays
+/// in the L1 cache with the rows of a head.
 const ROWS: usize = 16;
 
-/// Positions from one place on the grid to the next; the sines of a call of this length squared, 4096, are divided
-/// evenly between places and rests.
+/// Positions from one grid point to the next. In a call of `GRID^2` = 4096 positions, the sines are divided evenly between
+/// grid points and remainders.
 const GRID: usize = 64;
 
-/// The place on the grid at or below a position, and the rest.
+/// Grid point at or below a position, and the remainder.
 #[expect(clippy::cast_possible_truncation, reason = "the rest is below GRID")]
 fn on_grid(position: i64) -> (i64, usize) {
     let rest = position.rem_euclid(GRID as i64);
@@ -238,13 +236,14 @@ fn on_grid(position: i64) -> (i64, usize) {
 
 /// Cosines and sines of the angles of some rows.
 ///
-/// For halves one of each for a pair. Interleaved, one for a feature, the first sine of a pair negative: what a feature
-/// becomes is then its product with the one plus its neighbour's with the other, and vectors are not taken apart.
+/// `Halves` stores one of each per pair. `Interleaved` stores one of each per feature, the first sine of a pair negated: a
+/// rotated feature is its product with the cosine plus its neighbor's product with the sine, without deinterleaving
+/// vectors.
 #[derive(Debug)]
 struct Rotations<N> {
     cos: Vec<N>,
     sin: Vec<N>,
-    /// Numbers of a row.
+    /// Entries per row.
     width: usize,
 }
 
@@ -270,7 +269,7 @@ impl<N: Number> Rotations<N> {
         (&mut self.cos[row.clone()], &mut self.sin[row])
     }
 
-    /// A row as the product of two turns.
+    /// Sets a row to the product of two rotations.
     #[inline(always)]
     fn join(&mut self, row: usize, (a_cos, a_sin): (&[f64], &[f64]), b: (&[f64], &[f64])) {
         let (cos, sin) = self.row_mut(row);
@@ -285,7 +284,7 @@ impl<N: Number> Rotations<N> {
 }
 
 impl Rotations<f64> {
-    /// A row as the turns of a position.
+    /// Sets a row to the rotations of a position.
     fn set(&mut self, row: usize, position: i64, pairs: RopePairs, frequencies: &[f64]) {
         let (cos, sin) = self.row_mut(row);
         for (i, frequency) in frequencies.iter().enumerate() {
@@ -303,8 +302,8 @@ impl Rotations<f64> {
 
 /// Cosine and sine of `position * frequency`.
 ///
-/// At a million, the product in `f64` is rounded by up to 6e-11, so what was rounded off is transposed by afterwards: its
-/// cosine is 1 and its sine itself, to the last bit.
+/// At position 10^6, the product in `f64` has a rounding error of up to 6e-11, so the result is rotated by that error
+/// afterwards: to the last bit, its cosine is 1 and its sine is the error itself.
 fn cos_sin(position: f64, frequency: f64) -> (f64, f64) {
     let angle = position * frequency;
     let rest = position.mul_add(frequency, -angle);
@@ -312,11 +311,11 @@ fn cos_sin(position: f64, frequency: f64) -> (f64, f64) {
     (cos - rest * sin, sin + rest * cos)
 }
 
-/// What a call needs of sines before its rows are transposed.
+/// Rotations that are computed once per call.
 #[derive(Debug)]
 struct Near {
     frequencies: Vec<f64>,
-    /// `[GRID]`: the turns of each rest that occurs.
+    /// `[GRID]`: the rotations of each remainder that occurs.
     rotations: Rotations<f64>,
 }
 
@@ -337,7 +336,7 @@ impl Near {
     }
 }
 
-/// What the tasks of a call share.
+/// Inputs that the tasks of a call share.
 #[derive(Clone, Copy, Debug)]
 struct Call<'t> {
     rope: &'t Rope,
@@ -346,18 +345,18 @@ struct Call<'t> {
     shape: Shape,
 }
 
-/// What a thread keeps from one task to the next.
+/// Scratch that a thread keeps from one task to the next.
 #[derive(Debug)]
 struct Scratch<N> {
-    /// The last place on the grid.
+    /// The last grid point.
     place: Option<i64>,
-    /// The turns of that place.
+    /// Rotations of that grid point.
     far: Rotations<f64>,
-    /// The turns of a task's rows.
+    /// Rotations of the rows of a task.
     rows: Rotations<N>,
 }
 
-/// Some rows of all heads of an item.
+/// Rotates some rows of all heads of an item.
 struct RotateRows<'t, E: Element> {
     call: Call<'t>,
     batch: usize,
@@ -401,7 +400,7 @@ impl<E: Element> RotateRows<'_, E> {
     }
 }
 
-/// Turns features of whole pairs, each rounded to what is stored once.
+/// Rotates interleaved pairs. Each result is rounded to the stored dtype once.
 #[inline(always)]
 fn side_by_side<E: Element, const N: usize>(x: &mut [E; N], cos: &[E::Num; N], sin: &[E::Num; N]) {
     let wide = x.map(E::widen);
@@ -413,7 +412,7 @@ fn interleaved<E: Element>(row: &mut [E], (cos, sin): (&[E::Num], &[E::Num])) {
     let ((x, x_rest), (cos, cos_rest)) = (row.as_chunks_mut::<MAX_LANES>(), cos.as_chunks());
     let (sin, sin_rest) = sin.as_chunks();
     for (x, (cos, sin)) in x.iter_mut().zip(cos.iter().zip(sin)) {
-        // Else the compiler takes 8 such steps at once, in gathers: 3 times slower from 128 features on.
+        // Otherwise the compiler vectorizes 8 iterations at once with gathers: 3 times slower from 128 features on.
         std::hint::black_box(());
         side_by_side(x, cos, sin);
     }

@@ -1,12 +1,12 @@
-//! Hands tasks to threads.
+//! Runs tasks on threads.
 //!
-//! Which thread runs a task never changes what it computes, and no two tasks write the same row, so the results are
-//! the same bits for any number of threads.
+//! The result of a task does not depend on the thread that runs it, and no two tasks write the same row, so outputs are bitwise
+//! identical for any number of threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// As [`run`], for tasks that return something: in their order, whoever made it.
+/// As [`run`], for tasks that return a value. The values are returned in task order.
 pub(crate) fn collect<M, T: Send>(
     threads: usize,
     tasks: usize,
@@ -23,10 +23,10 @@ pub(crate) fn collect<M, T: Send>(
         .collect()
 }
 
-/// Runs `task(memory, i)` for all `i` below `tasks` on up to `threads` threads, the caller's among them; `memory` is
-/// made once for each thread.
+/// Runs `task(memory, i)` for each `i` in `0..tasks` on up to `threads` threads, the calling thread included. `memory` is
+/// called once for each thread that runs a task.
 ///
-/// The caller works from the start, so that waking the others costs latency only where there is work left for them.
+/// The calling thread starts immediately, so the wake-up latency of the others matters only if there is work left for them.
 pub(crate) fn run<M>(
     threads: usize,
     tasks: usize,
@@ -34,7 +34,7 @@ pub(crate) fn run<M>(
     task: impl Fn(&mut M, usize) + Sync,
 ) {
     let threads = threads.max(1);
-    // Small tasks are taken several at a time, to keep the counter out of the way.
+    // Small tasks are claimed several at a time, to reduce contention on the counter.
     let grain = (tasks / threads.saturating_mul(16)).clamp(1, 16);
     let next = AtomicUsize::new(0);
     let work = || {

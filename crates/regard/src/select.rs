@@ -96,7 +96,7 @@ impl<E: Element> Task<E::Num> for Select<'_, '_, E> {
         let Scratch { groups, tile, block_loop } = &mut *self.scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
-            let q = call.q.head(scope.batch, scope.head);
+            let q = call.queries(scope.batch, scope.head);
             group.q.take(s, problem, scope.head, (q, rows.group(g)));
             group.found = Found::new(problem);
         }

@@ -1,13 +1,15 @@
 //! How a query and a key make a number, before anything else happens to it.
 
 use crate::error::Error;
+use crate::simd::Element;
 use crate::view::{Shape, View};
 use std::fmt;
 
 /// How a query and a key make a number.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::large_enum_variant, reason = "one for each call")]
 #[non_exhaustive]
-pub enum Similarity<'a, E> {
+pub enum Similarity<'a, E: Element> {
     /// `q . k`
     #[default]
     Dot,
@@ -44,7 +46,7 @@ pub enum Similarity<'a, E> {
 /// # Ok::<(), regard::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Additive<'a, E> {
+pub struct Additive<'a, E: Element> {
     /// `[1, heads.q or 1, q_dim, hidden]`
     pub w_q: View<'a, E>,
     /// `[1, heads.kv or 1, k_dim, hidden]`; `None` where the keys are projected already, as a decoder has them that meets
@@ -54,7 +56,21 @@ pub struct Additive<'a, E> {
     pub v: View<'a, E>,
 }
 
-impl<'a, E: Copy> Similarity<'a, E> {
+impl<'a, E: Element> Similarity<'a, E> {
+    /// The same for kernels: see [`View::erase`].
+    pub(crate) fn erase(self) -> Similarity<'a, E::Num> {
+        match self {
+            Self::Dot => Similarity::Dot,
+            Self::Distance => Similarity::Distance,
+            Self::General(w) => Similarity::General(w.erase()),
+            Self::Additive(Additive { w_q, w_k, v }) => Similarity::Additive(Additive {
+                w_q: w_q.erase(),
+                w_k: w_k.map(View::erase),
+                v: v.erase(),
+            }),
+        }
+    }
+
     pub(crate) fn check(&self, q: Shape, k: Shape) -> Result<(), Error> {
         let same = Error::unless_same;
         let shared = |name, found: usize, of: (&'static str, usize)| match found {
@@ -144,7 +160,7 @@ impl<'a, E: Copy> Similarity<'a, E> {
     }
 }
 
-impl<E> fmt::Display for Similarity<'_, E> {
+impl<E: Element> fmt::Display for Similarity<'_, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Dot => "dot",

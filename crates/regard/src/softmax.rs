@@ -1,24 +1,23 @@
-//! The softmax of a row, one block at a time (Milakov and Gimelshein 2018).
+//! Online softmax (Milakov and Gimelshein 2018): the softmax of a row, one key block at a time, as in FlashAttention (Dao et
+//! al. 2022).
 //!
-//! A [`State`] is what must be remembered of the keys seen so far: a reference `max` near the largest score, and the sum
-//! of `2^(score - max)`.
-//! States over disjoint keys merge: associative, commutative, and a state that has seen nothing changes nothing. So
-//! the order of keys, tiles, threads and machines is free.
+//! A [`State`] summarizes the keys processed so far: a reference `max` near the largest score, and the sum of
+//! `2^(score - max)`. States over disjoint keys can be merged. The merge is associative and commutative with the empty state
+//! as identity, so the keys can be split among tiles, threads and machines in any order.
 
 use crate::index::Span;
 use crate::simd::{GROUP, Lanes, Number, Simd, math};
 
-/// The softmax over some of a row's keys; scores are times `log2 e`.
+/// Softmax state over a subset of a row's keys. Scores are multiplied by `log2 e`, so that weights are powers of 2.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct State<N> {
-    /// A number near the largest score. A row that has seen nothing has the lowest finite number here, so that
-    /// `m - m` is 0.
+    /// A number near the largest score. An empty state holds the lowest finite number, so that `max - max` is 0, not NaN.
     pub(crate) max: N,
-    /// The sum of `2^(score - max)`; 0 for a row that has seen nothing.
+    /// The sum of `2^(score - max)`; 0 for an empty state.
     pub(crate) sum: N,
-    /// The sum of `2^(score - max) (score - max)`, where the entropy is asked for.
+    /// The sum of `2^(score - max) (score - max)`; computed only if the entropy is requested.
     pub(crate) sum_x_log: N,
-    /// The largest score itself, where the entropy is asked for.
+    /// The exact largest score; computed only if the entropy is requested.
     pub(crate) true_max: N,
 }
 
@@ -32,7 +31,7 @@ impl<N: Number> State<N> {
         }
     }
 
-    /// The state over the keys of both, and what each side's weighted sums must be multiplied by.
+    /// The state over the keys of both, and the rescale factors for the weighted sums of `self` and `other`.
     pub(crate) fn merge(self, other: Self) -> (Self, N, N) {
         let max = self.max.max(other.max);
         let (a, b) = ((self.max - max).exp2(), (other.max - max).exp2());
@@ -50,17 +49,17 @@ impl<N: Number> State<N> {
         )
     }
 
-    /// The entropy of the weights, `lse - E[score]`; 0 for a row that has seen nothing.
+    /// The entropy of the weights in nats, `lse - E[score]`; 0 for an empty state.
     pub(crate) fn entropy(self) -> N {
         if self.sum == N::zero() {
             return N::zero();
         }
         let bits = self.sum.log2_of_sum() - self.sum_x_log / self.sum;
-        // Rounding may fall below 0; NaN stays.
+        // Rounding may give a value below 0. The comparison is false for NaN, which is returned.
         if bits < N::zero() { N::zero() } else { bits * N::from_f64(std::f64::consts::LN_2) }
     }
 
-    /// The largest score; `-inf` for a row that has seen nothing, NaN where a score is.
+    /// The largest score, without the factor `log2 e`; `-inf` for an empty state, NaN if any score is NaN.
     pub(crate) fn max_score(self) -> N {
         if self.sum.is_nan() {
             self.sum
@@ -69,8 +68,8 @@ impl<N: Number> State<N> {
         }
     }
 
-    /// `ln(sum of e^score)`; `-inf` for a row that has seen nothing. Scores so low that they do not fit once they are
-    /// times `log2 e`, such as the lowest number used as a bias, count as the lowest number.
+    /// `ln(sum of e^score)`; `-inf` for an empty state. If all scores overflow when multiplied by `log2 e`, as with the lowest
+    /// finite number as bias, the result is the lowest finite number.
     #[inline(always)]
     pub(crate) fn lse(self) -> N {
         let lse = (self.max + self.sum.log2_of_sum()) * N::from_f64(std::f64::consts::LN_2);
@@ -78,23 +77,25 @@ impl<N: Number> State<N> {
     }
 }
 
-/// Rounding takes from an lse above this what matters in its weights: it is the relative error of all of them.
+/// If `|lse|` is above this, the backward pass uses `max` and `sum` instead of the lse: the absolute rounding error of the lse
+/// is the relative error of all weights of its row.
 pub(crate) const LSE_LOSES_BITS: f64 = 1024.0;
 
-/// How far below `max` a score counts: much farther than any weight above 0 is.
+/// Lower bound of `score - max` in `sum_x_log`, far below the logarithm of any nonzero weight. With it a weight of 0 times its
+/// logarithm is 0, not NaN.
 pub(crate) const MIN_LOG2_WEIGHT: f64 = -16384.0;
 
 fn far<N: Number>(x: N) -> N {
     x.max(N::from_f64(MIN_LOG2_WEIGHT))
 }
 
-/// The rounds that a tile of scores goes through on its way to weights: one where every row has its `max` and no score has
-/// outgrown it, one more where some have; then the next tile looks for maxima before it needs them. Sums with a NaN never
-/// suffice.
+/// The softmax passes over a score tile. One pass suffices if `max` is current in every row. If the sums of the first pass show
+/// that some scores exceed it by too much, a second pass follows after [`States::update_max`], and the next tile updates `max`
+/// in its first pass. A NaN sum counts as not current.
 #[derive(Debug)]
 pub(crate) struct SoftmaxPasses {
     taken: usize,
-    /// Whether the last tile had scores far above those before.
+    /// Whether the scores of the last tile were far above the earlier ones.
     max_is_stale: bool,
 }
 
@@ -104,8 +105,8 @@ impl SoftmaxPasses {
         Self { taken: 0, max_is_stale }
     }
 
-    /// Whether the `max` at hand suffice in the next round, from the sums of the last one (before the first: see
-    /// [`States::unset`]); `None` if there is nothing left to do.
+    /// Whether the next pass can use the current `max`, judged by the sums of the previous pass (for the first pass:
+    /// [`States::infinite_where_empty`]); `None` if no pass is left.
     #[inline(always)]
     pub(crate) fn next<N: Number, S: Simd<N>>(
         &mut self,
@@ -123,7 +124,7 @@ impl SoftmaxPasses {
     }
 }
 
-/// The states of a group of rows.
+/// The states of a group of rows, one per lane.
 #[derive(Clone, Debug)]
 pub(crate) struct States<N> {
     pub(crate) max: Lanes<N>,
@@ -132,8 +133,8 @@ pub(crate) struct States<N> {
     pub(crate) true_max: Lanes<N>,
 }
 
-/// What a tile adds to the states of its rows: the sums of its weights, and, where the entropy is asked for, of weights times
-/// their logarithms, with the largest logarithm.
+/// The contribution of one tile to the states of its rows: the sums of its weights and, if the entropy is requested, the sums
+/// of `weight log2(weight)` and the largest `log2(weight)`.
 #[derive(Clone, Debug)]
 pub(crate) struct TileSums<N> {
     pub(crate) sum: Lanes<N>,
@@ -169,7 +170,8 @@ impl<N: Number> States<N> {
             (max, sum, sum_x_log, true_max);
     }
 
-    /// Turns a tile of scores `[keys][lanes]` into `2^(score - max)` and adds them up, for the lanes of `span`.
+    /// Replaces a tile of scores `[keys][lanes]` by `2^(score - max)` and adds the sums over keys to `sums`, for the lanes of
+    /// `span`.
     #[inline(always)]
     pub(crate) fn exp_and_sum<S: Simd<N>>(
         &self,
@@ -200,7 +202,7 @@ impl<N: Number> States<N> {
         }
     }
 
-    /// Sums that do not suffice in the lanes that have seen nothing: their `max` is not set yet.
+    /// Initial sums for [`SoftmaxPasses::next`]: infinite in lanes whose `max` is not set yet, 0 in the others.
     #[inline(always)]
     pub(crate) fn infinite_where_empty<S: Simd<N>>(&self, s: S, span: Span) -> Lanes<N> {
         let mut sums = Lanes([N::zero(); GROUP]);
@@ -212,9 +214,8 @@ impl<N: Number> States<N> {
         sums
     }
 
-    /// Whether the weights of a tile, with these sums, are small enough to be used: `max` need not be the largest score,
-    /// only near enough that nothing overflows. It hardly ever moves after the first tile, so that nothing needs to be
-    /// looked through for its maximum.
+    /// Whether the sums of a tile's weights are below `MAX_TILE_SUM`. `max` need not be the largest score, only near enough that
+    /// nothing overflows. It rarely changes after the first tile, so most tiles need no search for their maximum.
     #[inline(always)]
     fn max_is_current<S: Simd<N>>(s: S, sums: &Lanes<N>, span: Span) -> bool {
         let limit = s.splat(N::from_f64(MAX_TILE_SUM));
@@ -226,8 +227,9 @@ impl<N: Number> States<N> {
         all == full
     }
 
-    /// Raises `max` to the largest score of the tile in the lanes whose sums do not suffice or that it has outgrown, and
-    /// lowers `shrink`, what the sums so far must be multiplied by. Tells whether scores have grown.
+    /// Raises `max` to the largest score of the tile in lanes whose sum is not below `MAX_TILE_SUM`, or whose largest score
+    /// exceeds `max` by more than `log2(MAX_TILE_SUM)`. Rescales the states and multiplies `rescale`, the pending factor of the
+    /// weighted sums, by the same factor. Returns whether a `max` that was already set has been exceeded by that much.
     #[inline(always)]
     pub(crate) fn update_max<S: Simd<N>>(
         &mut self,
@@ -264,7 +266,6 @@ impl<N: Number> States<N> {
         grown != 0
     }
 
-    /// Adds the sums of a tile.
     #[inline(always)]
     pub(crate) fn add<S: Simd<N>>(&mut self, s: S, sums: &TileSums<N>, span: Span) {
         for lane in span.vectors::<N, S>() {
@@ -284,8 +285,8 @@ impl<N: Number> States<N> {
     }
 }
 
-/// Turns scores into weights and adds them to `sum`; tells the logarithms of the weights, and the weights. A function, for a closure
-/// would not be inlined, and every intrinsic in it would be a call.
+/// Replaces scores by weights and adds them to `sum`; returns `log2(weight)` and the weights. A function because a closure
+/// would not be inlined, and every intrinsic in it would become a call.
 #[inline(always)]
 fn exp_and_sum_row<N: Number, S: Simd<N>>(
     s: S,
@@ -300,8 +301,8 @@ fn exp_and_sum_row<N: Number, S: Simd<N>>(
     (log, weight)
 }
 
-/// The sum of a tile's weights at which `max` must move: for 64 keys, weights of 16 each. Low, so that weighted sums of
-/// huge values overflow hardly sooner than plain ones; high enough that random scores do not reach it.
+/// The sum of a tile's weights at which `max` must be updated: for 64 keys, weights of 16 each. Low enough that weighted sums of
+/// huge values overflow hardly earlier than with the exact maximum; high enough that random scores do not reach it.
 pub(crate) const MAX_TILE_SUM: f64 = 1024.0;
 
 #[cfg(test)]

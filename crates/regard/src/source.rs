@@ -1,19 +1,49 @@
-//! Where keys and values come from: a tensor, or the pages of a cache. The kernels see one head at a time, as [`Head`].
+//! Where keys and values come from: a tensor, or the pages of a cache. The kernels read one head at a time, as [`AnyHead`].
 
 use crate::cache::{KvCache, Paged, Sequence};
-use crate::simd::Element;
-use crate::view::{Rows, View};
+use crate::simd::{Any, Element, Family, Number, covariant, each, map_any};
+use crate::view::{Rows, RowsOf, View};
+use std::marker::PhantomData;
+
+/// Caches, borrowed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caches<'c>(PhantomData<&'c ()>);
+
+impl<'c> Family for Caches<'c> {
+    type Of<T: Element> = &'c KvCache<T>;
+}
+
+type CacheOf<'c, T> = &'c KvCache<T>;
+covariant!(
+    #[derive(Clone, Copy, Debug)]
+    /// A cache of elements of any type.
+    AnyCache,
+    Caches,
+    CacheOf
+);
 
 /// The keys, or the values, of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source<'c, E: Element> {
     Tensor(View<'c, E>),
-    /// Item by item the positions that a sequence holds.
+    /// Item `i` is the positions that `sequences[i]` holds.
     Cache {
-        cache: &'c KvCache<E>,
+        cache: AnyCache<'c, E::Num>,
         sequences: &'c [Sequence],
         values: bool,
     },
+}
+
+impl<'c, N: Number> Source<'c, N> {
+    /// What sequences hold in a cache.
+    pub(crate) fn cache<E: Element<Num = N>>(
+        cache: &'c KvCache<E>,
+        sequences: &'c [Sequence],
+        values: bool,
+    ) -> Self {
+        let cache = E::erase::<Caches<'c>>(cache).into();
+        Self::Cache { cache, sequences, values }
+    }
 }
 
 impl<'c, E: Element> Source<'c, E> {
@@ -26,17 +56,50 @@ impl<'c, E: Element> Source<'c, E> {
     }
 
     /// One head of one item.
-    pub(crate) fn head(&self, batch: usize, head: usize) -> Head<'c, E> {
+    pub(crate) fn head(&self, batch: usize, head: usize) -> AnyHead<'c, E::Num> {
         match *self {
-            Self::Tensor(view) => Head::Rows(view.head(batch, head)),
-            Self::Cache { cache, sequences, values } => {
+            Self::Tensor(view) => rows(view.any_head(batch, head)),
+            Self::Cache { cache, sequences, values } => map_any!(Any::from(cache), cache => {
                 let paged = cache.paged(sequences[batch], head);
-                // Checked when the call began; a sequence that is not there has no rows.
+                // The plan checked the sequences; one that is not in the cache has no rows.
                 paged.map_or(Head::Rows(Rows { data: &[], stride: 0, len: 0, dim: 0 }), |both| {
                     Head::Paged(both[usize::from(values)])
                 })
-            }
+            }),
         }
+    }
+}
+
+/// Heads, wherever their rows lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heads<'c>(PhantomData<&'c ()>);
+
+impl<'c> Family for Heads<'c> {
+    type Of<T: Element> = Head<'c, T>;
+}
+
+/// One head of elements of any type.
+pub(crate) type AnyHead<'c, N> = Any<Heads<'c>, N>;
+
+/// A matrix as a head.
+pub(crate) fn rows<'c, N: Number>(rows: Any<RowsOf<'c>, N>) -> AnyHead<'c, N> {
+    map_any!(rows, rows => Head::Rows(rows))
+}
+
+impl<'c, N: Number> AnyHead<'c, N> {
+    /// Rows.
+    pub(crate) fn len(&self) -> usize {
+        each!(self, head => head.len())
+    }
+
+    /// Features of a row.
+    pub(crate) fn dim(&self) -> usize {
+        each!(self, head => head.dim())
+    }
+
+    /// The features of row `i`, widened.
+    pub(crate) fn number(&self, i: usize, d: usize) -> N {
+        each!(self, head => N::from_f64(Number::to_f64(head.row(i)[d].widen())))
     }
 }
 

@@ -212,7 +212,7 @@ impl<E: Element> Task<E::Num> for WeightsPass<'_, '_, E> {
         let Scratch { groups, tile, block_loop } = scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
-            let q = call.q.head(scope.batch, scope.head);
+            let q = call.queries(scope.batch, scope.head);
             group.q.take(s, call.problem, scope.head, (q, rows.group(g)));
             group.start(call.problem, scope, softmaxes, counts);
         }

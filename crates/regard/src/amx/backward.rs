@@ -6,7 +6,7 @@
 )]
 
 use super::pack::{
-    PackPairs, load_first, only_finite, pack_row, pack_transposed, rows_of, write_interleaved,
+    PackLeft, PackPairs, PackTransposed, load_first, only_finite, write_interleaved,
 };
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
@@ -14,8 +14,8 @@ use crate::index::{BLOCK_KEYS, Keys, RowMask};
 use crate::key_blocks::KeyBlock;
 use crate::micro::RowBuffer;
 use crate::problem::Dims;
-use crate::simd::{Avx512, Element, Lanes, Simd, Task};
-use crate::source::Head;
+use crate::simd::{Avx512, Lanes, Number, Simd, Task};
+use crate::source::AnyHead;
 use std::arch::x86_64::__m512;
 
 /// Features, in tiles.
@@ -90,10 +90,10 @@ impl BackwardBlocks {
 
     /// Packs a key block, unless that is done; tells its place. `first` is the first key of the task.
     #[inline(always)]
-    pub(crate) fn find<E: Element<Num = f32>, const TERMS: usize>(
+    pub(crate) fn find<const TERMS: usize>(
         &mut self,
         s: Avx512,
-        (k, v): (Head<'_, E>, Head<'_, E>),
+        (k, v): (AnyHead<'_, f32>, AnyHead<'_, f32>),
         key_block: &KeyBlock,
         first: usize,
     ) -> usize {
@@ -108,8 +108,18 @@ impl BackwardBlocks {
         if self.non_finite[i].is_none() || i == spare {
             let size: usize = self.sizes.block_rows().iter().sum();
             let (sizes, rows) = (self.sizes, &mut self.rows[i * size..][..size]);
-            let task = PackBackward::<E, TERMS> { s, sizes, k, v, keys, n, rows };
-            self.non_finite[i] = Some(s.call(task));
+            let lens = sizes.block_rows();
+            let (to_keys, rest) = rows.split_at_mut(lens[0]);
+            let (to_values, to_transposed) = rest.split_at_mut(lens[1]);
+            // What stands beyond the keys may be anything.
+            let padded = n;
+            let chunks = sizes.qk.chunks;
+            f32::visit(k, PackLeft::<TERMS> { s, keys, n, padded, chunks, to: to_keys });
+            let chunks = sizes.v.chunks;
+            f32::visit(v, PackLeft::<TERMS> { s, keys, n, padded, chunks, to: to_values });
+            let tiles = sizes.qk.tiles;
+            let task = PackTransposed::<TERMS> { s, keys, n, tiles, to: to_transposed };
+            self.non_finite[i] = Some(f32::visit(k, task));
         }
         i
     }
@@ -140,35 +150,6 @@ impl BackwardBlocks {
             transposed: operand(transposed, CHUNKS, qk.tiles),
             non_finite: self.non_finite[i].unwrap_or(0),
         }
-    }
-}
-
-/// Packs the operands of a key block; returns [`BackwardBlock::non_finite`]. What stands beyond its keys in `keys` and `values` may be
-/// anything.
-struct PackBackward<'t, E: Element, const TERMS: usize> {
-    s: Avx512,
-    sizes: BackwardSizes,
-    k: Head<'t, E>,
-    v: Head<'t, E>,
-    keys: Keys<'t>,
-    n: usize,
-    rows: &'t mut [TileRow],
-}
-
-impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackBackward<'_, E, TERMS> {
-    type Out = u64;
-    #[inline(always)]
-    fn run<S: Simd<f32>>(self, _: S) -> u64 {
-        let Self { s, sizes, k, v, keys, n, rows } = self;
-        let lens = sizes.block_rows();
-        let (to_keys, rest) = rows.split_at_mut(lens[0]);
-        let (to_values, to_transposed) = rest.split_at_mut(lens[1]);
-        for i in 0..n {
-            pack_row::<E, TERMS>(s, k.row(keys.get(i)), sizes.qk.chunks, i, to_keys);
-            pack_row::<E, TERMS>(s, v.row(keys.get(i)), sizes.v.chunks, i, to_values);
-        }
-        let rows = rows_of(n, |i| k.row(keys.get(i)));
-        pack_transposed::<E, TERMS>(s, &rows, sizes.qk.tiles, to_transposed)
     }
 }
 

@@ -7,11 +7,11 @@
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, Sizes, TileRow, WIDTH, zeros};
 use crate::block_loop::Call;
-use crate::index::{BLOCK_KEYS, RowTile};
+use crate::index::{BLOCK_KEYS, Keys, RowTile};
 use crate::key_blocks::KeyBlock;
 use crate::run::run;
-use crate::simd::{Amx, AmxTask, Avx512, Element, GROUP, Lanes, Simd, Task};
-use crate::source::Head;
+use crate::simd::{Amx, AmxTask, Avx512, Element, GROUP, Lanes, Number, Simd, Task, Visitor};
+use crate::source::{AnyHead, Head, Heads};
 use crate::view::{TileHeads, ViewMut};
 use std::arch::x86_64::__m512;
 use std::ops::Range;
@@ -117,14 +117,13 @@ impl OwnBlock {
     }
 
     #[inline(always)]
-    pub(crate) fn fill<E: Element<Num = f32>, const TERMS: usize>(
+    pub(crate) fn fill<const TERMS: usize>(
         &mut self,
         s: Avx512,
-        (k, v): (Head<'_, E>, Head<'_, E>),
+        heads: (AnyHead<'_, f32>, AnyHead<'_, f32>),
         at: &KeyBlock,
     ) {
-        let rows = &mut self.rows[..];
-        self.non_finite = s.call(PackBlock::<E, TERMS> { s, sizes: self.sizes, k, v, at, rows });
+        self.non_finite = pack_block::<TERMS>(s, self.sizes, heads, at, &mut self.rows);
     }
 }
 
@@ -138,26 +137,95 @@ fn key_block(sizes: Sizes, rows: &[TileRow], non_finite: u64) -> PackedBlock<'_>
 }
 
 /// Packs keys and values of a key block; returns [`PackedBlock::non_finite`].
-struct PackBlock<'t, E: Element, const TERMS: usize> {
+#[inline(always)]
+fn pack_block<const TERMS: usize>(
     s: Avx512,
     sizes: Sizes,
-    k: Head<'t, E>,
-    v: Head<'t, E>,
-    at: &'t KeyBlock,
-    rows: &'t mut [TileRow],
+    (k, v): (AnyHead<'_, f32>, AnyHead<'_, f32>),
+    at: &KeyBlock,
+    rows: &mut [TileRow],
+) -> u64 {
+    let (keys, values) = rows.split_at_mut(sizes.key_rows());
+    let (block, n) = (at.keys(), at.len);
+    let padded = BLOCK_KEYS;
+    f32::visit(k, PackLeft::<TERMS> { s, keys: block, n, padded, chunks: sizes.chunks, to: keys });
+    f32::visit(v, PackTransposed::<TERMS> { s, keys: block, n, tiles: sizes.features, to: values })
 }
 
-impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackBlock<'_, E, TERMS> {
+/// `n` rows of a head as a left operand, with rows of 0 up to `padded`: see [`pack_row`].
+pub(crate) struct PackLeft<'t, const TERMS: usize> {
+    pub(crate) s: Avx512,
+    pub(crate) keys: Keys<'t>,
+    pub(crate) n: usize,
+    pub(crate) padded: usize,
+    pub(crate) chunks: usize,
+    pub(crate) to: &'t mut [TileRow],
+}
+
+impl<'c, const TERMS: usize> Visitor<Heads<'c>, f32> for PackLeft<'_, TERMS> {
+    type Out = ();
+    #[inline(always)]
+    fn visit<E: Element<Num = f32>>(self, head: Head<'c, E>) {
+        let Self { s, keys, n, padded, chunks, to } = self;
+        s.call(PackRowsOf::<E, TERMS> { s, head, keys, n, padded, chunks, to });
+    }
+}
+
+struct PackRowsOf<'t, 'c, E, const TERMS: usize> {
+    s: Avx512,
+    head: Head<'c, E>,
+    keys: Keys<'t>,
+    n: usize,
+    padded: usize,
+    chunks: usize,
+    to: &'t mut [TileRow],
+}
+
+impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackRowsOf<'_, '_, E, TERMS> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) {
+        let Self { s, head, keys, n, padded, chunks, to } = self;
+        for i in 0..padded {
+            let row = if i < n { head.row(keys.get(i)) } else { &[] };
+            pack_row::<E, TERMS>(s, row, chunks, i, to);
+        }
+    }
+}
+
+/// Rows of a head as a transposed left operand: see [`pack_transposed`].
+pub(crate) struct PackTransposed<'t, const TERMS: usize> {
+    pub(crate) s: Avx512,
+    pub(crate) keys: Keys<'t>,
+    pub(crate) n: usize,
+    pub(crate) tiles: usize,
+    pub(crate) to: &'t mut [TileRow],
+}
+
+impl<'c, const TERMS: usize> Visitor<Heads<'c>, f32> for PackTransposed<'_, TERMS> {
+    type Out = u64;
+    #[inline(always)]
+    fn visit<E: Element<Num = f32>>(self, head: Head<'c, E>) -> u64 {
+        let Self { s, keys, n, tiles, to } = self;
+        s.call(PackTransposedOf::<E, TERMS> { s, head, keys, n, tiles, to })
+    }
+}
+
+struct PackTransposedOf<'t, 'c, E, const TERMS: usize> {
+    s: Avx512,
+    head: Head<'c, E>,
+    keys: Keys<'t>,
+    n: usize,
+    tiles: usize,
+    to: &'t mut [TileRow],
+}
+
+impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackTransposedOf<'_, '_, E, TERMS> {
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
-        let Self { s, sizes, k, v, at, rows } = self;
-        let (keys, values) = rows.split_at_mut(sizes.key_rows());
-        let (from, transposed) = (at.keys(), sizes.features);
-        for (i, row) in rows_of(at.len, |i| k.row(from.get(i))).iter().enumerate() {
-            pack_row::<E, TERMS>(s, row, sizes.chunks, i, keys);
-        }
-        pack_transposed::<E, TERMS>(s, &rows_of(at.len, |i| v.row(from.get(i))), transposed, values)
+        let Self { s, head, keys, n, tiles, to } = self;
+        pack_transposed::<E, TERMS>(s, &rows_of(n, |i| head.row(keys.get(i))), tiles, to)
     }
 }
 
@@ -269,12 +337,30 @@ pub(crate) fn pack_transposed<E: Element<Num = f32>, const TERMS: usize>(
     non_finite
 }
 
-/// Rows as a right operand `[features][lanes]`, interleaved, padded with 0.
-pub(crate) struct PackQueries<'t, E: Element, const TERMS: usize> {
+/// Queries of any type as a right operand: see [`PackQueries`].
+pub(crate) struct PackQueryHead<'t, const TERMS: usize> {
     pub(crate) s: Avx512,
-    pub(crate) rows: &'t [&'t [E]; GROUP],
+    pub(crate) rows: RowTile,
     pub(crate) chunks: usize,
     pub(crate) to: &'t mut [TileRow],
+}
+
+impl<'c, const TERMS: usize> Visitor<Heads<'c>, f32> for PackQueryHead<'_, TERMS> {
+    type Out = ();
+    #[inline(always)]
+    fn visit<E: Element<Num = f32>>(self, head: Head<'c, E>) {
+        let Self { s, rows, chunks, to } = self;
+        let rows = &rows_of(rows.count, |i| head.row(rows.row(i)));
+        s.call(PackQueries::<E, TERMS> { s, rows, chunks, to });
+    }
+}
+
+/// Rows as a right operand `[features][lanes]`, interleaved, padded with 0.
+struct PackQueries<'t, E: Element, const TERMS: usize> {
+    s: Avx512,
+    rows: &'t [&'t [E]; GROUP],
+    chunks: usize,
+    to: &'t mut [TileRow],
 }
 
 impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackQueries<'_, E, TERMS> {
@@ -399,8 +485,7 @@ impl PackedKv {
                 (to.tile(i, TileHeads::one(0), one), to_non_finite.tile(i, TileHeads::one(0), one))
             };
             let rows = to.update(0, 0);
-            let task = PackBlock::<E, TERMS> { s, sizes, k, v, at, rows };
-            to_non_finite.update(0, 0)[0] = s.call(task);
+            to_non_finite.update(0, 0)[0] = pack_block::<TERMS>(s, sizes, (k, v), at, rows);
         });
         Some(Self { sizes, before, heads, rows, non_finite })
     }

@@ -20,10 +20,10 @@ use crate::amx::{AmxBackwardScratch, CHUNKS, ROWS, Scale, WIDTH};
 use crate::block_loop::{ApplyMask, ScoreTile, Visit};
 use crate::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::key_blocks::KeyBlock;
-use crate::lanes::load_transposed;
+use crate::lanes::load_head;
 use crate::micro::RowBuffer;
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles};
-use crate::source::Head;
+use crate::source::AnyHead;
 
 /// Some keys of one head, and all rows that see them.
 pub(super) fn by_keys<E: Element<Num = f32>, const TERMS: usize>(
@@ -65,10 +65,10 @@ impl<E: Element<Num = f32>, const TERMS: usize> Products<E> for AmxProducts<TERM
         let TilePass { block_loop, call, scope, rows, key_range } = pass;
         let Some(scratch) = scratch else { return }; // a plan that uses AMX has made room for them
         let factor = f32::from_f64(call.problem.query_factor());
-        let q = call.q.head(scope.batch, scope.head);
+        let q = call.queries(scope.batch, scope.head);
         for (g, group) in grads.groups.iter().enumerate() {
             let rows = group.q.rows;
-            load_transposed(*s, |i| q.row(rows.row(i)), rows.count, 1.0, &mut scratch.transposed);
+            load_head(*s, q, rows, 1.0, &mut scratch.transposed);
             let lanes = [&scratch.transposed[..], &group.d_out];
             let as_rows = [&group.q_rows, &group.d_out_rows];
             scratch.rows.fill::<TERMS>(*s, g, lanes, as_rows, rows.count);
@@ -87,7 +87,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Products<E> for AmxProducts<TERM
 struct Passing<'t, 'c, E: Element, const TERMS: usize> {
     s: Avx512,
     t: &'t Tiles,
-    inputs: (Head<'c, E>, Head<'c, E>),
+    inputs: (AnyHead<'c, f32>, AnyHead<'c, f32>),
     scope: Scope,
     rows: RowTile,
     grads: AddGrads<'t, 'c, E>,
@@ -128,8 +128,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E
             Keys::From(key) => Some(key - first),
             Keys::Gathered(_) => None,
         };
-        let packed =
-            self.scratch.key_blocks.find::<E, TERMS>(self.s, self.inputs, key_block, first);
+        let packed = self.scratch.key_blocks.find::<TERMS>(self.s, self.inputs, key_block, first);
         let buffer = self.weighed.map_or(0, |weighed| 1 - weighed.buffer);
         let next = Waiting { key_block: packed, place, keys, groups, buffer };
         let problem = self.grads.problem;
@@ -334,8 +333,8 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         let d_scores = from.d_scores().skip(g * CHUNKS, 0);
         let AddGrads { groups, first, d_k, d_v, .. } = &mut self.grads;
         let (group, k) = (&mut groups[g], self.inputs.0);
-        let row = |i| k.row(key_block.keys().get(i));
-        add_non_finite_keys::<E, TERMS>((non_finite, visible, n), row, d_scores, &mut group.d_q);
+        let keys = (k, key_block.keys());
+        add_non_finite_keys::<TERMS>((non_finite, visible, n), keys, d_scores, &mut group.d_q);
         let [non_finite_q, non_finite_d_out] = self.scratch.rows.non_finite[g];
         let at = |i| key_block.keys().get(i) - *first;
         add_non_finite_rows::<TERMS>((non_finite_q, visible, n), &group.q_rows, d_scores, &at, d_k);
@@ -351,14 +350,14 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
 
 /// The numbers that were left out of the keys because they are not finite, for the rows that see them.
 #[inline(never)]
-fn add_non_finite_keys<'k, E: Element<Num = f32>, const TERMS: usize>(
+fn add_non_finite_keys<const TERMS: usize>(
     (non_finite, visible, n): (u64, &[RowMask; BLOCK_KEYS], usize),
-    key: impl Fn(usize) -> &'k [E],
+    (k, keys): (AnyHead<'_, f32>, Keys<'_>),
     d_scores: Operand<'_>,
     d_q: &mut [Lanes<f32>],
 ) {
     for i in (0..n).filter(|i| non_finite >> i & 1 == 1) {
-        let features = key(i).iter().map(|x| x.widen());
+        let features = (0..k.dim()).map(|d| k.number(keys.get(i), d));
         for (x, d_q) in features.zip(&mut *d_q).filter(|(x, _)| !x.is_finite()) {
             for row in (0..GROUP).filter(|row| is_visible(visible, i, *row)) {
                 d_q.0[row] += read::<TERMS>(d_scores, i, row) * x;

@@ -3,7 +3,9 @@
 use super::{BackwardCall, GradTiles, QueryGrads};
 use crate::block_loop::{Call, ScoreTile};
 use crate::index::{At, Keys, RowMask, RowTile, Scope, Span, low};
-use crate::lanes::{load_transposed, multiply_tile, pack, store_transposed};
+use crate::lanes::{
+    load_head, load_transposed, multiply_tile, pack_head, store_output, store_transposed,
+};
 use crate::micro::{Dots, RowBuffer, ScoreGrads, Weights, dot_tile};
 use crate::problem::Problem;
 use crate::project::{self, Transpose};
@@ -12,6 +14,7 @@ use crate::score::{LOG2_E, in_log2};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
 use crate::similarity::Similarity;
 use crate::softmax::{LSE_LOSES_BITS, MIN_LOG2_WEIGHT};
+use crate::source::rows as head;
 use crate::view::{self, TileMut};
 
 /// A factor so small that what it was multiplied into cannot be had back by division.
@@ -69,7 +72,7 @@ impl<N: Number> Group<N> {
         let zero = Lanes([N::zero(); GROUP]);
         self.d_q.fill(zero);
         (self.by_scale, self.by_slope, self.by_centre) = (zero, zero, zero);
-        let q = call.q.head(scope.batch, scope.head);
+        let q = call.queries(scope.batch, scope.head);
         self.q.take(s, call.problem, scope.head, (q, rows));
     }
 
@@ -84,7 +87,7 @@ impl<N: Number> Group<N> {
     ) {
         let BackwardCall { call, out, d_out, lse, states, d_lse, entropy } = *back;
         self.take_queries(s, &call, (scope, rows));
-        let (out, d_out) = (out.head(scope.batch, scope.head), d_out.head(scope.batch, scope.head));
+        let [out, d_out] = [out, d_out].map(|x| head(x.any_head(scope.batch, scope.head)));
         // QueryGrads that saw nothing, and lanes without a row, weigh nothing.
         self.lse = Lanes([N::max_value(); GROUP]);
         let index = |i| call.problem.row_index(scope, rows.row(i));
@@ -99,9 +102,9 @@ impl<N: Number> Group<N> {
             }
         }
         let other = &mut other[..self.d_out.len()];
-        load_transposed(s, |i| d_out.row(rows.row(i)), rows.count, N::one(), &mut self.d_out);
-        load_transposed(s, |i| out.row(rows.row(i)), rows.count, N::one(), other);
-        pack(s, |i| d_out.row(rows.row(i)), rows.count, &mut self.d_out_rows);
+        load_head(s, d_out, rows, N::one(), &mut self.d_out);
+        load_head(s, out, rows, N::one(), other);
+        pack_head(s, d_out, rows, &mut self.d_out_rows);
         match call.problem.similarity {
             // Projected queries stand in the lanes alone, times `log2 e`.
             Similarity::General(_) => {
@@ -114,8 +117,8 @@ impl<N: Number> Group<N> {
             // No product needs them as rows.
             Similarity::Additive(_) => {}
             _ => {
-                let q = call.q.head(scope.batch, scope.head);
-                pack(s, |i| q.row(rows.row(i)), rows.count, &mut self.q_rows);
+                let q = call.queries(scope.batch, scope.head);
+                pack_head(s, q, rows, &mut self.q_rows);
             }
         }
         self.delta = Lanes([N::zero(); GROUP]);
@@ -296,15 +299,15 @@ impl<N: Number> Group<N> {
         let (mut q, mut d_q) = (&mut self.q.lanes, &mut self.d_q[..features]);
         if let Some(w) = problem.similarity.of_queries() {
             // projected = W^T q
-            let w = w.serving_head(0, scope.head);
+            let w = head(w.serving_head(0, scope.head));
             project::multiply(s, (w, Transpose::No), (d_q, rows.count), &mut Vec::new(), other);
-            (q, d_q) = (&mut self.q.raw, &mut other[..w.len]);
+            (q, d_q) = (&mut self.q.raw, &mut other[..w.len()]);
         }
         // score = scale * similarity, which is linear in q more often than not.
         let mut unit = problem.query_factor();
         if unit.abs() < MIN_SCALE {
-            let given = call.q.head(scope.batch, scope.head);
-            load_transposed(s, |i| given.row(rows.row(i)), rows.count, N::one(), q);
+            let given = call.queries(scope.batch, scope.head);
+            load_head(s, given, rows, N::one(), q);
             unit = 1.0;
         }
         // A query of a row that sees nothing may hold anything: its gradient is 0, and so is what it says of the scale.
@@ -324,7 +327,7 @@ impl<N: Number> Group<N> {
                 s.store(s.mul(by_scale, unit), &mut self.by_scale.0[lane..]);
             }
         }
-        store_transposed(s, d_q, rows.count, 0, (&mut to.d_q, 0));
+        store_output(s, d_q, rows.count, 0, (&mut to.d_q, 0));
         self.write_options(&mut to.options, 0);
     }
 }

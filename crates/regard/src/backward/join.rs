@@ -3,7 +3,7 @@
 use super::{QueryGrads, Scratch};
 use crate::block_loop::{Call, Tiling};
 use crate::index::{RowTile, Scope};
-use crate::lanes::load_transposed;
+use crate::lanes::load_features;
 use crate::project::add_outer;
 use crate::simd::{Element, Number, Simd, Task};
 use crate::view::{self, TileMut, View};
@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// What the tasks of different keys have left of the gradients of queries.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Parts<'t, N> {
+pub(crate) struct Parts<'t, N: Number> {
     /// `[items, heads.q x parts, q_len, qk_dim + OPTIONS]`
     pub(crate) view: View<'t, N>,
     /// Of each head.
@@ -20,7 +20,7 @@ pub(crate) struct Parts<'t, N> {
     pub(crate) first: usize,
 }
 
-impl<'t, N> Parts<'t, N> {
+impl<'t, N: Number> Parts<'t, N> {
     fn of(self, batch: usize, head: usize) -> impl Iterator<Item = view::Rows<'t, N>> {
         let heads = head * self.count..(head + 1) * self.count;
         heads.map(move |head| self.view.head(batch - self.first, head))
@@ -82,10 +82,9 @@ impl<E: Element> Task<E::Num> for ByProjection<'_, '_, E> {
         }
         let factor = E::Num::from_f64(self.call.problem.scale());
         for (b, head) in self.items.flat_map(|b| self.heads.clone().map(move |h| (b, h))) {
-            let q = self.call.q.head(b, head);
+            let q = self.call.queries(b, head);
             for rows in self.tiling.tiles().flat_map(|t| (0..t.groups()).map(move |g| t.group(g))) {
-                let row = |i| &q.row(rows.row(i))[self.features.clone()];
-                load_transposed(s, row, rows.count, factor, q_lanes);
+                load_features(s, q, rows, self.features.clone(), factor, q_lanes);
                 for i in 0..rows.count {
                     packed.row_mut(i).fill(E::Num::default());
                     for part in self.parts.of(b, head) {

@@ -31,9 +31,9 @@ use crate::problem::Problem;
 use crate::score::{BiasGrads, Derivatives};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Amx;
-use crate::simd::{AmxTask, Element, GROUP, Lanes, Number, Simd, Task};
+use crate::simd::{AmxTask, Element, GROUP, Lanes, Number, Simd, Task, Visitor};
 use crate::similarity::Similarity;
-use crate::view::{self, TileMut, View};
+use crate::view::{self, OutTile, TileMut, TilesMut, View};
 pub(crate) use group::Group;
 pub(crate) use join::{ByProjection, Join, Parts};
 use std::ops::Range;
@@ -57,7 +57,7 @@ pub(crate) struct BackwardCall<'c, E: Element> {
 #[derive(Debug)]
 pub(crate) struct QueryGrads<'t, E: Element> {
     /// `[batch, heads.q, q_len, q_dim]`
-    pub(crate) d_q: TileMut<'t, E>,
+    pub(crate) d_q: OutTile<'t, E::Num>,
     /// `[batch, heads.q, q_len, OPTIONS]`: what each row adds to the gradients of the scale and of the ALiBi slope, and the
     /// gradient of its centre.
     pub(crate) options: TileMut<'t, E::Num>,
@@ -70,9 +70,9 @@ pub(crate) const OPTIONS: usize = 3;
 #[derive(Debug)]
 pub(crate) struct Target<'t, E: Element> {
     /// `[batch, heads.kv, k_len, qk_dim]`
-    pub(crate) d_k: TileMut<'t, E>,
+    pub(crate) d_k: OutTile<'t, E::Num>,
     /// `[batch, heads.kv, k_len, v_dim]`
-    pub(crate) d_v: TileMut<'t, E>,
+    pub(crate) d_v: OutTile<'t, E::Num>,
     /// The rows of all query heads, for a task that finishes them.
     pub(crate) rows: Option<QueryGrads<'t, E>>,
     /// `[items, heads.q x parts, q_len, qk_dim + OPTIONS]`, a part for each way, for a task that does not.
@@ -448,20 +448,35 @@ impl<N: Number> TileGrads<'_, N> {
 
 /// Writes sums as rows of a gradient.
 #[inline(always)]
-fn write_rows<E: Element, S: Simd<E::Num>>(
+fn write_rows<'m, 'o: 'm, N: Number, S: Simd<N>>(
     s: S,
-    from: &RowBuffer<E::Num>,
-    factor: E::Num,
-    to: &mut TileMut<'_, E>,
+    from: &RowBuffer<N>,
+    factor: N,
+    to: &'m mut OutTile<'o, N>,
 ) {
-    for i in 0..to.rows().count {
-        let (from, to) = (from.row(i), to.row(0, i));
-        let whole = to.len() / S::LANES * S::LANES;
-        for d in (0..whole).step_by(S::LANES) {
-            E::write(s, s.mul(s.load(&from[d..]), s.splat(factor)), &mut to[d..]);
-        }
-        for (to, x) in to[whole..].iter_mut().zip(&from[whole..]) {
-            to.write(E::narrow(*x * factor));
+    N::visit(to.as_mut(), WriteRows { s, from, factor });
+}
+
+struct WriteRows<'t, N, S> {
+    s: S,
+    from: &'t RowBuffer<N>,
+    factor: N,
+}
+
+impl<'m, 'o: 'm, N: Number, S: Simd<N>> Visitor<TilesMut<'m, 'o>, N> for WriteRows<'_, N, S> {
+    type Out = ();
+    #[inline(always)]
+    fn visit<E: Element<Num = N>>(self, to: &'m mut TileMut<'o, E>) {
+        let Self { s, from, factor } = self;
+        for i in 0..to.rows().count {
+            let (from, to) = (from.row(i), to.row(0, i));
+            let whole = to.len() / S::LANES * S::LANES;
+            for d in (0..whole).step_by(S::LANES) {
+                E::write(s, s.mul(s.load(&from[d..]), s.splat(factor)), &mut to[d..]);
+            }
+            for (to, x) in to[whole..].iter_mut().zip(&from[whole..]) {
+                to.write(E::narrow(*x * factor));
+            }
         }
     }
 }

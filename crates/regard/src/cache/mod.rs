@@ -1,13 +1,13 @@
-//! Keys and values of the past, in pages that sequences share.
+//! Paged KV cache (PagedAttention, Kwon et al. 2023): keys and values of past positions, in pages that sequences can share.
 //!
-//! A sequence is a list of pages. A fork is a second list of the same pages, and whoever first writes to a page that
-//! others hold too writes to a copy of it. The kernels see one head of one sequence at a time, as [`Paged`].
+//! A sequence is a list of pages. A fork is a second list of the same pages; writing to a shared page copies it first
+//! (copy-on-write). The kernels read one head of one sequence at a time, through [`Paged`].
 //!
-//! | file | holds |
+//! | file | contents |
 //! |---|---|
-//! | `mod` | what can be done with a cache |
-//! | `sequence` | handles, and the list of pages behind each |
-//! | `pages` | the pool: memory, budget, who holds what |
+//! | `mod` | the operations on a cache |
+//! | `sequence` | sequence handles and page tables |
+//! | `pages` | the page pool: memory, budget, reference counts |
 
 mod pages;
 mod sequence;
@@ -24,7 +24,7 @@ use pages::{Pages, Part};
 use sequence::{Slots, Table};
 use std::ops::Range;
 
-/// The keys and values of many sequences, within a budget of memory.
+/// A paged KV cache: the keys and values of many sequences, within a memory budget.
 ///
 /// ```
 /// use regard::{CacheShape, KvCache, PAGE, View};
@@ -41,9 +41,9 @@ use std::ops::Range;
 /// # }
 /// ```
 ///
-/// A page holds [`CacheShape::page`] neighbouring positions of all heads. The memory of all pages never exceeds the
-/// budget; the lists of pages, a few bytes for each page, come on top. A page that no sequence holds any more is used
-/// again before a new one is allocated. A call that fails changes nothing.
+/// A page holds [`CacheShape::page`] consecutive positions of all heads. The memory of all pages never exceeds the budget;
+/// the page tables, a few bytes for each page, are not counted. A page that no sequence holds any more is reused before a
+/// new one is allocated. A call that returns an error leaves the cache unchanged.
 #[derive(Debug)]
 pub struct KvCache<E> {
     pages: Pages<E>,
@@ -51,20 +51,20 @@ pub struct KvCache<E> {
 }
 
 impl<E: Element> KvCache<E> {
-    /// An empty cache whose pages take up to `budget` bytes, at least one page; nothing is allocated yet.
+    /// An empty cache whose pages take up to `budget` bytes, which must be enough for one page. Allocates nothing.
     pub fn new(shape: CacheShape, budget: usize) -> Result<Self, Error> {
         Ok(Self { pages: Pages::new(shape, budget)?, slots: Slots::default() })
     }
 
-    /// A new, empty sequence.
+    /// Starts a new, empty sequence.
     pub fn start(&mut self) -> Result<Sequence, Error> {
         self.slots.insert(Table::default())
     }
 
     /// Appends `n` positions: `k [1, heads, n, qk_dim]` and `v [1, heads, n, v_dim]`, in any layout.
     ///
-    /// Needs a page for every [`CacheShape::page`] positions, and one more if the last page is partly filled and other
-    /// sequences hold it too: it is copied first.
+    /// Needs a page for every [`CacheShape::page`] positions. If the last page is partly filled and shared with other sequences,
+    /// it is copied first, which needs one more page.
     pub fn append(
         &mut self,
         sequence: Sequence,
@@ -87,7 +87,7 @@ impl<E: Element> KvCache<E> {
         Ok(())
     }
 
-    /// Refuses keys and values that are not one sequence's.
+    /// Checks that the shapes of `k` and `v` match the cache and each other, with a batch size of 1.
     fn check(&self, k: &View<'_, E>, v: &View<'_, E>) -> Result<(), Error> {
         let CacheShape { heads, qk_dim, v_dim, .. } = self.pages.shape();
         for (tensor, view, dim) in [("k", k, qk_dim), ("v", v, v_dim)] {
@@ -99,7 +99,7 @@ impl<E: Element> KvCache<E> {
         Error::unless_same("keys", ("k", k.shape().len), ("v", v.shape().len))
     }
 
-    /// A second sequence with the same positions, in the same pages.
+    /// Creates a second sequence with the same positions, in the same pages. Copies no keys or values.
     pub fn fork(&mut self, sequence: Sequence) -> Result<Sequence, Error> {
         let twin = self.slots.get(sequence)?.twin()?;
         let fork = self.slots.insert(twin)?;
@@ -109,8 +109,7 @@ impl<E: Element> KvCache<E> {
         Ok(fork)
     }
 
-    /// Forgets the positions from `len` on. Those that were evicted do not come back: `len` is at least
-    /// [`first`](Self::first).
+    /// Removes the positions from `len` on. `len` must be at least [`first`](Self::first): evicted positions cannot be restored.
     pub fn truncate(&mut self, sequence: Sequence, len: usize) -> Result<(), Error> {
         let CacheShape { page, .. } = self.pages.shape();
         let table = self.slots.get_mut(sequence)?;
@@ -122,8 +121,8 @@ impl<E: Element> KvCache<E> {
         Ok(())
     }
 
-    /// Forgets the whole pages before position `before`, as a sliding window does, and returns the first position that
-    /// is still held. The others keep their numbers. A page that is not full yet stays.
+    /// Drops the pages that lie entirely before position `before`, as a sliding window does, and returns the first position
+    /// that is still held. The remaining positions keep their indices. A page that is not full yet is kept.
     pub fn evict(&mut self, sequence: Sequence, before: usize) -> Result<usize, Error> {
         let CacheShape { page, .. } = self.pages.shape();
         let table = self.slots.get_mut(sequence)?;
@@ -135,7 +134,7 @@ impl<E: Element> KvCache<E> {
         Ok(table.evicted * page)
     }
 
-    /// Forgets a sequence. Its handle is stale from then on.
+    /// Frees a sequence and releases its pages. Its handle becomes stale.
     pub fn free(&mut self, sequence: Sequence) -> Result<(), Error> {
         for page in self.slots.remove(sequence)?.pages {
             self.pages.release(page);
@@ -143,26 +142,26 @@ impl<E: Element> KvCache<E> {
         Ok(())
     }
 
-    /// Positions of a sequence, with those that were evicted: the number of the next one.
+    /// Length of a sequence in positions, evicted ones included: the index of the next position.
     pub fn len(&self, sequence: Sequence) -> Result<usize, Error> {
         Ok(self.slots.get(sequence)?.len)
     }
 
-    /// The first position that a sequence still holds; its length if it holds none.
+    /// The first position that is not evicted; equal to the length if the sequence holds no positions.
     pub fn first(&self, sequence: Sequence) -> Result<usize, Error> {
         Ok(self.slots.get(sequence)?.evicted * self.pages.shape().page)
     }
 
-    /// Pages that a sequence holds, alone or with others.
+    /// Number of pages that a sequence holds, shared ones included.
     pub fn pages_held(&self, sequence: Sequence) -> Result<usize, Error> {
         Ok(self.slots.get(sequence)?.pages.len())
     }
 
-    /// The positions that all these sequences hold in the very same pages, whole pages only: they need to be read once
-    /// for all. Empty if there are none, or no sequences.
+    /// The range of positions that all these sequences store in the same full pages, so that attention can read them once for
+    /// all sequences. Empty if there are none, or if `sequences` is empty.
     ///
-    /// It starts at the largest [`first`](Self::first) of them: a sequence that was evicted less holds older positions,
-    /// which are not among these.
+    /// The range starts at the largest [`first`](Self::first) of the sequences. Older positions, which only some of the sequences
+    /// still hold, are excluded.
     pub fn shared_prefix(&self, sequences: &[Sequence]) -> Result<Range<usize>, Error> {
         let CacheShape { page, .. } = self.pages.shape();
         let Some((first, others)) = sequences.split_first() else { return Ok(0..0) };
@@ -180,7 +179,7 @@ impl<E: Element> KvCache<E> {
         Ok(start * page..end.max(start) * page)
     }
 
-    /// The key and the value of a head at a position.
+    /// The key and the value of one head at one position.
     pub fn row(
         &self,
         sequence: Sequence,
@@ -193,7 +192,7 @@ impl<E: Element> KvCache<E> {
         Ok((k.row(position - first), v.row(position - first)))
     }
 
-    /// The keys and the values of a head, as they lie in the pages.
+    /// The keys and the values of one head, read from the pages without a copy.
     pub(crate) fn paged(
         &self,
         sequence: Sequence,
@@ -206,32 +205,32 @@ impl<E: Element> KvCache<E> {
         Ok([Part::Keys, Part::Values].map(|part| self.pages.paged(&table.pages, part, head, held)))
     }
 
-    /// What each page holds.
+    /// The shape of a page.
     #[must_use]
     pub fn shape(&self) -> CacheShape {
         self.pages.shape()
     }
 
-    /// Bytes of all pages, in use or waiting to be used again. It never shrinks.
+    /// Bytes of all allocated pages, in use or free. Never decreases.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.pages.bytes()
     }
 
-    /// Bytes of the pages that sequences hold, shared ones once.
+    /// Bytes of the pages held by sequences; a shared page counts once.
     #[must_use]
     pub fn bytes_in_use(&self) -> usize {
         self.pages.bytes_in_use()
     }
 
-    /// Bytes that all pages together may have.
+    /// Upper bound on the bytes of all pages.
     #[must_use]
     pub fn budget(&self) -> usize {
         self.pages.budget()
     }
 }
 
-/// Gives a sequence pages of its own for the `n` positions behind its last one. All or nothing.
+/// Reserves unshared pages for the next `n` positions of a sequence. On error the table is unchanged.
 fn prepare<E: Element>(pages: &mut Pages<E>, table: &mut Table, n: usize) -> Result<(), Error> {
     let CacheShape { heads, qk_dim, page, .. } = pages.shape();
     if n == 0 {
@@ -244,14 +243,13 @@ fn prepare<E: Element>(pages: &mut Pages<E>, table: &mut Table, n: usize) -> Res
     let more = len.div_ceil(page) - table.evicted - has;
     pages.claim(more + usize::from(shared.is_some()), &mut table.pages)?;
     if let Some(shared) = shared {
-        table.pages.remove(has - 1); // the first of the new pages moves to its place
+        table.pages.remove(has - 1); // the first new page takes its index
         pages.copy(shared, table.pages[has - 1], filled);
         pages.release(shared);
     }
     Ok(())
 }
 
-/// Refuses a number outside `first..limit`.
 fn in_reach(option: &'static str, found: usize, first: usize, limit: usize) -> Result<(), Error> {
     if found >= limit {
         return Err(Error::OutOfRange { option, found, limit });

@@ -1,33 +1,33 @@
-//! The sequences of a cache, and the handles that name them.
+//! Sequence handles and page tables.
 
 use super::pages::make_room;
 use crate::error::Error;
 
-/// Names a sequence of a [`KvCache`](crate::KvCache), until that is freed.
+/// Handle of a sequence in a [`KvCache`](crate::KvCache).
 ///
-/// It is a name, not an owner: a sequence is freed by [`KvCache::free`](crate::KvCache::free), and using a copy of its
-/// handle afterwards is an error. A handle speaks of the cache that gave it. Caches that were asked for the same sequences
-/// in the same order, as the layers of a model are, give equal handles.
+/// Dropping a handle does not free the sequence; [`KvCache::free`](crate::KvCache::free) does, and using a copy of the handle
+/// afterwards is an error. A handle is valid only for the cache that returned it. Caches that start, fork and free the same
+/// sequences in the same order, such as the per-layer caches of a model, return equal handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sequence {
     index: usize,
-    /// Sequences that had this index before.
+    /// Number of earlier sequences with this index. Distinguishes a stale handle from the current one.
     generation: u64,
 }
 
-/// The pages of one sequence.
+/// Page table of one sequence.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// In order of their positions, from page `evicted` on.
+    /// Page ids in order of position, starting with page number `evicted` of the sequence.
     pub(super) pages: Vec<usize>,
-    /// Pages forgotten at the front.
+    /// Number of pages evicted at the front.
     pub(super) evicted: usize,
-    /// Positions, with the forgotten ones.
+    /// Length in positions, evicted ones included.
     pub(super) len: usize,
 }
 
 impl Table {
-    /// A table of the same pages, which does not count as one that holds them yet.
+    /// A copy of the table. The caller must increment the reference counts of its pages.
     pub(super) fn twin(&self) -> Result<Self, Error> {
         let Self { evicted, len, .. } = *self;
         let mut pages = Vec::new();
@@ -36,29 +36,28 @@ impl Table {
         Ok(Self { pages, evicted, len })
     }
 
-    /// The page of the positions from `i` pages on.
+    /// The id of page number `i` of the sequence, counted with the evicted pages.
     pub(super) fn page(&self, i: usize) -> usize {
         self.pages[i - self.evicted]
     }
 }
 
-/// A place for a sequence.
+/// An entry of the slot map; reused after its sequence is freed.
 #[derive(Debug)]
 struct Slot {
     generation: u64,
     table: Option<Table>,
 }
 
-/// All sequences of a cache.
+/// All sequences of a cache: a slot map with generations.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     slots: Vec<Slot>,
-    /// The empty ones; has room for all, so that removing never allocates.
+    /// Indices of empty slots. Its capacity covers all slots, so that `remove` never allocates.
     free: Vec<usize>,
 }
 
 impl Slots {
-    /// Gives a sequence a handle.
     pub(super) fn insert(&mut self, table: Table) -> Result<Sequence, Error> {
         let index = if let Some(index) = self.free.pop() {
             index
@@ -74,20 +73,18 @@ impl Slots {
         Ok(Sequence { index, generation: slot.generation })
     }
 
-    /// The sequence of a handle.
     pub(super) fn get(&self, sequence: Sequence) -> Result<&Table, Error> {
         let slot = self.slots.get(sequence.index).filter(|s| s.generation == sequence.generation);
         slot.and_then(|s| s.table.as_ref()).ok_or(stale(sequence))
     }
 
-    /// The same, to be changed.
     pub(super) fn get_mut(&mut self, sequence: Sequence) -> Result<&mut Table, Error> {
         let slot = self.slots.get_mut(sequence.index);
         let slot = slot.filter(|s| s.generation == sequence.generation);
         slot.and_then(|s| s.table.as_mut()).ok_or(stale(sequence))
     }
 
-    /// Takes a sequence out; from then on its handle is stale.
+    /// Removes a sequence and increments the generation of its slot, which makes the handle stale.
     pub(super) fn remove(&mut self, sequence: Sequence) -> Result<Table, Error> {
         let table = std::mem::take(self.get_mut(sequence)?);
         self.slots[sequence.index] = Slot { generation: sequence.generation + 1, table: None };

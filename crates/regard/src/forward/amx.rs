@@ -4,7 +4,7 @@
 //! loading tiles, 32 times for 64 keys, 32 rows and 64 features.
 
 use super::{Forward, Group, Scratch, decode_amx};
-use crate::amx::pack::{OwnBlock, PackPairs, PackQueries, PackedBlock, rows_of, write_interleaved};
+use crate::amx::pack::{OwnBlock, PackPairs, PackQueryHead, PackedBlock, write_interleaved};
 use crate::amx::product::{Between, Operand, Product, Sums};
 use crate::amx::{
     AmxScratch, CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, PackedKv, ROWS, Scale, TileRow, WIDTH,
@@ -15,7 +15,7 @@ use crate::key_blocks::KeyBlock;
 use crate::lanes::multiply_tile;
 use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles, math};
 use crate::softmax::{MAX_TILE_SUM, SoftmaxPasses, TileSums};
-use crate::source::Head;
+use crate::source::AnyHead;
 use std::arch::x86_64::__m512;
 
 /// One tile of rows of one head.
@@ -158,7 +158,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Adding<'_, '_, E,
         }
         self.flush();
         let rows = self.call.keys_and_values(self.scope);
-        self.scratch.key_block.fill::<E, TERMS>(self.s, rows, block);
+        self.scratch.key_block.fill::<TERMS>(self.s, rows, block);
         if let (None, Some(first), true) = (self.packed_kv, first, whole)
             && self.scratch.key_block.get().non_finite == 0
         {
@@ -181,12 +181,11 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
     /// Queries into tiles. They stay as they are: the scale comes after the product.
     #[inline(always)]
     fn pack_queries(&mut self) {
-        let q = self.call.q.head(self.scope.batch, self.scope.head);
+        let q = self.call.queries(self.scope.batch, self.scope.head);
         let AmxScratch { queries, sizes, .. } = &mut *self.scratch;
         for (group, to) in self.groups[..self.rows.groups()].iter().zip(queries) {
-            let rows = &rows_of(group.q.rows.count, |i| q.row(group.q.rows.row(i)));
-            let (s, chunks) = (self.s, sizes.chunks);
-            s.call(PackQueries::<E, TERMS> { s, rows, chunks, to });
+            let (s, rows, chunks) = (self.s, group.q.rows, sizes.chunks);
+            f32::visit(q, PackQueryHead::<TERMS> { s, rows, chunks, to });
         }
     }
 
@@ -408,15 +407,15 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
 
 /// The numbers that were left out of the values because they are not finite, for the rows that see them.
 #[inline(never)]
-fn add_non_finite<E: Element<Num = f32>>(
-    v: Head<'_, E>,
+fn add_non_finite(
+    v: AnyHead<'_, f32>,
     keys: Keys<'_>,
     (non_finite, visible): (u64, &[RowMask; BLOCK_KEYS]),
     weights: &[Lanes<f32>],
     sums: &mut [Lanes<f32>],
 ) {
     for (i, weights) in weights.iter().enumerate().filter(|(i, _)| non_finite >> i & 1 == 1) {
-        let row = v.row(keys.get(i)).iter().map(|x| x.widen());
+        let row = (0..v.dim()).map(|d| v.number(keys.get(i), d));
         for (x, sum) in row.zip(&mut *sums).filter(|(x, _)| !x.is_finite()) {
             for lane in (0..GROUP).filter(|lane| visible[i] >> lane & 1 == 1) {
                 sum.0[lane] += weights.0[lane] * x;

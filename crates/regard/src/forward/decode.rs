@@ -12,10 +12,11 @@ use crate::lanes::multiply_tile;
 use crate::mask::Run;
 use crate::micro::RowBuffer;
 use crate::problem::Problem;
-use crate::simd::{Element, GROUP, Lanes, Number, Simd};
+use crate::simd::{Any, Element, GROUP, Lanes, Number, Simd, Visitor, map_any};
 use crate::softmax::{SoftmaxPasses, State, States, TileSums};
-use crate::source::Head;
-use crate::view::Rows;
+use crate::source::{AnyHead, Head, Heads};
+use crate::view::{Rows, RowsOf};
+use half::{bf16, f16};
 use std::ops::Range;
 
 /// Memory of one thread.
@@ -53,8 +54,8 @@ pub(crate) trait Products<E: Element> {
         &mut self,
         s: S,
         rows: &DecodeRows<E::Num>,
-        keys: Rows<'_, E>,
-        next_rows: Rows<'_, E>,
+        keys: AnyRows<'_, E::Num>,
+        next_rows: AnyRows<'_, E::Num>,
         to: &mut [E::Num],
     );
 
@@ -67,9 +68,9 @@ pub(crate) trait Products<E: Element> {
 
 /// Values of a block, and what they are multiplied by.
 pub(crate) struct Weighted<'t, E: Element> {
-    pub(crate) values: Rows<'t, E>,
+    pub(crate) values: AnyRows<'t, E::Num>,
     /// Rows that are needed next.
-    pub(crate) next_rows: Rows<'t, E>,
+    pub(crate) next_rows: AnyRows<'t, E::Num>,
     /// `[key][row]`
     pub(crate) weights: &'t [E::Num],
     /// Which rows see each key, unless all see all of them: a key that a row does not see is left out of its sum.
@@ -198,11 +199,10 @@ impl<N: Number> DecodeScratch<N> {
         for (h, runs) in self.runs.iter_mut().enumerate() {
             let scope = Scope { head: scope.head + h, ..scope };
             key_range.mask.runs_beyond(key_range.without, &scope, rows, runs);
-            let q = call.q.head(scope.batch, scope.head);
+            let q = call.queries(scope.batch, scope.head);
             for i in 0..rows.count {
                 let to = self.rows.q.row_mut(h * rows.count + i);
-                let row = q.row(rows.row(i)).iter().map(|x| x.widen());
-                row.zip(to).for_each(|(x, to)| *to = x);
+                N::visit(q, WidenRow { row: rows.row(i), to });
             }
         }
     }
@@ -220,7 +220,7 @@ impl<N: Number> DecodeScratch<N> {
         let (k, v) = call.keys_and_values(scope);
         let range_end = key_range.keys.end.min(scope.k_len);
         let mut first = key_range.keys.start;
-        let (mut key_copies, mut value_copies) = (Vec::new(), Vec::new());
+        let (mut key_copies, mut value_copies) = (Copies::default(), Copies::default());
         while first < range_end {
             let n = (range_end - first).min(BLOCK_KEYS - first % BLOCK_KEYS);
             let mut any = false;
@@ -234,7 +234,13 @@ impl<N: Number> DecodeScratch<N> {
                 let values = rows_of(v, (first, n), &mut value_copies);
                 // What is needed next: memory must not rest while the vectors are busy.
                 let left = n.min(range_end - after);
-                let next_rows = k.run(after, left).unwrap_or(keys.slice(0, 0));
+                let mut next_rows = map_any!(keys, keys => keys.slice(0, 0));
+                match (k, &mut next_rows) {
+                    (Any::Own(k), Any::Own(next)) => *next = k.run(after, left).unwrap_or(*next),
+                    (Any::F16(k), Any::F16(next)) => *next = k.run(after, left).unwrap_or(*next),
+                    (Any::Bf16(k), Any::Bf16(next)) => *next = k.run(after, left).unwrap_or(*next),
+                    _ => {}
+                }
                 products.dots(s, &self.rows, keys, values, &mut self.dots);
                 for b in 0..self.head_groups.len() {
                     self.exp_and_sum(s, call.problem, (scope, rows), b, (first, n));
@@ -467,13 +473,51 @@ impl<N: Number> HeadGroup<N> {
     }
 }
 
+/// Rows of elements of any type.
+pub(crate) type AnyRows<'r, N> = Any<RowsOf<'r>, N>;
+
+/// A row of a head, widened.
+struct WidenRow<'t, N> {
+    row: usize,
+    to: &'t mut [N],
+}
+
+impl<'c, N: Number> Visitor<Heads<'c>, N> for WidenRow<'_, N> {
+    type Out = ();
+    fn visit<E: Element<Num = N>>(self, head: Head<'c, E>) {
+        let row = head.row(self.row).iter().map(|x| x.widen());
+        row.zip(self.to).for_each(|(x, to)| *to = x);
+    }
+}
+
+/// Memory for rows of a block that lie in two pages.
+#[derive(Default)]
+struct Copies<N> {
+    own: Vec<N>,
+    f16: Vec<f16>,
+    bf16: Vec<bf16>,
+}
+
 /// Rows of a block: where they lie, or copied where they lie in two pages.
 #[inline(always)]
-fn rows_of<'r, E: Element>(
-    head: Head<'r, E>,
+fn rows_of<'r, 'c: 'r, N: Number>(
+    head: AnyHead<'c, N>,
+    keys: (usize, usize),
+    copies: &'r mut Copies<N>,
+) -> AnyRows<'r, N> {
+    match head {
+        Any::Own(head) => Any::Own(copied(head, keys, &mut copies.own)),
+        Any::F16(head) => Any::F16(copied(head, keys, &mut copies.f16)),
+        Any::Bf16(head) => Any::Bf16(copied(head, keys, &mut copies.bf16)),
+    }
+}
+
+#[inline(always)]
+fn copied<'r, T: Copy>(
+    head: Head<'r, T>,
     (first, n): (usize, usize),
-    copy: &'r mut Vec<E>,
-) -> Rows<'r, E> {
+    copy: &'r mut Vec<T>,
+) -> Rows<'r, T> {
     if let Some(rows) = head.run(first, n) {
         return rows;
     }

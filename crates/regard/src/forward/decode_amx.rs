@@ -14,13 +14,13 @@
 //! Zero times a number that is not finite is not zero. Such a number shows in the sums; then the pass is taken once more with
 //! these numbers left out of the tiles and added one by one to the rows that see them.
 
-use super::decode::{DecodeRows, Products, Weighted};
+use super::decode::{AnyRows, DecodeRows, Products, Weighted};
 use crate::amx::{
     AmxDecodeScratch, KEY_GROUPS, ROWS, ROWS_PER_WEIGHT_TILE, SumRow, TileRow, WIDTH,
 };
 use crate::block_loop::DECODE_MAX_ROWS;
 use crate::lanes;
-use crate::simd::{Amx, Avx512, Element, Simd, Task, TileShape, Tiles};
+use crate::simd::{Amx, Any, Avx512, Element, Simd, Task, TileShape, Tiles, each};
 use crate::view::Rows;
 use half::bf16;
 
@@ -82,25 +82,26 @@ impl<E: Element<Num = f32>> Products<E> for OnAmx<'_> {
         &mut self,
         _: S,
         rows: &DecodeRows<f32>,
-        keys: Rows<'_, E>,
-        next_rows: Rows<'_, E>,
+        keys: AnyRows<'_, f32>,
+        next_rows: AnyRows<'_, f32>,
         to: &mut [f32],
     ) {
-        let Some(t) = &self.tiles else { return };
+        // The plan chose this for numbers that one bf16 term holds.
+        let (Some(t), Any::Bf16(keys)) = (&self.tiles, keys) else { return };
         let (s, scratch, factor) = (self.amx.vectors(), &mut *self.scratch, self.factor);
         s.call(Dots { s, t, scratch, rows, keys, next_rows, factor, to });
     }
 
     #[inline(always)]
     fn add<S: Simd<f32>>(&mut self, _: S, rows: &mut DecodeRows<f32>, work: Weighted<'_, E>) {
-        let Some(t) = &self.tiles else { return };
+        let (Some(t), Any::Bf16(values)) = (&self.tiles, work.values) else { return };
         let (s, scratch, non_finite) = (self.amx.vectors(), &mut *self.scratch, self.non_finite);
         match rows.width {
-            1 => s.call(Add::<E, 1> { s, t, scratch, rows, work, non_finite }),
-            2 => s.call(Add::<E, 2> { s, t, scratch, rows, work, non_finite }),
-            4 => s.call(Add::<E, 4> { s, t, scratch, rows, work, non_finite }),
-            8 => s.call(Add::<E, 8> { s, t, scratch, rows, work, non_finite }),
-            _ => s.call(Add::<E, 16> { s, t, scratch, rows, work, non_finite }),
+            1 => s.call(Add::<E, 1> { s, t, scratch, rows, values, work, non_finite }),
+            2 => s.call(Add::<E, 2> { s, t, scratch, rows, values, work, non_finite }),
+            4 => s.call(Add::<E, 4> { s, t, scratch, rows, values, work, non_finite }),
+            8 => s.call(Add::<E, 8> { s, t, scratch, rows, values, work, non_finite }),
+            _ => s.call(Add::<E, 16> { s, t, scratch, rows, values, work, non_finite }),
         }
     }
 
@@ -142,12 +143,8 @@ struct Matrix {
 impl Matrix {
     /// Rows `16 group..` of 16-bit numbers: where they lie, or, of the last ones, a copy up to 16 rows.
     #[inline(always)]
-    fn group<E: Element<Num = f32>>(
-        from: Rows<'_, E>,
-        group: usize,
-        copies: &mut [TileRow],
-    ) -> Self {
-        assert!(size_of::<E>() == 2 && from.dim.is_multiple_of(WIDTH));
+    fn group(from: Rows<'_, bf16>, group: usize, copies: &mut [TileRow]) -> Self {
+        assert!(from.dim.is_multiple_of(WIDTH));
         let first = group * ROWS;
         if first + ROWS <= from.len {
             let rows = from.slice(first, ROWS);
@@ -169,35 +166,35 @@ impl Matrix {
 }
 
 /// A row of bf16 numbers as they are.
-fn copy_row<E: Element<Num = f32>>(from: &[E], to: &mut [TileRow]) {
+fn copy_row(from: &[bf16], to: &mut [TileRow]) {
     for (from, to) in from.chunks(WIDTH).zip(to) {
         for (x, to) in from.iter().zip(&mut to.0) {
-            *to = bf16::from_f32(x.widen()).to_bits();
+            *to = x.to_bits();
         }
     }
 }
 
 /// Asks for the rows that are needed soon, at one of so many steps: a few at a time keep memory busy and the way to it free.
 #[inline(always)]
-fn prefetch_part<E>(s: Avx512, next_rows: Rows<'_, E>, step: usize, steps: usize) {
-    for i in next_rows.len * step / steps..next_rows.len * (step + 1) / steps {
-        lanes::prefetch_l1(s, next_rows.row(i));
-    }
+fn prefetch_part(s: Avx512, next_rows: AnyRows<'_, f32>, step: usize, steps: usize) {
+    each!(next_rows, rows => for i in rows.len * step / steps..rows.len * (step + 1) / steps {
+        lanes::prefetch_l1(s, rows.row(i));
+    });
 }
 
 /// `to[key][row] = factor * keys[key] . queries[row]`
-struct Dots<'t, E: Element> {
+struct Dots<'t, 'n> {
     s: Avx512,
     t: &'t Tiles,
     scratch: &'t mut AmxDecodeScratch,
     rows: &'t DecodeRows<f32>,
-    keys: Rows<'t, E>,
-    next_rows: Rows<'t, E>,
+    keys: Rows<'t, bf16>,
+    next_rows: AnyRows<'n, f32>,
     factor: f32,
     to: &'t mut [f32],
 }
 
-impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
+impl Task<f32> for Dots<'_, '_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
@@ -239,21 +236,23 @@ impl<E: Element<Num = f32>> Task<f32> for Dots<'_, E> {
 }
 
 /// Adds the values of a block, times the weights of up to `WIDE` rows.
-struct Add<'t, E: Element, const WIDE: usize> {
+struct Add<'t, 'w, E: Element, const WIDE: usize> {
     s: Avx512,
     t: &'t Tiles,
     scratch: &'t mut AmxDecodeScratch,
     rows: &'t mut DecodeRows<f32>,
-    work: Weighted<'t, E>,
+    values: Rows<'t, bf16>,
+    work: Weighted<'w, E>,
     non_finite: bool,
 }
 
-impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
+impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, '_, E, WIDE> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(mut self, _: S) {
         let (s, t) = (self.s, self.t);
-        let Weighted { mut values, next_rows, weights, rescale, .. } = self.work;
+        let Weighted { next_rows, weights, rescale, .. } = self.work;
+        let mut values = self.values;
         let (chunks, groups) = (values.dim / WIDTH, values.len.div_ceil(ROWS));
         let each = WIDE.min(ROWS_PER_WEIGHT_TILE);
         if rescale.iter().any(|x| *x != 1.0) {
@@ -265,7 +264,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
             finite.extend(
                 (0..values.len)
                     .flat_map(|i| values.row(i))
-                    .map(|x| if x.widen().is_finite() { *x } else { E::narrow(0.0) }),
+                    .map(|x| if x.is_finite() { *x } else { bf16::ZERO }),
             );
             values = Rows { data: &finite, stride: values.dim, ..values };
         }
@@ -317,12 +316,12 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, E, WIDE> {
     }
 }
 
-impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, E, WIDE> {
+impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, '_, E, WIDE> {
     /// Makes the sums so far smaller. What [`add_odd`](Self::add_odd) has added stays what it is.
     #[inline(never)]
     fn rescale(&mut self) {
         let (each, rescale) = (WIDE.min(ROWS_PER_WEIGHT_TILE), self.work.rescale);
-        let chunks = self.work.values.dim / WIDTH;
+        let chunks = self.values.dim / WIDTH;
         for (i, sums) in self.scratch.sums.iter_mut().enumerate() {
             let row = i / (chunks * ROWS) * each + i % ROWS % each;
             if i % ROWS < 2 * each && row < DECODE_MAX_ROWS {
@@ -334,9 +333,10 @@ impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, E, WIDE> {
     /// Adds the numbers that are not finite to the rows that see them.
     #[inline(never)]
     fn add_non_finite(&mut self) {
-        let Weighted { values, weights, visible, .. } = self.work;
+        let Weighted { weights, visible, .. } = self.work;
+        let values = self.values;
         for key in 0..values.len {
-            for (d, x) in values.row(key).iter().map(|x| x.widen()).enumerate() {
+            for (d, x) in values.row(key).iter().map(|x| x.to_f32()).enumerate() {
                 for row in (0..self.rows.count).filter(|_| !x.is_finite()) {
                     if visible.is_none_or(|visible| visible[key] >> row & 1 == 1) {
                         self.rows.sums.row_mut(row)[d] += weights[key * WIDE + row] * x;

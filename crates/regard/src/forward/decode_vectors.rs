@@ -8,10 +8,10 @@
     reason = "indices over constants keep the register tiles in registers"
 )]
 
-use super::decode::{DecodeRows, Products, Weighted};
+use super::decode::{AnyRows, DecodeRows, Products, Weighted};
 use crate::lanes::prefetch_l2;
-use crate::simd::{Element, MAX_LANES, Number, Simd, Task};
-use crate::view::Rows;
+use crate::simd::{Element, MAX_LANES, Number, Simd, Task, Visitor, each};
+use crate::view::{Rows, RowsOf};
 
 /// The products on vectors.
 pub(crate) struct Vectors;
@@ -28,23 +28,56 @@ impl<E: Element> Products<E> for Vectors {
         &mut self,
         s: S,
         rows: &DecodeRows<E::Num>,
-        keys: Rows<'_, E>,
-        next_rows: Rows<'_, E>,
+        keys: AnyRows<'_, E::Num>,
+        next_rows: AnyRows<'_, E::Num>,
         to: &mut [E::Num],
     ) {
-        s.call(DotRows { rows, keys, next_rows, to });
+        E::Num::visit(keys, Dots { s, rows, next_rows, to });
     }
 
     #[inline(always)]
     fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut DecodeRows<E::Num>, work: Weighted<'_, E>) {
-        match work.visible {
-            Some(_) => s.call(AddRows::<E, true> { rows, work }),
-            None => s.call(AddRows::<E, false> { rows, work }),
-        }
+        E::Num::visit(work.values, Add { s, rows, work });
     }
 
     fn finish(&mut self, _: &mut DecodeRows<E::Num>) -> bool {
         true
+    }
+}
+
+/// [`DotRows`] of keys of any type.
+struct Dots<'t, 'n, N: Number, S> {
+    s: S,
+    rows: &'t DecodeRows<N>,
+    next_rows: AnyRows<'n, N>,
+    to: &'t mut [N],
+}
+
+impl<'r, N: Number, S: Simd<N>> Visitor<RowsOf<'r>, N> for Dots<'_, '_, N, S> {
+    type Out = ();
+    #[inline(always)]
+    fn visit<E: Element<Num = N>>(self, keys: Rows<'r, E>) {
+        let Self { s, rows, next_rows, to } = self;
+        s.call(DotRows { rows, keys, next_rows, to });
+    }
+}
+
+/// [`AddRows`] of values of any type.
+struct Add<'t, 'w, E: Element, S> {
+    s: S,
+    rows: &'t mut DecodeRows<E::Num>,
+    work: Weighted<'w, E>,
+}
+
+impl<'r, E: Element, S: Simd<E::Num>> Visitor<RowsOf<'r>, E::Num> for Add<'_, '_, E, S> {
+    type Out = ();
+    #[inline(always)]
+    fn visit<T: Element<Num = E::Num>>(self, values: Rows<'r, T>) {
+        let Self { s, rows, work } = self;
+        match work.visible {
+            Some(_) => s.call(AddRows::<E, T, true> { rows, values, work }),
+            None => s.call(AddRows::<E, T, false> { rows, values, work }),
+        }
     }
 }
 
@@ -54,15 +87,15 @@ const PARTIAL: usize = 16;
 const ROWS: usize = 4;
 
 /// `to[key][row] = keys[key] . q[row]`
-struct DotRows<'t, E: Element> {
+struct DotRows<'t, 'r, 'n, E: Element> {
     rows: &'t DecodeRows<E::Num>,
-    keys: Rows<'t, E>,
+    keys: Rows<'r, E>,
     /// Rows that are needed next.
-    next_rows: Rows<'t, E>,
+    next_rows: AnyRows<'n, E::Num>,
     to: &'t mut [E::Num],
 }
 
-impl<E: Element> Task<E::Num> for DotRows<'_, E> {
+impl<E: Element> Task<E::Num> for DotRows<'_, '_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, s: S) {
@@ -102,7 +135,7 @@ impl<E: Element> Task<E::Num> for DotRows<'_, E> {
     }
 }
 
-impl<E: Element> DotRows<'_, E> {
+impl<E: Element> DotRows<'_, '_, '_, E> {
     #[inline(always)]
     fn block<S: Simd<E::Num>, const KEYS: usize, const ROWS: usize>(
         &mut self,
@@ -121,8 +154,8 @@ impl<E: Element> DotRows<'_, E> {
         for i in 0..KEYS {
             let (parts, tail) = self.keys.row(key + i).as_chunks();
             keys[i] = (&parts[..whole], tail);
-            if row == 0 && key + i < self.next_rows.len {
-                prefetch_l2(s, self.next_rows.row(key + i));
+            if row == 0 {
+                prefetch_row(s, self.next_rows, key + i);
             }
         }
         for r in 0..ROWS {
@@ -216,16 +249,27 @@ fn fold<N: Number, S: Simd<N>, const HALF: usize>(s: S, vectors: &mut [S::V]) {
 
 /// `sums[row] = sums[row] * shrink[row] + sum over keys of weights[key][row] * values[key]`. With `HIDDEN`, a key that a row
 /// does not see is left out of its sum.
-struct AddRows<'t, E: Element, const HIDDEN: bool> {
+struct AddRows<'t, 'r, 'w, E: Element, T, const HIDDEN: bool> {
     rows: &'t mut DecodeRows<E::Num>,
-    work: Weighted<'t, E>,
+    values: Rows<'r, T>,
+    work: Weighted<'w, E>,
 }
 
-impl<E: Element, const HIDDEN: bool> Task<E::Num> for AddRows<'_, E, HIDDEN> {
+/// Asks for a row, if it is there.
+#[inline(always)]
+fn prefetch_row<N: Number, S: Simd<N>>(s: S, rows: AnyRows<'_, N>, i: usize) {
+    each!(rows, rows => if i < rows.len {
+        prefetch_l2(s, rows.row(i));
+    });
+}
+
+impl<E: Element, T: Element<Num = E::Num>, const HIDDEN: bool> Task<E::Num>
+    for AddRows<'_, '_, '_, E, T, HIDDEN>
+{
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(mut self, s: S) {
-        let (count, dim) = (self.rows.count, self.work.values.dim);
+        let (count, dim) = (self.rows.count, self.values.dim);
         let mut row = 0;
         while row < count {
             let rows = if row + ROWS <= count { ROWS } else { 1 };
@@ -245,9 +289,9 @@ impl<E: Element, const HIDDEN: bool> Task<E::Num> for AddRows<'_, E, HIDDEN> {
             for d in d..dim {
                 for r in row..row + rows {
                     let mut sum = E::Num::default();
-                    for key in 0..self.work.values.len {
+                    for key in 0..self.values.len {
                         if !HIDDEN || self.is_visible(key, r) {
-                            let x = self.work.values.row(key)[d].widen();
+                            let x = self.values.row(key)[d].widen();
                             sum = fused::<E::Num, S>(s, x, self.weight(key, r), sum);
                         }
                     }
@@ -268,7 +312,7 @@ fn fused<N: Number, S: Simd<N>>(s: S, a: N, b: N, c: N) -> N {
     out[0]
 }
 
-impl<E: Element, const HIDDEN: bool> AddRows<'_, E, HIDDEN> {
+impl<E: Element, T: Element<Num = E::Num>, const HIDDEN: bool> AddRows<'_, '_, '_, E, T, HIDDEN> {
     #[inline(always)]
     fn is_visible(&self, key: usize, row: usize) -> bool {
         self.work.visible.is_none_or(|visible| visible[key] >> row & 1 == 1)
@@ -286,16 +330,17 @@ impl<E: Element, const HIDDEN: bool> AddRows<'_, E, HIDDEN> {
         row: usize,
         d: usize,
     ) {
-        let Weighted { values, next_rows, rescale, .. } = self.work;
+        let Weighted { next_rows, rescale, .. } = self.work;
+        let values = self.values;
         let mut sums = [[s.splat(E::Num::default()); VECTORS]; ROWS];
         for key in 0..values.len {
-            if row == 0 && d == 0 && key < next_rows.len {
-                prefetch_l2(s, next_rows.row(key));
+            if row == 0 && d == 0 {
+                prefetch_row(s, next_rows, key);
             }
             let value = &values.row(key)[d..d + VECTORS * S::LANES];
             let mut x = [s.splat(E::Num::default()); VECTORS];
             for j in 0..VECTORS {
-                x[j] = E::load(s, &value[j * S::LANES..]);
+                x[j] = T::load(s, &value[j * S::LANES..]);
             }
             for r in 0..ROWS {
                 if HIDDEN && !self.is_visible(key, row + r) {

@@ -85,7 +85,7 @@ impl<N: Number> Group<N> {
         let (v, to) = (score_tile.v, (&rescale, &mut self.sums[..]));
         match score_tile.partial_mask() {
             Some(visible) => {
-                add_values::<N, S, true, false>(s, (v, &[]), (tile, visible), span, to)
+                add_values::<N, S, true, false>(s, (v, &[]), (tile, visible), span, to);
             }
             None => add_values::<N, S, false, false>(s, (v, &[]), (tile, &[]), span, to),
         }

@@ -15,15 +15,15 @@ mod group;
 use crate::amx::{AmxScratch, PackedKv, Sizes};
 use crate::block_loop::{BlockLoop, Call, KeyRange};
 use crate::index::{BLOCK_KEYS, RowTile, Scope, Span};
-use crate::lanes::{load_transposed, prefetch_l1, prefetch_l2, store_transposed};
+use crate::lanes::{load_transposed, prefetch_l1, prefetch_l2, store_output, store_transposed};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::in_log2;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Amx;
-use crate::simd::{AmxTask, Element, GROUP, Lanes, Number, Simd, Task};
+use crate::simd::{AmxTask, Element, GROUP, Lanes, Number, Simd, Task, each};
 use crate::softmax::{State, States};
-use crate::view::TileMut;
+use crate::view::{OutTile, TileMut};
 use decode::DecodeScratch;
 use decode_vectors::Vectors;
 use group::{Adding, Group};
@@ -33,10 +33,13 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(crate) struct Target<'t, E: Element> {
     /// For a task that finishes its rows.
-    pub(crate) finished: Option<Finished<TileMut<'t, E>, TileMut<'t, E::Num>>>,
+    pub(crate) finished: Option<FinishedTile<'t, E::Num>>,
     /// `[batch, parts x heads.q, q_len, v_dim + STATE]`: sums and states of rows that are not finished in one go.
     pub(crate) partial: Option<TileMut<'t, E::Num>>,
 }
+
+/// A task's share of the outputs of a call.
+type FinishedTile<'t, N> = Finished<OutTile<'t, N>, TileMut<'t, N>>;
 
 /// The outputs of a call, or a task's share of them.
 #[derive(Debug)]
@@ -140,7 +143,7 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
         }
         if let Some(key_range) = &self.stage.keys {
             let (call, scope) = (self.call, self.scope);
-            let q = call.q.head(scope.batch, scope.head);
+            let q = call.queries(scope.batch, scope.head);
             let Scratch { groups, tile, factors, block_loop, .. } = &mut *self.scratch;
             for group in &mut groups[..used] {
                 let rows = group.q.rows;
@@ -188,25 +191,25 @@ impl<E: Element> Forward<'_, '_, E> {
         }
         let (k, v) = call.keys_and_values(scope);
         for key in 0..scope.k_len {
-            prefetch_l1(s, k.row(key));
-            prefetch_l1(s, v.row(key));
+            each!(k, k => prefetch_l1(s, k.row(key)));
+            each!(v, v => prefetch_l1(s, v.row(key)));
         }
         if let Some(Finished { out, .. }) = &mut self.target.finished {
             for lane in 0..rows.count {
-                prefetch_l1(s, out.row(0, lane));
+                each!(out, OutTile, out => prefetch_l1(s, out.row(0, lane)));
             }
         }
         let next = Scope { head: scope.head + 1, ..scope };
         if next.head == call.problem.dims().heads.q {
             return;
         }
-        let (q, (k, v)) = (call.q.head(next.batch, next.head), call.keys_and_values(next));
+        let (q, (k, v)) = (call.queries(next.batch, next.head), call.keys_and_values(next));
         for lane in 0..rows.count {
-            prefetch_l2(s, q.row(rows.row(lane)));
+            each!(q, q => prefetch_l2(s, q.row(rows.row(lane))));
         }
         for key in 0..scope.k_len {
-            prefetch_l2(s, k.row(key));
-            prefetch_l2(s, v.row(key));
+            each!(k, k => prefetch_l2(s, k.row(key)));
+            each!(v, v => prefetch_l2(s, v.row(key)));
         }
     }
 
@@ -298,7 +301,7 @@ impl<E: Element> Forward<'_, '_, E> {
             }
         }
         let v_dim = call.problem.dims().v_dim;
-        store_transposed(
+        store_output(
             s,
             &group.sums[..v_dim],
             group.q.rows.count,

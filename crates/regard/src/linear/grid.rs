@@ -1,16 +1,16 @@
-//! Where rows and keys stand, and how they are cut: chunks, which are computed pair by pair, and parts, which are tasks.
+//! Positions of rows and keys, and their partition into chunks (computed pair by pair) and parts (tasks).
 
 use crate::index::RowMask;
 use crate::simd::GROUP;
 use std::ops::Range;
 
-/// Positions of a part, at least: a part costs one more pass over its keys.
+/// Minimum number of positions per part: each part costs one more pass over its keys.
 const PART_ROWS: usize = 1024;
-/// Parts that the heads of an item make together, where they are long enough: what a few heads need to fill many threads.
+/// Parts per item over all heads, if the sequences are long enough: lets a few heads occupy many threads.
 const TASKS_PER_ITEM: usize = 8;
 
-/// The rows and keys of an item on one line of positions. Causal: the last of both stand together at its end. Else both begin
-/// at its beginning, and where they stand means nothing.
+/// Rows and keys of an item on one axis of positions. If causal, the last row and the last key share the last position.
+/// Otherwise both start at position 0, and positions have no meaning.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     pub(crate) q_len: usize,
@@ -18,18 +18,18 @@ pub(crate) struct Grid {
     pub(crate) causal: bool,
 }
 
-/// Up to [`GROUP`] neighbouring positions.
+/// Up to [`GROUP`] consecutive positions.
 #[derive(Clone, Debug)]
 pub(crate) struct Chunk {
-    /// The rows there that see a key.
+    /// Rows at these positions that are not fully masked.
     pub(crate) rows: Range<usize>,
     pub(crate) keys: Range<usize>,
-    /// Positions from the first of the keys to the first of the rows.
+    /// Number of positions from the first key to the first row.
     ahead: usize,
 }
 
 impl Grid {
-    /// The first positions of rows and of keys.
+    /// First position of the rows and of the keys.
     fn firsts(self) -> [usize; 2] {
         let Self { q_len, k_len, causal } = self;
         if causal { [k_len.saturating_sub(q_len), q_len.saturating_sub(k_len)] } else { [0; 2] }
@@ -45,14 +45,14 @@ impl Grid {
             let place = |at: usize| at.max(from).saturating_sub(first).min(len);
             place(i * GROUP)..place((i + 1) * GROUP)
         };
-        // Rows before the first key see nothing; without keys nobody does.
+        // Rows before the first key are fully masked, and so are all rows if there are no keys.
         let q_len = if self.k_len == 0 { 0 } else { self.q_len };
         let (rows, keys) = (within(key, row, q_len), within(0, key, self.k_len));
         let ahead = (rows.start + row).saturating_sub(keys.start + key);
         Chunk { rows, keys, ahead }
     }
 
-    /// The parts of one of `heads` heads, as ranges of chunks; at least one.
+    /// Parts of one of `heads` heads, as ranges of chunks; at least one.
     pub(crate) fn parts(self, heads: usize) -> Vec<Range<usize>> {
         let chunks = self.chunks();
         let most = TASKS_PER_ITEM.div_ceil(heads.max(1));
@@ -61,12 +61,10 @@ impl Grid {
         firsts.map(|first| first..(first + each).min(chunks)).collect()
     }
 
-    /// The rows of some chunks.
     pub(crate) fn rows(self, chunks: &Range<usize>) -> Range<usize> {
         self.over(chunks, |chunk| chunk.rows)
     }
 
-    /// The keys of some chunks.
     pub(crate) fn keys(self, chunks: &Range<usize>) -> Range<usize> {
         self.over(chunks, |chunk| chunk.keys)
     }
@@ -80,13 +78,13 @@ impl Grid {
 }
 
 impl Chunk {
-    /// Which rows see key `key` of the chunk.
+    /// Rows of the chunk to which its key `key` is visible.
     pub(crate) fn seeing(&self, key: usize) -> RowMask {
         let first = u32::try_from(key.saturating_sub(self.ahead)).unwrap_or(u32::MAX);
         RowMask::MAX.checked_shl(first).unwrap_or(0)
     }
 
-    /// Which keys row `row` of the chunk sees.
+    /// Keys of the chunk that are visible to its row `row`.
     pub(crate) fn visible(&self, row: usize) -> RowMask {
         let hidden = u32::try_from(row + self.ahead + 1).unwrap_or(u32::MAX);
         !RowMask::MAX.checked_shl(hidden).unwrap_or(0)

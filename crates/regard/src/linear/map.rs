@@ -1,4 +1,4 @@
-//! Feature maps: what queries and keys become before they meet.
+//! Feature maps of linear attention.
 
 use crate::dropout::{halves, philox};
 use crate::error::Error;
@@ -10,38 +10,39 @@ use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
 use crate::view::Rows;
 use std::f64::consts::{LN_2, TAU};
 
-/// How a query or a key becomes features that are never negative.
+/// Maps a query or a key to non-negative features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FeatureMap {
-    /// `elu(x) + 1`, feature by feature: `x + 1` above 0, `e^x` below (Katharopoulos et al. 2020).
+    /// `elu(x) + 1`, elementwise: `x + 1` above 0, `e^x` below (Katharopoulos et al. 2020).
     EluPlusOne,
-    /// `max(x, 0)`, feature by feature. A row none of whose keys shares a positive feature with it has no weights: its
-    /// output is 0.
+    /// `max(x, 0)`, elementwise. A query that shares no positive feature with any visible key has weights of 0 and an
+    /// output of 0.
     Relu,
-    /// `e^(w . x - |x|^2 / 2)` for random directions `w`, with `x` over the fourth root of its number of features: products
-    /// estimate `e^(q . k / sqrt(dim))`, the weights of softmax attention (Choromanski et al. 2021). Directions are
-    /// orthogonal to each other, as many at a time as there are dimensions, each as long as a normal vector would be.
+    /// Positive orthogonal random features (FAVOR+, Choromanski et al. 2021): `e^(w . x - |x|^2 / 2)` for random directions
+    /// `w`, with `x` divided by the fourth root of its number of features. Dot products of features estimate
+    /// `e^(q . k / sqrt(dim))`, the unnormalized softmax weights. Directions are orthogonal in blocks of `dim`, each with
+    /// the norm of a standard normal vector.
     ///
-    /// All heads share the directions. Powers of a query are relative to its largest, those of keys to the largest of the keys
-    /// up to the end of the row's chunk of 64 positions (by whole powers of two): factors that the quotient cancels, so that none
-    /// overflows. A key whose features are all `2^126` times smaller than those of another one in its chunk counts as nothing
-    /// there, even for a row before that other one.
+    /// All heads share the directions. Exponentials of a query are relative to its largest one, those of keys to the
+    /// largest of the keys up to the end of the row's chunk of 64 positions, rounded up to a power of two. The
+    /// normalization cancels these factors, so that no exponential overflows. A key whose features are all `2^126` times
+    /// smaller than those of another key in its chunk contributes nothing there, not even to a row before that other key.
     PositiveRandom {
-        /// Directions: the error of an estimate falls with the root of their number.
+        /// Number of directions. The error of the estimate falls with its square root.
         features: usize,
-        /// Of the directions.
+        /// Seed of the directions.
         seed: u64,
     },
 }
 
-/// Random features at most: more would be no mistake of ours.
+/// Upper limit of the number of random features.
 const MAX_FEATURES: usize = 1 << 20;
-/// Entries of all random directions, at most.
+/// Upper limit of the entries of all random directions.
 const ENTRIES: usize = 1 << 30;
 
 impl FeatureMap {
-    /// Features of a row with `dim` of its own.
+    /// Number of features of a mapped row that has `dim` features of its own.
     #[must_use]
     pub fn features(self, dim: usize) -> usize {
         match self {
@@ -50,7 +51,7 @@ impl FeatureMap {
         }
     }
 
-    /// `elu`, `relu`, `random256`.
+    /// Short name: `elu`, `relu` or, for 256 random features, `random256`.
     #[must_use]
     pub fn name(self) -> String {
         match self {
@@ -60,7 +61,7 @@ impl FeatureMap {
         }
     }
 
-    /// Of rows with `dim` features.
+    /// Validates the map for rows of `dim` features.
     pub(crate) fn check(self, dim: usize) -> Result<(), Error> {
         match self {
             Self::PositiveRandom { features: 0, .. } => {
@@ -79,7 +80,7 @@ impl FeatureMap {
         }
     }
 
-    /// The directions of a random map, `[features][dim]`; none of the others.
+    /// Directions of a random map, `[features][dim]`; empty for the other maps.
     pub(crate) fn directions(self, dim: usize) -> Vec<f64> {
         let Self::PositiveRandom { features, seed } = self else { return Vec::new() };
         let mut all = Vec::with_capacity(features * dim);
@@ -100,7 +101,7 @@ fn norm(x: &[f64]) -> f64 {
     x.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// Standard normal numbers (Box and Muller 1958) of a draw.
+/// `count` standard normal numbers (Box and Muller 1958); each `draw` gives others.
 fn normals(seed: u64, draw: u64, count: usize) -> Vec<f64> {
     let [low, high] = halves(draw);
     let pair = |i: usize| {
@@ -116,7 +117,7 @@ fn normals(seed: u64, draw: u64, count: usize) -> Vec<f64> {
     (0..count.div_ceil(2)).flat_map(pair).take(count).collect()
 }
 
-/// Rows made orthogonal to those before them, each of length 1 (Gram and Schmidt, twice, which is enough).
+/// Gram-Schmidt orthonormalization. Projecting twice is enough for orthogonality to rounding.
 fn orthonormal(mut rows: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     for i in 0..rows.len() {
         let (before, rest) = rows.split_at_mut(i);
@@ -131,19 +132,19 @@ fn orthonormal(mut rows: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     rows
 }
 
-/// Whose features are made.
+/// Whether queries or keys are mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Queries,
     Keys,
 }
 
-/// A feature map made ready for rows of `dim` features.
+/// A feature map prepared for rows of `dim` features.
 #[derive(Clone, Debug)]
 pub(crate) struct Map<N> {
     map: FeatureMap,
     dim: usize,
-    /// `[features][dim]`, times what brings powers to base 2.
+    /// `[features][dim]`, times `dim^(-1/4)` and `log2 e`, which makes exponentials base 2.
     directions: Vec<N>,
 }
 
@@ -159,7 +160,7 @@ impl<N: Number> Map<N> {
         self.map.features(self.dim)
     }
 
-    /// Features that rows must be transposed into lanes with before they are mapped; none where the map takes each alone.
+    /// Features to transpose into lanes before the map is applied; 0 for elementwise maps.
     pub(crate) fn inputs(&self) -> usize {
         if self.is_random() { self.dim } else { 0 }
     }
@@ -172,8 +173,8 @@ impl<N: Number> Map<N> {
         Rows { data: &self.directions, stride: self.dim, len: self.features(), dim: self.dim }
     }
 
-    /// What features are functions of, of `count` rows, `[features][lanes]`: the rows themselves, or logarithms to base 2.
-    /// `x` gets the rows in lanes where those differ.
+    /// Arguments of the features of `count` rows, `[features][lanes]`: the rows themselves, or base-2 logarithms of the
+    /// features. For random maps, `x` receives the rows in lanes.
     #[inline(always)]
     pub(crate) fn arguments<'r, E: Element<Num = N>, S: Simd<N>>(
         &self,
@@ -190,13 +191,13 @@ impl<N: Number> Map<N> {
         load_transposed(s, row, count, N::one(), x);
         dot_tile(s, (self.rows(), x), span, to, &mut Dots);
         if side == Side::Queries {
-            return; // a query's length is a factor of all its features
+            return; // the norm of a query scales all its features, which the normalization cancels
         }
         let half = N::from_f64(0.5 * LOG2_E / (self.dim as f64).sqrt());
         s.call(TakeSquares { x, half, span, to });
     }
 
-    /// The whole power of two that the features of `count` keys stay below; 0 where they are no powers.
+    /// Smallest integer whose power of two bounds the features of `count` keys; 0 unless the map is random.
     #[inline(always)]
     pub(crate) fn reference(&self, arguments: &[Lanes<N>], count: usize) -> N {
         if !self.is_random() {
@@ -211,7 +212,7 @@ impl<N: Number> Map<N> {
         largest.into_iter().fold(N::neg_infinity(), |a, b| if b > a { b } else { a }).ceil()
     }
 
-    /// The largest argument of each row, that its powers are relative to.
+    /// Largest argument of each row, to which its exponentials are relative.
     #[inline(always)]
     pub(crate) fn largest(&self, arguments: &[Lanes<N>], count: usize) -> Lanes<N> {
         let mut largest = Lanes([N::zero(); GROUP]);
@@ -226,13 +227,14 @@ impl<N: Number> Map<N> {
         largest
     }
 
-    /// Arguments become features; powers relative to `top`.
+    /// Turns arguments into features. Exponentials are relative to `top`.
     #[inline(always)]
     pub(crate) fn map<S: Simd<N>>(&self, s: S, span: Span, top: &Lanes<N>, x: &mut [Lanes<N>]) {
         s.call(Features { map: self.map, span, top, x });
     }
 
-    /// Gradients by features become gradients by arguments. The derivative of every map is a function of the feature alone.
+    /// Turns gradients of features into gradients of arguments. The derivative of every map is a function of the feature
+    /// alone.
     #[inline(always)]
     pub(crate) fn derivative<S: Simd<N>>(
         &self,
@@ -244,10 +246,10 @@ impl<N: Number> Map<N> {
         s.call(Derivative { map: self.map, span, features, d });
     }
 
-    /// The gradient by rows, `[dim][lanes]`, from the one by arguments: itself, or its sum over the directions, which takes the
-    /// place of the inputs.
+    /// Gradient of the rows, `[dim][lanes]`, from the gradient `d` of the arguments: `d` itself, or for a random map the
+    /// sum over the directions, which overwrites `inputs`.
     ///
-    /// Scaling a query's features changes nothing, so what its length adds to all arguments has no gradient.
+    /// Scaling all features of a query changes nothing, so its norm contributes no gradient.
     #[inline(always)]
     pub(crate) fn back<'d, S: Simd<N>>(
         &self,
@@ -259,7 +261,8 @@ impl<N: Number> Map<N> {
         if !self.is_random() {
             return d;
         }
-        // By `e^(w . x - |x|^2 / 2)`: d w - d x, each summed over the directions, whose factor is undone.
+        // Backward pass of `w . x - |x|^2 / 2`: d w - d x, each summed over the directions. `ln 2` undoes their factor
+        // `log2 e`.
         let mut factor = Lanes([N::zero(); GROUP]);
         let size = N::from_f64(-LOG2_E / (self.dim as f64).sqrt());
         for d in d.iter().filter(|_| side == Side::Keys) {
@@ -279,7 +282,7 @@ impl<N: Number> Map<N> {
     }
 }
 
-/// Subtracts `half` the squares of the inputs from the arguments.
+/// Subtracts `half` times the squared norm of the inputs from the arguments.
 struct TakeSquares<'t, N> {
     x: &'t [Lanes<N>],
     half: N,
@@ -307,7 +310,7 @@ impl<N: Number> Task<N> for TakeSquares<'_, N> {
     }
 }
 
-/// [`Map::map`]
+/// Task of [`Map::map`].
 struct Features<'t, N> {
     map: FeatureMap,
     span: Span,
@@ -341,7 +344,7 @@ impl<N: Number> Task<N> for Features<'_, N> {
     }
 }
 
-/// [`Map::derivative`]
+/// Task of [`Map::derivative`].
 struct Derivative<'t, N> {
     map: FeatureMap,
     span: Span,
@@ -390,7 +393,7 @@ mod tests {
         assert!((mean - 1.0).abs() < 0.3, "{mean}");
     }
 
-    /// Of short rows: the spread of an estimate grows with the power of their length.
+    /// Uses rows of small norm: the variance of the estimate grows exponentially with the norm.
     #[test]
     fn products_of_random_features_estimate_the_softmax_kernel() {
         let (dim, features, seeds) = (8, 1 << 12, 0..8);

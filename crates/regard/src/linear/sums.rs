@@ -1,27 +1,27 @@
-//! The sums that stand for all keys (or rows) seen so far, and what they answer.
+//! Running sums over keys or rows, the state of linear attention (Katharopoulos et al. 2020), and products with them.
 
 use crate::index::{RowMask, Span};
 use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
 use crate::simd::{GROUP, Lanes, Number, Simd, Task};
 
-/// The reference of sums of nothing: 2 to it is 0 beside any other, and differences from it are finite.
+/// Reference of an empty sum: 2 to this power is 0 relative to any other reference, and differences from it are finite.
 fn nothing<N: Number>() -> N {
     N::min_value() / N::from_f64(4.0)
 }
 
-/// The sum of `features x payload` over keys or rows, divided by `2^reference`: `[features][payload]`.
+/// Sum of the outer products `features x payload` over keys or rows, divided by `2^reference`: `[features][payload]`.
 ///
-/// Of a key, the payload is its value and a 1, so the last column is the sum of the features alone. Of a row it is the gradient of
-/// its output, and what the sum of its weights has to do with it.
+/// The payload of a key is `[v, 1]`, so the last column is the sum of the features alone. The payload of a row is
+/// `[d_out, -d_out . out] / l`, where `l` is the sum of its weights.
 #[derive(Debug)]
 pub(crate) struct Sums<N> {
     sums: RowBuffer<N>,
     pub(crate) reference: N,
-    /// Features and payload.
+    /// Number of features and length of the payload.
     size: [usize; 2],
 }
 
-/// Keys or rows of a chunk: features and payload, in lanes and as rows.
+/// Features and payload of the keys or rows of a chunk, in lanes and as rows.
 #[derive(Debug)]
 pub(crate) struct Pairs<N> {
     pub(crate) features: Vec<Lanes<N>>,
@@ -42,12 +42,12 @@ impl<N: Number> Pairs<N> {
     }
 }
 
-/// `2^x` for a whole number not above 0.
+/// `2^x` for an integer `x <= 0`.
 fn power<N: Number>(x: N) -> N {
     if x < N::from_f64(-N::POWERS) { N::zero() } else { x.whole_power_of_two() }
 }
 
-/// Field by field would not do: what is aligned in one place is not in another.
+/// Not derived: the aligned start of a `RowBuffer` differs between allocations.
 impl<N: Number> Clone for Sums<N> {
     fn clone(&self) -> Self {
         let mut same = Self::new(self.size);
@@ -57,13 +57,13 @@ impl<N: Number> Clone for Sums<N> {
 }
 
 impl<N: Number> Sums<N> {
-    /// Of nothing.
+    /// The empty sum.
     pub(crate) fn new(size: [usize; 2]) -> Self {
         let sums = RowBuffer::new(size[0], size[1]);
         Self { sums, reference: nothing(), size }
     }
 
-    /// Makes the reference at least this.
+    /// Raises the reference to at least `to`, and rescales the sums.
     pub(crate) fn raise(&mut self, to: N) {
         if to > self.reference {
             let factor = power(self.reference - to);
@@ -76,12 +76,11 @@ impl<N: Number> Sums<N> {
         }
     }
 
-    /// What a number with this reference is to be multiplied by, to be added here.
+    /// Factor that converts a number with this reference to the reference of the sums.
     pub(crate) fn factor(&self, reference: N) -> N {
         power(reference - self.reference)
     }
 
-    /// Adds others.
     pub(crate) fn add(&mut self, other: &Self) {
         self.raise(other.reference);
         let factor = self.factor(other.reference);
@@ -91,14 +90,15 @@ impl<N: Number> Sums<N> {
         }
     }
 
-    /// Adds those of a chunk, whose powers are relative to the reference here; `all` counts the features.
+    /// Adds the pairs of a chunk, whose exponentials are relative to this reference. `all` holds the indices of all
+    /// features.
     #[inline(always)]
     pub(crate) fn take<S: Simd<N>>(&mut self, s: S, pairs: &Pairs<N>, span: Span, all: &[usize]) {
         let (tile, payload) = ((&pairs.features[..], &[][..]), &pairs.payload_rows);
         add_rows::<_, S, false, false>(s, tile, (payload, span), payload, (all, &mut self.sums));
     }
 
-    /// The payload that features fetch, `[payload][lanes]`.
+    /// Product of features with the sums, `[payload][lanes]`.
     #[inline(always)]
     pub(crate) fn payload<S: Simd<N>>(
         &self,
@@ -112,7 +112,7 @@ impl<N: Number> Sums<N> {
         add_values::<_, S, false, false>(s, (sums, &[]), (features, &[]), span, (&zero, to));
     }
 
-    /// The features that payload fetches, `[features][lanes]`.
+    /// Product of payload with the transposed sums, `[features][lanes]`.
     #[inline(always)]
     pub(crate) fn features<S: Simd<N>>(
         &self,
@@ -125,7 +125,7 @@ impl<N: Number> Sums<N> {
     }
 }
 
-/// Those of a chunk that are intra_chunk by others of the same chunk, pair by pair: each is `seen` by some lanes.
+/// Pairs within a chunk, computed directly: each key (or row) in `pairs` is visible to the lanes in `visible`.
 #[derive(Debug)]
 pub(crate) struct IntraChunk<'t, N> {
     pub(crate) pairs: &'t Pairs<N>,
@@ -134,7 +134,7 @@ pub(crate) struct IntraChunk<'t, N> {
 }
 
 impl<N: Number> IntraChunk<'_, N> {
-    /// Adds the payload that features fetch.
+    /// Adds the payload, weighted by the dot products of `features` with the features of the pairs.
     #[inline(always)]
     pub(crate) fn payload<S: Simd<N>>(
         &mut self,
@@ -154,7 +154,7 @@ impl<N: Number> IntraChunk<'_, N> {
         });
     }
 
-    /// Adds the features that payload fetches.
+    /// Adds the features, weighted by the dot products of `payload` with the payload of the pairs.
     #[inline(always)]
     pub(crate) fn features<S: Simd<N>>(
         &mut self,
@@ -175,7 +175,7 @@ impl<N: Number> IntraChunk<'_, N> {
     }
 }
 
-/// `to[..][lane] += sum over those it sees of (x[lane] . by) what`.
+/// `to[..][lane] += sum over the visible pairs of (x[lane] . by) what`.
 struct AddVisible<'t, N> {
     by: &'t RowBuffer<N>,
     what: &'t RowBuffer<N>,
@@ -188,7 +188,7 @@ struct AddVisible<'t, N> {
 
 impl<N: Number> Task<N> for AddVisible<'_, N> {
     type Out = ();
-    /// For half of them at a time: the lanes that see none of one half are half of all.
+    /// Processes half of the pairs at a time: with a causal mask, one half is visible to half of the lanes only.
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
         const HALF: usize = GROUP / 2;

@@ -1,4 +1,4 @@
-//! Who meets whom: keys sorted by their buckets, and where each row stands among them.
+//! Candidate selection of LSH attention: keys sorted by bucket, and the rank of each query in that order.
 
 use super::LshAttention;
 use super::candidates::{Lists, WORD_BITS, candidate_pairs};
@@ -11,18 +11,18 @@ use crate::simd::Element;
 use crate::view::{View, ViewMut};
 use std::ops::Range;
 
-/// Which keys each row met, in any round. Holds `rounds (rows + keys)` numbers.
+/// Candidate keys of each query, over all rounds. Stores one `u32` per round and query or key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buckets {
     pub(super) how: Neighbours,
     rounds: usize,
     pub(super) dims: Dims,
-    /// For each round, item and key head: the place of each key in the sorted order, then the block of that order at which
-    /// each row of the query heads it serves stands.
+    /// For each round, item and KV head: the rank of each key in the sorted order, then, for each row of the query heads
+    /// that use it, the block of that order that contains the row's rank.
     lists: Vec<u32>,
 }
 
-/// Which sorted keys a row sees.
+/// Which sorted keys are candidates of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Neighbours {
     size: usize,
@@ -30,8 +30,8 @@ pub(super) struct Neighbours {
 }
 
 impl Neighbours {
-    /// The places of the keys of a block and of those beside it; of those before it alone if nothing that comes later is
-    /// seen, for the own block then ends with what does.
+    /// Ranks of the keys of a block and of both adjacent blocks. The following block is left out if causal: within a
+    /// bucket, keys ranked after the row have later positions.
     pub(super) fn window(self, block: u32, k_len: usize) -> Range<usize> {
         let block = block as usize;
         let end = block.saturating_add(if self.causal { 1 } else { 2 });
@@ -39,7 +39,7 @@ impl Neighbours {
         start.min(k_len)..end.saturating_mul(self.size).min(k_len)
     }
 
-    /// Words of bits that hold any window.
+    /// Number of words that hold the bits of any window.
     pub(super) fn words(self, k_len: usize) -> usize {
         let keys = self.size.saturating_mul(if self.causal { 2 } else { 3 }).min(k_len);
         (keys.div_ceil(WORD_BITS) + 1).min(k_len.div_ceil(WORD_BITS))
@@ -47,7 +47,7 @@ impl Neighbours {
 }
 
 impl Buckets {
-    /// Hashes and sorts.
+    /// Hashes queries and keys, and sorts the keys in each round.
     pub(super) fn new<E: Element>(
         lsh: &LshAttention,
         machine: Machine,
@@ -83,22 +83,22 @@ impl Buckets {
         Ok(Self { how, rounds, dims, lists })
     }
 
-    /// The sizes of the call.
+    /// Dimensions of the call.
     #[must_use]
     pub fn dims(&self) -> Dims {
         self.dims
     }
 
-    /// How many rounds there were.
+    /// Number of hash rounds.
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.rounds
     }
 
-    /// Whether a row sees a key: whether they met in any round and, if that was asked for, the key does not come later.
+    /// Whether a query attends to a key: the key is a candidate in some round and, if causal, is not at a later position.
     ///
     /// # Panics
-    /// For an item, query head, row or key that is not there.
+    /// If an index is out of range.
     #[must_use]
     pub fn is_visible(&self, batch: usize, head: usize, row: usize, key: usize) -> bool {
         let Dims { batch: items, heads, q_len, k_len, .. } = self.dims;
@@ -111,7 +111,7 @@ impl Buckets {
         key < self.keys_before(row) && (0..self.rounds).any(met)
     }
 
-    /// How many keys, from the first, do not come later than a row, if that matters; else all.
+    /// Number of leading keys that the causal mask leaves visible to a row; all keys if not causal.
     pub(super) fn keys_before(&self, row: usize) -> usize {
         let Dims { q_len, k_len, .. } = self.dims;
         if self.how.causal { (row + k_len + 1).saturating_sub(q_len) } else { k_len }
@@ -123,19 +123,20 @@ impl Buckets {
         &self.lists[((round * items + batch) * heads.kv + kv_head) * each..][..each]
     }
 
-    /// Where each key of a head stands in the sorted order of a round.
+    /// Rank of each key of a head in the sorted order of a round.
     pub(super) fn places(&self, round: usize, batch: usize, kv_head: usize) -> &[u32] {
         &self.list(round, batch, kv_head)[..self.dims.k_len]
     }
 
-    /// The block of sorted keys at which each row of a query head stands.
+    /// Block of the sorted keys that contains the rank of each row of a query head.
     pub(super) fn blocks(&self, round: usize, batch: usize, head: usize) -> &[u32] {
         let Dims { heads, q_len, k_len, .. } = self.dims;
         let served = heads.q / heads.kv;
         &self.list(round, batch, head / served)[k_len + head % served * q_len..][..q_len]
     }
 
-    /// Rows and keys of a round in the order of their buckets, and which of them see each other for the first time.
+    /// Rows and keys in the bucket order of a round, and the mask of the pairs that become candidates in this round for the
+    /// first time.
     pub(super) fn round(&self, machine: Machine, round: usize) -> Result<Round, Error> {
         let Dims { batch, heads, q_len, k_len, .. } = self.dims;
         let mut keys = Lists::new([batch, heads.kv, k_len]);
@@ -165,7 +166,8 @@ impl Buckets {
     }
 }
 
-/// Sorts the keys of a head by bucket, then by position, and finds where rows would stand among them.
+/// Counting sort of the keys of a head by bucket, then by position. Also computes the rank that each row would have among
+/// the keys.
 struct Sort {
     q_len: usize,
     k_len: usize,
@@ -173,7 +175,8 @@ struct Sort {
 }
 
 impl Sort {
-    /// `next` has room for a number of each bucket; `list`: see [`Buckets::lists`]; `key` and `row` tell buckets.
+    /// `next` holds at least one entry per bucket and is overwritten. For `list`, see [`Buckets::lists`]. `key` and `row`
+    /// return bucket numbers.
     fn run(
         &self,
         next: &mut [u32],
@@ -191,7 +194,7 @@ impl Sort {
                 blocks[at] = u32::try_from(place.min(last) / size).unwrap_or(0);
             }
         };
-        // The last row stands at the last key: rows may stand before all keys.
+        // The last row is aligned with the last key, so the first rows may precede all keys.
         (0..q_len.saturating_sub(k_len)).for_each(|i| stand(next, i));
         for j in 0..k_len {
             if let Some(i) = (j + q_len).checked_sub(k_len) {
@@ -203,7 +206,7 @@ impl Sort {
     }
 }
 
-/// Where the entries of each bucket begin when they are sorted.
+/// First rank of each bucket in the sorted order: exclusive prefix sum of the bucket sizes.
 fn count(next: &mut [u32], buckets: impl Iterator<Item = usize>) {
     next.fill(0);
     buckets.for_each(|bucket| next[bucket] += 1);
@@ -211,41 +214,41 @@ fn count(next: &mut [u32], buckets: impl Iterator<Item = usize>) {
     next.iter_mut().for_each(|n| (*n, sum) = (sum, sum + *n));
 }
 
-/// One round.
+/// Bucket order and candidate mask of one round.
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) order: Order,
-    /// Of rows and keys in this order.
+    /// Mask over rows and keys in this order.
     pub(super) mask: Mask,
 }
 
-/// Rows and keys in the order of their buckets.
+/// Rows and keys in bucket order.
 #[derive(Debug)]
 pub(super) struct Order {
     keys: Lists,
-    /// The rows in order, then where each of them stands in it.
+    /// The rows in order, followed by the rank of each row.
     rows: Lists,
     q_len: usize,
 }
 
 impl Order {
-    /// The keys of a head in order.
+    /// Keys of a head in bucket order.
     pub(super) fn keys(&self, batch: usize, kv_head: usize) -> &[u32] {
         self.keys.of(batch, kv_head)
     }
 
-    /// The rows of a head in order.
+    /// Rows of a head in bucket order.
     pub(super) fn rows(&self, batch: usize, head: usize) -> &[u32] {
         &self.rows.of(batch, head)[..self.q_len]
     }
 
-    /// Where a row stands, both counted over all heads and items.
+    /// Rank of a row; rows and ranks are indexed over all items and heads.
     pub(super) fn place(&self, row: usize) -> usize {
         let [item, i] = [row / self.q_len, row % self.q_len];
         item * self.q_len + self.rows.data[(2 * item + 1) * self.q_len + i] as usize
     }
 
-    /// Where each row of a head stands.
+    /// Rank of each row of a head.
     pub(super) fn row_places(&self, batch: usize, head: usize) -> &[u32] {
         &self.rows.of(batch, head)[self.q_len..]
     }

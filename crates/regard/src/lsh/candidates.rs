@@ -1,4 +1,4 @@
-//! Pairs of rows and keys that meet in a round and met in none before, one bit each.
+//! Candidate pairs of a round that are candidates in no earlier round, one bit each.
 
 use super::buckets::Buckets;
 use crate::error::Error;
@@ -9,10 +9,11 @@ use crate::simd::{Number, Simd, Task};
 use crate::view::{TileMut, ViewMut};
 use std::ops::Range;
 
-/// Keys of a word of bits.
+/// Bits of a word, one per key.
 pub(super) const WORD_BITS: usize = 64;
 
-/// Who sees whom in the order of a round and met in none before.
+/// Mask of the candidate pairs of `round`, in bucket order. Excludes candidates of earlier rounds, so that every pair
+/// counts once.
 pub(super) fn candidate_pairs(
     buckets: &Buckets,
     machine: Machine,
@@ -21,7 +22,7 @@ pub(super) fn candidate_pairs(
 ) -> Result<NearBits, Error> {
     let Dims { batch, heads, q_len, k_len, .. } = buckets.dims;
     let padded = k_len.next_multiple_of(WORD_BITS);
-    // Of the keys in this order: themselves, then where they stood in each round before.
+    // For the keys in bucket order: their indices, then their ranks in each earlier round.
     let mut before = Lists::new([batch * heads.kv, 1 + round, padded]);
     before.fill(machine, Vec::new, |_: &mut Vec<u32>, (item, earlier), list| {
         let (b, head) = (item / heads.kv, item % heads.kv);
@@ -45,11 +46,11 @@ pub(super) fn candidate_pairs(
     Ok(NearBits::new(words, [heads.q, q_len, width]))
 }
 
-/// The bits of some rows.
+/// Computes the bits of some rows.
 struct See<'t, 'v> {
     buckets: &'t Buckets,
     rows: &'t Lists,
-    /// Of each key head, in the order of the round: the keys, and where they stood in each round before.
+    /// For each KV head, in the order of this round: the key indices, then the ranks of the keys in each earlier round.
     before: &'t Lists,
     batch: usize,
     windows: &'t mut Vec<Range<u32>>,
@@ -70,7 +71,7 @@ impl<N: Number> Task<N> for See<'_, '_> {
                 let block = buckets.blocks(round, batch, head)[row];
                 buckets.how.window(block, k_len)
             };
-            // What comes later, and whom the row met before.
+            // Ranges to exclude: later keys, then the row's windows of earlier rounds.
             windows.clear();
             windows.push(index(buckets.keys_before(row))..u32::MAX);
             windows.extend((0..lists - 1).map(window).map(|w| index(w.start)..index(w.end)));
@@ -91,12 +92,12 @@ impl<N: Number> Task<N> for See<'_, '_> {
     }
 }
 
-/// A place as it is kept; there are never more.
+/// Ranks fit into `u32`: `LshAttention::check` limits the number of keys.
 fn index(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
 }
 
-/// The bits of a range in the word that begins at `at`.
+/// Bits of a range in the word that starts at `at`.
 fn within(range: &Range<usize>, at: usize) -> u64 {
     let below = |n: usize| match n.saturating_sub(at) {
         n if n >= WORD_BITS => u64::MAX,
@@ -105,7 +106,7 @@ fn within(range: &Range<usize>, at: usize) -> u64 {
     below(range.end) & !below(range.start)
 }
 
-/// Which of 64 keys are in a window of any list.
+/// Bit `i` is set if entry `i` of any list lies in the range given with that list.
 #[inline(always)]
 fn hidden<'l>(lists: impl Iterator<Item = (Option<&'l [u32; WORD_BITS]>, Range<u32>)>) -> u64 {
     let mut inside = [0u32; WORD_BITS];
@@ -118,7 +119,7 @@ fn hidden<'l>(lists: impl Iterator<Item = (Option<&'l [u32; WORD_BITS]>, Range<u
     inside.iter().enumerate().fold(0, |bits, (i, inside)| bits | u64::from(*inside) << i)
 }
 
-/// A list for each head, `[batch, heads, len]`.
+/// One list per item and head, `[batch, heads, len]`.
 #[derive(Debug)]
 pub(super) struct Lists {
     pub(super) data: Vec<u32>,
@@ -135,7 +136,7 @@ impl Lists {
         &self.data[(batch * heads + head) * len..][..len]
     }
 
-    /// Each list by a task of its own.
+    /// Fills the lists in parallel, one task per list.
     pub(super) fn fill<M>(
         &mut self,
         machine: Machine,

@@ -1,8 +1,9 @@
-//! Rows into buckets: which of some random directions, or of their opposites, a row points along most.
+//! Locality-sensitive hashing of rows into buckets by random directions.
 //!
-//! `argmax [x R, -x R]` (Andoni et al. 2015): rows at a small angle mostly agree, whatever their lengths. A bucket is a number
-//! whose digits are several such choices, so that many buckets cost the logarithm of their number, and those that share their
-//! first digits are neighbours: what the last digits part, a row may still meet in the next block.
+//! A digit is `argmax [x R, -x R]` (Andoni et al. 2015): rows at a small angle mostly get the same digit, whatever their
+//! norms. A bucket number has several digits, so the cost grows with the logarithm of the number of buckets. Buckets that
+//! share their first digits are adjacent in the sorted order: a row and a key that differ in the last digits may still be
+//! candidates through an adjacent block.
 
 use crate::dropout::{halves, philox};
 use crate::error::Error;
@@ -13,12 +14,12 @@ use crate::micro::{Dots, dot_tile};
 use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
 use crate::view::{Rows, Shape, TileMut, View, ViewMut};
 
-/// Directions of a digit, without their opposites: a register tile of `dot_tile`.
+/// Random directions per digit, without their negatives: one register tile of `dot_tile`.
 const DIRECTIONS: usize = 8;
-/// What a digit counts: directions and their opposites.
+/// Number of values of a digit: the directions and their negatives.
 const BASE: u32 = 16;
 
-/// The random directions of all rounds.
+/// Random directions of all rounds.
 #[derive(Debug)]
 pub(super) struct Hash<N> {
     /// `[rounds, digits, DIRECTIONS, dim]`
@@ -29,7 +30,7 @@ pub(super) struct Hash<N> {
 }
 
 impl<N: Number> Hash<N> {
-    /// At least as many buckets as asked for, and fewer than 16 times that.
+    /// Rounds the number of buckets up to a power of 16: at least `buckets`, and fewer than 16 times that.
     pub(super) fn new(seed: u64, rounds: usize, buckets: usize, dim: usize) -> Self {
         let digits = if buckets <= 1 { 0 } else { 1 + (buckets - 1).ilog(BASE as usize) };
         let entries = digits as usize * DIRECTIONS * dim;
@@ -38,12 +39,11 @@ impl<N: Number> Hash<N> {
         Self { directions, rounds, digits, dim }
     }
 
-    /// How many buckets there are.
     pub(super) fn buckets(&self) -> usize {
         (BASE as usize).pow(self.digits)
     }
 
-    /// The buckets of all rows of `x [batch, heads, len, dim]`, `[batch, heads, len, rounds]`.
+    /// Bucket numbers of all rows of `x [batch, heads, len, dim]`, as `[batch, heads, len, rounds]`.
     pub(super) fn of<E: Element<Num = N>>(
         &self,
         machine: Machine,
@@ -69,7 +69,7 @@ impl<N: Number> Hash<N> {
     }
 }
 
-/// A standard normal number for each place (Box and Muller 1958).
+/// A standard normal number per round and entry (Box and Muller 1958).
 fn normal(seed: u64, round: usize, entry: usize) -> f64 {
     let [[low, high], [place, more]] = [round, entry].map(|x| halves(x as u64));
     let words =
@@ -83,7 +83,7 @@ struct Scratch<N> {
     tile: [Lanes<N>; DIRECTIONS],
 }
 
-/// The buckets of up to [`GROUP`] rows of a head.
+/// Computes the buckets of up to [`GROUP`] rows of a head.
 struct HashRows<'t, 'v, E: Element> {
     hash: &'t Hash<E::Num>,
     rows: Rows<'t, E>,
@@ -113,7 +113,7 @@ impl<E: Element> Task<E::Num> for HashRows<'_, '_, E> {
     }
 }
 
-/// Which direction each lane points along most; the opposites come after.
+/// Index of the largest dot product in each lane; the negated directions follow the directions.
 struct Most<'t, N> {
     tile: &'t [Lanes<N>; DIRECTIONS],
     span: Span,

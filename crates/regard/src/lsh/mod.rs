@@ -1,4 +1,4 @@
-//! Attention among rows and keys that random directions sort near each other (Reformer, Kitaev et al. 2020).
+//! LSH attention (Reformer, Kitaev et al. 2020): softmax attention over the keys that hashing places near each query.
 
 mod buckets;
 mod candidates;
@@ -20,29 +20,30 @@ pub use buckets::Buckets;
 pub use recall::{Recall, Share};
 use rows::{Sorted, Sums, copied, numbers, reordered};
 
-/// Softmax attention of each row over the keys that hashing puts near it (Reformer, Kitaev et al. 2020): linear in the length,
-/// and another function than full attention.
+/// LSH attention (Reformer, Kitaev et al. 2020): softmax attention of each query over the keys that hashing places near it.
+/// Its cost is linear in the length, and its result differs from that of full attention.
 ///
-/// In each round every row and key gets a number, its bucket: each digit names the one of 8 random directions and their
-/// opposites that it points along most. The keys are sorted by bucket, then by position, and cut into blocks of `bucket_size`. A
-/// row stands among them where a key of its bucket and position would stand, and meets the keys of that block and of both
-/// blocks beside it; of that block and the one before, if it is [causal](Self::causal). With `P_i` all keys that row `i` meets in
-/// any round,
+/// In each round, every query and key is hashed to a bucket number. A digit of that number is the index of the largest of
+/// 16 dot products, with 8 random directions and their negatives. The keys are sorted by bucket, then by position, and cut
+/// into blocks of `bucket_size`. A query has the rank that a key of its bucket and position would have. Its candidates are
+/// the keys of the block at that rank and of both adjacent blocks, or of that block and the preceding one if
+/// [causal](Self::causal). With `P_i` the candidates of query `i` in all rounds together:
 ///
 /// ```text
 /// out_i = sum over j in P_i of softmax(q_i . k_j / sqrt(d))_j v_j        lse_i = ln( sum over j in P_i of e^score_ij )
 /// ```
 ///
-/// exactly: however often a pair meets, it counts once. `P_i` depends on row `i`, the keys and the seed, on no other row.
-/// Rows that meet nothing are 0. Gradients are those of this function with `P_i` held constant, which it is almost everywhere.
-/// Works for queries that are the keys (the shared projection of the paper, without its rule that a row avoids itself) as well
-/// as for others, as many or more or fewer; the last row stands at the last key.
+/// This is exact: a pair that is a candidate in several rounds counts once. `P_i` depends on query `i`, the keys and the
+/// seed, not on other queries. The output of a query without candidates is 0. Gradients are those of this function with
+/// `P_i` held constant, which it is almost everywhere. Queries may equal the keys (the shared projection of the paper,
+/// without its rule that a position avoids itself) or differ from them, in any number; the last query is aligned with the
+/// last key.
 ///
-/// Costs `rounds x q_len x 3 bucket_size` pairs (causal: 2), hashing with 8 products of `d` features for each row, key, round and
-/// digit, of which there are `log16(k_len / bucket_size)`, and memory for `rounds` outputs.
+/// Cost: `rounds x q_len x 3 bucket_size` pairs (causal: 2 instead of 3); for hashing, 8 dot products of `d` features per
+/// query or key, round and digit, with `log16(k_len / bucket_size)` digits; memory for `rounds` outputs.
 ///
-/// What it is not: near is near in direction, so that a long key at a wide angle may be missed, and attention that spreads over
-/// many keys loses most of its mass. [`LshOutput::recall`] measures what was lost.
+/// Limitations: hashing considers only the direction, so a key of large norm at a wide angle may be missed. Attention that
+/// spreads over many keys loses most of its mass. [`LshOutput::recall`] measures the loss.
 ///
 /// ```
 /// use regard::{LshAttention, Machine, View};
@@ -65,20 +66,20 @@ pub struct LshAttention {
     pub(crate) scale: Option<f64>,
 }
 
-/// More rounds than anybody can want: the memory of each is checked by nobody else.
+/// Upper limit of the rounds. No other check bounds the memory, which grows with their number.
 const MAX_ROUNDS: usize = 256;
-/// More features than anybody has: there are directions with as many.
+/// Upper limit of the features. Bounds the size of the random directions.
 const MAX_FEATURES: usize = 1 << 24;
 
 /// The result of [`LshAttention::forward`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LshOutput<E: Element> {
-    /// Of attention over the keys that each row met.
+    /// Output of attention over the candidate keys.
     pub output: Output<E>,
-    /// Which ones these are.
+    /// The candidate keys of each query.
     pub buckets: Buckets,
-    /// What scores were multiplied by.
+    /// Factor applied to the scores.
     scale: f64,
 }
 
@@ -89,44 +90,46 @@ impl Default for LshAttention {
 }
 
 impl LshAttention {
-    /// 8 rounds, buckets of 64 keys, everything before and after, scores times `1 / sqrt(d)`.
+    /// Default: 8 rounds, blocks of 64 keys, no causal mask, scale `1 / sqrt(d)`.
     #[must_use]
     pub fn new() -> Self {
         Self { rounds: 8, bucket_size: 64, causal: false, seed: 0, scale: None }
     }
 
-    /// How often everything is hashed anew: pairs that one round parts may meet in another.
+    /// Sets the number of hash rounds. Pairs that one round separates may become candidates in another.
     #[must_use]
     pub fn rounds(self, rounds: usize) -> Self {
         Self { rounds, ..self }
     }
 
-    /// Keys of a block, and of a bucket on average.
+    /// Sets the number of keys per block. A bucket holds at most as many keys on average.
     #[must_use]
     pub fn bucket_size(self, keys: usize) -> Self {
         Self { bucket_size: keys, ..self }
     }
 
-    /// No value that comes later reaches a row. Which of the earlier keys it meets may still depend on later ones, for all keys
-    /// are sorted together: this is for whole sequences, as in training, and not the same as adding one position after another.
+    /// Applies a causal mask: no later value affects a query. All keys are sorted together, so later keys can still change
+    /// which earlier keys are candidates. Use this on whole sequences, as in training; step-by-step decoding gives other
+    /// results.
     #[must_use]
     pub fn causal(self) -> Self {
         Self { causal: true, ..self }
     }
 
-    /// Of the random directions: the same seed gives the same bits.
+    /// Sets the seed of the random directions. The same seed gives bit-identical results.
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
         Self { seed, ..self }
     }
 
-    /// What scores are multiplied by, instead of `1 / sqrt(d)`.
+    /// Sets the factor applied to the scores, instead of `1 / sqrt(d)`.
     #[must_use]
     pub fn scale(self, scale: f64) -> Self {
         Self { scale: Some(scale), ..self }
     }
 
-    /// `q [batch, heads.q, q_len, d]`, `k [batch, heads.kv, k_len, d]`, `v [batch, heads.kv, k_len, v_dim]`.
+    /// Computes attention of `q [batch, heads.q, q_len, d]` over `k [batch, heads.kv, k_len, d]` and
+    /// `v [batch, heads.kv, k_len, v_dim]`.
     #[inline(never)]
     pub fn forward<E: Element>(
         &self,
@@ -151,8 +154,9 @@ impl LshAttention {
         Ok(LshOutput { output, buckets, scale: problem.scale() })
     }
 
-    /// The gradients by q, k and v, from the inputs and output of [`forward`](Self::forward) and the gradient of a loss by that
-    /// output: a [`View`] of the gradient by `out`, or an [`OutputGrads`] with that by `lse` too.
+    /// Gradients of q, k and v, from the inputs and the output of [`forward`](Self::forward) and the gradient of a loss
+    /// with respect to that output: a [`View`] of the gradient of `out`, or an [`OutputGrads`] that also has the gradient
+    /// of `lse`.
     #[inline(never)]
     pub fn backward<'b, E: Element>(
         &self,
@@ -209,13 +213,13 @@ impl LshAttention {
         Plan::new(self.problem((q, k, v)).mask(mask), machine)
     }
 
-    /// The same among all keys.
+    /// The same attention over all keys.
     fn problem<E: Element>(&self, (q, k, v): Inputs<'_, E>) -> Problem<'static, E> {
         let score = self.scale.map_or(Score::new(), |scale| Score::new().scale(scale));
         Problem::new(&q, &k, &v).score(score)
     }
 
-    /// All that can be wrong.
+    /// Checks the options and the shapes of the tensors.
     fn check<E: Element>(&self, (q, k, v): Inputs<'_, E>) -> Result<Problem<'static, E>, Error> {
         let below = |option, found, limit| {
             if found < limit { Ok(()) } else { Err(Error::OutOfRange { option, found, limit }) }
@@ -236,14 +240,14 @@ impl LshAttention {
         below("queries", q_len, u32::MAX as usize)?;
         below("keys", k_len, u32::MAX as usize)?;
         below("features", qk_dim, MAX_FEATURES + 1)?;
-        // Of tensors without elements too, all heads of all items are gone through.
+        // Every head of every item is visited, even in tensors without elements.
         let heads = batch.saturating_mul(heads.q.max(heads.kv));
         below("heads of all items", heads, u32::MAX as usize)?;
         Ok(problem)
     }
 }
 
-/// Refuses tensors of sequences that lie one after another.
+/// Rejects packed sequences.
 fn unless_packed(offsets: [Option<&[usize]>; 2]) -> Result<(), Error> {
     match offsets {
         [None, None] => Ok(()),
@@ -252,7 +256,7 @@ fn unless_packed(offsets: [Option<&[usize]>; 2]) -> Result<(), Error> {
 }
 
 impl<E: Element> LshOutput<E> {
-    /// Refuses another call's tensors.
+    /// Rejects tensors whose sizes differ from those of the call that produced this output.
     fn check(&self, dims: Dims) -> Result<(), Error> {
         let Dims { batch, heads, q_len, k_len, qk_dim, v_dim, .. } = dims;
         let own = self.buckets.dims();

@@ -1,4 +1,4 @@
-//! What hashing lost, measured on some rows.
+//! Attention mass lost by hashing, measured on a sample of rows.
 
 use super::LshOutput;
 use super::unless_packed;
@@ -8,30 +8,31 @@ use crate::problem::{Dims, Problem};
 use crate::simd::{Element, Number};
 use crate::view::{View, ViewMut};
 
-/// What [`LshOutput`] kept of full attention, of the rows that were looked at.
+/// Fraction of full attention that [`LshOutput`] retains, measured on a sample of rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Recall {
-    /// Of all weights of a row in full attention, the sum of those it kept.
+    /// Retained attention mass: the sum of a row's full attention weights over its candidate keys.
     pub mass: Share,
-    /// Of the largest weights of a row in full attention, the sum of those it kept, over the sum of them.
+    /// Retained fraction of the top-k mass: of the largest full attention weights of a row, the sum over candidate keys
+    /// divided by the sum over all.
     pub top: Share,
-    /// The rows that were looked at, of all heads and items.
+    /// Number of sampled rows, over all heads and items.
     pub rows: usize,
 }
 
-/// A share of each of several rows.
+/// Statistics of a fraction over rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Share {
-    /// On average.
+    /// Mean over the rows.
     pub mean: f64,
-    /// Of the worst row.
+    /// Smallest value of any row.
     pub worst: f64,
 }
 
 impl Share {
-    /// Nothing is lost where there are no rows.
+    /// 1 if there are no rows: nothing is lost.
     pub(crate) fn of(shares: impl ExactSizeIterator<Item = f64> + Clone) -> Self {
         let n = shares.len().max(1) as f64;
         let mean = if shares.len() == 0 { 1.0 } else { shares.clone().sum::<f64>() / n };
@@ -40,8 +41,9 @@ impl Share {
 }
 
 impl<E: Element> LshOutput<E> {
-    /// Compares up to `rows` rows of each head, evenly spaced, with full attention in `f64`: how much of its mass was kept, and
-    /// how much of that of its `top` largest weights. Costs `rows x k_len` products a head. `q` and `k` are those of the call.
+    /// Compares up to `rows` evenly spaced rows of each head with full attention in `f64`: the retained mass, and the
+    /// retained fraction of the mass of the `top` largest weights. Costs `rows x k_len` dot products per head. `q` and `k`
+    /// must be those of the call.
     #[inline(never)]
     pub fn recall(
         &self,
@@ -78,7 +80,7 @@ impl<E: Element> LshOutput<E> {
         Ok(Recall { mass: share(0), top: share(1), rows: visible.len() })
     }
 
-    /// What one row kept of all mass, and of that of its top keys; nothing for a row that sees nothing anyway, or no numbers.
+    /// Retained fractions of the mass and of the top-k mass of one row; `None` if the row is fully masked or not finite.
     fn shares(
         &self,
         (q, k): (View<'_, E>, View<'_, E>),
@@ -114,7 +116,7 @@ impl<E: Element> LshOutput<E> {
             found +=
                 if self.buckets.is_visible(batch, head, row, *key) { weight(*score) } else { 0.0 };
         }
-        // Rounding may leave a little more than everything.
+        // Rounding can push the ratio slightly above 1.
         Some([(kept - lse).exp().min(1.0), found / all])
     }
 }

@@ -1,4 +1,4 @@
-//! Rows of tensors in the order of a round, and back.
+//! Reorders rows of tensors into the bucket order of a round and back.
 
 use super::buckets::Order;
 use crate::error::Error;
@@ -9,10 +9,10 @@ use crate::output::Output;
 use crate::simd::{Element, Number, Simd, Task};
 use crate::view::{Inputs, Layout, Rows, Shape, Tensor, TileMut, View};
 
-/// Rows that a task takes at a time.
+/// Rows per task.
 const ROWS: usize = 64;
 
-/// Row `i` of each head is row `order(batch, head)[i]` of the given one.
+/// Gathers rows: row `i` of each head of the result is row `order(batch, head)[i]` of `x`.
 pub(super) fn copied<'o, E: Element>(
     machine: Machine,
     x: View<'_, E>,
@@ -39,10 +39,11 @@ fn copy<'o, E: Element>(
     });
 }
 
-/// Rows that are asked for ahead: they lie anywhere, and finding the page of one takes as long as copying several.
+/// Rows to prefetch ahead. Gathered rows are scattered in memory, and the page table lookup of one takes as long as copying
+/// several.
 const PREFETCH_ROWS: usize = 8;
 
-/// Some rows of a head.
+/// Gathers some rows of a head.
 struct CopyRows<'t, 'v, E> {
     x: Rows<'t, E>,
     order: &'t [u32],
@@ -65,7 +66,7 @@ impl<E: Element> Task<E::Num> for CopyRows<'_, '_, E> {
     }
 }
 
-/// The same for numbers of each row, `[batch, heads, len, any]`.
+/// [`copied`] for an array with entries per row, `[batch, heads, len, any]`.
 pub(super) fn numbers<'o, N: Number>(
     machine: Machine,
     Shape { batch, heads, len, .. }: Shape,
@@ -77,7 +78,7 @@ pub(super) fn numbers<'o, N: Number>(
     Ok(copied(machine, x, order)?.into_data())
 }
 
-/// The same for all that is known of the rows.
+/// [`copied`] for `out`, `lse` and `states` of an output.
 pub(super) fn reordered<'o, E: Element>(
     machine: Machine,
     output: &Output<E>,
@@ -89,17 +90,17 @@ pub(super) fn reordered<'o, E: Element>(
     Ok(Output { states: states.as_chunks().0.to_vec(), ..Output::new(out, lse) })
 }
 
-/// q, k and v in the order of a round; the memory serves all rounds.
+/// q, k and v in the bucket order of a round. The buffers are reused in every round.
 pub(super) struct Sorted<E>([Tensor<E>; 3]);
 
 impl<E: Element> Sorted<E> {
-    /// Room for tensors of these shapes.
+    /// Allocates buffers of these shapes.
     pub(super) fn new(shapes: [Shape; 3]) -> Result<Self, Error> {
         let [q, k, v] = shapes.map(zeros);
         Ok(Self([q?, k?, v?]))
     }
 
-    /// The tensors in the order of a round.
+    /// Gathers the tensors into the bucket order of a round.
     pub(super) fn put(
         &mut self,
         machine: Machine,
@@ -120,7 +121,7 @@ fn zeros<E: Element>(shape: Shape) -> Result<Tensor<E>, Error> {
     Tensor::new(zeros, shape, Layout::Bhsd)
 }
 
-/// Hands each row of each head to a task: `task(batch, head, i, row)`.
+/// Calls `task(batch, head, i, row)` for each row of each head, in parallel.
 fn change<E: Send>(
     machine: Machine,
     x: &mut Tensor<E>,
@@ -140,7 +141,7 @@ fn change<E: Send>(
     );
 }
 
-/// The gradients of all rounds so far, added in their order.
+/// Sums of the gradients of all rounds, added in the order of the rounds.
 pub(super) struct Sums<N> {
     q: Tensor<N>,
     k: Tensor<N>,
@@ -150,13 +151,12 @@ pub(super) struct Sums<N> {
 }
 
 impl<N: Number> Sums<N> {
-    /// Of tensors of these shapes.
     pub(super) fn new(shapes: [Shape; 3]) -> Result<Self, Error> {
         let [q, k, v] = shapes.map(zeros);
         Ok(Self { q: q?, k: k?, v: v?, scale: 0.0, temperature: 0.0 })
     }
 
-    /// Adds those of a round, which are in its order.
+    /// Adds the gradients of a round, which are in its bucket order.
     pub(super) fn add<'o, E: Element<Num = N>>(
         &mut self,
         machine: Machine,
@@ -178,7 +178,7 @@ impl<N: Number> Sums<N> {
         add(&mut self.v, grads.v.view(), true);
     }
 
-    /// In the type and layout of the tensors.
+    /// Converts the sums to the dtype and layout of the inputs.
     pub(super) fn into_grads<E: Element<Num = N>>(
         self,
         machine: Machine,

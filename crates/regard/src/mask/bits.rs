@@ -1,11 +1,11 @@
-//! Any pairs at all: one bit for each query and key.
+//! Arbitrary masks, one bit for each (query, key) pair.
 
 use super::runs::{Run, push};
 use crate::error::Error;
 use crate::index::{LaneSet, RowTile, Scope};
 use std::sync::Arc;
 
-/// Visible pairs, one bit each, `[batch or 1, heads or 1, q_len, k_len]`. Cheap to clone.
+/// A bit mask `[batch or 1, heads or 1, q_len, k_len]`; a set bit means visible. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Bits {
     words: Arc<[u64]>,
@@ -13,7 +13,7 @@ pub struct Bits {
 }
 
 impl Bits {
-    /// From booleans, `true` = may see, `[batch or 1, heads or 1, q_len, k_len]`.
+    /// From booleans `[batch or 1, heads or 1, q_len, k_len]`; `true` means visible.
     pub fn from_bools(visible: &[bool], shape: [usize; 4]) -> Result<Self, Error> {
         let [batch, heads, q_len, k_len] = shape;
         let needed = [heads, q_len, k_len].iter().try_fold(batch, |n, axis| n.checked_mul(*axis));
@@ -39,7 +39,6 @@ impl Bits {
         }
     }
 
-    /// The words of one row.
     fn row(&self, batch: usize, head: usize, row: usize) -> &[u64] {
         let [b, h, q_len, k_len] = self.shape;
         let width = k_len.div_ceil(64);
@@ -59,7 +58,8 @@ impl Bits {
     }
 }
 
-/// Some words of bits for each row, wherever among the keys they begin: memory for what lies near, and no more.
+/// A bit mask that stores a fixed number of 64-bit words for each row, starting at a word index of the row's own. Memory is
+/// O(rows x width) instead of O(rows x keys). LSH attention stores its candidate pairs in one.
 #[derive(Clone, Debug)]
 pub(crate) struct NearBits {
     rows: Arc<[u64]>,
@@ -67,13 +67,13 @@ pub(crate) struct NearBits {
 }
 
 impl NearBits {
-    /// `rows [batch, heads, q_len, 1 + width]`: the number of a row's first word, then its words; `sizes`: heads, q_len,
-    /// width. No bit is set beyond the keys.
+    /// `rows [batch, heads, q_len, 1 + width]`: the index of a row's first word, then its words; `sizes`: heads, q_len, width.
+    /// No bit may be set at or beyond `k_len`.
     pub(crate) fn new(rows: Vec<u64>, sizes: [usize; 3]) -> Self {
         Self { rows: rows.into(), sizes }
     }
 
-    /// The words of a row and the number of the first.
+    /// The index of a row's first word, and its words.
     fn row(&self, scope: &Scope, row: usize) -> (usize, &[u64]) {
         let [heads, q_len, width] = self.sizes;
         let row = (scope.batch * heads + scope.head) * q_len + row;
@@ -99,7 +99,8 @@ impl NearBits {
     }
 }
 
-/// The keys of a word of bits, each with the rows of the tile that see it.
+/// Pushes the 64 keys of one word, each with the set of rows of the tile for which it is visible. The rows' words form a
+/// 64 x 64 bit matrix for each 64 rows, which is transposed.
 #[inline(always)]
 fn push_word(
     scope: &Scope,
@@ -118,7 +119,7 @@ fn push_word(
     }
 }
 
-/// Swaps rows and columns of a 64 x 64 bit matrix, lowest bit first: halves, quarters, ... (Warren, Hacker's Delight 7-3).
+/// Transposes a 64 x 64 bit matrix, lowest bit first, by swapping halves, quarters, ... (Warren, Hacker's Delight, 7-3).
 fn transpose(m: &mut [u64; 64]) {
     let (mut width, mut keep) = (32, 0x0000_0000_ffff_ffff_u64);
     while width > 0 {

@@ -1,12 +1,12 @@
-//! Who may see whom: a value, built by naming rules and joining them with `and` and `or`.
+//! Attention masks: sets of visible (query, key) pairs, built from rules that are combined with `and` and `or`.
 //!
-//! Each rule answers twice. [`Mask::is_visible`] is the definition, one pair at a time. [`Mask::runs`] is the same
-//! answer for a whole tile of rows: a short sorted list of key ranges, each with the set of rows that see it. Joining
-//! two lists is one sweep, whatever the rules, so any combination costs O(ranges), and no rule but `bits` holds more
-//! than O(n) memory.
+//! Each rule has two implementations. [`Mask::is_visible`] is the definition and tests a single pair. [`Mask::runs`] computes
+//! the same result for a tile of rows: a short sorted list of key ranges, each with the set of rows for which it is visible.
+//! Two lists are combined in one sweep, so any combination of rules costs O(ranges). Of the public rules only `bits` stores
+//! more than O(n) memory.
 //!
-//! Positions: row `i` stands at `i + offset` among the keys (see [`Align`](crate::Align)); causal, windows, blocks and
-//! strides speak of that position, so they mean the same when there are fewer queries than keys.
+//! Positions: row `i` has position `i + offset` on the key axis (see [`Align`](crate::Align)). The causal, window, block and
+//! stride rules use this position, so they keep their meaning when there are fewer queries than keys.
 
 mod bits;
 mod runs;
@@ -22,13 +22,13 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A mask rule of your own. See [`Mask::custom`].
+/// A user-defined mask rule. See [`Mask::custom`].
 pub trait MaskRule: fmt::Debug + Send + Sync {
-    /// Pushes the ranges of keys that `row` sees, in ascending order; what lies outside the keys is cut off.
+    /// Pushes the ranges of keys visible to `row`, in ascending order. Ranges are clipped to the number of keys.
     fn visible(&self, scope: &Scope, row: usize, ranges: &mut Vec<Range<usize>>);
 }
 
-/// Who may see whom. Cheap to clone.
+/// An attention mask: the set of visible (query, key) pairs. Cheap to clone.
 ///
 /// ```
 /// use regard::Mask;
@@ -47,19 +47,19 @@ enum Rule {
     #[default]
     All,
     Nothing,
-    /// Keys from `position - back` to `position + ahead`, both included; `None` is without bound.
+    /// Keys from `position - back` to `position + ahead`, both inclusive; `None` means unbounded.
     Band {
         back: Option<usize>,
         ahead: Option<usize>,
     },
-    /// One range of keys for each item of the batch, or one for all.
+    /// One key range for each batch item, or a single one for all items.
     Spans(Arc<[Range<usize>]>),
     Segments(Arc<Segments>),
-    /// Sorted positions that see everything and are seen by all.
+    /// Sorted positions that attend to every key and are visible to every row.
     Global(Arc<[usize]>),
     Blocks(usize),
     Dilated(usize),
-    /// The last `width` keys of each block of `block`.
+    /// The last `width` keys of each block of `block` keys.
     Columns {
         block: usize,
         width: usize,
@@ -71,18 +71,18 @@ enum Rule {
     Or(Arc<(Mask, Mask)>),
 }
 
-/// Which document each position belongs to.
+/// Document ids of rows and keys.
 #[derive(Debug)]
 struct Segments {
-    /// Document of each row, `[batch or 1, q_len]`; `None`: the row's position tells.
+    /// Document of each row, `[batch or 1, q_len]`. `None`: a row takes the document of the key at its position.
     q: Option<Vec<u32>>,
     /// Document of each key, `[batch or 1, k_len]`.
     k: Vec<u32>,
-    /// The runs of equal entries in `k`, sorted by document, then by place.
+    /// The runs of equal entries in `k`, sorted by document, then by first key.
     runs: Vec<(u32, Range<usize>)>,
 }
 
-/// Where what rows see begins and ends: at fixed keys, and at keys that move along with the position of the row.
+/// Boundaries of the visible key ranges: `fixed` as key indices, `moving` as distances from the position of the row.
 #[derive(Debug)]
 pub(crate) struct Edges {
     pub(crate) fixed: Vec<i64>,
@@ -90,26 +90,26 @@ pub(crate) struct Edges {
 }
 
 impl Mask {
-    /// Everything sees everything.
+    /// Every key is visible to every row.
     #[must_use]
     pub fn full() -> Self {
         Self(Rule::All)
     }
 
-    /// A row sees the keys up to its own position.
+    /// Causal mask: a row attends to the keys up to and including its own position.
     #[must_use]
     pub fn causal() -> Self {
         Self::band(None, Some(0))
     }
 
-    /// A row sees keys from `back` before its position to `ahead` after it; `None` is without bound.
+    /// A row attends to the keys from `back` before its position to `ahead` after it, both inclusive; `None` means unbounded.
     #[must_use]
     pub fn band(back: Option<usize>, ahead: Option<usize>) -> Self {
         Self(Rule::Band { back, ahead })
     }
 
-    /// Narrows to keys less than `keys` away from the row's position, which counts as the first:
-    /// `Mask::causal().window(4096)` sees 4096 keys, the own one included.
+    /// Sliding window: restricts the mask to keys less than `keys` away from the row's position.
+    /// `Mask::causal().window(4096)` leaves 4096 visible keys, including the one at the row's own position.
     #[must_use]
     pub fn window(self, keys: usize) -> Self {
         match keys.checked_sub(1) {
@@ -118,38 +118,40 @@ impl Mask {
         }
     }
 
-    /// Keys before `lengths[b]` are real, the rest is padding.
+    /// Padding mask: keys from index `lengths[b]` on are padding. A single length applies to every batch item.
     #[must_use]
     pub fn lengths(lengths: &[usize]) -> Self {
         Self(Rule::Spans(lengths.iter().map(|n| 0..*n).collect()))
     }
 
-    /// Keys in `spans[b]` are real, the rest is padding, on either side.
+    /// Padding mask for padding on both sides: only keys in `spans[b]` are visible. A single span applies to every batch item.
     #[must_use]
     pub fn spans(spans: &[Range<usize>]) -> Self {
         Self(Rule::Spans(spans.into()))
     }
 
-    /// The first `keys` keys, seen by every row. A prefix language model is `Mask::causal().or(Mask::prefix(n))`.
+    /// The first `keys` keys are visible to every row. A prefix language model (Raffel et al. 2020) is
+    /// `Mask::causal().or(Mask::prefix(n))`.
     #[must_use]
     pub fn prefix(keys: usize) -> Self {
         Self(Rule::Spans(std::iter::once(0..keys).collect()))
     }
 
-    /// Rows see the keys of their own document. `documents` names the document of each key, `[k_len]` or
-    /// `[batch, k_len]`; a row belongs to the document at its position.
+    /// Document mask for packed documents: a row attends to the keys of its own document. `documents` holds the document id of
+    /// each key, `[k_len]` or `[batch, k_len]`; a row belongs to the document of the key at its position.
     #[must_use]
     pub fn segments(documents: &[u32]) -> Self {
         Self(Rule::Segments(Arc::new(Segments::new(None, documents))))
     }
 
-    /// As [`segments`](Self::segments), with rows `[q_len]` or `[batch, q_len]` named separately: for cross-attention.
+    /// As [`segments`](Self::segments), with separate document ids for the rows, `[q_len]` or `[batch, q_len]`. For
+    /// cross-attention.
     #[must_use]
     pub fn segments_between(q: &[u32], k: &[u32]) -> Self {
         Self(Rule::Segments(Arc::new(Segments::new(Some(q), k))))
     }
 
-    /// Positions that see every key and that every row sees.
+    /// Global positions: each attends to every key and is visible to every row.
     #[must_use]
     pub fn global(positions: &[usize]) -> Self {
         let mut sorted = positions.to_vec();
@@ -158,62 +160,62 @@ impl Mask {
         Self(Rule::Global(sorted.into()))
     }
 
-    /// Rows see the keys of their own block of `size` positions.
+    /// Block-diagonal mask: a row attends to the keys of its own block of `size` positions.
     #[must_use]
     pub fn blocks(size: usize) -> Self {
         Self(Rule::Blocks(size))
     }
 
-    /// Keys at a distance that is a multiple of `stride`.
+    /// Keys whose distance from the row's position is a multiple of `stride`.
     #[must_use]
     pub fn dilated(stride: usize) -> Self {
         Self(Rule::Dilated(stride))
     }
 
-    /// The last `width` keys of each block of `block`.
+    /// The last `width` keys of each block of `block` keys, visible to every row.
     #[must_use]
     pub fn columns(block: usize, width: usize) -> Self {
         Self(Rule::Columns { block, width })
     }
 
-    /// The strided pattern of Child et al. 2019: the last `stride` positions and every `stride`-th before.
-    /// Usually joined with [`causal`](Self::causal).
+    /// The strided pattern of the sparse Transformer (Child et al. 2019): keys less than `stride` away, and keys at multiples of
+    /// `stride`. Usually combined with [`causal`](Self::causal).
     #[must_use]
     pub fn strided(stride: usize) -> Self {
         Self::full().window(stride).or(Self::dilated(stride))
     }
 
-    /// The fixed pattern of Child et al. 2019: the own block, and the last `summary` keys of each block.
-    /// Usually joined with [`causal`](Self::causal).
+    /// The fixed pattern of the sparse Transformer (Child et al. 2019): the row's own block, and the last `summary` keys of each
+    /// block. Usually combined with [`causal`](Self::causal).
     #[must_use]
     pub fn fixed(block: usize, summary: usize) -> Self {
         Self::blocks(block).or(Self::columns(block, summary))
     }
 
-    /// Longformer (Beltagy et al. 2020): keys less than `window` away, and global positions.
+    /// Longformer (Beltagy et al. 2020): keys less than `window` away, and [`global`](Self::global) positions.
     #[must_use]
     pub fn longformer(window: usize, global: &[usize]) -> Self {
         Self::full().window(window).or(Self::global(global))
     }
 
-    /// Any pairs at all, one bit each: the only rule that holds queries x keys memory.
+    /// An arbitrary mask, one bit for each (query, key) pair. The only rule with O(queries x keys) memory.
     #[must_use]
     pub fn bits(bits: Bits) -> Self {
         Self(Rule::Bits(bits))
     }
 
-    /// Any pairs whose keys lie near each other, for each row.
+    /// An arbitrary mask in which the visible keys of each row lie within a window of a fixed number of words.
     pub(crate) fn near_bits(bits: NearBits) -> Self {
         Self(Rule::NearBits(bits))
     }
 
-    /// A rule of your own.
+    /// A user-defined rule.
     #[must_use]
     pub fn custom(rule: impl MaskRule + 'static) -> Self {
         Self(Rule::Custom(Arc::new(rule)))
     }
 
-    /// What both let through.
+    /// Intersection: the pairs that are visible in both masks.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self.0, other.0) {
@@ -230,7 +232,7 @@ impl Mask {
         }
     }
 
-    /// What either lets through.
+    /// Union: the pairs that are visible in at least one of the masks.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         match (self.0, other.0) {
@@ -240,14 +242,14 @@ impl Mask {
         }
     }
 
-    /// The definition: may `row` see `key`?
+    /// The definition: whether `key` is visible to `row`.
     ///
     /// # Panics
-    /// If the mask does not fit the scope, or there is no such row or key: masks are checked by [`Plan::new`](crate::Plan::new).
+    /// If the mask does not match the scope, or `row` or `key` is out of range. [`Plan::new`](crate::Plan::new) checks the mask.
     #[must_use]
     pub fn is_visible(&self, scope: &Scope, row: usize, key: usize) -> bool {
         let position = scope.position(row);
-        let distance = position - signed(key); // positive: the key lies before the row
+        let distance = position - signed(key); // positive: the key precedes the row
         let within = |bound: Option<usize>, d: i64| bound.is_none_or(|n| d <= signed(n));
         match &self.0 {
             Rule::All => true,
@@ -282,7 +284,7 @@ impl Mask {
         }
     }
 
-    /// The keys that `row` sees, as ascending ranges that do not touch.
+    /// The keys visible to `row`, as ascending ranges that do not touch.
     ///
     /// # Panics
     /// As [`is_visible`](Self::is_visible).
@@ -293,7 +295,7 @@ impl Mask {
         segments.iter().map(|s| s.keys.clone()).collect()
     }
 
-    /// Adds the edges of what rows see, if there are no others than `Edges` knows.
+    /// Adds the boundaries of the visible ranges to `to`. Returns `false` if the mask has boundaries of another kind.
     pub(crate) fn edges(&self, scope: &Scope, to: &mut Edges) -> bool {
         match &self.0 {
             Rule::All | Rule::Nothing => true,
@@ -312,7 +314,7 @@ impl Mask {
         }
     }
 
-    /// Whether heads may see different keys.
+    /// Whether visibility may differ between heads.
     pub(crate) fn tells_heads_apart(&self) -> bool {
         match &self.0 {
             Rule::Bits(_) | Rule::NearBits(_) | Rule::Custom(_) => true,
@@ -323,7 +325,7 @@ impl Mask {
         }
     }
 
-    /// Whether heads or items may see different keys.
+    /// Whether visibility may differ between heads or batch items.
     pub(crate) fn tells_apart(&self) -> bool {
         match &self.0 {
             Rule::Spans(spans) => spans.len() > 1,
@@ -333,7 +335,7 @@ impl Mask {
         }
     }
 
-    /// Replaces `out` by the ranges of keys that any row of the tile sees, ascending and disjoint, each with its rows.
+    /// Replaces `out` by the key ranges visible to any row of the tile, ascending and disjoint, each with its set of rows.
     pub(crate) fn runs(&self, scope: &Scope, rows: RowTile, out: &mut Vec<Run>) {
         out.clear();
         let all = rows.lanes();
@@ -417,7 +419,7 @@ impl Mask {
         combine(&a, &b, out, join);
     }
 
-    /// The rule that has entries for single queries or keys, if there is one.
+    /// The name of a rule that stores one entry per query or key, if the mask has one. Packed sequences cannot use such a rule.
     pub(crate) fn by_position(&self) -> Option<&'static str> {
         match &self.0 {
             Rule::Segments(_) => Some("segments"),
@@ -427,17 +429,16 @@ impl Mask {
         }
     }
 
-    /// Whether all rows see all keys.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self.0, Rule::All)
     }
 
-    /// Whether it hides what comes later, and nothing else.
+    /// Whether this is exactly [`Mask::causal`].
     pub(crate) fn is_causal(&self) -> bool {
         matches!(self.0, Rule::Band { back: None, ahead: Some(0) })
     }
 
-    /// As [`runs`](Self::runs), without what `part` lets through, if there is one.
+    /// As [`runs`](Self::runs), without the pairs that are visible in `part`.
     pub(crate) fn runs_beyond(
         &self,
         part: Option<&Self>,
@@ -450,8 +451,8 @@ impl Mask {
         self.joined(part, scope, rows, out, |a, b| a & !b);
     }
 
-    /// The stride of the first `dilated` rule and the mask without such rules: those pairs lie on diagonals, so rows
-    /// that are `stride` apart share their keys and neighbours share none.
+    /// The stride of the first `dilated` rule, and the mask without `dilated` rules. The pairs of a `dilated` rule lie on
+    /// diagonals: rows that are `stride` apart share their keys, adjacent rows share none.
     pub(crate) fn diagonal(&self) -> Option<(usize, Self)> {
         match &self.0 {
             Rule::Dilated(stride) => Some((*stride, Self(Rule::Nothing))),
@@ -468,7 +469,7 @@ impl Mask {
         }
     }
 
-    /// Everything that can be wrong with this mask for scores `[batch, heads.q, q_len, k_len]`.
+    /// Validates the mask for scores of shape `[batch, heads.q, q_len, k_len]`.
     pub(crate) fn check(&self, scores: [usize; 4]) -> Result<(), Error> {
         let [batch, _, q_len, k_len] = scores;
         let counted = |option, found: usize, n: usize, what| {
@@ -482,7 +483,7 @@ impl Mask {
         };
         match &self.0 {
             Rule::All | Rule::Nothing | Rule::Band { .. } | Rule::Custom(_) => Ok(()),
-            Rule::NearBits(_) => Ok(()), // made for the sizes of its call
+            Rule::NearBits(_) => Ok(()), // built for the sizes of its call
             Rule::Spans(spans) => {
                 if spans.len() != 1 && spans.len() != batch {
                     let expected = (batch, "one for each item of the batch");
@@ -522,18 +523,18 @@ impl Mask {
     }
 }
 
-/// `at` as a key index, bounded to the keys there are.
+/// `at` as a key index, clamped to `0..=k_len`.
 #[inline(always)]
 fn clip(scope: &Scope, at: i64) -> usize {
     usize::try_from(at).unwrap_or(0).min(scope.k_len)
 }
 
-/// The entry of an item, where one entry may serve all.
+/// The entry of a batch item; a single entry applies to all items.
 fn of_batch<T>(entries: &[T], batch: usize) -> &T {
     if entries.len() == 1 { &entries[0] } else { &entries[batch] }
 }
 
-/// Keys at multiples of `stride` from each row: rows with the same remainder share theirs.
+/// Keys at multiples of `stride` from each row. Rows with equal `position mod stride` share their keys.
 fn dilated(stride: usize, scope: &Scope, rows: RowTile, out: &mut Vec<Run>) {
     let step = signed(stride);
     let remainder = |lane| scope.position(rows.row(lane)).rem_euclid(step);
@@ -545,7 +546,7 @@ fn dilated(stride: usize, scope: &Scope, rows: RowTile, out: &mut Vec<Run>) {
             _ => classes.push((r, lane_range(lane, lane + 1))),
         }
     }
-    // Ascending remainders, equal ones joined: then the keys of one period come out in order.
+    // Sort by remainder and merge equal ones, so that the keys of one period come out in ascending order.
     classes.sort_unstable_by_key(|(r, _)| *r);
     classes.dedup_by(|next, kept| {
         let same = next.0 == kept.0;
@@ -584,7 +585,7 @@ impl Segments {
         Self::ids(&self.k, scope.k_len, scope.batch)[key]
     }
 
-    /// The document of a row; `None` where its position is no key.
+    /// The document of a row; `None` if its position is outside the keys.
     fn row(&self, scope: &Scope, row: usize) -> Option<u32> {
         match &self.q {
             Some(q) => Some(Self::ids(q, scope.q_len, scope.batch)[row]),
@@ -596,7 +597,7 @@ impl Segments {
     }
 
     fn runs(&self, scope: &Scope, rows: RowTile, out: &mut Vec<Run>) {
-        // Few documents meet a tile: find each one's rows, then its runs of keys.
+        // A tile of rows covers few documents: find the rows of each document, then its runs of keys.
         let mut query: Vec<(u32, LaneSet)> = Vec::new();
         for lane in 0..rows.count {
             let Some(id) = self.row(scope, rows.row(lane)) else { continue };
@@ -655,7 +656,7 @@ impl fmt::Display for Mask {
     }
 }
 
-/// Brackets around an `or` inside another rule.
+/// Puts parentheses around an `or` inside another rule.
 struct Nested<'a>(&'a Mask);
 
 impl fmt::Display for Nested<'_> {

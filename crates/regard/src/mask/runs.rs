@@ -1,16 +1,16 @@
-//! The answer of a mask for a tile of rows: ranges of keys, each with the set of rows that see it.
+//! The visible keys of a tile of rows: ranges of keys, each with the set of rows for which it is visible.
 
 use crate::index::{LaneSet, RowTile, lane_range};
 use std::ops::Range;
 
-/// Keys that the same rows see.
+/// A range of keys visible to the same set of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) keys: Range<usize>,
     pub(crate) lanes: LaneSet,
 }
 
-/// Appends a range; nothing if it is empty, longer last segment if it only continues that one.
+/// Appends a range. Drops it if it is empty; extends the last run if the range continues it with the same rows.
 #[inline(always)]
 pub(super) fn push(out: &mut Vec<Run>, keys: Range<usize>, lanes: LaneSet) {
     if keys.start >= keys.end || lanes == 0 {
@@ -24,10 +24,10 @@ pub(super) fn push(out: &mut Vec<Run>, keys: Range<usize>, lanes: LaneSet) {
     }
 }
 
-/// One range for each row, where neither starts nor ends ever go back from a row to the next.
+/// Runs of one range per row. Invariant: starts and ends do not decrease from one row to the next.
 #[inline(always)]
 pub(super) fn monotone(rows: RowTile, out: &mut Vec<Run>, range: impl Fn(usize) -> Range<usize>) {
-    // Past the last row no range starts or ends.
+    // Entries past the last row are sentinels.
     let (mut starts, mut ends) = ([usize::MAX; 129], [usize::MAX; 129]);
     for lane in 0..rows.count {
         Range { start: starts[lane], end: ends[lane] } = range(rows.row(lane));
@@ -49,9 +49,9 @@ pub(super) fn monotone(rows: RowTile, out: &mut Vec<Run>, range: impl Fn(usize) 
     }
 }
 
-/// Any ranges of any rows, which may overlap. Sorts its input.
+/// Runs of arbitrary (range, lane) entries, which may overlap.
 pub(super) fn from_ranges(ranges: &mut [(Range<usize>, usize)], out: &mut Vec<Run>) {
-    // A row's ranges may overlap: count how often each row is inside.
+    // Ranges of one row may overlap: count the open ranges of each row.
     let mut events: Vec<(usize, i32, usize)> = ranges
         .iter()
         .filter(|(r, _)| r.start < r.end)
@@ -69,7 +69,7 @@ pub(super) fn from_ranges(ranges: &mut [(Range<usize>, usize)], out: &mut Vec<Ru
     }
 }
 
-/// Joins the row sets of two lists key by key.
+/// Merges two lists; `join` combines the row sets of each key.
 pub(super) fn combine(
     a: &[Run],
     b: &[Run],
@@ -78,7 +78,7 @@ pub(super) fn combine(
 ) {
     let (mut i, mut j, mut at) = (0, 0, 0);
     while i < a.len() || j < b.len() {
-        // What each list says at `at`, and until where.
+        // The row set of each list at key `at`, and the key where it changes.
         let look = |list: &[Run], n: usize| match list.get(n) {
             None => (0, usize::MAX),
             Some(s) if at < s.keys.start => (0, s.keys.start),

@@ -1,17 +1,18 @@
-//! Additive similarities of a tile, and the backward pass through them. The hyperbolic tangents of a pair are made where they are
-//! used and never kept: there are as many as multiplications in a dot product.
+//! Additive similarities (Bahdanau et al. 2015) of a tile, and their backward pass. The `tanh` values of a pair are computed
+//! where they are used and never stored: there are as many as multiplications in a dot product.
 //!
-//! `tanh(q + k) = (p - 1) / (p + 1)` with `p = e^2q e^2k`: powers of the queries and of the keys are taken once, so that a pair
-//! has a product and a division left, and one division serves four of them (`1/a = b c d / (a b c d)`). Its error is that of
-//! a rounding of 1, not of the result: a score is only ever taken a power of, so that is what counts. Of rows and keys whose
-//! powers would leave the range of the numbers, and in `f64`, the tangents are taken one by one; no row minds what is beside it.
+//! `tanh(q + k) = (p - 1) / (p + 1)` with `p = e^2q e^2k`. The exponentials of queries and keys are computed once, which leaves
+//! one product and one division per pair and hidden unit, and one division serves four units (`1/a = b c d / (a b c d)`). The
+//! absolute error is one rounding error of 1, not of the result. A score is only exponentiated, so its absolute error is what
+//! matters. For rows and keys whose exponentials would overflow or underflow, and for `f64`, `tanh` is computed directly. The
+//! result of a row does not depend on the other rows of its vector.
 
 use super::RowBuffer;
 use crate::index::{RowMask, Span, low};
 use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd, Task, math};
 use crate::view::Rows;
 
-/// The hidden layer of an additive similarity as a group of rows meets it.
+/// The hidden layer of an additive similarity, for one group of rows.
 #[derive(Debug)]
 pub(crate) struct Layer<N> {
     v: Vec<N>,
@@ -19,21 +20,21 @@ pub(crate) struct Layer<N> {
     q: Vec<Lanes<N>>,
     /// `e^2k` of the projected keys of a tile.
     k: RowBuffer<N>,
-    /// Rows whose powers cannot be used.
+    /// Rows whose exponentials are out of range.
     rows: RowMask,
-    /// For each key of the tile, the rows whose tangents with it are taken one by one.
+    /// For each key of the tile, the rows for which `tanh` is computed directly.
     apart: Vec<RowMask>,
 }
 
-/// Numbers beyond this have powers that may not be multiplied: `e^80` is a number, and so is its inverse.
+/// Largest `|q|` and `|k|` for which exponentials are used: `e^80` and `e^-80` are normal `f32` numbers.
 const FARTHEST: f64 = 40.0;
-/// Where tanh is 1 in all its digits; four of these can be multiplied.
+/// Upper bound of `p`: `tanh` rounds to 1 there, and the product of four such numbers does not overflow.
 const LARGEST: f64 = (1u32 << 30) as f64;
-/// Tangents that share a division.
+/// Hidden units that share one division.
 const UNITS_PER_PASS: usize = 4;
 
 impl<N: Number> Layer<N> {
-    /// Of so many units; 0 where there is no hidden layer.
+    /// For tiles of up to `keys` keys; `units` is 0 if there is no hidden layer.
     pub(crate) fn new(units: usize, keys: usize) -> Self {
         let q = vec![Lanes([N::one(); GROUP]); units];
         let keys = if units == 0 { 0 } else { keys };
@@ -47,12 +48,12 @@ impl<N: Number> Layer<N> {
         }
     }
 
-    /// `v`, to be written before a pass.
+    /// `v`; must be written before a pass.
     pub(crate) fn v_mut(&mut self) -> &mut [N] {
         &mut self.v
     }
 
-    /// Takes the powers of the projected queries.
+    /// Computes the exponentials of the projected queries.
     #[inline(always)]
     pub(crate) fn take_queries<S: Simd<N>>(&mut self, s: S, q: &[Lanes<N>], count: usize) {
         if self.v.is_empty() {
@@ -68,7 +69,7 @@ impl<N: Number> Layer<N> {
         }
     }
 
-    /// Takes the powers of the projected keys of a tile.
+    /// Computes the exponentials of the projected keys of a tile.
     #[inline(always)]
     fn take_keys<S: Simd<N>>(&mut self, s: S, k: Rows<'_, N>) {
         for (key, apart) in self.apart[..k.len].iter_mut().enumerate() {
@@ -97,8 +98,8 @@ impl<N: Number> Layer<N> {
         s.call(Similarities { layer: self, k, q, span, tile });
     }
 
-    /// From the gradients of the similarities of the same tile to those of what they are made of. Pairs that do not see each
-    /// other (`seen`, if any do not) add nothing, whatever their key holds.
+    /// Backward pass of [`Self::similarities`], which must have run on the same tile. `d` holds the gradients of the
+    /// similarities. Masked pairs (`visible` is `None` if there are none) contribute nothing, even if their key contains NaN.
     #[inline(always)]
     pub(crate) fn backward<S: Simd<N>>(
         &self,
@@ -111,7 +112,7 @@ impl<N: Number> Layer<N> {
         s.call(SimilaritiesBackward { layer: self, k, q, d, visible, span, to });
     }
 
-    /// The tangents of some units of a key and a vector of rows.
+    /// `tanh` of `UNITS` hidden units, for one key and one vector of rows.
     #[inline(always)]
     fn tangents<S: Simd<N>, const UNITS: usize>(
         &self,
@@ -140,7 +141,7 @@ impl<N: Number> Layer<N> {
     }
 }
 
-/// `tanh(k + q)` of some units, without powers.
+/// `tanh(k + q)` of some units, computed directly.
 struct OneByOne<'t, N> {
     k: &'t [N],
     q: &'t [Lanes<N>],
@@ -159,10 +160,10 @@ impl<N: Number> Task<N> for OneByOne<'_, N> {
     }
 }
 
-/// `e^2x`, and the lanes in which it cannot be used.
+/// `e^2x`, and the lanes in which `|x|` is not below `FARTHEST`.
 #[inline(always)]
 fn power_of<N: Number, S: Simd<N>>(s: S, x: S::V) -> (S::V, u32) {
-    // 2 / ln 2 in two parts: what the product loses goes into the power once it is taken.
+    // 2 / ln 2 as a sum of two floats. The rounding error of the product corrects the power to first order.
     let (high, exact) =
         (N::from_f64(2.0 * std::f64::consts::LOG2_E), 2.0 * std::f64::consts::LOG2_E);
     let low = s.splat(N::from_f64(exact - high.to_f64()));
@@ -176,11 +177,11 @@ fn power_of<N: Number, S: Simd<N>>(s: S, x: S::V) -> (S::V, u32) {
     (e, !near & (u32::MAX >> (32 - S::LANES)))
 }
 
-/// `(p - 1) / (p + 1)`, with one division for all.
+/// `(p - 1) / (p + 1)`. `UNITS_PER_PASS` units share one division.
 #[inline(always)]
 fn quotients<N: Number, S: Simd<N>, const UNITS: usize>(s: S, p: [S::V; UNITS]) -> [S::V; UNITS] {
     let one = s.splat(N::one());
-    // Loops, for a closure would not be inlined.
+    // Loops, because a closure would not be inlined.
     let mut below = p;
     for x in &mut below {
         *x = s.add(*x, one);
@@ -241,13 +242,13 @@ impl<N: Number> Task<N> for Similarities<'_, N> {
     }
 }
 
-/// What the gradients of a tile of additive similarities are carried back to.
+/// The gradients that the backward pass of additive similarities accumulates.
 pub(crate) struct HiddenGrads<'t, N> {
-    /// By the projected queries, `[units][lanes]`.
+    /// Of the projected queries, `[units][lanes]`.
     pub(crate) d_q: &'t mut [Lanes<N>],
-    /// By the projected keys: where each one's row is, and the rows.
+    /// Of the projected keys: the row index of each key of the tile, and the rows.
     pub(crate) d_k: (&'t [usize], &'t mut RowBuffer<N>),
-    /// By `v`.
+    /// Of `v`.
     pub(crate) d_v: &'t mut [f64],
 }
 
@@ -277,7 +278,7 @@ impl<N: Number> Task<N> for SimilaritiesBackward<'_, N> {
 }
 
 impl<N: Number> SimilaritiesBackward<'_, N> {
-    /// All keys and rows, for some units.
+    /// Backward pass of `UNITS` hidden units, for all keys and rows of the tile.
     #[inline(always)]
     fn units<S: Simd<N>, const UNITS: usize>(&mut self, s: S, unit: usize) {
         let Self { layer, k, q, d, visible, span, to } = self;
@@ -317,7 +318,7 @@ impl<N: Number> SimilaritiesBackward<'_, N> {
     }
 }
 
-/// The sum of all lanes, by halves: the same whatever the width of the vectors.
+/// The sum of all lanes, by halving. The order of additions does not depend on the vector width.
 #[inline(always)]
 fn sum<N: Number, S: Simd<N>>(s: S, Lanes(x): &Lanes<N>) -> N {
     let mut vectors = [s.splat(N::zero()); GROUP];

@@ -1,4 +1,4 @@
-//! Similarities of a tile, each kept in its register until what comes next has been done to it.
+//! Similarities of a tile, with an epilogue ([`Then`]) that is applied while they are in registers.
 
 #![expect(
     clippy::needless_range_loop,
@@ -10,12 +10,12 @@ use crate::index::Span;
 use crate::simd::{GROUP, Lanes, Number, Simd, Task, math};
 use crate::view::Rows;
 
-/// What becomes of a register tile of similarities.
+/// Epilogue: transforms a register tile of similarities before it is stored.
 pub(crate) trait Then<N: Number> {
-    /// Whether the difference is squared and summed, instead of the product.
+    /// Whether to sum squared differences instead of products.
     const DISTANCE: bool;
-    /// Of the similarities of the keys from `key` on and the rows from `lane` on, keys ascending: left as they are,
-    /// unless something comes next.
+    /// Transforms the similarities of the keys from `key` on, in ascending order, and the vector of rows from `lane` on. The
+    /// default returns them unchanged.
     #[inline(always)]
     fn take<S: Simd<N>, const KEYS: usize>(
         &mut self,
@@ -28,12 +28,12 @@ pub(crate) trait Then<N: Number> {
     }
 }
 
-/// Similarities as they are: `q . k`.
+/// `q . k`
 pub(crate) struct Dots;
 /// `|q - k|^2`
 pub(crate) struct Distances;
-/// `2^(q . k - m)`, and their sums: the softmax takes the dot products right out of the registers. It has no entropy: a
-/// choice made at run time beside the register tile sends all of its accumulators through memory.
+/// `2^(q . k - max)` and their sums: the softmax reads the dot products from registers. The entropy is not supported: a run-time
+/// branch next to the register tile would spill all of its accumulators to memory.
 pub(crate) struct Weights<'t, N> {
     pub(crate) max: &'t Lanes<N>,
     pub(crate) sum: Lanes<N>,
@@ -66,7 +66,8 @@ impl<N: Number> Then<N> for Weights<'_, N> {
     }
 }
 
-/// `a (d_out . v - delta)`: the gradient of the score, from that of the weight, right out of the registers.
+/// `a (d_out . v - delta)`: the gradient of the score from that of the weight, `dS = P (dP - D)` in FlashAttention (Dao et al.
+/// 2022), computed in registers.
 pub(crate) struct ScoreGrads<'t, N> {
     /// The weights, `[keys][rows]`.
     pub(crate) weights: &'t [Lanes<N>],
@@ -91,8 +92,7 @@ impl<N: Number> Then<N> for ScoreGrads<'_, N> {
     }
 }
 
-/// Similarities of a tile, and what `then` makes of them: `tile[key][lane]` from `k[key]` and `q[lane]`, for the lanes of
-/// `span`.
+/// Computes `tile[key][lane]` from `k[key]` and `q[lane]` and applies the epilogue `then`, for the lanes of `span`.
 #[inline(always)]
 pub(crate) fn dot_tile<N: Number, S: Simd<N>, T: Then<N>>(
     s: S,
@@ -118,7 +118,7 @@ impl<N: Number, T: Then<N>> Task<N> for DotTile<'_, N, T> {
     fn run<S: Simd<N>>(self, s: S) {
         let Self { k, q, span, tile, then } = self;
         if !S::WIDE && (S::LANES < 8 || T::DISTANCE) {
-            // 12 sums are too many for 16 registers where a difference takes one more, and of plain arrays.
+            // 12 accumulators do not fit in 16 registers if a difference needs one more, nor if vectors are plain arrays.
             for lane in (span.start..span.end).step_by(2 * S::LANES) {
                 dot_lanes::<N, S, T, 4, 2>(s, (k, q), lane, tile, then);
             }
@@ -178,13 +178,13 @@ fn dot_block<N: Number, S: Simd<N>, T: Then<N>, const KEYS: usize, const VECTORS
     let (fours, rest) = q.as_chunks::<UNROLL>();
     for (d, q) in fours.iter().enumerate() {
         for u in 0..UNROLL {
-            // SAFETY: each of `rows` was cut to the length of `q` above, which `d * UNROLL + u` counts.
+            // SAFETY: each of `rows` was sliced to `q.len()` above, and `d * UNROLL + u` is below it.
             let x = unsafe { column(&rows, d * UNROLL + u) };
             dot_round::<N, S, T, KEYS, VECTORS>(s, x, (&q[u], lane), &mut sums);
         }
     }
     for (d, q) in rest.iter().enumerate() {
-        // SAFETY: each of `rows` was cut to the length of `q` above; this counts the features after the last whole chunk.
+        // SAFETY: each of `rows` was sliced to `q.len()` above; the index is that of a feature after the last whole chunk.
         let x = unsafe { column(&rows, fours.len() * UNROLL + d) };
         dot_round::<N, S, T, KEYS, VECTORS>(s, x, (q, lane), &mut sums);
     }
@@ -198,7 +198,7 @@ fn dot_block<N: Number, S: Simd<N>, T: Then<N>, const KEYS: usize, const VECTORS
     }
 }
 
-/// The `d`-th number of each row.
+/// Element `d` of each row.
 ///
 /// # Safety
 /// Every row must be longer than `d`.
@@ -206,13 +206,13 @@ fn dot_block<N: Number, S: Simd<N>, T: Then<N>, const KEYS: usize, const VECTORS
 unsafe fn column<N: Number, const KEYS: usize>(rows: &[&[N]; KEYS], d: usize) -> [N; KEYS] {
     let mut x = [N::zero(); KEYS];
     for r in 0..KEYS {
-        // SAFETY: the caller of `column` promises that `d` is in bounds.
+        // SAFETY: the caller of `column` guarantees that `d` is in bounds.
         x[r] = unsafe { *rows[r].get_unchecked(d) };
     }
     x
 }
 
-/// One feature of some keys and of the rows.
+/// Accumulates one feature of `KEYS` keys and `VECTORS` vectors of rows.
 #[inline(always)]
 fn dot_round<N: Number, S: Simd<N>, T: Then<N>, const KEYS: usize, const VECTORS: usize>(
     s: S,

@@ -1,17 +1,17 @@
-//! The products of a tile, the only hot loops: similarities (`dot_tile`, `Layer`), sums over keys (`add_values`), sums
+//! Products of a tile on vectors, the only hot loops: similarities (`dot_tile`, `Layer`), sums over keys (`add_values`), sums
 //! over rows (`add_rows`).
 //!
-//! Queries stand in the vector lanes: a tile of scores is `[keys][rows]`, an output `[features][rows]`. Keys and values
-//! are read as they lie in memory, one scalar broadcast each, so nothing is packed, and every reduction of the softmax
-//! is between vectors, never inside one. A lane's sums run over features, or over keys, in ascending order whatever
-//! the vector width: that is why AVX2 and AVX-512 agree to the bit.
+//! Queries are in the vector lanes: a score tile is `[keys][rows]`, an output `[features][rows]`. Keys and values are read in
+//! their memory layout, one scalar broadcast per element, so nothing is packed, and every reduction of the softmax is between
+//! vectors, never within one. Each lane sums over features, or over keys, in ascending order for every vector width, so AVX2
+//! and AVX-512 agree bitwise.
 //!
-//! Register tiles: 4 broadcasts x 4 vectors with 32 registers (8 x 2 and 8 x 1 for fewer rows), 6 x 2 with 16: all
-//! accumulators stay in registers. A bounds check inside the loops is one more branch in each round, which hides the
-//! loop's end from the branch predictor: a few per cent. The checks stand before the loops instead. Loads are what a busy
-//! neighbour on the core slows down, and 4 x 4 needs decode: 8 for 16 multiply-adds, where 8 x 2 needs 10.
+//! Register tiles: 4 broadcasts x 4 vectors with 32 registers (8 x 2 and 8 x 1 for fewer rows), 6 x 2 with 16 registers. All
+//! accumulators stay in registers. A bounds check inside a loop adds a branch to each iteration, with which the branch
+//! predictor misses the loop exit; this costs a few per cent, so the checks are before the loops. A busy hyperthread on the same
+//! core slows down loads, and 4 x 4 needs few of them: 8 for 16 multiply-adds, where 8 x 2 needs 10.
 //!
-//! Each product is a function of its own ([`Simd::call`]), compiled once for each instruction set.
+//! Each product is a separate function ([`Simd::call`]), compiled once for each instruction set.
 
 mod additive;
 mod dot;
@@ -24,7 +24,7 @@ pub(crate) use dot::{Distances, Dots, ScoreGrads, Weights, dot_tile};
 pub(crate) use rows::{RowBuffer, add_rows};
 pub(crate) use values::add_values;
 
-/// The lanes that the products touch for `rows` rows: up to whole register tiles.
+/// Number of lanes that the products access for `rows` rows, rounded up to whole register tiles.
 #[inline(always)]
 pub(crate) fn lanes_used<N: Number, S: Simd<N>>(rows: usize) -> usize {
     match rows {
@@ -34,6 +34,5 @@ pub(crate) fn lanes_used<N: Number, S: Simd<N>>(rows: usize) -> usize {
     }
 }
 
-/// Rounds of a product written out in a row: 16 jumps for 64 features are few enough for the branch predictor to see
-/// the end of the loop coming.
+/// Unroll factor of the products: 64 features take 16 jumps, few enough for the branch predictor to predict the loop exit.
 const UNROLL: usize = 4;

@@ -1,4 +1,4 @@
-//! Sums over the rows of a tile: gradients of keys, values and W. Features stand in the vectors here.
+//! Sums over the rows of a tile: gradients of keys, values and W. Features are in the vector lanes here.
 
 #![expect(
     clippy::needless_range_loop,
@@ -11,13 +11,13 @@ use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd, Task};
 use crate::view::Rows;
 use std::ops::Range;
 
-/// Rows side by side in memory, each padded with zeros to whole vectors, which never straddle two cache lines.
+/// A matrix whose rows are padded with zeros to whole vectors. No vector load crosses a cache line.
 #[derive(Debug)]
 pub(crate) struct RowBuffer<N> {
     data: Vec<N>,
-    /// Where the first whole cache line begins.
+    /// Index of the first element that is aligned to a cache line.
     first: usize,
-    /// Numbers from one row to the next: a multiple of the widest vector.
+    /// Row stride in elements, a multiple of the widest vector.
     width: usize,
 }
 
@@ -43,14 +43,14 @@ impl<N: Number> RowBuffer<N> {
         &mut self.data[self.first + i * self.width..][..self.width]
     }
 
-    /// Some rows as a matrix of so many features.
+    /// A range of rows as a matrix with `features` columns.
     pub(crate) fn view(&self, rows: Range<usize>, features: usize) -> Rows<'_, N> {
         let data =
             &self.data[self.first + rows.start * self.width..self.first + rows.end * self.width];
         Rows { data, stride: self.width, len: rows.len(), dim: features.min(self.width) }
     }
 
-    /// The rows from `i` on, and how far apart they are.
+    /// The data from row `i` on, and the row stride.
     pub(crate) fn rows_from(&mut self, i: usize) -> (&mut [N], usize) {
         (&mut self.data[self.first + i * self.width..], self.width)
     }
@@ -60,9 +60,9 @@ impl<N: Number> RowBuffer<N> {
     }
 }
 
-/// The third product, over rows: `sums[at(key)] += sum over rows of tile[key][row] * rows[row]`, for the rows of `span`.
-/// With `HIDDEN`, a row that does not see a key (`seen`) is left out of its sum. With `AWAY`, each row's difference from
-/// `keys[key]` takes the place of the row.
+/// Product over rows: `sums[at[key]] += sum over rows of tile[key][row] * rows[row]`, for the rows of `span`. With `HIDDEN`,
+/// rows for which a key is masked (see `visible`) are left out of its sum. With `AWAY`, `rows[row] - keys[key]` replaces
+/// `rows[row]`.
 #[inline(always)]
 pub(crate) fn add_rows<N: Number, S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(
     s: S,
@@ -218,7 +218,7 @@ impl<N: Number> Sums<'_, N> {
             }
         }
     }
-    /// One row: its weights for some keys, and some of its features.
+    /// Accumulates one row: its weights for `KEYS` keys times `VECTORS` vectors of its features.
     #[inline(always)]
     fn add_round<
         S: Simd<N>,
@@ -235,8 +235,8 @@ impl<N: Number> Sums<'_, N> {
         sums: &mut [[S::V; VECTORS]; KEYS],
     ) {
         let first = self.rows.first + row * self.rows.width + f;
-        // SAFETY: `add_rows` holds the last row of the span against the number of rows, and `f` and the vectors after
-        // it stay below the width.
+        // SAFETY: `AddRows::run` asserts that the span ends within the rows, and `f` and the vectors after it stay within
+        // the width.
         let features = unsafe { self.rows.data.get_unchecked(first..first + VECTORS * S::LANES) };
         let mut y = [s.splat(N::zero()); VECTORS];
         for j in 0..VECTORS {
@@ -246,7 +246,7 @@ impl<N: Number> Sums<'_, N> {
             if HIDDEN && some && visible[r] >> row & 1 == 0 {
                 continue;
             }
-            // SAFETY: the row is below `span.end`, which `add_rows` holds against the lanes of a group.
+            // SAFETY: the row is below `span.end`, which `AddRows::run` asserts to be at most the lanes of a group.
             let x = s.splat(unsafe { *tile[r].0.get_unchecked(row) });
             for j in 0..VECTORS {
                 let y = if AWAY { s.sub(y[j], away[r][j]) } else { y[j] };

@@ -10,9 +10,9 @@ use crate::index::{RowMask, Span, low};
 use crate::simd::{GROUP, Lanes, Number, Simd, Task};
 use crate::view::Rows;
 
-/// Adds a tile to the outputs: `out[d][lane] = out[d][lane] * shrink[lane] + sum over keys of v[key][d] * p[key][lane]`,
-/// for the lanes of `span`. With `HIDDEN`, a key that a row does not see (`seen`) is left out of its sum, so that
-/// not even a NaN in its value can reach the row. With `AWAY`, the value's difference from `q[d][lane]` takes its place.
+/// Adds a tile to the outputs: `out[d][lane] = out[d][lane] * rescale[lane] + sum over keys of v[key][d] * p[key][lane]`, for
+/// the lanes of `span`. With `HIDDEN`, masked keys of a row (see `visible`) are left out of its sum, so that not even a NaN in
+/// their values reaches the row. With `AWAY`, `v[key][d] - q[d][lane]` replaces the value.
 #[inline(always)]
 pub(crate) fn add_values<N: Number, S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(
     s: S,
@@ -113,7 +113,7 @@ fn add_block<
     assert!(p.is_empty() || (p.len() - 1) * v.stride + d + DIMS <= v.data.len());
     assert!(!HIDDEN || p.len() <= visible.len());
     let row = |key: usize| {
-        // SAFETY: `key` is below `p.len()`, and the assertion on `v.data.len()` above bounds the row of the last one.
+        // SAFETY: `key` is below `p.len()`, and the assertion on `v.data.len()` above covers the row of the last key.
         unsafe { v.data.get_unchecked(key * v.stride + d..key * v.stride + d + DIMS) }
     };
     let (fours, rest) = p.as_chunks::<UNROLL>();
@@ -137,7 +137,7 @@ fn add_block<
         let p = (p, lane);
         add_round::<N, S, HIDDEN, AWAY, DIMS, VECTORS>(s, row(key), p, (visible, &away), &mut sums);
     }
-    // The tile's own sum first, then one addition to the running one: half the rounding error of adding key by key.
+    // Sum the tile first, then add it to the running sum once: half the rounding error of adding key by key.
     for r in 0..DIMS {
         for j in 0..VECTORS {
             let at = lane + j * S::LANES;
@@ -147,7 +147,7 @@ fn add_block<
     }
 }
 
-/// One key: some features of its value, and its weights for the rows.
+/// Accumulates one key: `DIMS` features of its value times its weights for the rows.
 #[inline(always)]
 fn add_round<
     N: Number,

@@ -1,4 +1,4 @@
-//! Which head tolerates which sparsity: the weight that a pattern would keep, exactly.
+//! Sparsity audit: the exact attention mass that each head retains under a sparse pattern.
 
 use super::AttentionView;
 use super::measure::Measure;
@@ -6,20 +6,22 @@ use crate::error::Error;
 use crate::lsh::{LshAttention, Share};
 use crate::mask::Mask;
 use crate::problem::Align;
-use crate::simd::{Element, Number};
+use crate::simd::Number;
+use crate::view::Tensor;
 use std::fmt;
 
-/// A way to look at fewer keys.
+/// A sparse attention pattern.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Pattern {
-    /// Keys less than so many away: see [`Mask::window`].
+    /// Sliding window: keys less than this far from the query. See [`Mask::window`].
     Window(usize),
-    /// The keys with the largest weights, so many for each query.
+    /// Top-k: this number of keys per query, those with the largest weights.
     TopK(usize),
-    /// Keys that a mask lets through.
+    /// Keys that a mask leaves visible.
     Mask(Mask),
-    /// Keys that hashing puts together with a query. For scaled dot products with a full or a causal mask, and no other option.
+    /// Candidate keys of LSH attention (Reformer, Kitaev et al. 2020). Requires scaled dot products with a full or a causal
+    /// mask, and no other option.
     Lsh(LshAttention),
 }
 
@@ -34,29 +36,29 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// How much of its weight each head keeps under each pattern.
+/// Attention mass that each head retains under each pattern.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Audit {
-    /// Items and heads, as the view has them.
+    /// One entry per item and head, in the order of the view.
     pub heads: Vec<HeadAudit>,
 }
 
-/// How much of its weight a head keeps under each pattern, over its queries.
+/// Attention mass that one head retains under each pattern, over its queries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeadAudit {
-    /// The item.
+    /// Batch item.
     pub batch: usize,
-    /// The query head.
+    /// Query head.
     pub head: usize,
-    /// One for each pattern. Rows that see nothing are left out; a sink's weight is kept by no pattern.
+    /// One entry per pattern. Fully masked rows are excluded. The weight of a sink counts as lost under every pattern.
     pub kept: Vec<Share>,
 }
 
-impl<E: Element> AttentionView<'_, E> {
-    /// How much of its weight each head would keep under each pattern, on average and in the worst row.
+impl<N: Number> AttentionView<'_, N> {
+    /// Computes the attention mass that each head would retain under each pattern: the mean over rows and the worst row.
     ///
-    /// Costs one look, one more for all `TopK` together, one over the pairs it lets through for each mask, and one
-    /// [`LshAttention::forward`] for each `Lsh`.
+    /// Costs one pass over the weights, one more for all `TopK` together, one over the visible pairs of each mask, and one
+    /// [`LshAttention::forward`] per `Lsh`.
     pub fn audit(&self, patterns: &[Pattern]) -> Result<Audit, Error> {
         let mut measure = Measure::new();
         let most = patterns.iter().map(|p| if let Pattern::TopK(k) = p { *k } else { 0 }).max();
@@ -77,7 +79,8 @@ impl<E: Element> AttentionView<'_, E> {
             kept.push(match (pattern, &stats.top) {
                 (Pattern::TopK(0), _) => vec![0.0; all.len()],
                 (Pattern::TopK(k), Some(top)) => {
-                    let sum = |row| top.weights(row).iter().take(*k).map(|w| w.to_f64()).sum();
+                    let sum =
+                        |row| top.weights(row).iter().take(*k).map(|w| Number::to_f64(*w)).sum();
                     (0..all.len()).map(sum).collect()
                 }
                 (Pattern::Lsh(lsh), _) => self.kept_by_hashing(lsh)?,
@@ -87,7 +90,7 @@ impl<E: Element> AttentionView<'_, E> {
         Ok(self.by_head(&all, &kept))
     }
 
-    /// `e^(lse of what hashing sees - lse)`
+    /// `e^(lse over the candidate keys - lse over all keys)` of each row.
     fn kept_by_hashing(&self, lsh: &LshAttention) -> Result<Vec<f64>, Error> {
         let problem = &self.problem;
         let causal = problem.mask.is_causal() && problem.align == Align::End;
@@ -98,7 +101,9 @@ impl<E: Element> AttentionView<'_, E> {
             return Err(Error::NotHashed);
         };
         let lsh = lsh.scale(problem.scale());
-        let stats = lsh.forward(self.machine, self.q, k, k)?;
+        let (q, k) = (Tensor::widened(&self.q)?, Tensor::widened(&k)?);
+        let (q, k) = (q.view(), k.view());
+        let stats = lsh.forward(self.machine, q, k, k)?;
         let mut kept = Vec::new();
         for (batch, head) in self.each_head() {
             let scope = problem.scope(batch, head);
@@ -106,7 +111,7 @@ impl<E: Element> AttentionView<'_, E> {
                 let row = problem.row_index(scope, row);
                 let [part, all] =
                     [&stats.output.lse, self.softmaxes.lse].map(|lse| lse[row].to_f64());
-                // Rounding may leave a little more than everything.
+                // Rounding can push the ratio slightly above 1.
                 kept.push(if part == f64::NEG_INFINITY {
                     0.0
                 } else {
@@ -117,13 +122,13 @@ impl<E: Element> AttentionView<'_, E> {
         Ok(kept)
     }
 
-    fn by_head(&self, all: &[E::Num], kept: &[Vec<f64>]) -> Audit {
+    fn by_head(&self, all: &[N], kept: &[Vec<f64>]) -> Audit {
         let mut first = 0;
         let heads = self.each_head().map(|(batch, head)| {
             let rows = first..first + self.rows_of(batch).len().div_ceil(self.step);
             first = rows.end;
             let share = |kept: &Vec<f64>| {
-                let seeing = rows.clone().filter(|row| all[*row] != E::Num::default());
+                let seeing = rows.clone().filter(|row| all[*row] != N::zero());
                 Share::of(seeing.map(|row| kept[row]).collect::<Vec<_>>().into_iter())
             };
             HeadAudit { batch, head, kept: kept.iter().map(share).collect() }

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::index::RowTile;
 use crate::mask::Run;
 use crate::run::collect;
-use crate::simd::{Element, Number};
+use crate::simd::Number;
 use crate::weights_pass::{RowStats, Scratch, WeightsQuery};
 use std::f64::consts::LN_2;
 use std::ops::Range;
@@ -23,13 +23,13 @@ pub struct Divergence {
 /// Keys that are compared at a time.
 const KEYS: usize = 1024;
 
-impl<E: Element> AttentionView<'_, E> {
+impl<N: Number> AttentionView<'_, N> {
     /// The divergence of each query's weights from those of another run over as many queries and keys, `[heads, rows]`: of
     /// another checkpoint, another precision, another mask. A query that sees nothing in either run is 0 apart.
     ///
     /// Costs both looks, and for each pair that either sees two powers and a logarithm.
     #[inline(never)]
-    pub fn diff(&self, other: &AttentionView<'_, E>) -> Result<Vec<Divergence>, Error> {
+    pub fn diff(&self, other: &AttentionView<'_, N>) -> Result<Vec<Divergence>, Error> {
         let same = |axis, a, b| Error::unless_same(axis, ("this run", a), ("the other", b));
         let rows = |batch| self.rows_of(batch).len().div_ceil(self.step);
         same("heads", self.heads.len(), other.heads.len())?;
@@ -57,9 +57,9 @@ impl<E: Element> AttentionView<'_, E> {
     fn compare(
         &self,
         head: (usize, usize),
-        (other, others): (&AttentionView<'_, E>, (usize, usize)),
+        (other, others): (&AttentionView<'_, N>, (usize, usize)),
         rows: Range<usize>,
-        [mine, theirs]: &mut [Scratch<E::Num>; 2],
+        [mine, theirs]: &mut [Scratch<N>; 2],
     ) -> Vec<Divergence> {
         let mut apart = vec![Divergence::default(); rows.len()];
         let k_len = self.problem.k_len(head.0);
@@ -105,7 +105,7 @@ impl<E: Element> AttentionView<'_, E> {
         (batch, head): (usize, usize),
         rows: &Range<usize>,
         keys: Range<usize>,
-        scratch: &mut Scratch<E::Num>,
+        scratch: &mut Scratch<N>,
     ) -> Vec<f64> {
         let query = WeightsQuery { logs: true, ..WeightsQuery::default() };
         let tile = self.tile_of(batch, rows);

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::index::RowTile;
 use crate::mask::Mask;
 use crate::run::collect;
-use crate::simd::{Element, Number};
+use crate::simd::Number;
 use crate::weights_pass::{Cells, Counts, Grid, RowStats, Scratch, WeightsQuery, join};
 use std::ops::Range;
 
@@ -173,10 +173,10 @@ const MAX_STRIPS: usize = 32;
 /// Strips that are at work or done, at most, before they are added up.
 const WAVE_STRIPS: usize = 64;
 
-impl<E: Element> AttentionView<'_, E> {
+impl<N: Number> AttentionView<'_, N> {
     /// Looks at all weights once, and once more at those that each mask lets through.
     #[inline(never)]
-    pub fn measure(&self, measure: &Measure) -> Result<Measured<E::Num>, Error> {
+    pub fn measure(&self, measure: &Measure) -> Result<Measured<N>, Error> {
         self.measure_counting(measure, None)
     }
 
@@ -184,8 +184,8 @@ impl<E: Element> AttentionView<'_, E> {
     pub(super) fn measure_counting(
         &self,
         measure: &Measure,
-        counts: Counts<'_, E::Num>,
-    ) -> Result<Measured<E::Num>, Error> {
+        counts: Counts<'_, N>,
+    ) -> Result<Measured<N>, Error> {
         self.check(measure)?;
         let mut measured = self.unmeasured(measure);
         let keys = measure.keys.clone().unwrap_or(0..self.problem.dims().k_len);
@@ -196,7 +196,7 @@ impl<E: Element> AttentionView<'_, E> {
                 let mut maps = measured.add(&query, strips).into_iter();
                 if let (Some(all), true) = (&mut measured.col_sum, query.grids.is_empty()) {
                     let end = keys.end.min(self.problem.k_len(batch));
-                    all.extend(vec![E::Num::default(); end.saturating_sub(keys.start)]);
+                    all.extend(vec![N::zero(); end.saturating_sub(keys.start)]);
                 }
                 let pools = measure.pooled.iter().map(|(_, pool)| *pool);
                 measured.pooled.extend(pools.map(|pool| self.map(batch, maps.next(), pool)));
@@ -231,7 +231,7 @@ impl<E: Element> AttentionView<'_, E> {
         }
     }
 
-    fn unmeasured(&self, measure: &Measure) -> Measured<E::Num> {
+    fn unmeasured(&self, measure: &Measure) -> Measured<N> {
         let (keys, weights) = (Vec::new(), Vec::new());
         let most = |k: usize| k.min(self.problem.dims().k_len);
         Measured {
@@ -264,9 +264,9 @@ impl<E: Element> AttentionView<'_, E> {
     fn look(
         &self,
         over: (&Mask, &Range<usize>),
-        counts: Counts<'_, E::Num>,
+        counts: Counts<'_, N>,
         query: impl Fn(usize) -> WeightsQuery + Sync,
-        mut then: impl FnMut(usize, Vec<RowStats<E::Num>>),
+        mut then: impl FnMut(usize, Vec<RowStats<N>>),
     ) {
         let heads: Vec<_> = self.each_head().collect();
         let longest = heads.iter().map(|(batch, _)| self.rows_of(*batch).len()).max().unwrap_or(0);
@@ -310,9 +310,9 @@ impl<E: Element> AttentionView<'_, E> {
         (mask, keys): (&Mask, &Range<usize>),
         (batch, head): (usize, usize),
         strip: Range<usize>,
-        (query, counts): (&WeightsQuery, Counts<'_, E::Num>),
-        scratch: &mut Scratch<E::Num>,
-    ) -> Option<RowStats<E::Num>> {
+        (query, counts): (&WeightsQuery, Counts<'_, N>),
+        scratch: &mut Scratch<N>,
+    ) -> Option<RowStats<N>> {
         let (scope, own) = (self.problem.scope(batch, head), self.rows_of(batch));
         let rows = own.start + strip.start.min(own.len())..own.start + strip.end.min(own.len());
         if rows.is_empty() {
@@ -336,7 +336,7 @@ impl<E: Element> AttentionView<'_, E> {
     }
 
     /// The map of a head from what its cells hold; an empty one if it has no cells.
-    fn map(&self, batch: usize, cells: Option<(Grid, Vec<E::Num>)>, pool: Pool) -> Pooled<E::Num> {
+    fn map(&self, batch: usize, cells: Option<(Grid, Vec<N>)>, pool: Pool) -> Pooled<N> {
         let Some((grid, values)) = cells else {
             return Pooled { rows: 0, cols: 0, values: Vec::new() };
         };
@@ -348,7 +348,7 @@ impl<E: Element> AttentionView<'_, E> {
     }
 
     /// Divides the sums of cells by their pairs: of the queries that were looked at.
-    fn divide(&self, pooled: &mut Pooled<E::Num>, batch: usize, Grid { rows, keys, .. }: &Grid) {
+    fn divide(&self, pooled: &mut Pooled<N>, batch: usize, Grid { rows, keys, .. }: &Grid) {
         let (q_len, k_len) = (self.problem.q_len(batch), self.problem.k_len(batch));
         for (i, row) in pooled.values.chunks_mut(pooled.cols.max(1)).enumerate() {
             let cell = rows.of_cell(i);
@@ -358,7 +358,7 @@ impl<E: Element> AttentionView<'_, E> {
             for (j, x) in row.iter_mut().enumerate() {
                 let cell = keys.of_cell(j);
                 let pairs = queries * (cell.end.min(k_len) - cell.start);
-                *x = if pairs == 0 { *x } else { *x / E::Num::of_len(pairs) };
+                *x = if pairs == 0 { *x } else { *x / N::of_len(pairs) };
             }
         }
     }

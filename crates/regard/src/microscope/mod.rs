@@ -16,7 +16,7 @@ use crate::index::RowTile;
 use crate::machine::Machine;
 use crate::mask::Mask;
 use crate::output::{Output, OutputView};
-use crate::plan::Plan;
+use crate::plan::{Core, Plan};
 use crate::problem::Problem;
 use crate::score::in_log2;
 use crate::simd::{Element, Number};
@@ -54,14 +54,14 @@ use std::sync::Arc;
 /// Results are one head after another, items outermost, and one query after another in each: as `lse` is, unless queries are
 /// packed. Narrow a view to one [`head`](Self::head), to some [`rows`](Self::rows), or to [`every`](Self::every) n-th of them.
 #[derive(Clone, Debug)]
-pub struct AttentionView<'a, E: Element> {
-    problem: Problem<'a, E>,
+pub struct AttentionView<'a, N: Number> {
+    problem: Problem<'a, N>,
     machine: Machine,
-    q: View<'a, E>,
-    k: Source<'a, E>,
+    q: View<'a, N>,
+    k: Source<'a, N>,
     /// Keys times what the similarity multiplies them by.
-    projected: Option<Arc<Tensor<E>>>,
-    softmaxes: Softmaxes<'a, E::Num>,
+    projected: Option<Arc<Tensor<N>>>,
+    softmaxes: Softmaxes<'a, N>,
     /// Of `batch x heads.q`.
     heads: Range<usize>,
     /// All where none are named; may reach beyond what there is.
@@ -69,59 +69,61 @@ pub struct AttentionView<'a, E: Element> {
     step: usize,
 }
 
-impl<'a, E: Element> AttentionView<'a, E> {
+impl<'a, N: Number> AttentionView<'a, N> {
     /// The weights behind an output: `plan`, `q` and `k` are those it was made with.
     #[inline(never)]
-    pub fn new<'p: 'a>(
+    pub fn new<'p: 'a, E: Element<Num = N>>(
         plan: &Plan<'p, E>,
         q: View<'a, E>,
         k: View<'a, E>,
         output: &'a Output<E>,
     ) -> Result<Self, Error> {
-        plan.check_tensors(&[&q, &k])?;
-        let mut view = Self::over(plan, q, Source::Tensor(k), &output.lse)?;
+        let (core, q, k) = (plan.core(), q.erase(), k.erase());
+        core.check_tensors(&[&q, &k])?;
+        let mut view = Self::over(core, q, Source::Tensor(k), &output.lse)?;
         view.take(plan, output)?;
-        view.project(plan, &k)?;
+        view.project(core, &k)?;
         Ok(view)
     }
 
     /// The same where only `lse [batch, heads.q, q_len]` was kept. The [`Normalizer`](crate::Normalizer) must be the softmax.
     /// Scores above about 1000 need all of the output: their `lse` cannot hold what they differ by.
     #[inline(never)]
-    pub fn from_lse<'p: 'a>(
+    pub fn from_lse<'p: 'a, E: Element<Num = N>>(
         plan: &Plan<'p, E>,
         q: View<'a, E>,
         k: View<'a, E>,
-        lse: &'a [E::Num],
+        lse: &'a [N],
     ) -> Result<Self, Error> {
-        plan.check_tensors(&[&q, &k])?;
-        let mut view = Self::over(plan, q, Source::Tensor(k), lse)?;
+        let (core, q, k) = (plan.core(), q.erase(), k.erase());
+        core.check_tensors(&[&q, &k])?;
+        let mut view = Self::over(core, q, Source::Tensor(k), lse)?;
         view.unless_chosen()?;
-        view.project(plan, &k)?;
+        view.project(core, &k)?;
         Ok(view)
     }
 
     /// The weights behind an output of [`Plan::forward_cached`]; the sequences hold what they held then.
     #[inline(never)]
-    pub fn cached<'p: 'a>(
+    pub fn cached<'p: 'a, E: Element<Num = N>>(
         plan: &'a Plan<'p, E>,
         q: View<'a, E>,
         (cache, sequences): (&'a KvCache<E>, &'a [Sequence]),
         output: &'a Output<E>,
     ) -> Result<Self, Error> {
         let call = plan.check_cached(q, cache, sequences)?;
-        let mut view = Self::over(plan, q, call.k, &output.lse)?;
+        let mut view = Self::over(plan.core(), call.q, call.k, &output.lse)?;
         view.take(plan, output)?;
         Ok(view)
     }
 
     fn over<'p: 'a>(
-        plan: &Plan<'p, E>,
-        q: View<'a, E>,
-        k: Source<'a, E>,
-        lse: &'a [E::Num],
+        plan: &Core<'p, N>,
+        q: View<'a, N>,
+        k: Source<'a, N>,
+        lse: &'a [N],
     ) -> Result<Self, Error> {
-        let problem: Problem<'a, E> = plan.problem().clone();
+        let problem: Problem<'a, N> = plan.problem().clone();
         Error::unless_one_each_row("lse", problem.rows(), lse.len())?;
         let dims = problem.dims();
         Ok(Self {
@@ -138,7 +140,11 @@ impl<'a, E: Element> AttentionView<'a, E> {
     }
 
     /// Takes all that an output knows of its weights.
-    fn take(&mut self, plan: &Plan<'_, E>, output: &'a Output<E>) -> Result<(), Error> {
+    fn take<E: Element<Num = N>>(
+        &mut self,
+        plan: &Plan<'_, E>,
+        output: &'a Output<E>,
+    ) -> Result<(), Error> {
         OutputView::from(output).check_rows(self.problem.rows())?;
         self.softmaxes.states = &output.states;
         if let Some(selection) = output.selection.as_ref().filter(|_| self.problem.selects()) {
@@ -154,7 +160,7 @@ impl<'a, E: Element> AttentionView<'a, E> {
     }
 
     /// Multiplies keys by what the similarity multiplies them by.
-    fn project(&mut self, plan: &Plan<'_, E>, k: &View<'a, E>) -> Result<(), Error> {
+    fn project(&mut self, plan: &Core<'_, N>, k: &View<'a, N>) -> Result<(), Error> {
         if let Some((_, keys)) = plan.with_projected_keys(k)? {
             self.problem = self.problem.with_projected_keys();
             self.projected = Some(Arc::new(keys));
@@ -164,7 +170,7 @@ impl<'a, E: Element> AttentionView<'a, E> {
 
     /// The problem.
     #[must_use]
-    pub fn problem(&self) -> &Problem<'a, E> {
+    pub fn problem(&self) -> &Problem<'a, N> {
         &self.problem
     }
 
@@ -207,23 +213,23 @@ impl<'a, E: Element> AttentionView<'a, E> {
         (batch, head): (usize, usize),
         rows: RowTile,
         (key_range, query): (&KeyRange<'_>, &WeightsQuery),
-        counts: Counts<'_, E::Num>,
-        (scratch, stats): (&mut Scratch<E::Num>, &mut RowStats<E::Num>),
+        counts: Counts<'_, N>,
+        (scratch, stats): (&mut Scratch<N>, &mut RowStats<N>),
     ) {
         let (call, softmaxes) = (self.call(), self.softmaxes);
         let scope = self.problem.scope(batch, head);
         let look =
             WeightsPass { call, softmaxes, scope, rows, key_range, query, counts, scratch, stats };
-        E::Num::enter(self.machine.isa, look);
+        N::enter(self.machine.isa, look);
     }
 
-    fn call(&self) -> Call<'_, E> {
+    fn call(&self) -> Call<'_, N> {
         let k = self.projected.as_deref().map_or(self.k, |keys| Source::Tensor(keys.view()));
         Call { problem: &self.problem, q: self.q, k, v: k }
     }
 
     /// The weights of one query for every key of its item, `[heads, k_len]`; 0 where it does not see them.
-    pub fn row(&self, row: usize) -> Result<Vec<E::Num>, Error> {
+    pub fn row(&self, row: usize) -> Result<Vec<N>, Error> {
         for (batch, _) in self.each_head() {
             below("row", row, self.problem.q_len(batch))?;
         }
@@ -232,7 +238,7 @@ impl<'a, E: Element> AttentionView<'a, E> {
 
     /// The weights of some queries for some keys, `[heads, rows, keys]`; 0 where they do not see each other. What lies beyond
     /// the last query and key is cut off.
-    pub fn tile(&self, rows: Range<usize>, keys: Range<usize>) -> Result<Vec<E::Num>, Error> {
+    pub fn tile(&self, rows: Range<usize>, keys: Range<usize>) -> Result<Vec<N>, Error> {
         let one = Self { rows: Some(rows), step: 1, ..self.clone() };
         let cells = [usize::MAX; 2];
         let pooled =
@@ -242,58 +248,53 @@ impl<'a, E: Element> AttentionView<'a, E> {
 
     /// The whole map in at most `rows x cols` cells of equal size, one map for each head: the mean, the largest or the sum of the
     /// weights of each.
-    pub fn pooled(
-        &self,
-        rows: usize,
-        cols: usize,
-        pool: Pool,
-    ) -> Result<Vec<Pooled<E::Num>>, Error> {
+    pub fn pooled(&self, rows: usize, cols: usize, pool: Pool) -> Result<Vec<Pooled<N>>, Error> {
         Ok(self.measure(&Measure::new().pooled(rows, cols, pool))?.pooled)
     }
 
     /// The `k` largest weights of each query, and their keys.
-    pub fn top_k(&self, k: usize) -> Result<Top<E::Num>, Error> {
+    pub fn top_k(&self, k: usize) -> Result<Top<N>, Error> {
         Ok(self.measure(&Measure::new().top_k(k))?.top.unwrap_or_default())
     }
 
     /// The entropy of each query's weights (and sink), `-sum of a ln a`.
-    pub fn entropy(&self) -> Result<Vec<E::Num>, Error> {
+    pub fn entropy(&self) -> Result<Vec<N>, Error> {
         Ok(self.measure(&Measure::new().entropy())?.entropy.unwrap_or_default())
     }
 
     /// What each key receives, the sum of its weights over all queries, `[heads, k_len]`.
-    pub fn col_sum(&self) -> Result<Vec<E::Num>, Error> {
+    pub fn col_sum(&self) -> Result<Vec<N>, Error> {
         Ok(self.measure(&Measure::new().col_sum())?.col_sum.unwrap_or_default())
     }
 
     /// How far each query looks: the mean of `|key - position|` over its weights; 0 for one that sees nothing.
-    pub fn mean_distance(&self) -> Result<Vec<E::Num>, Error> {
+    pub fn mean_distance(&self) -> Result<Vec<N>, Error> {
         Ok(self.measure(&Measure::new().mean_distance())?.mean_distance.unwrap_or_default())
     }
 
     /// How much of each query's weight a mask would keep: the sum over the keys that it lets through. The weight of the
     /// first tokens, where models often leave what they do not need, is `mass(Mask::prefix(n))`.
-    pub fn mass(&self, mask: Mask) -> Result<Vec<E::Num>, Error> {
+    pub fn mass(&self, mask: Mask) -> Result<Vec<N>, Error> {
         Ok(self.measure(&Measure::new().mass(mask))?.masses.pop().unwrap_or_default())
     }
 
     /// What the [sink](crate::Score::sinks) of its head takes of each query's weight; 0 where there is none.
-    pub fn sink_mass(&self) -> Vec<E::Num> {
+    pub fn sink_mass(&self) -> Vec<N> {
         let sinks = self.problem.score.sinks;
         let mut stats = Vec::new();
         for (batch, head) in self.each_head() {
             let scope = self.problem.scope(batch, head);
             for row in self.rows_of(batch).step_by(self.step) {
                 let (m, share) = self.softmaxes.of_row(self.problem.row_index(scope, row));
-                let weight = |sinks: &[E::Num]| num_traits::Float::exp2(in_log2(sinks[head]) - m);
-                stats.push(sinks.map_or_else(E::Num::default, weight) * share);
+                let weight = |sinks: &[N]| num_traits::Float::exp2(in_log2(sinks[head]) - m);
+                stats.push(sinks.map_or_else(N::default, weight) * share);
             }
         }
         stats
     }
 
     /// Items and heads that are looked at.
-    fn each_head(&self) -> impl Iterator<Item = (usize, usize)> + use<E> {
+    fn each_head(&self) -> impl Iterator<Item = (usize, usize)> + use<N> {
         let heads = self.problem.dims().heads.q;
         self.heads.clone().map(move |i| (i / heads, i % heads))
     }

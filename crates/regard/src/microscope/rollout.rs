@@ -1,18 +1,20 @@
-//! The route of information through layers (Abnar and Zuidema 2020), without a matrix.
+//! Attention rollout (Abnar and Zuidema 2020) in linear memory: attention matrices are never stored.
 
 use super::AttentionView;
 use super::measure::Measure;
 use crate::error::Error;
-use crate::simd::{Element, Number};
+use crate::simd::Number;
 
-/// Where what ends up in some positions came from: `r <- own r + (1 - own) r A`, from the last layer to the first, with `A` the
-/// mean of the layer's heads and `own` what the residual connection carries past it (usually 0.5).
+/// Attention rollout (Abnar and Zuidema 2020): attributes the outputs at some positions to the positions of each layer's
+/// input. Computes `r <- own r + (1 - own) r A` from the last layer to the first, where `A` is the attention matrix
+/// averaged over the heads of the layer and `own` is the fraction that the residual connection carries (usually 0.5).
 ///
-/// `layers` are views of one item each, as many queries as keys. `from` says how much of the end each position stands for: 1 at
-/// one of them, or shares of several. The answer has one row for each layer, the first layer first: how much each position holds
-/// at its start; `from` itself belongs after the last. Costs one look a layer, memory for a row.
-pub fn rollout<E: Element>(
-    layers: &[AttentionView<'_, E>],
+/// `layers` are views of one item each, with as many queries as keys. `from` weights the output positions: one-hot for a
+/// single position, or a distribution over several. Returns one row per layer, first layer first: the share of each
+/// position at the input of that layer. `from` itself is the row after the last layer. Costs one pass over the weights per
+/// layer, and memory for a row.
+pub fn rollout<N: Number>(
+    layers: &[AttentionView<'_, N>],
     from: &[f64],
     own: f64,
 ) -> Result<Vec<Vec<f64>>, Error> {
@@ -31,8 +33,8 @@ pub fn rollout<E: Element>(
     Ok(rows)
 }
 
-impl<E: Element> AttentionView<'_, E> {
-    /// `r A`, the mean over the heads.
+impl<N: Number> AttentionView<'_, N> {
+    /// `r A`, averaged over the heads.
     fn pass_on(&self, r: &[f64]) -> Result<Vec<f64>, Error> {
         let dims = self.problem.dims();
         let heads: Vec<_> = self.each_head().collect();
@@ -44,11 +46,13 @@ impl<E: Element> AttentionView<'_, E> {
         Error::unless_same("positions", ("the layer's queries", len), ("its keys", keys))?;
         Error::unless_same("positions", ("from", r.len()), ("the layer", len))?;
         let whole = Self { rows: None, step: 1, ..self.clone() };
-        let counts: Vec<_> = r.iter().map(|r| E::Num::from_f64(*r)).collect();
+        let counts: Vec<_> = r.iter().map(|r| N::from_f64(*r)).collect();
         let stats = whole.measure_counting(&Measure::new().col_sum(), Some(&counts))?;
         let mut sum = vec![0.0; len];
         for head in stats.col_sum.unwrap_or_default().chunks(len.max(1)) {
-            sum.iter_mut().zip(head).for_each(|(sum, x)| *sum += x.to_f64() / heads.len() as f64);
+            sum.iter_mut()
+                .zip(head)
+                .for_each(|(sum, x)| *sum += Number::to_f64(*x) / heads.len() as f64);
         }
         Ok(sum)
     }

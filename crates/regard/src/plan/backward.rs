@@ -3,8 +3,8 @@
 //! Cost: five products for each pair where forward has two, for the weights are made again; memory for `d_k` and `d_v` of the keys
 //! that each thread works on and, where a head's keys are cut into several parts, one `d_q` for each.
 
-use super::Plan;
-use super::sums::{OptionSums, add_tables};
+use super::sums::{OptionGrads, OptionSums, add_tables};
+use super::{Core, Plan};
 use crate::backward::{
     BackwardCall, ByKeys, ByProjection, Join, OPTIONS, Parts, QueryGrads, Scratch, Target,
 };
@@ -18,8 +18,7 @@ use crate::project::project_backward;
 use crate::run::run;
 use crate::score::RelativeBias;
 use crate::simd::{self, Element, Number};
-use crate::source::Source;
-use crate::view::{self, Shape, Tensor, Unwritten, View, ViewMut};
+use crate::view::{self, Inputs, OutView, Shape, Tensor, Unwritten, View, ViewMut};
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -49,31 +48,21 @@ impl<E: Element> Plan<'_, E> {
         output: impl Into<OutputView<'b, E>>,
         output_grads: impl Into<OutputGrads<'b, E>>,
     ) -> Result<Grads<E>, Error> {
-        self.backward_from(q, k, v, output.into(), output_grads.into())
+        self.backward_from((q, k, v), output.into(), output_grads.into())
     }
 
-    /// The same of one type, to be compiled once.
     #[inline(never)]
     fn backward_from<'b>(
         &self,
-        q: View<'b, E>,
-        k: View<'b, E>,
-        v: View<'b, E>,
+        inputs: Inputs<'b, E>,
         output: OutputView<'b, E>,
         output_grads: OutputGrads<'b, E>,
     ) -> Result<Grads<E>, Error> {
-        self.check_inputs(&q, &k, &v)?;
-        if let Some((plan, keys)) = self.with_projected_keys(&k)? {
-            let mut grads = plan.backward(q, keys.view(), v, output, output_grads)?;
-            if let Some(w_k) = self.problem().similarity.of_keys() {
-                let (d_k, d_w_k) = project_backward(self.machine(), &k, w_k, &grads.k.view())?;
-                grads.k = d_k;
-                grads.additive.iter_mut().for_each(|g| g.w_k = Some(d_w_k.clone()));
-            }
-            return Ok(grads);
-        }
+        let (q, k, v) = inputs;
+        let core = self.core();
+        core.check_inputs(&q.erase(), &k.erase(), &v.erase())?;
         if self.problem().selects() {
-            return self.backward_chosen((q, k, v), output, output_grads);
+            return self.backward_chosen(inputs, output, output_grads);
         }
         output_grads.without_selection("softmax")?;
         let shape = self.problem().dims().out_shape();
@@ -95,27 +84,89 @@ impl<E: Element> Plan<'_, E> {
             (_, None) => None,
         };
         if rows == 0 {
+            let mut options = OptionSums::new(core, output_grads.bias).into_options(core)?;
+            if let Some(w_k) = self.problem().similarity.of_keys() {
+                let zeros = Tensor::zeros(&w_k, w_k.shape().dim)?;
+                options.additive.iter_mut().for_each(|g| g.w_k = Some(zeros.clone()));
+            }
             let [q, k, v] = [&q, &k, &v].map(Tensor::zeros_like);
-            return OptionSums::new(self, output_grads.bias).into_grads(self, [q?, k?, v?]);
+            return options.into_grads([q?, k?, v?]);
         }
-        let new = |view: &View<'_, E>| Unwritten::like(view, view.shape().dim);
+        let new = |view: &View<'_, E>| Unwritten::<E>::like(view, view.shape().dim);
         let (mut d_q, mut d_k, mut d_v) = (new(&q)?, new(&k)?, new(&v)?);
-        let mut sums = OptionSums::new(self, output_grads.bias);
-        let call = Call { problem: self.problem(), q, k: Source::Tensor(k), v: Source::Tensor(v) };
         let OutputView { out, lse, states, .. } = output;
-        let (d_out, d_lse) = (output_grads.out, output_grads.lse);
-        let back = BackwardCall { call, out, d_out, lse, states, d_lse, entropy };
-        let grads = (d_q.view()?, d_k.view()?, d_v.view()?);
-        let grads = [&grads.0, &grads.1, &grads.2];
-        if self.problem().packed().contains(&true) {
-            self.compute_packed_grads(back, grads, &mut sums, output_grads.bias)?;
-        } else {
-            self.compute_grads(back, grads, 0..shape.batch, &mut sums)?;
-        }
-        // SAFETY: `compute_grads` writes every row of every item it is given, and it is given all of them, or, by
-        // `compute_packed_grads`, each one that has queries; of the others `clear` makes k and v 0.
+        let saved = Saved {
+            out: out.erase(),
+            d_out: output_grads.out.erase(),
+            lse,
+            states,
+            d_lse: output_grads.lse,
+            entropy,
+            bias: output_grads.bias,
+        };
+        let sums = {
+            let grads = (d_q.view()?, d_k.view()?, d_v.view()?);
+            let grads = [&grads.0, &grads.1, &grads.2].map(|grad| E::erase(grad).into());
+            core.backward_into(core.call(q.erase(), k.erase(), v.erase()), saved, grads)?
+        };
+        // SAFETY: `backward_into` writes every row of every gradient.
         let [q, k, v] = unsafe { [d_q.written(), d_k.written(), d_v.written()] };
-        sums.into_grads(self, [q, k, v])
+        sums.into_grads([q, k, v])
+    }
+}
+
+/// What a forward pass left, and what the loss says of it: see [`BackwardCall`].
+#[derive(Clone, Copy)]
+struct Saved<'b, N: Number> {
+    out: View<'b, N>,
+    d_out: View<'b, N>,
+    lse: &'b [N],
+    states: &'b [[N; 2]],
+    d_lse: Option<&'b [N]>,
+    entropy: Option<[&'b [N]; 2]>,
+    /// Whether the gradient of the dense bias is asked for.
+    bias: bool,
+}
+
+impl<N: Number> Core<'_, N> {
+    /// Writes the gradients by q, k and v, every row of each; returns those of the options. There must be rows.
+    #[inline(never)]
+    fn backward_into(
+        &self,
+        call: Call<'_, N>,
+        saved: Saved<'_, N>,
+        grads: [OutView<'_, N>; 3],
+    ) -> Result<OptionGrads<N>, Error> {
+        let (Some(k), Some(v)) = (call.k.tensor(), call.v.tensor()) else {
+            return Err(Error::OnlyCached);
+        };
+        if let Some((core, keys)) = self.with_projected_keys(&k)? {
+            let mut d_keys = Unwritten::<N>::like(&keys.view(), keys.shape().dim)?;
+            let [d_q, d_k, d_v] = grads;
+            let mut options = {
+                let d_keys = d_keys.view()?;
+                let grads = [d_q, N::erase(&d_keys).into(), d_v];
+                core.backward_into(core.call(call.q, keys.view(), v), saved, grads)?
+            };
+            // SAFETY: `backward_into` writes every row.
+            let d_keys = unsafe { d_keys.written() };
+            if let Some(w_k) = self.problem.similarity.of_keys() {
+                let d_w_k = project_backward(self.machine, &k, w_k, &d_keys.view(), d_k)?;
+                options.additive.iter_mut().for_each(|g| g.w_k = Some(d_w_k.clone()));
+            }
+            return Ok(options);
+        }
+        let mut sums = OptionSums::new(self, saved.bias);
+        let Saved { out, d_out, lse, states, d_lse, entropy, bias } = saved;
+        let back = BackwardCall { call, out, d_out, lse, states, d_lse, entropy };
+        // `compute_grads` writes every row of every item it is given, and it is given all of them, or, by
+        // `compute_packed_grads`, each one that has queries; of the others `clear` makes k and v 0.
+        if self.problem.packed().contains(&true) {
+            self.compute_packed_grads(back, grads, &mut sums, bias)?;
+        } else {
+            self.compute_grads(back, grads, 0..self.problem.dims().batch, &mut sums)?;
+        }
+        sums.into_options(self)
     }
 
     /// The shape of the dense bias; nothing where there is none.
@@ -157,16 +208,18 @@ impl<E: Element> Plan<'_, E> {
     /// The gradients of packed sequences: those of each as if it were the only one, and the sums over all of them.
     fn compute_packed_grads(
         &self,
-        back: BackwardCall<'_, E>,
-        grads: [&ViewMut<'_, E>; 3],
-        sums: &mut OptionSums<E::Num>,
+        back: BackwardCall<'_, N>,
+        grads: [OutView<'_, N>; 3],
+        sums: &mut OptionSums<N>,
         bias: bool,
     ) -> Result<(), Error> {
         let (problem, threads) = (self.problem(), self.machine().threads);
         let Dims { batch, heads, .. } = problem.dims();
         let pairs = |item| problem.q_len(item).saturating_mul(problem.k_len(item));
         let long = |item: &usize| pairs(*item).saturating_mul(heads.q) >= LONG_ITEM_PAIRS;
-        let of_item = |item: usize, threads: usize| {
+        // By `move`: captured field by field, the types of `back` confuse the compiler (1.95).
+        let back = &back;
+        let of_item = move |item: usize, threads: usize| {
             let plan = self.of_item(item, threads);
             let mut sums = OptionSums::new(&plan, bias);
             if problem.q_len(item) == 0 {
@@ -175,7 +228,7 @@ impl<E: Element> Plan<'_, E> {
                 return Ok(sums);
             }
             let call = Call { problem: plan.problem(), ..back.call };
-            plan.compute_grads(BackwardCall { call, ..back }, grads, item..item + 1, &mut sums)?;
+            plan.compute_grads(BackwardCall { call, ..*back }, grads, item..item + 1, &mut sums)?;
             Ok(sums)
         };
         let found: Vec<OnceLock<Result<_, Error>>> = (0..batch).map(|_| OnceLock::new()).collect();
@@ -200,10 +253,10 @@ impl<E: Element> Plan<'_, E> {
     /// The gradients of some items, all as long as the longest.
     fn compute_grads(
         &self,
-        back: BackwardCall<'_, E>,
-        [d_q, d_k, d_v]: [&ViewMut<'_, E>; 3],
+        back: BackwardCall<'_, N>,
+        [d_q, d_k, d_v]: [OutView<'_, N>; 3],
         all: Range<usize>,
-        sums: &mut OptionSums<E::Num>,
+        sums: &mut OptionSums<N>,
     ) -> Result<(), Error> {
         let problem = self.problem();
         let Dims { heads, q_len, qk_dim, .. } = problem.dims();
@@ -212,7 +265,7 @@ impl<E: Element> Plan<'_, E> {
         let buckets = problem.score.relative.as_ref().map_or(0, RelativeBias::buckets);
         let entries = buckets + problem.similarity.hidden();
         let saved = [cut.wave, heads.q * slots, q_len, qk_dim + OPTIONS];
-        let zero = E::Num::default();
+        let zero = N::zero();
         let mut saved_room = filled(zero, if cut.parted { &saved[..] } else { &[0] })?;
         let tables = [cut.wave, heads.q * parts, 1, entries];
         let mut table_room = filled(0.0, &tables)?;
@@ -271,9 +324,9 @@ impl<E: Element> Plan<'_, E> {
     /// Runs the tasks of some items, each with some keys of a head.
     fn run_by_keys(
         &self,
-        back: BackwardCall<'_, E>,
+        back: BackwardCall<'_, N>,
         items: &Range<usize>,
-        room: &GradTargets<'_, E>,
+        room: &GradTargets<'_, N>,
     ) {
         let (problem, machine, cut) = (self.problem(), self.machine(), room.cut);
         let (heads, parts) = (problem.dims().heads, cut.keys.len());
@@ -310,10 +363,10 @@ impl<E: Element> Plan<'_, E> {
     /// Adds the parts of `d_q` of some items.
     fn join(
         &self,
-        call: Call<'_, E>,
+        call: Call<'_, N>,
         (items, begin): (Range<usize>, usize),
-        parts: Parts<'_, E::Num>,
-        (d_q, options): (&ViewMut<'_, E>, &ViewMut<'_, E::Num>),
+        parts: Parts<'_, N>,
+        (d_q, options): (OutView<'_, N>, &ViewMut<'_, N>),
     ) {
         let (machine, heads, tiling) =
             (self.machine(), call.problem.dims().heads.q, self.tiling(1));
@@ -333,7 +386,7 @@ impl<E: Element> Plan<'_, E> {
                 };
                 let scope = call.problem.scope(b, head);
                 let task = Join { call, scope, rows, parts, target, scratch };
-                E::Num::enter(machine.isa, task);
+                N::enter(machine.isa, task);
             },
         );
     }
@@ -341,10 +394,10 @@ impl<E: Element> Plan<'_, E> {
     /// Adds what some items say of `W`.
     fn add_projection_grads(
         &self,
-        call: Call<'_, E>,
+        call: Call<'_, N>,
         items: Range<usize>,
-        parts: Parts<'_, E::Num>,
-        d_w: &ViewMut<'_, E::Num>,
+        parts: Parts<'_, N>,
+        d_w: &ViewMut<'_, N>,
     ) {
         let (machine, shape) = (self.machine(), d_w.shape());
         let blocks = shape.len.div_ceil(BLOCK_KEYS);
@@ -364,7 +417,7 @@ impl<E: Element> Plan<'_, E> {
                 let (items, tiling) = (items.clone(), self.tiling(1));
                 let task =
                     ByProjection { call, items, heads, tiling, parts, features, target, scratch };
-                E::Num::enter(machine.isa, task);
+                N::enter(machine.isa, task);
             },
         );
     }
@@ -384,7 +437,7 @@ struct Cut<'p> {
 }
 
 /// What the tasks of some items write.
-struct GradTargets<'r, E: Element> {
+struct GradTargets<'r, N: Number> {
     cut: &'r Cut<'r>,
     heads: Heads,
     q_len: usize,
@@ -393,24 +446,24 @@ struct GradTargets<'r, E: Element> {
     /// The first item.
     first: usize,
     /// By q, k and v.
-    grads: [&'r ViewMut<'r, E>; 3],
-    options: &'r ViewMut<'r, E::Num>,
-    sinks: Option<&'r ViewMut<'r, E::Num>>,
-    bias: Option<&'r ViewMut<'r, E::Num>>,
+    grads: [OutView<'r, N>; 3],
+    options: &'r ViewMut<'r, N>,
+    sinks: Option<&'r ViewMut<'r, N>>,
+    bias: Option<&'r ViewMut<'r, N>>,
     /// Whether the columns of the bias are those of parts, not keys.
     bias_by_part: bool,
     /// See [`Target::parts`] and [`Target::tables`].
-    parts: Option<ViewMut<'r, E::Num>>,
+    parts: Option<ViewMut<'r, N>>,
     tables: ViewMut<'r, f64>,
 }
 
-impl<E: Element> GradTargets<'_, E> {
+impl<N: Number> GradTargets<'_, N> {
     /// What one part of the keys of one head writes.
     ///
     /// # Safety
     /// While it lives, nobody else may have the target of this part of this head of this item, or of one that shares its
     /// bias. Tables and bias must have been written.
-    unsafe fn target(&self, b: usize, kv_head: usize, part: usize) -> Target<'_, E> {
+    unsafe fn target(&self, b: usize, kv_head: usize, part: usize) -> Target<'_, N> {
         let (cut, item, row_item) = (self.cut, b - self.first, b - self.begin);
         let [d_q, d_k, d_v] = self.grads;
         let served = self.heads.q / self.heads.kv;
@@ -444,7 +497,7 @@ impl<E: Element> GradTargets<'_, E> {
                 let one = RowTile { count: 1, ..rows };
                 self.tables.tile(item, slot(cut.keys.len(), part), one)
             };
-            let bias = |bias: &'_ ViewMut<'_, E::Num>| {
+            let bias = |bias: &'_ ViewMut<'_, N>| {
                 let Shape { batch, heads, len, .. } = bias.shape();
                 let features = if self.bias_by_part { part..part + 1 } else { keys.clone() };
                 let heads = if heads == 1 {

@@ -8,7 +8,7 @@ use crate::output::{Output, OutputView};
 use crate::simd::Element;
 use crate::view::{Inputs, Tensor};
 
-impl<'a, E: Element> Plan<'a, E> {
+impl<E: Element> Plan<'_, E> {
     /// The gradients of a call whose normalizer is not the softmax.
     pub(crate) fn backward_chosen<'b>(
         &self,
@@ -89,11 +89,6 @@ impl<'a, E: Element> Plan<'a, E> {
         let rest = if output_grads.bias { rest.with_bias() } else { rest };
         grads.add(&soft.backward(q, k, v, &output, rest)?);
         Ok(grads)
-    }
-
-    /// The softmax over all that a row sees.
-    fn soft(&self) -> Self {
-        self.with_problem(self.problem().soft())
     }
 
     pub(crate) fn check_selection(&self, selection: &Selection<E::Num>) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! Attention: from a plan and tensors to an output.
 
-use super::{Grid, ItemClass, Plan, cumulated};
+use super::{Core, Grid, ItemClass, Plan, cumulated};
 use crate::amx::{PackKv, PackedKv};
 use crate::block_loop::{Call, KeyRange, Tiling};
 use crate::cache::{KvCache, Sequence};
@@ -11,12 +11,12 @@ use crate::output::Output;
 use crate::problem::{Dims, Problem};
 use crate::project::project;
 use crate::run::run;
-use crate::simd::{self, Element};
+use crate::simd::{self, Element, Number};
 use crate::source::Source;
-use crate::view::{Tensor, TileHeads, Unwritten, View, ViewMut};
+use crate::view::{OutView, Tensor, TileHeads, Unwritten, View, ViewMut};
 
 /// Where the outputs of a call go.
-type Outputs<'o, E> = Finished<&'o ViewMut<'o, E>, ViewMut<'o, <E as Element>::Num>>;
+type Outputs<'o, N> = Finished<OutView<'o, N>, ViewMut<'o, N>>;
 
 impl<E: Element> Plan<'_, E> {
     /// Attention. The views must have the sizes that the plan was made for.
@@ -27,22 +27,13 @@ impl<E: Element> Plan<'_, E> {
         k: View<'_, E>,
         v: View<'_, E>,
     ) -> Result<Output<E>, Error> {
-        self.check_inputs(&q, &k, &v)?;
-        if let Some((plan, keys)) = self.with_projected_keys(&k)? {
-            return plan.forward(q, keys.view(), v);
+        let (q, k, v) = (q.erase(), k.erase(), v.erase());
+        let core = self.core();
+        core.check_inputs(&q, &k, &v)?;
+        match core.with_projected_keys(&k)? {
+            Some((core, keys)) => Self::forward_from(&core, core.call(q, keys.view(), v)),
+            None => Self::forward_from(core, core.call(q, k, v)),
         }
-        let (k, v) = (Source::Tensor(k), Source::Tensor(v));
-        self.forward_from(Call { problem: &self.problem, q, k, v })
-    }
-
-    /// If the similarity multiplies keys by something: the products, and the plan of what is left to do.
-    pub(crate) fn with_projected_keys(
-        &self,
-        k: &View<'_, E>,
-    ) -> Result<Option<(Self, Tensor<E>)>, Error> {
-        let Some(w) = self.problem.similarity.of_keys() else { return Ok(None) };
-        let plan = self.with_problem(self.problem.with_projected_keys());
-        Ok(Some((plan, project(self.machine, k, w)?)))
     }
 
     /// Attention over what sequences have in a cache, for a problem made by [`Problem::cached`] of the same sequences.
@@ -53,7 +44,7 @@ impl<E: Element> Plan<'_, E> {
         cache: &KvCache<E>,
         sequences: &[Sequence],
     ) -> Result<Output<E>, Error> {
-        self.forward_from(self.check_cached(q, cache, sequences)?)
+        Self::forward_from(self.core(), self.check_cached(q, cache, sequences)?)
     }
 
     /// The call over what sequences have in a cache, if it is the one that was planned.
@@ -62,43 +53,54 @@ impl<E: Element> Plan<'_, E> {
         q: View<'c, E>,
         cache: &'c KvCache<E>,
         sequences: &'c [Sequence],
-    ) -> Result<Call<'c, E>, Error> {
+    ) -> Result<Call<'c, E::Num>, Error> {
         let now = Problem::cached(&q, cache, sequences)?;
-        if self.problem.similarity.of_keys().is_some() {
+        let problem = self.core().problem();
+        if problem.similarity.of_keys().is_some() {
             return Err(Error::NotInCache { option: "Additive::w_k" });
         }
         for ((name, planned), found) in
-            ["q", "k", "v"].into_iter().zip(self.problem.shapes()).zip(now.shapes())
+            ["q", "k", "v"].into_iter().zip(problem.shapes()).zip(now.shapes())
         {
             planned.unless_same("the plan", name, found)?;
         }
-        self.problem.same_packing("q", 0, q.offsets())?;
+        problem.same_packing("q", 0, q.offsets())?;
         for item in 0..sequences.len() {
-            let (planned, found) = (self.problem.k_len(item), now.k_len(item));
+            let (planned, found) = (problem.k_len(item), now.k_len(item));
             Error::unless_same("keys", ("the plan", planned), ("the sequence", found))?;
         }
-        let source = |values| Source::Cache { cache, sequences, values };
-        Ok(Call { problem: &self.problem, q, k: source(false), v: source(true) })
+        let source = |values| Source::cache(cache, sequences, values);
+        Ok(Call { problem, q: q.erase(), k: source(false), v: source(true) })
     }
 
-    pub(crate) fn forward_from(&self, call: Call<'_, E>) -> Result<Output<E>, Error> {
-        let (zero, rows) = (E::Num::default(), [self.problem.rows()]);
-        let watched = || self.problem.entropy.then(|| filled(zero, &rows)).transpose();
+    /// Computes a call into a new output.
+    #[inline(never)]
+    pub(crate) fn forward_from(
+        core: &Core<'_, E::Num>,
+        call: Call<'_, E::Num>,
+    ) -> Result<Output<E>, Error> {
+        let (zero, rows) = (E::Num::default(), [core.problem.rows()]);
+        let watched = || core.problem.entropy.then(|| filled(zero, &rows)).transpose();
         let (mut entropy, mut max_score) = (watched()?, watched()?);
         let (mut states, mut lse) = (filled([zero; 2], &rows)?, filled(zero, &rows)?);
-        let mut out = Unwritten::like(&call.q, self.problem.dims().v_dim)?;
+        let mut out = Unwritten::like(&call.q, core.problem.dims().v_dim)?;
         let view = out.view()?;
         let watched = [entropy.as_deref_mut(), max_score.as_deref_mut()];
-        let to = self.finished(&view, &mut lse, Some(states.as_flattened_mut()), watched)?;
-        let selection = self.compute(call, &to)?;
-        // SAFETY: `classes` hold every item (`Plan::new`), and the last of their `stages` finishes every row of every head.
+        let to = core.finished(
+            E::erase(&view).into(),
+            &mut lse,
+            Some(states.as_flattened_mut()),
+            watched,
+        )?;
+        let selection = core.compute(call, &to)?;
+        // SAFETY: `classes` hold every item (`Core::new`), and the last of their `stages` finishes every row of every head.
         Ok(Output { out: unsafe { out.written() }, lse, states, entropy, max_score, selection })
     }
 
     /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
-    /// `entropy [batch, heads.q, q_len]` if the problem asks for it. What rows have chosen is not kept, so there is no backward pass
-    /// from here but for the softmax. For packed queries `out` is packed like them, and the
-    /// others are `[total, heads.q]`.
+    /// `entropy [batch, heads.q, q_len]` if the problem asks for it. The selections of a normalizer are not kept, so only the
+    /// softmax has a backward pass from here. For packed queries `out` is packed like them, and the others are
+    /// `[total, heads.q]`.
     #[inline(never)]
     pub fn forward_into(
         &self,
@@ -109,10 +111,9 @@ impl<E: Element> Plan<'_, E> {
         lse: &mut [E::Num],
         entropy: Option<&mut [E::Num]>,
     ) -> Result<(), Error> {
-        self.check_inputs(&q, &k, &v)?;
-        if let Some((plan, keys)) = self.with_projected_keys(&k)? {
-            return plan.forward_into(q, keys.view(), v, out, lse, entropy);
-        }
+        let core = self.core();
+        let (q, k, v) = (q.erase(), k.erase(), v.erase());
+        core.check_inputs(&q, &k, &v)?;
         self.problem().dims().out_shape().unless_same("the plan", "the output", out.shape())?;
         self.problem.same_packing("the output", 0, out.offsets())?;
         let rows = self.problem.rows();
@@ -120,20 +121,45 @@ impl<E: Element> Plan<'_, E> {
         let found = entropy.as_ref().map_or(0, |entropy| entropy.len());
         Error::unless_one_each_row("entropy", if self.problem.entropy { rows } else { 0 }, found)?;
         let entropy = entropy.filter(|_| self.problem.entropy);
-        let to = self.finished(out, lse, None, [entropy, None])?;
-        let (k, v) = (Source::Tensor(k), Source::Tensor(v));
-        let call = Call { problem: &self.problem, q, k, v };
-        self.compute(call, &to).map(|_| ())
+        let to = core.finished(E::erase(&*out).into(), lse, None, [entropy, None])?;
+        match core.with_projected_keys(&k)? {
+            Some((core, keys)) => core.compute(core.call(q, keys.view(), v), &to),
+            None => core.compute(core.call(q, k, v), &to),
+        }?;
+        Ok(())
+    }
+}
+
+impl<N: Number> Core<'_, N> {
+    /// The call of some tensors.
+    pub(super) fn call<'c>(
+        &'c self,
+        q: View<'c, N>,
+        k: View<'c, N>,
+        v: View<'c, N>,
+    ) -> Call<'c, N> {
+        Call { problem: &self.problem, q, k: Source::Tensor(k), v: Source::Tensor(v) }
+    }
+
+    /// If the similarity multiplies keys by something: the products, and the plan of what is left to do.
+    #[inline(never)]
+    pub(crate) fn with_projected_keys(
+        &self,
+        k: &View<'_, N>,
+    ) -> Result<Option<(Self, Tensor<N>)>, Error> {
+        let Some(w) = self.problem.similarity.of_keys() else { return Ok(None) };
+        let plan = self.with_problem(self.problem.with_projected_keys());
+        Ok(Some((plan, project(self.machine, k, w)?)))
     }
 
     /// Checked memory for the outputs.
     fn finished<'o>(
         &'o self,
-        out: &'o ViewMut<'o, E>,
-        lse: &'o mut [E::Num],
-        states: Option<&'o mut [E::Num]>,
-        watched: [Option<&'o mut [E::Num]>; 2],
-    ) -> Result<Outputs<'o, E>, Error> {
+        out: OutView<'o, N>,
+        lse: &'o mut [N],
+        states: Option<&'o mut [N]>,
+        watched: [Option<&'o mut [N]>; 2],
+    ) -> Result<Outputs<'o, N>, Error> {
         let [entropy, max_score] = watched.map(|x| x.map(|x| self.by_row(x, 1)).transpose());
         let states = states.map(|states| self.by_row(states, 2)).transpose()?;
         let lse = self.by_row(lse, 1)?;
@@ -142,15 +168,15 @@ impl<E: Element> Plan<'_, E> {
 
     pub(crate) fn check_inputs(
         &self,
-        q: &View<'_, E>,
-        k: &View<'_, E>,
-        v: &View<'_, E>,
+        q: &View<'_, N>,
+        k: &View<'_, N>,
+        v: &View<'_, N>,
     ) -> Result<(), Error> {
         self.check_tensors(&[q, k, v])
     }
 
     /// Refuses q, k and v, or the first of them, if they are not those planned for.
-    pub(crate) fn check_tensors(&self, tensors: &[&View<'_, E>]) -> Result<(), Error> {
+    pub(crate) fn check_tensors(&self, tensors: &[&View<'_, N>]) -> Result<(), Error> {
         if self.problem.is_cached() {
             return Err(Error::OnlyCached);
         }
@@ -164,11 +190,12 @@ impl<E: Element> Plan<'_, E> {
     }
 
     /// Makes all outputs; tells what rows have chosen before that, where they choose.
+    #[inline(never)]
     fn compute(
         &self,
-        call: Call<'_, E>,
-        to: &Outputs<'_, E>,
-    ) -> Result<Option<Selection<E::Num>>, Error> {
+        call: Call<'_, N>,
+        to: &Outputs<'_, N>,
+    ) -> Result<Option<Selection<N>>, Error> {
         if self.problem.selects() {
             let selection = self.select(call)?;
             {
@@ -187,8 +214,8 @@ impl<E: Element> Plan<'_, E> {
     fn compute_class(
         &self,
         class: &ItemClass,
-        call: Call<'_, E>,
-        to: &Outputs<'_, E>,
+        call: Call<'_, N>,
+        to: &Outputs<'_, N>,
     ) -> Result<(), Error> {
         let Dims { heads, v_dim, .. } = self.problem.dims();
         let (schedule, items) = (class.schedule, self.items(class));
@@ -197,10 +224,10 @@ impl<E: Element> Plan<'_, E> {
         // Parts are kept of the items of this class alone, one after another.
         let offsets = cumulated(items.len(), q_len);
         let saved = [class.parts * heads.q, v_dim + STATE];
-        let mut scratch: Vec<E::Num>;
+        let mut scratch: Vec<N>;
         let mut partial = None;
         if stages.len() > 1 {
-            scratch = filled(E::Num::default(), &[offsets[items.len()], saved[0], saved[1]])?;
+            scratch = filled(N::zero(), &[offsets[items.len()], saved[0], saved[1]])?;
             partial = Some(match self.problem.q_offsets() {
                 Some(_) => ViewMut::packed(&mut scratch, &offsets, saved)?,
                 None => ViewMut::bhsd(&mut scratch, [items.len(), saved[0], q_len(0), saved[1]])?,
@@ -275,10 +302,10 @@ impl<E: Element> Plan<'_, E> {
     }
 
     /// Keys and values in tiles, where several tiles of rows meet them.
-    fn pack_kv(&self, class: &ItemClass, items: &[usize], call: &Call<'_, E>) -> Option<PackedKv> {
+    fn pack_kv(&self, class: &ItemClass, items: &[usize], call: &Call<'_, N>) -> Option<PackedKv> {
         let sizes =
             class.schedule.tiles.filter(|_| class.schedule.shared && !class.schedule.decode)?;
         let threads = self.machine.threads;
-        E::on_amx(self.machine.isa, PackKv { sizes, call, items, threads }).ok().flatten()
+        N::on_amx(self.machine.isa, PackKv { sizes, call, items, threads }).ok().flatten()
     }
 }

@@ -17,7 +17,7 @@ use crate::machine::Machine;
 use crate::mask::Mask;
 use crate::normalizer::{Rule, Selection};
 use crate::problem::{Dims, Problem};
-use crate::simd::{Element, GROUP};
+use crate::simd::{Element, GROUP, Number};
 use crate::view::{Shape, ViewMut};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -27,6 +27,13 @@ pub use work::Work;
 #[derive(Clone, Debug)]
 pub struct Plan<'a, E: Element> {
     problem: Problem<'a, E>,
+    core: Core<'a, E::Num>,
+}
+
+/// A plan for whatever type of element: tensors are data of the call.
+#[derive(Clone, Debug)]
+pub(crate) struct Core<'a, N: Number> {
+    problem: Problem<'a, N>,
     machine: Machine,
     /// Rows of a tile, of items as long as the longest.
     pub(crate) rows: usize,
@@ -77,6 +84,54 @@ impl<'a, E: Element> Plan<'a, E> {
     pub fn new(problem: Problem<'a, E>, machine: Machine) -> Result<Self, Error> {
         problem.check()?;
         let problem = problem.with_local_mask();
+        Ok(Self { core: Core::new(problem.erase(), machine), problem })
+    }
+
+    /// The problem.
+    #[must_use]
+    pub fn problem(&self) -> &Problem<'a, E> {
+        &self.problem
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn machine(&self) -> Machine {
+        self.core.machine
+    }
+
+    /// The products of bf16 tiles that one product of numbers takes, if that is how they are made: 1, 3 or 6, as the
+    /// [`Precision`](crate::Precision) and the type of the tensors have it.
+    #[must_use]
+    pub fn tile_products(&self) -> Option<usize> {
+        self.core.tile_products()
+    }
+
+    pub(crate) fn core(&self) -> &Core<'a, E::Num> {
+        &self.core
+    }
+
+    /// The same where rows have made their selection.
+    pub(crate) fn selecting<'b>(&self, selection: &'b Selection<E::Num>, rule: Rule) -> Plan<'b, E>
+    where
+        'a: 'b,
+    {
+        Plan {
+            problem: self.problem.selecting(selection, rule),
+            core: self.core.selecting(selection, rule),
+        }
+    }
+
+    /// The same with the softmax in the place of a normalizer.
+    fn soft(&self) -> Self {
+        let problem = self.problem.soft();
+        Self { core: self.core.with_problem(problem.erase()), problem }
+    }
+}
+
+impl<'a, N: Number> Core<'a, N> {
+    /// Decides how to run a problem that has been checked.
+    #[inline(never)]
+    fn new(problem: Problem<'a, N>, machine: Machine) -> Self {
         let diagonal = problem.mask.diagonal();
         let schedule = |q_len, k_len| Schedule::new(&problem, machine, &diagonal, [q_len, k_len]);
         let parts = |schedule: Schedule, k_len: usize| {
@@ -105,19 +160,14 @@ impl<'a, E: Element> Plan<'a, E> {
                 }
             }
         }
-        Ok(Self { rows: longest.rows, problem, machine, first: 0, classes, diagonal })
+        Self { rows: longest.rows, problem, machine, first: 0, classes, diagonal }
     }
 
-    /// The problem.
-    #[must_use]
-    pub fn problem(&self) -> &Problem<'a, E> {
+    pub(crate) fn problem(&self) -> &Problem<'a, N> {
         &self.problem
     }
 
-    /// The products of bf16 tiles that one product of numbers takes, if that is how they are made: 1, 3 or 6, as the
-    /// [`Precision`](crate::Precision) and the type of the tensors have it.
-    #[must_use]
-    pub fn tile_products(&self) -> Option<usize> {
+    fn tile_products(&self) -> Option<usize> {
         let terms = self.classes.iter().find_map(|class| class.schedule.tiles)?.terms;
         Some(terms * (terms + 1) / 2)
     }
@@ -128,9 +178,7 @@ impl<'a, E: Element> Plan<'a, E> {
         many.filter_map(|class| class.schedule.tiles).map(|sizes| sizes.terms).next()
     }
 
-    /// The machine.
-    #[must_use]
-    pub fn machine(&self) -> Machine {
+    pub(crate) fn machine(&self) -> Machine {
         self.machine
     }
 
@@ -150,24 +198,24 @@ impl<'a, E: Element> Plan<'a, E> {
     }
 
     /// The same where rows have made their choice.
-    pub(crate) fn selecting<'b>(&self, selection: &'b Selection<E::Num>, rule: Rule) -> Plan<'b, E>
+    pub(crate) fn selecting<'b>(&self, selection: &'b Selection<N>, rule: Rule) -> Core<'b, N>
     where
         'a: 'b,
     {
-        Plan { problem: self.problem.selecting(selection, rule), ..self.clone() }
+        Core { problem: self.problem.selecting(selection, rule), ..self.clone() }
     }
 
     /// The same way for a problem of the same sizes.
-    pub(crate) fn with_problem(&self, problem: Problem<'a, E>) -> Self {
+    pub(crate) fn with_problem(&self, problem: Problem<'a, N>) -> Self {
         Self { problem, ..self.clone() }
     }
 
     /// `dim` numbers for each row, `[batch, heads.q, q_len, dim]`, or `[total, heads.q, dim]` if queries are packed.
-    pub(crate) fn by_row<'o, N>(
+    pub(crate) fn by_row<'o, T>(
         &'o self,
-        data: &'o mut [N],
+        data: &'o mut [T],
         dim: usize,
-    ) -> Result<ViewMut<'o, N>, Error> {
+    ) -> Result<ViewMut<'o, T>, Error> {
         let shape = Shape { dim, ..self.problem.dims().out_shape() };
         match self.problem.q_offsets() {
             Some(offsets) => ViewMut::packed(data, offsets, [shape.heads, dim]),

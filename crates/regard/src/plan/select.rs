@@ -1,22 +1,22 @@
 //! What rows choose before there are weights, where the normalizer is not the softmax.
 
-use super::{Grid, Plan, tile_rows};
+use super::{Core, Grid, tile_rows};
 use crate::block_loop::{Call, Tiling};
 use crate::error::{Error, filled};
 use crate::normalizer::{NONE, Normalizer, Selection};
 use crate::problem::Dims;
 use crate::run::run;
 use crate::select::{Scratch, Select, Target};
-use crate::simd::{Element, Number};
+use crate::simd::Number;
 use crate::view::TileHeads;
 
-impl<E: Element> Plan<'_, E> {
+impl<N: Number> Core<'_, N> {
     /// What each row chooses.
-    pub(crate) fn select(&self, call: Call<'_, E>) -> Result<Selection<E::Num>, Error> {
+    pub(crate) fn select(&self, call: Call<'_, N>) -> Result<Selection<N>, Error> {
         let problem = self.problem();
         let (rows, most) = (problem.rows(), problem.normalizer.most(problem.dims().k_len));
         let sparse = problem.normalizer == Normalizer::Sparsemax;
-        let numbers = |n| filled(E::Num::default(), &[n]);
+        let numbers = |n| filled(N::zero(), &[n]);
         let (mut keys, mut thresholds) = (filled(NONE, &[rows, most])?, numbers(rows)?);
         let mut supports = numbers(if sparse { rows } else { 0 })?;
         if rows > 0 {
@@ -27,10 +27,10 @@ impl<E: Element> Plan<'_, E> {
 
     fn select_into(
         &self,
-        call: Call<'_, E>,
+        call: Call<'_, N>,
         keys: &mut [usize],
-        thresholds: &mut [E::Num],
-        supports: &mut [E::Num],
+        thresholds: &mut [N],
+        supports: &mut [N],
     ) -> Result<(), Error> {
         let problem = self.problem();
         let Dims { batch, heads, .. } = problem.dims();
@@ -62,7 +62,7 @@ impl<E: Element> Plan<'_, E> {
                         supports,
                     }
                 };
-                E::Num::enter(self.machine().isa, Select { call, scope, rows, to, scratch });
+                N::enter(self.machine().isa, Select { call, scope, rows, to, scratch });
             },
         );
         Ok(())

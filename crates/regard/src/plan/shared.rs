@@ -40,9 +40,9 @@ impl<E: Element> Plan<'_, E> {
             && self.problem().treats_all_keys_alike()
             && from_the_start;
         if !alike || sequences.len() < 2 || length < MIN_SHARED_KEYS {
-            return self.forward_from(call);
+            return Self::forward_from(self.core(), call);
         }
-        let own = self.clone().beyond(length).forward_from(call)?;
+        let own = Self::forward_from(&self.core().clone().beyond(length), call)?;
         // One item whose queries are those of all sequences.
         let q = q.items_as_rows();
         let k = Shape { batch: 1, heads: cache.shape().heads, len: length, dim: shape.dim };
@@ -53,14 +53,11 @@ impl<E: Element> Plan<'_, E> {
             .precision(problem.precision)
             .mask(Mask::full());
         let first = &sequences[..1];
-        let source = |values| Source::Cache { cache, sequences: first, values };
+        let source = |values| Source::cache(cache, first, values);
         let plan = Plan::new(problem, self.machine())?;
-        let common = plan.forward_from(Call {
-            problem: plan.problem(),
-            q,
-            k: source(false),
-            v: source(true),
-        })?;
+        let problem = plan.core().problem();
+        let call = Call { problem, q: q.erase(), k: source(false), v: source(true) };
+        let common = Self::forward_from(plan.core(), call)?;
         Output::merge(&[rows_as_items(common, own.out.shape())?, own])
     }
 }

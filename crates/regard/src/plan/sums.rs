@@ -1,6 +1,6 @@
 //! What the tasks of the backward pass add to the gradients of the options.
 
-use super::Plan;
+use super::Core;
 use crate::backward::OPTIONS;
 use crate::error::Error;
 use crate::grads::{AdditiveGrads, Grads};
@@ -34,7 +34,7 @@ pub(super) struct OptionSums<N> {
 }
 
 impl<N: Number> OptionSums<N> {
-    pub(super) fn new<E: Element<Num = N>>(plan: &Plan<'_, E>, bias: bool) -> Self {
+    pub(super) fn new(plan: &Core<'_, N>, bias: bool) -> Self {
         let (score, rows) = (&plan.problem().score, plan.problem().rows());
         let heads = plan.problem().dims().heads.q;
         let table = score.relative.as_ref().map_or(0, |r| r.table().len());
@@ -95,11 +95,7 @@ impl<N: Number> OptionSums<N> {
         }
     }
 
-    pub(super) fn into_grads<E: Element<Num = N>>(
-        self,
-        plan: &Plan<'_, E>,
-        [q, k, v]: [Tensor<E>; 3],
-    ) -> Result<Grads<E>, Error> {
+    pub(super) fn into_options(self, plan: &Core<'_, N>) -> Result<OptionGrads<N>, Error> {
         let problem = plan.problem();
         let by_head = self.by_head;
         let column = |given: Option<&[N]>, i: usize| -> Vec<N> {
@@ -120,10 +116,7 @@ impl<N: Number> OptionSums<N> {
             additive = w.take().map(|w_q| AdditiveGrads { w_q, w_k: None, v });
         }
         let bias = self.bias.map(|data| tensor(data, plan.bias_shape())).transpose()?;
-        Ok(Grads {
-            q,
-            k,
-            v,
+        Ok(OptionGrads {
             scale,
             // scale = given / temperature
             temperature: -scale * problem.scale() / score.temperature,
@@ -132,6 +125,43 @@ impl<N: Number> OptionSums<N> {
             relative: self.tables[..buckets].iter().map(|x| N::from_f64(*x)).collect(),
             bias,
             centres: self.centres,
+            w,
+            additive,
+        })
+    }
+}
+
+/// The gradients of the options of a call: see [`Grads`].
+pub(super) struct OptionGrads<N: Number> {
+    scale: f64,
+    temperature: f64,
+    alibi: Vec<N>,
+    sinks: Vec<N>,
+    relative: Vec<N>,
+    bias: Option<Tensor<N>>,
+    centres: Vec<N>,
+    w: Option<Tensor<N>>,
+    pub(super) additive: Option<AdditiveGrads<N>>,
+}
+
+impl<N: Number> OptionGrads<N> {
+    /// With the gradients by q, k and v.
+    pub(super) fn into_grads<E: Element<Num = N>>(
+        self,
+        [q, k, v]: [Tensor<E>; 3],
+    ) -> Result<Grads<E>, Error> {
+        let Self { scale, temperature, alibi, sinks, relative, bias, centres, w, additive } = self;
+        Ok(Grads {
+            q,
+            k,
+            v,
+            scale,
+            temperature,
+            alibi,
+            sinks,
+            relative,
+            bias,
+            centres,
             w,
             additive,
         })

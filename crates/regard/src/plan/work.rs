@@ -1,13 +1,13 @@
 //! What a plan will compute, counted, and told.
 
-use super::{ItemClass, PART_KEYS, Plan};
+use super::{Core, ItemClass, PART_KEYS, Plan};
 use crate::block_loop::{KeyRange, TILE_ROWS, Tiling};
 use crate::index::{BLOCK_KEYS, RowTile, Scope, signed};
 use crate::key_blocks::{KeyBlock, KeyBlocks};
 use crate::machine::Machine;
 use crate::mask::{Edges, Mask, Run};
 use crate::problem::Dims;
-use crate::simd::{Element, GROUP};
+use crate::simd::{Element, GROUP, Number};
 use std::fmt;
 use std::ops::Range;
 
@@ -38,6 +38,12 @@ impl<E: Element> Plan<'_, E> {
     #[must_use]
     #[inline(never)]
     pub fn work(&self) -> Work {
+        self.core().work()
+    }
+}
+
+impl<N: Number> Core<'_, N> {
+    fn work(&self) -> Work {
         let Dims { heads, qk_dim, v_dim, .. } = self.problem.dims();
         let mut work = Work::default();
         if self.problem.rows() > 0 {
@@ -48,7 +54,7 @@ impl<E: Element> Plan<'_, E> {
         work.flops = 2.0 * work.pairs as f64 * features;
         let keys = self.problem.sum_over_items(|_, k_len| k_len as u128);
         let rows = self.problem.rows() as f64 + heads.kv as f64 * keys as f64;
-        work.bytes = rows * features * std::mem::size_of::<E>() as f64;
+        work.bytes = rows * features * self.problem.element_bytes() as f64;
         work
     }
 
@@ -92,8 +98,8 @@ impl Work {
 }
 
 /// The tiles of rows of one head.
-struct HeadTiles<'t, 'a, E: Element> {
-    plan: &'t Plan<'a, E>,
+struct HeadTiles<'t, 'a, N: Number> {
+    plan: &'t Core<'a, N>,
     class: &'t ItemClass,
     mask: &'t Mask,
     without: Option<&'t Mask>,
@@ -104,7 +110,7 @@ struct HeadTiles<'t, 'a, E: Element> {
 /// Rows and keys around an edge of a mask that a tile near it may count otherwise.
 const EDGE_ROWS: i64 = (TILE_ROWS + 2 * BLOCK_KEYS) as i64;
 
-impl<E: Element> HeadTiles<'_, '_, E> {
+impl<N: Number> HeadTiles<'_, '_, N> {
     /// All tiles. Far from where an edge that goes with the rows meets one that stays, each tile counts as much more than the one
     /// before as that one did: so the cost does not grow with the sizes, unless the mask itself does.
     fn count(&self) -> Counts {
@@ -205,12 +211,23 @@ fn add(sum: Counts, counts: Counts, times: i128) -> Counts {
 /// One line: `forward avx512 f32 128x64 t2 s1`: rows x keys of a tile, threads, parts that the keys are split into.
 /// With `{:#}`, the reasons too.
 impl<E: Element> fmt::Display for Plan<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.core().fmt(f)
+    }
+}
+
+impl<N: Number> fmt::Display for Core<'_, N> {
     #[inline(never)]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Machine { isa, threads, .. } = self.machine;
         let parts = self.classes.iter().map(|class| class.parts).max().unwrap_or(1);
         let rows = self.rows;
-        write!(f, "forward {} {} {rows}x{BLOCK_KEYS} t{threads} s{parts}", isa.name(), E::NAME)?;
+        write!(
+            f,
+            "forward {} {} {rows}x{BLOCK_KEYS} t{threads} s{parts}",
+            isa.name(),
+            self.problem.dtype()
+        )?;
         if !f.alternate() {
             return Ok(());
         }
@@ -245,7 +262,7 @@ impl<E: Element> fmt::Display for Plan<'_, E> {
             "few rows: smaller tiles fill more threads"
         };
         writeln!(f, "  rows     {rows}: {why_rows}")?;
-        let lanes = isa.lanes::<E::Num>();
+        let lanes = isa.lanes::<N>();
         writeln!(
             f,
             "  vectors  {lanes} rows side by side in each; {} registers a row group",
@@ -312,7 +329,7 @@ mod tests {
             let problem = Problem::<f32>::of_shapes(q, k, k).mask(mask);
             let plan = Plan::new(problem, Machine::detect());
             prop_assume!(plan.is_ok(), "a span beyond the keys");
-            let plan = plan.expect("a problem");
+            let plan = plan.expect("a problem").core;
             let mut each = Work::default();
             let class = &plan.classes[0];
             for (tiling, stage) in plan.stages(class) {

@@ -1,4 +1,4 @@
-//! The backward pass through the definition, by hand.
+//! Reference backward pass, derived by hand from the formulas of the forward pass.
 
 use super::{Keys, Outcome, Row, dot, matrix_row, rows, widened};
 use crate::index::Pair;
@@ -7,7 +7,7 @@ use crate::simd::{Element, Number};
 use crate::similarity::{Additive, Similarity};
 use crate::view::{Inputs, View, serving};
 
-/// Gradients of a loss by everything that attention depends on; empty where an option is not in use.
+/// Gradients of a loss with respect to every input and option of attention. Vectors of unused options are empty.
 #[derive(Clone, Debug, Default)]
 pub struct Grads<N> {
     /// `[batch, heads.q, q_len, q_dim]`
@@ -16,34 +16,35 @@ pub struct Grads<N> {
     pub k: Vec<N>,
     /// `[batch, heads.kv, k_len, v_dim]`
     pub v: Vec<N>,
-    /// By the scale after the temperature.
+    /// Gradient of the effective scale, that is, the scale after division by the temperature.
     pub scale: N,
-    /// By the temperature.
+    /// Gradient of the temperature.
     pub temperature: N,
-    /// By the dense bias, in its own broadcast shape.
+    /// Gradient of the dense bias, in the bias's own broadcast shape.
     pub bias: Vec<N>,
-    /// By the ALiBi slopes, `[heads.q]`.
+    /// Gradient of the ALiBi slopes, `[heads.q]`.
     pub alibi: Vec<N>,
-    /// By the relative bias, `[buckets, heads.q]`.
+    /// Gradient of the relative bias, `[buckets, heads.q]`.
     pub relative: Vec<N>,
-    /// By the sinks, `[heads.q]`.
+    /// Gradient of the sinks, `[heads.q]`.
     pub sinks: Vec<N>,
-    /// By the centres of local attention, `[batch, heads.q, q_len]`.
+    /// Gradient of the window centers of local attention, `[batch, heads.q, q_len]`.
     pub centres: Vec<N>,
-    /// By `W` of `Similarity::General`, `[1, heads.q or 1, q_dim, qk_dim]`.
+    /// Gradient of `W` of `Similarity::General`, `[1, heads.q or 1, q_dim, qk_dim]`.
     pub w: Vec<N>,
-    /// By `w_q`, `w_k` and `v` of `Similarity::Additive`, each in its own shape.
+    /// Gradients of `w_q`, `w_k` and `v` of `Similarity::Additive`, each in its own shape.
     pub additive: [Vec<N>; 3],
-    /// The largest `a (|d_a| + |mean of d_a|)`: a gradient of a score is the difference of two such numbers, so rounding
-    /// is relative to this, however small the difference is.
+    /// Largest `a (|d_a| + |row mean of d_a|)` over all pairs. A score gradient is the difference of two terms of this
+    /// size, so its rounding error is relative to `size`, however small the difference is.
     pub size: N,
 }
 
-/// The gradients of `sum(out * d.out) + sum(lse * d.lse) + sum(entropy * d.entropy)`, by definition.
+/// Gradients of `sum(out * d.out) + sum(lse * d.lse) + sum(entropy * d.entropy)`, computed from the definition.
 ///
-/// Each line undoes one of [`forward`](super::forward): from `out_i = sum_j z_ij a_ij v_j` come `d_v` and `d_a`; the softmax gives
-/// `d_score_ij = a_ij (d_a_ij - sum_j a_ij d_a_ij + d_lse_i - d_H_i (ln a_ij + H_i))`; the score's derivatives carry that to
-/// the similarity and to the options; the similarity to q, k and W.
+/// Each step differentiates one step of [`forward`](super::forward). `out_i = sum_j z_ij a_ij v_j` gives `d_v` and `d_a`.
+/// The softmax gives `d_score_ij = a_ij (d_a_ij - sum_j a_ij d_a_ij + d_lse_i - d_H_i (ln a_ij + H_i))`. The score
+/// derivatives propagate `d_score` to the similarity and to the score options, and the similarity propagates it to q, k and
+/// W.
 pub fn backward<N: Number, E: Element>(
     problem: &Problem<'_, E>,
     inputs: Inputs<'_, E>,
@@ -52,7 +53,7 @@ pub fn backward<N: Number, E: Element>(
     backward_in_steps(problem, inputs, d, |x| x)
 }
 
-/// The gradients with every step rounded: see [`forward_in_steps`](super::forward_in_steps).
+/// [`backward`] with intermediate results rounded: see [`forward_in_steps`](super::forward_in_steps).
 #[inline(never)]
 pub fn backward_in_steps<N: Number, E: Element>(
     problem: &Problem<'_, E>,
@@ -72,7 +73,7 @@ pub fn backward_in_steps<N: Number, E: Element>(
         let scores = problem.scores(&keys, &query, at, round);
         let softmax = problem.softmax(head, &scores);
         if softmax.saw_nothing() {
-            continue; // nothing was seen: nothing depends on anything
+            continue; // fully masked row: all its gradients are 0
         }
         let d_out = &d.out[r * dims.v_dim..][..dims.v_dim];
         let kv_head = problem.kv_head(head);
@@ -90,9 +91,9 @@ pub fn backward_in_steps<N: Number, E: Element>(
             }
             weights.push((key, steps, a, round(z * dot(d_out, &v))));
         }
-        // a_ij = e^(score_ij - lse_i), lse_i itself, and H_i
+        // a_ij = e^(score_ij - lse_i), lse_i and H_i
         let mean: N = if problem.bends() {
-            // score -> score - t, and t moves with all that are above it
+            // Sparsemax: a = score - t, where t depends on all scores in the support.
             weights.iter().map(|(_, _, _, d_a)| *d_a).sum::<N>() / N::of_len(weights.len())
         } else {
             weights.iter().map(|(_, _, a, d_a)| *a * *d_a).sum()
@@ -112,7 +113,7 @@ pub fn backward_in_steps<N: Number, E: Element>(
                 let by_centre = problem.beyond_centre::<N>(at) * N::from_f64(factor);
                 g.centres[r] = g.centres[r] + a * d_a * by_centre;
             }
-            // ln(score - t)
+            // Sparsemax replaces the score by ln(score - t), whose derivative is 1 / (score - t).
             let bent = if problem.bends() { (-steps.score).exp() } else { N::one() };
             g.size = g.size.max(bent * a * (d_a.abs() + mean.abs()));
             let d_score = round(bent * d_score(steps.score, a, d_a));
@@ -162,7 +163,7 @@ impl<N: Number> Grads<N> {
         }
     }
 
-    /// From the gradient by a projected query to those by the query, and by what it was multiplied by; makes it 0 again.
+    /// Backward pass of the query projection: adds the gradients of the query and of `w_q`, then resets `d_projected` to 0.
     fn query_projection_backward<E: Element>(
         &mut self,
         problem: &Problem<'_, E>,
@@ -178,7 +179,7 @@ impl<N: Number> Grads<N> {
         }
     }
 
-    /// Rounds what is written, and tells what follows for the temperature.
+    /// Rounds the gradients of q, k and v, and derives the temperature gradient from the scale gradient.
     fn finish<E: Element>(&mut self, problem: &Problem<'_, E>, round: fn(N) -> N) {
         for grad in [&mut self.q, &mut self.k, &mut self.v] {
             grad.iter_mut().for_each(|x| *x = round(*x));
@@ -188,7 +189,7 @@ impl<N: Number> Grads<N> {
         self.temperature = -self.scale * N::from_f64(factor);
     }
 
-    /// From the gradients by projected keys to those by the keys, and by what they were multiplied by.
+    /// Backward pass of the key projection: adds the gradients of the keys and of `w_k`.
     fn key_projection_backward<E: Element>(
         &mut self,
         problem: &Problem<'_, E>,
@@ -289,15 +290,15 @@ impl<N: Number> Grads<N> {
     }
 }
 
-/// Gradients by what goes into the hidden layer of an additive similarity.
+/// Gradients of the inputs of the hidden layer of an additive similarity (Bahdanau et al. 2015).
 struct Hidden<N> {
-    /// By the projected query of this row.
+    /// Gradient of the projected query of the current row.
     q: Vec<N>,
-    /// By all projected keys.
+    /// Gradients of all projected keys.
     keys: Vec<N>,
 }
 
-/// projected = W^T x
+/// Backward pass of `projected = W^T x`.
 fn projection_backward<N: Number, E: Element>(
     (w, head): (View<'_, E>, usize),
     x: &Row<N>,
@@ -306,7 +307,7 @@ fn projection_backward<N: Number, E: Element>(
     d_w: &mut [N],
 ) {
     if d.iter().all(|d| *d == N::zero()) {
-        return; // nobody saw it: it may hold anything
+        return; // masked row: skipped because `x` may hold NaN or infinity
     }
     let first = serving(head, w.shape().heads) * d_x.len();
     for (i, (d_x, x)) in d_x.iter_mut().zip(&x.given).enumerate() {

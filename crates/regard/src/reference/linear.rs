@@ -1,14 +1,14 @@
-//! The definition of linear attention.
+//! Reference implementation of linear attention (Katharopoulos et al. 2020), evaluated pair by pair in quadratic time.
 //!
-//! For row `i` and the keys `j` it may see, all of them or those up to its own position:
+//! For query `i` and its visible keys `j` (all keys, or the keys up to its own position if causal):
 //!
 //! ```text
 //! w_ij  = phi(q_i) . phi(k_j)
 //! a_ij  = w_ij / sum_j w_ij                           the weights; 0 where the sum is 0
 //! out_i = sum_j a_ij v_j
 //! ```
-//! where `phi` is the [`FeatureMap`]. Powers are taken relative to the largest of a query, and to the largest of all keys of
-//! a head: factors of a row, which the quotient cancels.
+//! where `phi` is the [`FeatureMap`]. Exponentials are relative to the largest argument of the query and to the largest
+//! argument of all keys of the head. Both are common factors of a row, which the normalization cancels.
 
 use super::{Grads, Inputs, dot, rows, widened};
 use crate::linear::{FeatureMap, LinearAttention};
@@ -16,18 +16,18 @@ use crate::problem::Problem;
 use crate::simd::{Element, Number};
 use crate::view::View;
 
-/// The rows of a head: what the features are functions of, and the features.
+/// Rows of a head: scaled inputs and their features.
 struct Rows<N> {
     x: Vec<Vec<N>>,
     phi: Vec<Vec<N>>,
 }
 
-/// A feature map with its directions.
+/// Feature map with its random directions.
 struct Map<N> {
     map: FeatureMap,
-    /// `[features][dim]` of a random map.
+    /// `[features][dim]`; empty unless the map is random.
     directions: Vec<Vec<N>>,
-    /// What inputs are multiplied by.
+    /// Factor applied to the inputs: `dim^(-1/4)` for a random map, otherwise 1.
     size: N,
 }
 
@@ -43,7 +43,7 @@ impl<N: Number> Map<N> {
         Self { map, directions: directions.collect(), size: N::from_f64(size) }
     }
 
-    /// What each feature is a function of.
+    /// Arguments of the features of one row.
     fn arguments(&self, x: &[N]) -> Vec<N> {
         match self.map {
             FeatureMap::EluPlusOne | FeatureMap::Relu => x.to_vec(),
@@ -64,7 +64,7 @@ impl<N: Number> Map<N> {
         }
     }
 
-    /// The derivative of a feature by its argument.
+    /// Derivative of a feature with respect to its argument, as a function of the feature.
     fn derivative(&self, phi: N) -> N {
         match self.map {
             FeatureMap::EluPlusOne => phi.min(N::one()),
@@ -74,12 +74,13 @@ impl<N: Number> Map<N> {
         }
     }
 
-    /// The most that a row's features and their derivatives multiply anything by.
+    /// Largest feature or feature derivative of a row, which bounds the factors in its gradient terms.
     fn gain(&self, phi: &[N]) -> N {
         phi.iter().fold(N::zero(), |gain, phi| gain.max(*phi).max(self.derivative(*phi)))
     }
 
-    /// The features of some rows, powers relative to the largest of each row, or of all of them.
+    /// Features of some rows. Exponentials are relative to the row's largest argument if `each`, otherwise to the largest
+    /// argument of all rows.
     fn rows<'a, E: Element>(
         &self,
         given: impl Iterator<Item = &'a [E]>,
@@ -99,7 +100,7 @@ impl<N: Number> Map<N> {
         Rows { x, phi }
     }
 
-    /// The gradient by a row, from the one by its features.
+    /// Backward pass of the feature map: gradient of row `row` from the gradient of its features.
     fn back(&self, rows: &Rows<N>, row: usize, d_phi: &[N]) -> Vec<N> {
         let (x, phi) = (&rows.x[row], &rows.phi[row]);
         let d: Vec<N> = d_phi.iter().zip(phi).map(|(d, phi)| *d * self.derivative(*phi)).collect();
@@ -113,7 +114,7 @@ impl<N: Number> Map<N> {
     }
 }
 
-/// The features of all queries and keys of a head.
+/// Features of all queries and keys of a head.
 struct Head<N> {
     q: Rows<N>,
     k: Rows<N>,
@@ -133,7 +134,7 @@ impl<N: Number> Head<N> {
         Self { q, k }
     }
 
-    /// The keys that a row sees with their weights, and what the weights were divided by.
+    /// Visible keys with their normalized weights, and the sum of the unnormalized weights.
     fn weights(&self, row: usize, visible: &[usize], round: fn(N) -> N) -> (Vec<(usize, N)>, N) {
         let of = |key: &usize| (*key, dot(&self.q.phi[row], &self.k.phi[*key]));
         let mut weights: Vec<(usize, N)> = visible.iter().map(of).collect();
@@ -144,13 +145,13 @@ impl<N: Number> Head<N> {
     }
 }
 
-/// The keys that a row sees.
+/// Keys visible to the row at `(batch, head, row)`.
 fn visible<E: Element>(problem: &Problem<'_, E>, at: (usize, usize, usize)) -> Vec<usize> {
     let scope = problem.scope(at.0, at.1);
     (0..scope.k_len).filter(|key| problem.mask.is_visible(&scope, at.2, *key)).collect()
 }
 
-/// `out [batch, heads.q, q_len, v_dim]`, dense, by definition.
+/// Reference forward pass: dense `out [batch, heads.q, q_len, v_dim]`.
 pub fn forward<N: Number, E: Element>(
     attention: &LinearAttention,
     inputs: Inputs<'_, E>,
@@ -158,7 +159,8 @@ pub fn forward<N: Number, E: Element>(
     forward_in_steps(attention, inputs, |x| x)
 }
 
-/// The same as single operations on tensors of a narrower type make it: features, weights and outputs are rounded.
+/// [`forward`] with features, weights and outputs rounded by `round`, as separate tensor operations in a narrower dtype
+/// round them.
 #[inline(never)]
 pub fn forward_in_steps<N: Number, E: Element>(
     attention: &LinearAttention,
@@ -183,12 +185,13 @@ pub fn forward_in_steps<N: Number, E: Element>(
     result
 }
 
-/// The gradients of `sum(out * d_out)` by q, k and v, by definition.
+/// Gradients of `sum(out * d_out)` with respect to q, k and v, computed from the definition.
 ///
-/// From `out_i = sum_j a_ij v_j` come `d_v` and `d_a`; from the quotient `d_w_ij = (d_a_ij - sum_j a_ij d_a_ij) / sum_j w_ij`;
-/// from the product `d_phi(q_i) = sum_j d_w_ij phi(k_j)` and `d_phi(k_j) = sum_i d_w_ij phi(q_i)`; the map carries those on.
+/// `out_i = sum_j a_ij v_j` gives `d_v` and `d_a`. The normalization gives
+/// `d_w_ij = (d_a_ij - sum_j a_ij d_a_ij) / sum_j w_ij`. The dot product gives `d_phi(q_i) = sum_j d_w_ij phi(k_j)` and
+/// `d_phi(k_j) = sum_i d_w_ij phi(q_i)`. The derivative of the feature map gives the rest.
 ///
-/// The `size` of the result is the largest sum of the sizes of such terms, before differences are taken.
+/// `size` of the result is the largest sum of the magnitudes of these terms for a query or key, before cancellation.
 pub fn backward<N: Number, E: Element>(
     attention: &LinearAttention,
     inputs: Inputs<'_, E>,
@@ -197,7 +200,7 @@ pub fn backward<N: Number, E: Element>(
     backward_in_steps(attention, inputs, d_out, |x| x)
 }
 
-/// The gradients with every step rounded: see [`forward_in_steps`].
+/// [`backward`] with intermediate results rounded: see [`forward_in_steps`].
 #[inline(never)]
 pub fn backward_in_steps<N: Number, E: Element>(
     attention: &LinearAttention,
@@ -242,11 +245,11 @@ pub fn backward_in_steps<N: Number, E: Element>(
     g
 }
 
-/// Gradients by the features of a head.
+/// Gradients of the features of a head.
 struct FeatureGrads<N> {
     q: Vec<Vec<N>>,
     k: Vec<Vec<N>>,
-    /// The sizes of all that was added, for each query and for each key.
+    /// Sum of the magnitudes of all added terms, for each query and for each key.
     sizes: [Vec<N>; 2],
 }
 
@@ -258,7 +261,7 @@ impl<N: Number> FeatureGrads<N> {
         Self { q: zeros(&head.q), k: zeros(&head.k), sizes }
     }
 
-    /// w_ij = phi(q_i) . phi(k_j)
+    /// Backward pass of `w_ij = phi(q_i) . phi(k_j)`.
     fn add(&mut self, map: &Map<N>, head: &Head<N>, (row, key): (usize, usize), (d, size): (N, N)) {
         let (q, k) = (&head.q.phi[row], &head.k.phi[key]);
         self.q[row].iter_mut().zip(k).for_each(|(d_phi, phi)| *d_phi = *d_phi + d * *phi);

@@ -1,27 +1,27 @@
-//! What can be seen in weights, by definition: all of them first, then what is asked for.
+//! Reference statistics of attention weights: materializes all weights, then reduces them.
 
 use super::{Inputs, Problem, rows};
 use crate::index::Pair;
 use crate::mask::Mask;
 use crate::simd::{Element, Number};
 
-/// The weights of a row for the keys that it sees, ascending, and of its sink.
+/// Attention weights of one row: its visible keys in ascending order, and its sink.
 #[derive(Clone, Debug)]
 pub struct RowWeights<N> {
-    /// The item of the batch, the query head and the query.
+    /// Batch item, query head and query.
     pub at: [usize; 3],
-    /// Where the row stands among the keys.
+    /// Position of the row on the key axis.
     pub position: i64,
-    /// Keys, with their weights and the natural logarithms of these.
+    /// `(key, weight, ln weight)` of each visible key.
     pub keys: Vec<(usize, N, N)>,
-    /// The weight of the sink, and its logarithm.
+    /// Weight of the sink and its natural logarithm.
     pub sink: Option<(N, N)>,
-    /// Whether a key of each mask asked about is seen, in the order of `keys`.
+    /// For each mask passed to [`weights`], which entries of `keys` it leaves visible.
     masks: Vec<Vec<bool>>,
 }
 
-/// The weights of every row, one head after another; similarities, scores and weights are rounded, as single operations on
-/// tensors of a narrower type leave them. `masks` are those that [`RowWeights::mass`] is to be asked about.
+/// Attention weights of every row, head by head. `round` is applied to similarities, scores and weights, as separate tensor
+/// operations in a narrower dtype round them. [`RowWeights::mass`] indexes `masks`.
 #[inline(never)]
 pub fn weights<N: Number, E: Element>(
     problem: &Problem<'_, E>,
@@ -54,14 +54,14 @@ pub fn weights<N: Number, E: Element>(
 }
 
 impl<N: Number> RowWeights<N> {
-    /// `-sum of a ln a`, the sink counted as one of the keys.
+    /// Entropy `-sum_j a_j ln a_j`; the sink counts as one of the keys.
     #[must_use]
     pub fn entropy(&self) -> N {
         let all = self.keys.iter().map(|(_, a, log)| (*a, *log)).chain(self.sink);
         -all.filter(|(a, _)| *a != N::zero()).map(|(a, log)| a * log).sum::<N>()
     }
 
-    /// `sum of a |key - position|` over the sum of `a`; 0 if there is none.
+    /// Mean attention distance: `sum_j a_j |j - position| / sum_j a_j`, or 0 if all weights are 0.
     #[must_use]
     pub fn mean_distance(&self) -> N {
         let far = |key: usize| N::from_f64((key as f64 - self.position as f64).abs());
@@ -70,10 +70,10 @@ impl<N: Number> RowWeights<N> {
         if mass == N::zero() { sum } else { sum / mass }
     }
 
-    /// The sum over the keys that the `i`-th mask lets through.
+    /// Sum of the weights of the keys that mask `i` leaves visible.
     ///
     /// # Panics
-    /// If there is no such mask.
+    /// If `i` is not an index of a mask passed to [`weights`].
     #[must_use]
     pub fn mass(&self, i: usize) -> N {
         let all = self.keys.iter().zip(&self.masks[i]);

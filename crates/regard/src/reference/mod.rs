@@ -1,9 +1,10 @@
-//! The definition of attention: read this first.
+//! Reference implementation of attention and of its backward pass. Read this first: it defines what the engine computes.
 //!
-//! One pair at a time, nothing stored that could be recomputed, no tiles, no threads. In `f64` it judges everything
-//! else; in `f32` it is the plain evaluation whose error the kernels are compared with.
+//! It evaluates one pair of query and key at a time, without tiles or threads, and recomputes whatever it can instead of
+//! storing it. In `f64` it is the ground truth of all tests; in `f32` it is the plain evaluation whose error the kernels
+//! are compared with.
 //!
-//! For row `i` and the keys `j` it may see:
+//! For query `i` and its visible keys `j`:
 //!
 //! ```text
 //! score_ij = score(similarity(q_i, k_j))              scale, softcap, biases
@@ -12,8 +13,8 @@
 //! out_i    = sum_j z_ij a_ij v_j                      z: 1, or what dropout and local attention make of it
 //! H_i      = -sum_j a_ij ln a_ij                      the entropy, the sink counted as one of the keys
 //! ```
-//! with the largest score subtracted before any power is taken, so that none overflows. A score of `-inf` hides its
-//! pair. A row that sees nothing has `out = 0`, `lse = -inf` (with a sink: `lse = sink`) and `H = 0`.
+//! The largest score is subtracted before any exponential, so that none overflows. A score of `-inf` masks its pair. A
+//! fully masked row has `out = 0`, `lse = -inf` (with a sink: `lse = sink`) and `H = 0`.
 
 mod backward;
 pub mod linear;
@@ -33,7 +34,7 @@ use crate::view::{Shape, View, serving};
 pub use backward::{Grads, backward, backward_in_steps};
 pub use looks::{RowWeights, weights};
 
-/// The result of the definition, `[batch, heads.q, q_len, ...]`, dense; of packed items one after another.
+/// Result of the reference forward pass: dense tensors `[batch, heads.q, q_len, ...]`. Packed items follow one another.
 #[derive(Clone, Debug)]
 pub struct Outcome<N> {
     /// `[batch, heads.q, q_len, v_dim]`
@@ -42,7 +43,7 @@ pub struct Outcome<N> {
     pub lse: Vec<N>,
     /// `[batch, heads.q, q_len]`
     pub entropy: Vec<N>,
-    /// The largest score, `[batch, heads.q, q_len]`
+    /// Largest score of each row, `[batch, heads.q, q_len]`
     pub max_score: Vec<N>,
 }
 
@@ -50,10 +51,10 @@ fn dot<N: Number>(a: &[N], b: &[N]) -> N {
     a.iter().zip(b).map(|(a, b)| *a * *b).sum()
 }
 
-/// A query or a key, widened, and what the similarity multiplies it by.
+/// A query or a key, widened to `N`, and its projection.
 struct Row<N> {
     given: Vec<N>,
-    /// `W^T` times what is given where there is a `W`, else the same.
+    /// `W^T given` if the similarity has a `W` for this side, otherwise a copy of `given`.
     projected: Vec<N>,
 }
 
@@ -70,12 +71,12 @@ impl<N: Number> Row<N> {
     }
 }
 
-/// Row `i` of the matrix that serves a head.
-fn matrix_row<'a, E>(w: View<'a, E>, head: usize, i: usize) -> &'a [E] {
+/// Row `i` of the matrix of a head; a matrix with one head is shared by all heads.
+fn matrix_row<'a, E: Element>(w: View<'a, E>, head: usize, i: usize) -> &'a [E] {
     w.row(0, serving(head, w.shape().heads), i)
 }
 
-/// The keys of all heads, `[batch, heads.kv, k_len]`.
+/// Keys of all heads, `[batch, heads.kv, k_len]`, with the first two axes flattened.
 type Keys<N> = Vec<Vec<Row<N>>>;
 
 impl<E: Element> Problem<'_, E> {
@@ -105,7 +106,7 @@ impl<E: Element> Problem<'_, E> {
         all.map(of_head).collect()
     }
 
-    /// The keys that serve a query head.
+    /// Keys of the KV head that a query head uses.
     fn keys_of<'k, N>(&self, keys: &'k Keys<N>, at: Pair) -> &'k [Row<N>] {
         &keys[at.batch * self.dims().heads.kv + self.kv_head(at.head)]
     }
@@ -122,7 +123,7 @@ impl<E: Element> Problem<'_, E> {
         }
     }
 
-    /// The keys that a row sees, with their scores.
+    /// Visible keys of a row with their scores, after the selection of the normalizer.
     fn scores<N: Number>(
         &self,
         keys: &Keys<N>,
@@ -142,7 +143,8 @@ impl<E: Element> Problem<'_, E> {
         self.chosen(at, scored.filter(|(key, _)| self.keeps(Pair { key: *key, ..at })).collect())
     }
 
-    /// What a normalizer keeps of the scores of a row; those of a sparsemax become logarithms of weights.
+    /// Applies the selection of the normalizer to the scores of a row. Sparsemax scores become logarithms of weights, so
+    /// that the softmax that follows reproduces the weights.
     fn chosen<N: Number>(
         &self,
         at: Pair,
@@ -159,7 +161,7 @@ impl<E: Element> Problem<'_, E> {
         match self.normalizer {
             _ if self.selection.is_some() => {}
             Normalizer::TopK(_) | Normalizer::Hard => {
-                // Stable: the earlier key first where scores are equal.
+                // Stable sort: of equal scores, the earlier key comes first.
                 scores.sort_by(|a, b| b.1.score.to_f64().total_cmp(&a.1.score.to_f64()));
                 scores.truncate(self.normalizer.most(usize::MAX));
             }
@@ -179,12 +181,12 @@ impl<E: Element> Problem<'_, E> {
         scores
     }
 
-    /// Whether scores become logarithms of the weights of a sparsemax.
+    /// Whether scores are replaced by logarithms of sparsemax weights.
     fn bends(&self) -> bool {
         self.normalizer == Normalizer::Sparsemax
     }
 
-    /// The scores that a row's weights are made of.
+    /// Scores of the visible keys, followed by the score of the sink, if any.
     fn and_sink<N: Number>(
         &self,
         head: usize,
@@ -194,7 +196,7 @@ impl<E: Element> Problem<'_, E> {
         scores.iter().map(|(_, s)| s.score).chain(sink)
     }
 
-    /// The softmax over what a row sees and its sink.
+    /// Softmax statistics over the visible keys and the sink.
     fn softmax<N: Number>(&self, head: usize, scores: &[(usize, Scored<N>)]) -> Softmax<N> {
         let all = || self.and_sink(head, scores);
         let m = all().fold(N::neg_infinity(), |a, b| if b.is_nan() { b } else { a.max(b) });
@@ -202,8 +204,9 @@ impl<E: Element> Problem<'_, E> {
     }
 }
 
-/// The `t` above which the weights `score - t` sum to 1: with the scores in descending order, that of the longest start
-/// whose mean, less 1 over its number, is below its last.
+/// Threshold `t` of sparsemax (Martins and Astudillo 2016): the weights `max(score - t, 0)` sum to 1. With the scores in
+/// descending order, the support is the longest prefix whose last score exceeds
+/// `(sum of the prefix - 1) / (length of the prefix)`, and `t` is that quotient.
 fn sparsemax_threshold<N: Number>(mut scores: Vec<N>) -> N {
     scores.sort_by(|a, b| Number::to_f64(*b).total_cmp(&Number::to_f64(*a)));
     let (mut sum, mut t) = (N::zero(), N::zero());
@@ -217,7 +220,7 @@ fn sparsemax_threshold<N: Number>(mut scores: Vec<N>) -> N {
     t
 }
 
-/// The largest score of a row, and the sum of `e^(score - m)`.
+/// Row maximum `m`, and the sum of `e^(score - m)`.
 struct Softmax<N> {
     m: N,
     sum: N,
@@ -241,7 +244,7 @@ impl<N: Number> Softmax<N> {
         (score - self.m) - self.sum.ln()
     }
 
-    /// `-sum of a ln a`
+    /// Entropy `-sum_j a_j ln a_j`.
     fn entropy(&self, scores: impl Iterator<Item = N>) -> N {
         let terms = scores.map(|s| (self.weight(s), self.log(s))).filter(|(a, _)| *a != N::zero());
         if self.saw_nothing() { N::zero() } else { -terms.map(|(a, log)| a * log).sum::<N>() }
@@ -252,7 +255,7 @@ fn widened<N: Number, E: Element>(row: &[E]) -> Vec<N> {
     row.iter().map(|x| N::from_f64(x.widen().to_f64())).collect()
 }
 
-/// Attention, by definition.
+/// Reference forward pass.
 pub fn forward<N: Number, E: Element>(
     problem: &Problem<'_, E>,
     inputs: Inputs<'_, E>,
@@ -260,8 +263,8 @@ pub fn forward<N: Number, E: Element>(
     forward_in_steps(problem, inputs, |x| x)
 }
 
-/// Attention as single operations on tensors of a narrower type make it: what each of them leaves in memory, similarities,
-/// scores, weights and outputs, is rounded. What the kernels are compared with for half types.
+/// [`forward`] with similarities, scores, weights and outputs rounded by `round`, as separate tensor operations in a
+/// narrower dtype round what they store. For half-precision dtypes the kernels are compared with this.
 #[inline(never)]
 pub fn forward_in_steps<N: Number, E: Element>(
     problem: &Problem<'_, E>,
@@ -279,7 +282,7 @@ pub fn forward_in_steps<N: Number, E: Element>(
         result.lse.push(softmax.lse());
         result.entropy.push(softmax.entropy(problem.and_sink(head, &scores)));
         let all = scores.iter().map(|(_, steps)| steps.score);
-        // `max` alone would lose a NaN.
+        // `max` alone would drop a NaN.
         let larger = |a: N, b: N| if a.is_nan() || b.is_nan() { a + b } else { a.max(b) };
         result.max_score.push(all.fold(N::neg_infinity(), larger));
         let mut out = vec![N::zero(); dims.v_dim];
@@ -295,7 +298,7 @@ pub fn forward_in_steps<N: Number, E: Element>(
     result
 }
 
-/// The keys that each row sees, with the scores that the normalizer makes weights of: rows as in [`Outcome`].
+/// Visible keys of each row with the scores that the normalizer takes as input. Rows are ordered as in [`Outcome`].
 #[inline(never)]
 pub fn scores<N: Number, E: Element>(
     problem: &Problem<'_, E>,
@@ -311,23 +314,24 @@ pub fn scores<N: Number, E: Element>(
     rows(problem).map(of_row).collect()
 }
 
-/// Every batch, head and row.
+/// All triples `(batch, head, row)`, in order.
 fn rows<E: Element>(
     problem: &Problem<'_, E>,
 ) -> impl Iterator<Item = (usize, usize, usize)> + use<E> {
     let dims = problem.dims();
-    // RowBuffer items have their own number of rows.
+    // Packed items differ in their number of rows.
     let lens: Vec<usize> = (0..dims.batch).map(|b| problem.q_len(b)).collect();
     lens.into_iter().enumerate().flat_map(move |(b, len)| {
         (0..dims.heads.q).flat_map(move |h| (0..len).map(move |i| (b, h, i)))
     })
 }
 
-/// Rotary position embedding of `x [batch, heads, len, features]`, dense, by definition: features `a` and `b` of a pair
-/// become `a cos t - b sin t` and `a sin t + b cos t`, with `t` the row's position times the pair's frequency.
+/// Rotary position embedding (RoPE, Su et al. 2021) of `x [batch, heads, len, features]`, as a dense tensor: features `a`
+/// and `b` of a pair become `a cos t - b sin t` and `a sin t + b cos t`, where `t` is the position of the row times the
+/// frequency of the pair.
 ///
 /// # Panics
-/// If `rope` or `positions` do not fit: see [`Rope::apply`].
+/// If `rope` or `positions` do not fit `x`: see [`Rope::apply`].
 #[inline(never)]
 pub fn rotate<N: Number, E: Element>(
     rope: &Rope,

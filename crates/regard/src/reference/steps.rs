@@ -1,4 +1,4 @@
-//! The steps of attention one by one, each with all its numbers: to look at, not to compute with.
+//! Intermediate results of attention, materialized for inspection rather than for computation.
 
 use super::rows;
 use crate::error::Error;
@@ -7,28 +7,29 @@ use crate::problem::{Dims, Problem};
 use crate::simd::{Element, Number};
 use crate::view::{Layout, Shape, Tensor, View};
 
-/// Every number between the inputs and the output of a small call, by definition.
+/// All intermediate results of a small attention call.
 ///
-/// The four steps: a query and a key make a similarity; scale, softcap and biases make it a score; a normalizer turns the
-/// scores of a row into weights; the weights make a mean of the values.
+/// The four steps: a query and a key give a similarity; scale, softcap and biases turn it into a score; the normalizer
+/// turns the scores of a row into weights; the output is the weighted sum of the values.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Steps<N> {
-    /// `similarity(q_i, k_j)`, `[batch, heads.q, q_len, k_len]`; of hidden pairs too.
+    /// `similarity(q_i, k_j)`, `[batch, heads.q, q_len, k_len]`, including masked pairs.
     pub similarities: Tensor<N>,
-    /// What the softmax sees, `[batch, heads.q, q_len, k_len]`; `-inf` where a pair is hidden.
+    /// Input of the normalizer, `[batch, heads.q, q_len, k_len]`; `-inf` for masked pairs.
     pub scores: Tensor<N>,
-    /// `[batch, heads.q, q_len, k_len]`; 0 where a pair is hidden.
+    /// Attention weights, including the factors of dropout and local attention, `[batch, heads.q, q_len, k_len]`; 0 for
+    /// masked pairs.
     pub weights: Tensor<N>,
     /// `[batch, heads.q, q_len, v_dim]`
     pub out: Tensor<N>,
 }
 
-/// Pairs that [`steps`] writes out, at most.
+/// Largest number of pairs that [`steps`] accepts.
 const PAIRS: usize = 1 << 24;
 
-/// The steps of a call, for inputs so small that a person, or a test, can look at them: this holds queries x keys numbers
-/// three times over, which attention itself never does.
+/// Returns the intermediate results of a call, for inputs small enough to read or to test by hand. It stores three matrices
+/// of `q_len x k_len` numbers per head, which the attention kernels never do.
 ///
 /// ```
 /// use regard::{Problem, View, steps};

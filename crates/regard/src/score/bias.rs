@@ -1,15 +1,16 @@
 //! The dense bias: one number for each pair, or for all that share an axis of size 1.
 
 use super::pass::{Bias, pass};
-use crate::index::{At, Keys, Pair, Scope};
-use crate::simd::{Element, GROUP, Lanes, MAX_LANES, Number, Simd};
+use crate::index::{At, Keys, Pair};
+use crate::simd::{Element, GROUP, Lanes, MAX_LANES, Number, Simd, Visitor};
+use crate::source::{Head, Heads, rows};
 use crate::view::{Shape, TileMut, View, serving};
 
 /// The bias of a pair, where axes of size 1 serve all.
-pub(super) fn bias_at<E: Copy>(bias: &View<'_, E>, at: Pair) -> E {
+pub(super) fn bias_at<E: Element>(bias: &View<'_, E>, at: Pair) -> E::Num {
     let shape = bias.shape();
-    let head = bias.serving_head(at.batch, at.head);
-    head.row(serving(at.row, shape.len))[serving(at.key, shape.dim)]
+    let head = rows(bias.serving_head(at.batch, at.head));
+    head.number(serving(at.row, shape.len), serving(at.key, shape.dim))
 }
 
 /// Adds the biases to a tile of scores.
@@ -20,46 +21,60 @@ pub(super) fn add_bias<E: Element, S: Simd<E::Num>>(
     at: At<'_>,
     tile: &mut [Lanes<E::Num>],
 ) {
-    let shape = bias.shape();
-    let Scope { batch, head, .. } = at.scope;
-    let head = bias.serving_head(batch, head);
-    let line = |lane: usize| head.row(serving(at.rows.row(lane), shape.len));
-    if let Keys::From(key) = at.keys {
-        // The lines lie a whole row apart, where no hardware prefetcher follows: ask for those of the next keys.
-        for lane in at.span.start..at.span.end {
-            for next in (key + tile.len()..key + 2 * tile.len()).step_by(MAX_LANES) {
-                line(lane).get(next).into_iter().for_each(|x| s.prefetch_l1(x));
-            }
-        }
-    }
-    let mut transposed = [Lanes([E::Num::default(); GROUP]); MAX_LANES];
-    for (block, scores) in tile.chunks_mut(S::LANES).enumerate() {
-        let first = block * S::LANES;
-        let transposed = &mut transposed[..scores.len()];
-        for lane in (0..at.rows.count).step_by(S::LANES) {
-            let whole =
-                scores.len() == S::LANES && lane + S::LANES <= at.rows.count && shape.dim != 1;
-            let lines = lane..(lane + S::LANES).min(at.span.end);
-            if let (true, Keys::From(key)) = (whole, at.keys) {
-                // Neighbours in memory: transposed on vectors.
-                let mut vectors = s.block();
-                for (v, l) in vectors.as_mut().iter_mut().zip(lines) {
-                    *v = E::load(s, &line(l)[key + first..]);
-                }
-                s.transpose(&mut vectors);
-                for (v, row) in vectors.as_mut().iter().zip(transposed.iter_mut()) {
-                    s.store(*v, &mut row.0[lane..]);
-                }
-                continue;
-            }
-            for (i, row) in transposed.iter_mut().enumerate() {
-                let key = serving(at.keys.get(first + i), shape.dim);
-                for l in lines.clone() {
-                    row.0[l] = line(l)[key].widen();
+    let head = rows(bias.serving_head(at.scope.batch, at.scope.head));
+    E::Num::visit(head, AddBias { s, shape: bias.shape(), at, tile });
+}
+
+struct AddBias<'t, N, S> {
+    s: S,
+    shape: Shape,
+    at: At<'t>,
+    tile: &'t mut [Lanes<N>],
+}
+
+impl<'c, N: Number, S: Simd<N>> Visitor<Heads<'c>, N> for AddBias<'_, N, S> {
+    type Out = ();
+    #[inline(always)]
+    fn visit<E: Element<Num = N>>(self, head: Head<'c, E>) {
+        let Self { s, shape, at, tile } = self;
+        let line = |lane: usize| head.row(serving(at.rows.row(lane), shape.len));
+        if let Keys::From(key) = at.keys {
+            // The lines lie a whole row apart, where no hardware prefetcher follows: ask for those of the next keys.
+            for lane in at.span.start..at.span.end {
+                for next in (key + tile.len()..key + 2 * tile.len()).step_by(MAX_LANES) {
+                    line(lane).get(next).into_iter().for_each(|x| s.prefetch_l1(x));
                 }
             }
         }
-        pass(s, at, scores, &Bias(transposed));
+        let mut transposed = [Lanes([E::Num::default(); GROUP]); MAX_LANES];
+        for (block, scores) in tile.chunks_mut(S::LANES).enumerate() {
+            let first = block * S::LANES;
+            let transposed = &mut transposed[..scores.len()];
+            for lane in (0..at.rows.count).step_by(S::LANES) {
+                let whole =
+                    scores.len() == S::LANES && lane + S::LANES <= at.rows.count && shape.dim != 1;
+                let lines = lane..(lane + S::LANES).min(at.span.end);
+                if let (true, Keys::From(key)) = (whole, at.keys) {
+                    // Neighbours in memory: transposed on vectors.
+                    let mut vectors = s.block();
+                    for (v, l) in vectors.as_mut().iter_mut().zip(lines) {
+                        *v = E::load(s, &line(l)[key + first..]);
+                    }
+                    s.transpose(&mut vectors);
+                    for (v, row) in vectors.as_mut().iter().zip(transposed.iter_mut()) {
+                        s.store(*v, &mut row.0[lane..]);
+                    }
+                    continue;
+                }
+                for (i, row) in transposed.iter_mut().enumerate() {
+                    let key = serving(at.keys.get(first + i), shape.dim);
+                    for l in lines.clone() {
+                        row.0[l] = line(l)[key].widen();
+                    }
+                }
+            }
+            pass(s, at, scores, &Bias(transposed));
+        }
     }
 }
 

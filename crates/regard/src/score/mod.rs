@@ -112,6 +112,14 @@ impl<'a, E: Element> Score<'a, E> {
         Self { sinks: Some(sinks), ..self }
     }
 
+    /// The same for kernels: see [`View::erase`].
+    pub(crate) fn erase(&self) -> Score<'a, E::Num> {
+        let Self { scale, temperature, softcap, bias, alibi, relative, custom, sinks } =
+            self.clone();
+        let bias = bias.map(View::erase);
+        Score { scale, temperature, softcap, bias, alibi, relative, custom, sinks }
+    }
+
     /// The option that has entries for single queries or keys, if there is one.
     pub(crate) fn by_position(&self) -> Option<&'static str> {
         let told_apart = |bias: &View<'_, E>| {
@@ -250,7 +258,7 @@ impl<E: Element> Score<'_, E> {
         if let Some(cap) = softcap.map(N::from_f64) {
             s = cap * (s / cap).tanh();
         }
-        if let Some(bias) = bias.map(|bias| widen(bias_at(&bias, at).widen())) {
+        if let Some(bias) = bias.map(|bias| widen(bias_at(&bias, at))) {
             // `-inf` hides the pair whatever its key holds.
             s = if bias == N::neg_infinity() { bias } else { s + bias };
         }

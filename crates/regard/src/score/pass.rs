@@ -1,16 +1,16 @@
-//! One pass over a tile of scores, for one option.
+//! One pass over a score tile, for one option.
 
 use super::LOG2_E;
 use crate::index::At;
 use crate::simd::{Lanes, Number, Simd};
 
-/// What an option makes of a vector of scores.
+/// Elementwise transformation of scores by one option.
 pub(crate) trait Pass<N: Number> {
-    /// Of key `i` of the tile and the rows from `lane` on.
+    /// Transforms the scores `x` of key `i` of the tile and of the rows from `lane` on.
     fn apply<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V;
 }
 
-/// Lets an option turn all scores of a tile, for the rows that are computed.
+/// Applies an option to all scores of a tile, for the rows in `at.span`.
 #[inline(always)]
 pub(crate) fn pass<N: Number, S: Simd<N>>(
     s: S,
@@ -26,7 +26,6 @@ pub(crate) fn pass<N: Number, S: Simd<N>>(
     }
 }
 
-/// Multiplies by a number.
 pub(crate) struct Factor<N>(pub(crate) N);
 
 impl<N: Number> Pass<N> for Factor<N> {
@@ -36,7 +35,7 @@ impl<N: Number> Pass<N> for Factor<N> {
     }
 }
 
-/// Multiplies by what another pass makes of another tile: so derivatives are gathered.
+/// Multiplies by the result of another pass over another tile. Accumulates score derivatives.
 pub(super) struct Times<'t, N, P>(pub(super) &'t [Lanes<N>], pub(super) P);
 
 impl<N: Number, P: Pass<N>> Pass<N> for Times<'_, N, P> {
@@ -46,11 +45,11 @@ impl<N: Number, P: Pass<N>> Pass<N> for Times<'_, N, P> {
     }
 }
 
-/// Biases of each key and row, in their natural unit.
+/// Adds a bias per key and row. Biases are in natural units, scores are multiplied by `log2 e`.
 pub(crate) struct Bias<'t, N>(pub(crate) &'t [Lanes<N>]);
 
 impl<N: Number> Pass<N> for Bias<'_, N> {
-    /// A finite bias of a finite score stays finite in the new unit, and `-inf` stays `-inf`: it hides the pair.
+    /// A finite bias on a finite score stays finite after the change of unit. `-inf` stays `-inf` and masks the pair.
     #[inline(always)]
     fn apply<S: Simd<N>>(&self, s: S, i: usize, lane: usize, x: S::V) -> S::V {
         let (bias, lowest) = (s.load(&self.0[i].0[lane..]), s.splat(-N::max_value()));

@@ -1,7 +1,7 @@
-//! A bias learned for each distance between a key and a row: its buckets, its pass over a tile, its gradient.
+//! Learned bias per relative position of key and query: bucket lookup, pass over a score tile, gradient.
 //!
-//! Rows and keys that are neighbours share their distances along the diagonals of a tile: 127 of them for 4,096 pairs.
-//! So a bias is looked up once for a diagonal, and a gradient summed along it before it goes to its bucket.
+//! In a tile of consecutive rows and keys, the pairs of a diagonal share one distance: 127 diagonals for 4,096 pairs. So
+//! the bias is looked up once per diagonal, and gradients are summed along a diagonal before they are added to its bucket.
 
 use super::pass::{Bias, pass};
 use crate::error::Error;
@@ -9,23 +9,23 @@ use crate::index::{At, Keys};
 use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd};
 use std::sync::Arc;
 
-/// A bias looked up by the distance of key and row: `table [buckets, heads.q]`.
+/// Bias looked up by the distance between key and query: `table [buckets, heads.q]`.
 #[derive(Clone, Debug)]
 pub struct RelativeBias<'a, N> {
     table: &'a [N],
-    /// The bucket of each distance `key - position` from `-reach` to `reach`; beyond, the nearest end.
+    /// Bucket of each distance `key - position` from `-reach` to `reach`. Distances beyond are clamped.
     buckets: Arc<[usize]>,
-    /// Buckets in the table.
+    /// Number of buckets in the table.
     count: usize,
-    /// The reach as given; no buckets are made beyond [`MAX_REACH`].
+    /// The given reach. `buckets` stays empty if it exceeds [`MAX_REACH`], which `check` rejects.
     reach: usize,
 }
 
-/// Farther than any published table reaches, and short enough to be kept as one bucket for each distance.
+/// Exceeds the reach of any published table, and is small enough to store one bucket per distance.
 const MAX_REACH: usize = 1 << 20;
 
 impl<'a, N: Number> RelativeBias<'a, N> {
-    /// One bucket for each distance `key - position` from `-reach` to `reach`, the ends for all beyond:
+    /// One bucket per distance `key - position` from `-reach` to `reach`; distances beyond are clamped.
     /// `table [2 reach + 1, heads.q]`.
     #[must_use]
     pub fn clipped(table: &'a [N], reach: usize) -> Self {
@@ -33,8 +33,8 @@ impl<'a, N: Number> RelativeBias<'a, N> {
         Self { table, buckets, count: reach.saturating_mul(2).saturating_add(1), reach }
     }
 
-    /// The buckets of T5 (Raffel et al. 2020): near distances one each, far ones by their logarithm up to
-    /// `max_distance`. `table [buckets, heads.q]`.
+    /// Buckets of T5 (Raffel et al. 2020): one per distance for small distances, logarithmic up to `max_distance` for
+    /// larger ones. `table [buckets, heads.q]`.
     #[must_use]
     pub fn t5(table: &'a [N], buckets: usize, max_distance: usize, bidirectional: bool) -> Self {
         let reach = max_distance.min(MAX_REACH).cast_signed();
@@ -50,7 +50,7 @@ impl<'a, N: Number> RelativeBias<'a, N> {
             if size < exact || exact == 0 {
                 return first + size.min(n.saturating_sub(1));
             }
-            // In f32 and in this order, as the published models were trained.
+            // In `f32` and in this order of operations, to match the published models.
             let far = (size as f32 / exact as f32).ln() / (max_distance as f32 / exact as f32).ln();
             #[expect(
                 clippy::cast_possible_truncation,
@@ -80,12 +80,10 @@ impl<'a, N: Number> RelativeBias<'a, N> {
         Err(Error::Count { option, expected: (entries, "buckets x query heads"), found })
     }
 
-    /// Buckets in the table.
     pub(crate) fn buckets(&self) -> usize {
         self.count
     }
 
-    /// The table as given.
     pub(crate) fn table(&self) -> &'a [N] {
         self.table
     }
@@ -95,12 +93,12 @@ impl<'a, N: Number> RelativeBias<'a, N> {
         self.buckets[usize::try_from(distance.clamp(-reach, reach) + reach).unwrap_or(0)]
     }
 
-    /// Where in the table the bias of a distance stands, for one head.
+    /// Index into the table of the bias for a distance and a head.
     pub(crate) fn entry(&self, distance: i64, head: usize) -> usize {
         self.bucket(distance) * (self.table.len() / self.count) + head
     }
 
-    /// Adds the biases to a tile of scores.
+    /// Adds the biases to a score tile.
     #[inline(always)]
     pub(crate) fn add<S: Simd<N>>(&self, s: S, at: At<'_>, tile: &mut [Lanes<N>]) {
         let mut diagonals = [N::zero(); DIAGONALS];
@@ -123,7 +121,7 @@ impl<'a, N: Number> RelativeBias<'a, N> {
         }
     }
 
-    /// Adds the gradients of a tile of scores to those of one head's buckets.
+    /// Adds the gradients of a score tile to the bucket gradients of one head.
     #[inline(always)]
     pub(crate) fn add_grads<S: Simd<N>>(
         &self,
@@ -153,11 +151,11 @@ impl<'a, N: Number> RelativeBias<'a, N> {
     }
 }
 
-/// Diagonals of a tile, and room for the last vector.
+/// Diagonals of a tile, padded for the last vector.
 const DIAGONALS: usize = 2 * GROUP + MAX_LANES;
 
-/// The distance on the first diagonal, that of the last key and the first row; on each next one it is less by 1. `None`
-/// if rows or keys are no neighbours.
+/// Distance on the first diagonal, which pairs the last key with the first row. It decreases by 1 from one diagonal to the
+/// next. `None` if rows or keys are not consecutive.
 fn diagonal_distance(at: At<'_>) -> Option<i64> {
     match at.keys {
         Keys::From(key) if at.rows.step == 1 => {

@@ -10,6 +10,76 @@ use std::convert::identity;
 use std::fmt::Debug;
 use std::mem::MaybeUninit;
 
+/// Evaluates an expression for a container of any type of element; it must not depend on what that is computed in.
+macro_rules! each {
+    ($any:expr, $x:pat => $work:expr) => {
+        each!($any, $crate::simd::Any, $x => $work)
+    };
+    ($any:expr, $of:path, $x:pat => $work:expr) => {{
+        use $of as Of;
+        match $any {
+            Of::Own($x) => $work,
+            Of::F16($x) => $work,
+            Of::Bf16($x) => $work,
+        }
+    }};
+}
+pub(crate) use each;
+
+/// The same from one container to another with the same type of element.
+macro_rules! map_any {
+    ($any:expr, $x:pat => $work:expr) => {
+        map_any!($any, $crate::simd::Any => $crate::simd::Any, $x => $work)
+    };
+    ($any:expr, $from:path => $to:path, $x:pat => $work:expr) => {{
+        use {$from as From, $to as To};
+        match $any {
+            From::Own($x) => To::Own($work),
+            From::F16($x) => To::F16($work),
+            From::Bf16($x) => To::Bf16($work),
+        }
+    }};
+}
+pub(crate) use map_any;
+
+/// An [`Any`] to be kept in a struct: unlike a family's containers, these may be borrowed for shorter.
+macro_rules! covariant {
+    ($(#[$doc:meta])* $name:ident, $family:ident, $of:ident) => {
+        $(#[$doc])*
+        pub enum $name<'a, N: $crate::simd::Number> {
+            #[doc(hidden)]
+            Own($of<'a, N>),
+            #[doc(hidden)]
+            F16($of<'a, half::f16>),
+            #[doc(hidden)]
+            Bf16($of<'a, half::bf16>),
+        }
+
+        impl<'a, N: $crate::simd::Number> From<$crate::simd::Any<$family<'a>, N>> for $name<'a, N> {
+            #[inline(always)]
+            fn from(any: $crate::simd::Any<$family<'a>, N>) -> Self {
+                match any {
+                    $crate::simd::Any::Own(x) => Self::Own(x),
+                    $crate::simd::Any::F16(x) => Self::F16(x),
+                    $crate::simd::Any::Bf16(x) => Self::Bf16(x),
+                }
+            }
+        }
+
+        impl<'a, N: $crate::simd::Number> From<$name<'a, N>> for $crate::simd::Any<$family<'a>, N> {
+            #[inline(always)]
+            fn from(x: $name<'a, N>) -> Self {
+                match x {
+                    $name::Own(x) => Self::Own(x),
+                    $name::F16(x) => Self::F16(x),
+                    $name::Bf16(x) => Self::Bf16(x),
+                }
+            }
+        }
+    };
+}
+pub(crate) use covariant;
+
 /// How exact the products are: what may be traded for speed, and what may not.
 ///
 /// On a machine with tiles (AMX) products of `bf16` numbers are up to 16 times as fast as those of `f32`, and a number of
@@ -69,6 +139,68 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// Runs a task on tiles, if it belongs there and `isa` has some; else gives it back.
     #[doc(hidden)]
     fn on_amx<T: AmxTask<Stored = Self>>(isa: Isa, task: T) -> Result<T::Out, T>;
+    /// Forgets the type of what holds elements, but for the number that they are computed in.
+    #[doc(hidden)]
+    fn erase<F: Family>(x: F::Of<Self>) -> Any<F, Self::Num>;
+    /// The inverse of [`erase`](Self::erase); `None` for another type.
+    #[doc(hidden)]
+    fn typed<F: Family>(any: Any<F, Self::Num>) -> Option<F::Of<Self>>;
+}
+
+/// A type of container, for any type of element: slices, heads, output tiles.
+pub trait Family {
+    /// The container of elements `T`.
+    type Of<T: Element>;
+}
+
+/// A container of elements, of any type that is computed in `N`. Kernels are compiled once for each `N`; only what reads or
+/// writes elements is compiled for each type of element ([`Number::visit`]).
+pub enum Any<F: Family, N: Number> {
+    /// Elements of type `N` itself.
+    Own(F::Of<N>),
+    /// `f16`, where `N` is `f32`.
+    F16(F::Of<f16>),
+    /// `bf16`, where `N` is `f32`.
+    Bf16(F::Of<bf16>),
+}
+
+impl<F: Family, N: Number> Copy for Any<F, N>
+where
+    F::Of<N>: Copy,
+    F::Of<f16>: Copy,
+    F::Of<bf16>: Copy,
+{
+}
+
+impl<F: Family, N: Number> Clone for Any<F, N>
+where
+    F::Of<N>: Copy,
+    F::Of<f16>: Copy,
+    F::Of<bf16>: Copy,
+{
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F: Family, N: Number> Debug for Any<F, N>
+where
+    F::Of<N>: Debug,
+    F::Of<f16>: Debug,
+    F::Of<bf16>: Debug,
+{
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        each!(self, x => x.fmt(f))
+    }
+}
+
+/// What is done with a container once its type of element is known.
+pub trait Visitor<F: Family, N: Number> {
+    /// What it returns.
+    type Out;
+    /// The work; must be `#[inline(always)]`.
+    fn visit<E: Element<Num = N>>(self, x: F::Of<E>) -> Self::Out;
 }
 
 /// A task whose products may use AMX, for types that are computed in `f32`.
@@ -87,9 +219,9 @@ pub trait AmxTask: Sized {
 }
 
 /// A type in memory, and how a vector of it is loaded and written; `tiles`: the bf16 terms it may be split into there, fewer for
-/// less precision.
+/// less precision; `kernels`: those of AMX, which are compiled for `f32` alone, by the number of terms.
 macro_rules! element {
-    ($t:ty, $number:ty, $precision:ident, $widen:expr, $narrow:expr, $numbers:expr, $load:ident, $write:ident, tiles $terms:tt) => {
+    ($t:ty, $number:ty, $precision:ident, $widen:expr, $narrow:expr, $numbers:expr, $load:ident, $write:ident, tiles $terms:tt, $any:ident, kernels $kernels:tt) => {
         impl Element for $t {
             type Num = $number;
             const NAME: &'static str = stringify!($t);
@@ -124,7 +256,18 @@ macro_rules! element {
             }
             #[inline(always)]
             fn on_amx<T: AmxTask<Stored = Self>>(isa: Isa, task: T) -> Result<T::Out, T> {
-                on_amx!(isa, task, $terms)
+                on_amx!(isa, task, $kernels)
+            }
+            #[inline(always)]
+            fn erase<F: Family>(x: F::Of<Self>) -> Any<F, $number> {
+                Any::$any(x)
+            }
+            #[inline(always)]
+            fn typed<F: Family>(any: Any<F, $number>) -> Option<F::Of<Self>> {
+                match any {
+                    Any::$any(x) => Some(x),
+                    _ => None,
+                }
             }
         }
     };
@@ -143,10 +286,34 @@ macro_rules! on_amx {
     }};
 }
 
-element!(f32, f32, Strict, identity, identity, Some, load, write, tiles [2, 3]);
-element!(f64, f64, Strict, identity, identity, Some, load, write, tiles []);
-element!(f16, f32, F32, Self::to_f32, Self::from_f32, no_numbers, load_f16, write_f16, tiles[2]);
-element!(bf16, f32, F32, Self::to_f32, Self::from_f32, no_numbers, load_bf16, write_bf16, tiles[1]);
+element!(f32, f32, Strict, identity, identity, Some, load, write, tiles [2, 3], Own, kernels [1, 2, 3]);
+element!(f64, f64, Strict, identity, identity, Some, load, write, tiles [], Own, kernels []);
+element!(
+    f16,
+    f32,
+    F32,
+    Self::to_f32,
+    Self::from_f32,
+    no_numbers,
+    load_f16,
+    write_f16,
+    tiles[2],
+    F16,
+    kernels []
+);
+element!(
+    bf16,
+    f32,
+    F32,
+    Self::to_f32,
+    Self::from_f32,
+    no_numbers,
+    load_bf16,
+    write_bf16,
+    tiles[1],
+    Bf16,
+    kernels []
+);
 
 fn no_numbers<E>(_: &[E]) -> Option<&[f32]> {
     None

@@ -1,23 +1,24 @@
-//! Functions of vectors, one body for every instruction set: the same steps, so the same bits wherever `fma` is fused.
+//! Vector functions, one implementation for all instruction sets: the same operations, so the results are bitwise equal
+//! wherever `fma` is fused.
 
 use super::{Number, Simd};
 
-/// `2^x`, exactly 1 at 0 and 0 at `-inf`. Within 3 ulp for `f32`.
+/// `2^x`, exactly 1 at 0 and 0 at `-inf`. Error at most 3 ulp for `f32`.
 #[inline(always)]
 pub(crate) fn exp2<N: Number, S: Simd<N>>(s: S, x: S::V) -> S::V {
     let (power, e) = parts(s, x);
     s.scale(power, e)
 }
 
-/// `2^x` for a weight of a softmax: the same number, but 0 where it is negligible ([`Simd::scale_weight`]). A sum over widely
-/// spread scores would else be full of denormal numbers, each of which costs a microcode assist.
+/// `2^x` for softmax weights: as [`exp2`], but 0 where negligible ([`Simd::scale_weight`]). Otherwise a sum over widely spread
+/// scores would contain many denormal numbers, each of which costs a microcode assist.
 #[inline(always)]
 pub(crate) fn weight<N: Number, S: Simd<N>>(s: S, x: S::V) -> S::V {
     let (power, e) = parts(s, x);
     s.scale_weight(power, e)
 }
 
-/// `2^f` and `e`, where `e + f` is `x`, `e` is whole and `f` within 1/2.
+/// Range reduction: `2^f` and `e` with `x = e + f`, `e` an integer and `|f| <= 1/2`.
 #[inline(always)]
 fn parts<N: Number, S: Simd<N>>(s: S, x: S::V) -> (S::V, S::V) {
     let f = s.remainder(x);
@@ -28,10 +29,10 @@ fn parts<N: Number, S: Simd<N>>(s: S, x: S::V) -> (S::V, S::V) {
     (s.fma(p, f, s.splat(N::one())), s.sub(x, f))
 }
 
-/// The same to 3e-6, for weights that are rounded to 16 digits or fewer.
+/// As [`weight`] with a relative error of 3e-6, for weights that are rounded to at most 16 significant bits (two bf16 terms).
 #[inline(always)]
 pub(crate) fn weight_coarse<S: Simd<f32>>(s: S, x: S::V) -> S::V {
-    // Minimax for relative error (2.8e-6), 1 at 0.
+    // Minimax polynomial for the relative error (2.8e-6), exactly 1 at 0.
     const C: [f32; 4] = [0.693_124_2, 0.240_241, 0.055_906_42, 0.009_582_85];
     let f = s.remainder(x);
     let mut p = s.splat(C[3]);
@@ -52,7 +53,7 @@ pub(crate) fn tanh<N: Number, S: Simd<N>>(s: S, x: S::V) -> S::V {
         p = s.fma(p, z, s.splat(*c));
     }
     let near = s.fma(s.mul(p, z), x, x);
-    // Beyond 40 tanh is 1 in f64 too; the bound keeps e^2x finite.
+    // Beyond 40 tanh rounds to 1 in f64 too; the bound keeps e^2x finite.
     let bound = s.splat(N::from_f64(40.0));
     let bounded = s.select(s.less(bound, size), bound, size);
     let e = exp2(s, s.mul(bounded, s.splat(N::from_f64(2.0 * std::f64::consts::LOG2_E))));
@@ -92,8 +93,8 @@ mod tests {
         }
     }
 
-    /// The worst error in ulp of the exact result over the floats `bits`, which must agree to the bit on all
-    /// instruction sets with a fused multiply-add.
+    /// The largest error over the floats `bits`, in ulp of the exact result. Asserts that all instruction sets with a fused
+    /// multiply-add agree bitwise.
     fn worst_ulp(f: Function, exact: fn(f64) -> f64, bits: impl Iterator<Item = u32>) -> f64 {
         let mut worst = 0f64;
         let xs: Vec<f32> = bits.map(f32::from_bits).collect();

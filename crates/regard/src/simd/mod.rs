@@ -13,7 +13,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use element::AmxTask;
+pub(crate) use element::{AmxTask, Any, Family, Visitor, covariant, each, map_any};
 pub use element::{Element, Precision};
 use half::{bf16, f16};
 pub use number::Number;

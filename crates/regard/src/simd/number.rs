@@ -1,6 +1,7 @@
 //! What the arithmetic is done in: `f32` and `f64`.
 
-use super::{Element, Isa, Task};
+use super::{Any, Element, Family, Isa, Task, Visitor};
+use half::{bf16, f16};
 use num_traits::Float;
 use std::fmt::Display;
 
@@ -36,6 +37,9 @@ pub trait Number: Float + Element<Num = Self> + Default + Display + std::iter::S
     /// Runs `task` with the instructions of `isa`. Never inlined, so that one compiled elsewhere can serve (`compiled.rs`).
     #[doc(hidden)]
     fn enter<T: Task<Self>>(isa: Isa, task: T) -> T::Out;
+    /// Finds out what type of element a container holds.
+    #[doc(hidden)]
+    fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out;
 }
 
 impl Number for f32 {
@@ -90,6 +94,14 @@ impl Number for f32 {
     fn enter<T: Task<Self>>(isa: Isa, task: T) -> T::Out {
         isa.run_f32(task)
     }
+    #[inline(always)]
+    fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out {
+        match any {
+            Any::Own(x) => visitor.visit::<Self>(x),
+            Any::F16(x) => visitor.visit::<f16>(x),
+            Any::Bf16(x) => visitor.visit::<bf16>(x),
+        }
+    }
 }
 
 impl Number for f64 {
@@ -142,6 +154,13 @@ impl Number for f64 {
     #[inline(never)]
     fn enter<T: Task<Self>>(isa: Isa, task: T) -> T::Out {
         isa.run_f64(task)
+    }
+    #[inline(always)]
+    fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out {
+        match any {
+            Any::Own(x) => visitor.visit::<Self>(x),
+            Any::F16(_) | Any::Bf16(_) => unreachable!("narrow types are computed in f32"),
+        }
     }
 }
 

@@ -1,13 +1,13 @@
-//! Four plain numbers, written so that the compiler vectorises them on any target.
+//! Vectors as arrays of four numbers, written so that the compiler vectorizes them on any target.
 
 use super::{Enter, Number, Simd, Task};
 use std::mem::MaybeUninit;
 
-/// The instruction set every target has.
+/// The portable instruction set, available on every target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Portable;
 
-/// The same lanes inside a function compiled with fused multiply-add.
+/// The portable lanes, for functions compiled with fused multiply-add.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fused<A>(pub(crate) A);
 
@@ -18,7 +18,7 @@ impl Enter for Portable {
     }
 }
 
-const LANES: usize = 4; // 128 bits of f32: the width that SSE2 and NEON have in their baseline
+const LANES: usize = 4; // 128 bits of f32: the baseline width of SSE2 and NEON
 
 macro_rules! plain_lanes {
     ($isa:ty, $entry:expr, $fma:expr $(, $param:ident)?) => {
@@ -107,7 +107,7 @@ macro_rules! plain_lanes {
             }
             #[inline(always)]
             fn remainder(self, x: Self::V) -> Self::V {
-                // Adding and subtracting 1.5 * 2^mantissa rounds to a whole number, to even at a tie.
+                // Adding and subtracting 1.5 * 2^(mantissa bits) rounds to the nearest integer, ties to even.
                 let big = N::from_f64(1.5) / N::epsilon();
                 x.map(|x| if x < N::from_f64(-4096.0) { N::zero() } else { x - ((x + big) - big) })
             }
@@ -117,7 +117,7 @@ macro_rules! plain_lanes {
                 zip(x, e, |x, e| {
                     let e = if e < -limit { -limit } else { e };
                     let e = if e > limit { limit } else { e };
-                    // Two halves, so that each power of two is a normal number.
+                    // Split `e` in two, so that each power of two is a normal number.
                     let half = (e * N::from_f64(0.5)).floor();
                     x * half.whole_power_of_two() * (e - half).whole_power_of_two()
                 })

@@ -11,11 +11,13 @@ mod tensor;
 mod write;
 
 use crate::error::Error;
+use crate::simd::{Any, Element, Family, covariant, map_any};
+use std::marker::PhantomData;
 use std::sync::Arc;
 pub use tensor::Tensor;
 pub(crate) use tensor::Unwritten;
 pub use write::ViewMut;
-pub(crate) use write::{TileHeads, TileMut};
+pub(crate) use write::{OutTile, OutView, TileHeads, TileMut, TilesMut};
 
 /// The order in which the axes lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -151,18 +153,37 @@ fn packed_shape(
     Ok((shape, Strides { batch: 0, ..whole.dense(Layout::Bshd) }))
 }
 
+/// Slices of elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Slices<'a>(PhantomData<&'a ()>);
+
+impl<'a> Family for Slices<'a> {
+    type Of<T: Element> = &'a [T];
+}
+
+type Slice<'a, T> = &'a [T];
+covariant!(
+    #[derive(Clone, Copy, Debug)]
+    /// The elements of a view.
+    Data,
+    Slices,
+    Slice
+);
+
 /// A borrowed tensor.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a, E> {
-    data: &'a [E],
+pub struct View<'a, E: Element> {
+    /// Elements of type `E`, unless the view is [erased](Self::erase).
+    data: Data<'a, E::Num>,
     shape: Shape,
     strides: Strides,
     layout: Layout,
     /// Where each item begins, and the end, if they are packed.
     offsets: Option<&'a [usize]>,
+    element: PhantomData<E>,
 }
 
-impl<'a, E> View<'a, E> {
+impl<'a, E: Element> View<'a, E> {
     /// `data [batch, heads, len, dim]`, dense.
     pub fn bhsd(data: &'a [E], [batch, heads, len, dim]: [usize; 4]) -> Result<Self, Error> {
         Self::dense(data, Shape { batch, heads, len, dim }, Layout::Bhsd)
@@ -193,7 +214,14 @@ impl<'a, E> View<'a, E> {
     /// ```
     pub fn packed(data: &'a [E], offsets: &'a [usize], sizes: [usize; 2]) -> Result<Self, Error> {
         let (shape, strides) = packed_shape(offsets, sizes, data.len())?;
-        Ok(Self { data, shape, strides, layout: Layout::Bshd, offsets: Some(offsets) })
+        let (data, element) = (E::erase(data).into(), PhantomData);
+        Ok(Self { data, shape, strides, layout: Layout::Bshd, offsets: Some(offsets), element })
+    }
+
+    /// The same elements for kernels, which are compiled for what they compute in: its type says that alone.
+    pub(crate) fn erase(self) -> View<'a, E::Num> {
+        let Self { data, shape, strides, layout, offsets, .. } = self;
+        View { data, shape, strides, layout, offsets, element: PhantomData }
     }
 
     fn dense(data: &'a [E], shape: Shape, layout: Layout) -> Result<Self, Error> {
@@ -207,7 +235,8 @@ impl<'a, E> View<'a, E> {
         if data.len() < needed {
             return Err(Error::DataLength { needed, found: data.len() });
         }
-        Ok(Self { data, shape, strides, layout: strides.layout(), offsets: None })
+        let (data, layout) = (E::erase(data).into(), strides.layout());
+        Ok(Self { data, shape, strides, layout, offsets: None, element: PhantomData })
     }
 
     /// The sizes of the axes; of the items, if they are packed, the longest.
@@ -263,23 +292,31 @@ impl<'a, E> View<'a, E> {
         self.head(batch, head).row(row)
     }
 
-    /// The head that serves item `batch` and head `head`, where axes of size 1 serve all.
-    pub(crate) fn serving_head(&self, batch: usize, head: usize) -> Rows<'a, E> {
-        self.head(serving(batch, self.shape.batch), serving(head, self.shape.heads))
-    }
-
     /// One head as a matrix.
     pub(crate) fn head(&self, batch: usize, head: usize) -> Rows<'a, E> {
+        match E::typed::<RowsOf<'a>>(self.any_head(batch, head)) {
+            Some(rows) => rows,
+            None => unreachable!("only kernels have erased views, and they read any head"),
+        }
+    }
+
+    /// The head that serves item `batch` and head `head`, where axes of size 1 serve all.
+    pub(crate) fn serving_head(&self, batch: usize, head: usize) -> Any<RowsOf<'a>, E::Num> {
+        self.any_head(serving(batch, self.shape.batch), serving(head, self.shape.heads))
+    }
+
+    /// One head as a matrix of elements of any type.
+    pub(crate) fn any_head(&self, batch: usize, head: usize) -> Any<RowsOf<'a>, E::Num> {
         assert!(batch < self.shape.batch && head < self.shape.heads);
         let (len, dim) = (self.len(batch), self.shape.dim);
         let before = self.offsets.map_or(0, |offsets| offsets[batch]);
-        let data = if len == 0 || dim == 0 {
-            &[]
+        let used = if len == 0 || dim == 0 {
+            0..0
         } else {
             let first = self.strides.at(batch, head, before);
-            &self.data[first..first + (len - 1) * self.strides.len + dim]
+            first..first + (len - 1) * self.strides.len + dim
         };
-        Rows { data, stride: self.strides.len, len, dim }
+        map_any!(Any::from(self.data), data => Rows { data: &data[used], stride: self.strides.len, len, dim })
     }
 }
 
@@ -290,6 +327,14 @@ pub type Inputs<'a, E> = (View<'a, E>, View<'a, E>, View<'a, E>);
 #[inline(always)]
 pub(crate) fn serving(i: usize, n: usize) -> usize {
     if n == 1 { 0 } else { i }
+}
+
+/// Heads as matrices.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowsOf<'a>(PhantomData<&'a ()>);
+
+impl<'a> Family for RowsOf<'a> {
+    type Of<T: Element> = Rows<'a, T>;
 }
 
 /// One head: `len` rows of `dim` features, `stride` elements apart.
@@ -331,13 +376,13 @@ mod tests {
         let shape = [2usize, 3, 4, 5];
         let [b, h, s, d] = shape;
         let value = |x: [usize; 4]| ((x[0] * h + x[1]) * s + x[2]) * d + x[3];
-        let bhsd: Vec<usize> = (0..b * h * s * d).collect();
-        let mut bshd = vec![0; bhsd.len()];
+        let bhsd: Vec<f64> = (0..b * h * s * d).map(|i| i as f64).collect();
+        let mut bshd = vec![0.0; bhsd.len()];
         for i in 0..b {
             for j in 0..h {
                 for k in 0..s {
                     for l in 0..d {
-                        bshd[((i * s + k) * h + j) * d + l] = value([i, j, k, l]);
+                        bshd[((i * s + k) * h + j) * d + l] = value([i, j, k, l]) as f64;
                     }
                 }
             }

@@ -1,8 +1,10 @@
 //! Tensors that own their memory.
 
-use super::{Layout, Shape, Strides, View, ViewMut, packed_shape};
+use super::{Layout, Shape, Strides, TileHeads, View, ViewMut, packed_shape};
 use crate::error::Error;
-use crate::simd::Element;
+use crate::index::RowTile;
+use crate::simd::{Element, Number, each};
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Elements of a dense tensor, its items packed or not.
@@ -59,7 +61,7 @@ impl<E> Tensor<E> {
     }
 
     /// All 0, in the layout of another tensor, with as many features as asked for.
-    pub(crate) fn zeros<F>(view: &View<'_, F>, dim: usize) -> Result<Self, Error>
+    pub(crate) fn zeros<F: Element>(view: &View<'_, F>, dim: usize) -> Result<Self, Error>
     where
         E: Element,
     {
@@ -73,13 +75,46 @@ impl<E> Tensor<E> {
         Ok(Self { data, shape, layout, offsets: offsets.map(Into::into) })
     }
 
+    /// The elements of an [erased](View::erase) view as numbers.
+    pub(crate) fn widened(view: &View<'_, E>) -> Result<Self, Error>
+    where
+        E: Number,
+    {
+        let mut to = Self::zeros_like(view)?;
+        let Shape { batch, heads, .. } = view.shape;
+        for (b, head) in (0..batch).flat_map(|b| (0..heads).map(move |head| (b, head))) {
+            let (from, len) = (view.any_head(b, head), view.len(b));
+            let rows = RowTile { first: 0, step: 1, count: len };
+            let view = to.view_mut();
+            // SAFETY: `to` is borrowed for this loop alone, and was made of zeros.
+            let mut tile = unsafe { view.tile(b, TileHeads::one(head), rows) };
+            for i in 0..len {
+                let to = tile.update(0, i).iter_mut();
+                each!(from, from => to.zip(from.row(i)).for_each(|(to, x)| {
+                    *to = E::from_f64(Number::to_f64(x.widen()));
+                }));
+            }
+        }
+        Ok(to)
+    }
+
     /// Borrows it.
     #[must_use]
-    pub fn view(&self) -> View<'_, E> {
+    pub fn view(&self) -> View<'_, E>
+    where
+        E: Element,
+    {
         let Self { ref data, shape, layout, ref offsets } = *self;
         let offsets = offsets.as_deref();
         let strides = strides(shape, layout, offsets);
-        View { data, shape, strides, layout, offsets }
+        View {
+            data: E::erase(&data[..]).into(),
+            shape,
+            strides,
+            layout,
+            offsets,
+            element: PhantomData,
+        }
     }
 
     /// Borrows it to be changed.
@@ -138,7 +173,7 @@ pub(crate) struct Unwritten<E> {
 
 impl<E> Unwritten<E> {
     /// In the layout of another tensor, with as many features as asked for.
-    pub(crate) fn like<F>(view: &View<'_, F>, dim: usize) -> Result<Self, Error> {
+    pub(crate) fn like<F: Element>(view: &View<'_, F>, dim: usize) -> Result<Self, Error> {
         let View { shape, layout, offsets, .. } = *view;
         Self::of(Shape { dim, ..shape }, layout, offsets.map(Into::into))
     }

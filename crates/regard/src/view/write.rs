@@ -4,7 +4,7 @@ use super::{Layout, Shape, Strides, packed_shape};
 use crate::error::Error;
 use crate::index::RowTile;
 use crate::run::run;
-use crate::simd::Element;
+use crate::simd::{Any, Element, Family, Number, covariant, each, map_any};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -238,6 +238,84 @@ impl<'a, E> ViewMut<'a, E> {
     }
 }
 
+/// Outputs, borrowed.
+#[derive(Clone, Copy, Debug)]
+pub struct Outputs<'o>(PhantomData<&'o ()>);
+
+impl<'o> Family for Outputs<'o> {
+    type Of<T: Element> = &'o ViewMut<'o, T>;
+}
+
+type OutputOf<'o, T> = &'o ViewMut<'o, T>;
+covariant!(
+    #[derive(Clone, Copy, Debug)]
+    /// A tensor of elements of any type that a call writes.
+    OutView,
+    Outputs,
+    OutputOf
+);
+
+impl<'o, N: Number> OutView<'o, N> {
+    /// See [`ViewMut::tile`].
+    ///
+    /// # Safety
+    /// As for that.
+    pub(crate) unsafe fn tile(
+        self,
+        batch: usize,
+        heads: TileHeads,
+        rows: RowTile,
+    ) -> OutTile<'o, N> {
+        // SAFETY: as the caller of this `tile` promises.
+        map_any!(self, OutView => OutTile, view => unsafe { view.tile(batch, heads, rows) })
+    }
+
+    /// See [`ViewMut::clear`].
+    ///
+    /// # Safety
+    /// As for that.
+    pub(crate) unsafe fn clear(self, batch: usize) {
+        // SAFETY: as the caller of this `clear` promises.
+        each!(self, OutView, view => unsafe { view.clear(batch) });
+    }
+}
+
+/// Tiles of outputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiles<'t>(PhantomData<&'t ()>);
+
+impl<'t> Family for Tiles<'t> {
+    type Of<T: Element> = TileMut<'t, T>;
+}
+
+type TileOf<'t, T> = TileMut<'t, T>;
+covariant!(
+    #[derive(Debug)]
+    /// Rows of an output of any type that one task alone may touch.
+    OutTile,
+    Tiles,
+    TileOf
+);
+
+impl<'t, N: Number> OutTile<'t, N> {
+    /// See [`TileMut::part`].
+    pub(crate) fn part(&mut self, part: usize, rows: RowTile) -> OutTile<'_, N> {
+        map_any!(self, OutTile => OutTile, tile => tile.part(part, rows))
+    }
+
+    pub(crate) fn as_mut<'m>(&'m mut self) -> Any<TilesMut<'m, 't>, N> {
+        map_any!(self, OutTile => Any, tile => tile)
+    }
+}
+
+/// Tiles of outputs, borrowed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TilesMut<'m, 't>(PhantomData<(&'m (), &'t ())>);
+
+impl<'m, 't: 'm> Family for TilesMut<'m, 't> {
+    type Of<T: Element> = &'m mut TileMut<'t, T>;
+}
+
 /// Which heads a task writes: `head`, `head + apart`, ... for each of its parts.
 #[derive(Clone, Debug)]
 pub(crate) struct TileHeads {
@@ -254,7 +332,7 @@ impl TileHeads {
 
 /// Rows that one task alone may touch.
 #[derive(Debug)]
-pub(crate) struct TileMut<'a, E> {
+pub struct TileMut<'a, E> {
     view: &'a ViewMut<'a, E>,
     /// Where its item begins, in elements.
     item: usize,

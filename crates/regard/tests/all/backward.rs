@@ -1,4 +1,4 @@
-//! What the kernel's gradients are made of, and what must never reach them.
+//! Properties of the gradients of the kernels, and that masked inputs never reach them.
 
 use regard::reference::backward;
 use regard::{
@@ -11,16 +11,15 @@ use regard_testkit::run::{both_ways, forward, same_grad_bits};
 use regard_testkit::scores::{Entries, ScoreOption, bias};
 use regard_testkit::{Arrangement, Case, Data, GradJudge, Stored};
 
-/// The gradients of a case on one instruction set.
 fn run<E: Element>(case: &Case, data: &Data<E>, isa: Isa) -> Grads<E> {
     both_ways(&data.problem(case), data.inputs(), data.output_grads(case), isa, 2).1
 }
 
-/// The options that are not plain products: everything that has a gradient of its own, but for a dense bias.
+/// The score options with a gradient of their own or a derivative that is not constant, except for a dense bias.
 const OPTIONS: [ScoreOption; 4] =
     [ScoreOption::Softcap(4.0), ScoreOption::Alibi, ScoreOption::Clipped(4), ScoreOption::Sinks];
 
-/// Which pairs see each other: by the mask, and by a bias that is not `-inf`.
+/// Visible pairs: those that neither the mask nor a bias of `-inf` hides.
 struct Sight {
     dims: Dims,
     /// `[batch, heads.q, q_len, k_len]`
@@ -47,13 +46,13 @@ impl Sight {
         Self { dims, pairs }
     }
 
-    /// What a row sees, key by key.
+    /// Visibility of each key to a row.
     fn row(&self, b: usize, h: usize, row: usize) -> &[bool] {
         let at = (b * self.dims.heads.q + h) * self.dims.q_len + row;
         &self.pairs[at * self.dims.k_len..][..self.dims.k_len]
     }
 
-    /// What the rows that a key head serves see.
+    /// Visibility for all rows that use a KV head.
     fn rows(&self, b: usize, kv_head: usize) -> impl Iterator<Item = &[bool]> {
         let served = self.dims.heads.q / self.dims.heads.kv;
         let heads = kv_head * served..(kv_head + 1) * served;
@@ -77,13 +76,14 @@ fn narrow<E: Element>(x: f64) -> E {
     E::narrow(E::Num::from_f64(x))
 }
 
-/// Whether a case goes by tiles: what is not, the usual test of `f32` has seen.
+/// Whether a case uses AMX tiles. The `f32` run covers the cases that do not.
 fn by_tiles<E: Element>(case: &Case, data: &Data<E>, isa: Isa) -> bool {
     let plan = Plan::new(data.problem(case), Machine::detect().isa(isa));
     plan.is_ok_and(|plan| plan.tile_products().is_some())
 }
 
-/// Runs a test of one type, with usual precision where there are vectors and with every other where there are tiles.
+/// Runs a test for every dtype: `f32` with default precision on every instruction set, all other dtypes and precisions
+/// where AMX tiles are used.
 macro_rules! for_every_type {
     ($test:ident, $case:expr) => {{
         let case: Case = $case;
@@ -103,7 +103,7 @@ fn the_gradient_of_a_value_is_the_weighted_sum_of_output_gradients() {
         let case = Case { dropout, ..case.clone() };
         let data = Data::<f32>::new(&case);
         let Dims { batch, heads: n, q_len, k_len, .. } = case.dims;
-        // With one-hot values of as many features as keys, the output is the row of weights.
+        // With one-hot values and as many features as keys, the output is the row of weights.
         let hot = (0..batch * n.kv * k_len * k_len).map(|i| i / k_len % k_len == i % k_len);
         let hot: Vec<f32> = hot.map(|hot| f32::from(u8::from(hot))).collect();
         let shape = Shape { batch, heads: n.kv, len: k_len, dim: k_len };
@@ -131,7 +131,8 @@ fn the_gradient_of_a_value_is_the_weighted_sum_of_output_gradients() {
     }
 }
 
-/// Puts anything into the queries of rows that see nothing, and into what the loss says of them.
+/// Puts NaN, infinity and 0 into the queries of fully masked rows and into the gradients of their outputs. No gradient may
+/// change.
 fn unseeing_rows_give_nothing<E: Element>(case: &Case, tiles: bool) {
     let data = Data::<E>::new(case);
     let sight = Sight::new(case, &data);
@@ -158,7 +159,7 @@ fn unseeing_rows_give_nothing<E: Element>(case: &Case, tiles: bool) {
                 for row in rows {
                     other.q.row_mut(*b, *h, *row).fill(narrow(anything));
                     other.d_out.row_mut(*b, *h, *row).fill(narrow(anything));
-                    // A sink is something that even such a row sees.
+                    // A sink is visible even to a fully masked row.
                     if !sunk {
                         let at = (b * d.heads.q + h) * d.q_len + row;
                         let anything = E::Num::from_f64(anything);
@@ -192,7 +193,7 @@ fn rows_that_see_nothing_have_no_gradient_and_give_none() {
                 case.clone().scores(&[bias(axes, Entries::Finite)])
             );
         }
-        // Hidden by a bias, row by row.
+        // Rows masked by a bias.
         let case = Case::new(dims(shape)).scores(&[bias("1hq1", Entries::Hiding)]);
         for_every_type!(unseeing_rows_give_nothing, case.clone());
         for_every_type!(
@@ -202,8 +203,8 @@ fn rows_that_see_nothing_have_no_gradient_and_give_none() {
     }
 }
 
-/// Puts `poison` into key `p` and its value. All may change but the gradients of rows that do not see it, and of keys
-/// that no row sees together with it; none of anything if nobody sees it.
+/// Puts `poison` into key `p` and its value. Gradients may change except those of rows to which the key is masked, and of
+/// keys that share no row with it. If no row attends to it, no gradient may change.
 fn poison_one<E: Element>(
     (case, data, sight): (&Case, &Data<E>, &Sight),
     clean: &Grads<E>,
@@ -304,7 +305,7 @@ fn keys_hidden_by_a_bias_never_reach_a_gradient() {
     }
 }
 
-/// Without dropout, which draws for each item of a batch anew.
+/// Without dropout, whose random numbers depend on the index of the item in its batch.
 #[test]
 fn the_gradients_of_an_item_do_not_depend_on_its_batch() {
     for (shape, similarity) in [[5, 4, 2, 33, 40, 8, 5], [5, 1, 1, 70, 1100, 4, 4]]
@@ -411,9 +412,9 @@ fn a_constant_added_to_all_scores_moves_every_lse_by_as_much() {
     }
 }
 
-/// Scores so large that lse cannot hold what they differ by: one head, one feature, queries of 1.
+/// Scores so large that lse cannot resolve their differences: one head, one feature, queries of 1.
 fn large_scores(base: f32) -> (Vec<f32>, Vec<f32>) {
-    // Steps that a score of that size still has.
+    // The spacing of floats at that magnitude.
     let step = base * f32::EPSILON;
     (
         (0..200).map(|i| base + step * (i % 3) as f32).collect(),
@@ -479,7 +480,7 @@ fn a_sink_of_minus_infinity_has_no_gradient() {
     }
 }
 
-/// Hides every third key.
+/// Masks every third key.
 #[derive(Debug)]
 struct Hiding;
 

@@ -1,4 +1,4 @@
-//! A cache holds what a plain list of rows would, within its budget, whatever is done with it.
+//! A KV cache holds the same rows as a plain list, within its budget, after any sequence of calls.
 
 use proptest::prelude::*;
 use regard::{CacheShape, Error, KvCache, PAGE, Sequence, Shape, Strides, View};
@@ -39,18 +39,18 @@ fn a_cache_holds_what_lists_of_rows_would_for_a_million_calls() {
     }
 }
 
-/// 2 heads, 2 and 1 features: 3 positions of them are a page of 72 bytes.
+/// A page holds 3 positions of 2 heads with 2 key features and 1 value feature: 72 bytes.
 const SHAPE: CacheShape = CacheShape { heads: 2, qk_dim: 2, v_dim: 1, page: 3 };
 const BYTES: usize = 72;
 
-/// Appends rows that are `x` everywhere.
+/// Appends `n` rows filled with `x`.
 fn append(cache: &mut KvCache<f32>, to: Sequence, n: usize, x: f32) -> Result<(), Error> {
     let data = vec![x; n * 2 * 2];
     let (k, v) = (View::bhsd(&data, [1, 2, n, 2])?, View::bhsd(&data, [1, 2, n, 1])?);
     cache.append(to, k, v)
 }
 
-/// The rows of a sequence, as they were appended.
+/// The rows of a sequence, one number each.
 fn rows(cache: &KvCache<f32>, of: Sequence) -> Result<Vec<f32>, Error> {
     let row = |i| {
         let x = cache.row(of, 0, i)?.1[0];
@@ -80,12 +80,12 @@ fn the_first_to_write_to_a_shared_page_copies_that_page_alone() {
         assert_eq!(rows(&cache, sequence), Ok([vec![1.0; 8], vec![x]].concat()));
     }
     assert_eq!(cache.shared_prefix(&[a, b, c]), Ok(0..6));
-    // All pages are full: the next row needs a new page, and no copy.
+    // All pages are full: the next row needs a new page and no copy.
     let d = cache.fork(a).unwrap();
     append(&mut cache, d, 1, 5.0).unwrap();
     assert_eq!(cache.bytes_in_use(), 6 * BYTES);
     assert_eq!(cache.shared_prefix(&[a, d]), Ok(0..9));
-    // Cut back into a page that another one holds: writing there copies it.
+    // Truncate into a page shared with another sequence: appending there copies it.
     cache.truncate(d, 4).unwrap();
     append(&mut cache, d, 1, 6.0).unwrap();
     assert_eq!(rows(&cache, d), Ok(vec![1.0, 1.0, 1.0, 1.0, 6.0]));
@@ -106,13 +106,13 @@ fn the_budget_is_used_to_its_last_page_and_no_further() {
     append(&mut cache, a, 1, 1.0).unwrap();
     assert_eq!(append(&mut cache, a, 1, 1.0), over(4));
     assert_eq!(append(&mut cache, a, 0, 1.0), Ok(()), "nothing needs no page");
-    // A copy counts, too.
+    // A copied page counts against the budget.
     cache.truncate(a, 8).unwrap();
     let c = cache.fork(a).unwrap();
     assert_eq!(append(&mut cache, c, 1, 3.0), over(4));
     assert_eq!(append(&mut cache, c, 4, 3.0), over(5));
     assert_eq!([rows(&cache, c), rows(&cache, a)], [Ok(vec![1.0; 8]), Ok(vec![1.0; 8])]);
-    // Whatever lets go of a page makes room.
+    // Freeing or evicting pages makes room.
     cache.free(a).unwrap();
     append(&mut cache, c, 1, 3.0).unwrap();
     assert_eq!(append(&mut cache, b, 1, 2.0), over(4));
@@ -134,7 +134,7 @@ fn a_window_slides_by_whole_pages_and_positions_keep_their_numbers() {
         assert!(len - first < 4 + 3 && first.is_multiple_of(3));
         assert!(rows(&cache, a).unwrap().into_iter().eq((first..len).map(|i| i as f32)));
     }
-    // Not beyond what is there, and never a page that is not full.
+    // Eviction stops at the end of the sequence and never removes a page that is not full.
     assert_eq!(cache.evict(a, usize::MAX), Ok(999));
     assert_eq!((cache.len(a), cache.pages_held(a)), (Ok(1000), Ok(1)));
     cache.truncate(a, 999).unwrap();
@@ -156,7 +156,7 @@ fn what_one_sequence_evicted_is_not_shared() {
     assert_eq!(cache.shared_prefix(&[]), Ok(0..0));
 }
 
-/// Compares the error and looks for each word in its message.
+/// Compares the error, and looks for each word in its message.
 fn refused<T: std::fmt::Debug>(result: Result<T, Error>, expected: Error, words: &[&str]) {
     let error = result.expect_err("it should be refused");
     for word in words {
@@ -180,7 +180,7 @@ fn shapes_that_no_page_can_have_are_errors() {
         (CacheShape { heads: max, ..SHAPE }, [1, max, 3, 3]),
         (CacheShape { qk_dim: max, ..SHAPE }, [1, 2, 3, max]),
         (CacheShape { v_dim: max - 2, ..SHAPE }, [1, 2, 3, max]),
-        // The elements can be counted, their bytes cannot.
+        // The number of elements fits into `usize`, the number of bytes does not.
         (CacheShape { page: max / 16, ..SHAPE }, [1, 2, max / 16, 3]),
     ] {
         let e = Error::ShapeOverflow { shape: found };
@@ -213,7 +213,7 @@ fn more_positions_than_the_budget_holds_are_an_error_however_many() {
         |dim| View::strided(&[1.0], Shape { batch: 1, heads: 1, len, dim }, repeated).unwrap();
     let e = Error::Budget { needed: usize::MAX, budget: 1 << 20 };
     refused(cache.append(a, view(1), view(0)), e, &["budget is 1048576"]);
-    // Values without features are rows without memory.
+    // Values without features take no memory.
     let k = View::matrix(&[1.0, 2.0], [2, 1]).unwrap();
     cache.append(a, k, View::matrix(&[], [2, 0]).unwrap()).unwrap();
     assert_eq!(cache.row(a, 0, 1), Ok((&[2.0][..], &[][..])));

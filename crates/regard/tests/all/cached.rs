@@ -1,4 +1,4 @@
-//! Attention over pages is attention over the same keys in one piece, to the bit.
+//! Attention over a paged KV cache is bit-identical to attention over contiguous keys.
 
 use regard::{
     CacheShape, Element, Error, Isa, KvCache, Machine, Mask, Output, Plan, Problem, Score,
@@ -40,7 +40,7 @@ fn described<E: Element>(problem: Problem<'_, E>, windowed: bool) -> Problem<'_,
     problem.mask(mask).score(Score::new().softcap(5.0))
 }
 
-/// Sequences of these lengths, `q_len` queries each, in pages of `page`.
+/// Compares sequences of these lengths, with `q_len` queries each, in pages of `page` positions.
 fn compare<E: Element>(lens: &[usize], q_len: usize, page: usize, isa: Isa) {
     let mut noise = Noise::new(7);
     let pasts: Vec<Past<E>> = lens.iter().map(|len| Past::new(&mut noise, *len)).collect();
@@ -107,7 +107,8 @@ fn a_long_neighbour_changes_nothing() {
     }
 }
 
-/// Sequences that share a past of `common` positions and have `own` ones each.
+/// Largest difference between `forward_cached` and `forward_shared`, for sequences with a shared prefix of `common`
+/// positions and `own` further positions each.
 fn share<E: Element>(common: usize, own: &[usize]) -> f64 {
     let mut noise = Noise::new(11);
     let (past, mut cache) = (Past::<E>::new(&mut noise, common), cache::<E>(64));

@@ -1,4 +1,5 @@
-//! `docs/coverage.md` against the tree: every requirement is there, and every file, test and page that it names.
+//! Checks `docs/coverage.md` against the tree: every requirement has a row, and every file, test and page that it names
+//! exists.
 
 #![expect(clippy::unwrap_used, reason = "a file that cannot be read has failed")]
 
@@ -7,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 
-/// The requirements: a letter, and how many there are.
+/// Groups of requirements: a letter, and the number of requirements.
 const IDS: [(char, usize); 6] = [('A', 10), ('B', 9), ('C', 9), ('D', 4), ('E', 11), ('F', 10)];
 
-/// One row of a table: its id, and its cells of code, test and page.
+/// One row of a table: its id, and its cells for code, test and page.
 struct Row {
     id: String,
     cells: [String; 3],
@@ -19,7 +20,7 @@ struct Row {
 fn rows(page: &str) -> Vec<Row> {
     let mut found = Vec::new();
     for line in page.lines().filter(|line| line.starts_with("| ")) {
-        // A bar inside of a formula is written `\|`.
+        // A bar inside a formula is written `\|`.
         let line = line.replace("\\|", "/");
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
         let id = cells[0];
@@ -34,12 +35,12 @@ fn rows(page: &str) -> Vec<Row> {
     found
 }
 
-/// What stands between backquotes.
+/// The texts between backquotes.
 fn quoted(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+/// Expands `a/{b,c}.rs` to `a/b.rs` and `a/c.rs`.
 fn spread(path: &str) -> Vec<String> {
     let Some((before, rest)) = path.split_once('{') else { return vec![path.to_string()] };
     let (inside, after) = rest.split_once('}').unwrap();
@@ -51,7 +52,7 @@ fn is_path(word: &str) -> bool {
     ends.iter().any(|end| word.ends_with(end)) && !word.contains(' ') || word.contains(".rs ")
 }
 
-/// Where a path may begin: at the root, or in the crate that was named last.
+/// Whether a path exists, relative to the root or to the crate that was named last.
 fn resolves(path: &str, of: &str) -> bool {
     let own = match of {
         "python" => PathBuf::from("python"),
@@ -63,7 +64,8 @@ fn resolves(path: &str, of: &str) -> bool {
     below.iter().chain([&root()]).any(|base| base.join(path).exists())
 }
 
-/// What the sources name: words with a capital, and what may stand for a test: tests, fuzz targets, goldens, rows of the table.
+/// Names found in the sources: capitalized words, and names that count as tests (tests, fuzz targets, goldens, rows of the
+/// case table).
 struct Names {
     words: BTreeSet<String>,
     tests: BTreeSet<String>,
@@ -100,7 +102,7 @@ fn names() -> Names {
     names
 }
 
-/// What a cell names and the tree does not have.
+/// Names in a cell that do not exist in the tree.
 fn faults(cell: &str, kind: &str, first: &str, names: &Names) -> Vec<String> {
     let (mut of, mut found) = (first, Vec::new());
     for token in quoted(cell) {

@@ -1,4 +1,4 @@
-//! Dropout drops what [`Dropout::keeps`] says, wherever and however the pair is computed.
+//! Every kernel drops exactly the pairs that [`Dropout::keeps`] rejects.
 
 use regard::{Dropout, Isa, Mask, Pair, Problem, View};
 use regard_testkit::cases::dims;
@@ -22,11 +22,11 @@ fn the_same_draw_gives_the_same_bits_and_another_offset_others() {
     }
 }
 
-/// Keys that share a feature: the sums of so many different powers of 2 are told apart.
+/// Keys per value feature. The output must distinguish all sums of this many powers of 2.
 const SHARING: usize = 10;
 
-/// Reads from an output which weights were dropped. Equal scores make equal weights, and each key's value is a power of
-/// 2 in a feature that it shares with nobody of the same power.
+/// Recovers from an output which weights were dropped. Equal scores give equal weights, and the value of each key is a
+/// power of 2 in one feature that no other key with that power uses.
 fn what_is_dropped_is_what_keeps_says([batch, heads, q_len, k_len]: [usize; 4], mask: &Mask) {
     let rate = 0.3;
     let dropout = Dropout::new(rate, 3, 9);
@@ -48,7 +48,7 @@ fn what_is_dropped_is_what_keeps_says([batch, heads, q_len, k_len]: [usize; 4], 
             let (batch, head, row) = (i / q_len / heads, i / q_len % heads, i % q_len);
             let (out, scope) =
                 (output.out.view().row(batch, head, row), problem.scope(batch, head));
-            // Scores of 0 make a weight of 1 / e^lse, which grows where it is kept.
+            // A score of 0 gives a weight of 1 / e^lse, divided by 1 - rate if it is kept.
             let unit = f64::from(lse.exp()) * (1.0 - rate);
             for key in 0..k_len {
                 let kept = f64::from(out[key % features]) * unit;

@@ -1,4 +1,4 @@
-//! The edges: rules that call back, numbers near the ends of their range, sizes that cannot be.
+//! Edge cases: rules that call the engine recursively, numbers near the limits of their range, sizes that overflow.
 
 use regard::{
     Error, Isa, Machine, Mask, MaskRule, Normalizer, Pair, Plan, Precision, Problem, Scope, Score,
@@ -13,7 +13,7 @@ fn normals<E: regard::Element>(seed: u64) -> Vec<E> {
     Noise::new(seed).normals(SHAPE.iter().product())
 }
 
-/// Calls the engine, on tiles where there are some, and rayon, which may run anything on this thread.
+/// Calls the engine, on AMX tiles if available, and rayon, which may run any other task on this thread.
 fn call_back() {
     let x: Vec<bf16> = normals(3);
     let view = View::bhsd(&x, SHAPE).expect("a tensor");
@@ -23,7 +23,7 @@ fn call_back() {
     assert_eq!(a.out.data(), b.out.data());
 }
 
-/// Nothing at all, after calls of its own for some pairs.
+/// Changes nothing, but calls the engine for some pairs.
 #[derive(Debug)]
 struct Recursive;
 
@@ -75,7 +75,7 @@ fn rules_may_call_the_engine_and_rayon() {
     }
 }
 
-/// Keys of nearly the largest number there is, which must not be rounded to infinity on their way into limbs.
+/// Keys near the largest `f32`, which must not be rounded to infinity when they are split into bf16 terms.
 #[test]
 fn numbers_that_would_round_to_infinity_are_cut_off() {
     let n = 64;
@@ -103,17 +103,17 @@ fn sizes_whose_product_overflows_are_refused() {
     }
 }
 
-/// A plan is made of sizes alone, so it may be for more rows than there is memory.
+/// A plan depends on sizes alone, so it can describe more rows than fit into memory.
 #[test]
 fn memory_that_is_refused_is_an_error() {
-    // Rows without features take no memory as a tensor; their lse does.
+    // With strides of 0 the tensors take no memory, but lse needs an entry per row.
     let rows = 1 << 59;
     let q = Shape { batch: 1, heads: 1, len: rows, dim: 1 };
     let k = Shape { len: 1, ..q };
     let problem = Problem::<f32>::of_shapes(q, k, k).normalizer(Normalizer::TopK(4));
     let plan = Plan::new(problem, Machine::detect()).expect("a plan");
     assert!(plan.work().pairs == rows as u128);
-    // All rows are one and the same row of memory.
+    // All rows share the same memory.
     let data = [1f32];
     let strides = regard::Strides { batch: 0, heads: 0, len: 0 };
     let view = |shape| View::strided(&data, shape, strides).expect("a tensor");
@@ -121,12 +121,12 @@ fn memory_that_is_refused_is_an_error() {
     assert!(matches!(refused, Err(Error::OutOfMemory { .. } | Error::ShapeOverflow { .. })));
 }
 
-/// Each piece of keys that a row walks has a random number of its own, those of picked keys too: else a draw would depend on
-/// another, and keys would be drawn too often or never.
+/// Every score tile of a row has its own random number, also tiles of gathered keys. Otherwise draws would be correlated,
+/// and keys would be drawn too often or never.
 #[test]
 fn picked_pieces_have_draws_of_their_own() {
-    // Two keys of each 128 are seen: 200 keys in pieces of 64 picked ones, the first keys of which share no cell, and one piece
-    // on the grid.
+    // Two keys of each 128 are visible: 200 keys in tiles of 64 gathered keys, no two of which start in the same key block,
+    // and one regular key block.
     let (keys, rows) = (12_800, 4096);
     #[derive(Debug)]
     struct Few;
@@ -150,7 +150,7 @@ fn picked_pieces_have_draws_of_their_own() {
     let mut drawn = vec![0usize; keys];
     (0..rows).for_each(|row| drawn[choice.keys(row)[0]] += 1);
     let seen = 64 + (keys - 64).div_ceil(128) * 2;
-    // All scores are equal: each of the keys is drawn with the same chance. The statistic has `seen - 1` degrees of freedom.
+    // All scores are equal, so each key is drawn with equal probability. The statistic has `seen - 1` degrees of freedom.
     let expected = rows as f64 / seen as f64;
     let chi2: f64 = (0..keys)
         .filter(|key| *key < 64 || (key - 64) % 128 < 2)
@@ -160,7 +160,7 @@ fn picked_pieces_have_draws_of_their_own() {
     assert!(chi2 < freedom + 5.0 * (2.0 * freedom).sqrt(), "chi^2 {chi2} for {freedom}");
 }
 
-/// Weights far below the largest one are 0, not denormal, and the rest is what the definition says.
+/// Weights far below the largest one are 0, not subnormal, and the others match the reference.
 #[test]
 fn negligible_weights_are_nothing() {
     let n = 64;

@@ -1,11 +1,11 @@
-//! Every way a call can be wrong: the value of the error, and a message that names the place, the numbers and the remedy.
+//! Every invalid call: the error value, and a message that names the argument, the numbers and the remedy.
 
 use regard::{
     Align, Bits, Dropout, Error, Machine, Mask, Output, OutputGrads, Plan, Problem, RelativeBias,
     Score, Shape, Similarity, Strides, Tensor, View, ViewMut,
 };
 
-/// Compares the error and looks for each word in its message.
+/// Compares the error, and looks for each word in its message.
 fn refused<T>(result: Result<T, Error>, expected: Error, words: &[&str]) {
     let Err(error) = result else { panic!("accepted, instead of: {expected}") };
     let message = error.to_string();
@@ -94,7 +94,7 @@ fn memory_that_does_not_fit_is_an_error() {
 fn masks_that_do_not_fit_are_errors() {
     let check = |mask: Mask, expected: Error, words: &[&str]| {
         refused(problem().mask(mask.clone()).check(), expected.clone(), words);
-        // The same inside others.
+        // The same mask nested in others.
         let nested = Mask::blocks(2).or(Mask::causal().and(mask));
         refused(problem().mask(nested).check(), expected, words);
     };
@@ -190,7 +190,7 @@ fn scores_that_do_not_fit_are_errors() {
 
 #[test]
 fn a_table_has_as_many_buckets_as_were_asked_for() {
-    // Near distances fill the first half of the buckets only; the table still has all of them.
+    // Small distances use only the first half of the buckets, but the table has all of them.
     let table = [0.0; 32 * 4];
     let relative = RelativeBias::t5(&table, 32, 8, false);
     problem().score(Score::new().relative(relative)).check().unwrap();

@@ -1,4 +1,4 @@
-//! The definition's gradients are the slopes of the definition itself.
+//! Compares the gradients of the reference with finite differences of the reference.
 
 use regard::reference::{Grads, Outcome, backward, forward};
 use regard::{Normalizer, Problem, Shape, Similarity, View};
@@ -12,20 +12,20 @@ fn case() -> Case {
     Case::new(dims([2, 4, 2, 3, 5, 3, 2]))
 }
 
-/// What the loss weighs `out`, `lse` and the entropy with.
+/// Coefficients of `out`, `lse` and the entropy in the loss.
 fn weights(case: &Case) -> Outcome<f64> {
     let mut noise = Noise::new(99);
     let rows = case.dims.batch * case.dims.heads.q * case.dims.q_len;
     let (out, lse) = (noise.normals(rows * case.dims.v_dim), noise.normals(rows));
     if case.normalizer == Normalizer::Sparsemax {
-        // It has neither.
+        // Sparsemax has neither lse nor entropy.
         let zeros = vec![0.0; rows];
         return Outcome { out, lse: zeros.clone(), entropy: zeros, max_score: Vec::new() };
     }
     Outcome { out, lse, entropy: noise.normals(rows), max_score: Vec::new() }
 }
 
-/// The sum of all outputs times their weights, over the rows that see something.
+/// Sum of all results times their coefficients; infinite lse of fully masked rows is left out.
 fn loss(case: &Case, data: &Data<f64>) -> f64 {
     let outcome = forward::<f64, f64>(&data.problem(case), data.inputs());
     let d = weights(case);
@@ -39,7 +39,7 @@ fn gradients(case: &Case, data: &Data<f64>) -> Grads<f64> {
     backward(&data.problem(case), data.inputs(), &weights(case))
 }
 
-/// Steps of central differences: their error is about `STEP^2`, that of rounding `1e-16 / STEP`.
+/// Step of the central differences. Their truncation error is about `STEP^2`, their rounding error about `1e-16 / STEP`.
 const STEP: f64 = 1e-5;
 const CLOSE: f64 = 1e-7;
 
@@ -49,7 +49,7 @@ fn assert_slope(case: &Case, what: &str, gradient: f64, at: impl Fn(f64) -> f64)
     assert!(error < CLOSE, "{case}: by {what} {gradient}, by differences {slope}");
 }
 
-/// Compares the gradient by one piece of the data, entry by entry.
+/// Compares the gradient of one array of the data, entry by entry.
 fn by_entries(
     (case, data): (&Case, &Data<f64>),
     what: &str,
@@ -70,7 +70,7 @@ fn by_entries(
     }
 }
 
-/// Compares the gradients by everything a case depends on.
+/// Compares the gradients of everything that a case depends on.
 fn all_slopes(case: &Case) {
     let data = Data::new(case);
     let g = gradients(case, &data);
@@ -78,7 +78,7 @@ fn all_slopes(case: &Case) {
     by_entries(at, "q", &g.q, |d| &mut d.q.data);
     by_entries(at, "k", &g.k, |d| &mut d.k.data);
     by_entries(at, "v", &g.v, |d| &mut d.v.data);
-    // What queries are multiplied by stands in one place, whatever the similarity.
+    // `d.w` is `W` or `w_q`, depending on the similarity.
     let [w_q, w_k, v] = &g.additive;
     by_entries(at, "w", if v.is_empty() { &g.w } else { w_q }, |d| &mut d.w.data);
     by_entries(at, "w_k", w_k, |d| &mut d.hidden[0].data);
@@ -93,7 +93,8 @@ fn all_slopes(case: &Case) {
     }
     by_entries(at, "centres", &g.centres, |d| &mut d.centres);
     let (scale, temperature) = (data.problem(case).scale(), temperature(case));
-    // `g.scale` is by the scale after the temperature, so the option itself moves by as much times the temperature.
+    // `g.scale` is the gradient of the scale after division by the temperature, so the option moves by `step` times the
+    // temperature.
     let with = |option| {
         let mut scores = case.scores.clone();
         scores.push(option);
@@ -118,7 +119,7 @@ fn temperature(case: &Case) -> f64 {
 #[test]
 fn gradients_are_finite_differences_for_every_score() {
     for scores in SCORES {
-        // Lowest biases make differences of numbers that differ in nothing.
+        // With lowest biases, rounding hides the step.
         let lowest = scores.iter().any(|option| option.to_string().contains("lowest"));
         for mask in ["full", "causal"].into_iter().filter(|_| !lowest) {
             all_slopes(&case().scores(scores).mask(named(mask)));
@@ -172,7 +173,7 @@ fn the_gradient_of_a_value_is_the_weighted_sum_of_output_gradients() {
     let data = Data::<f64>::new(&case);
     let d_out = weights(&case).out;
     let g = gradients(&case, &data);
-    // With one-hot values of as many features as keys, the output is the row of weights.
+    // With one-hot values and as many features as keys, the output is the row of weights.
     let [b, h, n] = [case.dims.batch, case.dims.heads.kv, case.dims.k_len];
     let hot: Vec<f64> =
         (0..b * h * n * n).map(|i| if i / n % n == i % n { 1.0 } else { 0.0 }).collect();
@@ -198,7 +199,7 @@ fn rows_that_see_nothing_have_no_gradient() {
     let g = gradients(&case, &Data::new(&case));
     let all = [g.q, g.k, g.v, g.bias, g.alibi, g.relative, vec![g.scale, g.temperature]];
     assert!(all.iter().flatten().all(|x| *x == 0.0));
-    // Some rows: only those are 0.
+    // Only the fully masked rows have gradients of 0.
     let case = Case { align: regard::Align::Offset(-1), ..self::case() }.mask(named("causal"));
     let g = gradients(&case, &Data::new(&case));
     let (rows, dim) = (case.dims.q_len, case.dims.q_dim);

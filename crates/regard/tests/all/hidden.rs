@@ -1,4 +1,4 @@
-//! What a row does not see cannot reach it, and what it sees may be as large as it likes.
+//! Masked keys never affect a row, and visible keys and values may have any magnitude.
 
 use regard::{
     Align, Element, Isa, Machine, Number, Output, Plan, Precision, Problem, Score, View, bf16, f16,
@@ -9,12 +9,11 @@ use regard_testkit::run::{forward, same_bits};
 use regard_testkit::scores::{Entries, ScoreOption, bias};
 use regard_testkit::{Case, Data, Judge};
 
-/// The result of a case on one instruction set.
 fn run<E: Element>(case: &Case, data: &Data<E>, isa: Isa) -> Output<E> {
     forward(&data.problem(case), data.inputs(), isa, 2)
 }
 
-/// Whether a row sees a key: by the mask, and by a bias that is not `-inf`.
+/// Whether a key is visible to a row: neither the mask nor a bias of `-inf` hides it.
 fn sees<E: Element>(case: &Case, data: &Data<E>, [b, h, row, key]: [usize; 4]) -> bool {
     let scope = data.problem(case).scope(b, h);
     let on = |i: usize, n: usize| if n == 1 { 0 } else { i };
@@ -26,7 +25,7 @@ fn sees<E: Element>(case: &Case, data: &Data<E>, [b, h, row, key]: [usize; 4]) -
     data.mask.is_visible(&scope, row, key) && !hidden
 }
 
-/// Puts `poison` into key `key` and its value, and demands that all rows that do not see it keep their bits.
+/// Puts `poison` into key `key` and its value, and checks that rows to which it is masked keep their bits.
 fn poison_one<E: Element>(
     case: &Case,
     data: &Data<E>,
@@ -69,7 +68,7 @@ fn bits<E: Element>(x: E) -> u64 {
     wide(x).to_bits()
 }
 
-/// In `f32` everywhere, and in all types that go by tiles where there are some.
+/// `f32` on every instruction set, all other dtypes and precisions where AMX tiles are used.
 fn hidden_keys_change_nothing(case: &Case) {
     of_type::<f32>(case, false);
     for precision in [Precision::F32, Precision::High] {
@@ -134,7 +133,7 @@ fn a_value_that_is_not_finite_reaches_its_own_feature_alone() {
                         if i == feature && sees(case, &data, [0, h, row, key]) {
                             assert!(!wide(*now).is_finite(), "{place}");
                         } else {
-                            // A cell with such a value is weighed on its own: it may round another way.
+                            // A key block with a non-finite value is processed separately and may round differently.
                             let error = (wide(*now) - wide(*before)).abs();
                             assert!(error <= step * wide(*before).abs().max(0.1), "{place}");
                         }
@@ -205,7 +204,7 @@ fn rows_that_see_nothing_are_zero() {
     }
 }
 
-/// One head with the given scores for every row (one feature, queries of 1) and the given values.
+/// One head in which every row has the given scores (one feature, queries of 1) and values.
 fn with_scores(scores: &[f32], values: &[f32], rows: usize, isa: Isa) -> Output<f32> {
     let ones = vec![1.0; rows];
     let column = |data| View::matrix(data, [<[f32]>::len(data), 1]).expect("one feature each");
@@ -288,8 +287,8 @@ fn huge_values_stay_finite() {
     }
 }
 
-/// The first tile is low, so all later ones weigh nearly as much as is allowed before the reference moves; their sum
-/// must not overflow either.
+/// Scores of the first tile are low, so that later weights are nearly as large as they can get without an update of the
+/// running maximum. Their sum must not overflow either.
 #[test]
 fn huge_values_stay_finite_when_later_scores_are_higher() {
     for isa in Isa::available() {
@@ -311,7 +310,7 @@ fn results_do_not_depend_on_what_other_rows_hold() {
         let clean = run(&case, &data, isa);
         data.q.row_mut(0, 0, 13).fill(f32::NAN);
         let mut output = run(&case, &data, isa);
-        // Row 13 itself is NaN, the others are as they were.
+        // Row 13 is NaN, all others keep their bits.
         assert!(output.lse[13].is_nan());
         output.lse[13] = clean.lse[13];
         output.states[13] = clean.states[13];

@@ -1,4 +1,4 @@
-//! Rules of the house (`ARCHITECTURE.md`, `CONTRIBUTING.md`), held against the sources.
+//! Checks rules of `ARCHITECTURE.md` and `CONTRIBUTING.md` against the sources.
 
 #![expect(clippy::unwrap_used, reason = "a file that cannot be read has failed")]
 
@@ -10,12 +10,12 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// All Rust files below a folder of the workspace, each with its path from there and its text.
+/// All Rust files in a directory of the workspace: path relative to the directory, and text.
 fn sources(folder: &str) -> Vec<(String, String)> {
     files(folder, &["rs"])
 }
 
-/// The same of files that end so.
+/// [`sources`] for files with the given extensions.
 pub(crate) fn files(folder: &str, endings: &[&str]) -> Vec<(String, String)> {
     fn collect(dir: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(dir).unwrap() {
@@ -45,14 +45,14 @@ fn no_file_is_longer_than_800_lines() {
     }
 }
 
-/// The modules of the map in `lib.rs`, lowest first.
+/// Modules in the map in `lib.rs`, lowest first.
 fn map() -> Vec<String> {
     let text = fs::read_to_string(root().join("crates/regard/src/lib.rs")).unwrap();
     let entries = text.lines().filter_map(|line| line.strip_prefix("//   "));
     entries.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
 }
 
-/// The modules that a text imports or names, by `crate::...`.
+/// Modules that a text names as `crate::...`.
 fn named(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for line in text.lines().map(str::trim_start).filter(|line| !line.starts_with("//")) {
@@ -73,12 +73,12 @@ fn a_module_imports_only_modules_that_stand_above_it_in_the_map() {
     let place = |module: &str| map.iter().position(|name| name == module);
     for (name, text) in sources("crates/regard/src") {
         let module = name.split('/').next().unwrap().trim_end_matches(".rs");
-        if matches!(module, "lib" | "no_tiles") {
+        if matches!(module, "lib" | "no_amx") {
             continue;
         }
         let own = place(module).unwrap_or_else(|| panic!("the map of lib.rs lacks {module}"));
         assert!(!text.contains("use crate::{"), "{name}: one `use` for each module, to be read");
-        let used = text.split("#[cfg(test)]\nmod ").next().unwrap(); // tests may look anywhere
+        let used = text.split("#[cfg(test)]\nmod ").next().unwrap(); // tests may import any module
         for other in named(used).iter().filter(|other| *other != module) {
             let at = place(other).unwrap_or_else(|| panic!("{name}: the map lacks {other}"));
             assert!(at < own, "{name} imports {other}, which stands below {module} in the map");
@@ -88,11 +88,11 @@ fn a_module_imports_only_modules_that_stand_above_it_in_the_map() {
 
 #[test]
 fn every_unsafe_block_names_the_check_that_makes_it_true() {
-    // As `ARCHITECTURE.md` lists them.
+    // As listed in `ARCHITECTURE.md`.
     let places = [
         "simd/x86/",
-        "tiles/product.rs",
-        "tiles/pack.rs",
+        "amx/product.rs",
+        "amx/pack.rs",
         "forward/decode_amx.rs",
         "micro/",
         "view/",
@@ -127,7 +127,7 @@ fn links(page: &str) -> Vec<(String, String, usize)> {
     page.split("[`").skip(1).filter_map(parse).collect()
 }
 
-/// `REGARD_UPDATE_LINES=1` puts the lines right: the nearest that define the name.
+/// `REGARD_UPDATE_LINES=1` rewrites wrong line numbers to the nearest definition of the name.
 #[test]
 fn the_page_on_how_a_call_travels_names_the_right_lines() {
     let path = root().join("docs/how-one-call-travels.md");

@@ -1,4 +1,4 @@
-//! Laws of attention that hold for any inputs.
+//! Mathematical properties of attention that hold for any inputs.
 
 use proptest::prelude::*;
 use regard::reference::Inputs;
@@ -9,10 +9,10 @@ use regard_testkit::run::{forward, same_bits};
 use regard_testkit::scores::{SCORES, ScoreOption};
 use regard_testkit::{Arrangement, Case, Data, Judge, Noise, Stored};
 
-/// A case of moderate size: batch, head groups, queries, keys, features, a line of the score table, a seed.
+/// Cases of moderate size: random dimensions, one entry of the score table, a seed.
 fn cases() -> impl Strategy<Value = Case> {
     let sizes = (1..3usize, 1..3usize, 1..3usize, 1..70usize, 1..140usize, 1..20usize, 1..20usize);
-    // Lowest biases stand apart in the table: numbers that large follow no law.
+    // Excludes lowest biases: these properties do not hold for numbers that large.
     let ordinary: Vec<usize> = (0..SCORES.len())
         .filter(|i| !SCORES[*i].iter().any(|option| option.to_string().contains("lowest")))
         .collect();
@@ -23,7 +23,7 @@ fn cases() -> impl Strategy<Value = Case> {
     })
 }
 
-/// A case whose mask is a random tree of rules.
+/// Cases whose mask is a random tree of rules.
 fn masked() -> impl Strategy<Value = (Case, Data<f32>)> {
     (cases(), crate::strategies::masks()).prop_map(|(case, tree)| {
         let mut data = Data::new(&case);
@@ -36,7 +36,7 @@ fn run(case: &Case, data: &Data<f32>) -> Output<f32> {
     forward(&data.problem(case), data.inputs(), Isa::best(), 2)
 }
 
-/// Keys and values of a case once for each query head that they serve.
+/// Repeats keys and values once per query head that uses them.
 fn repeated<E: Element>(case: &Case, data: &Data<E>) -> Data<E> {
     let (q, kv) = (case.dims.heads.q, case.dims.heads.kv);
     let mut repeated = data.clone();
@@ -52,7 +52,7 @@ fn repeated<E: Element>(case: &Case, data: &Data<E>) -> Data<E> {
     repeated
 }
 
-/// Few rows are weighed side by side with those of other heads.
+/// Decoding: a few rows are processed together with those of other heads.
 #[test]
 fn few_rows_have_the_same_bits_beside_others() {
     fn of_type<E: Element>(case: &Case) {
@@ -74,7 +74,7 @@ fn few_rows_have_the_same_bits_beside_others() {
     }
 }
 
-/// Queries or keys `part` of a tensor, copied.
+/// Copies the queries or keys `part` of a tensor.
 fn slice(tensor: &Stored<f32>, part: std::ops::Range<usize>) -> Stored<f32> {
     let Shape { batch, heads, .. } = tensor.shape;
     let rows = (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h)));
@@ -85,7 +85,7 @@ fn slice(tensor: &Stored<f32>, part: std::ops::Range<usize>) -> Stored<f32> {
     Stored::new(&values, Shape { len: part.len(), ..tensor.shape }, Arrangement::Bhsd)
 }
 
-/// A problem over some keys of one, positions kept, entropies asked for.
+/// A problem over a part of the keys, with unchanged positions and with the entropy.
 fn over<'a>(inputs: &Inputs<'a, f32>, mask: &Mask, offset: i64) -> Problem<'a, f32> {
     let (q, k, v) = inputs;
     Problem::new(q, k, v).mask(mask.clone()).align(Align::Offset(offset)).entropy()
@@ -163,7 +163,7 @@ proptest! {
         data.q.data.fill(0.0);
         let output = run(&case, &data);
         for (lse, entropy) in output.lse.iter().zip(output.entropy.unwrap()) {
-            let expected = lse.max(0.0); // ln n, and 0 for a row that sees nothing
+            let expected = lse.max(0.0); // ln n, or 0 for a fully masked row
             prop_assert!((entropy - expected).abs() < 1e-6, "{}: {} {}", case, entropy, expected);
         }
     }

@@ -1,4 +1,4 @@
-//! Linear attention: what a user can do with it, beyond the rows of the table.
+//! Linear attention: properties that the case table does not cover.
 
 use regard::reference::linear as definition;
 use regard::{
@@ -38,7 +38,7 @@ fn close(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs()))
 }
 
-/// The definition's own gradients against differences of the definition, both in f64.
+/// Gradients of the reference against finite differences of the reference, both in `f64`.
 #[test]
 fn gradients_of_the_definition_are_finite_differences_of_it() {
     for (attention, shape) in
@@ -150,7 +150,7 @@ fn hidden_keys_are_never_touched() {
             assert!(after.data()[100 * 8..].iter().all(|x| x.is_nan()), "{map:?} {}", isa.name());
         }
     }
-    // Rows that see nothing are 0, whatever they hold.
+    // Fully masked rows are 0, even if their queries are NaN.
     data.q.data[..8].fill(f32::NAN);
     let (q, k, v) = data.inputs();
     let k = View::bhsd(&data.k.data[..40 * 8], [1, 1, 40, 8]).unwrap_or(k);
@@ -164,7 +164,7 @@ fn hidden_keys_are_never_touched() {
     }
 }
 
-/// Keys whose random features are far from 1: no power overflows, and none that matters is lost.
+/// Keys whose random features are far from 1: no exponential overflows, and none that matters underflows.
 #[test]
 fn large_inputs_stay_finite_and_right() {
     let map = FeatureMap::PositiveRandom { features: 64, seed: 1 };

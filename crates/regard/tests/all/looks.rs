@@ -1,4 +1,4 @@
-//! The microscope: every statistic against the definition on the case table, and what the table cannot show.
+//! Attention statistics: all of them against the reference on the case table, and properties that the table does not cover.
 
 use regard::{
     AttentionView, CacheShape, Error, KvCache, LshAttention, Machine, Mask, Measure, Normalizer,
@@ -7,7 +7,7 @@ use regard::{
 use regard_testkit::{Case, Dtype, Noise, cases, check_looks};
 
 fn look(rows: impl Fn(usize, &Case) -> bool) {
-    // What a NaN makes of a largest weight or a list of the best keys is not defined; it reaches all sums.
+    // With a NaN, the largest weight and the top keys are not defined; it propagates to all sums.
     let table = cases().into_iter().filter(|case| case.nan.is_none());
     let rows: Vec<Case> = table.enumerate().filter(|(i, c)| rows(*i, c)).map(|(_, c)| c).collect();
     let report = check_looks(&rows);
@@ -29,7 +29,7 @@ fn every_statistic_of_other_types_agrees_with_the_definition() {
     look(|_, case| case.dtype != Dtype::F32);
 }
 
-/// Queries and keys of some heads.
+/// Queries and keys of several heads.
 struct Tensors {
     q: Vec<f32>,
     k: Vec<f32>,
@@ -70,12 +70,12 @@ fn a_narrow_view_sees_a_part_of_the_whole() {
     let all = view.tile(0..n, 0..n).unwrap();
     let head = view.head(0, 1).unwrap();
     assert_eq!(head.row(77).unwrap(), all[n * n + 77 * n..][..n]);
-    // Beyond the last query and key there is nothing.
+    // Ranges are clipped to the last query and key.
     let corner = head.tile(290..400, 295..usize::MAX).unwrap();
     let expected = (290..n).flat_map(|i| all[n * n + i * n + 295..][..5].to_vec());
     assert_eq!(corner, expected.collect::<Vec<_>>());
     assert!(head.tile(300..400, 0..n).unwrap().is_empty());
-    // Every third row from 10 on, in cells of four keys, of which the last is cut off.
+    // Every third row from 10 on, in cells of two keys; the range of keys exceeds their number.
     let some = head.rows(10..40).every(3).unwrap();
     let measure = Measure::new().entropy().keys(0..302).pooled(10, 151, Pool::Mean);
     let found = some.measure(&measure).unwrap();
@@ -102,7 +102,7 @@ fn all_that_is_given_is_received() {
         for head in view.col_sum().unwrap().chunks(200) {
             assert!(close(head.iter().sum(), 200.0));
         }
-        // What lse alone says is the same to rounding.
+        // Weights computed from lse alone agree to rounding.
         let again = AttentionView::from_lse(&plan, q, k, &output.lse).unwrap();
         let pairs = again.row(50).unwrap().into_iter().zip(view.row(50).unwrap());
         assert!(pairs.into_iter().all(|(a, b)| close(a, b)));
@@ -173,7 +173,7 @@ fn an_audit_tells_what_patterns_keep() {
         assert!((found.kept[4].worst - 1.0).abs() < 1e-5);
         assert!(found.kept.iter().all(|share| share.worst <= share.mean + 1e-9));
     }
-    // Hashing tells what it loses by itself, too.
+    // The recall of LSH attention agrees with the audit.
     let recall = LshAttention::new().causal().forward(Machine::detect(), q, k, k).unwrap();
     let recall = recall.recall(Machine::detect(), q, k, 1, 256).unwrap();
     let mean = (audit.heads[0].kept[3].mean + audit.heads[1].kept[3].mean) / 2.0;
@@ -205,7 +205,7 @@ fn a_difference_is_what_its_formula_says() {
     }
     let same = first.diff(&first).unwrap();
     assert!(same.iter().all(|apart| apart.kl.abs() < 1e-12 && apart.js < 1e-12));
-    // A window hides what the first run sees.
+    // The window masks keys that are visible in the first run.
     let (narrow, output) = a.plan(Mask::causal().window(3));
     let narrow = AttentionView::new(&narrow, a.views().0, a.views().1, &output).unwrap();
     let apart = first.diff(&narrow).unwrap();
@@ -270,7 +270,7 @@ fn what_cannot_be_looked_at_is_refused() {
     assert_eq!(view.every(usize::MAX).unwrap().entropy().unwrap().len(), 2);
 }
 
-/// Long enough for several strips, and more heads than are at work at once.
+/// Long enough for several strips, with more heads than are processed at once.
 #[test]
 fn strips_and_waves_add_up_to_the_whole() {
     for (heads, n) in [(3, 2500), (70, 1100)] {

@@ -1,4 +1,4 @@
-//! Attention by hashing: what it promises beyond the table.
+//! LSH attention: properties that the case table does not cover.
 
 use regard::{Error, LshAttention, Machine, Mask, View, attend};
 use regard_testkit::Noise;
@@ -71,7 +71,7 @@ fn not_a_number_in_the_inputs_is_no_panic() {
     x[80] = f32::INFINITY;
     let x = View::matrix(&x, [300, 8]).unwrap();
     let found = LshAttention::new().bucket_size(8).forward(here(), x, x, x).unwrap();
-    // The row itself, and those that meet it, are no numbers; recall leaves them out.
+    // The row itself, and rows with it among their candidates, are NaN; recall leaves them out.
     assert!(found.output.lse[8].is_nan() && found.output.out.data()[8 * 8].is_nan());
     let recall = found.recall(here(), x, x, 3, 300).unwrap();
     assert!(recall.mass.mean.is_finite() && recall.top.mean.is_finite());

@@ -1,5 +1,5 @@
-//! What a user can do, and what must hold then: one program, so that it is compiled and linked once. (`memory.rs` is a program of
-//! its own: it measures itself.)
+//! Integration tests of the public API, compiled and linked as one program. (`memory.rs` is a separate program because it
+//! measures its own process.)
 
 mod backward;
 mod cache;

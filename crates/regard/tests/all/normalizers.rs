@@ -1,4 +1,4 @@
-//! Ways from scores to weights other than the softmax: their laws, and what their estimates of gradients are worth.
+//! Normalizers other than softmax: their properties, and the accuracy of their gradient estimators.
 
 use regard::reference::{self, Outcome};
 use regard::{
@@ -90,7 +90,7 @@ fn a_score_that_is_no_number_stays_one_that_is_none() {
 
 #[test]
 fn sparsemax_weights_are_the_nearest_that_sum_to_one() {
-    // Known by hand: of scores 1, 0.8, 0.1 the first two are kept, with t = 0.4.
+    // Computed by hand: of the scores 1, 0.8 and 0.1, the first two are in the support, with t = 0.4.
     let (q, k) = ([1f32], [1f32, 0.8, 0.1]);
     let v = [1f32, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0];
     let (q, k, v) = (matrix(&q, 1), matrix(&k, 1), matrix(&v, 3));
@@ -115,14 +115,14 @@ fn a_sparsemax_of_many_equal_scores_is_their_mean_however_large_they_are() {
             assert!((out - mean).abs() < 1e-4, "{n} scores of {size}: {out} instead of {mean}");
         }
     }
-    // One that is far above all others has all the weight.
+    // A score far above all others gets all the weight.
     let (q, k, v) = ([1e4f32], [1e4f32, 0.0], [3f32, 5.0]);
     let (q, k, v) = (matrix(&q, 1), matrix(&k, 1), matrix(&v, 1));
     let problem = Problem::new(&q, &k, &v).normalizer(Normalizer::Sparsemax);
     assert_eq!(forward(&problem, (q, k, v), Isa::best(), 1).out.data(), [3.0]);
 }
 
-/// One row whose scores are `scores`, whose values are the numbers of the keys, as a sampled problem.
+/// Equal rows over 70 random keys with scalar values.
 struct One {
     q: Vec<f32>,
     k: Vec<f32>,
@@ -146,7 +146,7 @@ impl One {
     }
 }
 
-/// Rows that draw independently, all the same row.
+/// Independent draws, one per row; all rows are equal.
 const DRAWS: usize = 40_000;
 
 #[test]
@@ -169,19 +169,19 @@ fn keys_are_drawn_as_often_as_the_softmax_says() {
             (counts[*key] - expected) * (counts[*key] - expected) / expected
         })
         .sum();
-    // 69 degrees of freedom: 69 +- 11.7; a fixed seed, so this is no game of chance.
+    // 69 degrees of freedom: 69 +- 11.7. The seed is fixed, so the test is deterministic.
     assert!((30.0..120.0).contains(&chi), "{chi}");
     let other = forward(&one.problem(Normalizer::Sampled { seed: 4 }), one.views(), Isa::best(), 2);
     assert_ne!(choice, other.selection.unwrap());
 }
 
-/// A loss that is not linear in the output, of one row: its value, and its gradient.
+/// A loss that is not linear in the output of a row: its value and its gradient.
 fn loss(out: f32) -> (f64, f32) {
     let x = f64::from(out);
     (x * x * x + x + 2.0, f32::from_f64(3.0 * x * x + 1.0))
 }
 
-/// The mean over draws of estimated gradients by the keys, and its standard error.
+/// Mean over draws of the estimated gradient of the keys, and its standard error.
 fn estimate(baseline: f64) -> (Vec<f64>, Vec<f64>) {
     let one = One::new(500);
     let (mut sums, mut squares, mut n) = (vec![0.0; 140], vec![0.0; 140], 0.0);
@@ -209,7 +209,7 @@ fn estimate(baseline: f64) -> (Vec<f64>, Vec<f64>) {
     (means.clone(), errors.collect())
 }
 
-/// The mean over draws of the loss.
+/// Expected loss over draws.
 fn expected_loss() -> f64 {
     let one = One::new(1);
     let scores = &reference::scores::<f64, f32>(&one.problem(Normalizer::Softmax), one.views())[0];
@@ -217,10 +217,10 @@ fn expected_loss() -> f64 {
     scores.iter().map(|(key, score)| score.exp() / sum * loss(one.v[*key]).0).sum()
 }
 
-/// The gradient of the expected loss by the keys: the sum over keys of `d p_j loss(v_j)`.
+/// Gradient of the expected loss with respect to the keys: the sum over keys of `d p_j loss(v_j)`.
 fn exact() -> Vec<f64> {
     let one = One::new(1);
-    // The loss of each key as its value: the expected loss is the output of the softmax.
+    // With the loss of each key as its value, the expected loss is the softmax output.
     let values: Vec<f32> = one.v.iter().map(|v| f32::from_f64(loss(*v).0)).collect();
     let (q, k, _) = one.views();
     let v = matrix(&values, 1);
@@ -239,7 +239,8 @@ fn the_score_function_is_right_on_average_whatever_the_baseline() {
             means.iter().zip(&exact).zip(&errors).map(|((m, x), e)| (m - x) / e).collect();
         let square = z.iter().map(|z| z * z).sum::<f64>() / z.len() as f64;
         let worst = z.iter().fold(0f64, |a, z| a.max(z.abs()));
-        // Of 140 standard errors the mean square is about 1, the largest about 3; the largest gradients are 30 of them.
+        // Of 140 z-scores, the mean square is about 1 and the largest about 3. The largest gradients are 30 standard
+        // errors.
         assert!(
             (0.5..1.7).contains(&square) && worst < 4.5,
             "baseline {baseline}: {square} {worst}"
@@ -261,7 +262,7 @@ fn straight_through_is_the_gradient_of_the_softmax_but_for_the_values() {
         let (_, grads) =
             both_ways(&problem, data.inputs(), output_grads().straight_through(), Isa::best(), 2);
         let (_, plain) = both_ways(&problem, data.inputs(), output_grads(), Isa::best(), 2);
-        // No tiles for f32, so these are the same bits.
+        // `f32` does not use AMX tiles here, so the bits agree.
         assert_eq!((&grads.q, &grads.k), (&soft.q, &soft.k));
         assert_eq!(grads.v, plain.v);
         assert!(plain.q.data().iter().chain(plain.k.data()).all(|x| x.abs() < 1e-5));
@@ -294,9 +295,10 @@ fn what_makes_no_sense_is_refused() {
     assert!(estimate(&soft, &of_soft, output_grads().straight_through()).contains("softmax"));
     assert!(estimate(&soft, &of_soft, output_grads().advantage(&rows)).contains("advantage"));
     assert!(estimate(&top, &of_top, output_grads().advantage(&rows)).contains("top k"));
-    assert!(estimate(&top, &of_soft, output_grads()).contains("choice"));
+    assert!(estimate(&top, &of_soft, output_grads()).contains("selection"));
     assert!(
-        estimate(&plan(Normalizer::TopK(3)), &of_top, output_grads()).contains("keys of a choice")
+        estimate(&plan(Normalizer::TopK(3)), &of_top, output_grads())
+            .contains("keys of a selection")
     );
     let sampled = plan(Normalizer::Sampled { seed: 0 });
     let of_sampled = sampled.forward(q, k, v).unwrap();

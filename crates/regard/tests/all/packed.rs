@@ -1,4 +1,4 @@
-//! Attention of packed sequences is attention of each of them alone, to the bit.
+//! Attention over packed sequences is bit-identical to separate calls for each sequence.
 
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
@@ -18,7 +18,7 @@ const Q_HEADS: usize = HEADS * SERVED;
 const DIM: usize = 24;
 const V_DIM: usize = 40;
 
-/// What is asked for beside plain attention.
+/// Options under test.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
     Nothing,
@@ -52,10 +52,10 @@ const ALL: [Asked; 13] = [
     Asked::Best,
 ];
 
-/// The farthest distance that has a bias of its own.
+/// Largest distance with its own bias.
 const REACH: usize = 4;
 
-/// What is learned: numbers for each query head, and `W`.
+/// Learned parameters: one entry per query head, and `W`.
 struct Each<E: Element> {
     slopes: Vec<E::Num>,
     sinks: Vec<E::Num>,
@@ -113,12 +113,12 @@ fn offsets(lens: &[usize]) -> Vec<usize> {
     std::iter::once(0).chain(ends).collect()
 }
 
-/// Queries, keys and values of sequences, one after another.
+/// Queries, keys and values of packed sequences.
 struct Batch<E> {
     q: Vec<E>,
     k: Vec<E>,
     v: Vec<E>,
-    /// Of the queries, and of the keys.
+    /// Offsets of the queries and of the keys.
     offsets: [Vec<usize>; 2],
 }
 
@@ -160,7 +160,7 @@ impl<E: Element> Batch<E> {
 }
 
 /// Rows `from[0]..from[1]` as a tensor of one item.
-fn part<'a, E>(data: &'a [E], from: &[usize], [heads, dim]: [usize; 2]) -> View<'a, E> {
+fn part<'a, E: Element>(data: &'a [E], from: &[usize], [heads, dim]: [usize; 2]) -> View<'a, E> {
     let size = heads * dim;
     View::bshd(&data[from[0] * size..from[1] * size], [1, from[1] - from[0], heads, dim]).unwrap()
 }
@@ -171,7 +171,7 @@ fn by_head<T: Copy>(entries: &[T], from: &[usize]) -> Vec<T> {
     (0..Q_HEADS).flat_map(of).collect()
 }
 
-/// What a packed output says of one item.
+/// The output of one item of a packed output.
 fn item<E: Element>(output: &Output<E>, from: &[usize]) -> Output<E> {
     let own = part(output.out.data(), from, [Q_HEADS, V_DIM]);
     let (shape, size) = (own.shape(), Q_HEADS * V_DIM);
@@ -184,7 +184,7 @@ fn item<E: Element>(output: &Output<E>, from: &[usize]) -> Output<E> {
     item
 }
 
-/// What a loss says of an output.
+/// Gradients of a loss with respect to an output.
 struct Told<E: Element> {
     out: Vec<E>,
     lse: Vec<E::Num>,
@@ -220,7 +220,8 @@ fn bits<E: Element>(data: &[E]) -> Vec<u64> {
     data.iter().map(|x| wide(*x).to_bits()).collect()
 }
 
-/// Whether the gradients of an item are the bits of those of the call for it, and the sums those of all calls.
+/// Checks that the gradients of each item are bit-identical to those of its own call, and that summed gradients are the
+/// sums over all calls.
 fn check_grads<E: Element>(batch: &Batch<E>, found: &Grads<E>, alone: &[Grads<E>], what: &str) {
     let [of_q, of_k] = &batch.offsets;
     assert_eq!(
@@ -241,7 +242,7 @@ fn check_grads<E: Element>(batch: &Batch<E>, found: &Grads<E>, alone: &[Grads<E>
         let terms: Vec<f64> = alone.iter().map(of).collect();
         let size: f64 = terms.iter().map(|x| x.abs()).sum();
         let off = (of(found) - terms.iter().sum::<f64>()).abs();
-        // That of w_k is one sum over the keys of all items.
+        // The gradient of `w_k` is one sum over the keys of all items.
         let share = if name == "w_k" { 1e-4 } else { 1e-6 };
         assert!(off <= share * size, "{name} {what}: off by {off} of {size}");
     };
@@ -265,7 +266,7 @@ fn check_grads<E: Element>(batch: &Batch<E>, found: &Grads<E>, alone: &[Grads<E>
     }
 }
 
-/// Packed sequences against calls for each, forward and backward.
+/// Compares packed sequences with a call for each, forward and backward.
 fn compare<E: Element>(q_lens: &[usize], k_lens: &[usize], asked: Asked, isa: Isa) {
     let (batch, each) = (Batch::<E>::new(q_lens, k_lens), Each::new());
     let machine = Machine::detect().isa(isa);
@@ -290,7 +291,8 @@ fn compare<E: Element>(q_lens: &[usize], k_lens: &[usize], asked: Asked, isa: Is
         assert_eq!(output.out.offsets(), q.offsets());
         for (b, alone) in alone.iter().enumerate() {
             let found = item(&output, &batch.offsets[0][b..b + 2]);
-            // A choice has as much room as the longest item needs; what was chosen is in the bits.
+            // A selection is allocated for the longest item, so its size differs. The selected keys show in the bits of the
+            // output.
             let mut alone = alone.clone();
             alone.selection = None;
             assert!(same_bits(&found, &alone), "{what} item {b}");

@@ -1,4 +1,4 @@
-//! Rotary position embedding: against its definition, and the laws that a rotation obeys.
+//! Rotary position embedding (Su et al. 2021): comparison with the reference, and properties of rotations.
 
 use proptest::prelude::*;
 use regard::{
@@ -19,14 +19,14 @@ fn noise<N: Number>(shape: Shape, arrangement: Arrangement) -> Stored<N> {
     Stored::new(&Noise::new(n as u64).normals(n), shape, arrangement)
 }
 
-/// The elements `[batch, heads, len, dim]` of a view.
-fn dense<N: Copy>(x: View<'_, N>) -> Vec<N> {
+/// Elements `[batch, heads, len, dim]` of a view, dense.
+fn dense<N: regard::Element>(x: View<'_, N>) -> Vec<N> {
     let Shape { batch, heads, len, .. } = x.shape();
     let rows = (0..batch * heads * len).map(|i| (i / len / heads, i / len % heads, i % len));
     rows.flat_map(|(b, h, i)| x.row(b, h, i).iter().copied()).collect()
 }
 
-/// One head of rows, turned.
+/// Rotates the rows of one head.
 fn turned<N: Number>(rope: &Rope, x: &[N], dim: usize, positions: Positions<'_>) -> Vec<N> {
     let (len, mut x) = (x.len() / dim, x.to_vec());
     let view = &mut ViewMut::bhsd(&mut x, [1, 1, len, dim]).expect("whole rows");
@@ -34,7 +34,7 @@ fn turned<N: Number>(rope: &Rope, x: &[N], dim: usize, positions: Positions<'_>)
     x
 }
 
-/// The pair of a feature, as features of its row; none where it does not turn.
+/// Features of the pair of a feature; `None` if it is not rotated.
 fn pair_of(pairs: RopePairs, feature: usize, dim: usize) -> Option<[usize; 2]> {
     let half = dim / 2;
     (feature < dim).then_some(match pairs {
@@ -43,11 +43,11 @@ fn pair_of(pairs: RopePairs, feature: usize, dim: usize) -> Option<[usize; 2]> {
     })
 }
 
-/// How pairs are made, and how many features turn.
+/// Pairing, and number of rotated features.
 type Pair = (RopePairs, usize);
 
-/// Compares with `expected`, relative to the length of each pair. Cosine and sine, two products and their sum are
-/// rounded once each: 3 roundings of at most sqrt 2 times the length.
+/// Compares with `expected`, relative to the norm of each pair. Cosine and sine, two products and their sum are rounded
+/// once each: 3 roundings of at most sqrt 2 times the norm.
 fn is_close<N: Number>(
     x: &[N],
     given: &[N],
@@ -99,7 +99,7 @@ fn like_the_definition<N: Number>(more: f64) {
 #[test]
 fn rows_turn_as_the_definition_says() {
     like_the_definition::<f32>(0.0);
-    // Here the definition rounds too: its angles, of up to 800, and its own sums.
+    // In `f64` the reference rounds as well: its angles, which are up to 800, and its sums.
     like_the_definition::<f64>(800.0);
 }
 
@@ -157,8 +157,8 @@ fn position_0_changes_nothing() {
     }
 }
 
-/// Cosine and sine of a product of a position below 2^26 and a frequency, without rounding the angle: the upper half of
-/// the frequency's bits and the lower each have an exact product.
+/// Cosine and sine of a position below 2^26 times a frequency, without rounding the angle: the products with the upper and
+/// with the lower half of the frequency's bits are exact.
 fn exact_turn(position: i64, frequency: f64) -> (f64, f64) {
     let upper = f64::from_bits(frequency.to_bits() & !0 << 27);
     let [a, b] = [upper, frequency - upper].map(|part| (position as f64 * part).sin_cos());
@@ -187,11 +187,11 @@ fn far_positions<N: Number>(more: f64) {
 #[test]
 fn a_million_positions_away_the_error_is_that_of_rounding() {
     far_positions::<f32>(0.0);
-    // What the test itself rounds, and the products of turns, which f32 does not notice.
+    // Allows for the rounding of this test and of products of rotations, which is negligible in `f32`.
     far_positions::<f64>(4.0);
 }
 
-/// Features that turn, those that do not, rows, pairs, the first position.
+/// Rotated features, other features, rows, pairing, first position.
 fn cases() -> impl Strategy<Value = (usize, usize, usize, RopePairs, i64)> {
     (1..40usize, 0..5usize, 1..80usize, prop::sample::select(PAIRS.to_vec()), -5000..5000i64)
         .prop_map(|(half, rest, len, pairs, first)| (2 * half, rest, len, pairs, first))
@@ -250,7 +250,7 @@ proptest! {
     fn interleaved_is_halves_with_its_features_in_another_order((dim, rest, len, _, first) in cases(), seed: u64) {
         let row = dim + rest;
         let x: Vec<f32> = Noise::new(seed).normals(row * len);
-        // Feature 2i goes to i, 2i + 1 to i + dim / 2.
+        // Feature 2i moves to i, feature 2i + 1 to i + dim / 2.
         let place = |i: usize| if i < dim { i / 2 + i % 2 * (dim / 2) } else { i };
         let apart = |x: &[f32]| -> Vec<f32> {
             let mut y = x.to_vec();
@@ -280,7 +280,7 @@ fn the_gradient_is_the_way_back() {
                 x[i] += by;
                 loss(&x)
             };
-            let slope = moved(0.5) - moved(-0.5); // linear: a step of 1 is as good as a small one
+            let slope = moved(0.5) - moved(-0.5); // the map is linear, so a step of 1 is exact
             assert!((slope - gradient).abs() < 1e-12, "{pairs:?} {i}: {slope} {gradient}");
         }
     }
@@ -300,14 +300,14 @@ fn gradients_of_attention_turn_in_their_own_memory() {
     assert!(dense(grads.q.view()).iter().zip(&expected).all(near));
 }
 
-/// Compares the error and looks for each word in its message.
+/// Compares the error, and looks for each word in its message.
 fn refused(result: Result<(), Error>, expected: Error, words: &[&str]) {
     let error = result.expect_err("must be refused");
     let message = error.to_string();
     for word in words {
         assert!(message.contains(word), "`{message}` does not say `{word}`");
     }
-    assert_eq!(message, expected.to_string()); // as text, for NaN is not itself
+    assert_eq!(message, expected.to_string()); // as text, because NaN is not equal to itself
 }
 
 #[test]
@@ -348,7 +348,7 @@ fn tensors_and_positions_that_do_not_fit_are_errors_and_stay_as_they_are() {
         result
     };
     let e = Error::TooFewFeatures { needed: 10, found: 8 };
-    let words = ["rope turns 10", "tensor has 8", "smaller dim"];
+    let words = ["rope rotates 10", "tensor has 8", "smaller dim"];
     refused(apply(&Rope::new(10, RopePairs::Halves), Positions::From(0)), e, &words);
     refused(
         apply(&Rope::new(5, RopePairs::Halves), Positions::From(0)),
@@ -392,7 +392,7 @@ fn tensors_without_elements_and_ropes_without_features_are_left_alone() {
     }
 }
 
-/// The fastest of some calls, in seconds.
+/// Duration of the fastest of 15 calls, in seconds.
 fn fastest(mut call: impl FnMut()) -> f64 {
     let time = |_| {
         let start = Instant::now();
@@ -402,7 +402,7 @@ fn fastest(mut call: impl FnMut()) -> f64 {
     (0..15).map(time).fold(f64::INFINITY, f64::min)
 }
 
-/// `cargo test --release -p regard --test rope -- --ignored --nocapture`
+/// `cargo test --release -p regard --test all rope -- --ignored --nocapture`
 #[test]
 #[ignore = "prints times, asserts nothing"]
 fn time_of_the_pass_beside_a_copy_and_the_attention_it_prepares() {
@@ -448,7 +448,7 @@ fn time_of_the_pass_beside_a_copy_and_the_attention_it_prepares() {
     }
 }
 
-/// As above, for the single row that is decoded.
+/// As above, for a single row as in decoding.
 #[test]
 #[ignore = "prints times, asserts nothing"]
 fn time_of_a_single_row() {

@@ -1,4 +1,4 @@
-//! Nothing panics: exotic sizes are computed or refused.
+//! No call panics: unusual sizes are computed or rejected.
 
 use proptest::prelude::*;
 use regard::{Align, Isa, Machine, Mask, Plan, Problem, Scope, Similarity, View};
@@ -87,7 +87,7 @@ fn a_machine_without_threads_uses_the_callers() {
     machine.threads = 0;
     let plan = Plan::new(Problem::new(&x, &x, &x), machine).unwrap();
     assert_eq!(plan.forward(x, x, x).unwrap().out.data(), data);
-    // Keys that are cut into parts, and a projection: both keep parts of `d_q` of some items at a time.
+    // Keys split into parts, and a projection: both hold partial sums of `d_q` of a few items at a time.
     let data: Vec<f32> = (0..1100 * 4).map(|i| (i as f32).sin()).collect();
     let (x, w) = (View::matrix(&data, [1100, 4]).unwrap(), View::matrix(&data, [4, 4]).unwrap());
     for similarity in [Similarity::Dot, Similarity::General(w)] {

@@ -1,4 +1,4 @@
-//! The steps of a call, written out: they must be those of the call.
+//! The intermediate results of `steps` agree with the kernels.
 
 use regard::{Error, Mask, Normalizer, Problem, View, steps};
 use regard_testkit::run::forward;
@@ -21,7 +21,7 @@ fn the_steps_lead_to_the_output() {
             let (scores, weights) =
                 (&seen.scores.data()[row * 13..][..13], &seen.weights.data()[row * 13..][..13]);
             assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-5);
-            // Row i stands at key i + 4; hidden keys have no score and no weight, but a similarity.
+            // Row i is at position i + 4. Masked keys have a similarity, but no score and no weight.
             for key in row % 9 + 5..13 {
                 assert_eq!((scores[key], weights[key]), (f32::NEG_INFINITY, 0.0));
                 assert!(seen.similarities.data()[row * 13 + key].is_finite());

@@ -1,11 +1,11 @@
-//! The case table on every instruction set of this machine, in parts that run side by side.
+//! The case table on every instruction set of this machine, in parts that run in parallel.
 //!
-//! `REGARD_REQUIRE_ISAS=avx2,avx512` makes a run fail that did not cover these.
+//! With `REGARD_REQUIRE_ISAS=avx2,avx512`, a run fails unless it covers these.
 
 use regard::Isa;
 use regard_testkit::{Case, Dtype, Report, cases, check};
 
-/// Parts of the table; every `PARTS`-th row belongs together, so that each part has some of everything.
+/// Parts of the table. Part `i` takes every `PARTS`-th row, so that each part covers all kinds of rows.
 const PARTS: usize = 4;
 
 fn run(rows: impl Iterator<Item = Case>) -> Report {

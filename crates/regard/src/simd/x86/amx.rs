@@ -1,7 +1,7 @@
-//! AMX: tiles of 16 rows of 64 bytes, and one instruction that multiplies two of them.
+//! Intel AMX: tile registers of 16 rows of 64 bytes, and an instruction that multiplies two tiles of bf16 numbers.
 //!
-//! The intrinsics are not stable yet, so each instruction is one line of assembly here. The compiler never touches tile
-//! registers, so these lines stand freely between vector code.
+//! The intrinsics are not stable yet, so each instruction is one line of inline assembly. The compiler never uses tile
+//! registers, so these lines can be mixed with vector code.
 
 use super::super::{Enter, Task};
 use super::avx512::Avx512;
@@ -10,12 +10,12 @@ use std::arch::x86_64::__cpuid_count;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-/// Proof that this machine has AVX-512 and AMX with bf16, and that the system lets this process use its tiles.
+/// Proof that this machine has AVX-512 and AMX with bf16, and that the operating system lets this process use tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Amx(Avx512);
 
 impl Amx {
-    /// The proof, if there is one. Asks the system for permission, once.
+    /// The proof, if the features are available. Requests permission from the operating system, once per process.
     #[must_use]
     pub fn detect() -> Option<Self> {
         static ALLOWED: OnceLock<bool> = OnceLock::new();
@@ -23,19 +23,18 @@ impl Amx {
         ALLOWED.get_or_init(|| has_amx() && ask_permission()).then_some(Self(vectors))
     }
 
-    /// The vectors beside the tiles.
     pub(crate) fn vectors(self) -> Avx512 {
         self.0
     }
 
-    /// Runs a task inside a function that is compiled for the vectors.
+    /// Runs a task inside a function that is compiled for AVX-512.
     #[inline(always)]
     pub(crate) fn run<T: Task<f32>>(self, task: T) -> T::Out {
         self.0.enter(task, self.0)
     }
 
-    /// Sets up the tiles of this thread. Other code on this thread may do the same in its own way, so this is done anew for
-    /// each task, and undone at its end.
+    /// Configures the tiles of this thread. Other code on the thread may use another configuration, so each task configures the
+    /// tiles and releases them at its end.
     pub(crate) fn configure(self, shapes: [TileShape; COUNT]) -> Tiles {
         let mut config = Config { palette: 1, ..Config::default() };
         for (i, TileShape { rows, row_bytes }) in shapes.into_iter().enumerate() {
@@ -44,14 +43,14 @@ impl Amx {
             );
             (config.rows[i], config.row_bytes[i]) = (rows, row_bytes);
         }
-        // SAFETY: `self` proves the instruction and the permission (`detect`); the 64 bytes are a valid configuration, as the
-        // `assert!` above holds for each shape.
+        // SAFETY: `self` proves the instruction and the permission (`detect`); the 64 bytes are a valid configuration, because
+        // the `assert!` above checks each shape.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly)) };
         Tiles(self, PhantomData)
     }
 }
 
-/// What the processor reads and writes as the configuration of its tiles.
+/// The tile configuration in the memory layout of `ldtilecfg` and `sttilecfg`.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 struct Config {
@@ -62,7 +61,7 @@ struct Config {
     rows: [u8; 16],
 }
 
-/// Tile registers.
+/// Number of tile registers.
 const COUNT: usize = 8;
 
 /// The part of a tile that is in use.
@@ -73,7 +72,6 @@ pub(crate) struct TileShape {
 }
 
 impl TileShape {
-    /// All of it.
     pub(crate) const WHOLE: Self = Self { rows: 16, row_bytes: 64 };
 }
 
@@ -84,12 +82,12 @@ fn has_amx() -> bool {
     edx & TILE != 0 && edx & BF16 != 0
 }
 
-/// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`: Linux saves the 8 KiB of tiles only for those who ask.
+/// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`: Linux saves the 8 KiB of tile data only for processes that request it.
 #[cfg(target_os = "linux")]
 fn ask_permission() -> bool {
     let answer: i64;
-    // SAFETY: `arch_prctl` takes two numbers here and touches no memory of the process; the registers that a system call
-    // changes are named.
+    // SAFETY: `arch_prctl` takes two integers here and accesses no memory of the process; the registers that a system call
+    // clobbers are declared.
     unsafe {
         asm!(
             "syscall",
@@ -109,27 +107,27 @@ fn ask_permission() -> bool {
     false
 }
 
-/// The tiles of this thread, set up; released when it goes. Not `Send`: another thread has tiles of its own.
+/// The configured tiles of this thread, released on drop. Not `Send`: each thread has its own tiles.
 #[derive(Debug)]
 pub(crate) struct Tiles(Amx, PhantomData<*const ()>);
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: `Amx` proves the instruction (`detect`). Only methods of `Tiles` read tiles, and this one is gone.
+        // SAFETY: `Amx` proves the instruction (`detect`). Only methods of `Tiles` read tiles, and this value is being dropped.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
 
-/// The configuration of this thread's tiles as it was; in force again when this goes. What the tiles held is lost.
+/// Saves the tile configuration of this thread and restores it on drop. The contents of the tiles are lost.
 #[derive(Debug)]
 pub(crate) struct SavedTiles(Option<Config>);
 
 impl SavedTiles {
-    /// Nothing to save where there are no tiles.
+    /// Saves nothing if AMX is not available.
     pub(crate) fn new() -> Self {
         Self(Amx::detect().map(|_| {
             let mut config = Config::default();
-            // SAFETY: `detect` has seen the instruction, which writes the 64 bytes of `config`.
+            // SAFETY: `detect` has found the instruction, which writes the 64 bytes of `config`.
             unsafe {
                 asm!("sttilecfg [{}]", in(reg) &mut config, options(nostack, preserves_flags));
             };
@@ -141,28 +139,27 @@ impl SavedTiles {
 impl Drop for SavedTiles {
     fn drop(&mut self) {
         if let Some(config) = &self.0 {
-            // SAFETY: `new` has detected the instruction; the 64 bytes are what its `sttilecfg` wrote, which is a valid
-            // configuration, or all 0: tiles that are not set up.
+            // SAFETY: `new` has detected the instruction; the 64 bytes were written by its `sttilecfg`, so they are a valid
+            // configuration, or all 0 if the tiles were not configured.
             unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, readonly)) };
         }
     }
 }
 
 impl Tiles {
-    /// Sets a tile to 0.
     #[inline(always)]
     pub(crate) fn zero<const T: usize>(&self) {
-        // SAFETY: `self` proves that the tiles are set up (`configure`); no memory is touched.
+        // SAFETY: `self` proves that the tiles are configured (`configure`); no memory is accessed.
         unsafe { asm!("tilezero tmm{t}", t = const T, options(nostack, nomem, preserves_flags)) };
     }
 
-    /// Loads the rows of a tile, 16 of 64 bytes if it is whole, `stride` bytes apart.
+    /// Loads the rows of a tile (16 rows of 64 bytes for `TileShape::WHOLE`), `stride` bytes apart.
     ///
     /// # Safety
-    /// All of these bytes must be readable.
+    /// All of these bytes must be valid for reads.
     #[inline(always)]
     pub(crate) unsafe fn load<const T: usize>(&self, from: *const u8, stride: usize) {
-        // SAFETY: the caller promises the memory, `self` proves that the tiles are set up (`configure`).
+        // SAFETY: the caller guarantees the memory; `self` proves that the tiles are configured (`configure`).
         unsafe {
             asm!(
                 "tileloadd tmm{t}, [{p} + {s}*1]",
@@ -172,13 +169,13 @@ impl Tiles {
         }
     }
 
-    /// Stores the rows of a tile, 16 of 64 bytes if it is whole, `stride` bytes apart.
+    /// Stores the rows of a tile (16 rows of 64 bytes for `TileShape::WHOLE`), `stride` bytes apart.
     ///
     /// # Safety
-    /// All of these bytes must be the caller's to write.
+    /// All of these bytes must be valid for writes.
     #[inline(always)]
     pub(crate) unsafe fn store<const T: usize>(&self, to: *mut u8, stride: usize) {
-        // SAFETY: the caller promises the memory, `self` proves that the tiles are set up (`configure`).
+        // SAFETY: the caller guarantees the memory; `self` proves that the tiles are configured (`configure`).
         unsafe {
             asm!(
                 "tilestored [{p} + {s}*1], tmm{t}",
@@ -188,12 +185,14 @@ impl Tiles {
         }
     }
 
-    /// `C += A B`: 16 x 16 sums in `f32`, over 32 products each, of the rows of A and the pairs of rows of B. The shapes of
-    /// the three must fit each other: C has the rows of A and the row bytes of B, and A has 4 row bytes for each row of B.
+    /// `C += A B` for bf16 A and B: 16 x 16 sums in `f32` of 32 products each for whole tiles. A row of B holds an interleaved
+    /// pair of matrix rows. The shapes must match: C has the rows of A and the row bytes of B, and A has 4 row bytes for each row
+    /// of B.
     #[inline(always)]
     pub(crate) fn multiply<const C: usize, const A: usize, const B: usize>(&self) {
-        // SAFETY: `self` proves that the tiles are set up (`configure`); no memory is touched. Shapes that do not fit would be a
-        // fault of the processor, which those who call `configure` rule out: all whole, or those of `decode_tiles.rs`, which fit each other.
+        // SAFETY: `self` proves that the tiles are configured (`configure`); no memory is accessed. Shapes that do not match
+        // would raise a processor fault, which the callers of `configure` rule out: their tiles are all whole, or have the
+        // matching shapes of `decode_amx.rs`.
         unsafe {
             asm!(
                 "tdpbf16ps tmm{c}, tmm{a}, tmm{b}",

@@ -1,4 +1,4 @@
-//! AVX2 with FMA: 8 numbers in a vector, 16 vectors, lanes chosen by sign bits.
+//! AVX2 with FMA: 8 `f32` lanes, 16 registers, lane masks in sign bits.
 
 use super::super::{Enter, NEGLIGIBLE, Number, Simd, Task};
 use half::{bf16, f16};
@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 pub struct Avx2(());
 
 impl Avx2 {
-    /// The proof, if there is one.
+    /// The proof, if the features are available.
     #[must_use]
     pub fn detect() -> Option<Self> {
         let all = is_x86_feature_detected!("avx2")
@@ -28,21 +28,22 @@ impl Enter for Avx2 {
         fn inside<N: Number, S: Simd<N>, T: Task<N>>(task: T, s: S) -> T::Out {
             task.run(s)
         }
-        // SAFETY: `self` exists, so `detect` has seen these features.
+        // SAFETY: `self` exists, so `detect` has found these features.
         unsafe { inside(task, s) }
     }
 }
 
-/// Every intrinsic below needs only the features that `Avx2` proves; pointers come from slices checked just before.
+/// Every intrinsic below needs only the features that `Avx2` proves; pointers come from slices whose length is asserted just
+/// before.
 macro_rules! intrinsic {
     ($e:expr) => {{
-        // SAFETY: a method takes `self`, the proof of the features; slices are checked by the caller of the macro.
+        // SAFETY: each method takes `self`, the proof of the features; the caller of the macro asserts the slice length.
         unsafe { $e }
     }};
 }
 
 impl Avx2 {
-    /// `2^n` for whole `n` whose power is normal.
+    /// `2^n` for integers `n` for which it is a normal number.
     #[inline(always)]
     fn power_of_two(self, n: __m256i) -> __m256 {
         intrinsic!(_mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(
@@ -108,7 +109,7 @@ impl Simd<f32> for Avx2 {
             let x = _mm256_castps_si256(v);
             let non_finite = _mm256_and_si256(_mm256_srli_epi32::<16>(x), _mm256_set1_epi32(1));
             let even = _mm256_add_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(0x7fff)), non_finite);
-            // Rounding must not carry a NaN into the infinities.
+            // Rounding must not turn a NaN into an infinity or a number.
             let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
             let quiet = _mm256_or_si256(x, _mm256_set1_epi32(0x40_0000));
             let x = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(even, quiet, nan));
@@ -164,13 +165,13 @@ impl Simd<f32> for Avx2 {
     #[inline(always)]
     fn remainder(self, x: __m256) -> __m256 {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-        // Constant first: `max` returns its second operand for a NaN, which must survive.
+        // Constant first: `max` returns its second operand if either is NaN, so a NaN in `x` propagates.
         let x = self.max(self.splat(-4096.0), x);
         intrinsic!(_mm256_sub_ps(x, _mm256_round_ps::<NEAREST>(x)))
     }
     #[inline(always)]
     fn scale(self, x: __m256, e: __m256) -> __m256 {
-        // Two halves, so that each power of two is a normal number. A NaN in `e` is one in `x` too.
+        // `e` is split in two, so that each power of two is a normal number. A NaN in `e` implies a NaN in `x`.
         let e = self.max(self.splat(-252.0), e);
         intrinsic!({
             let n = _mm256_cvtps_epi32(_mm256_min_ps(e, _mm256_set1_ps(254.0)));
@@ -183,11 +184,11 @@ impl Simd<f32> for Avx2 {
     fn scale_weight(self, x: __m256, e: __m256) -> __m256 {
         intrinsic!({
             let lowest = _mm256_set1_ps(-NEGLIGIBLE);
-            // Between the bounds, so that no product is denormal.
+            // Clamped, so that no product is denormal.
             let whole = _mm256_max_ps(_mm256_min_ps(e, _mm256_set1_ps(126.0)), lowest);
             let n = _mm256_cvtps_epi32(whole);
             let weight = _mm256_mul_ps(x, self.power_of_two(n));
-            // Not less: NaN stays.
+            // "Not less than" is true for NaN, so a NaN propagates.
             _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(e, lowest), weight)
         })
     }
@@ -203,7 +204,7 @@ impl Simd<f32> for Avx2 {
     fn block(self) -> [__m256; 8] {
         [self.splat(0.0); 8]
     }
-    /// Pairs of floats, pairs of doubles, then halves: 24 shuffles.
+    /// Interleaves floats, then pairs of floats, then 128-bit halves: 24 shuffles.
     #[inline(always)]
     fn transpose(self, r: &mut [__m256; 8]) {
         let mut t = *r;

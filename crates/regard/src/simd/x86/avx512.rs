@@ -1,4 +1,4 @@
-//! AVX-512: 16 numbers in a vector, 32 vectors, lanes chosen by mask registers.
+//! AVX-512: 16 `f32` lanes, 32 registers, lane masks in mask registers.
 
 use super::super::{Enter, NEGLIGIBLE, Number, Simd, Task};
 use super::avx2::Avx2;
@@ -6,12 +6,12 @@ use half::{bf16, f16};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-/// Proof that this machine has AVX-512 (F, DQ, BW, VL) and that the system keeps its registers; and AVX2, as every such machine.
+/// Proof that this machine has AVX-512 (F, DQ, BW, VL) and AVX2, and that the operating system saves their registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Avx512(Avx2);
 
 impl Avx512 {
-    /// The proof, if there is one.
+    /// The proof, if the features are available.
     #[must_use]
     pub fn detect() -> Option<Self> {
         let all = is_x86_feature_detected!("avx512f")
@@ -34,49 +34,50 @@ impl Enter for Avx512 {
         fn inside<N: Number, S: Simd<N>, T: Task<N>>(task: T, s: S) -> T::Out {
             task.run(s)
         }
-        // SAFETY: `self` exists, so `detect` has seen these features.
+        // SAFETY: `self` exists, so `detect` has found these features.
         unsafe { inside(task, s) }
     }
 }
 
-/// Every intrinsic below needs only the features that `Avx512` proves; pointers come from slices checked just before.
+/// Every intrinsic below needs only the features that `Avx512` proves; pointers come from slices whose length is asserted just
+/// before.
 macro_rules! intrinsic {
     ($e:expr) => {{
-        // SAFETY: a method takes `self`, the proof of the features; slices are checked by the caller of the macro.
+        // SAFETY: each method takes `self`, the proof of the features; the caller of the macro asserts the slice length.
         unsafe { $e }
     }};
 }
 
-/// Numbers of 8 digits (bf16) in the upper halves of `f32` lanes, on their way into tiles.
+/// Conversion to bf16 (8 significant bits) in the upper 16 bits of `f32` lanes, for AMX tiles.
 impl Avx512 {
-    /// The upper half, the lower one 0: 8 digits, the rest cut off.
+    /// Truncates to bf16: clears the lower 16 bits.
     #[inline(always)]
     pub(crate) fn upper(self, x: __m512) -> __m512 {
         let mask = intrinsic!(_mm512_set1_epi32(!0xffff));
         intrinsic!(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), mask)))
     }
-    /// The same number, rounded, in the upper half; the lower one is left as it falls. For numbers that the kernel computed: a
-    /// NaN must have nothing in its lower half ([`Self::plain_nan`]), or rounding carries it on to a number.
+    /// Rounds to the nearest bf16, ties away from 0; the lower 16 bits are not cleared. For numbers that the kernel computed: the
+    /// lower 16 bits of a NaN must be 0 ([`Self::plain_nan`]), or rounding may turn it into a number.
     #[inline(always)]
     pub(crate) fn nearest(self, x: __m512) -> __m512 {
         let half = intrinsic!(_mm512_set1_epi32(0x8000));
         intrinsic!(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), half)))
     }
-    /// The same for any number: what would be rounded to infinity is cut off, and NaN stays NaN.
+    /// As [`Self::nearest`] for any number: a number that would round to infinity is left unrounded, and NaN stays NaN.
     #[inline(always)]
     pub(crate) fn nearest_of_any(self, x: __m512) -> __m512 {
-        // Half-way between the largest number of 8 digits and infinity.
+        // Halfway between the largest finite bf16 number and infinity.
         let limit = self.splat(f32::from_bits(0x7f7f_8000));
         let size = intrinsic!(_mm512_abs_ps(x));
         self.plain_nan(self.select(self.less(size, limit), self.nearest(x), x))
     }
-    /// Every NaN as the one that the processor makes itself, with nothing in the lower half.
+    /// Replaces every NaN by the default quiet NaN, whose lower 16 bits are 0.
     #[inline(always)]
     pub(crate) fn plain_nan(self, x: __m512) -> __m512 {
         let nan = intrinsic!(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x));
         self.select(nan, self.splat(f32::NAN), x)
     }
-    /// The upper halves of two vectors in pairs: first, second, first, second, ...
+    /// Interleaves the upper 16 bits of the lanes of two vectors: first, second, first, second, ...
     #[inline(always)]
     pub(crate) fn pairs(self, first: __m512, second: __m512) -> __m512 {
         intrinsic!({
@@ -85,17 +86,16 @@ impl Avx512 {
             _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaa_aaaa, first, second))
         })
     }
-    /// Writes pairs.
     #[inline(always)]
     pub(crate) fn write_tile_row(self, pairs: __m512, to: &mut [u16; 32]) {
         intrinsic!(_mm512_storeu_ps(to.as_mut_ptr().cast(), pairs));
     }
-    /// Writes the upper halves of two vectors in pairs.
+    /// Stores the interleaved upper 16 bits of the lanes of two vectors.
     #[inline(always)]
     pub(crate) fn write_pairs(self, first: __m512, second: __m512, to: &mut [u16; 32]) {
         self.write_tile_row(self.pairs(first, second), to);
     }
-    /// The even lanes of two vectors, and the odd ones.
+    /// The even lanes of two vectors, and the odd lanes.
     #[inline(always)]
     pub(crate) fn unzip(self, a: __m512, b: __m512) -> (__m512, __m512) {
         intrinsic!({
@@ -162,7 +162,7 @@ impl Simd<f32> for Avx512 {
             let x = _mm512_castps_si512(v);
             let non_finite = _mm512_and_si512(_mm512_srli_epi32::<16>(x), _mm512_set1_epi32(1));
             let even = _mm512_add_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(0x7fff)), non_finite);
-            // Rounding must not carry a NaN into the infinities.
+            // Rounding must not turn a NaN into an infinity or a number.
             let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
             let quiet = _mm512_or_si512(x, _mm512_set1_epi32(0x40_0000));
             let x = _mm512_srli_epi32::<16>(_mm512_mask_blend_epi32(nan, even, quiet));
@@ -216,7 +216,7 @@ impl Simd<f32> for Avx512 {
     }
     #[inline(always)]
     fn remainder(self, x: __m512) -> __m512 {
-        intrinsic!(_mm512_reduce_ps::<0>(x)) // to nearest even, with 0 bits kept after the point
+        intrinsic!(_mm512_reduce_ps::<0>(x)) // rounds to nearest even with 0 fraction bits
     }
     #[inline(always)]
     fn scale(self, x: __m512, e: __m512) -> __m512 {
@@ -225,7 +225,7 @@ impl Simd<f32> for Avx512 {
     #[inline(always)]
     fn scale_weight(self, x: __m512, e: __m512) -> __m512 {
         let lowest = self.splat(-NEGLIGIBLE);
-        // Not less: NaN stays.
+        // "Not less than" is true for NaN, so a NaN propagates.
         intrinsic!(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(e, lowest), x, e))
     }
     #[inline(always)]
@@ -240,7 +240,7 @@ impl Simd<f32> for Avx512 {
     fn block(self) -> [__m512; 16] {
         [self.splat(0.0); 16]
     }
-    /// Pairs of floats, pairs of doubles, then two rounds of 128-bit quarters: 64 shuffles.
+    /// Interleaves floats, then pairs of floats, then 128-bit quarters in two steps: 64 shuffles.
     #[inline(always)]
     fn transpose(self, r: &mut [__m512; 16]) {
         let mut t = *r;
