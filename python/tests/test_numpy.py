@@ -546,7 +546,7 @@ def test_rope_turns_rows_by_their_positions(pairs):
     assert np.allclose(regard.rope(x, pairs=pairs, frequencies=frequencies), turned(x, np.arange(70), pairs), atol=1e-4)
     with pytest.raises(ValueError, match="pairs: expected halves or interleaved"):
         regard.rope(x, pairs="thirds")
-    with pytest.raises(ValueError, match="features: rope turns 32, the tensor has 16"):
+    with pytest.raises(ValueError, match="features: rope rotates 32, the tensor has 16"):
         regard.rope(x, dim=32)
 
 
