@@ -143,6 +143,10 @@ impl<E: Element> DotRows<'_, '_, '_, E> {
         key: usize,
         row: usize,
     ) {
+        // Before the accumulators are set up: its branches would put them on the stack.
+        for i in 0..if row == 0 { KEYS } else { 0 } {
+            prefetch_row(s, self.next_rows, key + i);
+        }
         let zero = s.splat(E::Num::default());
         // One vector for each of the parts' slices; the lower ones first.
         let mut sums = [[[zero; ROWS]; KEYS]; 4];
@@ -154,9 +158,6 @@ impl<E: Element> DotRows<'_, '_, '_, E> {
         for i in 0..KEYS {
             let (parts, tail) = self.keys.row(key + i).as_chunks();
             keys[i] = (&parts[..whole], tail);
-            if row == 0 {
-                prefetch_row(s, self.next_rows, key + i);
-            }
         }
         for r in 0..ROWS {
             q[r] = &self.rows.q.row(row + r).as_chunks().0[..whole];
