@@ -1,4 +1,4 @@
-//! What stands in for `tiles` on targets that have none: no plan ever asks for it there.
+//! Stands in for `amx` on targets without AMX, where no plan uses it.
 
 use crate::block_loop::Call;
 use crate::problem::Dims;
@@ -21,7 +21,7 @@ impl Sizes {
     }
 }
 
-/// RowBuffer keys and values.
+/// Packed keys and values.
 #[derive(Debug)]
 pub(crate) enum PackedKv {}
 

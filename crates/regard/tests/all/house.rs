@@ -168,3 +168,56 @@ fn the_page_on_how_a_call_travels_names_the_right_lines() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// Private words of the first edition. The field's words stand in their place: backward, derivative, output gradients, decode,
+/// key block, score tile, block loop, bf16 term, interleaved, transpose, prefetch, visible, selection, scratch.
+const PRIVATE_WORDS: [&str; 34] = [
+    "undo", "upstream", "few", "bundle", "piece", "walk", "way", "woven", "weave", "limb", "limbs",
+    "meetings", "turn", "turned", "soon", "later", "odd", "picked", "wanted", "room", "here",
+    "grows", "shrink", "weigh", "cargo", "handed", "asked", "sight", "hiding", "sees", "seen",
+    "kept", "choice", "chosen",
+];
+
+/// The words of a name: `next_rows`, `KeyBlock`.
+fn words(name: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    for c in name.chars() {
+        if c == '_' || c.is_uppercase() {
+            words.push(String::new());
+        }
+        words.last_mut().unwrap().extend(c.to_lowercase().filter(|c| c.is_alphanumeric()));
+    }
+    words
+}
+
+#[test]
+fn public_names_and_headings_use_the_words_of_the_field() {
+    let private = |word: &str| PRIVATE_WORDS.contains(&word);
+    let mut found = Vec::new();
+    for (name, text) in sources("crates/regard/src") {
+        for line in text.lines().filter_map(|line| line.trim_start().strip_prefix("pub ")) {
+            let mut parts = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+            let kinds = ["fn", "struct", "enum", "trait", "type", "mod"];
+            let item = parts.find(|part| kinds.contains(part)).and_then(|_| parts.next());
+            let bad = item.filter(|item| words(item).iter().any(|word| private(word)));
+            found.extend(bad.map(|item| format!("{name}: {item}")));
+        }
+    }
+    for folder in ["docs", "docs/adr", "book/en/src"] {
+        for entry in fs::read_dir(root().join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "md") {
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            for heading in text.lines().filter(|line| line.starts_with('#')) {
+                let lower = heading.to_lowercase();
+                let mut words = lower.split(|c: char| !c.is_alphanumeric());
+                if words.any(private) {
+                    found.push(format!("{}: {heading}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
