@@ -67,7 +67,7 @@ assert difference < 1e-12
 
 # %%
 zeros = np.zeros((1, 1, 16, 1))
-found = regard.steps(zeros, zeros, zeros, mask="causal & (window 3 | every 4)")
+found = regard.steps(zeros, zeros, zeros, mask="causal & (window 3 | dilated 4)")
 picture(found.weights[0, 0] > 0)
 
 # %% [markdown]

@@ -53,7 +53,7 @@ class LshAux:
         mass, largest, seen = self._kept.recall(self._call.native(*self._tensors), top, rows)
         return Recall(Share(*mass), Share(*largest), seen)
 
-    def sees(self, batch: int, head: int, row: int, key: int) -> bool:
+    def is_visible(self, batch: int, head: int, row: int, key: int) -> bool:
         """Whether a row has met a key in any round."""
         return self._kept.is_visible(batch, head, row, key)
 
