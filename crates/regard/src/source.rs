@@ -62,9 +62,7 @@ impl<'c, E: Element> Source<'c, E> {
             Self::Cache { cache, sequences, values } => map_any!(Any::from(cache), cache => {
                 let paged = cache.paged(sequences[batch], head);
                 // The plan checked the sequences; one that is not in the cache has no rows.
-                paged.map_or(Head::Rows(Rows { data: &[], stride: 0, len: 0, dim: 0 }), |both| {
-                    Head::Paged(both[usize::from(values)])
-                })
+                paged.map_or(Head::Rows(Rows::none()), |both| Head::Paged(both[usize::from(values)]))
             }),
         }
     }
@@ -97,7 +95,7 @@ impl<'c, N: Number> AnyHead<'c, N> {
         each!(self, head => head.dim())
     }
 
-    /// The features of row `i`, widened.
+    /// Feature `d` of row `i`, widened.
     pub(crate) fn number(&self, i: usize, d: usize) -> N {
         each!(self, head => N::from_f64(Number::to_f64(head.row(i)[d].widen())))
     }

@@ -102,7 +102,7 @@ impl OwnBlock {
         key_block(self.sizes, &self.rows, self.non_finite)
     }
 
-    /// The key block that begins at key `first` of a head, if key_blocks are prepared; else this one.
+    /// The key block that begins at key `first` of a head, if all blocks are packed; else this one.
     #[inline(always)]
     pub(crate) fn or<'c>(
         &'c self,
@@ -152,6 +152,9 @@ fn pack_block<const TERMS: usize>(
     f32::visit(v, PackTransposed::<TERMS> { s, keys: block, n, tiles: sizes.features, to: values })
 }
 
+/// Work on a head whose type of element is known, as a function of its own.
+struct OfHead<'c, E, W>(Head<'c, E>, W);
+
 /// `n` rows of a head as a left operand, with rows of 0 up to `padded`: see [`pack_row`].
 pub(crate) struct PackLeft<'t, const TERMS: usize> {
     pub(crate) s: Avx512,
@@ -166,26 +169,15 @@ impl<'c, const TERMS: usize> Visitor<Heads<'c>, f32> for PackLeft<'_, TERMS> {
     type Out = ();
     #[inline(always)]
     fn visit<E: Element<Num = f32>>(self, head: Head<'c, E>) {
-        let Self { s, keys, n, padded, chunks, to } = self;
-        s.call(PackRowsOf::<E, TERMS> { s, head, keys, n, padded, chunks, to });
+        self.s.call(OfHead(head, self));
     }
 }
 
-struct PackRowsOf<'t, 'c, E, const TERMS: usize> {
-    s: Avx512,
-    head: Head<'c, E>,
-    keys: Keys<'t>,
-    n: usize,
-    padded: usize,
-    chunks: usize,
-    to: &'t mut [TileRow],
-}
-
-impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackRowsOf<'_, '_, E, TERMS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OfHead<'_, E, PackLeft<'_, TERMS>> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
-        let Self { s, head, keys, n, padded, chunks, to } = self;
+        let Self(head, PackLeft { s, keys, n, padded, chunks, to }) = self;
         for i in 0..padded {
             let row = if i < n { head.row(keys.get(i)) } else { &[] };
             pack_row::<E, TERMS>(s, row, chunks, i, to);
@@ -206,25 +198,17 @@ impl<'c, const TERMS: usize> Visitor<Heads<'c>, f32> for PackTransposed<'_, TERM
     type Out = u64;
     #[inline(always)]
     fn visit<E: Element<Num = f32>>(self, head: Head<'c, E>) -> u64 {
-        let Self { s, keys, n, tiles, to } = self;
-        s.call(PackTransposedOf::<E, TERMS> { s, head, keys, n, tiles, to })
+        self.s.call(OfHead(head, self))
     }
 }
 
-struct PackTransposedOf<'t, 'c, E, const TERMS: usize> {
-    s: Avx512,
-    head: Head<'c, E>,
-    keys: Keys<'t>,
-    n: usize,
-    tiles: usize,
-    to: &'t mut [TileRow],
-}
-
-impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackTransposedOf<'_, '_, E, TERMS> {
+impl<E: Element<Num = f32>, const TERMS: usize> Task<f32>
+    for OfHead<'_, E, PackTransposed<'_, TERMS>>
+{
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
-        let Self { s, head, keys, n, tiles, to } = self;
+        let Self(head, PackTransposed { s, keys, n, tiles, to }) = self;
         pack_transposed::<E, TERMS>(s, &rows_of(n, |i| head.row(keys.get(i))), tiles, to)
     }
 }

@@ -234,13 +234,7 @@ impl<N: Number> DecodeScratch<N> {
                 let values = rows_of(v, (first, n), &mut value_copies);
                 // What is needed next: memory must not rest while the vectors are busy.
                 let left = n.min(range_end - after);
-                let mut next_rows = map_any!(keys, keys => keys.slice(0, 0));
-                match (k, &mut next_rows) {
-                    (Any::Own(k), Any::Own(next)) => *next = k.run(after, left).unwrap_or(*next),
-                    (Any::F16(k), Any::F16(next)) => *next = k.run(after, left).unwrap_or(*next),
-                    (Any::Bf16(k), Any::Bf16(next)) => *next = k.run(after, left).unwrap_or(*next),
-                    _ => {}
-                }
+                let next_rows = map_any!(k, k => k.run(after, left).unwrap_or(Rows::none()));
                 products.dots(s, &self.rows, keys, values, &mut self.dots);
                 for b in 0..self.head_groups.len() {
                     self.exp_and_sum(s, call.problem, (scope, rows), b, (first, n));

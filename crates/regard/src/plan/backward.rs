@@ -90,7 +90,7 @@ impl<E: Element> Plan<'_, E> {
                 options.additive.iter_mut().for_each(|g| g.w_k = Some(zeros.clone()));
             }
             let [q, k, v] = [&q, &k, &v].map(Tensor::zeros_like);
-            return options.into_grads([q?, k?, v?]);
+            return Ok(options.into_grads([q?, k?, v?]));
         }
         let new = |view: &View<'_, E>| Unwritten::<E>::like(view, view.shape().dim);
         let (mut d_q, mut d_k, mut d_v) = (new(&q)?, new(&k)?, new(&v)?);
@@ -104,14 +104,14 @@ impl<E: Element> Plan<'_, E> {
             entropy,
             bias: output_grads.bias,
         };
-        let sums = {
+        let options = {
             let grads = (d_q.view()?, d_k.view()?, d_v.view()?);
             let grads = [&grads.0, &grads.1, &grads.2].map(|grad| E::erase(grad).into());
             core.backward_into(core.call(q.erase(), k.erase(), v.erase()), saved, grads)?
         };
         // SAFETY: `backward_into` writes every row of every gradient.
         let [q, k, v] = unsafe { [d_q.written(), d_k.written(), d_v.written()] };
-        sums.into_grads([q, k, v])
+        Ok(options.into_grads([q, k, v]))
     }
 }
 

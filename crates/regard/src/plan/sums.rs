@@ -146,25 +146,9 @@ pub(super) struct OptionGrads<N: Number> {
 
 impl<N: Number> OptionGrads<N> {
     /// With the gradients by q, k and v.
-    pub(super) fn into_grads<E: Element<Num = N>>(
-        self,
-        [q, k, v]: [Tensor<E>; 3],
-    ) -> Result<Grads<E>, Error> {
+    pub(super) fn into_grads<E: Element<Num = N>>(self, [q, k, v]: [Tensor<E>; 3]) -> Grads<E> {
         let Self { scale, temperature, alibi, sinks, relative, bias, centres, w, additive } = self;
-        Ok(Grads {
-            q,
-            k,
-            v,
-            scale,
-            temperature,
-            alibi,
-            sinks,
-            relative,
-            bias,
-            centres,
-            w,
-            additive,
-        })
+        Grads { q, k, v, scale, temperature, alibi, sinks, relative, bias, centres, w, additive }
     }
 }
 

@@ -347,6 +347,10 @@ pub(crate) struct Rows<'a, E> {
 }
 
 impl<'a, E> Rows<'a, E> {
+    pub(crate) fn none() -> Self {
+        Self { data: &[], stride: 0, len: 0, dim: 0 }
+    }
+
     #[inline(always)]
     pub(crate) fn row(&self, i: usize) -> &'a [E] {
         debug_assert!(i < self.len);

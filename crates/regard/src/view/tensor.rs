@@ -1,9 +1,8 @@
 //! Tensors that own their memory.
 
-use super::{Layout, Shape, Strides, TileHeads, View, ViewMut, packed_shape};
+use super::{Layout, Shape, Strides, View, ViewMut, packed_shape};
 use crate::error::Error;
-use crate::index::RowTile;
-use crate::simd::{Element, Number, each};
+use crate::simd::{Element, GROUP, Number, each};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -81,20 +80,16 @@ impl<E> Tensor<E> {
         E: Number,
     {
         let mut to = Self::zeros_like(view)?;
-        let Shape { batch, heads, .. } = view.shape;
-        for (b, head) in (0..batch).flat_map(|b| (0..heads).map(move |head| (b, head))) {
-            let (from, len) = (view.any_head(b, head), view.len(b));
-            let rows = RowTile { first: 0, step: 1, count: len };
-            let view = to.view_mut();
-            // SAFETY: `to` is borrowed for this loop alone, and was made of zeros.
-            let mut tile = unsafe { view.tile(b, TileHeads::one(head), rows) };
-            for i in 0..len {
-                let to = tile.update(0, i).iter_mut();
-                each!(from, from => to.zip(from.row(i)).for_each(|(to, x)| {
+        to.view_mut().change(1, GROUP, || (), |(), item, mut tile| {
+            let (heads, rows) = (view.shape.heads, tile.rows());
+            for (head, lane) in (0..heads).flat_map(|h| (0..rows.count).map(move |i| (h, i))) {
+                let row = rows.row(lane);
+                let to = tile.update(head, lane).iter_mut();
+                each!(view.any_head(item, head), from => to.zip(from.row(row)).for_each(|(to, x)| {
                     *to = E::from_f64(Number::to_f64(x.widen()));
                 }));
             }
-        }
+        });
         Ok(to)
     }
 

@@ -107,8 +107,8 @@ impl Simd<f32> for Avx2 {
         assert!(dst.len() >= 8);
         intrinsic!({
             let x = _mm256_castps_si256(v);
-            let non_finite = _mm256_and_si256(_mm256_srli_epi32::<16>(x), _mm256_set1_epi32(1));
-            let even = _mm256_add_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(0x7fff)), non_finite);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(x), _mm256_set1_epi32(1));
+            let even = _mm256_add_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(0x7fff)), odd);
             // Rounding must not turn a NaN into an infinity or a number.
             let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
             let quiet = _mm256_or_si256(x, _mm256_set1_epi32(0x40_0000));

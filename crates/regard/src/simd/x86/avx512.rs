@@ -100,8 +100,8 @@ impl Avx512 {
     pub(crate) fn unzip(self, a: __m512, b: __m512) -> (__m512, __m512) {
         intrinsic!({
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-            let non_finite = _mm512_or_si512(even, _mm512_set1_epi32(1));
-            (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, non_finite, b))
+            let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+            (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
         })
     }
 }
@@ -160,8 +160,8 @@ impl Simd<f32> for Avx512 {
         assert!(dst.len() >= 16);
         intrinsic!({
             let x = _mm512_castps_si512(v);
-            let non_finite = _mm512_and_si512(_mm512_srli_epi32::<16>(x), _mm512_set1_epi32(1));
-            let even = _mm512_add_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(0x7fff)), non_finite);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(x), _mm512_set1_epi32(1));
+            let even = _mm512_add_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(0x7fff)), odd);
             // Rounding must not turn a NaN into an infinity or a number.
             let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
             let quiet = _mm512_or_si512(x, _mm512_set1_epi32(0x40_0000));
