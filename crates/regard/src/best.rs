@@ -4,7 +4,7 @@
 //! keys.
 
 use crate::index::{At, low};
-use crate::simd::{GROUP, Lanes, Number, Simd};
+use crate::simd::{GROUP, Lanes, Number, leaf};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
@@ -41,13 +41,24 @@ impl<N: Number> BestKeys<N> {
         self.least.0.fill(N::neg_infinity());
     }
 
+    /// The kept keys of a row, best first.
+    pub(crate) fn of_row(&self, lane: usize) -> Vec<Candidate<N>> {
+        self.heaps[lane].clone().into_sorted_vec()
+    }
+}
+
+leaf! {
     /// Adds the scores of a tile. A key below `least` in all lanes of a vector costs one comparison.
-    #[inline(always)]
-    pub(crate) fn take<S: Simd<N>>(&mut self, s: S, at: At<'_>, tile: &[Lanes<N>]) {
+    pub(crate) fn take_best<'t, N>(
+        s: S,
+        best: &'t mut BestKeys<N>,
+        at: At<'t>,
+        tile: &'t [Lanes<N>],
+    ) {
         let everyone = at.span.set();
         for (i, scores) in tile.iter().enumerate() {
             for first in at.span.vectors::<N, S>() {
-                let below = s.less(s.load(&scores.0[first..]), s.load(&self.least.0[first..]));
+                let below = s.less(s.load(&scores.0[first..]), s.load(&best.least.0[first..]));
                 let mut some =
                     low(everyone >> first) & !s.bits(below) & (u32::MAX >> (32 - S::LANES));
                 while some != 0 {
@@ -56,16 +67,11 @@ impl<N: Number> BestKeys<N> {
                     // Keys do not always arrive in ascending order, so a key with an equal score may be better.
                     let new = Candidate { score: scores.0[lane], key: at.keys.get(i) };
                     if new.score > N::neg_infinity() {
-                        new.join(&mut self.heaps[lane], self.most, &mut self.least.0[lane]);
+                        new.join(&mut best.heaps[lane], best.most, &mut best.least.0[lane]);
                     }
                 }
             }
         }
-    }
-
-    /// The kept keys of a row, best first.
-    pub(crate) fn of_row(&self, lane: usize) -> Vec<Candidate<N>> {
-        self.heaps[lane].clone().into_sorted_vec()
     }
 }
 

@@ -11,7 +11,7 @@ use crate::micro::{Distances, Dots, dot_tile};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::Derivatives;
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, each};
+use crate::simd::{GROUP, Isa, Lanes, Number, Simd, each, leaf};
 use crate::similarity::Similarity;
 use crate::source::{AnyHead, Source, rows};
 use crate::view::{Rows, View};
@@ -27,25 +27,22 @@ pub(crate) const DECODE_MAX_ROWS: usize = 16;
 
 /// One call: what is computed, from what.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call<'c, E: Element> {
-    pub(crate) problem: &'c Problem<'c, E>,
-    pub(crate) q: View<'c, E>,
-    pub(crate) k: Source<'c, E>,
-    pub(crate) v: Source<'c, E>,
+pub(crate) struct Call<'c, N: Number> {
+    pub(crate) problem: &'c Problem<'c, N>,
+    pub(crate) q: View<'c, N>,
+    pub(crate) k: Source<'c, N>,
+    pub(crate) v: Source<'c, N>,
 }
 
-impl<'c, E: Element> Call<'c, E> {
+impl<'c, N: Number> Call<'c, N> {
     /// Keys and values of the head that serves a query head.
-    pub(crate) fn keys_and_values(
-        &self,
-        scope: Scope,
-    ) -> (AnyHead<'c, E::Num>, AnyHead<'c, E::Num>) {
+    pub(crate) fn keys_and_values(&self, scope: Scope) -> (AnyHead<'c, N>, AnyHead<'c, N>) {
         let kv_head = self.problem.kv_head(scope.head);
         (self.k.head(scope.batch, kv_head), self.v.head(scope.batch, kv_head))
     }
 
     /// The queries of a head.
-    pub(crate) fn queries(&self, batch: usize, head: usize) -> AnyHead<'c, E::Num> {
+    pub(crate) fn queries(&self, batch: usize, head: usize) -> AnyHead<'c, N> {
         rows(self.q.any_head(batch, head))
     }
 }
@@ -107,12 +104,11 @@ pub(crate) trait Visit<N: Number> {
     /// Whether it looks at values; if not, tiles hold the keys in their place.
     const VALUES: bool = true;
     /// A whole block; `false` if it is to come in tiles.
-    #[inline(always)]
-    fn take<S: Simd<N>>(&mut self, s: S, block: &KeyBlock) -> bool {
-        let _ = (s, block);
+    fn take(&mut self, isa: Isa, block: &KeyBlock) -> bool {
+        let _ = (isa, block);
         false
     }
-    fn visit<S: Simd<N>>(&mut self, s: S, score_tile: ScoreTile<'_, N>);
+    fn visit(&mut self, isa: Isa, score_tile: ScoreTile<'_, N>);
 }
 
 /// Memory of a pass, reused from one to the next.
@@ -130,11 +126,10 @@ impl<N: Number> BlockLoop<N> {
     }
 
     /// Leads the rows of one head over the keys of `way`.
-    #[inline(always)]
-    pub(crate) fn for_each_block<E: Element<Num = N>, S: Simd<N>, V: Visit<N>>(
+    pub(crate) fn for_each_block<V: Visit<N>>(
         &mut self,
-        s: S,
-        call: &Call<'_, E>,
+        isa: Isa,
+        call: &Call<'_, N>,
         (scope, rows): (Scope, RowTile),
         key_range: &KeyRange<'_>,
         visitor: &mut V,
@@ -147,17 +142,17 @@ impl<N: Number> BlockLoop<N> {
             if let Keys::Gathered(gathered) = block.keys() {
                 // Rows far apart: no hardware prefetcher follows them.
                 gathered.iter().for_each(|key| {
-                    each!(all_k, k => prefetch_l1(s, k.row(*key)));
+                    each!(all_k, k => prefetch_l1(k.row(*key)));
                     if V::VALUES {
-                        each!(all_v, v => prefetch_l1(s, v.row(*key)));
+                        each!(all_v, v => prefetch_l1(v.row(*key)));
                     }
                 });
             }
-            if visitor.take(s, block) {
+            if visitor.take(isa, block) {
                 continue;
             }
-            let k = fetch(s, all_k, block, keys);
-            let v = if V::VALUES { fetch(s, all_v, block, values) } else { k };
+            let k = fetch(isa, all_k, block, keys);
+            let v = if V::VALUES { fetch(isa, all_v, block, values) } else { k };
             for group in 0..rows.groups() {
                 let rows = rows.group(group);
                 let mut visible = [0; BLOCK_KEYS];
@@ -171,7 +166,7 @@ impl<N: Number> BlockLoop<N> {
                     let visible =
                         if hidden { &mut visible[keys.clone()] } else { &mut all[keys.clone()] };
                     let visible = (hidden || biased).then_some(visible);
-                    visitor.visit(s, ScoreTile { group, k, v, at, visible });
+                    visitor.visit(isa, ScoreTile { group, k, v, at, visible });
                 }
             }
         }
@@ -187,11 +182,10 @@ impl<N: Number> ScoreTile<'_, N> {
     }
 
     /// The scores of a tile, times `log2 e`, `-inf` where a row does not see the key.
-    #[inline(always)]
-    pub(crate) fn scores<E: Element<Num = N>, S: Simd<N>>(
+    pub(crate) fn scores(
         &mut self,
-        s: S,
-        problem: &Problem<'_, E>,
+        isa: Isa,
+        problem: &Problem<'_, N>,
         queries: &mut Queries<N>,
         tile: &mut [Lanes<N>],
         derivatives: Option<&mut Derivatives<N>>,
@@ -200,36 +194,44 @@ impl<N: Number> ScoreTile<'_, N> {
         let Queries { lanes: q, layer, .. } = queries;
         let q = &q[..];
         match problem.similarity {
-            Similarity::Distance => dot_tile(s, (self.k, q), at.span, tile, &mut Distances),
-            Similarity::Additive(_) => layer.similarities(s, (self.k, q), at.span, tile),
-            _ => dot_tile(s, (self.k, q), at.span, tile, &mut Dots),
+            Similarity::Distance => dot_tile(isa, (self.k, q), at.span, tile, &mut Distances),
+            Similarity::Additive(_) => layer.similarities(isa, (self.k, q), at.span, tile),
+            _ => dot_tile(isa, (self.k, q), at.span, tile, &mut Dots),
         }
-        problem.apply(s, at, tile, derivatives);
+        problem.apply(isa, at, tile, derivatives);
         let Some(visible) = self.visible.as_deref_mut() else { return };
-        s.call(ApplyMask { tile, visible, span: at.span });
+        apply_mask(isa, tile, visible, at.span);
     }
 }
 
-/// Makes the scores of pairs that do not see each other `-inf`.
-pub(crate) struct ApplyMask<'t, N> {
-    pub(crate) tile: &'t mut [Lanes<N>],
-    pub(crate) visible: &'t mut [RowMask],
-    pub(crate) span: Span,
+leaf! {
+    /// Makes the scores of pairs that do not see each other `-inf`.
+    pub(crate) fn apply_mask<'t, N>(
+        s: S,
+        tile: &'t mut [Lanes<N>],
+        visible: &'t mut [RowMask],
+        span: Span,
+    ) {
+        mask_within(s, tile, visible, span);
+    }
 }
 
-impl<N: Number> Task<N> for ApplyMask<'_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
-        let (hidden, lowest) = (s.splat(N::neg_infinity()), s.splat(-N::max_value()));
-        for (scores, visible) in self.tile.iter_mut().zip(self.visible) {
-            for lane in self.span.vectors::<N, S>() {
-                let x = s.load(&scores.0[lane..]);
-                // A bias of -inf hides a pair too: then not even a NaN in its value may reach the row.
-                let by_bias = RowMask::from(s.bits(s.less(x, lowest))) << lane;
-                *visible &= !by_bias;
-                s.store(s.select(s.lanes(low(*visible >> lane)), x, hidden), &mut scores.0[lane..]);
-            }
+/// [`apply_mask`] from within a leaf.
+#[inline(always)]
+pub(crate) fn mask_within<N: Number, S: Simd<N>>(
+    s: S,
+    tile: &mut [Lanes<N>],
+    visible: &mut [RowMask],
+    span: Span,
+) {
+    let (hidden, lowest) = (s.splat(N::neg_infinity()), s.splat(-N::max_value()));
+    for (scores, visible) in tile.iter_mut().zip(visible) {
+        for lane in span.vectors::<N, S>() {
+            let x = s.load(&scores.0[lane..]);
+            // A bias of -inf hides a pair too: then not even a NaN in its value may reach the row.
+            let by_bias = RowMask::from(s.bits(s.less(x, lowest))) << lane;
+            *visible &= !by_bias;
+            s.store(s.select(s.lanes(low(*visible >> lane)), x, hidden), &mut scores.0[lane..]);
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::error::Error;
 use crate::index::{At, Pair};
-use crate::simd::{Lanes, MAX_LANES, Number, Simd, Task};
+use crate::simd::{Isa, Lanes, MAX_LANES, Number, Simd, Task};
 
 /// Dropout of attention weights. A dropped weight becomes 0; kept weights are multiplied by `1 / (1 - rate)`, so that the
 /// expected output is unchanged.
@@ -70,9 +70,8 @@ impl Dropout {
     }
 
     /// Writes the factors of the weights of a tile, `[keys][rows]`: 0 or `growth()`.
-    #[inline(always)]
-    pub(crate) fn factors<N: Number, S: Simd<N>>(&self, s: S, at: At<'_>, to: &mut [Lanes<N>]) {
-        s.call(Factors { dropout: self, at, to });
+    pub(crate) fn factors<N: Number>(&self, isa: Isa, at: At<'_>, to: &mut [Lanes<N>]) {
+        N::enter(isa, Factors { dropout: self, at, to });
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::index::{Keys, RowTile, Span};
 use crate::key_blocks::KeyBlock;
 use crate::micro::{RowBuffer, lanes_used};
-use crate::simd::{Any, Element, Lanes, MAX_LANES, Number, Simd, Task, Visitor};
+use crate::simd::{self, Any, Element, Isa, Lanes, MAX_LANES, Number, Simd, Task, Visitor, leaf};
 use crate::source::{AnyHead, Head, Heads};
 use crate::view::{OutTile, Rows, TileMut, TilesMut};
 use std::mem::MaybeUninit;
@@ -11,18 +11,14 @@ use std::ops::Range;
 
 /// Asks for the cache lines of a row.
 #[inline(always)]
-pub(crate) fn prefetch_l1<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
-    for x in lines(row) {
-        s.prefetch_l1(x);
-    }
+pub(crate) fn prefetch_l1<T>(row: &[T]) {
+    lines(row).for_each(|x| simd::prefetch_l1(x));
 }
 
 /// The same, of a row that is needed later.
 #[inline(always)]
-pub(crate) fn prefetch_l2<N: Number, S: Simd<N>, T>(s: S, row: &[T]) {
-    for x in lines(row) {
-        s.prefetch_l2(x);
-    }
+pub(crate) fn prefetch_l2<T>(row: &[T]) {
+    lines(row).for_each(|x| simd::prefetch_l2(x));
 }
 
 /// One element of each cache line of a row.
@@ -35,9 +31,8 @@ fn lines<T>(row: &[T]) -> impl Iterator<Item = &T> {
 const LINE: usize = 64;
 
 /// The rows of a block: where they lie if they are neighbours and need no widening, else copied into `copies`.
-#[inline(always)]
-pub(crate) fn fetch<'r, 'c: 'r, N: Number, S: Simd<N>>(
-    s: S,
+pub(crate) fn fetch<'r, 'c: 'r, N: Number>(
+    isa: Isa,
     rows: AnyHead<'c, N>,
     block: &KeyBlock,
     copies: &'r mut Vec<N>,
@@ -51,111 +46,135 @@ pub(crate) fn fetch<'r, 'c: 'r, N: Number, S: Simd<N>>(
     if copies.len() < len * dim {
         copies.resize(len * dim, N::zero());
     }
-    N::visit(rows, WidenRows { s, keys: block.keys(), len, to: &mut copies[..len * dim] });
+    let keys = block.keys();
+    let to = &mut copies[..len * dim];
+    N::visit(rows, WidenRows { isa, index: |i| keys.get(i), len, stride: dim, to });
     Rows { data: &copies[..len * dim], stride: dim, len, dim }
 }
 
+/// Rows of a head as numbers, side by side.
+pub(crate) fn pack_head<N: Number>(
+    isa: Isa,
+    head: AnyHead<'_, N>,
+    rows: RowTile,
+    to: &mut RowBuffer<N>,
+) {
+    let (to, stride) = to.rows_from(0);
+    N::visit(head, WidenRows { isa, index: |i| rows.row(i), len: rows.count, stride, to });
+}
+
+/// The same of a head whose type is known.
+pub(crate) fn pack_rows<E: Element>(
+    isa: Isa,
+    head: Rows<'_, E>,
+    rows: RowTile,
+    to: &mut RowBuffer<E::Num>,
+) {
+    let (to, stride) = to.rows_from(0);
+    WidenRows { isa, index: |i| rows.row(i), len: rows.count, stride, to }.visit(Head::Rows(head));
+}
+
 /// Widens some rows of a head.
-struct WidenRows<'t, N, S> {
-    s: S,
-    keys: Keys<'t>,
+struct WidenRows<'t, N, I> {
+    isa: Isa,
+    /// Which row of the head is the `i`-th.
+    index: I,
     len: usize,
-    /// `[len][dim]`
+    /// From one row of `to` to the next.
+    stride: usize,
     to: &'t mut [N],
 }
 
-impl<'c, N: Number, S: Simd<N>> Visitor<Heads<'c>, N> for WidenRows<'_, N, S> {
+impl<'c, N: Number, I: Fn(usize) -> usize> Visitor<Heads<'c>, N> for WidenRows<'_, N, I> {
     type Out = ();
-    #[inline(always)]
     fn visit<E: Element<Num = N>>(self, head: Head<'c, E>) {
-        let dim = head.dim();
-        for i in 0..self.len {
-            let to = &mut self.to[i * dim..][..dim];
-            self.s.call(Widen { row: head.row(self.keys.get(i)), to });
-        }
+        N::enter(self.isa, Widen { head, rows: self });
     }
 }
 
-/// A row as numbers.
-struct Widen<'t, E: Element> {
-    row: &'t [E],
-    to: &'t mut [E::Num],
+/// The same once the type of their elements is known.
+struct Widen<'t, 'c, E: Element, I> {
+    head: Head<'c, E>,
+    rows: WidenRows<'t, E::Num, I>,
 }
 
-impl<E: Element> Task<E::Num> for Widen<'_, E> {
+impl<E: Element, I: Fn(usize) -> usize> Task<E::Num> for Widen<'_, '_, E, I> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self { row, to } = self;
-        if let Some(row) = E::as_numbers(row) {
-            return to[..row.len()].copy_from_slice(row);
+        let Self { head, rows: WidenRows { index, len, stride, to, .. } } = self;
+        for i in 0..len {
+            let row = head.row(index(i));
+            let to = &mut to[i * stride..][..row.len()];
+            if let Some(row) = E::as_numbers(row) {
+                to.copy_from_slice(row);
+                continue;
+            }
+            let whole = row.len() / S::LANES * S::LANES;
+            for d in (0..whole).step_by(S::LANES) {
+                s.store(E::load(s, &row[d..]), &mut to[d..]);
+            }
+            row[whole..].iter().zip(&mut to[whole..]).for_each(|(x, to)| *to = x.widen());
         }
-        let whole = row.len() / S::LANES * S::LANES;
-        for d in (0..whole).step_by(S::LANES) {
-            s.store(E::load(s, &row[d..]), &mut to[d..]);
-        }
-        row[whole..].iter().zip(&mut to[whole..]).for_each(|(x, to)| *to = x.widen());
     }
 }
 
 /// Rows of a head into lanes: `lanes[d][i] = head[rows.row(i)][d] * factor`, 0 where there is no row.
-#[inline(always)]
-pub(crate) fn load_head<N: Number, S: Simd<N>>(
-    s: S,
+pub(crate) fn load_head<N: Number>(
+    isa: Isa,
     head: AnyHead<'_, N>,
     rows: RowTile,
     factor: N,
     lanes: &mut [Lanes<N>],
 ) {
-    load_features(s, head, rows, 0..lanes.len(), factor, lanes);
+    load_features(isa, head, rows, 0..lanes.len(), factor, lanes);
 }
 
 /// The same of some features.
-#[inline(always)]
-pub(crate) fn load_features<N: Number, S: Simd<N>>(
-    s: S,
+pub(crate) fn load_features<N: Number>(
+    isa: Isa,
     head: AnyHead<'_, N>,
     rows: RowTile,
     features: Range<usize>,
     factor: N,
     lanes: &mut [Lanes<N>],
 ) {
-    N::visit(head, LoadHead { s, rows, features, factor, lanes });
+    N::visit(head, LoadHead { isa, rows, features, factor, lanes });
 }
 
-struct LoadHead<'t, N, S> {
-    s: S,
+struct LoadHead<'t, N> {
+    isa: Isa,
     rows: RowTile,
     features: Range<usize>,
     factor: N,
     lanes: &'t mut [Lanes<N>],
 }
 
-impl<'c, N: Number, S: Simd<N>> Visitor<Heads<'c>, N> for LoadHead<'_, N, S> {
+impl<'c, N: Number> Visitor<Heads<'c>, N> for LoadHead<'_, N> {
     type Out = ();
-    #[inline(always)]
     fn visit<E: Element<Num = N>>(self, head: Head<'c, E>) {
-        let Self { s, rows, features, factor, lanes } = self;
+        let Self { isa, rows, features, factor, lanes } = self;
         let row = |i| &head.row(rows.row(i))[features.clone()];
-        load_transposed(s, row, rows.count, factor, lanes);
+        load_transposed(isa, row, rows.count, factor, lanes);
     }
 }
 
 /// Rows into lanes: `lanes[d][i] = row(i)[d] * factor` for `count` rows, 0 where there is no row.
-#[inline(always)]
-pub(crate) fn load_transposed<'r, E: Element, S: Simd<E::Num>>(
-    s: S,
+pub(crate) fn load_transposed<'r, E: Element>(
+    isa: Isa,
     row: impl Fn(usize) -> &'r [E],
     count: usize,
     factor: E::Num,
     lanes: &mut [Lanes<E::Num>],
 ) {
-    for lane in (0..lanes_used::<E::Num, S>(count)).step_by(S::LANES) {
+    let width = isa.vectors::<E::Num>();
+    for lane in (0..lanes_used(width, count)).step_by(width.lanes) {
         let mut rows: [&[E]; MAX_LANES] = [&[]; MAX_LANES];
-        for (i, r) in rows[..S::LANES].iter_mut().enumerate().take(count.saturating_sub(lane)) {
+        for (i, r) in rows[..width.lanes].iter_mut().enumerate().take(count.saturating_sub(lane)) {
             *r = &row(lane + i)[..lanes.len()];
         }
-        s.call(LoadTransposed { rows, lane, whole: lane + S::LANES <= count, factor, lanes });
+        let whole = lane + width.lanes <= count;
+        E::Num::enter(isa, LoadTransposed { rows, lane, whole, factor, lanes });
     }
 }
 
@@ -199,47 +218,45 @@ impl<E: Element> Task<E::Num> for LoadTransposed<'_, E> {
 }
 
 /// Lanes back into rows of an output of any type: see [`store_transposed`].
-#[inline(always)]
-pub(crate) fn store_output<'m, 'o: 'm, N: Number, S: Simd<N>>(
-    s: S,
+pub(crate) fn store_output<'m, 'o: 'm, N: Number>(
+    isa: Isa,
     lanes: &[Lanes<N>],
     count: usize,
     skipped: usize,
     (out, part): (&'m mut OutTile<'o, N>, usize),
 ) {
-    N::visit(out.as_mut(), StoreOutput { s, lanes, count, skipped, part });
+    N::visit(out.as_mut(), StoreOutput { isa, lanes, count, skipped, part });
 }
 
-struct StoreOutput<'t, N, S> {
-    s: S,
+struct StoreOutput<'t, N> {
+    isa: Isa,
     lanes: &'t [Lanes<N>],
     count: usize,
     skipped: usize,
     part: usize,
 }
 
-impl<'m, 'o: 'm, N: Number, S: Simd<N>> Visitor<TilesMut<'m, 'o>, N> for StoreOutput<'_, N, S> {
+impl<'m, 'o: 'm, N: Number> Visitor<TilesMut<'m, 'o>, N> for StoreOutput<'_, N> {
     type Out = ();
-    #[inline(always)]
     fn visit<E: Element<Num = N>>(self, out: &'m mut TileMut<'o, E>) {
-        let Self { s, lanes, count, skipped, part } = self;
-        store_transposed(s, lanes, count, skipped, (out, part));
+        let Self { isa, lanes, count, skipped, part } = self;
+        store_transposed(isa, lanes, count, skipped, (out, part));
     }
 }
 
 /// Lanes back into rows: row `skipped + i` of a part starts with `lanes[..][i]`, for `count` rows.
-#[inline(always)]
-pub(crate) fn store_transposed<E: Element, S: Simd<E::Num>>(
-    s: S,
+pub(crate) fn store_transposed<E: Element>(
+    isa: Isa,
     lanes: &[Lanes<E::Num>],
     count: usize,
     skipped: usize,
     (out, part): (&mut TileMut<'_, E>, usize),
 ) {
-    for lane in (0..count).step_by(S::LANES) {
-        let rows = lane..(lane + S::LANES).min(count);
+    let width = isa.lanes::<E::Num>();
+    for lane in (0..count).step_by(width) {
+        let rows = lane..(lane + width).min(count);
         let to = out.several(part, skipped + lane, rows.len());
-        s.call(StoreTransposed { lanes, rows, to });
+        E::Num::enter(isa, StoreTransposed { lanes, rows, to });
     }
 }
 
@@ -279,96 +296,74 @@ impl<E: Element> Task<E::Num> for StoreTransposed<'_, E> {
     }
 }
 
-/// Lanes back into rows side by side: `to[i][d] = lanes[d][i] * factor` for `count` rows.
-#[inline(always)]
-pub(crate) fn store_rows<N: Number, S: Simd<N>>(
-    s: S,
-    lanes: &[Lanes<N>],
-    count: usize,
-    factor: N,
-    to: &mut RowBuffer<N>,
-) {
-    for lane in (0..count).step_by(S::LANES) {
-        s.call(StoreRows { lanes, rows: lane..(lane + S::LANES).min(count), factor, to });
-    }
-}
-
-/// The same for at most a vector of rows.
-struct StoreRows<'t, N> {
-    lanes: &'t [Lanes<N>],
-    rows: Range<usize>,
-    factor: N,
-    to: &'t mut RowBuffer<N>,
-}
-
-impl<N: Number> Task<N> for StoreRows<'_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
-        let Self { lanes, rows, factor, to } = self;
-        let (scale, mut d) = (s.splat(factor), 0);
-        while rows.len() == S::LANES && d + S::LANES <= lanes.len() {
-            let mut block = s.block();
-            for i in 0..S::LANES {
-                block.as_mut()[i] = s.mul(s.load(&lanes[d + i].0[rows.start..]), scale);
+leaf! {
+    /// Lanes back into rows side by side: `to[i][d] = lanes[d][i] * factor` for `count` rows.
+    pub(crate) fn store_rows<'t, N>(
+        s: S,
+        lanes: &'t [Lanes<N>],
+        count: usize,
+        factor: N,
+        to: &'t mut RowBuffer<N>,
+    ) {
+        let scale = s.splat(factor);
+        for lane in (0..count).step_by(S::LANES) {
+            let rows = lane..(lane + S::LANES).min(count);
+            let mut d = 0;
+            while rows.len() == S::LANES && d + S::LANES <= lanes.len() {
+                let mut block = s.block();
+                for i in 0..S::LANES {
+                    block.as_mut()[i] = s.mul(s.load(&lanes[d + i].0[lane..]), scale);
+                }
+                s.transpose(&mut block);
+                for i in 0..S::LANES {
+                    s.store(block.as_mut()[i], &mut to.row_mut(lane + i)[d..]);
+                }
+                d += S::LANES;
             }
-            s.transpose(&mut block);
-            for i in 0..S::LANES {
-                s.store(block.as_mut()[i], &mut to.row_mut(rows.start + i)[d..]);
-            }
-            d += S::LANES;
-        }
-        for i in rows {
-            for (x, lanes) in to.row_mut(i)[d..].iter_mut().zip(&lanes[d..]) {
-                *x = lanes.0[i] * factor;
+            for i in rows {
+                for (x, lanes) in to.row_mut(i)[d..].iter_mut().zip(&lanes[d..]) {
+                    *x = lanes.0[i] * factor;
+                }
             }
         }
     }
 }
 
-/// Rows of a head as they are, side by side.
-#[inline(always)]
-pub(crate) fn pack_head<N: Number, S: Simd<N>>(
-    s: S,
-    head: AnyHead<'_, N>,
-    rows: RowTile,
-    to: &mut RowBuffer<N>,
-) {
-    N::visit(head, PackHead { s, rows, to });
-}
-
-struct PackHead<'t, N, S> {
-    s: S,
-    rows: RowTile,
-    to: &'t mut RowBuffer<N>,
-}
-
-impl<'c, N: Number, S: Simd<N>> Visitor<Heads<'c>, N> for PackHead<'_, N, S> {
-    type Out = ();
-    #[inline(always)]
-    fn visit<E: Element<Num = N>>(self, head: Head<'c, E>) {
-        pack(self.s, |i| head.row(self.rows.row(i)), self.rows.count, self.to);
+leaf! {
+    /// Multiplies a tile by another, lane by lane.
+    pub(crate) fn multiply_tile<'t, N>(
+        s: S,
+        tile: &'t mut [Lanes<N>],
+        by: &'t [Lanes<N>],
+        span: Span,
+    ) {
+        multiply_lanes(s, tile, by, span);
     }
 }
 
-/// Rows as they are, side by side.
-#[inline(always)]
-pub(crate) fn pack<'r, E: Element, S: Simd<E::Num>>(
-    s: S,
-    row: impl Fn(usize) -> &'r [E],
-    count: usize,
-    to: &mut RowBuffer<E::Num>,
-) {
-    for i in 0..count {
-        s.call(Widen { row: row(i), to: to.row_mut(i) });
+leaf! {
+    /// Multiplies each row of lanes by the same factors.
+    pub(crate) fn scale_lanes<'t, N>(
+        s: S,
+        rows: &'t mut [Lanes<N>],
+        by: &'t Lanes<N>,
+        span: Span,
+    ) {
+        for lane in span.vectors::<N, S>() {
+            let by = s.load(&by.0[lane..]);
+            for row in rows.iter_mut() {
+                s.store(s.mul(s.load(&row.0[lane..]), by), &mut row.0[lane..]);
+            }
+        }
     }
 }
 
-/// Multiplies a tile by another, lane by lane.
+/// [`multiply_tile`] as a part of a leaf.
 #[inline(always)]
-pub(crate) fn multiply_tile<N: Number, S: Simd<N>>(
+pub(crate) fn multiply_lanes<N: Number, S: Simd<N>>(
     s: S,
-    (tile, by): (&mut [Lanes<N>], &[Lanes<N>]),
+    tile: &mut [Lanes<N>],
+    by: &[Lanes<N>],
     span: Span,
 ) {
     for (x, by) in tile.iter_mut().zip(by) {

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::index::{At, Scope, Span};
 use crate::mask::{Mask, MaskRule};
 use crate::score::LOG2_E;
-use crate::simd::{GROUP, Lanes, Number, Simd, Task, math};
+use crate::simd::{GROUP, Isa, Lanes, Number, Simd, Task, math};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -76,15 +76,14 @@ impl<'a, N: Number> Local<'a, N> {
     }
 
     /// Multiplies the factors of a tile, `[keys][rows]`, by the Gaussian factors of the distances from the centres.
-    #[inline(always)]
-    pub(crate) fn multiply<S: Simd<N>>(
+    pub(crate) fn multiply(
         &self,
-        s: S,
+        isa: Isa,
         (at, centres): (At<'_>, Lanes<N>),
         to: &mut [Lanes<N>],
     ) {
         let narrowness = N::from_f64(-self.narrowness() * LOG2_E);
-        s.call(Near { centres, narrowness, at, to });
+        N::enter(isa, Near { centres, narrowness, at, to });
     }
 
     /// `1 / (2 s^2)`

@@ -2,7 +2,7 @@
 
 use crate::block_loop::Call;
 use crate::problem::Dims;
-use crate::simd::{AmxTask, Element};
+use crate::simd::{AmxKernel, Number};
 
 /// Sizes of packed operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,20 +26,16 @@ impl Sizes {
 pub(crate) enum PackedKv {}
 
 /// Packs keys and values.
-pub(crate) struct PackKv<'t, 'c, E: Element> {
+pub(crate) struct PackKv<'t, 'c, N: Number> {
     pub(crate) sizes: Sizes,
-    pub(crate) call: &'t Call<'c, E>,
+    pub(crate) call: &'t Call<'c, N>,
     pub(crate) items: &'t [usize],
     pub(crate) threads: usize,
 }
 
-impl<E: Element> AmxTask for PackKv<'_, '_, E> {
-    type Stored = E;
+impl<'t, 'c> AmxKernel for PackKv<'t, 'c, f32> {
+    type Task<N: Number> = PackKv<'t, 'c, N>;
     type Out = Option<PackedKv>;
-
-    fn terms(&self) -> Option<usize> {
-        None
-    }
 }
 
 /// Memory of one thread.
@@ -50,10 +46,6 @@ impl AmxScratch {
     pub(crate) fn new(sizes: Sizes, _: usize) -> Self {
         Self(sizes)
     }
-
-    pub(crate) fn terms(&self) -> usize {
-        self.0.terms
-    }
 }
 
 /// Memory of one thread in the backward pass.
@@ -63,10 +55,6 @@ pub(crate) struct AmxBackwardScratch(usize);
 impl AmxBackwardScratch {
     pub(crate) fn new(terms: usize, _: Dims, _: usize, _: usize) -> Self {
         Self(terms)
-    }
-
-    pub(crate) fn terms(&self) -> usize {
-        self.0
     }
 
     pub(crate) fn padded(&self, keys: usize) -> (usize, usize) {

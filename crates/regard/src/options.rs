@@ -1,10 +1,10 @@
 //! All options of a problem together, in their order: the definition of a pair's score, the passes over a tile of scores,
-//! The backward pass through them, and what weights are multiplied by after the softmax.
+//! the backward pass through them, and what weights are multiplied by after the softmax.
 
 use crate::index::{At, Pair, RowMask};
 use crate::problem::Problem;
 use crate::score::{BiasGrads, Derivatives, Factor, LOG2_E, Scored, pass};
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
+use crate::simd::{Element, GROUP, Isa, Lanes, Number, Simd, Task};
 use crate::similarity::Similarity;
 
 impl<E: Element> Problem<'_, E> {
@@ -105,32 +105,29 @@ impl<E: Element> Problem<'_, E> {
     /// Turns a tile of similarities `[keys][rows]` into scores times `log2 e`: one pass for each option in use.
     ///
     /// `derivatives` gets what each one multiplies a gradient by in the backward pass.
-    #[inline(always)]
-    pub(crate) fn apply<S: Simd<E::Num>>(
+    pub(crate) fn apply(
         &self,
-        s: S,
+        isa: Isa,
         at: At<'_>,
         tile: &mut [Lanes<E::Num>],
         derivatives: Option<&mut Derivatives<E::Num>>,
     ) {
-        s.call(Apply { problem: self, at, tile, derivatives });
+        E::Num::enter(isa, Apply { problem: self, at, tile, derivatives });
     }
 
     /// Adds to the gradients of the options, and carries those of the scores back to the similarities.
-    #[inline(always)]
-    pub(crate) fn backward<S: Simd<E::Num>>(&self, s: S, undo: OptionsBackward<'_, E::Num>) {
-        s.call(OptionsBackwardTask(self, undo));
+    pub(crate) fn backward(&self, isa: Isa, undo: OptionsBackward<'_, E::Num>) {
+        E::Num::enter(isa, OptionsBackwardTask(self, undo));
     }
 
     /// What the weights of a tile are multiplied by after the softmax, `[keys][rows]`.
-    #[inline(always)]
-    pub(crate) fn factors<S: Simd<E::Num>>(&self, s: S, at: At<'_>, to: &mut [Lanes<E::Num>]) {
+    pub(crate) fn factors(&self, isa: Isa, at: At<'_>, to: &mut [Lanes<E::Num>]) {
         match &self.dropout {
-            Some(dropout) => dropout.factors(s, at, to),
+            Some(dropout) => dropout.factors(isa, at, to),
             None => to.fill(Lanes([E::Num::from_f64(1.0); GROUP])),
         }
         if let (Some(local), Some(centres)) = (&self.local, self.centres(at)) {
-            local.multiply(s, (at, centres), to);
+            local.multiply(isa, (at, centres), to);
         }
     }
 

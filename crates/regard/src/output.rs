@@ -265,7 +265,7 @@ struct MergeRows<'t, 'p, 'v, E: Element> {
 impl<E: Element> Task<E::Num> for MergeRows<'_, '_, '_, E> {
     type Out = ();
     #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
+    fn run<S: Simd<E::Num>>(self, _: S) {
         let Self { merge, item, mut tile, sums } = self;
         let (first, rows) = (&merge.parts[0].out, tile.rows());
         let Shape { heads, len, dim, .. } = first.shape();
@@ -277,8 +277,7 @@ impl<E: Element> Task<E::Num> for MergeRows<'_, '_, '_, E> {
             let from =
                 |part: usize, row| flat_row(merge.parts[part].out.view(), (merge.place)(part, row));
             if lane + 1 < rows.count {
-                (0..merge.parts.len())
-                    .for_each(|part| prefetch_l1(s, from(part, number(lane + 1))));
+                (0..merge.parts.len()).for_each(|part| prefetch_l1(from(part, number(lane + 1))));
             }
             let row = number(lane);
             sums.clear();

@@ -9,7 +9,7 @@ use crate::lanes::{fetch, load_features, load_head, pack_head, store_output};
 use crate::machine::Machine;
 use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
 use crate::run::run;
-use crate::simd::{GROUP, Lanes, Number, Simd, Task};
+use crate::simd::{GROUP, Isa, Lanes, Number};
 use crate::source::{AnyHead, rows};
 use crate::view::{
     Layout, OutTile, OutView, Shape, Tensor, TileHeads, TileMut, Unwritten, View, ViewMut,
@@ -49,7 +49,7 @@ pub(crate) fn project_backward<N: Number>(
         // SAFETY: `i / blocks` and `i % blocks` give each block of each head to one task, so nobody else holds these rows;
         // `d_w` was made of zeros.
         let to = unsafe { to.tile(0, TileHeads::one(head), rows) };
-        N::enter(machine.isa, ByWeights { x: *x, d_y: *d_y, heads: all, to, scratch });
+        ByWeights { x: *x, d_y: *d_y, heads: all, to, scratch }.run(machine.isa);
     });
     Tensor::new(d_w, w.shape(), Layout::Bhsd)
 }
@@ -82,7 +82,7 @@ fn by_rows<N: Number>(
         let (x, w) = (rows(x.any_head(b, head)), rows(w.serving_head(0, head)));
         // SAFETY: `i / groups` and `i % groups` give each group of each head to one task, so nobody else holds these rows.
         let to = unsafe { to.tile(b, TileHeads::one(head), group) };
-        N::enter(machine.isa, ByRows { x, w, rows: group, direction, to, scratch });
+        ByRows { x, w, rows: group, direction, to, scratch }.run(machine.isa);
     });
 }
 
@@ -111,18 +111,16 @@ struct ByRows<'t, 'x, 'w, 'o, N: Number> {
     scratch: &'t mut Scratch<N>,
 }
 
-impl<N: Number> Task<N> for ByRows<'_, '_, '_, '_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
+impl<N: Number> ByRows<'_, '_, '_, '_, N> {
+    fn run(self, isa: Isa) {
         let Self { x, w, rows, direction, mut to, scratch: Scratch { from, to: lanes, packed } } =
             self;
         let zero = Lanes([N::zero(); GROUP]);
         from.resize(x.dim(), zero);
         lanes.resize(if matches!(direction, Transpose::Yes) { w.dim() } else { w.len() }, zero);
-        load_head(s, x, rows, N::one(), from);
-        multiply(s, (w, direction), (from, rows.count), packed, lanes);
-        store_output(s, lanes, rows.count, 0, (&mut to, 0));
+        load_head(isa, x, rows, N::one(), from);
+        multiply(isa, (w, direction), (from, rows.count), packed, lanes);
+        store_output(isa, lanes, rows.count, 0, (&mut to, 0));
     }
 }
 
@@ -136,11 +134,9 @@ struct ByWeights<'t, N: Number> {
     scratch: &'t mut Scratch<N>,
 }
 
-impl<N: Number> Task<N> for ByWeights<'_, N> {
-    type Out = ();
+impl<N: Number> ByWeights<'_, N> {
     /// y = W^T x: d_w = sum over rows of x d_y^T
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
+    fn run(self, isa: Isa) {
         let Self { x, d_y, heads, mut to, scratch: Scratch { from: lanes, .. } } = self;
         let RowTile { first, count: features, .. } = to.rows();
         let dim = d_y.shape().dim;
@@ -151,9 +147,9 @@ impl<N: Number> Task<N> for ByWeights<'_, N> {
             for start in (0..x.len()).step_by(GROUP) {
                 let count = (x.len() - start).min(GROUP);
                 let own = RowTile { first: start, step: 1, count };
-                load_features(s, x, own, first..first + features, N::one(), lanes);
-                pack_head(s, d_y, own, &mut rows);
-                add_outer(s, lanes, (&rows, count), &mut sums);
+                load_features(isa, x, own, first..first + features, N::one(), lanes);
+                pack_head(isa, d_y, own, &mut rows);
+                add_outer(isa, lanes, (&rows, count), &mut sums);
             }
         }
         for i in 0..features {
@@ -164,9 +160,8 @@ impl<N: Number> Task<N> for ByWeights<'_, N> {
 
 /// `sums[i] += sum over rows of lanes[i][row] * rows[row]`, for up to [`BLOCK_KEYS`] lines of lanes. A row that is all 0 has no gradient:
 /// nobody saw it, and what stands in its lanes, which may be anything, becomes 0.
-#[inline(always)]
-pub(crate) fn add_outer<N: Number, S: Simd<N>>(
-    s: S,
+pub(crate) fn add_outer<N: Number>(
+    isa: Isa,
     lanes: &mut [Lanes<N>],
     (rows, count): (&RowBuffer<N>, usize),
     sums: &mut RowBuffer<N>,
@@ -177,13 +172,12 @@ pub(crate) fn add_outer<N: Number, S: Simd<N>>(
     }
     let places: [usize; BLOCK_KEYS] = std::array::from_fn(|i| i);
     let (span, to) = (Span::first(count), (&places[..lanes.len()], sums));
-    add_rows::<_, S, false, false>(s, (lanes, &[]), (rows, span), rows, to);
+    add_rows(isa, (lanes, &[]), (rows, span), None, to);
 }
 
 /// `W^T x` or `W x`, with rows in the lanes of both sides.
-#[inline(always)]
-pub(crate) fn multiply<N: Number, S: Simd<N>>(
-    s: S,
+pub(crate) fn multiply<N: Number>(
+    isa: Isa,
     (w, direction): (AnyHead<'_, N>, Transpose),
     (x, count): (&[Lanes<N>], usize),
     packed: &mut Vec<N>,
@@ -198,13 +192,13 @@ pub(crate) fn multiply<N: Number, S: Simd<N>>(
     for first in (0..w.len()).step_by(BLOCK_KEYS) {
         let n = (w.len() - first).min(BLOCK_KEYS);
         block.set(first, n);
-        let w = fetch(s, w, &block, packed);
+        let w = fetch(isa, w, &block, packed);
         match direction {
             Transpose::Yes => {
                 let x = (&x[first..first + n], &[][..]);
-                add_values::<_, S, false, false>(s, (w, &[]), x, span, (&one, to));
+                add_values(isa, (w, &[]), x, span, (&one, to));
             }
-            Transpose::No => dot_tile(s, (w, x), span, &mut to[first..first + n], &mut Dots),
+            Transpose::No => dot_tile(isa, (w, x), span, &mut to[first..first + n], &mut Dots),
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::lanes::{load_head, prefetch_l1};
 use crate::micro::Layer;
 use crate::problem::Problem;
 use crate::project::{Transpose, multiply};
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, each};
+use crate::simd::{GROUP, Isa, Lanes, Number, each};
 use crate::similarity::Similarity;
 use crate::source::{AnyHead, rows};
 
@@ -23,7 +23,7 @@ pub(crate) struct Queries<N> {
 
 impl<N: Number> Queries<N> {
     /// Room for a group.
-    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>) -> Self {
+    pub(crate) fn new(problem: &Problem<'_, N>) -> Self {
         let (dims, similarity) = (problem.dims(), &problem.similarity);
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         Self {
@@ -40,26 +40,25 @@ impl<N: Number> Queries<N> {
     }
 
     /// Takes rows of a head.
-    #[inline(always)]
-    pub(crate) fn take<E: Element<Num = N>, S: Simd<N>>(
+    pub(crate) fn take(
         &mut self,
-        s: S,
-        problem: &Problem<'_, E>,
+        isa: Isa,
+        problem: &Problem<'_, N>,
         head: usize,
         (q, rows): (AnyHead<'_, N>, RowTile),
     ) {
         let Self { raw, lanes, layer, .. } = self;
         self.rows = rows;
         if rows.step > 1 {
-            (0..rows.count).for_each(|i| each!(q, q => prefetch_l1(s, q.row(rows.row(i)))));
+            (0..rows.count).for_each(|i| each!(q, q => prefetch_l1(q.row(rows.row(i)))));
         }
         let factor = N::from_f64(problem.query_factor());
         let Some(w) = problem.similarity.of_queries() else {
-            return load_head(s, q, rows, factor, lanes);
+            return load_head(isa, q, rows, factor, lanes);
         };
-        load_head(s, q, rows, factor, raw);
+        load_head(isa, q, rows, factor, raw);
         multiply(
-            s,
+            isa,
             (self::rows(w.serving_head(0, head)), Transpose::Yes),
             (raw, rows.count),
             &mut Vec::new(),
@@ -68,7 +67,7 @@ impl<N: Number> Queries<N> {
         if let Similarity::Additive(weights) = &problem.similarity {
             let v = self::rows(weights.v.serving_head(0, head));
             layer.v_mut().iter_mut().enumerate().for_each(|(unit, to)| *to = v.number(0, unit));
-            layer.take_queries(s, lanes, rows.count);
+            layer.take_queries(isa, lanes, rows.count);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Cost: the scores once more (for sparsemax, once for each step of Newton's method), and of values nothing. Memory: what is
 //! chosen.
 
-use crate::best::BestKeys;
+use crate::best::{BestKeys, take_best};
 use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Visit};
 use crate::dropout::uniform;
 use crate::index::{At, BLOCK_KEYS, Keys, Pair, RowTile, Scope, Span};
@@ -11,8 +11,8 @@ use crate::normalizer::{NONE, Normalizer};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::LOG2_E;
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
-use crate::softmax::{States, TileSums};
+use crate::simd::{GROUP, Isa, Lanes, Number};
+use crate::softmax::{States, TileSums, exp_and_sum, update_max};
 use crate::view::TileMut;
 
 /// Where the choice of some rows goes.
@@ -62,7 +62,7 @@ struct Support {
 }
 
 impl<N: Number> Scratch<N> {
-    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, rows: usize) -> Self {
+    pub(crate) fn new(problem: &Problem<'_, N>, rows: usize) -> Self {
         let dims = problem.dims();
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let group = || Group { q: Queries::new(problem), found: Found::new(problem) };
@@ -76,34 +76,32 @@ impl<N: Number> Scratch<N> {
 
 /// One tile of rows of one head.
 #[derive(Debug)]
-pub(crate) struct Select<'t, 'c, E: Element> {
-    pub(crate) call: Call<'c, E>,
+pub(crate) struct Select<'t, 'c, N: Number> {
+    pub(crate) call: Call<'c, N>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
-    pub(crate) to: Target<'t, E::Num>,
-    pub(crate) scratch: &'t mut Scratch<E::Num>,
+    pub(crate) to: Target<'t, N>,
+    pub(crate) scratch: &'t mut Scratch<N>,
 }
 
 /// Steps of Newton's method, at most: it ends by itself, after fewer steps than there are keys, and hardly ever takes ten.
 const STEPS: usize = 100;
 
-impl<E: Element> Task<E::Num> for Select<'_, '_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(mut self, s: S) {
+impl<N: Number> Select<'_, '_, N> {
+    pub(crate) fn run(mut self, isa: Isa) {
         let Self { call, scope, rows, .. } = self;
         let problem = call.problem;
         let Scratch { groups, tile, block_loop } = &mut *self.scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
             let q = call.queries(scope.batch, scope.head);
-            group.q.take(s, problem, scope.head, (q, rows.group(g)));
+            group.q.take(isa, problem, scope.head, (q, rows.group(g)));
             group.found = Found::new(problem);
         }
         let key_range = KeyRange { mask: &problem.mask, without: None, keys: 0..scope.k_len };
         for _ in 0..STEPS {
             let mut visitor = SelectVisitor { problem, groups: &mut *groups, tile: &mut *tile };
-            block_loop.for_each_block(s, &call, (scope, rows), &key_range, &mut visitor);
+            block_loop.for_each_block(isa, &call, (scope, rows), &key_range, &mut visitor);
             // Each group goes on until it has nothing more to find out.
             if groups.iter_mut().map(Group::goes_on).filter(|more| *more).count() == 0 {
                 break;
@@ -122,27 +120,26 @@ impl<E: Element> Task<E::Num> for Select<'_, '_, E> {
     }
 }
 
-struct SelectVisitor<'t, 'c, E: Element> {
-    problem: &'c Problem<'c, E>,
-    groups: &'t mut [Group<E::Num>],
-    tile: &'t mut [Lanes<E::Num>],
+struct SelectVisitor<'t, 'c, N: Number> {
+    problem: &'c Problem<'c, N>,
+    groups: &'t mut [Group<N>],
+    tile: &'t mut [Lanes<N>],
 }
 
-impl<E: Element> Visit<E::Num> for SelectVisitor<'_, '_, E> {
+impl<N: Number> Visit<N> for SelectVisitor<'_, '_, N> {
     const VALUES: bool = false;
 
-    #[inline(always)]
-    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut score_tile: ScoreTile<'_, E::Num>) {
+    fn visit(&mut self, isa: Isa, mut score_tile: ScoreTile<'_, N>) {
         let group = &mut self.groups[score_tile.group];
         let tile = &mut self.tile[..score_tile.k.len];
-        score_tile.scores(s, self.problem, &mut group.q, tile, None);
-        group.found.take(s, score_tile.at, tile);
+        score_tile.scores(isa, self.problem, &mut group.q, tile, None);
+        group.found.take(isa, score_tile.at, tile);
     }
 }
 
 impl<N: Number> Found<N> {
     /// Nothing yet.
-    fn new<E: Element<Num = N>>(problem: &Problem<'_, E>) -> Self {
+    fn new(problem: &Problem<'_, N>) -> Self {
         match problem.normalizer {
             Normalizer::Sampled { seed } => {
                 Self::Sampled(seed, Box::new(States::empty()), Box::new([NONE; GROUP]))
@@ -153,12 +150,11 @@ impl<N: Number> Found<N> {
     }
 
     /// Takes the scores of some keys in.
-    #[inline(always)]
-    fn take<S: Simd<N>>(&mut self, s: S, at: At<'_>, tile: &mut [Lanes<N>]) {
+    fn take(&mut self, isa: Isa, at: At<'_>, tile: &mut [Lanes<N>]) {
         let lanes = at.span.start..at.span.end;
         match self {
-            Self::TopK(best) => best.take(s, at, tile),
-            Self::Sampled(seed, states, keys) => draw(s, *seed, states, keys, (at, tile)),
+            Self::TopK(best) => take_best(isa, best, at, tile),
+            Self::Sampled(seed, states, keys) => draw(isa, *seed, states, keys, (at, tile)),
             Self::Max(max) => {
                 for scores in tile {
                     for lane in lanes.clone() {
@@ -184,9 +180,8 @@ const GATHERED: usize = 1 << (usize::BITS - 1);
 
 /// Lets the keys of a tile compete with the one drawn before: they win with the share of the weight that is theirs, and
 /// among them each with its own. One number decides both; it depends on the row and the block alone.
-#[inline(always)]
-fn draw<N: Number, S: Simd<N>>(
-    s: S,
+fn draw<N: Number>(
+    isa: Isa,
     seed: u64,
     states: &mut States<N>,
     keys: &mut [usize; GROUP],
@@ -195,10 +190,10 @@ fn draw<N: Number, S: Simd<N>>(
     // Sums that never suffice: `max` becomes the largest score so far.
     let (never, mut rescale) = (Lanes([N::infinity(); GROUP]), Lanes([N::one(); GROUP]));
     let before = states.sum;
-    states.update_max(s, tile, (&never, at.span), &mut rescale);
+    update_max(isa, states, tile, &never, at.span, &mut rescale);
     let mut sums = TileSums::zero(false);
-    states.exp_and_sum(s, tile, at.span, &mut sums);
-    states.add(s, &sums, at.span);
+    exp_and_sum(isa, states, tile, at.span, &mut sums);
+    states.add(&sums, at.span);
     let Scope { batch, head, .. } = at.scope;
     for (lane, key) in keys.iter_mut().enumerate().take(at.span.end).skip(at.span.start) {
         // By the place of the tile on the grid, whatever else is in its tile; gathered keys by the first of them, which no other

@@ -6,7 +6,7 @@
 //! as identity, so the keys can be split among tiles, threads and machines in any order.
 
 use crate::index::Span;
-use crate::simd::{GROUP, Lanes, Number, Simd, math};
+use crate::simd::{GROUP, Lanes, Number, Simd, leaf, math};
 
 /// Softmax state over a subset of a row's keys. Scores are multiplied by `log2 e`, so that weights are powers of 2.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,18 +107,12 @@ impl SoftmaxPasses {
 
     /// Whether the next pass can use the current `max`, judged by the sums of the previous pass (for the first pass:
     /// [`States::infinite_where_empty`]); `None` if no pass is left.
-    #[inline(always)]
-    pub(crate) fn next<N: Number, S: Simd<N>>(
-        &mut self,
-        s: S,
-        sums: &Lanes<N>,
-        span: Span,
-    ) -> Option<bool> {
+    pub(crate) fn next<N: Number>(&mut self, sums: &Lanes<N>, span: Span) -> Option<bool> {
         if self.taken == 2 {
             return None;
         }
         let first = self.taken == 0;
-        let max_is_current = States::max_is_current(s, sums, span) && !(first && self.max_is_stale);
+        let max_is_current = max_is_current(sums, span) && !(first && self.max_is_stale);
         self.taken += 1;
         if max_is_current && !first { None } else { Some(max_is_current) }
     }
@@ -170,18 +164,47 @@ impl<N: Number> States<N> {
             (max, sum, sum_x_log, true_max);
     }
 
+    /// Adds the sums of a tile.
+    pub(crate) fn add(&mut self, sums: &TileSums<N>, span: Span) {
+        let lanes = span.start..span.end;
+        let add = |to: &mut Lanes<N>, x: &Lanes<N>| {
+            to.0[lanes.clone()]
+                .iter_mut()
+                .zip(&x.0[lanes.clone()])
+                .for_each(|(to, x)| *to = *to + *x);
+        };
+        add(&mut self.sum, &sums.sum);
+        if let Some([sum_x_log, true_max]) = &sums.log_sums {
+            add(&mut self.sum_x_log, sum_x_log);
+            for lane in lanes.clone() {
+                let true_max = true_max.0[lane] + self.max.0[lane];
+                // As the vectors have it: a NaN gives way.
+                if true_max > self.true_max.0[lane] {
+                    self.true_max.0[lane] = true_max;
+                }
+            }
+        }
+    }
+
+    /// Initial sums for [`SoftmaxPasses::next`]: infinite in lanes whose `max` is not set yet, 0 in the others.
+    pub(crate) fn infinite_where_empty(&self) -> Lanes<N> {
+        let empty = |max: N| if max > -N::max_value() { N::zero() } else { N::infinity() };
+        Lanes(self.max.0.map(empty))
+    }
+}
+
+leaf! {
     /// Replaces a tile of scores `[keys][lanes]` by `2^(score - max)` and adds the sums over keys to `sums`, for the lanes of
     /// `span`.
-    #[inline(always)]
-    pub(crate) fn exp_and_sum<S: Simd<N>>(
-        &self,
+    pub(crate) fn exp_and_sum<'t, N>(
         s: S,
-        tile: &mut [Lanes<N>],
+        states: &'t States<N>,
+        tile: &'t mut [Lanes<N>],
         span: Span,
-        sums: &mut TileSums<N>,
+        sums: &'t mut TileSums<N>,
     ) {
         for lane in span.vectors::<N, S>() {
-            let (max, mut sum) = (s.load(&self.max.0[lane..]), s.load(&sums.sum.0[lane..]));
+            let (max, mut sum) = (s.load(&states.max.0[lane..]), s.load(&sums.sum.0[lane..]));
             if let Some([sum_x_log, true_max]) = &mut sums.log_sums {
                 let (mut log_sum, mut most) =
                     (s.load(&sum_x_log.0[lane..]), s.load(&true_max.0[lane..]));
@@ -201,49 +224,65 @@ impl<N: Number> States<N> {
             s.store(sum, &mut sums.sum.0[lane..]);
         }
     }
+}
 
-    /// Initial sums for [`SoftmaxPasses::next`]: infinite in lanes whose `max` is not set yet, 0 in the others.
+impl<N: Number> States<N> {
+    /// Whether `max` is set in all lanes of the span's vectors; within a leaf.
     #[inline(always)]
-    pub(crate) fn infinite_where_empty<S: Simd<N>>(&self, s: S, span: Span) -> Lanes<N> {
-        let mut sums = Lanes([N::zero(); GROUP]);
-        let (lowest, zero) = (s.splat(-N::max_value()), s.splat(N::zero()));
-        for lane in span.vectors::<N, S>() {
-            let set = s.less(lowest, s.load(&self.max.0[lane..]));
-            s.store(s.select(set, zero, s.splat(N::infinity())), &mut sums.0[lane..]);
-        }
-        sums
-    }
-
-    /// Whether the sums of a tile's weights are below `MAX_TILE_SUM`. `max` need not be the largest score, only near enough that
-    /// nothing overflows. It rarely changes after the first tile, so most tiles need no search for their maximum.
-    #[inline(always)]
-    fn max_is_current<S: Simd<N>>(s: S, sums: &Lanes<N>, span: Span) -> bool {
-        let limit = s.splat(N::from_f64(MAX_TILE_SUM));
-        let full = u32::MAX >> (32 - S::LANES);
+    pub(crate) fn max_is_set<S: Simd<N>>(&self, s: S, span: Span) -> bool {
+        let (lowest, full) = (s.splat(-N::max_value()), u32::MAX >> (32 - S::LANES));
         let mut all = full;
         for lane in span.vectors::<N, S>() {
-            all &= s.bits(s.less(s.load(&sums.0[lane..]), limit));
+            all &= s.bits(s.less(lowest, s.load(&self.max.0[lane..])));
         }
         all == full
     }
 
+    /// Adds the sums of a tile's weights, unless one is too large for the current `max`; within a leaf. Tells whether they were
+    /// added.
+    #[inline(always)]
+    pub(crate) fn add_if_current<S: Simd<N>>(&mut self, s: S, sums: &Lanes<N>, span: Span) -> bool {
+        let (limit, full) = (s.splat(N::from_f64(MAX_TILE_SUM)), u32::MAX >> (32 - S::LANES));
+        let mut all = full;
+        for lane in span.vectors::<N, S>() {
+            all &= s.bits(s.less(s.load(&sums.0[lane..]), limit));
+        }
+        if all == full {
+            for lane in span.vectors::<N, S>() {
+                let sum = s.add(s.load(&self.sum.0[lane..]), s.load(&sums.0[lane..]));
+                s.store(sum, &mut self.sum.0[lane..]);
+            }
+        }
+        all == full
+    }
+}
+
+/// Whether the sums of a tile's weights are below `MAX_TILE_SUM`. `max` need not be the largest score, only near enough that
+/// nothing overflows. It rarely changes after the first tile, so most tiles need no search for their maximum.
+fn max_is_current<N: Number>(sums: &Lanes<N>, span: Span) -> bool {
+    let limit = N::from_f64(MAX_TILE_SUM);
+    // No early exit, so that the loop vectorizes.
+    sums.0[span.start..span.end].iter().fold(true, |all, sum| all & (*sum < limit))
+}
+
+leaf! {
     /// Raises `max` to the largest score of the tile in lanes whose sum is not below `MAX_TILE_SUM`, or whose largest score
     /// exceeds `max` by more than `log2(MAX_TILE_SUM)`. Rescales the states and multiplies `rescale`, the pending factor of the
     /// weighted sums, by the same factor. Returns whether a `max` that was already set has been exceeded by that much.
-    #[inline(always)]
-    pub(crate) fn update_max<S: Simd<N>>(
-        &mut self,
+    pub(crate) fn update_max<'t, N>(
         s: S,
-        tile: &[Lanes<N>],
-        (sums, span): (&Lanes<N>, Span),
-        rescale: &mut Lanes<N>,
+        states: &'t mut States<N>,
+        tile: &'t [Lanes<N>],
+        sums: &'t Lanes<N>,
+        span: Span,
+        rescale: &'t mut Lanes<N>,
     ) -> bool {
         let (limit, reach) =
             (s.splat(N::from_f64(MAX_TILE_SUM)), s.splat(N::from_f64(MAX_TILE_SUM.log2())));
         let lowest = s.splat(-N::max_value());
         let mut grown = 0;
         for lane in span.vectors::<N, S>() {
-            let before = s.load(&self.max.0[lane..]);
+            let before = s.load(&states.max.0[lane..]);
             let mut max = before;
             for row in tile {
                 max = s.max(max, s.load(&row.0[lane..]));
@@ -252,43 +291,25 @@ impl<N: Number> States<N> {
             let stays = s.select(outgrown, s.splat(N::infinity()), s.load(&sums.0[lane..]));
             let max = s.select(s.less(stays, limit), before, max);
             grown |= s.bits(outgrown) & s.bits(s.less(lowest, before));
-            let (lower, sum_before) = (s.sub(before, max), s.load(&self.sum.0[lane..]));
+            let (lower, sum_before) = (s.sub(before, max), s.load(&states.sum.0[lane..]));
             let factor = math::weight(s, lower);
             let sum = s.mul(sum_before, factor);
             // sum_x_log = sum of weight (score - max)
             let lower = s.max(lower, s.splat(N::from_f64(MIN_LOG2_WEIGHT)));
-            let sum_x_log = s.fma(lower, sum_before, s.load(&self.sum_x_log.0[lane..]));
-            s.store(s.mul(sum_x_log, factor), &mut self.sum_x_log.0[lane..]);
-            s.store(max, &mut self.max.0[lane..]);
-            s.store(sum, &mut self.sum.0[lane..]);
+            let sum_x_log = s.fma(lower, sum_before, s.load(&states.sum_x_log.0[lane..]));
+            s.store(s.mul(sum_x_log, factor), &mut states.sum_x_log.0[lane..]);
+            s.store(max, &mut states.max.0[lane..]);
+            s.store(sum, &mut states.sum.0[lane..]);
             s.store(s.mul(s.load(&rescale.0[lane..]), factor), &mut rescale.0[lane..]);
         }
         grown != 0
-    }
-
-    #[inline(always)]
-    pub(crate) fn add<S: Simd<N>>(&mut self, s: S, sums: &TileSums<N>, span: Span) {
-        for lane in span.vectors::<N, S>() {
-            let sum = s.add(s.load(&self.sum.0[lane..]), s.load(&sums.sum.0[lane..]));
-            s.store(sum, &mut self.sum.0[lane..]);
-            if let Some([sum_x_log, true_max]) = &sums.log_sums {
-                let sum_x_log =
-                    s.add(s.load(&self.sum_x_log.0[lane..]), s.load(&sum_x_log.0[lane..]));
-                s.store(sum_x_log, &mut self.sum_x_log.0[lane..]);
-                let true_max = s.add(s.load(&true_max.0[lane..]), s.load(&self.max.0[lane..]));
-                s.store(
-                    s.max(true_max, s.load(&self.true_max.0[lane..])),
-                    &mut self.true_max.0[lane..],
-                );
-            }
-        }
     }
 }
 
 /// Replaces scores by weights and adds them to `sum`; returns `log2(weight)` and the weights. A function because a closure
 /// would not be inlined, and every intrinsic in it would become a call.
 #[inline(always)]
-fn exp_and_sum_row<N: Number, S: Simd<N>>(
+pub(crate) fn exp_and_sum_row<N: Number, S: Simd<N>>(
     s: S,
     row: &mut [N],
     max: S::V,

@@ -4,15 +4,15 @@
 //! Cost: the products of queries and keys and one power for each pair, as in forward, of values nothing; then one pass over
 //! `n x 64` numbers for each thing asked for. Memory: what is asked for.
 
-use crate::best::{BestKeys, Candidate};
+use crate::best::{BestKeys, Candidate, take_best};
 use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Visit};
 use crate::index::{At, BLOCK_KEYS, RowMask, RowTile, Scope, Span, low};
 use crate::micro::{Weights, dot_tile};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::in_log2;
-use crate::simd::{Element, GROUP, Lanes, MAX_LANES, Number, Simd, Task};
-use crate::softmax::{States, TileSums};
+use crate::simd::{GROUP, Isa, Lanes, MAX_LANES, Number, Simd, leaf};
+use crate::softmax::{States, TileSums, exp_and_sum};
 use std::ops::Range;
 
 /// What is looked for in the weights of rows.
@@ -147,7 +147,7 @@ struct Group<N> {
 }
 
 impl<N: Number> Scratch<N> {
-    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, query: &WeightsQuery) -> Self {
+    pub(crate) fn new(problem: &Problem<'_, N>, query: &WeightsQuery) -> Self {
         let zero = Lanes([N::zero(); GROUP]);
         let group = || Group {
             q: Queries::new(problem),
@@ -192,34 +192,32 @@ impl<N: Number> Softmaxes<'_, N> {
 
 /// One tile of rows of one head.
 #[derive(Debug)]
-pub(crate) struct WeightsPass<'t, 'c, E: Element> {
-    pub(crate) call: Call<'c, E>,
-    pub(crate) softmaxes: Softmaxes<'c, E::Num>,
+pub(crate) struct WeightsPass<'t, 'c, N: Number> {
+    pub(crate) call: Call<'c, N>,
+    pub(crate) softmaxes: Softmaxes<'c, N>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
     pub(crate) key_range: &'t KeyRange<'t>,
     pub(crate) query: &'t WeightsQuery,
-    pub(crate) counts: Counts<'t, E::Num>,
-    pub(crate) scratch: &'t mut Scratch<E::Num>,
-    pub(crate) stats: &'t mut RowStats<E::Num>,
+    pub(crate) counts: Counts<'t, N>,
+    pub(crate) scratch: &'t mut Scratch<N>,
+    pub(crate) stats: &'t mut RowStats<N>,
 }
 
-impl<E: Element> Task<E::Num> for WeightsPass<'_, '_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
+impl<N: Number> WeightsPass<'_, '_, N> {
+    pub(crate) fn run(self, isa: Isa) {
         let Self { call, softmaxes, scope, rows, key_range, query, counts, scratch, stats } = self;
         let Scratch { groups, tile, block_loop } = scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
             let q = call.queries(scope.batch, scope.head);
-            group.q.take(s, call.problem, scope.head, (q, rows.group(g)));
+            group.q.take(isa, call.problem, scope.head, (q, rows.group(g)));
             group.start(call.problem, scope, softmaxes, counts);
         }
         let (cells, logs) = (&mut stats.cells, (&mut stats.logs[..], &key_range.keys));
         let mut visitor =
             WeightsVisitor { problem: call.problem, query, groups, tile, cells, logs };
-        block_loop.for_each_block(s, &call, (scope, rows), key_range, &mut visitor);
+        block_loop.for_each_block(isa, &call, (scope, rows), key_range, &mut visitor);
         for group in groups {
             group.finish(query, call.problem.score.sinks.map(|sinks| sinks[scope.head]), stats);
         }
@@ -227,58 +225,57 @@ impl<E: Element> Task<E::Num> for WeightsPass<'_, '_, E> {
 }
 
 /// Looks at the weights of each tile.
-struct WeightsVisitor<'t, 'c, E: Element> {
-    problem: &'c Problem<'c, E>,
+struct WeightsVisitor<'t, 'c, N: Number> {
+    problem: &'c Problem<'c, N>,
     query: &'t WeightsQuery,
-    groups: &'t mut [Group<E::Num>],
-    tile: &'t mut [Lanes<E::Num>],
+    groups: &'t mut [Group<N>],
+    tile: &'t mut [Lanes<N>],
     cells: &'t mut [Cells],
     /// And the keys that they are of.
     logs: (&'t mut [f64], &'t Range<usize>),
 }
 
-impl<E: Element> Visit<E::Num> for WeightsVisitor<'_, '_, E> {
+impl<N: Number> Visit<N> for WeightsVisitor<'_, '_, N> {
     const VALUES: bool = false;
 
-    #[inline(always)]
-    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut score_tile: ScoreTile<'_, E::Num>) {
+    fn visit(&mut self, isa: Isa, mut score_tile: ScoreTile<'_, N>) {
         let Self { problem, query, groups, tile, cells, logs } = self;
         let (group, tile) = (&mut groups[score_tile.group], &mut tile[..score_tile.k.len]);
         let (at, mut sums) = (score_tile.at, TileSums::zero(query.entropy));
         let more = query.logs || group.best.is_some() || query.entropy;
-        if S::FUSES && score_tile.visible.is_none() && problem.is_plain_dot() && !more {
+        let plain = score_tile.visible.is_none() && problem.is_plain_dot() && !more;
+        if plain && isa.vectors::<N>().fuses {
             let mut weights = Weights { max: &group.states.max, sum: sums.sum };
-            dot_tile(s, (score_tile.k, &group.q.lanes), at.span, tile, &mut weights);
+            dot_tile(isa, (score_tile.k, &group.q.lanes), at.span, tile, &mut weights);
             sums.sum = weights.sum;
         } else {
-            score_tile.scores(s, problem, &mut group.q, tile, None);
+            score_tile.scores(isa, problem, &mut group.q, tile, None);
             if let Some(best) = &mut group.best {
-                best.take(s, at, tile);
+                take_best(isa, best, at, tile);
             }
             if query.logs {
                 group.write_logs(at, tile, (score_tile.group, &mut *logs.0, logs.1));
             }
-            group.states.exp_and_sum(s, tile, at.span, &mut sums);
+            exp_and_sum(isa, &group.states, tile, at.span, &mut sums);
             if let Some(visible) = score_tile.partial_mask() {
-                s.call(Clear { tile, visible, span: at.span });
+                clear_hidden(isa, tile, visible, at.span);
             }
         }
-        group.states.add(s, &sums, at.span);
+        group.states.add(&sums, at.span);
         if query.distance {
-            let (positions, to) = (&group.positions, &mut group.distance);
-            s.call(AddDistances { at, tile, positions, to });
+            add_distances(isa, at, tile, &group.positions, &mut group.distance);
         }
         for (grid, to) in query.grids.iter().zip(&mut **cells) {
-            s.call(AddCells { at, tile, share: &group.passed, grid, to });
+            add_cells(isa, at, tile, &group.passed, grid, to);
         }
     }
 }
 
 impl<N: Number> Group<N> {
     /// Takes the softmax of its rows; nothing is found yet.
-    fn start<E: Element<Num = N>>(
+    fn start(
         &mut self,
-        problem: &Problem<'_, E>,
+        problem: &Problem<'_, N>,
         scope: Scope,
         softmaxes: Softmaxes<'_, N>,
         counts: Counts<'_, N>,
@@ -346,19 +343,16 @@ impl<N: Number> Group<N> {
     }
 }
 
-/// Makes the weights of pairs that do not see each other 0, in rows that met a NaN too.
-struct Clear<'t, N> {
-    tile: &'t mut [Lanes<N>],
-    visible: &'t [RowMask],
-    span: Span,
-}
-
-impl<N: Number> Task<N> for Clear<'_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
-        for (weights, visible) in self.tile.iter_mut().zip(self.visible) {
-            for lane in self.span.vectors::<N, S>() {
+leaf! {
+    /// Makes the weights of pairs that do not see each other 0, in rows that met a NaN too.
+    fn clear_hidden<'t, N>(
+        s: S,
+        tile: &'t mut [Lanes<N>],
+        visible: &'t [RowMask],
+        span: Span,
+    ) {
+        for (weights, visible) in tile.iter_mut().zip(visible) {
+            for lane in span.vectors::<N, S>() {
                 let x = &mut weights.0[lane..];
                 s.store(s.select(s.lanes(low(*visible >> lane)), s.load(x), s.splat(N::zero())), x);
             }
@@ -366,19 +360,15 @@ impl<N: Number> Task<N> for Clear<'_, N> {
     }
 }
 
-/// `to += sum of weight |key - position|`, lane by lane.
-struct AddDistances<'t, N> {
-    at: At<'t>,
-    tile: &'t [Lanes<N>],
-    positions: &'t Lanes<N>,
-    to: &'t mut Lanes<N>,
-}
-
-impl<N: Number> Task<N> for AddDistances<'_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
-        let Self { at, tile, positions, to } = self;
+leaf! {
+    /// `to += sum of weight |key - position|`, lane by lane.
+    fn add_distances<'t, N>(
+        s: S,
+        at: At<'t>,
+        tile: &'t [Lanes<N>],
+        positions: &'t Lanes<N>,
+        to: &'t mut Lanes<N>,
+    ) {
         for lane in at.span.vectors::<N, S>() {
             let position = s.load(&positions.0[lane..]);
             let mut sum = s.splat(N::zero());
@@ -392,20 +382,16 @@ impl<N: Number> Task<N> for AddDistances<'_, N> {
     }
 }
 
-/// Adds the weights of a tile to the cells that they fall into.
-struct AddCells<'t, 't2, N> {
-    at: At<'t>,
-    tile: &'t [Lanes<N>],
-    share: &'t Lanes<N>,
-    grid: &'t Grid,
-    to: &'t2 mut Cells,
-}
-
-impl<N: Number> Task<N> for AddCells<'_, '_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
-        let Self { at, tile, share, grid, to } = self;
+leaf! {
+    /// Adds the weights of a tile to the cells that they fall into.
+    fn add_cells<'t, N>(
+        s: S,
+        at: At<'t>,
+        tile: &'t [Lanes<N>],
+        share: &'t Lanes<N>,
+        grid: &'t Grid,
+        to: &'t mut Cells,
+    ) {
         let Span { start, end } = at.span;
         let row = |lane: usize| grid.rows.cell(at.rows.row(lane)) - to.first;
         let mut rows = [0; GROUP];

@@ -6,7 +6,7 @@
 )]
 
 use super::pack::{
-    PackLeft, PackPairs, PackTransposed, load_first, only_finite, write_interleaved,
+    PackLeft, PackPairs, PackTransposed, load_first, only_finite, pack_pairs, write_interleaved,
 };
 use super::product::Operand;
 use super::{CHUNKS, LANE_TILES, ROWS, TileRow, WIDTH, zeros};
@@ -89,8 +89,7 @@ impl BackwardBlocks {
     }
 
     /// Packs a key block, unless that is done; tells its place. `first` is the first key of the task.
-    #[inline(always)]
-    pub(crate) fn find<const TERMS: usize>(
+    pub(crate) fn find(
         &mut self,
         s: Avx512,
         (k, v): (AnyHead<'_, f32>, AnyHead<'_, f32>),
@@ -113,12 +112,12 @@ impl BackwardBlocks {
             let (to_values, to_transposed) = rest.split_at_mut(lens[1]);
             // What stands beyond the keys may be anything.
             let padded = n;
-            let chunks = sizes.qk.chunks;
-            f32::visit(k, PackLeft::<TERMS> { s, keys, n, padded, chunks, to: to_keys });
+            let (terms, chunks) = (sizes.terms, sizes.qk.chunks);
+            f32::visit(k, PackLeft { s, terms, keys, n, padded, chunks, to: to_keys });
             let chunks = sizes.v.chunks;
-            f32::visit(v, PackLeft::<TERMS> { s, keys, n, padded, chunks, to: to_values });
+            f32::visit(v, PackLeft { s, terms, keys, n, padded, chunks, to: to_values });
             let tiles = sizes.qk.tiles;
-            let task = PackTransposed::<TERMS> { s, keys, n, tiles, to: to_transposed };
+            let task = PackTransposed { s, terms, keys, n, tiles, to: to_transposed };
             self.non_finite[i] = Some(f32::visit(k, task));
         }
         i
@@ -188,8 +187,7 @@ impl BackwardRows {
     }
 
     /// Packs queries and gradients of group `g`, in lanes and as rows.
-    #[inline(always)]
-    pub(crate) fn fill<const TERMS: usize>(
+    pub(crate) fn fill(
         &mut self,
         s: Avx512,
         g: usize,
@@ -197,25 +195,16 @@ impl BackwardRows {
         rows: [&RowBuffer<f32>; 2],
         count: usize,
     ) {
-        let BackwardSizes { qk, v, .. } = self.sizes;
+        let BackwardSizes { terms, qk, v } = self.sizes;
         let (to_q, to_d) = (&mut self.queries[g][..], &mut self.d_out[g][..]);
-        s.call(PackPairs::<TERMS> {
-            s,
-            lanes: queries,
-            tiles: 0..LANE_TILES,
-            chunks: qk.chunks,
-            to: to_q,
-        });
-        s.call(PackPairs::<TERMS> {
-            s,
-            lanes: d_out,
-            tiles: 0..LANE_TILES,
-            chunks: v.chunks,
-            to: to_d,
-        });
+        let tiles = 0..LANE_TILES;
+        pack_pairs(s, terms, PackPairs { lanes: queries, tiles, chunks: qk.chunks, to: to_q });
+        let tiles = 0..LANE_TILES;
+        pack_pairs(s, terms, PackPairs { lanes: d_out, tiles, chunks: v.chunks, to: to_d });
         let chunks = (g * CHUNKS, self.chunks);
         let pack = |rows, n: Features, to| {
-            s.call(PackRows::<TERMS> { s, rows, count, chunks, tiles: n.tiles, to })
+            let tiles = n.tiles;
+            with_terms!(terms, TERMS => s.call(PackRows::<TERMS> { s, rows, count, chunks, tiles, to }))
         };
         self.non_finite[g] =
             [pack(rows[0], qk, &mut self.query_rows), pack(rows[1], v, &mut self.d_out_rows)];
@@ -342,18 +331,17 @@ impl ScoreOperands {
 }
 
 /// One number of an operand `[keys][rows]` that was packed by [`ScoreOperands::write`].
-pub(crate) fn read<const TERMS: usize>(from: Operand<'_>, key: usize, row: usize) -> f32 {
+pub(crate) fn read(terms: usize, from: Operand<'_>, key: usize, row: usize) -> f32 {
     let term = |term: usize| {
         let tile = (term * from.chunks + row / WIDTH) * from.tiles + key / ROWS;
         let at = row % ROWS * 2 + row % WIDTH / ROWS;
         f32::from_bits(u32::from(from.data[tile * ROWS + key % ROWS].0[at]) << 16)
     };
-    (0..TERMS).map(term).sum()
+    (0..terms).map(term).sum()
 }
 
 /// Packs weights and gradients that are there as numbers, `[keys][rows]`; 0 beyond them.
-pub(crate) struct PackScores<'t, const TERMS: usize> {
-    pub(crate) s: Avx512,
+pub(crate) struct PackScores<'t> {
     pub(crate) weights: &'t [Lanes<f32>],
     pub(crate) d_scores: &'t [Lanes<f32>],
     pub(crate) group: usize,
@@ -361,11 +349,14 @@ pub(crate) struct PackScores<'t, const TERMS: usize> {
     pub(crate) to: &'t mut ScoreOperands,
 }
 
-impl<const TERMS: usize> Task<f32> for PackScores<'_, TERMS> {
+/// [`PackScores`] in so many bf16 terms.
+pub(crate) struct SplitScores<'t, const TERMS: usize>(pub(crate) Avx512, pub(crate) PackScores<'t>);
+
+impl<const TERMS: usize> Task<f32> for SplitScores<'_, TERMS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
-        let Self { s, weights, d_scores, group, count, to } = self;
+        let Self(s, PackScores { weights, d_scores, group, count, to }) = self;
         let n = weights.len();
         for pair in 0..n.div_ceil(WIDTH) * ROWS {
             let (chunk, i) = (pair / ROWS, pair % ROWS);

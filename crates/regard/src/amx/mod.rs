@@ -12,6 +12,27 @@
 //! out: one bf16 term is bf16 itself, two hold an `f16` (or two thirds of an `f32`), three an `f32` exactly. Packing reads each number
 //! once and writes two bytes for each of its bf16 terms.
 
+/// Evaluates an expression with a constant number of bf16 terms: leaves keep the terms of a number in as many registers.
+macro_rules! with_terms {
+    ($terms:expr, $TERMS:ident => $work:expr) => {
+        match $terms {
+            1 => {
+                const $TERMS: usize = 1;
+                $work
+            }
+            2 => {
+                const $TERMS: usize = 2;
+                $work
+            }
+            _ => {
+                const $TERMS: usize = 3;
+                $work
+            }
+        }
+    };
+}
+pub(crate) use with_terms;
+
 pub(crate) mod backward;
 pub(crate) mod pack;
 pub(crate) mod pipeline;
@@ -20,10 +41,10 @@ pub(crate) mod product;
 pub(crate) use pack::{PackKv, PackedKv};
 
 use crate::block_loop::DECODE_MAX_ROWS;
-use crate::index::{BLOCK_KEYS, Span};
+use crate::index::BLOCK_KEYS;
 use crate::micro::RowBuffer;
 use crate::problem::Dims;
-use crate::simd::{GROUP, Lanes, Simd, Task};
+use crate::simd::{GROUP, Lanes};
 use backward::{BackwardBlocks, BackwardRows, BackwardSizes, ScoreOperands};
 use pipeline::Block;
 
@@ -122,11 +143,6 @@ pub(crate) struct AmxScratch {
 }
 
 impl AmxScratch {
-    /// Parts that each number is split into.
-    pub(crate) fn terms(&self) -> usize {
-        self.sizes.terms
-    }
-
     pub(crate) fn new(sizes: Sizes, groups: usize) -> Self {
         let lanes = |n| vec![Lanes([0.0; GROUP]); n];
         Self {
@@ -224,11 +240,6 @@ impl AmxBackwardScratch {
         }
     }
 
-    /// Parts that each number is split into.
-    pub(crate) fn terms(&self) -> usize {
-        self.sizes.terms
-    }
-
     /// Features of a query up to whole tiles, and `keys` up to where the last tile of a key block may end.
     pub(crate) fn padded(&self, keys: usize) -> (usize, usize) {
         (self.sizes.qk.tiles * ROWS, keys + ROWS)
@@ -237,25 +248,5 @@ impl AmxBackwardScratch {
     /// For another task.
     pub(crate) fn clear(&mut self) {
         self.key_blocks.clear();
-    }
-}
-
-/// Multiplies a tile.
-pub(crate) struct Scale<'t> {
-    pub(crate) tile: &'t mut [Lanes<f32>],
-    pub(crate) factor: f32,
-    pub(crate) span: Span,
-}
-
-impl Task<f32> for Scale<'_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<f32>>(self, s: S) {
-        for row in self.tile {
-            for lane in self.span.vectors::<f32, S>() {
-                let x = s.mul(s.load(&row.0[lane..]), s.splat(self.factor));
-                s.store(x, &mut row.0[lane..]);
-            }
-        }
     }
 }

@@ -10,7 +10,7 @@ use crate::block_loop::Call;
 use crate::index::{BLOCK_KEYS, Keys, RowTile};
 use crate::key_blocks::KeyBlock;
 use crate::run::run;
-use crate::simd::{Amx, AmxTask, Avx512, Element, GROUP, Lanes, Number, Simd, Task, Visitor};
+use crate::simd::{Amx, AmxKernel, Avx512, Element, GROUP, Lanes, Number, Simd, Task, Visitor};
 use crate::source::{AnyHead, Head, Heads};
 use crate::view::{TileHeads, ViewMut};
 use std::arch::x86_64::__m512;
@@ -116,14 +116,13 @@ impl OwnBlock {
         }
     }
 
-    #[inline(always)]
-    pub(crate) fn fill<const TERMS: usize>(
+    pub(crate) fn fill(
         &mut self,
         s: Avx512,
         heads: (AnyHead<'_, f32>, AnyHead<'_, f32>),
         at: &KeyBlock,
     ) {
-        self.non_finite = pack_block::<TERMS>(s, self.sizes, heads, at, &mut self.rows);
+        self.non_finite = pack_block(s, self.sizes, heads, at, &mut self.rows);
     }
 }
 
@@ -137,8 +136,7 @@ fn key_block(sizes: Sizes, rows: &[TileRow], non_finite: u64) -> PackedBlock<'_>
 }
 
 /// Packs keys and values of a key block; returns [`PackedBlock::non_finite`].
-#[inline(always)]
-fn pack_block<const TERMS: usize>(
+fn pack_block(
     s: Avx512,
     sizes: Sizes,
     (k, v): (AnyHead<'_, f32>, AnyHead<'_, f32>),
@@ -148,16 +146,18 @@ fn pack_block<const TERMS: usize>(
     let (keys, values) = rows.split_at_mut(sizes.key_rows());
     let (block, n) = (at.keys(), at.len);
     let padded = BLOCK_KEYS;
-    f32::visit(k, PackLeft::<TERMS> { s, keys: block, n, padded, chunks: sizes.chunks, to: keys });
-    f32::visit(v, PackTransposed::<TERMS> { s, keys: block, n, tiles: sizes.features, to: values })
+    let (terms, chunks, tiles) = (sizes.terms, sizes.chunks, sizes.features);
+    f32::visit(k, PackLeft { s, terms, keys: block, n, padded, chunks, to: keys });
+    f32::visit(v, PackTransposed { s, terms, keys: block, n, tiles, to: values })
 }
 
 /// Work on a head whose type of element is known, as a function of its own.
-struct OfHead<'c, E, W>(Head<'c, E>, W);
+struct OfHead<'c, E, W, const TERMS: usize>(Head<'c, E>, W);
 
 /// `n` rows of a head as a left operand, with rows of 0 up to `padded`: see [`pack_row`].
-pub(crate) struct PackLeft<'t, const TERMS: usize> {
+pub(crate) struct PackLeft<'t> {
     pub(crate) s: Avx512,
+    pub(crate) terms: usize,
     pub(crate) keys: Keys<'t>,
     pub(crate) n: usize,
     pub(crate) padded: usize,
@@ -165,19 +165,18 @@ pub(crate) struct PackLeft<'t, const TERMS: usize> {
     pub(crate) to: &'t mut [TileRow],
 }
 
-impl<'c, const TERMS: usize> Visitor<Heads<'c>, f32> for PackLeft<'_, TERMS> {
+impl<'c> Visitor<Heads<'c>, f32> for PackLeft<'_> {
     type Out = ();
-    #[inline(always)]
     fn visit<E: Element<Num = f32>>(self, head: Head<'c, E>) {
-        self.s.call(OfHead(head, self));
+        with_terms!(self.terms, TERMS => self.s.call(OfHead::<E, Self, TERMS>(head, self)));
     }
 }
 
-impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OfHead<'_, E, PackLeft<'_, TERMS>> {
+impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OfHead<'_, E, PackLeft<'_>, TERMS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
-        let Self(head, PackLeft { s, keys, n, padded, chunks, to }) = self;
+        let Self(head, PackLeft { s, keys, n, padded, chunks, to, .. }) = self;
         for i in 0..padded {
             let row = if i < n { head.row(keys.get(i)) } else { &[] };
             pack_row::<E, TERMS>(s, row, chunks, i, to);
@@ -186,29 +185,29 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OfHead<'_, E, Pack
 }
 
 /// Rows of a head as a transposed left operand: see [`pack_transposed`].
-pub(crate) struct PackTransposed<'t, const TERMS: usize> {
+pub(crate) struct PackTransposed<'t> {
     pub(crate) s: Avx512,
+    pub(crate) terms: usize,
     pub(crate) keys: Keys<'t>,
     pub(crate) n: usize,
     pub(crate) tiles: usize,
     pub(crate) to: &'t mut [TileRow],
 }
 
-impl<'c, const TERMS: usize> Visitor<Heads<'c>, f32> for PackTransposed<'_, TERMS> {
+impl<'c> Visitor<Heads<'c>, f32> for PackTransposed<'_> {
     type Out = u64;
-    #[inline(always)]
     fn visit<E: Element<Num = f32>>(self, head: Head<'c, E>) -> u64 {
-        self.s.call(OfHead(head, self))
+        with_terms!(self.terms, TERMS => self.s.call(OfHead::<E, Self, TERMS>(head, self)))
     }
 }
 
 impl<E: Element<Num = f32>, const TERMS: usize> Task<f32>
-    for OfHead<'_, E, PackTransposed<'_, TERMS>>
+    for OfHead<'_, E, PackTransposed<'_>, TERMS>
 {
     type Out = u64;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> u64 {
-        let Self(head, PackTransposed { s, keys, n, tiles, to }) = self;
+        let Self(head, PackTransposed { s, keys, n, tiles, to, .. }) = self;
         pack_transposed::<E, TERMS>(s, &rows_of(n, |i| head.row(keys.get(i))), tiles, to)
     }
 }
@@ -322,20 +321,20 @@ pub(crate) fn pack_transposed<E: Element<Num = f32>, const TERMS: usize>(
 }
 
 /// Queries of any type as a right operand: see [`PackQueries`].
-pub(crate) struct PackQueryHead<'t, const TERMS: usize> {
+pub(crate) struct PackQueryHead<'t> {
     pub(crate) s: Avx512,
+    pub(crate) terms: usize,
     pub(crate) rows: RowTile,
     pub(crate) chunks: usize,
     pub(crate) to: &'t mut [TileRow],
 }
 
-impl<'c, const TERMS: usize> Visitor<Heads<'c>, f32> for PackQueryHead<'_, TERMS> {
+impl<'c> Visitor<Heads<'c>, f32> for PackQueryHead<'_> {
     type Out = ();
-    #[inline(always)]
     fn visit<E: Element<Num = f32>>(self, head: Head<'c, E>) {
-        let Self { s, rows, chunks, to } = self;
+        let Self { s, terms, rows, chunks, to } = self;
         let rows = &rows_of(rows.count, |i| head.row(rows.row(i)));
-        s.call(PackQueries::<E, TERMS> { s, rows, chunks, to });
+        with_terms!(terms, TERMS => s.call(PackQueries::<E, TERMS> { s, rows, chunks, to }));
     }
 }
 
@@ -372,8 +371,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for PackQueries<'_, E,
 }
 
 /// Lanes `[inner][lanes]` as a right operand, interleaved; padded with 0 up to whole chunks.
-pub(crate) struct PackPairs<'t, const TERMS: usize> {
-    pub(crate) s: Avx512,
+pub(crate) struct PackPairs<'t> {
     pub(crate) lanes: &'t [Lanes<f32>],
     /// Which tiles of lanes.
     pub(crate) tiles: Range<usize>,
@@ -381,11 +379,18 @@ pub(crate) struct PackPairs<'t, const TERMS: usize> {
     pub(crate) to: &'t mut [TileRow],
 }
 
-impl<const TERMS: usize> Task<f32> for PackPairs<'_, TERMS> {
+pub(crate) fn pack_pairs(s: Avx512, terms: usize, pairs: PackPairs<'_>) {
+    with_terms!(terms, TERMS => s.call(SplitPairs::<TERMS>(s, pairs)));
+}
+
+/// [`PackPairs`] in so many bf16 terms.
+struct SplitPairs<'t, const TERMS: usize>(Avx512, PackPairs<'t>);
+
+impl<const TERMS: usize> Task<f32> for SplitPairs<'_, TERMS> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
-        let Self { s, lanes, tiles, chunks, to } = self;
+        let Self(s, PackPairs { lanes, tiles, chunks, to }) = self;
         let apart = chunks * tiles.len() * ROWS;
         for (chunk, i) in (0..chunks).flat_map(|chunk| (0..ROWS).map(move |i| (chunk, i))) {
             for tile in tiles.clone() {
@@ -414,35 +419,27 @@ pub(crate) struct PackedKv {
 }
 
 /// Packs `k` and `v` of the given items, which ascend; nothing if there is no memory for that.
-pub(crate) struct PackKv<'t, 'c, E: Element> {
+pub(crate) struct PackKv<'t, 'c, N: Number> {
     pub(crate) sizes: Sizes,
-    pub(crate) call: &'t Call<'c, E>,
+    pub(crate) call: &'t Call<'c, N>,
     pub(crate) items: &'t [usize],
     pub(crate) threads: usize,
 }
 
-impl<E: Element> AmxTask for PackKv<'_, '_, E> {
-    type Stored = E;
+impl<'t, 'c> AmxKernel for PackKv<'t, 'c, f32> {
+    type Task<N: Number> = PackKv<'t, 'c, N>;
     type Out = Option<PackedKv>;
 
-    fn terms(&self) -> Option<usize> {
-        Some(self.sizes.terms)
-    }
-
-    fn run_on_amx<const TERMS: usize>(self, amx: Amx) -> Option<PackedKv>
-    where
-        E: Element<Num = f32>,
-    {
-        let Self { sizes, call, items, threads } = self;
-        PackedKv::new::<E, TERMS>(amx.vectors(), sizes, (call, items), threads)
+    fn run(amx: Amx, task: Self) -> Option<PackedKv> {
+        PackedKv::new(amx.vectors(), task.sizes, (task.call, task.items), task.threads)
     }
 }
 
 impl PackedKv {
-    fn new<E: Element<Num = f32>, const TERMS: usize>(
+    fn new(
         s: Avx512,
         sizes: Sizes,
-        (call, items): (&Call<'_, E>, &[usize]),
+        (call, items): (&Call<'_, f32>, &[usize]),
         threads: usize,
     ) -> Option<Self> {
         let dims = call.problem.dims();
@@ -469,7 +466,7 @@ impl PackedKv {
                 (to.tile(i, TileHeads::one(0), one), to_non_finite.tile(i, TileHeads::one(0), one))
             };
             let rows = to.update(0, 0);
-            to_non_finite.update(0, 0)[0] = pack_block::<TERMS>(s, sizes, (k, v), at, rows);
+            to_non_finite.update(0, 0)[0] = pack_block(s, sizes, (k, v), at, rows);
         });
         Some(Self { sizes, before, heads, rows, non_finite })
     }

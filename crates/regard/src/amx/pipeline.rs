@@ -5,7 +5,7 @@ use super::product::{Operand, Product};
 use super::{CHUNKS, Halves, ROWS, WIDTH};
 use crate::block_loop::TILE_ROWS;
 use crate::index::{BLOCK_KEYS, RowMask, low};
-use crate::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math};
+use crate::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math, prefetch_l2};
 
 /// Groups of a tile of rows.
 pub(crate) const GROUPS: usize = TILE_ROWS / GROUP;
@@ -59,21 +59,21 @@ pub(crate) struct Source<'t> {
 }
 
 /// Products on the tiles, step by step.
-pub(crate) struct Steps<'t, const TERMS: usize> {
+pub(crate) struct Steps<'t> {
     pub(crate) t: &'t Tiles,
-    pub(crate) products: [Option<Product<'t, TERMS>>; 2 + GROUPS],
+    pub(crate) products: [Option<Product<'t>>; 2 + GROUPS],
     /// The product that is on.
     pub(crate) at: usize,
 }
 
-impl<'t, const TERMS: usize> Steps<'t, TERMS> {
+impl<'t> Steps<'t> {
     fn count(&self) -> usize {
         self.products.iter().flatten().map(Product::steps).sum()
     }
 
     /// The product that the next step belongs to; there must be one.
     #[inline(always)]
-    fn current(&mut self) -> Option<&mut Product<'t, TERMS>> {
+    fn current(&mut self) -> Option<&mut Product<'t>> {
         while self.products[self.at].as_ref().is_none_or(Product::is_done) {
             self.at += 1;
         }
@@ -105,13 +105,13 @@ impl<'t, const TERMS: usize> Steps<'t, TERMS> {
 }
 
 /// Steps of the products of one key block, then those of the first products of the next block.
-struct Mixed<'m, 't, const TERMS: usize> {
-    steps: &'m mut Steps<'t, TERMS>,
+struct Mixed<'m, 't> {
+    steps: &'m mut Steps<'t>,
     left: usize,
-    coming: [Option<Product<'m, TERMS>>; 2],
+    coming: [Option<Product<'m>>; 2],
 }
 
-impl<const TERMS: usize> Mixed<'_, '_, TERMS> {
+impl Mixed<'_, '_> {
     fn count(&self) -> usize {
         self.left + self.coming.iter().flatten().map(Product::steps).sum::<usize>()
     }
@@ -137,7 +137,7 @@ impl<const TERMS: usize> Mixed<'_, '_, TERMS> {
 
 /// Products on the tiles while the vectors make the operands of the next key block.
 pub(crate) struct Pipelined<'t, const TERMS: usize> {
-    pub(crate) steps: Steps<'t, TERMS>,
+    pub(crate) steps: Steps<'t>,
     pub(crate) make: Option<Make<'t>>,
 }
 
@@ -148,7 +148,7 @@ impl<const TERMS: usize> Task<f32> for Pipelined<'_, TERMS> {
         let Self { mut steps, make } = self;
         let (count, mut taken) = (steps.count(), 0);
         if let Some(make) = make {
-            taken = make.run(&mut steps, count);
+            taken = make.run::<TERMS>(&mut steps, count);
         }
         steps.run(count - taken);
     }
@@ -160,7 +160,7 @@ type BlockAt = (usize, usize, usize);
 impl Make<'_> {
     /// All blocks, with steps of other products on the way; tells how many.
     #[inline(always)]
-    fn run<const TERMS: usize>(self, steps: &mut Steps<'_, TERMS>, count: usize) -> usize {
+    fn run<const TERMS: usize>(self, steps: &mut Steps<'_>, count: usize) -> usize {
         let Self { from, blocks: [first, second], to } = self;
         let mut order: [BlockAt; GROUPS * CHUNKS * CHUNKS] = [(0, 0, 0); _];
         let mut len = 0;
@@ -172,7 +172,7 @@ impl Make<'_> {
             }
         }
         let (mut now, mut next) = (first, second);
-        let products = from.products::<TERMS>(order[0], now);
+        let products = from.products(TERMS, order[0], now);
         let [scores, d_weights] = products;
         let products = [scores, d_weights, None, None];
         let mut early = Steps { t: steps.t, products, at: 0 };
@@ -180,9 +180,10 @@ impl Make<'_> {
         let mut taken = 0;
         for b in 0..len {
             let until = steps.whole(count * (b + 1) / len).max(taken);
-            let coming = if b + 1 < len { from.products(order[b + 1], next) } else { [None, None] };
+            let coming =
+                if b + 1 < len { from.products(TERMS, order[b + 1], next) } else { [None, None] };
             let mixed = Mixed { steps: &mut *steps, left: until - taken, coming };
-            from.differentiate(mixed, order[b], (b, len), now, to);
+            from.differentiate::<TERMS>(mixed, order[b], (b, len), now, to);
             taken = until;
             (now, next) = (next, now);
         }
@@ -192,12 +193,12 @@ impl Make<'_> {
 
 impl Source<'_> {
     /// The first products of a block.
-    #[inline(always)]
-    fn products<'p, const TERMS: usize>(
+    fn products<'p>(
         &'p self,
+        terms: usize,
         (g, lanes, chunk): BlockAt,
         to: &'p mut Block,
-    ) -> [Option<Product<'p, TERMS>>; 2] {
+    ) -> [Option<Product<'p>>; 2] {
         let Some(side) = &self.sides[g] else { return [None, None] };
         let (key, lane) = (2 * chunk, 2 * lanes);
         let tiles =
@@ -206,8 +207,8 @@ impl Source<'_> {
         let scores = (keys.skip(0, key), side.queries.skip(0, lane));
         let d_weights = (values.skip(0, key), side.d_out.skip(0, lane));
         [
-            Some(Product::new(scores, qk_chunks, tiles, (to.scores.sums(), false))),
-            Some(Product::new(d_weights, v_chunks, tiles, (to.d_weights.sums(), false))),
+            Some(Product::new(terms, scores, qk_chunks, tiles, (to.scores.sums(), false))),
+            Some(Product::new(terms, d_weights, v_chunks, tiles, (to.d_weights.sums(), false))),
         ]
     }
 
@@ -217,7 +218,7 @@ impl Source<'_> {
         for (first, bytes) in self.ahead {
             let lines = bytes / LINE;
             for line in lines * share / shares..lines * (share + 1) / shares {
-                self.s.prefetch_l2(first.wrapping_add(line * LINE));
+                prefetch_l2(first.wrapping_add(line * LINE));
             }
         }
     }
@@ -226,7 +227,7 @@ impl Source<'_> {
     #[inline(always)]
     fn differentiate<const TERMS: usize>(
         &self,
-        mut mixed: Mixed<'_, '_, TERMS>,
+        mut mixed: Mixed<'_, '_>,
         (g, lanes, chunk): BlockAt,
         (b, blocks): (usize, usize),
         block: &Block,

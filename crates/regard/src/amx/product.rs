@@ -57,7 +57,7 @@ impl<'p> Sums<'p> {
 
 /// `to [rows][lanes] (+)= left [rows][inner] x right [inner][lanes]`, all sizes in tiles (of 32 numbers for `inner`).
 #[derive(Debug)]
-pub(crate) struct Product<'p, const TERMS: usize> {
+pub(crate) struct Product<'p> {
     /// Where the tiles of the next step are.
     left: *const u8,
     right: *const u8,
@@ -73,7 +73,8 @@ pub(crate) struct Product<'p, const TERMS: usize> {
     /// Chunks of 32 numbers that each sum is over, and how many of them are left.
     chunks: usize,
     left_chunks: usize,
-    /// Which meeting of bf16 terms is next, and which tile of it.
+    /// Which bf16 term of the left operand meets which of the right one, which meeting is next, and which tile of it.
+    meetings: &'static [(usize, usize)],
     meeting: usize,
     tile: usize,
     /// Whether the result is added to what is there.
@@ -88,8 +89,8 @@ const TILES: usize = 4;
 const TILE: usize = ROWS * ROW;
 const ROW: usize = size_of::<TileRow>();
 
-/// Which bf16 term of the left operand meets which of the right one: small products first, neighbours share a bf16 term.
-const fn term_products(terms: usize) -> &'static [(usize, usize)] {
+/// The meetings of so many bf16 terms: small products first, neighbours share a term.
+fn term_products(terms: usize) -> &'static [(usize, usize)] {
     match terms {
         1 => &[(0, 0)],
         2 => &[(0, 1), (0, 0), (1, 0)],
@@ -103,16 +104,17 @@ pub(crate) trait Between {
     fn after(&mut self, step: usize);
 }
 
-impl<'p, const TERMS: usize> Product<'p, TERMS> {
-    /// Of `(rows, lanes)` tiles over `chunks`.
+impl<'p> Product<'p> {
+    /// Of `(rows, lanes)` tiles over `chunks`, for operands of so many bf16 terms.
     #[inline(always)]
     pub(crate) fn new(
+        terms: usize,
         (left, right): (Operand<'p>, Operand<'p>),
         chunks: usize,
         (rows, lanes): (usize, usize),
         (to, add): (Sums<'p>, bool),
     ) -> Self {
-        assert!(left.holds(TERMS, chunks, rows) && right.holds(TERMS, chunks, lanes));
+        assert!(left.holds(terms, chunks, rows) && right.holds(terms, chunks, lanes));
         assert!(lanes == 0 || rows * ROWS <= to.rows);
         assert!(lanes * ROWS <= to.width && chunks > 0);
         let strides = |of: Operand<'_>| [of.chunks * of.tiles * TILE, of.tiles * TILE];
@@ -128,6 +130,7 @@ impl<'p, const TERMS: usize> Product<'p, TERMS> {
             all_lanes: lanes,
             chunks,
             left_chunks: chunks,
+            meetings: term_products(terms),
             meeting: 0,
             tile: 0,
             add,
@@ -142,7 +145,7 @@ impl<'p, const TERMS: usize> Product<'p, TERMS> {
 
     /// Steps from one block of the result to the next: after these, what was begun is stored.
     pub(crate) fn block_steps(&self) -> usize {
-        self.chunks * term_products(TERMS).len() * TILES
+        self.chunks * self.meetings.len() * TILES
     }
 
     /// Whether all steps are taken.
@@ -161,7 +164,10 @@ impl<'p, const TERMS: usize> Product<'p, TERMS> {
 
     /// Whether all blocks of the result are 2 x 2 tiles side by side, and one bf16 term meets one.
     pub(crate) fn is_even(&self) -> bool {
-        TERMS == 1 && self.rows.is_multiple_of(2) && self.lanes == 2 && self.all_lanes == 2
+        self.meetings.len() == 1
+            && self.rows.is_multiple_of(2)
+            && self.lanes == 2
+            && self.all_lanes == 2
     }
 
     /// Takes all steps of an even product that is not begun, and has something else done after each.
@@ -257,9 +263,9 @@ impl<'p, const TERMS: usize> Product<'p, TERMS> {
         }
         // Whether there is a second tile of rows, of lanes.
         let (tall, wide) = (self.rows > 1, self.lanes > 1);
-        let (a, b) = term_products(TERMS)[self.meeting];
+        let (a, b) = self.meetings[self.meeting];
         // An operand that the step before had, too, is there already.
-        let before = self.meeting.checked_sub(1).map(|before| term_products(TERMS)[before]);
+        let before = self.meeting.checked_sub(1).map(|before| self.meetings[before]);
         let (new_left, new_right) = match before {
             Some(before) => (before.0 != a, before.1 != b),
             None => (true, true),
@@ -305,7 +311,7 @@ impl<'p, const TERMS: usize> Product<'p, TERMS> {
                         t.multiply::<3, 5, 7>();
                     }
                     self.meeting += 1;
-                    if self.meeting == term_products(TERMS).len() {
+                    if self.meeting == self.meetings.len() {
                         self.meeting = 0;
                         self.next_chunk(t, tall, wide);
                     }

@@ -13,52 +13,41 @@
 //! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
 
 use super::{AddGrads, ByKeys, Group, Products, TilePass};
-use crate::amx::backward::{PackScores, is_visible, read};
+use crate::amx::backward::{PackScores, SplitScores, is_visible, read};
 use crate::amx::pipeline::{GROUPS, Make, Pipelined, Side, Source, Steps};
 use crate::amx::product::{Operand, Product, Sums};
-use crate::amx::{AmxBackwardScratch, CHUNKS, ROWS, Scale, WIDTH};
-use crate::block_loop::{ApplyMask, ScoreTile, Visit};
+use crate::amx::{AmxBackwardScratch, CHUNKS, ROWS, WIDTH, with_terms};
+use crate::block_loop::{ScoreTile, Visit, apply_mask};
 use crate::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::key_blocks::KeyBlock;
-use crate::lanes::load_head;
+use crate::lanes::{load_head, scale_lanes};
 use crate::micro::RowBuffer;
-use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles};
+use crate::simd::{
+    Amx, AmxKernel, Avx512, GROUP, Isa, Lanes, Number, Simd, Task, TileShape, Tiles,
+};
 use crate::source::AnyHead;
 
-/// Some keys of one head, and all rows that see them.
-pub(super) fn by_keys<E: Element<Num = f32>, const TERMS: usize>(
-    amx: Amx,
-    task: ByKeys<'_, '_, E>,
-) {
-    amx.run(OnAmx::<E, TERMS> { amx, task });
-}
-
-struct OnAmx<'t, 'c, E: Element, const TERMS: usize> {
-    amx: Amx,
-    task: ByKeys<'t, 'c, E>,
-}
-
-impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OnAmx<'_, '_, E, TERMS> {
+impl<'t, 'c> AmxKernel for ByKeys<'t, 'c, f32> {
+    type Task<N: Number> = ByKeys<'t, 'c, N>;
     type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<f32>>(self, _: S) {
-        let (s, t) = (self.amx.vectors(), self.amx.configure([TileShape::WHOLE; 8]));
-        self.task.run_by(s, &AmxProducts::<TERMS> { s, t });
+
+    fn run(amx: Amx, task: Self) {
+        let products = AmxProducts { s: amx.vectors(), t: amx.configure([TileShape::WHOLE; 8]) };
+        task.run_by(Isa::Amx(amx), &products);
     }
 }
 
-struct AmxProducts<const TERMS: usize> {
+struct AmxProducts {
     s: Avx512,
     t: Tiles,
 }
 
-impl<E: Element<Num = f32>, const TERMS: usize> Products<E> for AmxProducts<TERMS> {
-    #[inline(always)]
-    fn block_loop<S: Simd<f32>>(
+impl Products<f32> for AmxProducts {
+    fn block_loop(
         &self,
-        _: S,
-        pass: TilePass<'_, '_, E>,
-        grads: AddGrads<'_, '_, E>,
+        isa: Isa,
+        pass: TilePass<'_, '_, f32>,
+        grads: AddGrads<'_, '_, f32>,
         scratch: Option<&mut AmxBackwardScratch>,
     ) {
         let Self { s, t } = self;
@@ -68,29 +57,29 @@ impl<E: Element<Num = f32>, const TERMS: usize> Products<E> for AmxProducts<TERM
         let q = call.queries(scope.batch, scope.head);
         for (g, group) in grads.groups.iter().enumerate() {
             let rows = group.q.rows;
-            load_head(*s, q, rows, 1.0, &mut scratch.transposed);
+            load_head(isa, q, rows, 1.0, &mut scratch.transposed);
             let lanes = [&scratch.transposed[..], &group.d_out];
             let as_rows = [&group.q_rows, &group.d_out_rows];
-            scratch.rows.fill::<TERMS>(*s, g, lanes, as_rows, rows.count);
+            scratch.rows.fill(*s, g, lanes, as_rows, rows.count);
         }
         let inputs = call.keys_and_values(scope);
-        let s = *s;
-        let weighed = None;
+        let (s, weighed) = (*s, None);
         let mut visitor =
-            Passing::<E, TERMS> { s, t, inputs, scope, rows, grads, scratch, factor, weighed };
-        block_loop.for_each_block(s, &call, (scope, rows), &key_range, &mut visitor);
+            Passing { isa, s, t, inputs, scope, rows, grads, scratch, factor, weighed };
+        block_loop.for_each_block(isa, &call, (scope, rows), &key_range, &mut visitor);
         visitor.flush();
     }
 }
 
 /// Takes the gradients of each key block.
-struct Passing<'t, 'c, E: Element, const TERMS: usize> {
+struct Passing<'t, 'c> {
+    isa: Isa,
     s: Avx512,
     t: &'t Tiles,
     inputs: (AnyHead<'c, f32>, AnyHead<'c, f32>),
     scope: Scope,
     rows: RowTile,
-    grads: AddGrads<'t, 'c, E>,
+    grads: AddGrads<'t, 'c, f32>,
     scratch: &'t mut AmxBackwardScratch,
     /// What makes a score of a product.
     factor: f32,
@@ -115,9 +104,8 @@ struct Waiting {
 /// Which rows of each group see each key; none where there is no key.
 type GroupMasks = [[RowMask; BLOCK_KEYS]; GROUPS];
 
-impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E, TERMS> {
-    #[inline(always)]
-    fn take<S: Simd<f32>>(&mut self, _: S, key_block: &KeyBlock) -> bool {
+impl Visit<f32> for Passing<'_, '_> {
+    fn take(&mut self, _: Isa, key_block: &KeyBlock) -> bool {
         let mut visible = [[0; BLOCK_KEYS]; GROUPS];
         let groups = look(key_block, self.rows, &mut visible);
         if groups.0 >= groups.1 {
@@ -128,13 +116,13 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E
             Keys::From(key) => Some(key - first),
             Keys::Gathered(_) => None,
         };
-        let packed = self.scratch.key_blocks.find::<TERMS>(self.s, self.inputs, key_block, first);
+        let packed = self.scratch.key_blocks.find(self.s, self.inputs, key_block, first);
         let buffer = self.weighed.map_or(0, |weighed| 1 - weighed.buffer);
         let next = Waiting { key_block: packed, place, keys, groups, buffer };
         let problem = self.grads.problem;
         let plain = problem.is_plain_dot() && !problem.has_factors();
         if plain && self.grads.groups[0].entropy.is_none() {
-            self.pipelined(Some((next, &visible)));
+            self.s.call(Overlapped(self, Some((next, &visible))));
         } else {
             self.flush();
             for (group, visible) in visible.iter_mut().enumerate().take(groups.1).skip(groups.0) {
@@ -156,8 +144,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Passing<'_, '_, E
         true
     }
 
-    #[inline(always)]
-    fn visit<S: Simd<f32>>(&mut self, _: S, _: ScoreTile<'_, f32>) {}
+    fn visit(&mut self, _: Isa, _: ScoreTile<'_, f32>) {}
 }
 
 /// Writes what each group sees of a key block; tells the first group that sees any key, and the one after the last.
@@ -171,12 +158,11 @@ fn look(key_block: &KeyBlock, rows: RowTile, visible: &mut GroupMasks) -> (usize
     (first, end)
 }
 
-impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
+impl Passing<'_, '_> {
     /// Finishes what is on its way.
-    #[inline(always)]
     fn flush(&mut self) {
         if self.weighed.is_some() {
-            self.pipelined(None);
+            self.s.call(Overlapped(self, None));
             self.weighed = None;
         }
     }
@@ -225,10 +211,10 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
             let keys = weighed.keys.div_ceil(ROWS);
             let operands = (from.weights().skip(chunk, 0), own.d_out_rows().skip(chunk, 0));
             let (tiles, to) = ((keys, sizes.v.tiles), (Sums::rows(to_v), add));
-            products[0] = Some(Product::new(operands, chunks, tiles, to));
+            products[0] = Some(Product::new(sizes.terms, operands, chunks, tiles, to));
             let operands = (from.d_scores().skip(chunk, 0), own.query_rows().skip(chunk, 0));
             let (tiles, to) = ((keys, sizes.qk.tiles), (Sums::rows(to_k), add));
-            products[1] = Some(Product::new(operands, chunks, tiles, to));
+            products[1] = Some(Product::new(sizes.terms, operands, chunks, tiles, to));
         }
         let mut sides = [const { None }; GROUPS];
         for (g, group) in groups.iter_mut().enumerate() {
@@ -240,8 +226,8 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
                 let operands = (key_blocks.at(weighed.key_block).transposed, from.transposed(g));
                 let tiles = (sizes.qk.tiles, rows.count.div_ceil(ROWS));
                 let chunks = weighed.keys.div_ceil(WIDTH);
-                products[2 + g] =
-                    Some(Product::new(operands, chunks, tiles, (Sums::lanes(d_q, 0), true)));
+                let to = (Sums::lanes(d_q, 0), true);
+                products[2 + g] = Some(Product::new(sizes.terms, operands, chunks, tiles, to));
             }
             if let Some((next, visible)) = next
                 && (next.groups.0..next.groups.1).contains(&g)
@@ -263,19 +249,19 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
             let from = Source { s, keys, values, n, sides, factor: self.factor, ahead };
             Make { from, blocks, to }
         });
-        s.call(Pipelined::<TERMS> { steps: Steps { t, products, at: 0 }, make });
+        let steps = Steps { t, products, at: 0 };
+        with_terms!(sizes.terms, TERMS => s.call(Pipelined::<TERMS> { steps, make }));
     }
 
     /// A key block and a group of a problem that is not plain: all in a row, but for the last products.
-    #[inline(always)]
     fn step(
         &mut self,
         key_block: &KeyBlock,
         (next, g): (Waiting, usize),
         visible: &mut [RowMask; BLOCK_KEYS],
     ) {
-        let Self { s, t, scope, grads, scratch, factor, .. } = self;
-        let (s, problem, n) = (*s, grads.problem, next.keys);
+        let Self { isa, s, t, scope, grads, scratch, factor, .. } = self;
+        let (isa, s, problem, n) = (*isa, *s, grads.problem, next.keys);
         let rows = grads.groups[g].q.rows;
         let span = Span::first(rows.count);
         let AmxBackwardScratch { sizes, key_blocks, rows: own, operands, .. } = &mut **scratch;
@@ -283,43 +269,38 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
         let (keys, values) = ((packed.keys, own.queries(g)), (packed.values, own.d_out(g)));
         let to = (Sums::lanes(grads.tiles.weights, 0), false);
-        let scores = Product::<TERMS>::new(keys, sizes.qk.chunks, tiles, to);
+        Product::new(sizes.terms, keys, sizes.qk.chunks, tiles, to).run(t);
         let to = (Sums::lanes(grads.tiles.d_scores, 0), false);
-        let d_weights = Product::new(values, sizes.v.chunks, tiles, to);
-        let products = [Some(scores), Some(d_weights), None, None];
-        s.call(Pipelined::<TERMS> { steps: Steps { t, products, at: 0 }, make: None });
+        Product::new(sizes.terms, values, sizes.v.chunks, tiles, to).run(t);
         let at = At { scope: *scope, rows, span, keys: key_block.keys() };
         let scores = &mut grads.tiles.weights[..n];
-        s.call(Scale { tile: scores, factor: *factor, span });
-        problem.apply(s, at, scores, Some(&mut *grads.tiles.derivatives));
+        scale_lanes(isa, scores, &Lanes([*factor; GROUP]), span);
+        problem.apply(isa, at, scores, Some(&mut *grads.tiles.derivatives));
         if !key_block.full || problem.may_hide() {
-            s.call(ApplyMask { tile: scores, visible: &mut visible[..n], span });
+            apply_mask(isa, scores, &mut visible[..n], span);
         }
-        grads.groups[g].exp_and_sum(s, problem, (at, Some(&visible[..n])), n, &mut grads.tiles);
-        grads.backward(s, g, (at, Some(&visible[..n])), n);
-        s.call(PackScores::<TERMS> {
-            s,
-            weights: &grads.tiles.weights[..n],
-            d_scores: &grads.tiles.d_scores[..n],
-            group: g,
-            count: rows.count,
-            to: &mut operands[next.buffer],
-        });
+        grads.groups[g].exp_and_sum(isa, problem, (at, Some(&visible[..n])), n, &mut grads.tiles);
+        grads.backward(isa, g, (at, Some(&visible[..n])), n);
+        let (weights, d_scores) = (&grads.tiles.weights[..n], &grads.tiles.d_scores[..n]);
+        let (group, count, to) = (g, rows.count, &mut operands[next.buffer]);
+        let pack = PackScores { weights, d_scores, group, count, to };
+        with_terms!(sizes.terms, TERMS => s.call(SplitScores::<TERMS>(s, pack)));
     }
 
     /// Adds the gradients of gathered keys to those of the task.
-    #[inline(always)]
     fn put_in_place(&mut self, keys: Keys<'_>) {
         let Keys::Gathered(keys) = keys else { return };
         let ([k, v], AddGrads { first, d_k, d_v, .. }) = (&self.scratch.gathered, &mut self.grads);
         for (i, key) in keys.iter().enumerate() {
-            self.s.call(AddRow { row: k.row(i), to: d_k.row_mut(key - *first) });
-            self.s.call(AddRow { row: v.row(i), to: d_v.row_mut(key - *first) });
+            for (row, to) in
+                [(k.row(i), d_k.row_mut(key - *first)), (v.row(i), d_v.row_mut(key - *first))]
+            {
+                row.iter().zip(to).for_each(|(x, to)| *to += x);
+            }
         }
     }
 
     /// Adds what was left out of the operands of a key block that is done, for those that see it.
-    #[inline(always)]
     fn add_non_finite(
         &mut self,
         key_block: &KeyBlock,
@@ -334,23 +315,31 @@ impl<E: Element<Num = f32>, const TERMS: usize> Passing<'_, '_, E, TERMS> {
         let AddGrads { groups, first, d_k, d_v, .. } = &mut self.grads;
         let (group, k) = (&mut groups[g], self.inputs.0);
         let keys = (k, key_block.keys());
-        add_non_finite_keys::<TERMS>((non_finite, visible, n), keys, d_scores, &mut group.d_q);
+        let terms = self.scratch.sizes.terms;
+        add_non_finite_keys(terms, (non_finite, visible, n), keys, d_scores, &mut group.d_q);
         let [non_finite_q, non_finite_d_out] = self.scratch.rows.non_finite[g];
         let at = |i| key_block.keys().get(i) - *first;
-        add_non_finite_rows::<TERMS>((non_finite_q, visible, n), &group.q_rows, d_scores, &at, d_k);
-        add_non_finite_rows::<TERMS>(
-            (non_finite_d_out, visible, n),
-            &group.d_out_rows,
-            weights,
-            &at,
-            d_v,
-        );
+        let (d_scores, weights) = ((terms, d_scores), (terms, weights));
+        add_non_finite_rows((non_finite_q, visible, n), &group.q_rows, d_scores, &at, d_k);
+        add_non_finite_rows((non_finite_d_out, visible, n), &group.d_out_rows, weights, &at, d_v);
+    }
+}
+
+/// [`Passing::pipelined`], compiled for AVX-512.
+struct Overlapped<'a, 't, 'c, 'm>(&'a mut Passing<'t, 'c>, Option<(Waiting, &'m GroupMasks)>);
+
+impl Task<f32> for Overlapped<'_, '_, '_, '_> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<f32>>(self, _: S) {
+        self.0.pipelined(self.1);
     }
 }
 
 /// The numbers that were left out of the keys because they are not finite, for the rows that see them.
 #[inline(never)]
-fn add_non_finite_keys<const TERMS: usize>(
+fn add_non_finite_keys(
+    terms: usize,
     (non_finite, visible, n): (u64, &[RowMask; BLOCK_KEYS], usize),
     (k, keys): (AnyHead<'_, f32>, Keys<'_>),
     d_scores: Operand<'_>,
@@ -360,7 +349,7 @@ fn add_non_finite_keys<const TERMS: usize>(
         let features = (0..k.dim()).map(|d| k.number(keys.get(i), d));
         for (x, d_q) in features.zip(&mut *d_q).filter(|(x, _)| !x.is_finite()) {
             for row in (0..GROUP).filter(|row| is_visible(visible, i, *row)) {
-                d_q.0[row] += read::<TERMS>(d_scores, i, row) * x;
+                d_q.0[row] += read(terms, d_scores, i, row) * x;
             }
         }
     }
@@ -368,34 +357,18 @@ fn add_non_finite_keys<const TERMS: usize>(
 
 /// The numbers that were left out of some rows because they are not finite, for the keys that they see.
 #[inline(never)]
-fn add_non_finite_rows<const TERMS: usize>(
+fn add_non_finite_rows(
     (non_finite, visible, n): (u64, &[RowMask; BLOCK_KEYS], usize),
     rows: &RowBuffer<f32>,
-    from: Operand<'_>,
+    (terms, from): (usize, Operand<'_>),
     at: &dyn Fn(usize) -> usize,
     to: &mut RowBuffer<f32>,
 ) {
     for row in (0..GROUP).filter(|row| non_finite >> row & 1 == 1) {
         for i in (0..n).filter(|i| is_visible(visible, *i, row)) {
-            let by = read::<TERMS>(from, i, row);
+            let by = read(terms, from, i, row);
             let both = rows.row(row).iter().zip(to.row_mut(at(i)));
             both.filter(|(x, _)| !x.is_finite()).for_each(|(x, to)| *to += by * x);
-        }
-    }
-}
-
-/// Adds a row to another; both are whole vectors.
-struct AddRow<'t> {
-    row: &'t [f32],
-    to: &'t mut [f32],
-}
-
-impl Task<f32> for AddRow<'_> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<f32>>(self, s: S) {
-        for (x, to) in self.row.chunks_exact(S::LANES).zip(self.to.chunks_exact_mut(S::LANES)) {
-            s.store(s.add(s.load(to), s.load(x)), to);
         }
     }
 }

@@ -4,14 +4,15 @@ use super::{BackwardCall, GradTiles, QueryGrads};
 use crate::block_loop::{Call, ScoreTile};
 use crate::index::{At, Keys, RowMask, RowTile, Scope, Span, low};
 use crate::lanes::{
-    load_head, load_transposed, multiply_tile, pack_head, store_output, store_transposed,
+    load_head, load_transposed, multiply_lanes, pack_head, scale_lanes, store_output,
+    store_transposed,
 };
 use crate::micro::{Dots, RowBuffer, ScoreGrads, Weights, dot_tile};
 use crate::problem::Problem;
 use crate::project::{self, Transpose};
 use crate::queries::Queries;
 use crate::score::{LOG2_E, in_log2};
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
+use crate::simd::{GROUP, Isa, Lanes, Number, Simd, Task, leaf, math};
 use crate::similarity::Similarity;
 use crate::softmax::{LSE_LOSES_BITS, MIN_LOG2_WEIGHT};
 use crate::source::rows as head;
@@ -43,7 +44,7 @@ pub(crate) struct Group<N> {
 
 impl<N: Number> Group<N> {
     /// With sums of so many features, at least.
-    pub(super) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, features: usize) -> Self {
+    pub(super) fn new(problem: &Problem<'_, N>, features: usize) -> Self {
         let dims = problem.dims();
         let (zeros, zero) = (|n| vec![Lanes([N::zero(); GROUP]); n], Lanes([N::zero(); GROUP]));
         Self {
@@ -62,31 +63,29 @@ impl<N: Number> Group<N> {
     }
 
     /// Queries into lanes, as forward has them; sums to 0.
-    #[inline(always)]
-    pub(super) fn take_queries<E: Element<Num = N>, S: Simd<N>>(
+    pub(super) fn take_queries(
         &mut self,
-        s: S,
-        call: &Call<'_, E>,
+        isa: Isa,
+        call: &Call<'_, N>,
         (scope, rows): (Scope, RowTile),
     ) {
         let zero = Lanes([N::zero(); GROUP]);
         self.d_q.fill(zero);
         (self.by_scale, self.by_slope, self.by_centre) = (zero, zero, zero);
         let q = call.queries(scope.batch, scope.head);
-        self.q.take(s, call.problem, scope.head, (q, rows));
+        self.q.take(isa, call.problem, scope.head, (q, rows));
     }
 
     /// Takes a group of rows in.
-    #[inline(always)]
-    pub(super) fn start<E: Element<Num = N>, S: Simd<N>>(
+    pub(super) fn start(
         &mut self,
-        s: S,
-        back: &BackwardCall<'_, E>,
+        isa: Isa,
+        back: &BackwardCall<'_, N>,
         (scope, rows): (Scope, RowTile),
         other: &mut [Lanes<N>],
     ) {
         let BackwardCall { call, out, d_out, lse, states, d_lse, entropy } = *back;
-        self.take_queries(s, &call, (scope, rows));
+        self.take_queries(isa, &call, (scope, rows));
         let [out, d_out] = [out, d_out].map(|x| head(x.any_head(scope.batch, scope.head)));
         // QueryGrads that saw nothing, and lanes without a row, weigh nothing.
         self.lse = Lanes([N::max_value(); GROUP]);
@@ -102,9 +101,9 @@ impl<N: Number> Group<N> {
             }
         }
         let other = &mut other[..self.d_out.len()];
-        load_head(s, d_out, rows, N::one(), &mut self.d_out);
-        load_head(s, out, rows, N::one(), other);
-        pack_head(s, d_out, rows, &mut self.d_out_rows);
+        load_head(isa, d_out, rows, N::one(), &mut self.d_out);
+        load_head(isa, out, rows, N::one(), other);
+        pack_head(isa, d_out, rows, &mut self.d_out_rows);
         match call.problem.similarity {
             // Projected queries stand in the lanes alone, times `log2 e`.
             Similarity::General(_) => {
@@ -118,17 +117,10 @@ impl<N: Number> Group<N> {
             Similarity::Additive(_) => {}
             _ => {
                 let q = call.queries(scope.batch, scope.head);
-                pack_head(s, q, rows, &mut self.q_rows);
+                pack_head(isa, q, rows, &mut self.q_rows);
             }
         }
-        self.delta = Lanes([N::zero(); GROUP]);
-        for lane in Span::first(rows.count).vectors::<N, S>() {
-            let mut delta = s.splat(N::zero());
-            for (out, d_out) in other.iter().zip(&self.d_out) {
-                delta = s.fma(s.load(&out.0[lane..]), s.load(&d_out.0[lane..]), delta);
-            }
-            s.store(delta, &mut self.delta.0[lane..]);
-        }
+        self.delta = dot_lanes(isa, other, &self.d_out, Span::first(rows.count));
         for i in 0..rows.count {
             let d_lse = d_lse.map_or(N::zero(), |d| d[index(i)]);
             // What a loss says of the output of a row that sees nothing may be anything, and must not reach its sink.
@@ -166,34 +158,32 @@ impl<N: Number> Group<N> {
     }
 
     /// From a tile to its weights, and to the gradients of its scores before a custom rule.
-    #[inline(always)]
-    pub(super) fn differentiate<E: Element<Num = N>, S: Simd<N>>(
+    pub(super) fn differentiate(
         &mut self,
-        s: S,
-        problem: &Problem<'_, E>,
+        isa: Isa,
+        problem: &Problem<'_, N>,
         score_tile: &mut ScoreTile<'_, N>,
         tiles: &mut GradTiles<'_, N>,
     ) {
         let (n, span) = (score_tile.k.len, score_tile.at.span);
         let (weights, d_scores) = (&mut tiles.weights[..n], &mut tiles.d_scores[..n]);
         let plain = problem.is_plain_dot() && !problem.has_factors() && self.entropy.is_none();
-        if S::FUSES && plain && score_tile.visible.is_none() {
+        if plain && score_tile.visible.is_none() && isa.vectors::<N>().fuses {
             let mut then = Weights { max: &self.lse, sum: Lanes([N::zero(); GROUP]) };
-            dot_tile(s, (score_tile.k, &self.q.lanes), span, weights, &mut then);
+            dot_tile(isa, (score_tile.k, &self.q.lanes), span, weights, &mut then);
             let mut then = ScoreGrads { weights, delta: &self.delta };
-            return dot_tile(s, (score_tile.v, &self.d_out), span, d_scores, &mut then);
+            return dot_tile(isa, (score_tile.v, &self.d_out), span, d_scores, &mut then);
         }
-        score_tile.scores(s, problem, &mut self.q, weights, Some(&mut *tiles.derivatives));
-        dot_tile(s, (score_tile.v, &self.d_out), span, d_scores, &mut Dots);
-        self.exp_and_sum(s, problem, (score_tile.at, score_tile.visible.as_deref()), n, tiles);
+        score_tile.scores(isa, problem, &mut self.q, weights, Some(&mut *tiles.derivatives));
+        dot_tile(isa, (score_tile.v, &self.d_out), span, d_scores, &mut Dots);
+        self.exp_and_sum(isa, problem, (score_tile.at, score_tile.visible.as_deref()), n, tiles);
     }
 
     /// From the scores of `n` keys and the gradients of their weights before dropout to what `differentiate` makes.
-    #[inline(always)]
-    pub(crate) fn exp_and_sum<E: Element<Num = N>, S: Simd<N>>(
+    pub(crate) fn exp_and_sum(
         &mut self,
-        s: S,
-        problem: &Problem<'_, E>,
+        isa: Isa,
+        problem: &Problem<'_, N>,
         (at, visible): (At<'_>, Option<&[RowMask]>),
         n: usize,
         tiles: &mut GradTiles<'_, N>,
@@ -201,13 +191,13 @@ impl<N: Number> Group<N> {
         let GradTiles { weights, d_scores, derivatives, factors } = tiles;
         let factors = match problem.has_factors() {
             true => {
-                problem.factors(s, at, &mut factors[..n]);
+                problem.factors(isa, at, &mut factors[..n]);
                 &factors[..n]
             }
             false => &[],
         };
         let centres = problem.centres(at).map(|centres| (centres, at.keys));
-        s.call(WeightGrads {
+        let weight_grads = WeightGrads {
             centres,
             group: self,
             span: at.span,
@@ -216,13 +206,14 @@ impl<N: Number> Group<N> {
             d_scores: &mut d_scores[..n],
             derivatives: &derivatives.custom,
             factors,
-        });
+        };
+        N::enter(isa, weight_grads);
     }
 
     /// What each row adds to the gradient of its sink, a score whose value is 0.
-    pub(super) fn write_sink_grads<E: Element<Num = N>>(
+    pub(super) fn write_sink_grads(
         &self,
-        call: &Call<'_, E>,
+        call: &Call<'_, N>,
         scope: Scope,
         to: &mut TileMut<'_, N>,
     ) {
@@ -240,15 +231,13 @@ impl<N: Number> Group<N> {
     }
 
     /// Leaves a part of the sums.
-    #[inline(always)]
-    pub(super) fn save<S: Simd<N>>(&self, s: S, to: &mut TileMut<'_, N>) {
+    pub(super) fn save(&self, isa: Isa, to: &mut TileMut<'_, N>) {
         let features = self.q.lanes.len();
-        store_transposed(s, &self.d_q[..features], self.q.rows.count, 0, (to, 0));
+        store_transposed(isa, &self.d_q[..features], self.q.rows.count, 0, (to, 0));
         self.write_options(to, features);
     }
 
     /// Writes what each row adds to the gradients of the options, from a column on.
-    #[inline(always)]
     fn write_options(&self, to: &mut TileMut<'_, N>, first: usize) {
         for i in 0..self.q.rows.count {
             let options = &mut to.row(0, i)[first..];
@@ -259,21 +248,12 @@ impl<N: Number> Group<N> {
     }
 
     /// Takes a part of the sums back in, after those before it.
-    #[inline(always)]
-    pub(super) fn add<S: Simd<N>>(
-        &mut self,
-        s: S,
-        from: view::Rows<'_, N>,
-        other: &mut [Lanes<N>],
-    ) {
+    pub(super) fn add(&mut self, isa: Isa, from: view::Rows<'_, N>, other: &mut [Lanes<N>]) {
         let rows = self.q.rows;
         let other = &mut other[..self.q.lanes.len()];
-        load_transposed(s, |i| from.row(rows.row(i)), rows.count, N::one(), other);
+        load_transposed(isa, |i| from.row(rows.row(i)), rows.count, N::one(), other);
         for (sum, other) in self.d_q.iter_mut().zip(other) {
-            for lane in Span::first(self.q.rows.count).vectors::<N, S>() {
-                let sum = &mut sum.0[lane..];
-                s.store(s.add(s.load(sum), s.load(&other.0[lane..])), sum);
-            }
+            sum.0.iter_mut().zip(&other.0).for_each(|(sum, x)| *sum = *sum + *x);
         }
         for i in 0..self.q.rows.count {
             let options = &from.row(rows.row(i))[self.q.lanes.len()..];
@@ -284,14 +264,13 @@ impl<N: Number> Group<N> {
     }
 
     /// Carries the sums through the projection and the scale, and writes them as rows.
-    #[inline(always)]
-    pub(super) fn finish<E: Element<Num = N>, S: Simd<N>>(
+    pub(super) fn finish(
         &mut self,
-        s: S,
-        call: &Call<'_, E>,
+        isa: Isa,
+        call: &Call<'_, N>,
         scope: Scope,
         other: &mut [Lanes<N>],
-        to: &mut QueryGrads<'_, E>,
+        to: &mut QueryGrads<'_, N>,
     ) {
         let (problem, rows) = (call.problem, self.q.rows);
         let span = Span::first(rows.count);
@@ -300,34 +279,27 @@ impl<N: Number> Group<N> {
         if let Some(w) = problem.similarity.of_queries() {
             // projected = W^T q
             let w = head(w.serving_head(0, scope.head));
-            project::multiply(s, (w, Transpose::No), (d_q, rows.count), &mut Vec::new(), other);
+            project::multiply(isa, (w, Transpose::No), (d_q, rows.count), &mut Vec::new(), other);
             (q, d_q) = (&mut self.q.raw, &mut other[..w.len()]);
         }
         // score = scale * similarity, which is linear in q more often than not.
         let mut unit = problem.query_factor();
         if unit.abs() < MIN_SCALE {
             let given = call.queries(scope.batch, scope.head);
-            load_head(s, given, rows, N::one(), q);
+            load_head(isa, given, rows, N::one(), q);
             unit = 1.0;
         }
         // A query of a row that sees nothing may hold anything: its gradient is 0, and so is what it says of the scale.
         for i in (0..rows.count).filter(|i| is_zero(d_q, *i)) {
             q.iter_mut().for_each(|q| q.0[i] = N::zero());
         }
-        let (linear, unit) = (problem.similarity.is_linear(), s.splat(N::from_f64(1.0 / unit)));
-        let factor = s.splat(N::from_f64(problem.query_grad_factor()));
-        for lane in span.vectors::<N, S>() {
-            let mut by_scale = s.splat(N::zero());
-            for (q, d_q) in q.iter().zip(&mut *d_q) {
-                let d = s.load(&d_q.0[lane..]);
-                by_scale = s.fma(s.load(&q.0[lane..]), d, by_scale);
-                s.store(s.mul(d, factor), &mut d_q.0[lane..]);
-            }
-            if linear {
-                s.store(s.mul(by_scale, unit), &mut self.by_scale.0[lane..]);
-            }
+        if problem.similarity.is_linear() {
+            let unit = N::from_f64(1.0 / unit);
+            self.by_scale = Lanes(dot_lanes(isa, q, d_q, span).0.map(|x| x * unit));
         }
-        store_output(s, d_q, rows.count, 0, (&mut to.d_q, 0));
+        let factor = Lanes([N::from_f64(problem.query_grad_factor()); GROUP]);
+        scale_lanes(isa, d_q, &factor, span);
+        store_output(isa, d_q, rows.count, 0, (&mut to.d_q, 0));
         self.write_options(&mut to.options, 0);
     }
 }
@@ -352,7 +324,7 @@ impl<N: Number> Task<N> for WeightGrads<'_, N> {
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
         let Self { group, centres, span, visible, weights, d_scores, derivatives, factors } = self;
-        multiply_tile(s, (d_scores, factors), span);
+        multiply_lanes(s, d_scores, factors, span);
         let (zero, ln_2) = (s.splat(N::zero()), s.splat(N::from_f64(std::f64::consts::LN_2)));
         let everyone = span.set();
         for (i, (weights, d_scores)) in weights.iter_mut().zip(d_scores).enumerate() {
@@ -382,7 +354,22 @@ impl<N: Number> Task<N> for WeightGrads<'_, N> {
                 s.store(s.select(visible, d, zero), &mut d_scores.0[lane..]);
             }
         }
-        multiply_tile(s, (weights, factors), span);
+        multiply_lanes(s, weights, factors, span);
+    }
+}
+
+leaf! {
+    /// The dot products of the rows of two groups, lane by lane; 0 outside the span.
+    fn dot_lanes<'t, N>(s: S, a: &'t [Lanes<N>], b: &'t [Lanes<N>], span: Span) -> Lanes<N> {
+        let mut dots = Lanes([N::zero(); GROUP]);
+        for lane in span.vectors::<N, S>() {
+            let mut dot = s.splat(N::zero());
+            for (a, b) in a.iter().zip(b) {
+                dot = s.fma(s.load(&a.0[lane..]), s.load(&b.0[lane..]), dot);
+            }
+            s.store(dot, &mut dots.0[lane..]);
+        }
+        dots
     }
 }
 

@@ -5,7 +5,7 @@ use crate::block_loop::{Call, Tiling};
 use crate::index::{RowTile, Scope};
 use crate::lanes::load_features;
 use crate::project::add_outer;
-use crate::simd::{Element, Number, Simd, Task};
+use crate::simd::{Isa, Number};
 use crate::view::{self, TileMut, View};
 use std::ops::Range;
 
@@ -29,64 +29,60 @@ impl<'t, N: Number> Parts<'t, N> {
 
 /// Adds the parts of some rows of one head, and finishes them.
 #[derive(Debug)]
-pub(crate) struct Join<'t, 'c, E: Element> {
-    pub(crate) call: Call<'c, E>,
+pub(crate) struct Join<'t, 'c, N: Number> {
+    pub(crate) call: Call<'c, N>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
-    pub(crate) parts: Parts<'t, E::Num>,
-    pub(crate) target: QueryGrads<'t, E>,
-    pub(crate) scratch: &'t mut Scratch<E::Num>,
+    pub(crate) parts: Parts<'t, N>,
+    pub(crate) target: QueryGrads<'t, N>,
+    pub(crate) scratch: &'t mut Scratch<N>,
 }
 
-impl<E: Element> Task<E::Num> for Join<'_, '_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(mut self, s: S) {
+impl<N: Number> Join<'_, '_, N> {
+    pub(crate) fn run(mut self, isa: Isa) {
         let Scratch { groups, other, .. } = &mut *self.scratch;
         for (g, group) in groups[..self.rows.groups()].iter_mut().enumerate() {
             let rows = self.rows.group(g);
-            group.take_queries(s, &self.call, (self.scope, rows));
+            group.take_queries(isa, &self.call, (self.scope, rows));
             for part in self.parts.of(self.scope.batch, self.scope.head) {
-                group.add(s, part, other);
+                group.add(isa, part, other);
             }
-            group.finish(s, &self.call, self.scope, other, &mut self.target.part(0, rows));
+            group.finish(isa, &self.call, self.scope, other, &mut self.target.part(0, rows));
         }
     }
 }
 
 /// Some rows of the gradient of one head's W (of all heads', if they share it), from some items.
 #[derive(Debug)]
-pub(crate) struct ByProjection<'t, 'c, E: Element> {
-    pub(crate) call: Call<'c, E>,
+pub(crate) struct ByProjection<'t, 'c, N: Number> {
+    pub(crate) call: Call<'c, N>,
     pub(crate) items: Range<usize>,
     pub(crate) heads: Range<usize>,
     pub(crate) tiling: Tiling,
-    pub(crate) parts: Parts<'t, E::Num>,
+    pub(crate) parts: Parts<'t, N>,
     /// Features of the queries, at most `BLOCK_KEYS`.
     pub(crate) features: Range<usize>,
     /// Those rows of `[1, heads.q or 1, q_dim, qk_dim]`; what they hold is added to.
-    pub(crate) target: TileMut<'t, E::Num>,
-    pub(crate) scratch: &'t mut Scratch<E::Num>,
+    pub(crate) target: TileMut<'t, N>,
+    pub(crate) scratch: &'t mut Scratch<N>,
 }
 
-impl<E: Element> Task<E::Num> for ByProjection<'_, '_, E> {
-    type Out = ();
+impl<N: Number> ByProjection<'_, '_, N> {
     /// projected = W^T q: d_w = sum over rows of q d_projected^T
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(mut self, s: S) {
+    pub(crate) fn run(mut self, isa: Isa) {
         let Scratch { groups, weights, d_k, .. } = &mut *self.scratch;
         let (q_lanes, packed) = (&mut weights[..self.features.len()], &mut groups[0].q_rows);
         let dim = self.call.problem.dims().qk_dim;
         for i in 0..self.features.len() {
             d_k.row_mut(i)[..dim].copy_from_slice(self.target.update(0, i));
         }
-        let factor = E::Num::from_f64(self.call.problem.scale());
+        let factor = N::from_f64(self.call.problem.scale());
         for (b, head) in self.items.flat_map(|b| self.heads.clone().map(move |h| (b, h))) {
             let q = self.call.queries(b, head);
             for rows in self.tiling.tiles().flat_map(|t| (0..t.groups()).map(move |g| t.group(g))) {
-                load_features(s, q, rows, self.features.clone(), factor, q_lanes);
+                load_features(isa, q, rows, self.features.clone(), factor, q_lanes);
                 for i in 0..rows.count {
-                    packed.row_mut(i).fill(E::Num::default());
+                    packed.row_mut(i).fill(N::default());
                     for part in self.parts.of(b, head) {
                         let part = &part.row(rows.row(i))[..dim];
                         packed
@@ -96,7 +92,7 @@ impl<E: Element> Task<E::Num> for ByProjection<'_, '_, E> {
                             .for_each(|(sum, x)| *sum = *sum + *x);
                     }
                 }
-                add_outer(s, q_lanes, (packed, rows.count), d_k);
+                add_outer(isa, q_lanes, (packed, rows.count), d_k);
             }
         }
         for i in 0..self.features.len() {

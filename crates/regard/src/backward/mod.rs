@@ -24,14 +24,11 @@ mod join;
 use crate::amx::AmxBackwardScratch;
 use crate::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Tiling, Visit};
 use crate::index::{At, BLOCK_KEYS, RowMask, RowTile, Scope, Span};
-use crate::lanes::pack;
 use crate::micro::{HiddenGrads, RowBuffer, add_rows, add_values};
 use crate::options::OptionsBackward;
 use crate::problem::Problem;
 use crate::score::{BiasGrads, Derivatives};
-#[cfg(target_arch = "x86_64")]
-use crate::simd::Amx;
-use crate::simd::{AmxTask, Element, GROUP, Lanes, Number, Simd, Task, Visitor};
+use crate::simd::{Element, GROUP, Isa, Lanes, Number, Simd, Task, Visitor};
 use crate::similarity::Similarity;
 use crate::view::{self, OutTile, TileMut, TilesMut, View};
 pub(crate) use group::Group;
@@ -40,27 +37,27 @@ use std::ops::Range;
 
 /// One call: what was computed, and what the loss says of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BackwardCall<'c, E: Element> {
-    pub(crate) call: Call<'c, E>,
-    pub(crate) out: View<'c, E>,
-    pub(crate) d_out: View<'c, E>,
+pub(crate) struct BackwardCall<'c, N: Number> {
+    pub(crate) call: Call<'c, N>,
+    pub(crate) out: View<'c, N>,
+    pub(crate) d_out: View<'c, N>,
     /// `[batch, heads.q, q_len]`, like all that follow.
-    pub(crate) lse: &'c [E::Num],
+    pub(crate) lse: &'c [N],
     /// `max` and `sum` of each row; nothing where they are not known.
-    pub(crate) states: &'c [[E::Num; 2]],
-    pub(crate) d_lse: Option<&'c [E::Num]>,
+    pub(crate) states: &'c [[N; 2]],
+    pub(crate) d_lse: Option<&'c [N]>,
     /// The entropies and their gradients.
-    pub(crate) entropy: Option<[&'c [E::Num]; 2]>,
+    pub(crate) entropy: Option<[&'c [N]; 2]>,
 }
 
 /// Where one head's gradient by its queries goes.
 #[derive(Debug)]
-pub(crate) struct QueryGrads<'t, E: Element> {
+pub(crate) struct QueryGrads<'t, N: Number> {
     /// `[batch, heads.q, q_len, q_dim]`
-    pub(crate) d_q: OutTile<'t, E::Num>,
+    pub(crate) d_q: OutTile<'t, N>,
     /// `[batch, heads.q, q_len, OPTIONS]`: what each row adds to the gradients of the scale and of the ALiBi slope, and the
     /// gradient of its centre.
-    pub(crate) options: TileMut<'t, E::Num>,
+    pub(crate) options: TileMut<'t, N>,
 }
 
 /// Columns that follow the features in a row of the parts of `d_q`: see [`QueryGrads::options`].
@@ -68,21 +65,21 @@ pub(crate) const OPTIONS: usize = 3;
 
 /// What one task writes: `d_k`, `d_v` of its keys, and of each of its query heads the sums over those keys.
 #[derive(Debug)]
-pub(crate) struct Target<'t, E: Element> {
+pub(crate) struct Target<'t, N: Number> {
     /// `[batch, heads.kv, k_len, qk_dim]`
-    pub(crate) d_k: OutTile<'t, E::Num>,
+    pub(crate) d_k: OutTile<'t, N>,
     /// `[batch, heads.kv, k_len, v_dim]`
-    pub(crate) d_v: OutTile<'t, E::Num>,
+    pub(crate) d_v: OutTile<'t, N>,
     /// The rows of all query heads, for a task that finishes them.
-    pub(crate) rows: Option<QueryGrads<'t, E>>,
+    pub(crate) rows: Option<QueryGrads<'t, N>>,
     /// `[items, heads.q x parts, q_len, qk_dim + OPTIONS]`, a part for each way, for a task that does not.
-    pub(crate) parts: Vec<TileMut<'t, E::Num>>,
+    pub(crate) parts: Vec<TileMut<'t, N>>,
     /// `[batch, heads.q, q_len, 1]`: what each row adds to the gradient of its sink.
-    pub(crate) sinks: Option<TileMut<'t, E::Num>>,
+    pub(crate) sinks: Option<TileMut<'t, N>>,
     /// `[items, heads.q x parts, 1, buckets + hidden]`: what the task adds to the gradients of the relative bias and of `v`.
     pub(crate) tables: Option<TileMut<'t, f64>>,
     /// `[batch or 1, heads.q or 1, q_len or 1, k_len]`, of the task's keys, or one feature that is the task's.
-    pub(crate) bias: Option<TileMut<'t, E::Num>>,
+    pub(crate) bias: Option<TileMut<'t, N>>,
 }
 
 /// Memory of one thread, reused from task to task.
@@ -108,8 +105,8 @@ pub(crate) struct Scratch<N> {
 
 impl<N: Number> Scratch<N> {
     /// For tasks of up to `keys` keys, with numbers in so many bf16 terms if their products are made on tiles.
-    pub(crate) fn new<E: Element<Num = N>>(
-        problem: &Problem<'_, E>,
+    pub(crate) fn new(
+        problem: &Problem<'_, N>,
         rows: usize,
         keys: usize,
         terms: Option<usize>,
@@ -137,21 +134,21 @@ impl<N: Number> Scratch<N> {
 }
 
 /// How the products of the backward pass are made.
-pub(crate) trait Products<E: Element> {
+pub(crate) trait Products<N: Number> {
     /// Leads a tile of rows over the keys of a task.
-    fn block_loop<S: Simd<E::Num>>(
+    fn block_loop(
         &self,
-        s: S,
-        pass: TilePass<'_, '_, E>,
-        grads: AddGrads<'_, '_, E>,
+        isa: Isa,
+        pass: TilePass<'_, '_, N>,
+        grads: AddGrads<'_, '_, N>,
         scratch: Option<&mut AmxBackwardScratch>,
     );
 }
 
 /// A tile of rows and the way it goes.
-pub(crate) struct TilePass<'t, 'c, E: Element> {
-    pub(crate) block_loop: &'t mut BlockLoop<E::Num>,
-    pub(crate) call: Call<'c, E>,
+pub(crate) struct TilePass<'t, 'c, N: Number> {
+    pub(crate) block_loop: &'t mut BlockLoop<N>,
+    pub(crate) call: Call<'c, N>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
     pub(crate) key_range: KeyRange<'t>,
@@ -160,60 +157,40 @@ pub(crate) struct TilePass<'t, 'c, E: Element> {
 /// By vectors.
 struct VectorProducts;
 
-impl<E: Element> Products<E> for VectorProducts {
-    #[inline(always)]
-    fn block_loop<S: Simd<E::Num>>(
+impl<N: Number> Products<N> for VectorProducts {
+    fn block_loop(
         &self,
-        s: S,
-        pass: TilePass<'_, '_, E>,
-        mut grads: AddGrads<'_, '_, E>,
+        isa: Isa,
+        pass: TilePass<'_, '_, N>,
+        mut grads: AddGrads<'_, '_, N>,
         _: Option<&mut AmxBackwardScratch>,
     ) {
         let TilePass { block_loop, call, scope, rows, key_range } = pass;
-        block_loop.for_each_block(s, &call, (scope, rows), &key_range, &mut grads);
+        block_loop.for_each_block(isa, &call, (scope, rows), &key_range, &mut grads);
     }
 }
 
 /// Some keys of one head, and all rows that see them.
 #[derive(Debug)]
-pub(crate) struct ByKeys<'t, 'c, E: Element> {
-    pub(crate) back: BackwardCall<'c, E>,
+pub(crate) struct ByKeys<'t, 'c, N: Number> {
+    pub(crate) back: BackwardCall<'c, N>,
     pub(crate) batch: usize,
     pub(crate) kv_head: usize,
     pub(crate) keys: Range<usize>,
     pub(crate) key_ranges: &'t [(Tiling, KeyRange<'t>)],
-    pub(crate) target: Target<'t, E>,
-    pub(crate) scratch: &'t mut Scratch<E::Num>,
+    pub(crate) target: Target<'t, N>,
+    pub(crate) scratch: &'t mut Scratch<N>,
 }
 
-impl<E: Element> Task<E::Num> for ByKeys<'_, '_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
-        self.run_by(s, &VectorProducts);
-    }
-}
-
-impl<E: Element> AmxTask for ByKeys<'_, '_, E> {
-    type Stored = E;
-    type Out = ();
-
-    fn terms(&self) -> Option<usize> {
-        self.scratch.scratch.as_ref().map(AmxBackwardScratch::terms)
+impl<N: Number> ByKeys<'_, '_, N> {
+    /// Computes the gradients with the products that the scratch was made for.
+    pub(crate) fn run(self, isa: Isa) {
+        if let Some(task) = on_amx(isa, self) {
+            task.run_by(isa, &VectorProducts);
+        }
     }
 
-    #[cfg(target_arch = "x86_64")]
-    fn run_on_amx<const TERMS: usize>(self, amx: Amx)
-    where
-        E: Element<Num = f32>,
-    {
-        amx::by_keys::<E, TERMS>(amx, self);
-    }
-}
-
-impl<E: Element> ByKeys<'_, '_, E> {
-    #[inline(always)]
-    fn run_by<S: Simd<E::Num>>(mut self, s: S, products: &impl Products<E>) {
+    fn run_by(mut self, isa: Isa, products: &impl Products<N>) {
         let problem = self.back.call.problem;
         self.scratch.d_k.clear();
         self.scratch.d_v.clear();
@@ -229,22 +206,21 @@ impl<E: Element> ByKeys<'_, '_, E> {
                 let tiling = self.key_ranges[key_range].0;
                 for rows in (0..tiling.count()).rev().map(|i| tiling.tile(i)) {
                     if rows.count > 0 {
-                        self.pass(s, products, (scope, h), (key_range, rows));
+                        self.pass(isa, products, (scope, h), (key_range, rows));
                     }
                 }
             }
         }
-        let by_k = E::Num::from_f64(problem.key_grad_factor());
-        write_rows(s, &self.scratch.d_k, by_k, &mut self.target.d_k);
-        write_rows(s, &self.scratch.d_v, E::Num::from_f64(1.0), &mut self.target.d_v);
+        let by_k = N::from_f64(problem.key_grad_factor());
+        write_rows(isa, &self.scratch.d_k, by_k, &mut self.target.d_k);
+        write_rows(isa, &self.scratch.d_v, N::from_f64(1.0), &mut self.target.d_v);
     }
 
     /// One tile of rows passes by the keys.
-    #[inline(always)]
-    fn pass<S: Simd<E::Num>>(
+    fn pass(
         &mut self,
-        s: S,
-        products: &impl Products<E>,
+        isa: Isa,
+        products: &impl Products<N>,
         (scope, h): (Scope, usize),
         (key_range, rows): (usize, RowTile),
     ) {
@@ -264,7 +240,7 @@ impl<E: Element> ByKeys<'_, '_, E> {
         } = &mut **scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
-            group.start(s, back, (scope, rows.group(g)), other);
+            group.start(isa, back, (scope, rows.group(g)), other);
             if key_range == 0
                 && let Some(sinks) = &mut target.sinks
             {
@@ -284,19 +260,33 @@ impl<E: Element> ByKeys<'_, '_, E> {
             d_v,
         };
         let pass = TilePass { block_loop, call: back.call, scope, rows, key_range: own_keys };
-        products.block_loop(s, pass, grads, scratch.as_mut());
+        products.block_loop(isa, pass, grads, scratch.as_mut());
         for group in groups {
             if let Some(part) = target.parts.get_mut(key_range) {
-                group.save(s, &mut part.part(h, group.q.rows));
+                group.save(isa, &mut part.part(h, group.q.rows));
             } else if let Some(to) = &mut target.rows {
-                group.finish(s, &back.call, scope, other, &mut to.part(h, group.q.rows));
+                group.finish(isa, &back.call, scope, other, &mut to.part(h, group.q.rows));
             }
         }
     }
 }
 
-impl<E: Element> QueryGrads<'_, E> {
-    fn part(&mut self, h: usize, rows: RowTile) -> QueryGrads<'_, E> {
+/// Runs a task on AMX, if its scratch was made for that; else gives it back.
+#[cfg(target_arch = "x86_64")]
+fn on_amx<'t, 'c, N: Number>(isa: Isa, task: ByKeys<'t, 'c, N>) -> Option<ByKeys<'t, 'c, N>> {
+    match task.scratch.scratch {
+        Some(_) => N::on_amx::<ByKeys<'t, 'c, f32>>(isa, task).err(),
+        None => Some(task),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn on_amx<T>(_: Isa, task: T) -> Option<T> {
+    Some(task)
+}
+
+impl<N: Number> QueryGrads<'_, N> {
+    fn part(&mut self, h: usize, rows: RowTile) -> QueryGrads<'_, N> {
         QueryGrads { d_q: self.d_q.part(h, rows), options: self.options.part(h, rows) }
     }
 }
@@ -310,25 +300,24 @@ pub(crate) struct GradTiles<'t, N> {
 }
 
 /// Takes the gradients of each tile.
-pub(crate) struct AddGrads<'t, 'c, E: Element> {
-    pub(crate) problem: &'c Problem<'c, E>,
+pub(crate) struct AddGrads<'t, 'c, N: Number> {
+    pub(crate) problem: &'c Problem<'c, N>,
     /// The first key of the task.
     pub(crate) first: usize,
-    pub(crate) groups: &'t mut [Group<E::Num>],
-    pub(crate) tiles: GradTiles<'t, E::Num>,
-    keys: &'t mut RowBuffer<E::Num>,
+    pub(crate) groups: &'t mut [Group<N>],
+    pub(crate) tiles: GradTiles<'t, N>,
+    keys: &'t mut RowBuffer<N>,
     tables: &'t mut [f64],
-    bias: Option<TileMut<'t, E::Num>>,
-    pub(crate) d_k: &'t mut RowBuffer<E::Num>,
-    pub(crate) d_v: &'t mut RowBuffer<E::Num>,
+    bias: Option<TileMut<'t, N>>,
+    pub(crate) d_k: &'t mut RowBuffer<N>,
+    pub(crate) d_v: &'t mut RowBuffer<N>,
 }
 
-impl<E: Element> AddGrads<'_, '_, E> {
+impl<N: Number> AddGrads<'_, '_, N> {
     /// Carries the gradients of the scores of `n` keys back to those of the products, and to the options on the way.
-    #[inline(always)]
-    pub(crate) fn backward<S: Simd<E::Num>>(
+    pub(crate) fn backward(
         &mut self,
-        s: S,
+        isa: Isa,
         group: usize,
         (at, visible): (At<'_>, Option<&[RowMask]>),
         n: usize,
@@ -345,21 +334,20 @@ impl<E: Element> AddGrads<'_, '_, E> {
         };
         let (d_scores, by_scale) = (&mut d_scores[..n], &mut group.by_scale);
         let undo = OptionsBackward { at, visible, d_scores, derivatives, by_scale, biases };
-        self.problem.backward(s, undo);
+        self.problem.backward(isa, undo);
     }
 }
 
-impl<E: Element> Visit<E::Num> for AddGrads<'_, '_, E> {
-    #[inline(always)]
-    fn visit<S: Simd<E::Num>>(&mut self, s: S, mut score_tile: ScoreTile<'_, E::Num>) {
+impl<N: Number> Visit<N> for AddGrads<'_, '_, N> {
+    fn visit(&mut self, isa: Isa, mut score_tile: ScoreTile<'_, N>) {
         let (n, at) = (score_tile.k.len, score_tile.at);
         self.groups[score_tile.group].differentiate(
-            s,
+            isa,
             self.problem,
             &mut score_tile,
             &mut self.tiles,
         );
-        self.backward(s, score_tile.group, (at, score_tile.visible.as_deref()), n);
+        self.backward(isa, score_tile.group, (at, score_tile.visible.as_deref()), n);
         let GradTiles { weights, d_scores, .. } = &mut self.tiles;
         let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
         let group = &mut self.groups[score_tile.group];
@@ -376,15 +364,13 @@ impl<E: Element> Visit<E::Num> for AddGrads<'_, '_, E> {
             d_k: self.d_k,
             d_v: self.d_v,
         };
-        match (self.problem.similarity, hidden) {
-            (Similarity::Additive(_), _) => {
+        match self.problem.similarity {
+            Similarity::Additive(_) => {
                 let buckets = self.tables.len() - self.problem.similarity.hidden();
-                sums.add_hidden(s, &mut self.tables[buckets..]);
+                sums.add_hidden(isa, &mut self.tables[buckets..]);
             }
-            (Similarity::Distance, None) => sums.add::<S, false, true>(s),
-            (Similarity::Distance, Some(_)) => sums.add::<S, true, true>(s),
-            (_, None) => sums.add::<S, false, false>(s),
-            (_, Some(_)) => sums.add::<S, true, false>(s),
+            Similarity::Distance => sums.add(isa, true),
+            _ => sums.add(isa, false),
         }
     }
 }
@@ -404,70 +390,69 @@ struct TileGrads<'t, N> {
 }
 
 impl<N: Number> TileGrads<'_, N> {
-    /// The three products. With `AWAY`, keys and queries count by their difference from each other.
-    #[inline(always)]
-    fn add<S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(self, s: S) {
+    /// The three products. With `away`, keys and queries count by their difference from each other.
+    fn add(self, isa: Isa, away: bool) {
         let ((k, visible), (weights, d_scores), span) = (self.score_tile, self.tiles, self.span);
         let Group { q, d_q, q_rows, d_out_rows, .. } = self.group;
-        if AWAY {
-            pack(s, |i| k.row(i), k.len, self.keys);
+        let (mut queries, mut keys) = (&[][..], None);
+        if away {
+            for i in 0..k.len {
+                self.keys.row_mut(i)[..k.dim].copy_from_slice(k.row(i));
+            }
+            (queries, keys) = (&q.lanes, Some(&*self.keys));
         }
         let one = Lanes([N::one(); GROUP]);
-        add_values::<_, S, HIDDEN, AWAY>(s, (k, &q.lanes), (d_scores, visible), span, (&one, d_q));
+        add_values(isa, (k, queries), (d_scores, visible), span, (&one, d_q));
         let (d_k, d_v) = ((self.places, self.d_k), (self.places, self.d_v));
-        let keys = &*self.keys;
-        add_rows::<_, S, HIDDEN, AWAY>(s, (d_scores, visible), (q_rows, span), keys, d_k);
-        add_rows::<_, S, HIDDEN, false>(s, (weights, visible), (d_out_rows, span), keys, d_v);
+        add_rows(isa, (d_scores, visible), (q_rows, span), keys, d_k);
+        add_rows(isa, (weights, visible), (d_out_rows, span), None, d_v);
     }
 
     /// The same where similarities are additive.
-    #[inline(always)]
-    fn add_hidden<S: Simd<N>>(self, s: S, by_v: &mut [f64]) {
+    fn add_hidden(self, isa: Isa, by_v: &mut [f64]) {
         let ((k, visible), (weights, d_scores), span) = (self.score_tile, self.tiles, self.span);
         let Group { q, d_q, d_out_rows, .. } = self.group;
         let some = if visible.is_empty() { None } else { Some(visible) };
         let to = HiddenGrads { d_q, d_k: (self.places, self.d_k), d_v: by_v };
-        q.layer.backward(s, (k, &q.lanes), (d_scores, some), span, to);
-        let (keys, d_v) = (&*self.keys, (self.places, self.d_v));
-        match some {
-            None => {
-                add_rows::<_, S, false, false>(
-                    s,
-                    (weights, visible),
-                    (d_out_rows, span),
-                    keys,
-                    d_v,
-                );
-            }
-            Some(_) => {
-                add_rows::<_, S, true, false>(s, (weights, visible), (d_out_rows, span), keys, d_v);
-            }
-        }
+        q.layer.backward(isa, (k, &q.lanes), (d_scores, some), span, to);
+        add_rows(isa, (weights, visible), (d_out_rows, span), None, (self.places, self.d_v));
     }
 }
 
 /// Writes sums as rows of a gradient.
-#[inline(always)]
-fn write_rows<'m, 'o: 'm, N: Number, S: Simd<N>>(
-    s: S,
+fn write_rows<'m, 'o: 'm, N: Number>(
+    isa: Isa,
     from: &RowBuffer<N>,
     factor: N,
     to: &'m mut OutTile<'o, N>,
 ) {
-    N::visit(to.as_mut(), WriteRows { s, from, factor });
+    N::visit(to.as_mut(), WriteRows { isa, from, factor });
 }
 
-struct WriteRows<'t, N, S> {
-    s: S,
+struct WriteRows<'t, N> {
+    isa: Isa,
     from: &'t RowBuffer<N>,
     factor: N,
 }
 
-impl<'m, 'o: 'm, N: Number, S: Simd<N>> Visitor<TilesMut<'m, 'o>, N> for WriteRows<'_, N, S> {
+impl<'m, 'o: 'm, N: Number> Visitor<TilesMut<'m, 'o>, N> for WriteRows<'_, N> {
+    type Out = ();
+    fn visit<E: Element<Num = N>>(self, to: &'m mut TileMut<'o, E>) {
+        N::enter(self.isa, WriteTyped { rows: self, to });
+    }
+}
+
+/// The same once the type of the gradient is known.
+struct WriteTyped<'t, 'm, 'o, E: Element> {
+    rows: WriteRows<'t, E::Num>,
+    to: &'m mut TileMut<'o, E>,
+}
+
+impl<E: Element> Task<E::Num> for WriteTyped<'_, '_, '_, E> {
     type Out = ();
     #[inline(always)]
-    fn visit<E: Element<Num = N>>(self, to: &'m mut TileMut<'o, E>) {
-        let Self { s, from, factor } = self;
+    fn run<S: Simd<E::Num>>(self, s: S) {
+        let Self { rows: WriteRows { from, factor, .. }, to } = self;
         for i in 0..to.rows().count {
             let (from, to) = (from.row(i), to.row(0, i));
             let whole = to.len() / S::LANES * S::LANES;

@@ -4,55 +4,44 @@
 //! loading tiles, 32 times for 64 keys, 32 rows and 64 features.
 
 use super::{Forward, Group, Scratch, decode_amx};
-use crate::amx::pack::{OwnBlock, PackPairs, PackQueryHead, PackedBlock, write_interleaved};
+use crate::amx::pack::{
+    OwnBlock, PackPairs, PackQueryHead, PackedBlock, pack_pairs, write_interleaved,
+};
 use crate::amx::product::{Between, Operand, Product, Sums};
 use crate::amx::{
-    AmxScratch, CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, PackedKv, ROWS, Scale, TileRow, WIDTH,
+    AmxScratch, CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, PackedKv, ROWS, TileRow, WIDTH,
+    with_terms,
 };
-use crate::block_loop::{ApplyMask, Call, ScoreTile, Visit};
+use crate::block_loop::{Call, ScoreTile, Visit, apply_mask};
 use crate::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::key_blocks::KeyBlock;
-use crate::lanes::multiply_tile;
-use crate::simd::{Amx, Avx512, Element, GROUP, Lanes, Number, Simd, Task, TileShape, Tiles, math};
-use crate::softmax::{MAX_TILE_SUM, SoftmaxPasses, TileSums};
+use crate::lanes::{multiply_tile, scale_lanes};
+use crate::simd::{
+    Amx, AmxKernel, Avx512, GROUP, Isa, Lanes, Number, Simd, Task, TileShape, Tiles, math,
+};
+use crate::softmax::{MAX_TILE_SUM, SoftmaxPasses, TileSums, exp_and_sum};
 use crate::source::AnyHead;
 use std::arch::x86_64::__m512;
 
-/// One tile of rows of one head.
-pub(super) fn forward<E: Element<Num = f32>, const TERMS: usize>(
-    amx: Amx,
-    task: Forward<'_, '_, E>,
-) {
-    amx.run(OnAmx::<E, TERMS> { amx, task });
-}
-
-struct OnAmx<'t, 'c, E: Element, const TERMS: usize> {
-    amx: Amx,
-    task: Forward<'t, 'c, E>,
-}
-
-impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OnAmx<'_, '_, E, TERMS> {
+impl<'t, 'c> AmxKernel for Forward<'t, 'c, f32> {
+    type Task<N: Number> = Forward<'t, 'c, N>;
     type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<f32>>(self, _: S) {
-        let Self { amx, mut task } = self;
-        let s = amx.vectors();
-        // Numbers of one bf16 term alone: of others, decoding uses vectors.
-        if TERMS == 1
-            && let Some(mut tiles) =
-                task.scratch.decode.as_mut().and_then(|decode| decode.tiles.take())
+
+    fn run(amx: Amx, mut task: Self) {
+        let isa = Isa::Amx(amx);
+        if let Some(mut tiles) = task.scratch.decode.as_mut().and_then(|decode| decode.tiles.take())
         {
-            task.decode(s, &mut decode_amx::OnAmx::new(amx, &mut tiles));
+            task.decode(isa, &mut decode_amx::OnAmx::new(amx, &mut tiles));
             if let Some(decode) = &mut task.scratch.decode {
                 decode.tiles = Some(tiles);
             }
             return;
         }
-        task.prefetch_head(s);
+        task.prefetch_head();
         let t = amx.configure([TileShape::WHOLE; 8]);
         let used = task.rows.groups();
         for g in 0..used {
-            task.start(s, g);
+            task.start(isa, g);
         }
         if let Some(key_range) = &task.stage.keys {
             let (call, scope, rows, packed_kv) = (task.call, task.scope, task.rows, task.packed_kv);
@@ -61,8 +50,9 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OnAmx<'_, '_, E, T
             else {
                 return; // a plan that uses AMX has made room for them
             };
-            let mut visitor = Adding::<E, TERMS> {
-                s,
+            let mut visitor = Adding {
+                isa,
+                s: amx.vectors(),
                 t: &t,
                 call,
                 scope,
@@ -75,24 +65,25 @@ impl<E: Element<Num = f32>, const TERMS: usize> Task<f32> for OnAmx<'_, '_, E, T
                 factor: f32::from_f64(call.problem.query_factor()),
             };
             visitor.pack_queries();
-            block_loop.for_each_block(s, &call, (scope, rows), key_range, &mut visitor);
+            block_loop.for_each_block(isa, &call, (scope, rows), key_range, &mut visitor);
             visitor.flush();
         }
         drop(t);
         for g in 0..used {
             match task.stage.into {
-                Some(term) => task.save(s, g, term),
-                None => task.finish(s, g),
+                Some(part) => task.save(isa, g, part),
+                None => task.finish(isa, g),
             }
         }
     }
 }
 
 /// Adds each block to the sums of the groups.
-struct Adding<'t, 'c, E: Element, const TERMS: usize> {
+struct Adding<'t, 'c> {
+    isa: Isa,
     s: Avx512,
     t: &'t Tiles,
-    call: Call<'c, E>,
+    call: Call<'c, f32>,
     scope: Scope,
     rows: RowTile,
     groups: &'t mut [Group<f32>],
@@ -133,9 +124,8 @@ impl Waiting {
 /// while one half group after the other passes over them, its own numbers in the first.
 const QUEUE: usize = 16;
 
-impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Adding<'_, '_, E, TERMS> {
-    #[inline(always)]
-    fn take<S: Simd<f32>>(&mut self, _: S, block: &KeyBlock) -> bool {
+impl Visit<f32> for Adding<'_, '_> {
+    fn take(&mut self, _: Isa, block: &KeyBlock) -> bool {
         let problem = self.call.problem;
         let plain = problem.is_plain_dot() && !problem.has_factors() && !problem.entropy;
         let whole = plain && block.full && block.len == BLOCK_KEYS;
@@ -158,7 +148,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Adding<'_, '_, E,
         }
         self.flush();
         let rows = self.call.keys_and_values(self.scope);
-        self.scratch.key_block.fill::<TERMS>(self.s, rows, block);
+        self.scratch.key_block.fill(self.s, rows, block);
         if let (None, Some(first), true) = (self.packed_kv, first, whole)
             && self.scratch.key_block.get().non_finite == 0
         {
@@ -173,28 +163,29 @@ impl<E: Element<Num = f32>, const TERMS: usize> Visit<f32> for Adding<'_, '_, E,
         true
     }
 
-    #[inline(always)]
-    fn visit<S: Simd<f32>>(&mut self, _: S, _: ScoreTile<'_, f32>) {}
+    fn visit(&mut self, _: Isa, _: ScoreTile<'_, f32>) {}
 }
 
-impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
+impl Adding<'_, '_> {
     /// Queries into tiles. They stay as they are: the scale comes after the product.
-    #[inline(always)]
     fn pack_queries(&mut self) {
         let q = self.call.queries(self.scope.batch, self.scope.head);
         let AmxScratch { queries, sizes, .. } = &mut *self.scratch;
         for (group, to) in self.groups[..self.rows.groups()].iter().zip(queries) {
-            let (s, rows, chunks) = (self.s, group.q.rows, sizes.chunks);
-            f32::visit(q, PackQueryHead::<TERMS> { s, rows, chunks, to });
+            let (s, rows, terms, chunks) = (self.s, group.q.rows, sizes.terms, sizes.chunks);
+            f32::visit(q, PackQueryHead { s, terms, rows, chunks, to });
         }
     }
 
     /// Works off what waits.
-    #[inline(always)]
     fn flush(&mut self) {
-        if self.scratch.queue.is_empty() {
-            return;
+        if !self.scratch.queue.is_empty() {
+            self.s.call(Flush(self));
         }
+    }
+
+    #[inline(always)]
+    fn flush_queue(&mut self) {
         let queue = std::mem::take(&mut self.scratch.queue);
         let (mut scored, mut weighed, mut buffer) = (None, None, 0);
         for group in 0..self.rows.groups() {
@@ -259,7 +250,7 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
                     Operand { data: &queries[next.group], chunks: sizes.chunks, tiles: LANE_TILES };
                 let operands = (keys, queries.skip(0, next.lane / ROWS));
                 let (tiles, to) = ((BLOCK_KEYS / ROWS, next.tiles()), (to_score.sums(), false));
-                Some(Product::<TERMS>::new(operands, sizes.chunks, tiles, to))
+                Some(Product::new(sizes.terms, operands, sizes.chunks, tiles, to))
             }
             None => None,
         };
@@ -269,25 +260,26 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
                 let weights = Operand { data: done, chunks: CHUNKS, tiles: HALF_TILES };
                 let to = Sums::lanes(&mut self.groups[weighed.group].sums, weighed.lane);
                 let tiles = (sizes.features, weighed.tiles());
-                Some(Product::<TERMS>::new((values, weights), CHUNKS, tiles, (to, true)))
+                Some(Product::new(sizes.terms, (values, weights), CHUNKS, tiles, (to, true)))
             }
             None => None,
         };
         let mut sums = [0.0; HALF];
-        let enough = s.call(Pipelined::<TERMS> {
+        let products = [add.as_mut(), score.as_mut()];
+        let max = quick.map_or(&[][..], |quick| &max.0[quick.lane..]);
+        let (vectors, sums_to) = (quick.map_or(0, Waiting::tiles), &mut sums);
+        let work = Pipelined {
             s,
             t,
-            products: [add.as_mut(), score.as_mut()],
+            products,
             scores: to_weigh,
-            max: match quick {
-                Some(quick) => &max.0[quick.lane..],
-                None => &[],
-            },
+            max,
             factor,
-            vectors: quick.map_or(0, Waiting::tiles),
-            sums: &mut sums,
+            vectors,
+            sums: sums_to,
             weights: to,
-        });
+        };
+        let enough = work.run(sizes.terms);
         match scored {
             Some(scored) if quick.is_some() && enough => self.count(scored, &sums),
             Some(scored) => self.exp_and_sum_with_max(scored),
@@ -298,11 +290,8 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
     /// Adds the sums of the weights of a tile.
     #[inline(always)]
     fn count(&mut self, score_tile: Waiting, sums: &[f32; HALF]) {
-        let (s, l) = (self.s, &mut self.groups[score_tile.group].states.sum.0[score_tile.lane..]);
-        for lane in (0..score_tile.count).step_by(16) {
-            let l = &mut l[lane..];
-            s.store(s.add(s.load(l), s.load(&sums[lane..])), l);
-        }
+        let to = &mut self.groups[score_tile.group].states.sum.0[score_tile.lane..];
+        to[..score_tile.count].iter_mut().zip(sums).for_each(|(to, sum)| *to += sum);
     }
 
     /// Weighs a tile whose scores are there with a look for the largest of them.
@@ -310,31 +299,22 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
     fn exp_and_sum_with_max(&mut self, scored: Waiting) {
         let (s, t, factor, span) = (self.s, self.t, self.factor, scored.span());
         let Waiting { group, lane, buffer, .. } = scored;
-        let AmxScratch { scores, weights, .. } = &mut *self.scratch;
+        let AmxScratch { sizes, scores, weights, .. } = &mut *self.scratch;
         let (scores, weights) = (&scores[buffer], &mut weights[buffer][..]);
         let mut top = [Lanes([0.0; GROUP])];
         s.call(Largest { scores, factor, to: &mut top[0].0[lane..lane + HALF] });
         let group = &mut self.groups[group];
-        group.update_max(s, &top, (&Lanes([f32::INFINITY; GROUP]), span));
+        group.update_max(self.isa, &top, (&Lanes([f32::INFINITY; GROUP]), span));
         let (max, mut sums) = (group.states.max, [0.0; HALF]);
         let (max, vectors, sums_to) = (&max.0[lane..], scored.tiles(), &mut sums);
         let products = [None, None];
-        s.call(Pipelined::<TERMS> {
-            s,
-            t,
-            products,
-            scores,
-            max,
-            factor,
-            vectors,
-            sums: sums_to,
-            weights,
-        });
+        let work =
+            Pipelined { s, t, products, scores, max, factor, vectors, sums: sums_to, weights };
+        work.run(sizes.terms);
         self.count(scored, &sums);
     }
 
     /// Any block.
-    #[inline(always)]
     fn step_all(&mut self, packed: PackedBlock<'_>, block: &KeyBlock) {
         for group in 0..self.rows.groups() {
             self.step(packed, block, group);
@@ -342,9 +322,9 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
     }
 
     /// Any block, one group: all in a row.
-    #[inline(always)]
     fn step(&mut self, packed: PackedBlock<'_>, block: &KeyBlock, g: usize) {
-        let (s, t, factor, problem) = (self.s, self.t, self.factor, self.call.problem);
+        let Self { isa, s, t, factor, .. } = *self;
+        let problem = self.call.problem;
         let group = &mut self.groups[g];
         let (n, rows) = (block.len, group.q.rows);
         let span = Span::first(rows.count);
@@ -357,47 +337,39 @@ impl<E: Element<Num = f32>, const TERMS: usize> Adding<'_, '_, E, TERMS> {
         let AmxScratch { sizes, queries, tile, pairs, .. } = &mut *self.scratch;
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
         let mut sums = TileSums {
-            sum: group.states.infinite_where_empty(s, span),
+            sum: group.states.infinite_where_empty(),
             ..TileSums::zero(problem.entropy)
         };
         let mut passes = SoftmaxPasses::new(group.max_is_stale);
-        while let Some(max_is_current) = passes.next(s, &sums.sum, span) {
+        while let Some(max_is_current) = passes.next(&sums.sum, span) {
             let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
-            s.call(Alone::<TERMS> {
-                t,
-                product: &mut Product::new(
-                    (packed.keys, queries),
-                    sizes.chunks,
-                    tiles,
-                    (Sums::lanes(tile, 0), false),
-                ),
-            });
+            let to = (Sums::lanes(tile, 0), false);
+            Product::new(sizes.terms, (packed.keys, queries), sizes.chunks, tiles, to).run(t);
             let tile = &mut tile[..n];
-            s.call(Scale { tile, factor, span });
-            problem.apply(s, at, tile, None);
+            scale_lanes(isa, tile, &Lanes([factor; GROUP]), span);
+            problem.apply(isa, at, tile, None);
             if hides {
-                s.call(ApplyMask { tile, visible: &mut visible[..n], span });
+                apply_mask(isa, tile, &mut visible[..n], span);
             }
             if !max_is_current {
-                group.update_max(s, tile, (&sums.sum, span));
+                group.update_max(isa, tile, (&sums.sum, span));
             }
             sums = TileSums::zero(problem.entropy);
-            group.states.exp_and_sum(s, tile, span, &mut sums);
+            exp_and_sum(isa, &group.states, tile, span, &mut sums);
         }
-        group.states.add(s, &sums, span);
+        group.states.add(&sums, span);
         let tile = &mut tile[..n];
         if problem.has_factors() {
             let factors = &mut self.factors[..n];
-            problem.factors(s, at, factors);
-            multiply_tile(s, (tile, factors), span);
+            problem.factors(isa, at, factors);
+            multiply_tile(isa, tile, factors, span);
         }
         let (lanes, tiles, to) = (&*tile, 0..LANE_TILES, &mut pairs[..]);
-        s.call(PackPairs::<TERMS> { s, lanes, tiles, chunks: CHUNKS, to });
+        pack_pairs(s, sizes.terms, PackPairs { lanes, tiles, chunks: CHUNKS, to });
         let weights = Operand { data: pairs, chunks: CHUNKS, tiles: LANE_TILES };
         let tiles = (sizes.features, rows.count.div_ceil(ROWS));
         let to = (Sums::lanes(&mut group.sums, 0), true);
-        let product = &mut Product::new((packed.values, weights), CHUNKS, tiles, to);
-        s.call(Alone::<TERMS> { t, product });
+        Product::new(sizes.terms, (packed.values, weights), CHUNKS, tiles, to).run(t);
         if packed.non_finite != 0 {
             let (_, v) = self.call.keys_and_values(self.scope);
             add_non_finite(v, at.keys, (packed.non_finite, &visible), tile, &mut group.sums);
@@ -424,17 +396,14 @@ fn add_non_finite(
     }
 }
 
-/// A product and nothing else.
-struct Alone<'t, const TERMS: usize> {
-    t: &'t Tiles,
-    product: &'t mut Product<'t, TERMS>,
-}
+/// [`Adding::flush`], compiled for AVX-512: little work between many leaves.
+struct Flush<'a, 't, 'c>(&'a mut Adding<'t, 'c>);
 
-impl<const TERMS: usize> Task<f32> for Alone<'_, TERMS> {
+impl Task<f32> for Flush<'_, '_, '_> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) {
-        self.product.run(self.t);
+        self.0.flush_queue();
     }
 }
 
@@ -460,13 +429,12 @@ impl Task<f32> for Largest<'_> {
     }
 }
 
-/// Products on the tiles while the vectors turn scores into weights: `2^(score factor - max)`, in pairs of keys. Tells whether
-/// the weights are small enough to be used: see [`Rounds`].
-struct Pipelined<'t, const TERMS: usize> {
+/// Products on the tiles while the vectors turn scores into weights: `2^(score factor - max)`, in pairs of keys.
+struct Pipelined<'t> {
     s: Avx512,
     t: &'t Tiles,
     /// By reference: a copy would have to wait for all stores before it.
-    products: [Option<&'t mut Product<'t, TERMS>>; 2],
+    products: [Option<&'t mut Product<'t>>; 2],
     scores: &'t Halves<BLOCK_KEYS>,
     max: &'t [f32],
     factor: f32,
@@ -476,26 +444,35 @@ struct Pipelined<'t, const TERMS: usize> {
     weights: &'t mut [TileRow],
 }
 
-impl<const TERMS: usize> Task<f32> for Pipelined<'_, TERMS> {
+impl Pipelined<'_> {
+    /// With weights of so many bf16 terms; tells whether they are small enough to be used: see [`SoftmaxPasses`].
+    fn run(self, terms: usize) -> bool {
+        with_terms!(terms, TERMS => self.s.call(SplitWeights::<TERMS>(self)))
+    }
+}
+
+struct SplitWeights<'t, const TERMS: usize>(Pipelined<'t>);
+
+impl<const TERMS: usize> Task<f32> for SplitWeights<'_, TERMS> {
     type Out = bool;
     #[inline(always)]
     fn run<S: Simd<f32>>(self, _: S) -> bool {
-        match self.vectors {
+        match self.0.vectors {
             0 => {
-                for product in self.products.into_iter().flatten() {
-                    product.run(self.t);
+                for product in self.0.products.into_iter().flatten() {
+                    product.run(self.0.t);
                 }
                 false
             }
-            1 => self.exp_and_sum::<1>(),
-            _ => self.exp_and_sum::<2>(),
+            1 => self.0.exp_and_sum::<TERMS, 1>(),
+            _ => self.0.exp_and_sum::<TERMS, 2>(),
         }
     }
 }
 
-impl<const TERMS: usize> Pipelined<'_, TERMS> {
+impl Pipelined<'_> {
     #[inline(always)]
-    fn exp_and_sum<const VECTORS: usize>(self) -> bool {
+    fn exp_and_sum<const TERMS: usize, const VECTORS: usize>(self) -> bool {
         let Self { s, t, products, scores, max, weights, .. } = self;
         let [mut first, mut second] = products;
         let mut vectors = ExpAndSum::<TERMS, VECTORS> {
@@ -571,7 +548,7 @@ impl<const TERMS: usize, const VECTORS: usize> ExpAndSum<'_, TERMS, VECTORS> {
 
     /// All pairs, and the steps of both products spread evenly over them.
     #[inline(always)]
-    fn spread(&mut self, t: &Tiles, [mut first, mut second]: [Option<&mut Product<'_, TERMS>>; 2]) {
+    fn spread(&mut self, t: &Tiles, [mut first, mut second]: [Option<&mut Product<'_>>; 2]) {
         let steps = [&first, &second].map(|p| p.as_ref().map_or(0, |p| p.steps()));
         let all = steps[0] + steps[1];
         let mut taken = 0;
@@ -589,7 +566,7 @@ impl<const TERMS: usize, const VECTORS: usize> ExpAndSum<'_, TERMS, VECTORS> {
 
     /// The same for even products, where so many pairs fall to the four steps of a chunk.
     #[inline(always)]
-    fn between<const EACH: usize>(&mut self, t: &Tiles, products: [&mut Product<'_, TERMS>; 2]) {
+    fn between<const EACH: usize>(&mut self, t: &Tiles, products: [&mut Product<'_>; 2]) {
         for product in products {
             product.run_between(t, &mut Each::<EACH, TERMS, VECTORS>(self));
         }

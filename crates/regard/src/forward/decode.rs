@@ -6,14 +6,16 @@
 
 use super::Forward;
 use crate::amx::{AmxDecodeScratch, Sizes};
-use crate::block_loop::{ApplyMask, Call, DECODE_MAX_ROWS, KeyRange};
+use crate::block_loop::{Call, DECODE_MAX_ROWS, KeyRange, apply_mask, mask_within};
 use crate::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
 use crate::lanes::multiply_tile;
 use crate::mask::Run;
 use crate::micro::RowBuffer;
 use crate::problem::Problem;
-use crate::simd::{Any, Element, GROUP, Lanes, Number, Simd, Visitor, map_any};
-use crate::softmax::{SoftmaxPasses, State, States, TileSums};
+use crate::simd::{Any, Element, GROUP, Isa, Lanes, Number, Simd, Visitor, leaf, map_any};
+use crate::softmax::{
+    SoftmaxPasses, State, States, TileSums, exp_and_sum, exp_and_sum_row, update_max,
+};
 use crate::source::{AnyHead, Head, Heads};
 use crate::view::{Rows, RowsOf};
 use half::{bf16, f16};
@@ -45,38 +47,38 @@ pub(crate) struct DecodeRows<N> {
 }
 
 /// The two products, on vectors or on AMX.
-pub(crate) trait Products<E: Element> {
+pub(crate) trait Products<N: Number> {
     /// The task has these rows; their scores are the dot products times `factor`.
-    fn start(&mut self, rows: &mut DecodeRows<E::Num>, factor: E::Num);
+    fn start(&mut self, rows: &mut DecodeRows<N>, factor: N);
 
     /// `to[key][row] = factor * keys[key] . q[row]`, while the rows of `soon` are asked for.
-    fn dots<S: Simd<E::Num>>(
+    fn dots(
         &mut self,
-        s: S,
-        rows: &DecodeRows<E::Num>,
-        keys: AnyRows<'_, E::Num>,
-        next_rows: AnyRows<'_, E::Num>,
-        to: &mut [E::Num],
+        isa: Isa,
+        rows: &DecodeRows<N>,
+        keys: AnyRows<'_, N>,
+        next_rows: AnyRows<'_, N>,
+        to: &mut [N],
     );
 
     /// Adds the values, times their weights, to the sums of the rows.
-    fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut DecodeRows<E::Num>, work: Weighted<'_, E>);
+    fn add(&mut self, isa: Isa, rows: &mut DecodeRows<N>, work: Weighted<'_, N>);
 
     /// All is added; the sums belong into `rows`. False if the pass must be taken once more.
-    fn finish(&mut self, rows: &mut DecodeRows<E::Num>) -> bool;
+    fn finish(&mut self, rows: &mut DecodeRows<N>) -> bool;
 }
 
 /// Values of a block, and what they are multiplied by.
-pub(crate) struct Weighted<'t, E: Element> {
-    pub(crate) values: AnyRows<'t, E::Num>,
+pub(crate) struct Weighted<'t, N: Number> {
+    pub(crate) values: AnyRows<'t, N>,
     /// Rows that are needed next.
-    pub(crate) next_rows: AnyRows<'t, E::Num>,
+    pub(crate) next_rows: AnyRows<'t, N>,
     /// `[key][row]`
-    pub(crate) weights: &'t [E::Num],
+    pub(crate) weights: &'t [N],
     /// Which rows see each key, unless all see all of them: a key that a row does not see is left out of its sum.
     pub(crate) visible: Option<&'t [RowMask]>,
     /// What the sums so far are multiplied by.
-    pub(crate) rescale: &'t [E::Num; DECODE_MAX_ROWS],
+    pub(crate) rescale: &'t [N; DECODE_MAX_ROWS],
 }
 
 /// Rows that are weighed together.
@@ -104,7 +106,7 @@ struct HeadGroup<N> {
 }
 
 impl<N: Number> DecodeScratch<N> {
-    pub(crate) fn new<E: Element<Num = N>>(problem: &Problem<'_, E>, tiles: Option<Sizes>) -> Self {
+    pub(crate) fn new(problem: &Problem<'_, N>, tiles: Option<Sizes>) -> Self {
         let dims = problem.dims();
         let served = dims.heads.q / dims.heads.kv.max(1);
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
@@ -137,24 +139,23 @@ impl<N: Number> DecodeScratch<N> {
 }
 
 /// Whether no option tells the rows and keys of a task apart.
-fn are_alike<E: Element>(problem: &Problem<'_, E>) -> bool {
+fn are_alike<N: Number>(problem: &Problem<'_, N>) -> bool {
     problem.is_plain_dot() && !problem.has_factors() && !problem.entropy
 }
 
 /// Sums that the weights of a row are kept in: keys that stand side by side for [`DECODE_MAX_ROWS`] rows.
 const CLASSES: usize = GROUP / DECODE_MAX_ROWS;
 
-impl<E: Element> Forward<'_, '_, E> {
+impl<N: Number> Forward<'_, '_, N> {
     /// The rows of all heads that one key head serves, over the keys of the way.
-    #[inline(always)]
-    pub(crate) fn decode<S: Simd<E::Num>>(&mut self, s: S, products: &mut impl Products<E>) {
+    pub(crate) fn decode(&mut self, isa: Isa, products: &mut impl Products<N>) {
         let Self { call, scope, rows, .. } = *self;
         let Some(mut scratch) = self.scratch.decode.take() else { return };
         if let Some(key_range) = &self.stage.keys {
             for _ in 0..2 {
                 scratch.start(&call, (scope, rows), key_range);
-                products.start(&mut scratch.rows, E::Num::from_f64(call.problem.query_factor()));
-                scratch.block_loop(s, self, key_range, products);
+                products.start(&mut scratch.rows, N::from_f64(call.problem.query_factor()));
+                scratch.block_loop(isa, self, key_range, products);
                 if products.finish(&mut scratch.rows) {
                     break;
                 }
@@ -172,8 +173,8 @@ impl<E: Element> Forward<'_, '_, E> {
                     group.sums.iter_mut().zip(sums).for_each(|(to, x)| to.0[i] = *x);
                 }
                 match self.stage.into {
-                    Some(part) => self.save(s, 0, part),
-                    None => self.finish(s, 0),
+                    Some(part) => self.save(isa, 0, part),
+                    None => self.finish(isa, 0),
                 }
             }
         }
@@ -182,9 +183,9 @@ impl<E: Element> Forward<'_, '_, E> {
 }
 
 impl<N: Number> DecodeScratch<N> {
-    fn start<E: Element<Num = N>>(
+    fn start(
         &mut self,
-        call: &Call<'_, E>,
+        call: &Call<'_, N>,
         (scope, rows): (Scope, RowTile),
         key_range: &KeyRange<'_>,
     ) {
@@ -208,13 +209,12 @@ impl<N: Number> DecodeScratch<N> {
     }
 
     /// All blocks that any head sees, keys ascending.
-    #[inline(always)]
-    fn block_loop<E: Element<Num = N>, S: Simd<N>>(
+    fn block_loop(
         &mut self,
-        s: S,
-        task: &Forward<'_, '_, E>,
+        isa: Isa,
+        task: &Forward<'_, '_, N>,
         key_range: &KeyRange<'_>,
-        products: &mut impl Products<E>,
+        products: &mut impl Products<N>,
     ) {
         let Forward { call, scope, rows, .. } = *task;
         let (k, v) = call.keys_and_values(scope);
@@ -235,9 +235,9 @@ impl<N: Number> DecodeScratch<N> {
                 // What is needed next: memory must not rest while the vectors are busy.
                 let left = n.min(range_end - after);
                 let next_rows = map_any!(k, k => k.run(after, left).unwrap_or(Rows::none()));
-                products.dots(s, &self.rows, keys, values, &mut self.dots);
+                products.dots(isa, &self.rows, keys, values, &mut self.dots);
                 for b in 0..self.head_groups.len() {
-                    self.exp_and_sum(s, call.problem, (scope, rows), b, (first, n));
+                    self.exp_and_sum(isa, call.problem, (scope, rows), b, (first, n));
                 }
                 let mut rescale = [N::one(); DECODE_MAX_ROWS];
                 let mut visible = [RowMask::MAX; BLOCK_KEYS];
@@ -245,14 +245,13 @@ impl<N: Number> DecodeScratch<N> {
                 let visible = hidden.then_some(&visible[..n]);
                 let (weights, rescale) = (&self.dots[..], &rescale);
                 let work = Weighted { values, next_rows, weights, visible, rescale };
-                products.add(s, &mut self.rows, work);
+                products.add(isa, &mut self.rows, work);
             }
             first = after;
         }
     }
 
     /// The weights of all head_groups side by side, what their sums are multiplied by and, if that is not all, what they see.
-    #[inline(always)]
     fn gather(
         &mut self,
         each: usize,
@@ -290,11 +289,10 @@ impl<N: Number> DecodeScratch<N> {
     }
 
     /// From dot products to the weights of a head_group.
-    #[inline(always)]
-    fn exp_and_sum<E: Element<Num = N>, S: Simd<N>>(
+    fn exp_and_sum(
         &mut self,
-        s: S,
-        problem: &Problem<'_, E>,
+        isa: Isa,
+        problem: &Problem<'_, N>,
         (scope, rows): (Scope, RowTile),
         b: usize,
         (first, n): (usize, usize),
@@ -323,11 +321,19 @@ impl<N: Number> DecodeScratch<N> {
         let scope = Scope { head: scope.head + head_group.heads.start, ..scope };
         let at = At { scope, rows, span, keys: Keys::From(first) };
         let mut sums = TileSums {
-            sum: head_group.states.infinite_where_empty(s, span),
+            sum: head_group.states.infinite_where_empty(),
             ..TileSums::zero(problem.entropy)
         };
+        if spread {
+            let visible = if hides { &mut visible[..used] } else { &mut [] };
+            if !head_group.max_is_stale
+                && spread_step(isa, head_group, dots, visible, used, &mut sums.sum)
+            {
+                return;
+            }
+        }
         let mut passes = SoftmaxPasses::new(head_group.max_is_stale);
-        while let Some(max_is_current) = passes.next(s, &sums.sum, span) {
+        while let Some(max_is_current) = passes.next(&sums.sum, span) {
             let tile = &mut head_group.tile[..used];
             if spread {
                 for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(GROUP)) {
@@ -337,30 +343,100 @@ impl<N: Number> DecodeScratch<N> {
                 for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(width)) {
                     to.0[..count].copy_from_slice(&dots[from..from + count]);
                 }
-                problem.apply(s, at, tile, None);
+                problem.apply(isa, at, tile, None);
             }
             if hides {
-                s.call(ApplyMask { tile, visible: &mut visible[..used], span });
+                apply_mask(isa, tile, &mut visible[..used], span);
             }
             if !max_is_current {
-                head_group.update_max(s, used, (&sums.sum, span));
+                head_group.update_max(isa, used, (&sums.sum, span));
             }
             sums = TileSums::zero(problem.entropy);
-            head_group.states.exp_and_sum(s, &mut head_group.tile[..used], span, &mut sums);
+            let tile = &mut head_group.tile[..used];
+            exp_and_sum(isa, &head_group.states, tile, span, &mut sums);
             if spread {
-                sums.sum = head_group.sum_of_classes(s, used);
+                sums.sum = sum_of_classes(isa, tile, head_group.width);
             }
         }
-        head_group.states.add(s, &sums, span);
+        head_group.states.add(&sums, span);
         if hides && !spread {
             // A bias may have hidden more.
             (head_group.hidden, head_group.visible) = (true, visible);
         }
         if problem.has_factors() {
-            problem.factors(s, at, &mut factors[..n]);
-            multiply_tile(s, (&mut head_group.tile[..n], factors), span);
+            problem.factors(isa, at, &mut factors[..n]);
+            multiply_tile(isa, &mut head_group.tile[..n], factors, span);
         }
     }
+}
+
+leaf! {
+    /// The step of rows that several keys stand side by side for, while `max` is current. False if it is not; then nothing is
+    /// added, and `sums` holds the sums of the weights. `visible` is empty if all is visible.
+    fn spread_step<'t, N>(
+        s: S,
+        group: &'t mut HeadGroup<N>,
+        dots: &'t [N],
+        visible: &'t mut [RowMask],
+        used: usize,
+        sums: &'t mut Lanes<N>,
+    ) -> bool {
+        let HeadGroup { states, tile, width, .. } = group;
+        let (tile, span) = (&mut tile[..used], Span::first(GROUP));
+        if !states.max_is_set(s, span) {
+            return false;
+        }
+        for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(GROUP)) {
+            to.0.copy_from_slice(dots);
+        }
+        if !visible.is_empty() {
+            mask_within(s, tile, visible, span);
+        }
+        for lane in span.vectors::<N, S>() {
+            let (max, mut sum) = (s.load(&states.max.0[lane..]), s.splat(N::zero()));
+            for row in tile.iter_mut() {
+                exp_and_sum_row(s, &mut row.0[lane..], max, &mut sum);
+            }
+        }
+        *sums = classes_within(s, tile, *width);
+        states.add_if_current(s, sums, span)
+    }
+}
+
+leaf! {
+    /// The sums of the four classes of each row, in its first lanes; the others are 0.
+    fn sum_of_classes<'t, N>(s: S, tile: &'t [Lanes<N>], width: usize) -> Lanes<N> {
+        classes_within(s, tile, width)
+    }
+}
+
+/// [`sum_of_classes`] from within a leaf.
+#[inline(always)]
+fn classes_within<N: Number, S: Simd<N>>(s: S, tile: &[Lanes<N>], width: usize) -> Lanes<N> {
+    let mut sums = Lanes([N::zero(); GROUP]);
+    for lane in (0..GROUP).step_by(S::LANES) {
+        let mut rows = [s.splat(N::zero()); DECODE_MAX_ROWS];
+        for (to, row) in rows.iter_mut().zip(tile) {
+            *to = s.load(&row.0[lane..]);
+        }
+        let mut half = width / 2;
+        while half > 0 {
+            for i in 0..half {
+                rows[i] = s.add(rows[i], rows[i + half]);
+            }
+            half /= 2;
+        }
+        s.store(rows[0], &mut sums.0[lane..]);
+    }
+    let mut half = GROUP / 2;
+    while half >= CLASSES * width {
+        let (first, second) = sums.0.split_at_mut(half);
+        for (to, x) in first.iter_mut().zip(&mut *second) {
+            (*to, *x) = (*to + *x, N::zero());
+        }
+        half /= 2;
+    }
+    sums
 }
 
 impl<N: Number> HeadGroup<N> {
@@ -403,41 +479,11 @@ impl<N: Number> HeadGroup<N> {
         }
     }
 
-    /// The sums of the four classes of each row, in its first lanes; the others are 0.
-    #[inline(always)]
-    fn sum_of_classes<S: Simd<N>>(&self, s: S, used: usize) -> Lanes<N> {
-        let mut sums = Lanes([N::zero(); GROUP]);
-        for lane in (0..GROUP).step_by(S::LANES) {
-            let mut rows = [s.splat(N::zero()); DECODE_MAX_ROWS];
-            for (to, row) in rows.iter_mut().zip(&self.tile[..used]) {
-                *to = s.load(&row.0[lane..]);
-            }
-            let mut half = self.width / 2;
-            while half > 0 {
-                for i in 0..half {
-                    rows[i] = s.add(rows[i], rows[i + half]);
-                }
-                half /= 2;
-            }
-            s.store(rows[0], &mut sums.0[lane..]);
-        }
-        let mut half = GROUP / 2;
-        while half >= CLASSES * self.width {
-            let (first, second) = sums.0.split_at_mut(half);
-            for (to, x) in first.iter_mut().zip(&mut *second) {
-                (*to, *x) = (*to + *x, N::zero());
-            }
-            half /= 2;
-        }
-        sums
-    }
-
     /// Raises `max` where the sums do not suffice, to the same number in all lanes of a row.
-    #[inline(always)]
-    fn update_max<S: Simd<N>>(&mut self, s: S, used: usize, (sums, span): (&Lanes<N>, Span)) {
+    fn update_max(&mut self, isa: Isa, used: usize, (sums, span): (&Lanes<N>, Span)) {
         let Self { states, tile, rescale, width, .. } = self;
         if *width == GROUP {
-            self.max_is_stale = states.update_max(s, &tile[..used], (sums, span), rescale);
+            self.max_is_stale = update_max(isa, states, &tile[..used], sums, span, rescale);
             return;
         }
         let mut top = tile[0];
@@ -452,7 +498,7 @@ impl<N: Number> HeadGroup<N> {
                 lanes.0.iter_mut().skip(row).step_by(*width).for_each(|x| *x = most);
             }
         }
-        self.max_is_stale = states.update_max(s, &[top], (&sums, span), rescale);
+        self.max_is_stale = update_max(isa, states, &[top], &sums, span, rescale);
     }
 
     /// The state of a row: of all its lanes.

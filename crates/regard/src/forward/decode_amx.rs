@@ -20,7 +20,7 @@ use crate::amx::{
 };
 use crate::block_loop::DECODE_MAX_ROWS;
 use crate::lanes;
-use crate::simd::{Amx, Any, Avx512, Element, Simd, Task, TileShape, Tiles, each};
+use crate::simd::{Amx, Any, Avx512, Isa, Simd, Task, TileShape, Tiles, each};
 use crate::view::Rows;
 use half::bf16;
 
@@ -50,7 +50,7 @@ impl<'t> OnAmx<'t> {
     }
 }
 
-impl<E: Element<Num = f32>> Products<E> for OnAmx<'_> {
+impl Products<f32> for OnAmx<'_> {
     fn start(&mut self, rows: &mut DecodeRows<f32>, factor: f32) {
         #[expect(clippy::cast_possible_truncation, reason = "at most 16")]
         let width = rows.width as u8;
@@ -77,10 +77,9 @@ impl<E: Element<Num = f32>> Products<E> for OnAmx<'_> {
         sums.fill(SumRow([0.0; ROWS]));
     }
 
-    #[inline(always)]
-    fn dots<S: Simd<f32>>(
+    fn dots(
         &mut self,
-        _: S,
+        _: Isa,
         rows: &DecodeRows<f32>,
         keys: AnyRows<'_, f32>,
         next_rows: AnyRows<'_, f32>,
@@ -92,16 +91,15 @@ impl<E: Element<Num = f32>> Products<E> for OnAmx<'_> {
         s.call(Dots { s, t, scratch, rows, keys, next_rows, factor, to });
     }
 
-    #[inline(always)]
-    fn add<S: Simd<f32>>(&mut self, _: S, rows: &mut DecodeRows<f32>, work: Weighted<'_, E>) {
+    fn add(&mut self, _: Isa, rows: &mut DecodeRows<f32>, work: Weighted<'_, f32>) {
         let (Some(t), Any::Bf16(values)) = (&self.tiles, work.values) else { return };
         let (s, scratch, non_finite) = (self.amx.vectors(), &mut *self.scratch, self.non_finite);
         match rows.width {
-            1 => s.call(Add::<E, 1> { s, t, scratch, rows, values, work, non_finite }),
-            2 => s.call(Add::<E, 2> { s, t, scratch, rows, values, work, non_finite }),
-            4 => s.call(Add::<E, 4> { s, t, scratch, rows, values, work, non_finite }),
-            8 => s.call(Add::<E, 8> { s, t, scratch, rows, values, work, non_finite }),
-            _ => s.call(Add::<E, 16> { s, t, scratch, rows, values, work, non_finite }),
+            1 => s.call(Add::<1> { s, t, scratch, rows, values, work, non_finite }),
+            2 => s.call(Add::<2> { s, t, scratch, rows, values, work, non_finite }),
+            4 => s.call(Add::<4> { s, t, scratch, rows, values, work, non_finite }),
+            8 => s.call(Add::<8> { s, t, scratch, rows, values, work, non_finite }),
+            _ => s.call(Add::<16> { s, t, scratch, rows, values, work, non_finite }),
         }
     }
 
@@ -176,9 +174,9 @@ fn copy_row(from: &[bf16], to: &mut [TileRow]) {
 
 /// Asks for the rows that are needed soon, at one of so many steps: a few at a time keep memory busy and the way to it free.
 #[inline(always)]
-fn prefetch_part(s: Avx512, next_rows: AnyRows<'_, f32>, step: usize, steps: usize) {
+fn prefetch_part(next_rows: AnyRows<'_, f32>, step: usize, steps: usize) {
     each!(next_rows, rows => for i in rows.len * step / steps..rows.len * (step + 1) / steps {
-        lanes::prefetch_l1(s, rows.row(i));
+        lanes::prefetch_l1(rows.row(i));
     });
 }
 
@@ -209,7 +207,7 @@ impl Task<f32> for Dots<'_, '_> {
             t.zero::<{ SCORES[0] }>();
             t.zero::<{ SCORES[1] }>();
             for chunk in 0..chunks {
-                prefetch_part(s, next_rows, pair / 2 * chunks + chunk, groups.div_ceil(2) * chunks);
+                prefetch_part(next_rows, pair / 2 * chunks + chunk, groups.div_ceil(2) * chunks);
                 // SAFETY: `Matrix::group` has 16 rows of all chunks, `queries` 16 of each (asserted above).
                 unsafe {
                     t.load::<QUERIES>(queries[chunk * ROWS..].as_ptr().cast(), 64);
@@ -236,17 +234,17 @@ impl Task<f32> for Dots<'_, '_> {
 }
 
 /// Adds the values of a block, times the weights of up to `WIDE` rows.
-struct Add<'t, 'w, E: Element, const WIDE: usize> {
+struct Add<'t, 'w, const WIDE: usize> {
     s: Avx512,
     t: &'t Tiles,
     scratch: &'t mut AmxDecodeScratch,
     rows: &'t mut DecodeRows<f32>,
     values: Rows<'t, bf16>,
-    work: Weighted<'w, E>,
+    work: Weighted<'w, f32>,
     non_finite: bool,
 }
 
-impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, '_, E, WIDE> {
+impl<const WIDE: usize> Task<f32> for Add<'_, '_, WIDE> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<f32>>(mut self, _: S) {
@@ -292,7 +290,6 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, '_, E, WIDE
                     for (group, values) in here[..groups].iter().enumerate() {
                         if eight == 0 {
                             prefetch_part(
-                                s,
                                 next_rows,
                                 chunk / 2 * groups + group,
                                 chunks.div_ceil(2) * groups,
@@ -316,7 +313,7 @@ impl<E: Element<Num = f32>, const WIDE: usize> Task<f32> for Add<'_, '_, E, WIDE
     }
 }
 
-impl<E: Element<Num = f32>, const WIDE: usize> Add<'_, '_, E, WIDE> {
+impl<const WIDE: usize> Add<'_, '_, WIDE> {
     /// Makes the sums so far smaller. What [`add_odd`](Self::add_odd) has added stays what it is.
     #[inline(never)]
     fn rescale(&mut self) {

@@ -10,73 +10,69 @@
 
 use super::decode::{AnyRows, DecodeRows, Products, Weighted};
 use crate::lanes::prefetch_l2;
-use crate::simd::{Element, MAX_LANES, Number, Simd, Task, Visitor, each};
+use crate::simd::{Element, Isa, MAX_LANES, Number, Simd, Task, Visitor, each};
 use crate::view::{Rows, RowsOf};
 
 /// The products on vectors.
 pub(crate) struct Vectors;
 
-impl<E: Element> Products<E> for Vectors {
-    fn start(&mut self, rows: &mut DecodeRows<E::Num>, factor: E::Num) {
+impl<N: Number> Products<N> for Vectors {
+    fn start(&mut self, rows: &mut DecodeRows<N>, factor: N) {
         for row in 0..rows.count {
             rows.q.row_mut(row).iter_mut().for_each(|x| *x = *x * factor);
         }
     }
 
-    #[inline(always)]
-    fn dots<S: Simd<E::Num>>(
+    fn dots(
         &mut self,
-        s: S,
-        rows: &DecodeRows<E::Num>,
-        keys: AnyRows<'_, E::Num>,
-        next_rows: AnyRows<'_, E::Num>,
-        to: &mut [E::Num],
+        isa: Isa,
+        rows: &DecodeRows<N>,
+        keys: AnyRows<'_, N>,
+        next_rows: AnyRows<'_, N>,
+        to: &mut [N],
     ) {
-        E::Num::visit(keys, Dots { s, rows, next_rows, to });
+        N::visit(keys, Dots { isa, rows, next_rows, to });
     }
 
-    #[inline(always)]
-    fn add<S: Simd<E::Num>>(&mut self, s: S, rows: &mut DecodeRows<E::Num>, work: Weighted<'_, E>) {
-        E::Num::visit(work.values, Add { s, rows, work });
+    fn add(&mut self, isa: Isa, rows: &mut DecodeRows<N>, work: Weighted<'_, N>) {
+        N::visit(work.values, Add { isa, rows, work });
     }
 
-    fn finish(&mut self, _: &mut DecodeRows<E::Num>) -> bool {
+    fn finish(&mut self, _: &mut DecodeRows<N>) -> bool {
         true
     }
 }
 
 /// [`DotRows`] of keys of any type.
-struct Dots<'t, 'n, N: Number, S> {
-    s: S,
+struct Dots<'t, 'n, N: Number> {
+    isa: Isa,
     rows: &'t DecodeRows<N>,
     next_rows: AnyRows<'n, N>,
     to: &'t mut [N],
 }
 
-impl<'r, N: Number, S: Simd<N>> Visitor<RowsOf<'r>, N> for Dots<'_, '_, N, S> {
+impl<'r, N: Number> Visitor<RowsOf<'r>, N> for Dots<'_, '_, N> {
     type Out = ();
-    #[inline(always)]
     fn visit<E: Element<Num = N>>(self, keys: Rows<'r, E>) {
-        let Self { s, rows, next_rows, to } = self;
-        s.call(DotRows { rows, keys, next_rows, to });
+        let Self { isa, rows, next_rows, to } = self;
+        N::enter(isa, DotRows { rows, keys, next_rows, to });
     }
 }
 
 /// [`AddRows`] of values of any type.
-struct Add<'t, 'w, E: Element, S> {
-    s: S,
-    rows: &'t mut DecodeRows<E::Num>,
-    work: Weighted<'w, E>,
+struct Add<'t, 'w, N: Number> {
+    isa: Isa,
+    rows: &'t mut DecodeRows<N>,
+    work: Weighted<'w, N>,
 }
 
-impl<'r, E: Element, S: Simd<E::Num>> Visitor<RowsOf<'r>, E::Num> for Add<'_, '_, E, S> {
+impl<'r, N: Number> Visitor<RowsOf<'r>, N> for Add<'_, '_, N> {
     type Out = ();
-    #[inline(always)]
-    fn visit<T: Element<Num = E::Num>>(self, values: Rows<'r, T>) {
-        let Self { s, rows, work } = self;
+    fn visit<T: Element<Num = N>>(self, values: Rows<'r, T>) {
+        let Self { isa, rows, work } = self;
         match work.visible {
-            Some(_) => s.call(AddRows::<E, T, true> { rows, values, work }),
-            None => s.call(AddRows::<E, T, false> { rows, values, work }),
+            Some(_) => N::enter(isa, AddRows::<N, T, true> { rows, values, work }),
+            None => N::enter(isa, AddRows::<N, T, false> { rows, values, work }),
         }
     }
 }
@@ -145,7 +141,7 @@ impl<E: Element> DotRows<'_, '_, '_, E> {
     ) {
         // Before the accumulators are set up: its branches would put them on the stack.
         for i in 0..if row == 0 { KEYS } else { 0 } {
-            prefetch_row(s, self.next_rows, key + i);
+            prefetch_row(self.next_rows, key + i);
         }
         let zero = s.splat(E::Num::default());
         // One vector for each of the parts' slices; the lower ones first.
@@ -250,26 +246,26 @@ fn fold<N: Number, S: Simd<N>, const HALF: usize>(s: S, vectors: &mut [S::V]) {
 
 /// `sums[row] = sums[row] * shrink[row] + sum over keys of weights[key][row] * values[key]`. With `HIDDEN`, a key that a row
 /// does not see is left out of its sum.
-struct AddRows<'t, 'r, 'w, E: Element, T, const HIDDEN: bool> {
-    rows: &'t mut DecodeRows<E::Num>,
+struct AddRows<'t, 'r, 'w, N: Number, T, const HIDDEN: bool> {
+    rows: &'t mut DecodeRows<N>,
     values: Rows<'r, T>,
-    work: Weighted<'w, E>,
+    work: Weighted<'w, N>,
 }
 
 /// Asks for a row, if it is there.
 #[inline(always)]
-fn prefetch_row<N: Number, S: Simd<N>>(s: S, rows: AnyRows<'_, N>, i: usize) {
+fn prefetch_row<N: Number>(rows: AnyRows<'_, N>, i: usize) {
     each!(rows, rows => if i < rows.len {
-        prefetch_l2(s, rows.row(i));
+        prefetch_l2(rows.row(i));
     });
 }
 
-impl<E: Element, T: Element<Num = E::Num>, const HIDDEN: bool> Task<E::Num>
-    for AddRows<'_, '_, '_, E, T, HIDDEN>
+impl<N: Number, T: Element<Num = N>, const HIDDEN: bool> Task<N>
+    for AddRows<'_, '_, '_, N, T, HIDDEN>
 {
     type Out = ();
     #[inline(always)]
-    fn run<S: Simd<E::Num>>(mut self, s: S) {
+    fn run<S: Simd<N>>(mut self, s: S) {
         let (count, dim) = (self.rows.count, self.values.dim);
         let mut row = 0;
         while row < count {
@@ -289,15 +285,15 @@ impl<E: Element, T: Element<Num = E::Num>, const HIDDEN: bool> Task<E::Num>
             }
             for d in d..dim {
                 for r in row..row + rows {
-                    let mut sum = E::Num::default();
+                    let mut sum = N::default();
                     for key in 0..self.values.len {
                         if !HIDDEN || self.is_visible(key, r) {
                             let x = self.values.row(key)[d].widen();
-                            sum = fused::<E::Num, S>(s, x, self.weight(key, r), sum);
+                            sum = fused::<N, S>(s, x, self.weight(key, r), sum);
                         }
                     }
                     let to = &mut self.rows.sums.row_mut(r)[d];
-                    *to = fused::<E::Num, S>(s, *to, self.work.rescale[r], sum);
+                    *to = fused::<N, S>(s, *to, self.work.rescale[r], sum);
                 }
             }
             row += rows;
@@ -313,19 +309,19 @@ fn fused<N: Number, S: Simd<N>>(s: S, a: N, b: N, c: N) -> N {
     out[0]
 }
 
-impl<E: Element, T: Element<Num = E::Num>, const HIDDEN: bool> AddRows<'_, '_, '_, E, T, HIDDEN> {
+impl<N: Number, T: Element<Num = N>, const HIDDEN: bool> AddRows<'_, '_, '_, N, T, HIDDEN> {
     #[inline(always)]
     fn is_visible(&self, key: usize, row: usize) -> bool {
         self.work.visible.is_none_or(|visible| visible[key] >> row & 1 == 1)
     }
 
     #[inline(always)]
-    fn weight(&self, key: usize, row: usize) -> E::Num {
+    fn weight(&self, key: usize, row: usize) -> N {
         self.work.weights[key * self.rows.width + row]
     }
 
     #[inline(always)]
-    fn block<S: Simd<E::Num>, const ROWS: usize, const VECTORS: usize>(
+    fn block<S: Simd<N>, const ROWS: usize, const VECTORS: usize>(
         &mut self,
         s: S,
         row: usize,
@@ -333,13 +329,13 @@ impl<E: Element, T: Element<Num = E::Num>, const HIDDEN: bool> AddRows<'_, '_, '
     ) {
         let Weighted { next_rows, rescale, .. } = self.work;
         let values = self.values;
-        let mut sums = [[s.splat(E::Num::default()); VECTORS]; ROWS];
+        let mut sums = [[s.splat(N::default()); VECTORS]; ROWS];
         for key in 0..values.len {
             if row == 0 && d == 0 {
-                prefetch_row(s, next_rows, key);
+                prefetch_row(next_rows, key);
             }
             let value = &values.row(key)[d..d + VECTORS * S::LANES];
-            let mut x = [s.splat(E::Num::default()); VECTORS];
+            let mut x = [s.splat(N::default()); VECTORS];
             for j in 0..VECTORS {
                 x[j] = T::load(s, &value[j * S::LANES..]);
             }

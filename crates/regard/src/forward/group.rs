@@ -5,12 +5,13 @@
 
 use crate::block_loop::{ScoreTile, Visit};
 use crate::index::Span;
-use crate::lanes::multiply_tile;
-use crate::micro::{Weights, add_values, dot_tile};
+use crate::lanes::{multiply_tile, scale_lanes};
+use crate::micro::{Weights, add_values, add_within, dot_within};
 use crate::problem::Problem;
 use crate::queries::Queries;
-use crate::simd::{Element, GROUP, Lanes, Number, Simd};
-use crate::softmax::{SoftmaxPasses, States, TileSums};
+use crate::simd::{GROUP, Isa, Lanes, Number, leaf};
+use crate::softmax::{SoftmaxPasses, States, TileSums, exp_and_sum, update_max};
+use crate::view::Rows;
 
 /// A group of rows: queries, states and sums, `[features][lanes]`.
 #[derive(Debug)]
@@ -23,21 +24,50 @@ pub(crate) struct Group<N> {
     pub(crate) max_is_stale: bool,
 }
 
-/// Adds each tile to the sums of its group.
-pub(super) struct Adding<'t, 'c, E: Element> {
-    pub(super) problem: &'c Problem<'c, E>,
-    pub(super) groups: &'t mut [Group<E::Num>],
-    pub(super) tile: &'t mut [Lanes<E::Num>],
-    pub(super) factors: &'t mut [Lanes<E::Num>],
+leaf! {
+    /// The step where scores are dot products, all rows see all keys, and `max` is current: from products to weights in
+    /// registers; the values are added if they are given. False if `max` is not current; then nothing is added, and `sums` holds the
+    /// sums of the weights, or is infinite in lanes whose `max` is not set yet.
+    fn plain_step<'t, N>(
+        s: S,
+        group: &'t mut Group<N>,
+        kv: (Rows<'t, N>, Option<Rows<'t, N>>),
+        tile: &'t mut [Lanes<N>],
+        span: Span,
+        sums: &'t mut Lanes<N>,
+    ) -> bool {
+        let Group { q, states, sums: out, .. } = group;
+        if !S::FUSES || !states.max_is_set(s, span) {
+            *sums = states.infinite_where_empty();
+            return false;
+        }
+        let mut weights = Weights { max: &states.max, sum: Lanes([N::zero(); GROUP]) };
+        dot_within(s, (kv.0, &q.lanes), span, tile, &mut weights);
+        *sums = weights.sum;
+        if !states.add_if_current(s, sums, span) {
+            return false;
+        }
+        if let Some(v) = kv.1 {
+            add_within(s, v, tile, span, (&Lanes([N::one(); GROUP]), out));
+        }
+        true
+    }
 }
 
-impl<E: Element> Visit<E::Num> for Adding<'_, '_, E> {
-    #[inline(always)]
-    fn visit<S: Simd<E::Num>>(&mut self, s: S, score_tile: ScoreTile<'_, E::Num>) {
+/// Adds each tile to the sums of its group.
+pub(super) struct Adding<'t, 'c, N: Number> {
+    pub(super) problem: &'c Problem<'c, N>,
+    pub(super) groups: &'t mut [Group<N>],
+    pub(super) tile: &'t mut [Lanes<N>],
+    pub(super) factors: &'t mut [Lanes<N>],
+}
+
+impl<N: Number> Visit<N> for Adding<'_, '_, N> {
+    fn visit(&mut self, isa: Isa, score_tile: ScoreTile<'_, N>) {
         let n = score_tile.k.len;
         let factors = self.factors.get_mut(..n).unwrap_or_default();
         self.groups[score_tile.group].step(
-            s,
+            isa,
             self.problem,
             score_tile,
             (&mut self.tile[..n], factors),
@@ -47,80 +77,71 @@ impl<E: Element> Visit<E::Num> for Adding<'_, '_, E> {
 
 impl<N: Number> Group<N> {
     /// One group against one tile of a block: the heart of it all.
-    #[inline(always)]
-    fn step<E: Element<Num = N>, S: Simd<N>>(
+    fn step(
         &mut self,
-        s: S,
-        problem: &Problem<'_, E>,
+        isa: Isa,
+        problem: &Problem<'_, N>,
         mut score_tile: ScoreTile<'_, N>,
         (tile, factors): (&mut [Lanes<N>], &mut [Lanes<N>]),
     ) {
         let span = score_tile.at.span;
         let entropy = problem.entropy;
-        let fused = S::FUSES && score_tile.visible.is_none() && problem.is_plain_dot() && !entropy;
+        let plain = score_tile.visible.is_none() && problem.is_plain_dot() && !entropy;
+        let has_factors = problem.has_factors();
+        let mut sums = TileSums::zero(entropy);
         let mut rescale = Lanes([N::one(); GROUP]);
-        let mut sums =
-            TileSums { sum: self.states.infinite_where_empty(s, span), ..TileSums::zero(entropy) };
-        let mut passes = SoftmaxPasses::new(self.max_is_stale);
-        while let Some(max_is_current) = passes.next(s, &sums.sum, span) {
-            if max_is_current && fused {
-                let mut weights = Weights { max: &self.states.max, sum: Lanes([N::zero(); GROUP]) };
-                dot_tile(s, (score_tile.k, &self.q.lanes), span, tile, &mut weights);
-                sums.sum = weights.sum;
-                continue;
+        let kv = (score_tile.k, Some(score_tile.v).filter(|_| !has_factors));
+        if plain && !self.max_is_stale && plain_step(isa, self, kv, tile, span, &mut sums.sum) {
+            if !has_factors {
+                return;
             }
-            score_tile.scores(s, problem, &mut self.q, tile, None);
-            if !max_is_current {
-                self.max_is_stale =
-                    self.states.update_max(s, tile, (&sums.sum, span), &mut rescale);
+        } else {
+            if !plain || self.max_is_stale {
+                sums.sum = self.states.infinite_where_empty();
             }
-            sums = TileSums::zero(entropy);
-            self.states.exp_and_sum(s, tile, span, &mut sums);
+            let mut passes = SoftmaxPasses::new(self.max_is_stale);
+            while let Some(max_is_current) = passes.next(&sums.sum, span) {
+                score_tile.scores(isa, problem, &mut self.q, tile, None);
+                if !max_is_current {
+                    self.max_is_stale =
+                        update_max(isa, &mut self.states, tile, &sums.sum, span, &mut rescale);
+                }
+                sums = TileSums::zero(entropy);
+                exp_and_sum(isa, &self.states, tile, span, &mut sums);
+            }
+            self.states.add(&sums, span);
         }
-        self.states.add(s, &sums, span);
-        if problem.has_factors() {
-            problem.factors(s, score_tile.at, factors);
-            multiply_tile(s, (tile, factors), span);
+        if has_factors {
+            problem.factors(isa, score_tile.at, factors);
+            multiply_tile(isa, tile, factors, span);
         }
         let (v, to) = (score_tile.v, (&rescale, &mut self.sums[..]));
-        match score_tile.partial_mask() {
-            Some(visible) => {
-                add_values::<N, S, true, false>(s, (v, &[]), (tile, visible), span, to);
-            }
-            None => add_values::<N, S, false, false>(s, (v, &[]), (tile, &[]), span, to),
-        }
+        add_values(isa, (v, &[]), (tile, score_tile.partial_mask().unwrap_or(&[])), span, to);
     }
 
     /// Lets a score without a value join every row.
-    #[inline(always)]
-    pub(super) fn add_sink<S: Simd<N>>(&mut self, s: S, sink: N, entropy: bool) {
+    pub(super) fn add_sink(&mut self, isa: Isa, sink: N, entropy: bool) {
         let span = Span::first(self.q.rows.count);
         let mut tile = [Lanes([sink; GROUP])];
         // Sums that never suffice: `max` becomes the larger of itself and the sink.
-        self.update_max(s, &tile, (&Lanes([N::infinity(); GROUP]), span));
+        self.update_max(isa, &tile, (&Lanes([N::infinity(); GROUP]), span));
         let mut sums = TileSums::zero(entropy);
-        self.states.exp_and_sum(s, &mut tile, span, &mut sums);
+        exp_and_sum(isa, &self.states, &mut tile, span, &mut sums);
         // It is no score of a key.
         let most = self.states.true_max;
-        self.states.add(s, &sums, span);
+        self.states.add(&sums, span);
         self.states.true_max = most;
     }
 
     /// Raises `max` in the lanes whose sums do not suffice, and shrinks what has been added up so far.
-    #[inline(always)]
-    pub(crate) fn update_max<S: Simd<N>>(
+    pub(crate) fn update_max(
         &mut self,
-        s: S,
+        isa: Isa,
         tile: &[Lanes<N>],
         (sums, span): (&Lanes<N>, Span),
     ) {
         let mut rescale = Lanes([N::one(); GROUP]);
-        self.max_is_stale = self.states.update_max(s, tile, (sums, span), &mut rescale);
-        for sum in &mut self.sums {
-            for lane in span.vectors::<N, S>() {
-                let x = s.mul(s.load(&sum.0[lane..]), s.load(&rescale.0[lane..]));
-                s.store(x, &mut sum.0[lane..]);
-            }
-        }
+        self.max_is_stale = update_max(isa, &mut self.states, tile, sums, span, &mut rescale);
+        scale_lanes(isa, &mut self.sums, &rescale, span);
     }
 }

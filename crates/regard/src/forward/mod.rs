@@ -15,13 +15,13 @@ mod group;
 use crate::amx::{AmxScratch, PackedKv, Sizes};
 use crate::block_loop::{BlockLoop, Call, KeyRange};
 use crate::index::{BLOCK_KEYS, RowTile, Scope, Span};
-use crate::lanes::{load_transposed, prefetch_l1, prefetch_l2, store_output, store_transposed};
+use crate::lanes::{
+    load_transposed, prefetch_l1, prefetch_l2, scale_lanes, store_output, store_transposed,
+};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::score::in_log2;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::Amx;
-use crate::simd::{AmxTask, Element, GROUP, Lanes, Number, Simd, Task, each};
+use crate::simd::{GROUP, Isa, Lanes, Number, each, leaf};
 use crate::softmax::{State, States};
 use crate::view::{OutTile, TileMut};
 use decode::DecodeScratch;
@@ -31,11 +31,11 @@ use std::ops::Range;
 
 /// The rows that one task owns.
 #[derive(Debug)]
-pub(crate) struct Target<'t, E: Element> {
+pub(crate) struct Target<'t, N: Number> {
     /// For a task that finishes its rows.
-    pub(crate) finished: Option<FinishedTile<'t, E::Num>>,
+    pub(crate) finished: Option<FinishedTile<'t, N>>,
     /// `[batch, parts x heads.q, q_len, v_dim + STATE]`: sums and states of rows that are not finished in one go.
-    pub(crate) partial: Option<TileMut<'t, E::Num>>,
+    pub(crate) partial: Option<TileMut<'t, N>>,
 }
 
 /// A task's share of the outputs of a call.
@@ -87,8 +87,8 @@ pub(crate) struct Scratch<N> {
 }
 
 impl<N: Number> Scratch<N> {
-    pub(crate) fn new<E: Element<Num = N>>(
-        problem: &Problem<'_, E>,
+    pub(crate) fn new(
+        problem: &Problem<'_, N>,
         rows: usize,
         tiles: Option<Sizes>,
         decode: bool,
@@ -116,30 +116,35 @@ impl<N: Number> Scratch<N> {
 
 /// One tile of rows of one head.
 #[derive(Debug)]
-pub(crate) struct Forward<'t, 'c, E: Element> {
-    pub(crate) call: Call<'c, E>,
+pub(crate) struct Forward<'t, 'c, N: Number> {
+    pub(crate) call: Call<'c, N>,
     pub(crate) scope: Scope,
     pub(crate) rows: RowTile,
     pub(crate) stage: Stage<'t>,
     /// Keys and values packed into tiles, if products use AMX and many rows meet them.
     pub(crate) packed_kv: Option<&'c PackedKv>,
-    pub(crate) target: Target<'t, E>,
+    pub(crate) target: Target<'t, N>,
     /// Which of the target's heads it is.
     pub(crate) part: usize,
-    pub(crate) scratch: &'t mut Scratch<E::Num>,
+    pub(crate) scratch: &'t mut Scratch<N>,
 }
 
-impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(mut self, s: S) {
+impl<N: Number> Forward<'_, '_, N> {
+    /// Computes the rows with the products that the scratch was made for.
+    pub(crate) fn run(self, isa: Isa) {
+        if let Some(task) = on_amx(isa, self) {
+            task.run_on_vectors(isa);
+        }
+    }
+
+    fn run_on_vectors(mut self, isa: Isa) {
         if self.stage.keys.is_some() && self.scratch.decode.is_some() {
-            return self.decode(s, &mut Vectors);
+            return self.decode(isa, &mut Vectors);
         }
         let used = self.rows.groups();
-        self.prefetch_head(s);
+        self.prefetch_head();
         for g in 0..used {
-            self.start(s, g);
+            self.start(isa, g);
         }
         if let Some(key_range) = &self.stage.keys {
             let (call, scope) = (self.call, self.scope);
@@ -147,56 +152,36 @@ impl<E: Element> Task<E::Num> for Forward<'_, '_, E> {
             let Scratch { groups, tile, factors, block_loop, .. } = &mut *self.scratch;
             for group in &mut groups[..used] {
                 let rows = group.q.rows;
-                group.q.take(s, call.problem, scope.head, (q, rows));
+                group.q.take(isa, call.problem, scope.head, (q, rows));
             }
             let mut visitor = Adding { problem: call.problem, groups, tile, factors };
-            block_loop.for_each_block(s, &call, (scope, self.rows), key_range, &mut visitor);
+            block_loop.for_each_block(isa, &call, (scope, self.rows), key_range, &mut visitor);
         }
         for g in 0..used {
             match self.stage.into {
-                Some(part) => self.save(s, g, part),
-                None => self.finish(s, g),
+                Some(part) => self.save(isa, g, part),
+                None => self.finish(isa, g),
             }
         }
     }
 }
 
-impl<E: Element> AmxTask for Forward<'_, '_, E> {
-    type Stored = E;
-    type Out = ();
-
-    fn terms(&self) -> Option<usize> {
-        let decode =
-            self.scratch.decode.as_ref().and_then(|decode| decode.tiles.as_ref()).map(|_| 1);
-        decode.or(self.scratch.scratch.as_ref().map(AmxScratch::terms))
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    fn run_on_amx<const TERMS: usize>(self, amx: Amx)
-    where
-        E: Element<Num = f32>,
-    {
-        amx::forward::<E, TERMS>(amx, self);
-    }
-}
-
-impl<E: Element> Forward<'_, '_, E> {
+impl<N: Number> Forward<'_, '_, N> {
     /// Of a short head, asks for all that is read and written, so that memory works while the queries are transposed, and for
     /// what the next head needs: such calls wait for memory more than they compute. Longer ones are followed by the hardware.
-    #[inline(always)]
-    pub(crate) fn prefetch_head<S: Simd<E::Num>>(&mut self, s: S) {
+    pub(crate) fn prefetch_head(&mut self) {
         let Self { call, scope, rows, .. } = *self;
         if scope.k_len > PREFETCH_MAX_KEYS {
             return;
         }
         let (k, v) = call.keys_and_values(scope);
         for key in 0..scope.k_len {
-            each!(k, k => prefetch_l1(s, k.row(key)));
-            each!(v, v => prefetch_l1(s, v.row(key)));
+            each!(k, k => prefetch_l1(k.row(key)));
+            each!(v, v => prefetch_l1(v.row(key)));
         }
         if let Some(Finished { out, .. }) = &mut self.target.finished {
             for lane in 0..rows.count {
-                each!(out, OutTile, out => prefetch_l1(s, out.row(0, lane)));
+                each!(out, OutTile, out => prefetch_l1(out.row(0, lane)));
             }
         }
         let next = Scope { head: scope.head + 1, ..scope };
@@ -205,33 +190,32 @@ impl<E: Element> Forward<'_, '_, E> {
         }
         let (q, (k, v)) = (call.queries(next.batch, next.head), call.keys_and_values(next));
         for lane in 0..rows.count {
-            each!(q, q => prefetch_l2(s, q.row(rows.row(lane))));
+            each!(q, q => prefetch_l2(q.row(rows.row(lane))));
         }
         for key in 0..scope.k_len {
-            each!(k, k => prefetch_l2(s, k.row(key)));
-            each!(v, v => prefetch_l2(s, v.row(key)));
+            each!(k, k => prefetch_l2(k.row(key)));
+            each!(v, v => prefetch_l2(v.row(key)));
         }
     }
 
     /// Sets the states of a group: what earlier parts left, or nothing seen.
-    #[inline(always)]
-    pub(crate) fn start<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
+    pub(crate) fn start(&mut self, isa: Isa, g: usize) {
         let group = &mut self.scratch.groups[g];
         let skipped = g * GROUP;
         group.q.rows = self.rows.group(g);
         group.states = States::empty();
         group.max_is_stale = false;
-        group.sums.fill(Lanes([E::Num::default(); GROUP]));
+        group.sums.fill(Lanes([N::default(); GROUP]));
         let Some(partial) = &self.target.partial else { return };
         let v_dim = self.call.problem.dims().v_dim;
         let span = Span::first(group.q.rows.count);
         for part in self.stage.from.clone() {
             let row = |lane| partial.written(part, skipped + lane);
             if group.q.rows.step > 1 {
-                (0..span.len()).for_each(|lane| prefetch_l1(s, row(lane)));
+                (0..span.len()).for_each(|lane| prefetch_l1(row(lane)));
             }
-            load_transposed(s, row, span.len(), E::Num::from_f64(1.0), &mut self.scratch.other);
-            let mut factors = [Lanes([E::Num::default(); GROUP]); 2];
+            load_transposed(isa, row, span.len(), N::from_f64(1.0), &mut self.scratch.other);
+            let mut factors = [Lanes([N::default(); GROUP]); 2];
             for lane in 0..span.len() {
                 let [max, sum, sum_x_log, true_max] = [0, 1, 2, 3].map(|i| row(lane)[v_dim + i]);
                 let (state, mine, theirs) =
@@ -239,24 +223,17 @@ impl<E: Element> Forward<'_, '_, E> {
                 group.states.set(lane, state);
                 (factors[0].0[lane], factors[1].0[lane]) = (mine, theirs);
             }
-            for (sum, other) in group.sums.iter_mut().zip(&self.scratch.other) {
-                for lane in span.vectors::<E::Num, S>() {
-                    let theirs = s.mul(s.load(&other.0[lane..]), s.load(&factors[1].0[lane..]));
-                    let sum = &mut sum.0[lane..];
-                    s.store(s.fma(s.load(sum), s.load(&factors[0].0[lane..]), theirs), sum);
-                }
-            }
+            merge_sums(isa, &mut group.sums, &self.scratch.other, &factors, span);
         }
     }
 
     /// Leaves the states of a group for a later stage.
-    #[inline(always)]
-    pub(crate) fn save<S: Simd<E::Num>>(&mut self, s: S, g: usize, part: usize) {
+    pub(crate) fn save(&mut self, isa: Isa, g: usize, part: usize) {
         let part = part + self.part;
         let Some(partial) = &mut self.target.partial else { return };
         let group = &self.scratch.groups[g];
         let v_dim = self.call.problem.dims().v_dim;
-        store_transposed(s, &group.sums[..v_dim], group.q.rows.count, g * GROUP, (partial, part));
+        store_transposed(isa, &group.sums[..v_dim], group.q.rows.count, g * GROUP, (partial, part));
         for lane in 0..group.q.rows.count {
             let State { max, sum, sum_x_log, true_max } = group.states.get(lane);
             let row = &mut partial.row(part, g * GROUP + lane)[v_dim..];
@@ -267,13 +244,12 @@ impl<E: Element> Forward<'_, '_, E> {
     }
 
     /// Divides the sums, transposes them into rows and writes them with their lse.
-    #[inline(always)]
-    pub(crate) fn finish<S: Simd<E::Num>>(&mut self, s: S, g: usize) {
+    pub(crate) fn finish(&mut self, isa: Isa, g: usize) {
         let Self { call, scope, .. } = *self;
         let Some(to) = &mut self.target.finished else { return };
         let group = &mut self.scratch.groups[g];
         if let Some(sinks) = call.problem.score.sinks {
-            group.add_sink(s, in_log2(sinks[scope.head]), call.problem.entropy);
+            group.add_sink(isa, in_log2(sinks[scope.head]), call.problem.entropy);
         }
         for lane in 0..group.q.rows.count {
             let (state, row) = (group.states.get(lane), g * GROUP + lane);
@@ -290,24 +266,54 @@ impl<E: Element> Forward<'_, '_, E> {
                 max_score.row(self.part, row)[0].write(state.max_score());
             }
         }
-        for lane in (0..group.q.rows.count).step_by(S::LANES) {
-            let l = s.load(&group.states.sum.0[lane..]);
-            // Rows that have seen nothing hold zeros, and keep them.
-            let nothing = s.less(l, s.splat(<E::Num as num_traits::Float>::min_positive_value()));
-            let one = s.splat(E::Num::from_f64(1.0));
-            let share = s.select(nothing, one, s.div(one, l));
-            for sum in &mut group.sums {
-                s.store(s.mul(s.load(&sum.0[lane..]), share), &mut sum.0[lane..]);
-            }
-        }
+        // Rows that have seen nothing hold zeros, and keep them.
+        let nothing = <N as num_traits::Float>::min_positive_value();
+        let one = N::from_f64(1.0);
+        let share = |sum: N| if sum < nothing { one } else { one / sum };
+        let shares = Lanes(group.states.sum.0.map(share));
+        scale_lanes(isa, &mut group.sums, &shares, Span::first(group.q.rows.count));
         let v_dim = call.problem.dims().v_dim;
         store_output(
-            s,
+            isa,
             &group.sums[..v_dim],
             group.q.rows.count,
             g * GROUP,
             (&mut to.out, self.part),
         );
+    }
+}
+
+/// Runs a task on AMX, if its scratch was made for that; else gives it back.
+#[cfg(target_arch = "x86_64")]
+fn on_amx<'t, 'c, N: Number>(isa: Isa, task: Forward<'t, 'c, N>) -> Option<Forward<'t, 'c, N>> {
+    let decode = task.scratch.decode.as_ref().is_some_and(|decode| decode.tiles.is_some());
+    if !decode && task.scratch.scratch.is_none() {
+        return Some(task);
+    }
+    N::on_amx::<Forward<'t, 'c, f32>>(isa, task).err()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn on_amx<T>(_: Isa, task: T) -> Option<T> {
+    Some(task)
+}
+
+leaf! {
+    /// `sums = sums * factors[0] + other * factors[1]`, lane by lane.
+    fn merge_sums<'t, N>(
+        s: S,
+        sums: &'t mut [Lanes<N>],
+        other: &'t [Lanes<N>],
+        factors: &'t [Lanes<N>; 2],
+        span: Span,
+    ) {
+        for (sum, other) in sums.iter_mut().zip(other) {
+            for lane in span.vectors::<N, S>() {
+                let theirs = s.mul(s.load(&other.0[lane..]), s.load(&factors[1].0[lane..]));
+                let sum = &mut sum.0[lane..];
+                s.store(s.fma(s.load(sum), s.load(&factors[0].0[lane..]), theirs), sum);
+            }
+        }
     }
 }
 

@@ -18,9 +18,9 @@
 use super::grid::{Chunk, Grid};
 use super::map::{Map, Side};
 use super::sums::{IntraChunk, Pairs, Sums};
-use crate::index::{RowMask, Span};
-use crate::lanes::{load_transposed, pack, store_rows, store_transposed};
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
+use crate::index::{RowMask, RowTile, Span};
+use crate::lanes::{load_transposed, pack_rows, scale_lanes, store_rows, store_transposed};
+use crate::simd::{Element, GROUP, Isa, Lanes, Number, leaf};
 use crate::view::{TileMut, View};
 use num_traits::{One, Zero};
 use std::ops::Range;
@@ -137,10 +137,8 @@ pub(crate) struct Linear<'t, E: Element> {
 }
 
 /// Returns the sums of its keys with those before; of its rows, where it makes the gradients of queries.
-impl<E: Element> Task<E::Num> for Linear<'_, E> {
-    type Out = Sums<E::Num>;
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) -> Sums<E::Num> {
+impl<E: Element> Linear<'_, E> {
+    pub(crate) fn run(self, isa: Isa) -> Sums<E::Num> {
         let Self { call, part, work, scratch } = self;
         let mut chunk_loop = ChunkLoop { call, part, scratch };
         let Part { grid, ref chunks, .. } = *part;
@@ -149,27 +147,27 @@ impl<E: Element> Task<E::Num> for Linear<'_, E> {
             Work::Sum => {
                 let mut sums = Sums::new(call.size());
                 for chunk in chunks {
-                    chunk_loop.load_keys(s, &chunk, &mut sums);
-                    chunk_loop.add_keys(s, &chunk, &mut sums);
+                    chunk_loop.load_keys(isa, &chunk, &mut sums);
+                    chunk_loop.add_keys(isa, &chunk, &mut sums);
                 }
                 sums
             }
             Work::Rows { mut before, mut out, mut sums } => {
                 for chunk in chunks {
-                    chunk_loop.rows(s, &chunk, &mut before, (&mut out, &mut sums));
+                    chunk_loop.rows(isa, &chunk, &mut before, (&mut out, &mut sums));
                 }
                 before
             }
             Work::Queries { mut before, mut d_q } => {
                 let mut rows = Sums::new(call.size());
                 for chunk in chunks {
-                    chunk_loop.query_grads(s, &chunk, (&mut before, &mut rows), &mut d_q);
+                    chunk_loop.query_grads(isa, &chunk, (&mut before, &mut rows), &mut d_q);
                 }
                 rows
             }
             Work::Keys { mut behind, mut d_k, mut d_v } => {
                 for chunk in chunks.rev().filter(|chunk| !chunk.keys.is_empty()) {
-                    chunk_loop.key_grads(s, &chunk, &mut behind, (&mut d_k, &mut d_v));
+                    chunk_loop.key_grads(isa, &chunk, &mut behind, (&mut d_k, &mut d_v));
                 }
                 behind
             }
@@ -190,48 +188,44 @@ struct ChunkLoop<'t, E: Element> {
 
 impl<E: Element> ChunkLoop<'_, E> {
     /// Features and values of a chunk's keys; the reference of the sums is raised to theirs.
-    #[inline(always)]
-    fn load_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {
+    fn load_keys(&mut self, isa: Isa, chunk: &Chunk, sums: &mut Sums<E::Num>) {
         let (&Part { item, head, .. }, map, keys) = (self.part, self.call.map, &chunk.keys);
         let (k, v) = (self.call.k.head(item, head), self.call.v.head(item, head));
         let LinearScratch { keys: to, key_inputs, .. } = &mut *self.scratch;
         let row = |i: usize| k.row(keys.start + i);
-        map.arguments(s, (row, keys.len()), Side::Keys, key_inputs, &mut to.features);
+        map.arguments(isa, (row, keys.len()), Side::Keys, key_inputs, &mut to.features);
         sums.raise(map.reference(&to.features, keys.len()));
-        map.map(s, span(keys), &Lanes([sums.reference; GROUP]), &mut to.features);
-        pack(s, |i| v.row(keys.start + i), keys.len(), &mut to.payload_rows);
+        map.map(isa, span(keys), &Lanes([sums.reference; GROUP]), &mut to.features);
+        let rows = RowTile { first: keys.start, step: 1, count: keys.len() };
+        pack_rows(isa, v, rows, &mut to.payload_rows);
     }
 
-    #[inline(always)]
-    fn add_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, sums: &mut Sums<E::Num>) {
-        sums.take(s, &self.scratch.keys, span(&chunk.keys), &self.scratch.all);
+    fn add_keys(&mut self, isa: Isa, chunk: &Chunk, sums: &mut Sums<E::Num>) {
+        sums.take(isa, &self.scratch.keys, span(&chunk.keys), &self.scratch.all);
     }
 
     /// The same as rows, to be intra_chunk, and who sees them.
-    #[inline(always)]
-    fn store_key_rows<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk) {
+    fn store_key_rows(&mut self, isa: Isa, chunk: &Chunk) {
         let LinearScratch { keys: Pairs { features, feature_rows, .. }, visible, .. } =
             &mut *self.scratch;
-        store_rows(s, features, chunk.keys.len(), E::Num::one(), feature_rows);
+        store_rows(isa, features, chunk.keys.len(), E::Num::one(), feature_rows);
         visible.iter_mut().enumerate().for_each(|(key, visible)| *visible = chunk.seeing(key));
     }
 
     /// Features of a chunk's queries.
-    #[inline(always)]
-    fn load_queries<S: Simd<E::Num>>(&mut self, s: S, head: usize, rows: &Range<usize>) {
+    fn load_queries(&mut self, isa: Isa, head: usize, rows: &Range<usize>) {
         let (map, q) = (self.call.map, self.call.q.head(self.part.item, head));
         let LinearScratch { rows: to, query_inputs, .. } = &mut *self.scratch;
         let row = |i: usize| q.row(rows.start + i);
-        map.arguments(s, (row, rows.len()), Side::Queries, query_inputs, &mut to.features);
+        map.arguments(isa, (row, rows.len()), Side::Queries, query_inputs, &mut to.features);
         let top = map.largest(&to.features, rows.len());
-        map.map(s, span(rows), &top, &mut to.features);
+        map.map(isa, span(rows), &top, &mut to.features);
     }
 
     /// `u` of a chunk's rows, and the reference of their sums.
-    #[inline(always)]
-    fn load_output_grads<S: Simd<E::Num>>(
+    fn load_output_grads(
         &mut self,
-        s: S,
+        isa: Isa,
         back: &BackwardInputs<'_, E>,
         head: usize,
         rows: &Range<usize>,
@@ -240,8 +234,14 @@ impl<E: Element> ChunkLoop<'_, E> {
         let (one, zero) = (E::Num::one(), E::Num::zero());
         let [out, d_out] = [back.out, back.d_out].map(|view| view.head(self.part.item, head));
         let dim = out.dim;
-        load_transposed(s, |i| out.row(rows.start + i), rows.len(), one, &mut spare[..dim]);
-        load_transposed(s, |i| d_out.row(rows.start + i), rows.len(), one, &mut to.payload[..dim]);
+        load_transposed(isa, |i| out.row(rows.start + i), rows.len(), one, &mut spare[..dim]);
+        load_transposed(
+            isa,
+            |i| d_out.row(rows.start + i),
+            rows.len(),
+            one,
+            &mut to.payload[..dim],
+        );
         let sums = back.sums.head(self.part.item, head);
         let mut inverse = Lanes([zero; GROUP]);
         for (i, inverse) in inverse.0[..rows.len()].iter_mut().enumerate() {
@@ -249,48 +249,39 @@ impl<E: Element> ChunkLoop<'_, E> {
             *inverse = inverse_of(l);
         }
         let (payload, last) = to.payload.split_at_mut(dim);
-        for lane in span(rows).vectors::<E::Num, S>() {
-            let (by, mut delta) = (s.load(&inverse.0[lane..]), s.splat(zero));
-            for (out, d) in spare.iter().zip(&mut *payload) {
-                let d = &mut d.0[lane..];
-                let x = s.load(d);
-                delta = s.fma(x, s.load(&out.0[lane..]), delta);
-                s.store(s.mul(x, by), d);
-            }
-            s.store(s.sub(s.splat(zero), s.mul(delta, by)), &mut last[0].0[lane..]);
-        }
+        divide_grads(isa, spare, payload, &inverse, &mut last[0], span(rows));
         sums.row(rows.start)[1]
     }
 
     /// `out_i`, and `l_i` with its reference.
-    #[inline(always)]
-    fn rows<S: Simd<E::Num>>(
+    fn rows(
         &mut self,
-        s: S,
+        isa: Isa,
         chunk: &Chunk,
         before: &mut Sums<E::Num>,
         (out, sums): (&mut TileMut<'_, E>, &mut TileMut<'_, E::Num>),
     ) {
         let (&Part { head, grid, .. }, group) = (self.part, self.call.group());
         if grid.causal {
-            self.load_keys(s, chunk, before);
-            self.store_key_rows(s, chunk);
+            self.load_keys(isa, chunk, before);
+            self.store_key_rows(isa, chunk);
         }
         let (span, dim) = (span(&chunk.rows), self.call.v.shape().dim);
         for part in (0..group).filter(|_| !chunk.rows.is_empty()) {
-            self.load_queries(s, head * group + part, &chunk.rows);
+            self.load_queries(isa, head * group + part, &chunk.rows);
             let LinearScratch { keys, rows, payload, tile, visible, .. } = &mut *self.scratch;
             let given = (&rows.features[..], span);
-            before.payload(s, given, payload);
+            before.payload(isa, given, payload);
             if grid.causal {
                 let visible = &visible[..chunk.keys.len()];
-                IntraChunk { pairs: keys, visible, tile }.payload(s, given, payload);
+                IntraChunk { pairs: keys, visible, tile }.payload(isa, given, payload);
             }
             let (payload, last) = payload.split_at_mut(dim);
             let l = &last[0];
             let skipped = chunk.rows.start - sums.rows().first;
-            divide(s, span, payload, l);
-            store_transposed(s, payload, chunk.rows.len(), skipped, (out, part));
+            // 0 by which nothing can be divided leaves 0.
+            scale_lanes(isa, payload, &Lanes(l.0.map(inverse_of)), span);
+            store_transposed(isa, payload, chunk.rows.len(), skipped, (out, part));
             for lane in 0..chunk.rows.len() {
                 let to = sums.row(part, skipped + lane);
                 to[0].write(l.0[lane]);
@@ -298,58 +289,56 @@ impl<E: Element> ChunkLoop<'_, E> {
             }
         }
         if grid.causal {
-            self.add_keys(s, chunk, before);
+            self.add_keys(isa, chunk, before);
         }
     }
 
     /// `d_q_i`, from `d_phi(q_i)`; and the rows into their sums.
-    #[inline(always)]
-    fn query_grads<S: Simd<E::Num>>(
+    fn query_grads(
         &mut self,
-        s: S,
+        isa: Isa,
         chunk: &Chunk,
         (before, behind): (&mut Sums<E::Num>, &mut Sums<E::Num>),
         d_q: &mut TileMut<'_, E>,
     ) {
         let (&Part { head, grid, .. }, group) = (self.part, self.call.group());
         if grid.causal {
-            self.load_keys(s, chunk, before);
-            self.store_key_rows(s, chunk);
+            self.load_keys(isa, chunk, before);
+            self.store_key_rows(isa, chunk);
         }
         let (map, span) = (self.call.map, span(&chunk.rows));
         let Some(back) = self.call.backward else { return };
         for part in (0..group).filter(|_| !chunk.rows.is_empty()) {
             let head = head * group + part;
-            self.load_queries(s, head, &chunk.rows);
-            let reference = self.load_output_grads(s, &back, head, &chunk.rows);
+            self.load_queries(isa, head, &chunk.rows);
+            let reference = self.load_output_grads(isa, &back, head, &chunk.rows);
             let LinearScratch { keys, rows, features, tile, visible, query_inputs, all, .. } =
                 &mut *self.scratch;
             let given = (&rows.payload[..], span);
-            before.features(s, given, features);
+            before.features(isa, given, features);
             if grid.causal {
                 let visible = &visible[..chunk.keys.len()];
-                IntraChunk { pairs: keys, visible, tile }.features(s, given, features);
+                IntraChunk { pairs: keys, visible, tile }.features(isa, given, features);
             }
-            map.derivative(s, span, &rows.features, features);
-            let by = map.back(s, span, features, (Side::Queries, query_inputs));
+            map.derivative(isa, span, &rows.features, features);
+            let by = map.back(isa, span, features, (Side::Queries, query_inputs));
             let skipped = chunk.rows.start - d_q.rows().first;
-            store_transposed(s, by, chunk.rows.len(), skipped, (d_q, part));
+            store_transposed(isa, by, chunk.rows.len(), skipped, (d_q, part));
             // Sums of rows are over their references, those of keys times theirs.
             behind.raise(-reference);
             let factor = behind.factor(-reference);
-            store_rows(s, &rows.payload, chunk.rows.len(), factor, &mut rows.payload_rows);
-            behind.take(s, rows, span, all);
+            store_rows(isa, &rows.payload, chunk.rows.len(), factor, &mut rows.payload_rows);
+            behind.take(isa, rows, span, all);
         }
         if grid.causal {
-            self.add_keys(s, chunk, before);
+            self.add_keys(isa, chunk, before);
         }
     }
 
     /// `d_k_j`, from `d_phi(k_j)`, and `d_v_j`.
-    #[inline(always)]
-    fn key_grads<S: Simd<E::Num>>(
+    fn key_grads(
         &mut self,
-        s: S,
+        isa: Isa,
         chunk: &Chunk,
         behind: &mut Sums<E::Num>,
         (d_k, d_v): (&mut TileMut<'_, E>, &mut TileMut<'_, E>),
@@ -360,51 +349,50 @@ impl<E: Element> ChunkLoop<'_, E> {
         if intra_chunk {
             behind.raise(-back.sums.head(item, head * group).row(chunk.rows.start)[1]);
         }
-        self.fetch_by_keys(s, chunk, behind);
+        self.fetch_by_keys(isa, chunk, behind);
         for part in (0..group).filter(|_| intra_chunk) {
             let head = head * group + part;
-            self.load_queries(s, head, &chunk.rows);
-            let reference = self.load_output_grads(s, &back, head, &chunk.rows);
+            self.load_queries(isa, head, &chunk.rows);
+            let reference = self.load_output_grads(isa, &back, head, &chunk.rows);
             let LinearScratch { keys, rows, features, payload, tile, visible, all, .. } =
                 &mut *self.scratch;
             let (count, factor) = (chunk.rows.len(), behind.factor(-reference));
-            store_rows(s, &rows.features, count, E::Num::one(), &mut rows.feature_rows);
-            store_rows(s, &rows.payload, count, factor, &mut rows.payload_rows);
+            store_rows(isa, &rows.features, count, E::Num::one(), &mut rows.feature_rows);
+            store_rows(isa, &rows.payload, count, factor, &mut rows.payload_rows);
             visible.iter_mut().enumerate().for_each(|(row, visible)| *visible = chunk.visible(row));
             let mut intra_chunk = IntraChunk { pairs: &*rows, visible: &visible[..count], tile };
-            intra_chunk.payload(s, (&keys.features, span(&chunk.keys)), payload);
-            intra_chunk.features(s, (&keys.payload, span(&chunk.keys)), features);
-            behind.take(s, rows, span(&chunk.rows), all);
+            intra_chunk.payload(isa, (&keys.features, span(&chunk.keys)), payload);
+            intra_chunk.features(isa, (&keys.payload, span(&chunk.keys)), features);
+            behind.take(isa, rows, span(&chunk.rows), all);
         }
         let (map, span) = (self.call.map, span(&chunk.keys));
         let LinearScratch { keys, features, payload, key_inputs, .. } = &mut *self.scratch;
-        map.derivative(s, span, &keys.features, features);
+        map.derivative(isa, span, &keys.features, features);
         let skipped = chunk.keys.start - d_k.rows().first;
         let dim = self.call.v.shape().dim;
-        store_transposed(s, &payload[..dim], chunk.keys.len(), skipped, (d_v, 0));
-        let by = map.back(s, span, features, (Side::Keys, key_inputs));
-        store_transposed(s, by, chunk.keys.len(), skipped, (d_k, 0));
+        store_transposed(isa, &payload[..dim], chunk.keys.len(), skipped, (d_v, 0));
+        let by = map.back(isa, span, features, (Side::Keys, key_inputs));
+        store_transposed(isa, by, chunk.keys.len(), skipped, (d_k, 0));
     }
 
     /// What a chunk's keys fetch from the sums of rows, to whose reference their powers are relative.
-    #[inline(always)]
-    fn fetch_by_keys<S: Simd<E::Num>>(&mut self, s: S, chunk: &Chunk, behind: &Sums<E::Num>) {
+    fn fetch_by_keys(&mut self, isa: Isa, chunk: &Chunk, behind: &Sums<E::Num>) {
         let (&Part { item, head, .. }, map, range) = (self.part, self.call.map, &chunk.keys);
         let (k, v) = (self.call.k.head(item, head), self.call.v.head(item, head));
         let LinearScratch { keys, key_inputs, features, payload, .. } = &mut *self.scratch;
         let row = |i: usize| k.row(range.start + i);
-        map.arguments(s, (row, range.len()), Side::Keys, key_inputs, &mut keys.features);
-        map.map(s, span(range), &Lanes([-behind.reference; GROUP]), &mut keys.features);
+        map.arguments(isa, (row, range.len()), Side::Keys, key_inputs, &mut keys.features);
+        map.map(isa, span(range), &Lanes([-behind.reference; GROUP]), &mut keys.features);
         let one = E::Num::one();
         load_transposed(
-            s,
+            isa,
             |i| v.row(range.start + i),
             range.len(),
             one,
             &mut keys.payload[..v.dim],
         );
-        behind.payload(s, (&keys.features, span(range)), payload);
-        behind.features(s, (&keys.payload, span(range)), features);
+        behind.payload(isa, (&keys.features, span(range)), payload);
+        behind.features(isa, (&keys.payload, span(range)), features);
     }
 }
 
@@ -413,14 +401,25 @@ fn inverse_of<N: Number>(l: N) -> N {
     if l < N::min_positive_value() { N::zero() } else { N::one() / l }
 }
 
-/// Divides each lane of a tile by its own number; 0 by which nothing can be divided leaves 0.
-#[inline(always)]
-fn divide<N: Number, S: Simd<N>>(s: S, span: Span, tile: &mut [Lanes<N>], by: &Lanes<N>) {
-    let inverse = Lanes(by.0.map(inverse_of));
-    for x in tile {
+leaf! {
+    /// `payload = d_out / l`, and `last = -(d_out . out) / l`, lane by lane.
+    fn divide_grads<'t, N>(
+        s: S,
+        out: &'t [Lanes<N>],
+        payload: &'t mut [Lanes<N>],
+        inverse: &'t Lanes<N>,
+        last: &'t mut Lanes<N>,
+        span: Span,
+    ) {
         for lane in span.vectors::<N, S>() {
-            let x = &mut x.0[lane..];
-            s.store(s.mul(s.load(x), s.load(&inverse.0[lane..])), x);
+            let (by, mut delta) = (s.load(&inverse.0[lane..]), s.splat(N::zero()));
+            for (out, d) in out.iter().zip(&mut *payload) {
+                let d = &mut d.0[lane..];
+                let x = s.load(d);
+                delta = s.fma(x, s.load(&out.0[lane..]), delta);
+                s.store(s.mul(x, by), d);
+            }
+            s.store(s.sub(s.splat(N::zero()), s.mul(delta, by)), &mut last.0[lane..]);
         }
     }
 }

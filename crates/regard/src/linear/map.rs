@@ -3,10 +3,10 @@
 use crate::dropout::{halves, philox};
 use crate::error::Error;
 use crate::index::Span;
-use crate::lanes::load_transposed;
+use crate::lanes::{load_transposed, scale_lanes};
 use crate::micro::{Dots, add_values, dot_tile};
 use crate::score::LOG2_E;
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task, math};
+use crate::simd::{Element, GROUP, Isa, Lanes, Number, Simd, Task, math};
 use crate::view::Rows;
 use std::f64::consts::{LN_2, TAU};
 
@@ -175,30 +175,28 @@ impl<N: Number> Map<N> {
 
     /// Arguments of the features of `count` rows, `[features][lanes]`: the rows themselves, or base-2 logarithms of the
     /// features. For random maps, `x` receives the rows in lanes.
-    #[inline(always)]
-    pub(crate) fn arguments<'r, E: Element<Num = N>, S: Simd<N>>(
+    pub(crate) fn arguments<'r, E: Element<Num = N>>(
         &self,
-        s: S,
+        isa: Isa,
         (row, count): (impl Fn(usize) -> &'r [E], usize),
         side: Side,
         x: &mut [Lanes<N>],
         to: &mut [Lanes<N>],
     ) {
         if !self.is_random() {
-            return load_transposed(s, row, count, N::one(), to);
+            return load_transposed(isa, row, count, N::one(), to);
         }
         let span = Span::first(count);
-        load_transposed(s, row, count, N::one(), x);
-        dot_tile(s, (self.rows(), x), span, to, &mut Dots);
+        load_transposed(isa, row, count, N::one(), x);
+        dot_tile(isa, (self.rows(), x), span, to, &mut Dots);
         if side == Side::Queries {
             return; // the norm of a query scales all its features, which the normalization cancels
         }
         let half = N::from_f64(0.5 * LOG2_E / (self.dim as f64).sqrt());
-        s.call(TakeSquares { x, half, span, to });
+        N::enter(isa, TakeSquares { x, half, span, to });
     }
 
     /// Smallest integer whose power of two bounds the features of `count` keys; 0 unless the map is random.
-    #[inline(always)]
     pub(crate) fn reference(&self, arguments: &[Lanes<N>], count: usize) -> N {
         if !self.is_random() {
             return N::zero();
@@ -213,7 +211,6 @@ impl<N: Number> Map<N> {
     }
 
     /// Largest argument of each row, to which its exponentials are relative.
-    #[inline(always)]
     pub(crate) fn largest(&self, arguments: &[Lanes<N>], count: usize) -> Lanes<N> {
         let mut largest = Lanes([N::zero(); GROUP]);
         if self.is_random() {
@@ -228,32 +225,29 @@ impl<N: Number> Map<N> {
     }
 
     /// Turns arguments into features. Exponentials are relative to `top`.
-    #[inline(always)]
-    pub(crate) fn map<S: Simd<N>>(&self, s: S, span: Span, top: &Lanes<N>, x: &mut [Lanes<N>]) {
-        s.call(Features { map: self.map, span, top, x });
+    pub(crate) fn map(&self, isa: Isa, span: Span, top: &Lanes<N>, x: &mut [Lanes<N>]) {
+        N::enter(isa, Features { map: self.map, span, top, x });
     }
 
     /// Turns gradients of features into gradients of arguments. The derivative of every map is a function of the feature
     /// alone.
-    #[inline(always)]
-    pub(crate) fn derivative<S: Simd<N>>(
+    pub(crate) fn derivative(
         &self,
-        s: S,
+        isa: Isa,
         span: Span,
         features: &[Lanes<N>],
         d: &mut [Lanes<N>],
     ) {
-        s.call(Derivative { map: self.map, span, features, d });
+        N::enter(isa, Derivative { map: self.map, span, features, d });
     }
 
     /// Gradient of the rows, `[dim][lanes]`, from the gradient `d` of the arguments: `d` itself, or for a random map the
     /// sum over the directions, which overwrites `inputs`.
     ///
     /// Scaling all features of a query changes nothing, so its norm contributes no gradient.
-    #[inline(always)]
-    pub(crate) fn back<'d, S: Simd<N>>(
+    pub(crate) fn back<'d>(
         &self,
-        s: S,
+        isa: Isa,
         span: Span,
         d: &'d [Lanes<N>],
         (side, inputs): (Side, &'d mut [Lanes<N>]),
@@ -270,14 +264,8 @@ impl<N: Number> Map<N> {
         }
         factor.0.iter_mut().for_each(|x| *x = *x * size);
         let rows = (self.rows(), &[][..]);
-        add_values::<_, S, false, false>(s, rows, (d, &[]), span, (&factor, inputs));
-        let ln_2 = s.splat(N::from_f64(LN_2));
-        for x in &mut *inputs {
-            for lane in span.vectors::<N, S>() {
-                let x = &mut x.0[lane..];
-                s.store(s.mul(s.load(x), ln_2), x);
-            }
-        }
+        add_values(isa, rows, (d, &[]), span, (&factor, inputs));
+        scale_lanes(isa, inputs, &Lanes([N::from_f64(LN_2); GROUP]), span);
         inputs
     }
 }

@@ -11,7 +11,7 @@ use crate::machine::Machine;
 use crate::mask::Mask;
 use crate::problem::{Dims, Problem};
 use crate::run::run;
-use crate::simd::{Element, Number};
+use crate::simd::Element;
 use crate::view::{Shape, Tensor, View};
 use grid::Grid;
 pub(crate) use kernel::Linear;
@@ -282,7 +282,7 @@ impl<'c, E: Element> Tasks<'c, E> {
             |scratch, i| {
                 let Some(work) = work(i) else { return };
                 let (call, part) = (&self.call, &self.parts[i]);
-                let sums = E::Num::enter(self.machine.isa, Linear { call, part, work, scratch });
+                let sums = Linear { call, part, work, scratch }.run(self.machine.isa);
                 if query(i) {
                     found[i].get_or_init(|| sums);
                 }

@@ -2,7 +2,7 @@
 
 use crate::index::{RowMask, Span};
 use crate::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
-use crate::simd::{GROUP, Lanes, Number, Simd, Task};
+use crate::simd::{GROUP, Isa, Lanes, Number};
 
 /// Reference of an empty sum: 2 to this power is 0 relative to any other reference, and differences from it are finite.
 fn nothing<N: Number>() -> N {
@@ -92,36 +92,33 @@ impl<N: Number> Sums<N> {
 
     /// Adds the pairs of a chunk, whose exponentials are relative to this reference. `all` holds the indices of all
     /// features.
-    #[inline(always)]
-    pub(crate) fn take<S: Simd<N>>(&mut self, s: S, pairs: &Pairs<N>, span: Span, all: &[usize]) {
+    pub(crate) fn take(&mut self, isa: Isa, pairs: &Pairs<N>, span: Span, all: &[usize]) {
         let (tile, payload) = ((&pairs.features[..], &[][..]), &pairs.payload_rows);
-        add_rows::<_, S, false, false>(s, tile, (payload, span), payload, (all, &mut self.sums));
+        add_rows(isa, tile, (payload, span), None, (all, &mut self.sums));
     }
 
     /// Product of features with the sums, `[payload][lanes]`.
-    #[inline(always)]
-    pub(crate) fn payload<S: Simd<N>>(
+    pub(crate) fn payload(
         &self,
-        s: S,
+        isa: Isa,
         (features, span): (&[Lanes<N>], Span),
         to: &mut [Lanes<N>],
     ) {
         let zero = Lanes([N::zero(); GROUP]);
         to.fill(zero);
         let sums = self.sums.view(0..self.size[0], to.len());
-        add_values::<_, S, false, false>(s, (sums, &[]), (features, &[]), span, (&zero, to));
+        add_values(isa, (sums, &[]), (features, &[]), span, (&zero, to));
     }
 
     /// Product of payload with the transposed sums, `[features][lanes]`.
-    #[inline(always)]
-    pub(crate) fn features<S: Simd<N>>(
+    pub(crate) fn features(
         &self,
-        s: S,
+        isa: Isa,
         (payload, span): (&[Lanes<N>], Span),
         to: &mut [Lanes<N>],
     ) {
         let sums = self.sums.view(0..to.len(), payload.len());
-        dot_tile(s, (sums, payload), span, to, &mut Dots);
+        dot_tile(isa, (sums, payload), span, to, &mut Dots);
     }
 }
 
@@ -135,68 +132,41 @@ pub(crate) struct IntraChunk<'t, N> {
 
 impl<N: Number> IntraChunk<'_, N> {
     /// Adds the payload, weighted by the dot products of `features` with the features of the pairs.
-    #[inline(always)]
-    pub(crate) fn payload<S: Simd<N>>(
+    pub(crate) fn payload(
         &mut self,
-        s: S,
+        isa: Isa,
         (features, span): (&[Lanes<N>], Span),
         to: &mut [Lanes<N>],
     ) {
         let Pairs { feature_rows: by, payload_rows: what, .. } = self.pairs;
-        s.call(AddVisible {
-            by,
-            what,
-            visible: self.visible,
-            tile: self.tile,
-            x: features,
-            span,
-            to,
-        });
+        self.add_visible(isa, [by, what], (features, span), to);
     }
 
     /// Adds the features, weighted by the dot products of `payload` with the payload of the pairs.
-    #[inline(always)]
-    pub(crate) fn features<S: Simd<N>>(
+    pub(crate) fn features(
         &mut self,
-        s: S,
+        isa: Isa,
         (payload, span): (&[Lanes<N>], Span),
         to: &mut [Lanes<N>],
     ) {
         let Pairs { feature_rows: what, payload_rows: by, .. } = self.pairs;
-        s.call(AddVisible {
-            by,
-            what,
-            visible: self.visible,
-            tile: self.tile,
-            x: payload,
-            span,
-            to,
-        });
+        self.add_visible(isa, [by, what], (payload, span), to);
     }
-}
 
-/// `to[..][lane] += sum over the visible pairs of (x[lane] . by) what`.
-struct AddVisible<'t, N> {
-    by: &'t RowBuffer<N>,
-    what: &'t RowBuffer<N>,
-    visible: &'t [RowMask],
-    tile: &'t mut [Lanes<N>],
-    x: &'t [Lanes<N>],
-    span: Span,
-    to: &'t mut [Lanes<N>],
-}
-
-impl<N: Number> Task<N> for AddVisible<'_, N> {
-    type Out = ();
-    /// Processes half of the pairs at a time: with a causal mask, one half is visible to half of the lanes only.
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
+    /// `to[..][lane] += sum over the visible pairs of (x[lane] . by) what`. Half of the pairs at a time: with a causal mask, one
+    /// half is visible to half of the lanes only.
+    fn add_visible(
+        &mut self,
+        isa: Isa,
+        [by, what]: [&RowBuffer<N>; 2],
+        (x, span): (&[Lanes<N>], Span),
+        to: &mut [Lanes<N>],
+    ) {
         const HALF: usize = GROUP / 2;
-        let Self { by, what, visible: all, tile, x, span, to } = self;
         let one = Lanes([N::one(); GROUP]);
-        for first in (0..all.len()).step_by(HALF) {
-            let intra_chunk = first..(first + HALF).min(all.len());
-            let visible = &all[intra_chunk.clone()];
+        for first in (0..self.visible.len()).step_by(HALF) {
+            let half = first..(first + HALF).min(self.visible.len());
+            let visible = &self.visible[half.clone()];
             let any = visible.iter().fold(0, |any, visible| any | visible);
             let start = if any.trailing_zeros() as usize >= HALF { HALF } else { 0 };
             let end = if any.leading_zeros() as usize >= HALF { HALF } else { GROUP };
@@ -204,10 +174,10 @@ impl<N: Number> Task<N> for AddVisible<'_, N> {
             if span.end <= span.start {
                 continue;
             }
-            let tile = &mut tile[intra_chunk.clone()];
-            dot_tile(s, (by.view(intra_chunk.clone(), x.len()), x), span, tile, &mut Dots);
-            let what = what.view(intra_chunk, to.len());
-            add_values::<_, S, true, false>(s, (what, &[]), (tile, visible), span, (&one, to));
+            let tile = &mut self.tile[half.clone()];
+            dot_tile(isa, (by.view(half.clone(), x.len()), x), span, tile, &mut Dots);
+            let what = what.view(half, to.len());
+            add_values(isa, (what, &[]), (tile, visible), span, (&one, to));
         }
     }
 }

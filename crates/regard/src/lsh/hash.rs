@@ -11,7 +11,7 @@ use crate::index::Span;
 use crate::lanes::load_transposed;
 use crate::machine::Machine;
 use crate::micro::{Dots, dot_tile};
-use crate::simd::{Element, GROUP, Lanes, Number, Simd, Task};
+use crate::simd::{Element, GROUP, Isa, Lanes, Number, Simd, Task};
 use crate::view::{Rows, Shape, TileMut, View, ViewMut};
 
 /// Random directions per digit, without their negatives: one register tile of `dot_tile`.
@@ -62,7 +62,7 @@ impl<N: Number> Hash<N> {
         view.change(machine.threads, GROUP, scratch, |scratch, b, mut codes| {
             for head in 0..heads {
                 let (rows, codes) = (x.head(b, head), &mut codes);
-                N::enter(machine.isa, HashRows { hash: self, rows, head, codes, scratch });
+                HashRows { hash: self, rows, head, codes, scratch }.run(machine.isa);
             }
         });
         Ok(codes)
@@ -92,19 +92,17 @@ struct HashRows<'t, 'v, E: Element> {
     scratch: &'t mut Scratch<E::Num>,
 }
 
-impl<E: Element> Task<E::Num> for HashRows<'_, '_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
+impl<E: Element> HashRows<'_, '_, E> {
+    fn run(self, isa: Isa) {
         let Self { hash, rows, head, codes, scratch: Scratch { lanes, tile } } = self;
         let (digits, dim) = (hash.digits as usize, hash.dim);
         let own = codes.rows();
-        load_transposed(s, |i| rows.row(own.row(i)), own.count, E::Num::from_f64(1.0), lanes);
+        load_transposed(isa, |i| rows.row(own.row(i)), own.count, E::Num::from_f64(1.0), lanes);
         let span = Span::first(own.count);
         for (i, data) in hash.directions.chunks_exact(DIRECTIONS * dim).enumerate() {
             let directions = Rows { data, stride: dim, len: DIRECTIONS, dim };
-            dot_tile(s, (directions, lanes), span, tile, &mut Dots);
-            let most = s.call(Most { tile, span });
+            dot_tile(isa, (directions, lanes), span, tile, &mut Dots);
+            let most = E::Num::enter(isa, Most { tile, span });
             for (lane, digit) in most[..own.count].iter().enumerate() {
                 let code = &mut codes.update(head, lane)[i / digits];
                 *code = *code * BASE + digit;

@@ -53,12 +53,12 @@ struct CopyRows<'t, 'v, E> {
 impl<E: Element> Task<E::Num> for CopyRows<'_, '_, E> {
     type Out = ();
     #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
+    fn run<S: Simd<E::Num>>(self, _: S) {
         let Self { x, order, to: (tile, head) } = self;
         let rows = tile.rows();
         for lane in 0..rows.count {
             if let Some(later) = order.get(rows.row(lane) + PREFETCH_ROWS) {
-                prefetch_l1(s, x.row(*later as usize));
+                prefetch_l1(x.row(*later as usize));
             }
             let from = x.row(order[rows.row(lane)] as usize);
             tile.update(head, lane).copy_from_slice(from);

@@ -9,7 +9,7 @@
 
 use super::RowBuffer;
 use crate::index::{RowMask, Span, low};
-use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd, Task, math};
+use crate::simd::{GROUP, Isa, Lanes, MAX_LANES, Number, Simd, Task, leaf, math};
 use crate::view::Rows;
 
 /// The hidden layer of an additive similarity, for one group of rows.
@@ -54,18 +54,9 @@ impl<N: Number> Layer<N> {
     }
 
     /// Computes the exponentials of the projected queries.
-    #[inline(always)]
-    pub(crate) fn take_queries<S: Simd<N>>(&mut self, s: S, q: &[Lanes<N>], count: usize) {
-        if self.v.is_empty() {
-            return;
-        }
-        self.rows = if N::NAME == "f32" { 0 } else { RowMask::MAX };
-        for (power, q) in self.q.iter_mut().zip(q) {
-            for lane in (0..count).step_by(S::LANES) {
-                let (e, far) = power_of(s, s.load(&q.0[lane..]));
-                self.rows |= RowMask::from(far) << lane;
-                s.store(e, &mut power.0[lane..]);
-            }
+    pub(crate) fn take_queries(&mut self, isa: Isa, q: &[Lanes<N>], count: usize) {
+        if !self.v.is_empty() {
+            query_powers(isa, self, q, count);
         }
     }
 
@@ -87,29 +78,27 @@ impl<N: Number> Layer<N> {
     }
 
     /// `tile[key][lane] = sum over units of v tanh(k[key] + q[lane])`, for the lanes of `span`.
-    #[inline(always)]
-    pub(crate) fn similarities<S: Simd<N>>(
+    pub(crate) fn similarities(
         &mut self,
-        s: S,
+        isa: Isa,
         (k, q): (Rows<'_, N>, &[Lanes<N>]),
         span: Span,
         tile: &mut [Lanes<N>],
     ) {
-        s.call(Similarities { layer: self, k, q, span, tile });
+        N::enter(isa, Similarities { layer: self, k, q, span, tile });
     }
 
     /// Backward pass of [`Self::similarities`], which must have run on the same tile. `d` holds the gradients of the
     /// similarities. Masked pairs (`visible` is `None` if there are none) contribute nothing, even if their key contains NaN.
-    #[inline(always)]
-    pub(crate) fn backward<S: Simd<N>>(
+    pub(crate) fn backward(
         &self,
-        s: S,
+        isa: Isa,
         (k, q): (Rows<'_, N>, &[Lanes<N>]),
         (d, visible): (&[Lanes<N>], Option<&[RowMask]>),
         span: Span,
         to: HiddenGrads<'_, N>,
     ) {
-        s.call(SimilaritiesBackward { layer: self, k, q, d, visible, span, to });
+        N::enter(isa, SimilaritiesBackward { layer: self, k, q, d, visible, span, to });
     }
 
     /// `tanh` of `UNITS` hidden units, for one key and one vector of rows.
@@ -138,6 +127,19 @@ impl<N: Number> Layer<N> {
             }
         }
         x
+    }
+}
+
+leaf! {
+    fn query_powers<'t, N>(s: S, layer: &'t mut Layer<N>, q: &'t [Lanes<N>], count: usize) {
+        layer.rows = if N::NAME == "f32" { 0 } else { RowMask::MAX };
+        for (power, q) in layer.q.iter_mut().zip(q) {
+            for lane in (0..count).step_by(S::LANES) {
+                let (e, far) = power_of(s, s.load(&q.0[lane..]));
+                layer.rows |= RowMask::from(far) << lane;
+                s.store(e, &mut power.0[lane..]);
+            }
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::UNROLL;
 use crate::index::Span;
-use crate::simd::{GROUP, Lanes, Number, Simd, Task, math};
+use crate::simd::{GROUP, Isa, Lanes, Number, Simd, Task, math};
 use crate::view::Rows;
 
 /// Epilogue: transforms a register tile of similarities before it is stored.
@@ -93,8 +93,19 @@ impl<N: Number> Then<N> for ScoreGrads<'_, N> {
 }
 
 /// Computes `tile[key][lane]` from `k[key]` and `q[lane]` and applies the epilogue `then`, for the lanes of `span`.
+pub(crate) fn dot_tile<N: Number, T: Then<N>>(
+    isa: Isa,
+    (k, q): (Rows<'_, N>, &[Lanes<N>]),
+    span: Span,
+    tile: &mut [Lanes<N>],
+    then: &mut T,
+) {
+    N::enter(isa, DotTile { k, q, span, tile, then });
+}
+
+/// [`dot_tile`] from within a leaf.
 #[inline(always)]
-pub(crate) fn dot_tile<N: Number, S: Simd<N>, T: Then<N>>(
+pub(crate) fn dot_within<N: Number, S: Simd<N>, T: Then<N>>(
     s: S,
     (k, q): (Rows<'_, N>, &[Lanes<N>]),
     span: Span,

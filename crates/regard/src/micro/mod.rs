@@ -11,26 +11,26 @@
 //! predictor misses the loop exit; this costs a few per cent, so the checks are before the loops. A busy hyperthread on the same
 //! core slows down loads, and 4 x 4 needs few of them: 8 for 16 multiply-adds, where 8 x 2 needs 10.
 //!
-//! Each product is a separate function ([`Simd::call`]), compiled once for each instruction set.
+//! Each product is a leaf, compiled once for each instruction set.
 
 mod additive;
 mod dot;
 mod rows;
 mod values;
 
-use crate::simd::{Number, Simd};
+use crate::simd::Vectors;
 pub(crate) use additive::{HiddenGrads, Layer};
-pub(crate) use dot::{Distances, Dots, ScoreGrads, Weights, dot_tile};
+pub(crate) use dot::{Distances, Dots, ScoreGrads, Weights, dot_tile, dot_within};
 pub(crate) use rows::{RowBuffer, add_rows};
-pub(crate) use values::add_values;
+pub(crate) use values::{add_values, add_within};
 
 /// Number of lanes that the products access for `rows` rows, rounded up to whole register tiles.
-#[inline(always)]
-pub(crate) fn lanes_used<N: Number, S: Simd<N>>(rows: usize) -> usize {
+pub(crate) fn lanes_used(vectors: Vectors, rows: usize) -> usize {
+    let Vectors { lanes, wide, .. } = vectors;
     match rows {
-        _ if !S::WIDE => rows.next_multiple_of(2 * S::LANES),
-        _ if rows <= 2 * S::LANES => rows.next_multiple_of(S::LANES),
-        _ => 4 * S::LANES,
+        _ if !wide => rows.next_multiple_of(2 * lanes),
+        _ if rows <= 2 * lanes => rows.next_multiple_of(lanes),
+        _ => 4 * lanes,
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::UNROLL;
 use crate::index::{RowMask, Span};
-use crate::simd::{GROUP, Lanes, MAX_LANES, Number, Simd, Task};
+use crate::simd::{GROUP, Isa, Lanes, MAX_LANES, Number, Simd, Task};
 use crate::view::Rows;
 use std::ops::Range;
 
@@ -60,18 +60,22 @@ impl<N: Number> RowBuffer<N> {
     }
 }
 
-/// Product over rows: `sums[at[key]] += sum over rows of tile[key][row] * rows[row]`, for the rows of `span`. With `HIDDEN`,
-/// rows for which a key is masked (see `visible`) are left out of its sum. With `AWAY`, `rows[row] - keys[key]` replaces
-/// `rows[row]`.
-#[inline(always)]
-pub(crate) fn add_rows<N: Number, S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(
-    s: S,
+/// Product over rows: `sums[at[key]] += sum over rows of tile[key][row] * rows[row]`, for the rows of `span`. If `visible` is not
+/// empty, rows for which a key is masked are left out of its sum. With `keys`, `rows[row] - keys[key]` replaces `rows[row]`.
+pub(crate) fn add_rows<N: Number>(
+    isa: Isa,
     (tile, visible): (&[Lanes<N>], &[RowMask]),
     (rows, span): (&RowBuffer<N>, Span),
-    keys: &RowBuffer<N>,
+    keys: Option<&RowBuffer<N>>,
     (at, sums): (&[usize], &mut RowBuffer<N>),
 ) {
-    s.call(AddRows::<N, HIDDEN, AWAY> { work: Sums { tile, visible, rows, span, keys, at }, sums });
+    let work = Sums { tile, visible, rows, span, keys: keys.unwrap_or(rows), at };
+    match (visible.is_empty(), keys) {
+        (true, None) => N::enter(isa, AddRows::<N, false, false> { work, sums }),
+        (true, Some(_)) => N::enter(isa, AddRows::<N, false, true> { work, sums }),
+        (false, None) => N::enter(isa, AddRows::<N, true, false> { work, sums }),
+        (false, Some(_)) => N::enter(isa, AddRows::<N, true, true> { work, sums }),
+    }
 }
 
 /// The operands of [`add_rows`].
@@ -84,6 +88,7 @@ struct Sums<'t, N> {
     at: &'t [usize],
 }
 
+/// `HIDDEN`: some keys are masked; `AWAY`: differences from the keys are added.
 struct AddRows<'t, N, const HIDDEN: bool, const AWAY: bool> {
     work: Sums<'t, N>,
     sums: &'t mut RowBuffer<N>,

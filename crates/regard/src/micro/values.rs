@@ -7,24 +7,43 @@
 
 use super::UNROLL;
 use crate::index::{RowMask, Span, low};
-use crate::simd::{GROUP, Lanes, Number, Simd, Task};
+use crate::simd::{GROUP, Isa, Lanes, Number, Simd, Task};
 use crate::view::Rows;
 
 /// Adds a tile to the outputs: `out[d][lane] = out[d][lane] * rescale[lane] + sum over keys of v[key][d] * p[key][lane]`, for
-/// the lanes of `span`. With `HIDDEN`, masked keys of a row (see `visible`) are left out of its sum, so that not even a NaN in
-/// their values reaches the row. With `AWAY`, `v[key][d] - q[d][lane]` replaces the value.
-#[inline(always)]
-pub(crate) fn add_values<N: Number, S: Simd<N>, const HIDDEN: bool, const AWAY: bool>(
-    s: S,
+/// the lanes of `span`. If `visible` is not empty, masked keys of a row are left out of its sum, so that not even a NaN in
+/// their values reaches the row. If `q` is not empty, `v[key][d] - q[d][lane]` replaces the value.
+pub(crate) fn add_values<N: Number>(
+    isa: Isa,
     (v, q): (Rows<'_, N>, &[Lanes<N>]),
     (p, visible): (&[Lanes<N>], &[RowMask]),
     span: Span,
     (rescale, out): (&Lanes<N>, &mut [Lanes<N>]),
 ) {
-    s.call(AddValues::<N, HIDDEN, AWAY> { v, q, p, visible, span, rescale, out });
+    let work = Values { v, q, p, visible, span, rescale, out };
+    match (visible.is_empty(), q.is_empty()) {
+        (true, true) => N::enter(isa, AddValues::<N, false, false>(work)),
+        (true, false) => N::enter(isa, AddValues::<N, false, true>(work)),
+        (false, true) => N::enter(isa, AddValues::<N, true, false>(work)),
+        (false, false) => N::enter(isa, AddValues::<N, true, true>(work)),
+    }
 }
 
-struct AddValues<'t, N, const HIDDEN: bool, const AWAY: bool> {
+/// [`add_values`] of keys that all rows see, from within a leaf.
+#[inline(always)]
+pub(crate) fn add_within<N: Number, S: Simd<N>>(
+    s: S,
+    v: Rows<'_, N>,
+    p: &[Lanes<N>],
+    span: Span,
+    (rescale, out): (&Lanes<N>, &mut [Lanes<N>]),
+) {
+    let work = Values { v, q: &[], p, visible: &[], span, rescale, out };
+    s.call(AddValues::<N, false, false>(work));
+}
+
+/// The operands of [`add_values`].
+struct Values<'t, N> {
     v: Rows<'t, N>,
     q: &'t [Lanes<N>],
     p: &'t [Lanes<N>],
@@ -34,11 +53,14 @@ struct AddValues<'t, N, const HIDDEN: bool, const AWAY: bool> {
     out: &'t mut [Lanes<N>],
 }
 
+/// `HIDDEN`: some keys are masked; `AWAY`: differences from the queries are added.
+struct AddValues<'t, N, const HIDDEN: bool, const AWAY: bool>(Values<'t, N>);
+
 impl<N: Number, const HIDDEN: bool, const AWAY: bool> Task<N> for AddValues<'_, N, HIDDEN, AWAY> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<N>>(self, s: S) {
-        let Self { v, q, p, visible, span, rescale, out } = self;
+        let Values { v, q, p, visible, span, rescale, out } = self.0;
         let p = (p, visible);
         if !S::WIDE {
             for lane in (span.start..span.end).step_by(2 * S::LANES) {

@@ -218,9 +218,8 @@ impl<'a, N: Number> AttentionView<'a, N> {
     ) {
         let (call, softmaxes) = (self.call(), self.softmaxes);
         let scope = self.problem.scope(batch, head);
-        let look =
-            WeightsPass { call, softmaxes, scope, rows, key_range, query, counts, scratch, stats };
-        N::enter(self.machine.isa, look);
+        WeightsPass { call, softmaxes, scope, rows, key_range, query, counts, scratch, stats }
+            .run(self.machine.isa);
     }
 
     fn call(&self) -> Call<'_, N> {

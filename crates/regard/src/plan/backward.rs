@@ -17,7 +17,7 @@ use crate::problem::{Dims, Heads};
 use crate::project::project_backward;
 use crate::run::run;
 use crate::score::RelativeBias;
-use crate::simd::{self, Element, Number};
+use crate::simd::{Element, Number};
 use crate::view::{self, Inputs, OutView, Shape, Tensor, Unwritten, View, ViewMut};
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -353,7 +353,7 @@ impl<N: Number> Core<'_, N> {
                         let scratch = &mut *scratch;
                         let task =
                             ByKeys { back, batch: b, kv_head, keys, key_ranges, target, scratch };
-                        simd::enter(machine.isa, task);
+                        task.run(machine.isa);
                     }
                 }
             },
@@ -386,7 +386,7 @@ impl<N: Number> Core<'_, N> {
                 };
                 let scope = call.problem.scope(b, head);
                 let task = Join { call, scope, rows, parts, target, scratch };
-                N::enter(machine.isa, task);
+                task.run(machine.isa);
             },
         );
     }
@@ -417,7 +417,7 @@ impl<N: Number> Core<'_, N> {
                 let (items, tiling) = (items.clone(), self.tiling(1));
                 let task =
                     ByProjection { call, items, heads, tiling, parts, features, target, scratch };
-                N::enter(machine.isa, task);
+                task.run(machine.isa);
             },
         );
     }

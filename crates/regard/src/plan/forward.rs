@@ -11,7 +11,7 @@ use crate::output::Output;
 use crate::problem::{Dims, Problem};
 use crate::project::project;
 use crate::run::run;
-use crate::simd::{self, Element, Number};
+use crate::simd::{Element, Number};
 use crate::source::Source;
 use crate::view::{OutView, Tensor, TileHeads, Unwritten, View, ViewMut};
 
@@ -291,10 +291,8 @@ impl<N: Number> Core<'_, N> {
                         }
                     };
                     let scope = self.problem.scope(b, head);
-                    simd::enter(
-                        self.machine.isa,
-                        Forward { call, scope, rows, stage, packed_kv, target, part: 0, scratch },
-                    );
+                    Forward { call, scope, rows, stage, packed_kv, target, part: 0, scratch }
+                        .run(self.machine.isa);
                 },
             );
         }
@@ -306,6 +304,7 @@ impl<N: Number> Core<'_, N> {
         let sizes =
             class.schedule.tiles.filter(|_| class.schedule.shared && !class.schedule.decode)?;
         let threads = self.machine.threads;
-        N::on_amx(self.machine.isa, PackKv { sizes, call, items, threads }).ok().flatten()
+        let task = PackKv { sizes, call, items, threads };
+        N::on_amx::<PackKv<'_, '_, f32>>(self.machine.isa, task).ok().flatten()
     }
 }

@@ -62,7 +62,7 @@ impl<N: Number> Core<'_, N> {
                         supports,
                     }
                 };
-                N::enter(self.machine().isa, Select { call, scope, rows, to, scratch });
+                Select { call, scope, rows, to, scratch }.run(self.machine().isa);
             },
         );
         Ok(())

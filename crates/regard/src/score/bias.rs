@@ -2,7 +2,7 @@
 
 use super::pass::{Bias, pass};
 use crate::index::{At, Keys, Pair};
-use crate::simd::{Element, GROUP, Lanes, MAX_LANES, Number, Simd, Visitor};
+use crate::simd::{Element, GROUP, Lanes, MAX_LANES, Number, Simd, Visitor, prefetch_l1};
 use crate::source::{Head, Heads, rows};
 use crate::view::{Shape, TileMut, View, serving};
 
@@ -42,7 +42,7 @@ impl<'c, N: Number, S: Simd<N>> Visitor<Heads<'c>, N> for AddBias<'_, N, S> {
             // The lines lie a whole row apart, where no hardware prefetcher follows: ask for those of the next keys.
             for lane in at.span.start..at.span.end {
                 for next in (key + tile.len()..key + 2 * tile.len()).step_by(MAX_LANES) {
-                    line(lane).get(next).into_iter().for_each(|x| s.prefetch_l1(x));
+                    line(lane).get(next).into_iter().for_each(|x| prefetch_l1(x));
                 }
             }
         }

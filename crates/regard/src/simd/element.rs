@@ -2,9 +2,7 @@
 //!
 //! A dtype is one line of `element!`. Scores, softmax and sums are always held in the number, never in the stored type.
 
-#[cfg(target_arch = "x86_64")]
-use super::Amx;
-use super::{Isa, Number, Simd};
+use super::{Number, Simd};
 use half::{bf16, f16};
 use std::convert::identity;
 use std::fmt::Debug;
@@ -136,9 +134,6 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// The bf16 terms that a number is split into for products on tiles, if the precision allows those.
     #[doc(hidden)]
     fn terms(precision: Precision) -> Option<usize>;
-    /// Runs a task on tiles, if it belongs there and `isa` has some; else gives it back.
-    #[doc(hidden)]
-    fn on_amx<T: AmxTask<Stored = Self>>(isa: Isa, task: T) -> Result<T::Out, T>;
     /// Forgets the type of what holds elements, but for the number that they are computed in.
     #[doc(hidden)]
     fn erase<F: Family>(x: F::Of<Self>) -> Any<F, Self::Num>;
@@ -203,25 +198,10 @@ pub trait Visitor<F: Family, N: Number> {
     fn visit<E: Element<Num = N>>(self, x: F::Of<E>) -> Self::Out;
 }
 
-/// A task whose products may use AMX, for types that are computed in `f32`.
-pub trait AmxTask: Sized {
-    /// What its tensors are stored in.
-    type Stored: Element;
-    /// What it returns.
-    type Out;
-    /// The bf16 terms that each number is split into, if this is to use AMX.
-    fn terms(&self) -> Option<usize>;
-    /// The work.
-    #[cfg(target_arch = "x86_64")]
-    fn run_on_amx<const TERMS: usize>(self, amx: Amx) -> Self::Out
-    where
-        Self::Stored: Element<Num = f32>;
-}
-
 /// A type in memory, and how a vector of it is loaded and written; `tiles`: the bf16 terms it may be split into there, fewer for
-/// less precision; `kernels`: those of AMX, which are compiled for `f32` alone, by the number of terms.
+/// less precision.
 macro_rules! element {
-    ($t:ty, $number:ty, $precision:ident, $widen:expr, $narrow:expr, $numbers:expr, $load:ident, $write:ident, tiles $terms:tt, $any:ident, kernels $kernels:tt) => {
+    ($t:ty, $number:ty, $precision:ident, $widen:expr, $narrow:expr, $numbers:expr, $load:ident, $write:ident, tiles $terms:tt, $any:ident) => {
         impl Element for $t {
             type Num = $number;
             const NAME: &'static str = stringify!($t);
@@ -255,10 +235,6 @@ macro_rules! element {
                 }
             }
             #[inline(always)]
-            fn on_amx<T: AmxTask<Stored = Self>>(isa: Isa, task: T) -> Result<T::Out, T> {
-                on_amx!(isa, task, $kernels)
-            }
-            #[inline(always)]
             fn erase<F: Family>(x: F::Of<Self>) -> Any<F, $number> {
                 Any::$any(x)
             }
@@ -273,21 +249,8 @@ macro_rules! element {
     };
 }
 
-macro_rules! on_amx {
-    ($isa:ident, $task:ident, [$($terms:literal),*]) => {{
-        #[cfg(target_arch = "x86_64")]
-        if let (Isa::Amx(_amx), Some(_terms)) = ($isa, $task.terms()) {
-            $(if _terms == $terms {
-                return Ok($task.run_on_amx::<$terms>(_amx));
-            })*
-        }
-        let _ = $isa;
-        Err($task)
-    }};
-}
-
-element!(f32, f32, Strict, identity, identity, Some, load, write, tiles [2, 3], Own, kernels [1, 2, 3]);
-element!(f64, f64, Strict, identity, identity, Some, load, write, tiles [], Own, kernels []);
+element!(f32, f32, Strict, identity, identity, Some, load, write, tiles [2, 3], Own);
+element!(f64, f64, Strict, identity, identity, Some, load, write, tiles [], Own);
 element!(
     f16,
     f32,
@@ -298,8 +261,7 @@ element!(
     load_f16,
     write_f16,
     tiles[2],
-    F16,
-    kernels []
+    F16
 );
 element!(
     bf16,
@@ -311,8 +273,7 @@ element!(
     load_bf16,
     write_bf16,
     tiles[1],
-    Bf16,
-    kernels []
+    Bf16
 );
 
 fn no_numbers<E>(_: &[E]) -> Option<&[f32]> {

@@ -1,10 +1,11 @@
 //! Numbers ([`Number`]), the types that hold them in memory ([`Element`]), vectors of them, with as few operations as
 //! attention needs ([`Simd`]), and the choice of instructions ([`Isa`]).
 //!
-//! Kernels are written once over `S: Simd<N>` and entered through [`Isa`], whose variants hold a token that only
-//! detection can make: the value is the proof that the instructions exist. Everything between an entry and the
-//! intrinsics is `#[inline(always)]`, so it melts into a function that carries `#[target_feature]`: the task's own, and
-//! one for each product, behind [`Simd::call`].
+//! Loops take the instruction set as a value, [`Isa`], and are compiled once for each type of number. What they call are leaves:
+//! written once over `S: Simd<N>` ([`leaf`], [`Task`]), compiled once for each instruction set, and entered through
+//! [`Number::enter`]. A variant of `Isa` holds a token that only detection can make: the value is the proof that the instructions
+//! exist. Everything between an entry and the intrinsics is `#[inline(always)]`, so it melts into a function that carries
+//! `#[target_feature]`. A call of a leaf costs a few nanoseconds, its work microseconds.
 
 mod element;
 pub(crate) mod math;
@@ -13,9 +14,10 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(crate) use element::{AmxTask, Any, Family, Visitor, covariant, each, map_any};
+pub(crate) use element::{Any, Family, Visitor, covariant, each, map_any};
 pub use element::{Element, Precision};
 use half::{bf16, f16};
+pub(crate) use number::AmxKernel;
 pub use number::Number;
 pub(crate) use portable::Portable;
 use std::mem::MaybeUninit;
@@ -57,8 +59,7 @@ pub trait Simd<N: Number>: Copy {
     /// products take three times as long.
     const FUSES: bool = true;
 
-    /// Runs a task as a function of its own. Without these seams a whole kernel would melt into one function,
-    /// which takes minutes to compile.
+    /// Runs a task as a function of its own, from within a leaf, or from a loop that has this instruction set alone.
     fn call<T: Task<N>>(self, task: T) -> T::Out;
     /// All lanes `x`.
     fn splat(self, x: N) -> Self::V;
@@ -143,21 +144,59 @@ pub trait Simd<N: Number>: Copy {
     fn scale_weight(self, x: Self::V, e: Self::V) -> Self::V {
         self.scale(x, e)
     }
-    /// Asks for the cache line of `x`, which will be needed soon.
-    #[inline(always)]
-    fn prefetch_l1<T>(self, x: &T) {
-        let _ = x;
-    }
-    /// The same, into the second-level cache: for much that will be needed later. Any address will do.
-    #[inline(always)]
-    fn prefetch_l2<T>(self, x: *const T) {
-        let _ = x;
-    }
     /// A block of zeros.
     fn block(self) -> Self::Block;
     /// Swaps rows and columns.
     fn transpose(self, block: &mut Self::Block);
 }
+
+/// Asks for the cache line of `x`, which will be needed soon.
+#[inline(always)]
+pub(crate) fn prefetch_l1<T>(x: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    x86::prefetch::<T, { std::arch::x86_64::_MM_HINT_T0 }>(x);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = x;
+}
+
+/// The same, into the second-level cache: for much that will be needed later. Any address will do.
+#[inline(always)]
+pub(crate) fn prefetch_l2<T>(x: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    x86::prefetch::<T, { std::arch::x86_64::_MM_HINT_T1 }>(x);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = x;
+}
+
+/// Leaf kernels: the only code that is compiled for each instruction set. `fn name<'t, N>(s: S, a: &'t A) { body }` declares
+/// `fn name(isa, a)`, which runs `body` with vectors `s` of that instruction set. Loops call leaves and are compiled once.
+macro_rules! leaf {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$($life:lifetime,)* $N:ident>(
+        $s:ident: $S:ident, $($arg:ident: $type:ty),* $(,)?
+    ) $body:block) => {
+        $crate::simd::leaf! { $(#[$meta])* $vis fn $name<$($life,)* $N>($s: $S, $($arg: $type),*) -> () $body }
+    };
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$($life:lifetime,)* $N:ident>(
+        $s:ident: $S:ident, $($arg:ident: $type:ty),* $(,)?
+    ) -> $out:ty $body:block) => {
+        $(#[$meta])*
+        $vis fn $name<$($life,)* $N: $crate::simd::Number>(
+            isa: $crate::simd::Isa, $($arg: $type),*
+        ) -> $out {
+            struct Leaf<$($life,)* $N: $crate::simd::Number> { $($arg: $type),* }
+            impl<$($life,)* $N: $crate::simd::Number> $crate::simd::Task<$N> for Leaf<$($life,)* $N> {
+                type Out = $out;
+                #[inline(always)]
+                fn run<$S: $crate::simd::Simd<$N>>(self, $s: $S) -> $out {
+                    let Self { $($arg),* } = self;
+                    $body
+                }
+            }
+            <$N as $crate::simd::Number>::enter(isa, Leaf { $($arg),* })
+        }
+    };
+}
+pub(crate) use leaf;
 
 /// A task that any instruction set can run.
 pub trait Task<N: Number> {
@@ -167,15 +206,12 @@ pub trait Task<N: Number> {
     fn run<S: Simd<N>>(self, s: S) -> Self::Out;
 }
 
-/// Runs a task where its products belong, on tiles or on vectors. Never inlined: see [`Number::enter`].
-#[inline(never)]
-pub(crate) fn enter<E: Element, T>(isa: Isa, task: T)
-where
-    T: AmxTask<Stored = E, Out = ()> + Task<E::Num, Out = ()>,
-{
-    if let Err(task) = E::on_amx(isa, task) {
-        E::Num::enter(isa, task);
-    }
+/// The constants of [`Simd`], for loops.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vectors {
+    pub(crate) lanes: usize,
+    pub(crate) wide: bool,
+    pub(crate) fuses: bool,
 }
 
 /// A proof of instructions, and the way to code that is compiled for them.
@@ -247,15 +283,20 @@ impl Isa {
     /// Numbers of type `N` in one vector.
     #[must_use]
     pub fn lanes<N: Number>(self) -> usize {
-        struct Width;
-        impl<N: Number> Task<N> for Width {
-            type Out = usize;
+        self.vectors::<N>().lanes
+    }
+
+    /// What loops must know of the vectors that their leaves use.
+    pub(crate) fn vectors<N: Number>(self) -> Vectors {
+        struct Describe;
+        impl<N: Number> Task<N> for Describe {
+            type Out = Vectors;
             #[inline(always)]
-            fn run<S: Simd<N>>(self, _: S) -> usize {
-                S::LANES
+            fn run<S: Simd<N>>(self, _: S) -> Vectors {
+                Vectors { lanes: S::LANES, wide: S::WIDE, fuses: S::FUSES }
             }
         }
-        N::enter(self, Width)
+        N::enter(self, Describe)
     }
 
     #[inline(always)]

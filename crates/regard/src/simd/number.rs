@@ -1,5 +1,7 @@
 //! What the arithmetic is done in: `f32` and `f64`.
 
+#[cfg(target_arch = "x86_64")]
+use super::Amx;
 use super::{Any, Element, Family, Isa, Task, Visitor};
 use half::{bf16, f16};
 use num_traits::Float;
@@ -37,9 +39,23 @@ pub trait Number: Float + Element<Num = Self> + Default + Display + std::iter::S
     /// Runs `task` with the instructions of `isa`. Never inlined, so that one compiled elsewhere can serve (`compiled.rs`).
     #[doc(hidden)]
     fn enter<T: Task<Self>>(isa: Isa, task: T) -> T::Out;
+    /// Runs a kernel on AMX tiles, if `isa` has some and they compute in this type; else gives the task back.
+    #[doc(hidden)]
+    fn on_amx<K: AmxKernel>(isa: Isa, task: K::Task<Self>) -> Result<K::Out, K::Task<Self>>;
     /// Finds out what type of element a container holds.
     #[doc(hidden)]
     fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out;
+}
+
+/// A kernel on AMX tiles, whose products are sums in `f32`.
+pub trait AmxKernel {
+    /// What it runs.
+    type Task<N: Number>;
+    /// What it returns.
+    type Out;
+    /// The work.
+    #[cfg(target_arch = "x86_64")]
+    fn run(amx: Amx, task: Self::Task<f32>) -> Self::Out;
 }
 
 impl Number for f32 {
@@ -93,6 +109,14 @@ impl Number for f32 {
     #[inline(never)]
     fn enter<T: Task<Self>>(isa: Isa, task: T) -> T::Out {
         isa.run_f32(task)
+    }
+    fn on_amx<K: AmxKernel>(isa: Isa, task: K::Task<Self>) -> Result<K::Out, K::Task<Self>> {
+        #[cfg(target_arch = "x86_64")]
+        if let Isa::Amx(amx) = isa {
+            return Ok(K::run(amx, task));
+        }
+        let _ = isa;
+        Err(task)
     }
     #[inline(always)]
     fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out {
@@ -154,6 +178,9 @@ impl Number for f64 {
     #[inline(never)]
     fn enter<T: Task<Self>>(isa: Isa, task: T) -> T::Out {
         isa.run_f64(task)
+    }
+    fn on_amx<K: AmxKernel>(_: Isa, task: K::Task<Self>) -> Result<K::Out, K::Task<Self>> {
+        Err(task)
     }
     #[inline(always)]
     fn visit<F: Family, V: Visitor<F, Self>>(any: Any<F, Self>, visitor: V) -> V::Out {

@@ -3,7 +3,6 @@
 //! The intrinsics are not stable yet, so each instruction is one line of inline assembly. The compiler never uses tile
 //! registers, so these lines can be mixed with vector code.
 
-use super::super::{Enter, Task};
 use super::avx512::Avx512;
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
@@ -25,12 +24,6 @@ impl Amx {
 
     pub(crate) fn vectors(self) -> Avx512 {
         self.0
-    }
-
-    /// Runs a task inside a function that is compiled for AVX-512.
-    #[inline(always)]
-    pub(crate) fn run<T: Task<f32>>(self, task: T) -> T::Out {
-        self.0.enter(task, self.0)
     }
 
     /// Configures the tiles of this thread. Other code on the thread may use another configuration, so each task configures the

@@ -193,14 +193,6 @@ impl Simd<f32> for Avx2 {
         })
     }
     #[inline(always)]
-    fn prefetch_l1<T>(self, x: &T) {
-        intrinsic!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()));
-    }
-    #[inline(always)]
-    fn prefetch_l2<T>(self, x: *const T) {
-        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(x.cast()));
-    }
-    #[inline(always)]
     fn block(self) -> [__m256; 8] {
         [self.splat(0.0); 8]
     }

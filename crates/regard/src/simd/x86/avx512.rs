@@ -229,14 +229,6 @@ impl Simd<f32> for Avx512 {
         intrinsic!(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(e, lowest), x, e))
     }
     #[inline(always)]
-    fn prefetch_l1<T>(self, x: &T) {
-        intrinsic!(_mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()));
-    }
-    #[inline(always)]
-    fn prefetch_l2<T>(self, x: *const T) {
-        intrinsic!(_mm_prefetch::<_MM_HINT_T1>(x.cast()));
-    }
-    #[inline(always)]
     fn block(self) -> [__m512; 16] {
         [self.splat(0.0); 16]
     }
