@@ -8,7 +8,7 @@
 A leaf is a loop of 12 or more multiply-adds or tile products with at most 3 instructions for each. One that keeps its accumulators on
 the stack (stores vectors there) takes half as long again; one that needs more instructions for each product than the record says
 has lost something too; and an intrinsic that is a function of its own is called once for each vector, from a closure or a function
-that was not inlined. Names are those of the engine's tasks: the symbols must be mangled in the `v0` way, which keeps types.
+that was not inlined. Beside that, a budget for all of the code: what is compiled for each instruction set is leaves, never loops. Names are those of the engine's tasks: the symbols must be mangled in the `v0` way, which keeps types.
 """
 
 import argparse
@@ -31,6 +31,11 @@ EXCEPTIONS = {
     ("avx2", "DotRows<f64>"): (2, "decoding: 16 sums in 16 registers; it waits for memory, not for these"),
     ("avx512", "AddValues<f32, true, false>"): (3, "partly visible blocks alone: their 3 stores for 64 products do not wait for each other"),
 }
+
+# Functions that are compiled for an instruction set, and bytes of code: both fall or stay. A loop that became part of a leaf, or one more
+# type in a leaf's name, shows here first.
+ENTRY_POINTS = 230
+TEXT_BYTES = 4_200_000
 
 Loop = collections.namedtuple("Loop", "isa leaf products instructions stored")
 
@@ -95,6 +100,13 @@ def called(path):
     return sorted(set(re.findall(r" [tT] core::core_arch::x86::\w+::(_mm\w+)", symbols)))
 
 
+def size(path):
+    """Functions that are compiled for an instruction set, and bytes of code."""
+    symbols = subprocess.run(["nm", "--demangle", str(path)], text=True, capture_output=True, check=True).stdout
+    total = subprocess.run(["size", "--totals", str(path)], text=True, capture_output=True, check=True).stdout.splitlines()[-1]
+    return len(re.findall(r" [tT] .*::inside::<", symbols)), int(total.split()[0])
+
+
 def toolchain():
     return subprocess.run(["rustc", "--version"], check=True, text=True, capture_output=True).stdout.strip()
 
@@ -150,6 +162,11 @@ def main():
         RECORD.write_text(written(loops))
     wrong = [f"{name} was not inlined: make what calls it a function with #[inline(always)]" for name in called(path)]
     wrong += judge(loops)
+    if not options.of:
+        entries, text = size(path)
+        print(f"{entries} functions for an instruction set (at most {ENTRY_POINTS}), {text} bytes of code (at most {TEXT_BYTES})")
+        if entries > ENTRY_POINTS or text > TEXT_BYTES:
+            wrong.append("more code than the budget allows: which leaf, or which of its types, is new?")
     print("\n".join(wrong))
     print(f"{len(loops)} dense loops, {sum(loop.stored > 0 for loop in loops)} that store vectors on the stack")
     sys.exit(1 if wrong else 0)

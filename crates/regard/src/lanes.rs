@@ -48,7 +48,7 @@ pub(crate) fn fetch<'r, 'c: 'r, N: Number>(
     }
     let keys = block.keys();
     let to = &mut copies[..len * dim];
-    N::visit(rows, WidenRows { isa, index: |i| keys.get(i), len, stride: dim, to });
+    N::visit(rows, WidenRows { isa, keys, step: 1, len, stride: dim, to });
     Rows { data: &copies[..len * dim], stride: dim, len, dim }
 }
 
@@ -59,8 +59,7 @@ pub(crate) fn pack_head<N: Number>(
     rows: RowTile,
     to: &mut RowBuffer<N>,
 ) {
-    let (to, stride) = to.rows_from(0);
-    N::visit(head, WidenRows { isa, index: |i| rows.row(i), len: rows.count, stride, to });
+    N::visit(head, WidenRows::side_by_side(isa, rows, to));
 }
 
 /// The same of a head whose type is known.
@@ -70,22 +69,30 @@ pub(crate) fn pack_rows<E: Element>(
     rows: RowTile,
     to: &mut RowBuffer<E::Num>,
 ) {
-    let (to, stride) = to.rows_from(0);
-    WidenRows { isa, index: |i| rows.row(i), len: rows.count, stride, to }.visit(Head::Rows(head));
+    WidenRows::side_by_side(isa, rows, to).visit(Head::Rows(head));
 }
 
 /// Widens some rows of a head.
-struct WidenRows<'t, N, I> {
+struct WidenRows<'t, N> {
     isa: Isa,
-    /// Which row of the head is the `i`-th.
-    index: I,
+    /// The rows, the first of them if they are not gathered, and from one to the next then.
+    keys: Keys<'t>,
+    step: usize,
     len: usize,
     /// From one row of `to` to the next.
     stride: usize,
     to: &'t mut [N],
 }
 
-impl<'c, N: Number, I: Fn(usize) -> usize> Visitor<Heads<'c>, N> for WidenRows<'_, N, I> {
+impl<'t, N: Number> WidenRows<'t, N> {
+    fn side_by_side(isa: Isa, rows: RowTile, to: &'t mut RowBuffer<N>) -> Self {
+        let (to, stride) = to.rows_from(0);
+        let RowTile { first, step, count: len } = rows;
+        Self { isa, keys: Keys::From(first), step, len, stride, to }
+    }
+}
+
+impl<'c, N: Number> Visitor<Heads<'c>, N> for WidenRows<'_, N> {
     type Out = ();
     fn visit<E: Element<Num = N>>(self, head: Head<'c, E>) {
         N::enter(self.isa, Widen { head, rows: self });
@@ -93,18 +100,18 @@ impl<'c, N: Number, I: Fn(usize) -> usize> Visitor<Heads<'c>, N> for WidenRows<'
 }
 
 /// The same once the type of their elements is known.
-struct Widen<'t, 'c, E: Element, I> {
+struct Widen<'t, 'c, E: Element> {
     head: Head<'c, E>,
-    rows: WidenRows<'t, E::Num, I>,
+    rows: WidenRows<'t, E::Num>,
 }
 
-impl<E: Element, I: Fn(usize) -> usize> Task<E::Num> for Widen<'_, '_, E, I> {
+impl<E: Element> Task<E::Num> for Widen<'_, '_, E> {
     type Out = ();
     #[inline(always)]
     fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self { head, rows: WidenRows { index, len, stride, to, .. } } = self;
+        let Self { head, rows: WidenRows { keys, step, len, stride, to, .. } } = self;
         for i in 0..len {
-            let row = head.row(index(i));
+            let row = head.row(keys.get(i * step));
             let to = &mut to[i * stride..][..row.len()];
             if let Some(row) = E::as_numbers(row) {
                 to.copy_from_slice(row);

@@ -6,7 +6,7 @@
 //! as identity, so the keys can be split among tiles, threads and machines in any order.
 
 use crate::index::Span;
-use crate::simd::{GROUP, Lanes, Number, Simd, leaf, math};
+use crate::simd::{GROUP, Isa, Lanes, Number, Simd, leaf, math};
 
 /// Softmax state over a subset of a row's keys. Scores are multiplied by `log2 e`, so that weights are powers of 2.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,35 +89,6 @@ fn far<N: Number>(x: N) -> N {
     x.max(N::from_f64(MIN_LOG2_WEIGHT))
 }
 
-/// The softmax passes over a score tile. One pass suffices if `max` is current in every row. If the sums of the first pass show
-/// that some scores exceed it by too much, a second pass follows after [`States::update_max`], and the next tile updates `max`
-/// in its first pass. A NaN sum counts as not current.
-#[derive(Debug)]
-pub(crate) struct SoftmaxPasses {
-    taken: usize,
-    /// Whether the scores of the last tile were far above the earlier ones.
-    max_is_stale: bool,
-}
-
-impl SoftmaxPasses {
-    #[inline(always)]
-    pub(crate) fn new(max_is_stale: bool) -> Self {
-        Self { taken: 0, max_is_stale }
-    }
-
-    /// Whether the next pass can use the current `max`, judged by the sums of the previous pass (for the first pass:
-    /// [`States::infinite_where_empty`]); `None` if no pass is left.
-    pub(crate) fn next<N: Number>(&mut self, sums: &Lanes<N>, span: Span) -> Option<bool> {
-        if self.taken == 2 {
-            return None;
-        }
-        let first = self.taken == 0;
-        let max_is_current = max_is_current(sums, span) && !(first && self.max_is_stale);
-        self.taken += 1;
-        if max_is_current && !first { None } else { Some(max_is_current) }
-    }
-}
-
 /// The states of a group of rows, one per lane.
 #[derive(Clone, Debug)]
 pub(crate) struct States<N> {
@@ -125,6 +96,8 @@ pub(crate) struct States<N> {
     pub(crate) sum: Lanes<N>,
     pub(crate) sum_x_log: Lanes<N>,
     pub(crate) true_max: Lanes<N>,
+    /// Whether the scores of the last tile were far above the earlier ones.
+    pub(crate) max_is_stale: bool,
 }
 
 /// The contribution of one tile to the states of its rows: the sums of its weights and, if the entropy is requested, the sums
@@ -147,7 +120,7 @@ impl<N: Number> States<N> {
         let State { max, sum, sum_x_log, true_max } = State::empty();
         let [max, sum, sum_x_log, true_max] =
             [max, sum, sum_x_log, true_max].map(|x| Lanes([x; GROUP]));
-        Self { max, sum, sum_x_log, true_max }
+        Self { max, sum, sum_x_log, true_max, max_is_stale: false }
     }
 
     pub(crate) fn get(&self, lane: usize) -> State<N> {
@@ -162,6 +135,41 @@ impl<N: Number> States<N> {
     pub(crate) fn set(&mut self, lane: usize, State { max, sum, sum_x_log, true_max }: State<N>) {
         (self.max.0[lane], self.sum.0[lane], self.sum_x_log.0[lane], self.true_max.0[lane]) =
             (max, sum, sum_x_log, true_max);
+    }
+
+    /// The softmax of the first `n` keys of a tile: `scores` writes their scores, which become weights, and the sums of those are
+    /// added. Returns the factor of the weighted sums so far, if that is not 1.
+    ///
+    /// One pass suffices if `max` is current in every row, judged by `sums`: those of the weights, if it has been tried, infinite in
+    /// lanes whose `max` is not set yet. If the sums of the first pass show that some scores exceed `max` by too much, a second pass
+    /// follows after [`update_max`], and the next tile updates `max` in its first pass. A NaN sum counts as not current.
+    pub(crate) fn weigh(
+        &mut self,
+        isa: Isa,
+        (tile, n, span): (&mut [Lanes<N>], usize, Span),
+        sums: Lanes<N>,
+        entropy: bool,
+        mut scores: impl FnMut(&mut [Lanes<N>]),
+    ) -> Option<Lanes<N>> {
+        let mut sums = TileSums { sum: sums, ..TileSums::zero(entropy) };
+        let mut rescale = None;
+        let mut max_is_current = !self.max_is_stale && is_current(&sums.sum, span);
+        for _ in 0..2 {
+            scores(tile);
+            let tile = &mut tile[..n];
+            if !max_is_current {
+                let rescale = rescale.get_or_insert(Lanes([N::one(); GROUP]));
+                update_max(isa, self, tile, &sums.sum, span, rescale);
+            }
+            sums = TileSums::zero(entropy);
+            exp_and_sum(isa, self, tile, span, &mut sums);
+            max_is_current = is_current(&sums.sum, span);
+            if max_is_current {
+                break;
+            }
+        }
+        self.add(&sums, span);
+        rescale
     }
 
     /// Adds the sums of a tile.
@@ -186,7 +194,7 @@ impl<N: Number> States<N> {
         }
     }
 
-    /// Initial sums for [`SoftmaxPasses::next`]: infinite in lanes whose `max` is not set yet, 0 in the others.
+    /// Initial sums for [`Self::weigh`]: infinite in lanes whose `max` is not set yet, 0 in the others.
     pub(crate) fn infinite_where_empty(&self) -> Lanes<N> {
         let empty = |max: N| if max > -N::max_value() { N::zero() } else { N::infinity() };
         Lanes(self.max.0.map(empty))
@@ -259,7 +267,7 @@ impl<N: Number> States<N> {
 
 /// Whether the sums of a tile's weights are below `MAX_TILE_SUM`. `max` need not be the largest score, only near enough that
 /// nothing overflows. It rarely changes after the first tile, so most tiles need no search for their maximum.
-fn max_is_current<N: Number>(sums: &Lanes<N>, span: Span) -> bool {
+fn is_current<N: Number>(sums: &Lanes<N>, span: Span) -> bool {
     let limit = N::from_f64(MAX_TILE_SUM);
     // No early exit, so that the loop vectorizes.
     sums.0[span.start..span.end].iter().fold(true, |all, sum| all & (*sum < limit))
@@ -268,7 +276,7 @@ fn max_is_current<N: Number>(sums: &Lanes<N>, span: Span) -> bool {
 leaf! {
     /// Raises `max` to the largest score of the tile in lanes whose sum is not below `MAX_TILE_SUM`, or whose largest score
     /// exceeds `max` by more than `log2(MAX_TILE_SUM)`. Rescales the states and multiplies `rescale`, the pending factor of the
-    /// weighted sums, by the same factor. Returns whether a `max` that was already set has been exceeded by that much.
+    /// weighted sums, by the same factor. `max` was stale if one that was already set has been exceeded by that much.
     pub(crate) fn update_max<'t, N>(
         s: S,
         states: &'t mut States<N>,
@@ -276,7 +284,7 @@ leaf! {
         sums: &'t Lanes<N>,
         span: Span,
         rescale: &'t mut Lanes<N>,
-    ) -> bool {
+    ) {
         let (limit, reach) =
             (s.splat(N::from_f64(MAX_TILE_SUM)), s.splat(N::from_f64(MAX_TILE_SUM.log2())));
         let lowest = s.splat(-N::max_value());
@@ -302,7 +310,7 @@ leaf! {
             s.store(sum, &mut states.sum.0[lane..]);
             s.store(s.mul(s.load(&rescale.0[lane..]), factor), &mut rescale.0[lane..]);
         }
-        grown != 0
+        states.max_is_stale = grown != 0;
     }
 }
 

@@ -33,6 +33,31 @@ macro_rules! with_terms {
 }
 pub(crate) use with_terms;
 
+/// The same for leaves that read elements of type `E`: only the numbers of terms that it is ever split into are compiled.
+macro_rules! with_terms_of {
+    ($E:ty, $terms:expr, $TERMS:ident => $work:expr) => {
+        with_terms!($terms, $TERMS => {
+            if const { split_into::<$E>($TERMS) } {
+                $work
+            } else {
+                unreachable!("the plan splits {} into other terms", <$E>::NAME)
+            }
+        })
+    };
+}
+
+/// Whether numbers of a type are ever split into so many bf16 terms.
+pub(crate) const fn split_into<E: Element>(terms: usize) -> bool {
+    let mut i = 0;
+    while i < E::TERMS.len() {
+        if E::TERMS[i] == terms {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
 pub(crate) mod backward;
 pub(crate) mod pack;
 pub(crate) mod pipeline;
@@ -44,7 +69,7 @@ use crate::block_loop::DECODE_MAX_ROWS;
 use crate::index::BLOCK_KEYS;
 use crate::micro::RowBuffer;
 use crate::problem::Dims;
-use crate::simd::{GROUP, Lanes};
+use crate::simd::{Element, GROUP, Lanes};
 use backward::{BackwardBlocks, BackwardRows, BackwardSizes, ScoreOperands};
 use pipeline::Block;
 

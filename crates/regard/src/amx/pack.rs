@@ -5,7 +5,7 @@
 //! transposed is transposed after that, two numbers at a time.
 
 use super::product::Operand;
-use super::{CHUNKS, LANE_TILES, ROWS, Sizes, TileRow, WIDTH, zeros};
+use super::{CHUNKS, LANE_TILES, ROWS, Sizes, TileRow, WIDTH, split_into, zeros};
 use crate::block_loop::Call;
 use crate::index::{BLOCK_KEYS, Keys, RowTile};
 use crate::key_blocks::KeyBlock;
@@ -168,7 +168,7 @@ pub(crate) struct PackLeft<'t> {
 impl<'c> Visitor<Heads<'c>, f32> for PackLeft<'_> {
     type Out = ();
     fn visit<E: Element<Num = f32>>(self, head: Head<'c, E>) {
-        with_terms!(self.terms, TERMS => self.s.call(OfHead::<E, Self, TERMS>(head, self)));
+        with_terms_of!(E, self.terms, TERMS => self.s.call(OfHead::<E, Self, TERMS>(head, self)));
     }
 }
 
@@ -197,7 +197,7 @@ pub(crate) struct PackTransposed<'t> {
 impl<'c> Visitor<Heads<'c>, f32> for PackTransposed<'_> {
     type Out = u64;
     fn visit<E: Element<Num = f32>>(self, head: Head<'c, E>) -> u64 {
-        with_terms!(self.terms, TERMS => self.s.call(OfHead::<E, Self, TERMS>(head, self)))
+        with_terms_of!(E, self.terms, TERMS => self.s.call(OfHead::<E, Self, TERMS>(head, self)))
     }
 }
 
@@ -334,7 +334,7 @@ impl<'c> Visitor<Heads<'c>, f32> for PackQueryHead<'_> {
     fn visit<E: Element<Num = f32>>(self, head: Head<'c, E>) {
         let Self { s, terms, rows, chunks, to } = self;
         let rows = &rows_of(rows.count, |i| head.row(rows.row(i)));
-        with_terms!(terms, TERMS => s.call(PackQueries::<E, TERMS> { s, rows, chunks, to }));
+        with_terms_of!(E, terms, TERMS => s.call(PackQueries::<E, TERMS> { s, rows, chunks, to }));
     }
 }
 

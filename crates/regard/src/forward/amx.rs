@@ -19,7 +19,7 @@ use crate::lanes::{multiply_tile, scale_lanes};
 use crate::simd::{
     Amx, AmxKernel, Avx512, GROUP, Isa, Lanes, Number, Simd, Task, TileShape, Tiles, math,
 };
-use crate::softmax::{MAX_TILE_SUM, SoftmaxPasses, TileSums, exp_and_sum};
+use crate::softmax::MAX_TILE_SUM;
 use crate::source::AnyHead;
 use std::arch::x86_64::__m512;
 
@@ -217,8 +217,8 @@ impl Adding<'_, '_> {
         // The first tile of a group, and one with scores far above those before, is not worth trying.
         let mut quick = scored;
         if let Some(scored) = scored {
-            let Group { max_is_stale, states, .. } = &self.groups[scored.group];
-            if *max_is_stale || states.sum.0[scored.lane] == 0.0 {
+            let states = &self.groups[scored.group].states;
+            if states.max_is_stale || states.sum.0[scored.lane] == 0.0 {
                 quick = None;
             }
         }
@@ -336,28 +336,23 @@ impl Adding<'_, '_> {
         let hides = !block.full || problem.may_hide();
         let AmxScratch { sizes, queries, tile, pairs, .. } = &mut *self.scratch;
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
-        let mut sums = TileSums {
-            sum: group.states.infinite_where_empty(),
-            ..TileSums::zero(problem.entropy)
-        };
-        let mut passes = SoftmaxPasses::new(group.max_is_stale);
-        while let Some(max_is_current) = passes.next(&sums.sum, span) {
-            let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
+        let Group { states, sums: out, .. } = group;
+        let sums = states.infinite_where_empty();
+        let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
+        let rescale = states.weigh(isa, (tile, n, span), sums, problem.entropy, |tile| {
+            // Whole tiles, which may reach beyond the keys.
             let to = (Sums::lanes(tile, 0), false);
             Product::new(sizes.terms, (packed.keys, queries), sizes.chunks, tiles, to).run(t);
-            let tile = &mut tile[..n];
-            scale_lanes(isa, tile, &Lanes([factor; GROUP]), span);
-            problem.apply(isa, at, tile, None);
+            let scores = &mut tile[..n];
+            scale_lanes(isa, scores, &Lanes([factor; GROUP]), span);
+            problem.apply(isa, at, scores, None);
             if hides {
-                apply_mask(isa, tile, &mut visible[..n], span);
+                apply_mask(isa, scores, &mut visible[..n], span);
             }
-            if !max_is_current {
-                group.update_max(isa, tile, (&sums.sum, span));
-            }
-            sums = TileSums::zero(problem.entropy);
-            exp_and_sum(isa, &group.states, tile, span, &mut sums);
+        });
+        if let Some(rescale) = rescale {
+            scale_lanes(isa, out, &rescale, span);
         }
-        group.states.add(&sums, span);
         let tile = &mut tile[..n];
         if problem.has_factors() {
             let factors = &mut self.factors[..n];
@@ -445,7 +440,7 @@ struct Pipelined<'t> {
 }
 
 impl Pipelined<'_> {
-    /// With weights of so many bf16 terms; tells whether they are small enough to be used: see [`SoftmaxPasses`].
+    /// With weights of so many bf16 terms; tells whether they are small enough to be used: see `States::weigh`.
     fn run(self, terms: usize) -> bool {
         with_terms!(terms, TERMS => self.s.call(SplitWeights::<TERMS>(self)))
     }

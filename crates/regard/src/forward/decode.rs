@@ -13,9 +13,7 @@ use crate::mask::Run;
 use crate::micro::RowBuffer;
 use crate::problem::Problem;
 use crate::simd::{Any, Element, GROUP, Isa, Lanes, Number, Simd, Visitor, leaf, map_any};
-use crate::softmax::{
-    SoftmaxPasses, State, States, TileSums, exp_and_sum, exp_and_sum_row, update_max,
-};
+use crate::softmax::{State, States, TileSums, exp_and_sum_row, update_max};
 use crate::source::{AnyHead, Head, Heads};
 use crate::view::{Rows, RowsOf};
 use half::{bf16, f16};
@@ -91,7 +89,6 @@ struct HeadGroup<N> {
     /// Its query heads, counted from the first of the task.
     heads: Range<usize>,
     states: States<N>,
-    max_is_stale: bool,
     /// Scores, then weights, of a block, `[keys][lanes]`.
     tile: Vec<Lanes<N>>,
     visible: [RowMask; BLOCK_KEYS],
@@ -113,7 +110,6 @@ impl<N: Number> DecodeScratch<N> {
         let head_group = |heads| HeadGroup {
             heads,
             states: States::empty(),
-            max_is_stale: false,
             tile: zeros(BLOCK_KEYS),
             visible: [0; BLOCK_KEYS],
             hidden: false,
@@ -194,7 +190,7 @@ impl<N: Number> DecodeScratch<N> {
         self.rows.sums.clear();
         self.dots.fill(N::zero());
         for head_group in &mut self.head_groups {
-            (head_group.states, head_group.max_is_stale) = (States::empty(), false);
+            head_group.states = States::empty();
             head_group.width = if are_alike(call.problem) { self.rows.width } else { GROUP };
         }
         for (h, runs) in self.runs.iter_mut().enumerate() {
@@ -320,46 +316,26 @@ impl<N: Number> DecodeScratch<N> {
         }
         let scope = Scope { head: scope.head + head_group.heads.start, ..scope };
         let at = At { scope, rows, span, keys: Keys::From(first) };
-        let mut sums = TileSums {
-            sum: head_group.states.infinite_where_empty(),
-            ..TileSums::zero(problem.entropy)
-        };
         if spread {
             let visible = if hides { &mut visible[..used] } else { &mut [] };
-            if !head_group.max_is_stale
-                && spread_step(isa, head_group, dots, visible, used, &mut sums.sum)
-            {
-                return;
-            }
+            return head_group.weigh_spread(isa, dots, visible, used);
         }
-        let mut passes = SoftmaxPasses::new(head_group.max_is_stale);
-        while let Some(max_is_current) = passes.next(&sums.sum, span) {
-            let tile = &mut head_group.tile[..used];
-            if spread {
-                for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(GROUP)) {
-                    to.0.copy_from_slice(dots);
-                }
-            } else {
-                for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(width)) {
-                    to.0[..count].copy_from_slice(&dots[from..from + count]);
-                }
-                problem.apply(isa, at, tile, None);
+        let HeadGroup { states, tile, .. } = &mut *head_group;
+        let sums = states.infinite_where_empty();
+        let rescale = states.weigh(isa, (tile, n, span), sums, problem.entropy, |tile| {
+            let tile = &mut tile[..n];
+            for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(width)) {
+                to.0[..count].copy_from_slice(&dots[from..from + count]);
             }
+            problem.apply(isa, at, tile, None);
             if hides {
-                apply_mask(isa, tile, &mut visible[..used], span);
+                apply_mask(isa, tile, &mut visible[..n], span);
             }
-            if !max_is_current {
-                head_group.update_max(isa, used, (&sums.sum, span));
-            }
-            sums = TileSums::zero(problem.entropy);
-            let tile = &mut head_group.tile[..used];
-            exp_and_sum(isa, &head_group.states, tile, span, &mut sums);
-            if spread {
-                sums.sum = sum_of_classes(isa, tile, head_group.width);
-            }
+        });
+        if let Some(rescale) = rescale {
+            head_group.rescale = rescale;
         }
-        head_group.states.add(&sums, span);
-        if hides && !spread {
+        if hides {
             // A bias may have hidden more.
             (head_group.hidden, head_group.visible) = (true, visible);
         }
@@ -371,19 +347,19 @@ impl<N: Number> DecodeScratch<N> {
 }
 
 leaf! {
-    /// The step of rows that several keys stand side by side for, while `max` is current. False if it is not; then nothing is
-    /// added, and `sums` holds the sums of the weights. `visible` is empty if all is visible.
+    /// From dot products to weights, while `max` is current, and their sums to the states. `sums` tells whether it is: false is
+    /// returned if a sum is too large, which is left there, and nothing is added. Without `sums` they are added whatever they are.
     fn spread_step<'t, N>(
         s: S,
         group: &'t mut HeadGroup<N>,
         dots: &'t [N],
         visible: &'t mut [RowMask],
         used: usize,
-        sums: &'t mut Lanes<N>,
+        sums: Option<&'t mut Lanes<N>>,
     ) -> bool {
         let HeadGroup { states, tile, width, .. } = group;
         let (tile, span) = (&mut tile[..used], Span::first(GROUP));
-        if !states.max_is_set(s, span) {
+        if sums.is_some() && !states.max_is_set(s, span) {
             return false;
         }
         for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(GROUP)) {
@@ -398,21 +374,23 @@ leaf! {
                 exp_and_sum_row(s, &mut row.0[lane..], max, &mut sum);
             }
         }
-        *sums = classes_within(s, tile, *width);
-        states.add_if_current(s, sums, span)
+        let found = sum_of_classes(s, tile, *width);
+        match sums {
+            Some(sums) => {
+                *sums = found;
+                states.add_if_current(s, sums, span)
+            }
+            None => {
+                states.add(&TileSums { sum: found, log_sums: None }, span);
+                true
+            }
+        }
     }
 }
 
-leaf! {
-    /// The sums of the four classes of each row, in its first lanes; the others are 0.
-    fn sum_of_classes<'t, N>(s: S, tile: &'t [Lanes<N>], width: usize) -> Lanes<N> {
-        classes_within(s, tile, width)
-    }
-}
-
-/// [`sum_of_classes`] from within a leaf.
+/// The sums of the four classes of each row, in its first lanes; the others are 0.
 #[inline(always)]
-fn classes_within<N: Number, S: Simd<N>>(s: S, tile: &[Lanes<N>], width: usize) -> Lanes<N> {
+fn sum_of_classes<N: Number, S: Simd<N>>(s: S, tile: &[Lanes<N>], width: usize) -> Lanes<N> {
     let mut sums = Lanes([N::zero(); GROUP]);
     for lane in (0..GROUP).step_by(S::LANES) {
         let mut rows = [s.splat(N::zero()); DECODE_MAX_ROWS];
@@ -479,26 +457,33 @@ impl<N: Number> HeadGroup<N> {
         }
     }
 
-    /// Raises `max` where the sums do not suffice, to the same number in all lanes of a row.
-    fn update_max(&mut self, isa: Isa, used: usize, (sums, span): (&Lanes<N>, Span)) {
-        let Self { states, tile, rescale, width, .. } = self;
-        if *width == GROUP {
-            self.max_is_stale = update_max(isa, states, &tile[..used], sums, span, rescale);
-            return;
-        }
-        let mut top = tile[0];
-        for row in &tile[1..used] {
-            top.0.iter_mut().zip(&row.0).for_each(|(top, x)| *top = top.max(*x));
-        }
-        let mut sums = *sums;
-        for row in 0..*width {
-            for lanes in [&mut top, &mut sums] {
-                let all = lanes.0.iter().skip(row).step_by(*width);
-                let most = all.fold(N::neg_infinity(), |most, x| most.max(*x));
-                lanes.0.iter_mut().skip(row).step_by(*width).for_each(|x| *x = most);
+    /// The softmax of a block where several keys stand side by side; see `States::weigh`. `visible` is empty if all is visible.
+    fn weigh_spread(&mut self, isa: Isa, dots: &[N], visible: &mut [RowMask], used: usize) {
+        let mut sums = self.states.infinite_where_empty();
+        if self.states.max_is_stale || !spread_step(isa, self, dots, visible, used, Some(&mut sums))
+        {
+            let Self { states, tile, rescale, width, .. } = self;
+            for (to, dots) in tile[..used].iter_mut().zip(dots.chunks_exact(GROUP)) {
+                to.0.copy_from_slice(dots);
             }
+            if !visible.is_empty() {
+                apply_mask(isa, &mut tile[..used], visible, Span::first(GROUP));
+            }
+            // The same `max` in all lanes of a row.
+            let mut top = tile[0];
+            for row in &tile[1..used] {
+                top.0.iter_mut().zip(&row.0).for_each(|(top, x)| *top = top.max(*x));
+            }
+            for row in 0..*width {
+                for lanes in [&mut top, &mut sums] {
+                    let all = lanes.0.iter().skip(row).step_by(*width);
+                    let most = all.fold(N::neg_infinity(), |most, x| most.max(*x));
+                    lanes.0.iter_mut().skip(row).step_by(*width).for_each(|x| *x = most);
+                }
+            }
+            update_max(isa, states, &[top], &sums, Span::first(GROUP), rescale);
+            spread_step(isa, self, dots, visible, used, None);
         }
-        self.max_is_stale = update_max(isa, states, &[top], &sums, span, rescale);
     }
 
     /// The state of a row: of all its lanes.

@@ -10,7 +10,7 @@ use crate::micro::{Weights, add_values, add_within, dot_within};
 use crate::problem::Problem;
 use crate::queries::Queries;
 use crate::simd::{GROUP, Isa, Lanes, Number, leaf};
-use crate::softmax::{SoftmaxPasses, States, TileSums, exp_and_sum, update_max};
+use crate::softmax::{States, TileSums, exp_and_sum, update_max};
 use crate::view::Rows;
 
 /// A group of rows: queries, states and sums, `[features][lanes]`.
@@ -20,8 +20,6 @@ pub(crate) struct Group<N> {
     pub(crate) states: States<N>,
     /// Up to whole tiles of features, where tiles are in use.
     pub(crate) sums: Vec<Lanes<N>>,
-    /// Whether the last tile had scores far above those before.
-    pub(crate) max_is_stale: bool,
 }
 
 leaf! {
@@ -88,33 +86,26 @@ impl<N: Number> Group<N> {
         let entropy = problem.entropy;
         let plain = score_tile.visible.is_none() && problem.is_plain_dot() && !entropy;
         let has_factors = problem.has_factors();
-        let mut sums = TileSums::zero(entropy);
-        let mut rescale = Lanes([N::one(); GROUP]);
+        let mut sums = Lanes([N::zero(); GROUP]);
+        let mut rescale = None;
         let kv = (score_tile.k, Some(score_tile.v).filter(|_| !has_factors));
-        if plain && !self.max_is_stale && plain_step(isa, self, kv, tile, span, &mut sums.sum) {
+        let fused = plain && !self.states.max_is_stale;
+        if fused && plain_step(isa, self, kv, tile, span, &mut sums) {
             if !has_factors {
                 return;
             }
         } else {
-            if !plain || self.max_is_stale {
-                sums.sum = self.states.infinite_where_empty();
-            }
-            let mut passes = SoftmaxPasses::new(self.max_is_stale);
-            while let Some(max_is_current) = passes.next(&sums.sum, span) {
+            let sums = if fused { sums } else { self.states.infinite_where_empty() };
+            let n = tile.len();
+            rescale = self.states.weigh(isa, (tile, n, span), sums, entropy, |tile| {
                 score_tile.scores(isa, problem, &mut self.q, tile, None);
-                if !max_is_current {
-                    self.max_is_stale =
-                        update_max(isa, &mut self.states, tile, &sums.sum, span, &mut rescale);
-                }
-                sums = TileSums::zero(entropy);
-                exp_and_sum(isa, &self.states, tile, span, &mut sums);
-            }
-            self.states.add(&sums, span);
+            });
         }
         if has_factors {
             problem.factors(isa, score_tile.at, factors);
             multiply_tile(isa, tile, factors, span);
         }
+        let rescale = rescale.unwrap_or(Lanes([N::one(); GROUP]));
         let (v, to) = (score_tile.v, (&rescale, &mut self.sums[..]));
         add_values(isa, (v, &[]), (tile, score_tile.partial_mask().unwrap_or(&[])), span, to);
     }
@@ -141,7 +132,7 @@ impl<N: Number> Group<N> {
         (sums, span): (&Lanes<N>, Span),
     ) {
         let mut rescale = Lanes([N::one(); GROUP]);
-        self.max_is_stale = update_max(isa, &mut self.states, tile, sums, span, &mut rescale);
+        update_max(isa, &mut self.states, tile, sums, span, &mut rescale);
         scale_lanes(isa, &mut self.sums, &rescale, span);
     }
 }

@@ -100,7 +100,6 @@ impl<N: Number> Scratch<N> {
             q: if tiles.is_some() { Queries::elsewhere(0) } else { Queries::new(problem) },
             states: States::empty(),
             sums: zeros(tiles.map_or(dims.v_dim, Sizes::padded)),
-            max_is_stale: false,
         };
         Self {
             other: zeros(dims.v_dim),
@@ -204,7 +203,6 @@ impl<N: Number> Forward<'_, '_, N> {
         let skipped = g * GROUP;
         group.q.rows = self.rows.group(g);
         group.states = States::empty();
-        group.max_is_stale = false;
         group.sums.fill(Lanes([N::default(); GROUP]));
         let Some(partial) = &self.target.partial else { return };
         let v_dim = self.call.problem.dims().v_dim;

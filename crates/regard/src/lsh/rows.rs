@@ -6,8 +6,8 @@ use crate::grads::Grads;
 use crate::lanes::prefetch_l1;
 use crate::machine::Machine;
 use crate::output::Output;
-use crate::simd::{Element, Number, Simd, Task};
-use crate::view::{Inputs, Layout, Rows, Shape, Tensor, TileMut, View};
+use crate::simd::{Element, Number};
+use crate::view::{Inputs, Layout, Shape, Tensor, View};
 
 /// Rows per task.
 const ROWS: usize = 64;
@@ -33,8 +33,14 @@ fn copy<'o, E: Element>(
     let nothing = || ();
     to.view_mut().change(machine.threads, ROWS, nothing, |(), b, mut tile| {
         for head in 0..heads {
-            let (x, order, to) = (x.head(b, head), order(b, head), (&mut tile, head));
-            E::Num::enter(machine.isa, CopyRows { x, order, to });
+            let (x, order, rows) = (x.head(b, head), order(b, head), tile.rows());
+            for lane in 0..rows.count {
+                if let Some(later) = order.get(rows.row(lane) + PREFETCH_ROWS) {
+                    prefetch_l1(x.row(*later as usize));
+                }
+                let from = x.row(order[rows.row(lane)] as usize);
+                tile.update(head, lane).copy_from_slice(from);
+            }
         }
     });
 }
@@ -42,29 +48,6 @@ fn copy<'o, E: Element>(
 /// Rows to prefetch ahead. Gathered rows are scattered in memory, and the page table lookup of one takes as long as copying
 /// several.
 const PREFETCH_ROWS: usize = 8;
-
-/// Gathers some rows of a head.
-struct CopyRows<'t, 'v, E> {
-    x: Rows<'t, E>,
-    order: &'t [u32],
-    to: (&'t mut TileMut<'v, E>, usize),
-}
-
-impl<E: Element> Task<E::Num> for CopyRows<'_, '_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, _: S) {
-        let Self { x, order, to: (tile, head) } = self;
-        let rows = tile.rows();
-        for lane in 0..rows.count {
-            if let Some(later) = order.get(rows.row(lane) + PREFETCH_ROWS) {
-                prefetch_l1(x.row(*later as usize));
-            }
-            let from = x.row(order[rows.row(lane)] as usize);
-            tile.update(head, lane).copy_from_slice(from);
-        }
-    }
-}
 
 /// [`copied`] for an array with entries per row, `[batch, heads, len, any]`.
 pub(super) fn numbers<'o, N: Number>(

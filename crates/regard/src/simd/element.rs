@@ -131,9 +131,18 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     /// Narrows a vector into the start of `dst`, rounding to nearest even.
     #[doc(hidden)]
     fn write<S: Simd<Self::Num>>(s: S, v: S::V, dst: &mut [MaybeUninit<Self>]);
-    /// The bf16 terms that a number is split into for products on tiles, if the precision allows those.
+    /// The numbers of bf16 terms that a number may be split into for products on tiles, ascending.
     #[doc(hidden)]
-    fn terms(precision: Precision) -> Option<usize>;
+    const TERMS: &'static [usize];
+    /// The bf16 terms that a number is split into, if the precision allows products on tiles.
+    #[doc(hidden)]
+    fn terms(precision: Precision) -> Option<usize> {
+        match precision {
+            Precision::Strict => None,
+            Precision::F32 => Self::TERMS.last().copied(),
+            Precision::High => Self::TERMS.first().copied(),
+        }
+    }
     /// Forgets the type of what holds elements, but for the number that they are computed in.
     #[doc(hidden)]
     fn erase<F: Family>(x: F::Of<Self>) -> Any<F, Self::Num>;
@@ -206,6 +215,7 @@ macro_rules! element {
             type Num = $number;
             const NAME: &'static str = stringify!($t);
             const PRECISION: Precision = Precision::$precision;
+            const TERMS: &'static [usize] = &$terms;
             #[inline(always)]
             fn widen(self) -> $number {
                 $widen(self)
@@ -225,14 +235,6 @@ macro_rules! element {
             #[inline(always)]
             fn write<S: Simd<$number>>(s: S, v: S::V, dst: &mut [MaybeUninit<Self>]) {
                 s.$write(v, dst);
-            }
-            fn terms(precision: Precision) -> Option<usize> {
-                const TERMS: &[usize] = &$terms;
-                match precision {
-                    Precision::Strict => None,
-                    Precision::F32 => TERMS.last().copied(),
-                    Precision::High => TERMS.first().copied(),
-                }
             }
             #[inline(always)]
             fn erase<F: Family>(x: F::Of<Self>) -> Any<F, $number> {
