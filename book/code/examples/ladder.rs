@@ -79,7 +79,7 @@ fn forward<'a>(head: &'a Head<'a>, pools: &'a [ThreadPool]) -> Vec<Rung<'a>> {
     let (f32s, row) = (4, head.v_dim + 2);
     let of_lanes = f32s * lanes::LANES * (lanes::GROUPS * (head.dim + row) + lanes::KEYS);
     let of_tiles = f32s * (tiles::ROWS * row + tiles::KEYS);
-    // As `Scratch` in crates/regard/src/forward/mod.rs has it: two groups of 64 rows, a tile, and room for another part.
+    // As `Scratch` in crates/regard/src/kernel/forward/mod.rs has it: two groups of 64 rows, a tile, and room for another part.
     let of_engine = f32s * 64 * (2 * (head.dim + head.v_dim + 4) + head.v_dim + 64);
     let matrix = f32s * head.q_len() * head.k_len();
     let mut rungs = vec![

@@ -4,128 +4,94 @@
 // The map. A call is a straight line: description -> check -> plan -> kernel -> output. A module imports only modules that
 // are listed before it, which `tests/all/house.rs` holds against the sources. Read `reference` first.
 //
-// Ground
-//   error       every way a call can be wrong
-//   run         tasks to threads
-//   simd        numbers, the types that hold them in memory, vectors of them, instruction sets
-//   index       indices: heads, pairs, rows, keys, lanes
-//   machine     the computer as a value
-//   roofline    loops that measure peak arithmetic and memory bandwidth
-//   view        tensors: borrowed, to be written, owned
-//   cache       the KV cache, in pages
-//   source      heads of tensors and of caches, of any type of element
+//   error                 every way a call can be wrong
+//
+// The computer
+//   machine::run          tasks to threads
+//   machine::simd         numbers, the types that hold them in memory, vectors of them, instruction sets
+//   machine               the computer as a value
+//   machine::roofline     loops that measure peak arithmetic and memory bandwidth
+//
+// Numbers in memory
+//   tensor::index         indices: heads, pairs, rows, keys, lanes
+//   tensor::view          tensors: borrowed, to be written, owned
+//   tensor::cache         the KV cache, in pages
+//   tensor::source        heads of tensors and of caches, of any type of element
 //
 // The description
-//   mask        the attention mask
-//   score       what happens to a similarity before the softmax: each option's definition, pass and backward pass
-//   similarity  how a query and a key make a number
-//   dropout     which weights are dropped
-//   local       windows around predicted centres
-//   normalizer  from scores to weights, and what a selection does to the scores
-//   problem     one call, described and checked
-//   options     all options of a problem together, in their order
+//   description::mask        the attention mask
+//   description::score       what happens to a similarity before the softmax: each option's definition, pass and backward pass
+//   description::similarity  how a query and a key make a number
+//   description::dropout     which weights are dropped
+//   description::local       windows around predicted centres
+//   description::normalizer  from scores to weights, and what a selection does to the scores
+//   description::problem     one call, described and checked
+//   description::options     all options of a problem together, in their order
 //
-// Parts of kernels
-//   softmax     the softmax of a row, block by block
-//   micro       the products of a tile: the only hot loops
-//   key_blocks  from a mask to the ranges of keys that are computed
-//   lanes       rows into lanes and back
-//   project     rows multiplied by a matrix
-//   best        the best keys of each row
-//   queries     a group of queries in lanes, projected and scaled
-//   block_loop  rows over the blocks of keys that they see
-//   amx         operands and products on AMX tiles
-//
-// Kernels
-//   select      the pass that finds what a normalizer must know
-//   weights_pass  the pass that makes weights again, and adds up statistics of them
-//   forward     the pass that makes outputs: prefill, decode, on vectors, on AMX
-//   backward    the pass that makes gradients
+// Kernels: their parts, then the passes
+//   kernel::softmax       the softmax of a row, block by block
+//   kernel::micro         the products of a tile: the only hot loops
+//   kernel::key_blocks    from a mask to the ranges of keys that are computed
+//   kernel::lanes         rows into lanes and back
+//   kernel::project       rows multiplied by a matrix
+//   kernel::best          the best keys of each row
+//   kernel::queries       a group of queries in lanes, projected and scaled
+//   kernel::block_loop    rows over the blocks of keys that they see
+//   kernel::amx           operands and products on AMX tiles
+//   kernel::select        the pass that finds what a normalizer must know
+//   kernel::weights_pass  the pass that makes weights again, and adds up statistics of them
+//   kernel::forward       the pass that makes outputs: prefill, decode, on vectors, on AMX
+//   kernel::backward      the pass that makes gradients
 //
 // Plan and results
-//   output      what a call returns, and merging
-//   grads       what a loss says, and what follows
-//   plan        how a problem is run: stages, tasks, threads; counted and told
+//   plan::output          what a call returns, and merging
+//   plan::grads           what a loss says, and what follows
+//   plan                  how a problem is run: stages, tasks, threads; counted and told
 //
-// Other key ranges
-//   rope        rotary positions
-//   linear      linear attention
-//   lsh         attention among the candidate pairs of locality-sensitive hashing
+// Beside exact attention
+//   variants::rope        rotary positions
+//   variants::linear      linear attention
+//   variants::lsh         attention among the candidate pairs of locality-sensitive hashing
 //
-// Inspection
-//   microscope  weights made again, and measured
-//
-// Beside it
-//   reference   the definition that judges everything
-//   compiled    every call of every type, compiled once
+//   inspect               weights made again, and measured
+//   reference             the definition that judges everything
+//   plan::compiled        every call of every type, compiled once
 
-#[cfg_attr(not(target_arch = "x86_64"), path = "no_amx.rs")]
-mod amx;
-mod backward;
-mod best;
-mod block_loop;
-mod cache;
-#[cfg(not(test))]
-mod compiled;
-mod dropout;
+mod description;
 mod error;
-mod forward;
-mod grads;
-mod index;
-mod key_blocks;
-mod lanes;
-mod linear;
-mod local;
-mod lsh;
+mod inspect;
+mod kernel;
 mod machine;
-mod mask;
-mod micro;
-mod microscope;
-mod normalizer;
-mod options;
-mod output;
 mod plan;
-mod problem;
-mod project;
-mod queries;
 pub mod reference;
-pub mod roofline;
-mod rope;
-mod run;
-mod score;
-mod select;
-mod simd;
-mod similarity;
-mod softmax;
-mod source;
-mod view;
-mod weights_pass;
+mod tensor;
+mod variants;
 
-pub use cache::{CacheShape, KvCache, PAGE, Sequence};
-pub use dropout::Dropout;
+pub use description::dropout::Dropout;
+pub use description::local::Local;
+pub use description::mask::{Bits, Mask, MaskRule};
+pub use description::normalizer::{Normalizer, Selection};
+pub use description::problem::{Align, Dims, Heads, Problem};
+pub use description::score::{RelativeBias, Score, ScoreRule, alibi_slopes};
+pub use description::similarity::{Additive, Similarity};
 pub use error::Error;
-pub use grads::{AdditiveGrads, Grads, OutputGrads};
 pub use half::{bf16, f16};
-pub use index::{Pair, Scope};
-pub use linear::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState};
-pub use local::Local;
-pub use lsh::{Buckets, LshAttention, LshOutput, Recall, Share};
-pub use machine::Machine;
-pub use mask::{Bits, Mask, MaskRule};
-pub use microscope::{
+pub use inspect::{
     AttentionView, Audit, Divergence, HeadAudit, Measure, Measured, Pattern, Pool, Pooled, Top,
     rollout,
 };
-pub use normalizer::{Normalizer, Selection};
-pub use output::{Output, OutputView};
+pub use machine::simd::{Element, Isa, Number, Precision};
+pub use machine::{Machine, roofline};
+pub use plan::grads::{AdditiveGrads, Grads, OutputGrads};
+pub use plan::output::{Output, OutputView};
 pub use plan::{Plan, Work};
-pub use problem::{Align, Dims, Heads, Problem};
 pub use reference::steps::{Steps, steps};
-pub use rope::{Positions, Rope, RopePairs};
-pub use score::{RelativeBias, Score, ScoreRule, alibi_slopes};
-pub use simd::{Element, Isa, Number, Precision};
-pub use similarity::{Additive, Similarity};
-pub use view::{Layout, Shape, Strides, Tensor, View, ViewMut};
+pub use tensor::cache::{CacheShape, KvCache, PAGE, Sequence};
+pub use tensor::index::{Pair, Scope};
+pub use tensor::view::{Layout, Shape, Strides, Tensor, View, ViewMut};
+pub use variants::linear::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState};
+pub use variants::lsh::{Buckets, LshAttention, LshOutput, Recall, Share};
+pub use variants::rope::{Positions, Rope, RopePairs};
 
 /// Attention in one call, on all of this machine: scaled dot products of `q [batch, heads.q, q_len, dim]` with
 /// `k [batch, heads.kv, k_len, dim]`, weighting `v [batch, heads.kv, k_len, v_dim]`.

@@ -5,20 +5,20 @@
 
 use super::sums::{OptionGrads, OptionSums, add_tables};
 use super::{Core, Plan};
-use crate::backward::{
+use crate::description::problem::{Dims, Heads};
+use crate::description::score::RelativeBias;
+use crate::error::{Error, filled};
+use crate::kernel::backward::{
     BackwardCall, ByKeys, ByProjection, Join, OPTIONS, Parts, QueryGrads, Scratch, Target,
 };
-use crate::block_loop::{Call, KeyRange, Tiling};
-use crate::error::{Error, filled};
-use crate::grads::{Grads, OutputGrads};
-use crate::index::{BLOCK_KEYS, RowTile};
-use crate::output::OutputView;
-use crate::problem::{Dims, Heads};
-use crate::project::project_backward;
-use crate::run::run;
-use crate::score::RelativeBias;
-use crate::simd::{Element, Number};
-use crate::view::{self, Inputs, OutView, Shape, Tensor, Unwritten, View, ViewMut};
+use crate::kernel::block_loop::{Call, KeyRange, Tiling};
+use crate::kernel::project::project_backward;
+use crate::machine::run::run;
+use crate::machine::simd::{Element, Number};
+use crate::plan::grads::{Grads, OutputGrads};
+use crate::plan::output::OutputView;
+use crate::tensor::index::{BLOCK_KEYS, RowTile};
+use crate::tensor::view::{self, Inputs, OutView, Shape, Tensor, Unwritten, View, ViewMut};
 use std::ops::Range;
 use std::sync::OnceLock;
 

@@ -1,12 +1,12 @@
 //! The backward pass where rows have chosen: the gradient of what was kept, and estimates where a choice has no gradient.
 
 use super::Plan;
+use crate::description::normalizer::{Normalizer, Rule, Selection};
 use crate::error::Error;
-use crate::grads::{Grads, OutputGrads};
-use crate::normalizer::{Normalizer, Rule, Selection};
-use crate::output::{Output, OutputView};
-use crate::simd::Element;
-use crate::view::{Inputs, Tensor};
+use crate::machine::simd::Element;
+use crate::plan::grads::{Grads, OutputGrads};
+use crate::plan::output::{Output, OutputView};
+use crate::tensor::view::{Inputs, Tensor};
 
 impl<E: Element> Plan<'_, E> {
     /// The gradients of a call whose normalizer is not the softmax.

@@ -1,19 +1,19 @@
 //! Attention: from a plan and tensors to an output.
 
 use super::{Core, Grid, ItemClass, Plan, cumulated};
-use crate::amx::{PackKv, PackedKv};
-use crate::block_loop::{Call, KeyRange, Tiling};
-use crate::cache::{KvCache, Sequence};
+use crate::description::normalizer::Selection;
+use crate::description::problem::{Dims, Problem};
 use crate::error::{Error, filled};
-use crate::forward::{Finished, Forward, STATE, Scratch, Target};
-use crate::normalizer::Selection;
-use crate::output::Output;
-use crate::problem::{Dims, Problem};
-use crate::project::project;
-use crate::run::run;
-use crate::simd::{Element, Number};
-use crate::source::Source;
-use crate::view::{OutView, Tensor, TileHeads, Unwritten, View, ViewMut};
+use crate::kernel::amx::{PackKv, PackedKv};
+use crate::kernel::block_loop::{Call, KeyRange, Tiling};
+use crate::kernel::forward::{Finished, Forward, STATE, Scratch, Target};
+use crate::kernel::project::project;
+use crate::machine::run::run;
+use crate::machine::simd::{Element, Number};
+use crate::plan::output::Output;
+use crate::tensor::cache::{KvCache, Sequence};
+use crate::tensor::source::Source;
+use crate::tensor::view::{OutView, Tensor, TileHeads, Unwritten, View, ViewMut};
 
 /// Where the outputs of a call go.
 type Outputs<'o, N> = Finished<OutView<'o, N>, ViewMut<'o, N>>;

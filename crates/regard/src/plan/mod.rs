@@ -1,24 +1,28 @@
 //! How a problem will be run: pure arithmetic of the problem and the machine, printable before it happens.
 
 mod backward;
+#[cfg(not(test))]
+mod compiled;
 mod estimators;
 mod forward;
+pub(crate) mod grads;
+pub(crate) mod output;
 mod select;
 mod shared;
 mod sums;
 mod work;
 
-use crate::amx::{AmxDecodeScratch, Sizes};
-use crate::block_loop::{DECODE_MAX_ROWS, KeyRange, TILE_ROWS, Tiling};
+use crate::description::mask::Mask;
+use crate::description::normalizer::{Rule, Selection};
+use crate::description::problem::{Dims, Problem};
 use crate::error::Error;
-use crate::forward::Stage;
-use crate::index::RowTile;
+use crate::kernel::amx::{AmxDecodeScratch, Sizes};
+use crate::kernel::block_loop::{DECODE_MAX_ROWS, KeyRange, TILE_ROWS, Tiling};
+use crate::kernel::forward::Stage;
 use crate::machine::Machine;
-use crate::mask::Mask;
-use crate::normalizer::{Rule, Selection};
-use crate::problem::{Dims, Problem};
-use crate::simd::{Element, GROUP, Number};
-use crate::view::{Shape, ViewMut};
+use crate::machine::simd::{Element, GROUP, Number};
+use crate::tensor::index::RowTile;
+use crate::tensor::view::{Shape, ViewMut};
 use std::borrow::Cow;
 use std::ops::Range;
 pub use work::Work;

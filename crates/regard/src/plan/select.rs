@@ -1,14 +1,14 @@
 //! What rows choose before there are weights, where the normalizer is not the softmax.
 
 use super::{Core, Grid, tile_rows};
-use crate::block_loop::{Call, Tiling};
+use crate::description::normalizer::{NONE, Normalizer, Selection};
+use crate::description::problem::Dims;
 use crate::error::{Error, filled};
-use crate::normalizer::{NONE, Normalizer, Selection};
-use crate::problem::Dims;
-use crate::run::run;
-use crate::select::{Scratch, Select, Target};
-use crate::simd::Number;
-use crate::view::TileHeads;
+use crate::kernel::block_loop::{Call, Tiling};
+use crate::kernel::select::{Scratch, Select, Target};
+use crate::machine::run::run;
+use crate::machine::simd::Number;
+use crate::tensor::view::TileHeads;
 
 impl<N: Number> Core<'_, N> {
     /// What each row chooses.

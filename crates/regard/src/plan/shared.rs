@@ -1,15 +1,15 @@
 //! Sequences with a common past: read once for all of them, and joined with what each has of its own.
 
 use super::Plan;
-use crate::block_loop::Call;
-use crate::cache::{KvCache, Sequence};
+use crate::description::mask::Mask;
+use crate::description::problem::Problem;
 use crate::error::Error;
-use crate::mask::Mask;
-use crate::output::Output;
-use crate::problem::Problem;
-use crate::simd::Element;
-use crate::source::Source;
-use crate::view::{Layout, Shape, Tensor, View};
+use crate::kernel::block_loop::Call;
+use crate::machine::simd::Element;
+use crate::plan::output::Output;
+use crate::tensor::cache::{KvCache, Sequence};
+use crate::tensor::source::Source;
+use crate::tensor::view::{Layout, Shape, Tensor, View};
 
 /// Positions that a shared past must have to be worth a call of its own.
 const MIN_SHARED_KEYS: usize = 256;

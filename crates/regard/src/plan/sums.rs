@@ -1,12 +1,12 @@
 //! What the tasks of the backward pass add to the gradients of the options.
 
 use super::Core;
-use crate::backward::OPTIONS;
+use crate::description::similarity::{Additive, Similarity};
 use crate::error::Error;
-use crate::grads::{AdditiveGrads, Grads};
-use crate::simd::{Element, Number};
-use crate::similarity::{Additive, Similarity};
-use crate::view::{Layout, Shape, Tensor};
+use crate::kernel::backward::OPTIONS;
+use crate::machine::simd::{Element, Number};
+use crate::plan::grads::{AdditiveGrads, Grads};
+use crate::tensor::view::{Layout, Shape, Tensor};
 
 /// Adds tables `[items, heads.q, parts, entries]` to one `[entries, heads.q]`, in order.
 pub(super) fn add_tables(sum: &mut [f64], tables: &[f64], [heads, parts, entries]: [usize; 3]) {

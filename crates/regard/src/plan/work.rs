@@ -1,13 +1,13 @@
 //! What a plan will compute, counted, and told.
 
 use super::{Core, ItemClass, PART_KEYS, Plan};
-use crate::block_loop::{KeyRange, TILE_ROWS, Tiling};
-use crate::index::{BLOCK_KEYS, RowTile, Scope, signed};
-use crate::key_blocks::{KeyBlock, KeyBlocks};
+use crate::description::mask::{Edges, Mask, Run};
+use crate::description::problem::Dims;
+use crate::kernel::block_loop::{KeyRange, TILE_ROWS, Tiling};
+use crate::kernel::key_blocks::{KeyBlock, KeyBlocks};
 use crate::machine::Machine;
-use crate::mask::{Edges, Mask, Run};
-use crate::problem::Dims;
-use crate::simd::{Element, GROUP, Number};
+use crate::machine::simd::{Element, GROUP, Number};
+use crate::tensor::index::{BLOCK_KEYS, RowTile, Scope, signed};
 use std::fmt;
 use std::ops::Range;
 
@@ -298,8 +298,8 @@ impl<N: Number> fmt::Display for Core<'_, N> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::Problem;
-    use crate::view::Shape;
+    use crate::description::problem::Problem;
+    use crate::tensor::view::Shape;
     use proptest::prelude::*;
 
     fn mask() -> impl Strategy<Value = Mask> {

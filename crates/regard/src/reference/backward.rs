@@ -1,11 +1,11 @@
 //! Reference backward pass, derived by hand from the formulas of the forward pass.
 
 use super::{Keys, Outcome, Row, dot, matrix_row, rows, widened};
-use crate::index::Pair;
-use crate::problem::Problem;
-use crate::simd::{Element, Number};
-use crate::similarity::{Additive, Similarity};
-use crate::view::{Inputs, View, serving};
+use crate::description::problem::Problem;
+use crate::description::similarity::{Additive, Similarity};
+use crate::machine::simd::{Element, Number};
+use crate::tensor::index::Pair;
+use crate::tensor::view::{Inputs, View, serving};
 
 /// Gradients of a loss with respect to every input and option of attention. Vectors of unused options are empty.
 #[derive(Clone, Debug, Default)]

@@ -11,10 +11,10 @@
 //! argument of all keys of the head. Both are common factors of a row, which the normalization cancels.
 
 use super::{Grads, Inputs, dot, rows, widened};
-use crate::linear::{FeatureMap, LinearAttention};
-use crate::problem::Problem;
-use crate::simd::{Element, Number};
-use crate::view::View;
+use crate::description::problem::Problem;
+use crate::machine::simd::{Element, Number};
+use crate::tensor::view::View;
+use crate::variants::linear::{FeatureMap, LinearAttention};
 
 /// Rows of a head: scaled inputs and their features.
 struct Rows<N> {

@@ -1,9 +1,9 @@
 //! Reference statistics of attention weights: materializes all weights, then reduces them.
 
 use super::{Inputs, Problem, rows};
-use crate::index::Pair;
-use crate::mask::Mask;
-use crate::simd::{Element, Number};
+use crate::description::mask::Mask;
+use crate::machine::simd::{Element, Number};
+use crate::tensor::index::Pair;
 
 /// Attention weights of one row: its visible keys in ascending order, and its sink.
 #[derive(Clone, Debug)]

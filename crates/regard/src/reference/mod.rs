@@ -21,16 +21,16 @@ pub mod linear;
 mod looks;
 pub(crate) mod steps;
 
-use crate::dropout::uniform;
-use crate::index::Pair;
-use crate::normalizer::Normalizer;
-use crate::problem::Problem;
-use crate::rope::{Positions, Rope};
-use crate::score::Scored;
-use crate::simd::{Element, Number};
-use crate::similarity::{Additive, Similarity};
-pub use crate::view::Inputs;
-use crate::view::{Shape, View, serving};
+use crate::description::dropout::uniform;
+use crate::description::normalizer::Normalizer;
+use crate::description::problem::Problem;
+use crate::description::score::Scored;
+use crate::description::similarity::{Additive, Similarity};
+use crate::machine::simd::{Element, Number};
+use crate::tensor::index::Pair;
+pub use crate::tensor::view::Inputs;
+use crate::tensor::view::{Shape, View, serving};
+use crate::variants::rope::{Positions, Rope};
 pub use backward::{Grads, backward, backward_in_steps};
 pub use looks::{RowWeights, weights};
 

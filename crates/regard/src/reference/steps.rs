@@ -1,11 +1,11 @@
 //! Intermediate results of attention, materialized for inspection rather than for computation.
 
 use super::rows;
+use crate::description::problem::{Dims, Problem};
 use crate::error::Error;
-use crate::index::Pair;
-use crate::problem::{Dims, Problem};
-use crate::simd::{Element, Number};
-use crate::view::{Layout, Shape, Tensor, View};
+use crate::machine::simd::{Element, Number};
+use crate::tensor::index::Pair;
+use crate::tensor::view::{Layout, Shape, Tensor, View};
 
 /// All intermediate results of a small attention call.
 ///

@@ -1,0 +1,142 @@
+//! Local attention around a predicted position (Luong et al. 2015, local-p).
+
+use crate::description::mask::{Mask, MaskRule};
+use crate::description::score::LOG2_E;
+use crate::error::Error;
+use crate::machine::simd::{GROUP, Isa, Lanes, Number, Simd, Task, math};
+use crate::tensor::index::{At, Scope, Span};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Local attention around a predicted position `p` for each row (Luong et al. 2015, local-p). The keys with
+/// `|key - p| <= reach` are visible, and each softmax weight is multiplied by `e^(-(key - p)^2 / (2 s^2))` with `s = reach / 2`.
+/// The weights then sum to at most 1. The centres `p` receive gradients.
+///
+/// A centre is a key index from 0 to `k_len - 1` and may be fractional. Key blocks outside every window cost nothing. For a
+/// centre that is NaN no key is visible. If `p` is the row's own position (local-m), use the mask
+/// `Mask::full().window(reach + 1)` instead.
+#[derive(Clone, Copy, Debug)]
+pub struct Local<'a, N> {
+    centres: &'a [N],
+    reach: usize,
+}
+
+impl<'a, N: Number> Local<'a, N> {
+    /// Windows around `centres [batch, heads.q, q_len]`, up to `reach` keys on each side; `reach` is at least 1.
+    #[must_use]
+    pub fn new(centres: &'a [N], reach: usize) -> Self {
+        Self { centres, reach }
+    }
+
+    /// Largest distance of a visible key from the centre.
+    #[must_use]
+    pub fn reach(&self) -> usize {
+        self.reach
+    }
+
+    /// Checks `reach` and the number of centres. Packed sequences are not supported.
+    pub(crate) fn check(&self, rows: usize, packed: bool) -> Result<(), Error> {
+        if self.reach == 0 {
+            return Err(Error::Zero { option: "reach" });
+        }
+        if packed {
+            return Err(Error::Packed { option: "local" });
+        }
+        Error::unless_one_each_row("centres", rows, self.centres.len())
+    }
+
+    /// The mask of the keys within `reach` of each centre.
+    pub(crate) fn mask(&self, heads: usize) -> Mask {
+        let centres = self.centres.iter().map(|x| Number::to_f64(*x)).collect();
+        Mask::custom(Around { centres, reach: self.reach as f64, heads })
+    }
+
+    /// `key - p`; `row` is the flat index over batch, heads and queries.
+    pub(crate) fn beyond<M: Number>(&self, row: usize, key: usize) -> M {
+        M::of_len(key) - M::from_f64(self.centres[row].to_f64())
+    }
+
+    /// The definition of the factor of a weight, `e^(-(key - p)^2 / (2 s^2))`.
+    pub(crate) fn factor<M: Number>(&self, row: usize, key: usize) -> M {
+        let far: M = self.beyond(row, key);
+        (-far * far * M::from_f64(self.narrowness())).exp()
+    }
+
+    /// The gradient of a centre is this factor, `1 / s^2`, times the sum of `weight d_weight (key - p)`.
+    pub(crate) fn grad_factor(&self) -> f64 {
+        2.0 * self.narrowness()
+    }
+
+    /// Loads the centres of `rows` (flat indices over batch, heads and queries) into lanes; 0 outside `span`.
+    pub(crate) fn centres(&self, rows: &[usize; GROUP], span: Span) -> Lanes<N> {
+        let mut centres = Lanes([N::zero(); GROUP]);
+        let lanes = centres.0.iter_mut().zip(rows).take(span.end).skip(span.start);
+        lanes.for_each(|(centre, row)| *centre = self.centres[*row]);
+        centres
+    }
+
+    /// Multiplies the factors of a tile, `[keys][rows]`, by the Gaussian factors of the distances from the centres.
+    pub(crate) fn multiply(
+        &self,
+        isa: Isa,
+        (at, centres): (At<'_>, Lanes<N>),
+        to: &mut [Lanes<N>],
+    ) {
+        let narrowness = N::from_f64(-self.narrowness() * LOG2_E);
+        N::enter(isa, Near { centres, narrowness, at, to });
+    }
+
+    /// `1 / (2 s^2)`
+    fn narrowness(&self) -> f64 {
+        let s = self.reach as f64 / 2.0;
+        0.5 / (s * s)
+    }
+}
+
+/// The keys within `reach` of the centre of each row.
+#[derive(Debug)]
+struct Around {
+    centres: Arc<[f64]>,
+    reach: f64,
+    heads: usize,
+}
+
+impl MaskRule for Around {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "bounded by 0; beyond the largest key is cut off later"
+    )]
+    fn visible(&self, scope: &Scope, row: usize, ranges: &mut Vec<Range<usize>>) {
+        let centre = self.centres[(scope.batch * self.heads + scope.head) * scope.q_len + row];
+        let (first, last) = ((centre - self.reach).ceil(), (centre + self.reach).floor());
+        if first <= last && last >= 0.0 {
+            ranges.push(first.max(0.0) as usize..(last as usize).saturating_add(1));
+        }
+    }
+}
+
+/// Multiplies `to` by the Gaussian factors.
+struct Near<'t, N> {
+    centres: Lanes<N>,
+    narrowness: N,
+    at: At<'t>,
+    to: &'t mut [Lanes<N>],
+}
+
+impl<N: Number> Task<N> for Near<'_, N> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd<N>>(self, s: S) {
+        let Self { centres, narrowness, at, to } = self;
+        for (i, to) in to.iter_mut().enumerate() {
+            let key = s.splat(N::of_len(at.keys.get(i)));
+            for lane in at.span.vectors::<N, S>() {
+                let far = s.sub(key, s.load(&centres.0[lane..]));
+                let factor = math::weight(s, s.mul(s.mul(far, far), s.splat(narrowness)));
+                let to = &mut to.0[lane..];
+                s.store(s.mul(s.load(to), factor), to);
+            }
+        }
+    }
+}

@@ -1,0 +1,552 @@
+//! Decoding: few rows, many keys. Features stand in the vectors here, and all query heads that one key head serves are done
+//! together, so that every key and value comes from memory once, is widened in registers, and is used for all of them.
+//!
+//! Cost: the time to read keys and values. What a mask or a score makes of a tile is the same code as for many rows; only
+//! the two products differ: on vectors (`decode_vectors.rs`) or on AMX (`decode_tiles.rs`).
+
+use super::Forward;
+use crate::description::mask::Run;
+use crate::description::problem::Problem;
+use crate::kernel::amx::{AmxDecodeScratch, Sizes};
+use crate::kernel::block_loop::{Call, DECODE_MAX_ROWS, KeyRange, apply_mask, mask_within};
+use crate::kernel::lanes::multiply_tile;
+use crate::kernel::micro::RowBuffer;
+use crate::kernel::softmax::{State, States, TileSums, exp_and_sum_row, update_max};
+use crate::machine::simd::{Any, Element, GROUP, Isa, Lanes, Number, Simd, Visitor, leaf, map_any};
+use crate::tensor::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
+use crate::tensor::source::{AnyHead, Head, Heads};
+use crate::tensor::view::{Rows, RowsOf};
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// Memory of one thread.
+#[derive(Debug)]
+pub(crate) struct DecodeScratch<N> {
+    rows: DecodeRows<N>,
+    /// What the mask lets each head see.
+    runs: Vec<Vec<Run>>,
+    /// Rows that are weighed together: those of one head, or all, if no option tells heads apart.
+    head_groups: Vec<HeadGroup<N>>,
+    /// Dot products of a block, then weights: those of a key side by side, [`DecodeRows::width`] from one key to the next.
+    dots: Vec<N>,
+    factors: Vec<Lanes<N>>,
+    /// For products on tiles.
+    pub(crate) tiles: Option<AmxDecodeScratch>,
+}
+
+/// The rows of a task, head by head.
+#[derive(Debug)]
+pub(crate) struct DecodeRows<N> {
+    pub(crate) q: RowBuffer<N>,
+    pub(crate) sums: RowBuffer<N>,
+    pub(crate) count: usize,
+    /// Lanes of a key: a power of two, at most [`DECODE_MAX_ROWS`].
+    pub(crate) width: usize,
+}
+
+/// The two products, on vectors or on AMX.
+pub(crate) trait Products<N: Number> {
+    /// The task has these rows; their scores are the dot products times `factor`.
+    fn start(&mut self, rows: &mut DecodeRows<N>, factor: N);
+
+    /// `to[key][row] = factor * keys[key] . q[row]`, while the rows of `soon` are asked for.
+    fn dots(
+        &mut self,
+        isa: Isa,
+        rows: &DecodeRows<N>,
+        keys: AnyRows<'_, N>,
+        next_rows: AnyRows<'_, N>,
+        to: &mut [N],
+    );
+
+    /// Adds the values, times their weights, to the sums of the rows.
+    fn add(&mut self, isa: Isa, rows: &mut DecodeRows<N>, work: Weighted<'_, N>);
+
+    /// All is added; the sums belong into `rows`. False if the pass must be taken once more.
+    fn finish(&mut self, rows: &mut DecodeRows<N>) -> bool;
+}
+
+/// Values of a block, and what they are multiplied by.
+pub(crate) struct Weighted<'t, N: Number> {
+    pub(crate) values: AnyRows<'t, N>,
+    /// Rows that are needed next.
+    pub(crate) next_rows: AnyRows<'t, N>,
+    /// `[key][row]`
+    pub(crate) weights: &'t [N],
+    /// Which rows see each key, unless all see all of them: a key that a row does not see is left out of its sum.
+    pub(crate) visible: Option<&'t [RowMask]>,
+    /// What the sums so far are multiplied by.
+    pub(crate) rescale: &'t [N; DECODE_MAX_ROWS],
+}
+
+/// Rows that are weighed together.
+///
+/// Where no option asks for more, several keys stand side by side, so that the lanes are full: all lanes of a row have the
+/// same `max`. The weights of a row are added up in four classes, keys 0, 4, ..., 1, 5, ..., and each class by halves, key i and
+/// i + 32, i + 16, i + 8, i + 4: that order is the same however many rows there are.
+#[derive(Debug)]
+struct HeadGroup<N> {
+    /// Its query heads, counted from the first of the task.
+    heads: Range<usize>,
+    states: States<N>,
+    /// Scores, then weights, of a block, `[keys][lanes]`.
+    tile: Vec<Lanes<N>>,
+    visible: [RowMask; BLOCK_KEYS],
+    /// Whether some rows do not see some keys of the block.
+    hidden: bool,
+    /// Whether any row sees any.
+    any: bool,
+    /// What the sums so far are multiplied by.
+    rescale: Lanes<N>,
+    /// Lanes from one key to the next: [`GROUP`] for one key at a time.
+    width: usize,
+}
+
+impl<N: Number> DecodeScratch<N> {
+    pub(crate) fn new(problem: &Problem<'_, N>, tiles: Option<Sizes>) -> Self {
+        let dims = problem.dims();
+        let served = dims.heads.q / dims.heads.kv.max(1);
+        let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
+        let head_group = |heads| HeadGroup {
+            heads,
+            states: States::empty(),
+            tile: zeros(BLOCK_KEYS),
+            visible: [0; BLOCK_KEYS],
+            hidden: false,
+            any: false,
+            rescale: Lanes([N::one(); GROUP]),
+            width: GROUP,
+        };
+        let each = if are_alike(problem) { served } else { 1 };
+        let head_groups = (0..served).step_by(each.max(1)).map(|h| head_group(h..h + each));
+        let (q, sums) = (
+            RowBuffer::new(DECODE_MAX_ROWS, dims.qk_dim),
+            RowBuffer::new(DECODE_MAX_ROWS, dims.v_dim),
+        );
+        Self {
+            rows: DecodeRows { q, sums, count: 0, width: 1 },
+            runs: vec![Vec::new(); served],
+            head_groups: head_groups.collect(),
+            dots: vec![N::zero(); BLOCK_KEYS * DECODE_MAX_ROWS],
+            factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
+            tiles: tiles.map(AmxDecodeScratch::new),
+        }
+    }
+}
+
+/// Whether no option tells the rows and keys of a task apart.
+fn are_alike<N: Number>(problem: &Problem<'_, N>) -> bool {
+    problem.is_plain_dot() && !problem.has_factors() && !problem.entropy
+}
+
+/// Sums that the weights of a row are kept in: keys that stand side by side for [`DECODE_MAX_ROWS`] rows.
+const CLASSES: usize = GROUP / DECODE_MAX_ROWS;
+
+impl<N: Number> Forward<'_, '_, N> {
+    /// The rows of all heads that one key head serves, over the keys of the way.
+    pub(crate) fn decode(&mut self, isa: Isa, products: &mut impl Products<N>) {
+        let Self { call, scope, rows, .. } = *self;
+        let Some(mut scratch) = self.scratch.decode.take() else { return };
+        if let Some(key_range) = &self.stage.keys {
+            for _ in 0..2 {
+                scratch.start(&call, (scope, rows), key_range);
+                products.start(&mut scratch.rows, N::from_f64(call.problem.query_factor()));
+                scratch.block_loop(isa, self, key_range, products);
+                if products.finish(&mut scratch.rows) {
+                    break;
+                }
+            }
+        }
+        for head_group in &scratch.head_groups {
+            for (at, h) in head_group.heads.clone().enumerate() {
+                self.part = h;
+                self.scope.head = scope.head + h;
+                let group = &mut self.scratch.groups[0];
+                group.q.rows = rows;
+                for i in 0..rows.count {
+                    group.states.set(i, head_group.state(at * rows.count + i));
+                    let sums = scratch.rows.sums.row(h * rows.count + i);
+                    group.sums.iter_mut().zip(sums).for_each(|(to, x)| to.0[i] = *x);
+                }
+                match self.stage.into {
+                    Some(part) => self.save(isa, 0, part),
+                    None => self.finish(isa, 0),
+                }
+            }
+        }
+        self.scratch.decode = Some(scratch);
+    }
+}
+
+impl<N: Number> DecodeScratch<N> {
+    fn start(
+        &mut self,
+        call: &Call<'_, N>,
+        (scope, rows): (Scope, RowTile),
+        key_range: &KeyRange<'_>,
+    ) {
+        self.rows.count = self.runs.len() * rows.count;
+        self.rows.width = self.rows.count.next_power_of_two();
+        self.rows.sums.clear();
+        self.dots.fill(N::zero());
+        for head_group in &mut self.head_groups {
+            head_group.states = States::empty();
+            head_group.width = if are_alike(call.problem) { self.rows.width } else { GROUP };
+        }
+        for (h, runs) in self.runs.iter_mut().enumerate() {
+            let scope = Scope { head: scope.head + h, ..scope };
+            key_range.mask.runs_beyond(key_range.without, &scope, rows, runs);
+            let q = call.queries(scope.batch, scope.head);
+            for i in 0..rows.count {
+                let to = self.rows.q.row_mut(h * rows.count + i);
+                N::visit(q, WidenRow { row: rows.row(i), to });
+            }
+        }
+    }
+
+    /// All blocks that any head sees, keys ascending.
+    fn block_loop(
+        &mut self,
+        isa: Isa,
+        task: &Forward<'_, '_, N>,
+        key_range: &KeyRange<'_>,
+        products: &mut impl Products<N>,
+    ) {
+        let Forward { call, scope, rows, .. } = *task;
+        let (k, v) = call.keys_and_values(scope);
+        let range_end = key_range.keys.end.min(scope.k_len);
+        let mut first = key_range.keys.start;
+        let (mut key_copies, mut value_copies) = (Copies::default(), Copies::default());
+        while first < range_end {
+            let n = (range_end - first).min(BLOCK_KEYS - first % BLOCK_KEYS);
+            let mut any = false;
+            for head_group in &mut self.head_groups {
+                head_group.look(&mut self.runs, rows, (first, n));
+                any |= head_group.any;
+            }
+            let after = first + n;
+            if any {
+                let keys = rows_of(k, (first, n), &mut key_copies);
+                let values = rows_of(v, (first, n), &mut value_copies);
+                // What is needed next: memory must not rest while the vectors are busy.
+                let left = n.min(range_end - after);
+                let next_rows = map_any!(k, k => k.run(after, left).unwrap_or(Rows::none()));
+                products.dots(isa, &self.rows, keys, values, &mut self.dots);
+                for b in 0..self.head_groups.len() {
+                    self.exp_and_sum(isa, call.problem, (scope, rows), b, (first, n));
+                }
+                let mut rescale = [N::one(); DECODE_MAX_ROWS];
+                let mut visible = [RowMask::MAX; BLOCK_KEYS];
+                let hidden = self.gather(rows.count, n, &mut rescale, &mut visible);
+                let visible = hidden.then_some(&visible[..n]);
+                let (weights, rescale) = (&self.dots[..], &rescale);
+                let work = Weighted { values, next_rows, weights, visible, rescale };
+                products.add(isa, &mut self.rows, work);
+            }
+            first = after;
+        }
+    }
+
+    /// The weights of all head_groups side by side, what their sums are multiplied by and, if that is not all, what they see.
+    fn gather(
+        &mut self,
+        each: usize,
+        n: usize,
+        rescale: &mut [N; DECODE_MAX_ROWS],
+        visible: &mut [RowMask; BLOCK_KEYS],
+    ) -> bool {
+        let (width, mut hidden) = (self.rows.width, false);
+        for head_group in &self.head_groups {
+            let (first, count) = (head_group.heads.start * each, head_group.heads.len() * each);
+            rescale[first..first + count].copy_from_slice(&head_group.rescale.0[..count]);
+            if head_group.width < GROUP {
+                for (to, weights) in self.dots.chunks_exact_mut(GROUP).zip(&head_group.tile) {
+                    to.copy_from_slice(&weights.0);
+                }
+            } else {
+                for (to, weights) in self.dots.chunks_exact_mut(width).zip(&head_group.tile[..n]) {
+                    let to = &mut to[first..first + count];
+                    match head_group.any {
+                        true => to.copy_from_slice(&weights.0[..count]),
+                        false => to.fill(N::zero()),
+                    }
+                }
+            }
+            if !head_group.any || head_group.hidden {
+                hidden = true;
+                let lanes = Span::first(count).set();
+                for (visible, own) in visible.iter_mut().zip(&head_group.visible[..n]) {
+                    let row_mask = if head_group.any { *own } else { 0 };
+                    *visible &= !((!row_mask & lanes) << first);
+                }
+            }
+        }
+        hidden
+    }
+
+    /// From dot products to the weights of a head_group.
+    fn exp_and_sum(
+        &mut self,
+        isa: Isa,
+        problem: &Problem<'_, N>,
+        (scope, rows): (Scope, RowTile),
+        b: usize,
+        (first, n): (usize, usize),
+    ) {
+        let Self { head_groups, dots, factors, .. } = self;
+        let head_group = &mut head_groups[b];
+        head_group.rescale = Lanes([N::one(); GROUP]);
+        if !head_group.any {
+            return;
+        }
+        let (from, count) =
+            (head_group.heads.start * rows.count, head_group.heads.len() * rows.count);
+        let width = self.rows.width;
+        let spread = head_group.width < GROUP;
+        let span = Span::first(if spread { GROUP } else { count });
+        // Rows of the tile; lanes without a key count as hidden.
+        let used = if spread { (n * width).div_ceil(GROUP) } else { n };
+        let hides = match spread {
+            true => head_group.hidden || n * width < used * GROUP,
+            false => head_group.hidden || problem.may_hide(),
+        };
+        let mut visible = [0; BLOCK_KEYS];
+        if hides {
+            head_group.spread_mask(n, &mut visible);
+        }
+        let scope = Scope { head: scope.head + head_group.heads.start, ..scope };
+        let at = At { scope, rows, span, keys: Keys::From(first) };
+        if spread {
+            let visible = if hides { &mut visible[..used] } else { &mut [] };
+            return head_group.weigh_spread(isa, dots, visible, used);
+        }
+        let HeadGroup { states, tile, .. } = &mut *head_group;
+        let sums = states.infinite_where_empty();
+        let rescale = states.weigh(isa, (tile, n, span), sums, problem.entropy, |tile| {
+            let tile = &mut tile[..n];
+            for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(width)) {
+                to.0[..count].copy_from_slice(&dots[from..from + count]);
+            }
+            problem.apply(isa, at, tile, None);
+            if hides {
+                apply_mask(isa, tile, &mut visible[..n], span);
+            }
+        });
+        if let Some(rescale) = rescale {
+            head_group.rescale = rescale;
+        }
+        if hides {
+            // A bias may have hidden more.
+            (head_group.hidden, head_group.visible) = (true, visible);
+        }
+        if problem.has_factors() {
+            problem.factors(isa, at, &mut factors[..n]);
+            multiply_tile(isa, &mut head_group.tile[..n], factors, span);
+        }
+    }
+}
+
+leaf! {
+    /// From dot products to weights, while `max` is current, and their sums to the states. `sums` tells whether it is: false is
+    /// returned if a sum is too large, which is left there, and nothing is added. Without `sums` they are added whatever they are.
+    fn spread_step<'t, N>(
+        s: S,
+        group: &'t mut HeadGroup<N>,
+        dots: &'t [N],
+        visible: &'t mut [RowMask],
+        used: usize,
+        sums: Option<&'t mut Lanes<N>>,
+    ) -> bool {
+        let HeadGroup { states, tile, width, .. } = group;
+        let (tile, span) = (&mut tile[..used], Span::first(GROUP));
+        if sums.is_some() && !states.max_is_set(s, span) {
+            return false;
+        }
+        for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(GROUP)) {
+            to.0.copy_from_slice(dots);
+        }
+        if !visible.is_empty() {
+            mask_within(s, tile, visible, span);
+        }
+        for lane in span.vectors::<N, S>() {
+            let (max, mut sum) = (s.load(&states.max.0[lane..]), s.splat(N::zero()));
+            for row in tile.iter_mut() {
+                exp_and_sum_row(s, &mut row.0[lane..], max, &mut sum);
+            }
+        }
+        let found = sum_of_classes(s, tile, *width);
+        match sums {
+            Some(sums) => {
+                *sums = found;
+                states.add_if_current(s, sums, span)
+            }
+            None => {
+                states.add(&TileSums { sum: found, log_sums: None }, span);
+                true
+            }
+        }
+    }
+}
+
+/// The sums of the four classes of each row, in its first lanes; the others are 0.
+#[inline(always)]
+fn sum_of_classes<N: Number, S: Simd<N>>(s: S, tile: &[Lanes<N>], width: usize) -> Lanes<N> {
+    let mut sums = Lanes([N::zero(); GROUP]);
+    for lane in (0..GROUP).step_by(S::LANES) {
+        let mut rows = [s.splat(N::zero()); DECODE_MAX_ROWS];
+        for (to, row) in rows.iter_mut().zip(tile) {
+            *to = s.load(&row.0[lane..]);
+        }
+        let mut half = width / 2;
+        while half > 0 {
+            for i in 0..half {
+                rows[i] = s.add(rows[i], rows[i + half]);
+            }
+            half /= 2;
+        }
+        s.store(rows[0], &mut sums.0[lane..]);
+    }
+    let mut half = GROUP / 2;
+    while half >= CLASSES * width {
+        let (first, second) = sums.0.split_at_mut(half);
+        for (to, x) in first.iter_mut().zip(&mut *second) {
+            (*to, *x) = (*to + *x, N::zero());
+        }
+        half /= 2;
+    }
+    sums
+}
+
+impl<N: Number> HeadGroup<N> {
+    /// What its rows see of the keys `first..first + n`. Keys come in ascending order.
+    fn look(&mut self, runs: &mut [Vec<Run>], rows: RowTile, (first, n): (usize, usize)) {
+        let (end, one) = (first + n, Span::first(rows.count).set());
+        let everyone = Span::first(self.heads.len() * rows.count).set();
+        #[expect(clippy::cast_possible_truncation, reason = "few rows")]
+        let lanes = |run: &Run| run.lanes as RowMask & one;
+        let runs = &mut runs[self.heads.clone()];
+        let mut all = true;
+        for runs in &mut *runs {
+            let done = runs.iter().take_while(|run| run.keys.end <= first).count();
+            runs.drain(..done);
+            all &= runs.first().is_some_and(|run| {
+                run.keys.start <= first && run.keys.end >= end && lanes(run) == one
+            });
+        }
+        self.visible[..n].fill(if all { everyone } else { 0 });
+        (self.any, self.hidden) = (all, !all);
+        if all {
+            return;
+        }
+        for (at, runs) in runs.iter().enumerate() {
+            for run in runs.iter().take_while(|run| run.keys.start < end) {
+                let keys = run.keys.start.max(first) - first..run.keys.end.min(end) - first;
+                let lanes = lanes(run) << (at * rows.count);
+                self.visible[keys].iter_mut().for_each(|visible| *visible |= lanes);
+            }
+        }
+        self.any = self.visible[..n].iter().any(|visible| *visible != 0);
+        self.hidden = self.visible[..n].iter().any(|visible| *visible != everyone);
+    }
+
+    /// Which lanes see their keys, where several keys stand side by side.
+    fn spread_mask(&self, n: usize, to: &mut [RowMask; BLOCK_KEYS]) {
+        for (key, visible) in self.visible[..n].iter().enumerate() {
+            let lane = key * self.width;
+            to[lane / GROUP] |= visible << (lane % GROUP);
+        }
+    }
+
+    /// The softmax of a block where several keys stand side by side; see `States::weigh`. `visible` is empty if all is visible.
+    fn weigh_spread(&mut self, isa: Isa, dots: &[N], visible: &mut [RowMask], used: usize) {
+        let mut sums = self.states.infinite_where_empty();
+        if self.states.max_is_stale || !spread_step(isa, self, dots, visible, used, Some(&mut sums))
+        {
+            let Self { states, tile, rescale, width, .. } = self;
+            for (to, dots) in tile[..used].iter_mut().zip(dots.chunks_exact(GROUP)) {
+                to.0.copy_from_slice(dots);
+            }
+            if !visible.is_empty() {
+                apply_mask(isa, &mut tile[..used], visible, Span::first(GROUP));
+            }
+            // The same `max` in all lanes of a row.
+            let mut top = tile[0];
+            for row in &tile[1..used] {
+                top.0.iter_mut().zip(&row.0).for_each(|(top, x)| *top = top.max(*x));
+            }
+            for row in 0..*width {
+                for lanes in [&mut top, &mut sums] {
+                    let all = lanes.0.iter().skip(row).step_by(*width);
+                    let most = all.fold(N::neg_infinity(), |most, x| most.max(*x));
+                    lanes.0.iter_mut().skip(row).step_by(*width).for_each(|x| *x = most);
+                }
+            }
+            update_max(isa, states, &[top], &sums, Span::first(GROUP), rescale);
+            spread_step(isa, self, dots, visible, used, None);
+        }
+    }
+
+    /// The state of a row: of all its lanes.
+    fn state(&self, row: usize) -> State<N> {
+        let mut state = self.states.get(row);
+        for lane in (row + self.width..GROUP).step_by(self.width) {
+            let State { sum, sum_x_log, true_max, .. } = self.states.get(lane);
+            (state.sum, state.sum_x_log, state.true_max) =
+                (state.sum + sum, state.sum_x_log + sum_x_log, state.true_max.max(true_max));
+        }
+        state
+    }
+}
+
+/// Rows of elements of any type.
+pub(crate) type AnyRows<'r, N> = Any<RowsOf<'r>, N>;
+
+/// A row of a head, widened.
+struct WidenRow<'t, N> {
+    row: usize,
+    to: &'t mut [N],
+}
+
+impl<'c, N: Number> Visitor<Heads<'c>, N> for WidenRow<'_, N> {
+    type Out = ();
+    fn visit<E: Element<Num = N>>(self, head: Head<'c, E>) {
+        let row = head.row(self.row).iter().map(|x| x.widen());
+        row.zip(self.to).for_each(|(x, to)| *to = x);
+    }
+}
+
+/// Memory for rows of a block that lie in two pages.
+#[derive(Default)]
+struct Copies<N> {
+    own: Vec<N>,
+    f16: Vec<f16>,
+    bf16: Vec<bf16>,
+}
+
+/// Rows of a block: where they lie, or copied where they lie in two pages.
+#[inline(always)]
+fn rows_of<'r, 'c: 'r, N: Number>(
+    head: AnyHead<'c, N>,
+    keys: (usize, usize),
+    copies: &'r mut Copies<N>,
+) -> AnyRows<'r, N> {
+    match head {
+        Any::Own(head) => Any::Own(copied(head, keys, &mut copies.own)),
+        Any::F16(head) => Any::F16(copied(head, keys, &mut copies.f16)),
+        Any::Bf16(head) => Any::Bf16(copied(head, keys, &mut copies.bf16)),
+    }
+}
+
+#[inline(always)]
+fn copied<'r, T: Copy>(
+    head: Head<'r, T>,
+    (first, n): (usize, usize),
+    copy: &'r mut Vec<T>,
+) -> Rows<'r, T> {
+    if let Some(rows) = head.run(first, n) {
+        return rows;
+    }
+    copy.clear();
+    (first..first + n).for_each(|i| copy.extend_from_slice(head.row(i)));
+    Rows { data: copy, stride: head.dim(), len: n, dim: head.dim() }
+}

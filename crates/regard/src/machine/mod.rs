@@ -1,0 +1,65 @@
+//! Description of the machine that a plan targets. A plain value, so tests and users can describe another machine.
+
+pub mod roofline;
+pub(crate) mod run;
+pub(crate) mod simd;
+
+use crate::machine::simd::Isa;
+use std::sync::OnceLock;
+
+/// Instruction set, number of threads and cache sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Machine {
+    /// The instruction set to use.
+    pub isa: Isa,
+    /// The number of threads to use, the calling thread included.
+    pub threads: usize,
+    /// L1 data cache of a core, in bytes.
+    pub l1: usize,
+    /// L2 cache of a core, in bytes.
+    pub l2: usize,
+}
+
+impl Machine {
+    /// The current machine: its best instruction set and all available threads. Detected once per process.
+    #[must_use]
+    pub fn detect() -> Self {
+        static HERE: OnceLock<Machine> = OnceLock::new();
+        *HERE.get_or_init(|| Self {
+            isa: Isa::best(),
+            threads: std::thread::available_parallelism().map_or(1, Into::into),
+            l1: cache_bytes(1).unwrap_or(32 << 10),
+            l2: cache_bytes(2).unwrap_or(1 << 20),
+        })
+    }
+
+    /// A copy with another instruction set.
+    #[must_use]
+    pub fn isa(self, isa: Isa) -> Self {
+        Self { isa, ..self }
+    }
+
+    /// A copy with another number of threads, at least 1.
+    #[must_use]
+    pub fn threads(self, threads: usize) -> Self {
+        Self { threads: threads.max(1), ..self }
+    }
+}
+
+/// The size in bytes of the data or unified cache of a level, from Linux sysfs.
+fn cache_bytes(level: u32) -> Option<usize> {
+    (0..8).find_map(|index| {
+        let read = |what: &str| {
+            std::fs::read_to_string(format!(
+                "/sys/devices/system/cpu/cpu0/cache/index{index}/{what}"
+            ))
+            .ok()
+        };
+        let right =
+            read("level")?.trim() == level.to_string() && read("type")?.trim() != "Instruction";
+        let size = read("size")?;
+        let kib = size.trim().strip_suffix('K')?.parse::<usize>().ok()?;
+        right.then_some(kib << 10)
+    })
+}

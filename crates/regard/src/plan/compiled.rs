@@ -1,0 +1,66 @@
+//! Every call of every type, compiled here, once, and not again in every crate that makes it: of a generic function that is
+//! never inlined, what one crate has compiled serves in all others.
+//!
+//! Nothing depends on this file but the time that compiling takes: without it each test, example and program would compile all
+//! kernels itself, which takes minutes.
+
+use crate::description::problem::Problem;
+use crate::error::Error;
+use crate::inspect::{AttentionView, Measure};
+use crate::machine::simd::Element;
+use crate::plan::Plan;
+use crate::plan::output::Output;
+use crate::tensor::cache::{KvCache, Sequence};
+use crate::tensor::view::View;
+use crate::variants::linear::{LinearAttention, LinearState};
+use crate::variants::lsh::LshAttention;
+use crate::variants::rope::Rope;
+use half::{bf16, f16};
+
+/// What the calls are made of.
+struct Made<'m, E: Element> {
+    problem: Problem<'m, E>,
+    plan: Plan<'m, E>,
+    x: View<'m, E>,
+    cache: &'m KvCache<E>,
+    sequences: &'m [Sequence],
+    linear: LinearAttention,
+    state: LinearState<E>,
+    lsh: LshAttention,
+    rope: Rope,
+}
+
+/// Makes every call once. Never called itself.
+fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
+    let Made { problem, plan, x, cache, sequences, linear, mut state, lsh, rope } = made;
+    let machine = plan.machine();
+    let mut output = Plan::new(problem.clone(), machine)?.forward(x, x, x)?;
+    plan.forward_into(x, x, x, &mut output.out.view_mut(), &mut output.lse, None)?;
+    plan.backward(x, x, x, &output, x)?;
+    let cached = plan.forward_cached(x, cache, sequences)?;
+    let shared = plan.forward_shared(x, cache, sequences)?;
+    let view = AttentionView::new(&plan, x, x, &shared)?;
+    view.diff(&AttentionView::from_lse(&plan, x, x, &shared.lse)?)?;
+    view.measure(&Measure::new())?;
+    AttentionView::cached(&plan, x, (cache, sequences), &shared)?;
+    rope.apply(machine, &mut Output::merge(&[cached, shared])?.out.view_mut(), 0..)?;
+    let found = linear.forward(machine, x, x, x)?;
+    linear.backward(machine, x, x, x, &found, x)?;
+    state.step(machine, x, x, x)?;
+    let found = lsh.forward(machine, x, x, x)?;
+    lsh.backward(machine, x, x, x, &found, x)?;
+    found.recall(machine, x, x, 1, 1)?;
+    Ok(format!("{plan:#}"))
+}
+
+/// Kept, so that it is compiled.
+type Compiled<E> = fn(Made<'_, E>) -> Result<String, Error>;
+
+#[used]
+static F32: Compiled<f32> = every_call;
+#[used]
+static F64: Compiled<f64> = every_call;
+#[used]
+static F16: Compiled<f16> = every_call;
+#[used]
+static BF16: Compiled<bf16> = every_call;

@@ -1,0 +1,290 @@
+//! The pool that the pages of a cache live in.
+//!
+//! A page is one allocation: the keys `[heads][page][qk_dim]` of its positions, then their values
+//! `[heads][page][v_dim]`. It counts the sequences that hold it; when nobody does, it waits to be used again.
+
+use crate::error::Error;
+use crate::machine::simd::Element;
+use crate::tensor::view::View;
+use std::ops::Range;
+
+/// Positions in a page, unless something speaks for another number: one head's keys are then 16 to 32 KiB, which a
+/// kernel reads without a jump and a core's first cache holds, and the half page that a sequence leaves empty is little.
+pub const PAGE: usize = 64;
+
+/// What each page of a [`KvCache`](crate::KvCache) holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CacheShape {
+    /// Heads of the keys and values.
+    pub heads: usize,
+    /// Features of a key.
+    pub qk_dim: usize,
+    /// Features of a value; may be 0.
+    pub v_dim: usize,
+    /// Positions in a page, at least 1; [`PAGE`] is a good number.
+    pub page: usize,
+}
+
+impl CacheShape {
+    /// Elements of a page, if it can be held at all.
+    fn elements<E>(self) -> Result<usize, Error> {
+        let Self { heads, qk_dim, v_dim, page } = self;
+        if heads == 0 {
+            return Err(Error::Zero { option: "heads" });
+        }
+        if qk_dim == 0 {
+            return Err(Error::NoFeatures { tensor: "k" });
+        }
+        if page == 0 {
+            return Err(Error::Zero { option: "page" });
+        }
+        let fits = |n: &usize| isize::try_from(n.saturating_mul(size_of::<E>())).is_ok();
+        let features = qk_dim.checked_add(v_dim);
+        features
+            .and_then(|n| n.checked_mul(heads)?.checked_mul(page))
+            .filter(fits)
+            .ok_or(Error::ShapeOverflow { shape: [1, heads, page, features.unwrap_or(usize::MAX)] })
+    }
+}
+
+/// Which of the two a page holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    /// `[heads][page][qk_dim]`, at the start.
+    Keys,
+    /// `[heads][page][v_dim]`, behind them.
+    Values,
+}
+
+impl Part {
+    /// Both.
+    const BOTH: [Self; 2] = [Self::Keys, Self::Values];
+}
+
+/// One page.
+#[derive(Debug)]
+struct Page<E> {
+    /// Its keys and values; what no sequence has written is left from before.
+    data: Vec<E>,
+    /// Sequences that hold it.
+    holders: usize,
+}
+
+/// All pages of a cache.
+#[derive(Debug)]
+pub(super) struct Pages<E> {
+    shape: CacheShape,
+    /// Elements of a page.
+    elements: usize,
+    /// Bytes that all pages together may have.
+    budget: usize,
+    pages: Vec<Page<E>>,
+    /// The pages that nobody holds; has room for all, so that letting go never allocates.
+    free: Vec<usize>,
+}
+
+impl<E: Element> Pages<E> {
+    /// An empty pool, if the budget is enough for one page.
+    pub(super) fn new(shape: CacheShape, budget: usize) -> Result<Self, Error> {
+        let elements = shape.elements::<E>()?;
+        let pool = Self { shape, elements, budget, pages: Vec::new(), free: Vec::new() };
+        pool.affords(1)?;
+        Ok(pool)
+    }
+
+    /// What a page holds.
+    pub(super) fn shape(&self) -> CacheShape {
+        self.shape
+    }
+
+    /// Bytes that all pages together may have.
+    pub(super) fn budget(&self) -> usize {
+        self.budget
+    }
+
+    /// Bytes of all pages.
+    pub(super) fn bytes(&self) -> usize {
+        self.pages.len() * self.bytes_each()
+    }
+
+    /// Bytes of the pages that somebody holds.
+    pub(super) fn bytes_in_use(&self) -> usize {
+        self.in_use() * self.bytes_each()
+    }
+
+    fn bytes_each(&self) -> usize {
+        self.elements * size_of::<E>()
+    }
+
+    fn in_use(&self) -> usize {
+        self.pages.len() - self.free.len()
+    }
+
+    /// Refuses `count` more pages than are in use, if the budget is less than that.
+    fn affords(&self, count: usize) -> Result<(), Error> {
+        let (pages, budget) = (self.in_use().saturating_add(count), self.budget);
+        if pages <= budget / self.bytes_each() {
+            return Ok(());
+        }
+        Err(Error::Budget { needed: pages.saturating_mul(self.bytes_each()), budget })
+    }
+
+    /// Appends `count` pages to `list`, each held once: those that wait, before new ones. All or nothing.
+    pub(super) fn claim(&mut self, count: usize, list: &mut Vec<usize>) -> Result<(), Error> {
+        self.affords(count)?;
+        make_room(list, count)?;
+        self.allocate(count.saturating_sub(self.free.len()))?;
+        for page in self.free.drain(self.free.len() - count..) {
+            self.pages[page].holders = 1;
+            list.push(page);
+        }
+        Ok(())
+    }
+
+    /// `count` new pages that nobody holds. All or nothing.
+    fn allocate(&mut self, count: usize) -> Result<(), Error> {
+        let (first, in_use) = (self.pages.len(), self.in_use());
+        make_room(&mut self.pages, count)?;
+        make_room(&mut self.free, in_use + count)?;
+        let mut new = Vec::new();
+        make_room(&mut new, count)?;
+        for _ in 0..count {
+            let mut data = Vec::new();
+            let refused = |_| Error::OutOfMemory { bytes: self.bytes_each() };
+            data.try_reserve_exact(self.elements).map_err(refused)?;
+            data.resize(self.elements, E::narrow(E::Num::default()));
+            new.push(Page { data, holders: 0 });
+        }
+        self.pages.append(&mut new);
+        self.free.extend(first..first + count);
+        Ok(())
+    }
+
+    /// One sequence more holds the page.
+    pub(super) fn hold(&mut self, page: usize) {
+        self.pages[page].holders += 1;
+    }
+
+    /// One sequence less holds the page.
+    pub(super) fn release(&mut self, page: usize) {
+        self.pages[page].holders -= 1;
+        if self.pages[page].holders == 0 {
+            self.free.push(page);
+        }
+    }
+
+    /// Whether several sequences hold the page.
+    pub(super) fn is_shared(&self, page: usize) -> bool {
+        self.pages[page].holders > 1
+    }
+
+    /// Features of a key or of a value.
+    fn dim(&self, part: Part) -> usize {
+        match part {
+            Part::Keys => self.shape.qk_dim,
+            Part::Values => self.shape.v_dim,
+        }
+    }
+
+    /// Where in a page `rows` of a head lie.
+    fn place(&self, part: Part, head: usize, rows: Range<usize>) -> Range<usize> {
+        let CacheShape { heads, qk_dim, page, .. } = self.shape;
+        let before = match part {
+            Part::Keys => 0,
+            Part::Values => heads * page * qk_dim,
+        };
+        let [start, end] =
+            [rows.start, rows.end].map(|row| before + (head * page + row) * self.dim(part));
+        start..end
+    }
+
+    /// Copies the first `rows` positions of one page to another.
+    pub(super) fn copy(&mut self, from: usize, to: usize, rows: usize) {
+        let mut data = std::mem::take(&mut self.pages[to].data);
+        for part in Part::BOTH {
+            for head in 0..self.shape.heads {
+                let place = self.place(part, head, 0..rows);
+                data[place.clone()].copy_from_slice(&self.pages[from].data[place]);
+            }
+        }
+        self.pages[to].data = data;
+    }
+
+    /// Writes `rows` of `k` and `v` to a page, from its position `at` on.
+    pub(super) fn write(
+        &mut self,
+        page: usize,
+        at: usize,
+        (k, v): (View<'_, E>, View<'_, E>),
+        rows: Range<usize>,
+    ) {
+        for (part, view) in [(Part::Keys, k), (Part::Values, v)] {
+            for head in 0..self.shape.heads {
+                let from = view.head(0, head);
+                for (i, row) in rows.clone().enumerate() {
+                    let place = self.place(part, head, at + i..at + i + 1);
+                    self.pages[page].data[place].copy_from_slice(from.row(row));
+                }
+            }
+        }
+    }
+
+    /// The first `len` keys or values of a head in the pages of `list`.
+    pub(super) fn paged<'c>(
+        &'c self,
+        list: &'c [usize],
+        part: Part,
+        head: usize,
+        len: usize,
+    ) -> Paged<'c, E> {
+        let CacheShape { page, .. } = self.shape;
+        let start = self.place(part, head, 0..0).start;
+        Paged { pages: &self.pages, list, start, page, dim: self.dim(part), len }
+    }
+}
+
+/// The keys or the values of one head of a sequence: `len` rows of `dim` features, in pages of `page` rows.
+///
+/// Row 0 is the first position that is still held, which is the first of its page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Paged<'c, E> {
+    pages: &'c [Page<E>],
+    /// The pages of the sequence, in order.
+    list: &'c [usize],
+    /// Where in each page the head begins.
+    start: usize,
+    pub(crate) page: usize,
+    pub(crate) dim: usize,
+    pub(crate) len: usize,
+}
+
+impl<'c, E> Paged<'c, E> {
+    /// Row `i`.
+    #[inline(always)]
+    pub(crate) fn row(&self, i: usize) -> &'c [E] {
+        debug_assert!(i < self.len);
+        self.within_page(i, 1)
+    }
+
+    /// Rows `first..first + len` as one slice, if all of them are held and lie in one page.
+    #[inline(always)]
+    pub(crate) fn run(&self, first: usize, len: usize) -> Option<&'c [E]> {
+        if len == 0 {
+            return Some(&[]);
+        }
+        let held = first < self.len && len <= self.len - first;
+        (held && len <= self.page - first % self.page).then(|| self.within_page(first, len))
+    }
+
+    #[inline(always)]
+    fn within_page(&self, first: usize, len: usize) -> &'c [E] {
+        let page = &self.pages[self.list[first / self.page]];
+        &page.data[self.start + first % self.page * self.dim..][..len * self.dim]
+    }
+}
+
+/// Makes room for `more` entries.
+pub(super) fn make_room<T>(list: &mut Vec<T>, more: usize) -> Result<(), Error> {
+    let bytes = more.saturating_mul(size_of::<T>());
+    list.try_reserve(more).map_err(|_| Error::OutOfMemory { bytes })
+}
