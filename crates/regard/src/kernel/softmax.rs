@@ -123,6 +123,16 @@ impl<N: Number> States<N> {
         Self { max, sum, sum_x_log, true_max, max_is_stale: false }
     }
 
+    /// As [`Self::empty`], in place.
+    pub(crate) fn clear(&mut self) {
+        let State { max, sum, sum_x_log, true_max } = State::empty();
+        self.max.0.fill(max);
+        self.sum.0.fill(sum);
+        self.sum_x_log.0.fill(sum_x_log);
+        self.true_max.0.fill(true_max);
+        self.max_is_stale = false;
+    }
+
     pub(crate) fn get(&self, lane: usize) -> State<N> {
         State {
             max: self.max.0[lane],

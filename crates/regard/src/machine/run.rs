@@ -33,6 +33,17 @@ pub(crate) fn run<M>(
     memory: impl Fn() -> M + Sync,
     task: impl Fn(&mut M, usize) + Sync,
 ) {
+    run_then(threads, tasks, memory, task, drop);
+}
+
+/// As [`run`]; at the end, `done` is given the memory of each thread.
+pub(crate) fn run_then<M>(
+    threads: usize,
+    tasks: usize,
+    memory: impl Fn() -> M + Sync,
+    task: impl Fn(&mut M, usize) + Sync,
+    done: impl Fn(M) + Sync,
+) {
     let threads = threads.max(1);
     // Small tasks are claimed several at a time, to reduce contention on the counter.
     let grain = (tasks / threads.saturating_mul(16)).clamp(1, 16);
@@ -47,6 +58,7 @@ pub(crate) fn run<M>(
             let memory = mine.get_or_insert_with(&memory);
             (first..(first + grain).min(tasks)).for_each(|i| task(memory, i));
         }
+        mine.map(&done);
     };
     #[cfg(feature = "rayon")]
     rayon::in_place_scope(|scope| {

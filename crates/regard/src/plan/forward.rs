@@ -1,14 +1,14 @@
 //! Attention: from a plan and tensors to an output.
 
-use super::{Core, Grid, ItemClass, Plan, cumulated};
+use super::{Core, Grid, ItemClass, Plan, ScratchSizes, cumulated};
 use crate::description::normalizer::Selection;
 use crate::description::problem::{Dims, Problem};
 use crate::error::{Error, filled};
 use crate::kernel::amx::{PackKv, PackedKv};
 use crate::kernel::block_loop::{Call, KeyRange, Tiling};
-use crate::kernel::forward::{Finished, Forward, STATE, Scratch, Target};
+use crate::kernel::forward::{Finished, Forward, STATE, Target};
 use crate::kernel::project::project;
-use crate::machine::run::run;
+use crate::machine::run::run_then;
 use crate::machine::simd::{Element, Number};
 use crate::plan::output::Output;
 use crate::tensor::cache::{KvCache, Sequence};
@@ -243,17 +243,12 @@ impl<N: Number> Core<'_, N> {
             let served = if decode { heads.q / heads.kv } else { 1 };
             let each = heads.q / served * parts;
             let grid = Grid::new(items.len(), each, tiling);
-            run(
+            let tiles = schedule.tiles.filter(|_| stage.keys.is_some());
+            let sizes = ScratchSizes { rows: schedule.rows, tiles, decode };
+            run_then(
                 self.machine.threads,
                 grid.count(),
-                || {
-                    Scratch::new(
-                        &self.problem,
-                        schedule.rows,
-                        schedule.tiles.filter(|_| stage.keys.is_some()),
-                        decode,
-                    )
-                },
+                || self.scratch.take(&self.problem, sizes),
                 |scratch, i| {
                     let (slot, rest, rows) = grid.at(i);
                     let (b, head, part) = (items[slot], rest / parts * served, rest % parts);
@@ -294,6 +289,7 @@ impl<N: Number> Core<'_, N> {
                     Forward { call, scope, rows, stage, packed_kv, target, part: 0, scratch }
                         .run(self.machine.isa);
                 },
+                |scratch| self.scratch.keep(sizes, scratch),
             );
         }
         Ok(())

@@ -18,16 +18,18 @@ use crate::description::problem::{Dims, Problem};
 use crate::error::Error;
 use crate::kernel::amx::{AmxDecodeScratch, Sizes};
 use crate::kernel::block_loop::{DECODE_MAX_ROWS, KeyRange, TILE_ROWS, Tiling};
-use crate::kernel::forward::Stage;
+use crate::kernel::forward::{Scratch, Stage};
 use crate::machine::Machine;
 use crate::machine::simd::{Element, GROUP, Number};
 use crate::tensor::index::RowTile;
 use crate::tensor::view::{Shape, ViewMut};
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 pub use work::Work;
 
-/// A checked problem and the way to run it. Make it once, use it for every layer of the same shape.
+/// A checked problem and the way to run it. Make it once, use it for every layer of the same shape: a plan keeps the memory that
+/// its threads worked in, so the next call does not allocate it again. Calls from several threads at once share a plan.
 #[derive(Clone, Debug)]
 pub struct Plan<'a, E: Element> {
     problem: Problem<'a, E>,
@@ -47,6 +49,46 @@ pub(crate) struct Core<'a, N: Number> {
     classes: Vec<ItemClass>,
     /// The stride of diagonals that may be visited on their own, and the mask without them.
     diagonal: Option<(usize, Mask)>,
+    scratch: Pool<N>,
+}
+
+/// Memory that threads have worked in, kept for the next call of the plan: for short calls, making it takes as long as using it.
+#[derive(Debug)]
+struct Pool<N>(Mutex<Vec<(ScratchSizes, Scratch<N>)>>);
+
+/// What the size of a [`Scratch`] depends on beside the problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ScratchSizes {
+    rows: usize,
+    tiles: Option<Sizes>,
+    decode: bool,
+}
+
+impl<N: Number> Pool<N> {
+    fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    /// What was kept, or new memory.
+    fn take(&self, problem: &Problem<'_, N>, sizes: ScratchSizes) -> Scratch<N> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(i) = kept.iter().position(|(of, _)| *of == sizes) {
+            return kept.swap_remove(i).1;
+        }
+        drop(kept);
+        Scratch::new(problem, sizes.rows, sizes.tiles, sizes.decode)
+    }
+
+    fn keep(&self, sizes: ScratchSizes, scratch: Scratch<N>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((sizes, scratch));
+    }
+}
+
+/// Another plan has other sizes.
+impl<N: Number> Clone for Pool<N> {
+    fn clone(&self) -> Self {
+        Self::new()
+    }
 }
 
 /// How an item is run.
@@ -164,7 +206,8 @@ impl<'a, N: Number> Core<'a, N> {
                 }
             }
         }
-        Self { rows: longest.rows, problem, machine, first: 0, classes, diagonal }
+        let scratch = Pool::new();
+        Self { rows: longest.rows, problem, machine, first: 0, classes, diagonal, scratch }
     }
 
     pub(crate) fn problem(&self) -> &Problem<'a, N> {
@@ -193,7 +236,8 @@ impl<'a, N: Number> Core<'a, N> {
         let (machine, diagonal) = (self.machine.threads(threads), self.diagonal.clone());
         let schedule = Schedule::new(&problem, machine, &diagonal, [q_len, k_len]);
         let classes = vec![ItemClass { schedule, items: Some(vec![item]), parts: 1 }];
-        Self { problem, machine, rows: schedule.rows, first: 0, classes, diagonal }
+        let (rows, scratch) = (schedule.rows, Pool::new());
+        Self { problem, machine, rows, first: 0, classes, diagonal, scratch }
     }
 
     /// The same for the keys from `first` on.

@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 use regard::reference::Inputs;
-use regard::{Align, Element, Isa, Mask, Output, Problem, Score, Shape, View, ViewMut, bf16};
+use regard::{
+    Align, Element, Isa, Machine, Mask, Number, Output, Plan, Problem, Score, Shape, View, ViewMut,
+    bf16,
+};
 use regard_testkit::cases::dims;
 use regard_testkit::masks::named;
 use regard_testkit::run::{forward, same_bits};
@@ -70,6 +73,33 @@ fn few_rows_have_the_same_bits_beside_others() {
                 of_type::<f32>(&case);
                 of_type::<bf16>(&case);
             }
+        }
+    }
+}
+
+/// A plan keeps the memory its threads worked in: nothing of an earlier call may show, not even where that met NaN.
+#[test]
+fn a_plan_that_has_run_before_gives_the_bits_of_a_new_one() {
+    fn of_type<E: Element>(case: &Case) {
+        let data = Data::<E>::new(case);
+        let mut other = data.clone();
+        let nan = E::narrow(E::Num::from_f64(f64::NAN));
+        [&mut other.q, &mut other.k, &mut other.v].map(|tensor| tensor.data.fill(nan));
+        for isa in Isa::available() {
+            let machine = Machine::detect().isa(isa).threads(2);
+            let plan = Plan::new(data.problem(case), machine).unwrap();
+            let of = |(q, k, v): Inputs<'_, E>| plan.forward(q, k, v).unwrap();
+            let first = of(data.inputs());
+            let _ = of(other.inputs());
+            assert!(same_bits(&first, &of(data.inputs())), "{case} {} {}", E::NAME, isa.name());
+        }
+    }
+    for sizes in [[2, 4, 2, 70, 140, 32, 64], [2, 8, 2, 1, 200, 32, 64], [1, 2, 1, 130, 130, 20, 9]]
+    {
+        for scores in SCORES.iter().step_by(3) {
+            let case = Case::new(dims(sizes)).mask(named("lengths")).scores(scores);
+            of_type::<f32>(&case);
+            of_type::<bf16>(&case);
         }
     }
 }

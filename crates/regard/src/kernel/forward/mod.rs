@@ -12,13 +12,14 @@ mod decode_amx;
 mod decode_vectors;
 mod group;
 
-use crate::description::problem::Problem;
+use crate::description::problem::{Dims, Problem};
 use crate::description::score::in_log2;
 use crate::kernel::amx::{AmxScratch, PackedKv, Sizes};
 use crate::kernel::block_loop::{BlockLoop, Call, KeyRange};
 use crate::kernel::lanes::{
     load_transposed, prefetch_l1, prefetch_l2, scale_lanes, store_output, store_transposed,
 };
+use crate::kernel::micro::lanes_used;
 use crate::kernel::queries::Queries;
 use crate::kernel::softmax::{State, States};
 use crate::machine::simd::{GROUP, Isa, Lanes, Number, each, leaf};
@@ -170,7 +171,8 @@ impl<N: Number> Forward<'_, '_, N> {
     /// what the next head needs: such calls wait for memory more than they compute. Longer ones are followed by the hardware.
     pub(crate) fn prefetch_head(&mut self) {
         let Self { call, scope, rows, .. } = *self;
-        if scope.k_len > PREFETCH_MAX_KEYS {
+        let Dims { batch, heads, .. } = call.problem.dims();
+        if scope.k_len > PREFETCH_MAX_KEYS || batch * heads.q < PREFETCH_MIN_HEADS {
             return;
         }
         let (k, v) = call.keys_and_values(scope);
@@ -202,8 +204,9 @@ impl<N: Number> Forward<'_, '_, N> {
         let group = &mut self.scratch.groups[g];
         let skipped = g * GROUP;
         group.q.rows = self.rows.group(g);
-        group.states = States::empty();
-        group.sums.fill(Lanes([N::default(); GROUP]));
+        group.states.clear();
+        let used = lanes_used(isa.vectors::<N>(), group.q.rows.count);
+        group.sums.iter_mut().for_each(|sum| sum.0[..used].fill(N::zero()));
         let Some(partial) = &self.target.partial else { return };
         let v_dim = self.call.problem.dims().v_dim;
         let span = Span::first(group.q.rows.count);
@@ -317,3 +320,5 @@ leaf! {
 
 /// Keys of a short head.
 const PREFETCH_MAX_KEYS: usize = 64;
+/// Heads of a call that memory has to be asked for: fewer are in the cache, or soon there.
+const PREFETCH_MIN_HEADS: usize = 16;
