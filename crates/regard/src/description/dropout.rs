@@ -6,7 +6,7 @@
 //! head; with that key and (row, key / 4) as counter it yields four 32-bit words, one for each of four consecutive keys.
 
 use crate::error::Error;
-use crate::machine::simd::{Isa, Lanes, MAX_LANES, Number, Simd, Task};
+use crate::machine::simd::{Isa, Lanes, MAX_LANES, Number, leaf};
 use crate::tensor::index::{At, Pair};
 
 /// Dropout of attention weights. A dropped weight becomes 0; kept weights are multiplied by `1 / (1 - rate)`, so that the
@@ -71,21 +71,12 @@ impl Dropout {
 
     /// Writes the factors of the weights of a tile, `[keys][rows]`: 0 or `growth()`.
     pub(crate) fn factors<N: Number>(&self, isa: Isa, at: At<'_>, to: &mut [Lanes<N>]) {
-        N::enter(isa, Factors { dropout: self, at, to });
+        dropout_factors(isa, self, at, to);
     }
 }
 
-struct Factors<'t, N> {
-    dropout: &'t Dropout,
-    at: At<'t>,
-    to: &'t mut [Lanes<N>],
-}
-
-impl<N: Number> Task<N> for Factors<'_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, _: S) {
-        let Self { dropout, at, to } = self;
+leaf! {
+    fn dropout_factors<'t, N>(_s: S, dropout: &'t Dropout, at: At<'t>, to: &'t mut [Lanes<N>]) {
         let (growth, threshold) = (N::from_f64(dropout.growth()), dropout.threshold());
         let head = dropout.head_key(at.scope.batch, at.scope.head);
         for lane in (at.span.start..at.span.end).step_by(MAX_LANES) {

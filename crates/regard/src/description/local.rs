@@ -3,7 +3,7 @@
 use crate::description::mask::{Mask, MaskRule};
 use crate::description::score::LOG2_E;
 use crate::error::Error;
-use crate::machine::simd::{GROUP, Isa, Lanes, Number, Simd, Task, math};
+use crate::machine::simd::{GROUP, Isa, Lanes, Number, leaf, math};
 use crate::tensor::index::{At, Scope, Span};
 use std::ops::Range;
 use std::sync::Arc;
@@ -79,11 +79,11 @@ impl<'a, N: Number> Local<'a, N> {
     pub(crate) fn multiply(
         &self,
         isa: Isa,
-        (at, centres): (At<'_>, Lanes<N>),
+        (at, centres): (At<'_>, &Lanes<N>),
         to: &mut [Lanes<N>],
     ) {
         let narrowness = N::from_f64(-self.narrowness() * LOG2_E);
-        N::enter(isa, Near { centres, narrowness, at, to });
+        multiply_near(isa, at, centres, narrowness, to);
     }
 
     /// `1 / (2 s^2)`
@@ -116,19 +116,15 @@ impl MaskRule for Around {
     }
 }
 
-/// Multiplies `to` by the Gaussian factors.
-struct Near<'t, N> {
-    centres: Lanes<N>,
-    narrowness: N,
-    at: At<'t>,
-    to: &'t mut [Lanes<N>],
-}
-
-impl<N: Number> Task<N> for Near<'_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
-        let Self { centres, narrowness, at, to } = self;
+leaf! {
+    /// Multiplies `to` by `2^(narrowness (key - centre)^2)`.
+    fn multiply_near<'t, N>(
+        s: S,
+        at: At<'t>,
+        centres: &'t Lanes<N>,
+        narrowness: N,
+        to: &'t mut [Lanes<N>],
+    ) {
         for (i, to) in to.iter_mut().enumerate() {
             let key = s.splat(N::of_len(at.keys.get(i)));
             for lane in at.span.vectors::<N, S>() {

@@ -4,7 +4,7 @@
 use crate::description::problem::Problem;
 use crate::description::score::{BiasGrads, Derivatives, Factor, LOG2_E, Scored, pass};
 use crate::description::similarity::Similarity;
-use crate::machine::simd::{Element, GROUP, Isa, Lanes, Number, Simd, Task};
+use crate::machine::simd::{Element, GROUP, Isa, Lanes, Number, leaf};
 use crate::tensor::index::{At, Pair, RowMask};
 
 impl<E: Element> Problem<'_, E> {
@@ -95,9 +95,12 @@ impl<E: Element> Problem<'_, E> {
     pub(crate) fn has_factors(&self) -> bool {
         self.dropout.is_some() || self.local.is_some()
     }
+}
 
+/// For kernels, which know what is computed in alone.
+impl<N: Number> Problem<'_, N> {
     /// Room for the derivatives of tiles of up to `keys` keys.
-    pub(crate) fn derivatives(&self, keys: usize) -> Derivatives<E::Num> {
+    pub(crate) fn derivatives(&self, keys: usize) -> Derivatives<N> {
         let bent = self.selection.is_some_and(|kept| kept.is_sparse());
         self.score.derivatives(keys, !self.similarity.is_linear(), bent)
     }
@@ -109,57 +112,52 @@ impl<E: Element> Problem<'_, E> {
         &self,
         isa: Isa,
         at: At<'_>,
-        tile: &mut [Lanes<E::Num>],
-        derivatives: Option<&mut Derivatives<E::Num>>,
+        tile: &mut [Lanes<N>],
+        derivatives: Option<&mut Derivatives<N>>,
     ) {
-        E::Num::enter(isa, Apply { problem: self, at, tile, derivatives });
+        apply_options(isa, self, at, tile, derivatives);
     }
 
     /// Adds to the gradients of the options, and carries those of the scores back to the similarities.
-    pub(crate) fn backward(&self, isa: Isa, undo: OptionsBackward<'_, E::Num>) {
-        E::Num::enter(isa, OptionsBackwardTask(self, undo));
+    pub(crate) fn backward(&self, isa: Isa, undo: OptionsBackward<'_, N>) {
+        options_backward(isa, self, undo);
     }
 
     /// What the weights of a tile are multiplied by after the softmax, `[keys][rows]`.
-    pub(crate) fn factors(&self, isa: Isa, at: At<'_>, to: &mut [Lanes<E::Num>]) {
+    pub(crate) fn factors(&self, isa: Isa, at: At<'_>, to: &mut [Lanes<N>]) {
         match &self.dropout {
             Some(dropout) => dropout.factors(isa, at, to),
-            None => to.fill(Lanes([E::Num::from_f64(1.0); GROUP])),
+            None => to.fill(Lanes([N::one(); GROUP])),
         }
         if let (Some(local), Some(centres)) = (&self.local, self.centres(at)) {
-            local.multiply(isa, (at, centres), to);
+            local.multiply(isa, (at, &centres), to);
         }
     }
 
     /// The centres of a group of rows, where there are centres.
-    pub(crate) fn centres(&self, at: At<'_>) -> Option<Lanes<E::Num>> {
+    pub(crate) fn centres(&self, at: At<'_>) -> Option<Lanes<N>> {
         self.local.map(|local| local.centres(&self.rows_of(at), at.span))
     }
 }
 
-/// [`Problem::apply`], a function of its own.
-struct Apply<'t, E: Element> {
-    problem: &'t Problem<'t, E>,
-    at: At<'t>,
-    tile: &'t mut [Lanes<E::Num>],
-    derivatives: Option<&'t mut Derivatives<E::Num>>,
-}
-
-impl<E: Element> Task<E::Num> for Apply<'_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self { problem, at, tile, mut derivatives } = self;
+leaf! {
+    fn apply_options<'t, N>(
+        s: S,
+        problem: &'t Problem<'t, N>,
+        at: At<'t>,
+        tile: &'t mut [Lanes<N>],
+        derivatives: Option<&'t mut Derivatives<N>>,
+    ) {
+        let mut derivatives = derivatives;
         if !problem.similarity.is_linear() {
-            let number = <E::Num as Number>::from_f64;
             // Of distances the tile holds the squares, without their sign.
             let sign = if matches!(problem.similarity, Similarity::Distance) { -1.0 } else { 1.0 };
             if let Some(derivatives) = &mut derivatives {
                 let kept = &mut derivatives.similarities[..tile.len()];
                 kept.copy_from_slice(tile);
-                pass(s, at, kept, &Factor(number(sign)));
+                pass(s, at, kept, &Factor(N::from_f64(sign)));
             }
-            pass(s, at, tile, &Factor(number(sign * problem.scale() * LOG2_E)));
+            pass(s, at, tile, &Factor(N::from_f64(sign * problem.scale() * LOG2_E)));
         }
         problem.score.apply(s, at, tile, derivatives.as_deref_mut());
         if let Some(kept) = &problem.selection {
@@ -180,15 +178,9 @@ pub(crate) struct OptionsBackward<'t, N> {
     pub(crate) biases: BiasGrads<'t, N>,
 }
 
-/// [`Problem::backward`], a function of its own.
-struct OptionsBackwardTask<'t, E: Element>(&'t Problem<'t, E>, OptionsBackward<'t, E::Num>);
-
-impl<E: Element> Task<E::Num> for OptionsBackwardTask<'_, E> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, s: S) {
-        let Self(problem, OptionsBackward { at, visible, d_scores, derivatives, by_scale, biases }) =
-            self;
+leaf! {
+    fn options_backward<'t, N>(s: S, problem: &'t Problem<'t, N>, undo: OptionsBackward<'t, N>) {
+        let OptionsBackward { at, visible, d_scores, derivatives, by_scale, biases } = undo;
         problem.score.add_grads(s, at, d_scores, biases);
         derivatives.backward(s, (at, visible), d_scores, by_scale);
     }

@@ -84,7 +84,9 @@ fn a_plan_that_has_run_before_gives_the_bits_of_a_new_one() {
         let data = Data::<E>::new(case);
         let mut other = data.clone();
         let nan = E::narrow(E::Num::from_f64(f64::NAN));
-        [&mut other.q, &mut other.k, &mut other.v].map(|tensor| tensor.data.fill(nan));
+        for tensor in [&mut other.q, &mut other.k, &mut other.v] {
+            tensor.data.fill(nan);
+        }
         for isa in Isa::available() {
             let machine = Machine::detect().isa(isa).threads(2);
             let plan = Plan::new(data.problem(case), machine).unwrap();

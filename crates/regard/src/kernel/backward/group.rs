@@ -13,7 +13,7 @@ use crate::kernel::micro::{Dots, RowBuffer, ScoreGrads, Weights, dot_tile};
 use crate::kernel::project::{self, Transpose};
 use crate::kernel::queries::Queries;
 use crate::kernel::softmax::{LSE_LOSES_BITS, MIN_LOG2_WEIGHT};
-use crate::machine::simd::{GROUP, Isa, Lanes, Number, Simd, Task, leaf, math};
+use crate::machine::simd::{GROUP, Isa, Lanes, Number, leaf, math};
 use crate::tensor::index::{At, Keys, RowMask, RowTile, Scope, Span, low};
 use crate::tensor::source::rows as head;
 use crate::tensor::view::{self, TileMut};
@@ -197,17 +197,10 @@ impl<N: Number> Group<N> {
             false => &[],
         };
         let centres = problem.centres(at).map(|centres| (centres, at.keys));
-        let weight_grads = WeightGrads {
-            centres,
-            group: self,
-            span: at.span,
-            visible,
-            weights: &mut weights[..n],
-            d_scores: &mut d_scores[..n],
-            derivatives: &derivatives.custom,
-            factors,
-        };
-        N::enter(isa, weight_grads);
+        let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
+        let (span, derivatives) = (at.span, &derivatives.custom[..]);
+        let work = WeightGrads { centres, span, visible, weights, d_scores, derivatives, factors };
+        weight_grads(isa, self, work);
     }
 
     /// What each row adds to the gradient of its sink, a score whose value is 0.
@@ -304,9 +297,8 @@ impl<N: Number> Group<N> {
     }
 }
 
-/// Scores into weights, and gradients of weights into those of scores.
+/// The operands of [`weight_grads`].
 struct WeightGrads<'t, N> {
-    group: &'t mut Group<N>,
     /// Of local attention: the centres, and which keys they are.
     centres: Option<(Lanes<N>, Keys<'t>)>,
     span: Span,
@@ -319,11 +311,10 @@ struct WeightGrads<'t, N> {
     factors: &'t [Lanes<N>],
 }
 
-impl<N: Number> Task<N> for WeightGrads<'_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
-        let Self { group, centres, span, visible, weights, d_scores, derivatives, factors } = self;
+leaf! {
+    /// Scores into weights, and gradients of weights into those of scores.
+    fn weight_grads<'t, N>(s: S, group: &'t mut Group<N>, work: WeightGrads<'t, N>) {
+        let WeightGrads { centres, span, visible, weights, d_scores, derivatives, factors } = work;
         multiply_lanes(s, d_scores, factors, span);
         let (zero, ln_2) = (s.splat(N::zero()), s.splat(N::from_f64(std::f64::consts::LN_2)));
         let everyone = span.set();

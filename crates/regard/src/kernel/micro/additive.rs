@@ -85,7 +85,7 @@ impl<N: Number> Layer<N> {
         span: Span,
         tile: &mut [Lanes<N>],
     ) {
-        N::enter(isa, Similarities { layer: self, k, q, span, tile });
+        similarities(isa, self, (k, q), span, tile);
     }
 
     /// Backward pass of [`Self::similarities`], which must have run on the same tile. `d` holds the gradients of the
@@ -209,19 +209,15 @@ fn quotients<N: Number, S: Simd<N>, const UNITS: usize>(s: S, p: [S::V; UNITS]) 
     x
 }
 
-struct Similarities<'t, N> {
-    layer: &'t mut Layer<N>,
-    k: Rows<'t, N>,
-    q: &'t [Lanes<N>],
-    span: Span,
-    tile: &'t mut [Lanes<N>],
-}
-
-impl<N: Number> Task<N> for Similarities<'_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
-        let Self { layer, k, q, span, tile } = self;
+leaf! {
+    fn similarities<'t, N>(
+        s: S,
+        layer: &'t mut Layer<N>,
+        kq: (Rows<'t, N>, &'t [Lanes<N>]),
+        span: Span,
+        tile: &'t mut [Lanes<N>],
+    ) {
+        let (k, q) = kq;
         layer.take_keys(s, k);
         let (units, whole) = (layer.v.len(), layer.v.len() / UNITS_PER_PASS * UNITS_PER_PASS);
         for (key, tile) in tile.iter_mut().enumerate() {

@@ -5,7 +5,7 @@ use crate::description::score::LOG2_E;
 use crate::error::Error;
 use crate::kernel::lanes::{load_transposed, scale_lanes};
 use crate::kernel::micro::{Dots, add_values, dot_tile};
-use crate::machine::simd::{Element, GROUP, Isa, Lanes, Number, Simd, Task, math};
+use crate::machine::simd::{Element, GROUP, Isa, Lanes, Number, leaf, math};
 use crate::tensor::index::Span;
 use crate::tensor::view::Rows;
 use std::f64::consts::{LN_2, TAU};
@@ -193,7 +193,7 @@ impl<N: Number> Map<N> {
             return; // the norm of a query scales all its features, which the normalization cancels
         }
         let half = N::from_f64(0.5 * LOG2_E / (self.dim as f64).sqrt());
-        N::enter(isa, TakeSquares { x, half, span, to });
+        take_squares(isa, x, half, span, to);
     }
 
     /// Smallest integer whose power of two bounds the features of `count` keys; 0 unless the map is random.
@@ -226,7 +226,7 @@ impl<N: Number> Map<N> {
 
     /// Turns arguments into features. Exponentials are relative to `top`.
     pub(crate) fn map(&self, isa: Isa, span: Span, top: &Lanes<N>, x: &mut [Lanes<N>]) {
-        N::enter(isa, Features { map: self.map, span, top, x });
+        features(isa, self.map, span, top, x);
     }
 
     /// Turns gradients of features into gradients of arguments. The derivative of every map is a function of the feature
@@ -238,7 +238,7 @@ impl<N: Number> Map<N> {
         features: &[Lanes<N>],
         d: &mut [Lanes<N>],
     ) {
-        N::enter(isa, Derivative { map: self.map, span, features, d });
+        derivatives(isa, self.map, span, features, d);
     }
 
     /// Gradient of the rows, `[dim][lanes]`, from the gradient `d` of the arguments: `d` itself, or for a random map the
@@ -270,27 +270,24 @@ impl<N: Number> Map<N> {
     }
 }
 
-/// Subtracts `half` times the squared norm of the inputs from the arguments.
-struct TakeSquares<'t, N> {
-    x: &'t [Lanes<N>],
-    half: N,
-    span: Span,
-    to: &'t mut [Lanes<N>],
-}
-
-impl<N: Number> Task<N> for TakeSquares<'_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
-        let half = s.splat(self.half);
-        for lane in self.span.vectors::<N, S>() {
+leaf! {
+    /// Subtracts `half` times the squared norm of the inputs from the arguments.
+    fn take_squares<'t, N>(
+        s: S,
+        x: &'t [Lanes<N>],
+        half: N,
+        span: Span,
+        to: &'t mut [Lanes<N>],
+    ) {
+        let half = s.splat(half);
+        for lane in span.vectors::<N, S>() {
             let mut squares = s.splat(N::zero());
-            for x in self.x {
+            for x in x {
                 let x = s.load(&x.0[lane..]);
                 squares = s.fma(x, x, squares);
             }
             let squares = s.mul(squares, half);
-            for to in &mut *self.to {
+            for to in &mut *to {
                 let to = &mut to.0[lane..];
                 s.store(s.sub(s.load(to), squares), to);
             }
@@ -298,32 +295,29 @@ impl<N: Number> Task<N> for TakeSquares<'_, N> {
     }
 }
 
-/// Task of [`Map::map`].
-struct Features<'t, N> {
-    map: FeatureMap,
-    span: Span,
-    top: &'t Lanes<N>,
-    x: &'t mut [Lanes<N>],
-}
-
-impl<N: Number> Task<N> for Features<'_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
+leaf! {
+    /// [`Map::map`]
+    fn features<'t, N>(
+        s: S,
+        map: FeatureMap,
+        span: Span,
+        top: &'t Lanes<N>,
+        x: &'t mut [Lanes<N>],
+    ) {
         let (zero, one) = (s.splat(N::zero()), s.splat(N::one()));
         let log2_e = s.splat(N::from_f64(LOG2_E));
-        for x in self.x {
-            for lane in self.span.vectors::<N, S>() {
+        for x in x {
+            for lane in span.vectors::<N, S>() {
                 let to = &mut x.0[lane..];
                 let x = s.load(to);
-                let phi = match self.map {
+                let phi = match map {
                     FeatureMap::EluPlusOne => {
                         let power = math::exp2(s, s.mul(x, log2_e));
                         s.select(s.less(zero, x), s.add(x, one), power)
                     }
                     FeatureMap::Relu => s.max(zero, x),
                     FeatureMap::PositiveRandom { .. } => {
-                        math::exp2(s, s.sub(x, s.load(&self.top.0[lane..])))
+                        math::exp2(s, s.sub(x, s.load(&top.0[lane..])))
                     }
                 };
                 s.store(phi, to);
@@ -332,23 +326,20 @@ impl<N: Number> Task<N> for Features<'_, N> {
     }
 }
 
-/// Task of [`Map::derivative`].
-struct Derivative<'t, N> {
-    map: FeatureMap,
-    span: Span,
-    features: &'t [Lanes<N>],
-    d: &'t mut [Lanes<N>],
-}
-
-impl<N: Number> Task<N> for Derivative<'_, N> {
-    type Out = ();
-    #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
+leaf! {
+    /// [`Map::derivative`]
+    fn derivatives<'t, N>(
+        s: S,
+        map: FeatureMap,
+        span: Span,
+        features: &'t [Lanes<N>],
+        d: &'t mut [Lanes<N>],
+    ) {
         let (zero, one) = (s.splat(N::zero()), s.splat(N::one()));
-        for (phi, d) in self.features.iter().zip(self.d) {
-            for lane in self.span.vectors::<N, S>() {
+        for (phi, d) in features.iter().zip(d) {
+            for lane in span.vectors::<N, S>() {
                 let phi = s.load(&phi.0[lane..]);
-                let derivative = match self.map {
+                let derivative = match map {
                     FeatureMap::EluPlusOne => s.select(s.less(one, phi), one, phi),
                     FeatureMap::Relu => s.select(s.less(zero, phi), one, zero),
                     FeatureMap::PositiveRandom { .. } => phi,
