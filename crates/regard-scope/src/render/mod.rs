@@ -21,11 +21,13 @@
 
 mod canvas;
 mod image;
+#[cfg(feature = "png")]
 mod png;
 mod svg;
 mod term;
 
 pub(crate) use image::{indexed_png, png_uri};
+#[cfg(feature = "png")]
 pub use png::{Fonts, PngError};
 pub use svg::svg;
 pub use term::{Depth, term};
