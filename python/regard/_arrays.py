@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 _NUMPY = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "bool": "bool", "int64": "i64", "uint64": "u64"}
+_CHARS = {"f": "f32", "d": "f64", "e": "f16", "?": "bool"}
+"""The same by the character of a type of NumPy's own: ten times as fast to be had as its name."""
 _NUMBER = {"f32": "f32", "f64": "f64", "f16": "f32", "bf16": "f32"}
 """What arithmetic on a type is done in, and what small tables are held in."""
 
@@ -53,7 +55,11 @@ def name_of(dtype: Any) -> str:
 
 def dtype_of(x: Any) -> str:
     """The same of what an array holds."""
-    name = str(x.dtype).rsplit(".", 1)[-1]
+    dtype = x.dtype
+    known = _CHARS.get(getattr(dtype, "char", ""))
+    if known is not None and dtype.isnative:
+        return known
+    name = str(dtype).rsplit(".", 1)[-1]
     return _NUMPY.get(name, name)
 
 
@@ -94,6 +100,9 @@ def rows(x: Any) -> Any:
     if is_torch(x):
         return x if x.ndim != 3 and (x.ndim == 0 or x.shape[-1] <= 1 or x.stride(-1) == 1) else x.contiguous()
     x = np.asarray(x)
+    flags = x.flags
+    if x.ndim and flags.c_contiguous and flags.aligned:
+        return x
     if x.ndim == 3:
         return np.require(x, requirements=("C", "A"))
     steps = [s for n, s in zip(x.shape, x.strides) if n > 1]
@@ -105,12 +114,13 @@ def rows(x: Any) -> Any:
 
 def memory(x: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
     """Address, type, sizes and strides in elements. The array must outlive the call it is handed to."""
-    if is_torch(x):
+    if type(x) is not np.ndarray and is_torch(x):
         if not x.is_cpu:
             raise TypeError(f"expected a tensor of the CPU, found one of {x.device}; move it there with .cpu()")
         return x.data_ptr(), dtype_of(x), x.shape, x.stride()
-    strides = tuple(s // x.itemsize if n > 1 else 1 for n, s in zip(x.shape, x.strides))
-    return x.__array_interface__["data"][0], dtype_of(x), x.shape, strides
+    size, shape = x.itemsize, x.shape
+    strides = tuple([s // size if n > 1 else 1 for n, s in zip(shape, x.strides)])
+    return x.__array_interface__["data"][0], dtype_of(x), shape, strides
 
 
 def numpy_of(owned: Any) -> np.ndarray:

@@ -8,6 +8,8 @@ import json
 import sys
 from typing import Any, Callable, NamedTuple, Optional, TypedDict, TypeVar, Union
 
+import numpy as np
+
 from . import _arrays, masks
 
 MaskLike = Union[masks.Mask, str, Any, None]
@@ -144,6 +146,22 @@ def describe(
             held.append((name, _arrays.dense(_arrays.cast(x, "i64", name))))
     options["learned"], options["held"] = list(learned), [name for name, _ in held]
     return Call(_text(options), list(learned.values()), [x for _, x in held])
+
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+def described(q: Any, options: Any) -> Call:
+    """:func:`describe`, once for the same options where they are words and numbers: that takes as long as a small call."""
+    for value in options.values():
+        if type(value) not in _PLAIN:
+            return describe(q, **options)
+    return _described(_arrays.number_of(q), **options)
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _described(number: str, **options: Any) -> Call:
+    return describe(np.empty(0, {"f32": "float32", "f64": "float64"}[number]), **options)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, overload
 import numpy as np
 
 from . import _arrays, _regard
-from ._call import Call, Options, describe, spelled_out
+from ._call import Call, Options, describe, described, spelled_out
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -105,7 +105,7 @@ def attention(q: Any, k: Any, v: Any, *, return_aux: bool = False, **options: Un
       threads      at most so many
       return_aux   also return an `Aux`: lse, entropies, and `backward`
     """
-    call = describe(q := _arrays.rows(q), **options)
+    call = described(q := _arrays.rows(q), options)
     tensors = (q, _arrays.rows(k), _arrays.rows(v))
     kept = _regard.forward(call.native(*tensors))
     out = _arrays.numpy_of(kept.out)
