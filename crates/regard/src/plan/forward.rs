@@ -15,6 +15,11 @@ use crate::tensor::cache::{KvCache, Sequence};
 use crate::tensor::source::Source;
 use crate::tensor::view::{OutView, Tensor, TileHeads, Unwritten, View, ViewMut};
 
+/// Multiply-adds of a call below which one thread has done them before another has woken up: about 10 us of `f32`.
+const PARALLEL_MIN_PRODUCTS: usize = 1 << 19;
+/// Multiply-adds that take as long as to read a number from memory.
+const READ_COST: usize = 8;
+
 /// Where the outputs of a call go.
 type Outputs<'o, N> = Finished<OutView<'o, N>, ViewMut<'o, N>>;
 
@@ -246,7 +251,7 @@ impl<N: Number> Core<'_, N> {
             let tiles = schedule.tiles.filter(|_| stage.keys.is_some());
             let sizes = ScratchSizes { rows: schedule.rows, tiles, decode };
             run_then(
-                self.machine.threads,
+                self.threads(),
                 grid.count(),
                 || self.scratch.take(&self.problem, sizes),
                 |scratch, i| {
@@ -295,11 +300,23 @@ impl<N: Number> Core<'_, N> {
         Ok(())
     }
 
+    /// Threads that a call is worth: to wake one up, and to wait for it, takes longer than a small call.
+    fn threads(&self) -> usize {
+        let Dims { batch, heads, q_len, k_len, qk_dim, v_dim, .. } = self.problem.dims();
+        // Numbers of keys and values, each of which is read, and multiplied for each row that it meets.
+        let numbers = [batch, k_len, qk_dim + v_dim].into_iter().fold(1, usize::saturating_mul);
+        let rows = heads.q.saturating_mul(q_len).saturating_add(READ_COST * heads.kv);
+        match numbers.saturating_mul(rows) < PARALLEL_MIN_PRODUCTS {
+            true => 1,
+            false => self.machine.threads,
+        }
+    }
+
     /// Keys and values in tiles, where several tiles of rows meet them.
     fn pack_kv(&self, class: &ItemClass, items: &[usize], call: &Call<'_, N>) -> Option<PackedKv> {
         let sizes =
             class.schedule.tiles.filter(|_| class.schedule.shared && !class.schedule.decode)?;
-        let threads = self.machine.threads;
+        let threads = self.threads();
         let task = PackKv { sizes, call, items, threads };
         N::on_amx::<PackKv<'_, '_, f32>>(self.machine.isa, task).ok().flatten()
     }

@@ -100,7 +100,7 @@ pub(crate) struct Scratch<N> {
     d_k: RowBuffer<N>,
     d_v: RowBuffer<N>,
     /// For products on tiles.
-    scratch: Option<AmxBackwardScratch>,
+    amx: Option<AmxBackwardScratch>,
 }
 
 impl<N: Number> Scratch<N> {
@@ -115,8 +115,8 @@ impl<N: Number> Scratch<N> {
         let zeros = |n| vec![Lanes([N::zero(); GROUP]); n];
         let distances = matches!(problem.similarity, Similarity::Distance);
         let groups = rows.min(dims.q_len).div_ceil(GROUP);
-        let scratch = terms.map(|terms| AmxBackwardScratch::new(terms, dims, groups, keys));
-        let (features, rows) = scratch.as_ref().map_or((0, keys), |scratch| scratch.padded(keys));
+        let amx = terms.map(|terms| AmxBackwardScratch::new(terms, dims, groups, keys));
+        let (features, rows) = amx.as_ref().map_or((0, keys), |amx| amx.padded(keys));
         Self {
             groups: (0..groups).map(|_| Group::new(problem, features)).collect(),
             weights: zeros(BLOCK_KEYS),
@@ -128,7 +128,7 @@ impl<N: Number> Scratch<N> {
             keys: RowBuffer::new(if distances { BLOCK_KEYS } else { 0 }, dims.qk_dim),
             d_k: RowBuffer::new(rows, dims.qk_dim),
             d_v: RowBuffer::new(rows, dims.v_dim),
-            scratch,
+            amx,
         }
     }
 }
@@ -194,8 +194,8 @@ impl<N: Number> ByKeys<'_, '_, N> {
         let problem = self.back.call.problem;
         self.scratch.d_k.clear();
         self.scratch.d_v.clear();
-        if let Some(scratch) = &mut self.scratch.scratch {
-            scratch.clear();
+        if let Some(amx) = &mut self.scratch.amx {
+            amx.clear();
         }
         let heads = problem.dims().heads;
         let served = heads.q / heads.kv;
@@ -236,7 +236,7 @@ impl<N: Number> ByKeys<'_, '_, N> {
             keys,
             d_k,
             d_v,
-            scratch,
+            amx,
         } = &mut **scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
@@ -260,7 +260,7 @@ impl<N: Number> ByKeys<'_, '_, N> {
             d_v,
         };
         let pass = TilePass { block_loop, call: back.call, scope, rows, key_range: own_keys };
-        products.block_loop(isa, pass, grads, scratch.as_mut());
+        products.block_loop(isa, pass, grads, amx.as_mut());
         for group in groups {
             if let Some(part) = target.parts.get_mut(key_range) {
                 group.save(isa, &mut part.part(h, group.q.rows));
@@ -274,7 +274,7 @@ impl<N: Number> ByKeys<'_, '_, N> {
 /// Runs a task on AMX, if its scratch was made for that; else gives it back.
 #[cfg(target_arch = "x86_64")]
 fn on_amx<'t, 'c, N: Number>(isa: Isa, task: ByKeys<'t, 'c, N>) -> Option<ByKeys<'t, 'c, N>> {
-    match task.scratch.scratch {
+    match task.scratch.amx {
         Some(_) => N::on_amx::<ByKeys<'t, 'c, f32>>(isa, task).err(),
         None => Some(task),
     }

@@ -29,11 +29,11 @@ impl<'t, 'c> AmxKernel for Forward<'t, 'c, f32> {
 
     fn run(amx: Amx, mut task: Self) {
         let isa = Isa::Amx(amx);
-        if let Some(mut tiles) = task.scratch.decode.as_mut().and_then(|decode| decode.tiles.take())
+        if let Some(mut scratch) = task.scratch.decode.as_mut().and_then(|decode| decode.amx.take())
         {
-            task.decode(isa, &mut decode_amx::OnAmx::new(amx, &mut tiles));
+            task.decode(isa, &mut decode_amx::OnAmx::new(amx, &mut scratch));
             if let Some(decode) = &mut task.scratch.decode {
-                decode.tiles = Some(tiles);
+                decode.amx = Some(scratch);
             }
             return;
         }
@@ -45,7 +45,7 @@ impl<'t, 'c> AmxKernel for Forward<'t, 'c, f32> {
         }
         if let Some(key_range) = &task.stage.keys {
             let (call, scope, rows, packed_kv) = (task.call, task.scope, task.rows, task.packed_kv);
-            let Scratch { groups, factors, block_loop, scratch: Some(scratch), .. } =
+            let Scratch { groups, factors, block_loop, amx: Some(scratch), .. } =
                 &mut *task.scratch
             else {
                 return; // a plan that uses AMX has made room for them

@@ -2,7 +2,7 @@
 //! together, so that every key and value comes from memory once, is widened in registers, and is used for all of them.
 //!
 //! Cost: the time to read keys and values. What a mask or a score makes of a tile is the same code as for many rows; only
-//! the two products differ: on vectors (`decode_vectors.rs`) or on AMX (`decode_tiles.rs`).
+//! the two products differ: on vectors (`decode_vectors.rs`) or on AMX (`decode_amx.rs`).
 
 use super::Forward;
 use crate::description::mask::Run;
@@ -31,7 +31,7 @@ pub(crate) struct DecodeScratch<N> {
     dots: Vec<N>,
     factors: Vec<Lanes<N>>,
     /// For products on tiles.
-    pub(crate) tiles: Option<AmxDecodeScratch>,
+    pub(crate) amx: Option<AmxDecodeScratch>,
 }
 
 /// The rows of a task, head by head.
@@ -129,7 +129,7 @@ impl<N: Number> DecodeScratch<N> {
             head_groups: head_groups.collect(),
             dots: vec![N::zero(); BLOCK_KEYS * DECODE_MAX_ROWS],
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
-            tiles: tiles.map(AmxDecodeScratch::new),
+            amx: tiles.map(AmxDecodeScratch::new),
         }
     }
 }

@@ -314,7 +314,7 @@ impl<const WIDE: usize> Task<f32> for Add<'_, '_, WIDE> {
 }
 
 impl<const WIDE: usize> Add<'_, '_, WIDE> {
-    /// Makes the sums so far smaller. What [`add_odd`](Self::add_odd) has added stays what it is.
+    /// Makes the sums so far smaller. What [`add_non_finite`](Self::add_non_finite) has added stays what it is.
     #[inline(never)]
     fn rescale(&mut self) {
         let (each, rescale) = (WIDE.min(ROWS_PER_WEIGHT_TILE), self.work.rescale);

@@ -82,7 +82,7 @@ pub(crate) struct Scratch<N> {
     pub(crate) factors: Vec<Lanes<N>>,
     pub(crate) block_loop: BlockLoop<N>,
     /// For products on tiles.
-    pub(crate) scratch: Option<AmxScratch>,
+    pub(crate) amx: Option<AmxScratch>,
     /// For decoding.
     pub(crate) decode: Option<DecodeScratch<N>>,
 }
@@ -108,7 +108,7 @@ impl<N: Number> Scratch<N> {
             tile: zeros(BLOCK_KEYS),
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             block_loop: BlockLoop::new(),
-            scratch: tiles.filter(|_| !decode).map(|sizes| AmxScratch::new(sizes, groups)),
+            amx: tiles.filter(|_| !decode).map(|sizes| AmxScratch::new(sizes, groups)),
             decode: decode.then(|| DecodeScratch::new(problem, tiles)),
         }
     }
@@ -287,8 +287,8 @@ impl<N: Number> Forward<'_, '_, N> {
 /// Runs a task on AMX, if its scratch was made for that; else gives it back.
 #[cfg(target_arch = "x86_64")]
 fn on_amx<'t, 'c, N: Number>(isa: Isa, task: Forward<'t, 'c, N>) -> Option<Forward<'t, 'c, N>> {
-    let decode = task.scratch.decode.as_ref().is_some_and(|decode| decode.tiles.is_some());
-    if !decode && task.scratch.scratch.is_none() {
+    let decode = task.scratch.decode.as_ref().is_some_and(|decode| decode.amx.is_some());
+    if !decode && task.scratch.amx.is_none() {
         return Some(task);
     }
     N::on_amx::<Forward<'t, 'c, f32>>(isa, task).err()
