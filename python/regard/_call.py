@@ -160,7 +160,7 @@ def described(q: Any, options: Any) -> Call:
 
 
 @functools.lru_cache(maxsize=256, typed=True)
-def _described(number: str, **options: Any) -> Call:
+def _described(number: str, /, **options: Any) -> Call:
     return describe(np.empty(0, {"f32": "float32", "f64": "float64"}[number]), **options)
 
 

@@ -49,12 +49,12 @@ pub(crate) struct Core<'a, N: Number> {
     classes: Vec<ItemClass>,
     /// The stride of diagonals that may be visited on their own, and the mask without them.
     diagonal: Option<(usize, Mask)>,
-    scratch: Pool<N>,
+    scratch: ScratchPool<N>,
 }
 
 /// Memory that threads have worked in, kept for the next call of the plan: for short calls, making it takes as long as using it.
 #[derive(Debug)]
-struct Pool<N>(Mutex<Vec<(ScratchSizes, Scratch<N>)>>);
+struct ScratchPool<N>(Mutex<Vec<(ScratchSizes, Scratch<N>)>>);
 
 /// What the size of a [`Scratch`] depends on beside the problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ struct ScratchSizes {
     decode: bool,
 }
 
-impl<N: Number> Pool<N> {
+impl<N: Number> ScratchPool<N> {
     fn new() -> Self {
         Self(Mutex::new(Vec::new()))
     }
@@ -85,7 +85,7 @@ impl<N: Number> Pool<N> {
 }
 
 /// Another plan has other sizes.
-impl<N: Number> Clone for Pool<N> {
+impl<N: Number> Clone for ScratchPool<N> {
     fn clone(&self) -> Self {
         Self::new()
     }
@@ -206,7 +206,7 @@ impl<'a, N: Number> Core<'a, N> {
                 }
             }
         }
-        let scratch = Pool::new();
+        let scratch = ScratchPool::new();
         Self { rows: longest.rows, problem, machine, first: 0, classes, diagonal, scratch }
     }
 
@@ -236,7 +236,7 @@ impl<'a, N: Number> Core<'a, N> {
         let (machine, diagonal) = (self.machine.threads(threads), self.diagonal.clone());
         let schedule = Schedule::new(&problem, machine, &diagonal, [q_len, k_len]);
         let classes = vec![ItemClass { schedule, items: Some(vec![item]), parts: 1 }];
-        let (rows, scratch) = (schedule.rows, Pool::new());
+        let (rows, scratch) = (schedule.rows, ScratchPool::new());
         Self { problem, machine, rows, first: 0, classes, diagonal, scratch }
     }
 

@@ -347,8 +347,8 @@ impl<N: Number> DecodeScratch<N> {
 }
 
 leaf! {
-    /// From dot products to weights, while `max` is current, and their sums to the states. `sums` tells whether it is: false is
-    /// returned if a sum is too large, which is left there, and nothing is added. Without `sums` they are added whatever they are.
+    /// From dot products to weights, while `max` is current, and their sums to the states. False if it is not; then nothing is added,
+    /// and `sums` holds the sums, or is infinite in lanes whose `max` is not set yet. Without `sums` they are added whatever they are.
     fn spread_step<'t, N>(
         s: S,
         group: &'t mut HeadGroup<N>,
@@ -359,7 +359,11 @@ leaf! {
     ) -> bool {
         let HeadGroup { states, tile, width, .. } = group;
         let (tile, span) = (&mut tile[..used], Span::first(GROUP));
-        if sums.is_some() && !states.max_is_set(s, span) {
+        let mut sums = sums;
+        if let Some(sums) = &mut sums
+            && !states.max_is_set(s, span)
+        {
+            **sums = states.infinite_where_empty();
             return false;
         }
         for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(GROUP)) {
@@ -459,31 +463,33 @@ impl<N: Number> HeadGroup<N> {
 
     /// The softmax of a block where several keys stand side by side; see `States::weigh`. `visible` is empty if all is visible.
     fn weigh_spread(&mut self, isa: Isa, dots: &[N], visible: &mut [RowMask], used: usize) {
-        let mut sums = self.states.infinite_where_empty();
-        if self.states.max_is_stale || !spread_step(isa, self, dots, visible, used, Some(&mut sums))
-        {
-            let Self { states, tile, rescale, width, .. } = self;
-            for (to, dots) in tile[..used].iter_mut().zip(dots.chunks_exact(GROUP)) {
-                to.0.copy_from_slice(dots);
-            }
-            if !visible.is_empty() {
-                apply_mask(isa, &mut tile[..used], visible, Span::first(GROUP));
-            }
-            // The same `max` in all lanes of a row.
-            let mut top = tile[0];
-            for row in &tile[1..used] {
-                top.0.iter_mut().zip(&row.0).for_each(|(top, x)| *top = top.max(*x));
-            }
-            for row in 0..*width {
-                for lanes in [&mut top, &mut sums] {
-                    let all = lanes.0.iter().skip(row).step_by(*width);
-                    let most = all.fold(N::neg_infinity(), |most, x| most.max(*x));
-                    lanes.0.iter_mut().skip(row).step_by(*width).for_each(|x| *x = most);
-                }
-            }
-            update_max(isa, states, &[top], &sums, Span::first(GROUP), rescale);
-            spread_step(isa, self, dots, visible, used, None);
+        let mut sums = Lanes([N::zero(); GROUP]);
+        if self.states.max_is_stale {
+            sums = self.states.infinite_where_empty();
+        } else if spread_step(isa, self, dots, visible, used, Some(&mut sums)) {
+            return;
         }
+        let Self { states, tile, rescale, width, .. } = self;
+        for (to, dots) in tile[..used].iter_mut().zip(dots.chunks_exact(GROUP)) {
+            to.0.copy_from_slice(dots);
+        }
+        if !visible.is_empty() {
+            apply_mask(isa, &mut tile[..used], visible, Span::first(GROUP));
+        }
+        // The same `max` in all lanes of a row.
+        let mut top = tile[0];
+        for row in &tile[1..used] {
+            top.0.iter_mut().zip(&row.0).for_each(|(top, x)| *top = top.max(*x));
+        }
+        for row in 0..*width {
+            for lanes in [&mut top, &mut sums] {
+                let all = lanes.0.iter().skip(row).step_by(*width);
+                let most = all.fold(N::neg_infinity(), |most, x| most.max(*x));
+                lanes.0.iter_mut().skip(row).step_by(*width).for_each(|x| *x = most);
+            }
+        }
+        update_max(isa, states, &[top], &sums, Span::first(GROUP), rescale);
+        spread_step(isa, self, dots, visible, used, None);
     }
 
     /// The state of a row: of all its lanes.

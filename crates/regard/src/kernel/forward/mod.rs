@@ -164,9 +164,7 @@ impl<N: Number> Forward<'_, '_, N> {
             }
         }
     }
-}
 
-impl<N: Number> Forward<'_, '_, N> {
     /// Of a short head, asks for all that is read and written, so that memory works while the queries are transposed, and for
     /// what the next head needs: such calls wait for memory more than they compute. Longer ones are followed by the hardware.
     pub(crate) fn prefetch_head(&mut self) {
@@ -186,7 +184,7 @@ impl<N: Number> Forward<'_, '_, N> {
             }
         }
         let next = Scope { head: scope.head + 1, ..scope };
-        if next.head == call.problem.dims().heads.q {
+        if next.head == heads.q {
             return;
         }
         let (q, (k, v)) = (call.queries(next.batch, next.head), call.keys_and_values(next));
