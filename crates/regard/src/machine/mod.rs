@@ -45,6 +45,30 @@ impl Machine {
     pub fn threads(self, threads: usize) -> Self {
         Self { threads: threads.max(1), ..self }
     }
+
+    /// Runs `task(scratch, i)` for each `i` in `0..tasks` on up to [`threads`](Self::threads) threads, the calling thread
+    /// included. `scratch` is called once for each thread that runs a task.
+    ///
+    /// For what is computed around attention on the same threads. Results are the same for any number of threads if a task
+    /// depends on nothing but `i`.
+    pub fn run<M>(
+        self,
+        tasks: usize,
+        scratch: impl Fn() -> M + Sync,
+        task: impl Fn(&mut M, usize) + Sync,
+    ) {
+        run::run(self.threads, tasks, scratch, task);
+    }
+
+    /// As [`run`](Self::run), for tasks that return a value. The values are returned in task order.
+    pub fn collect<M, T: Send>(
+        self,
+        tasks: usize,
+        scratch: impl Fn() -> M + Sync,
+        task: impl Fn(&mut M, usize) -> T + Sync,
+    ) -> Vec<T> {
+        run::collect(self.threads, tasks, scratch, task)
+    }
 }
 
 /// The size in bytes of the data or unified cache of a level, from Linux sysfs.
