@@ -212,6 +212,7 @@ impl MultiHead {
     }
 }
 
+// ANCHOR: heads
 /// `[batch, length, heads x features]` as `[batch, heads, length, features]`, without a copy.
 pub(crate) fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
     let [batch, length, features] = x.dims();
@@ -223,3 +224,4 @@ pub(crate) fn joined(x: Tensor<4>) -> Tensor<3> {
     let [batch, heads, length, features] = x.dims();
     x.swap_dims(1, 2).reshape([batch, length, heads * features])
 }
+// ANCHOR_END: heads
