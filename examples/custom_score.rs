@@ -11,6 +11,7 @@
 #![expect(clippy::print_stdout, reason = "a program")]
 
 use regard::{AttentionView, Error, Machine, Mask, Pair, Plan, Problem, Score, ScoreRule, View};
+use regard_scope::Measure;
 use regard_testkit::Noise;
 
 const LEN: usize = 24;
@@ -115,7 +116,8 @@ fn main() -> Result<(), Error> {
         let plan = Plan::new(problem, Machine::detect())?;
         let output = plan.forward(q, k, k)?;
         let view = AttentionView::new(&plan, q, k, &output)?.head(0, 0)?;
-        let (row, entropy) = (view.row(LEN - 1)?, view.entropy()?[LEN - 1]);
+        let (row, found) = (view.row(LEN - 1)?, Measure::new().entropy().of(&view)?);
+        let entropy = found.entropy[LEN - 1];
         let marks: String = row.iter().map(|weight| bar(*weight)).collect();
         let far = row[..LEN / 2].iter().sum::<f64>();
         println!("  {name:10} {marks}  first half {far:4.2}, entropy {entropy:4.2}");

@@ -16,6 +16,7 @@
 use regard::{AttentionView, Machine, Mask, MaskRule, Plan, Problem, Scope, Score, View};
 use regard_models::Model;
 use regard_models::files::{Known, cache_dir};
+use regard_scope::Measure;
 use std::error::Error;
 use std::ops::Range;
 
@@ -66,7 +67,8 @@ fn weights(
     let plan = Plan::new(problem, Machine::detect())?;
     let output = plan.forward(q, k, k)?;
     let view = AttentionView::new(&plan, q, k, &output)?;
-    Ok((view.tile(0..q.shape().len, 0..k.shape().len)?, view.col_sum()?))
+    let found = Measure::new().col_sum().of(&view)?;
+    Ok((view.tile(0..q.shape().len, 0..k.shape().len)?, found.col_sum))
 }
 // ANCHOR_END: heart
 

@@ -4,7 +4,8 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use regard::{AttentionView, Mask, Measure, Plan, Pool};
+use regard::{AttentionView, Mask, Plan};
+use regard_scope::{Measure, Pool};
 use regard_fuzz::{Case, ROOM, machines};
 use regard_testkit::Judge;
 use regard_testkit::run::same_bits;
@@ -24,18 +25,17 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let ratio = Judge::new(&judged, (q, k, v)).ratio(&ours).unwrap();
     assert!(ratio.worse() <= ROOM, "{plan:#}\nof the bound: {ratio:?}");
     assert!(same_bits(&ours, &again), "{plan:#}");
-    // Each row has all of its weight somewhere, and a look from anywhere sees the same bits.
+    // Each row has all of its weight somewhere, and statistics have the same bits on every machine.
     let (cells, step) = ([u.int_in_range(1..=9)?, u.int_in_range(1..=9)?], u.int_in_range(1..=5)?);
-    let looks = plans.each_ref().map(|plan| {
+    let statistics = plans.each_ref().map(|plan| {
         let view = AttentionView::new(plan, q, k, &ours).unwrap().every(step).unwrap();
-        let all = Measure::new().entropy().mean_distance().col_sum().top_k(3).mass(Mask::full());
-        let found = view.measure(&all.pooled(cells[0], cells[1], Pool::Max)).unwrap();
-        (found, view.sink_mass())
+        let all = Measure::new().entropy().mean_distance().col_sum().top_k(3).sink_mass().mass(Mask::full());
+        all.pooled(cells[0], cells[1], Pool::Max).of(&view).unwrap()
     });
-    for (mass, sink) in looks[0].0.masses[0].iter().zip(&looks[0].1) {
+    for (mass, sink) in statistics[0].masses[0].iter().zip(&statistics[0].sink_mass) {
         let whole = mass + sink;
         assert!(whole == 0.0 || (whole - 1.0).abs() < 0.05, "{plan:#}\nin all {whole}");
     }
-    assert_eq!(format!("{:?}", looks[0]), format!("{:?}", looks[1]), "{plan:#}");
+    assert_eq!(format!("{:?}", statistics[0]), format!("{:?}", statistics[1]), "{plan:#}");
     Ok(())
 }

@@ -5,7 +5,8 @@ use crate::attention::Kept;
 use crate::options::{Call, Described};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use regard::{AttentionView, Measure, Measured, Number, Pool};
+use regard::{AttentionView, Number};
+use regard_scope::{Measure, Measured, Pool};
 use serde::Deserialize;
 
 /// What is looked at, and what is asked of it.
@@ -72,6 +73,9 @@ pub(crate) fn look<'py>(
         if let Some(step) = question.every {
             view = view.every(step).map_err(refused)?;
         }
+        if let Some([start, end]) = question.keys {
+            view = view.keys(start..end);
+        }
         if call.is_packed() && question.head.is_none() {
             return Err(refused(
                 "packed: items of different lengths have answers of different sizes; choose one with head(batch, head)",
@@ -104,11 +108,8 @@ fn answer<'py, N: crate::array::Named + Number>(
         let shape = [heads, within(rows, q_len), within(keys, k_len)];
         found.set_item("tile", Owned::new(weights, &shape))?;
     }
-    if question.sink_mass {
-        found.set_item("sink_mass", by_row(view.sink_mass(), heads))?;
-    }
     let measure = measure(call, question)?;
-    let measured = py.detach(|| view.measure(&measure)).map_err(refused)?;
+    let measured = py.detach(|| measure.of(view)).map_err(refused)?;
     put(&found, question, measured, heads)?;
     Ok(found)
 }
@@ -124,6 +125,9 @@ fn measure(call: &Call, question: &Question) -> PyResult<Measure> {
     if question.col_sum {
         measure = measure.col_sum();
     }
+    if question.sink_mass {
+        measure = measure.sink_mass();
+    }
     if let Some(k) = question.top_k {
         measure = measure.top_k(k);
     }
@@ -134,9 +138,6 @@ fn measure(call: &Call, question: &Question) -> PyResult<Measure> {
             PoolAs::Sum => Pool::Sum,
         };
         measure = measure.pooled(rows, cols, pool);
-    }
-    if let Some([start, end]) = question.keys {
-        measure = measure.keys(start..end);
     }
     for text in &question.mass {
         measure = measure.mass(call.mask(text)?);
@@ -150,24 +151,27 @@ fn by_row<N: crate::array::Named>(numbers: Vec<N>, heads: usize) -> Owned {
     Owned::new(numbers, &[heads, rows])
 }
 
-fn put<N: crate::array::Named + Default>(
+fn put<N: crate::array::Named + Number>(
     found: &Bound<'_, PyDict>,
     question: &Question,
     measured: Measured<N>,
     heads: usize,
 ) -> PyResult<()> {
-    let Measured { entropy, mean_distance, col_sum, top, pooled, masses, .. } = measured;
-    for (name, numbers) in
-        [("entropy", entropy), ("mean_distance", mean_distance), ("col_sum", col_sum)]
-    {
-        if let Some(numbers) = numbers {
+    let Measured { entropy, mean_distance, col_sum, sink_mass, top, pooled, masses, .. } = measured;
+    for (name, asked, numbers) in [
+        ("entropy", question.entropy, entropy),
+        ("mean_distance", question.mean_distance, mean_distance),
+        ("col_sum", question.col_sum, col_sum),
+        ("sink_mass", question.sink_mass, sink_mass),
+    ] {
+        if asked {
             found.set_item(name, by_row(numbers, heads))?;
         }
     }
     for (i, mass) in masses.into_iter().enumerate() {
         found.set_item(format!("mass {i}"), by_row(mass, heads))?;
     }
-    if let (Some(top), Some(k)) = (top, question.top_k) {
+    if let Some(k) = question.top_k {
         let (mut keys, mut weights) = (Vec::new(), Vec::new());
         let all = top.rows().saturating_mul(k);
         let large =

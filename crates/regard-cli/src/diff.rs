@@ -3,8 +3,7 @@
 use crate::args::{DiffArgs, Format};
 use crate::source;
 use anyhow::{Result, bail};
-use regard::Divergence;
-use regard_scope::{Layer, Seen, Site, printable};
+use regard_scope::{Divergence, Layer, Seen, Site, diff, printable};
 use serde_json::json;
 use std::io::Write;
 
@@ -42,7 +41,7 @@ pub(crate) fn run(args: &DiffArgs, format: Format) -> Result<()> {
                 layer.layer
             );
         };
-        let all = a.view(machine)?.diff(&b.view(machine)?)?;
+        let all = diff(&a.view(machine)?, &b.view(machine)?)?;
         for (head, rows) in all.chunks(layer.seen.size()[0].max(1)).enumerate() {
             let found = Summary::of(rows);
             let line = match format {

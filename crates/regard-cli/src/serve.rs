@@ -4,7 +4,7 @@
 //! (Servers that keep connections and hand them to a pool left tiles waiting behind idle ones.)
 
 use anyhow::{Context, Result};
-use regard::Pool;
+use regard_scope::Pool;
 use regard_scope::{Theme, Zoom, zoom_page};
 use serde::Serialize;
 use std::fs::File;

@@ -44,6 +44,7 @@ mod colour;
 mod error;
 mod map;
 mod mask;
+mod measure;
 mod npy;
 mod page;
 mod palette;
@@ -61,6 +62,10 @@ pub use colour::{Emphasis, Rgb, Theme};
 pub use error::Error;
 pub use map::{Axis, Map};
 pub use mask::{MASK_HELP, MaskError, parse_mask, parse_mask_with};
+pub use measure::{
+    Divergence, HeadAudit, Measure, Measured, Pattern, Pool, Pooled, Retained, Top, audit, diff,
+    rollout,
+};
 pub use npy::read_npy;
 pub use page::{escaped, trace_page, zoom_page, zoom_page_of};
 pub use palette::{Kind, Palette, Scale};

@@ -2,13 +2,14 @@
 
 use crate::colour::Theme;
 use crate::error::Error;
+use crate::measure::Pool;
 use crate::render::png_uri;
 use crate::stats::{HeadStats, stats};
 use crate::trace::Trace;
 use crate::zoom::{Info, Palettes, TILE, Zoom, max_level};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use regard::{Machine, Pool};
+use regard::Machine;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -2,8 +2,9 @@
 
 use crate::error::Error;
 use crate::map::{Axis, Map};
+use crate::measure::{Measure, Measured};
 use crate::trace::{Seen, Site, Trace};
-use regard::{Machine, Mask, Measure};
+use regard::{Machine, Mask};
 use serde::Serialize;
 
 /// Means over the queries of a head.
@@ -42,17 +43,17 @@ pub fn stats(
                 let [q_len, k_len] = layer.seen.size();
                 let first = if k_len > 0 { Mask::prefix(1) } else { Mask::full() };
                 let all = Measure::new().entropy().mean_distance().top_k(1);
-                let found = inputs.view(machine)?.measure(&all.mass(first))?;
-                let [entropy, distance] =
-                    [found.entropy, found.mean_distance].map(Option::unwrap_or_default);
-                let top = found.top.unwrap_or_default();
-                let first = found.masses.first().cloned().unwrap_or_default();
+                let Measured { entropy, mean_distance, top, masses, .. } =
+                    all.mass(first).of(&inputs.view(machine)?)?;
+                let first = masses.into_iter().next().unwrap_or_default();
                 // Rows that see nothing have no lse; what met a NaN keeps it.
                 let row = |i: usize| {
                     let largest = top.weights(i).first().copied().unwrap_or(inputs.lse[i]);
                     let seen = inputs.lse[i] != f32::NEG_INFINITY;
                     let score = inputs.lse[i] + largest.ln();
-                    seen.then(|| [entropy[i], distance[i], first[i], largest, score].map(f64::from))
+                    seen.then(|| {
+                        [entropy[i], mean_distance[i], first[i], largest, score].map(f64::from)
+                    })
                 };
                 let of_head = |head| (0..q_len).filter_map(|i| row(head * q_len + i)).collect();
                 (0..layer.seen.heads()).map(of_head).collect()

@@ -21,7 +21,7 @@
 //! | `cases` | the table |
 //! | `close` | the tolerance |
 //! | `run` | the runner and its report |
-//! | `looks` | attention statistics of every row |
+//! | `statistics` | attention statistics of every row |
 //! | `linear` | linear attention: its rows, its tolerance |
 //! | `lsh` | LSH attention: inputs, rows, tolerance |
 //! | `cache` | model of a KV cache, driven by random bytes |
@@ -33,17 +33,17 @@ pub mod cases;
 pub mod close;
 pub mod data;
 pub mod linear;
-pub mod looks;
 pub mod lsh;
 pub mod masks;
 pub mod noise;
 pub mod run;
 pub mod scores;
+pub mod statistics;
 
 pub use cache::CacheModel;
 pub use cases::{Case, Dtype, NAN_BITS, NanCase, NanIn, Way, cases};
 pub use close::{GradJudge, Judge};
 pub use data::{Arrangement, Data, Stored};
-pub use looks::check_looks;
 pub use noise::Noise;
 pub use run::{Report, THREADS, check};
+pub use statistics::check_statistics;

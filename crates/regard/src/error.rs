@@ -181,8 +181,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Checks that two tensors have the same size along an axis.
-    pub(crate) fn unless_same(
+    /// Checks that two tensors, each with its name, have the same size along an axis.
+    pub fn unless_same(
         axis: &'static str,
         left: (&'static str, usize),
         right: (&'static str, usize),

@@ -39,7 +39,7 @@
 //   kernel::block_loop    rows over the blocks of keys that they see
 //   kernel::amx           operands and products on AMX tiles
 //   kernel::select        the pass that finds what a normalizer must know
-//   kernel::weights_pass  the pass that makes weights again, and adds up statistics of them
+//   kernel::weights_pass  the pass that recomputes weights, tile by tile
 //   kernel::forward       the pass that makes outputs: prefill, decode, on vectors, on AMX
 //   kernel::backward      the pass that makes gradients
 //
@@ -53,7 +53,7 @@
 //   variants::linear      linear attention
 //   variants::lsh         attention among the candidate pairs of locality-sensitive hashing
 //
-//   inspect               weights made again, and measured
+//   inspect               weights recomputed: of a row, of a tile, streamed
 //   reference             the definition that judges everything
 //   plan::compiled        every call of every type, compiled once
 
@@ -76,10 +76,8 @@ pub use description::score::{RelativeBias, Score, ScoreRule, alibi_slopes};
 pub use description::similarity::{Additive, Similarity};
 pub use error::Error;
 pub use half::{bf16, f16};
-pub use inspect::{
-    AttentionView, Audit, Divergence, HeadAudit, Measure, Measured, Pattern, Pool, Pooled, Top,
-    rollout,
-};
+pub use inspect::AttentionView;
+pub use kernel::weights_pass::{WEIGHT_TILE_ROWS, WeightScratch, WeightTile};
 pub use machine::simd::{Element, Isa, Number, Precision};
 pub use machine::{Machine, roofline};
 pub use plan::grads::{AdditiveGrads, Grads, OutputGrads};

@@ -1,7 +1,8 @@
 //! Memory grows with the sequence, never with its square. Linux only: the numbers come from `/proc/self/status`.
 #![cfg(target_os = "linux")]
 
-use regard::{AttentionView, Isa, Machine, Mask, Measure, Plan, Pool, Problem, Scope, View};
+use regard::{AttentionView, Isa, Machine, Mask, Plan, Problem, Scope, View};
+use regard_scope::{Measure, Pool};
 use regard_testkit::run::both_ways;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -55,7 +56,7 @@ fn both_ways_of_65536_tokens_need_less_than_200_mib_beyond_their_tensors() {
 }
 
 #[test]
-fn a_look_at_131072_tokens_needs_less_than_100_mib_with_all_it_finds() {
+fn statistics_of_131072_tokens_need_less_than_100_mib_with_their_results() {
     let _alone = alone();
     let n = 131_072;
     let data = vec![0.5f32; n * 64];
@@ -66,7 +67,7 @@ fn a_look_at_131072_tokens_needs_less_than_100_mib_with_all_it_finds() {
     let view = AttentionView::new(&plan, x, x, &output).unwrap();
     let before = status("VmRSS").unwrap();
     let all = Measure::new().entropy().top_k(8).col_sum().pooled(1024, 1024, Pool::Max);
-    let found = view.measure(&all).unwrap();
+    let found = all.of(&view).unwrap();
     let extra = status("VmHWM").unwrap().saturating_sub(before);
     println!("extra: {:.1} MiB", extra as f64 / MIB as f64);
     assert_eq!(found.pooled[0].values.len(), 1 << 20);

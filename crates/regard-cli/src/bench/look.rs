@@ -5,7 +5,8 @@ use super::limit::Units;
 use super::report::Row;
 use super::{Facts, first_call, visible};
 use anyhow::Result;
-use regard::{AttentionView, Element, Error, Measure, Pool};
+use regard::{AttentionView, Element, Error};
+use regard_scope::{Measure, Pool};
 use std::hint::black_box;
 
 /// Cells of the overview, each way.
@@ -20,7 +21,7 @@ pub(crate) fn measure<E: Element>(compared: &Compared<'_, E>) -> Result<Row> {
     let view = AttentionView::new(plan, q, k, &output)?;
     let all = Measure::new().entropy().top_k(TOP).col_sum().pooled(CELLS, CELLS, Pool::Max);
     let ours = || -> Result<(), Error> {
-        drop(black_box(view.measure(&all)?));
+        drop(black_box(all.of(&view)?));
         Ok(())
     };
     let seen = first_call(case, ours)?;

@@ -29,7 +29,7 @@ use patterns::{Pattern, patterns};
 use regard::{
     AttentionView, Bits, LshAttention, Machine, Mask, Output, Plan, Problem, Shape, View, reference,
 };
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, Measure, Scaled, Series};
 
 pub(crate) const SPARSE: Experiment = Experiment {
     id: "E10",
@@ -188,7 +188,7 @@ impl Full<'_> {
         let inside = Mask::bits(Bits::from_bools(inside, [1, 1, n, n])?);
         let outside = Mask::bits(Bits::from_bools(&outside, [1, 1, n, n])?);
         let view = AttentionView::new(&self.plan, self.x, self.x, &self.output)?;
-        let kept = wide(&view.mass(inside.clone())?);
+        let kept = wide(&Measure::new().mass(inside.clone()).of(&view)?.masses[0]);
         let sparse = reference::forward::<f64, f32>(&self.problem(inside), inputs).out;
         let rest = Plan::new(self.problem(outside), Machine::detect())?;
         let rest = rest.forward(self.x, self.x, self.v)?.out;
@@ -214,7 +214,8 @@ fn on_noise(trial: &Trial<'_>, s: usize, report: &mut Report) -> Result<(), Erro
     let output = plan.forward(q, k, k)?;
     let view = AttentionView::new(&plan, q, k, &output)?;
     for Pattern { name, mask, pairs, .. } in patterns(s, 1) {
-        let kept = wide(&view.mass(mechanism(trial, mask))?).iter().sum::<f64>() / n as f64;
+        let found = Measure::new().mass(mechanism(trial, mask)).of(&view)?;
+        let kept = wide(&found.masses[0]).iter().sum::<f64>() / n as f64;
         // The length of a key makes its weights larger or smaller by e^(1/8), by chance. Half of a pattern's pairs may be in s columns:
         // 1/8 over the root of 32, halved, is 0.01, and four of that are allowed.
         let what = format!("weight kept on noise, {name}");

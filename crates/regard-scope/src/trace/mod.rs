@@ -20,7 +20,8 @@ mod file;
 use crate::error::Error;
 use crate::map::{Axis, Map};
 use crate::mask::parse_mask;
-use regard::{AttentionView, Machine, Plan, Pool, Problem, Score, Shape, View};
+use crate::measure::{Measure, Pool};
+use regard::{AttentionView, Machine, Plan, Problem, Score, Shape, View};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -333,8 +334,8 @@ impl Inputs {
             return Ok(Vec::new());
         }
         let view = self.view(machine)?.head(0, head)?;
-        let pooled = view.rows(rows.clone()).pooled(down, across, Pool::Max)?;
-        let mut values: Vec<f32> = pooled.into_iter().flat_map(|pooled| pooled.values).collect();
+        let found = Measure::new().pooled(down, across, Pool::Max).of(&view.rows(rows.clone()))?;
+        let mut values: Vec<f32> = found.pooled.into_iter().flat_map(|map| map.values).collect();
         if [down, across] == [rows.len(), self.k_shape[1]] {
             let scope = view.problem().scope(0, head);
             for (row, values) in rows.zip(values.chunks_mut(across)) {

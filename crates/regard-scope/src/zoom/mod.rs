@@ -9,10 +9,11 @@ mod survey;
 
 use crate::colour::Theme;
 use crate::error::Error;
+use crate::measure::{Measure, Pool};
 use crate::palette::{Kind, Palette, Scale};
 use crate::render::indexed_png;
 use crate::trace::{Labels, Layer, Seen, Site, Trace};
-use regard::{Machine, Measure, Pool};
+use regard::Machine;
 use serde::Serialize;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -262,8 +263,8 @@ impl Zoom {
             Seen::Inputs(inputs) => {
                 let view = inputs.view(self.machine)?.head(0, own.head)?.rows(rows).every(step)?;
                 let [down, across] = pixels;
-                let both = Measure::new().keys(keys).pooled(down, across, Pool::Max);
-                let found = view.measure(&both.pooled(down, across, Pool::Sum))?;
+                let both = Measure::new().pooled(down, across, Pool::Max);
+                let found = both.pooled(down, across, Pool::Sum).of(&view.keys(keys))?;
                 let mut maps = found.pooled.into_iter().map(|pooled| pooled.values);
                 Ok([maps.next().unwrap_or_default(), maps.next().unwrap_or_default()])
             }
@@ -317,13 +318,11 @@ impl Zoom {
             Seen::Inputs(inputs) => {
                 let view = inputs.view(self.machine)?.head(0, own.head)?;
                 let all = Measure::new().entropy().mean_distance().top_k(TOP);
-                let found = view.rows(row..row + 1).measure(&all)?;
-                let first =
-                    |xs: Option<Vec<f32>>| xs.and_then(|xs| xs.first().copied()).unwrap_or(0.0);
-                let top = found.top.unwrap_or_default();
-                let keys = top.keys(0).iter().zip(top.weights(0));
+                let found = all.of(&view.rows(row..row + 1))?;
+                let first = |xs: Vec<f32>| xs.first().copied().unwrap_or(0.0).into();
+                let keys = found.top.keys(0).iter().zip(found.top.weights(0));
                 let top = keys.map(|(key, weight)| top_key(*key, *weight)).collect();
-                (first(found.entropy).into(), first(found.mean_distance).into(), top)
+                (first(found.entropy), first(found.mean_distance), top)
             }
             Seen::Weights(all) => {
                 let weights = all.row(own.head, row);

@@ -2,7 +2,7 @@
 
 use super::{Place, TILE, max_level};
 use crate::error::Error;
-use regard::Pool;
+use crate::measure::Pool;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};

@@ -3,6 +3,7 @@
 
 mod aren;
 mod dense;
+mod measure;
 mod models;
 mod record;
 mod stories;

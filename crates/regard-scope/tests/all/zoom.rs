@@ -1,9 +1,9 @@
 //! Tiles: every level agrees with the weights, sampled or not.
 
 use crate::dense::Outcome;
-use regard::{Machine, Pool};
+use regard::Machine;
 use regard_scope::{
-    Inputs, Kind, Labels, Layer, Palette, Scale, Seen, Theme, Trace, Zoom, stats, trace_page,
+    Inputs, Kind, Labels, Layer, Palette, Pool, Scale, Seen, Theme, Trace, Zoom, stats, trace_page,
     zoom_page_of,
 };
 use std::collections::BTreeMap;

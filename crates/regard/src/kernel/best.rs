@@ -36,11 +36,6 @@ impl<N: Number> BestKeys<N> {
         self.most
     }
 
-    pub(crate) fn clear(&mut self) {
-        self.heaps.iter_mut().for_each(BinaryHeap::clear);
-        self.least.0.fill(N::neg_infinity());
-    }
-
     /// The kept keys of a row, best first.
     pub(crate) fn of_row(&self, lane: usize) -> Vec<Candidate<N>> {
         self.heaps[lane].clone().into_sorted_vec()

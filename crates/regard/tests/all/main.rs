@@ -13,7 +13,6 @@ mod hidden;
 mod house;
 mod laws;
 mod linear;
-mod looks;
 mod lsh;
 mod normalizers;
 mod packed;

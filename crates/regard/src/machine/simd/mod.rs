@@ -271,6 +271,21 @@ impl Isa {
         }
     }
 
+    /// Runs a closure in a function that is compiled for this instruction set, so that the compiler may vectorize its loops
+    /// with it. The closure, and what it calls, must be `#[inline(always)]`. No operation is fused or reordered: the result is
+    /// the same for every instruction set.
+    pub fn run<T>(self, f: impl FnOnce() -> T) -> T {
+        struct Closure<F>(F);
+        impl<T, F: FnOnce() -> T> Task<f32> for Closure<F> {
+            type Out = T;
+            #[inline(always)]
+            fn run<S: Simd<f32>>(self, _: S) -> T {
+                (self.0)()
+            }
+        }
+        f32::enter(self, Closure(f))
+    }
+
     /// Whether it has tiles.
     #[must_use]
     pub(crate) fn has_amx(self) -> bool {

@@ -2,7 +2,7 @@
 
 use super::{Layout, Shape, Strides, View, ViewMut, packed_shape};
 use crate::error::Error;
-use crate::machine::simd::{Element, GROUP, Number, each};
+use crate::machine::simd::Element;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -72,25 +72,6 @@ impl<E> Tensor<E> {
         Vec::<E>::new().try_reserve_exact(n).map_err(refused)?;
         let data = vec![E::narrow(E::Num::default()); n];
         Ok(Self { data, shape, layout, offsets: offsets.map(Into::into) })
-    }
-
-    /// The elements of an [erased](View::erase) view as numbers.
-    pub(crate) fn widened(view: &View<'_, E>) -> Result<Self, Error>
-    where
-        E: Number,
-    {
-        let mut to = Self::zeros_like(view)?;
-        to.view_mut().change(1, GROUP, || (), |(), item, mut tile| {
-            let (heads, rows) = (view.shape.heads, tile.rows());
-            for (head, lane) in (0..heads).flat_map(|h| (0..rows.count).map(move |i| (h, i))) {
-                let row = rows.row(lane);
-                let to = tile.update(head, lane).iter_mut();
-                each!(view.any_head(item, head), from => to.zip(from.row(row)).for_each(|(to, x)| {
-                    *to = E::from_f64(Number::to_f64(x.widen()));
-                }));
-            }
-        });
-        Ok(to)
     }
 
     /// Borrows it.

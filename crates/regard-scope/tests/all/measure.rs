@@ -1,16 +1,17 @@
 //! Attention statistics: all of them against the reference on the case table, and properties that the table does not cover.
 
 use regard::{
-    AttentionView, CacheShape, Error, KvCache, LshAttention, Machine, Mask, Measure, Normalizer,
-    Output, Pattern, Plan, Pool, Problem, View, rollout,
+    AttentionView, CacheShape, Error, KvCache, Machine, Mask, Normalizer, Output, Plan, Problem,
+    View,
 };
-use regard_testkit::{Case, Dtype, Noise, cases, check_looks};
+use regard_scope::{Measure, Pattern, Pool, audit, diff, rollout};
+use regard_testkit::{Case, Dtype, Noise, cases, check_statistics};
 
 fn look(rows: impl Fn(usize, &Case) -> bool) {
     // With a NaN, the largest weight and the top keys are not defined; it propagates to all sums.
     let table = cases().into_iter().filter(|case| case.nan.is_none());
     let rows: Vec<Case> = table.enumerate().filter(|(i, c)| rows(*i, c)).map(|(_, c)| c).collect();
-    let report = check_looks(&rows);
+    let report = check_statistics(&rows);
     assert!(report.is_green(), "{report}");
 }
 
@@ -27,6 +28,10 @@ fn every_statistic_agrees_with_the_definition_in_the_other_half() {
 #[test]
 fn every_statistic_of_other_types_agrees_with_the_definition() {
     look(|_, case| case.dtype != Dtype::F32);
+}
+
+fn col_sum(view: &AttentionView<'_, f32>) -> Vec<f32> {
+    Measure::new().col_sum().of(view).unwrap().col_sum
 }
 
 /// Queries and keys of several heads.
@@ -77,11 +82,11 @@ fn a_narrow_view_sees_a_part_of_the_whole() {
     assert!(head.tile(300..400, 0..n).unwrap().is_empty());
     // Every third row from 10 on, in cells of two keys; the range of keys exceeds their number.
     let some = head.rows(10..40).every(3).unwrap();
-    let measure = Measure::new().entropy().keys(0..302).pooled(10, 151, Pool::Mean);
-    let found = some.measure(&measure).unwrap();
-    let entropy = view.entropy().unwrap();
+    let measure = Measure::new().entropy().pooled(10, 151, Pool::Mean);
+    let found = measure.of(&some.keys(0..302)).unwrap();
+    let entropy = Measure::new().entropy().of(&view).unwrap().entropy;
     let expected: Vec<f32> = (10..40).step_by(3).map(|i| entropy[n + i]).collect();
-    assert!(found.entropy.unwrap().iter().zip(expected).all(|(a, b)| close(*a, b)));
+    assert!(found.entropy.iter().zip(expected).all(|(a, b)| close(*a, b)));
     let map = &found.pooled[0];
     assert_eq!((map.rows, map.cols), (10, 150));
     for (i, x) in map.values.iter().enumerate() {
@@ -98,8 +103,9 @@ fn all_that_is_given_is_received() {
     for mask in [Mask::full(), Mask::causal(), Mask::full().window(9), Mask::strided(16)] {
         let (plan, output) = t.plan(mask);
         let view = AttentionView::new(&plan, q, k, &output).unwrap();
-        assert!(view.mass(Mask::full()).unwrap().iter().all(|mass| close(*mass, 1.0)));
-        for head in view.col_sum().unwrap().chunks(200) {
+        let found = Measure::new().mass(Mask::full()).col_sum().of(&view).unwrap();
+        assert!(found.masses[0].iter().all(|mass| close(*mass, 1.0)));
+        for head in found.col_sum.chunks(200) {
             assert!(close(head.iter().sum(), 200.0));
         }
         // Weights computed from lse alone agree to rounding.
@@ -119,7 +125,7 @@ fn packed_and_cached_weights_are_those_of_each_alone() {
     let plan = Plan::new(problem, Machine::detect()).unwrap();
     let output = plan.forward(q, k, k).unwrap();
     let view = AttentionView::new(&plan, q, k, &output).unwrap();
-    let all = view.col_sum().unwrap();
+    let all = col_sum(&view);
     let mut seen = 0;
     for (item, len) in lens.into_iter().enumerate() {
         let own = |data: &[f32]| data[offsets[item] * 16..offsets[item + 1] * 16].to_vec();
@@ -129,7 +135,7 @@ fn packed_and_cached_weights_are_those_of_each_alone() {
         let plan =
             Plan::new(Problem::new(&q, &k, &k).mask(Mask::causal()), Machine::detect()).unwrap();
         let output = plan.forward(q, k, k).unwrap();
-        let alone = AttentionView::new(&plan, q, k, &output).unwrap().col_sum().unwrap();
+        let alone = col_sum(&AttentionView::new(&plan, q, k, &output).unwrap());
         assert_eq!(all[seen..seen + alone.len()], alone);
         seen += alone.len();
     }
@@ -146,7 +152,7 @@ fn packed_and_cached_weights_are_those_of_each_alone() {
     let cached = AttentionView::cached(&plan, q, (&cache, &sequences), &output).unwrap();
     let (plan, output) = t.plan(Mask::causal());
     let plain = AttentionView::new(&plan, q, k, &output).unwrap();
-    assert_eq!(cached.col_sum().unwrap(), plain.col_sum().unwrap());
+    assert_eq!(col_sum(&cached), col_sum(&plain));
 }
 
 #[test]
@@ -159,27 +165,20 @@ fn an_audit_tells_what_patterns_keep() {
         Pattern::Window(32),
         Pattern::TopK(4),
         Pattern::Mask(Mask::blocks(64)),
-        Pattern::Lsh(LshAttention::new().causal()),
         Pattern::Window(256),
     ];
-    let audit = view.audit(&patterns).unwrap();
-    let (window, top) = (view.mass(Mask::full().window(32)).unwrap(), view.top_k(4).unwrap());
-    for (head, found) in audit.heads.iter().enumerate() {
+    let heads = audit(&view, &patterns).unwrap();
+    let found = Measure::new().mass(Mask::full().window(32)).top_k(4).of(&view).unwrap();
+    let (window, top) = (&found.masses[0], &found.top);
+    for (head, found) in heads.iter().enumerate() {
         let rows = head * 256..(head + 1) * 256;
         let mean = rows.clone().map(|i| f64::from(window[i])).sum::<f64>() / 256.0;
-        assert!((found.kept[0].mean - mean).abs() < 1e-6);
+        assert!((found.retained[0].mean - mean).abs() < 1e-6);
         let least = rows.map(|i| top.weights(i).iter().sum::<f32>()).fold(1.0, f32::min);
-        assert!((found.kept[1].worst - f64::from(least)).abs() < 1e-6);
-        assert!((found.kept[4].worst - 1.0).abs() < 1e-5);
-        assert!(found.kept.iter().all(|share| share.worst <= share.mean + 1e-9));
+        assert!((found.retained[1].worst - f64::from(least)).abs() < 1e-6);
+        assert!((found.retained[3].worst - 1.0).abs() < 1e-5);
+        assert!(found.retained.iter().all(|share| share.worst <= share.mean + 1e-9));
     }
-    // The recall of LSH attention agrees with the audit.
-    let recall = LshAttention::new().causal().forward(Machine::detect(), q, k, k).unwrap();
-    let recall = recall.recall(Machine::detect(), q, k, 1, 256).unwrap();
-    let mean = (audit.heads[0].kept[3].mean + audit.heads[1].kept[3].mean) / 2.0;
-    assert!((recall.mass.mean - mean).abs() < 1e-5);
-    let lsh = view.audit(&[Pattern::Lsh(LshAttention::new())]);
-    assert_eq!(lsh.unwrap_err(), Error::NotHashed);
 }
 
 #[test]
@@ -189,7 +188,7 @@ fn a_difference_is_what_its_formula_says() {
     let ((first, p), (second, r)) = (a.plan(Mask::causal()), b.plan(Mask::causal()));
     let first = AttentionView::new(&first, a.views().0, a.views().1, &p).unwrap();
     let second = AttentionView::new(&second, b.views().0, b.views().1, &r).unwrap();
-    let found = first.diff(&second).unwrap();
+    let found = diff(&first, &second).unwrap();
     let maps = [&first, &second].map(|view| view.tile(0..150, 0..150).unwrap());
     for (row, found) in found.iter().enumerate() {
         let weights = |i: usize| maps[i][row * 150..][..150].iter().map(|a| f64::from(*a));
@@ -203,14 +202,14 @@ fn a_difference_is_what_its_formula_says() {
         );
         assert!((0.0..=std::f64::consts::LN_2).contains(&found.js));
     }
-    let same = first.diff(&first).unwrap();
+    let same = diff(&first, &first).unwrap();
     assert!(same.iter().all(|apart| apart.kl.abs() < 1e-12 && apart.js < 1e-12));
     // The window masks keys that are visible in the first run.
     let (narrow, output) = a.plan(Mask::causal().window(3));
     let narrow = AttentionView::new(&narrow, a.views().0, a.views().1, &output).unwrap();
-    let apart = first.diff(&narrow).unwrap();
+    let apart = diff(&first, &narrow).unwrap();
     assert_eq!(apart[149].kl, f64::INFINITY);
-    assert!(narrow.diff(&first).unwrap()[149].kl.is_finite());
+    assert!(diff(&narrow, &first).unwrap()[149].kl.is_finite());
 }
 
 #[test]
@@ -256,9 +255,10 @@ fn what_cannot_be_looked_at_is_refused() {
     assert_eq!(view.head(0, 2).unwrap_err(), out_of_range("head", 2, 2));
     assert_eq!(view.row(20).unwrap_err(), out_of_range("row", 20, 20));
     assert_eq!(view.every(0).unwrap_err(), Error::Zero { option: "step" });
-    assert_eq!(view.top_k(0).unwrap_err(), Error::Zero { option: "top_k" });
-    assert_eq!(view.pooled(0, 3, Pool::Max).unwrap_err(), Error::Zero { option: "rows" });
-    assert!(view.mass(Mask::lengths(&[1, 2])).is_err());
+    let refused = |measure: Measure| measure.of(&view).unwrap_err();
+    assert_eq!(refused(Measure::new().top_k(0)), Error::Zero { option: "top_k" });
+    assert_eq!(refused(Measure::new().pooled(0, 3, Pool::Max)), Error::Zero { option: "rows" });
+    assert!(Measure::new().mass(Mask::lengths(&[1, 2])).of(&view).is_err());
     assert!(AttentionView::from_lse(&plan, q, k, &output.lse[1..]).is_err());
     let other = View::bhsd(&t.k, [1, 2, 10, 16]).unwrap();
     assert!(AttentionView::new(&plan, q, other, &output).is_err());
@@ -267,7 +267,8 @@ fn what_cannot_be_looked_at_is_refused() {
     let refused = AttentionView::from_lse(&top, q, k, &output.lse).unwrap_err();
     assert!(matches!(refused, Error::NoSelection { .. }));
     // A step beyond all rows leaves the first.
-    assert_eq!(view.every(usize::MAX).unwrap().entropy().unwrap().len(), 2);
+    let one = view.every(usize::MAX).unwrap();
+    assert_eq!(Measure::new().entropy().of(&one).unwrap().entropy.len(), 2);
 }
 
 /// Long enough for several strips, with more heads than are processed at once.
@@ -283,11 +284,11 @@ fn strips_and_waves_add_up_to_the_whole() {
             let output = plan.forward(q, k, k).unwrap();
             let view = AttentionView::new(&plan, q, k, &output).unwrap();
             let last = view.head(0, heads - 1).unwrap().tile(0..n, 0..n).unwrap();
-            (view.measure(&all).unwrap(), last)
+            (all.of(&view).unwrap(), last)
         });
         assert!(found[0] == found[1] && found[1] == found[2]);
         let (measured, map) = &found[0];
-        let col_sum = &measured.col_sum.as_ref().unwrap()[(heads - 1) * n..];
+        let col_sum = &measured.col_sum[(heads - 1) * n..];
         let mut cells = vec![0.0f64; 13 * 17];
         for (key, sum) in col_sum.iter().enumerate() {
             let column = (0..n).map(|row| f64::from(map[row * n + key]));
@@ -299,7 +300,7 @@ fn strips_and_waves_add_up_to_the_whole() {
         let pooled = &measured.pooled[heads - 1];
         assert_eq!((measured.pooled.len(), pooled.rows, pooled.cols), (heads, 13, 17));
         assert!(pooled.values.iter().zip(cells).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-3));
-        let top = measured.top.as_ref().unwrap();
+        let top = &measured.top;
         for row in [0, 1, 1023, 1024, n - 1] {
             let (weights, at) = (&map[row * n..][..n], (heads - 1) * n + row);
             assert_eq!(top.keys(at).len(), 2.min(row + 1));
@@ -317,8 +318,8 @@ fn a_row_that_met_a_nan_says_nothing_of_keys_it_does_not_see() {
     let (q, k) = t.views();
     let (plan, output) = t.plan(Mask::causal());
     let view = AttentionView::new(&plan, q, k, &output).unwrap();
-    let (first, received) = (view.row(0).unwrap(), view.col_sum().unwrap());
+    let (first, received) = (view.row(0).unwrap(), col_sum(&view));
     assert!(first[0].is_nan() && first[1..].iter().all(|a| *a == 0.0));
     assert!(received[0].is_nan() && received[1..].iter().all(|a| a.is_finite()));
-    assert!(view.diff(&view).unwrap()[1..].iter().all(|apart| apart.js < 1e-12));
+    assert!(diff(&view, &view).unwrap()[1..].iter().all(|apart| apart.js < 1e-12));
 }

@@ -6,13 +6,14 @@ use crate::data::Data;
 use crate::run::{Failure, Report, Runs, Trial, everywhere, same_bits};
 use regard::reference::{self, RowWeights};
 use regard::{
-    AttentionView, Element, Error, Isa, Machine, Mask, Measure, Normalizer, Number, Output, Plan,
-    Pool, Pooled, Problem, bf16, f16,
+    AttentionView, Element, Error, Isa, Machine, Mask, Normalizer, Number, Output, Plan, Problem,
+    bf16, f16,
 };
+use regard_scope::{Measure, Pool, Pooled};
 
 /// Runs the rows of `cases` with exact attention, and compares the statistics of their weights.
 #[must_use]
-pub fn check_looks(cases: &[Case]) -> Report {
+pub fn check_statistics(cases: &[Case]) -> Report {
     let isas = Isa::available();
     let exact: Vec<&Case> = cases.iter().filter(|case| case.way == Way::Exact).collect();
     let names = isas.iter().map(|isa| isa.name()).collect();
@@ -31,7 +32,7 @@ pub fn check_looks(cases: &[Case]) -> Report {
 
 fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
     let data = Data::new(case);
-    everywhere(&Looks::<E>::new(case, &data), isas, failures)
+    everywhere(&Statistics::<E>::new(case, &data), isas, failures)
 }
 
 /// Cells of a pooled map, and `k` of the top-k keys: fewer and more than most rows have.
@@ -46,13 +47,13 @@ fn masks() -> [Mask; 2] {
 /// Names of statistics and their values.
 type Seen = Vec<(&'static str, Vec<f64>)>;
 
-struct Looks<'d, E: Element> {
+struct Statistics<'d, E: Element> {
     case: &'d Case,
     data: &'d Data<E>,
     problem: Problem<'d, E>,
 }
 
-impl<'d, E: Element> Looks<'d, E> {
+impl<'d, E: Element> Statistics<'d, E> {
     fn new(case: &'d Case, data: &'d Data<E>) -> Self {
         Self { case, data, problem: data.problem(case) }
     }
@@ -116,7 +117,7 @@ fn pooled<N: Number>(map: &[N], [rows, keys]: [usize; 2], pool: Pool) -> Vec<f64
     cells.into_iter().map(|cell| of_cell(cell).to_f64()).collect()
 }
 
-impl<E: Element> Trial for Looks<'_, E> {
+impl<E: Element> Trial for Statistics<'_, E> {
     type Found = (Output<E>, Seen);
 
     fn name(&self) -> String {
@@ -132,12 +133,15 @@ impl<E: Element> Trial for Looks<'_, E> {
         let plan = Plan::new(self.problem.clone(), machine)?;
         let output = plan.forward(q, k, v)?;
         let view = AttentionView::new(&plan, q, k, &output)?;
-        let all = Measure::new().entropy().mean_distance().col_sum().top_k(TOP);
+        let all = Measure::new().entropy().mean_distance().col_sum().top_k(TOP).sink_mass();
         let all = masks().into_iter().fold(all, Measure::mass);
-        let found = view.measure(&all.pooled(CELLS[0], CELLS[1], Pool::Max))?;
+        let found = all.pooled(CELLS[0], CELLS[1], Pool::Max).of(&view)?;
         let map = |pooled: Vec<Pooled<E::Num>>| pooled.into_iter().flat_map(|p| p.values).collect();
-        let pooled = |pool| view.pooled(CELLS[0], CELLS[1], pool).map(map);
-        let (top, dims) = (found.top.unwrap_or_default(), self.problem.dims());
+        let pooled = |pool| {
+            let found = Measure::new().pooled(CELLS[0], CELLS[1], pool).of(&view)?;
+            Ok::<_, Error>(map(found.pooled))
+        };
+        let (top, dims) = (found.top, self.problem.dims());
         let wide = |xs: Vec<E::Num>| xs.into_iter().map(wide).collect::<Vec<f64>>();
         let tops = (0..top.rows()).flat_map(|row| {
             let missing = TOP.min(dims.k_len) - top.keys(row).len();
@@ -147,15 +151,15 @@ impl<E: Element> Trial for Looks<'_, E> {
         let seen = vec![
             ("weights", wide(view.tile(0..dims.q_len, 0..dims.k_len)?)),
             ("top", wide(tops.collect())),
-            ("entropy", wide(found.entropy.unwrap_or_default())),
-            ("mean distance", wide(found.mean_distance.unwrap_or_default())),
-            ("column sums", wide(found.col_sum.unwrap_or_default())),
+            ("entropy", wide(found.entropy)),
+            ("mean distance", wide(found.mean_distance)),
+            ("column sums", wide(found.col_sum)),
             ("pooled mean", wide(pooled(Pool::Mean)?)),
             ("pooled max", wide(map(found.pooled))),
             ("pooled sum", wide(pooled(Pool::Sum)?)),
             ("mass of a window", wide(window)),
             ("mass of blocks", wide(blocks)),
-            ("mass of the sink", wide(view.sink_mass())),
+            ("mass of the sink", wide(found.sink_mass)),
         ];
         Ok((output, seen))
     }

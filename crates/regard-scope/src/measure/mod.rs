@@ -1,0 +1,287 @@
+//! Statistics of attention weights, all of them in one pass that stores no attention matrix.
+
+mod audit;
+mod diff;
+mod grid;
+mod pass;
+mod rollout;
+
+pub use audit::{HeadAudit, Pattern, Retained, audit};
+pub use diff::{Divergence, diff};
+use grid::Grid;
+use pass::Strip;
+use regard::{AttentionView, Error, Mask, Number};
+pub use rollout::rollout;
+
+/// Statistics to compute, all in one pass over the weights of a view.
+///
+/// ```
+/// # use regard::{AttentionView, Machine, Plan, Problem, View};
+/// use regard_scope::{Measure, Pool};
+/// # let data: Vec<f32> = (0..10 * 8).map(|i| (i as f32).sin()).collect();
+/// # let x = View::bhsd(&data, [1, 1, 10, 8])?;
+/// # let plan = Plan::new(Problem::new(&x, &x, &x), Machine::detect())?;
+/// # let output = plan.forward(x, x, x)?;
+/// let view = AttentionView::new(&plan, x, x, &output)?;
+/// let found = Measure::new().entropy().top_k(3).pooled(5, 5, Pool::Mean).of(&view)?;
+/// assert_eq!(found.top.keys(0).len(), 3);
+/// assert_eq!(found.pooled[0].values.len(), 25);
+/// # Ok::<(), regard::Error>(())
+/// ```
+///
+/// Cost: that of the weights ([`AttentionView`]) and a few operations for each pair and statistic; one more pass for each mask.
+/// Memory: the results, and up to 32 numbers for each key with [`col_sum`](Self::col_sum). The results are the same bits for
+/// any number of threads.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Measure {
+    entropy: bool,
+    mean_distance: bool,
+    col_sum: bool,
+    sink_mass: bool,
+    top: Option<usize>,
+    pooled: Vec<([usize; 2], Pool)>,
+    masks: Vec<Mask>,
+}
+
+/// What a cell of a pooled attention map holds of its weights; those of masked pairs are 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pool {
+    /// Their mean.
+    Mean,
+    /// The largest.
+    Max,
+    /// Their sum.
+    Sum,
+}
+
+impl Measure {
+    /// No statistics yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The entropy of each query's weights, `-sum of a ln a`; a sink counts as a key.
+    pub fn entropy(self) -> Self {
+        Self { entropy: true, ..self }
+    }
+
+    /// The mean of `|key - position|` over each query's weights; 0 for a fully masked query.
+    pub fn mean_distance(self) -> Self {
+        Self { mean_distance: true, ..self }
+    }
+
+    /// The sum of the weights of each key over all queries.
+    pub fn col_sum(self) -> Self {
+        Self { col_sum: true, ..self }
+    }
+
+    /// The weight that the [sink](regard::Score::sinks) of its head takes of each query; 0 without sinks.
+    pub fn sink_mass(self) -> Self {
+        Self { sink_mass: true, ..self }
+    }
+
+    /// The `k` largest weights of each query, and their keys.
+    pub fn top_k(self, k: usize) -> Self {
+        Self { top: Some(k), ..self }
+    }
+
+    /// The attention map in at most `rows x cols` cells of equal size. May be called several times. If the rows or keys of the
+    /// view reach beyond the last one, cells are as large as if these were there.
+    pub fn pooled(mut self, rows: usize, cols: usize, pool: Pool) -> Self {
+        self.pooled.push(([rows, cols], pool));
+        self
+    }
+
+    /// The sum of each query's weights over the keys that a mask leaves visible. The weight of the first tokens, attention
+    /// sinks in many models, is `mass(Mask::prefix(n))`. May be called several times; each mask costs a pass over its pairs.
+    pub fn mass(mut self, mask: Mask) -> Self {
+        self.masks.push(mask);
+        self
+    }
+
+    /// Computes the statistics.
+    pub fn of<N: Number>(&self, view: &AttentionView<'_, N>) -> Result<Measured<N>, Error> {
+        self.weighted(view, None)
+    }
+
+    /// As [`of`](Self::of), with the sums over queries weighted by `counts`, one number for each query of an item.
+    fn weighted<N: Number>(
+        &self,
+        view: &AttentionView<'_, N>,
+        counts: Option<&[N]>,
+    ) -> Result<Measured<N>, Error> {
+        self.check()?;
+        let masked: Vec<_> =
+            self.masks.iter().map(|mask| view.mask(mask.clone())).collect::<Result<_, _>>()?;
+        let mut measured = self.empty(view);
+        if self.reads_all() {
+            pass::run(self, view, counts, |batch, strips| {
+                self.add(view, batch, strips, &mut measured)
+            })?;
+        }
+        for view in masked {
+            let mut mass = Vec::new();
+            let none = Self::new();
+            pass::run(&none, &view, None, |_, strips| {
+                strips.iter().for_each(|strip| mass.extend(strip.rows(&strip.mass)));
+            })?;
+            measured.masses.push(mass);
+        }
+        if self.sink_mass {
+            measured.sink_mass = view.sink_log2_weights().iter().map(|log| log.exp2()).collect();
+        }
+        Ok(measured)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let cells =
+            self.pooled.iter().flat_map(|(cells, _)| ["rows", "cols"].into_iter().zip(*cells));
+        let mut counts = cells.chain([("top_k", self.top.unwrap_or(1))]);
+        match counts.find(|(_, n)| *n == 0) {
+            Some((option, _)) => Err(Error::Zero { option }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a pass over all pairs is needed.
+    fn reads_all(&self) -> bool {
+        let Self { entropy, mean_distance, col_sum, top, pooled, sink_mass: _, masks: _ } = self;
+        *entropy || *mean_distance || *col_sum || top.is_some() || !pooled.is_empty()
+    }
+
+    fn empty<N: Number>(&self, view: &AttentionView<'_, N>) -> Measured<N> {
+        let k = self.top.unwrap_or(0).min(view.problem().dims().k_len);
+        Measured { top: Top { k, ..Top::default() }, ..Measured::default() }
+    }
+
+    /// The grids of a head: the column sums, then the pooled maps; none where there is no cell.
+    fn grids<N: Number>(&self, view: &AttentionView<'_, N>, batch: usize) -> Vec<Option<Grid>> {
+        let col_sum = self.col_sum.then(|| Grid::new(view, batch, [1, usize::MAX], false));
+        let pooled = self.pooled.iter();
+        let pooled = pooled.map(|(cells, pool)| Grid::new(view, batch, *cells, *pool == Pool::Max));
+        col_sum.into_iter().chain(pooled).collect()
+    }
+
+    /// Adds the strips of one head.
+    fn add<N: Number>(
+        &self,
+        view: &AttentionView<'_, N>,
+        batch: usize,
+        strips: Vec<Strip<N>>,
+        to: &mut Measured<N>,
+    ) {
+        for strip in &strips {
+            if self.entropy {
+                to.entropy.extend(strip.entropy());
+            }
+            if self.mean_distance {
+                to.mean_distance.extend(strip.mean_distance());
+            }
+        }
+        let mut grids = self.grids(view, batch).into_iter().enumerate().map(|(i, grid)| {
+            let grid = grid?;
+            let mut values = grid.zeros();
+            strips.iter().for_each(|strip| strip.cells[i].join_into(&grid, &mut values));
+            Some((grid, values))
+        });
+        let narrow = |values: Vec<f64>| values.into_iter().map(N::from_f64).collect::<Vec<N>>();
+        if self.col_sum {
+            let sums = grids.next().flatten().map(|(_, sums)| narrow(sums));
+            to.col_sum.extend(sums.unwrap_or_else(|| vec![N::zero(); view.keys_of(batch).len()]));
+        }
+        for (grid, (_, pool)) in grids.zip(&self.pooled) {
+            to.pooled.push(match grid {
+                None => Pooled { rows: 0, cols: 0, values: Vec::new() },
+                Some((grid, mut values)) => {
+                    if *pool == Pool::Mean {
+                        grid.divide_by_pairs(view, batch, &mut values);
+                    }
+                    let [rows, cols] = grid.size();
+                    Pooled { rows, cols, values: narrow(values) }
+                }
+            });
+        }
+        for strip in strips {
+            strip.best.into_iter().for_each(|best| to.top.push(best));
+        }
+    }
+}
+
+/// Statistics: one head after another, items outermost, and one query after another. Those that were not asked for are empty.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Measured<N> {
+    /// `[heads, rows]`
+    pub entropy: Vec<N>,
+    /// `[heads, rows]`
+    pub mean_distance: Vec<N>,
+    /// `[heads, keys]`
+    pub col_sum: Vec<N>,
+    /// `[heads, rows]`
+    pub sink_mass: Vec<N>,
+    /// `[heads, rows]`
+    pub top: Top<N>,
+    /// One map for each head and each [`Measure::pooled`], the maps of a head side by side.
+    pub pooled: Vec<Pooled<N>>,
+    /// `[heads, rows]` for each mask.
+    pub masses: Vec<Vec<N>>,
+}
+
+/// The largest weights of each query.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Top<N> {
+    k: usize,
+    keys: Vec<usize>,
+    weights: Vec<N>,
+}
+
+impl<N: Number> Top<N> {
+    /// Adds a query: its weights and keys, the largest first.
+    fn push(&mut self, best: Vec<(N, usize)>) {
+        let none = (N::zero(), usize::MAX);
+        for (weight, key) in best.into_iter().chain(std::iter::repeat(none)).take(self.k) {
+            self.weights.push(weight);
+            self.keys.push(key);
+        }
+    }
+}
+
+impl<N> Top<N> {
+    /// Number of queries.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.keys.len().checked_div(self.k).unwrap_or(0)
+    }
+
+    /// The keys of a query, the one with the largest weight first, the earlier one of equal scores; fewer than `k` if fewer are
+    /// visible.
+    ///
+    /// # Panics
+    /// If the row does not exist.
+    #[must_use]
+    pub fn keys(&self, row: usize) -> &[usize] {
+        let keys = &self.keys[row * self.k..][..self.k];
+        &keys[..keys.iter().position(|key| *key == usize::MAX).unwrap_or(self.k)]
+    }
+
+    /// The weights of these keys.
+    ///
+    /// # Panics
+    /// If the row does not exist.
+    #[must_use]
+    pub fn weights(&self, row: usize) -> &[N] {
+        &self.weights[row * self.k..][..self.keys(row).len()]
+    }
+}
+
+/// The attention map of a head in cells.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pooled<N> {
+    /// Rows of cells.
+    pub rows: usize,
+    /// Columns of cells.
+    pub cols: usize,
+    /// `[rows, cols]`
+    pub values: Vec<N>,
+}
