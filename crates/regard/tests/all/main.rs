@@ -14,7 +14,6 @@ mod house;
 mod laws;
 mod linear;
 mod looks;
-mod lsh;
 mod normalizers;
 mod packed;
 mod rope;
