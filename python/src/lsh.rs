@@ -5,7 +5,8 @@ use crate::attention::{own, tensor};
 use crate::options::{Call, Described, Stored};
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
-use regard::{Buckets, Dims, Grads, LshAttention, LshOutput, OutputGrads};
+use regard::{Dims, Grads, OutputGrads};
+use regard_approx::{Buckets, LshAttention, LshOutput};
 use std::any::Any;
 use std::sync::Arc;
 

@@ -98,7 +98,7 @@ pub enum Way {
     Exact,
     /// [`LinearAttention`](regard::LinearAttention) with this feature map: full or causal, no options.
     Linear(FeatureMap),
-    /// [`LshAttention`](regard::LshAttention): full or causal, no options.
+    /// [`LshAttention`](regard_approx::LshAttention): full or causal, no options.
     Lsh {
         /// Number of hash rounds.
         rounds: usize,

@@ -5,7 +5,8 @@ use super::limit::Units;
 use super::report::Row;
 use super::{Facts, first_call};
 use anyhow::Result;
-use regard::{Dims, Element, Error, LshAttention};
+use regard::{Dims, Element, Error};
+use regard_approx::LshAttention;
 use std::hint::black_box;
 
 /// As few rounds as keep nine tenths of the mass that is asked for, at 65,536 keys; 8 rounds of 64 keep more and take a third

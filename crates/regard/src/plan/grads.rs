@@ -7,9 +7,12 @@ use crate::tensor::view::{Tensor, View};
 /// What a loss says of the outputs: its gradients by them. Those by rows are `[total, heads.q]` where queries are packed,
 /// as the rows of an [`Output`](crate::Output) are.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct OutputGrads<'a, E: Element> {
-    pub(crate) out: View<'a, E>,
-    pub(crate) lse: Option<&'a [E::Num]>,
+    /// By `out`.
+    pub out: View<'a, E>,
+    /// By `lse`, if the loss depends on it.
+    pub lse: Option<&'a [E::Num]>,
     pub(crate) entropy: Option<&'a [E::Num]>,
     pub(crate) bias: bool,
     pub(crate) advantage: Option<&'a [E::Num]>,

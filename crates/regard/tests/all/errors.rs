@@ -78,7 +78,8 @@ fn memory_that_does_not_fit_is_an_error() {
     refused(View::bhsd(&data, huge), e.clone(), &words);
     refused(ViewMut::bhsd(&mut data, huge), e.clone(), &words);
     refused(Tensor::new(vec![0f32; 1], shape(huge), regard::Layout::Bshd), e.clone(), &words);
-    refused(Bits::from_bools(&[true], huge), e, &words);
+    refused(Bits::from_bools(&[true], huge), e.clone(), &words);
+    refused(Bits::windowed(&[0], &[1], huge), e, &words);
     let far = Strides { batch: usize::MAX / 2, heads: 1, len: 3 };
     let e = Error::ShapeOverflow { shape: [4, 1, 1, 3] };
     refused(View::strided(&data, shape([4, 1, 1, 3]), far), e, &["[4, 1, 1, 3]"]);
@@ -88,6 +89,18 @@ fn memory_that_does_not_fit_is_an_error() {
     refused(ViewMut::strided(&mut data, shape([1, 2, 2, 3]), overlap), e, &words);
     let e = Error::DataLength { needed: 8, found: 3 };
     refused(Bits::from_bools(&[true; 3], [1, 1, 2, 4]), e, &["needs 8", "has 3"]);
+    let windowed = |firsts: &[usize], words: &[u64]| Bits::windowed(firsts, words, [1, 1, 2, 130]);
+    let e = Error::DataLength { needed: 4, found: 3 };
+    refused(windowed(&[0, 0], &[0; 3]), e, &["needs 4", "has 3"]);
+    let expected = (2, "the first word of each row");
+    let e = Error::Count { option: "bits", expected, found: 1 };
+    refused(windowed(&[0], &[0; 2]), e, &["bits: 1 entries", "give 2", "first word"]);
+    let option = "the first word of a row of bits";
+    let e = Error::OutOfRange { option, found: usize::MAX, limit: 3 };
+    refused(windowed(&[0, usize::MAX], &[0; 2]), e, &["first word", "below 3"]);
+    let e = Error::OutOfRange { option: "the last key of a row of bits", found: 130, limit: 130 };
+    refused(windowed(&[0, 1], &[1, 0, 0, 0b100]), e, &["last key", "130", "below 130"]);
+    assert!(windowed(&[0, 1], &[1, 0, 0, 0b10]).is_ok());
 }
 
 #[test]

@@ -13,7 +13,6 @@ mod hidden;
 mod house;
 mod laws;
 mod linear;
-mod lsh;
 mod normalizers;
 mod packed;
 mod rope;

@@ -2,8 +2,8 @@
 //!
 //! Each rule has two implementations. [`Mask::is_visible`] is the definition and tests a single pair. [`Mask::runs`] computes
 //! the same result for a tile of rows: a short sorted list of key ranges, each with the set of rows for which it is visible.
-//! Two lists are combined in one sweep, so any combination of rules costs O(ranges). Of the public rules only `bits` stores
-//! more than O(n) memory.
+//! Two lists are combined in one sweep, so any combination of rules costs O(ranges). Only `bits` stores more than
+//! O(n) memory.
 //!
 //! Positions: row `i` has position `i + offset` on the key axis (see [`Align`](crate::Align)). The causal, window, block and
 //! stride rules use this position, so they keep their meaning when there are fewer queries than keys.
@@ -15,7 +15,6 @@ use crate::error::Error;
 use crate::machine::simd::call_user;
 use crate::tensor::index::{LaneSet, RowTile, Scope, lane_range, signed};
 pub use bits::Bits;
-pub(crate) use bits::NearBits;
 pub(crate) use runs::Run;
 use runs::{combine, from_ranges, monotone, push};
 use std::fmt;
@@ -65,7 +64,6 @@ enum Rule {
         width: usize,
     },
     Bits(Bits),
-    NearBits(NearBits),
     Custom(Arc<dyn MaskRule>),
     And(Arc<(Mask, Mask)>),
     Or(Arc<(Mask, Mask)>),
@@ -198,15 +196,11 @@ impl Mask {
         Self::full().window(window).or(Self::global(global))
     }
 
-    /// An arbitrary mask, one bit for each (query, key) pair. The only rule with O(queries x keys) memory.
+    /// An arbitrary mask, one bit for each (query, key) pair, or for each pair of a query and a key in its
+    /// [window](Bits::windowed). The only rule with more than O(queries + keys) memory.
     #[must_use]
     pub fn bits(bits: Bits) -> Self {
         Self(Rule::Bits(bits))
-    }
-
-    /// An arbitrary mask in which the visible keys of each row lie within a window of a fixed number of words.
-    pub(crate) fn near_bits(bits: NearBits) -> Self {
-        Self(Rule::NearBits(bits))
     }
 
     /// A user-defined rule.
@@ -268,8 +262,7 @@ impl Mask {
             }
             Rule::Dilated(stride) => distance.rem_euclid(signed(*stride)) == 0,
             Rule::Columns { block, width } => key % block >= block.saturating_sub(*width),
-            Rule::Bits(bits) => bits.get(scope.batch, scope.head, row, key),
-            Rule::NearBits(bits) => bits.get(scope, row, key),
+            Rule::Bits(bits) => bits.get(scope, row, key),
             Rule::Custom(rule) => {
                 let mut ranges = Vec::new();
                 rule.visible(scope, row, &mut ranges);
@@ -317,7 +310,7 @@ impl Mask {
     /// Whether visibility may differ between heads.
     pub(crate) fn tells_heads_apart(&self) -> bool {
         match &self.0 {
-            Rule::Bits(_) | Rule::NearBits(_) | Rule::Custom(_) => true,
+            Rule::Bits(_) | Rule::Custom(_) => true,
             Rule::And(pair) | Rule::Or(pair) => {
                 pair.0.tells_heads_apart() || pair.1.tells_heads_apart()
             }
@@ -388,7 +381,6 @@ impl Mask {
                 }
             }
             Rule::Bits(bits) => bits.runs(scope, rows, out),
-            Rule::NearBits(bits) => bits.runs(scope, rows, out),
             Rule::Custom(rule) => {
                 let mut ranges = Vec::new();
                 let mut all = Vec::new();
@@ -423,7 +415,7 @@ impl Mask {
     pub(crate) fn by_position(&self) -> Option<&'static str> {
         match &self.0 {
             Rule::Segments(_) => Some("segments"),
-            Rule::Bits(_) | Rule::NearBits(_) => Some("bits"),
+            Rule::Bits(_) => Some("bits"),
             Rule::And(pair) | Rule::Or(pair) => pair.0.by_position().or(pair.1.by_position()),
             _ => None,
         }
@@ -483,7 +475,6 @@ impl Mask {
         };
         match &self.0 {
             Rule::All | Rule::Nothing | Rule::Band { .. } | Rule::Custom(_) => Ok(()),
-            Rule::NearBits(_) => Ok(()), // built for the sizes of its call
             Rule::Spans(spans) => {
                 if spans.len() != 1 && spans.len() != batch {
                     let expected = (batch, "one for each item of the batch");
@@ -648,7 +639,7 @@ impl fmt::Display for Mask {
             Rule::Blocks(size) => write!(f, "blocks {size}"),
             Rule::Dilated(stride) => write!(f, "dilated {stride}"),
             Rule::Columns { block, width } => write!(f, "columns {width} of {block}"),
-            Rule::Bits(_) | Rule::NearBits(_) => write!(f, "bits"),
+            Rule::Bits(_) => write!(f, "bits"),
             Rule::Custom(rule) => write!(f, "custom {rule:?}"),
             Rule::And(pair) => write!(f, "{} & {}", Nested(&pair.0), Nested(&pair.1)),
             Rule::Or(pair) => write!(f, "{} | {}", Nested(&pair.0), Nested(&pair.1)),

@@ -161,7 +161,7 @@ impl Buckets {
                 }
             },
         )?;
-        let mask = Mask::near_bits(candidate_pairs(self, machine, round, (&keys, &rows))?);
+        let mask = Mask::bits(candidate_pairs(self, machine, round, (&keys, &rows))?);
         Ok(Round { order: Order { keys, rows, q_len }, mask })
     }
 }

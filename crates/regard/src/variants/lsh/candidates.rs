@@ -1,7 +1,7 @@
 //! Candidate pairs of a round that are candidates in no earlier round, one bit each.
 
 use super::buckets::Buckets;
-use crate::description::mask::NearBits;
+use crate::description::mask::Bits;
 use crate::description::problem::Dims;
 use crate::error::Error;
 use crate::machine::Machine;
@@ -19,7 +19,7 @@ pub(super) fn candidate_pairs(
     machine: Machine,
     round: usize,
     (keys, rows): (&Lists, &Lists),
-) -> Result<NearBits, Error> {
+) -> Result<Bits, Error> {
     let Dims { batch, heads, q_len, k_len, .. } = buckets.dims;
     let padded = k_len.next_multiple_of(WORD_BITS);
     // For the keys in bucket order: their indices, then their ranks in each earlier round.
@@ -43,7 +43,11 @@ pub(super) fn candidate_pairs(
         let before = &before;
         f32::enter(machine.isa, See { buckets, rows, before, batch, windows, tile });
     });
-    Ok(NearBits::new(words, [heads.q, q_len, width]))
+    let each = words.chunks_exact(1 + width);
+    let first = |row: &[u64]| usize::try_from(row[0]).unwrap_or(usize::MAX);
+    let firsts: Vec<usize> = each.clone().map(first).collect();
+    let words: Vec<u64> = each.flat_map(|row| &row[1..]).copied().collect();
+    Bits::windowed(&firsts, &words, [batch, heads.q, q_len, k_len])
 }
 
 /// Computes the bits of some rows.

@@ -1,11 +1,21 @@
-//! LSH attention: properties that the case table does not cover.
+//! LSH attention: its rows of the case table, and properties that the table does not cover.
 
-use regard::{Error, LshAttention, Machine, Mask, View, attend};
-use regard_testkit::Noise;
+use regard::{Error, Machine, Mask, View, attend};
+use regard_approx::LshAttention;
 use regard_testkit::lsh::clustered;
+use regard_testkit::{Case, Noise, Way, cases, check};
 
 fn here() -> Machine {
     Machine::detect()
+}
+
+#[test]
+fn the_rows_of_the_table_agree_with_the_definition() {
+    let own = |case: &Case| matches!(case.way, Way::Lsh { .. });
+    let rows: Vec<Case> = cases().into_iter().filter(own).collect();
+    assert!(rows.len() > 100, "only {} rows", rows.len());
+    let report = check(&rows, &mut |_, _| {});
+    assert!(report.is_green(), "{report}");
 }
 
 #[test]
