@@ -5,7 +5,7 @@ use crate::attention::own;
 use crate::options::{Call, Described, Stored, machine};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use regard::{Layout, Output, Positions, Rope, RopePairs, Shape, Tensor, View};
+use regard::{Layout, Machine, Output, Positions, Rope, RopePairs, Shape, Tensor, View};
 use serde::Deserialize;
 
 /// Similarities, scores, weights and the output.
@@ -69,7 +69,7 @@ pub(crate) fn merge(py: Python<'_>, outs: Vec<Array>, lses: Vec<Array>) -> PyRes
             Ok(Output::new(copied(out.view::<E>("out", None)?)?, lse.to_vec()))
         };
         let parts = outs.iter().zip(&lses).map(part).collect::<PyResult<Vec<_>>>()?;
-        let Output { out, lse, .. } = py.detach(|| Output::merge(&parts)).map_err(refused)?;
+        let Output { out, lse, .. } = py.detach(|| Output::merge(Machine::detect(), &parts)).map_err(refused)?;
         let lse = Owned::new(lse, &first.shape()[..3]);
         Ok([own(out), lse])
     })

@@ -3,8 +3,9 @@
 use crate::args::{AuditArgs, Format};
 use crate::source;
 use anyhow::{Result, anyhow, bail};
-use regard::{LshAttention, Pattern, Share};
-use regard_scope::{Inputs, Seen, parse_mask, printable};
+use regard::{Machine, View};
+use regard_approx::LshAttention;
+use regard_scope::{Inputs, Pattern, Retained, Seen, audit, parse_mask, printable};
 use serde_json::{Map, Value, json};
 use std::io::Write;
 
@@ -23,21 +24,23 @@ pub(crate) fn run(args: &AuditArgs, format: Format) -> Result<()> {
                 layer.layer
             );
         };
-        let patterns = patterns(args, heads)?;
+        let patterns = patterns(args, heads, machine)?;
         if format == Format::Text && first {
             write!(out, "{:8} {:>5} {:>4}", "kind", "layer", "head")?;
-            for name in patterns.iter().map(short) {
+            for (name, _) in &patterns {
+                let name: String = name.chars().take(WIDTH).collect();
                 write!(out, " {name:>WIDTH$}")?;
             }
             writeln!(out)?;
             first = false;
         }
-        for head in heads.view(machine)?.audit(&patterns)?.heads {
-            let shares = patterns.iter().map(ToString::to_string).zip(&head.kept);
+        let (names, patterns): (Vec<_>, Vec<_>) = patterns.into_iter().unzip();
+        for head in audit(&heads.view(machine)?, &patterns)? {
+            let retained = names.iter().zip(&head.retained);
             if format == Format::Json {
-                let kept: Map<String, Value> = shares
-                    .map(|(name, Share { mean, worst, .. })| {
-                        (name, json!({ "mean": mean, "worst": worst }))
+                let kept: Map<String, Value> = retained
+                    .map(|(name, Retained { mean, worst })| {
+                        (name.clone(), json!({ "mean": mean, "worst": worst }))
                     })
                     .collect();
                 writeln!(
@@ -48,7 +51,7 @@ pub(crate) fn run(args: &AuditArgs, format: Format) -> Result<()> {
                 continue;
             }
             write!(out, "{:8} {:5} {:4}", printable(&layer.kind), layer.layer, head.head)?;
-            for (_, Share { mean, worst, .. }) in shares {
+            for (_, Retained { mean, worst }) in retained {
                 write!(out, " {:>WIDTH$}", format!("{mean:.3} {worst:.2}"))?;
             }
             writeln!(out)?;
@@ -63,22 +66,22 @@ pub(crate) fn run(args: &AuditArgs, format: Format) -> Result<()> {
     Ok(())
 }
 
-fn patterns(args: &AuditArgs, heads: &Inputs) -> Result<Vec<Pattern>> {
+/// The patterns of the arguments, each with its name.
+fn patterns(args: &AuditArgs, heads: &Inputs, machine: Machine) -> Result<Vec<(String, Pattern)>> {
     let mut patterns: Vec<Pattern> =
         args.windows.iter().map(|keys| Pattern::Window(*keys)).collect();
     patterns.extend(args.top.iter().map(|keys| Pattern::TopK(*keys)));
     for text in &args.pattern {
         patterns.push(Pattern::Mask(parse_mask(text).map_err(|e| anyhow!("--pattern: {e}"))?));
     }
+    let mut named: Vec<_> = patterns.into_iter().map(|p| (p.to_string(), p)).collect();
     if args.lsh {
         let lsh = LshAttention::new();
-        let causal = heads.mask.trim() == "causal";
-        patterns.push(Pattern::Lsh(if causal { lsh.causal() } else { lsh }));
+        let lsh = if heads.mask.trim() == "causal" { lsh.causal() } else { lsh };
+        let view = |data, [heads, len, dim]: [usize; 3]| View::bhsd(data, [1, heads, len, dim]);
+        let (q, k) = (view(&heads.q, heads.q_shape)?, view(&heads.k, heads.k_shape)?);
+        let mask = lsh.forward(machine, q, k, k)?.buckets.mask();
+        named.push(("lsh".into(), Pattern::Mask(mask)));
     }
-    Ok(patterns)
-}
-
-/// The name of a pattern as a column can hold it.
-fn short(pattern: &Pattern) -> String {
-    pattern.to_string().chars().take(WIDTH).collect()
+    Ok(named)
 }

@@ -148,8 +148,6 @@ pub enum Error {
         /// The normalizer.
         normalizer: &'static str,
     },
-    /// LSH attention cannot be compared with this problem, because it does not approximate it.
-    NotHashed,
     /// A KV cache would need more pages than its budget allows.
     Budget {
         /// Bytes of all pages that would be in use.
@@ -284,10 +282,6 @@ impl Error {
             Self::NoSelection { normalizer } => write!(
                 f,
                 "output: it lacks the selection of its {normalizer} normalizer; pass what forward returned, as it is"
-            ),
-            Self::NotHashed => write!(
-                f,
-                "lsh: it stands for scaled dot products of tensors, all keys or causal, with no other option; audit such a problem, or leave it out"
             ),
             Self::Chosen => write!(
                 f,

@@ -51,7 +51,6 @@
 // Beside exact attention
 //   variants::rope        rotary positions
 //   variants::linear      linear attention
-//   variants::lsh         attention among the candidate pairs of locality-sensitive hashing
 //
 //   inspect               weights recomputed: of a row, of a tile, streamed
 //   reference             the definition that judges everything
@@ -88,7 +87,6 @@ pub use tensor::cache::{CacheShape, KvCache, PAGE, Sequence};
 pub use tensor::index::{Pair, Scope};
 pub use tensor::view::{Layout, Shape, Strides, Tensor, View, ViewMut};
 pub use variants::linear::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState};
-pub use variants::lsh::{Buckets, LshAttention, LshOutput, Recall, Share};
 pub use variants::rope::{Positions, Rope, RopePairs};
 
 /// Attention in one call, on all of this machine: scaled dot products of `q [batch, heads.q, q_len, dim]` with

@@ -3,7 +3,8 @@
 use super::LshAttention;
 use super::hash::Hash;
 use super::index;
-use regard::{Dims, Element, Machine, View};
+use regard::{Dims, Element, Machine, Mask, MaskRule, Scope, View};
+use std::fmt;
 use std::ops::Range;
 
 /// Candidate keys of each query, over all rounds. Stores one `u32` per round and query or key.
@@ -83,6 +84,21 @@ impl Buckets {
         key < self.keys_before(row) && (0..self.rounds).any(found)
     }
 
+    /// The candidate pairs as a mask over the tensors of the call, for example to measure how much of its attention mass full
+    /// attention has on them.
+    #[must_use]
+    pub fn mask(&self) -> Mask {
+        let order = |ranks: &Ranks| {
+            let mut order = vec![0; ranks.keys.len()];
+            (0..).zip(&ranks.keys).for_each(|(key, rank)| order[*rank as usize] = key);
+            order
+        };
+        Mask::custom(Candidates {
+            orders: self.ranks.iter().map(order).collect(),
+            buckets: self.clone(),
+        })
+    }
+
     /// Whether there are no (query, key) pairs.
     pub(super) fn is_empty(&self) -> bool {
         self.ranks.is_empty()
@@ -133,6 +149,39 @@ impl Buckets {
     /// Upper limit of the keys in a window.
     pub(super) fn window_keys(&self) -> usize {
         self.size.saturating_mul(if self.causal { 2 } else { 3 }).min(self.dims.k_len)
+    }
+}
+
+/// The rule of [`Buckets::mask`].
+struct Candidates {
+    buckets: Buckets,
+    /// The keys in the sorted order of each round, as [`Buckets::ranks`].
+    orders: Vec<Vec<usize>>,
+}
+
+impl fmt::Debug for Candidates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lsh")
+    }
+}
+
+impl MaskRule for Candidates {
+    fn visible(&self, scope: &Scope, row: usize, ranges: &mut Vec<Range<usize>>) {
+        let Self { buckets, orders } = self;
+        if buckets.is_empty() {
+            return;
+        }
+        let Dims { batch, heads, .. } = buckets.dims;
+        let head = scope.batch * heads.q + scope.head;
+        let mut keys = Vec::new();
+        for round in 0..buckets.rounds {
+            let order = &orders[round * batch * heads.kv + head / buckets.served()];
+            keys.extend_from_slice(&order[buckets.window(round, head, row)]);
+        }
+        keys.retain(|key| *key < buckets.keys_before(row));
+        keys.sort_unstable();
+        keys.dedup();
+        ranges.extend(keys.chunk_by(|a, b| a + 1 == *b).map(|run| run[0]..run[0] + run.len()));
     }
 }
 

@@ -118,7 +118,8 @@ pub(super) fn merged<E: Element>(
                 part.states = places.filter_map(|at| output.states.get(at).copied()).collect();
                 Ok(part)
             };
-            Output::merge(&rounds.iter().map(part).collect::<Result<Vec<_>, Error>>()?)
+            let parts = rounds.iter().map(part).collect::<Result<Vec<_>, Error>>()?;
+            Output::merge(machine.threads(1), &parts)
         },
     );
     let parts = parts.into_iter().collect::<Result<Vec<_>, Error>>()?;

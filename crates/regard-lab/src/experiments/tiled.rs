@@ -142,10 +142,10 @@ fn look(trial: &Trial<'_>, n: usize) -> Result<Seen, Error> {
     let truth = reference::forward::<f64, _>(&Problem::new(&some, &k, &v), (some, k, v)).out;
 
     let mut parts = parts(trial, some, [&keys, &values])?;
-    let merged = Output::merge(&parts)?.out;
+    let merged = Output::merge(Machine::detect(), &parts)?.out;
     parts.rotate_left(2);
     parts.swap(0, 1);
-    let other = Output::merge(&parts)?.out;
+    let other = Output::merge(Machine::detect(), &parts)?.out;
     let reordered = merged.data().iter().zip(other.data()).map(|(a, b)| ulps(*a, *b));
 
     let shortest = |call: &dyn Fn()| (0..3).map(|_| timed(call).1).fold(f64::INFINITY, f64::min);

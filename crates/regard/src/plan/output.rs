@@ -2,11 +2,10 @@
 
 use crate::description::normalizer::Selection;
 use crate::error::Error;
-use crate::kernel::lanes::prefetch_l1;
 use crate::kernel::softmax::State;
 use crate::machine::Machine;
-use crate::machine::simd::{Element, Number, Simd, Task};
-use crate::tensor::view::{Layout, Shape, Tensor, TileMut, View, ViewMut};
+use crate::machine::simd::{Element, Number};
+use crate::tensor::view::{Shape, Tensor, TileMut, View, ViewMut};
 
 /// Rows that are merged at a time.
 const ROWS: usize = 64;
@@ -87,19 +86,7 @@ impl<E: Element> Output<E> {
     /// parts have it. What rows have chosen among some keys says nothing of their choice among all: results of a
     /// [`Normalizer`](crate::Normalizer) other than the softmax are refused.
     #[inline(never)]
-    pub fn merge(parts: &[Self]) -> Result<Self, Error> {
-        let layout = parts.first().map_or(Layout::Bhsd, |part| part.out.layout());
-        Self::merge_on(Machine::detect().threads(1), parts, layout, &|_, row| row)
-    }
-
-    /// The same on several threads, into any layout if nothing is packed, of parts that may have their rows in other orders:
-    /// row `row` of the result is row `place(part, row)` of a part, counted over all heads and items.
-    pub(crate) fn merge_on(
-        machine: Machine,
-        parts: &[Self],
-        layout: Layout,
-        place: Place<'_>,
-    ) -> Result<Self, Error> {
+    pub fn merge(machine: Machine, parts: &[Self]) -> Result<Self, Error> {
         let first = Self::check_parts(parts)?;
         let (out, rows) = (first.out.view(), first.lse.len());
         let with_states = parts.iter().all(|part| part.states.len() == rows);
@@ -108,11 +95,11 @@ impl<E: Element> Output<E> {
         let highest = |row| {
             let larger =
                 |a: E::Num, b: E::Num| if b > a || Number::to_f64(b).is_nan() { b } else { a };
-            let of_part = |(i, part): (usize, &Self)| Some(part.max_score.as_ref()?[place(i, row)]);
-            parts.iter().enumerate().filter_map(of_part).fold(State::empty().true_max, larger)
+            let of_part = |part: &Self| Some(part.max_score.as_ref()?[row]);
+            parts.iter().filter_map(of_part).fold(State::empty().true_max, larger)
         };
         let max_score = with_max_score.then(|| (0..rows).map(highest).collect());
-        let merge = Merge::new(machine, parts, with_states, place)?;
+        let merge = Merge::new(machine, parts, with_states)?;
         let (mut lse, mut states, mut entropy) = (Vec::with_capacity(rows), Vec::new(), Vec::new());
         for row in 0..rows {
             let (m, sum) = (merge.of_row(row)[0], merge.sum(row));
@@ -133,15 +120,12 @@ impl<E: Element> Output<E> {
                 entropy.push(E::Num::from_f64(merge.entropy(row)));
             }
         }
-        let mut to = match first.out.offsets() {
-            Some(_) => Tensor::zeros_like(&out)?,
-            None => {
-                let zeros = vec![E::narrow(E::Num::default()); rows * out.shape().dim];
-                Tensor::new(zeros, out.shape(), layout)?
-            }
-        };
-        to.view_mut().change(machine.threads, ROWS, Vec::new, |sums, item, tile| {
-            E::Num::enter(machine.isa, MergeRows { merge: &merge, item, tile, sums });
+        let mut to = Tensor::zeros_like(&out)?;
+        to.view_mut().change(machine.threads, ROWS, Vec::new, |sums, item, mut tile| {
+            machine.isa.run(
+                #[inline(always)]
+                || merge.rows(item, &mut tile, sums),
+            );
         });
         let entropy = with_entropy.then_some(entropy);
         Ok(Self { out: to, lse, states, entropy, max_score, selection: None })
@@ -182,29 +166,20 @@ impl<E: Element> Output<E> {
     }
 }
 
-/// Where a part has a row: `place(part, row)`.
-type Place<'p> = &'p (dyn Fn(usize, usize) -> usize + Sync);
-
-/// Parts, what each weighs in each row, and where it has the row.
+/// Parts, and the weight of each in each row.
 struct Merge<'p, E: Element> {
     parts: &'p [Output<E>],
-    place: Place<'p>,
     /// `[rows, 1 + parts]`: the largest exponent of the parts, then what each of them weighs relative to that. In `f64`: these
     /// are exact, what is left is the rounding of each part.
     weights: Vec<f64>,
 }
 
 impl<'p, E: Element> Merge<'p, E> {
-    fn new(
-        machine: Machine,
-        parts: &'p [Output<E>],
-        with_states: bool,
-        place: Place<'p>,
-    ) -> Result<Self, Error> {
+    fn new(machine: Machine, parts: &'p [Output<E>], with_states: bool) -> Result<Self, Error> {
         let (rows, each) = (parts[0].lse.len(), 1 + parts.len());
         let mut weights = vec![0.0; rows * each];
         let state = |part: usize, row: usize| {
-            let (row, part) = (place(part, row), &parts[part]);
+            let part = &parts[part];
             let one = E::Num::from_f64(1.0);
             let [m, l] = if with_states { part.states[row] } else { [part.lse[row], one] };
             // `-inf` where nothing was seen. A NaN stays one: what depends on it must not look like a number.
@@ -229,7 +204,7 @@ impl<'p, E: Element> Merge<'p, E> {
                 }
             }
         });
-        Ok(Self { parts, place, weights })
+        Ok(Self { parts, weights })
     }
 
     /// The largest exponent, and the weights.
@@ -247,47 +222,30 @@ impl<'p, E: Element> Merge<'p, E> {
         let sum = self.sum(row);
         let shares = self.of_row(row)[1..].iter().map(|weight| weight / sum).enumerate();
         let terms = shares.filter(|(_, a)| *a > 0.0).map(|(i, a)| {
-            let of_part = |entropy: &Vec<E::Num>| entropy[(self.place)(i, row)].to_f64();
+            let of_part = |entropy: &Vec<E::Num>| entropy[row].to_f64();
             a * (self.parts[i].entropy.as_ref().map_or(0.0, of_part) - a.ln())
         });
         terms.sum()
     }
-}
 
-/// Some rows of an item, merged.
-struct MergeRows<'t, 'p, 'v, E: Element> {
-    merge: &'t Merge<'p, E>,
-    item: usize,
-    tile: TileMut<'v, E>,
-    sums: &'t mut Vec<f64>,
-}
-
-impl<E: Element> Task<E::Num> for MergeRows<'_, '_, '_, E> {
-    type Out = ();
+    /// Merges some rows of an item.
     #[inline(always)]
-    fn run<S: Simd<E::Num>>(self, _: S) {
-        let Self { merge, item, mut tile, sums } = self;
-        let (first, rows) = (&merge.parts[0].out, tile.rows());
+    fn rows(&self, item: usize, tile: &mut TileMut<'_, E>, sums: &mut Vec<f64>) {
+        let (first, rows) = (&self.parts[0].out, tile.rows());
         let Shape { heads, len, dim, .. } = first.shape();
         for (head, lane) in (0..heads).flat_map(|h| (0..rows.count).map(move |i| (h, i))) {
-            let number = |lane| match first.offsets() {
+            let row = match first.offsets() {
                 Some(offsets) => (offsets[item] + rows.row(lane)) * heads + head,
                 None => (item * heads + head) * len + rows.row(lane),
             };
-            let from =
-                |part: usize, row| flat_row(merge.parts[part].out.view(), (merge.place)(part, row));
-            if lane + 1 < rows.count {
-                (0..merge.parts.len()).for_each(|part| prefetch_l1(from(part, number(lane + 1))));
-            }
-            let row = number(lane);
             sums.clear();
             sums.resize(dim, 0.0);
-            let weights = merge.of_row(row)[1..].iter().enumerate();
-            for (i, weight) in weights.filter(|(_, weight)| **weight > 0.0) {
-                let each = sums.iter_mut().zip(from(i, row));
+            let weights = self.of_row(row)[1..].iter().zip(self.parts);
+            for (weight, part) in weights.filter(|(weight, _)| **weight > 0.0) {
+                let each = sums.iter_mut().zip(flat_row(part.out.view(), row));
                 each.for_each(|(sum, x)| *sum += weight * x.widen().to_f64());
             }
-            let sum = merge.sum(row);
+            let sum = self.sum(row);
             for (x, total) in tile.update(head, lane).iter_mut().zip(&*sums) {
                 let mean = if sum == 0.0 { 0.0 } else { *total / sum };
                 *x = E::narrow(E::Num::from_f64(mean));

@@ -58,7 +58,7 @@ impl<E: Element> Plan<'_, E> {
         let problem = plan.core().problem();
         let call = Call { problem, q: q.erase(), k: source(false), v: source(true) };
         let common = Self::forward_from(plan.core(), call)?;
-        Output::merge(&[rows_as_items(common, own.out.shape())?, own])
+        Output::merge(self.machine(), &[rows_as_items(common, own.out.shape())?, own])
     }
 }
 

@@ -446,7 +446,7 @@ fn weights_sum_to_one_however_large_the_scores_are() {
             .collect();
         let whole = forward(&problem(&k, &v), (q, k, v), isa, 1);
         let plan = Plan::new(problem(&k, &v), Machine::detect().isa(isa)).unwrap();
-        for output in [whole, Output::merge(&parts).unwrap()] {
+        for output in [whole, Output::merge(Machine::detect(), &parts).unwrap()] {
             let grads = plan.backward(q, k, v, &output, q).unwrap();
             let sum: f32 = grads.v.data().iter().sum();
             assert!((sum - 1.0).abs() < 1e-4, "{} {base}: {sum}", isa.name());

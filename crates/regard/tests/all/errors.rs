@@ -339,7 +339,11 @@ fn a_dropout_rate_that_is_no_share_below_one_is_an_error() {
 #[test]
 fn parts_that_do_not_fit_together_are_errors() {
     let none: &[Output<f32>] = &[];
-    refused(Output::merge(none), Error::NothingToMerge, &["merge: no parts", "at least one"]);
+    refused(
+        Output::merge(Machine::detect(), none),
+        Error::NothingToMerge,
+        &["merge: no parts", "at least one"],
+    );
     let part = |s: [usize; 4]| {
         let zeros = vec![0f32; s.iter().product()];
         let out = Tensor::new(zeros, shape(s), regard::Layout::Bhsd).unwrap();
@@ -352,7 +356,11 @@ fn parts_that_do_not_fit_together_are_errors() {
         let (a, b) = (first[i], other[i]);
         let e = axis(name, ("the first part", a), ("another part", b));
         let words = [&*format!("{name}: the first part has {a}, another part has {b}"), "equal"];
-        refused(Output::merge(&[part(first), part(first), part(other)]), e, &words);
+        refused(
+            Output::merge(Machine::detect(), &[part(first), part(first), part(other)]),
+            e,
+            &words,
+        );
     }
 }
 
@@ -361,5 +369,5 @@ fn parts_whose_lse_does_not_fit_are_an_error_and_no_panic() {
     let out = Tensor::new(vec![0f32; 4], shape([1, 1, 4, 1]), regard::Layout::Bhsd).unwrap();
     let (whole, short) = (vec![0.0; 4], vec![0.0; 3]);
     let parts = [Output::new(out.clone(), whole), Output::new(out, short)];
-    assert!(Output::merge(&parts).is_err());
+    assert!(Output::merge(Machine::detect(), &parts).is_err());
 }

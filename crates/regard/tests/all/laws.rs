@@ -223,7 +223,7 @@ proptest! {
             forward(&over(&inputs, &mask, offset - part.start as i64), inputs, Isa::best(), 1)
         }).collect();
         let inputs = data.inputs();
-        let merged = Output::merge(&results).unwrap();
+        let merged = Output::merge(Machine::detect(), &results).unwrap();
         prop_assert!(merged.entropy.is_some());
         within_twice_its_error(&over(&inputs, &mask, offset), inputs, &merged);
     }
@@ -237,7 +237,7 @@ proptest! {
             case.scores.iter().copied().filter(|s| *s != ScoreOption::Sinks).collect();
         let nothing = run(&case.scores(&without), &data);
         for parts in [vec![some.clone()], vec![some.clone(), nothing.clone()], vec![nothing, some.clone()]] {
-            prop_assert!(same_bits(&Output::merge(&parts).unwrap(), &some));
+            prop_assert!(same_bits(&Output::merge(Machine::detect(), &parts).unwrap(), &some));
         }
     }
 

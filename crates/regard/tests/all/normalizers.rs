@@ -311,5 +311,8 @@ fn what_makes_no_sense_is_refused() {
     let chosen = of_top.selection.clone().unwrap();
     let planned = data.problem(&case).normalizer(Normalizer::TopK(2));
     assert!(Plan::new(planned.with_selection(&chosen), Machine::detect()).is_err());
-    assert_eq!(Output::merge(&[of_top.clone(), of_top]).unwrap_err(), Error::Chosen);
+    assert_eq!(
+        Output::merge(Machine::detect(), &[of_top.clone(), of_top]).unwrap_err(),
+        Error::Chosen
+    );
 }

@@ -408,7 +408,7 @@ fn packed_outputs_are_merged_item_by_item() {
             .unwrap()
     };
     let late = Mask::spans(&[20..80, 0..0, 20..50]);
-    let merged = Output::merge(&[over(Mask::prefix(20)), over(late)]).unwrap();
+    let merged = Output::merge(Machine::detect(), &[over(Mask::prefix(20)), over(late)]).unwrap();
     let whole = over(Mask::spans(&[0..80, 0..3, 0..50]));
     assert_eq!(merged.out.offsets(), q.offsets());
     let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
