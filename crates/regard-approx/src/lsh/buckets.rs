@@ -10,7 +10,8 @@ use std::ops::Range;
 /// Candidate keys of each query, over all rounds. Stores one `u32` per round and query or key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buckets {
-    size: usize,
+    /// Keys per block of the sorted order.
+    pub(super) size: usize,
     causal: bool,
     rounds: usize,
     dims: Dims,
@@ -43,7 +44,7 @@ impl Buckets {
         let hash = Hash::<E::Num>::new(seed, rounds, dims.k_len.div_ceil(size), dims.qk_dim);
         let (rows, keys) = (hash.of(machine, q), hash.of(machine, k));
         let items = dims.batch * dims.heads.kv;
-        let scratch = || vec![0; hash.buckets()];
+        let scratch = || vec![0; hash.buckets];
         let ranks = machine.collect(rounds * items, scratch, |next, i| {
             let (round, item) = (i / items, i % items);
             let own = |buckets: &[u32], count: usize| -> Vec<usize> {
@@ -112,11 +113,6 @@ impl Buckets {
     /// Query heads that use a KV head.
     pub(super) fn served(&self) -> usize {
         self.dims.heads.q.checked_div(self.dims.heads.kv).unwrap_or(0)
-    }
-
-    /// Keys per block of the sorted order.
-    pub(super) fn size(&self) -> usize {
-        self.size
     }
 
     /// Number of leading keys that the causal mask leaves visible to a row; all keys if not causal.

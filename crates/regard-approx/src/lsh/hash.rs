@@ -23,6 +23,8 @@ pub(super) struct Hash<N> {
     directions: Array2<N>,
     rounds: usize,
     digits: u32,
+    /// Number of buckets of a round.
+    pub(super) buckets: usize,
 }
 
 impl<N: Number> Hash<N> {
@@ -33,11 +35,7 @@ impl<N: Number> Hash<N> {
         let directions = Array2::from_shape_fn((rounds * each, dim), |(i, feature)| {
             N::from_f64(normal(seed, i / each, i % each * dim + feature))
         });
-        Self { directions, rounds, digits }
-    }
-
-    pub(super) fn buckets(&self) -> usize {
-        (BASE as usize).pow(self.digits)
+        Self { directions, rounds, digits, buckets: (BASE as usize).pow(digits) }
     }
 
     /// Bucket numbers of all rows of `x [batch, heads, len, dim]`, as `[batch, heads, len, rounds]`. Cost: one product of

@@ -17,7 +17,7 @@ use regard::{
     View,
 };
 use round::Round;
-use rows::{gather, gather_entries, merged, narrowed, scatter_add};
+use rows::{gather, gather_entries, merged, narrowed, scatter_add, zeros};
 
 /// LSH attention (Reformer, Kitaev et al. 2020): softmax attention of each query over the keys that hashing places near it.
 /// Its cost is linear in the length, and its result differs from that of full attention.
@@ -154,7 +154,8 @@ impl LshAttention {
             let output = Plan::new(problem, machine)?.forward(q, k, v)?;
             return Ok(LshOutput { output, buckets, scale });
         }
-        let (mut found, [mut of_q, mut of_k, mut of_v]) = (Vec::new(), <[Vec<E>; 3]>::default());
+        let (mut found, [mut of_q, mut of_k, mut of_v]) =
+            (Vec::new(), [q, k, v].map(|x| zeros(x.shape())));
         for i in 0..self.rounds {
             let Round { keys, rows, mask } = Round::new(&buckets, machine, i)?;
             let q = gather(machine, q, &rows, &mut of_q)?;
@@ -187,8 +188,8 @@ impl LshAttention {
         if buckets.is_empty() {
             return Plan::new(problem, machine)?.backward(q, k, v, output, output_grads);
         }
-        let zeros = |x: View<'_, E>| vec![E::Num::default(); x.shape().to_array().iter().product()];
-        let (mut sums, mut sorted) = ([q, k, v].map(zeros), <[Vec<E>; 5]>::default());
+        let mut sums = [q, k, v].map(|x| zeros::<E::Num>(x.shape()));
+        let mut sorted = [q, k, v, output.out.view(), output_grads.out].map(|x| zeros(x.shape()));
         let mut round = |i| -> Result<Grads<E>, Error> {
             let Round { keys, rows, mask } = Round::new(buckets, machine, i)?;
             let [of_q, of_k, of_v, of_out, of_d_out] = &mut sorted;
@@ -253,10 +254,8 @@ impl<E: Element> LshOutput<E> {
         };
         let axes =
             ["batch", "query heads", "key heads", "queries", "keys", "features", "features of v"];
-        let both = sizes(self.buckets.dims()).into_iter().zip(sizes(dims));
-        for (axis, (own, found)) in axes.into_iter().zip(both) {
-            unless_same(axis, ("the output", own), ("the tensors", found))?;
-        }
+        let own = sizes(self.buckets.dims());
+        unless_same(axes, ("the output", own), ("the tensors", sizes(dims)))?;
         self.check_shape("the output", self.output.out.view())?;
         self.unless_one_each_row("lse", self.output.lse.len())?;
         match self.output.states.len() {
@@ -275,10 +274,8 @@ impl<E: Element> LshOutput<E> {
     fn check_shape(&self, name: &'static str, x: View<'_, E>) -> Result<(), Error> {
         let Dims { batch, heads, q_len, v_dim, .. } = self.buckets.dims();
         let axes = ["batch", "heads", "length", "features"];
-        let both = [batch, heads.q, q_len, v_dim].into_iter().zip(x.shape().to_array());
-        for (axis, (own, found)) in axes.into_iter().zip(both) {
-            unless_same(axis, ("the call", own), (name, found))?;
-        }
+        let own = [batch, heads.q, q_len, v_dim];
+        unless_same(axes, ("the call", own), (name, x.shape().to_array()))?;
         unless_packed([x.offsets()])
     }
 
@@ -289,12 +286,14 @@ impl<E: Element> LshOutput<E> {
     }
 }
 
-fn unless_same(
-    axis: &'static str,
-    left: (&'static str, usize),
-    right: (&'static str, usize),
+/// Rejects sizes that differ along an axis.
+fn unless_same<const N: usize>(
+    axes: [&'static str; N],
+    (left, own): (&'static str, [usize; N]),
+    (right, found): (&'static str, [usize; N]),
 ) -> Result<(), Error> {
-    if left.1 == right.1 { Ok(()) } else { Err(Error::Axis { axis, left, right }) }
+    let Some(i) = (0..N).find(|i| own[*i] != found[*i]) else { return Ok(()) };
+    Err(Error::Axis { axis: axes[i], left: (left, own[i]), right: (right, found[i]) })
 }
 
 /// Rejects packed sequences.

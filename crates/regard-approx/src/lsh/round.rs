@@ -2,7 +2,7 @@
 
 use super::buckets::{Buckets, starts};
 use super::index;
-use super::rows::ROWS;
+use super::rows::{ROWS, nothing};
 use regard::{Bits, Dims, Error, Machine, Mask};
 use std::ops::Range;
 
@@ -40,12 +40,10 @@ pub(super) struct Round {
 impl Round {
     pub(super) fn new(buckets: &Buckets, machine: Machine, round: usize) -> Result<Self, Error> {
         let Dims { batch, heads, k_len, .. } = buckets.dims();
-        let keys = machine.collect(
-            batch * heads.kv,
-            || (),
-            |(), head| Permutation::new(buckets.key_ranks(round, head).to_vec()),
-        );
-        let scratch = || vec![0; k_len.div_ceil(buckets.size())];
+        let keys = machine.collect(batch * heads.kv, nothing, |(), head| {
+            Permutation::new(buckets.key_ranks(round, head).to_vec())
+        });
+        let scratch = || vec![0; k_len.div_ceil(buckets.size)];
         // Counting sort of the rows by block, then by position.
         let rows = machine.collect(buckets.heads(), scratch, |next, head| {
             let blocks = || buckets.blocks(round, head).iter().map(|block| *block as usize);
@@ -72,22 +70,15 @@ fn candidates(
     let Dims { batch, heads, q_len, k_len, .. } = buckets.dims();
     let all_words = k_len.div_ceil(WORD_BITS);
     // For the keys of a KV head in bucket order: their indices, then their ranks in each earlier round.
-    let lists = machine.collect(
-        keys.len() * (1 + round),
-        || (),
-        |(), i| {
-            let (head, order) = (i / (1 + round), &keys[i / (1 + round)].order);
-            let mut list = match (i % (1 + round)).checked_sub(1) {
-                None => order.clone(),
-                Some(earlier) => {
-                    let ranks = buckets.key_ranks(earlier, head);
-                    order.iter().map(|key| ranks[*key as usize]).collect()
-                }
-            };
-            list.resize(all_words * WORD_BITS, 0);
-            list
-        },
-    );
+    let lists = machine.collect(keys.len() * (1 + round), nothing, |(), i| {
+        let (head, earlier) = (i / (1 + round), (i % (1 + round)).checked_sub(1));
+        let ranks = earlier.map(|earlier| buckets.key_ranks(earlier, head));
+        let of_key = |key: &u32| ranks.map_or(*key, |ranks| ranks[*key as usize]);
+        let mut list: Vec<u32> = keys[head].order.iter().map(of_key).collect();
+        list.resize(all_words * WORD_BITS, 0);
+        list
+    });
+    // A window need not start at the first key of a word.
     let width = (buckets.window_keys().div_ceil(WORD_BITS) + 1).min(all_words);
     let row = |i: usize| (i / q_len, rows[i / q_len].order[i % q_len] as usize);
     let first = |(head, row)| buckets.window(round, head, row).start / WORD_BITS;
@@ -120,10 +111,8 @@ fn candidates(
 
 /// Bits of a range in the word that starts at `at`.
 fn within(range: &Range<usize>, at: usize) -> u64 {
-    let below = |n: usize| match n.saturating_sub(at) {
-        n if n >= WORD_BITS => u64::MAX,
-        n => (1 << n) - 1,
-    };
+    let bit = |n: usize| 1u64.checked_shl(index(n.saturating_sub(at)));
+    let below = |n| bit(n).map_or(u64::MAX, |bit| bit - 1);
     below(range.end) & !below(range.start)
 }
 

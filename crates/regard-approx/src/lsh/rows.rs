@@ -15,37 +15,37 @@ pub(super) fn each_row<T: Send>(
     task: impl Fn([usize; 3], &mut [T]) + Sync,
 ) {
     let Shape { heads, len, dim, .. } = shape;
-    if data.is_empty() {
-        return;
-    }
-    // Each block is locked once, by its task.
-    let blocks: Vec<_> = data.chunks_mut(ROWS * dim).map(Mutex::new).collect();
-    machine.run(
-        blocks.len(),
-        || (),
-        |(), block| {
-            let mut rows = blocks[block].lock().unwrap_or_else(PoisonError::into_inner);
-            for (i, row) in (block * ROWS..).zip(rows.chunks_exact_mut(dim)) {
-                let at = match layout {
-                    Layout::Bhsd => [i / len / heads, i / len % heads, i % len],
-                    Layout::Bshd => [i / heads / len, i % heads, i / heads % len],
-                };
-                task(at, row);
-            }
-        },
-    );
+    // Each block is locked once, by its task. There is none if rows have no features.
+    let blocks: Vec<_> = data.chunks_mut((ROWS * dim).max(1)).map(Mutex::new).collect();
+    machine.run(blocks.len(), nothing, |(), block| {
+        let mut rows = blocks[block].lock().unwrap_or_else(PoisonError::into_inner);
+        for (i, row) in (block * ROWS..).zip(rows.chunks_exact_mut(dim)) {
+            let at = match layout {
+                Layout::Bhsd => [i / len / heads, i / len % heads, i % len],
+                Layout::Bshd => [i / heads / len, i % heads, i / heads % len],
+            };
+            task(at, row);
+        }
+    });
+}
+
+/// The scratch of tasks that need none.
+pub(super) fn nothing() {}
+
+/// Memory for the elements of a tensor, all 0.
+pub(super) fn zeros<E: Element>(shape: Shape) -> Vec<E> {
+    vec![E::narrow(E::Num::default()); shape.to_array().iter().product()]
 }
 
 /// Gathers rows into `to`: row `i` of each head of the result is row `orders[head].order[i]` of `x`, with heads numbered over
-/// all items. The memory of `to` is reused.
+/// all items.
 pub(super) fn gather<'t, E: Element>(
     machine: Machine,
     x: View<'_, E>,
     orders: &[Permutation],
-    to: &'t mut Vec<E>,
+    to: &'t mut [E],
 ) -> Result<View<'t, E>, Error> {
     let shape = x.shape();
-    to.resize(shape.to_array().iter().product(), E::narrow(E::Num::default()));
     each_row(machine, to, (shape, Layout::Bhsd), |[b, head, i], to| {
         let row = orders[b * shape.heads + head].order[i];
         to.copy_from_slice(x.row(b, head, row as usize));
@@ -82,7 +82,7 @@ pub(super) fn narrowed<E: Element>(
     like: View<'_, E>,
 ) -> Result<Tensor<E>, Error> {
     let (shape, layout) = (like.shape(), like.layout());
-    let mut data = vec![E::narrow(E::Num::default()); sums.len()];
+    let mut data = zeros(shape);
     each_row(machine, &mut data, (shape, layout), |[b, head, i], row| {
         let at = ((b * shape.heads + head) * shape.len + i) * shape.dim;
         row.iter_mut().zip(&sums[at..]).for_each(|(x, sum)| *x = E::narrow(*sum));
@@ -101,29 +101,24 @@ pub(super) fn merged<E: Element>(
     let Shape { heads, len, dim, .. } = shape;
     let rows = first.lse.len();
     // Some rows at a time, so that merging is parallel and no output is reordered as a whole.
-    let parts = machine.collect(
-        rows.div_ceil(ROWS),
-        || (),
-        |(), block| {
-            let own = block * ROWS..rows.min((block + 1) * ROWS);
-            let part = |(output, orders): &(Output<E>, Vec<Permutation>)| {
-                let places = own
-                    .clone()
-                    .map(|row| row / len * len + orders[row / len].ranks[row % len] as usize);
-                let mut out = Vec::with_capacity(ROWS * dim);
-                places.clone().for_each(|at| out.extend(&output.out.data()[at * dim..][..dim]));
-                let shape = Shape { batch: 1, heads: 1, len: own.len(), dim };
-                let out = Tensor::new(out, shape, Layout::Bhsd)?;
-                let mut part = Output::new(out, places.clone().map(|at| output.lse[at]).collect());
-                part.states = places.filter_map(|at| output.states.get(at).copied()).collect();
-                Ok(part)
-            };
-            let parts = rounds.iter().map(part).collect::<Result<Vec<_>, Error>>()?;
-            Output::merge(machine.threads(1), &parts)
-        },
-    );
+    let parts = machine.collect(rows.div_ceil(ROWS), nothing, |(), block| {
+        let own = block * ROWS..rows.min((block + 1) * ROWS);
+        let shape = Shape { batch: 1, heads: 1, len: own.len(), dim };
+        let part = |(output, orders): &(Output<E>, Vec<Permutation>)| {
+            let place = |row: usize| row / len * len + orders[row / len].ranks[row % len] as usize;
+            let places = own.clone().map(place);
+            let mut out = Vec::with_capacity(ROWS * dim);
+            places.clone().for_each(|at| out.extend(&output.out.data()[at * dim..][..dim]));
+            let lse = places.clone().map(|at| output.lse[at]).collect();
+            let mut part = Output::new(Tensor::new(out, shape, Layout::Bhsd)?, lse);
+            part.states = places.filter_map(|at| output.states.get(at).copied()).collect();
+            Ok(part)
+        };
+        let parts = rounds.iter().map(part).collect::<Result<Vec<_>, Error>>()?;
+        Output::merge(machine.threads(1), &parts)
+    });
     let parts = parts.into_iter().collect::<Result<Vec<_>, Error>>()?;
-    let mut data = vec![E::narrow(E::Num::default()); rows * dim];
+    let mut data = zeros(shape);
     each_row(machine, &mut data, (shape, layout), |[b, head, i], to| {
         let row = (b * heads + head) * len + i;
         to.copy_from_slice(&parts[row / ROWS].out.data()[row % ROWS * dim..][..dim]);
