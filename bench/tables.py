@@ -99,6 +99,8 @@ class Page(NamedTuple):
 PAGES = [
     Page("README.md", "en", ""),
     Page("README.zh.md", "zh", ""),
+    Page("docs/compare.md", "en", "../"),
+    Page("docs/compare.zh.md", "zh", "../"),
     Page("docs/speed.md", "en", "../"),
     Page("docs/python-huggingface.md", "en", "../"),
     Page("book/en/src/lab.md", "en", "../../../"),

@@ -23,6 +23,14 @@ pub mod online;
 pub mod threads;
 pub mod tiles;
 
+// The Rust code of the repository's front pages, as doc tests. Here, because this crate is not published: a package cannot contain them.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod front_page {}
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.zh.md")]
+mod front_page_in_chinese {}
+
 // ANCHOR: head
 /// One head of attention: `q [q_len, dim]`, `k [k_len, dim]`, `v [k_len, v_dim]`, row after row.
 #[derive(Clone, Copy, Debug)]
