@@ -10,7 +10,9 @@
 
 #![expect(clippy::print_stdout, reason = "a program")]
 
-use regard::{AttentionView, Error, Machine, Mask, MaskRule, Plan, Problem, Scope, View, attend};
+use regard::mask::MaskRule;
+use regard::problem::Scope;
+use regard::{AttentionView, Error, Machine, Mask, Plan, Problem, View, attend};
 use regard_scope::render::{Depth, term};
 use regard_scope::{Axis, Map, Metrics, Scale, Style, Theme, heat};
 use regard_testkit::Noise;

@@ -10,7 +10,9 @@
 
 #![expect(clippy::print_stdout, reason = "a program")]
 
-use regard::{AttentionView, Error, Machine, Mask, Pair, Plan, Problem, Score, ScoreRule, View};
+use regard::problem::Pair;
+use regard::score::ScoreRule;
+use regard::{AttentionView, Error, Machine, Mask, Plan, Problem, Score, View};
 use regard_scope::Measure;
 use regard_testkit::Noise;
 

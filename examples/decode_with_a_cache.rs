@@ -11,7 +11,8 @@
 
 #![expect(clippy::print_stdout, reason = "a program")]
 
-use regard::{CacheShape, Error, KvCache, Machine, Mask, PAGE, Plan, Problem, Sequence, View};
+use regard::cache::{CacheShape, PAGE};
+use regard::{Error, KvCache, Machine, Mask, Plan, Problem, Sequence, View};
 use regard_testkit::Noise;
 
 const VOCAB: usize = 50;

@@ -14,7 +14,8 @@
 use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor};
-use regard::{Machine, Mask, Rope, RopePairs};
+use regard::rope::{Rope, RopePairs};
+use regard::{Machine, Mask};
 use regard_burn::{CrossEntropy, cross_entropy};
 use regard_models::nn::{Embedding, Linear, MultiHead, MultiHeadConfig, Over};
 use regard_models::{Pass, Recorder, ids};

@@ -13,7 +13,9 @@
 
 #![expect(clippy::print_stdout, reason = "a program")]
 
-use regard::{AttentionView, Machine, Mask, MaskRule, Plan, Problem, Scope, Score, View};
+use regard::mask::MaskRule;
+use regard::problem::Scope;
+use regard::{AttentionView, Machine, Mask, Plan, Problem, Score, View};
 use regard_models::Model;
 use regard_models::files::{Known, cache_dir};
 use regard_scope::Measure;

@@ -5,7 +5,9 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use regard::reference::Outcome;
-use regard::{Normalizer, Number, Plan, OutputGrads, View};
+use regard::plan::OutputGrads;
+use regard::problem::Normalizer;
+use regard::{Number, Plan, View};
 use regard_fuzz::{Case, ROOM, Sizes, machines, numbers};
 use regard_testkit::GradJudge;
 use regard_testkit::run::same_grad_bits;

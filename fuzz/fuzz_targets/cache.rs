@@ -3,7 +3,8 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use regard::{CacheShape, KvCache};
+use regard::cache::CacheShape;
+use regard::KvCache;
 use regard_fuzz::size;
 use regard_testkit::CacheModel;
 

@@ -4,9 +4,9 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use regard::{
-    Additive, Local, Machine, Plan, Problem, RelativeBias, Score, Shape, Similarity, View,
-};
+use regard::problem::{Additive, Local, Similarity};
+use regard::score::RelativeBias;
+use regard::{Machine, Plan, Problem, Score, Shape, View};
 use regard_fuzz::{Sizes, align, mask, normalizer, size};
 
 fuzz_target!(|data: &[u8]| {

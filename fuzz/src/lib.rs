@@ -2,10 +2,10 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use regard::reference::Inputs;
-use regard::{
-    Additive, Align, Bits, Dropout, Isa, Local, Machine, Mask, MaskRule, Normalizer, Problem,
-    RelativeBias, Scope, Score, Similarity, View,
-};
+use regard::mask::{Bits, MaskRule};
+use regard::problem::{Additive, Align, Dropout, Local, Normalizer, Scope, Similarity};
+use regard::score::RelativeBias;
+use regard::{Isa, Machine, Mask, Problem, Score, View};
 use std::ops::Range;
 
 /// A size: mostly small, sometimes at the edge of the type.

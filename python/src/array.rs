@@ -4,7 +4,8 @@
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use regard::{Element, Shape, Strides, View};
+use regard::tensor::Strides;
+use regard::{Element, Shape, View};
 use std::any::Any;
 use std::sync::Arc;
 

@@ -4,7 +4,9 @@ use crate::array::{Array, Named, Owned, by_type, refused};
 use crate::options::{Call, Described, Stored};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use regard::{Grads, Layout, Normalizer, Output, OutputGrads, OutputView, Tensor};
+use regard::plan::{OutputGrads, OutputView};
+use regard::problem::Normalizer;
+use regard::{Grads, Layout, Output, Tensor};
 use std::any::Any;
 use std::sync::Arc;
 

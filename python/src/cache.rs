@@ -5,7 +5,8 @@ use crate::attention::Kept;
 use crate::options::{Call, Described, Stored};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use regard::{CacheShape, Error, KvCache, Plan, Problem};
+use regard::cache::CacheShape;
+use regard::{Error, KvCache, Plan, Problem};
 use std::any::Any;
 use std::sync::{Arc, PoisonError, RwLock};
 

@@ -3,10 +3,11 @@
 use crate::array::{Array, Named, Owned, refused};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use regard::{
-    Additive, Align, Bits, Dropout, Element, Isa, Local, Machine, Mask, MaskRule, Normalizer, Plan,
-    Precision, Problem, RelativeBias, Scope, Score, Similarity, View,
-};
+use regard::machine::Precision;
+use regard::mask::{Bits, MaskRule};
+use regard::problem::{Additive, Align, Dropout, Local, Normalizer, Scope, Similarity};
+use regard::score::RelativeBias;
+use regard::{Element, Isa, Machine, Mask, Plan, Problem, Score, View};
 use regard_scope::parse_mask_with;
 use serde::Deserialize;
 use std::fmt;

@@ -5,7 +5,8 @@ use crate::attention::own;
 use crate::options::{Call, Described, Stored, machine};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use regard::{Layout, Machine, Output, Positions, Rope, RopePairs, Shape, Tensor, View};
+use regard::rope::{Positions, Rope, RopePairs};
+use regard::{Layout, Machine, Output, Shape, Tensor, View};
 use serde::Deserialize;
 
 /// Similarities, scores, weights and the output.
@@ -15,7 +16,7 @@ pub(crate) fn steps(py: Python<'_>, call: Described) -> PyResult<[Owned; 4]> {
     by_type!(call.dtype(), E => {
         let views = call.views::<E>()?;
         let ([q, k, v], problem) = (views, call.problem(&views)?);
-        let steps = py.detach(|| regard::steps(&problem, q, k, v)).map_err(refused)?;
+        let steps = py.detach(|| regard::reference::steps(&problem, q, k, v)).map_err(refused)?;
         Ok([own(steps.similarities), own(steps.scores), own(steps.weights), own(steps.out)])
     })
 }
@@ -28,7 +29,7 @@ pub(crate) fn alibi_slopes(heads: usize) -> PyResult<Owned> {
         let why = format!("heads: {heads} is out of range; give at most {MOST}");
         return Err(PyValueError::new_err(why));
     }
-    Ok(Owned::new(regard::alibi_slopes::<f64>(heads), &[heads]))
+    Ok(Owned::new(regard::score::alibi_slopes::<f64>(heads), &[heads]))
 }
 
 /// A copy, dense in the memory order of the view.

@@ -2,7 +2,8 @@
 
 use crate::backward::Grads;
 use crate::{Attended, Head};
-use regard::{Error, Machine, Mask, OutputView, Plan, Problem, View};
+use regard::plan::OutputView;
+use regard::{Error, Machine, Mask, Plan, Problem, View};
 
 // ANCHOR: attend
 /// Attention by `regard`, on as many threads as the machine that is given has.

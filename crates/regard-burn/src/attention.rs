@@ -7,10 +7,11 @@ use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::{DType, Element as BurnElement, Tensor};
-use regard::{
-    Additive, Align, Dropout, Element, Grads, Layout, Local, Machine, Mask, Normalizer, Output,
-    OutputGrads, Plan, Precision, Problem, RelativeBias, Score, Shape, View,
-};
+use regard::machine::Precision;
+use regard::plan::OutputGrads;
+use regard::problem::{Additive, Align, Dropout, Local, Normalizer};
+use regard::score::RelativeBias;
+use regard::{Element, Grads, Layout, Machine, Mask, Output, Plan, Problem, Score, Shape, View};
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
@@ -53,7 +54,7 @@ pub struct Attention {
     pub centres: Option<(Tensor<3>, usize)>,
 }
 
-/// How a query and a key make a number: see [`regard::Similarity`].
+/// How a query and a key make a number: see [`regard::problem::Similarity`].
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::large_enum_variant, reason = "one for a call, and its tensors are handles")]
 pub enum Similarity {
@@ -347,17 +348,17 @@ impl Call {
             problem = problem.local(Local::new(centres, reach));
         }
         problem.similarity = if let Some(w) = matrix(|s| *s == Slot::General)? {
-            regard::Similarity::General(w)
+            regard::problem::Similarity::General(w)
         } else if let (Some(w_q), w_k, Some(v)) = (
             matrix(|s| *s == Slot::AdditiveQ)?,
             matrix(|s| *s == Slot::AdditiveK)?,
             matrix(|s| *s == Slot::AdditiveV)?,
         ) {
-            regard::Similarity::Additive(Additive { w_q, w_k, v })
+            regard::problem::Similarity::Additive(Additive { w_q, w_k, v })
         } else if let Similarity::Distance = self.options.similarity {
-            regard::Similarity::Distance
+            regard::problem::Similarity::Distance
         } else {
-            regard::Similarity::Dot
+            regard::problem::Similarity::Dot
         };
         Ok(problem)
     }

@@ -5,7 +5,8 @@ use crate::op::{Back, Operation, try_run};
 use crate::tensors::{by_type, from_engine, view, viewable};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
-use regard::{Layout, Machine, Positions, Rope};
+use regard::rope::{Positions, Rope};
+use regard::{Layout, Machine};
 use std::sync::Arc;
 
 /// Where the rows of a tensor stand, as [`Positions`] has it, owned.

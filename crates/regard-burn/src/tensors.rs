@@ -3,7 +3,8 @@
 use burn::backend::flex::{FlexTensor, Layout as FlexLayout};
 use burn::tensor::{Bytes, DType, Element as BurnElement, Shape as BurnShape};
 use bytemuck::Pod;
-use regard::{Element, Error, Layout, Shape, Strides, Tensor, View};
+use regard::tensor::Strides;
+use regard::{Element, Error, Layout, Shape, Tensor, View};
 
 /// A number that both Burn and Regard have.
 pub(crate) trait Number: Element + BurnElement + Pod {}

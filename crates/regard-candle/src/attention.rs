@@ -3,10 +3,10 @@
 use crate::error::Error;
 use crate::tensors::{Held, Kind, Made, Stored, from_engine, in_order, no_type, viewable};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor};
-use regard::{
-    Align, Dropout, Grads, Local, Machine, Mask, Normalizer, Number, Output, Plan, Precision,
-    Problem, RelativeBias, Score, bf16, f16,
-};
+use regard::machine::Precision;
+use regard::problem::{Align, Dropout, Local, Normalizer};
+use regard::score::RelativeBias;
+use regard::{Grads, Machine, Mask, Number, Output, Plan, Problem, Score, bf16, f16};
 
 /// The options of an attention call, those of [`Problem`] with Candle's tensors in the place of views.
 ///
@@ -251,8 +251,8 @@ impl<'a> Inputs<'a> {
         problem.dropout = options.dropout;
         problem.precision = options.precision.unwrap_or(problem.precision);
         problem.similarity = match options.similarity {
-            Similarity::Dot => regard::Similarity::Dot,
-            Similarity::Distance => regard::Similarity::Distance,
+            Similarity::Dot => regard::problem::Similarity::Dot,
+            Similarity::Distance => regard::problem::Similarity::Distance,
         };
         if let (Some(centres), Some((_, reach))) = (&self.centres, &options.centres) {
             problem = problem.local(Local::new(centres.numbers()?, *reach));

@@ -6,7 +6,7 @@
 //! - [`attention`] has gradients for q, k and v, and [`rope`] for what it turns;
 //! - an operation of Candle has gradients for three tensors at most, so a bias, a table or sinks that a variable stands behind are an
 //!   [`Error`] that names them;
-//! - so is a [`Normalizer`](regard::Normalizer) that nothing could be learned through;
+//! - so is a [`Normalizer`](regard::problem::Normalizer) that nothing could be learned through;
 //! - so is a gradient that variables stand behind, on its way back through attention, which has first derivatives only. Candle makes
 //!   such gradients where `CANDLE_GRAD_DO_NOT_DETACH` is set.
 //!
@@ -16,7 +16,8 @@
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
-//! use regard::{Mask, Rope, RopePairs};
+//! use regard::rope::{Rope, RopePairs};
+//! use regard::Mask;
 //! use regard_candle::{Attention, Places, attention, rope};
 //!
 //! fn main() -> candle_core::Result<()> {

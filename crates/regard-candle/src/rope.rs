@@ -3,7 +3,8 @@
 use crate::error::Error;
 use crate::tensors::{Held, Kind, Made, Stored, in_order, no_type, viewable};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout as CandleLayout, Tensor};
-use regard::{Layout, Machine, Positions, Rope, bf16, f16};
+use regard::rope::{Positions, Rope};
+use regard::{Layout, Machine, bf16, f16};
 use std::sync::Arc;
 
 /// Where the rows of a tensor stand, as [`Positions`] has it, owned.

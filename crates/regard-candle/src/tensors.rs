@@ -4,7 +4,8 @@ use crate::error::Error;
 use candle_core::{
     CpuStorage, DType, Device, Shape as CandleShape, Storage, StorageRef, Tensor, WithDType,
 };
-use regard::{Element, Layout, Shape, Strides, View, bf16, f16};
+use regard::tensor::Strides;
+use regard::{Element, Layout, Shape, View, bf16, f16};
 use std::fmt;
 use std::sync::Mutex;
 

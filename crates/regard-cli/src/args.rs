@@ -3,7 +3,7 @@
 use crate::bench::Engine;
 use clap::error::ContextKind;
 use clap::{Parser, Subcommand, ValueEnum};
-use regard::Normalizer;
+use regard::problem::Normalizer;
 use serde::Serialize;
 use std::path::PathBuf;
 

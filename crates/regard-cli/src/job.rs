@@ -7,7 +7,8 @@ use crate::args::{
 use crate::bench::{self, Case, Engine, Item, Record, choose};
 
 use anyhow::{Result, anyhow, bail};
-use regard::{Element, Isa, Machine, Mask, Normalizer, Score, Shape};
+use regard::problem::Normalizer;
+use regard::{Element, Isa, Machine, Mask, Score, Shape};
 use regard_scope::parse_mask;
 use std::error::Error;
 use std::path::PathBuf;

@@ -4,9 +4,11 @@
 use crate::args::{Dtype, Format, LayoutArg, SimilarityArg};
 use crate::job::PlanJob;
 use anyhow::{Result, anyhow};
-use regard::{
-    Additive, Element, Error, Plan, Problem, Shape, Similarity, Strides, View, Work, alibi_slopes,
-};
+use regard::plan::Work;
+use regard::problem::{Additive, Similarity};
+use regard::score::alibi_slopes;
+use regard::tensor::Strides;
+use regard::{Element, Error, Plan, Problem, Shape, View};
 use serde::Serialize;
 use std::io::Write;
 

@@ -3,7 +3,9 @@
 use crate::args::{Format, SimilarityArg};
 use crate::job::StepsJob;
 use anyhow::Result;
-use regard::{Additive, Problem, Shape, Similarity, Tensor, View, steps};
+use regard::problem::{Additive, Similarity};
+use regard::reference::steps;
+use regard::{Problem, Shape, Tensor, View};
 use regard_testkit::Noise;
 use serde_json::json;
 use std::io::Write;

@@ -9,7 +9,8 @@ use crate::past::{Past, Pasts, in_groups, numbers};
 use crate::stack::{EMBEDDINGS, block_of, ids, only, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use regard::{Mask, PAGE};
+use regard::Mask;
+use regard::cache::PAGE;
 
 /// A stack of blocks in which each position sees those before it, and scores what comes next.
 #[derive(Module, Debug)]

@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::recorder::Recorder;
 use burn::tensor::{Tensor, TensorData};
-use regard::Dropout;
+use regard::problem::Dropout;
 use regard_burn::{Attended, Drop};
 
 /// What one pass through a model is: nothing, or training, or being looked at.

@@ -4,7 +4,8 @@ use crate::error::Error;
 use crate::nn::{Around, Block, Memory, Over, joined};
 use crate::pass::Pass;
 use burn::tensor::{Device, Tensor, TensorData};
-use regard::{CacheShape, KvCache, Machine, Mask, PAGE, Plan, Problem, Score, Sequence, View};
+use regard::cache::{CacheShape, PAGE};
+use regard::{KvCache, Machine, Mask, Plan, Problem, Score, Sequence, View};
 use regard_burn::{Attention, Places};
 use std::collections::BTreeMap;
 

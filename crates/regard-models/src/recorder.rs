@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::past::numbers;
 use burn::tensor::Tensor;
-use regard::Normalizer;
+use regard::problem::Normalizer;
 use regard_burn::{Attended, Attention, Similarity};
 use regard_scope::{Inputs, Labels, Layer, Seen, Trace, Weights};
 use std::collections::BTreeMap;

@@ -8,7 +8,9 @@ use crate::nn::{
 };
 use crate::pass::Pass;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use regard::{Heads, Mask, Rope, RopePairs};
+use regard::Mask;
+use regard::problem::Heads;
+use regard::rope::{Rope, RopePairs};
 use regard_burn::Activation;
 use std::fmt;
 

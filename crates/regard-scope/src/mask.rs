@@ -236,7 +236,7 @@ impl<'t> Reader<'t> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use regard::Scope;
+    use regard::problem::Scope;
 
     fn same(text: &str, expected: Mask) {
         let mask = parse_mask(text).unwrap();

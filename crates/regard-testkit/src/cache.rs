@@ -3,7 +3,8 @@
 //! Any four bytes encode a call, so property tests, the long seeded run and the fuzzer all drive the same [`CacheModel`].
 
 use crate::data::{Arrangement, Stored};
-use regard::{CacheShape, Error, KvCache, Sequence, Shape};
+use regard::cache::CacheShape;
+use regard::{Error, KvCache, Sequence, Shape};
 use std::ops::Range;
 
 /// Maximum number of live sequences.

@@ -10,7 +10,9 @@ use crate::lsh;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
-use regard::{Align, Dims, FeatureMap, Heads, Normalizer, Precision};
+use regard::FeatureMap;
+use regard::machine::Precision;
+use regard::problem::{Align, Dims, Heads, Normalizer};
 use std::fmt;
 
 /// One test call.
@@ -145,7 +147,7 @@ impl Dtype {
     }
 }
 
-/// A [`Similarity`](regard::Similarity) without its parameters.
+/// A [`Similarity`](regard::problem::Similarity) without its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimilarityCase {
     /// Dot products.

@@ -9,10 +9,10 @@
 //!
 //! All errors are maxima over a tensor, because single elements of the plain evaluation are often exact by chance.
 
+use regard::machine::Precision;
+use regard::problem::{Additive, Normalizer, Similarity};
 use regard::reference::{self, Inputs, Outcome};
-use regard::{
-    Additive, Element, Grads, Normalizer, Number, Output, Precision, Problem, Similarity, Tensor,
-};
+use regard::{Element, Grads, Number, Output, Problem, Tensor};
 
 /// Floor of the tolerance for `f32`, in rounding steps, of `out` and of `lse`, relative to the largest score (and value).
 ///

@@ -4,11 +4,12 @@ use crate::cases::{Case, NAN_BITS, NanCase, NanIn, SimilarityCase};
 use crate::close::{elements, lowest, narrow, wide};
 use crate::noise::Noise;
 use crate::scores::{Entries, ScoreOption, T5_BUCKETS};
+use regard::plan::OutputGrads;
+use regard::problem::{Additive, Dims, Dropout, Local, Normalizer, Similarity};
 use regard::reference::{Inputs, Outcome};
-use regard::{
-    Additive, Dims, Dropout, Element, Local, Normalizer, Number, OutputGrads, Problem, Score,
-    Shape, Similarity, Strides, View, ViewMut, alibi_slopes, bf16, f16,
-};
+use regard::score::alibi_slopes;
+use regard::tensor::Strides;
+use regard::{Element, Number, Problem, Score, Shape, View, ViewMut, bf16, f16};
 use std::any::Any;
 use std::fmt;
 

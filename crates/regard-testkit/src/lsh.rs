@@ -6,7 +6,9 @@ use crate::data::{Arrangement, Data};
 use crate::masks::named;
 use crate::noise::Noise;
 use crate::run::{Exact, Runs, Trial, same_bits, same_grad_bits};
-use regard::{Bits, Dims, Element, Error, Grads, Isa, Machine, Mask};
+use regard::mask::Bits;
+use regard::problem::Dims;
+use regard::{Element, Error, Grads, Isa, Machine, Mask};
 use regard_approx::{Buckets, LshAttention, LshOutput};
 
 /// `n` rows of `d` features around `clusters` centers, in random order: `[n, d]`.

@@ -1,7 +1,9 @@
 //! The masks of the table, one line each. Their sizes depend on the shape.
 
 use crate::noise::Noise;
-use regard::{Bits, Dims, Mask, MaskRule, Scope};
+use regard::Mask;
+use regard::mask::{Bits, MaskRule};
+use regard::problem::{Dims, Scope};
 use std::ops::Range;
 
 /// A mask of the table.

@@ -5,11 +5,10 @@ use crate::close::{GradJudge, Judge, Ratio, is_additive, narrowing, values, wide
 use crate::data::Data;
 use crate::linear::LinearTrial;
 use crate::lsh::LshTrial;
+use regard::plan::OutputGrads;
+use regard::problem::{Normalizer, Selection};
 use regard::reference::{self, Inputs};
-use regard::{
-    Element, Error, Grads, Isa, Machine, Normalizer, Number, Output, OutputGrads, Plan, Problem,
-    Selection, bf16, f16,
-};
+use regard::{Element, Error, Grads, Isa, Machine, Number, Output, Plan, Problem, bf16, f16};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

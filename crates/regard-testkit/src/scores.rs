@@ -1,7 +1,9 @@
 //! The score options of the table, and the combinations that are tested.
 
 use crate::data::Data;
-use regard::{Element, Pair, RelativeBias, Score, ScoreRule};
+use regard::problem::Pair;
+use regard::score::{RelativeBias, ScoreRule};
+use regard::{Element, Score};
 use std::fmt;
 
 /// One option of a [`Score`], without its parameters.

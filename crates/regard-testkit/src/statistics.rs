@@ -4,10 +4,10 @@ use crate::cases::{Case, Dtype, Way};
 use crate::close::{Ratio, Rounding, epsilon, largest, narrowing, share, stored, wide};
 use crate::data::Data;
 use crate::run::{Failure, Report, Runs, Trial, everywhere, same_bits};
+use regard::problem::Normalizer;
 use regard::reference::{self, RowWeights};
 use regard::{
-    AttentionView, Element, Error, Isa, Machine, Mask, Normalizer, Number, Output, Plan, Problem,
-    bf16, f16,
+    AttentionView, Element, Error, Isa, Machine, Mask, Number, Output, Plan, Problem, bf16, f16,
 };
 use regard_scope::{Measure, Pool, Pooled};
 

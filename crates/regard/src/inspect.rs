@@ -7,7 +7,8 @@ use crate::description::problem::Problem;
 use crate::description::score::in_log2;
 use crate::error::Error;
 use crate::kernel::block_loop::{Call, KeyRange, TILE_ROWS};
-use crate::kernel::weights_pass::{Softmaxes, WeightScratch, WeightTile, WeightsPass};
+use crate::kernel::weights_pass::{Softmaxes, WeightsPass};
+pub use crate::kernel::weights_pass::{WEIGHT_TILE_ROWS, WeightScratch, WeightTile};
 use crate::machine::Machine;
 use crate::machine::simd::{Element, Number};
 use crate::plan::output::{Output, OutputView};
@@ -20,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// The attention weights of a call: `a_ij = e^(score_ij - lse_i)`, before dropout and before the factor of
-/// [`Local`](crate::Local) in its window.
+/// [`Local`](crate::problem::Local) in its window.
 ///
 /// Weights are recomputed, exact to rounding, from queries, keys and `lse` whenever they are read, so that sequences of any
 /// length can be inspected, and the forward pass needs no slower mode for it.
@@ -79,7 +80,7 @@ impl<'a, N: Number> AttentionView<'a, N> {
         Ok(view)
     }
 
-    /// The same from `lse [batch, heads.q, q_len]` alone. The [`Normalizer`](crate::Normalizer) must be the softmax. Scores above
+    /// The same from `lse [batch, heads.q, q_len]` alone. The [`Normalizer`](crate::problem::Normalizer) must be the softmax. Scores above
     /// about 1000 need the whole output: the rounding error of their `lse` is the relative error of all weights.
     #[inline(never)]
     pub fn from_lse<'p: 'a, E: Element<Num = N>>(

@@ -1,4 +1,27 @@
 #![doc = include_str!("../README.md")]
+//!
+//! [`Additive`]: problem::Additive
+//! [`Align`]: problem::Align
+//! [`Local`]: problem::Local
+//! [`MaskRule`]: mask::MaskRule
+//! [`Normalizer`]: problem::Normalizer
+//! [`Normalizer::Hard`]: problem::Normalizer::Hard
+//! [`Normalizer::Sampled`]: problem::Normalizer::Sampled
+//! [`Normalizer::Softmax`]: problem::Normalizer::Softmax
+//! [`Normalizer::Sparsemax`]: problem::Normalizer::Sparsemax
+//! [`Normalizer::TopK`]: problem::Normalizer::TopK
+//! [`OutputGrads`]: plan::OutputGrads
+//! [`OutputGrads::with_bias`]: plan::OutputGrads::with_bias
+//! [`Precision`]: machine::Precision
+//! [`RelativeBias::clipped`]: score::RelativeBias::clipped
+//! [`RelativeBias::t5`]: score::RelativeBias::t5
+//! [`ScoreRule`]: score::ScoreRule
+//! [`Similarity::Additive`]: problem::Similarity::Additive
+//! [`Similarity::Distance`]: problem::Similarity::Distance
+//! [`Similarity::Dot`]: problem::Similarity::Dot
+//! [`Similarity::General`]: problem::Similarity::General
+//! [`roofline`]: mod@machine::roofline
+//! [`steps`]: reference::steps()
 #![cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "AMX is x86-64 only"))]
 
 // The map. A call is a straight line: description -> check -> plan -> kernel -> output. A module imports only modules that
@@ -58,36 +81,60 @@
 
 mod description;
 mod error;
-mod inspect;
+pub mod inspect;
 mod kernel;
-mod machine;
-mod plan;
+pub mod machine;
+pub mod plan;
 pub mod reference;
-mod tensor;
+pub mod tensor;
 mod variants;
 
-pub use description::dropout::Dropout;
-pub use description::local::Local;
-pub use description::mask::{Bits, Mask, MaskRule};
-pub use description::normalizer::{Normalizer, Selection};
-pub use description::problem::{Align, Dims, Heads, Problem};
-pub use description::score::{RelativeBias, Score, ScoreRule, alibi_slopes};
-pub use description::similarity::{Additive, Similarity};
-pub use error::Error;
-pub use half::{bf16, f16};
-pub use inspect::AttentionView;
-pub use kernel::weights_pass::{WEIGHT_TILE_ROWS, WeightScratch, WeightTile};
-pub use machine::simd::{Element, Isa, Number, Precision};
-pub use machine::{Machine, roofline};
-pub use plan::grads::{AdditiveGrads, Grads, OutputGrads};
-pub use plan::output::{Output, OutputView};
-pub use plan::{Plan, Work};
-pub use reference::steps::{Steps, steps};
-pub use tensor::cache::{CacheShape, KvCache, PAGE, Sequence};
-pub use tensor::index::{Pair, Scope};
-pub use tensor::view::{Layout, Shape, Strides, Tensor, View, ViewMut};
+/// Attention masks, and masks of your own.
+pub mod mask {
+    pub use crate::description::mask::{Bits, Mask, MaskRule};
+}
+
+/// Options of scores, and scores of your own.
+pub mod score {
+    pub use crate::description::score::{RelativeBias, Score, ScoreRule, alibi_slopes};
+}
+
+/// The description of a call: sizes, similarity, normalizer, dropout, local windows.
+pub mod problem {
+    pub use crate::description::dropout::Dropout;
+    pub use crate::description::local::Local;
+    pub use crate::description::normalizer::{Normalizer, Selection};
+    pub use crate::description::problem::{Align, Dims, Heads, Problem};
+    pub use crate::description::similarity::{Additive, Similarity};
+    pub use crate::tensor::index::{Pair, Scope};
+}
+
+/// The KV cache.
+pub mod cache {
+    pub use crate::tensor::cache::{CacheShape, KvCache, PAGE, Sequence};
+}
+
+/// Rotary position embedding.
+pub mod rope {
+    pub use crate::variants::rope::{Positions, Rope, RopePairs};
+}
+
+/// What most programs need: `use regard::prelude::*`.
+pub mod prelude {
+    pub use super::attend;
+    pub use crate::cache::{KvCache, Sequence};
+    pub use crate::error::Error;
+    pub use crate::inspect::AttentionView;
+    pub use crate::machine::{Isa, Machine};
+    pub use crate::mask::Mask;
+    pub use crate::plan::{Grads, Output, Plan};
+    pub use crate::problem::Problem;
+    pub use crate::score::Score;
+    pub use crate::tensor::{Element, Layout, Number, Shape, Tensor, View, ViewMut, bf16, f16};
+}
+
+pub use prelude::*;
 pub use variants::linear::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState};
-pub use variants::rope::{Positions, Rope, RopePairs};
 
 /// Attention in one call, on all of this machine: scaled dot products of `q [batch, heads.q, q_len, dim]` with
 /// `k [batch, heads.kv, k_len, dim]`, weighting `v [batch, heads.kv, k_len, v_dim]`.

@@ -1,7 +1,8 @@
 //! Memory grows with the sequence, never with its square. Linux only: the numbers come from `/proc/self/status`.
 #![cfg(target_os = "linux")]
 
-use regard::{AttentionView, Isa, Machine, Mask, Plan, Problem, Scope, View};
+use regard::problem::Scope;
+use regard::{AttentionView, Isa, Machine, Mask, Plan, Problem, View};
 use regard_scope::{Measure, Pool};
 use regard_testkit::run::both_ways;
 use std::sync::{Mutex, MutexGuard, PoisonError};

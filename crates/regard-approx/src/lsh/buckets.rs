@@ -3,7 +3,9 @@
 use super::LshAttention;
 use super::hash::Hash;
 use super::index;
-use regard::{Dims, Element, Machine, Mask, MaskRule, Scope, View};
+use regard::mask::MaskRule;
+use regard::problem::{Dims, Scope};
+use regard::{Element, Machine, Mask, View};
 use std::fmt;
 use std::ops::Range;
 

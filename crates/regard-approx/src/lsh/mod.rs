@@ -12,10 +12,9 @@ mod rows;
 
 pub use buckets::Buckets;
 pub use recall::{Recall, Share};
-use regard::{
-    Dims, Element, Error, Grads, Machine, Output, OutputGrads, OutputView, Plan, Problem, Score,
-    View,
-};
+use regard::plan::{OutputGrads, OutputView};
+use regard::problem::Dims;
+use regard::{Element, Error, Grads, Machine, Output, Plan, Problem, Score, View};
 use round::Round;
 use rows::{gather, gather_entries, merged, narrowed, scatter_add, zeros};
 

@@ -1,7 +1,8 @@
 //! Attention mass lost by hashing, measured on a sample of rows.
 
 use super::{LshOutput, unless_packed, unless_zero};
-use regard::{Dims, Element, Error, Machine, Number, Problem, View};
+use regard::problem::Dims;
+use regard::{Element, Error, Machine, Number, Problem, View};
 
 /// Fraction of full attention that [`LshOutput`] retains, measured on a sample of rows.
 #[derive(Clone, Copy, Debug, PartialEq)]

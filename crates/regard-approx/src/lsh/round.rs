@@ -3,7 +3,9 @@
 use super::buckets::{Buckets, starts};
 use super::index;
 use super::rows::{ROWS, nothing};
-use regard::{Bits, Dims, Error, Machine, Mask};
+use regard::mask::Bits;
+use regard::problem::Dims;
+use regard::{Error, Machine, Mask};
 use std::ops::Range;
 
 /// Bits of a word, one per key.

@@ -2,7 +2,8 @@
 
 use crate::{AnyLeaf, leaf, noise, same, uneven, values};
 use burn::tensor::{Bool, Device, Tensor, TensorData, activation};
-use regard::{Machine, Mask, Plan, Problem, Rope, RopePairs, View};
+use regard::rope::{Rope, RopePairs};
+use regard::{Machine, Mask, Plan, Problem, View};
 use regard_burn::{Attention, Buckets, Places, Relative, Similarity, attention, rope};
 
 /// `[batch, length, heads, features]` as attention wants it, without a copy.
@@ -216,7 +217,7 @@ fn mistakes_are_errors_that_name_them() {
     let (q, k) = (leaf([1, 2, 3, 4], 1), leaf([1, 2, 3, 5], 2));
     let error = attention(q, k.clone(), k, &Attention::default()).expect_err("features differ");
     assert!(error.to_string().contains("features"), "{error}");
-    let hard = Attention { normalizer: regard::Normalizer::Hard, ..Attention::default() };
+    let hard = Attention { normalizer: regard::problem::Normalizer::Hard, ..Attention::default() };
     let x = || leaf([1, 2, 3, 4], 1);
     assert_eq!(attention(x(), x(), x(), &hard).err(), Some(regard_burn::Error::NothingLearned));
     let estimated = Attention { straight_through: true, ..hard };

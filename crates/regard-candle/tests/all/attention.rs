@@ -2,10 +2,9 @@
 
 use crate::plain::{difference, noise, plain, pulled};
 use candle_core::{DType, Device, Tensor, Var};
-use regard::{
-    Align, AttentionView, Dropout, Local, Machine, Mask, Normalizer, Plan, Problem, RelativeBias,
-    Score, View,
-};
+use regard::problem::{Align, Dropout, Local, Normalizer};
+use regard::score::RelativeBias;
+use regard::{AttentionView, Machine, Mask, Plan, Problem, Score, View};
 use regard_candle::{Attention, Buckets, Relative, Similarity, attention};
 
 const F64: DType = DType::F64;
@@ -215,7 +214,7 @@ fn the_other_options_are_those_of_the_engine() {
     );
     same(
         Attention { similarity: Similarity::Distance, ..usual() },
-        engine(&x, |p| p.similarity(regard::Similarity::Distance)),
+        engine(&x, |p| p.similarity(regard::problem::Similarity::Distance)),
     );
 }
 

@@ -1,7 +1,7 @@
 //! Attention as its definition has it, in operations that Candle knows the gradients of.
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use regard::{Align, Pair, Scope};
+use regard::problem::{Align, Pair, Scope};
 use regard_candle::Attention;
 
 /// Numbers between -1 and 1 that look like chance.
@@ -47,7 +47,7 @@ fn grids(options: &Attention, [batch, heads, q_len, k_len]: [usize; 4]) -> [Vec<
         let (head, batch) = (i / k_len / q_len % heads, i / k_len / q_len / heads);
         let scope = Scope { batch, head, q_len, k_len, offset };
         visible.push(f64::from(u8::from(options.mask.is_visible(&scope, row, key))));
-        let kept = |d: regard::Dropout| {
+        let kept = |d: regard::problem::Dropout| {
             let kept = d.keeps(Pair { batch, head, row, key });
             if kept { d.growth() } else { 0.0 }
         };

@@ -2,7 +2,9 @@
 
 use crate::plain::noise;
 use candle_core::{DType, Tensor, Var};
-use regard::{Dropout, Mask, Normalizer, Rope, RopePairs};
+use regard::Mask;
+use regard::problem::{Dropout, Normalizer};
+use regard::rope::{Rope, RopePairs};
 use regard_candle::{Attention, Buckets, Error, Places, Relative, attention, rope};
 
 fn x(sizes: &[usize]) -> Tensor {

@@ -2,7 +2,7 @@
 
 use crate::plain::{difference, noise, pulled};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use regard::{Rope, RopePairs};
+use regard::rope::{Rope, RopePairs};
 use regard_candle::{Error, Places, rope};
 
 /// The definition, halves turning together.

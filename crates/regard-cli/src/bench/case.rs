@@ -7,7 +7,9 @@ use super::memory;
 use crate::args::Dtype;
 use crate::job::fits_in_memory;
 use anyhow::{Result, anyhow, bail};
-use regard::{Dims, FeatureMap, Heads, Layout, Normalizer, Precision, Shape};
+use regard::machine::Precision;
+use regard::problem::{Dims, Heads, Normalizer};
+use regard::{FeatureMap, Layout, Shape};
 use serde::Serialize;
 
 /// What the machine can run out of first.

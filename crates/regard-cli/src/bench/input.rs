@@ -2,9 +2,13 @@
 
 use super::case::{Bias, Cached, Case, Rule};
 use anyhow::{Context, Result};
+use regard::cache::{CacheShape, PAGE};
+use regard::mask::Bits;
+use regard::plan::OutputGrads;
+use regard::problem::{Additive, Dims, Dropout, Local, Similarity};
+use regard::score::alibi_slopes;
 use regard::{
-    Additive, Bits, CacheShape, Dims, Dropout, Element, KvCache, Layout, Local, Mask, Number,
-    OutputGrads, PAGE, Problem, Score, Sequence, Shape, Similarity, Tensor, View, alibi_slopes,
+    Element, KvCache, Layout, Mask, Number, Problem, Score, Sequence, Shape, Tensor, View,
 };
 use regard_testkit::Noise;
 

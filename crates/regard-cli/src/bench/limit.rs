@@ -2,7 +2,8 @@
 
 use super::case::Bound;
 use super::clock::Clock;
-use regard::{Element, Machine, Plan, roofline};
+use regard::machine::roofline;
+use regard::{Element, Machine, Plan};
 use std::hint::black_box;
 use std::sync::Barrier;
 

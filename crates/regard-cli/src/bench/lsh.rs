@@ -5,7 +5,8 @@ use super::limit::Units;
 use super::report::Row;
 use super::{Facts, first_call};
 use anyhow::Result;
-use regard::{Dims, Element, Error};
+use regard::problem::Dims;
+use regard::{Element, Error};
 use regard_approx::LshAttention;
 use std::hint::black_box;
 

@@ -25,7 +25,8 @@
 
 use crate::measure::{timed, wide};
 use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
-use regard::{Additive, Machine, Plan, Problem, Score, Similarity, View, reference};
+use regard::problem::{Additive, Similarity};
+use regard::{Machine, Plan, Problem, Score, View, reference};
 use regard_scope::{Chart, Scaled, Series};
 use regard_testkit::Noise;
 

@@ -19,7 +19,9 @@
 //! All of it is computed in f64, where rounding is so small that nothing hides behind it.
 
 use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
-use regard::{Machine, Plan, Problem, Score, Similarity, View, steps};
+use regard::problem::Similarity;
+use regard::reference::steps;
+use regard::{Machine, Plan, Problem, Score, View};
 use regard_scope::{Chart, Scaled, Series};
 use regard_testkit::Noise;
 

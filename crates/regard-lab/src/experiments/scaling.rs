@@ -11,7 +11,8 @@
 
 use crate::measure::wide;
 use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
-use regard::{Machine, Plan, Problem, Score, View, steps};
+use regard::reference::steps;
+use regard::{Machine, Plan, Problem, Score, View};
 use regard_scope::{Chart, Scaled, Series};
 
 pub(crate) const SCALING: Experiment = Experiment {

@@ -26,7 +26,8 @@ use crate::measure::{distance, single, wide};
 use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
 use linear::Linear;
 use patterns::{Pattern, patterns};
-use regard::{AttentionView, Bits, Machine, Mask, Output, Plan, Problem, Shape, View, reference};
+use regard::mask::Bits;
+use regard::{AttentionView, Machine, Mask, Output, Plan, Problem, Shape, View, reference};
 use regard_approx::LshAttention;
 use regard_scope::{Chart, Measure, Scaled, Series};
 

@@ -6,7 +6,10 @@ use crate::pass::Pass;
 use crate::past::LayerPast;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
-use regard::{Dropout, Heads, Mask, Rope, Sequence, alibi_slopes};
+use regard::problem::{Dropout, Heads};
+use regard::rope::Rope;
+use regard::score::alibi_slopes;
+use regard::{Mask, Sequence};
 use regard_burn::{Attention, Buckets, Places, Relative};
 
 /// What a [`MultiHead`] is made of.

@@ -1,7 +1,9 @@
 //! Single layers.
 
 use crate::golden::{Golden, device};
-use regard::{Heads, Mask, Rope, RopePairs};
+use regard::Mask;
+use regard::problem::Heads;
+use regard::rope::{Rope, RopePairs};
 use regard_burn::{Activation, CrossEntropy, cross_entropy};
 use regard_models::Pass;
 use regard_models::nn::{

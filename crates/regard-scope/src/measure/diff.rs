@@ -1,6 +1,7 @@
 //! How far apart the weights of two runs are.
 
-use regard::{AttentionView, Error, Number, WeightScratch};
+use regard::inspect::WeightScratch;
+use regard::{AttentionView, Error, Number};
 use std::f64::consts::LN_2;
 
 /// How far apart the weights of a query are in two runs, in nats. A sink counts as one of the keys.

@@ -1,6 +1,7 @@
 //! Cells of equal size over the queries and keys of a head.
 
-use regard::{AttentionView, Number, WEIGHT_TILE_ROWS, WeightTile};
+use regard::inspect::{WEIGHT_TILE_ROWS, WeightTile};
+use regard::{AttentionView, Number};
 use std::ops::Range;
 
 /// A grid of cells over some queries and keys.

@@ -2,7 +2,8 @@
 
 use super::Measure;
 use super::grid::{Cells, Grid};
-use regard::{AttentionView, Error, Isa, Number, WEIGHT_TILE_ROWS, WeightTile};
+use regard::inspect::{WEIGHT_TILE_ROWS, WeightTile};
+use regard::{AttentionView, Error, Isa, Number};
 use std::f64::consts::LN_2;
 use std::ops::Range;
 

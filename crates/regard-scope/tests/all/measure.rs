@@ -1,9 +1,8 @@
 //! Attention statistics: all of them against the reference on the case table, and properties that the table does not cover.
 
-use regard::{
-    AttentionView, CacheShape, Error, KvCache, Machine, Mask, Normalizer, Output, Plan, Problem,
-    View,
-};
+use regard::cache::CacheShape;
+use regard::problem::Normalizer;
+use regard::{AttentionView, Error, KvCache, Machine, Mask, Output, Plan, Problem, View};
 use regard_scope::{Measure, Pattern, Pool, audit, diff, rollout};
 use regard_testkit::{Case, Dtype, Noise, cases, check_statistics};
 

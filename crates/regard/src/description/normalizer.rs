@@ -17,7 +17,8 @@ use std::fmt;
 /// Their outputs cannot be merged, and they do not use AMX.
 ///
 /// ```
-/// use regard::{Machine, Normalizer, Plan, Problem, View};
+/// use regard::problem::Normalizer;
+/// use regard::{Machine, Plan, Problem, View};
 /// let (q, k) = ([1f32, 0.0], [0f32, 0.0, 9.0, 0.0, 8.0, 0.0]); // one query, three keys
 /// let (q, k) = (View::matrix(&q, [1, 2])?, View::matrix(&k, [3, 2])?);
 /// let problem = Problem::new(&q, &k, &k).normalizer(Normalizer::Hard);
@@ -36,13 +37,13 @@ pub enum Normalizer {
     /// treat the selection as constant, which it is almost everywhere.
     TopK(usize),
     /// Weight 1 for the highest score (argmax). The gradient of the scores is 0; for the straight-through estimate see
-    /// [`OutputGrads::straight_through`](crate::OutputGrads::straight_through).
+    /// [`OutputGrads::straight_through`](crate::plan::OutputGrads::straight_through).
     Hard,
     /// Weight 1 for one key, sampled with the softmax probabilities (hard attention, Xu et al. 2015). The sample depends only on
     /// the seed, the row (batch item, head, row index) and the call, not on the number of threads. The reference implementation,
-    /// and therefore [`steps`](crate::steps), samples with the same probabilities but may return another key. Gradients of the
+    /// and therefore [`steps`](crate::reference::steps()), samples with the same probabilities but may return another key. Gradients of the
     /// scores are estimates, by the score function or straight-through: see
-    /// [`OutputGrads::advantage`](crate::OutputGrads::advantage).
+    /// [`OutputGrads::advantage`](crate::plan::OutputGrads::advantage).
     Sampled {
         /// Random seed.
         seed: u64,

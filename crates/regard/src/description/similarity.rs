@@ -30,7 +30,8 @@ pub enum Similarity<'a, E: Element> {
 /// the root of anything: the scale is 1 unless one is given.
 ///
 /// ```
-/// use regard::{Additive, Machine, Plan, Problem, Similarity, View};
+/// use regard::problem::{Additive, Similarity};
+/// use regard::{Machine, Plan, Problem, View};
 /// let numbers: Vec<f32> = (0..64).map(|i| (i as f32).sin()).collect();
 /// // 3 queries of 5 features, 4 keys of 6, a hidden layer of 7 units.
 /// let q = View::matrix(&numbers[..15], [3, 5])?;

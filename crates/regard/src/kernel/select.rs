@@ -1,4 +1,4 @@
-//! The pass that finds what a normalizer must know of each row before there are weights: a [`Selection`](crate::Selection).
+//! The pass that finds what a normalizer must know of each row before there are weights: a [`Selection`](crate::problem::Selection).
 //!
 //! Cost: the scores once more (for sparsemax, once for each step of Newton's method), and of values nothing. Memory: what is
 //! chosen.

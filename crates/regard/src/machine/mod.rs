@@ -4,7 +4,7 @@ pub mod roofline;
 pub(crate) mod run;
 pub(crate) mod simd;
 
-use crate::machine::simd::Isa;
+pub use simd::{Isa, Precision};
 use std::sync::OnceLock;
 
 /// Instruction set, number of threads and cache sizes.

@@ -47,7 +47,7 @@ impl<'a, E: Element> OutputGrads<'a, E> {
         Self { bias: true, ..self }
     }
 
-    /// For [`Normalizer::Sampled`](crate::Normalizer::Sampled): how much larger than expected the loss was with the key that
+    /// For [`Normalizer::Sampled`](crate::problem::Normalizer::Sampled): how much larger than expected the loss was with the key that
     /// each row has drawn, `[batch, heads.q, q_len]`: the loss less a baseline that does not depend on the draw, such as
     /// the mean of earlier losses. The gradient by the scores is then `advantage d ln p(drawn)` (Williams 1992): the mean over
     /// draws is the gradient of the expected loss, whatever the baseline; a good one makes it less noisy.
@@ -56,7 +56,7 @@ impl<'a, E: Element> OutputGrads<'a, E> {
         Self { advantage: Some(advantage), ..self }
     }
 
-    /// For [`Normalizer::Hard`](crate::Normalizer::Hard) and [`Sampled`](crate::Normalizer::Sampled): the gradient by the
+    /// For [`Normalizer::Hard`](crate::problem::Normalizer::Hard) and [`Sampled`](crate::problem::Normalizer::Sampled): the gradient by the
     /// scores is that of the softmax, as if its weighted mean had been the output (Bengio et al. 2013). Little noise, but
     /// not the gradient of anything.
     #[must_use]
@@ -112,15 +112,15 @@ pub struct Grads<E: Element> {
     pub relative: Vec<E::Num>,
     /// By the sinks, `[heads.q]`.
     pub sinks: Vec<E::Num>,
-    /// By the centres of [`Local`](crate::Local) attention, `[batch, heads.q, q_len]`.
+    /// By the centres of [`Local`](crate::problem::Local) attention, `[batch, heads.q, q_len]`.
     pub centres: Vec<E::Num>,
-    /// By `W` of [`Similarity::General`](crate::Similarity::General), in its own shape.
+    /// By `W` of [`Similarity::General`](crate::problem::Similarity::General), in its own shape.
     pub w: Option<Tensor<E::Num>>,
-    /// By the weights of [`Similarity::Additive`](crate::Similarity::Additive), each in its own shape.
+    /// By the weights of [`Similarity::Additive`](crate::problem::Similarity::Additive), each in its own shape.
     pub additive: Option<AdditiveGrads<E::Num>>,
 }
 
-/// Gradients by the weights of an additive similarity: see [`Additive`](crate::Additive).
+/// Gradients by the weights of an additive similarity: see [`Additive`](crate::problem::Additive).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct AdditiveGrads<N> {

@@ -23,6 +23,8 @@ use crate::machine::Machine;
 use crate::machine::simd::{Element, GROUP, Number};
 use crate::tensor::index::RowTile;
 use crate::tensor::view::{Shape, ViewMut};
+pub use grads::{AdditiveGrads, Grads, OutputGrads};
+pub use output::{Output, OutputView};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -146,7 +148,7 @@ impl<'a, E: Element> Plan<'a, E> {
     }
 
     /// The products of bf16 tiles that one product of numbers takes, if that is how they are made: 1, 3 or 6, as the
-    /// [`Precision`](crate::Precision) and the type of the tensors have it.
+    /// [`Precision`](crate::machine::Precision) and the type of the tensors have it.
     #[must_use]
     pub fn tile_products(&self) -> Option<usize> {
         self.core.tile_products()

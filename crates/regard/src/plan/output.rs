@@ -32,7 +32,7 @@ pub struct Output<E: Element> {
     /// The largest score of each row, sinks left out, `[batch, heads.q, q_len]`, wherever there is an entropy: scores that grow
     /// and entropies that fall are the first that is seen of a training that fails. `-inf` for rows that see nothing.
     pub max_score: Option<Vec<E::Num>>,
-    /// What each row has chosen, where the [`Normalizer`](crate::Normalizer) is not the softmax; backward needs it.
+    /// What each row has chosen, where the [`Normalizer`](crate::problem::Normalizer) is not the softmax; backward needs it.
     pub selection: Option<Selection<E::Num>>,
 }
 
@@ -84,7 +84,7 @@ impl<E: Element> Output<E> {
     ///
     /// Associative and commutative up to rounding; a part that sees nothing changes nothing. The entropy is merged if all
     /// parts have it. What rows have chosen among some keys says nothing of their choice among all: results of a
-    /// [`Normalizer`](crate::Normalizer) other than the softmax are refused.
+    /// [`Normalizer`](crate::problem::Normalizer) other than the softmax are refused.
     #[inline(never)]
     pub fn merge(machine: Machine, parts: &[Self]) -> Result<Self, Error> {
         let first = Self::check_parts(parts)?;

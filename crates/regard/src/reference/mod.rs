@@ -19,7 +19,7 @@
 mod backward;
 pub mod linear;
 mod looks;
-pub(crate) mod steps;
+mod steps;
 
 use crate::description::dropout::uniform;
 use crate::description::normalizer::Normalizer;
@@ -33,6 +33,7 @@ use crate::tensor::view::{Shape, View, serving};
 use crate::variants::rope::{Positions, Rope};
 pub use backward::{Grads, backward, backward_in_steps};
 pub use looks::{RowWeights, weights};
+pub use steps::{Steps, steps};
 
 /// Result of the reference forward pass: dense tensors `[batch, heads.q, q_len, ...]`. Packed items follow one another.
 #[derive(Clone, Debug)]

@@ -32,7 +32,8 @@ const PAIRS: usize = 1 << 24;
 /// of `q_len x k_len` numbers per head, which the attention kernels never do.
 ///
 /// ```
-/// use regard::{Problem, View, steps};
+/// use regard::reference::steps;
+/// use regard::{Problem, View};
 /// let x = View::matrix(&[1f32, 0.0, 0.0, 1.0, 1.0, 1.0], [3, 2])?; // three positions of two features
 /// let seen = steps(&Problem::new(&x, &x, &x), x, x, x)?;
 /// assert_eq!(seen.similarities.data()[..3], [1.0, 0.0, 1.0]); // the first query with each key

@@ -96,7 +96,8 @@ impl Positions<'_> {
 /// Parameters of a rotary position embedding.
 ///
 /// ```
-/// use regard::{Machine, Rope, RopePairs, ViewMut};
+/// use regard::rope::{Rope, RopePairs};
+/// use regard::{Machine, ViewMut};
 /// let mut q = vec![1.0f32; 2 * 8 * 5 * 64];
 /// let rope = Rope::new(64, RopePairs::Halves).base(500_000.0);
 /// rope.apply(Machine::detect(), &mut ViewMut::bhsd(&mut q, [2, 8, 5, 64])?, 0..)?;

@@ -1,9 +1,13 @@
 //! Properties of the gradients of the kernels, and that masked inputs never reach them.
 
+use regard::machine::Precision;
+use regard::plan::OutputGrads;
+use regard::problem::{Dims, Pair};
 use regard::reference::backward;
+use regard::score::ScoreRule;
 use regard::{
-    Dims, Element, Grads, Isa, Machine, Number, Output, OutputGrads, Pair, Plan, Precision,
-    Problem, Score, ScoreRule, Shape, Tensor, View, bf16, f16,
+    Element, Grads, Isa, Machine, Number, Output, Plan, Problem, Score, Shape, Tensor, View, bf16,
+    f16,
 };
 use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::masks::{MASKS, named};

@@ -1,7 +1,9 @@
 //! A KV cache holds the same rows as a plain list, within its budget, after any sequence of calls.
 
 use proptest::prelude::*;
-use regard::{CacheShape, Error, KvCache, PAGE, Sequence, Shape, Strides, View};
+use regard::cache::{CacheShape, PAGE};
+use regard::tensor::Strides;
+use regard::{Error, KvCache, Sequence, Shape, View};
 use regard_testkit::{CacheModel, Noise};
 
 proptest! {

@@ -1,8 +1,8 @@
 //! Attention over a paged KV cache is bit-identical to attention over contiguous keys.
 
+use regard::cache::CacheShape;
 use regard::{
-    CacheShape, Element, Error, Isa, KvCache, Machine, Mask, Output, Plan, Problem, Score,
-    Sequence, View, bf16,
+    Element, Error, Isa, KvCache, Machine, Mask, Output, Plan, Problem, Score, Sequence, View, bf16,
 };
 use regard_testkit::Noise;
 use regard_testkit::run::same_bits;

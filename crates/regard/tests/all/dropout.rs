@@ -1,6 +1,7 @@
 //! Every kernel drops exactly the pairs that [`Dropout::keeps`] rejects.
 
-use regard::{Dropout, Isa, Mask, Pair, Problem, View};
+use regard::problem::{Dropout, Pair};
+use regard::{Isa, Mask, Problem, View};
 use regard_testkit::cases::dims;
 use regard_testkit::masks::named;
 use regard_testkit::run::{both_ways, forward, same_bits, same_grad_bits};

@@ -1,9 +1,10 @@
 //! Edge cases: rules that call the engine recursively, numbers near the limits of their range, sizes that overflow.
 
-use regard::{
-    Error, Isa, Machine, Mask, MaskRule, Normalizer, Pair, Plan, Precision, Problem, Scope, Score,
-    ScoreRule, Shape, View, bf16,
-};
+use regard::machine::Precision;
+use regard::mask::MaskRule;
+use regard::problem::{Normalizer, Pair, Scope};
+use regard::score::ScoreRule;
+use regard::{Error, Isa, Machine, Mask, Plan, Problem, Score, Shape, View, bf16};
 use regard_testkit::{Noise, run::forward};
 use std::ops::Range;
 
@@ -68,7 +69,7 @@ fn rules_may_call_the_engine_and_rayon() {
                 assert!((a - b).abs() < 1e-4, "{}: {a} {b}", isa.name());
             }
             let d_out = expected.out.view();
-            let output_grads = regard::OutputGrads::new(d_out);
+            let output_grads = regard::plan::OutputGrads::new(d_out);
             let grads = plan.backward(q, k, v, &output, output_grads).expect("gradients");
             assert!(grads.q.data().iter().all(|x| x.is_finite()));
         }
@@ -115,7 +116,7 @@ fn memory_that_is_refused_is_an_error() {
     assert!(plan.work().pairs == rows as u128);
     // All rows share the same memory.
     let data = [1f32];
-    let strides = regard::Strides { batch: 0, heads: 0, len: 0 };
+    let strides = regard::tensor::Strides { batch: 0, heads: 0, len: 0 };
     let view = |shape| View::strided(&data, shape, strides).expect("a tensor");
     let refused = plan.forward(view(q), view(k), view(k));
     assert!(matches!(refused, Err(Error::OutOfMemory { .. } | Error::ShapeOverflow { .. })));
@@ -137,7 +138,7 @@ fn picked_pieces_have_draws_of_their_own() {
         }
     }
     let data = [0f32];
-    let strides = regard::Strides { batch: 0, heads: 0, len: 0 };
+    let strides = regard::tensor::Strides { batch: 0, heads: 0, len: 0 };
     let view = |len| {
         let shape = Shape { batch: 1, heads: 1, len, dim: 1 };
         View::strided(&data, shape, strides).expect("a tensor")

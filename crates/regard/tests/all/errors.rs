@@ -1,9 +1,11 @@
 //! Every invalid call: the error value, and a message that names the argument, the numbers and the remedy.
 
-use regard::{
-    Align, Bits, Dropout, Error, Machine, Mask, Output, OutputGrads, Plan, Problem, RelativeBias,
-    Score, Shape, Similarity, Strides, Tensor, View, ViewMut,
-};
+use regard::mask::Bits;
+use regard::plan::OutputGrads;
+use regard::problem::{Align, Dropout, Similarity};
+use regard::score::RelativeBias;
+use regard::tensor::Strides;
+use regard::{Error, Machine, Mask, Output, Plan, Problem, Score, Shape, Tensor, View, ViewMut};
 
 /// Compares the error, and looks for each word in its message.
 fn refused<T>(result: Result<T, Error>, expected: Error, words: &[&str]) {

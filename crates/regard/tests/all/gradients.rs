@@ -1,7 +1,8 @@
 //! Compares the gradients of the reference with finite differences of the reference.
 
+use regard::problem::{Normalizer, Similarity};
 use regard::reference::{Grads, Outcome, backward, forward};
-use regard::{Normalizer, Problem, Shape, Similarity, View};
+use regard::{Problem, Shape, View};
 use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::masks::named;
 use regard_testkit::scores::{SCORES, ScoreOption};
@@ -200,7 +201,8 @@ fn rows_that_see_nothing_have_no_gradient() {
     let all = [g.q, g.k, g.v, g.bias, g.alibi, g.relative, vec![g.scale, g.temperature]];
     assert!(all.iter().flatten().all(|x| *x == 0.0));
     // Only the fully masked rows have gradients of 0.
-    let case = Case { align: regard::Align::Offset(-1), ..self::case() }.mask(named("causal"));
+    let case =
+        Case { align: regard::problem::Align::Offset(-1), ..self::case() }.mask(named("causal"));
     let g = gradients(&case, &Data::new(&case));
     let (rows, dim) = (case.dims.q_len, case.dims.q_dim);
     for (i, d_q) in g.q.chunks_exact(dim).enumerate() {

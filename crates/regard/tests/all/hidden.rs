@@ -1,8 +1,8 @@
 //! Masked keys never affect a row, and visible keys and values may have any magnitude.
 
-use regard::{
-    Align, Element, Isa, Machine, Number, Output, Plan, Precision, Problem, Score, View, bf16, f16,
-};
+use regard::machine::Precision;
+use regard::problem::Align;
+use regard::{Element, Isa, Machine, Number, Output, Plan, Problem, Score, View, bf16, f16};
 use regard_testkit::cases::dims;
 use regard_testkit::masks::{MASKS, named};
 use regard_testkit::run::{forward, same_bits};

@@ -1,10 +1,10 @@
 //! Mathematical properties of attention that hold for any inputs.
 
 use proptest::prelude::*;
+use regard::problem::Align;
 use regard::reference::Inputs;
 use regard::{
-    Align, Element, Isa, Machine, Mask, Number, Output, Plan, Problem, Score, Shape, View, ViewMut,
-    bf16,
+    Element, Isa, Machine, Mask, Number, Output, Plan, Problem, Score, Shape, View, ViewMut, bf16,
 };
 use regard_testkit::cases::dims;
 use regard_testkit::masks::named;
@@ -262,7 +262,7 @@ proptest! {
 
     #[test]
     fn an_item_does_not_depend_on_its_batch(case in cases()) {
-        let case = Case { dims: regard::Dims { batch: 5, ..case.dims }, ..case };
+        let case = Case { dims: regard::problem::Dims { batch: 5, ..case.dims }, ..case };
         let case = case.scores(&[ScoreOption::Alibi, ScoreOption::Sinks]).mask(regard_testkit::masks::named("causal"));
         let data = Data::<f32>::new(&case);
         let all = run(&case, &data);
@@ -331,7 +331,7 @@ fn memory_of_the_caller_gets_the_same_bits() {
     let data = Data::<f32>::new(&case);
     let expected = run(&case, &data);
     let shape = expected.out.shape();
-    let strides = regard::Strides { batch: 5000, heads: 6, len: 20 };
+    let strides = regard::tensor::Strides { batch: 5000, heads: 6, len: 20 };
     let (mut out, mut lse) = (vec![7.0; 10_000], vec![7.0; expected.lse.len()]);
     let plan = regard::Plan::new(data.problem(&case), regard::Machine::detect()).unwrap();
     let mut target = ViewMut::strided(&mut out, shape, strides).unwrap();

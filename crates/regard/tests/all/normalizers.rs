@@ -1,9 +1,9 @@
 //! Normalizers other than softmax: their properties, and the accuracy of their gradient estimators.
 
+use regard::plan::OutputGrads;
+use regard::problem::Normalizer;
 use regard::reference::{self, Outcome};
-use regard::{
-    Error, Grads, Isa, Machine, Normalizer, Number, Output, OutputGrads, Plan, Problem, Score, View,
-};
+use regard::{Error, Grads, Isa, Machine, Number, Output, Plan, Problem, Score, View};
 use regard_testkit::run::{both_ways, forward};
 use regard_testkit::{Case, Data, Noise, cases::dims};
 

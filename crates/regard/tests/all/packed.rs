@@ -3,10 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use proptest::prelude::*;
+use regard::cache::CacheShape;
+use regard::plan::OutputGrads;
+use regard::problem::{Additive, Align, Normalizer, Similarity};
+use regard::score::{RelativeBias, alibi_slopes};
 use regard::{
-    Additive, Align, CacheShape, Element, Error, Grads, Isa, KvCache, Machine, Mask, Normalizer,
-    Number, Output, OutputGrads, Plan, Problem, RelativeBias, Score, Similarity, Tensor, View,
-    ViewMut, alibi_slopes, bf16,
+    Element, Error, Grads, Isa, KvCache, Machine, Mask, Number, Output, Plan, Problem, Score,
+    Tensor, View, ViewMut, bf16,
 };
 use regard_testkit::Noise;
 use regard_testkit::close::wide;

@@ -1,9 +1,10 @@
 //! Rotary position embedding (Su et al. 2021): comparison with the reference, and properties of rotations.
 
 use proptest::prelude::*;
+use regard::rope::{Positions, Rope, RopePairs};
 use regard::{
-    Error, Isa, Layout, Machine, Mask, Number, Plan, Positions, Problem, Rope, RopePairs, Shape,
-    Tensor, View, ViewMut, reference,
+    Error, Isa, Layout, Machine, Mask, Number, Plan, Problem, Shape, Tensor, View, ViewMut,
+    reference,
 };
 use regard_testkit::{Arrangement, Noise, Stored};
 use std::time::Instant;

@@ -1,7 +1,8 @@
 //! No call panics: unusual sizes are computed or rejected.
 
 use proptest::prelude::*;
-use regard::{Align, Isa, Machine, Mask, Plan, Problem, Scope, Similarity, View};
+use regard::problem::{Align, Scope, Similarity};
+use regard::{Isa, Machine, Mask, Plan, Problem, View};
 use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::run::forward;
 use regard_testkit::scores::SCORES;

@@ -1,6 +1,8 @@
 //! The intermediate results of `steps` agree with the kernels.
 
-use regard::{Error, Mask, Normalizer, Problem, View, steps};
+use regard::problem::Normalizer;
+use regard::reference::steps;
+use regard::{Error, Mask, Problem, View};
 use regard_testkit::run::forward;
 use regard_testkit::{Case, Data, cases::dims};
 

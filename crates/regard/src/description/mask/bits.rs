@@ -40,7 +40,8 @@ impl Bits {
     /// `firsts [batch or 1, heads or 1, q_len]`: bit `j` of the word with index `w` is key `64 w + j`.
     ///
     /// ```
-    /// use regard::{Bits, Mask, Problem, View};
+    /// use regard::mask::Bits;
+    /// use regard::{Mask, Problem, View};
     /// let data = vec![0.5f32; 200 * 8];
     /// let (q, k) = (View::matrix(&data[..2 * 8], [2, 8])?, View::matrix(&data, [200, 8])?);
     /// // Row 0 sees keys 1 and 64, row 1 key 130.

@@ -5,7 +5,7 @@
 //! Two lists are combined in one sweep, so any combination of rules costs O(ranges). Only `bits` stores more than
 //! O(n) memory.
 //!
-//! Positions: row `i` has position `i + offset` on the key axis (see [`Align`](crate::Align)). The causal, window, block and
+//! Positions: row `i` has position `i + offset` on the key axis (see [`Align`](crate::problem::Align)). The causal, window, block and
 //! stride rules use this position, so they keep their meaning when there are fewer queries than keys.
 
 mod bits;

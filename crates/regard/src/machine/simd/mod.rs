@@ -232,7 +232,7 @@ pub enum Isa {
     /// 512-bit vectors.
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
-    /// 512-bit vectors, and tiles for products of bf16 numbers where the [`Precision`](crate::Precision) allows them.
+    /// 512-bit vectors, and tiles for products of bf16 numbers where the [`Precision`](crate::machine::Precision) allows them.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
 }

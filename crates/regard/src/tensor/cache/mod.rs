@@ -27,7 +27,8 @@ use std::ops::Range;
 /// A paged KV cache: the keys and values of many sequences, within a memory budget.
 ///
 /// ```
-/// use regard::{CacheShape, KvCache, PAGE, View};
+/// use regard::cache::{CacheShape, PAGE};
+/// use regard::{KvCache, View};
 /// # fn main() -> Result<(), regard::Error> {
 /// let shape = CacheShape { heads: 2, qk_dim: 4, v_dim: 3, page: PAGE };
 /// let mut cache = KvCache::<f32>::new(shape, 1 << 20)?;

@@ -1,7 +1,8 @@
 //! Masks and options for property tests, small ones first when a failure shrinks.
 
 use proptest::prelude::*;
-use regard::{Dims, Mask};
+use regard::Mask;
+use regard::problem::Dims;
 use regard_testkit::Noise;
 use regard_testkit::masks::MASKS;
 
