@@ -40,6 +40,7 @@
 //   tensor::view          tensors: borrowed, to be written, owned
 //   tensor::cache         the KV cache, in pages
 //   tensor::source        heads of tensors and of caches, of any type of element
+//   tensor                tensors and their elements, as they are public
 //
 // The description
 //   description::mask        the attention mask
