@@ -117,7 +117,7 @@ impl Measure {
         let mut measured = self.empty(view);
         if self.reads_all() {
             pass::run(self, view, counts, |batch, strips| {
-                self.add(view, batch, strips, &mut measured)
+                self.add(view, batch, strips, &mut measured);
             })?;
         }
         for view in masked {

@@ -30,7 +30,7 @@ fn every_statistic_of_other_types_agrees_with_the_definition() {
 }
 
 fn col_sum(view: &AttentionView<'_, f32>) -> Vec<f32> {
-    Measure::new().col_sum().of(view).unwrap().col_sum
+    Measure::new().col_sum().of(view).expect("a view that fits").col_sum
 }
 
 /// Queries and keys of several heads.
