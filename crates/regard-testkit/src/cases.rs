@@ -10,7 +10,8 @@ use crate::lsh;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
-use regard::{Align, Dims, FeatureMap, Heads, Normalizer, Precision};
+use regard::{Align, Dims, Heads, Normalizer, Precision};
+use regard_approx::FeatureMap;
 use std::fmt;
 
 /// One test call.
@@ -96,7 +97,7 @@ pub enum Way {
     /// Exact attention, by [`Plan`](regard::Plan).
     #[default]
     Exact,
-    /// [`LinearAttention`](regard::LinearAttention) with this feature map: full or causal, no options.
+    /// [`LinearAttention`](regard_approx::LinearAttention) with this feature map: full or causal, no options.
     Linear(FeatureMap),
     /// [`LshAttention`](regard::LshAttention): full or causal, no options.
     Lsh {

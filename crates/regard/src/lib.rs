@@ -50,7 +50,6 @@
 //
 // Beside exact attention
 //   variants::rope        rotary positions
-//   variants::linear      linear attention
 //   variants::lsh         attention among the candidate pairs of locality-sensitive hashing
 //
 //   inspect               weights made again, and measured
@@ -89,7 +88,6 @@ pub use reference::steps::{Steps, steps};
 pub use tensor::cache::{CacheShape, KvCache, PAGE, Sequence};
 pub use tensor::index::{Pair, Scope};
 pub use tensor::view::{Layout, Shape, Strides, Tensor, View, ViewMut};
-pub use variants::linear::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState};
 pub use variants::lsh::{Buckets, LshAttention, LshOutput, Recall, Share};
 pub use variants::rope::{Positions, Rope, RopePairs};
 

@@ -7,7 +7,8 @@ use super::memory;
 use crate::args::Dtype;
 use crate::job::fits_in_memory;
 use anyhow::{Result, anyhow, bail};
-use regard::{Dims, FeatureMap, Heads, Layout, Normalizer, Precision, Shape};
+use regard::{Dims, Heads, Layout, Normalizer, Precision, Shape};
+use regard_approx::FeatureMap;
 use serde::Serialize;
 
 /// What the machine can run out of first.

@@ -12,7 +12,6 @@ use crate::plan::Plan;
 use crate::plan::output::Output;
 use crate::tensor::cache::{KvCache, Sequence};
 use crate::tensor::view::View;
-use crate::variants::linear::{LinearAttention, LinearState};
 use crate::variants::lsh::LshAttention;
 use crate::variants::rope::Rope;
 use half::{bf16, f16};
@@ -24,15 +23,13 @@ struct Made<'m, E: Element> {
     x: View<'m, E>,
     cache: &'m KvCache<E>,
     sequences: &'m [Sequence],
-    linear: LinearAttention,
-    state: LinearState<E>,
     lsh: LshAttention,
     rope: Rope,
 }
 
 /// Makes every call once. Never called itself.
 fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
-    let Made { problem, plan, x, cache, sequences, linear, mut state, lsh, rope } = made;
+    let Made { problem, plan, x, cache, sequences, lsh, rope } = made;
     let machine = plan.machine();
     let mut output = Plan::new(problem.clone(), machine)?.forward(x, x, x)?;
     plan.forward_into(x, x, x, &mut output.out.view_mut(), &mut output.lse, None)?;
@@ -44,9 +41,6 @@ fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
     view.measure(&Measure::new())?;
     AttentionView::cached(&plan, x, (cache, sequences), &shared)?;
     rope.apply(machine, &mut Output::merge(&[cached, shared])?.out.view_mut(), 0..)?;
-    let found = linear.forward(machine, x, x, x)?;
-    linear.backward(machine, x, x, x, &found, x)?;
-    state.step(machine, x, x, x)?;
     let found = lsh.forward(machine, x, x, x)?;
     lsh.backward(machine, x, x, x, &found, x)?;
     found.recall(machine, x, x, 1, 1)?;

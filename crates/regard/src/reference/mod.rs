@@ -17,7 +17,6 @@
 //! fully masked row has `out = 0`, `lse = -inf` (with a sink: `lse = sink`) and `H = 0`.
 
 mod backward;
-pub mod linear;
 mod looks;
 pub(crate) mod steps;
 

@@ -12,7 +12,6 @@ mod gradients;
 mod hidden;
 mod house;
 mod laws;
-mod linear;
 mod looks;
 mod lsh;
 mod normalizers;
