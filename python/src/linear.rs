@@ -5,7 +5,8 @@ use crate::attention::{own, tensor};
 use crate::options::{Call, Described, Stored};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use regard::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState, Tensor, View};
+use regard::{Tensor, View};
+use regard_approx::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState};
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -10,9 +10,9 @@ use crate::lsh;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
-use regard::FeatureMap;
 use regard::machine::Precision;
 use regard::problem::{Align, Dims, Heads, Normalizer};
+use regard_approx::FeatureMap;
 use std::fmt;
 
 /// One test call.
@@ -98,7 +98,7 @@ pub enum Way {
     /// Exact attention, by [`Plan`](regard::Plan).
     #[default]
     Exact,
-    /// [`LinearAttention`](regard::LinearAttention) with this feature map: full or causal, no options.
+    /// [`LinearAttention`](regard_approx::LinearAttention) with this feature map: full or causal, no options.
     Linear(FeatureMap),
     /// [`LshAttention`](regard_approx::LshAttention): full or causal, no options.
     Lsh {

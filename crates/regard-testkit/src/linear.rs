@@ -8,11 +8,10 @@ use crate::close::{
 use crate::data::{Arrangement, Data};
 use crate::masks::named;
 use crate::run::{Runs, Trial};
-use regard::reference::linear as definition;
-use regard::{
-    Element, Error, FeatureMap, Isa, LinearAttention, LinearGrads, LinearOutput, Machine,
+use regard::{Element, Error, Isa, Machine, Number, Tensor};
+use regard_approx::{
+    FeatureMap, LinearAttention, LinearGrads, LinearOutput, linear_reference as definition,
 };
-use regard::{Number, Tensor};
 
 /// Batch, query heads, KV heads, queries, keys, key features, value features: around chunks of 64, with more queries than
 /// keys, with fewer, with one, and long enough for several parts.
@@ -133,7 +132,8 @@ impl<E: Element> Trial for LinearTrial<E> {
     }
 
     fn runs(&self, isa: Isa) -> Runs {
-        if isa.name() == "amx" { Runs::Not } else { Runs::Vectors }
+        // Its products choose their instructions themselves.
+        if isa == Isa::best() { Runs::Vectors } else { Runs::Not }
     }
 
     fn call(&self, machine: Machine) -> Result<Self::Found, Error> {

@@ -19,7 +19,7 @@ pub const THREADS: [usize; 3] = [1, 2, 7];
 /// Result of a run of the table.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Number of rows, each run on every instruction set with every thread count in [`THREADS`].
+    /// Number of rows, each run on every instruction set that it depends on, with every thread count in [`THREADS`].
     pub rows: usize,
     /// Instruction sets covered.
     pub isas: Vec<&'static str>,
@@ -102,7 +102,7 @@ pub(crate) trait Trial {
 /// How a row runs on an instruction set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Runs {
-    /// The same as on the previous instruction set: skipped.
+    /// The same as on another instruction set: skipped.
     Not,
     /// Vector kernels, bit-identical on all instruction sets with fused multiply-add.
     Vectors,

@@ -72,9 +72,8 @@
 //   plan::grads           what a loss says, and what follows
 //   plan                  how a problem is run: stages, tasks, threads; counted and told
 //
-// Beside exact attention
-//   variants::rope        rotary positions
-//   variants::linear      linear attention
+// Beside attention
+//   rope                  rotary position embedding
 //
 //   inspect               weights recomputed: of a row, of a tile, streamed
 //   reference             the definition that judges everything
@@ -87,8 +86,8 @@ mod kernel;
 pub mod machine;
 pub mod plan;
 pub mod reference;
+pub mod rope;
 pub mod tensor;
-mod variants;
 
 /// Attention masks, and masks of your own.
 pub mod mask {
@@ -115,11 +114,6 @@ pub mod cache {
     pub use crate::tensor::cache::{CacheShape, KvCache, PAGE, Sequence};
 }
 
-/// Rotary position embedding.
-pub mod rope {
-    pub use crate::variants::rope::{Positions, Rope, RopePairs};
-}
-
 /// What most programs need: `use regard::prelude::*`.
 pub mod prelude {
     pub use super::attend;
@@ -135,7 +129,6 @@ pub mod prelude {
 }
 
 pub use prelude::*;
-pub use variants::linear::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState};
 
 /// Attention in one call, on all of this machine: scaled dot products of `q [batch, heads.q, q_len, dim]` with
 /// `k [batch, heads.kv, k_len, dim]`, weighting `v [batch, heads.kv, k_len, v_dim]`.

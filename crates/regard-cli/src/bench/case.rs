@@ -9,7 +9,8 @@ use crate::job::fits_in_memory;
 use anyhow::{Result, anyhow, bail};
 use regard::machine::Precision;
 use regard::problem::{Dims, Heads, Normalizer};
-use regard::{FeatureMap, Layout, Shape};
+use regard::{Layout, Shape};
+use regard_approx::FeatureMap;
 use serde::Serialize;
 
 /// What the machine can run out of first.

@@ -5,7 +5,8 @@ use super::limit::Units;
 use super::report::Row;
 use super::{Facts, first_call, visible};
 use anyhow::Result;
-use regard::{Element, Error, FeatureMap, LinearAttention};
+use regard::{Element, Error};
+use regard_approx::{FeatureMap, LinearAttention};
 use std::hint::black_box;
 
 pub(crate) fn measure<E: Element>(compared: &Compared<'_, E>, map: FeatureMap) -> Result<Row> {

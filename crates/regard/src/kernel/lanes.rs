@@ -64,16 +64,6 @@ pub(crate) fn pack_head<N: Number>(
     N::visit(head, WidenRows::side_by_side(isa, rows, to));
 }
 
-/// The same of a head whose type is known.
-pub(crate) fn pack_rows<E: Element>(
-    isa: Isa,
-    head: Rows<'_, E>,
-    rows: RowTile,
-    to: &mut RowBuffer<E::Num>,
-) {
-    WidenRows::side_by_side(isa, rows, to).visit(Head::Rows(head));
-}
-
 /// Widens some rows of a head.
 struct WidenRows<'t, N> {
     isa: Isa,
@@ -300,39 +290,6 @@ impl<E: Element> Task<E::Num> for StoreTransposed<'_, E> {
         for (i, row) in rows.zip(&mut to) {
             for (x, lanes) in row[d..].iter_mut().zip(&lanes[d..]) {
                 x.write(E::narrow(lanes.0[i]));
-            }
-        }
-    }
-}
-
-leaf! {
-    /// Lanes back into rows side by side: `to[i][d] = lanes[d][i] * factor` for `count` rows.
-    pub(crate) fn store_rows<'t, N>(
-        s: S,
-        lanes: &'t [Lanes<N>],
-        count: usize,
-        factor: N,
-        to: &'t mut RowBuffer<N>,
-    ) {
-        let scale = s.splat(factor);
-        for lane in (0..count).step_by(S::LANES) {
-            let rows = lane..(lane + S::LANES).min(count);
-            let mut d = 0;
-            while rows.len() == S::LANES && d + S::LANES <= lanes.len() {
-                let mut block = s.block();
-                for i in 0..S::LANES {
-                    block.as_mut()[i] = s.mul(s.load(&lanes[d + i].0[lane..]), scale);
-                }
-                s.transpose(&mut block);
-                for i in 0..S::LANES {
-                    s.store(block.as_mut()[i], &mut to.row_mut(lane + i)[d..]);
-                }
-                d += S::LANES;
-            }
-            for i in rows {
-                for (x, lanes) in to.row_mut(i)[d..].iter_mut().zip(&lanes[d..]) {
-                    *x = lanes.0[i] * factor;
-                }
             }
         }
     }

@@ -10,10 +10,9 @@ use crate::inspect::AttentionView;
 use crate::machine::simd::Element;
 use crate::plan::Plan;
 use crate::plan::output::Output;
+use crate::rope::Rope;
 use crate::tensor::cache::{KvCache, Sequence};
 use crate::tensor::view::View;
-use crate::variants::linear::{LinearAttention, LinearState};
-use crate::variants::rope::Rope;
 use half::{bf16, f16};
 
 /// What the calls are made of.
@@ -23,14 +22,12 @@ struct Made<'m, E: Element> {
     x: View<'m, E>,
     cache: &'m KvCache<E>,
     sequences: &'m [Sequence],
-    linear: LinearAttention,
-    state: LinearState<E>,
     rope: Rope,
 }
 
 /// Makes every call once. Never called itself.
 fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
-    let Made { problem, plan, x, cache, sequences, linear, mut state, rope } = made;
+    let Made { problem, plan, x, cache, sequences, rope } = made;
     let machine = plan.machine();
     let mut output = Plan::new(problem.clone(), machine)?.forward(x, x, x)?;
     plan.forward_into(x, x, x, &mut output.out.view_mut(), &mut output.lse, None)?;
@@ -42,9 +39,6 @@ fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
     AttentionView::from_lse(&plan, x, x, &shared.lse)?.row(0)?;
     AttentionView::cached(&plan, x, (cache, sequences), &shared)?;
     rope.apply(machine, &mut Output::merge(machine, &[cached, shared])?.out.view_mut(), 0..)?;
-    let found = linear.forward(machine, x, x, x)?;
-    linear.backward(machine, x, x, x, &found, x)?;
-    state.step(machine, x, x, x)?;
     Ok(format!("{plan:#}"))
 }
 

@@ -17,7 +17,6 @@
 //! fully masked row has `out = 0`, `lse = -inf` (with a sink: `lse = sink`) and `H = 0`.
 
 mod backward;
-pub mod linear;
 mod looks;
 mod steps;
 
@@ -30,7 +29,7 @@ use crate::machine::simd::{Element, Number};
 use crate::tensor::index::Pair;
 pub use crate::tensor::view::Inputs;
 use crate::tensor::view::{Shape, View, serving};
-use crate::variants::rope::{Positions, Rope};
+use crate::rope::{Positions, Rope};
 pub use backward::{Grads, backward, backward_in_steps};
 pub use looks::{RowWeights, weights};
 pub use steps::{Steps, steps};

@@ -12,7 +12,6 @@ mod gradients;
 mod hidden;
 mod house;
 mod laws;
-mod linear;
 mod normalizers;
 mod packed;
 mod rope;

@@ -147,6 +147,5 @@ fn what_a_call_is_made_of_can_go_to_other_threads() {
     goes::<regard::Output<f64>>();
     goes::<regard::Grads<regard::f16>>();
     goes::<regard::KvCache<f32>>();
-    goes::<regard::LinearState<f32>>();
     goes::<regard::Error>();
 }

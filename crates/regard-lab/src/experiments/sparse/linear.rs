@@ -3,7 +3,8 @@
 use super::{D, ROUNDING};
 use crate::measure::{distance, timed, wide};
 use crate::{Error, Report, Trial};
-use regard::{FeatureMap, LinearAttention, Machine, Mask, View, attend, reference};
+use regard::{Machine, Mask, View, attend};
+use regard_approx::{FeatureMap, LinearAttention, linear_reference};
 
 /// What linear attention gave.
 pub(super) struct Linear {
@@ -34,7 +35,7 @@ impl Linear {
             linear.forward(Machine::detect(), x, x, v).map(|output| output.out)
         };
         let out = call(x, v)?;
-        let truth = reference::linear::forward::<f64, f32>(&linear, (x, x, v));
+        let truth = linear_reference::forward::<f64, f32>(&linear, (x, x, v));
 
         // Values that are 1 at their own place and 0 elsewhere make outputs of weights.
         let m = 512;

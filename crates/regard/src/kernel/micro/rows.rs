@@ -8,8 +8,6 @@
 use super::UNROLL;
 use crate::machine::simd::{GROUP, Isa, Lanes, MAX_LANES, Number, Simd, Task};
 use crate::tensor::index::{RowMask, Span};
-use crate::tensor::view::Rows;
-use std::ops::Range;
 
 /// A matrix whose rows are padded with zeros to whole vectors. No vector load crosses a cache line.
 #[derive(Debug)]
@@ -41,13 +39,6 @@ impl<N: Number> RowBuffer<N> {
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, i: usize) -> &mut [N] {
         &mut self.data[self.first + i * self.width..][..self.width]
-    }
-
-    /// A range of rows as a matrix with `features` columns.
-    pub(crate) fn view(&self, rows: Range<usize>, features: usize) -> Rows<'_, N> {
-        let data =
-            &self.data[self.first + rows.start * self.width..self.first + rows.end * self.width];
-        Rows { data, stride: self.width, len: rows.len(), dim: features.min(self.width) }
     }
 
     /// The data from row `i` on, and the row stride.

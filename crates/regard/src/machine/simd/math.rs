@@ -1,13 +1,27 @@
 //! Vector functions, one implementation for all instruction sets: the same operations, so the results are bitwise equal
 //! wherever `fma` is fused.
 
-use super::{Number, Simd};
+use super::{MAX_LANES, Number, Simd, leaf};
 
 /// `2^x`, exactly 1 at 0 and 0 at `-inf`. Error at most 3 ulp for `f32`.
 #[inline(always)]
 pub(crate) fn exp2<N: Number, S: Simd<N>>(s: S, x: S::V) -> S::V {
     let (power, e) = parts(s, x);
     s.scale(power, e)
+}
+
+leaf! {
+    /// [`exp2`] of each number of a slice.
+    pub(crate) fn exp2_each<'t, N>(s: S, x: &'t mut [N]) {
+        let mut vectors = x.chunks_exact_mut(S::LANES);
+        for x in &mut vectors {
+            s.store(exp2(s, s.load(x)), x);
+        }
+        let (rest, mut last) = (vectors.into_remainder(), [N::zero(); MAX_LANES]);
+        last[..rest.len()].copy_from_slice(rest);
+        s.store(exp2(s, s.load(&last)), &mut last);
+        rest.copy_from_slice(&last[..rest.len()]);
+    }
 }
 
 /// `2^x` for softmax weights: as [`exp2`], but 0 where negligible ([`Simd::scale_weight`]). Otherwise a sum over widely spread
@@ -131,6 +145,19 @@ mod tests {
     /// Every `step`-th float from `-0` down to `lowest`.
     fn negatives(lowest: f32, step: usize) -> impl Iterator<Item = u32> {
         (0x8000_0000..=lowest.to_bits()).step_by(step)
+    }
+
+    #[test]
+    fn exp2_of_a_slice_of_any_length_is_that_of_its_numbers() {
+        for isa in Isa::available() {
+            for n in [0, 1, 15, 16, 17, 100] {
+                let exact: Vec<f32> = (0..n).map(|i| (i as f32 / 8.0 - 3.0).exp2()).collect();
+                let mut x: Vec<f32> = (0..n).map(|i| i as f32 / 8.0 - 3.0).collect();
+                exp2_each(isa, &mut x);
+                let close = |(x, y): (&f32, &f32)| (x - y).abs() <= 3.0 * f32::EPSILON * y;
+                assert!(x.iter().zip(&exact).all(close), "{n} on {}: {x:?}", isa.name());
+            }
+        }
     }
 
     #[test]

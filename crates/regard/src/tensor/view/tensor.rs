@@ -59,8 +59,8 @@ impl<E> Tensor<E> {
         Self::zeros(view, view.shape.dim)
     }
 
-    /// All 0, in the layout of another tensor, with as many features as asked for.
-    pub(crate) fn zeros<F: Element>(view: &View<'_, F>, dim: usize) -> Result<Self, Error>
+    /// All 0, in the layout of another tensor and packed if that is, with `dim` features.
+    pub fn zeros<F: Element>(view: &View<'_, F>, dim: usize) -> Result<Self, Error>
     where
         E: Element,
     {
@@ -103,7 +103,9 @@ impl<E> Tensor<E> {
         unsafe { ViewMut::of_checked(data, (shape, strides), offsets) }
     }
 
-    pub(crate) fn data_mut(&mut self) -> &mut [E] {
+    /// The elements in memory order, to be changed.
+    #[must_use]
+    pub fn data_mut(&mut self) -> &mut [E] {
         &mut self.data
     }
 

@@ -162,33 +162,6 @@ impl<'a, E> ViewMut<'a, E> {
         });
     }
 
-    /// Cuts rows into tiles for tasks, in the order of items, of `groups` groups of neighbouring heads, and of the ranges that
-    /// the rows of an item are cut into, which ascend. Tiles have a part for each head.
-    pub(crate) fn divide(
-        &mut self,
-        groups: usize,
-        ranges: impl Fn(usize) -> Vec<Range<usize>>,
-    ) -> Vec<TileMut<'_, E>> {
-        assert!(self.written);
-        let (view, Shape { batch, heads, .. }) = (&*self, self.shape);
-        let group = heads.checked_div(groups).unwrap_or(0);
-        let mut tiles = Vec::new();
-        for b in 0..batch {
-            let ranges = ranges(b);
-            assert!(ranges.iter().all(|rows| rows.start <= rows.end));
-            assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
-            for (g, rows) in (0..groups).flat_map(|g| ranges.iter().map(move |rows| (g, rows))) {
-                let rows = RowTile { first: rows.start, step: 1, count: rows.len() };
-                let heads = TileHeads { head: g * group, apart: 1, parts: 0..group };
-                // SAFETY: `&mut self` is borrowed for as long as the tiles live, ranges ascend (asserted above) and groups of
-                // heads are apart, so no two tiles have a row of a head in common; all elements have values (`written`,
-                // asserted above).
-                tiles.push(unsafe { view.tile(b, heads, rows) });
-            }
-        }
-        tiles
-    }
-
     /// Makes all rows of an item 0.
     ///
     /// # Safety

@@ -1,12 +1,12 @@
-//! Linear attention: properties that the case table does not cover.
+//! Linear attention: its rows of the case table, and properties that these do not cover.
 
-use regard::reference::linear as definition;
-use regard::{
-    Error, FeatureMap, Isa, LinearAttention, LinearGrads, LinearOutput, LinearState, Machine,
-    Tensor, View,
+use regard::{Error, Machine, Tensor, View};
+use regard_approx::{
+    FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState,
+    linear_reference as definition,
 };
 use regard_testkit::cases::dims;
-use regard_testkit::{Case, Data, Noise};
+use regard_testkit::{Case, Data, Noise, check, linear};
 
 const MAPS: [FeatureMap; 3] = [
     FeatureMap::EluPlusOne,
@@ -36,6 +36,13 @@ fn both(
 
 fn close(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-5 * (1.0 + b.abs()))
+}
+
+#[test]
+fn its_rows_of_the_table_agree_with_the_definition() {
+    let report = check(&linear::cases(), &mut |_, _| {});
+    assert!(report.is_green(), "{report}");
+    println!("{report}");
 }
 
 /// Gradients of the reference against finite differences of the reference, both in `f64`.
@@ -137,18 +144,17 @@ fn hidden_keys_are_never_touched() {
     let mut data = Data::<f32>::new(&Case::new(dims([1, 1, 1, 130, 130, 8, 8])));
     for map in MAPS {
         let attention = LinearAttention::new(map).causal();
-        for isa in Isa::available() {
-            let machine = Machine::detect().isa(isa);
-            let (q, k, v) = data.inputs();
-            let before = attention.forward(machine, q, k, v).unwrap().out;
-            let mut poisoned = data.clone();
-            poisoned.k.data[100 * 8..].fill(f32::NAN);
-            poisoned.v.data[100 * 8..].fill(f32::NAN);
-            let (q, k, v) = poisoned.inputs();
-            let after = attention.forward(machine, q, k, v).unwrap().out;
-            assert_eq!(before.data()[..100 * 8], after.data()[..100 * 8], "{map:?} {}", isa.name());
-            assert!(after.data()[100 * 8..].iter().all(|x| x.is_nan()), "{map:?} {}", isa.name());
-        }
+        let (q, k, v) = data.inputs();
+        let before = attention.forward(Machine::detect(), q, k, v).unwrap().out;
+        let mut poisoned = data.clone();
+        poisoned.k.data[100 * 8..].fill(f32::NAN);
+        poisoned.v.data[100 * 8..].fill(f32::NAN);
+        let (q, k, v) = poisoned.inputs();
+        let (output, grads) = both(attention, Machine::detect(), (q, k, v), data.d_out.view());
+        let (after, d_q) = (output.out.data(), grads.q.data());
+        assert_eq!(before.data()[..100 * 8], after[..100 * 8], "{map:?}");
+        assert!(after[100 * 8..].iter().all(|x| x.is_nan()), "{map:?}");
+        assert!(d_q[..100 * 8].iter().all(|x| x.is_finite()), "{map:?}");
     }
     // Fully masked rows are 0, even if their queries are NaN.
     data.q.data[..8].fill(f32::NAN);
@@ -223,6 +229,9 @@ fn what_cannot_be_meant_is_refused() {
     let mut state = LinearState::<f32>::new(FeatureMap::Relu, [1, 2, 4, 4]).unwrap();
     let wrong = state.step(Machine::detect(), x, y, y).unwrap_err().to_string();
     says(wrong, "queries of new positions: 3 is out of range; give a value below 3");
+    let none = view([1, 2, 0, 4]);
+    let wrong = state.step(Machine::detect(), x, none, none).unwrap_err().to_string();
+    says(wrong, "queries of new positions: 3 is out of range; give a value below 1");
     let wrong =
         state.step(Machine::detect(), view([1, 1, 3, 4]), view([1, 1, 3, 4]), view([1, 1, 3, 4]));
     says(wrong.unwrap_err().to_string(), "heads: the state has 2, k has 1");
@@ -247,9 +256,13 @@ fn tensors_of_nothing_may_be_as_large_as_they_like() {
 fn weights_too_small_to_divide_by_count_as_none() {
     let (x, v) = ([1e-20f32], [1f32]);
     let (x, v) = (View::matrix(&x, [1, 1]).unwrap(), View::matrix(&v, [1, 1]).unwrap());
-    for isa in regard::Isa::available() {
-        let attention = LinearAttention::new(FeatureMap::Relu);
-        let out = attention.forward(Machine::detect().isa(isa), x, x, v).unwrap().out;
-        assert_eq!(out.data(), [0.0]);
-    }
+    let attention = LinearAttention::new(FeatureMap::Relu);
+    let out = attention.forward(Machine::detect(), x, x, v).unwrap().out;
+    assert_eq!(out.data(), [0.0]);
+}
+
+#[test]
+fn a_state_can_go_to_other_threads() {
+    fn goes<T: Send + Sync>() {}
+    goes::<LinearState<f32>>();
 }

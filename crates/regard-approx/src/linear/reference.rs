@@ -10,11 +10,23 @@
 //! where `phi` is the [`FeatureMap`]. Exponentials are relative to the largest argument of the query and to the largest
 //! argument of all keys of the head. Both are common factors of a row, which the normalization cancels.
 
-use super::{Grads, Inputs, dot, rows, widened};
-use crate::description::problem::Problem;
-use crate::machine::simd::{Element, Number};
-use crate::tensor::view::View;
-use crate::variants::linear::{FeatureMap, LinearAttention};
+use super::{FeatureMap, LinearAttention};
+use regard::problem::Dims;
+use regard::reference::{Grads, Inputs};
+use regard::{Element, Number, Problem, View};
+
+fn dot<N: Number>(a: &[N], b: &[N]) -> N {
+    a.iter().zip(b).map(|(a, b)| *a * *b).sum()
+}
+
+fn widened<N: Number, E: Element>(row: &[E]) -> Vec<N> {
+    row.iter().map(|x| N::from_f64(Number::to_f64(x.widen()))).collect()
+}
+
+/// The key head that serves a query head.
+fn kv_head(dims: Dims, head: usize) -> usize {
+    head / (dims.heads.q / dims.heads.kv)
+}
 
 /// Rows of a head: scaled inputs and their features.
 struct Rows<N> {
@@ -128,7 +140,7 @@ impl<N: Number> Head<N> {
         (batch, head): (usize, usize),
         round: fn(N) -> N,
     ) -> Self {
-        let (scope, kv_head) = (problem.scope(batch, head), problem.kv_head(head));
+        let (scope, kv_head) = (problem.scope(batch, head), kv_head(problem.dims(), head));
         let q = map.rows((0..scope.q_len).map(|i| q.row(batch, head, i)), true, round);
         let k = map.rows((0..scope.k_len).map(|j| k.row(batch, kv_head, j)), false, round);
         Self { q, k }
@@ -146,9 +158,16 @@ impl<N: Number> Head<N> {
 }
 
 /// Keys visible to the row at `(batch, head, row)`.
-fn visible<E: Element>(problem: &Problem<'_, E>, at: (usize, usize, usize)) -> Vec<usize> {
-    let scope = problem.scope(at.0, at.1);
-    (0..scope.k_len).filter(|key| problem.mask.is_visible(&scope, at.2, *key)).collect()
+fn visible<E: Element>(
+    attention: &LinearAttention,
+    problem: &Problem<'_, E>,
+    (batch, head, row): (usize, usize, usize),
+) -> Vec<usize> {
+    let scope = problem.scope(batch, head);
+    let seen = scope.position(row);
+    let is_visible =
+        |key: &usize| !attention.is_causal() || i64::try_from(*key).is_ok_and(|key| key <= seen);
+    (0..scope.k_len).filter(is_visible).collect()
 }
 
 /// Reference forward pass: dense `out [batch, heads.q, q_len, v_dim]`.
@@ -167,20 +186,20 @@ pub fn forward_in_steps<N: Number, E: Element>(
     (q, k, v): Inputs<'_, E>,
     round: fn(N) -> N,
 ) -> Vec<N> {
-    let problem = attention.problem(&q, &k, &v);
+    let problem = attention.problem((q, k, v));
     let map = Map::new(attention.map(), k.shape().dim);
-    let (mut result, mut head) = (Vec::new(), None);
-    for (batch, h, row) in rows(&problem) {
-        if row == 0 {
-            head = Some(Head::new(&map, &problem, (q, k), (batch, h), round));
+    let (dims, mut result) = (problem.dims(), Vec::new());
+    for (batch, h) in (0..dims.batch).flat_map(|b| (0..dims.heads.q).map(move |h| (b, h))) {
+        let head = Head::new(&map, &problem, (q, k), (batch, h), round);
+        for row in 0..problem.scope(batch, h).q_len {
+            let visible = visible(attention, &problem, (batch, h, row));
+            let mut out = vec![N::zero(); v.shape().dim];
+            for (key, a) in head.weights(row, &visible, round).0 {
+                let v: Vec<N> = widened(v.row(batch, kv_head(dims, h), key));
+                out.iter_mut().zip(v).for_each(|(out, v)| *out = *out + a * v);
+            }
+            result.extend(out.into_iter().map(round));
         }
-        let Some(head) = &head else { continue };
-        let mut out = vec![N::zero(); v.shape().dim];
-        for (key, a) in head.weights(row, &visible(&problem, (batch, h, row)), round).0 {
-            let v: Vec<N> = widened(v.row(batch, problem.kv_head(h), key));
-            out.iter_mut().zip(v).for_each(|(out, v)| *out = *out + a * v);
-        }
-        result.extend(out.into_iter().map(round));
     }
     result
 }
@@ -208,19 +227,20 @@ pub fn backward_in_steps<N: Number, E: Element>(
     d_out: &[N],
     round: fn(N) -> N,
 ) -> Grads<N> {
-    let problem = attention.problem(&q, &k, &v);
+    let problem = attention.problem((q, k, v));
     let (dims, map) = (problem.dims(), Map::new(attention.map(), k.shape().dim));
     let (kv, dim, v_dim) = (dims.batch * dims.heads.kv * dims.k_len, dims.qk_dim, dims.v_dim);
     let zeros = |n: usize| vec![N::zero(); n];
     let mut g = Grads { k: zeros(kv * dim), v: zeros(kv * v_dim), ..Grads::<N>::default() };
     for (batch, h) in (0..dims.batch).flat_map(|b| (0..dims.heads.q).map(move |h| (b, h))) {
         let head = Head::new(&map, &problem, (q, k), (batch, h), round);
-        let (mut d_phi, kv_head) = (FeatureGrads::new(&head), problem.kv_head(h));
+        let (mut d_phi, kv_head) = (FeatureGrads::new(&head), kv_head(dims, h));
         let kv_row = |key: usize| (batch * dims.heads.kv + kv_head) * dims.k_len + key;
         for row in 0..dims.q_len {
             let r = (batch * dims.heads.q + h) * dims.q_len + row;
             let d_out = &d_out[r * v_dim..][..v_dim];
-            let (weights, sum) = head.weights(row, &visible(&problem, (batch, h, row)), round);
+            let (weights, sum) =
+                head.weights(row, &visible(attention, &problem, (batch, h, row)), round);
             let d_a = |key: &usize| round(dot(d_out, &widened(v.row(batch, kv_head, *key))));
             let d_a: Vec<N> = weights.iter().map(|(key, _)| d_a(key)).collect();
             let mean: N = weights.iter().zip(&d_a).map(|((_, a), d_a)| *a * *d_a).sum();

@@ -1,4 +1,0 @@
-//! What stands beside exact attention: positions, and functions of their own whose cost grows with the length alone.
-
-pub(crate) mod linear;
-pub(crate) mod rope;
