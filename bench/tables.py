@@ -100,7 +100,6 @@ PAGES = [
     Page("README.md", "en", ""),
     Page("README.zh.md", "zh", ""),
     Page("docs/speed.md", "en", "../"),
-    Page("docs/python-huggingface.md", "en", "../"),
     Page("book/en/src/lab.md", "en", "../../../"),
 ]
 
