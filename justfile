@@ -74,6 +74,12 @@ examples:
 book:
     book/check
 
+# The reference pages of the book that are made of help texts and docstrings; needs the built command and Python module
+reference python="target/python/bin/python":
+    book/command-reference
+    PYTHONPATH=python {{python}} book/python-api
+    book/errors-check --write
+
 bench *args:
     cargo run --release --locked -p regard-cli -- bench {{args}}
 

@@ -102,7 +102,6 @@ PAGES = [
     Page("docs/compare.md", "en", "../"),
     Page("docs/compare.zh.md", "zh", "../"),
     Page("docs/speed.md", "en", "../"),
-    Page("docs/python-huggingface.md", "en", "../"),
     Page("book/en/src/lab.md", "en", "../../../"),
 ]
 

@@ -21,6 +21,7 @@ from regard._call import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/python.md"
+OPTIONS = ROOT / "docs/options.md"
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "python/README.md", *sorted((ROOT / "docs").glob("python*.md"))]
 NOTEBOOK = ROOT / "python/notebooks/look_inside.py"
 OPTIONAL = {"ml_dtypes", "torch", "transformers"}
@@ -92,19 +93,24 @@ def test_a_block_that_is_not_run_says_why():
             assert block.not_run is None or len(block.not_run.split()) > 1, f"{page.name}, line {block.line}"
 
 
-def names_of_table(heading: str) -> set[str]:
-    """What stands in code signs in the first column of the table below a heading of docs/python.md."""
-    section = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    first = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
-    return {name for cell in first for name in re.findall(r"`(\w+)", cell)}
+def column(heading: str, title: str) -> list[str]:
+    """The cells of the column with this title in the tables below a heading of docs/options.md."""
+    section = OPTIONS.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if line.startswith("|")]
+    at = [cell.strip() for cell in rows[0]].index(title)
+    return [row[at].strip() for row in rows[2:] if len(row) == len(rows[0])]
 
 
 def test_the_table_of_options_has_every_option_and_no_other():
-    assert names_of_table("Options") == {*inspect.signature(describe).parameters, "return_aux"} - {"q"}
+    cells = column("Scores", "Python") + column("Options of the call", "Python")
+    names = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    names |= {"mask", "similarity", "normalizer"}  # these have tables of their own
+    assert names == {*inspect.signature(describe).parameters, "return_aux"} - {"q"}
 
 
 def test_the_table_of_masks_has_every_rule_and_no_other():
-    assert names_of_table("Masks") == {name for name in masks.__all__ if name not in ("Mask", "of", "parse")}
+    names = {name for cell in column("Masks", "`regard.masks.`") for name in re.findall(r"`(\w+)\(", cell)}
+    assert names == {name for name in masks.__all__ if name not in ("Mask", "of", "parse")}
 
 
 def test_the_page_tells_of_everything_that_is_public():
