@@ -21,9 +21,13 @@ from regard._call import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/python.md"
+BOOK = ROOT / "book/en/src"
+GUIDES = sorted(path for folder in ("tutorials", "howto") for path in (BOOK / folder).glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "python/README.md", *sorted((ROOT / "docs").glob("python*.md"))]
+# Some guides are about Rust or the command alone.
+PAGES += [path for path in GUIDES if "```python\n" in path.read_text(encoding="utf-8")]
 NOTEBOOK = ROOT / "python/notebooks/look_inside.py"
-OPTIONAL = {"ml_dtypes", "torch", "transformers"}
+OPTIONAL = {"bertviz", "ml_dtypes", "torch", "transformers"}
 """Packages that a page may need and a machine may lack."""
 LACKING = 77
 """What the process of a page returns where it lacks one."""
