@@ -1,10 +1,12 @@
 """Every block of Python in the documents runs, each page from top to bottom, and so does the notebook.
 
-A block that cannot run here has a line `<!-- not run: why -->` before it.
+A block that cannot run here has a line `<!-- not run: why -->` before it. The tutorials and how-to guides of the book run in English; the
+Chinese pages have the same code, but for comments.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import re
@@ -94,6 +96,14 @@ def test_a_block_that_is_not_run_says_why():
     for page in PAGES:
         for block in blocks(page):
             assert block.not_run is None or len(block.not_run.split()) > 1, f"{page.name}, line {block.line}"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.relative_to(BOOK).as_posix())
+def test_a_chinese_guide_has_the_code_of_the_english_one(page):
+    def code(path: Path) -> list[tuple[str, bool]]:
+        return [(ast.dump(ast.parse(block.code)), block.not_run is not None) for block in blocks(path)]
+
+    assert code(ROOT / "book/zh/src" / page.relative_to(BOOK)) == code(page)
 
 
 def names_of_table(heading: str) -> set[str]:
