@@ -36,10 +36,12 @@ const GUESSES: [(&str, Option<usize>); 8] = [
 ];
 
 // ANCHOR: heart
+// ANCHOR: algebra
 /// By the algebra: a word sees itself and the two before it in its own text, and all see the first.
 fn packed(texts: &[u32]) -> Mask {
     Mask::causal().window(3).and(Mask::segments(texts)).or(Mask::prefix(1))
 }
+// ANCHOR_END: algebra
 
 /// By a rule of our own: keys are a text and a tree of guesses behind it, queries the guesses. Each sees the text, itself, and
 /// what it follows.
@@ -126,6 +128,7 @@ fn main() -> Result<(), Error> {
     println!("All guesses in one call, or each branch alone: {apart:.0e} apart at most.");
     assert!(apart < 1e-5, "a branch of the tree is a text of its own");
 
+    // ANCHOR: hidden
     // "old" and all that follows it become nonsense: 1, 4, 5 and 7.
     for guess in (0..GUESSES.len()).filter(|guess| paths[*guess][0] == 1) {
         k[(TEXT.len() + guess) * DIM..][..DIM].fill(f32::NAN);
@@ -137,5 +140,6 @@ fn main() -> Result<(), Error> {
         rows.filter(|((before, after), _)| before == after).map(|(_, (word, _))| word).collect();
     println!("With NaN in \"old\" and all that follows it, no bit changes of {}.", same.join(" "));
     assert_eq!(same, ["mat", ".", "and", "slept"], "what is hidden is part of no arithmetic");
+    // ANCHOR_END: hidden
     Ok(())
 }

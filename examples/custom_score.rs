@@ -66,6 +66,7 @@ fn loss(data: &Tensors, score: &Score<'_, f64>) -> Result<f64, Error> {
     Ok(out.data().iter().zip(&data[3]).map(|(x, d)| x * d).sum())
 }
 
+// ANCHOR: gradients
 /// Its gradients by q, k and v.
 fn gradients(data: &Tensors, score: &Score<'_, f64>) -> Result<[Vec<f64>; 3], Error> {
     let [q, k, v, d_out] = data.each_ref().map(|x| View::bhsd(x, SHAPE));
@@ -76,6 +77,7 @@ fn gradients(data: &Tensors, score: &Score<'_, f64>) -> Result<[Vec<f64>; 3], Er
     let grads = plan.backward(q, k, v, &output, d_out?)?;
     Ok([grads.q, grads.k, grads.v].map(|grad| grad.data().to_vec()))
 }
+// ANCHOR_END: gradients
 
 /// How far gradients are from central differences of the loss, at most, compared with the largest gradient.
 fn error(data: &Tensors, score: &Score<'_, f64>) -> Result<f64, Error> {
@@ -104,12 +106,14 @@ fn main() -> Result<(), Error> {
     let slopes = [0.5, 0.125];
     let own = Forgetful { cap: 3.0, rate: 0.7 };
     let careless = Careless(Forgetful { ..own });
+    // ANCHOR: scores
     let scores = [
         ("plain", Score::new()),
         ("softcap 2", Score::new().softcap(2.0)),
         ("alibi", Score::new().alibi(&slopes)),
         ("our own", Score::new().custom(&own)),
     ];
+    // ANCHOR_END: scores
 
     println!("What the last of {LEN} queries sees, from the first key to its own:");
     let (q, k) = (View::bhsd(&data[0], SHAPE)?, View::bhsd(&data[1], SHAPE)?);

@@ -1,10 +1,12 @@
 """Every block of Python in the documents runs, each page from top to bottom, and so does the notebook.
 
-A block that cannot run here has a line `<!-- not run: why -->` before it.
+A block that cannot run here has a line `<!-- not run: why -->` before it. The tutorials and how-to guides of the book run in English; the
+Chinese pages have the same code, but for comments.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import re
@@ -22,9 +24,13 @@ from regard._call import describe
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/python.md"
 OPTIONS = ROOT / "docs/options.md"
+BOOK = ROOT / "book/en/src"
+GUIDES = sorted(path for folder in ("tutorials", "howto") for path in (BOOK / folder).glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "python/README.md", *sorted((ROOT / "docs").glob("python*.md"))]
+# Some guides are about Rust or the command alone.
+PAGES += [path for path in GUIDES if "```python\n" in path.read_text(encoding="utf-8")]
 NOTEBOOK = ROOT / "python/notebooks/look_inside.py"
-OPTIONAL = {"ml_dtypes", "torch", "transformers"}
+OPTIONAL = {"bertviz", "ml_dtypes", "torch", "transformers"}
 """Packages that a page may need and a machine may lack."""
 LACKING = 77
 """What the process of a page returns where it lacks one."""
@@ -91,6 +97,14 @@ def test_a_block_that_is_not_run_says_why():
     for page in PAGES:
         for block in blocks(page):
             assert block.not_run is None or len(block.not_run.split()) > 1, f"{page.name}, line {block.line}"
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.relative_to(BOOK).as_posix())
+def test_a_chinese_guide_has_the_code_of_the_english_one(page):
+    def code(path: Path) -> list[tuple[str, bool]]:
+        return [(ast.dump(ast.parse(block.code)), block.not_run is not None) for block in blocks(path)]
+
+    assert code(ROOT / "book/zh/src" / page.relative_to(BOOK)) == code(page)
 
 
 def column(heading: str, title: str) -> list[str]:

@@ -47,11 +47,13 @@ fn tensors_that_disagree_are_errors() {
     check([2, 4, 5, 3], [2, 2, 7, 3], [2, 4, 7, 6], e, &["heads: k has 2, v has 4", equal]);
     let e = axis("keys", ("k", 7), ("v", 8));
     check([2, 4, 5, 3], [2, 2, 7, 3], [2, 2, 8, 6], e, &["keys: k has 7, v has 8", equal]);
+    // ANCHOR: features
     let e = axis("features", ("q", 64), ("k", 32));
     check([2, 4, 5, 64], [2, 2, 7, 32], v, e, &["features: q has 64, k has 32", equal]);
     let e = Error::HeadGroups { q: 4, kv: 3 };
     let words = ["heads", "q has 4", "have 3", "multiple"];
     check([2, 4, 5, 3], [2, 3, 7, 3], [2, 3, 7, 6], e, &words);
+    // ANCHOR_END: features
     let e = Error::HeadGroups { q: 4, kv: 0 };
     check([2, 4, 5, 3], [2, 0, 7, 3], [2, 0, 7, 6], e, &["q has 4", "have 0", "multiple"]);
     let e = Error::NoFeatures { tensor: "q" };
