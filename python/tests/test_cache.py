@@ -145,7 +145,7 @@ def test_the_budget_is_kept_and_freed_pages_are_used_again():
     first, second = cache.start(), cache.start()
     cache.append(first, *past(64))
     cache.append(second, *past(64))
-    with pytest.raises(ValueError, match=f"{3 * PAGE_BYTES} bytes of pages would be in use, the budget is {2 * PAGE_BYTES + 100}"):
+    with pytest.raises(ValueError, match=f"{3 * PAGE_BYTES} bytes needed, the budget is {2 * PAGE_BYTES + 100}"):
         cache.append(first, *past(1))
     assert cache.len(first) == 64
     cache.free(second)

@@ -271,7 +271,7 @@ X = np.zeros((2, 4, 6, 8), np.float32)
         ((X, X, X[:, :2]), {}, "heads: k has 4, v has 2"),
         ((X[0], X, X), {}, r"q: expected \[batch, heads, length, features\], found f32 \[4, 6, 8\]"),
         ((X, X.astype(np.float64), X), {}, "k: expected f32, found f64"),
-        ((X, X, X), {"bias": np.zeros((1, 1, 6, 5), np.float32)}, r"bias: shape \[1, 1, 6, 5\] against scores \[2, 4, 6, 6\]"),
+        ((X, X, X), {"bias": np.zeros((1, 1, 6, 5), np.float32)}, r"bias: shape \[1, 1, 6, 5\] cannot be broadcast to the scores \[2, 4, 6, 6\]"),
         ((X, X, X), {"bias": np.zeros((1, 1, 6, 6))}, "bias: expected f32, found f64"),
         ((X, X, X), {"alibi": [1.0]}, "alibi: 1 entries; give 4"),
         ((X, X, X), {"sinks": [1.0, 2.0]}, "sinks: 2 entries; give 4"),

@@ -13,30 +13,30 @@ use std::path::PathBuf;
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) verb: Verb,
-    /// How to print: for people, or one JSON object a line for programs
+    /// Output format: text, or JSON with one object per line
     #[arg(long, global = true, value_enum, default_value_t = Format::Text, display_order = 100)]
     pub(crate) format: Format,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// This machine: CPU, instruction sets, threads, caches, and what a typical call would run
+    /// Show CPU, instruction sets, threads, caches, and the plan of a typical call
     Info,
-    /// What would run for a problem described by flags, how much work it is, and why
+    /// Show the execution plan of an attention call, its cost, and the reasons
     Plan(Box<PlanArgs>),
-    /// Attention on a few small random inputs, step by step: every number, every shape
+    /// Print attention on small random inputs step by step, with all values and shapes
     Steps(Box<StepsArgs>),
-    /// Whether results are right here: the case table against the definition, and the worst error of each option
+    /// Verify results on this machine: every test case against the definition, with the largest error of each option
     Check,
-    /// What heads look at: in the terminal, as SVG, PNG or HTML, or served as a map to zoom into
+    /// Draw attention maps: terminal, SVG, PNG, HTML, or a zoomable map in a browser
     Look(Box<LookArgs>),
-    /// Numbers of each head: how concentrated it is, how far it looks, what goes to the first token
+    /// Statistics of each head: entropy, mean attention distance, weight of the first token
     Stats(StatsArgs),
-    /// Which head tolerates which sparsity: the weight that windows, the largest, masks or hashing would keep
+    /// Attention mass that sparse patterns retain, for each head: windows, top-k, masks, LSH
     Audit(AuditArgs),
-    /// How far apart the weights of two runs are: Kullback-Leibler and Jensen-Shannon, head by head
+    /// Compare the attention weights of two traces: KL and JS divergence of each head
     Diff(DiffArgs),
-    /// How fast calls are here, beside the machine's own limit and, if wanted, PyTorch
+    /// Benchmark attention calls against the machine's roofline and, optionally, other engines
     Bench(BenchArgs),
     #[cfg(feature = "models")]
     #[command(flatten)]
@@ -44,7 +44,7 @@ pub(crate) enum Verb {
     #[cfg(feature = "train")]
     #[command(flatten)]
     Train(crate::train::Verb),
-    /// Claims about attention, each predicted by theory, measured here and judged: `regard lab` lists them, `regard lab scaling` runs one
+    /// Experiments on attention: prediction and measurement; `regard lab` lists them, `regard lab scaling` runs one
     #[cfg(feature = "lab")]
     Lab(crate::lab::LabArgs),
 }
@@ -121,26 +121,26 @@ pub(crate) enum SimilarityArg {
 /// From a query and a key to their score.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ScoreArgs {
-    /// Who may see whom: rules joined by & and |, for example 'causal & (window 128 | dilated 128)'
+    /// Attention mask: rules joined by & and |, for example 'causal & (window 128 | dilated 128)'
     #[arg(long, value_name = "RULES", default_value = "full", long_help = regard_scope::MASK_HELP)]
     pub(crate) mask: String,
-    /// How a query and a key make a number
+    /// Similarity function of a query and a key
     #[arg(long, value_enum, default_value_t = SimilarityArg::Dot)]
     pub(crate) similarity: SimilarityArg,
-    /// Multiplies the similarity [default: 1 / sqrt(dim); 1 for additive]
+    /// Scale of the scores [default: 1 / sqrt(dim); 1 for additive]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) scale: Option<f64>,
-    /// Divides the scale
+    /// Softmax temperature: divides the scores
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f64>,
-    /// Bounds scores smoothly: cap tanh(score / cap)
+    /// Softcap: cap * tanh(score / cap)
     #[arg(long, value_name = "CAP", allow_negative_numbers = true)]
     pub(crate) softcap: Option<f64>,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PlanArgs {
-    /// Independent items
+    /// Batch size
     #[arg(long, value_name = "N", default_value = "1", value_parser = count)]
     pub(crate) batch: usize,
     /// Query heads
@@ -155,33 +155,33 @@ pub(crate) struct PlanArgs {
     /// Keys [default: as --queries]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) keys: Option<usize>,
-    /// Features of a query and a key
+    /// Head dimension of queries and keys
     #[arg(long, value_name = "N", default_value = "64", value_parser = count)]
     pub(crate) dim: usize,
-    /// Features of a value [default: as --dim]
+    /// Head dimension of values [default: as --dim]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) v_dim: Option<usize>,
-    /// What the tensors hold
+    /// Element type
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     pub(crate) dtype: Dtype,
-    /// How the tensors lie in memory
+    /// Memory layout
     #[arg(long, value_enum, default_value_t = LayoutArg::Bhsd)]
     pub(crate) layout: LayoutArg,
     #[command(flatten)]
     pub(crate) score: ScoreArgs,
-    /// Adds ALiBi with the usual slopes
+    /// ALiBi with the default slopes
     #[arg(long)]
     pub(crate) alibi: bool,
-    /// Adds a sink to each head
+    /// One attention sink per head
     #[arg(long)]
     pub(crate) sinks: bool,
-    /// Adds a dense bias
+    /// A dense bias
     #[arg(long)]
     pub(crate) bias: bool,
     /// Threads to use [default: all]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
-    /// Instruction set, as `regard info` lists them [default: the best]
+    /// Instruction set, one of those that `regard info` lists [default: the best]
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<String>,
 }
@@ -197,18 +197,18 @@ pub(crate) struct StepsArgs {
     /// Keys, at most 12 unless --format json [default: as --queries]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) keys: Option<usize>,
-    /// Features of a query and a key
+    /// Head dimension of queries and keys
     #[arg(long, value_name = "N", default_value = "4", value_parser = count)]
     pub(crate) dim: usize,
-    /// Features of a value [default: as --dim]
+    /// Head dimension of values [default: as --dim]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) v_dim: Option<usize>,
     #[command(flatten)]
     pub(crate) score: ScoreArgs,
-    /// How scores become weights: softmax, top{K}, hard, sampled, sparsemax
+    /// Normalizer: softmax, top{K}, hard, sampled or sparsemax
     #[arg(long, value_name = "NAME", default_value = "softmax", value_parser = normalizer)]
     pub(crate) normalizer: Normalizer,
-    /// Of the numbers, and of what is sampled
+    /// Random seed
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) seed: u64,
 }
@@ -220,19 +220,19 @@ pub(crate) struct SourceArgs {
     /// (q.npy k.npy), [heads, len, dim] or [len, dim]
     #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Of q.npy and k.npy: who may see whom, for example 'causal & window 128' [default: full]
-    #[arg(long, value_name = "RULES", long_help = format!("Of q.npy and k.npy. {}", regard_scope::MASK_HELP))]
+    /// For q.npy and k.npy: attention mask, for example 'causal & window 128' [default: full]
+    #[arg(long, value_name = "RULES", long_help = format!("For q.npy and k.npy. {}", regard_scope::MASK_HELP))]
     pub(crate) mask: Option<String>,
-    /// Of q.npy and k.npy: multiplies the similarity [default: 1 / sqrt(dim)]
+    /// For q.npy and k.npy: scale of the scores [default: 1 / sqrt(dim)]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) scale: Option<f64>,
-    /// Of q.npy and k.npy: a file with a word for each query, one a line
+    /// For q.npy and k.npy: file with one label per query, one per line
     #[arg(long, value_name = "FILE")]
-    pub(crate) q_words: Option<PathBuf>,
-    /// Of q.npy and k.npy: a file with a word for each key [default: as --q-words, if there are as many]
+    pub(crate) q_labels: Option<PathBuf>,
+    /// For q.npy and k.npy: file with one label per key [default: as --q-labels, if there are as many]
     #[arg(long, value_name = "FILE")]
-    pub(crate) k_words: Option<PathBuf>,
-    /// Of a model that translates: the translation to look at [default: its own]
+    pub(crate) k_labels: Option<PathBuf>,
+    /// For translation models: the target text to align with [default: the model's own translation]
     #[arg(long, value_name = "TEXT")]
     pub(crate) target: Option<String>,
     /// Threads to use [default: all]
@@ -242,15 +242,15 @@ pub(crate) struct SourceArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ViewArg {
-    /// One head, words on both axes
+    /// Heat map of one head, tokens on both axes
     Heat,
-    /// All heads, small
+    /// All heads as thumbnails
     Grid,
-    /// One head as lines between two columns of words
+    /// Lines between queries and keys of one head
     Flow,
-    /// One head, the strongest key of each query outlined
+    /// Heat map with the largest weight of each row outlined
     Alignment,
-    /// One head as a map to zoom into (.html)
+    /// Zoomable map of one head (.html)
     Zoom,
 }
 
@@ -263,13 +263,13 @@ pub(crate) enum ThemeArg {
 /// How it is shown.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ShowArgs {
-    /// A file to write, by its ending .svg, .png or .html [default: the terminal]
+    /// Output file; the extension selects the format: .svg, .png or .html [default: the terminal]
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Dark or light [default: dark in a terminal, light in a file]
     #[arg(long, value_enum)]
     pub(crate) theme: Option<ThemeArg>,
-    /// Columns of the terminal, or pixels of a picture [default: as the terminal; 1000]
+    /// Width in terminal columns, or in pixels [default: as the terminal; 1000]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) width: Option<usize>,
 }
@@ -278,33 +278,33 @@ pub(crate) struct ShowArgs {
 pub(crate) struct LookArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
-    /// Which layer [default: all in a grid, else the first]
+    /// Layer, from 0 [default: all in a grid, else the first]
     #[arg(long, value_name = "N")]
     pub(crate) layer: Option<usize>,
-    /// Which kind of attention, as the trace names it [default: all in a grid, else the first]
+    /// Attention kind, as the trace names it [default: all in a grid, else the first]
     #[arg(long, value_name = "NAME")]
     pub(crate) kind: Option<String>,
-    /// Which head [default: all in a grid, else the first]
+    /// Head, from 0 [default: all in a grid, else the first]
     #[arg(long, value_name = "N")]
     pub(crate) head: Option<usize>,
-    /// Which queries, as in 100..200 [default: all]
+    /// Query rows, for example 100..200 [default: all]
     #[arg(long, value_name = "A..B", value_parser = range)]
     pub(crate) rows: Option<std::ops::Range<usize>>,
-    /// What to draw [default: grid if there are several heads, else heat]
+    /// Kind of view [default: grid if there are several heads, else heat]
     #[arg(long, value_enum)]
     pub(crate) view: Option<ViewArg>,
-    /// Lines of a flow, at most
+    /// Maximum number of lines in a flow view
     #[arg(long, value_name = "N", default_value = "60", value_parser = count)]
     pub(crate) lines: usize,
-    /// Colours by powers of ten, not evenly
+    /// Logarithmic color scale
     #[arg(long)]
     pub(crate) log: bool,
     #[command(flatten)]
     pub(crate) show: ShowArgs,
-    /// Serve a map to zoom into, for a browser on this machine alone, until Ctrl-C
+    /// Serve a zoomable map on localhost until Ctrl-C
     #[arg(long, conflicts_with_all = ["out", "view", "rows", "log", "theme", "width"])]
     pub(crate) serve: bool,
-    /// Where to serve it [default: any free one]
+    /// Port [default: any free one]
     #[arg(
         long,
         value_name = "N",
@@ -319,7 +319,7 @@ pub(crate) struct LookArgs {
 pub(crate) struct StatsArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
-    /// Draw one of the numbers over layers and heads: entropy, keys, distance, first, largest
+    /// Draw one statistic over layers and heads: entropy, keys, distance, first, largest
     #[arg(long, value_name = "NAME", value_parser = regard_scope::HeadStats::NAMES)]
     pub(crate) view: Option<String>,
     #[command(flatten)]
@@ -330,16 +330,16 @@ pub(crate) struct StatsArgs {
 pub(crate) struct AuditArgs {
     #[command(flatten)]
     pub(crate) source: SourceArgs,
-    /// Keys less than so many away
+    /// Window sizes
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "16,64,256", value_parser = count)]
     pub(crate) windows: Vec<usize>,
-    /// The keys with the largest weights
+    /// Values of k for top-k
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,8", value_parser = count)]
     pub(crate) top: Vec<usize>,
-    /// Keys that a mask lets through, as `regard look --help` names them under --mask; may be given several times
+    /// A mask as sparsity pattern, in the syntax of `regard look --mask`; repeatable
     #[arg(long, value_name = "RULES")]
     pub(crate) pattern: Vec<String>,
-    /// Keys that hashing finds: for full and causal masks
+    /// LSH attention (Reformer), for full and causal masks
     #[arg(long)]
     pub(crate) lsh: bool,
 }
@@ -360,7 +360,7 @@ pub(crate) struct DiffArgs {
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
     pub(crate) what: Option<BenchVerb>,
-    /// A case, or a pattern of * and ? over the listed ones [default: all but the slow]
+    /// Case name, or a glob pattern over the listed cases [default: all but the slow]
     ///
     /// {prefill|short|decode|backward|look|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}, then any of
     /// -h{heads} -kv{heads} -b{batch} -v{v_dim} -q{queries}
@@ -376,44 +376,44 @@ pub(crate) struct BenchArgs {
     /// Threads to use; several counts, as in 1,2, run each case with each [default: all]
     #[arg(long, value_name = "N", value_parser = threads, value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
-    /// Also measure other engines, in turns with us; several, as in torch,vllm
+    /// Baseline engines, comma-separated, for example torch,vllm
     #[arg(long, value_enum, value_name = "ENGINE", value_delimiter = ',')]
     pub(crate) against: Vec<Engine>,
-    /// A Python that has them, as `bench/environment` makes one; it is started with -I [default: python3]
+    /// Python interpreter that has the baseline engines (`bench/environment` makes one), started with -I [default: python3]
     #[arg(long, value_name = "PATH", requires = "against")]
     pub(crate) python: Option<PathBuf>,
     /// Seconds to measure each case for
     #[arg(long, value_name = "S", default_value_t = 2.0, allow_negative_numbers = true)]
     pub(crate) seconds: f64,
-    /// Instruction set, as `regard info` lists them [default: the best]
+    /// Instruction set, one of those that `regard info` lists [default: the best]
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<String>,
 }
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum BenchVerb {
-    /// The cases that stand for real use, beside every engine, as a record that an interrupted run goes on with
+    /// Run the benchmark suite against all baselines; resumes an interrupted run
     Suite(SuiteArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SuiteArgs {
-    /// The record: one row a line; what it has already is not measured again
+    /// Record file (JSONL); cases already in it are skipped
     #[arg(long, value_name = "FILE", required_unless_present = "list")]
     pub(crate) out: Option<PathBuf>,
-    /// A pattern of * and ? over the cases of the suite [default: all]
+    /// Glob pattern over the cases of the suite [default: all]
     #[arg(long, value_name = "GLOB")]
     pub(crate) case: Option<String>,
     /// Print the cases of the suite and stop
     #[arg(long)]
     pub(crate) list: bool,
-    /// Engines to measure beside us [default: all]
+    /// Baseline engines [default: all]
     #[arg(long, value_enum, value_name = "ENGINE", value_delimiter = ',')]
     pub(crate) against: Vec<Engine>,
-    /// A Python that has them, as `bench/environment` makes one; it is started with -I [default: python3]
+    /// Python interpreter that has the baseline engines (`bench/environment` makes one), started with -I [default: python3]
     #[arg(long, value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
-    /// Threads to use, on each side [default: all]
+    /// Threads for each engine [default: all]
     #[arg(long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// Seconds to measure each case for, at least

@@ -15,32 +15,32 @@ use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LabArgs {
-    /// Which experiment, by its name or id; `all` runs all, and --out is then a folder for their pictures [default: a list]
+    /// Experiment name or id; `all` runs all, and --out is then a folder for their pictures [default: list them]
     #[arg(value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Small sizes, times told and not judged: seconds
+    /// Small sizes that run in seconds; timings are shown, not judged
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Seeds all chance
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Features, where an experiment has that to turn
+    /// Head dimension (experiments that use it)
     #[arg(long, value_name = "N")]
     pub(crate) dim: Option<usize>,
-    /// Heads, likewise
+    /// Number of heads (experiments that use it)
     #[arg(long, value_name = "N")]
     pub(crate) heads: Option<usize>,
-    /// Tokens of a sequence, likewise
+    /// Sequence length (experiments that use it)
     #[arg(long, value_name = "N")]
     pub(crate) length: Option<usize>,
-    /// How much is drawn by chance, likewise
+    /// Number of random samples (experiments that use it)
     #[arg(long, value_name = "N")]
     pub(crate) samples: Option<usize>,
-    /// Steps of learning, likewise
+    /// Training steps (experiments that use it)
     #[arg(long, value_name = "N")]
     pub(crate) steps: Option<usize>,
-    /// A fault to put in the place of the mechanism: the claim must then fail
-    #[arg(long = "break", value_name = "FAULT")]
+    /// Fault to inject in the place of the mechanism; the claim must then fail
+    #[arg(long = "inject", value_name = "FAULT")]
     pub(crate) broken: Option<String>,
     #[command(flatten)]
     pub(crate) show: ShowArgs,
@@ -135,7 +135,7 @@ fn one(experiment: &Experiment, args: &LabArgs, format: Format) -> Result<()> {
         writeln!(out, "  {command}")?;
     }
     for b in experiment.breaks {
-        writeln!(out, "  regard lab {} --break {}   # {}", experiment.name, b.name, b.what)?;
+        writeln!(out, "  regard lab {} --inject {}   # {}", experiment.name, b.name, b.what)?;
     }
     drop(out);
     failed(&[(experiment, report)])

@@ -64,8 +64,8 @@ fn flag_of_arrays(args: &SourceArgs) -> Option<&'static str> {
     let flags = [
         (args.mask.is_some(), "--mask"),
         (args.scale.is_some(), "--scale"),
-        (args.q_words.is_some(), "--q-words"),
-        (args.k_words.is_some(), "--k-words"),
+        (args.q_labels.is_some(), "--q-labels"),
+        (args.k_labels.is_some(), "--k-labels"),
     ];
     flags.into_iter().find_map(|(given, flag)| given.then_some(flag))
 }
@@ -95,9 +95,9 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
     busy.enable_steady_tick(Duration::from_millis(100));
     let heads = heads.with_lse(machine(args.threads))?;
     busy.finish_and_clear();
-    let q_words = args.q_words.as_deref().map(words).transpose()?;
-    let k_words = args.k_words.as_deref().map(words).transpose()?;
-    let k_words = k_words.or_else(|| q_words.clone().filter(|words| words.len() == k_shape[1]));
+    let q_labels = args.q_labels.as_deref().map(words).transpose()?;
+    let k_labels = args.k_labels.as_deref().map(words).transpose()?;
+    let k_labels = k_labels.or_else(|| q_labels.clone().filter(|words| words.len() == k_shape[1]));
     let labels = |name: &str, words: Option<Vec<String>>, len: usize| match words {
         Some(words) if words.len() != len => Err(anyhow!(
             "{name} words: the file has {}, the array has {len}; they must be equal",
@@ -107,8 +107,8 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
         None => Ok(Labels::counted(name, len)),
     };
     let axes = BTreeMap::from([
-        ("query".to_string(), labels("query", q_words, q_shape[1])?),
-        ("key".to_string(), labels("key", k_words, k_shape[1])?),
+        ("query".to_string(), labels("query", q_labels, q_shape[1])?),
+        ("key".to_string(), labels("key", k_labels, k_shape[1])?),
     ]);
     let (rows, cols, seen) = ("query".into(), "key".into(), Seen::Inputs(heads));
     let layers = vec![Layer { layer: 0, kind: "attention".into(), rows, cols, seen }];

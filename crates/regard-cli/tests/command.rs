@@ -245,13 +245,13 @@ fn the_lab_lists_its_experiments_runs_one_and_tells_by_its_status_whether_it_hol
     let all = json("lab+--format+json");
     assert_eq!((all.len(), all[10]["id"].as_str()), (11, Some("E11")));
     let text = told("lab+scaling+--quick");
-    for part in ["predicted", "variance of q . k, d = 4", "holds: ", "--break wrong-scale"] {
+    for part in ["predicted", "variance of q . k, d = 4", "holds: ", "--inject wrong-scale"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     let line = &json("lab+e1+--quick+--format+json")[0];
     assert_eq!(line["holds"], true);
-    let broken = regard("lab+scaling+--quick+--break+wrong-scale");
+    let broken = regard("lab+scaling+--quick+--inject+wrong-scale");
     assert_eq!(broken.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&broken.stdout).contains("DOES NOT HOLD"));
     let wrong = regard("lab+scaling+--heads+2");

@@ -227,7 +227,7 @@ fn texts_that_are_not_utf8_are_named_with_their_line() {
     file("latin.txt", b"one\ntwo\ngar\xe7on\n");
     file("long.txt", &vec![b'a'; (1 << 20) + 1]);
     for (args, parts) in [
-        ("look q.npy k.npy --q-words latin.txt", vec!["latin.txt: line 3", "0xe7", "UTF-8"]),
+        ("look q.npy k.npy --q-labels latin.txt", vec!["latin.txt: line 3", "0xe7", "UTF-8"]),
         ("classify nothing @latin.txt", vec!["latin.txt: line 3", "0xe7", "UTF-8"]),
         ("look nothing @latin.txt", vec!["latin.txt: line 3", "0xe7", "UTF-8"]),
         ("look nothing @long.txt", vec!["long.txt: 1048577 bytes", "at most 1048576"]),

@@ -169,7 +169,7 @@ fn files_that_are_no_text_are_told_with_their_line_and_cannot_control_a_terminal
         (vec!["eval", "--hypotheses", &lines, "--test", &test], "lines.txt, line 2: not UTF-8"),
         (vec!["train", &evil, "--dry-run"], "[31mred"),
         (vec!["eval", "--hypotheses", &lines, "--test", &row], "row.tsv, line 2: "),
-        (vec!["eval", "--hypotheses", &lines, "--test", &label, "--fields", "a,b"], "[31m"),
+        (vec!["eval", "--hypotheses", &lines, "--test", &label, "--columns", "a,b"], "[31m"),
     ] {
         let output = regard(&args);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -233,7 +233,7 @@ fn twenty_sentences_are_learned_by_heart() {
     assert!(begun(&data, &out, &[]).status().unwrap().success());
     let (model, test) = (out.join("model"), data.join("tiny2k.zh-en.tsv.gz"));
     let [model, test] = [&model, &test].map(|path| path.to_str().unwrap());
-    let score = regard(&["eval", model, "--test", test, "--examples", "21", "--format", "json"]);
+    let score = regard(&["eval", model, "--test", test, "--limit", "21", "--format", "json"]);
     let score: Value = serde_json::from_str(&said(&score)).unwrap();
     assert!(score["bleu"].as_f64().unwrap() > 95.0, "{score}");
 

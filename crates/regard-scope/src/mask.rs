@@ -11,13 +11,13 @@ use regard::Mask;
 use std::fmt;
 
 /// What may be written, for the help of a command.
-pub const MASK_HELP: &str = "Who may see whom: rules joined by & (both) and | (either); & binds tighter, brackets \
-group; at most 64 rules and 16 MiB.\n\n  full                    everything\n  causal                  keys up to the own position\n  \
-window KEYS             keys less than KEYS away, the own one included\n  band BACK AHEAD         keys from BACK \
-before to AHEAD after; `all` is no bound\n  prefix KEYS             the first KEYS keys\n  lengths N,N,..          \
-keys before N, one N for each item of the batch\n  segments ID,ID,..       keys of the own document, an ID for each \
-key\n  global AT,AT,..         positions that see all and are seen by all\n  blocks SIZE             keys of the own \
-block\n  dilated STRIDE          keys a multiple of STRIDE away\n  columns BLOCK WIDTH     the last WIDTH keys of each \
+pub const MASK_HELP: &str = "Attention mask: rules joined by & (and) and | (or); & binds tighter, brackets \
+group; at most 64 rules and 16 MiB.\n\n  full                    all keys\n  causal                  keys up to the query's own position\n  \
+window KEYS             keys at a distance less than KEYS\n  band BACK AHEAD         BACK \
+keys before and AHEAD after; `all` is unbounded\n  prefix KEYS             the first KEYS keys\n  lengths N,N,..          \
+the first N keys, one N for each batch item\n  segments ID,ID,..       keys of the same segment, an ID for each \
+key\n  global AT,AT,..         positions that attend to all keys and are visible to all queries\n  blocks SIZE             keys of the query's \
+own block\n  dilated STRIDE          keys at a distance that is a multiple of STRIDE\n  columns BLOCK WIDTH     the last WIDTH keys of each \
 block\n  strided STRIDE          window STRIDE | dilated STRIDE\n  fixed BLOCK SUMMARY     blocks BLOCK | columns BLOCK \
 SUMMARY\n  longformer WINDOW AT,.. window WINDOW | global AT,..\n\nFor example: 'causal & window 512', 'causal & \
 (window 128 | dilated 128)', 'causal | prefix 10'";

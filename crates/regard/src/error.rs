@@ -236,18 +236,18 @@ impl fmt::Display for Error {
             }
             Self::Zero { option } => write!(f, "{option}: 0; it must be at least 1"),
             Self::Odd { option, found } => {
-                write!(f, "{option}: {found} is odd; it must be even, for features go in pairs")
+                write!(f, "{option}: {found} is odd; RoPE rotates pairs of features, use an even number")
             }
             Self::TooFewFeatures { needed, found } => write!(
                 f,
                 "features: rope rotates {needed}, the tensor has {found}; give rope a smaller dim or pass a wider tensor"
             ),
             Self::Value { option, found, accepted } => {
-                write!(f, "{option}: {found} is not usable; give {accepted}")
+                write!(f, "{option}: {found} is invalid; use {accepted}")
             }
             Self::Broadcast { option, found, scores } => write!(
                 f,
-                "{option}: shape {found:?} against scores {scores:?} [batch, heads, queries, keys]; each axis must be equal or 1"
+                "{option}: shape {found:?} cannot be broadcast to the scores {scores:?} [batch, heads, queries, keys]; each axis must be equal or 1"
             ),
             Self::Offsets { index, found, expected, wrong } => {
                 write!(f, "offsets[{index}]: {found} is {wrong}; give {expected}")
@@ -263,50 +263,50 @@ impl Error {
         match self {
             Self::Packed { option } => write!(
                 f,
-                "{option}: sequences of different lengths have no common axis of queries or keys; give one entry for all positions, or call for each sequence"
+                "{option}: not available for sequences of different lengths, which share no axis of queries or keys; give one entry for all positions, or call once per sequence"
             ),
             Self::NoEntropy => write!(
                 f,
-                "the gradient of entropy: the output has no entropies; ask for them with Problem::entropy"
+                "the gradient of entropy: the forward pass did not compute entropies; use Problem::entropy (Rust) or entropy=True (Python)"
             ),
             Self::OnlySoftmax { option, normalizer } => {
                 write!(
                     f,
-                    "{option}: a {normalizer} normalizer has none; leave it out, or take the softmax"
+                    "{option}: not defined for the {normalizer} normalizer; leave it out, or use the softmax"
                 )
             }
             Self::NoEstimate { estimate, normalizer } => write!(
                 f,
-                "{estimate}: the gradient of a {normalizer} normalizer is not estimated so; leave it out"
+                "{estimate}: not a gradient estimator of the {normalizer} normalizer; leave it out"
             ),
             Self::NoSelection { normalizer } => write!(
                 f,
-                "output: it lacks the selection of its {normalizer} normalizer; pass what forward returned, as it is"
+                "output: the selected keys of the {normalizer} normalizer are missing; pass the whole output of the forward pass"
             ),
             Self::Chosen => write!(
                 f,
-                "merge: rows have chosen among the keys of a part, not among all; merge results of the softmax"
+                "merge: each part selected keys on its own; only results of the softmax can be merged"
             ),
-            Self::NothingToMerge => write!(f, "merge: no parts; give at least one"),
+            Self::NothingToMerge => write!(f, "merge: the list of outputs is empty; give at least one"),
             Self::OnlyCached => write!(
                 f,
-                "k and v: the plan is for sequences of a cache; call forward_cached, or plan with Problem::new"
+                "k and v: this plan reads a KV cache; call forward_cached, or make a plan with Problem::new"
             ),
             Self::NotInCache { option } => write!(
                 f,
-                "{option}: keys of a cache are met as they lie there; append projected keys, and leave it out"
+                "{option}: keys in a KV cache are not projected; append projected keys, and leave it out"
             ),
             Self::Budget { needed, budget } => write!(
                 f,
-                "cache: {needed} bytes of pages would be in use, the budget is {budget}; free, truncate or evict sequences, or raise the budget"
+                "KV cache: {needed} bytes needed, the budget is {budget}; free, truncate or evict sequences, or raise the budget"
             ),
             Self::OutOfMemory { bytes } => write!(
                 f,
-                "memory: the system refused {bytes} bytes; free memory elsewhere, or ask for less"
+                "out of memory: {bytes} bytes could not be allocated; free memory, or reduce the size of the call"
             ),
             Self::StaleSequence { index, generation } => write!(
                 f,
-                "sequence {index}, generation {generation}: it was freed, or another cache gave it; start or fork a new one"
+                "sequence {index} (generation {generation}): freed, or of another KV cache; start or fork a new one"
             ),
             Self::Evicted { option, found, first } => {
                 write!(f, "{option}: {found} was evicted; give {first} or more")

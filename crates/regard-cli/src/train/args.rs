@@ -6,37 +6,37 @@ use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Learns from files, into a directory that can be gone on with: `regard train --preset tatoeba-zh-en --out RUN`
+    /// Train a model into a resumable run directory: `regard train --preset tatoeba-zh-en --out RUN`
     Train(TrainArgs),
-    /// How good a model is on a test: BLEU and chrF of translations, the share of classes that are right
+    /// Evaluate a model: BLEU and chrF of translations, or accuracy
     Eval(EvalArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainArgs {
-    /// A TOML file of settings, which holds what differs from the defaults
+    /// TOML settings file; unset keys have defaults
     #[arg(value_name = "FILE")]
     pub(crate) settings: Option<PathBuf>,
-    /// Settings that come with the program
+    /// Built-in settings
     #[arg(long, value_name = "NAME", value_parser = regard_train::names(), hide_possible_values = true,
         long_help = regard_train::preset_help())]
     pub(crate) preset: Option<String>,
-    /// Where the files of the settings are [default: of a preset, a folder of Regard's repository]
+    /// Data folder [default: of a preset, a folder of Regard's repository]
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
     /// The directory of the run; it must be new or empty
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Changes a setting: training.epochs=5
+    /// Override a setting, for example training.epochs=5
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
-    /// Goes on with a run from its last checkpoint, to the same bits as if it had never stopped
+    /// Resume from the last checkpoint; the result is bitwise that of an uninterrupted run
     #[arg(long, value_name = "DIR", conflicts_with_all = ["out", "data", "dry_run"])]
     pub(crate) resume: Option<PathBuf>,
-    /// Writes event files for TensorBoard too
+    /// Also write TensorBoard event files
     #[arg(long)]
     pub(crate) tensorboard: bool,
-    /// Says how large the run is, and how long it would take here
+    /// Print parameters, memory and estimated time, then exit
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -46,34 +46,34 @@ pub(crate) struct EvalArgs {
     /// A model that translates or classifies: a name, a folder, a file, or a run, which has its own test
     #[arg(value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
-    /// Pairs or labelled documents to judge by, as TSV or JSONL, maybe gzipped
+    /// Test set: TSV or JSONL, optionally gzipped
     #[arg(long, value_name = "FILE")]
     pub(crate) test: Option<PathBuf>,
-    /// Where source and target are, or label and text: columns of a TSV from 0, or keys of a JSONL [default: as the run says, else 0,1]
-    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = field)]
+    /// Source and target, or label and text: columns of a TSV file from 0, or keys of a JSONL file [default: as the run says, else 0,1]
+    #[arg(long = "columns", value_name = "A,B", value_delimiter = ',', value_parser = field)]
     pub(crate) fields: Option<Vec<Field>>,
-    /// Translations that are there already, one a line, in the place of a model
+    /// Score existing translations, one per line, instead of a model
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "write"])]
     pub(crate) hypotheses: Option<PathBuf>,
-    /// Writes the translations, one a line
+    /// Write the translations to a file, one per line
     #[arg(long, value_name = "FILE")]
     pub(crate) write: Option<PathBuf>,
-    /// So many pairs at most
-    #[arg(long, value_name = "N")]
+    /// Maximum number of examples
+    #[arg(long = "limit", value_name = "N")]
     pub(crate) examples: Option<usize>,
-    /// Hypotheses of a beam search; 1 is greedy
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    /// Number of beams; 1 is greedy decoding
+    #[arg(long = "num-beams", value_name = "N", default_value_t = 5)]
     pub(crate) beams: usize,
-    /// How much longer translations are favoured
+    /// Length penalty of beam search
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub(crate) length_penalty: f32,
-    /// Tokens of a translation at most
+    /// Maximum number of tokens of a translation
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(crate) max_tokens: usize,
-    /// How BLEU divides a text: 13a, zh, char or none, as in sacrebleu
+    /// BLEU tokenizer, as in sacrebleu: 13a, zh, char or none
     #[arg(long, value_name = "NAME", default_value = "13a")]
     pub(crate) tokenize: String,
-    /// Compares small letters only
+    /// Case-insensitive scores
     #[arg(long)]
     pub(crate) lowercase: bool,
 }

@@ -64,7 +64,7 @@ fn judged_by(args: &EvalArgs) -> Result<(PathBuf, [Field; 2])> {
     };
     let two = fields.try_into().map_err(|found: Vec<Field>| {
         let found = found.len();
-        anyhow!("--fields: {found} of them; name the source's and the target's, as 0,1")
+        anyhow!("--columns: {found} of them; name the source's and the target's, as 0,1")
     })?;
     Ok((test, two))
 }

@@ -201,7 +201,7 @@ fn memory_that_the_system_does_not_give_is_an_error_and_changes_nothing() {
     let a = cache.start().unwrap();
     let x = View::matrix(&[1.0], [1, 1]).unwrap();
     let e = Error::OutOfMemory { bytes: 1 << 60 };
-    refused(cache.append(a, x, x), e, &["refused 1152921504606846976 bytes", "ask for less"]);
+    refused(cache.append(a, x, x), e, &["1152921504606846976 bytes could not", "reduce the size"]);
     assert_eq!((cache.bytes(), cache.len(a), cache.pages_held(a)), (0, Ok(0), Ok(0)));
 }
 

@@ -178,7 +178,7 @@ fn scores_that_do_not_fit_are_errors() {
         [(Score::new().scale(f64::NAN), "scale"), (Score::new().softcap(f64::NAN), "softcap")]
     {
         let error = problem().score(score).check().unwrap_err().to_string();
-        assert!(error.starts_with(option) && error.contains("NaN is not usable"), "{error}");
+        assert!(error.starts_with(option) && error.contains("NaN is invalid"), "{error}");
     }
     let heads = "one for each query head";
     let count = |option, n, what, found| Error::Count { option, expected: (n, what), found };
@@ -334,7 +334,7 @@ fn a_dropout_rate_that_is_no_share_below_one_is_an_error() {
         refused(problem().dropout(Dropout::new(found, 0, 0)).check(), e, &words);
     }
     let error = problem().dropout(Dropout::new(f64::NAN, 0, 0)).check().unwrap_err().to_string();
-    assert!(error.starts_with("dropout: NaN is not usable"), "{error}");
+    assert!(error.starts_with("dropout: NaN is invalid"), "{error}");
     for rate in [0.0, 1.0 - f64::EPSILON] {
         problem().dropout(Dropout::new(rate, 0, 0)).check().unwrap();
     }
@@ -346,7 +346,7 @@ fn parts_that_do_not_fit_together_are_errors() {
     refused(
         Output::merge(Machine::detect(), none),
         Error::NothingToMerge,
-        &["merge: no parts", "at least one"],
+        &["merge: the list of outputs is empty", "at least one"],
     );
     let part = |s: [usize; 4]| {
         let zeros = vec![0f32; s.iter().product()];
