@@ -236,7 +236,10 @@ impl fmt::Display for Error {
             }
             Self::Zero { option } => write!(f, "{option}: 0; it must be at least 1"),
             Self::Odd { option, found } => {
-                write!(f, "{option}: {found} is odd; RoPE rotates pairs of features, use an even number")
+                write!(
+                    f,
+                    "{option}: {found} is odd; RoPE rotates pairs of features, use an even number"
+                )
             }
             Self::TooFewFeatures { needed, found } => write!(
                 f,
@@ -287,7 +290,9 @@ impl Error {
                 f,
                 "merge: each part selected keys on its own; only results of the softmax can be merged"
             ),
-            Self::NothingToMerge => write!(f, "merge: the list of outputs is empty; give at least one"),
+            Self::NothingToMerge => {
+                write!(f, "merge: the list of outputs is empty; give at least one")
+            }
             Self::OnlyCached => write!(
                 f,
                 "k and v: this plan reads a KV cache; call forward_cached, or make a plan with Problem::new"

@@ -20,7 +20,6 @@
 //! [`Similarity::Distance`]: problem::Similarity::Distance
 //! [`Similarity::Dot`]: problem::Similarity::Dot
 //! [`Similarity::General`]: problem::Similarity::General
-//! [`roofline`]: mod@machine::roofline
 //! [`steps`]: reference::steps()
 #![cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "AMX is x86-64 only"))]
 
@@ -33,7 +32,7 @@
 //   machine::run          tasks to threads
 //   machine::simd         numbers, the types that hold them in memory, vectors of them, instruction sets
 //   machine               the computer as a value
-//   machine::roofline     loops that measure peak arithmetic and memory bandwidth
+//   machine::roofline     loops that measure peak arithmetic throughput
 //
 // Numbers in memory
 //   tensor::index         indices: heads, pairs, rows, keys, lanes

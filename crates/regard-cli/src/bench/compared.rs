@@ -40,7 +40,7 @@ impl<E: Element> Compared<'_, E> {
     pub(crate) fn row(&self, ours: impl Fn(), units: Units, facts: Facts) -> Result<Row> {
         let Self { case, plan, seconds, .. } = *self;
         let (machine, clock) = (plan.machine(), Clock::of(plan.machine()));
-        let limit = Limit::<E>::new(case.bound, machine, units, [&[]; 2]);
+        let limit = Limit::new(case.bound, machine, units, 0);
         let mut turns = Turns { clock, limit, units: facts.units, seconds };
         self.exact()?;
         // For as long as a sample, as ours.

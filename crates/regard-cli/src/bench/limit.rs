@@ -2,17 +2,18 @@
 
 use super::case::Bound;
 use super::clock::Clock;
-use regard::machine::roofline;
-use regard::{Element, Machine, Plan};
+use regard::machine::roofline::{self, TILE_ROUND};
+use regard::{Element, Isa, Machine, Plan};
 use std::hint::black_box;
 use std::sync::Barrier;
 
 /// A loop that does nothing but what the case can run out of.
-pub(crate) struct Limit<'a, E> {
+pub(crate) struct Limit {
     bound: Bound,
     machine: Machine,
     units: Units,
-    memory: [&'a [E]; 2],
+    /// As large as the keys and values of the case.
+    memory: Vec<f32>,
     /// Units a second on one thread, as seen last: says how long a sample must be.
     rate: f64,
 }
@@ -43,8 +44,11 @@ impl Units {
 /// Rounds of the multiply-add loop to measure it by the first time: some microseconds.
 const FIRST_ROUNDS: usize = 1000;
 
-impl<'a, E: Element> Limit<'a, E> {
-    pub(crate) fn new(bound: Bound, machine: Machine, units: Units, memory: [&'a [E]; 2]) -> Self {
+impl Limit {
+    /// `bytes`: those of the keys and values of the case.
+    pub(crate) fn new(bound: Bound, machine: Machine, units: Units, bytes: usize) -> Self {
+        let numbers = if bound == Bound::Read { bytes / size_of::<f32>() } else { 0 };
+        let memory = vec![1.0; numbers];
         let mut limit = Self { bound, machine, units, memory, rate: f64::INFINITY };
         limit.rate = limit.alone(0, 0.0).max(1.0);
         limit
@@ -81,11 +85,8 @@ impl<'a, E: Element> Limit<'a, E> {
             Bound::Fma => {
                 let Units { tiles, share } = self.units;
                 let wanted = seconds * self.rate / share;
-                let each = if tiles {
-                    roofline::TILE_ROUND
-                } else {
-                    24.0 * self.machine.isa.lanes::<f32>() as f64
-                };
+                let isa = self.machine.isa;
+                let each = if tiles { TILE_ROUND } else { roofline::vector_round(isa) };
                 let rounds = if wanted.is_finite() { wanted / each } else { 0.0 };
                 #[expect(
                     clippy::cast_possible_truncation,
@@ -93,33 +94,44 @@ impl<'a, E: Element> Limit<'a, E> {
                     reason = "a count of rounds"
                 )]
                 let rounds = (rounds as usize).max(FIRST_ROUNDS);
-                let mut flops = 0.0;
-                let (isa, rounds) = (self.machine.isa, black_box(rounds));
+                let rounds = black_box(rounds);
                 let time = clock.time(|| {
-                    flops = if tiles {
-                        roofline::tile_multiply_adds(isa, rounds)
+                    if tiles {
+                        roofline::tile_multiply_adds(isa, rounds);
                     } else {
-                        roofline::multiply_adds(isa, rounds)
-                    };
+                        roofline::multiply_adds(isa, rounds);
+                    }
                 });
-                flops * share / time
+                rounds as f64 * each * share / time
             }
             Bound::Read => {
-                let parts = self.memory.map(|m| part(m, thread, self.machine.threads));
-                let bytes: usize = parts.iter().map(|p| size_of_val(*p)).sum();
-                let (mut time, mut read) = (0.0, 0.0);
+                let part = part(&self.memory, thread, self.machine.threads);
+                let (mut time, mut bytes) = (0.0, 0.0);
                 while time <= seconds {
                     time += clock.time(|| {
-                        for part in parts {
-                            black_box(roofline::read(self.machine.isa, black_box(part)));
-                        }
+                        black_box(read(self.machine.isa, black_box(part)));
                     });
-                    read += bytes as f64;
+                    bytes += size_of_val(part) as f64;
                 }
-                read / time
+                bytes / time
             }
         }
     }
+}
+
+/// Reads `data` once, but for a last incomplete block, and returns the sum.
+fn read(isa: Isa, data: &[f32]) -> f32 {
+    const BLOCK: usize = 128;
+    isa.run(
+        #[inline(always)]
+        || {
+            let mut sums = [0.0; BLOCK];
+            for block in data.chunks_exact(BLOCK) {
+                sums.iter_mut().zip(block).for_each(|(sum, x)| *sum += x);
+            }
+            sums.into_iter().sum()
+        },
+    )
 }
 
 /// The share of one of several threads.
@@ -144,13 +156,11 @@ mod tests {
 
     #[test]
     fn limits_are_positive_on_any_number_of_threads() {
-        let data = vec![1f32; 1 << 16];
         for threads in [1, 2] {
             for bound in [Bound::Fma, Bound::Read] {
-                let memory = [&data[..], &data[..]];
                 let machine = Machine::detect().threads(threads);
                 let units = Units { tiles: false, share: 1.0 };
-                let rate = Limit::new(bound, machine, units, memory).sample(1e-3);
+                let rate = Limit::new(bound, machine, units, 1 << 18).sample(1e-3);
                 assert!(rate.is_finite() && rate > 1e8, "{bound:?} {threads}: {rate}");
             }
         }

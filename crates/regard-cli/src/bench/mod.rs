@@ -211,16 +211,13 @@ fn measure<E: Element>(
     let seen = first_call(case, call)?;
     let (work, visible) = (plan.work(), visible(case, &plan));
     let flops = case.flops(work.pairs as f64);
-    let (units, memory) = match case.bound {
-        Bound::Fma => (flops, [&[][..]; 2]),
-        Bound::Read => {
-            // What all sequences share is read once.
-            let times = if case.cached == Some(Cached::Shared) { case.dims.batch } else { 1 };
-            let memory = input.keys_and_values().map(|m| &m[..m.len() / times]);
-            (work.bytes * visible / times as f64, memory)
-        }
+    // What all sequences share is read once.
+    let times = if case.cached == Some(Cached::Shared) { case.dims.batch } else { 1 };
+    let units = match case.bound {
+        Bound::Fma => flops,
+        Bound::Read => work.bytes * visible / times as f64,
     };
-    let limit = Limit::new(case.bound, machine, Units::of(&plan), memory);
+    let limit = Limit::new(case.bound, machine, Units::of(&plan), input.bytes() / times);
     let clock = if baselines.is_empty() { Clock::of(machine) } else { Clock::Wall };
     let mut turns = Turns { clock, limit, units, seconds };
     let mut against: Vec<_> = baselines.iter_mut().map(|b| b.load(case, machine)).collect();
@@ -292,9 +289,9 @@ fn first_call(
 type Sampled<'a> = Box<dyn FnMut() -> Result<f64> + 'a>;
 
 /// How samples alternate.
-struct Turns<'a, E> {
+struct Turns {
     clock: Clock,
-    limit: Limit<'a, E>,
+    limit: Limit,
     /// What a call takes of what the limit counts: flops or bytes.
     units: f64,
     seconds: f64,
@@ -314,7 +311,7 @@ struct Samples {
     ratios: Vec<Vec<f64>>,
 }
 
-impl<E: Element> Turns<'_, E> {
+impl Turns {
     /// Limit, ours, limit, each baseline; limit, ours, ...
     fn take(&mut self, call: impl Fn(), others: &mut [Sampled<'_>]) -> Result<Samples> {
         let once = self.clock.time(&call).max(1e-9);

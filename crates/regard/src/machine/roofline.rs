@@ -1,19 +1,24 @@
-//! Roofline: loops that measure peak arithmetic throughput and memory bandwidth. The speed of a kernel is reported as a
-//! fraction of these, measured at the same time.
+//! Loops that measure the peak arithmetic throughput of vectors and of AMX tiles, for benchmarks.
 
-use crate::machine::simd::{Element, Isa, MAX_LANES, Number, Simd, Task};
+use crate::machine::simd::{Isa, Number, Simd, Task};
 use std::hint::black_box;
 
-/// Runs `rounds` iterations of independent multiply-adds on registers and returns the number of flops.
+/// Independent chains of multiply-adds: a latency of 4 cycles on 2 ports needs 8; 12 leave a margin and fit in 16 registers.
+const CHAINS: usize = 12;
+
+/// Flops of one round of [`multiply_adds`].
 #[must_use]
-pub fn multiply_adds(isa: Isa, rounds: usize) -> f64 {
+pub fn vector_round(isa: Isa) -> f64 {
+    (2 * CHAINS * isa.lanes::<f32>()) as f64
+}
+
+/// Runs `rounds` rounds of independent `f32` multiply-adds on registers.
+pub fn multiply_adds(isa: Isa, rounds: usize) {
     struct Loop(usize);
     impl Task<f32> for Loop {
-        type Out = f64;
+        type Out = ();
         #[inline(always)]
-        fn run<S: Simd<f32>>(self, s: S) -> f64 {
-            // A latency of 4 cycles on 2 ports needs 8 independent chains; 12 leave a margin and fit in 16 registers.
-            const CHAINS: usize = 12;
+        fn run<S: Simd<f32>>(self, s: S) {
             let (x, y) = (s.splat(black_box(0.999_999)), s.splat(black_box(1e-7)));
             let mut chains = [s.splat(1.0); CHAINS];
             for _ in 0..self.0 {
@@ -25,18 +30,16 @@ pub fn multiply_adds(isa: Isa, rounds: usize) -> f64 {
             for chain in chains {
                 s.store(chain, black_box(&mut out));
             }
-            (self.0 * CHAINS * S::LANES * 2) as f64
         }
     }
-    f32::enter(isa, Loop(rounds))
+    f32::enter(isa, Loop(rounds));
 }
 
-/// Flops of one iteration of [`tile_multiply_adds`]: four AMX products of 16 x 16 x 32.
+/// Flops of one round of [`tile_multiply_adds`]: four AMX products of 16 x 16 x 32.
 pub const TILE_ROUND: f64 = (4 * 16 * 16 * 32 * 2) as f64;
 
-/// As [`multiply_adds`], with bf16 products of AMX tiles. Returns 0 if `isa` has no AMX.
-#[must_use]
-pub fn tile_multiply_adds(isa: Isa, rounds: usize) -> f64 {
+/// Runs `rounds` rounds of independent bf16 products of AMX tiles; does nothing if `isa` has no AMX.
+pub fn tile_multiply_adds(isa: Isa, rounds: usize) {
     #[cfg(target_arch = "x86_64")]
     if let Isa::Amx(amx) = isa {
         let tiles = amx.configure([crate::machine::simd::TileShape::WHOLE; 8]);
@@ -48,33 +51,6 @@ pub fn tile_multiply_adds(isa: Isa, rounds: usize) -> f64 {
             tiles.multiply::<2, 6, 7>();
             tiles.multiply::<3, 6, 7>();
         }
-        return rounds as f64 * TILE_ROUND;
     }
     let _ = (isa, rounds);
-    0.0
-}
-
-/// Reads `data` once, in whole chunks of 8 vectors, and returns the sum. Measures memory bandwidth.
-#[must_use]
-pub fn read<E: Element>(isa: Isa, data: &[E]) -> E::Num {
-    struct Sum<'a, E>(&'a [E]);
-    impl<E: Element> Task<E::Num> for Sum<'_, E> {
-        type Out = E::Num;
-        #[inline(always)]
-        fn run<S: Simd<E::Num>>(self, s: S) -> E::Num {
-            const CHAINS: usize = 8;
-            let zero = E::Num::default();
-            let mut sums = [s.splat(zero); CHAINS];
-            for chunk in self.0.chunks_exact(CHAINS * S::LANES) {
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    *sum = s.add(*sum, E::load(s, &chunk[i * S::LANES..]));
-                }
-            }
-            let mut out = [zero; MAX_LANES];
-            let total = sums.into_iter().reduce(|a, b| s.add(a, b)).unwrap_or(s.splat(zero));
-            s.store(total, &mut out);
-            out[..S::LANES].iter().fold(zero, |sum, x| sum + *x)
-        }
-    }
-    E::Num::enter(isa, Sum(data))
 }

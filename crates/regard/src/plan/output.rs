@@ -122,10 +122,7 @@ impl<E: Element> Output<E> {
         }
         let mut to = Tensor::zeros_like(&out)?;
         to.view_mut().change(machine.threads, ROWS, Vec::new, |sums, item, mut tile| {
-            machine.isa.run(
-                #[inline(always)]
-                || merge.rows(item, &mut tile, sums),
-            );
+            merge.rows(item, &mut tile, sums);
         });
         let entropy = with_entropy.then_some(entropy);
         Ok(Self { out: to, lse, states, entropy, max_score, selection: None })
@@ -229,7 +226,6 @@ impl<'p, E: Element> Merge<'p, E> {
     }
 
     /// Merges some rows of an item.
-    #[inline(always)]
     fn rows(&self, item: usize, tile: &mut TileMut<'_, E>, sums: &mut Vec<f64>) {
         let (first, rows) = (&self.parts[0].out, tile.rows());
         let Shape { heads, len, dim, .. } = first.shape();

@@ -236,14 +236,14 @@ fn handles_and_positions_that_are_not_there_are_errors() {
     refused(cache.truncate(a, 9), e("truncate", 9, 9), &["truncate: 9", "below 9"]);
     cache.free(a).unwrap();
     let stale = Error::StaleSequence { index: 0, generation: 0 };
-    let words = ["sequence 0, generation 0", "freed", "start or fork"];
+    let words = ["sequence 0 (generation 0)", "freed", "start or fork"];
     refused(cache.free(a), stale.clone(), &words);
     let b = cache.start().unwrap();
     refused(cache.len(a), stale, &words);
     let mut other = KvCache::<f32>::new(SHAPE, BYTES).unwrap();
     let e = Error::StaleSequence { index: 0, generation: 1 };
-    refused(other.len(b), e.clone(), &["generation 1", "another cache"]);
+    refused(other.len(b), e.clone(), &["generation 1", "another KV cache"]);
     let c = other.start().unwrap();
-    refused(other.len(b), e, &["another cache"]);
+    refused(other.len(b), e, &["another KV cache"]);
     assert_eq!(a, c, "caches that were asked for the same sequences give equal handles");
 }
