@@ -192,7 +192,7 @@ def test_packed_items_are_looked_at_one_by_one():
         (lambda view: view.top_k(0), ValueError, "top_k: 0"),
         (lambda view: view.pooled(0, 4), ValueError, "rows: 0"),
         (lambda view: view.pooled(4, 4, "median"), ValueError, "median"),
-        (lambda view: view.tile((0, 1.5), (0, 4)), TypeError, "rows: expected a whole number, found 1.5"),
+        (lambda view: view.tile((0, 1.5), (0, 4)), TypeError, "rows: expected an integer, found 1.5"),
         (lambda view: view.mass(np.ones((3, 3), bool)), ValueError, "queries: the mask has 3, the scores have 23"),
     ],
 )
