@@ -278,7 +278,7 @@ X = np.zeros((2, 4, 6, 8), np.float32)
         ((X, X, X), {"mask": np.ones((3, 1, 6, 6), bool)}, "batch: the mask has 3, the scores have 2"),
         ((X, X, X), {"mask": np.ones((5, 6), bool)}, "queries: the mask has 5, the scores have 6"),
         ((X, X, X), {"mask": np.ones((6, 5), bool)}, "keys: the mask has 5, k has 6"),
-        ((X, X, X), {"mask": np.ones((6, 6))}, "expected booleans.*found float64"),
+        ((X, X, X), {"mask": np.ones((6, 6))}, "expected a boolean array.*found float64"),
         ((X, X, X), {"mask": "casual"}, "casual"),
         ((X, X, X), {"mask": masks.lengths([1, 2, 3])}, "3"),
         ((X, X, X), {"mask": masks.lengths([-1, 2])}, "lengths: -1"),
@@ -444,9 +444,9 @@ def test_scaled_dot_product_attention_is_that_of_torch(lead, kind):
 def test_scaled_dot_product_attention_shares_heads_only_if_asked():
     torch = pytest.importorskip("torch")
     q, k = normal(2, 4, 5, 16), normal(2, 2, 9, 16, seed=1)
-    with pytest.raises(ValueError, match="heads: q has 4, k has 2; enable_gqa=True"):
+    with pytest.raises(ValueError, match="heads: q has 4, k has 2; use enable_gqa=True"):
         regard.scaled_dot_product_attention(q, k, k)
-    with pytest.raises(ValueError, match="attn_mask beside is_causal"):
+    with pytest.raises(ValueError, match="attn_mask and is_causal"):
         regard.scaled_dot_product_attention(q, q, q, np.ones((5, 5), bool), is_causal=True)
     expected = torch.nn.functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, k, k)), enable_gqa=True).numpy()
     assert np.abs(regard.scaled_dot_product_attention(q, k, k, enable_gqa=True) - expected).max() < 1e-5
