@@ -170,13 +170,13 @@ def test_a_second_derivative_is_refused():
 
 def test_forward_mode_is_refused():
     q, k, v = qkv(learns=False)
-    with pytest.raises(NotImplementedError, match="forward mode"):
+    with pytest.raises(NotImplementedError, match="forward-mode"):
         torch.func.jvp(lambda q: attention(q, k, v), (q,), (q,))
 
 
 def test_vmap_is_refused_and_func_grad_works():
     q, k, v = qkv()
-    with pytest.raises(NotImplementedError, match="vmap: .* axis 0"):
+    with pytest.raises(NotImplementedError, match="vmap is not supported; use the batch axis"):
         torch.func.vmap(lambda q: attention(q[None], k[:1], v[:1]))(q)
     attention(q, k, v, mask="causal").square().sum().backward()
     grad = torch.func.grad(lambda q: attention(q, k.detach(), v.detach(), mask="causal").square().sum())(q.detach())
@@ -379,7 +379,7 @@ def test_meta_tensors_give_shapes_types_and_strides():
 
 def test_tensors_of_several_devices_are_refused():
     q, k, v = qkv()
-    with pytest.raises(TypeError, match="k of meta"):
+    with pytest.raises(TypeError, match="k on meta"):
         attention(q, k.to("meta"), v)
 
 
