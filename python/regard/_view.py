@@ -85,7 +85,7 @@ class AttentionView:
         if offsets not in held:
             return self._tensors[tensor].shape[-2]
         if "head" not in self._where:
-            raise ValueError("packed: the lengths of the items differ; select one with head(batch, head)")
+            raise ValueError("packed: the lengths of the items differ; choose one with head(batch, head)")
         ends, item = self._call.held[held.index(offsets)], self._where["head"][0]
         return int(ends[item + 1] - ends[item])
 

@@ -176,7 +176,7 @@ def test_packed_items_are_looked_at_one_by_one():
     assert close(one.entropy(), entropies(expected, np.zeros((2, 7)))[1:2]) and close(one.col_sum(), expected[1:2].sum(1))
     assert close(view.head(0, 0).pooled(99, 99, "sum")[:, -1].sum(-1), np.ones(1))
     for ask in (view.entropy, view.col_sum, lambda: view.row(0), lambda: view.tile((0, 2), (0, 2)), lambda: view.top_k(2)):
-        with pytest.raises(ValueError, match=r"packed: .*select one with head\(batch, head\)"):
+        with pytest.raises(ValueError, match=r"packed: .*choose one with head\(batch, head\)"):
             ask()
 
 
