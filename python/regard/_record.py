@@ -82,9 +82,9 @@ class Looker:
         view = call.view()
         self._views = [view] if heads is None else [view.head(b, h) for b in range(batch) for h in heads]
 
-    def measure(self, **asked: Any) -> dict[str, np.ndarray]:
+    def measure(self, **stats: Any) -> dict[str, np.ndarray]:
         """Several statistics in one pass."""
-        found = [view.measure(**asked) for view in self._views]
+        found = [view.measure(**stats) for view in self._views]
         return {name: self._stacked([one[name] for one in found]) for name in found[0]}
 
     def tile(self, rows: tuple[int, int], keys: tuple[int, int]) -> np.ndarray:
@@ -163,8 +163,8 @@ class Record:
         self._keys: list[Any] = []
 
     def __repr__(self) -> str:
-        asked = ", ".join(name for name in STATS if name in self._wanted.stats)
-        return f"<{self.kind} layer {self.layer}: {self.q_len} rows, {self.k_len} keys, {self.shape[1]} heads; {asked}>"
+        stats = ", ".join(name for name in STATS if name in self._wanted.stats)
+        return f"<{self.kind} layer {self.layer}: {self.q_len} rows, {self.k_len} keys, {self.shape[1]} heads; {stats}>"
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -186,12 +186,12 @@ class Record:
         q_len, k_len = call.q.shape[2], call.reach
         offset = max(0, self.first + self.q_len - call.start) if slides else 0
         top = wanted.top_k if "top_k" in wanted.stats else 1
-        asked: dict[str, Any] = {"keys": [0, k_len], "entropy": True, "mean_distance": True, "top_k": top, "mass": ["prefix 1"]}
+        query: dict[str, Any] = {"keys": [0, k_len], "entropy": True, "mean_distance": True, "top_k": top, "mass": ["prefix 1"]}
         if self._overview is None:
-            asked["pooled"] = [wanted.map, wanted.map, "max"]
+            query["pooled"] = [wanted.map, wanted.map, "max"]
         for name in {"col_sum", "sink_mass"} & wanted.stats:
-            asked[name] = True
-        found = looker.measure(**asked)
+            query[name] = True
+        found = looker.measure(**query)
         found["first_mass"] = found.pop("mass 0") * (offset == 0)
         self._take_rows(found, self._lse(call), real)
         self._take_keys(found, offset, k_len)

@@ -240,13 +240,13 @@ def write(seen: Seen, path: str | os.PathLike, item: int) -> None:
     page = _native(seen.title, [_layer(seen, record, item, only_exact=False) for record in records]).page(CELLS)
     head, rest = page.split(DATA, 1)
     data, tail = rest.split("</script>", 1)
-    told = json.loads(data)
+    page_data = json.loads(data)
     heads = [(record, i) for record in records for i in range(record.shape[1])]
     means = {id(record): record.means for record in records}
-    for site, (record, i) in zip(told["sites"], heads):
+    for site, (record, i) in zip(page_data["sites"], heads):
         site["head"] = record.heads[i]
         site["stats"] = {name: _finite(_of_item(seen, record, numbers, item)[i]) for name, numbers in means[id(record)].items()}
-    data = json.dumps(told).replace("<", "\\u003c")
+    data = json.dumps(page_data).replace("<", "\\u003c")
     more = "\n".join(_sections(seen, records, item))
     head = head.replace("</main>", f"{more}\n</main>", 1).replace("</style>", f"{STYLE}</style>", 1)
     _regard.write(os.fspath(path), f"{head}{DATA}{data}</script>{tail}")
@@ -378,9 +378,9 @@ def _head_by_head(seen: Seen, records: list[Record], item: int, kind: str) -> li
             weights = _of_item(seen, record, record.row(row), item)
             cells = "".join(f'<td class="words">{_words(weights[i], keys, 3)}</td>' for i in range(len(record.heads)))
             lines.append(f'<tr><th scope="row">{record.layer}</th>{cells}</tr>')
-        told = f"{html.escape(kind)}top keys of {_query(seen, records[0], row, item)}, by head"
+        caption = f"{html.escape(kind)}top keys of {_query(seen, records[0], row, item)}, by head"
         table = f'<table><thead><tr><th scope="col">layer</th>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-        found.append(f'<details><summary>{told[0].upper() + told[1:]}</summary><div class="scroll">{table}</div></details>')
+        found.append(f'<details><summary>{caption[0].upper() + caption[1:]}</summary><div class="scroll">{table}</div></details>')
     return found
 
 

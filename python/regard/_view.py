@@ -51,7 +51,7 @@ class AttentionView:
         """Select every `step`-th query."""
         return self._narrowed(every=_arrays.count("every", step))
 
-    def measure(self, *, mass: Any = (), **asked: Any) -> dict[str, np.ndarray]:
+    def measure(self, *, mass: Any = (), **stats: Any) -> dict[str, np.ndarray]:
         """Several statistics in one pass over the weights: `entropy=True, mean_distance=True, col_sum=True, top_k=8,
         pooled=(64, 64, "mean"), sink_mass=True, keys=(0, 100), mass=[masks]`."""
         call, texts = self._call, []
@@ -61,7 +61,7 @@ class AttentionView:
             options = json.loads(call.text)
             options["held"] += [name for name, _ in mask.arrays]
             call = Call(json.dumps(options), call.learned, call.held + [x for _, x in mask.arrays])
-        question = {**self._where, **asked, "mass": texts}
+        question = {**self._where, **stats, "mass": texts}
         known = self._known if isinstance(self._known, _regard.Kept) else _arrays.memory(self._known)
         found = _regard.look(call.native(*self._tensors), known, json.dumps(question))
         return {name: _arrays.numpy_of(x) for name, x in found.items()}

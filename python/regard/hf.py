@@ -483,8 +483,8 @@ def report(model: torch.nn.Module) -> str:
             lines.append(f"{name}: {_last_calls[module].plan()}; mask: {_last_calls[module].how}")
         elif type(module).__name__.endswith("Attention") and not any(child in _last_calls for child in module.modules()):
             backend = getattr(getattr(module, "config", None), "_attn_implementation", None)
-            told = f"attn_implementation is {backend!r}" if backend else "it does not use the attention interface"
-            lines.append(f"{name}: not computed by regard: {type(module).__name__} ({told})")
+            reason = f"attn_implementation is {backend!r}" if backend else "it does not use the attention interface"
+            lines.append(f"{name}: not computed by regard: {type(module).__name__} ({reason})")
     return "\n".join(lines) or f"{type(model).__name__}: no attention layer ran"
 
 

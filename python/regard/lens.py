@@ -366,7 +366,7 @@ class Seen:
         counts = ", ".join(f"{sum(record.kind == kind for record in self)} {kind}" for kind in kinds)
         return f"<{self.title}{runs}: layers: {counts}>"
 
-    # ---- words ----
+    # ---- labels ----
 
     def labels(self, axis: str, item: int = 0) -> list[str]:
         """Labels of the positions of an axis, for one batch item: `text`, or `source` and `target` of an encoder-decoder. Empty without
