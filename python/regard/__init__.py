@@ -1,10 +1,11 @@
-"""Attention on CPUs: exact, fused, forward and backward, and a microscope for what it looks at.
+"""Exact fused attention for CPUs, forward and backward, and inspection of attention weights.
 
     import numpy as np, regard
     q = k = v = np.random.rand(1, 8, 4096, 64).astype(np.float32)
     out = regard.attention(q, k, v, mask="causal & window 512")
 
-`regard.torch` is the same for PyTorch, with gradients; `regard.hf` for Hugging Face's models; `regard.lens` looks into them.
+`regard.torch`: PyTorch, with gradients. `regard.hf`: attention backend of Hugging Face Transformers. `regard.lens`: records the attention
+of a model.
 """
 
 from __future__ import annotations

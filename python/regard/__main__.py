@@ -1,4 +1,4 @@
-"""`python -m regard` and the command `regard`: the command line of the engine, whole."""
+"""Entry point of `python -m regard` and of the command `regard`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from . import _regard
 
 
 def main() -> None:
-    """Runs the command with the arguments of this process, and ends it."""
-    # Python's own handler waits for the interpreter, which waits for the command.
+    """Run the command with `sys.argv` and exit."""
+    # Python's SIGINT handler runs only after the native command returns; the default handler stops it at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if not hasattr(_regard, "main"):
-        sys.exit("this build of regard has no command line: it was made without the feature `cli`")
+        sys.exit("this build of regard has no command line; build it with the feature `cli`")
     sys.exit(_regard.main(["regard", *sys.argv[1:]]))
 
 

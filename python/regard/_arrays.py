@@ -1,4 +1,4 @@
-"""NumPy arrays and PyTorch tensors as the engine takes them: where they lie, and in which steps."""
+"""Conversion of NumPy arrays and PyTorch tensors to address, dtype, shape and strides for the engine."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ import numpy as np
 
 _NUMPY = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "bool": "bool", "int64": "i64", "uint64": "u64"}
 _CHARS = {"f": "f32", "d": "f64", "e": "f16", "?": "bool"}
-"""The same by the character of a type of NumPy's own: ten times as fast to be had as its name."""
+"""Names by `dtype.char`, a lookup ten times as fast as by `dtype.name`."""
 _NUMBER = {"f32": "f32", "f64": "f64", "f16": "f32", "bf16": "f32"}
-"""What arithmetic on a type is done in, and what small tables are held in."""
+"""Compute type of each dtype; also the type of lse and of small tables."""
 
 
 def whole(name: str, x: Any) -> int:
-    """A whole number that an option needs."""
+    """Convert an option to `int`."""
     try:
         return operator.index(x)
     except TypeError:
-        raise TypeError(f"{name}: expected a whole number, found {x!r}") from None
+        raise TypeError(f"{name}: expected an integer, found {x!r}") from None
 
 
 def count(name: str, x: Any) -> int:
-    """A whole number from 0 on."""
+    """Convert an option to a non-negative `int`."""
     found = whole(name, x)
     if found < 0:
-        raise ValueError(f"{name}: {found} is not usable; give a whole number from 0 on")
+        raise ValueError(f"{name}: {found} is invalid; use an integer >= 0")
     return found
 
 
 def number(name: str, x: Any) -> float:
-    """A number that an option needs."""
+    """Convert an option to a finite `float`."""
     try:
         found = float(x)
     except (TypeError, ValueError):
         raise TypeError(f"{name}: expected a number, found {x!r}") from None
     if not abs(found) < float("inf"):
-        raise ValueError(f"{name}: {found} is not usable; give a finite number")
+        raise ValueError(f"{name}: {found} is invalid; use a finite number")
     return found
 
 
 def is_torch(x: Any) -> bool:
-    """Without an import of PyTorch, which may not be there."""
+    """Whether x is a PyTorch tensor. Does not import PyTorch, which is optional."""
     return hasattr(x, "requires_grad")
 
 
 def name_of(dtype: Any) -> str:
-    """`f32`, `f64`, `f16`, `bf16`, `bool`, `i64`, `u64`, or what the library of the type calls it."""
+    """`f32`, `f64`, `f16`, `bf16`, `bool`, `i64`, `u64`, or the library's own name of another dtype."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype)).rsplit(".", 1)[-1]
     return _NUMPY.get(name, name)
 
 
 def dtype_of(x: Any) -> str:
-    """The same of what an array holds."""
+    """Name of an array's dtype, as in :func:`name_of`."""
     dtype = x.dtype
     known = _CHARS.get(getattr(dtype, "char", ""))
     if known is not None and dtype.isnative:
@@ -64,7 +64,7 @@ def dtype_of(x: Any) -> str:
 
 
 def number_of(x: Any) -> str:
-    """The type of lse and of small tables beside tensors like this one."""
+    """Compute type of x: the type of lse and of small tables in a call with x."""
     dtype = dtype_of(x)
     if dtype not in _NUMBER:
         raise TypeError(f"expected f32, f64, f16 or bf16, found {dtype}")
@@ -72,31 +72,31 @@ def number_of(x: Any) -> str:
 
 
 def cast(x: Any, dtype: str, name: str) -> Any:
-    """The same numbers as `f32`, `f64` or `i64`, in the library they come in."""
+    """Cast to `f32`, `f64` or `i64`, in the library of x."""
     names = {"f32": "float32", "f64": "float64", "i64": "int64"}
     if is_torch(x):
         if dtype == "i64" and x.is_floating_point():
-            raise TypeError(f"{name}: expected whole numbers, found {x.dtype}")
+            raise TypeError(f"{name}: expected integers, found {x.dtype}")
         return x.to(getattr(sys.modules["torch"], names[dtype]))
     try:
         x = np.asarray(x)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if dtype == "i64" and x.size and x.dtype.kind not in "iub":
-        raise TypeError(f"{name}: expected whole numbers, found {x.dtype}")
+        raise TypeError(f"{name}: expected integers, found {x.dtype}")
     if x.dtype.kind in "cOSUMm":
         raise TypeError(f"{name}: expected numbers, found {x.dtype}")
     return x.astype(names[dtype], copy=False)
 
 
 def dense(x: Any) -> Any:
-    """The same with elements side by side."""
+    """Contiguous copy, or x itself if it is contiguous."""
     return x.contiguous() if is_torch(x) else np.require(x, requirements=("C", "A"))
 
 
 def rows(x: Any) -> Any:
-    """The same where the features of a row lie side by side and no stride is negative: almost always itself. Packed rows, `[total,
-    heads, features]`, lie all side by side."""
+    """x with a contiguous last axis and no negative strides; copied only if needed. Packed rows, `[total, heads, features]`, are fully
+    contiguous."""
     if is_torch(x):
         return x if x.ndim != 3 and (x.ndim == 0 or x.shape[-1] <= 1 or x.stride(-1) == 1) else x.contiguous()
     x = np.asarray(x)
@@ -113,10 +113,10 @@ def rows(x: Any) -> Any:
 
 
 def memory(x: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
-    """Address, type, sizes and strides in elements. The array must outlive the call it is handed to."""
+    """Address, dtype, shape, and strides in elements. The array must outlive the call that uses it."""
     if type(x) is not np.ndarray and is_torch(x):
         if not x.is_cpu:
-            raise TypeError(f"expected a tensor of the CPU, found one of {x.device}; move it there with .cpu()")
+            raise TypeError(f"expected a CPU tensor, found device {x.device}; move it with .cpu()")
         return x.data_ptr(), dtype_of(x), x.shape, x.stride()
     size, shape = x.itemsize, x.shape
     strides = tuple([s // size if n > 1 else 1 for n, s in zip(shape, x.strides)])
@@ -124,7 +124,7 @@ def memory(x: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
 
 
 def numpy_of(owned: Any) -> np.ndarray:
-    """An array of the engine's, without a copy. bf16 needs the package `ml_dtypes`."""
+    """NumPy array of a result of the engine, zero-copy. bf16 needs the package `ml_dtypes`."""
     array = np.asarray(owned)
     if owned.dtype == "bf16":
         import ml_dtypes
@@ -134,7 +134,7 @@ def numpy_of(owned: Any) -> np.ndarray:
 
 
 def torch_of(owned: Any) -> Any:
-    """A tensor of the engine's, without a copy."""
+    """PyTorch tensor of a result of the engine, zero-copy."""
     import torch
 
     array = np.asarray(owned)
@@ -144,17 +144,17 @@ def torch_of(owned: Any) -> Any:
 
 
 def like(x: Any, owned: Any) -> Any:
-    """An array of the engine's in the library of `x`, without a copy."""
+    """Result of the engine as an array in the library of `x`, zero-copy."""
     return torch_of(owned) if is_torch(x) else numpy_of(owned)
 
 
 def waits_for_gradient(x: Any) -> bool:
-    """Whether it is a tensor of PyTorch that autograd follows."""
+    """Whether x is a PyTorch tensor that autograd tracks."""
     return is_torch(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
 
 
 def without_gradients(call: str, **tensors: Any) -> None:
-    """Refuses tensors that wait for a gradient from a call that gives none."""
+    """Raise if a tensor requires a gradient in a call without a backward pass."""
     for name, x in tensors.items():
         if waits_for_gradient(x):
-            raise TypeError(f"{name}: it requires a gradient, and {call} gives none; detach it, or call it in torch.no_grad()")
+            raise TypeError(f"{name}: requires a gradient, but {call} has no backward pass; detach it, or use torch.no_grad()")

@@ -1,7 +1,8 @@
-"""A call as the engine takes it: its options as text, and the arrays that they name. Both doors, NumPy and PyTorch, come through here."""
+"""Conversion of the options of a call, for NumPy and PyTorch, to JSON and the arrays that the JSON refers to."""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import json
@@ -16,7 +17,7 @@ MaskLike = Union[masks.Mask, str, Any, None]
 
 
 class Options(TypedDict, total=False):
-    """The keywords of :func:`describe`, for checkers of types: `**options: Unpack[Options]`."""
+    """Keywords of :func:`describe`, for type checkers: `**options: Unpack[Options]`."""
 
     mask: MaskLike
     align: Union[str, int]
@@ -41,34 +42,34 @@ class Options(TypedDict, total=False):
 
 
 class Call(NamedTuple):
-    """What is asked for, without q, k and v."""
+    """Options of a call, without q, k and v."""
 
     text: str
     """Options in JSON."""
     learned: list[Any]
-    """Tensors that have gradients."""
+    """Tensors with gradients."""
     held: list[Any]
-    """Arrays that have none."""
+    """Arrays without gradients."""
 
     @property
     def names(self) -> list[str]:
-        """What the tensors that have gradients are called."""
+        """Names of the tensors with gradients."""
         return _read(self.text).get("learned", [])
 
     def asks(self, option: str) -> bool:
-        """Whether an option that is on or off is on."""
+        """Value of a boolean option."""
         return bool(_read(self.text).get(option, False))
 
     def on(self, threads: int) -> Call:
-        """The same on so many threads, unless it says how many."""
+        """Set the number of threads, unless the call sets it."""
         return self if '"threads"' in self.text else Call(f'{{"threads": {threads}, {self.text[1:]}', self.learned, self.held)
 
     def beside(self, q: Any) -> Call:
-        """The same on as many threads as the library of `q` uses."""
+        """Use as many threads as PyTorch if `q` is a tensor."""
         return self.on(sys.modules["torch"].get_num_threads()) if _arrays.is_torch(q) else self
 
     def native(self, *tensors: Any) -> tuple[Any, ...]:
-        """For the engine; everything must be kept until it has returned."""
+        """Arguments of the native functions; all arrays must stay alive until the native call returns."""
         return (self.text, [_arrays.memory(x) for x in tensors], *([_arrays.memory(x) for x in xs] for xs in (self.learned, self.held)))
 
 
@@ -95,8 +96,11 @@ def describe(
     k_offsets: Any = None,
     threads: Optional[int] = None,
     isa: Optional[str] = None,
+    **unknown: Any,
 ) -> Call:
-    """Options become text, arrays are named by it. The engine checks them, all at once, with the tensors."""
+    """Convert options to JSON and arrays. The engine validates them together with the tensors."""
+    if unknown:
+        raise TypeError(_unknown_option(next(iter(unknown))))
     learned: dict[str, Any] = {}
     held: list[tuple[str, Any]] = []
     options: dict[str, Any] = {"align": align if isinstance(align, str) else _arrays.whole("align", align)}
@@ -117,7 +121,7 @@ def describe(
             options[name] = found
     for name, word in (("normalizer", normalizer), ("precision", precision), ("isa", isa)):
         if word is not None and not isinstance(word, str):
-            raise TypeError(f"{name}: expected a word, found {word!r}")
+            raise TypeError(f"{name}: expected a string, found {word!r}")
         if word is not None and word != "softmax":
             options[name] = word
     if entropy:
@@ -134,7 +138,7 @@ def describe(
         table("relative", relative[1])
     if local is not None:
         if not isinstance(local, (tuple, list)) or len(local) != 2:
-            raise TypeError(f"local: expected (centres, reach), found {type(local).__name__}")
+            raise TypeError(f"local: expected (centers, reach), found {type(local).__name__}")
         options["reach"] = _arrays.whole("local", local[1])
         table("centres", local[0])
     if similarity is not None:
@@ -148,11 +152,17 @@ def describe(
     return Call(_text(options), list(learned.values()), [x for _, x in held])
 
 
+def _unknown_option(name: str) -> str:
+    near = difflib.get_close_matches(name, Options.__annotations__, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "see help(regard.attention)"
+    return f"attention: unknown option {name!r}; {hint}"
+
+
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def described(q: Any, options: Any) -> Call:
-    """:func:`describe`, once for the same options where they are words and numbers: that takes as long as a small call."""
+    """:func:`describe`, cached if all options are strings and numbers: it costs as much as a small call."""
     for value in options.values():
         if type(value) not in _PLAIN:
             return describe(q, **options)
@@ -168,7 +178,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def spelled_out(function: Function) -> Function:
-    """Gives `**options` their names and defaults where Python asks for them: in `help`, notebooks and `inspect.signature`."""
+    """Replace `**options` by the names and defaults of the options in the signature, for `help` and `inspect.signature`."""
     own = inspect.signature(function)
     named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
     options = [one for one in inspect.signature(describe).parameters.values() if one.kind is one.KEYWORD_ONLY]
@@ -182,7 +192,7 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """JSON. Not by `json`, which `torch.compile` cannot look into."""
+    """JSON text. `torch.compile` cannot trace `json.dumps`."""
     if isinstance(value, dict):
         return "{" + ", ".join([f'"{name}": {_text(x)}' for name, x in value.items()]) + "}"
     if isinstance(value, (list, tuple)):
@@ -191,7 +201,7 @@ def _text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    # Not repr, which torch.compile lacks for numbers that it does not take for constants.
+    # Not repr: torch.compile does not support it for numbers that are not constants.
     return f"{value}"
 
 
@@ -204,7 +214,7 @@ def _relative(relative: tuple[Any, ...]) -> dict[str, Any]:
         return {"t5": {"max_distance": _arrays.whole("relative", rest[0]), "bidirectional": bool(rest[1])}}
     if kind == "clipped" and len(rest) == 1:
         return {"clipped": {"reach": _arrays.whole("relative", rest[0])}}
-    raise ValueError(f"relative: expected {expected}, found {kind!r} with {len(relative) - 1} more")
+    raise ValueError(f"relative: expected {expected}, found {kind!r} with {len(relative) - 1} more elements")
 
 
 def _similarity(similarity: Union[str, tuple[Any, ...]], learned: dict[str, Any]) -> str:

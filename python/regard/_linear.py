@@ -1,4 +1,4 @@
-"""Linear attention: a function of its own, whose cost grows with the length and not with its square."""
+"""Linear attention (Katharopoulos et al. 2020): linear cost in the sequence length. A different function from softmax attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._call import Call, describe
 
 
 def followed(attend: Callable[..., tuple[Any, Any]], q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-    """What `attend` returns, an output and its way back, where autograd knows of it too."""
+    """Call `attend`, which returns output and aux; registers the backward pass with autograd if an input requires a gradient."""
     q, k, v = _arrays.rows(q), _arrays.rows(k), _arrays.rows(v)
     if not any(_arrays.waits_for_gradient(x) for x in (q, k, v)):
         return attend(q, k, v)
@@ -21,7 +21,7 @@ def followed(attend: Callable[..., tuple[Any, Any]], q: Any, k: Any, v: Any) -> 
 
 @functools.lru_cache(maxsize=None)
 def _step() -> Any:
-    """The step of autograd; made when it is needed, for PyTorch may not be there."""
+    """`torch.autograd.Function` of a call. Created on first use, because PyTorch is optional."""
     import torch
 
     class Step(torch.autograd.Function):
@@ -36,14 +36,14 @@ def _step() -> Any:
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, d_out: Any) -> Any:
-            _ = ctx.saved_tensors  # raises if one of them has been changed since
+            _ = ctx.saved_tensors  # raises if a tensor was modified in place
             return None, None, *ctx.aux.backward(d_out)
 
     return Step
 
 
 class LinearGrads(NamedTuple):
-    """Gradients of a loss by q, k and v."""
+    """Gradients with respect to q, k and v."""
 
     q: Any
     k: Any
@@ -51,29 +51,29 @@ class LinearGrads(NamedTuple):
 
 
 class LinearAux:
-    """The way back of a call."""
+    """Backward pass of a call."""
 
     def __init__(self, attention: LinearAttention, call: Call, tensors: tuple[Any, ...], kept: Any):
         self._attention, self._call, self._tensors, self._kept = attention, call, tensors, kept
 
     def backward(self, d_out: Any) -> LinearGrads:
-        """The gradients of a loss whose gradient by the output is `d_out`. Random directions of a map are constants."""
+        """Gradients with respect to q, k and v, given the gradient `d_out` of the output. Random features are constants."""
         d_out = _arrays.rows(d_out)
         found = self._kept.backward(self._call.native(*self._tensors), self._attention._how, _arrays.memory(d_out))
         return LinearGrads(*(_arrays.like(d_out, x) for x in found))
 
 
 class LinearAttention:
-    """Linear attention (Katharopoulos et al. 2020): the weight of a pair is a product of features of its query and its key.
+    """Linear attention (Katharopoulos et al. 2020): the weight of a pair is the dot product of the feature
+    maps of query and key.
 
         attention = regard.LinearAttention("elu", causal=True)
         out = attention(q, k, v)
         out, aux = attention(q, k, v, return_aux=True)
         d_q, d_k, d_v = aux.backward(d_out)
 
-    Maps, what queries and keys become: `"elu"` is `elu(x) + 1`; `"relu"`; `"random 256"`, so many random directions of a `seed`, whose
-    products estimate the weights of softmax attention (Choromanski et al. 2021). It is not softmax attention made faster: a model must
-    have been trained with it.
+    Feature maps: `"elu"` is `elu(x) + 1`; `"relu"`; `"random 256"` is 256 positive random features of a `seed`, which estimate softmax
+    attention (Performer, Choromanski et al. 2021). Not a faster softmax attention: the model must be trained with it.
     """
 
     def __init__(self, map: str = "elu", *, causal: bool = False, seed: int = 0):
@@ -97,9 +97,9 @@ class LinearAttention:
         threads: Optional[int] = None,
         return_aux: bool = False,
     ) -> Any:
-        """`q [batch, heads, q_len, dim]` over `k [batch, kv_heads, k_len, dim]` and `v [batch, kv_heads, k_len, v_dim]`, NumPy arrays or
-        PyTorch tensors, which autograd follows; causal, the last query stands at the last key. Packed with offsets, as `regard.attention`
-        has it."""
+        """Attention of `q [batch, heads, q_len, dim]` over `k [batch, kv_heads, k_len, dim]` and `v [batch, kv_heads, k_len, v_dim]`: NumPy
+        arrays, or PyTorch tensors with autograd. If causal, the last query is aligned with the last key. Offsets: packed sequences, as in
+        `regard.attention`."""
 
         def attend(*tensors: Any) -> tuple[Any, LinearAux]:
             call = describe(tensors[0], q_offsets=q_offsets, k_offsets=k_offsets, threads=threads).beside(q)
@@ -110,14 +110,14 @@ class LinearAttention:
         return (out, aux) if return_aux else out
 
     def state(self, batch: int, heads: int, dim: int, v_dim: int, *, dtype: Any = "f32") -> LinearState:
-        """What decoding keeps of the positions before, of so many items and key heads, before the first position."""
+        """Empty decoder state. `heads`: number of key heads."""
         if not self.causal:
-            raise ValueError("state: positions come one after another; make the attention with causal=True")
+            raise ValueError("state: only causal attention has a decoder state; use LinearAttention(.., causal=True)")
         return LinearState(_regard.State(_arrays.name_of(dtype), self.map, self.seed, (batch, heads, dim, v_dim)))
 
 
 class LinearState:
-    """All that causal linear attention keeps of the positions before, of a size that does not grow. `LinearAttention.state` makes it."""
+    """Decoder state of causal linear attention, of constant size. Created by `LinearAttention.state`."""
 
     def __init__(self, state: Any):
         self._state = state
@@ -128,17 +128,17 @@ class LinearState:
         return self._state.dtype
 
     def step(self, q: Any, k: Any, v: Any, *, q_offsets: Any = None, k_offsets: Any = None, threads: Optional[int] = None) -> Any:
-        """The outputs of new positions, `[batch, heads, q_len, v_dim]`, whose keys and values come with them: one position, or a prompt.
-        There may be fewer queries than keys, for the last of them."""
+        """Append new positions, a prompt or one token, and return their outputs `[batch, heads, q_len, v_dim]`. With fewer queries than
+        keys, the queries are those of the last positions."""
         _arrays.without_gradients("LinearState.step", q=q, k=k, v=v)
         tensors = (_arrays.rows(q), _arrays.rows(k), _arrays.rows(v))
         call = describe(tensors[0], q_offsets=q_offsets, k_offsets=k_offsets, threads=threads).beside(q)
         return _arrays.like(tensors[0], self._state.step(call.native(*tensors)))
 
     def absorb(self, k: Any, v: Any, *, threads: Optional[int] = None) -> None:
-        """Takes a prompt whose outputs nobody needs."""
+        """Append positions without computing outputs."""
         self.step(k[:, :, :0], k, v, threads=threads)
 
     def fork(self) -> LinearState:
-        """A second state that knows the same: a fork of all its sequences."""
+        """Copy the state of all sequences."""
         return LinearState(self._state.fork())

@@ -1,4 +1,4 @@
-"""Attention among rows and keys that random directions sort near each other."""
+"""LSH attention (Reformer, Kitaev et al. 2020)."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from ._linear import LinearGrads, followed
 
 
 class Share(NamedTuple):
-    """A share of each of several rows."""
+    """Mean and minimum of a fraction over queries."""
 
     mean: float
     worst: float
 
 
 class Recall(NamedTuple):
-    """What hashing kept of full attention, of the rows that were looked at."""
+    """Recall of LSH attention with respect to full attention, over sampled queries."""
 
     mass: Share
-    """Of all weights of a row in full attention, the sum of those it kept."""
+    """Attention mass of full attention on the keys that the query is compared with."""
     top: Share
-    """Of the largest weights of a row in full attention, the sum of those it kept, over the sum of them."""
+    """The same for the top-k weights of full attention, relative to their sum."""
     rows: int
-    """The rows that were looked at, of all heads and items."""
+    """Number of sampled queries, over all heads and batch items."""
 
 
 class LshAux:
-    """What a call has found beside its output, the way back, and what was lost."""
+    """Results of a call besides the output: log-sum-exp, backward pass, and recall."""
 
     def __init__(self, attention: LshAttention, call: Call, tensors: tuple[Any, ...], kept: Any):
         self._attention, self._call, self._tensors, self._kept = attention, call, tensors, kept
 
     @property
     def lse(self) -> Any:
-        """`ln(sum of e^score)` of each row over the keys it met, `[batch, heads, q_len]`."""
+        """Log-sum-exp of each query over the keys it is compared with, `[batch, heads, q_len]`."""
         return _arrays.like(self._tensors[0], self._kept.lse)
 
     def backward(self, d_out: Any, *, d_lse: Any = None) -> LinearGrads:
-        """The gradients of a loss whose gradient by the output is `d_out`, with the keys that rows met held constant."""
+        """Gradients with respect to q, k and v, given the gradient `d_out` of the output. The selection of keys is constant."""
         number = _arrays.number_of(self._tensors[0])
         d_out = _arrays.rows(d_out)
         d_lse = None if d_lse is None else _arrays.dense(_arrays.cast(d_lse, number, "d_lse"))
@@ -48,32 +48,32 @@ class LshAux:
         return LinearGrads(*(_arrays.like(d_out, x) for x in found))
 
     def recall(self, top: int = 8, rows: int = 64) -> Recall:
-        """Compares up to `rows` rows of each head, evenly spaced, with full attention: how much of its mass was kept, and how much of that
-        of its `top` largest weights."""
+        """Compare up to `rows` evenly spaced queries of each head with full attention: recall of the attention mass, and of the
+        `top` largest weights."""
         mass, largest, seen = self._kept.recall(self._call.native(*self._tensors), top, rows)
         return Recall(Share(*mass), Share(*largest), seen)
 
     def is_visible(self, batch: int, head: int, row: int, key: int) -> bool:
-        """Whether a row has met a key in any round."""
+        """Whether a query is compared with a key in any round."""
         return self._kept.is_visible(batch, head, row, key)
 
 
 class LshAttention:
-    """Softmax attention of each row over the keys that hashing puts near it (Reformer, Kitaev et al. 2020): another function than full
-    attention, linear in the length.
+    """LSH attention (Reformer, Kitaev et al. 2020): softmax of each query over the keys in nearby hash buckets. An approximation of full
+    attention with linear cost.
 
         attention = regard.LshAttention(rounds=8, bucket_size=64, causal=True)
         out, aux = attention(q, k, v, return_aux=True)
         aux.recall(top=8).mass.worst
 
-    In each round rows and keys are hashed by random directions and sorted; a row meets the keys of its own block of `bucket_size` and
-    of its neighbours. However often a pair meets, it counts once. The same seed gives the same bits.
+    In each of `rounds` rounds, queries and keys are hashed by random projections and sorted by hash. A query is compared with the keys of
+    its own block of `bucket_size` and of the adjacent blocks. A pair found in several rounds counts once. Deterministic for a given seed.
     """
 
     def __init__(
         self, rounds: int = 8, bucket_size: int = 64, causal: bool = False, seed: int = 0, *, scale: Optional[float] = None
     ):
-        """`scale` multiplies scores; `1 / sqrt(dim)` unless given."""
+        """`scale`: factor of the scores; default `1 / sqrt(dim)`."""
         self.rounds, self.bucket_size, self.causal, self.seed, self.scale = rounds, bucket_size, causal, seed, scale
 
     @property
@@ -84,8 +84,8 @@ class LshAttention:
         return f"LshAttention({self.rounds}, {self.bucket_size}, causal={self.causal}, seed={self.seed}, scale={self.scale})"
 
     def __call__(self, q: Any, k: Any, v: Any, *, threads: Optional[int] = None, return_aux: bool = False) -> Any:
-        """`q [batch, heads, q_len, dim]` over `k [batch, kv_heads, k_len, dim]` and `v [batch, kv_heads, k_len, v_dim]`, NumPy arrays or
-        PyTorch tensors, which autograd follows from the output alone; the last query stands at the last key."""
+        """Attention of `q [batch, heads, q_len, dim]` over `k [batch, kv_heads, k_len, dim]` and `v [batch, kv_heads, k_len, v_dim]`: NumPy
+        arrays, or PyTorch tensors with autograd through the output only. The last query is aligned with the last key."""
 
         def attend(*tensors: Any) -> tuple[Any, LshAux]:
             call = describe(tensors[0], threads=threads).beside(q)

@@ -14,36 +14,36 @@ if TYPE_CHECKING:
 
 
 class Grads(NamedTuple):
-    """Gradients of a loss by everything that an attention depends on."""
+    """Gradients with respect to q, k, v and the options."""
 
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
     learned: dict[str, np.ndarray]
-    """By each option that was an array: `bias`, `alibi`, `relative`, `sinks`, `centres`, `w`, `w_q`, `w_k`, `w_v`."""
+    """Gradient of each array option: `bias`, `alibi`, `relative`, `sinks`, `centres`, `w`, `w_q`, `w_k`, `w_v`."""
     scale: float
     temperature: float
 
 
 class Aux:
-    """What a call has found beside its output, and the way back."""
+    """Results of a call besides the output: log-sum-exp, entropies, and the backward pass."""
 
     def __init__(self, call: Call, tensors: tuple[np.ndarray, ...], kept: Any):
         self._call, self._tensors, self._kept = call, tensors, kept
 
     @property
     def lse(self) -> np.ndarray:
-        """`ln(sum of e^score)` of each row, `[batch, heads, q_len]`; `-inf` for one that sees nothing. `[total, heads]` where packed."""
+        """Log-sum-exp of the scores of each query, `[batch, heads, q_len]`; `-inf` if no key is visible. `[total, heads]` if packed."""
         return _arrays.numpy_of(self._kept.lse)
 
     @property
     def entropy(self) -> Optional[np.ndarray]:
-        """The entropy of each row's weights, if it was asked for."""
+        """Entropy of the weights of each query, with `entropy=True`; else None."""
         return None if self._kept.entropy is None else _arrays.numpy_of(self._kept.entropy)
 
     @property
     def max_score(self) -> Optional[np.ndarray]:
-        """The largest score of each row, if the entropy was asked for."""
+        """Largest score of each query, with `entropy=True`; else None."""
         return None if self._kept.max_score is None else _arrays.numpy_of(self._kept.max_score)
 
     def backward(
@@ -55,7 +55,11 @@ class Aux:
         advantage: Optional[np.ndarray] = None,
         straight_through: bool = False,
     ) -> Grads:
-        """The gradients of a loss whose gradient by the output is `d_out`."""
+        """Gradients of a loss, given its gradient `d_out` with respect to the output.
+
+        `d_lse` and `d_entropy`: gradients with respect to lse and entropy. `advantage`: REINFORCE advantage of each query, for
+        `normalizer="sampled"`. `straight_through`: straight-through estimator for hard and sampled attention.
+        """
         number = _arrays.number_of(self._tensors[0])
         given = {"d_lse": d_lse, "d_entropy": d_entropy, "advantage": advantage}
         by_row = [None if x is None else _arrays.dense(_arrays.cast(x, number, name)) for name, x in given.items()]
@@ -86,23 +90,24 @@ def attention(q: Any, k: Any, v: Any, *, return_aux: bool = False, **options: Un
     `[batch, heads, q_len, v_dim]`, in the memory order of q. f32, f64, f16, and bf16 of `ml_dtypes`.
 
     Options:
-      mask         who may see whom: `regard.masks`, its text (`"causal & window 512"`), or booleans, True = may see
-      align        where row 0 stands among the keys: `"end"` (the last query at the last key), `"start"`, or a number
-      scale        multiplies scores; `1 / sqrt(dim)` unless given
-      temperature  divides them
-      softcap      bounds them, `cap tanh(score / cap)`
-      bias         `[batch|1, heads|1, q_len|1, k_len|1]`, added after the softcap; -inf hides
-      alibi        slopes `[heads]`
-      relative     a bias by distance: `("t5", table, max_distance, bidirectional)`, `("clipped", table, reach)`; table `[buckets, heads]`
-      sinks        `[heads]`: a score without a key in each row
-      local        `(centres [batch, heads, q_len], reach)`: each row looks around a place of its own
+      mask         attention mask: `regard.masks`, its text (`"causal & window 512"`), or a boolean array, True = visible
+      align        key position of row 0: `"end"` (the last query is aligned with the last key), `"start"`, or a number
+      scale        factor of the scores; default `1 / sqrt(dim)`
+      temperature  divisor of the scores
+      softcap      soft limit of the scores, `softcap * tanh(score / softcap)`
+      bias         `[batch|1, heads|1, q_len|1, k_len|1]`, added after the softcap; -inf masks
+      alibi        ALiBi slopes `[heads]`
+      relative     relative position bias: `("t5", table, max_distance, bidirectional)`, `("clipped", table, reach)`; table
+                   `[buckets, heads]`
+      sinks        `[heads]`: attention sink, one more term of the softmax without a value
+      local        `(centers [batch, heads, q_len], reach)`: Gaussian local attention around a center per query (Luong et al. 2015)
       similarity   `"dot"`, `"distance"`, `("general", w)`, `("additive", w_q, w_k, v)`
       normalizer   `"softmax"`, `"top 8"`, `"hard"`, `"sampled 7"`, `"sparsemax"`
-      dropout      the share of weights that is dropped, with `seed=(seed, offset)`
-      entropy      whether `aux.entropy` and `aux.max_score` are asked for
-      precision    `"strict"`, `"f32"`, `"high"`: how exact products are
+      dropout      dropout probability, with `seed=(seed, offset)`
+      entropy      also compute `aux.entropy` and `aux.max_score`
+      precision    precision of matrix products: `"strict"`, `"f32"`, `"high"`
       q_offsets, k_offsets   packed sequences: tensors are `[total, heads, dim]`, item b is `offsets[b]:offsets[b + 1]`
-      threads      at most so many
+      threads      maximum number of threads
       return_aux   also return an `Aux`: lse, entropies, and `backward`
     """
     call = described(q := _arrays.rows(q), options)
@@ -111,12 +116,12 @@ def attention(q: Any, k: Any, v: Any, *, return_aux: bool = False, **options: Un
     out = _arrays.numpy_of(kept.out)
     if not return_aux:
         return out
-    out.flags.writeable = False  # the way back reads it where it lies
+    out.flags.writeable = False  # the backward pass reads it
     return out, Aux(call, tensors, kept)
 
 
 def plan(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> str:
-    """How a call would be run, in one line: instructions, type, tiles, threads."""
+    """Execution plan of a call in one line: instruction set, dtype, tiles, threads."""
     call = describe(q := _arrays.rows(q), **options)
     return _regard.plan(call.native(q, k := _arrays.rows(k), v := _arrays.rows(v)))
 
@@ -131,20 +136,22 @@ def scaled_dot_product_attention(
     scale: Optional[float] = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """`torch.nn.functional.scaled_dot_product_attention`, its signature and its meaning, for NumPy arrays and for PyTorch's tensors:
-    a causal mask starts at the top left, booleans say who may see, other masks are added to the scores. A row that sees nothing is 0.
+    """`torch.nn.functional.scaled_dot_product_attention` with the same signature and semantics, for NumPy arrays and PyTorch tensors.
+
+    The causal mask is aligned to the top left. A boolean mask is True = visible; any other mask is added to the scores. The output of a
+    query without visible keys is 0.
     """
     heads = [x.shape[-3] if x.ndim > 2 else 1 for x in (query, key)]
     if not enable_gqa and heads[0] != heads[1]:
-        raise ValueError(f"heads: q has {heads[0]}, k has {heads[1]}; enable_gqa=True lets several share one")
+        raise ValueError(f"heads: q has {heads[0]}, k has {heads[1]}; use enable_gqa=True for grouped-query attention")
     if is_causal and attn_mask is not None:
-        raise ValueError("attn_mask beside is_causal: give one of them")
+        raise ValueError("attn_mask and is_causal: give only one of them")
     options: Options = {"align": "start", "dropout": dropout_p, "scale": scale}
     if is_causal:
         options["mask"] = "causal"
     elif attn_mask is not None:
-        options.update(_added_or_seen(attn_mask, query, key))
-    q, k, v = (_four(x) for x in (query, key, value))
+        options.update(_mask_or_bias(attn_mask, query, key))
+    q, k, v = (_to_4d(x) for x in (query, key, value))
     if _arrays.is_torch(query):
         from . import torch
 
@@ -156,23 +163,23 @@ def scaled_dot_product_attention(
     return out if query.ndim == 4 else out.reshape(tuple(query.shape[:-1]) + (out.shape[-1],))
 
 
-def _added_or_seen(mask: Any, query: Any, key: Any) -> Options:
-    """A mask of PyTorch's as an option: booleans, or numbers that are added; with 4 axes, repeated over those before the last three."""
+def _mask_or_bias(mask: Any, query: Any, key: Any) -> Options:
+    """Convert an `attn_mask` to the option `mask` (boolean) or `bias` (added), with 4 axes."""
     axes = (1,) * (query.ndim - mask.ndim) + tuple(mask.shape)
     mask = mask.reshape(axes)
-    seen = _arrays.dtype_of(mask) == "bool"
-    if not seen:
+    is_bool = _arrays.dtype_of(mask) == "bool"
+    if not is_bool:
         mask = mask.to(query.dtype) if _arrays.is_torch(mask) else mask.astype(query.dtype, copy=False)
     sizes = (*query.shape[:-3], *axes[-3:]) if query.ndim > 4 else axes
-    if seen:
+    if is_bool:
         sizes = (*sizes[:-1], key.shape[-2])
     if sizes != axes:
         mask = mask.expand(sizes) if _arrays.is_torch(mask) else np.broadcast_to(mask, sizes)
-    return {"mask": _four(mask)} if seen else {"bias": _four(mask)}
+    return {"mask": _to_4d(mask)} if is_bool else {"bias": _to_4d(mask)}
 
 
-def _four(x: Any) -> Any:
-    """With 4 axes: those before the last three are one."""
+def _to_4d(x: Any) -> Any:
+    """Reshape to 4 axes; all axes before the last three become one."""
     if x.ndim == 4:
         return x
     if x.ndim < 4:

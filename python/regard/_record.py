@@ -1,7 +1,7 @@
-"""What is known of one attention of a model: numbers of each row, a map in few cells, some rows whole, and, if asked for, q and k.
+"""Record of one attention layer: statistics of each row, a pooled attention map, complete rows, and, on request, q and k.
 
-A record grows while a model generates: the prompt is one call, and each step appends its rows to the same record. Rows and keys are
-counted by their place in the sequence, whatever part of it a cache holds.
+During generation a record grows: the prompt is one call, and each decoding step appends rows. Rows and keys are numbered by their position
+in the sequence, also if the KV cache contains only a part of it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from . import masks
 from ._view import AttentionView
 
 BY_ROW = ("entropy", "mean_distance", "first_mass", "largest", "max_score", "sink_mass")
-"""Statistics with a number for each row."""
+"""Statistics with one value per row."""
 
 STATS = (*BY_ROW, "col_sum", "top_k")
-"""All that can be asked for."""
+"""All statistics."""
 
 SMALL = 512
-"""Rows, and keys, up to which all weights of a layer are given at once."""
+"""Maximum number of rows and of keys for a full weight matrix."""
 
 STRIP = 1 << 20
-"""Weights that are held at a time while more rows are put into a map."""
+"""Weights per strip while rows are added to a map."""
 
 
 class TopK(NamedTuple):
-    """The largest weights of each row, the largest first: `[batch, heads, rows, k]`."""
+    """Largest weights of each row, in descending order: `[batch, heads, rows, k]`."""
 
     keys: np.ndarray
-    """Places in the sequence; -1 where a row sees fewer."""
+    """Key positions in the sequence; -1 if fewer keys are visible."""
     weights: np.ndarray
 
 
 class Wanted(NamedTuple):
-    """What is asked for."""
+    """Options of `capture`."""
 
     stats: frozenset[str]
     top_k: int
@@ -48,7 +48,7 @@ class Wanted(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of attention: tensors of PyTorch, without gradients."""
+    """One attention call: detached PyTorch tensors."""
 
     q: Any
     k: Any
@@ -57,13 +57,13 @@ class Call(NamedTuple):
 
     @property
     def start(self) -> int:
-        """The key at which row 0 stands."""
+        """Key position of row 0."""
         align = self.options.get("align", "end")
         return self.k.shape[2] - self.q.shape[2] if align == "end" else 0 if align == "start" else int(align)
 
     @property
     def reach(self) -> int:
-        """Keys that can be seen at all: under a causal mask none beyond the last row, and caches may have room for more."""
+        """Number of keys that can be visible: a causal mask excludes keys after the last row, for example unused cache."""
         k_len, mask = self.k.shape[2], self.options.get("mask")
         rules = str(mask).split(" & ") if isinstance(mask, (str, masks.Mask)) else []
         causal = any(rule == "causal" or (rule.startswith("band ") and rule.endswith(" 0")) for rule in rules)
@@ -74,7 +74,7 @@ class Call(NamedTuple):
 
 
 class Looker:
-    """The weights of some heads of a call; answers are `[batch, heads, ..]`."""
+    """Weights of selected heads of a call; results are `[batch, heads, ..]`."""
 
     def __init__(self, call: Call, heads: tuple[int, ...] | None):
         batch, all_heads = call.q.shape[:2]
@@ -82,9 +82,9 @@ class Looker:
         view = call.view()
         self._views = [view] if heads is None else [view.head(b, h) for b in range(batch) for h in heads]
 
-    def measure(self, **asked: Any) -> dict[str, np.ndarray]:
-        """Several answers from one walk."""
-        found = [view.measure(**asked) for view in self._views]
+    def measure(self, **stats: Any) -> dict[str, np.ndarray]:
+        """Several statistics in one pass."""
+        found = [view.measure(**stats) for view in self._views]
         return {name: self._stacked([one[name] for one in found]) for name in found[0]}
 
     def tile(self, rows: tuple[int, int], keys: tuple[int, int]) -> np.ndarray:
@@ -96,24 +96,24 @@ class Looker:
 
 
 class Overview:
-    """The largest weight in each of few cells, `[batch, heads, down, across]`, of rows that come one after another.
+    """Max-pooled attention map, `[batch, heads, down, across]`, to which rows can be appended.
 
-    The first rows are cut into cells of equal size. Rows and keys that come later have cells of their own; where there would be more
-    than twice as many as at first, two neighbours become one.
+    The first rows are divided into cells of equal size. Each later row and key adds a cell; above twice the initial number of cells,
+    adjacent cells are merged in pairs.
     """
 
     def __init__(self, values: np.ndarray, q_len: int, k_len: int, most: int):
         self.values, self._most = values, most
         self.starts = [cell_starts(n, cells) for n, cells in ((q_len, values.shape[2]), (k_len, values.shape[3]))]
-        """Where the cells begin, down and across, and where the last one ends."""
+        """Starts of the cells, down and across, and the end of the last one."""
 
     @property
     def exact(self) -> bool:
-        """Whether each weight has a cell of its own."""
+        """Whether each cell is a single weight."""
         return all(len(starts) == starts[-1] + 1 for starts in self.starts)
 
     def add(self, weights: np.ndarray, first_key: int) -> None:
-        """Takes more rows `[batch, heads, rows, keys]`, whose keys begin at this place."""
+        """Append rows `[batch, heads, rows, keys]`, whose first key has position `first_key`."""
         rows, keys = weights.shape[2:]
         for side, more in enumerate((rows, first_key + keys - self.starts[1][-1])):
             end = self.starts[side][-1]
@@ -128,29 +128,29 @@ class Overview:
                 self._merge(side)
 
     def _merge(self, side: int) -> None:
-        """Makes one cell of each two neighbours."""
+        """Merge adjacent cells in pairs."""
         starts = self.starts[side]
         self.values = np.maximum.reduceat(self.values, np.arange(0, len(starts) - 1, 2), axis=2 + side)
         self.starts[side] = np.append(starts[:-1:2], starts[-1])
 
 
 def cell_starts(n: int, cells: int) -> np.ndarray:
-    """Where so many cells of equal size begin, and the end."""
+    """Starts of `cells` cells of equal size, and the end."""
     return -(-np.arange(cells + 1) * n // max(cells, 1))
 
 
 class Record:
-    """What one attention of a model looked at. Arrays are `[batch, heads, ..]`; heads are those that were asked for, in that order.
+    """Recorded attention of one layer. Arrays are `[batch, heads, ..]`, with the heads selected in `capture`, in that order.
 
     Statistics are attributes: `entropy`, `mean_distance`, `first_mass`, `largest`, `max_score`, `sink_mass` `[batch, heads, rows]`,
-    `col_sum` `[batch, heads, keys]`, and `top_k`. Those that `capture` was asked for are there.
+    `col_sum` `[batch, heads, keys]`, and `top_k`. Available are those listed in `capture(.., stats=)`.
     """
 
     def __init__(self, kind: str, layer: int, name: str, wanted: Wanted, first: int):
         self.kind, self.layer, self.name = kind, layer, name
-        """`self`, `encoder`, `cross`, ..; which layer of its kind; what its module is called in the model."""
+        """Kind (`self`, `encoder`, `cross`, ..), layer index within the kind, and module name in the model."""
         self.first, self.q_len, self.k_len = first, 0, 0
-        """The place of its first row, how many rows there are, and how many keys."""
+        """Position of the first row, number of rows, number of keys."""
         self._overview: Overview | None = None
         self._wanted = wanted
         self._by_row: dict[str, list[np.ndarray]] = {}
@@ -163,35 +163,35 @@ class Record:
         self._keys: list[Any] = []
 
     def __repr__(self) -> str:
-        asked = ", ".join(name for name in STATS if name in self._wanted.stats)
-        return f"<{self.kind} layer {self.layer}: {self.q_len} rows, {self.k_len} keys, {self.shape[1]} heads; {asked}>"
+        stats = ", ".join(name for name in STATS if name in self._wanted.stats)
+        return f"<{self.kind} layer {self.layer}: {self.q_len} rows, {self.k_len} keys, {self.shape[1]} heads; {stats}>"
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """Which heads it holds."""
+        """Indices of the recorded heads."""
         return tuple(range(self.shape[1])) if self._wanted.heads is None else self._wanted.heads
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Items and heads."""
+        """Batch size and number of heads."""
         of = self._sums["queries"].shape
         return of[0], of[1]
 
-    # ---- taking ----
+    # ---- recording ----
 
     def add(self, call: Call, real: np.ndarray | None, slides: bool) -> None:
-        """Looks at one call, and takes what is asked for. `real [batch, q_len]` says which rows are no padding; `slides`, whether the
-        first key of the call may stand later than first in the sequence, as in a cache that forgets."""
+        """Record one call. `real [batch, q_len]`: rows that are not padding. `slides`: the first key of the call may be later than the
+        first position of the sequence, as in a sliding-window cache."""
         looker, wanted = Looker(call, self._wanted.heads), self._wanted
         q_len, k_len = call.q.shape[2], call.reach
         offset = max(0, self.first + self.q_len - call.start) if slides else 0
         top = wanted.top_k if "top_k" in wanted.stats else 1
-        asked: dict[str, Any] = {"keys": [0, k_len], "entropy": True, "mean_distance": True, "top_k": top, "mass": ["prefix 1"]}
+        query: dict[str, Any] = {"keys": [0, k_len], "entropy": True, "mean_distance": True, "top_k": top, "mass": ["prefix 1"]}
         if self._overview is None:
-            asked["pooled"] = [wanted.map, wanted.map, "max"]
+            query["pooled"] = [wanted.map, wanted.map, "max"]
         for name in {"col_sum", "sink_mass"} & wanted.stats:
-            asked[name] = True
-        found = looker.measure(**asked)
+            query[name] = True
+        found = looker.measure(**query)
         found["first_mass"] = found.pop("mass 0") * (offset == 0)
         self._take_rows(found, self._lse(call), real)
         self._take_keys(found, offset, k_len)
@@ -242,7 +242,7 @@ class Record:
             self._col_sum = whole
 
     def _take_weights(self, looker: Looker, q_len: int, k_len: int, offset: int) -> None:
-        """The weights of more rows, which are few, for the map and for rows that are kept whole."""
+        """Add the weights of a decoding step to the map and to the complete rows."""
         strip = max(1, STRIP // max(1, looker.batch * looker.heads * k_len))
         wanted = self._wanted_rows(self.q_len, self.q_len + q_len)
         for begin in range(0, q_len, strip):
@@ -253,41 +253,41 @@ class Record:
                     self._whole[row] = (offset, tile[:, :, row - self.q_len - begin].copy())
 
     def _wanted_rows(self, begin: int, end: int) -> list[int]:
-        """Of rows `begin:end`, the last there are so far, those that are asked for by their number or may be among the last ones in the
-        end. Drops earlier ones that cannot be any more."""
+        """Rows of `begin:end`, the newest rows, that are selected by index or may be selected by a negative index at the end. Drops earlier
+        rows that a negative index can no longer select."""
         last = end - max((-row for row in self._wanted.rows if row < 0), default=0)
         for row in [row for row in self._whole if row not in self._wanted.rows and row < last]:
             del self._whole[row]
         return [row for row in range(begin, end) if row in self._wanted.rows or row >= last]
 
     def _keep(self, call: Call, offset: int) -> None:
-        """Keeps q, and of k what is new: a cache hands the same keys on to every step."""
+        """Store q and the new keys: a KV cache passes earlier keys again in every step."""
         q_len, at = call.q.shape[2], offset + call.start
         known = sum(keys.shape[2] for keys in self._keys)
         if not self._keys:
             self._keys.append(call.k.clone())
         elif self.kind != "cross" and at >= known:
             self._keys.append(call.k[:, :, call.start : call.start + q_len].clone())
-        elif self.kind != "cross":  # a cache with room for what is to come
+        elif self.kind != "cross":  # a preallocated cache
             self.all_keys()[:, :, at : at + q_len] = call.k[:, :, call.start : call.start + q_len]
         self._calls.append((offset, call.k.shape[2], call._replace(q=call.q.clone(), k=None)))
 
-    # ---- telling ----
+    # ---- results ----
 
     def __getattr__(self, name: str) -> Any:
         if name not in STATS:
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
         if name not in self._wanted.stats:
-            raise AttributeError(f"{name}: it was not asked for; capture(.., stats=({name!r},)) measures it")
+            raise AttributeError(f"{name}: not recorded; use capture(.., stats=({name!r},))")
         if name == "top_k":
             return TopK(np.concatenate(self._top, 2), np.concatenate(self._top_weights, 2))
         return self._col_sum if name == "col_sum" else np.concatenate(self._by_row[name], 2)
 
     @property
     def means(self) -> dict[str, np.ndarray]:
-        """Of each head, `[batch, heads]`: means over the rows that see something and are no padding. `entropy`, `keys` (e to the entropy:
-        over about how many keys a row spreads), `distance`, `first` (the weight of the first key), `largest`; and the highest
-        `max_score`. They are there whatever was asked for."""
+        """Statistics of each head, `[batch, heads]`, averaged over the rows that are not padding and have a visible key: `entropy`, `keys`
+        (e to the entropy: effective number of keys), `distance`, `first` (weight of the first key), `largest`; and the maximum of
+        `max_score`. Always recorded."""
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = {name: self._sums[name] / self._sums["queries"] for name in ("entropy", "mean_distance", "first_mass", "largest")}
         entropy = mean["entropy"]
@@ -296,41 +296,41 @@ class Record:
 
     @property
     def whole_rows(self) -> list[int]:
-        """The rows whose weights were asked for, by their number."""
+        """Indices of the rows that are recorded completely."""
         return sorted(row for row in self._whole if row in self._wanted.rows or row - self.q_len in self._wanted.rows)
 
     @property
     def overview(self) -> Overview:
-        """The map while it grows."""
+        """Pooled attention map."""
         if self._overview is None:
-            raise ValueError("a record has no map before it has seen a call")
+            raise ValueError("nothing recorded; run the model inside the context")
         return self._overview
 
     @property
     def map(self) -> np.ndarray:
-        """The largest weight in each of few cells, `[batch, heads, down, across]`; `cells` says which rows and keys those are."""
+        """Max-pooled attention map, `[batch, heads, down, across]`; `cells` are the rows and keys of its cells."""
         return self.overview.values
 
     @property
     def cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the cells of the map begin, down and across, and where the last one ends."""
+        """Starts of the cells of the map, down and across, and the end of the last one."""
         down, across = self.overview.starts
         return down, across
 
     @property
     def exact(self) -> bool:
-        """Whether the map has a cell for each pair, and so is the weights themselves."""
+        """Whether the map is not pooled: each cell is one weight."""
         return self.overview.exact
 
     @property
     def kept(self) -> bool:
-        """Whether q and k are there."""
+        """Whether q and k are stored."""
         return bool(self._calls)
 
     def row(self, row: int) -> np.ndarray:
-        """The weights of one row for every key, `[batch, heads, keys]`; -1 is the last row. 0 where it does not see a key."""
+        """Weights of one row for all keys, `[batch, heads, keys]`; -1 is the last row. 0 where masked."""
         if not -self.q_len <= row < self.q_len:
-            raise IndexError(f"row {row}: there are {self.q_len}")
+            raise IndexError(f"row {row}: out of range, there are {self.q_len} rows")
         row %= self.q_len
         if row not in self._whole:
             return self.tile((row, row + 1), (0, self.k_len), f"row {row}")[:, :, 0]
@@ -340,8 +340,8 @@ class Record:
         return found
 
     def tile(self, rows: tuple[int, int], keys: tuple[int, int], what: str = "tile") -> np.ndarray:
-        """The weights of rows `rows[0]:rows[1]` for keys `keys[0]:keys[1]`, `[batch, heads, rows, keys]`: of a record that has kept q
-        and k, or is so small that its map is exact."""
+        """Weights of rows `rows[0]:rows[1]` for keys `keys[0]:keys[1]`, `[batch, heads, rows, keys]`. Needs `keep=True`, or an exact
+        map."""
         (first, end), (left, right) = ((max(0, a), min(b, n)) for (a, b), n in ((rows, self.q_len), (keys, self.k_len)))
         if self.kept:
             found = np.zeros((*self.shape, max(0, end - first), max(0, right - left)), self._lse(self._calls[0][2]).dtype)
@@ -354,21 +354,21 @@ class Record:
         if self.exact:
             return self.map[:, :, first:end, left:right]
         raise ValueError(
-            f"{what}: {self.kind} layer {self.layer} has kept neither q and k nor this row; "
-            f"capture(.., keep=True) keeps them, rows=(..) keeps rows, and map={max(self.q_len, self.k_len)} all weights"
+            f"{what}: not recorded in {self.kind} layer {self.layer}; "
+            f"use capture(.., keep=True), rows=(..), or map={max(self.q_len, self.k_len)} for all weights"
         )
 
     def weights(self) -> np.ndarray:
-        """All weights, `[batch, heads, rows, keys]`, of at most 512 rows and keys."""
+        """All weights, `[batch, heads, rows, keys]`; at most 512 rows and keys."""
         if max(self.q_len, self.k_len) > SMALL:
             raise ValueError(
                 f"weights: {self.kind} layer {self.layer} has {self.q_len} rows and {self.k_len} keys, more than {SMALL}; "
-                f"ask for a row or a tile"
+                f"use row() or tile()"
             )
         return self.tile((0, self.q_len), (0, self.k_len), "weights")
 
     def calls(self, first: int = 0, end: int | None = None) -> Iterable[tuple[int, int, Call]]:
-        """The calls that were kept and hold any of these rows: their first row, the place of their first key, and the call."""
+        """Stored calls that contain any of these rows: first row, position of the first key, and the call."""
         at = 0
         for offset, k_len, call in self._calls:
             rows = call.q.shape[2]
@@ -377,7 +377,7 @@ class Record:
             at += rows
 
     def all_keys(self) -> Any:
-        """The keys that were kept, `[batch, kv_heads, keys, dim]`."""
+        """Stored keys, `[batch, kv_heads, keys, dim]`."""
         if len(self._keys) > 1:
             self._keys = [torch.cat(self._keys, 2)]
         return self._keys[0]

@@ -1,15 +1,15 @@
-"""The native half of the package, in Rust (`python/src`). Private: the modules beside it are the interface."""
+"""Native extension module, in Rust (`python/src`). Private: the Python modules of the package are the public interface."""
 
 from typing import Any, Callable, Optional, Sequence as List, Union, final
 
 Array = tuple[int, str, List[int], List[int]]
-"""Where an array lies, what it holds, its sizes, and its strides in elements. `_arrays.memory` makes it."""
+"""Address, dtype, shape, and strides in elements, from `_arrays.memory`."""
 Described = tuple[str, List[Array], List[Array], List[Array]]
-"""A call: options in JSON, tensors, tensors that have gradients, arrays that have none. `_call.Call.native` makes it."""
+"""Options in JSON, q k v, option tensors with gradients, arrays without gradients; from `_call.Call.native`."""
 Loss = tuple[Array, Optional[Array], Optional[Array], Optional[Array], bool, bool]
-"""Gradients by out, lse and entropy; an advantage; whether a bias learns; whether choices are passed straight through."""
+"""Gradients with respect to out, lse and entropy; advantage (REINFORCE); whether bias requires a gradient; straight-through estimator."""
 Gradients = tuple[list[Optional[Owned]], float, float]
-"""By q, k, v and each tensor that learns; by the scale; by the temperature."""
+"""Gradients with respect to q, k, v and each option tensor; to the scale; to the temperature."""
 
 VERSION: str
 
@@ -17,7 +17,7 @@ def isas() -> list[str]: ...
 def main(arguments: list[str]) -> int: ...
 @final
 class Owned:
-    """Memory of the engine: `numpy.asarray` makes an array of it without a copy."""
+    """Buffer of the engine; `numpy.asarray` is zero-copy."""
 
     @property
     def dtype(self) -> str: ...
@@ -26,7 +26,7 @@ class Owned:
 
 @final
 class Kept:
-    """What a call has returned."""
+    """Results of a forward pass, saved for the backward pass."""
 
     @property
     def out(self) -> Owned: ...
@@ -46,14 +46,14 @@ def plan(call: Described) -> str: ...
 def look(call: Described, known: Union[Kept, Array], question: str) -> dict[str, Owned]: ...
 @final
 class Sequence:
-    """Names a sequence of a cache."""
+    """Handle of a sequence in a KV cache."""
 
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
 class Cache:
-    """Keys and values of the past."""
+    """Paged KV cache."""
 
     def __new__(cls, dtype: str, sizes: tuple[int, int, int, int], budget: int) -> Cache: ...
     @property
@@ -74,7 +74,7 @@ class Cache:
 
 @final
 class LinearKept:
-    """What linear attention has returned."""
+    """Results of linear attention, saved for the backward pass."""
 
     @property
     def out(self) -> Owned: ...
@@ -83,7 +83,7 @@ class LinearKept:
 def linear(call: Described, how: tuple[str, int, bool]) -> LinearKept: ...
 @final
 class State:
-    """What causal linear attention keeps of the positions before."""
+    """Decoder state of causal linear attention."""
 
     def __new__(cls, dtype: str, text: str, seed: int, sizes: tuple[int, int, int, int]) -> State: ...
     @property
@@ -93,7 +93,7 @@ class State:
 
 @final
 class LshKept:
-    """What attention by hashing has returned."""
+    """Results of LSH attention, saved for the backward pass."""
 
     @property
     def out(self) -> Owned: ...
@@ -113,7 +113,7 @@ def merge(outs: list[Array], lses: list[Array]) -> list[Owned]: ...
 def check(part: str, progress: Optional[Callable[[int, int], Any]]) -> tuple[str, str]: ...
 @final
 class Row:
-    """A row of the case table: a call as the doors take it, and the engine's own answers."""
+    """Test case: inputs of a call and the reference results of the engine."""
 
     @property
     def options(self) -> str: ...
@@ -130,7 +130,7 @@ class Row:
 
 @final
 class Table:
-    """All rows of the case table that are attention."""
+    """Test cases of attention."""
 
     def __new__(cls) -> Table: ...
     def names(self) -> list[str]: ...
@@ -139,7 +139,7 @@ class Table:
 
 @final
 class Trace:
-    """What a model saw."""
+    """Recorded attention of a model, in the trace format."""
 
     def __new__(cls, about: str, arrays: list[Array]) -> Trace: ...
     def save(self, path: Any) -> None: ...

@@ -1,4 +1,4 @@
-"""What a lens has seen as a trace, as a page, and at a glance."""
+"""Trace, HTML page and notebook view of recorded attention."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ._record import SMALL, Call, Record, cell_starts
 from .lens import Seen, axes_of
 
 CELLS = 128
-"""Cells of a map of a page, each way, that is made from q and k."""
+"""Cells per side of an attention map that a page computes from q and k."""
 
 
 # ---- traces ----
 
 
 class Layer(NamedTuple):
-    """One attention as a trace has it: what is said of it, its arrays, and what stands at its sides."""
+    """One attention layer of a trace: metadata, arrays, and the axes of rows and columns."""
 
     about: dict[str, Any]
     arrays: list[np.ndarray]
@@ -34,29 +34,29 @@ class Layer(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Rows and keys of a record, from .. to: without those that are padding."""
+    """Ranges of rows and keys of a record, without padding."""
 
     rows: tuple[int, int]
     keys: tuple[int, int]
 
 
 def trace_of(seen: Seen, item: int, only_exact: bool) -> Any:
-    """The trace of one item. Where weights are neither known nor can be made again, `only_exact` says whether that is an error, or
-    the cells of the map stand in their place."""
+    """Trace of one batch item. If a layer has no exact weights and they cannot be recomputed: raise with `only_exact`, else use the pooled
+    map."""
     return _native(seen.title, [_layer(seen, record, item, only_exact) for record in _of(seen, item)])
 
 
 def _of(seen: Seen, item: int) -> list[Record]:
     records = seen.records
     if not records:
-        raise ValueError("nothing was seen yet: run the model within the context")
+        raise ValueError("nothing recorded; run the model inside the context")
     if not 0 <= item < seen.batch:
-        raise IndexError(f"item {item}: the batch has {seen.batch}")
+        raise IndexError(f"item {item}: out of range, the batch has {seen.batch} items")
     return records
 
 
 def _of_item(seen: Seen, record: Record, array: np.ndarray, item: int) -> np.ndarray:
-    """Of an array `[batch, ..]` what belongs to an item."""
+    """Part of an array `[batch, ..]` that belongs to a batch item."""
     return array[seen.index(record.shape[0], item)]
 
 
@@ -72,7 +72,7 @@ def _native(title: str, layers: list[Layer]) -> Any:
 
 
 def _axis(axes: dict[str, Any], side: dict[str, Any]) -> str:
-    """The name of an axis: that of its title, numbered where several have it."""
+    """Unique name of an axis: its title, with a number if several axes have the same title."""
     title, name, n = side["title"], side["title"], 1
     while name in axes and axes[name] != side:
         n += 1
@@ -101,15 +101,15 @@ def _layer(seen: Seen, record: Record, item: int, only_exact: bool) -> Layer:
 def _why_not(record: Record) -> str:
     where = f"{record.kind} layer {record.layer} with {record.q_len} rows and {record.k_len} keys"
     if not record.kept:
-        return f"{where} has kept neither q and k nor all weights; capture(.., keep=True) keeps q and k"
+        return f"{where}: neither q and k nor all weights are recorded; use capture(.., keep=True)"
     return (
-        f"{where} has scores that a trace cannot describe (a bias, sinks, or a mask without a text), and more than {SMALL} rows or keys, "
-        f"too many to write its weights; capture a shorter input, or look at rows and tiles of it here"
+        f"{where}: the trace format does not support its scores (a bias, sinks, or a mask without a text), and more than {SMALL} rows or "
+        f"keys are too many to write its weights; capture a shorter input, or use row() and tile()"
     )
 
 
 def _pooled(seen: Seen, record: Record, item: int, about: dict[str, Any]) -> Layer:
-    """The cells of its map."""
+    """Layer from the pooled map."""
     sides = []
     for axis, starts, shift in zip(axes_of(record.kind, seen._translates), record.cells, (_first(record), 0)):
         sides.append(_grouped(seen, axis, item, [int(start) + shift for start in starts]))
@@ -117,7 +117,7 @@ def _pooled(seen: Seen, record: Record, item: int, about: dict[str, Any]) -> Lay
 
 
 def _grouped(seen: Seen, axis: str, item: int, starts: list[int]) -> dict[str, Any]:
-    """An axis of cells, each called by its first position and how many more there are."""
+    """Axis of cells; a label is the first position and the number of further positions."""
     words = seen.labels(axis, item)
     labels = []
     for begin, end in zip(starts, starts[1:]):
@@ -130,7 +130,7 @@ def _grouped(seen: Seen, axis: str, item: int, starts: list[int]) -> dict[str, A
 
 
 def _first(record: Record) -> int:
-    """The position of its first row."""
+    """Position of the first row."""
     return 0 if record.kind == "cross" else record.first
 
 
@@ -145,7 +145,7 @@ def _sides(seen: Seen, record: Record, item: int, places: Places) -> list[dict[s
 
 
 def _places(seen: Seen, record: Record, item: int) -> Places:
-    """Rows and keys without the padding that stands before and after them."""
+    """Rows and keys without leading and trailing padding."""
     found = []
     for axis, n, first in zip(axes_of(record.kind, seen._translates), (record.q_len, record.k_len), (_first(record), 0)):
         real = seen.real(axis, item)
@@ -163,8 +163,8 @@ def _f32(x: Any) -> np.ndarray:
 
 
 def _inputs(record: Record, item: int, places: Places) -> tuple[dict[str, Any], list[np.ndarray], Places] | None:
-    """q, k and lse, if a trace can say what scores they make: dot products, softcapped, of a mask that has a text and of queries that
-    end where keys do."""
+    """q, k and lse, if the trace format supports the scores: dot products, optionally with softcap, a mask with a text, and the last query
+    aligned with the last key; else None."""
     calls = list(record.calls())
     options = calls[0][2].options
     known = {"mask", "align", "scale", "softcap", "precision", "threads"}
@@ -175,11 +175,11 @@ def _inputs(record: Record, item: int, places: Places) -> tuple[dict[str, Any], 
         return None
     text, keys = rule
     if len(calls) > 1 and text == "full" and record.kind != "cross":
-        text = "causal"  # steps, each of which sees all that is there so far
+        text = "causal"  # decoding steps: all earlier positions are visible
     begin, end = max(keys[0], places.keys[0]), min(keys[1], places.keys[1])
     rows = places.rows
     if text != "full":
-        # Queries of a trace end where keys do.
+        # In a trace the last query is aligned with the last key.
         first = _first(record)
         rows = (max(rows[0], begin - first), min(rows[1], end - first))
         end = first + rows[1]
@@ -193,7 +193,7 @@ def _inputs(record: Record, item: int, places: Places) -> tuple[dict[str, Any], 
         q, lse, k = (np.ascontiguousarray(x) for x in (q[heads], lse[heads], k[[head // shared for head in heads]]))
     given = {"mask": text, "scale": options.get("scale"), "softcap": options.get("softcap")}
     if len(calls) > 1 and not _same_scores(q, k, lse, given):
-        return None  # steps that see other keys than the rule of the prompt says
+        return None  # the steps do not follow the mask of the prompt
     return given, [q, k, lse], Places(rows, (begin, end))
 
 
@@ -204,7 +204,7 @@ def _same_scores(q: np.ndarray, k: np.ndarray, lse: np.ndarray, options: dict[st
 
 
 def _rule(call: Call, item: int, k_len: int) -> tuple[str, tuple[int, int]] | None:
-    """The mask of one item as text and the keys, of so many, that are not padding; None where it is more than a band and padding."""
+    """Mask of one batch item as text, and the range of keys that are not padding; None if it is not a band with padding."""
     mask = call.options.get("mask")
     if mask is None:
         return "full", (0, k_len)
@@ -218,7 +218,7 @@ def _rule(call: Call, item: int, k_len: int) -> tuple[str, tuple[int, int]] | No
         elif part[0] in ("lengths", "spans"):
             of = part[1][item if len(part[1]) > 1 else 0]
             start, stop = (0, int(of)) if part[0] == "lengths" else (int(of[0]), int(of[1]))
-            # What steps have added lies behind the last key of the prompt.
+            # Keys that later steps append are after the last key of the prompt.
             begin, end = max(begin, start), end if stop >= call.reach else min(end, stop)
         else:
             return None
@@ -235,18 +235,18 @@ DATA = '<script type="application/json" id="data">'
 
 
 def write(seen: Seen, path: str | os.PathLike, item: int) -> None:
-    """The page of a trace, with the numbers that were measured while the model ran, and what they say of positions and words."""
+    """Write the HTML page of a trace with the recorded statistics and the top tokens."""
     records = _of(seen, item)
     page = _native(seen.title, [_layer(seen, record, item, only_exact=False) for record in records]).page(CELLS)
     head, rest = page.split(DATA, 1)
     data, tail = rest.split("</script>", 1)
-    told = json.loads(data)
+    page_data = json.loads(data)
     heads = [(record, i) for record in records for i in range(record.shape[1])]
     means = {id(record): record.means for record in records}
-    for site, (record, i) in zip(told["sites"], heads):
+    for site, (record, i) in zip(page_data["sites"], heads):
         site["head"] = record.heads[i]
         site["stats"] = {name: _finite(_of_item(seen, record, numbers, item)[i]) for name, numbers in means[id(record)].items()}
-    data = json.dumps(told).replace("<", "\\u003c")
+    data = json.dumps(page_data).replace("<", "\\u003c")
     more = "\n".join(_sections(seen, records, item))
     head = head.replace("</main>", f"{more}\n</main>", 1).replace("</style>", f"{STYLE}</style>", 1)
     _regard.write(os.fspath(path), f"{head}{DATA}{data}</script>{tail}")
@@ -287,7 +287,7 @@ STYLE = """
 
 
 def _sections(seen: Seen, records: list[Record], item: int) -> list[str]:
-    """What the page says below its pictures: layers in numbers, words that are looked at, and numbers along the text."""
+    """Sections below the attention maps: statistics per layer, top tokens, and statistics along the text."""
     kinds = {kind: [record for record in records if record.kind == kind] for kind in dict.fromkeys(record.kind for record in records)}
     found = ['<section class="lens"><h2>Layer by layer</h2>', '<p class="lead">Means over the heads of a layer.</p>']
     for kind, own in kinds.items():
@@ -302,14 +302,14 @@ def _sections(seen: Seen, records: list[Record], item: int) -> list[str]:
 
 
 COLUMNS = (
-    ("entropy", 2, "How widely a query spreads its weight, in nats"),
-    ("keys", 1, "Over about how many keys a query spreads its weight"),
-    ("distance", 1, "How far away the keys are that a query looks at"),
-    ("first", 3, "How much weight goes to the first key"),
-    ("largest", 3, "The weight of the key that a query looks at most"),
-    ("max_score", 1, "The highest score of any query, before the softmax"),
+    ("entropy", 2, "Entropy of the attention weights of a query, in nats"),
+    ("keys", 1, "Effective number of keys of a query: e to the entropy"),
+    ("distance", 1, "Mean attention distance of a query, in tokens"),
+    ("first", 3, "Attention weight of the first key"),
+    ("largest", 3, "Largest attention weight of a query"),
+    ("max_score", 1, "Largest score before the softmax"),
 )
-"""Numbers of a layer, their digits, and what they mean."""
+"""Statistics of a layer, number of digits, and description."""
 
 
 def _table(seen: Seen, records: list[Record], item: int, caption: str) -> str:
@@ -317,10 +317,10 @@ def _table(seen: Seen, records: list[Record], item: int, caption: str) -> str:
     row = shown[-1] if shown else None
     heads = [f'<th scope="col" class="n" title="{why}">{name.replace("_", " ")}</th>' for name, _, why in COLUMNS]
     if row is not None:
-        heads.append(f'<th scope="col">{_query(seen, records[0], row, item)} looks at</th>')
+        heads.append(f'<th scope="col">{_query(seen, records[0], row, item)} attends to</th>')
     looked = any({"col_sum", "top_k"} & record._wanted.stats for record in records)
     if looked:
-        heads.append('<th scope="col">most looked at, of all queries</th>')
+        heads.append('<th scope="col">most attended keys, over all queries</th>')
     lines = []
     for record in records:
         means = record.means
@@ -339,7 +339,7 @@ def _table(seen: Seen, records: list[Record], item: int, caption: str) -> str:
 
 
 def _shown(seen: Seen, records: list[Record], item: int) -> list[int]:
-    """Rows whose weights a page tells: those that were asked for, or the last one; none that are padding."""
+    """Rows whose weights the page shows: the selected ones, or the last one; without padding."""
     begin, end = _places(seen, records[0], item).rows
     common = set(records[0].whole_rows).intersection(*(record.whole_rows for record in records))
     found = sorted(row for row in common if begin <= row < end)
@@ -354,7 +354,7 @@ def _query(seen: Seen, record: Record, row: int, item: int) -> str:
 
 
 def _received(seen: Seen, record: Record, item: int) -> np.ndarray:
-    """The share of all queries' weight that each key receives, mean over heads; of the largest weights alone where no more is known."""
+    """Fraction of the attention that each key receives, mean over heads; from the top-k weights if nothing else is recorded."""
     begin, end = _places(seen, record, item).rows
     queries = max(1, end - begin)
     if record.exact:
@@ -367,7 +367,7 @@ def _received(seen: Seen, record: Record, item: int) -> np.ndarray:
 
 
 def _head_by_head(seen: Seen, records: list[Record], item: int, kind: str) -> list[str]:
-    """For each row that is told of, the keys that each head gives most to."""
+    """For each shown row, the keys with the largest weights of each head."""
     found = []
     keys = seen.labels(axes_of(records[0].kind, seen._translates)[1], item)
     heads = list(dict.fromkeys(head for record in records for head in record.heads))
@@ -378,14 +378,14 @@ def _head_by_head(seen: Seen, records: list[Record], item: int, kind: str) -> li
             weights = _of_item(seen, record, record.row(row), item)
             cells = "".join(f'<td class="words">{_words(weights[i], keys, 3)}</td>' for i in range(len(record.heads)))
             lines.append(f'<tr><th scope="row">{record.layer}</th>{cells}</tr>')
-        told = f"{html.escape(kind)}what {_query(seen, records[0], row, item)} looks at, head by head"
+        caption = f"{html.escape(kind)}top keys of {_query(seen, records[0], row, item)}, by head"
         table = f'<table><thead><tr><th scope="col">layer</th>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
-        found.append(f'<details><summary>{told[0].upper() + told[1:]}</summary><div class="scroll">{table}</div></details>')
+        found.append(f'<details><summary>{caption[0].upper() + caption[1:]}</summary><div class="scroll">{table}</div></details>')
     return found
 
 
 def _words(weights: np.ndarray, words: list[str], most: int) -> str:
-    """The keys with the largest weights, each underlined as far as its weight goes."""
+    """Keys with the largest weights; the underline is proportional to the weight."""
     largest = np.argsort(-weights, kind="stable")[:most]
     return "".join(
         f'<span class="word" style="--part:{min(1.0, float(weights[key])):.3f}" title="key {key}">'
@@ -396,7 +396,7 @@ def _words(weights: np.ndarray, words: list[str], most: int) -> str:
 
 
 def _name(words: list[str], at: int) -> str:
-    """A position by its word, made visible, or by its number."""
+    """Label of a position with visible white space, or its number."""
     if at >= len(words):
         return f"<bdi>{at}</bdi>"
     word = words[at].replace("\r\n", "\n").replace("\n", "\u23ce").replace("\t", "\u21e5")
@@ -415,7 +415,7 @@ def _number(x: float, digits: int = 3) -> str:
 
 
 class Strip(NamedTuple):
-    """A picture of layers down and positions across."""
+    """Heat map of layers (rows) and positions (columns)."""
 
     title: str
     unit: str
@@ -425,7 +425,7 @@ class Strip(NamedTuple):
 
 
 def _along(seen: Seen, records: list[Record], item: int, kind: str) -> list[str]:
-    """How widely rows spread, and what keys receive."""
+    """Heat maps of the entropy of queries and of the attention that keys receive."""
     sides, places, stats = axes_of(records[0].kind, seen._translates), _places(seen, records[0], item), records[0]._wanted.stats
     found = []
     if "entropy" in stats and records[0].q_len > 1:
@@ -433,8 +433,8 @@ def _along(seen: Seen, records: list[Record], item: int, kind: str) -> list[str]
         found.append(Strip(f"{kind}entropy of each query, mean over heads", "nat", sides[0], places.rows, lines))
     if "col_sum" in stats:
         lines = [_received(seen, record, item) for record in records]
-        found.append(Strip(f"{kind}share of all queries' weight that each key receives", "share", sides[1], places.keys, lines))
-    # Layers of several lengths have no common side.
+        found.append(Strip(f"{kind}fraction of the attention that each key receives", "fraction", sides[1], places.keys, lines))
+    # Layers of different lengths have no common axis.
     return [_strip(seen, records, item, strip) for strip in found if len({len(line) for line in strip.lines}) == 1]
 
 
@@ -453,7 +453,7 @@ def _strip(seen: Seen, records: list[Record], item: int, strip: Strip) -> str:
 
 
 def _rounded(most: float) -> float:
-    """The end of a scale: a number of two digits."""
+    """Upper limit of a color scale, rounded up to two digits."""
     if not most > 0:
         return 1.0
     unit = 10.0 ** (math.floor(math.log10(most)) - 1)
@@ -461,7 +461,7 @@ def _rounded(most: float) -> float:
 
 
 def _both(about: dict[str, Any], maps: list[dict[str, Any]], values: list[np.ndarray]) -> str:
-    """A picture for light pages and one for dark ones."""
+    """One image for light mode and one for dark mode."""
     light, dark = (_picture({**about, "dark": dark, "maps": maps}, values) for dark in (False, True))
     return f'<div class="scroll on-light">{light}</div><div class="scroll on-dark">{dark}</div>'
 
@@ -472,11 +472,11 @@ def _picture(about: dict[str, Any], values: list[np.ndarray]) -> str:
 
 
 MOST_HEADS = 256
-"""Heads of a picture in a notebook."""
+"""Maximum number of heads in the notebook view."""
 
 
 def glance(seen: Seen) -> str:
-    """Every head of the first item, small, as a notebook shows it."""
+    """Notebook view: thumbnails of the attention maps of all heads, for the first batch item."""
     if not seen.records:
         return f"<p>{html.escape(repr(seen))}</p>"
     maps, values = [], []

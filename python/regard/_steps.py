@@ -1,4 +1,4 @@
-"""The definition with all its numbers, the check of this machine, and small helpers around attention."""
+"""Reference computation step by step, self-check, RoPE, ALiBi slopes, and merging of partial results."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ if TYPE_CHECKING:
 
 
 class Steps(NamedTuple):
-    """Every number between the inputs and the output of a small call, by definition."""
+    """All intermediate values of an attention call."""
 
     similarities: Any
-    """What a query and a key make, `[batch, heads, q_len, k_len]`; of hidden pairs too."""
+    """Similarity of each query and key, masked pairs included, `[batch, heads, q_len, k_len]`."""
     scores: Any
-    """What the softmax sees, `[batch, heads, q_len, k_len]`; `-inf` where a pair is hidden."""
+    """Input of the softmax, `[batch, heads, q_len, k_len]`; `-inf` where masked."""
     weights: Any
-    """`[batch, heads, q_len, k_len]`; 0 where a pair is hidden."""
+    """Attention weights, `[batch, heads, q_len, k_len]`; 0 where masked."""
     out: Any
-    """`[batch, heads, q_len, v_dim]`"""
+    """Output, `[batch, heads, q_len, v_dim]`."""
 
 
 def steps(q: Any, k: Any, v: Any, **options: Unpack[Options]) -> Steps:
-    """The steps of a call one by one, for inputs so small that a person, or a test, can look at them: this holds queries x keys numbers
-    three times over, which `regard.attention` never does. Options are the same; arrays are those of q's library, without gradients."""
+    """Compute attention step by step and return all intermediate values: for small inputs, tests and teaching.
+
+    Unlike `regard.attention`, it stores three `q_len x k_len` matrices. Same options. Results are in the library of q, without gradients.
+    """
     _arrays.without_gradients("steps", q=q, k=k, v=v)
     tensors = (_arrays.rows(q), _arrays.rows(k), _arrays.rows(v))
     found = _regard.steps(describe(tensors[0], **options).native(*tensors))
@@ -49,16 +51,17 @@ def rope(
     inverse: bool = False,
     threads: Optional[int] = None,
 ) -> Any:
-    """Rotary position embedding: a copy of `x [batch, heads, len, features]` whose rows are turned by their positions.
+    """Rotary position embedding: a copy of `x [batch, heads, len, features]`, each row rotated by its position.
 
     Options:
-      positions    that of row 0, or of each row: `[len]`, or `[batch, len]`
-      dim          turn only the first features, an even number of them
-      pairs        which two turn together: `"halves"`, i and i + dim / 2 (as Hugging Face has it), or `"interleaved"`, 2i and 2i + 1
-      base         pair i turns by `base ** (-2i / dim)` from one position to the next
-      scaling      divides positions
-      frequencies  the turn of each pair instead, `[dim / 2]`
-      inverse      turn back: the inverse, and the gradient
+      positions    position of row 0, or of each row: `[len]` or `[batch, len]`
+      dim          rotate only the first `dim` features (even); default all
+      pairs        rotated pairs: `"halves"`, features i and i + dim / 2 (Hugging Face), or `"interleaved"`, features 2i and 2i + 1
+      base         frequency of pair i is `base ** (-2i / dim)` radians per position
+      scaling      divisor of the positions
+      frequencies  frequencies of the pairs, `[dim / 2]`, instead of `base`
+      inverse      apply the inverse rotation, which is also the gradient
+      threads      maximum number of threads
     """
     _arrays.without_gradients("rope", x=x)
     x = _arrays.rows(x)
@@ -73,13 +76,15 @@ def rope(
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """The slopes of ALiBi (Press et al. 2022) for so many heads, `[heads]`: for the option `alibi`."""
+    """ALiBi slopes (Press et al. 2022), `[heads]`, for the option `alibi`."""
     return _arrays.numpy_of(_regard.alibi_slopes(heads))
 
 
 def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
-    """Joins results of the same queries over different keys, `[batch, heads, q_len, v_dim]` and `[batch, heads, q_len]`, into the result
-    over all of them: `(out, lse)`."""
+    """Merge partial results of the same queries over disjoint sets of keys into the result over all keys, `(out, lse)`.
+
+    `outs` are `[batch, heads, q_len, v_dim]`, `lses` are `[batch, heads, q_len]`.
+    """
     outs, lses = [_arrays.rows(x) for x in outs], list(lses)
     _arrays.without_gradients("merge", **{f"outs[{i}]": x for i, x in enumerate(outs)})
     lses = [_arrays.dense(_arrays.cast(lse, _arrays.number_of(out), "lse")) for out, lse in zip(outs, lses)] + lses[len(outs) :]
@@ -89,11 +94,11 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Group:
-    """The rows that have something in common, and the part of the allowed error that the worst of them took: 1 is the bound."""
+    """Test cases with a common property, and their largest errors relative to the tolerance: at most 1 passes."""
 
     rows: int
     case: str
-    """The name of the worst one."""
+    """Name of the case with the largest error."""
     out: float
     lse: float
     entropy: float
@@ -102,7 +107,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Failure:
-    """A row that is wrong."""
+    """Failed test case."""
 
     case: str
     isa: str
@@ -112,19 +117,19 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """What was run and how it went. `print(report)` is the whole of it."""
+    """Results of :func:`check`. `print(report)` shows the full report."""
 
     rows: int
     isas: list[str]
-    """The instruction sets covered."""
+    """Tested instruction sets."""
     groups: dict[str, Group]
-    """The worst of each mask, score option, similarity, layout and type."""
+    """Largest errors for each mask, score option, similarity, layout and dtype."""
     failures: list[Failure]
     text: str
 
     @property
     def is_green(self) -> bool:
-        """Whether every row was right."""
+        """Whether all test cases passed."""
         return not self.failures
 
     def __str__(self) -> str:
@@ -132,9 +137,8 @@ class Report:
 
 
 def check(progress: Optional[Callable[[int, int], Any]] = None, *, part: str = "") -> Report:
-    """Runs the table of cases, attention both ways with every option, against its definition in f64, on every instruction set of this
-    machine and several numbers of threads: minutes. `progress` is told of rows done and rows in all; `part` chooses the rows whose names
-    have it in them."""
+    """Test this installation: forward and backward pass of all options against the f64 reference, on every instruction set of this CPU and
+    several thread counts. Takes minutes. `progress(done, total)` is a callback; `part` selects the cases whose names contain it."""
     found, text = _regard.check(part, progress)
     report = json.loads(found)
 

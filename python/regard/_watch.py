@@ -1,14 +1,14 @@
-"""Who looks on while a model's layers attend: the seam between `regard.hf`, which computes, and `regard.lens`, which looks.
+"""Callbacks for attention calls of a model: connects `regard.hf`, which computes, with `regard.lens`, which records.
 
     if _watch.watchers:
         out, aux = regard.torch.attention(query, key, value, **options, dropout=dropout, return_aux=True)
         _watch.tell(module, query, key, value, options, aux)
 
-`options` are those of `regard.torch.attention` without dropout, which changes no weight that is looked at: with them and `aux`,
-`regard.AttentionView(query, key, aux, **options)` makes the weights of the call again. Tensors may carry gradients; watchers detach them.
+`options` are those of `regard.torch.attention` without dropout, since recorded weights are those before dropout:
+`regard.AttentionView(query, key, aux, **options)` recomputes the weights of the call. Tensors may require gradients; callbacks detach them.
 
-A list and not a `ContextVar`: generation that streams runs in a thread of its own, and must be seen as well. A watcher is told of every
-model's calls, and knows its own by their module.
+A list instead of a `ContextVar`: streaming generation runs in its own thread and must be recorded too. A callback receives the calls of
+all models and filters them by module.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Callable
 Watcher = Callable[[Any, Any, Any, Any, dict, Any], None]
 
 watchers: list[Watcher] = []
-"""Empty but within `regard.lens.capture`. Each is called as `watcher(module, query, key, value, options, aux)`."""
+"""Active callbacks; empty outside `regard.lens.capture`. Called as `watcher(module, query, key, value, options, aux)`."""
 
 
 def tell(module: Any, query: Any, key: Any, value: Any, options: dict[str, Any], aux: Any) -> None:
-    """Tells everyone who looks on of one call that has been computed."""
+    """Pass one finished call to all callbacks."""
     for watcher in tuple(watchers):
         watcher(module, query, key, value, options, aux)

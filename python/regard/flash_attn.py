@@ -1,15 +1,15 @@
-"""The functions of FlashAttention-2 (`flash_attn` 2.8), their names, keywords and meaning, on the CPU.
+"""The functions of FlashAttention-2 (`flash_attn` 2.8) on the CPU: same names, keywords and semantics.
 
     import regard.flash_attn
-    regard.flash_attn.install()          # now `import flash_attn` finds these, in other people's code too
+    regard.flash_attn.install()          # now `import flash_attn` imports these functions
     from flash_attn import flash_attn_func
 
-Tensors are `[batch, length, heads, dim]`, or `[total, heads, dim]` where sequences are packed. Causal masks end at the bottom right:
-the last query stands at the last key. `window_size` is (left, right): how many keys before and after a query's own position it sees;
--1 is all. Heads of k and v may be fewer, v may have other features than k, and the types are f16, bf16, f32 and f64.
+Tensors are `[batch, length, heads, dim]`, or `[total, heads, dim]` for packed sequences. Causal masks are aligned to the bottom right: the
+last query is aligned with the last key. `window_size` is (left, right): visible keys before and after the position of a query; -1 is
+unlimited. GQA and MQA are supported, v may have another head dimension than k, and dtypes are f16, bf16, f32 and f64.
 
-What differs: the lse of a row that sees nothing is -inf, lse and `alibi_slopes` have gradients, and the probabilities that
-`return_attn_probs` gives with dropout do not exist here. `deterministic` is always so, and `num_splits` is the engine's own choice.
+Differences: the lse of a query without visible keys is -inf; lse and `alibi_slopes` have gradients; `return_attn_probs` with dropout is not
+supported. Results are always `deterministic`, and `num_splits` is ignored.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`q [batch, q_len, heads, dim]` over `k`, `v [batch, k_len, kv_heads, dim]`: out like q; with `return_attn_probs` also the lse
-    `[batch, heads, q_len]` and an empty tensor."""
+    """Attention of `q [batch, q_len, heads, dim]` over `k`, `v [batch, k_len, kv_heads, dim]`: output of the shape of q; with
+    `return_attn_probs` also the lse `[batch, heads, q_len]` and an empty tensor."""
     options = _options(softmax_scale, causal, window_size, softcap, dropout_p, return_attn_probs)
     out, lse = _dense(q, k, v, alibi_slopes, options)
     return (out, lse, q.new_empty(0)) if return_attn_probs else out
@@ -68,7 +68,7 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_func` where k and v are one tensor, `[batch, k_len, 2, kv_heads, dim]`."""
+    """`flash_attn_func` with k and v in one tensor, `[batch, k_len, 2, kv_heads, dim]`."""
     k, v = _unpacked("kv", kv, 2, 5)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
@@ -86,7 +86,7 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_func` where q, k and v are one tensor, `[batch, length, 3, heads, dim]`."""
+    """`flash_attn_func` with q, k and v in one tensor, `[batch, length, 3, heads, dim]`."""
     q, k, v = _unpacked("qkv", qkv, 3, 5)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
@@ -111,11 +111,11 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Optional[Tensor] = None,
 ) -> Any:
-    """Packed sequences: item b is rows `cu_seqlens_q[b]:cu_seqlens_q[b + 1]` of `q [total, heads, dim]`, and the like of k and v. With
-    a `block_table [batch, blocks]`, k and v are pages `[pages, page_size, kv_heads, dim]` of which each item has those it names.
+    """Attention of packed sequences: item b is rows `cu_seqlens_q[b]:cu_seqlens_q[b + 1]` of `q [total, heads, dim]`; k and v use
+    `cu_seqlens_k`. With a `block_table [batch, blocks]`, k and v are paged, `[pages, page_size, kv_heads, dim]`.
 
-    `out [total, heads, dim]`; with `return_attn_probs` also the lse `[heads, total]` and an empty tensor. The longest lengths are not
-    needed here.
+    Returns `out [total, heads, dim]`; with `return_attn_probs` also the lse `[heads, total]` and an empty tensor. `max_seqlen_q` and
+    `max_seqlen_k` are ignored.
     """
     options = _options(softmax_scale, causal, window_size, softcap, dropout_p, return_attn_probs)
     if block_table is not None:
@@ -144,7 +144,7 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` where k and v are one tensor, `[total, 2, kv_heads, dim]`."""
+    """`flash_attn_varlen_func` with k and v in one tensor, `[total, 2, kv_heads, dim]`."""
     k, v = _unpacked("kv", kv, 2, 4)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return flash_attn_varlen_func(
@@ -165,7 +165,7 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` where q, k and v are one tensor, `[total, 3, heads, dim]`."""
+    """`flash_attn_varlen_func` with q, k and v in one tensor, `[total, 3, heads, dim]`."""
     q, k, v = _unpacked("qkv", qkv, 3, 4)
     lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     return flash_attn_varlen_func(
@@ -195,12 +195,12 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """`q [batch, q_len, heads, dim]` over a cache `[items, room, kv_heads, dim]`, or, with a `block_table [batch, blocks]`, over its pages
-    `[pages, page_size, kv_heads, dim]`. New `k`, `v [batch, new, kv_heads, dim]` are written into the cache from `cache_seqlens` on,
-    and seen. Item b sees keys from `cache_leftpad[b]` on. Without gradients.
+    """Attention of `q [batch, q_len, heads, dim]` over a KV cache `[items, capacity, kv_heads, dim]`, or, with a `block_table
+    [batch, blocks]`, over a paged one `[pages, page_size, kv_heads, dim]`. New `k`, `v [batch, new, kv_heads, dim]` are written into the
+    cache at `cache_seqlens` and are visible. Keys of item b before `cache_leftpad[b]` are masked. Without gradients.
 
-    `rotary_cos` and `rotary_sin [positions, rotary_dim / 2]` turn k, from position `cache_seqlens` on, before it is written, and q: from
-    there on too if there is a causal mask or a window, else all of it by `cache_seqlens`.
+    RoPE with `rotary_cos` and `rotary_sin [positions, rotary_dim / 2]` rotates the new k from position `cache_seqlens` on before it is
+    written, and q: at the same positions with a causal mask or a window, else all rows at position `cache_seqlens`.
     """
     batch, new = q.shape[0], 0 if k is None else k.shape[1]
     _check_cache(k, v, rotary_cos, rotary_sin, cache_seqlens, cache_leftpad, cache_batch_idx, block_table)
@@ -209,7 +209,9 @@ def flash_attn_with_kvcache(
     before = _lengths("cache_seqlens", page * pages.shape[1] if cache_seqlens is None else cache_seqlens, batch)
     starts, ends = _lengths("cache_leftpad", 0 if cache_leftpad is None else cache_leftpad, batch), before + new
     if int(ends.max()) > page * pages.shape[1]:
-        raise ValueError(f"cache_seqlens: {int(ends.max())} keys with {new} new ones do not fit into a cache for {page * pages.shape[1]}")
+        raise ValueError(
+            f"cache_seqlens: {int(ends.max())} keys including {new} new ones exceed the capacity of the cache, {page * pages.shape[1]}"
+        )
     options = _options(softmax_scale, causal, window_size, softcap)
     if rotary_cos is not None and rotary_sin is not None and k is not None:
         q = _rotated(q, rotary_cos, rotary_sin, before, 0 if options["mask"] is None else 1, rotary_interleaved)
@@ -219,10 +221,10 @@ def flash_attn_with_kvcache(
         place = (pages.gather(1, at // page), at % page)
         k_cache[place], v_cache[place] = k, v
 
-    alike = bool((starts == starts[0]).all() and (ends == ends[0]).all())
-    if cache_batch_idx is None and block_table is None and (alike or alibi_slopes is None):
+    same_lengths = bool((starts == starts[0]).all() and (ends == ends[0]).all())
+    if cache_batch_idx is None and block_table is None and (same_lengths or alibi_slopes is None):
         keys = slice(int(starts.min()), int(ends.max()))
-        if not alike:
+        if not same_lengths:
             options["mask"] = _ranges(starts - keys.start, ends - keys.start, q.shape[1], causal, window_size)
         out, lse = _dense(q, k_cache[:batch, keys], v_cache[:batch, keys], alibi_slopes, options)
     else:
@@ -236,10 +238,10 @@ def flash_attn_with_kvcache(
 def _options(
     scale: Optional[float], causal: bool, window: Tuple[int, int], softcap: float, dropout: float = 0.0, probabilities: bool = False
 ) -> dict[str, Any]:
-    """As `regard.torch.attention` has them."""
+    """Options of `regard.torch.attention`."""
     if probabilities and dropout > 0.0:
         raise NotImplementedError(
-            "return_attn_probs with dropout_p: there is no matrix of dropped weights; call without dropout, or use regard.AttentionView"
+            "return_attn_probs with dropout_p is not supported; call without dropout, or use regard.AttentionView"
         )
     left, right = _bounds(causal, window)
     mask = None if left is None and right is None else masks.band(left, right)
@@ -247,7 +249,7 @@ def _options(
 
 
 def _bounds(causal: bool, window: Tuple[int, int]) -> Tuple[Optional[int], Optional[int]]:
-    """How many keys before and after its own a row sees."""
+    """Visible keys before and after the position of a row; None is unlimited."""
     left, right = [None if keys < 0 else int(keys) for keys in window]
     return left, 0 if causal else right
 
@@ -259,7 +261,7 @@ def _unpacked(name: str, packed: Tensor, count: int, ndim: int) -> Tuple[Tensor,
 
 
 def _slopes(alibi_slopes: Optional[Tensor], batch: int) -> List[Optional[Tensor]]:
-    """For each item."""
+    """ALiBi slopes of each batch item."""
     if alibi_slopes is None or alibi_slopes.ndim == 1:
         return [alibi_slopes] * batch
     if alibi_slopes.ndim != 2 or alibi_slopes.shape[0] != batch:
@@ -268,8 +270,8 @@ def _slopes(alibi_slopes: Optional[Tensor], batch: int) -> List[Optional[Tensor]
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Optional[Tensor], options: dict[str, Any]) -> Tuple[Tensor, Tensor]:
-    """out `[batch, q_len, heads, dim]` and lse `[batch, heads, q_len]`. The engine has slopes for heads: items with their own are
-    calls of their own."""
+    """out `[batch, q_len, heads, dim]` and lse `[batch, heads, q_len]`. The engine takes slopes per head: slopes per
+    item need one call per item."""
     if alibi_slopes is not None and alibi_slopes.ndim != 1:
         slopes = _slopes(alibi_slopes, q.shape[0])
         found = [_dense(q[b : b + 1], k[b : b + 1], v[b : b + 1], slopes[b], options) for b in range(q.shape[0])]
@@ -295,14 +297,14 @@ def _packed(
 
 
 def _pages_of(cache_batch_idx: Optional[Tensor], block_table: Optional[Tensor], batch: int) -> Tensor:
-    """Which pages each item has, `[batch, n]`. A cache without pages is one of one page for each item."""
+    """Page indices of each item, `[batch, n]`. A cache that is not paged has one page per item."""
     if block_table is not None:
         return block_table.long()
     return (torch.arange(batch) if cache_batch_idx is None else cache_batch_idx.long())[:, None]
 
 
 def _gathered(k: Tensor, v: Tensor, pages: Tensor, starts: Tensor, ends: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-    """Keys and values `starts[b]:ends[b]` of all items, packed, and where each begins."""
+    """Keys and values `starts[b]:ends[b]` of all items, packed, and their offsets."""
     page, lengths = k.shape[1], ends - starts
     offsets = F.pad(lengths.cumsum(0), (1, 0))
     item = torch.repeat_interleave(lengths)
@@ -312,7 +314,7 @@ def _gathered(k: Tensor, v: Tensor, pages: Tensor, starts: Tensor, ends: Tensor)
 
 
 def _ranges(starts: Tensor, ends: Tensor, q_len: int, causal: bool, window: Tuple[int, int]) -> masks.Mask:
-    """The mask of `_options` where each item ends at a key of its own."""
+    """The mask of `_options` for items with different lengths."""
     left, right = _bounds(causal, window)
     at = ends[:, None] - q_len + torch.arange(q_len)
     first = starts[:, None].expand_as(at) if left is None else torch.maximum(at - left, starts[:, None])
@@ -326,15 +328,15 @@ def _check_cache(
     if (k is None) != (v is None):
         raise ValueError("k and v: give both or none")
     if k is not None and cache_seqlens is None:
-        raise ValueError("cache_seqlens: new k and v need to know where the cache ends")
+        raise ValueError("cache_seqlens: required with new k and v")
     if (rotary_cos is None) != (rotary_sin is None):
         raise ValueError("rotary_cos and rotary_sin: give both or none")
     if rotary_cos is not None and k is None:
-        raise ValueError("rotary_cos: only new keys are turned; give k and v")
+        raise ValueError("rotary_cos: only new keys are rotated; give k and v")
     if block_table is not None and cache_batch_idx is not None:
-        raise NotImplementedError("cache_batch_idx with block_table: the table already says where each item lies")
+        raise NotImplementedError("cache_batch_idx with block_table is not supported; leave out cache_batch_idx")
     if block_table is not None and cache_leftpad is not None:
-        raise NotImplementedError("cache_leftpad with block_table: give each item the pages that it begins with")
+        raise NotImplementedError("cache_leftpad with block_table is not supported; leave out the padding pages")
 
 
 def _lengths(name: str, lengths: Union[int, Tensor], batch: int) -> Tensor:
@@ -346,36 +348,36 @@ def _lengths(name: str, lengths: Union[int, Tensor], batch: int) -> Tensor:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, first: Tensor, step: int, interleaved: bool) -> Tensor:
-    """`x [batch, length, heads, dim]`, row i of item b turned by position `first[b] + step * i`; features past the table's are left."""
+    """`x [batch, length, heads, dim]`, row i of item b rotated by position `first[b] + step * i`; further features are unchanged."""
     at = first[:, None] + step * torch.arange(x.shape[1])
     if at.numel() and int(at.max()) >= cos.shape[0]:
         raise ValueError(f"rotary_cos: expected more than {int(at.max())} positions, found {cos.shape[0]}")
     dim = 2 * cos.shape[1]
     if dim > x.shape[-1]:
-        raise ValueError(f"rotary_cos: {cos.shape[1]} pairs of features, but there are only {x.shape[-1]} features")
+        raise ValueError(f"rotary_cos: rotates {dim} features, the head dimension is {x.shape[-1]}")
     cos, sin = cos[at][:, :, None].float(), sin[at][:, :, None].float()
-    turned, rest = x[..., :dim].float(), x[..., dim:]
-    a, b = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
+    rotated, rest = x[..., :dim].float(), x[..., dim:]
+    a, b = (rotated[..., ::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, -1)
     pair = (a * cos - b * sin, a * sin + b * cos)
-    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-    return torch.cat([turned.to(x.dtype), rest], -1)
+    rotated = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat([rotated.to(x.dtype), rest], -1)
 
 
 def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
-    """Rows of the first axis."""
+    """Gather rows along axis 0."""
     return input.index_select(0, indices)
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """The inverse: rows at their places, 0 elsewhere."""
+    """Inverse of `index_first_axis`: scatter rows along axis 0, 0 elsewhere."""
     return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices, values)
 
 
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Optional[Tensor] = None
 ) -> Tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """The tokens of `hidden_states [batch, length, ..]` that the mask `[batch, length]` keeps, packed: tokens, their places in the
-    flattened batch, offsets of items, the longest length, and the lengths without those that are kept but unused."""
+    """Pack the tokens of `hidden_states [batch, length, ..]` that the mask `[batch, length]` keeps. Returns the tokens, their indices in
+    the flattened batch, `cu_seqlens`, the maximum length, and the lengths without the tokens of `unused_mask`."""
     kept = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = kept.sum(-1, dtype=torch.int32)
     indices = kept.flatten().nonzero().flatten()
@@ -385,18 +387,18 @@ def unpad_input(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """The inverse: `[batch, seqlen, ..]`, 0 where there is no token."""
+    """Inverse of `unpad_input`: `[batch, seqlen, ..]`, padded with 0."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
 
 def install(force: bool = False) -> types.ModuleType:
-    """Puts a package `flash_attn` with these functions in the place that `import flash_attn` looks at, and returns it. A real one is
-    left alone, unless `force`."""
+    """Register a package `flash_attn` with these functions in `sys.modules`, and return it. Raises ImportError if a real one is installed,
+    unless `force`."""
     taken = sys.modules.get("flash_attn")
     if taken is not None and getattr(taken, "__regard__", False):
         return taken
     if not force and (taken is not None or importlib.util.find_spec("flash_attn") is not None):
-        raise ImportError("flash_attn: a package of this name is installed; install(force=True) stands in front of it")
+        raise ImportError("flash_attn: a package of this name is installed; install(force=True) overrides it")
     for name in [name for name in sys.modules if name.startswith("flash_attn.")]:
         del sys.modules[name]
     functions = {name: globals()[name] for name in __all__ if name.startswith("flash_attn_")}

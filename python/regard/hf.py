@@ -4,9 +4,8 @@
     regard.hf.register()
     model = AutoModel.from_pretrained(..., attn_implementation="regard")      # or model.set_attn_implementation("regard")
 
-`register` puts two functions into Transformers: `mask`, which a model calls once in each forward pass to say who may see whom, and
-`attention`, which each layer calls. What the first returns, a `Seen`, is handed to the second untouched: rules and ranges of keys,
-O(length) memory, never a matrix of queries by keys.
+`register` registers two functions with Transformers: `mask`, which a model calls once per forward pass to create its attention mask, and
+`attention`, which each layer calls. The mask, a `Seen`, is a set of rules and key ranges in O(length) memory, not a `q_len x k_len` matrix.
 """
 
 from __future__ import annotations
@@ -36,31 +35,31 @@ HARMLESS = {
     "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "seq_idx", "token_type_ids",
     "use_cache",
 }  # fmt: skip
-"""Keywords that models pass on to each layer and that do not change its attention. Any other is refused unless it is None; add a name
-here if yours does not change it either."""
+"""Ignored keywords: models pass them to each layer, and they do not change its attention. Any other keyword that is not None raises
+TypeError; add its name here if it does not change the attention."""
 
 STRIP = 1 << 22
-"""Pairs of query and key that are looked at together where a mask is a function that only its maker knows: 4 MB of booleans."""
+"""Query-key pairs per strip when an unknown mask function is evaluated: 4 MB of booleans."""
 
 
 def register(name: str = "regard", precision: str | None = "f32") -> None:
-    """Makes `attn_implementation=name` known to Transformers. Calling it again changes nothing but the precision.
+    """Register Regard as `attn_implementation=name` with Transformers. A repeated call only changes the precision.
 
-    `precision` is that of `regard.attention`. "f32" lets f32 tensors use a CPU's matrix tiles, at no more error than f32 arithmetic has;
-    with "strict" the same model has the same bits on every CPU.
+    `precision` is that of `regard.attention`. "f32" uses AMX for f32 tensors where the CPU has it, with the accuracy of f32 arithmetic;
+    "strict" gives bit-identical results on every CPU.
     """
     for taken in ("flash", "sdpa", "flex_attention", "eager", "paged|", "/"):
         if taken in name:
-            raise ValueError(f"name: {name!r} holds {taken!r}, by which Transformers takes it for another backend; choose another name")
+            raise ValueError(f"name: {name!r} contains {taken!r}, which Transformers reserves for another backend; use another name")
     AttentionInterface.register(name, functools.partial(attention, precision=precision))
     AttentionMaskInterface.register(name, mask)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Who may see whom in one forward pass: `mask`, with row 0 standing at key `align`. `how` says where it is from, for `report`.
+    """Attention mask of one forward pass: `mask`, with row 0 at key position `align`. `how` is its origin, for `report`.
 
-    It stands where a model has a tensor of `shape` [batch, 1, q_len, k_len], and is one only as far as being passed on goes.
+    Takes the place of a tensor of `shape` [batch, 1, q_len, k_len] in the model, which may pass it on but not compute with it.
     """
 
     mask: masks.Mask
@@ -70,7 +69,7 @@ class Seen:
     ndim = 4
 
     def contiguous(self) -> Seen:
-        """Itself: generation asks this of masks that it makes ahead."""
+        """Return self: `generate` calls this method on precomputed masks."""
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -81,16 +80,16 @@ class Seen:
 
     @classmethod
     def __torch_function__(cls, function: Callable, *_: Any) -> Any:
-        # A TypeError would be hidden by the operators of tensors.
+        # Tensor operators would swallow a TypeError.
         raise RuntimeError(f"{getattr(function, '__name__', function)}: {_NO_TENSOR}")
 
 
-_NO_TENSOR = "a mask of regard is rules, not a tensor; models that compute with their masks need attn_implementation='eager'"
+_NO_TENSOR = "a mask of regard is a set of rules, not a tensor; models that compute with their masks need attn_implementation='eager'"
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The sizes of a call, and how many positions lie before its first row and its first key."""
+class _CallShape:
+    """Shape of a call, and the absolute positions of its first row and first key."""
 
     batch: int
     q_len: int
@@ -113,7 +112,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Band:
-    """Keys from `back` before a row to `ahead` after it; None is without bound."""
+    """Keys from `back` before a row to `ahead` after it; None is unbounded."""
 
     back: int | None = None
     ahead: int | None = None
@@ -124,8 +123,8 @@ class _Band:
 
         return _Band(nearer(self.back, other.back), nearer(self.ahead, other.ahead))
 
-    def hides(self, at: _Place) -> bool:
-        """Whether any row of this call misses a key by it: the last row looks back farthest, the first one ahead."""
+    def hides(self, at: _CallShape) -> bool:
+        """Whether it masks any pair of this call: the last row is farthest from the first key, the first row from the last key."""
         last = at.align + at.q_len - 1
         return (self.back is not None and last > self.back) or (self.ahead is not None and at.align + self.ahead < at.k_len - 1)
 
@@ -150,20 +149,20 @@ def mask(
     dtype: torch.dtype | None = None,
     config: Any = None,
 ) -> Seen | None:
-    """What Transformers calls to make a mask; None where nothing is hidden and nobody could take that for causal.
+    """Mask function of the backend, called by Transformers. Returns None if no pair is masked and None cannot be taken for causal.
 
-    `allow_is_causal_skip`, `local_size`, `dtype` and `config` are for other backends: `mask_function` says it all.
+    `allow_is_causal_skip`, `local_size`, `dtype` and `config` are ignored: `mask_function` is sufficient.
     """
     if isinstance(attention_mask, Seen):
-        return attention_mask  # made ahead by generate
-    at = _Place(batch_size, q_length, kv_length, int(q_offset), kv_offset)
+        return attention_mask  # precomputed by generate
+    at = _CallShape(batch_size, q_length, kv_length, int(q_offset), kv_offset)
     shape = (batch_size, 1, q_length, kv_length)
     rule = _translate(mask_function, at)
     if rule is None:
         name = _name_of_unknown(mask_function)
         _warn_of(name)
         how = f"mask function {name}, evaluated for every pair"
-        return Seen(_by_strips(mask_function, at, attention_mask, use_vmap, device), at.align, shape, how)
+        return Seen(_evaluate_in_strips(mask_function, at, attention_mask, use_vmap, device), at.align, shape, how)
     padding = _padding(attention_mask, at)
     if isinstance(rule, _Band):
         rule = rule.mask() if rule.hides(at) else None
@@ -173,10 +172,10 @@ def mask(
     return Seen(masks.full() if found is None else found, at.align, shape)
 
 
-# What the functions of `transformers.masking_utils` mean. Each reads from the closure what its maker has put there.
+# Translations of the functions of `transformers.masking_utils`. Parameters are read from the closure of the function.
 
 
-def _both(at: _Place, held: dict) -> _Band | masks.Mask | None:
+def _both(at: _CallShape, held: dict) -> _Band | masks.Mask | None:
     band: _Band = _Band()
     found: masks.Mask | None = None
     for function in held["mask_functions"]:
@@ -192,7 +191,7 @@ def _both(at: _Place, held: dict) -> _Band | masks.Mask | None:
     return band.mask() & found if band.hides(at) else found
 
 
-def _either(at: _Place, held: dict) -> _Band | masks.Mask | None:
+def _either(at: _CallShape, held: dict) -> _Band | masks.Mask | None:
     parts = [part for function in held["mask_functions"] if (part := _translate(function, at)) is not None]
     if not parts or len(parts) < len(held["mask_functions"]):
         return None
@@ -204,37 +203,37 @@ def _either(at: _Place, held: dict) -> _Band | masks.Mask | None:
     return found
 
 
-def _chunks(at: _Place, held: dict) -> masks.Mask:
-    """The own chunk of each row, as the one range that it is; chunks are counted from the first token that is no padding."""
+def _chunks(at: _CallShape, held: dict) -> masks.Mask:
+    """The chunk of each row, as one range of keys; chunks start at the first token that is not padding."""
     size, padding = held["chunk_size"], held["left_padding"].reshape(-1, 1)
     rows = torch.arange(at.q_len) + at.q_offset
     start = (rows - padding).div(size, rounding_mode="floor") * size + padding - at.k_offset
     return masks.ranges(torch.stack([start, start + size], -1).clamp(0, at.k_len)[:, None, :, None, :])
 
 
-def _documents(at: _Place, held: dict) -> masks.Mask | None:
+def _documents(at: _CallShape, held: dict) -> masks.Mask | None:
     ids = held["packed_sequence_mask"]
     return _between(ids[:, at.rows], ids[:, at.keys], at)
 
 
-def _groups(at: _Place, held: dict) -> masks.Mask | None:
+def _groups(at: _CallShape, held: dict) -> masks.Mask | None:
     ids = held["block_sequence_ids"]
     rows, keys = ids[:, at.rows], ids[:, at.keys]
-    # Those below 0 belong to no group, and must not meet each other.
+    # Ids below 0 belong to no group and must not attend to each other.
     return _between(torch.where(rows < 0, 0, rows + 2), torch.where(keys < 0, 1, keys + 2), at)
 
 
-def _real(at: _Place, held: dict) -> _Band | masks.Mask:
+def _not_padding(at: _CallShape, held: dict) -> _Band | masks.Mask:
     padding = _padding(held["padding_mask"], at)
     return _Band() if padding is None else padding
 
 
-def _between(rows: torch.Tensor, keys: torch.Tensor, at: _Place) -> masks.Mask | None:
+def _between(rows: torch.Tensor, keys: torch.Tensor, at: _CallShape) -> masks.Mask | None:
     whole = rows.shape[-1] == at.q_len and keys.shape[-1] == at.k_len
     return masks.segments_between(rows, keys) if whole else None
 
 
-_MEANINGS: dict[str, tuple[tuple, Callable[[_Place, dict], Any]]] = {
+_TRANSLATIONS: dict[str, tuple[tuple, Callable[[_CallShape, dict], Any]]] = {
     "causal_mask_function": ((), lambda at, held: _Band(ahead=0)),
     "bidirectional_mask_function": ((), lambda at, held: _Band()),
     "sliding_window_overlay": ((1,), lambda at, held: _Band(back=held["sliding_window"] - 1)),
@@ -242,28 +241,28 @@ _MEANINGS: dict[str, tuple[tuple, Callable[[_Place, dict], Any]]] = {
     "chunked_overlay": ((1, torch.zeros(1)), _chunks),
     "packed_sequence_mask_function": ((torch.zeros(1, 1),), _documents),
     "blockwise_overlay": ((torch.zeros(1, 1),), _groups),
-    "padding_mask_function": ((torch.zeros(1, 1),), _real),
+    "padding_mask_function": ((torch.zeros(1, 1),), _not_padding),
     "and_masks": ((), _both),
     "or_masks": ((), _either),
 }
 
 
-def _known() -> dict[Any, Callable[[_Place, dict], Any]]:
-    """The meanings by code: closures of one maker share it, whatever they hold."""
+def _translations_by_code() -> dict[Any, Callable[[_CallShape, dict], Any]]:
+    """Translations by code object, which all closures of one factory function share."""
     known = {}
-    for name, (example, meaning) in _MEANINGS.items():
+    for name, (example, meaning) in _TRANSLATIONS.items():
         maker = getattr(masking_utils, name, None)
         if maker is not None:
             known[(maker(*example) if example or name in ("and_masks", "or_masks") else maker).__code__] = meaning
     return known
 
 
-_KNOWN = _known()
+_BY_CODE = _translations_by_code()
 
 
-def _translate(function: Callable, at: _Place) -> _Band | masks.Mask | None:
-    """A mask function of Transformers as a rule; None for any other."""
-    meaning = _KNOWN.get(getattr(function, "__code__", None))
+def _translate(function: Callable, at: _CallShape) -> _Band | masks.Mask | None:
+    """Translate a mask function of Transformers to a rule; None if it is unknown."""
+    meaning = _BY_CODE.get(getattr(function, "__code__", None))
     if meaning is None:
         return None
     cells = function.__closure__ or ()
@@ -271,29 +270,29 @@ def _translate(function: Callable, at: _Place) -> _Band | masks.Mask | None:
     try:
         return meaning(at, held)
     except KeyError:
-        return None  # another version calls what it holds otherwise
+        return None  # another version of Transformers has other closure variables
 
 
 def _name_of_unknown(function: Callable) -> str:
-    """The name of a mask function without a meaning here; of those that others hold together, the one that has none."""
+    """Name of an unknown mask function; of a combination, the name of the unknown part."""
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     held = [one for cell in cells if isinstance(cell, (list, tuple)) for one in cell if callable(one)]
-    unknown = [one for one in held if getattr(one, "__code__", None) not in _KNOWN]
+    unknown = [one for one in held if getattr(one, "__code__", None) not in _BY_CODE]
     return getattr(unknown[0] if unknown else function, "__qualname__", repr(function))
 
 
 @functools.cache
 def _warn_of(name: str) -> None:
-    """Once for each name."""
+    """Warn once per name."""
     warnings.warn(
-        f"regard does not know the mask function {name}: it is evaluated for every pair of query and key in each forward pass, in strips of "
-        f"rows. The result is the same; the time is that of the pairs. regard.hf.report(model) tells of each layer how it ran",
+        f"unknown mask function {name}: evaluated for all query-key pairs in each forward pass. The result is exact, the time quadratic; "
+        f"regard.hf.report(model) shows how each layer ran",
         stacklevel=4,
     )
 
 
-def _padding(attention_mask: torch.Tensor | None, at: _Place) -> masks.Mask | None:
-    """The keys that are no padding, from [batch, positions]; None if all are. Positions beyond are the empty end of a cache."""
+def _padding(attention_mask: torch.Tensor | None, at: _CallShape) -> masks.Mask | None:
+    """Keys that are not padding, from [batch, positions]; None if no key is padding. Later positions are unused cache."""
     if attention_mask is None:
         return None
     keys = attention_mask[:, at.keys].bool()
@@ -307,8 +306,8 @@ def _padding(attention_mask: torch.Tensor | None, at: _Place) -> masks.Mask | No
     return masks.ranges(_ranges(keys[:, None, None, :]))
 
 
-def _by_strips(function: Callable, at: _Place, attention_mask: torch.Tensor | None, use_vmap: bool, device: Any) -> masks.Mask:
-    """Any mask function at all, looked at in strips of rows and kept as ranges."""
+def _evaluate_in_strips(function: Callable, at: _CallShape, attention_mask: torch.Tensor | None, use_vmap: bool, device: Any) -> masks.Mask:
+    """Evaluate any mask function in strips of rows, and store it as key ranges."""
     rows = max(1, STRIP // max(1, at.batch * at.k_len))
     strips = []
     for start in range(0, at.q_len, rows):
@@ -324,7 +323,7 @@ def _by_strips(function: Callable, at: _Place, attention_mask: torch.Tensor | No
             use_vmap=use_vmap,
             device=device,
         )
-        assert seen is not None  # only a skip would be None
+        assert seen is not None  # None only if skipping is allowed
         strips.append(_ranges(seen))
     most = max(strip.shape[3] for strip in strips)
     found = torch.cat([F.pad(strip, (0, 0, 0, most - strip.shape[3])) for strip in strips], 2)
@@ -332,7 +331,7 @@ def _by_strips(function: Callable, at: _Place, attention_mask: torch.Tensor | No
 
 
 def _ranges(seen: torch.Tensor) -> torch.Tensor:
-    """The runs of True along the last axis, [.., n, 2]; rows with fewer than n end in empty ones."""
+    """Runs of True along the last axis, [.., n, 2]; padded with empty ranges."""
     outside = F.pad(seen, (1, 1))
     edges = outside[..., 1:] != outside[..., :-1]
     nth = edges.cumsum(-1)
@@ -344,37 +343,37 @@ def _ranges(seen: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """Whose weights are asked for; None is all. `turns` are those of modules that do not know which layer they are."""
+class _Selection:
+    """Layers and heads whose weights are returned; None is all. `turns`: call order of modules without a `layer_idx`."""
 
     layers: frozenset[int] | None
     heads: tuple[int, ...] | None
     turns: dict[int, int]
 
 
-_wanted: contextvars.ContextVar[_Wanted | None] = contextvars.ContextVar("regard.hf.attentions", default=None)
+_selection: contextvars.ContextVar[_Selection | None] = contextvars.ContextVar("regard.hf.attentions", default=None)
 
 
 @contextlib.contextmanager
 def attentions(layers: Iterable[int] | None = None, heads: Iterable[int] | None = None) -> Iterator[None]:
-    """Narrows what `output_attentions=True` computes to some layers and heads.
+    """Restrict `output_attentions=True` to some layers and heads.
 
         with regard.hf.attentions(layers=[0, 5], heads=[3]):
             found = model(**inputs, output_attentions=True).attentions      # two tensors [batch, 1, q_len, k_len]
 
-    A layer is known by the `layer_idx` of its module, or, where it has none (encoders of images and sound), by its turn among those that
-    have none. An encoder and a decoder each have a layer 0. Layers that are not asked for are missing from the answer.
+    A layer is identified by the `layer_idx` of its module, or, without one (vision and audio encoders), by its call order among such
+    modules. Encoder and decoder each have a layer 0. Other layers are left out of the result.
 
-    Weights are those before dropout (eager returns them after it), and no gradient flows through them.
+    Weights are those before dropout (eager returns them after dropout), and are detached.
     """
     chosen = frozenset(layers) if layers is not None else None
     if chosen and min(chosen) < 0:
         raise ValueError(f"layers: {min(chosen)} is below 0; count from the first layer, 0")
-    token = _wanted.set(_Wanted(chosen, tuple(heads) if heads is not None else None, {}))
+    token = _selection.set(_Selection(chosen, tuple(heads) if heads is not None else None, {}))
     try:
         yield
     finally:
-        _wanted.reset(token)
+        _selection.reset(token)
 
 
 def attention(
@@ -397,14 +396,16 @@ def attention(
     precision: str | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What each layer calls: query [batch, heads, q_len, dim], key and value [batch, kv_heads, k_len, dim].
+    """Attention function of the backend, called by each layer.
 
-    Returns [batch, q_len, heads, v_dim], and weights [batch, heads, q_len, k_len] where they are asked for and `attentions` leaves them.
+    `query` is [batch, heads, q_len, dim], `key` and `value` are [batch, kv_heads, k_len, dim].
+
+    Returns the output [batch, q_len, heads, v_dim], and the weights [batch, heads, q_len, k_len] if requested and selected by `attentions`.
     """
     unknown = [name for name, given in others.items() if name not in HARMLESS and given is not None]
     if unknown:
         raise TypeError(
-            f"{unknown[0]}: regard does not know this keyword of {type(module).__name__}, which may change its attention; "
+            f"{unknown[0]}: unknown keyword of {type(module).__name__}, which may change its attention; "
             f"use another attn_implementation, or add it to regard.hf.HARMLESS if it does not"
         )
     query, key, value = regard.torch.autocast(query, key, value)
@@ -417,13 +418,13 @@ def attention(
     if position_bias is not None:
         options["bias"] = (position_bias + options["bias"] if "bias" in options else position_bias).to(query.dtype)
     options.update(scale=scaling, softcap=softcap, sinks=s_aux, precision=precision)
-    heads = _heads_wanted(module, query.shape[1]) if output_attentions or _collected() else []
+    heads = _selected_heads(module, query.shape[1]) if output_attentions or _collected() else []
     if not torch.compiler.is_compiling():
         how = _how(attention_mask, causal, cu_seq_lens_q)
-        _ran[module] = _Ran(tuple(query.shape), tuple(key.shape), value.shape[-1], query.dtype, how, options)
-    looked_at = bool(heads or _watch.watchers)
-    found = regard.torch.attention(query, key, value, **options, dropout=dropout, return_aux=looked_at)
-    out, aux = found if looked_at else (found, None)
+        _last_calls[module] = _LastCall(tuple(query.shape), tuple(key.shape), value.shape[-1], query.dtype, how, options)
+    needs_aux = bool(heads or _watch.watchers)
+    found = regard.torch.attention(query, key, value, **options, dropout=dropout, return_aux=needs_aux)
+    out, aux = found if needs_aux else (found, None)
     weights = _weights(query, key, aux, heads, options) if heads else None
     if _watch.watchers:
         _watch.tell(module, query, key, value, options, aux)
@@ -431,8 +432,8 @@ def attention(
 
 
 @dataclass(frozen=True)
-class _Ran:
-    """The last call of a layer: what `report` tells of it. Shapes of tensors in the place of tensors, which are not to be kept alive."""
+class _LastCall:
+    """Last call of a layer, for `report`. Stores shapes instead of tensors, so that it keeps no tensor alive."""
 
     query: tuple[int, ...]
     key: tuple[int, ...]
@@ -442,70 +443,70 @@ class _Ran:
     options: dict[str, Any]
 
     def __post_init__(self) -> None:
-        tensors = {name: _Like(tuple(x.shape), x.dtype) for name, x in self.options.items() if isinstance(x, torch.Tensor)}
+        tensors = {name: _TensorSpec(tuple(x.shape), x.dtype) for name, x in self.options.items() if isinstance(x, torch.Tensor)}
         object.__setattr__(self, "options", {**self.options, **tensors})
 
     def plan(self) -> str:
         q, k, v = (torch.zeros(shape, dtype=self.dtype) for shape in (self.query, self.key, (*self.key[:-1], self.v_dim)))
-        options: Any = {name: torch.zeros(x.shape, dtype=x.dtype) if isinstance(x, _Like) else x for name, x in self.options.items()}
+        options: Any = {name: torch.zeros(x.shape, dtype=x.dtype) if isinstance(x, _TensorSpec) else x for name, x in self.options.items()}
         return regard.plan(q, k, v, **options)
 
 
 @dataclass(frozen=True)
-class _Like:
+class _TensorSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-_ran: weakref.WeakKeyDictionary[torch.nn.Module, _Ran] = weakref.WeakKeyDictionary()
+_last_calls: weakref.WeakKeyDictionary[torch.nn.Module, _LastCall] = weakref.WeakKeyDictionary()
 
 
 def _how(given: Any, causal: bool, packed: Any) -> str:
-    """Where the mask of a call is from."""
+    """Origin of the mask of a call."""
     if isinstance(given, Seen):
         found = given.how
     elif isinstance(given, torch.Tensor):
-        found = "a dense mask of the model, read as it is" if given.dtype == torch.bool else "a dense bias of the model, read as it is"
+        found = "dense mask from the model" if given.dtype == torch.bool else "dense bias from the model"
     else:
         found = "none, causal" if causal else "none"
     return found if packed is None else f"{found}; packed sequences"
 
 
 def report(model: torch.nn.Module) -> str:
-    """How each attention of a model ran in its last forward pass: a line for each with the kernel and where its mask is from.
+    """Report how each attention layer of a model ran in its last forward pass: one line per layer with the kernel and the mask.
 
-    Attentions that did not come through Regard are named too: those that another backend computed, and those that have not run.
+    Also lists the layers that did not call Regard: those of another backend, and those that did not run.
     """
     lines = []
     for name, module in model.named_modules():
-        if module in _ran:
-            lines.append(f"{name}: {_ran[module].plan()}; mask: {_ran[module].how}")
-        elif type(module).__name__.endswith("Attention") and not any(child in _ran for child in module.modules()):
+        if module in _last_calls:
+            lines.append(f"{name}: {_last_calls[module].plan()}; mask: {_last_calls[module].how}")
+        elif type(module).__name__.endswith("Attention") and not any(child in _last_calls for child in module.modules()):
             backend = getattr(getattr(module, "config", None), "_attn_implementation", None)
-            told = f"attn_implementation is {backend!r}" if backend else "its code does not ask for one"
-            lines.append(f"{name}: not by regard: {type(module).__name__} has not called it ({told})")
-    return "\n".join(lines) or f"{type(model).__name__} has no attention that ran"
+            reason = f"attn_implementation is {backend!r}" if backend else "it does not use the attention interface"
+            lines.append(f"{name}: not computed by regard: {type(module).__name__} ({reason})")
+    return "\n".join(lines) or f"{type(model).__name__}: no attention layer ran"
 
 
 def _mask_options(given: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, window: int | None) -> dict[str, Any]:
-    """The mask of a layer as options of `regard.torch.attention`. A mask that is given is whole: it holds the window already."""
+    """Convert the mask of a layer to options of `regard.torch.attention`. A given mask already includes the window."""
     q_len, k_len = query.shape[2], key.shape[2]
     if isinstance(given, Seen):
         if given.shape[3] != k_len:
-            raise ValueError(f"attention_mask: made for {given.shape[3]} keys, this layer has {k_len}; its model must make another mask")
+            raise ValueError(f"attention_mask: created for {given.shape[3]} keys, this layer has {k_len}; the model must create a new mask")
         return {"mask": given.mask, "align": given.align}
     if given is None:
-        # Without a mask, Transformers means rows that stand at the first keys, except for a single one.
+        # Without a mask, Transformers aligns rows with the first keys; a single row with the last key.
         band = _Band(None if window is None else window - 1, 0 if causal else None if window is None else window - 1)
-        at = _Place(query.shape[0], q_len, k_len, 0, 0) if q_len > 1 else _Place(query.shape[0], 1, k_len, k_len - 1, 0)
+        at = _CallShape(query.shape[0], q_len, k_len, 0, 0) if q_len > 1 else _CallShape(query.shape[0], 1, k_len, k_len - 1, 0)
         return {"mask": band.mask(), "align": at.align} if band.hides(at) else {}
     if not isinstance(given, torch.Tensor) or given.ndim != 4:
         found = f"{given.ndim} axes" if isinstance(given, torch.Tensor) else type(given).__name__
-        raise TypeError(f"attention_mask: expected None, what regard.hf.mask has made or a tensor of 4 axes, found {found}")
+        raise TypeError(f"attention_mask: expected None, a mask from regard.hf.mask or a tensor with 4 axes, found {found}")
     if given.dtype == torch.bool:
         return {"mask": given}
     if not given.is_floating_point():
-        raise TypeError(f"attention_mask: {given.dtype} is neither bool (True = may see) nor floating (added to scores); convert it")
+        raise TypeError(f"attention_mask: {given.dtype} is neither bool (True = visible) nor floating point (added to scores); convert it")
     return {"bias": given.to(query.dtype)}
 
 
@@ -522,38 +523,38 @@ def _sequences(
     causal: bool,
     window: int | None,
 ) -> masks.Mask:
-    """Sequences packed behind each other in one item: each row sees one range of keys, in its own sequence.
+    """Mask of packed sequences in one batch item: one range of keys per row, in its own sequence.
 
-    `own`: there is no other mask, so that causality and the window are told here too.
+    `own`: there is no other mask, so the range includes the causal mask and the window.
     """
     if cu_q is None or cu_k is None:
-        raise TypeError("cu_seq_lens_q and cu_seq_lens_k go together, only one of them is given")
+        raise TypeError("cu_seq_lens_q and cu_seq_lens_k: give both")
     if query.shape[0] != 1:
-        raise ValueError(f"cu_seq_lens_q: the batch has {query.shape[0]} items; packed sequences lie in 1")
+        raise ValueError(f"cu_seq_lens_q: the batch has {query.shape[0]} items; packed sequences need a batch of 1")
     for name, ends, total in (("cu_seq_lens_q", cu_q, query.shape[2]), ("cu_seq_lens_k", cu_k, key.shape[2])):
         if int(ends[-1]) != total:
             raise ValueError(f"{name}: ends at {int(ends[-1])}, this layer has {total}; both must be equal")
     if not own and not torch.equal(cu_q, cu_k):
-        raise ValueError("cu_seq_lens_q and cu_seq_lens_k differ, so that an attention_mask over all of them means nothing; leave it out")
+        raise ValueError("cu_seq_lens_q and cu_seq_lens_k differ, which does not allow an attention_mask; leave it out")
     cu_q, cu_k = cu_q.long(), cu_k.long()
     row = torch.arange(query.shape[2])
     of = torch.searchsorted(cu_q, row, right=True) - 1
     start, end = cu_k[of], cu_k[of + 1]
-    stands = row - cu_q[of + 1] + end  # the last row of a sequence at its last key
+    position = row - cu_q[of + 1] + end  # the last row of a sequence is aligned with its last key
     if own and window is not None:
-        start, end = torch.maximum(start, stands - window + 1), torch.minimum(end, stands + window)
+        start, end = torch.maximum(start, position - window + 1), torch.minimum(end, position + window)
     if own and causal:
-        end = torch.minimum(end, stands + 1)
+        end = torch.minimum(end, position + 1)
     return masks.ranges(torch.stack([start, torch.maximum(start, end)], -1)[None, None, :, None, :])
 
 
 def _collected() -> bool:
-    """Whether the model around this layer collects weights. Some, like GPT-2, do so without telling their layers."""
+    """Whether the model collects attention weights. Some, such as GPT-2, do not pass `output_attentions` to their layers."""
     return any(key.endswith("attentions") for key in output_capturing._active_collector.get() or ())
 
 
-def _heads_wanted(module: torch.nn.Module, heads: int) -> list[int]:
-    wanted = _wanted.get()
+def _selected_heads(module: torch.nn.Module, heads: int) -> list[int]:
+    wanted = _selection.get()
     if wanted is None:
         return list(range(heads))
     if wanted.layers is not None:
@@ -565,12 +566,12 @@ def _heads_wanted(module: torch.nn.Module, heads: int) -> list[int]:
     chosen = list(range(heads)) if wanted.heads is None else list(wanted.heads)
     for head in chosen:
         if not 0 <= head < heads:
-            raise ValueError(f"heads: there is no head {head} in {type(module).__name__}, which has {heads}")
+            raise ValueError(f"heads: no head {head} in {type(module).__name__}, which has {heads}")
     return chosen
 
 
 def _weights(query: torch.Tensor, key: torch.Tensor, aux: Any, heads: list[int], options: dict[str, Any]) -> torch.Tensor:
-    """[batch, heads, q_len, k_len]: what was asked for, and no more."""
+    """Weights of the selected heads, [batch, heads, q_len, k_len]."""
     batch, all_heads, q_len, _ = query.shape
     rows, keys = (0, q_len), (0, key.shape[2])
     held: Any = {name: given.detach() if isinstance(given, torch.Tensor) else given for name, given in options.items()}

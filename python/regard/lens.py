@@ -1,15 +1,15 @@
-"""The attention microscope for running models of Hugging Face.
+"""Recording and inspection of the attention of Hugging Face models.
 
     import regard.lens
     with regard.lens.capture(model, tokens=tokenizer) as seen:
         model(**inputs)                 # or model.generate(..)
-    seen.report("run.html")             # a page that needs nothing but itself
+    seen.report("run.html")             # self-contained HTML page
     seen[10].entropy                    # [batch, heads, rows]
     seen[10].top_k.keys                 # [batch, heads, rows, 8]
-    seen[10].row(-1)                    # [batch, heads, keys]: all that the last token looks at
+    seen[10].row(-1)                    # [batch, heads, keys]: weights of the last token
 
-Within the context the model's attention is Regard's. Each call is looked at once, as soon as it has been computed, and only answers are
-kept: memory linear in the length, whatever the length is.
+Inside the context, the model uses Regard's attention. Statistics of each call are computed directly after it, and only they are stored:
+O(length) memory.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ def capture(
     tokens: Any = None,
     keep: bool = False,
 ) -> Iterator[Seen]:
-    """Looks on while a model runs, in as many forward passes and generations as happen within the context.
+    """Record the attention of a model during forward passes and generation inside the context.
 
     Options:
-      layers  which layers, from 0 on; all unless given. An encoder and a decoder each have a layer 0
-      heads   which heads; all unless given
-      stats   what is kept of each row: `entropy`, `mean_distance`, `first_mass` (the weight of the first key), `largest` (weight),
-              `max_score`, `sink_mass`, `top_k`; and of each key: `col_sum`. Means of heads are kept in any case: `Record.means`
-      top_k   how many of the largest weights
-      rows    rows whose weights are kept whole, -1 for the last one
-      map     cells, each way, of the overview; a layer of no more rows and keys than that is kept exactly
-      tokens  what positions are called: words, or a tokenizer, which names the ids that the model is given
-      keep    whether q and k are kept, for any row and any tile afterwards, and for traces
+      layers  layer indices; default all. Encoder and decoder each have a layer 0
+      heads   head indices; default all
+      stats   statistics of each query: `entropy`, `mean_distance`, `first_mass` (weight of the first key), `largest` (weight), `max_score`,
+              `sink_mass`, `top_k`; and of each key: `col_sum`. Means per head are always recorded: `Record.means`
+      top_k   number of largest weights per query
+      rows    rows whose weights are recorded completely; -1 is the last one
+      map     cells per side of the pooled attention map; a layer with at most `map` rows and keys is recorded exactly
+      tokens  labels of the positions: strings, or a tokenizer that decodes the input ids
+      keep    store q and k, for any row or tile afterwards, and for traces
     """
     chosen = None if layers is None else frozenset(layers)
     wanted = _wanted(chosen, None if heads is None else tuple(heads), stats, top_k, rows, map, keep)
@@ -70,10 +70,10 @@ def _wanted(layers: Any, heads: Any, stats: Any, top_k: int, rows: Any, map: int
     stats = (stats,) if isinstance(stats, str) else tuple(stats)
     for name in stats:
         if name not in STATS:
-            raise ValueError(f"stats: there is no {name!r}; there are {', '.join(STATS)}")
+            raise ValueError(f"stats: unknown statistic {name!r}; use {', '.join(STATS)}")
     for name, numbers in (("layers", layers), ("heads", heads)):
         if any(number < 0 for number in numbers or ()):
-            raise ValueError(f"{name}: {min(numbers)} is below 0; count from the first, 0")
+            raise ValueError(f"{name}: {min(numbers)} is invalid; use indices >= 0")
     for name, number in (("top_k", top_k), ("map", map)):
         if number < 1:
             raise ValueError(f"{name}: expected 1 or more, found {number}")
@@ -82,10 +82,10 @@ def _wanted(layers: Any, heads: Any, stats: Any, top_k: int, rows: Any, map: int
 
 @contextlib.contextmanager
 def _switched(model: torch.nn.Module) -> Iterator[None]:
-    """The model with Regard's attention; what was there before comes back in the end."""
+    """Switch the model to Regard's attention, and restore its backend on exit."""
     hosts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     if not hosts:
-        raise TypeError(f"model: expected one of Transformers, or a module that holds one, found {type(model).__name__}")
+        raise TypeError(f"model: expected a PreTrainedModel, or a module that contains one, found {type(model).__name__}")
     before = {id(config): (config, config._attn_implementation) for host in hosts for config in _configs(host.config)}
     regard.hf.register()
     try:
@@ -94,7 +94,7 @@ def _switched(model: torch.nn.Module) -> Iterator[None]:
                 continue
             if not host._can_set_attn_implementation():
                 raise ValueError(
-                    f"model: {type(host).__name__} computes attention by itself and takes no backend; it cannot be looked into"
+                    f"model: {type(host).__name__} does not support attention backends; its attention cannot be recorded"
                 )
             host.set_attn_implementation("regard")
         yield
@@ -104,7 +104,7 @@ def _switched(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _configs(config: Any) -> Iterator[Any]:
-    """A configuration and those inside it."""
+    """A configuration and its sub-configurations."""
     yield config
     for name in config.sub_configs:
         inside = getattr(config, name, None)
@@ -119,23 +119,23 @@ class _Site(NamedTuple):
 
 
 class _Run:
-    """One forward pass, or one generation with all its steps."""
+    """One forward pass, or one generation with all its decoding steps."""
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, int], Record] = {}
         self.begun: set[_Site] = set()
         self.words: dict[tuple[str, int], tuple[int, list[str]]] = {}
-        """What positions are called, as far as it was asked: of so many parts."""
+        """Decoded labels of an axis and a batch item: number of parts decoded so far, and labels."""
         self.begin: dict[str, int] = {}
-        """The first position of each axis that the model was given; before it lies what a cache held already."""
+        """First input position of each axis; earlier positions are from a KV cache."""
         self.ids: dict[str, list[np.ndarray]] = {}
-        """What the model was given on each axis, `[batch, len]`, part by part."""
+        """Input ids of each axis, `[batch, len]` per forward pass."""
         self.real: dict[str, list[np.ndarray]] = {}
-        """Which of it is no padding."""
+        """Which of them are not padding."""
 
 
 class _Watcher:
-    """Is told of every call of attention, and gives each to the record it belongs to."""
+    """Callback for attention calls; adds each call to its record."""
 
     def __init__(self, model: torch.nn.Module, wanted: Wanted, layers: frozenset[int] | None, tokens: Any):
         self._wanted, self._layers = wanted, layers
@@ -155,7 +155,7 @@ class _Watcher:
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Is told of calls, and counts forward passes: of the model itself, and of the models inside it that are called on their own."""
+        """Register the callback, and hooks that count the forward passes of the model and of submodels that are called directly."""
         hosts = [module for module in self._names if module is self._model or isinstance(module, PreTrainedModel)]
         handles = [host.register_forward_pre_hook(self._enter, with_kwargs=True) for host in hosts]
         handles += [host.register_forward_hook(self._leave, always_call=True) for host in hosts]
@@ -188,7 +188,7 @@ class _Watcher:
 
     def __call__(self, module: torch.nn.Module, q: Any, k: Any, v: Any, options: dict[str, Any], aux: Any) -> None:
         if module not in self._names or self._depth == 0:
-            return  # another model's, or made once more for gradients
+            return  # another model, or recomputation by gradient checkpointing
         turn = self._turns[module] = self._turns.get(module, -1) + 1
         site = self._site(module, turn)
         held = {name: given.detach() if torch.is_tensor(given) else given for name, given in options.items()}
@@ -199,7 +199,7 @@ class _Watcher:
             return
         for head in self._wanted.heads or ():
             if head >= q.shape[1]:
-                raise ValueError(f"heads: there is no head {head} in {site.kind} layer {site.layer}, which has {q.shape[1]}")
+                raise ValueError(f"heads: no head {head} in {site.kind} layer {site.layer}, which has {q.shape[1]}")
         record = run.records.get(site[:2])
         if record is None:
             first = 0 if site.kind == "cross" else call.start
@@ -207,7 +207,7 @@ class _Watcher:
         record.add(call, real, slides(module))
 
     def _site(self, module: torch.nn.Module, turn: int) -> _Site:
-        """What a module is in its model, the first time by its name: some call one module for several layers, each in its turn."""
+        """Kind and layer of a module, by its name; cached. One module may serve several layers: `turn` counts its calls."""
         found = self._sites.get((module, turn))
         if found is None:
             name = self._names[module]
@@ -222,7 +222,7 @@ class _Watcher:
         return found
 
     def _run_of(self, site: _Site, call: Call) -> _Run:
-        """The run that a call belongs to: one that begins a sequence where there is one already begins another."""
+        """Run of a call: a call at the start of a sequence that the current run already contains starts a new run."""
         run = self.runs[-1] if self.runs else None
         begins = site.kind != "cross" and call.start <= 0
         record = run.records.get(site[:2]) if run is not None else None
@@ -234,7 +234,7 @@ class _Watcher:
         return run
 
     def _name(self, run: _Run, kind: str, call: Call) -> np.ndarray | None:
-        """Takes what the model was given on the axis of these rows, once for each forward pass; says which of it is no padding."""
+        """Store the input ids of the rows' axis, once per forward pass. Returns which of them are not padding."""
         axis = axes_of(kind, self._translates)[0]
         ids, mask = self._given.get(axis, (None, None))
         q_len = call.q.shape[2]
@@ -251,17 +251,17 @@ class _Watcher:
         return real
 
     def check(self) -> None:
-        """Says so where nothing was seen, or not all that was asked for."""
+        """Warn if nothing was recorded, or if a requested layer does not exist."""
         if self._forward and not self.runs:
-            warnings.warn(f"{type(self._model).__name__} ran, and no attention of it came through regard", stacklevel=4)
+            warnings.warn(f"{type(self._model).__name__}: no attention layer of the model called regard", stacklevel=4)
         missing = sorted((self._layers or frozenset()) - {site.layer for site in self._sites.values()})
         if self.runs and missing:
             there = max(site.layer for site in self._sites.values())
-            warnings.warn(f"layers: there is no layer {missing[0]}; layers go up to {there}", stacklevel=4)
+            warnings.warn(f"layers: no layer {missing[0]}; the last layer is {there}", stacklevel=4)
 
 
 def kind_of(module: torch.nn.Module, name: str, translates: bool) -> str:
-    """`self`, `cross`; `encoder` where there is a decoder too; `vision` and `audio` of models for several senses."""
+    """Kind of attention: `self`, `cross`, `encoder` (of an encoder-decoder), `vision` and `audio` (of a multimodal model)."""
     place = name.lower()
     if getattr(module, "is_cross_attention", False) or any(word in place for word in ("cross", "encdec", "encoder_attn")):
         return "cross"
@@ -271,12 +271,12 @@ def kind_of(module: torch.nn.Module, name: str, translates: bool) -> str:
 
 
 def side_of(name: str) -> str | None:
-    """Whether a module is part of an encoder or of a decoder: the outermost of them, which may hold modules of the other's name."""
+    """`encoder` or `decoder`, by the outermost part of the module name."""
     return next((part for part in name.split(".") if part in ("encoder", "decoder")), None)
 
 
 def slides(module: torch.nn.Module) -> bool:
-    """Whether the cache of a layer forgets what lies far behind."""
+    """Whether a layer has a sliding-window cache."""
     config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
     types = getattr(config, "layer_types", None)
     if types is not None and layer is not None:
@@ -285,7 +285,7 @@ def slides(module: torch.nn.Module) -> bool:
 
 
 def axes_of(kind: str, translates: bool) -> tuple[str, str]:
-    """What rows and keys of a kind stand for."""
+    """Axes of the queries and keys of a kind."""
     if kind in ("vision", "audio"):
         return kind, kind
     if not translates:
@@ -294,48 +294,48 @@ def axes_of(kind: str, translates: bool) -> tuple[str, str]:
 
 
 class Seen:
-    """What was seen within a `capture`: records of layers, of the last run.
+    """Recorded attention of a `capture`: records of the layers in the last run.
 
-    seen[10]                layer 10; of an encoder and decoder, its decoder's own attention
+    seen[10]                layer 10; of an encoder-decoder, self-attention of the decoder
     seen["cross", 3]        by kind and layer
-    for record in seen: ..  all, in the order in which they ran
-    seen.run(0)             the same for an earlier run: a forward pass, or a generation with all its steps
+    for record in seen: ..  all records, in execution order
+    seen.run(0)             an earlier run: a forward pass, or a generation with all its steps
     """
 
     def __init__(self, runs: list[_Run], title: str, tokens: Any, translates: bool, which: int = -1):
         self._runs, self._tokens, self._translates, self._which = runs, tokens, translates, which
         self.title = title
-        """The heading of reports and traces; set it to what you like."""
+        """Title of reports and traces; may be set."""
 
     def run(self, which: int) -> Seen:
-        """What was seen in one run, from the first, 0; -1 is the last."""
+        """Records of run `which`, counted from 0; -1 is the last."""
         if not -len(self._runs) <= which < len(self._runs):
-            raise IndexError(f"run {which}: there are {len(self._runs)}")
+            raise IndexError(f"run {which}: out of range, there are {len(self._runs)} runs")
         return Seen(self._runs, self.title, self._tokens, self._translates, which)
 
     @property
     def run_count(self) -> int:
-        """How many runs there were."""
+        """Number of runs."""
         return len(self._runs)
 
     @property
     def _run(self) -> _Run:
         if not self._runs:
-            raise ValueError("nothing was seen yet: run the model within the context")
+            raise ValueError("nothing recorded; run the model inside the context")
         return self._runs[self._which]
 
     @property
     def records(self) -> list[Record]:
-        """All records, in the order in which they ran."""
+        """All records, in execution order."""
         return list(self._run.records.values()) if self._runs else []
 
     @property
     def batch(self) -> int:
-        """Items of the batch."""
+        """Batch size."""
         return max((record.shape[0] for record in self.records), default=0)
 
     def index(self, count: int, item: int) -> int:
-        """Where an item stands in an array of so many: an encoder runs once for all the beams of a generation."""
+        """Index of a batch item in an array of `count` items: an encoder runs once for all beams of a generation."""
         return item * count // self.batch
 
     def __len__(self) -> int:
@@ -355,22 +355,22 @@ class Seen:
             layer += max(layers) + 1
         if (kind, layer) not in records:
             there = ", ".join(f"{own} {min(of)} to {max(of)}" for own in kinds for of in [[n for k, n in records if k == own]])
-            raise KeyError(f"{kind} layer {which[1]} was not seen; there are: {there or 'none'}")
+            raise KeyError(f"{kind} layer {which[1]}: not recorded; there are: {there or 'none'}")
         return records[kind, layer]
 
     def __repr__(self) -> str:
         if not self._runs:
-            return f"<{self.title}: nothing was seen yet>"
+            return f"<{self.title}: nothing recorded>"
         runs = f", run {self._which % len(self._runs)} of {len(self._runs)}" if len(self._runs) > 1 else ""
         kinds = list(dict.fromkeys(record.kind for record in self))
         counts = ", ".join(f"{sum(record.kind == kind for record in self)} {kind}" for kind in kinds)
         return f"<{self.title}{runs}: layers: {counts}>"
 
-    # ---- words ----
+    # ---- labels ----
 
     def labels(self, axis: str, item: int = 0) -> list[str]:
-        """What the positions of an axis are called, in one item of the batch: `text`, or `source` and `target` of an encoder and
-        decoder. Empty if they have no names; the last ones may lack theirs."""
+        """Labels of the positions of an axis, for one batch item: `text`, or `source` and `target` of an encoder-decoder. Empty without
+        `tokens`; the last positions may have none."""
         given = self._tokens
         if isinstance(given, dict):
             given = given.get(axis)
@@ -391,7 +391,7 @@ class Seen:
         return words
 
     def real(self, axis: str, item: int) -> np.ndarray | None:
-        """Which positions of an axis are no padding, if the model was told."""
+        """Which positions of an axis are not padding; None if unknown."""
         parts = self._run.real.get(axis)
         if not parts:
             return None
@@ -400,16 +400,16 @@ class Seen:
     # ---- reports and files ----
 
     def report(self, path: str | os.PathLike, item: int = 0) -> None:
-        """Writes a page that needs nothing but itself: every head of one item of the batch, in pictures, numbers and words."""
+        """Write a self-contained HTML page: attention maps, statistics and top tokens of every head, for one batch item."""
         from . import _report
 
         _report.write(self, path, item)
 
     def to_trace(self, path: str | os.PathLike, item: int = 0) -> None:
-        """Writes a trace of one item of the batch, for `regard look`, `regard stats`, `regard audit` and `regard diff`.
+        """Write a trace of one batch item, for `regard look`, `regard stats`, `regard audit` and `regard diff`.
 
-        Layers that have kept q and k (`keep=True`) are written with them if a trace can say what their scores are; others with their
-        weights, which must be known (`keep=True`, or a map that is exact) and few.
+        A layer recorded with `keep=True` is written as q and k if the trace format can express its scores; other layers as weights, which
+        must be available (`keep=True`, or an exact map) and small.
         """
         from . import _report
 
@@ -421,10 +421,10 @@ class Seen:
         return _report.glance(self)
 
     def to_bertviz(self, item: int = 0) -> dict[str, Any]:
-        """What BertViz takes: `bertviz.head_view(**seen.to_bertviz())`, `bertviz.model_view(**seen.to_bertviz())`.
+        """Arguments of BertViz: `bertviz.head_view(**seen.to_bertviz())`, `bertviz.model_view(**seen.to_bertviz())`.
 
-        Weights `[1, heads, rows, keys]` of each layer, and tokens. Of at most 512 rows and keys, and where all weights are known:
-        `keep=True`, or a `map` as large as that.
+        Weights `[1, heads, rows, keys]` of each layer, and tokens. At most 512 rows and keys; needs `keep=True`, or a `map` of at least
+        that size.
         """
         found: dict[str, Any] = {}
         names = {"self": "decoder_attention", "encoder": "encoder_attention", "cross": "cross_attention"}
@@ -440,16 +440,16 @@ class Seen:
         return answer
 
     def to_circuitsvis(self, layer: int = 0, item: int = 0) -> dict[str, Any]:
-        """What CircuitsVis takes for one layer: `circuitsvis.attention.attention_patterns(**seen.to_circuitsvis(10))`.
+        """Arguments of CircuitsVis for one layer: `circuitsvis.attention.attention_patterns(**seen.to_circuitsvis(10))`.
 
-        Weights `[heads, rows, keys]`, and tokens. The limits are those of `to_bertviz`.
+        Weights `[heads, rows, keys]`, and tokens. Same limits as `to_bertviz`.
         """
         record = self[layer]
         axis = axes_of(record.kind, self._translates)[0]
         return {"tokens": self._numbered(axis, item), "attention": record.weights()[self.index(record.shape[0], item)].astype(np.float32)}
 
     def _numbered(self, axis: str, item: int) -> list[str]:
-        """Words, or numbers where there are none."""
+        """Labels, or position numbers where there are none."""
         sizes = [
             n for record in self for own, n in zip(axes_of(record.kind, self._translates), (record.q_len, record.k_len)) if own == axis
         ]
@@ -458,7 +458,7 @@ class Seen:
 
 
 def _readable(tokenizer: Any, token: str) -> str:
-    """A token as people write it: many vocabularies have signs in the place of blanks, and of bytes that are no letters."""
+    """Readable form of a token: decodes the symbols that vocabularies use for spaces and bytes."""
     if "\u2581" in token:
         return token.replace("\u2581", " ")
     return tokenizer.convert_tokens_to_string([token]) if hasattr(tokenizer, "convert_tokens_to_string") else token

@@ -1,11 +1,11 @@
-"""Who may see whom. Rules are values, joined by `&` (both) and `|` (either):
+"""Attention masks. Rules are combined with `&` (and) and `|` (or):
 
     causal() & window(4096)
     causal() & lengths([7, 5])
     causal() | prefix(10)
 
-Row `i` stands at a position among the keys, which `align` of a call says; causal, windows, blocks and strides go by it. No rule but
-`bits` holds more than a few numbers for each position.
+The option `align` of a call sets the key position of each row; causal masks, windows, blocks and strides are relative to it. All rules
+except `bits` need O(length) memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class Mask:
-    """A rule, or rules joined by `&` and `|`. `str(mask)` is its text; arrays in it are numbered `$0`, `$1`, .."""
+    """A rule, or rules combined with `&` and `|`. `str(mask)` is its text; arrays are numbered `$0`, `$1`, .."""
 
     __slots__ = ("_either", "_parts")
 
@@ -42,11 +42,11 @@ class Mask:
 
     @property
     def arrays(self) -> list[tuple[str, Any]]:
-        """The arrays that it holds, each with what it is called."""
+        """Arrays of the mask, each with its name."""
         return [part for part in self._parts if not isinstance(part, str)]
 
     def text(self, first: int = 0) -> str:
-        """The rules, with arrays numbered from `first` on."""
+        """Text of the mask, arrays numbered from `first` on."""
         written, number = [], first
         for part in self._parts:
             if isinstance(part, str):
@@ -65,16 +65,16 @@ def _mask(other: Any) -> Mask:
         return parse(other)
     if isinstance(other, Mask):
         return other
-    raise TypeError(f"expected a mask or its text, found {type(other).__name__}; regard.masks.bits makes a mask of booleans")
+    raise TypeError(f"expected a mask or its text, found {type(other).__name__}; use regard.masks.bits for a boolean array")
 
 
 def of(mask: Any) -> Mask:
-    """A mask from a mask, its text, or booleans."""
+    """Convert a mask, its text, or a boolean array to a `Mask`."""
     return mask if isinstance(mask, Mask) else parse(mask) if isinstance(mask, str) else bits(mask)
 
 
 def parse(text: str) -> Mask:
-    """A mask from its text, as `causal & (window 128 | dilated 128)`."""
+    """Parse the text of a mask, such as `causal & (window 128 | dilated 128)`."""
     return Mask((" ".join(text.split()),), either="|" in text)
 
 
@@ -83,22 +83,22 @@ def _held(*arrays: tuple[str, Any]) -> Mask:
 
 
 def full() -> Mask:
-    """Everything sees everything."""
+    """No mask: all keys are visible."""
     return parse("full")
 
 
 def causal() -> Mask:
-    """A row sees the keys up to its own position."""
+    """Causal mask: keys up to the row's position."""
     return parse("causal")
 
 
 def window(keys: int) -> Mask:
-    """Keys less than `keys` away from the row's position, which counts as the first."""
+    """Sliding window: keys at a distance less than `keys` from the row's position, in both directions."""
     return parse(f"window {_arrays.whole('window', keys)}")
 
 
 def band(back: Optional[int], ahead: Optional[int]) -> Mask:
-    """Keys from `back` before the row's position to `ahead` after it; `None` is without bound."""
+    """Keys from `back` before the row's position to `ahead` after it; `None` is unbounded."""
     bounds = ["all" if bound is None else _arrays.whole("band", bound) for bound in (back, ahead)]
     return parse(f"band {bounds[0]} {bounds[1]}")
 
@@ -109,32 +109,32 @@ def prefix(keys: int) -> Mask:
 
 
 def lengths(lengths: Any) -> Mask:
-    """Keys before `lengths[b]`: `[batch]`, or `[1]` for all items."""
+    """Padding mask: keys before `lengths[b]`; `[batch]`, or `[1]` for all items."""
     return _held(("lengths", lengths))
 
 
 def spans(spans: Any) -> Mask:
-    """Keys from `spans[b, 0]` to before `spans[b, 1]`: `[batch, 2]`, or `[1, 2]` for all items."""
+    """Keys `spans[b, 0]:spans[b, 1]`; `[batch, 2]`, or `[1, 2]` for all items."""
     return _held(("spans", spans))
 
 
 def segments(documents: Any) -> Mask:
-    """Keys of the row's own document, named for each key: `[k_len]` or `[batch, k_len]`."""
+    """Keys of the same document as the row, by document ids `[k_len]` or `[batch, k_len]`."""
     return _held(("segments", documents))
 
 
 def segments_between(q: Any, k: Any) -> Mask:
-    """The same with documents named for each row too: `[q_len]` or `[batch, q_len]`."""
+    """The same with separate document ids of the rows, `[q_len]` or `[batch, q_len]`."""
     return _held(("segments_q", q), ("segments_k", k))
 
 
 def global_(positions: Any) -> Mask:
-    """Positions that see every key, and that every row sees."""
+    """Global attention: rows at these positions attend to all keys, and all rows attend to these keys."""
     return _held(("global", positions))
 
 
 def blocks(size: int) -> Mask:
-    """Keys of the row's own block of `size` positions."""
+    """Block-local attention: keys in the same block of `size` positions."""
     return parse(f"blocks {_arrays.whole('blocks', size)}")
 
 
@@ -149,32 +149,32 @@ def columns(block: int, width: int) -> Mask:
 
 
 def strided(stride: int) -> Mask:
-    """The strided pattern of Child et al. 2019; usually joined with `causal`."""
+    """Strided pattern of the Sparse Transformer (Child et al. 2019); usually combined with `causal`."""
     return parse(f"strided {_arrays.whole('strided', stride)}")
 
 
 def fixed(block: int, summary: int) -> Mask:
-    """The fixed pattern of Child et al. 2019; usually joined with `causal`."""
+    """Fixed pattern of the Sparse Transformer (Child et al. 2019); usually combined with `causal`."""
     return parse(f"fixed {_arrays.whole('fixed', block)} {_arrays.whole('fixed', summary)}")
 
 
 def longformer(reach: int, positions: Any) -> Mask:
-    """Keys less than `reach` away, and global positions (Beltagy et al. 2020)."""
+    """Longformer (Beltagy et al. 2020): a window of `reach`, and global positions."""
     return window(reach) | global_(positions)
 
 
 def ranges(ranges: Any) -> Mask:
-    """For each row a few ranges of keys, `[batch or 1, heads or 1, q_len or 1, n, 2]`: where each begins, ascending, and where it ends;
-    empty ones are skipped. Any mask whose rows see few stretches of keys, in memory for the rows alone."""
+    """Up to n ranges of keys for each row, `[batch or 1, heads or 1, q_len or 1, n, 2]`: start (ascending) and end of each; empty ranges
+    are skipped. Memory is O(q_len * n)."""
     return _held(("ranges", ranges))
 
 
 def bits(visible: Any) -> Mask:
-    """Any pairs at all, booleans `[batch or 1, heads or 1, q_len or 1, k_len]`: `True` may see."""
+    """Boolean mask `[batch or 1, heads or 1, q_len or 1, k_len]`, True = visible."""
     visible = visible if _arrays.is_torch(visible) else np.asarray(visible)
     if _arrays.dtype_of(visible) != "bool":
-        raise TypeError(f"expected booleans, True where a row may see a key; found {visible.dtype}")
+        raise TypeError(f"expected a boolean array, True = visible; found {visible.dtype}")
     if visible.ndim > 4:
-        raise ValueError(f"expected at most 4 axes, found {visible.ndim}")
+        raise ValueError(f"expected a mask with at most 4 axes, found {visible.ndim}")
     whole = visible.reshape((1,) * (4 - visible.ndim) + tuple(visible.shape))
     return Mask([("bits", _arrays.dense(whole))])

@@ -1,7 +1,7 @@
-"""Attention for PyTorch: `torch.ops.regard.attention_fwd` and `attention_bwd`, and the function that calls them.
+"""Attention for PyTorch: the operators `torch.ops.regard.attention_fwd` and `attention_bwd`, and the function that calls them.
 
-Tensors are read where they lie, whatever their strides; gradients reach q, k, v and every option that is a tensor, in memory linear in
-the length. The operators work under `torch.compile`, `torch.export` and with fake and meta tensors.
+Strided tensors are read zero-copy. Gradients with respect to q, k, v and every tensor option, in O(length) memory. The operators support
+`torch.compile`, `torch.export`, and fake and meta tensors.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["Aux", "attention"]
 
 
 class Aux(NamedTuple):
-    """What a call has found beside its output."""
+    """Results of a call besides the output."""
 
     lse: Tensor
-    """`ln(sum of e^score)` of each row, `[batch, heads, q_len]`; `-inf` for one that sees nothing. `[total, heads]` where packed."""
+    """Log-sum-exp of the scores of each query, `[batch, heads, q_len]`; `-inf` if no key is visible. `[total, heads]` if packed."""
     states: Tensor
-    """What the way back needs where scores are in the thousands."""
+    """Softmax state that the backward pass needs for large scores (thousands)."""
     entropy: Optional[Tensor]
-    """The entropy of each row's weights, if it was asked for; differentiable."""
+    """Entropy of the weights of each query, with `entropy=True`; differentiable."""
     max_score: Optional[Tensor]
-    """The largest score of each row, if the entropy was asked for."""
+    """Largest score of each query, with `entropy=True`."""
 
 
 @overload
@@ -47,10 +47,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool, **options: U
 
 @spelled_out
 def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool = False, **options: Unpack[Options]) -> Any:
-    """`regard.attention` for PyTorch's tensors on the CPU, with gradients: f32, f64, bf16, f16. The options are the same.
+    """`regard.attention` for PyTorch CPU tensors, with gradients: f32, f64, bf16, f16. Same options.
 
-    Without a `seed`, what dropout drops follows from PyTorch's own generator. Threads are as many as PyTorch uses, unless given. Under
-    `torch.autocast` tensors are cast as PyTorch's own attention casts them.
+    Without a `seed`, dropout uses PyTorch's default generator. `threads` defaults to `torch.get_num_threads()`. Under `torch.autocast`,
+    tensors are cast as in `torch.nn.functional.scaled_dot_product_attention`.
     """
     if options.get("dropout") and options.get("seed") is None:
         options["seed"] = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64)
@@ -60,7 +60,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool = False, **op
         if isinstance(similarity, tuple):
             options["similarity"] = tuple(autocast(*similarity))
     if q.device.type not in ("cpu", "meta") or not q.device == k.device == v.device:
-        raise TypeError(f"expected tensors of the CPU, found q of {q.device}, k of {k.device}, v of {v.device}; move them with .cpu()")
+        raise TypeError(f"expected CPU tensors, found q on {q.device}, k on {k.device}, v on {v.device}; move them with .cpu()")
     q = _arrays.rows(q)
     call = describe(q, **options)
     learned, held = [[x if isinstance(x, Tensor) else torch.as_tensor(x) for x in xs] for xs in (call.learned, call.held)]
@@ -73,20 +73,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool = False, **op
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, learned: List[Tensor], held: List[Tensor], options: str) -> Tuple[Tensor, ...]:
     if torch._C._are_functorch_transforms_active():
-        return _Transformed.apply(options, len(learned), q, k, v, *learned, *held)
+        return _FunctorchAttention.apply(options, len(learned), q, k, v, *learned, *held)
     return torch.ops.regard.attention_fwd.default(q, k, v, learned, held, options)
 
 
 def autocast(*tensors: Any) -> List[Any]:
-    """Tensors in the type of the autocast around a call, if there is one; as in PyTorch, f64 stays as it is, and so does what is none."""
+    """Cast tensors to the autocast dtype if autocast is on. As in PyTorch, f64 tensors and other objects are unchanged."""
     if not torch.is_autocast_enabled("cpu"):
         return list(tensors)
     dtype = torch.get_autocast_dtype("cpu")
     return [x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors]
 
 
-# The operators are registered by hand: `torch.library.custom_op` takes lists of tensors apart for each call, which takes longer than a
-# small attention does.
+# Registered without `torch.library.custom_op`, which flattens lists of tensors in each call: that costs more than a small attention.
 _library = torch.library.Library("regard", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag, getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order))
 _CALL = "Tensor q, Tensor k, Tensor v, Tensor[] learned, Tensor[] held, str options"
@@ -98,7 +97,7 @@ _library.define(
 
 @torch.library.impl(_library, "attention_fwd", "CPU")
 def _forward(q: Tensor, k: Tensor, v: Tensor, learned: List[Tensor], held: List[Tensor], options: str) -> Tuple[Tensor, ...]:
-    """Attention: out, lse, states, and, if they were asked for, entropies and largest scores; else nothing in their place."""
+    """Forward pass: out, lse, states, entropy and max_score; the last two are empty without the option `entropy`."""
     kept = _regard.forward(Call(options, learned, held).on(torch.get_num_threads()).native(q, k, v))
     found = (kept.out, kept.lse, kept.states, kept.entropy, kept.max_score)
     return tuple([q.new_empty(0) if x is None else _arrays.torch_of(x) for x in found])
@@ -114,7 +113,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, learned: List[Tensor], held: List[Tensor]
 
 
 def _like(x: Tensor, dim: int) -> Tensor:
-    """Dense, in the memory order that the engine gives to a result with the rows of x."""
+    """Empty dense tensor in the memory order of the engine's results."""
     if x.ndim == 4 and x.stride(1) < x.stride(2):
         batch, heads, length, _ = x.shape
         return x.new_empty((batch, length, heads, dim)).transpose(1, 2)
@@ -123,10 +122,10 @@ def _like(x: Tensor, dim: int) -> Tensor:
 
 @torch.library.impl(_library, "attention_bwd", "CPU")
 def _backward(q, k, v, learned, held, options, output, d_out, d_lse, d_entropy, bias) -> List[Tensor]:
-    """The gradients by q, k, v and each of `learned`; nothing in the place of a bias that does not learn. `output` is that of
-    `attention_fwd` without the largest scores."""
+    """Backward pass: gradients with respect to q, k, v and each of `learned`; empty for a bias without gradient. `output` is that of
+    `attention_fwd` without `max_score`."""
     call = Call(options, learned, held)
-    known = [_arrays.rows(output[0]), *[_arrays.dense(x) for x in output[1:]]]  # `memory` tells where they lie and does not keep them
+    known = [_arrays.rows(output[0]), *[_arrays.dense(x) for x in output[1:]]]  # `memory` does not keep the tensors alive
     out, lse, states, entropy = [_arrays.memory(x) for x in known]
     loss = [_arrays.rows(d_out), *[None if x is None else _arrays.dense(x) for x in (d_lse, d_entropy)]]
     found, _, _ = _regard.backward(
@@ -134,7 +133,7 @@ def _backward(q, k, v, learned, held, options, output, d_out, d_lse, d_entropy, 
         (out, lse, states, entropy if call.asks("entropy") else None),
         (*[None if x is None else _arrays.memory(x) for x in loss], None, bias, False),
     )
-    # The engine sums the gradients of tensors that rows share in the numbers it computes with.
+    # Gradients of tensors that rows share are accumulated in the compute type.
     return [q.new_empty(0) if x is None else _arrays.torch_of(x).to(of.dtype) for x, of in zip(found, [q, k, v, *learned])]
 
 
@@ -153,12 +152,12 @@ def _(*_: Any) -> Any:
 
 
 class _Attention(torch.autograd.Function):
-    """There and back. Its tensors are q, k, v, then those that learn, then those that do not."""
+    """Autograd function. Tensors: q, k, v, then those with gradients, then those without."""
 
     @staticmethod
     def forward(ctx: Any, options: str, learned: int, *tensors: Tensor) -> Tuple[Tensor, ...]:
-        found = _Transformed.forward(options, learned, *tensors)
-        _Transformed.setup_context(ctx, (options, learned, *tensors), found)
+        found = _FunctorchAttention.forward(options, learned, *tensors)
+        _FunctorchAttention.setup_context(ctx, (options, learned, *tensors), found)
         return found
 
     @staticmethod
@@ -175,20 +174,20 @@ class _Attention(torch.autograd.Function):
                 q, k, v, learned, held, ctx.options, [out, lse, states, entropy], d_out, d_lse, d_entropy, bias
             )
         if torch.is_grad_enabled():
-            grads = _Last.apply(len(grads), *grads, q, k, v, *learned, d_out)
+            grads = _OnceDifferentiable.apply(len(grads), *grads, q, k, v, *learned, d_out)
         return (None, None, *[x if needed else None for x, needed in zip(grads, wanted)], *[None] * len(held))
 
     @staticmethod
     def jvp(*_: Any) -> Any:
-        raise NotImplementedError("forward mode: attention of regard has gradients in reverse mode alone")
+        raise NotImplementedError("forward-mode differentiation is not supported; use reverse mode")
 
     @staticmethod
     def vmap(*_: Any) -> Any:
-        raise NotImplementedError("vmap: attention of regard takes all items at once; give what is mapped over as axis 0, the batch")
+        raise NotImplementedError("vmap is not supported; use the batch axis")
 
 
-class _Transformed(_Attention):
-    """The same in the form that `torch.func` needs, which takes longer to call."""
+class _FunctorchAttention(_Attention):
+    """The same with `setup_context`, which `torch.func` requires; slower to call."""
 
     @staticmethod
     def forward(options: str, learned: int, *tensors: Tensor) -> Tuple[Tensor, ...]:  # type: ignore[override]  # the form without ctx
@@ -205,8 +204,8 @@ class _Transformed(_Attention):
         ctx.save_for_backward(out, lse, states, entropy, *tensors)
 
 
-class _Last(torch.autograd.Function):
-    """Gradients that cannot be differentiated once more, by the tensors that they depend on."""
+class _OnceDifferentiable(torch.autograd.Function):
+    """Identity of the gradients that raises when differentiated again."""
 
     @staticmethod
     def forward(count: int, *tensors: Tensor) -> Tuple[Tensor, ...]:
@@ -218,12 +217,12 @@ class _Last(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise NotImplementedError("second derivatives: attention of regard is differentiable once; do without create_graph=True")
+        raise NotImplementedError("second derivatives are not supported; remove create_graph=True")
 
 
 @torch.library.impl(_library, "attention_fwd", "Autograd")
 def _differentiable(q: Tensor, k: Tensor, v: Tensor, learned: List[Tensor], held: List[Tensor], options: str) -> Tuple[Tensor, ...]:
-    # PyTorch refuses forward mode where it finds no rule for it, but has to be asked.
+    # In forward mode, _Attention.apply raises through its jvp.
     forward_mode = torch.autograd.forward_ad._current_level >= 0
     if forward_mode or torch.is_grad_enabled() and any([x.requires_grad for x in (q, k, v, *learned)]):
         return _Attention.apply(options, len(learned), q, k, v, *learned, *held)

@@ -317,8 +317,8 @@ def test_a_whole_cache_is_seen_without_lengths():
     "options, error, text",
     [
         ({"k": 1}, ValueError, "k and v: give both"),
-        ({"k": 1, "v": 1}, ValueError, "cache_seqlens: new k and v"),
-        ({"k": 1, "v": 1, "cache_seqlens": 6}, ValueError, "cache_seqlens: 8 keys with 2 new ones .* for 7"),
+        ({"k": 1, "v": 1}, ValueError, "cache_seqlens: required with new k and v"),
+        ({"k": 1, "v": 1, "cache_seqlens": 6}, ValueError, "cache_seqlens: 8 keys including 2 new ones exceed .* 7"),
         ({"rotary_cos": 1, "rotary_sin": 1}, ValueError, "rotary_cos: .* give k and v"),
         ({"cache_seqlens": torch.tensor([1, 2, 3])}, ValueError, r"cache_seqlens: expected a number or \[2\], found \[3\]"),
         ({"block_table": torch.zeros(2, 1), "cache_batch_idx": torch.arange(2)}, NotImplementedError, "cache_batch_idx with block_table"),

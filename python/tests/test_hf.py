@@ -217,7 +217,7 @@ def test_packing_and_a_mask_hide_what_either_hides():
 def test_masks_that_do_not_fit_are_refused():
     q, k, v = tensors()
     seen = regard.hf.mask(batch_size=2, q_length=7, kv_length=9)
-    with pytest.raises(ValueError, match="made for 9 keys, this layer has 7"):
+    with pytest.raises(ValueError, match="created for 9 keys, this layer has 7"):
         regard.hf.attention(Layer(), q, k, v, seen)
     with pytest.raises(TypeError, match="int64"):
         regard.hf.attention(Layer(), q, k, v, torch.ones(2, 1, 7, 7, dtype=torch.int64))
@@ -336,12 +336,12 @@ def test_minilm_with_its_real_weights():
 def test_a_report_tells_of_each_layer_how_it_ran():
     config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
     llama = LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
-    assert "not by regard" in regard.hf.report(llama) and "'sdpa'" in regard.hf.report(llama)
+    assert "not computed by regard" in regard.hf.report(llama) and "'sdpa'" in regard.hf.report(llama)
     llama.set_attn_implementation("regard")
     llama(input_ids=torch.arange(9)[None])
     lines = regard.hf.report(llama).splitlines()
     assert [line.split(":")[0] for line in lines] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
     assert all("forward" in line and "f32" in line and line.endswith("mask: rules") for line in lines), lines
     llama(input_ids=torch.arange(9)[None], attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.bool))
-    assert "a dense mask of the model" in regard.hf.report(llama)
-    assert "has no attention" in regard.hf.report(torch.nn.Linear(2, 2))
+    assert "dense mask from the model" in regard.hf.report(llama)
+    assert "no attention layer ran" in regard.hf.report(torch.nn.Linear(2, 2))

@@ -210,7 +210,7 @@ def test_autograd_follows():
     moved += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
-    with pytest.raises(TypeError, match="q: it requires a gradient, and LinearState.step gives none"):
+    with pytest.raises(TypeError, match="q: requires a gradient, but LinearState.step has no backward pass"):
         regard.LinearAttention(causal=True).state(1, 1, 8, 5, dtype="f64").step(q, k, v)
 
 

@@ -194,10 +194,10 @@ def test_a_mask_is_a_value_that_can_be_used_again():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (lambda: masks.window(2.5), "window: expected a whole number, found 2.5"),
-        (lambda: masks.lengths([1.5, 2, 3]), "lengths: expected whole numbers, found float64"),
-        (lambda: masks.bits(np.ones((2, 2, 2, 2, 2), bool)), "expected at most 4 axes, found 5"),
-        (lambda: masks.causal() & np.ones((3, 3), bool), "regard.masks.bits makes a mask of booleans"),
+        (lambda: masks.window(2.5), "window: expected an integer, found 2.5"),
+        (lambda: masks.lengths([1.5, 2, 3]), "lengths: expected integers, found float64"),
+        (lambda: masks.bits(np.ones((2, 2, 2, 2, 2), bool)), "expected a mask with at most 4 axes, found 5"),
+        (lambda: masks.causal() & np.ones((3, 3), bool), "use regard.masks.bits for a boolean array"),
         (lambda: seen(masks.window(-1), 5, 5), "window"),
         (lambda: seen(masks.blocks(0), 5, 5), "blocks: 0"),
         (lambda: seen(masks.dilated(0), 5, 5), "dilated.*0"),

@@ -278,13 +278,13 @@ X = np.zeros((2, 4, 6, 8), np.float32)
         ((X, X, X), {"mask": np.ones((3, 1, 6, 6), bool)}, "batch: the mask has 3, the scores have 2"),
         ((X, X, X), {"mask": np.ones((5, 6), bool)}, "queries: the mask has 5, the scores have 6"),
         ((X, X, X), {"mask": np.ones((6, 5), bool)}, "keys: the mask has 5, k has 6"),
-        ((X, X, X), {"mask": np.ones((6, 6))}, "expected booleans.*found float64"),
+        ((X, X, X), {"mask": np.ones((6, 6))}, "expected a boolean array.*found float64"),
         ((X, X, X), {"mask": "casual"}, "casual"),
         ((X, X, X), {"mask": masks.lengths([1, 2, 3])}, "3"),
         ((X, X, X), {"mask": masks.lengths([-1, 2])}, "lengths: -1"),
         ((X, X, X), {"mask": masks.ranges(np.zeros((1, 1, 6, 2)).astype(int))}, r"ranges: expected \[batch"),
         ((X, X, X), {"align": "middle"}, "align: expected end, start or a whole number, found \"middle\""),
-        ((X, X, X), {"align": 1.5}, "align: expected a whole number, found 1.5"),
+        ((X, X, X), {"align": 1.5}, "align: expected an integer, found 1.5"),
         ((X, X, X), {"scale": float("nan")}, "scale: nan"),
         ((X, X, X), {"scale": "large"}, "scale: expected a number, found 'large'"),
         ((X, X, X), {"temperature": 0.0}, "temperature: 0"),
@@ -292,7 +292,7 @@ X = np.zeros((2, 4, 6, 8), np.float32)
         ((X, X, X), {"dropout": 1.5}, "dropout.*1.5"),
         ((X, X, X), {"dropout": 0.5, "seed": [1, 2, 3]}, "seed: expected seed and offset"),
         ((X, X, X), {"threads": 0}, "threads: 0; it must be at least 1"),
-        ((X, X, X), {"threads": 1.5}, "threads: expected a whole number, found 1.5"),
+        ((X, X, X), {"threads": 1.5}, "threads: expected an integer, found 1.5"),
         ((X, X, X), {"precision": "low"}, "precision: expected strict, f32, high, found \"low\""),
         ((X, X, X), {"normalizer": "softplus"}, "normalizer: expected softmax, top K, hard, sampled SEED or sparsemax"),
         ((X, X, X), {"similarity": "cosine"}, "similarity: expected 'dot', 'distance'"),
@@ -311,7 +311,9 @@ def test_errors_name_what_is_wrong_with_both_numbers(arguments, options, message
 
 def test_unknown_keywords_are_refused():
     for call in (regard.attention, regard.plan, regard.steps):
-        with pytest.raises(TypeError, match="windows"):
+        with pytest.raises(TypeError, match=r"attention: unknown option 'softcaps'; did you mean 'softcap'\?"):
+            call(X, X, X, softcaps=3.0)
+        with pytest.raises(TypeError, match=r"attention: unknown option 'windows'; see help\(regard.attention\)"):
             call(X, X, X, windows=3)
 
 
@@ -442,9 +444,9 @@ def test_scaled_dot_product_attention_is_that_of_torch(lead, kind):
 def test_scaled_dot_product_attention_shares_heads_only_if_asked():
     torch = pytest.importorskip("torch")
     q, k = normal(2, 4, 5, 16), normal(2, 2, 9, 16, seed=1)
-    with pytest.raises(ValueError, match="heads: q has 4, k has 2; enable_gqa=True"):
+    with pytest.raises(ValueError, match="heads: q has 4, k has 2; use enable_gqa=True"):
         regard.scaled_dot_product_attention(q, k, k)
-    with pytest.raises(ValueError, match="attn_mask beside is_causal"):
+    with pytest.raises(ValueError, match="attn_mask and is_causal"):
         regard.scaled_dot_product_attention(q, q, q, np.ones((5, 5), bool), is_causal=True)
     expected = torch.nn.functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, k, k)), enable_gqa=True).numpy()
     assert np.abs(regard.scaled_dot_product_attention(q, k, k, enable_gqa=True) - expected).max() < 1e-5

@@ -170,13 +170,13 @@ def test_a_second_derivative_is_refused():
 
 def test_forward_mode_is_refused():
     q, k, v = qkv(learns=False)
-    with pytest.raises(NotImplementedError, match="forward mode"):
+    with pytest.raises(NotImplementedError, match="forward-mode"):
         torch.func.jvp(lambda q: attention(q, k, v), (q,), (q,))
 
 
 def test_vmap_is_refused_and_func_grad_works():
     q, k, v = qkv()
-    with pytest.raises(NotImplementedError, match="vmap: .* axis 0"):
+    with pytest.raises(NotImplementedError, match="vmap is not supported; use the batch axis"):
         torch.func.vmap(lambda q: attention(q[None], k[:1], v[:1]))(q)
     attention(q, k, v, mask="causal").square().sum().backward()
     grad = torch.func.grad(lambda q: attention(q, k.detach(), v.detach(), mask="causal").square().sum())(q.detach())
@@ -379,7 +379,7 @@ def test_meta_tensors_give_shapes_types_and_strides():
 
 def test_tensors_of_several_devices_are_refused():
     q, k, v = qkv()
-    with pytest.raises(TypeError, match="k of meta"):
+    with pytest.raises(TypeError, match="k on meta"):
         attention(q, k.to("meta"), v)
 
 
@@ -506,7 +506,7 @@ def test_outputs_have_the_type_of_q_and_lse_its_numbers(dtype):
 def test_types_that_are_not_numbers_of_attention_are_refused():
     with pytest.raises(TypeError, match="found i64"):
         attention(*[torch.ones(1, 1, 2, 4, dtype=torch.int64)] * 3)
-    with pytest.raises(TypeError, match="whole numbers"):
+    with pytest.raises(TypeError, match="expected integers"):
         attention(*qkv(), mask=masks.lengths(torch.tensor([2.5, 3.0])))
 
 
@@ -517,7 +517,7 @@ def test_bits_are_those_of_numpy():
 
 
 def test_an_unknown_option_is_refused():
-    with pytest.raises(TypeError, match="dropuot"):
+    with pytest.raises(TypeError, match="unknown option 'dropuot'; did you mean 'dropout'"):
         attention(*qkv(), dropuot=0.5)
 
 

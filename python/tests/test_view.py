@@ -183,7 +183,7 @@ def test_packed_items_are_looked_at_one_by_one():
 @pytest.mark.parametrize(
     "ask, error, message",
     [
-        (lambda view: view.row(Q), IndexError, "row 23: there are 23"),
+        (lambda view: view.row(Q), IndexError, "row 23: out of range, there are 23 queries"),
         (lambda view: view.head(2, 0).entropy(), ValueError, "batch: 2 is out of range; give a value below 2"),
         (lambda view: view.head(0, 4).entropy(), ValueError, "head: 4 is out of range; give a value below 4"),
         (lambda view: view.head(0, -1), ValueError, "head: -1"),
@@ -192,7 +192,7 @@ def test_packed_items_are_looked_at_one_by_one():
         (lambda view: view.top_k(0), ValueError, "top_k: 0"),
         (lambda view: view.pooled(0, 4), ValueError, "rows: 0"),
         (lambda view: view.pooled(4, 4, "median"), ValueError, "median"),
-        (lambda view: view.tile((0, 1.5), (0, 4)), TypeError, "rows: expected a whole number, found 1.5"),
+        (lambda view: view.tile((0, 1.5), (0, 4)), TypeError, "rows: expected an integer, found 1.5"),
         (lambda view: view.mass(np.ones((3, 3), bool)), ValueError, "queries: the mask has 3, the scores have 23"),
     ],
 )
