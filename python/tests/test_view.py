@@ -160,7 +160,7 @@ def test_what_a_normalizer_has_chosen_is_seen():
     out, aux = regard.attention(q, k, np.broadcast_to(np.eye(K, dtype=np.float32), (1, 2, K, K)), normalizer="top 3", return_aux=True)
     view = regard.AttentionView(q, k, aux, normalizer="top 3")
     assert close(view.tile((0, Q), (0, K)), out[0]) and ((out > 0).sum(-1) == 3).all()
-    with pytest.raises(ValueError, match="selection"):
+    with pytest.raises(ValueError, match="selected keys"):
         regard.AttentionView(q, k, aux.lse, normalizer="top 3").entropy()
 
 
