@@ -1,4 +1,4 @@
-//! How do I say who may see whom?
+//! How do I define an attention mask of my own?
 //!
 //! `cargo run --release --example custom_mask`
 //!
