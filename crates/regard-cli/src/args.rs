@@ -1,15 +1,16 @@
 //! What may be typed, before it is known to make sense.
 
 use crate::bench::Engine;
+use crate::status::{HELP, VERSION};
 use clap::error::ContextKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use regard::problem::Normalizer;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// Exact fused attention for CPUs: what would run here, and how fast
+/// Exact fused attention for CPUs: inspect, verify and benchmark it, and run models on it
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true)]
+#[command(version, long_version = VERSION.as_str(), propagate_version = true, after_help = HELP)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) verb: Verb,
@@ -38,6 +39,17 @@ pub(crate) enum Verb {
     Diff(DiffArgs),
     /// Benchmark attention calls against the machine's roofline and, optionally, other engines
     Bench(BenchArgs),
+    /// Print a shell completion script: `regard completions bash`
+    Completions {
+        /// Shell
+        shell: clap_complete::Shell,
+    },
+    /// Write man pages into a folder
+    Man {
+        /// Folder; made if it does not exist
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
     #[cfg(feature = "models")]
     #[command(flatten)]
     Models(crate::models::Verb),
@@ -179,7 +191,7 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     pub(crate) bias: bool,
     /// Threads to use [default: all]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(short, long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// Instruction set, one of those that `regard info` lists [default: the best]
     #[arg(long, value_name = "NAME")]
@@ -236,7 +248,7 @@ pub(crate) struct SourceArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) target: Option<String>,
     /// Threads to use [default: all]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(short, long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
 }
 
@@ -264,7 +276,7 @@ pub(crate) enum ThemeArg {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ShowArgs {
     /// Output file; the extension selects the format: .svg, .png or .html [default: the terminal]
-    #[arg(long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
     /// Dark or light [default: dark in a terminal, light in a file]
     #[arg(long, value_enum)]
@@ -351,7 +363,7 @@ pub(crate) struct DiffArgs {
     /// Another trace of the same model and text
     pub(crate) second: PathBuf,
     /// Threads to use [default: all]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(short, long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
 }
 
@@ -374,7 +386,7 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) list: bool,
     /// Threads to use; several counts, as in 1,2, run each case with each [default: all]
-    #[arg(long, value_name = "N", value_parser = threads, value_delimiter = ',')]
+    #[arg(short, long, value_name = "N", value_parser = threads, value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
     /// Baseline engines, comma-separated, for example torch,vllm
     #[arg(long, value_enum, value_name = "ENGINE", value_delimiter = ',')]
@@ -399,7 +411,7 @@ pub(crate) enum BenchVerb {
 #[derive(Debug, clap::Args)]
 pub(crate) struct SuiteArgs {
     /// Record file (JSONL); cases already in it are skipped
-    #[arg(long, value_name = "FILE", required_unless_present = "list")]
+    #[arg(short, long, value_name = "FILE", required_unless_present = "list")]
     pub(crate) out: Option<PathBuf>,
     /// Glob pattern over the cases of the suite [default: all]
     #[arg(long, value_name = "GLOB")]
@@ -414,7 +426,7 @@ pub(crate) struct SuiteArgs {
     #[arg(long, value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
     /// Threads for each engine [default: all]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(short, long, value_name = "N", value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// Seconds to measure each case for, at least
     #[arg(long, value_name = "S", default_value_t = 5.0, allow_negative_numbers = true)]

@@ -1,7 +1,8 @@
 //! `regard check`: the case table against the definition, on the user's own machine.
 
 use crate::args::Format;
-use anyhow::{Result, bail};
+use crate::status::Negative;
+use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use regard_testkit::{Report, THREADS};
 use serde_json::json;
@@ -22,10 +23,11 @@ pub(crate) fn run(format: Format) -> Result<()> {
         Format::Json => print_lines(&report, &mut out)?,
     }
     if !report.is_green() {
-        bail!(
-            "{} runs are wrong here; please report them with the output of `regard info`",
-            report.failures.len()
+        let wrong = report.failures.len();
+        let why = format!(
+            "{wrong} runs are wrong here; please report them with the output of `regard info`"
         );
+        return Err(Negative(why).into());
     }
     Ok(())
 }

@@ -113,7 +113,7 @@ fn fits_a_row(args: &PlanArgs, heads: usize, keys: usize, dim: usize) -> Result<
     let biased = if args.bias { keys } else { 1 };
     for (flag, n) in [("--heads", heads), ("--dim", dim), ("--keys with --bias", biased)] {
         if n > ROW {
-            bail!("{flag}: {n}, and a plan can have {ROW}; give fewer");
+            bail!("{flag}: {n} is above the maximum of {ROW}");
         }
     }
     Ok(())
@@ -130,7 +130,7 @@ pub(crate) fn steps(args: StepsArgs, format: Format) -> Result<StepsJob> {
     let flags = [("--keys", keys), ("--dim", dim), ("--v-dim", v_dim)];
     if let Some((flag, n)) = flags.into_iter().find(|(_, n)| *n > COLUMNS && format == Format::Text)
     {
-        bail!("{flag} {n}: a terminal shows {COLUMNS} columns; give fewer, or --format json");
+        bail!("{flag} {n}: at most {COLUMNS} columns fit a terminal; use --format json");
     }
     let rows = heads.saturating_mul(queries.max(keys));
     if rows.saturating_mul(keys.max(dim).max(v_dim)) > SHOWN {
@@ -197,13 +197,13 @@ pub(crate) fn start_threads(variable: impl Fn(&str) -> Option<String>) -> Result
     for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
         let number = variable(name).and_then(|text| text.parse::<usize>().ok());
         if let Some(number) = number.filter(|number| *number > THREADS) {
-            bail!("{name}={number}: at most {THREADS} threads can be had; set it to fewer");
+            bail!("{name}={number}: at most {THREADS} threads are supported");
         }
     }
     let started = rayon::ThreadPoolBuilder::new().build_global();
     // Without a cause the threads are there already: whoever calls us as a library has started them.
     match started.as_ref().err().and_then(Error::source) {
-        Some(why) => bail!("threads cannot be made ({why}); set RAYON_NUM_THREADS to fewer"),
+        Some(why) => bail!("cannot start threads ({why}); lower RAYON_NUM_THREADS"),
         None => Ok(()),
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::args::{Format, ShowArgs};
 use crate::show::{Target, progress, show, style, told};
+use crate::status::Negative;
 use anyhow::{Context, Result, bail};
 use regard_lab::{EXPERIMENTS, Experiment, Finding, Report, Setup, find, number, page};
 use regard_scope::render::svg;
@@ -179,7 +180,10 @@ fn write(folder: &Path, experiment: &Experiment, report: &Report, args: &LabArgs
 fn failed(reports: &[(&Experiment, Report)]) -> Result<()> {
     let failed = reports.iter().filter(|(_, report)| !report.holds());
     let names: Vec<&str> = failed.map(|(experiment, _)| experiment.name).collect();
-    if names.is_empty() { Ok(()) } else { bail!("does not hold: {}", names.join(", ")) }
+    if names.is_empty() {
+        return Ok(());
+    }
+    Err(Negative(format!("claims that do not hold: {}", names.join(", "))).into())
 }
 
 fn verdict(report: &Report, setup: &Setup, seconds: f64) -> String {

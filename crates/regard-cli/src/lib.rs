@@ -24,15 +24,17 @@ mod serve;
 mod show;
 mod source;
 mod stats;
+mod status;
 mod steps;
 mod text;
 #[cfg(feature = "train")]
 mod train;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use args::{Args, BenchVerb, Verb};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
+use std::io::Write;
 
 /// Runs the command with these arguments, the name of the program first; returns its exit status.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
@@ -47,7 +49,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
                 )),
                 None => drop(error.print()),
             }
-            return u8::try_from(error.exit_code()).unwrap_or(1);
+            return u8::try_from(error.exit_code()).unwrap_or(status::FAILURE);
         }
     };
     match run_verb(args) {
@@ -56,7 +58,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Err(error) if is_broken_pipe(&error) => 0,
         Err(error) => {
             say::say(format_args!("error: {error:#}"));
-            1
+            if error.is::<status::Negative>() { status::NEGATIVE } else { status::FAILURE }
         }
     }
 }
@@ -65,6 +67,16 @@ fn run_verb(Args { verb, format }: Args) -> Result<()> {
     job::start_threads(|name| std::env::var(name).ok())?;
     match verb {
         Verb::Info => info::run(format),
+        Verb::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "regard", &mut script);
+            Ok(std::io::stdout().write_all(&script)?)
+        }
+        Verb::Man { dir } => {
+            std::fs::create_dir_all(&dir)
+                .and_then(|()| clap_mangen::generate_to(Args::command(), &dir))
+                .with_context(|| dir.display().to_string())
+        }
         Verb::Plan(args) => plan::run(job::plan(*args)?, format),
         Verb::Steps(args) => steps::run(&job::steps(*args, format)?, format),
         Verb::Check => check::run(format),

@@ -85,7 +85,7 @@ fn chosen(trace: &Trace, args: &LookArgs) -> Result<Vec<Site>> {
     if found.is_empty() {
         let most = |of: fn(&Site) -> usize| all.iter().map(of).max().unwrap_or(0);
         bail!(
-            "no such head: there are layers up to {}, heads up to {}, and kinds {}",
+            "no such head; layers 0 to {}, heads 0 to {}, kinds {}",
             most(|site| site.layer),
             most(|site| site.head),
             printable(&trace.kinds().join(", "))
@@ -130,7 +130,7 @@ fn scene(
         ViewArg::Flow => flow(&map, args.lines, &style),
         ViewArg::Alignment => alignment(&map, &style),
         ViewArg::Heat | ViewArg::Grid => heat(&map, &style),
-        ViewArg::Zoom => bail!("--view zoom is a page; give --out FILE.html, or --serve"),
+        ViewArg::Zoom => bail!("--view zoom needs --out FILE.html or --serve"),
     })
 }
 

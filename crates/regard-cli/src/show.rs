@@ -77,7 +77,7 @@ pub(crate) fn show(scene: &Scene, args: &ShowArgs, target: Target) -> Result<()>
         }
         Target::Svg => write_atomically(path, svg(scene).as_bytes())?,
         Target::Html | Target::Terminal => {
-            bail!("--out {}: this picture is no page; give .svg or .png", path.display())
+            bail!("--out {}: this view has no HTML form; use .svg or .png", path.display())
         }
     }
     told(path)

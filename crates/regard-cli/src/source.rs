@@ -28,18 +28,18 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
     }
     match args.files.as_slice() {
         [trace] if has_ending(trace, "npy") => {
-            bail!("{}: queries alone; give the keys too, as in q.npy k.npy", trace.display())
+            bail!("{}: keys are missing; give two files, q.npy k.npy", trace.display())
         }
         [trace] => {
             if let Some(flag) = flag_of_arrays(args) {
-                bail!("{flag}: a trace says that itself; leave it out");
+                bail!("{flag}: only for .npy files; a trace contains it");
             }
             read_trace(trace, machine(args.threads))
         }
         [q, k] if has_ending(q, "npy") && has_ending(k, "npy") => of_arrays(q, k, args),
         [model, text] if !has_ending(model, "npy") => {
             if let Some(flag) = flag_of_arrays(args) {
-                bail!("{flag}: a model says that itself; leave it out");
+                bail!("{flag}: only for .npy files; a model defines it");
             }
             let text = text.to_str().ok_or_else(|| anyhow!("the text is not UTF-8"))?;
             look(model, text, args.target.as_deref())

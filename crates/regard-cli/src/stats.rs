@@ -29,7 +29,7 @@ pub(crate) fn run(args: &StatsArgs, format: Format) -> Result<()> {
         return Ok(());
     }
     if args.show.out.is_some() {
-        bail!("--out: say which number to draw, as in --view entropy");
+        bail!("--out: choose a statistic with --view, for example --view entropy");
     }
     let mut out = std::io::stdout().lock();
     if format == Format::Json {

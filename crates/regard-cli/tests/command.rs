@@ -30,6 +30,36 @@ fn info_names_the_machine_and_a_typical_plan() {
 }
 
 #[test]
+fn the_status_tells_invalid_arguments_and_failures_apart() {
+    assert_eq!(regard("plan+--queries+many").status.code(), Some(2));
+    assert_eq!(regard("look+/nothing/there.safetensors").status.code(), Some(3));
+    assert!(told("--help").contains("Exit status: 0 success; 1 "));
+}
+
+#[test]
+fn the_long_version_names_features_and_instruction_sets() {
+    assert_eq!(told("-V").lines().count(), 1);
+    let version = told("--version");
+    for part in [env!("CARGO_PKG_VERSION"), "features: models, shipped, train, lab", "portable"] {
+        assert!(version.contains(part), "{part}: {version}");
+    }
+}
+
+#[test]
+fn completions_and_man_pages_have_every_command() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = told(&format!("completions+{shell}"));
+        assert!(script.contains("audit") && script.contains("translate"), "{shell}");
+    }
+    let folder = std::env::temp_dir().join(format!("regard-man-{}", std::process::id()));
+    told(&format!("man+{}", folder.display()));
+    for page in ["regard.1", "regard-audit.1", "regard-bench-suite.1"] {
+        assert!(folder.join(page).is_file(), "{page}");
+    }
+    std::fs::remove_dir_all(folder).expect("it was made");
+}
+
+#[test]
 fn plan_describes_what_the_flags_say() {
     let text =
         told("plan+--heads+1+--queries+100+--mask+causal & window 8+--threads+3+--isa+portable");
@@ -131,7 +161,7 @@ fn mistakes_are_named_with_their_remedy() {
         ("plan+--mask+blocks 0", vec!["--mask", "at least 1"]),
         ("plan+--mask+global 99999", vec!["--mask", "out of range", "below"]),
         ("plan+--softcap+-1", vec!["--softcap: -1", "above 0"]),
-        ("plan+--temperature+nan", vec!["--temperature: NaN", "give"]),
+        ("plan+--temperature+nan", vec!["--temperature: NaN", "use"]),
         ("plan+--kv-heads+3", vec!["--heads 8 --kv-heads 3", "divisor"]),
         ("plan+--heads+0", vec!["--heads", "'0'", "from 1"]),
         ("plan+--isa+mmx", vec!["--isa mmx", "portable"]),

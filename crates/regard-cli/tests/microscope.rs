@@ -151,7 +151,7 @@ fn mistakes_are_named_with_their_remedy() {
         ("look q.npy", vec!["q.npy", "q.npy k.npy"]),
         ("look q.npy wide.npy", vec!["features", "8", "9"]),
         ("look k.npy trace.safetensors", vec!["one trace", "q.npy k.npy"]),
-        ("look trace.safetensors --layer 7", vec!["no such head", "layers up to 1"]),
+        ("look trace.safetensors --layer 7", vec!["no such head", "layers 0 to 1"]),
         (
             "look trace.safetensors --out picture.gif",
             vec!["--out picture.gif", ".svg, .png or .html"],
@@ -159,7 +159,7 @@ fn mistakes_are_named_with_their_remedy() {
         ("look trace.safetensors --layer 0 --head 0 --rows 3..9", vec!["rows 3..9", "0..5"]),
         ("look trace.safetensors --rows 5", vec!["--rows", "100..200"]),
         ("look trace.safetensors --view zoom", vec!["--view zoom", "--serve"]),
-        ("look trace.safetensors --mask causal", vec!["--mask", "a trace says that itself"]),
+        ("look trace.safetensors --mask causal", vec!["--mask", "a trace contains it"]),
         ("look trace.safetensors --layer 0 --out x.html", vec!["--layer", "all heads"]),
         ("look trace.safetensors --out x.svg --format json", vec!["--out", "give one"]),
         ("stats trace.safetensors --view entropy --out x.html", vec!["x.html", ".svg or .png"]),

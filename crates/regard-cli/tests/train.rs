@@ -79,7 +79,7 @@ fn a_run_outlives_its_log() {
     // An error that nobody hears is still one, and no panic.
     let mut refused = Command::new(env!("CARGO_BIN_EXE_regard"));
     let status = refused.args(["generate", "/nothing/there"]).stderr(full()).status().unwrap();
-    assert_eq!(status.code(), Some(1));
+    assert_eq!(status.code(), Some(3));
     std::fs::remove_dir_all(toy.parent().unwrap()).unwrap();
 }
 
@@ -145,7 +145,7 @@ fn a_run_past_its_steps_says_so_and_names_the_model_that_is_there() {
     assert!(told(&again).contains(run.join("model").to_str().unwrap()), "{}", told(&again));
     std::fs::remove_dir_all(run.join("model")).unwrap();
     let again = resume();
-    assert_eq!(again.status.code(), Some(1));
+    assert_eq!(again.status.code(), Some(3));
     assert!(told(&again).contains("there is no model"), "{}", told(&again));
     std::fs::remove_dir_all(toy.parent().unwrap()).unwrap();
 }
@@ -173,7 +173,7 @@ fn files_that_are_no_text_are_told_with_their_line_and_cannot_control_a_terminal
     ] {
         let output = regard(&args);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert_eq!(output.status.code(), Some(3), "{error}");
         assert!(error.contains(told), "{error:?} / {told}");
         assert!(!error.contains(['\u{1b}', '\u{7}']), "{error:?}");
     }
@@ -204,7 +204,7 @@ fn a_full_disk_leaves_the_checkpoint_whole_and_is_told_with_the_file() {
     ]);
     let output = shell.args(["train", "--resume"]).arg(run("full")).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert_eq!(output.status.code(), Some(3), "{error}");
     assert!(error.contains("full/last.safetensors: File too large"), "{error}");
     assert_eq!(std::fs::read(&last).unwrap(), before);
     let names = std::fs::read_dir(run("full")).unwrap().map(|entry| entry.unwrap().file_name());

@@ -109,7 +109,7 @@ impl fmt::Display for Error {
                  does the configuration belong to these weights?"
             ),
             Self::Missing { tensor, near } if near.is_empty() => {
-                write!(f, "tensor `{tensor}`: not in the file, nor anything like it")
+                write!(f, "tensor `{tensor}`: not found in the file")
             }
             Self::Missing { tensor, near } => {
                 write!(f, "tensor `{tensor}`: not in the file; it has `{}`", near.join("`, `"))
@@ -123,7 +123,7 @@ impl fmt::Display for Error {
             Self::NotRecorded { what } => {
                 write!(
                     f,
-                    "recording: a trace holds scaled dot products, causal or over everything, not {what}"
+                    "recording: a trace stores scaled dot products with a full or causal mask, not {what}"
                 )
             }
             Self::Fetch { model, why } => write!(f, "{model}: could not be fetched: {why}"),

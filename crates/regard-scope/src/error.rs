@@ -52,7 +52,7 @@ impl fmt::Display for Error {
             Self::Format { place, why } => write!(f, "{place}: {why}"),
             Self::Mask(error) => write!(f, "mask: {error}"),
             Self::Engine(error) => write!(f, "{error}"),
-            Self::NotThere { what, there } => write!(f, "{what}: not there; there is {there}"),
+            Self::NotThere { what, there } => write!(f, "{what}: not found; available: {there}"),
         }
     }
 }

@@ -34,7 +34,7 @@ pub fn read_npy(mut from: impl Read, there: Option<u64>) -> Result<(Vec<f32>, [u
         }
     };
     if fortran_order {
-        let why = "True: columns first; save numpy.ascontiguousarray(x)";
+        let why = "True: Fortran order; save numpy.ascontiguousarray(x)";
         return Err(Error::format("fortran_order", why));
     }
     let axes = match shape.as_slice() {

@@ -69,7 +69,7 @@ impl fmt::Display for Error {
             Self::Data(why) | Self::Scope(why) => f.write_str(why),
             Self::Diverged { step, what, value } => write!(
                 f,
-                "step {step}: {what} is {value}; lower training.rate, or warm up for longer"
+                "step {step}: {what} is {value}; training diverged; lower the learning rate (training.rate), or lengthen the warm-up"
             ),
             Self::Model(error) => error.fmt(f),
             Self::Layer(error) => error.fmt(f),

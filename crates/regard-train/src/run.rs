@@ -203,7 +203,7 @@ impl Run {
             let empty = name == METRICS && entry.metadata().is_ok_and(|there| there.len() == 0);
             if !empty && !name.to_str().is_some_and(is_temporary) {
                 let why =
-                    "there is something already; choose another directory, or go on with --resume";
+                    "the directory is not empty; choose another, or use --resume";
                 return Err(Error::file(path, &why));
             }
         }
@@ -216,7 +216,7 @@ impl Run {
         if !file.exists() {
             return Err(Error::file(
                 &file,
-                &"not there; a run has its settings there: is this one?",
+                &"not found; is this a run directory?",
             ));
         }
         Settings::new(&text(&file)?, &[]).map_err(|e| Error::file(&file, &e))
@@ -311,8 +311,7 @@ impl Run {
     pub fn saved(&self) -> Result<Saved, Error> {
         let file = self.path.join(LAST);
         if !file.exists() {
-            let why = "not there: the run was ended before its first checkpoint, so there is nothing to go on from; \
-                       put the file back, or remove the directory and begin anew";
+            let why = "no checkpoint: the run ended before the first one; start again in a new directory";
             return Err(Error::file(&file, &why));
         }
         let bytes = at(&file, std::fs::read(&file))?;

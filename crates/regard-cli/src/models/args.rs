@@ -51,7 +51,7 @@ pub(crate) struct SearchArgs {
     #[arg(long, value_name = "X", requires = "beams", allow_negative_numbers = true)]
     pub(crate) length_penalty: Option<f32>,
     /// Maximum number of new tokens
-    #[arg(long, value_name = "N", default_value = "128", value_parser = count)]
+    #[arg(short = 'n', long, value_name = "N", default_value = "128", value_parser = count)]
     pub(crate) max_tokens: usize,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
     /// Prompt, at most 1 MiB; repeatable [default: empty]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(short, long, value_name = "TEXT")]
     pub(crate) prompt: Vec<String>,
     #[command(flatten)]
     pub(crate) search: SearchArgs,

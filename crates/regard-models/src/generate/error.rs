@@ -70,7 +70,7 @@ impl fmt::Display for GenerateError {
             Self::Empty { row } => {
                 write!(
                     f,
-                    "prompt {row}: it is empty; give one token at least, as that of the beginning"
+                    "prompt {row}: it is empty; give at least a start token"
                 )
             }
             Self::TooLong { row, len, context } => write!(

@@ -236,7 +236,7 @@ fn a_run_without_a_checkpoint_is_not_begun_again_in_silence() {
     assert!(!metrics.is_empty());
     std::fs::remove_file(run.join("last.safetensors")).unwrap();
     let error = Trainer::resume(&run).unwrap_err().to_string();
-    assert!(error.contains("last.safetensors: not there"), "{error}");
+    assert!(error.contains("last.safetensors: no checkpoint"), "{error}");
     assert_eq!(std::fs::read(run.join("metrics.jsonl")).unwrap(), metrics);
 }
 

@@ -1,0 +1,43 @@
+//! Exit statuses of the command, and what it says of itself.
+
+use regard::Isa;
+use std::fmt;
+use std::sync::LazyLock;
+
+/// The result is negative: a check found errors, or a claim does not hold.
+pub(crate) const NEGATIVE: u8 = 1;
+/// The command failed.
+pub(crate) const FAILURE: u8 = 3;
+
+/// What the help says of them. clap ends with 2 by itself.
+pub(crate) const HELP: &str = "Exit status: 0 success; 1 the command ran and the result is negative (check, lab); \
+2 invalid arguments; 3 failure";
+
+/// The error of a command that ran to its end with a negative result.
+#[derive(Debug)]
+pub(crate) struct Negative(pub(crate) String);
+
+impl fmt::Display for Negative {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Negative {}
+
+/// Version, commit, features and the instruction sets of this CPU.
+pub(crate) static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = env!("REGARD_COMMIT");
+    let commit = if commit.is_empty() { String::new() } else { format!(" ({commit})") };
+    let features = [
+        ("models", cfg!(feature = "models")),
+        ("shipped", cfg!(feature = "shipped")),
+        ("train", cfg!(feature = "train")),
+        ("lab", cfg!(feature = "lab")),
+    ];
+    let features: Vec<_> = features.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    let features = if features.is_empty() { "none".to_owned() } else { features.join(", ") };
+    let isas: Vec<_> = Isa::available().iter().map(|isa| isa.name()).collect();
+    let version = env!("CARGO_PKG_VERSION");
+    format!("{version}{commit}\nfeatures: {features}\ninstruction sets of this CPU: {}", isas.join(", "))
+});
