@@ -5,7 +5,7 @@
 use crate::error::Error;
 use crate::kernel::key_blocks::KeyBlock;
 use crate::kernel::lanes::{fetch, load_features, load_head, pack_head, store_output};
-use crate::kernel::micro::{Dots, RowBuffer, add_rows, add_values, dot_tile};
+use crate::kernel::micro::{Dots, RowBuffer, RowSums, Values, dot_tile};
 use crate::machine::Machine;
 use crate::machine::run::run;
 use crate::machine::simd::{GROUP, Isa, Lanes, Number};
@@ -171,8 +171,8 @@ pub(crate) fn add_outer<N: Number>(
         lanes.iter_mut().for_each(|x| x.0[i] = N::zero());
     }
     let places: [usize; BLOCK_KEYS] = std::array::from_fn(|i| i);
-    let (span, to) = (Span::first(count), (&places[..lanes.len()], sums));
-    add_rows(isa, (lanes, &[]), (rows, span), None, to);
+    let (span, at) = (Span::first(count), &places[..lanes.len()]);
+    RowSums { tile: lanes, visible: &[], rows, span, keys: None, at, sums }.add(isa);
 }
 
 /// `W^T x` or `W x`, with rows in the lanes of both sides.
@@ -195,8 +195,8 @@ pub(crate) fn multiply<N: Number>(
         let w = fetch(isa, w, &block, packed);
         match direction {
             Transpose::Yes => {
-                let x = (&x[first..first + n], &[][..]);
-                add_values(isa, (w, &[]), x, span, (&one, to));
+                let p = &x[first..first + n];
+                Values { v: w, q: &[], p, visible: &[], span, rescale: &one, out: to }.add(isa);
             }
             Transpose::No => dot_tile(isa, (w, x), span, &mut to[first..first + n], &mut Dots),
         }

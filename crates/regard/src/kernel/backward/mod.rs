@@ -27,7 +27,7 @@ use crate::description::score::{BiasGrads, Derivatives};
 use crate::description::similarity::Similarity;
 use crate::kernel::amx::AmxBackwardScratch;
 use crate::kernel::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Tiling, Visit};
-use crate::kernel::micro::{HiddenGrads, RowBuffer, add_rows, add_values};
+use crate::kernel::micro::{HiddenGrads, RowBuffer, RowSums, Values};
 use crate::machine::simd::{Element, GROUP, Isa, Lanes, Number, Simd, Task, Visitor};
 use crate::tensor::index::{At, BLOCK_KEYS, RowMask, RowTile, Scope, Span};
 use crate::tensor::view::{self, OutTile, TileMut, TilesMut, View};
@@ -402,10 +402,11 @@ impl<N: Number> TileGrads<'_, N> {
             (queries, keys) = (&q.lanes, Some(&*self.keys));
         }
         let one = Lanes([N::one(); GROUP]);
-        add_values(isa, (k, queries), (d_scores, visible), span, (&one, d_q));
-        let (d_k, d_v) = ((self.places, self.d_k), (self.places, self.d_v));
-        add_rows(isa, (d_scores, visible), (q_rows, span), keys, d_k);
-        add_rows(isa, (weights, visible), (d_out_rows, span), None, d_v);
+        Values { v: k, q: queries, p: d_scores, visible, span, rescale: &one, out: d_q }.add(isa);
+        let at = self.places;
+        RowSums { tile: d_scores, visible, rows: q_rows, span, keys, at, sums: self.d_k }.add(isa);
+        let (rows, sums) = (&*d_out_rows, self.d_v);
+        RowSums { tile: weights, visible, rows, span, keys: None, at, sums }.add(isa);
     }
 
     /// The same where similarities are additive.
@@ -415,7 +416,8 @@ impl<N: Number> TileGrads<'_, N> {
         let some = if visible.is_empty() { None } else { Some(visible) };
         let to = HiddenGrads { d_q, d_k: (self.places, self.d_k), d_v: by_v };
         q.layer.backward(isa, (k, &q.lanes), (d_scores, some), span, to);
-        add_rows(isa, (weights, visible), (d_out_rows, span), None, (self.places, self.d_v));
+        let (rows, at, sums) = (&*d_out_rows, self.places, self.d_v);
+        RowSums { tile: weights, visible, rows, span, keys: None, at, sums }.add(isa);
     }
 }
 

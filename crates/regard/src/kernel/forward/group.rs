@@ -6,7 +6,7 @@
 use crate::description::problem::Problem;
 use crate::kernel::block_loop::{ScoreTile, Visit};
 use crate::kernel::lanes::{multiply_tile, scale_lanes};
-use crate::kernel::micro::{Weights, add_values, add_within, dot_within};
+use crate::kernel::micro::{Values, Weights, dot_within};
 use crate::kernel::queries::Queries;
 use crate::kernel::softmax::{States, TileSums, exp_and_sum, update_max};
 use crate::machine::simd::{GROUP, Isa, Lanes, Number, leaf};
@@ -46,7 +46,8 @@ leaf! {
             return false;
         }
         if let Some(v) = kv.1 {
-            add_within(s, v, tile, span, (&Lanes([N::one(); GROUP]), out));
+            let rescale = &Lanes([N::one(); GROUP]);
+            Values { v, q: &[], p: tile, visible: &[], span, rescale, out }.add_within(s);
         }
         true
     }
@@ -105,9 +106,10 @@ impl<N: Number> Group<N> {
             problem.factors(isa, score_tile.at, factors);
             multiply_tile(isa, tile, factors, span);
         }
-        let rescale = rescale.unwrap_or(Lanes([N::one(); GROUP]));
-        let (v, to) = (score_tile.v, (&rescale, &mut self.sums[..]));
-        add_values(isa, (v, &[]), (tile, score_tile.partial_mask().unwrap_or(&[])), span, to);
+        let rescale = &rescale.unwrap_or(Lanes([N::one(); GROUP]));
+        let visible = score_tile.partial_mask().unwrap_or(&[]);
+        let (v, out) = (score_tile.v, &mut self.sums[..]);
+        Values { v, q: &[], p: tile, visible, span, rescale, out }.add(isa);
     }
 
     /// Lets a score without a value join every row.

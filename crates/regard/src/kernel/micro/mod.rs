@@ -1,5 +1,5 @@
-//! Products of a tile on vectors, the only hot loops: similarities (`dot_tile`, `Layer`), sums over keys (`add_values`), sums
-//! over rows (`add_rows`).
+//! Products of a tile on vectors, the only hot loops: similarities (`dot_tile`, `Layer`), sums over keys (`Values`), sums
+//! over rows (`RowSums`).
 //!
 //! Queries are in the vector lanes: a score tile is `[keys][rows]`, an output `[features][rows]`. Keys and values are read in
 //! their memory layout, one scalar broadcast per element, so nothing is packed, and every reduction of the softmax is between
@@ -21,8 +21,8 @@ mod values;
 use crate::machine::simd::Vectors;
 pub(crate) use additive::{HiddenGrads, Layer};
 pub(crate) use dot::{Distances, Dots, ScoreGrads, Weights, dot_tile, dot_within};
-pub(crate) use rows::{RowBuffer, add_rows};
-pub(crate) use values::{add_values, add_within};
+pub(crate) use rows::{RowBuffer, RowSums};
+pub(crate) use values::Values;
 
 /// Number of lanes that the products access for `rows` rows, rounded up to whole register tiles.
 pub(crate) fn lanes_used(vectors: Vectors, rows: usize) -> usize {

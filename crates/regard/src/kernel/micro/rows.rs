@@ -51,201 +51,166 @@ impl<N: Number> RowBuffer<N> {
     }
 }
 
-/// Product over rows: `sums[at[key]] += sum over rows of tile[key][row] * rows[row]`, for the rows of `span`. If `visible` is not
-/// empty, rows for which a key is masked are left out of its sum. With `keys`, `rows[row] - keys[key]` replaces `rows[row]`.
-pub(crate) fn add_rows<N: Number>(
-    isa: Isa,
-    (tile, visible): (&[Lanes<N>], &[RowMask]),
-    (rows, span): (&RowBuffer<N>, Span),
-    keys: Option<&RowBuffer<N>>,
-    (at, sums): (&[usize], &mut RowBuffer<N>),
-) {
-    let work = Sums { tile, visible, rows, span, keys: keys.unwrap_or(rows), at };
-    match (visible.is_empty(), keys) {
-        (true, None) => N::enter(isa, AddRows::<N, false, false> { work, sums }),
-        (true, Some(_)) => N::enter(isa, AddRows::<N, false, true> { work, sums }),
-        (false, None) => N::enter(isa, AddRows::<N, true, false> { work, sums }),
-        (false, Some(_)) => N::enter(isa, AddRows::<N, true, true> { work, sums }),
+/// Product over rows: `sums[at[key]] += sum over rows of tile[key][row] * rows[row]`, for the rows of `span`.
+pub(crate) struct RowSums<'t, N> {
+    pub(crate) tile: &'t [Lanes<N>],
+    /// If not empty, rows for which a key is masked are left out of its sum.
+    pub(crate) visible: &'t [RowMask],
+    pub(crate) rows: &'t RowBuffer<N>,
+    pub(crate) span: Span,
+    /// With keys, `rows[row] - keys[key]` replaces `rows[row]`.
+    pub(crate) keys: Option<&'t RowBuffer<N>>,
+    pub(crate) at: &'t [usize],
+    pub(crate) sums: &'t mut RowBuffer<N>,
+}
+
+impl<N: Number> RowSums<'_, N> {
+    pub(crate) fn add(self, isa: Isa) {
+        match (self.visible.is_empty(), self.keys) {
+            (true, None) => N::enter(isa, AddRows::<N, false, false>(self)),
+            (true, Some(_)) => N::enter(isa, AddRows::<N, false, true>(self)),
+            (false, None) => N::enter(isa, AddRows::<N, true, false>(self)),
+            (false, Some(_)) => N::enter(isa, AddRows::<N, true, true>(self)),
+        }
     }
 }
 
-/// The operands of [`add_rows`].
-struct Sums<'t, N> {
-    tile: &'t [Lanes<N>],
-    visible: &'t [RowMask],
-    rows: &'t RowBuffer<N>,
-    span: Span,
-    keys: &'t RowBuffer<N>,
-    at: &'t [usize],
-}
-
 /// `HIDDEN`: some keys are masked; `AWAY`: differences from the keys are added.
-struct AddRows<'t, N, const HIDDEN: bool, const AWAY: bool> {
-    work: Sums<'t, N>,
-    sums: &'t mut RowBuffer<N>,
-}
+struct AddRows<'t, N, const HIDDEN: bool, const AWAY: bool>(RowSums<'t, N>);
 
 impl<N: Number, const HIDDEN: bool, const AWAY: bool> Task<N> for AddRows<'_, N, HIDDEN, AWAY> {
     type Out = ();
     #[inline(always)]
-    fn run<S: Simd<N>>(self, s: S) {
-        let Self { work, sums } = self;
+    fn run<S: Simd<N>>(mut self, s: S) {
+        let work = &self.0;
         let width = work.rows.width;
-        assert!(work.span.end <= GROUP && width == sums.width);
+        assert!(work.span.end <= GROUP && width == work.sums.width);
         assert!(width == 0 || work.span.end <= work.rows.rows());
         assert!(!HIDDEN || work.tile.len() <= work.visible.len());
         let mut f = 0;
         while f < width {
             let vectors = (width - f) / S::LANES;
             if !S::WIDE {
-                work.add_keys::<S, HIDDEN, AWAY, 6, 2>(s, f, sums);
+                self.add_keys::<S, 6, 2>(s, f);
                 f += 2 * S::LANES;
             } else if vectors >= 4 {
-                work.add_keys::<S, HIDDEN, AWAY, 4, 4>(s, f, sums);
+                self.add_keys::<S, 4, 4>(s, f);
                 f += 4 * S::LANES;
             } else if vectors >= 2 {
-                work.add_keys::<S, HIDDEN, AWAY, 8, 2>(s, f, sums);
+                self.add_keys::<S, 8, 2>(s, f);
                 f += 2 * S::LANES;
             } else {
-                work.add_keys::<S, HIDDEN, AWAY, 8, 1>(s, f, sums);
+                self.add_keys::<S, 8, 1>(s, f);
                 f += S::LANES;
             }
         }
     }
 }
 
-impl<N: Number> Sums<'_, N> {
+/// The keys of a block: their weights, the rows that see all of them, and what is subtracted.
+struct KeyBlock<'t, N, V, const KEYS: usize, const VECTORS: usize> {
+    tile: &'t [Lanes<N>],
+    visible: [RowMask; KEYS],
+    away: [[V; VECTORS]; KEYS],
+}
+
+impl<N: Number, const HIDDEN: bool, const AWAY: bool> AddRows<'_, N, HIDDEN, AWAY> {
     #[inline(always)]
-    fn add_keys<
-        S: Simd<N>,
-        const HIDDEN: bool,
-        const AWAY: bool,
-        const KEYS: usize,
-        const VECTORS: usize,
-    >(
-        &self,
-        s: S,
-        f: usize,
-        sums: &mut RowBuffer<N>,
-    ) {
-        let mut key = 0;
-        while key + KEYS <= self.tile.len() {
-            self.add_block::<S, HIDDEN, AWAY, KEYS, VECTORS>(s, key, f, sums);
+    fn add_keys<S: Simd<N>, const KEYS: usize, const VECTORS: usize>(&mut self, s: S, f: usize) {
+        let (mut key, keys) = (0, self.0.tile.len());
+        while key + KEYS <= keys {
+            self.add_block::<S, KEYS, VECTORS>(s, key, f);
             key += KEYS;
         }
-        if KEYS > 4 && key + 4 <= self.tile.len() {
-            self.add_block::<S, HIDDEN, AWAY, 4, VECTORS>(s, key, f, sums);
+        if KEYS > 4 && key + 4 <= keys {
+            self.add_block::<S, 4, VECTORS>(s, key, f);
             key += 4;
         }
-        while key < self.tile.len() {
-            self.add_block::<S, HIDDEN, AWAY, 1, VECTORS>(s, key, f, sums);
+        while key < keys {
+            self.add_block::<S, 1, VECTORS>(s, key, f);
             key += 1;
         }
     }
 
     #[inline(always)]
-    fn add_block<
-        S: Simd<N>,
-        const HIDDEN: bool,
-        const AWAY: bool,
-        const KEYS: usize,
-        const VECTORS: usize,
-    >(
-        &self,
+    fn add_block<S: Simd<N>, const KEYS: usize, const VECTORS: usize>(
+        &mut self,
         s: S,
         key: usize,
         f: usize,
-        to: &mut RowBuffer<N>,
     ) {
         let zero = s.splat(N::zero());
-        let (mut sums, mut away) = ([[zero; VECTORS]; KEYS], [[zero; VECTORS]; KEYS]);
-        let tile = &self.tile[key..key + KEYS];
-        let (mut any, mut all, mut visible) = (0, RowMask::MAX, [0; KEYS]);
+        let mut sums = [[zero; VECTORS]; KEYS];
+        let (tile, away) = (&self.0.tile[key..key + KEYS], [[zero; VECTORS]; KEYS]);
+        let mut block = KeyBlock { tile, visible: [0; KEYS], away };
+        let (mut any, mut all) = (0, RowMask::MAX);
         for r in 0..KEYS {
             if HIDDEN {
-                visible[r] = self.visible[key + r];
-                (any, all) = (any | visible[r], all & visible[r]);
+                block.visible[r] = self.0.visible[key + r];
+                (any, all) = (any | block.visible[r], all & block.visible[r]);
             }
-            for j in 0..VECTORS {
-                if AWAY {
-                    away[r][j] = s.load(&self.keys.row(key + r)[f + j * S::LANES..]);
+            if let Some(keys) = self.0.keys.filter(|_| AWAY) {
+                for j in 0..VECTORS {
+                    block.away[r][j] = s.load(&keys.row(key + r)[f + j * S::LANES..]);
                 }
             }
         }
+        let span = self.0.span;
         if HIDDEN {
-            for row in self.span.start..self.span.end {
+            for row in span.start..span.end {
                 if any >> row & 1 == 1 {
                     let some = all >> row & 1 == 0;
-                    let away = (&away, some, &visible);
-                    self.add_round::<S, HIDDEN, AWAY, KEYS, VECTORS>(
-                        s,
-                        tile,
-                        (row, f),
-                        away,
-                        &mut sums,
-                    );
+                    self.add_round(s, &block, (row, f), some, &mut sums);
                 }
             }
         } else {
-            let away = (&away, false, &visible);
-            let mut row = self.span.start;
-            while row + UNROLL <= self.span.end {
+            let mut row = span.start;
+            while row + UNROLL <= span.end {
                 for u in 0..UNROLL {
-                    let at = (row + u, f);
-                    self.add_round::<S, HIDDEN, AWAY, KEYS, VECTORS>(s, tile, at, away, &mut sums);
+                    self.add_round(s, &block, (row + u, f), false, &mut sums);
                 }
                 row += UNROLL;
             }
-            for row in row..self.span.end {
-                self.add_round::<S, HIDDEN, AWAY, KEYS, VECTORS>(
-                    s,
-                    tile,
-                    (row, f),
-                    away,
-                    &mut sums,
-                );
+            for row in row..span.end {
+                self.add_round(s, &block, (row, f), false, &mut sums);
             }
         }
         for r in 0..KEYS {
-            let to = &mut to.row_mut(self.at[key + r])[f..f + VECTORS * S::LANES];
+            let at = self.0.at[key + r];
+            let to = &mut self.0.sums.row_mut(at)[f..f + VECTORS * S::LANES];
             for j in 0..VECTORS {
                 let to = &mut to[j * S::LANES..];
                 s.store(s.add(s.load(to), sums[r][j]), to);
             }
         }
     }
-    /// Accumulates one row: its weights for `KEYS` keys times `VECTORS` vectors of its features.
+
+    /// Accumulates one row: its weights for `KEYS` keys times `VECTORS` vectors of its features. `some`: it does not see all of them.
     #[inline(always)]
-    fn add_round<
-        S: Simd<N>,
-        const HIDDEN: bool,
-        const AWAY: bool,
-        const KEYS: usize,
-        const VECTORS: usize,
-    >(
+    fn add_round<S: Simd<N>, const KEYS: usize, const VECTORS: usize>(
         &self,
         s: S,
-        tile: &[Lanes<N>],
+        block: &KeyBlock<'_, N, S::V, KEYS, VECTORS>,
         (row, f): (usize, usize),
-        (away, some, visible): (&[[S::V; VECTORS]; KEYS], bool, &[RowMask; KEYS]),
+        some: bool,
         sums: &mut [[S::V; VECTORS]; KEYS],
     ) {
-        let first = self.rows.first + row * self.rows.width + f;
-        // SAFETY: `AddRows::run` asserts that the span ends within the rows, and `f` and the vectors after it stay within
-        // the width.
-        let features = unsafe { self.rows.data.get_unchecked(first..first + VECTORS * S::LANES) };
+        let rows = self.0.rows;
+        let first = rows.first + row * rows.width + f;
+        // SAFETY: `run` asserts that the span ends within the rows, and `f` and the vectors after it stay within the width.
+        let features = unsafe { rows.data.get_unchecked(first..first + VECTORS * S::LANES) };
         let mut y = [s.splat(N::zero()); VECTORS];
         for j in 0..VECTORS {
             y[j] = s.load(&features[j * S::LANES..]);
         }
         for r in 0..KEYS {
-            if HIDDEN && some && visible[r] >> row & 1 == 0 {
+            if HIDDEN && some && block.visible[r] >> row & 1 == 0 {
                 continue;
             }
-            // SAFETY: the row is below `span.end`, which `AddRows::run` asserts to be at most the lanes of a group.
-            let x = s.splat(unsafe { *tile[r].0.get_unchecked(row) });
+            // SAFETY: the row is below `span.end`, which `run` asserts to be at most the lanes of a group.
+            let x = s.splat(unsafe { *block.tile[r].0.get_unchecked(row) });
             for j in 0..VECTORS {
-                let y = if AWAY { s.sub(y[j], away[r][j]) } else { y[j] };
+                let y = if AWAY { s.sub(y[j], block.away[r][j]) } else { y[j] };
                 sums[r][j] = s.fma(x, y, sums[r][j]);
             }
         }
