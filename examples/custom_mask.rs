@@ -1,4 +1,4 @@
-//! How do I define an attention mask of my own?
+//! How do I define a custom attention mask?
 //!
 //! `cargo run --release --example custom_mask`
 //!

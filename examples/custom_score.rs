@@ -1,4 +1,4 @@
-//! How do I change what a score is?
+//! How do I define a custom score function?
 //!
 //! `cargo run --release --example custom_score`
 //!

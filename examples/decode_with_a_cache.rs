@@ -1,4 +1,4 @@
-//! What does a key/value cache save?
+//! What does a KV cache save?
 //!
 //! `cargo run --release --example decode_with_a_cache`
 //!

@@ -1,4 +1,4 @@
-//! Where does a model look to say what is in an image?
+//! Which image patches does a classifier attend to?
 //!
 //! `cargo run --release --example image_patches`
 //!

@@ -1,4 +1,4 @@
-//! What does a translator look at while it writes?
+//! Which source tokens does a translator attend to?
 //!
 //! `cargo run --release --example look_inside_a_model [FILE.safetensors]`
 //!

@@ -1,4 +1,4 @@
-//! Is Paris a person or a place? Only its neighbours know.
+//! Is Paris a person or a place?
 //!
 //! `cargo run --release --example named_entities`
 //!

@@ -1,4 +1,4 @@
-//! Which sentence answers a question, and which sentences say the most?
+//! Which sentence answers a question, and which sentences summarize a text?
 //!
 //! `cargo run --release --example question_answering`
 //!

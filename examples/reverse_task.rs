@@ -1,4 +1,4 @@
-//! Can attention learn to read a sequence backwards?
+//! Can attention learn to reverse a sequence?
 //!
 //! `cargo run --release --example reverse_task`
 //!

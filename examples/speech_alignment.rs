@@ -1,4 +1,4 @@
-//! Which part of a sound does a letter come from?
+//! Which part of an audio signal does a letter align with?
 //!
 //! `cargo run --release --example speech_alignment`
 //!

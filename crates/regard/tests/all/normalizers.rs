@@ -295,7 +295,7 @@ fn what_makes_no_sense_is_refused() {
     assert!(estimate(&soft, &of_soft, output_grads().straight_through()).contains("softmax"));
     assert!(estimate(&soft, &of_soft, output_grads().advantage(&rows)).contains("advantage"));
     assert!(estimate(&top, &of_top, output_grads().advantage(&rows)).contains("top k"));
-    assert!(estimate(&top, &of_soft, output_grads()).contains("selection"));
+    assert!(estimate(&top, &of_soft, output_grads()).contains("selected keys"));
     assert!(
         estimate(&plan(Normalizer::TopK(3)), &of_top, output_grads())
             .contains("keys of a selection")
