@@ -8,7 +8,9 @@ fn main() {
     let commit = if clone.exists() {
         println!("cargo::rerun-if-changed={}", clone.display());
         let git = Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).output();
-        git.ok().filter(|git| git.status.success()).and_then(|git| String::from_utf8(git.stdout).ok())
+        git.ok()
+            .filter(|git| git.status.success())
+            .and_then(|git| String::from_utf8(git.stdout).ok())
     } else {
         println!("cargo::rerun-if-changed=build.rs");
         None

@@ -72,11 +72,9 @@ fn run_verb(Args { verb, format }: Args) -> Result<()> {
             clap_complete::generate(shell, &mut Args::command(), "regard", &mut script);
             Ok(std::io::stdout().write_all(&script)?)
         }
-        Verb::Man { dir } => {
-            std::fs::create_dir_all(&dir)
-                .and_then(|()| clap_mangen::generate_to(Args::command(), &dir))
-                .with_context(|| dir.display().to_string())
-        }
+        Verb::Man { dir } => std::fs::create_dir_all(&dir)
+            .and_then(|()| clap_mangen::generate_to(Args::command(), &dir))
+            .with_context(|| dir.display().to_string()),
         Verb::Plan(args) => plan::run(job::plan(*args)?, format),
         Verb::Steps(args) => steps::run(&job::steps(*args, format)?, format),
         Verb::Check => check::run(format),

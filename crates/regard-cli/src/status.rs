@@ -39,5 +39,8 @@ pub(crate) static VERSION: LazyLock<String> = LazyLock::new(|| {
     let features = if features.is_empty() { "none".to_owned() } else { features.join(", ") };
     let isas: Vec<_> = Isa::available().iter().map(|isa| isa.name()).collect();
     let version = env!("CARGO_PKG_VERSION");
-    format!("{version}{commit}\nfeatures: {features}\ninstruction sets of this CPU: {}", isas.join(", "))
+    format!(
+        "{version}{commit}\nfeatures: {features}\ninstruction sets of this CPU: {}",
+        isas.join(", ")
+    )
 });

@@ -202,8 +202,7 @@ impl Run {
             let name = entry.file_name();
             let empty = name == METRICS && entry.metadata().is_ok_and(|there| there.len() == 0);
             if !empty && !name.to_str().is_some_and(is_temporary) {
-                let why =
-                    "the directory is not empty; choose another, or use --resume";
+                let why = "the directory is not empty; choose another, or use --resume";
                 return Err(Error::file(path, &why));
             }
         }
@@ -214,10 +213,7 @@ impl Run {
     pub fn settings(path: &Path) -> Result<Settings, Error> {
         let file = path.join(SETTINGS);
         if !file.exists() {
-            return Err(Error::file(
-                &file,
-                &"not found; is this a run directory?",
-            ));
+            return Err(Error::file(&file, &"not found; is this a run directory?"));
         }
         Settings::new(&text(&file)?, &[]).map_err(|e| Error::file(&file, &e))
     }
@@ -311,7 +307,8 @@ impl Run {
     pub fn saved(&self) -> Result<Saved, Error> {
         let file = self.path.join(LAST);
         if !file.exists() {
-            let why = "no checkpoint: the run ended before the first one; start again in a new directory";
+            let why =
+                "no checkpoint: the run ended before the first one; start again in a new directory";
             return Err(Error::file(&file, &why));
         }
         let bytes = at(&file, std::fs::read(&file))?;

@@ -68,10 +68,7 @@ impl fmt::Display for GenerateError {
                 write!(f, "{field}: {value}; it must be {allowed}")
             }
             Self::Empty { row } => {
-                write!(
-                    f,
-                    "prompt {row}: it is empty; give at least a start token"
-                )
+                write!(f, "prompt {row}: it is empty; give at least a start token")
             }
             Self::TooLong { row, len, context } => write!(
                 f,
