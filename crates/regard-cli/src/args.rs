@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 /// Exact fused attention for CPUs: inspect, verify and benchmark it, and run models on it
 #[derive(Debug, Parser)]
-#[command(version, long_version = VERSION.as_str(), propagate_version = true, after_help = HELP)]
+#[command(name = "regard", version, long_version = VERSION.as_str(), propagate_version = true, after_help = HELP)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) verb: Verb,
