@@ -5,7 +5,7 @@
 //! orthogonal, so the backward pass is the inverse rotation of the gradient ([`Rope::inverse`]).
 //!
 //! Computing a sine costs more than rotating a pair in eight heads, so few sines are computed: a position is a multiple of
-//! [`GRID`] plus a remainder, and its rotation is the product of their rotations. The grid is fixed: a position gives the
+//! `GRID` plus a remainder, and its rotation is the product of their rotations. The grid is fixed: a position gives the
 //! same bits wherever a call, a tile or a thread begins. No product is fused with a sum, so all instruction sets give the
 //! same bits, too.
 
