@@ -3,8 +3,8 @@
 
 use arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use regard::{Machine, Pool};
-use regard_scope::{Inputs, Labels, Layer, Seen, Trace, Weights, Zoom};
+use regard::Machine;
+use regard_scope::{Inputs, Labels, Layer, Pool, Seen, Trace, Weights, Zoom};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
