@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -84,10 +85,19 @@ def python(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *arguments], check=False, cwd=folder, env=environment, capture_output=True, encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def runs(request, tmp_path_factory):
+    """The processes of the selected pages, two at a time: each spends most of its seconds importing PyTorch on one core."""
+    selected = [item.callspec.params["page"] for item in request.session.items if item.name.startswith("test_every_block")]
+    with ThreadPoolExecutor(2) as pool:
+        folder = tmp_path_factory.mktemp
+        yield {page: pool.submit(python, __file__, str(page), folder=folder("page")) for page in selected}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_block_of_a_page_runs(page, tmp_path):
+def test_every_block_of_a_page_runs(page, runs):
     assert any(block.not_run is None for block in blocks(page)), f"{page.name} has no code that runs"
-    done = python(__file__, str(page), folder=tmp_path)
+    done = runs[page].result()
     if done.returncode == LACKING:
         pytest.skip(done.stdout)
     assert done.returncode == 0, done.stderr
