@@ -80,7 +80,7 @@ fn patterns(args: &AuditArgs, heads: &Inputs, machine: Machine) -> Result<Vec<(S
         let lsh = if heads.mask.trim() == "causal" { lsh.causal() } else { lsh };
         let view = |data, [heads, len, dim]: [usize; 3]| View::bhsd(data, [1, heads, len, dim]);
         let (q, k) = (view(&heads.q, heads.q_shape)?, view(&heads.k, heads.k_shape)?);
-        let mask = lsh.forward(machine, q, k, k)?.buckets.mask();
+        let mask = lsh.candidates(machine, q, k)?.mask();
         named.push(("lsh".into(), Pattern::Mask(mask)));
     }
     Ok(named)

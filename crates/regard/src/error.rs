@@ -188,6 +188,11 @@ impl Error {
         if left.1 == right.1 { Ok(()) } else { Err(Self::Axis { axis, left, right }) }
     }
 
+    /// Checks that an index or a count is below a limit.
+    pub fn unless_below(option: &'static str, found: usize, limit: usize) -> Result<(), Self> {
+        if found < limit { Ok(()) } else { Err(Self::OutOfRange { option, found, limit }) }
+    }
+
     /// Checks that an option has one entry for each query of each head and batch item.
     pub(crate) fn unless_one_each_row(
         option: &'static str,

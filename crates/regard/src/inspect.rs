@@ -179,8 +179,8 @@ impl<'a, N: Number> AttentionView<'a, N> {
     /// One head of one item alone.
     pub fn head(&self, batch: usize, head: usize) -> Result<Self, Error> {
         let dims = self.problem.dims();
-        below("batch", batch, dims.batch)?;
-        below("head", head, dims.heads.q)?;
+        Error::unless_below("batch", batch, dims.batch)?;
+        Error::unless_below("head", head, dims.heads.q)?;
         let head = batch * dims.heads.q + head;
         Ok(Self { heads: head..head + 1, ..self.clone() })
     }
@@ -224,6 +224,12 @@ impl<'a, N: Number> AttentionView<'a, N> {
     #[must_use]
     pub fn rows_of(&self, batch: usize) -> (Range<usize>, usize) {
         (clip(self.rows.as_ref(), self.problem.q_len(batch)), self.step)
+    }
+
+    /// Number of queries of the view in a batch item.
+    #[must_use]
+    pub fn row_count(&self, batch: usize) -> usize {
+        self.rows_of(batch).0.len().div_ceil(self.step)
     }
 
     /// The keys of the view in a batch item.
@@ -291,7 +297,7 @@ impl<'a, N: Number> AttentionView<'a, N> {
     /// The weights of one query for every key of its item, `[heads, k_len]`; 0 for masked keys.
     pub fn row(&self, row: usize) -> Result<Vec<N>, Error> {
         for (batch, _) in self.heads() {
-            below("row", row, self.problem.q_len(batch))?;
+            Error::unless_below("row", row, self.problem.q_len(batch))?;
         }
         self.tile(row..row + 1, 0..self.problem.dims().k_len)
     }
@@ -358,9 +364,4 @@ fn clip(range: Option<&Range<usize>>, end: usize) -> Range<usize> {
     let Some(Range { start, end: last }) = range else { return 0..end };
     let end = end.min(*last);
     (*start).min(end)..end
-}
-
-/// Refuses an index beyond an axis.
-fn below(option: &'static str, found: usize, limit: usize) -> Result<(), Error> {
-    if found < limit { Ok(()) } else { Err(Error::OutOfRange { option, found, limit }) }
 }

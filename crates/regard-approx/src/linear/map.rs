@@ -63,11 +63,8 @@ impl FeatureMap {
         if features == 0 {
             return Err(Error::Zero { option: "random features" });
         }
-        let below = |option, found, limit| {
-            if found < limit { Ok(()) } else { Err(Error::OutOfRange { option, found, limit }) }
-        };
-        below("random features", features, MAX_FEATURES + 1)?;
-        below("features of a row under a random map", dim, ENTRIES / features + 1)
+        Error::unless_below("random features", features, MAX_FEATURES + 1)?;
+        Error::unless_below("features of a row under a random map", dim, ENTRIES / features + 1)
     }
 
     /// Directions of a random map, `[features][dim]`; empty for the other maps.

@@ -112,7 +112,7 @@ impl LinearAttention {
     /// Refuses tensors that do not fit each other.
     fn check<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<(), Error> {
         self.problem(inputs).check()?;
-        same_size("features", ("q", inputs.0.shape().dim), ("k", inputs.1.shape().dim))
+        Error::unless_same("features", ("q", inputs.0.shape().dim), ("k", inputs.1.shape().dim))
     }
 
     fn call<'c, E: Element>(
@@ -164,15 +164,6 @@ impl LinearAttention {
     }
 }
 
-/// Refuses sizes that differ along an axis.
-fn same_size(
-    axis: &'static str,
-    left: (&'static str, usize),
-    right: (&'static str, usize),
-) -> Result<(), Error> {
-    if left.1 == right.1 { Ok(()) } else { Err(Error::Axis { axis, left, right }) }
-}
-
 /// Refuses a tensor without a row of `dim` features for each row of q, packed as q is.
 fn same_rows<E: Element, F: Element>(
     q: &View<'_, E>,
@@ -180,7 +171,7 @@ fn same_rows<E: Element, F: Element>(
     name: &'static str,
     found: &View<'_, F>,
 ) -> Result<(), Error> {
-    let same = |axis, a: usize, b: usize| same_size(axis, ("the call", a), (name, b));
+    let same = |axis, a: usize, b: usize| Error::unless_same(axis, ("the call", a), (name, b));
     let (a, b) = (q.shape(), found.shape());
     same("batch", a.batch, b.batch)?;
     same("heads", a.heads, b.heads)?;

@@ -2,7 +2,7 @@
 
 use super::map::Map;
 use super::sums::Sums;
-use super::{FeatureMap, LinearAttention, same_size};
+use super::{FeatureMap, LinearAttention};
 use regard::{Element, Error, Machine, Tensor, View};
 
 /// All that causal linear attention keeps of the positions before: sums over their keys, of a size that does not grow.
@@ -54,7 +54,7 @@ impl<E: Element> LinearState<E> {
         for ((axis, tensor), (own, found)) in
             axes.into_iter().zip(self.sizes.into_iter().zip(found))
         {
-            same_size(axis, ("the state", own), (tensor, found))?;
+            Error::unless_same(axis, ("the state", own), (tensor, found))?;
         }
         let problem = attention.problem((q, k, v));
         for scope in (0..found[0]).map(|item| problem.scope(item, 0)) {

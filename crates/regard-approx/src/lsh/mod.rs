@@ -136,6 +136,17 @@ impl LshAttention {
         Self { scale: Some(scale), ..self }
     }
 
+    /// The candidate keys of each query, without attention over them.
+    pub fn candidates<E: Element>(
+        &self,
+        machine: Machine,
+        q: View<'_, E>,
+        k: View<'_, E>,
+    ) -> Result<Buckets, Error> {
+        let dims = self.problem([q, k, k])?.dims();
+        Ok(Buckets::new(self, machine, dims, [q, k]))
+    }
+
     /// Computes attention of `q [batch, heads.q, q_len, d]` over `k [batch, heads.kv, k_len, d]` and
     /// `v [batch, heads.kv, k_len, v_dim]`.
     #[inline(never)]
@@ -228,19 +239,19 @@ impl LshAttention {
     /// The same attention over all keys. Checks the options and the shapes of the tensors.
     fn problem<E: Element>(&self, inputs: [View<'_, E>; 3]) -> Result<Problem<'static, E>, Error> {
         unless_zero([("lsh rounds", self.rounds), ("lsh bucket_size", self.bucket_size)])?;
-        below("lsh rounds", self.rounds, MAX_ROUNDS + 1)?;
+        Error::unless_below("lsh rounds", self.rounds, MAX_ROUNDS + 1)?;
         let score = self.scale.map_or(Score::new(), |scale| Score::new().scale(scale));
         let [q, k, v] = inputs;
         let problem = Problem::new(&q, &k, &v).score(score);
         problem.check()?;
         unless_packed(inputs.map(|x| x.offsets()))?;
         let Dims { batch, heads, q_len, k_len, qk_dim, .. } = problem.dims();
-        below("queries", q_len, u32::MAX as usize)?;
-        below("keys", k_len, u32::MAX as usize)?;
-        below("features", qk_dim, MAX_FEATURES + 1)?;
+        Error::unless_below("queries", q_len, u32::MAX as usize)?;
+        Error::unless_below("keys", k_len, u32::MAX as usize)?;
+        Error::unless_below("features", qk_dim, MAX_FEATURES + 1)?;
         // Every head of every item is visited, even if all of them share their memory.
         let heads = batch.saturating_mul(heads.q.max(heads.kv));
-        below("heads of all items", heads, u32::MAX as usize)?;
+        Error::unless_below("heads of all items", heads, u32::MAX as usize)?;
         Ok(problem)
     }
 }
@@ -303,10 +314,6 @@ fn unless_packed<const N: usize>(offsets: [Option<&[usize]>; N]) -> Result<(), E
 fn unless_zero(options: [(&'static str, usize); 2]) -> Result<(), Error> {
     let zero = options.into_iter().find(|(_, found)| *found == 0);
     zero.map_or(Ok(()), |(option, _)| Err(Error::Zero { option }))
-}
-
-fn below(option: &'static str, found: usize, limit: usize) -> Result<(), Error> {
-    if found < limit { Ok(()) } else { Err(Error::OutOfRange { option, found, limit }) }
 }
 
 /// A rank or a key as it is stored: `LshAttention::problem` limits the number of keys.

@@ -90,8 +90,7 @@ fn by_head<N: Number>(
 ) -> Vec<HeadAudit> {
     let mut first = 0;
     let heads = view.heads().map(|(batch, head)| {
-        let (rows, step) = view.rows_of(batch);
-        let rows = first..first + rows.len().div_ceil(step);
+        let rows = first..first + view.row_count(batch);
         first = rows.end;
         let visible: Vec<usize> = rows.filter(|row| all[*row] != N::zero()).collect();
         let retained = |mass: &Vec<f64>| {

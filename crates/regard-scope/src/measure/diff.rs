@@ -29,11 +29,7 @@ pub fn diff<N: Number>(
     let same = |axis, a, b| Error::unless_same(axis, ("the first run", a), ("the second", b));
     same("heads", first.heads().count(), second.heads().count())?;
     for ((a, _), (b, _)) in first.heads().zip(second.heads()) {
-        let rows = |view: &AttentionView<'_, N>, batch| {
-            let (rows, step) = view.rows_of(batch);
-            rows.len().div_ceil(step)
-        };
-        same("queries", rows(first, a), rows(second, b))?;
+        same("queries", first.row_count(a), second.row_count(b))?;
         same("keys", first.keys_of(a).len(), second.keys_of(b).len())?;
     }
     let parts = [first.parts(ROWS), second.parts(ROWS)];
@@ -87,7 +83,7 @@ fn log_weights<N: Number>(
     let Some((batch, _)) = view.heads().next() else { return false };
     let ((rows, step), keys) = (view.rows_of(batch), view.keys_of(batch));
     to.clear();
-    to.resize(rows.len().div_ceil(step) * keys.len(), f64::NEG_INFINITY);
+    to.resize(view.row_count(batch) * keys.len(), f64::NEG_INFINITY);
     let mut any = false;
     view.for_each_tile(scratch, &mut |tile| {
         any = true;

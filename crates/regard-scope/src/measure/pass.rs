@@ -5,7 +5,6 @@ use super::grid::{Cells, Grid};
 use regard::inspect::{WEIGHT_TILE_ROWS, WeightTile};
 use regard::{AttentionView, Error, Isa, Number};
 use std::f64::consts::LN_2;
-use std::ops::Range;
 
 /// Queries of a strip, at least: bounds how often cells of strips are added up.
 const STRIP_ROWS: usize = 1024;
@@ -25,11 +24,7 @@ pub(super) fn run<N: Number>(
     counts: Option<&[N]>,
     mut then: impl FnMut(usize, Vec<Strip<N>>),
 ) -> Result<(), Error> {
-    let rows = |batch| {
-        let (rows, step) = view.rows_of(batch);
-        rows.len().div_ceil(step)
-    };
-    let longest = view.heads().map(|(batch, _)| rows(batch)).max().unwrap_or(0);
+    let longest = view.heads().map(|(batch, _)| view.row_count(batch)).max().unwrap_or(0);
     let strip = longest.div_ceil(MAX_STRIPS).max(STRIP_ROWS).next_multiple_of(2 * WEIGHT_TILE_ROWS);
     let heads: Vec<_> = view.heads().collect();
     let logs = measure.entropy || measure.top.is_some();
@@ -88,8 +83,7 @@ impl<N: Number> Strip<N> {
     fn new(measure: &Measure, part: &AttentionView<'_, N>, grids: &[Option<Grid>]) -> Self {
         let batch = part.heads().next().map_or(0, |(batch, _)| batch);
         let (rows, step) = part.rows_of(batch);
-        let Range { start: first, end } = rows.clone();
-        let count = (end - first).div_ceil(step);
+        let (first, count) = (rows.start, part.row_count(batch));
         let zeros = || vec![[N::zero(); WEIGHT_TILE_ROWS]; count.div_ceil(WEIGHT_TILE_ROWS)];
         let k = measure.top.map(|k| k.min(part.problem().dims().k_len));
         Self {

@@ -61,14 +61,11 @@ impl Bits {
         if words.len() != rows * width {
             return Err(Error::DataLength { needed: rows * width, found: words.len() });
         }
-        let below = |option, found, limit| {
-            if found < limit { Ok(()) } else { Err(Error::OutOfRange { option, found, limit }) }
-        };
         for (first, words) in firsts.iter().zip(words.chunks_exact(width.max(1))) {
-            below("the first word of a row of bits", *first, k_len / 64 + 1)?;
+            Error::unless_below("the first word of a row of bits", *first, k_len / 64 + 1)?;
             if let Some(last) = words.iter().rposition(|word| *word != 0) {
                 let key = (first + last) * 64 + words[last].ilog2() as usize;
-                below("the last key of a row of bits", key, k_len)?;
+                Error::unless_below("the last key of a row of bits", key, k_len)?;
             }
         }
         Ok(Self { words: words.into(), firsts: firsts.into(), width, shape })

@@ -470,9 +470,6 @@ impl Mask {
             }
             Err(Error::Count { option, expected: (n, what), found })
         };
-        let below = |option, found, limit| {
-            if found < limit { Ok(()) } else { Err(Error::OutOfRange { option, found, limit }) }
-        };
         match &self.0 {
             Rule::All | Rule::Nothing | Rule::Band { .. } | Rule::Custom(_) => Ok(()),
             Rule::Spans(spans) => {
@@ -480,7 +477,9 @@ impl Mask {
                     let expected = (batch, "one for each item of the batch");
                     return Err(Error::Count { option: "lengths", expected, found: spans.len() });
                 }
-                spans.iter().try_for_each(|s| below("lengths", s.end, k_len.saturating_add(1)))
+                spans.iter().try_for_each(|s| {
+                    Error::unless_below("lengths", s.end, k_len.saturating_add(1))
+                })
             }
             Rule::Segments(s) => {
                 if let Some(q) = &s.q {
@@ -499,7 +498,7 @@ impl Mask {
                 )
             }
             Rule::Global(set) => {
-                set.iter().try_for_each(|at| below("global", *at, k_len.max(q_len)))
+                set.iter().try_for_each(|at| Error::unless_below("global", *at, k_len.max(q_len)))
             }
             Rule::Blocks(0) => Err(Error::Zero { option: "blocks" }),
             Rule::Dilated(0) => Err(Error::Zero { option: "dilated" }),
