@@ -17,8 +17,8 @@
 //! fully masked row has `out = 0`, `lse = -inf` (with a sink: `lse = sink`) and `H = 0`.
 
 mod backward;
-mod looks;
 mod steps;
+mod weights;
 
 use crate::description::dropout::uniform;
 use crate::description::normalizer::Normalizer;
@@ -31,8 +31,8 @@ use crate::tensor::index::Pair;
 pub use crate::tensor::view::Inputs;
 use crate::tensor::view::{Shape, View, serving};
 pub use backward::{Grads, backward, backward_in_steps};
-pub use looks::{RowWeights, weights};
 pub use steps::{Steps, steps};
+pub use weights::{RowWeights, weights};
 
 /// Result of the reference forward pass: dense tensors `[batch, heads.q, q_len, ...]`. Packed items follow one another.
 #[derive(Clone, Debug)]
