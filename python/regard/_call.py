@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional, TypedDict, TypeVar, Unio
 
 import numpy as np
 
-from . import _arrays, masks
+from . import _arrays, _regard, masks
 
 MaskLike = Union[masks.Mask, str, Any, None]
 
@@ -52,6 +52,11 @@ class Call(NamedTuple):
     """Arrays without gradients."""
 
     @property
+    def is_plain(self) -> bool:
+        """Whether no option is an array."""
+        return not (self.learned or self.held)
+
+    @property
     def names(self) -> list[str]:
         """Names of the tensors with gradients."""
         return _read(self.text).get("learned", [])
@@ -67,6 +72,12 @@ class Call(NamedTuple):
     def beside(self, q: Any) -> Call:
         """Use as many threads as PyTorch if `q` is a tensor."""
         return self.on(sys.modules["torch"].get_num_threads()) if _arrays.is_torch(q) else self
+
+    def attend(self, q: Any, k: Any, v: Any) -> Any:
+        """Output of a call whose options have no arrays, in a new array of the library of q. The fast path: no other results."""
+        out = _arrays.like_rows(q, v.shape[-1])
+        _regard.attend(self.text, _arrays.memory(q), _arrays.memory(k), _arrays.memory(v), _arrays.memory(out))
+        return out
 
     def native(self, *tensors: Any) -> tuple[Any, ...]:
         """Arguments of the native functions; all arrays must stay alive until the native call returns."""
@@ -162,7 +173,10 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def described(q: Any, options: Any) -> Call:
-    """:func:`describe`, cached if all options are strings and numbers: it costs as much as a small call."""
+    """:func:`describe`, cached if all options are strings, numbers and masks without arrays: it costs as much as a small call."""
+    mask = options.get("mask")
+    if type(mask) is masks.Mask and not mask.arrays:
+        options = {**options, "mask": mask.text()}
     for value in options.values():
         if type(value) not in _PLAIN:
             return describe(q, **options)

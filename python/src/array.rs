@@ -3,17 +3,42 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use regard::tensor::Strides;
+use pyo3::types::{PyDict, PyTuple};
+use regard::tensor::{Strides, ViewMut};
 use regard::{Element, Shape, View};
 use std::any::Any;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// An array of the caller: where it lies, what it holds, its sizes, and its strides in elements.
 ///
 /// Only `regard/_arrays.py` makes these, of arrays that live until the call has returned.
-#[derive(Clone, Debug, FromPyObject)]
-pub(crate) struct Array(usize, String, Vec<usize>, Vec<isize>);
+#[derive(Clone, Debug)]
+pub(crate) struct Array(usize, Cow<'static, str>, Vec<usize>, Vec<isize>);
+
+/// By hand: what `derive` makes takes three times as long, as long as a small call.
+impl<'a, 'py> FromPyObject<'a, 'py> for Array {
+    type Error = PyErr;
+
+    fn extract(from: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let parts = from.cast::<PyTuple>()?;
+        let part = |i| parts.get_borrowed_item(i);
+        let dtype = part(1)?;
+        let dtype = dtype.extract::<Cow<'_, str>>()?;
+        let known = DTYPES.iter().find(|known| **known == dtype);
+        let dtype = known.map_or_else(|| dtype.into_owned().into(), |known| Cow::Borrowed(*known));
+        Ok(Self(part(0)?.extract()?, dtype, numbers(part(2)?)?, numbers(part(3)?)?))
+    }
+}
+
+/// The numbers of a tuple.
+fn numbers<'a, 'py, T>(from: Borrowed<'a, 'py, PyAny>) -> PyResult<Vec<T>>
+where
+    T: for<'b> FromPyObject<'b, 'py, Error = PyErr>,
+{
+    let tuple = from.cast::<PyTuple>()?;
+    (0..tuple.len()).map(|i| tuple.get_borrowed_item(i)?.extract()).collect()
+}
 
 /// What a Rust type is called in an [`Array`].
 pub(crate) trait Named: Copy + Send + Sync + 'static {
@@ -24,6 +49,7 @@ pub(crate) trait Named: Copy + Send + Sync + 'static {
 
 macro_rules! named {
     ($($of:ty, $name:literal, $typestr:literal;)*) => {
+        const DTYPES: &[&str] = &[$($name),*];
         $(impl Named for $of {
             const NAME: &'static str = $name;
             const TYPE: &'static str = $typestr;
@@ -114,6 +140,26 @@ impl Array {
             (_, Some(_)) => self.refuse(name, "[total, heads, features], for it has offsets"),
             (_, None) => self.refuse(name, "[batch, heads, length, features]"),
         }
+    }
+
+    /// `[batch, heads, len, dim]`, to be written.
+    ///
+    /// # Safety
+    /// Nothing else may read or write this memory while the view is alive.
+    pub(crate) unsafe fn view_mut<'a, E: Element + Named>(
+        &'a self,
+        name: &str,
+    ) -> PyResult<ViewMut<'a, E>> {
+        let (len, first) = (self.reach::<E>(name)?.len(), self.0 as *mut E);
+        let Self(_, _, shape, strides) = self;
+        let (&[batch, heads, len_of, dim], &[b, h, l, 1]) = (&shape[..], &strides[..]) else {
+            return self.refuse(name, "[batch, heads, length, features], features side by side");
+        };
+        let strides = [b, h, l].map(|n| usize::try_from(n).unwrap_or(0));
+        let strides = Strides { batch: strides[0], heads: strides[1], len: strides[2] };
+        // SAFETY: `reach` has checked address and length, and the caller promises that it has this memory alone.
+        let data = unsafe { std::slice::from_raw_parts_mut(first, len) };
+        ViewMut::strided(data, Shape { batch, heads, len: len_of, dim }, strides).map_err(refused)
     }
 
     /// All elements of an array that is dense.

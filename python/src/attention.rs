@@ -1,10 +1,10 @@
 //! Attention there and back, and what is kept between.
 
 use crate::array::{Array, Named, Owned, by_type, refused};
-use crate::options::{Call, Described, Stored};
+use crate::options::{Call, Described, Stored, planned};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use regard::plan::{OutputGrads, OutputView};
+use regard::plan::{OutputGrads, OutputMut, OutputView};
 use regard::problem::Normalizer;
 use regard::{Grads, Layout, Output, Tensor};
 use std::any::Any;
@@ -94,6 +94,30 @@ pub(crate) fn forward(py: Python<'_>, call: Described) -> PyResult<Kept> {
         let plan = call.plan(&views)?;
         let output = py.detach(|| plan.forward(q, k, v)).map_err(refused)?;
         Kept::new(py, output)
+    })
+}
+
+/// Attention into `out`, a new array, for options without arrays. Does not plan again if an earlier call had these options and shapes.
+#[pyfunction]
+pub(crate) fn attend(
+    py: Python<'_>,
+    options: &str,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+) -> PyResult<()> {
+    by_type!(q.dtype(), E => {
+        let views = [q.view::<E>("q", None)?, k.view("k", None)?, v.view("v", None)?];
+        let plan = planned(options, &views)?;
+        let rows: usize = views[0].shape().to_array()[..3].iter().product();
+        let zeros = || vec![Default::default(); rows];
+        let (mut lse, mut entropy) = (zeros(), plan.problem().entropy.then(zeros));
+        // SAFETY: `regard/*.py` has just made this array and holds the only reference.
+        let out = unsafe { out.view_mut::<E>("out") }?;
+        let [q, k, v] = views;
+        let to = OutputMut { out, lse: &mut lse, entropy: entropy.as_deref_mut() };
+        py.detach(|| plan.forward_into(q, (k, v), to)).map_err(refused)
     })
 }
 

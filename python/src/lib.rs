@@ -29,7 +29,7 @@ mod _regard {
     #[pymodule_export]
     use super::array::Owned;
     #[pymodule_export]
-    use super::attention::{Kept, backward, forward, plan};
+    use super::attention::{Kept, attend, backward, forward, plan};
     #[pymodule_export]
     use super::cache::{Cache, Sequence};
     #[pymodule_export]

@@ -7,12 +7,13 @@ use regard::machine::Precision;
 use regard::mask::{Bits, MaskRule};
 use regard::problem::{Additive, Align, Dropout, Local, Normalizer, Scope, Similarity};
 use regard::score::RelativeBias;
-use regard::{Element, Isa, Machine, Mask, Plan, Problem, Score, View};
+use regard::{Element, Isa, Machine, Mask, Plan, Problem, Score, Shape, View};
 use regard_scope::parse_mask_with;
 use serde::Deserialize;
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 /// A type that tensors are stored in, known to Python with its number.
 pub(crate) trait Stored: Element<Num: Named> + Named {}
@@ -151,6 +152,14 @@ impl Call {
         Ok(Self { options, tensors, learned, mask, given, seed, q_offsets, k_offsets })
     }
 
+    /// Options without arrays.
+    fn of_options(options: Options) -> PyResult<Self> {
+        let mask = parse_mask_with(&options.mask, &[]).map_err(refused)?;
+        let (tensors, learned, given) = (Vec::new(), Vec::new(), Vec::new());
+        let (seed, q_offsets, k_offsets) = ([0; 2], None, None);
+        Ok(Self { options, tensors, learned, mask, given, seed, q_offsets, k_offsets })
+    }
+
     pub(crate) fn dtype(&self) -> &str {
         self.tensors[0].dtype()
     }
@@ -196,26 +205,35 @@ impl Call {
         &self,
         [q, k, v]: &[View<'_, E>; 3],
     ) -> PyResult<Problem<'_, E>> {
-        self.with_options(Problem::new(q, k, v))
+        self.with_own_options(Problem::new(q, k, v))
     }
 
     /// A problem that has sizes only, with the options of this call.
-    pub(crate) fn with_options<'c, E: Stored>(
+    pub(crate) fn with_own_options<'c, E: Stored>(
         &'c self,
+        problem: Problem<'c, E>,
+    ) -> PyResult<Problem<'c, E>> {
+        self.with_options(&self.learned, problem)
+    }
+
+    /// The same with the tensors that have gradients elsewhere: without any, the problem borrows nothing.
+    fn with_options<'c, E: Stored>(
+        &self,
+        learned: &'c [Array],
         problem: Problem<'c, E>,
     ) -> PyResult<Problem<'c, E>> {
         let options = &self.options;
         let mut problem = problem
             .mask(self.mask.clone())
-            .score(self.score()?)
-            .similarity(self.similarity()?)
+            .score(self.score(learned)?)
+            .similarity(self.similarity(learned)?)
             .align(self.align()?)
             .normalizer(normalizer(&options.normalizer)?);
         problem.entropy = options.entropy;
         if options.dropout != 0.0 {
             problem = problem.dropout(Dropout::new(options.dropout, self.seed[0], self.seed[1]));
         }
-        match (self.array("centres"), options.reach) {
+        match (self.array(learned, "centres"), options.reach) {
             (Some(centres), Some(reach)) => {
                 problem = problem.local(Local::new(centres.list("local")?, reach));
             }
@@ -243,15 +261,20 @@ impl Call {
         Ok(machine.isa(one_of("isa", name, &Isa::available(), |isa| isa.name())?))
     }
 
-    fn array(&self, name: &str) -> Option<&Array> {
-        self.options.learned.iter().position(|found| found == name).map(|i| &self.learned[i])
+    fn array<'c>(&self, learned: &'c [Array], name: &str) -> Option<&'c Array> {
+        let i = self.options.learned.iter().position(|found| found == name)?;
+        learned.get(i)
     }
 
-    fn tensor<E: Stored>(&self, name: &str) -> PyResult<Option<View<'_, E>>> {
-        self.array(name).map(|array| array.view(name, None)).transpose()
+    fn tensor<'c, E: Stored>(
+        &self,
+        learned: &'c [Array],
+        name: &str,
+    ) -> PyResult<Option<View<'c, E>>> {
+        self.array(learned, name).map(|array| array.view(name, None)).transpose()
     }
 
-    fn score<E: Stored>(&self) -> PyResult<Score<'_, E>> {
+    fn score<'c, E: Stored>(&self, learned: &'c [Array]) -> PyResult<Score<'c, E>> {
         let options = &self.options;
         let mut score = Score::new().temperature(options.temperature);
         if let Some(scale) = options.scale {
@@ -260,16 +283,16 @@ impl Call {
         if let Some(cap) = options.softcap {
             score = score.softcap(cap);
         }
-        if let Some(bias) = self.tensor("bias")? {
+        if let Some(bias) = self.tensor(learned, "bias")? {
             score = score.bias(bias);
         }
-        if let Some(slopes) = self.array("alibi") {
+        if let Some(slopes) = self.array(learned, "alibi") {
             score = score.alibi(slopes.list("alibi")?);
         }
-        if let Some(sinks) = self.array("sinks") {
+        if let Some(sinks) = self.array(learned, "sinks") {
             score = score.sinks(sinks.list("sinks")?);
         }
-        match (self.array("relative"), options.relative) {
+        match (self.array(learned, "relative"), options.relative) {
             (Some(table), Some(relative)) => {
                 let (rows, numbers) =
                     (table.shape().first().copied().unwrap_or(0), table.list("relative")?);
@@ -288,7 +311,7 @@ impl Call {
         Ok(score)
     }
 
-    fn similarity<E: Stored>(&self) -> PyResult<Similarity<'_, E>> {
+    fn similarity<'c, E: Stored>(&self, learned: &'c [Array]) -> PyResult<Similarity<'c, E>> {
         let needed = |name: &str| {
             let missing = || {
                 PyValueError::new_err(format!(
@@ -296,7 +319,7 @@ impl Call {
                     self.options.similarity
                 ))
             };
-            self.tensor(name)?.ok_or_else(missing)
+            self.tensor(learned, name)?.ok_or_else(missing)
         };
         match &self.options.similarity[..] {
             "dot" => Ok(Similarity::Dot),
@@ -304,7 +327,7 @@ impl Call {
             "general" => Ok(Similarity::General(needed("w")?)),
             "additive" => Ok(Similarity::Additive(Additive {
                 w_q: needed("w_q")?,
-                w_k: self.tensor("w_k")?,
+                w_k: self.tensor(learned, "w_k")?,
                 v: needed("w_v")?,
             })),
             other => Err(unknown("similarity", other, "dot, general, distance or additive")),
@@ -319,6 +342,54 @@ impl Call {
             AlignAs::Name(name) => Err(unknown("align", name, "end, start or a whole number")),
         }
     }
+}
+
+/// A plan, what it was made from, and whether in a forked process.
+struct Planned {
+    options: String,
+    dtype: &'static str,
+    shapes: [Shape; 3],
+    forked: bool,
+    /// A `Plan<'static, E>`.
+    plan: Arc<dyn Any + Send + Sync>,
+}
+
+/// Recent plans, the last one used last. They keep their scratch memory, and planning takes as long as a small call.
+static PLANS: Mutex<Vec<Planned>> = Mutex::new(Vec::new());
+/// Plans that are kept: more than a model has kinds of layers.
+const PLANS_MAX: usize = 32;
+
+/// The plan of a call whose options have no arrays.
+pub(crate) fn planned<E: Stored>(
+    options: &str,
+    views: &[View<'_, E>; 3],
+) -> PyResult<Arc<Plan<'static, E>>> {
+    let (shapes, dtype) = (views.map(|view| view.shape()), <E as Named>::NAME);
+    let forked = *LOADED_BY != std::process::id();
+    let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+    let same = |of: &Planned| {
+        of.shapes == shapes && of.dtype == dtype && of.forked == forked && of.options == options
+    };
+    if let Some(i) = plans.iter().rposition(same) {
+        let found = plans.remove(i);
+        let plan = found.plan.clone();
+        plans.push(found);
+        drop(plans);
+        return plan.downcast().map_err(|_| refused("the plan is of another type"));
+    }
+    drop(plans);
+    let settings: Options = serde_json::from_str(options).map_err(refused)?;
+    let call = Call::of_options(settings)?;
+    let problem = call.with_options(&[], Problem::new(&views[0], &views[1], &views[2]))?;
+    let plan = Arc::new(Plan::new(problem, call.machine()?).map_err(refused)?);
+    let options = options.to_string();
+    let entry = Planned { options, dtype, shapes, forked, plan: plan.clone() };
+    let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
+    if plans.len() == PLANS_MAX {
+        plans.remove(0);
+    }
+    plans.push(entry);
+    Ok(plan)
 }
 
 /// This machine, with so many threads if they are given.

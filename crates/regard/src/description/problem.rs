@@ -397,6 +397,11 @@ impl<'a, E: Element> Problem<'a, E> {
             && !self.entropy
     }
 
+    /// Whether no option tells the rows and keys of a decoding task apart.
+    pub(crate) fn treats_rows_alike(&self) -> bool {
+        self.is_plain_dot() && !self.has_factors() && !self.entropy
+    }
+
     /// Whether similarities are plain dot products.
     pub(crate) fn is_dot(&self) -> bool {
         matches!(self.similarity, Similarity::Dot)

@@ -1,6 +1,6 @@
 //! Attention: from a plan and tensors to an output.
 
-use super::{Core, Grid, ItemClass, Plan, ScratchSizes, cumulated};
+use super::{Core, Grid, ItemClass, Plan, Schedule, ScratchSizes, cumulated};
 use crate::description::normalizer::Selection;
 use crate::description::problem::{Dims, Problem};
 use crate::error::{Error, filled};
@@ -102,37 +102,84 @@ impl<E: Element> Plan<'_, E> {
         Ok(Output { out: unsafe { out.written() }, lse, states, entropy, max_score, selection })
     }
 
-    /// Attention into memory of the caller: `out [batch, heads.q, q_len, v_dim]`, `lse [batch, heads.q, q_len]`, and
-    /// `entropy [batch, heads.q, q_len]` if the problem asks for it. The selections of a normalizer are not kept, so only the
-    /// softmax has a backward pass from here. For packed queries `out` is packed like them, and the others are
-    /// `[total, heads.q]`.
+    /// Attention into memory of the caller, over tensors or a cache: with `(k, v)` or `(&cache, sequences)` for `kv`. A repeated call
+    /// on one thread allocates nothing, unless items have different lengths or few queries meet many keys.
+    ///
+    /// The selections of a normalizer are not kept, so only the softmax has a backward pass from here.
+    pub fn forward_into<'c>(
+        &self,
+        q: View<'c, E>,
+        kv: impl Into<KeysValues<'c, E>>,
+        to: OutputMut<'_, E>,
+    ) -> Result<(), Error> {
+        self.compute_into(q, kv.into(), to)
+    }
+
     #[inline(never)]
-    pub fn forward_into(
+    fn compute_into(
         &self,
         q: View<'_, E>,
-        k: View<'_, E>,
-        v: View<'_, E>,
-        out: &mut ViewMut<'_, E>,
-        lse: &mut [E::Num],
-        entropy: Option<&mut [E::Num]>,
+        kv: KeysValues<'_, E>,
+        to: OutputMut<'_, E>,
     ) -> Result<(), Error> {
-        let core = self.core();
-        let (q, k, v) = (q.erase(), k.erase(), v.erase());
-        core.check_inputs(&q, &k, &v)?;
-        self.problem().dims().out_shape().unless_same("the plan", "the output", out.shape())?;
-        self.problem.same_packing("the output", 0, out.offsets())?;
-        let rows = self.problem.rows();
+        let (core, problem) = (self.core(), self.problem());
+        let OutputMut { out, lse, entropy } = to;
+        problem.dims().out_shape().unless_same("the plan", "the output", out.shape())?;
+        problem.same_packing("the output", 0, out.offsets())?;
+        let rows = problem.rows();
         Error::unless_one_each_row("lse", rows, lse.len())?;
         let found = entropy.as_ref().map_or(0, |entropy| entropy.len());
-        Error::unless_one_each_row("entropy", if self.problem.entropy { rows } else { 0 }, found)?;
-        let entropy = entropy.filter(|_| self.problem.entropy);
-        let to = core.finished(E::erase(&*out).into(), lse, None, [entropy, None])?;
-        match core.with_projected_keys(&k)? {
-            Some((core, keys)) => core.compute(core.call(q, keys.view(), v), &to),
-            None => core.compute(core.call(q, k, v), &to),
-        }?;
+        Error::unless_one_each_row("entropy", if problem.entropy { rows } else { 0 }, found)?;
+        let entropy = entropy.filter(|_| problem.entropy);
+        let to = core.finished(E::erase(&out).into(), lse, None, [entropy, None])?;
+        match kv {
+            KeysValues::Cache(cache, sequences) => {
+                core.compute(self.check_cached(q, cache, sequences)?, &to)?;
+            }
+            KeysValues::Tensors(k, v) => {
+                let (q, k, v) = (q.erase(), k.erase(), v.erase());
+                core.check_inputs(&q, &k, &v)?;
+                match core.with_projected_keys(&k)? {
+                    Some((core, keys)) => core.compute(core.call(q, keys.view(), v), &to),
+                    None => core.compute(core.call(q, k, v), &to),
+                }?;
+            }
+        }
         Ok(())
     }
+}
+
+/// Keys and values of a call.
+#[derive(Clone, Copy, Debug)]
+pub enum KeysValues<'c, E: Element> {
+    /// k and v.
+    Tensors(View<'c, E>, View<'c, E>),
+    /// What some sequences have in a cache.
+    Cache(&'c KvCache<E>, &'c [Sequence]),
+}
+
+impl<'c, E: Element> From<(View<'c, E>, View<'c, E>)> for KeysValues<'c, E> {
+    fn from((k, v): (View<'c, E>, View<'c, E>)) -> Self {
+        Self::Tensors(k, v)
+    }
+}
+
+impl<'c, E: Element> From<(&'c KvCache<E>, &'c [Sequence])> for KeysValues<'c, E> {
+    fn from((cache, sequences): (&'c KvCache<E>, &'c [Sequence])) -> Self {
+        Self::Cache(cache, sequences)
+    }
+}
+
+/// Memory of the caller for the outputs of a call. If queries are packed, `out` is packed like them, and the others are
+/// `[total, heads.q]`.
+#[derive(Debug)]
+pub struct OutputMut<'o, E: Element> {
+    /// `[batch, heads.q, q_len, v_dim]`
+    pub out: ViewMut<'o, E>,
+    /// `[batch, heads.q, q_len]`
+    pub lse: &'o mut [E::Num],
+    /// `[batch, heads.q, q_len]`, if the problem has [`entropy`](Problem::entropy).
+    pub entropy: Option<&'o mut [E::Num]>,
 }
 
 impl<N: Number> Core<'_, N> {
@@ -222,41 +269,42 @@ impl<N: Number> Core<'_, N> {
         call: Call<'_, N>,
         to: &Outputs<'_, N>,
     ) -> Result<(), Error> {
-        let Dims { heads, v_dim, .. } = self.problem.dims();
-        let (schedule, items) = (class.schedule, self.items(class));
-        let stages = self.stages(class);
-        let q_len = |slot: usize| self.problem.q_len(items[slot]);
+        let Dims { batch, heads, v_dim, .. } = self.problem.dims();
+        let (schedule, items) = (class.schedule, class.count(batch));
+        let q_len = |slot: usize| self.problem.q_len(class.item(slot));
         // Parts are kept of the items of this class alone, one after another.
-        let offsets = cumulated(items.len(), q_len);
+        let offsets: Vec<usize>;
         let saved = [class.parts * heads.q, v_dim + STATE];
         let mut scratch: Vec<N>;
         let mut partial = None;
-        if stages.len() > 1 {
-            scratch = filled(N::zero(), &[offsets[items.len()], saved[0], saved[1]])?;
+        if schedule.parted || schedule.diagonal {
+            offsets = cumulated(items, q_len);
+            scratch = filled(N::zero(), &[offsets[items], saved[0], saved[1]])?;
             partial = Some(match self.problem.q_offsets() {
                 Some(_) => ViewMut::packed(&mut scratch, &offsets, saved)?,
-                None => ViewMut::bhsd(&mut scratch, [items.len(), saved[0], q_len(0), saved[1]])?,
+                None => ViewMut::bhsd(&mut scratch, [items, saved[0], q_len(0), saved[1]])?,
             });
         }
-        let packed_kv = self.pack_kv(class, &items, &call);
+        let packed_kv = self.pack_kv(class, &call);
         let packed_kv = packed_kv.as_ref();
-        for (tiling, stage) in stages {
+        for (tiling, stage) in self.stages(class) {
             let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
             let parts = if stage.into.is_some() { class.parts } else { 1 };
             // Few rows: a task has all heads that a key head serves.
             let decode = schedule.decode && stage.keys.is_some();
             let served = if decode { heads.q / heads.kv } else { 1 };
             let each = heads.q / served * parts;
-            let grid = Grid::new(items.len(), each, tiling);
+            let grid = Grid::new(items, each, class.items.is_none(), tiling);
             let tiles = schedule.tiles.filter(|_| stage.keys.is_some());
-            let sizes = ScratchSizes { rows: schedule.rows, tiles, decode };
+            let run = Schedule { tiles, decode, ..schedule };
+            let sizes = ScratchSizes::new(&self.problem, schedule.rows, run);
             run_then(
                 self.threads(),
                 grid.count(),
                 || self.scratch.take(&self.problem, sizes),
                 |scratch, i| {
                     let (slot, rest, rows) = grid.at(i);
-                    let (b, head, part) = (items[slot], rest / parts * served, rest % parts);
+                    let (b, head, part) = (class.item(slot), rest / parts * served, rest % parts);
                     if rows.count == 0 {
                         return;
                     }
@@ -294,7 +342,7 @@ impl<N: Number> Core<'_, N> {
                     Forward { call, scope, rows, stage, packed_kv, target, part: 0, scratch }
                         .run(self.machine.isa);
                 },
-                |scratch| self.scratch.keep(sizes, scratch),
+                |scratch| self.scratch.put_back(sizes, scratch),
             );
         }
         Ok(())
@@ -313,10 +361,12 @@ impl<N: Number> Core<'_, N> {
     }
 
     /// Keys and values in tiles, where several tiles of rows meet them.
-    fn pack_kv(&self, class: &ItemClass, items: &[usize], call: &Call<'_, N>) -> Option<PackedKv> {
+    fn pack_kv(&self, class: &ItemClass, call: &Call<'_, N>) -> Option<PackedKv> {
         let sizes =
             class.schedule.tiles.filter(|_| class.schedule.shared && !class.schedule.decode)?;
-        let threads = self.threads();
+        let batch = self.problem.dims().batch;
+        let items: Vec<usize> = (0..class.count(batch)).map(|i| class.item(i)).collect();
+        let (items, threads) = (&items[..], self.threads());
         let task = PackKv { sizes, call, items, threads };
         N::on_amx::<PackKv<'_, '_, f32>>(self.machine.isa, task).ok().flatten()
     }

@@ -23,11 +23,11 @@ use crate::machine::Machine;
 use crate::machine::simd::{Element, GROUP, Number};
 use crate::tensor::index::RowTile;
 use crate::tensor::view::{Shape, ViewMut};
+pub use forward::{KeysValues, OutputMut};
 pub use grads::{AdditiveGrads, Grads, OutputGrads};
 pub use output::{Output, OutputView};
-use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 pub use work::Work;
 
 /// A checked problem and the way to run it. Make it once, use it for every layer of the same shape: a plan keeps the memory that
@@ -54,42 +54,78 @@ pub(crate) struct Core<'a, N: Number> {
     scratch: ScratchPool<N>,
 }
 
-/// Memory that threads have worked in, kept for the next call of the plan: for short calls, making it takes as long as using it.
-#[derive(Debug)]
-struct ScratchPool<N>(Mutex<Vec<(ScratchSizes, Scratch<N>)>>);
+/// Scratch memory of forward passes, kept for the next call: for short calls, allocating it takes as long as using it.
+///
+/// A plan has a pool of its own. A layer whose parameters (bias, ALiBi slopes, sinks, ...) change between calls owns a pool, and makes
+/// a plan for each call that uses it: [`Plan::with_scratch`]. A clone shares the memory of the original. Plans of any sizes may
+/// share a pool; it holds the [`POOL_MAX`] most recent blocks of scratch, one for each thread of a call.
+#[derive(Clone, Debug)]
+pub struct ScratchPool<N: Number>(Arc<Mutex<Vec<(ScratchSizes, Scratch<N>)>>>);
 
-/// What the size of a [`Scratch`] depends on beside the problem.
+/// Blocks of scratch that a pool holds at most.
+const POOL_MAX: usize = 64;
+
+/// What the size of a [`Scratch`] depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ScratchSizes {
+    dims: Dims,
     rows: usize,
     tiles: Option<Sizes>,
     decode: bool,
+    /// Whether rows are decoded together: see [`Problem::treats_rows_alike`].
+    alike: bool,
+    /// Whether weights have factors.
+    factors: bool,
+    /// Whether queries are projected.
+    projected: bool,
+    /// Units of an additive similarity.
+    hidden: usize,
+}
+
+impl ScratchSizes {
+    fn new<N: Number>(problem: &Problem<'_, N>, rows: usize, schedule: Schedule) -> Self {
+        Self {
+            dims: Dims { batch: 0, ..problem.dims() },
+            rows,
+            tiles: schedule.tiles,
+            decode: schedule.decode,
+            alike: problem.treats_rows_alike(),
+            factors: problem.has_factors(),
+            projected: problem.similarity.of_queries().is_some(),
+            hidden: problem.similarity.hidden(),
+        }
+    }
+}
+
+impl<N: Number> Default for ScratchPool<N> {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Vec::new())))
+    }
 }
 
 impl<N: Number> ScratchPool<N> {
-    fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+    /// An empty pool.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
     }
 
-    /// What was kept, or new memory.
+    /// Memory of these sizes: that of an earlier call, or new.
     fn take(&self, problem: &Problem<'_, N>, sizes: ScratchSizes) -> Scratch<N> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(i) = kept.iter().position(|(of, _)| *of == sizes) {
-            return kept.swap_remove(i).1;
+        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(i) = pool.iter().rposition(|(of, _)| *of == sizes) {
+            return pool.remove(i).1;
         }
-        drop(kept);
+        drop(pool);
         Scratch::new(problem, sizes.rows, sizes.tiles, sizes.decode)
     }
 
-    fn keep(&self, sizes: ScratchSizes, scratch: Scratch<N>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((sizes, scratch));
-    }
-}
-
-/// Another plan has other sizes.
-impl<N: Number> Clone for ScratchPool<N> {
-    fn clone(&self) -> Self {
-        Self::new()
+    fn put_back(&self, sizes: ScratchSizes, scratch: Scratch<N>) {
+        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if pool.len() == POOL_MAX {
+            pool.remove(0);
+        }
+        pool.push((sizes, scratch));
     }
 }
 
@@ -154,6 +190,13 @@ impl<'a, E: Element> Plan<'a, E> {
         self.core.tile_products()
     }
 
+    /// The same plan with its scratch memory in `pool`, which other plans may share.
+    #[must_use]
+    pub fn with_scratch(mut self, pool: &ScratchPool<E::Num>) -> Self {
+        self.core.scratch = pool.clone();
+        self
+    }
+
     pub(crate) fn core(&self) -> &Core<'a, E::Num> {
         &self.core
     }
@@ -208,7 +251,7 @@ impl<'a, N: Number> Core<'a, N> {
                 }
             }
         }
-        let scratch = ScratchPool::new();
+        let scratch = ScratchPool::default();
         Self { rows: longest.rows, problem, machine, first: 0, classes, diagonal, scratch }
     }
 
@@ -238,7 +281,7 @@ impl<'a, N: Number> Core<'a, N> {
         let (machine, diagonal) = (self.machine.threads(threads), self.diagonal.clone());
         let schedule = Schedule::new(&problem, machine, &diagonal, [q_len, k_len]);
         let classes = vec![ItemClass { schedule, items: Some(vec![item]), parts: 1 }];
-        let (rows, scratch) = (schedule.rows, ScratchPool::new());
+        let (rows, scratch) = (schedule.rows, ScratchPool::default());
         Self { problem, machine, rows, first: 0, classes, diagonal, scratch }
     }
 
@@ -282,39 +325,40 @@ impl<'a, N: Number> Core<'a, N> {
     pub(crate) fn key_ranges(&self) -> Vec<(Tiling, KeyRange<'_>)> {
         let diagonal = self.diagonal.as_ref();
         let apart = diagonal.is_some_and(|(stride, _)| apart(*stride, self.problem.dims().q_len));
-        self.key_ranges_of(self.rows, apart)
+        self.key_ranges_of(self.rows, apart).into_iter().flatten().collect()
     }
 
     /// The same in tiles of so many rows, with diagonals on their own or not.
-    fn key_ranges_of(&self, rows: usize, diagonal: bool) -> Vec<(Tiling, KeyRange<'_>)> {
+    fn key_ranges_of(&self, rows: usize, diagonal: bool) -> [Option<(Tiling, KeyRange<'_>)>; 2] {
         let (mask, keys) = (&self.problem.mask, self.first..self.problem.dims().k_len);
         let tiling = |stride| Tiling { rows, ..self.tiling(stride) };
         let Some((stride, rest)) = self.diagonal.as_ref().filter(|_| diagonal) else {
-            return vec![(tiling(1), KeyRange { mask, without: None, keys })];
+            return [Some((tiling(1), KeyRange { mask, without: None, keys })), None];
         };
         let near = KeyRange { mask: rest, without: None, keys: keys.clone() };
         let far = KeyRange { mask, without: Some(rest), keys };
-        vec![(tiling(1), near), (tiling(*stride), far)]
+        [Some((tiling(1), near)), Some((tiling(*stride), far))]
     }
 
     /// The stages of a class of items: each waits for the one before, the tasks inside it are independent.
-    fn stages(&self, class: &ItemClass) -> Vec<(Tiling, Stage<'_>)> {
+    fn stages<'s>(
+        &'s self,
+        class: &ItemClass,
+    ) -> impl Iterator<Item = (Tiling, Stage<'s>)> + use<'s, 'a, N> {
         let Schedule { rows, parted, diagonal, .. } = class.schedule;
         let key_ranges = self.key_ranges_of(rows, diagonal);
-        if parted {
-            let tiling = Tiling { rows, ..self.tiling(1) };
-            let join = (tiling, Stage { from: 0..class.parts, keys: None, into: None });
-            let part = |(tiling, key_range)| {
-                (tiling, Stage { from: 0..0, keys: Some(key_range), into: Some(0) })
+        let last = if key_ranges[1].is_some() { 1 } else { 0 };
+        let stage = move |(i, (tiling, key_range))| {
+            let (from, into) = match parted {
+                true => (0..0, Some(0)),
+                false => (0..i, (i < last).then_some(0)),
             };
-            return key_ranges.into_iter().map(part).chain([join]).collect();
-        }
-        let last = key_ranges.len() - 1;
-        let stage = |(i, (tiling, key_range))| {
-            let into = if i == last { None } else { Some(0) };
-            (tiling, Stage { from: 0..i, keys: Some(key_range), into })
+            (tiling, Stage { from, keys: Some(key_range), into })
         };
-        key_ranges.into_iter().enumerate().map(stage).collect()
+        let tiling = Tiling { rows, ..self.tiling(1) };
+        let merge = (tiling, Stage { from: 0..class.parts, keys: None, into: None });
+        let stages = key_ranges.into_iter().flatten().enumerate().map(stage);
+        stages.chain(parted.then_some(merge))
     }
 
     /// The keys of a part of an item; none for the last parts of one with fewer keys than another of its class.
@@ -323,13 +367,17 @@ impl<'a, N: Number> Core<'a, N> {
         let keys = (part * PART_KEYS).min(k_len)..((part + 1) * PART_KEYS).min(k_len);
         keys.start.max(self.first).min(keys.end)..keys.end
     }
+}
 
-    /// The items of a class.
-    fn items<'k>(&self, class: &'k ItemClass) -> Cow<'k, [usize]> {
-        match &class.items {
-            Some(items) => items.into(),
-            None => (0..self.problem.dims().batch).collect(),
-        }
+impl ItemClass {
+    /// Items of the class, of a problem with so many.
+    fn count(&self, batch: usize) -> usize {
+        self.items.as_ref().map_or(batch, Vec::len)
+    }
+
+    /// An item of the class.
+    fn item(&self, i: usize) -> usize {
+        self.items.as_ref().map_or(i, |items| items[i])
     }
 }
 
@@ -361,28 +409,42 @@ impl Schedule {
 }
 
 /// The tasks of a stage: for each of some items `each` heads, or heads and parts, and for each of those its tiles of rows.
-struct Grid {
-    tilings: Vec<Tiling>,
-    /// Tasks before those of each item, and all in the end.
-    before: Vec<usize>,
+enum Grid {
+    /// Items of the same sizes.
+    Uniform { tasks: usize, each: usize, tiling: Tiling },
+    /// The tiling of each item; the tasks before those of each item, and all in the end.
+    Ragged { tilings: Vec<Tiling>, before: Vec<usize> },
 }
 
 impl Grid {
-    fn new(items: usize, each: usize, tiling: impl Fn(usize) -> Tiling) -> Self {
+    /// `uniform`: all items have the tiling of the first.
+    fn new(items: usize, each: usize, uniform: bool, tiling: impl Fn(usize) -> Tiling) -> Self {
+        if uniform && items > 0 {
+            let (tiling, each) = (tiling(0), each * tiling(0).count());
+            return Self::Uniform { tasks: items * each, each, tiling };
+        }
         let tilings: Vec<_> = (0..items).map(tiling).collect();
         let before = cumulated(items, |item| each * tilings[item].count());
-        Self { tilings, before }
+        Self::Ragged { tilings, before }
     }
 
     fn count(&self) -> usize {
-        self.before[self.tilings.len()]
+        match self {
+            Self::Uniform { tasks, .. } => *tasks,
+            Self::Ragged { tilings, before } => before[tilings.len()],
+        }
     }
 
     /// The item of a task, which of `each` it is, and its rows. Heads outermost, so that neighbours in time share keys; late
     /// tiles first, for a causal mask gives them the most to do.
     fn at(&self, task: usize) -> (usize, usize, RowTile) {
-        let item = self.before.partition_point(|first| *first <= task) - 1;
-        let (i, tiling) = (task - self.before[item], self.tilings[item]);
+        let (item, i, tiling) = match self {
+            Self::Uniform { each, tiling, .. } => (task / each, task % each, *tiling),
+            Self::Ragged { tilings, before } => {
+                let item = before.partition_point(|first| *first <= task) - 1;
+                (item, task - before[item], tilings[item])
+            }
+        };
         let tiles = tiling.count();
         (item, i / tiles, tiling.tile(tiles - 1 - i % tiles))
     }

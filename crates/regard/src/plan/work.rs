@@ -73,10 +73,10 @@ impl<N: Number> Core<'_, N> {
                 work.add(of(0, 0).map(|n| n * times));
                 continue;
             }
-            for b in self.items(class).iter() {
+            for b in (0..class.count(self.problem.dims().batch)).map(|i| class.item(i)) {
                 match mask.tells_heads_apart() {
-                    true => (0..heads).for_each(|head| work.add(of(*b, head))),
-                    false => work.add(of(*b, 0).map(|n| n * heads as i128)),
+                    true => (0..heads).for_each(|head| work.add(of(b, head))),
+                    false => work.add(of(b, 0).map(|n| n * heads as i128)),
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Every invalid call: the error value, and a message that names the argument, the numbers and the remedy.
 
 use regard::mask::Bits;
-use regard::plan::OutputGrads;
+use regard::plan::{OutputGrads, OutputMut};
 use regard::problem::{Align, Dropout, Similarity};
 use regard::score::RelativeBias;
 use regard::tensor::Strides;
@@ -255,22 +255,21 @@ fn tensors_that_do_not_fit_the_plan_are_errors() {
     ] {
         let words = [says, "must be equal"];
         refused(plan.forward(inputs.0, inputs.1, inputs.2), e.clone(), &words);
-        let mut out = ViewMut::bhsd(&mut out, [2, 4, 5, 6]).unwrap();
-        refused(
-            plan.forward_into(inputs.0, inputs.1, inputs.2, &mut out, &mut [0.0; 40], None),
-            e,
-            &words,
-        );
+        let out = ViewMut::bhsd(&mut out, [2, 4, 5, 6]).unwrap();
+        let to = OutputMut { out, lse: &mut [0.0; 40], entropy: None };
+        refused(plan.forward_into(inputs.0, (inputs.1, inputs.2), to), e, &words);
     }
-    let mut small = ViewMut::bhsd(&mut out, [2, 4, 5, 4]).unwrap();
+    let small = ViewMut::bhsd(&mut out, [2, 4, 5, 4]).unwrap();
+    let small = OutputMut { out: small, lse: &mut [0.0; 40], entropy: None };
     let e = planned("features", 6, "the output", 4);
     let words = ["features: the plan has 6, the output has 4", "must be equal"];
-    refused(plan.forward_into(q, k, v, &mut small, &mut [0.0; 40], None), e, &words);
-    let mut whole = ViewMut::bhsd(&mut out, [2, 4, 5, 6]).unwrap();
+    refused(plan.forward_into(q, (k, v), small), e, &words);
+    let whole = ViewMut::bhsd(&mut out, [2, 4, 5, 6]).unwrap();
+    let whole = OutputMut { out: whole, lse: &mut [0.0; 39], entropy: None };
     let expected = (40, "batch x query heads x queries");
     let e = Error::Count { option: "lse", expected, found: 39 };
     let words = ["lse: 39 entries", "give 40", "queries"];
-    refused(plan.forward_into(q, k, v, &mut whole, &mut [0.0; 39], None), e, &words);
+    refused(plan.forward_into(q, (k, v), whole), e, &words);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Mathematical properties of attention that hold for any inputs.
 
 use proptest::prelude::*;
+use regard::plan::OutputMut;
 use regard::problem::Align;
 use regard::reference::Inputs;
 use regard::{
@@ -334,9 +335,10 @@ fn memory_of_the_caller_gets_the_same_bits() {
     let strides = regard::tensor::Strides { batch: 5000, heads: 6, len: 20 };
     let (mut out, mut lse) = (vec![7.0; 10_000], vec![7.0; expected.lse.len()]);
     let plan = regard::Plan::new(data.problem(&case), regard::Machine::detect()).unwrap();
-    let mut target = ViewMut::strided(&mut out, shape, strides).unwrap();
+    let target = ViewMut::strided(&mut out, shape, strides).unwrap();
     let (q, k, v) = data.inputs();
-    plan.forward_into(q, k, v, &mut target, &mut lse, None).unwrap();
+    let to = OutputMut { out: target, lse: &mut lse, entropy: None };
+    plan.forward_into(q, (k, v), to).unwrap();
     assert_eq!(lse, expected.lse);
     let written = View::strided(&out, shape, strides).unwrap();
     for (b, h) in [(0, 0), (0, 2), (1, 1)] {

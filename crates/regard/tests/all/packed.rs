@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use regard::cache::CacheShape;
-use regard::plan::OutputGrads;
+use regard::plan::{OutputGrads, OutputMut};
 use regard::problem::{Additive, Align, Normalizer, Similarity};
 use regard::score::{RelativeBias, alibi_slopes};
 use regard::{
@@ -371,8 +371,9 @@ fn memory_of_the_caller_is_filled_the_same() {
     let rows = 75 * Q_HEADS;
     let mut out = vec![f32::NAN; rows * V_DIM];
     let (mut lse, mut entropy) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
-    let mut view = ViewMut::packed(&mut out, &batch.offsets[0], [Q_HEADS, V_DIM]).unwrap();
-    plan.forward_into(q, k, v, &mut view, &mut lse, Some(&mut entropy)).unwrap();
+    let view = ViewMut::packed(&mut out, &batch.offsets[0], [Q_HEADS, V_DIM]).unwrap();
+    let to = OutputMut { out: view, lse: &mut lse, entropy: Some(&mut entropy) };
+    plan.forward_into(q, (k, v), to).unwrap();
     assert_eq!(out, output.out.data());
     assert_eq!((lse, Some(entropy)), (output.lse, output.entropy));
 }

@@ -117,7 +117,7 @@ impl<N: Number> DecodeScratch<N> {
             rescale: Lanes([N::one(); GROUP]),
             width: GROUP,
         };
-        let each = if are_alike(problem) { served } else { 1 };
+        let each = if problem.treats_rows_alike() { served } else { 1 };
         let head_groups = (0..served).step_by(each.max(1)).map(|h| head_group(h..h + each));
         let (q, sums) = (
             RowBuffer::new(DECODE_MAX_ROWS, dims.qk_dim),
@@ -132,11 +132,6 @@ impl<N: Number> DecodeScratch<N> {
             amx: tiles.map(AmxDecodeScratch::new),
         }
     }
-}
-
-/// Whether no option tells the rows and keys of a task apart.
-fn are_alike<N: Number>(problem: &Problem<'_, N>) -> bool {
-    problem.is_plain_dot() && !problem.has_factors() && !problem.entropy
 }
 
 /// Sums that the weights of a row are kept in: keys that stand side by side for [`DECODE_MAX_ROWS`] rows.
@@ -191,7 +186,8 @@ impl<N: Number> DecodeScratch<N> {
         self.dots.fill(N::zero());
         for head_group in &mut self.head_groups {
             head_group.states = States::empty();
-            head_group.width = if are_alike(call.problem) { self.rows.width } else { GROUP };
+            head_group.width =
+                if call.problem.treats_rows_alike() { self.rows.width } else { GROUP };
         }
         for (h, runs) in self.runs.iter_mut().enumerate() {
             let scope = Scope { head: scope.head + h, ..scope };
