@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
     def on(self, threads: int) -> Call:
         """Set the number of threads, unless the call sets it."""
-        return self if '"threads"' in self.text else Call(f'{{"threads": {threads}, {self.text[1:]}', self.learned, self.held)
+        return Call(_on(self.text, threads), self.learned, self.held)
 
     def beside(self, q: Any) -> Call:
         """Use as many threads as PyTorch if `q` is a tensor."""
@@ -198,6 +198,11 @@ def spelled_out(function: Function) -> Function:
     options = [one for one in inspect.signature(describe).parameters.values() if one.kind is one.KEYWORD_ONLY]
     function.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
     return function
+
+
+@functools.lru_cache(maxsize=256)
+def _on(text: str, threads: int) -> str:
+    return text if '"threads"' in text else f'{{"threads": {threads}, {text[1:]}'
 
 
 @functools.lru_cache(maxsize=256)

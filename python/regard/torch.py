@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _arrays, _regard
-from ._call import Call, Options, describe, spelled_out
+from ._call import Call, Options, describe, described, spelled_out
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,14 +61,32 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_aux: bool = False, **op
             options["similarity"] = tuple(autocast(*similarity))
     if q.device.type not in ("cpu", "meta") or not q.device == k.device == v.device:
         raise TypeError(f"expected CPU tensors, found q on {q.device}, k on {k.device}, v on {v.device}; move them with .cpu()")
-    q = _arrays.rows(q)
+    q, k, v = _arrays.rows(q), _arrays.rows(k), _arrays.rows(v)
+    if not return_aux and _runs_directly(q, k, v):
+        call = described(q, options)
+        if call.is_plain:
+            return call.on(torch.get_num_threads()).attend(q, k, v)
     call = describe(q, **options)
     learned, held = [[x if isinstance(x, Tensor) else torch.as_tensor(x) for x in xs] for xs in (call.learned, call.held)]
-    out, lse, states, entropy, max_score = _attend(q, _arrays.rows(k), _arrays.rows(v), learned, held, call.text)
+    out, lse, states, entropy, max_score = _attend(q, k, v, learned, held, call.text)
     if not return_aux:
         return out
     watched = bool(options.get("entropy"))
     return out, Aux(lse, states, entropy if watched else None, max_score if watched else None)
+
+
+def _runs_directly(*tensors: Tensor) -> bool:
+    """Whether nothing needs the operator: no gradient, no compiler, no transform or mode that watches operators. The operator costs as
+    much as a small attention."""
+    return (
+        not torch.compiler.is_compiling()
+        and all([type(x) is Tensor and x.ndim == 4 and x.is_cpu for x in tensors])
+        and not (torch.is_grad_enabled() and any([x.requires_grad for x in tensors]))
+        and torch.autograd.forward_ad._current_level < 0
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._autograd._profiler_enabled()
+    )
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, learned: List[Tensor], held: List[Tensor], options: str) -> Tuple[Tensor, ...]:
@@ -114,10 +132,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, learned: List[Tensor], held: List[Tensor]
 
 def _like(x: Tensor, dim: int) -> Tensor:
     """Empty dense tensor in the memory order of the engine's results."""
-    if x.ndim == 4 and x.stride(1) < x.stride(2):
-        batch, heads, length, _ = x.shape
-        return x.new_empty((batch, length, heads, dim)).transpose(1, 2)
-    return x.new_empty((*x.shape[:-1], dim))
+    return _arrays.like_rows(x, dim) if x.ndim == 4 else x.new_empty((*x.shape[:-1], dim))
 
 
 @torch.library.impl(_library, "attention_bwd", "CPU")

@@ -67,7 +67,8 @@ impl Cache {
         let output = py.detach(|| {
             let pages = pages.read().unwrap_or_else(PoisonError::into_inner);
             let problem = Problem::cached(&q, &pages, sequences).map_err(refused)?;
-            let plan = Plan::new(call.with_own_options(problem)?, call.machine()?).map_err(refused)?;
+            let plan =
+                Plan::new(call.with_own_options(problem)?, call.machine()?).map_err(refused)?;
             plan.forward_cached(q, &pages, sequences).map_err(refused)
         });
         Kept::new(py, output?)

@@ -8,7 +8,7 @@ use crate::description::score::Score;
 use crate::description::similarity::Similarity;
 use crate::error::Error;
 use crate::machine::simd::{Element, Precision};
-use crate::tensor::cache::{CacheShape, KvCache, Sequence};
+use crate::tensor::cache::{KvCache, Sequence};
 use crate::tensor::index::Scope;
 use crate::tensor::view::{Shape, View};
 use std::fmt;
@@ -208,12 +208,10 @@ impl<'a, E: Element> Problem<'a, E> {
         cache: &KvCache<E>,
         sequences: &[Sequence],
     ) -> Result<Self, Error> {
-        let held = |s: &Sequence| Ok(cache.len(*s)? - cache.first(*s)?);
+        let held = |s: &Sequence| cache.held(*s);
         let k_lens = sequences.iter().map(held).collect::<Result<Arc<[_]>, Error>>()?;
-        let CacheShape { heads, qk_dim, v_dim, .. } = cache.shape();
-        let len = k_lens.iter().copied().max().unwrap_or(0);
-        let k = Shape { batch: sequences.len(), heads, len, dim: qk_dim };
-        let of_shapes = Self::of_shapes(q.shape(), k, Shape { dim: v_dim, ..k });
+        let [k, v] = cache.shapes(sequences)?;
+        let of_shapes = Self::of_shapes(q.shape(), k, v);
         let q_offsets = q.offsets().map(Into::into);
         let v_lens = Some(k_lens.clone());
         Ok(Self { q_offsets, k_lens: Some(k_lens), v_lens, cached: true, ..of_shapes })

@@ -7,9 +7,9 @@ use crate::description::mask::{Mask, Run};
 use crate::description::problem::Problem;
 use crate::description::score::Derivatives;
 use crate::description::similarity::Similarity;
-use crate::kernel::key_blocks::{KeyBlock, KeyBlocks, VisibleBlock};
+use crate::kernel::key_blocks::{KeyBlock, KeyBlocks, SparseKey, VisibleBlock};
 use crate::kernel::lanes::{fetch, prefetch_l1};
-use crate::kernel::micro::{Distances, Dots, dot_tile};
+use crate::kernel::micro::{distance_tile, dot_tile};
 use crate::kernel::queries::Queries;
 use crate::machine::simd::{GROUP, Isa, Lanes, Number, Simd, each, leaf};
 use crate::tensor::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span, low};
@@ -117,12 +117,19 @@ pub(crate) struct BlockLoop<N> {
     keys: Vec<N>,
     values: Vec<N>,
     runs: Vec<Run>,
+    sparse: Vec<SparseKey>,
     block: KeyBlock,
 }
 
 impl<N: Number> BlockLoop<N> {
     pub(crate) fn new() -> Self {
-        Self { keys: Vec::new(), values: Vec::new(), runs: Vec::new(), block: KeyBlock::new() }
+        Self {
+            keys: Vec::new(),
+            values: Vec::new(),
+            runs: Vec::new(),
+            sparse: Vec::new(),
+            block: KeyBlock::new(),
+        }
     }
 
     /// Leads the rows of one head over the keys of `way`.
@@ -134,10 +141,10 @@ impl<N: Number> BlockLoop<N> {
         key_range: &KeyRange<'_>,
         visitor: &mut V,
     ) {
-        let Self { keys, values, runs, block } = self;
+        let Self { keys, values, runs, sparse, block } = self;
         key_range.mask.runs_beyond(key_range.without, &scope, rows, runs);
         let (all_k, all_v) = call.keys_and_values(scope);
-        let mut blocks = KeyBlocks::new(runs, key_range.keys.clone(), rows.lanes());
+        let mut blocks = KeyBlocks::new(runs, key_range.keys.clone(), rows.lanes(), sparse);
         while blocks.next(block) {
             if let Keys::Gathered(gathered) = block.keys() {
                 // Rows far apart: no hardware prefetcher follows them.
@@ -194,9 +201,9 @@ impl<N: Number> ScoreTile<'_, N> {
         let Queries { lanes: q, layer, .. } = queries;
         let q = &q[..];
         match problem.similarity {
-            Similarity::Distance => dot_tile(isa, (self.k, q), at.span, tile, &mut Distances),
+            Similarity::Distance => distance_tile(isa, (self.k, q), at.span, tile),
             Similarity::Additive(_) => layer.similarities(isa, (self.k, q), at.span, tile),
-            _ => dot_tile(isa, (self.k, q), at.span, tile, &mut Dots),
+            _ => dot_tile(isa, (self.k, q), at.span, tile),
         }
         problem.apply(isa, at, tile, derivatives);
         let Some(visible) = self.visible.as_deref_mut() else { return };

@@ -151,13 +151,22 @@ pub(crate) struct KeyBlocks<'a> {
     at: usize,
     end: usize,
     all: LaneSet,
-    sparse: Vec<(usize, LaneSet)>,
+    sparse: &'a mut Vec<SparseKey>,
 }
 
+/// A key that few rows see, and these rows; it waits to be gathered.
+pub(crate) type SparseKey = (usize, LaneSet);
+
 impl<'a> KeyBlocks<'a> {
-    /// The blocks of the parts of `runs` that lie in `keys`; `all` is the set of all rows.
-    pub(crate) fn new(runs: &'a [Run], keys: Range<usize>, all: LaneSet) -> Self {
-        Self { runs, at: keys.start, end: keys.end, all, sparse: Vec::new() }
+    /// The blocks of the parts of `runs` that lie in `keys`; `all` is the set of all rows, `sparse` memory for keys that are gathered.
+    pub(crate) fn new(
+        runs: &'a [Run],
+        keys: Range<usize>,
+        all: LaneSet,
+        sparse: &'a mut Vec<SparseKey>,
+    ) -> Self {
+        sparse.clear();
+        Self { runs, at: keys.start, end: keys.end, all, sparse }
     }
 
     /// Fills `block` with the next block; returns `false` if there is none.

@@ -5,7 +5,7 @@
 use crate::error::Error;
 use crate::kernel::key_blocks::KeyBlock;
 use crate::kernel::lanes::{fetch, load_features, load_head, pack_head, store_output};
-use crate::kernel::micro::{Dots, RowBuffer, RowSums, Values, dot_tile};
+use crate::kernel::micro::{RowBuffer, RowSums, Values, dot_tile};
 use crate::machine::Machine;
 use crate::machine::run::run;
 use crate::machine::simd::{GROUP, Isa, Lanes, Number};
@@ -198,7 +198,7 @@ pub(crate) fn multiply<N: Number>(
                 let p = &x[first..first + n];
                 Values { v: w, q: &[], p, visible: &[], span, rescale: &one, out: to }.add(isa);
             }
-            Transpose::No => dot_tile(isa, (w, x), span, &mut to[first..first + n], &mut Dots),
+            Transpose::No => dot_tile(isa, (w, x), span, &mut to[first..first + n]),
         }
     }
 }

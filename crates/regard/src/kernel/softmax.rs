@@ -150,18 +150,17 @@ impl<N: Number> States<N> {
     /// The softmax of the first `n` keys of a tile: `scores` writes their scores, which become weights, and the sums of those are
     /// added. Returns the factor of the weighted sums so far, if that is not 1.
     ///
-    /// One pass suffices if `max` is current in every row, judged by `sums`: those of the weights, if it has been tried, infinite in
-    /// lanes whose `max` is not set yet. If the sums of the first pass show that some scores exceed `max` by too much, a second pass
-    /// follows after [`update_max`], and the next tile updates `max` in its first pass. A NaN sum counts as not current.
+    /// One pass suffices if `max` is set and current in every row. If the sums of the first pass show that some scores exceed `max` by
+    /// too much, a second pass follows after [`update_max`], and the next tile updates `max` in its first pass. A NaN sum counts as not
+    /// current.
     pub(crate) fn weigh(
         &mut self,
         isa: Isa,
         (tile, n, span): (&mut [Lanes<N>], usize, Span),
-        sums: Lanes<N>,
         entropy: bool,
         mut scores: impl FnMut(&mut [Lanes<N>]),
     ) -> Option<Lanes<N>> {
-        let mut sums = TileSums { sum: sums, ..TileSums::zero(entropy) };
+        let mut sums = TileSums { sum: self.infinite_where_empty(), ..TileSums::zero(entropy) };
         let mut rescale = None;
         let mut max_is_current = !self.max_is_stale && is_current(&sums.sum, span);
         for _ in 0..2 {

@@ -2,7 +2,7 @@
 
 use super::{Core, Grid, ItemClass, Plan, Schedule, ScratchSizes, cumulated};
 use crate::description::normalizer::Selection;
-use crate::description::problem::{Dims, Problem};
+use crate::description::problem::Dims;
 use crate::error::{Error, filled};
 use crate::kernel::amx::{PackKv, PackedKv};
 use crate::kernel::block_loop::{Call, KeyRange, Tiling};
@@ -41,7 +41,7 @@ impl<E: Element> Plan<'_, E> {
         }
     }
 
-    /// Attention over what sequences have in a cache, for a problem made by [`Problem::cached`] of the same sequences.
+    /// Attention over what sequences have in a cache, for a problem made by [`Problem::cached`](crate::Problem::cached) of the same sequences.
     #[inline(never)]
     pub fn forward_cached(
         &self,
@@ -59,19 +59,19 @@ impl<E: Element> Plan<'_, E> {
         cache: &'c KvCache<E>,
         sequences: &'c [Sequence],
     ) -> Result<Call<'c, E::Num>, Error> {
-        let now = Problem::cached(&q, cache, sequences)?;
         let problem = self.core().problem();
+        let [k, v] = cache.shapes(sequences)?;
         if problem.similarity.of_keys().is_some() {
             return Err(Error::NotInCache { option: "Additive::w_k" });
         }
         for ((name, planned), found) in
-            ["q", "k", "v"].into_iter().zip(problem.shapes()).zip(now.shapes())
+            ["q", "k", "v"].into_iter().zip(problem.shapes()).zip([q.shape(), k, v])
         {
             planned.unless_same("the plan", name, found)?;
         }
         problem.same_packing("q", 0, q.offsets())?;
-        for item in 0..sequences.len() {
-            let (planned, found) = (problem.k_len(item), now.k_len(item));
+        for (item, sequence) in sequences.iter().enumerate() {
+            let (planned, found) = (problem.k_len(item), cache.held(*sequence)?);
             Error::unless_same("keys", ("the plan", planned), ("the sequence", found))?;
         }
         let source = |values| Source::cache(cache, sequences, values);
@@ -103,7 +103,7 @@ impl<E: Element> Plan<'_, E> {
     }
 
     /// Attention into memory of the caller, over tensors or a cache: with `(k, v)` or `(&cache, sequences)` for `kv`. A repeated call
-    /// on one thread allocates nothing, unless items have different lengths or few queries meet many keys.
+    /// on one thread allocates nothing, unless queries are packed, keys are split into parts, or keys are packed for AMX.
     ///
     /// The selections of a normalizer are not kept, so only the softmax has a backward pass from here.
     pub fn forward_into<'c>(
@@ -178,7 +178,7 @@ pub struct OutputMut<'o, E: Element> {
     pub out: ViewMut<'o, E>,
     /// `[batch, heads.q, q_len]`
     pub lse: &'o mut [E::Num],
-    /// `[batch, heads.q, q_len]`, if the problem has [`entropy`](Problem::entropy).
+    /// `[batch, heads.q, q_len]`, if the problem has [`entropy`](crate::Problem::entropy).
     pub entropy: Option<&'o mut [E::Num]>,
 }
 
@@ -294,7 +294,7 @@ impl<N: Number> Core<'_, N> {
             let decode = schedule.decode && stage.keys.is_some();
             let served = if decode { heads.q / heads.kv } else { 1 };
             let each = heads.q / served * parts;
-            let grid = Grid::new(items, each, class.items.is_none(), tiling);
+            let grid = Grid::new(items, each, self.problem.q_offsets().is_none(), tiling);
             let tiles = schedule.tiles.filter(|_| stage.keys.is_some());
             let run = Schedule { tiles, decode, ..schedule };
             let sizes = ScratchSizes::new(&self.problem, schedule.rows, run);

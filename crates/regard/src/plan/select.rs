@@ -43,7 +43,7 @@ impl<N: Number> Core<'_, N> {
             let q_len = problem.q_len(item);
             Tiling { q_len, rows: tile_rows(q_len, heads.q), stride: 1 }
         };
-        let grid = Grid::new(batch, heads.q, problem.has_items_alike(), tiling);
+        let grid = Grid::new(batch, heads.q, problem.q_offsets().is_none(), tiling);
         run(
             self.machine().threads,
             grid.count(),

@@ -194,7 +194,8 @@ impl<N: Number> HeadTiles<'_, '_, N> {
 
 /// The blocks that some runs make of some keys.
 fn count_blocks(runs: &[Run], keys: Range<usize>, rows: RowTile) -> Counts {
-    let (mut blocks, mut block) = (KeyBlocks::new(runs, keys, rows.lanes()), KeyBlock::new());
+    let (mut sparse, mut block) = (Vec::new(), KeyBlock::new());
+    let mut blocks = KeyBlocks::new(runs, keys, rows.lanes(), &mut sparse);
     let mut sum = [0; 5];
     while blocks.next(&mut block) {
         let alike = 1 + blocks.skip_alike(&block) as i128;

@@ -9,7 +9,7 @@ use crate::kernel::lanes::{
     load_head, load_transposed, multiply_lanes, pack_head, scale_lanes, store_output,
     store_transposed,
 };
-use crate::kernel::micro::{Dots, RowBuffer, ScoreGrads, Weights, dot_tile};
+use crate::kernel::micro::{RowBuffer, dot_tile};
 use crate::kernel::project::{self, Transpose};
 use crate::kernel::queries::Queries;
 use crate::kernel::softmax::{LSE_LOSES_BITS, MIN_LOG2_WEIGHT};
@@ -167,15 +167,8 @@ impl<N: Number> Group<N> {
     ) {
         let (n, span) = (score_tile.k.len, score_tile.at.span);
         let (weights, d_scores) = (&mut tiles.weights[..n], &mut tiles.d_scores[..n]);
-        let plain = problem.is_plain_dot() && !problem.has_factors() && self.entropy.is_none();
-        if plain && score_tile.visible.is_none() && isa.vectors::<N>().fuses {
-            let mut then = Weights { max: &self.lse, sum: Lanes([N::zero(); GROUP]) };
-            dot_tile(isa, (score_tile.k, &self.q.lanes), span, weights, &mut then);
-            let mut then = ScoreGrads { weights, delta: &self.delta };
-            return dot_tile(isa, (score_tile.v, &self.d_out), span, d_scores, &mut then);
-        }
         score_tile.scores(isa, problem, &mut self.q, weights, Some(&mut *tiles.derivatives));
-        dot_tile(isa, (score_tile.v, &self.d_out), span, d_scores, &mut Dots);
+        dot_tile(isa, (score_tile.v, &self.d_out), span, d_scores);
         self.exp_and_sum(isa, problem, (score_tile.at, score_tile.visible.as_deref()), n, tiles);
     }
 

@@ -395,7 +395,11 @@ impl<N: Number> TileGrads<'_, N> {
         let ((k, visible), (weights, d_scores), span) = (self.score_tile, self.tiles, self.span);
         let Group { q, d_q, q_rows, d_out_rows, .. } = self.group;
         let (mut queries, mut keys) = (&[][..], None);
+        let all = [RowMask::MAX; BLOCK_KEYS];
+        let mut visible = visible;
         if away {
+            // Differences are rare: their products are compiled for masked keys alone.
+            visible = if visible.is_empty() { &all[..k.len] } else { visible };
             for i in 0..k.len {
                 self.keys.row_mut(i)[..k.dim].copy_from_slice(k.row(i));
             }

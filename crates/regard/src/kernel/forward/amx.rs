@@ -37,7 +37,6 @@ impl<'t, 'c> AmxKernel for Forward<'t, 'c, f32> {
             }
             return;
         }
-        task.prefetch_head();
         let t = amx.configure([TileShape::WHOLE; 8]);
         let used = task.rows.groups();
         for g in 0..used {
@@ -337,9 +336,8 @@ impl Adding<'_, '_> {
         let AmxScratch { sizes, queries, tile, pairs, .. } = &mut *self.scratch;
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
         let Group { states, sums: out, .. } = group;
-        let sums = states.infinite_where_empty();
         let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
-        let rescale = states.weigh(isa, (tile, n, span), sums, problem.entropy, |tile| {
+        let rescale = states.weigh(isa, (tile, n, span), problem.entropy, |tile| {
             // Whole tiles, which may reach beyond the keys.
             let to = (Sums::lanes(tile, 0), false);
             Product::new(sizes.terms, (packed.keys, queries), sizes.chunks, tiles, to).run(t);

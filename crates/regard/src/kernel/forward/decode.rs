@@ -30,6 +30,8 @@ pub(crate) struct DecodeScratch<N> {
     /// Dot products of a block, then weights: those of a key side by side, [`DecodeRows::width`] from one key to the next.
     dots: Vec<N>,
     factors: Vec<Lanes<N>>,
+    /// Rows of a block that lie in two pages.
+    copies: [Copies<N>; 2],
     /// For products on tiles.
     pub(crate) amx: Option<AmxDecodeScratch>,
 }
@@ -129,6 +131,7 @@ impl<N: Number> DecodeScratch<N> {
             head_groups: head_groups.collect(),
             dots: vec![N::zero(); BLOCK_KEYS * DECODE_MAX_ROWS],
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
+            copies: [Copies::default(), Copies::default()],
             amx: tiles.map(AmxDecodeScratch::new),
         }
     }
@@ -212,7 +215,7 @@ impl<N: Number> DecodeScratch<N> {
         let (k, v) = call.keys_and_values(scope);
         let range_end = key_range.keys.end.min(scope.k_len);
         let mut first = key_range.keys.start;
-        let (mut key_copies, mut value_copies) = (Copies::default(), Copies::default());
+        let [mut key_copies, mut value_copies] = std::mem::take(&mut self.copies);
         while first < range_end {
             let n = (range_end - first).min(BLOCK_KEYS - first % BLOCK_KEYS);
             let mut any = false;
@@ -241,6 +244,7 @@ impl<N: Number> DecodeScratch<N> {
             }
             first = after;
         }
+        self.copies = [key_copies, value_copies];
     }
 
     /// The weights of all head_groups side by side, what their sums are multiplied by and, if that is not all, what they see.
@@ -317,8 +321,7 @@ impl<N: Number> DecodeScratch<N> {
             return head_group.weigh_spread(isa, dots, visible, used);
         }
         let HeadGroup { states, tile, .. } = &mut *head_group;
-        let sums = states.infinite_where_empty();
-        let rescale = states.weigh(isa, (tile, n, span), sums, problem.entropy, |tile| {
+        let rescale = states.weigh(isa, (tile, n, span), problem.entropy, |tile| {
             let tile = &mut tile[..n];
             for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(width)) {
                 to.0[..count].copy_from_slice(&dots[from..from + count]);
@@ -518,7 +521,7 @@ impl<'c, N: Number> Visitor<Heads<'c>, N> for WidenRow<'_, N> {
 }
 
 /// Memory for rows of a block that lie in two pages.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Copies<N> {
     own: Vec<N>,
     f16: Vec<f16>,

@@ -6,12 +6,11 @@
 use crate::description::problem::Problem;
 use crate::kernel::block_loop::{ScoreTile, Visit};
 use crate::kernel::lanes::{multiply_tile, scale_lanes};
-use crate::kernel::micro::{Values, Weights, dot_within};
+use crate::kernel::micro::Values;
 use crate::kernel::queries::Queries;
 use crate::kernel::softmax::{States, TileSums, exp_and_sum, update_max};
-use crate::machine::simd::{GROUP, Isa, Lanes, Number, leaf};
+use crate::machine::simd::{GROUP, Isa, Lanes, Number};
 use crate::tensor::index::Span;
-use crate::tensor::view::Rows;
 
 /// A group of rows: queries, states and sums, `[features][lanes]`.
 #[derive(Debug)]
@@ -20,37 +19,6 @@ pub(crate) struct Group<N> {
     pub(crate) states: States<N>,
     /// Up to whole tiles of features, where tiles are in use.
     pub(crate) sums: Vec<Lanes<N>>,
-}
-
-leaf! {
-    /// The step where scores are dot products, all rows see all keys, and `max` is current: from products to weights in
-    /// registers; the values are added if they are given. False if `max` is not current; then nothing is added, and `sums` holds the
-    /// sums of the weights, or is infinite in lanes whose `max` is not set yet.
-    fn plain_step<'t, N>(
-        s: S,
-        group: &'t mut Group<N>,
-        kv: (Rows<'t, N>, Option<Rows<'t, N>>),
-        tile: &'t mut [Lanes<N>],
-        span: Span,
-        sums: &'t mut Lanes<N>,
-    ) -> bool {
-        let Group { q, states, sums: out, .. } = group;
-        if !S::FUSES || !states.max_is_set(s, span) {
-            *sums = states.infinite_where_empty();
-            return false;
-        }
-        let mut weights = Weights { max: &states.max, sum: Lanes([N::zero(); GROUP]) };
-        dot_within(s, (kv.0, &q.lanes), span, tile, &mut weights);
-        *sums = weights.sum;
-        if !states.add_if_current(s, sums, span) {
-            return false;
-        }
-        if let Some(v) = kv.1 {
-            let rescale = &Lanes([N::one(); GROUP]);
-            Values { v, q: &[], p: tile, visible: &[], span, rescale, out }.add_within(s);
-        }
-        true
-    }
 }
 
 /// Adds each tile to the sums of its group.
@@ -83,26 +51,11 @@ impl<N: Number> Group<N> {
         mut score_tile: ScoreTile<'_, N>,
         (tile, factors): (&mut [Lanes<N>], &mut [Lanes<N>]),
     ) {
-        let span = score_tile.at.span;
-        let entropy = problem.entropy;
-        let plain = score_tile.visible.is_none() && problem.is_plain_dot() && !entropy;
-        let has_factors = problem.has_factors();
-        let mut sums = Lanes([N::zero(); GROUP]);
-        let mut rescale = None;
-        let kv = (score_tile.k, Some(score_tile.v).filter(|_| !has_factors));
-        let fused = plain && !self.states.max_is_stale;
-        if fused && plain_step(isa, self, kv, tile, span, &mut sums) {
-            if !has_factors {
-                return;
-            }
-        } else {
-            let sums = if fused { sums } else { self.states.infinite_where_empty() };
-            let n = tile.len();
-            rescale = self.states.weigh(isa, (tile, n, span), sums, entropy, |tile| {
-                score_tile.scores(isa, problem, &mut self.q, tile, None);
-            });
-        }
-        if has_factors {
+        let (span, n) = (score_tile.at.span, tile.len());
+        let rescale = self.states.weigh(isa, (tile, n, span), problem.entropy, |tile| {
+            score_tile.scores(isa, problem, &mut self.q, tile, None);
+        });
+        if problem.has_factors() {
             problem.factors(isa, score_tile.at, factors);
             multiply_tile(isa, tile, factors, span);
         }

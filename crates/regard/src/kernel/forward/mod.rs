@@ -12,17 +12,17 @@ mod decode_amx;
 mod decode_vectors;
 mod group;
 
-use crate::description::problem::{Dims, Problem};
+use crate::description::problem::Problem;
 use crate::description::score::in_log2;
 use crate::kernel::amx::{AmxScratch, PackedKv, Sizes};
 use crate::kernel::block_loop::{BlockLoop, Call, KeyRange};
 use crate::kernel::lanes::{
-    load_transposed, prefetch_l1, prefetch_l2, scale_lanes, store_output, store_transposed,
+    load_transposed, prefetch_l1, scale_lanes, store_output, store_transposed,
 };
 use crate::kernel::micro::lanes_used;
 use crate::kernel::queries::Queries;
 use crate::kernel::softmax::{State, States};
-use crate::machine::simd::{GROUP, Isa, Lanes, Number, each, leaf};
+use crate::machine::simd::{GROUP, Isa, Lanes, Number, leaf};
 use crate::tensor::index::{BLOCK_KEYS, RowTile, Scope, Span};
 use crate::tensor::view::{OutTile, TileMut};
 use decode::DecodeScratch;
@@ -142,7 +142,6 @@ impl<N: Number> Forward<'_, '_, N> {
             return self.decode(isa, &mut Vectors);
         }
         let used = self.rows.groups();
-        self.prefetch_head();
         for g in 0..used {
             self.start(isa, g);
         }
@@ -162,38 +161,6 @@ impl<N: Number> Forward<'_, '_, N> {
                 Some(part) => self.save(isa, g, part),
                 None => self.finish(isa, g),
             }
-        }
-    }
-
-    /// Of a short head, asks for all that is read and written, so that memory works while the queries are transposed, and for
-    /// what the next head needs: such calls wait for memory more than they compute. Longer ones are followed by the hardware.
-    pub(crate) fn prefetch_head(&mut self) {
-        let Self { call, scope, rows, .. } = *self;
-        let Dims { batch, heads, .. } = call.problem.dims();
-        if scope.k_len > PREFETCH_MAX_KEYS || batch * heads.q < PREFETCH_MIN_HEADS {
-            return;
-        }
-        let (k, v) = call.keys_and_values(scope);
-        for key in 0..scope.k_len {
-            each!(k, k => prefetch_l1(k.row(key)));
-            each!(v, v => prefetch_l1(v.row(key)));
-        }
-        if let Some(Finished { out, .. }) = &mut self.target.finished {
-            for lane in 0..rows.count {
-                each!(out, OutTile, out => prefetch_l1(out.row(0, lane)));
-            }
-        }
-        let next = Scope { head: scope.head + 1, ..scope };
-        if next.head == heads.q {
-            return;
-        }
-        let (q, (k, v)) = (call.queries(next.batch, next.head), call.keys_and_values(next));
-        for lane in 0..rows.count {
-            each!(q, q => prefetch_l2(q.row(rows.row(lane))));
-        }
-        for key in 0..scope.k_len {
-            each!(k, k => prefetch_l2(k.row(key)));
-            each!(v, v => prefetch_l2(v.row(key)));
         }
     }
 
@@ -315,8 +282,3 @@ leaf! {
         }
     }
 }
-
-/// Keys of a short head.
-const PREFETCH_MAX_KEYS: usize = 64;
-/// Heads of a call that memory has to be asked for: fewer are in the cache, or soon there.
-const PREFETCH_MIN_HEADS: usize = 16;

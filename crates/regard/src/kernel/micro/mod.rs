@@ -20,7 +20,7 @@ mod values;
 
 use crate::machine::simd::Vectors;
 pub(crate) use additive::{HiddenGrads, Layer};
-pub(crate) use dot::{Distances, Dots, ScoreGrads, Weights, dot_tile, dot_within};
+pub(crate) use dot::{distance_tile, dot_tile};
 pub(crate) use rows::{RowBuffer, RowSums};
 pub(crate) use values::Values;
 

@@ -58,7 +58,7 @@ pub(crate) struct RowSums<'t, N> {
     pub(crate) visible: &'t [RowMask],
     pub(crate) rows: &'t RowBuffer<N>,
     pub(crate) span: Span,
-    /// With keys, `rows[row] - keys[key]` replaces `rows[row]`.
+    /// With keys, `rows[row] - keys[key]` replaces `rows[row]`; then `visible` must be given.
     pub(crate) keys: Option<&'t RowBuffer<N>>,
     pub(crate) at: &'t [usize],
     pub(crate) sums: &'t mut RowBuffer<N>,
@@ -67,8 +67,7 @@ pub(crate) struct RowSums<'t, N> {
 impl<N: Number> RowSums<'_, N> {
     pub(crate) fn add(self, isa: Isa) {
         match (self.visible.is_empty(), self.keys) {
-            (true, None) => N::enter(isa, AddRows::<N, false, false>(self)),
-            (true, Some(_)) => N::enter(isa, AddRows::<N, false, true>(self)),
+            (true, _) => N::enter(isa, AddRows::<N, false, false>(self)),
             (false, None) => N::enter(isa, AddRows::<N, true, false>(self)),
             (false, Some(_)) => N::enter(isa, AddRows::<N, true, true>(self)),
         }

@@ -14,7 +14,7 @@ use crate::tensor::view::Rows;
 /// the lanes of `span`.
 pub(crate) struct Values<'t, N> {
     pub(crate) v: Rows<'t, N>,
-    /// If not empty, `v[key][d] - q[d][lane]` replaces the value.
+    /// If not empty, `v[key][d] - q[d][lane]` replaces the value; then `visible` must be given.
     pub(crate) q: &'t [Lanes<N>],
     pub(crate) p: &'t [Lanes<N>],
     /// If not empty, masked keys of a row are left out of its sum, so that not even a NaN in their values reaches the row.
@@ -27,17 +27,10 @@ pub(crate) struct Values<'t, N> {
 impl<N: Number> Values<'_, N> {
     pub(crate) fn add(self, isa: Isa) {
         match (self.visible.is_empty(), self.q.is_empty()) {
-            (true, true) => N::enter(isa, AddValues::<N, false, false>(self)),
-            (true, false) => N::enter(isa, AddValues::<N, false, true>(self)),
+            (true, _) => N::enter(isa, AddValues::<N, false, false>(self)),
             (false, true) => N::enter(isa, AddValues::<N, true, false>(self)),
             (false, false) => N::enter(isa, AddValues::<N, true, true>(self)),
         }
-    }
-
-    /// [`Self::add`] of keys that all rows see, from within a leaf.
-    #[inline(always)]
-    pub(crate) fn add_within<S: Simd<N>>(self, s: S) {
-        s.call(AddValues::<N, false, false>(self));
     }
 }
 

@@ -55,9 +55,6 @@ pub trait Simd<N: Number>: Copy {
     const LANES: usize;
     /// Whether 24 accumulators and their operands fit in the registers (32 of them); else 12 are used.
     const WIDE: bool;
-    /// Whether what comes next can be done to sums in their registers. Of plain lanes the compiler makes single numbers then, and the
-    /// products take three times as long.
-    const FUSES: bool = true;
 
     /// Runs a task as a function of its own, from within a leaf, or from a loop that has this instruction set alone.
     fn call<T: Task<N>>(self, task: T) -> T::Out;
@@ -211,7 +208,6 @@ pub trait Task<N: Number> {
 pub(crate) struct Vectors {
     pub(crate) lanes: usize,
     pub(crate) wide: bool,
-    pub(crate) fuses: bool,
 }
 
 /// A proof of instructions, and the way to code that is compiled for them.
@@ -308,7 +304,7 @@ impl Isa {
             type Out = Vectors;
             #[inline(always)]
             fn run<S: Simd<N>>(self, _: S) -> Vectors {
-                Vectors { lanes: S::LANES, wide: S::WIDE, fuses: S::FUSES }
+                Vectors { lanes: S::LANES, wide: S::WIDE }
             }
         }
         N::enter(self, Describe)

@@ -28,7 +28,6 @@ macro_rules! plain_lanes {
             type Block = [[N; LANES]; LANES];
             const LANES: usize = LANES;
             const WIDE: bool = false;
-            const FUSES: bool = false;
 
             #[inline(always)]
             fn call<T: Task<N>>(self, task: T) -> T::Out {

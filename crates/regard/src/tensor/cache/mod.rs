@@ -19,7 +19,7 @@ pub(crate) use pages::Paged;
 
 use crate::error::Error;
 use crate::machine::simd::Element;
-use crate::tensor::view::View;
+use crate::tensor::view::{Shape, View};
 use pages::{Pages, Part};
 use sequence::{Slots, Table};
 use std::ops::Range;
@@ -151,6 +151,22 @@ impl<E: Element> KvCache<E> {
     /// The first position that is not evicted; equal to the length if the sequence holds no positions.
     pub fn first(&self, sequence: Sequence) -> Result<usize, Error> {
         Ok(self.slots.get(sequence)?.evicted * self.pages.shape().page)
+    }
+
+    /// Positions that a sequence holds.
+    pub(crate) fn held(&self, sequence: Sequence) -> Result<usize, Error> {
+        Ok(self.len(sequence)? - self.first(sequence)?)
+    }
+
+    /// The shapes of keys and values as long as those of the longest of some sequences.
+    pub(crate) fn shapes(&self, sequences: &[Sequence]) -> Result<[Shape; 2], Error> {
+        let CacheShape { heads, qk_dim, v_dim, .. } = self.shape();
+        let mut len = 0;
+        for sequence in sequences {
+            len = len.max(self.held(*sequence)?);
+        }
+        let k = Shape { batch: sequences.len(), heads, len, dim: qk_dim };
+        Ok([k, Shape { dim: v_dim, ..k }])
     }
 
     /// Number of pages that a sequence holds, shared ones included.
