@@ -225,7 +225,7 @@ struct Tree {
 
 impl Tree {
     fn new() -> Self {
-        let folders = ["crates", "python", "examples", "fuzz/fuzz_targets"];
+        let folders = ["crates", "python", "examples", "fuzz"];
         let read = |folder| {
             let found = files(folder, &["rs", "py"]).into_iter();
             found.map(move |(path, text)| Source::new(&format!("{folder}/{path}"), &text))
@@ -333,9 +333,21 @@ impl Tree {
 fn idle(tree: &Tree, Row { id, cells: [code, test, _] }: &Row) -> Vec<String> {
     let named = tree.named(code, first_of(id));
     let (mut of, mut found) = (first_of(id), Vec::new());
+    // Outside of quotes, `table` and `fuzz` are all of their rows and targets.
+    let unquoted: String = test.split('`').step_by(2).collect();
+    for (word, place) in [("table", "crates/regard-testkit/src/"), ("fuzz", "fuzz/")] {
+        let is_named = words(&unquoted).any(|found| found == word);
+        let mut items = tree.below(place).flat_map(|s| s.items.keys().map(move |name| (s, name)));
+        if is_named && !items.any(|(source, name)| Tree::calls(source, name, &named)) {
+            found.push(format!("{id}: {word} mentions nothing that the row names as code"));
+        }
+    }
     for token in quoted(test) {
         if is_crate(token) {
             of = token;
+        } else if test.contains(&format!("doc test of `{token}`")) {
+            let has = tree.sources.iter().any(|source| source.doc_tests.contains(token));
+            found.extend((!has).then(|| format!("{id}: `{token}` has no doc test")));
         } else if is_path(token) || !token.contains(['/', '*', '-']) && !token.contains("regard ") {
             found.extend(tree.wrong(token, of, &named).map(|what| format!("{id}: {what}")));
         }
@@ -355,6 +367,14 @@ fn a_test_calls_what_its_row_names_and_does_not_return_early() {
 const SAMPLE: &str = r#"
 fn helper() -> f32 {
     attend(1.0)
+}
+
+/// ```
+/// assert_eq!(attended(), 1.0);
+/// ```
+#[must_use]
+pub fn attended() -> f32 {
+    1.0
 }
 
 #[test]
@@ -434,6 +454,9 @@ fn a_test_that_returns_early_or_calls_something_else_is_found() {
     };
     assert_eq!(said("good"), "");
     assert_eq!(said("test_good"), "");
+    assert_eq!(said("good`, doc test of `helper"), "A1: `helper` has no doc test");
+    assert_eq!(said("good`, doc test of `attended"), "");
+    assert!(said("good`, fuzz `good").contains("fuzz mentions nothing"));
     for test in ["returns", "returns_if", "ignored", "test_marked", "test_skipped"] {
         assert!(said(test).contains("may leave before it asserts"), "{test}: {}", said(test));
     }

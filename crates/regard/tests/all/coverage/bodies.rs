@@ -28,6 +28,8 @@ pub(super) struct Source {
     /// Relative to the root of the workspace.
     pub(super) path: String,
     pub(super) items: BTreeMap<String, Item>,
+    /// Items with code in their documentation, which is a test.
+    pub(super) doc_tests: BTreeSet<String>,
 }
 
 fn indent(line: &str) -> usize {
@@ -88,9 +90,21 @@ fn code(text: &str, is_rust: bool) -> String {
     text.lines().filter(is_code).flat_map(|line| [line, "\n"]).collect()
 }
 
+/// The items of Rust below a comment with code in it.
+fn documented(text: &str) -> impl Iterator<Item = &str> {
+    let mut has_code = false;
+    text.lines().filter_map(move |line| {
+        let (line, had_code) = (line.trim_start(), has_code);
+        let is_above = line.starts_with("///") || line.starts_with("#[");
+        has_code = is_above && (has_code || line.starts_with("/// ```"));
+        if had_code && !is_above { begins(line, true) } else { None }
+    })
+}
+
 impl Source {
     pub(super) fn new(path: &str, text: &str) -> Self {
         let is_rust = path.ends_with(".rs");
+        let doc_tests = documented(text).map(str::to_string).collect();
         let text = code(text, is_rust);
         let lines: Vec<&str> = text.lines().collect();
         let mut items: BTreeMap<String, Item> = BTreeMap::new();
@@ -109,7 +123,7 @@ impl Source {
             item.body.push_str(&body);
             item.body.push('\n');
         }
-        Self { path: path.into(), items }
+        Self { path: path.into(), items, doc_tests }
     }
 
     /// The words of an item, and of all items of this file that it mentions, and so on; compared as [`plain`].
