@@ -88,10 +88,12 @@ goldens python="python3" *names:
     {{python}} goldens/make.py {{names}}
     {{python}} goldens/adamw.py
 
-# The pictures of docs/gallery.md, from the real models of fixtures
+# The pictures of docs/gallery.md and of the README, from real models
 gallery:
     cargo run --locked -p regard-scope --example gallery -- target/gallery
     cp target/gallery/*.png docs/gallery/
+    cargo build --release --locked -p regard-cli --features full
+    docs/gallery/hero
 
 # The pages in a real browser: needs node, npm and chromium
 web:

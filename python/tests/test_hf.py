@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 import torch
 from hf_table import alike, ids, minilm, model, run
 from transformers import (
@@ -303,10 +304,9 @@ def test_a_model_in_bf16_is_as_near_to_the_truth_as_eager(name):
     assert (found - exact).abs().mean() <= 1.5 * (eager - exact).abs().mean()
 
 
-@pytest.mark.skipif(not (minilm() / "model.safetensors").is_file(), reason="no weights; get them by `regard models --get minilm`")
 def test_minilm_with_its_real_weights():
+    """Needs `regard models --get minilm`, and fails without it."""
     sentences = ["A man is eating food .", "The sky above the port was the color of television , tuned to a dead channel"]
-    tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer.from_file(str(minilm() / "tokenizer.json"))
     tokenizer.enable_padding(length=32)
     tokenizer.enable_truncation(32)

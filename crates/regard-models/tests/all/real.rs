@@ -19,21 +19,14 @@ pub(crate) fn kept(folder: &str) -> ModelFiles {
     ModelFiles::open(&fixture(folder)).expect(folder)
 }
 
-/// Where a model is that is known by name, fetched if need be. None, saying so, where it cannot be fetched, unless
-/// `REGARD_REQUIRE_MODELS` is set.
-pub(crate) fn fetched(name: &str) -> Option<PathBuf> {
+/// Where a model is that is known by name, fetched if need be. A test that cannot have its model fails: one that passes without
+/// it would look like one that has run.
+pub(crate) fn fetched(name: &str) -> PathBuf {
     // Two tests of one model fetch it once.
     static ONE: Mutex<()> = Mutex::new(());
     let one = ONE.lock();
     let base = cache_dir(|name| std::env::var_os(name)).expect("HOME or REGARD_CACHE");
     let path = Known::named(name).expect("a known name").fetch(&base, "python3");
     drop(one);
-    match path {
-        Ok(path) => Some(path),
-        Err(why) if std::env::var_os("REGARD_REQUIRE_MODELS").is_some() => panic!("{why}"),
-        Err(why) => {
-            eprintln!("skipped: run `regard models --get {name}`: {why}");
-            None
-        }
-    }
+    path.unwrap_or_else(|why| panic!("run `regard models --get {name}`: {why}"))
 }

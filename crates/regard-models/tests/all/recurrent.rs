@@ -138,7 +138,7 @@ fn hierarchical_attention_is_that_of_pytorch() {
 
 #[test]
 fn e2k_writes_katakana_as_its_own_program_does() {
-    let Some(path) = fetched("e2k") else { return };
+    let path = fetched("e2k");
     let golden = json("goldens/e2k_c2k.json");
     let mut files = ModelFiles::open(&path).expect("a model of e2k");
     let model = E2k::new(&files.config, &Device::flex()).expect("recurrent nets");

@@ -305,10 +305,14 @@ impl Trace {
                 (format!("rows {}..{}", rows.start, rows.end), format!("0..{q_len}"));
             return Err(Error::NotThere { what, there });
         }
-        let (row_axis, col_axis) = (
+        let (mut row_axis, mut col_axis) = (
             self.labels(&layer.rows).cells(rows.clone(), down),
             self.labels(&layer.cols).cells(0..k_len, across),
         );
+        // In self-attention both sides are the same text: their titles say which is which.
+        if layer.rows == layer.cols && !row_axis.title.is_empty() {
+            (row_axis.title, col_axis.title) = ("query".into(), "key".into());
+        }
         let cells = [row_axis.len(), col_axis.len()];
         let values = match &layer.seen {
             Seen::Inputs(inputs) => inputs.cells(machine, site.head, rows, cells)?,
