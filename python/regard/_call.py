@@ -76,7 +76,8 @@ class Call(NamedTuple):
     def attend(self, q: Any, k: Any, v: Any) -> Any:
         """Output of a call whose options have no arrays, in a new array of the library of q. The fast path: no other results."""
         out = _arrays.like_rows(q, v.shape[-1])
-        _regard.attend(self.text, _arrays.memory(q), _arrays.memory(k), _arrays.memory(v), _arrays.memory(out))
+        place = _arrays.place
+        _regard.attend(self.text, place(q), place(k), place(v), place(out))
         return out
 
     def native(self, *tensors: Any) -> tuple[Any, ...]:

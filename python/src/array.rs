@@ -3,16 +3,18 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::intern;
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use regard::tensor::{Strides, ViewMut};
 use regard::{Element, Shape, View};
 use std::any::Any;
 use std::borrow::Cow;
+use std::ffi::{c_char, c_int};
 use std::sync::Arc;
 
 /// An array of the caller: where it lies, what it holds, its sizes, and its strides in elements.
 ///
-/// Only `regard/_arrays.py` makes these, of arrays that live until the call has returned.
+/// Only `regard/*.py` makes these, of arrays that live until the call has returned: as tuples, or of NumPy arrays as they are.
 #[derive(Clone, Debug)]
 pub(crate) struct Array(usize, Cow<'static, str>, Vec<usize>, Vec<isize>);
 
@@ -21,13 +23,64 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Array {
     type Error = PyErr;
 
     fn extract(from: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        let parts = from.cast::<PyTuple>()?;
+        let Ok(parts) = from.cast::<PyTuple>() else { return Self::of_numpy(from) };
         let part = |i| parts.get_borrowed_item(i);
         let dtype = part(1)?;
         let dtype = dtype.extract::<Cow<'_, str>>()?;
         let known = DTYPES.iter().find(|known| **known == dtype);
         let dtype = known.map_or_else(|| dtype.into_owned().into(), |known| Cow::Borrowed(*known));
         Ok(Self(part(0)?.extract()?, dtype, numbers(part(2)?)?, numbers(part(3)?)?))
+    }
+}
+
+/// `PyArrayInterface` of NumPy's array interface protocol, version 3.
+#[repr(C)]
+struct NumpyArray {
+    /// 2, by which the struct is known.
+    two: c_int,
+    nd: c_int,
+    typekind: c_char,
+    itemsize: c_int,
+    flags: c_int,
+    shape: *const isize,
+    /// In bytes.
+    strides: *const isize,
+    data: *const u8,
+}
+
+/// Flags of [`NumpyArray`]: aligned, in native byte order.
+const PLAIN: c_int = 0x100 | 0x200;
+
+impl Array {
+    /// A NumPy array of f32, f64 or f16. Ten times as fast as its attributes in Python.
+    fn of_numpy(array: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        let capsule = array.getattr(intern!(array.py(), "__array_struct__"))?;
+        let capsule = capsule.cast::<PyCapsule>()?;
+        let found = capsule.pointer_checked(None)?.cast::<NumpyArray>();
+        // SAFETY: NumPy documents that the capsule holds this struct, which lives as long as the capsule.
+        let found = unsafe { found.as_ref() };
+        let dtype = match (found.typekind.cast_unsigned(), found.itemsize) {
+            (b'f', 4) => "f32",
+            (b'f', 8) => "f64",
+            (b'f', 2) => "f16",
+            _ => "another dtype",
+        };
+        let nd = usize::try_from(found.nd).unwrap_or(0);
+        if found.two != 2 || found.flags & PLAIN != PLAIN || dtype.len() > 3 || nd == 0 {
+            return Err(PyTypeError::new_err("expected a NumPy array of f32, f64 or f16, aligned"));
+        }
+        // SAFETY: both have `nd` entries, as the protocol has it.
+        let (shape, strides) = unsafe {
+            (
+                std::slice::from_raw_parts(found.shape, nd),
+                std::slice::from_raw_parts(found.strides, nd),
+            )
+        };
+        let size = found.itemsize as isize;
+        let strides = shape.iter().zip(strides).map(|(n, s)| if *n > 1 { s / size } else { 1 });
+        let strides = strides.collect();
+        let shape = shape.iter().map(|n| n.unsigned_abs()).collect();
+        Ok(Self(found.data as usize, Cow::Borrowed(dtype), shape, strides))
     }
 }
 
