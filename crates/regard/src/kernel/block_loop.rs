@@ -12,7 +12,7 @@ use crate::kernel::lanes::{fetch, prefetch_l1};
 use crate::kernel::micro::{distance_tile, dot_tile};
 use crate::kernel::queries::Queries;
 use crate::machine::simd::{GROUP, Isa, Lanes, Number, Simd, each, leaf};
-use crate::tensor::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span, low};
+use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, RowMask, RowTile, Scope, Span, low};
 use crate::tensor::source::{AnyHead, Source, rows};
 use crate::tensor::view::{Rows, View};
 use std::ops::Range;
@@ -137,7 +137,7 @@ impl<N: Number> BlockLoop<N> {
         &mut self,
         isa: Isa,
         call: &Call<'_, N>,
-        (scope, rows): (Scope, RowTile),
+        HeadRows { scope, rows }: HeadRows,
         key_range: &KeyRange<'_>,
         visitor: &mut V,
     ) {

@@ -79,10 +79,11 @@ fn by_rows<N: Number>(
         let (b, head) = (item / heads, item % heads);
         let count = x.len(b).saturating_sub(first).min(GROUP);
         let group = RowTile { first, step: 1, count };
-        let (x, w) = (rows(x.any_head(b, head)), rows(w.serving_head(0, head)));
+        let x = rows(x.any_head(b, head));
+        let projection = Projection { w: rows(w.serving_head(0, head)), direction };
         // SAFETY: `i / groups` and `i % groups` give each group of each head to one task, so nobody else holds these rows.
         let to = unsafe { to.tile(b, TileHeads::one(head), group) };
-        ByRows { x, w, rows: group, direction, to, scratch }.run(machine.isa);
+        ByRows { x, projection, rows: group, to, scratch }.run(machine.isa);
     });
 }
 
@@ -104,22 +105,21 @@ impl<N> Scratch<N> {
 #[derive(Debug)]
 struct ByRows<'t, 'x, 'w, 'o, N: Number> {
     x: AnyHead<'x, N>,
-    w: AnyHead<'w, N>,
+    projection: Projection<'w, N>,
     rows: RowTile,
-    direction: Transpose,
     to: OutTile<'o, N>,
     scratch: &'t mut Scratch<N>,
 }
 
 impl<N: Number> ByRows<'_, '_, '_, '_, N> {
     fn run(self, isa: Isa) {
-        let Self { x, w, rows, direction, mut to, scratch: Scratch { from, to: lanes, packed } } =
+        let Self { x, projection, rows, mut to, scratch: Scratch { from, to: lanes, packed } } =
             self;
         let zero = Lanes([N::zero(); GROUP]);
         from.resize(x.dim(), zero);
-        lanes.resize(if matches!(direction, Transpose::Yes) { w.dim() } else { w.len() }, zero);
+        lanes.resize(projection.features(), zero);
         load_head(isa, x, rows, N::one(), from);
-        multiply(isa, (w, direction), (from, rows.count), packed, lanes);
+        projection.multiply(isa, (from, rows.count), packed, lanes);
         store_output(isa, lanes, rows.count, 0, (&mut to, 0));
     }
 }
@@ -175,30 +175,48 @@ pub(crate) fn add_outer<N: Number>(
     RowSums { tile: lanes, visible: &[], rows, span, keys: None, at, sums }.add(isa);
 }
 
-/// `W^T x` or `W x`, with rows in the lanes of both sides.
-pub(crate) fn multiply<N: Number>(
-    isa: Isa,
-    (w, direction): (AnyHead<'_, N>, Transpose),
-    (x, count): (&[Lanes<N>], usize),
-    packed: &mut Vec<N>,
-    to: &mut [Lanes<N>],
-) {
-    let one = Lanes([N::one(); GROUP]);
-    if matches!(direction, Transpose::Yes) {
-        to.fill(Lanes([N::zero(); GROUP])); // sums over the blocks of W
+/// One head of W, and which way rows go through it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Projection<'w, N: Number> {
+    pub(crate) w: AnyHead<'w, N>,
+    pub(crate) direction: Transpose,
+}
+
+impl<N: Number> Projection<'_, N> {
+    /// Features of a row of the result.
+    fn features(self) -> usize {
+        match self.direction {
+            Transpose::Yes => self.w.dim(),
+            Transpose::No => self.w.len(),
+        }
     }
-    let span = Span::first(count);
-    let mut block = KeyBlock::new();
-    for first in (0..w.len()).step_by(BLOCK_KEYS) {
-        let n = (w.len() - first).min(BLOCK_KEYS);
-        block.set(first, n);
-        let w = fetch(isa, w, &block, packed);
-        match direction {
-            Transpose::Yes => {
-                let p = &x[first..first + n];
-                Values { v: w, q: &[], p, visible: &[], span, rescale: &one, out: to }.add(isa);
+
+    /// `W^T x` or `W x` of `count` rows, which stand in the lanes of both sides. `packed` is memory for rows of W that must be widened.
+    pub(crate) fn multiply(
+        self,
+        isa: Isa,
+        (x, count): (&[Lanes<N>], usize),
+        packed: &mut Vec<N>,
+        to: &mut [Lanes<N>],
+    ) {
+        let Self { w, direction } = self;
+        let one = Lanes([N::one(); GROUP]);
+        if matches!(direction, Transpose::Yes) {
+            to.fill(Lanes([N::zero(); GROUP])); // sums over the blocks of W
+        }
+        let span = Span::first(count);
+        let mut block = KeyBlock::new();
+        for first in (0..w.len()).step_by(BLOCK_KEYS) {
+            let n = (w.len() - first).min(BLOCK_KEYS);
+            block.set(first, n);
+            let w = fetch(isa, w, &block, packed);
+            match direction {
+                Transpose::Yes => {
+                    let p = &x[first..first + n];
+                    Values { v: w, q: &[], p, visible: &[], span, rescale: &one, out: to }.add(isa);
+                }
+                Transpose::No => dot_tile(isa, (w, x), span, &mut to[first..first + n]),
             }
-            Transpose::No => dot_tile(isa, (w, x), span, &mut to[first..first + n]),
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::description::problem::Problem;
 use crate::description::similarity::Similarity;
 use crate::kernel::lanes::{load_head, prefetch_l1};
 use crate::kernel::micro::Layer;
-use crate::kernel::project::{Transpose, multiply};
+use crate::kernel::project::{Projection, Transpose};
 use crate::machine::simd::{GROUP, Isa, Lanes, Number, each};
 use crate::tensor::index::{BLOCK_KEYS, RowTile};
 use crate::tensor::source::{AnyHead, rows};
@@ -57,13 +57,9 @@ impl<N: Number> Queries<N> {
             return load_head(isa, q, rows, factor, lanes);
         };
         load_head(isa, q, rows, factor, raw);
-        multiply(
-            isa,
-            (self::rows(w.serving_head(0, head)), Transpose::Yes),
-            (raw, rows.count),
-            &mut Vec::new(),
-            lanes,
-        );
+        let w = self::rows(w.serving_head(0, head));
+        let projection = Projection { w, direction: Transpose::Yes };
+        projection.multiply(isa, (raw, rows.count), &mut Vec::new(), lanes);
         if let Similarity::Additive(weights) = &problem.similarity {
             let v = self::rows(weights.v.serving_head(0, head));
             layer.v_mut().iter_mut().enumerate().for_each(|(unit, to)| *to = v.number(0, unit));

@@ -12,7 +12,7 @@ use crate::kernel::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Visit};
 use crate::kernel::queries::Queries;
 use crate::kernel::softmax::{States, TileSums, exp_and_sum, update_max};
 use crate::machine::simd::{GROUP, Isa, Lanes, Number};
-use crate::tensor::index::{At, BLOCK_KEYS, Keys, Pair, RowTile, Scope, Span};
+use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, Pair, RowTile, Scope, Span};
 use crate::tensor::view::TileMut;
 
 /// Where the choice of some rows goes.
@@ -101,7 +101,13 @@ impl<N: Number> Select<'_, '_, N> {
         let key_range = KeyRange { mask: &problem.mask, without: None, keys: 0..scope.k_len };
         for _ in 0..STEPS {
             let mut visitor = SelectVisitor { problem, groups: &mut *groups, tile: &mut *tile };
-            block_loop.for_each_block(isa, &call, (scope, rows), &key_range, &mut visitor);
+            block_loop.for_each_block(
+                isa,
+                &call,
+                HeadRows { scope, rows },
+                &key_range,
+                &mut visitor,
+            );
             // Each group goes on until it has nothing more to find out.
             if groups.iter_mut().map(Group::goes_on).filter(|more| *more).count() == 0 {
                 break;

@@ -115,6 +115,16 @@ impl<N: Number> TileSums<N> {
     }
 }
 
+/// Memory of a tile `[keys][lanes]` that [`States::weigh`] turns from scores to weights.
+pub(crate) struct SoftmaxTile<'t, N> {
+    /// At least `keys`: products on AMX write whole tiles, which may reach beyond the keys.
+    pub(crate) lanes: &'t mut [Lanes<N>],
+    /// How many keys there are.
+    pub(crate) keys: usize,
+    /// The lanes that are computed.
+    pub(crate) span: Span,
+}
+
 impl<N: Number> States<N> {
     pub(crate) fn empty() -> Self {
         let State { max, sum, sum_x_log, true_max } = State::empty();
@@ -147,7 +157,7 @@ impl<N: Number> States<N> {
             (max, sum, sum_x_log, true_max);
     }
 
-    /// The softmax of the first `n` keys of a tile: `scores` writes their scores, which become weights, and the sums of those are
+    /// The softmax of the keys of a tile: `scores` writes their scores, which become weights, and the sums of those are
     /// added. Returns the factor of the weighted sums so far, if that is not 1.
     ///
     /// One pass suffices if `max` is set and current in every row. If the sums of the first pass show that some scores exceed `max` by
@@ -156,7 +166,7 @@ impl<N: Number> States<N> {
     pub(crate) fn weigh(
         &mut self,
         isa: Isa,
-        (tile, n, span): (&mut [Lanes<N>], usize, Span),
+        SoftmaxTile { lanes, keys, span }: SoftmaxTile<'_, N>,
         entropy: bool,
         mut scores: impl FnMut(&mut [Lanes<N>]),
     ) -> Option<Lanes<N>> {
@@ -164,8 +174,8 @@ impl<N: Number> States<N> {
         let mut rescale = None;
         let mut max_is_current = !self.max_is_stale && is_current(&sums.sum, span);
         for _ in 0..2 {
-            scores(tile);
-            let tile = &mut tile[..n];
+            scores(lanes);
+            let tile = &mut lanes[..keys];
             if !max_is_current {
                 let rescale = rescale.get_or_insert(Lanes([N::one(); GROUP]));
                 update_max(isa, self, tile, &sums.sum, span, rescale);

@@ -8,7 +8,7 @@ use crate::description::score::in_log2;
 use crate::kernel::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Visit};
 use crate::kernel::queries::Queries;
 use crate::machine::simd::{GROUP, Isa, Lanes, Number, leaf, math};
-use crate::tensor::index::{At, BLOCK_KEYS, RowMask, RowTile, Scope, Span, low};
+use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, RowMask, RowTile, Scope, Span, low};
 
 /// Rows of a [`WeightTile`], at most.
 pub const WEIGHT_TILE_ROWS: usize = GROUP;
@@ -154,7 +154,7 @@ impl<N: Number> WeightsPass<'_, '_, N> {
             group.take_softmaxes(call.problem, scope, softmaxes);
         }
         let mut visitor = WeightsVisitor { problem: call.problem, groups, tile, logs, tiles };
-        block_loop.for_each_block(isa, &call, (scope, rows), key_range, &mut visitor);
+        block_loop.for_each_block(isa, &call, HeadRows { scope, rows }, key_range, &mut visitor);
     }
 }
 

@@ -283,6 +283,7 @@ impl<N: Number> Core<'_, N> {
             true => Some(ViewMut::bhsd(&mut sink_room, [all.len(), heads.q, q_len, 1])?),
             false => None,
         };
+        let queries = QueryTargets { d_q, options: &options, begin: all.start };
         for first in all.clone().step_by(cut.wave.max(1)) {
             let items = first..(first + cut.wave).min(all.end);
             table_room.fill(0.0);
@@ -291,10 +292,10 @@ impl<N: Number> Core<'_, N> {
                 cut: &cut,
                 heads,
                 q_len,
-                begin: all.start,
                 first,
-                grads: [d_q, d_k, d_v],
-                options: &options,
+                queries,
+                d_k,
+                d_v,
                 sinks: sinks.as_ref(),
                 bias: bias.as_ref(),
                 bias_by_part: self.bias_shape().dim == 1,
@@ -304,7 +305,7 @@ impl<N: Number> Core<'_, N> {
             self.run_by_keys(back, &items, &room);
             if cut.parted {
                 let parts = Parts { view: View::bhsd(&saved_room, saved)?, count: slots, first };
-                self.join(back.call, (items.clone(), all.start), parts, (d_q, &options));
+                self.join(back.call, items.clone(), parts, queries);
                 if let (Some(shape), Some(d_w)) = (self.w_shape(), &mut sums.w) {
                     let d_w = ViewMut::bhsd(d_w, shape.to_array())?;
                     self.add_projection_grads(back.call, items.clone(), parts, &d_w);
@@ -364,9 +365,9 @@ impl<N: Number> Core<'_, N> {
     fn join(
         &self,
         call: Call<'_, N>,
-        (items, begin): (Range<usize>, usize),
+        items: Range<usize>,
         parts: Parts<'_, N>,
-        (d_q, options): (OutView<'_, N>, &ViewMut<'_, N>),
+        queries: QueryTargets<'_, N>,
     ) {
         let (machine, heads, tiling) =
             (self.machine(), call.problem.dims().heads.q, self.tiling(1));
@@ -377,13 +378,9 @@ impl<N: Number> Core<'_, N> {
             |scratch, i| {
                 let (rest, rows) = (i / tiling.count(), tiling.tile(i % tiling.count()));
                 let (b, head) = (items.start + rest / heads, rest % heads);
-                let one = || view::TileHeads::one(head);
                 // SAFETY: `Tiling::tile` gives each row of a head to one tile, and `i` counts the tiles of each head of each item
                 // once, so nobody else holds these rows.
-                let target = unsafe {
-                    let options = options.tile(b - begin, one(), rows);
-                    QueryGrads { d_q: d_q.tile(b, one(), rows), options }
-                };
+                let target = unsafe { queries.tile(b, view::TileHeads::one(head), rows) };
                 let scope = call.problem.scope(b, head);
                 let task = Join { call, scope, rows, parts, target, scratch };
                 task.run(machine.isa);
@@ -436,18 +433,40 @@ struct Cut<'p> {
     wave: usize,
 }
 
+/// Where the gradients of queries go.
+#[derive(Clone, Copy)]
+struct QueryTargets<'r, N: Number> {
+    d_q: OutView<'r, N>,
+    /// See [`QueryGrads::options`].
+    options: &'r ViewMut<'r, N>,
+    /// The first item of the call, from which the rows of `options`, and of sinks, begin.
+    begin: usize,
+}
+
+impl<'r, N: Number> QueryTargets<'r, N> {
+    /// Some rows of some heads of an item.
+    ///
+    /// # Safety
+    /// While it lives, nobody else may hold these rows of these heads of this item.
+    unsafe fn tile(self, b: usize, heads: view::TileHeads, rows: RowTile) -> QueryGrads<'r, N> {
+        // SAFETY: `d_q` and `options` have the same rows, and the caller answers for these.
+        unsafe {
+            let options = self.options.tile(b - self.begin, heads.clone(), rows);
+            QueryGrads { d_q: self.d_q.tile(b, heads, rows), options }
+        }
+    }
+}
+
 /// What the tasks of some items write.
 struct GradTargets<'r, N: Number> {
     cut: &'r Cut<'r>,
     heads: Heads,
     q_len: usize,
-    /// The first item of the call, from which the rows of `options` and `sinks` begin.
-    begin: usize,
     /// The first item.
     first: usize,
-    /// By q, k and v.
-    grads: [OutView<'r, N>; 3],
-    options: &'r ViewMut<'r, N>,
+    queries: QueryTargets<'r, N>,
+    d_k: OutView<'r, N>,
+    d_v: OutView<'r, N>,
     sinks: Option<&'r ViewMut<'r, N>>,
     bias: Option<&'r ViewMut<'r, N>>,
     /// Whether the columns of the bias are those of parts, not keys.
@@ -464,8 +483,7 @@ impl<N: Number> GradTargets<'_, N> {
     /// While it lives, nobody else may have the target of this part of this head of this item, or of one that shares its
     /// bias. Tables and bias must have been written.
     unsafe fn target(&self, b: usize, kv_head: usize, part: usize) -> Target<'_, N> {
-        let (cut, item, row_item) = (self.cut, b - self.first, b - self.begin);
-        let [d_q, d_k, d_v] = self.grads;
+        let (cut, item, row_item) = (self.cut, b - self.first, b - self.queries.begin);
         let served = self.heads.q / self.heads.kv;
         let head = kv_head * served;
         let rows = RowTile { first: 0, step: 1, count: self.q_len };
@@ -489,10 +507,7 @@ impl<N: Number> GradTargets<'_, N> {
                 let own = part * key_ranges..(part + 1) * key_ranges;
                 own.map(|i| parts.tile(item, slot(slots, i), rows))
             });
-            let rows_of = || QueryGrads {
-                d_q: d_q.tile(b, all(), rows),
-                options: self.options.tile(row_item, all(), rows),
-            };
+            let rows_of = || self.queries.tile(b, all(), rows);
             let table = || {
                 let one = RowTile { count: 1, ..rows };
                 self.tables.tile(item, slot(cut.keys.len(), part), one)
@@ -508,8 +523,8 @@ impl<N: Number> GradTargets<'_, N> {
                 (if batch == 1 { 0 } else { b }, heads, RowTile { count: len, ..rows }, features)
             };
             Target {
-                d_k: d_k.tile(b, one(), of_keys),
-                d_v: d_v.tile(b, one(), of_keys),
+                d_k: self.d_k.tile(b, one(), of_keys),
+                d_v: self.d_v.tile(b, one(), of_keys),
                 rows: (!cut.parted).then(rows_of),
                 parts: parts.collect(),
                 sinks: self

@@ -52,7 +52,7 @@ impl<E: Element> Plan<'_, E> {
             return kept.backward(q, k, v, mean, usual);
         }
         if let Some(advantage) = output_grads.advantage {
-            return self.backward_by_score_function(inputs, (&kept, output), (usual, advantage));
+            return self.backward_by_score_function(inputs, &kept, output, usual, advantage);
         }
         let mut grads = kept.backward(q, k, v, output, usual)?;
         if output_grads.straight_through {
@@ -68,10 +68,13 @@ impl<E: Element> Plan<'_, E> {
     /// The score function: `advantage d ln p(chosen)`, and what the loss says of the value that was chosen.
     fn backward_by_score_function(
         &self,
-        (q, k, v): Inputs<'_, E>,
-        (kept, output): (&Plan<'_, E>, OutputView<'_, E>),
-        (output_grads, advantage): (OutputGrads<'_, E>, &[E::Num]),
+        inputs: Inputs<'_, E>,
+        kept: &Plan<'_, E>,
+        output: OutputView<'_, E>,
+        output_grads: OutputGrads<'_, E>,
+        advantage: &[E::Num],
     ) -> Result<Grads<E>, Error> {
+        let (q, k, v) = inputs;
         let rows = self.problem().rows();
         Error::unless_one_each_row("advantage", rows, advantage.len())?;
         // ln p(chosen) = score of the chosen - lse of all. The first is the lse of the kept.

@@ -124,8 +124,8 @@ pub fn backward_in_steps<N: Number, E: Element>(
             let scale = N::from_f64(problem.scale());
             let k = &problem.keys_of(&keys, at)[key];
             g.scale = g.scale + d_scaled * problem.similarity_of(head, &query, k);
-            let (at, d) = ((r, kv_row(key)), d_scaled * scale);
-            g.add_to_similarity(problem, at, head, (&query, k), d, &mut d_hidden);
+            let pair = PairRows { head, q_row: r, query: &query, k_row: kv_row(key), key: k };
+            g.add_to_similarity(problem, pair, d_scaled * scale, &mut d_hidden);
         }
         g.query_projection_backward(problem, (r, head), &query, &mut d_hidden.q);
     }
@@ -235,12 +235,11 @@ impl<N: Number> Grads<N> {
     fn add_to_similarity<E: Element>(
         &mut self,
         problem: &Problem<'_, E>,
-        (q_row, k_row): (usize, usize),
-        head: usize,
-        (query, key): (&Row<N>, &Row<N>),
+        pair: PairRows<'_, N>,
         d: N,
         hidden: &mut Hidden<N>,
     ) {
+        let PairRows { head, q_row, query, k_row, key } = pair;
         let dims = problem.dims();
         let d_q = &mut self.q[q_row * dims.q_dim..][..dims.q_dim];
         let d_k = &mut self.k[k_row * dims.qk_dim..][..dims.qk_dim];
@@ -288,6 +287,15 @@ impl<N: Number> Grads<N> {
             }
         }
     }
+}
+
+/// A query and a key of one head: their features, and their rows among all queries and among all keys.
+struct PairRows<'r, N> {
+    head: usize,
+    q_row: usize,
+    query: &'r Row<N>,
+    k_row: usize,
+    key: &'r Row<N>,
 }
 
 /// Gradients of the inputs of the hidden layer of an additive similarity (Bahdanau et al. 2015).

@@ -101,6 +101,20 @@ impl RowTile {
     }
 }
 
+/// A tile of rows of one head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeadRows {
+    pub(crate) scope: Scope,
+    pub(crate) rows: RowTile,
+}
+
+impl HeadRows {
+    /// Group `g` of its rows.
+    pub(crate) fn group(self, g: usize) -> Self {
+        Self { rows: self.rows.group(g), ..self }
+    }
+}
+
 /// A range of lanes of a group. `start` is a multiple of the widest vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {

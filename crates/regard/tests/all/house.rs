@@ -45,6 +45,63 @@ fn no_file_is_longer_than_800_lines() {
     }
 }
 
+/// By how much a character changes the number of open brackets.
+fn opens(c: char) -> i32 {
+    i32::from("([{<".contains(c)) - i32::from(")]}>".contains(c))
+}
+
+/// Where the bracket that is open before a text closes.
+fn closing(text: &str) -> usize {
+    let mut depth = 1;
+    let closes = |c: char| {
+        depth += opens(c);
+        depth == 0
+    };
+    text.find(closes).unwrap_or(text.len())
+}
+
+/// The number of parameters in a list. A tuple that is taken apart counts as its elements: it is no group that has a name.
+fn parameters(list: &str) -> usize {
+    let (mut count, mut rest) = (0, list.trim_start());
+    while !rest.is_empty() {
+        let tuple = rest.strip_prefix('(');
+        count += tuple.map_or(1, |tuple| parameters(&tuple[..closing(tuple)]));
+        let mut depth = 0;
+        let ends = |c: char| {
+            depth += opens(c);
+            c == ',' && depth == 0
+        };
+        rest = rest.find(ends).map_or("", |comma| rest[comma + 1..].trim_start());
+    }
+    count
+}
+
+#[test]
+fn a_function_of_the_engine_has_at_most_6_parameters() {
+    let counts =
+        ["", "&self, x: N,", "s: S, (a, (b, c)): (A, (B, C)), [d, e]: [D; 2]"].map(parameters);
+    assert_eq!(counts, [0, 2, 5]);
+    let (mut functions, mut long) = (0, Vec::new());
+    for (file, text) in sources("crates/regard/src") {
+        let text = text.replace("->", "  "); // no bracket
+        for after in text.split("fn ").skip(1) {
+            let (name, rest) = after.split_at(after.find(['<', '(']).unwrap_or(0));
+            let generics = rest.strip_prefix('<');
+            let rest = generics.map_or(rest, |generics| &generics[closing(generics) + 1..]);
+            // Other text may have this word, such as a macro that makes functions.
+            let is_name = !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');
+            let Some(list) = rest.strip_prefix('(').filter(|_| is_name) else { continue };
+            let count = parameters(&list[..closing(list)]);
+            functions += 1;
+            if count > 6 {
+                long.push(format!("{file}: {name} has {count}"));
+            }
+        }
+    }
+    assert!(functions > 1000, "only {functions} found: has their form changed?");
+    assert!(long.is_empty(), "parameters that belong together are a struct: {}", long.join(", "));
+}
+
 /// Modules in the map in `lib.rs`, lowest first.
 fn map() -> Vec<String> {
     let text = fs::read_to_string(root().join("crates/regard/src/lib.rs")).unwrap();

@@ -14,7 +14,7 @@ use crate::description::problem::Dims;
 use crate::kernel::key_blocks::KeyBlock;
 use crate::kernel::micro::RowBuffer;
 use crate::machine::simd::{Avx512, Lanes, Number, Simd, Task};
-use crate::tensor::index::{BLOCK_KEYS, Keys, RowMask};
+use crate::tensor::index::{BLOCK_KEYS, Keys};
 use crate::tensor::source::AnyHead;
 use std::arch::x86_64::__m512;
 
@@ -268,6 +268,16 @@ impl<const TERMS: usize> Task<f32> for PackRows<'_, TERMS> {
     }
 }
 
+/// A block of 32 keys and 32 rows of a group.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BlockAt {
+    pub(crate) group: usize,
+    /// Which 32 rows of the group.
+    pub(crate) row_chunk: usize,
+    /// Which 32 keys of the key block.
+    pub(crate) key_chunk: usize,
+}
+
 /// The operands that a key block and a tile of rows make: weights and gradients of scores.
 #[derive(Debug)]
 pub(crate) struct ScoreOperands {
@@ -305,26 +315,27 @@ impl ScoreOperands {
         Operand { data: &self.transposed[g], chunks: CHUNKS, tiles: LANE_TILES }
     }
 
-    /// Writes weights and gradients of keys 32 `chunk` + `i` and the one 16 after it, `[key][vector]`, of the rows of group
-    /// `g` from 32 `lanes` on.
+    /// Writes weights and gradients of keys `i` and `i + 16` of a block, `[key][vector]`.
     #[inline(always)]
     pub(crate) fn write<const TERMS: usize>(
         &mut self,
         s: Avx512,
-        (g, lanes, chunk, i): (usize, usize, usize, usize),
+        BlockAt { group, row_chunk, key_chunk }: BlockAt,
+        i: usize,
         weights: [[__m512; 2]; 2],
         d_scores: [[__m512; 2]; 2],
     ) {
         let apart = self.chunks * (BLOCK_KEYS / ROWS) * ROWS;
         for half in 0..2 {
-            let at = ((g * CHUNKS + lanes) * (BLOCK_KEYS / ROWS) + 2 * chunk + half) * ROWS + i;
+            let chunk = group * CHUNKS + row_chunk;
+            let at = (chunk * (BLOCK_KEYS / ROWS) + 2 * key_chunk + half) * ROWS + i;
             write_interleaved::<TERMS, false>(s, weights[half], (&mut self.weights, at, apart));
             write_interleaved::<TERMS, false>(s, d_scores[half], (&mut self.d_scores, at, apart));
         }
         for vector in 0..2 {
-            let at = (chunk * LANE_TILES + 2 * lanes + vector) * ROWS + i;
+            let at = (key_chunk * LANE_TILES + 2 * row_chunk + vector) * ROWS + i;
             let pair = [d_scores[0][vector], d_scores[1][vector]];
-            let to = (&mut self.transposed[g][..], at, CHUNKS * LANE_TILES * ROWS);
+            let to = (&mut self.transposed[group][..], at, CHUNKS * LANE_TILES * ROWS);
             write_interleaved::<TERMS, false>(s, pair, to);
         }
     }
@@ -359,14 +370,14 @@ impl<const TERMS: usize> Task<f32> for SplitScores<'_, TERMS> {
         let Self(s, PackScores { weights, d_scores, group, count, to }) = self;
         let n = weights.len();
         for pair in 0..n.div_ceil(WIDTH) * ROWS {
-            let (chunk, i) = (pair / ROWS, pair % ROWS);
-            for lanes in 0..count.div_ceil(WIDTH) {
+            let (key_chunk, i) = (pair / ROWS, pair % ROWS);
+            for row_chunk in 0..count.div_ceil(WIDTH) {
                 let zero = [[s.splat(0.0); 2]; 2];
                 let (mut a, mut d) = (zero, zero);
                 for half in 0..2 {
-                    let key = chunk * WIDTH + half * ROWS + i;
+                    let key = key_chunk * WIDTH + half * ROWS + i;
                     for vector in 0..2 {
-                        let lane = lanes * WIDTH + vector * ROWS;
+                        let lane = row_chunk * WIDTH + vector * ROWS;
                         if key < n {
                             // Biases and rules bring any NaN.
                             let (x, y) = (&weights[key], &d_scores[key]);
@@ -375,13 +386,8 @@ impl<const TERMS: usize> Task<f32> for SplitScores<'_, TERMS> {
                         }
                     }
                 }
-                to.write::<TERMS>(s, (group, lanes, chunk, i), a, d);
+                to.write::<TERMS>(s, BlockAt { group, row_chunk, key_chunk }, i, a, d);
             }
         }
     }
-}
-
-/// Whether a row sees a key.
-pub(crate) fn is_visible(visible: &[RowMask; BLOCK_KEYS], key: usize, row: usize) -> bool {
-    visible[key] >> row & 1 == 1
 }

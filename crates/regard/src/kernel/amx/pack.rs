@@ -12,7 +12,7 @@ use crate::machine::run::run;
 use crate::machine::simd::{
     Amx, AmxKernel, Avx512, Element, GROUP, Lanes, Number, Simd, Task, Visitor,
 };
-use crate::tensor::index::{BLOCK_KEYS, Keys, RowTile};
+use crate::tensor::index::{BLOCK_KEYS, Keys, RowMask, RowTile};
 use crate::tensor::source::{AnyHead, Head, Heads};
 use crate::tensor::view::{TileHeads, ViewMut};
 use std::arch::x86_64::__m512;
@@ -480,5 +480,29 @@ impl PackedKv {
         let i = before * self.heads + head * (to - before) + first / BLOCK_KEYS;
         let size = self.sizes.key_rows() + self.sizes.value_rows();
         key_block(self.sizes, &self.rows[i * size..][..size], self.non_finite[i])
+    }
+}
+
+/// Numbers of some keys, or of some rows, that were left out of an operand because they are not finite, and the pairs of a key
+/// block and a group that they count for. They are added one by one: 0 times such a number would be NaN.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeftOut<'t> {
+    /// A bit for each key, or row, that holds such a number.
+    pub(crate) non_finite: u64,
+    /// Which rows see each key.
+    pub(crate) visible: &'t [RowMask; BLOCK_KEYS],
+    /// Keys of the key block.
+    pub(crate) keys: usize,
+}
+
+impl LeftOut<'_> {
+    /// Whether key, or row, `i` holds such a number.
+    pub(crate) fn holds(self, i: usize) -> bool {
+        self.non_finite >> i & 1 == 1
+    }
+
+    /// Whether a row sees a key.
+    pub(crate) fn is_visible(self, key: usize, row: usize) -> bool {
+        self.visible[key] >> row & 1 == 1
     }
 }

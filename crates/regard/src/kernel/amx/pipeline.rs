@@ -1,11 +1,12 @@
 //! Tiles and vectors at once: the one make products while the other turn the results of those before into operands.
 
-use super::backward::ScoreOperands;
-use super::product::{Operand, Product};
+use super::backward::{BlockAt, ScoreOperands};
+use super::product::{Operand, Product, ProductSizes};
 use super::{CHUNKS, Halves, ROWS, WIDTH};
 use crate::kernel::block_loop::TILE_ROWS;
 use crate::machine::simd::{Avx512, GROUP, Lanes, Simd, Task, Tiles, math, prefetch_l2};
 use crate::tensor::index::{BLOCK_KEYS, RowMask, low};
+use std::ops::Range;
 
 /// Groups of a tile of rows.
 pub(crate) const GROUPS: usize = TILE_ROWS / GROUP;
@@ -154,20 +155,38 @@ impl<const TERMS: usize> Task<f32> for Pipelined<'_, TERMS> {
     }
 }
 
-/// A block: group, chunk of its rows, chunk of the keys.
-type BlockAt = (usize, usize, usize);
+/// One of `count` equal shares of some work.
+#[derive(Clone, Copy)]
+struct Share {
+    index: usize,
+    count: usize,
+}
+
+impl Share {
+    /// Part `i` of `n` of this share.
+    #[inline(always)]
+    fn part(self, i: usize, n: usize) -> Self {
+        Self { index: self.index * n + i, count: self.count * n }
+    }
+
+    /// Which of `len` things belong to it.
+    #[inline(always)]
+    fn range(self, len: usize) -> Range<usize> {
+        len * self.index / self.count..len * (self.index + 1) / self.count
+    }
+}
 
 impl Make<'_> {
     /// All blocks, with steps of other products on the way; tells how many.
     #[inline(always)]
     fn run<const TERMS: usize>(self, steps: &mut Steps<'_>, count: usize) -> usize {
         let Self { from, blocks: [first, second], to } = self;
-        let mut order: [BlockAt; GROUPS * CHUNKS * CHUNKS] = [(0, 0, 0); _];
+        let mut order = [BlockAt::default(); GROUPS * CHUNKS * CHUNKS];
         let mut len = 0;
-        for (g, side) in from.sides.iter().enumerate() {
+        for (group, side) in from.sides.iter().enumerate() {
             let rows = side.as_ref().map_or(0, |side| side.count.div_ceil(WIDTH));
             for at in 0..rows * from.n.div_ceil(WIDTH) {
-                order[len] = (g, at % rows, at / rows);
+                order[len] = BlockAt { group, row_chunk: at % rows, key_chunk: at / rows };
                 len += 1;
             }
         }
@@ -183,7 +202,8 @@ impl Make<'_> {
             let coming =
                 if b + 1 < len { from.products(TERMS, order[b + 1], next) } else { [None, None] };
             let mixed = Mixed { steps: &mut *steps, left: until - taken, coming };
-            from.differentiate::<TERMS>(mixed, order[b], (b, len), now, to);
+            let share = Share { index: b, count: len };
+            from.differentiate::<TERMS>(mixed, order[b], share, now, to);
             taken = until;
             (now, next) = (next, now);
         }
@@ -196,49 +216,51 @@ impl Source<'_> {
     fn products<'p>(
         &'p self,
         terms: usize,
-        (g, lanes, chunk): BlockAt,
+        at: BlockAt,
         to: &'p mut Block,
     ) -> [Option<Product<'p>>; 2] {
-        let Some(side) = &self.sides[g] else { return [None, None] };
-        let (key, lane) = (2 * chunk, 2 * lanes);
-        let tiles =
-            ((self.n.div_ceil(ROWS) - key).min(2), (side.count.div_ceil(ROWS) - lane).min(2));
+        let Some(side) = &self.sides[at.group] else { return [None, None] };
+        let (key, lane) = (2 * at.key_chunk, 2 * at.row_chunk);
+        let rows = (self.n.div_ceil(ROWS) - key).min(2);
+        let lanes = (side.count.div_ceil(ROWS) - lane).min(2);
+        let sizes = |chunks| ProductSizes { terms, chunks, rows, lanes };
         let ((keys, qk_chunks), (values, v_chunks)) = (self.keys, self.values);
         let scores = (keys.skip(0, key), side.queries.skip(0, lane));
         let d_weights = (values.skip(0, key), side.d_out.skip(0, lane));
         [
-            Some(Product::new(terms, scores, qk_chunks, tiles, (to.scores.sums(), false))),
-            Some(Product::new(terms, d_weights, v_chunks, tiles, (to.d_weights.sums(), false))),
+            Some(Product::new(sizes(qk_chunks), scores, to.scores.sums())),
+            Some(Product::new(sizes(v_chunks), d_weights, to.d_weights.sums())),
         ]
     }
 
-    /// Asks for what will be needed soon: one share of several.
+    /// Asks for a share of what will be needed soon.
     #[inline(always)]
-    fn prefetch_head(&self, share: usize, shares: usize) {
+    fn prefetch_head(&self, share: Share) {
         for (first, bytes) in self.ahead {
-            let lines = bytes / LINE;
-            for line in lines * share / shares..lines * (share + 1) / shares {
+            for line in share.range(bytes / LINE) {
                 prefetch_l2(first.wrapping_add(line * LINE));
             }
         }
     }
 
-    /// `a = 2^(score factor - lse)`, `d_score = a (d_a - delta)` of a block, and steps of products on the way.
+    /// `a = 2^(score factor - lse)`, `d_score = a (d_a - delta)` of a block; on the way steps of products, and a share of the
+    /// prefetches.
     #[inline(always)]
     fn differentiate<const TERMS: usize>(
         &self,
         mut mixed: Mixed<'_, '_>,
-        (g, lanes, chunk): BlockAt,
-        (b, blocks): (usize, usize),
+        at: BlockAt,
+        share: Share,
         block: &Block,
         to: &mut ScoreOperands,
     ) {
-        let Some(side) = &self.sides[g] else { return };
+        let BlockAt { group, row_chunk, key_chunk } = at;
+        let Some(side) = &self.sides[group] else { return };
         let (s, count, mut taken) = (self.s, mixed.count(), 0);
         let (factor, zero) = (s.splat(self.factor), s.splat(0.0));
         let (mut less_lse, mut delta) = ([zero; 2], [zero; 2]);
         for j in 0..2 {
-            let lane = lanes * WIDTH + j * ROWS;
+            let lane = row_chunk * WIDTH + j * ROWS;
             less_lse[j] = s.sub(zero, s.load(&side.lse.0[lane..]));
             delta[j] = s.load(&side.delta.0[lane..]);
         }
@@ -247,11 +269,11 @@ impl Source<'_> {
                 mixed.take();
                 taken += 1;
             }
-            self.prefetch_head(b * ROWS + i, blocks * ROWS);
+            self.prefetch_head(share.part(i, ROWS));
             let (mut weights, mut d_scores) = ([[zero; 2]; 2], [[zero; 2]; 2]);
             for half in 0..2 {
                 let key = half * ROWS + i;
-                let visible = low(side.visible[chunk * WIDTH + key] >> (lanes * WIDTH));
+                let visible = low(side.visible[key_chunk * WIDTH + key] >> (row_chunk * WIDTH));
                 for j in 0..2 {
                     let visible = s.lanes(visible >> (j * ROWS));
                     let x = s.load(&block.scores.0[key][j * ROWS..]);
@@ -262,7 +284,7 @@ impl Source<'_> {
                     d_scores[half][j] = s.select(visible, s.mul(a, d_a), zero);
                 }
             }
-            to.write::<TERMS>(s, (g, lanes, chunk, i), weights, d_scores);
+            to.write::<TERMS>(s, at, i, weights, d_scores);
         }
     }
 }

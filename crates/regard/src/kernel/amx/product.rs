@@ -33,26 +33,47 @@ pub(crate) struct Sums<'p> {
     /// Numbers of a row that may be written.
     width: usize,
     stride: usize,
+    /// Whether a product is added to what is there, or overwrites it.
+    add: bool,
     scratch: PhantomData<&'p mut [f32]>,
 }
 
 impl<'p> Sums<'p> {
-    /// The lanes from `lane` on.
+    /// The lanes from `lane` on, to be overwritten.
     pub(crate) fn lanes(rows: &'p mut [Lanes<f32>], lane: usize) -> Self {
         assert!(lane <= GROUP);
         // SAFETY: at most the end of the first row, for `lane` is at most `GROUP` (asserted above), or of nothing.
         let first =
             unsafe { rows.as_mut_ptr().cast::<f32>().add(if rows.is_empty() { 0 } else { lane }) };
         let stride = size_of::<Lanes<f32>>();
-        Self { first, rows: rows.len(), width: GROUP - lane, stride, scratch: PhantomData }
+        let (rows, width) = (rows.len(), GROUP - lane);
+        Self { first, rows, width, stride, add: false, scratch: PhantomData }
     }
 
-    /// Rows of `stride` numbers.
+    /// Rows of `stride` numbers, to be overwritten.
     pub(crate) fn rows((to, stride): (&'p mut [f32], usize)) -> Self {
         let rows = to.len().checked_div(stride).unwrap_or(0);
         let (first, bytes) = (to.as_mut_ptr(), stride * size_of::<f32>());
-        Self { first, rows, width: stride, stride: bytes, scratch: PhantomData }
+        Self { first, rows, width: stride, stride: bytes, add: false, scratch: PhantomData }
     }
+
+    /// The same, but what is there is added to, if `add`.
+    #[inline(always)]
+    pub(crate) fn accumulate(self, add: bool) -> Self {
+        Self { add, ..self }
+    }
+}
+
+/// Sizes of a product, in tiles.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProductSizes {
+    /// bf16 terms of each operand.
+    pub(crate) terms: usize,
+    /// Chunks of 32 numbers that each sum is over.
+    pub(crate) chunks: usize,
+    /// Of the result.
+    pub(crate) rows: usize,
+    pub(crate) lanes: usize,
 }
 
 /// `to [rows][lanes] (+)= left [rows][inner] x right [inner][lanes]`, all sizes in tiles (of 32 numbers for `inner`).
@@ -105,15 +126,14 @@ pub(crate) trait Between {
 }
 
 impl<'p> Product<'p> {
-    /// Of `(rows, lanes)` tiles over `chunks`, for operands of so many bf16 terms.
+    /// Checks that the operands and the result hold all tiles.
     #[inline(always)]
     pub(crate) fn new(
-        terms: usize,
+        sizes: ProductSizes,
         (left, right): (Operand<'p>, Operand<'p>),
-        chunks: usize,
-        (rows, lanes): (usize, usize),
-        (to, add): (Sums<'p>, bool),
+        to: Sums<'p>,
     ) -> Self {
+        let ProductSizes { terms, chunks, rows, lanes } = sizes;
         assert!(left.holds(terms, chunks, rows) && right.holds(terms, chunks, lanes));
         assert!(lanes == 0 || rows * ROWS <= to.rows);
         assert!(lanes * ROWS <= to.width && chunks > 0);
@@ -133,7 +153,7 @@ impl<'p> Product<'p> {
             meetings: term_products(terms),
             meeting: 0,
             tile: 0,
-            add,
+            add: to.add,
             scratch: PhantomData,
         }
     }

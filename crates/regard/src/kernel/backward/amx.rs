@@ -12,10 +12,11 @@
 //! tiles make the first two products of the next block, and the last three of the key block before. All groups of a tile of rows
 //! are added to a key at once: tile loads are what limits this, and the sums of keys are the most of them.
 
-use super::{AddGrads, ByKeys, Group, Products, TilePass};
-use crate::kernel::amx::backward::{PackScores, SplitScores, is_visible, read};
+use super::{AddGrads, ByKeys, Group, MaskedTile, Products, TilePass};
+use crate::kernel::amx::backward::{PackScores, SplitScores, read};
+use crate::kernel::amx::pack::LeftOut;
 use crate::kernel::amx::pipeline::{GROUPS, Make, Pipelined, Side, Source, Steps};
-use crate::kernel::amx::product::{Operand, Product, Sums};
+use crate::kernel::amx::product::{Operand, Product, ProductSizes, Sums};
 use crate::kernel::amx::{AmxBackwardScratch, CHUNKS, ROWS, WIDTH, with_terms};
 use crate::kernel::block_loop::{ScoreTile, Visit, apply_mask};
 use crate::kernel::key_blocks::KeyBlock;
@@ -24,7 +25,7 @@ use crate::kernel::micro::RowBuffer;
 use crate::machine::simd::{
     Amx, AmxKernel, Avx512, GROUP, Isa, Lanes, Number, Simd, Task, TileShape, Tiles,
 };
-use crate::tensor::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
+use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, RowMask, RowTile, Scope, Span};
 use crate::tensor::source::AnyHead;
 
 impl<'t, 'c> AmxKernel for ByKeys<'t, 'c, f32> {
@@ -51,7 +52,8 @@ impl Products<f32> for AmxProducts {
         scratch: Option<&mut AmxBackwardScratch>,
     ) {
         let Self { s, t } = self;
-        let TilePass { block_loop, call, scope, rows, key_range } = pass;
+        let TilePass { block_loop, call, rows: tile, key_range } = pass;
+        let HeadRows { scope, rows } = tile;
         let Some(scratch) = scratch else { return }; // a plan that uses AMX has made room for them
         let factor = f32::from_f64(call.problem.query_factor());
         let q = call.queries(scope.batch, scope.head);
@@ -66,7 +68,7 @@ impl Products<f32> for AmxProducts {
         let (s, weighed) = (*s, None);
         let mut visitor =
             Passing { isa, s, t, inputs, scope, rows, grads, scratch, factor, weighed };
-        block_loop.for_each_block(isa, &call, (scope, rows), &key_range, &mut visitor);
+        block_loop.for_each_block(isa, &call, tile, &key_range, &mut visitor);
         visitor.flush();
     }
 }
@@ -204,17 +206,17 @@ impl Passing<'_, '_> {
                 Some(place) => (d_k.rows_from(place), d_v.rows_from(place)),
                 None => (gathered_k.rows_from(0), gathered_v.rows_from(0)),
             };
-            let add = weighed.place.is_some();
             let (start, end) = weighed.groups;
             let chunk = start * CHUNKS;
             let chunks = (end - 1) * CHUNKS + count(end - 1).div_ceil(WIDTH) - chunk;
-            let keys = weighed.keys.div_ceil(ROWS);
+            let rows = weighed.keys.div_ceil(ROWS);
+            let of = |lanes| ProductSizes { terms: sizes.terms, chunks, rows, lanes };
             let operands = (from.weights().skip(chunk, 0), own.d_out_rows().skip(chunk, 0));
-            let (tiles, to) = ((keys, sizes.v.tiles), (Sums::rows(to_v), add));
-            products[0] = Some(Product::new(sizes.terms, operands, chunks, tiles, to));
+            let to = Sums::rows(to_v).accumulate(weighed.place.is_some());
+            products[0] = Some(Product::new(of(sizes.v.tiles), operands, to));
             let operands = (from.d_scores().skip(chunk, 0), own.query_rows().skip(chunk, 0));
-            let (tiles, to) = ((keys, sizes.qk.tiles), (Sums::rows(to_k), add));
-            products[1] = Some(Product::new(sizes.terms, operands, chunks, tiles, to));
+            let to = Sums::rows(to_k).accumulate(weighed.place.is_some());
+            products[1] = Some(Product::new(of(sizes.qk.tiles), operands, to));
         }
         let mut sides = [const { None }; GROUPS];
         for (g, group) in groups.iter_mut().enumerate() {
@@ -224,10 +226,10 @@ impl Passing<'_, '_> {
                 && (weighed.groups.0..weighed.groups.1).contains(&g)
             {
                 let operands = (key_blocks.at(weighed.key_block).transposed, from.transposed(g));
-                let tiles = (sizes.qk.tiles, rows.count.div_ceil(ROWS));
-                let chunks = weighed.keys.div_ceil(WIDTH);
-                let to = (Sums::lanes(d_q, 0), true);
-                products[2 + g] = Some(Product::new(sizes.terms, operands, chunks, tiles, to));
+                let (chunks, lanes) = (weighed.keys.div_ceil(WIDTH), rows.count.div_ceil(ROWS));
+                let of = ProductSizes { terms: sizes.terms, chunks, rows: sizes.qk.tiles, lanes };
+                let to = Sums::lanes(d_q, 0).accumulate(true);
+                products[2 + g] = Some(Product::new(of, operands, to));
             }
             if let Some((next, visible)) = next
                 && (next.groups.0..next.groups.1).contains(&g)
@@ -266,12 +268,13 @@ impl Passing<'_, '_> {
         let span = Span::first(rows.count);
         let AmxBackwardScratch { sizes, key_blocks, rows: own, operands, .. } = &mut **scratch;
         let packed = key_blocks.at(next.key_block);
-        let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
+        let (key_tiles, lanes) = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
+        let of = |chunks| ProductSizes { terms: sizes.terms, chunks, rows: key_tiles, lanes };
         let (keys, values) = ((packed.keys, own.queries(g)), (packed.values, own.d_out(g)));
-        let to = (Sums::lanes(grads.tiles.weights, 0), false);
-        Product::new(sizes.terms, keys, sizes.qk.chunks, tiles, to).run(t);
-        let to = (Sums::lanes(grads.tiles.d_scores, 0), false);
-        Product::new(sizes.terms, values, sizes.v.chunks, tiles, to).run(t);
+        let to = Sums::lanes(grads.tiles.weights, 0);
+        Product::new(of(sizes.qk.chunks), keys, to).run(t);
+        let to = Sums::lanes(grads.tiles.d_scores, 0);
+        Product::new(of(sizes.v.chunks), values, to).run(t);
         let at = At { scope: *scope, rows, span, keys: key_block.keys() };
         let scores = &mut grads.tiles.weights[..n];
         scale_lanes(isa, scores, &Lanes([*factor; GROUP]), span);
@@ -279,8 +282,9 @@ impl Passing<'_, '_> {
         if !key_block.full || problem.may_hide() {
             apply_mask(isa, scores, &mut visible[..n], span);
         }
-        grads.groups[g].exp_and_sum(isa, problem, (at, Some(&visible[..n])), n, &mut grads.tiles);
-        grads.backward(isa, g, (at, Some(&visible[..n])), n);
+        let tile = MaskedTile { at, n, visible: Some(&visible[..n]) };
+        grads.groups[g].exp_and_sum(isa, problem, tile, &mut grads.tiles);
+        grads.backward(isa, g, tile);
         let (weights, d_scores) = (&grads.tiles.weights[..n], &grads.tiles.d_scores[..n]);
         let (group, count, to) = (g, rows.count, &mut operands[next.buffer]);
         let pack = PackScores { weights, d_scores, group, count, to };
@@ -307,8 +311,8 @@ impl Passing<'_, '_> {
         (score_tile, g): (Waiting, usize),
         visible: &[RowMask; BLOCK_KEYS],
     ) {
-        let (non_finite, n) =
-            (self.scratch.key_blocks.at(score_tile.key_block).non_finite, score_tile.keys);
+        let left_out = |non_finite| LeftOut { non_finite, visible, keys: score_tile.keys };
+        let non_finite_k = self.scratch.key_blocks.at(score_tile.key_block).non_finite;
         let from = &self.scratch.operands[score_tile.buffer];
         let weights = from.weights().skip(g * CHUNKS, 0);
         let d_scores = from.d_scores().skip(g * CHUNKS, 0);
@@ -316,12 +320,12 @@ impl Passing<'_, '_> {
         let (group, k) = (&mut groups[g], self.inputs.0);
         let keys = (k, key_block.keys());
         let terms = self.scratch.sizes.terms;
-        add_non_finite_keys(terms, (non_finite, visible, n), keys, d_scores, &mut group.d_q);
+        add_non_finite_keys(left_out(non_finite_k), keys, (terms, d_scores), &mut group.d_q);
         let [non_finite_q, non_finite_d_out] = self.scratch.rows.non_finite[g];
         let at = |i| key_block.keys().get(i) - *first;
         let (d_scores, weights) = ((terms, d_scores), (terms, weights));
-        add_non_finite_rows((non_finite_q, visible, n), &group.q_rows, d_scores, &at, d_k);
-        add_non_finite_rows((non_finite_d_out, visible, n), &group.d_out_rows, weights, &at, d_v);
+        add_non_finite_rows(left_out(non_finite_q), &group.q_rows, d_scores, &at, d_k);
+        add_non_finite_rows(left_out(non_finite_d_out), &group.d_out_rows, weights, &at, d_v);
     }
 }
 
@@ -339,16 +343,15 @@ impl Task<f32> for Overlapped<'_, '_, '_, '_> {
 /// The numbers that were left out of the keys because they are not finite, for the rows that see them.
 #[inline(never)]
 fn add_non_finite_keys(
-    terms: usize,
-    (non_finite, visible, n): (u64, &[RowMask; BLOCK_KEYS], usize),
+    left_out: LeftOut<'_>,
     (k, keys): (AnyHead<'_, f32>, Keys<'_>),
-    d_scores: Operand<'_>,
+    (terms, d_scores): (usize, Operand<'_>),
     d_q: &mut [Lanes<f32>],
 ) {
-    for i in (0..n).filter(|i| non_finite >> i & 1 == 1) {
+    for i in (0..left_out.keys).filter(|i| left_out.holds(*i)) {
         let features = (0..k.dim()).map(|d| k.number(keys.get(i), d));
         for (x, d_q) in features.zip(&mut *d_q).filter(|(x, _)| !x.is_finite()) {
-            for row in (0..GROUP).filter(|row| is_visible(visible, i, *row)) {
+            for row in (0..GROUP).filter(|row| left_out.is_visible(i, *row)) {
                 d_q.0[row] += read(terms, d_scores, i, row) * x;
             }
         }
@@ -358,14 +361,14 @@ fn add_non_finite_keys(
 /// The numbers that were left out of some rows because they are not finite, for the keys that they see.
 #[inline(never)]
 fn add_non_finite_rows(
-    (non_finite, visible, n): (u64, &[RowMask; BLOCK_KEYS], usize),
+    left_out: LeftOut<'_>,
     rows: &RowBuffer<f32>,
     (terms, from): (usize, Operand<'_>),
     at: &dyn Fn(usize) -> usize,
     to: &mut RowBuffer<f32>,
 ) {
-    for row in (0..GROUP).filter(|row| non_finite >> row & 1 == 1) {
-        for i in (0..n).filter(|i| is_visible(visible, *i, row)) {
+    for row in (0..GROUP).filter(|row| left_out.holds(*row)) {
+        for i in (0..left_out.keys).filter(|i| left_out.is_visible(*i, row)) {
             let by = read(terms, from, i, row);
             let both = rows.row(row).iter().zip(to.row_mut(at(i)));
             both.filter(|(x, _)| !x.is_finite()).for_each(|(x, to)| *to += by * x);

@@ -1,6 +1,6 @@
 //! A group of rows on its backward pass: what it brings, what a tile makes of it, what it leaves.
 
-use super::{BackwardCall, GradTiles, QueryGrads};
+use super::{BackwardCall, GradTiles, MaskedTile, QueryGrads};
 use crate::description::problem::Problem;
 use crate::description::score::{LOG2_E, in_log2};
 use crate::description::similarity::Similarity;
@@ -10,11 +10,11 @@ use crate::kernel::lanes::{
     store_transposed,
 };
 use crate::kernel::micro::{RowBuffer, dot_tile};
-use crate::kernel::project::{self, Transpose};
+use crate::kernel::project::{Projection, Transpose};
 use crate::kernel::queries::Queries;
 use crate::kernel::softmax::{LSE_LOSES_BITS, MIN_LOG2_WEIGHT};
 use crate::machine::simd::{GROUP, Isa, Lanes, Number, leaf, math};
-use crate::tensor::index::{At, Keys, RowMask, RowTile, Scope, Span, low};
+use crate::tensor::index::{HeadRows, Keys, RowMask, Scope, Span, low};
 use crate::tensor::source::rows as head;
 use crate::tensor::view::{self, TileMut};
 
@@ -67,7 +67,7 @@ impl<N: Number> Group<N> {
         &mut self,
         isa: Isa,
         call: &Call<'_, N>,
-        (scope, rows): (Scope, RowTile),
+        HeadRows { scope, rows }: HeadRows,
     ) {
         let zero = Lanes([N::zero(); GROUP]);
         self.d_q.fill(zero);
@@ -81,11 +81,11 @@ impl<N: Number> Group<N> {
         &mut self,
         isa: Isa,
         back: &BackwardCall<'_, N>,
-        (scope, rows): (Scope, RowTile),
+        HeadRows { scope, rows }: HeadRows,
         other: &mut [Lanes<N>],
     ) {
         let BackwardCall { call, out, d_out, lse, states, d_lse, entropy } = *back;
-        self.take_queries(isa, &call, (scope, rows));
+        self.take_queries(isa, &call, HeadRows { scope, rows });
         let [out, d_out] = [out, d_out].map(|x| head(x.any_head(scope.batch, scope.head)));
         // QueryGrads that saw nothing, and lanes without a row, weigh nothing.
         self.lse = Lanes([N::max_value(); GROUP]);
@@ -169,16 +169,15 @@ impl<N: Number> Group<N> {
         let (weights, d_scores) = (&mut tiles.weights[..n], &mut tiles.d_scores[..n]);
         score_tile.scores(isa, problem, &mut self.q, weights, Some(&mut *tiles.derivatives));
         dot_tile(isa, (score_tile.v, &self.d_out), span, d_scores);
-        self.exp_and_sum(isa, problem, (score_tile.at, score_tile.visible.as_deref()), n, tiles);
+        self.exp_and_sum(isa, problem, MaskedTile::of(score_tile), tiles);
     }
 
-    /// From the scores of `n` keys and the gradients of their weights before dropout to what `differentiate` makes.
+    /// From the scores of a tile and the gradients of its weights before dropout to what `differentiate` makes.
     pub(crate) fn exp_and_sum(
         &mut self,
         isa: Isa,
         problem: &Problem<'_, N>,
-        (at, visible): (At<'_>, Option<&[RowMask]>),
-        n: usize,
+        MaskedTile { at, n, visible }: MaskedTile<'_>,
         tiles: &mut GradTiles<'_, N>,
     ) {
         let GradTiles { weights, d_scores, derivatives, factors } = tiles;
@@ -265,7 +264,8 @@ impl<N: Number> Group<N> {
         if let Some(w) = problem.similarity.of_queries() {
             // projected = W^T q
             let w = head(w.serving_head(0, scope.head));
-            project::multiply(isa, (w, Transpose::No), (d_q, rows.count), &mut Vec::new(), other);
+            let projection = Projection { w, direction: Transpose::No };
+            projection.multiply(isa, (d_q, rows.count), &mut Vec::new(), other);
             (q, d_q) = (&mut self.q.raw, &mut other[..w.len()]);
         }
         // score = scale * similarity, which is linear in q more often than not.

@@ -5,7 +5,7 @@ use crate::kernel::block_loop::{Call, Tiling};
 use crate::kernel::lanes::load_features;
 use crate::kernel::project::add_outer;
 use crate::machine::simd::{Isa, Number};
-use crate::tensor::index::{RowTile, Scope};
+use crate::tensor::index::{HeadRows, RowTile, Scope};
 use crate::tensor::view::{self, TileMut, View};
 use std::ops::Range;
 
@@ -43,7 +43,7 @@ impl<N: Number> Join<'_, '_, N> {
         let Scratch { groups, other, .. } = &mut *self.scratch;
         for (g, group) in groups[..self.rows.groups()].iter_mut().enumerate() {
             let rows = self.rows.group(g);
-            group.take_queries(isa, &self.call, (self.scope, rows));
+            group.take_queries(isa, &self.call, HeadRows { scope: self.scope, rows });
             for part in self.parts.of(self.scope.batch, self.scope.head) {
                 group.add(isa, part, other);
             }

@@ -27,9 +27,11 @@ use crate::description::score::{BiasGrads, Derivatives};
 use crate::description::similarity::Similarity;
 use crate::kernel::amx::AmxBackwardScratch;
 use crate::kernel::block_loop::{BlockLoop, Call, KeyRange, ScoreTile, Tiling, Visit};
-use crate::kernel::micro::{HiddenGrads, RowBuffer, RowSums, Values};
+use crate::kernel::micro::{
+    HiddenGrads, Projected, RowBuffer, RowSums, SimilaritiesBackward, Values,
+};
 use crate::machine::simd::{Element, GROUP, Isa, Lanes, Number, Simd, Task, Visitor};
-use crate::tensor::index::{At, BLOCK_KEYS, RowMask, RowTile, Scope, Span};
+use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, RowMask, RowTile, Span};
 use crate::tensor::view::{self, OutTile, TileMut, TilesMut, View};
 pub(crate) use group::Group;
 pub(crate) use join::{ByProjection, Join, Parts};
@@ -149,8 +151,7 @@ pub(crate) trait Products<N: Number> {
 pub(crate) struct TilePass<'t, 'c, N: Number> {
     pub(crate) block_loop: &'t mut BlockLoop<N>,
     pub(crate) call: Call<'c, N>,
-    pub(crate) scope: Scope,
-    pub(crate) rows: RowTile,
+    pub(crate) rows: HeadRows,
     pub(crate) key_range: KeyRange<'t>,
 }
 
@@ -165,8 +166,8 @@ impl<N: Number> Products<N> for VectorProducts {
         mut grads: AddGrads<'_, '_, N>,
         _: Option<&mut AmxBackwardScratch>,
     ) {
-        let TilePass { block_loop, call, scope, rows, key_range } = pass;
-        block_loop.for_each_block(isa, &call, (scope, rows), &key_range, &mut grads);
+        let TilePass { block_loop, call, rows, key_range } = pass;
+        block_loop.for_each_block(isa, &call, rows, &key_range, &mut grads);
     }
 }
 
@@ -206,7 +207,7 @@ impl<N: Number> ByKeys<'_, '_, N> {
                 let tiling = self.key_ranges[key_range].0;
                 for rows in (0..tiling.count()).rev().map(|i| tiling.tile(i)) {
                     if rows.count > 0 {
-                        self.pass(isa, products, (scope, h), (key_range, rows));
+                        self.pass(isa, products, HeadRows { scope, rows }, key_range);
                     }
                 }
             }
@@ -216,14 +217,11 @@ impl<N: Number> ByKeys<'_, '_, N> {
         write_rows(isa, &self.scratch.d_v, N::from_f64(1.0), &mut self.target.d_v);
     }
 
-    /// One tile of rows passes by the keys.
-    fn pass(
-        &mut self,
-        isa: Isa,
-        products: &impl Products<N>,
-        (scope, h): (Scope, usize),
-        (key_range, rows): (usize, RowTile),
-    ) {
+    /// One tile of rows passes by the keys of the task, those of one of its key ranges.
+    fn pass(&mut self, isa: Isa, products: &impl Products<N>, tile: HeadRows, key_range: usize) {
+        let HeadRows { scope, rows } = tile;
+        let heads = self.back.call.problem.dims().heads;
+        let h = scope.head % (heads.q / heads.kv); // among those of the key head
         let Self { back, target, scratch, .. } = self;
         let Scratch {
             groups,
@@ -240,7 +238,7 @@ impl<N: Number> ByKeys<'_, '_, N> {
         } = &mut **scratch;
         let groups = &mut groups[..rows.groups()];
         for (g, group) in groups.iter_mut().enumerate() {
-            group.start(isa, back, (scope, rows.group(g)), other);
+            group.start(isa, back, tile.group(g), other);
             if key_range == 0
                 && let Some(sinks) = &mut target.sinks
             {
@@ -259,7 +257,7 @@ impl<N: Number> ByKeys<'_, '_, N> {
             d_k,
             d_v,
         };
-        let pass = TilePass { block_loop, call: back.call, scope, rows, key_range: own_keys };
+        let pass = TilePass { block_loop, call: back.call, rows: tile, key_range: own_keys };
         products.block_loop(isa, pass, grads, amx.as_mut());
         for group in groups {
             if let Some(part) = target.parts.get_mut(key_range) {
@@ -299,6 +297,20 @@ pub(crate) struct GradTiles<'t, N> {
     pub(crate) factors: &'t mut [Lanes<N>],
 }
 
+/// A score tile of `n` keys: where it is, and which rows see each key (`None` if all do).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MaskedTile<'t> {
+    pub(crate) at: At<'t>,
+    pub(crate) n: usize,
+    pub(crate) visible: Option<&'t [RowMask]>,
+}
+
+impl<'t> MaskedTile<'t> {
+    fn of<N>(tile: &'t ScoreTile<'_, N>) -> Self {
+        Self { at: tile.at, n: tile.k.len, visible: tile.visible.as_deref() }
+    }
+}
+
 /// Takes the gradients of each tile.
 pub(crate) struct AddGrads<'t, 'c, N: Number> {
     pub(crate) problem: &'c Problem<'c, N>,
@@ -314,14 +326,9 @@ pub(crate) struct AddGrads<'t, 'c, N: Number> {
 }
 
 impl<N: Number> AddGrads<'_, '_, N> {
-    /// Carries the gradients of the scores of `n` keys back to those of the products, and to the options on the way.
-    pub(crate) fn backward(
-        &mut self,
-        isa: Isa,
-        group: usize,
-        (at, visible): (At<'_>, Option<&[RowMask]>),
-        n: usize,
-    ) {
+    /// Carries the gradients of the scores of a tile back to those of the products, and to the options on the way.
+    pub(crate) fn backward(&mut self, isa: Isa, group: usize, tile: MaskedTile<'_>) {
+        let MaskedTile { at, n, visible } = tile;
         if self.problem.is_plain_dot() {
             return;
         }
@@ -347,7 +354,7 @@ impl<N: Number> Visit<N> for AddGrads<'_, '_, N> {
             &mut score_tile,
             &mut self.tiles,
         );
-        self.backward(isa, score_tile.group, (at, score_tile.visible.as_deref()), n);
+        self.backward(isa, score_tile.group, MaskedTile::of(&score_tile));
         let GradTiles { weights, d_scores, .. } = &mut self.tiles;
         let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
         let group = &mut self.groups[score_tile.group];
@@ -417,9 +424,11 @@ impl<N: Number> TileGrads<'_, N> {
     fn add_hidden(self, isa: Isa, by_v: &mut [f64]) {
         let ((k, visible), (weights, d_scores), span) = (self.score_tile, self.tiles, self.span);
         let Group { q, d_q, d_out_rows, .. } = self.group;
-        let some = if visible.is_empty() { None } else { Some(visible) };
+        let visible_rows = if visible.is_empty() { None } else { Some(visible) };
         let to = HiddenGrads { d_q, d_k: (self.places, self.d_k), d_v: by_v };
-        q.layer.backward(isa, (k, &q.lanes), (d_scores, some), span, to);
+        let (layer, projected) = (&q.layer, Projected { k, q: &q.lanes });
+        let d = d_scores;
+        SimilaritiesBackward { layer, projected, d, visible: visible_rows, span, to }.add(isa);
         let (rows, at, sums) = (&*d_out_rows, self.places, self.d_v);
         RowSums { tile: weights, visible, rows, span, keys: None, at, sums }.add(isa);
     }

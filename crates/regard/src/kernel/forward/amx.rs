@@ -5,9 +5,9 @@
 
 use super::{Forward, Group, Scratch, decode_amx};
 use crate::kernel::amx::pack::{
-    OwnBlock, PackPairs, PackQueryHead, PackedBlock, pack_pairs, write_interleaved,
+    LeftOut, OwnBlock, PackPairs, PackQueryHead, PackedBlock, pack_pairs, write_interleaved,
 };
-use crate::kernel::amx::product::{Between, Operand, Product, Sums};
+use crate::kernel::amx::product::{Between, Operand, Product, ProductSizes, Sums};
 use crate::kernel::amx::{
     AmxScratch, CHUNKS, HALF, HALF_TILES, Halves, LANE_TILES, PackedKv, ROWS, TileRow, WIDTH,
     with_terms,
@@ -15,11 +15,11 @@ use crate::kernel::amx::{
 use crate::kernel::block_loop::{Call, ScoreTile, Visit, apply_mask};
 use crate::kernel::key_blocks::KeyBlock;
 use crate::kernel::lanes::{multiply_tile, scale_lanes};
-use crate::kernel::softmax::MAX_TILE_SUM;
+use crate::kernel::softmax::{MAX_TILE_SUM, SoftmaxTile};
 use crate::machine::simd::{
     Amx, AmxKernel, Avx512, GROUP, Isa, Lanes, Number, Simd, Task, TileShape, Tiles, math,
 };
-use crate::tensor::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
+use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, RowTile, Scope, Span};
 use crate::tensor::source::AnyHead;
 use std::arch::x86_64::__m512;
 
@@ -64,7 +64,13 @@ impl<'t, 'c> AmxKernel for Forward<'t, 'c, f32> {
                 factor: f32::from_f64(call.problem.query_factor()),
             };
             visitor.pack_queries();
-            block_loop.for_each_block(isa, &call, (scope, rows), key_range, &mut visitor);
+            block_loop.for_each_block(
+                isa,
+                &call,
+                HeadRows { scope, rows },
+                key_range,
+                &mut visitor,
+            );
             visitor.flush();
         }
         drop(t);
@@ -248,8 +254,13 @@ impl Adding<'_, '_> {
                 let queries =
                     Operand { data: &queries[next.group], chunks: sizes.chunks, tiles: LANE_TILES };
                 let operands = (keys, queries.skip(0, next.lane / ROWS));
-                let (tiles, to) = ((BLOCK_KEYS / ROWS, next.tiles()), (to_score.sums(), false));
-                Some(Product::new(sizes.terms, operands, sizes.chunks, tiles, to))
+                let of = ProductSizes {
+                    terms: sizes.terms,
+                    chunks: sizes.chunks,
+                    rows: BLOCK_KEYS / ROWS,
+                    lanes: next.tiles(),
+                };
+                Some(Product::new(of, operands, to_score.sums()))
             }
             None => None,
         };
@@ -258,8 +269,13 @@ impl Adding<'_, '_> {
                 let values = key_block.or(self.packed_kv, self.head, weighed.first).values;
                 let weights = Operand { data: done, chunks: CHUNKS, tiles: HALF_TILES };
                 let to = Sums::lanes(&mut self.groups[weighed.group].sums, weighed.lane);
-                let tiles = (sizes.features, weighed.tiles());
-                Some(Product::new(sizes.terms, (values, weights), CHUNKS, tiles, (to, true)))
+                let of = ProductSizes {
+                    terms: sizes.terms,
+                    chunks: CHUNKS,
+                    rows: sizes.features,
+                    lanes: weighed.tiles(),
+                };
+                Some(Product::new(of, (values, weights), to.accumulate(true)))
             }
             None => None,
         };
@@ -336,11 +352,12 @@ impl Adding<'_, '_> {
         let AmxScratch { sizes, queries, tile, pairs, .. } = &mut *self.scratch;
         let queries = Operand { data: &queries[g], chunks: sizes.chunks, tiles: LANE_TILES };
         let Group { states, sums: out, .. } = group;
-        let tiles = (n.div_ceil(ROWS), rows.count.div_ceil(ROWS));
-        let rescale = states.weigh(isa, (tile, n, span), problem.entropy, |tile| {
+        let (terms, lanes) = (sizes.terms, rows.count.div_ceil(ROWS));
+        let softmax_tile = SoftmaxTile { lanes: tile, keys: n, span };
+        let rescale = states.weigh(isa, softmax_tile, problem.entropy, |tile| {
             // Whole tiles, which may reach beyond the keys.
-            let to = (Sums::lanes(tile, 0), false);
-            Product::new(sizes.terms, (packed.keys, queries), sizes.chunks, tiles, to).run(t);
+            let of = ProductSizes { terms, chunks: sizes.chunks, rows: n.div_ceil(ROWS), lanes };
+            Product::new(of, (packed.keys, queries), Sums::lanes(tile, 0)).run(t);
             let scores = &mut tile[..n];
             scale_lanes(isa, scores, &Lanes([factor; GROUP]), span);
             problem.apply(isa, at, scores, None);
@@ -357,15 +374,16 @@ impl Adding<'_, '_> {
             problem.factors(isa, at, factors);
             multiply_tile(isa, tile, factors, span);
         }
-        let (lanes, tiles, to) = (&*tile, 0..LANE_TILES, &mut pairs[..]);
-        pack_pairs(s, sizes.terms, PackPairs { lanes, tiles, chunks: CHUNKS, to });
+        let (tiles, to) = (0..LANE_TILES, &mut pairs[..]);
+        pack_pairs(s, terms, PackPairs { lanes: tile, tiles, chunks: CHUNKS, to });
         let weights = Operand { data: pairs, chunks: CHUNKS, tiles: LANE_TILES };
-        let tiles = (sizes.features, rows.count.div_ceil(ROWS));
-        let to = (Sums::lanes(&mut group.sums, 0), true);
-        Product::new(sizes.terms, (packed.values, weights), CHUNKS, tiles, to).run(t);
+        let of = ProductSizes { terms, chunks: CHUNKS, rows: sizes.features, lanes };
+        let to = Sums::lanes(&mut group.sums, 0).accumulate(true);
+        Product::new(of, (packed.values, weights), to).run(t);
         if packed.non_finite != 0 {
             let (_, v) = self.call.keys_and_values(self.scope);
-            add_non_finite(v, at.keys, (packed.non_finite, &visible), tile, &mut group.sums);
+            let left_out = LeftOut { non_finite: packed.non_finite, visible: &visible, keys: n };
+            add_non_finite(v, at.keys, left_out, tile, &mut group.sums);
         }
     }
 }
@@ -375,15 +393,15 @@ impl Adding<'_, '_> {
 fn add_non_finite(
     v: AnyHead<'_, f32>,
     keys: Keys<'_>,
-    (non_finite, visible): (u64, &[RowMask; BLOCK_KEYS]),
+    left_out: LeftOut<'_>,
     weights: &[Lanes<f32>],
     sums: &mut [Lanes<f32>],
 ) {
-    for (i, weights) in weights.iter().enumerate().filter(|(i, _)| non_finite >> i & 1 == 1) {
+    for i in (0..left_out.keys).filter(|i| left_out.holds(*i)) {
         let row = (0..v.dim()).map(|d| v.number(keys.get(i), d));
         for (x, sum) in row.zip(&mut *sums).filter(|(x, _)| !x.is_finite()) {
-            for lane in (0..GROUP).filter(|lane| visible[i] >> lane & 1 == 1) {
-                sum.0[lane] += weights.0[lane] * x;
+            for lane in (0..GROUP).filter(|lane| left_out.is_visible(i, *lane)) {
+                sum.0[lane] += weights[i].0[lane] * x;
             }
         }
     }

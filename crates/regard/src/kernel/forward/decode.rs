@@ -11,9 +11,9 @@ use crate::kernel::amx::{AmxDecodeScratch, Sizes};
 use crate::kernel::block_loop::{Call, DECODE_MAX_ROWS, KeyRange, apply_mask, mask_within};
 use crate::kernel::lanes::multiply_tile;
 use crate::kernel::micro::RowBuffer;
-use crate::kernel::softmax::{State, States, TileSums, exp_and_sum_row, update_max};
+use crate::kernel::softmax::{SoftmaxTile, State, States, TileSums, exp_and_sum_row, update_max};
 use crate::machine::simd::{Any, Element, GROUP, Isa, Lanes, Number, Simd, Visitor, leaf, map_any};
-use crate::tensor::index::{At, BLOCK_KEYS, Keys, RowMask, RowTile, Scope, Span};
+use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, RowMask, RowTile, Scope, Span};
 use crate::tensor::source::{AnyHead, Head, Heads};
 use crate::tensor::view::{Rows, RowsOf};
 use half::{bf16, f16};
@@ -147,7 +147,7 @@ impl<N: Number> Forward<'_, '_, N> {
         let Some(mut scratch) = self.scratch.decode.take() else { return };
         if let Some(key_range) = &self.stage.keys {
             for _ in 0..2 {
-                scratch.start(&call, (scope, rows), key_range);
+                scratch.start(&call, HeadRows { scope, rows }, key_range);
                 products.start(&mut scratch.rows, N::from_f64(call.problem.query_factor()));
                 scratch.block_loop(isa, self, key_range, products);
                 if products.finish(&mut scratch.rows) {
@@ -180,7 +180,7 @@ impl<N: Number> DecodeScratch<N> {
     fn start(
         &mut self,
         call: &Call<'_, N>,
-        (scope, rows): (Scope, RowTile),
+        HeadRows { scope, rows }: HeadRows,
         key_range: &KeyRange<'_>,
     ) {
         self.rows.count = self.runs.len() * rows.count;
@@ -218,21 +218,22 @@ impl<N: Number> DecodeScratch<N> {
         let [mut key_copies, mut value_copies] = std::mem::take(&mut self.copies);
         while first < range_end {
             let n = (range_end - first).min(BLOCK_KEYS - first % BLOCK_KEYS);
+            let after = first + n;
             let mut any = false;
             for head_group in &mut self.head_groups {
-                head_group.look(&mut self.runs, rows, (first, n));
+                head_group.look(&mut self.runs, rows, first..after);
                 any |= head_group.any;
             }
-            let after = first + n;
             if any {
-                let keys = rows_of(k, (first, n), &mut key_copies);
-                let values = rows_of(v, (first, n), &mut value_copies);
+                let keys = rows_of(k, first..after, &mut key_copies);
+                let values = rows_of(v, first..after, &mut value_copies);
                 // What is needed next: memory must not rest while the vectors are busy.
                 let left = n.min(range_end - after);
                 let next_rows = map_any!(k, k => k.run(after, left).unwrap_or(Rows::none()));
                 products.dots(isa, &self.rows, keys, values, &mut self.dots);
                 for b in 0..self.head_groups.len() {
-                    self.exp_and_sum(isa, call.problem, (scope, rows), b, (first, n));
+                    let rows = HeadRows { scope, rows };
+                    self.exp_and_sum(isa, call.problem, rows, b, first..after);
                 }
                 let mut rescale = [N::one(); DECODE_MAX_ROWS];
                 let mut visible = [RowMask::MAX; BLOCK_KEYS];
@@ -284,15 +285,16 @@ impl<N: Number> DecodeScratch<N> {
         hidden
     }
 
-    /// From dot products to the weights of a head_group.
+    /// From dot products to the weights of head group `b` for the keys of a block.
     fn exp_and_sum(
         &mut self,
         isa: Isa,
         problem: &Problem<'_, N>,
-        (scope, rows): (Scope, RowTile),
+        HeadRows { scope, rows }: HeadRows,
         b: usize,
-        (first, n): (usize, usize),
+        keys: Range<usize>,
     ) {
+        let n = keys.len();
         let Self { head_groups, dots, factors, .. } = self;
         let head_group = &mut head_groups[b];
         head_group.rescale = Lanes([N::one(); GROUP]);
@@ -315,14 +317,14 @@ impl<N: Number> DecodeScratch<N> {
             head_group.spread_mask(n, &mut visible);
         }
         let scope = Scope { head: scope.head + head_group.heads.start, ..scope };
-        let at = At { scope, rows, span, keys: Keys::From(first) };
+        let at = At { scope, rows, span, keys: Keys::From(keys.start) };
         if spread {
             let visible = if hides { &mut visible[..used] } else { &mut [] };
             return head_group.weigh_spread(isa, dots, visible, used);
         }
         let HeadGroup { states, tile, .. } = &mut *head_group;
-        let rescale = states.weigh(isa, (tile, n, span), problem.entropy, |tile| {
-            let tile = &mut tile[..n];
+        let softmax_tile = SoftmaxTile { lanes: &mut tile[..n], keys: n, span };
+        let rescale = states.weigh(isa, softmax_tile, problem.entropy, |tile| {
             for (to, dots) in tile.iter_mut().zip(dots.chunks_exact(width)) {
                 to.0[..count].copy_from_slice(&dots[from..from + count]);
             }
@@ -421,9 +423,10 @@ fn sum_of_classes<N: Number, S: Simd<N>>(s: S, tile: &[Lanes<N>], width: usize) 
 }
 
 impl<N: Number> HeadGroup<N> {
-    /// What its rows see of the keys `first..first + n`. Keys come in ascending order.
-    fn look(&mut self, runs: &mut [Vec<Run>], rows: RowTile, (first, n): (usize, usize)) {
-        let (end, one) = (first + n, Span::first(rows.count).set());
+    /// What its rows see of some keys. Keys come in ascending order.
+    fn look(&mut self, runs: &mut [Vec<Run>], rows: RowTile, keys: Range<usize>) {
+        let (n, one) = (keys.len(), Span::first(rows.count).set());
+        let Range { start: first, end } = keys;
         let everyone = Span::first(self.heads.len() * rows.count).set();
         #[expect(clippy::cast_possible_truncation, reason = "few rows")]
         let lanes = |run: &Run| run.lanes as RowMask & one;
@@ -532,7 +535,7 @@ struct Copies<N> {
 #[inline(always)]
 fn rows_of<'r, 'c: 'r, N: Number>(
     head: AnyHead<'c, N>,
-    keys: (usize, usize),
+    keys: Range<usize>,
     copies: &'r mut Copies<N>,
 ) -> AnyRows<'r, N> {
     match head {
@@ -543,15 +546,12 @@ fn rows_of<'r, 'c: 'r, N: Number>(
 }
 
 #[inline(always)]
-fn copied<'r, T: Copy>(
-    head: Head<'r, T>,
-    (first, n): (usize, usize),
-    copy: &'r mut Vec<T>,
-) -> Rows<'r, T> {
-    if let Some(rows) = head.run(first, n) {
+fn copied<'r, T: Copy>(head: Head<'r, T>, keys: Range<usize>, copy: &'r mut Vec<T>) -> Rows<'r, T> {
+    let n = keys.len();
+    if let Some(rows) = head.run(keys.start, n) {
         return rows;
     }
     copy.clear();
-    (first..first + n).for_each(|i| copy.extend_from_slice(head.row(i)));
+    keys.for_each(|i| copy.extend_from_slice(head.row(i)));
     Rows { data: copy, stride: head.dim(), len: n, dim: head.dim() }
 }

@@ -8,7 +8,7 @@ use crate::kernel::block_loop::{ScoreTile, Visit};
 use crate::kernel::lanes::{multiply_tile, scale_lanes};
 use crate::kernel::micro::Values;
 use crate::kernel::queries::Queries;
-use crate::kernel::softmax::{States, TileSums, exp_and_sum, update_max};
+use crate::kernel::softmax::{SoftmaxTile, States, TileSums, exp_and_sum, update_max};
 use crate::machine::simd::{GROUP, Isa, Lanes, Number};
 use crate::tensor::index::Span;
 
@@ -51,8 +51,9 @@ impl<N: Number> Group<N> {
         mut score_tile: ScoreTile<'_, N>,
         (tile, factors): (&mut [Lanes<N>], &mut [Lanes<N>]),
     ) {
-        let (span, n) = (score_tile.at.span, tile.len());
-        let rescale = self.states.weigh(isa, (tile, n, span), problem.entropy, |tile| {
+        let span = score_tile.at.span;
+        let softmax_tile = SoftmaxTile { keys: tile.len(), lanes: tile, span };
+        let rescale = self.states.weigh(isa, softmax_tile, problem.entropy, |tile| {
             score_tile.scores(isa, problem, &mut self.q, tile, None);
         });
         if problem.has_factors() {

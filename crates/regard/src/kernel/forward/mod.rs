@@ -23,7 +23,7 @@ use crate::kernel::micro::lanes_used;
 use crate::kernel::queries::Queries;
 use crate::kernel::softmax::{State, States};
 use crate::machine::simd::{GROUP, Isa, Lanes, Number, leaf};
-use crate::tensor::index::{BLOCK_KEYS, RowTile, Scope, Span};
+use crate::tensor::index::{BLOCK_KEYS, HeadRows, RowTile, Scope, Span};
 use crate::tensor::view::{OutTile, TileMut};
 use decode::DecodeScratch;
 use decode_vectors::Vectors;
@@ -154,7 +154,8 @@ impl<N: Number> Forward<'_, '_, N> {
                 group.q.take(isa, call.problem, scope.head, (q, rows));
             }
             let mut visitor = Adding { problem: call.problem, groups, tile, factors };
-            block_loop.for_each_block(isa, &call, (scope, self.rows), key_range, &mut visitor);
+            let rows = HeadRows { scope, rows: self.rows };
+            block_loop.for_each_block(isa, &call, rows, key_range, &mut visitor);
         }
         for g in 0..used {
             match self.stage.into {

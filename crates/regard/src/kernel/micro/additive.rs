@@ -26,6 +26,15 @@ pub(crate) struct Layer<N> {
     apart: Vec<RowMask>,
 }
 
+/// Projected keys and queries of a tile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Projected<'t, N> {
+    /// `[keys][units]`
+    pub(crate) k: Rows<'t, N>,
+    /// `[units][lanes]`
+    pub(crate) q: &'t [Lanes<N>],
+}
+
 /// Largest `|q|` and `|k|` for which exponentials are used: `e^80` and `e^-80` are normal `f32` numbers.
 const FARTHEST: f64 = 40.0;
 /// Upper bound of `p`: `tanh` rounds to 1 there, and the product of four such numbers does not overflow.
@@ -85,29 +94,17 @@ impl<N: Number> Layer<N> {
         span: Span,
         tile: &mut [Lanes<N>],
     ) {
-        similarities(isa, self, (k, q), span, tile);
+        similarities(isa, self, Projected { k, q }, span, tile);
     }
 
-    /// Backward pass of [`Self::similarities`], which must have run on the same tile. `d` holds the gradients of the
-    /// similarities. Masked pairs (`visible` is `None` if there are none) contribute nothing, even if their key contains NaN.
-    pub(crate) fn backward(
-        &self,
-        isa: Isa,
-        (k, q): (Rows<'_, N>, &[Lanes<N>]),
-        (d, visible): (&[Lanes<N>], Option<&[RowMask]>),
-        span: Span,
-        to: HiddenGrads<'_, N>,
-    ) {
-        N::enter(isa, SimilaritiesBackward { layer: self, k, q, d, visible, span, to });
-    }
-
-    /// `tanh` of `UNITS` hidden units, for one key and one vector of rows.
+    /// `tanh` of `UNITS` hidden units from `unit` on, for one key and one vector of rows.
     #[inline(always)]
     fn tangents<S: Simd<N>, const UNITS: usize>(
         &self,
         s: S,
-        (key, k): (usize, &[N]),
-        (unit, q): (usize, &[Lanes<N>]),
+        Projected { k, q }: Projected<'_, N>,
+        key: usize,
+        unit: usize,
         lane: usize,
     ) -> [S::V; UNITS] {
         let (powers, largest) =
@@ -121,7 +118,8 @@ impl<N: Number> Layer<N> {
         let apart = low(self.apart[key] >> lane) & (u32::MAX >> (32 - S::LANES));
         if apart != 0 {
             let mut each = [Lanes([N::zero(); GROUP]); UNITS_PER_PASS];
-            s.call(OneByOne { k: &k[unit..], q: &q[unit..], lane, to: &mut each[..UNITS] });
+            let k = &k.row(key)[unit..];
+            s.call(OneByOne { k, q: &q[unit..], lane, to: &mut each[..UNITS] });
             for (x, each) in x.iter_mut().zip(&each) {
                 *x = s.select(s.lanes(apart), s.load(&each.0[lane..]), *x);
             }
@@ -213,25 +211,23 @@ leaf! {
     fn similarities<'t, N>(
         s: S,
         layer: &'t mut Layer<N>,
-        kq: (Rows<'t, N>, &'t [Lanes<N>]),
+        projected: Projected<'t, N>,
         span: Span,
         tile: &'t mut [Lanes<N>],
     ) {
-        let (k, q) = kq;
-        layer.take_keys(s, k);
+        layer.take_keys(s, projected.k);
         let (units, whole) = (layer.v.len(), layer.v.len() / UNITS_PER_PASS * UNITS_PER_PASS);
         for (key, tile) in tile.iter_mut().enumerate() {
-            let k = (key, k.row(key));
             for lane in span.vectors::<N, S>() {
                 let mut sum = s.splat(N::zero());
                 for unit in (0..whole).step_by(UNITS_PER_PASS) {
-                    let t = layer.tangents::<S, UNITS_PER_PASS>(s, k, (unit, q), lane);
+                    let t = layer.tangents::<S, UNITS_PER_PASS>(s, projected, key, unit, lane);
                     for (v, t) in layer.v[unit..].iter().zip(t) {
                         sum = s.fma(s.splat(*v), t, sum);
                     }
                 }
                 for unit in whole..units {
-                    let [t] = layer.tangents::<S, 1>(s, k, (unit, q), lane);
+                    let [t] = layer.tangents::<S, 1>(s, projected, key, unit, lane);
                     sum = s.fma(s.splat(layer.v[unit]), t, sum);
                 }
                 s.store(sum, &mut tile.0[lane..]);
@@ -250,14 +246,16 @@ pub(crate) struct HiddenGrads<'t, N> {
     pub(crate) d_v: &'t mut [f64],
 }
 
-struct SimilaritiesBackward<'t, N> {
-    layer: &'t Layer<N>,
-    k: Rows<'t, N>,
-    q: &'t [Lanes<N>],
-    d: &'t [Lanes<N>],
-    visible: Option<&'t [RowMask]>,
-    span: Span,
-    to: HiddenGrads<'t, N>,
+/// Backward pass of [`Layer::similarities`], which must have run on the same tile.
+pub(crate) struct SimilaritiesBackward<'t, N> {
+    pub(crate) layer: &'t Layer<N>,
+    pub(crate) projected: Projected<'t, N>,
+    /// The gradients of the similarities, `[keys][lanes]`.
+    pub(crate) d: &'t [Lanes<N>],
+    /// Masked pairs (`None` if there are none) contribute nothing, even if their key contains NaN.
+    pub(crate) visible: Option<&'t [RowMask]>,
+    pub(crate) span: Span,
+    pub(crate) to: HiddenGrads<'t, N>,
 }
 
 impl<N: Number> Task<N> for SimilaritiesBackward<'_, N> {
@@ -276,19 +274,22 @@ impl<N: Number> Task<N> for SimilaritiesBackward<'_, N> {
 }
 
 impl<N: Number> SimilaritiesBackward<'_, N> {
+    pub(crate) fn add(self, isa: Isa) {
+        N::enter(isa, self);
+    }
+
     /// Backward pass of `UNITS` hidden units, for all keys and rows of the tile.
     #[inline(always)]
     fn units<S: Simd<N>, const UNITS: usize>(&mut self, s: S, unit: usize) {
-        let Self { layer, k, q, d, visible, span, to } = self;
+        let Self { layer, projected, d, visible, span, to } = self;
         let (zero, one) = (s.splat(N::zero()), s.splat(N::one()));
         let mut by_v = [Lanes([N::zero(); GROUP]); UNITS];
         for (key, d) in d.iter().enumerate() {
-            let row = (key, k.row(key));
             let visible = visible.map(|visible| visible[key]);
             let mut by_k = [Lanes([N::zero(); GROUP]); UNITS];
             for lane in span.vectors::<N, S>() {
                 // similarity = ... + v tanh x,  x = k + q
-                let mut t = layer.tangents::<S, UNITS>(s, row, (unit, q), lane);
+                let mut t = layer.tangents::<S, UNITS>(s, *projected, key, unit, lane);
                 if let Some(visible) = visible {
                     let visible = s.lanes(low(visible >> lane));
                     for t in &mut t {

@@ -19,7 +19,7 @@ mod rows;
 mod values;
 
 use crate::machine::simd::Vectors;
-pub(crate) use additive::{HiddenGrads, Layer};
+pub(crate) use additive::{HiddenGrads, Layer, Projected, SimilaritiesBackward};
 pub(crate) use dot::{distance_tile, dot_tile};
 pub(crate) use rows::{RowBuffer, RowSums};
 pub(crate) use values::Values;

@@ -106,10 +106,15 @@ impl<N: Number, const HIDDEN: bool, const AWAY: bool> Task<N> for AddRows<'_, N,
     }
 }
 
-/// The keys of a block: their weights, the rows that see all of them, and what is subtracted.
-struct KeyBlock<'t, N, V, const KEYS: usize, const VECTORS: usize> {
+/// Operands of a register tile: sums of `VECTORS` vectors of features for `KEYS` keys.
+struct RegisterTile<'t, N, V, const KEYS: usize, const VECTORS: usize> {
+    /// The first feature.
+    f: usize,
+    /// The weights of the keys.
     tile: &'t [Lanes<N>],
+    /// The rows that see each key.
     visible: [RowMask; KEYS],
+    /// What is subtracted from the features of a row.
     away: [[V; VECTORS]; KEYS],
 }
 
@@ -141,7 +146,7 @@ impl<N: Number, const HIDDEN: bool, const AWAY: bool> AddRows<'_, N, HIDDEN, AWA
         let zero = s.splat(N::zero());
         let mut sums = [[zero; VECTORS]; KEYS];
         let (tile, away) = (&self.0.tile[key..key + KEYS], [[zero; VECTORS]; KEYS]);
-        let mut block = KeyBlock { tile, visible: [0; KEYS], away };
+        let mut block = RegisterTile { f, tile, visible: [0; KEYS], away };
         let (mut any, mut all) = (0, RowMask::MAX);
         for r in 0..KEYS {
             if HIDDEN {
@@ -159,19 +164,19 @@ impl<N: Number, const HIDDEN: bool, const AWAY: bool> AddRows<'_, N, HIDDEN, AWA
             for row in span.start..span.end {
                 if any >> row & 1 == 1 {
                     let some = all >> row & 1 == 0;
-                    self.add_round(s, &block, (row, f), some, &mut sums);
+                    self.add_round(s, &block, row, some, &mut sums);
                 }
             }
         } else {
             let mut row = span.start;
             while row + UNROLL <= span.end {
                 for u in 0..UNROLL {
-                    self.add_round(s, &block, (row + u, f), false, &mut sums);
+                    self.add_round(s, &block, row + u, false, &mut sums);
                 }
                 row += UNROLL;
             }
             for row in row..span.end {
-                self.add_round(s, &block, (row, f), false, &mut sums);
+                self.add_round(s, &block, row, false, &mut sums);
             }
         }
         for r in 0..KEYS {
@@ -189,14 +194,14 @@ impl<N: Number, const HIDDEN: bool, const AWAY: bool> AddRows<'_, N, HIDDEN, AWA
     fn add_round<S: Simd<N>, const KEYS: usize, const VECTORS: usize>(
         &self,
         s: S,
-        block: &KeyBlock<'_, N, S::V, KEYS, VECTORS>,
-        (row, f): (usize, usize),
+        block: &RegisterTile<'_, N, S::V, KEYS, VECTORS>,
+        row: usize,
         some: bool,
         sums: &mut [[S::V; VECTORS]; KEYS],
     ) {
         let rows = self.0.rows;
-        let first = rows.first + row * rows.width + f;
-        // SAFETY: `run` asserts that the span ends within the rows, and `f` and the vectors after it stay within the width.
+        let first = rows.first + row * rows.width + block.f;
+        // SAFETY: `run` asserts that the span ends within the rows, and `block.f` and the vectors after it stay within the width.
         let features = unsafe { rows.data.get_unchecked(first..first + VECTORS * S::LANES) };
         let mut y = [s.splat(N::zero()); VECTORS];
         for j in 0..VECTORS {
