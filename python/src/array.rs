@@ -2,8 +2,8 @@
 //! kept here, and Python is told where.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
-use pyo3::prelude::*;
 use pyo3::intern;
+use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use regard::tensor::{Strides, ViewMut};
 use regard::{Element, Shape, View};

@@ -197,9 +197,8 @@ fn draw<N: Number>(
     let (never, mut rescale) = (Lanes([N::infinity(); GROUP]), Lanes([N::one(); GROUP]));
     let before = states.sum;
     update_max(isa, states, tile, &never, at.span, &mut rescale);
-    let mut sums = TileSums::zero(false);
-    exp_and_sum(isa, states, tile, at.span, &mut sums);
-    states.add(&sums, at.span);
+    let mut sums = TileSums::new(false);
+    exp_and_sum(isa, states, tile, at.span, &mut sums, true);
     let Scope { batch, head, .. } = at.scope;
     for (lane, key) in keys.iter_mut().enumerate().take(at.span.end).skip(at.span.start) {
         // By the place of the tile on the grid, whatever else is in its tile; gathered keys by the first of them, which no other

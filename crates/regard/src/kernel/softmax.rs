@@ -6,7 +6,7 @@
 //! as identity, so the keys can be split among tiles, threads and machines in any order.
 
 use crate::machine::simd::{GROUP, Isa, Lanes, Number, Simd, leaf, math};
-use crate::tensor::index::Span;
+use crate::tensor::index::{Span, low};
 
 /// Softmax state over a subset of a row's keys. Scores are multiplied by `log2 e`, so that weights are powers of 2.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -109,9 +109,9 @@ pub(crate) struct TileSums<N> {
 }
 
 impl<N: Number> TileSums<N> {
-    pub(crate) fn zero(entropy: bool) -> Self {
-        let [zero, lowest] = [N::zero(), N::neg_infinity()].map(|x| Lanes([x; GROUP]));
-        Self { sum: zero, log_sums: entropy.then_some([zero, lowest]) }
+    pub(crate) fn new(entropy: bool) -> Self {
+        let zero = Lanes([N::zero(); GROUP]);
+        Self { sum: zero, log_sums: entropy.then_some([zero; 2]) }
     }
 }
 
@@ -170,47 +170,32 @@ impl<N: Number> States<N> {
         entropy: bool,
         mut scores: impl FnMut(&mut [Lanes<N>]),
     ) -> Option<Lanes<N>> {
-        let mut sums = TileSums { sum: self.infinite_where_empty(), ..TileSums::zero(entropy) };
+        let mut sums = TileSums::new(entropy);
         let mut rescale = None;
-        let mut max_is_current = !self.max_is_stale && is_current(&sums.sum, span);
-        for _ in 0..2 {
+        let mut max_is_current = !self.max_is_stale && self.max_is_set(span);
+        if !max_is_current {
+            sums.sum = self.infinite_where_empty();
+        }
+        for last in [false, true] {
             scores(lanes);
             let tile = &mut lanes[..keys];
             if !max_is_current {
                 let rescale = rescale.get_or_insert(Lanes([N::one(); GROUP]));
                 update_max(isa, self, tile, &sums.sum, span, rescale);
             }
-            sums = TileSums::zero(entropy);
-            exp_and_sum(isa, self, tile, span, &mut sums);
-            max_is_current = is_current(&sums.sum, span);
+            max_is_current = exp_and_sum(isa, self, tile, span, &mut sums, last);
             if max_is_current {
                 break;
             }
         }
-        self.add(&sums, span);
         rescale
     }
 
-    /// Adds the sums of a tile.
-    pub(crate) fn add(&mut self, sums: &TileSums<N>, span: Span) {
-        let lanes = span.start..span.end;
-        let add = |to: &mut Lanes<N>, x: &Lanes<N>| {
-            to.0[lanes.clone()]
-                .iter_mut()
-                .zip(&x.0[lanes.clone()])
-                .for_each(|(to, x)| *to = *to + *x);
-        };
-        add(&mut self.sum, &sums.sum);
-        if let Some([sum_x_log, true_max]) = &sums.log_sums {
-            add(&mut self.sum_x_log, sum_x_log);
-            for lane in lanes.clone() {
-                let true_max = true_max.0[lane] + self.max.0[lane];
-                // As the vectors have it: a NaN gives way.
-                if true_max > self.true_max.0[lane] {
-                    self.true_max.0[lane] = true_max;
-                }
-            }
-        }
+    /// Whether `max` is set in all lanes of the span.
+    fn max_is_set(&self, span: Span) -> bool {
+        // No early exit, so that the loop vectorizes.
+        let set = |all: bool, max: &N| all & (*max > -N::max_value());
+        self.max.0[span.start..span.end].iter().fold(true, set)
     }
 
     /// Initial sums for [`Self::weigh`]: infinite in lanes whose `max` is not set yet, 0 in the others.
@@ -221,20 +206,23 @@ impl<N: Number> States<N> {
 }
 
 leaf! {
-    /// Replaces a tile of scores `[keys][lanes]` by `2^(score - max)` and adds the sums over keys to `sums`, for the lanes of
-    /// `span`.
+    /// Replaces a tile of scores `[keys][lanes]` by `2^(score - max)`, for the lanes of `span`, and sets `sums` to the sums over keys.
+    /// They are added to the states if `max` is current, that is if all are below `MAX_TILE_SUM`, or if `always`. Tells whether it is:
+    /// `max` need not be the largest score, only near enough that nothing overflows. It rarely changes after the first tile, so most
+    /// tiles need no search for their maximum.
     pub(crate) fn exp_and_sum<'t, N>(
         s: S,
-        states: &'t States<N>,
+        states: &'t mut States<N>,
         tile: &'t mut [Lanes<N>],
         span: Span,
         sums: &'t mut TileSums<N>,
-    ) {
+        always: bool,
+    ) -> bool {
+        let zero = s.splat(N::zero());
         for lane in span.vectors::<N, S>() {
-            let (max, mut sum) = (s.load(&states.max.0[lane..]), s.load(&sums.sum.0[lane..]));
+            let (max, mut sum) = (s.load(&states.max.0[lane..]), zero);
             if let Some([sum_x_log, true_max]) = &mut sums.log_sums {
-                let (mut log_sum, mut most) =
-                    (s.load(&sum_x_log.0[lane..]), s.load(&true_max.0[lane..]));
+                let (mut log_sum, mut most) = (zero, s.splat(N::neg_infinity()));
                 for row in tile.iter_mut() {
                     let (log, weight) = exp_and_sum_row(s, &mut row.0[lane..], max, &mut sum);
                     log_sum =
@@ -250,13 +238,24 @@ leaf! {
             }
             s.store(sum, &mut sums.sum.0[lane..]);
         }
+        let current = states.add_sums(s, &sums.sum, span, always);
+        if let Some([sum_x_log, true_max]) = sums.log_sums.as_ref().filter(|_| current || always) {
+            for lane in span.vectors::<N, S>() {
+                let to = &mut states.sum_x_log.0[lane..];
+                s.store(s.add(s.load(to), s.load(&sum_x_log.0[lane..])), to);
+                let most = s.add(s.load(&true_max.0[lane..]), s.load(&states.max.0[lane..]));
+                let to = &mut states.true_max.0[lane..];
+                s.store(s.max(most, s.load(to)), to);
+            }
+        }
+        current
     }
 }
 
 impl<N: Number> States<N> {
     /// Whether `max` is set in all lanes of the span's vectors; within a leaf.
     #[inline(always)]
-    pub(crate) fn max_is_set<S: Simd<N>>(&self, s: S, span: Span) -> bool {
+    pub(crate) fn max_is_set_within<S: Simd<N>>(&self, s: S, span: Span) -> bool {
         let (lowest, full) = (s.splat(-N::max_value()), u32::MAX >> (32 - S::LANES));
         let mut all = full;
         for lane in span.vectors::<N, S>() {
@@ -265,16 +264,23 @@ impl<N: Number> States<N> {
         all == full
     }
 
-    /// Adds the sums of a tile's weights, unless one is too large for the current `max`; within a leaf. Tells whether they were
-    /// added.
+    /// Adds the sums of a tile's weights, if all are below `MAX_TILE_SUM`, that is if `max` is current, or if `always`; within a leaf.
+    /// Tells whether it is.
     #[inline(always)]
-    pub(crate) fn add_if_current<S: Simd<N>>(&mut self, s: S, sums: &Lanes<N>, span: Span) -> bool {
+    pub(crate) fn add_sums<S: Simd<N>>(
+        &mut self,
+        s: S,
+        sums: &Lanes<N>,
+        span: Span,
+        always: bool,
+    ) -> bool {
         let (limit, full) = (s.splat(N::from_f64(MAX_TILE_SUM)), u32::MAX >> (32 - S::LANES));
         let mut all = full;
         for lane in span.vectors::<N, S>() {
-            all &= s.bits(s.less(s.load(&sums.0[lane..]), limit));
+            // Lanes outside of the span have no rows.
+            all &= s.bits(s.less(s.load(&sums.0[lane..]), limit)) | !low(span.set() >> lane);
         }
-        if all == full {
+        if all == full || always {
             for lane in span.vectors::<N, S>() {
                 let sum = s.add(s.load(&self.sum.0[lane..]), s.load(&sums.0[lane..]));
                 s.store(sum, &mut self.sum.0[lane..]);
@@ -282,14 +288,6 @@ impl<N: Number> States<N> {
         }
         all == full
     }
-}
-
-/// Whether the sums of a tile's weights are below `MAX_TILE_SUM`. `max` need not be the largest score, only near enough that
-/// nothing overflows. It rarely changes after the first tile, so most tiles need no search for their maximum.
-fn is_current<N: Number>(sums: &Lanes<N>, span: Span) -> bool {
-    let limit = N::from_f64(MAX_TILE_SUM);
-    // No early exit, so that the loop vectorizes.
-    sums.0[span.start..span.end].iter().fold(true, |all, sum| all & (*sum < limit))
 }
 
 leaf! {

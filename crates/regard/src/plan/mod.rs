@@ -60,7 +60,10 @@ pub(crate) struct Core<'a, N: Number> {
 /// a plan for each call that uses it: [`Plan::with_scratch`]. A clone shares the memory of the original. Plans of any sizes may
 /// share a pool; it holds the [`POOL_MAX`] most recent blocks of scratch, one for each thread of a call.
 #[derive(Clone, Debug)]
-pub struct ScratchPool<N: Number>(Arc<Mutex<Vec<(ScratchSizes, Scratch<N>)>>>);
+pub struct ScratchPool<N: Number>(Arc<Mutex<Vec<Pooled<N>>>>);
+
+/// Scratch that waits for a call of its sizes.
+type Pooled<N> = (ScratchSizes, Scratch<N>);
 
 /// Blocks of scratch that a pool holds at most.
 const POOL_MAX: usize = 64;

@@ -11,7 +11,7 @@ use crate::kernel::amx::{AmxDecodeScratch, Sizes};
 use crate::kernel::block_loop::{Call, DECODE_MAX_ROWS, KeyRange, apply_mask, mask_within};
 use crate::kernel::lanes::multiply_tile;
 use crate::kernel::micro::RowBuffer;
-use crate::kernel::softmax::{SoftmaxTile, State, States, TileSums, exp_and_sum_row, update_max};
+use crate::kernel::softmax::{SoftmaxTile, State, States, exp_and_sum_row, update_max};
 use crate::machine::simd::{Any, Element, GROUP, Isa, Lanes, Number, Simd, Visitor, leaf, map_any};
 use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, RowMask, RowTile, Scope, Span};
 use crate::tensor::source::{AnyHead, Head, Heads};
@@ -362,7 +362,7 @@ leaf! {
         let (tile, span) = (&mut tile[..used], Span::first(GROUP));
         let mut sums = sums;
         if let Some(sums) = &mut sums
-            && !states.max_is_set(s, span)
+            && !states.max_is_set_within(s, span)
         {
             **sums = states.infinite_where_empty();
             return false;
@@ -383,12 +383,9 @@ leaf! {
         match sums {
             Some(sums) => {
                 *sums = found;
-                states.add_if_current(s, sums, span)
+                states.add_sums(s, sums, span, false)
             }
-            None => {
-                states.add(&TileSums { sum: found, log_sums: None }, span);
-                true
-            }
+            None => states.add_sums(s, &found, span, true),
         }
     }
 }

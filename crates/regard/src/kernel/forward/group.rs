@@ -72,11 +72,9 @@ impl<N: Number> Group<N> {
         let mut tile = [Lanes([sink; GROUP])];
         // Sums that never suffice: `max` becomes the larger of itself and the sink.
         self.update_max(isa, &tile, (&Lanes([N::infinity(); GROUP]), span));
-        let mut sums = TileSums::zero(entropy);
-        exp_and_sum(isa, &self.states, &mut tile, span, &mut sums);
         // It is no score of a key.
         let most = self.states.true_max;
-        self.states.add(&sums, span);
+        exp_and_sum(isa, &mut self.states, &mut tile, span, &mut TileSums::new(entropy), true);
         self.states.true_max = most;
     }
 
