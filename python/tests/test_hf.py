@@ -303,7 +303,7 @@ def test_a_model_in_bf16_is_as_near_to_the_truth_as_eager(name):
     assert (found - exact).abs().mean() <= 1.5 * (eager - exact).abs().mean()
 
 
-@pytest.mark.skipif(not (minilm() / "model.safetensors").is_file(), reason="no weights; get them by `regard models --get minilm`")
+@pytest.mark.skipif(not (minilm() / "model.safetensors").is_file(), reason="no weights; get them by `regard models get minilm`")
 def test_minilm_with_its_real_weights():
     sentences = ["A man is eating food .", "The sky above the port was the color of television , tuned to a dead channel"]
     tokenizers = pytest.importorskip("tokenizers")

@@ -38,7 +38,8 @@ pub(crate) enum Verb {
     /// Compare the attention weights of two traces: KL and JS divergence of each head
     Diff(DiffArgs),
     /// Benchmark attention calls against the machine's roofline and, optionally, other engines
-    Bench(BenchArgs),
+    #[command(subcommand)]
+    Bench(BenchVerb),
     /// Print a shell completion script: `regard completions bash`
     Completions {
         /// Shell
@@ -56,7 +57,7 @@ pub(crate) enum Verb {
     #[cfg(feature = "train")]
     #[command(flatten)]
     Train(crate::train::Verb),
-    /// Experiments on attention: prediction and measurement; `regard lab` lists them, `regard lab scaling` runs one
+    /// Experiments on attention: a prediction, a measurement and a verdict for each claim
     #[cfg(feature = "lab")]
     Lab(crate::lab::LabArgs),
 }
@@ -70,6 +71,7 @@ const FEATURES: &[(&str, &str)] = &[
     ("models", "models"),
     ("train", "train"),
     ("eval", "train"),
+    ("data", "train"),
     ("lab", "lab"),
 ];
 
@@ -367,11 +369,28 @@ pub(crate) struct DiffArgs {
     pub(crate) threads: Option<usize>,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchVerb {
+    /// List the cases
+    List(BenchListArgs),
+    /// Measure cases
+    Run(Box<BenchArgs>),
+    /// Measure the cases of the suite against all baselines; resumes an interrupted run
+    Suite(SuiteArgs),
+}
+
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct BenchListArgs {
+    /// The cases of the suite
+    #[arg(long)]
+    pub(crate) suite: bool,
+    /// Glob pattern over the cases [default: all]
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) case: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
 pub(crate) struct BenchArgs {
-    #[command(subcommand)]
-    pub(crate) what: Option<BenchVerb>,
     /// Case name, or a glob pattern over the listed cases [default: all but the slow]
     ///
     /// {prefill|short|decode|backward|look|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}, then any of
@@ -382,9 +401,6 @@ pub(crate) struct BenchArgs {
     /// and a precision: -strict -f32 -high; of linear, -relu -random{features} -both; of lsh, -both
     #[arg(long, value_name = "GLOB", verbatim_doc_comment)]
     pub(crate) case: Option<String>,
-    /// Print the listed cases and stop
-    #[arg(long)]
-    pub(crate) list: bool,
     /// Threads to use; several counts, as in 1,2, run each case with each [default: all]
     #[arg(short, long, value_name = "N", value_parser = threads, value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
@@ -402,23 +418,14 @@ pub(crate) struct BenchArgs {
     pub(crate) isa: Option<String>,
 }
 
-#[derive(Debug, clap::Subcommand)]
-pub(crate) enum BenchVerb {
-    /// Run the benchmark suite against all baselines; resumes an interrupted run
-    Suite(SuiteArgs),
-}
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct SuiteArgs {
     /// Record file (JSONL); cases already in it are skipped
-    #[arg(short, long, value_name = "FILE", required_unless_present = "list")]
-    pub(crate) out: Option<PathBuf>,
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
     /// Glob pattern over the cases of the suite [default: all]
     #[arg(long, value_name = "GLOB")]
     pub(crate) case: Option<String>,
-    /// Print the cases of the suite and stop
-    #[arg(long)]
-    pub(crate) list: bool,
     /// Baseline engines [default: all]
     #[arg(long, value_enum, value_name = "ENGINE", value_delimiter = ',')]
     pub(crate) against: Vec<Engine>,

@@ -165,7 +165,7 @@ pub(crate) fn bench(args: BenchArgs) -> Result<BenchJob> {
 }
 
 pub(crate) fn bench_suite(args: SuiteArgs) -> Result<BenchJob> {
-    let record = args.out.as_deref().map(Record::open).transpose()?;
+    let record = Some(Record::open(&args.out)?);
     let engines = if args.against.is_empty() { Engine::ALL.into() } else { args.against };
     Ok(BenchJob {
         items: bench::suite(args.case.as_deref())?,

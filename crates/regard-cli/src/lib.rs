@@ -54,7 +54,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     };
     match run_verb(args) {
         Ok(()) => 0,
-        // Whoever read us has seen enough, as in `regard bench --list | head -1`.
+        // Whoever read us has seen enough, as in `regard bench list | head -1`.
         Err(error) if is_broken_pipe(&error) => 0,
         Err(error) => {
             say::say(format_args!("error: {error:#}"));
@@ -82,12 +82,9 @@ fn run_verb(Args { verb, format }: Args) -> Result<()> {
         Verb::Stats(args) => stats::run(&args, format),
         Verb::Audit(args) => audit::run(&args, format),
         Verb::Diff(args) => diff::run(&args, format),
-        Verb::Bench(args) => match args.what {
-            Some(BenchVerb::Suite(suite)) if suite.list => bench::list_suite(suite.case.as_deref()),
-            Some(BenchVerb::Suite(suite)) => bench::run(job::bench_suite(suite)?, format),
-            None if args.list => bench::list(format),
-            None => bench::run(job::bench(args)?, format),
-        },
+        Verb::Bench(BenchVerb::List(args)) => bench::list(&args, format),
+        Verb::Bench(BenchVerb::Run(args)) => bench::run(job::bench(*args)?, format),
+        Verb::Bench(BenchVerb::Suite(args)) => bench::run(job::bench_suite(args)?, format),
         #[cfg(feature = "models")]
         Verb::Models(verb) => models::run(&verb, format),
         #[cfg(feature = "train")]

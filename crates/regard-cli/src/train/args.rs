@@ -10,6 +10,8 @@ pub(crate) enum Verb {
     Train(TrainArgs),
     /// Evaluate a model: BLEU and chrF of translations, or accuracy
     Eval(EvalArgs),
+    /// Data sets of the presets: list them, or find out how to get one
+    Data(DataArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -76,6 +78,24 @@ pub(crate) struct EvalArgs {
     /// Case-insensitive scores
     #[arg(long)]
     pub(crate) lowercase: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataArgs {
+    #[command(subcommand)]
+    pub(crate) what: Option<DataVerb>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DataVerb {
+    /// List the data sets: presets, license, whether they are in ./data (the default)
+    List,
+    /// Print the path of a data set in ./data; without one, fail with the command that makes it
+    Get {
+        /// A name that `regard data list` prints
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
 }
 
 /// A number is a column, anything else a key.

@@ -32,7 +32,7 @@ pub(crate) fn fetched(name: &str) -> Option<PathBuf> {
         Ok(path) => Some(path),
         Err(why) if std::env::var_os("REGARD_REQUIRE_MODELS").is_some() => panic!("{why}"),
         Err(why) => {
-            eprintln!("skipped: run `regard models --get {name}`: {why}");
+            eprintln!("skipped: run `regard models get {name}`: {why}");
             None
         }
     }
