@@ -28,7 +28,7 @@ pub(crate) enum Verb {
     /// Print attention on small random inputs step by step, with all values and shapes
     Steps(Box<StepsArgs>),
     /// Verify results on this machine: every test case against the definition, with the largest error of each option
-    Check,
+    Check(ThreadsArg),
     /// Draw attention maps: terminal, SVG, PNG, HTML, or a zoomable map in a browser
     Look(Box<LookArgs>),
     /// Statistics of each head: entropy, mean attention distance, weight of the first token
@@ -60,6 +60,33 @@ pub(crate) enum Verb {
     /// Experiments on attention: a prediction, a measurement and a verdict for each claim
     #[cfg(feature = "lab")]
     Lab(crate::lab::LabArgs),
+}
+
+impl Verb {
+    /// Threads that were asked for.
+    pub(crate) fn threads(&self) -> Option<usize> {
+        match self {
+            Self::Plan(args) => args.threads.count,
+            Self::Check(threads) => threads.count,
+            Self::Look(args) => args.source.threads.count,
+            Self::Stats(args) => args.source.threads.count,
+            Self::Audit(args) => args.source.threads.count,
+            Self::Diff(args) => args.threads.count,
+            Self::Bench(BenchVerb::Run(args)) => args.threads.iter().copied().max(),
+            Self::Bench(BenchVerb::Suite(args)) => args.threads.count,
+            #[cfg(feature = "models")]
+            Self::Models(verb) => verb.threads().count,
+            #[cfg(feature = "train")]
+            Self::Train(verb) => verb.threads().count,
+            #[cfg(feature = "lab")]
+            Self::Lab(args) => args.threads().count,
+            Self::Info
+            | Self::Steps(_)
+            | Self::Bench(BenchVerb::List(_))
+            | Self::Completions { .. }
+            | Self::Man { .. } => None,
+        }
+    }
 }
 
 /// Verbs that only a build with a feature has, and the feature.
@@ -132,6 +159,14 @@ pub(crate) enum SimilarityArg {
     Additive,
 }
 
+/// Threads of a command that computes.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(crate) struct ThreadsArg {
+    /// Threads to use [default: RAYON_NUM_THREADS, else one for each available CPU]
+    #[arg(short = 't', long = "threads", value_name = "N", value_parser = threads)]
+    pub(crate) count: Option<usize>,
+}
+
 /// From a query and a key to their score.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ScoreArgs {
@@ -192,9 +227,8 @@ pub(crate) struct PlanArgs {
     /// A dense bias
     #[arg(long)]
     pub(crate) bias: bool,
-    /// Threads to use [default: all]
-    #[arg(short, long, value_name = "N", value_parser = threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
     /// Instruction set, one of those that `regard info` lists [default: the best]
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<String>,
@@ -249,9 +283,8 @@ pub(crate) struct SourceArgs {
     /// For translation models: the target text to align with [default: the model's own translation]
     #[arg(long, value_name = "TEXT")]
     pub(crate) target: Option<String>,
-    /// Threads to use [default: all]
-    #[arg(short, long, value_name = "N", value_parser = threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -364,9 +397,8 @@ pub(crate) struct DiffArgs {
     pub(crate) first: PathBuf,
     /// Another trace of the same model and text
     pub(crate) second: PathBuf,
-    /// Threads to use [default: all]
-    #[arg(short, long, value_name = "N", value_parser = threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
 }
 
 #[derive(Debug, Subcommand)]
@@ -401,7 +433,7 @@ pub(crate) struct BenchArgs {
     /// and a precision: -strict -f32 -high; of linear, -relu -random{features} -both; of lsh, -both
     #[arg(long, value_name = "GLOB", verbatim_doc_comment)]
     pub(crate) case: Option<String>,
-    /// Threads to use; several counts, as in 1,2, run each case with each [default: all]
+    /// Threads to use; several counts, as in 1,2, run each case with each [default: RAYON_NUM_THREADS, else one for each available CPU]
     #[arg(short, long, value_name = "N", value_parser = threads, value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
     /// Baseline engines, comma-separated, for example torch,vllm
@@ -432,9 +464,8 @@ pub(crate) struct SuiteArgs {
     /// Python interpreter that has the baseline engines (`bench/environment` makes one), started with -I [default: python3]
     #[arg(long, value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
-    /// Threads for each engine [default: all]
-    #[arg(short, long, value_name = "N", value_parser = threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
     /// Seconds to measure each case for, at least
     #[arg(long, value_name = "S", default_value_t = 5.0, allow_negative_numbers = true)]
     pub(crate) seconds: f64,

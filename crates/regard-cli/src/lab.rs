@@ -1,6 +1,6 @@
 //! `regard lab`: claims about attention, run.
 
-use crate::args::{Format, ShowArgs};
+use crate::args::{Format, ShowArgs, ThreadsArg};
 use crate::show::{Target, progress, show, style, told};
 use crate::status::Negative;
 use anyhow::{Context, Result, bail};
@@ -41,6 +41,8 @@ pub(crate) struct SizeArgs {
     pub(crate) seed: u64,
     #[command(flatten)]
     pub(crate) show: ShowArgs,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
 }
 
 #[derive(Debug, clap::Args)]
@@ -68,6 +70,16 @@ pub(crate) struct RunArgs {
     /// Fault to inject in the place of the mechanism; the claim must then fail
     #[arg(long = "inject", value_name = "FAULT")]
     pub(crate) broken: Option<String>,
+}
+
+impl LabArgs {
+    pub(crate) fn threads(&self) -> ThreadsArg {
+        match &self.what {
+            Some(LabVerb::Run(args)) => args.size.threads,
+            Some(LabVerb::All(size)) => size.threads,
+            None | Some(LabVerb::List) => ThreadsArg::default(),
+        }
+    }
 }
 
 /// Columns for what a number is, so that a line of a table fits 80.

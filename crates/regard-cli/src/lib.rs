@@ -52,7 +52,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(error.exit_code()).unwrap_or(status::FAILURE);
         }
     };
-    match run_verb(args) {
+    let threads = args.verb.threads();
+    match job::on_threads(threads, |name| std::env::var(name).ok(), || run_verb(args)) {
         Ok(()) => 0,
         // Whoever read us has seen enough, as in `regard bench list | head -1`.
         Err(error) if is_broken_pipe(&error) => 0,
@@ -64,7 +65,6 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 }
 
 fn run_verb(Args { verb, format }: Args) -> Result<()> {
-    job::start_threads(|name| std::env::var(name).ok())?;
     match verb {
         Verb::Info => info::run(format),
         Verb::Completions { shell } => {
@@ -77,7 +77,7 @@ fn run_verb(Args { verb, format }: Args) -> Result<()> {
             .with_context(|| dir.display().to_string()),
         Verb::Plan(args) => plan::run(job::plan(*args)?, format),
         Verb::Steps(args) => steps::run(&job::steps(*args, format)?, format),
-        Verb::Check => check::run(format),
+        Verb::Check(_) => check::run(format),
         Verb::Look(args) => look::run(&args, format),
         Verb::Stats(args) => stats::run(&args, format),
         Verb::Audit(args) => audit::run(&args, format),

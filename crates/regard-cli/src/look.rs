@@ -24,7 +24,7 @@ pub(crate) fn run(args: &LookArgs, format: Format) -> Result<()> {
     let target = Target::of(args.show.out.as_deref())?;
     check(args, target, format)?;
     let trace = source::read(&args.source)?;
-    let machine = source::machine(args.source.threads);
+    let machine = Machine::detect();
     let sites = chosen(&trace, args)?;
     let first = trace.sites().iter().position(|site| *site == sites[0]).unwrap_or(0);
     if args.serve {

@@ -14,11 +14,6 @@ use std::io::BufReader;
 use std::path::Path;
 use std::time::Duration;
 
-/// This machine, on so many threads.
-pub(crate) fn machine(threads: Option<usize>) -> Machine {
-    threads.map_or_else(Machine::detect, |threads| Machine::detect().threads(threads))
-}
-
 /// Reads a trace, or makes one.
 pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
     if args.target.is_some()
@@ -34,7 +29,7 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
             if let Some(flag) = flag_of_arrays(args) {
                 bail!("{flag}: only for .npy files; a trace contains it");
             }
-            read_trace(trace, machine(args.threads))
+            read_trace(trace)
         }
         [q, k] if has_ending(q, "npy") && has_ending(k, "npy") => of_arrays(q, k, args),
         [model, text] if !has_ending(model, "npy") => {
@@ -71,8 +66,9 @@ fn flag_of_arrays(args: &SourceArgs) -> Option<&'static str> {
 }
 
 /// Reads a trace.
-pub(crate) fn read_trace(path: &Path, machine: Machine) -> Result<Trace> {
-    let trace = Trace::load(path, machine).map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
+pub(crate) fn read_trace(path: &Path) -> Result<Trace> {
+    let trace = Trace::load(path, Machine::detect())
+        .map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
     if trace.layers.is_empty() {
         bail!("{}: the trace holds no layers", path.display());
     }
@@ -93,7 +89,7 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
     // Draws on a terminal only.
     let busy = ProgressBar::new_spinner().with_message(format!("lse of {} queries", q_shape[1]));
     busy.enable_steady_tick(Duration::from_millis(100));
-    let heads = heads.with_lse(machine(args.threads))?;
+    let heads = heads.with_lse(Machine::detect())?;
     busy.finish_and_clear();
     let q_labels = args.q_labels.as_deref().map(words).transpose()?;
     let k_labels = args.k_labels.as_deref().map(words).transpose()?;

@@ -1,6 +1,6 @@
 //! What may be typed after the verbs of models.
 
-use crate::args::count;
+use crate::args::{ThreadsArg, count};
 use clap::Subcommand;
 use std::path::PathBuf;
 
@@ -18,12 +18,26 @@ pub(crate) enum Verb {
     Models(ModelsArgs),
 }
 
+impl Verb {
+    pub(crate) fn threads(&self) -> ThreadsArg {
+        match self {
+            Self::Generate(args) => args.model.threads,
+            Self::Translate(args) => args.model.threads,
+            Self::Classify(args) => args.model.threads,
+            Self::Embed(args) => args.model.threads,
+            Self::Models(_) => ThreadsArg::default(),
+        }
+    }
+}
+
 /// A model that works with text.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArg {
     /// Model: a name that `regard models` lists, a folder (config.json, model.safetensors, tokenizer.json), a .gguf or a .safetensors
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
 }
 
 /// How the next token is chosen.

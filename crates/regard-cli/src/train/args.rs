@@ -1,5 +1,6 @@
 //! What may be typed after `regard train` and `regard eval`.
 
+use crate::args::ThreadsArg;
 use clap::Subcommand;
 use regard_train::data::Field;
 use std::path::PathBuf;
@@ -12,6 +13,16 @@ pub(crate) enum Verb {
     Eval(EvalArgs),
     /// Data sets of the presets: list them, or find out how to get one
     Data(DataArgs),
+}
+
+impl Verb {
+    pub(crate) fn threads(&self) -> ThreadsArg {
+        match self {
+            Self::Train(args) => args.threads,
+            Self::Eval(args) => args.threads,
+            Self::Data(_) => ThreadsArg::default(),
+        }
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -41,6 +52,8 @@ pub(crate) struct TrainArgs {
     /// Print parameters, memory and estimated time, then exit
     #[arg(long)]
     pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
 }
 
 #[derive(Debug, clap::Args)]
@@ -78,6 +91,8 @@ pub(crate) struct EvalArgs {
     /// Case-insensitive scores
     #[arg(long)]
     pub(crate) lowercase: bool,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
 }
 
 #[derive(Debug, clap::Args)]
