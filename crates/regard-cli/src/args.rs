@@ -1,7 +1,8 @@
 //! What may be typed, before it is known to make sense.
 
 use crate::bench::Engine;
-use crate::status::{HELP, VERSION};
+use crate::status::{HELP, LONG_HELP, VERSION};
+use crate::text::a_text;
 use clap::error::ContextKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use regard::problem::Normalizer;
@@ -264,9 +265,8 @@ pub(crate) struct StepsArgs {
 /// What is looked at.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct SourceArgs {
-    /// A trace (.safetensors); a model and a text (minilm 'A sentence', or @FILE for the text in a file, at most 1 MiB); or queries and keys
-    /// (q.npy k.npy), [heads, len, dim] or [len, dim]
-    #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
+    #[arg(required = true, num_args = 1..=2, value_name = "FILE",
+        help = a_text!("A trace (.safetensors); queries and keys (q.npy k.npy), [heads, len, dim] or [len, dim]; or a model and what it reads"))]
     pub(crate) files: Vec<PathBuf>,
     /// For q.npy and k.npy: attention mask, for example 'causal & window 128' [default: full]
     #[arg(long, value_name = "RULES", long_help = format!("For q.npy and k.npy. {}", regard_scope::MASK_HELP))]
@@ -280,8 +280,7 @@ pub(crate) struct SourceArgs {
     /// For q.npy and k.npy: file with one label per key [default: as --q-labels, if there are as many]
     #[arg(long, value_name = "FILE")]
     pub(crate) k_labels: Option<PathBuf>,
-    /// For translation models: the target text to align with [default: the model's own translation]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", help = a_text!("For translation models, the target to align with", " [default: the model's own translation]"))]
     pub(crate) target: Option<String>,
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,

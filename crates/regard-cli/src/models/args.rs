@@ -1,7 +1,8 @@
 //! What may be typed after the verbs of models.
 
 use crate::args::{ThreadsArg, count};
-use clap::Subcommand;
+use crate::text::a_text;
+use clap::{ArgGroup, Subcommand};
 use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
@@ -73,9 +74,12 @@ pub(crate) struct SearchArgs {
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Prompt, at most 1 MiB; repeatable [default: empty]
-    #[arg(short, long, value_name = "TEXT")]
+    #[arg(short, long, value_name = "TEXT", help = a_text!("Prompt, repeatable", " [default: empty]"))]
     pub(crate) prompt: Vec<String>,
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt", help = a_text!("Message to a chat model, put into the model's own chat template"))]
+    pub(crate) chat: Option<String>,
+    #[arg(long, value_name = "TEXT", requires = "chat", help = a_text!("System message before it", " [default: that of the chat template]"))]
+    pub(crate) system: Option<String>,
     #[command(flatten)]
     pub(crate) search: SearchArgs,
 }
@@ -84,8 +88,7 @@ pub(crate) struct GenerateArgs {
 pub(crate) struct TranslateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Texts, at most 1 MiB each [default: lines of standard input, translated as they come]
-    #[arg(value_name = "TEXT")]
+    #[arg(value_name = "TEXT", help = a_text!("What to translate", " [default: each line of standard input]"))]
     pub(crate) texts: Vec<String>,
     /// Print the source token with the largest attention weight for each output token (mean over layers and heads)
     #[arg(long)]
@@ -98,8 +101,7 @@ pub(crate) struct TranslateArgs {
 pub(crate) struct ClassifyArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Documents, at most 1 MiB each: a text, or @FILE
-    #[arg(required = true, value_name = "TEXT")]
+    #[arg(required = true, value_name = "TEXT", help = a_text!("Documents"))]
     pub(crate) texts: Vec<String>,
     /// Number of sentences to show, by attention weight
     #[arg(long, value_name = "N", default_value_t = 3)]
@@ -110,8 +112,7 @@ pub(crate) struct ClassifyArgs {
 pub(crate) struct EmbedArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Texts, at most 1 MiB each
-    #[arg(required = true, value_name = "TEXT")]
+    #[arg(required = true, value_name = "TEXT", help = a_text!("What to embed"))]
     pub(crate) texts: Vec<String>,
 }
 

@@ -2,8 +2,9 @@
 
 use super::args::SearchArgs;
 use super::shipped::{SHIPPED, Shipped};
-use super::text::{short, text_of};
-use anyhow::{Context, Result, anyhow, bail};
+use super::text::texts_of;
+use crate::say;
+use anyhow::{Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard_models::Model;
 use regard_models::files::{KNOWN, Known, Origin, cache_dir};
@@ -84,15 +85,15 @@ pub(crate) fn how(known: &Known, base: &Path) -> String {
     }
 }
 
-/// What every head of a model looks at in a text, or in the text of `@FILE`, and in a translation of it.
+/// What every head of a model looks at in a text, and in a translation of it.
 pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Trace> {
-    let text = text_of(text)?;
-    target.map(short).transpose().context("--target")?;
+    let typed: Vec<String> = std::iter::once(text).chain(target).map(Into::into).collect();
+    let texts = texts_of(&typed)?;
     let model = open(model)?;
     let busy = busy(format!("{} reads", model.title));
-    let trace = match target {
-        Some(target) => model.look_at(&text, target),
-        None => model.look(&text),
+    let trace = match texts.as_slice() {
+        [text, target] => model.look_at(text, target),
+        texts => model.look(texts.first().map_or("", String::as_str)),
     };
     let trace = trace.map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
     busy.finish_and_clear();
