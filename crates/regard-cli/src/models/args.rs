@@ -43,9 +43,10 @@ pub(crate) struct ModelArg {
 
 /// How the next token is chosen.
 #[derive(Clone, Debug, clap::Args)]
+#[command(group = ArgGroup::new("sampling").args(["temperature", "top_k", "top_p"]).multiple(true))]
 pub(crate) struct SearchArgs {
     /// Greedy decoding; the default unless a sampling or beam option is given
-    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "seed", "beams"])]
+    #[arg(long, conflicts_with_all = ["sampling", "beams"])]
     pub(crate) greedy: bool,
     /// Sampling temperature
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -56,11 +57,11 @@ pub(crate) struct SearchArgs {
     /// Nucleus (top-p) sampling
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
-    /// Random seed of sampling [default: 0]
-    #[arg(long, value_name = "N")]
+    /// Random seed of sampling, which --temperature, --top-k or --top-p selects [default: 0]
+    #[arg(long, value_name = "N", requires = "sampling")]
     pub(crate) seed: Option<u64>,
     /// Beam search with this number of beams
-    #[arg(long = "num-beams", value_name = "N", conflicts_with_all = ["temperature", "top_k", "top_p", "seed"])]
+    #[arg(long = "num-beams", value_name = "N", conflicts_with = "sampling")]
     pub(crate) beams: Option<usize>,
     /// Length penalty of beam search: score = log-probability / length^X [default: 1]
     #[arg(long, value_name = "X", requires = "beams", allow_negative_numbers = true)]

@@ -109,7 +109,7 @@ pub(crate) fn search(args: &SearchArgs) -> Search {
     if let Some(width) = beams {
         return Search::Beam { width, length_penalty: length_penalty.unwrap_or(1.0) };
     }
-    if temperature.is_none() && top_k.is_none() && top_p.is_none() && seed.is_none() {
+    if temperature.is_none() && top_k.is_none() && top_p.is_none() {
         return Search::Greedy;
     }
     Search::Sample {
