@@ -18,6 +18,12 @@ pub(crate) struct Args {
     /// Output format: text, or JSON with one object per line
     #[arg(long, global = true, value_enum, default_value_t = Format::Text, display_order = 100)]
     pub(crate) format: Format,
+    /// Print nothing but results and errors: no progress, no notes
+    #[arg(short, long, global = true, conflicts_with = "verbose", display_order = 101)]
+    pub(crate) quiet: bool,
+    /// Also print the version, instruction set and threads, and what is opened
+    #[arg(short, long, global = true, display_order = 102)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]

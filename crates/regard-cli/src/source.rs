@@ -3,11 +3,12 @@
 use crate::args::SourceArgs;
 #[cfg(feature = "models")]
 use crate::models::look;
+use crate::say;
 use crate::text;
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard::Machine;
-use regard_scope::{Inputs, Labels, Layer, Seen, Trace, parse_mask, printable, read_npy};
+use regard_scope::{Inputs, Labels, Layer, Seen, Trace, parse_mask, read_npy};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
@@ -49,7 +50,7 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
 fn look(model: &Path, _: &str, _: Option<&str>) -> Result<Trace> {
     bail!(
         "{}: a model and a text: this program was built without models; {}",
-        printable(&model.display().to_string()),
+        model.display(),
         crate::args::remedy("models")
     )
 }
@@ -67,8 +68,7 @@ fn flag_of_arrays(args: &SourceArgs) -> Option<&'static str> {
 
 /// Reads a trace.
 pub(crate) fn read_trace(path: &Path) -> Result<Trace> {
-    let trace = Trace::load(path, Machine::detect())
-        .map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
+    let trace = Trace::load(path, Machine::detect())?;
     if trace.layers.is_empty() {
         bail!("{}: the trace holds no layers", path.display());
     }
@@ -87,7 +87,8 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
     let scale = args.scale;
     let heads = Inputs { q, k, lse: Vec::new(), q_shape, k_shape, mask, scale, softcap: None };
     // Draws on a terminal only.
-    let busy = ProgressBar::new_spinner().with_message(format!("lse of {} queries", q_shape[1]));
+    let busy = say::bar(ProgressBar::new_spinner());
+    busy.set_message(format!("lse of {} queries", q_shape[1]));
     busy.enable_steady_tick(Duration::from_millis(100));
     let heads = heads.with_lse(Machine::detect())?;
     busy.finish_and_clear();

@@ -23,6 +23,7 @@ mod whole;
 
 use crate::args::{BenchListArgs, Dtype, Format};
 use crate::job::BenchJob;
+use crate::say;
 use anyhow::{Context, Result, bail};
 use baseline::Baseline;
 pub(crate) use baseline::Engine;
@@ -83,7 +84,7 @@ pub(crate) fn run(mut job: BenchJob, format: Format) -> Result<()> {
     for one in &baselines {
         match one.error() {
             // A suite goes on without, and its record says why.
-            Some(why) if job.record.is_some() => crate::say::say(why),
+            Some(why) if job.record.is_some() => say::say(why),
             Some(why) => bail!("{why}"),
             None => {}
         }
@@ -96,7 +97,7 @@ pub(crate) fn run(mut job: BenchJob, format: Format) -> Result<()> {
     let compared = !baselines.is_empty() || job.items.iter().any(another);
     let mut report = Report::new(format, names, compared);
     // Draws on a terminal only, and only between measurements.
-    let progress = ProgressBar::new((job.items.len() * job.machines.len()) as u64);
+    let progress = say::bar(ProgressBar::new((job.items.len() * job.machines.len()) as u64));
     progress.set_style(ProgressStyle::with_template("{pos}/{len} {msg} [{elapsed}, {eta} left]")?);
     for item in &job.items {
         for machine in &job.machines {

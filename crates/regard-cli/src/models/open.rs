@@ -11,7 +11,7 @@ use regard_models::files::{KNOWN, Known, Origin, cache_dir};
 use regard_models::generate::Search;
 use regard_scope::{Trace, printable};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Where models that are known by name are kept.
 pub(crate) fn cache() -> Result<PathBuf> {
@@ -33,14 +33,16 @@ pub(crate) fn open(model: &Path) -> Result<Model> {
     }
     let path = place(model)?;
     let busy = busy(format!("reading {}", path.display()));
-    let opened = Model::open(&path).map_err(|e| anyhow!("{}", printable(&e.to_string())));
+    let start = Instant::now();
+    let opened = Model::open(&path);
     busy.finish_and_clear();
-    opened
+    say::detail(format_args!("{}: read in {:.2} s", path.display(), start.elapsed().as_secs_f64()));
+    Ok(opened?)
 }
 
 /// Something that turns on a terminal while work is done.
 pub(crate) fn busy(message: String) -> ProgressBar {
-    let busy = ProgressBar::new_spinner().with_message(printable(&message));
+    let busy = say::bar(ProgressBar::new_spinner().with_message(printable(&message)));
     busy.enable_steady_tick(Duration::from_millis(100));
     busy
 }
@@ -60,8 +62,8 @@ fn place(model: &Path) -> Result<PathBuf> {
             return Ok(model.into());
         }
         bail!(
-            "{}: no such file or folder, and not a known model: {}",
-            printable(&model.display().to_string()),
+            "{}: no file or folder of this name, and not a known model; known models: {}; to get one: regard models get NAME",
+            model.display(),
             names()
         );
     };
@@ -95,10 +97,10 @@ pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Tra
         [text, target] => model.look_at(text, target),
         texts => model.look(texts.first().map_or("", String::as_str)),
     };
-    let trace = trace.map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
     busy.finish_and_clear();
+    let trace = trace?;
     if trace.layers.is_empty() {
-        bail!("{}: it has no attention that a trace can store", printable(&model.title));
+        bail!("{}: it has no attention that a trace can store", model.title);
     }
     Ok(trace)
 }
