@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 /// Exact fused attention for CPUs: inspect, verify and benchmark it, and run models on it
 #[derive(Debug, Parser)]
-#[command(name = "regard", version, long_version = VERSION.as_str(), propagate_version = true, after_help = HELP)]
+#[command(name = "regard", version, long_version = VERSION.as_str(), propagate_version = true, after_help = HELP, after_long_help = LONG_HELP)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) verb: Verb,
@@ -29,30 +29,59 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Show CPU, instruction sets, threads, caches, and the plan of a typical call
+    #[command(
+        after_long_help = "Examples:\n  regard info\n  RAYON_NUM_THREADS=2 regard info --format json"
+    )]
     Info,
     /// Show the execution plan of an attention call, its cost, and the reasons
+    #[command(
+        after_long_help = "Examples:\n  regard plan --queries 4096 --mask 'causal & window 512'\n  regard plan --batch 16 --queries 1 --keys 8192 --dtype bf16 --threads 1"
+    )]
     Plan(Box<PlanArgs>),
     /// Print attention on small random inputs step by step, with all values and shapes
+    #[command(
+        after_long_help = "Examples:\n  regard steps --mask causal\n  regard steps --similarity additive --normalizer sparsemax --seed 7"
+    )]
     Steps(Box<StepsArgs>),
-    /// Verify results on this machine: every test case against the definition, with the largest error of each option
+    /// Verify results on this machine: every test case against the reference implementation, with the largest error of each option
+    #[command(
+        after_long_help = "Examples:\n  regard check\n  regard check --format json > check.jsonl"
+    )]
     Check(ThreadsArg),
     /// Draw attention maps: terminal, SVG, PNG, HTML, or a zoomable map in a browser
+    #[command(
+        after_long_help = "Examples:\n  regard look zh-en 好久不见 --view alignment --kind cross\n  regard look minilm @letter.txt --out letter.html\n  regard look q.npy k.npy --mask causal --serve"
+    )]
     Look(Box<LookArgs>),
     /// Statistics of each head: entropy, mean attention distance, weight of the first token
+    #[command(
+        after_long_help = "Examples:\n  regard stats zh-en 好久不见\n  regard stats run.safetensors --view entropy --out entropy.svg"
+    )]
     Stats(StatsArgs),
     /// Attention mass that sparse patterns retain, for each head: windows, top-k, masks, LSH
+    #[command(
+        after_long_help = "Examples:\n  regard audit minilm @letter.txt --windows 8,32\n  regard audit q.npy k.npy --pattern 'strided 64' --lsh"
+    )]
     Audit(AuditArgs),
     /// Compare the attention weights of two traces: KL and JS divergence of each head
+    #[command(after_long_help = "Examples:\n  regard diff before.safetensors after.safetensors")]
     Diff(DiffArgs),
     /// Benchmark attention calls against the machine's roofline and, optionally, other engines
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_long_help = "Examples:\n  regard bench list\n  regard bench run --case 'prefill-*' --threads 1,2\n  regard bench suite --out suite.jsonl"
+    )]
     Bench(BenchVerb),
-    /// Print a shell completion script: `regard completions bash`
+    /// Print a shell completion script
+    #[command(
+        after_long_help = "Examples:\n  regard completions bash > ~/.local/share/bash-completion/completions/regard"
+    )]
     Completions {
         /// Shell
         shell: clap_complete::Shell,
     },
     /// Write man pages into a folder
+    #[command(after_long_help = "Examples:\n  regard man ~/.local/share/man/man1")]
     Man {
         /// Folder; made if it does not exist
         #[arg(value_name = "DIR")]
@@ -66,6 +95,9 @@ pub(crate) enum Verb {
     Train(crate::train::Verb),
     /// Experiments on attention: a prediction, a measurement and a verdict for each claim
     #[cfg(feature = "lab")]
+    #[command(
+        after_long_help = "Examples:\n  regard lab list\n  regard lab run scaling --quick\n  regard lab all --quick --out pictures"
+    )]
     Lab(crate::lab::LabArgs),
 }
 
@@ -208,7 +240,7 @@ pub(crate) struct PlanArgs {
     /// Queries
     #[arg(long, value_name = "N", default_value = "2048", value_parser = count)]
     pub(crate) queries: usize,
-    /// Keys [default: as --queries]
+    /// Keys [default: as many as queries]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) keys: Option<usize>,
     /// Head dimension of queries and keys
@@ -249,7 +281,7 @@ pub(crate) struct StepsArgs {
     /// Queries
     #[arg(long, value_name = "N", default_value = "3", value_parser = count)]
     pub(crate) queries: usize,
-    /// Keys, at most 12 unless --format json [default: as --queries]
+    /// Keys, at most 12 unless --format json [default: as many as queries]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) keys: Option<usize>,
     /// Head dimension of queries and keys
@@ -409,10 +441,19 @@ pub(crate) struct DiffArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchVerb {
     /// List the cases
+    #[command(
+        after_long_help = "Examples:\n  regard bench list --case 'decode-*'\n  regard bench list --suite"
+    )]
     List(BenchListArgs),
     /// Measure cases
+    #[command(
+        after_long_help = "Examples:\n  regard bench run --case 'prefill-f32-n2048*'\n  regard bench run --case decode-bf16-n8192-d128 --against torch --python ENV/bin/python"
+    )]
     Run(Box<BenchArgs>),
     /// Measure the cases of the suite against all baselines; resumes an interrupted run
+    #[command(
+        after_long_help = "Examples:\n  regard bench suite --out suite.jsonl --threads 2 --python ENV/bin/python"
+    )]
     Suite(SuiteArgs),
 }
 

@@ -23,10 +23,17 @@ pub(crate) struct LabArgs {
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum LabVerb {
     /// List the experiments and their claims (the default)
+    #[command(after_long_help = "Examples:\n  regard lab list --format json")]
     List,
     /// Run experiments: numbers, a plot, a verdict
+    #[command(
+        after_long_help = "Examples:\n  regard lab run scaling --dim 4096 --seed 7\n  regard lab run scaling --inject wrong-scale\n  regard lab run scaling order --quick --out pictures"
+    )]
     Run(RunArgs),
     /// Run all experiments, one line each; --out is a folder for their pictures
+    #[command(
+        after_long_help = "Examples:\n  regard lab all --quick\n  regard lab all --out pictures --format json"
+    )]
     All(SizeArgs),
 }
 

