@@ -340,7 +340,8 @@ fn safetensors_is_whole(bytes: &[u8]) {
 fn a_signal_leaves_a_checkpoint_and_settings_say_what_is_wrong() {
     let data = data();
     let out = scratch("signal");
-    let child = begun(&data, &out, &["--set", "training.epochs=100000"]).spawn().unwrap();
+    let mut child = begun(&data, &out, &["--set", "training.epochs=100000"]);
+    let child = child.stderr(Stdio::piped()).spawn().unwrap();
     let last = out.join("last.safetensors");
     while !last.exists() {
         std::thread::sleep(Duration::from_millis(20));
@@ -350,6 +351,9 @@ fn a_signal_leaves_a_checkpoint_and_settings_say_what_is_wrong() {
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let resume = format!("resume with: regard train --resume {}\n", out.display());
+    assert!(told.ends_with(&resume), "{told}");
     // What the checkpoint says of itself: it is of a step after the first, and of all metrics.
     let progress = progress(&out);
     let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();

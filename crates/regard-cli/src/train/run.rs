@@ -195,7 +195,7 @@ fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> 
     let progress = trainer.progress();
     match ended {
         Ended::Stopped => say(format_args!(
-            "stopped at step {}; go on by: regard train --resume {}",
+            "stopped at step {}; resume with: regard train --resume {}",
             progress.step,
             run.path().display()
         )),
