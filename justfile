@@ -81,7 +81,7 @@ reference python="target/python/bin/python":
     book/errors-check --write
 
 bench *args:
-    cargo run --release --locked -p regard-cli -- bench {{args}}
+    cargo run --release --locked -p regard-cli -- bench run {{args}}
 
 # goldens/*.safetensors, by a Python with the packages that goldens/make.py names
 goldens python="python3" *names:

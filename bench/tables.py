@@ -4,7 +4,7 @@
     bench/tables.py            rewrites what stands between <!-- table: NAME --> and <!-- end -->
     bench/tables.py --check    changes nothing, and fails with a diff where a page says something else than the records
 
-A record has one row a line, as `regard bench --format json` and `regard bench suite` write them. Not among those that are read here:
+A record has one row a line, as `regard bench run --format json` and `regard bench suite` write them. Not among those that are read here:
 `2026-11-15-stand-back.jsonl`, which compares two commits, `2026-11-16-models.txt`, the race of docs/models.md, and
 `2026-11-16-ladder.txt`, the steps of the book.
 """

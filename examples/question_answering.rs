@@ -6,7 +6,7 @@
 //! question is the query, the sentences are the keys, and the weights say where the answer is. For a summary every sentence attends to all
 //! others, and those that receive the most are it. Look at the bars: how sure is each answer?
 //!
-//! The encoder is downloaded once, 84 MB: `cargo run --release -p regard-cli -- models --get minilm`.
+//! The encoder is downloaded once, 84 MB: `cargo run --release -p regard-cli -- models get minilm`.
 //!
 //! Try next: ask "How does a bee tell the others where flowers are?". The sentence that wins is about bees and blossoms, and it is not the
 //! answer: these vectors say what a sentence is about. Or a smaller `SCALE`: 5 spreads the weights.
@@ -78,7 +78,8 @@ fn weights(
 fn encoder() -> Result<Model, Box<dyn Error>> {
     let known = Known::named("minilm").ok_or("minilm: no such name")?;
     let base = cache_dir(|name| std::env::var_os(name)).ok_or("no HOME: set REGARD_CACHE")?;
-    let get = "minilm is not here yet; get it by: cargo run --release -p regard-cli -- models --get minilm";
+    let get =
+        "minilm is not here yet; get it by: cargo run --release -p regard-cli -- models get minilm";
     Ok(Model::open(&known.path(&base).ok_or(get)?)?)
 }
 

@@ -122,6 +122,6 @@ def alike(found: torch.Tensor, wanted: torch.Tensor, of: str = "", scale: float 
 
 
 def minilm() -> Path:
-    """Where `regard models --get minilm` puts its weights."""
+    """Where `regard models get minilm` puts its weights."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
     return Path(os.environ.get("REGARD_CACHE") or cache) / "minilm"

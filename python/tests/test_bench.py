@@ -28,7 +28,7 @@ FORMS = {
 
 @pytest.mark.parametrize("case", FORMS)
 def test_every_form_of_pytorch_runs_and_agrees(case):
-    command = [sys.executable, "-m", "regard", "bench", "--case", case, "--seconds", "0.01", "--format", "json"]
+    command = [sys.executable, "-m", "regard", "bench", "run", "--case", case, "--seconds", "0.01", "--format", "json"]
     done = subprocess.run([*command, "--against", "torch", "--python", sys.executable], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (torch,) = json.loads(done.stdout)["baselines"]

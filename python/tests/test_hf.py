@@ -305,7 +305,7 @@ def test_a_model_in_bf16_is_as_near_to_the_truth_as_eager(name):
 
 
 def test_minilm_with_its_real_weights():
-    """Needs `regard models --get minilm`, and fails without it."""
+    """Needs `regard models get minilm`, and fails without it."""
     sentences = ["A man is eating food .", "The sky above the port was the color of television , tuned to a dead channel"]
     tokenizer = tokenizers.Tokenizer.from_file(str(minilm() / "tokenizer.json"))
     tokenizer.enable_padding(length=32)

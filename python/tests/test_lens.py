@@ -553,7 +553,7 @@ def test_memory_of_a_capture_is_that_of_a_forward_pass():
 MINILM = minilm()
 
 
-@pytest.mark.skipif(not MINILM.exists(), reason="MiniLM's weights are not here: regard models --get minilm")
+@pytest.mark.skipif(not MINILM.exists(), reason="MiniLM's weights are not here: regard models get minilm")
 def test_minilm_has_heads_that_look_at_their_neighbours(tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(MINILM)
     m = transformers.AutoModel.from_pretrained(MINILM).eval()

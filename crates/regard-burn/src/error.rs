@@ -106,4 +106,12 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+/// A message contains that of its source.
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Engine(error) => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,7 +1,8 @@
 //! What may be typed, before it is known to make sense.
 
 use crate::bench::Engine;
-use crate::status::{HELP, VERSION};
+use crate::status::{HELP, LONG_HELP, VERSION};
+use crate::text::a_text;
 use clap::error::ContextKind;
 use clap::{Parser, Subcommand, ValueEnum};
 use regard::problem::Normalizer;
@@ -10,41 +11,77 @@ use std::path::PathBuf;
 
 /// Exact fused attention for CPUs: inspect, verify and benchmark it, and run models on it
 #[derive(Debug, Parser)]
-#[command(name = "regard", version, long_version = VERSION.as_str(), propagate_version = true, after_help = HELP)]
+#[command(name = "regard", version, long_version = VERSION.as_str(), propagate_version = true, after_help = HELP, after_long_help = LONG_HELP)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) verb: Verb,
     /// Output format: text, or JSON with one object per line
     #[arg(long, global = true, value_enum, default_value_t = Format::Text, display_order = 100)]
     pub(crate) format: Format,
+    /// Print nothing but results and errors: no progress, no notes
+    #[arg(short, long, global = true, conflicts_with = "verbose", display_order = 101)]
+    pub(crate) quiet: bool,
+    /// Also print the version, instruction set and threads, and what is opened
+    #[arg(short, long, global = true, display_order = 102)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Show CPU, instruction sets, threads, caches, and the plan of a typical call
+    #[command(
+        after_long_help = "Examples:\n  regard info\n  RAYON_NUM_THREADS=2 regard info --format json"
+    )]
     Info,
     /// Show the execution plan of an attention call, its cost, and the reasons
+    #[command(
+        after_long_help = "Examples:\n  regard plan --queries 4096 --mask 'causal & window 512'\n  regard plan --batch 16 --queries 1 --keys 8192 --dtype bf16 --threads 1"
+    )]
     Plan(Box<PlanArgs>),
     /// Print attention on small random inputs step by step, with all values and shapes
+    #[command(
+        after_long_help = "Examples:\n  regard steps --mask causal\n  regard steps --similarity additive --normalizer sparsemax --seed 7"
+    )]
     Steps(Box<StepsArgs>),
-    /// Verify results on this machine: every test case against the definition, with the largest error of each option
-    Check,
+    /// Verify results on this machine: every test case against the reference implementation, with the largest error of each option
+    #[command(
+        after_long_help = "Examples:\n  regard check\n  regard check --format json > check.jsonl"
+    )]
+    Check(ThreadsArg),
     /// Draw attention maps: terminal, SVG, PNG, HTML, or a zoomable map in a browser
+    #[command(
+        after_long_help = "Examples:\n  regard look zh-en 好久不见 --view alignment --kind cross\n  regard look minilm @letter.txt --out letter.html\n  regard look q.npy k.npy --mask causal --serve"
+    )]
     Look(Box<LookArgs>),
     /// Statistics of each head: entropy, mean attention distance, weight of the first token
+    #[command(
+        after_long_help = "Examples:\n  regard stats zh-en 好久不见\n  regard stats run.safetensors --view entropy --out entropy.svg"
+    )]
     Stats(StatsArgs),
     /// Attention mass that sparse patterns retain, for each head: windows, top-k, masks, LSH
+    #[command(
+        after_long_help = "Examples:\n  regard audit minilm @letter.txt --windows 8,32\n  regard audit q.npy k.npy --pattern 'strided 64' --lsh"
+    )]
     Audit(AuditArgs),
     /// Compare the attention weights of two traces: KL and JS divergence of each head
+    #[command(after_long_help = "Examples:\n  regard diff before.safetensors after.safetensors")]
     Diff(DiffArgs),
     /// Benchmark attention calls against the machine's roofline and, optionally, other engines
-    Bench(BenchArgs),
-    /// Print a shell completion script: `regard completions bash`
+    #[command(
+        subcommand,
+        after_long_help = "Examples:\n  regard bench list\n  regard bench run --case 'prefill-*' --threads 1,2\n  regard bench suite --out suite.jsonl"
+    )]
+    Bench(BenchVerb),
+    /// Print a shell completion script
+    #[command(
+        after_long_help = "Examples:\n  regard completions bash > ~/.local/share/bash-completion/completions/regard"
+    )]
     Completions {
         /// Shell
         shell: clap_complete::Shell,
     },
     /// Write man pages into a folder
+    #[command(after_long_help = "Examples:\n  regard man ~/.local/share/man/man1")]
     Man {
         /// Folder; made if it does not exist
         #[arg(value_name = "DIR")]
@@ -56,9 +93,39 @@ pub(crate) enum Verb {
     #[cfg(feature = "train")]
     #[command(flatten)]
     Train(crate::train::Verb),
-    /// Experiments on attention: prediction and measurement; `regard lab` lists them, `regard lab scaling` runs one
+    /// Experiments on attention: a prediction, a measurement and a verdict for each claim
     #[cfg(feature = "lab")]
+    #[command(
+        after_long_help = "Examples:\n  regard lab list\n  regard lab run scaling --quick\n  regard lab all --quick --out pictures"
+    )]
     Lab(crate::lab::LabArgs),
+}
+
+impl Verb {
+    /// Threads that were asked for.
+    pub(crate) fn threads(&self) -> Option<usize> {
+        match self {
+            Self::Plan(args) => args.threads.count,
+            Self::Check(threads) => threads.count,
+            Self::Look(args) => args.source.threads.count,
+            Self::Stats(args) => args.source.threads.count,
+            Self::Audit(args) => args.source.threads.count,
+            Self::Diff(args) => args.threads.count,
+            Self::Bench(BenchVerb::Run(args)) => args.threads.iter().copied().max(),
+            Self::Bench(BenchVerb::Suite(args)) => args.threads.count,
+            #[cfg(feature = "models")]
+            Self::Models(verb) => verb.threads().count,
+            #[cfg(feature = "train")]
+            Self::Train(verb) => verb.threads().count,
+            #[cfg(feature = "lab")]
+            Self::Lab(args) => args.threads().count,
+            Self::Info
+            | Self::Steps(_)
+            | Self::Bench(BenchVerb::List(_))
+            | Self::Completions { .. }
+            | Self::Man { .. } => None,
+        }
+    }
 }
 
 /// Verbs that only a build with a feature has, and the feature.
@@ -70,6 +137,7 @@ const FEATURES: &[(&str, &str)] = &[
     ("models", "models"),
     ("train", "train"),
     ("eval", "train"),
+    ("data", "train"),
     ("lab", "lab"),
 ];
 
@@ -130,6 +198,14 @@ pub(crate) enum SimilarityArg {
     Additive,
 }
 
+/// Threads of a command that computes.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub(crate) struct ThreadsArg {
+    /// Threads to use [default: RAYON_NUM_THREADS, else one for each available CPU]
+    #[arg(short = 't', long = "threads", value_name = "N", value_parser = threads)]
+    pub(crate) count: Option<usize>,
+}
+
 /// From a query and a key to their score.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ScoreArgs {
@@ -164,7 +240,7 @@ pub(crate) struct PlanArgs {
     /// Queries
     #[arg(long, value_name = "N", default_value = "2048", value_parser = count)]
     pub(crate) queries: usize,
-    /// Keys [default: as --queries]
+    /// Keys [default: as many as queries]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) keys: Option<usize>,
     /// Head dimension of queries and keys
@@ -190,9 +266,8 @@ pub(crate) struct PlanArgs {
     /// A dense bias
     #[arg(long)]
     pub(crate) bias: bool,
-    /// Threads to use [default: all]
-    #[arg(short, long, value_name = "N", value_parser = threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
     /// Instruction set, one of those that `regard info` lists [default: the best]
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<String>,
@@ -206,7 +281,7 @@ pub(crate) struct StepsArgs {
     /// Queries
     #[arg(long, value_name = "N", default_value = "3", value_parser = count)]
     pub(crate) queries: usize,
-    /// Keys, at most 12 unless --format json [default: as --queries]
+    /// Keys, at most 12 unless --format json [default: as many as queries]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) keys: Option<usize>,
     /// Head dimension of queries and keys
@@ -228,9 +303,8 @@ pub(crate) struct StepsArgs {
 /// What is looked at.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct SourceArgs {
-    /// A trace (.safetensors); a model and a text (minilm 'A sentence', or @FILE for the text in a file, at most 1 MiB); or queries and keys
-    /// (q.npy k.npy), [heads, len, dim] or [len, dim]
-    #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
+    #[arg(required = true, num_args = 1..=2, value_name = "FILE",
+        help = a_text!("A trace (.safetensors); queries and keys (q.npy k.npy), [heads, len, dim] or [len, dim]; or a model and what it reads"))]
     pub(crate) files: Vec<PathBuf>,
     /// For q.npy and k.npy: attention mask, for example 'causal & window 128' [default: full]
     #[arg(long, value_name = "RULES", long_help = format!("For q.npy and k.npy. {}", regard_scope::MASK_HELP))]
@@ -244,12 +318,10 @@ pub(crate) struct SourceArgs {
     /// For q.npy and k.npy: file with one label per key [default: as --q-labels, if there are as many]
     #[arg(long, value_name = "FILE")]
     pub(crate) k_labels: Option<PathBuf>,
-    /// For translation models: the target text to align with [default: the model's own translation]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", help = a_text!("For translation models, the target to align with", " [default: the model's own translation]"))]
     pub(crate) target: Option<String>,
-    /// Threads to use [default: all]
-    #[arg(short, long, value_name = "N", value_parser = threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -362,16 +434,41 @@ pub(crate) struct DiffArgs {
     pub(crate) first: PathBuf,
     /// Another trace of the same model and text
     pub(crate) second: PathBuf,
-    /// Threads to use [default: all]
-    #[arg(short, long, value_name = "N", value_parser = threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchVerb {
+    /// List the cases
+    #[command(
+        after_long_help = "Examples:\n  regard bench list --case 'decode-*'\n  regard bench list --suite"
+    )]
+    List(BenchListArgs),
+    /// Measure cases
+    #[command(
+        after_long_help = "Examples:\n  regard bench run --case 'prefill-f32-n2048*'\n  regard bench run --case decode-bf16-n8192-d128 --against torch --python ENV/bin/python"
+    )]
+    Run(Box<BenchArgs>),
+    /// Measure the cases of the suite against all baselines; resumes an interrupted run
+    #[command(
+        after_long_help = "Examples:\n  regard bench suite --out suite.jsonl --threads 2 --python ENV/bin/python"
+    )]
+    Suite(SuiteArgs),
 }
 
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct BenchListArgs {
+    /// The cases of the suite
+    #[arg(long)]
+    pub(crate) suite: bool,
+    /// Glob pattern over the cases [default: all]
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) case: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
 pub(crate) struct BenchArgs {
-    #[command(subcommand)]
-    pub(crate) what: Option<BenchVerb>,
     /// Case name, or a glob pattern over the listed cases [default: all but the slow]
     ///
     /// {prefill|short|decode|backward|look|linear|lsh}-{f32|f64|f16|bf16}-n{keys}-d{dim}, then any of
@@ -382,10 +479,7 @@ pub(crate) struct BenchArgs {
     /// and a precision: -strict -f32 -high; of linear, -relu -random{features} -both; of lsh, -both
     #[arg(long, value_name = "GLOB", verbatim_doc_comment)]
     pub(crate) case: Option<String>,
-    /// Print the listed cases and stop
-    #[arg(long)]
-    pub(crate) list: bool,
-    /// Threads to use; several counts, as in 1,2, run each case with each [default: all]
+    /// Threads to use; several counts, as in 1,2, run each case with each [default: RAYON_NUM_THREADS, else one for each available CPU]
     #[arg(short, long, value_name = "N", value_parser = threads, value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
     /// Baseline engines, comma-separated, for example torch,vllm
@@ -402,32 +496,22 @@ pub(crate) struct BenchArgs {
     pub(crate) isa: Option<String>,
 }
 
-#[derive(Debug, clap::Subcommand)]
-pub(crate) enum BenchVerb {
-    /// Run the benchmark suite against all baselines; resumes an interrupted run
-    Suite(SuiteArgs),
-}
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct SuiteArgs {
     /// Record file (JSONL); cases already in it are skipped
-    #[arg(short, long, value_name = "FILE", required_unless_present = "list")]
-    pub(crate) out: Option<PathBuf>,
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
     /// Glob pattern over the cases of the suite [default: all]
     #[arg(long, value_name = "GLOB")]
     pub(crate) case: Option<String>,
-    /// Print the cases of the suite and stop
-    #[arg(long)]
-    pub(crate) list: bool,
     /// Baseline engines [default: all]
     #[arg(long, value_enum, value_name = "ENGINE", value_delimiter = ',')]
     pub(crate) against: Vec<Engine>,
     /// Python interpreter that has the baseline engines (`bench/environment` makes one), started with -I [default: python3]
     #[arg(long, value_name = "PATH")]
     pub(crate) python: Option<PathBuf>,
-    /// Threads for each engine [default: all]
-    #[arg(short, long, value_name = "N", value_parser = threads)]
-    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
     /// Seconds to measure each case for, at least
     #[arg(long, value_name = "S", default_value_t = 5.0, allow_negative_numbers = true)]
     pub(crate) seconds: f64,

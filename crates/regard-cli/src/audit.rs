@@ -13,7 +13,7 @@ use std::io::Write;
 const WIDTH: usize = 11;
 
 pub(crate) fn run(args: &AuditArgs, format: Format) -> Result<()> {
-    let (trace, machine) = (source::read(&args.source)?, source::machine(args.source.threads));
+    let (trace, machine) = (source::read(&args.source)?, Machine::detect());
     let mut out = std::io::stdout().lock();
     let mut first = true;
     for layer in &trace.layers {

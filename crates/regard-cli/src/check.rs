@@ -1,6 +1,7 @@
 //! `regard check`: the case table against the definition, on the user's own machine.
 
 use crate::args::Format;
+use crate::say;
 use crate::status::Negative;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -11,7 +12,7 @@ use std::io::Write;
 pub(crate) fn run(format: Format) -> Result<()> {
     let cases = regard_testkit::cases();
     // Draws on a terminal only.
-    let progress = ProgressBar::new(cases.len() as u64);
+    let progress = say::bar(ProgressBar::new(cases.len() as u64));
     progress.set_style(ProgressStyle::with_template(
         "{wide_bar} {pos}/{len} rows [{elapsed}, {eta} left]",
     )?);

@@ -3,14 +3,14 @@
 use crate::args::{DiffArgs, Format};
 use crate::source;
 use anyhow::{Result, bail};
+use regard::Machine;
 use regard_scope::{Divergence, Layer, Seen, Site, diff, printable};
 use serde_json::json;
 use std::io::Write;
 
 pub(crate) fn run(args: &DiffArgs, format: Format) -> Result<()> {
-    let machine = source::machine(args.threads);
-    let read = |path| source::read_trace(path, machine);
-    let (first, second) = (read(&args.first)?, read(&args.second)?);
+    let machine = Machine::detect();
+    let (first, second) = (source::read_trace(&args.first)?, source::read_trace(&args.second)?);
     if let Some(more) = second.sites().iter().find(|site| first.layer(site).is_err()) {
         bail!(
             "{}: only the second trace has it; compare runs of the same model",

@@ -6,11 +6,10 @@ use crate::args::{
 };
 use crate::bench::{self, Case, Engine, Item, Record, choose};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use regard::problem::Normalizer;
 use regard::{Element, Isa, Machine, Mask, Score, Shape};
 use regard_scope::parse_mask;
-use std::error::Error;
 use std::path::PathBuf;
 
 /// From a query and a key to their score.
@@ -102,7 +101,7 @@ pub(crate) fn plan(args: PlanArgs) -> Result<PlanJob> {
         alibi: args.alibi,
         sinks: args.sinks,
         bias: args.bias,
-        machine: machine(args.threads, args.isa.as_deref())?,
+        machine: machine(args.isa.as_deref())?,
     })
 }
 
@@ -152,7 +151,7 @@ pub(crate) fn steps(args: StepsArgs, format: Format) -> Result<StepsJob> {
 
 pub(crate) fn bench(args: BenchArgs) -> Result<BenchJob> {
     let seconds = checked_seconds(args.seconds)?;
-    let here = machine(None, args.isa.as_deref())?;
+    let here = machine(args.isa.as_deref())?;
     let mut machines: Vec<_> = args.threads.iter().map(|n| here.threads(*n)).collect();
     if machines.is_empty() {
         machines.push(here);
@@ -165,11 +164,11 @@ pub(crate) fn bench(args: BenchArgs) -> Result<BenchJob> {
 }
 
 pub(crate) fn bench_suite(args: SuiteArgs) -> Result<BenchJob> {
-    let record = args.out.as_deref().map(Record::open).transpose()?;
+    let record = Some(Record::open(&args.out)?);
     let engines = if args.against.is_empty() { Engine::ALL.into() } else { args.against };
     Ok(BenchJob {
         items: bench::suite(args.case.as_deref())?,
-        machines: vec![machine(args.threads, None)?],
+        machines: vec![Machine::detect()],
         seconds: checked_seconds(args.seconds)?,
         engines,
         python: args.python.unwrap_or_else(|| "python3".into()),
@@ -184,29 +183,36 @@ fn checked_seconds(seconds: f64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// This machine with another number of threads or instruction set.
-pub(crate) fn machine(threads: Option<usize>, isa: Option<&str>) -> Result<Machine> {
+/// This machine with another instruction set.
+fn machine(isa: Option<&str>) -> Result<Machine> {
     let here = Machine::detect();
-    let isa = isa.map_or(Ok(here.isa), isa_named)?;
-    Ok(here.isa(isa).threads(threads.unwrap_or(here.threads)))
+    Ok(here.isa(isa.map_or(Ok(here.isa), isa_named)?))
 }
 
-/// Starts the threads that all verbs share, as many as the environment asks for: too many would end the process later.
-pub(crate) fn start_threads(variable: impl Fn(&str) -> Option<String>) -> Result<()> {
+/// Runs a verb within a pool of threads, so that all of it, the engine and Burn, runs on so many: those that were asked for, or those that
+/// the environment asks for, or one for each CPU.
+pub(crate) fn on_threads<T: Send>(
+    asked: Option<usize>,
+    variable: impl Fn(&str) -> Option<String>,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
     // The second is the old name of the first; rayon reads both.
-    for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
+    let names = ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"];
+    for name in names.into_iter().filter(|_| asked.is_none()) {
         let number = variable(name).and_then(|text| text.parse::<usize>().ok());
         if let Some(number) = number.filter(|number| *number > THREADS) {
             bail!("{name}={number}: at most {THREADS} threads are supported");
         }
     }
-    let started = rayon::ThreadPoolBuilder::new().build_global();
-    // Without a cause the threads are there already: whoever calls us as a library has started them.
-    match started.as_ref().err().and_then(Error::source) {
-        Some(why) => bail!("cannot start threads ({why}); lower RAYON_NUM_THREADS"),
-        None => Ok(()),
-    }
+    // 0 is rayon's own choice, by the environment.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(asked.unwrap_or(0)).stack_size(STACK);
+    let pool =
+        pool.build().context("cannot start threads; lower --threads or RAYON_NUM_THREADS")?;
+    pool.install(work)
 }
+
+/// Bytes of the stack of a thread, as the first thread of a process has on Linux.
+const STACK: usize = 8 << 20;
 
 fn isa_named(name: &str) -> Result<Isa> {
     let available = Isa::available();

@@ -1,6 +1,6 @@
 //! `regard lab`: claims about attention, run.
 
-use crate::args::{Format, ShowArgs};
+use crate::args::{Format, ShowArgs, ThreadsArg};
 use crate::show::{Target, progress, show, style, told};
 use crate::status::Negative;
 use anyhow::{Context, Result, bail};
@@ -16,15 +16,49 @@ use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LabArgs {
-    /// Experiment name or id; `all` runs all, and --out is then a folder for their pictures [default: list them]
-    #[arg(value_name = "NAME")]
-    pub(crate) name: Option<String>,
+    #[command(subcommand)]
+    pub(crate) what: Option<LabVerb>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum LabVerb {
+    /// List the experiments and their claims (the default)
+    #[command(after_long_help = "Examples:\n  regard lab list --format json")]
+    List,
+    /// Run experiments: numbers, a plot, a verdict
+    #[command(
+        after_long_help = "Examples:\n  regard lab run scaling --dim 4096 --seed 7\n  regard lab run scaling --inject wrong-scale\n  regard lab run scaling order --quick --out pictures"
+    )]
+    Run(RunArgs),
+    /// Run all experiments, one line each; --out is a folder for their pictures
+    #[command(
+        after_long_help = "Examples:\n  regard lab all --quick\n  regard lab all --out pictures --format json"
+    )]
+    All(SizeArgs),
+}
+
+/// How large, and where the pictures go.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SizeArgs {
     /// Small sizes that run in seconds; timings are shown, not judged
     #[arg(long)]
     pub(crate) quick: bool,
     /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) show: ShowArgs,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RunArgs {
+    /// Names or ids of experiments; of several, --out is a folder for their pictures
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
     /// Head dimension (experiments that use it)
     #[arg(long, value_name = "N")]
     pub(crate) dim: Option<usize>,
@@ -43,18 +77,35 @@ pub(crate) struct LabArgs {
     /// Fault to inject in the place of the mechanism; the claim must then fail
     #[arg(long = "inject", value_name = "FAULT")]
     pub(crate) broken: Option<String>,
-    #[command(flatten)]
-    pub(crate) show: ShowArgs,
+}
+
+impl LabArgs {
+    pub(crate) fn threads(&self) -> ThreadsArg {
+        match &self.what {
+            Some(LabVerb::Run(args)) => args.size.threads,
+            Some(LabVerb::All(size)) => size.threads,
+            None | Some(LabVerb::List) => ThreadsArg::default(),
+        }
+    }
 }
 
 /// Columns for what a number is, so that a line of a table fits 80.
 const WHAT: usize = 41;
 
 pub(crate) fn run(args: &LabArgs, format: Format) -> Result<()> {
-    match args.name.as_deref() {
-        None => list(format),
-        Some("all") => all(args, format),
-        Some(name) => one(find(name)?, args, format),
+    match &args.what {
+        None | Some(LabVerb::List) => list(format),
+        Some(LabVerb::All(size)) => {
+            let setup = Setup { seed: size.seed, quick: size.quick, ..Setup::default() };
+            several(EXPERIMENTS.iter(), &setup, &size.show, format)
+        }
+        Some(LabVerb::Run(args)) => match args.names.as_slice() {
+            [name] => one(find(name)?, args, format),
+            names => {
+                let found = names.iter().map(|name| find(name)).collect::<Result<Vec<_>, _>>()?;
+                several(found.into_iter(), &setup(args), &args.size.show, format)
+            }
+        },
     }
 }
 
@@ -75,13 +126,13 @@ fn list(format: Format) -> Result<()> {
     if format == Format::Text {
         writeln!(
             out,
-            "\nregard lab NAME runs one, regard lab all runs all; --quick takes seconds"
+            "\nregard lab run NAME runs one, regard lab all runs all; --quick takes seconds"
         )?;
     }
     Ok(())
 }
 
-fn setup(args: &LabArgs) -> Setup {
+fn setup(args: &RunArgs) -> Setup {
     let all = [
         ("dim", args.dim),
         ("heads", args.heads),
@@ -91,8 +142,8 @@ fn setup(args: &LabArgs) -> Setup {
     ];
     let given = all.into_iter().filter_map(|(name, value)| Some((name.to_string(), value?)));
     Setup {
-        seed: args.seed,
-        quick: args.quick,
+        seed: args.size.seed,
+        quick: args.size.quick,
         knobs: given.collect(),
         broken: args.broken.clone(),
     }
@@ -109,8 +160,9 @@ fn measured(experiment: &Experiment, setup: &Setup) -> Result<(Report, f64)> {
     Ok((report, start.elapsed().as_secs_f64()))
 }
 
-fn one(experiment: &Experiment, args: &LabArgs, format: Format) -> Result<()> {
-    let target = Target::of(args.show.out.as_deref())?;
+fn one(experiment: &Experiment, args: &RunArgs, format: Format) -> Result<()> {
+    let picture = &args.size.show;
+    let target = Target::of(picture.out.as_deref())?;
     if format == Format::Json && target != Target::Terminal {
         bail!(
             "--out and --format json: give one, or run all: regard lab all --out DIR --format json"
@@ -123,11 +175,11 @@ fn one(experiment: &Experiment, args: &LabArgs, format: Format) -> Result<()> {
         return failed(&[(experiment, report)]);
     }
     tell(experiment, &setup, &report)?;
-    if let (Target::Html, Some(path)) = (target, &args.show.out) {
+    if let (Target::Html, Some(path)) = (target, &picture.out) {
         write_atomically(path, page(experiment, &setup, &report).as_bytes())?;
         told(path)?;
     } else {
-        show(&report.picture.scene(&style(&args.show, target)), &args.show, target)?;
+        show(&report.picture.scene(&style(picture, target)), picture, target)?;
     }
     let mut out = std::io::stdout().lock();
     wrapped(&mut out, &report.caption, 0)?;
@@ -136,32 +188,33 @@ fn one(experiment: &Experiment, args: &LabArgs, format: Format) -> Result<()> {
         writeln!(out, "  {command}")?;
     }
     for b in experiment.breaks {
-        writeln!(out, "  regard lab {} --inject {}   # {}", experiment.name, b.name, b.what)?;
+        writeln!(out, "  regard lab run {} --inject {}   # {}", experiment.name, b.name, b.what)?;
     }
     drop(out);
     failed(&[(experiment, report)])
 }
 
-/// All of them, a line each; with `--out DIR` their pictures too.
-fn all(args: &LabArgs, format: Format) -> Result<()> {
-    let setup = setup(args);
-    if !setup.knobs.is_empty() || setup.broken.is_some() {
-        bail!("all: --seed and --quick are for all experiments; give other flags to one of them");
-    }
+/// Several, a line each; with `--out DIR` their pictures too.
+fn several(
+    experiments: impl Iterator<Item = &'static Experiment>,
+    setup: &Setup,
+    picture: &ShowArgs,
+    format: Format,
+) -> Result<()> {
     let mut reports = Vec::new();
-    for experiment in &EXPERIMENTS {
-        let (report, seconds) = measured(experiment, &setup)?;
+    for experiment in experiments {
+        let (report, seconds) = measured(experiment, setup)?;
         let mut out = std::io::stdout().lock();
         match format {
-            Format::Json => writeln!(out, "{}", line(experiment, &setup, &report, seconds))?,
+            Format::Json => writeln!(out, "{}", line(experiment, setup, &report, seconds))?,
             Format::Text => {
-                let told = verdict(&report, &setup, seconds);
+                let told = verdict(&report, setup, seconds);
                 writeln!(out, "{:4} {:10} {told}", experiment.id, experiment.name)?;
             }
         }
         drop(out);
-        if let Some(folder) = &args.show.out {
-            write(folder, experiment, &report, args)?;
+        if let Some(folder) = &picture.out {
+            write(folder, experiment, &report, picture)?;
         }
         reports.push((experiment, report));
     }
@@ -169,9 +222,9 @@ fn all(args: &LabArgs, format: Format) -> Result<()> {
 }
 
 /// The picture of an experiment into a folder.
-fn write(folder: &Path, experiment: &Experiment, report: &Report, args: &LabArgs) -> Result<()> {
+fn write(folder: &Path, experiment: &Experiment, report: &Report, args: &ShowArgs) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    let scene = report.picture.scene(&style(&args.show, Target::Svg));
+    let scene = report.picture.scene(&style(args, Target::Svg));
     let path = folder.join(format!("{}.svg", experiment.name));
     Ok(write_atomically(&path, svg(&scene).as_bytes())?)
 }

@@ -33,6 +33,7 @@ mod train;
 use anyhow::{Context, Result};
 use args::{Args, BenchVerb, Verb};
 use clap::{CommandFactory, Parser};
+use regard::Machine;
 use std::ffi::OsString;
 use std::io::Write;
 
@@ -43,7 +44,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         // Help and versions come this way too. Where nobody reads them, nothing is left to tell.
         Err(error) => {
             match args::feature_of(&error) {
-                Some((verb, feature)) => say::say(format_args!(
+                Some((verb, feature)) => say::error(format_args!(
                     "error: {verb}: this program was built without it; {}",
                     args::remedy(feature)
                 )),
@@ -52,19 +53,23 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(error.exit_code()).unwrap_or(status::FAILURE);
         }
     };
-    match run_verb(args) {
+    say::set_level(args.quiet, args.verbose);
+    let threads = args.verb.threads();
+    match job::on_threads(threads, |name| std::env::var(name).ok(), || run_verb(args)) {
         Ok(()) => 0,
-        // Whoever read us has seen enough, as in `regard bench --list | head -1`.
+        // Whoever read us has seen enough, as in `regard bench list | head -1`.
         Err(error) if is_broken_pipe(&error) => 0,
         Err(error) => {
-            say::say(format_args!("error: {error:#}"));
+            say::error(format_args!("error: {}", chain(&error)));
             if error.is::<status::Negative>() { status::NEGATIVE } else { status::FAILURE }
         }
     }
 }
 
-fn run_verb(Args { verb, format }: Args) -> Result<()> {
-    job::start_threads(|name| std::env::var(name).ok())?;
+fn run_verb(Args { verb, format, .. }: Args) -> Result<()> {
+    let Machine { isa, threads, .. } = Machine::detect();
+    let version = env!("CARGO_PKG_VERSION");
+    say::detail(format_args!("regard {version}, {}, {threads} threads", isa.name()));
     match verb {
         Verb::Info => info::run(format),
         Verb::Completions { shell } => {
@@ -77,17 +82,14 @@ fn run_verb(Args { verb, format }: Args) -> Result<()> {
             .with_context(|| dir.display().to_string()),
         Verb::Plan(args) => plan::run(job::plan(*args)?, format),
         Verb::Steps(args) => steps::run(&job::steps(*args, format)?, format),
-        Verb::Check => check::run(format),
+        Verb::Check(_) => check::run(format),
         Verb::Look(args) => look::run(&args, format),
         Verb::Stats(args) => stats::run(&args, format),
         Verb::Audit(args) => audit::run(&args, format),
         Verb::Diff(args) => diff::run(&args, format),
-        Verb::Bench(args) => match args.what {
-            Some(BenchVerb::Suite(suite)) if suite.list => bench::list_suite(suite.case.as_deref()),
-            Some(BenchVerb::Suite(suite)) => bench::run(job::bench_suite(suite)?, format),
-            None if args.list => bench::list(format),
-            None => bench::run(job::bench(args)?, format),
-        },
+        Verb::Bench(BenchVerb::List(args)) => bench::list(&args, format),
+        Verb::Bench(BenchVerb::Run(args)) => bench::run(job::bench(*args)?, format),
+        Verb::Bench(BenchVerb::Suite(args)) => bench::run(job::bench_suite(args)?, format),
         #[cfg(feature = "models")]
         Verb::Models(verb) => models::run(&verb, format),
         #[cfg(feature = "train")]
@@ -97,7 +99,32 @@ fn run_verb(Args { verb, format }: Args) -> Result<()> {
     }
 }
 
+/// An error and its causes. A message that already contains that of its cause is not followed by it.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<std::io::Error>();
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_are_told_once() {
+        let cause = anyhow::anyhow!("no room").context("writing a.txt: no room").context("--out");
+        assert_eq!(chain(&cause), "--out: writing a.txt: no room");
+        assert_eq!(chain(&anyhow::anyhow!("no room").context("a.txt")), "a.txt: no room");
+    }
 }

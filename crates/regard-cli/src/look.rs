@@ -24,7 +24,7 @@ pub(crate) fn run(args: &LookArgs, format: Format) -> Result<()> {
     let target = Target::of(args.show.out.as_deref())?;
     check(args, target, format)?;
     let trace = source::read(&args.source)?;
-    let machine = source::machine(args.source.threads);
+    let machine = Machine::detect();
     let sites = chosen(&trace, args)?;
     let first = trace.sites().iter().position(|site| *site == sites[0]).unwrap_or(0);
     if args.serve {
@@ -123,7 +123,10 @@ fn scene(
         }
         return Ok(grid(&trace.title, &items, &style));
     }
-    let map = map(trace, machine, args, (&sites[0], CELLS))?;
+    let mut map = map(trace, machine, args, (&sites[0], CELLS))?;
+    if view == ViewArg::Alignment {
+        label_by_output(trace, &sites[0], &mut map)?;
+    }
     style.scale = if args.log { Scale::Log { decades: DECADES } } else { Scale::up_to(&map) };
     let map = Map { title: format!("{}: {}", trace.title, map.title), ..map };
     Ok(match view {
@@ -132,6 +135,19 @@ fn scene(
         ViewArg::Heat | ViewArg::Grid => heat(&map, &style),
         ViewArg::Zoom => bail!("--view zoom needs --out FILE.html or --serve"),
     })
+}
+
+/// Labels the rows of cross-attention with the token that each writes: the one after the token that it reads. An alignment is between what
+/// is written and what it was written from, as `translate --alignment` prints it.
+fn label_by_output(trace: &Trace, site: &Site, map: &mut Map) -> Result<()> {
+    let tokens = trace.labels(&trace.layer(site)?.rows);
+    let each = map.rows.labels.len() == map.rows.positions.len();
+    if site.kind == "cross" && each {
+        let rows = trace.layer(site)?.seen.size()[0];
+        let label = |row| if row + 1 < rows { tokens.label(row + 1) } else { "(end)".into() };
+        map.rows.labels = map.rows.positions.clone().map(label).collect();
+    }
+    Ok(())
 }
 
 /// One object for each head: its weights, as many as a picture shows.

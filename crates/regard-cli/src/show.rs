@@ -1,7 +1,7 @@
 //! Pictures to where they are wanted: the terminal, or a file.
 
 use crate::args::{ShowArgs, ThemeArg};
-use crate::say::say;
+use crate::say::{self, say};
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use regard_scope::render::{Depth, Fonts, svg, term};
@@ -92,7 +92,7 @@ pub(crate) fn told(path: &Path) -> Result<()> {
 
 /// A line that tells how far long work is; on a terminal only.
 pub(crate) fn progress(what: &str) -> Result<impl FnMut(usize, usize)> {
-    let bar = ProgressBar::new(1);
+    let bar = say::bar(ProgressBar::new(1));
     bar.set_style(ProgressStyle::with_template("{msg} {pos}/{len} [{elapsed}, {eta} left]")?);
     bar.set_message(what.to_string());
     Ok(move |done: usize, all: usize| {

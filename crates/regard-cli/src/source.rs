@@ -3,21 +3,17 @@
 use crate::args::SourceArgs;
 #[cfg(feature = "models")]
 use crate::models::look;
+use crate::say;
 use crate::text;
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard::Machine;
-use regard_scope::{Inputs, Labels, Layer, Seen, Trace, parse_mask, printable, read_npy};
+use regard_scope::{Inputs, Labels, Layer, Seen, Trace, parse_mask, read_npy};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 use std::time::Duration;
-
-/// This machine, on so many threads.
-pub(crate) fn machine(threads: Option<usize>) -> Machine {
-    threads.map_or_else(Machine::detect, |threads| Machine::detect().threads(threads))
-}
 
 /// Reads a trace, or makes one.
 pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
@@ -34,7 +30,7 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
             if let Some(flag) = flag_of_arrays(args) {
                 bail!("{flag}: only for .npy files; a trace contains it");
             }
-            read_trace(trace, machine(args.threads))
+            read_trace(trace)
         }
         [q, k] if has_ending(q, "npy") && has_ending(k, "npy") => of_arrays(q, k, args),
         [model, text] if !has_ending(model, "npy") => {
@@ -54,7 +50,7 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
 fn look(model: &Path, _: &str, _: Option<&str>) -> Result<Trace> {
     bail!(
         "{}: a model and a text: this program was built without models; {}",
-        printable(&model.display().to_string()),
+        model.display(),
         crate::args::remedy("models")
     )
 }
@@ -71,8 +67,8 @@ fn flag_of_arrays(args: &SourceArgs) -> Option<&'static str> {
 }
 
 /// Reads a trace.
-pub(crate) fn read_trace(path: &Path, machine: Machine) -> Result<Trace> {
-    let trace = Trace::load(path, machine).map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
+pub(crate) fn read_trace(path: &Path) -> Result<Trace> {
+    let trace = Trace::load(path, Machine::detect())?;
     if trace.layers.is_empty() {
         bail!("{}: the trace holds no layers", path.display());
     }
@@ -91,9 +87,10 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
     let scale = args.scale;
     let heads = Inputs { q, k, lse: Vec::new(), q_shape, k_shape, mask, scale, softcap: None };
     // Draws on a terminal only.
-    let busy = ProgressBar::new_spinner().with_message(format!("lse of {} queries", q_shape[1]));
+    let busy = say::bar(ProgressBar::new_spinner());
+    busy.set_message(format!("lse of {} queries", q_shape[1]));
     busy.enable_steady_tick(Duration::from_millis(100));
-    let heads = heads.with_lse(machine(args.threads))?;
+    let heads = heads.with_lse(Machine::detect())?;
     busy.finish_and_clear();
     let q_labels = args.q_labels.as_deref().map(words).transpose()?;
     let k_labels = args.k_labels.as_deref().map(words).transpose()?;

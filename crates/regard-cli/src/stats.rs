@@ -4,13 +4,14 @@ use crate::args::{Format, StatsArgs};
 use crate::show::{Target, progress, show, style};
 use crate::source;
 use anyhow::{Result, bail};
+use regard::Machine;
 use regard_scope::{HeadStats, Scale, printable, stats, table};
 use std::io::Write;
 
 pub(crate) fn run(args: &StatsArgs, format: Format) -> Result<()> {
     let target = Target::of(args.show.out.as_deref())?;
     let trace = source::read(&args.source)?;
-    let all = stats(&trace, source::machine(args.source.threads), &mut progress("layers")?)?;
+    let all = stats(&trace, Machine::detect(), &mut progress("layers")?)?;
     if let Some(name) = args.view.as_ref().filter(|_| format == Format::Text) {
         let kinds = trace.kinds();
         if args.show.out.is_some() && kinds.len() > 1 {

@@ -13,6 +13,14 @@ pub(crate) const FAILURE: u8 = 3;
 pub(crate) const HELP: &str = "Exit status: 0 success; 1 the command ran and the result is negative (check, lab); \
 2 invalid arguments; 3 failure";
 
+/// The same for the long help, after examples.
+pub(crate) const LONG_HELP: &str = "Examples:
+  regard info
+  regard look zh-en 好久不见
+  regard help bench run
+
+Exit status: 0 success; 1 the command ran and the result is negative (check, lab); 2 invalid arguments; 3 failure";
+
 /// The error of a command that ran to its end with a negative result.
 #[derive(Debug)]
 pub(crate) struct Negative(pub(crate) String);

@@ -5,6 +5,21 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+/// What an argument that is a text may be, and its default: the help of every one.
+macro_rules! a_text {
+    ($what:literal) => {
+        $crate::text::a_text!($what, "")
+    };
+    ($what:literal, $default:literal) => {
+        concat!(
+            $what,
+            ": a text, @FILE for the text of a file, or - for standard input; at most 1 MiB",
+            $default
+        )
+    };
+}
+pub(crate) use a_text;
+
 /// Bytes of a file of words, one a line: some tens of millions.
 pub(crate) const WORDS: u64 = 1 << 28;
 

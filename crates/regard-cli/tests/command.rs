@@ -1,7 +1,8 @@
 //! What a user can type, and what they see.
 
 use serde_json::Value;
-use std::process::{Command, Output};
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
 
 fn regard(args: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_regard")).args(args.split('+')).output().expect("it starts")
@@ -100,10 +101,11 @@ fn steps_are_shown_with_their_shapes() {
 
 #[test]
 fn bench_lists_its_cases() {
-    let text = told("bench+--list");
+    let text = told("bench+list");
     assert!(text.contains("prefill-f32-n2048-d64-causal\n"), "{text}");
-    assert!(json("bench+--list+--format+json").iter().any(|line| line["default"] == false));
-    let suite = told("bench+suite+--list");
+    assert!(json("bench+list+--format+json").iter().any(|line| line["default"] == false));
+    assert!(told("bench+list+--case+lsh-*").lines().all(|line| line.starts_with("lsh-")));
+    let suite = told("bench+list+--suite");
     assert!(
         suite.contains("decode-bf16-n8192-d128-b16-shared\n") && suite.contains("model-"),
         "{suite}"
@@ -133,7 +135,8 @@ fn a_suite_goes_on_where_it_was_stopped() {
 #[test]
 fn bench_measures_a_case() {
     for name in ["prefill-f32-n16-d8-h1-causal", "decode-f32-n64-d16", "short-f64-n8-d8-padding"] {
-        let lines = json(&format!("bench+--case+{name}+--seconds+0.1+--threads+1,2+--format+json"));
+        let lines =
+            json(&format!("bench+run+--case+{name}+--seconds+0.1+--threads+1,2+--format+json"));
         assert_eq!(lines.len(), 2);
         for (line, threads) in lines.iter().zip([1, 2]) {
             assert_eq!((&line["case"], &line["threads"]), (&Value::from(name), &threads.into()));
@@ -149,7 +152,7 @@ fn bench_measures_a_case() {
             assert!(line["peak_rss_mb"].is_number(), "{line}");
         }
     }
-    let text = told("bench+--case+prefill-f32-n16-d8-h1+--seconds+0.01+--isa+portable");
+    let text = told("bench+run+--case+prefill-f32-n16-d8-h1+--seconds+0.01+--isa+portable");
     assert!(text.contains("of the roofline") && text.contains("Medians"), "{text}");
 }
 
@@ -173,27 +176,47 @@ fn mistakes_are_named_with_their_remedy() {
         ("steps+--keys+40", vec!["--keys 40", "--format json"]),
         ("steps+--queries+9999+--format+json", vec!["--queries 9999", "give less"]),
         ("steps+--normalizer+topp", vec!["--normalizer", "top{K}"]),
-        ("bench+--case+nothing*", vec!["--case nothing*", "--list"]),
-        ("bench+--case+prefill-f32-n8", vec!["--case", "d{features} is missing"]),
-        ("bench+--case+prefill-f32-n8-d8-frob", vec!["--case", "`frob`", "longformer{window}"]),
+        ("bench+run+--case+nothing*", vec!["--case nothing*", "bench list"]),
+        ("bench+run+--case+prefill-f32-n8", vec!["--case", "d{features} is missing"]),
+        ("bench+run+--case+prefill-f32-n8-d8-frob", vec!["--case", "`frob`", "longformer{window}"]),
         (
-            "bench+--case+prefill-f32-n1000000000000-d64",
+            "bench+run+--case+prefill-f32-n1000000000000-d64",
             vec!["--case", "at least", "give fewer keys"],
         ),
-        ("bench+--case+prefill-f32-n1-d1-b1000000000000-padding", vec!["--case", "at least"]),
-        ("bench+--case+prefill-f32-n1000000-d1-h1-bool", vec!["--case", "at least 1000"]),
-        ("bench+--case+prefill-f32-n1-d10000000-additive", vec!["--case", "at least"]),
-        ("bench+--case+linear-f32-n1-d64-random1000000000000", vec!["--case", "at least"]),
-        ("bench+--threads+1,100000", vec!["--threads", "1 to 1024"]),
-        ("bench+--seconds+0", vec!["--seconds 0", "above 0"]),
-        ("bench+--python+python3", vec!["--against"]),
+        ("bench+run+--case+prefill-f32-n1-d1-b1000000000000-padding", vec!["--case", "at least"]),
+        ("bench+run+--case+prefill-f32-n1000000-d1-h1-bool", vec!["--case", "at least 1000"]),
+        ("bench+run+--case+prefill-f32-n1-d10000000-additive", vec!["--case", "at least"]),
+        ("bench+run+--case+linear-f32-n1-d64-random1000000000000", vec!["--case", "at least"]),
+        ("bench+run+--threads+1,100000", vec!["--threads", "1 to 1024"]),
+        ("bench+run+--seconds+0", vec!["--seconds 0", "above 0"]),
+        ("bench+run+--python+python3", vec!["--against"]),
         (
-            "bench+--against+torch+--python+/no/python",
+            "bench+run+--against+torch+--python+/no/python",
             vec!["--python /no/python", "bench/environment"],
         ),
-        ("bench+--against+torch+--python+true", vec!["--python true", "bench/environment"]),
+        ("bench+run+--against+torch+--python+true", vec!["--python true", "bench/environment"]),
         ("bench+suite", vec!["--out"]),
-        ("bench+suite+--list+--case+none*", vec!["--case none*", "suite --list"]),
+        ("bench+list+--suite+--case+none*", vec!["--case none*", "list --suite"]),
+        ("bench+list+--case+none*", vec!["--case none*", "bench list"]),
+        ("bench", vec!["list", "run", "suite"]),
+        ("lab+run", vec!["<NAME>"]),
+        ("lab+run+scalng", vec!["scalng", "scaling"]),
+        ("models+get+gpt5", vec!["gpt5: unknown model", "smollm2"]),
+        ("models+rm+gpt5", vec!["gpt5: unknown model", "smollm2"]),
+        ("models+path+zh-en", vec!["zh-en: part of the program"]),
+        (
+            "generate+gpt5",
+            vec!["gpt5: no file or folder", "zh-en, smollm2", "regard models get NAME"],
+        ),
+        ("generate+zh-en+--seed+3", vec!["--temperature <X>|--top-k <N>|--top-p <P>"]),
+        ("translate+zh-en+hi+--seed+3+--num-beams+2", vec!["--temperature"]),
+        ("translate+zh-en+-+-", vec!["standard input can be read only once"]),
+        ("look+zh-en+-+--target+-", vec!["standard input can be read only once"]),
+        ("translate+zh-en+@/no/file", vec!["/no/file: No such file"]),
+        ("generate+zh-en+--chat+hi", vec!["zh-en: the model has no chat template"]),
+        ("generate+zh-en+--system+hi", vec!["--chat"]),
+        ("info+-q+-v", vec!["--quiet", "--verbose"]),
+        ("data+get+wmt", vec!["wmt: unknown data set", "tatoeba-zh-en"]),
         ("bench+suite+--out+/no/folder/file", vec!["--out /no/folder/file"]),
         ("frob", vec!["frob", "--help"]),
     ] {
@@ -223,6 +246,72 @@ fn threads_are_limited_by_name() {
     }
 }
 
+/// What the command says with this environment and input.
+fn told_with(args: &str, (name, value): (&str, &str), input: &str) -> [String; 2] {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
+    command.args(args.split('+')).env(name, value).stdin(Stdio::piped());
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(input.as_bytes()).expect("it reads");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+    [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).expect("text"))
+}
+
+#[test]
+fn threads_are_those_that_were_asked_for() {
+    let threads = |args: &str, number: &str| {
+        let [out, _] = told_with(args, ("RAYON_NUM_THREADS", number), "");
+        let line: Value = serde_json::from_str(&out).unwrap();
+        let plan = line["plan"].as_str().unwrap();
+        plan.split(' ').find_map(|word| word.strip_prefix('t')?.parse::<usize>().ok()).unwrap()
+    };
+    for n in [1, 3] {
+        assert_eq!(threads("info+--format+json", &n.to_string()), n);
+        assert_eq!(threads(&format!("plan+-t+{n}+--format+json"), "2"), n);
+    }
+    // An option counts more than the environment, even one that is refused alone.
+    assert_eq!(threads("plan+-t+2+--format+json", "99999"), 2);
+    let [_, said] = told_with("stats+zh-en+好久不见+-v+-t+3", ("NO_COLOR", "1"), "");
+    assert!(said.contains(", 3 threads\n"), "{said}");
+}
+
+#[test]
+fn texts_are_typed_read_from_a_file_or_from_the_standard_input() {
+    let path = std::env::temp_dir().join(format!("regard-text-{}.txt", std::process::id()));
+    std::fs::write(&path, "好久不见\n").unwrap();
+    let translated = |text: &str, input: &str| {
+        told_with(&format!("translate+zh-en+{text}+--format+json"), ("NO_COLOR", "1"), input)[0]
+            .clone()
+    };
+    let typed = translated("好久不见", "");
+    assert!(typed.contains("Long time, no see."), "{typed}");
+    assert_eq!(typed, translated(&format!("@{}", path.display()), ""));
+    assert_eq!(typed, translated("-", "好久不见\r\n"));
+    let looked =
+        |text: &str, input| told_with(&format!("stats+zh-en+{text}"), ("NO_COLOR", "1"), input);
+    assert_eq!(looked("好久不见", ""), looked("-", "好久不见\n"));
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn an_alignment_is_labelled_with_the_words_that_are_written() {
+    let picture = told("look+zh-en+好久不见+--view+alignment+--kind+cross+--layer+0+--head+0");
+    assert!(picture.contains("(end)") && picture.contains("time"), "{picture}");
+    let heat = told("look+zh-en+好久不见+--view+heat+--kind+cross+--layer+0+--head+0");
+    assert!(!heat.contains("(end)"), "{heat}");
+}
+
+#[test]
+fn quiet_tells_results_alone_and_verbose_tells_more() {
+    let [_, said] = told_with("translate+zh-en+好久不见+-v", ("NO_COLOR", "1"), "");
+    assert!(said.starts_with("regard 0."), "{said}");
+    let [_, said] = told_with("translate+zh-en+好久不见+-q", ("NO_COLOR", "1"), "");
+    assert!(said.is_empty(), "{said}");
+}
+
 /// What a plan holds does not grow with the sequence.
 #[test]
 fn a_plan_of_any_length_takes_no_memory_for_it() {
@@ -243,12 +332,12 @@ fn no_code_of_the_working_directory_is_run() {
     let sh = Command::new("chmod").args(["+x", "python"]).current_dir(&folder).status();
     assert!(sh.expect("it starts").success());
     for (args, part) in [
-        ("models --get e2k", "-m pip download"),
-        ("models --get e2k --python ./python", "-m pip download"),
+        ("models get e2k", "-m pip download"),
+        ("models get e2k --python ./python", "-m pip download"),
         // The last word is of a Python that has a torch of its own.
-        ("bench --case prefill-f32-n1-d1 --seconds 0.01 --against torch", "torch"),
+        ("bench run --case prefill-f32-n1-d1 --seconds 0.01 --against torch", "torch"),
         (
-            "bench --case prefill-f32-n1-d1 --seconds 0.01 --against torch --python ./python",
+            "bench run --case prefill-f32-n1-d1 --seconds 0.01 --against torch --python ./python",
             "torch",
         ),
     ] {
@@ -274,25 +363,57 @@ fn the_lab_lists_its_experiments_runs_one_and_tells_by_its_status_whether_it_hol
     assert!(text.contains("E1   scaling") && text.contains("E11  learning"), "{text}");
     let all = json("lab+--format+json");
     assert_eq!((all.len(), all[10]["id"].as_str()), (11, Some("E11")));
-    let text = told("lab+scaling+--quick");
+    let text = told("lab+run+scaling+--quick");
     for part in ["predicted", "variance of q . k, d = 4", "holds: ", "--inject wrong-scale"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-    let line = &json("lab+e1+--quick+--format+json")[0];
+    let line = &json("lab+run+e1+--quick+--format+json")[0];
     assert_eq!(line["holds"], true);
-    let broken = regard("lab+scaling+--quick+--inject+wrong-scale");
+    let broken = regard("lab+run+scaling+--quick+--inject+wrong-scale");
     assert_eq!(broken.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&broken.stdout).contains("DOES NOT HOLD"));
-    let wrong = regard("lab+scaling+--heads+2");
+    let wrong = regard("lab+run+scaling+--heads+2");
     let told = String::from_utf8_lossy(&wrong.stderr).into_owned();
     assert!(told.contains("there are dim, samples"), "{told}");
 }
 
 #[test]
+fn several_experiments_are_a_line_each() {
+    let lines = json("lab+run+scaling+order+--quick+--format+json");
+    assert_eq!((&lines[0]["name"], &lines[1]["name"]), (&"scaling".into(), &"order".into()));
+}
+
+#[test]
+fn models_and_data_sets_are_listed_with_how_to_get_them() {
+    let cache = std::env::temp_dir().join(format!("regard-cache-{}", std::process::id()));
+    let regard = |args: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_regard"));
+        let output = command.args(args.split('+')).env("REGARD_CACHE", &cache).output().unwrap();
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat()
+    };
+    let list = regard("models+list");
+    assert!(
+        list == regard("models") && list.contains("to get it: regard models get e2k"),
+        "{list}"
+    );
+    let none = regard("models+path+e2k");
+    assert!(none.contains("e2k is not installed; to get it: regard models get e2k"), "{none}");
+    let none = regard("generate+aren");
+    assert!(none.contains("aren is not installed; to get it: copy it from"), "{none}");
+    assert!(regard("models+rm+e2k").contains("e2k is not installed"));
+    let (list, there) = (regard("data"), regard("data+get+multi30k-ende"));
+    for part in ["tatoeba-tiny", "CC BY 2.0 FR", "zh-de-en-gpt", "data/get-multi30k"] {
+        assert!(list.contains(part), "{part}: {list}");
+    }
+    // Tests run in the folder of the crate, which has no data.
+    assert!(there.contains("data/multi30k-ende is not here") && there.contains("get-multi30k"));
+}
+
+#[test]
 fn an_experiment_becomes_a_page() {
     let path = std::env::temp_dir().join(format!("regard-lab-{}.html", std::process::id()));
-    told(&format!("lab+scaling+--quick+--out+{}", path.display()));
+    told(&format!("lab+run+scaling+--quick+--out+{}", path.display()));
     let page = std::fs::read_to_string(&path).expect("a page");
     assert!(page.contains("<svg") && page.contains("It holds."), "{page}");
     std::fs::remove_file(path).expect("it was there");

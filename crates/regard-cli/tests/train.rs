@@ -69,7 +69,15 @@ fn a_run_outlives_its_log() {
     let toy = toy("log");
     let run = |name: &str| toy.with_file_name(name);
     let model = |name: &str| std::fs::read(run(name).join("model/model.safetensors")).unwrap();
-    assert!(toy_run(&toy, &run("heard")).stderr(Stdio::null()).status().unwrap().success());
+    let heard = toy_run(&toy, &run("heard")).output().unwrap();
+    let log = String::from_utf8_lossy(&heard.stderr).into_owned();
+    assert!(heard.status.success() && log.contains("step 40/40"), "{log}");
+    assert!(
+        log.contains("warning: the warm-up of 400 steps is longer than the run of 40"),
+        "{log}"
+    );
+    let quiet = toy_run(&toy, &run("quiet")).arg("-q").output().unwrap();
+    assert!(quiet.status.success() && quiet.stderr.is_empty(), "{quiet:?}");
     assert!(toy_run(&toy, &run("full")).stderr(full()).status().unwrap().success());
     let mut child = toy_run(&toy, &run("left")).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stderr.take());
@@ -233,8 +241,11 @@ fn twenty_sentences_are_learned_by_heart() {
     assert!(begun(&data, &out, &[]).status().unwrap().success());
     let (model, test) = (out.join("model"), data.join("tiny2k.zh-en.tsv.gz"));
     let [model, test] = [&model, &test].map(|path| path.to_str().unwrap());
-    let score = regard(&["eval", model, "--test", test, "--limit", "21", "--format", "json"]);
+    let (file, limits) = (out.join("lines.txt"), ["--limit", "21", "-n", "64", "-t", "2"]);
+    let judged = ["eval", model, "--test", test, "--format", "json", "-o", file.to_str().unwrap()];
+    let score = regard(&[&judged[..], &limits].concat());
     let score: Value = serde_json::from_str(&said(&score)).unwrap();
+    assert_eq!(std::fs::read_to_string(&file).unwrap().lines().count(), 21);
     assert!(score["bleu"].as_f64().unwrap() > 95.0, "{score}");
 
     // Each of the 20 sentences, to any of the translations that it has.
@@ -329,7 +340,8 @@ fn safetensors_is_whole(bytes: &[u8]) {
 fn a_signal_leaves_a_checkpoint_and_settings_say_what_is_wrong() {
     let data = data();
     let out = scratch("signal");
-    let child = begun(&data, &out, &["--set", "training.epochs=100000"]).spawn().unwrap();
+    let mut child = begun(&data, &out, &["--set", "training.epochs=100000"]);
+    let child = child.stderr(Stdio::piped()).spawn().unwrap();
     let last = out.join("last.safetensors");
     while !last.exists() {
         std::thread::sleep(Duration::from_millis(20));
@@ -339,6 +351,9 @@ fn a_signal_leaves_a_checkpoint_and_settings_say_what_is_wrong() {
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let resume = format!("resume with: regard train --resume {}\n", out.display());
+    assert!(told.ends_with(&resume), "{told}");
     // What the checkpoint says of itself: it is of a step after the first, and of all metrics.
     let progress = progress(&out);
     let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();

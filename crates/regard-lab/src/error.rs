@@ -58,7 +58,19 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+/// A message contains that of its source.
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Attention(error) => Some(error),
+            Self::Burn(error) => Some(error),
+            Self::Model(error) => Some(error),
+            Self::Train(error) => Some(error),
+            Self::Scope(error) => Some(error),
+            _ => None,
+        }
+    }
+}
 
 impl From<regard::Error> for Error {
     fn from(error: regard::Error) -> Self {

@@ -32,7 +32,7 @@ pub fn page(experiment: &Experiment, setup: &Setup, report: &Report) -> String {
     }
     let broken = experiment.breaks.iter().map(|b| {
         format!(
-            "<li><code>regard lab {} --inject {}</code>: {}</li>",
+            "<li><code>regard lab run {} --inject {}</code>: {}</li>",
             experiment.name,
             b.name,
             escaped(b.what)

@@ -131,7 +131,16 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+/// A message contains that of its source.
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Layer(error) => Some(error),
+            Self::Generate(error) => Some(error),
+            _ => None,
+        }
+    }
+}
 
 impl From<regard_burn::Error> for Error {
     fn from(error: regard_burn::Error) -> Self {

@@ -3,7 +3,7 @@
 use crate::bert::{Bert, Sentences};
 use crate::e2k::E2k;
 use crate::error::Error;
-use crate::files::{Architecture, Config, ModelFiles, Tokens, fits};
+use crate::files::{Architecture, Config, Message, ModelFiles, Tokens, fits};
 use crate::generate::{Decoder, Ended, Generated, Search, Stop, generate};
 use crate::gpt::Gpt;
 use crate::han::{Han, HanWeights};
@@ -128,6 +128,21 @@ impl Model {
     #[must_use]
     pub fn tokens(&self) -> &Tokens {
         &self.tokens
+    }
+
+    /// The prompt that asks for an answer to a conversation, by the chat template that comes with the model.
+    pub fn chat(&self, messages: &[Message]) -> Result<String, Error> {
+        let Some(chat) = self.tokens.chat() else {
+            let why = "the model has no chat template; give a prompt";
+            return Err(Error::Tokens { what: self.title.clone(), why: why.into() });
+        };
+        let mut chat = chat.clone();
+        // What the vocabulary puts before every text would be there twice.
+        let begins = self.tokens.encode("")?;
+        if begins.first().is_some_and(|first| self.tokens.id(&chat.bos) == Some(*first)) {
+            chat.bos.clear();
+        }
+        chat.render(messages)
     }
 
     fn refuse<T>(&self, what: &str, who: &str) -> Result<T, Error> {

@@ -57,7 +57,16 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+/// A message contains that of its source.
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Mask(error) => Some(error),
+            Self::Engine(error) => Some(error),
+            _ => None,
+        }
+    }
+}
 
 impl From<regard::Error> for Error {
     fn from(error: regard::Error) -> Self {

@@ -77,7 +77,16 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+/// A message contains that of its source.
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Model(error) => Some(error),
+            Self::Layer(error) => Some(error),
+            _ => None,
+        }
+    }
+}
 
 impl From<regard_models::Error> for Error {
     fn from(error: regard_models::Error) -> Self {

@@ -112,7 +112,7 @@ pub(crate) fn choose(pattern: Option<&str>) -> Result<Vec<Case>> {
     }
     let found: Vec<_> = listed().into_iter().filter(|c| matches(pattern, &c.name)).collect();
     if found.is_empty() {
-        bail!("--case {pattern}: no listed case matches; see them with `regard bench --list`");
+        bail!("--case {pattern}: no listed case matches; see them with `regard bench list`");
     }
     found.iter().map(|c| Case::parse(&c.name)).collect()
 }
@@ -170,7 +170,7 @@ mod tests {
         }
         assert_eq!(choose(Some("prefill-f32*n2048-d64-causal")).unwrap().len(), 1);
         assert_eq!(choose(Some("prefill-f32-n3-d5-h1")).unwrap()[0].dims.k_len, 3);
-        assert!(choose(Some("z*")).unwrap_err().to_string().contains("--list"));
+        assert!(choose(Some("z*")).unwrap_err().to_string().contains("bench list"));
         assert!(choose(Some("prefill")).unwrap_err().to_string().contains("--case prefill"));
         let slow = listed().iter().filter(|c| c.slow).count();
         assert_eq!(choose(None).unwrap().len() + slow, choose(Some("*")).unwrap().len());

@@ -21,8 +21,9 @@ mod spread;
 mod suite;
 mod whole;
 
-use crate::args::{Dtype, Format};
+use crate::args::{BenchListArgs, Dtype, Format};
 use crate::job::BenchJob;
+use crate::say;
 use anyhow::{Context, Result, bail};
 use baseline::Baseline;
 pub(crate) use baseline::Engine;
@@ -83,7 +84,7 @@ pub(crate) fn run(mut job: BenchJob, format: Format) -> Result<()> {
     for one in &baselines {
         match one.error() {
             // A suite goes on without, and its record says why.
-            Some(why) if job.record.is_some() => crate::say::say(why),
+            Some(why) if job.record.is_some() => say::say(why),
             Some(why) => bail!("{why}"),
             None => {}
         }
@@ -96,7 +97,7 @@ pub(crate) fn run(mut job: BenchJob, format: Format) -> Result<()> {
     let compared = !baselines.is_empty() || job.items.iter().any(another);
     let mut report = Report::new(format, names, compared);
     // Draws on a terminal only, and only between measurements.
-    let progress = ProgressBar::new((job.items.len() * job.machines.len()) as u64);
+    let progress = say::bar(ProgressBar::new((job.items.len() * job.machines.len()) as u64));
     progress.set_style(ProgressStyle::with_template("{pos}/{len} {msg} [{elapsed}, {eta} left]")?);
     for item in &job.items {
         for machine in &job.machines {
@@ -143,24 +144,29 @@ pub(crate) fn run(mut job: BenchJob, format: Format) -> Result<()> {
     report.finish(job.seconds)
 }
 
-/// Prints the names of the suite.
-pub(crate) fn list_suite(pattern: Option<&str>) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    suite::items(pattern)?.iter().try_for_each(|item| Ok(writeln!(out, "{}", item.name())?))
-}
-
 /// Prints the names that `--case` patterns choose from.
-pub(crate) fn list(format: Format) -> Result<()> {
+pub(crate) fn list(args: &BenchListArgs, format: Format) -> Result<()> {
+    let pattern = args.case.as_deref();
+    // A name, and whether it runs without being named.
+    let names: Vec<(String, bool)> = if args.suite {
+        suite::items(pattern)?.iter().map(|item| (item.name().into(), true)).collect()
+    } else {
+        let chosen = |name: &str| pattern.is_none_or(|pattern| list::matches(pattern, name));
+        let cases = list::listed().into_iter().filter(|case| chosen(&case.name));
+        cases.map(|case| (case.name, !case.slow)).collect()
+    };
+    if let (Some(pattern), true) = (pattern, names.is_empty()) {
+        bail!("--case {pattern}: no listed case matches; see them with `regard bench list`");
+    }
     let mut out = std::io::stdout().lock();
-    for case in list::listed() {
+    for (name, default) in names {
         match format {
             Format::Json => {
-                let line = serde_json::json!({ "case": case.name, "default": !case.slow });
-                writeln!(out, "{line}")?;
+                writeln!(out, "{}", serde_json::json!({ "case": name, "default": default }))?;
             }
             Format::Text => {
-                let note = if case.slow { "  (slow: only with --case)" } else { "" };
-                writeln!(out, "{}{note}", case.name)?;
+                let note = if default { "" } else { "  (slow: only with --case)" };
+                writeln!(out, "{name}{note}")?;
             }
         }
     }

@@ -52,7 +52,7 @@ pub(crate) fn items(pattern: Option<&str>) -> Result<Vec<Item>> {
     match pattern {
         Some(pattern) if items.is_empty() => {
             bail!(
-                "--case {pattern}: no case of the suite matches; see them with `regard bench suite --list`"
+                "--case {pattern}: no case of the suite matches; see them with `regard bench list --suite`"
             )
         }
         _ => Ok(items),
@@ -134,7 +134,7 @@ mod tests {
         let names: HashSet<_> = items.iter().map(Item::name).collect();
         assert_eq!(names.len(), items.len());
         assert!(super::items(Some("short-*")).unwrap().len() == 6);
-        assert!(super::items(Some("none*")).unwrap_err().to_string().contains("--list"));
+        assert!(super::items(Some("none*")).unwrap_err().to_string().contains("list --suite"));
     }
 
     #[test]

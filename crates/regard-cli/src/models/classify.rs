@@ -2,7 +2,7 @@
 
 use super::args::ClassifyArgs;
 use super::open;
-use super::text::text_of;
+use super::text::texts_of;
 use crate::args::Format;
 use anyhow::Result;
 use regard_models::Classified;
@@ -11,8 +11,7 @@ use serde_json::json;
 use std::io::Write;
 
 pub(crate) fn run(args: &ClassifyArgs, format: Format) -> Result<()> {
-    let texts = args.texts.iter().map(|text| text_of(text));
-    let texts = texts.collect::<Result<Vec<String>>>()?;
+    let texts = texts_of(&args.texts)?;
     let model = open::open(&args.model.model)?;
     let all: Vec<&str> = texts.iter().map(String::as_str).collect();
     let mut out = std::io::stdout().lock();

@@ -2,7 +2,7 @@
 
 use super::args::EmbedArgs;
 use super::open;
-use super::text::short;
+use super::text::texts_of;
 use crate::args::Format;
 use anyhow::Result;
 use regard_scope::printable;
@@ -13,7 +13,8 @@ use std::io::Write;
 const WIDTH: usize = 32;
 
 pub(crate) fn run(args: &EmbedArgs, format: Format) -> Result<()> {
-    let texts: Vec<&str> = args.texts.iter().map(|text| short(text)).collect::<Result<_>>()?;
+    let texts = texts_of(&args.texts)?;
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let model = open::open(&args.model.model)?;
     let vectors = model.embed(&texts)?;
     let mut out = std::io::stdout().lock();

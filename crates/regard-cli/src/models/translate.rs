@@ -2,7 +2,7 @@
 
 use super::args::TranslateArgs;
 use super::open;
-use super::text::{lines, short};
+use super::text::{lines, texts_of};
 use crate::args::Format;
 use crate::say::say;
 use anyhow::{Result, anyhow, bail};
@@ -16,7 +16,8 @@ use std::io::{IsTerminal, Write};
 pub(crate) fn run(args: &TranslateArgs, format: Format) -> Result<()> {
     let search = open::search(&args.search);
     search.check()?;
-    let texts: Vec<&str> = args.texts.iter().map(|text| short(text)).collect::<Result<_>>()?;
+    let texts = texts_of(&args.texts)?;
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let model = open::open(&args.model.model)?;
     if !texts.is_empty() {
         return told(&model, &texts, &search, args, format);

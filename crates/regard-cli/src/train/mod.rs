@@ -1,6 +1,7 @@
 //! Verbs that learn, and that judge what was learned.
 
 mod args;
+mod data;
 mod eval;
 mod run;
 
@@ -12,5 +13,6 @@ pub(crate) fn run(verb: &Verb, format: Format) -> Result<()> {
     match verb {
         Verb::Train(args) => run::run(args, format),
         Verb::Eval(args) => eval::run(args, format),
+        Verb::Data(args) => data::run(args.what.as_ref(), format),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::args::TrainArgs;
 use crate::args::Format;
-use crate::say::say;
+use crate::say::{self, say};
 use anyhow::{Context, Result, bail};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use regard_scope::printable;
@@ -174,7 +174,15 @@ fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> 
         size.steps,
         run.path().display()
     ));
-    let bar = ProgressBar::new(size.steps).with_style(ProgressStyle::with_template(
+    let warmup = trainer.settings().training.warmup;
+    if warmup > size.steps {
+        say(format_args!(
+            "warning: the warm-up of {warmup} steps is longer than the run of {} steps, so the learning rate never reaches training.rate; \
+             set training.warmup to less than {}",
+            size.steps, size.steps
+        ));
+    }
+    let bar = say::bar(ProgressBar::new(size.steps)).with_style(ProgressStyle::with_template(
         "{bar:24} {pos}/{len} {msg} {elapsed_precise} ETA {eta}",
     )?);
     bar.set_position(trainer.progress().step);
@@ -187,7 +195,7 @@ fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> 
     let progress = trainer.progress();
     match ended {
         Ended::Stopped => say(format_args!(
-            "stopped at step {}; go on by: regard train --resume {}",
+            "stopped at step {}; resume with: regard train --resume {}",
             progress.step,
             run.path().display()
         )),

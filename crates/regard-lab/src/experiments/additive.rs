@@ -43,7 +43,7 @@ pub(crate) const ADDITIVE: Experiment = Experiment {
         Break { name: "unshrunk", what: "weights of the hidden layer do not shrink with d" },
         Break { name: "linear", what: "the hidden layer has no tanh" },
     ],
-    next: &["regard lab additive --dim 4096", "regard steps --similarity additive"],
+    next: &["regard lab run additive --dim 4096", "regard steps --similarity additive"],
     body: run,
 };
 

@@ -43,8 +43,8 @@ pub(crate) const DISTANCE: Experiment = Experiment {
     ],
     breaks: &[Break { name: "no-attention", what: "the model with attention is built without it" }],
     next: &[
-        "regard lab distance --length 48",
-        "regard lab distance --dim 24",
+        "regard lab run distance --length 48",
+        "regard lab run distance --dim 24",
         "regard train --preset tatoeba-zh-en-gru-without-attention --help",
     ],
     body: run,

@@ -37,7 +37,7 @@ pub(crate) const GEOMETRY: Experiment = Experiment {
         Break { name: "forgotten-lengths", what: "a cosine in the place of the dot product" },
         Break { name: "forgotten-squares", what: "distance without |k|^2: 2 q . k alone" },
     ],
-    next: &["regard lab geometry --dim 2"],
+    next: &["regard lab run geometry --dim 2"],
     body: run,
 };
 

@@ -42,7 +42,7 @@ pub(crate) const HEADS: Experiment = Experiment {
         name: "tied-heads",
         what: "all heads use the queries and keys of the first",
     }],
-    next: &["regard lab heads --heads 8"],
+    next: &["regard lab run heads --heads 8"],
     body: run,
 };
 

@@ -27,7 +27,7 @@ pub(crate) const LEARNING: Experiment = Experiment {
         Knob { name: "steps", what: "of training", full: 800, quick: 400, range: (400, 5000) },
     ],
     breaks: &[Break { name: "frozen", what: "W_Q and W_K do not learn" }],
-    next: &["regard lab learning --length 24"],
+    next: &["regard lab run learning --length 24"],
     body: run,
 };
 

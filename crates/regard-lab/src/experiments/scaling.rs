@@ -30,7 +30,7 @@ pub(crate) const SCALING: Experiment = Experiment {
         },
     ],
     breaks: &[Break { name: "wrong-scale", what: "scores are divided by d instead of sqrt(d)" }],
-    next: &["regard lab scaling --dim 4096", "regard steps --dim 12 --scale 1"],
+    next: &["regard lab run scaling --dim 4096", "regard steps --dim 12 --scale 1"],
     body: run,
 };
 

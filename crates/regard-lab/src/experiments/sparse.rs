@@ -46,7 +46,10 @@ pub(crate) const SPARSE: Experiment = Experiment {
         Break { name: "dense", what: "full attention runs in the place of everything" },
         Break { name: "leaky", what: "masks let through every 97th key besides those they name" },
     ],
-    next: &["regard lab sparse --length 2304", "regard plan --queries 4096 --mask 'strided 64'"],
+    next: &[
+        "regard lab run sparse --length 2304",
+        "regard plan --queries 4096 --mask 'strided 64'",
+    ],
     body: run,
 };
 

@@ -41,7 +41,7 @@ pub(crate) const SYMMETRY: Experiment = Experiment {
         name: "symmetric-w",
         what: "the model with two matrices uses one for queries and keys",
     }],
-    next: &["regard lab symmetry --steps 5000"],
+    next: &["regard lab run symmetry --steps 5000"],
     body: run,
 };
 

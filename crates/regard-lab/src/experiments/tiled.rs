@@ -49,7 +49,7 @@ pub(crate) const TILED: Experiment = Experiment {
             what: "sums of parts are compared though each is relative to a maximum of its own",
         },
     ],
-    next: &["regard lab tiled --length 16384"],
+    next: &["regard lab run tiled --length 16384"],
     body: run,
 };
 

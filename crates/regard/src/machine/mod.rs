@@ -23,16 +23,22 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The current machine: its best instruction set and all available threads. Detected once per process.
+    /// The current machine: its best instruction set and all available threads; within a thread pool of rayon, as many threads as
+    /// the pool has. The rest is detected once per process.
     #[must_use]
     pub fn detect() -> Self {
         static HERE: OnceLock<Machine> = OnceLock::new();
-        *HERE.get_or_init(|| Self {
+        let here = *HERE.get_or_init(|| Self {
             isa: Isa::best(),
             threads: std::thread::available_parallelism().map_or(1, Into::into),
             l1: cache_bytes(1).unwrap_or(32 << 10),
             l2: cache_bytes(2).unwrap_or(1 << 20),
-        })
+        });
+        #[cfg(feature = "rayon")]
+        if rayon::current_thread_index().is_some() {
+            return here.threads(rayon::current_num_threads());
+        }
+        here
     }
 
     /// A copy with another instruction set.
@@ -93,4 +99,18 @@ fn cache_bytes(level: u32) -> Option<usize> {
         let kib = size.trim().strip_suffix('K')?.parse::<usize>().ok()?;
         right.then_some(kib << 10)
     })
+}
+
+#[cfg(all(test, feature = "rayon"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_limits_the_threads() {
+        let outside = Machine::detect();
+        for threads in [1, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            assert_eq!(pool.install(Machine::detect), outside.threads(threads));
+        }
+    }
 }

@@ -7,6 +7,7 @@ mod pieces;
 mod stream;
 mod symbols;
 
+use super::chat::ChatTemplate;
 use super::gguf::Metadata;
 use crate::error::Error;
 use library::Library;
@@ -20,6 +21,8 @@ pub use symbols::{Symbols, Unknown};
 #[derive(Clone)]
 pub struct Tokens {
     kind: Kind,
+    /// How a conversation is written, of models that were taught one.
+    chat: Option<Box<ChatTemplate>>,
 }
 
 #[derive(Clone)]
@@ -30,30 +33,47 @@ enum Kind {
 }
 
 impl Tokens {
+    fn of(kind: Kind) -> Self {
+        Self { kind, chat: None }
+    }
+
+    /// The same with a chat template.
+    #[must_use]
+    pub fn with_chat(self, chat: Option<ChatTemplate>) -> Self {
+        Self { chat: chat.map(Box::new), ..self }
+    }
+
+    /// How a conversation is written, of models that were taught one.
+    #[must_use]
+    pub fn chat(&self) -> Option<&ChatTemplate> {
+        self.chat.as_deref()
+    }
+
     /// Reads a `tokenizer.json` of Hugging Face. Padding and cutting are the caller's matter and switched off.
     pub fn from_tokenizer_json(bytes: &[u8]) -> Result<Self, Error> {
-        Ok(Self { kind: Kind::Library(Box::new(Library::from_json(bytes)?)) })
+        Ok(Self::of(Kind::Library(Box::new(Library::from_json(bytes)?))))
     }
 
     /// Makes again what a GGUF file says of its tokens.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, Error> {
-        Ok(Self { kind: Kind::Library(Box::new(Library::from_gguf(metadata)?)) })
+        let tokens = Self::of(Kind::Library(Box::new(Library::from_gguf(metadata)?)));
+        Ok(tokens.with_chat(ChatTemplate::from_gguf(metadata)?))
     }
 
     /// Reads a `tokenizer.bin` of llama2.c with so many tokens.
     pub fn from_llama2c(bytes: &[u8], vocab: usize) -> Result<Self, Error> {
-        Ok(Self { kind: Kind::Pieces(Pieces::from_bin(bytes, vocab)?) })
+        Ok(Self::of(Kind::Pieces(Pieces::from_bin(bytes, vocab)?)))
     }
 
     /// Reads the same as JSON: `{"tokens": [..], "scores": [..]}`.
     pub fn from_llama2c_json(bytes: &[u8]) -> Result<Self, Error> {
-        Ok(Self { kind: Kind::Pieces(Pieces::from_json(bytes)?) })
+        Ok(Self::of(Kind::Pieces(Pieces::from_json(bytes)?)))
     }
 
     /// A plain list of characters.
     pub fn from_symbols(symbols: Symbols) -> Result<Self, Error> {
         symbols.check()?;
-        Ok(Self { kind: Kind::Symbols(symbols) })
+        Ok(Self::of(Kind::Symbols(symbols)))
     }
 
     /// How many tokens there are; where numbers are left out, one more than the highest.

@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_character_in_two_tokens_comes_whole() {
-        let tokens = Tokens { kind: super::super::Kind::Pieces(pieces()) };
+        let tokens = Tokens::of(super::super::Kind::Pieces(pieces()));
         let mut stream = tokens.stream();
         assert_eq!(stream.push(1), None);
         assert_eq!(stream.push(262).as_deref(), Some("a"));
