@@ -101,7 +101,7 @@ const SETTINGS: &[&str] = &[
     "\n",
     "'",
     "\"\"\"",
-    "training.rate=",
+    "training.lr=",
     "model.heads=",
     "nan",
     "inf",
@@ -251,7 +251,7 @@ fn checkpoint(bytes: &[u8]) -> bool {
     let restored = Run::open(&folder).and_then(|mut run| {
         let saved = run.saved()?;
         saved.check(4, 1)?;
-        run.restore(saved, optimiser())
+        run.restore(saved, optimizer())
     });
     restored.is_ok()
 }
@@ -263,7 +263,7 @@ fn checkpoints() -> Vec<Vec<u8>> {
     let written = |mut progress: Progress| -> Option<Vec<u8>> {
         let folder = folder();
         let settings = Settings::new(SETTINGS_OF_A_RUN, &[]).ok()?;
-        Run::open(&folder).ok()?.checkpoint(&settings, optimiser(), &mut progress).ok()?;
+        Run::open(&folder).ok()?.checkpoint(&settings, optimizer(), &mut progress).ok()?;
         std::fs::read(folder.join(LAST)).ok()
     };
     [Progress::default(), later].into_iter().filter_map(written).collect()
@@ -276,7 +276,7 @@ const SETTINGS_OF_A_RUN: &str = include_str!("../../../fuzz/seeds/settings/write
 const LAST: &str = "last.safetensors";
 
 /// The weights of that layer: the same in every process.
-fn optimiser() -> &'static AdamW {
+fn optimizer() -> &'static AdamW {
     static OPTIMISER: OnceLock<AdamW> = OnceLock::new();
     OPTIMISER.get_or_init(|| {
         let weight = Tensor::full([2, 2], 0.5, &Device::flex().autodiff());

@@ -140,7 +140,7 @@ mod tests {
     fn records_follow_one_another_with_their_checksums() {
         let folder = std::env::temp_dir().join(format!("regard-board-{}", std::process::id()));
         let mut board = Board::create(&folder).unwrap();
-        board.scalars(7, &[("loss", 1.5), ("rate", 0.1)]).unwrap();
+        board.scalars(7, &[("loss", 1.5), ("lr", 0.1)]).unwrap();
         let bytes = std::fs::read(board.path()).unwrap();
         let (mut rest, mut records) = (bytes.as_slice(), 0);
         while !rest.is_empty() {

@@ -43,8 +43,8 @@ fn written(
     for part in &settings.data.parts {
         writeln!(text, "| learned from | {} |", part.train)?;
     }
-    if !settings.data.licence.is_empty() {
-        writeln!(text, "| licence of the data | {} |", settings.data.licence)?;
+    if !settings.data.license.is_empty() {
+        writeln!(text, "| license of the data | {} |", settings.data.license)?;
     }
     writeln!(
         text,
@@ -55,8 +55,8 @@ fn written(
     writeln!(text, "| vocabulary | {} |", tables.join(" + "))?;
     writeln!(
         text,
-        "| training | {} of {} steps, batches of {} tokens, rate {:e}, dropout {}, seed {} |",
-        report.step, size.steps, t.batch_tokens, t.rate, t.dropout, settings.seed
+        "| training | {} of {} steps, batches of {} tokens, learning rate {:e}, dropout {}, seed {} |",
+        report.step, size.steps, t.batch_tokens, t.lr, t.dropout, settings.seed
     )?;
     writeln!(
         text,

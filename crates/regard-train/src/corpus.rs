@@ -130,16 +130,16 @@ impl Raw {
                 continue;
             }
             let path = place(settings, name);
-            let fields = || {
-                <[_; 2]>::try_from(part.fields.clone()).map_err(|found| {
+            let columns = || {
+                <[_; 2]>::try_from(part.columns.clone()).map_err(|found| {
                     let why = format!("{} of them; there must be 2", found.len());
-                    Error::setting(format!("data.parts.{i}.fields"), why)
+                    Error::setting(format!("data.parts.{i}.columns"), why)
                 })
             };
             match settings.task {
                 Task::Translate => {
                     let most = if most == 0 { usize::MAX } else { most };
-                    raw.pairs.extend(first_pairs(&path, &fields()?, most)?);
+                    raw.pairs.extend(first_pairs(&path, &columns()?, most)?);
                 }
                 Task::Write => {
                     if !raw.text.is_empty() && !raw.text.ends_with('\n') {
@@ -147,7 +147,7 @@ impl Raw {
                     }
                     raw.text.push_str(&text(&path)?);
                 }
-                Task::Classify => raw.documents.extend(documents(&path, &fields()?)?),
+                Task::Classify => raw.documents.extend(documents(&path, &columns()?)?),
             }
         }
         Ok(raw)
@@ -157,8 +157,9 @@ impl Raw {
 impl Corpus {
     /// Reads all files, and makes vocabularies unless a run has them already.
     pub fn read(settings: &Settings, tables: Option<Tables>) -> Result<(Self, Tables), Error> {
-        let mut train = Raw::read(settings, |part| &part.train, settings.data.examples)?;
-        let mut validation = Raw::read(settings, |part| &part.validation, settings.data.examples)?;
+        let mut train = Raw::read(settings, |part| &part.train, settings.data.max_examples)?;
+        let mut validation =
+            Raw::read(settings, |part| &part.validation, settings.data.max_examples)?;
         if settings.task == Task::Write && validation.text.is_empty() {
             validation.text = last_tenth(&mut train.text);
         }
@@ -173,16 +174,18 @@ impl Corpus {
         labels.dedup();
         let both = (&tokens, target.as_ref().unwrap_or(&tokens));
         let found = train.pairs.len();
-        let (learned, kept) = numbered(settings, train, both, &labels, settings.data.longest)?;
+        let (learned, kept) = numbered(settings, train, both, &labels, settings.data.max_length)?;
         let (judged, texts) = numbered(settings, validation, both, &labels, usize::MAX)?;
         if learned.is_empty() {
             return Err(Error::data(
-                "there is nothing to learn from; look at data.parts and data.longest",
+                "there is nothing to learn from; look at data.parts and data.max_length",
             ));
         }
         let (context, budget) = (settings.model.context, settings.training.batch_tokens);
         let bare = match &learned {
-            Examples::Pairs(all) if settings.data.bare > 0.0 => bare(all, &kept, &tokens)?,
+            Examples::Pairs(all) if settings.data.strip_punct_prob > 0.0 => {
+                bare(all, &kept, &tokens)?
+            }
             _ => vec![],
         };
         let corpus = Self {
@@ -310,7 +313,7 @@ fn make_tables(settings: &Settings, raw: &Raw) -> Result<Tables, Error> {
     let targets = || raw.pairs.iter().map(|pair| pair.target.as_str());
     let table = &settings.vocabulary;
     let tokens = match settings.task {
-        Task::Translate if settings.model.joint => {
+        Task::Translate if settings.model.shared_vocabulary => {
             train_vocabulary(table, &marks, sources().chain(targets()))
         }
         Task::Translate => train_vocabulary(table, &marks, sources()),
@@ -321,7 +324,7 @@ fn make_tables(settings: &Settings, raw: &Raw) -> Result<Tables, Error> {
         }
     };
     let tokens = tokens.map_err(|e| of("vocabulary", e))?;
-    let two = settings.task == Task::Translate && !settings.model.joint;
+    let two = settings.task == Task::Translate && !settings.model.shared_vocabulary;
     let target = two
         .then(|| train_vocabulary(&settings.target_vocabulary, &marks, targets()))
         .transpose()
@@ -369,7 +372,7 @@ fn numbered(
                 let cut = document.sentences.iter().flat_map(|line| regard_models::sentences(line));
                 for sentence in cut {
                     let mut words = source.encode(sentence)?;
-                    words.truncate(settings.data.longest);
+                    words.truncate(settings.data.max_length);
                     sentences.push(words);
                 }
                 all.push((sentences, u32::try_from(class).unwrap_or(u32::MAX)));

@@ -58,14 +58,14 @@ pub struct Sample {
 /// Tokens of a batch that is only read.
 const READ: usize = 16_384;
 
-/// Judges the weights that an optimiser would leave behind.
+/// Judges the weights that an optimizer would leave behind.
 pub(crate) fn validate(
     settings: &Settings,
     corpus: &Corpus,
     config: &Config,
-    optimiser: &AdamW,
+    optimizer: &AdamW,
 ) -> Result<Validated, Error> {
-    let net = Net::new(settings, config, &Device::flex())?.with(optimiser, true);
+    let net = Net::new(settings, config, &Device::flex())?.with(optimizer, true);
     let (mut sum, mut answers, mut right) = (0.0, 0, 0);
     for batch in corpus.judged(READ)? {
         let mut pass = Pass::default();
@@ -85,10 +85,10 @@ pub(crate) fn validate(
         report.score = Some(100.0 * right as f64 / answers.max(1) as f64);
     }
     if settings.task == Task::Translate && !corpus.texts.is_empty() {
-        let model = model(corpus, config, optimiser, settings.training.half)?;
+        let model = model(corpus, config, optimizer, settings.training.save_fp16)?;
         let v = &settings.validation;
-        let some = &corpus.texts[..corpus.texts.len().min(v.examples)];
-        let search = search(v.beams, v.length_penalty);
+        let some = &corpus.texts[..corpus.texts.len().min(v.max_examples)];
+        let search = search(v.num_beams, v.length_penalty);
         let written = translations(&model, some, &search, v.max_tokens)?;
         let language = settings.data.parts.first().map_or("", |part| &part.target);
         let (bleu, chrf) = scores(some, &written, language)?;
@@ -108,17 +108,17 @@ pub(crate) fn validate(
 
 /// Greedy where one hypothesis is kept.
 #[must_use]
-pub fn search(beams: usize, length_penalty: f32) -> Search {
-    match beams {
+pub fn search(num_beams: usize, length_penalty: f32) -> Search {
+    match num_beams {
         0 | 1 => Search::Greedy,
         width => Search::Beam { width, length_penalty },
     }
 }
 
-/// The model that an optimiser would leave behind.
-fn model(corpus: &Corpus, config: &Config, optimiser: &AdamW, half: bool) -> Result<Model, Error> {
-    let rounded = |x: &f32| if half { f16::from_f32(*x).to_f32() } else { *x };
-    let weights = optimiser.weights().map(|(path, shape, list)| {
+/// The model that an optimizer would leave behind.
+fn model(corpus: &Corpus, config: &Config, optimizer: &AdamW, fp16: bool) -> Result<Model, Error> {
+    let rounded = |x: &f32| if fp16 { f16::from_f32(*x).to_f32() } else { *x };
+    let weights = optimizer.weights().map(|(path, shape, list)| {
         (path.into(), shape.to_vec(), list.iter().map(rounded).collect())
     });
     let files = ModelFiles {

@@ -48,7 +48,8 @@ pub use optim::{AdamW, AdamWSettings};
 pub use run::{Best, Progress, Run, Saved, Since};
 pub use schedule::{Decay, Schedule, ramp};
 pub use settings::{
-    AttentionSettings, DataSettings, Judge, ModelKind, ModelSettings, PRESETS, Part, Precision,
-    Settings, Task, TrainingSettings, ValidationSettings, names, preset, preset_help,
+    AttentionSettings, DataSettings, ModelKind, ModelSettings, PRESETS, Part, Precision,
+    SelectionMetric, Settings, Task, TrainingSettings, ValidationSettings, names, preset,
+    preset_help,
 };
 pub use train::{Ended, Size, Stepped, Trainer, Watch};

@@ -110,8 +110,8 @@ fn transformer(model: &ModelSettings, vocab: usize, target_vocab: Option<usize>)
         activation: Some(Activation::Relu),
         attention_bias: true,
         feed_forward_bias: true,
-        tied: model.tied,
-        joint: model.joint,
+        tied: model.tie_embeddings,
+        joint: model.shared_vocabulary,
         embedding_scale: Some((model.d_model as f64).sqrt()),
         ..Config::of(Architecture::Transformer)
     }
@@ -132,7 +132,7 @@ fn decoder(model: &ModelSettings, vocab: usize) -> Config {
         activation: Some(Activation::Gelu),
         attention_bias: true,
         feed_forward_bias: true,
-        tied: model.tied,
+        tied: model.tie_embeddings,
         ..Config::of(Architecture::Gpt2)
     }
 }
@@ -188,33 +188,33 @@ impl Net {
 
     /// Its weights and the way that they move.
     #[must_use]
-    pub fn optimiser(&self, settings: &Settings) -> AdamW {
+    pub fn optimizer(&self, settings: &Settings) -> AdamW {
         match self {
-            Self::Transformer(model) => AdamW::new(&**model, settings.optimiser),
-            Self::Gpt(model) => AdamW::new(&**model, settings.optimiser),
-            Self::Gru(model) => AdamW::new(&**model, settings.optimiser),
-            Self::Han(model) => AdamW::new(&**model, settings.optimiser),
+            Self::Transformer(model) => AdamW::new(&**model, settings.optimizer),
+            Self::Gpt(model) => AdamW::new(&**model, settings.optimizer),
+            Self::Gru(model) => AdamW::new(&**model, settings.optimizer),
+            Self::Han(model) => AdamW::new(&**model, settings.optimizer),
         }
     }
 
-    /// The same with the weights of the optimiser, or their average.
+    /// The same with the weights of the optimizer, or their average.
     #[must_use]
-    pub fn with(self, optimiser: &AdamW, average: bool) -> Self {
+    pub fn with(self, optimizer: &AdamW, average: bool) -> Self {
         match self {
-            Self::Transformer(model) => Self::Transformer(Box::new(optimiser.put(*model, average))),
-            Self::Gpt(model) => Self::Gpt(Box::new(optimiser.put(*model, average))),
-            Self::Gru(model) => Self::Gru(Box::new(optimiser.put(*model, average))),
-            Self::Han(model) => Self::Han(Box::new(optimiser.put(*model, average))),
+            Self::Transformer(model) => Self::Transformer(Box::new(optimizer.put(*model, average))),
+            Self::Gpt(model) => Self::Gpt(Box::new(optimizer.put(*model, average))),
+            Self::Gru(model) => Self::Gru(Box::new(optimizer.put(*model, average))),
+            Self::Han(model) => Self::Han(Box::new(optimizer.put(*model, average))),
         }
     }
 
-    /// Adds its gradients to what the optimiser has.
-    pub fn add(&self, optimiser: &mut AdamW, gradients: &Gradients, weight: f64) {
+    /// Adds its gradients to what the optimizer has.
+    pub fn add(&self, optimizer: &mut AdamW, gradients: &Gradients, weight: f64) {
         match self {
-            Self::Transformer(model) => optimiser.add(&**model, gradients, weight),
-            Self::Gpt(model) => optimiser.add(&**model, gradients, weight),
-            Self::Gru(model) => optimiser.add(&**model, gradients, weight),
-            Self::Han(model) => optimiser.add(&**model, gradients, weight),
+            Self::Transformer(model) => optimizer.add(&**model, gradients, weight),
+            Self::Gpt(model) => optimizer.add(&**model, gradients, weight),
+            Self::Gru(model) => optimizer.add(&**model, gradients, weight),
+            Self::Han(model) => optimizer.add(&**model, gradients, weight),
         }
     }
 

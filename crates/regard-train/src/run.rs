@@ -279,13 +279,13 @@ impl Run {
     pub fn checkpoint(
         &mut self,
         settings: &Settings,
-        optimiser: &AdamW,
+        optimizer: &AdamW,
         progress: &mut Progress,
     ) -> Result<(), Error> {
         at(&self.path.join(METRICS), self.metrics.get_ref().sync_all())?;
         progress.metrics = self.written;
         let mut tensors = Vec::new();
-        for (path, slot) in &optimiser.slots {
+        for (path, slot) in &optimizer.slots {
             let lists = [
                 ("value", &slot.value),
                 ("mean", &slot.mean),
@@ -358,7 +358,7 @@ impl Run {
     /// Keeps weights as the best of so many, the list in order, and the very best as the model.
     pub fn keep(
         &self,
-        optimiser: &AdamW,
+        optimizer: &AdamW,
         best: Best,
         most: usize,
         progress: &mut Progress,
@@ -370,7 +370,7 @@ impl Run {
         let folder = self.path.join(BEST);
         at(&folder, std::fs::create_dir_all(&folder))?;
         let name = |step: u64| folder.join(format!("step-{step:07}.safetensors"));
-        save_weights(&name(best.step), optimiser, Stored::F32)?;
+        save_weights(&name(best.step), optimizer, Stored::F32)?;
         progress.best.insert(rank, best);
         for worse in progress.best.drain(most.min(progress.best.len())..) {
             // A run that was killed and went on may have dropped it before.
@@ -403,7 +403,7 @@ impl Run {
         &self,
         config: &Config,
         tables: &Tables,
-        optimiser: &AdamW,
+        optimizer: &AdamW,
         (card, stored): (&str, Stored),
     ) -> Result<PathBuf, Error> {
         let folder = self.path.join(MODEL);
@@ -417,7 +417,7 @@ impl Run {
         }
         write(&folder.join("config.json"), config.to_json()?.as_bytes())?;
         write(&folder.join("README.md"), card.as_bytes())?;
-        save_weights(&folder.join(WEIGHTS), optimiser, stored)?;
+        save_weights(&folder.join(WEIGHTS), optimizer, stored)?;
         Ok(folder)
     }
 }
@@ -440,8 +440,8 @@ fn table(file: &Path) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-fn save_weights(path: &Path, optimiser: &AdamW, stored: Stored) -> Result<(), Error> {
-    let weights = optimiser.weights();
+fn save_weights(path: &Path, optimizer: &AdamW, stored: Stored) -> Result<(), Error> {
+    let weights = optimizer.weights();
     let weights = weights.map(|(path, shape, list)| (path.to_owned(), shape.to_vec(), list));
     Ok(save_as(stored, path, weights, &BTreeMap::new())?)
 }

@@ -8,7 +8,7 @@ use crate::net::{Net, config};
 use crate::optim::{AdamW, numbers};
 use crate::run::{Best, Progress, Run, Since};
 use crate::schedule::{Schedule, ramp};
-use crate::settings::{Judge, Settings};
+use crate::settings::{SelectionMetric, Settings};
 use burn::tensor::Device;
 use regard_burn::with_products;
 use regard_models::files::{Config, ModelFiles, Stored};
@@ -39,9 +39,9 @@ pub struct Stepped {
     /// `e^loss`
     pub perplexity: f64,
     /// The learning rate.
-    pub rate: f64,
-    /// The length of the last gradient.
-    pub norm: f64,
+    pub lr: f64,
+    /// Global norm of the gradient of the last step, before clipping.
+    pub grad_norm: f64,
     /// Tokens that were read and written in a second.
     pub tokens_per_second: f64,
     /// Seconds of work since the run began.
@@ -70,7 +70,7 @@ pub struct Size {
     pub examples: usize,
     /// Examples to judge by.
     pub validation: usize,
-    /// Examples that were left out, as longer than `data.longest` or the context of the model.
+    /// Examples that were left out, as longer than `data.max_length` or the context of the model.
     pub left_out: usize,
     /// Batches of an epoch.
     pub batches: usize,
@@ -86,7 +86,7 @@ pub struct Trainer {
     tables: Tables,
     config: Config,
     net: Net,
-    optimiser: AdamW,
+    optimizer: AdamW,
     progress: Progress,
     schedule: Schedule,
     /// The batches of an epoch.
@@ -127,9 +127,9 @@ impl Trainer {
         if lost {
             run.keep_tables(&trainer.tables)?;
         }
-        let (optimiser, progress) = run.restore(saved, &trainer.optimiser)?;
-        trainer.net = trainer.net.with(&optimiser, false);
-        (trainer.optimiser, trainer.progress) = (optimiser, progress);
+        let (optimizer, progress) = run.restore(saved, &trainer.optimizer)?;
+        trainer.net = trainer.net.with(&optimizer, false);
+        (trainer.optimizer, trainer.progress) = (optimizer, progress);
         Ok((trainer, run))
     }
 
@@ -150,16 +150,16 @@ impl Trainer {
 
     /// Fresh weights may be those of another model; others are to be restored.
     fn with(settings: &Settings, tables: Option<Tables>, fresh: bool) -> Result<Self, Error> {
-        let start = Path::new(&settings.training.start);
-        let starts = fresh && !settings.training.start.is_empty();
-        let tables = if starts { Some(Tables::of_model(start)?) } else { tables };
+        let init_from = Path::new(&settings.training.init_from);
+        let initialize = fresh && !settings.training.init_from.is_empty();
+        let tables = if initialize { Some(Tables::of_model(init_from)?) } else { tables };
         let (corpus, tables) = Corpus::read(settings, tables)?;
         let config = config(settings, &corpus);
         let mut net = Net::new(settings, &config, &Device::flex().autodiff())?;
-        if starts {
-            net = net.load(&mut ModelFiles::open(start)?.weights)?;
+        if initialize {
+            net = net.load(&mut ModelFiles::open(init_from)?.weights)?;
         }
-        let optimiser = net.optimiser(settings);
+        let optimizer = net.optimizer(settings);
         let epoch = (0, corpus.epoch(0));
         let t = &settings.training;
         let a_step = t.accumulate as u64;
@@ -181,7 +181,7 @@ impl Trainer {
             tables,
             config,
             net,
-            optimiser,
+            optimizer,
             epoch,
         })
     }
@@ -191,7 +191,7 @@ impl Trainer {
     pub fn size(&self) -> Size {
         let tables = std::iter::once(&self.corpus.tokens).chain(&self.corpus.target);
         Size {
-            parameters: self.optimiser.parameters(),
+            parameters: self.optimizer.parameters(),
             vocabulary: tables.map(regard_models::files::Tokens::len).collect(),
             examples: self.corpus.train.len(),
             validation: self.corpus.validation.len(),
@@ -215,8 +215,8 @@ impl Trainer {
 
     /// The weights and the way that they move.
     #[must_use]
-    pub fn optimiser(&self) -> &AdamW {
-        &self.optimiser
+    pub fn optimizer(&self) -> &AdamW {
+        &self.optimizer
     }
 
     /// One step: the length of its gradient.
@@ -237,7 +237,7 @@ impl Trainer {
             if entropy != 0.0 {
                 pass.entropies = Some(Entropies::default());
             }
-            let cuts = match self.settings.data.bare {
+            let cuts = match self.settings.data.strip_punct_prob {
                 0.0 => vec![],
                 share => self.corpus.cuts(&batch, share, chance),
             };
@@ -253,7 +253,7 @@ impl Trainer {
                 None => loss.mean,
             };
             let gradients = total.backward();
-            self.net.add(&mut self.optimiser, &gradients, loss.answers as f64);
+            self.net.add(&mut self.optimizer, &gradients, loss.answers as f64);
             let since = &mut self.progress.since;
             since.loss += value * loss.answers as f64;
             since.answers += loss.answers as u64;
@@ -261,14 +261,14 @@ impl Trainer {
             self.progress.tokens += loss.tokens as u64;
         }
         self.progress.step += 1;
-        let norm = self.optimiser.step(self.schedule.rate(self.progress.step));
+        let norm = self.optimizer.step(self.schedule.lr(self.progress.step));
         if !norm.is_finite() {
             let (step, what) = (self.progress.step, "the gradient");
             return Err(Error::Diverged { step, what, value: norm });
         }
         // Handed over and taken back: a model has no state of its own.
         let net = self.net.clone();
-        self.net = net.with(&self.optimiser, false);
+        self.net = net.with(&self.optimizer, false);
         let seconds = start.elapsed().as_secs_f64();
         self.progress.seconds += seconds;
         self.progress.since.seconds += seconds;
@@ -299,7 +299,7 @@ impl Trainer {
     }
 
     fn checkpoint(&mut self, run: &mut Run) -> Result<(), Error> {
-        run.checkpoint(&self.settings, &self.optimiser, &mut self.progress)
+        run.checkpoint(&self.settings, &self.optimizer, &mut self.progress)
     }
 
     /// Goes on to the end, or until it is told to stop.
@@ -349,8 +349,8 @@ impl Trainer {
             epoch: self.progress.epoch as f64 + of_epoch,
             loss,
             perplexity: loss.exp(),
-            rate: self.schedule.rate(self.progress.step),
-            norm,
+            lr: self.schedule.lr(self.progress.step),
+            grad_norm: norm,
             tokens_per_second: tokens as f64 / seconds.max(1e-9),
             seconds: self.progress.seconds,
         }
@@ -358,7 +358,7 @@ impl Trainer {
 
     fn judge(&mut self, run: &mut Run, watch: &mut dyn Watch) -> Result<(), Error> {
         let start = Instant::now();
-        let mut report = validate(&self.settings, &self.corpus, &self.config, &self.optimiser)?;
+        let mut report = validate(&self.settings, &self.corpus, &self.config, &self.optimizer)?;
         self.progress.seconds += start.elapsed().as_secs_f64();
         report.step = self.progress.step;
         if !report.validation_loss.is_finite() {
@@ -366,20 +366,20 @@ impl Trainer {
             return Err(Error::Diverged { step, what: "the loss of the validation", value });
         }
         report.seconds = self.progress.seconds;
-        let value = match (self.settings.validation.by, report.score) {
+        let value = match (self.settings.validation.metric, report.score) {
             // Where there is nothing to judge by, the last is as good as any.
             _ if self.corpus.validation.is_empty() => self.progress.step as f64,
-            (Judge::Score, Some(score)) => score,
+            (SelectionMetric::Score, Some(score)) => score,
             _ => -report.validation_loss,
         };
         let best = Best { step: report.step, value };
-        let keep = self.settings.training.keep;
-        report.best = run.keep(&self.optimiser, best, keep, &mut self.progress)?;
+        let save_top_k = self.settings.training.save_top_k;
+        report.best = run.keep(&self.optimizer, best, save_top_k, &mut self.progress)?;
         self.progress.waited = if report.best { 0 } else { self.progress.waited + 1 };
         if report.best {
             let card = card(&self.settings, &self.size(), &report);
-            let stored = if self.settings.training.half { Stored::F16 } else { Stored::F32 };
-            run.export(&self.config, &self.tables, &self.optimiser, (&card, stored))?;
+            let stored = if self.settings.training.save_fp16 { Stored::F16 } else { Stored::F32 };
+            run.export(&self.config, &self.tables, &self.optimizer, (&card, stored))?;
         }
         run.log(&report)?;
         watch.validated(&report);

@@ -245,11 +245,12 @@ impl Screen {
 impl Watch for Screen {
     fn stepped(&mut self, report: &Stepped) {
         self.json(report);
-        let Stepped { step, epoch, loss, perplexity, rate, norm, tokens_per_second, .. } = report;
+        let Stepped { step, epoch, loss, perplexity, lr, grad_norm, tokens_per_second, .. } =
+            report;
         let numbers = [
             ("loss", *loss),
-            ("rate", *rate),
-            ("norm", *norm),
+            ("lr", *lr),
+            ("grad_norm", *grad_norm),
             ("tokens_per_second", *tokens_per_second),
         ];
         self.draw(*step, &numbers);

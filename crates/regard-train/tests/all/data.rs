@@ -1,7 +1,8 @@
 //! Data as it really is: sentences, plays, poems and reviews.
 
 use regard_train::data::{
-    Batches, Field, Kind, Pair, VocabularySettings, documents, pairs, text, texts, train_vocabulary,
+    Batches, Column, Kind, Pair, VocabularySettings, documents, pairs, text, texts,
+    train_vocabulary,
 };
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,7 +17,7 @@ fn data(name: &str) -> PathBuf {
 
 fn tatoeba(part: &str) -> Vec<Pair> {
     let path = data(&format!("tatoeba-zh-en/{part}.zh-en.tsv.gz"));
-    pairs(&path, &[Field::Column(0), Field::Column(1)]).expect("two columns a line")
+    pairs(&path, &[Column::Index(0), Column::Index(1)]).expect("two columns a line")
 }
 
 fn sides(pairs: &[Pair]) -> impl Iterator<Item = &str> {
@@ -110,12 +111,12 @@ fn plays_and_poems_come_back_to_the_letter() {
 
 #[test]
 fn documents_are_read_and_their_words_known() {
-    let fields = [Field::Name("label".into()), Field::Name("sents".into())];
+    let columns = [Column::Name("label".into()), Column::Name("sents".into())];
     for (folder, counts) in
         [("movie-reviews-polarity2/", [1600, 200]), ("chinese-poetry/genre.", [8800, 1200])]
     {
         let [train, val] = ["train", "val"]
-            .map(|part| documents(&data(&format!("{folder}{part}.jsonl.gz")), &fields).unwrap());
+            .map(|part| documents(&data(&format!("{folder}{part}.jsonl.gz")), &columns).unwrap());
         assert_eq!([train.len(), val.len()], counts);
         let table = made(
             Kind::Word,

@@ -142,7 +142,7 @@ fn change(run: &Path, whole: &[u8], change: impl FnOnce(&mut Value)) {
 fn numbers_that_no_run_leaves_behind_are_refused_by_name() {
     let folder = Folder::new("numbers");
     let run = folder.run("run");
-    let settings = settings(&folder, &["training.validate_every=1", "training.keep=2"]);
+    let settings = settings(&folder, &["training.validate_every=1", "training.save_top_k=2"]);
     let (mut trainer, mut open) = Trainer::create(&run, &settings).unwrap();
     trainer.train(&mut open, &mut Ear { left: Some(3), ..Ear::default() }).unwrap();
     drop((trainer, open));
@@ -199,10 +199,14 @@ fn settings_that_would_change_a_run_are_refused_by_name() {
             "training.batch_tokens = 512000, and was 256",
         ),
         ("seed = 1", "seed = 2", "seed = 2, and was 1"),
-        ("rate = 0.005", "rate = 0.006", "training.rate = 0.006, and was 0.005"),
+        ("lr = 0.005", "lr = 0.006", "training.lr = 0.006, and was 0.005"),
         ("dropout = 0.1", "dropout = 0.2", "training.dropout = 0.2, and was 0.1"),
         ("validate_every = 0", "validate_every = 3", "training.validate_every = 3, and was 0"),
-        ("by = \"loss\"", "by = \"score\"", "validation.by = \"score\", and was \"loss\""),
+        (
+            "metric = \"loss\"",
+            "metric = \"score\"",
+            "validation.metric = \"score\", and was \"loss\"",
+        ),
         ("d_model = 32", "d_model = 64", "model.d_model = 64, and was 32"),
         ("source = \"ab\"", "source = \"cd\"", "data.parts.0.source = \"cd\", and was \"ab\""),
     ] {

@@ -47,7 +47,7 @@ const TOML: &str = r#"
 [[data.parts]]
 train = "pairs.tsv"
 validation = "pairs.tsv"
-fields = [0, 1]
+columns = [0, 1]
 source = "ab"
 target = "ba"
 
@@ -68,7 +68,7 @@ attention = 16
 
 [training]
 batch_tokens = 256
-rate = 5e-3
+lr = 5e-3
 warmup = 10
 label_smoothing = 0.0
 dropout = 0.1
@@ -76,8 +76,8 @@ attention_dropout = 0.1
 log_every = 5
 checkpoint_every = 7
 
-[optimiser]
-average = 0.9
+[optimizer]
+ema_decay = 0.9
 "#;
 
 /// Settings of the toy, with changes.
