@@ -28,9 +28,9 @@ import regard
 import regard.torch
 from regard import _watch, masks
 
-__all__ = ["HARMLESS", "Seen", "attention", "attentions", "mask", "register", "report"]
+__all__ = ["IGNORED_KEYS", "Seen", "attention", "attentions", "mask", "register", "report"]
 
-HARMLESS = {
+IGNORED_KEYS = {
     "cache_position", "deterministic", "image_sizes", "labels", "logits_to_keep", "max_length_k", "max_length_q", "mm_token_type_ids",
     "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "seq_idx", "token_type_ids",
     "use_cache",
@@ -402,11 +402,11 @@ def attention(
 
     Returns the output [batch, q_len, heads, v_dim], and the weights [batch, heads, q_len, k_len] if requested and selected by `attentions`.
     """
-    unknown = [name for name, given in others.items() if name not in HARMLESS and given is not None]
+    unknown = [name for name, given in others.items() if name not in IGNORED_KEYS and given is not None]
     if unknown:
         raise TypeError(
             f"{unknown[0]}: unknown keyword of {type(module).__name__}, which may change its attention; "
-            f"use another attn_implementation, or add it to regard.hf.HARMLESS if it does not"
+            f"use another attn_implementation, or add it to regard.hf.IGNORED_KEYS if it does not"
         )
     query, key, value = regard.torch.autocast(query, key, value)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)

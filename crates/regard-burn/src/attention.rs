@@ -117,7 +117,7 @@ impl Buckets {
 
 /// What attention returns.
 #[derive(Clone, Debug)]
-pub struct Attended {
+pub struct AttentionOutput {
     /// `[batch, heads, q_len, v_dim]`; in memory in the order that q has.
     pub out: Tensor<4>,
     /// The entropy of each row's weights before any are dropped, `[batch, heads, q_len]`, with a gradient of its own, if it was asked
@@ -126,7 +126,7 @@ pub struct Attended {
     op: Arc<Call>,
 }
 
-impl Attended {
+impl AttentionOutput {
     /// `ln(sum of e^score)` of each row, `[batch, heads, q_len]`: with q and k all that the microscope needs.
     #[must_use]
     pub fn lse(&self) -> Vec<f32> {
@@ -179,7 +179,7 @@ pub fn attention(
     k: Tensor<4>,
     v: Tensor<4>,
     options: &Attention,
-) -> Result<Attended, Error> {
+) -> Result<AttentionOutput, Error> {
     options.check(&q, [k.dtype(), v.dtype()])?;
     let mut inputs = vec![q.into_dispatch(), k.into_dispatch(), v.into_dispatch()];
     let (slots, learned): (Vec<_>, Vec<_>) = options.learned().into_iter().unzip();
@@ -187,7 +187,7 @@ pub fn attention(
     let (kept, form) = (OnceLock::new(), OnceLock::new());
     let op = Arc::new(Call { options: options.without_tensors(), slots, kept, form });
     if !options.entropy {
-        return Ok(Attended { out: try_run(op.clone(), inputs)?, entropy: None, op });
+        return Ok(AttentionOutput { out: try_run(op.clone(), inputs)?, entropy: None, op });
     }
     let both: Tensor<1> = try_run(op.clone(), inputs)?;
     let (Shape { batch, heads, len, dim }, layout) =
@@ -199,7 +199,7 @@ pub fn attention(
         Layout::Bshd => out.reshape([batch, len, heads, dim]).swap_dims(1, 2),
     };
     let entropy = both.narrow(0, all, rows).reshape([batch, heads, len]);
-    Ok(Attended { out, entropy: Some(entropy), op })
+    Ok(AttentionOutput { out, entropy: Some(entropy), op })
 }
 
 /// Which option a tensor is.

@@ -23,8 +23,8 @@ use crate::rows::{RowSums, RowWork, by_few, by_rows, summed};
 use crate::tensors::{dense, numbers, only_f32, sizes, tensor};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
-pub use look::Look;
-use look::{Memory, Seen};
+pub use look::GruAttention;
+use look::{AttentionMemory, SavedAttention};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -75,20 +75,20 @@ pub fn gru(
 /// # Panics
 /// If sizes do not fit, or numbers are not f32 on the Flex backend.
 #[must_use]
-pub fn gru_looking(
+pub fn gru_with_attention(
     inputs: Tensor<3>,
     state: Tensor<2>,
     weight: Tensor<2>,
     bias: Tensor<1>,
-    look: Look,
+    look: GruAttention,
 ) -> Tensor<3> {
     let (sizes, steps) = (look.checked(state.dims()), Steps::default());
     let mut inputs = checked(inputs, state, weight, bias, &steps);
-    let Look { query, score, keys, values, context, lengths } = look;
+    let GruAttention { query, score, keys, values, context, lengths } = look;
     inputs.extend([query.into_dispatch(), score.into_dispatch(), keys.into_dispatch()]);
     inputs.extend([values.into_dispatch(), context.into_dispatch()]);
     let products = Products::here();
-    let seen = Some(Memory { sizes, lengths, products });
+    let seen = Some(AttentionMemory { sizes, lengths, products });
     run(Arc::new(Gru { steps, products, seen, kept: OnceLock::new() }), inputs)
 }
 
@@ -123,16 +123,16 @@ struct Gru {
     steps: Steps,
     products: Products,
     /// What is looked at, if anything is.
-    seen: Option<Memory>,
-    kept: OnceLock<Kept>,
+    seen: Option<AttentionMemory>,
+    kept: OnceLock<SavedStates>,
 }
 
 /// What the way forward found out.
 #[derive(Debug)]
-struct Kept {
+struct SavedStates {
     /// `[1 + steps][batch][5][hidden]`; of the first, which is no step, the state alone.
     records: Vec<f32>,
-    seen: Option<Seen>,
+    seen: Option<SavedAttention>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -225,7 +225,7 @@ impl Operation for Gru {
             }
         }
         if keep {
-            let _ = self.kept.set(Kept { records, seen });
+            let _ = self.kept.set(SavedStates { records, seen });
         }
         Ok(tensor(out, &[batch, length, width]))
     }
@@ -235,7 +235,8 @@ impl Operation for Gru {
         let Sizes { batch, length, hidden } = of;
         let inputs: Vec<FlexTensor> = back.inputs.iter().map(dense).collect();
         let weight = Matrix::rows(numbers(&inputs[2]), [3 * hidden, hidden]);
-        let Kept { records, seen } = self.kept.get().expect("forward has been before backward");
+        let SavedStates { records, seen } =
+            self.kept.get().expect("forward has been before backward");
         let upstream = dense(&back.upstream);
         let upstream: &[f32] = numbers(&upstream);
         let mut undone = vec![0.0; length * of.step()];

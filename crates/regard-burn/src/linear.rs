@@ -182,7 +182,7 @@ impl Operation for Linear {
         let through;
         // y = activation(sums)
         let d: &[f32] = if let Some(sums) = self.sums.get() {
-            let undo = Undone { activation: self.activation, sums };
+            let undo = ActivationBackward { activation: self.activation, sums };
             through = changed(numbers(&upstream), out, &undo);
             &through
         } else {
@@ -227,12 +227,12 @@ impl RowWork for Activation {
 }
 
 /// Multiplies gradients by the slopes of an activation.
-struct Undone<'a> {
+struct ActivationBackward<'a> {
     activation: Activation,
     sums: &'a [f32],
 }
 
-impl RowWork for Undone<'_> {
+impl RowWork for ActivationBackward<'_> {
     #[inline(always)]
     fn row(&self, i: usize, d: &mut [f32]) {
         self.activation.slope_all(&self.sums[i * d.len()..][..d.len()], d);

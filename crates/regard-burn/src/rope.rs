@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 /// Where the rows of a tensor stand, as [`Positions`] has it, owned.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Places {
+pub enum RopePositions {
     /// Row `i` of every item stands here + `i`.
     From(i64),
     /// A position for each row: `[batch, len]`, or `[len]` for all items.
     List(Arc<[i64]>),
 }
 
-impl Places {
+impl RopePositions {
     fn positions(&self) -> Positions<'_> {
         match self {
             Self::From(first) => Positions::From(*first),
@@ -28,14 +28,14 @@ impl Places {
 }
 
 /// Turns `x [batch, heads, length, features]` by its positions.
-pub fn rope(x: Tensor<4>, rope: &Rope, places: Places) -> Result<Tensor<4>, Error> {
+pub fn rope(x: Tensor<4>, rope: &Rope, places: RopePositions) -> Result<Tensor<4>, Error> {
     try_run(Arc::new(Turn { rope: rope.clone(), places }), vec![x.into_dispatch()])
 }
 
 #[derive(Debug)]
 struct Turn {
     rope: Rope,
-    places: Places,
+    places: RopePositions,
 }
 
 impl Turn {

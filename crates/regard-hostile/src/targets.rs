@@ -3,11 +3,11 @@
 use burn::module::Param;
 use burn::tensor::{Device, Tensor};
 use regard_models::files::{Config, Gguf, ModelFiles, NameMap, Tokens, Weights};
-use regard_models::generate::Search;
+use regard_models::generate::DecodingStrategy;
 use regard_models::nn::Linear;
 use regard_models::{Error, Model};
 use regard_scope::{parse_mask, read_npy};
-use regard_train::{AdamW, AdamWSettings, Best, Progress, Run, Settings};
+use regard_train::{AdamW, AdamWSettings, BestCheckpoint, Progress, Run, Settings};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -54,7 +54,7 @@ const CONFIG: &[&str] = &[
     "{",
     "\"",
     "-1",
-    "\"gru\": {}",
+    "\"seq2seq\": {}",
     "\"n_layers\": ",
     "\"d_model\": 0",
     "\"joint\": true",
@@ -176,7 +176,7 @@ fn gguf(bytes: &[u8]) -> bool {
     let Ok(model) = opened() else { return false };
     let mut hear = |_: usize, _: &str| ControlFlow::Continue(());
     // Weights are what they are: that scores are no numbers is an error of its own.
-    drop(model.generate(&["ab"], &Search::Greedy, 2, &mut hear));
+    drop(model.generate(&["ab"], &DecodingStrategy::Greedy, 2, &mut hear));
     true
 }
 
@@ -249,7 +249,7 @@ fn checkpoint(bytes: &[u8]) -> bool {
         return false;
     }
     let restored = Run::open(&folder).and_then(|mut run| {
-        let saved = run.saved()?;
+        let saved = run.load_checkpoint()?;
         saved.check(4, 1)?;
         run.restore(saved, optimizer())
     });
@@ -258,12 +258,12 @@ fn checkpoint(bytes: &[u8]) -> bool {
 
 /// One at the beginning and one of a run that was validated.
 fn checkpoints() -> Vec<Vec<u8>> {
-    let best = [(3, 0.5), (1, -2.25)].map(|(step, value)| Best { step, value });
+    let best = [(3, 0.5), (1, -2.25)].map(|(step, value)| BestCheckpoint { step, value });
     let later = Progress { step: 7, epoch: 1, batch: 2, best: best.into(), ..Progress::default() };
     let written = |mut progress: Progress| -> Option<Vec<u8>> {
         let folder = folder();
         let settings = Settings::new(SETTINGS_OF_A_RUN, &[]).ok()?;
-        Run::open(&folder).ok()?.checkpoint(&settings, optimizer(), &mut progress).ok()?;
+        Run::open(&folder).ok()?.save_checkpoint(&settings, optimizer(), &mut progress).ok()?;
         std::fs::read(folder.join(LAST)).ok()
     };
     [Progress::default(), later].into_iter().filter_map(written).collect()

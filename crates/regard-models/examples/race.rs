@@ -8,9 +8,11 @@
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy, keep_heap};
-use regard_models::files::{Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions};
-use regard_models::generate::{Search, Stop, generate};
-use regard_models::{Bert, Dropping, Gpt, Pass, Transformer, ids, load};
+use regard_models::files::{
+    Activation, Architecture, Config, Heads, ModelFiles, PairLayout, Positions,
+};
+use regard_models::generate::{DecodingStrategy, StoppingCriteria, generate};
+use regard_models::{Bert, DropoutRates, Gpt, Pass, Transformer, ids, load};
 use regard_scope::python;
 use serde_json::{Value, json};
 use std::error::Error;
@@ -58,15 +60,19 @@ fn train() -> Outcome<Case> {
         d_ff: Some(1024),
         vocab: vocab as usize,
         target_vocab: Some(vocab as usize),
-        kinds: None,
+        token_types: None,
         context: None,
         norm_eps: Some(1e-5),
         pre_norm: true,
-        positions: Positions::Sinusoidal { pairs: Pairs::Neighbours, first: 0, inclusive: false },
+        positions: Positions::Sinusoidal {
+            pairs: PairLayout::Interleaved,
+            first: 0,
+            inclusive: false,
+        },
         activation: Some(Activation::Relu),
         attention_bias: true,
         feed_forward_bias: true,
-        tied: false,
+        tie_embeddings: false,
         embedding_scale: Some(16.0),
         bos: None,
         eos: vec![],
@@ -79,7 +85,7 @@ fn train() -> Outcome<Case> {
         "case": "train", "threads": THREADS, "source": source, "target": target, "labels": labels, "vocab": vocab,
         "d_model": d_model, "n_heads": 4, "d_ff": 1024, "n_layers": 3,
     });
-    let mut model = Some(Transformer::new(&config, Dropping::default(), &device)?);
+    let mut model = Some(Transformer::new(&config, DropoutRates::default(), &device)?);
     let mut adam = AdamConfig::new().init();
     let [source, target, labels] = [source, target, labels].map(|rows| ids(&rows, &device));
     let labels: Tensor<1, Int> = labels.reshape([batch * length]);
@@ -114,14 +120,14 @@ fn write(name: &'static str, batch: usize) -> Outcome<Case> {
         r#"{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_ctx": 1024, "n_positions": 1024,
             "vocab_size": 50257, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}"#,
     )?;
-    let model = Gpt::new(&config, Dropping::default(), &Device::flex())?;
+    let model = Gpt::new(&config, DropoutRates::default(), &Device::flex())?;
     let (prompts, new) = (rows(batch, 32, 50257, 4), 64);
     let request = json!({"case": "generate", "threads": THREADS, "ids": prompts, "new": new});
     let run = move || {
-        let mut writer = model.writer(1 << 30)?;
-        let stop = Stop { max_tokens: new, end: vec![] };
+        let mut session = model.session(1 << 30)?;
+        let stop = StoppingCriteria { max_tokens: new, end: vec![] };
         let told = &mut |_, _| ControlFlow::Continue(());
-        let all = generate(&mut writer, &prompts, &Search::Greedy, &stop, told)?;
+        let all = generate(&mut session, &prompts, &DecodingStrategy::Greedy, &stop, told)?;
         Ok(all.iter().map(|row| row.tokens.len()).sum())
     };
     Ok(Case { name, request, run: Box::new(run) })

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::recorder::Recorder;
 use burn::tensor::{Tensor, TensorData};
 use regard::problem::Dropout;
-use regard_burn::{Attended, Drop};
+use regard_burn::{AttentionOutput, ElementDropout};
 
 /// What one pass through a model is: nothing, or training, or being looked at.
 ///
@@ -137,8 +137,8 @@ impl Pass {
     }
 
     /// What is dropped of a layer's output.
-    pub(crate) fn drops(&self, rate: f64, place: u64) -> Option<Drop> {
-        self.seed_of(place).filter(|_| rate > 0.0).map(|seed| Drop { rate, seed })
+    pub(crate) fn drops(&self, rate: f64, place: u64) -> Option<ElementDropout> {
+        self.seed_of(place).filter(|_| rate > 0.0).map(|seed| ElementDropout { rate, seed })
     }
 
     /// Which weights of an attention are dropped.
@@ -147,7 +147,7 @@ impl Pass {
     }
 
     /// Keeps how widely the heads of a call looked, if it is asked for.
-    pub(crate) fn spread(&mut self, attended: &Attended) -> Result<(), Error> {
+    pub(crate) fn spread(&mut self, attended: &AttentionOutput) -> Result<(), Error> {
         let (Some(entropies), Some(entropy)) = (&mut self.entropies, &attended.entropy) else {
             return Ok(());
         };

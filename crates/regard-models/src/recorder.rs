@@ -1,10 +1,10 @@
 //! What attention sees, kept for the microscope: queries, keys and `lse`, from which any weight can be made again.
 
 use crate::error::Error;
-use crate::past::numbers;
+use crate::kv_cache::numbers;
 use burn::tensor::Tensor;
 use regard::problem::Normalizer;
-use regard_burn::{Attended, Attention, Similarity};
+use regard_burn::{Attention, AttentionOutput, Similarity};
 use regard_scope::{Inputs, Labels, Layer, Seen, Trace, Weights};
 use std::collections::BTreeMap;
 
@@ -77,7 +77,7 @@ impl Recorder {
         &mut self,
         q: Tensor<4>,
         k: Tensor<4>,
-        attended: &Attended,
+        attended: &AttentionOutput,
         options: &Attention,
     ) -> Result<(), Error> {
         let refuse = |what: &str| Err(Error::NotRecorded { what: what.into() });

@@ -1,9 +1,9 @@
 //! What the models of a [`Config`] have in common.
 
 use crate::error::Error;
-use crate::files::{Activation as Named, Config, Pairs, Positions};
+use crate::files::{Activation as Named, Config, PairLayout, Positions};
 use crate::nn::{
-    Around, Bias, Block, BlockConfig, Dropping, FeedForwardConfig, Memory, MultiHeadConfig,
+    Around, Bias, Block, BlockConfig, DropoutRates, FeedForwardConfig, Memory, MultiHeadConfig,
     NormKind, NormPlace, Sinusoid,
 };
 use crate::pass::Pass;
@@ -15,12 +15,12 @@ use regard_burn::Activation;
 use std::fmt;
 
 /// What the blocks of a model are made of, without attention over a memory.
-pub(crate) fn block_of(config: &Config, kind: NormKind, dropping: Dropping) -> BlockConfig {
+pub(crate) fn block_of(config: &Config, kind: NormKind, dropout: DropoutRates) -> BlockConfig {
     let rope = match config.positions {
         Positions::Rotary { theta, pairs } => {
             let pairs = match pairs {
-                Pairs::Halves => RopePairs::Halves,
-                Pairs::Neighbours => RopePairs::Interleaved,
+                PairLayout::HalfSplit => RopePairs::Halves,
+                PairLayout::Interleaved => RopePairs::Interleaved,
             };
             Some(Rope::new(config.head_dim, pairs).base(theta))
         }
@@ -55,7 +55,7 @@ pub(crate) fn block_of(config: &Config, kind: NormKind, dropping: Dropping) -> B
         norm: kind,
         place: if config.pre_norm { NormPlace::Pre } else { NormPlace::Post },
         eps: config.norm_eps.unwrap_or(1e-5),
-        dropping,
+        dropout,
     }
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn only(
 pub(crate) fn sinusoid_of(config: &Config) -> Option<Sinusoid> {
     match config.positions {
         Positions::Sinusoidal { pairs, first, inclusive } => Some(Sinusoid {
-            halves: pairs == Pairs::Halves,
+            halves: pairs == PairLayout::HalfSplit,
             first,
             inclusive,
             ..Sinusoid::default()

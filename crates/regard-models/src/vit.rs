@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::nn::{
-    Block, BlockConfig, Dropping, FeedForwardConfig, Linear, MultiHeadConfig, Norm, NormKind,
+    Block, BlockConfig, DropoutRates, FeedForwardConfig, Linear, MultiHeadConfig, Norm, NormKind,
     NormPlace,
 };
 use crate::pass::{Looks, Pass};
@@ -88,7 +88,7 @@ impl Vit {
             norm: NormKind::Layer,
             place: NormPlace::Pre,
             eps,
-            dropping: Dropping::default(),
+            dropout: DropoutRates::default(),
         };
         let start = Initializer::Normal { mean: 0.0, std: 0.02 };
         let rows = (image / patch) * (image / patch) + 1;

@@ -16,8 +16,8 @@ use toml::{Table, Value};
 pub enum Task {
     /// A text in another language.
     Translate,
-    /// How a text goes on.
-    Write,
+    /// Language modeling: the continuation of a text.
+    Generate,
     /// Which class a document is of.
     Classify,
 }
@@ -32,7 +32,7 @@ pub struct Settings {
     pub seed: u64,
     /// What it is learned from.
     pub data: DataSettings,
-    /// How texts are divided; of the source, where source and target have tables of their own.
+    /// How texts are divided; of the source, where source and target have vocabularies of their own.
     pub vocabulary: VocabularySettings,
     /// Of the target, where it has a table of its own.
     pub target_vocabulary: VocabularySettings,
@@ -91,9 +91,10 @@ pub struct Part {
 pub enum ModelKind {
     /// An encoder and a decoder.
     Transformer,
-    /// Two GRUs, with or without attention.
-    Gru,
-    /// A decoder.
+    /// A GRU encoder and a GRU decoder, with or without additive attention.
+    #[serde(rename = "seq2seq")]
+    Seq2Seq,
+    /// A transformer decoder.
     Gpt,
     /// A hierarchical attention network.
     Han,
@@ -506,12 +507,12 @@ impl Settings {
         let ModelSettings { kind, d_model, heads, shared_vocabulary, .. } = self.model;
         let fits = match self.task {
             Task::Translate => kind != ModelKind::Han,
-            Task::Write => kind == ModelKind::Gpt,
+            Task::Generate => kind == ModelKind::Gpt,
             Task::Classify => kind == ModelKind::Han,
         };
         if !fits {
             let why = format!("{kind:?} cannot {:?}", self.task).to_lowercase();
-            let can = "transformer, gru and gpt translate, gpt writes, han classifies";
+            let can = "transformer, seq2seq and gpt translate, gpt generates, han classifies";
             return Err(Error::setting("model.kind", format!("{why}; {can}")));
         }
         if matches!(kind, ModelKind::Transformer | ModelKind::Gpt) && !d_model.is_multiple_of(heads)

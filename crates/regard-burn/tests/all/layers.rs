@@ -3,8 +3,8 @@
 use crate::{AnyLeaf, apart, leaf, same, uneven, values};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use regard_burn::{
-    Activation, CrossEntropy, Drop, Error, Products, cross_entropy, dropout, embedding, gated,
-    layer_norm, linear, residual, rms_norm, with_products,
+    Activation, CrossEntropy, ElementDropout, Error, Products, cross_entropy, dropout, embedding,
+    gated, layer_norm, linear, residual, rms_norm, with_products,
 };
 
 fn ids<const D: usize>(list: &[i64], shape: [usize; D]) -> Tensor<D, Int> {
@@ -169,7 +169,7 @@ fn a_residual_stream_adds_what_is_not_dropped() {
         |l| residual(l[0].two(), l[1].two(), None),
         |l| l[0].two() + l[1].two(),
     );
-    let drop = Some(Drop { rate: 0.3, seed: 5 });
+    let drop = Some(ElementDropout { rate: 0.3, seed: 5 });
     // What is dropped from ones is what is dropped from anything.
     let mask = || dropout(leaf::<2>([300, 31], 11).ones_like().detach(), drop);
     same(
@@ -199,7 +199,7 @@ fn all_bits() -> Vec<u32> {
     let (one, zero) = (leaf([48], 4), leaf([48], 5));
     let y = layer_norm(x.clone(), one.clone(), zero.clone(), 1e-5);
     let y = linear(y, w.clone(), Some(one.clone()), Activation::Gelu);
-    let y = residual(x.clone(), y, Some(Drop { rate: 0.1, seed: 3 }));
+    let y = residual(x.clone(), y, Some(ElementDropout { rate: 0.1, seed: 3 }));
     let scores = linear(rms_norm(y, one.clone(), 1e-5), up.clone(), None, Activation::None);
     let targets: Vec<i64> = (0..200).collect();
     let loss =

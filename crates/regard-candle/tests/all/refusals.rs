@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor, Var};
 use regard::Mask;
 use regard::problem::{Dropout, Normalizer};
 use regard::rope::{Rope, RopePairs};
-use regard_candle::{Attention, Buckets, Error, Places, Relative, attention, rope};
+use regard_candle::{Attention, Buckets, Error, Relative, RopePositions, attention, rope};
 
 fn x(sizes: &[usize]) -> Tensor {
     noise(1, sizes, DType::F32)
@@ -81,7 +81,7 @@ fn types_that_do_not_fit() {
     let sinks = Some(x(&[2]));
     attention(&half, &half, &half, &Attention { sinks, ..Default::default() }).unwrap();
     let turn = Rope::new(4, RopePairs::Halves);
-    assert!(matches!(rope(&whole, &turn, Places::From(0)), Err(Error::Type { .. })));
+    assert!(matches!(rope(&whole, &turn, RopePositions::From(0)), Err(Error::Type { .. })));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::open::{busy, cache, names};
 use super::shipped::{SHIPPED, Shipped};
 use crate::args::Format;
 use anyhow::{Result, anyhow};
-use regard_models::files::{KNOWN, Known, Origin};
+use regard_models::files::{KNOWN_MODELS, KnownModel, Origin};
 use serde_json::json;
 use std::io::Write;
 
@@ -17,7 +17,7 @@ pub(crate) fn run(args: &ListArgs, format: Format) -> Result<()> {
             return Ok(());
         }
         let base = cache()?;
-        let known = Known::named(name)
+        let known = KnownModel::named(name)
             .ok_or_else(|| anyhow!("{name}: unknown model; known models: {}", names()))?;
         let busy = busy(format!("{}: {} MB", known.name, known.size / 1_000_000));
         let path = known.fetch(&base, &args.python)?;
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &ListArgs, format: Format) -> Result<()> {
         writeln!(out, "{:12} here: part of the program", "")?;
     }
     let base = cache()?;
-    for known in KNOWN {
+    for known in KNOWN_MODELS {
         let path = known.path(&base);
         let how = match known.origin {
             Origin::Package { .. } => format!("regard models --get {}", known.name),

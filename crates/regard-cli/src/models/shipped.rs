@@ -57,12 +57,14 @@ impl Shipped {
 #[cfg(all(test, feature = "shipped"))]
 mod tests {
     use super::*;
-    use regard_models::generate::Search;
+    use regard_models::generate::DecodingStrategy;
 
     #[test]
     fn the_sentence_of_the_documents_is_translated() {
         let model = Shipped::named("zh-en").unwrap().open().unwrap();
-        for search in [Search::Greedy, Search::Beam { width: 5, length_penalty: 1.0 }] {
+        for search in
+            [DecodingStrategy::Greedy, DecodingStrategy::Beam { width: 5, length_penalty: 1.0 }]
+        {
             let written = model.translate(&["好久不见", "好久不见。"], &search, 32).unwrap();
             for one in written {
                 let plain: String = one

@@ -8,7 +8,7 @@ use crate::say::say;
 use anyhow::{Result, anyhow, bail};
 use regard::Machine;
 use regard_models::Model;
-use regard_models::generate::Search;
+use regard_models::generate::DecodingStrategy;
 use regard_scope::{Trace, printable};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &TranslateArgs, format: Format) -> Result<()> {
 fn told(
     model: &Model,
     texts: &[&str],
-    search: &Search,
+    search: &DecodingStrategy,
     args: &TranslateArgs,
     format: Format,
 ) -> Result<()> {

@@ -9,7 +9,7 @@ use regard_models::Model;
 use regard_models::files::Architecture;
 use regard_train::data::{Column, Pair, first_documents, first_pairs, text};
 use regard_train::score::{Bleu, Chrf, Tokenize};
-use regard_train::{Run, search, translations};
+use regard_train::{Run, decoding_strategy, translations};
 use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &EvalArgs, format: Format) -> Result<()> {
             let written = translations(
                 model,
                 &all,
-                &search(args.beams, args.length_penalty),
+                &decoding_strategy(args.beams, args.length_penalty),
                 args.max_tokens,
             )?;
             busy.finish_and_clear();

@@ -16,7 +16,7 @@ use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy};
-use regard_models::{Dropping, Pass, Seq2Seq, Seq2SeqConfig, ids};
+use regard_models::{DropoutRates, Pass, Seq2Seq, Seq2SeqConfig, ids};
 use regard_scope::{Chart, Scaled, Series};
 use regard_testkit::Noise;
 
@@ -117,7 +117,7 @@ fn learned(trial: &Trial<'_>, n: usize, attention: bool) -> Result<Learned, Erro
         source_vocab: letters,
         target_vocab: letters + 1,
     };
-    let model = Seq2Seq::new(&config, Dropping::default(), &Device::flex().autodiff())?;
+    let model = Seq2Seq::new(&config, DropoutRates::default(), &Device::flex().autodiff())?;
     let model = drawn(model, &mut trial.noise("matrices"));
     let mut noise = trial.noise(&format!("words of {n}"));
     let descent = Descent { steps: trial.knob("steps"), rate: 0.02 };

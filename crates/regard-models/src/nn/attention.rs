@@ -2,15 +2,15 @@
 
 use super::linear::Linear;
 use crate::error::Error;
+use crate::kv_cache::LayerCache;
 use crate::pass::Pass;
-use crate::past::LayerPast;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use regard::problem::{Dropout, Heads};
 use regard::rope::Rope;
 use regard::score::alibi_slopes;
 use regard::{Mask, Sequence};
-use regard_burn::{Attention, Buckets, Places, Relative};
+use regard_burn::{Attention, Buckets, Relative, RopePositions};
 
 /// What a [`MultiHead`] is made of.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,9 +77,9 @@ pub enum Over<'a> {
     /// The rows of a memory, `[batch, length, d_memory]`.
     Memory(&'a Tensor<3>),
     /// What sequences have read, projected already. No gradients.
-    Kept(&'a LayerPast, &'a [Sequence]),
+    Cached(&'a LayerCache, &'a [Sequence]),
     /// What sequences have seen before, and one another: new rows are appended to it. No gradients.
-    Past(&'a mut LayerPast, &'a [Sequence]),
+    Cache(&'a mut LayerCache, &'a [Sequence]),
 }
 
 /// Attention with several heads (Vaswani et al. 2017), which may share keys and values (Ainslie et al. 2023).
@@ -133,7 +133,7 @@ impl MultiHead {
         // ANCHOR: over
         match over {
             Over::Itself => {
-                let places = || Places::From(0);
+                let places = || RopePositions::From(0);
                 let keys = self.turned(split(self.k.forward(x.clone()), kv), places())?;
                 let values = split(self.v.forward(x.clone()), kv);
                 let queries = self.turned(split(self.q.forward(x), q), places())?;
@@ -143,18 +143,18 @@ impl MultiHead {
                 let [keys, values] = self.project(memory);
                 self.attend([split(self.q.forward(x), q), keys, values], &options, pass)
             }
-            Over::Kept(past, sequences) => {
+            Over::Cached(state, sequences) => {
                 let queries = split(self.q.forward(x), q);
-                Ok(self.out.forward(past.look(sequences, queries, &options)?))
+                Ok(self.out.forward(state.look(sequences, queries, &options)?))
             }
-            Over::Past(past, sequences) => {
+            Over::Cache(state, sequences) => {
                 let length = x.dims()[1];
-                let places = || past.places(sequences, length);
+                let places = || state.places(sequences, length);
                 let keys = self.turned(split(self.k.forward(x.clone()), kv), places()?)?;
                 let values = split(self.v.forward(x.clone()), kv);
                 let queries = self.turned(split(self.q.forward(x), q), places()?)?;
-                past.append(sequences, keys, values)?;
-                Ok(self.out.forward(past.look(sequences, queries, &options)?))
+                state.append(sequences, keys, values)?;
+                Ok(self.out.forward(state.look(sequences, queries, &options)?))
             }
         }
         // ANCHOR_END: over
@@ -192,7 +192,7 @@ impl MultiHead {
         }
     }
 
-    fn turned(&self, x: Tensor<4>, places: Places) -> Result<Tensor<4>, Error> {
+    fn turned(&self, x: Tensor<4>, places: RopePositions) -> Result<Tensor<4>, Error> {
         match &self.config.rope {
             Some(rope) => Ok(regard_burn::rope(x, rope, places)?),
             None => Ok(x),

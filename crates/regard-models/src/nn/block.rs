@@ -4,12 +4,12 @@ use super::attention::{MultiHead, MultiHeadConfig, Over};
 use super::feed_forward::{FeedForward, FeedForwardConfig};
 use super::norm::{Norm, NormKind};
 use crate::error::Error;
+use crate::kv_cache::LayerCache;
 use crate::pass::Pass;
-use crate::past::LayerPast;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use regard::{Mask, Sequence};
-use regard_burn::{Drop, residual};
+use regard_burn::{ElementDropout, residual};
 use serde::{Deserialize, Serialize};
 
 /// Where the norms of a block stand.
@@ -25,7 +25,7 @@ pub enum NormPlace {
 /// What is dropped while training: shares from 0 to below 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Dropping {
+pub struct DropoutRates {
     /// Of the output of each layer, and of embeddings.
     pub rate: f64,
     /// Of the weights of attention.
@@ -48,7 +48,7 @@ pub struct BlockConfig {
     /// Keeps the norm from dividing by nothing.
     pub eps: f64,
     /// What is dropped while training.
-    pub dropping: Dropping,
+    pub dropout: DropoutRates,
 }
 
 /// Attention over itself, attention over a memory if there is one, and a feed-forward layer, each added to the stream.
@@ -67,7 +67,7 @@ pub struct Block {
     /// Each position alone.
     pub feed_forward: FeedForward,
     #[module(skip)]
-    dropping: Dropping,
+    dropout: DropoutRates,
     #[module(skip)]
     place: NormPlace,
 }
@@ -91,7 +91,7 @@ pub enum Memory<'a> {
     /// Rows, and who sees what there.
     Rows(&'a Tensor<3>, &'a Mask),
     /// What sequences have read, all of it, as keys and values.
-    Kept(&'a LayerPast, &'a [Sequence]),
+    Cached(&'a LayerCache, &'a [Sequence]),
 }
 
 impl Block {
@@ -106,7 +106,7 @@ impl Block {
             cross: config.cross.as_ref().map(|cross| MultiHead::new(cross, device)),
             feed_forward_norm: norm(),
             feed_forward: FeedForward::new(&config.feed_forward, device),
-            dropping: config.dropping,
+            dropout: config.dropout,
             place: config.place,
         }
     }
@@ -125,7 +125,7 @@ impl Block {
     ) -> Result<Tensor<3>, Error> {
         let Around { mask, memory, place, pass } = around;
         let part = |part: u64| place.wrapping_mul(8).wrapping_add(part);
-        let Dropping { rate, attention } = self.dropping;
+        let DropoutRates { rate, attention } = self.dropout;
         let [after, after_cross, last] = [0, 1, 2].map(|i| pass.drops(rate, part(i)));
         let [weights, cross_weights] = [3, 4].map(|i| pass.drops_weights(attention, part(i)));
         let x = self.add(x, &self.attention_norm, after, |x| {
@@ -136,7 +136,7 @@ impl Block {
                 let full = Mask::full();
                 let (over, mask) = match memory {
                     Memory::Rows(memory, mask) => (Over::Memory(memory), mask),
-                    Memory::Kept(past, sequences) => (Over::Kept(past, sequences), &full),
+                    Memory::Cached(state, sequences) => (Over::Cached(state, sequences), &full),
                 };
                 pass.within("cross", |pass| {
                     self.add(x, norm, after_cross, |x| {
@@ -161,7 +161,7 @@ impl Block {
         &self,
         x: Tensor<3>,
         norm: &Norm,
-        drop: Option<Drop>,
+        drop: Option<ElementDropout>,
         layer: impl FnOnce(Tensor<3>) -> Result<Tensor<3>, Error>,
     ) -> Result<Tensor<3>, Error> {
         Ok(match self.place {

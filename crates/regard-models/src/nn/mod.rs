@@ -15,7 +15,7 @@ mod position;
 pub use additive::{Bahdanau, Luong, LuongScore};
 pub use attention::{Bias, MultiHead, MultiHeadConfig, Over};
 pub(crate) use attention::{joined, split};
-pub use block::{Around, Block, BlockConfig, Dropping, Memory, NormPlace};
+pub use block::{Around, Block, BlockConfig, DropoutRates, Memory, NormPlace};
 pub use embedding::Embedding;
 pub use feed_forward::{FeedForward, FeedForwardConfig};
 pub use gru::{Gru, GruCell, GruStates};

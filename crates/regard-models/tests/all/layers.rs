@@ -7,8 +7,8 @@ use regard::rope::{Rope, RopePairs};
 use regard_burn::{Activation, CrossEntropy, cross_entropy};
 use regard_models::Pass;
 use regard_models::nn::{
-    Around, Bias, Block, BlockConfig, Dropping, Embedding, FeedForward, FeedForwardConfig, Linear,
-    Memory, MultiHead, MultiHeadConfig, Norm, NormKind, NormPlace, Over, Sinusoid,
+    Around, Bias, Block, BlockConfig, DropoutRates, Embedding, FeedForward, FeedForwardConfig,
+    Linear, Memory, MultiHead, MultiHeadConfig, Norm, NormKind, NormPlace, Over, Sinusoid,
 };
 
 fn activation(name: &str) -> Activation {
@@ -177,7 +177,7 @@ fn blocks_are_those_of_pytorch() {
             norm: NormKind::Layer,
             place: if name.ends_with("pre") { NormPlace::Pre } else { NormPlace::Post },
             eps: 1e-5,
-            dropping: Dropping::default(),
+            dropout: DropoutRates::default(),
         };
         let block = golden.load(Block::new(&config, &device()));
         let x = golden.input::<3>("x");

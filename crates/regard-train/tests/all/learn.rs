@@ -1,17 +1,17 @@
 //! Things are learned, and attention does what it is asked for.
 
-use crate::toy::{Ear, Folder, settings};
+use crate::toy::{Folder, TestCallback, settings};
 use regard_models::Model;
-use regard_models::generate::Search;
+use regard_models::generate::DecodingStrategy;
 use regard_train::data::{Column, pairs};
-use regard_train::{Trainer, Validated, translations};
+use regard_train::{Trainer, ValidationMetrics, translations};
 
-fn trained(folder: &Folder, name: &str, changes: &[&str]) -> Vec<Validated> {
+fn trained(folder: &Folder, name: &str, changes: &[&str]) -> Vec<ValidationMetrics> {
     let settings = settings(folder, changes);
     let (mut trainer, mut run) = Trainer::create(&folder.run(name), &settings).expect("a new run");
-    let mut ear = Ear::default();
-    trainer.train(&mut run, &mut ear).expect("it learns");
-    ear.validated
+    let mut callback = TestCallback::default();
+    trainer.train(&mut run, &mut callback).expect("it learns");
+    callback.validated
 }
 
 #[test]
@@ -20,7 +20,7 @@ fn every_kind_of_translator_learns_to_spell_backwards() {
     let all: [(&str, &[&str]); 4] = [
         ("transformer", &[]),
         ("joint", &["model.shared_vocabulary=true"]),
-        ("gru", &["model.kind=gru"]),
+        ("gru", &["model.kind=seq2seq"]),
         ("gpt", &["model.kind=gpt", "model.shared_vocabulary=true"]),
     ];
     for (name, changes) in all {
@@ -33,7 +33,7 @@ fn every_kind_of_translator_learns_to_spell_backwards() {
         let model = Model::open(&folder.run(name).join("model")).unwrap();
         let file = folder.0.join("pairs.tsv");
         let pairs = pairs(&file, &[Column::Index(0), Column::Index(1)]).unwrap();
-        let written = translations(&model, &pairs, &Search::Greedy, 16).unwrap();
+        let written = translations(&model, &pairs, &DecodingStrategy::Greedy, 16).unwrap();
         let right = pairs.iter().zip(&written).filter(|(pair, own)| pair.target == **own).count();
         println!("{name}: loss {:.3}, {right} of {} right", losses.last().unwrap(), pairs.len());
         assert!(right >= 48, "{name}: {right} of {}; {written:?}", pairs.len());
