@@ -265,7 +265,7 @@ def lab(page: Page) -> list[str]:
     lines = []
     for line in (ROOT / LAB).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        judged = [found for found in row["findings"] if found["judged"]]
+        judged = [found for found in row["results"] if found["checked"]]
         good = sum(found["holds"] for found in judged)
         lines.append([f"{row['id']} `{row['name']}`", row["claim"].replace("|", "\\|"), f"{good} of {len(judged)}", f"{row['seconds']:.0f} s"])
     return table(["", "claim", "as predicted", "time"], lines)

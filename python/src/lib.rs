@@ -8,7 +8,7 @@
 //!   linear     linear attention
 //!   lsh        attention by hashing
 //!   steps      the definition with all its numbers; small helpers
-//!   table      the case table: judged here, and handed out for tests of the doors
+//!   table      the case table: checked here, and exported for tests of the front ends
 //!   scope      traces, pages and pictures of what a lens has seen
 
 mod array;

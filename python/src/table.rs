@@ -1,4 +1,4 @@
-//! The case table: judged against the definition, and handed out row by row for tests that send it through the doors.
+//! The case table: checked against the definition, and exported row by row for tests of the front ends.
 
 use crate::array::{Owned, refused};
 use crate::attention::{Gradients, Kept, gradients};
@@ -81,7 +81,7 @@ impl Table {
         self.0.iter().map(ToString::to_string).collect()
     }
 
-    /// Whether a row has a score rule written in Rust, which no door takes.
+    /// Whether a row has a score rule written in Rust, which no front end accepts.
     fn has_rule(&self, row: usize) -> PyResult<bool> {
         Ok(self.case(row)?.scores.contains(&ScoreOption::Custom))
     }
@@ -105,7 +105,7 @@ impl Table {
     }
 }
 
-/// A row: a call as the doors take it, what a loss says of it, and the engine's own answers, both ways.
+/// A row: a call as the front ends take it, what a loss says of it, and the engine's own answers, both ways.
 #[pyclass(frozen, module = "regard._regard")]
 #[derive(Debug)]
 pub(crate) struct Row {
@@ -237,7 +237,7 @@ fn learned<E: Stored>(case: &Case, data: &Arc<Data<E>>) -> Vec<(&'static str, Ow
     found
 }
 
-/// Masks that go through the doors as text. Some walk along diagonals, and so add up in another order than their ranges would.
+/// Masks that the front ends take as text. Some walk along diagonals, and so add up in another order than their ranges would.
 const TEXTS: [(&str, &str); 6] = [
     ("full", "full"),
     ("causal", "causal"),
@@ -250,7 +250,7 @@ const TEXTS: [(&str, &str); 6] = [
 /// Masks with such diagonals among other rules: the engine is asked what it makes of their ranges.
 const NESTED: [&str; 2] = ["nested_sparse", "nested_everything"];
 
-/// The mask of a case as a door takes it.
+/// The mask of a case as a front end takes it.
 enum DoorMask {
     Text(&'static str),
     Ranges(Ranges),
@@ -274,7 +274,7 @@ impl DoorMask {
     }
 }
 
-/// The options of a case as keywords of a door, but for arrays.
+/// The options of a case as keywords of a front end, but for arrays.
 fn options(case: &Case, mask: &DoorMask) -> Value {
     let mut options = Map::new();
     let mut put = |name: &str, value: Value| options.insert(name.into(), value);

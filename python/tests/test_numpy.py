@@ -1,4 +1,4 @@
-"""The NumPy door: memory, types, errors, threads, packing, and the helpers around attention."""
+"""The NumPy front end: memory, types, errors, threads, packing, and the helpers around attention."""
 
 from __future__ import annotations
 

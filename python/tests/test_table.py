@@ -1,6 +1,6 @@
-"""The case table of the engine through both doors: every call as the engine's own tests make it, forward and backward, in the same bits.
+"""The case table of the engine through both front ends: every call as the engine's own tests make it, forward and backward, in the same bits.
 
-The engine's answers come with each row, computed in Rust from the same memory, so a difference is the door's. Masks come as what each
+The engine's answers come with each row, computed in Rust from the same memory, so a difference is the front end's. Masks come as what each
 row sees (`masks.ranges`), whatever rule they were; tests/test_masks.py holds the rules themselves against their definitions.
 """
 
@@ -23,7 +23,7 @@ EXPRESSIBLE = [i for i in range(len(NAMES)) if not TABLE.has_rule(i)]
 
 
 def keywords(row, array):
-    """The options of a row as a door takes them, and its tensors that learn by name, in the door's order of gradients."""
+    """The options of a row as a front end takes them, and its tensors that learn by name, in the front end's order of gradients."""
     options = json.loads(row.options)
     arrays = {name: array(owned) for name, owned in row.arrays}
     learned = {name: x for name, x in arrays.items() if name != "ranges"}
@@ -126,14 +126,14 @@ def test_only_score_rules_written_in_rust_cannot_pass_the_doors():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("door", [through_numpy, through_torch])
-def test_every_row_of_the_table_has_the_bits_of_the_engine(door, dtype):
-    if door is through_torch:
+@pytest.mark.parametrize("front_end", [through_numpy, through_torch])
+def test_every_row_of_the_table_has_the_bits_of_the_engine(front_end, dtype):
+    if front_end is through_torch:
         pytest.importorskip("torch")
     rows = [i for i in EXPRESSIBLE if NAMES[i].startswith(f"{dtype}-")]
     wrong = {}
     for i in rows:
-        if found := door(TABLE.row(i)):
+        if found := front_end(TABLE.row(i)):
             wrong[NAMES[i]] = found
     print(f"{dtype}: {len(rows)} rows, {len(wrong)} differ")
     assert len(rows) > 500 and not wrong, list(wrong.items())[:10]

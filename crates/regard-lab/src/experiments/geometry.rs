@@ -18,7 +18,7 @@
 //!
 //! All of it is computed in f64, where rounding is so small that nothing hides behind it.
 
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
 use regard::problem::Similarity;
 use regard::reference::steps;
 use regard::{Machine, Plan, Problem, Score, View};
@@ -29,13 +29,13 @@ pub(crate) const GEOMETRY: Experiment = Experiment {
     id: "E4",
     name: "geometry",
     claim: "q . k = |q| |k| cos(angle): direction and length both count, so it is neither cosine nor nearness, unless all keys are equally long",
-    knobs: &[
-        Knob { name: "dim", what: "features", full: 64, quick: 64, range: (2, 1024) },
-        Knob { name: "samples", what: "queries, keys", full: 256, quick: 128, range: (64, 512) },
+    parameters: &[
+        Parameter { name: "dim", what: "features", full: 64, quick: 64, range: (2, 1024) },
+        Parameter { name: "samples", what: "queries, keys", full: 256, quick: 128, range: (64, 512) },
     ],
-    breaks: &[
-        Break { name: "forgotten-lengths", what: "a cosine in the place of the dot product" },
-        Break { name: "forgotten-squares", what: "distance without |k|^2: 2 q . k alone" },
+    faults: &[
+        Fault { name: "forgotten-lengths", what: "a cosine in the place of the dot product" },
+        Fault { name: "forgotten-squares", what: "distance without |k|^2: 2 q . k alone" },
     ],
     next: &["regard lab geometry --dim 2"],
     body: run,
@@ -62,17 +62,17 @@ impl Way {
     }
 }
 
-type Found = Result<Vec<f64>, Error>;
+type SimilarityScores = Result<Vec<f64>, Error>;
 const NO_BIAS: &[f64] = &[0.0];
 
 struct Bench<'t> {
-    trial: &'t Trial<'t>,
+    run: &'t ExperimentRun<'t>,
     d: usize,
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let bench = Bench { trial, d: trial.knob("dim") };
-    let plane = Plane::new(bench.d, &mut trial.noise("plane"));
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let bench = Bench { run, d: run.parameter("dim") };
+    let plane = Plane::new(bench.d, &mut run.noise("plane"));
     let mut report = Report::new(
         Picture::Chart(bench.picture(&plane)?),
         "A key of some length and direction beside three keys as long as the query and at right angles to it. By dot product longer is \
@@ -80,14 +80,14 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
     );
     bench.direction_and_length(&plane, &mut report)?;
     bench.three_winners(&plane, &mut report)?;
-    trial.done(1, 2);
-    bench.theorem(trial.knob("samples"), &mut report)?;
+    run.done(1, 2);
+    bench.theorem(run.parameter("samples"), &mut report)?;
     Ok(report)
 }
 
 impl Bench<'_> {
     /// The similarity of each pair by definition.
-    fn similarities(&self, way: Way, q: &[f64], k: &[f64]) -> Found {
+    fn similarities(&self, way: Way, q: &[f64], k: &[f64]) -> SimilarityScores {
         let (k, similarity) = self.prepared(way, k);
         let (q, k) = (self.rows(q)?, self.rows(&k)?);
         let problem = Problem::new(&q, &k, &k).similarity(similarity);
@@ -95,7 +95,7 @@ impl Bench<'_> {
     }
 
     /// The weights of the engine: what it gives for values that are the unit vectors.
-    fn weights(&self, (way, s): (Way, f64), [q, k]: [&[f64]; 2], bias: &[f64]) -> Found {
+    fn weights(&self, (way, s): (Way, f64), [q, k]: [&[f64]; 2], bias: &[f64]) -> SimilarityScores {
         let (k, similarity) = self.prepared(way, k);
         let (q, k) = (self.rows(q)?, self.rows(&k)?);
         let n = k.shape().len;
@@ -111,8 +111,8 @@ impl Bench<'_> {
     /// The keys and the similarity that a way of comparing stands for: where the faults are.
     fn prepared(&self, way: Way, k: &[f64]) -> (Vec<f64>, Similarity<'static, f64>) {
         match way {
-            Dot if self.trial.broken("forgotten-lengths") => (self.shortened(k), Similarity::Dot),
-            Distance if !self.trial.broken("forgotten-squares") => (k.into(), Similarity::Distance),
+            Dot if self.run.has_fault("forgotten-lengths") => (self.shortened(k), Similarity::Dot),
+            Distance if !self.run.has_fault("forgotten-squares") => (k.into(), Similarity::Distance),
             Dot | Distance => (k.into(), Similarity::Dot),
         }
     }
@@ -168,7 +168,7 @@ impl Bench<'_> {
 
     /// The equation between distance and dot product, and what follows, with random queries and keys.
     fn theorem(&self, n: usize, report: &mut Report) -> Result<(), Error> {
-        let (mut noise, s) = (self.trial.noise("theorem"), 2.0);
+        let (mut noise, s) = (self.run.noise("theorem"), 2.0);
         let (q, q_lengths) = self.random(n, (0.5, 1.5), &mut noise);
         let (k, k_lengths) = self.random(n, (0.5, 2.0), &mut noise);
         let dots = self.similarities(Dot, &q, &k)?;

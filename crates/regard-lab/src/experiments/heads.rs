@@ -17,7 +17,7 @@
 //! matrices as they are: the number of parameters is the same.
 
 use crate::learn::{Descent, matrix, normal, numbers, through};
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use regard_burn::{Attention, attention};
@@ -28,17 +28,17 @@ pub(crate) const HEADS: Experiment = Experiment {
     id: "E7",
     name: "heads",
     claim: "h heads have as many parameters as one wide head, and learn h relations at once where that one learns one",
-    knobs: &[
-        Knob {
+    parameters: &[
+        Parameter {
             name: "heads",
             what: "the most heads, and relations to learn",
             full: 4,
             quick: 4,
             range: (2, 8),
         },
-        Knob { name: "steps", what: "of training", full: 1000, quick: 300, range: (300, 10_000) },
+        Parameter { name: "steps", what: "of training", full: 1000, quick: 300, range: (300, 10_000) },
     ],
-    breaks: &[Break {
+    faults: &[Fault {
         name: "tied-heads",
         what: "all heads use the queries and keys of the first",
     }],
@@ -68,21 +68,21 @@ struct Layer {
     tied: bool,
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let (most, steps) = (trial.knob("heads"), trial.knob("steps"));
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let (most, steps) = (run.parameter("heads"), run.parameter("steps"));
     let all: Vec<usize> = (1..=most).filter(|h| most.is_multiple_of(*h)).collect();
-    let tied = trial.broken("tied-heads");
+    let tied = run.has_fault("tied-heads");
     let (mut sizes, mut curves, mut ends) = (Vec::new(), Vec::new(), Vec::new());
     for (i, &heads) in all.iter().enumerate() {
-        let layer = Layer::new(&mut trial.noise("matrices"), most, heads, tied);
+        let layer = Layer::new(&mut run.noise("matrices"), most, heads, tied);
         sizes.push(layer.num_params());
-        let mut noise = trial.noise("values");
+        let mut noise = run.noise("values");
         let (layer, errors) = Descent { steps, rate: 0.02 }
             .run(layer, |layer, _| layer.error(&mut noise, most, BATCH))?;
         curves.push(errors);
         // What is judged are values that were never seen.
-        ends.extend(numbers(layer.error(&mut trial.noise("unseen"), most, 32 * BATCH)?));
-        trial.done(i + 1, all.len());
+        ends.extend(numbers(layer.error(&mut run.noise("unseen"), most, 32 * BATCH)?));
+        run.done(i + 1, all.len());
     }
     let mut report = Report::new(
         Picture::Chart(picture(&all, &curves)),
