@@ -123,9 +123,9 @@ fn show(tagger: &Tagger) -> Outcome<()> {
     }
     let cols = Axis::new("word", SHOWN.split(' ').map(String::from).collect());
     let map = Map { title: SHOWN.into(), values, rows: Axis::new("Paris", labels), cols };
-    let colours = stdout().is_terminal();
-    let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, colours)) };
-    let depth = if colours { Depth::Indexed } else { Depth::Ascii };
+    let colors = stdout().is_terminal();
+    let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, colors)) };
+    let depth = if colors { Depth::Indexed } else { Depth::Ascii };
     print!("{}", term(&heat(&map, &style), depth));
     Ok(())
 }

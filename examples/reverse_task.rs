@@ -7,7 +7,7 @@
 //! at the last one, and so on. Look at the map at the end: a row for each letter that is written, a column for each that was read.
 //!
 //! Try next: 100 `STEPS` instead of 600, to see the map on its way. Another answer in `task`, such as the same letters in the order of
-//! the alphabet: the map is then another one for each sequence. Judge it by lengths that it has not learned from: it fails. Why?
+//! the alphabet: the map is then another one for each sequence. OutputCheck it by lengths that it has not learned from: it fails. Why?
 
 #![expect(clippy::print_stdout, reason = "a program")]
 
@@ -138,9 +138,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{right} of 200 unseen sequences are written backwards without a mistake.");
     println!("{mirrored} of their {letters} letters look most at their mirror image:\n");
 
-    let colours = stdout().is_terminal();
-    let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, colours)) };
-    let depth = if colours { Depth::Indexed } else { Depth::Ascii };
+    let colors = stdout().is_terminal();
+    let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, colors)) };
+    let depth = if colors { Depth::Indexed } else { Depth::Ascii };
     print!("{}", term(&heat(&look(&model, &unseen[11])?, &style), depth));
     match right >= 190 && 10 * mirrored >= 9 * letters {
         true => Ok(()),

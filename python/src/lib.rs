@@ -27,17 +27,17 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _regard {
     #[pymodule_export]
-    use super::array::Owned;
+    use super::array::OwnedArray;
     #[pymodule_export]
-    use super::attention::{Kept, backward, forward, plan};
+    use super::attention::{SavedForward, backward, forward, plan};
     #[pymodule_export]
     use super::cache::{Cache, Sequence};
     #[pymodule_export]
-    use super::linear::{LinearKept, State, linear};
+    use super::linear::{SavedLinear, State, linear};
     #[pymodule_export]
     use super::look::look;
     #[pymodule_export]
-    use super::lsh::{LshKept, lsh};
+    use super::lsh::{SavedLsh, lsh};
     #[pymodule_export]
     use super::scope::{Trace, picture, write};
     #[pymodule_export]

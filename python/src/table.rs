@@ -1,8 +1,8 @@
 //! The case table: checked against the definition, and exported row by row for tests of the front ends.
 
-use crate::array::{Owned, refused};
-use crate::attention::{Gradients, Kept, gradients};
-use crate::options::{Ranges, Stored};
+use crate::array::{OwnedArray, refused};
+use crate::attention::{Gradients, SavedForward, gradients};
+use crate::options::{ArrayElement, Ranges};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use regard::problem::{Align, Dims, Normalizer};
@@ -10,7 +10,7 @@ use regard::{Machine, Mask, Plan, Problem, bf16, f16};
 use regard_scope::parse_mask;
 use regard_testkit::cases::SimilarityCase;
 use regard_testkit::scores::ScoreOption;
-use regard_testkit::{Case, Data, Dtype, Report, Way, cases, data};
+use regard_testkit::{AttentionKind, Case, Data, Dtype, Report, cases, data};
 use serde_json::{Map, Value, json};
 use std::any::Any;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ pub(crate) struct Table(Vec<Case>);
 impl Table {
     #[new]
     fn new() -> Self {
-        Self(cases().into_iter().filter(|case| case.way == Way::Exact).collect())
+        Self(cases().into_iter().filter(|case| case.attention == AttentionKind::Exact).collect())
     }
 
     fn names(&self) -> Vec<String> {
@@ -114,22 +114,22 @@ pub(crate) struct Row {
     options: String,
     /// Tensors that learn, by name; `ranges`, if they are the mask.
     #[pyo3(get)]
-    arrays: Vec<(&'static str, Py<Owned>)>,
+    arrays: Vec<(&'static str, Py<OwnedArray>)>,
     /// q, k and v, as they lie in memory.
     #[pyo3(get)]
-    tensors: Vec<Py<Owned>>,
+    tensors: Vec<Py<OwnedArray>>,
     /// By out, lse and the entropy; the latter two if the loss depends on them.
     #[pyo3(get)]
-    upstream: Vec<Option<Py<Owned>>>,
+    upstream: Vec<Option<Py<OwnedArray>>>,
     #[pyo3(get)]
-    kept: Py<Kept>,
+    kept: Py<SavedForward>,
     /// As those of a call, by `arrays` but for the mask.
     #[pyo3(get)]
     gradients: Gradients,
 }
 
 impl Row {
-    fn new<E: Stored>(py: Python<'_>, case: &Case) -> PyResult<Self> {
+    fn new<E: ArrayElement>(py: Python<'_>, case: &Case) -> PyResult<Self> {
         let data = Arc::new(py.detach(|| Data::<E>::new(case)));
         let mut problem = data.problem(case);
         let mask = DoorMask::new(case, &problem)?;
@@ -160,7 +160,7 @@ impl Row {
         let Dims { batch, heads, q_len, .. } = case.dims;
         let by_row = |numbers: &[E::Num], given: bool| {
             let shape = [batch, heads.q, q_len];
-            let array = || Py::new(py, Owned::part(data.clone(), numbers, &shape, &[0, 1, 2]));
+            let array = || Py::new(py, OwnedArray::part(data.clone(), numbers, &shape, &[0, 1, 2]));
             given.then(array).transpose()
         };
         let [d_lse, d_entropy] = &data.d_rows;
@@ -174,14 +174,14 @@ impl Row {
                 by_row(d_lse, has_lse)?,
                 by_row(d_entropy, case.entropy)?,
             ],
-            kept: Py::new(py, Kept::new(py, output)?)?,
+            kept: Py::new(py, SavedForward::new(py, output)?)?,
             gradients,
         })
     }
 }
 
 /// A tensor as it lies in memory. The engine tells no strides; where rows lie does.
-fn strided<E: Stored>(owner: &Arc<Data<E>>, stored: &data::Stored<E>) -> Owned {
+fn strided<E: ArrayElement>(owner: &Arc<Data<E>>, stored: &data::TestTensor<E>) -> OwnedArray {
     let shape = stored.shape.to_array();
     let view = stored.view();
     let address = |[b, h, i]: [usize; 3]| view.row(b, h, i).as_ptr() as usize;
@@ -192,14 +192,14 @@ fn strided<E: Stored>(owner: &Arc<Data<E>>, stored: &data::Stored<E>) -> Owned {
         strides[axis] = (address(next) - address([0; 3])) / size_of::<E>();
     }
     let owner: Arc<dyn Any + Send + Sync> = owner.clone();
-    Owned::strided(owner, &stored.data, &shape, &strides)
+    OwnedArray::strided(owner, &stored.data, &shape, &strides)
 }
 
 /// The tensors of a case that have gradients, beside q, k and v.
-fn learned<E: Stored>(case: &Case, data: &Arc<Data<E>>) -> Vec<(&'static str, Owned)> {
+fn learned<E: ArrayElement>(case: &Case, data: &Arc<Data<E>>) -> Vec<(&'static str, OwnedArray)> {
     let list = |numbers: &[E::Num], shape: &[usize]| {
         let axes: Vec<usize> = (0..shape.len()).collect();
-        Owned::part(data.clone(), numbers, shape, &axes)
+        OwnedArray::part(data.clone(), numbers, shape, &axes)
     };
     let Dims { batch, heads, q_len, .. } = case.dims;
     let mut found = Vec::new();
@@ -257,7 +257,7 @@ enum DoorMask {
 }
 
 impl DoorMask {
-    fn new<E: Stored>(case: &Case, problem: &Problem<'_, E>) -> PyResult<Self> {
+    fn new<E: ArrayElement>(case: &Case, problem: &Problem<'_, E>) -> PyResult<Self> {
         let Dims { batch, heads, q_len, .. } = case.dims;
         let seen = |mask: &Mask| {
             let heads = (0..batch).flat_map(|b| (0..heads.q).map(move |h| (b, h)));

@@ -8,7 +8,7 @@ use regard::{Error, Layout, Machine, Mask, Output, Problem, Shape, Tensor, View}
 use regard_book::backward::{Grads, plain, recompute};
 use regard_book::online::Partial;
 use regard_book::{AttentionOutput, Head, definition, engine, lanes, online, threads, tiles};
-use regard_testkit::{Judge, Noise};
+use regard_testkit::{Noise, OutputCheck};
 
 /// The numbers of a head.
 struct Numbers {
@@ -65,7 +65,7 @@ fn ratio(head: &Head<'_>, attended: AttentionOutput) -> f64 {
     let (problem, views) = problem(head);
     let shape = Shape { batch: 1, heads: 1, len: head.q_len(), dim: head.v_dim };
     let out = Tensor::new(attended.out, shape, Layout::Bhsd).unwrap();
-    let ratio = Judge::new(&problem, views).ratio(&Output::new(out, attended.lse));
+    let ratio = OutputCheck::new(&problem, views).ratio(&Output::new(out, attended.lse));
     ratio.unwrap().worse()
 }
 

@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 /// The options of an attention call, those of [`Problem`] with Burn's tensors in the place of views. A tensor that takes part in
 /// autodiff receives its gradient.
 ///
-/// Numbers of `alibi`, `relative`, `sinks` and `centres` are f32, and f64 where q is f64.
+/// Numbers of `alibi`, `relative`, `sinks` and `centers` are f32, and f64 where q is f64.
 #[derive(Clone, Debug, Default)]
 pub struct Attention {
     /// Who may see whom.
@@ -51,7 +51,7 @@ pub struct Attention {
     /// A score without a key, `[heads]`.
     pub sinks: Option<Tensor<1>>,
     /// Each row looks around its own centre only, as far as the number says: `[batch, heads, q_len]`.
-    pub centres: Option<(Tensor<3>, usize)>,
+    pub centers: Option<(Tensor<3>, usize)>,
 }
 
 /// How a query and a key make a number: see [`regard::problem::Similarity`].
@@ -209,7 +209,7 @@ enum Slot {
     Alibi,
     Relative(Buckets),
     Sinks,
-    Centres(usize),
+    Centers(usize),
     General,
     AdditiveQ,
     AdditiveK,
@@ -234,8 +234,8 @@ impl Attention {
             let [buckets, _] = table.dims();
             same("relative", &table.dims(), &[buckets, heads])?;
         }
-        match &self.centres {
-            Some((centres, _)) => same("centres", &centres.dims(), &[batch, heads, q_len]),
+        match &self.centers {
+            Some((centers, _)) => same("centers", &centers.dims(), &[batch, heads, q_len]),
             None => Ok(()),
         }
     }
@@ -255,10 +255,10 @@ impl Attention {
         let relative = self.relative.as_ref().map(|relative| {
             (Slot::Relative(relative.buckets), relative.table.clone().into_dispatch())
         });
-        let centres = self
-            .centres
+        let centers = self
+            .centers
             .clone()
-            .map(|(centres, reach)| (Slot::Centres(reach), centres.into_dispatch()));
+            .map(|(centers, reach)| (Slot::Centers(reach), centers.into_dispatch()));
         let of_similarity = match &self.similarity {
             Similarity::Dot | Similarity::Distance => vec![],
             Similarity::General(w) => vec![put(Slot::General, &Some(w.clone()))],
@@ -273,7 +273,7 @@ impl Attention {
             put(Slot::Alibi, &self.alibi),
             put(Slot::Sinks, &self.sinks),
         ];
-        plain.into_iter().chain([relative, centres]).chain(of_similarity).flatten().collect()
+        plain.into_iter().chain([relative, centers]).chain(of_similarity).flatten().collect()
     }
 
     /// What is left for the call itself: its tensors are among the inputs.
@@ -282,8 +282,8 @@ impl Attention {
             Similarity::Distance => Similarity::Distance,
             _ => Similarity::Dot,
         };
-        let (bias, alibi, relative, sinks, centres) = (None, None, None, None, None);
-        Self { similarity, bias, alibi, relative, sinks, centres, ..self.clone() }
+        let (bias, alibi, relative, sinks, centers) = (None, None, None, None, None);
+        Self { similarity, bias, alibi, relative, sinks, centers, ..self.clone() }
     }
 }
 
@@ -302,7 +302,7 @@ struct Call {
 fn laid_out(slots: &[Slot], inputs: &[FlexTensor]) -> Vec<FlexTensor> {
     let list = |i: usize| {
         let slot = i.checked_sub(3).map(|i| slots[i]);
-        matches!(slot, Some(Slot::Alibi | Slot::Relative(_) | Slot::Sinks | Slot::Centres(_)))
+        matches!(slot, Some(Slot::Alibi | Slot::Relative(_) | Slot::Sinks | Slot::Centers(_)))
     };
     inputs.iter().enumerate().map(|(i, t)| if list(i) { dense(t) } else { viewable(t) }).collect()
 }
@@ -344,8 +344,8 @@ impl Call {
         problem.dropout = self.options.dropout;
         problem.entropy = self.options.entropy;
         problem.precision = self.options.precision.unwrap_or(problem.precision);
-        if let Some((Slot::Centres(reach), centres, _)) = list(|s| matches!(s, Slot::Centres(_))) {
-            problem = problem.local(Local::new(centres, reach));
+        if let Some((Slot::Centers(reach), centers, _)) = list(|s| matches!(s, Slot::Centers(_))) {
+            problem = problem.local(Local::new(centers, reach));
         }
         problem.similarity = if let Some(w) = matrix(|s| *s == Slot::General)? {
             regard::problem::Similarity::General(w)
@@ -435,7 +435,7 @@ impl Call {
         let (mut bias, mut w, mut w_q, mut w_k, mut w_v) =
             (matrix(grads.bias), matrix(grads.w), matrix(w_q), matrix(w_k), matrix(w_v));
         let lists = [grads.alibi, grads.relative, grads.sinks, grads.centres];
-        let [mut alibi, mut relative, mut sinks, mut centres] = lists.map(Some);
+        let [mut alibi, mut relative, mut sinks, mut centers] = lists.map(Some);
         let mut all: Vec<_> =
             [grads.q, grads.k, grads.v].into_iter().map(|grad| Some(from_engine(grad))).collect();
         for (i, slot) in self.slots.iter().enumerate() {
@@ -451,7 +451,7 @@ impl Call {
                 Slot::Alibi => list(&mut alibi),
                 Slot::Relative(_) => list(&mut relative),
                 Slot::Sinks => list(&mut sinks),
-                Slot::Centres(_) => list(&mut centres),
+                Slot::Centers(_) => list(&mut centers),
             });
         }
         all.into_iter().zip(back.wanted).map(|(grad, wanted)| grad.filter(|_| *wanted)).collect()

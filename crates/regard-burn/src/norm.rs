@@ -50,7 +50,7 @@ fn norm<const D: usize>(
         );
     }
     #[expect(clippy::cast_possible_truncation, reason = "numbers are f32")]
-    let op = Norm { centred: bias.is_some(), eps: eps as f32 };
+    let op = Norm { centered: bias.is_some(), eps: eps as f32 };
     let inputs = [x.into_dispatch(), weight.into_dispatch()];
     run(Arc::new(op), inputs.into_iter().chain(bias.map(Tensor::into_dispatch)).collect())
 }
@@ -58,7 +58,7 @@ fn norm<const D: usize>(
 #[derive(Debug)]
 struct Norm {
     /// Whether the mean is subtracted, and a bias added.
-    centred: bool,
+    centered: bool,
     eps: f32,
 }
 
@@ -68,7 +68,7 @@ impl Norm {
     #[inline(always)]
     fn of(&self, x: &[f32]) -> [f32; 2] {
         let n = x.len() as f32;
-        let mean = if self.centred { sum!(x in x => x) / n } else { 0.0 };
+        let mean = if self.centered { sum!(x in x => x) / n } else { 0.0 };
         let variance = sum!(x in x => (x - mean) * (x - mean)) / n;
         [mean, 1.0 / (variance + self.eps).sqrt()]
     }
@@ -112,7 +112,8 @@ impl RowWork for ByRow<'_> {
         let [mean, factor] = around.norm.of(x);
         // With h = (x - mean) factor and g = d weight: factor (g - mean of g - h mean of g h).
         let along = sum!(d in d, w in weight, x in x => d * w * (x - mean)) / n * factor * factor;
-        let across = if around.norm.centred { sum!(d in d, w in weight => d * w) / n } else { 0.0 };
+        let across =
+            if around.norm.centered { sum!(d in d, w in weight => d * w) / n } else { 0.0 };
         for ((d, x), weight) in d.iter_mut().zip(x).zip(weight) {
             *d = factor * (*d * weight - across - (x - mean) * along);
         }
@@ -158,7 +159,7 @@ impl Operation for Norm {
         let ([m, width], d) = (rows(&x), numbers(&upstream));
         let around = Around { norm: self, x: numbers(&x), d, weight: numbers(&weight), bias: &[] };
         let by_x = || tensor(changed(d, width, &ByRow(&around)), &sizes(&x));
-        let both = if self.centred { 2 * width } else { width };
+        let both = if self.centered { 2 * width } else { width };
         let mut by_weight = summed(m, both, &ByParameters(&around));
         let by_bias = by_weight.split_off(width);
         let mut gradients =

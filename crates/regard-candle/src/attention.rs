@@ -13,7 +13,7 @@ use regard::{Grads, Machine, Mask, Number, Output, Plan, Problem, Score, bf16, f
 /// The options of an attention call, those of [`Problem`] with Candle's tensors in the place of views.
 ///
 /// No gradient reaches the tensors among them, so one that a variable stands behind is refused: see [`Error::Tracked`].
-/// Numbers of `bias` have the type of q; those of `alibi`, `relative`, `sinks` and `centres` are f32, and f64 where q is f64.
+/// Numbers of `bias` have the type of q; those of `alibi`, `relative`, `sinks` and `centers` are f32, and f64 where q is f64.
 #[derive(Clone, Debug, Default)]
 pub struct Attention {
     /// Who may see whom.
@@ -41,7 +41,7 @@ pub struct Attention {
     /// A score without a key, `[heads]`.
     pub sinks: Option<Tensor>,
     /// Each row looks around its own centre only, as far as the number says: `[batch, heads, q_len]`.
-    pub centres: Option<(Tensor, usize)>,
+    pub centers: Option<(Tensor, usize)>,
 }
 
 /// How a query and a key make a number. `q^T W k` is the dot product of `q W`, whose gradients Candle has itself.
@@ -171,19 +171,19 @@ impl Attention {
             same("heads", ("q", heads), (name, found))?;
             Ok::<_, Error>(Relative { table, buckets: relative.buckets })
         };
-        let centres = |(centres, reach): &(Tensor, usize)| {
-            let centres = list("centres", (3, "[batch, heads, q_len]"), centres)?;
+        let centers = |(centers, reach): &(Tensor, usize)| {
+            let centers = list("centers", (3, "[batch, heads, q_len]"), centers)?;
             for (i, axis) in ["batch", "heads", "queries"].into_iter().enumerate() {
-                same(axis, ("q", q.dims()[i]), ("centres", centres.dims()[i]))?;
+                same(axis, ("q", q.dims()[i]), ("centers", centers.dims()[i]))?;
             }
-            Ok::<_, Error>((centres, *reach))
+            Ok::<_, Error>((centers, *reach))
         };
         Ok(Self {
             bias: self.bias.as_ref().map(bias).transpose()?,
             alibi: by_head("alibi", &self.alibi)?,
             relative: self.relative.as_ref().map(relative).transpose()?,
             sinks: by_head("sinks", &self.sinks)?,
-            centres: self.centres.as_ref().map(centres).transpose()?,
+            centers: self.centers.as_ref().map(centers).transpose()?,
             ..self.clone()
         })
     }
@@ -207,7 +207,7 @@ struct Inputs<'a> {
     alibi: Option<StorageGuard<'a>>,
     relative: Option<StorageGuard<'a>>,
     sinks: Option<StorageGuard<'a>>,
-    centres: Option<StorageGuard<'a>>,
+    centers: Option<StorageGuard<'a>>,
 }
 
 impl<'a> Inputs<'a> {
@@ -220,7 +220,7 @@ impl<'a> Inputs<'a> {
             alibi: options.alibi.as_ref().map(StorageGuard::new),
             relative: options.relative.as_ref().map(|relative| StorageGuard::new(&relative.table)),
             sinks: options.sinks.as_ref().map(StorageGuard::new),
-            centres: options.centres.as_ref().map(|(centres, _)| StorageGuard::new(centres)),
+            centers: options.centers.as_ref().map(|(centers, _)| StorageGuard::new(centers)),
         }
     }
 
@@ -259,8 +259,8 @@ impl<'a> Inputs<'a> {
             Similarity::Dot => regard::problem::Similarity::Dot,
             Similarity::Distance => regard::problem::Similarity::Distance,
         };
-        if let (Some(centres), Some((_, reach))) = (&self.centres, &options.centres) {
-            problem = problem.local(Local::new(centres.numbers()?, *reach));
+        if let (Some(centers), Some((_, reach))) = (&self.centers, &options.centers) {
+            problem = problem.local(Local::new(centers.numbers()?, *reach));
         }
         Ok(problem)
     }

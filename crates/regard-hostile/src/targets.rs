@@ -277,8 +277,8 @@ const LAST: &str = "last.safetensors";
 
 /// The weights of that layer: the same in every process.
 fn optimizer() -> &'static AdamW {
-    static OPTIMISER: OnceLock<AdamW> = OnceLock::new();
-    OPTIMISER.get_or_init(|| {
+    static OPTIMIZER: OnceLock<AdamW> = OnceLock::new();
+    OPTIMIZER.get_or_init(|| {
         let weight = Tensor::full([2, 2], 0.5, &Device::flex().autodiff());
         let mut layer = Linear::new([2, 2], false, &Device::flex());
         layer.weight = Param::from_tensor(weight);

@@ -30,8 +30,8 @@ mod setup;
 pub use error::Error;
 pub use experiments::EXPERIMENTS;
 pub use page::{number, page};
-pub use report::{Tolerance, ExperimentResult, Picture, Report};
-pub use setup::{Fault, Parameter, Setup, ExperimentRun};
+pub use report::{ExperimentResult, Picture, Report, Tolerance};
+pub use setup::{ExperimentRun, Fault, Parameter, Setup};
 
 /// A claim that can be run.
 #[derive(Debug)]
@@ -58,7 +58,11 @@ impl Experiment {
     }
 
     /// Runs it, telling how far it is: so many parts of all.
-    pub fn run_with_progress(&self, setup: &Setup, progress: &dyn Fn(usize, usize)) -> Result<Report, Error> {
+    pub fn run_with_progress(
+        &self,
+        setup: &Setup,
+        progress: &dyn Fn(usize, usize),
+    ) -> Result<Report, Error> {
         (self.body)(&ExperimentRun::new(self, setup, progress)?)
     }
 }

@@ -1,6 +1,6 @@
 //! A report as a page that needs nothing but itself.
 
-use crate::report::{Tolerance, ExperimentResult, Report};
+use crate::report::{ExperimentResult, Report, Tolerance};
 use crate::{Experiment, Setup};
 use regard_scope::render::svg;
 use regard_scope::{Metrics, Style, escaped};
@@ -51,10 +51,8 @@ pub fn page(experiment: &Experiment, setup: &Setup, report: &Report) -> String {
         claim = escaped(experiment.claim),
         verdict = if report.holds() { "It holds." } else { "It does not hold." },
         seed = setup.seed,
-        broken = setup
-            .fault
-            .as_ref()
-            .map_or_else(String::new, |b| format!(", fault {}", escaped(b))),
+        broken =
+            setup.fault.as_ref().map_or_else(String::new, |b| format!(", fault {}", escaped(b))),
         picture = svg(&scene),
         caption = escaped(&report.caption),
         next = next.chain(broken).collect::<String>(),

@@ -87,22 +87,22 @@ impl Report {
         self.results.push(ExperimentResult { what: what.into(), predicted, measured, tolerance });
     }
 
-    /// Measured must be predicted to a part of it: `part` 0.05 is 5 %.
+    /// MeasureOutput must be predicted to a part of it: `part` 0.05 is 5 %.
     pub fn near(&mut self, what: impl Into<String>, predicted: f64, measured: f64, part: f64) {
         self.add(what, (predicted, measured), Tolerance::Part(part));
     }
 
-    /// Measured must be predicted, give or take `off`.
+    /// MeasureOutput must be predicted, give or take `off`.
     pub fn within(&mut self, what: impl Into<String>, predicted: f64, measured: f64, off: f64) {
         self.add(what, (predicted, measured), Tolerance::Within(off));
     }
 
-    /// Measured must not be above the bound.
+    /// MeasureOutput must not be above the bound.
     pub fn at_most(&mut self, what: impl Into<String>, bound: f64, measured: f64) {
         self.add(what, (bound, measured), Tolerance::AtMost);
     }
 
-    /// Measured must not be below the bound.
+    /// MeasureOutput must not be below the bound.
     pub fn at_least(&mut self, what: impl Into<String>, bound: f64, measured: f64) {
         self.add(what, (bound, measured), Tolerance::AtLeast);
     }
@@ -122,7 +122,8 @@ impl Report {
     /// Whether the claim holds: something was checked, and all of it is as predicted.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.results.iter().any(ExperimentResult::is_checked) && self.results.iter().all(ExperimentResult::holds)
+        self.results.iter().any(ExperimentResult::is_checked)
+            && self.results.iter().all(ExperimentResult::holds)
     }
 }
 

@@ -77,7 +77,8 @@ impl<'s> ExperimentRun<'s> {
         for (name, &value) in &setup.parameters {
             let parameters = experiment.parameters;
             let Some(parameter) = parameters.iter().find(|parameter| parameter.name == name) else {
-                let known = names(&parameters.iter().map(|parameter| parameter.name).collect::<Vec<_>>());
+                let known =
+                    names(&parameters.iter().map(|parameter| parameter.name).collect::<Vec<_>>());
                 return Err(Error::Unknown { what: "parameter", found: name.clone(), known });
             };
             let (least, most) = parameter.range;
@@ -101,7 +102,8 @@ impl<'s> ExperimentRun<'s> {
     #[must_use]
     pub fn parameter(&self, name: &str) -> usize {
         let parameter = self.experiment.parameters.iter().find(|parameter| parameter.name == name);
-        let parameter = parameter.unwrap_or_else(|| panic!("{} has no parameter {name}", self.experiment.name));
+        let parameter =
+            parameter.unwrap_or_else(|| panic!("{} has no parameter {name}", self.experiment.name));
         let own = if self.setup.quick { parameter.quick } else { parameter.full };
         self.setup.parameters.get(name).copied().unwrap_or(own)
     }

@@ -94,7 +94,10 @@ fn there_is_one_experiment_for_each_claim_and_a_test_for_each() {
             let (least, most) = parameter.range;
             let known = ["dim", "heads", "length", "samples", "steps"];
             assert!(known.contains(&parameter.name), "{} has no flag", parameter.name);
-            assert!((least..=most).contains(&parameter.full) && (least..=most).contains(&parameter.quick));
+            assert!(
+                (least..=most).contains(&parameter.full)
+                    && (least..=most).contains(&parameter.quick)
+            );
         }
     }
 }

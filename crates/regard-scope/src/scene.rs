@@ -3,8 +3,8 @@
 //! A view puts marks on a page; a renderer draws them. The page is measured in whatever [`Metrics`] says: pixels, or
 //! columns and lines of a terminal. So each view is written once.
 
-use crate::colour::{Emphasis, Theme};
-use crate::palette::{Kind, Palette};
+use crate::color::{Emphasis, Theme};
+use crate::palette::{Palette, PaletteKind};
 use crate::text;
 
 /// A picture.
@@ -14,8 +14,8 @@ pub struct Scene {
     pub size: (f32, f32),
     /// What it stands on.
     pub theme: Theme,
-    /// What the colours of cells mean.
-    pub kind: Kind,
+    /// What the colors of cells mean.
+    pub kind: PaletteKind,
     /// What it is, in a line.
     pub title: String,
     /// What it shows, for those who cannot see it.
@@ -27,7 +27,7 @@ pub struct Scene {
 /// One thing to draw.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mark {
-    /// Colours in rows and columns. The legend is one of these, too.
+    /// Colors in rows and columns. The legend is one of these, too.
     Cells(Cells),
     /// A line of text.
     Text(Text),
@@ -50,7 +50,7 @@ pub struct Area {
     pub h: f32,
 }
 
-/// A grid of colours that fills a box.
+/// A grid of colors that fills a box.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cells {
     /// Where.
@@ -60,7 +60,7 @@ pub struct Cells {
     /// How many columns.
     pub cols: usize,
     /// `[rows, cols]`, places in the palette.
-    pub colours: Vec<u8>,
+    pub colors: Vec<u8>,
     /// `[rows, cols]`, what each cell is in words; or nothing, if there are too many for words.
     pub tips: Vec<String>,
 }
@@ -96,7 +96,7 @@ pub enum Anchor {
 pub enum Ink {
     /// The page.
     Page(Emphasis),
-    /// A cell of this colour: black or white, whichever reads better.
+    /// A cell of this color: black or white, whichever reads better.
     On(u8),
 }
 
@@ -112,7 +112,7 @@ pub struct Line {
     /// Whether it leaves and arrives level, as an S, or goes straight.
     pub curved: bool,
     /// Its place in the palette.
-    pub colour: u8,
+    pub color: u8,
 }
 
 /// How a page is measured.
@@ -152,7 +152,7 @@ impl Metrics {
         }
     }
 
-    /// For a terminal of so many columns. A place of a terminal is twice as high as wide, so in colour two cells
+    /// For a terminal of so many columns. A place of a terminal is twice as high as wide, so in color two cells
     /// share one (half blocks); `halves` says whether they may.
     #[must_use]
     pub fn terminal(columns: u16, halves: bool) -> Self {
@@ -235,7 +235,7 @@ impl Metrics {
 }
 
 impl Scene {
-    /// The colours of its cells.
+    /// The colors of its cells.
     #[must_use]
     pub fn palette(&self) -> &'static Palette {
         Palette::of(self.theme, self.kind)

@@ -1,6 +1,6 @@
 //! What a unit sees of a memory: `score . tanh(query h + key)`, a softmax of it, and the mean of the values by that.
 
-use crate::math::{exp, sum, tanh, vectorised};
+use crate::math::{exp, sum, tanh, vectorized};
 use crate::product::{Matrix, Products};
 use crate::rows::{RowWork, by_few, by_rows, column_sums};
 use crate::tensors::{numbers, tensor};
@@ -250,7 +250,7 @@ impl AttentionBackward<'_> {
             .zip(self.by_memory.par_chunks_mut((ROWS * each).max(1)));
         pieces.enumerate().for_each(|(piece, (by_queries, by_memory))| {
             let first = piece * ROWS;
-            vectorised(LookedBack {
+            vectorized(LookedBack {
                 memory,
                 of,
                 seen,

@@ -93,9 +93,9 @@ fn norms_are_their_definitions() {
         |l| layer_norm(l[0].three(), l[1].one(), l[2].one(), 1e-5),
         |l| {
             let x = l[0].three();
-            let centred = x.clone() - x.mean_dim(2);
-            let variance = (centred.clone() * centred.clone()).mean_dim(2);
-            centred / (variance + 1e-5).sqrt() * l[1].one().unsqueeze() + l[2].one().unsqueeze()
+            let centered = x.clone() - x.mean_dim(2);
+            let variance = (centered.clone() * centered.clone()).mean_dim(2);
+            centered / (variance + 1e-5).sqrt() * l[1].one().unsqueeze() + l[2].one().unsqueeze()
         },
     );
     same(

@@ -29,7 +29,7 @@ pub(crate) fn run(args: &ListArgs, format: Format) -> Result<()> {
         let (parameters, bytes) = own.size()?;
         if format == Format::Json {
             let line = json!({
-                "name": own.name, "what": own.what, "parameters": parameters, "licence": own.licence, "bytes": bytes,
+                "name": own.name, "what": own.what, "parameters": parameters, "license": own.license, "bytes": bytes,
                 "path": null, "how": "part of the program",
             });
             writeln!(out, "{line}")?;
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &ListArgs, format: Format) -> Result<()> {
         }
         writeln!(out, "{:12} {}", own.name, own.what)?;
         let (millions, megabytes) = (parameters as f64 / 1e6, bytes as f64 / 1e6);
-        writeln!(out, "{:12} {millions:.1} M parameters, {megabytes:.1} MB, {}", "", own.licence)?;
+        writeln!(out, "{:12} {millions:.1} M parameters, {megabytes:.1} MB, {}", "", own.license)?;
         writeln!(out, "{:12} here: part of the program", "")?;
     }
     let base = cache()?;
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &ListArgs, format: Format) -> Result<()> {
         };
         if format == Format::Json {
             let line = json!({
-                "name": known.name, "what": known.what, "parameters": known.parameters, "licence": known.licence,
+                "name": known.name, "what": known.what, "parameters": known.parameters, "license": known.license,
                 "bytes": known.size, "path": path, "how": how,
             });
             writeln!(out, "{line}")?;
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ListArgs, format: Format) -> Result<()> {
             "",
             known.parameters as f64 / 1e6,
             known.size as f64 / 1e6,
-            known.licence
+            known.license
         )?;
         match path {
             Some(path) => writeln!(out, "{:12} here: {}", "", path.display())?,

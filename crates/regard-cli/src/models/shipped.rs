@@ -9,7 +9,7 @@ use regard_models::files::{Config, ModelFiles, Tokens, Weights};
 pub(crate) struct Shipped {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
-    pub(crate) licence: &'static str,
+    pub(crate) license: &'static str,
     config: &'static str,
     weights: &'static [u8],
     tokens: &'static str,
@@ -21,7 +21,7 @@ pub(crate) const SHIPPED: &[Shipped] = &[
     Shipped {
         name: "zh-en",
         what: "our own small Transformer from Chinese to English, for short everyday sentences",
-        licence: "MIT or Apache-2.0; learned from Tatoeba (CC BY 2.0 FR)",
+        license: "MIT or Apache-2.0; learned from Tatoeba (CC BY 2.0 FR)",
         config: include_str!("../../zh-en/config.json"),
         weights: include_bytes!("../../zh-en/model.safetensors"),
         tokens: include_str!("../../zh-en/source_tokenizer.json"),

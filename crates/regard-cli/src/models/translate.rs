@@ -101,7 +101,7 @@ fn alignment(trace: &Trace) -> Result<Vec<Link>> {
     let Some(first) = sites.first() else {
         bail!("--alignment: {} has no attention from what it writes to what it reads", trace.title);
     };
-    let [rows, cols] = trace.layer(first)?.seen.size();
+    let [rows, cols] = trace.layer(first)?.data.size();
     let mut mean = vec![0.0; rows * cols];
     for site in &sites {
         let map = trace.map(Machine::detect(), site, 0..rows, [rows, cols])?;

@@ -226,7 +226,9 @@ struct Screen {
 impl Screen {
     fn draw(&mut self, step: u64, numbers: &[(&str, f64)]) {
         // A picture that cannot be drawn is no reason to end a run.
-        if let Some(Err(error)) = self.summary.as_mut().map(|summary| summary.scalars(step, numbers)) {
+        if let Some(Err(error)) =
+            self.summary.as_mut().map(|summary| summary.scalars(step, numbers))
+        {
             self.summary = None;
             self.say(&format!("no more events for TensorBoard: {error}"));
         }

@@ -24,10 +24,10 @@
 //! (j (j - c)), c = b / sqrt(d) (the random energy model of Derrida 1981, frozen).
 
 use crate::measure::{timed, wide};
-use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use regard::problem::{Additive, Similarity};
 use regard::{Machine, Plan, Problem, Score, View, reference};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 use regard_testkit::Noise;
 
 pub(crate) const ADDITIVE: Experiment = Experiment {
@@ -35,8 +35,20 @@ pub(crate) const ADDITIVE: Experiment = Experiment {
     name: "additive",
     claim: "additive attention has d_q a + d_k a + a parameters and a tanh for each unit and pair; its scores keep their size as d grows, dot products only if scaled",
     parameters: &[
-        Parameter { name: "dim", what: "the most features", full: 1024, quick: 256, range: (64, 4096) },
-        Parameter { name: "samples", what: "queries, keys", full: 128, quick: 64, range: (32, 128) },
+        Parameter {
+            name: "dim",
+            what: "the most features",
+            full: 1024,
+            quick: 256,
+            range: (64, 4096),
+        },
+        Parameter {
+            name: "samples",
+            what: "queries, keys",
+            full: 128,
+            quick: 64,
+            range: (32, 128),
+        },
     ],
     faults: &[
         Fault { name: "scaled", what: "the unscaled dot product is scaled after all" },
@@ -140,7 +152,11 @@ impl Network {
 }
 
 /// Dot products, scaled ones, additive scores.
-fn look(run: &ExperimentRun<'_>, (n, d): (usize, usize), loud: f32) -> Result<[ScoreStatistics; 3], Error> {
+fn look(
+    run: &ExperimentRun<'_>,
+    (n, d): (usize, usize),
+    loud: f32,
+) -> Result<[ScoreStatistics; 3], Error> {
     let mut noise = run.noise(&format!("{d} features, {loud}"));
     let mut all = [(); 3].map(|()| ScoreStatistics::default());
     for _ in 0..NETWORKS {
@@ -293,8 +309,8 @@ fn picture(dims: &[usize], seen: &[[ScoreStatistics; 3]], additive: f64) -> Char
     };
     Chart {
         title: "How far scores spread".into(),
-        x: Scaled::log("features of a query"),
-        y: Scaled::log("standard deviation of scores"),
+        x: ChartAxis::log("features of a query"),
+        y: ChartAxis::log("standard deviation of scores"),
         series: vec![
             series("q . k", 0, &f64::sqrt),
             series("q . k / sqrt(d)", 1, &|_| 1.0),

@@ -11,9 +11,9 @@
 
 use super::tiled::plain;
 use crate::measure::{exponent, peak, timed};
-use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use regard::{Machine, Mask, Plan, Problem, View};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 
 pub(crate) const COST: Experiment = Experiment {
     id: "E3",
@@ -270,8 +270,8 @@ fn picture(sweeps: &[Sweep]) -> Chart {
     };
     Chart {
         title: "Time follows the work".into(),
-        x: Scaled::log("million operations: 2 n m (d_k + d_v)"),
-        y: Scaled::log("milliseconds, one thread"),
+        x: ChartAxis::log("million operations: 2 n m (d_k + d_v)"),
+        y: ChartAxis::log("milliseconds, one thread"),
         series: sweeps.iter().map(series).collect(),
     }
 }

@@ -12,12 +12,12 @@
 //! n (a - 1 / A) / (1 - 1 / A) letters, as one of A is right by chance.
 
 use crate::learn::{Descent, drawn};
-use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy};
 use regard_models::{DropoutRates, Pass, Seq2Seq, Seq2SeqConfig, ids};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 use regard_testkit::Noise;
 
 pub(crate) const DISTANCE: Experiment = Experiment {
@@ -185,8 +185,8 @@ fn picture(lengths: &[usize], with: &[Learned], without: &[Learned]) -> Chart {
     };
     Chart {
         title: "Letters that arrive".into(),
-        x: Scaled::linear("letters of a word"),
-        y: Scaled::linear("letters that arrive"),
+        x: ChartAxis::linear("letters of a word"),
+        y: ChartAxis::linear("letters that arrive"),
         series: vec![
             Series {
                 name: "with attention".into(),

@@ -17,11 +17,11 @@
 //! matrices as they are: the number of parameters is the same.
 
 use crate::learn::{Descent, matrix, normal, numbers, through};
-use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use regard_burn::{Attention, attention};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 use regard_testkit::Noise;
 
 pub(crate) const HEADS: Experiment = Experiment {
@@ -36,7 +36,13 @@ pub(crate) const HEADS: Experiment = Experiment {
             quick: 4,
             range: (2, 8),
         },
-        Parameter { name: "steps", what: "of training", full: 1000, quick: 300, range: (300, 10_000) },
+        Parameter {
+            name: "steps",
+            what: "of training",
+            full: 1000,
+            quick: 300,
+            range: (300, 10_000),
+        },
     ],
     faults: &[Fault {
         name: "tied-heads",
@@ -155,8 +161,8 @@ fn picture(all: &[usize], curves: &[Vec<f64>]) -> Chart {
     };
     Chart {
         title: format!("Learning {most} relations at once"),
-        x: Scaled::linear("steps of training"),
-        y: Scaled::linear("relative error"),
+        x: ChartAxis::linear("steps of training"),
+        y: ChartAxis::linear("relative error"),
         series: all.iter().zip(curves).map(series).collect(),
     }
 }

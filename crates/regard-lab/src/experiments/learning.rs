@@ -11,7 +11,7 @@
 
 use crate::learn::{Descent, normal, numbers, through};
 use crate::measure::single;
-use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use regard_burn::{Attention, CrossEntropy, attention, cross_entropy};

@@ -20,9 +20,9 @@
 
 use super::tiled::tiled_error;
 use crate::measure::wide;
-use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use regard::{Mask, Problem, View, attend, reference};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 use regard_testkit::Noise;
 
 pub(crate) const ORDER: Experiment = Experiment {
@@ -37,7 +37,13 @@ pub(crate) const ORDER: Experiment = Experiment {
             quick: 256,
             range: (64, 2048),
         },
-        Parameter { name: "dim", what: "features of a head", full: 64, quick: 64, range: (16, 256) },
+        Parameter {
+            name: "dim",
+            what: "features of a head",
+            full: 64,
+            quick: 64,
+            range: (16, 256),
+        },
     ],
     faults: &[
         Fault { name: "wrong-permutation", what: "values stay where they are when keys move" },
@@ -139,7 +145,11 @@ fn look(run: &ExperimentRun<'_>, n: usize, d: usize) -> Result<PermutationErrors
 }
 
 /// Everything after some row becomes NaN, or noise a thousand times as loud: which numbers of the rows up to it notice?
-fn future(run: &ExperimentRun<'_>, (n, d): (usize, usize), report: &mut Report) -> Result<(), Error> {
+fn future(
+    run: &ExperimentRun<'_>,
+    (n, d): (usize, usize),
+    report: &mut Report,
+) -> Result<(), Error> {
     let mut noise = run.noise("the future");
     let given: Inputs = [(); 3].map(|()| noise.normals::<f32>(n * d));
     let bits = |xs: &[f64]| xs.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -228,18 +238,19 @@ fn by_mask(n: usize) -> f64 {
 }
 
 fn picture(seen: &[PermutationErrors]) -> Chart {
-    let series = |name: &str, of: fn(&PermutationErrors) -> f64, theory: Option<fn(usize) -> f64>| Series {
-        name: name.into(),
-        measured: seen.iter().map(|s| (s.n as f64, of(s))).collect(),
-        predicted: theory
-            .iter()
-            .flat_map(|theory| seen.iter().map(|s| (s.n as f64, theory(s.n))))
-            .collect(),
-    };
+    let series =
+        |name: &str, of: fn(&PermutationErrors) -> f64, theory: Option<fn(usize) -> f64>| Series {
+            name: name.into(),
+            measured: seen.iter().map(|s| (s.n as f64, of(s))).collect(),
+            predicted: theory
+                .iter()
+                .flat_map(|theory| seen.iter().map(|s| (s.n as f64, theory(s.n))))
+                .collect(),
+        };
     Chart {
         title: "What a permutation of all inputs changes".into(),
-        x: Scaled::log("positions"),
-        y: Scaled::log("difference, relative to the outputs"),
+        x: ChartAxis::log("positions"),
+        y: ChartAxis::log("difference, relative to the outputs"),
         series: vec![
             series("causal mask, f32", |s| s.causal, Some(by_mask)),
             series("no mask, f32", |s| s.engine, None),

@@ -10,17 +10,23 @@
 //! row, so the mean over rows hardly falls. It is the typical row, the median, that learns nothing.
 
 use crate::measure::wide;
-use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use regard::reference::steps;
 use regard::{Machine, Plan, Problem, Score, View};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 
 pub(crate) const SCALING: Experiment = Experiment {
     id: "E1",
     name: "scaling",
     claim: "q . k has variance d; divided by sqrt(d) it has variance 1, which keeps the softmax from saturating and gradients from vanishing",
     parameters: &[
-        Parameter { name: "dim", what: "the most features", full: 1024, quick: 256, range: (256, 4096) },
+        Parameter {
+            name: "dim",
+            what: "the most features",
+            full: 1024,
+            quick: 256,
+            range: (256, 4096),
+        },
         Parameter {
             name: "samples",
             what: "queries and keys",
@@ -122,8 +128,8 @@ fn picture(dims: &[usize], raw: &[ScoreStatistics], scaled: &[ScoreStatistics]) 
     };
     Chart {
         title: "The variance of scores".into(),
-        x: Scaled::log("features of a query"),
-        y: Scaled::log("variance"),
+        x: ChartAxis::log("features of a query"),
+        y: ChartAxis::log("variance"),
         series: vec![series("q . k", raw, |d| d), series("q . k / sqrt(d)", scaled, |_| 1.0)],
     }
 }

@@ -23,13 +23,13 @@ mod linear;
 mod patterns;
 
 use crate::measure::{distance, single, wide};
-use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use linear::Linear;
 use patterns::{Pattern, patterns};
 use regard::mask::Bits;
 use regard::{AttentionView, Machine, Mask, Output, Plan, Problem, Shape, View, reference};
 use regard_approx::LshAttention;
-use regard_scope::{Chart, Measure, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Measure, Series};
 
 pub(crate) const SPARSE: Experiment = Experiment {
     id: "E10",
@@ -259,8 +259,8 @@ fn picture(found: &[PatternResult], linear: &Linear) -> Chart {
     let linear = Series { name: "linear".into(), measured, predicted: Vec::new() };
     Chart {
         title: "What is computed, and what is lost".into(),
-        x: Scaled::log("pairs computed, of all"),
-        y: Scaled::log("distance from full attention"),
+        x: ChartAxis::log("pairs computed, of all"),
+        y: ChartAxis::log("distance from full attention"),
         series: found.iter().take(6).map(|found| series(found.name)).chain([linear]).collect(),
     }
 }

@@ -14,13 +14,13 @@
 //! every score can be reached, and the loss goes to 0.
 
 use crate::learn::{Descent, matrix, normal, numbers, through};
-use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use regard::Mask;
 use regard::mask::Bits;
 use regard_burn::{Attention, attention};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 use std::f64::consts::LN_2;
 
 pub(crate) const SYMMETRY: Experiment = Experiment {
@@ -158,8 +158,8 @@ fn picture(one: &Learned, two: &Learned) -> Chart {
     };
     Chart {
         title: "Learning who looks at whom".into(),
-        x: Scaled::linear("steps of training"),
-        y: Scaled::linear("loss"),
+        x: ChartAxis::linear("steps of training"),
+        y: ChartAxis::linear("loss"),
         series: vec![
             series("one matrix; ln 2 is as low as it can go", one, LN_2),
             series("a matrix each; 0 is", two, 0.0),

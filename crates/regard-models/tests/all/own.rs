@@ -85,7 +85,7 @@ fn recurrent_translators_are_opened_with_and_without_attention() {
                 let trace = model.look("abc").expect("a trace");
                 let told = model.look_at("abc", "ab").expect("a trace");
                 assert_eq!(told.labels("target").len(), 3, "the beginning and two letters");
-                assert_eq!((trace.layers.len(), trace.layers[0].seen.size()[1]), (1, 3));
+                assert_eq!((trace.layers.len(), trace.layers[0].data.size()[1]), (1, 3));
             }
             None => {
                 assert!(model.look("abc").unwrap_err().to_string().contains("attention_hidden"));

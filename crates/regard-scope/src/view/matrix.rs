@@ -2,9 +2,9 @@
 
 use super::Style;
 use super::number::{round_step, short};
-use super::pool::{Pooled, pool};
+use super::pool::{PooledCells, pool};
 use super::sheet::Sheet;
-use crate::colour::Emphasis;
+use crate::color::Emphasis;
 use crate::map::{Axis, Map};
 use crate::scene::{Anchor, Area, Cells, Metrics};
 
@@ -14,7 +14,7 @@ const MOST_TIPS: usize = 1500;
 /// Where everything of a map stands.
 #[derive(Clone, Debug)]
 pub(crate) struct Matrix {
-    pub(crate) pooled: Pooled,
+    pub(crate) pooled: PooledCells,
     pub(crate) cell: (f32, f32),
     /// The upper left corner of the cells.
     pub(crate) origin: (f32, f32),
@@ -159,9 +159,9 @@ impl Matrix {
     }
 
     fn cells(&self, map: &Map, style: &Style, at: Area) -> Cells {
-        let Pooled { rows, cols, values, by } = &self.pooled;
+        let PooledCells { rows, cols, values, by } = &self.pooled;
         let palette = style.palette();
-        let colours = values.iter().map(|&v| palette.index(v, style.scale)).collect();
+        let colors = values.iter().map(|&v| palette.index(v, style.scale)).collect();
         let few = !style.metrics.is_terminal() && values.len() <= MOST_TIPS && *by == (1, 1);
         let names = |axis: &Axis| -> Vec<String> {
             axis.labels.iter().map(|l| style.metrics.fit(l, 240.0)).collect()
@@ -170,7 +170,7 @@ impl Matrix {
         let tip =
             |i: usize| format!("{} → {}: {}", down[i / cols], across[i % cols], short(values[i]));
         let tips = if few { (0..values.len()).map(tip).collect() } else { Vec::new() };
-        Cells { at, rows: *rows, cols: *cols, colours, tips }
+        Cells { at, rows: *rows, cols: *cols, colors, tips }
     }
 }
 

@@ -1,7 +1,7 @@
 //! A page while it is being laid out: it grows with what is put on it.
 
 use super::{Style, number};
-use crate::colour::Emphasis;
+use crate::color::Emphasis;
 use crate::scene::{Anchor, Area, Cells, Ink, Line, Mark, Metrics, Scene, Text};
 
 /// Headings are larger, and bolder, than what their width is measured by.
@@ -60,8 +60,8 @@ impl<'s> Sheet<'s> {
     }
 
     /// A number in a cell.
-    pub(crate) fn text_on(&mut self, at: (f32, f32), text: String, colour: u8) {
-        let (anchor, ink) = (Anchor::Middle, Ink::On(colour));
+    pub(crate) fn text_on(&mut self, at: (f32, f32), text: String, color: u8) {
+        let (anchor, ink) = (Anchor::Middle, Ink::On(color));
         self.marks.push(Mark::Text(Text { at, text, anchor, turned: false, ink }));
     }
 
@@ -107,7 +107,7 @@ impl<'s> Sheet<'s> {
         self.y += m.line;
     }
 
-    /// Which colour is which number: a bar, and numbers below it.
+    /// Which color is which number: a bar, and numbers below it.
     pub(crate) fn legend(&mut self) {
         let m = self.metrics();
         let name = m.fit(&self.style.unit, self.room() / 3.0);
@@ -118,13 +118,7 @@ impl<'s> Sheet<'s> {
         self.text((self.margin.0, y), name, Anchor::Start, Emphasis::Quiet);
         let bar = if m.is_terminal() { 1.0 } else { 10.0 };
         let at = Area { x, y: y - bar / 2.0, w, h: bar };
-        self.cells(Cells {
-            at,
-            rows: 1,
-            cols: 255,
-            colours: (1..=255).collect(),
-            tips: Vec::new(),
-        });
+        self.cells(Cells { at, rows: 1, cols: 255, colors: (1..=255).collect(), tips: Vec::new() });
         let ticks = number::legend(self.style.scale, self.style.kind);
         let mut free = self.margin.0;
         for (part, text) in ticks {

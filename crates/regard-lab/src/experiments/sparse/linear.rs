@@ -2,7 +2,7 @@
 
 use super::{D, ROUNDING};
 use crate::measure::{distance, timed, wide};
-use crate::{Error, Report, ExperimentRun};
+use crate::{Error, ExperimentRun, Report};
 use regard::{Machine, Mask, View, attend};
 use regard_approx::{FeatureMap, LinearAttention, linear_reference};
 
