@@ -323,7 +323,7 @@ class Record:
         return self.overview.exact
 
     @property
-    def kept(self) -> bool:
+    def has_inputs(self) -> bool:
         """Whether q and k are stored."""
         return bool(self._calls)
 
@@ -343,7 +343,7 @@ class Record:
         """Weights of rows `rows[0]:rows[1]` for keys `keys[0]:keys[1]`, `[batch, heads, rows, keys]`. Needs `keep=True`, or an exact
         map."""
         (first, end), (left, right) = ((max(0, a), min(b, n)) for (a, b), n in ((rows, self.q_len), (keys, self.k_len)))
-        if self.kept:
+        if self.has_inputs:
             found = np.zeros((*self.shape, max(0, end - first), max(0, right - left)), self._lse(self._calls[0][2]).dtype)
             for at, offset, call in self.calls(first, end):
                 begin, stop = max(first, at), min(end, at + call.q.shape[2])

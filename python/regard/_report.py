@@ -84,13 +84,13 @@ def _axis(axes: dict[str, Any], side: dict[str, Any]) -> str:
 def _layer(seen: Capture, record: Record, item: int, only_exact: bool) -> Layer:
     about = {"layer": record.layer, "kind": record.kind}
     places = _places(seen, record, item)
-    if record.kept:
+    if record.has_inputs:
         inputs = _inputs(record, seen.index(record.shape[0], item), places)
         if inputs is not None:
             options, arrays, places = inputs
             return Layer({**about, **options}, arrays, *_sides(seen, record, item, places))
     small = max(record.q_len, record.k_len) <= SMALL
-    if record.exact or (record.kept and small):
+    if record.exact or (record.has_inputs and small):
         weights = _of_item(seen, record, record.tile(places.rows, places.keys), item)
         return Layer(about, [_f32(weights)], *_sides(seen, record, item, places))
     if only_exact:
@@ -100,7 +100,7 @@ def _layer(seen: Capture, record: Record, item: int, only_exact: bool) -> Layer:
 
 def _why_not(record: Record) -> str:
     where = f"{record.kind} layer {record.layer} with {record.q_len} rows and {record.k_len} keys"
-    if not record.kept:
+    if not record.has_inputs:
         return f"{where}: neither q and k nor all weights are recorded; use capture(.., keep=True)"
     return (
         f"{where}: the trace format does not support its scores (a bias, sinks, or a mask without a text), and more than {SMALL} rows or "
@@ -343,7 +343,7 @@ def _shown(seen: Capture, records: list[Record], item: int) -> list[int]:
     begin, end = _places(seen, records[0], item).rows
     common = set(records[0].whole_rows).intersection(*(record.whole_rows for record in records))
     found = sorted(row for row in common if begin <= row < end)
-    return found or ([end - 1] if all(record.exact or record.kept for record in records) else [])
+    return found or ([end - 1] if all(record.exact or record.has_inputs for record in records) else [])
 
 
 def _query(seen: Capture, record: Record, row: int, item: int) -> str:

@@ -350,9 +350,9 @@ fn one_of<T: Copy>(
 }
 
 fn normalizer(text: &str) -> PyResult<Normalizer> {
-    let known = "softmax, top K, hard, sampled SEED or sparsemax";
+    let known = "softmax, top-K, hard, sampled-SEED or sparsemax";
     let wrong = || unknown("normalizer", text, known);
-    match text.split_once(' ') {
+    match text.split_once('-') {
         None if text == "softmax" => Ok(Normalizer::Softmax),
         None if text == "hard" => Ok(Normalizer::Hard),
         None if text == "sparsemax" => Ok(Normalizer::Sparsemax),

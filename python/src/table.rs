@@ -299,7 +299,7 @@ fn options(case: &Case, mask: &DoorMask) -> Value {
         };
     }
     put("similarity", case.similarity.name().split('_').next().into());
-    put("normalizer", case.normalizer.to_string().into());
+    put("normalizer", case.normalizer.to_string().replace(' ', "-").into());
     if let Some(rate) = case.dropout {
         put("dropout", rate.into());
         put("seed", json!([case.seed, 3]));

@@ -312,11 +312,11 @@ impl Call {
     where
         E::Num: Number,
     {
-        let find = |wanted: fn(&Slot) -> bool| {
-            self.slots.iter().position(wanted).map(|i| (self.slots[i], &inputs[3 + i]))
+        let find = |is_slot: fn(&Slot) -> bool| {
+            self.slots.iter().position(is_slot).map(|i| (self.slots[i], &inputs[3 + i]))
         };
-        let matrix = |wanted| find(wanted).map(|(_, t)| view::<E>(t)).transpose();
-        let list = |wanted| find(wanted).map(|(slot, t)| (slot, numbers::<E::Num>(t), sizes(t)));
+        let matrix = |is_slot| find(is_slot).map(|(_, t)| view::<E>(t)).transpose();
+        let list = |is_slot| find(is_slot).map(|(slot, t)| (slot, numbers::<E::Num>(t), sizes(t)));
         let mut score = Score::new();
         if let Some(scale) = self.options.scale {
             score = score.scale(scale);
@@ -404,17 +404,17 @@ impl Call {
         let n = shape.batch * shape.heads * shape.len * shape.dim;
         output.out = regard::Tensor::new(back.output.storage::<E>()[..n].to_vec(), shape, layout)?;
         let by_bias = |slot: &Slot| *slot == Slot::Bias;
-        let bias = self.slots.iter().position(by_bias).is_some_and(|i| back.wanted[3 + i]);
+        let bias = self.slots.iter().position(by_bias).is_some_and(|i| back.needs_grad[3 + i]);
         let run = |d: OutputGrads<'_, E>| {
             let d = if self.options.chooses() { d.straight_through() } else { d };
             plan.backward(q, k, v, &output, if bias { d.with_bias() } else { d })
         };
         if !self.options.entropy {
-            let upstream = viewable(&back.upstream);
-            return Ok(run(OutputGrads::new(view::<E>(&upstream)?))?);
+            let output_grad = viewable(&back.output_grad);
+            return Ok(run(OutputGrads::new(view::<E>(&output_grad)?))?);
         }
-        let upstream = dense(&back.upstream);
-        let (d_out, d_entropy) = numbers::<E>(&upstream).split_at(n);
+        let output_grad = dense(&back.output_grad);
+        let (d_out, d_entropy) = numbers::<E>(&output_grad).split_at(n);
         let d_out = regard::Tensor::new(d_out.to_vec(), shape, layout)?;
         let d_entropy: Vec<E::Num> = d_entropy.iter().map(|x| x.widen()).collect();
         Ok(run(OutputGrads::new(d_out.view()).entropy(&d_entropy))?)
@@ -454,7 +454,10 @@ impl Call {
                 Slot::Centers(_) => list(&mut centers),
             });
         }
-        all.into_iter().zip(back.wanted).map(|(grad, wanted)| grad.filter(|_| *wanted)).collect()
+        all.into_iter()
+            .zip(back.needs_grad)
+            .map(|(grad, needs_grad)| grad.filter(|_| *needs_grad))
+            .collect()
     }
 }
 

@@ -40,16 +40,17 @@ impl Operation for Lookup {
 
     /// The rows of a gradient that have the same number, added up in their order.
     fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        let ([entries, width], upstream) = (rows(&back.inputs[0]), dense(&back.upstream));
+        let ([entries, width], output_grad) = (rows(&back.inputs[0]), dense(&back.output_grad));
         let by_table = || {
             let mut d = vec![0.0; entries * width];
-            for (id, row) in self.ids.iter().zip(numbers::<f32>(&upstream).chunks(width.max(1))) {
+            for (id, row) in self.ids.iter().zip(numbers::<f32>(&output_grad).chunks(width.max(1)))
+            {
                 for (d, x) in d[id * width..][..width].iter_mut().zip(row) {
                     *d += x;
                 }
             }
             tensor(d, &[entries, width])
         };
-        vec![back.wanted[0].then(by_table)]
+        vec![back.needs_grad[0].then(by_table)]
     }
 }

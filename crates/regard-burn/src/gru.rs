@@ -237,8 +237,8 @@ impl Operation for Gru {
         let weight = Matrix::rows(numbers(&inputs[2]), [3 * hidden, hidden]);
         let SavedStates { records, seen } =
             self.kept.get().expect("forward has been before backward");
-        let upstream = dense(&back.upstream);
-        let upstream: &[f32] = numbers(&upstream);
+        let output_grad = dense(&back.output_grad);
+        let output_grad: &[f32] = numbers(&output_grad);
         let mut undone = vec![0.0; length * of.step()];
         let mut d_state = vec![0.0; batch * hidden];
         let mut d_seen = match (&self.seen, seen) {
@@ -248,19 +248,19 @@ impl Operation for Gru {
         for step in (0..length).rev() {
             let at = self.position(step, length);
             let [before, after] = [0, 1].map(|i| &records[(step + i) * of.step()..][..of.step()]);
-            let undo = Undo { op: self, of, at, before, after, upstream, d_state: &d_state };
+            let undo = Undo { op: self, of, at, before, after, output_grad, d_state: &d_state };
             let now = &mut undone[step * of.step()..][..of.step()];
             by_few(now, of.record(), &undo);
             d_state = self.products.multiply(of.lists(now, 1..4), weight);
             by_rows(&mut d_state, hidden, &Direct { records: now, of });
             if let Some(d_seen) = &mut d_seen {
-                let by_query = d_seen.step(step, of.lists(now, 0..3), (upstream, at));
+                let by_query = d_seen.step(step, of.lists(now, 0..3), (output_grad, at));
                 by_rows(&mut d_state, hidden, &Added(&by_query));
             }
         }
         let states = of.lists(&records[..length * of.step()], 4..5);
         let of_state = of.lists(&undone, 1..4);
-        let wanted = |i: usize| back.wanted.get(i).copied().unwrap_or(false);
+        let wanted = |i: usize| back.needs_grad.get(i).copied().unwrap_or(false);
         let by_weight = || {
             let by_weight = self.products.multiply(of_state.turned(), states);
             tensor(by_weight, &[3 * hidden, hidden])
@@ -283,8 +283,8 @@ impl Operation for Gru {
         if let Some(d_seen) = d_seen {
             all.extend(d_seen.finish(states, of.lists(&undone, 0..3)));
             all.iter_mut()
-                .zip(back.wanted)
-                .filter(|(_, wanted)| !**wanted)
+                .zip(back.needs_grad)
+                .filter(|(_, needs_grad)| !**needs_grad)
                 .for_each(|(x, _)| *x = None);
         }
         all
@@ -340,7 +340,7 @@ struct Undo<'a> {
     before: &'a [f32],
     after: &'a [f32],
     /// The gradient of the output.
-    upstream: &'a [f32],
+    output_grad: &'a [f32],
     /// And what later steps say of the state after this one.
     d_state: &'a [f32],
 }
@@ -350,7 +350,7 @@ impl RowWork for Undo<'_> {
     fn row(&self, i: usize, to: &mut [f32]) {
         let Sizes { length, hidden: h, .. } = self.of;
         let width = h + self.op.seen.as_ref().map_or(0, |memory| memory.sizes.features);
-        let up = &self.upstream[(i * length + self.at) * width..][..h];
+        let up = &self.output_grad[(i * length + self.at) * width..][..h];
         let later = &self.d_state[i * h..][..h];
         let state = &self.before[i * to.len() + 4 * h..][..h];
         let record = &self.after[i * to.len()..][..4 * h];

@@ -178,15 +178,15 @@ impl Operation for Linear {
     fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
         let [x, weight] = [dense(&back.inputs[0]), dense(&back.inputs[1])];
         let ([m, features], out) = (rows(&x), sizes(&weight)[0]);
-        let upstream = dense(&back.upstream);
+        let output_grad = dense(&back.output_grad);
         let through;
         // y = activation(sums)
         let d: &[f32] = if let Some(sums) = self.sums.get() {
             let undo = ActivationBackward { activation: self.activation, sums };
-            through = changed(numbers(&upstream), out, &undo);
+            through = changed(numbers(&output_grad), out, &undo);
             &through
         } else {
-            numbers(&upstream)
+            numbers(&output_grad)
         };
         let d = Matrix::rows(d, [m, out]);
         // sums = x W^T + bias
@@ -199,9 +199,9 @@ impl Operation for Linear {
             tensor(self.products.multiply(d.turned(), x), &[out, features])
         };
         let by_bias = || tensor(column_sums(d.data(), out), &[out]);
-        let mut gradients = vec![back.wanted[0].then(by_x), back.wanted[1].then(by_weight)];
-        if let Some(wanted) = back.wanted.get(2) {
-            gradients.push(wanted.then(by_bias));
+        let mut gradients = vec![back.needs_grad[0].then(by_x), back.needs_grad[1].then(by_weight)];
+        if let Some(needs_grad) = back.needs_grad.get(2) {
+            gradients.push(needs_grad.then(by_bias));
         }
         gradients
     }
@@ -266,13 +266,13 @@ impl Operation for Gated {
     }
 
     fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        let [gate, up, upstream] =
-            [dense(&back.inputs[0]), dense(&back.inputs[1]), dense(&back.upstream)];
+        let [gate, up, output_grad] =
+            [dense(&back.inputs[0]), dense(&back.inputs[1]), dense(&back.output_grad)];
         let ([_, width], shape) = (rows(&gate), sizes(&gate));
         let (gates, ups): (&[f32], &[f32]) = (numbers(&gate), numbers(&up));
-        let by_gate = || tensor(changed(numbers(&upstream), width, &ByGate(gates, ups)), &shape);
-        let by_up = || tensor(changed(numbers(&upstream), width, &ByUp(gates)), &shape);
-        vec![back.wanted[0].then(by_gate), back.wanted[1].then(by_up)]
+        let by_gate = || tensor(changed(numbers(&output_grad), width, &ByGate(gates, ups)), &shape);
+        let by_up = || tensor(changed(numbers(&output_grad), width, &ByUp(gates)), &shape);
+        vec![back.needs_grad[0].then(by_gate), back.needs_grad[1].then(by_up)]
     }
 }
 

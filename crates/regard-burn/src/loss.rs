@@ -133,12 +133,12 @@ impl Operation for Loss {
     }
 
     fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        let (scores, upstream) = (dense(&back.inputs[0]), dense(&back.upstream));
+        let (scores, output_grad) = (dense(&back.inputs[0]), dense(&back.output_grad));
         let [_, classes] = rows(&scores);
-        let scale = numbers::<f32>(&upstream)[0] / self.counted();
+        let scale = numbers::<f32>(&output_grad)[0] / self.counted();
         let lse = self.lse.get().expect("forward has been before backward");
         let undo = ByScores(self, lse, scale);
         let by_scores = || tensor(changed(numbers(&scores), classes, &undo), &sizes(&scores));
-        vec![back.wanted[0].then(by_scores)]
+        vec![back.needs_grad[0].then(by_scores)]
     }
 }

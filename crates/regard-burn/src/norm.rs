@@ -154,18 +154,20 @@ impl Operation for Norm {
     }
 
     fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        let [x, weight, upstream] =
-            [dense(&back.inputs[0]), dense(&back.inputs[1]), dense(&back.upstream)];
-        let ([m, width], d) = (rows(&x), numbers(&upstream));
+        let [x, weight, output_grad] =
+            [dense(&back.inputs[0]), dense(&back.inputs[1]), dense(&back.output_grad)];
+        let ([m, width], d) = (rows(&x), numbers(&output_grad));
         let around = Around { norm: self, x: numbers(&x), d, weight: numbers(&weight), bias: &[] };
         let by_x = || tensor(changed(d, width, &ByRow(&around)), &sizes(&x));
         let both = if self.centered { 2 * width } else { width };
         let mut by_weight = summed(m, both, &ByParameters(&around));
         let by_bias = by_weight.split_off(width);
-        let mut gradients =
-            vec![back.wanted[0].then(by_x), back.wanted[1].then(|| tensor(by_weight, &[width]))];
-        if let Some(wanted) = back.wanted.get(2) {
-            gradients.push(wanted.then(|| tensor(by_bias, &[width])));
+        let mut gradients = vec![
+            back.needs_grad[0].then(by_x),
+            back.needs_grad[1].then(|| tensor(by_weight, &[width])),
+        ];
+        if let Some(needs_grad) = back.needs_grad.get(2) {
+            gradients.push(needs_grad.then(|| tensor(by_bias, &[width])));
         }
         gradients
     }

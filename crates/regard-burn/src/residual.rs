@@ -91,10 +91,10 @@ impl Operation for Residual {
 
     fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
         let by_x = match self.drop {
-            Some(drop) => back.wanted[1].then(|| dropped(&back.upstream, drop)),
-            None => back.wanted[1].then(|| back.upstream.clone()),
+            Some(drop) => back.needs_grad[1].then(|| dropped(&back.output_grad, drop)),
+            None => back.needs_grad[1].then(|| back.output_grad.clone()),
         };
-        vec![back.wanted[0].then_some(back.upstream), by_x]
+        vec![back.needs_grad[0].then_some(back.output_grad), by_x]
     }
 }
 
@@ -110,7 +110,7 @@ impl Operation for Dropped {
     }
 
     fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        vec![back.wanted[0].then(|| dropped(&back.upstream, self.drop))]
+        vec![back.needs_grad[0].then(|| dropped(&back.output_grad, self.drop))]
     }
 }
 

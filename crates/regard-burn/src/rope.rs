@@ -66,7 +66,7 @@ impl Operation for Turn {
     }
 
     fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        let back_turned = || self.turned(&back.upstream, &self.rope.clone().inverse());
-        vec![back.wanted[0].then(|| back_turned().expect("forward has checked the call"))]
+        let back_turned = || self.turned(&back.output_grad, &self.rope.clone().inverse());
+        vec![back.needs_grad[0].then(|| back_turned().expect("forward has checked the call"))]
     }
 }

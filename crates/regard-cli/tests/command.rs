@@ -91,7 +91,7 @@ fn steps_are_shown_with_their_shapes() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let lines = json("steps+--similarity+additive+--normalizer+top2+--seed+3+--format+json");
+    let lines = json("steps+--similarity+additive+--normalizer+top-2+--seed+3+--format+json");
     let named = |name: &str| lines.iter().find(|line| line["step"] == name).unwrap();
     assert_eq!(named("similarity")["shape"], serde_json::json!([1, 1, 3, 3]));
     let weights = named("weight")["data"].as_array().unwrap();

@@ -1,6 +1,6 @@
 //! Whole models against PyTorch, slice by slice in turns: `race [train] [generate-1] [generate-8] [encode] --python DIR/bin/python`.
 //!
-//! The rival is `bench/models.py`, in a Python made by `python/environment DIR`. Without `--python` only ours is timed. `encode` wants the
+//! The baseline is `bench/models.py`, in a Python made by `python/environment DIR`. Without `--python` only ours is timed. `encode` wants the
 //! folder of MiniLM as `--minilm DIR` and a list of sentences as `--sentences FILE`.
 
 #![expect(clippy::print_stdout, reason = "a program")]
@@ -40,7 +40,7 @@ fn rows(batch: usize, length: usize, limit: u32, seed: u32) -> Vec<Vec<u32>> {
     random(batch * length, limit, seed).chunks(length).map(<[u32]>::to_vec).collect()
 }
 
-/// One case: what the rival is told, and one run of ours, which returns its tokens.
+/// One case: what the baseline is told, and one run of ours, which returns its tokens.
 struct Case {
     name: &'static str,
     request: Value,
@@ -156,13 +156,13 @@ fn encode(minilm: &PathBuf, sentences: &PathBuf) -> Outcome<Case> {
 }
 
 /// The other side of the pipe.
-struct Rival {
+struct Baseline {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
 
-impl Rival {
+impl Baseline {
     fn start(program: &str) -> Outcome<Self> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/models.py");
         let mut child = python(Path::new(program))
@@ -172,25 +172,25 @@ impl Rival {
             .spawn()?;
         let (to, from) =
             (child.stdin.take().ok_or("a pipe")?, child.stdout.take().ok_or("a pipe")?);
-        let mut rival = Self { child, to, from: BufReader::new(from) };
-        println!("against {}", rival.hear()?["ready"]);
-        Ok(rival)
+        let mut baseline = Self { child, to, from: BufReader::new(from) };
+        println!("against {}", baseline.receive()?["ready"]);
+        Ok(baseline)
     }
 
-    fn hear(&mut self) -> Outcome<Value> {
+    fn receive(&mut self) -> Outcome<Value> {
         let mut line = String::new();
         self.from.read_line(&mut line)?;
         let answer: Value = serde_json::from_str(&line)?;
         match answer.get("error") {
-            Some(why) => Err(format!("the rival: {why}").into()),
+            Some(why) => Err(format!("the baseline: {why}").into()),
             None => Ok(answer),
         }
     }
 
-    fn say(&mut self, line: &str) -> Outcome<Value> {
+    fn request(&mut self, line: &str) -> Outcome<Value> {
         writeln!(self.to, "{line}")?;
         self.to.flush()?;
-        self.hear()
+        self.receive()
     }
 }
 
@@ -199,10 +199,10 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-fn race(mut case: Case, rival: Option<&mut Rival>, rounds: usize) -> Outcome<()> {
-    let mut rival = rival;
-    if let Some(rival) = rival.as_deref_mut() {
-        rival.say(&case.request.to_string())?;
+fn race(mut case: Case, baseline: Option<&mut Baseline>, rounds: usize) -> Outcome<()> {
+    let mut baseline = baseline;
+    if let Some(baseline) = baseline.as_deref_mut() {
+        baseline.request(&case.request.to_string())?;
     }
     (case.run)()?;
     let (mut ours, mut theirs, mut tokens) = (vec![], vec![], 0);
@@ -210,15 +210,15 @@ fn race(mut case: Case, rival: Option<&mut Rival>, rounds: usize) -> Outcome<()>
         let start = Instant::now();
         tokens = (case.run)()?;
         ours.push(start.elapsed().as_secs_f64());
-        if let Some(rival) = rival.as_deref_mut() {
-            theirs.push(rival.say("go")?["seconds"].as_f64().ok_or("seconds")?);
+        if let Some(baseline) = baseline.as_deref_mut() {
+            theirs.push(baseline.request("go")?["seconds"].as_f64().ok_or("seconds")?);
         }
     }
     let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(ours, theirs)| theirs / ours).collect();
     let speed = tokens as f64 / median(ours.clone());
     print!("{:12} {:8.3} s {speed:9.1} tokens/s", case.name, median(ours));
     if !ratios.is_empty() {
-        print!("   rival {:8.3} s   {:.2}x", median(theirs), median(ratios));
+        print!("   baseline {:8.3} s   {:.2}x", median(theirs), median(ratios));
     }
     println!();
     Ok(())
@@ -238,7 +238,7 @@ fn main() -> Outcome<()> {
             _ => names.push(arg),
         }
     }
-    let mut rival = python.as_deref().map(Rival::start).transpose()?;
+    let mut baseline = python.as_deref().map(Baseline::start).transpose()?;
     for name in &names {
         let case = match name.as_str() {
             "train" => train()?,
@@ -252,11 +252,11 @@ fn main() -> Outcome<()> {
                 return Err(format!("`{other}`: train, generate-1, generate-8 or encode").into());
             }
         };
-        race(case, rival.as_mut(), rounds)?;
+        race(case, baseline.as_mut(), rounds)?;
     }
-    if let Some(mut rival) = rival {
-        drop(rival.to);
-        rival.child.wait()?;
+    if let Some(mut baseline) = baseline {
+        drop(baseline.to);
+        baseline.child.wait()?;
     }
     Ok(())
 }

@@ -73,7 +73,7 @@ pub(crate) fn only(
 pub(crate) fn sinusoid_of(config: &Config) -> Option<Sinusoid> {
     match config.positions {
         Positions::Sinusoidal { pairs, first, inclusive } => Some(Sinusoid {
-            halves: pairs == PairLayout::HalfSplit,
+            half_split: pairs == PairLayout::HalfSplit,
             first,
             inclusive,
             ..Sinusoid::default()

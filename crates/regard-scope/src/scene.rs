@@ -74,8 +74,8 @@ pub struct Text {
     pub text: String,
     /// Which part of the text stands at the place.
     pub anchor: Anchor,
-    /// Whether it is turned to run upward from the place; a terminal writes it downward to the place.
-    pub turned: bool,
+    /// Whether it is rotated to run upward from the place; a terminal writes it downward to the place.
+    pub rotated: bool,
     /// What it is written on, and how loud.
     pub ink: Ink,
 }
@@ -83,11 +83,11 @@ pub struct Text {
 /// Which part of a text stands at its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
-    /// The left end, or the lower one if turned.
+    /// The left end, or the lower one if rotated.
     Start,
     /// The middle.
     Middle,
-    /// The right end, or the upper one if turned.
+    /// The right end, or the upper one if rotated.
     End,
 }
 
@@ -192,9 +192,9 @@ impl Metrics {
         if self.is_terminal() { text::columns(c) as f32 } else { text::em(c) * self.font }
     }
 
-    /// How long a text is if it is turned: in a terminal a line for each character.
+    /// How long a text is if it is rotated: in a terminal a line for each character.
     #[must_use]
-    pub fn turned_length(&self, label: &str) -> f32 {
+    pub fn rotated_length(&self, label: &str) -> f32 {
         if self.is_terminal() {
             label.chars().filter(|&c| text::columns(c) > 0).count() as f32
         } else {
@@ -208,14 +208,14 @@ impl Metrics {
         self.cut(label, width, false)
     }
 
-    /// The same for a turned text.
+    /// The same for a rotated text.
     #[must_use]
-    pub fn fit_turned(&self, label: &str, length: f32) -> String {
+    pub fn fit_rotated(&self, label: &str, length: f32) -> String {
         self.cut(label, length, true)
     }
 
-    fn cut(&self, label: &str, room: f32, turned: bool) -> String {
-        let width = |c: char| match (turned && self.is_terminal(), text::columns(c)) {
+    fn cut(&self, label: &str, room: f32, rotated: bool) -> String {
+        let width = |c: char| match (rotated && self.is_terminal(), text::columns(c)) {
             (true, 0) => 0.0,
             (true, _) => 1.0,
             (false, _) => self.char_width(c),
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(term.fit("attention", 9.0), "attention");
         assert_eq!(term.fit("attention", 5.0), "atte…");
         assert_eq!(term.fit("注意力機制", 6.0), "注意…");
-        assert_eq!(term.fit_turned("注意力機制", 4.0), "注意力…");
+        assert_eq!(term.fit_rotated("注意力機制", 4.0), "注意力…");
         assert_eq!(term.fit("attention", 0.0), "");
         let px = Metrics::pixels(800.0);
         for width in 0..60 {

@@ -30,7 +30,7 @@ pub struct CacheModel {
     pages: u64,
     /// Peak number of pages in use. The cache allocates no more than these if it reuses free pages first.
     peak: usize,
-    seen: EventCounts,
+    counts: EventCounts,
 }
 
 /// Model of one sequence.
@@ -94,15 +94,15 @@ impl CacheModel {
         let budget = most_pages * page_bytes + a * b % page_bytes;
         let cache = KvCache::new(shape, budget).expect("a small shape and a budget for its page");
         assert_eq!((cache.shape(), cache.budget(), cache.bytes()), (shape, budget, 0));
-        let (live, stale, seen) = (Vec::new(), Vec::new(), EventCounts::default());
+        let (live, stale, counts) = (Vec::new(), Vec::new(), EventCounts::default());
         let (rows, pages, peak) = (0, 0, 0);
-        Self { cache, shape, page_bytes, most_pages, live, stale, rows, pages, peak, seen }
+        Self { cache, shape, page_bytes, most_pages, live, stale, rows, pages, peak, counts }
     }
 
     /// Counts of the events so far.
     #[must_use]
-    pub fn seen(&self) -> EventCounts {
-        self.seen
+    pub fn counts(&self) -> EventCounts {
+        self.counts
     }
 
     /// Makes the call that the bytes encode, on the cache and on the model, and compares the sequences it affects.
@@ -196,12 +196,12 @@ impl CacheModel {
         let expected = if needed > self.most_pages { Err(over) } else { Ok(()) };
         assert_eq!(self.cache.append(handle, k.view(), v.view()), expected, "append {n}");
         if expected.is_err() {
-            self.seen.over_budget += 1;
+            self.counts.over_budget += 1;
         } else {
             let held = &mut self.live[of];
             if copied {
                 held.pages.pop();
-                self.seen.copied += 1;
+                self.counts.copied += 1;
             }
             held.pages.extend((self.pages..).take(more));
             held.rows.extend(names);
@@ -250,7 +250,7 @@ impl CacheModel {
         } else {
             held.rows.truncate(len);
             held.pages.truncate(len.div_ceil(page));
-            self.seen.shortened += 1;
+            self.counts.shortened += 1;
             Ok(())
         };
         assert_eq!(self.cache.truncate(held.handle, len), expected);
@@ -263,7 +263,7 @@ impl CacheModel {
         // Evicts full pages that end at `before` or earlier.
         while (held.evicted + 1) * page <= before.min(held.rows.len()) {
             held.evicted += 1;
-            self.seen.shortened += 1;
+            self.counts.shortened += 1;
         }
         assert_eq!(self.cache.evict(held.handle, before), Ok(held.evicted * page));
         of..of + 1
@@ -302,7 +302,7 @@ impl CacheModel {
         for error in asked {
             assert!(matches!(error, Some(Error::StaleSequence { .. })), "{sequence:?}: {error:?}");
         }
-        self.seen.stale += 1;
+        self.counts.stale += 1;
         0..0
     }
 

@@ -291,7 +291,7 @@ impl<E: Element> Data<E> {
 
     /// The same for the reference, in any number type.
     #[must_use]
-    pub fn upstream_by_definition<M: Number>(&self, case: &Case) -> Outcome<M> {
+    pub fn output_grads_by_definition<M: Number>(&self, case: &Case) -> Outcome<M> {
         let out = elements(self.d_out.view()).map(|x| M::from_f64(wide(x))).collect();
         let [mut lse, mut entropy] = self
             .d_rows

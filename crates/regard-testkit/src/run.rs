@@ -238,7 +238,8 @@ impl<'d, E: Element> Exact<'d, E> {
 
     fn judges(&self, problem: &Problem<'_, E>) -> (OutputCheck, GradCheck) {
         let (case, data) = (self.case, self.data);
-        let output_grads = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
+        let output_grads =
+            (&data.output_grads_by_definition(case), &data.output_grads_by_definition(case));
         let judge = OutputCheck::new(problem, data.inputs());
         (judge, GradCheck::new(problem, data.inputs(), output_grads))
     }

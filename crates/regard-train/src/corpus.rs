@@ -242,7 +242,7 @@ impl Corpus {
     }
 
     /// All of the validation, in batches.
-    pub fn judged(&self, budget: usize) -> Result<Vec<Vec<usize>>, Error> {
+    pub fn validation_batches(&self, budget: usize) -> Result<Vec<Vec<usize>>, Error> {
         match &self.validation {
             Examples::Stream(all) => {
                 let last = all.len().saturating_sub(1);

@@ -295,7 +295,7 @@ impl Trainer {
 
     /// Why there is nothing left to do, if that is so.
     #[must_use]
-    pub fn ended(&self) -> Option<RunOutcome> {
+    pub fn outcome(&self) -> Option<RunOutcome> {
         let patience = self.settings.training.patience;
         if self.progress.step >= self.schedule.steps {
             return Some(RunOutcome::Completed);
@@ -313,7 +313,7 @@ impl Trainer {
         run: &mut Run,
         callback: &mut dyn Callback,
     ) -> Result<RunOutcome, Error> {
-        if let Some(ended) = self.ended() {
+        if let Some(ended) = self.outcome() {
             return Ok(ended);
         }
         let (steps, t) = (self.schedule.steps, self.settings.training.clone());
@@ -335,7 +335,7 @@ impl Trainer {
                 self.validate(run, callback)?;
             }
             let stop = callback.should_stop();
-            if let Some(ended) = self.ended() {
+            if let Some(ended) = self.outcome() {
                 self.checkpoint(run)?;
                 return Ok(ended);
             }

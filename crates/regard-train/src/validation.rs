@@ -67,7 +67,7 @@ pub(crate) fn validate(
 ) -> Result<ValidationMetrics, Error> {
     let net = TrainableModel::new(settings, config, &Device::flex())?.with(optimizer, true);
     let (mut sum, mut answers, mut right) = (0.0, 0, 0);
-    for batch in corpus.judged(READ)? {
+    for batch in corpus.validation_batches(READ)? {
         let mut pass = Pass::default();
         let loss =
             net.loss(&corpus.validation, (&batch, &[]), settings.model.context, 0.0, &mut pass)?;

@@ -231,7 +231,7 @@ impl AttentionBackward<'_> {
         &mut self,
         step: usize,
         by_input: Matrix<'_>,
-        upstream: (&[f32], usize),
+        output_grad: (&[f32], usize),
     ) -> Vec<f32> {
         let AttentionSizes { hidden, units, features, keys } = self.memory.sizes;
         let batch = self.memory.lengths.len();
@@ -256,7 +256,7 @@ impl AttentionBackward<'_> {
                 seen,
                 queries,
                 contexts: &contexts,
-                upstream,
+                output_grad,
                 first,
                 to: [by_queries, by_memory],
             });
@@ -307,7 +307,7 @@ struct LookedBack<'a> {
     seen: &'a [f32],
     queries: &'a [f32],
     contexts: &'a [f32],
-    upstream: (&'a [f32], usize),
+    output_grad: (&'a [f32], usize),
     first: usize,
     /// By the queries, and by the memory.
     to: [&'a mut [f32]; 2],
@@ -319,15 +319,15 @@ impl NullaryFnOnce for LookedBack<'_> {
     #[inline(always)]
     fn call(self) {
         let AttentionSizes { hidden, units, keys, features } = self.memory.sizes;
-        let (batch, (upstream, at)) = (self.memory.lengths.len(), self.upstream);
+        let (batch, (output_grad, at)) = (self.memory.lengths.len(), self.output_grad);
         let width = hidden + features;
-        let length = upstream.len() / (batch * width).max(1);
+        let length = output_grad.len() / (batch * width).max(1);
         let each = keys * (units + features) + units;
         let [by_queries, by_memory] = self.to;
         let rows = by_queries.chunks_mut(units.max(1)).zip(by_memory.chunks_mut(each.max(1)));
         for (i, (by_query, by_memory)) in rows.enumerate() {
             let i = self.first + i;
-            let up = &upstream[(i * length + at) * width + hidden..][..features];
+            let up = &output_grad[(i * length + at) * width + hidden..][..features];
             let mut d_context = self.contexts[i * features..][..features].to_vec();
             for (d, up) in d_context.iter_mut().zip(up) {
                 *d += up;

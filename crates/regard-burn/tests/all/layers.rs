@@ -128,8 +128,8 @@ fn cross_entropy_is_its_definition() {
                 let kept = (0i64..).zip(targets).filter(|(_, target)| *target >= 0).map(|(i, _)| i);
                 let kept: Vec<i64> = kept.collect();
                 let logs = logs.select(0, ids(&kept, [5]));
-                let wanted: Vec<i64> = targets.iter().copied().filter(|t| *t >= 0).collect();
-                let hit = logs.clone().gather(1, ids(&wanted, [5, 1])).mean();
+                let valid: Vec<i64> = targets.iter().copied().filter(|t| *t >= 0).collect();
+                let hit = logs.clone().gather(1, ids(&valid, [5, 1])).mean();
                 let all = logs.mean();
                 -(hit * (1.0 - smoothing) + all * smoothing)
             },

@@ -164,7 +164,7 @@ fn already(trainer: &Trainer, run: &Run, ended: RunOutcome) -> Result<()> {
 }
 
 fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> Result<()> {
-    if let Some(ended) = trainer.ended() {
+    if let Some(ended) = trainer.outcome() {
         return already(&trainer, &run, ended);
     }
     let stop = stopped_by_signals()?;

@@ -20,7 +20,7 @@ impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Window(keys) => write!(f, "window {keys}"),
-            Self::TopK(keys) => write!(f, "top {keys}"),
+            Self::TopK(keys) => write!(f, "top-{keys}"),
             Self::Mask(mask) => write!(f, "{mask}"),
         }
     }

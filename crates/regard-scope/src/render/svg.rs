@@ -102,7 +102,7 @@ fn draw_text(text: &Text, scene: &Scene, out: &mut String) {
     // The middle of small letters and capitals lies about a third of the size above the base line.
     let down = 0.36 * size;
     let (x, y) = text.at;
-    let place = if text.turned {
+    let place = if text.rotated {
         format!("transform=\"translate({} {}) rotate(-90)\"", number(x + down), number(y))
     } else {
         format!("x=\"{}\" y=\"{}\"", number(x), number(y + down))

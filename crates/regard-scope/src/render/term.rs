@@ -89,7 +89,7 @@ fn draw_text(text: &Text, canvas: &mut Canvas) {
         Ink::Page(Emphasis::Strong) => Pen::Strong,
         Ink::On(color) => Pen::On(color),
     };
-    if text.turned {
+    if text.rotated {
         let high = words.chars().filter(|&c| columns(c) > 0).count() as f32;
         let mut y = near(text.at.1.ceil() - high);
         for c in words.chars() {

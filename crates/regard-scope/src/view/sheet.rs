@@ -49,20 +49,26 @@ impl<'s> Sheet<'s> {
             Anchor::End => 0.0,
         };
         self.reach(at.0 + m.text_width(&text) * larger * part);
-        self.marks.push(Mark::Text(Text { at, text, anchor, turned: false, ink: Ink::Page(loud) }));
+        self.marks.push(Mark::Text(Text {
+            at,
+            text,
+            anchor,
+            rotated: false,
+            ink: Ink::Page(loud),
+        }));
     }
 
     /// A label that runs upward from its place.
-    pub(crate) fn turned(&mut self, at: (f32, f32), text: String) {
+    pub(crate) fn rotated(&mut self, at: (f32, f32), text: String) {
         let ink = Ink::Page(Emphasis::Plain);
         self.reach(at.0 + self.metrics().line / 2.0);
-        self.marks.push(Mark::Text(Text { at, text, anchor: Anchor::Start, turned: true, ink }));
+        self.marks.push(Mark::Text(Text { at, text, anchor: Anchor::Start, rotated: true, ink }));
     }
 
     /// A number in a cell.
     pub(crate) fn text_on(&mut self, at: (f32, f32), text: String, color: u8) {
         let (anchor, ink) = (Anchor::Middle, Ink::On(color));
-        self.marks.push(Mark::Text(Text { at, text, anchor, turned: false, ink }));
+        self.marks.push(Mark::Text(Text { at, text, anchor, rotated: false, ink }));
     }
 
     pub(crate) fn cells(&mut self, cells: Cells) {

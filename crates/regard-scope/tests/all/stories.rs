@@ -19,7 +19,7 @@ pub(crate) struct Stories {
     tokens: Vec<String>,
 }
 
-/// What one layer's attention has seen so far, `[tokens, heads * DIM]` each; queries and keys are turned already.
+/// What one layer's attention has seen so far, `[tokens, heads * DIM]` each; queries and keys are rotated already.
 struct Past {
     q: Matrix,
     k: Matrix,
@@ -75,9 +75,9 @@ impl Stories {
         let x = self.weights.rms_norm(&format!("{at}.input_layernorm"), x)?;
         let project = |name| self.weights.times(&format!("{at}.self_attn.{name}_proj"), &x);
         let first = past.k.len();
-        let q = turned(&project("q")?, first);
+        let q = rotated(&project("q")?, first);
         past.q.append(&q);
-        past.k.append(&turned(&project("k")?, first));
+        past.k.append(&rotated(&project("k")?, first));
         past.v.append(&project("v")?);
         let out = attend([&q, &past.k, &past.v], DIM, true);
         self.weights.times(&format!("{at}.self_attn.o_proj"), &out)
@@ -121,7 +121,7 @@ impl Past {
 }
 
 /// Rotary positions: in each head, features 2i and 2i + 1 turn by place · theta^(-2i / dim).
-fn turned(x: &Matrix, first: usize) -> Matrix {
+fn rotated(x: &Matrix, first: usize) -> Matrix {
     let mut out = Matrix::empty(x.cols);
     for (place, row) in (first..).zip(x.rows()) {
         for (i, pair) in row.chunks_exact(2).enumerate() {

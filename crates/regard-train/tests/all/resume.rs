@@ -261,11 +261,11 @@ fn a_run_that_has_ended_goes_on_when_it_is_given_more_steps() {
     let run = folder.run("run");
     let settings = settings(&folder, &["training.steps=4"]);
     let (mut trainer, mut open) = Trainer::create(&run, &settings).unwrap();
-    assert_eq!(trainer.ended(), None);
+    assert_eq!(trainer.outcome(), None);
     trainer.train(&mut open, &mut TestCallback::default()).unwrap();
     drop((trainer, open));
     let (mut trainer, mut open) = Trainer::resume(&run).unwrap();
-    assert_eq!(trainer.ended(), Some(RunOutcome::Completed));
+    assert_eq!(trainer.outcome(), Some(RunOutcome::Completed));
     assert_eq!(open.model(), Some(run.join("model")));
     let mut callback = TestCallback::default();
     assert_eq!(trainer.train(&mut open, &mut callback).unwrap(), RunOutcome::Completed);

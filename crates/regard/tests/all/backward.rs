@@ -356,7 +356,7 @@ fn the_gradients_of_grouped_heads_are_sums_over_repeated_keys_and_values() {
             *tensor = TestTensor::new(&values, shape, Arrangement::Bhsd);
         }
         let output_grads =
-            (&data.upstream_by_definition(&case), &data.upstream_by_definition(&case));
+            (&data.output_grads_by_definition(&case), &data.output_grads_by_definition(&case));
         let judge = GradCheck::new(&data.problem(&case), data.inputs(), output_grads);
         for isa in Isa::available() {
             let mut grads = run(&case, &repeated, isa);
@@ -463,7 +463,7 @@ fn a_scale_near_zero_has_a_gradient() {
     for scale in [0.0, 1e-45, 3e-39, 1e-30, 1e-15] {
         let case = Case::new(dims([1, 2, 1, 33, 40, 8, 5])).scores(&[ScoreOption::Scale(scale)]);
         let data = Data::<f32>::new(&case);
-        let output_grads = data.upstream_by_definition::<f64>(&case);
+        let output_grads = data.output_grads_by_definition::<f64>(&case);
         let exact = backward(&data.problem(&case), data.inputs(), &output_grads).scale;
         for isa in Isa::available() {
             let found = run(&case, &data, isa).scale;
