@@ -9,7 +9,7 @@
 //! The encoder is downloaded once, 84 MB: `cargo run --release -p regard-cli -- models --get minilm`.
 //!
 //! Try next: ask "How does a bee tell the others where flowers are?". The sentence that wins is about bees and blossoms, and it is not the
-//! answer: these vectors say what a sentence is about. Or a smaller `SCALE`: 5 spreads the weights.
+//! answer: these vectors say what a sentence is about. Or a smaller `SCALE`: 5 layer_entropies the weights.
 
 #![expect(clippy::print_stdout, reason = "a program")]
 

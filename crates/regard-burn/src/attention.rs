@@ -1,7 +1,7 @@
 //! Attention with every option of the engine, and gradients for everything that it depends on.
 
 use crate::error::Error;
-use crate::op::{Back, Operation, try_run};
+use crate::op::{BackwardArgs, Operation, try_run};
 use crate::tensors::{Number, by_type, dense, from_engine, numbers, sizes, tensor, view, viewable};
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
@@ -391,7 +391,7 @@ impl Call {
         Ok(result)
     }
 
-    fn back<E: Number>(&self, back: &Back<'_>) -> Result<Grads<E>, Error>
+    fn back<E: Number>(&self, back: &BackwardArgs<'_>) -> Result<Grads<E>, Error>
     where
         E::Num: Number,
     {
@@ -421,7 +421,11 @@ impl Call {
     }
 
     /// The gradients in the order of the inputs.
-    fn in_order<E: Number>(&self, back: &Back<'_>, grads: Grads<E>) -> Vec<Option<FlexTensor>>
+    fn in_order<E: Number>(
+        &self,
+        back: &BackwardArgs<'_>,
+        grads: Grads<E>,
+    ) -> Vec<Option<FlexTensor>>
     where
         E::Num: Number,
     {
@@ -474,7 +478,7 @@ impl Operation for Call {
         by_type!(inputs[0], E => self.ahead::<E>(&inputs))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         by_type!(back.inputs[0], E => {
             let grads = self.back::<E>(&back).expect("forward has checked the call");
             self.in_order(&back, grads)

@@ -1,7 +1,7 @@
 //! Rows of a table, looked up by number.
 
 use crate::error::Error;
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::tensors::{dense, numbers, only_f32, rows, tensor};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Int, Tensor};
@@ -39,7 +39,7 @@ impl Operation for Lookup {
     }
 
     /// The rows of a gradient that have the same number, added up in their order.
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         let ([entries, width], output_grad) = (rows(&back.inputs[0]), dense(&back.output_grad));
         let by_table = || {
             let mut d = vec![0.0; entries * width];

@@ -17,7 +17,7 @@ mod look;
 
 use crate::error::Error;
 use crate::math::{sigmoid, tanh};
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::product::{Matrix, Products};
 use crate::rows::{RowSums, RowWork, by_few, by_rows, summed};
 use crate::tensors::{dense, numbers, only_f32, sizes, tensor};
@@ -230,7 +230,7 @@ impl Operation for Gru {
         Ok(tensor(out, &[batch, length, width]))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         let of = Sizes::of(back.inputs);
         let Sizes { batch, length, hidden } = of;
         let inputs: Vec<FlexTensor> = back.inputs.iter().map(dense).collect();
@@ -255,7 +255,7 @@ impl Operation for Gru {
             by_rows(&mut d_state, hidden, &Direct { records: now, of });
             if let Some(d_seen) = &mut d_seen {
                 let by_query = d_seen.step(step, of.lists(now, 0..3), (output_grad, at));
-                by_rows(&mut d_state, hidden, &Added(&by_query));
+                by_rows(&mut d_state, hidden, &BiasAdd(&by_query));
             }
         }
         let states = of.lists(&records[..length * of.step()], 4..5);
@@ -395,9 +395,9 @@ impl RowWork for Direct<'_> {
 }
 
 /// Adds rows.
-struct Added<'a>(&'a [f32]);
+struct BiasAdd<'a>(&'a [f32]);
 
-impl RowWork for Added<'_> {
+impl RowWork for BiasAdd<'_> {
     #[inline(always)]
     fn row(&self, i: usize, row: &mut [f32]) {
         let others = &self.0[i * row.len()..][..row.len()];

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::math::{erf, exp, sigmoid};
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::product::{Matrix, Products};
 use crate::rows::{RowWork, by_rows, changed, column_sums};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
@@ -160,7 +160,7 @@ impl Operation for Linear {
         let bias = inputs.get(2).map(dense);
         let bias: Option<&[f32]> = bias.as_ref().map(numbers);
         if let Some(bias) = bias {
-            by_rows(&mut y, out, &Added(bias));
+            by_rows(&mut y, out, &BiasAdd(bias));
         }
         if self.activation != Activation::None {
             if keep {
@@ -175,7 +175,7 @@ impl Operation for Linear {
         Ok(tensor(y, &shape))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         let [x, weight] = [dense(&back.inputs[0]), dense(&back.inputs[1])];
         let ([m, features], out) = (rows(&x), sizes(&weight)[0]);
         let output_grad = dense(&back.output_grad);
@@ -208,9 +208,9 @@ impl Operation for Linear {
 }
 
 /// Adds a bias.
-struct Added<'a>(&'a [f32]);
+struct BiasAdd<'a>(&'a [f32]);
 
-impl RowWork for Added<'_> {
+impl RowWork for BiasAdd<'_> {
     #[inline(always)]
     fn row(&self, _: usize, row: &mut [f32]) {
         for (x, bias) in row.iter_mut().zip(self.0) {
@@ -250,13 +250,13 @@ pub fn gated<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
         found == other,
         "sizes: the gate has {found:?}, the other has {other:?}; they must be equal"
     );
-    run(Arc::new(Gated), vec![gate.into_dispatch(), up.into_dispatch()])
+    run(Arc::new(SwiGlu), vec![gate.into_dispatch(), up.into_dispatch()])
 }
 
 #[derive(Debug)]
-struct Gated;
+struct SwiGlu;
 
-impl Operation for Gated {
+impl Operation for SwiGlu {
     fn forward(&self, inputs: &[FlexTensor], _: bool) -> Result<FlexTensor, Error> {
         only_f32("gated", inputs);
         let [gate, up] = [dense(&inputs[0]), dense(&inputs[1])];
@@ -265,7 +265,7 @@ impl Operation for Gated {
         Ok(tensor(y, &sizes(&gate)))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         let [gate, up, output_grad] =
             [dense(&back.inputs[0]), dense(&back.inputs[1]), dense(&back.output_grad)];
         let ([_, width], shape) = (rows(&gate), sizes(&gate));

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::math::{LANES, exp, sum};
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::rows::{RowWork, by_few, changed};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
 use burn::backend::flex::FlexTensor;
@@ -132,7 +132,7 @@ impl Operation for Loss {
         Ok(tensor(vec![(total / f64::from(self.counted())) as f32], &[1]))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         let (scores, output_grad) = (dense(&back.inputs[0]), dense(&back.output_grad));
         let [_, classes] = rows(&scores);
         let scale = numbers::<f32>(&output_grad)[0] / self.counted();

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::math::sum;
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::rows::{RowSums, RowWork, changed, summed};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
 use burn::backend::flex::FlexTensor;
@@ -75,7 +75,7 @@ impl Norm {
 }
 
 /// What the norm of a row needs beside it.
-struct Around<'a> {
+struct NormArgs<'a> {
     norm: &'a Norm,
     x: &'a [f32],
     d: &'a [f32],
@@ -84,9 +84,9 @@ struct Around<'a> {
 }
 
 /// The norm of each row.
-struct Normed<'a>(Around<'a>);
+struct NormRows<'a>(NormArgs<'a>);
 
-impl RowWork for Normed<'_> {
+impl RowWork for NormRows<'_> {
     #[inline(always)]
     fn row(&self, _: usize, y: &mut [f32]) {
         let around = &self.0;
@@ -101,7 +101,7 @@ impl RowWork for Normed<'_> {
 }
 
 /// Gradients by the rows.
-struct ByRow<'a>(&'a Around<'a>);
+struct ByRow<'a>(&'a NormArgs<'a>);
 
 impl RowWork for ByRow<'_> {
     #[inline(always)]
@@ -121,7 +121,7 @@ impl RowWork for ByRow<'_> {
 }
 
 /// Gradients by the weights, and after them by the biases if there are any.
-struct ByParameters<'a>(&'a Around<'a>);
+struct ByParameters<'a>(&'a NormArgs<'a>);
 
 impl RowSums for ByParameters<'_> {
     #[inline(always)]
@@ -149,15 +149,16 @@ impl Operation for Norm {
         let bias = inputs.get(2).map(dense);
         let bias = bias.as_ref().map_or(&[][..], numbers);
         let (x_numbers, weight) = (numbers(&x), numbers(&weight));
-        let around = Around { norm: self, x: x_numbers, d: &[], weight, bias };
-        Ok(tensor(changed(x_numbers, weight.len(), &Normed(around)), &sizes(&x)))
+        let around = NormArgs { norm: self, x: x_numbers, d: &[], weight, bias };
+        Ok(tensor(changed(x_numbers, weight.len(), &NormRows(around)), &sizes(&x)))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         let [x, weight, output_grad] =
             [dense(&back.inputs[0]), dense(&back.inputs[1]), dense(&back.output_grad)];
         let ([m, width], d) = (rows(&x), numbers(&output_grad));
-        let around = Around { norm: self, x: numbers(&x), d, weight: numbers(&weight), bias: &[] };
+        let around =
+            NormArgs { norm: self, x: numbers(&x), d, weight: numbers(&weight), bias: &[] };
         let by_x = || tensor(changed(d, width, &ByRow(&around)), &sizes(&x));
         let both = if self.centered { 2 * width } else { width };
         let mut by_weight = summed(m, both, &ByParameters(&around));

@@ -24,12 +24,12 @@ pub(crate) trait Operation: fmt::Debug + Send + Sync + 'static {
     fn forward(&self, inputs: &[FlexTensor], keep: bool) -> Result<FlexTensor, Error>;
 
     /// The gradients by the inputs: `None` where none is needed.
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>>;
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>>;
 }
 
 /// What the way back begins with.
 #[derive(Debug)]
-pub(crate) struct Back<'a> {
+pub(crate) struct BackwardArgs<'a> {
     /// The inputs of the way forward.
     pub inputs: &'a [FlexTensor],
     /// Its output.
@@ -143,7 +143,8 @@ impl<const N: usize> Backward<Flex, N> for Step {
         let (ids, output, op) = ops.state;
         let inputs: [FlexTensor; N] = ids.map(|id| kept.retrieve_node_output(id));
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        let back = Back { inputs: &inputs, output: &output, output_grad, needs_grad: &wanted };
+        let back =
+            BackwardArgs { inputs: &inputs, output: &output, output_grad, needs_grad: &wanted };
         for (parent, gradient) in ops.parents.into_iter().zip(op.backward(back)) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 grads.register::<Flex>(parent.id, gradient);

@@ -1,7 +1,7 @@
 //! What a layer adds to the stream that runs past it, some of it dropped while training.
 
 use crate::error::Error;
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::rows::{RowWork, changed};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
 use burn::backend::flex::FlexTensor;
@@ -70,7 +70,7 @@ pub fn residual<const D: usize>(
 #[must_use]
 pub fn dropout<const D: usize>(x: Tensor<D>, drop: Option<ElementDropout>) -> Tensor<D> {
     match drop {
-        Some(drop) => run(Arc::new(Dropped { drop }), vec![x.into_dispatch()]),
+        Some(drop) => run(Arc::new(DropoutOp { drop }), vec![x.into_dispatch()]),
         None => x,
     }
 }
@@ -85,11 +85,15 @@ impl Operation for Residual {
         only_f32("residual", inputs);
         let [stream, x] = [dense(&inputs[0]), dense(&inputs[1])];
         let [_, width] = rows(&x);
-        let y = changed(numbers(&x), width, &Joined { drop: self.drop, stream: numbers(&stream) });
+        let y = changed(
+            numbers(&x),
+            width,
+            &AddWithDropout { drop: self.drop, stream: numbers(&stream) },
+        );
         Ok(tensor(y, &sizes(&x)))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         let by_x = match self.drop {
             Some(drop) => back.needs_grad[1].then(|| dropped(&back.output_grad, drop)),
             None => back.needs_grad[1].then(|| back.output_grad.clone()),
@@ -99,17 +103,17 @@ impl Operation for Residual {
 }
 
 #[derive(Debug)]
-struct Dropped {
+struct DropoutOp {
     drop: ElementDropout,
 }
 
-impl Operation for Dropped {
+impl Operation for DropoutOp {
     fn forward(&self, inputs: &[FlexTensor], _: bool) -> Result<FlexTensor, Error> {
         only_f32("dropout", inputs);
         Ok(dropped(&inputs[0], self.drop))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         vec![back.needs_grad[0].then(|| dropped(&back.output_grad, self.drop))]
     }
 }
@@ -129,12 +133,12 @@ impl RowWork for ElementDropout {
 }
 
 /// Drops, then adds the stream.
-struct Joined<'a> {
+struct AddWithDropout<'a> {
     drop: Option<ElementDropout>,
     stream: &'a [f32],
 }
 
-impl RowWork for Joined<'_> {
+impl RowWork for AddWithDropout<'_> {
     #[inline(always)]
     fn row(&self, i: usize, y: &mut [f32]) {
         let first = i * y.len();

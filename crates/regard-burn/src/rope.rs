@@ -1,7 +1,7 @@
 //! Rotary positions, with their way back.
 
 use crate::error::Error;
-use crate::op::{Back, Operation, try_run};
+use crate::op::{BackwardArgs, Operation, try_run};
 use crate::tensors::{by_type, from_engine, view, viewable};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -65,7 +65,7 @@ impl Operation for Turn {
         self.turned(&inputs[0], &self.rope)
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         let back_turned = || self.turned(&back.output_grad, &self.rope.clone().inverse());
         vec![back.needs_grad[0].then(|| back_turned().expect("forward has checked the call"))]
     }

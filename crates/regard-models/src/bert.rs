@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::files::{Architecture, Config, Positions};
 use crate::nn::{Block, DropoutRates, Embedding, Linear, Norm, NormKind};
-use crate::pass::{Looks, Pass};
+use crate::pass::{Pass, RowSide};
 use crate::stack::{block_of, ids, only, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -101,7 +101,7 @@ impl Bert {
         let x = self.norm.forward(regard_burn::residual(x, places, None));
         let whole = lengths.iter().all(|n| *n == length);
         let mask = if whole { Mask::full() } else { Mask::lengths(lengths) };
-        pass.now(Looks::Source(Some(lengths)));
+        pass.now(RowSide::Source(Some(lengths)));
         through(&self.blocks, x, ("encoder", "source"), &mask, None, pass)
     }
 

@@ -5,7 +5,7 @@ use crate::files::{Architecture, Config};
 use crate::generate::Decoder;
 use crate::kv_cache::{has_source, numbers};
 use crate::nn::{Embedding, Gru, GruCell, Linear, MultiHead, MultiHeadConfig, split};
-use crate::pass::{Looks, Pass};
+use crate::pass::{Pass, RowSide};
 use crate::seq2seq::{RecurrentState, chosen, in_steps};
 use crate::stack::ids;
 use burn::module::Module;
@@ -33,7 +33,7 @@ pub struct E2k {
     pub encoder: Gru,
     /// From both ways to `d_model`.
     pub bridge: Linear,
-    /// Looks at what was read.
+    /// RowSide at what was read.
     pub attention: MultiHead,
     /// Writes, before it has looked.
     pub before: GruCell,
@@ -115,7 +115,7 @@ impl E2k {
     ) -> Result<Tensor<3>, Error> {
         let before = self.before.over(self.target.forward(target)?, None, false).states;
         pass.recorder.at(0, "decoder", "target");
-        pass.now(Looks::Target);
+        pass.now(RowSide::Target);
         let seen = pass.within("cross", |pass| self.look(memory, before.clone(), pass))?;
         let after = self.after.over(Tensor::cat(vec![before, seen], 2), None, false).states;
         Ok(self.head.forward(after))

@@ -5,7 +5,7 @@ use crate::files::{Activation, Architecture, Config, Positions};
 use crate::generate::Decoder;
 use crate::kv_cache::{DecoderState, KvCaches, in_groups, numbers};
 use crate::nn::{Block, DropoutRates, Embedding, Linear, Norm, NormKind};
-use crate::pass::{Looks, Pass};
+use crate::pass::{Pass, RowSide};
 use crate::stack::{EMBEDDINGS, block_of, ids, only, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -93,7 +93,7 @@ impl Gpt {
         let length = ids.dims()[1];
         let x = self.embedded(ids, &(0..length).collect::<Vec<_>>())?;
         let x = regard_burn::dropout(x, pass.drops(self.dropout.rate, EMBEDDINGS));
-        pass.now(Looks::Target);
+        pass.now(RowSide::Target);
         let x = through(&self.blocks, x, ("decoder", "target"), &Mask::causal(), None, pass)?;
         Ok(self.norm.forward(x))
     }

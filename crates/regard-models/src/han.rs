@@ -42,7 +42,7 @@ pub struct HanWeights {
 }
 
 /// The sentences of all documents that have words.
-struct Packed {
+struct PackedDocuments {
     /// One after another.
     sentences: Vec<Vec<u32>>,
     /// Words of each.
@@ -51,7 +51,7 @@ struct Packed {
     counts: Vec<usize>,
 }
 
-impl Packed {
+impl PackedDocuments {
     fn new(documents: &[Vec<Vec<u32>>]) -> Self {
         let full =
             |document: &Vec<Vec<u32>>| document.iter().filter(|words| !words.is_empty()).count();
@@ -117,7 +117,7 @@ impl Han {
         pass: &mut Pass,
     ) -> Result<Tensor<2>, Error> {
         pass.without_products()?;
-        let (packed, rate) = (Packed::new(documents), self.dropout.rate);
+        let (packed, rate) = (PackedDocuments::new(documents), self.dropout.rate);
         let words = dropout(self.words(&packed)?, pass.drops(rate, EMBEDDINGS));
         let sentences = self.read(&packed, words)?;
         let documents =
@@ -136,7 +136,7 @@ impl Han {
         &self,
         documents: &[Vec<Vec<u32>>],
     ) -> Result<Vec<(Vec<f32>, HanWeights)>, Error> {
-        let packed = Packed::new(documents);
+        let packed = PackedDocuments::new(documents);
         let (vectors, of_words) = self.look_at_words(&packed)?;
         let (features, device) = (2 * self.config.word_hidden, Device::flex());
         let ends: Vec<usize> = (packed.counts.iter())
@@ -175,7 +175,7 @@ impl Han {
     }
 
     /// What each sentence has become, and what was looked at in it.
-    fn look_at_words(&self, packed: &Packed) -> Result<(Numbers, Numbers), Error> {
+    fn look_at_words(&self, packed: &PackedDocuments) -> Result<(Numbers, Numbers), Error> {
         let found = in_batches(&packed.lengths, ALL, |some| {
             let sentences: Vec<&[u32]> =
                 some.iter().map(|i| packed.sentences[*i].as_slice()).collect();
@@ -190,12 +190,12 @@ impl Han {
     }
 
     /// The words of all sentences, `[sentences, longest, embedding]`.
-    fn words(&self, packed: &Packed) -> Result<Tensor<3>, Error> {
+    fn words(&self, packed: &PackedDocuments) -> Result<Tensor<3>, Error> {
         self.embedding.forward(ids(&packed.sentences, &Device::flex()))
     }
 
     /// Sentences as vectors, document by document: `[documents, most, 2 word_hidden]`, 0 behind the last of each.
-    fn read(&self, packed: &Packed, words: Tensor<3>) -> Result<Tensor<3>, Error> {
+    fn read(&self, packed: &PackedDocuments, words: Tensor<3>) -> Result<Tensor<3>, Error> {
         let device = words.device().inner();
         let n = packed.sentences.len();
         let none: Tensor<2> = Tensor::zeros([1, 2 * self.config.word_hidden], &device);

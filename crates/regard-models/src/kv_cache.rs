@@ -1,7 +1,7 @@
 //! The KV cache of a decoder: keys and values of each layer, in pages that sequences share.
 
 use crate::error::Error;
-use crate::nn::{Around, Block, Memory, Over, joined};
+use crate::nn::{Block, BlockInputs, KeySource, Memory, joined};
 use crate::pass::Pass;
 use burn::tensor::{Device, Tensor, TensorData};
 use regard::cache::{CacheShape, PAGE};
@@ -174,8 +174,8 @@ impl KvCaches {
                 None => Vec::new(),
             };
             let memory = sources.map(|sources| Memory::Cached(&sources.caches.layers[i], &read));
-            let around = Around { mask: &causal, memory, place: 0, pass: &mut pass };
-            x = block.step(x, Over::Cache(layer, &sequences), around)?;
+            let around = BlockInputs { mask: &causal, memory, place: 0, pass: &mut pass };
+            x = block.step(x, KeySource::Cache(layer, &sequences), around)?;
         }
         for state in states {
             state.len += length;

@@ -86,7 +86,7 @@ pub use kv_cache::{DecoderState, LayerCache};
 pub use load::{load, parameters, save};
 pub use model::{Classification, GenerationOutput, Model, sentences};
 pub use nn::DropoutRates;
-pub use pass::{Entropies, Pass, Spread};
+pub use pass::{Entropies, LayerEntropy, Pass};
 pub use recorder::Recorder;
 pub use seq2seq::{RecurrentState, Seq2Seq, Seq2SeqMemory, Seq2SeqSession};
 pub use stack::ids;

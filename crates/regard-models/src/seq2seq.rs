@@ -31,7 +31,7 @@ pub struct Seq2Seq {
     pub encoder: Gru,
     /// From what was read to what writing begins with.
     pub bridge: Linear,
-    /// Looks at what was read; without it, the decoder knows what both ways of the encoder ended with.
+    /// RowSide at what was read; without it, the decoder knows what both ways of the encoder ended with.
     pub attention: Option<Bahdanau>,
     /// Writes.
     pub decoder: GruCell,

@@ -3,8 +3,8 @@
 use crate::error::Error;
 use crate::files::{Activation as Named, Config, PairLayout, Positions};
 use crate::nn::{
-    Around, Bias, Block, BlockConfig, DropoutRates, FeedForwardConfig, Memory, MultiHeadConfig,
-    NormKind, NormPlace, Sinusoid,
+    Bias, Block, BlockConfig, BlockInputs, DropoutRates, FeedForwardConfig, Memory,
+    MultiHeadConfig, NormKind, NormPlace, Sinusoid,
 };
 use crate::pass::Pass;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -95,7 +95,7 @@ pub(crate) fn through(
         pass.recorder.at(layer, kind, axis);
         // A decoder drops other numbers than the encoder beside it.
         let place = 2 * layer as u64 + u64::from(memory.is_some());
-        block.forward(x, Around { mask, memory, place, pass })
+        block.forward(x, BlockInputs { mask, memory, place, pass })
     })
 }
 

@@ -5,7 +5,7 @@ use crate::files::{Architecture, Config};
 use crate::generate::Decoder;
 use crate::kv_cache::{DecoderState, KvCaches, SENTENCE, Sources, has_source, in_groups, numbers};
 use crate::nn::{Block, BlockConfig, DropoutRates, Embedding, Linear, Memory, Norm, NormKind};
-use crate::pass::{Looks, Pass};
+use crate::pass::{Pass, RowSide};
 use crate::stack::{EMBEDDINGS, TARGET_EMBEDDINGS, block_of, ids, only, sinusoid_of, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -118,7 +118,7 @@ impl Transformer {
         }
         let x = self.embedded(&self.source, source, 0)?;
         let x = dropout(x, pass.drops(self.dropout.rate, EMBEDDINGS));
-        pass.now(Looks::Source(lengths));
+        pass.now(RowSide::Source(lengths));
         let mask = lengths.map_or_else(Mask::full, Mask::lengths);
         let x = through(&self.encoder, x, ("encoder", "source"), &mask, None, pass)?;
         Ok(self.encoder_norm.as_ref().map_or(x.clone(), |norm| norm.forward(x)))
@@ -134,7 +134,7 @@ impl Transformer {
     ) -> Result<Tensor<3>, Error> {
         let x = self.embedded(self.written(), target, 0)?;
         let x = dropout(x, pass.drops(self.dropout.rate, TARGET_EMBEDDINGS));
-        pass.now(Looks::Target);
+        pass.now(RowSide::Target);
         let seen = lengths.map_or_else(Mask::full, Mask::lengths);
         let memory = Some(Memory::Rows(memory, &seen));
         let x = through(&self.decoder, x, ("decoder", "target"), &Mask::causal(), memory, pass)?;
@@ -321,7 +321,7 @@ mod tests {
             let entropies = Some(Entropies::of(&[3, 2]));
             let mut pass = Pass { temperature, entropies, ..Pass::default() };
             scores(model, &mut pass);
-            assert_eq!(pass.spreads().len(), 6); // two encoders, two decoders, each of these with a look at the source
+            assert_eq!(pass.layer_entropies().len(), 6); // two encoders, two decoders, each of these with a look at the source
             pass.entropy().expect("it was asked for")
         };
         let number = |x: Tensor<1>| numbers(x)[0];

@@ -250,7 +250,7 @@ impl AttentionBackward<'_> {
             .zip(self.by_memory.par_chunks_mut((ROWS * each).max(1)));
         pieces.enumerate().for_each(|(piece, (by_queries, by_memory))| {
             let first = piece * ROWS;
-            vectorized(LookedBack {
+            vectorized(AttentionBackwardRows {
                 memory,
                 of,
                 seen,
@@ -301,7 +301,7 @@ impl AttentionBackward<'_> {
 }
 
 /// The way back of some rows of one step.
-struct LookedBack<'a> {
+struct AttentionBackwardRows<'a> {
     memory: &'a AttentionMemory,
     of: Parts<'a>,
     seen: &'a [f32],
@@ -313,7 +313,7 @@ struct LookedBack<'a> {
     to: [&'a mut [f32]; 2],
 }
 
-impl NullaryFnOnce for LookedBack<'_> {
+impl NullaryFnOnce for AttentionBackwardRows<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -281,7 +281,7 @@ fn theory() -> (f64, f64) {
     (mean(|z| (2f64.sqrt() * z).tanh().powi(2)), mean(|x| m(x).powi(2)))
 }
 
-/// Over a standard normal number.
+/// KeySource a standard normal number.
 fn mean(f: impl Fn(f64) -> f64) -> f64 {
     let density = |x: f64| (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
     (-160..=160).map(|i| 0.05 * f64::from(i)).map(|x| 0.05 * density(x) * f(x)).sum()

@@ -163,7 +163,7 @@ fn counted(inputs: &Inputs, sweeps: &[Sweep], report: &mut Report) -> Result<(),
 }
 
 fn followed(run: &ExperimentRun<'_>, sweeps: &[Sweep], report: &mut Report) {
-    // Over 16 times the work, a machine that is twice as fast at one end as at the other (data that fits a nearer cache, the softmax's
+    // KeySource 16 times the work, a machine that is twice as fast at one end as at the other (data that fits a nearer cache, the softmax's
     // own share, somebody else's work on the same core) moves the exponent by ln 2 / ln 16.
     let mut judge = |what: String, predicted: f64, measured: f64| {
         report.within(what, predicted, measured, 0.25 * predicted);

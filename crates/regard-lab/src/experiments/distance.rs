@@ -99,7 +99,7 @@ fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
         0.15,
         lost(last) - lost(0),
     );
-    // Spread evenly it would be 3 / n.
+    // LayerEntropy evenly it would be 3 / n.
     report.at_least("weight on a letter's own place and beside it", 0.5, with[last].near);
     let sizes = [&with, &without].map(|models| models[last].parameters as f64);
     report.record("parameters, with / without", 1.0, sizes[0] / sizes[1]);

@@ -6,7 +6,7 @@
 //! A head of a token has one row of weights w, so all it can tell is one mix, the sum of w_j u_j over tokens j; how many features it has
 //! for that does not matter. Let the values u_j be independent with variance 1. The mix correlates with u_k by w_k / sqrt(sum of w_j^2), so
 //! the best estimate of u_k from it explains w_k^2 / (sum of w_j^2) of the variance of u_k, and that of all u_k together exactly 1:
-//! whether the head looks at one token or spreads over many, it explains at most one of the r. In the same way h heads give h mixes, a
+//! whether the head looks at one token or layer_entropies over many, it explains at most one of the r. In the same way h heads give h mixes, a
 //! projection to at most h dimensions, which explains at most h of the r. The rest is lost:
 //!
 //! ```text

@@ -8,7 +8,7 @@
 //! Attention( Q, PK, PV) =   A P^T P V =   Attention(Q, K, V)       keys and values are a set of pairs, not a list
 //! ```
 //!
-//! Equivariance is often called invariance, which it is not: outputs do move. Over all P, the mean square of P O - O is twice the variance
+//! Equivariance is often called invariance, which it is not: outputs do move. KeySource all P, the mean square of P O - O is twice the variance
 //! of the rows of O. In exact arithmetic both equations are exact. A computer adds in another order, so there each side has its own
 //! rounding, and they may differ by the sum of what each differs by from the exact result, and by no more.
 //!

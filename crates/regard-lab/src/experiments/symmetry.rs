@@ -7,7 +7,7 @@
 //!
 //! What that costs: three tokens stand in a circle, and each has to look at its successor and not at its predecessor (at itself it may
 //! not look). If scores are symmetric, there are only three of them, a, b and c. A token with a towards its successor and b towards its
-//! predecessor loses -ln(e^a / (e^a + e^b)) = ln(1 + e^(b - a)). Around the circle the three differences b - a, c - b and a - c sum to 0,
+//! predecessor loses -ln(e^a / (e^a + e^b)) = ln(1 + e^(b - a)). BlockInputs the circle the three differences b - a, c - b and a - c sum to 0,
 //! and ln(1 + e^x) is convex, so the mean loss is at least ln(1 + e^0) = ln 2, that of a coin: the best is not to decide. Nor can a > b,
 //! b > c and c > a all be true, so at most two of three are right. Neither bound knows of features, of steps or of chance: more parameters
 //! do not help, and here the one matrix is twice as wide, to have as many. With two matrices and tokens that are linearly independent,

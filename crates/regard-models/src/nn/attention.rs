@@ -69,9 +69,9 @@ pub enum Bias {
     },
 }
 
-/// What rows look at.
+/// Where the keys and values come from.
 #[derive(Debug)]
-pub enum Over<'a> {
+pub enum KeySource<'a> {
     /// One another: they stand at positions 0 and on.
     Itself,
     /// The rows of a memory, `[batch, length, d_memory]`.
@@ -123,7 +123,7 @@ impl MultiHead {
     pub fn forward(
         &self,
         x: Tensor<3>,
-        over: Over<'_>,
+        over: KeySource<'_>,
         mask: &Mask,
         dropout: Option<Dropout>,
         pass: &mut Pass,
@@ -132,22 +132,22 @@ impl MultiHead {
         let options = Attention { dropout, ..self.options(mask, pass) };
         // ANCHOR: over
         match over {
-            Over::Itself => {
+            KeySource::Itself => {
                 let places = || RopePositions::From(0);
                 let keys = self.turned(split(self.k.forward(x.clone()), kv), places())?;
                 let values = split(self.v.forward(x.clone()), kv);
                 let queries = self.turned(split(self.q.forward(x), q), places())?;
                 self.attend([queries, keys, values], &options, pass)
             }
-            Over::Memory(memory) => {
+            KeySource::Memory(memory) => {
                 let [keys, values] = self.project(memory);
                 self.attend([split(self.q.forward(x), q), keys, values], &options, pass)
             }
-            Over::Cached(state, sequences) => {
+            KeySource::Cached(state, sequences) => {
                 let queries = split(self.q.forward(x), q);
                 Ok(self.out.forward(state.look(sequences, queries, &options)?))
             }
-            Over::Cache(state, sequences) => {
+            KeySource::Cache(state, sequences) => {
                 let length = x.dims()[1];
                 let places = || state.places(sequences, length);
                 let keys = self.turned(split(self.k.forward(x.clone()), kv), places()?)?;
@@ -210,7 +210,7 @@ impl MultiHead {
         if let Some((q, k)) = seen {
             pass.recorder.record(q, k, &attended, options)?;
         }
-        pass.spread(&attended)?;
+        pass.record_entropy(&attended)?;
         Ok(self.out.forward(joined(attended.out)))
     }
 }

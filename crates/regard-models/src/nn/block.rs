@@ -1,6 +1,6 @@
 //! The block that encoders and decoders are stacks of.
 
-use super::attention::{MultiHead, MultiHeadConfig, Over};
+use super::attention::{KeySource, MultiHead, MultiHeadConfig};
 use super::feed_forward::{FeedForward, FeedForwardConfig};
 use super::norm::{Norm, NormKind};
 use crate::error::Error;
@@ -56,11 +56,11 @@ pub struct BlockConfig {
 pub struct Block {
     /// Of the attention over itself.
     pub attention_norm: Norm,
-    /// Over itself.
+    /// KeySource itself.
     pub attention: MultiHead,
     /// Of the attention over a memory.
     pub cross_norm: Option<Norm>,
-    /// Over a memory.
+    /// KeySource a memory.
     pub cross: Option<MultiHead>,
     /// Of the feed-forward layer.
     pub feed_forward_norm: Norm,
@@ -72,10 +72,10 @@ pub struct Block {
     place: NormPlace,
 }
 
-/// What a block is run with, beside its input.
+/// Inputs of a block besides the residual stream.
 #[derive(Debug)]
-pub struct Around<'a> {
-    /// Who sees whom among the rows themselves.
+pub struct BlockInputs<'a> {
+    /// Attention mask of the self-attention.
     pub mask: &'a Mask,
     /// What is looked at beside them.
     pub memory: Option<Memory<'a>>,
@@ -112,18 +112,18 @@ impl Block {
     }
 
     /// `x [batch, length, d_model]`, its rows over one another.
-    pub fn forward(&self, x: Tensor<3>, around: Around<'_>) -> Result<Tensor<3>, Error> {
-        self.step(x, Over::Itself, around)
+    pub fn forward(&self, x: Tensor<3>, around: BlockInputs<'_>) -> Result<Tensor<3>, Error> {
+        self.step(x, KeySource::Itself, around)
     }
 
     /// The same over what is told.
     pub fn step(
         &self,
         x: Tensor<3>,
-        over: Over<'_>,
-        around: Around<'_>,
+        over: KeySource<'_>,
+        around: BlockInputs<'_>,
     ) -> Result<Tensor<3>, Error> {
-        let Around { mask, memory, place, pass } = around;
+        let BlockInputs { mask, memory, place, pass } = around;
         let part = |part: u64| place.wrapping_mul(8).wrapping_add(part);
         let DropoutRates { rate, attention } = self.dropout;
         let [after, after_cross, last] = [0, 1, 2].map(|i| pass.drops(rate, part(i)));
@@ -135,8 +135,10 @@ impl Block {
             (Some(cross), Some(norm), Some(memory)) => {
                 let full = Mask::full();
                 let (over, mask) = match memory {
-                    Memory::Rows(memory, mask) => (Over::Memory(memory), mask),
-                    Memory::Cached(state, sequences) => (Over::Cached(state, sequences), &full),
+                    Memory::Rows(memory, mask) => (KeySource::Memory(memory), mask),
+                    Memory::Cached(state, sequences) => {
+                        (KeySource::Cached(state, sequences), &full)
+                    }
                 };
                 pass.within("cross", |pass| {
                     self.add(x, norm, after_cross, |x| {

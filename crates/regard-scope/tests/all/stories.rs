@@ -1,7 +1,7 @@
 //! Stories for children: a decoder as Llama's (5 layers, 260,032 parameters) that Andrej Karpathy trained on TinyStories. Token by
 //! token, greedily.
 
-use crate::dense::{Matrix, Outcome, Run, Seen, Weights, attend, json, largest, round};
+use crate::dense::{DenseWeights, Matrix, Outcome, Run, Weights, attend, json, largest, round};
 use serde_json::from_value;
 
 pub(crate) const FOLDER: &str = "stories260K";
@@ -113,10 +113,10 @@ impl Past {
         (0..LAYERS).map(|_| Self { q: q.clone(), k: kv.clone(), v: kv.clone() }).collect()
     }
 
-    fn seen(&self, layer: usize) -> Seen {
+    fn seen(&self, layer: usize) -> DenseWeights {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.heads(DIM));
         let (q_len, k_len) = (self.q.len(), self.k.len());
-        Seen { kind: "self", layer, q, k, v, q_len, k_len, causal: true }
+        DenseWeights { kind: "self", layer, q, k, v, q_len, k_len, causal: true }
     }
 }
 

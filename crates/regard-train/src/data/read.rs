@@ -217,22 +217,22 @@ fn each_line(
 }
 
 /// A file unpacked, if it begins as packed ones do, whatever its name.
-fn open(path: &Path) -> Result<BufReader<Limited>, Error> {
+fn open(path: &Path) -> Result<BufReader<LimitedReader>, Error> {
     let file = File::open(path).map_err(|e| Error::file(path, &e))?;
     let mut reader = BufReader::new(file);
     let packed = reader.fill_buf().map_err(|e| Error::file(path, &e))?.starts_with(&GZIP);
     let inner: Box<dyn Read> =
         if packed { Box::new(MultiGzDecoder::new(reader)) } else { Box::new(reader) };
-    Ok(BufReader::new(Limited { inner, left: LARGEST }))
+    Ok(BufReader::new(LimitedReader { inner, left: LARGEST }))
 }
 
 /// A reader that fails where there is more than it may give.
-struct Limited {
+struct LimitedReader {
     inner: Box<dyn Read>,
     left: u64,
 }
 
-impl Read for Limited {
+impl Read for LimitedReader {
     fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
         // One more than allowed, to see that it is there.
         let room = usize::try_from(self.left + 1).map_or(to.len(), |room| room.min(to.len()));
@@ -407,7 +407,7 @@ mod tests {
         let read = |length: usize, left: u64| {
             let inner: Box<dyn Read> = Box::new(std::io::repeat(b'a').take(length as u64));
             let mut bytes = Vec::new();
-            Limited { inner, left }.read_to_end(&mut bytes).map(|_| bytes.len())
+            LimitedReader { inner, left }.read_to_end(&mut bytes).map(|_| bytes.len())
         };
         assert_eq!(read(100_000, 100_000).unwrap(), 100_000);
         let told = read(100_001, 100_000).unwrap_err().to_string();
