@@ -120,9 +120,9 @@ pub(crate) struct Row {
     tensors: Vec<Py<OwnedArray>>,
     /// By out, lse and the entropy; the latter two if the loss depends on them.
     #[pyo3(get)]
-    upstream: Vec<Option<Py<OwnedArray>>>,
+    output_grads: Vec<Option<Py<OwnedArray>>>,
     #[pyo3(get)]
-    kept: Py<SavedForward>,
+    saved: Py<SavedForward>,
     /// As those of a call, by `arrays` but for the mask.
     #[pyo3(get)]
     gradients: Gradients,
@@ -169,12 +169,12 @@ impl Row {
             options: options(case, &mask).to_string(),
             arrays: arrays.collect::<PyResult<_>>()?,
             tensors: tensors.into_iter().collect::<PyResult<_>>()?,
-            upstream: vec![
+            output_grads: vec![
                 Some(Py::new(py, strided(&data, &data.d_out))?),
                 by_row(d_lse, has_lse)?,
                 by_row(d_entropy, case.entropy)?,
             ],
-            kept: Py::new(py, SavedForward::new(py, output)?)?,
+            saved: Py::new(py, SavedForward::new(py, output)?)?,
             gradients,
         })
     }

@@ -63,7 +63,7 @@ def compare(found, expected):
 
 def outputs(row):
     """What the engine found, by name."""
-    found = {name: getattr(row.kept, name) for name in ("out", "lse", "entropy", "max_score")}
+    found = {name: getattr(row.saved, name) for name in ("out", "lse", "entropy", "max_score")}
     return {name: _arrays.numpy_of(x) for name, x in found.items() if x is not None}
 
 
@@ -77,7 +77,7 @@ def through_numpy(row):
     """Both ways through `regard.attention`: what differs."""
     options, learned = keywords(row, _arrays.numpy_of)
     q, k, v = map(_arrays.numpy_of, row.tensors)
-    d_out, d_lse, d_entropy = (None if x is None else _arrays.numpy_of(x) for x in row.upstream)
+    d_out, d_lse, d_entropy = (None if x is None else _arrays.numpy_of(x) for x in row.output_grads)
     out, aux = regard.attention(q, k, v, return_aux=True, **options)
     grads = aux.backward(d_out, d_lse=d_lse, d_entropy=d_entropy)
     found = {"out": out, "lse": aux.lse, "entropy": aux.entropy, "max_score": aux.max_score}
@@ -101,9 +101,9 @@ def through_torch(row):
     out, aux = regard.torch.attention(q, k, v, return_aux=True, **options)
     found = {"out": out, "lse": aux.lse, "entropy": aux.entropy, "max_score": aux.max_score}
     wrong = compare({name: numpy_of(x.detach()) for name, x in found.items() if x is not None}, outputs(row))
-    upstream = [(x, _arrays.torch_of(d)) for x, d in zip((out, aux.lse, aux.entropy), row.upstream) if d is not None]
+    output_grads = [(x, _arrays.torch_of(d)) for x, d in zip((out, aux.lse, aux.entropy), row.output_grads) if d is not None]
     inputs = [q, k, v, *learned.values()]
-    grads = torch.autograd.grad([x for x, _ in upstream], inputs, [d for _, d in upstream])
+    grads = torch.autograd.grad([x for x, _ in output_grads], inputs, [d for _, d in output_grads])
     found = {f"d_{name}": numpy_of(x) for name, x in zip(["q", "k", "v", *learned], grads)}
     # Autograd wants gradients in the type of the tensor; the engine sums those that rows share in a wider one.
     expected = {name: x.astype(found[name].dtype) for name, x in gradients(row).items()}

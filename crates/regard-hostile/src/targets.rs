@@ -57,7 +57,7 @@ const CONFIG: &[&str] = &[
     "\"seq2seq\": {}",
     "\"n_layers\": ",
     "\"d_model\": 0",
-    "\"joint\": true",
+    "\"shared_vocabulary\": true",
     "{source}",
     "\"positions\": \"learned\"",
     "\"head_dim\": 3",

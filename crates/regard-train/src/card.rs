@@ -41,14 +41,14 @@ fn write_card(
     writeln!(text, "Made by `regard train`: {kind}, {} parameters.\n", size.parameters)?;
     writeln!(text, "| | |\n|---|---|")?;
     for part in &settings.data.parts {
-        writeln!(text, "| learned from | {} |", part.train)?;
+        writeln!(text, "| training data | {} |", part.train)?;
     }
     if !settings.data.license.is_empty() {
         writeln!(text, "| license of the data | {} |", settings.data.license)?;
     }
     writeln!(
         text,
-        "| examples | {} to learn from, {} to judge by |",
+        "| examples | {} for training, {} for validation |",
         size.examples, size.validation
     )?;
     let vocabularies: Vec<String> = size.vocabulary.iter().map(ToString::to_string).collect();

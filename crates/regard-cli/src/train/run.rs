@@ -100,7 +100,7 @@ fn estimate(settings: &Settings, format: Format) -> Result<()> {
     writeln!(out, "parameters   {parameters}")?;
     writeln!(out, "vocabulary   {}", tables.join(" + "))?;
     let left = if left_out > 0 { format!("; {left_out} too long") } else { String::new() };
-    writeln!(out, "examples     {examples}, and {validation} to judge by{left}")?;
+    writeln!(out, "examples     {examples}, and {validation} for validation{left}")?;
     writeln!(out, "steps        {steps}, {batches} batches an epoch")?;
     if let Some(bytes) = memory {
         writeln!(out, "memory       {:.2} GB at most in {TRIAL} steps", bytes as f64 / 1e9)?;

@@ -100,7 +100,7 @@ fn opened(test: &str, kind: Architecture) -> Model {
 
 /// The part of a configuration that has its sizes: a recurrent model has its own.
 fn part(value: &mut serde_json::Value) -> &mut serde_json::Value {
-    let own = ["gru", "han"].into_iter().find(|name| value.get(name).is_some());
+    let own = ["seq2seq", "han"].into_iter().find(|name| value.get(name).is_some());
     match own {
         Some(name) => &mut value[name],
         None => value,

@@ -195,7 +195,7 @@ fn transformer(fields: &mut Fields) -> Result<Config, Error> {
     let pad = target.iter().position(|token| token == "<blank>");
     fields.only("norm", &["pre-norm, final norm on both stacks".into()])?;
     fields.only("embedding_scale", &["sqrt(d_model)".into()])?;
-    let positions = "sinusoidal, [sin|cos] half_split, positions start at 1, \
+    let positions = "sinusoidal, [sin|cos] halves, positions start at 1, \
                      log-increment ln(10000)/(d/2-1) (tensor2tensor/OpenNMT-tf)";
     fields.only("positions", &[positions.into()])?;
     let fused = "self_attention.linear_0 = [q;k;v] (96x32), cross attention: linear_0 = q, \
