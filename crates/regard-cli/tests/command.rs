@@ -172,7 +172,7 @@ fn mistakes_are_named_with_their_remedy() {
         ("plan+--threads+100000", vec!["--threads", "1 to 1024"]),
         ("steps+--keys+40", vec!["--keys 40", "--format json"]),
         ("steps+--queries+9999+--format+json", vec!["--queries 9999", "give less"]),
-        ("steps+--normalizer+topp", vec!["--normalizer", "top{K}"]),
+        ("steps+--normalizer+topp", vec!["--normalizer", "top-{K}"]),
         ("bench+--case+nothing*", vec!["--case nothing*", "--list"]),
         ("bench+--case+prefill-f32-n8", vec!["--case", "d{features} is missing"]),
         ("bench+--case+prefill-f32-n8-d8-frob", vec!["--case", "`frob`", "longformer{window}"]),
