@@ -2,12 +2,12 @@
 # requires-python = ">=3.11"
 # dependencies = ["torch==2.15.0", "transformers==5.22.2", "safetensors==0.8.0", "numpy==2.4.6"]
 # ///
-"""Whole models by PyTorch and transformers, asked by a bench of ours for one slice at a time.
+"""Whole models by PyTorch and transformers, called by the benchmark for one sample at a time.
 
 The protocol of `regard bench`'s child.py, without forms. First it answers {"ready": its name}. It then reads a case as one line of JSON,
 builds and runs it once, and answers {"ready": MiB that a run takes, "check": what it computed} or {"error": why}. For each line
 `go` it makes some runs and answers {"seconds": of one, "tokens": of one}. Every case has `case` and `threads`, and may have
-`slice`, the seconds of a slice at least. f32 throughout. Tokens come with the case, so that both sides run the same:
+`sample`, the minimum seconds of a sample. f32 throughout. Tokens come with the case, so that both sides run the same:
 
     train     source [pairs][n], target [pairs][m], labels [pairs][m], ids without padding; vocab, d_model, n_heads, d_ff,
               n_layers (of each side). A step of Adam. tokens: source and target. check: the loss before the first step.
@@ -205,7 +205,7 @@ for line in sys.stdin:
             raise ValueError(f"no case {case['case']}; there are train, generate, encode")
         run, tokens = make(case)
         check, taken = extra(run)
-        repetitions = math.ceil(case.get("slice", 0.0) / timed(run, 1)) or 1
+        repetitions = math.ceil(case.get("sample", 0.0) / timed(run, 1)) or 1
         answer(ready=taken, check=check)
     except Exception as why:
         answer(error=(str(why) or type(why).__name__).splitlines()[0])

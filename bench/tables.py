@@ -56,13 +56,13 @@ WORDS = {
     "en": {
         "short": ["on two threads", "cases", "beside PyTorch in its fastest form", "beside the fastest engine of each case"],
         "feature": "on CPUs",
-        "alone": ["what", "see it", "test"],
+        "unique": ["what", "see it", "test"],
         "yes": "yes", "no": "no", "n2": "n²", "gpu": "GPU", "unknown": "?",
     },
     "zh": {
         "short": ["两个线程", "测试数", "与 PyTorch 最快的写法相比", "与每个测试中最快的引擎相比"],
         "feature": "在 CPU 上",
-        "alone": ["内容", "怎么看到", "测试"],
+        "unique": ["内容", "怎么看到", "测试"],
         "yes": "有", "no": "无", "n2": "n²", "gpu": "GPU", "unknown": "?",
     },
 }
@@ -265,7 +265,7 @@ def lab(page: Page) -> list[str]:
     lines = []
     for line in (ROOT / LAB).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        judged = [found for found in row["findings"] if found["judged"]]
+        judged = [found for found in row["results"] if found["checked"]]
         good = sum(found["holds"] for found in judged)
         lines.append([f"{row['id']} `{row['name']}`", row["claim"].replace("|", "\\|"), f"{good} of {len(judged)}", f"{row['seconds']:.0f} s"])
     return table(["", "claim", "as predicted", "time"], lines)
@@ -289,14 +289,14 @@ def features(page: Page) -> list[str]:
     return table(heads, lines)
 
 
-def alone(page: Page) -> list[str]:
+def unique(page: Page) -> list[str]:
     data = json.loads((ROOT / FEATURES).read_text(encoding="utf-8"))
     lines = []
-    for row in data["alone"]:
+    for row in data["unique"]:
         file, name = holds(row["test"])
         # A name is long and has no place to break a line: it is the title of the link.
         lines.append([row[page.language], f"`{row['command']}`", f'[{Path(file).name}]({page.up}{file} "{name}")'])
-    return table(page.word("alone"), lines)
+    return table(page.word("unique"), lines)
 
 
 def holds(test: str) -> tuple[str, str]:
@@ -310,7 +310,7 @@ def holds(test: str) -> tuple[str, str]:
 TABLES: dict[str, Callable[[Page], list[str]]] = {
     "short": short,
     "features": features,
-    "alone": alone,
+    "unique": unique,
     **{name: kernels(name) for name in ORDER if name != "models"},
     "others": others,
     "roofline": roofline,

@@ -61,7 +61,7 @@ fn picture(noise: &mut Noise) -> Picture {
 
 fn pixels(pictures: &[Picture]) -> Tensor<4> {
     let all: Vec<f32> = pictures.iter().flat_map(|picture| picture.pixels.clone()).collect();
-    let sizes = [pictures.len(), 1, IMAGE, IMAGE]; // one number for each pixel, no colours
+    let sizes = [pictures.len(), 1, IMAGE, IMAGE]; // one number for each pixel, no colors
     Tensor::from_data(TensorData::new(all, sizes), &Device::flex())
 }
 
@@ -120,9 +120,9 @@ fn show(picture: &Picture, weights: &[f32]) {
     }
     let axis = |n: usize| Axis::new("", vec![String::new(); n]);
     let map = Map { title: String::new(), values, rows: axis(IMAGE), cols: axis(2 * IMAGE + 1) };
-    let colours = stdout().is_terminal();
-    let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, colours)) };
-    let depth = if colours { Depth::Indexed } else { Depth::Ascii };
+    let colors = stdout().is_terminal();
+    let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, colors)) };
+    let depth = if colors { Depth::Indexed } else { Depth::Ascii };
     let lines = term(&heat(&map, &style), depth);
     lines.lines().skip(1).take(IMAGE).for_each(|line| println!("{line}"));
 }

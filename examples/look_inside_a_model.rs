@@ -27,7 +27,7 @@ fn sharpest(trace: &Trace) -> Result<Map, Box<dyn Error>> {
     let heads = stats(trace, Machine::detect(), &mut |_, _| {})?;
     let between = heads.iter().filter(|head| head.site.kind == "cross");
     let least = between.min_by(|a, b| a.entropy.total_cmp(&b.entropy)).ok_or("no such head")?;
-    let [rows, cols] = trace.layer(&least.site)?.seen.size();
+    let [rows, cols] = trace.layer(&least.site)?.data.size();
     let mut map = trace.map(Machine::detect(), &least.site, 0..rows, [rows, cols])?;
 
     // A row reads one token and chooses the next: it is named after what it chose.

@@ -17,7 +17,7 @@ use burn::tensor::{Device, Int, Tensor};
 use regard::rope::{Rope, RopePairs};
 use regard::{Machine, Mask};
 use regard_burn::{CrossEntropy, cross_entropy};
-use regard_models::nn::{Embedding, Linear, MultiHead, MultiHeadConfig, Over};
+use regard_models::nn::{Embedding, KeySource, Linear, MultiHead, MultiHeadConfig};
 use regard_models::{Pass, Recorder, ids};
 use regard_scope::render::{Depth, term};
 use regard_scope::{Axis, Map, Metrics, Style, Theme, heat};
@@ -87,7 +87,7 @@ impl Tagger {
     fn forward(&self, sentences: Tensor<2, Int>, pass: &mut Pass) -> Outcome<Tensor<3>> {
         let words = self.words.forward(sentences)?;
         let mask = Mask::full(); // every word may look at every word
-        let seen = self.attention.forward(words.clone(), Over::Itself, &mask, None, pass)?;
+        let seen = self.attention.forward(words.clone(), KeySource::Itself, &mask, None, pass)?;
         Ok(self.tags.forward(words + seen))
     }
 }
@@ -123,9 +123,9 @@ fn show(tagger: &Tagger) -> Outcome<()> {
     }
     let cols = Axis::new("word", SHOWN.split(' ').map(String::from).collect());
     let map = Map { title: SHOWN.into(), values, rows: Axis::new("Paris", labels), cols };
-    let colours = stdout().is_terminal();
-    let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, colours)) };
-    let depth = if colours { Depth::Indexed } else { Depth::Ascii };
+    let colors = stdout().is_terminal();
+    let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, colors)) };
+    let depth = if colors { Depth::Indexed } else { Depth::Ascii };
     print!("{}", term(&heat(&map, &style), depth));
     Ok(())
 }

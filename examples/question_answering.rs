@@ -9,7 +9,7 @@
 //! The encoder is downloaded once, 84 MB: `cargo run --release -p regard-cli -- models get minilm`.
 //!
 //! Try next: ask "How does a bee tell the others where flowers are?". The sentence that wins is about bees and blossoms, and it is not the
-//! answer: these vectors say what a sentence is about. Or a smaller `SCALE`: 5 spreads the weights.
+//! answer: these vectors say what a sentence is about. Or a smaller `SCALE`: 5 layer_entropies the weights.
 
 #![expect(clippy::print_stdout, reason = "a program")]
 
@@ -17,7 +17,7 @@ use regard::mask::MaskRule;
 use regard::problem::Scope;
 use regard::{AttentionView, Machine, Mask, Plan, Problem, Score, View};
 use regard_models::Model;
-use regard_models::files::{Known, cache_dir};
+use regard_models::files::{KnownModel, cache_dir};
 use regard_scope::Measure;
 use std::error::Error;
 use std::ops::Range;
@@ -76,7 +76,7 @@ fn weights(
 
 /// The encoder, from where `regard models` keeps it.
 fn encoder() -> Result<Model, Box<dyn Error>> {
-    let known = Known::named("minilm").ok_or("minilm: no such name")?;
+    let known = KnownModel::named("minilm").ok_or("minilm: no such name")?;
     let base = cache_dir(|name| std::env::var_os(name)).ok_or("no HOME: set REGARD_CACHE")?;
     let get =
         "minilm is not here yet; get it by: cargo run --release -p regard-cli -- models get minilm";

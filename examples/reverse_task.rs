@@ -7,7 +7,7 @@
 //! at the last one, and so on. Look at the map at the end: a row for each letter that is written, a column for each that was read.
 //!
 //! Try next: 100 `STEPS` instead of 600, to see the map on its way. Another answer in `task`, such as the same letters in the order of
-//! the alphabet: the map is then another one for each sequence. Judge it by lengths that it has not learned from: it fails. Why?
+//! the alphabet: the map is then another one for each sequence. OutputCheck it by lengths that it has not learned from: it fails. Why?
 
 #![expect(clippy::print_stdout, reason = "a program")]
 
@@ -15,9 +15,9 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor};
 use regard::Machine;
 use regard_burn::{CrossEntropy, cross_entropy};
-use regard_models::files::{Activation, Architecture, Config, Heads, Pairs, Positions};
-use regard_models::generate::{Search, Stop, generate};
-use regard_models::{Dropping, Pass, Recorder, Transformer, ids};
+use regard_models::files::{Activation, Architecture, Config, Heads, PairLayout, Positions};
+use regard_models::generate::{DecodingStrategy, StoppingCriteria, generate};
+use regard_models::{DropoutRates, Pass, Recorder, Transformer, ids};
 use regard_scope::render::{Depth, term};
 use regard_scope::{Map, Metrics, Style, Theme, heat};
 use regard_testkit::Noise;
@@ -60,7 +60,11 @@ fn model(device: &Device) -> Result<Transformer, regard_models::Error> {
         d_ff: Some(96),
         vocab: TOKENS.len(),
         pre_norm: true,
-        positions: Positions::Sinusoidal { pairs: Pairs::Neighbours, first: 0, inclusive: false },
+        positions: Positions::Sinusoidal {
+            pairs: PairLayout::Interleaved,
+            first: 0,
+            inclusive: false,
+        },
         activation: Some(Activation::Relu),
         attention_bias: true,
         feed_forward_bias: true,
@@ -68,7 +72,7 @@ fn model(device: &Device) -> Result<Transformer, regard_models::Error> {
         ..Config::of(Architecture::Transformer)
     };
     device.seed(7);
-    Transformer::new(&config, Dropping::default(), device)
+    Transformer::new(&config, DropoutRates::default(), device)
 }
 
 // ANCHOR: heart
@@ -118,10 +122,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let new = |i: usize| task(LENGTHS[i % LENGTHS.len()], true, &mut noise);
     let unseen: Vec<_> = (0..200).map(new).collect();
     let sources: Vec<_> = unseen.iter().map(|[source, _]| source.clone()).collect();
-    let (prompts, stop) = (vec![vec![BEGIN]; 200], Stop { max_tokens: 20, end: vec![END] });
-    let mut writer = model.writer(&sources, 1 << 26)?;
+    let (prompts, stop) =
+        (vec![vec![BEGIN]; 200], StoppingCriteria { max_tokens: 20, end: vec![END] });
+    let mut session = model.session(&sources, 1 << 26)?;
     let told = &mut |_, _| ControlFlow::Continue(());
-    let written = generate(&mut writer, &prompts, &Search::Greedy, &stop, told)?;
+    let written = generate(&mut session, &prompts, &DecodingStrategy::Greedy, &stop, told)?;
     let right = written.iter().zip(&unseen).filter(|(said, [_, target])| said.tokens == *target);
     let (right, mut mirrored, mut letters) = (right.count(), 0, 0);
     for pair in &unseen {
@@ -133,9 +138,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{right} of 200 unseen sequences are written backwards without a mistake.");
     println!("{mirrored} of their {letters} letters look most at their mirror image:\n");
 
-    let colours = stdout().is_terminal();
-    let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, colours)) };
-    let depth = if colours { Depth::Indexed } else { Depth::Ascii };
+    let colors = stdout().is_terminal();
+    let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, colors)) };
+    let depth = if colors { Depth::Indexed } else { Depth::Ascii };
     print!("{}", term(&heat(&look(&model, &unseen[11])?, &style), depth));
     match right >= 190 && 10 * mirrored >= 9 * letters {
         true => Ok(()),

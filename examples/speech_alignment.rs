@@ -104,9 +104,9 @@ fn show(spoken: &Spoken, written: &[u32], weights: &[f32]) {
     let (values, cols) = (weights.to_vec(), Axis::new("spoken", cols));
     let rows = Axis::new("written", written.iter().map(name).collect());
     let map = Map { title: "what each letter looks at".into(), values, rows, cols };
-    let (colours, scale) = (stdout().is_terminal(), Scale::up_to(&map));
-    let style = Style { theme: Theme::Dark, scale, ..Style::new(Metrics::terminal(80, colours)) };
-    let depth = if colours { Depth::Indexed } else { Depth::Ascii };
+    let (colors, scale) = (stdout().is_terminal(), Scale::up_to(&map));
+    let style = Style { theme: Theme::Dark, scale, ..Style::new(Metrics::terminal(80, colors)) };
+    let depth = if colors { Depth::Indexed } else { Depth::Ascii };
     print!("{}", term(&heat(&map, &style), depth));
 }
 

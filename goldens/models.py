@@ -147,15 +147,15 @@ def llama():
 
 def bert():
     """hidden: the last layer; pooled: tanh(pooler of the first token)."""
-    config = {"d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 64, "vocab": 50, "context": 32, "kinds": 2}
+    config = {"d_model": 32, "n_heads": 4, "n_layers": 2, "d_ff": 64, "vocab": 50, "context": 32, "token_types": 2}
     config |= {"activation": "gelu", "norm": "post", "eps": 1e-12}
-    parameters = named("embedding", embedding(50, 32)) | named("positions", embedding(32, 32)) | named("kinds", embedding(2, 32))
+    parameters = named("embedding", embedding(50, 32)) | named("positions", embedding(32, 32)) | named("token_types", embedding(2, 32))
     parameters |= named("norm", norm(32)) | blocks("blocks", 2, 32, 64) | named("pooler", linear(32, 32))
     sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
     module = BertModel(BertConfig(max_position_embeddings=32, **sizes)).double().eval()
 
     def torchs(p, i):
-        tables = {"word": "embedding", "position": "positions", "token_type": "kinds"}
+        tables = {"word": "embedding", "position": "positions", "token_type": "token_types"}
         names = [(f"embeddings.{name}_embeddings", ours) for name, ours in tables.items()]
         names += [("embeddings.LayerNorm", "norm"), ("pooler.dense", "pooler")]
         layer = {"attention.output.dense": "attention.out", "attention.output.LayerNorm": "attention_norm"}
@@ -163,20 +163,20 @@ def bert():
         layer |= {"intermediate.dense": "feed_forward.up", "output.dense": "feed_forward.down"}
         layer |= {"output.LayerNorm": "feed_forward_norm"}
         state = renamed(p, names + [(f"encoder.layer.{{i}}.{name}", f"blocks.{{i}}.{ours}") for name, ours in layer.items()])
-        masks = {"attention_mask": below(8, i["lengths"]).long(), "token_type_ids": i["kinds"]}
+        masks = {"attention_mask": below(8, i["lengths"]).long(), "token_type_ids": i["token_types"]}
         out = functional_call(module, state, (i["ids"],), masks)
         return {"hidden": out.last_hidden_state, "pooled": out.pooler_output}
 
     def plains(p, i):
-        x = p["embedding.weight"][i["ids"]] + p["positions.weight"][:8] + p["kinds.weight"][i["kinds"]]
+        x = p["embedding.weight"][i["ids"]] + p["positions.weight"][:8] + p["token_types.weight"][i["token_types"]]
         x = plain.norm(plain.part(p, "norm"), x, config["eps"])
         for layer in range(2):
             x = plain.block(plain.part(p, f"blocks.{layer}"), x, config, below(8, i["lengths"]).view(-1, 1, 1, 8))
         return {"hidden": x, "pooled": torch.tanh(plain.linear(plain.part(p, "pooler"), x[:, 0]))}
 
     lengths = torch.tensor([8, 5])
-    kinds = (torch.arange(8) >= 3).long().expand(2, 8).clone() * below(8, lengths)
-    inputs = {"ids": words(50, 8, 5), "kinds": kinds, "lengths": lengths}
+    token_types = (torch.arange(8) >= 3).long().expand(2, 8).clone() * below(8, lengths)
+    inputs = {"ids": words(50, 8, 5), "token_types": token_types, "lengths": lengths}
     return Golden("bert", config, parameters, inputs, {"": (torchs, plains)}, kept={"hidden": below(8, lengths)})
 
 

@@ -9,7 +9,7 @@ use regard::plan::OutputGrads;
 use regard::problem::Normalizer;
 use regard::{Number, Plan, View};
 use regard_fuzz::{Case, ROOM, Sizes, machines, numbers};
-use regard_testkit::GradJudge;
+use regard_testkit::GradCheck;
 use regard_testkit::run::same_grad_bits;
 
 fuzz_target!(|data: &[u8]| {
@@ -53,7 +53,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         [&d.out, &d.lse, &d.entropy].map(|d| d.iter().map(|x| Number::to_f64(*x)).collect());
     let judged = output.selection.as_ref().map_or(problem.clone(), |c| problem.with_selection(c));
     let exact = Outcome { out, lse, entropy, max_score: Vec::new() };
-    let judge = GradJudge::new(&judged, (q, k, v), (&exact, &d));
+    let judge = GradCheck::new(&judged, (q, k, v), (&exact, &d));
     let (ratio, which) = judge.ratio(&ours).unwrap();
     // The gradient of a sparsemax jumps where a score is at the threshold, which rounding decides.
     assert!(ratio <= ROOM || sparse, "{plan:#}\n{ratio} of the bound by {which}");

@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use regard::{AttentionView, Mask, Plan};
 use regard_scope::{Measure, Pool};
 use regard_fuzz::{Case, ROOM, machines};
-use regard_testkit::Judge;
+use regard_testkit::OutputCheck;
 use regard_testkit::run::same_bits;
 
 fuzz_target!(|data: &[u8]| {
@@ -22,7 +22,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let [ours, again] = plans.each_ref().map(|plan| plan.forward(q, k, v).unwrap());
     // Which keys are chosen is the kernel's to say; where scores are nearly equal the definition may choose others.
     let judged = ours.selection.as_ref().map_or(problem.clone(), |choice| problem.with_selection(choice));
-    let ratio = Judge::new(&judged, (q, k, v)).ratio(&ours).unwrap();
+    let ratio = OutputCheck::new(&judged, (q, k, v)).ratio(&ours).unwrap();
     assert!(ratio.worse() <= ROOM, "{plan:#}\nof the bound: {ratio:?}");
     assert!(same_bits(&ours, &again), "{plan:#}");
     // Each row has all of its weight somewhere, and statistics have the same bits on every machine.

@@ -4,7 +4,7 @@
 use arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use regard::Machine;
-use regard_scope::{Inputs, Labels, Layer, Pool, Seen, Trace, Weights, Zoom};
+use regard_scope::{Inputs, Labels, Layer, Pool, LayerData, Trace, Weights, Zoom};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -14,13 +14,13 @@ static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let q = (numbers(24), [2, 3, 4]);
     let heads = Inputs::new(q, (numbers(20), [1, 5, 4]), "causal & (window 3 | dilated 2)").unwrap();
     let weights = Weights { values: vec![0.2; 30], shape: [2, 3, 5] };
-    let seen = [Seen::Inputs(heads), Seen::Weights(weights)];
-    let layer = |(layer, seen)| {
-        Layer { layer, kind: "self".into(), rows: "words".into(), cols: "keys".into(), seen }
+    let data = [LayerData::Inputs(heads), LayerData::Weights(weights)];
+    let layer = |(layer, data)| {
+        Layer { layer, kind: "self".into(), rows: "words".into(), cols: "keys".into(), data }
     };
     let words = Labels::new("words", ["a", "b", "c"].map(String::from).to_vec());
     let axes = [("words".to_string(), words), ("keys".to_string(), Labels::counted("keys", 5))];
-    let layers = seen.into_iter().enumerate().map(layer).collect();
+    let layers = data.into_iter().enumerate().map(layer).collect();
     Trace { title: "whole".into(), axes: BTreeMap::from(axes), layers }.to_bytes().unwrap()
 });
 
@@ -48,7 +48,7 @@ fn read(bytes: &[u8]) {
     let Ok(trace) = Trace::from_bytes(bytes) else { return };
     let machine = Machine::detect().threads(1);
     for site in trace.sites() {
-        let rows = trace.layer(&site).unwrap().seen.size()[0];
+        let rows = trace.layer(&site).unwrap().data.size()[0];
         trace.map(machine, &site, 0..rows, [4, 4]).unwrap();
     }
     let zoom = Zoom::new(trace, machine);

@@ -9,7 +9,7 @@ from ._call import Call, describe
 from ._linear import LinearGrads, followed
 
 
-class Share(NamedTuple):
+class RowFraction(NamedTuple):
     """Mean and minimum of a fraction over queries."""
 
     mean: float
@@ -19,9 +19,9 @@ class Share(NamedTuple):
 class Recall(NamedTuple):
     """Recall of LSH attention with respect to full attention, over sampled queries."""
 
-    mass: Share
+    mass: RowFraction
     """Attention mass of full attention on the keys that the query is compared with."""
-    top: Share
+    top: RowFraction
     """The same for the top-k weights of full attention, relative to their sum."""
     rows: int
     """Number of sampled queries, over all heads and batch items."""
@@ -51,7 +51,7 @@ class LshAux:
         """Compare up to `rows` evenly spaced queries of each head with full attention: recall of the attention mass, and of the
         `top` largest weights."""
         mass, largest, seen = self._kept.recall(self._call.native(*self._tensors), top, rows)
-        return Recall(Share(*mass), Share(*largest), seen)
+        return Recall(RowFraction(*mass), RowFraction(*largest), seen)
 
     def is_visible(self, batch: int, head: int, row: int, key: int) -> bool:
         """Whether a query is compared with a key in any round."""

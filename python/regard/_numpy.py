@@ -102,7 +102,7 @@ def attention(q: Any, k: Any, v: Any, *, return_aux: bool = False, **options: Un
       sinks        `[heads]`: attention sink, one more term of the softmax without a value
       local        `(centers [batch, heads, q_len], reach)`: Gaussian local attention around a center per query (Luong et al. 2015)
       similarity   `"dot"`, `"distance"`, `("general", w)`, `("additive", w_q, w_k, v)`
-      normalizer   `"softmax"`, `"top 8"`, `"hard"`, `"sampled 7"`, `"sparsemax"`
+      normalizer   `"softmax"`, `"top-8"`, `"hard"`, `"sampled-7"`, `"sparsemax"`
       dropout      dropout probability, with `seed=(seed, offset)`
       entropy      also compute `aux.entropy` and `aux.max_score`
       precision    precision of matrix products: `"strict"`, `"f32"`, `"high"`

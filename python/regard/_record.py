@@ -36,7 +36,7 @@ class TopK(NamedTuple):
     weights: np.ndarray
 
 
-class Wanted(NamedTuple):
+class CaptureOptions(NamedTuple):
     """Options of `capture`."""
 
     stats: frozenset[str]
@@ -73,7 +73,7 @@ class Call(NamedTuple):
         return AttentionView(self.q, self.k, self.lse, **self.options)
 
 
-class Looker:
+class HeadView:
     """Weights of selected heads of a call; results are `[batch, heads, ..]`."""
 
     def __init__(self, call: Call, heads: tuple[int, ...] | None):
@@ -146,13 +146,13 @@ class Record:
     `col_sum` `[batch, heads, keys]`, and `top_k`. Available are those listed in `capture(.., stats=)`.
     """
 
-    def __init__(self, kind: str, layer: int, name: str, wanted: Wanted, first: int):
+    def __init__(self, kind: str, layer: int, name: str, capture_options: CaptureOptions, first: int):
         self.kind, self.layer, self.name = kind, layer, name
         """Kind (`self`, `encoder`, `cross`, ..), layer index within the kind, and module name in the model."""
         self.first, self.q_len, self.k_len = first, 0, 0
         """Position of the first row, number of rows, number of keys."""
         self._overview: Overview | None = None
-        self._wanted = wanted
+        self._options = capture_options
         self._by_row: dict[str, list[np.ndarray]] = {}
         self._sums: dict[str, np.ndarray] = {}
         self._top: list[np.ndarray] = []
@@ -163,13 +163,13 @@ class Record:
         self._keys: list[Any] = []
 
     def __repr__(self) -> str:
-        stats = ", ".join(name for name in STATS if name in self._wanted.stats)
+        stats = ", ".join(name for name in STATS if name in self._options.stats)
         return f"<{self.kind} layer {self.layer}: {self.q_len} rows, {self.k_len} keys, {self.shape[1]} heads; {stats}>"
 
     @property
     def heads(self) -> tuple[int, ...]:
         """Indices of the recorded heads."""
-        return tuple(range(self.shape[1])) if self._wanted.heads is None else self._wanted.heads
+        return tuple(range(self.shape[1])) if self._options.heads is None else self._options.heads
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -182,31 +182,31 @@ class Record:
     def add(self, call: Call, real: np.ndarray | None, slides: bool) -> None:
         """Record one call. `real [batch, q_len]`: rows that are not padding. `slides`: the first key of the call may be later than the
         first position of the sequence, as in a sliding-window cache."""
-        looker, wanted = Looker(call, self._wanted.heads), self._wanted
+        head_view, capture_options = HeadView(call, self._options.heads), self._options
         q_len, k_len = call.q.shape[2], call.reach
         offset = max(0, self.first + self.q_len - call.start) if slides else 0
-        top = wanted.top_k if "top_k" in wanted.stats else 1
+        top = capture_options.top_k if "top_k" in capture_options.stats else 1
         query: dict[str, Any] = {"keys": [0, k_len], "entropy": True, "mean_distance": True, "top_k": top, "mass": ["prefix 1"]}
         if self._overview is None:
-            query["pooled"] = [wanted.map, wanted.map, "max"]
-        for name in {"col_sum", "sink_mass"} & wanted.stats:
+            query["pooled"] = [capture_options.map, capture_options.map, "max"]
+        for name in {"col_sum", "sink_mass"} & capture_options.stats:
             query[name] = True
-        found = looker.measure(**query)
+        found = head_view.measure(**query)
         found["first_mass"] = found.pop("mass 0") * (offset == 0)
         self._take_rows(found, self._lse(call), real)
         self._take_keys(found, offset, k_len)
         if self._overview is None:
-            self._overview = Overview(found["pooled"], q_len, k_len, wanted.map)
-            for row in self._wanted_rows(0, q_len):
-                self._whole[row] = (0, looker.tile((row, row + 1), (0, k_len))[:, :, 0])
+            self._overview = Overview(found["pooled"], q_len, k_len, capture_options.map)
+            for row in self._selected_rows(0, q_len):
+                self._whole[row] = (0, head_view.tile((row, row + 1), (0, k_len))[:, :, 0])
         else:
-            self._take_weights(looker, q_len, k_len, offset)
-        if wanted.keep:
+            self._take_weights(head_view, q_len, k_len, offset)
+        if capture_options.keep:
             self._keep(call, offset)
         self.q_len, self.k_len = self.q_len + q_len, max(self.k_len, offset + k_len)
 
     def _lse(self, call: Call) -> np.ndarray:
-        heads = self._wanted.heads
+        heads = self._options.heads
         return (call.lse if heads is None else call.lse[:, list(heads)]).numpy()
 
     def _take_rows(self, found: dict[str, np.ndarray], lse: np.ndarray, real: np.ndarray | None) -> None:
@@ -214,7 +214,7 @@ class Record:
         with np.errstate(divide="ignore", invalid="ignore"):
             found["max_score"] = np.where(np.isneginf(lse), lse, lse + np.log(found["largest"]))
         for name in BY_ROW:
-            if name in self._wanted.stats:
+            if name in self._options.stats:
                 self._by_row.setdefault(name, []).append(np.ascontiguousarray(found[name]))
         counted = ~np.isneginf(lse)
         if real is not None:
@@ -229,11 +229,11 @@ class Record:
         self._sums[name] = self._sums.get(name, 0) + numbers
 
     def _take_keys(self, found: dict[str, np.ndarray], offset: int, k_len: int) -> None:
-        if "top_k" in self._wanted.stats:
+        if "top_k" in self._options.stats:
             keys = found["top_keys"]
             self._top.append(np.where(keys < 0, -1, keys + offset).astype(np.int32))
             self._top_weights.append(found["top_weights"])
-        if "col_sum" in self._wanted.stats:
+        if "col_sum" in self._options.stats:
             before = self._col_sum
             whole = np.zeros((*found["col_sum"].shape[:2], max(self.k_len, offset + k_len)), found["col_sum"].dtype)
             if before is not None:
@@ -241,24 +241,24 @@ class Record:
             whole[..., offset : offset + k_len] += found["col_sum"]
             self._col_sum = whole
 
-    def _take_weights(self, looker: Looker, q_len: int, k_len: int, offset: int) -> None:
+    def _take_weights(self, head_view: HeadView, q_len: int, k_len: int, offset: int) -> None:
         """Add the weights of a decoding step to the map and to the complete rows."""
-        strip = max(1, STRIP // max(1, looker.batch * looker.heads * k_len))
-        wanted = self._wanted_rows(self.q_len, self.q_len + q_len)
+        strip = max(1, STRIP // max(1, head_view.batch * head_view.heads * k_len))
+        rows = self._selected_rows(self.q_len, self.q_len + q_len)
         for begin in range(0, q_len, strip):
-            tile = looker.tile((begin, min(begin + strip, q_len)), (0, k_len))
+            tile = head_view.tile((begin, min(begin + strip, q_len)), (0, k_len))
             self.overview.add(tile, offset)
-            for row in wanted:
+            for row in rows:
                 if 0 <= row - self.q_len - begin < tile.shape[2]:
                     self._whole[row] = (offset, tile[:, :, row - self.q_len - begin].copy())
 
-    def _wanted_rows(self, begin: int, end: int) -> list[int]:
+    def _selected_rows(self, begin: int, end: int) -> list[int]:
         """Rows of `begin:end`, the newest rows, that are selected by index or may be selected by a negative index at the end. Drops earlier
         rows that a negative index can no longer select."""
-        last = end - max((-row for row in self._wanted.rows if row < 0), default=0)
-        for row in [row for row in self._whole if row not in self._wanted.rows and row < last]:
+        last = end - max((-row for row in self._options.rows if row < 0), default=0)
+        for row in [row for row in self._whole if row not in self._options.rows and row < last]:
             del self._whole[row]
-        return [row for row in range(begin, end) if row in self._wanted.rows or row >= last]
+        return [row for row in range(begin, end) if row in self._options.rows or row >= last]
 
     def _keep(self, call: Call, offset: int) -> None:
         """Store q and the new keys: a KV cache passes earlier keys again in every step."""
@@ -277,7 +277,7 @@ class Record:
     def __getattr__(self, name: str) -> Any:
         if name not in STATS:
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
-        if name not in self._wanted.stats:
+        if name not in self._options.stats:
             raise AttributeError(f"{name}: not recorded; use capture(.., stats=({name!r},))")
         if name == "top_k":
             return TopK(np.concatenate(self._top, 2), np.concatenate(self._top_weights, 2))
@@ -297,7 +297,7 @@ class Record:
     @property
     def whole_rows(self) -> list[int]:
         """Indices of the rows that are recorded completely."""
-        return sorted(row for row in self._whole if row in self._wanted.rows or row - self.q_len in self._wanted.rows)
+        return sorted(row for row in self._whole if row in self._options.rows or row - self.q_len in self._options.rows)
 
     @property
     def overview(self) -> Overview:
@@ -323,7 +323,7 @@ class Record:
         return self.overview.exact
 
     @property
-    def kept(self) -> bool:
+    def has_inputs(self) -> bool:
         """Whether q and k are stored."""
         return bool(self._calls)
 
@@ -343,11 +343,11 @@ class Record:
         """Weights of rows `rows[0]:rows[1]` for keys `keys[0]:keys[1]`, `[batch, heads, rows, keys]`. Needs `keep=True`, or an exact
         map."""
         (first, end), (left, right) = ((max(0, a), min(b, n)) for (a, b), n in ((rows, self.q_len), (keys, self.k_len)))
-        if self.kept:
+        if self.has_inputs:
             found = np.zeros((*self.shape, max(0, end - first), max(0, right - left)), self._lse(self._calls[0][2]).dtype)
             for at, offset, call in self.calls(first, end):
                 begin, stop = max(first, at), min(end, at + call.q.shape[2])
-                tile = Looker(call, self._wanted.heads).tile((begin - at, stop - at), (max(0, left - offset), max(0, right - offset)))
+                tile = HeadView(call, self._options.heads).tile((begin - at, stop - at), (max(0, left - offset), max(0, right - offset)))
                 shift = max(0, offset - left)
                 found[:, :, begin - first : stop - first, shift : shift + tile.shape[-1]] = tile
             return found

@@ -15,7 +15,7 @@ import regard
 
 from . import _arrays, _regard, masks
 from ._record import SMALL, Call, Record, cell_starts
-from .lens import Seen, axes_of
+from .lens import Capture, axes_of
 
 CELLS = 128
 """Cells per side of an attention map that a page computes from q and k."""
@@ -33,20 +33,20 @@ class Layer(NamedTuple):
     cols: dict[str, Any]
 
 
-class Places(NamedTuple):
+class Ranges(NamedTuple):
     """Ranges of rows and keys of a record, without padding."""
 
     rows: tuple[int, int]
     keys: tuple[int, int]
 
 
-def trace_of(seen: Seen, item: int, only_exact: bool) -> Any:
+def trace_of(seen: Capture, item: int, only_exact: bool) -> Any:
     """Trace of one batch item. If a layer has no exact weights and they cannot be recomputed: raise with `only_exact`, else use the pooled
     map."""
     return _native(seen.title, [_layer(seen, record, item, only_exact) for record in _of(seen, item)])
 
 
-def _of(seen: Seen, item: int) -> list[Record]:
+def _of(seen: Capture, item: int) -> list[Record]:
     records = seen.records
     if not records:
         raise ValueError("nothing recorded; run the model inside the context")
@@ -55,7 +55,7 @@ def _of(seen: Seen, item: int) -> list[Record]:
     return records
 
 
-def _of_item(seen: Seen, record: Record, array: np.ndarray, item: int) -> np.ndarray:
+def _of_item(seen: Capture, record: Record, array: np.ndarray, item: int) -> np.ndarray:
     """Part of an array `[batch, ..]` that belongs to a batch item."""
     return array[seen.index(record.shape[0], item)]
 
@@ -81,16 +81,16 @@ def _axis(axes: dict[str, Any], side: dict[str, Any]) -> str:
     return name
 
 
-def _layer(seen: Seen, record: Record, item: int, only_exact: bool) -> Layer:
+def _layer(seen: Capture, record: Record, item: int, only_exact: bool) -> Layer:
     about = {"layer": record.layer, "kind": record.kind}
     places = _places(seen, record, item)
-    if record.kept:
+    if record.has_inputs:
         inputs = _inputs(record, seen.index(record.shape[0], item), places)
         if inputs is not None:
             options, arrays, places = inputs
             return Layer({**about, **options}, arrays, *_sides(seen, record, item, places))
     small = max(record.q_len, record.k_len) <= SMALL
-    if record.exact or (record.kept and small):
+    if record.exact or (record.has_inputs and small):
         weights = _of_item(seen, record, record.tile(places.rows, places.keys), item)
         return Layer(about, [_f32(weights)], *_sides(seen, record, item, places))
     if only_exact:
@@ -100,7 +100,7 @@ def _layer(seen: Seen, record: Record, item: int, only_exact: bool) -> Layer:
 
 def _why_not(record: Record) -> str:
     where = f"{record.kind} layer {record.layer} with {record.q_len} rows and {record.k_len} keys"
-    if not record.kept:
+    if not record.has_inputs:
         return f"{where}: neither q and k nor all weights are recorded; use capture(.., keep=True)"
     return (
         f"{where}: the trace format does not support its scores (a bias, sinks, or a mask without a text), and more than {SMALL} rows or "
@@ -108,7 +108,7 @@ def _why_not(record: Record) -> str:
     )
 
 
-def _pooled(seen: Seen, record: Record, item: int, about: dict[str, Any]) -> Layer:
+def _pooled(seen: Capture, record: Record, item: int, about: dict[str, Any]) -> Layer:
     """Layer from the pooled map."""
     sides = []
     for axis, starts, shift in zip(axes_of(record.kind, seen._translates), record.cells, (_first(record), 0)):
@@ -116,7 +116,7 @@ def _pooled(seen: Seen, record: Record, item: int, about: dict[str, Any]) -> Lay
     return Layer(about, [_f32(_of_item(seen, record, record.map, item))], *sides)
 
 
-def _grouped(seen: Seen, axis: str, item: int, starts: list[int]) -> dict[str, Any]:
+def _grouped(seen: Capture, axis: str, item: int, starts: list[int]) -> dict[str, Any]:
     """Axis of cells; a label is the first position and the number of further positions."""
     words = seen.labels(axis, item)
     labels = []
@@ -134,7 +134,7 @@ def _first(record: Record) -> int:
     return 0 if record.kind == "cross" else record.first
 
 
-def _sides(seen: Seen, record: Record, item: int, places: Places) -> list[dict[str, Any]]:
+def _sides(seen: Capture, record: Record, item: int, places: Ranges) -> list[dict[str, Any]]:
     first = _first(record)
     found = []
     for axis, (begin, end), shift in zip(axes_of(record.kind, seen._translates), places, (first, 0)):
@@ -144,14 +144,14 @@ def _sides(seen: Seen, record: Record, item: int, places: Places) -> list[dict[s
     return found
 
 
-def _places(seen: Seen, record: Record, item: int) -> Places:
+def _places(seen: Capture, record: Record, item: int) -> Ranges:
     """Rows and keys without leading and trailing padding."""
     found = []
     for axis, n, first in zip(axes_of(record.kind, seen._translates), (record.q_len, record.k_len), (_first(record), 0)):
         real = seen.real(axis, item)
         at = np.flatnonzero(real[first:]) if real is not None and len(real) == first + n else np.empty(0)
         found.append((int(at[0]), int(at[-1]) + 1) if len(at) else (0, n))
-    return Places(*found)
+    return Ranges(*found)
 
 
 def _f32(x: Any) -> np.ndarray:
@@ -162,7 +162,7 @@ def _f32(x: Any) -> np.ndarray:
 # ---- q and k of a trace ----
 
 
-def _inputs(record: Record, item: int, places: Places) -> tuple[dict[str, Any], list[np.ndarray], Places] | None:
+def _inputs(record: Record, item: int, places: Ranges) -> tuple[dict[str, Any], list[np.ndarray], Ranges] | None:
     """q, k and lse, if the trace format supports the scores: dot products, optionally with softcap, a mask with a text, and the last query
     aligned with the last key; else None."""
     calls = list(record.calls())
@@ -188,13 +188,13 @@ def _inputs(record: Record, item: int, places: Places) -> tuple[dict[str, Any], 
     q = _f32(torch.cat([call.q[item] for _, _, call in calls], 1)[:, rows[0] : rows[1]])
     lse = _f32(torch.cat([call.lse[item] for _, _, call in calls], 1)[:, rows[0] : rows[1]])
     k = _f32(record.all_keys()[item][:, begin:end])
-    if record._wanted.heads is not None:
-        heads, shared = list(record._wanted.heads), q.shape[0] // k.shape[0]
+    if record._options.heads is not None:
+        heads, shared = list(record._options.heads), q.shape[0] // k.shape[0]
         q, lse, k = (np.ascontiguousarray(x) for x in (q[heads], lse[heads], k[[head // shared for head in heads]]))
     given = {"mask": text, "scale": options.get("scale"), "softcap": options.get("softcap")}
     if len(calls) > 1 and not _same_scores(q, k, lse, given):
         return None  # the steps do not follow the mask of the prompt
-    return given, [q, k, lse], Places(rows, (begin, end))
+    return given, [q, k, lse], Ranges(rows, (begin, end))
 
 
 def _same_scores(q: np.ndarray, k: np.ndarray, lse: np.ndarray, options: dict[str, Any]) -> bool:
@@ -234,7 +234,7 @@ def _rule(call: Call, item: int, k_len: int) -> tuple[str, tuple[int, int]] | No
 DATA = '<script type="application/json" id="data">'
 
 
-def write(seen: Seen, path: str | os.PathLike, item: int) -> None:
+def write(seen: Capture, path: str | os.PathLike, item: int) -> None:
     """Write the HTML page of a trace with the recorded statistics and the top tokens."""
     records = _of(seen, item)
     page = _native(seen.title, [_layer(seen, record, item, only_exact=False) for record in records]).page(CELLS)
@@ -286,7 +286,7 @@ STYLE = """
 """
 
 
-def _sections(seen: Seen, records: list[Record], item: int) -> list[str]:
+def _sections(seen: Capture, records: list[Record], item: int) -> list[str]:
     """Sections below the attention maps: statistics per layer, top tokens, and statistics along the text."""
     kinds = {kind: [record for record in records if record.kind == kind] for kind in dict.fromkeys(record.kind for record in records)}
     found = ['<section class="lens"><h2>Layer by layer</h2>', '<p class="lead">Means over the heads of a layer.</p>']
@@ -312,13 +312,13 @@ COLUMNS = (
 """Statistics of a layer, number of digits, and description."""
 
 
-def _table(seen: Seen, records: list[Record], item: int, caption: str) -> str:
+def _table(seen: Capture, records: list[Record], item: int, caption: str) -> str:
     shown = _shown(seen, records, item)
     row = shown[-1] if shown else None
     heads = [f'<th scope="col" class="n" title="{why}">{name.replace("_", " ")}</th>' for name, _, why in COLUMNS]
     if row is not None:
         heads.append(f'<th scope="col">{_query(seen, records[0], row, item)} attends to</th>')
-    looked = any({"col_sum", "top_k"} & record._wanted.stats for record in records)
+    looked = any({"col_sum", "top_k"} & record._options.stats for record in records)
     if looked:
         heads.append('<th scope="col">most attended keys, over all queries</th>')
     lines = []
@@ -338,35 +338,35 @@ def _table(seen: Seen, records: list[Record], item: int, caption: str) -> str:
     return f'<div class="scroll"><table>{title}{top}<tbody>{"".join(lines)}</tbody></table></div>'
 
 
-def _shown(seen: Seen, records: list[Record], item: int) -> list[int]:
+def _shown(seen: Capture, records: list[Record], item: int) -> list[int]:
     """Rows whose weights the page shows: the selected ones, or the last one; without padding."""
     begin, end = _places(seen, records[0], item).rows
     common = set(records[0].whole_rows).intersection(*(record.whole_rows for record in records))
     found = sorted(row for row in common if begin <= row < end)
-    return found or ([end - 1] if all(record.exact or record.kept for record in records) else [])
+    return found or ([end - 1] if all(record.exact or record.has_inputs for record in records) else [])
 
 
-def _query(seen: Seen, record: Record, row: int, item: int) -> str:
+def _query(seen: Capture, record: Record, row: int, item: int) -> str:
     axis = axes_of(record.kind, seen._translates)[0]
     at = _first(record) + row
     words = seen.labels(axis, item)
     return f"query {row} {_name(words, at)}" if at < len(words) else f"query {row}"
 
 
-def _received(seen: Seen, record: Record, item: int) -> np.ndarray:
+def _received(seen: Capture, record: Record, item: int) -> np.ndarray:
     """Fraction of the attention that each key receives, mean over heads; from the top-k weights if nothing else is recorded."""
     begin, end = _places(seen, record, item).rows
     queries = max(1, end - begin)
     if record.exact:
         return _of_item(seen, record, record.tile((begin, end), (0, record.k_len)), item).sum(1).mean(0) / queries
-    if "top_k" not in record._wanted.stats or ("col_sum" in record._wanted.stats and queries == record.q_len):
+    if "top_k" not in record._options.stats or ("col_sum" in record._options.stats and queries == record.q_len):
         return _of_item(seen, record, record.col_sum, item).mean(0) / record.q_len
     keys, weights = (_of_item(seen, record, x, item)[:, begin:end] for x in record.top_k)
     seen_keys = keys >= 0
     return np.bincount(keys[seen_keys], weights[seen_keys], record.k_len) / (queries * record.shape[1])
 
 
-def _head_by_head(seen: Seen, records: list[Record], item: int, kind: str) -> list[str]:
+def _head_by_head(seen: Capture, records: list[Record], item: int, kind: str) -> list[str]:
     """For each shown row, the keys with the largest weights of each head."""
     found = []
     keys = seen.labels(axes_of(records[0].kind, seen._translates)[1], item)
@@ -424,9 +424,9 @@ class Strip(NamedTuple):
     lines: list[np.ndarray]
 
 
-def _along(seen: Seen, records: list[Record], item: int, kind: str) -> list[str]:
+def _along(seen: Capture, records: list[Record], item: int, kind: str) -> list[str]:
     """Heat maps of the entropy of queries and of the attention that keys receive."""
-    sides, places, stats = axes_of(records[0].kind, seen._translates), _places(seen, records[0], item), records[0]._wanted.stats
+    sides, places, stats = axes_of(records[0].kind, seen._translates), _places(seen, records[0], item), records[0]._options.stats
     found = []
     if "entropy" in stats and records[0].q_len > 1:
         lines = [_of_item(seen, record, record.entropy, item).mean(0) for record in records]
@@ -438,7 +438,7 @@ def _along(seen: Seen, records: list[Record], item: int, kind: str) -> list[str]
     return [_strip(seen, records, item, strip) for strip in found if len({len(line) for line in strip.lines}) == 1]
 
 
-def _strip(seen: Seen, records: list[Record], item: int, strip: Strip) -> str:
+def _strip(seen: Capture, records: list[Record], item: int, strip: Strip) -> str:
     begin, end = strip.places
     cells = min(end - begin, 160)
     starts = cell_starts(end - begin, cells)[:-1]
@@ -475,7 +475,7 @@ MOST_HEADS = 256
 """Maximum number of heads in the notebook view."""
 
 
-def glance(seen: Seen) -> str:
+def glance(seen: Capture) -> str:
     """Notebook view: thumbnails of the attention maps of all heads, for the first batch item."""
     if not seen.records:
         return f"<p>{html.escape(repr(seen))}</p>"

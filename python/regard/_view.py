@@ -31,7 +31,7 @@ class AttentionView:
         if kept is None and hasattr(known, "lse"):
             known = known.lse
         self._known = known if kept is None else kept
-        if kept is None and not isinstance(known, _regard.Kept):
+        if kept is None and not isinstance(known, _regard.SavedForward):
             known = known.detach() if _arrays.is_torch(known) else known
             self._known = _arrays.dense(_arrays.cast(known, _arrays.number_of(tensors[0]), "lse"))
         return self
@@ -62,7 +62,7 @@ class AttentionView:
             options["held"] += [name for name, _ in mask.arrays]
             call = Call(json.dumps(options), call.learned, call.held + [x for _, x in mask.arrays])
         question = {**self._where, **stats, "mass": texts}
-        known = self._known if isinstance(self._known, _regard.Kept) else _arrays.memory(self._known)
+        known = self._known if isinstance(self._known, _regard.SavedForward) else _arrays.memory(self._known)
         found = _regard.look(call.native(*self._tensors), known, json.dumps(question))
         return {name: _arrays.numpy_of(x) for name, x in found.items()}
 

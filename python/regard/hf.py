@@ -5,7 +5,7 @@
     model = AutoModel.from_pretrained(..., attn_implementation="regard")      # or model.set_attn_implementation("regard")
 
 `register` registers two functions with Transformers: `mask`, which a model calls once per forward pass to create its attention mask, and
-`attention`, which each layer calls. The mask, a `Seen`, is a set of rules and key ranges in O(length) memory, not a `q_len x k_len` matrix.
+`attention`, which each layer calls. The mask, an `AttentionMask`, is a set of rules and key ranges in O(length) memory, not a `q_len x k_len` matrix.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from transformers.utils import output_capturing
 
 import regard
 import regard.torch
-from regard import _watch, masks
+from regard import _callbacks, masks
 
-__all__ = ["HARMLESS", "Seen", "attention", "attentions", "mask", "register", "report"]
+__all__ = ["IGNORED_KEYS", "AttentionMask", "attention", "attentions", "mask", "register", "report"]
 
-HARMLESS = {
+IGNORED_KEYS = {
     "cache_position", "deterministic", "image_sizes", "labels", "logits_to_keep", "max_length_k", "max_length_q", "mm_token_type_ids",
     "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "seq_idx", "token_type_ids",
     "use_cache",
@@ -56,7 +56,7 @@ def register(name: str = "regard", precision: str | None = "f32") -> None:
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttentionMask:
     """Attention mask of one forward pass: `mask`, with row 0 at key position `align`. `how` is its origin, for `report`.
 
     Takes the place of a tensor of `shape` [batch, 1, q_len, k_len] in the model, which may pass it on but not compute with it.
@@ -68,7 +68,7 @@ class Seen:
     how: str = "rules"
     ndim = 4
 
-    def contiguous(self) -> Seen:
+    def contiguous(self) -> AttentionMask:
         """Return self: `generate` calls this method on precomputed masks."""
         return self
 
@@ -148,12 +148,12 @@ def mask(
     local_size: int | None = None,
     dtype: torch.dtype | None = None,
     config: Any = None,
-) -> Seen | None:
+) -> AttentionMask | None:
     """Mask function of the backend, called by Transformers. Returns None if no pair is masked and None cannot be taken for causal.
 
     `allow_is_causal_skip`, `local_size`, `dtype` and `config` are ignored: `mask_function` is sufficient.
     """
-    if isinstance(attention_mask, Seen):
+    if isinstance(attention_mask, AttentionMask):
         return attention_mask  # precomputed by generate
     at = _CallShape(batch_size, q_length, kv_length, int(q_offset), kv_offset)
     shape = (batch_size, 1, q_length, kv_length)
@@ -162,14 +162,14 @@ def mask(
         name = _name_of_unknown(mask_function)
         _warn_of(name)
         how = f"mask function {name}, evaluated for every pair"
-        return Seen(_evaluate_in_strips(mask_function, at, attention_mask, use_vmap, device), at.align, shape, how)
+        return AttentionMask(_evaluate_in_strips(mask_function, at, attention_mask, use_vmap, device), at.align, shape, how)
     padding = _padding(attention_mask, at)
     if isinstance(rule, _Band):
         rule = rule.mask() if rule.hides(at) else None
     if rule is None and padding is None and (q_length == 1 or allow_is_bidirectional_skip):
         return None
     found = rule if padding is None else padding if rule is None else rule & padding
-    return Seen(masks.full() if found is None else found, at.align, shape)
+    return AttentionMask(masks.full() if found is None else found, at.align, shape)
 
 
 # Translations of the functions of `transformers.masking_utils`. Parameters are read from the closure of the function.
@@ -381,7 +381,7 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: Seen | torch.Tensor | None,
+    attention_mask: AttentionMask | torch.Tensor | None,
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -402,11 +402,11 @@ def attention(
 
     Returns the output [batch, q_len, heads, v_dim], and the weights [batch, heads, q_len, k_len] if requested and selected by `attentions`.
     """
-    unknown = [name for name, given in others.items() if name not in HARMLESS and given is not None]
+    unknown = [name for name, given in others.items() if name not in IGNORED_KEYS and given is not None]
     if unknown:
         raise TypeError(
             f"{unknown[0]}: unknown keyword of {type(module).__name__}, which may change its attention; "
-            f"use another attn_implementation, or add it to regard.hf.HARMLESS if it does not"
+            f"use another attn_implementation, or add it to regard.hf.IGNORED_KEYS if it does not"
         )
     query, key, value = regard.torch.autocast(query, key, value)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -422,12 +422,12 @@ def attention(
     if not torch.compiler.is_compiling():
         how = _how(attention_mask, causal, cu_seq_lens_q)
         _last_calls[module] = _LastCall(tuple(query.shape), tuple(key.shape), value.shape[-1], query.dtype, how, options)
-    needs_aux = bool(heads or _watch.watchers)
+    needs_aux = bool(heads or _callbacks.callbacks)
     found = regard.torch.attention(query, key, value, **options, dropout=dropout, return_aux=needs_aux)
     out, aux = found if needs_aux else (found, None)
     weights = _weights(query, key, aux, heads, options) if heads else None
-    if _watch.watchers:
-        _watch.tell(module, query, key, value, options, aux)
+    if _callbacks.callbacks:
+        _callbacks.notify(module, query, key, value, options, aux)
     return out.transpose(1, 2).contiguous(), weights
 
 
@@ -463,7 +463,7 @@ _last_calls: weakref.WeakKeyDictionary[torch.nn.Module, _LastCall] = weakref.Wea
 
 def _how(given: Any, causal: bool, packed: Any) -> str:
     """Origin of the mask of a call."""
-    if isinstance(given, Seen):
+    if isinstance(given, AttentionMask):
         found = given.how
     elif isinstance(given, torch.Tensor):
         found = "dense mask from the model" if given.dtype == torch.bool else "dense bias from the model"
@@ -491,7 +491,7 @@ def report(model: torch.nn.Module) -> str:
 def _mask_options(given: Any, query: torch.Tensor, key: torch.Tensor, causal: bool, window: int | None) -> dict[str, Any]:
     """Convert the mask of a layer to options of `regard.torch.attention`. A given mask already includes the window."""
     q_len, k_len = query.shape[2], key.shape[2]
-    if isinstance(given, Seen):
+    if isinstance(given, AttentionMask):
         if given.shape[3] != k_len:
             raise ValueError(f"attention_mask: created for {given.shape[3]} keys, this layer has {k_len}; the model must create a new mask")
         return {"mask": given.mask, "align": given.align}

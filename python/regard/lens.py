@@ -26,10 +26,10 @@ from transformers import PreTrainedModel
 
 import regard.hf
 
-from . import _watch
-from ._record import STATS, Call, Record, TopK, Wanted
+from . import _callbacks
+from ._record import STATS, Call, Record, TopK, CaptureOptions
 
-__all__ = ["STATS", "Record", "Seen", "TopK", "capture"]
+__all__ = ["STATS", "Record", "Capture", "TopK", "capture"]
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def capture(
     map: int = 64,
     tokens: Any = None,
     keep: bool = False,
-) -> Iterator[Seen]:
+) -> Iterator[Capture]:
     """Record the attention of a model during forward passes and generation inside the context.
 
     Options:
@@ -58,15 +58,15 @@ def capture(
       keep    store q and k, for any row or tile afterwards, and for traces
     """
     chosen = None if layers is None else frozenset(layers)
-    wanted = _wanted(chosen, None if heads is None else tuple(heads), stats, top_k, rows, map, keep)
+    capture_options = _options(chosen, None if heads is None else tuple(heads), stats, top_k, rows, map, keep)
     with _switched(model):
-        watcher = _Watcher(model, wanted, chosen, tokens)
-        with watcher.looking():
-            yield watcher.seen
-    watcher.check()
+        callback = _Recorder(model, capture_options, chosen, tokens)
+        with callback.registered():
+            yield callback.seen
+    callback.check()
 
 
-def _wanted(layers: Any, heads: Any, stats: Any, top_k: int, rows: Any, map: int, keep: bool) -> Wanted:
+def _options(layers: Any, heads: Any, stats: Any, top_k: int, rows: Any, map: int, keep: bool) -> CaptureOptions:
     stats = (stats,) if isinstance(stats, str) else tuple(stats)
     for name in stats:
         if name not in STATS:
@@ -77,7 +77,7 @@ def _wanted(layers: Any, heads: Any, stats: Any, top_k: int, rows: Any, map: int
     for name, number in (("top_k", top_k), ("map", map)):
         if number < 1:
             raise ValueError(f"{name}: expected 1 or more, found {number}")
-    return Wanted(frozenset(stats), top_k, frozenset(rows), map, heads, keep)
+    return CaptureOptions(frozenset(stats), top_k, frozenset(rows), map, heads, keep)
 
 
 @contextlib.contextmanager
@@ -134,11 +134,11 @@ class _Run:
         """Which of them are not padding."""
 
 
-class _Watcher:
+class _Recorder:
     """Callback for attention calls; adds each call to its record."""
 
-    def __init__(self, model: torch.nn.Module, wanted: Wanted, layers: frozenset[int] | None, tokens: Any):
-        self._wanted, self._layers = wanted, layers
+    def __init__(self, model: torch.nn.Module, capture_options: CaptureOptions, layers: frozenset[int] | None, tokens: Any):
+        self._options, self._layers = capture_options, layers
         self._model = model
         self._names = {module: name for name, module in model.named_modules()}
         host = next(module for module in self._names if isinstance(module, PreTrainedModel))
@@ -149,21 +149,21 @@ class _Watcher:
         self._given: dict[str, tuple[Any, Any]] = {}
         self._named: set[tuple[int, str]] = set()
         self.runs: list[_Run] = []
-        self.seen = Seen(self.runs, type(model).__name__, tokens, self._translates)
+        self.seen = Capture(self.runs, type(model).__name__, tokens, self._translates)
 
     # ---- forward passes ----
 
     @contextlib.contextmanager
-    def looking(self) -> Iterator[None]:
+    def registered(self) -> Iterator[None]:
         """Register the callback, and hooks that count the forward passes of the model and of submodels that are called directly."""
         hosts = [module for module in self._names if module is self._model or isinstance(module, PreTrainedModel)]
         handles = [host.register_forward_pre_hook(self._enter, with_kwargs=True) for host in hosts]
         handles += [host.register_forward_hook(self._leave, always_call=True) for host in hosts]
-        _watch.watchers.append(self)
+        _callbacks.callbacks.append(self)
         try:
             yield
         finally:
-            _watch.watchers.remove(self)
+            _callbacks.callbacks.remove(self)
             for handle in handles:
                 handle.remove()
 
@@ -197,13 +197,13 @@ class _Watcher:
         real = self._name(run, site.kind, call)
         if self._layers is not None and site.layer not in self._layers:
             return
-        for head in self._wanted.heads or ():
+        for head in self._options.heads or ():
             if head >= q.shape[1]:
                 raise ValueError(f"heads: no head {head} in {site.kind} layer {site.layer}, which has {q.shape[1]}")
         record = run.records.get(site[:2])
         if record is None:
             first = 0 if site.kind == "cross" else call.start
-            record = run.records[site[:2]] = Record(*site, self._wanted, first)
+            record = run.records[site[:2]] = Record(*site, self._options, first)
         record.add(call, real, slides(module))
 
     def _site(self, module: torch.nn.Module, turn: int) -> _Site:
@@ -293,7 +293,7 @@ def axes_of(kind: str, translates: bool) -> tuple[str, str]:
     return {"encoder": ("source", "source"), "cross": ("target", "source")}.get(kind, ("target", "target"))
 
 
-class Seen:
+class Capture:
     """Recorded attention of a `capture`: records of the layers in the last run.
 
     seen[10]                layer 10; of an encoder-decoder, self-attention of the decoder
@@ -307,11 +307,11 @@ class Seen:
         self.title = title
         """Title of reports and traces; may be set."""
 
-    def run(self, which: int) -> Seen:
+    def run(self, which: int) -> Capture:
         """Records of run `which`, counted from 0; -1 is the last."""
         if not -len(self._runs) <= which < len(self._runs):
             raise IndexError(f"run {which}: out of range, there are {len(self._runs)} runs")
-        return Seen(self._runs, self.title, self._tokens, self._translates, which)
+        return Capture(self._runs, self.title, self._tokens, self._translates, which)
 
     @property
     def run_count(self) -> int:

@@ -245,7 +245,7 @@ pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
 
 /// Memory of ours that Python reads: `numpy.asarray` makes an array of it without a copy.
 #[pyclass(frozen, module = "regard._regard")]
-pub(crate) struct Owned {
+pub(crate) struct OwnedArray {
     _owner: Arc<dyn Any + Send + Sync>,
     address: usize,
     dtype: &'static str,
@@ -255,13 +255,13 @@ pub(crate) struct Owned {
     strides: Vec<usize>,
 }
 
-impl std::fmt::Debug for Owned {
+impl std::fmt::Debug for OwnedArray {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {:?}", self.dtype, self.shape)
     }
 }
 
-impl Owned {
+impl OwnedArray {
     /// A part of what `owner` holds, dense in the order of `axes`, which are `shape`'s from the outermost in memory on.
     pub(crate) fn part<T: Named>(
         owner: Arc<dyn Any + Send + Sync>,
@@ -311,7 +311,7 @@ impl Owned {
 }
 
 #[pymethods]
-impl Owned {
+impl OwnedArray {
     /// `f32`, `f64`, `f16`, `bf16`, `i64`, `u64`, `bool`
     #[getter]
     fn dtype(&self) -> &'static str {

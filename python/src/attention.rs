@@ -1,7 +1,7 @@
 //! Attention there and back, and what is kept between.
 
-use crate::array::{Array, Named, Owned, by_type, refused};
-use crate::options::{Call, Described, Stored, planned};
+use crate::array::{Array, Named, OwnedArray, by_type, refused};
+use crate::options::{Call, Described, ArrayElement, planned};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use regard::plan::{OutputGrads, OutputMut, OutputView};
@@ -13,43 +13,46 @@ use std::sync::Arc;
 /// What a call has returned: its arrays, and all that the way back and the microscope need.
 #[pyclass(frozen, module = "regard._regard")]
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct SavedForward {
     #[pyo3(get)]
-    out: Py<Owned>,
+    out: Py<OwnedArray>,
     #[pyo3(get)]
-    lse: Py<Owned>,
+    lse: Py<OwnedArray>,
     #[pyo3(get)]
-    states: Py<Owned>,
+    states: Py<OwnedArray>,
     #[pyo3(get)]
-    entropy: Option<Py<Owned>>,
+    entropy: Option<Py<OwnedArray>>,
     #[pyo3(get)]
-    max_score: Option<Py<Owned>>,
+    max_score: Option<Py<OwnedArray>>,
     /// An [`Output`] of the type of the call.
     output: Arc<dyn Any + Send + Sync>,
 }
 
 /// A tensor in its own memory; `[total, heads, features]` if it is packed.
-pub(crate) fn tensor<E: Named>(owner: Arc<dyn Any + Send + Sync>, tensor: &Tensor<E>) -> Owned {
+pub(crate) fn tensor<E: Named>(
+    owner: Arc<dyn Any + Send + Sync>,
+    tensor: &Tensor<E>,
+) -> OwnedArray {
     let [batch, heads, len, dim] = tensor.shape().to_array();
     if let Some(offsets) = tensor.offsets() {
         let total = offsets.last().copied().unwrap_or(0);
-        return Owned::part(owner, tensor.data(), &[total, heads, dim], &[0, 1, 2]);
+        return OwnedArray::part(owner, tensor.data(), &[total, heads, dim], &[0, 1, 2]);
     }
     let axes = match tensor.layout() {
         Layout::Bhsd => [0, 1, 2, 3],
         Layout::Bshd => [0, 2, 1, 3],
     };
-    Owned::part(owner, tensor.data(), &[batch, heads, len, dim], &axes)
+    OwnedArray::part(owner, tensor.data(), &[batch, heads, len, dim], &axes)
 }
 
 /// A tensor that only Python keeps.
-pub(crate) fn own<E: Named>(found: Tensor<E>) -> Owned {
+pub(crate) fn own<E: Named>(found: Tensor<E>) -> OwnedArray {
     let found = Arc::new(found);
     tensor(found.clone(), &found)
 }
 
-impl Kept {
-    pub(crate) fn new<E: Stored>(py: Python<'_>, output: Output<E>) -> PyResult<Self> {
+impl SavedForward {
+    pub(crate) fn new<E: ArrayElement>(py: Python<'_>, output: Output<E>) -> PyResult<Self> {
         let output = Arc::new(output);
         let shape = output.out.shape();
         let rows = match output.out.offsets() {
@@ -59,7 +62,7 @@ impl Kept {
         let axes: Vec<usize> = (0..=rows.len()).collect();
         let by_row = |data: &[E::Num], each: Option<usize>| {
             let shape: Vec<usize> = rows.iter().copied().chain(each).collect();
-            Py::new(py, Owned::part(output.clone(), data, &shape, &axes[..shape.len()]))
+            Py::new(py, OwnedArray::part(output.clone(), data, &shape, &axes[..shape.len()]))
         };
         let watched =
             |data: &Option<Vec<E::Num>>| data.as_deref().map(|data| by_row(data, None)).transpose();
@@ -73,7 +76,7 @@ impl Kept {
         })
     }
 
-    pub(crate) fn output<E: Stored>(&self) -> PyResult<&Output<E>> {
+    pub(crate) fn output<E: ArrayElement>(&self) -> PyResult<&Output<E>> {
         let other = || {
             PyTypeError::new_err(format!(
                 "this output is not that of a call with {}",
@@ -86,14 +89,14 @@ impl Kept {
 
 /// Attention.
 #[pyfunction]
-pub(crate) fn forward(py: Python<'_>, call: Described) -> PyResult<Kept> {
+pub(crate) fn forward(py: Python<'_>, call: Described) -> PyResult<SavedForward> {
     let call = Call::new(call)?;
     by_type!(call.dtype(), E => {
         let views = call.views::<E>()?;
         let [q, k, v] = views;
         let plan = call.plan(&views)?;
         let output = py.detach(|| plan.forward(q, k, v)).map_err(refused)?;
-        Kept::new(py, output)
+        SavedForward::new(py, output)
     })
 }
 
@@ -134,7 +137,7 @@ pub(crate) fn plan(call: Described) -> PyResult<String> {
 pub(crate) struct Loss(Array, Option<Array>, Option<Array>, Option<Array>, bool, bool);
 
 impl Loss {
-    fn upstream<'a, E: Stored>(&'a self, call: &'a Call) -> PyResult<OutputGrads<'a, E>> {
+    fn upstream<'a, E: ArrayElement>(&'a self, call: &'a Call) -> PyResult<OutputGrads<'a, E>> {
         let Self(d_out, d_lse, d_entropy, advantage, bias, straight_through) = self;
         let mut upstream = OutputGrads::new(call.like_out(d_out, "d_out")?);
         if let Some(d_lse) = d_lse {
@@ -189,7 +192,7 @@ pub(crate) fn backward(
 }
 
 #[pymethods]
-impl Kept {
+impl SavedForward {
     /// The gradients of the call that this is the output of.
     fn backward(&self, py: Python<'_>, call: Described, loss: Loss) -> PyResult<Gradients> {
         let call = Call::new(call)?;
@@ -204,10 +207,10 @@ impl Kept {
     }
 }
 
-pub(crate) type Gradients = (Vec<Option<Py<Owned>>>, f64, f64);
+pub(crate) type Gradients = (Vec<Option<Py<OwnedArray>>>, f64, f64);
 
 /// The gradients by q, k and v, by each tensor that learns, known by its name and sizes, by the scale and by the temperature.
-pub(crate) fn gradients<'l, E: Stored>(
+pub(crate) fn gradients<'l, E: ArrayElement>(
     py: Python<'_>,
     learned: impl Iterator<Item = (&'l str, &'l [usize])>,
     grads: Grads<E>,
@@ -233,7 +236,7 @@ pub(crate) fn gradients<'l, E: Stored>(
         (w_q, w_k, w_v) = (Some(additive.w_q), additive.w_k, Some(additive.v));
     }
     for (name, shape) in learned {
-        let list = |numbers: &Vec<E::Num>| Some(Owned::new(numbers.clone(), shape));
+        let list = |numbers: &Vec<E::Num>| Some(OwnedArray::new(numbers.clone(), shape));
         found.push(match name {
             "bias" => bias.take().map(own),
             "w" => w.take().map(own),

@@ -1,8 +1,8 @@
 //! Keys and values of the past, and attention over them.
 
-use crate::array::{Array, Owned, by_type, refused};
-use crate::attention::Kept;
-use crate::options::{Call, Described, Stored};
+use crate::array::{Array, OwnedArray, by_type, refused};
+use crate::attention::SavedForward;
+use crate::options::{ArrayElement, Call, Described};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use regard::cache::CacheShape;
@@ -33,12 +33,12 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    fn pages<E: Stored>(&self) -> PyResult<&RwLock<KvCache<E>>> {
+    fn pages<E: ArrayElement>(&self) -> PyResult<&RwLock<KvCache<E>>> {
         let other = || PyTypeError::new_err(format!("the cache holds {}", self.dtype));
         self.pages.downcast_ref().ok_or_else(other)
     }
 
-    fn read<E: Stored, T: Send>(
+    fn read<E: ArrayElement, T: Send>(
         &self,
         py: Python<'_>,
         ask: impl FnOnce(&KvCache<E>) -> Result<T, Error> + Send,
@@ -47,7 +47,7 @@ impl Cache {
         py.detach(|| ask(&pages.read().unwrap_or_else(PoisonError::into_inner))).map_err(refused)
     }
 
-    fn write<E: Stored, T: Send>(
+    fn write<E: ArrayElement, T: Send>(
         &self,
         py: Python<'_>,
         change: impl FnOnce(&mut KvCache<E>) -> Result<T, Error> + Send,
@@ -57,12 +57,12 @@ impl Cache {
         py.detach(change).map_err(refused)
     }
 
-    fn attend<E: Stored>(
+    fn attend<E: ArrayElement>(
         &self,
         py: Python<'_>,
         call: &Call,
         sequences: &[regard::Sequence],
-    ) -> PyResult<Kept> {
+    ) -> PyResult<SavedForward> {
         let (q, pages) = (call.query::<E>()?, self.pages::<E>()?);
         let output = py.detach(|| {
             let pages = pages.read().unwrap_or_else(PoisonError::into_inner);
@@ -71,7 +71,7 @@ impl Cache {
                 Plan::new(call.with_own_options(problem)?, call.machine()?).map_err(refused)?;
             plan.forward_cached(q, &pages, sequences).map_err(refused)
         });
-        Kept::new(py, output?)
+        SavedForward::new(py, output?)
     }
 }
 
@@ -149,7 +149,7 @@ impl Cache {
         sequence: Sequence,
         head: usize,
         position: usize,
-    ) -> PyResult<[Owned; 2]> {
+    ) -> PyResult<[OwnedArray; 2]> {
         by_type!(&self.dtype[..], E => {
             let copied = |pages: &KvCache<E>| {
                 let (k, v) = pages.row(sequence.0, head, position)?;
@@ -157,7 +157,7 @@ impl Cache {
             };
             let [k, v] = self.read::<E, _>(py, copied)?;
             let sizes = [k.len(), v.len()];
-            Ok([Owned::new(k, &sizes[..1]), Owned::new(v, &sizes[1..])])
+            Ok([OwnedArray::new(k, &sizes[..1]), OwnedArray::new(v, &sizes[1..])])
         })
     }
 
@@ -172,7 +172,7 @@ impl Cache {
         py: Python<'_>,
         call: Described,
         sequences: Vec<Sequence>,
-    ) -> PyResult<Kept> {
+    ) -> PyResult<SavedForward> {
         let sequences = handles(&sequences);
         let most = on_pages!(self.read(py), pages => {
             let held = |s: &regard::Sequence| Ok(pages.len(*s)? - pages.first(*s)?);

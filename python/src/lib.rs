@@ -8,7 +8,7 @@
 //!   linear     linear attention
 //!   lsh        attention by hashing
 //!   steps      the definition with all its numbers; small helpers
-//!   table      the case table: judged here, and handed out for tests of the doors
+//!   table      the case table: checked here, and exported for tests of the front ends
 //!   scope      traces, pages and pictures of what a lens has seen
 
 mod array;
@@ -27,17 +27,17 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _regard {
     #[pymodule_export]
-    use super::array::Owned;
+    use super::array::OwnedArray;
     #[pymodule_export]
-    use super::attention::{Kept, attend, backward, forward, plan};
+    use super::attention::{SavedForward, attend, backward, forward, plan};
     #[pymodule_export]
     use super::cache::{Cache, Sequence};
     #[pymodule_export]
-    use super::linear::{LinearKept, State, linear};
+    use super::linear::{SavedLinear, State, linear};
     #[pymodule_export]
     use super::look::look;
     #[pymodule_export]
-    use super::lsh::{LshKept, lsh};
+    use super::lsh::{SavedLsh, lsh};
     #[pymodule_export]
     use super::scope::{Trace, picture, write};
     #[pymodule_export]

@@ -1,8 +1,8 @@
 //! Linear attention, and its state.
 
-use crate::array::{Array, Owned, by_type, refused};
+use crate::array::{Array, OwnedArray, by_type, refused};
 use crate::attention::{own, tensor};
-use crate::options::{Call, Described, Stored};
+use crate::options::{ArrayElement, Call, Described};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use regard::{Tensor, View};
@@ -40,28 +40,28 @@ fn map(text: &str, seed: u64) -> PyResult<FeatureMap> {
 /// What a call has returned.
 #[pyclass(frozen, module = "regard._regard")]
 #[derive(Debug)]
-pub(crate) struct LinearKept {
+pub(crate) struct SavedLinear {
     #[pyo3(get)]
-    out: Py<Owned>,
+    out: Py<OwnedArray>,
     /// A [`LinearOutput`] of the type of the call.
     output: Arc<dyn Any + Send + Sync>,
 }
 
 /// Linear attention; of the call's options only packing and threads count.
 #[pyfunction]
-pub(crate) fn linear(py: Python<'_>, call: Described, how: How) -> PyResult<LinearKept> {
+pub(crate) fn linear(py: Python<'_>, call: Described, how: How) -> PyResult<SavedLinear> {
     let (call, attention) = (Call::new(call)?, how.attention()?);
     by_type!(call.dtype(), E => {
         let ([q, k, v], machine) = (call.views::<E>()?, call.machine()?);
         let output = py.detach(|| attention.forward(machine, q, k, v)).map_err(refused)?;
         let output = Arc::new(output);
         let out = Py::new(py, tensor(output.clone(), &output.out))?;
-        Ok(LinearKept { out, output })
+        Ok(SavedLinear { out, output })
     })
 }
 
 #[pymethods]
-impl LinearKept {
+impl SavedLinear {
     /// The gradients by q, k and v of the call that this is the output of.
     fn backward(
         &self,
@@ -69,7 +69,7 @@ impl LinearKept {
         call: Described,
         how: How,
         d_out: Array,
-    ) -> PyResult<[Owned; 3]> {
+    ) -> PyResult<[OwnedArray; 3]> {
         let (call, attention) = (Call::new(call)?, how.attention()?);
         by_type!(call.dtype(), E => {
             let ([q, k, v], machine) = (call.views::<E>()?, call.machine()?);
@@ -94,12 +94,12 @@ pub(crate) struct State {
 }
 
 impl State {
-    fn state<E: Stored>(&self) -> PyResult<&Mutex<LinearState<E>>> {
+    fn state<E: ArrayElement>(&self) -> PyResult<&Mutex<LinearState<E>>> {
         let other = || PyTypeError::new_err(format!("the state is one of {}", self.dtype));
         self.state.downcast_ref().ok_or_else(other)
     }
 
-    fn take<E: Stored>(
+    fn take<E: ArrayElement>(
         &self,
         py: Python<'_>,
         call: &Call,
@@ -124,7 +124,7 @@ impl State {
     }
 
     /// The outputs of new positions.
-    fn step(&self, py: Python<'_>, call: Described) -> PyResult<Owned> {
+    fn step(&self, py: Python<'_>, call: Described) -> PyResult<OwnedArray> {
         let call = Call::new(call)?;
         by_type!(&self.dtype[..], E => Ok(own(self.take::<E>(py, &call, call.views()?)?)))
     }

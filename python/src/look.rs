@@ -1,12 +1,12 @@
 //! The microscope: what is asked of weights, in JSON, and the arrays that answer.
 
-use crate::array::{Array, Owned, by_type, refused};
-use crate::attention::Kept;
+use crate::array::{Array, OwnedArray, by_type, refused};
+use crate::attention::SavedForward;
 use crate::options::{Call, Described};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use regard::{AttentionView, Number};
-use regard_scope::{Measure, Measured, Pool};
+use regard_scope::{Measure, MeasureOutput, Pool};
 use serde::Deserialize;
 
 /// What is looked at, and what is asked of it.
@@ -38,10 +38,10 @@ enum PoolAs {
     Sum,
 }
 
-/// What is known of the softmaxes of a call: its output, or its lse.
+/// The softmax statistics of a call: its saved forward pass, or its lse.
 #[derive(Debug, FromPyObject)]
-pub(crate) enum Known {
-    Kept(Py<Kept>),
+pub(crate) enum SoftmaxState {
+    SavedForward(Py<SavedForward>),
     Lse(Array),
 }
 
@@ -50,7 +50,7 @@ pub(crate) enum Known {
 pub(crate) fn look<'py>(
     py: Python<'py>,
     call: Described,
-    known: Known,
+    known: SoftmaxState,
     question: &str,
 ) -> PyResult<Bound<'py, PyDict>> {
     let call = Call::new(call)?;
@@ -60,8 +60,8 @@ pub(crate) fn look<'py>(
         let [q, k, _] = views;
         let plan = call.plan(&views)?;
         let mut view = match &known {
-            Known::Kept(kept) => AttentionView::new(&plan, q, k, kept.get().output::<E>()?),
-            Known::Lse(lse) => AttentionView::from_lse(&plan, q, k, lse.list("lse")?),
+            SoftmaxState::SavedForward(kept) => AttentionView::new(&plan, q, k, kept.get().output::<E>()?),
+            SoftmaxState::Lse(lse) => AttentionView::from_lse(&plan, q, k, lse.list("lse")?),
         }
         .map_err(refused)?;
         if let Some([batch, head]) = question.head {
@@ -106,7 +106,7 @@ fn answer<'py, N: crate::array::Named + Number>(
             None => [dims.q_len, dims.k_len],
         };
         let shape = [heads, within(rows, q_len), within(keys, k_len)];
-        found.set_item("tile", Owned::new(weights, &shape))?;
+        found.set_item("tile", OwnedArray::new(weights, &shape))?;
     }
     let measure = measure(call, question)?;
     let measured = py.detach(|| measure.of(view)).map_err(refused)?;
@@ -146,18 +146,19 @@ fn measure(call: &Call, question: &Question) -> PyResult<Measure> {
 }
 
 /// Numbers of each row, `[heads, rows]`.
-fn by_row<N: crate::array::Named>(numbers: Vec<N>, heads: usize) -> Owned {
+fn by_row<N: crate::array::Named>(numbers: Vec<N>, heads: usize) -> OwnedArray {
     let rows = numbers.len().checked_div(heads).unwrap_or(0);
-    Owned::new(numbers, &[heads, rows])
+    OwnedArray::new(numbers, &[heads, rows])
 }
 
 fn put<N: crate::array::Named + Number>(
     found: &Bound<'_, PyDict>,
     question: &Question,
-    measured: Measured<N>,
+    measured: MeasureOutput<N>,
     heads: usize,
 ) -> PyResult<()> {
-    let Measured { entropy, mean_distance, col_sum, sink_mass, top, pooled, masses, .. } = measured;
+    let MeasureOutput { entropy, mean_distance, col_sum, sink_mass, top, pooled, masses, .. } =
+        measured;
     for (name, asked, numbers) in [
         ("entropy", question.entropy, entropy),
         ("mean_distance", question.mean_distance, mean_distance),
@@ -186,8 +187,8 @@ fn put<N: crate::array::Named + Number>(
             weights.resize(end, N::default());
         }
         let shape = [heads, top.rows().checked_div(heads).unwrap_or(0), k];
-        found.set_item("top_keys", Owned::new(keys, &shape))?;
-        found.set_item("top_weights", Owned::new(weights, &shape))?;
+        found.set_item("top_keys", OwnedArray::new(keys, &shape))?;
+        found.set_item("top_weights", OwnedArray::new(weights, &shape))?;
     }
     if question.pooled.is_some() {
         let [rows, cols] = pooled.first().map_or([0; 2], |map| [map.rows, map.cols]);
@@ -197,7 +198,7 @@ fn put<N: crate::array::Named + Number>(
             ));
         }
         let values: Vec<N> = pooled.into_iter().flat_map(|map| map.values).collect();
-        found.set_item("pooled", Owned::new(values, &[heads, rows, cols]))?;
+        found.set_item("pooled", OwnedArray::new(values, &[heads, rows, cols]))?;
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Attention among rows and keys that hashing puts near each other.
 
-use crate::array::{Array, Owned, by_type, refused};
+use crate::array::{Array, OwnedArray, by_type, refused};
 use crate::attention::{own, tensor};
-use crate::options::{Call, Described, Stored};
+use crate::options::{ArrayElement, Call, Described};
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
 use regard::Grads;
@@ -28,18 +28,18 @@ impl How {
 /// What a call has returned.
 #[pyclass(frozen, module = "regard._regard")]
 #[derive(Debug)]
-pub(crate) struct LshKept {
+pub(crate) struct SavedLsh {
     #[pyo3(get)]
-    out: Py<Owned>,
+    out: Py<OwnedArray>,
     #[pyo3(get)]
-    lse: Py<Owned>,
+    lse: Py<OwnedArray>,
     buckets: Buckets,
     /// An [`LshOutput`] of the type of the call.
     found: Arc<dyn Any + Send + Sync>,
 }
 
-impl LshKept {
-    fn found<E: Stored>(&self) -> PyResult<&LshOutput<E>> {
+impl SavedLsh {
+    fn found<E: ArrayElement>(&self) -> PyResult<&LshOutput<E>> {
         let other = || PyTypeError::new_err("this output is not that of a call with this type");
         self.found.downcast_ref().ok_or_else(other)
     }
@@ -47,7 +47,7 @@ impl LshKept {
 
 /// Attention by hashing; of the call's options only threads count.
 #[pyfunction]
-pub(crate) fn lsh(py: Python<'_>, call: Described, how: How) -> PyResult<LshKept> {
+pub(crate) fn lsh(py: Python<'_>, call: Described, how: How) -> PyResult<SavedLsh> {
     let (call, lsh) = (Call::new(call)?, how.attention());
     by_type!(call.dtype(), E => {
         let ([q, k, v], machine) = (call.views::<E>()?, call.machine()?);
@@ -55,14 +55,14 @@ pub(crate) fn lsh(py: Python<'_>, call: Described, how: How) -> PyResult<LshKept
         let found = Arc::new(found);
         let (out, lse) = (&found.output.out, &found.output.lse);
         let [batch, heads, len, _] = out.shape().to_array();
-        let lse = Owned::part(found.clone(), lse, &[batch, heads, len], &[0, 1, 2]);
+        let lse = OwnedArray::part(found.clone(), lse, &[batch, heads, len], &[0, 1, 2]);
         let (out, lse) = (Py::new(py, tensor(found.clone(), out))?, Py::new(py, lse)?);
-        Ok(LshKept { out, lse, buckets: found.buckets.clone(), found })
+        Ok(SavedLsh { out, lse, buckets: found.buckets.clone(), found })
     })
 }
 
 #[pymethods]
-impl LshKept {
+impl SavedLsh {
     /// The gradients by q, k and v of the call that this is the output of.
     fn backward(
         &self,
@@ -71,7 +71,7 @@ impl LshKept {
         how: How,
         d_out: Array,
         d_lse: Option<Array>,
-    ) -> PyResult<[Owned; 3]> {
+    ) -> PyResult<[OwnedArray; 3]> {
         let (call, lsh) = (Call::new(call)?, how.attention());
         by_type!(call.dtype(), E => {
             let ([q, k, v], machine) = (call.views::<E>()?, call.machine()?);

@@ -1,6 +1,6 @@
 //! One call as Python describes it: options in JSON, and arrays that they name.
 
-use crate::array::{Array, Named, Owned, refused};
+use crate::array::{Array, Named, OwnedArray, refused};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use regard::machine::Precision;
@@ -16,8 +16,8 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 /// A type that tensors are stored in, known to Python with its number.
-pub(crate) trait Stored: Element<Num: Named> + Named {}
-impl<E: Element<Num: Named> + Named> Stored for E {}
+pub(crate) trait ArrayElement: Element<Num: Named> + Named {}
+impl<E: Element<Num: Named> + Named> ArrayElement for E {}
 
 /// A call, from Python: options, q k and v (v may be missing where weights are all that is asked for), tensors that have gradients,
 /// and arrays that have none. The options name the latter two in their order.
@@ -179,12 +179,12 @@ impl Call {
         self.q_offsets.is_some() || self.k_offsets.is_some()
     }
 
-    pub(crate) fn query<E: Stored>(&self) -> PyResult<View<'_, E>> {
+    pub(crate) fn query<E: ArrayElement>(&self) -> PyResult<View<'_, E>> {
         self.tensors[0].view("q", self.q_offsets.as_deref())
     }
 
     /// q, k and v; k once more where there is no v.
-    pub(crate) fn views<E: Stored>(&self) -> PyResult<[View<'_, E>; 3]> {
+    pub(crate) fn views<E: ArrayElement>(&self) -> PyResult<[View<'_, E>; 3]> {
         let k_offsets = self.k_offsets.as_deref();
         let q = self.query()?;
         let k = self.tensors[1].view("k", k_offsets)?;
@@ -193,7 +193,7 @@ impl Call {
     }
 
     /// An array with the rows of q, as the output has.
-    pub(crate) fn like_out<'a, E: Stored>(
+    pub(crate) fn like_out<'a, E: ArrayElement>(
         &'a self,
         array: &'a Array,
         name: &str,
@@ -201,7 +201,7 @@ impl Call {
         array.view(name, self.q_offsets.as_deref())
     }
 
-    pub(crate) fn problem<E: Stored>(
+    pub(crate) fn problem<E: ArrayElement>(
         &self,
         [q, k, v]: &[View<'_, E>; 3],
     ) -> PyResult<Problem<'_, E>> {
@@ -209,7 +209,7 @@ impl Call {
     }
 
     /// A problem that has sizes only, with the options of this call.
-    pub(crate) fn with_own_options<'c, E: Stored>(
+    pub(crate) fn with_own_options<'c, E: ArrayElement>(
         &'c self,
         problem: Problem<'c, E>,
     ) -> PyResult<Problem<'c, E>> {
@@ -251,7 +251,7 @@ impl Call {
         Ok(problem)
     }
 
-    pub(crate) fn plan<E: Stored>(&self, views: &[View<'_, E>; 3]) -> PyResult<Plan<'_, E>> {
+    pub(crate) fn plan<E: ArrayElement>(&self, views: &[View<'_, E>; 3]) -> PyResult<Plan<'_, E>> {
         Plan::new(self.problem(views)?, self.machine()?).map_err(refused)
     }
 
@@ -266,7 +266,7 @@ impl Call {
         learned.get(i)
     }
 
-    fn tensor<'c, E: Stored>(
+    fn tensor<'c, E: ArrayElement>(
         &self,
         learned: &'c [Array],
         name: &str,
@@ -274,7 +274,7 @@ impl Call {
         self.array(learned, name).map(|array| array.view(name, None)).transpose()
     }
 
-    fn score<'c, E: Stored>(&self, learned: &'c [Array]) -> PyResult<Score<'c, E>> {
+    fn score<'c, E: ArrayElement>(&self, learned: &'c [Array]) -> PyResult<Score<'c, E>> {
         let options = &self.options;
         let mut score = Score::new().temperature(options.temperature);
         if let Some(scale) = options.scale {
@@ -311,7 +311,7 @@ impl Call {
         Ok(score)
     }
 
-    fn similarity<'c, E: Stored>(&self, learned: &'c [Array]) -> PyResult<Similarity<'c, E>> {
+    fn similarity<'c, E: ArrayElement>(&self, learned: &'c [Array]) -> PyResult<Similarity<'c, E>> {
         let needed = |name: &str| {
             let missing = || {
                 PyValueError::new_err(format!(
@@ -421,9 +421,9 @@ fn one_of<T: Copy>(
 }
 
 fn normalizer(text: &str) -> PyResult<Normalizer> {
-    let known = "softmax, top K, hard, sampled SEED or sparsemax";
+    let known = "softmax, top-K, hard, sampled-SEED or sparsemax";
     let wrong = || unknown("normalizer", text, known);
-    match text.split_once(' ') {
+    match text.split_once('-') {
         None if text == "softmax" => Ok(Normalizer::Softmax),
         None if text == "hard" => Ok(Normalizer::Hard),
         None if text == "sparsemax" => Ok(Normalizer::Sparsemax),
@@ -587,11 +587,11 @@ impl Ranges {
     }
 
     /// As Python writes it: `[batch, heads, q_len, n, 2]`.
-    pub(crate) fn owned(&self) -> Owned {
+    pub(crate) fn owned(&self) -> OwnedArray {
         let [batch, heads, rows, n] = self.sizes;
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let bounds = self.ranges.iter().flat_map(|keys| [number(keys.start), number(keys.end)]);
-        Owned::new(bounds.collect(), &[batch, heads, rows, n, 2])
+        OwnedArray::new(bounds.collect(), &[batch, heads, rows, n, 2])
     }
 }
 

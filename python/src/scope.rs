@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use regard::Machine;
 use regard_scope::render::svg;
 use regard_scope::{
-    GridItem, Inputs, Labels, Layer, Map, Metrics, Scale, Scene, Seen, Style, Theme, Weights, grid,
-    heat, table, trace_page, write_atomically,
+    GridItem, Inputs, Labels, Layer, LayerData, Map, Metrics, Scale, Scene, Style, Theme, Weights,
+    grid, heat, table, trace_page, write_atomically,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -80,12 +80,12 @@ impl AboutLayer {
             let (q, q_shape) = numbers::<3>(next("q")?, "q")?;
             let (k, k_shape) = numbers::<3>(next("k")?, "k")?;
             let (lse, _) = numbers::<2>(next("lse")?, "lse")?;
-            Seen::Inputs(Inputs { q, k, lse, q_shape, k_shape, mask, scale, softcap })
+            LayerData::Inputs(Inputs { q, k, lse, q_shape, k_shape, mask, scale, softcap })
         } else {
             let (values, shape) = numbers(next("weights")?, "weights")?;
-            Seen::Weights(Weights { values, shape })
+            LayerData::Weights(Weights { values, shape })
         };
-        Ok(Layer { layer, kind, rows, cols, seen })
+        Ok(Layer { layer, kind, rows, cols, data: seen })
     }
 }
 
@@ -108,7 +108,7 @@ struct Picture {
     unit: String,
     dark: bool,
     width: f32,
-    /// The number that gets the last colour.
+    /// The number that gets the last color.
     most: f32,
     maps: Vec<AboutMap>,
 }

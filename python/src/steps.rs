@@ -1,8 +1,8 @@
 //! The definition with all its numbers, and small helpers around attention.
 
-use crate::array::{Array, Owned, by_type, refused};
+use crate::array::{Array, OwnedArray, by_type, refused};
 use crate::attention::own;
-use crate::options::{Call, Described, Stored, machine};
+use crate::options::{ArrayElement, Call, Described, machine};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use regard::rope::{Positions, Rope, RopePairs};
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 /// Similarities, scores, weights and the output.
 #[pyfunction]
-pub(crate) fn steps(py: Python<'_>, call: Described) -> PyResult<[Owned; 4]> {
+pub(crate) fn steps(py: Python<'_>, call: Described) -> PyResult<[OwnedArray; 4]> {
     let call = Call::new(call)?;
     by_type!(call.dtype(), E => {
         let views = call.views::<E>()?;
@@ -23,17 +23,17 @@ pub(crate) fn steps(py: Python<'_>, call: Described) -> PyResult<[Owned; 4]> {
 
 /// Slopes for so many heads.
 #[pyfunction]
-pub(crate) fn alibi_slopes(heads: usize) -> PyResult<Owned> {
+pub(crate) fn alibi_slopes(heads: usize) -> PyResult<OwnedArray> {
     const MOST: usize = 1 << 20;
     if heads > MOST {
         let why = format!("heads: {heads} is out of range; give at most {MOST}");
         return Err(PyValueError::new_err(why));
     }
-    Ok(Owned::new(regard::score::alibi_slopes::<f64>(heads), &[heads]))
+    Ok(OwnedArray::new(regard::score::alibi_slopes::<f64>(heads), &[heads]))
 }
 
 /// A copy, dense in the memory order of the view.
-fn copied<E: Stored>(view: View<'_, E>) -> PyResult<Tensor<E>> {
+fn copied<E: ArrayElement>(view: View<'_, E>) -> PyResult<Tensor<E>> {
     let Shape { batch, heads, len, .. } = view.shape();
     let n = view.shape().to_array().iter().try_fold(1usize, |n, size| n.checked_mul(*size));
     let mut data = Vec::new();
@@ -56,7 +56,11 @@ fn copied<E: Stored>(view: View<'_, E>) -> PyResult<Tensor<E>> {
 
 /// Joins outputs of the same queries over different keys: `out` and `lse`.
 #[pyfunction]
-pub(crate) fn merge(py: Python<'_>, outs: Vec<Array>, lses: Vec<Array>) -> PyResult<[Owned; 2]> {
+pub(crate) fn merge(
+    py: Python<'_>,
+    outs: Vec<Array>,
+    lses: Vec<Array>,
+) -> PyResult<[OwnedArray; 2]> {
     if outs.len() != lses.len() {
         let (n, m) = (outs.len(), lses.len());
         return Err(PyValueError::new_err(format!(
@@ -71,7 +75,7 @@ pub(crate) fn merge(py: Python<'_>, outs: Vec<Array>, lses: Vec<Array>) -> PyRes
         };
         let parts = outs.iter().zip(&lses).map(part).collect::<PyResult<Vec<_>>>()?;
         let Output { out, lse, .. } = py.detach(|| Output::merge(Machine::detect(), &parts)).map_err(refused)?;
-        let lse = Owned::new(lse, &first.shape()[..3]);
+        let lse = OwnedArray::new(lse, &first.shape()[..3]);
         Ok([own(out), lse])
     })
 }
@@ -116,7 +120,7 @@ pub(crate) fn rope(
     x: Array,
     how: &str,
     positions: Option<Array>,
-) -> PyResult<Owned> {
+) -> PyResult<OwnedArray> {
     let how: Turn = serde_json::from_str(how).map_err(refused)?;
     let (first, machine) = (how.first, machine(how.threads)?);
     let positions = match &positions {

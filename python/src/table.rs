@@ -1,8 +1,8 @@
-//! The case table: judged against the definition, and handed out row by row for tests that send it through the doors.
+//! The case table: checked against the definition, and exported row by row for tests of the front ends.
 
-use crate::array::{Owned, refused};
-use crate::attention::{Gradients, Kept, gradients};
-use crate::options::{Ranges, Stored};
+use crate::array::{OwnedArray, refused};
+use crate::attention::{Gradients, SavedForward, gradients};
+use crate::options::{ArrayElement, Ranges};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use regard::problem::{Align, Dims, Normalizer};
@@ -10,7 +10,7 @@ use regard::{Machine, Mask, Plan, Problem, bf16, f16};
 use regard_scope::parse_mask;
 use regard_testkit::cases::SimilarityCase;
 use regard_testkit::scores::ScoreOption;
-use regard_testkit::{Case, Data, Dtype, Report, Way, cases, data};
+use regard_testkit::{AttentionKind, Case, Data, Dtype, Report, cases, data};
 use serde_json::{Map, Value, json};
 use std::any::Any;
 use std::sync::Arc;
@@ -74,14 +74,14 @@ pub(crate) struct Table(Vec<Case>);
 impl Table {
     #[new]
     fn new() -> Self {
-        Self(cases().into_iter().filter(|case| case.way == Way::Exact).collect())
+        Self(cases().into_iter().filter(|case| case.attention == AttentionKind::Exact).collect())
     }
 
     fn names(&self) -> Vec<String> {
         self.0.iter().map(ToString::to_string).collect()
     }
 
-    /// Whether a row has a score rule written in Rust, which no door takes.
+    /// Whether a row has a score rule written in Rust, which no front end accepts.
     fn has_rule(&self, row: usize) -> PyResult<bool> {
         Ok(self.case(row)?.scores.contains(&ScoreOption::Custom))
     }
@@ -105,7 +105,7 @@ impl Table {
     }
 }
 
-/// A row: a call as the doors take it, what a loss says of it, and the engine's own answers, both ways.
+/// A row: a call as the front ends take it, what a loss says of it, and the engine's own answers, both ways.
 #[pyclass(frozen, module = "regard._regard")]
 #[derive(Debug)]
 pub(crate) struct Row {
@@ -114,22 +114,22 @@ pub(crate) struct Row {
     options: String,
     /// Tensors that learn, by name; `ranges`, if they are the mask.
     #[pyo3(get)]
-    arrays: Vec<(&'static str, Py<Owned>)>,
+    arrays: Vec<(&'static str, Py<OwnedArray>)>,
     /// q, k and v, as they lie in memory.
     #[pyo3(get)]
-    tensors: Vec<Py<Owned>>,
+    tensors: Vec<Py<OwnedArray>>,
     /// By out, lse and the entropy; the latter two if the loss depends on them.
     #[pyo3(get)]
-    upstream: Vec<Option<Py<Owned>>>,
+    output_grads: Vec<Option<Py<OwnedArray>>>,
     #[pyo3(get)]
-    kept: Py<Kept>,
+    saved: Py<SavedForward>,
     /// As those of a call, by `arrays` but for the mask.
     #[pyo3(get)]
     gradients: Gradients,
 }
 
 impl Row {
-    fn new<E: Stored>(py: Python<'_>, case: &Case) -> PyResult<Self> {
+    fn new<E: ArrayElement>(py: Python<'_>, case: &Case) -> PyResult<Self> {
         let data = Arc::new(py.detach(|| Data::<E>::new(case)));
         let mut problem = data.problem(case);
         let mask = DoorMask::new(case, &problem)?;
@@ -160,7 +160,7 @@ impl Row {
         let Dims { batch, heads, q_len, .. } = case.dims;
         let by_row = |numbers: &[E::Num], given: bool| {
             let shape = [batch, heads.q, q_len];
-            let array = || Py::new(py, Owned::part(data.clone(), numbers, &shape, &[0, 1, 2]));
+            let array = || Py::new(py, OwnedArray::part(data.clone(), numbers, &shape, &[0, 1, 2]));
             given.then(array).transpose()
         };
         let [d_lse, d_entropy] = &data.d_rows;
@@ -169,19 +169,19 @@ impl Row {
             options: options(case, &mask).to_string(),
             arrays: arrays.collect::<PyResult<_>>()?,
             tensors: tensors.into_iter().collect::<PyResult<_>>()?,
-            upstream: vec![
+            output_grads: vec![
                 Some(Py::new(py, strided(&data, &data.d_out))?),
                 by_row(d_lse, has_lse)?,
                 by_row(d_entropy, case.entropy)?,
             ],
-            kept: Py::new(py, Kept::new(py, output)?)?,
+            saved: Py::new(py, SavedForward::new(py, output)?)?,
             gradients,
         })
     }
 }
 
 /// A tensor as it lies in memory. The engine tells no strides; where rows lie does.
-fn strided<E: Stored>(owner: &Arc<Data<E>>, stored: &data::Stored<E>) -> Owned {
+fn strided<E: ArrayElement>(owner: &Arc<Data<E>>, stored: &data::TestTensor<E>) -> OwnedArray {
     let shape = stored.shape.to_array();
     let view = stored.view();
     let address = |[b, h, i]: [usize; 3]| view.row(b, h, i).as_ptr() as usize;
@@ -192,14 +192,14 @@ fn strided<E: Stored>(owner: &Arc<Data<E>>, stored: &data::Stored<E>) -> Owned {
         strides[axis] = (address(next) - address([0; 3])) / size_of::<E>();
     }
     let owner: Arc<dyn Any + Send + Sync> = owner.clone();
-    Owned::strided(owner, &stored.data, &shape, &strides)
+    OwnedArray::strided(owner, &stored.data, &shape, &strides)
 }
 
 /// The tensors of a case that have gradients, beside q, k and v.
-fn learned<E: Stored>(case: &Case, data: &Arc<Data<E>>) -> Vec<(&'static str, Owned)> {
+fn learned<E: ArrayElement>(case: &Case, data: &Arc<Data<E>>) -> Vec<(&'static str, OwnedArray)> {
     let list = |numbers: &[E::Num], shape: &[usize]| {
         let axes: Vec<usize> = (0..shape.len()).collect();
-        Owned::part(data.clone(), numbers, shape, &axes)
+        OwnedArray::part(data.clone(), numbers, shape, &axes)
     };
     let Dims { batch, heads, q_len, .. } = case.dims;
     let mut found = Vec::new();
@@ -237,7 +237,7 @@ fn learned<E: Stored>(case: &Case, data: &Arc<Data<E>>) -> Vec<(&'static str, Ow
     found
 }
 
-/// Masks that go through the doors as text. Some walk along diagonals, and so add up in another order than their ranges would.
+/// Masks that the front ends take as text. Some walk along diagonals, and so add up in another order than their ranges would.
 const TEXTS: [(&str, &str); 6] = [
     ("full", "full"),
     ("causal", "causal"),
@@ -250,14 +250,14 @@ const TEXTS: [(&str, &str); 6] = [
 /// Masks with such diagonals among other rules: the engine is asked what it makes of their ranges.
 const NESTED: [&str; 2] = ["nested_sparse", "nested_everything"];
 
-/// The mask of a case as a door takes it.
+/// The mask of a case as a front end takes it.
 enum DoorMask {
     Text(&'static str),
     Ranges(Ranges),
 }
 
 impl DoorMask {
-    fn new<E: Stored>(case: &Case, problem: &Problem<'_, E>) -> PyResult<Self> {
+    fn new<E: ArrayElement>(case: &Case, problem: &Problem<'_, E>) -> PyResult<Self> {
         let Dims { batch, heads, q_len, .. } = case.dims;
         let seen = |mask: &Mask| {
             let heads = (0..batch).flat_map(|b| (0..heads.q).map(move |h| (b, h)));
@@ -274,7 +274,7 @@ impl DoorMask {
     }
 }
 
-/// The options of a case as keywords of a door, but for arrays.
+/// The options of a case as keywords of a front end, but for arrays.
 fn options(case: &Case, mask: &DoorMask) -> Value {
     let mut options = Map::new();
     let mut put = |name: &str, value: Value| options.insert(name.into(), value);
@@ -299,7 +299,7 @@ fn options(case: &Case, mask: &DoorMask) -> Value {
         };
     }
     put("similarity", case.similarity.name().split('_').next().into());
-    put("normalizer", case.normalizer.to_string().into());
+    put("normalizer", case.normalizer.to_string().replace(' ', "-").into());
     if let Some(rate) = case.dropout {
         put("dropout", rate.into());
         put("seed", json!([case.seed, 3]));

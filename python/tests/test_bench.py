@@ -22,7 +22,7 @@ FORMS = {
     "backward-f32-n16-d8-h2-headbias": {"default", "math"},
     "backward-f32-n16-d8-h2-causal-dropout": {"default", "math"},
     "backward-f32-n16-d8-h1-additive": {"module"},
-    "backward-f32-n16-d8-h1-top3": {"module"},
+    "backward-f32-n16-d8-h1-top-3": {"module"},
 }
 
 

@@ -51,7 +51,7 @@ PADDINGS = {
 }
 
 
-def pairs(seen: regard.hf.Seen) -> torch.Tensor:
+def pairs(seen: regard.hf.AttentionMask) -> torch.Tensor:
     """Who sees whom, as attention has it: over equal scores and one-hot values, a weight that is not 0."""
     batch, _, rows, keys = seen.shape
     zeros = torch.zeros(batch, 1, rows, 4), torch.zeros(batch, 1, keys, 4)

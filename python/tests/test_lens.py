@@ -20,7 +20,7 @@ from hf_table import ARCHITECTURES, ids, minilm, model
 import regard
 import regard.hf
 import regard.lens
-from regard import _watch
+from regard import _callbacks
 
 ROOT = Path(__file__).parents[2]
 WORDS = [f"w{i}" for i in range(64)]
@@ -48,15 +48,15 @@ def eager(name: str, **inputs: torch.Tensor) -> dict[tuple[str, int], np.ndarray
 
 
 @torch.no_grad()
-def look(name: str, inputs: dict[str, torch.Tensor], **options) -> regard.lens.Seen:
+def look(name: str, inputs: dict[str, torch.Tensor], **options) -> regard.lens.Capture:
     with regard.lens.capture(model(name), **options) as seen:
         model(name)(**inputs)
     return seen
 
 
-def near(found: np.ndarray, wanted: np.ndarray) -> None:
-    assert found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+def near(found: np.ndarray, options_of_capture: np.ndarray) -> None:
+    assert found.shape == options_of_capture.shape
+    np.testing.assert_allclose(found, options_of_capture, rtol=1e-5, atol=1e-5)
 
 
 def check_statistics(record: regard.lens.Record, weights: np.ndarray) -> None:
@@ -90,10 +90,10 @@ CASES = [("gpt2", "none"), ("llama", "none"), ("llama", "left"), ("mistral", "no
 @pytest.mark.parametrize("name, padding", CASES)
 def test_statistics_are_those_of_eager(name, padding):
     inputs = given(name, padding)
-    wanted = eager(name, **inputs)
+    options_of_capture = eager(name, **inputs)
     seen = look(name, inputs, stats=regard.lens.STATS, top_k=5, rows=(0, -1))
-    assert {(record.kind, record.layer) for record in seen} == wanted.keys()
-    for (kind, layer), weights in wanted.items():
+    assert {(record.kind, record.layer) for record in seen} == options_of_capture.keys()
+    for (kind, layer), weights in options_of_capture.items():
         if padding == "left":  # a row before the text sees nothing here, and everything in eager
             weights[1, :, :5] = 0
             for stat in ("entropy", "mean_distance"):
@@ -118,10 +118,10 @@ def test_every_architecture_is_seen_as_eager_sees_it(name):
     inputs = {**(given(name) if not ARCHITECTURES[name].inputs else ARCHITECTURES[name].inputs(2))}
     if ARCHITECTURES[name].kind == "sound":
         inputs["decoder_input_ids"] = ids(2, 9, seed=1)
-    wanted, seen = eager(name, **inputs), look(name, inputs, keep=True)
+    options_of_capture, seen = eager(name, **inputs), look(name, inputs, keep=True)
     found = {("self" if record.kind in ("vision", "audio") else record.kind, record.layer): record for record in seen}
-    assert found.keys() == wanted.keys()
-    for site, weights in wanted.items():
+    assert found.keys() == options_of_capture.keys()
+    for site, weights in options_of_capture.items():
         near(found[site].map, weights)
         near(found[site].weights(), weights)
 
@@ -131,8 +131,8 @@ def test_a_map_of_few_cells_holds_the_largest_weights():
     weights, record = eager("llama", **inputs)["self", 1], look("llama", inputs, map=16)[1]
     assert not record.exact and record.map.shape == (1, 4, 16, 16)
     down, across = record.cells
-    wanted = [[weights[0, 3, a:b, c:d].max() for c, d in zip(across, across[1:])] for a, b in zip(down, down[1:])]
-    near(record.map[0, 3], np.array(wanted))
+    options_of_capture = [[weights[0, 3, a:b, c:d].max() for c, d in zip(across, across[1:])] for a, b in zip(down, down[1:])]
+    near(record.map[0, 3], np.array(options_of_capture))
 
 
 def test_means_leave_padding_out():
@@ -184,12 +184,12 @@ def eager_rows(name: str, prompt: dict[str, torch.Tensor], steps: int) -> dict[t
 @pytest.mark.parametrize("name, padding", [("llama", "none"), ("gpt2", "left"), ("mistral", "none"), ("gemma3", "none"), ("t5", "none")])
 def test_a_generation_is_one_record_of_each_layer(name, padding, keep):
     prompt = {key: x for key, x in given(name, padding).items() if key != "decoder_input_ids"}
-    wanted = eager_rows(name, prompt, 6)
+    options_of_capture = eager_rows(name, prompt, 6)
     model(name).set_attn_implementation("regard")
     with regard.lens.capture(model(name), stats=regard.lens.STATS, top_k=3, rows=(0, -1, -2), map=64, keep=keep) as seen:
         generate(name, "regard", prompt, 6)
     assert seen.run_count == 1
-    for (kind, layer), calls in wanted.items():
+    for (kind, layer), calls in options_of_capture.items():
         record = seen[kind, layer]
         assert record.q_len == sum(call.shape[2] for call in calls)
         at = 0
@@ -218,8 +218,8 @@ def test_a_map_grows_with_a_generation_and_stays_small():
     assert record.q_len == 49 and max(record.map.shape[2:]) <= 16
     down, across = record.cells
     weights = record.weights()[0]
-    wanted = [[weights[:, a:b, c:d].max((1, 2)) for c, d in zip(across, across[1:])] for a, b in zip(down, down[1:])]
-    near(record.map[0], np.array(wanted).transpose(2, 0, 1))
+    options_of_capture = [[weights[:, a:b, c:d].max((1, 2)) for c, d in zip(across, across[1:])] for a, b in zip(down, down[1:])]
+    near(record.map[0], np.array(options_of_capture).transpose(2, 0, 1))
 
 
 def test_a_cache_with_room_for_more_changes_nothing():
@@ -255,9 +255,9 @@ def test_a_module_that_is_several_layers_is_seen_as_several():
         m(ids(1, 7))
     assert seen.run_count == 2 and [record.layer for record in seen] == [0, 1, 2]
     m.set_attn_implementation("eager")
-    wanted = m(ids(1, 7), output_attentions=True).attentions
+    options_of_capture = m(ids(1, 7), output_attentions=True).attentions
     for layer in range(3):
-        near(seen[layer].map, wanted[layer].detach().numpy())
+        near(seen[layer].map, options_of_capture[layer].detach().numpy())
 
 
 # ---- the model stays what it was ----
@@ -275,12 +275,12 @@ def test_what_was_there_comes_back(name):
     before = state()
     with pytest.raises(RuntimeError, match="in the middle"):
         with regard.lens.capture(m):
-            assert m.config._attn_implementation == "regard" and _watch.watchers
+            assert m.config._attn_implementation == "regard" and _callbacks.callbacks
             raise RuntimeError("in the middle")
-    assert state() == before and not _watch.watchers
+    assert state() == before and not _callbacks.callbacks
     with regard.lens.capture(m):
         pass
-    assert state() == before and not _watch.watchers
+    assert state() == before and not _callbacks.callbacks
 
 
 def test_a_failed_forward_pass_does_not_disturb_the_next():
@@ -513,14 +513,14 @@ def test_a_notebook_shows_every_head():
 
 def test_other_viewers_get_what_they_take():
     inputs = given("bert")
-    wanted, seen = eager("bert", **inputs), look("bert", inputs, tokens=WORDS)
+    options_of_capture, seen = eager("bert", **inputs), look("bert", inputs, tokens=WORDS)
     found = seen.to_bertviz(item=1)
     assert found["tokens"] == WORDS[:13] and len(found["attention"]) == 2
     for layer, weights in enumerate(found["attention"]):
-        near(weights.numpy(), wanted["self", layer][1:])
+        near(weights.numpy(), options_of_capture["self", layer][1:])
     patterns = seen.to_circuitsvis(1)
     assert patterns["tokens"] == WORDS[:13]
-    near(patterns["attention"], wanted["self", 1][0])
+    near(patterns["attention"], options_of_capture["self", 1][0])
     both = look("t5", given("t5")).to_bertviz()
     assert [both[name][1].shape[2:] for name in ("encoder_attention", "decoder_attention", "cross_attention")] == [
         (13, 13),
@@ -562,8 +562,8 @@ def test_minilm_has_heads_that_look_at_their_neighbours(tmp_path):
         m(**inputs)
     m.set_attn_implementation("eager")
     with torch.no_grad():
-        wanted = m(**inputs, output_attentions=True).attentions
-    for layer, weights in enumerate(wanted):
+        options_of_capture = m(**inputs, output_attentions=True).attentions
+    for layer, weights in enumerate(options_of_capture):
         near(seen[layer].map, weights.numpy())
     assert min(float(record.means["distance"][0].min()) for record in seen) == pytest.approx(1, abs=0.2)
     assert all(float(record.means["entropy"].max()) <= math.log(12) for record in seen)

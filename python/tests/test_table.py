@@ -1,6 +1,6 @@
-"""The case table of the engine through both doors: every call as the engine's own tests make it, forward and backward, in the same bits.
+"""The case table of the engine through both front ends: every call as the engine's own tests make it, forward and backward, in the same bits.
 
-The engine's answers come with each row, computed in Rust from the same memory, so a difference is the door's. Masks come as what each
+The engine's answers come with each row, computed in Rust from the same memory, so a difference is the front end's. Masks come as what each
 row sees (`masks.ranges`), whatever rule they were; tests/test_masks.py holds the rules themselves against their definitions.
 """
 
@@ -23,7 +23,7 @@ EXPRESSIBLE = [i for i in range(len(NAMES)) if not TABLE.has_rule(i)]
 
 
 def keywords(row, array):
-    """The options of a row as a door takes them, and its tensors that learn by name, in the door's order of gradients."""
+    """The options of a row as a front end takes them, and its tensors that learn by name, in the front end's order of gradients."""
     options = json.loads(row.options)
     arrays = {name: array(owned) for name, owned in row.arrays}
     learned = {name: x for name, x in arrays.items() if name != "ranges"}
@@ -63,7 +63,7 @@ def compare(found, expected):
 
 def outputs(row):
     """What the engine found, by name."""
-    found = {name: getattr(row.kept, name) for name in ("out", "lse", "entropy", "max_score")}
+    found = {name: getattr(row.saved, name) for name in ("out", "lse", "entropy", "max_score")}
     return {name: _arrays.numpy_of(x) for name, x in found.items() if x is not None}
 
 
@@ -77,7 +77,7 @@ def through_numpy(row):
     """Both ways through `regard.attention`: what differs."""
     options, learned = keywords(row, _arrays.numpy_of)
     q, k, v = map(_arrays.numpy_of, row.tensors)
-    d_out, d_lse, d_entropy = (None if x is None else _arrays.numpy_of(x) for x in row.upstream)
+    d_out, d_lse, d_entropy = (None if x is None else _arrays.numpy_of(x) for x in row.output_grads)
     out, aux = regard.attention(q, k, v, return_aux=True, **options)
     grads = aux.backward(d_out, d_lse=d_lse, d_entropy=d_entropy)
     found = {"out": out, "lse": aux.lse, "entropy": aux.entropy, "max_score": aux.max_score}
@@ -101,9 +101,9 @@ def through_torch(row):
     out, aux = regard.torch.attention(q, k, v, return_aux=True, **options)
     found = {"out": out, "lse": aux.lse, "entropy": aux.entropy, "max_score": aux.max_score}
     wrong = compare({name: numpy_of(x.detach()) for name, x in found.items() if x is not None}, outputs(row))
-    upstream = [(x, _arrays.torch_of(d)) for x, d in zip((out, aux.lse, aux.entropy), row.upstream) if d is not None]
+    output_grads = [(x, _arrays.torch_of(d)) for x, d in zip((out, aux.lse, aux.entropy), row.output_grads) if d is not None]
     inputs = [q, k, v, *learned.values()]
-    grads = torch.autograd.grad([x for x, _ in upstream], inputs, [d for _, d in upstream])
+    grads = torch.autograd.grad([x for x, _ in output_grads], inputs, [d for _, d in output_grads])
     found = {f"d_{name}": numpy_of(x) for name, x in zip(["q", "k", "v", *learned], grads)}
     # Autograd wants gradients in the type of the tensor; the engine sums those that rows share in a wider one.
     expected = {name: x.astype(found[name].dtype) for name, x in gradients(row).items()}
@@ -126,14 +126,14 @@ def test_only_score_rules_written_in_rust_cannot_pass_the_doors():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("door", [through_numpy, through_torch])
-def test_every_row_of_the_table_has_the_bits_of_the_engine(door, dtype):
-    if door is through_torch:
+@pytest.mark.parametrize("front_end", [through_numpy, through_torch])
+def test_every_row_of_the_table_has_the_bits_of_the_engine(front_end, dtype):
+    if front_end is through_torch:
         pytest.importorskip("torch")
     rows = [i for i in EXPRESSIBLE if NAMES[i].startswith(f"{dtype}-")]
     wrong = {}
     for i in rows:
-        if found := door(TABLE.row(i)):
+        if found := front_end(TABLE.row(i)):
             wrong[NAMES[i]] = found
     print(f"{dtype}: {len(rows)} rows, {len(wrong)} differ")
     assert len(rows) > 500 and not wrong, list(wrong.items())[:10]

@@ -60,7 +60,7 @@ def checked(function, *inputs) -> bool:
         {"softcap": 1.5},
         {"similarity": "distance"},
         {"normalizer": "sparsemax"},
-        {"normalizer": "top 3"},
+        {"normalizer": "top-3"},
         {"dropout": 0.4, "seed": (7, 9)},
         {"mask": "causal", "dropout": 0.2, "seed": torch.tensor([3, 4])},
     ],

@@ -157,11 +157,11 @@ def test_tensors_of_torch_are_looked_at():
 
 def test_what_a_normalizer_has_chosen_is_seen():
     q, k = normal(1, 2, Q, DIM), normal(1, 2, K, DIM, seed=1)
-    out, aux = regard.attention(q, k, np.broadcast_to(np.eye(K, dtype=np.float32), (1, 2, K, K)), normalizer="top 3", return_aux=True)
-    view = regard.AttentionView(q, k, aux, normalizer="top 3")
+    out, aux = regard.attention(q, k, np.broadcast_to(np.eye(K, dtype=np.float32), (1, 2, K, K)), normalizer="top-3", return_aux=True)
+    view = regard.AttentionView(q, k, aux, normalizer="top-3")
     assert close(view.tile((0, Q), (0, K)), out[0]) and ((out > 0).sum(-1) == 3).all()
     with pytest.raises(ValueError, match="selected keys"):
-        regard.AttentionView(q, k, aux.lse, normalizer="top 3").entropy()
+        regard.AttentionView(q, k, aux.lse, normalizer="top-3").entropy()
 
 
 def test_packed_items_are_looked_at_one_by_one():

@@ -102,7 +102,7 @@ fn forward<'a>(head: &'a Head<'a>, pools: &'a [ThreadPool]) -> Vec<Rung<'a>> {
 /// The rungs of the way back, from the output of forward.
 fn back<'a>(
     head: &'a Head<'a>,
-    attended: &'a regard_book::Attended,
+    attended: &'a regard_book::AttentionOutput,
     d_out: &'a [f32],
     pools: &'a [ThreadPool],
 ) -> Vec<Rung<'a>> {

@@ -5,7 +5,7 @@
 //! Cost: `2 q_len k_len (3 dim + 2 v_dim)` flops: the similarities once more, and four products.
 
 use crate::definition::weights;
-use crate::{Attended, Head, add_times, dot};
+use crate::{AttentionOutput, Head, add_times, dot};
 
 /// The gradients of a loss.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,7 +55,7 @@ pub fn plain(head: &Head<'_>, d_out: &[f32]) -> Grads {
 // ANCHOR: recompute
 /// The same from what forward gave: a weight is made again where it is needed, and nothing of size `q_len k_len` exists.
 #[must_use]
-pub fn recompute(head: &Head<'_>, attended: &Attended, d_out: &[f32]) -> Grads {
+pub fn recompute(head: &Head<'_>, attended: &AttentionOutput, d_out: &[f32]) -> Grads {
     let mut grads = Grads::zeros(head);
     let rows = attended.out.chunks_exact(head.v_dim).zip(d_out.chunks_exact(head.v_dim));
     for (i, ((out, d_out), lse)) in rows.zip(&attended.lse).enumerate() {

@@ -2,12 +2,12 @@
 //!
 //! Cost: `2 q_len k_len (dim + v_dim)` flops, and a matrix of `q_len k_len` numbers.
 
-use crate::{Attended, Head, add_times, dot};
+use crate::{AttentionOutput, Head, add_times, dot};
 
 // ANCHOR: attend
 /// Attention, with the matrix of weights in memory.
 #[must_use]
-pub fn attend(head: &Head<'_>) -> Attended {
+pub fn attend(head: &Head<'_>) -> AttentionOutput {
     let (weights, lse) = weights(head);
     let mut out = vec![0.0; head.q_len() * head.v_dim];
     for (i, out) in out.chunks_exact_mut(head.v_dim).enumerate() {
@@ -16,7 +16,7 @@ pub fn attend(head: &Head<'_>) -> Attended {
             add_times(out, weights[i * head.k_len() + j], head.value(j));
         }
     }
-    Attended { out, lse }
+    AttentionOutput { out, lse }
 }
 
 /// The matrix of weights `[q_len, k_len]`, 0 where a query does not see a key, and the lse of each row.

@@ -1,22 +1,22 @@
 //! The engine, behind the same door as the other rungs.
 
 use crate::backward::Grads;
-use crate::{Attended, Head};
+use crate::{AttentionOutput, Head};
 use regard::plan::OutputView;
 use regard::{Error, Machine, Mask, Plan, Problem, View};
 
 // ANCHOR: attend
 /// Attention by `regard`, on as many threads as the machine that is given has.
-pub fn attend(head: &Head<'_>, machine: Machine) -> Result<Attended, Error> {
+pub fn attend(head: &Head<'_>, machine: Machine) -> Result<AttentionOutput, Error> {
     let (q, k, v) = views(head)?;
     let output = plan(head, machine)?.forward(q, k, v)?;
-    Ok(Attended { out: output.out.into_data(), lse: output.lse })
+    Ok(AttentionOutput { out: output.out.into_data(), lse: output.lse })
 }
 
 /// The gradients by `regard`.
 pub fn backward(
     head: &Head<'_>,
-    attended: &Attended,
+    attended: &AttentionOutput,
     d_out: &[f32],
     machine: Machine,
 ) -> Result<Grads, Error> {

@@ -5,7 +5,7 @@
 //!
 //! Cost: as for tiles, and one turn of the queries into lanes and of the outputs back.
 
-use crate::{Attended, Head};
+use crate::{AttentionOutput, Head};
 use std::array::from_fn;
 use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
@@ -54,9 +54,10 @@ fn fma(a: f32, b: f32, c: f32) -> f32 {
 // ANCHOR: attend
 /// Attention, sixteen rows at a time.
 #[must_use]
-pub fn attend(head: &Head<'_>) -> Attended {
+pub fn attend(head: &Head<'_>) -> AttentionOutput {
     let q_len = head.q_len();
-    let mut attended = Attended { out: vec![0.0; q_len * head.v_dim], lse: vec![0.0; q_len] };
+    let mut attended =
+        AttentionOutput { out: vec![0.0; q_len * head.v_dim], lse: vec![0.0; q_len] };
     let outs = attended.out.chunks_mut(ROWS * head.v_dim);
     for (i, (out, lse)) in outs.zip(attended.lse.chunks_mut(ROWS)).enumerate() {
         attend_rows(head, i * ROWS, out, lse);

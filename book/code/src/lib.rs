@@ -1,6 +1,6 @@
 //! The code of the book: attention written several times, from the definition to the engine.
 //!
-//! Every rung of the ladder is a function of the same form, `attend(&Head) -> Attended`, for one head of `f32` numbers. All of
+//! Every rung of the ladder is a function of the same form, `attend(&Head) -> AttentionOutput`, for one head of `f32` numbers. All of
 //! them are held against `regard::reference` in `tests/all.rs`, and timed beside each other by `examples/ladder.rs`.
 //!
 //! | rung | what it adds |
@@ -51,7 +51,7 @@ pub struct Head<'a> {
 
 /// The result of attention.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Attended {
+pub struct AttentionOutput {
     /// `[q_len, v_dim]`; 0 for a row that sees nothing.
     pub out: Vec<f32>,
     /// `ln(sum of e^score)` of each row, `[q_len]`; `-inf` for a row that sees nothing.

@@ -2,7 +2,7 @@
 //!
 //! Cost: the flops of the definition, and `v_dim + 2` numbers for the row at hand.
 
-use crate::{Attended, Head, add_times, dot};
+use crate::{AttentionOutput, Head, add_times, dot};
 
 // ANCHOR: partial
 /// What must be remembered of the keys that a row has met so far.
@@ -69,7 +69,7 @@ impl Partial {
 // ANCHOR: attend
 /// Attention, row by row, each in one pass over its keys.
 #[must_use]
-pub fn attend(head: &Head<'_>) -> Attended {
+pub fn attend(head: &Head<'_>) -> AttentionOutput {
     let mut out = vec![0.0; head.q_len() * head.v_dim];
     let rows = out.chunks_exact_mut(head.v_dim).enumerate().map(|(i, out)| {
         let mut row = Partial::nothing_seen(head.v_dim);
@@ -79,6 +79,6 @@ pub fn attend(head: &Head<'_>) -> Attended {
         row.finish(out)
     });
     let lse = rows.collect();
-    Attended { out, lse }
+    AttentionOutput { out, lse }
 }
 // ANCHOR_END: attend

@@ -3,7 +3,7 @@
 //! Cost: the flops of the definition; keys and values come from memory once for each group of rows, not for each row.
 
 use crate::online::Partial;
-use crate::{Attended, Head, dot};
+use crate::{AttentionOutput, Head, dot};
 use std::ops::Range;
 
 // ANCHOR: attend
@@ -14,7 +14,7 @@ pub const KEYS: usize = 64;
 
 /// Attention, a tile of keys at a time.
 #[must_use]
-pub fn attend(head: &Head<'_>) -> Attended {
+pub fn attend(head: &Head<'_>) -> AttentionOutput {
     let mut out = vec![0.0; head.q_len() * head.v_dim];
     let mut lse = Vec::with_capacity(head.q_len());
     for (group, out) in out.chunks_mut(ROWS * head.v_dim).enumerate() {
@@ -30,7 +30,7 @@ pub fn attend(head: &Head<'_>) -> Attended {
         let outs = out.chunks_exact_mut(head.v_dim);
         lse.extend(rows.into_iter().zip(outs).map(|(row, out)| row.finish(out)));
     }
-    Attended { out, lse }
+    AttentionOutput { out, lse }
 }
 
 /// One row, and the keys of a tile that it sees. The maximum moves at most once for the tile, not once for each key.

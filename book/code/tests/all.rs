@@ -7,8 +7,8 @@ use regard::reference::{self, Outcome};
 use regard::{Error, Layout, Machine, Mask, Output, Problem, Shape, Tensor, View};
 use regard_book::backward::{Grads, plain, recompute};
 use regard_book::online::Partial;
-use regard_book::{Attended, Head, definition, engine, lanes, online, threads, tiles};
-use regard_testkit::{Judge, Noise};
+use regard_book::{AttentionOutput, Head, definition, engine, lanes, online, threads, tiles};
+use regard_testkit::{Noise, OutputCheck};
 
 /// The numbers of a head.
 struct Numbers {
@@ -49,7 +49,7 @@ const SIZES: [[usize; 4]; 9] = [
     [1, 300, 64, 64],
 ];
 
-type Rung = fn(&Head<'_>) -> Result<Attended, Error>;
+type Rung = fn(&Head<'_>) -> Result<AttentionOutput, Error>;
 
 const RUNGS: [(&str, Rung); 6] = [
     ("definition", |head| Ok(definition::attend(head))),
@@ -61,11 +61,11 @@ const RUNGS: [(&str, Rung); 6] = [
 ];
 
 /// How much of the error that is allowed a result has; the definition in `f64` is right.
-fn ratio(head: &Head<'_>, attended: Attended) -> f64 {
+fn ratio(head: &Head<'_>, attended: AttentionOutput) -> f64 {
     let (problem, views) = problem(head);
     let shape = Shape { batch: 1, heads: 1, len: head.q_len(), dim: head.v_dim };
     let out = Tensor::new(attended.out, shape, Layout::Bhsd).unwrap();
-    let ratio = Judge::new(&problem, views).ratio(&Output::new(out, attended.lse));
+    let ratio = OutputCheck::new(&problem, views).ratio(&Output::new(out, attended.lse));
     ratio.unwrap().worse()
 }
 
@@ -100,7 +100,7 @@ fn every_rung_is_as_close_to_the_definition_as_the_engine_must_be() {
 fn a_row_that_sees_nothing_is_0_and_its_lse_minus_infinity() {
     let numbers = Numbers::new([5, 2, 4, 3], 1.0);
     for (name, rung) in RUNGS {
-        let Attended { out, lse } = rung(&numbers.head(true)).unwrap();
+        let AttentionOutput { out, lse } = rung(&numbers.head(true)).unwrap();
         assert_eq!(out[..9], [0.0; 9], "{name}");
         assert_eq!(lse[..3], [f32::NEG_INFINITY; 3], "{name}");
         assert!(lse[3..].iter().all(|x| x.is_finite()), "{name}");
@@ -147,10 +147,10 @@ fn partial(head: &Head<'_>, keys: std::ops::Range<usize>) -> Partial {
     row
 }
 
-fn finished(row: Partial) -> Attended {
+fn finished(row: Partial) -> AttentionOutput {
     let mut out = vec![0.0; row.out.len()];
     let lse = row.finish(&mut out);
-    Attended { out, lse: vec![lse] }
+    AttentionOutput { out, lse: vec![lse] }
 }
 
 #[test]

@@ -7,4 +7,4 @@ mod random;
 
 pub use linear::reference as linear_reference;
 pub use linear::{FeatureMap, LinearAttention, LinearGrads, LinearOutput, LinearState};
-pub use lsh::{Buckets, LshAttention, LshOutput, Recall, Share};
+pub use lsh::{Buckets, LshAttention, LshOutput, Recall, RowFraction};

@@ -3,7 +3,7 @@
 use regard::{Error, Machine, Mask, View, attend};
 use regard_approx::LshAttention;
 use regard_testkit::lsh::clustered;
-use regard_testkit::{Case, Noise, Way, cases, check};
+use regard_testkit::{AttentionKind, Case, Noise, cases, check};
 
 fn here() -> Machine {
     Machine::detect()
@@ -11,7 +11,7 @@ fn here() -> Machine {
 
 #[test]
 fn the_rows_of_the_table_agree_with_the_definition() {
-    let own = |case: &Case| matches!(case.way, Way::Lsh { .. });
+    let own = |case: &Case| matches!(case.attention, AttentionKind::Lsh { .. });
     let rows: Vec<Case> = cases().into_iter().filter(own).collect();
     assert!(rows.len() > 100, "only {} rows", rows.len());
     let report = check(&rows, &mut |_, _| {});

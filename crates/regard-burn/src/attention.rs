@@ -1,7 +1,7 @@
 //! Attention with every option of the engine, and gradients for everything that it depends on.
 
 use crate::error::Error;
-use crate::op::{Back, Operation, try_run};
+use crate::op::{BackwardArgs, Operation, try_run};
 use crate::tensors::{Number, by_type, dense, from_engine, numbers, sizes, tensor, view, viewable};
 use burn::backend::flex::FlexTensor;
 use burn::backend::ops::FloatTensorOps;
@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 /// The options of an attention call, those of [`Problem`] with Burn's tensors in the place of views. A tensor that takes part in
 /// autodiff receives its gradient.
 ///
-/// Numbers of `alibi`, `relative`, `sinks` and `centres` are f32, and f64 where q is f64.
+/// Numbers of `alibi`, `relative`, `sinks` and `centers` are f32, and f64 where q is f64.
 #[derive(Clone, Debug, Default)]
 pub struct Attention {
     /// Who may see whom.
@@ -51,7 +51,7 @@ pub struct Attention {
     /// A score without a key, `[heads]`.
     pub sinks: Option<Tensor<1>>,
     /// Each row looks around its own centre only, as far as the number says: `[batch, heads, q_len]`.
-    pub centres: Option<(Tensor<3>, usize)>,
+    pub centers: Option<(Tensor<3>, usize)>,
 }
 
 /// How a query and a key make a number: see [`regard::problem::Similarity`].
@@ -117,7 +117,7 @@ impl Buckets {
 
 /// What attention returns.
 #[derive(Clone, Debug)]
-pub struct Attended {
+pub struct AttentionOutput {
     /// `[batch, heads, q_len, v_dim]`; in memory in the order that q has.
     pub out: Tensor<4>,
     /// The entropy of each row's weights before any are dropped, `[batch, heads, q_len]`, with a gradient of its own, if it was asked
@@ -126,7 +126,7 @@ pub struct Attended {
     op: Arc<Call>,
 }
 
-impl Attended {
+impl AttentionOutput {
     /// `ln(sum of e^score)` of each row, `[batch, heads, q_len]`: with q and k all that the microscope needs.
     #[must_use]
     pub fn lse(&self) -> Vec<f32> {
@@ -179,7 +179,7 @@ pub fn attention(
     k: Tensor<4>,
     v: Tensor<4>,
     options: &Attention,
-) -> Result<Attended, Error> {
+) -> Result<AttentionOutput, Error> {
     options.check(&q, [k.dtype(), v.dtype()])?;
     let mut inputs = vec![q.into_dispatch(), k.into_dispatch(), v.into_dispatch()];
     let (slots, learned): (Vec<_>, Vec<_>) = options.learned().into_iter().unzip();
@@ -187,7 +187,7 @@ pub fn attention(
     let (kept, form) = (OnceLock::new(), OnceLock::new());
     let op = Arc::new(Call { options: options.without_tensors(), slots, kept, form });
     if !options.entropy {
-        return Ok(Attended { out: try_run(op.clone(), inputs)?, entropy: None, op });
+        return Ok(AttentionOutput { out: try_run(op.clone(), inputs)?, entropy: None, op });
     }
     let both: Tensor<1> = try_run(op.clone(), inputs)?;
     let (Shape { batch, heads, len, dim }, layout) =
@@ -199,7 +199,7 @@ pub fn attention(
         Layout::Bshd => out.reshape([batch, len, heads, dim]).swap_dims(1, 2),
     };
     let entropy = both.narrow(0, all, rows).reshape([batch, heads, len]);
-    Ok(Attended { out, entropy: Some(entropy), op })
+    Ok(AttentionOutput { out, entropy: Some(entropy), op })
 }
 
 /// Which option a tensor is.
@@ -209,7 +209,7 @@ enum Slot {
     Alibi,
     Relative(Buckets),
     Sinks,
-    Centres(usize),
+    Centers(usize),
     General,
     AdditiveQ,
     AdditiveK,
@@ -234,8 +234,8 @@ impl Attention {
             let [buckets, _] = table.dims();
             same("relative", &table.dims(), &[buckets, heads])?;
         }
-        match &self.centres {
-            Some((centres, _)) => same("centres", &centres.dims(), &[batch, heads, q_len]),
+        match &self.centers {
+            Some((centers, _)) => same("centers", &centers.dims(), &[batch, heads, q_len]),
             None => Ok(()),
         }
     }
@@ -255,10 +255,10 @@ impl Attention {
         let relative = self.relative.as_ref().map(|relative| {
             (Slot::Relative(relative.buckets), relative.table.clone().into_dispatch())
         });
-        let centres = self
-            .centres
+        let centers = self
+            .centers
             .clone()
-            .map(|(centres, reach)| (Slot::Centres(reach), centres.into_dispatch()));
+            .map(|(centers, reach)| (Slot::Centers(reach), centers.into_dispatch()));
         let of_similarity = match &self.similarity {
             Similarity::Dot | Similarity::Distance => vec![],
             Similarity::General(w) => vec![put(Slot::General, &Some(w.clone()))],
@@ -273,7 +273,7 @@ impl Attention {
             put(Slot::Alibi, &self.alibi),
             put(Slot::Sinks, &self.sinks),
         ];
-        plain.into_iter().chain([relative, centres]).chain(of_similarity).flatten().collect()
+        plain.into_iter().chain([relative, centers]).chain(of_similarity).flatten().collect()
     }
 
     /// What is left for the call itself: its tensors are among the inputs.
@@ -282,8 +282,8 @@ impl Attention {
             Similarity::Distance => Similarity::Distance,
             _ => Similarity::Dot,
         };
-        let (bias, alibi, relative, sinks, centres) = (None, None, None, None, None);
-        Self { similarity, bias, alibi, relative, sinks, centres, ..self.clone() }
+        let (bias, alibi, relative, sinks, centers) = (None, None, None, None, None);
+        Self { similarity, bias, alibi, relative, sinks, centers, ..self.clone() }
     }
 }
 
@@ -302,7 +302,7 @@ struct Call {
 fn laid_out(slots: &[Slot], inputs: &[FlexTensor]) -> Vec<FlexTensor> {
     let list = |i: usize| {
         let slot = i.checked_sub(3).map(|i| slots[i]);
-        matches!(slot, Some(Slot::Alibi | Slot::Relative(_) | Slot::Sinks | Slot::Centres(_)))
+        matches!(slot, Some(Slot::Alibi | Slot::Relative(_) | Slot::Sinks | Slot::Centers(_)))
     };
     inputs.iter().enumerate().map(|(i, t)| if list(i) { dense(t) } else { viewable(t) }).collect()
 }
@@ -312,11 +312,11 @@ impl Call {
     where
         E::Num: Number,
     {
-        let find = |wanted: fn(&Slot) -> bool| {
-            self.slots.iter().position(wanted).map(|i| (self.slots[i], &inputs[3 + i]))
+        let find = |is_slot: fn(&Slot) -> bool| {
+            self.slots.iter().position(is_slot).map(|i| (self.slots[i], &inputs[3 + i]))
         };
-        let matrix = |wanted| find(wanted).map(|(_, t)| view::<E>(t)).transpose();
-        let list = |wanted| find(wanted).map(|(slot, t)| (slot, numbers::<E::Num>(t), sizes(t)));
+        let matrix = |is_slot| find(is_slot).map(|(_, t)| view::<E>(t)).transpose();
+        let list = |is_slot| find(is_slot).map(|(slot, t)| (slot, numbers::<E::Num>(t), sizes(t)));
         let mut score = Score::new();
         if let Some(scale) = self.options.scale {
             score = score.scale(scale);
@@ -344,8 +344,8 @@ impl Call {
         problem.dropout = self.options.dropout;
         problem.entropy = self.options.entropy;
         problem.precision = self.options.precision.unwrap_or(problem.precision);
-        if let Some((Slot::Centres(reach), centres, _)) = list(|s| matches!(s, Slot::Centres(_))) {
-            problem = problem.local(Local::new(centres, reach));
+        if let Some((Slot::Centers(reach), centers, _)) = list(|s| matches!(s, Slot::Centers(_))) {
+            problem = problem.local(Local::new(centers, reach));
         }
         problem.similarity = if let Some(w) = matrix(|s| *s == Slot::General)? {
             regard::problem::Similarity::General(w)
@@ -391,7 +391,7 @@ impl Call {
         Ok(result)
     }
 
-    fn back<E: Number>(&self, back: &Back<'_>) -> Result<Grads<E>, Error>
+    fn back<E: Number>(&self, back: &BackwardArgs<'_>) -> Result<Grads<E>, Error>
     where
         E::Num: Number,
     {
@@ -404,24 +404,28 @@ impl Call {
         let n = shape.batch * shape.heads * shape.len * shape.dim;
         output.out = regard::Tensor::new(back.output.storage::<E>()[..n].to_vec(), shape, layout)?;
         let by_bias = |slot: &Slot| *slot == Slot::Bias;
-        let bias = self.slots.iter().position(by_bias).is_some_and(|i| back.wanted[3 + i]);
+        let bias = self.slots.iter().position(by_bias).is_some_and(|i| back.needs_grad[3 + i]);
         let run = |d: OutputGrads<'_, E>| {
             let d = if self.options.chooses() { d.straight_through() } else { d };
             plan.backward(q, k, v, &output, if bias { d.with_bias() } else { d })
         };
         if !self.options.entropy {
-            let upstream = viewable(&back.upstream);
-            return Ok(run(OutputGrads::new(view::<E>(&upstream)?))?);
+            let output_grad = viewable(&back.output_grad);
+            return Ok(run(OutputGrads::new(view::<E>(&output_grad)?))?);
         }
-        let upstream = dense(&back.upstream);
-        let (d_out, d_entropy) = numbers::<E>(&upstream).split_at(n);
+        let output_grad = dense(&back.output_grad);
+        let (d_out, d_entropy) = numbers::<E>(&output_grad).split_at(n);
         let d_out = regard::Tensor::new(d_out.to_vec(), shape, layout)?;
         let d_entropy: Vec<E::Num> = d_entropy.iter().map(|x| x.widen()).collect();
         Ok(run(OutputGrads::new(d_out.view()).entropy(&d_entropy))?)
     }
 
     /// The gradients in the order of the inputs.
-    fn in_order<E: Number>(&self, back: &Back<'_>, grads: Grads<E>) -> Vec<Option<FlexTensor>>
+    fn in_order<E: Number>(
+        &self,
+        back: &BackwardArgs<'_>,
+        grads: Grads<E>,
+    ) -> Vec<Option<FlexTensor>>
     where
         E::Num: Number,
     {
@@ -435,7 +439,7 @@ impl Call {
         let (mut bias, mut w, mut w_q, mut w_k, mut w_v) =
             (matrix(grads.bias), matrix(grads.w), matrix(w_q), matrix(w_k), matrix(w_v));
         let lists = [grads.alibi, grads.relative, grads.sinks, grads.centres];
-        let [mut alibi, mut relative, mut sinks, mut centres] = lists.map(Some);
+        let [mut alibi, mut relative, mut sinks, mut centers] = lists.map(Some);
         let mut all: Vec<_> =
             [grads.q, grads.k, grads.v].into_iter().map(|grad| Some(from_engine(grad))).collect();
         for (i, slot) in self.slots.iter().enumerate() {
@@ -451,10 +455,13 @@ impl Call {
                 Slot::Alibi => list(&mut alibi),
                 Slot::Relative(_) => list(&mut relative),
                 Slot::Sinks => list(&mut sinks),
-                Slot::Centres(_) => list(&mut centres),
+                Slot::Centers(_) => list(&mut centers),
             });
         }
-        all.into_iter().zip(back.wanted).map(|(grad, wanted)| grad.filter(|_| *wanted)).collect()
+        all.into_iter()
+            .zip(back.needs_grad)
+            .map(|(grad, needs_grad)| grad.filter(|_| *needs_grad))
+            .collect()
     }
 }
 
@@ -471,7 +478,7 @@ impl Operation for Call {
         by_type!(inputs[0], E => self.ahead::<E>(&inputs))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         by_type!(back.inputs[0], E => {
             let grads = self.back::<E>(&back).expect("forward has checked the call");
             self.in_order(&back, grads)

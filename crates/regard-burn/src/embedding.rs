@@ -1,7 +1,7 @@
 //! Rows of a table, looked up by number.
 
 use crate::error::Error;
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::tensors::{dense, numbers, only_f32, rows, tensor};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Int, Tensor};
@@ -39,17 +39,18 @@ impl Operation for Lookup {
     }
 
     /// The rows of a gradient that have the same number, added up in their order.
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        let ([entries, width], upstream) = (rows(&back.inputs[0]), dense(&back.upstream));
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
+        let ([entries, width], output_grad) = (rows(&back.inputs[0]), dense(&back.output_grad));
         let by_table = || {
             let mut d = vec![0.0; entries * width];
-            for (id, row) in self.ids.iter().zip(numbers::<f32>(&upstream).chunks(width.max(1))) {
+            for (id, row) in self.ids.iter().zip(numbers::<f32>(&output_grad).chunks(width.max(1)))
+            {
                 for (d, x) in d[id * width..][..width].iter_mut().zip(row) {
                     *d += x;
                 }
             }
             tensor(d, &[entries, width])
         };
-        vec![back.wanted[0].then(by_table)]
+        vec![back.needs_grad[0].then(by_table)]
     }
 }

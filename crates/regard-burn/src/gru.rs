@@ -17,14 +17,14 @@ mod look;
 
 use crate::error::Error;
 use crate::math::{sigmoid, tanh};
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::product::{Matrix, Products};
 use crate::rows::{RowSums, RowWork, by_few, by_rows, summed};
 use crate::tensors::{dense, numbers, only_f32, sizes, tensor};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
-pub use look::Look;
-use look::{Memory, Seen};
+pub use look::GruAttention;
+use look::{AttentionMemory, SavedAttention};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -75,20 +75,20 @@ pub fn gru(
 /// # Panics
 /// If sizes do not fit, or numbers are not f32 on the Flex backend.
 #[must_use]
-pub fn gru_looking(
+pub fn gru_with_attention(
     inputs: Tensor<3>,
     state: Tensor<2>,
     weight: Tensor<2>,
     bias: Tensor<1>,
-    look: Look,
+    look: GruAttention,
 ) -> Tensor<3> {
     let (sizes, steps) = (look.checked(state.dims()), Steps::default());
     let mut inputs = checked(inputs, state, weight, bias, &steps);
-    let Look { query, score, keys, values, context, lengths } = look;
+    let GruAttention { query, score, keys, values, context, lengths } = look;
     inputs.extend([query.into_dispatch(), score.into_dispatch(), keys.into_dispatch()]);
     inputs.extend([values.into_dispatch(), context.into_dispatch()]);
     let products = Products::here();
-    let seen = Some(Memory { sizes, lengths, products });
+    let seen = Some(AttentionMemory { sizes, lengths, products });
     run(Arc::new(Gru { steps, products, seen, kept: OnceLock::new() }), inputs)
 }
 
@@ -123,16 +123,16 @@ struct Gru {
     steps: Steps,
     products: Products,
     /// What is looked at, if anything is.
-    seen: Option<Memory>,
-    kept: OnceLock<Kept>,
+    seen: Option<AttentionMemory>,
+    kept: OnceLock<SavedStates>,
 }
 
 /// What the way forward found out.
 #[derive(Debug)]
-struct Kept {
+struct SavedStates {
     /// `[1 + steps][batch][5][hidden]`; of the first, which is no step, the state alone.
     records: Vec<f32>,
-    seen: Option<Seen>,
+    seen: Option<SavedAttention>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -225,19 +225,20 @@ impl Operation for Gru {
             }
         }
         if keep {
-            let _ = self.kept.set(Kept { records, seen });
+            let _ = self.kept.set(SavedStates { records, seen });
         }
         Ok(tensor(out, &[batch, length, width]))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         let of = Sizes::of(back.inputs);
         let Sizes { batch, length, hidden } = of;
         let inputs: Vec<FlexTensor> = back.inputs.iter().map(dense).collect();
         let weight = Matrix::rows(numbers(&inputs[2]), [3 * hidden, hidden]);
-        let Kept { records, seen } = self.kept.get().expect("forward has been before backward");
-        let upstream = dense(&back.upstream);
-        let upstream: &[f32] = numbers(&upstream);
+        let SavedStates { records, seen } =
+            self.kept.get().expect("forward has been before backward");
+        let output_grad = dense(&back.output_grad);
+        let output_grad: &[f32] = numbers(&output_grad);
         let mut undone = vec![0.0; length * of.step()];
         let mut d_state = vec![0.0; batch * hidden];
         let mut d_seen = match (&self.seen, seen) {
@@ -247,19 +248,19 @@ impl Operation for Gru {
         for step in (0..length).rev() {
             let at = self.position(step, length);
             let [before, after] = [0, 1].map(|i| &records[(step + i) * of.step()..][..of.step()]);
-            let undo = Undo { op: self, of, at, before, after, upstream, d_state: &d_state };
+            let undo = Undo { op: self, of, at, before, after, output_grad, d_state: &d_state };
             let now = &mut undone[step * of.step()..][..of.step()];
             by_few(now, of.record(), &undo);
             d_state = self.products.multiply(of.lists(now, 1..4), weight);
             by_rows(&mut d_state, hidden, &Direct { records: now, of });
             if let Some(d_seen) = &mut d_seen {
-                let by_query = d_seen.step(step, of.lists(now, 0..3), (upstream, at));
-                by_rows(&mut d_state, hidden, &Added(&by_query));
+                let by_query = d_seen.step(step, of.lists(now, 0..3), (output_grad, at));
+                by_rows(&mut d_state, hidden, &BiasAdd(&by_query));
             }
         }
         let states = of.lists(&records[..length * of.step()], 4..5);
         let of_state = of.lists(&undone, 1..4);
-        let wanted = |i: usize| back.wanted.get(i).copied().unwrap_or(false);
+        let wanted = |i: usize| back.needs_grad.get(i).copied().unwrap_or(false);
         let by_weight = || {
             let by_weight = self.products.multiply(of_state.turned(), states);
             tensor(by_weight, &[3 * hidden, hidden])
@@ -282,8 +283,8 @@ impl Operation for Gru {
         if let Some(d_seen) = d_seen {
             all.extend(d_seen.finish(states, of.lists(&undone, 0..3)));
             all.iter_mut()
-                .zip(back.wanted)
-                .filter(|(_, wanted)| !**wanted)
+                .zip(back.needs_grad)
+                .filter(|(_, needs_grad)| !**needs_grad)
                 .for_each(|(x, _)| *x = None);
         }
         all
@@ -339,7 +340,7 @@ struct Undo<'a> {
     before: &'a [f32],
     after: &'a [f32],
     /// The gradient of the output.
-    upstream: &'a [f32],
+    output_grad: &'a [f32],
     /// And what later steps say of the state after this one.
     d_state: &'a [f32],
 }
@@ -349,7 +350,7 @@ impl RowWork for Undo<'_> {
     fn row(&self, i: usize, to: &mut [f32]) {
         let Sizes { length, hidden: h, .. } = self.of;
         let width = h + self.op.seen.as_ref().map_or(0, |memory| memory.sizes.features);
-        let up = &self.upstream[(i * length + self.at) * width..][..h];
+        let up = &self.output_grad[(i * length + self.at) * width..][..h];
         let later = &self.d_state[i * h..][..h];
         let state = &self.before[i * to.len() + 4 * h..][..h];
         let record = &self.after[i * to.len()..][..4 * h];
@@ -394,9 +395,9 @@ impl RowWork for Direct<'_> {
 }
 
 /// Adds rows.
-struct Added<'a>(&'a [f32]);
+struct BiasAdd<'a>(&'a [f32]);
 
-impl RowWork for Added<'_> {
+impl RowWork for BiasAdd<'_> {
     #[inline(always)]
     fn row(&self, i: usize, row: &mut [f32]) {
         let others = &self.0[i * row.len()..][..row.len()];

@@ -37,7 +37,7 @@
 //! | [`layer_norm`], [`rms_norm`] | over the last axis |
 //! | [`cross_entropy`] | with label smoothing and ignored targets |
 //! | [`embedding()`] | rows of a table |
-//! | [`gru()`], [`gru_looking`] | a sequence through a recurrent net, which may look at a memory before each step |
+//! | [`gru()`], [`gru_with_attention`] | a sequence through a recurrent net, which may look at a memory before each step |
 //! | [`residual()`], [`dropout`] | what is dropped is a function of a seed, so nothing is kept for the way back |
 //! | [`with_products`] | for training: products of linear layers and recurrent nets in bf16, much faster with AMX |
 //! | [`keep_heap`] | for programs, once: memory is kept for the next step |
@@ -85,14 +85,14 @@ mod rope;
 mod rows;
 mod tensors;
 
-pub use attention::{Attended, Attention, Buckets, Relative, Similarity, attention};
+pub use attention::{Attention, AttentionOutput, Buckets, Relative, Similarity, attention};
 pub use embedding::embedding;
 pub use error::Error;
-pub use gru::{Look, Steps, gru, gru_looking};
+pub use gru::{GruAttention, Steps, gru, gru_with_attention};
 pub use heap::keep_heap;
 pub use linear::{Activation, gated, linear};
 pub use loss::{CrossEntropy, cross_entropy};
 pub use norm::{layer_norm, rms_norm};
 pub use product::{Products, with_products};
-pub use residual::{Drop, dropout, residual};
-pub use rope::{Places, rope};
+pub use residual::{ElementDropout, dropout, residual};
+pub use rope::{RopePositions, rope};

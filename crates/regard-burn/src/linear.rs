@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::math::{erf, exp, sigmoid};
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::product::{Matrix, Products};
 use crate::rows::{RowWork, by_rows, changed, column_sums};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
@@ -160,7 +160,7 @@ impl Operation for Linear {
         let bias = inputs.get(2).map(dense);
         let bias: Option<&[f32]> = bias.as_ref().map(numbers);
         if let Some(bias) = bias {
-            by_rows(&mut y, out, &Added(bias));
+            by_rows(&mut y, out, &BiasAdd(bias));
         }
         if self.activation != Activation::None {
             if keep {
@@ -175,18 +175,18 @@ impl Operation for Linear {
         Ok(tensor(y, &shape))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         let [x, weight] = [dense(&back.inputs[0]), dense(&back.inputs[1])];
         let ([m, features], out) = (rows(&x), sizes(&weight)[0]);
-        let upstream = dense(&back.upstream);
+        let output_grad = dense(&back.output_grad);
         let through;
         // y = activation(sums)
         let d: &[f32] = if let Some(sums) = self.sums.get() {
-            let undo = Undone { activation: self.activation, sums };
-            through = changed(numbers(&upstream), out, &undo);
+            let undo = ActivationBackward { activation: self.activation, sums };
+            through = changed(numbers(&output_grad), out, &undo);
             &through
         } else {
-            numbers(&upstream)
+            numbers(&output_grad)
         };
         let d = Matrix::rows(d, [m, out]);
         // sums = x W^T + bias
@@ -199,18 +199,18 @@ impl Operation for Linear {
             tensor(self.products.multiply(d.turned(), x), &[out, features])
         };
         let by_bias = || tensor(column_sums(d.data(), out), &[out]);
-        let mut gradients = vec![back.wanted[0].then(by_x), back.wanted[1].then(by_weight)];
-        if let Some(wanted) = back.wanted.get(2) {
-            gradients.push(wanted.then(by_bias));
+        let mut gradients = vec![back.needs_grad[0].then(by_x), back.needs_grad[1].then(by_weight)];
+        if let Some(needs_grad) = back.needs_grad.get(2) {
+            gradients.push(needs_grad.then(by_bias));
         }
         gradients
     }
 }
 
 /// Adds a bias.
-struct Added<'a>(&'a [f32]);
+struct BiasAdd<'a>(&'a [f32]);
 
-impl RowWork for Added<'_> {
+impl RowWork for BiasAdd<'_> {
     #[inline(always)]
     fn row(&self, _: usize, row: &mut [f32]) {
         for (x, bias) in row.iter_mut().zip(self.0) {
@@ -227,12 +227,12 @@ impl RowWork for Activation {
 }
 
 /// Multiplies gradients by the slopes of an activation.
-struct Undone<'a> {
+struct ActivationBackward<'a> {
     activation: Activation,
     sums: &'a [f32],
 }
 
-impl RowWork for Undone<'_> {
+impl RowWork for ActivationBackward<'_> {
     #[inline(always)]
     fn row(&self, i: usize, d: &mut [f32]) {
         self.activation.slope_all(&self.sums[i * d.len()..][..d.len()], d);
@@ -250,13 +250,13 @@ pub fn gated<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
         found == other,
         "sizes: the gate has {found:?}, the other has {other:?}; they must be equal"
     );
-    run(Arc::new(Gated), vec![gate.into_dispatch(), up.into_dispatch()])
+    run(Arc::new(SwiGlu), vec![gate.into_dispatch(), up.into_dispatch()])
 }
 
 #[derive(Debug)]
-struct Gated;
+struct SwiGlu;
 
-impl Operation for Gated {
+impl Operation for SwiGlu {
     fn forward(&self, inputs: &[FlexTensor], _: bool) -> Result<FlexTensor, Error> {
         only_f32("gated", inputs);
         let [gate, up] = [dense(&inputs[0]), dense(&inputs[1])];
@@ -265,14 +265,14 @@ impl Operation for Gated {
         Ok(tensor(y, &sizes(&gate)))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        let [gate, up, upstream] =
-            [dense(&back.inputs[0]), dense(&back.inputs[1]), dense(&back.upstream)];
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
+        let [gate, up, output_grad] =
+            [dense(&back.inputs[0]), dense(&back.inputs[1]), dense(&back.output_grad)];
         let ([_, width], shape) = (rows(&gate), sizes(&gate));
         let (gates, ups): (&[f32], &[f32]) = (numbers(&gate), numbers(&up));
-        let by_gate = || tensor(changed(numbers(&upstream), width, &ByGate(gates, ups)), &shape);
-        let by_up = || tensor(changed(numbers(&upstream), width, &ByUp(gates)), &shape);
-        vec![back.wanted[0].then(by_gate), back.wanted[1].then(by_up)]
+        let by_gate = || tensor(changed(numbers(&output_grad), width, &ByGate(gates, ups)), &shape);
+        let by_up = || tensor(changed(numbers(&output_grad), width, &ByUp(gates)), &shape);
+        vec![back.needs_grad[0].then(by_gate), back.needs_grad[1].then(by_up)]
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::math::{LANES, exp, sum};
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::rows::{RowWork, by_few, changed};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
 use burn::backend::flex::FlexTensor;
@@ -132,13 +132,13 @@ impl Operation for Loss {
         Ok(tensor(vec![(total / f64::from(self.counted())) as f32], &[1]))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        let (scores, upstream) = (dense(&back.inputs[0]), dense(&back.upstream));
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
+        let (scores, output_grad) = (dense(&back.inputs[0]), dense(&back.output_grad));
         let [_, classes] = rows(&scores);
-        let scale = numbers::<f32>(&upstream)[0] / self.counted();
+        let scale = numbers::<f32>(&output_grad)[0] / self.counted();
         let lse = self.lse.get().expect("forward has been before backward");
         let undo = ByScores(self, lse, scale);
         let by_scores = || tensor(changed(numbers(&scores), classes, &undo), &sizes(&scores));
-        vec![back.wanted[0].then(by_scores)]
+        vec![back.needs_grad[0].then(by_scores)]
     }
 }

@@ -3,7 +3,7 @@
 /// Runs a piece of work compiled for the best instructions of this machine. All that it calls must be `#[inline(always)]`, which
 /// closures cannot be: what is not inlined is compiled for the least of machines, where a fused multiply-add is a call.
 #[inline(always)]
-pub(crate) fn vectorised<W: pulp::NullaryFnOnce>(work: W) -> W::Output {
+pub(crate) fn vectorized<W: pulp::NullaryFnOnce>(work: W) -> W::Output {
     pulp::Arch::new().dispatch(work)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::math::sum;
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::rows::{RowSums, RowWork, changed, summed};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
 use burn::backend::flex::FlexTensor;
@@ -50,7 +50,7 @@ fn norm<const D: usize>(
         );
     }
     #[expect(clippy::cast_possible_truncation, reason = "numbers are f32")]
-    let op = Norm { centred: bias.is_some(), eps: eps as f32 };
+    let op = Norm { centered: bias.is_some(), eps: eps as f32 };
     let inputs = [x.into_dispatch(), weight.into_dispatch()];
     run(Arc::new(op), inputs.into_iter().chain(bias.map(Tensor::into_dispatch)).collect())
 }
@@ -58,7 +58,7 @@ fn norm<const D: usize>(
 #[derive(Debug)]
 struct Norm {
     /// Whether the mean is subtracted, and a bias added.
-    centred: bool,
+    centered: bool,
     eps: f32,
 }
 
@@ -68,14 +68,14 @@ impl Norm {
     #[inline(always)]
     fn of(&self, x: &[f32]) -> [f32; 2] {
         let n = x.len() as f32;
-        let mean = if self.centred { sum!(x in x => x) / n } else { 0.0 };
+        let mean = if self.centered { sum!(x in x => x) / n } else { 0.0 };
         let variance = sum!(x in x => (x - mean) * (x - mean)) / n;
         [mean, 1.0 / (variance + self.eps).sqrt()]
     }
 }
 
 /// What the norm of a row needs beside it.
-struct Around<'a> {
+struct NormArgs<'a> {
     norm: &'a Norm,
     x: &'a [f32],
     d: &'a [f32],
@@ -84,9 +84,9 @@ struct Around<'a> {
 }
 
 /// The norm of each row.
-struct Normed<'a>(Around<'a>);
+struct NormRows<'a>(NormArgs<'a>);
 
-impl RowWork for Normed<'_> {
+impl RowWork for NormRows<'_> {
     #[inline(always)]
     fn row(&self, _: usize, y: &mut [f32]) {
         let around = &self.0;
@@ -101,7 +101,7 @@ impl RowWork for Normed<'_> {
 }
 
 /// Gradients by the rows.
-struct ByRow<'a>(&'a Around<'a>);
+struct ByRow<'a>(&'a NormArgs<'a>);
 
 impl RowWork for ByRow<'_> {
     #[inline(always)]
@@ -112,7 +112,8 @@ impl RowWork for ByRow<'_> {
         let [mean, factor] = around.norm.of(x);
         // With h = (x - mean) factor and g = d weight: factor (g - mean of g - h mean of g h).
         let along = sum!(d in d, w in weight, x in x => d * w * (x - mean)) / n * factor * factor;
-        let across = if around.norm.centred { sum!(d in d, w in weight => d * w) / n } else { 0.0 };
+        let across =
+            if around.norm.centered { sum!(d in d, w in weight => d * w) / n } else { 0.0 };
         for ((d, x), weight) in d.iter_mut().zip(x).zip(weight) {
             *d = factor * (*d * weight - across - (x - mean) * along);
         }
@@ -120,7 +121,7 @@ impl RowWork for ByRow<'_> {
 }
 
 /// Gradients by the weights, and after them by the biases if there are any.
-struct ByParameters<'a>(&'a Around<'a>);
+struct ByParameters<'a>(&'a NormArgs<'a>);
 
 impl RowSums for ByParameters<'_> {
     #[inline(always)]
@@ -148,23 +149,26 @@ impl Operation for Norm {
         let bias = inputs.get(2).map(dense);
         let bias = bias.as_ref().map_or(&[][..], numbers);
         let (x_numbers, weight) = (numbers(&x), numbers(&weight));
-        let around = Around { norm: self, x: x_numbers, d: &[], weight, bias };
-        Ok(tensor(changed(x_numbers, weight.len(), &Normed(around)), &sizes(&x)))
+        let around = NormArgs { norm: self, x: x_numbers, d: &[], weight, bias };
+        Ok(tensor(changed(x_numbers, weight.len(), &NormRows(around)), &sizes(&x)))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        let [x, weight, upstream] =
-            [dense(&back.inputs[0]), dense(&back.inputs[1]), dense(&back.upstream)];
-        let ([m, width], d) = (rows(&x), numbers(&upstream));
-        let around = Around { norm: self, x: numbers(&x), d, weight: numbers(&weight), bias: &[] };
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
+        let [x, weight, output_grad] =
+            [dense(&back.inputs[0]), dense(&back.inputs[1]), dense(&back.output_grad)];
+        let ([m, width], d) = (rows(&x), numbers(&output_grad));
+        let around =
+            NormArgs { norm: self, x: numbers(&x), d, weight: numbers(&weight), bias: &[] };
         let by_x = || tensor(changed(d, width, &ByRow(&around)), &sizes(&x));
-        let both = if self.centred { 2 * width } else { width };
+        let both = if self.centered { 2 * width } else { width };
         let mut by_weight = summed(m, both, &ByParameters(&around));
         let by_bias = by_weight.split_off(width);
-        let mut gradients =
-            vec![back.wanted[0].then(by_x), back.wanted[1].then(|| tensor(by_weight, &[width]))];
-        if let Some(wanted) = back.wanted.get(2) {
-            gradients.push(wanted.then(|| tensor(by_bias, &[width])));
+        let mut gradients = vec![
+            back.needs_grad[0].then(by_x),
+            back.needs_grad[1].then(|| tensor(by_weight, &[width])),
+        ];
+        if let Some(needs_grad) = back.needs_grad.get(2) {
+            gradients.push(needs_grad.then(|| tensor(by_bias, &[width])));
         }
         gradients
     }

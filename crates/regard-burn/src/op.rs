@@ -23,21 +23,21 @@ pub(crate) trait Operation: fmt::Debug + Send + Sync + 'static {
     /// The output. If `keep`, there will be a way back.
     fn forward(&self, inputs: &[FlexTensor], keep: bool) -> Result<FlexTensor, Error>;
 
-    /// The gradients by the inputs: `None` where none is wanted.
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>>;
+    /// The gradients by the inputs: `None` where none is needed.
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>>;
 }
 
 /// What the way back begins with.
 #[derive(Debug)]
-pub(crate) struct Back<'a> {
+pub(crate) struct BackwardArgs<'a> {
     /// The inputs of the way forward.
     pub inputs: &'a [FlexTensor],
     /// Its output.
     pub output: &'a FlexTensor,
     /// The gradient by that output.
-    pub upstream: FlexTensor,
-    /// The inputs whose gradients are wanted.
-    pub wanted: &'a [bool],
+    pub output_grad: FlexTensor,
+    /// Whether each input needs a gradient.
+    pub needs_grad: &'a [bool],
 }
 
 /// Runs an operation that nothing can be wrong with.
@@ -139,11 +139,12 @@ impl<const N: usize> Backward<Flex, N> for Step {
     type State = ([NodeId; N], FlexTensor, Arc<dyn Operation>);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, kept: &mut Checkpointer) {
-        let upstream = grads.consume::<Flex>(&ops.node);
+        let output_grad = grads.consume::<Flex>(&ops.node);
         let (ids, output, op) = ops.state;
         let inputs: [FlexTensor; N] = ids.map(|id| kept.retrieve_node_output(id));
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        let back = Back { inputs: &inputs, output: &output, upstream, wanted: &wanted };
+        let back =
+            BackwardArgs { inputs: &inputs, output: &output, output_grad, needs_grad: &wanted };
         for (parent, gradient) in ops.parents.into_iter().zip(op.backward(back)) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 grads.register::<Flex>(parent.id, gradient);

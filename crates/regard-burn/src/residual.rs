@@ -1,7 +1,7 @@
 //! What a layer adds to the stream that runs past it, some of it dropped while training.
 
 use crate::error::Error;
-use crate::op::{Back, Operation, run};
+use crate::op::{BackwardArgs, Operation, run};
 use crate::rows::{RowWork, changed};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
 use burn::backend::flex::FlexTensor;
@@ -11,14 +11,14 @@ use std::sync::Arc;
 /// Which numbers are dropped: a function of the seed and of the place alone, so that the way back knows it too and nothing is
 /// kept. A dropped number is 0; the others grow by `1 / (1 - rate)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Drop {
+pub struct ElementDropout {
     /// The probability, below 1.
     pub rate: f64,
     /// Another draw for every seed.
     pub seed: u64,
 }
 
-impl Drop {
+impl ElementDropout {
     /// Words below it are dropped, and what the others are multiplied by.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of 2^32")]
     fn limits(self) -> (u32, f32) {
@@ -50,7 +50,11 @@ fn word(seed: u64, place: u64) -> u32 {
 /// # Panics
 /// If sizes differ, or numbers are not f32 on the Flex backend.
 #[must_use]
-pub fn residual<const D: usize>(stream: Tensor<D>, x: Tensor<D>, drop: Option<Drop>) -> Tensor<D> {
+pub fn residual<const D: usize>(
+    stream: Tensor<D>,
+    x: Tensor<D>,
+    drop: Option<ElementDropout>,
+) -> Tensor<D> {
     let (found, other) = (stream.dims(), x.dims());
     assert!(
         found == other,
@@ -64,16 +68,16 @@ pub fn residual<const D: usize>(stream: Tensor<D>, x: Tensor<D>, drop: Option<Dr
 /// # Panics
 /// If numbers are not f32 on the Flex backend.
 #[must_use]
-pub fn dropout<const D: usize>(x: Tensor<D>, drop: Option<Drop>) -> Tensor<D> {
+pub fn dropout<const D: usize>(x: Tensor<D>, drop: Option<ElementDropout>) -> Tensor<D> {
     match drop {
-        Some(drop) => run(Arc::new(Dropped { drop }), vec![x.into_dispatch()]),
+        Some(drop) => run(Arc::new(DropoutOp { drop }), vec![x.into_dispatch()]),
         None => x,
     }
 }
 
 #[derive(Debug)]
 struct Residual {
-    drop: Option<Drop>,
+    drop: Option<ElementDropout>,
 }
 
 impl Operation for Residual {
@@ -81,43 +85,47 @@ impl Operation for Residual {
         only_f32("residual", inputs);
         let [stream, x] = [dense(&inputs[0]), dense(&inputs[1])];
         let [_, width] = rows(&x);
-        let y = changed(numbers(&x), width, &Joined { drop: self.drop, stream: numbers(&stream) });
+        let y = changed(
+            numbers(&x),
+            width,
+            &AddWithDropout { drop: self.drop, stream: numbers(&stream) },
+        );
         Ok(tensor(y, &sizes(&x)))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
         let by_x = match self.drop {
-            Some(drop) => back.wanted[1].then(|| dropped(&back.upstream, drop)),
-            None => back.wanted[1].then(|| back.upstream.clone()),
+            Some(drop) => back.needs_grad[1].then(|| dropped(&back.output_grad, drop)),
+            None => back.needs_grad[1].then(|| back.output_grad.clone()),
         };
-        vec![back.wanted[0].then_some(back.upstream), by_x]
+        vec![back.needs_grad[0].then_some(back.output_grad), by_x]
     }
 }
 
 #[derive(Debug)]
-struct Dropped {
-    drop: Drop,
+struct DropoutOp {
+    drop: ElementDropout,
 }
 
-impl Operation for Dropped {
+impl Operation for DropoutOp {
     fn forward(&self, inputs: &[FlexTensor], _: bool) -> Result<FlexTensor, Error> {
         only_f32("dropout", inputs);
         Ok(dropped(&inputs[0], self.drop))
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        vec![back.wanted[0].then(|| dropped(&back.upstream, self.drop))]
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
+        vec![back.needs_grad[0].then(|| dropped(&back.output_grad, self.drop))]
     }
 }
 
-fn dropped(x: &FlexTensor, drop: Drop) -> FlexTensor {
+fn dropped(x: &FlexTensor, drop: ElementDropout) -> FlexTensor {
     let x = dense(x);
     let [_, width] = rows(&x);
     let y = changed(numbers(&x), width, &drop);
     tensor(y, &sizes(&x))
 }
 
-impl RowWork for Drop {
+impl RowWork for ElementDropout {
     #[inline(always)]
     fn row(&self, i: usize, y: &mut [f32]) {
         self.apply(i * y.len(), y);
@@ -125,12 +133,12 @@ impl RowWork for Drop {
 }
 
 /// Drops, then adds the stream.
-struct Joined<'a> {
-    drop: Option<Drop>,
+struct AddWithDropout<'a> {
+    drop: Option<ElementDropout>,
     stream: &'a [f32],
 }
 
-impl RowWork for Joined<'_> {
+impl RowWork for AddWithDropout<'_> {
     #[inline(always)]
     fn row(&self, i: usize, y: &mut [f32]) {
         let first = i * y.len();
@@ -151,7 +159,7 @@ mod tests {
     fn as_many_are_dropped_as_was_said() {
         for rate in [0.0, 0.1, 0.5, 0.9] {
             let mut x = vec![1.0f32; 100_000];
-            Drop { rate, seed: 7 }.apply(0, &mut x);
+            ElementDropout { rate, seed: 7 }.apply(0, &mut x);
             let dropped = x.iter().filter(|x| **x == 0.0).count() as f64 / 1e5;
             assert!((dropped - rate).abs() < 0.005, "{rate}: {dropped}");
             let mean = f64::from(x.iter().sum::<f32>()) / 1e5;

@@ -1,7 +1,7 @@
 //! Rotary positions, with their way back.
 
 use crate::error::Error;
-use crate::op::{Back, Operation, try_run};
+use crate::op::{BackwardArgs, Operation, try_run};
 use crate::tensors::{by_type, from_engine, view, viewable};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -11,14 +11,14 @@ use std::sync::Arc;
 
 /// Where the rows of a tensor stand, as [`Positions`] has it, owned.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Places {
+pub enum RopePositions {
     /// Row `i` of every item stands here + `i`.
     From(i64),
     /// A position for each row: `[batch, len]`, or `[len]` for all items.
     List(Arc<[i64]>),
 }
 
-impl Places {
+impl RopePositions {
     fn positions(&self) -> Positions<'_> {
         match self {
             Self::From(first) => Positions::From(*first),
@@ -28,14 +28,14 @@ impl Places {
 }
 
 /// Turns `x [batch, heads, length, features]` by its positions.
-pub fn rope(x: Tensor<4>, rope: &Rope, places: Places) -> Result<Tensor<4>, Error> {
+pub fn rope(x: Tensor<4>, rope: &Rope, places: RopePositions) -> Result<Tensor<4>, Error> {
     try_run(Arc::new(Turn { rope: rope.clone(), places }), vec![x.into_dispatch()])
 }
 
 #[derive(Debug)]
 struct Turn {
     rope: Rope,
-    places: Places,
+    places: RopePositions,
 }
 
 impl Turn {
@@ -65,8 +65,8 @@ impl Operation for Turn {
         self.turned(&inputs[0], &self.rope)
     }
 
-    fn backward(&self, back: Back<'_>) -> Vec<Option<FlexTensor>> {
-        let back_turned = || self.turned(&back.upstream, &self.rope.clone().inverse());
-        vec![back.wanted[0].then(|| back_turned().expect("forward has checked the call"))]
+    fn backward(&self, back: BackwardArgs<'_>) -> Vec<Option<FlexTensor>> {
+        let back_turned = || self.turned(&back.output_grad, &self.rope.clone().inverse());
+        vec![back.needs_grad[0].then(|| back_turned().expect("forward has checked the call"))]
     }
 }

@@ -1,8 +1,8 @@
 //! Work on the rows of a matrix, some on each thread; results do not depend on how many threads there are.
 //!
-//! Work is a type with a method that is inlined, not a closure: see [`vectorised`].
+//! Work is a type with a method that is inlined, not a closure: see [`vectorized`].
 
-use crate::math::vectorised;
+use crate::math::vectorized;
 use pulp::NullaryFnOnce;
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
@@ -92,7 +92,7 @@ pub(crate) fn changed(from: &[f32], width: usize, work: &impl RowWork) -> Vec<f3
     let rows = (TASK / width).max(1);
     let pieces = room.par_chunks_mut(rows * width).zip(from.par_chunks(rows * width));
     pieces.enumerate().for_each(|(task, (to, from))| {
-        vectorised(Copies { to, from, width, first: task * rows, work });
+        vectorized(Copies { to, from, width, first: task * rows, work });
     });
     #[expect(unsafe_code, reason = "what was written has to be told")]
     // SAFETY: `with_capacity` made room for `from.len()` numbers, and the pieces above, as many and as long as those of `from`, have
@@ -116,7 +116,7 @@ pub(crate) fn by_few(data: &mut [f32], width: usize, work: &impl RowWork) {
 
 fn in_tasks(data: &mut [f32], width: usize, rows: usize, work: &impl RowWork) {
     data.par_chunks_mut(rows * width).enumerate().for_each(|(task, piece)| {
-        vectorised(InPlace { rows: piece, width, first: task * rows, work });
+        vectorized(InPlace { rows: piece, width, first: task * rows, work });
     });
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn summed(rows: usize, width: usize, work: &impl RowSums) -> Vec<f32>
     let mut parts = vec![0.0; pieces * width];
     parts.par_chunks_mut(width.max(1)).enumerate().for_each(|(piece, sums)| {
         let rows = piece * SUMMED..((piece + 1) * SUMMED).min(rows);
-        vectorised(Sums { rows, sums, work });
+        vectorized(Sums { rows, sums, work });
     });
     let mut sums = vec![0.0; width];
     for part in parts.chunks(width.max(1)) {

@@ -1,7 +1,9 @@
 //! Attention with gradients for q, k and v.
 
 use crate::error::Error;
-use crate::tensors::{Held, Kind, Made, Stored, from_engine, in_order, no_type, viewable};
+use crate::tensors::{
+    OpResult, StorageGuard, TensorElement, TensorSpec, from_engine, in_order, no_type, viewable,
+};
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Shape, Tensor};
 use regard::machine::Precision;
 use regard::problem::{Align, Dropout, Local, Normalizer};
@@ -11,7 +13,7 @@ use regard::{Grads, Machine, Mask, Number, Output, Plan, Problem, Score, bf16, f
 /// The options of an attention call, those of [`Problem`] with Candle's tensors in the place of views.
 ///
 /// No gradient reaches the tensors among them, so one that a variable stands behind is refused: see [`Error::Tracked`].
-/// Numbers of `bias` have the type of q; those of `alibi`, `relative`, `sinks` and `centres` are f32, and f64 where q is f64.
+/// Numbers of `bias` have the type of q; those of `alibi`, `relative`, `sinks` and `centers` are f32, and f64 where q is f64.
 #[derive(Clone, Debug, Default)]
 pub struct Attention {
     /// Who may see whom.
@@ -39,7 +41,7 @@ pub struct Attention {
     /// A score without a key, `[heads]`.
     pub sinks: Option<Tensor>,
     /// Each row looks around its own centre only, as far as the number says: `[batch, heads, q_len]`.
-    pub centres: Option<(Tensor, usize)>,
+    pub centers: Option<(Tensor, usize)>,
 }
 
 /// How a query and a key make a number. `q^T W k` is the dot product of `q W`, whose gradients Candle has itself.
@@ -80,13 +82,13 @@ pub enum Buckets {
 
 /// What attention returns.
 #[derive(Clone, Debug)]
-pub struct Attended {
+pub struct AttentionOutput {
     /// `[batch, heads, q_len, v_dim]`; in memory in the order that q has.
     pub out: Tensor,
     lse: Vec<f32>,
 }
 
-impl Attended {
+impl AttentionOutput {
     /// `ln(sum of e^score)` of each row, `[batch, heads, q_len]`: with q and k all that the microscope needs. Numbers, no
     /// tensor, for a gradient by them would be lost.
     #[must_use]
@@ -103,7 +105,7 @@ pub fn attention(
     k: &Tensor,
     v: &Tensor,
     options: &Attention,
-) -> Result<Attended, Error> {
+) -> Result<AttentionOutput, Error> {
     match q.dtype() {
         DType::F32 => attend::<f32>([q, k, v], options),
         DType::F64 => attend::<f64>([q, k, v], options),
@@ -113,9 +115,12 @@ pub fn attention(
     }
 }
 
-fn attend<E: Stored>(qkv: [&Tensor; 3], options: &Attention) -> Result<Attended, Error> {
+fn attend<E: TensorElement>(
+    qkv: [&Tensor; 3],
+    options: &Attention,
+) -> Result<AttentionOutput, Error> {
     for (name, tensor) in ["q", "k", "v"].into_iter().zip(qkv) {
-        Kind { name, axes: (4, "[batch, heads, length, features]"), types: E::ONLY }
+        TensorSpec { name, axes: (4, "[batch, heads, length, features]"), types: E::ONLY }
             .check(tensor)?;
     }
     let learned = qkv[0].track_op() || qkv[1].track_op();
@@ -133,17 +138,17 @@ fn attend<E: Stored>(qkv: [&Tensor; 3], options: &Attention) -> Result<Attended,
     let lse = output.lse.iter().map(|x| Number::to_f64(*x) as f32).collect();
     let none = regard::Shape { batch: 0, heads: 0, len: 0, dim: 0 };
     let without = regard::Tensor::new(vec![], none, regard::Layout::Bhsd)?;
-    let made = Made::new(std::mem::replace(&mut output.out, without));
+    let made = OpResult::new(std::mem::replace(&mut output.out, without));
     let layout = made.layout;
     let out = q.apply_op3(&k, &v, Call { options, made, kept: output })?;
-    Ok(Attended { out: in_order(&out, layout)?, lse })
+    Ok(AttentionOutput { out: in_order(&out, layout)?, lse })
 }
 
 impl Attention {
     /// The same with tensors that can be read, if they are what they must be.
-    fn checked<E: Stored>(&self, q: &Tensor) -> Result<Self, Error> {
+    fn checked<E: TensorElement>(&self, q: &Tensor) -> Result<Self, Error> {
         let check = |name, axes, types, tensor: &Tensor| {
-            Kind { name, axes, types }.check(tensor)?;
+            TensorSpec { name, axes, types }.check(tensor)?;
             if tensor.track_op() { Err(Error::Tracked { option: name }) } else { Ok(()) }
         };
         let list = |name, axes, tensor: &Tensor| {
@@ -166,19 +171,19 @@ impl Attention {
             same("heads", ("q", heads), (name, found))?;
             Ok::<_, Error>(Relative { table, buckets: relative.buckets })
         };
-        let centres = |(centres, reach): &(Tensor, usize)| {
-            let centres = list("centres", (3, "[batch, heads, q_len]"), centres)?;
+        let centers = |(centers, reach): &(Tensor, usize)| {
+            let centers = list("centers", (3, "[batch, heads, q_len]"), centers)?;
             for (i, axis) in ["batch", "heads", "queries"].into_iter().enumerate() {
-                same(axis, ("q", q.dims()[i]), ("centres", centres.dims()[i]))?;
+                same(axis, ("q", q.dims()[i]), ("centers", centers.dims()[i]))?;
             }
-            Ok::<_, Error>((centres, *reach))
+            Ok::<_, Error>((centers, *reach))
         };
         Ok(Self {
             bias: self.bias.as_ref().map(bias).transpose()?,
             alibi: by_head("alibi", &self.alibi)?,
             relative: self.relative.as_ref().map(relative).transpose()?,
             sinks: by_head("sinks", &self.sinks)?,
-            centres: self.centres.as_ref().map(centres).transpose()?,
+            centers: self.centers.as_ref().map(centers).transpose()?,
             ..self.clone()
         })
     }
@@ -195,31 +200,31 @@ fn same(
 
 /// All tensors of a call while they are read.
 struct Inputs<'a> {
-    q: Held<'a>,
-    k: Held<'a>,
-    v: Held<'a>,
-    bias: Option<Held<'a>>,
-    alibi: Option<Held<'a>>,
-    relative: Option<Held<'a>>,
-    sinks: Option<Held<'a>>,
-    centres: Option<Held<'a>>,
+    q: StorageGuard<'a>,
+    k: StorageGuard<'a>,
+    v: StorageGuard<'a>,
+    bias: Option<StorageGuard<'a>>,
+    alibi: Option<StorageGuard<'a>>,
+    relative: Option<StorageGuard<'a>>,
+    sinks: Option<StorageGuard<'a>>,
+    centers: Option<StorageGuard<'a>>,
 }
 
 impl<'a> Inputs<'a> {
     fn new([q, k, v]: [&'a Tensor; 3], options: &'a Attention) -> Self {
         Self {
-            q: Held::new(q),
-            k: Held::new(k),
-            v: Held::new(v),
-            bias: options.bias.as_ref().map(Held::new),
-            alibi: options.alibi.as_ref().map(Held::new),
-            relative: options.relative.as_ref().map(|relative| Held::new(&relative.table)),
-            sinks: options.sinks.as_ref().map(Held::new),
-            centres: options.centres.as_ref().map(|(centres, _)| Held::new(centres)),
+            q: StorageGuard::new(q),
+            k: StorageGuard::new(k),
+            v: StorageGuard::new(v),
+            bias: options.bias.as_ref().map(StorageGuard::new),
+            alibi: options.alibi.as_ref().map(StorageGuard::new),
+            relative: options.relative.as_ref().map(|relative| StorageGuard::new(&relative.table)),
+            sinks: options.sinks.as_ref().map(StorageGuard::new),
+            centers: options.centers.as_ref().map(|(centers, _)| StorageGuard::new(centers)),
         }
     }
 
-    fn problem<E: Stored>(&self, options: &Attention) -> Result<Problem<'_, E>, Error> {
+    fn problem<E: TensorElement>(&self, options: &Attention) -> Result<Problem<'_, E>, Error> {
         let mut score = Score::new();
         if let Some(scale) = options.scale {
             score = score.scale(scale);
@@ -254,8 +259,8 @@ impl<'a> Inputs<'a> {
             Similarity::Dot => regard::problem::Similarity::Dot,
             Similarity::Distance => regard::problem::Similarity::Distance,
         };
-        if let (Some(centres), Some((_, reach))) = (&self.centres, &options.centres) {
-            problem = problem.local(Local::new(centres.numbers()?, *reach));
+        if let (Some(centers), Some((_, reach))) = (&self.centers, &options.centers) {
+            problem = problem.local(Local::new(centers.numbers()?, *reach));
         }
         Ok(problem)
     }
@@ -263,14 +268,14 @@ impl<'a> Inputs<'a> {
 
 /// A call in Candle's graph.
 #[derive(Debug)]
-struct Call<E: Stored> {
+struct Call<E: TensorElement> {
     options: Attention,
-    made: Made,
+    made: OpResult,
     /// What the way back needs of the way forward. `out` is in the graph.
     kept: Output<E>,
 }
 
-impl<E: Stored> Call<E> {
+impl<E: TensorElement> Call<E> {
     fn back(&self, qkv: [&Tensor; 3], out: &Tensor, grad: &Tensor) -> Result<Grads<E>, Error> {
         if grad.track_op() {
             return Err(Error::SecondOrder);
@@ -279,17 +284,17 @@ impl<E: Stored> Call<E> {
         let grad = viewable(&in_order(grad, layout)?)?;
         let mut output = self.kept.clone();
         output.out = {
-            let shape = Held::new(&in_order(&out.detach(), layout)?).view::<E>()?.shape();
-            regard::Tensor::new(Held::new(out).numbers()?.to_vec(), shape, layout)?
+            let shape = StorageGuard::new(&in_order(&out.detach(), layout)?).view::<E>()?.shape();
+            regard::Tensor::new(StorageGuard::new(out).numbers()?.to_vec(), shape, layout)?
         };
-        let (held, grad) = (Inputs::new(qkv, &self.options), Held::new(&grad));
+        let (held, grad) = (Inputs::new(qkv, &self.options), StorageGuard::new(&grad));
         let plan = Plan::new(held.problem::<E>(&self.options)?, Machine::detect())?;
         let (q, k, v) = (held.q.view()?, held.k.view()?, held.v.view()?);
         Ok(plan.backward(q, k, v, &output, grad.view()?)?)
     }
 }
 
-impl<E: Stored> CustomOp3 for Call<E> {
+impl<E: TensorElement> CustomOp3 for Call<E> {
     fn name(&self) -> &'static str {
         "regard attention"
     }
@@ -336,7 +341,7 @@ mod tests {
             regard::Layout::Bhsd,
         );
         let kept = Output::new(out.unwrap(), vec![0.0; 2]);
-        let call = Call { options, made: Made::new(kept.out.clone()), kept };
+        let call = Call { options, made: OpResult::new(kept.out.clone()), kept };
         assert_eq!(call.back([x, x, x], x, x).unwrap_err(), Error::SecondOrder);
         assert!(call.back([x, x, x], x, &x.detach()).is_ok());
     }

@@ -18,7 +18,7 @@
 //! use candle_core::{Device, Tensor, Var};
 //! use regard::rope::{Rope, RopePairs};
 //! use regard::Mask;
-//! use regard_candle::{Attention, Places, attention, rope};
+//! use regard_candle::{Attention, RopePositions, attention, rope};
 //!
 //! fn main() -> candle_core::Result<()> {
 //!     let (batch, length, heads, dim) = (2, 10, 4, 16);
@@ -28,8 +28,8 @@
 //!     // [batch, heads, length, dim], where it lies: no copies.
 //!     let part = |i| qkv.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2);
 //!     let turn = Rope::new(dim, RopePairs::Halves);
-//!     let q = rope(&part(0)?, &turn, Places::From(0))?;
-//!     let k = rope(&part(1)?, &turn, Places::From(0))?;
+//!     let q = rope(&part(0)?, &turn, RopePositions::From(0))?;
+//!     let k = rope(&part(1)?, &turn, RopePositions::From(0))?;
 //!     let options = Attention { mask: Mask::causal().window(8), ..Default::default() };
 //!     let attended = attention(&q, &k, &part(2)?, &options)?;
 //!     let grads = attended.out.sqr()?.mean_all()?.backward()?;
@@ -47,6 +47,6 @@ mod error;
 mod rope;
 mod tensors;
 
-pub use attention::{Attended, Attention, Buckets, Relative, Similarity, attention};
+pub use attention::{Attention, AttentionOutput, Buckets, Relative, Similarity, attention};
 pub use error::Error;
-pub use rope::{Places, rope};
+pub use rope::{RopePositions, rope};

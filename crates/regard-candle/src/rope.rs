@@ -1,7 +1,9 @@
 //! Rotary positions, with their way back.
 
 use crate::error::Error;
-use crate::tensors::{Held, Kind, Made, Stored, in_order, no_type, viewable};
+use crate::tensors::{
+    OpResult, StorageGuard, TensorElement, TensorSpec, in_order, no_type, viewable,
+};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout as CandleLayout, Tensor};
 use regard::rope::{Positions, Rope};
 use regard::{Layout, Machine, bf16, f16};
@@ -9,14 +11,14 @@ use std::sync::Arc;
 
 /// Where the rows of a tensor stand, as [`Positions`] has it, owned.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Places {
+pub enum RopePositions {
     /// Row `i` of every item stands here + `i`.
     From(i64),
     /// A position for each row: `[batch, len]`, or `[len]` for all items.
     List(Arc<[i64]>),
 }
 
-impl Places {
+impl RopePositions {
     fn positions(&self) -> Positions<'_> {
         match self {
             Self::From(first) => Positions::From(*first),
@@ -26,7 +28,7 @@ impl Places {
 }
 
 /// Turns `x [batch, heads, length, features]` by its positions. The gradient is turned back.
-pub fn rope(x: &Tensor, rope: &Rope, places: Places) -> Result<Tensor, Error> {
+pub fn rope(x: &Tensor, rope: &Rope, places: RopePositions) -> Result<Tensor, Error> {
     match x.dtype() {
         DType::F32 => turn::<f32>(x, rope, places),
         DType::F64 => turn::<f64>(x, rope, places),
@@ -36,19 +38,24 @@ pub fn rope(x: &Tensor, rope: &Rope, places: Places) -> Result<Tensor, Error> {
     }
 }
 
-fn turn<E: Stored>(x: &Tensor, rope: &Rope, places: Places) -> Result<Tensor, Error> {
-    Kind { name: "x", axes: (4, "[batch, heads, length, features]"), types: E::ONLY }.check(x)?;
+fn turn<E: TensorElement>(x: &Tensor, rope: &Rope, places: RopePositions) -> Result<Tensor, Error> {
+    TensorSpec { name: "x", axes: (4, "[batch, heads, length, features]"), types: E::ONLY }
+        .check(x)?;
     let x = viewable(x)?;
-    let made = Made::new(turned::<E>(&x, rope, &places)?);
+    let made = OpResult::new(turned::<E>(&x, rope, &places)?);
     let layout = made.layout;
     let out = x.apply_op1(Turn { back: rope.clone().inverse(), places, made })?;
     in_order(&out, layout)
 }
 
 /// A copy, turned; in memory in the order of the original.
-fn turned<E: Stored>(x: &Tensor, rope: &Rope, places: &Places) -> Result<regard::Tensor<E>, Error> {
+fn turned<E: TensorElement>(
+    x: &Tensor,
+    rope: &Rope,
+    places: &RopePositions,
+) -> Result<regard::Tensor<E>, Error> {
     let mut data = Vec::with_capacity(x.elem_count());
-    let held = Held::new(x);
+    let held = StorageGuard::new(x);
     let x = held.view::<E>()?;
     let (shape, layout) = (x.shape(), x.layout());
     let [outer, inner] = match layout {
@@ -70,8 +77,8 @@ fn turned<E: Stored>(x: &Tensor, rope: &Rope, places: &Places) -> Result<regard:
 #[derive(Debug)]
 struct Turn {
     back: Rope,
-    places: Places,
-    made: Made,
+    places: RopePositions,
+    made: OpResult,
 }
 
 impl CustomOp1 for Turn {

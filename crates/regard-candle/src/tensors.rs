@@ -10,17 +10,17 @@ use std::fmt;
 use std::sync::Mutex;
 
 /// A type of numbers that both Candle and Regard have.
-pub(crate) trait Stored: Element<Num: WithDType> + WithDType {
+pub(crate) trait TensorElement: Element<Num: WithDType> + WithDType {
     /// The type itself, to be told as the only one accepted.
     const ONLY: &'static [DType] = &[Self::DTYPE];
     /// The one that its arithmetic is done in.
     const NUMBER: &'static [DType] = &[<Self::Num as WithDType>::DTYPE];
 }
 
-impl Stored for f32 {}
-impl Stored for f64 {}
-impl Stored for f16 {}
-impl Stored for bf16 {}
+impl TensorElement for f32 {}
+impl TensorElement for f64 {}
+impl TensorElement for f16 {}
+impl TensorElement for bf16 {}
 
 /// All of them.
 const TYPES: &[DType] = &[DType::F32, DType::F64, DType::F16, DType::BF16];
@@ -32,14 +32,14 @@ pub(crate) fn no_type(tensor: &'static str, found: DType) -> Error {
 
 /// What a tensor must be.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kind {
+pub(crate) struct TensorSpec {
     pub(crate) name: &'static str,
     /// How many there are, and what they stand for.
     pub(crate) axes: (usize, &'static str),
     pub(crate) types: &'static [DType],
 }
 
-impl Kind {
+impl TensorSpec {
     pub(crate) fn check(self, tensor: &Tensor) -> Result<(), Error> {
         let Self { name, axes: (rank, expected), types } = self;
         let place = tensor.device().location();
@@ -63,12 +63,12 @@ pub(crate) fn viewable(tensor: &Tensor) -> Result<Tensor, Error> {
 }
 
 /// A tensor while it is read.
-pub(crate) struct Held<'a> {
+pub(crate) struct StorageGuard<'a> {
     storage: StorageRef<'a>,
     tensor: &'a Tensor,
 }
 
-impl<'a> Held<'a> {
+impl<'a> StorageGuard<'a> {
     pub(crate) fn new(tensor: &'a Tensor) -> Self {
         Self { storage: tensor.storage_and_layout().0, tensor }
     }
@@ -89,7 +89,7 @@ impl<'a> Held<'a> {
     }
 
     /// `[batch, heads, length, features]` of a [`viewable`] tensor.
-    pub(crate) fn view<E: Stored>(&self) -> Result<View<'_, E>, Error> {
+    pub(crate) fn view<E: TensorElement>(&self) -> Result<View<'_, E>, Error> {
         let (batch, heads, len, dim) = self.tensor.dims4()?;
         let stride = self.tensor.stride();
         let strides = Strides { batch: stride[0], heads: stride[1], len: stride[2] };
@@ -115,7 +115,7 @@ pub(crate) fn in_order(tensor: &Tensor, layout: Layout) -> Result<Tensor, Error>
 }
 
 /// The engine's tensor as Candle's, with no past.
-pub(crate) fn from_engine<E: Stored>(tensor: regard::Tensor<E>) -> Result<Tensor, Error> {
+pub(crate) fn from_engine<E: TensorElement>(tensor: regard::Tensor<E>) -> Result<Tensor, Error> {
     let (shape, layout) = (tensor.shape(), tensor.layout());
     let tensor = Tensor::from_vec(tensor.into_data(), &sizes(shape, layout), &Device::Cpu)?;
     in_order(&tensor, layout)
@@ -125,14 +125,14 @@ pub(crate) fn from_engine<E: Stored>(tensor: regard::Tensor<E>) -> Result<Tensor
 ///
 /// Operations run before Candle is told of them: an error that passes through Candle comes back as text. Candle takes every result
 /// for contiguous, so the sizes are in the order of memory, and [`in_order`] follows.
-pub(crate) struct Made {
+pub(crate) struct OpResult {
     storage: Mutex<Option<CpuStorage>>,
     sizes: [usize; 4],
     pub(crate) layout: Layout,
 }
 
-impl Made {
-    pub(crate) fn new<E: Stored>(tensor: regard::Tensor<E>) -> Self {
+impl OpResult {
+    pub(crate) fn new<E: TensorElement>(tensor: regard::Tensor<E>) -> Self {
         let (shape, layout) = (tensor.shape(), tensor.layout());
         let storage = Mutex::new(Some(E::to_cpu_storage_owned(tensor.into_data())));
         Self { storage, sizes: sizes(shape, layout), layout }
@@ -146,8 +146,8 @@ impl Made {
     }
 }
 
-impl fmt::Debug for Made {
+impl fmt::Debug for OpResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Made {:?} {:?}", self.sizes, self.layout)
+        write!(f, "OpResult {:?} {:?}", self.sizes, self.layout)
     }
 }

@@ -519,14 +519,14 @@ pub(crate) struct SuiteArgs {
 
 /// A normalizer by its name; what is sampled gets its seed later.
 fn normalizer(text: &str) -> Result<Normalizer, String> {
-    let accepted = "give softmax, top{K} as in top3, hard, sampled or sparsemax";
+    let accepted = "give softmax, top-{K} as in top-3, hard, sampled or sparsemax";
     match text {
         "softmax" => Ok(Normalizer::Softmax),
         "hard" => Ok(Normalizer::Hard),
         "sampled" => Ok(Normalizer::Sampled { seed: 0 }),
         "sparsemax" => Ok(Normalizer::Sparsemax),
         _ => {
-            let k = text.strip_prefix("top").and_then(|k| k.parse().ok()).filter(|k| *k > 0);
+            let k = text.strip_prefix("top-").and_then(|k| k.parse().ok()).filter(|k| *k > 0);
             k.map(Normalizer::TopK).ok_or_else(|| accepted.into())
         }
     }

@@ -5,7 +5,7 @@ use crate::source;
 use anyhow::{Result, anyhow, bail};
 use regard::{Machine, View};
 use regard_approx::LshAttention;
-use regard_scope::{Inputs, Pattern, Retained, Seen, audit, parse_mask, printable};
+use regard_scope::{Inputs, LayerData, Pattern, RetainedMass, audit, parse_mask, printable};
 use serde_json::{Map, Value, json};
 use std::io::Write;
 
@@ -17,7 +17,7 @@ pub(crate) fn run(args: &AuditArgs, format: Format) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let mut first = true;
     for layer in &trace.layers {
-        let Seen::Inputs(heads) = &layer.seen else {
+        let LayerData::Inputs(heads) = &layer.data else {
             bail!(
                 "{} layer {}: it holds weights; an audit needs queries and keys",
                 printable(&layer.kind),
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &AuditArgs, format: Format) -> Result<()> {
             let retained = names.iter().zip(&head.retained);
             if format == Format::Json {
                 let kept: Map<String, Value> = retained
-                    .map(|(name, Retained { mean, worst })| {
+                    .map(|(name, RetainedMass { mean, worst })| {
                         (name.clone(), json!({ "mean": mean, "worst": worst }))
                     })
                     .collect();
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &AuditArgs, format: Format) -> Result<()> {
                 continue;
             }
             write!(out, "{:8} {:5} {:4}", printable(&layer.kind), layer.layer, head.head)?;
-            for (_, Retained { mean, worst }) in retained {
+            for (_, RetainedMass { mean, worst }) in retained {
                 write!(out, " {:>WIDTH$}", format!("{mean:.3} {worst:.2}"))?;
             }
             writeln!(out)?;

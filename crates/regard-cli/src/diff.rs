@@ -4,7 +4,7 @@ use crate::args::{DiffArgs, Format};
 use crate::source;
 use anyhow::{Result, bail};
 use regard::Machine;
-use regard_scope::{Divergence, Layer, Seen, Site, diff, printable};
+use regard_scope::{Divergence, Layer, LayerData, Site, diff, printable};
 use serde_json::json;
 use std::io::Write;
 
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &DiffArgs, format: Format) -> Result<()> {
                 printable(&site(0).to_string())
             );
         }
-        let (Seen::Inputs(a), Seen::Inputs(b)) = (&layer.seen, &other.seen) else {
+        let (LayerData::Inputs(a), LayerData::Inputs(b)) = (&layer.data, &other.data) else {
             bail!(
                 "{} layer {}: it holds weights; a comparison needs queries and keys",
                 layer.kind,
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &DiffArgs, format: Format) -> Result<()> {
             );
         };
         let all = diff(&a.view(machine)?, &b.view(machine)?)?;
-        for (head, rows) in all.chunks(layer.seen.size()[0].max(1)).enumerate() {
+        for (head, rows) in all.chunks(layer.data.size()[0].max(1)).enumerate() {
             let found = Summary::of(rows);
             let line = match format {
                 Format::Json => found.json(&site(head)).to_string(),

@@ -4,7 +4,7 @@ use crate::args::{Format, ShowArgs, ThreadsArg};
 use crate::show::{Target, progress, show, style, told};
 use crate::status::Negative;
 use anyhow::{Context, Result, bail};
-use regard_lab::{EXPERIMENTS, Experiment, Finding, Report, Setup, find, number, page};
+use regard_lab::{EXPERIMENTS, Experiment, ExperimentResult, Report, Setup, find, number, page};
 use regard_scope::render::svg;
 use regard_scope::write_atomically;
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ pub(crate) enum LabVerb {
 /// How large, and where the pictures go.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SizeArgs {
-    /// Small sizes that run in seconds; timings are shown, not judged
+    /// Small sizes that run in seconds; timings are shown, not checked
     #[arg(long)]
     pub(crate) quick: bool,
     /// Random seed
@@ -113,10 +113,10 @@ fn list(format: Format) -> Result<()> {
     let mut out = std::io::stdout().lock();
     for e in &EXPERIMENTS {
         if format == Format::Json {
-            let knob = |k: &regard_lab::Knob| json!({ "name": k.name, "what": k.what, "default": k.full, "quick": k.quick, "least": k.range.0, "most": k.range.1 });
-            let knobs: Vec<Value> = e.knobs.iter().map(knob).collect();
-            let breaks: BTreeMap<_, _> = e.breaks.iter().map(|b| (b.name, b.what)).collect();
-            let line = json!({ "id": e.id, "name": e.name, "claim": e.claim, "knobs": knobs, "breaks": breaks });
+            let parameter = |k: &regard_lab::Parameter| json!({ "name": k.name, "what": k.what, "default": k.full, "quick": k.quick, "least": k.range.0, "most": k.range.1 });
+            let parameters: Vec<Value> = e.parameters.iter().map(parameter).collect();
+            let faults: BTreeMap<_, _> = e.faults.iter().map(|b| (b.name, b.what)).collect();
+            let line = json!({ "id": e.id, "name": e.name, "claim": e.claim, "parameters": parameters, "faults": faults });
             writeln!(out, "{line}")?;
             continue;
         }
@@ -144,8 +144,8 @@ fn setup(args: &RunArgs) -> Setup {
     Setup {
         seed: args.size.seed,
         quick: args.size.quick,
-        knobs: given.collect(),
-        broken: args.broken.clone(),
+        parameters: given.collect(),
+        fault: args.broken.clone(),
     }
 }
 
@@ -155,7 +155,7 @@ fn measured(experiment: &Experiment, setup: &Setup) -> Result<(Report, f64)> {
     let bar = RefCell::new(progress(experiment.name)?);
     let watch = |done, all| (bar.borrow_mut())(done, all);
     let report = experiment
-        .watched(setup, &watch)
+        .run_with_progress(setup, &watch)
         .with_context(|| format!("{} {}", experiment.id, experiment.name))?;
     Ok((report, start.elapsed().as_secs_f64()))
 }
@@ -187,7 +187,7 @@ fn one(experiment: &Experiment, args: &RunArgs, format: Format) -> Result<()> {
     for command in experiment.next {
         writeln!(out, "  {command}")?;
     }
-    for b in experiment.breaks {
+    for b in experiment.faults {
         writeln!(out, "  regard lab run {} --inject {}   # {}", experiment.name, b.name, b.what)?;
     }
     drop(out);
@@ -240,28 +240,28 @@ fn failed(reports: &[(&Experiment, Report)]) -> Result<()> {
 }
 
 fn verdict(report: &Report, setup: &Setup, seconds: f64) -> String {
-    let judged = || report.findings.iter().filter(|f| f.judged());
-    let good = judged().filter(|f| f.holds()).count();
+    let checked = || report.results.iter().filter(|f| f.is_checked());
+    let good = checked().filter(|f| f.holds()).count();
     let holds = if report.holds() { "holds" } else { "DOES NOT HOLD" };
-    let broken = setup.broken.as_ref().map_or_else(String::new, |b| format!(", broken by {b}"));
-    let (all, seed) = (judged().count(), setup.seed);
+    let fault = setup.fault.as_ref().map_or_else(String::new, |b| format!(", fault {b}"));
+    let (all, seed) = (checked().count(), setup.seed);
     format!(
-        "{holds}: {good} of {all} numbers are as predicted ({seconds:.1} s, seed {seed}{broken})"
+        "{holds}: {good} of {all} numbers are as predicted ({seconds:.1} s, seed {seed}{fault})"
     )
 }
 
 fn line(experiment: &Experiment, setup: &Setup, report: &Report, seconds: f64) -> Value {
-    let finding = |f: &Finding| {
+    let result = |f: &ExperimentResult| {
         let finite = |x: f64| x.is_finite().then_some(x);
         json!({
             "what": f.what, "predicted": finite(f.predicted), "measured": finite(f.measured),
-            "allowed": f.allowed.words(), "judged": f.judged(), "holds": f.holds(),
+            "tolerance": f.tolerance.words(), "checked": f.is_checked(), "holds": f.holds(),
         })
     };
     json!({
         "id": experiment.id, "name": experiment.name, "claim": experiment.claim, "holds": report.holds(),
-        "seed": setup.seed, "quick": setup.quick, "knobs": setup.knobs, "broken": setup.broken,
-        "findings": report.findings.iter().map(finding).collect::<Vec<_>>(),
+        "seed": setup.seed, "quick": setup.quick, "parameters": setup.parameters, "fault": setup.fault,
+        "results": report.results.iter().map(result).collect::<Vec<_>>(),
         "caption": report.caption, "seconds": (seconds * 10.0).round() / 10.0,
     })
 }
@@ -271,15 +271,15 @@ fn tell(experiment: &Experiment, setup: &Setup, report: &Report) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{} {}", experiment.id, experiment.name)?;
     wrapped(&mut out, experiment.claim, 0)?;
-    if let Some(name) = &setup.broken {
-        let what = experiment.breaks.iter().find(|b| b.name == name).map_or("", |b| b.what);
-        writeln!(out, "broken by {name}: {what}")?;
+    if let Some(name) = &setup.fault {
+        let what = experiment.faults.iter().find(|b| b.name == name).map_or("", |b| b.what);
+        writeln!(out, "fault {name}: {what}")?;
     }
     let (what, predicted, measured) = ("", "predicted", "measured");
-    writeln!(out, "\n  {what:WHAT$} {predicted:>9} {measured:>9}  {:11} holds", "allowed")?;
-    for f in &report.findings {
+    writeln!(out, "\n  {what:WHAT$} {predicted:>9} {measured:>9}  {:11} holds", "tolerance")?;
+    for f in &report.results {
         let (predicted, measured) = (number(f.predicted), number(f.measured));
-        let holds = match (f.judged(), f.holds()) {
+        let holds = match (f.is_checked(), f.holds()) {
             (false, _) => "-",
             (true, true) => "yes",
             (true, false) => "NO",
@@ -290,8 +290,8 @@ fn tell(experiment: &Experiment, setup: &Setup, report: &Report) -> Result<()> {
             writeln!(out, "  {what}")?;
             what = "";
         }
-        let allowed = f.allowed.words();
-        writeln!(out, "  {what:WHAT$} {predicted:>9} {measured:>9}  {allowed:11} {holds}")?;
+        let tolerance = f.tolerance.words();
+        writeln!(out, "  {what:WHAT$} {predicted:>9} {measured:>9}  {tolerance:11} {holds}")?;
     }
     writeln!(out)?;
     Ok(())

@@ -17,7 +17,7 @@ use std::io::Write;
 const CELLS: usize = 1024;
 /// Cells of a small map among many.
 const FEW_CELLS: usize = 128;
-/// Powers of ten that colours span.
+/// Powers of ten that colors span.
 const DECADES: f32 = 6.0;
 
 pub(crate) fn run(args: &LookArgs, format: Format) -> Result<()> {
@@ -100,7 +100,7 @@ fn map(
     args: &LookArgs,
     (site, cells): (&Site, usize),
 ) -> Result<Map> {
-    let rows = trace.layer(site)?.seen.size()[0];
+    let rows = trace.layer(site)?.data.size()[0];
     let rows = args.rows.clone().unwrap_or(0..rows);
     Ok(trace.map(machine, site, rows, [cells; 2])?)
 }

@@ -104,7 +104,7 @@ pub(crate) fn progress(what: &str) -> Result<impl FnMut(usize, usize)> {
     })
 }
 
-/// As many colours as the terminal says it has; none for what is no terminal, or a dumb one.
+/// As many colors as the terminal says it has; none for what is no terminal, or a dumb one.
 fn depth() -> Depth {
     if env::var("TERM").is_ok_and(|term| term == "dumb") {
         return Depth::Ascii;

@@ -8,7 +8,7 @@ use crate::text;
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard::Machine;
-use regard_scope::{Inputs, Labels, Layer, Seen, Trace, parse_mask, read_npy};
+use regard_scope::{Inputs, Labels, Layer, LayerData, Trace, parse_mask, read_npy};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
@@ -107,8 +107,8 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
         ("query".to_string(), labels("query", q_labels, q_shape[1])?),
         ("key".to_string(), labels("key", k_labels, k_shape[1])?),
     ]);
-    let (rows, cols, seen) = ("query".into(), "key".into(), Seen::Inputs(heads));
-    let layers = vec![Layer { layer: 0, kind: "attention".into(), rows, cols, seen }];
+    let (rows, cols, seen) = ("query".into(), "key".into(), LayerData::Inputs(heads));
+    let layers = vec![Layer { layer: 0, kind: "attention".into(), rows, cols, data: seen }];
     let name = |path: &Path| {
         path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
     };

@@ -92,7 +92,7 @@ fn steps_are_shown_with_their_shapes() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let lines = json("steps+--similarity+additive+--normalizer+top2+--seed+3+--format+json");
+    let lines = json("steps+--similarity+additive+--normalizer+top-2+--seed+3+--format+json");
     let named = |name: &str| lines.iter().find(|line| line["step"] == name).unwrap();
     assert_eq!(named("similarity")["shape"], serde_json::json!([1, 1, 3, 3]));
     let weights = named("weight")["data"].as_array().unwrap();
@@ -175,7 +175,7 @@ fn mistakes_are_named_with_their_remedy() {
         ("plan+--threads+100000", vec!["--threads", "1 to 1024"]),
         ("steps+--keys+40", vec!["--keys 40", "--format json"]),
         ("steps+--queries+9999+--format+json", vec!["--queries 9999", "give less"]),
-        ("steps+--normalizer+topp", vec!["--normalizer", "top{K}"]),
+        ("steps+--normalizer+topp", vec!["--normalizer", "top-{K}"]),
         ("bench+run+--case+nothing*", vec!["--case nothing*", "bench list"]),
         ("bench+run+--case+prefill-f32-n8", vec!["--case", "d{features} is missing"]),
         ("bench+run+--case+prefill-f32-n8-d8-frob", vec!["--case", "`frob`", "longformer{window}"]),

@@ -1,6 +1,6 @@
 //! What a user of the microscope can type, and what they see.
 
-use regard_scope::{Inputs, Labels, Layer, Seen, Trace};
+use regard_scope::{Inputs, Labels, Layer, LayerData, Trace};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -68,7 +68,7 @@ fn trace() -> Trace {
         let (q, k) = (numbers(40, 0.3 + layer as f32), numbers(40, 0.7));
         let heads = Inputs::new((q, [2, 5, 4]), (k, [2, 5, 4]), "causal").expect("a small problem");
         let (rows, cols) = ("words".to_string(), "words".to_string());
-        Layer { layer, kind: "self".into(), rows, cols, seen: Seen::Inputs(heads) }
+        Layer { layer, kind: "self".into(), rows, cols, data: LayerData::Inputs(heads) }
     };
     let words = ["好久", "不见", "long", "time", "see"].map(String::from).to_vec();
     let axes = BTreeMap::from([("words".to_string(), Labels::new("word", words))]);
@@ -136,7 +136,7 @@ fn numbers_are_told_for_people_and_programs() {
     assert_eq!(audit.len(), 4);
     let kept = &audit[0]["kept"];
     assert!((kept["window 8"]["worst"].as_f64().expect("a number") - 1.0).abs() < 1e-5, "{kept}");
-    assert!(kept["window 1"]["mean"].as_f64() <= kept["top 1"]["mean"].as_f64());
+    assert!(kept["window 1"]["mean"].as_f64() <= kept["top-1"]["mean"].as_f64());
     assert!(folder.told("audit q.npy k.npy").contains("window 64"));
     let same = folder.json("diff trace.safetensors trace.safetensors");
     assert!(same.iter().all(|head| head["js_max"].as_f64() < Some(1e-9)), "{same:?}");
@@ -191,7 +191,7 @@ fn nothing_that_controls_reaches_the_terminal() {
     inputs.save(&folder.0.join("inputs.safetensors")).expect("a trace");
     let weights = regard_scope::Weights { values: vec![0.2; 50], shape: [2, 5, 5] };
     inputs.layers.truncate(1);
-    inputs.layers[0].seen = Seen::Weights(weights);
+    inputs.layers[0].data = LayerData::Weights(weights);
     inputs.save(&folder.0.join("weights.safetensors")).expect("a trace");
     std::fs::write(folder.0.join(format!("{evil}.safetensors")), "no trace").expect("a file");
     for args in [

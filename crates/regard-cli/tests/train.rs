@@ -1,6 +1,6 @@
 //! Training by the command: learned by heart, killed, gone on with.
 
-use regard_train::data::Field;
+use regard_train::data::Column;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -250,7 +250,7 @@ fn twenty_sentences_are_learned_by_heart() {
 
     // Each of the 20 sentences, to any of the translations that it has.
     let mut wanted: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for pair in regard_train::data::pairs(Path::new(test), &[Field::Column(0), Field::Column(1)])
+    for pair in regard_train::data::pairs(Path::new(test), &[Column::Index(0), Column::Index(1)])
         .unwrap()
         .drain(..21)
     {

@@ -28,7 +28,7 @@ pub enum Until {
 
 /// What came of a hunt.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
+pub struct HuntReport {
     /// Inputs that were tried.
     pub inputs: u64,
     /// How long it took.
@@ -41,7 +41,7 @@ pub struct Found {
     pub failures: Vec<(String, PathBuf)>,
 }
 
-impl Found {
+impl HuntReport {
     /// What is wrong with it, if anything is.
     #[must_use]
     pub fn wrong(&self) -> Option<String> {
@@ -126,11 +126,11 @@ fn watch(folder: PathBuf, name: &'static str) -> (Arc<AtomicU64>, Arc<Mutex<Vec<
 }
 
 /// Gives a target inputs by chance.
-pub fn hunt(target: &Target, until: Until, seed: u64) -> io::Result<Found> {
+pub fn hunt(target: &Target, until: Until, seed: u64) -> io::Result<HuntReport> {
     let (seeds, folder) = (seeds(target)?, kept(target)?);
     let heard = listen();
     let (number, current) = watch(folder.clone(), target.name);
-    let (mut chance, mut found, start) = (Chance::new(seed), Found::default(), Instant::now());
+    let (mut chance, mut found, start) = (Chance::new(seed), HuntReport::default(), Instant::now());
     // A process that runs out of memory is gone without a word; to write each input costs more than to try it.
     let keep_each = std::env::var_os("HOSTILE_KEEP").is_some();
     loop {

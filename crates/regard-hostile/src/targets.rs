@@ -3,11 +3,11 @@
 use burn::module::Param;
 use burn::tensor::{Device, Tensor};
 use regard_models::files::{Config, Gguf, ModelFiles, NameMap, Tokens, Weights};
-use regard_models::generate::Search;
+use regard_models::generate::DecodingStrategy;
 use regard_models::nn::Linear;
 use regard_models::{Error, Model};
 use regard_scope::{parse_mask, read_npy};
-use regard_train::{AdamW, AdamWSettings, Best, Progress, Run, Settings};
+use regard_train::{AdamW, AdamWSettings, BestCheckpoint, Progress, Run, Settings};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -54,10 +54,10 @@ const CONFIG: &[&str] = &[
     "{",
     "\"",
     "-1",
-    "\"gru\": {}",
+    "\"seq2seq\": {}",
     "\"n_layers\": ",
     "\"d_model\": 0",
-    "\"joint\": true",
+    "\"shared_vocabulary\": true",
     "{source}",
     "\"positions\": \"learned\"",
     "\"head_dim\": 3",
@@ -101,7 +101,7 @@ const SETTINGS: &[&str] = &[
     "\n",
     "'",
     "\"\"\"",
-    "training.rate=",
+    "training.lr=",
     "model.heads=",
     "nan",
     "inf",
@@ -176,7 +176,7 @@ fn gguf(bytes: &[u8]) -> bool {
     let Ok(model) = opened() else { return false };
     let mut hear = |_: usize, _: &str| ControlFlow::Continue(());
     // Weights are what they are: that scores are no numbers is an error of its own.
-    drop(model.generate(&["ab"], &Search::Greedy, 2, &mut hear));
+    drop(model.generate(&["ab"], &DecodingStrategy::Greedy, 2, &mut hear));
     true
 }
 
@@ -249,21 +249,21 @@ fn checkpoint(bytes: &[u8]) -> bool {
         return false;
     }
     let restored = Run::open(&folder).and_then(|mut run| {
-        let saved = run.saved()?;
+        let saved = run.load_checkpoint()?;
         saved.check(4, 1)?;
-        run.restore(saved, optimiser())
+        run.restore(saved, optimizer())
     });
     restored.is_ok()
 }
 
 /// One at the beginning and one of a run that was validated.
 fn checkpoints() -> Vec<Vec<u8>> {
-    let best = [(3, 0.5), (1, -2.25)].map(|(step, value)| Best { step, value });
+    let best = [(3, 0.5), (1, -2.25)].map(|(step, value)| BestCheckpoint { step, value });
     let later = Progress { step: 7, epoch: 1, batch: 2, best: best.into(), ..Progress::default() };
     let written = |mut progress: Progress| -> Option<Vec<u8>> {
         let folder = folder();
         let settings = Settings::new(SETTINGS_OF_A_RUN, &[]).ok()?;
-        Run::open(&folder).ok()?.checkpoint(&settings, optimiser(), &mut progress).ok()?;
+        Run::open(&folder).ok()?.save_checkpoint(&settings, optimizer(), &mut progress).ok()?;
         std::fs::read(folder.join(LAST)).ok()
     };
     [Progress::default(), later].into_iter().filter_map(written).collect()
@@ -276,9 +276,9 @@ const SETTINGS_OF_A_RUN: &str = include_str!("../../../fuzz/seeds/settings/write
 const LAST: &str = "last.safetensors";
 
 /// The weights of that layer: the same in every process.
-fn optimiser() -> &'static AdamW {
-    static OPTIMISER: OnceLock<AdamW> = OnceLock::new();
-    OPTIMISER.get_or_init(|| {
+fn optimizer() -> &'static AdamW {
+    static OPTIMIZER: OnceLock<AdamW> = OnceLock::new();
+    OPTIMIZER.get_or_init(|| {
         let weight = Tensor::full([2, 2], 0.5, &Device::flex().autodiff());
         let mut layer = Linear::new([2, 2], false, &Device::flex());
         layer.weight = Param::from_tensor(weight);

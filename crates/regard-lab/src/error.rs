@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// No experiment, knob or break of this name.
+    /// No experiment, parameter or fault of this name.
     Unknown {
         /// What was looked for.
         what: &'static str,
@@ -15,10 +15,10 @@ pub enum Error {
         /// What there is.
         known: Vec<String>,
     },
-    /// A knob beyond its ends.
+    /// A parameter beyond its ends.
     Range {
         /// Which one.
-        knob: &'static str,
+        parameter: &'static str,
         /// What was given.
         found: usize,
         /// The least that it may be.
@@ -46,8 +46,8 @@ impl fmt::Display for Error {
                 let known = if known.is_empty() { "none".into() } else { known };
                 write!(f, "{what}: no {found:?} here; there are {known}")
             }
-            Self::Range { knob, found, least, most } => {
-                write!(f, "{knob}: {found} is outside {least} to {most}")
+            Self::Range { parameter, found, least, most } => {
+                write!(f, "{parameter}: {found} is outside {least} to {most}")
             }
             Self::Attention(error) => error.fmt(f),
             Self::Burn(error) => error.fmt(f),

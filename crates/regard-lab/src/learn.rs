@@ -49,14 +49,14 @@ impl Descent {
         mut loss: impl FnMut(&M, usize) -> Result<Tensor<1>, Error>,
     ) -> Result<(M, Vec<f64>), Error> {
         let settings = AdamWSettings { weight_decay: 0.0, ..AdamWSettings::default() };
-        let mut optimiser = AdamW::new(&model, settings);
+        let mut optimizer = AdamW::new(&model, settings);
         let mut losses = Vec::with_capacity(self.steps);
         for step in 0..self.steps {
             let wrong = loss(&model, step)?;
             losses.extend(numbers(wrong.clone()));
-            optimiser.add(&model, &wrong.backward(), 1.0);
-            optimiser.step(self.rate * (1.0 - step as f64 / self.steps as f64));
-            model = optimiser.put(model, false);
+            optimizer.add(&model, &wrong.backward(), 1.0);
+            optimizer.step(self.rate * (1.0 - step as f64 / self.steps as f64));
+            model = optimizer.put(model, false);
         }
         Ok((model, losses))
     }

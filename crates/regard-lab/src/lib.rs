@@ -1,8 +1,8 @@
-//! The lab: claims about attention, each predicted by theory, measured here, and judged.
+//! The lab: claims about attention, each predicted by theory, measured here, and checked.
 //!
 //! An [`Experiment`] is one file (or one with a folder beside it) that uses of Regard only what every user can call. It states a claim, and its [`Report`] says of each
-//! number what theory predicts, what was measured, how far apart they may be, and whether the claim holds. Each experiment also knows
-//! ways to break what it is about ([`Break`]): with one of them in place the same claim must fail, or the experiment proves nothing.
+//! number what theory predicts, what was measured, how far apart they may be, and whether the claim holds. Each experiment has
+//! faults to inject ([`Fault`]): with one of them the same claim must fail, or the experiment proves nothing.
 //!
 //! ```
 //! use regard_lab::{Setup, find};
@@ -11,7 +11,7 @@
 //! let scaling = find("scaling")?;
 //! let report = scaling.run(&Setup::quick())?;
 //! assert!(report.holds());
-//! let broken = scaling.run(&Setup { broken: Some("wrong-scale".into()), ..Setup::quick() })?;
+//! let broken = scaling.run(&Setup { fault: Some("wrong-scale".into()), ..Setup::quick() })?;
 //! assert!(!broken.holds());
 //! # Ok(())
 //! # }
@@ -30,8 +30,8 @@ mod setup;
 pub use error::Error;
 pub use experiments::EXPERIMENTS;
 pub use page::{number, page};
-pub use report::{Allowed, Finding, Picture, Report};
-pub use setup::{Break, Knob, Setup, Trial};
+pub use report::{ExperimentResult, Picture, Report, Tolerance};
+pub use setup::{ExperimentRun, Fault, Parameter, Setup};
 
 /// A claim that can be run.
 #[derive(Debug)]
@@ -42,24 +42,28 @@ pub struct Experiment {
     pub name: &'static str,
     /// What is claimed, in a sentence.
     pub claim: &'static str,
-    /// What may be turned.
-    pub knobs: &'static [Knob],
-    /// What may be broken; at least one.
-    pub breaks: &'static [Break],
+    /// Its parameters.
+    pub parameters: &'static [Parameter],
+    /// Faults that can be injected; at least one.
+    pub faults: &'static [Fault],
     /// Commands worth trying after the first.
     pub next: &'static [&'static str],
-    pub(crate) body: fn(&Trial<'_>) -> Result<Report, Error>,
+    pub(crate) body: fn(&ExperimentRun<'_>) -> Result<Report, Error>,
 }
 
 impl Experiment {
     /// Runs it. A setup that does not fit is refused before any work.
     pub fn run(&self, setup: &Setup) -> Result<Report, Error> {
-        self.watched(setup, &|_, _| {})
+        self.run_with_progress(setup, &|_, _| {})
     }
 
     /// Runs it, telling how far it is: so many parts of all.
-    pub fn watched(&self, setup: &Setup, progress: &dyn Fn(usize, usize)) -> Result<Report, Error> {
-        (self.body)(&Trial::new(self, setup, progress)?)
+    pub fn run_with_progress(
+        &self,
+        setup: &Setup,
+        progress: &dyn Fn(usize, usize),
+    ) -> Result<Report, Error> {
+        (self.body)(&ExperimentRun::new(self, setup, progress)?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! A report as a page that needs nothing but itself.
 
-use crate::report::{Allowed, Finding, Report};
+use crate::report::{ExperimentResult, Report, Tolerance};
 use crate::{Experiment, Setup};
 use regard_scope::render::svg;
 use regard_scope::{Metrics, Style, escaped};
@@ -15,10 +15,10 @@ th:first-child,td:first-child{text-align:left}svg{max-width:100%;height:auto}cod
 #[must_use]
 pub fn page(experiment: &Experiment, setup: &Setup, report: &Report) -> String {
     let mut rows = String::new();
-    for finding in &report.findings {
-        let Finding { what, predicted, measured, allowed } = finding;
-        let (class, verdict) = match (finding.judged(), finding.holds()) {
-            (false, _) => ("", "told"),
+    for result in &report.results {
+        let ExperimentResult { what, predicted, measured, tolerance } = result;
+        let (class, verdict) = match (result.is_checked(), result.holds()) {
+            (false, _) => ("", "not checked"),
             (true, true) => ("", "holds"),
             (true, false) => (" class=\"no\"", "does not hold"),
         };
@@ -27,10 +27,10 @@ pub fn page(experiment: &Experiment, setup: &Setup, report: &Report) -> String {
             rows,
             "<tr><td>{}</td><td>{predicted}</td><td>{measured}</td><td>{}</td><td{class}>{verdict}</td></tr>",
             escaped(what),
-            allowed.words(),
+            tolerance.words(),
         );
     }
-    let broken = experiment.breaks.iter().map(|b| {
+    let broken = experiment.faults.iter().map(|b| {
         format!(
             "<li><code>regard lab run {} --inject {}</code>: {}</li>",
             experiment.name,
@@ -44,17 +44,15 @@ pub fn page(experiment: &Experiment, setup: &Setup, report: &Report) -> String {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{id} {name}</title><style>{STYLE}</style></head>\n\
 <body><main><h1>{id} {name}</h1>\n<p>{claim}.</p>\n<p><strong>{verdict}</strong> Seed {seed}{broken}.</p>\n\
 <figure>{picture}<figcaption>{caption}</figcaption></figure>\n\
-<table><thead><tr><th>number</th><th>predicted</th><th>measured</th><th>allowed</th><th></th></tr></thead>\n<tbody>\n{rows}</tbody></table>\n\
+<table><thead><tr><th>number</th><th>predicted</th><th>measured</th><th>tolerance</th><th></th></tr></thead>\n<tbody>\n{rows}</tbody></table>\n\
 <h2>To try next</h2><ul>{next}</ul>\n</main></body></html>\n",
         id = experiment.id,
         name = experiment.name,
         claim = escaped(experiment.claim),
         verdict = if report.holds() { "It holds." } else { "It does not hold." },
         seed = setup.seed,
-        broken = setup
-            .broken
-            .as_ref()
-            .map_or_else(String::new, |b| format!(", broken by {}", escaped(b))),
+        broken =
+            setup.fault.as_ref().map_or_else(String::new, |b| format!(", fault {}", escaped(b))),
         picture = svg(&scene),
         caption = escaped(&report.caption),
         next = next.chain(broken).collect::<String>(),
@@ -82,7 +80,7 @@ pub fn number(x: f64) -> String {
     }
 }
 
-impl Allowed {
+impl Tolerance {
     /// In words: `within 5 %`.
     #[must_use]
     pub fn words(&self) -> String {
@@ -92,7 +90,7 @@ impl Allowed {
             Self::Part(x) => format!("+- {} %", number(100.0 * x)),
             Self::AtMost => "at most".into(),
             Self::AtLeast => "at least".into(),
-            Self::Any => "not judged".into(),
+            Self::Any => "not checked".into(),
         }
     }
 }

@@ -2,20 +2,20 @@
 
 use regard_scope::{Chart, Map, Scale, Scene, Style, beside, chart};
 
-/// Findings, and one picture.
+/// Results, and one picture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// Number by number.
-    pub findings: Vec<Finding>,
+    pub results: Vec<ExperimentResult>,
     /// What it looks like.
     pub picture: Picture,
     /// What the picture shows, in a sentence or two.
     pub caption: String,
 }
 
-/// One number: what theory says, and what was found.
+/// One number: the prediction of theory and the measured value.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Finding {
+pub struct ExperimentResult {
     /// What the number is.
     pub what: String,
     /// What it should be, or its bound.
@@ -23,12 +23,12 @@ pub struct Finding {
     /// What it is.
     pub measured: f64,
     /// How far apart they may be.
-    pub allowed: Allowed,
+    pub tolerance: Tolerance,
 }
 
-/// When a finding is as predicted.
+/// The tolerance of a result.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Allowed {
+pub enum Tolerance {
     /// `|measured - predicted| <= x`.
     Within(f64),
     /// `|measured - predicted| <= x |predicted|`.
@@ -37,7 +37,7 @@ pub enum Allowed {
     AtMost,
     /// `measured >= predicted`.
     AtLeast,
-    /// Always: told, not judged, as times are on a machine that others use.
+    /// Not checked, for example times on a shared machine.
     Any,
 }
 
@@ -50,24 +50,24 @@ pub enum Picture {
     Maps(String, Vec<(String, Map)>),
 }
 
-impl Finding {
+impl ExperimentResult {
     /// Whether it is as predicted. NaN never is.
     #[must_use]
     pub fn holds(&self) -> bool {
         let off = (self.measured - self.predicted).abs();
-        match self.allowed {
-            Allowed::Within(x) => off <= x,
-            Allowed::Part(x) => off <= x * self.predicted.abs(),
-            Allowed::AtMost => self.measured <= self.predicted,
-            Allowed::AtLeast => self.measured >= self.predicted,
-            Allowed::Any => true,
+        match self.tolerance {
+            Tolerance::Within(x) => off <= x,
+            Tolerance::Part(x) => off <= x * self.predicted.abs(),
+            Tolerance::AtMost => self.measured <= self.predicted,
+            Tolerance::AtLeast => self.measured >= self.predicted,
+            Tolerance::Any => true,
         }
     }
 
     /// Whether it could have failed.
     #[must_use]
-    pub fn judged(&self) -> bool {
-        self.allowed != Allowed::Any
+    pub fn is_checked(&self) -> bool {
+        self.tolerance != Tolerance::Any
     }
 }
 
@@ -75,54 +75,55 @@ impl Report {
     /// Nothing found yet, and what will be drawn.
     #[must_use]
     pub fn new(picture: Picture, caption: impl Into<String>) -> Self {
-        Self { findings: Vec::new(), picture, caption: caption.into() }
+        Self { results: Vec::new(), picture, caption: caption.into() }
     }
 
     fn add(
         &mut self,
         what: impl Into<String>,
         (predicted, measured): (f64, f64),
-        allowed: Allowed,
+        tolerance: Tolerance,
     ) {
-        self.findings.push(Finding { what: what.into(), predicted, measured, allowed });
+        self.results.push(ExperimentResult { what: what.into(), predicted, measured, tolerance });
     }
 
-    /// Measured must be predicted to a part of it: `part` 0.05 is 5 %.
+    /// MeasureOutput must be predicted to a part of it: `part` 0.05 is 5 %.
     pub fn near(&mut self, what: impl Into<String>, predicted: f64, measured: f64, part: f64) {
-        self.add(what, (predicted, measured), Allowed::Part(part));
+        self.add(what, (predicted, measured), Tolerance::Part(part));
     }
 
-    /// Measured must be predicted, give or take `off`.
+    /// MeasureOutput must be predicted, give or take `off`.
     pub fn within(&mut self, what: impl Into<String>, predicted: f64, measured: f64, off: f64) {
-        self.add(what, (predicted, measured), Allowed::Within(off));
+        self.add(what, (predicted, measured), Tolerance::Within(off));
     }
 
-    /// Measured must not be above the bound.
+    /// MeasureOutput must not be above the bound.
     pub fn at_most(&mut self, what: impl Into<String>, bound: f64, measured: f64) {
-        self.add(what, (bound, measured), Allowed::AtMost);
+        self.add(what, (bound, measured), Tolerance::AtMost);
     }
 
-    /// Measured must not be below the bound.
+    /// MeasureOutput must not be below the bound.
     pub fn at_least(&mut self, what: impl Into<String>, bound: f64, measured: f64) {
-        self.add(what, (bound, measured), Allowed::AtLeast);
+        self.add(what, (bound, measured), Tolerance::AtLeast);
     }
 
-    /// A number that is told and not judged.
-    pub fn told(&mut self, what: impl Into<String>, predicted: f64, measured: f64) {
-        self.add(what, (predicted, measured), Allowed::Any);
+    /// Records a number without checking it.
+    pub fn record(&mut self, what: impl Into<String>, predicted: f64, measured: f64) {
+        self.add(what, (predicted, measured), Tolerance::Any);
     }
 
-    /// The number that was added last is told only, unless `judged`: times and memory in a quick run, where others share the machine.
-    pub fn judged_if(&mut self, judged: bool) {
-        if let Some(last) = self.findings.last_mut().filter(|_| !judged) {
-            last.allowed = Allowed::Any;
+    /// Does not check the last number unless `checked`: times and memory in a quick run on a shared machine.
+    pub fn check_if(&mut self, checked: bool) {
+        if let Some(last) = self.results.last_mut().filter(|_| !checked) {
+            last.tolerance = Tolerance::Any;
         }
     }
 
-    /// Whether the claim holds: something was judged, and all of it is as predicted.
+    /// Whether the claim holds: something was checked, and all of it is as predicted.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.findings.iter().any(Finding::judged) && self.findings.iter().all(Finding::holds)
+        self.results.iter().any(ExperimentResult::is_checked)
+            && self.results.iter().all(ExperimentResult::holds)
     }
 }
 

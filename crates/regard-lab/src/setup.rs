@@ -5,9 +5,9 @@ use crate::error::Error;
 use regard_testkit::Noise;
 use std::collections::BTreeMap;
 
-/// A number of an experiment that may be turned.
+/// A parameter of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Knob {
+pub struct Parameter {
     /// What it is called by: `dim`, `heads`, `length`, `samples` or `steps`.
     pub name: &'static str,
     /// What it means here.
@@ -20,26 +20,26 @@ pub struct Knob {
     pub range: (usize, usize),
 }
 
-/// A fault that may be put in the place of the mechanism, with which the claim must not hold.
+/// A fault that can be injected; with it the claim must not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Break {
+pub struct Fault {
     /// What it is called by: `wrong-scale`.
     pub name: &'static str,
     /// What is wrong then.
     pub what: &'static str,
 }
 
-/// What somebody wants to be run.
+/// Configuration of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Setup {
-    /// Seeds all chance.
+    /// Random seed.
     pub seed: u64,
-    /// Small sizes, and no judging of times: seconds, for tests.
+    /// Small sizes, and no checks of times: seconds, for tests.
     pub quick: bool,
-    /// Knobs by name; those that are missing are as they come.
-    pub knobs: BTreeMap<String, usize>,
-    /// A fault by name, to see the claim fail.
-    pub broken: Option<String>,
+    /// Parameters by name; those that are missing are as they come.
+    pub parameters: BTreeMap<String, usize>,
+    /// Name of the fault to inject; the claim must fail.
+    pub fault: Option<String>,
 }
 
 impl Setup {
@@ -50,74 +50,76 @@ impl Setup {
     }
 }
 
-/// A setup that fits its experiment, as the experiment sees it.
+/// A run of an experiment with a valid setup.
 #[derive(Clone, Copy)]
-pub struct Trial<'s> {
+pub struct ExperimentRun<'s> {
     experiment: &'s Experiment,
     setup: &'s Setup,
     progress: &'s dyn Fn(usize, usize),
 }
 
-impl std::fmt::Debug for Trial<'_> {
+impl std::fmt::Debug for ExperimentRun<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Trial")
+        f.debug_struct("ExperimentRun")
             .field("of", &self.experiment.name)
             .field("setup", self.setup)
             .finish()
     }
 }
 
-impl<'s> Trial<'s> {
+impl<'s> ExperimentRun<'s> {
     pub(crate) fn new(
         experiment: &'s Experiment,
         setup: &'s Setup,
         progress: &'s dyn Fn(usize, usize),
     ) -> Result<Self, Error> {
         let names = |of: &[&'static str]| of.iter().map(ToString::to_string).collect();
-        for (name, &value) in &setup.knobs {
-            let knobs = experiment.knobs;
-            let Some(knob) = knobs.iter().find(|knob| knob.name == name) else {
-                let known = names(&knobs.iter().map(|knob| knob.name).collect::<Vec<_>>());
-                return Err(Error::Unknown { what: "knob", found: name.clone(), known });
+        for (name, &value) in &setup.parameters {
+            let parameters = experiment.parameters;
+            let Some(parameter) = parameters.iter().find(|parameter| parameter.name == name) else {
+                let known =
+                    names(&parameters.iter().map(|parameter| parameter.name).collect::<Vec<_>>());
+                return Err(Error::Unknown { what: "parameter", found: name.clone(), known });
             };
-            let (least, most) = knob.range;
+            let (least, most) = parameter.range;
             if !(least..=most).contains(&value) {
-                return Err(Error::Range { knob: knob.name, found: value, least, most });
+                return Err(Error::Range { parameter: parameter.name, found: value, least, most });
             }
         }
-        if let Some(found) = &setup.broken
-            && !experiment.breaks.iter().any(|known| known.name == found)
+        if let Some(found) = &setup.fault
+            && !experiment.faults.iter().any(|known| known.name == found)
         {
-            let known = names(&experiment.breaks.iter().map(|b| b.name).collect::<Vec<_>>());
-            return Err(Error::Unknown { what: "break", found: found.clone(), known });
+            let known = names(&experiment.faults.iter().map(|b| b.name).collect::<Vec<_>>());
+            return Err(Error::Unknown { what: "fault", found: found.clone(), known });
         }
         Ok(Self { experiment, setup, progress })
     }
 
-    /// The value of a knob of this experiment.
+    /// The value of a parameter of this experiment.
     ///
     /// # Panics
-    /// If the experiment has no such knob: a mistake in its file.
+    /// If the experiment has no such parameter: a mistake in its file.
     #[must_use]
-    pub fn knob(&self, name: &str) -> usize {
-        let knob = self.experiment.knobs.iter().find(|knob| knob.name == name);
-        let knob = knob.unwrap_or_else(|| panic!("{} has no knob {name}", self.experiment.name));
-        let own = if self.setup.quick { knob.quick } else { knob.full };
-        self.setup.knobs.get(name).copied().unwrap_or(own)
+    pub fn parameter(&self, name: &str) -> usize {
+        let parameter = self.experiment.parameters.iter().find(|parameter| parameter.name == name);
+        let parameter =
+            parameter.unwrap_or_else(|| panic!("{} has no parameter {name}", self.experiment.name));
+        let own = if self.setup.quick { parameter.quick } else { parameter.full };
+        self.setup.parameters.get(name).copied().unwrap_or(own)
     }
 
     /// Whether this fault is in place.
     ///
     /// # Panics
-    /// If the experiment has no such break: a mistake in its file.
+    /// If the experiment has no such fault: a mistake in its file.
     #[must_use]
-    pub fn broken(&self, name: &str) -> bool {
-        let known = self.experiment.breaks.iter().any(|b| b.name == name);
-        assert!(known, "{} has no break {name}", self.experiment.name);
-        self.setup.broken.as_deref() == Some(name)
+    pub fn has_fault(&self, name: &str) -> bool {
+        let known = self.experiment.faults.iter().any(|b| b.name == name);
+        assert!(known, "{} has no fault {name}", self.experiment.name);
+        self.setup.fault.as_deref() == Some(name)
     }
 
-    /// Whether it runs at full size. Only then are times judged: a quick run shares its machine with others.
+    /// Whether it runs at full size. Only then are times checked: a quick run shares its machine with others.
     #[must_use]
     pub fn full(&self) -> bool {
         !self.setup.quick

@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 fn tried(name: &str) {
     let experiment = find(name).unwrap();
     let report = experiment.run(&Setup::quick()).unwrap();
-    assert!(report.holds(), "{name}: {:#?}", report.findings);
-    assert!(!experiment.breaks.is_empty(), "{name} knows no fault");
-    for fault in experiment.breaks {
-        let setup = Setup { broken: Some(fault.name.into()), ..Setup::quick() };
+    assert!(report.holds(), "{name}: {:#?}", report.results);
+    assert!(!experiment.faults.is_empty(), "{name} knows no fault");
+    for fault in experiment.faults {
+        let setup = Setup { fault: Some(fault.name.into()), ..Setup::quick() };
         let report = experiment.run(&setup).unwrap();
-        assert!(!report.holds(), "{name}: {} goes unnoticed: {:#?}", fault.name, report.findings);
+        assert!(!report.holds(), "{name}: {} goes unnoticed: {:#?}", fault.name, report.results);
     }
     let drawn = svg(&report.picture.scene(&Style::new(Metrics::pixels(800.0))));
     assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{name}: {drawn}");
@@ -90,11 +90,14 @@ fn there_is_one_experiment_for_each_claim_and_a_test_for_each() {
         assert!(own.contains(&format!("tried(\"{}\")", experiment.name)), "{}", experiment.name);
         assert!(!experiment.claim.ends_with('.') && experiment.claim.len() > 20);
         assert!(!experiment.next.is_empty(), "{}", experiment.name);
-        for knob in experiment.knobs {
-            let (least, most) = knob.range;
+        for parameter in experiment.parameters {
+            let (least, most) = parameter.range;
             let known = ["dim", "heads", "length", "samples", "steps"];
-            assert!(known.contains(&knob.name), "{} has no flag", knob.name);
-            assert!((least..=most).contains(&knob.full) && (least..=most).contains(&knob.quick));
+            assert!(known.contains(&parameter.name), "{} has no flag", parameter.name);
+            assert!(
+                (least..=most).contains(&parameter.full)
+                    && (least..=most).contains(&parameter.quick)
+            );
         }
     }
 }
@@ -110,14 +113,14 @@ fn the_same_seed_finds_the_same_and_another_does_not() {
 #[test]
 fn what_does_not_fit_is_refused_with_what_there_is() {
     let scaling = find("scaling").unwrap();
-    let knob = |name: &str, value| {
-        let knobs = BTreeMap::from([(name.to_string(), value)]);
-        scaling.run(&Setup { knobs, ..Setup::quick() }).unwrap_err()
+    let parameter = |name: &str, value| {
+        let parameters = BTreeMap::from([(name.to_string(), value)]);
+        scaling.run(&Setup { parameters, ..Setup::quick() }).unwrap_err()
     };
-    assert!(matches!(knob("heads", 2), Error::Unknown { what: "knob", .. }));
-    assert_eq!(knob("dim", 1).to_string(), "dim: 1 is outside 256 to 4096");
-    let broken = Setup { broken: Some("leg".into()), ..Setup::quick() };
+    assert!(matches!(parameter("heads", 2), Error::Unknown { what: "parameter", .. }));
+    assert_eq!(parameter("dim", 1).to_string(), "dim: 1 is outside 256 to 4096");
+    let broken = Setup { fault: Some("leg".into()), ..Setup::quick() };
     let told = scaling.run(&broken).unwrap_err().to_string();
-    assert_eq!(told, "break: no \"leg\" here; there are wrong-scale");
+    assert_eq!(told, "fault: no \"leg\" here; there are wrong-scale");
     assert!(find("nothing").unwrap_err().to_string().contains("scaling, order"));
 }

@@ -1,6 +1,6 @@
 //! Whole models against PyTorch, slice by slice in turns: `race [train] [generate-1] [generate-8] [encode] --python DIR/bin/python`.
 //!
-//! The rival is `bench/models.py`, in a Python made by `python/environment DIR`. Without `--python` only ours is timed. `encode` wants the
+//! The baseline is `bench/models.py`, in a Python made by `python/environment DIR`. Without `--python` only ours is timed. `encode` wants the
 //! folder of MiniLM as `--minilm DIR` and a list of sentences as `--sentences FILE`.
 
 #![expect(clippy::print_stdout, reason = "a program")]
@@ -8,9 +8,11 @@
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy, keep_heap};
-use regard_models::files::{Activation, Architecture, Config, Heads, ModelFiles, Pairs, Positions};
-use regard_models::generate::{Search, Stop, generate};
-use regard_models::{Bert, Dropping, Gpt, Pass, Transformer, ids, load};
+use regard_models::files::{
+    Activation, Architecture, Config, Heads, ModelFiles, PairLayout, Positions,
+};
+use regard_models::generate::{DecodingStrategy, StoppingCriteria, generate};
+use regard_models::{Bert, DropoutRates, Gpt, Pass, Transformer, ids, load};
 use regard_scope::python;
 use serde_json::{Value, json};
 use std::error::Error;
@@ -38,7 +40,7 @@ fn rows(batch: usize, length: usize, limit: u32, seed: u32) -> Vec<Vec<u32>> {
     random(batch * length, limit, seed).chunks(length).map(<[u32]>::to_vec).collect()
 }
 
-/// One case: what the rival is told, and one run of ours, which returns its tokens.
+/// One case: what the baseline is told, and one run of ours, which returns its tokens.
 struct Case {
     name: &'static str,
     request: Value,
@@ -58,15 +60,19 @@ fn train() -> Outcome<Case> {
         d_ff: Some(1024),
         vocab: vocab as usize,
         target_vocab: Some(vocab as usize),
-        kinds: None,
+        token_types: None,
         context: None,
         norm_eps: Some(1e-5),
         pre_norm: true,
-        positions: Positions::Sinusoidal { pairs: Pairs::Neighbours, first: 0, inclusive: false },
+        positions: Positions::Sinusoidal {
+            pairs: PairLayout::Interleaved,
+            first: 0,
+            inclusive: false,
+        },
         activation: Some(Activation::Relu),
         attention_bias: true,
         feed_forward_bias: true,
-        tied: false,
+        tie_embeddings: false,
         embedding_scale: Some(16.0),
         bos: None,
         eos: vec![],
@@ -79,7 +85,7 @@ fn train() -> Outcome<Case> {
         "case": "train", "threads": THREADS, "source": source, "target": target, "labels": labels, "vocab": vocab,
         "d_model": d_model, "n_heads": 4, "d_ff": 1024, "n_layers": 3,
     });
-    let mut model = Some(Transformer::new(&config, Dropping::default(), &device)?);
+    let mut model = Some(Transformer::new(&config, DropoutRates::default(), &device)?);
     let mut adam = AdamConfig::new().init();
     let [source, target, labels] = [source, target, labels].map(|rows| ids(&rows, &device));
     let labels: Tensor<1, Int> = labels.reshape([batch * length]);
@@ -114,14 +120,14 @@ fn write(name: &'static str, batch: usize) -> Outcome<Case> {
         r#"{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_ctx": 1024, "n_positions": 1024,
             "vocab_size": 50257, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}"#,
     )?;
-    let model = Gpt::new(&config, Dropping::default(), &Device::flex())?;
+    let model = Gpt::new(&config, DropoutRates::default(), &Device::flex())?;
     let (prompts, new) = (rows(batch, 32, 50257, 4), 64);
     let request = json!({"case": "generate", "threads": THREADS, "ids": prompts, "new": new});
     let run = move || {
-        let mut writer = model.writer(1 << 30)?;
-        let stop = Stop { max_tokens: new, end: vec![] };
+        let mut session = model.session(1 << 30)?;
+        let stop = StoppingCriteria { max_tokens: new, end: vec![] };
         let told = &mut |_, _| ControlFlow::Continue(());
-        let all = generate(&mut writer, &prompts, &Search::Greedy, &stop, told)?;
+        let all = generate(&mut session, &prompts, &DecodingStrategy::Greedy, &stop, told)?;
         Ok(all.iter().map(|row| row.tokens.len()).sum())
     };
     Ok(Case { name, request, run: Box::new(run) })
@@ -150,13 +156,13 @@ fn encode(minilm: &PathBuf, sentences: &PathBuf) -> Outcome<Case> {
 }
 
 /// The other side of the pipe.
-struct Rival {
+struct Baseline {
     child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
 
-impl Rival {
+impl Baseline {
     fn start(program: &str) -> Outcome<Self> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/models.py");
         let mut child = python(Path::new(program))
@@ -166,25 +172,25 @@ impl Rival {
             .spawn()?;
         let (to, from) =
             (child.stdin.take().ok_or("a pipe")?, child.stdout.take().ok_or("a pipe")?);
-        let mut rival = Self { child, to, from: BufReader::new(from) };
-        println!("against {}", rival.hear()?["ready"]);
-        Ok(rival)
+        let mut baseline = Self { child, to, from: BufReader::new(from) };
+        println!("against {}", baseline.receive()?["ready"]);
+        Ok(baseline)
     }
 
-    fn hear(&mut self) -> Outcome<Value> {
+    fn receive(&mut self) -> Outcome<Value> {
         let mut line = String::new();
         self.from.read_line(&mut line)?;
         let answer: Value = serde_json::from_str(&line)?;
         match answer.get("error") {
-            Some(why) => Err(format!("the rival: {why}").into()),
+            Some(why) => Err(format!("the baseline: {why}").into()),
             None => Ok(answer),
         }
     }
 
-    fn say(&mut self, line: &str) -> Outcome<Value> {
+    fn request(&mut self, line: &str) -> Outcome<Value> {
         writeln!(self.to, "{line}")?;
         self.to.flush()?;
-        self.hear()
+        self.receive()
     }
 }
 
@@ -193,10 +199,10 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-fn race(mut case: Case, rival: Option<&mut Rival>, rounds: usize) -> Outcome<()> {
-    let mut rival = rival;
-    if let Some(rival) = rival.as_deref_mut() {
-        rival.say(&case.request.to_string())?;
+fn race(mut case: Case, baseline: Option<&mut Baseline>, rounds: usize) -> Outcome<()> {
+    let mut baseline = baseline;
+    if let Some(baseline) = baseline.as_deref_mut() {
+        baseline.request(&case.request.to_string())?;
     }
     (case.run)()?;
     let (mut ours, mut theirs, mut tokens) = (vec![], vec![], 0);
@@ -204,15 +210,15 @@ fn race(mut case: Case, rival: Option<&mut Rival>, rounds: usize) -> Outcome<()>
         let start = Instant::now();
         tokens = (case.run)()?;
         ours.push(start.elapsed().as_secs_f64());
-        if let Some(rival) = rival.as_deref_mut() {
-            theirs.push(rival.say("go")?["seconds"].as_f64().ok_or("seconds")?);
+        if let Some(baseline) = baseline.as_deref_mut() {
+            theirs.push(baseline.request("go")?["seconds"].as_f64().ok_or("seconds")?);
         }
     }
     let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(ours, theirs)| theirs / ours).collect();
     let speed = tokens as f64 / median(ours.clone());
     print!("{:12} {:8.3} s {speed:9.1} tokens/s", case.name, median(ours));
     if !ratios.is_empty() {
-        print!("   rival {:8.3} s   {:.2}x", median(theirs), median(ratios));
+        print!("   baseline {:8.3} s   {:.2}x", median(theirs), median(ratios));
     }
     println!();
     Ok(())
@@ -232,7 +238,7 @@ fn main() -> Outcome<()> {
             _ => names.push(arg),
         }
     }
-    let mut rival = python.as_deref().map(Rival::start).transpose()?;
+    let mut baseline = python.as_deref().map(Baseline::start).transpose()?;
     for name in &names {
         let case = match name.as_str() {
             "train" => train()?,
@@ -246,11 +252,11 @@ fn main() -> Outcome<()> {
                 return Err(format!("`{other}`: train, generate-1, generate-8 or encode").into());
             }
         };
-        race(case, rival.as_mut(), rounds)?;
+        race(case, baseline.as_mut(), rounds)?;
     }
-    if let Some(mut rival) = rival {
-        drop(rival.to);
-        rival.child.wait()?;
+    if let Some(mut baseline) = baseline {
+        drop(baseline.to);
+        baseline.child.wait()?;
     }
     Ok(())
 }

@@ -10,9 +10,9 @@
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor};
 use regard_burn::{CrossEntropy, Products, cross_entropy, with_products};
-use regard_models::files::{Activation, Architecture, Config, Heads, Pairs, Positions};
-use regard_models::generate::{Search, Stop, generate};
-use regard_models::{Dropping, Pass, Seq2Seq, Seq2SeqConfig, Transformer, ids};
+use regard_models::files::{Activation, Architecture, Config, Heads, PairLayout, Positions};
+use regard_models::generate::{DecodingStrategy, StoppingCriteria, generate};
+use regard_models::{DropoutRates, Pass, Seq2Seq, Seq2SeqConfig, Transformer, ids};
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -54,28 +54,32 @@ fn translate() -> Result<(), Box<dyn Error>> {
         d_ff: Some(1024),
         vocab: 8000,
         pre_norm: true,
-        positions: Positions::Sinusoidal { pairs: Pairs::Neighbours, first: 0, inclusive: false },
+        positions: Positions::Sinusoidal {
+            pairs: PairLayout::Interleaved,
+            first: 0,
+            inclusive: false,
+        },
         activation: Some(Activation::Relu),
         attention_bias: true,
         feed_forward_bias: true,
-        tied: true,
-        joint: true,
+        tie_embeddings: true,
+        shared_vocabulary: true,
         embedding_scale: Some(16.0),
         ..Config::of(Architecture::Transformer)
     };
-    let model = Transformer::new(&config, Dropping::default(), &Device::flex())?;
+    let model = Transformer::new(&config, DropoutRates::default(), &Device::flex())?;
     let sources = rows(1000, |row| 6 + row % 9, 8000);
-    let search = Search::Beam { width: 5, length_penalty: 1.0 };
-    let stop = Stop { max_tokens: 10, end: vec![2] };
+    let search = DecodingStrategy::Beam { width: 5, length_penalty: 1.0 };
+    let stop = StoppingCriteria { max_tokens: 10, end: vec![2] };
     let start = Instant::now();
     let (mut tokens, mut reading) = (0, 0.0);
     for some in sources.chunks(64) {
         let began = Instant::now();
-        let mut writer = model.writer(some, 1 << 30)?;
+        let mut session = model.session(some, 1 << 30)?;
         reading += began.elapsed().as_secs_f64();
         let begins = vec![vec![1]; some.len()];
         let mut hear = |_, _| ControlFlow::Continue(());
-        let all = generate(&mut writer, &begins, &search, &stop, &mut hear)?;
+        let all = generate(&mut session, &begins, &search, &stop, &mut hear)?;
         tokens += all.iter().map(|one| one.tokens.len()).sum::<usize>();
     }
     let took = start.elapsed().as_secs_f64();
@@ -96,7 +100,7 @@ fn gru(attention_hidden: Option<usize>) -> Result<(), Box<dyn Error>> {
         target_vocab: 5000,
     };
     let device = Device::flex().autodiff();
-    let model = Seq2Seq::new(&config, Dropping { rate: 0.2, attention: 0.0 }, &device)?;
+    let model = Seq2Seq::new(&config, DropoutRates { rate: 0.2, attention: 0.0 }, &device)?;
     let sources = rows(64, |_| 12, 5000);
     let lengths: Vec<usize> = (0..64).map(|row| 6 + row % 7).collect();
     let targets = ids(&sources, &device);

@@ -2,8 +2,8 @@
 
 use crate::error::Error;
 use crate::files::{Architecture, Config, Positions};
-use crate::nn::{Block, Dropping, Embedding, Linear, Norm, NormKind};
-use crate::pass::{Looks, Pass};
+use crate::nn::{Block, DropoutRates, Embedding, Linear, Norm, NormKind};
+use crate::pass::{Pass, RowSide};
 use crate::stack::{block_of, ids, only, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -17,7 +17,7 @@ pub struct Bert {
     /// A row for each position.
     pub positions: Embedding,
     /// A row for each kind of token.
-    pub kinds: Embedding,
+    pub token_types: Embedding,
     /// After the sum of these.
     pub norm: Norm,
     /// The stack.
@@ -34,7 +34,7 @@ pub struct Sentences<'a> {
     /// The tokens of each.
     pub tokens: &'a [Vec<u32>],
     /// The kind of each token, if not all are of kind 0.
-    pub kinds: Option<&'a [Vec<u32>]>,
+    pub token_types: Option<&'a [Vec<u32>]>,
 }
 
 impl Bert {
@@ -52,12 +52,12 @@ impl Bert {
         only("pre_norm", !config.pre_norm, &config.pre_norm, "bert norms what it has added")?;
         only("embedding_scale", scale.is_none(), &scale, "bert has none")?;
         let d_model = config.d_model;
-        let block = block_of(config, NormKind::Layer, Dropping::default());
+        let block = block_of(config, NormKind::Layer, DropoutRates::default());
         let table = |entries: usize| Embedding::new([entries, d_model], 0.02, device);
         Ok(Self {
             embedding: table(config.vocab),
             positions: table(config.context.unwrap_or(512)),
-            kinds: table(config.kinds.unwrap_or(2)),
+            token_types: table(config.token_types.unwrap_or(2)),
             norm: Norm::new(NormKind::Layer, d_model, block.eps, device),
             blocks: (0..config.n_layers).map(|_| Block::new(&block, device)).collect(),
             pooler: Linear::new([d_model, d_model], true, device),
@@ -91,17 +91,17 @@ impl Bert {
             let numbers: Vec<i64> = (0..batch * length).map(|at| of(at % length.max(1))).collect();
             Tensor::from_data(TensorData::new(numbers, [batch, length]), &tokens.device())
         };
-        let kinds = match sentences.kinds {
-            Some(kinds) => ids(kinds, &device),
+        let token_types = match sentences.token_types {
+            Some(token_types) => ids(token_types, &device),
             None => all(&|_| 0),
         };
         let x = self.embedding.forward(tokens.clone())?;
-        let x = regard_burn::residual(x, self.kinds.forward(kinds)?, None);
+        let x = regard_burn::residual(x, self.token_types.forward(token_types)?, None);
         let places = self.positions.forward(all(&|place| place.cast_signed() as i64))?;
         let x = self.norm.forward(regard_burn::residual(x, places, None));
         let whole = lengths.iter().all(|n| *n == length);
         let mask = if whole { Mask::full() } else { Mask::lengths(lengths) };
-        pass.now(Looks::Source(Some(lengths)));
+        pass.now(RowSide::Source(Some(lengths)));
         through(&self.blocks, x, ("encoder", "source"), &mask, None, pass)
     }
 
@@ -114,10 +114,10 @@ impl Bert {
 
     /// One vector of length 1 for each sentence: the mean over its positions.
     pub fn embed(&self, sentences: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, Error> {
-        let hidden =
-            self.forward(&Sentences { tokens: sentences, kinds: None }, &mut Pass::default())?;
+        let hidden = self
+            .forward(&Sentences { tokens: sentences, token_types: None }, &mut Pass::default())?;
         let [_, length, d_model] = hidden.dims();
-        let numbers = crate::past::numbers(hidden);
+        let numbers = crate::kv_cache::numbers(hidden);
         let mean = |(i, tokens): (usize, &Vec<u32>)| {
             let rows = numbers[i * length * d_model..].chunks(d_model).take(tokens.len());
             let mut sum = vec![0.0f32; d_model];

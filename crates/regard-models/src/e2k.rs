@@ -3,10 +3,10 @@
 use crate::error::Error;
 use crate::files::{Architecture, Config};
 use crate::generate::Decoder;
+use crate::kv_cache::{has_source, numbers};
 use crate::nn::{Embedding, Gru, GruCell, Linear, MultiHead, MultiHeadConfig, split};
-use crate::pass::{Looks, Pass};
-use crate::past::{has_source, numbers};
-use crate::seq2seq::{RecurrentPast, chosen, in_steps};
+use crate::pass::{Pass, RowSide};
+use crate::seq2seq::{RecurrentState, chosen, in_steps};
 use crate::stack::ids;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -33,7 +33,7 @@ pub struct E2k {
     pub encoder: Gru,
     /// From both ways to `d_model`.
     pub bridge: Linear,
-    /// Looks at what was read.
+    /// RowSide at what was read.
     pub attention: MultiHead,
     /// Writes, before it has looked.
     pub before: GruCell,
@@ -57,12 +57,12 @@ pub struct E2kMemory {
 impl E2k {
     /// With random weights.
     pub fn new(config: &Config, device: &Device) -> Result<Self, Error> {
-        if config.architecture != Architecture::Seq2Seq {
+        if config.architecture != Architecture::E2k {
             let found = format!("{:?}", config.architecture);
             return Err(Error::unsupported(
                 "architecture",
                 &found,
-                "seq2seq is made of recurrent nets",
+                "e2k is made of recurrent nets",
             ));
         }
         let (d_model, n_heads) = (config.d_model, config.heads.q);
@@ -115,7 +115,7 @@ impl E2k {
     ) -> Result<Tensor<3>, Error> {
         let before = self.before.over(self.target.forward(target)?, None, false).states;
         pass.recorder.at(0, "decoder", "target");
-        pass.now(Looks::Target);
+        pass.now(RowSide::Target);
         let seen = pass.within("cross", |pass| self.look(memory, before.clone(), pass))?;
         let after = self.after.over(Tensor::cat(vec![before, seen], 2), None, false).states;
         Ok(self.head.forward(after))
@@ -128,25 +128,25 @@ impl E2k {
         self.attention.attend([q, memory.keys.clone(), memory.values.clone()], &options, pass)
     }
 
-    /// To translate these sources with. Gradients are not.
-    pub fn writer(&self, sources: &[Vec<u32>]) -> Result<E2kWriter<'_>, Error> {
+    /// A generation session that translates these sources. No gradients.
+    pub fn session(&self, sources: &[Vec<u32>]) -> Result<E2kSession<'_>, Error> {
         let lengths: Vec<usize> = sources.iter().map(Vec::len).collect();
         let E2kMemory { keys, values, mask } =
             self.encode(ids(sources, &Device::flex()), Some(&lengths))?;
         let memory = E2kMemory { keys: keys.inner(), values: values.inner(), mask };
-        Ok(E2kWriter { model: self, memory, lengths })
+        Ok(E2kSession { model: self, memory, lengths })
     }
 }
 
-/// An [`E2k`] that writes translations of its sources.
+/// An [`E2k`] in a generation session: translations of its sources.
 #[derive(Debug)]
-pub struct E2kWriter<'a> {
+pub struct E2kSession<'a> {
     model: &'a E2k,
     memory: E2kMemory,
     lengths: Vec<usize>,
 }
 
-impl E2kWriter<'_> {
+impl E2kSession<'_> {
     /// The memory of these sources.
     fn rows(&self, rows: &[usize]) -> E2kMemory {
         let lengths: Vec<usize> = rows.iter().map(|row| self.lengths[*row]).collect();
@@ -174,8 +174,8 @@ impl E2kWriter<'_> {
     }
 }
 
-impl Decoder for E2kWriter<'_> {
-    type Past = RecurrentPast;
+impl Decoder for E2kSession<'_> {
+    type State = RecurrentState;
     type Error = Error;
 
     fn vocab(&self) -> usize {
@@ -186,21 +186,25 @@ impl Decoder for E2kWriter<'_> {
         self.model.config.context
     }
 
-    fn start(&mut self, row: usize) -> Result<RecurrentPast, Error> {
+    fn start(&mut self, row: usize) -> Result<RecurrentState, Error> {
         has_source(row, self.lengths.len())?;
-        Ok(RecurrentPast { row, state: vec![0.0; 2 * self.model.config.d_model] })
+        Ok(RecurrentState { row, state: vec![0.0; 2 * self.model.config.d_model] })
     }
 
-    fn fork(&mut self, past: &RecurrentPast) -> Result<RecurrentPast, Error> {
-        Ok(past.clone())
+    fn fork(&mut self, state: &RecurrentState) -> Result<RecurrentState, Error> {
+        Ok(state.clone())
     }
 
-    fn free(&mut self, _: RecurrentPast) -> Result<(), Error> {
+    fn free(&mut self, _: RecurrentState) -> Result<(), Error> {
         Ok(())
     }
 
-    fn feed(&mut self, pasts: &mut [RecurrentPast], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
-        let last = in_steps(pasts, tokens, |rows, ids, states| {
+    fn feed(
+        &mut self,
+        states: &mut [RecurrentState],
+        tokens: &[&[u32]],
+    ) -> Result<Vec<f32>, Error> {
+        let last = in_steps(states, tokens, |rows, ids, states| {
             let [before, after] = self.step(rows, ids, states)?;
             Ok((Tensor::cat(vec![before, after.clone()], 1), after))
         })?;
@@ -212,14 +216,14 @@ impl Decoder for E2kWriter<'_> {
 mod tests {
     use super::*;
     use crate::files::{Heads, Positions};
-    use crate::generate::{Search, Stop, generate};
+    use crate::generate::{DecodingStrategy, StoppingCriteria, generate};
     use crate::load::parameters;
     use burn::optim::GradientsParams;
     use std::ops::ControlFlow;
 
     fn model() -> E2k {
         let config = Config {
-            architecture: Architecture::Seq2Seq,
+            architecture: Architecture::E2k,
             d_model: 8,
             n_layers: 1,
             decoder_layers: None,
@@ -228,20 +232,20 @@ mod tests {
             d_ff: None,
             vocab: 9,
             target_vocab: Some(7),
-            kinds: None,
+            token_types: None,
             context: None,
             norm_eps: None,
             pre_norm: false,
-            positions: Positions::Read,
+            positions: Positions::None,
             activation: None,
             attention_bias: true,
             feed_forward_bias: false,
-            tied: false,
+            tie_embeddings: false,
             embedding_scale: None,
             bos: Some(1),
             eos: vec![2],
             pad: None,
-            ..Config::of(Architecture::Seq2Seq)
+            ..Config::of(Architecture::E2k)
         };
         let heads = Heads { q: 3, kv: 3 };
         assert!(E2k::new(&Config { heads, ..config.clone() }, &Device::flex()).is_err());
@@ -267,19 +271,21 @@ mod tests {
 
     #[test]
     fn rows_do_not_depend_on_one_another_and_may_be_empty() {
-        let (model, stop) = (model(), Stop { max_tokens: 5, end: vec![] });
+        let (model, stop) = (model(), StoppingCriteria { max_tokens: 5, end: vec![] });
         let mut hear = |_, _| ControlFlow::Continue(());
         let sources = [vec![1, 2, 3, 4], vec![], vec![5, 6]];
         let prompts = [vec![1], vec![1, 2], vec![1]];
-        for search in [Search::Greedy, Search::Beam { width: 3, length_penalty: 0.5 }] {
-            let mut writer = model.writer(&sources).expect("ids are tokens");
-            let all = generate(&mut writer, &prompts, &search, &stop, &mut hear)
+        for search in
+            [DecodingStrategy::Greedy, DecodingStrategy::Beam { width: 3, length_penalty: 0.5 }]
+        {
+            let mut session = model.session(&sources).expect("ids are tokens");
+            let all = generate(&mut session, &prompts, &search, &stop, &mut hear)
                 .expect("scores are finite");
             for ((source, prompt), one) in sources.iter().zip(&prompts).zip(&all) {
-                let mut writer =
-                    model.writer(std::slice::from_ref(source)).expect("ids are tokens");
+                let mut session =
+                    model.session(std::slice::from_ref(source)).expect("ids are tokens");
                 let alone =
-                    generate(&mut writer, std::slice::from_ref(prompt), &search, &stop, &mut hear);
+                    generate(&mut session, std::slice::from_ref(prompt), &search, &stop, &mut hear);
                 assert_eq!(alone.expect("scores are finite")[0].tokens, one.tokens);
             }
         }

@@ -3,9 +3,9 @@
 use crate::error::Error;
 use crate::files::{Activation, Architecture, Config, Positions};
 use crate::generate::Decoder;
-use crate::nn::{Block, Dropping, Embedding, Linear, Norm, NormKind};
-use crate::pass::{Looks, Pass};
-use crate::past::{Past, Pasts, in_groups, numbers};
+use crate::kv_cache::{DecoderState, KvCaches, in_groups, numbers};
+use crate::nn::{Block, DropoutRates, Embedding, Linear, Norm, NormKind};
+use crate::pass::{Pass, RowSide};
 use crate::stack::{EMBEDDINGS, block_of, ids, only, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -28,12 +28,12 @@ pub struct Gpt {
     #[module(skip)]
     config: Config,
     #[module(skip)]
-    dropping: Dropping,
+    dropout: DropoutRates,
 }
 
 impl Gpt {
-    /// With random weights, of which `dropping` says what is dropped while training.
-    pub fn new(config: &Config, dropping: Dropping, device: &Device) -> Result<Self, Error> {
+    /// With random weights, of which `dropout` says what is dropped while training.
+    pub fn new(config: &Config, dropout: DropoutRates, device: &Device) -> Result<Self, Error> {
         let kind = match config.architecture {
             Architecture::Llama => NormKind::Rms,
             Architecture::Gpt2 => NormKind::Layer,
@@ -64,16 +64,16 @@ impl Gpt {
         only("pre_norm", config.pre_norm, &config.pre_norm, "decoders norm what they read")?;
         only("embedding_scale", scale.is_none(), &scale, "decoders have none")?;
         let (d_model, vocab) = (config.d_model, config.vocab);
-        let block = block_of(config, kind, dropping);
+        let block = block_of(config, kind, dropout);
         let table = |entries: usize| Embedding::new([entries, d_model], 0.02, device);
         Ok(Self {
             embedding: table(vocab),
             positions: (kind == NormKind::Layer).then(|| table(config.context.unwrap_or(1024))),
             blocks: (0..config.n_layers).map(|_| Block::new(&block, device)).collect(),
             norm: Norm::new(kind, d_model, block.eps, device),
-            head: (!config.tied).then(|| Linear::new([d_model, vocab], false, device)),
+            head: (!config.tie_embeddings).then(|| Linear::new([d_model, vocab], false, device)),
             config: config.clone(),
-            dropping,
+            dropout,
         })
     }
 
@@ -92,8 +92,8 @@ impl Gpt {
     pub fn read(&self, ids: Tensor<2, Int>, pass: &mut Pass) -> Result<Tensor<3>, Error> {
         let length = ids.dims()[1];
         let x = self.embedded(ids, &(0..length).collect::<Vec<_>>())?;
-        let x = regard_burn::dropout(x, pass.drops(self.dropping.rate, EMBEDDINGS));
-        pass.now(Looks::Target);
+        let x = regard_burn::dropout(x, pass.drops(self.dropout.rate, EMBEDDINGS));
+        pass.now(RowSide::Target);
         let x = through(&self.blocks, x, ("decoder", "target"), &Mask::causal(), None, pass)?;
         Ok(self.norm.forward(x))
     }
@@ -119,35 +119,39 @@ impl Gpt {
         }
     }
 
-    /// To write with, keeping what was seen in at most `budget` bytes. Gradients are not.
-    pub fn writer(&self, budget: usize) -> Result<GptWriter<'_>, Error> {
+    /// A generation session with a KV cache of at most `budget` bytes. No gradients.
+    pub fn session(&self, budget: usize) -> Result<GptSession<'_>, Error> {
         let Config { n_layers, heads, head_dim, .. } = self.config;
-        let pasts = Pasts::new(n_layers, [heads.kv, head_dim], PAGE, budget)?;
-        Ok(GptWriter { model: self, pasts })
+        let caches = KvCaches::new(n_layers, [heads.kv, head_dim], PAGE, budget)?;
+        Ok(GptSession { model: self, caches })
     }
 }
 
-/// A [`Gpt`] that writes: its keys and values of the past are kept, so that a token costs one pass for one position.
+/// A generation session of a [`Gpt`]: its KV cache holds past keys and values, so a new token costs one forward pass at one position.
 #[derive(Debug)]
-pub struct GptWriter<'a> {
+pub struct GptSession<'a> {
     model: &'a Gpt,
-    pasts: Pasts,
+    caches: KvCaches,
 }
 
-impl GptWriter<'_> {
-    /// Equally many new tokens for each past, to the scores after the last of them.
-    fn together(&mut self, pasts: &mut [&mut Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
+impl GptSession<'_> {
+    /// Equally many new tokens for each state, to the scores after the last of them.
+    fn together(
+        &mut self,
+        states: &mut [&mut DecoderState],
+        tokens: &[&[u32]],
+    ) -> Result<Vec<f32>, Error> {
         let length = tokens[0].len();
         let places: Vec<usize> =
-            pasts.iter().flat_map(|past| past.len..past.len + length).collect();
+            states.iter().flat_map(|state| state.len..state.len + length).collect();
         let x = self.model.embedded(ids(tokens, &Device::flex()), &places)?;
-        let last = self.pasts.through(&self.model.blocks, x, pasts, None)?;
+        let last = self.caches.through(&self.model.blocks, x, states, None)?;
         Ok(numbers(self.model.scores(self.model.norm.forward(last))))
     }
 }
 
-impl Decoder for GptWriter<'_> {
-    type Past = Past;
+impl Decoder for GptSession<'_> {
+    type State = DecoderState;
     type Error = Error;
 
     fn vocab(&self) -> usize {
@@ -158,19 +162,19 @@ impl Decoder for GptWriter<'_> {
         self.model.config.context
     }
 
-    fn start(&mut self, row: usize) -> Result<Past, Error> {
-        self.pasts.start(row)
+    fn start(&mut self, row: usize) -> Result<DecoderState, Error> {
+        self.caches.start(row)
     }
 
-    fn fork(&mut self, past: &Past) -> Result<Past, Error> {
-        self.pasts.fork(past)
+    fn fork(&mut self, state: &DecoderState) -> Result<DecoderState, Error> {
+        self.caches.fork(state)
     }
 
-    fn free(&mut self, past: Past) -> Result<(), Error> {
-        self.pasts.free(past)
+    fn free(&mut self, state: DecoderState) -> Result<(), Error> {
+        self.caches.free(state)
     }
 
-    fn feed(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
-        in_groups(pasts, tokens, |_| 0, |pasts, tokens| self.together(pasts, tokens))
+    fn feed(&mut self, states: &mut [DecoderState], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
+        in_groups(states, tokens, |_| 0, |states, tokens| self.together(states, tokens))
     }
 }

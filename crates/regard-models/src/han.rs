@@ -2,9 +2,9 @@
 
 use crate::error::Error;
 use crate::files::HanConfig;
-use crate::nn::{Dropping, Embedding, Level, Linear};
+use crate::kv_cache::numbers;
+use crate::nn::{DropoutRates, Embedding, Level, Linear};
 use crate::pass::Pass;
-use crate::past::numbers;
 use crate::recorder::Recorder;
 use crate::seq2seq::sized;
 use crate::stack::{Batch, EMBEDDINGS, POSITIONS, ids, in_batches};
@@ -29,7 +29,7 @@ pub struct Han {
     #[module(skip)]
     config: HanConfig,
     #[module(skip)]
-    dropping: Dropping,
+    dropout: DropoutRates,
 }
 
 /// What a [`Han`] looked at in one document.
@@ -42,7 +42,7 @@ pub struct HanWeights {
 }
 
 /// The sentences of all documents that have words.
-struct Packed {
+struct PackedDocuments {
     /// One after another.
     sentences: Vec<Vec<u32>>,
     /// Words of each.
@@ -51,7 +51,7 @@ struct Packed {
     counts: Vec<usize>,
 }
 
-impl Packed {
+impl PackedDocuments {
     fn new(documents: &[Vec<Vec<u32>>]) -> Self {
         let full =
             |document: &Vec<Vec<u32>>| document.iter().filter(|words| !words.is_empty()).count();
@@ -79,8 +79,8 @@ impl Packed {
 }
 
 impl Han {
-    /// With random weights. `dropping.rate` is dropped of the words, and of what scores are made of, while training.
-    pub fn new(config: &HanConfig, dropping: Dropping, device: &Device) -> Result<Self, Error> {
+    /// With random weights. `dropout.rate` is dropped of the words, and of what scores are made of, while training.
+    pub fn new(config: &HanConfig, dropout: DropoutRates, device: &Device) -> Result<Self, Error> {
         let HanConfig { embedding, word_hidden, sentence_hidden, .. } = *config;
         sized(&[
             ("embedding", embedding),
@@ -100,7 +100,7 @@ impl Han {
             ),
             head: Linear::new([2 * sentence_hidden, config.classes], true, device),
             config: *config,
-            dropping,
+            dropout,
         })
     }
 
@@ -117,7 +117,7 @@ impl Han {
         pass: &mut Pass,
     ) -> Result<Tensor<2>, Error> {
         pass.without_products()?;
-        let (packed, rate) = (Packed::new(documents), self.dropping.rate);
+        let (packed, rate) = (PackedDocuments::new(documents), self.dropout.rate);
         let words = dropout(self.words(&packed)?, pass.drops(rate, EMBEDDINGS));
         let sentences = self.read(&packed, words)?;
         let documents =
@@ -136,7 +136,7 @@ impl Han {
         &self,
         documents: &[Vec<Vec<u32>>],
     ) -> Result<Vec<(Vec<f32>, HanWeights)>, Error> {
-        let packed = Packed::new(documents);
+        let packed = PackedDocuments::new(documents);
         let (vectors, of_words) = self.look_at_words(&packed)?;
         let (features, device) = (2 * self.config.word_hidden, Device::flex());
         let ends: Vec<usize> = (packed.counts.iter())
@@ -175,7 +175,7 @@ impl Han {
     }
 
     /// What each sentence has become, and what was looked at in it.
-    fn look_at_words(&self, packed: &Packed) -> Result<(Numbers, Numbers), Error> {
+    fn look_at_words(&self, packed: &PackedDocuments) -> Result<(Numbers, Numbers), Error> {
         let found = in_batches(&packed.lengths, ALL, |some| {
             let sentences: Vec<&[u32]> =
                 some.iter().map(|i| packed.sentences[*i].as_slice()).collect();
@@ -190,12 +190,12 @@ impl Han {
     }
 
     /// The words of all sentences, `[sentences, longest, embedding]`.
-    fn words(&self, packed: &Packed) -> Result<Tensor<3>, Error> {
+    fn words(&self, packed: &PackedDocuments) -> Result<Tensor<3>, Error> {
         self.embedding.forward(ids(&packed.sentences, &Device::flex()))
     }
 
     /// Sentences as vectors, document by document: `[documents, most, 2 word_hidden]`, 0 behind the last of each.
-    fn read(&self, packed: &Packed, words: Tensor<3>) -> Result<Tensor<3>, Error> {
+    fn read(&self, packed: &PackedDocuments, words: Tensor<3>) -> Result<Tensor<3>, Error> {
         let device = words.device().inner();
         let n = packed.sentences.len();
         let none: Tensor<2> = Tensor::zeros([1, 2 * self.config.word_hidden], &device);
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn sentences_without_words_are_not_looked_at() {
         let model =
-            Han::new(&CONFIG, Dropping::default(), &Device::flex()).expect("sizes are sizes");
+            Han::new(&CONFIG, DropoutRates::default(), &Device::flex()).expect("sizes are sizes");
         let (a, b) = (vec![1, 2, 3], vec![4]);
         let holes = vec![vec![], a.clone(), vec![], b.clone(), vec![]];
         let scores = |documents: &[Vec<Vec<u32>>]| {
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn what_is_looked_at_in_parts_has_the_scores_of_the_whole() {
         let model =
-            Han::new(&CONFIG, Dropping::default(), &Device::flex()).expect("sizes are sizes");
+            Han::new(&CONFIG, DropoutRates::default(), &Device::flex()).expect("sizes are sizes");
         // One sentence and one document that no batch may be padded to.
         let long: Vec<u32> = (0..POSITIONS).map(|i| u32::try_from(i % 9).unwrap_or(0)).collect();
         let many = vec![vec![1]; POSITIONS / 2];
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn documents_without_words_have_finite_scores_and_gradients() {
-        let model = Han::new(&CONFIG, Dropping::default(), &Device::flex().autodiff())
+        let model = Han::new(&CONFIG, DropoutRates::default(), &Device::flex().autodiff())
             .expect("sizes are sizes");
         for documents in [
             vec![vec![], vec![vec![1, 2]]],
@@ -294,6 +294,6 @@ mod tests {
         assert_eq!(none.expect("nothing to read").dims(), [0, 2]);
         assert_eq!(model.weights(&[]), Ok(vec![]));
         let none = HanConfig { classes: 0, ..CONFIG };
-        assert!(Han::new(&none, Dropping::default(), &Device::flex()).is_err());
+        assert!(Han::new(&none, DropoutRates::default(), &Device::flex()).is_err());
     }
 }

@@ -7,13 +7,13 @@
 //!
 //! ```no_run
 //! use regard_models::Model;
-//! use regard_models::files::{Known, cache_dir};
-//! use regard_models::generate::Search;
+//! use regard_models::files::{KnownModel, cache_dir};
+//! use regard_models::generate::DecodingStrategy;
 //! use std::ops::ControlFlow;
 //!
 //! # fn main() -> Result<(), regard_models::Error> {
 //! let base = cache_dir(|name| std::env::var_os(name)).expect("HOME or REGARD_CACHE");
-//! let path = Known::named("smollm2").expect("a known name").fetch(&base, "python3")?; // once
+//! let path = KnownModel::named("smollm2").expect("a known name").fetch(&base, "python3")?; // once
 //! let model = Model::open(&path)?; // or any folder, .gguf or .safetensors
 //!
 //! let mut told = |_row: usize, text: &str| {
@@ -21,8 +21,8 @@
 //!     ControlFlow::Continue(())
 //! };
 //! let prompt = "The capital of France is";
-//! let written = model.generate(&[prompt], &Search::Greedy, 16, &mut told)?;
-//! println!("\n{} tokens, ended by {:?}", written[0].tokens.len(), written[0].ended);
+//! let written = model.generate(&[prompt], &DecodingStrategy::Greedy, 16, &mut told)?;
+//! println!("\n{} tokens, ended by {:?}", written[0].tokens.len(), written[0].finish_reason);
 //!
 //! let trace = model.look(prompt)?; // what every head looks at
 //! assert_eq!(trace.layers.len(), 30);
@@ -40,7 +40,7 @@
 //   files        configurations, weights, tokens, models known by name
 //   recorder     what attention saw, as a trace
 //   pass         one pass through a model: what is dropped, how sharply attention looks, what is kept
-//   past         what a decoder has seen: keys and values of each layer
+//   kv_cache     keys and values of each layer, and the state of a decoder
 //
 // What models are made of
 //   nn           attention, blocks, norms, feed-forward layers, positions, GRUs, levels of a hierarchy
@@ -65,11 +65,11 @@ pub mod files;
 pub mod generate;
 mod gpt;
 mod han;
+mod kv_cache;
 mod load;
 mod model;
 pub mod nn;
 mod pass;
-mod past;
 mod recorder;
 mod seq2seq;
 mod stack;
@@ -77,18 +77,18 @@ mod transformer;
 mod vit;
 
 pub use bert::{Bert, Sentences};
-pub use e2k::{E2k, E2kMemory, E2kWriter};
+pub use e2k::{E2k, E2kMemory, E2kSession};
 pub use error::Error;
 pub use files::{HanConfig, Seq2SeqConfig};
-pub use gpt::{Gpt, GptWriter};
+pub use gpt::{Gpt, GptSession};
 pub use han::{Han, HanWeights};
+pub use kv_cache::{DecoderState, LayerCache};
 pub use load::{load, parameters, save};
-pub use model::{Classified, Model, Written, sentences};
-pub use nn::Dropping;
-pub use pass::{Entropies, Pass, Spread};
-pub use past::{LayerPast, Past};
+pub use model::{Classification, GenerationOutput, Model, sentences};
+pub use nn::DropoutRates;
+pub use pass::{Entropies, LayerEntropy, Pass};
 pub use recorder::Recorder;
-pub use seq2seq::{RecurrentPast, Seq2Seq, Seq2SeqMemory, Seq2SeqWriter};
+pub use seq2seq::{RecurrentState, Seq2Seq, Seq2SeqMemory, Seq2SeqSession};
 pub use stack::ids;
-pub use transformer::{Transformer, TransformerWriter};
+pub use transformer::{Transformer, TransformerSession};
 pub use vit::{Vit, VitConfig};

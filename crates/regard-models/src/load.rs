@@ -1,8 +1,8 @@
 //! Weights into modules and out of them, each parameter under the path of its fields.
 
 use crate::error::Error;
-use crate::files::{Stored, Weights, save_as};
-use crate::past::numbers;
+use crate::files::{WeightFormat, Weights, save_as};
+use crate::kv_cache::numbers;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use std::collections::BTreeMap;
@@ -112,7 +112,7 @@ pub fn save<M: Module>(
     module: &M,
     path: &Path,
     metadata: &BTreeMap<String, String>,
-    stored: Stored,
+    stored: WeightFormat,
 ) -> Result<(), Error> {
     let all = parameters(module);
     let tensors = all

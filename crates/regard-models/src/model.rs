@@ -4,11 +4,11 @@ use crate::bert::{Bert, Sentences};
 use crate::e2k::E2k;
 use crate::error::Error;
 use crate::files::{Architecture, Config, Message, ModelFiles, Tokens, fits};
-use crate::generate::{Decoder, Ended, Generated, Search, Stop, generate};
+use crate::generate::{Decoder, FinishReason, GeneratedSequence, DecodingStrategy, StoppingCriteria, generate};
 use crate::gpt::Gpt;
 use crate::han::{Han, HanWeights};
 use crate::load::load;
-use crate::nn::Dropping;
+use crate::nn::DropoutRates;
 use crate::pass::Pass;
 use crate::recorder::Recorder;
 use crate::seq2seq::Seq2Seq;
@@ -42,16 +42,16 @@ enum Kind {
     /// Writes another text.
     Translator(Box<Transformer>),
     /// The same with recurrent layers.
-    Gru(Box<Seq2Seq>),
+    Seq2Seq(Box<Seq2Seq>),
     /// The same with several heads.
-    Recurrent(Box<E2k>),
+    E2k(Box<E2k>),
     /// Tells texts apart.
     Classifier(Box<Han>),
 }
 
 /// What a model has written.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Written {
+pub struct GenerationOutput {
     /// The text, without what it was asked with.
     pub text: String,
     /// Its tokens, the end among them.
@@ -59,12 +59,12 @@ pub struct Written {
     /// The sum of their log-probabilities.
     pub score: f64,
     /// Why it ended.
-    pub ended: Ended,
+    pub finish_reason: FinishReason,
 }
 
 /// What a model says a text is.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Classified {
+pub struct Classification {
     /// The likeliest class.
     pub class: usize,
     /// What it is called.
@@ -77,8 +77,8 @@ pub struct Classified {
     pub weights: HanWeights,
 }
 
-/// Bytes that keys and values of the past may take, at most; pages are allocated as they fill.
-const PAST: usize = 4 << 30;
+/// Maximum bytes of the KV cache; pages are allocated as they fill.
+const CACHE_BYTES: usize = 4 << 30;
 
 impl Model {
     /// Opens a folder or a file, as [`ModelFiles::open`] does, on the Flex backend.
@@ -90,7 +90,7 @@ impl Model {
     pub fn new(files: ModelFiles) -> Result<Self, Error> {
         let ModelFiles { config, mut weights, tokens, target_tokens, title } = files;
         fits(&config, &weights)?;
-        let (device, none) = (Device::flex(), Dropping::default());
+        let (device, none) = (Device::flex(), DropoutRates::default());
         let kind = match config.architecture {
             Architecture::Llama | Architecture::Gpt2 => {
                 Kind::Decoder(Box::new(load(Gpt::new(&config, none, &device)?, &mut weights)?))
@@ -102,13 +102,13 @@ impl Model {
                 Transformer::new(&config, none, &device)?,
                 &mut weights,
             )?)),
-            Architecture::Seq2Seq => {
-                Kind::Recurrent(Box::new(load(E2k::new(&config, &device)?, &mut weights)?))
+            Architecture::E2k => {
+                Kind::E2k(Box::new(load(E2k::new(&config, &device)?, &mut weights)?))
             }
-            Architecture::Gru => {
-                let sizes = config.gru.as_ref().ok_or_else(|| sizes_of("gru"))?;
+            Architecture::Seq2Seq => {
+                let sizes = config.seq2seq.as_ref().ok_or_else(|| sizes_of("seq2seq"))?;
                 let model = Seq2Seq::new(sizes, none, &device)?;
-                Kind::Gru(Box::new(load(model, &mut weights)?))
+                Kind::Seq2Seq(Box::new(load(model, &mut weights)?))
             }
             Architecture::Han => {
                 let sizes = config.han.as_ref().ok_or_else(|| sizes_of("han"))?;
@@ -150,15 +150,15 @@ impl Model {
         Err(Error::unsupported(what, &is, format!("{who} can do that")))
     }
 
-    /// Goes on with each text. `told` hears pieces of text as they are written, and the number of the text that they belong to; it
+    /// Goes on with each text. `on_text` hears pieces of text as they are written, and the number of the text that they belong to; it
     /// may end that text.
     pub fn generate(
         &self,
         prompts: &[&str],
-        search: &Search,
+        search: &DecodingStrategy,
         max_tokens: usize,
-        told: &mut dyn FnMut(usize, &str) -> ControlFlow<()>,
-    ) -> Result<Vec<Written>, Error> {
+        on_text: &mut dyn FnMut(usize, &str) -> ControlFlow<()>,
+    ) -> Result<Vec<GenerationOutput>, Error> {
         let Kind::Decoder(model) = &self.kind else {
             return self.refuse("generate", "a decoder (llama, gpt2)");
         };
@@ -168,32 +168,37 @@ impl Model {
         for prompt in prompts.iter_mut().filter(|prompt| prompt.is_empty()) {
             prompt.extend(self.config.bos);
         }
-        let mut writer = model.writer(PAST)?;
-        let stop = Stop { max_tokens, end: self.config.eos.clone() };
+        let mut session = model.session(CACHE_BYTES)?;
+        let stop = StoppingCriteria { max_tokens, end: self.config.eos.clone() };
         let mut streams: Vec<_> = prompts.iter().map(|_| self.tokens.stream()).collect();
         // A text that begins after its prompt keeps the space that it begins with.
         for (stream, prompt) in streams.iter_mut().zip(&prompts) {
             prompt.iter().for_each(|id| drop(stream.push(*id)));
         }
-        let all = generate(&mut writer, &prompts, search, &stop, &mut |row, token| match streams
+        let all = generate(&mut session, &prompts, search, &stop, &mut |row, token| match streams
             [row]
             .push(token)
         {
-            Some(text) => told(row, &text),
+            Some(text) => on_text(row, &text),
             None => ControlFlow::Continue(()),
         })?;
         for (row, stream) in streams.into_iter().enumerate() {
             if let Some(text) = stream.finish() {
-                let _ = told(row, &text);
+                let _ = on_text(row, &text);
             }
         }
-        let written = |(one, prompt): (Generated, &Vec<u32>)| {
+        let written = |(one, prompt): (GeneratedSequence, &Vec<u32>)| {
             let whole: Vec<u32> = prompt.iter().chain(&one.tokens).copied().collect();
             let (before, after) = (self.tokens.decode(prompt), self.tokens.decode(&whole));
             let text = after
                 .strip_prefix(&before)
                 .map_or_else(|| self.tokens.decode(&one.tokens), String::from);
-            Written { text, tokens: one.tokens, score: one.score, ended: one.ended }
+            GenerationOutput {
+                text,
+                tokens: one.tokens,
+                score: one.score,
+                finish_reason: one.finish_reason,
+            }
         };
         Ok(all.into_iter().zip(&prompts).map(written).collect())
     }
@@ -204,19 +209,19 @@ impl Model {
     pub fn translate(
         &self,
         texts: &[&str],
-        search: &Search,
+        search: &DecodingStrategy,
         max_tokens: usize,
-    ) -> Result<Vec<Written>, Error> {
+    ) -> Result<Vec<GenerationOutput>, Error> {
         search.check()?;
         let lengths: Vec<usize> = texts.iter().map(|text| text.len()).collect();
         // A draw belongs to the place of its text in the call, so there all are one batch.
         let batch = match search {
-            Search::Sample { .. } => Batch { rows: usize::MAX, positions: usize::MAX },
+            DecodingStrategy::Sample { .. } => Batch { rows: usize::MAX, positions: usize::MAX },
             // Each beam is a row of what is computed.
-            Search::Beam { width, .. } => {
+            DecodingStrategy::Beam { width, .. } => {
                 Batch { rows: (BEAMS / width).clamp(1, TRANSLATED.rows), ..TRANSLATED }
             }
-            Search::Greedy => TRANSLATED,
+            DecodingStrategy::Greedy => TRANSLATED,
         };
         in_batches(&lengths, batch, |some| {
             let texts: Vec<&str> = some.iter().map(|i| texts[*i]).collect();
@@ -227,9 +232,9 @@ impl Model {
     fn translate_together(
         &self,
         texts: &[&str],
-        search: &Search,
+        search: &DecodingStrategy,
         max_tokens: usize,
-    ) -> Result<Vec<Written>, Error> {
+    ) -> Result<Vec<GenerationOutput>, Error> {
         if let (Kind::Decoder(_), Some(template)) = (&self.kind, &self.config.translate) {
             let asked: Vec<String> =
                 texts.iter().map(|text| template.replace("{source}", text)).collect();
@@ -243,29 +248,37 @@ impl Model {
         }
         let sources = texts.iter().map(|text| self.fitting(text)).collect::<Result<Vec<_>, _>>()?;
         let all = match &self.kind {
-            Kind::Translator(model) => {
-                self.answers(model.writer(&sources, PAST)?, sources.len(), search, max_tokens)?
+            Kind::Translator(model) => self.answers(
+                model.session(&sources, CACHE_BYTES)?,
+                sources.len(),
+                search,
+                max_tokens,
+            )?,
+            Kind::Seq2Seq(model) => {
+                self.answers(model.session(&sources)?, sources.len(), search, max_tokens)?
             }
-            Kind::Gru(model) => {
-                self.answers(model.writer(&sources)?, sources.len(), search, max_tokens)?
-            }
-            Kind::Recurrent(model) => {
-                self.answers(model.writer(&sources)?, sources.len(), search, max_tokens)?
+            Kind::E2k(model) => {
+                self.answers(model.session(&sources)?, sources.len(), search, max_tokens)?
             }
             _ => {
-                let who = "an encoder with a decoder (transformer, gru, seq2seq), or a decoder with a template";
+                let who = "an encoder with a decoder (transformer, seq2seq, e2k), or a decoder with a template";
                 return self.refuse("translate", who);
             }
         };
-        let written = |one: Generated| {
+        let written = |one: GeneratedSequence| {
             let text = self.written().decode(&one.tokens);
-            Written { text, tokens: one.tokens, score: one.score, ended: one.ended }
+            GenerationOutput {
+                text,
+                tokens: one.tokens,
+                score: one.score,
+                finish_reason: one.finish_reason,
+            }
         };
         Ok(all.into_iter().map(written).collect())
     }
 
     /// What each text is, of the classes that the model was taught. Its sentences are those of [`sentences`].
-    pub fn classify(&self, texts: &[&str]) -> Result<Vec<Classified>, Error> {
+    pub fn classify(&self, texts: &[&str]) -> Result<Vec<Classification>, Error> {
         let Kind::Classifier(model) = &self.kind else {
             return self.refuse("classify", "hierarchical attention (han)");
         };
@@ -283,26 +296,31 @@ impl Model {
             .collect()
     }
 
-    fn classified(&self, scores: &[f32], document: &[Vec<u32>], weights: HanWeights) -> Classified {
+    fn classified(
+        &self,
+        scores: &[f32],
+        document: &[Vec<u32>],
+        weights: HanWeights,
+    ) -> Classification {
         let shares = shares(scores);
         let best = (0..shares.len()).reduce(|a, b| if shares[b] > shares[a] { b } else { a });
         let class = best.unwrap_or(0);
         let label = self.config.labels.get(class).cloned().unwrap_or_else(|| class.to_string());
         let words = document.iter().map(|ids| words(&self.tokens, ids)).collect();
-        Classified { class, label, probabilities: shares, words, weights }
+        Classification { class, label, probabilities: shares, words, weights }
     }
 
     /// What a model writes for each of its sources.
     fn answers<D: Decoder<Error = Error>>(
         &self,
-        mut writer: D,
+        mut session: D,
         sources: usize,
-        search: &Search,
+        search: &DecodingStrategy,
         max_tokens: usize,
-    ) -> Result<Vec<Generated>, Error> {
-        let stop = Stop { max_tokens, end: self.config.eos.clone() };
+    ) -> Result<Vec<GeneratedSequence>, Error> {
+        let stop = StoppingCriteria { max_tokens, end: self.config.eos.clone() };
         let begins = vec![vec![self.begin()?]; sources];
-        generate(&mut writer, &begins, search, &stop, &mut |_, _| ControlFlow::Continue(()))
+        generate(&mut session, &begins, search, &stop, &mut |_, _| ControlFlow::Continue(()))
     }
 
     fn begin(&self) -> Result<u32, Error> {
@@ -310,7 +328,7 @@ impl Model {
             Error::unsupported(
                 "bos",
                 &"none",
-                "what a text begins with must be told in the configuration",
+                "what a text begins with must be on_text in the configuration",
             )
         };
         self.config.bos.ok_or_else(none)
@@ -344,7 +362,7 @@ impl Model {
         if let Some(target) = target {
             return Ok(begin.chain(self.fitting_of(self.written(), target)?).collect());
         }
-        let best = self.translate(&[text], &Search::Greedy, LONGEST)?;
+        let best = self.translate(&[text], &DecodingStrategy::Greedy, LONGEST)?;
         let written = best.into_iter().flat_map(|one| one.tokens);
         Ok(begin.chain(written.filter(|id| !self.config.eos.contains(id))).collect())
     }
@@ -368,19 +386,19 @@ impl Model {
     /// What every head looks at in a text; of a model that translates, in a text and its best translation.
     pub fn look(&self, text: &str) -> Result<Trace, Error> {
         if let (Kind::Decoder(_), Some(_)) = (&self.kind, &self.config.translate) {
-            let best = self.translate(&[text], &Search::Greedy, LONGEST)?;
+            let best = self.translate(&[text], &DecodingStrategy::Greedy, LONGEST)?;
             return self.look_at(text, best.first().map_or("", |one| one.text.trim()));
         }
         self.looked(text, None)
     }
 
-    /// The same where the translation is given: what a model looks at as it is told each word of it.
+    /// The same where the translation is given: what a model looks at as it is on_text each word of it.
     pub fn look_at(&self, text: &str, target: &str) -> Result<Trace, Error> {
         match (&self.kind, &self.config.translate) {
             (Kind::Decoder(_), Some(template)) => {
                 self.looked(&format!("{}{target}", template.replace("{source}", text)), None)
             }
-            (Kind::Translator(_) | Kind::Gru(_) | Kind::Recurrent(_), _) => {
+            (Kind::Translator(_) | Kind::Seq2Seq(_) | Kind::E2k(_), _) => {
                 self.looked(text, Some(target))
             }
             _ => self.refuse("target", "a model that translates"),
@@ -398,7 +416,7 @@ impl Model {
                 vec![("target", labels)]
             }
             Kind::Encoder(model) => {
-                model.forward(&Sentences { tokens: &[source], kinds: None }, &mut pass)?;
+                model.forward(&Sentences { tokens: &[source], token_types: None }, &mut pass)?;
                 vec![("source", labels)]
             }
             Kind::Translator(model) => {
@@ -408,7 +426,7 @@ impl Model {
                 model.decode(&memory, None, ids(&[target], &device), &mut pass)?;
                 vec![("source", labels), ("target", target_words)]
             }
-            Kind::Gru(model) => {
+            Kind::Seq2Seq(model) => {
                 let target = self.begun(text, target)?;
                 let target_words = words(self.written(), &target);
                 let mut plain = Pass::default();
@@ -421,7 +439,7 @@ impl Model {
             Kind::Classifier(_) => {
                 return self.refuse("look", "any other; what this one looks at, classify tells");
             }
-            Kind::Recurrent(model) => {
+            Kind::E2k(model) => {
                 let target = self.begun(text, target)?;
                 let target_words = words(self.written(), &target);
                 let memory = model.encode(ids(&[source], &device), None)?;

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::recorder::Recorder;
 use burn::tensor::{Tensor, TensorData};
 use regard::problem::Dropout;
-use regard_burn::{Attended, Drop};
+use regard_burn::{AttentionOutput, ElementDropout};
 
 /// What one pass through a model is: nothing, or training, or being looked at.
 ///
@@ -33,19 +33,19 @@ impl Default for Pass {
     }
 }
 
-/// How widely each head of a pass looks.
+/// Attention entropies of a pass.
 #[derive(Debug, Default)]
 pub struct Entropies {
     /// The lengths of targets that are padded. Rows of the target beyond them do not count; those of a source that is padded never do.
     pub targets: Option<Vec<usize>>,
     /// The lengths of the rows that look now.
     rows: Option<Vec<usize>>,
-    spreads: Vec<Spread>,
+    layer_entropies: Vec<LayerEntropy>,
 }
 
-/// How widely the heads of one attention look.
+/// Attention entropy of the heads of one layer.
 #[derive(Clone, Debug)]
-pub struct Spread {
+pub struct LayerEntropy {
     /// Which layer of its stack.
     pub layer: usize,
     /// `encoder`, `decoder` or `cross`.
@@ -58,7 +58,7 @@ pub struct Spread {
 
 /// Whose rows look.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Looks<'a> {
+pub(crate) enum RowSide<'a> {
     Source(Option<&'a [usize]>),
     Target,
 }
@@ -73,28 +73,29 @@ impl Entropies {
 
 impl Pass {
     /// The mean entropy of all heads of all layers so far, `[1]`, as a term of a loss: times a positive number it sharpens
-    /// attention, times a negative one it spreads it. `None` if it was not asked for, or nothing has looked yet.
+    /// attention, times a negative one it layer_entropies it. `None` if it was not asked for, or nothing has looked yet.
     ///
     /// Each head counts the same; within it, each row that is not padding does.
     #[must_use]
     pub fn entropy(&self) -> Option<Tensor<1>> {
-        let spreads = self.spreads();
-        let all: Vec<Tensor<1>> = spreads.iter().map(|spread| spread.entropy.clone()).collect();
+        let layer_entropies = self.layer_entropies();
+        let all: Vec<Tensor<1>> =
+            layer_entropies.iter().map(|spread| spread.entropy.clone()).collect();
         (!all.is_empty()).then(|| Tensor::cat(all, 0).mean())
     }
 
     /// The same head by head, in the order in which they looked.
     #[must_use]
-    pub fn spreads(&self) -> &[Spread] {
-        self.entropies.as_ref().map_or(&[], |entropies| &entropies.spreads)
+    pub fn layer_entropies(&self) -> &[LayerEntropy] {
+        self.entropies.as_ref().map_or(&[], |entropies| &entropies.layer_entropies)
     }
 
     /// Whose rows look from now on.
-    pub(crate) fn now(&mut self, looks: Looks<'_>) {
+    pub(crate) fn now(&mut self, looks: RowSide<'_>) {
         if let Some(entropies) = &mut self.entropies {
             entropies.rows = match looks {
-                Looks::Source(lengths) => lengths.map(<[usize]>::to_vec),
-                Looks::Target => entropies.targets.clone(),
+                RowSide::Source(lengths) => lengths.map(<[usize]>::to_vec),
+                RowSide::Target => entropies.targets.clone(),
             };
         }
     }
@@ -137,8 +138,8 @@ impl Pass {
     }
 
     /// What is dropped of a layer's output.
-    pub(crate) fn drops(&self, rate: f64, place: u64) -> Option<Drop> {
-        self.seed_of(place).filter(|_| rate > 0.0).map(|seed| Drop { rate, seed })
+    pub(crate) fn drops(&self, rate: f64, place: u64) -> Option<ElementDropout> {
+        self.seed_of(place).filter(|_| rate > 0.0).map(|seed| ElementDropout { rate, seed })
     }
 
     /// Which weights of an attention are dropped.
@@ -147,7 +148,7 @@ impl Pass {
     }
 
     /// Keeps how widely the heads of a call looked, if it is asked for.
-    pub(crate) fn spread(&mut self, attended: &Attended) -> Result<(), Error> {
+    pub(crate) fn record_entropy(&mut self, attended: &AttentionOutput) -> Result<(), Error> {
         let (Some(entropies), Some(entropy)) = (&mut self.entropies, &attended.entropy) else {
             return Ok(());
         };
@@ -173,7 +174,7 @@ impl Pass {
             }
         }
         let (layer, kind) = self.recorder.place();
-        entropies.spreads.push(Spread { layer, kind, entropy, max_score });
+        entropies.layer_entropies.push(LayerEntropy { layer, kind, entropy, max_score });
         Ok(())
     }
 }

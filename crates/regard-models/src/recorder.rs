@@ -1,11 +1,11 @@
 //! What attention sees, kept for the microscope: queries, keys and `lse`, from which any weight can be made again.
 
 use crate::error::Error;
-use crate::past::numbers;
+use crate::kv_cache::numbers;
 use burn::tensor::Tensor;
 use regard::problem::Normalizer;
-use regard_burn::{Attended, Attention, Similarity};
-use regard_scope::{Inputs, Labels, Layer, Seen, Trace, Weights};
+use regard_burn::{Attention, AttentionOutput, Similarity};
+use regard_scope::{Inputs, Labels, Layer, LayerData, Trace, Weights};
 use std::collections::BTreeMap;
 
 /// Keeps what each attention saw of the first item of a batch. One that is [`off`](Self::off) costs nothing.
@@ -77,12 +77,12 @@ impl Recorder {
         &mut self,
         q: Tensor<4>,
         k: Tensor<4>,
-        attended: &Attended,
+        attended: &AttentionOutput,
         options: &Attention,
     ) -> Result<(), Error> {
         let refuse = |what: &str| Err(Error::NotRecorded { what: what.into() });
         let plain =
-            options.sinks.is_none() && options.centres.is_none() && options.dropout.is_none();
+            options.sinks.is_none() && options.centers.is_none() && options.dropout.is_none();
         if options.alibi.is_some() || options.relative.is_some() || options.bias.is_some() || !plain
         {
             return refuse("a bias, a sink, a centre or dropout");
@@ -111,13 +111,13 @@ impl Recorder {
             softcap: options.softcap,
         };
         let Place { layer, kind, axes: [rows, cols] } = self.place;
-        let seen = Seen::Inputs(seen);
+        let seen = LayerData::Inputs(seen);
         self.layers.push(Layer {
             layer,
             kind: kind.into(),
             rows: rows.into(),
             cols: cols.into(),
-            seen,
+            data: seen,
         });
         Ok(())
     }
@@ -129,9 +129,9 @@ impl Recorder {
         }
         let Place { layer, kind, axes: [rows, cols] } = self.place;
         let (shape, values) = (weights.dims(), numbers(weights));
-        let seen = Seen::Weights(Weights { values, shape });
+        let seen = LayerData::Weights(Weights { values, shape });
         let (kind, rows, cols) = (kind.into(), rows.into(), cols.into());
-        self.layers.push(Layer { layer, kind, rows, cols, seen });
+        self.layers.push(Layer { layer, kind, rows, cols, data: seen });
     }
 
     /// All of it, with the tokens of each axis.

@@ -3,14 +3,14 @@
 use crate::error::Error;
 use crate::files::Seq2SeqConfig;
 use crate::generate::Decoder;
-use crate::nn::{Bahdanau, Dropping, Embedding, Gru, GruCell, GruStates, Linear};
+use crate::kv_cache::{has_source, numbers};
+use crate::nn::{Bahdanau, DropoutRates, Embedding, Gru, GruCell, GruStates, Linear};
 use crate::pass::Pass;
-use crate::past::{has_source, numbers};
 use crate::stack::{EMBEDDINGS, TARGET_EMBEDDINGS, ids};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use regard::Mask;
-use regard_burn::{Activation, Look, Steps, dropout, gru_looking, linear};
+use regard_burn::{Activation, GruAttention, Steps, dropout, gru_with_attention, linear};
 
 /// For a source of n tokens and a target `y[1..m]`:
 ///
@@ -31,7 +31,7 @@ pub struct Seq2Seq {
     pub encoder: Gru,
     /// From what was read to what writing begins with.
     pub bridge: Linear,
-    /// Looks at what was read; without it, the decoder knows what both ways of the encoder ended with.
+    /// RowSide at what was read; without it, the decoder knows what both ways of the encoder ended with.
     pub attention: Option<Bahdanau>,
     /// Writes.
     pub decoder: GruCell,
@@ -40,7 +40,7 @@ pub struct Seq2Seq {
     #[module(skip)]
     config: Seq2SeqConfig,
     #[module(skip)]
-    dropping: Dropping,
+    dropout: DropoutRates,
 }
 
 /// A batch of sources as a [`Seq2Seq`] has read them.
@@ -76,8 +76,12 @@ impl Seq2SeqMemory {
 }
 
 impl Seq2Seq {
-    /// With random weights. `dropping.rate` is dropped of embeddings and of what scores are made of, while training.
-    pub fn new(config: &Seq2SeqConfig, dropping: Dropping, device: &Device) -> Result<Self, Error> {
+    /// With random weights. `dropout.rate` is dropped of embeddings and of what scores are made of, while training.
+    pub fn new(
+        config: &Seq2SeqConfig,
+        dropout: DropoutRates,
+        device: &Device,
+    ) -> Result<Self, Error> {
         let Seq2SeqConfig { embedding, encoder_hidden, decoder_hidden, attention_hidden, .. } =
             *config;
         sized(&[
@@ -100,7 +104,7 @@ impl Seq2Seq {
             decoder: GruCell::new([embedding + read, decoder_hidden], device),
             head: Linear::new([decoder_hidden + read, config.target_vocab], true, device),
             config: *config,
-            dropping,
+            dropout,
         })
     }
 
@@ -119,7 +123,7 @@ impl Seq2Seq {
     ) -> Result<Seq2SeqMemory, Error> {
         pass.without_products()?;
         let [batch, length] = source.dims();
-        let x = dropout(self.source.forward(source)?, pass.drops(self.dropping.rate, EMBEDDINGS));
+        let x = dropout(self.source.forward(source)?, pass.drops(self.dropout.rate, EMBEDDINGS));
         let GruStates { states, last } = self.encoder.forward(x, lengths)?;
         Ok(Seq2SeqMemory {
             keys: self.attention.as_ref().map(|attention| attention.project(states.clone())),
@@ -140,7 +144,7 @@ impl Seq2Seq {
         pass.without_products()?;
         let after = self.steps(memory, target, pass)?;
         // One place for each thing that drops; embeddings have their own.
-        Ok(self.head.forward(dropout(after, pass.drops(self.dropping.rate, 0))))
+        Ok(self.head.forward(dropout(after, pass.drops(self.dropout.rate, 0))))
     }
 
     /// What each position of the target sees of the source, `[batch, length, source length]`. For looking.
@@ -190,7 +194,7 @@ impl Seq2Seq {
             return Ok(Tensor::zeros(sizes, &memory.states.device().inner()));
         }
         let words = self.target.forward(target)?;
-        let words = dropout(words, pass.drops(self.dropping.rate, TARGET_EMBEDDINGS));
+        let words = dropout(words, pass.drops(self.dropout.rate, TARGET_EMBEDDINGS));
         // Of the input, the part of the words is known for all positions before the first step.
         let (input, embedding) = (&self.decoder.input, self.config.embedding);
         let [of_words, context] = [(0, embedding), (embedding, read)]
@@ -206,7 +210,7 @@ impl Seq2Seq {
             let seen = memory.last.clone().unsqueeze_dim::<3>(1).expand([batch, length, read]);
             return Ok(Tensor::cat(vec![states, seen], 2));
         };
-        let look = Look {
+        let look = GruAttention {
             query: attention.query.weight.val(),
             score: attention.score.val(),
             keys: keys.clone(),
@@ -215,11 +219,11 @@ impl Seq2Seq {
             lengths: memory.lengths.clone(),
         };
         let (weight, bias) = (self.decoder.hidden.weight.val(), self.decoder.bias());
-        Ok(gru_looking(x, first, weight, bias, look))
+        Ok(gru_with_attention(x, first, weight, bias, look))
     }
 
-    /// To translate these sources with. Gradients are not.
-    pub fn writer(&self, sources: &[Vec<u32>]) -> Result<Seq2SeqWriter<'_>, Error> {
+    /// A generation session that translates these sources. No gradients.
+    pub fn session(&self, sources: &[Vec<u32>]) -> Result<Seq2SeqSession<'_>, Error> {
         let lengths: Vec<usize> = sources.iter().map(Vec::len).collect();
         let read =
             self.encode(ids(sources, &Device::flex()), Some(&lengths), &mut Pass::default())?;
@@ -230,19 +234,19 @@ impl Seq2Seq {
             first: read.first.inner(),
             lengths: read.lengths,
         };
-        Ok(Seq2SeqWriter { model: self, memory })
+        Ok(Seq2SeqSession { model: self, memory })
     }
 }
 
-/// A [`Seq2Seq`] that writes translations of its sources.
+/// A [`Seq2Seq`] in a generation session: translations of its sources.
 #[derive(Debug)]
-pub struct Seq2SeqWriter<'a> {
+pub struct Seq2SeqSession<'a> {
     model: &'a Seq2Seq,
     memory: Seq2SeqMemory,
 }
 
-impl Decoder for Seq2SeqWriter<'_> {
-    type Past = RecurrentPast;
+impl Decoder for Seq2SeqSession<'_> {
+    type State = RecurrentState;
     type Error = Error;
 
     fn vocab(&self) -> usize {
@@ -253,22 +257,26 @@ impl Decoder for Seq2SeqWriter<'_> {
         None
     }
 
-    fn start(&mut self, row: usize) -> Result<RecurrentPast, Error> {
+    fn start(&mut self, row: usize) -> Result<RecurrentState, Error> {
         has_source(row, self.memory.lengths.len())?;
-        Ok(RecurrentPast { row, state: numbers(self.memory.first.clone().narrow(0, row, 1)) })
+        Ok(RecurrentState { row, state: numbers(self.memory.first.clone().narrow(0, row, 1)) })
     }
 
-    fn fork(&mut self, past: &RecurrentPast) -> Result<RecurrentPast, Error> {
-        Ok(past.clone())
+    fn fork(&mut self, state: &RecurrentState) -> Result<RecurrentState, Error> {
+        Ok(state.clone())
     }
 
-    fn free(&mut self, _: RecurrentPast) -> Result<(), Error> {
+    fn free(&mut self, _: RecurrentState) -> Result<(), Error> {
         Ok(())
     }
 
-    fn feed(&mut self, pasts: &mut [RecurrentPast], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
+    fn feed(
+        &mut self,
+        states: &mut [RecurrentState],
+        tokens: &[&[u32]],
+    ) -> Result<Vec<f32>, Error> {
         let (model, memory) = (self.model, &self.memory);
-        let last = in_steps(pasts, tokens, |rows, ids, state| {
+        let last = in_steps(states, tokens, |rows, ids, state| {
             let memory = Seq2SeqMemory { first: state, ..memory.rows(rows) };
             let after = model.steps(&memory, ids, &Pass::default())?.squeeze_dim::<2>(1);
             Ok((after.clone().narrow(1, 0, model.decoder.features()), after))
@@ -279,7 +287,7 @@ impl Decoder for Seq2SeqWriter<'_> {
 
 /// What a recurrent decoder knows of what it has written: its state, and nothing that grows.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RecurrentPast {
+pub struct RecurrentState {
     /// Which source it belongs to.
     pub(crate) row: usize,
     /// All states of the model, one after another.
@@ -301,20 +309,20 @@ pub(crate) fn chosen<const D: usize>(x: &Tensor<D>, rows: &[usize]) -> Tensor<D>
     x.clone().select(0, Tensor::from_data(places, &x.device().inner()))
 }
 
-/// Feeds a token to all pasts, then the next to those that have one more, and so on. A step takes the sources, ids `[pasts, 1]` and
-/// states `[pasts, features]` to the next states, and to what scores are made of. Returns the last of these, `[pasts, ..]`.
+/// Feeds a token to all states, then the next to those that have one more, and so on. A step takes the sources, ids `[states, 1]` and
+/// states `[states, features]` to the next states, and to what scores are made of. Returns the last of these, `[states, ..]`.
 pub(crate) fn in_steps(
-    pasts: &mut [RecurrentPast],
+    all: &mut [RecurrentState],
     tokens: &[&[u32]],
     mut step: impl FnMut(&[usize], Tensor<2, Int>, Tensor<2>) -> Result<(Tensor<2>, Tensor<2>), Error>,
 ) -> Result<Tensor<2>, Error> {
     let device = Device::flex();
-    let mut found: Vec<Vec<f32>> = vec![Vec::new(); pasts.len()];
+    let mut found: Vec<Vec<f32>> = vec![Vec::new(); all.len()];
     for t in 0..tokens.iter().map(|tokens| tokens.len()).max().unwrap_or(0) {
-        let fed: Vec<usize> = (0..pasts.len()).filter(|i| t < tokens[*i].len()).collect();
-        let rows: Vec<usize> = fed.iter().map(|i| pasts[*i].row).collect();
+        let fed: Vec<usize> = (0..all.len()).filter(|i| t < tokens[*i].len()).collect();
+        let rows: Vec<usize> = fed.iter().map(|i| all[*i].row).collect();
         let words: Vec<Vec<u32>> = fed.iter().map(|i| vec![tokens[*i][t]]).collect();
-        let states: Vec<f32> = fed.iter().flat_map(|i| pasts[*i].state.iter().copied()).collect();
+        let states: Vec<f32> = fed.iter().flat_map(|i| all[*i].state.iter().copied()).collect();
         let sizes = [fed.len(), states.len() / fed.len()];
         let states = Tensor::from_data(TensorData::new(states, sizes), &device);
         let (states, last) = step(&rows, ids(&words, &device), states)?;
@@ -323,18 +331,18 @@ pub(crate) fn in_steps(
         for ((i, state), last) in
             fed.iter().zip(states.chunks(widths[0])).zip(last.chunks(widths[1]))
         {
-            pasts[*i].state = state.to_vec();
+            all[*i].state = state.to_vec();
             found[*i] = last.to_vec();
         }
     }
     let width = found.first().map_or(0, Vec::len);
-    Ok(Tensor::from_data(TensorData::new(found.concat(), [pasts.len(), width]), &device))
+    Ok(Tensor::from_data(TensorData::new(found.concat(), [all.len(), width]), &device))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::{Search, Stop, generate};
+    use crate::generate::{DecodingStrategy, StoppingCriteria, generate};
     use std::ops::ControlFlow;
 
     const CONFIG: Seq2SeqConfig = Seq2SeqConfig {
@@ -350,25 +358,28 @@ mod tests {
     fn models() -> [Seq2Seq; 2] {
         let device = Device::flex();
         let without = Seq2SeqConfig { attention_hidden: None, ..CONFIG };
-        [model(), Seq2Seq::new(&without, Dropping::default(), &device).expect("sizes are sizes")]
+        [
+            model(),
+            Seq2Seq::new(&without, DropoutRates::default(), &device).expect("sizes are sizes"),
+        ]
     }
 
     fn model() -> Seq2Seq {
         let device = Device::flex();
         device.seed(7);
-        Seq2Seq::new(&CONFIG, Dropping::default(), &device).expect("sizes are sizes")
+        Seq2Seq::new(&CONFIG, DropoutRates::default(), &device).expect("sizes are sizes")
     }
 
     fn written(
         model: &Seq2Seq,
         sources: &[Vec<u32>],
         prompts: &[Vec<u32>],
-        search: &Search,
+        search: &DecodingStrategy,
     ) -> Vec<Vec<u32>> {
-        let mut writer = model.writer(sources).expect("ids are tokens");
-        let stop = Stop { max_tokens: 6, end: vec![] };
+        let mut session = model.session(sources).expect("ids are tokens");
+        let stop = StoppingCriteria { max_tokens: 6, end: vec![] };
         let said =
-            generate(&mut writer, prompts, search, &stop, &mut |_, _| ControlFlow::Continue(()));
+            generate(&mut session, prompts, search, &stop, &mut |_, _| ControlFlow::Continue(()));
         said.expect("scores are finite").into_iter().map(|one| one.tokens).collect()
     }
 
@@ -380,7 +391,7 @@ mod tests {
             &model,
             std::slice::from_ref(&source),
             std::slice::from_ref(&prompt),
-            &Search::Greedy,
+            &DecodingStrategy::Greedy,
         )
         .remove(0);
         let whole: Vec<u32> = prompt.iter().chain(&said).copied().collect();
@@ -398,7 +409,8 @@ mod tests {
     fn rows_do_not_depend_on_one_another() {
         let sources = [vec![1, 2, 3, 4, 5], vec![6], vec![7, 8]];
         let prompts = [vec![1], vec![1, 2, 3], vec![2, 1]];
-        let searches = [Search::Greedy, Search::Beam { width: 3, length_penalty: 1.0 }];
+        let searches =
+            [DecodingStrategy::Greedy, DecodingStrategy::Beam { width: 3, length_penalty: 1.0 }];
         for (model, search) in
             models().into_iter().flat_map(|m| searches.clone().map(|s| (m.clone(), s)))
         {
@@ -421,14 +433,14 @@ mod tests {
     fn what_does_not_fit_is_refused() {
         let none = Seq2SeqConfig { decoder_hidden: 0, ..CONFIG };
         let error =
-            Seq2Seq::new(&none, Dropping::default(), &Device::flex()).unwrap_err().to_string();
+            Seq2Seq::new(&none, DropoutRates::default(), &Device::flex()).unwrap_err().to_string();
         assert!(error.contains("decoder_hidden = 0"), "{error}");
         let model = model();
-        let error = model.writer(&[vec![1], vec![9]]).unwrap_err().to_string();
+        let error = model.session(&[vec![1], vec![9]]).unwrap_err().to_string();
         assert!(error.contains("id 9"), "{error}");
-        let mut writer = model.writer(&[vec![1]]).expect("ids are tokens");
-        assert!(writer.start(1).unwrap_err().to_string().contains("there are 1"));
-        let memory = writer.memory.clone();
+        let mut session = model.session(&[vec![1]]).expect("ids are tokens");
+        assert!(session.start(1).unwrap_err().to_string().contains("there are 1"));
+        let memory = session.memory.clone();
         let two = ids(&[vec![1], vec![2]], &Device::flex());
         let error = model.decode(&memory, two, &mut Pass::default()).unwrap_err();
         assert!(error.to_string().contains("target has 2 rows"), "{error}");
@@ -439,16 +451,16 @@ mod tests {
         for model in models() {
             for sources in [vec![vec![], vec![1, 2]], vec![vec![]; 2]] {
                 let begins = [vec![1], vec![1]];
-                assert_eq!(written(&model, &sources, &begins, &Search::Greedy).len(), 2);
+                assert_eq!(written(&model, &sources, &begins, &DecodingStrategy::Greedy).len(), 2);
             }
-            assert!(written(&model, &[], &[], &Search::Greedy).is_empty());
+            assert!(written(&model, &[], &[], &DecodingStrategy::Greedy).is_empty());
         }
     }
 
     #[test]
     fn a_seed_drops_the_same_again_and_none_drops_nothing() {
-        let (device, dropping) = (Device::flex(), Dropping { rate: 0.5, attention: 0.0 });
-        let model = Seq2Seq::new(&CONFIG, dropping, &device).expect("sizes are sizes");
+        let (device, dropout) = (Device::flex(), DropoutRates { rate: 0.5, attention: 0.0 });
+        let model = Seq2Seq::new(&CONFIG, dropout, &device).expect("sizes are sizes");
         let scores = |seed: Option<u64>| {
             let mut pass = Pass { seed, ..Pass::default() };
             let source = ids(&[vec![1, 2, 3]], &device);

@@ -1,10 +1,10 @@
 //! What the models of a [`Config`] have in common.
 
 use crate::error::Error;
-use crate::files::{Activation as Named, Config, Pairs, Positions};
+use crate::files::{Activation as Named, Config, PairLayout, Positions};
 use crate::nn::{
-    Around, Bias, Block, BlockConfig, Dropping, FeedForwardConfig, Memory, MultiHeadConfig,
-    NormKind, NormPlace, Sinusoid,
+    Bias, Block, BlockConfig, BlockInputs, DropoutRates, FeedForwardConfig, Memory,
+    MultiHeadConfig, NormKind, NormPlace, Sinusoid,
 };
 use crate::pass::Pass;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -15,12 +15,12 @@ use regard_burn::Activation;
 use std::fmt;
 
 /// What the blocks of a model are made of, without attention over a memory.
-pub(crate) fn block_of(config: &Config, kind: NormKind, dropping: Dropping) -> BlockConfig {
+pub(crate) fn block_of(config: &Config, kind: NormKind, dropout: DropoutRates) -> BlockConfig {
     let rope = match config.positions {
         Positions::Rotary { theta, pairs } => {
             let pairs = match pairs {
-                Pairs::Halves => RopePairs::Halves,
-                Pairs::Neighbours => RopePairs::Interleaved,
+                PairLayout::HalfSplit => RopePairs::Halves,
+                PairLayout::Interleaved => RopePairs::Interleaved,
             };
             Some(Rope::new(config.head_dim, pairs).base(theta))
         }
@@ -55,7 +55,7 @@ pub(crate) fn block_of(config: &Config, kind: NormKind, dropping: Dropping) -> B
         norm: kind,
         place: if config.pre_norm { NormPlace::Pre } else { NormPlace::Post },
         eps: config.norm_eps.unwrap_or(1e-5),
-        dropping,
+        dropout,
     }
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn only(
 pub(crate) fn sinusoid_of(config: &Config) -> Option<Sinusoid> {
     match config.positions {
         Positions::Sinusoidal { pairs, first, inclusive } => Some(Sinusoid {
-            halves: pairs == Pairs::Halves,
+            half_split: pairs == PairLayout::HalfSplit,
             first,
             inclusive,
             ..Sinusoid::default()
@@ -95,7 +95,7 @@ pub(crate) fn through(
         pass.recorder.at(layer, kind, axis);
         // A decoder drops other numbers than the encoder beside it.
         let place = 2 * layer as u64 + u64::from(memory.is_some());
-        block.forward(x, Around { mask, memory, place, pass })
+        block.forward(x, BlockInputs { mask, memory, place, pass })
     })
 }
 

@@ -3,9 +3,9 @@
 use crate::error::Error;
 use crate::files::{Architecture, Config};
 use crate::generate::Decoder;
-use crate::nn::{Block, BlockConfig, Dropping, Embedding, Linear, Memory, Norm, NormKind};
-use crate::pass::{Looks, Pass};
-use crate::past::{Past, Pasts, SENTENCE, Sources, has_source, in_groups, numbers};
+use crate::kv_cache::{DecoderState, KvCaches, SENTENCE, Sources, has_source, in_groups, numbers};
+use crate::nn::{Block, BlockConfig, DropoutRates, Embedding, Linear, Memory, Norm, NormKind};
+use crate::pass::{Pass, RowSide};
 use crate::stack::{EMBEDDINGS, TARGET_EMBEDDINGS, block_of, ids, only, sinusoid_of, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -32,12 +32,12 @@ pub struct Transformer {
     #[module(skip)]
     config: Config,
     #[module(skip)]
-    dropping: Dropping,
+    dropout: DropoutRates,
 }
 
 impl Transformer {
-    /// With random weights, of which `dropping` says what is dropped while training.
-    pub fn new(config: &Config, dropping: Dropping, device: &Device) -> Result<Self, Error> {
+    /// With random weights, of which `dropout` says what is dropped while training.
+    pub fn new(config: &Config, dropout: DropoutRates, device: &Device) -> Result<Self, Error> {
         let right = config.architecture == Architecture::Transformer;
         only(
             "architecture",
@@ -49,12 +49,12 @@ impl Transformer {
         only("positions", sines, &config.positions, "a transformer adds sines and cosines")?;
         config.check()?;
         let d_model = config.d_model;
-        let reads = block_of(config, NormKind::Layer, dropping);
+        let reads = block_of(config, NormKind::Layer, dropout);
         let writes = BlockConfig { cross: Some(reads.attention.clone()), ..reads.clone() };
         let target_vocab = config.target_vocab.unwrap_or(config.vocab);
         let deviation = match config.embedding_scale {
             // A table that is also a head makes scores of the size of 1.
-            _ if config.tied || config.joint => 1.0 / (d_model as f64).sqrt(),
+            _ if config.tie_embeddings || config.shared_vocabulary => 1.0 / (d_model as f64).sqrt(),
             Some(scale) => 1.0 / scale,
             None => 1.0,
         };
@@ -65,14 +65,15 @@ impl Transformer {
             |n: usize, block: &BlockConfig| (0..n).map(|_| Block::new(block, device)).collect();
         Ok(Self {
             source: table(config.vocab),
-            target: (!config.joint).then(|| table(target_vocab)),
+            target: (!config.shared_vocabulary).then(|| table(target_vocab)),
             encoder: stack(config.n_layers, &reads),
             encoder_norm: norm(),
             decoder: stack(config.decoder_layers.unwrap_or(config.n_layers), &writes),
             decoder_norm: norm(),
-            head: (!config.tied).then(|| Linear::new([d_model, target_vocab], true, device)),
+            head: (!config.tie_embeddings)
+                .then(|| Linear::new([d_model, target_vocab], true, device)),
             config: config.clone(),
-            dropping,
+            dropout,
         })
     }
 
@@ -116,8 +117,8 @@ impl Transformer {
             return Err(Error::format("source", why));
         }
         let x = self.embedded(&self.source, source, 0)?;
-        let x = dropout(x, pass.drops(self.dropping.rate, EMBEDDINGS));
-        pass.now(Looks::Source(lengths));
+        let x = dropout(x, pass.drops(self.dropout.rate, EMBEDDINGS));
+        pass.now(RowSide::Source(lengths));
         let mask = lengths.map_or_else(Mask::full, Mask::lengths);
         let x = through(&self.encoder, x, ("encoder", "source"), &mask, None, pass)?;
         Ok(self.encoder_norm.as_ref().map_or(x.clone(), |norm| norm.forward(x)))
@@ -132,8 +133,8 @@ impl Transformer {
         pass: &mut Pass,
     ) -> Result<Tensor<3>, Error> {
         let x = self.embedded(self.written(), target, 0)?;
-        let x = dropout(x, pass.drops(self.dropping.rate, TARGET_EMBEDDINGS));
-        pass.now(Looks::Target);
+        let x = dropout(x, pass.drops(self.dropout.rate, TARGET_EMBEDDINGS));
+        pass.now(RowSide::Target);
         let seen = lengths.map_or_else(Mask::full, Mask::lengths);
         let memory = Some(Memory::Rows(memory, &seen));
         let x = through(&self.decoder, x, ("decoder", "target"), &Mask::causal(), memory, pass)?;
@@ -148,15 +149,15 @@ impl Transformer {
         }
     }
 
-    /// To translate these sources with, keeping what was written in at most `budget` bytes.
-    pub fn writer(
+    /// A generation session that translates these sources, with a KV cache of at most `budget` bytes.
+    pub fn session(
         &self,
         sources: &[Vec<u32>],
         budget: usize,
-    ) -> Result<TransformerWriter<'_>, Error> {
+    ) -> Result<TransformerSession<'_>, Error> {
         let heads = [self.config.heads.kv, self.config.head_dim];
-        let pasts = || Pasts::new(self.decoder.len(), heads, SENTENCE, budget / 2);
-        let mut read = Sources::new(pasts()?, sources.len())?;
+        let caches = || KvCaches::new(self.decoder.len(), heads, SENTENCE, budget / 2);
+        let mut read = Sources::new(caches()?, sources.len())?;
         // Sources of one length need no padding.
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|i| sources[*i].len());
@@ -168,33 +169,37 @@ impl Transformer {
                 read.keep(some, &memory, &self.decoder)?;
             }
         }
-        Ok(TransformerWriter { model: self, pasts: pasts()?, sources: read })
+        Ok(TransformerSession { model: self, caches: caches()?, sources: read })
     }
 }
 
-/// A [`Transformer`] that writes translations of its sources.
+/// A generation session of a [`Transformer`]: translations of its sources, with a KV cache.
 #[derive(Debug)]
-pub struct TransformerWriter<'a> {
+pub struct TransformerSession<'a> {
     model: &'a Transformer,
-    pasts: Pasts,
+    caches: KvCaches,
     sources: Sources,
 }
 
 /// Sources that are read together, at most.
 const TOGETHER: usize = 64;
 
-impl TransformerWriter<'_> {
-    /// Pasts of one length, to the scores after the last token of each.
-    fn together(&mut self, pasts: &mut [&mut Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
-        let len = pasts[0].len;
+impl TransformerSession<'_> {
+    /// KvCaches of one length, to the scores after the last token of each.
+    fn together(
+        &mut self,
+        states: &mut [&mut DecoderState],
+        tokens: &[&[u32]],
+    ) -> Result<Vec<f32>, Error> {
+        let len = states[0].len;
         let x = self.model.embedded(self.model.written(), ids(tokens, &Device::flex()), len)?;
-        let last = self.pasts.through(&self.model.decoder, x, pasts, Some(&self.sources))?;
+        let last = self.caches.through(&self.model.decoder, x, states, Some(&self.sources))?;
         Ok(numbers(self.model.scores(last)))
     }
 }
 
-impl Decoder for TransformerWriter<'_> {
-    type Past = Past;
+impl Decoder for TransformerSession<'_> {
+    type State = DecoderState;
     type Error = Error;
 
     fn vocab(&self) -> usize {
@@ -205,29 +210,29 @@ impl Decoder for TransformerWriter<'_> {
         self.model.config.context
     }
 
-    fn start(&mut self, row: usize) -> Result<Past, Error> {
+    fn start(&mut self, row: usize) -> Result<DecoderState, Error> {
         has_source(row, self.sources.len())?;
-        self.pasts.start(row)
+        self.caches.start(row)
     }
 
-    fn fork(&mut self, past: &Past) -> Result<Past, Error> {
-        self.pasts.fork(past)
+    fn fork(&mut self, state: &DecoderState) -> Result<DecoderState, Error> {
+        self.caches.fork(state)
     }
 
-    fn free(&mut self, past: Past) -> Result<(), Error> {
-        self.pasts.free(past)
+    fn free(&mut self, state: DecoderState) -> Result<(), Error> {
+        self.caches.free(state)
     }
 
-    fn feed(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
-        in_groups(pasts, tokens, |past| past.len, |pasts, tokens| self.together(pasts, tokens))
+    fn feed(&mut self, states: &mut [DecoderState], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
+        in_groups(states, tokens, |state| state.len, |states, tokens| self.together(states, tokens))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::{Activation, Heads, Pairs, Positions};
-    use crate::generate::{Search, Stop, generate};
+    use crate::files::{Activation, Heads, PairLayout, Positions};
+    use crate::generate::{DecodingStrategy, StoppingCriteria, generate};
     use crate::load::parameters;
     use crate::pass::Entropies;
     use burn::optim::{AdamConfig, GradientsParams};
@@ -243,7 +248,7 @@ mod tests {
             vocab: 11,
             pre_norm: true,
             positions: Positions::Sinusoidal {
-                pairs: Pairs::Neighbours,
+                pairs: PairLayout::Interleaved,
                 first: 0,
                 inclusive: false,
             },
@@ -255,9 +260,9 @@ mod tests {
         }
     }
 
-    fn model(config: &Config, dropping: Dropping, device: &Device) -> Transformer {
+    fn model(config: &Config, dropout: DropoutRates, device: &Device) -> Transformer {
         device.seed(7);
-        Transformer::new(config, dropping, device).expect("an encoder and a decoder")
+        Transformer::new(config, dropout, device).expect("an encoder and a decoder")
     }
 
     /// Two pairs of different lengths.
@@ -273,16 +278,15 @@ mod tests {
     #[test]
     fn a_seed_drops_the_same_again_and_none_drops_nothing() {
         let device = Device::flex();
-        let first = model(&config(), Dropping::default(), &device);
+        let first = model(&config(), DropoutRates::default(), &device);
         let plain = numbers(scores(&first, &mut Pass::default()));
-        for dropping in [
-            Dropping { rate: 0.3, attention: 0.0 },
-            Dropping { rate: 0.0, attention: 0.3 },
-            Dropping { rate: 0.3, attention: 0.3 },
+        for dropout in [
+            DropoutRates { rate: 0.3, attention: 0.0 },
+            DropoutRates { rate: 0.0, attention: 0.3 },
+            DropoutRates { rate: 0.3, attention: 0.3 },
         ] {
             // The weights of the first: the seed of the device is that of all tests, which run side by side.
-            let model =
-                model(&config(), dropping, &device).load_record(first.clone().into_record());
+            let model = model(&config(), dropout, &device).load_record(first.clone().into_record());
             let of = |seed| numbers(scores(&model, &mut Pass { seed, ..Pass::default() }));
             assert_eq!(of(None), plain);
             assert_eq!(of(Some(3)), of(Some(3)));
@@ -295,8 +299,8 @@ mod tests {
     fn tables_are_shared_as_the_configuration_says() {
         let device = Device::flex().autodiff();
         for (tied, joint) in [(false, false), (true, false), (false, true), (true, true)] {
-            let config = Config { tied, joint, ..config() };
-            let model = model(&config, Dropping::default(), &device);
+            let config = Config { tie_embeddings: tied, shared_vocabulary: joint, ..config() };
+            let model = model(&config, DropoutRates::default(), &device);
             let names = parameters(&model);
             assert_eq!(names.contains_key("head.weight"), !tied);
             assert_eq!(names.contains_key("target.weight"), !joint);
@@ -304,20 +308,20 @@ mod tests {
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             assert_eq!(grads.len(), names.len());
         }
-        let other = Config { joint: true, target_vocab: Some(12), ..config() };
-        let error = Transformer::new(&other, Dropping::default(), &device).unwrap_err();
+        let other = Config { shared_vocabulary: true, target_vocab: Some(12), ..config() };
+        let error = Transformer::new(&other, DropoutRates::default(), &device).unwrap_err();
         assert!(error.to_string().contains("12, vocab is 11"), "{error}");
     }
 
     #[test]
     fn entropy_follows_the_temperature_and_its_own_gradient() {
         let device = Device::flex().autodiff();
-        let first = model(&config(), Dropping::default(), &device);
+        let first = model(&config(), DropoutRates::default(), &device);
         let entropy = |model: &Transformer, temperature: f64| {
             let entropies = Some(Entropies::of(&[3, 2]));
             let mut pass = Pass { temperature, entropies, ..Pass::default() };
             scores(model, &mut pass);
-            assert_eq!(pass.spreads().len(), 6); // two encoders, two decoders, each of these with a look at the source
+            assert_eq!(pass.layer_entropies().len(), 6); // two encoders, two decoders, each of these with a look at the source
             pass.entropy().expect("it was asked for")
         };
         let number = |x: Tensor<1>| numbers(x)[0];
@@ -344,7 +348,7 @@ mod tests {
 
     #[test]
     fn padding_does_not_count_as_attention() {
-        let model = model(&config(), Dropping::default(), &Device::flex());
+        let model = model(&config(), DropoutRates::default(), &Device::flex());
         let entropy = |rows: &[Vec<u32>], lengths: Option<&[usize]>| {
             let entropies = Some(Entropies::default());
             let mut pass = Pass { entropies, ..Pass::default() };
@@ -359,24 +363,28 @@ mod tests {
 
     #[test]
     fn rows_are_written_as_the_whole_says_and_do_not_depend_on_one_another() {
-        let model = model(&config(), Dropping::default(), &Device::flex());
+        let model = model(&config(), DropoutRates::default(), &Device::flex());
         let (stop, mut hear) =
-            (Stop { max_tokens: 40, end: vec![] }, |_: usize, _: u32| ControlFlow::Continue(()));
+            (StoppingCriteria { max_tokens: 40, end: vec![] }, |_: usize, _: u32| {
+                ControlFlow::Continue(())
+            });
         let sources: Vec<Vec<u32>> =
             vec![vec![1, 2, 3], vec![4], vec![5, 6, 7], vec![], (1..10).cycle().take(40).collect()];
         let prompts = [vec![1], vec![1, 2], vec![3], vec![1], vec![4, 4, 4]];
-        for search in [Search::Greedy, Search::Beam { width: 3, length_penalty: 0.5 }] {
-            let mut writer = model.writer(&sources, 1 << 26).expect("ids are tokens");
-            let all = generate(&mut writer, &prompts, &search, &stop, &mut hear);
+        for search in
+            [DecodingStrategy::Greedy, DecodingStrategy::Beam { width: 3, length_penalty: 0.5 }]
+        {
+            let mut session = model.session(&sources, 1 << 26).expect("ids are tokens");
+            let all = generate(&mut session, &prompts, &search, &stop, &mut hear);
             let all = all.expect("scores are finite");
             for ((source, prompt), one) in sources.iter().zip(&prompts).zip(&all) {
-                let mut writer =
-                    model.writer(std::slice::from_ref(source), 1 << 26).expect("ids are tokens");
+                let mut session =
+                    model.session(std::slice::from_ref(source), 1 << 26).expect("ids are tokens");
                 let prompts = std::slice::from_ref(prompt);
-                let alone = generate(&mut writer, prompts, &search, &stop, &mut hear);
+                let alone = generate(&mut session, prompts, &search, &stop, &mut hear);
                 assert_eq!(alone.expect("scores are finite")[0].tokens, one.tokens);
             }
-            if search == Search::Greedy {
+            if search == DecodingStrategy::Greedy {
                 let whole: Vec<u32> = prompts[2].iter().chain(&all[2].tokens).copied().collect();
                 let (device, mut pass) = (Device::flex(), Pass::default());
                 let source = ids(std::slice::from_ref(&sources[2]), &device);
@@ -387,7 +395,7 @@ mod tests {
                 assert_eq!(all[2].tokens, best[..40]);
             }
         }
-        let mut writer = model.writer(&sources, 1 << 26).expect("ids are tokens");
-        assert!(writer.start(5).unwrap_err().to_string().contains("there are 5"));
+        let mut session = model.session(&sources, 1 << 26).expect("ids are tokens");
+        assert!(session.start(5).unwrap_err().to_string().contains("there are 5"));
     }
 }

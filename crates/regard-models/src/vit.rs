@@ -2,10 +2,10 @@
 
 use crate::error::Error;
 use crate::nn::{
-    Block, BlockConfig, Dropping, FeedForwardConfig, Linear, MultiHeadConfig, Norm, NormKind,
+    Block, BlockConfig, DropoutRates, FeedForwardConfig, Linear, MultiHeadConfig, Norm, NormKind,
     NormPlace,
 };
-use crate::pass::{Looks, Pass};
+use crate::pass::{Pass, RowSide};
 use crate::stack::through;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
@@ -88,7 +88,7 @@ impl Vit {
             norm: NormKind::Layer,
             place: NormPlace::Pre,
             eps,
-            dropping: Dropping::default(),
+            dropout: DropoutRates::default(),
         };
         let start = Initializer::Normal { mean: 0.0, std: 0.02 };
         let rows = (image / patch) * (image / patch) + 1;
@@ -122,7 +122,7 @@ impl Vit {
         let class = self.class.val().expand([batch, 1, d_model]);
         let places = self.positions.val().unsqueeze::<3>().expand([batch, n * n + 1, d_model]);
         let x = Tensor::cat(vec![class, rows], 1) + places;
-        pass.now(Looks::Source(None));
+        pass.now(RowSide::Source(None));
         let x = through(&self.blocks, x, ("encoder", "source"), &Mask::full(), None, pass)?;
         let first = self.norm.forward(x.narrow(1, 0, 1)).reshape([batch, d_model]);
         Ok(self.head.forward(first))

@@ -151,7 +151,7 @@ function drawPointed(context, v, pens) {
   context.beginPath();
   context.rect(v.x, v.y, v.width, v.height);
   context.clip();
-  // Twice: the wider stroke in the colour of the paper sets the line off from any colour below.
+  // Twice: the wider stroke in the color of the paper sets the line off from any color below.
   const frame = (x, y, width, height) => {
     for (const [pen, line] of Object.entries({ paper: 3.5, accent: 1.5 })) {
       context.strokeStyle = pens[pen];

@@ -2,7 +2,7 @@
 
 const byId = (id) => document.getElementById(id);
 const state = { theme: null }; // what is shown, as the address says it; each page adds its own
-let palettes = null; // the 256 colours of each theme as one string of hex digits; the page sets it
+let palettes = null; // the 256 colors of each theme as one string of hex digits; the page sets it
 
 // ---- Small helpers ----
 
@@ -44,7 +44,7 @@ function number(x, decimals = 3) {
   return `${(x / 10 ** exponent).toFixed(decimals - 2)}×${power(exponent)}`;
 }
 
-// ---- Theme and colours ----
+// ---- Theme and colors ----
 
 const system = matchMedia('(prefers-color-scheme: dark)');
 const theme = () => state.theme || (system.matches ? 'dark' : 'light');
@@ -53,8 +53,8 @@ const otherTheme = () => (theme() === 'dark' ? 'light' : 'dark');
 const hex = (index, of = theme()) => palettes[of].substr(6 * index, 6);
 
 function rgb(index, of) {
-  const colour = parseInt(hex(index, of), 16);
-  return [colour >> 16, (colour >> 8) & 255, colour & 255];
+  const color = parseInt(hex(index, of), 16);
+  return [color >> 16, (color >> 8) & 255, color & 255];
 }
 
 /** The reader's choice outranks the system's. */
@@ -63,10 +63,10 @@ function drawTheme() {
   else delete document.documentElement.dataset.theme;
   const other = otherTheme() === 'dark' ? 'Dark' : 'Light';
   byId('theme').textContent = other;
-  byId('theme').setAttribute('aria-label', `${other} colours`);
+  byId('theme').setAttribute('aria-label', `${other} colors`);
 }
 
-/** The palette from colour `first` on, and under it ticks: [where from 0 to 1, text]. */
+/** The palette from color `first` on, and under it ticks: [where from 0 to 1, text]. */
 function drawLegend(first, ticks) {
   const strip = byId('legend').querySelector('canvas').getContext('2d');
   for (let i = first; i < 256; i++) {

@@ -50,7 +50,7 @@ function step(key) {
   return steps[key] || null;
 }
 
-// ---- Weights and colours ----
+// ---- Weights and colors ----
 
 const decoded = new Map();
 
@@ -69,7 +69,7 @@ function stored(index) {
 
 const weightOf = (u) => (u / 65534) ** 2;
 
-function colourIndex(weight) {
+function colorIndex(weight) {
   const t = state.scale === 'log' ? 1 + Math.log10(weight) / DECADES : weight;
   return Math.round(255 * clamp(t, 0, 1));
 }
@@ -85,7 +85,7 @@ function ink() {
       return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
     });
     const table = new Uint32Array(65536);
-    for (let u = 0; u < HIDDEN; u++) table[u] = palette[colourIndex(weightOf(u))];
+    for (let u = 0; u < HIDDEN; u++) table[u] = palette[colorIndex(weightOf(u))];
     inks.set(key, table);
   }
   return inks.get(key);
@@ -227,15 +227,15 @@ function drawNumbers() {
   byId('stat-says').textContent =
     known.length === 0
       ? 'This trace holds no statistics.'
-      : `${MEANING[name] || ''} From ${number(low)} to ${number(high)} over all heads; colours span that range.`;
+      : `${MEANING[name] || ''} From ${number(low)} to ${number(high)} over all heads; colors span that range.`;
   for (const button of byId('numbers-tables').querySelectorAll('button')) {
     const value = values[button.dataset.site];
     const finite = Number.isFinite(value);
-    const colour = finite ? rgb(Math.round((255 * (value - low)) / (high - low || 1))) : null;
+    const color = finite ? rgb(Math.round((255 * (value - low)) / (high - low || 1))) : null;
     button.textContent = number(value);
     button.setAttribute('aria-label', `${nameOf(sites[button.dataset.site])}: ${name} ${number(value)}`);
-    button.style.background = colour ? `rgb(${colour})` : 'none';
-    button.style.color = colour ? inkOn(colour) : 'inherit';
+    button.style.background = color ? `rgb(${color})` : 'none';
+    button.style.color = color ? inkOn(color) : 'inherit';
   }
   markChosen(byId('numbers-tables'));
   const open = el('button', { type: 'button' }, 'See its map');
@@ -292,7 +292,7 @@ function drawMini() {
   const context = canvas.getContext('2d');
   context.scale(ratio, ratio);
   context.imageSmoothingEnabled = false;
-  const style = getComputedStyle(canvas); // its text colour marks the chosen head, its border the others
+  const style = getComputedStyle(canvas); // its text color marks the chosen head, its border the others
   for (const site of own) {
     const [x, y] = [heads.indexOf(site.head) * cell, layers.indexOf(site.layer) * cell];
     const chosen = site.index === state.site;
@@ -511,7 +511,7 @@ function drawLines() {
   const context = canvas.getContext('2d');
   context.scale(ratio, ratio);
   for (const [row, col, u] of [...lines].reverse()) {
-    const t = colourIndex(weightOf(u)) / 255;
+    const t = colorIndex(weightOf(u)) / 255;
     const [y, z] = [(row + 0.5) * LINE_PITCH, (col + 0.5) * LINE_PITCH];
     // The faint end of a palette is close to the paper; a line must still be seen on it.
     context.strokeStyle = `rgb(${rgb(Math.round(90 + 165 * t))} / ${0.35 + 0.65 * t})`.replace(/,/g, ' ');

@@ -355,7 +355,7 @@ function peek(axis, index) {
 
 const pixels = new Map(); // decoded tiles of a saved page
 
-/** The weight as the finest saved tile shows it: the colour, looked up backwards in the palette. */
+/** The weight as the finest saved tile shows it: the color, looked up backwards in the palette. */
 async function keptWeight({ row, key }) {
   for (let level = info.max_level; level >= 0; level--) {
     const pairs = 2 ** (info.max_level - level);
@@ -466,7 +466,7 @@ function drawControls() {
   byId('swatch').style.background = `#${hex(0)}`;
   const ticks = [];
   for (let n = 0; n >= -info.decades; n -= info.decades > 3 ? 2 : 1) ticks.push([1 + n / info.decades, power(n)]);
-  drawLegend(1, ticks.reverse()); // colour 0 is no weight at all: it has a swatch of its own
+  drawLegend(1, ticks.reverse()); // color 0 is no weight at all: it has a swatch of its own
 }
 
 /** What belongs to the site: its size, and what its axes are called. */

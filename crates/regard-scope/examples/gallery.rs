@@ -16,8 +16,8 @@ use record::trace_of;
 use regard::Machine;
 use regard_scope::render::Fonts;
 use regard_scope::{
-    GridItem, HeadStats, Kind, Metrics, Scale, Scene, Site, Style, Theme, Trace, alignment, flow,
-    grid, heat, stats, table, trace_page, write_atomically,
+    GridItem, HeadStats, Metrics, PaletteKind, Scale, Scene, Site, Style, Theme, Trace, alignment,
+    flow, grid, heat, stats, table, trace_page, write_atomically,
 };
 use std::path::{Path, PathBuf};
 
@@ -56,13 +56,13 @@ fn main() -> Outcome<()> {
 }
 
 fn style(theme: Theme) -> Style {
-    Style { theme, kind: Kind::Amount, ..Style::new(Metrics::pixels(WIDTH)) }
+    Style { theme, kind: PaletteKind::Amount, ..Style::new(Metrics::pixels(WIDTH)) }
 }
 
 /// All queries of a head.
 fn map(trace: &Trace, kind: &str, layer: usize, head: usize) -> Outcome<regard_scope::Map> {
     let site = Site { kind: kind.into(), layer, head };
-    let rows = trace.layer(&site)?.seen.size()[0];
+    let rows = trace.layer(&site)?.data.size()[0];
     Ok(trace.map(Machine::detect(), &site, 0..rows, [512; 2])?)
 }
 

@@ -3,7 +3,7 @@
 //! `cargo run -p regard-scope --example pictures -- DIRECTORY [COLUMNS]`
 
 use regard_scope::render::{Depth, Fonts, svg, term};
-use regard_scope::{Axis, GridItem, Kind, Map, Metrics, Scale, Scene, Style, Theme};
+use regard_scope::{Axis, GridItem, Map, Metrics, PaletteKind, Scale, Scene, Style, Theme};
 use regard_scope::{alignment, flow, grid, heat, table};
 use std::error::Error;
 use std::io::Write;
@@ -71,7 +71,8 @@ fn scenes(style: &Style) -> Vec<(&'static str, Scene)> {
     for (x, y) in change.values.iter_mut().zip(&own.values) {
         *x -= y;
     }
-    let differences = Style { kind: Kind::Difference, unit: "difference".into(), ..half.clone() };
+    let differences =
+        Style { kind: PaletteKind::Difference, unit: "difference".into(), ..half.clone() };
     vec![
         ("heat", heat(&own, &half)),
         ("long", heat(&long, &logarithmic)),
@@ -102,7 +103,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    for (depth, name) in [(Depth::True, "colour"), (Depth::Indexed, "256"), (Depth::Ascii, "ascii")]
+    for (depth, name) in [(Depth::True, "color"), (Depth::Indexed, "256"), (Depth::Ascii, "ascii")]
     {
         let metrics = Metrics::terminal(columns, depth != Depth::Ascii);
         let style = Style { theme: Theme::Dark, ..Style::new(metrics) };

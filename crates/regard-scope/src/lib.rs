@@ -7,7 +7,7 @@
 //! ```
 //! use regard::Machine;
 //! use regard_scope::render::{Depth, svg, term};
-//! use regard_scope::{Inputs, Labels, Layer, Metrics, Seen, Style, Trace, heat};
+//! use regard_scope::{Inputs, Labels, Layer, Metrics, LayerData, Style, Trace, heat};
 //! use std::collections::BTreeMap;
 //!
 //! # fn main() -> Result<(), regard_scope::Error> {
@@ -15,7 +15,7 @@
 //! let x: Vec<f32> = (0..2 * 4 * 8).map(|i| (i as f32).sin()).collect();
 //! let inputs = Inputs::new((x.clone(), [2, 4, 8]), (x, [2, 4, 8]), "causal")?;
 //! let (rows, cols) = ("words".to_string(), "words".to_string());
-//! let layer = Layer { layer: 0, kind: "self".into(), rows, cols, seen: Seen::Inputs(inputs) };
+//! let layer = Layer { layer: 0, kind: "self".into(), rows, cols, data: LayerData::Inputs(inputs) };
 //! let words = ["to", "be", "or", "not"].map(String::from).to_vec();
 //! let axes = BTreeMap::from([("words".to_string(), Labels::new("word", words))]);
 //! let trace = Trace { title: "a question".into(), axes, layers: vec![layer] };
@@ -40,7 +40,7 @@
 
 #![forbid(unsafe_code)]
 
-mod colour;
+mod color;
 mod error;
 mod map;
 mod mask;
@@ -58,24 +58,24 @@ mod view;
 mod write;
 mod zoom;
 
-pub use colour::{Emphasis, Rgb, Theme};
+pub use color::{Emphasis, Rgb, Theme};
 pub use error::Error;
 pub use map::{Axis, Map};
 pub use mask::{MASK_HELP, MaskError, parse_mask, parse_mask_with};
 pub use measure::{
-    Divergence, HeadAudit, Measure, Measured, Pattern, Pool, Pooled, Retained, Top, audit, diff,
-    rollout,
+    Divergence, HeadAudit, Measure, MeasureOutput, Pattern, Pool, PooledMap, RetainedMass, Top,
+    audit, diff, rollout,
 };
 pub use npy::read_npy;
 pub use page::{escaped, trace_page, zoom_page, zoom_page_of};
-pub use palette::{Kind, Palette, Scale};
+pub use palette::{Palette, PaletteKind, Scale};
 pub use python::python;
 pub use scene::{Metrics, Scene};
 pub use stats::{HeadStats, stats};
 pub use text::printable;
-pub use trace::{Inputs, Labels, Layer, Seen, Site, Trace, Weights};
+pub use trace::{Inputs, Labels, Layer, LayerData, Site, Trace, Weights};
 pub use view::{
-    Chart, GridItem, Scaled, Series, Style, alignment, beside, chart, flow, grid, heat, table,
+    Chart, ChartAxis, GridItem, Series, Style, alignment, beside, chart, flow, grid, heat, table,
 };
 pub use write::{
     is_temporary, remove_temporaries, temporary, write_atomically, write_atomically_with,

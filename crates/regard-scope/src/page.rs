@@ -1,6 +1,6 @@
 //! Pages that need nothing but themselves: template, style, script and data in one file.
 
-use crate::colour::Theme;
+use crate::color::Theme;
 use crate::error::Error;
 use crate::measure::Pool;
 use crate::render::png_uri;
@@ -97,7 +97,7 @@ pub fn trace_page(
     let mut sites = Vec::new();
     for (i, HeadStats { site, .. }) in numbers.iter().enumerate() {
         let layer = trace.layer(site)?;
-        let map = trace.map(machine, site, 0..layer.seen.size()[0], [cells; 2])?;
+        let map = trace.map(machine, site, 0..layer.data.size()[0], [cells; 2])?;
         for (name, axis) in [(&layer.rows, &map.rows), (&layer.cols, &map.cols)] {
             let (title, labels) = (axis.title.clone(), axis.labels.clone());
             axes.entry(name.clone()).or_insert(AxisData { title, labels });

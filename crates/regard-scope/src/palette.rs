@@ -1,15 +1,15 @@
-//! 256 colours in an order that eyes agree with, and which number gets which.
+//! 256 colors in an order that eyes agree with, and which number gets which.
 //!
 //! A ramp is a path through OKLab along which lightness only rises or only falls, walked in equal steps: twice the
-//! difference in number looks twice as different, in grey and to colour-blind readers too. The tests hold it to that.
+//! difference in number looks twice as different, in gray and to color-blind readers too. The tests hold it to that.
 
-use crate::colour::{Lab, Rgb, Theme, byte};
+use crate::color::{Lab, Rgb, Theme, byte};
 use crate::map::Map;
 use std::sync::LazyLock;
 
-/// What the colours stand for.
+/// What the colors stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Kind {
+pub enum PaletteKind {
     /// Amounts from zero: from the page to the other end of lightness.
     #[default]
     Amount,
@@ -22,7 +22,7 @@ pub enum Kind {
 pub enum Scale {
     /// From 0 to `most`, evenly.
     Linear {
-        /// The number that gets the last colour.
+        /// The number that gets the last color.
         most: f32,
     },
     /// By powers of ten, from `10^-decades` to 1: weights are spread over many of them.
@@ -32,11 +32,11 @@ pub enum Scale {
     },
 }
 
-/// Colour 0 is the page: what is hidden. The others run from little to much.
+/// Color 0 is the page: what is hidden. The others run from little to much.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Palette {
-    kind: Kind,
-    colours: [Rgb; 256],
+    kind: PaletteKind,
+    colors: [Rgb; 256],
     /// Before rounding to bytes, for the tests.
     #[cfg(test)]
     exact: Vec<Lab>,
@@ -79,22 +79,22 @@ static PALETTES: LazyLock<[Palette; 4]> = LazyLock::new(|| {
 impl Palette {
     /// The palette for a theme.
     #[must_use]
-    pub fn of(theme: Theme, kind: Kind) -> &'static Self {
+    pub fn of(theme: Theme, kind: PaletteKind) -> &'static Self {
         let (dark, light) = match kind {
-            Kind::Amount => (0, 1),
-            Kind::Difference => (2, 3),
+            PaletteKind::Amount => (0, 1),
+            PaletteKind::Difference => (2, 3),
         };
         &PALETTES[if theme == Theme::Dark { dark } else { light }]
     }
 
-    /// The colour at a place.
+    /// The color at a place.
     #[must_use]
-    pub fn colour(&self, index: u8) -> Rgb {
-        self.colours[usize::from(index)]
+    pub fn color(&self, index: u8) -> Rgb {
+        self.colors[usize::from(index)]
     }
 
     /// The place of a number: 0 if it is NaN, which means hidden; otherwise 1 to 255, or for differences 1 to 255
-    /// with zero at 128. What lies outside the scale gets the colour of its end.
+    /// with zero at 128. What lies outside the scale gets the color of its end.
     #[must_use]
     pub fn index(&self, value: f32, scale: Scale) -> u8 {
         if value.is_nan() {
@@ -102,27 +102,27 @@ impl Palette {
         }
         let part = scale.part(value.abs());
         let place = match self.kind {
-            Kind::Amount if value <= 0.0 => 0.0,
-            Kind::Amount => (254.0 * part).round(),
-            Kind::Difference => 127.0 + (127.0 * part).round().copysign(f64::from(value)),
+            PaletteKind::Amount if value <= 0.0 => 0.0,
+            PaletteKind::Amount => (254.0 * part).round(),
+            PaletteKind::Difference => 127.0 + (127.0 * part).round().copysign(f64::from(value)),
         };
         1 + byte(place.min(254.0))
     }
 
-    /// All colours as `rrggbb`, one after another: 1,536 hexadecimal digits, for a page that draws by itself.
+    /// All colors as `rrggbb`, one after another: 1,536 hexadecimal digits, for a page that draws by itself.
     #[must_use]
     pub fn hex(&self) -> String {
-        self.colours.iter().map(|c| c.css()[1..].to_string()).collect()
+        self.colors.iter().map(|c| c.css()[1..].to_string()).collect()
     }
 
-    /// What the colours stand for.
+    /// What the colors stand for.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> PaletteKind {
         self.kind
     }
 
     fn amounts(theme: Theme, path: &[Lch]) -> Self {
-        Self::new(theme, Kind::Amount, even(path, 255))
+        Self::new(theme, PaletteKind::Amount, even(path, 255))
     }
 
     fn differences(theme: Theme, below: &[Lch], above: &[Lch]) -> Self {
@@ -132,17 +132,17 @@ impl Palette {
         let zero = exact[127].towards(even(above, 128)[0], 0.5);
         exact[127] = zero;
         exact.extend(even(above, 128).into_iter().skip(1));
-        Self::new(theme, Kind::Difference, exact)
+        Self::new(theme, PaletteKind::Difference, exact)
     }
 
-    fn new(theme: Theme, kind: Kind, exact: Vec<Lab>) -> Self {
-        let mut colours = [theme.page(); 256];
-        for (i, colour) in exact.iter().enumerate().take(255) {
-            colours[i + 1] = Rgb::from_linear(colour.linear());
+    fn new(theme: Theme, kind: PaletteKind, exact: Vec<Lab>) -> Self {
+        let mut colors = [theme.page(); 256];
+        for (i, color) in exact.iter().enumerate().take(255) {
+            colors[i + 1] = Rgb::from_linear(color.linear());
         }
         Self {
             kind,
-            colours,
+            colors,
             #[cfg(test)]
             exact,
         }
@@ -169,12 +169,12 @@ impl Scale {
     }
 }
 
-/// `count` colours along a path, equally far apart.
+/// `count` colors along a path, equally far apart.
 fn even(path: &[Lch], count: usize) -> Vec<Lab> {
     const FINE: u32 = 2048;
     let fine: Vec<Lab> = (0..=FINE).map(|i| along(path, f64::from(i) / f64::from(FINE))).collect();
     // Distances between neighbours are equal when each is the whole length / (count - 1): walk the fine path and
-    // put a colour down whenever so much has been walked.
+    // put a color down whenever so much has been walked.
     let steps: Vec<f64> = fine.windows(2).map(|w| w[0].distance(w[1])).collect();
     let stride = steps.iter().sum::<f64>() / (count - 1) as f64;
     let mut out = vec![fine[0]];
@@ -251,10 +251,10 @@ mod tests {
     #[test]
     fn steps_look_equal() {
         for (theme, _) in themes() {
-            for kind in [Kind::Amount, Kind::Difference] {
+            for kind in [PaletteKind::Amount, PaletteKind::Difference] {
                 let p = Palette::of(theme, kind);
                 let steps: Vec<f64> = p.exact.windows(2).map(|w| w[0].distance(w[1])).collect();
-                let half = if kind == Kind::Amount { steps.len() } else { 126 };
+                let half = if kind == PaletteKind::Amount { steps.len() } else { 126 };
                 for side in [&steps[..half], &steps[steps.len() - half..]] {
                     let mean = side.iter().sum::<f64>() / side.len() as f64;
                     let worst = side.iter().map(|d| (d / mean - 1.0).abs()).fold(0.0, f64::max);
@@ -265,9 +265,9 @@ mod tests {
     }
 
     #[test]
-    fn every_colour_is_one_that_a_screen_has() {
+    fn every_color_is_one_that_a_screen_has() {
         for (theme, _) in themes() {
-            for kind in [Kind::Amount, Kind::Difference] {
+            for kind in [PaletteKind::Amount, PaletteKind::Difference] {
                 for (i, c) in Palette::of(theme, kind).exact.iter().enumerate() {
                     let light = c.linear();
                     let inside = light.iter().all(|x| (-0.002..=1.002).contains(x));
@@ -280,9 +280,9 @@ mod tests {
     #[test]
     fn lightness_never_turns_back_even_in_bytes() {
         for (theme, sign) in themes() {
-            let p = Palette::of(theme, Kind::Amount);
+            let p = Palette::of(theme, PaletteKind::Amount);
             assert!(p.exact.windows(2).all(|w| (w[1].l - w[0].l) * sign > 0.0));
-            let l = |i: u8| Lab::from_linear(p.colour(i).linear()).l;
+            let l = |i: u8| Lab::from_linear(p.color(i).linear()).l;
             for i in 1..255 {
                 assert!((l(i + 1) - l(i)) * sign > 0.0, "{theme:?} {i}");
             }
@@ -290,9 +290,9 @@ mod tests {
     }
 
     #[test]
-    fn lightness_never_turns_back_for_colour_blind_readers() {
+    fn lightness_never_turns_back_for_color_blind_readers() {
         for (theme, sign) in themes() {
-            let p = Palette::of(theme, Kind::Amount);
+            let p = Palette::of(theme, PaletteKind::Amount);
             for (name, m) in &BLIND {
                 let l: Vec<f64> = p.exact.iter().map(|c| seen(m, c.linear()).l).collect();
                 let least = l.windows(2).map(|w| (w[1] - w[0]) * sign).fold(1.0, f64::min);
@@ -302,13 +302,13 @@ mod tests {
     }
 
     #[test]
-    fn differences_keep_their_sign_for_colour_blind_readers() {
+    fn differences_keep_their_sign_for_color_blind_readers() {
         for (theme, _) in themes() {
-            let p = Palette::of(theme, Kind::Difference);
+            let p = Palette::of(theme, PaletteKind::Difference);
             for (name, m) in &BLIND {
                 for far in [40, 80, 120] {
-                    let below = seen(m, p.colour(128 - far).linear());
-                    let above = seen(m, p.colour(128 + far).linear());
+                    let below = seen(m, p.color(128 - far).linear());
+                    let above = seen(m, p.color(128 + far).linear());
                     let apart = below.distance(above);
                     assert!(apart > 0.06, "{theme:?} {name} {far}: {apart:.3}");
                 }
@@ -318,13 +318,13 @@ mod tests {
 
     #[test]
     fn numbers_get_their_places() {
-        let p = Palette::of(Theme::Dark, Kind::Amount);
+        let p = Palette::of(Theme::Dark, PaletteKind::Amount);
         let log = Scale::Log { decades: 4.0 };
         assert_eq!(p.index(f32::NAN, log), 0);
         assert_eq!([1.0, 1e-2, 1e-4, 0.0, 7.0].map(|w| p.index(w, log)), [255, 128, 1, 1, 255]);
         let linear = Scale::Linear { most: 2.0 };
         assert_eq!([0.0, 1.0, 2.0, 9.0, -1.0].map(|w| p.index(w, linear)), [1, 128, 255, 255, 1]);
-        let d = Palette::of(Theme::Dark, Kind::Difference);
+        let d = Palette::of(Theme::Dark, PaletteKind::Difference);
         assert_eq!([-9.0, -2.0, 0.0, 2.0].map(|w| d.index(w, linear)), [1, 1, 128, 255]);
         for odd in [f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::MIN_POSITIVE, f32::NAN] {
             for scale in [Scale::Linear { most: odd }, Scale::Log { decades: odd }] {
@@ -334,8 +334,8 @@ mod tests {
     }
 
     #[test]
-    fn all_colours_are_written_in_hexadecimal() {
-        let hex = Palette::of(Theme::Light, Kind::Amount).hex();
+    fn all_colors_are_written_in_hexadecimal() {
+        let hex = Palette::of(Theme::Light, PaletteKind::Amount).hex();
         assert_eq!(hex.len(), 1536);
         assert!(hex.starts_with("fdfcf9") && hex.bytes().all(|b| b.is_ascii_hexdigit()));
     }

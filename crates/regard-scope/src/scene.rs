@@ -3,8 +3,8 @@
 //! A view puts marks on a page; a renderer draws them. The page is measured in whatever [`Metrics`] says: pixels, or
 //! columns and lines of a terminal. So each view is written once.
 
-use crate::colour::{Emphasis, Theme};
-use crate::palette::{Kind, Palette};
+use crate::color::{Emphasis, Theme};
+use crate::palette::{Palette, PaletteKind};
 use crate::text;
 
 /// A picture.
@@ -14,8 +14,8 @@ pub struct Scene {
     pub size: (f32, f32),
     /// What it stands on.
     pub theme: Theme,
-    /// What the colours of cells mean.
-    pub kind: Kind,
+    /// What the colors of cells mean.
+    pub kind: PaletteKind,
     /// What it is, in a line.
     pub title: String,
     /// What it shows, for those who cannot see it.
@@ -27,7 +27,7 @@ pub struct Scene {
 /// One thing to draw.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mark {
-    /// Colours in rows and columns. The legend is one of these, too.
+    /// Colors in rows and columns. The legend is one of these, too.
     Cells(Cells),
     /// A line of text.
     Text(Text),
@@ -50,7 +50,7 @@ pub struct Area {
     pub h: f32,
 }
 
-/// A grid of colours that fills a box.
+/// A grid of colors that fills a box.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cells {
     /// Where.
@@ -60,7 +60,7 @@ pub struct Cells {
     /// How many columns.
     pub cols: usize,
     /// `[rows, cols]`, places in the palette.
-    pub colours: Vec<u8>,
+    pub colors: Vec<u8>,
     /// `[rows, cols]`, what each cell is in words; or nothing, if there are too many for words.
     pub tips: Vec<String>,
 }
@@ -74,8 +74,8 @@ pub struct Text {
     pub text: String,
     /// Which part of the text stands at the place.
     pub anchor: Anchor,
-    /// Whether it is turned to run upward from the place; a terminal writes it downward to the place.
-    pub turned: bool,
+    /// Whether it is rotated to run upward from the place; a terminal writes it downward to the place.
+    pub rotated: bool,
     /// What it is written on, and how loud.
     pub ink: Ink,
 }
@@ -83,11 +83,11 @@ pub struct Text {
 /// Which part of a text stands at its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
-    /// The left end, or the lower one if turned.
+    /// The left end, or the lower one if rotated.
     Start,
     /// The middle.
     Middle,
-    /// The right end, or the upper one if turned.
+    /// The right end, or the upper one if rotated.
     End,
 }
 
@@ -96,7 +96,7 @@ pub enum Anchor {
 pub enum Ink {
     /// The page.
     Page(Emphasis),
-    /// A cell of this colour: black or white, whichever reads better.
+    /// A cell of this color: black or white, whichever reads better.
     On(u8),
 }
 
@@ -112,7 +112,7 @@ pub struct Line {
     /// Whether it leaves and arrives level, as an S, or goes straight.
     pub curved: bool,
     /// Its place in the palette.
-    pub colour: u8,
+    pub color: u8,
 }
 
 /// How a page is measured.
@@ -152,7 +152,7 @@ impl Metrics {
         }
     }
 
-    /// For a terminal of so many columns. A place of a terminal is twice as high as wide, so in colour two cells
+    /// For a terminal of so many columns. A place of a terminal is twice as high as wide, so in color two cells
     /// share one (half blocks); `halves` says whether they may.
     #[must_use]
     pub fn terminal(columns: u16, halves: bool) -> Self {
@@ -192,9 +192,9 @@ impl Metrics {
         if self.is_terminal() { text::columns(c) as f32 } else { text::em(c) * self.font }
     }
 
-    /// How long a text is if it is turned: in a terminal a line for each character.
+    /// How long a text is if it is rotated: in a terminal a line for each character.
     #[must_use]
-    pub fn turned_length(&self, label: &str) -> f32 {
+    pub fn rotated_length(&self, label: &str) -> f32 {
         if self.is_terminal() {
             label.chars().filter(|&c| text::columns(c) > 0).count() as f32
         } else {
@@ -208,14 +208,14 @@ impl Metrics {
         self.cut(label, width, false)
     }
 
-    /// The same for a turned text.
+    /// The same for a rotated text.
     #[must_use]
-    pub fn fit_turned(&self, label: &str, length: f32) -> String {
+    pub fn fit_rotated(&self, label: &str, length: f32) -> String {
         self.cut(label, length, true)
     }
 
-    fn cut(&self, label: &str, room: f32, turned: bool) -> String {
-        let width = |c: char| match (turned && self.is_terminal(), text::columns(c)) {
+    fn cut(&self, label: &str, room: f32, rotated: bool) -> String {
+        let width = |c: char| match (rotated && self.is_terminal(), text::columns(c)) {
             (true, 0) => 0.0,
             (true, _) => 1.0,
             (false, _) => self.char_width(c),
@@ -235,7 +235,7 @@ impl Metrics {
 }
 
 impl Scene {
-    /// The colours of its cells.
+    /// The colors of its cells.
     #[must_use]
     pub fn palette(&self) -> &'static Palette {
         Palette::of(self.theme, self.kind)
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(term.fit("attention", 9.0), "attention");
         assert_eq!(term.fit("attention", 5.0), "atte…");
         assert_eq!(term.fit("注意力機制", 6.0), "注意…");
-        assert_eq!(term.fit_turned("注意力機制", 4.0), "注意力…");
+        assert_eq!(term.fit_rotated("注意力機制", 4.0), "注意力…");
         assert_eq!(term.fit("attention", 0.0), "");
         let px = Metrics::pixels(800.0);
         for width in 0..60 {

@@ -2,8 +2,8 @@
 
 use crate::error::Error;
 use crate::map::{Axis, Map};
-use crate::measure::{Measure, Measured};
-use crate::trace::{Seen, Site, Trace};
+use crate::measure::{Measure, MeasureOutput};
+use crate::trace::{LayerData, Site, Trace};
 use regard::{Machine, Mask};
 use serde::Serialize;
 
@@ -38,12 +38,12 @@ pub fn stats(
     let mut all = Vec::new();
     for (i, layer) in trace.layers.iter().enumerate() {
         let site = |head| Site { layer: layer.layer, kind: layer.kind.clone(), head };
-        let sums = match &layer.seen {
-            Seen::Inputs(inputs) => {
-                let [q_len, k_len] = layer.seen.size();
+        let sums = match &layer.data {
+            LayerData::Inputs(inputs) => {
+                let [q_len, k_len] = layer.data.size();
                 let first = if k_len > 0 { Mask::prefix(1) } else { Mask::full() };
                 let all = Measure::new().entropy().mean_distance().top_k(1);
-                let Measured { entropy, mean_distance, top, masses, .. } =
+                let MeasureOutput { entropy, mean_distance, top, masses, .. } =
                     all.mass(first).of(&inputs.view(machine)?)?;
                 let first = masses.into_iter().next().unwrap_or_default();
                 // Rows that see nothing have no lse; what met a NaN keeps it.
@@ -56,9 +56,9 @@ pub fn stats(
                     })
                 };
                 let of_head = |head| (0..q_len).filter_map(|i| row(head * q_len + i)).collect();
-                (0..layer.seen.heads()).map(of_head).collect()
+                (0..layer.data.heads()).map(of_head).collect()
             }
-            Seen::Weights(weights) => {
+            LayerData::Weights(weights) => {
                 let [heads, q_len, _] = weights.shape;
                 let of_head = |head| {
                     let rows = (0..q_len).filter_map(|i| weights.row_stats(head, i));

@@ -2,7 +2,7 @@
 //!
 //! Any four bytes encode a call, so property tests, the long seeded run and the fuzzer all drive the same [`CacheModel`].
 
-use crate::data::{Arrangement, Stored};
+use crate::data::{Arrangement, TestTensor};
 use regard::cache::CacheShape;
 use regard::{Error, KvCache, Sequence, Shape};
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub struct CacheModel {
     page_bytes: usize,
     /// Number of pages that the budget allows.
     most_pages: usize,
-    live: Vec<Held>,
+    live: Vec<SequenceModel>,
     stale: Vec<Sequence>,
     /// Number of rows appended so far, which is the id of the next row.
     rows: u64,
@@ -30,12 +30,12 @@ pub struct CacheModel {
     pages: u64,
     /// Peak number of pages in use. The cache allocates no more than these if it reuses free pages first.
     peak: usize,
-    seen: Seen,
+    counts: EventCounts,
 }
 
 /// Model of one sequence.
 #[derive(Clone, Debug)]
-struct Held {
+struct SequenceModel {
     handle: Sequence,
     /// Id of each row, including evicted rows.
     rows: Vec<u64>,
@@ -45,7 +45,7 @@ struct Held {
     evicted: usize,
 }
 
-impl Held {
+impl SequenceModel {
     /// Ids of the pages that are not evicted.
     fn pages(&self) -> &[u64] {
         &self.pages[self.evicted..]
@@ -54,7 +54,7 @@ impl Held {
 
 /// Counts of events, so that a test can assert that they occurred.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
+pub struct EventCounts {
     /// Calls rejected because of the budget.
     pub over_budget: usize,
     /// Shared pages copied before a write.
@@ -94,15 +94,15 @@ impl CacheModel {
         let budget = most_pages * page_bytes + a * b % page_bytes;
         let cache = KvCache::new(shape, budget).expect("a small shape and a budget for its page");
         assert_eq!((cache.shape(), cache.budget(), cache.bytes()), (shape, budget, 0));
-        let (live, stale, seen) = (Vec::new(), Vec::new(), Seen::default());
+        let (live, stale, counts) = (Vec::new(), Vec::new(), EventCounts::default());
         let (rows, pages, peak) = (0, 0, 0);
-        Self { cache, shape, page_bytes, most_pages, live, stale, rows, pages, peak, seen }
+        Self { cache, shape, page_bytes, most_pages, live, stale, rows, pages, peak, counts }
     }
 
     /// Counts of the events so far.
     #[must_use]
-    pub fn seen(&self) -> Seen {
-        self.seen
+    pub fn counts(&self) -> EventCounts {
+        self.counts
     }
 
     /// Makes the call that the bytes encode, on the cache and on the model, and compares the sequences it affects.
@@ -162,11 +162,11 @@ impl CacheModel {
 
     fn start(&mut self) -> Range<usize> {
         let handle = self.cache.start().expect("a start needs no page");
-        self.join(Held { handle, rows: Vec::new(), pages: Vec::new(), evicted: 0 })
+        self.join(SequenceModel { handle, rows: Vec::new(), pages: Vec::new(), evicted: 0 })
     }
 
     /// Adds a live sequence.
-    fn join(&mut self, held: Held) -> Range<usize> {
+    fn join(&mut self, held: SequenceModel) -> Range<usize> {
         let mut handles = self.live.iter().map(|h| &h.handle).chain(&self.stale);
         assert!(handles.all(|handle| *handle != held.handle), "a handle given twice");
         self.live.push(held);
@@ -180,10 +180,10 @@ impl CacheModel {
             let rows = (0..heads).flat_map(|head| names.iter().map(move |name| (head, *name)));
             let values: Vec<f64> =
                 rows.flat_map(|(head, name)| features(name, head, part, dim)).collect();
-            Stored::new(&values, Shape { batch: 1, heads, len: n, dim }, arrangement)
+            TestTensor::new(&values, Shape { batch: 1, heads, len: n, dim }, arrangement)
         });
 
-        let Held { handle, ref rows, ref pages, .. } = self.live[of];
+        let SequenceModel { handle, ref rows, ref pages, .. } = self.live[of];
         let copied = match pages.last() {
             Some(last) if n > 0 && rows.len() % page > 0 => {
                 self.live.iter().filter(|h| h.pages().contains(last)).count() > 1
@@ -196,12 +196,12 @@ impl CacheModel {
         let expected = if needed > self.most_pages { Err(over) } else { Ok(()) };
         assert_eq!(self.cache.append(handle, k.view(), v.view()), expected, "append {n}");
         if expected.is_err() {
-            self.seen.over_budget += 1;
+            self.counts.over_budget += 1;
         } else {
             let held = &mut self.live[of];
             if copied {
                 held.pages.pop();
-                self.seen.copied += 1;
+                self.counts.copied += 1;
             }
             held.pages.extend((self.pages..).take(more));
             held.rows.extend(names);
@@ -225,7 +225,7 @@ impl CacheModel {
         }
         let [k, v] = shapes.map(|shape| {
             let values = vec![f64::NAN; shape.to_array().iter().product()];
-            Stored::new(&values, shape, Arrangement::Bhsd)
+            TestTensor::new(&values, shape, Arrangement::Bhsd)
         });
         let result = self.cache.append(self.live[of].handle, k.view(), v.view());
         assert!(matches!(result, Err(Error::Axis { .. })), "{shapes:?}: {result:?}");
@@ -235,7 +235,7 @@ impl CacheModel {
     fn fork(&mut self, of: usize) -> Range<usize> {
         let held = self.live[of].clone();
         let handle = self.cache.fork(held.handle).expect("a fork needs no page");
-        self.join(Held { handle, ..held })
+        self.join(SequenceModel { handle, ..held })
     }
 
     fn truncate(&mut self, of: usize, len: usize) -> Range<usize> {
@@ -250,7 +250,7 @@ impl CacheModel {
         } else {
             held.rows.truncate(len);
             held.pages.truncate(len.div_ceil(page));
-            self.seen.shortened += 1;
+            self.counts.shortened += 1;
             Ok(())
         };
         assert_eq!(self.cache.truncate(held.handle, len), expected);
@@ -263,7 +263,7 @@ impl CacheModel {
         // Evicts full pages that end at `before` or earlier.
         while (held.evicted + 1) * page <= before.min(held.rows.len()) {
             held.evicted += 1;
-            self.seen.shortened += 1;
+            self.counts.shortened += 1;
         }
         assert_eq!(self.cache.evict(held.handle, before), Ok(held.evicted * page));
         of..of + 1
@@ -284,7 +284,7 @@ impl CacheModel {
         let CacheShape { heads, qk_dim, v_dim, .. } = self.shape;
         let [k, v] = [qk_dim, v_dim].map(|dim| {
             let shape = Shape { batch: 1, heads, len: 1, dim };
-            Stored::new(&vec![f64::NAN; heads * dim], shape, Arrangement::Bhsd)
+            TestTensor::new(&vec![f64::NAN; heads * dim], shape, Arrangement::Bhsd)
         });
         let cache = &mut self.cache;
         let asked = [
@@ -302,7 +302,7 @@ impl CacheModel {
         for error in asked {
             assert!(matches!(error, Some(Error::StaleSequence { .. })), "{sequence:?}: {error:?}");
         }
-        self.seen.stale += 1;
+        self.counts.stale += 1;
         0..0
     }
 
@@ -344,7 +344,7 @@ impl CacheModel {
     }
 
     /// Compares the shared prefix of sequences.
-    fn check_shared(&self, all: &[&Held]) {
+    fn check_shared(&self, all: &[&SequenceModel]) {
         let CacheShape { page, .. } = self.shape;
         let start = all.iter().map(|h| h.evicted).max().unwrap_or(0);
         let whole = all.iter().map(|h| h.rows.len() / page).min().unwrap_or(0);

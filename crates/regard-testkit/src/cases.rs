@@ -45,7 +45,7 @@ pub struct Case {
     /// A NaN among the inputs: its tensor and its bit pattern.
     pub nan: Option<NanCase>,
     /// Kind of attention.
-    pub way: Way,
+    pub attention: AttentionKind,
     /// Seed of the inputs.
     pub seed: u64,
 }
@@ -94,7 +94,7 @@ pub const NAN_BITS: [u16; 4] = [0x7e00, 0x7fff, 0xffff, 0x7c01];
 
 /// Kind of attention that a case computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Way {
+pub enum AttentionKind {
     /// Exact attention, by [`Plan`](regard::Plan).
     #[default]
     Exact,
@@ -109,7 +109,7 @@ pub enum Way {
     },
 }
 
-impl Way {
+impl AttentionKind {
     /// Name used in case names and in the report; `None` for exact attention.
     #[must_use]
     pub fn name(self) -> Option<String> {
@@ -230,10 +230,10 @@ impl fmt::Display for Case {
         if let Some(NanCase { tensor, bits }) = self.nan {
             write!(f, "-nan{:x}in{}", NAN_BITS[bits], tensor.name())?;
         }
-        self.way.name().map_or(Ok(()), |way| write!(f, "-{}", way.replace(' ', "-")))?;
-        match self.way {
-            Way::Exact | Way::Linear(_) => Ok(()),
-            Way::Lsh { rounds, bucket_size } => write!(f, "-{rounds}x{bucket_size}"),
+        self.attention.name().map_or(Ok(()), |way| write!(f, "-{}", way.replace(' ', "-")))?;
+        match self.attention {
+            AttentionKind::Exact | AttentionKind::Linear(_) => Ok(()),
+            AttentionKind::Lsh { rounds, bucket_size } => write!(f, "-{rounds}x{bucket_size}"),
         }
     }
 }
@@ -256,7 +256,7 @@ impl Case {
             reach: None,
             precision: None,
             nan: None,
-            way: Way::Exact,
+            attention: AttentionKind::Exact,
             seed: 7,
         }
     }
@@ -299,7 +299,7 @@ impl Case {
     /// if it is not exact.
     #[must_use]
     pub fn groups(&self) -> Vec<String> {
-        if let Some(way) = self.way.name() {
+        if let Some(way) = self.attention.name() {
             return vec![format!("way {way}")];
         }
         let mut groups = vec![

@@ -32,7 +32,7 @@ const SATURATED: f64 = -2.36e38;
 
 /// Ground truth of a case, and tolerances.
 #[derive(Clone, Debug)]
-pub struct Judge {
+pub struct OutputCheck {
     exact: Outcome<f64>,
     /// Tolerance of `out`.
     pub out: f64,
@@ -57,7 +57,7 @@ pub struct Ratio {
     pub grads: f64,
 }
 
-impl Judge {
+impl OutputCheck {
     /// Evaluates the reference in `f64` and in the number type of the kernel.
     #[must_use]
     pub fn new<E: Element>(problem: &Problem<'_, E>, inputs: Inputs<'_, E>) -> Self {
@@ -175,7 +175,7 @@ impl Ratio {
 
 /// True gradients of a case, and tolerances: three times the error of the plain evaluation, plus a floor as for the output.
 #[derive(Clone, Debug)]
-pub struct GradJudge {
+pub struct GradCheck {
     /// Name, true values, tolerance.
     grads: Vec<(&'static str, Vec<f64>, f64)>,
 }
@@ -189,7 +189,7 @@ pub struct GradJudge {
 /// rounding error, about `sqrt(d) / 4` steps.
 pub const GRAD_FLOORS: [f64; 2] = [1.0, 16.0];
 
-impl GradJudge {
+impl GradCheck {
     /// Evaluates the reference in `f64` and in the number type of the kernel.
     #[must_use]
     pub fn new<E: Element>(

@@ -36,7 +36,7 @@ impl fmt::Display for Arrangement {
 
 /// A tensor in memory.
 #[derive(Clone, Debug)]
-pub struct Stored<E> {
+pub struct TestTensor<E> {
     /// The memory, including elements outside the tensor.
     pub data: Vec<E>,
     /// Batch, heads, length, features.
@@ -44,7 +44,7 @@ pub struct Stored<E> {
     arrangement: Arrangement,
 }
 
-impl<E: Element> Stored<E> {
+impl<E: Element> TestTensor<E> {
     /// Stores `values [batch, heads, len, dim]` in the given layout.
     #[must_use]
     pub fn new(values: &[E], shape: Shape, arrangement: Arrangement) -> Self {
@@ -118,17 +118,17 @@ impl Arrangement {
 #[derive(Clone, Debug)]
 pub struct Data<E: Element> {
     /// Queries.
-    pub q: Stored<E>,
+    pub q: TestTensor<E>,
     /// Keys.
-    pub k: Stored<E>,
+    pub k: TestTensor<E>,
     /// Values.
-    pub v: Stored<E>,
+    pub v: TestTensor<E>,
     /// `W` of a general similarity or `w_q` of an additive one; without features if there is none.
-    pub w: Stored<E>,
+    pub w: TestTensor<E>,
     /// `w_k` and `v` of an additive similarity.
-    pub hidden: [Stored<E>; 2],
+    pub hidden: [TestTensor<E>; 2],
     /// The dense bias; without features if there is none.
-    pub bias: Stored<E>,
+    pub bias: TestTensor<E>,
     /// ALiBi slopes.
     pub slopes: Vec<E::Num>,
     /// Entries of the relative bias.
@@ -140,7 +140,7 @@ pub struct Data<E: Element> {
     /// Attention mask.
     pub mask: regard::Mask,
     /// Gradient of the loss with respect to the output.
-    pub d_out: Stored<E>,
+    pub d_out: TestTensor<E>,
     /// Gradients of the loss with respect to lse and to the entropy.
     pub d_rows: [Vec<E::Num>; 2],
 }
@@ -154,7 +154,7 @@ impl<E: Element> Data<E> {
         let mut noise = Noise::new(case.seed);
         let mut tensor = |batch, heads, len, dim| {
             let shape = Shape { batch, heads, len, dim };
-            Stored::new(&noise.normals(batch * heads * len * dim), shape, case.arrangement)
+            TestTensor::new(&noise.normals(batch * heads * len * dim), shape, case.arrangement)
         };
         let (q, k) = (tensor(batch, heads.q, q_len, q_dim), tensor(batch, heads.kv, k_len, qk_dim));
         let v = tensor(batch, heads.kv, k_len, v_dim);
@@ -175,7 +175,7 @@ impl<E: Element> Data<E> {
             _ => [tensor(1, 1, 1, 0), tensor(1, 1, 1, 0)],
         };
         // Makes q^T W k about as large as q . k, and the sums of a hidden layer about 1.
-        let size = |w: &mut Stored<E>, from: usize| {
+        let size = |w: &mut TestTensor<E>, from: usize| {
             let size = 1.0 / (from as f64).sqrt();
             w.data.iter_mut().for_each(|w| *w = narrow(wide(*w) * size));
         };
@@ -259,7 +259,7 @@ impl<E: Element> Data<E> {
                 Similarity::General(self.w.view())
             }
             SimilarityCase::Additive | SimilarityCase::AdditivePerHead => {
-                let [w_k, v] = self.hidden.each_ref().map(Stored::view);
+                let [w_k, v] = self.hidden.each_ref().map(TestTensor::view);
                 Similarity::Additive(Additive { w_q: self.w.view(), w_k: Some(w_k), v })
             }
             SimilarityCase::AdditiveProjected => Similarity::Additive(Additive {
@@ -291,7 +291,7 @@ impl<E: Element> Data<E> {
 
     /// The same for the reference, in any number type.
     #[must_use]
-    pub fn upstream_by_definition<M: Number>(&self, case: &Case) -> Outcome<M> {
+    pub fn output_grads_by_definition<M: Number>(&self, case: &Case) -> Outcome<M> {
         let out = elements(self.d_out.view()).map(|x| M::from_f64(wide(x))).collect();
         let [mut lse, mut entropy] = self
             .d_rows
@@ -335,7 +335,7 @@ fn nan_of<E: Element>(bits: u16) -> E {
 }
 
 impl Entries {
-    fn put_into<E: Element>(self, bias: &mut Stored<E>, noise: &mut Noise) {
+    fn put_into<E: Element>(self, bias: &mut TestTensor<E>, noise: &mut Noise) {
         let lowest = narrow(lowest::<E>());
         let Shape { batch, heads, len, dim } = bias.shape;
         for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {

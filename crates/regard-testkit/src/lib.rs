@@ -41,9 +41,9 @@ pub mod scores;
 pub mod statistics;
 
 pub use cache::CacheModel;
-pub use cases::{Case, Dtype, NAN_BITS, NanCase, NanIn, Way, cases};
-pub use close::{GradJudge, Judge};
-pub use data::{Arrangement, Data, Stored};
+pub use cases::{AttentionKind, Case, Dtype, NAN_BITS, NanCase, NanIn, cases};
+pub use close::{GradCheck, OutputCheck};
+pub use data::{Arrangement, Data, TestTensor};
 pub use noise::Noise;
 pub use run::{Report, THREADS, check};
 pub use statistics::check_statistics;

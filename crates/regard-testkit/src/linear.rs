@@ -1,13 +1,13 @@
 //! Linear attention in the case table: its rows and its tolerance.
 
-use crate::cases::{Case, Dtype, EMPTY, Way, dims};
+use crate::cases::{AttentionKind, Case, Dtype, EMPTY, dims};
 use crate::close::{
     FLOOR_F32, FLOOR_F64, GRAD_FLOORS, Ratio, elements, epsilon, largest, narrowing, share, stored,
     wide,
 };
 use crate::data::{Arrangement, Data};
 use crate::masks::named;
-use crate::run::{Runs, Trial};
+use crate::run::{CheckedCase, Runs};
 use regard::{Element, Error, Isa, Machine, Number, Tensor};
 use regard_approx::{
     FeatureMap, LinearAttention, LinearGrads, LinearOutput, linear_reference as definition,
@@ -45,8 +45,8 @@ pub fn cases() -> Vec<Case> {
         let random = FeatureMap::PositiveRandom { features, seed: i as u64 };
         for map in [FeatureMap::EluPlusOne, FeatureMap::Relu, random] {
             for mask in ["full", "causal"] {
-                let way = Way::Linear(map);
-                table.push(Case { way, ..Case::new(dims(*shape)).mask(named(mask)) });
+                let attention = AttentionKind::Linear(map);
+                table.push(Case { attention, ..Case::new(dims(*shape)).mask(named(mask)) });
             }
         }
     }
@@ -65,7 +65,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// A row, its ground truth and its tolerances.
-pub(crate) struct LinearTrial<E: Element> {
+pub(crate) struct LinearCase<E: Element> {
     name: String,
     attention: LinearAttention,
     data: Data<E>,
@@ -73,7 +73,7 @@ pub(crate) struct LinearTrial<E: Element> {
     grads: [(&'static str, Vec<f64>, f64); 3],
 }
 
-impl<E: Element> LinearTrial<E> {
+impl<E: Element> LinearCase<E> {
     pub(crate) fn new(case: &Case, map: FeatureMap) -> Self {
         let attention = LinearAttention::new(map);
         let attention = if case.mask.name == "causal" { attention.causal() } else { attention };
@@ -124,8 +124,8 @@ fn judge_grads<E: Element>(
     ]
 }
 
-impl<E: Element> Trial for LinearTrial<E> {
-    type Found = (LinearOutput<E>, LinearGrads<E>);
+impl<E: Element> CheckedCase for LinearCase<E> {
+    type Output = (LinearOutput<E>, LinearGrads<E>);
 
     fn name(&self) -> String {
         self.name.clone()
@@ -136,7 +136,7 @@ impl<E: Element> Trial for LinearTrial<E> {
         if isa == Isa::best() { Runs::Vectors } else { Runs::Not }
     }
 
-    fn call(&self, machine: Machine) -> Result<Self::Found, Error> {
+    fn call(&self, machine: Machine) -> Result<Self::Output, Error> {
         let (q, k, v) = self.data.inputs();
         let output = self.attention.forward(machine, q, k, v)?;
         let d_out = self.data.d_out.view();
@@ -144,7 +144,7 @@ impl<E: Element> Trial for LinearTrial<E> {
         Ok((output, grads))
     }
 
-    fn judge(&self, (output, grads): &Self::Found) -> Result<(Ratio, &'static str), String> {
+    fn judge(&self, (output, grads): &Self::Output) -> Result<(Ratio, &'static str), String> {
         let out = worst("out", &output.out, &self.out.0, self.out.1)?;
         let (mut nearest, mut which) = (0.0, "q");
         for ((name, exact, bound), grad) in self.grads.iter().zip([&grads.q, &grads.k, &grads.v]) {
@@ -156,11 +156,11 @@ impl<E: Element> Trial for LinearTrial<E> {
         Ok((Ratio { out, grads: nearest, ..Ratio::default() }, which))
     }
 
-    fn same(a: &Self::Found, b: &Self::Found) -> bool {
+    fn same(a: &Self::Output, b: &Self::Output) -> bool {
         fn bits<E: Element>(x: &Tensor<E>) -> impl Iterator<Item = (bool, u64)> + '_ {
             x.data().iter().map(|x| (wide(*x).is_nan(), wide(*x).to_bits()))
         }
-        let tensors = |found: &Self::Found| {
+        let tensors = |found: &Self::Output| {
             let (LinearOutput { out, .. }, LinearGrads { q, k, v, .. }) = found;
             [out, q, k, v].into_iter().flat_map(bits).collect::<Vec<_>>()
         };

@@ -1,11 +1,11 @@
 //! LSH attention in the case table: clustered inputs, rows, and comparison with the reference.
 
-use crate::cases::{Case, Dtype, EMPTY, Way, dims};
+use crate::cases::{AttentionKind, Case, Dtype, EMPTY, dims};
 use crate::close::{Ratio, narrow};
 use crate::data::{Arrangement, Data};
 use crate::masks::named;
 use crate::noise::Noise;
-use crate::run::{Exact, Runs, Trial, same_bits, same_grad_bits};
+use crate::run::{CheckedCase, Exact, Runs, same_bits, same_grad_bits};
 use regard::mask::Bits;
 use regard::problem::Dims;
 use regard::{Element, Error, Grads, Isa, Machine, Mask};
@@ -58,8 +58,8 @@ pub(crate) fn cases() -> Vec<Case> {
         for [rounds, bucket_size] in HASHES {
             for mask in ["full", "causal"] {
                 let case = Case::new(dims(*shape)).mask(named(mask));
-                let way = Way::Lsh { rounds: *rounds, bucket_size: *bucket_size };
-                table.push(Case { way, ..case });
+                let attention = AttentionKind::Lsh { rounds: *rounds, bucket_size: *bucket_size };
+                table.push(Case { attention, ..case });
             }
         }
     }
@@ -77,26 +77,28 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 /// LSH attention, compared with the reference over the candidate keys of each row.
-pub(crate) struct LshTrial<'d, E: Element> {
+pub(crate) struct LshCase<'d, E: Element> {
     case: &'d Case,
     data: &'d Data<E>,
     lsh: LshAttention,
 }
 
-impl<'d, E: Element> LshTrial<'d, E> {
+impl<'d, E: Element> LshCase<'d, E> {
     pub(crate) fn new(case: &'d Case, data: &'d Data<E>) -> Self {
         let lsh = LshAttention::new().seed(case.seed);
         let lsh = if case.mask.name == "causal" { lsh.causal() } else { lsh };
-        let lsh = match case.way {
-            Way::Lsh { rounds, bucket_size } => lsh.rounds(rounds).bucket_size(bucket_size),
-            Way::Exact | Way::Linear(_) => lsh,
+        let lsh = match case.attention {
+            AttentionKind::Lsh { rounds, bucket_size } => {
+                lsh.rounds(rounds).bucket_size(bucket_size)
+            }
+            AttentionKind::Exact | AttentionKind::Linear(_) => lsh,
         };
         Self { case, data, lsh }
     }
 }
 
-impl<E: Element> Trial for LshTrial<'_, E> {
-    type Found = (LshOutput<E>, Grads<E>);
+impl<E: Element> CheckedCase for LshCase<'_, E> {
+    type Output = (LshOutput<E>, Grads<E>);
 
     fn name(&self) -> String {
         self.case.to_string()
@@ -106,7 +108,7 @@ impl<E: Element> Trial for LshTrial<'_, E> {
         Runs::of(self.case, &self.data.problem(self.case), isa)
     }
 
-    fn call(&self, machine: Machine) -> Result<Self::Found, Error> {
+    fn call(&self, machine: Machine) -> Result<Self::Output, Error> {
         let Self { case, data, lsh } = self;
         let (q, k, v) = data.inputs();
         let found = lsh.forward(machine, q, k, v)?;
@@ -114,13 +116,13 @@ impl<E: Element> Trial for LshTrial<'_, E> {
         Ok((found, grads))
     }
 
-    fn judge(&self, (found, grads): &Self::Found) -> Result<(Ratio, &'static str), String> {
+    fn judge(&self, (found, grads): &Self::Output) -> Result<(Ratio, &'static str), String> {
         let Self { case, data, .. } = self;
         let problem = data.problem(case).mask(mask(&found.buckets));
         Exact::over(case, data, problem).judge(&(found.output.clone(), grads.clone()))
     }
 
-    fn same((a, a_grads): &Self::Found, (b, b_grads): &Self::Found) -> bool {
+    fn same((a, a_grads): &Self::Output, (b, b_grads): &Self::Output) -> bool {
         same_bits(&a.output, &b.output) && same_grad_bits(a_grads, b_grads)
     }
 }

@@ -1,10 +1,10 @@
 //! Runs the table on every instruction set of this machine, and reports.
 
-use crate::cases::{Case, Dtype, Way};
-use crate::close::{GradJudge, Judge, Ratio, is_additive, narrowing, values, wide};
+use crate::cases::{AttentionKind, Case, Dtype};
+use crate::close::{GradCheck, OutputCheck, Ratio, is_additive, narrowing, values, wide};
 use crate::data::Data;
-use crate::linear::LinearTrial;
-use crate::lsh::LshTrial;
+use crate::linear::LinearCase;
+use crate::lsh::LshCase;
 use regard::plan::OutputGrads;
 use regard::problem::{Normalizer, Selection};
 use regard::reference::{self, Inputs};
@@ -75,28 +75,32 @@ pub fn check(cases: &[Case], progress: &mut dyn FnMut(usize, usize)) -> Report {
 
 /// Runs one row on all instruction sets; returns its largest ratio.
 fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
-    match case.way {
-        Way::Exact => everywhere(&Exact::<E>::new(case, &Data::new(case)), isas, failures),
-        Way::Linear(map) => everywhere(&LinearTrial::<E>::new(case, map), isas, failures),
-        Way::Lsh { .. } => everywhere(&LshTrial::<E>::new(case, &Data::new(case)), isas, failures),
+    match case.attention {
+        AttentionKind::Exact => {
+            everywhere(&Exact::<E>::new(case, &Data::new(case)), isas, failures)
+        }
+        AttentionKind::Linear(map) => everywhere(&LinearCase::<E>::new(case, map), isas, failures),
+        AttentionKind::Lsh { .. } => {
+            everywhere(&LshCase::<E>::new(case, &Data::new(case)), isas, failures)
+        }
     }
 }
 
 /// A row of the table that can run and be checked on any instruction set.
-pub(crate) trait Trial {
+pub(crate) trait CheckedCase {
     /// Output and gradients of a call.
-    type Found: Clone;
+    type Output: Clone;
     /// Name of the case.
     fn name(&self) -> String;
     /// How the row runs on an instruction set.
     fn runs(&self, isa: Isa) -> Runs;
     /// Forward and backward pass.
-    fn call(&self, machine: Machine) -> Result<Self::Found, Error>;
+    fn call(&self, machine: Machine) -> Result<Self::Output, Error>;
     /// Ratios of the result and the name of the worst gradient, or an error message if it is wrong regardless of the
     /// tolerances.
-    fn judge(&self, found: &Self::Found) -> Result<(Ratio, &'static str), String>;
+    fn judge(&self, found: &Self::Output) -> Result<(Ratio, &'static str), String>;
     /// Whether two results are bit-identical.
-    fn same(a: &Self::Found, b: &Self::Found) -> bool;
+    fn same(a: &Self::Output, b: &Self::Output) -> bool;
 }
 
 /// How a row runs on an instruction set.
@@ -110,18 +114,22 @@ pub(crate) enum Runs {
     Tiles,
 }
 
-pub(crate) fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<Failure>) -> Ratio {
+pub(crate) fn everywhere<T: CheckedCase>(
+    case: &T,
+    isas: &[Isa],
+    failures: &mut Vec<Failure>,
+) -> Ratio {
     let mut worst = Ratio::default();
-    let mut fused: Option<T::Found> = None;
+    let mut fused: Option<T::Output> = None;
     for isa in isas {
-        let mut first: Option<T::Found> = None;
-        let runs = trial.runs(*isa);
+        let mut first: Option<T::Output> = None;
+        let runs = case.runs(*isa);
         for threads in THREADS.into_iter().filter(|_| runs != Runs::Not) {
             let mut fail = |why: String| {
-                failures.push(Failure { case: trial.name(), isa: isa.name(), threads, why });
+                failures.push(Failure { case: case.name(), isa: isa.name(), threads, why });
             };
             let machine = Machine::detect().isa(*isa).threads(threads);
-            let found = match catch_unwind(AssertUnwindSafe(|| trial.call(machine))) {
+            let found = match catch_unwind(AssertUnwindSafe(|| case.call(machine))) {
                 Ok(Ok(found)) => found,
                 Ok(Err(error)) => return fail_all(fail, format!("refused: {error}")),
                 Err(_) => return fail_all(fail, "panicked".into()),
@@ -132,7 +140,7 @@ pub(crate) fn everywhere<T: Trial>(trial: &T, isas: &[Isa], failures: &mut Vec<F
                 }
                 continue;
             }
-            match trial.judge(&found) {
+            match case.judge(&found) {
                 Err(why) => fail(why),
                 Ok((ratio, which)) => {
                     if !ratio.is_close() {
@@ -207,7 +215,7 @@ pub(crate) struct Exact<'d, E: Element> {
     problem: Problem<'d, E>,
     /// For softmax. Other normalizers select keys: the selection is checked separately, and the results are compared with
     /// the reference for that selection.
-    judges: Option<(Judge, GradJudge)>,
+    judges: Option<(OutputCheck, GradCheck)>,
     /// Scores, for normalizers that select keys.
     scores: Vec<Vec<(usize, f64)>>,
 }
@@ -219,20 +227,21 @@ impl<'d, E: Element> Exact<'d, E> {
 
     /// The same with the given problem.
     pub(crate) fn over(case: &'d Case, data: &'d Data<E>, problem: Problem<'d, E>) -> Self {
-        let mut trial = Self { case, data, problem, judges: None, scores: Vec::new() };
+        let mut checked = Self { case, data, problem, judges: None, scores: Vec::new() };
         if case.normalizer == Normalizer::Softmax {
-            trial.judges = Some(trial.judges(&trial.problem));
+            checked.judges = Some(checked.judges(&checked.problem));
         } else {
-            trial.scores = reference::scores::<f64, E>(&trial.problem, data.inputs());
+            checked.scores = reference::scores::<f64, E>(&checked.problem, data.inputs());
         }
-        trial
+        checked
     }
 
-    fn judges(&self, problem: &Problem<'_, E>) -> (Judge, GradJudge) {
+    fn judges(&self, problem: &Problem<'_, E>) -> (OutputCheck, GradCheck) {
         let (case, data) = (self.case, self.data);
-        let output_grads = (&data.upstream_by_definition(case), &data.upstream_by_definition(case));
-        let judge = Judge::new(problem, data.inputs());
-        (judge, GradJudge::new(problem, data.inputs(), output_grads))
+        let output_grads =
+            (&data.output_grads_by_definition(case), &data.output_grads_by_definition(case));
+        let judge = OutputCheck::new(problem, data.inputs());
+        (judge, GradCheck::new(problem, data.inputs(), output_grads))
     }
 
     /// Relative difference below which rounding may swap two scores.
@@ -243,8 +252,8 @@ impl<'d, E: Element> Exact<'d, E> {
     }
 }
 
-impl<E: Element> Trial for Exact<'_, E> {
-    type Found = (Output<E>, Grads<E>);
+impl<E: Element> CheckedCase for Exact<'_, E> {
+    type Output = (Output<E>, Grads<E>);
 
     fn name(&self) -> String {
         self.case.to_string()
@@ -254,7 +263,7 @@ impl<E: Element> Trial for Exact<'_, E> {
         Runs::of(self.case, &self.problem, isa)
     }
 
-    fn call(&self, machine: Machine) -> Result<Self::Found, Error> {
+    fn call(&self, machine: Machine) -> Result<Self::Output, Error> {
         let (q, k, v) = self.data.inputs();
         let plan = Plan::new(self.problem.clone(), machine)?;
         let output = plan.forward(q, k, v)?;
@@ -262,7 +271,7 @@ impl<E: Element> Trial for Exact<'_, E> {
         Ok((output, grads))
     }
 
-    fn judge(&self, (output, grads): &Self::Found) -> Result<(Ratio, &'static str), String> {
+    fn judge(&self, (output, grads): &Self::Output) -> Result<(Ratio, &'static str), String> {
         let mut own = None;
         if let Some(choice) = &output.selection {
             right_choice(self.case.normalizer, choice, (&self.scores, self.near()))?;
@@ -276,7 +285,7 @@ impl<E: Element> Trial for Exact<'_, E> {
         Ok((Ratio { grads, ..ratio }, which))
     }
 
-    fn same(a: &Self::Found, b: &Self::Found) -> bool {
+    fn same(a: &Self::Output, b: &Self::Output) -> bool {
         same_bits(&a.0, &b.0) && same_grad_bits(&a.1, &b.1)
     }
 }

@@ -1,21 +1,22 @@
 //! Attention statistics compared with the reference, for every row of the table.
 
-use crate::cases::{Case, Dtype, Way};
+use crate::cases::{AttentionKind, Case, Dtype};
 use crate::close::{Ratio, Rounding, epsilon, largest, narrowing, share, stored, wide};
 use crate::data::Data;
-use crate::run::{Failure, Report, Runs, Trial, everywhere, same_bits};
+use crate::run::{CheckedCase, Failure, Report, Runs, everywhere, same_bits};
 use regard::problem::Normalizer;
 use regard::reference::{self, RowWeights};
 use regard::{
     AttentionView, Element, Error, Isa, Machine, Mask, Number, Output, Plan, Problem, bf16, f16,
 };
-use regard_scope::{Measure, Pool, Pooled};
+use regard_scope::{Measure, Pool, PooledMap};
 
 /// Runs the rows of `cases` with exact attention, and compares the statistics of their weights.
 #[must_use]
 pub fn check_statistics(cases: &[Case]) -> Report {
     let isas = Isa::available();
-    let exact: Vec<&Case> = cases.iter().filter(|case| case.way == Way::Exact).collect();
+    let exact: Vec<&Case> =
+        cases.iter().filter(|case| case.attention == AttentionKind::Exact).collect();
     let names = isas.iter().map(|isa| isa.name()).collect();
     let mut report = Report { rows: exact.len(), isas: names, ..Report::default() };
     for case in exact {
@@ -45,7 +46,7 @@ fn masks() -> [Mask; 2] {
 }
 
 /// Names of statistics and their values.
-type Seen = Vec<(&'static str, Vec<f64>)>;
+type NamedValues = Vec<(&'static str, Vec<f64>)>;
 
 struct Statistics<'d, E: Element> {
     case: &'d Case,
@@ -59,7 +60,7 @@ impl<'d, E: Element> Statistics<'d, E> {
     }
 
     /// The statistics by definition, from the weights of each row.
-    fn defined<N: Number>(&self, problem: &Problem<'_, E>, round: fn(N) -> N) -> Seen {
+    fn defined<N: Number>(&self, problem: &Problem<'_, E>, round: fn(N) -> N) -> NamedValues {
         let (dims, masks) = (self.problem.dims(), masks());
         let rows = reference::weights::<N, E>(problem, self.data.inputs(), &masks, round);
         let each = |of: &dyn Fn(&RowWeights<N>) -> N| rows.iter().map(|r| of(r).to_f64()).collect();
@@ -117,8 +118,8 @@ fn pooled<N: Number>(map: &[N], [rows, keys]: [usize; 2], pool: Pool) -> Vec<f64
     cells.into_iter().map(|cell| of_cell(cell).to_f64()).collect()
 }
 
-impl<E: Element> Trial for Statistics<'_, E> {
-    type Found = (Output<E>, Seen);
+impl<E: Element> CheckedCase for Statistics<'_, E> {
+    type Output = (Output<E>, NamedValues);
 
     fn name(&self) -> String {
         format!("look at {}", self.case)
@@ -128,7 +129,7 @@ impl<E: Element> Trial for Statistics<'_, E> {
         Runs::of(self.case, &self.problem, isa)
     }
 
-    fn call(&self, machine: Machine) -> Result<Self::Found, Error> {
+    fn call(&self, machine: Machine) -> Result<Self::Output, Error> {
         let (q, k, v) = self.data.inputs();
         let plan = Plan::new(self.problem.clone(), machine)?;
         let output = plan.forward(q, k, v)?;
@@ -136,7 +137,8 @@ impl<E: Element> Trial for Statistics<'_, E> {
         let all = Measure::new().entropy().mean_distance().col_sum().top_k(TOP).sink_mass();
         let all = masks().into_iter().fold(all, Measure::mass);
         let found = all.pooled(CELLS[0], CELLS[1], Pool::Max).of(&view)?;
-        let map = |pooled: Vec<Pooled<E::Num>>| pooled.into_iter().flat_map(|p| p.values).collect();
+        let map =
+            |pooled: Vec<PooledMap<E::Num>>| pooled.into_iter().flat_map(|p| p.values).collect();
         let pooled = |pool| {
             let found = Measure::new().pooled(CELLS[0], CELLS[1], pool).of(&view)?;
             Ok::<_, Error>(map(found.pooled))
@@ -164,7 +166,7 @@ impl<E: Element> Trial for Statistics<'_, E> {
         Ok((output, seen))
     }
 
-    fn judge(&self, (output, seen): &Self::Found) -> Result<(Ratio, &'static str), String> {
+    fn judge(&self, (output, seen): &Self::Output) -> Result<(Ratio, &'static str), String> {
         let chosen = output.selection.as_ref().map(|choice| self.problem.with_selection(choice));
         let problem = chosen.as_ref().unwrap_or(&self.problem);
         let exact = self.defined::<f64>(problem, |x| x);
@@ -209,8 +211,8 @@ impl<E: Element> Trial for Statistics<'_, E> {
         Ok((Ratio { out: worst.0, ..Ratio::default() }, worst.1))
     }
 
-    fn same((a, seen): &Self::Found, (b, other): &Self::Found) -> bool {
-        let bits = |seen: &Seen| -> Vec<u64> {
+    fn same((a, seen): &Self::Output, (b, other): &Self::Output) -> bool {
+        let bits = |seen: &NamedValues| -> Vec<u64> {
             seen.iter().flat_map(|(_, xs)| xs.iter().map(|x| x.to_bits())).collect()
         };
         same_bits(a, b) && bits(seen) == bits(other)

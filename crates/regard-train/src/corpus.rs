@@ -15,8 +15,8 @@ pub(crate) const BEGIN: u32 = 1;
 /// Ends a text.
 pub(crate) const END: u32 = 2;
 
-/// The marks of every vocabulary, in the order of their numbers.
-const MARKS: [&str; 4] = ["<pad>", "<s>", "</s>", "<unk>"];
+/// The special tokens of every vocabulary, in the order of their numbers.
+const SPECIAL_TOKENS: [&str; 4] = ["<pad>", "<s>", "</s>", "<unk>"];
 
 /// Examples as numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +65,7 @@ impl Examples {
 /// Everything that is learned from, ready to be learned.
 #[derive(Debug)]
 pub struct Corpus {
-    /// How texts are divided; of the source, where there are two tables.
+    /// How texts are divided; of the source, where there are two vocabularies.
     pub tokens: Tokens,
     /// Of the target, where it has a table of its own.
     pub target: Option<Tokens>,
@@ -89,7 +89,7 @@ pub struct Corpus {
 
 /// Vocabularies as they stand in a run directory.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tables {
+pub struct Vocabularies {
     /// Of the source, or of everything.
     pub tokens: Vec<u8>,
     /// Of the target.
@@ -101,14 +101,14 @@ fn place(settings: &Settings, name: &str) -> PathBuf {
     Path::new(&settings.data.folder).join(name)
 }
 
-/// The mark that asks for a language: `<2en>`.
+/// The special token of a target language: `<2en>`.
 #[must_use]
 pub(crate) fn tag(language: &str) -> String {
     format!("<2{language}>")
 }
 
-/// The mark that every source ends with where a decoder reads it: that of the language of all targets.
-fn asked(settings: &Settings) -> Option<String> {
+/// The language token that ends every source of a decoder: that of the target language.
+fn language_token(settings: &Settings) -> Option<String> {
     let asks = settings.task == Task::Translate && settings.model.kind == ModelKind::Gpt;
     settings.data.parts.first().filter(|_| asks).map(|part| tag(&part.target))
 }
@@ -130,24 +130,24 @@ impl Raw {
                 continue;
             }
             let path = place(settings, name);
-            let fields = || {
-                <[_; 2]>::try_from(part.fields.clone()).map_err(|found| {
+            let columns = || {
+                <[_; 2]>::try_from(part.columns.clone()).map_err(|found| {
                     let why = format!("{} of them; there must be 2", found.len());
-                    Error::setting(format!("data.parts.{i}.fields"), why)
+                    Error::setting(format!("data.parts.{i}.columns"), why)
                 })
             };
             match settings.task {
                 Task::Translate => {
                     let most = if most == 0 { usize::MAX } else { most };
-                    raw.pairs.extend(first_pairs(&path, &fields()?, most)?);
+                    raw.pairs.extend(first_pairs(&path, &columns()?, most)?);
                 }
-                Task::Write => {
+                Task::Generate => {
                     if !raw.text.is_empty() && !raw.text.ends_with('\n') {
                         raw.text.push('\n');
                     }
                     raw.text.push_str(&text(&path)?);
                 }
-                Task::Classify => raw.documents.extend(documents(&path, &fields()?)?),
+                Task::Classify => raw.documents.extend(documents(&path, &columns()?)?),
             }
         }
         Ok(raw)
@@ -156,33 +156,39 @@ impl Raw {
 
 impl Corpus {
     /// Reads all files, and makes vocabularies unless a run has them already.
-    pub fn read(settings: &Settings, tables: Option<Tables>) -> Result<(Self, Tables), Error> {
-        let mut train = Raw::read(settings, |part| &part.train, settings.data.examples)?;
-        let mut validation = Raw::read(settings, |part| &part.validation, settings.data.examples)?;
-        if settings.task == Task::Write && validation.text.is_empty() {
+    pub fn read(
+        settings: &Settings,
+        vocabularies: Option<Vocabularies>,
+    ) -> Result<(Self, Vocabularies), Error> {
+        let mut train = Raw::read(settings, |part| &part.train, settings.data.max_examples)?;
+        let mut validation =
+            Raw::read(settings, |part| &part.validation, settings.data.max_examples)?;
+        if settings.task == Task::Generate && validation.text.is_empty() {
             validation.text = last_tenth(&mut train.text);
         }
-        let tables = match tables {
-            Some(tables) => tables,
-            None => make_tables(settings, &train)?,
+        let vocabularies = match vocabularies {
+            Some(vocabularies) => vocabularies,
+            None => train_vocabularies(settings, &train)?,
         };
-        let tokens = Tokens::from_json(&tables.tokens)?;
-        let target = tables.target.as_deref().map(Tokens::from_json).transpose()?;
+        let tokens = Tokens::from_json(&vocabularies.tokens)?;
+        let target = vocabularies.target.as_deref().map(Tokens::from_json).transpose()?;
         let mut labels: Vec<String> = train.documents.iter().map(|d| d.label.clone()).collect();
         labels.sort_unstable();
         labels.dedup();
         let both = (&tokens, target.as_ref().unwrap_or(&tokens));
         let found = train.pairs.len();
-        let (learned, kept) = numbered(settings, train, both, &labels, settings.data.longest)?;
+        let (learned, kept) = numbered(settings, train, both, &labels, settings.data.max_length)?;
         let (judged, texts) = numbered(settings, validation, both, &labels, usize::MAX)?;
         if learned.is_empty() {
             return Err(Error::data(
-                "there is nothing to learn from; look at data.parts and data.longest",
+                "there is nothing to learn from; look at data.parts and data.max_length",
             ));
         }
         let (context, budget) = (settings.model.context, settings.training.batch_tokens);
         let bare = match &learned {
-            Examples::Pairs(all) if settings.data.bare > 0.0 => bare(all, &kept, &tokens)?,
+            Examples::Pairs(all) if settings.data.strip_punct_prob > 0.0 => {
+                bare(all, &kept, &tokens)?
+            }
             _ => vec![],
         };
         let corpus = Self {
@@ -199,7 +205,7 @@ impl Corpus {
             tokens,
             target,
         };
-        Ok((corpus, tables))
+        Ok((corpus, vocabularies))
     }
 
     /// Two numbers that other examples would not have, but by chance (FNV-1a): of what is learned from, and of what the run is judged by.
@@ -236,7 +242,7 @@ impl Corpus {
     }
 
     /// All of the validation, in batches.
-    pub fn judged(&self, budget: usize) -> Result<Vec<Vec<usize>>, Error> {
+    pub fn validation_batches(&self, budget: usize) -> Result<Vec<Vec<usize>>, Error> {
         match &self.validation {
             Examples::Stream(all) => {
                 let last = all.len().saturating_sub(1);
@@ -303,30 +309,33 @@ fn of(table: &str, error: Error) -> Error {
     }
 }
 
-fn make_tables(settings: &Settings, raw: &Raw) -> Result<Tables, Error> {
-    let asked = asked(settings);
-    let marks: Vec<&str> = MARKS.into_iter().chain(asked.as_deref()).collect();
+fn train_vocabularies(settings: &Settings, raw: &Raw) -> Result<Vocabularies, Error> {
+    let language_token = language_token(settings);
+    let special_tokens: Vec<&str> =
+        SPECIAL_TOKENS.into_iter().chain(language_token.as_deref()).collect();
     let sources = || raw.pairs.iter().map(|pair| pair.source.as_str());
     let targets = || raw.pairs.iter().map(|pair| pair.target.as_str());
     let table = &settings.vocabulary;
     let tokens = match settings.task {
-        Task::Translate if settings.model.joint => {
-            train_vocabulary(table, &marks, sources().chain(targets()))
+        Task::Translate if settings.model.shared_vocabulary => {
+            train_vocabulary(table, &special_tokens, sources().chain(targets()))
         }
-        Task::Translate => train_vocabulary(table, &marks, sources()),
-        Task::Write => train_vocabulary(table, &marks, std::iter::once(raw.text.as_str())),
+        Task::Translate => train_vocabulary(table, &special_tokens, sources()),
+        Task::Generate => {
+            train_vocabulary(table, &special_tokens, std::iter::once(raw.text.as_str()))
+        }
         Task::Classify => {
             let sentences = raw.documents.iter().flat_map(|d| &d.sentences).map(String::as_str);
-            train_vocabulary(table, &marks, sentences)
+            train_vocabulary(table, &special_tokens, sentences)
         }
     };
     let tokens = tokens.map_err(|e| of("vocabulary", e))?;
-    let two = settings.task == Task::Translate && !settings.model.joint;
+    let two = settings.task == Task::Translate && !settings.model.shared_vocabulary;
     let target = two
-        .then(|| train_vocabulary(&settings.target_vocabulary, &marks, targets()))
+        .then(|| train_vocabulary(&settings.target_vocabulary, &special_tokens, targets()))
         .transpose()
         .map_err(|e| of("target_vocabulary", e))?;
-    Ok(Tables { tokens, target })
+    Ok(Vocabularies { tokens, target })
 }
 
 /// Texts as numbers; examples that are longer than the longest are left out. Pairs come back with the texts of those that are left.
@@ -339,13 +348,15 @@ fn numbered(
 ) -> Result<(Examples, Vec<Pair>), Error> {
     match settings.task {
         Task::Translate => {
-            let (mut all, mut texts, asked) = (Vec::new(), Vec::new(), asked(settings));
+            let (mut all, mut texts, language_token) =
+                (Vec::new(), Vec::new(), language_token(settings));
             for pair in raw.pairs {
-                let read = format!("{}{}", pair.source, asked.as_deref().unwrap_or_default());
+                let read =
+                    format!("{}{}", pair.source, language_token.as_deref().unwrap_or_default());
                 let both = [source.encode(&read)?, target.encode(&pair.target)?];
                 // A decoder holds both, and the end.
                 let whole = both[0].len() + both[1].len() + 1;
-                let fits = asked.is_none() || whole <= settings.model.context;
+                let fits = language_token.is_none() || whole <= settings.model.context;
                 if fits && both.iter().all(|side| (1..=longest).contains(&side.len())) {
                     all.push(both);
                     texts.push(pair);
@@ -353,7 +364,7 @@ fn numbered(
             }
             Ok((Examples::Pairs(all), texts))
         }
-        Task::Write => Ok((Examples::Stream(source.encode(&raw.text)?), vec![])),
+        Task::Generate => Ok((Examples::Stream(source.encode(&raw.text)?), vec![])),
         Task::Classify => {
             let mut all = Vec::with_capacity(raw.documents.len());
             for document in raw.documents {
@@ -369,7 +380,7 @@ fn numbered(
                 let cut = document.sentences.iter().flat_map(|line| regard_models::sentences(line));
                 for sentence in cut {
                     let mut words = source.encode(sentence)?;
-                    words.truncate(settings.data.longest);
+                    words.truncate(settings.data.max_length);
                     sentences.push(words);
                 }
                 all.push((sentences, u32::try_from(class).unwrap_or(u32::MAX)));

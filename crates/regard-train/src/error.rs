@@ -18,7 +18,7 @@ pub enum Error {
     },
     /// A setting that makes no sense.
     Setting {
-        /// Its key, as `training.rate`.
+        /// Its key, as `training.lr`.
         key: String,
         /// What is wrong, and what would be right.
         why: String,
@@ -69,7 +69,7 @@ impl fmt::Display for Error {
             Self::Data(why) | Self::Scope(why) => f.write_str(why),
             Self::Diverged { step, what, value } => write!(
                 f,
-                "step {step}: {what} is {value}; training diverged; lower the learning rate (training.rate), or lengthen the warm-up"
+                "step {step}: {what} is {value}; training diverged; lower the learning rate (training.lr), or lengthen the warm-up"
             ),
             Self::Model(error) => error.fmt(f),
             Self::Layer(error) => error.fmt(f),

@@ -18,37 +18,38 @@
 //
 // The line
 //   corpus     examples as numbers
-//   net        models that learn, and how wrong they are
-//   judge      how good they are
-//   card       what is said of a model
-//   run        the directory
-//   board      event files of TensorBoard
-//   train      the loop
+//   trainable_model  models with a loss
+//   validation       loss, BLEU and chrF, statistics of heads
+//   card             the model card
+//   run              the run directory
+//   summary_writer   event files of TensorBoard
+//   train            the training loop
 
-mod board;
 mod card;
 mod corpus;
 pub mod data;
 mod error;
-mod judge;
-mod net;
 mod optim;
 mod run;
 mod schedule;
 pub mod score;
 mod settings;
+mod summary_writer;
 mod train;
+mod trainable_model;
+mod validation;
 
-pub use board::Board;
-pub use corpus::{Corpus, Examples, Tables};
+pub use corpus::{Corpus, Examples, Vocabularies};
 pub use error::Error;
-pub use judge::{Sample, Validated, search, translations};
-pub use net::{Loss, Net};
 pub use optim::{AdamW, AdamWSettings};
-pub use run::{Best, Progress, Run, Saved, Since};
+pub use run::{BestCheckpoint, Checkpoint, IntervalSums, Progress, Run};
 pub use schedule::{Decay, Schedule, ramp};
 pub use settings::{
-    AttentionSettings, DataSettings, Judge, ModelKind, ModelSettings, PRESETS, Part, Precision,
-    Settings, Task, TrainingSettings, ValidationSettings, names, preset, preset_help,
+    AttentionSettings, DataSettings, ModelKind, ModelSettings, PRESETS, Part, Precision,
+    SelectionMetric, Settings, Task, TrainingSettings, ValidationSettings, names, preset,
+    preset_help,
 };
-pub use train::{Ended, Size, Stepped, Trainer, Watch};
+pub use summary_writer::SummaryWriter;
+pub use train::{Callback, RunOutcome, Size, StepMetrics, Trainer};
+pub use trainable_model::{Loss, TrainableModel};
+pub use validation::{Sample, ValidationMetrics, decoding_strategy, translations};

@@ -1,6 +1,6 @@
 //! AdamW over plain numbers (Loshchilov and Hutter 2019), with clipping by the global norm, accumulation and a running average.
 //!
-//! The optimiser owns the weights: a flat list for each parameter under the path of its fields, with its moments beside it. So what
+//! The optimizer owns the weights: a flat list for each parameter under the path of its fields, with its moments beside it. So what
 //! a checkpoint has to hold is exactly what is here, one pass over memory makes a step, and a step is the same bits for every number
 //! of threads.
 
@@ -14,23 +14,30 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdamWSettings {
-    /// How slowly the mean of gradients moves.
+    /// Decay rate of the first moment, the running mean of gradients.
     pub beta1: f64,
-    /// How slowly the mean of their squares moves.
+    /// Decay rate of the second moment, the running mean of squared gradients.
     pub beta2: f64,
-    /// Is added to the root of the latter.
+    /// Epsilon, added to sqrt(v).
     pub epsilon: f64,
-    /// The share of each matrix that a step with rate 1 would take away; vectors stay.
+    /// Decoupled weight decay: each step multiplies matrices by `1 - lr * weight_decay`; vectors do not decay.
     pub weight_decay: f64,
-    /// Gradients that are longer together are cut to this length; 0 never cuts.
-    pub clip: f64,
-    /// How slowly the average of weights moves, which is what a run is judged by and leaves behind; 0 keeps none.
-    pub average: f64,
+    /// Gradient clipping: maximum global norm of the gradients; 0 disables clipping.
+    pub max_grad_norm: f64,
+    /// Decay rate of the exponential moving average of the weights, which validation and the saved model use; 0 disables it.
+    pub ema_decay: f64,
 }
 
 impl Default for AdamWSettings {
     fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.98, epsilon: 1e-9, weight_decay: 0.01, clip: 1.0, average: 0.0 }
+        Self {
+            beta1: 0.9,
+            beta2: 0.98,
+            epsilon: 1e-9,
+            weight_decay: 0.01,
+            max_grad_norm: 1.0,
+            ema_decay: 0.0,
+        }
     }
 }
 
@@ -65,7 +72,7 @@ impl AdamW {
     pub fn new<M: Module>(model: &M, settings: AdamWSettings) -> Self {
         let slot = |(shape, value): (Vec<usize>, Vec<f32>)| {
             let zeros = vec![0.0; value.len()];
-            let average = if settings.average > 0.0 { value.clone() } else { vec![] };
+            let average = if settings.ema_decay > 0.0 { value.clone() } else { vec![] };
             Slot {
                 shape,
                 mean: zeros.clone(),
@@ -106,14 +113,14 @@ impl AdamW {
 
     /// Adds gradients of a part of the batch, which counts as much as its weight says.
     pub fn add<M: Module>(&mut self, model: &M, gradients: &Gradients, weight: f64) {
-        let mut adder = Adder { path: Vec::new(), optimiser: self, gradients, weight };
+        let mut adder = Adder { path: Vec::new(), optimizer: self, gradients, weight };
         model.visit(&mut adder);
         self.weight += weight;
     }
 
     /// Moves all weights by what was added, and returns how long the gradient was before it was cut. A gradient that is no number
     /// moves nothing.
-    pub fn step(&mut self, rate: f64) -> f64 {
+    pub fn step(&mut self, lr: f64) -> f64 {
         let share = if self.weight > 0.0 { 1.0 / self.weight } else { 0.0 };
         self.weight = 0.0;
         let norm =
@@ -122,24 +129,26 @@ impl AdamW {
             return norm;
         }
         self.steps += 1;
-        let AdamWSettings { beta1, beta2, epsilon, weight_decay, clip, average } = self.settings;
-        let cut = if clip > 0.0 && norm > clip { clip / norm } else { 1.0 };
+        let AdamWSettings { beta1, beta2, epsilon, weight_decay, max_grad_norm, ema_decay } =
+            self.settings;
+        let clip =
+            if max_grad_norm > 0.0 && norm > max_grad_norm { max_grad_norm / norm } else { 1.0 };
         let steps = i32::try_from(self.steps).unwrap_or(i32::MAX);
         // Early on the average would be mostly the first, random weights.
-        let average = average.min((1.0 + self.steps as f64) / (10.0 + self.steps as f64));
+        let ema_decay = ema_decay.min((1.0 + self.steps as f64) / (10.0 + self.steps as f64));
         for slot in self.slots.values_mut() {
             let decay = if slot.shape.len() > 1 { weight_decay } else { 0.0 };
             let by = Move {
-                gradient: narrow(share * cut),
+                gradient: narrow(share * clip),
                 beta1: narrow(beta1),
                 rest1: narrow(1.0 - beta1),
                 beta2: narrow(beta2),
                 rest2: narrow(1.0 - beta2),
-                rate: narrow(rate / (1.0 - beta1.powi(steps))),
+                lr: narrow(lr / (1.0 - beta1.powi(steps))),
                 unbias: narrow(1.0 / (1.0 - beta2.powi(steps))),
                 epsilon: narrow(epsilon),
-                keep: narrow(1.0 - rate * decay),
-                average: narrow(average),
+                keep: narrow(1.0 - lr * decay),
+                ema_decay: narrow(ema_decay),
             };
             slot.apply(by);
         }
@@ -149,7 +158,7 @@ impl AdamW {
     /// The model with these weights, or with their average.
     #[must_use]
     pub fn put<M: Module>(&self, model: M, average: bool) -> M {
-        model.map(&mut Putter { path: Vec::new(), optimiser: self, average })
+        model.map(&mut Putter { path: Vec::new(), optimizer: self, average })
     }
 
     /// Every weight under its path, or its average where there is one: what a run leaves behind.
@@ -189,11 +198,11 @@ struct Move {
     rest1: f32,
     beta2: f32,
     rest2: f32,
-    rate: f32,
+    lr: f32,
     unbias: f32,
     epsilon: f32,
     keep: f32,
-    average: f32,
+    ema_decay: f32,
 }
 
 impl Slot {
@@ -215,11 +224,11 @@ impl Slot {
                 *mean = by.beta1 * *mean + by.rest1 * g;
                 *square = by.beta2 * *square + by.rest2 * g * g;
                 let root = (*square * by.unbias).sqrt() + by.epsilon;
-                *value = *value * by.keep - by.rate * *mean / root;
+                *value = *value * by.keep - by.lr * *mean / root;
                 // ANCHOR_END: adamw
             }
         });
-        let (value, share) = (&self.value, 1.0 - by.average);
+        let (value, share) = (&self.value, 1.0 - by.ema_decay);
         let average = self.average.par_chunks_mut(CHUNK).zip(value.par_chunks(CHUNK));
         average.for_each(|(average, value)| {
             for (average, value) in average.iter_mut().zip(value) {
@@ -231,7 +240,7 @@ impl Slot {
 
 struct Adder<'a> {
     path: Vec<String>,
-    optimiser: &'a mut AdamW,
+    optimizer: &'a mut AdamW,
     gradients: &'a Gradients,
     weight: f64,
 }
@@ -247,7 +256,7 @@ impl ModuleVisitor for Adder<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let found = param.val().grad(self.gradients);
-        let slot = self.optimiser.slots.get_mut(&self.path.join("."));
+        let slot = self.optimizer.slots.get_mut(&self.path.join("."));
         let (Some(found), Some(slot)) = (found, slot) else { return };
         let found = numbers(found);
         let weight = narrow(self.weight);
@@ -262,7 +271,7 @@ impl ModuleVisitor for Adder<'_> {
 
 struct Putter<'a> {
     path: Vec<String>,
-    optimiser: &'a AdamW,
+    optimizer: &'a AdamW,
     average: bool,
 }
 
@@ -276,7 +285,7 @@ impl ModuleMapper for Putter<'_> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(slot) = self.optimiser.slots.get(&self.path.join(".")) else { return param };
+        let Some(slot) = self.optimizer.slots.get(&self.path.join(".")) else { return param };
         let numbers = if self.average { slot.best() } else { &slot.value };
         let data = TensorData::new(numbers.to_vec(), slot.shape.clone());
         let tensor = Tensor::from_data(data, &param.lazy_device());
@@ -316,13 +325,13 @@ mod tests {
             beta2: number("beta2"),
             epsilon: number("epsilon"),
             weight_decay: number("weight_decay"),
-            clip: number("clip"),
-            average: number("average"),
+            max_grad_norm: number("clip"),
+            ema_decay: number("average"),
         };
         let (warmup, steps) =
             (config["warmup"].as_u64().unwrap(), config["steps"].as_u64().unwrap());
-        let (rate, lowest) = (number("rate"), number("lowest"));
-        let schedule = Schedule { rate, lowest, warmup, steps, decay: Decay::Cosine };
+        let (lr, min_lr) = (number("rate"), number("lowest"));
+        let schedule = Schedule { lr, min_lr, warmup, steps, decay: Decay::Cosine };
         let mut slots = BTreeMap::new();
         for (name, shape) in SHAPES {
             let value = golden.take(&format!("start.{name}"), shape).unwrap();
@@ -331,22 +340,22 @@ mod tests {
             let shape = shape.to_vec();
             slots.insert(name.into(), Slot { shape, value, mean, square, average, gradient });
         }
-        let mut optimiser = AdamW::restored(settings, 0, slots);
+        let mut optimizer = AdamW::restored(settings, 0, slots);
         for (i, step) in (1..=steps).enumerate() {
             // Twice the gradient, with a weight of 2: no rounding, and the mean is taken.
             for (name, shape) in SHAPES {
                 let gradient = golden.take(&format!("{step}.gradient.{name}"), shape).unwrap();
-                let slot = optimiser.slots.get_mut(name).unwrap();
+                let slot = optimizer.slots.get_mut(name).unwrap();
                 slot.gradient = gradient.iter().map(|g| 2.0 * g).collect();
             }
-            optimiser.weight = 2.0;
-            let rate = schedule.rate(step);
+            optimizer.weight = 2.0;
+            let lr = schedule.lr(step);
             let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-12;
-            assert!(near(rate, config["rates"][i].as_f64().unwrap()), "rate of step {step}");
-            let norm = optimiser.step(rate);
+            assert!(near(lr, config["rates"][i].as_f64().unwrap()), "rate of step {step}");
+            let norm = optimizer.step(lr);
             assert!(near(norm, config["norms"][i].as_f64().unwrap()), "norm of step {step}");
             for (name, shape) in SHAPES {
-                let slot = &optimiser.slots[name];
+                let slot = &optimizer.slots[name];
                 for (kind, found) in [
                     ("value", &slot.value),
                     ("mean", &slot.mean),

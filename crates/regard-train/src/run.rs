@@ -12,12 +12,12 @@
 //!
 //! Every file is written beside its place, flushed to the disk and moved there, so a run that is killed at any moment can go on.
 
-use crate::corpus::Tables;
+use crate::corpus::Vocabularies;
 use crate::data::text;
 use crate::error::Error;
 use crate::optim::{AdamW, Slot};
 use crate::settings::Settings;
-use regard_models::files::{Config, Stored, Tokens, Weights, save, save_as};
+use regard_models::files::{Config, Tokens, WeightFormat, Weights, save, save_as};
 use regard_scope::{is_temporary, remove_temporaries, write_atomically};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ const LAST: &str = "last.safetensors";
 const BEST: &str = "best";
 const MODEL: &str = "model";
 const WEIGHTS: &str = "model.safetensors";
-/// What tables are called in the folder of a model.
+/// What vocabularies are called in the folder of a model.
 const TABLE: &str = "tokenizer.json";
 const SOURCE_TABLE: &str = "source_tokenizer.json";
 const TARGET_TABLE: &str = "target_tokenizer.json";
@@ -57,11 +57,11 @@ pub struct Progress {
     #[serde(with = "bits")]
     pub seconds: f64,
     /// The best weights so far, the very best first.
-    pub best: Vec<Best>,
+    pub best: Vec<BestCheckpoint>,
     /// Validations since the last that was better.
     pub waited: u64,
     /// What is to be in the next line of metrics.
-    pub since: Since,
+    pub since: IntervalSums,
     /// Bytes of `metrics.jsonl` that belong to all this.
     pub metrics: u64,
     /// What it learned from when it began: [`crate::Corpus::fingerprints`].
@@ -73,7 +73,7 @@ pub struct Progress {
 /// Sums since the last line of metrics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Since {
+pub struct IntervalSums {
     /// Of losses, each times its answers.
     #[serde(with = "bits")]
     pub loss: f64,
@@ -89,7 +89,7 @@ pub struct Since {
 /// Weights that were kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Best {
+pub struct BestCheckpoint {
     /// Of which step.
     pub step: u64,
     /// What they were judged by; higher is better.
@@ -116,14 +116,14 @@ mod bits {
 
 /// A checkpoint as it stands in its file.
 #[derive(Debug)]
-pub struct Saved {
+pub struct Checkpoint {
     pub(crate) file: PathBuf,
     weights: Weights,
     pub(crate) progress: Progress,
     pub(crate) settings: Settings,
 }
 
-impl Saved {
+impl Checkpoint {
     /// Refuses numbers that no run leaves behind: those of a file that was changed, or damaged where its format cannot tell. `batches`
     /// are those of its epoch, and `accumulate` of them make a step.
     pub fn check(&self, batches: usize, accumulate: usize) -> Result<(), Error> {
@@ -247,22 +247,22 @@ impl Run {
     }
 
     /// Vocabularies, if they were made.
-    pub fn tables(&self) -> Result<Option<Tables>, Error> {
+    pub fn vocabularies(&self) -> Result<Option<Vocabularies>, Error> {
         let read = |name: &str| {
             let file = self.path.join(name);
             if file.exists() { table(&file).map(Some) } else { Ok(None) }
         };
         // The target's is written first, so where there is one of the source there are all.
         let target = read(TARGET_TOKENS)?;
-        Ok(read(TOKENS)?.map(|tokens| Tables { tokens, target }))
+        Ok(read(TOKENS)?.map(|tokens| Vocabularies { tokens, target }))
     }
 
     /// Keeps vocabularies.
-    pub fn keep_tables(&self, tables: &Tables) -> Result<(), Error> {
-        if let Some(target) = &tables.target {
+    pub fn save_vocabularies(&self, vocabularies: &Vocabularies) -> Result<(), Error> {
+        if let Some(target) = &vocabularies.target {
             write(&self.path.join(TARGET_TOKENS), target)?;
         }
-        write(&self.path.join(TOKENS), &tables.tokens)
+        write(&self.path.join(TOKENS), &vocabularies.tokens)
     }
 
     /// Adds a line to the metrics.
@@ -276,16 +276,16 @@ impl Run {
     }
 
     /// Keeps everything that the run goes on from.
-    pub fn checkpoint(
+    pub fn save_checkpoint(
         &mut self,
         settings: &Settings,
-        optimiser: &AdamW,
+        optimizer: &AdamW,
         progress: &mut Progress,
     ) -> Result<(), Error> {
         at(&self.path.join(METRICS), self.metrics.get_ref().sync_all())?;
         progress.metrics = self.written;
         let mut tensors = Vec::new();
-        for (path, slot) in &optimiser.slots {
+        for (path, slot) in &optimizer.slots {
             let lists = [
                 ("value", &slot.value),
                 ("mean", &slot.mean),
@@ -304,7 +304,7 @@ impl Run {
     }
 
     /// The checkpoint that the run goes on from.
-    pub fn saved(&self) -> Result<Saved, Error> {
+    pub fn load_checkpoint(&self) -> Result<Checkpoint, Error> {
         let file = self.path.join(LAST);
         if !file.exists() {
             let why =
@@ -323,12 +323,16 @@ impl Run {
         };
         let progress = serde_json::from_str(entry(ENTRY)?).map_err(|e| wrong(&e))?;
         let settings = Settings::new(entry(ASKED)?, &[]).map_err(|e| wrong(&e))?;
-        Ok(Saved { file, weights, progress, settings })
+        Ok(Checkpoint { file, weights, progress, settings })
     }
 
     /// Goes back to a checkpoint. Metrics of steps after it are forgotten.
-    pub fn restore(&mut self, saved: Saved, fresh: &AdamW) -> Result<(AdamW, Progress), Error> {
-        let Saved { file, mut weights, progress, .. } = saved;
+    pub fn restore(
+        &mut self,
+        saved: Checkpoint,
+        fresh: &AdamW,
+    ) -> Result<(AdamW, Progress), Error> {
+        let Checkpoint { file, mut weights, progress, .. } = saved;
         let mut slots = BTreeMap::new();
         for (path, Slot { shape, average, .. }) in &fresh.slots {
             let mut take = |kind: &str| {
@@ -358,8 +362,8 @@ impl Run {
     /// Keeps weights as the best of so many, the list in order, and the very best as the model.
     pub fn keep(
         &self,
-        optimiser: &AdamW,
-        best: Best,
+        optimizer: &AdamW,
+        best: BestCheckpoint,
         most: usize,
         progress: &mut Progress,
     ) -> Result<bool, Error> {
@@ -370,7 +374,7 @@ impl Run {
         let folder = self.path.join(BEST);
         at(&folder, std::fs::create_dir_all(&folder))?;
         let name = |step: u64| folder.join(format!("step-{step:07}.safetensors"));
-        save_weights(&name(best.step), optimiser, Stored::F32)?;
+        save_weights(&name(best.step), optimizer, WeightFormat::F32)?;
         progress.best.insert(rank, best);
         for worse in progress.best.drain(most.min(progress.best.len())..) {
             // A run that was killed and went on may have dropped it before.
@@ -381,7 +385,7 @@ impl Run {
 
     /// Weights that were kept.
     #[must_use]
-    pub fn best_file(&self, best: &Best) -> PathBuf {
+    pub fn best_file(&self, best: &BestCheckpoint) -> PathBuf {
         self.path.join(BEST).join(format!("step-{:07}.safetensors", best.step))
     }
 
@@ -402,27 +406,27 @@ impl Run {
     pub fn export(
         &self,
         config: &Config,
-        tables: &Tables,
-        optimiser: &AdamW,
-        (card, stored): (&str, Stored),
+        vocabularies: &Vocabularies,
+        optimizer: &AdamW,
+        (card, format): (&str, WeightFormat),
     ) -> Result<PathBuf, Error> {
         let folder = self.path.join(MODEL);
         at(&folder, std::fs::create_dir_all(&folder))?;
-        match &tables.target {
+        match &vocabularies.target {
             Some(target) => {
-                write(&folder.join(SOURCE_TABLE), &tables.tokens)?;
+                write(&folder.join(SOURCE_TABLE), &vocabularies.tokens)?;
                 write(&folder.join(TARGET_TABLE), target)?;
             }
-            None => write(&folder.join(TABLE), &tables.tokens)?,
+            None => write(&folder.join(TABLE), &vocabularies.tokens)?,
         }
         write(&folder.join("config.json"), config.to_json()?.as_bytes())?;
         write(&folder.join("README.md"), card.as_bytes())?;
-        save_weights(&folder.join(WEIGHTS), optimiser, stored)?;
+        save_weights(&folder.join(WEIGHTS), optimizer, format)?;
         Ok(folder)
     }
 }
 
-impl Tables {
+impl Vocabularies {
     /// Those of a model that a run has left behind.
     pub fn of_model(folder: &Path) -> Result<Self, Error> {
         let read = |name: &str| table(&folder.join(name));
@@ -440,10 +444,10 @@ fn table(file: &Path) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-fn save_weights(path: &Path, optimiser: &AdamW, stored: Stored) -> Result<(), Error> {
-    let weights = optimiser.weights();
+fn save_weights(path: &Path, optimizer: &AdamW, format: WeightFormat) -> Result<(), Error> {
+    let weights = optimizer.weights();
     let weights = weights.map(|(path, shape, list)| (path.to_owned(), shape.to_vec(), list));
-    Ok(save_as(stored, path, weights, &BTreeMap::new())?)
+    Ok(save_as(format, path, weights, &BTreeMap::new())?)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
@@ -456,11 +460,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn of(x: f64) -> Progress {
-        let since = Since { loss: x, seconds: x, ..Since::default() };
+        let since = IntervalSums { loss: x, seconds: x, ..IntervalSums::default() };
         Progress {
             seconds: x,
             since,
-            best: vec![Best { step: 1, value: x }],
+            best: vec![BestCheckpoint { step: 1, value: x }],
             ..Progress::default()
         }
     }

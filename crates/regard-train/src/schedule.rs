@@ -10,9 +10,9 @@ pub enum Decay {
     Constant,
     /// By `sqrt(warm-up / step)` (Vaswani et al. 2017).
     InverseSqrt,
-    /// By half a cosine, to the lowest rate at the last step (Loshchilov and Hutter 2017).
+    /// By half a cosine, to `min_lr` at the last step (Loshchilov and Hutter 2017).
     Cosine,
-    /// By a straight line, to the lowest rate at the last step.
+    /// By a straight line, to `min_lr` at the last step.
     Linear,
 }
 
@@ -20,9 +20,9 @@ pub enum Decay {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     /// The highest rate, which the warm-up ends with.
-    pub rate: f64,
+    pub lr: f64,
     /// The rate that a cosine or a line ends with.
-    pub lowest: f64,
+    pub min_lr: f64,
     /// Steps until the highest rate.
     pub warmup: u64,
     /// Steps of the whole run.
@@ -35,21 +35,21 @@ impl Schedule {
     // ANCHOR: rate
     /// The rate of a step, counted from 1.
     #[must_use]
-    pub fn rate(&self, step: u64) -> f64 {
+    pub fn lr(&self, step: u64) -> f64 {
         let (step, warmup) = (step.max(1) as f64, self.warmup as f64);
         if step < warmup {
-            return self.rate * step / warmup;
+            return self.lr * step / warmup;
         }
         let left = (self.steps as f64 - warmup).max(1.0);
         let gone = ((step - warmup) / left).clamp(0.0, 1.0);
         match self.decay {
-            Decay::Constant => self.rate,
-            Decay::InverseSqrt => self.rate * (warmup.max(1.0) / step).sqrt(),
+            Decay::Constant => self.lr,
+            Decay::InverseSqrt => self.lr * (warmup.max(1.0) / step).sqrt(),
             Decay::Cosine => {
                 let height = 0.5 * (1.0 + (std::f64::consts::PI * gone).cos());
-                self.lowest + (self.rate - self.lowest) * height
+                self.min_lr + (self.lr - self.min_lr) * height
             }
-            Decay::Linear => self.lowest + (self.rate - self.lowest) * (1.0 - gone),
+            Decay::Linear => self.min_lr + (self.lr - self.min_lr) * (1.0 - gone),
         }
     }
     // ANCHOR_END: rate
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     fn at(decay: Decay, step: u64) -> f64 {
-        Schedule { rate: 2.0, lowest: 0.5, warmup: 10, steps: 110, decay }.rate(step)
+        Schedule { lr: 2.0, min_lr: 0.5, warmup: 10, steps: 110, decay }.lr(step)
     }
 
     #[test]

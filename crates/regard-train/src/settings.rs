@@ -1,6 +1,6 @@
 //! One TOML file says what a run is. It holds what differs from the defaults; a key that is not known is an error.
 
-use crate::data::{Field, VocabularySettings};
+use crate::data::{Column, VocabularySettings};
 use crate::error::Error;
 use crate::optim::AdamWSettings;
 use crate::schedule::{Decay, Schedule};
@@ -16,8 +16,8 @@ use toml::{Table, Value};
 pub enum Task {
     /// A text in another language.
     Translate,
-    /// How a text goes on.
-    Write,
+    /// Language modeling: the continuation of a text.
+    Generate,
     /// Which class a document is of.
     Classify,
 }
@@ -32,7 +32,7 @@ pub struct Settings {
     pub seed: u64,
     /// What it is learned from.
     pub data: DataSettings,
-    /// How texts are divided; of the source, where source and target have tables of their own.
+    /// How texts are divided; of the source, where source and target have vocabularies of their own.
     pub vocabulary: VocabularySettings,
     /// Of the target, where it has a table of its own.
     pub target_vocabulary: VocabularySettings,
@@ -41,7 +41,7 @@ pub struct Settings {
     /// How it learns.
     pub training: TrainingSettings,
     /// How weights move.
-    pub optimiser: AdamWSettings,
+    pub optimizer: AdamWSettings,
     /// What is asked of attention beside being useful.
     pub attention: AttentionSettings,
     /// How the run is judged while it goes on.
@@ -54,15 +54,15 @@ pub struct Settings {
 pub struct DataSettings {
     /// Where files are looked for.
     pub folder: String,
-    /// What their licence asks for, as the card of the model will say.
-    pub licence: String,
-    /// So many pairs of each file at most; 0 takes all.
-    pub examples: usize,
-    /// Tokens of a side of a pair: longer pairs are left out. Of documents, words of a sentence: longer ones are cut.
-    pub longest: usize,
-    /// The share of sources that are read without the punctuation that ends them, others in each epoch: people leave it out. Not
-    /// for decoders.
-    pub bare: f64,
+    /// License of the data, quoted in the model card.
+    pub license: String,
+    /// Maximum number of pairs read from each file; 0 reads all.
+    pub max_examples: usize,
+    /// Maximum tokens of each side of a pair; longer pairs are skipped. In documents, maximum words of a sentence; longer ones are
+    /// truncated.
+    pub max_length: usize,
+    /// Probability of removing the final punctuation of a source, drawn anew in each epoch: users often omit it. Not for decoders.
+    pub strip_punct_prob: f64,
     /// Files, one after another.
     pub parts: Vec<Part>,
 }
@@ -77,8 +77,8 @@ pub struct Part {
     pub validation: String,
     /// To judge what it leaves behind by.
     pub test: String,
-    /// Source and target, or label and text: columns of a TSV from 0, or keys of a JSONL.
-    pub fields: Vec<Field>,
+    /// Columns of source and target, or of label and text: numbers from 0 in a TSV file, keys in a JSONL file.
+    pub columns: Vec<Column>,
     /// The language of the source.
     pub source: String,
     /// The language of the target.
@@ -91,9 +91,10 @@ pub struct Part {
 pub enum ModelKind {
     /// An encoder and a decoder.
     Transformer,
-    /// Two GRUs, with or without attention.
-    Gru,
-    /// A decoder.
+    /// A GRU encoder and a GRU decoder, with or without additive attention.
+    #[serde(rename = "seq2seq")]
+    Seq2Seq,
+    /// A transformer decoder.
     Gpt,
     /// A hierarchical attention network.
     Han,
@@ -117,10 +118,10 @@ pub struct ModelSettings {
     pub d_ff: usize,
     /// Positions that a decoder is made for.
     pub context: usize,
-    /// Whether the head is the target's table once more.
-    pub tied: bool,
-    /// Whether source and target share one table.
-    pub joint: bool,
+    /// Whether the output projection shares the target embedding matrix.
+    pub tie_embeddings: bool,
+    /// Whether source and target share one vocabulary and one embedding matrix.
+    pub shared_vocabulary: bool,
     /// Whether a block norms what it reads; if not, what it has added.
     pub pre_norm: bool,
     /// Features of a recurrent state, each way; a decoder has twice as many.
@@ -154,8 +155,8 @@ impl From<Precision> for Products {
 pub struct TrainingSettings {
     /// What products are made with.
     pub precision: Precision,
-    /// The folder of a model of the same sizes whose weights and tables the run begins with; none if empty.
-    pub start: String,
+    /// Folder of a model of the same sizes that initializes the weights and vocabularies; empty for random weights.
+    pub init_from: String,
     /// How often each example is seen.
     pub epochs: u64,
     /// Steps, if they are to be counted and not epochs; 0 counts epochs.
@@ -164,10 +165,10 @@ pub struct TrainingSettings {
     pub batch_tokens: usize,
     /// Batches of a step.
     pub accumulate: usize,
-    /// The highest learning rate.
-    pub rate: f64,
-    /// The lowest after the warm-up.
-    pub lowest: f64,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Learning rate at the end of the decay.
+    pub min_lr: f64,
     /// Steps until the highest.
     pub warmup: u64,
     /// How the rate falls after that.
@@ -186,10 +187,10 @@ pub struct TrainingSettings {
     pub validate_every: u64,
     /// Validations without anything better after which the run ends; 0 never ends it.
     pub patience: u64,
-    /// The best weights that are kept, so many.
-    pub keep: usize,
-    /// Whether the model is left behind as f16, half as large; its translations are judged so too.
-    pub half: bool,
+    /// Number of best checkpoints to keep.
+    pub save_top_k: usize,
+    /// Whether the model is saved as f16, half the size; validation decodes with the f16 weights too.
+    pub save_fp16: bool,
 }
 
 /// What is asked of attention.
@@ -206,10 +207,10 @@ pub struct AttentionSettings {
     pub temperature_steps: u64,
 }
 
-/// What tells the better of two models.
+/// Metric that selects the best checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Judge {
+pub enum SelectionMetric {
     /// The lower loss.
     Loss,
     /// The higher score: BLEU of translations, accuracy of classes.
@@ -220,12 +221,12 @@ pub enum Judge {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ValidationSettings {
-    /// What tells the better.
-    pub by: Judge,
-    /// Examples that are translated, at most.
-    pub examples: usize,
-    /// Hypotheses that a beam search keeps; 1 is greedy.
-    pub beams: usize,
+    /// Metric that selects the best checkpoint.
+    pub metric: SelectionMetric,
+    /// Maximum number of validation examples that are translated.
+    pub max_examples: usize,
+    /// Number of beams of beam search; 1 is greedy decoding.
+    pub num_beams: usize,
     /// How much longer translations are favoured by the beam search.
     pub length_penalty: f32,
     /// Tokens of a translation, at most.
@@ -242,10 +243,10 @@ impl Default for Settings {
             seed: 1,
             data: DataSettings {
                 folder: ".".into(),
-                licence: String::new(),
-                examples: 0,
-                longest: 128,
-                bare: 0.0,
+                license: String::new(),
+                max_examples: 0,
+                max_length: 128,
+                strip_punct_prob: 0.0,
                 parts: vec![],
             },
             vocabulary: vocabulary.clone(),
@@ -258,21 +259,21 @@ impl Default for Settings {
                 heads: 4,
                 d_ff: 1024,
                 context: 256,
-                tied: true,
-                joint: false,
+                tie_embeddings: true,
+                shared_vocabulary: false,
                 pre_norm: true,
                 hidden: 256,
                 attention: 256,
             },
             training: TrainingSettings {
                 precision: Precision::Bf16,
-                start: String::new(),
+                init_from: String::new(),
                 epochs: 20,
                 steps: 0,
                 batch_tokens: 4096,
                 accumulate: 1,
-                rate: 1e-3,
-                lowest: 1e-5,
+                lr: 1e-3,
+                min_lr: 1e-5,
                 warmup: 400,
                 decay: Decay::Cosine,
                 label_smoothing: 0.1,
@@ -282,10 +283,10 @@ impl Default for Settings {
                 checkpoint_every: 200,
                 validate_every: 0,
                 patience: 0,
-                keep: 1,
-                half: false,
+                save_top_k: 1,
+                save_fp16: false,
             },
-            optimiser: AdamWSettings::default(),
+            optimizer: AdamWSettings::default(),
             attention: AttentionSettings {
                 entropy: 0.0,
                 temperature: 1.0,
@@ -293,9 +294,9 @@ impl Default for Settings {
                 temperature_steps: 0,
             },
             validation: ValidationSettings {
-                by: Judge::Loss,
-                examples: 200,
-                beams: 1,
+                metric: SelectionMetric::Loss,
+                max_examples: 200,
+                num_beams: 1,
                 length_penalty: 1.0,
                 max_tokens: 64,
                 samples: 4,
@@ -326,11 +327,11 @@ pub const PRESETS: &[(&str, &str)] = &[
 /// What may change in the settings of a run that goes on: where data are, how long it goes on, and what is told of it.
 const FREE: &[&str] = &[
     "data.folder",
-    "data.licence",
+    "data.license",
     "training.epochs",
     "training.steps",
     "training.patience",
-    "training.keep",
+    "training.save_top_k",
     "training.log_every",
     "training.checkpoint_every",
     "validation.samples",
@@ -349,14 +350,17 @@ pub fn preset(name: &str) -> Result<&'static str, Error> {
 fn near<'a>(name: &str, all: impl Iterator<Item = &'a str>) -> String {
     let all: Vec<&str> = all.collect();
     let like = |own: &str| strsim::damerau_levenshtein(name, own);
-    match all.iter().min_by_key(|own| like(own)).filter(|own| 2 * like(own) <= own.len()) {
+    let nearest = all.iter().min_by_key(|own| like(own)).filter(|own| 2 * like(own) <= own.len());
+    // `beams` for `num_beams`.
+    let containing = || all.iter().find(|own| name.len() > 2 && own.contains(name));
+    match nearest.or_else(containing) {
         Some(own) => format!("; did you mean `{own}`?"),
         None => format!("; there are {}", all.join(", ")),
     }
 }
 
 impl Settings {
-    /// The defaults, under a file, under changes of the form `training.rate=1e-3`.
+    /// The defaults, under a file, under changes of the form `training.lr=1e-3`.
     pub fn new(file: &str, changes: &[String]) -> Result<Self, Error> {
         let wrong = |e: &dyn std::fmt::Display| Error::setting("settings", e.to_string());
         let mut table = Table::try_from(Self::default()).map_err(|e| wrong(&e))?;
@@ -384,8 +388,8 @@ impl Settings {
     /// The learning rate over a run of so many steps.
     #[must_use]
     pub fn schedule(&self, steps: u64) -> Schedule {
-        let TrainingSettings { rate, lowest, warmup, decay, .. } = self.training;
-        Schedule { rate, lowest, warmup, steps, decay }
+        let TrainingSettings { lr, min_lr, warmup, decay, .. } = self.training;
+        Schedule { lr, min_lr, warmup, steps, decay }
     }
 
     /// Refuses to go on with a run under other settings than it began with, but those of [`FREE`]. The file is where they stand.
@@ -428,26 +432,26 @@ impl Settings {
     }
 
     fn check_numbers(&self) -> Result<(), Error> {
-        let (t, o, a) = (&self.training, &self.optimiser, &self.attention);
+        let (t, o, a) = (&self.training, &self.optimizer, &self.attention);
         let share = |x: f64| (0.0..1.0).contains(&x);
         let above = |x: f64| x.is_finite() && x > 0.0;
         let or_nothing = |x: f64| x.is_finite() && x >= 0.0;
         type Number = (&'static str, f64, fn(f64) -> bool, &'static str);
         let numbers: [Number; 15] = [
-            ("data.bare", self.data.bare, share, "from 0 to below 1"),
+            ("data.strip_punct_prob", self.data.strip_punct_prob, share, "from 0 to below 1"),
             ("training.dropout", t.dropout, share, "from 0 to below 1"),
             ("training.attention_dropout", t.attention_dropout, share, "from 0 to below 1"),
             ("training.label_smoothing", t.label_smoothing, share, "from 0 to below 1"),
-            ("optimiser.average", o.average, share, "from 0 to below 1"),
-            ("optimiser.beta1", o.beta1, share, "from 0 to below 1"),
-            ("optimiser.beta2", o.beta2, share, "from 0 to below 1"),
-            ("training.rate", t.rate, above, "above 0"),
-            ("optimiser.epsilon", o.epsilon, above, "above 0"),
+            ("optimizer.ema_decay", o.ema_decay, share, "from 0 to below 1"),
+            ("optimizer.beta1", o.beta1, share, "from 0 to below 1"),
+            ("optimizer.beta2", o.beta2, share, "from 0 to below 1"),
+            ("training.lr", t.lr, above, "above 0"),
+            ("optimizer.epsilon", o.epsilon, above, "above 0"),
             ("attention.temperature", a.temperature, above, "above 0"),
             ("attention.last_temperature", a.last_temperature, above, "above 0"),
-            ("optimiser.clip", o.clip, or_nothing, "0 or more"),
-            ("optimiser.weight_decay", o.weight_decay, or_nothing, "0 or more"),
-            ("training.lowest", t.lowest, or_nothing, "0 or more"),
+            ("optimizer.max_grad_norm", o.max_grad_norm, or_nothing, "0 or more"),
+            ("optimizer.weight_decay", o.weight_decay, or_nothing, "0 or more"),
+            ("training.min_lr", t.min_lr, or_nothing, "0 or more"),
             ("attention.entropy", a.entropy, f64::is_finite, "a number"),
         ];
         match numbers.iter().find(|(_, number, fits, _)| !fits(*number)) {
@@ -463,13 +467,13 @@ impl Settings {
         let counts = [
             ("training.batch_tokens", t.batch_tokens as u64),
             ("training.accumulate", t.accumulate as u64),
-            ("training.keep", t.keep as u64),
+            ("training.save_top_k", t.save_top_k as u64),
             ("training.log_every", t.log_every),
             ("training.checkpoint_every", t.checkpoint_every),
-            ("validation.beams", v.beams as u64),
+            ("validation.num_beams", v.num_beams as u64),
             ("validation.max_tokens", v.max_tokens as u64),
-            ("validation.examples", v.examples as u64),
-            ("data.longest", self.data.longest as u64),
+            ("validation.max_examples", v.max_examples as u64),
+            ("data.max_length", self.data.max_length as u64),
             ("model.context", m.context as u64),
             ("model.heads", m.heads as u64),
         ];
@@ -500,15 +504,15 @@ impl Settings {
     }
 
     fn check_model(&self) -> Result<(), Error> {
-        let ModelSettings { kind, d_model, heads, joint, .. } = self.model;
+        let ModelSettings { kind, d_model, heads, shared_vocabulary, .. } = self.model;
         let fits = match self.task {
             Task::Translate => kind != ModelKind::Han,
-            Task::Write => kind == ModelKind::Gpt,
+            Task::Generate => kind == ModelKind::Gpt,
             Task::Classify => kind == ModelKind::Han,
         };
         if !fits {
             let why = format!("{kind:?} cannot {:?}", self.task).to_lowercase();
-            let can = "transformer, gru and gpt translate, gpt writes, han classifies";
+            let can = "transformer, seq2seq and gpt translate, gpt generates, han classifies";
             return Err(Error::setting("model.kind", format!("{why}; {can}")));
         }
         if matches!(kind, ModelKind::Transformer | ModelKind::Gpt) && !d_model.is_multiple_of(heads)
@@ -516,9 +520,9 @@ impl Settings {
             let why = format!("{d_model} features do not divide among {heads}");
             return Err(Error::setting("model.heads", why));
         }
-        if kind == ModelKind::Gpt && self.task == Task::Translate && !joint {
-            let why = "false; a decoder has one table for both languages";
-            return Err(Error::setting("model.joint", why));
+        if kind == ModelKind::Gpt && self.task == Task::Translate && !shared_vocabulary {
+            let why = "false; a decoder has one vocabulary for both languages";
+            return Err(Error::setting("model.shared_vocabulary", why));
         }
         Ok(())
     }

@@ -1,35 +1,35 @@
 //! The loop: batches to gradients to weights, with validations and checkpoints on the way.
 
 use crate::card::card;
-use crate::corpus::{Corpus, Tables};
+use crate::corpus::{Corpus, Vocabularies};
 use crate::error::Error;
-use crate::judge::{Validated, validate};
-use crate::net::{Net, config};
 use crate::optim::{AdamW, numbers};
-use crate::run::{Best, Progress, Run, Since};
+use crate::run::{BestCheckpoint, IntervalSums, Progress, Run};
 use crate::schedule::{Schedule, ramp};
-use crate::settings::{Judge, Settings};
+use crate::settings::{SelectionMetric, Settings};
+use crate::trainable_model::{TrainableModel, config};
+use crate::validation::{ValidationMetrics, validate};
 use burn::tensor::Device;
 use regard_burn::with_products;
-use regard_models::files::{Config, ModelFiles, Stored};
+use regard_models::files::{Config, ModelFiles, WeightFormat};
 use regard_models::{Entropies, Pass};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
 
-/// Hears how a run goes, and may end it.
-pub trait Watch {
-    /// Some steps were made.
-    fn stepped(&mut self, report: &Stepped);
-    /// The run was judged.
-    fn validated(&mut self, report: &Validated);
-    /// Asked after each step: whether to leave a checkpoint and go.
-    fn stop(&mut self) -> bool;
+/// Callback of the training loop: receives metrics and can end the run.
+pub trait Callback {
+    /// Called every `log_every` steps.
+    fn on_step(&mut self, report: &StepMetrics);
+    /// Called after each validation.
+    fn on_validation(&mut self, report: &ValidationMetrics);
+    /// Called after each step; `true` saves a checkpoint and ends the run.
+    fn should_stop(&mut self) -> bool;
 }
 
-/// Some steps, as metrics have them.
+/// Metrics of the steps since the last report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Stepped {
+pub struct StepMetrics {
     /// Steps that were made.
     pub step: u64,
     /// The epoch, from 0, and how far it has come.
@@ -39,24 +39,24 @@ pub struct Stepped {
     /// `e^loss`
     pub perplexity: f64,
     /// The learning rate.
-    pub rate: f64,
-    /// The length of the last gradient.
-    pub norm: f64,
+    pub lr: f64,
+    /// Global norm of the gradient of the last step, before clipping.
+    pub grad_norm: f64,
     /// Tokens that were read and written in a second.
     pub tokens_per_second: f64,
     /// Seconds of work since the run began.
     pub seconds: f64,
 }
 
-/// Why the loop ended.
+/// Why the training loop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// All steps were made.
-    Done,
-    /// Nothing got better for as long as the settings wait.
-    Waited,
-    /// It was told to stop, and can go on.
-    Stopped,
+pub enum RunOutcome {
+    /// All steps are done.
+    Completed,
+    /// Early stopping: no improvement in `training.patience` validations.
+    EarlyStopped,
+    /// Stopped by the callback; the run can be resumed.
+    Interrupted,
 }
 
 /// How large a run is.
@@ -64,13 +64,13 @@ pub enum Ended {
 pub struct Size {
     /// Numbers to learn.
     pub parameters: usize,
-    /// Tokens of the tables.
+    /// Tokens of the vocabularies.
     pub vocabulary: Vec<usize>,
     /// Examples to learn from: pairs, tokens of a text, documents.
     pub examples: usize,
     /// Examples to judge by.
     pub validation: usize,
-    /// Examples that were left out, as longer than `data.longest` or the context of the model.
+    /// Examples that were left out, as longer than `data.max_length` or the context of the model.
     pub left_out: usize,
     /// Batches of an epoch.
     pub batches: usize,
@@ -83,10 +83,10 @@ pub struct Size {
 pub struct Trainer {
     settings: Settings,
     corpus: Corpus,
-    tables: Tables,
+    vocabularies: Vocabularies,
     config: Config,
-    net: Net,
-    optimiser: AdamW,
+    model: TrainableModel,
+    optimizer: AdamW,
     progress: Progress,
     schedule: Schedule,
     /// The batches of an epoch.
@@ -105,7 +105,7 @@ impl Trainer {
         // What is wrong with the data is known before anything is written.
         let mut trainer = Self::with(settings, None, true)?;
         let mut run = Run::create(path, settings)?;
-        run.keep_tables(&trainer.tables)?;
+        run.save_vocabularies(&trainer.vocabularies)?;
         trainer.checkpoint(&mut run)?;
         Ok((trainer, run))
     }
@@ -116,20 +116,20 @@ impl Trainer {
         Run::settings(path)?;
         let mut run = Run::open(path)?;
         let settings = Run::settings(path)?;
-        let saved = run.saved()?;
+        let saved = run.load_checkpoint()?;
         settings.refuse_changes(&saved.settings, &run.settings_file())?;
-        let tables = run.tables()?;
-        let lost = tables.is_none();
-        let mut trainer = Self::with(&settings, tables, false)?;
+        let vocabularies = run.vocabularies()?;
+        let lost = vocabularies.is_none();
+        let mut trainer = Self::with(&settings, vocabularies, false)?;
         trainer.refuse_other_data(&saved.progress)?;
         let batches = trainer.corpus.epoch(saved.progress.epoch).len();
         saved.check(batches, settings.training.accumulate)?;
         if lost {
-            run.keep_tables(&trainer.tables)?;
+            run.save_vocabularies(&trainer.vocabularies)?;
         }
-        let (optimiser, progress) = run.restore(saved, &trainer.optimiser)?;
-        trainer.net = trainer.net.with(&optimiser, false);
-        (trainer.optimiser, trainer.progress) = (optimiser, progress);
+        let (optimizer, progress) = run.restore(saved, &trainer.optimizer)?;
+        trainer.model = trainer.model.with(&optimizer, false);
+        (trainer.optimizer, trainer.progress) = (optimizer, progress);
         Ok((trainer, run))
     }
 
@@ -149,17 +149,22 @@ impl Trainer {
     }
 
     /// Fresh weights may be those of another model; others are to be restored.
-    fn with(settings: &Settings, tables: Option<Tables>, fresh: bool) -> Result<Self, Error> {
-        let start = Path::new(&settings.training.start);
-        let starts = fresh && !settings.training.start.is_empty();
-        let tables = if starts { Some(Tables::of_model(start)?) } else { tables };
-        let (corpus, tables) = Corpus::read(settings, tables)?;
+    fn with(
+        settings: &Settings,
+        vocabularies: Option<Vocabularies>,
+        fresh: bool,
+    ) -> Result<Self, Error> {
+        let init_from = Path::new(&settings.training.init_from);
+        let initialize = fresh && !settings.training.init_from.is_empty();
+        let vocabularies =
+            if initialize { Some(Vocabularies::of_model(init_from)?) } else { vocabularies };
+        let (corpus, vocabularies) = Corpus::read(settings, vocabularies)?;
         let config = config(settings, &corpus);
-        let mut net = Net::new(settings, &config, &Device::flex().autodiff())?;
-        if starts {
-            net = net.load(&mut ModelFiles::open(start)?.weights)?;
+        let mut model = TrainableModel::new(settings, &config, &Device::flex().autodiff())?;
+        if initialize {
+            model = model.load(&mut ModelFiles::open(init_from)?.weights)?;
         }
-        let optimiser = net.optimiser(settings);
+        let optimizer = model.optimizer(settings);
         let epoch = (0, corpus.epoch(0));
         let t = &settings.training;
         let a_step = t.accumulate as u64;
@@ -178,10 +183,10 @@ impl Trainer {
             settings: settings.clone(),
             progress: Progress { data, validation, ..Progress::default() },
             corpus,
-            tables,
+            vocabularies,
             config,
-            net,
-            optimiser,
+            model,
+            optimizer,
             epoch,
         })
     }
@@ -189,10 +194,10 @@ impl Trainer {
     /// How large it is.
     #[must_use]
     pub fn size(&self) -> Size {
-        let tables = std::iter::once(&self.corpus.tokens).chain(&self.corpus.target);
+        let vocabularies = std::iter::once(&self.corpus.tokens).chain(&self.corpus.target);
         Size {
-            parameters: self.optimiser.parameters(),
-            vocabulary: tables.map(regard_models::files::Tokens::len).collect(),
+            parameters: self.optimizer.parameters(),
+            vocabulary: vocabularies.map(regard_models::files::Tokens::len).collect(),
             examples: self.corpus.train.len(),
             validation: self.corpus.validation.len(),
             left_out: self.corpus.left_out,
@@ -215,8 +220,8 @@ impl Trainer {
 
     /// The weights and the way that they move.
     #[must_use]
-    pub fn optimiser(&self) -> &AdamW {
-        &self.optimiser
+    pub fn optimizer(&self) -> &AdamW {
+        &self.optimizer
     }
 
     /// One step: the length of its gradient.
@@ -237,12 +242,12 @@ impl Trainer {
             if entropy != 0.0 {
                 pass.entropies = Some(Entropies::default());
             }
-            let cuts = match self.settings.data.bare {
+            let cuts = match self.settings.data.strip_punct_prob {
                 0.0 => vec![],
                 share => self.corpus.cuts(&batch, share, chance),
             };
             let loss = with_products(products, || {
-                self.net.loss(&self.corpus.train, (&batch, &cuts), context, smoothing, &mut pass)
+                self.model.loss(&self.corpus.train, (&batch, &cuts), context, smoothing, &mut pass)
             })?;
             let value = numbers(loss.mean.clone()).first().copied().map_or(f64::NAN, f64::from);
             if !value.is_finite() {
@@ -253,7 +258,7 @@ impl Trainer {
                 None => loss.mean,
             };
             let gradients = total.backward();
-            self.net.add(&mut self.optimiser, &gradients, loss.answers as f64);
+            self.model.add(&mut self.optimizer, &gradients, loss.answers as f64);
             let since = &mut self.progress.since;
             since.loss += value * loss.answers as f64;
             since.answers += loss.answers as u64;
@@ -261,14 +266,14 @@ impl Trainer {
             self.progress.tokens += loss.tokens as u64;
         }
         self.progress.step += 1;
-        let norm = self.optimiser.step(self.schedule.rate(self.progress.step));
+        let norm = self.optimizer.step(self.schedule.lr(self.progress.step));
         if !norm.is_finite() {
             let (step, what) = (self.progress.step, "the gradient");
             return Err(Error::Diverged { step, what, value: norm });
         }
         // Handed over and taken back: a model has no state of its own.
-        let net = self.net.clone();
-        self.net = net.with(&self.optimiser, false);
+        let model = self.model.clone();
+        self.model = model.with(&self.optimizer, false);
         let seconds = start.elapsed().as_secs_f64();
         self.progress.seconds += seconds;
         self.progress.since.seconds += seconds;
@@ -290,21 +295,25 @@ impl Trainer {
 
     /// Why there is nothing left to do, if that is so.
     #[must_use]
-    pub fn ended(&self) -> Option<Ended> {
+    pub fn outcome(&self) -> Option<RunOutcome> {
         let patience = self.settings.training.patience;
         if self.progress.step >= self.schedule.steps {
-            return Some(Ended::Done);
+            return Some(RunOutcome::Completed);
         }
-        (patience > 0 && self.progress.waited >= patience).then_some(Ended::Waited)
+        (patience > 0 && self.progress.waited >= patience).then_some(RunOutcome::EarlyStopped)
     }
 
     fn checkpoint(&mut self, run: &mut Run) -> Result<(), Error> {
-        run.checkpoint(&self.settings, &self.optimiser, &mut self.progress)
+        run.save_checkpoint(&self.settings, &self.optimizer, &mut self.progress)
     }
 
     /// Goes on to the end, or until it is told to stop.
-    pub fn train(&mut self, run: &mut Run, watch: &mut dyn Watch) -> Result<Ended, Error> {
-        if let Some(ended) = self.ended() {
+    pub fn train(
+        &mut self,
+        run: &mut Run,
+        callback: &mut dyn Callback,
+    ) -> Result<RunOutcome, Error> {
+        if let Some(ended) = self.outcome() {
             return Ok(ended);
         }
         let (steps, t) = (self.schedule.steps, self.settings.training.clone());
@@ -316,17 +325,17 @@ impl Trainer {
             if step.is_multiple_of(t.log_every) || last {
                 let report = self.report(norm);
                 run.log(&report)?;
-                watch.stepped(&report);
+                callback.on_step(&report);
             }
             let due = match t.validate_every {
                 0 => self.progress.epoch > before,
                 every => step.is_multiple_of(every),
             };
             if due || last {
-                self.judge(run, watch)?;
+                self.validate(run, callback)?;
             }
-            let stop = watch.stop();
-            if let Some(ended) = self.ended() {
+            let stop = callback.should_stop();
+            if let Some(ended) = self.outcome() {
                 self.checkpoint(run)?;
                 return Ok(ended);
             }
@@ -334,31 +343,32 @@ impl Trainer {
                 self.checkpoint(run)?;
             }
             if stop {
-                return Ok(Ended::Stopped);
+                return Ok(RunOutcome::Interrupted);
             }
         }
     }
 
     /// What happened since the last report.
-    fn report(&mut self, norm: f64) -> Stepped {
-        let Since { loss, answers, tokens, seconds } = std::mem::take(&mut self.progress.since);
+    fn report(&mut self, norm: f64) -> StepMetrics {
+        let IntervalSums { loss, answers, tokens, seconds } =
+            std::mem::take(&mut self.progress.since);
         let loss = loss / answers.max(1) as f64;
         let of_epoch = self.progress.batch as f64 / self.epoch.1.len().max(1) as f64;
-        Stepped {
+        StepMetrics {
             step: self.progress.step,
             epoch: self.progress.epoch as f64 + of_epoch,
             loss,
             perplexity: loss.exp(),
-            rate: self.schedule.rate(self.progress.step),
-            norm,
+            lr: self.schedule.lr(self.progress.step),
+            grad_norm: norm,
             tokens_per_second: tokens as f64 / seconds.max(1e-9),
             seconds: self.progress.seconds,
         }
     }
 
-    fn judge(&mut self, run: &mut Run, watch: &mut dyn Watch) -> Result<(), Error> {
+    fn validate(&mut self, run: &mut Run, callback: &mut dyn Callback) -> Result<(), Error> {
         let start = Instant::now();
-        let mut report = validate(&self.settings, &self.corpus, &self.config, &self.optimiser)?;
+        let mut report = validate(&self.settings, &self.corpus, &self.config, &self.optimizer)?;
         self.progress.seconds += start.elapsed().as_secs_f64();
         report.step = self.progress.step;
         if !report.validation_loss.is_finite() {
@@ -366,23 +376,27 @@ impl Trainer {
             return Err(Error::Diverged { step, what: "the loss of the validation", value });
         }
         report.seconds = self.progress.seconds;
-        let value = match (self.settings.validation.by, report.score) {
+        let value = match (self.settings.validation.metric, report.score) {
             // Where there is nothing to judge by, the last is as good as any.
             _ if self.corpus.validation.is_empty() => self.progress.step as f64,
-            (Judge::Score, Some(score)) => score,
+            (SelectionMetric::Score, Some(score)) => score,
             _ => -report.validation_loss,
         };
-        let best = Best { step: report.step, value };
-        let keep = self.settings.training.keep;
-        report.best = run.keep(&self.optimiser, best, keep, &mut self.progress)?;
+        let best = BestCheckpoint { step: report.step, value };
+        let save_top_k = self.settings.training.save_top_k;
+        report.best = run.keep(&self.optimizer, best, save_top_k, &mut self.progress)?;
         self.progress.waited = if report.best { 0 } else { self.progress.waited + 1 };
         if report.best {
             let card = card(&self.settings, &self.size(), &report);
-            let stored = if self.settings.training.half { Stored::F16 } else { Stored::F32 };
-            run.export(&self.config, &self.tables, &self.optimiser, (&card, stored))?;
+            let stored = if self.settings.training.save_fp16 {
+                WeightFormat::F16
+            } else {
+                WeightFormat::F32
+            };
+            run.export(&self.config, &self.vocabularies, &self.optimizer, (&card, stored))?;
         }
         run.log(&report)?;
-        watch.validated(&report);
+        callback.on_validation(&report);
         Ok(())
     }
 }

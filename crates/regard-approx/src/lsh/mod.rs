@@ -11,7 +11,7 @@ mod round;
 mod rows;
 
 pub use buckets::Buckets;
-pub use recall::{Recall, Share};
+pub use recall::{Recall, RowFraction};
 use regard::plan::{OutputGrads, OutputView};
 use regard::problem::Dims;
 use regard::{Element, Error, Grads, Machine, Output, Plan, Problem, Score, View};

@@ -9,10 +9,10 @@ use regard::{Element, Error, Machine, Number, Problem, View};
 #[non_exhaustive]
 pub struct Recall {
     /// Retained attention mass: the sum of a row's full attention weights over its candidate keys.
-    pub mass: Share,
+    pub mass: RowFraction,
     /// Retained fraction of the top-k mass: of the largest full attention weights of a row, the sum over candidate keys
     /// divided by the sum over all.
-    pub top: Share,
+    pub top: RowFraction,
     /// Number of sampled rows, over all heads and items.
     pub rows: usize,
 }
@@ -20,14 +20,14 @@ pub struct Recall {
 /// Statistics of a fraction over rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Share {
+pub struct RowFraction {
     /// Mean over the rows.
     pub mean: f64,
     /// Smallest value of any row.
     pub worst: f64,
 }
 
-impl Share {
+impl RowFraction {
     /// The mean and the smallest of some fractions; 1 if there are none: nothing is lost.
     #[must_use]
     pub fn of(shares: &[f64]) -> Self {
@@ -62,7 +62,7 @@ impl<E: Element> LshOutput<E> {
             self.shares([q, k], i / each, i % each * q_len / each, top, scores)
         });
         let (mass, top): (Vec<_>, Vec<_>) = shares.into_iter().flatten().unzip();
-        Ok(Recall { mass: Share::of(&mass), top: Share::of(&top), rows: mass.len() })
+        Ok(Recall { mass: RowFraction::of(&mass), top: RowFraction::of(&top), rows: mass.len() })
     }
 
     /// Retained fractions of the mass and of the top-k mass of one row of a head, numbered over all items; `None` if the row

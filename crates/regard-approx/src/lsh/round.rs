@@ -118,7 +118,7 @@ fn within(range: &Range<usize>, at: usize) -> u64 {
     below(range.end) & !below(range.start)
 }
 
-/// Bit `i` is set if entry `i` of any list lies in the range given with that list. Written so that the loops over the entries
+/// Bit `i` is set if entry `i` of any list lies in the range given with that list. GenerationOutput so that the loops over the entries
 /// vectorize.
 fn inside<'l>(lists: impl Iterator<Item = (&'l [u32; WORD_BITS], &'l Range<u32>)>) -> u64 {
     let mut inside = [0u8; WORD_BITS];

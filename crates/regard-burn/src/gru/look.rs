@@ -1,6 +1,6 @@
 //! What a unit sees of a memory: `score . tanh(query h + key)`, a softmax of it, and the mean of the values by that.
 
-use crate::math::{exp, sum, tanh, vectorised};
+use crate::math::{exp, sum, tanh, vectorized};
 use crate::product::{Matrix, Products};
 use crate::rows::{RowWork, by_few, by_rows, column_sums};
 use crate::tensors::{numbers, tensor};
@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 /// What a recurrent net looks at before each step, and how.
 #[derive(Clone, Debug)]
-pub struct Look {
+pub struct GruAttention {
     /// `[units, hidden]`: what is made of the state.
     pub query: Tensor<2>,
     /// `[units]`
@@ -27,17 +27,17 @@ pub struct Look {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LookSizes {
+pub(super) struct AttentionSizes {
     hidden: usize,
     units: usize,
     keys: usize,
     pub(super) features: usize,
 }
 
-impl Look {
+impl GruAttention {
     /// # Panics
     /// If sizes do not fit.
-    pub(super) fn checked(&self, [batch, hidden]: [usize; 2]) -> LookSizes {
+    pub(super) fn checked(&self, [batch, hidden]: [usize; 2]) -> AttentionSizes {
         let ([_, keys, units], [_, _, features]) = (self.keys.dims(), self.values.dims());
         let same = |what: &str, found: &[usize], right: &[usize]| {
             assert!(found == right, "{what}: its sizes are {found:?}, {right:?} is wanted");
@@ -50,29 +50,29 @@ impl Look {
         same("lengths of keys", &[self.lengths.len()], &[batch]);
         let most = self.lengths.iter().copied().max().unwrap_or(0);
         assert!(most <= keys, "lengths of keys: {most}, there are {keys}");
-        LookSizes { hidden, units, keys, features }
+        AttentionSizes { hidden, units, keys, features }
     }
 }
 
 /// The memory of a call.
 #[derive(Debug)]
-pub(super) struct Memory {
-    pub(super) sizes: LookSizes,
+pub(super) struct AttentionMemory {
+    pub(super) sizes: AttentionSizes,
     pub(super) lengths: Vec<usize>,
     pub(super) products: Products,
 }
 
 /// What every step saw.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct SavedAttention {
     /// `[steps][batch][units]`
     queries: Vec<f32>,
     /// `[steps][batch]`, of each the context `[features]` and the weights `[keys]`.
     rows: Vec<f32>,
-    sizes: LookSizes,
+    sizes: AttentionSizes,
 }
 
-impl Seen {
+impl SavedAttention {
     fn row(&self) -> usize {
         self.sizes.features + self.sizes.keys
     }
@@ -82,30 +82,30 @@ impl Seen {
     }
 
     /// All contexts, as a matrix.
-    fn contexts(rows: &[f32], LookSizes { features, keys, .. }: LookSizes) -> Matrix<'_> {
+    fn contexts(rows: &[f32], AttentionSizes { features, keys, .. }: AttentionSizes) -> Matrix<'_> {
         let row = features + keys;
         Matrix::part(rows, [rows.len() / row.max(1), features], row, 0)
     }
 }
 
-impl Memory {
+impl AttentionMemory {
     /// Room for what so many steps will see.
-    pub(super) fn seen(&self, steps: usize, batch: usize) -> Seen {
-        let LookSizes { units, keys, features, .. } = self.sizes;
+    pub(super) fn seen(&self, steps: usize, batch: usize) -> SavedAttention {
+        let AttentionSizes { units, keys, features, .. } = self.sizes;
         let rows = vec![0.0; steps * batch * (features + keys)];
-        Seen { queries: vec![0.0; steps * batch * units], rows, sizes: self.sizes }
+        SavedAttention { queries: vec![0.0; steps * batch * units], rows, sizes: self.sizes }
     }
 
     /// What states `[batch, hidden]` see: what the input `[batch, length, 3 hidden]` has made at a position, and it.
     pub(super) fn look(
         &self,
-        seen: &mut Seen,
+        seen: &mut SavedAttention,
         step: usize,
         states: Matrix<'_>,
         memory: &[FlexTensor],
         (x, at): (&[f32], usize),
     ) -> Vec<f32> {
-        let LookSizes { hidden, units, features, .. } = self.sizes;
+        let AttentionSizes { hidden, units, features, .. } = self.sizes;
         let (batch, row) = (self.lengths.len(), seen.row());
         let of = Parts::of(memory);
         let queries =
@@ -113,7 +113,7 @@ impl Memory {
         let rows = &mut seen.rows[step * batch * row..][..batch * row];
         by_few(rows, row, &Looking { memory: self, of, queries: &queries });
         let context = Matrix::rows(of.context, [3 * hidden, features]).turned();
-        let mut to = self.products.multiply(Seen::contexts(rows, self.sizes), context);
+        let mut to = self.products.multiply(SavedAttention::contexts(rows, self.sizes), context);
         let length = x.len() / (batch * 3 * hidden).max(1);
         by_rows(&mut to, 3 * hidden, &Inputs { x, at, length });
         seen.queries[step * batch * units..][..batch * units].copy_from_slice(&queries);
@@ -123,18 +123,18 @@ impl Memory {
     /// The way back of all steps, before any was made.
     pub(super) fn undone<'a>(
         &'a self,
-        seen: &'a Seen,
+        seen: &'a SavedAttention,
         memory: &'a [FlexTensor],
         steps: usize,
-    ) -> Undone<'a> {
-        let LookSizes { hidden, units, keys, features } = self.sizes;
+    ) -> AttentionBackward<'a> {
+        let AttentionSizes { hidden, units, keys, features } = self.sizes;
         let (batch, of) = (self.lengths.len(), Parts::of(memory));
         // Records have what is said of n before what is said of the gates.
         let (gates, new) = of.context.split_at(2 * hidden * features);
         let context = [new, gates].concat();
         let each = keys * (units + features) + units;
         let (by_memory, by_queries) = (vec![0.0; batch * each], vec![0.0; steps * batch * units]);
-        Undone { memory: self, seen, of, context, by_memory, by_queries }
+        AttentionBackward { memory: self, seen, of, context, by_memory, by_queries }
     }
 }
 
@@ -157,7 +157,7 @@ impl<'a> Parts<'a> {
 
 /// Writes contexts and weights.
 struct Looking<'a> {
-    memory: &'a Memory,
+    memory: &'a AttentionMemory,
     of: Parts<'a>,
     queries: &'a [f32],
 }
@@ -165,7 +165,7 @@ struct Looking<'a> {
 impl RowWork for Looking<'_> {
     #[inline(always)]
     fn row(&self, i: usize, row: &mut [f32]) {
-        let LookSizes { units, keys, features, .. } = self.memory.sizes;
+        let AttentionSizes { units, keys, features, .. } = self.memory.sizes;
         let (context, weights) = row.split_at_mut(features);
         let weights = &mut weights[..self.memory.lengths[i]];
         let (query, score) = (&self.queries[i * units..][..units], self.of.score);
@@ -209,9 +209,9 @@ impl RowWork for Inputs<'_> {
 
 /// The way back, from the last step to the first.
 #[derive(Debug)]
-pub(super) struct Undone<'a> {
-    memory: &'a Memory,
-    seen: &'a Seen,
+pub(super) struct AttentionBackward<'a> {
+    memory: &'a AttentionMemory,
+    seen: &'a SavedAttention,
     of: Parts<'a>,
     /// Rows of n, r and z.
     context: Vec<f32>,
@@ -224,16 +224,16 @@ pub(super) struct Undone<'a> {
 /// Rows of one task.
 const ROWS: usize = 8;
 
-impl Undone<'_> {
+impl AttentionBackward<'_> {
     /// What a step says of the state before it through what that has seen, `[batch, hidden]`: from the gradient by what the input
     /// has made, rows of n, r and z, and that of the output.
     pub(super) fn step(
         &mut self,
         step: usize,
         by_input: Matrix<'_>,
-        upstream: (&[f32], usize),
+        output_grad: (&[f32], usize),
     ) -> Vec<f32> {
-        let LookSizes { hidden, units, features, keys } = self.memory.sizes;
+        let AttentionSizes { hidden, units, features, keys } = self.memory.sizes;
         let batch = self.memory.lengths.len();
         let contexts = self
             .memory
@@ -250,13 +250,13 @@ impl Undone<'_> {
             .zip(self.by_memory.par_chunks_mut((ROWS * each).max(1)));
         pieces.enumerate().for_each(|(piece, (by_queries, by_memory))| {
             let first = piece * ROWS;
-            vectorised(LookedBack {
+            vectorized(AttentionBackwardRows {
                 memory,
                 of,
                 seen,
                 queries,
                 contexts: &contexts,
-                upstream,
+                output_grad,
                 first,
                 to: [by_queries, by_memory],
             });
@@ -273,14 +273,14 @@ impl Undone<'_> {
         states: Matrix<'_>,
         by_input: Matrix<'_>,
     ) -> Vec<Option<FlexTensor>> {
-        let LookSizes { hidden, units, keys, features } = self.memory.sizes;
+        let AttentionSizes { hidden, units, keys, features } = self.memory.sizes;
         let batch = self.memory.lengths.len();
         let rows = self.by_queries.len() / units.max(1);
         let by_query = self
             .memory
             .products
             .multiply(Matrix::rows(&self.by_queries, [rows, units]).turned(), states);
-        let contexts = Seen::contexts(&self.seen.rows, self.memory.sizes);
+        let contexts = SavedAttention::contexts(&self.seen.rows, self.memory.sizes);
         let by_context = self.memory.products.multiply(by_input.turned(), contexts);
         let (new, gates) = by_context.split_at(hidden * features);
         let by_context = [gates, new].concat();
@@ -301,33 +301,33 @@ impl Undone<'_> {
 }
 
 /// The way back of some rows of one step.
-struct LookedBack<'a> {
-    memory: &'a Memory,
+struct AttentionBackwardRows<'a> {
+    memory: &'a AttentionMemory,
     of: Parts<'a>,
     seen: &'a [f32],
     queries: &'a [f32],
     contexts: &'a [f32],
-    upstream: (&'a [f32], usize),
+    output_grad: (&'a [f32], usize),
     first: usize,
     /// By the queries, and by the memory.
     to: [&'a mut [f32]; 2],
 }
 
-impl NullaryFnOnce for LookedBack<'_> {
+impl NullaryFnOnce for AttentionBackwardRows<'_> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let LookSizes { hidden, units, keys, features } = self.memory.sizes;
-        let (batch, (upstream, at)) = (self.memory.lengths.len(), self.upstream);
+        let AttentionSizes { hidden, units, keys, features } = self.memory.sizes;
+        let (batch, (output_grad, at)) = (self.memory.lengths.len(), self.output_grad);
         let width = hidden + features;
-        let length = upstream.len() / (batch * width).max(1);
+        let length = output_grad.len() / (batch * width).max(1);
         let each = keys * (units + features) + units;
         let [by_queries, by_memory] = self.to;
         let rows = by_queries.chunks_mut(units.max(1)).zip(by_memory.chunks_mut(each.max(1)));
         for (i, (by_query, by_memory)) in rows.enumerate() {
             let i = self.first + i;
-            let up = &upstream[(i * length + at) * width + hidden..][..features];
+            let up = &output_grad[(i * length + at) * width + hidden..][..features];
             let mut d_context = self.contexts[i * features..][..features].to_vec();
             for (d, up) in d_context.iter_mut().zip(up) {
                 *d += up;

@@ -14,7 +14,7 @@
 mod pack;
 mod tiles;
 
-use self::pack::{CHUNK, Cut, Order, Packed, STEP, pack};
+use self::pack::{CHUNK, Cut, Order, PackedMatrix, STEP, pack};
 use self::tiles::{Sums, Tiles};
 use super::Matrix;
 use rayon::prelude::*;
@@ -70,10 +70,10 @@ impl Amx {
         rayon::scope(|_| {
             let rows = || {
                 let in_one_piece = a.strides[1] == 1;
-                let packed = (!in_one_piece).then(|| Packed::new(self, a, cut, Order::Items));
-                packed.map_or(Rows::Plain(a), Rows::Packed)
+                let packed = (!in_one_piece).then(|| PackedMatrix::new(self, a, cut, Order::Items));
+                packed.map_or(Rows::Plain(a), Rows::PackedMatrix)
             };
-            let columns = || Packed::new(self, b.turned(), cut, Order::Pairs);
+            let columns = || PackedMatrix::new(self, b.turned(), cut, Order::Pairs);
             let (a, b) = rayon::join(rows, columns);
             let [down, across] = [m, n].map(|size| size.div_ceil(PANEL));
             let wide = (WIDE / (cut.step_lines() * size_of::<__m512i>())).max(1);
@@ -100,7 +100,7 @@ impl Amx {
     ///
     /// # Safety
     /// There must be such panels in `place`, whose rows and columns, as far as there are so many, must be the caller's to write.
-    unsafe fn task(self, a: &Rows<'_>, b: &Packed, panels: [Range<usize>; 2], place: Place) {
+    unsafe fn task(self, a: &Rows<'_>, b: &PackedMatrix, panels: [Range<usize>; 2], place: Place) {
         let (tiles, cut, [rows, columns]) = (Tiles::new(self), b.cut, panels);
         let steps = cut.blocks.div_ceil(STEP);
         // Where there is but one step, sums wait only to be copied.
@@ -124,7 +124,7 @@ impl Amx {
                     for (own_block, block) in blocks.clone().enumerate() {
                         let a = match a {
                             Rows::Plain(_) => &own[own_block * cut.lines()..][..cut.lines()],
-                            Rows::Packed(a) => a.panel(block, row),
+                            Rows::PackedMatrix(a) => a.panel(block, row),
                         };
                         tiles.multiply(a, b.panel(block, column));
                     }
@@ -155,7 +155,7 @@ impl Amx {
 #[derive(Debug)]
 enum Rows<'a> {
     Plain(Matrix<'a>),
-    Packed(Packed),
+    PackedMatrix(PackedMatrix),
 }
 
 /// Where the result goes, rows one after another.

@@ -4,7 +4,7 @@ use crate::{AnyLeaf, leaf, noise, same, uneven, values};
 use burn::tensor::{Bool, Device, Tensor, TensorData, activation};
 use regard::rope::{Rope, RopePairs};
 use regard::{Machine, Mask, Plan, Problem, View};
-use regard_burn::{Attention, Buckets, Places, Relative, Similarity, attention, rope};
+use regard_burn::{Attention, Buckets, Relative, RopePositions, Similarity, attention, rope};
 
 /// `[batch, length, heads, features]` as attention wants it, without a copy.
 fn heads(x: &AnyLeaf) -> Tensor<4> {
@@ -232,7 +232,7 @@ fn mistakes_are_errors_that_name_them() {
         error.to_string().contains("[5, 2]") || error.to_string().contains("[2, 2]"),
         "{error}"
     );
-    let odd = rope(leaf([1, 2, 3, 5], 1), &Rope::new(5, RopePairs::Halves), Places::From(0));
+    let odd = rope(leaf([1, 2, 3, 5], 1), &Rope::new(5, RopePairs::Halves), RopePositions::From(0));
     assert!(odd.is_err());
 }
 
@@ -241,7 +241,7 @@ fn turning_back_undoes_turning() {
     for pairs in [RopePairs::Halves, RopePairs::Interleaved] {
         let x = || AnyLeaf::Four(leaf([2, 5, 3, 8], 1));
         let turn = Rope::new(8, pairs);
-        let places = Places::List([3i64, 1, 4, 1, 5].into());
+        let places = RopePositions::List([3i64, 1, 4, 1, 5].into());
         let angles: Vec<f32> = [3f32, 1.0, 4.0, 1.0, 5.0]
             .iter()
             .flat_map(|p| (0..4).map(move |i| p * 10_000f32.powf(-(i as f32) / 4.0)))

@@ -2,7 +2,7 @@
 
 use crate::{AnyLeaf, apart, leaf, same, uneven, values};
 use burn::tensor::{Bool, Device, Tensor, TensorData, activation};
-use regard_burn::{Look, Products, Steps, gru, gru_looking, with_products};
+use regard_burn::{GruAttention, Products, Steps, gru, gru_with_attention, with_products};
 
 /// One step by Burn's own operations.
 fn cell(x: Tensor<2>, state: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<2> {
@@ -69,7 +69,7 @@ fn a_gru_that_looks_is_its_steps() {
         "gru that looks",
         [&x, &state, &weight, &bias, &query, &score, &keys, &values, &context],
         |l| {
-            let look = Look {
+            let look = GruAttention {
                 query: l[4].two(),
                 score: l[5].one(),
                 keys: l[6].three(),
@@ -77,7 +77,7 @@ fn a_gru_that_looks_is_its_steps() {
                 context: l[8].two(),
                 lengths: lengths.to_vec(),
             };
-            gru_looking(l[0].three(), l[1].two(), l[2].two(), l[3].one(), look)
+            gru_with_attention(l[0].three(), l[1].two(), l[2].two(), l[3].one(), look)
         },
         |l| {
             let hidden: Vec<bool> = (0..21).map(|i| i % 7 >= lengths[i / 7]).collect();

@@ -3,8 +3,8 @@
 use crate::{AnyLeaf, apart, leaf, same, uneven, values};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use regard_burn::{
-    Activation, CrossEntropy, Drop, Error, Products, cross_entropy, dropout, embedding, gated,
-    layer_norm, linear, residual, rms_norm, with_products,
+    Activation, CrossEntropy, ElementDropout, Error, Products, cross_entropy, dropout, embedding,
+    gated, layer_norm, linear, residual, rms_norm, with_products,
 };
 
 fn ids<const D: usize>(list: &[i64], shape: [usize; D]) -> Tensor<D, Int> {
@@ -93,9 +93,9 @@ fn norms_are_their_definitions() {
         |l| layer_norm(l[0].three(), l[1].one(), l[2].one(), 1e-5),
         |l| {
             let x = l[0].three();
-            let centred = x.clone() - x.mean_dim(2);
-            let variance = (centred.clone() * centred.clone()).mean_dim(2);
-            centred / (variance + 1e-5).sqrt() * l[1].one().unsqueeze() + l[2].one().unsqueeze()
+            let centered = x.clone() - x.mean_dim(2);
+            let variance = (centered.clone() * centered.clone()).mean_dim(2);
+            centered / (variance + 1e-5).sqrt() * l[1].one().unsqueeze() + l[2].one().unsqueeze()
         },
     );
     same(
@@ -128,8 +128,8 @@ fn cross_entropy_is_its_definition() {
                 let kept = (0i64..).zip(targets).filter(|(_, target)| *target >= 0).map(|(i, _)| i);
                 let kept: Vec<i64> = kept.collect();
                 let logs = logs.select(0, ids(&kept, [5]));
-                let wanted: Vec<i64> = targets.iter().copied().filter(|t| *t >= 0).collect();
-                let hit = logs.clone().gather(1, ids(&wanted, [5, 1])).mean();
+                let valid: Vec<i64> = targets.iter().copied().filter(|t| *t >= 0).collect();
+                let hit = logs.clone().gather(1, ids(&valid, [5, 1])).mean();
                 let all = logs.mean();
                 -(hit * (1.0 - smoothing) + all * smoothing)
             },
@@ -169,7 +169,7 @@ fn a_residual_stream_adds_what_is_not_dropped() {
         |l| residual(l[0].two(), l[1].two(), None),
         |l| l[0].two() + l[1].two(),
     );
-    let drop = Some(Drop { rate: 0.3, seed: 5 });
+    let drop = Some(ElementDropout { rate: 0.3, seed: 5 });
     // What is dropped from ones is what is dropped from anything.
     let mask = || dropout(leaf::<2>([300, 31], 11).ones_like().detach(), drop);
     same(
@@ -199,7 +199,7 @@ fn all_bits() -> Vec<u32> {
     let (one, zero) = (leaf([48], 4), leaf([48], 5));
     let y = layer_norm(x.clone(), one.clone(), zero.clone(), 1e-5);
     let y = linear(y, w.clone(), Some(one.clone()), Activation::Gelu);
-    let y = residual(x.clone(), y, Some(Drop { rate: 0.1, seed: 3 }));
+    let y = residual(x.clone(), y, Some(ElementDropout { rate: 0.1, seed: 3 }));
     let scores = linear(rms_norm(y, one.clone(), 1e-5), up.clone(), None, Activation::None);
     let targets: Vec<i64> = (0..200).collect();
     let loss =

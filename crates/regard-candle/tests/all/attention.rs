@@ -176,14 +176,14 @@ fn the_other_options_are_those_of_the_engine() {
     let x = noise(1, &[2, 2, 11, 8], F64);
     let [table, t5] = [noise(2, &[5, 2], F64), noise(3, &[8, 2], F64)];
     let heads = noise(4, &[2], F64);
-    let centres = (noise(5, &[2, 2, 11], F64) * 4.0).unwrap().affine(1.0, 5.0).unwrap();
+    let centers = (noise(5, &[2, 2, 11], F64) * 4.0).unwrap().affine(1.0, 5.0).unwrap();
     let same = |options: Attention, expected: Tensor| {
         let out = attention(&x, &x, &x, &options).unwrap().out;
         assert_eq!(difference(&out, &expected), 0.0, "{options:?}");
     };
     let usual = Attention::default;
     let [by_head, clipped, by_bucket, around] =
-        [&heads, &table, &t5, &centres].map(|x| x.flatten_all().unwrap().to_vec1::<f64>().unwrap());
+        [&heads, &table, &t5, &centers].map(|x| x.flatten_all().unwrap().to_vec1::<f64>().unwrap());
     same(
         Attention { alibi: Some(heads.clone()), ..usual() },
         engine(&x, |p| p.score(Score::new().alibi(&by_head))),
@@ -205,7 +205,7 @@ fn the_other_options_are_those_of_the_engine() {
         engine(&x, |p| p.score(Score::new().relative(expected))),
     );
     same(
-        Attention { centres: Some((centres, 3)), ..usual() },
+        Attention { centers: Some((centers, 3)), ..usual() },
         engine(&x, |p| p.local(Local::new(&around, 3))),
     );
     same(

@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor, Var};
 use regard::Mask;
 use regard::problem::{Dropout, Normalizer};
 use regard::rope::{Rope, RopePairs};
-use regard_candle::{Attention, Buckets, Error, Places, Relative, attention, rope};
+use regard_candle::{Attention, Buckets, Error, Relative, RopePositions, attention, rope};
 
 fn x(sizes: &[usize]) -> Tensor {
     noise(1, sizes, DType::F32)
@@ -25,7 +25,7 @@ fn each(of: impl Fn(&[usize]) -> Tensor) -> Vec<(&'static str, Attention)> {
         ("alibi", Attention { alibi: Some(of(&[2])), ..usual() }),
         ("sinks", Attention { sinks: Some(of(&[2])), ..usual() }),
         ("relative table", Attention { relative: Some(relative), ..usual() }),
-        ("centres", Attention { centres: Some((of(&[1, 2, 5]), 2)), ..usual() }),
+        ("centers", Attention { centers: Some((of(&[1, 2, 5]), 2)), ..usual() }),
     ]
 }
 
@@ -81,7 +81,7 @@ fn types_that_do_not_fit() {
     let sinks = Some(x(&[2]));
     attention(&half, &half, &half, &Attention { sinks, ..Default::default() }).unwrap();
     let turn = Rope::new(4, RopePairs::Halves);
-    assert!(matches!(rope(&whole, &turn, Places::From(0)), Err(Error::Type { .. })));
+    assert!(matches!(rope(&whole, &turn, RopePositions::From(0)), Err(Error::Type { .. })));
 }
 
 #[test]
@@ -115,8 +115,8 @@ fn axes_in_another_order_are_refused_though_the_entries_are_as_many() {
     let relative = Some(Relative { table, buckets: Buckets::Clipped { reach: 2 } });
     let found = refused(&Attention { relative, ..Default::default() });
     assert_eq!(found.to_string(), "heads: q has 2, relative table has 5; they must be equal");
-    let found = refused(&Attention { centres: Some((x(&[1, 5, 2]), 2)), ..Default::default() });
-    assert_eq!(found.to_string(), "heads: q has 2, centres has 5; they must be equal");
+    let found = refused(&Attention { centers: Some((x(&[1, 5, 2]), 2)), ..Default::default() });
+    assert_eq!(found.to_string(), "heads: q has 2, centers has 5; they must be equal");
 }
 
 #[test]

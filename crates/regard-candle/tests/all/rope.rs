@@ -3,7 +3,7 @@
 use crate::plain::{difference, noise, pulled};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use regard::rope::{Rope, RopePairs};
-use regard_candle::{Error, Places, rope};
+use regard_candle::{Error, RopePositions, rope};
 
 /// The definition, halves turning together.
 fn plain(x: &Tensor, positions: &[i64]) -> Result<Tensor> {
@@ -31,8 +31,8 @@ fn outputs_and_gradients_are_those_of_plain_operations() {
         [(DType::F64, 1e-12), (DType::F32, 1e-6), (DType::F16, 2e-3), (DType::BF16, 2e-2)]
     {
         for (places, positions) in [
-            (Places::From(7), vec![7, 8, 9, 10, 11]),
-            (Places::List(list.clone().into()), list.clone()),
+            (RopePositions::From(7), vec![7, 8, 9, 10, 11]),
+            (RopePositions::List(list.clone().into()), list.clone()),
         ] {
             for transposed in [false, true] {
                 let sizes = if transposed { [2, 5, 3, 8] } else { [2, 3, 5, 8] };
@@ -57,7 +57,7 @@ fn outputs_and_gradients_are_those_of_plain_operations() {
 fn features_that_lie_apart_are_copied_and_have_gradients() {
     let var = Var::from_tensor(&noise(1, &[2, 3, 8, 5], DType::F64)).unwrap();
     let x = var.transpose(2, 3).unwrap();
-    let out = rope(&x, &Rope::new(8, RopePairs::Halves), Places::From(0)).unwrap();
+    let out = rope(&x, &Rope::new(8, RopePairs::Halves), RopePositions::From(0)).unwrap();
     let expected = pulled(&plain(&x, &[0, 1, 2, 3, 4]).unwrap(), &[&var]);
     for (found, expected) in pulled(&out, &[&var]).iter().zip(&expected) {
         assert!(difference(found, expected) < 1e-12);
@@ -69,10 +69,13 @@ fn what_cannot_be_turned_is_refused() {
     let x = noise(1, &[2, 3, 5, 8], DType::F32);
     let refused = |x: &Tensor, turn: Rope, places| rope(x, &turn, places).unwrap_err();
     let halves = |dim| Rope::new(dim, RopePairs::Halves);
-    let few = refused(&x, halves(10), Places::From(0));
+    let few = refused(&x, halves(10), RopePositions::From(0));
     assert_eq!(few, Error::Engine(regard::Error::TooFewFeatures { needed: 10, found: 8 }));
-    assert!(matches!(refused(&x, halves(3), Places::From(0)), Error::Engine(_)));
-    assert!(matches!(refused(&x, halves(8), Places::List([1, 2].into())), Error::Engine(_)));
+    assert!(matches!(refused(&x, halves(3), RopePositions::From(0)), Error::Engine(_)));
+    assert!(matches!(refused(&x, halves(8), RopePositions::List([1, 2].into())), Error::Engine(_)));
     let flat = x.flatten_all().unwrap();
-    assert!(matches!(refused(&flat, halves(8), Places::From(0)), Error::Axes { tensor: "x", .. }));
+    assert!(matches!(
+        refused(&flat, halves(8), RopePositions::From(0)),
+        Error::Axes { tensor: "x", .. }
+    ));
 }

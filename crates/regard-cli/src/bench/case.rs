@@ -23,14 +23,14 @@ pub(crate) enum Bound {
     Read,
 }
 
-/// Which way a case goes.
+/// The passes of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Pass {
     Forward,
-    /// There and back, as a step of training.
+    /// Forward and backward pass, as in a training step.
     Both,
-    /// Back alone, with the output of a forward before.
+    /// Backward pass only, with the output of an earlier forward pass.
     Backward,
     /// A look at the weights, with the output of a forward before.
     Look,
@@ -91,8 +91,8 @@ pub(crate) struct Case {
     /// Whether each head has a learned sink.
     pub(crate) sinks: bool,
     pub(crate) dropout: Option<f64>,
-    /// What queries are multiplied by: much, and most weights become denormal.
-    pub(crate) spread: f64,
+    /// Factor of the queries; a large one gives large logits, and most weights become denormal.
+    pub(crate) q_scale: f64,
     /// If not the usual one of the dtype.
     pub(crate) precision: Option<Precision>,
     /// Whether keys and values come from a cache.
@@ -119,13 +119,16 @@ pub(crate) enum Cached {
 }
 
 pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
-bias headbias alibi softcap sinks dropout spread bshd alone strict f32 high paged shared additive top{keys} hard sampled \
+bias headbias alibi softcap sinks dropout large-logit bshd backward-only strict f32 high paged shared additive top-{keys} hard sampled \
 sparsemax local{reach}; of linear, causal relu random{features} both bshd; of lsh, causal both bshd";
 
 impl Case {
     /// Reads a name.
     pub(crate) fn parse(name: &str) -> Result<Self> {
-        let mut parts = name.split('-');
+        // Options of two words, joined so that a hyphen separates parts only.
+        let text = name.replace("-top-", "-top_").replace("-large-logit", "-large_logit");
+        let text = text.replace("-backward-only", "-backward_only");
+        let mut parts = text.split('-');
         let (kind, dtype) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let (batch, heads, kv, q_len, bound) = match kind {
             "prefill" | "backward" | "look" | "linear" | "lsh" => (1, 8, None, None, Bound::Fma),
@@ -188,7 +191,7 @@ impl Case {
             softcap: None,
             sinks: false,
             dropout: None,
-            spread: 1.0,
+            q_scale: 1.0,
             precision: None,
             cached: None,
             additive: false,
@@ -228,7 +231,7 @@ impl Case {
                 return self.set_map(FeatureMap::PositiveRandom { features, seed: 1 });
             }
             ("both", None) if self.is_another() => self.pass = Pass::Both,
-            ("alone", None) if self.pass == Pass::Both && !self.is_another() => {
+            ("backward_only", None) if self.pass == Pass::Both && !self.is_another() => {
                 self.pass = Pass::Backward;
             }
             ("paged", None) if self.bound == Bound::Read => return self.set_cached(Cached::Paged),
@@ -240,15 +243,15 @@ impl Case {
             ("high", None) => return self.set_precision(Precision::High),
             ("additive", None) => self.additive = true,
             ("local", Some(reach)) => self.local = Some(reach),
-            ("top", Some(k)) => return self.set_normalizer(Normalizer::TopK(k)),
+            ("top_", Some(k)) => return self.set_normalizer(Normalizer::TopK(k)),
             ("hard", None) => return self.set_normalizer(Normalizer::Hard),
             ("sampled", None) => return self.set_normalizer(Normalizer::Sampled { seed: 7 }),
             ("sparsemax", None) => return self.set_normalizer(Normalizer::Sparsemax),
-            ("spread", None) => self.spread = 20.0,
+            ("large_logit", None) => self.q_scale = 20.0,
             ("bshd", None) => self.layout = Layout::Bshd,
             _ => {
                 let number = number.map_or(String::new(), |n| n.to_string());
-                bail!("`{option}{number}`: no such option; known are {OPTIONS}")
+                bail!("`{}{number}`: no such option; known are {OPTIONS}", option.replace('_', "-"))
             }
         }
         Ok(())
@@ -260,9 +263,9 @@ impl Case {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "a root and a share of a length are lengths"
+            reason = "a root and a fraction of a length are lengths"
         )]
-        let (root, share) = (
+        let (root, length) = (
             ((k_len as f64).sqrt().round() as usize).max(1),
             // Lengths from half to all of the keys, spread evenly, neighbours far apart.
             |b: usize| k_len - (k_len as f64 / 2.0 * (0.5 + 0.618_034 * b as f64).fract()) as usize,
@@ -270,7 +273,7 @@ impl Case {
         Some(match (option, number) {
             ("causal", None) => Rule::Causal,
             ("window", Some(keys)) => Rule::Window { keys },
-            ("padding", None) => Rule::Lengths { lengths: (0..batch).map(share).collect() },
+            ("padding", None) => Rule::Lengths { lengths: (0..batch).map(length).collect() },
             ("bool", None) => Rule::Bits,
             ("blocks", Some(size)) => Rule::Blocks { size },
             ("longformer", Some(window)) => {
@@ -485,14 +488,14 @@ mod tests {
         assert_eq!((case.dtype, case.bound), (Dtype::F64, Bound::Read));
         let case = Case::parse("backward-f32-n8-d4-v2-dropout").unwrap();
         assert_eq!((case.pass, case.dropout, case.flops(1.0)), (Pass::Both, Some(0.1), 44.0));
-        let case = Case::parse("backward-f32-n8-d4-alone").unwrap();
+        let case = Case::parse("backward-f32-n8-d4-backward-only").unwrap();
         assert_eq!((case.pass, case.flops(1.0)), (Pass::Backward, 40.0));
         let case =
-            Case::parse("short-f32-window7-v16-q5-kv2-n9-d8-h4-bshd-softcap-spread").unwrap();
+            Case::parse("short-f32-window7-v16-q5-kv2-n9-d8-h4-bshd-softcap-large-logit").unwrap();
         assert_eq!(case.dims.heads, Heads { q: 4, kv: 2 });
         assert_eq!((case.dims.q_len, case.dims.v_dim, case.dims.batch), (5, 16, 64));
         assert_eq!((case.layout, case.rules), (Layout::Bshd, vec![Rule::Window { keys: 7 }]));
-        assert_eq!((case.softcap, case.spread), (Some(50.0), 20.0));
+        assert_eq!((case.softcap, case.q_scale), (Some(50.0), 20.0));
     }
 
     #[test]
@@ -528,7 +531,7 @@ mod tests {
             ("prefill-f32-n8-d8-causal3", "`causal3`"),
             ("prefill-f32-n8-d8-h8-kv3", "multiple"),
             ("prefill-f32-n8-d8-bias-alibi", "give one"),
-            ("prefill-f32-n8-d8-alone", "`alone`"),
+            ("prefill-f32-n8-d8-backward-only", "`backward-only`"),
             ("prefill-f32-n8-d8-", "``"),
             ("prefill-f32-n1099511627776-d1099511627776", "memory"),
         ] {

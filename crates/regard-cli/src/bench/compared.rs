@@ -4,15 +4,15 @@ use super::baseline::{Against, Ready};
 use super::case::{Case, Pass};
 use super::clock::Clock;
 use super::input::Input;
-use super::limit::{Limit, Units};
 use super::report::Row;
+use super::roofline_loop::{Roofline, Units};
 use super::{Facts, SAMPLE, Turns};
 use anyhow::Result;
 use regard::{Element, Error, Plan};
 use std::hint::black_box;
 
 /// What both are measured on.
-pub(crate) struct Compared<'c, E: Element> {
+pub(crate) struct BaselineComparison<'c, E: Element> {
     pub(crate) case: &'c Case,
     pub(crate) input: &'c Input<E>,
     /// Of exact attention.
@@ -20,7 +20,7 @@ pub(crate) struct Compared<'c, E: Element> {
     pub(crate) seconds: f64,
 }
 
-impl<E: Element> Compared<'_, E> {
+impl<E: Element> BaselineComparison<'_, E> {
     /// Whether the way back is part of a call.
     pub(crate) fn goes_back(&self) -> bool {
         matches!(self.case.pass, Pass::Both | Pass::Backward)
@@ -40,8 +40,8 @@ impl<E: Element> Compared<'_, E> {
     pub(crate) fn row(&self, ours: impl Fn(), units: Units, facts: Facts) -> Result<Row> {
         let Self { case, plan, seconds, .. } = *self;
         let (machine, clock) = (plan.machine(), Clock::of(plan.machine()));
-        let limit = Limit::new(case.bound, machine, units, 0);
-        let mut turns = Turns { clock, limit, units: facts.units, seconds };
+        let roofline = Roofline::new(case.bound, machine, units, 0);
+        let mut turns = Turns { clock, roofline, units: facts.units, seconds };
         self.exact()?;
         // For as long as a sample, as ours.
         let exact = || -> Result<f64> {

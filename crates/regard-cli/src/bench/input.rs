@@ -42,7 +42,7 @@ impl<E: Element> Input<E> {
             true => clustered(shape, k_len, case.layout),
             false => tensor(noise, shape, case.layout, times),
         };
-        let (q, k) = (query_or_key(q, case.spread)?, query_or_key(k, 1.0)?);
+        let (q, k) = (query_or_key(q, case.q_scale)?, query_or_key(k, 1.0)?);
         Ok(Self {
             v: tensor(noise, v, case.layout, 1.0)?,
             d_out: tensor(noise, Shape { dim: v.dim, ..q.shape() }, case.layout, 1.0)?,
@@ -214,7 +214,7 @@ mod tests {
             "-softcap",
             "-sinks",
             "-dropout",
-            "-spread",
+            "-large-logit",
             "-bshd",
             "-q9",
             "-kv1",
@@ -222,7 +222,7 @@ mod tests {
             "-strict",
             "-high",
             "-additive",
-            "-top3",
+            "-top-3",
             "-hard",
             "-sampled-causal",
             "-sparsemax",

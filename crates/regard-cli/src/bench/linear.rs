@@ -1,16 +1,19 @@
 //! Linear attention: from which length on is it faster than exact attention?
 
-use super::compared::Compared;
-use super::limit::Units;
+use super::compared::BaselineComparison;
 use super::report::Row;
+use super::roofline_loop::Units;
 use super::{Facts, first_call, visible};
 use anyhow::Result;
 use regard::{Element, Error};
 use regard_approx::{FeatureMap, LinearAttention};
 use std::hint::black_box;
 
-pub(crate) fn measure<E: Element>(compared: &Compared<'_, E>, map: FeatureMap) -> Result<Row> {
-    let Compared { case, input, plan, .. } = *compared;
+pub(crate) fn measure<E: Element>(
+    compared: &BaselineComparison<'_, E>,
+    map: FeatureMap,
+) -> Result<Row> {
+    let BaselineComparison { case, input, plan, .. } = *compared;
     let (machine, (q, k, v)) = (plan.machine(), input.views());
     let attention = LinearAttention::new(map);
     let attention = if case.rules.is_empty() { attention } else { attention.causal() };

@@ -20,7 +20,7 @@ pub(crate) fn listed() -> Vec<Listed> {
     names.extend((16..=256).step_by(8).map(|d| format!("prefill-f32-n2048-d{d}-h1")));
     let options = ["window256", "causal-window256", "padding", "bool", "bias", "headbias"];
     names.extend(options.map(|option| format!("prefill-f32-n2048-d64-{option}")));
-    let options = ["alibi", "softcap", "spread", "bshd", "kv2"];
+    let options = ["alibi", "softcap", "large-logit", "bshd", "kv2"];
     names.extend(options.map(|option| format!("prefill-f32-n2048-d64-{option}")));
     names.push("prefill-f64-n2048-d64-h1".into());
     let options = ["window512", "causal-window512", "longformer512", "strided", "fixed"];
@@ -35,7 +35,7 @@ pub(crate) fn listed() -> Vec<Listed> {
             names.extend(["", "-causal"].map(|option| format!("backward-f32-n{n}-d{d}{option}")));
         }
     }
-    names.extend([64, 128].map(|d| format!("backward-f32-n2048-d{d}-alone")));
+    names.extend([64, 128].map(|d| format!("backward-f32-n2048-d{d}-backward-only")));
     names.extend([32, 64, 128].map(|n| format!("backward-f32-n{n}-d64-b64")));
     let options = ["dropout", "bias", "headbias", "v32", "h1", "kv2", "causal-window256", "alibi"];
     names.extend(options.map(|option| format!("backward-f32-n2048-d64-{option}")));
@@ -70,7 +70,7 @@ pub(crate) fn listed() -> Vec<Listed> {
 /// Other similarities, other ways from scores to weights.
 fn others() -> Vec<String> {
     let mut names: Vec<String> = vec!["backward-f32-n2048-d256-h1-additive".into()];
-    let options = ["top32", "hard", "sampled", "sparsemax"];
+    let options = ["top-32", "hard", "sampled", "sparsemax"];
     names.extend(options.map(|option| format!("backward-f32-n2048-d64-h1-{option}")));
     names.push("backward-f32-n16384-d64-h1-local64".into());
     names

@@ -1,8 +1,8 @@
 //! A look at all weights: how much longer than the forward pass that they come from, and in how much memory?
 
-use super::compared::Compared;
-use super::limit::Units;
+use super::compared::BaselineComparison;
 use super::report::Row;
+use super::roofline_loop::Units;
 use super::{Facts, first_call, visible};
 use anyhow::Result;
 use regard::{AttentionView, Element, Error};
@@ -14,8 +14,8 @@ const CELLS: usize = 1024;
 /// Keys of each query that are named.
 const TOP: usize = 8;
 
-pub(crate) fn measure<E: Element>(compared: &Compared<'_, E>) -> Result<Row> {
-    let Compared { case, input, plan, .. } = *compared;
+pub(crate) fn measure<E: Element>(compared: &BaselineComparison<'_, E>) -> Result<Row> {
+    let BaselineComparison { case, input, plan, .. } = *compared;
     let (q, k, v) = input.views();
     let output = plan.forward(q, k, v)?;
     let view = AttentionView::new(plan, q, k, &output)?;

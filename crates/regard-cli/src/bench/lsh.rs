@@ -1,8 +1,8 @@
 //! Attention by hashing: how much faster than exact attention is it, and what does it lose?
 
-use super::compared::Compared;
-use super::limit::Units;
+use super::compared::BaselineComparison;
 use super::report::Row;
+use super::roofline_loop::Units;
 use super::{Facts, first_call};
 use anyhow::Result;
 use regard::problem::Dims;
@@ -19,8 +19,8 @@ const TOP: usize = 32;
 /// Rows of a head that are asked.
 const ASKED: usize = 256;
 
-pub(crate) fn measure<E: Element>(compared: &Compared<'_, E>) -> Result<Row> {
-    let Compared { case, input, plan, .. } = *compared;
+pub(crate) fn measure<E: Element>(compared: &BaselineComparison<'_, E>) -> Result<Row> {
+    let BaselineComparison { case, input, plan, .. } = *compared;
     let (machine, (q, k, v)) = (plan.machine(), input.views());
     let lsh = LshAttention::new().rounds(ROUNDS).bucket_size(BUCKET_SIZE);
     let causal = !case.rules.is_empty();

@@ -1,13 +1,13 @@
 //! How much memory a call takes beyond what it was given, as Linux counts it.
 
 /// Resident bytes, from a moment on.
-pub(crate) struct Watch {
+pub(crate) struct MemoryMonitor {
     before: u64,
 }
 
 /// What was seen meanwhile, in MiB.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct MemoryUse {
     pub(crate) peak: f64,
     /// The peak without what was resident before and what was returned.
     pub(crate) extra: f64,
@@ -15,7 +15,7 @@ pub(crate) struct Seen {
 
 const MIB: f64 = (1u64 << 20) as f64;
 
-impl Watch {
+impl MemoryMonitor {
     /// Forgets earlier peaks. `None` where that is not possible.
     pub(crate) fn start() -> Option<Self> {
         std::fs::write("/proc/self/clear_refs", "5").ok()?;
@@ -23,10 +23,10 @@ impl Watch {
     }
 
     /// Looks back; `returned` MiB are still held.
-    pub(crate) fn stop(self, returned: f64) -> Option<Seen> {
+    pub(crate) fn stop(self, returned: f64) -> Option<MemoryUse> {
         let peak = status("VmHWM:")?;
         let added = peak.saturating_sub(self.before) as f64 / MIB;
-        Some(Seen { peak: peak as f64 / MIB, extra: (added - returned).max(0.0) })
+        Some(MemoryUse { peak: peak as f64 / MIB, extra: (added - returned).max(0.0) })
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn memory_that_is_held_and_let_go_is_seen() {
         // Other tests of this process take a few MiB meanwhile.
-        let watch = Watch::start().unwrap();
+        let watch = MemoryMonitor::start().unwrap();
         drop(std::hint::black_box(vec![1u8; 512 << 20]));
         let seen = watch.stop(128.0).unwrap();
         assert!(seen.peak > 512.0 && (320.0..480.0).contains(&seen.extra), "{seen:?}");

@@ -1,4 +1,4 @@
-//! `regard bench`: our time, the machine's own limit and the times of other engines, taken in turns.
+//! `regard bench`: our time, the machine's own roofline and the times of other engines, taken in turns.
 //!
 //! Shared machines change their speed from one moment to the next, so a number means nothing alone: each sample of
 //! ours stands between two of the roofline and beside one of each baseline, ratios are taken between such neighbours,
@@ -10,15 +10,15 @@ mod clock;
 mod compared;
 mod context;
 mod input;
-mod limit;
 mod linear;
 mod list;
 mod look;
 mod lsh;
 mod memory;
 mod report;
-mod spread;
+mod roofline_loop;
 mod suite;
+mod summary;
 mod whole;
 
 use crate::args::{BenchListArgs, Dtype, Format};
@@ -30,24 +30,24 @@ pub(crate) use baseline::Engine;
 pub(crate) use case::Case;
 use case::{Bound, Cached, Pass};
 use clock::Clock;
-use compared::Compared;
+use compared::BaselineComparison;
 use indicatif::{ProgressBar, ProgressStyle};
 use input::Input;
-use limit::{Limit, Units};
 pub(crate) use list::choose;
 use regard::problem::Dims;
 use regard::{Element, Error, Machine, Plan};
 use report::{Kernel, Report, Row};
-use spread::{FEWEST_OF_A_PERCENTILE, Spread};
+use roofline_loop::{Roofline, Units};
 use std::hint::black_box;
 use std::io::Write;
 use std::time::Instant;
 pub(crate) use suite::{Record, items as suite};
+use summary::{FEWEST_OF_A_PERCENTILE, SampleSummary};
 
 /// Seconds of a sample, at least: short against the host's changes of mood, long against the clock and waking threads.
 const SAMPLE: f64 = 2e-3;
 /// Seconds of a sample of the roofline, at most.
-const LONGEST_LIMIT: f64 = 20e-3;
+const LONGEST_ROOFLINE: f64 = 20e-3;
 /// Seconds of a call from which on what lies in a cache before it makes no difference. Shorter ones are preceded by a call that does not
 /// count, ours and those of all baselines.
 const LONG: f64 = 20e-3;
@@ -182,7 +182,7 @@ fn measure<E: Element>(
     let input = Input::<E>::new(case)?;
     let cached = case.cached.map(|how| input.cache(how)).transpose()?;
     let plan = Plan::new(input.problem(case, cached.as_ref())?, machine)?;
-    let compared = Compared { case, input: &input, plan: &plan, seconds };
+    let compared = BaselineComparison { case, input: &input, plan: &plan, seconds };
     if let Some(map) = case.linear {
         return linear::measure(&compared, map);
     }
@@ -223,9 +223,9 @@ fn measure<E: Element>(
         Bound::Fma => flops,
         Bound::Read => work.bytes * visible / times as f64,
     };
-    let limit = Limit::new(case.bound, machine, Units::of(&plan), input.bytes() / times);
+    let roofline = Roofline::new(case.bound, machine, Units::of(&plan), input.bytes() / times);
     let clock = if baselines.is_empty() { Clock::of(machine) } else { Clock::Wall };
-    let mut turns = Turns { clock, limit, units, seconds };
+    let mut turns = Turns { clock, roofline, units, seconds };
     let mut against: Vec<_> = baselines.iter_mut().map(|b| b.load(case, machine)).collect();
     let ready = baselines.iter_mut().zip(&against).filter(|(_, told)| told.ready.is_some());
     let mut asked: Vec<Sampled<'_>> =
@@ -251,27 +251,27 @@ fn visible<E: Element>(case: &Case, plan: &Plan<'_, E>) -> f64 {
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     flops: f64,
-    /// What a call takes of what the limit counts: flops or bytes.
+    /// What a call takes of what the roofline counts: flops or bytes.
     units: f64,
     visible: f64,
-    seen: Option<memory::Seen>,
+    seen: Option<memory::MemoryUse>,
 }
 
 impl Row {
     fn new(case: &Case, machine: Machine, samples: &Samples, facts: Facts) -> Result<Self> {
-        let middle = |samples: &[f64]| Spread::of(samples).context("nothing was measured");
-        let (ours, limit, of_limit) =
-            (middle(&samples.ours)?, middle(&samples.limit)?, middle(&samples.of_limit)?);
+        let middle = |samples: &[f64]| SampleSummary::of(samples).context("nothing was measured");
+        let (ours, roofline, of_roofline) =
+            (middle(&samples.ours)?, middle(&samples.roofline)?, middle(&samples.of_roofline)?);
         let Facts { flops, units, visible, seen } = facts;
         let Dims { batch, heads, q_len, .. } = case.dims;
         let kernel = Kernel {
             row_ns: ours.median * 1e9 / (batch * heads.q * q_len) as f64,
             gflops: flops / ours.median * 1e-9,
             roofline: case.bound,
-            roofline_gflops: limit.median * flops / units * 1e-9,
-            of_roofline: of_limit.median,
-            of_roofline_low: of_limit.low,
-            of_roofline_high: of_limit.high,
+            roofline_gflops: roofline.median * flops / units * 1e-9,
+            of_roofline: of_roofline.median,
+            of_roofline_low: of_roofline.low,
+            of_roofline_high: of_roofline.high,
             visible,
             peak_rss_mb: seen.map(|s| s.peak),
             extra_rss_mb: seen.map(|s| s.extra),
@@ -285,8 +285,8 @@ impl Row {
 fn first_call(
     case: &Case,
     call: impl FnOnce() -> Result<(), Error>,
-) -> Result<Option<memory::Seen>> {
-    let watch = memory::Watch::start();
+) -> Result<Option<memory::MemoryUse>> {
+    let watch = memory::MemoryMonitor::start();
     call()?;
     Ok(watch.and_then(|watch| watch.stop(memory::mib(case.returned_bytes()))))
 }
@@ -297,8 +297,8 @@ type Sampled<'a> = Box<dyn FnMut() -> Result<f64> + 'a>;
 /// How samples alternate.
 struct Turns {
     clock: Clock,
-    limit: Limit,
-    /// What a call takes of what the limit counts: flops or bytes.
+    roofline: Roofline,
+    /// What a call takes of what the roofline counts: flops or bytes.
     units: f64,
     seconds: f64,
 }
@@ -309,8 +309,8 @@ struct Samples {
     /// Seconds of a call.
     ours: Vec<f64>,
     /// Units a second.
-    limit: Vec<f64>,
-    of_limit: Vec<f64>,
+    roofline: Vec<f64>,
+    of_roofline: Vec<f64>,
     /// Seconds of a call of each baseline.
     theirs: Vec<Vec<f64>>,
     /// Those by ours.
@@ -318,7 +318,7 @@ struct Samples {
 }
 
 impl Turns {
-    /// Limit, ours, limit, each baseline; limit, ours, ...
+    /// Roofline, ours, roofline, each baseline; roofline, ours, ...
     fn take(&mut self, call: impl Fn(), others: &mut [Sampled<'_>]) -> Result<Samples> {
         let once = self.clock.time(&call).max(1e-9);
         #[expect(
@@ -327,21 +327,21 @@ impl Turns {
             reason = "at most the nanoseconds of a sample"
         )]
         let repetitions = ((SAMPLE / once).ceil() as u32).max(1);
-        let limit_seconds = (once / 2.0).clamp(SAMPLE, LONGEST_LIMIT);
+        let roofline_seconds = (once / 2.0).clamp(SAMPLE, LONGEST_ROOFLINE);
         let none = vec![Vec::new(); others.len()];
         let mut samples = Samples { theirs: none.clone(), ratios: none, ..Samples::default() };
         let start = Instant::now();
         while !enough(samples.ours.len(), start.elapsed().as_secs_f64(), self.seconds) {
-            let before = self.limit.sample(limit_seconds);
+            let before = self.roofline.sample(roofline_seconds);
             if once < LONG {
                 call();
             }
             let ours = self.clock.time(|| (0..repetitions).for_each(|_| call()));
             let ours = ours / f64::from(repetitions);
-            let limit = (before + self.limit.sample(limit_seconds)) / 2.0;
+            let roofline = (before + self.roofline.sample(roofline_seconds)) / 2.0;
             samples.ours.push(ours);
-            samples.limit.push(limit);
-            samples.of_limit.push(self.units / (ours * limit));
+            samples.roofline.push(roofline);
+            samples.of_roofline.push(self.units / (ours * roofline));
             for (i, other) in others.iter_mut().enumerate() {
                 let theirs = other()?;
                 samples.theirs[i].push(theirs);

@@ -3,7 +3,7 @@
 use super::baseline::{Against, Ratio};
 use super::case::Bound;
 use super::context::Context;
-use super::spread::{FEWEST_OF_A_PERCENTILE, Spread};
+use super::summary::{FEWEST_OF_A_PERCENTILE, SampleSummary};
 use crate::args::Format;
 use anyhow::{Context as _, Result};
 use regard::Machine;
@@ -61,7 +61,7 @@ pub(crate) struct Kernel {
 impl Row {
     /// Seconds of calls, and nothing else yet.
     pub(crate) fn timed(case: &str, machine: Machine, seconds: &[f64]) -> Result<Self> {
-        let median = Spread::of(seconds).context("nothing was measured")?.median;
+        let median = SampleSummary::of(seconds).context("nothing was measured")?.median;
         let row = Self::empty(case, machine, seconds.len());
         Ok(Self { median_ms: Some(five_digits(median * 1e3)), ..row })
     }
@@ -105,7 +105,8 @@ impl Kernel {
 impl Against {
     /// Sets what was measured: seconds of calls, and their ratios to ours.
     pub(crate) fn measured(&mut self, seconds: &[f64], ratios: &[f64]) {
-        let (Some(seconds), Some(ratio)) = (Spread::of(seconds), Spread::of(ratios)) else {
+        let (Some(seconds), Some(ratio)) = (SampleSummary::of(seconds), SampleSummary::of(ratios))
+        else {
             return;
         };
         self.median_ms = Some(five_digits(seconds.median * 1e3));
@@ -159,7 +160,7 @@ impl Report {
             |x: Option<f64>, digits: usize| x.map_or("-".into(), |x| format!("{x:.digits$}"));
         let kernel = row.kernel.as_ref();
         let of_roofline = kernel
-            .map_or("-".into(), |k| spread(k.of_roofline, k.of_roofline_low, k.of_roofline_high));
+            .map_or("-".into(), |k| range(k.of_roofline, k.of_roofline_low, k.of_roofline_high));
         let gflops = number(kernel.map(|k| k.gflops), 1);
         let kept = row.recall_mass.zip(row.recall_top).map_or(String::new(), |(mass, top)| {
             format!("  keeps {mass:.3} of the mass, {top:.3} of that of the top 32")
@@ -197,7 +198,7 @@ impl Report {
     }
 }
 
-fn spread(middle: f64, low: f64, high: f64) -> String {
+fn range(middle: f64, low: f64, high: f64) -> String {
     format!("{middle:.2} ({low:.2}-{high:.2})")
 }
 
@@ -205,7 +206,7 @@ fn spread(middle: f64, low: f64, high: f64) -> String {
 fn beside(one: &Against) -> String {
     let ms = one.median_ms.map_or("-".into(), |ms| format!("{ms:.3}"));
     let why = one.error.as_deref().unwrap_or("-");
-    let ratio = one.ratio.map_or(why.into(), |r| spread(r.ratio, r.ratio_low, r.ratio_high));
+    let ratio = one.ratio.map_or(why.into(), |r| range(r.ratio, r.ratio_low, r.ratio_high));
     let form = one.ready.as_ref().map_or(String::new(), |ready| format!(", {}", ready.form));
     format!(" {ms:>12}  {ratio}  {}{form}", one.engine)
 }

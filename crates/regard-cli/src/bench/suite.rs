@@ -71,7 +71,7 @@ const BEGINS: &str = "{\"case\":";
 
 /// What tells rows apart.
 #[derive(Deserialize)]
-struct Known {
+struct RecordedCase {
     case: String,
     threads: usize,
     isa: String,
@@ -98,7 +98,8 @@ impl Record {
         let mut done = HashSet::new();
         let lines = whole.split(|b| *b == b'\n').enumerate();
         for (i, line) in lines.filter(|(_, line)| !line.is_empty()) {
-            let known: Known = serde_json::from_slice(line).with_context(|| stranger(i + 1))?;
+            let known: RecordedCase =
+                serde_json::from_slice(line).with_context(|| stranger(i + 1))?;
             // What failed is tried again.
             if known.error.is_none() {
                 done.insert((known.case, known.threads, known.isa));

@@ -36,11 +36,11 @@ const SCRIPT: &str = include_str!("baseline/whole.py");
 
 /// A case as the child reads it.
 #[derive(Serialize)]
-struct Asked<'a> {
+struct Request<'a> {
     name: &'a str,
     dtype: &'a str,
     threads: usize,
-    slice: f64,
+    sample: f64,
     long: f64,
     /// Of the weights; forms that drop are not compared, for each draws for itself.
     dropout: f64,
@@ -55,11 +55,11 @@ pub(crate) fn measure(name: &str, machine: Machine, seconds: f64, python: &Path)
         Ok(child) => child,
         Err(why) => return Ok(Row::failed(name, machine, format!("{why:#}"))),
     };
-    let asked = Asked {
+    let asked = Request {
         name,
         dtype: name.split('-').nth(1).unwrap_or_default(),
         threads: machine.threads,
-        slice: SAMPLE,
+        sample: SAMPLE,
         long: LONG,
         dropout: if name.ends_with("training") { 0.1 } else { 0.0 },
         regard: std::env::current_exe().ok().map(|path| path.display().to_string()),

@@ -5,7 +5,7 @@ use super::open;
 use super::text::texts_of;
 use crate::args::Format;
 use anyhow::Result;
-use regard_models::Classified;
+use regard_models::Classification;
 use regard_scope::printable;
 use serde_json::json;
 use std::io::Write;
@@ -16,7 +16,7 @@ pub(crate) fn run(args: &ClassifyArgs, format: Format) -> Result<()> {
     let all: Vec<&str> = texts.iter().map(String::as_str).collect();
     let mut out = std::io::stdout().lock();
     for (text, found) in all.iter().zip(model.classify(&all)?) {
-        let Classified { label, probabilities, words, weights, class } = &found;
+        let Classification { label, probabilities, words, weights, class } = &found;
         let sentences = weights.sentences.iter().zip(words).zip(&weights.words);
         match format {
             Format::Json => {

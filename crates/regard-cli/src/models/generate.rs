@@ -7,7 +7,7 @@ use crate::args::Format;
 use crate::say::say;
 use anyhow::Result;
 use regard_models::files::Message;
-use regard_models::generate::Ended;
+use regard_models::generate::FinishReason;
 use regard_scope::printable;
 use serde_json::json;
 use std::io::Write;
@@ -64,13 +64,13 @@ pub(crate) fn run(args: &GenerateArgs, format: Format) -> Result<()> {
     for (prompt, one) in prompts.iter().zip(&written).filter(|_| !streams) {
         match format {
             Format::Json => {
-                let ended = match one.ended {
-                    Ended::End => "end",
-                    Ended::MaxTokens => "max_tokens",
-                    Ended::Context => "context",
-                    Ended::Interrupted => "interrupted",
+                let finish_reason = match one.finish_reason {
+                    FinishReason::EndToken => "end_token",
+                    FinishReason::MaxTokens => "max_tokens",
+                    FinishReason::Context => "context",
+                    FinishReason::Interrupted => "interrupted",
                 };
-                let line = json!({"prompt": prompt, "text": one.text, "tokens": one.tokens, "score": one.score, "ended": ended});
+                let line = json!({"prompt": prompt, "text": one.text, "tokens": one.tokens, "score": one.score, "finish_reason": finish_reason});
                 writeln!(out, "{line}")?;
             }
             Format::Text => writeln!(out, "{}{}\n", printable(prompt), printable(&one.text))?,

@@ -5,7 +5,7 @@ use super::open::{busy, cache, how, installed, names};
 use super::shipped::{SHIPPED, Shipped};
 use crate::args::Format;
 use anyhow::{Result, anyhow, bail};
-use regard_models::files::{KNOWN, Known};
+use regard_models::files::{KNOWN_MODELS, KnownModel};
 use serde_json::json;
 use std::io::Write;
 
@@ -51,7 +51,7 @@ fn list(format: Format) -> Result<()> {
         let (parameters, bytes) = own.size()?;
         if format == Format::Json {
             let line = json!({
-                "name": own.name, "what": own.what, "parameters": parameters, "licence": own.licence, "bytes": bytes,
+                "name": own.name, "what": own.what, "parameters": parameters, "license": own.license, "bytes": bytes,
                 "path": null, "how": "part of the program",
             });
             writeln!(out, "{line}")?;
@@ -59,16 +59,16 @@ fn list(format: Format) -> Result<()> {
         }
         writeln!(out, "{:12} {}", own.name, own.what)?;
         let (millions, megabytes) = (parameters as f64 / 1e6, bytes as f64 / 1e6);
-        writeln!(out, "{:12} {millions:.1} M parameters, {megabytes:.1} MB, {}", "", own.licence)?;
+        writeln!(out, "{:12} {millions:.1} M parameters, {megabytes:.1} MB, {}", "", own.license)?;
         writeln!(out, "{:12} here: part of the program", "")?;
     }
     let base = cache()?;
-    for known in KNOWN {
+    for known in KNOWN_MODELS {
         let path = known.path(&base);
         let how = how(known, &base);
         if format == Format::Json {
             let line = json!({
-                "name": known.name, "what": known.what, "parameters": known.parameters, "licence": known.licence,
+                "name": known.name, "what": known.what, "parameters": known.parameters, "license": known.license,
                 "bytes": known.size, "path": path, "how": how,
             });
             writeln!(out, "{line}")?;
@@ -81,7 +81,7 @@ fn list(format: Format) -> Result<()> {
             "",
             known.parameters as f64 / 1e6,
             known.size as f64 / 1e6,
-            known.licence
+            known.license
         )?;
         match path {
             Some(path) => writeln!(out, "{:12} here: {}", "", path.display())?,

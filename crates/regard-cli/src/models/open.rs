@@ -7,8 +7,8 @@ use crate::say;
 use anyhow::{Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard_models::Model;
-use regard_models::files::{KNOWN, Known, Origin, cache_dir};
-use regard_models::generate::Search;
+use regard_models::files::{KNOWN_MODELS, KnownModel, Origin, cache_dir};
+use regard_models::generate::DecodingStrategy;
 use regard_scope::{Trace, printable};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub(crate) fn cache() -> Result<PathBuf> {
 /// The names that are known.
 pub(crate) fn names() -> String {
     let shipped = SHIPPED.iter().map(|own| own.name);
-    shipped.chain(KNOWN.iter().map(|known| known.name)).collect::<Vec<_>>().join(", ")
+    shipped.chain(KNOWN_MODELS.iter().map(|known| known.name)).collect::<Vec<_>>().join(", ")
 }
 
 /// Opens a model; draws on a terminal only.
@@ -54,7 +54,7 @@ pub(crate) fn is_run(path: &Path) -> bool {
 
 /// What is known by this name, or else what is there by this path: `./minilm` is a folder, `minilm` a name.
 fn place(model: &Path) -> Result<PathBuf> {
-    let Some(known) = model.to_str().and_then(Known::named) else {
+    let Some(known) = model.to_str().and_then(KnownModel::named) else {
         if is_run(model) {
             return Ok(model.join("model"));
         }
@@ -106,15 +106,15 @@ pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Tra
 }
 
 /// How the next token is chosen: greedily, unless something else is asked for.
-pub(crate) fn search(args: &SearchArgs) -> Search {
+pub(crate) fn search(args: &SearchArgs) -> DecodingStrategy {
     let SearchArgs { temperature, top_k, top_p, seed, beams, length_penalty, .. } = *args;
     if let Some(width) = beams {
-        return Search::Beam { width, length_penalty: length_penalty.unwrap_or(1.0) };
+        return DecodingStrategy::Beam { width, length_penalty: length_penalty.unwrap_or(1.0) };
     }
     if temperature.is_none() && top_k.is_none() && top_p.is_none() {
-        return Search::Greedy;
+        return DecodingStrategy::Greedy;
     }
-    Search::Sample {
+    DecodingStrategy::Sample {
         temperature: temperature.unwrap_or(1.0),
         top_k,
         top_p,

@@ -9,7 +9,7 @@ use regard_models::files::{Config, ModelFiles, Tokens, Weights};
 pub(crate) struct Shipped {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
-    pub(crate) licence: &'static str,
+    pub(crate) license: &'static str,
     config: &'static str,
     weights: &'static [u8],
     tokens: &'static str,
@@ -21,7 +21,7 @@ pub(crate) const SHIPPED: &[Shipped] = &[
     Shipped {
         name: "zh-en",
         what: "our own small Transformer from Chinese to English, for short everyday sentences",
-        licence: "MIT or Apache-2.0; learned from Tatoeba (CC BY 2.0 FR)",
+        license: "MIT or Apache-2.0; learned from Tatoeba (CC BY 2.0 FR)",
         config: include_str!("../../zh-en/config.json"),
         weights: include_bytes!("../../zh-en/model.safetensors"),
         tokens: include_str!("../../zh-en/source_tokenizer.json"),
@@ -57,12 +57,14 @@ impl Shipped {
 #[cfg(all(test, feature = "shipped"))]
 mod tests {
     use super::*;
-    use regard_models::generate::Search;
+    use regard_models::generate::DecodingStrategy;
 
     #[test]
     fn the_sentence_of_the_documents_is_translated() {
         let model = Shipped::named("zh-en").unwrap().open().unwrap();
-        for search in [Search::Greedy, Search::Beam { width: 5, length_penalty: 1.0 }] {
+        for search in
+            [DecodingStrategy::Greedy, DecodingStrategy::Beam { width: 5, length_penalty: 1.0 }]
+        {
             let written = model.translate(&["好久不见", "好久不见。"], &search, 32).unwrap();
             for one in written {
                 let plain: String = one

@@ -8,7 +8,7 @@ use crate::say::say;
 use anyhow::{Result, anyhow, bail};
 use regard::Machine;
 use regard_models::Model;
-use regard_models::generate::Search;
+use regard_models::generate::DecodingStrategy;
 use regard_scope::{Trace, printable};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &TranslateArgs, format: Format) -> Result<()> {
 fn told(
     model: &Model,
     texts: &[&str],
-    search: &Search,
+    search: &DecodingStrategy,
     args: &TranslateArgs,
     format: Format,
 ) -> Result<()> {
@@ -102,7 +102,7 @@ fn alignment(trace: &Trace) -> Result<Vec<Link>> {
     let Some(first) = sites.first() else {
         bail!("--alignment: {} has no attention from what it writes to what it reads", trace.title);
     };
-    let [rows, cols] = trace.layer(first)?.seen.size();
+    let [rows, cols] = trace.layer(first)?.data.size();
     let mut mean = vec![0.0; rows * cols];
     for site in &sites {
         let map = trace.map(Machine::detect(), site, 0..rows, [rows, cols])?;

@@ -2,7 +2,7 @@
 
 use crate::args::ThreadsArg;
 use clap::Subcommand;
-use regard_train::data::Field;
+use regard_train::data::Column;
 use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
@@ -73,7 +73,7 @@ pub(crate) struct EvalArgs {
     pub(crate) test: Option<PathBuf>,
     /// Source and target, or label and text: columns of a TSV file from 0, or keys of a JSONL file [default: those of the run, else 0,1]
     #[arg(long = "columns", value_name = "A,B", value_delimiter = ',', value_parser = field)]
-    pub(crate) fields: Option<Vec<Field>>,
+    pub(crate) fields: Option<Vec<Column>>,
     /// Score existing translations, one per line, instead of a model
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "write"])]
     pub(crate) hypotheses: Option<PathBuf>,
@@ -123,6 +123,6 @@ pub(crate) enum DataVerb {
 }
 
 /// A number is a column, anything else a key.
-fn field(text: &str) -> Result<Field, std::convert::Infallible> {
-    Ok(text.parse().map_or_else(|_| Field::Name(text.into()), Field::Column))
+fn field(text: &str) -> Result<Column, std::convert::Infallible> {
+    Ok(text.parse().map_or_else(|_| Column::Name(text.into()), Column::Index))
 }

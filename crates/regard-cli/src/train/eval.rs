@@ -7,9 +7,9 @@ use crate::say::say;
 use anyhow::{Result, anyhow, bail};
 use regard_models::Model;
 use regard_models::files::Architecture;
-use regard_train::data::{Field, Pair, first_documents, first_pairs, text};
+use regard_train::data::{Column, Pair, first_documents, first_pairs, text};
 use regard_train::score::{Bleu, Chrf, Tokenize};
-use regard_train::{Run, search, translations};
+use regard_train::{Run, decoding_strategy, translations};
 use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &EvalArgs, format: Format) -> Result<()> {
             let written = translations(
                 model,
                 &all,
-                &search(args.beams, args.length_penalty),
+                &decoding_strategy(args.beams, args.length_penalty),
                 args.max_tokens,
             )?;
             busy.finish_and_clear();
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &EvalArgs, format: Format) -> Result<()> {
 }
 
 /// The file of a test and where its two sides are: as told, or else as the settings of a run say.
-fn judged_by(args: &EvalArgs) -> Result<(PathBuf, [Field; 2])> {
+fn judged_by(args: &EvalArgs) -> Result<(PathBuf, [Column; 2])> {
     let run = args.model.as_deref().filter(|path| models::is_run(path));
     let settings = run.map(Run::settings).transpose()?;
     let part = settings.as_ref().and_then(|settings| settings.data.parts.first());
@@ -59,10 +59,10 @@ fn judged_by(args: &EvalArgs) -> Result<(PathBuf, [Field; 2])> {
     };
     let fields = match (&args.fields, part) {
         (Some(fields), _) => fields.clone(),
-        (None, Some(part)) => part.fields.clone(),
-        (None, None) => vec![Field::Column(0), Field::Column(1)],
+        (None, Some(part)) => part.columns.clone(),
+        (None, None) => vec![Column::Index(0), Column::Index(1)],
     };
-    let two = fields.try_into().map_err(|found: Vec<Field>| {
+    let two = fields.try_into().map_err(|found: Vec<Column>| {
         let found = found.len();
         anyhow!("--columns: {found} of them; name the source's and the target's, as 0,1")
     })?;
@@ -72,7 +72,7 @@ fn judged_by(args: &EvalArgs) -> Result<(PathBuf, [Field; 2])> {
 /// How many documents are told apart rightly.
 fn classes(
     model: &Model,
-    (test, fields): (&Path, &[Field; 2]),
+    (test, fields): (&Path, &[Column; 2]),
     args: &EvalArgs,
     format: Format,
 ) -> Result<()> {

@@ -6,7 +6,10 @@ use crate::say::{self, say};
 use anyhow::{Context, Result, bail};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use regard_scope::printable;
-use regard_train::{Board, Ended, Run, Settings, Size, Stepped, Trainer, Validated, Watch, preset};
+use regard_train::{
+    Callback, Run, RunOutcome, Settings, Size, StepMetrics, SummaryWriter, Trainer,
+    ValidationMetrics, preset,
+};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{IsTerminal, Write};
@@ -97,7 +100,7 @@ fn estimate(settings: &Settings, format: Format) -> Result<()> {
     writeln!(out, "parameters   {parameters}")?;
     writeln!(out, "vocabulary   {}", tables.join(" + "))?;
     let left = if left_out > 0 { format!("; {left_out} too long") } else { String::new() };
-    writeln!(out, "examples     {examples}, and {validation} to judge by{left}")?;
+    writeln!(out, "examples     {examples}, and {validation} for validation{left}")?;
     writeln!(out, "steps        {steps}, {batches} batches an epoch")?;
     if let Some(bytes) = memory {
         writeln!(out, "memory       {:.2} GB at most in {TRIAL} steps", bytes as f64 / 1e9)?;
@@ -138,10 +141,10 @@ fn stopped_by_signals() -> Result<Arc<AtomicBool>> {
 }
 
 /// What there is of a run that has come to its end.
-fn already(trainer: &Trainer, run: &Run, ended: Ended) -> Result<()> {
+fn already(trainer: &Trainer, run: &Run, ended: RunOutcome) -> Result<()> {
     let (progress, steps) = (trainer.progress(), trainer.size().steps);
     let file = run.settings_file();
-    let (why, remedy) = if ended == Ended::Waited {
+    let (why, remedy) = if ended == RunOutcome::EarlyStopped {
         (format!("nothing got better in {} validations", progress.waited), "training.patience")
     } else {
         let step = progress.step;
@@ -161,7 +164,7 @@ fn already(trainer: &Trainer, run: &Run, ended: Ended) -> Result<()> {
 }
 
 fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> Result<()> {
-    if let Some(ended) = trainer.ended() {
+    if let Some(ended) = trainer.outcome() {
         return already(&trainer, &run, ended);
     }
     let stop = stopped_by_signals()?;
@@ -188,19 +191,24 @@ fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> 
     bar.set_position(trainer.progress().step);
     bar.reset_eta();
     let terminal = std::io::stderr().is_terminal();
-    let board = tensorboard.then(|| Board::create(&run.path().join("tensorboard"))).transpose()?;
-    let mut screen = Screen { bar, terminal, format, stop, steps: size.steps, board };
+    let summary =
+        tensorboard.then(|| SummaryWriter::create(&run.path().join("tensorboard"))).transpose()?;
+    let mut screen = Screen { bar, terminal, format, stop, steps: size.steps, summary };
     let ended = trainer.train(&mut run, &mut screen)?;
     screen.bar.finish_and_clear();
     let progress = trainer.progress();
     match ended {
-        Ended::Stopped => say(format_args!(
+        RunOutcome::Interrupted => say(format_args!(
             "stopped at step {}; resume with: regard train --resume {}",
             progress.step,
             run.path().display()
         )),
-        Ended::Done | Ended::Waited => {
-            let why = if ended == Ended::Done { "all steps made" } else { "nothing got better" };
+        RunOutcome::Completed | RunOutcome::EarlyStopped => {
+            let why = if ended == RunOutcome::Completed {
+                "all steps made"
+            } else {
+                "nothing got better"
+            };
             let best = progress.best.first().map_or(0, |best| best.step);
             say(format_args!(
                 "{why}: {} steps in {:.0} s; the best weights are of step {best}: {}",
@@ -220,14 +228,16 @@ struct Screen {
     format: Format,
     stop: Arc<AtomicBool>,
     steps: u64,
-    board: Option<Board>,
+    summary: Option<SummaryWriter>,
 }
 
 impl Screen {
     fn draw(&mut self, step: u64, numbers: &[(&str, f64)]) {
         // A picture that cannot be drawn is no reason to end a run.
-        if let Some(Err(error)) = self.board.as_mut().map(|board| board.scalars(step, numbers)) {
-            self.board = None;
+        if let Some(Err(error)) =
+            self.summary.as_mut().map(|summary| summary.scalars(step, numbers))
+        {
+            self.summary = None;
             self.say(&format!("no more events for TensorBoard: {error}"));
         }
     }
@@ -250,14 +260,15 @@ impl Screen {
     }
 }
 
-impl Watch for Screen {
-    fn stepped(&mut self, report: &Stepped) {
+impl Callback for Screen {
+    fn on_step(&mut self, report: &StepMetrics) {
         self.json(report);
-        let Stepped { step, epoch, loss, perplexity, rate, norm, tokens_per_second, .. } = report;
+        let StepMetrics { step, epoch, loss, perplexity, lr, grad_norm, tokens_per_second, .. } =
+            report;
         let numbers = [
             ("loss", *loss),
-            ("rate", *rate),
-            ("norm", *norm),
+            ("lr", *lr),
+            ("grad_norm", *grad_norm),
             ("tokens_per_second", *tokens_per_second),
         ];
         self.draw(*step, &numbers);
@@ -272,7 +283,7 @@ impl Watch for Screen {
         }
     }
 
-    fn validated(&mut self, report: &Validated) {
+    fn on_validation(&mut self, report: &ValidationMetrics) {
         self.json(report);
         let mut numbers = vec![("validation/loss", report.validation_loss)];
         numbers.extend(report.score.map(|score| ("validation/score", score)));
@@ -297,11 +308,11 @@ impl Watch for Screen {
             if report.best { "  (best)" } else { "" }
         ));
         for sample in report.samples.iter().take(1) {
-            self.say(&format!("    {} -> {}", sample.source, sample.written));
+            self.say(&format!("    {} -> {}", sample.source, sample.output));
         }
     }
 
-    fn stop(&mut self) -> bool {
+    fn should_stop(&mut self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 }

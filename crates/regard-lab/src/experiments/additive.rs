@@ -24,24 +24,36 @@
 //! (j (j - c)), c = b / sqrt(d) (the random energy model of Derrida 1981, frozen).
 
 use crate::measure::{timed, wide};
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use regard::problem::{Additive, Similarity};
 use regard::{Machine, Plan, Problem, Score, View, reference};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 use regard_testkit::Noise;
 
 pub(crate) const ADDITIVE: Experiment = Experiment {
     id: "E5",
     name: "additive",
     claim: "additive attention has d_q a + d_k a + a parameters and a tanh for each unit and pair; its scores keep their size as d grows, dot products only if scaled",
-    knobs: &[
-        Knob { name: "dim", what: "the most features", full: 1024, quick: 256, range: (64, 4096) },
-        Knob { name: "samples", what: "queries, keys", full: 128, quick: 64, range: (32, 128) },
+    parameters: &[
+        Parameter {
+            name: "dim",
+            what: "the most features",
+            full: 1024,
+            quick: 256,
+            range: (64, 4096),
+        },
+        Parameter {
+            name: "samples",
+            what: "queries, keys",
+            full: 128,
+            quick: 64,
+            range: (32, 128),
+        },
     ],
-    breaks: &[
-        Break { name: "scaled", what: "the unscaled dot product is scaled after all" },
-        Break { name: "unshrunk", what: "weights of the hidden layer do not shrink with d" },
-        Break { name: "linear", what: "the hidden layer has no tanh" },
+    faults: &[
+        Fault { name: "scaled", what: "the unscaled dot product is scaled after all" },
+        Fault { name: "unshrunk", what: "weights of the hidden layer do not shrink with d" },
+        Fault { name: "linear", what: "the hidden layer has no tanh" },
     ],
     next: &["regard lab run additive --dim 4096", "regard steps --similarity additive"],
     body: run,
@@ -53,7 +65,7 @@ const NETWORKS: usize = 16;
 
 /// What is seen of scores, in the mean over networks.
 #[derive(Default)]
-struct Seen {
+struct ScoreStatistics {
     variance: f64,
     /// The part of the variance that is neither the query's nor the key's.
     of_pairs: f64,
@@ -62,23 +74,23 @@ struct Seen {
     largest: f64,
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let (most, n) = (trial.knob("dim"), trial.knob("samples"));
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let (most, n) = (run.parameter("dim"), run.parameter("samples"));
     let short = (2..).map(|i| 4usize.pow(i)).take_while(|&d| d < most);
     let dims: Vec<usize> = short.chain([most]).collect();
     let mut seen = Vec::new();
     for (i, &d) in dims.iter().enumerate() {
-        seen.push(look(trial, (n, d), 1.0)?);
-        trial.done(i + 1, dims.len());
+        seen.push(look(run, (n, d), 1.0)?);
+        run.done(i + 1, dims.len());
     }
-    let [_, _, loud] = look(trial, (n, most), 100.0)?;
+    let [_, _, loud] = look(run, (n, most), 100.0)?;
     let (g, h) = theory();
     let mut report = Report::new(
         Picture::Chart(picture(&dims, &seen, g.sqrt())),
         "Scores of queries and keys with features of variance 1. Those of the dot product grow with the number of features, unless it is \
          scaled; additive ones do not.",
     );
-    parameters(trial, &mut report)?;
+    parameters(run, &mut report)?;
     // Four standard errors of a standard deviation; a variance has twice as much. They come from the draw of queries and keys (see E1),
     // and for the additive form from units that are alike by chance, 1 / d, and the effects of queries and keys, 1 / n.
     let (rows, last) = (n as f64, most as f64);
@@ -86,7 +98,7 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
     let of_dot = |d: f64| off(4.0 / (rows * d) + 2.0 / (rows * rows));
     let of_additive = |d: f64| off(1.0 / d + 1.0 / rows);
     for (d, [dot, scaled, additive]) in dims.iter().map(|&d| d as f64).zip(&seen) {
-        let mut spread = |what: &str, predicted: f64, seen: &Seen, part: f64| {
+        let mut spread = |what: &str, predicted: f64, seen: &ScoreStatistics, part: f64| {
             let what = format!("standard deviation of {what}, d = {d}");
             report.near(what, predicted, seen.variance.sqrt(), part);
         };
@@ -101,13 +113,13 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
     report.near("variance of pairs alone: q . k / sqrt(d)", 1.0, scaled.of_pairs, dot_off);
     report.near("variance of pairs alone: additive", g - 2.0 * h, additive.of_pairs, additive_off);
     // Chance moves the variance within rows, and each row by the draw of its few large weights.
-    let mut entropy = |what: &str, predicted: f64, seen: &Seen, off: f64| {
+    let mut entropy = |what: &str, predicted: f64, seen: &ScoreStatistics, off: f64| {
         report.within(format!("entropy: {what}"), predicted, seen.entropy, off + 2.0 / rows);
     };
     entropy("q . k / sqrt(d)", open(rows, 1.0), scaled, 0.5 * dot_off);
     entropy("additive", open(rows, g - h), additive, 0.5 * (g - h) * additive_off);
     entropy("q . k", frozen(rows, last), dot, 0.2 * frozen(rows, last));
-    cost(trial, &mut report).map(|()| report)
+    cost(run, &mut report).map(|()| report)
 }
 
 /// A hidden layer as networks begin: inputs of variance 1 give units of variance 1. `|v| = 1`.
@@ -118,11 +130,11 @@ struct Network {
 }
 
 impl Network {
-    fn new(trial: &Trial<'_>, d: [usize; 2], hidden: usize, noise: &mut Noise) -> Self {
+    fn new(run: &ExperimentRun<'_>, d: [usize; 2], hidden: usize, noise: &mut Noise) -> Self {
         // The tanh of small numbers is the numbers themselves.
-        let small = if trial.broken("linear") { 1e-3 } else { 1.0 };
+        let small = if run.has_fault("linear") { 1e-3 } else { 1.0 };
         let mut matrix = |d: usize| {
-            let shrink = if trial.broken("unshrunk") { 1.0 } else { 1.0 / (d as f32).sqrt() };
+            let shrink = if run.has_fault("unshrunk") { 1.0 } else { 1.0 / (d as f32).sqrt() };
             times(small * shrink, &noise.normals::<f32>(d * hidden))
         };
         let (w_q, w_k) = (matrix(d[0]), matrix(d[1]));
@@ -140,15 +152,19 @@ impl Network {
 }
 
 /// Dot products, scaled ones, additive scores.
-fn look(trial: &Trial<'_>, (n, d): (usize, usize), loud: f32) -> Result<[Seen; 3], Error> {
-    let mut noise = trial.noise(&format!("{d} features, {loud}"));
-    let mut all = [(); 3].map(|()| Seen::default());
+fn look(
+    run: &ExperimentRun<'_>,
+    (n, d): (usize, usize),
+    loud: f32,
+) -> Result<[ScoreStatistics; 3], Error> {
+    let mut noise = run.noise(&format!("{d} features, {loud}"));
+    let mut all = [(); 3].map(|()| ScoreStatistics::default());
     for _ in 0..NETWORKS {
         let [q, k] = [(); 2].map(|()| times(loud, &noise.normals::<f32>(n * d)));
         let (q, k) = (View::matrix(&q, [n, d])?, View::matrix(&k, [n, d])?);
-        let network = Network::new(trial, [d, d], HIDDEN, &mut noise);
+        let network = Network::new(run, [d, d], HIDDEN, &mut noise);
         let scale = 1.0 / (d as f64).sqrt();
-        let unscaled = if trial.broken("scaled") { scale } else { 1.0 };
+        let unscaled = if run.has_fault("scaled") { scale } else { 1.0 };
         let ways =
             [(Similarity::Dot, unscaled), (Similarity::Dot, scale), (network.similarity()?, 1.0)];
         for ((similarity, scale), seen) in ways.into_iter().zip(&mut all) {
@@ -181,14 +197,14 @@ fn of_pairs(scores: &[f64], n: usize) -> f64 {
 }
 
 /// Parameters are what a loss has a gradient by; counted where it is not 0.
-fn parameters(trial: &Trial<'_>, report: &mut Report) -> Result<(), Error> {
-    let (n, mut noise) = (8, trial.noise("parameters"));
+fn parameters(run: &ExperimentRun<'_>, report: &mut Report) -> Result<(), Error> {
+    let (n, mut noise) = (8, run.noise("parameters"));
     for [d_q, d_k, a] in [[32, 32, 64], [48, 80, 20]] {
         let (q, k) = (noise.normals::<f32>(n * d_q), noise.normals::<f32>(n * d_k));
         let (q, k) = (View::matrix(&q, [n, d_q])?, View::matrix(&k, [n, d_k])?);
         let w = times(0.1, &noise.normals::<f32>(d_q * d_k));
         let general = Similarity::General(View::matrix(&w, [d_q, d_k])?);
-        let network = Network::new(trial, [d_q, d_k], a, &mut noise);
+        let network = Network::new(run, [d_q, d_k], a, &mut noise);
         for (what, q, similarity, predicted) in [
             ("dot product", k, Similarity::Dot, 0),
             ("general", q, general, d_q * d_k),
@@ -209,11 +225,11 @@ fn parameters(trial: &Trial<'_>, report: &mut Report) -> Result<(), Error> {
 }
 
 /// The shortest of many times, on one thread: calls take turns and are short, so that some are not disturbed. Scores take most of it.
-fn cost(trial: &Trial<'_>, report: &mut Report) -> Result<(), Error> {
+fn cost(run: &ExperimentRun<'_>, report: &mut Report) -> Result<(), Error> {
     let (n, [few, some, many]) = (256, [16, 64, 256]);
-    let mut noise = trial.noise("cost");
+    let mut noise = run.noise("cost");
     let (data, w) = (noise.normals::<f32>(n * many), noise.normals::<f32>(many * many));
-    let mut network = |d, a| Network::new(trial, [d, d], a, &mut noise);
+    let mut network = |d, a| Network::new(run, [d, d], a, &mut noise);
     let [small, same, high] = [network(some, few), network(some, some), network(many, some)];
     let ways = [
         (some, Similarity::Dot),
@@ -224,7 +240,7 @@ fn cost(trial: &Trial<'_>, report: &mut Report) -> Result<(), Error> {
         (many, high.similarity()?),
     ];
     let mut best = [f64::INFINITY; 6];
-    for _ in 0..if trial.full() { 60 } else { 3 } {
+    for _ in 0..if run.full() { 60 } else { 3 } {
         for ((d, similarity), best) in ways.iter().zip(&mut best) {
             let x = View::matrix(&data[..n * d], [n, *d])?;
             let v = View::matrix(&data[..n * 8], [n, 8])?;
@@ -244,14 +260,14 @@ fn cost(trial: &Trial<'_>, report: &mut Report) -> Result<(), Error> {
     ] {
         let (what, found) = (format!("time: {what}, exponent"), found.ln() / 4f64.ln());
         report.within(what, predicted, found, 0.3);
-        report.judged_if(trial.full());
+        report.check_if(run.full());
     }
     // W^T q is made once for each query: d products more for n pairs. For each pair it would be d times as much; twice is for chance.
     let (what, most) =
         ("time: general / dot product, d = 256", 2.0 * (1.0 + many as f64 / n as f64));
     report.at_most(what, most, general / dot_many);
-    report.judged_if(trial.full());
-    report.told("time: additive / dot product, d = 64, a tanh for a product", 1.0, same / dot);
+    report.check_if(run.full());
+    report.record("time: additive / dot product, d = 64, a tanh for a product", 1.0, same / dot);
     Ok(())
 }
 
@@ -265,7 +281,7 @@ fn theory() -> (f64, f64) {
     (mean(|z| (2f64.sqrt() * z).tanh().powi(2)), mean(|x| m(x).powi(2)))
 }
 
-/// Over a standard normal number.
+/// KeySource a standard normal number.
 fn mean(f: impl Fn(f64) -> f64) -> f64 {
     let density = |x: f64| (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
     (-160..=160).map(|i| 0.05 * f64::from(i)).map(|x| 0.05 * density(x) * f(x)).sum()
@@ -284,7 +300,7 @@ fn frozen(m: f64, d: f64) -> f64 {
     (1..10_000).map(f64::from).map(|j| c / (j * (j - c))).sum()
 }
 
-fn picture(dims: &[usize], seen: &[[Seen; 3]], additive: f64) -> Chart {
+fn picture(dims: &[usize], seen: &[[ScoreStatistics; 3]], additive: f64) -> Chart {
     let xs = || dims.iter().map(|&d| d as f64);
     let series = |name: &str, i: usize, predicted: &dyn Fn(f64) -> f64| Series {
         name: name.into(),
@@ -293,8 +309,8 @@ fn picture(dims: &[usize], seen: &[[Seen; 3]], additive: f64) -> Chart {
     };
     Chart {
         title: "How far scores spread".into(),
-        x: Scaled::log("features of a query"),
-        y: Scaled::log("standard deviation of scores"),
+        x: ChartAxis::log("features of a query"),
+        y: ChartAxis::log("standard deviation of scores"),
         series: vec![
             series("q . k", 0, &f64::sqrt),
             series("q . k / sqrt(d)", 1, &|_| 1.0),

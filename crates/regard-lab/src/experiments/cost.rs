@@ -11,23 +11,23 @@
 
 use super::tiled::plain;
 use crate::measure::{exponent, peak, timed};
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use regard::{Machine, Mask, Plan, Problem, View};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 
 pub(crate) const COST: Experiment = Experiment {
     id: "E3",
     name: "cost",
     claim: "n queries over m keys take 2 n m (d_k + d_v) operations, and memory for n m numbers if weights are stored, for n if they are not",
-    knobs: &[
-        Knob {
+    parameters: &[
+        Parameter {
             name: "length",
             what: "queries and keys to begin with; up to 16 times as many are timed",
             full: 256,
             quick: 256,
             range: (256, 512),
         },
-        Knob {
+        Parameter {
             name: "dim",
             what: "features of keys and values to begin with; up to 31 times as many are timed",
             full: 32,
@@ -35,9 +35,9 @@ pub(crate) const COST: Experiment = Experiment {
             range: (32, 64),
         },
     ],
-    breaks: &[
-        Break { name: "windowed", what: "a window hides all keys but the 63 around each query" },
-        Break { name: "stored", what: "the engine is replaced by loops that store all weights" },
+    faults: &[
+        Fault { name: "windowed", what: "a window hides all keys but the 63 around each query" },
+        Fault { name: "stored", what: "the engine is replaced by loops that store all weights" },
     ],
     next: &[
         "regard plan --queries 4096 --mask causal",
@@ -67,8 +67,8 @@ fn operations([n, m, d_k, d_v]: Sizes) -> f64 {
     2.0 * (n * m * (d_k + d_v)) as f64
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let (n, d) = (trial.knob("length"), trial.knob("dim"));
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let (n, d) = (run.parameter("length"), run.parameter("dim"));
     let mut sweeps = [
         Sweep::new("n", |i| [n << (2 * i), n, d, d]),
         Sweep::new("m", |i| [n, n << (2 * i), d, d]),
@@ -77,12 +77,12 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
         Sweep::new("d_v", |i| [n, n, d, (2 << (2 * i)) * d - d]),
         Sweep::new("n = m", |i| [n << i, n << i, d, d]),
     ];
-    let most = sweeps.iter().flat_map(|sweep| sweep.sizes).chain(lengths(trial).map(square));
-    let inputs = Inputs::new(trial, most);
+    let most = sweeps.iter().flat_map(|sweep| sweep.sizes).chain(lengths(run).map(square));
+    let inputs = Inputs::new(run, most);
     // What disturbs a machine makes calls slower, never faster: the shortest of many times is the nearest to the cost. All sizes
     // take turns, so that a disturbance of seconds does not fall on one of them, and calls take milliseconds, so that some of each
     // are not interrupted even where others use the machine.
-    let rounds = rounds(trial);
+    let rounds = rounds(run);
     for round in 0..rounds {
         for sweep in &mut sweeps {
             for (&sizes, best) in sweep.sizes.iter().zip(&mut sweep.seconds) {
@@ -92,7 +92,7 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
                 *best = best.min(time);
             }
         }
-        trial.done(round + 1, rounds + LENGTHS);
+        run.done(round + 1, rounds + LENGTHS);
     }
     let mut report = Report::new(
         Picture::Chart(picture(&sweeps)),
@@ -100,13 +100,13 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
          line, whose slope is 1.",
     );
     counted(&inputs, &sweeps, &mut report)?;
-    followed(trial, &sweeps, &mut report);
-    held(trial, &inputs, &mut report)?;
+    followed(run, &sweeps, &mut report);
+    held(run, &inputs, &mut report)?;
     Ok(report)
 }
 
-fn rounds(trial: &Trial<'_>) -> usize {
-    if trial.full() { 60 } else { 3 }
+fn rounds(run: &ExperimentRun<'_>) -> usize {
+    if run.full() { 60 } else { 3 }
 }
 
 /// Numbers enough for the tensors of every call, and what is hidden in all of them: nothing.
@@ -116,10 +116,10 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(trial: &Trial<'_>, sizes: impl Iterator<Item = Sizes>) -> Self {
+    fn new(run: &ExperimentRun<'_>, sizes: impl Iterator<Item = Sizes>) -> Self {
         let most = sizes.map(|[n, m, d_k, d_v]| n * d_k + m * d_k + m * d_v).max();
-        let numbers = trial.noise("inputs").normals(most.unwrap_or(0));
-        let windowed = trial.broken("windowed");
+        let numbers = run.noise("inputs").normals(most.unwrap_or(0));
+        let windowed = run.has_fault("windowed");
         Self { numbers, mask: if windowed { Mask::full().window(32) } else { Mask::full() } }
     }
 
@@ -162,12 +162,12 @@ fn counted(inputs: &Inputs, sweeps: &[Sweep], report: &mut Report) -> Result<(),
     Ok(())
 }
 
-fn followed(trial: &Trial<'_>, sweeps: &[Sweep], report: &mut Report) {
-    // Over 16 times the work, a machine that is twice as fast at one end as at the other (data that fits a nearer cache, the softmax's
+fn followed(run: &ExperimentRun<'_>, sweeps: &[Sweep], report: &mut Report) {
+    // KeySource 16 times the work, a machine that is twice as fast at one end as at the other (data that fits a nearer cache, the softmax's
     // own share, somebody else's work on the same core) moves the exponent by ln 2 / ln 16.
     let mut judge = |what: String, predicted: f64, measured: f64| {
         report.within(what, predicted, measured, 0.25 * predicted);
-        report.judged_if(trial.full());
+        report.check_if(run.full());
     };
     for sweep in sweeps {
         let work = sweep.sizes.map(operations);
@@ -194,8 +194,8 @@ fn rate(sweeps: &[Sweep]) -> f64 {
 const LENGTHS: usize = 3;
 
 /// Long enough for n m numbers to be much more than anything else; tests have no time for that.
-fn lengths(trial: &Trial<'_>) -> [usize; LENGTHS] {
-    if trial.full() { [4096, 5792, 8192] } else { [512, 1024, 2048] }
+fn lengths(run: &ExperimentRun<'_>) -> [usize; LENGTHS] {
+    if run.full() { [4096, 5792, 8192] } else { [512, 1024, 2048] }
 }
 
 fn square(n: usize) -> Sizes {
@@ -203,8 +203,8 @@ fn square(n: usize) -> Sizes {
 }
 
 /// What is kept after a call, and what is held in its worst moment, over the length.
-fn held(trial: &Trial<'_>, inputs: &Inputs, report: &mut Report) -> Result<(), Error> {
-    let lengths = lengths(trial);
+fn held(run: &ExperimentRun<'_>, inputs: &Inputs, report: &mut Report) -> Result<(), Error> {
+    let lengths = lengths(run);
     let mut peaks = [[0.0; LENGTHS]; 2];
     for (i, n) in lengths.into_iter().enumerate() {
         let kept = inputs.of(square(n), |plan, [q, k, v]| {
@@ -213,7 +213,7 @@ fn held(trial: &Trial<'_>, inputs: &Inputs, report: &mut Report) -> Result<(), E
                 weights.len() + out.len()
             };
             let tiled = || -> Result<usize, Error> {
-                if trial.broken("stored") {
+                if run.has_fault("stored") {
                     return Ok(stored());
                 }
                 let made = plan.forward(q, k, v)?;
@@ -226,16 +226,16 @@ fn held(trial: &Trial<'_>, inputs: &Inputs, report: &mut Report) -> Result<(), E
             Ok([kept_stored, kept_tiled?].map(|numbers| numbers as f64))
         })?;
         let [stored, tiled] = numbers(n);
-        report.told(format!("numbers kept, n = m = {n}, stored"), stored, kept[0]);
+        report.record(format!("numbers kept, n = m = {n}, stored"), stored, kept[0]);
         report.within(format!("numbers kept, n = m = {n}, tiled"), tiled, kept[1], 0.0);
-        trial.done(rounds(trial) + i + 1, rounds(trial) + LENGTHS);
+        run.done(rounds(run) + i + 1, rounds(run) + LENGTHS);
     }
     for (i, way) in ["stored", "tiled"].into_iter().enumerate() {
         let (n, mib) = (lengths[LENGTHS - 1], f64::from(1 << 20));
         // Numbers of four bytes, and tiles that fit a cache.
         let most = 4.0 * numbers(n)[i] / mib + 1.0;
         let (memory, found) = (format!("MiB, n = m = {n}, {way}"), peaks[i][LENGTHS - 1] / mib);
-        if trial.full() && found.is_finite() {
+        if run.full() && found.is_finite() {
             report.at_most(memory, most, found);
             let growth =
                 exponent(&lengths.map(|n| n as f64), &peaks[i].map(|bytes| bytes.max(4096.0)));
@@ -246,7 +246,7 @@ fn held(trial: &Trial<'_>, inputs: &Inputs, report: &mut Report) -> Result<(), E
                 _ => report.at_most(what, 1.25, growth),
             }
         } else {
-            report.told(memory, most, found);
+            report.record(memory, most, found);
         }
     }
     Ok(())
@@ -270,8 +270,8 @@ fn picture(sweeps: &[Sweep]) -> Chart {
     };
     Chart {
         title: "Time follows the work".into(),
-        x: Scaled::log("million operations: 2 n m (d_k + d_v)"),
-        y: Scaled::log("milliseconds, one thread"),
+        x: ChartAxis::log("million operations: 2 n m (d_k + d_v)"),
+        y: ChartAxis::log("milliseconds, one thread"),
         series: sweeps.iter().map(series).collect(),
     }
 }

@@ -12,36 +12,36 @@
 //! n (a - 1 / A) / (1 - 1 / A) letters, as one of A is right by chance.
 
 use crate::learn::{Descent, drawn};
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy};
-use regard_models::{Dropping, Pass, Seq2Seq, Seq2SeqConfig, ids};
-use regard_scope::{Chart, Scaled, Series};
+use regard_models::{DropoutRates, Pass, Seq2Seq, Seq2SeqConfig, ids};
+use regard_scope::{Chart, ChartAxis, Series};
 use regard_testkit::Noise;
 
 pub(crate) const DISTANCE: Experiment = Experiment {
     id: "E8",
     name: "distance",
     claim: "a recurrent net that must keep a whole sequence in one state loses more of it the longer it is; with attention it does not",
-    knobs: &[
-        Knob {
+    parameters: &[
+        Parameter {
             name: "length",
             what: "letters of the longest word",
             full: 32,
             quick: 20,
             range: (20, 48),
         },
-        Knob {
+        Parameter {
             name: "dim",
             what: "features of the state that reading ends with, from each side",
             full: 16,
             quick: 16,
             range: (16, 24),
         },
-        Knob { name: "steps", what: "of training", full: 600, quick: 500, range: (400, 800) },
+        Parameter { name: "steps", what: "of training", full: 600, quick: 500, range: (400, 800) },
     ],
-    breaks: &[Break { name: "no-attention", what: "the model with attention is built without it" }],
+    faults: &[Fault { name: "no-attention", what: "the model with attention is built without it" }],
     next: &[
         "regard lab run distance --length 48",
         "regard lab run distance --dim 24",
@@ -66,18 +66,18 @@ struct Learned {
     near: f64,
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let longest = trial.knob("length");
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let longest = run.parameter("length");
     let doubled = (0..).map(|i| SHORTEST << i).take_while(|&n| n < longest);
     // A quick run has no time for what lies between the ends.
-    let doubled = doubled.take(if trial.full() { usize::MAX } else { 1 });
+    let doubled = doubled.take(if run.full() { usize::MAX } else { 1 });
     let lengths: Vec<usize> = doubled.chain([longest]).collect();
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for (i, &n) in lengths.iter().enumerate() {
-        without.push(learned(trial, n, false)?);
-        trial.done(2 * i + 1, 2 * lengths.len());
-        with.push(learned(trial, n, !trial.broken("no-attention"))?);
-        trial.done(2 * i + 2, 2 * lengths.len());
+        without.push(learned(run, n, false)?);
+        run.done(2 * i + 1, 2 * lengths.len());
+        with.push(learned(run, n, !run.has_fault("no-attention"))?);
+        run.done(2 * i + 2, 2 * lengths.len());
     }
     let mut report = Report::new(
         Picture::Chart(picture(&lengths, &with, &without)),
@@ -90,7 +90,7 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
         match i {
             0 => report.at_least(what, 0.9, without[i].right),
             _ if i == last => report.at_most(what, 0.8, without[i].right),
-            _ => report.told(what, 1.0, without[i].right),
+            _ => report.record(what, 1.0, without[i].right),
         }
     }
     let lost = |i: usize| with[i].right - without[i].right;
@@ -99,16 +99,16 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
         0.15,
         lost(last) - lost(0),
     );
-    // Spread evenly it would be 3 / n.
+    // LayerEntropy evenly it would be 3 / n.
     report.at_least("weight on a letter's own place and beside it", 0.5, with[last].near);
     let sizes = [&with, &without].map(|models| models[last].parameters as f64);
-    report.told("parameters, with / without", 1.0, sizes[0] / sizes[1]);
+    report.record("parameters, with / without", 1.0, sizes[0] / sizes[1]);
     Ok(report)
 }
 
 /// A model that was taught to repeat words of n letters.
-fn learned(trial: &Trial<'_>, n: usize, attention: bool) -> Result<Learned, Error> {
-    let (dim, letters) = (trial.knob("dim"), LETTERS as usize);
+fn learned(run: &ExperimentRun<'_>, n: usize, attention: bool) -> Result<Learned, Error> {
+    let (dim, letters) = (run.parameter("dim"), LETTERS as usize);
     let config = Seq2SeqConfig {
         embedding: 16,
         encoder_hidden: dim,
@@ -117,15 +117,15 @@ fn learned(trial: &Trial<'_>, n: usize, attention: bool) -> Result<Learned, Erro
         source_vocab: letters,
         target_vocab: letters + 1,
     };
-    let model = Seq2Seq::new(&config, Dropping::default(), &Device::flex().autodiff())?;
-    let model = drawn(model, &mut trial.noise("matrices"));
-    let mut noise = trial.noise(&format!("words of {n}"));
-    let descent = Descent { steps: trial.knob("steps"), rate: 0.02 };
+    let model = Seq2Seq::new(&config, DropoutRates::default(), &Device::flex().autodiff())?;
+    let model = drawn(model, &mut run.noise("matrices"));
+    let mut noise = run.noise(&format!("words of {n}"));
+    let descent = Descent { steps: run.parameter("steps"), rate: 0.02 };
     let (model, _) = descent.run(model, |model, _| {
         let words = Words::new(&mut noise, BATCH, n);
         Ok(cross_entropy(words.scores(model)?, words.wanted(), CrossEntropy::default())?)
     })?;
-    let unseen = Words::new(&mut trial.noise(&format!("unseen words of {n}")), 8 * BATCH, n);
+    let unseen = Words::new(&mut run.noise(&format!("unseen words of {n}")), 8 * BATCH, n);
     let (said, wanted) =
         (unseen.scores(&model)?.argmax(1).into_data(), unseen.wanted().into_data());
     let right = said.iter::<i64>().zip(wanted.iter::<i64>()).filter(|(a, b)| a == b).count();
@@ -185,8 +185,8 @@ fn picture(lengths: &[usize], with: &[Learned], without: &[Learned]) -> Chart {
     };
     Chart {
         title: "Letters that arrive".into(),
-        x: Scaled::linear("letters of a word"),
-        y: Scaled::linear("letters that arrive"),
+        x: ChartAxis::linear("letters of a word"),
+        y: ChartAxis::linear("letters that arrive"),
         series: vec![
             Series {
                 name: "with attention".into(),

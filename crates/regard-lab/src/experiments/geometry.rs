@@ -18,24 +18,30 @@
 //!
 //! All of it is computed in f64, where rounding is so small that nothing hides behind it.
 
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use regard::problem::Similarity;
 use regard::reference::steps;
 use regard::{Machine, Plan, Problem, Score, View};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 use regard_testkit::Noise;
 
 pub(crate) const GEOMETRY: Experiment = Experiment {
     id: "E4",
     name: "geometry",
     claim: "q . k = |q| |k| cos(angle): direction and length both count, so it is neither cosine nor nearness, unless all keys are equally long",
-    knobs: &[
-        Knob { name: "dim", what: "features", full: 64, quick: 64, range: (2, 1024) },
-        Knob { name: "samples", what: "queries, keys", full: 256, quick: 128, range: (64, 512) },
+    parameters: &[
+        Parameter { name: "dim", what: "features", full: 64, quick: 64, range: (2, 1024) },
+        Parameter {
+            name: "samples",
+            what: "queries, keys",
+            full: 256,
+            quick: 128,
+            range: (64, 512),
+        },
     ],
-    breaks: &[
-        Break { name: "forgotten-lengths", what: "a cosine in the place of the dot product" },
-        Break { name: "forgotten-squares", what: "distance without |k|^2: 2 q . k alone" },
+    faults: &[
+        Fault { name: "forgotten-lengths", what: "a cosine in the place of the dot product" },
+        Fault { name: "forgotten-squares", what: "distance without |k|^2: 2 q . k alone" },
     ],
     next: &["regard lab run geometry --dim 2"],
     body: run,
@@ -43,15 +49,15 @@ pub(crate) const GEOMETRY: Experiment = Experiment {
 
 /// How a query and a key are compared.
 #[derive(Clone, Copy)]
-enum Way {
+enum ScoreFunction {
     /// `2 s q . k`
     Dot,
     /// `-s |q - k|^2`
     Distance,
 }
-use Way::{Distance, Dot};
+use ScoreFunction::{Distance, Dot};
 
-impl Way {
+impl ScoreFunction {
     /// The score of a key of this length and angle, for a query of length 1.
     fn predicted(self, s: f64, (length, angle): (f64, f64)) -> f64 {
         let cos = angle.to_radians().cos();
@@ -62,17 +68,17 @@ impl Way {
     }
 }
 
-type Found = Result<Vec<f64>, Error>;
+type SimilarityScores = Result<Vec<f64>, Error>;
 const NO_BIAS: &[f64] = &[0.0];
 
 struct Bench<'t> {
-    trial: &'t Trial<'t>,
+    run: &'t ExperimentRun<'t>,
     d: usize,
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let bench = Bench { trial, d: trial.knob("dim") };
-    let plane = Plane::new(bench.d, &mut trial.noise("plane"));
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let bench = Bench { run, d: run.parameter("dim") };
+    let plane = Plane::new(bench.d, &mut run.noise("plane"));
     let mut report = Report::new(
         Picture::Chart(bench.picture(&plane)?),
         "A key of some length and direction beside three keys as long as the query and at right angles to it. By dot product longer is \
@@ -80,23 +86,28 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
     );
     bench.direction_and_length(&plane, &mut report)?;
     bench.three_winners(&plane, &mut report)?;
-    trial.done(1, 2);
-    bench.theorem(trial.knob("samples"), &mut report)?;
+    run.done(1, 2);
+    bench.theorem(run.parameter("samples"), &mut report)?;
     Ok(report)
 }
 
 impl Bench<'_> {
     /// The similarity of each pair by definition.
-    fn similarities(&self, way: Way, q: &[f64], k: &[f64]) -> Found {
-        let (k, similarity) = self.prepared(way, k);
+    fn similarities(&self, function: ScoreFunction, q: &[f64], k: &[f64]) -> SimilarityScores {
+        let (k, similarity) = self.prepared(function, k);
         let (q, k) = (self.rows(q)?, self.rows(&k)?);
         let problem = Problem::new(&q, &k, &k).similarity(similarity);
         Ok(steps(&problem, q, k, k)?.similarities.into_data())
     }
 
     /// The weights of the engine: what it gives for values that are the unit vectors.
-    fn weights(&self, (way, s): (Way, f64), [q, k]: [&[f64]; 2], bias: &[f64]) -> Found {
-        let (k, similarity) = self.prepared(way, k);
+    fn weights(
+        &self,
+        (function, s): (ScoreFunction, f64),
+        [q, k]: [&[f64]; 2],
+        bias: &[f64],
+    ) -> SimilarityScores {
+        let (k, similarity) = self.prepared(function, k);
         let (q, k) = (self.rows(q)?, self.rows(&k)?);
         let n = k.shape().len;
         let mut v = vec![0.0; n * n];
@@ -108,11 +119,13 @@ impl Bench<'_> {
         Ok(Plan::new(problem, Machine::detect())?.forward(q, k, v)?.out.into_data())
     }
 
-    /// The keys and the similarity that a way of comparing stands for: where the faults are.
-    fn prepared(&self, way: Way, k: &[f64]) -> (Vec<f64>, Similarity<'static, f64>) {
-        match way {
-            Dot if self.trial.broken("forgotten-lengths") => (self.shortened(k), Similarity::Dot),
-            Distance if !self.trial.broken("forgotten-squares") => (k.into(), Similarity::Distance),
+    /// The keys and the similarity that a function of comparing stands for: where the faults are.
+    fn prepared(&self, function: ScoreFunction, k: &[f64]) -> (Vec<f64>, Similarity<'static, f64>) {
+        match function {
+            Dot if self.run.has_fault("forgotten-lengths") => (self.shortened(k), Similarity::Dot),
+            Distance if !self.run.has_fault("forgotten-squares") => {
+                (k.into(), Similarity::Distance)
+            }
             Dot | Distance => (k.into(), Similarity::Dot),
         }
     }
@@ -147,20 +160,20 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Three keys, each the best in one way: one that points exactly right but is short, one that is near, one that is long.
+    /// Three keys, each the best in one function: one that points exactly right but is short, one that is near, one that is long.
     fn three_winners(&self, plane: &Plane, report: &mut Report) -> Result<(), Error> {
         // Scores are at most 4 (1 + 2.5^2), so roundings are those of numbers below 50.
         let (s, keys) = (4.0, [(0.4, 0.0), (1.0, 25.0), (2.5, 50.0)]);
         // The cosine is the dot product of keys whose lengths are all 1.
         let units = keys.map(|(_, angle)| (1.0, angle));
-        for (way, keys, winner, what) in [
+        for (function, keys, winner, what) in [
             (Dot, keys, 2, "weight of the long key, 50 degrees off, by dot product"),
             (Distance, keys, 1, "weight of the near key, 25 degrees off, by distance"),
             (Dot, units, 0, "weight of the short key, 0 degrees off, by cosine"),
         ] {
             let rows = keys.map(|key| plane.key(key)).concat();
-            let found = self.weights((way, s), [&plane.q, &rows], NO_BIAS)?;
-            let predicted = softmax(&keys.map(|key| way.predicted(s, key)));
+            let found = self.weights((function, s), [&plane.q, &rows], NO_BIAS)?;
+            let predicted = softmax(&keys.map(|key| function.predicted(s, key)));
             report.within(what, predicted[winner], found[winner], self.rounding(50.0));
         }
         Ok(())
@@ -168,7 +181,7 @@ impl Bench<'_> {
 
     /// The equation between distance and dot product, and what follows, with random queries and keys.
     fn theorem(&self, n: usize, report: &mut Report) -> Result<(), Error> {
-        let (mut noise, s) = (self.trial.noise("theorem"), 2.0);
+        let (mut noise, s) = (self.run.noise("theorem"), 2.0);
         let (q, q_lengths) = self.random(n, (0.5, 1.5), &mut noise);
         let (k, k_lengths) = self.random(n, (0.5, 2.0), &mut noise);
         let dots = self.similarities(Dot, &q, &k)?;
@@ -222,7 +235,7 @@ impl Bench<'_> {
 
     fn picture(&self, plane: &Plane) -> Result<Chart, Error> {
         let mut series = Vec::new();
-        for (way, angle, name) in [
+        for (function, angle, name) in [
             (Dot, 0.0, "dot product, 0 degrees off"),
             (Dot, 60.0, "dot product, 60 degrees off"),
             (Distance, 0.0, "distance, 0 degrees off"),
@@ -230,11 +243,13 @@ impl Bench<'_> {
         ] {
             let (s, one) = (1.0, (1.0, 90.0));
             let keys = |length| [(length, angle), one, one, one];
-            let predicted = |length| softmax(&keys(length).map(|key| way.predicted(s, key)))[0];
+            let predicted =
+                |length| softmax(&keys(length).map(|key| function.predicted(s, key)))[0];
             let mut measured = Vec::new();
             for length in (1..=12).map(|i| 0.25 * f64::from(i)) {
                 let rows = keys(length).map(|key| plane.key(key)).concat();
-                measured.push((length, self.weights((way, s), [&plane.q, &rows], NO_BIAS)?[0]));
+                measured
+                    .push((length, self.weights((function, s), [&plane.q, &rows], NO_BIAS)?[0]));
             }
             let lengths = (0..=60).map(|i| 0.05 * f64::from(i));
             let predicted = lengths.map(|x| (x, predicted(x))).collect();
@@ -242,8 +257,8 @@ impl Bench<'_> {
         }
         Ok(Chart {
             title: "The weight of a key by its length".into(),
-            x: Scaled::linear("length of the key / length of the query"),
-            y: Scaled::linear("weight"),
+            x: ChartAxis::linear("length of the key / length of the query"),
+            y: ChartAxis::linear("weight"),
             series,
         })
     }

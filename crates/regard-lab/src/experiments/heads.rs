@@ -6,7 +6,7 @@
 //! A head of a token has one row of weights w, so all it can tell is one mix, the sum of w_j u_j over tokens j; how many features it has
 //! for that does not matter. Let the values u_j be independent with variance 1. The mix correlates with u_k by w_k / sqrt(sum of w_j^2), so
 //! the best estimate of u_k from it explains w_k^2 / (sum of w_j^2) of the variance of u_k, and that of all u_k together exactly 1:
-//! whether the head looks at one token or spreads over many, it explains at most one of the r. In the same way h heads give h mixes, a
+//! whether the head looks at one token or layer_entropies over many, it explains at most one of the r. In the same way h heads give h mixes, a
 //! projection to at most h dimensions, which explains at most h of the r. The rest is lost:
 //!
 //! ```text
@@ -17,28 +17,34 @@
 //! matrices as they are: the number of parameters is the same.
 
 use crate::learn::{Descent, matrix, normal, numbers, through};
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use regard_burn::{Attention, attention};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 use regard_testkit::Noise;
 
 pub(crate) const HEADS: Experiment = Experiment {
     id: "E7",
     name: "heads",
     claim: "h heads have as many parameters as one wide head, and learn h relations at once where that one learns one",
-    knobs: &[
-        Knob {
+    parameters: &[
+        Parameter {
             name: "heads",
             what: "the most heads, and relations to learn",
             full: 4,
             quick: 4,
             range: (2, 8),
         },
-        Knob { name: "steps", what: "of training", full: 1000, quick: 300, range: (300, 10_000) },
+        Parameter {
+            name: "steps",
+            what: "of training",
+            full: 1000,
+            quick: 300,
+            range: (300, 10_000),
+        },
     ],
-    breaks: &[Break {
+    faults: &[Fault {
         name: "tied-heads",
         what: "all heads use the queries and keys of the first",
     }],
@@ -68,21 +74,21 @@ struct Layer {
     tied: bool,
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let (most, steps) = (trial.knob("heads"), trial.knob("steps"));
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let (most, steps) = (run.parameter("heads"), run.parameter("steps"));
     let all: Vec<usize> = (1..=most).filter(|h| most.is_multiple_of(*h)).collect();
-    let tied = trial.broken("tied-heads");
+    let tied = run.has_fault("tied-heads");
     let (mut sizes, mut curves, mut ends) = (Vec::new(), Vec::new(), Vec::new());
     for (i, &heads) in all.iter().enumerate() {
-        let layer = Layer::new(&mut trial.noise("matrices"), most, heads, tied);
+        let layer = Layer::new(&mut run.noise("matrices"), most, heads, tied);
         sizes.push(layer.num_params());
-        let mut noise = trial.noise("values");
+        let mut noise = run.noise("values");
         let (layer, errors) = Descent { steps, rate: 0.02 }
             .run(layer, |layer, _| layer.error(&mut noise, most, BATCH))?;
         curves.push(errors);
         // What is judged are values that were never seen.
-        ends.extend(numbers(layer.error(&mut trial.noise("unseen"), most, 32 * BATCH)?));
-        trial.done(i + 1, all.len());
+        ends.extend(numbers(layer.error(&mut run.noise("unseen"), most, 32 * BATCH)?));
+        run.done(i + 1, all.len());
     }
     let mut report = Report::new(
         Picture::Chart(picture(&all, &curves)),
@@ -155,8 +161,8 @@ fn picture(all: &[usize], curves: &[Vec<f64>]) -> Chart {
     };
     Chart {
         title: format!("Learning {most} relations at once"),
-        x: Scaled::linear("steps of training"),
-        y: Scaled::linear("relative error"),
+        x: ChartAxis::linear("steps of training"),
+        y: ChartAxis::linear("relative error"),
         series: all.iter().zip(curves).map(series).collect(),
     }
 }

@@ -11,7 +11,7 @@
 
 use crate::learn::{Descent, normal, numbers, through};
 use crate::measure::single;
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use regard_burn::{Attention, CrossEntropy, attention, cross_entropy};
@@ -22,11 +22,11 @@ pub(crate) const LEARNING: Experiment = Experiment {
     id: "E11",
     name: "learning",
     claim: "before training every key has the same weight; training moves W_Q, W_K and W_V until the weight is on the key that matters",
-    knobs: &[
-        Knob { name: "length", what: "letters of a word", full: 12, quick: 8, range: (4, 24) },
-        Knob { name: "steps", what: "of training", full: 800, quick: 400, range: (400, 5000) },
+    parameters: &[
+        Parameter { name: "length", what: "letters of a word", full: 12, quick: 8, range: (4, 24) },
+        Parameter { name: "steps", what: "of training", full: 800, quick: 400, range: (400, 5000) },
     ],
-    breaks: &[Break { name: "frozen", what: "W_Q and W_K do not learn" }],
+    faults: &[Fault { name: "frozen", what: "W_Q and W_K do not learn" }],
     next: &["regard lab run learning --length 24"],
     body: run,
 };
@@ -54,30 +54,30 @@ struct Speller {
 struct Words(Tensor<3>, Tensor<1, Int>);
 
 /// What weights a model gave, `[words, n, n]`, and when.
-struct Seen {
+struct WeightsAtStep {
     step: usize,
     weights: Vec<f64>,
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let (n, steps) = (trial.knob("length"), trial.knob("steps"));
-    let mut noise = trial.noise("matrices");
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let (n, steps) = (run.parameter("length"), run.parameter("steps"));
+    let mut noise = run.noise("matrices");
     let mut small = |outputs| Param::from_tensor(normal(&mut noise, [LETTERS + n, outputs], SMALL));
     let (w_q, w_k, w_v) = (small(FEATURES), small(FEATURES), small(LETTERS));
-    let first = Speller { w_q, w_k, w_v, frozen: trial.broken("frozen") };
+    let first = Speller { w_q, w_k, w_v, frozen: run.has_fault("frozen") };
 
-    let unseen = Words::new(&mut trial.noise("unseen"), BATCH, n);
-    let mut noise = trial.noise("words");
-    let mut seen: Vec<Seen> = Vec::new();
+    let unseen = Words::new(&mut run.noise("unseen"), BATCH, n);
+    let mut noise = run.noise("words");
+    let mut seen: Vec<WeightsAtStep> = Vec::new();
     let (last, _) = Descent { steps, rate: 0.02 }.run(first.clone(), |model, step| {
         if step % 4 == 0 {
-            seen.push(Seen { step, weights: model.weights(&unseen)? });
-            trial.done(step, steps);
+            seen.push(WeightsAtStep { step, weights: model.weights(&unseen)? });
+            run.done(step, steps);
         }
         model.loss(&Words::new(&mut noise, BATCH, n))
     })?;
-    seen.push(Seen { step: steps, weights: last.weights(&unseen)? });
-    trial.done(steps, steps);
+    seen.push(WeightsAtStep { step: steps, weights: last.weights(&unseen)? });
+    run.done(steps, steps);
 
     let (before, after) = (&seen[0], &seen[seen.len() - 1]);
     let half = seen.iter().find(|seen| right(&seen.weights, n) >= 0.5);
@@ -157,7 +157,7 @@ fn right(weights: &[f64], n: usize) -> f64 {
     weights.chunks(n * n).map(of_word).sum::<f64>() / (weights.len() / n) as f64
 }
 
-impl Seen {
+impl WeightsAtStep {
     /// Of a row, the mean.
     fn entropy(&self, n: usize) -> f64 {
         let terms = self.weights.iter().filter(|&&a| a > 0.0).map(|a| -a * a.ln());

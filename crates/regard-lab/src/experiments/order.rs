@@ -8,7 +8,7 @@
 //! Attention( Q, PK, PV) =   A P^T P V =   Attention(Q, K, V)       keys and values are a set of pairs, not a list
 //! ```
 //!
-//! Equivariance is often called invariance, which it is not: outputs do move. Over all P, the mean square of P O - O is twice the variance
+//! Equivariance is often called invariance, which it is not: outputs do move. KeySource all P, the mean square of P O - O is twice the variance
 //! of the rows of O. In exact arithmetic both equations are exact. A computer adds in another order, so there each side has its own
 //! rounding, and they may differ by the sum of what each differs by from the exact result, and by no more.
 //!
@@ -20,28 +20,34 @@
 
 use super::tiled::tiled_error;
 use crate::measure::wide;
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use regard::{Mask, Problem, View, attend, reference};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 use regard_testkit::Noise;
 
 pub(crate) const ORDER: Experiment = Experiment {
     id: "E2",
     name: "order",
     claim: "Attention(PQ, PK, PV) = P Attention(Q, K, V), so attention alone knows no order; a causal mask brings one, and what follows a row changes none of its bits",
-    knobs: &[
-        Knob {
+    parameters: &[
+        Parameter {
             name: "length",
             what: "the most positions",
             full: 1024,
             quick: 256,
             range: (64, 2048),
         },
-        Knob { name: "dim", what: "features of a head", full: 64, quick: 64, range: (16, 256) },
+        Parameter {
+            name: "dim",
+            what: "features of a head",
+            full: 64,
+            quick: 64,
+            range: (16, 256),
+        },
     ],
-    breaks: &[
-        Break { name: "wrong-permutation", what: "values stay where they are when keys move" },
-        Break { name: "leaky-mask", what: "the causal mask lets each row see one key ahead" },
+    faults: &[
+        Fault { name: "wrong-permutation", what: "values stay where they are when keys move" },
+        Fault { name: "leaky-mask", what: "the causal mask lets each row see one key ahead" },
     ],
     next: &["regard steps --mask causal"],
     body: run,
@@ -51,7 +57,7 @@ pub(crate) const ORDER: Experiment = Experiment {
 type Inputs = [Vec<f32>; 3];
 
 /// Differences between outputs, relative to the size of the outputs.
-struct Seen {
+struct PermutationErrors {
     n: usize,
     /// Of both sides of the equation: by definition in f64, by the engine in f32.
     exact: f64,
@@ -67,14 +73,14 @@ struct Seen {
     causal: f64,
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let (most, d) = (trial.knob("length"), trial.knob("dim"));
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let (most, d) = (run.parameter("length"), run.parameter("dim"));
     let short = (2..).map(|i| 4usize.pow(i)).take_while(|&n| n < most);
     let lengths: Vec<usize> = short.chain([most]).collect();
     let mut seen = Vec::new();
     for (i, &n) in lengths.iter().enumerate() {
-        seen.push(look(trial, n, d)?);
-        trial.done(i + 1, lengths.len() + 1);
+        seen.push(look(run, n, d)?);
+        run.done(i + 1, lengths.len() + 1);
     }
     let mut report = Report::new(
         Picture::Chart(picture(&seen)),
@@ -101,17 +107,17 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
     let chance = 8.0 / ((last.n * d) as f64).sqrt();
     let what = "all permuted, not moved back, over the spread of rows";
     report.near(what, 2f64.sqrt(), last.unmoved, chance);
-    future(trial, (last.n, d), &mut report)?;
-    trial.done(lengths.len() + 1, lengths.len() + 1);
+    future(run, (last.n, d), &mut report)?;
+    run.done(lengths.len() + 1, lengths.len() + 1);
     Ok(report)
 }
 
-fn look(trial: &Trial<'_>, n: usize, d: usize) -> Result<Seen, Error> {
-    let mut noise = trial.noise(&format!("{n} positions"));
+fn look(run: &ExperimentRun<'_>, n: usize, d: usize) -> Result<PermutationErrors, Error> {
+    let mut noise = run.noise(&format!("{n} positions"));
     let given: Inputs = [(); 3].map(|()| noise.normals::<f32>(n * d));
     let order = shuffled(n, &mut noise);
     let stay: Vec<usize> = (0..n).collect();
-    let of_values = if trial.broken("wrong-permutation") { &stay } else { &order };
+    let of_values = if run.has_fault("wrong-permutation") { &stay } else { &order };
     let [q, k, v] = &given;
     let all = [moved(q, &order), moved(k, &order), moved(v, of_values)];
     let some = [q.clone(), moved(k, &order), moved(v, of_values)];
@@ -122,11 +128,11 @@ fn look(trial: &Trial<'_>, n: usize, d: usize) -> Result<Seen, Error> {
         (definition(&given)?, definition(&all)?, definition(&some)?);
     let (out, out_all) = (engine(&given, Mask::full())?, engine(&all, Mask::full())?);
     let out_some = engine(&some, Mask::full())?;
-    let (causal, causal_all) = (engine(&given, causal(trial))?, engine(&all, causal(trial))?);
+    let (causal, causal_all) = (engine(&given, causal(run))?, engine(&all, causal(run))?);
 
     let back = |out: &[f64]| moved(out, &order);
     let own = apart(&out, &exact);
-    Ok(Seen {
+    Ok(PermutationErrors {
         n,
         exact: apart(&exact_all, &back(&exact)),
         engine: apart(&out_all, &back(&out)),
@@ -139,11 +145,15 @@ fn look(trial: &Trial<'_>, n: usize, d: usize) -> Result<Seen, Error> {
 }
 
 /// Everything after some row becomes NaN, or noise a thousand times as loud: which numbers of the rows up to it notice?
-fn future(trial: &Trial<'_>, (n, d): (usize, usize), report: &mut Report) -> Result<(), Error> {
-    let mut noise = trial.noise("the future");
+fn future(
+    run: &ExperimentRun<'_>,
+    (n, d): (usize, usize),
+    report: &mut Report,
+) -> Result<(), Error> {
+    let mut noise = run.noise("the future");
     let given: Inputs = [(); 3].map(|()| noise.normals::<f32>(n * d));
     let bits = |xs: &[f64]| xs.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    let out = engine(&given, (n, d), causal(trial))?;
+    let out = engine(&given, (n, d), causal(run))?;
     let (mut changed, mut later, mut reached) = (0, 0, 0);
     for last in [0, n / 3, n / 2, n - 2] {
         for loud in [f32::NAN, 1000.0] {
@@ -151,7 +161,7 @@ fn future(trial: &Trial<'_>, (n, d): (usize, usize), report: &mut Report) -> Res
             for x in [&mut k, &mut v] {
                 x[(last + 1) * d..].iter_mut().for_each(|x| *x *= loud);
             }
-            let other = engine(&[q, k, v], (n, d), causal(trial))?;
+            let other = engine(&[q, k, v], (n, d), causal(run))?;
             let (kept, rest) = other.split_at((last + 1) * d);
             changed += bits(&out).iter().zip(bits(kept)).filter(|(a, b)| **a != *b).count();
             later += n - 1 - last;
@@ -166,8 +176,8 @@ fn future(trial: &Trial<'_>, (n, d): (usize, usize), report: &mut Report) -> Res
     Ok(())
 }
 
-fn causal(trial: &Trial<'_>) -> Mask {
-    if trial.broken("leaky-mask") { Mask::band(None, Some(1)) } else { Mask::causal() }
+fn causal(run: &ExperimentRun<'_>) -> Mask {
+    if run.has_fault("leaky-mask") { Mask::band(None, Some(1)) } else { Mask::causal() }
 }
 
 fn views(inputs: &Inputs, n: usize, d: usize) -> Result<[View<'_, f32>; 3], Error> {
@@ -227,19 +237,20 @@ fn by_mask(n: usize) -> f64 {
     (2.0 - 2.0 / harmonic).sqrt()
 }
 
-fn picture(seen: &[Seen]) -> Chart {
-    let series = |name: &str, of: fn(&Seen) -> f64, theory: Option<fn(usize) -> f64>| Series {
-        name: name.into(),
-        measured: seen.iter().map(|s| (s.n as f64, of(s))).collect(),
-        predicted: theory
-            .iter()
-            .flat_map(|theory| seen.iter().map(|s| (s.n as f64, theory(s.n))))
-            .collect(),
-    };
+fn picture(seen: &[PermutationErrors]) -> Chart {
+    let series =
+        |name: &str, of: fn(&PermutationErrors) -> f64, theory: Option<fn(usize) -> f64>| Series {
+            name: name.into(),
+            measured: seen.iter().map(|s| (s.n as f64, of(s))).collect(),
+            predicted: theory
+                .iter()
+                .flat_map(|theory| seen.iter().map(|s| (s.n as f64, theory(s.n))))
+                .collect(),
+        };
     Chart {
         title: "What a permutation of all inputs changes".into(),
-        x: Scaled::log("positions"),
-        y: Scaled::log("difference, relative to the outputs"),
+        x: ChartAxis::log("positions"),
+        y: ChartAxis::log("difference, relative to the outputs"),
         series: vec![
             series("causal mask, f32", |s| s.causal, Some(by_mask)),
             series("no mask, f32", |s| s.engine, None),

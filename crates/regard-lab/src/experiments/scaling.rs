@@ -10,18 +10,24 @@
 //! row, so the mean over rows hardly falls. It is the typical row, the median, that learns nothing.
 
 use crate::measure::wide;
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use regard::reference::steps;
 use regard::{Machine, Plan, Problem, Score, View};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 
 pub(crate) const SCALING: Experiment = Experiment {
     id: "E1",
     name: "scaling",
     claim: "q . k has variance d; divided by sqrt(d) it has variance 1, which keeps the softmax from saturating and gradients from vanishing",
-    knobs: &[
-        Knob { name: "dim", what: "the most features", full: 1024, quick: 256, range: (256, 4096) },
-        Knob {
+    parameters: &[
+        Parameter {
+            name: "dim",
+            what: "the most features",
+            full: 1024,
+            quick: 256,
+            range: (256, 4096),
+        },
+        Parameter {
             name: "samples",
             what: "queries and keys",
             full: 512,
@@ -29,13 +35,13 @@ pub(crate) const SCALING: Experiment = Experiment {
             range: (64, 4096),
         },
     ],
-    breaks: &[Break { name: "wrong-scale", what: "scores are divided by d instead of sqrt(d)" }],
+    faults: &[Fault { name: "wrong-scale", what: "scores are divided by d instead of sqrt(d)" }],
     next: &["regard lab run scaling --dim 4096", "regard steps --dim 12 --scale 1"],
     body: run,
 };
 
 /// What one number of features gives, under one scale.
-struct Seen {
+struct ScoreStatistics {
     variance: f64,
     /// Of a row, in nats.
     entropy: f64,
@@ -46,17 +52,17 @@ struct Seen {
 }
 
 // ANCHOR: heart
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let (most, n) = (trial.knob("dim"), trial.knob("samples"));
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let (most, n) = (run.parameter("dim"), run.parameter("samples"));
     let dims: Vec<usize> =
         (1..).map(|i| 4usize.pow(i)).take_while(|&d| d < most).chain([most]).collect();
-    let divided = |d: f64| if trial.broken("wrong-scale") { 1.0 / d } else { 1.0 / d.sqrt() };
+    let divided = |d: f64| if run.has_fault("wrong-scale") { 1.0 / d } else { 1.0 / d.sqrt() };
     let mut raw = Vec::new();
     let mut scaled = Vec::new();
     for (i, &d) in dims.iter().enumerate() {
-        raw.push(look(trial, d, n, 1.0)?);
-        scaled.push(look(trial, d, n, divided(d as f64))?);
-        trial.done(i + 1, dims.len());
+        raw.push(look(run, d, n, 1.0)?);
+        scaled.push(look(run, d, n, divided(d as f64))?);
+        run.done(i + 1, dims.len());
     }
 
     let mut report = Report::new(
@@ -78,14 +84,14 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
     report.at_most("room to move of unscaled rows", 0.25, raw.moves);
     let (typical, mean) = (raw.gradient.0 / scaled.gradient.0, raw.gradient.1 / scaled.gradient.1);
     report.at_most("gradient of the median row, unscaled / scaled", 0.5, typical);
-    report.told("gradient of the mean row, unscaled / scaled", 1.0, mean);
+    report.record("gradient of the mean row, unscaled / scaled", 1.0, mean);
     Ok(report)
 }
 // ANCHOR_END: heart
 
 /// Random queries, keys and values, seen step by step.
-fn look(trial: &Trial<'_>, d: usize, n: usize, scale: f64) -> Result<Seen, Error> {
-    let mut noise = trial.noise(&format!("{d} features"));
+fn look(run: &ExperimentRun<'_>, d: usize, n: usize, scale: f64) -> Result<ScoreStatistics, Error> {
+    let mut noise = run.noise(&format!("{d} features"));
     let shape = [1, 1, n, d];
     let [q, k, v, upstream] = [(); 4].map(|()| noise.normals::<f32>(n * d));
     let (q, k, v) = (View::bhsd(&q, shape)?, View::bhsd(&k, shape)?, View::bhsd(&v, shape)?);
@@ -103,7 +109,7 @@ fn look(trial: &Trial<'_>, d: usize, n: usize, scale: f64) -> Result<Seen, Error
         grads.q.data().chunks(d).map(|row| size(row) / scale / (d as f64).sqrt()).collect();
     sizes.sort_by(f64::total_cmp);
     let rows = n as f64;
-    Ok(Seen {
+    Ok(ScoreStatistics {
         variance: scores.iter().map(|x| x * x).sum::<f64>() / scores.len() as f64,
         entropy: weights.iter().filter(|&&a| a > 0.0).map(|a| -a * a.ln()).sum::<f64>() / rows,
         moves: 1.0 - weights.iter().map(|a| a * a).sum::<f64>() / rows,
@@ -111,8 +117,8 @@ fn look(trial: &Trial<'_>, d: usize, n: usize, scale: f64) -> Result<Seen, Error
     })
 }
 
-fn picture(dims: &[usize], raw: &[Seen], scaled: &[Seen]) -> Chart {
-    let series = |name: &str, seen: &[Seen], theory: fn(f64) -> f64| {
+fn picture(dims: &[usize], raw: &[ScoreStatistics], scaled: &[ScoreStatistics]) -> Chart {
+    let series = |name: &str, seen: &[ScoreStatistics], theory: fn(f64) -> f64| {
         let xs = || dims.iter().map(|&d| d as f64);
         Series {
             name: name.into(),
@@ -122,8 +128,8 @@ fn picture(dims: &[usize], raw: &[Seen], scaled: &[Seen]) -> Chart {
     };
     Chart {
         title: "The variance of scores".into(),
-        x: Scaled::log("features of a query"),
-        y: Scaled::log("variance"),
+        x: ChartAxis::log("features of a query"),
+        y: ChartAxis::log("variance"),
         series: vec![series("q . k", raw, |d| d), series("q . k / sqrt(d)", scaled, |_| 1.0)],
     }
 }

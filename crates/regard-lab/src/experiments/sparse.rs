@@ -23,28 +23,28 @@ mod linear;
 mod patterns;
 
 use crate::measure::{distance, single, wide};
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use linear::Linear;
 use patterns::{Pattern, patterns};
 use regard::mask::Bits;
 use regard::{AttentionView, Machine, Mask, Output, Plan, Problem, Shape, View, reference};
 use regard_approx::LshAttention;
-use regard_scope::{Chart, Measure, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Measure, Series};
 
 pub(crate) const SPARSE: Experiment = Experiment {
     id: "E10",
     name: "sparse",
     claim: "a sparse pattern is exact over the pairs it names and loses the weight outside; linear attention is another function, of low rank",
-    knobs: &[Knob {
+    parameters: &[Parameter {
         name: "length",
         what: "positions; made the square of a multiple of 8",
         full: 4096,
         quick: 1024,
         range: (1024, 4096),
     }],
-    breaks: &[
-        Break { name: "dense", what: "full attention runs in the place of everything" },
-        Break { name: "leaky", what: "masks let through every 97th key besides those they name" },
+    faults: &[
+        Fault { name: "dense", what: "full attention runs in the place of everything" },
+        Fault { name: "leaky", what: "masks let through every 97th key besides those they name" },
     ],
     next: &[
         "regard lab run sparse --length 2304",
@@ -60,9 +60,9 @@ const BUCKET: usize = 16;
 const ROUNDING: f64 = 1e-5;
 
 /// What runs where a mask should.
-fn mechanism(trial: &Trial<'_>, mask: Mask) -> Mask {
-    let wrong = trial.broken("leaky").then(|| Mask::columns(97, 1));
-    let wrong = wrong.or(trial.broken("dense").then(Mask::full));
+fn mechanism(run: &ExperimentRun<'_>, mask: Mask) -> Mask {
+    let wrong = run.has_fault("leaky").then(|| Mask::columns(97, 1));
+    let wrong = wrong.or(run.has_fault("dense").then(Mask::full));
     wrong.into_iter().fold(mask, Mask::or)
 }
 
@@ -75,7 +75,7 @@ struct Full<'a> {
 }
 
 /// What a pattern gave.
-struct Found {
+struct PatternResult {
     name: &'static str,
     /// Predicted (by hashing: at most), and counted.
     pairs: (f64, f64),
@@ -89,30 +89,30 @@ struct Found {
     error: (f64, f64),
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let s = (trial.knob("length").isqrt() + 4) / 8 * 8;
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let s = (run.parameter("length").isqrt() + 4) / 8 * 8;
     let n = s * s;
-    let (x, v) = tokens(trial, n);
+    let (x, v) = tokens(run, n);
     let (x, v) = (View::matrix(&x, [n, D])?, View::matrix(&v, [n, D])?);
     let plan = Plan::new(Problem::new(&x, &x, &v), Machine::detect())?;
     let full = Full { output: plan.forward(x, x, v)?, x, v, plan };
     let mut found = Vec::new();
-    let budgets: &[usize] = if trial.full() { &[1, 2, 4] } else { &[1, 4] };
+    let budgets: &[usize] = if run.full() { &[1, 2, 4] } else { &[1, 4] };
     for (i, &t) in budgets.iter().enumerate() {
         for pattern in patterns(s, t) {
-            found.push(full.masked(trial, pattern)?);
+            found.push(full.masked(run, pattern)?);
         }
-        found.push(full.hashed(trial, t)?);
-        trial.done(i + 1, budgets.len() + 1);
+        found.push(full.hashed(run, t)?);
+        run.done(i + 1, budgets.len() + 1);
     }
-    let linear = Linear::new(trial, (x, v), full.output.out.data())?;
+    let linear = Linear::new(run, (x, v), full.output.out.data())?;
     let mut report = Report::new(
         Picture::Chart(picture(&found, &linear)),
         "Each pattern with up to four times the pairs. What only knows of places stops gaining: much of the weight is on tokens of \
          the same kind far away, which hashing finds. Linear attention, upper left, is cheapest and hardly related, for nothing was \
          trained to use it.",
     );
-    for Found { name, pairs, differs, kept, error, .. } in found.iter().take(6) {
+    for PatternResult { name, pairs, differs, kept, error, .. } in found.iter().take(6) {
         let (predicted, counted) = *pairs;
         if *name == "hashing" {
             report.at_most(format!("pairs, {name}"), predicted, counted);
@@ -123,17 +123,17 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
         report.at_least(format!("weight kept, {name}"), counted / (n * n) as f64, *kept);
         report.near(format!("off from full attention, {name}"), error.0, error.1, 0.01);
     }
-    on_noise(trial, s, &mut report)?;
-    growth(trial, s, &mut report)?;
-    linear.judge(trial, &mut report);
-    trial.done(budgets.len() + 1, budgets.len() + 1);
+    on_noise(run, s, &mut report)?;
+    growth(run, s, &mut report)?;
+    linear.judge(run, &mut report);
+    run.done(budgets.len() + 1, budgets.len() + 1);
     Ok(report)
 }
 
 /// Keys and values of tokens in random order, about 32 of each kind. Tokens of a kind are alike, and so are near ones; a kind has a
 /// value.
-fn tokens(trial: &Trial<'_>, n: usize) -> (Vec<f32>, Vec<f32>) {
-    let (mut noise, kinds) = (trial.noise("tokens"), n / 32);
+fn tokens(run: &ExperimentRun<'_>, n: usize) -> (Vec<f32>, Vec<f32>) {
+    let (mut noise, kinds) = (run.noise("tokens"), n / 32);
     let (what, says): (Vec<f64>, Vec<f64>) = (noise.normals(kinds * 24), noise.normals(kinds * D));
     let (mut x, mut v) = (Vec::new(), Vec::new());
     for i in 0..n {
@@ -153,22 +153,22 @@ impl Full<'_> {
         Problem::new(&self.x, &self.x, &self.v).mask(mask)
     }
 
-    fn masked(&self, trial: &Trial<'_>, pattern: Pattern) -> Result<Found, Error> {
+    fn masked(&self, run: &ExperimentRun<'_>, pattern: Pattern) -> Result<PatternResult, Error> {
         let Pattern { name, mask, sees, pairs } = pattern;
-        let plan = Plan::new(self.problem(mechanism(trial, mask)), Machine::detect())?;
+        let plan = Plan::new(self.problem(mechanism(run, mask)), Machine::detect())?;
         let (work, output) = (plan.work(), plan.forward(self.x, self.x, self.v)?);
         let n = self.x.shape().len;
         let inside: Vec<bool> = (0..n * n).map(|pair| sees(pair / n, pair % n)).collect();
         let pairs = (pairs as f64, work.pairs as f64);
         let found = self.compare(name, &output, &inside)?;
-        Ok(Found { pairs, computed: work.computed as f64 / (n * n) as f64, ..found })
+        Ok(PatternResult { pairs, computed: work.computed as f64 / (n * n) as f64, ..found })
     }
 
     /// Which pairs meet is a matter of the data and of random directions: the hashing tells.
-    fn hashed(&self, trial: &Trial<'_>, rounds: usize) -> Result<Found, Error> {
+    fn hashed(&self, run: &ExperimentRun<'_>, rounds: usize) -> Result<PatternResult, Error> {
         let n = self.x.shape().len;
-        let bucket = if trial.broken("dense") { n } else { BUCKET };
-        let lsh = LshAttention::new().seed(trial.noise("directions").bits());
+        let bucket = if run.has_fault("dense") { n } else { BUCKET };
+        let lsh = LshAttention::new().seed(run.noise("directions").bits());
         let lsh = lsh.rounds(rounds).bucket_size(bucket);
         let found = lsh.forward(Machine::detect(), self.x, self.x, self.v)?;
         let met = |pair: usize| found.buckets.is_visible(0, 0, pair / n, pair % n);
@@ -176,7 +176,7 @@ impl Full<'_> {
         let most = (n * 3 * BUCKET * rounds) as f64;
         let pairs = (most, inside.iter().filter(|met| **met).count() as f64);
         let found = self.compare("hashing", &found.output, &inside)?;
-        Ok(Found { pairs, computed: most / (n * n) as f64, ..found })
+        Ok(PatternResult { pairs, computed: most / (n * n) as f64, ..found })
     }
 
     /// What a pattern gave, beside what it should give and beside full attention; pairs are not its business.
@@ -185,7 +185,7 @@ impl Full<'_> {
         name: &'static str,
         output: &Output<f32>,
         inside: &[bool],
-    ) -> Result<Found, Error> {
+    ) -> Result<PatternResult, Error> {
         let (n, inputs) = (self.x.shape().len, (self.x, self.x, self.v));
         let outside: Vec<bool> = inside.iter().map(|inside| !inside).collect();
         let inside = Mask::bits(Bits::from_bools(inside, [1, 1, n, n])?);
@@ -204,20 +204,20 @@ impl Full<'_> {
         let error = (distance(&predicted, &full), distance(output.out.data(), &full));
         let differs = distance(output.out.data(), &sparse);
         let kept = kept.iter().sum::<f64>() / n as f64;
-        Ok(Found { name, pairs: (0.0, 0.0), computed: 0.0, differs, kept, error })
+        Ok(PatternResult { name, pairs: (0.0, 0.0), computed: 0.0, differs, kept, error })
     }
 }
 
 /// Where no key is more to a query than another, weight is kept as pairs are.
-fn on_noise(trial: &Trial<'_>, s: usize, report: &mut Report) -> Result<(), Error> {
-    let (n, mut noise) = (s * s, trial.noise("noise"));
+fn on_noise(run: &ExperimentRun<'_>, s: usize, report: &mut Report) -> Result<(), Error> {
+    let (n, mut noise) = (s * s, run.noise("noise"));
     let [q, k]: [Vec<f32>; 2] = [(); 2].map(|()| noise.normals(n * D));
     let (q, k) = (View::matrix(&q, [n, D])?, View::matrix(&k, [n, D])?);
     let plan = Plan::new(Problem::new(&q, &k, &k), Machine::detect())?;
     let output = plan.forward(q, k, k)?;
     let view = AttentionView::new(&plan, q, k, &output)?;
     for Pattern { name, mask, pairs, .. } in patterns(s, 1) {
-        let found = Measure::new().mass(mechanism(trial, mask)).of(&view)?;
+        let found = Measure::new().mass(mechanism(run, mask)).of(&view)?;
         let kept = wide(&found.masses[0]).iter().sum::<f64>() / n as f64;
         // The length of a key makes its weights larger or smaller by e^(1/8), by chance. Half of a pattern's pairs may be in s columns:
         // 1/8 over the root of 32, halved, is 0.01, and four of that are allowed.
@@ -231,7 +231,7 @@ fn on_noise(trial: &Trial<'_>, s: usize, report: &mut Report) -> Result<(), Erro
 type Growth = (&'static str, f64, fn(usize) -> Mask);
 
 /// How the number of pairs grows with the length.
-fn growth(trial: &Trial<'_>, s: usize, report: &mut Report) -> Result<(), Error> {
+fn growth(run: &ExperimentRun<'_>, s: usize, report: &mut Report) -> Result<(), Error> {
     let ways: [Growth; 3] = [
         ("a window of 32", 1.0, |_| Mask::full().window(32)),
         ("strided by sqrt(n)", 1.5, Mask::strided),
@@ -242,7 +242,7 @@ fn growth(trial: &Trial<'_>, s: usize, report: &mut Report) -> Result<(), Error>
         for (s, pairs) in [s / 2, 2 * s].into_iter().zip(&mut pairs) {
             let shape = Shape { batch: 1, heads: 1, len: s * s, dim: 1 };
             let problem = Problem::<f32>::of_shapes(shape, shape, shape);
-            let problem = problem.mask(mechanism(trial, mask(s)));
+            let problem = problem.mask(mechanism(run, mask(s)));
             *pairs = Plan::new(problem, Machine::detect())?.work().pairs as f64;
         }
         // The first and the last rows see fewer keys, and are more of all where there are few.
@@ -252,7 +252,7 @@ fn growth(trial: &Trial<'_>, s: usize, report: &mut Report) -> Result<(), Error>
     Ok(())
 }
 
-fn picture(found: &[Found], linear: &Linear) -> Chart {
+fn picture(found: &[PatternResult], linear: &Linear) -> Chart {
     let series = |name: &'static str| {
         let own = found.iter().filter(|found| found.name == name);
         let measured = own.map(|found| (found.computed, found.error.1)).collect();
@@ -262,8 +262,8 @@ fn picture(found: &[Found], linear: &Linear) -> Chart {
     let linear = Series { name: "linear".into(), measured, predicted: Vec::new() };
     Chart {
         title: "What is computed, and what is lost".into(),
-        x: Scaled::log("pairs computed, of all"),
-        y: Scaled::log("distance from full attention"),
+        x: ChartAxis::log("pairs computed, of all"),
+        y: ChartAxis::log("distance from full attention"),
         series: found.iter().take(6).map(|found| series(found.name)).chain([linear]).collect(),
     }
 }

@@ -7,37 +7,37 @@
 //!
 //! What that costs: three tokens stand in a circle, and each has to look at its successor and not at its predecessor (at itself it may
 //! not look). If scores are symmetric, there are only three of them, a, b and c. A token with a towards its successor and b towards its
-//! predecessor loses -ln(e^a / (e^a + e^b)) = ln(1 + e^(b - a)). Around the circle the three differences b - a, c - b and a - c sum to 0,
+//! predecessor loses -ln(e^a / (e^a + e^b)) = ln(1 + e^(b - a)). BlockInputs the circle the three differences b - a, c - b and a - c sum to 0,
 //! and ln(1 + e^x) is convex, so the mean loss is at least ln(1 + e^0) = ln 2, that of a coin: the best is not to decide. Nor can a > b,
 //! b > c and c > a all be true, so at most two of three are right. Neither bound knows of features, of steps or of chance: more parameters
 //! do not help, and here the one matrix is twice as wide, to have as many. With two matrices and tokens that are linearly independent,
 //! every score can be reached, and the loss goes to 0.
 
 use crate::learn::{Descent, matrix, normal, numbers, through};
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use regard::Mask;
 use regard::mask::Bits;
 use regard_burn::{Attention, attention};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 use std::f64::consts::LN_2;
 
 pub(crate) const SYMMETRY: Experiment = Experiment {
     id: "E6",
     name: "symmetry",
     claim: "with one matrix for queries and keys scores are symmetric, so who looks at whom cannot be learned if it is not mutual; with two it can",
-    knobs: &[
-        Knob {
+    parameters: &[
+        Parameter {
             name: "dim",
             what: "features of a token; a fourth of them is the number of circles",
             full: 64,
             quick: 32,
             range: (16, 128),
         },
-        Knob { name: "steps", what: "of training", full: 300, quick: 200, range: (200, 5000) },
+        Parameter { name: "steps", what: "of training", full: 300, quick: 200, range: (200, 5000) },
     ],
-    breaks: &[Break {
+    faults: &[Fault {
         name: "symmetric-w",
         what: "the model with two matrices uses one for queries and keys",
     }],
@@ -62,21 +62,21 @@ struct Learned {
     right: f64,
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let (d, steps) = (trial.knob("dim"), trial.knob("steps"));
-    let mut noise = trial.noise("matrices");
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let (d, steps) = (run.parameter("dim"), run.parameter("steps"));
+    let mut noise = run.noise("matrices");
     let one = Looks { w_q: matrix(&mut noise, [d, 2 * d]), w_k: None };
-    let w_k = (!trial.broken("symmetric-w")).then(|| matrix(&mut noise, [d, d]));
+    let w_k = (!run.has_fault("symmetric-w")).then(|| matrix(&mut noise, [d, d]));
     let two = Looks { w_q: matrix(&mut noise, [d, d]), w_k };
-    let any = normal(&mut trial.noise("any tokens"), [1, 128, d], 1.0);
+    let any = normal(&mut run.noise("any tokens"), [1, 128, d], 1.0);
     let (even, uneven) = (one.asymmetry(&any), two.asymmetry(&any));
 
     // Three tokens for four features: independent, so that nothing but symmetry is in the way.
-    let tokens = normal(&mut trial.noise("circles"), [d / 4, 3, d], 1.0);
+    let tokens = normal(&mut run.noise("circles"), [d / 4, 3, d], 1.0);
     let one = learned(one, &tokens, steps)?;
-    trial.done(1, 2);
+    run.done(1, 2);
     let two = learned(two, &tokens, steps)?;
-    trial.done(2, 2);
+    run.done(2, 2);
 
     let mut report = Report::new(
         Picture::Chart(picture(&one, &two)),
@@ -158,8 +158,8 @@ fn picture(one: &Learned, two: &Learned) -> Chart {
     };
     Chart {
         title: "Learning who looks at whom".into(),
-        x: Scaled::linear("steps of training"),
-        y: Scaled::linear("loss"),
+        x: ChartAxis::linear("steps of training"),
+        y: ChartAxis::linear("loss"),
         series: vec![
             series("one matrix; ln 2 is as low as it can go", one, LN_2),
             series("a matrix each; 0 is", two, 0.0),

@@ -24,27 +24,27 @@
 //! Tiles of 64 keys are summed first, then their n / 64 sums: error(64 + n / 64). So tiled is nearer to the truth than plain.
 
 use crate::measure::{distance, peak, single, timed, ulps};
-use crate::{Break, Error, Experiment, Knob, Picture, Report, Trial};
+use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report};
 use regard::{Isa, Machine, Output, Plan, Problem, View, reference};
-use regard_scope::{Chart, Scaled, Series};
+use regard_scope::{Chart, ChartAxis, Series};
 
 pub(crate) const TILED: Experiment = Experiment {
     id: "E9",
     name: "tiled",
     claim: "attention over tiles of keys is attention over all of them: the same but for rounding, in any order, and without a matrix of weights",
-    knobs: &[
-        Knob {
+    parameters: &[
+        Parameter {
             name: "length",
             what: "the most queries and keys",
             full: 4096,
             quick: 1024,
             range: (256, 16384),
         },
-        Knob { name: "dim", what: "features", full: 64, quick: 64, range: (16, 256) },
+        Parameter { name: "dim", what: "features", full: 64, quick: 64, range: (16, 256) },
     ],
-    breaks: &[
-        Break { name: "merge-without-lse", what: "parts are averaged, whatever their sums" },
-        Break {
+    faults: &[
+        Fault { name: "merge-without-lse", what: "parts are averaged, whatever their sums" },
+        Fault {
             name: "stale-maximum",
             what: "sums of parts are compared though each is relative to a maximum of its own",
         },
@@ -59,7 +59,7 @@ const ROWS: usize = 64;
 const TILE: f64 = 64.0;
 
 /// What one length gives.
-struct Seen {
+struct RoundingErrors {
     n: usize,
     plain: Off,
     tiled: Off,
@@ -81,22 +81,22 @@ struct Off {
     ulps: (f64, f64),
 }
 
-fn run(trial: &Trial<'_>) -> Result<Report, Error> {
-    let most = trial.knob("length");
+fn run(run: &ExperimentRun<'_>) -> Result<Report, Error> {
+    let most = run.parameter("length");
     let lengths: Vec<usize> =
         (3..).map(|i| 4usize.pow(i)).take_while(|&n| n < most).chain([most]).collect();
     let mut seen = Vec::new();
     for (i, &n) in lengths.iter().enumerate() {
-        seen.push(look(trial, n)?);
-        trial.done(i + 1, lengths.len());
+        seen.push(look(run, n)?);
+        run.done(i + 1, lengths.len());
     }
-    let d = trial.knob("dim") as f64;
+    let d = run.parameter("dim") as f64;
     let mut report = Report::new(
         Picture::Chart(picture(d, &seen)),
         "Both ways compute the same; what differs is rounding. One key after another it grows as the root of their number; by tiles of \
          64 keys the same growth begins 64 times later.",
     );
-    for Seen { n, plain, tiled, merged, reordered, .. } in &seen {
+    for RoundingErrors { n, plain, tiled, merged, reordered, .. } in &seen {
         // Rounding is taken for chance, and rows for so long that the scores that count are near 2: theory is good for a third.
         let [by_plain, by_tiles] = [plain_error, tiled_error].map(|error| error(d, *n as f64));
         report.near(format!("error, n = {n}, plain"), by_plain, plain.error, 0.33);
@@ -106,10 +106,10 @@ fn run(trial: &Trial<'_>) -> Result<Report, Error> {
         report.at_most(format!("ulps, other order of parts, n = {n}"), 1.0, *reordered);
         report.at_most(format!("ulps, median, n = {n}"), 2.0 * plain.ulps.0 + 1.0, tiled.ulps.0);
         // Some outputs are nearly 0, where ulps are tiny: how many there are at worst is chance, in both ways.
-        report.told(format!("ulps, worst, n = {n}, beside plain's"), plain.ulps.1, tiled.ulps.1);
+        report.record(format!("ulps, worst, n = {n}, beside plain's"), plain.ulps.1, tiled.ulps.1);
     }
-    bits(trial, most.min(1024), &mut report)?;
-    costs(trial, &seen, &mut report);
+    bits(run, most.min(1024), &mut report)?;
+    costs(run, &seen, &mut report);
     Ok(report)
 }
 
@@ -122,13 +122,13 @@ pub(super) fn tiled_error(d: f64, n: f64) -> f64 {
     plain_error(d, TILE + n / TILE)
 }
 
-fn inputs(trial: &Trial<'_>, n: usize) -> [Vec<f32>; 3] {
-    let mut noise = trial.noise(&format!("{n} keys"));
-    [(); 3].map(|()| noise.normals(n * trial.knob("dim")))
+fn inputs(run: &ExperimentRun<'_>, n: usize) -> [Vec<f32>; 3] {
+    let mut noise = run.noise(&format!("{n} keys"));
+    [(); 3].map(|()| noise.normals(n * run.parameter("dim")))
 }
 
-fn look(trial: &Trial<'_>, n: usize) -> Result<Seen, Error> {
-    let (d, [q, keys, values]) = (trial.knob("dim"), inputs(trial, n));
+fn look(run: &ExperimentRun<'_>, n: usize) -> Result<RoundingErrors, Error> {
+    let (d, [q, keys, values]) = (run.parameter("dim"), inputs(run, n));
     let q = View::matrix(&q, [n, d])?;
     let (k, v) = (View::matrix(&keys, [n, d])?, View::matrix(&values, [n, d])?);
     let plan = Plan::new(Problem::new(&q, &k, &v), Machine::detect().threads(1))?;
@@ -141,7 +141,7 @@ fn look(trial: &Trial<'_>, n: usize) -> Result<Seen, Error> {
     let (_, by_plain) = plain(some, k, v);
     let truth = reference::forward::<f64, _>(&Problem::new(&some, &k, &v), (some, k, v)).out;
 
-    let mut parts = parts(trial, some, [&keys, &values])?;
+    let mut parts = parts(run, some, [&keys, &values])?;
     let merged = Output::merge(Machine::detect(), &parts)?.out;
     parts.rotate_left(2);
     parts.swap(0, 1);
@@ -151,7 +151,7 @@ fn look(trial: &Trial<'_>, n: usize) -> Result<Seen, Error> {
     let shortest = |call: &dyn Fn()| (0..3).map(|_| timed(call).1).fold(f64::INFINITY, f64::min);
     let of_plain = shortest(&|| drop(plain(some, k, v))) / ROWS as f64;
     let of_tiled = shortest(&|| drop(plan.forward(q, k, v))) / n as f64;
-    Ok(Seen {
+    Ok(RoundingErrors {
         n,
         plain: Off::new(&by_plain, &truth),
         tiled: Off::new(&tiled, &truth),
@@ -190,11 +190,11 @@ pub(super) fn plain(q: View<'_, f32>, k: View<'_, f32>, v: View<'_, f32>) -> (Ve
 
 /// Attention of some rows to five parts of the keys, cut where chance has it.
 fn parts(
-    trial: &Trial<'_>,
+    run: &ExperimentRun<'_>,
     q: View<'_, f32>,
     [keys, values]: [&[f32]; 2],
 ) -> Result<Vec<Output<f32>>, Error> {
-    let (d, mut noise) = (q.shape().dim, trial.noise("cuts"));
+    let (d, mut noise) = (q.shape().dim, run.noise("cuts"));
     let n = keys.len() / d;
     // One cut in each fifth, so that no part is empty.
     let cut = |i| if i % 5 == 0 { i * n / 5 } else { i * n / 5 - noise.below(n / 5) };
@@ -205,9 +205,9 @@ fn parts(
         let (k, v) = (View::matrix(&keys[part.clone()], size)?, View::matrix(&values[part], size)?);
         let problem = Problem::new(&q, &k, &v).entropy(); // With it comes the largest score of each row.
         let mut found = Plan::new(problem, Machine::detect())?.forward(q, k, v)?;
-        if trial.broken("merge-without-lse") {
+        if run.has_fault("merge-without-lse") {
             found = Output::new(found.out, vec![0.0; ROWS]);
-        } else if trial.broken("stale-maximum") {
+        } else if run.has_fault("stale-maximum") {
             let largest = found.max_score.unwrap_or_default();
             let relative = found.lse.iter().zip(largest).map(|(lse, largest)| lse - largest);
             found = Output::new(found.out, relative.collect());
@@ -218,8 +218,8 @@ fn parts(
 }
 
 /// Whether threads or instructions change a bit.
-fn bits(trial: &Trial<'_>, n: usize, report: &mut Report) -> Result<(), Error> {
-    let (d, [q, k, v]) = (trial.knob("dim"), inputs(trial, n));
+fn bits(run: &ExperimentRun<'_>, n: usize, report: &mut Report) -> Result<(), Error> {
+    let (d, [q, k, v]) = (run.parameter("dim"), inputs(run, n));
     let q = View::matrix(&q, [n, d])?;
     let (k, v) = (View::matrix(&k, [n, d])?, View::matrix(&v, [n, d])?);
     let call = |machine| Plan::new(Problem::new(&q, &k, &v), machine)?.forward(q, k, v);
@@ -239,7 +239,7 @@ fn bits(trial: &Trial<'_>, n: usize, report: &mut Report) -> Result<(), Error> {
         let found = differing(Machine::detect().isa(isa))?;
         // Portable code cannot multiply and add in one rounding, and promises other bits than the rest.
         match isa {
-            Isa::Portable(_) => report.told(what, 0.0, found),
+            Isa::Portable(_) => report.record(what, 0.0, found),
             _ => report.within(what, 0.0, found, 0.0),
         }
     }
@@ -247,20 +247,20 @@ fn bits(trial: &Trial<'_>, n: usize, report: &mut Report) -> Result<(), Error> {
 }
 
 /// Time and memory over the length.
-fn costs(trial: &Trial<'_>, seen: &[Seen], report: &mut Report) {
+fn costs(run: &ExperimentRun<'_>, seen: &[RoundingErrors], report: &mut Report) {
     let mib = f64::from(1 << 20);
-    for Seen { n, faster, bytes, .. } in seen {
+    for RoundingErrors { n, faster, bytes, .. } in seen {
         let time = format!("time of a row, plain / tiled, n = {n}");
         let memory =
             format!("MiB, n = {n}, where weights take {:.2}", 4.0 * (*n as f64).powi(2) / mib);
         // The output, three numbers more for each row, and tiles that fit a cache.
-        let most = 4.0 * (n * (trial.knob("dim") + 3)) as f64 / mib + 1.0;
+        let most = 4.0 * (n * (run.parameter("dim") + 3)) as f64 / mib + 1.0;
         // What is over in microseconds, or fits a few pages, says little.
-        let judged = trial.full() && *n >= 1024 && bytes.is_finite();
+        let judged = run.full() && *n >= 1024 && bytes.is_finite();
         report.at_least(time, 1.0, *faster);
-        report.judged_if(judged);
+        report.check_if(judged);
         report.at_most(memory, most, bytes / mib);
-        report.judged_if(judged);
+        report.check_if(judged);
     }
 }
 
@@ -278,8 +278,8 @@ fn some_rows(x: View<'_, f32>) -> Vec<f32> {
     (0..ROWS).flat_map(|i| x.row(0, 0, i * x.shape().len / ROWS)).copied().collect()
 }
 
-fn picture(d: f64, seen: &[Seen]) -> Chart {
-    let series = |name: &str, of: fn(&Seen) -> f64, theory: fn(f64, f64) -> f64| {
+fn picture(d: f64, seen: &[RoundingErrors]) -> Chart {
+    let series = |name: &str, of: fn(&RoundingErrors) -> f64, theory: fn(f64, f64) -> f64| {
         let lengths = || seen.iter().map(|seen| seen.n as f64);
         Series {
             name: name.into(),
@@ -289,8 +289,8 @@ fn picture(d: f64, seen: &[Seen]) -> Chart {
     };
     Chart {
         title: "How far attention in f32 is from the truth".into(),
-        x: Scaled::log("keys"),
-        y: Scaled::log("error of the output, in units of 2^-23"),
+        x: ChartAxis::log("keys"),
+        y: ChartAxis::log("error of the output, in units of 2^-23"),
         series: vec![
             series("plain: one key after another", |seen| seen.plain.error, plain_error),
             series("tiled: 64 keys at a time", |seen| seen.tiled.error, tiled_error),

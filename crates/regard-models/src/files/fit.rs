@@ -35,7 +35,11 @@ pub(crate) fn fits(config: &Config, weights: &Weights) -> Result<(), Error> {
                 let context = config.context.map(|n| claim("context", n, "positions.weight", 0));
                 claims.extend(context);
             }
-            claims.extend(config.kinds.map(|kinds| claim("kinds", kinds, "kinds.weight", 0)));
+            claims.extend(
+                config
+                    .token_types
+                    .map(|token_types| claim("token_types", token_types, "token_types.weight", 0)),
+            );
         }
         Architecture::Transformer => {
             let decoder = config.decoder_layers.unwrap_or(config.n_layers);
@@ -43,17 +47,17 @@ pub(crate) fn fits(config: &Config, weights: &Weights) -> Result<(), Error> {
             layers(weights, "decoder_layers", decoder, "decoder.")?;
             claims.push(claim("vocab", vocab, "source.weight", 0));
             claims.push(claim("d_model", d_model, "source.weight", 1));
-            if !config.joint {
+            if !config.shared_vocabulary {
                 claims.push(claim("target_vocab", target, "target.weight", 0));
             }
             claims.extend(block(config, ENCODER));
         }
-        Architecture::Seq2Seq => {
+        Architecture::E2k => {
             claims.push(claim("vocab", vocab, "source.weight", 0));
             claims.push(claim("d_model", d_model, "source.weight", 1));
             claims.push(claim("target_vocab", target, "target.weight", 0));
         }
-        Architecture::Gru => claims.extend(recurrent(config)),
+        Architecture::Seq2Seq => claims.extend(recurrent(config)),
         Architecture::Han => claims.extend(hierarchy(config)),
     }
     claims.iter().try_for_each(|claim| claim.check(weights))
@@ -118,7 +122,7 @@ fn block(config: &Config, [q, k, up]: [&'static str; 3]) -> [Claim; 3] {
 }
 
 fn recurrent(config: &Config) -> Vec<Claim> {
-    let Some(sizes) = config.gru else { return Vec::new() };
+    let Some(sizes) = config.seq2seq else { return Vec::new() };
     let hidden = sizes.attention_hidden.map(|n| claim("attention_hidden", n, "attention.score", 0));
     let mut claims = vec![
         claim("source_vocab", sizes.source_vocab, "source.weight", 0),

@@ -62,8 +62,8 @@ impl ModelFiles {
     /// Holds the parts against each other.
     fn checked(mut self) -> Result<Self, Error> {
         // Some files have the head of a model that shares it with the embedding.
-        if self.config.tied && self.weights.shape("head.weight").is_some() {
-            let table = match (self.config.architecture, self.config.joint) {
+        if self.config.tie_embeddings && self.weights.shape("head.weight").is_some() {
+            let table = match (self.config.architecture, self.config.shared_vocabulary) {
                 (Architecture::Transformer, true) => "source.weight",
                 (Architecture::Transformer, false) => "target.weight",
                 _ => "embedding.weight",
@@ -155,9 +155,9 @@ fn renamed(weights: Weights, config: &Config, json: &str) -> Result<Weights, Err
         Architecture::Gpt2 => &NameMap::GPT2,
         Architecture::Bert => &NameMap::BERT,
         Architecture::Transformer => &NameMap::CTRANSLATE2,
-        Architecture::Seq2Seq => &NameMap::E2K,
+        Architecture::E2k => &NameMap::E2K,
         // Nobody else writes such a one.
-        Architecture::Gru | Architecture::Han => return Ok(weights),
+        Architecture::Seq2Seq | Architecture::Han => return Ok(weights),
     };
     weights.renamed(names)
 }
@@ -198,8 +198,8 @@ fn lines(text: &str) -> Result<Tokens, Error> {
     if symbols.id("<unk>").is_none() {
         symbols.tokens.push("<unk>".into());
     }
-    let marks = ["<blank>", "<s>", "</s>", "<unk>"];
-    symbols.marks = marks.iter().filter_map(|mark| symbols.id(mark)).collect();
+    let special_tokens = ["<blank>", "<s>", "</s>", "<unk>"];
+    symbols.special_tokens = special_tokens.iter().filter_map(|mark| symbols.id(mark)).collect();
     symbols.unknown = symbols.id("<unk>").map_or(Unknown::Refused, Unknown::Token);
     Tokens::from_symbols(symbols)
 }
@@ -250,11 +250,12 @@ fn safetensors(path: &Path) -> Result<ModelFiles, Error> {
     })
 }
 
-/// e2k reads small letters between two marks and drops what it does not know.
+/// e2k reads small letters between two special tokens and drops what it does not know.
 fn e2k_tokens(table: &str, config: &Config, source: bool) -> Result<Tokens, Error> {
     let mut symbols =
         Symbols { tokens: table.split('\0').map(str::to_owned).collect(), ..Symbols::default() };
-    symbols.marks = ["<pad>", "<sos>", "<eos>"].iter().filter_map(|m| symbols.id(m)).collect();
+    symbols.special_tokens =
+        ["<pad>", "<sos>", "<eos>"].iter().filter_map(|m| symbols.id(m)).collect();
     if source {
         symbols.unknown = Unknown::Dropped;
         symbols.lowercase = true;

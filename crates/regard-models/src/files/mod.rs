@@ -1,7 +1,7 @@
 //! Model files: what they hold, read without trust.
 //!
 //! [`ModelFiles::open`] takes a folder, a GGUF or a safetensors file to its parts: a [`Config`] in our own words, [`Weights`] under our
-//! own names, and [`Tokens`]. [`Known`] has models by name, and fetches them.
+//! own names, and [`Tokens`]. [`KnownModel`] has models by name, and fetches them.
 
 mod chat;
 mod config;
@@ -17,13 +17,13 @@ mod write;
 
 pub use chat::{ChatTemplate, Message};
 pub use config::{
-    Activation, Architecture, Config, HanConfig, Heads, Pairs, Positions, Seq2SeqConfig,
+    Activation, Architecture, Config, HanConfig, Heads, PairLayout, Positions, Seq2SeqConfig,
 };
 pub use dtype::Dtype;
 pub(crate) use fit::fits;
 pub use folder::ModelFiles;
 pub use gguf::{Gguf, Metadata, Numbers, Value};
-pub use known::{KNOWN, Known, Member, Origin, cache_dir};
+pub use known::{KNOWN_MODELS, KnownModel, Member, Origin, cache_dir};
 pub use names::{NameMap, Rule};
 pub use tokens::{Stream, Symbols, Tokens, Unknown};
-pub use weights::{Stored, Weights, save, save_as};
+pub use weights::{WeightFormat, Weights, save, save_as};

@@ -6,7 +6,7 @@
 //! | model | names |
 //! |---|---|
 //! | decoder | `embedding`, `positions`, `blocks.{}.` with `attention_norm attention feed_forward_norm feed_forward`, `norm`, `head` |
-//! | BERT | the same with `kinds` (of tokens) and `pooler`, without `head`; `norm` follows the embeddings |
+//! | BERT | the same with `token_types` (of tokens) and `pooler`, without `head`; `norm` follows the embeddings |
 //! | encoder and decoder | `source`, `target`, `encoder.{}.` and `decoder.{}.` as above, the latter with `cross_norm cross`, `encoder_norm`, `decoder_norm`, `head` |
 //! | GRU encoder and decoder | `source`, `target`, `encoder.forward`, `encoder.backward`, `before`, `after` (with `input hidden` each), `bridge`, `attention`, `head` |
 
@@ -121,7 +121,7 @@ impl NameMap {
         rules: &[
             rule("embeddings.word_embeddings", &["embedding"]),
             rule("embeddings.position_embeddings", &["positions"]),
-            rule("embeddings.token_type_embeddings", &["kinds"]),
+            rule("embeddings.token_type_embeddings", &["token_types"]),
             // 0, 1, 2, ..
             rule("embeddings.position_ids", &[]),
             rule("embeddings.LayerNorm", &["norm"]),

@@ -241,7 +241,7 @@ impl Tensor {
 
 /// How numbers are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stored {
+pub enum WeightFormat {
     /// As they are.
     #[default]
     F32,
@@ -249,7 +249,7 @@ pub enum Stored {
     F16,
 }
 
-impl Stored {
+impl WeightFormat {
     /// Its name in a file, and the bytes of a number.
     fn form(self) -> (&'static str, usize) {
         match self {
@@ -278,12 +278,12 @@ pub fn save<'a>(
     tensors: impl IntoIterator<Item = (String, Vec<usize>, &'a [f32])>,
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), Error> {
-    save_as(Stored::F32, path, tensors, metadata)
+    save_as(WeightFormat::F32, path, tensors, metadata)
 }
 
 /// The same with numbers as they are told. One that would be lost is an error.
 pub fn save_as<'a>(
-    stored: Stored,
+    stored: WeightFormat,
     path: &Path,
     tensors: impl IntoIterator<Item = (String, Vec<usize>, &'a [f32])>,
     metadata: &BTreeMap<String, String>,
@@ -442,7 +442,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("regard-halves-{}", std::process::id()));
         let numbers = [0.0, 1.0, -0.1, 1e-3, 65504.0];
         let tensors = |numbers| [("a".to_owned(), vec![5], numbers)];
-        save_as(Stored::F16, &path, tensors(&numbers[..]), &BTreeMap::new()).unwrap();
+        save_as(WeightFormat::F16, &path, tensors(&numbers[..]), &BTreeMap::new()).unwrap();
         let mut weights = Weights::safetensors(std::fs::read(&path).unwrap()).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(weights.dtype("a"), Some(&Dtype::F16));
@@ -450,7 +450,8 @@ mod tests {
             assert!((found - x).abs() <= x.abs() * 5e-4, "{found} {x}");
         }
         let large = [0.0, 1.0, 2.0, 3.0, 7e4];
-        let error = save_as(Stored::F16, &path, tensors(&large[..]), &BTreeMap::new()).unwrap_err();
+        let error =
+            save_as(WeightFormat::F16, &path, tensors(&large[..]), &BTreeMap::new()).unwrap_err();
         assert!(error.to_string().contains("`a`: 70000"), "{error}");
     }
 

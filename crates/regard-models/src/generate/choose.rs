@@ -1,4 +1,4 @@
-//! From the scores of one past to tokens. The scores are checked before: none is NaN or +inf, one at least is finite.
+//! From the scores of one state to tokens. The scores are checked before: none is NaN or +inf, one at least is finite.
 
 use std::cmp::Ordering;
 

@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum GenerateError {
-    /// A field of [`Search`](super::Search) or [`Stop`](super::Stop) that makes no sense.
+    /// A field of [`DecodingStrategy`](super::DecodingStrategy) or [`StoppingCriteria`](super::StoppingCriteria) that makes no sense.
     Field {
         /// Which one.
         field: &'static str,
@@ -20,13 +20,13 @@ pub enum GenerateError {
         /// Which prompt.
         row: usize,
     },
-    /// A prompt that a past cannot hold.
+    /// A prompt that a state cannot hold.
     TooLong {
         /// Which prompt.
         row: usize,
         /// Its tokens.
         len: usize,
-        /// The most that a past can hold.
+        /// The most that a state can hold.
         context: usize,
     },
     /// A token that the model does not have.
@@ -42,8 +42,8 @@ pub enum GenerateError {
     Scores {
         /// How many it returned.
         got: usize,
-        /// How many pasts it was fed.
-        pasts: usize,
+        /// How many states it was fed.
+        states: usize,
         /// How many tokens there are.
         vocab: usize,
     },
@@ -78,10 +78,10 @@ impl fmt::Display for GenerateError {
                 f,
                 "prompt {row}: token {token}, the model has {vocab}; ids must be below that"
             ),
-            Self::Scores { got, pasts, vocab } => write!(
+            Self::Scores { got, states, vocab } => write!(
                 f,
-                "decoder: it returned {got} scores for {pasts} pasts of {vocab} tokens; \
-                 they must be one for each token of each past"
+                "decoder: it returned {got} scores for {states} sequences of {vocab} tokens; \
+                 it must return one for each token of each sequence"
             ),
             Self::NotFinite { row, token } => write!(
                 f,

@@ -1,18 +1,18 @@
 //! Tokens from a model: greedily, by chance, or by beam search.
 //!
-//! A line: prompts ─► [`Decoder::feed`] ─► scores of every token ─► [`Search`] chooses ─► the chosen tokens are fed ─► … ─►
-//! [`Generated`]. All rows of a call, and all beams of all rows, are fed together. A row that ended leaves the batch. What a row
+//! A line: prompts ─► [`Decoder::feed`] ─► scores of every token ─► [`DecodingStrategy`] chooses ─► the chosen tokens are fed ─► … ─►
+//! [`GeneratedSequence`]. All rows of a call, and all beams of all rows, are fed together. A row that ended leaves the batch. What a row
 //! becomes depends on its prompt, its place and the search, and not on the other rows.
 //!
 //! ```
-//! use regard_models::generate::{Decoder, GenerateError, Search, Stop, generate};
+//! use regard_models::generate::{Decoder, GenerateError, DecodingStrategy, StoppingCriteria, generate};
 //! use std::ops::ControlFlow;
 //!
 //! /// Says one more than it heard last.
 //! struct Counter;
 //!
 //! impl Decoder for Counter {
-//!     type Past = ();
+//!     type State = ();
 //!     type Error = GenerateError;
 //!     fn vocab(&self) -> usize {
 //!         10
@@ -35,9 +35,9 @@
 //!     }
 //! }
 //!
-//! let stop = Stop { max_tokens: 8, end: vec![7] };
+//! let stop = StoppingCriteria { max_tokens: 8, end: vec![7] };
 //! let mut on_token = |_row, _token| ControlFlow::Continue(());
-//! let said = generate(&mut Counter, &[vec![3], vec![1, 5]], &Search::Greedy, &stop, &mut on_token)?;
+//! let said = generate(&mut Counter, &[vec![3], vec![1, 5]], &DecodingStrategy::Greedy, &stop, &mut on_token)?;
 //! assert_eq!(said[0].tokens, [4, 5, 6, 7]);
 //! assert_eq!(said[1].tokens, [6, 7]);
 //! # Ok::<(), GenerateError>(())
@@ -52,44 +52,44 @@ mod search;
 mod toy;
 
 pub use error::GenerateError;
-pub use search::{Ended, Generated, Search, Stop};
+pub use search::{DecodingStrategy, FinishReason, GeneratedSequence, StoppingCriteria};
 
 use batch::Batch;
 use row::Row;
 use std::ops::ControlFlow;
 
-/// A model as generation sees it: pasts that grow by tokens.
+/// A model as generation sees it: states that grow by tokens.
 pub trait Decoder {
     /// One growing sequence: a handle of cached keys and values, or the state of a GRU.
-    type Past;
+    type State;
     /// What can go wrong in the model, and in generating with it.
     type Error: std::error::Error + From<GenerateError>;
 
     /// How many tokens there are; ids are `0..vocab`.
     fn vocab(&self) -> usize;
 
-    /// The most tokens that a past can hold; none if it may grow without end.
+    /// The most tokens that a state can hold; none if it may grow without end.
     fn context(&self) -> Option<usize>;
 
-    /// An empty past. The row is the place of its prompt in the call: a decoder that translates knows the sentence by it.
-    fn start(&mut self, row: usize) -> Result<Self::Past, Self::Error>;
+    /// An empty state. The row is the place of its prompt in the call: a decoder that translates knows the sentence by it.
+    fn start(&mut self, row: usize) -> Result<Self::State, Self::Error>;
 
-    /// A second past that says the same. Feeding one leaves the other as it is.
-    fn fork(&mut self, past: &Self::Past) -> Result<Self::Past, Self::Error>;
+    /// A second state that says the same. Feeding one leaves the other as it is.
+    fn fork(&mut self, state: &Self::State) -> Result<Self::State, Self::Error>;
 
-    /// Gives back what a past holds. Each past of a call comes here once, also if the call fails.
-    fn free(&mut self, past: Self::Past) -> Result<(), Self::Error>;
+    /// Gives back what a state holds. Each state of a call comes here once, also if the call fails.
+    fn free(&mut self, state: Self::State) -> Result<(), Self::Error>;
 
-    /// Feeds `tokens[i]` to `pasts[i]`: one token or more, and not always as many to each.
-    /// Returns `[pasts, vocab]`: scores of what comes next, before any softmax. A score of -inf is never chosen.
+    /// Feeds `tokens[i]` to `states[i]`: one token or more, and not always as many to each.
+    /// Returns `[states, vocab]`: scores of what comes next, before any softmax. A score of -inf is never chosen.
     fn feed(
         &mut self,
-        pasts: &mut [Self::Past],
+        states: &mut [Self::State],
         tokens: &[&[u32]],
     ) -> Result<Vec<f32>, Self::Error>;
 }
 
-/// Continues each prompt until it ends; one [`Generated`] per prompt, in their order.
+/// Continues each prompt until it ends; one [`GeneratedSequence`] per prompt, in their order.
 ///
 /// Greedy search and sampling tell `on_token` of each token as it is chosen, the end token too; `Break` ends that row, and the others
 /// go on. A beam search knows its tokens when the row has ended: it tells those of the best hypothesis then, and `Break` means to
@@ -97,14 +97,14 @@ pub trait Decoder {
 ///
 /// # Errors
 /// Everything about the call is checked before the decoder is asked for anything. Later, scores that cannot be chosen from
-/// are errors, and those of the decoder are handed on. All pasts are freed in any case.
+/// are errors, and those of the decoder are handed on. All states are freed in any case.
 pub fn generate<D: Decoder>(
     decoder: &mut D,
     prompts: &[Vec<u32>],
-    search: &Search,
-    stop: &Stop,
+    search: &DecodingStrategy,
+    stop: &StoppingCriteria,
     on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
-) -> Result<Vec<Generated>, D::Error> {
+) -> Result<Vec<GeneratedSequence>, D::Error> {
     let (vocab, context) = (decoder.vocab(), decoder.context());
     search.check()?;
     stop.check(vocab)?;
@@ -123,7 +123,7 @@ pub fn generate<D: Decoder>(
         for row in rows.iter_mut().filter(|row| row.live() > 0) {
             let of_row: Vec<&[f32]> = scores.by_ref().take(row.live()).collect();
             let next = first + of_row.len();
-            parents.extend(row.advance(&of_row, on_token)?.into_iter().map(|past| first + past));
+            parents.extend(row.advance(&of_row, on_token)?.into_iter().map(|state| first + state));
             first = next;
         }
         batch.keep(&parents)?;
@@ -136,7 +136,7 @@ mod tests {
     use super::toy::{Toy, ToyError, beam, run, sample, stop};
     use super::*;
 
-    fn refusal(result: Result<Vec<Generated>, ToyError>) -> GenerateError {
+    fn refusal(result: Result<Vec<GeneratedSequence>, ToyError>) -> GenerateError {
         match result {
             Err(ToyError::Generate(error)) => error,
             other => panic!("{other:?}"),
@@ -147,8 +147,9 @@ mod tests {
     fn tokens_are_drawn_as_often_as_the_model_says() {
         let table = [[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.25, 0.25, 0.5]];
         for temperature in [0.5, 1.0, 2.0] {
-            let search = Search::Sample { temperature, top_k: None, top_p: None, seed: 7 };
-            let forever = Stop { max_tokens: 30_000, end: vec![] };
+            let search =
+                DecodingStrategy::Sample { temperature, top_k: None, top_p: None, seed: 7 };
+            let forever = StoppingCriteria { max_tokens: 30_000, end: vec![] };
             let tokens = run(&mut Toy::markov(table), &[vec![0]], &search, &forever)
                 .unwrap()
                 .remove(0)
@@ -172,7 +173,7 @@ mod tests {
     fn a_seed_means_the_same_tokens_and_each_row_has_its_own_chance() {
         let mut toy = Toy::noise(9, 1);
         let prompts = vec![vec![4]; 3];
-        let forever = Stop { max_tokens: 4, end: vec![] };
+        let forever = StoppingCriteria { max_tokens: 4, end: vec![] };
         let mut drawn = |seed| run(&mut toy, &prompts, &sample(seed), &forever).unwrap();
         let first = drawn(5);
         assert_eq!(first, drawn(5));
@@ -190,7 +191,7 @@ mod tests {
     fn a_row_does_not_depend_on_who_shares_its_batch() {
         let prompts = [vec![1], vec![2, 3, 4], vec![5], vec![1, 1], vec![6, 2]];
         let mut toy = Toy::noise(7, 3);
-        for search in [Search::Greedy, beam(3, 0.7)] {
+        for search in [DecodingStrategy::Greedy, beam(3, 0.7)] {
             let together = run(&mut toy, &prompts, &search, &stop(12)).unwrap();
             for (prompt, row) in prompts.iter().zip(together) {
                 assert_eq!(
@@ -215,9 +216,12 @@ mod tests {
             let last = history[history.len() - 1];
             (0..4).map(|id| if id + 1 == last { 0.0 } else { f32::NEG_INFINITY }).collect()
         });
-        let said = run(&mut toy, &[vec![1], vec![3], vec![2]], &Search::Greedy, &stop(9)).unwrap();
+        let said = run(&mut toy, &[vec![1], vec![3], vec![2]], &DecodingStrategy::Greedy, &stop(9))
+            .unwrap();
         assert_eq!(said.iter().map(|row| row.tokens.len()).collect::<Vec<_>>(), [1, 3, 2]);
-        assert!(said.iter().all(|row| row.ended == Ended::End && row.score == 0.0));
+        assert!(
+            said.iter().all(|row| row.finish_reason == FinishReason::EndToken && row.score == 0.0)
+        );
         assert_eq!(toy.fed, [3, 2, 1]);
         let beams = run(&mut toy, &[vec![1], vec![3], vec![2]], &beam(4, 1.0), &stop(9)).unwrap();
         assert_eq!(beams, said);
@@ -225,15 +229,16 @@ mod tests {
 
     #[test]
     fn a_row_ends_when_its_past_is_full() {
-        let forever = Stop { max_tokens: 4, end: vec![] };
+        let forever = StoppingCriteria { max_tokens: 4, end: vec![] };
         let mut toy = Toy::noise(5, 8);
         toy.context = Some(5);
-        for search in [Search::Greedy, sample(3), beam(2, 1.0)] {
+        for search in [DecodingStrategy::Greedy, sample(3), beam(2, 1.0)] {
             let prompts = [vec![1; 5], vec![1; 3], vec![1; 2], vec![1]];
             let said = run(&mut toy, &prompts, &search, &forever).unwrap();
-            let ends: Vec<_> = said.iter().map(|row| (row.tokens.len(), row.ended)).collect();
-            let full = [(1, Ended::Context), (3, Ended::Context)];
-            assert_eq!(ends, [&full[..], &[(4, Ended::MaxTokens); 2]].concat());
+            let ends: Vec<_> =
+                said.iter().map(|row| (row.tokens.len(), row.finish_reason)).collect();
+            let full = [(1, FinishReason::Context), (3, FinishReason::Context)];
+            assert_eq!(ends, [&full[..], &[(4, FinishReason::MaxTokens); 2]].concat());
             let error = refusal(run(&mut toy, &[vec![1], vec![1; 6]], &search, &forever));
             assert_eq!(error, GenerateError::TooLong { row: 1, len: 6, context: 5 });
         }
@@ -242,9 +247,9 @@ mod tests {
     #[test]
     fn tokens_are_told_as_they_are_chosen_and_break_ends_that_row_only() {
         let mut toy = Toy::noise(8, 2);
-        let forever = Stop { max_tokens: 5, end: vec![] };
+        let forever = StoppingCriteria { max_tokens: 5, end: vec![] };
         let prompts = [vec![1], vec![2]];
-        for search in [Search::Greedy, sample(4), beam(3, 1.0)] {
+        for search in [DecodingStrategy::Greedy, sample(4), beam(3, 1.0)] {
             let mut told = vec![Vec::new(); 2];
             let mut hear = |row: usize, token| {
                 told[row].push(token);
@@ -258,10 +263,13 @@ mod tests {
             let whole = run(&mut toy, &prompts, &search, &forever).unwrap();
             assert_eq!(told, [&whole[0].tokens[..2], &whole[1].tokens[..]]);
             assert_eq!(said[1], whole[1]);
-            if let Search::Beam { .. } = search {
+            if let DecodingStrategy::Beam { .. } = search {
                 assert_eq!(said[0], whole[0]);
             } else {
-                assert_eq!((&said[0].tokens, said[0].ended), (&told[0], Ended::Interrupted));
+                assert_eq!(
+                    (&said[0].tokens, said[0].finish_reason),
+                    (&told[0], FinishReason::Interrupted)
+                );
             }
         }
     }
@@ -269,7 +277,7 @@ mod tests {
     #[test]
     fn every_past_is_freed_wherever_the_decoder_fails() {
         let prompts = [vec![1], vec![2, 3], vec![4]];
-        for search in [Search::Greedy, sample(2), beam(3, 0.5)] {
+        for search in [DecodingStrategy::Greedy, sample(2), beam(3, 0.5)] {
             let fails = (0..).take_while(|calls| {
                 let mut toy = Toy::noise(6, 11);
                 toy.calls_left = Some(*calls);
@@ -286,9 +294,13 @@ mod tests {
     fn every_past_is_freed_when_on_token_panics() {
         let mut toy = Toy::noise(6, 11);
         let call = std::panic::AssertUnwindSafe(|| {
-            generate(&mut toy, &[vec![1], vec![2]], &Search::Greedy, &stop(6), &mut |_, _| {
-                panic!("on purpose")
-            })
+            generate(
+                &mut toy,
+                &[vec![1], vec![2]],
+                &DecodingStrategy::Greedy,
+                &stop(6),
+                &mut |_, _| panic!("on purpose"),
+            )
         });
         assert!(std::panic::catch_unwind(call).is_err());
         assert_eq!(toy.alive(), 0);
@@ -302,19 +314,19 @@ mod tests {
             _ => vec![0.0],
         };
         let mut toy = Toy::new(3, nan_after_two);
-        for search in [Search::Greedy, sample(0), beam(2, 0.0)] {
+        for search in [DecodingStrategy::Greedy, sample(0), beam(2, 0.0)] {
             let mut refused =
                 |prompts: &[Vec<u32>]| refusal(run(&mut toy, prompts, &search, &stop(3)));
             assert_eq!(refused(&[vec![2]]), GenerateError::NotFinite { row: 0, token: 2 });
             assert_eq!(refused(&[vec![1], vec![2]]), GenerateError::NoSelection { row: 0 });
-            assert_eq!(refused(&[vec![0]]), GenerateError::Scores { got: 1, pasts: 1, vocab: 3 });
+            assert_eq!(refused(&[vec![0]]), GenerateError::Scores { got: 1, states: 1, vocab: 3 });
             assert_eq!(refused(&[vec![1], vec![]]), GenerateError::Empty { row: 1 });
             assert_eq!(
                 refused(&[vec![1, 3]]),
                 GenerateError::Unknown { row: 0, token: 3, vocab: 3 }
             );
         }
-        assert_eq!(run(&mut toy, &[], &Search::Greedy, &stop(3)).unwrap(), []);
+        assert_eq!(run(&mut toy, &[], &DecodingStrategy::Greedy, &stop(3)).unwrap(), []);
         let bad = refusal(run(&mut toy, &[vec![1]], &beam(0, 0.0), &stop(3)));
         assert!(matches!(bad, GenerateError::Field { field: "width", .. }));
     }

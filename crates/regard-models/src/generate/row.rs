@@ -2,7 +2,7 @@
 
 use super::choose::{best, descending, draw, kept, largest, log_sum};
 use super::error::check_scores;
-use super::{Ended, GenerateError, Generated, Search, Stop};
+use super::{DecodingStrategy, FinishReason, GenerateError, GeneratedSequence, StoppingCriteria};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::mem::take;
@@ -17,8 +17,13 @@ struct Line {
 }
 
 impl Line {
-    fn end(self, ended: Ended) -> Generated {
-        Generated { tokens: self.tokens, score: self.score, ended, others: Vec::new() }
+    fn end(self, finish_reason: FinishReason) -> GeneratedSequence {
+        GeneratedSequence {
+            tokens: self.tokens,
+            score: self.score,
+            finish_reason,
+            others: Vec::new(),
+        }
     }
 }
 
@@ -26,15 +31,15 @@ impl Line {
 pub(super) struct Row<'a> {
     row: usize,
     prompt: &'a [u32],
-    search: &'a Search,
+    search: &'a DecodingStrategy,
     end: &'a [u32],
     /// The most tokens, and what it is called to reach them.
-    limit: (usize, Ended),
+    limit: (usize, FinishReason),
     chance: ChaCha8Rng,
-    /// In the order of their pasts; beams are best first.
+    /// In the order of their states; beams are best first.
     live: Vec<Line>,
     /// Best first.
-    done: Vec<Generated>,
+    done: Vec<GeneratedSequence>,
 }
 
 impl<'a> Row<'a> {
@@ -42,33 +47,33 @@ impl<'a> Row<'a> {
     pub(super) fn new(
         row: usize,
         prompt: &'a [u32],
-        search: &'a Search,
-        stop: &'a Stop,
+        search: &'a DecodingStrategy,
+        stop: &'a StoppingCriteria,
         context: Option<usize>,
     ) -> Self {
         // The last token is not fed, so there is one more of them than there is room.
         let room = context.map_or(usize::MAX, |context| (context - prompt.len()).saturating_add(1));
         let limit = match room < stop.max_tokens {
-            true => (room, Ended::Context),
-            false => (stop.max_tokens, Ended::MaxTokens),
+            true => (room, FinishReason::Context),
+            false => (stop.max_tokens, FinishReason::MaxTokens),
         };
-        let seed = if let Search::Sample { seed, .. } = search { *seed } else { 0 };
+        let seed = if let DecodingStrategy::Sample { seed, .. } = search { *seed } else { 0 };
         let (end, chance) = (stop.end.as_slice(), stream(seed, row));
         let (live, done) = (vec![Line::default()], Vec::new());
         Self { row, prompt, search, end, limit, chance, live, done }
     }
 
-    /// How many pasts it has.
+    /// How many states it has.
     pub(super) fn live(&self) -> usize {
         self.live.len()
     }
 
-    /// What each of its pasts is fed next: the prompt, then the token that was chosen.
+    /// What each of its states is fed next: the prompt, then the token that was chosen.
     pub(super) fn unfed(&self) -> impl Iterator<Item = &[u32]> {
         self.live.iter().map(|line| line.tokens.last().map_or(self.prompt, from_ref))
     }
 
-    /// Chooses what comes next, by the scores of each of its pasts. Returns the pasts to go on with, none if the row has ended.
+    /// Chooses what comes next, by the scores of each of its states. Returns the states to go on with, none if the row has ended.
     pub(super) fn advance(
         &mut self,
         scores: &[&[f32]],
@@ -77,7 +82,7 @@ impl<'a> Row<'a> {
         for scores in scores {
             check_scores(self.row, scores)?;
         }
-        if let Search::Beam { width, length_penalty } = *self.search {
+        if let DecodingStrategy::Beam { width, length_penalty } = *self.search {
             let parents = self.widen(scores, width, length_penalty.into());
             if let ([], Some(best)) = (parents.as_slice(), self.done.first()) {
                 let _heard = best.tokens.iter().try_for_each(|token| on_token(self.row, *token));
@@ -90,9 +95,9 @@ impl<'a> Row<'a> {
             line.tokens.push(token);
             let heard = on_token(self.row, token);
             if self.end.contains(&token) {
-                self.done.push(line.end(Ended::End));
+                self.done.push(line.end(FinishReason::EndToken));
             } else if heard.is_break() {
-                self.done.push(line.end(Ended::Interrupted));
+                self.done.push(line.end(FinishReason::Interrupted));
             } else if line.tokens.len() == self.limit.0 {
                 self.done.push(line.end(self.limit.1));
             } else {
@@ -104,7 +109,7 @@ impl<'a> Row<'a> {
 
     fn choose(&mut self, scores: &[f32]) -> u32 {
         match *self.search {
-            Search::Sample { temperature, top_k, top_p, .. } => {
+            DecodingStrategy::Sample { temperature, top_k, top_p, .. } => {
                 // 53 bits, as many as an f64 in 0..1 can tell apart.
                 let place = (self.chance.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
                 draw(&kept(scores, temperature, top_k, top_p), place)
@@ -135,7 +140,7 @@ impl<'a> Row<'a> {
                 Line { tokens: before.iter().copied().chain([token]).collect(), score }
             };
             match self.end.contains(&token) {
-                true if rank < width => self.done.push(line().end(Ended::End)),
+                true if rank < width => self.done.push(line().end(FinishReason::EndToken)),
                 false if live.len() < width => {
                     live.push(line());
                     parents.push(parent);
@@ -148,7 +153,7 @@ impl<'a> Row<'a> {
             self.done.extend(live.drain(..).map(|line| line.end(self.limit.1)));
         }
         let worth = |score: f64, len: usize| score / (len as f64).powf(penalty);
-        let of_done = |done: &Generated| worth(done.score, done.tokens.len());
+        let of_done = |done: &GeneratedSequence| worth(done.score, done.tokens.len());
         self.done.sort_by(|a, b| descending(of_done(a), of_done(b)));
         self.done.truncate(width);
         let worst = self.done.get(width - 1).map_or(f64::NEG_INFINITY, of_done);
@@ -161,7 +166,7 @@ impl<'a> Row<'a> {
     }
 
     /// The best of what it became, with the others in it. A row leaves the batch only with one at least.
-    pub(super) fn finish(self) -> Option<Generated> {
+    pub(super) fn finish(self) -> Option<GeneratedSequence> {
         self.done.into_iter().reduce(|mut best, other| {
             best.others.push(other);
             best
@@ -184,7 +189,7 @@ mod tests {
     use super::*;
 
     /// All ways to go on from a prompt, best first.
-    fn all(toy: &Toy, prompt: &[u32], max_tokens: usize, penalty: f64) -> Vec<Generated> {
+    fn all(toy: &Toy, prompt: &[u32], max_tokens: usize, penalty: f64) -> Vec<GeneratedSequence> {
         let mut open = vec![(Vec::new(), 0.0)];
         let mut done = Vec::new();
         while let Some((tokens, score)) = open.pop() {
@@ -194,19 +199,24 @@ mod tests {
                 let tokens: Vec<u32> = tokens.iter().copied().chain([token]).collect();
                 let score = score + (f64::from(s).exp() / total).ln();
                 match (token, tokens.len() == max_tokens) {
-                    (0, _) => done.push((tokens, score, Ended::End)),
-                    (_, true) => done.push((tokens, score, Ended::MaxTokens)),
+                    (0, _) => done.push((tokens, score, FinishReason::EndToken)),
+                    (_, true) => done.push((tokens, score, FinishReason::MaxTokens)),
                     _ => open.push((tokens, score)),
                 }
             }
         }
-        let worth = |(tokens, score, _): &(Vec<u32>, f64, Ended)| {
+        let worth = |(tokens, score, _): &(Vec<u32>, f64, FinishReason)| {
             score / (tokens.len() as f64).powf(penalty)
         };
         done.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
         let done = done.into_iter();
-        done.map(|(tokens, score, ended)| Generated { tokens, score, ended, others: vec![] })
-            .collect()
+        done.map(|(tokens, score, ended)| GeneratedSequence {
+            tokens,
+            score,
+            finish_reason: ended,
+            others: vec![],
+        })
+        .collect()
     }
 
     #[test]
@@ -219,7 +229,10 @@ mod tests {
             found.extend(others);
             assert_eq!(found.len(), 121); // 1 + 3 + 9 + 27 that end with token 0, and 81 that do not
             for (found, want) in found.iter().zip(&want) {
-                assert_eq!((&found.tokens, found.ended), (&want.tokens, want.ended));
+                assert_eq!(
+                    (&found.tokens, found.finish_reason),
+                    (&want.tokens, want.finish_reason)
+                );
                 assert!((found.score - want.score).abs() < 1e-9);
             }
         }
@@ -284,7 +297,7 @@ mod tests {
         for seed in 0..60 {
             let mut toy = Toy::noise(6, seed);
             let prompts = [vec![1], vec![5, 3]];
-            let greedy = run(&mut toy, &prompts, &Search::Greedy, &stop(9)).unwrap();
+            let greedy = run(&mut toy, &prompts, &DecodingStrategy::Greedy, &stop(9)).unwrap();
             for penalty in [0.0, 1.0] {
                 assert_eq!(run(&mut toy, &prompts, &beam(1, penalty), &stop(9)).unwrap(), greedy);
             }
@@ -303,9 +316,15 @@ mod tests {
         // 1 is the likeliest, and everything after it unlikely; 2 is followed by the end.
         let table = [[0.1, 0.5, 0.4], [0.34, 0.33, 0.33], [0.9, 0.05, 0.05]];
         let mut toy = Toy::markov(table);
-        assert_eq!(run(&mut toy, &[vec![0]], &Search::Greedy, &stop(5)).unwrap()[0].tokens, [1, 0]);
+        assert_eq!(
+            run(&mut toy, &[vec![0]], &DecodingStrategy::Greedy, &stop(5)).unwrap()[0].tokens,
+            [1, 0]
+        );
         let best = run(&mut toy, &[vec![0]], &beam(2, 0.0), &stop(5)).unwrap().remove(0);
-        assert_eq!((best.tokens.as_slice(), best.ended), ([2, 0].as_slice(), Ended::End));
+        assert_eq!(
+            (best.tokens.as_slice(), best.finish_reason),
+            ([2, 0].as_slice(), FinishReason::EndToken)
+        );
         assert!((best.score - (0.4_f64 * 0.9).ln()).abs() < 1e-6);
         assert_eq!(best.others[0].tokens, [1, 0]);
     }

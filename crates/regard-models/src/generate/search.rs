@@ -5,7 +5,7 @@ use std::fmt;
 
 /// How tokens are chosen. Where scores are equal, the lowest id comes first, in every search.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Search {
+pub enum DecodingStrategy {
     /// The likeliest token, each time.
     Greedy,
     /// A token by chance, as likely as the model says. The options work in the order of the fields, as in Hugging Face.
@@ -35,7 +35,7 @@ pub enum Search {
     },
 }
 
-impl Search {
+impl DecodingStrategy {
     /// Whether the numbers make sense; [`generate`](super::generate()) asks it, and whoever reads options may do so earlier.
     pub fn check(&self) -> Result<(), GenerateError> {
         match *self {
@@ -57,19 +57,19 @@ impl Search {
     }
 }
 
-/// Beams of a search: more than any gains from. Each has a past of its own, and scores of all tokens at every step.
+/// Beams of a search: more than any gains from. Each has a state of its own, and scores of all tokens at every step.
 pub(crate) const MAX_WIDTH: usize = 256;
 
 /// When a row ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stop {
+pub struct StoppingCriteria {
     /// After so many generated tokens at the latest.
     pub max_tokens: usize,
     /// After any of these. None: a row goes on until another reason ends it.
     pub end: Vec<u32>,
 }
 
-impl Stop {
+impl StoppingCriteria {
     /// Whether a model with so many tokens can stop so.
     pub fn check(&self, vocab: usize) -> Result<(), GenerateError> {
         field(self.max_tokens > 0, "max_tokens", self.max_tokens, "1 or more")?;
@@ -96,26 +96,26 @@ fn field(
 
 /// How a prompt goes on.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Generated {
+pub struct GeneratedSequence {
     /// The tokens after the prompt, and the end token if that is why it ended.
     pub tokens: Vec<u32>,
     /// The sum of the tokens' log-probabilities (natural logarithm) in the model itself: before temperature, `top_k`, `top_p` and
     /// length penalty. So scores of different searches can be compared.
     pub score: f64,
     /// Why there are no more tokens.
-    pub ended: Ended,
+    pub finish_reason: FinishReason,
     /// What else a beam search found, best first; empty in all other cases.
     pub others: Vec<Self>,
 }
 
 /// Why a row ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum FinishReason {
     /// By an end token.
-    End,
+    EndToken,
     /// There are `max_tokens`.
     MaxTokens,
-    /// The past is full. The last token was chosen, and could not be fed any more.
+    /// The state is full. The last token was chosen, and could not be fed any more.
     Context,
     /// `on_token` said so.
     Interrupted,
@@ -128,9 +128,9 @@ mod tests {
     #[test]
     fn a_field_that_makes_no_sense_is_named_with_its_value_and_what_it_may_be() {
         let sample = |temperature, top_k, top_p| {
-            Search::Sample { temperature, top_k, top_p, seed: 0 }.check()
+            DecodingStrategy::Sample { temperature, top_k, top_p, seed: 0 }.check()
         };
-        let beam = |width, length_penalty| Search::Beam { width, length_penalty }.check();
+        let beam = |width, length_penalty| DecodingStrategy::Beam { width, length_penalty }.check();
         let says = |result: Result<(), GenerateError>, start: &str| {
             let message = result.unwrap_err().to_string();
             assert!(message.starts_with(start), "{message}");
@@ -146,8 +146,14 @@ mod tests {
         says(beam(257, 1.0), "width: 257; it must be from 1 to 256");
         says(beam(usize::MAX, 1.0), "width: 18446744073709551615");
         says(beam(4, -1.0), "length_penalty: -1; it must be finite and 0 or more");
-        says(Stop { max_tokens: 0, end: vec![] }.check(5), "max_tokens: 0; it must be 1 or more");
-        says(Stop { max_tokens: 1, end: vec![2, 5] }.check(5), "end: 5; it must be below 5");
+        says(
+            StoppingCriteria { max_tokens: 0, end: vec![] }.check(5),
+            "max_tokens: 0; it must be 1 or more",
+        );
+        says(
+            StoppingCriteria { max_tokens: 1, end: vec![2, 5] }.check(5),
+            "end: 5; it must be below 5",
+        );
         assert_eq!(sample(0.7, Some(1), Some(1.0)), Ok(()));
         assert_eq!(beam(1, 0.0), Ok(()));
     }

@@ -1,6 +1,8 @@
-//! A decoder for tests: its scores are a function of all it was fed, it counts its pasts, and it fails when told to.
+//! A decoder for tests: its scores are a function of all it was fed, it counts its states, and it fails when told to.
 
-use super::{Decoder, GenerateError, Generated, Search, Stop, generate};
+use super::{
+    Decoder, DecodingStrategy, GenerateError, GeneratedSequence, StoppingCriteria, generate,
+};
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::ControlFlow;
@@ -10,17 +12,17 @@ type Scores = Box<dyn Fn(&[u32]) -> Vec<f32>>;
 pub(super) struct Toy {
     vocab: usize,
     score: Scores,
-    pasts: HashMap<u64, Vec<u32>>,
+    states: HashMap<u64, Vec<u32>>,
     made: u64,
     pub(super) context: Option<usize>,
-    /// How many pasts each feed had.
+    /// How many states each feed had.
     pub(super) fed: Vec<usize>,
     /// Fails after so many calls that can fail.
     pub(super) calls_left: Option<usize>,
 }
 
 /// Not `Clone`: what is freed twice would not compile.
-pub(super) struct Past(u64);
+pub(super) struct ToyState(u64);
 
 #[derive(Debug)]
 pub(super) enum ToyError {
@@ -44,8 +46,8 @@ impl From<GenerateError> for ToyError {
 
 impl Toy {
     pub(super) fn new(vocab: usize, score: impl Fn(&[u32]) -> Vec<f32> + 'static) -> Self {
-        let (pasts, score) = (HashMap::new(), Box::new(score));
-        Self { vocab, score, pasts, made: 0, context: None, fed: vec![], calls_left: None }
+        let (states, score) = (HashMap::new(), Box::new(score));
+        Self { vocab, score, states, made: 0, context: None, fed: vec![], calls_left: None }
     }
 
     /// Scores between -2 and 2 that depend on every token before.
@@ -69,7 +71,7 @@ impl Toy {
     }
 
     pub(super) fn alive(&self) -> usize {
-        self.pasts.len()
+        self.states.len()
     }
 
     pub(super) fn scores(&self, history: &[u32]) -> Vec<f32> {
@@ -87,15 +89,15 @@ impl Toy {
         }
     }
 
-    fn past(&mut self, history: Vec<u32>) -> Past {
+    fn state(&mut self, history: Vec<u32>) -> ToyState {
         self.made += 1;
-        self.pasts.insert(self.made, history);
-        Past(self.made)
+        self.states.insert(self.made, history);
+        ToyState(self.made)
     }
 }
 
 impl Decoder for Toy {
-    type Past = Past;
+    type State = ToyState;
     type Error = ToyError;
 
     fn vocab(&self) -> usize {
@@ -106,29 +108,29 @@ impl Decoder for Toy {
         self.context
     }
 
-    fn start(&mut self, _row: usize) -> Result<Past, ToyError> {
+    fn start(&mut self, _row: usize) -> Result<ToyState, ToyError> {
         self.call()?;
-        Ok(self.past(vec![]))
+        Ok(self.state(vec![]))
     }
 
-    fn fork(&mut self, past: &Past) -> Result<Past, ToyError> {
+    fn fork(&mut self, state: &ToyState) -> Result<ToyState, ToyError> {
         self.call()?;
-        let history = self.pasts[&past.0].clone();
-        Ok(self.past(history))
+        let history = self.states[&state.0].clone();
+        Ok(self.state(history))
     }
 
-    fn free(&mut self, past: Past) -> Result<(), ToyError> {
-        self.pasts.remove(&past.0).unwrap();
+    fn free(&mut self, state: ToyState) -> Result<(), ToyError> {
+        self.states.remove(&state.0).unwrap();
         self.call()
     }
 
-    fn feed(&mut self, pasts: &mut [Past], tokens: &[&[u32]]) -> Result<Vec<f32>, ToyError> {
+    fn feed(&mut self, states: &mut [ToyState], tokens: &[&[u32]]) -> Result<Vec<f32>, ToyError> {
         self.call()?;
-        assert_eq!((pasts.len(), pasts.len()), (tokens.len(), self.pasts.len()));
-        self.fed.push(pasts.len());
+        assert_eq!((states.len(), states.len()), (tokens.len(), self.states.len()));
+        self.fed.push(states.len());
         let mut scores = Vec::new();
-        for (past, tokens) in pasts.iter().zip(tokens) {
-            let history = self.pasts.get_mut(&past.0).unwrap();
+        for (state, tokens) in states.iter().zip(tokens) {
+            let history = self.states.get_mut(&state.0).unwrap();
             history.extend_from_slice(tokens);
             assert!(!tokens.is_empty() && self.context.is_none_or(|most| history.len() <= most));
             scores.extend((self.score)(history));
@@ -137,25 +139,25 @@ impl Decoder for Toy {
     }
 }
 
-pub(super) fn sample(seed: u64) -> Search {
-    Search::Sample { temperature: 1.0, top_k: None, top_p: None, seed }
+pub(super) fn sample(seed: u64) -> DecodingStrategy {
+    DecodingStrategy::Sample { temperature: 1.0, top_k: None, top_p: None, seed }
 }
 
-pub(super) fn beam(width: usize, length_penalty: f32) -> Search {
-    Search::Beam { width, length_penalty }
+pub(super) fn beam(width: usize, length_penalty: f32) -> DecodingStrategy {
+    DecodingStrategy::Beam { width, length_penalty }
 }
 
-pub(super) fn stop(max_tokens: usize) -> Stop {
-    Stop { max_tokens, end: vec![0] }
+pub(super) fn stop(max_tokens: usize) -> StoppingCriteria {
+    StoppingCriteria { max_tokens, end: vec![0] }
 }
 
-/// All that comes of it; every past must have been freed.
+/// All that comes of it; every state must have been freed.
 pub(super) fn run(
     toy: &mut Toy,
     prompts: &[Vec<u32>],
-    search: &Search,
-    stop: &Stop,
-) -> Result<Vec<Generated>, ToyError> {
+    search: &DecodingStrategy,
+    stop: &StoppingCriteria,
+) -> Result<Vec<GeneratedSequence>, ToyError> {
     let result = generate(toy, prompts, search, stop, &mut |_, _| ControlFlow::Continue(()));
     assert_eq!(toy.alive(), 0, "{search:?}");
     result

@@ -228,7 +228,7 @@ fn weights(q: Tensor<3>, k: Tensor<3>, options: &Attention) -> Result<Tensor<3>,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::past::numbers;
+    use crate::kv_cache::numbers;
     use burn::tensor::Distribution;
 
     fn input(sizes: [usize; 3]) -> Tensor<3> {

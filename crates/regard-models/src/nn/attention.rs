@@ -2,15 +2,15 @@
 
 use super::linear::Linear;
 use crate::error::Error;
+use crate::kv_cache::LayerCache;
 use crate::pass::Pass;
-use crate::past::LayerPast;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use regard::problem::{Dropout, Heads};
 use regard::rope::Rope;
 use regard::score::alibi_slopes;
 use regard::{Mask, Sequence};
-use regard_burn::{Attention, Buckets, Places, Relative};
+use regard_burn::{Attention, Buckets, Relative, RopePositions};
 
 /// What a [`MultiHead`] is made of.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,17 +69,17 @@ pub enum Bias {
     },
 }
 
-/// What rows look at.
+/// Where the keys and values come from.
 #[derive(Debug)]
-pub enum Over<'a> {
+pub enum KeySource<'a> {
     /// One another: they stand at positions 0 and on.
     Itself,
     /// The rows of a memory, `[batch, length, d_memory]`.
     Memory(&'a Tensor<3>),
     /// What sequences have read, projected already. No gradients.
-    Kept(&'a LayerPast, &'a [Sequence]),
+    Cached(&'a LayerCache, &'a [Sequence]),
     /// What sequences have seen before, and one another: new rows are appended to it. No gradients.
-    Past(&'a mut LayerPast, &'a [Sequence]),
+    Cache(&'a mut LayerCache, &'a [Sequence]),
 }
 
 /// Attention with several heads (Vaswani et al. 2017), which may share keys and values (Ainslie et al. 2023).
@@ -123,7 +123,7 @@ impl MultiHead {
     pub fn forward(
         &self,
         x: Tensor<3>,
-        over: Over<'_>,
+        over: KeySource<'_>,
         mask: &Mask,
         dropout: Option<Dropout>,
         pass: &mut Pass,
@@ -132,29 +132,29 @@ impl MultiHead {
         let options = Attention { dropout, ..self.options(mask, pass) };
         // ANCHOR: over
         match over {
-            Over::Itself => {
-                let places = || Places::From(0);
+            KeySource::Itself => {
+                let places = || RopePositions::From(0);
                 let keys = self.turned(split(self.k.forward(x.clone()), kv), places())?;
                 let values = split(self.v.forward(x.clone()), kv);
                 let queries = self.turned(split(self.q.forward(x), q), places())?;
                 self.attend([queries, keys, values], &options, pass)
             }
-            Over::Memory(memory) => {
+            KeySource::Memory(memory) => {
                 let [keys, values] = self.project(memory);
                 self.attend([split(self.q.forward(x), q), keys, values], &options, pass)
             }
-            Over::Kept(past, sequences) => {
+            KeySource::Cached(state, sequences) => {
                 let queries = split(self.q.forward(x), q);
-                Ok(self.out.forward(past.look(sequences, queries, &options)?))
+                Ok(self.out.forward(state.look(sequences, queries, &options)?))
             }
-            Over::Past(past, sequences) => {
+            KeySource::Cache(state, sequences) => {
                 let length = x.dims()[1];
-                let places = || past.places(sequences, length);
+                let places = || state.places(sequences, length);
                 let keys = self.turned(split(self.k.forward(x.clone()), kv), places()?)?;
                 let values = split(self.v.forward(x.clone()), kv);
                 let queries = self.turned(split(self.q.forward(x), q), places()?)?;
-                past.append(sequences, keys, values)?;
-                Ok(self.out.forward(past.look(sequences, queries, &options)?))
+                state.append(sequences, keys, values)?;
+                Ok(self.out.forward(state.look(sequences, queries, &options)?))
             }
         }
         // ANCHOR_END: over
@@ -192,7 +192,7 @@ impl MultiHead {
         }
     }
 
-    fn turned(&self, x: Tensor<4>, places: Places) -> Result<Tensor<4>, Error> {
+    fn turned(&self, x: Tensor<4>, places: RopePositions) -> Result<Tensor<4>, Error> {
         match &self.config.rope {
             Some(rope) => Ok(regard_burn::rope(x, rope, places)?),
             None => Ok(x),
@@ -210,7 +210,7 @@ impl MultiHead {
         if let Some((q, k)) = seen {
             pass.recorder.record(q, k, &attended, options)?;
         }
-        pass.spread(&attended)?;
+        pass.record_entropy(&attended)?;
         Ok(self.out.forward(joined(attended.out)))
     }
 }

@@ -1,15 +1,15 @@
 //! The block that encoders and decoders are stacks of.
 
-use super::attention::{MultiHead, MultiHeadConfig, Over};
+use super::attention::{KeySource, MultiHead, MultiHeadConfig};
 use super::feed_forward::{FeedForward, FeedForwardConfig};
 use super::norm::{Norm, NormKind};
 use crate::error::Error;
+use crate::kv_cache::LayerCache;
 use crate::pass::Pass;
-use crate::past::LayerPast;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use regard::{Mask, Sequence};
-use regard_burn::{Drop, residual};
+use regard_burn::{ElementDropout, residual};
 use serde::{Deserialize, Serialize};
 
 /// Where the norms of a block stand.
@@ -25,7 +25,7 @@ pub enum NormPlace {
 /// What is dropped while training: shares from 0 to below 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Dropping {
+pub struct DropoutRates {
     /// Of the output of each layer, and of embeddings.
     pub rate: f64,
     /// Of the weights of attention.
@@ -48,7 +48,7 @@ pub struct BlockConfig {
     /// Keeps the norm from dividing by nothing.
     pub eps: f64,
     /// What is dropped while training.
-    pub dropping: Dropping,
+    pub dropout: DropoutRates,
 }
 
 /// Attention over itself, attention over a memory if there is one, and a feed-forward layer, each added to the stream.
@@ -56,26 +56,26 @@ pub struct BlockConfig {
 pub struct Block {
     /// Of the attention over itself.
     pub attention_norm: Norm,
-    /// Over itself.
+    /// KeySource itself.
     pub attention: MultiHead,
     /// Of the attention over a memory.
     pub cross_norm: Option<Norm>,
-    /// Over a memory.
+    /// KeySource a memory.
     pub cross: Option<MultiHead>,
     /// Of the feed-forward layer.
     pub feed_forward_norm: Norm,
     /// Each position alone.
     pub feed_forward: FeedForward,
     #[module(skip)]
-    dropping: Dropping,
+    dropout: DropoutRates,
     #[module(skip)]
     place: NormPlace,
 }
 
-/// What a block is run with, beside its input.
+/// Inputs of a block besides the residual stream.
 #[derive(Debug)]
-pub struct Around<'a> {
-    /// Who sees whom among the rows themselves.
+pub struct BlockInputs<'a> {
+    /// Attention mask of the self-attention.
     pub mask: &'a Mask,
     /// What is looked at beside them.
     pub memory: Option<Memory<'a>>,
@@ -91,7 +91,7 @@ pub enum Memory<'a> {
     /// Rows, and who sees what there.
     Rows(&'a Tensor<3>, &'a Mask),
     /// What sequences have read, all of it, as keys and values.
-    Kept(&'a LayerPast, &'a [Sequence]),
+    Cached(&'a LayerCache, &'a [Sequence]),
 }
 
 impl Block {
@@ -106,26 +106,26 @@ impl Block {
             cross: config.cross.as_ref().map(|cross| MultiHead::new(cross, device)),
             feed_forward_norm: norm(),
             feed_forward: FeedForward::new(&config.feed_forward, device),
-            dropping: config.dropping,
+            dropout: config.dropout,
             place: config.place,
         }
     }
 
     /// `x [batch, length, d_model]`, its rows over one another.
-    pub fn forward(&self, x: Tensor<3>, around: Around<'_>) -> Result<Tensor<3>, Error> {
-        self.step(x, Over::Itself, around)
+    pub fn forward(&self, x: Tensor<3>, around: BlockInputs<'_>) -> Result<Tensor<3>, Error> {
+        self.step(x, KeySource::Itself, around)
     }
 
     /// The same over what is told.
     pub fn step(
         &self,
         x: Tensor<3>,
-        over: Over<'_>,
-        around: Around<'_>,
+        over: KeySource<'_>,
+        around: BlockInputs<'_>,
     ) -> Result<Tensor<3>, Error> {
-        let Around { mask, memory, place, pass } = around;
+        let BlockInputs { mask, memory, place, pass } = around;
         let part = |part: u64| place.wrapping_mul(8).wrapping_add(part);
-        let Dropping { rate, attention } = self.dropping;
+        let DropoutRates { rate, attention } = self.dropout;
         let [after, after_cross, last] = [0, 1, 2].map(|i| pass.drops(rate, part(i)));
         let [weights, cross_weights] = [3, 4].map(|i| pass.drops_weights(attention, part(i)));
         let x = self.add(x, &self.attention_norm, after, |x| {
@@ -135,8 +135,10 @@ impl Block {
             (Some(cross), Some(norm), Some(memory)) => {
                 let full = Mask::full();
                 let (over, mask) = match memory {
-                    Memory::Rows(memory, mask) => (Over::Memory(memory), mask),
-                    Memory::Kept(past, sequences) => (Over::Kept(past, sequences), &full),
+                    Memory::Rows(memory, mask) => (KeySource::Memory(memory), mask),
+                    Memory::Cached(state, sequences) => {
+                        (KeySource::Cached(state, sequences), &full)
+                    }
                 };
                 pass.within("cross", |pass| {
                     self.add(x, norm, after_cross, |x| {
@@ -161,7 +163,7 @@ impl Block {
         &self,
         x: Tensor<3>,
         norm: &Norm,
-        drop: Option<Drop>,
+        drop: Option<ElementDropout>,
         layer: impl FnOnce(Tensor<3>) -> Result<Tensor<3>, Error>,
     ) -> Result<Tensor<3>, Error> {
         Ok(match self.place {

@@ -127,7 +127,7 @@ impl Level {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::past::numbers;
+    use crate::kv_cache::numbers;
     use burn::tensor::Distribution;
 
     #[test]

@@ -13,9 +13,9 @@ mod norm;
 mod position;
 
 pub use additive::{Bahdanau, Luong, LuongScore};
-pub use attention::{Bias, MultiHead, MultiHeadConfig, Over};
+pub use attention::{Bias, KeySource, MultiHead, MultiHeadConfig};
 pub(crate) use attention::{joined, split};
-pub use block::{Around, Block, BlockConfig, Dropping, Memory, NormPlace};
+pub use block::{Block, BlockConfig, BlockInputs, DropoutRates, Memory, NormPlace};
 pub use embedding::Embedding;
 pub use feed_forward::{FeedForward, FeedForwardConfig};
 pub use gru::{Gru, GruCell, GruStates};

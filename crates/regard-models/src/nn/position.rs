@@ -8,7 +8,7 @@ pub struct Sinusoid {
     /// Pair `i` of `n` turns by `base^(-i / n)` from one position to the next.
     pub base: f64,
     /// Whether all sines stand before all cosines; as published they take turns.
-    pub halves: bool,
+    pub half_split: bool,
     /// The number of the first position.
     pub first: usize,
     /// Whether the slowest pair turns by `1 / base`, as tensor2tensor has it: `base^(-i / (n - 1))`.
@@ -17,7 +17,7 @@ pub struct Sinusoid {
 
 impl Default for Sinusoid {
     fn default() -> Self {
-        Self { base: 10_000.0, halves: false, first: 0, inclusive: false }
+        Self { base: 10_000.0, half_split: false, first: 0, inclusive: false }
     }
 }
 
@@ -30,7 +30,7 @@ impl Sinusoid {
         let number = |at: usize| {
             let (position, i) = (self.first + start + at / features, at % features);
             let (pair, cosine) =
-                if self.halves { (i % pairs, i >= pairs) } else { (i / 2, i % 2 == 1) };
+                if self.half_split { (i % pairs, i >= pairs) } else { (i / 2, i % 2 == 1) };
             let angle = position as f64 * self.base.powf(-(pair as f64) / last as f64);
             if cosine { angle.cos() } else { angle.sin() }
         };

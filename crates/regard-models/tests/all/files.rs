@@ -2,7 +2,7 @@
 
 use crate::real::{fetched, fixture, json, kept};
 use regard_models::files::{
-    Activation, Architecture, Config, Dtype, Gguf, Heads, Known, Message, ModelFiles, Pairs,
+    Activation, Architecture, Config, Dtype, Gguf, Heads, KnownModel, Message, ModelFiles, PairLayout,
     Positions, Tokens, Weights,
 };
 use serde_json::Value;
@@ -64,10 +64,13 @@ fn shapes(config: &Config) -> Shapes {
             }
             if bert {
                 shapes.push(("positions.weight".into(), vec![config.context.expect("context"), d]));
-                shapes.push(("kinds.weight".into(), vec![config.kinds.expect("kinds"), d]));
+                shapes.push((
+                    "token_types.weight".into(),
+                    vec![config.token_types.expect("token_types"), d],
+                ));
                 linear(&mut shapes, "pooler", [d, d], true);
             }
-            assert!(config.tied);
+            assert!(config.tie_embeddings);
         }
         Architecture::Transformer => {
             for layer in 0..config.n_layers {
@@ -82,7 +85,7 @@ fn shapes(config: &Config) -> Shapes {
             shapes.push(("target.weight".into(), vec![target, d]));
             linear(&mut shapes, "head", [target, d], true);
         }
-        Architecture::Seq2Seq => {
+        Architecture::E2k => {
             shapes.push(("source.weight".into(), vec![vocab, d]));
             shapes.push(("target.weight".into(), vec![target, d]));
             let cells = [("encoder.forward", d), ("encoder.backward", d), ("before", d)];
@@ -128,7 +131,7 @@ fn stories_are_read_whole() {
     takes_everything(&mut files, 260_032);
     let config = &files.config;
     assert_eq!(config.heads, Heads { q: 8, kv: 4 });
-    assert_eq!(config.positions, Positions::Rotary { theta: 1e4, pairs: Pairs::Neighbours });
+    assert_eq!(config.positions, Positions::Rotary { theta: 1e4, pairs: PairLayout::Interleaved });
     assert_eq!((config.bos, config.eos.as_slice()), (Some(1), &[2][..]));
     assert_eq!(files.title, "stories260K");
 }
@@ -174,7 +177,8 @@ fn aren_is_read_whole_and_its_parts_are_rows() {
     assert_eq!(config.activation, Some(Activation::Relu));
     assert_eq!(config.embedding_scale, Some(32f64.sqrt()));
     assert_eq!((config.bos, config.eos.as_slice(), config.pad), (Some(1), &[2][..], Some(0)));
-    let positions = Positions::Sinusoidal { pairs: Pairs::Halves, first: 1, inclusive: true };
+    let positions =
+        Positions::Sinusoidal { pairs: PairLayout::HalfSplit, first: 1, inclusive: true };
     assert_eq!(config.positions, positions);
 }
 
@@ -212,7 +216,7 @@ fn smollm2_is_read_whole() {
     assert_eq!((config.d_model, config.n_layers, config.head_dim), (576, 30, 64));
     assert_eq!(config.heads, Heads { q: 9, kv: 3 });
     assert_eq!((config.context, config.norm_eps), (Some(8192), Some(1e-5)));
-    assert_eq!(config.positions, Positions::Rotary { theta: 1e5, pairs: Pairs::Neighbours });
+    assert_eq!(config.positions, Positions::Rotary { theta: 1e5, pairs: PairLayout::Interleaved });
     assert_eq!((config.bos, config.eos.as_slice(), config.pad), (Some(1), &[2][..], Some(2)));
 }
 
@@ -310,7 +314,10 @@ fn minilm_is_read_whole_with_its_tokens() {
     takes_everything(&mut files, 22_713_216);
     let config = &files.config;
     assert_eq!((config.d_model, config.n_layers, config.heads.q), (384, 6, 12));
-    assert_eq!((config.norm_eps, config.kinds, config.pre_norm), (Some(1e-12), Some(2), false));
+    assert_eq!(
+        (config.norm_eps, config.token_types, config.pre_norm),
+        (Some(1e-12), Some(2), false)
+    );
     assert_eq!(config.activation, Some(Activation::Gelu));
     let tokens = files.tokens.unwrap();
     assert_eq!(tokens.len(), 30522);
@@ -334,7 +341,7 @@ fn e2k_is_read_whole_with_its_tokens() {
     assert_eq!(raw.dtype("attn.in_proj_weight"), Some(&Dtype::F16));
     let fused = raw.take("attn.in_proj_weight", &[768, 256]).unwrap();
     assert_eq!(ours.take("attention.k.weight", &[256, 256]).unwrap(), fused[65536..131_072]);
-    let parameters = usize::try_from(Known::named("e2k").unwrap().parameters).unwrap();
+    let parameters = usize::try_from(KnownModel::named("e2k").unwrap().parameters).unwrap();
     takes_everything(&mut files, parameters);
     assert_eq!((files.config.vocab, files.config.target_vocab), (31, Some(88)));
     assert_eq!((files.config.bos, files.config.eos.as_slice()), (Some(1), &[2][..]));

@@ -3,13 +3,13 @@
 use crate::own::{NONE, folder, llama, marked};
 use burn::tensor::Device;
 use regard_models::files::Architecture::{
-    self, Bert as Encoder, Gru, Han as Hierarchy, Llama, Transformer as Translator,
+    self, Bert as Encoder, Han as Hierarchy, Llama, Seq2Seq as Gru, Transformer as Translator,
 };
 use regard_models::files::{
-    Activation, Config, Heads, ModelFiles, Pairs, Positions, Stored, Tokens, Weights,
+    Activation, Config, Heads, ModelFiles, PairLayout, Positions, Tokens, WeightFormat, Weights,
     save as save_tensors,
 };
-use regard_models::generate::Search;
+use regard_models::generate::DecodingStrategy;
 use regard_models::{Bert, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ fn bert() -> Config {
         head_dim: 4,
         d_ff: Some(12),
         vocab: 6,
-        kinds: Some(2),
+        token_types: Some(2),
         context: Some(10),
         positions: Positions::Learned,
         activation: Some(Activation::Gelu),
@@ -56,7 +56,11 @@ fn transformer() -> Config {
         head_dim: 4,
         vocab: 6,
         target_vocab: Some(6),
-        positions: Positions::Sinusoidal { pairs: Pairs::Halves, first: 0, inclusive: false },
+        positions: Positions::Sinusoidal {
+            pairs: PairLayout::HalfSplit,
+            first: 0,
+            inclusive: false,
+        },
         activation: Some(Activation::Gelu),
         ..Config::of(Architecture::Transformer)
     })
@@ -69,10 +73,10 @@ fn made(test: &str, kind: Architecture) -> (PathBuf, Config) {
         Llama => llama(),
         Encoder => bert(),
         Translator => transformer(),
-        Gru => marked(Config::gru(GRU)),
+        Gru => marked(Config::seq2seq(GRU)),
         _ => Config::han(HAN, Vec::new()),
     };
-    let stored = Stored::F32;
+    let stored = WeightFormat::F32;
     let path = match kind {
         Llama => folder(&name, &config, &Gpt::new(&config, NONE, &device).expect("fits"), stored),
         Encoder => folder(&name, &config, &Bert::new(&config, &device).expect("fits"), stored),
@@ -96,7 +100,7 @@ fn opened(test: &str, kind: Architecture) -> Model {
 
 /// The part of a configuration that has its sizes: a recurrent model has its own.
 fn part(value: &mut serde_json::Value) -> &mut serde_json::Value {
-    let own = ["gru", "han"].into_iter().find(|name| value.get(name).is_some());
+    let own = ["seq2seq", "han"].into_iter().find(|name| value.get(name).is_some());
     match own {
         Some(name) => &mut value[name],
         None => value,
@@ -185,9 +189,9 @@ fn a_text_that_is_too_long_is_refused_at_once_with_the_limit() {
         let text = text.as_str();
         let mut hear = |_: usize, _: &str| std::ops::ControlFlow::Continue(());
         let all = [
-            llama.generate(&[text], &Search::Greedy, 1, &mut hear).map(drop),
-            transformer.translate(&[text], &Search::Greedy, 1).map(drop),
-            gru.translate(&["a", text], &Search::Greedy, 1).map(drop),
+            llama.generate(&[text], &DecodingStrategy::Greedy, 1, &mut hear).map(drop),
+            transformer.translate(&[text], &DecodingStrategy::Greedy, 1).map(drop),
+            gru.translate(&["a", text], &DecodingStrategy::Greedy, 1).map(drop),
             gru.look_at("a", text).map(drop),
             han.classify(&[text]).map(drop),
         ];
@@ -299,8 +303,11 @@ fn the_highest_number_of_a_token_is_held_against_the_model() {
 fn a_text_of_no_tokens_is_refused_where_there_is_nothing_to_say() {
     let model = opened("empty", Translator);
     // To a translator nothing is its end, which is a token.
-    assert_eq!(model.translate(&[""], &Search::Greedy, 2).expect("its end").len(), 1);
-    assert_eq!(model.translate(&["", "a"], &Search::Greedy, 2).expect("a letter").len(), 2);
+    assert_eq!(model.translate(&[""], &DecodingStrategy::Greedy, 2).expect("its end").len(), 1);
+    assert_eq!(
+        model.translate(&["", "a"], &DecodingStrategy::Greedy, 2).expect("a letter").len(),
+        2
+    );
     let error = opened("empty", Encoder).embed(&["a", ""]).unwrap_err().to_string();
     assert!(error.contains("no tokens"), "{error}");
     assert!(opened("empty", Llama).look("").is_err());
@@ -318,7 +325,7 @@ fn a_translation_of_nothing_is_looked_at() {
             let trace = model.look_at(text, "").expect("a trace");
             assert_eq!(trace.labels("target").len(), 1, "only the beginning");
             let cross = trace.layers.iter().find(|layer| layer.kind == "cross").expect("it looks");
-            assert_eq!(cross.seen.size(), [1, text.len()]);
+            assert_eq!(cross.data.size(), [1, text.len()]);
         }
     }
 }

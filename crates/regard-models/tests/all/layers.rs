@@ -7,8 +7,8 @@ use regard::rope::{Rope, RopePairs};
 use regard_burn::{Activation, CrossEntropy, cross_entropy};
 use regard_models::Pass;
 use regard_models::nn::{
-    Around, Bias, Block, BlockConfig, Dropping, Embedding, FeedForward, FeedForwardConfig, Linear,
-    Memory, MultiHead, MultiHeadConfig, Norm, NormKind, NormPlace, Over, Sinusoid,
+    Bias, Block, BlockConfig, BlockInputs, DropoutRates, Embedding, FeedForward, FeedForwardConfig,
+    KeySource, Linear, Memory, MultiHead, MultiHeadConfig, Norm, NormKind, NormPlace, Sinusoid,
 };
 
 fn activation(name: &str) -> Activation {
@@ -84,7 +84,7 @@ fn attend(mut golden: Golden, config: &MultiHeadConfig, mask: &Mask) {
     let layer = golden.load(MultiHead::new(config, &device()));
     let x = golden.input::<3>("x");
     let y = layer
-        .forward(x.clone(), Over::Itself, mask, None, &mut Pass::default())
+        .forward(x.clone(), KeySource::Itself, mask, None, &mut Pass::default())
         .expect("sizes agree");
     golden.output("y", &y);
     let grads = golden.gradients(&layer);
@@ -138,7 +138,7 @@ fn attention_over_a_memory_is_that_of_pytorch() {
     let layer = golden.load(MultiHead::new(&config, &device()));
     let (x, memory) = (golden.input::<3>("x"), golden.input::<3>("memory"));
     let mask = Mask::lengths(&golden.list("memory_lengths"));
-    let y = layer.forward(x.clone(), Over::Memory(&memory), &mask, None, &mut Pass::default());
+    let y = layer.forward(x.clone(), KeySource::Memory(&memory), &mask, None, &mut Pass::default());
     golden.output("y", &y.expect("sizes agree"));
     let grads = golden.gradients(&layer);
     golden.gradient("x", &x, &grads);
@@ -177,7 +177,7 @@ fn blocks_are_those_of_pytorch() {
             norm: NormKind::Layer,
             place: if name.ends_with("pre") { NormPlace::Pre } else { NormPlace::Post },
             eps: 1e-5,
-            dropping: Dropping::default(),
+            dropout: DropoutRates::default(),
         };
         let block = golden.load(Block::new(&config, &device()));
         let x = golden.input::<3>("x");
@@ -186,7 +186,7 @@ fn blocks_are_those_of_pytorch() {
         let mask = if decodes { Mask::causal() } else { Mask::lengths(&golden.list("lengths")) };
         let mut pass = Pass::default();
         let seen = memory.as_ref().map(|(memory, mask)| Memory::Rows(memory, mask));
-        let around = Around { mask: &mask, memory: seen, place: 0, pass: &mut pass };
+        let around = BlockInputs { mask: &mask, memory: seen, place: 0, pass: &mut pass };
         golden.output("y", &block.forward(x.clone(), around).expect("sizes agree"));
         let grads = golden.gradients(&block);
         golden.gradient("x", &x, &grads);

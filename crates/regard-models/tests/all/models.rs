@@ -3,7 +3,7 @@
 use crate::real::{fetched, fixture, json, kept};
 use regard::Machine;
 use regard_models::Model;
-use regard_models::generate::Search;
+use regard_models::generate::DecodingStrategy;
 use regard_scope::Trace;
 use serde_json::Value;
 use std::ops::ControlFlow;
@@ -45,7 +45,7 @@ fn a_story_is_told_as_llama2_c_tells_it() {
         heard.push_str(text);
         ControlFlow::Continue(())
     };
-    let written = model.generate(&[""], &Search::Greedy, 200, told).expect("a story");
+    let written = model.generate(&[""], &DecodingStrategy::Greedy, 200, told).expect("a story");
     assert_eq!(written[0].text, golden["greedy_text_200_steps"]);
     assert_eq!(heard, golden["greedy_text_200_steps"]);
 }
@@ -57,8 +57,8 @@ fn names_are_written_as_ctranslate2_writes_them() {
     let (model, golden) =
         (Model::new(files).expect("a translator"), golden.as_array().expect("a list").clone());
     let names: Vec<&str> = golden.iter().map(|one| one["src"].as_str().expect("a name")).collect();
-    let greedy = model.translate(&names, &Search::Greedy, 64).expect("names");
-    let beam = Search::Beam { width: 2, length_penalty: 1.0 };
+    let greedy = model.translate(&names, &DecodingStrategy::Greedy, 64).expect("names");
+    let beam = DecodingStrategy::Beam { width: 2, length_penalty: 1.0 };
     let beams = model.translate(&names, &beam, 64).expect("names");
     assert_eq!(names.len(), 10);
     for ((one, greedy), beam) in golden.iter().zip(&greedy).zip(&beams) {
@@ -104,7 +104,8 @@ fn a_language_model_goes_on_as_it_is_known_to() {
     let prompts: Vec<&str> =
         cases.iter().map(|one| one["prompt"].as_str().expect("a text")).collect();
     // Two prompts of other lengths, together.
-    let written = model.generate(&prompts, &Search::Greedy, 16, &mut silent).expect("texts");
+    let written =
+        model.generate(&prompts, &DecodingStrategy::Greedy, 16, &mut silent).expect("texts");
     for (one, written) in cases.iter().zip(&written) {
         let ids: Vec<u64> = written.tokens.iter().map(|id| u64::from(*id)).collect();
         assert_eq!(one["next_ids"], Value::from(ids));
@@ -118,7 +119,8 @@ fn a_model_is_asked_for_what_it_can_do() {
     let model = Model::open(&path).expect("a decoder");
     let error = model.embed(&["a"]).expect_err("a decoder has no vectors of sentences");
     assert!(error.to_string().contains("bert"), "{error}");
-    let error =
-        model.translate(&["a"], &Search::Greedy, 3).expect_err("a decoder does not translate");
+    let error = model
+        .translate(&["a"], &DecodingStrategy::Greedy, 3)
+        .expect_err("a decoder does not translate");
     assert!(error.to_string().contains("seq2seq"), "{error}");
 }

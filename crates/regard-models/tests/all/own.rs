@@ -2,21 +2,28 @@
 
 use burn::module::Module;
 use burn::tensor::Device;
-use regard_models::files::{Activation, Architecture, Config, Heads, Pairs, Positions, Stored};
-use regard_models::generate::Search;
+use regard_models::files::{
+    Activation, Architecture, Config, Heads, PairLayout, Positions, WeightFormat,
+};
+use regard_models::generate::DecodingStrategy;
 use regard_models::{
-    Dropping, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer, save,
+    DropoutRates, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer, save,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-pub(crate) const NONE: Dropping = Dropping { rate: 0.0, attention: 0.0 };
+pub(crate) const NONE: DropoutRates = DropoutRates { rate: 0.0, attention: 0.0 };
 /// `<`, `>`, three letters and what a translation is asked for with.
-const TOKENS: &str = r#"{"tokens": ["<", ">", "a", "b", "c", "="], "marks": [0, 1]}"#;
-const BEAM: Search = Search::Beam { width: 3, length_penalty: 1.0 };
+const TOKENS: &str = r#"{"tokens": ["<", ">", "a", "b", "c", "="], "special_tokens": [0, 1]}"#;
+const BEAM: DecodingStrategy = DecodingStrategy::Beam { width: 3, length_penalty: 1.0 };
 
 /// A folder of its own, with everything in it.
-pub(crate) fn folder(name: &str, config: &Config, model: &impl Module, stored: Stored) -> PathBuf {
+pub(crate) fn folder(
+    name: &str,
+    config: &Config,
+    model: &impl Module,
+    stored: WeightFormat,
+) -> PathBuf {
     let path = std::env::temp_dir().join(format!("regard-own-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&path).expect("a folder");
     std::fs::write(path.join("config.json"), config.to_json().expect("a config")).expect("a file");
@@ -47,7 +54,7 @@ fn translates(model: &Model) {
     let texts: Vec<String> =
         (0..70).map(|i| letters.concat().repeat(1 + i % 5) + letters[i % 3]).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    for search in [Search::Greedy, BEAM] {
+    for search in [DecodingStrategy::Greedy, BEAM] {
         let all = model.translate(&texts, &search, 8).expect("letters");
         for i in [0, 1, 33, 69] {
             let alone = model.translate(&texts[i..=i], &search, 8).expect("letters");
@@ -68,17 +75,17 @@ fn recurrent_translators_are_opened_with_and_without_attention() {
             source_vocab: 6,
             target_vocab: 6,
         };
-        let config = marked(Config { target_vocab, ..Config::gru(sizes) });
+        let config = marked(Config { target_vocab, ..Config::seq2seq(sizes) });
         let model = Seq2Seq::new(&sizes, NONE, &Device::flex()).expect("sizes are sizes");
         let name = if target_vocab.is_some() { "plain" } else { "gru" };
-        let model = opened(&folder(name, &config, &model, Stored::F32));
+        let model = opened(&folder(name, &config, &model, WeightFormat::F32));
         translates(&model);
         match attention_hidden {
             Some(_) => {
                 let trace = model.look("abc").expect("a trace");
                 let told = model.look_at("abc", "ab").expect("a trace");
                 assert_eq!(told.labels("target").len(), 3, "the beginning and two letters");
-                assert_eq!((trace.layers.len(), trace.layers[0].seen.size()[1]), (1, 3));
+                assert_eq!((trace.layers.len(), trace.layers[0].data.size()[1]), (1, 3));
             }
             None => {
                 assert!(model.look("abc").unwrap_err().to_string().contains("attention_hidden"));
@@ -95,14 +102,18 @@ fn transformers_that_share_their_tables_are_opened() {
         heads: Heads { q: 2, kv: 2 },
         head_dim: 4,
         vocab: 6,
-        tied: true,
-        joint: true,
-        positions: Positions::Sinusoidal { pairs: Pairs::Halves, first: 0, inclusive: false },
+        tie_embeddings: true,
+        shared_vocabulary: true,
+        positions: Positions::Sinusoidal {
+            pairs: PairLayout::HalfSplit,
+            first: 0,
+            inclusive: false,
+        },
         activation: Some(Activation::Gelu),
         ..Config::of(Architecture::Transformer)
     });
     let model = Transformer::new(&config, NONE, &Device::flex()).expect("a translator");
-    translates(&opened(&folder("tables", &config, &model, Stored::F16)));
+    translates(&opened(&folder("tables", &config, &model, WeightFormat::F16)));
 }
 
 /// A small decoder.
@@ -114,7 +125,7 @@ pub(crate) fn llama() -> Config {
         d_ff: Some(12),
         vocab: 6,
         pre_norm: true,
-        positions: Positions::Rotary { theta: 1e4, pairs: Pairs::Halves },
+        positions: Positions::Rotary { theta: 1e4, pairs: PairLayout::HalfSplit },
         activation: Some(Activation::Silu),
         ..Config::of(Architecture::Llama)
     })
@@ -125,13 +136,14 @@ fn a_decoder_translates_where_it_is_told_how_it_is_asked() {
     let plain = llama();
     let asked = Config { translate: Some("{source}=".into()), ..plain.clone() };
     let model = Gpt::new(&asked, NONE, &Device::flex()).expect("a decoder");
-    let told = opened(&folder("asked", &asked, &model, Stored::F32));
+    let told = opened(&folder("asked", &asked, &model, WeightFormat::F32));
     translates(&told);
-    let silent = opened(&folder("silent", &plain, &model, Stored::F32));
+    let silent = opened(&folder("silent", &plain, &model, WeightFormat::F32));
     let mut hear = |_: usize, _: &str| std::ops::ControlFlow::Continue(());
-    let right = silent.generate(&["ab="], &Search::Greedy, 8, &mut hear).expect("letters");
-    assert_eq!(told.translate(&["ab"], &Search::Greedy, 8).expect("letters"), right);
-    let error = silent.translate(&["ab"], &Search::Greedy, 8).unwrap_err().to_string();
+    let right =
+        silent.generate(&["ab="], &DecodingStrategy::Greedy, 8, &mut hear).expect("letters");
+    assert_eq!(told.translate(&["ab"], &DecodingStrategy::Greedy, 8).expect("letters"), right);
+    let error = silent.translate(&["ab"], &DecodingStrategy::Greedy, 8).unwrap_err().to_string();
     assert!(error.contains("template"), "{error}");
 }
 
@@ -148,7 +160,7 @@ fn a_hierarchy_tells_what_a_text_is_and_what_it_looked_at() {
     };
     let config = Config::han(sizes, vec!["good".into(), "bad".into()]);
     let model = Han::new(&sizes, NONE, &Device::flex()).expect("sizes are sizes");
-    let model = opened(&folder("han", &config, &model, Stored::F16));
+    let model = opened(&folder("han", &config, &model, WeightFormat::F16));
     let texts = ["abc\nba\n\nc", "a", ""];
     let all = model.classify(&texts).expect("letters");
     for one in &all {

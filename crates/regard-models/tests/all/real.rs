@@ -1,6 +1,6 @@
 //! Real models: two that are part of the workspace, and three that are fetched.
 
-use regard_models::files::{Known, ModelFiles, cache_dir};
+use regard_models::files::{KnownModel, ModelFiles, cache_dir};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -26,7 +26,7 @@ pub(crate) fn fetched(name: &str) -> PathBuf {
     static ONE: Mutex<()> = Mutex::new(());
     let one = ONE.lock();
     let base = cache_dir(|name| std::env::var_os(name)).expect("HOME or REGARD_CACHE");
-    let path = Known::named(name).expect("a known name").fetch(&base, "python3");
+    let path = KnownModel::named(name).expect("a known name").fetch(&base, "python3");
     drop(one);
     path.unwrap_or_else(|why| panic!("run `regard models get {name}`: {why}"))
 }

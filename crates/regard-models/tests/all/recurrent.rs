@@ -8,9 +8,9 @@ use burn::tensor::{Device, Tensor, TensorData};
 use regard::Mask;
 use regard_burn::{CrossEntropy, cross_entropy};
 use regard_models::files::ModelFiles;
-use regard_models::generate::{Ended, Search, Stop, generate};
+use regard_models::generate::{DecodingStrategy, FinishReason, StoppingCriteria, generate};
 use regard_models::nn::{Bahdanau, Gru, Linear, Luong};
-use regard_models::{Dropping, E2k, Han, Pass, Recorder, Seq2Seq, ids, load};
+use regard_models::{DropoutRates, E2k, Han, Pass, Recorder, Seq2Seq, ids, load};
 use std::ops::ControlFlow;
 
 #[test]
@@ -88,7 +88,7 @@ fn a_recurrent_translator_is_that_of_pytorch() {
     let mut golden = Golden::open("seq2seq");
     let config = serde_json::from_value(golden.config.clone()).expect("a config");
     let model = golden
-        .load(Seq2Seq::new(&config, Dropping::default(), &device()).expect("sizes are sizes"));
+        .load(Seq2Seq::new(&config, DropoutRates::default(), &device()).expect("sizes are sizes"));
     let mut pass = Pass::default();
     let memory = model
         .encode(golden.ids("source"), Some(&golden.list("source_lengths")), &mut pass)
@@ -105,8 +105,8 @@ fn a_recurrent_translator_is_that_of_pytorch() {
 fn hierarchical_attention_is_that_of_pytorch() {
     let mut golden = Golden::open("han");
     let config = serde_json::from_value(golden.config.clone()).expect("a config");
-    let model =
-        golden.load(Han::new(&config, Dropping::default(), &device()).expect("sizes are sizes"));
+    let model = golden
+        .load(Han::new(&config, DropoutRates::default(), &device()).expect("sizes are sizes"));
     // Documents have 3 sentences of up to 6 words; those beyond a document have none.
     let rows = golden.rows("ids", Some(&golden.list("word_lengths")));
     let counts = golden.list("sentence_lengths");
@@ -148,15 +148,15 @@ fn e2k_writes_katakana_as_its_own_program_does() {
     let sources: Vec<Vec<u32>> =
         cases.keys().map(|word| source.encode(word).expect("letters")).collect();
     let begins = vec![vec![files.config.bos.expect("a beginning")]; sources.len()];
-    let stop = Stop { max_tokens: 16, end: files.config.eos.clone() };
-    let mut writer = model.writer(&sources).expect("ids are tokens");
+    let stop = StoppingCriteria { max_tokens: 16, end: files.config.eos.clone() };
+    let mut session = model.session(&sources).expect("ids are tokens");
     let mut hear = |_, _| ControlFlow::Continue(());
-    let all = generate(&mut writer, &begins, &Search::Greedy, &stop, &mut hear)
+    let all = generate(&mut session, &begins, &DecodingStrategy::Greedy, &stop, &mut hear)
         .expect("scores are finite");
     for ((word, katakana), one) in cases.iter().zip(&all) {
         assert_eq!(
-            (target.decode(&one.tokens).as_str(), one.ended),
-            (katakana.as_str().expect("text"), Ended::End),
+            (target.decode(&one.tokens).as_str(), one.finish_reason),
+            (katakana.as_str().expect("text"), FinishReason::EndToken),
             "{word}"
         );
     }
@@ -172,9 +172,9 @@ fn e2k_writes_katakana_as_its_own_program_does() {
     assert_eq!(best[..tokens.len()], tokens);
     assert_eq!(pass.recorder.trace("e2k", &[]).layers.len(), 1);
 
-    let search = Search::Beam { width: 4, length_penalty: 1.0 };
+    let search = DecodingStrategy::Beam { width: 4, length_penalty: 1.0 };
     let beams =
-        generate(&mut writer, &begins, &search, &stop, &mut hear).expect("scores are finite");
+        generate(&mut session, &begins, &search, &stop, &mut hear).expect("scores are finite");
     for (beam, greedy) in beams.iter().zip(&all) {
         let mean = |score: f64, n: usize| score / n as f64;
         assert!(

@@ -3,10 +3,10 @@
 use crate::golden::{Golden, device};
 use burn::tensor::{Int, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy};
-use regard_models::files::{Activation, Architecture, Config, Heads, Pairs, Positions};
-use regard_models::{Bert, Dropping, Gpt, Pass, Sentences, Transformer, Vit, VitConfig};
+use regard_models::files::{Activation, Architecture, Config, Heads, PairLayout, Positions};
+use regard_models::{Bert, DropoutRates, Gpt, Pass, Sentences, Transformer, Vit, VitConfig};
 
-const NONE: Dropping = Dropping { rate: 0.0, attention: 0.0 };
+const NONE: DropoutRates = DropoutRates { rate: 0.0, attention: 0.0 };
 
 /// What a golden says of its model, in the words of a config.
 pub(crate) fn config(golden: &Golden, architecture: Architecture) -> Config {
@@ -26,14 +26,14 @@ pub(crate) fn config(golden: &Golden, architecture: Architecture) -> Config {
         d_ff: Some(size("d_ff")),
         vocab: size(if translates { "source_vocab" } else { "vocab" }),
         target_vocab: translates.then(|| size("target_vocab")),
-        kinds: has("kinds").then(|| size("kinds")),
+        token_types: has("token_types").then(|| size("token_types")),
         context: has("context").then(|| size("context")),
         norm_eps: golden.config["eps"].as_f64(),
         pre_norm: golden.config["norm"] == "pre",
         positions: match architecture {
-            Architecture::Llama => Positions::Rotary { theta: 1e4, pairs: Pairs::Halves },
+            Architecture::Llama => Positions::Rotary { theta: 1e4, pairs: PairLayout::HalfSplit },
             Architecture::Transformer => {
-                Positions::Sinusoidal { pairs: Pairs::Neighbours, first: 0, inclusive: false }
+                Positions::Sinusoidal { pairs: PairLayout::Interleaved, first: 0, inclusive: false }
             }
             _ => Positions::Learned,
         },
@@ -46,7 +46,7 @@ pub(crate) fn config(golden: &Golden, architecture: Architecture) -> Config {
         }),
         attention_bias: !llama,
         feed_forward_bias: !llama,
-        tied: golden.config["tied"] == true,
+        tie_embeddings: golden.config["tied"] == true,
         embedding_scale: translates.then(|| (d_model as f64).sqrt()),
         bos: None,
         eos: Vec::new(),
@@ -83,10 +83,10 @@ fn an_encoder_is_that_of_transformers() {
     let model = golden
         .load(Bert::new(&config(&golden, Architecture::Bert), &device()).expect("an encoder"));
     // All positions, as PyTorch computes them; what lies beyond a sentence is hidden by its length.
-    let (ids, kinds) = (golden.rows("ids", None), golden.rows("kinds", None));
+    let (ids, token_types) = (golden.rows("ids", None), golden.rows("token_types", None));
     let hidden = model
         .forward_padded(
-            &Sentences { tokens: &ids, kinds: Some(&kinds) },
+            &Sentences { tokens: &ids, token_types: Some(&token_types) },
             &golden.list("lengths"),
             &mut Pass::default(),
         )

@@ -20,7 +20,7 @@ impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Window(keys) => write!(f, "window {keys}"),
-            Self::TopK(keys) => write!(f, "top {keys}"),
+            Self::TopK(keys) => write!(f, "top-{keys}"),
             Self::Mask(mask) => write!(f, "{mask}"),
         }
     }
@@ -34,12 +34,12 @@ pub struct HeadAudit {
     /// Query head.
     pub head: usize,
     /// One entry per pattern. Fully masked queries are left out. The weight of a sink counts as lost under every pattern.
-    pub retained: Vec<Retained>,
+    pub retained: Vec<RetainedMass>,
 }
 
 /// The attention mass that the queries of a head retain.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Retained {
+pub struct RetainedMass {
     /// Mean over the queries; 1 if there are none.
     pub mean: f64,
     /// Smallest of any query.
@@ -97,7 +97,7 @@ fn by_head<N: Number>(
             let of_rows = || visible.iter().map(|row| mass[*row]);
             let n = visible.len() as f64;
             let mean = if visible.is_empty() { 1.0 } else { of_rows().sum::<f64>() / n };
-            Retained { mean, worst: of_rows().fold(1.0, f64::min) }
+            RetainedMass { mean, worst: of_rows().fold(1.0, f64::min) }
         };
         HeadAudit { batch, head, retained: mass_of.iter().map(retained).collect() }
     });

@@ -6,7 +6,7 @@ mod grid;
 mod pass;
 mod rollout;
 
-pub use audit::{HeadAudit, Pattern, Retained, audit};
+pub use audit::{HeadAudit, Pattern, RetainedMass, audit};
 pub use diff::{Divergence, diff};
 use grid::Grid;
 use pass::Strip;
@@ -101,7 +101,7 @@ impl Measure {
     }
 
     /// Computes the statistics.
-    pub fn of<N: Number>(&self, view: &AttentionView<'_, N>) -> Result<Measured<N>, Error> {
+    pub fn of<N: Number>(&self, view: &AttentionView<'_, N>) -> Result<MeasureOutput<N>, Error> {
         self.weighted(view, None)
     }
 
@@ -110,7 +110,7 @@ impl Measure {
         &self,
         view: &AttentionView<'_, N>,
         counts: Option<&[N]>,
-    ) -> Result<Measured<N>, Error> {
+    ) -> Result<MeasureOutput<N>, Error> {
         self.check()?;
         let masked: Vec<_> =
             self.masks.iter().map(|mask| view.mask(mask.clone())).collect::<Result<_, _>>()?;
@@ -150,9 +150,9 @@ impl Measure {
         *entropy || *mean_distance || *col_sum || top.is_some() || !pooled.is_empty()
     }
 
-    fn empty<N: Number>(&self, view: &AttentionView<'_, N>) -> Measured<N> {
+    fn empty<N: Number>(&self, view: &AttentionView<'_, N>) -> MeasureOutput<N> {
         let k = self.top.unwrap_or(0).min(view.problem().dims().k_len);
-        Measured { top: Top { k, ..Top::default() }, ..Measured::default() }
+        MeasureOutput { top: Top { k, ..Top::default() }, ..MeasureOutput::default() }
     }
 
     /// The grids of a head: the column sums, then the pooled maps; none where there is no cell.
@@ -169,7 +169,7 @@ impl Measure {
         view: &AttentionView<'_, N>,
         batch: usize,
         strips: Vec<Strip<N>>,
-        to: &mut Measured<N>,
+        to: &mut MeasureOutput<N>,
     ) {
         for strip in &strips {
             if self.entropy {
@@ -192,13 +192,13 @@ impl Measure {
         }
         for (grid, (_, pool)) in grids.zip(&self.pooled) {
             to.pooled.push(match grid {
-                None => Pooled { rows: 0, cols: 0, values: Vec::new() },
+                None => PooledMap { rows: 0, cols: 0, values: Vec::new() },
                 Some((grid, mut values)) => {
                     if *pool == Pool::Mean {
                         grid.divide_by_pairs(view, batch, &mut values);
                     }
                     let [rows, cols] = grid.size();
-                    Pooled { rows, cols, values: narrow(values) }
+                    PooledMap { rows, cols, values: narrow(values) }
                 }
             });
         }
@@ -211,7 +211,7 @@ impl Measure {
 /// Statistics: one head after another, items outermost, and one query after another. Those that were not asked for are empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct Measured<N> {
+pub struct MeasureOutput<N> {
     /// `[heads, rows]`
     pub entropy: Vec<N>,
     /// `[heads, rows]`
@@ -223,7 +223,7 @@ pub struct Measured<N> {
     /// `[heads, rows]`
     pub top: Top<N>,
     /// One map for each head and each [`Measure::pooled`], the maps of a head side by side.
-    pub pooled: Vec<Pooled<N>>,
+    pub pooled: Vec<PooledMap<N>>,
     /// `[heads, rows]` for each mask.
     pub masses: Vec<Vec<N>>,
 }
@@ -277,7 +277,7 @@ impl<N> Top<N> {
 
 /// The attention map of a head in cells.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pooled<N> {
+pub struct PooledMap<N> {
     /// Rows of cells.
     pub rows: usize,
     /// Columns of cells.

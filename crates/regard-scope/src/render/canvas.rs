@@ -1,19 +1,19 @@
-//! The places of a terminal, each with what is drawn there: two halves of colour, a character, or eight dots.
+//! The places of a terminal, each with what is drawn there: two halves of color, a character, or eight dots.
 
 use crate::text::columns;
 
 /// What stands at one place.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Place {
-    /// Colours of the upper and the lower half.
+    /// Colors of the upper and the lower half.
     pub(crate) halves: [Option<u8>; 2],
     /// A character with its marks, and how it is written.
     pub(crate) glyph: Option<(String, Pen)>,
     /// The right half of a wide character to the left.
     pub(crate) covered: bool,
-    /// Dots of lines, as braille numbers them, and their colour.
+    /// Dots of lines, as braille numbers them, and their color.
     pub(crate) dots: u8,
-    pub(crate) dot_colour: u8,
+    pub(crate) dot_color: u8,
 }
 
 /// How a character is written.
@@ -22,9 +22,9 @@ pub(crate) enum Pen {
     Quiet,
     Plain,
     Strong,
-    /// In black or white, on a cell of this colour.
+    /// In black or white, on a cell of this color.
     On(u8),
-    /// In the colour of outlines.
+    /// In the color of outlines.
     Accent,
 }
 
@@ -53,21 +53,21 @@ impl Canvas {
         }
     }
 
-    /// Colours half a place; `y` counts halves.
-    pub(crate) fn half(&mut self, x: i64, y: i64, colour: u8) {
+    /// Colors half a place; `y` counts halves.
+    pub(crate) fn half(&mut self, x: i64, y: i64, color: u8) {
         if let Some(place) = self.place(x, y.div_euclid(2)) {
-            place.halves[usize::from(y.rem_euclid(2) == 1)] = Some(colour);
+            place.halves[usize::from(y.rem_euclid(2) == 1)] = Some(color);
         }
     }
 
     /// A dot of a line: two across and four down in each place.
-    pub(crate) fn dot(&mut self, x: i64, y: i64, colour: u8) {
+    pub(crate) fn dot(&mut self, x: i64, y: i64, color: u8) {
         // Unicode 28xx: the bits of the left column are 0, 1, 2, 6, of the right one 3, 4, 5, 7.
         const BITS: [[u8; 2]; 4] = [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]];
         if let Some(place) = self.place(x.div_euclid(2), y.div_euclid(4)) {
             place.dots |= BITS[usize::try_from(y.rem_euclid(4)).unwrap_or(0)]
                 [usize::from(x.rem_euclid(2) == 1)];
-            place.dot_colour = colour;
+            place.dot_color = color;
         }
     }
 

@@ -1,7 +1,7 @@
 //! A scene as PNG: cells painted pixel by pixel, and over them the SVG of the rest, drawn with fonts that we have.
 
 use super::svg;
-use crate::colour::Rgb;
+use crate::color::Rgb;
 use crate::scene::{Area, Cells, Mark, Scene};
 use crate::text::clean;
 use resvg::tiny_skia::{Color, ColorU8, Pixmap, Transform};
@@ -161,20 +161,20 @@ impl Fonts {
 /// Paints cells as whole pixels, so that their edges are sharp. Cost: each pixel once.
 fn paint(cells: &Cells, scene: &Scene, zoom: f32, pixels: &mut Pixmap) {
     let Area { x, y, w, h } = cells.at;
-    if cells.rows == 0 || cells.cols == 0 || cells.colours.len() < cells.rows * cells.cols {
+    if cells.rows == 0 || cells.cols == 0 || cells.colors.len() < cells.rows * cells.cols {
         return;
     }
     let (across, down) = (pixels.width() as usize, pixels.height() as usize);
     let (left, right) = (pixel(x * zoom, across), pixel((x + w) * zoom, across));
     let (top, bottom) = (pixel(y * zoom, down), pixel((y + h) * zoom, down));
     let palette = scene.palette();
-    let paints: Vec<_> = (0..=255u8).map(|i| palette.colour(i)).map(solid).collect();
+    let paints: Vec<_> = (0..=255u8).map(|i| palette.color(i)).map(solid).collect();
     for py in top..bottom {
         let row = ((py - top) * cells.rows / (bottom - top)).min(cells.rows - 1);
         for px in left..right {
             let col = ((px - left) * cells.cols / (right - left)).min(cells.cols - 1);
-            let colour = cells.colours[row * cells.cols + col];
-            pixels.pixels_mut()[py * across + px] = paints[usize::from(colour)];
+            let color = cells.colors[row * cells.cols + col];
+            pixels.pixels_mut()[py * across + px] = paints[usize::from(color)];
         }
     }
 }

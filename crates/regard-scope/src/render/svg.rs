@@ -1,7 +1,7 @@
 //! A scene as SVG: text stays text, so that it can be selected, searched and read aloud.
 
 use super::image;
-use crate::colour::Emphasis;
+use crate::color::Emphasis;
 use crate::scene::{Anchor, Area, Cells, Ink, Line, Mark, Scene, Text};
 use crate::text::{clean, from_right};
 use std::fmt::Write;
@@ -58,7 +58,7 @@ role=\"img\" font-family=\"{FONTS}\" font-size=\"12\">\n\
 fn draw_cells(cells: &Cells, scene: &Scene, out: &mut String) {
     let Area { x, y, w, h } = cells.at;
     let palette = scene.palette();
-    if cells.tips.len() != cells.colours.len() || cells.colours.is_empty() {
+    if cells.tips.len() != cells.colors.len() || cells.colors.is_empty() {
         if let Some(uri) = image::data_uri(cells, palette) {
             let _ = writeln!(
                 out,
@@ -75,7 +75,7 @@ style=\"image-rendering:pixelated\" href=\"{uri}\"/>",
     let (cols, rows) = (cells.cols.max(1), cells.rows.max(1));
     let (w, h) = (w / cols as f32, h / rows as f32);
     out.push_str("<g shape-rendering=\"crispEdges\">\n");
-    for (i, (&colour, tip)) in cells.colours.iter().zip(&cells.tips).enumerate() {
+    for (i, (&color, tip)) in cells.colors.iter().zip(&cells.tips).enumerate() {
         let _ = writeln!(
             out,
             "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" fill=\"{}\"><title>{}</title></rect>",
@@ -83,7 +83,7 @@ style=\"image-rendering:pixelated\" href=\"{uri}\"/>",
             number(y + (i / cols) as f32 * h),
             number(w),
             number(h),
-            palette.colour(colour).css(),
+            palette.color(color).css(),
             escape(tip)
         );
     }
@@ -95,14 +95,14 @@ fn draw_text(text: &Text, scene: &Scene, out: &mut String) {
         return;
     }
     let size = font_size(text.ink);
-    let colour = match text.ink {
+    let color = match text.ink {
         Ink::Page(emphasis) => scene.theme.text(emphasis),
-        Ink::On(index) => scene.palette().colour(index).ink(),
+        Ink::On(index) => scene.palette().color(index).ink(),
     };
     // The middle of small letters and capitals lies about a third of the size above the base line.
     let down = 0.36 * size;
     let (x, y) = text.at;
-    let place = if text.turned {
+    let place = if text.rotated {
         format!("transform=\"translate({} {}) rotate(-90)\"", number(x + down), number(y))
     } else {
         format!("x=\"{}\" y=\"{}\"", number(x), number(y + down))
@@ -122,7 +122,7 @@ fn draw_text(text: &Text, scene: &Scene, out: &mut String) {
     let _ = writeln!(
         out,
         "<text {place}{anchor}{size}{weight}{bidi} fill=\"{}\"{space}>{}</text>",
-        colour.css(),
+        color.css(),
         escape(&text.text)
     );
 }
@@ -141,7 +141,7 @@ fn draw_line(line: &Line, scene: &Scene, out: &mut String) {
         out,
         "<path d=\"{way}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-opacity=\"{}\" \
 stroke-linecap=\"round\"/>",
-        scene.palette().colour(line.colour).css(),
+        scene.palette().color(line.color).css(),
         number(0.8 + 4.2 * strength),
         number(0.35 + 0.65 * strength)
     );

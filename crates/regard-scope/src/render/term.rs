@@ -1,8 +1,8 @@
 //! A scene in a terminal: cells as half blocks, lines as dots of braille, text as text.
 
 use super::canvas::{Canvas, Pen, Place};
-use crate::colour::{Emphasis, Lab, Rgb};
-use crate::palette::Kind;
+use crate::color::{Emphasis, Lab, Rgb};
+use crate::palette::PaletteKind;
 use crate::scene::{Anchor, Area, Cells, Ink, Line, Mark, Scene, Text};
 use crate::text::{clean, columns, from_right};
 use std::sync::LazyLock;
@@ -10,17 +10,17 @@ use std::sync::LazyLock;
 /// What a terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Depth {
-    /// 24 bits of colour.
+    /// 24 bits of color.
     True,
-    /// The 256 colours that nearly all have.
+    /// The 256 colors that nearly all have.
     Indexed,
-    /// No colours and no blocks: shades of ASCII characters, without any escape sequence, for files and pipes.
+    /// No colors and no blocks: shades of ASCII characters, without any escape sequence, for files and pipes.
     Ascii,
 }
 
 /// A scene that was laid out for a terminal, as lines that end in `\n`.
 ///
-/// Text outside cells has the colours of the terminal, whatever the theme is.
+/// Text outside cells has the colors of the terminal, whatever the theme is.
 #[must_use]
 pub fn term(scene: &Scene, depth: Depth) -> String {
     // More is not a terminal, but a scene in pixels by mistake.
@@ -61,7 +61,7 @@ fn draw_cells(cells: &Cells, canvas: &mut Canvas) {
     let (left, right) = (near(x), near(x + w));
     let (top, bottom) = (near(2.0 * y), near(2.0 * (y + h)));
     let (wide, high) = (right - left, bottom - top);
-    if cells.rows == 0 || cells.cols == 0 || cells.colours.len() < cells.rows * cells.cols {
+    if cells.rows == 0 || cells.cols == 0 || cells.colors.len() < cells.rows * cells.cols {
         return;
     }
     let range = |i: i64, n: usize, of: i64| {
@@ -74,9 +74,9 @@ fn draw_cells(cells: &Cells, canvas: &mut Canvas) {
         for sx in 0..wide.min(canvas.width as i64) {
             let rows = range(sy, cells.rows, high);
             let cols = range(sx, cells.cols, wide);
-            let colours =
-                rows.flat_map(|r| cols.clone().map(move |c| cells.colours[r * cells.cols + c]));
-            canvas.half(left + sx, top + sy, colours.max().unwrap_or(0));
+            let colors =
+                rows.flat_map(|r| cols.clone().map(move |c| cells.colors[r * cells.cols + c]));
+            canvas.half(left + sx, top + sy, colors.max().unwrap_or(0));
         }
     }
 }
@@ -87,9 +87,9 @@ fn draw_text(text: &Text, canvas: &mut Canvas) {
         Ink::Page(Emphasis::Quiet) => Pen::Quiet,
         Ink::Page(Emphasis::Plain) => Pen::Plain,
         Ink::Page(Emphasis::Strong) => Pen::Strong,
-        Ink::On(colour) => Pen::On(colour),
+        Ink::On(color) => Pen::On(color),
     };
-    if text.turned {
+    if text.rotated {
         let high = words.chars().filter(|&c| columns(c) > 0).count() as f32;
         let mut y = near(text.at.1.ceil() - high);
         for c in words.chars() {
@@ -144,16 +144,16 @@ fn draw_line(line: &Line, canvas: &mut Canvas) {
         let (x, y) = (2.0 * (x0 + (x1 - x0) * t), 4.0 * (y0 + (y1 - y0) * down));
         // Places of words lie on an edge between dots; a line must not step over it at its very end.
         let (x, y) = (near(x.floor()).min(near(2.0 * x1) - 1), near((y - 0.25).floor()));
-        canvas.dot(x, y, line.colour);
+        canvas.dot(x, y, line.color);
         if line.strength >= 0.5 {
-            canvas.dot(x, y - 1, line.colour);
+            canvas.dot(x, y - 1, line.color);
         }
     }
 }
 
-/// What a place looks like: the colour in front, the colour behind, bold or dim, and the character.
+/// What a place looks like: the color in front, the color behind, bold or dim, and the character.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-struct Look {
+struct CellStyle {
     front: Option<Rgb>,
     back: Option<Rgb>,
     loud: Option<bool>,
@@ -162,7 +162,7 @@ struct Look {
 fn write_row(row: &[Place], scene: &Scene, depth: Depth, out: &mut String) {
     let used = row.iter().rposition(|p| *p != Place::default()).map_or(0, |i| i + 1);
     let mut line = String::new();
-    let mut now = Look::default();
+    let mut now = CellStyle::default();
     for place in row[..used].iter().filter(|p| !p.covered) {
         let (look, text) = look(place, scene, depth);
         if depth != Depth::Ascii && look != now {
@@ -175,55 +175,60 @@ fn write_row(row: &[Place], scene: &Scene, depth: Depth, out: &mut String) {
             line.push_str(&text);
         }
     }
-    if now != Look::default() {
+    if now != CellStyle::default() {
         line.push_str("\x1b[0m");
     }
     out.push_str(if depth == Depth::Ascii { line.trim_end() } else { &line });
     out.push('\n');
 }
 
-fn look(place: &Place, scene: &Scene, depth: Depth) -> (Look, String) {
+fn look(place: &Place, scene: &Scene, depth: Depth) -> (CellStyle, String) {
     // What the terminal will show, so that ink is chosen for that.
-    let colour = |i: u8| match depth {
-        Depth::Indexed => indexed(scene.palette().colour(i)).1,
-        _ => scene.palette().colour(i),
+    let color = |i: u8| match depth {
+        Depth::Indexed => indexed(scene.palette().color(i)).1,
+        _ => scene.palette().color(i),
     };
     let ascii = depth == Depth::Ascii;
-    let [upper, lower] = place.halves.map(|half| half.map(colour));
+    let [upper, lower] = place.halves.map(|half| half.map(color));
     if let Some((text, pen)) = &place.glyph {
         let (front, loud) = match pen {
             Pen::Quiet => (None, Some(false)),
             Pen::Plain => (None, None),
             Pen::Strong => (None, Some(true)),
-            Pen::On(index) => (Some(colour(*index).ink()), None),
+            Pen::On(index) => (Some(color(*index).ink()), None),
             Pen::Accent => (Some(scene.theme.accent()), None),
         };
         let back = upper.or(lower);
         // On a painted cell the text of the page could vanish.
         let front = front.or_else(|| back.map(Rgb::ink));
-        return (Look { front, back, loud }, text.clone());
+        return (CellStyle { front, back, loud }, text.clone());
     }
     if place.dots != 0 {
         let dots = char::from_u32(0x2800 + u32::from(place.dots)).unwrap_or(' ');
-        let shade = if place.dot_colour > 220 {
+        let shade = if place.dot_color > 220 {
             '#'
-        } else if place.dot_colour > 165 {
+        } else if place.dot_color > 165 {
             '*'
         } else {
             '.'
         };
-        let front = Some(colour(place.dot_colour));
-        return (Look { front, ..Look::default() }, if ascii { shade } else { dots }.into());
+        let front = Some(color(place.dot_color));
+        return (
+            CellStyle { front, ..CellStyle::default() },
+            if ascii { shade } else { dots }.into(),
+        );
     }
     if ascii {
         let most = place.halves.into_iter().flatten().max();
-        return (Look::default(), most.map_or(' ', |i| shade(i, scene.kind)).into());
+        return (CellStyle::default(), most.map_or(' ', |i| shade(i, scene.kind)).into());
     }
     match (upper, lower) {
-        (None, None) => (Look::default(), " ".into()),
-        (Some(x), Some(y)) if x == y => (Look { back: Some(x), ..Look::default() }, " ".into()),
-        (Some(x), back) => (Look { front: Some(x), back, loud: None }, "▀".into()),
-        (None, front) => (Look { front, ..Look::default() }, "▄".into()),
+        (None, None) => (CellStyle::default(), " ".into()),
+        (Some(x), Some(y)) if x == y => {
+            (CellStyle { back: Some(x), ..CellStyle::default() }, " ".into())
+        }
+        (Some(x), back) => (CellStyle { front: Some(x), back, loud: None }, "▀".into()),
+        (None, front) => (CellStyle { front, ..CellStyle::default() }, "▄".into()),
     }
 }
 
@@ -247,27 +252,27 @@ fn plain(c: char) -> char {
     }
 }
 
-/// A colour as a character: darker ones for more; letters below zero, digits above.
-fn shade(index: u8, kind: Kind) -> char {
+/// A color as a character: darker ones for more; letters below zero, digits above.
+fn shade(index: u8, kind: PaletteKind) -> char {
     let pick =
         |ramp: &[u8], part: usize| char::from(ramp[(part * ramp.len() / 256).min(ramp.len() - 1)]);
     match (index, kind) {
         (0, _) => ' ',
-        (i, Kind::Amount) => pick(b".:-=+*#%@", usize::from(i)),
-        (i, Kind::Difference) if i < 128 => pick(b".abcdefghi", 2 * usize::from(128 - i)),
-        (i, Kind::Difference) => pick(b".123456789", 2 * usize::from(i - 128)),
+        (i, PaletteKind::Amount) => pick(b".:-=+*#%@", usize::from(i)),
+        (i, PaletteKind::Difference) if i < 128 => pick(b".abcdefghi", 2 * usize::from(128 - i)),
+        (i, PaletteKind::Difference) => pick(b".123456789", 2 * usize::from(i - 128)),
     }
 }
 
-fn sequence(look: &Look, depth: Depth) -> String {
+fn sequence(look: &CellStyle, depth: Depth) -> String {
     let mut out = String::from("\x1b[0");
     match look.loud {
         Some(true) => out.push_str(";1"),
         Some(false) => out.push_str(";2"),
         None => {}
     }
-    for (code, colour) in [(38, look.front), (48, look.back)] {
-        match colour {
+    for (code, color) in [(38, look.front), (48, look.back)] {
+        match color {
             Some(c) if depth == Depth::True => {
                 out.push_str(&format!(";{code};2;{};{};{}", c.0, c.1, c.2));
             }
@@ -279,18 +284,18 @@ fn sequence(look: &Look, depth: Depth) -> String {
     out
 }
 
-/// xterm's 256 colours without the first 16, which users change: a cube of 6 x 6 x 6 from 16, 24 greys from 232.
+/// xterm's 256 colors without the first 16, which users change: a cube of 6 x 6 x 6 from 16, 24 grays from 232.
 static XTERM: LazyLock<Vec<(u8, Rgb, Lab)>> = LazyLock::new(|| {
     const LEVELS: [u8; 6] = [0, 95, 135, 175, 215, 255];
     let level = |n: u8| LEVELS[usize::from(n % 6)];
     let cube = (0..216).map(|i| (16 + i, Rgb(level(i / 36), level(i / 6), level(i))));
-    let greys = (0..24).map(|i| (232 + i, Rgb(8 + 10 * i, 8 + 10 * i, 8 + 10 * i)));
-    cube.chain(greys).map(|(i, c)| (i, c, Lab::from_linear(c.linear()))).collect()
+    let grays = (0..24).map(|i| (232 + i, Rgb(8 + 10 * i, 8 + 10 * i, 8 + 10 * i)));
+    cube.chain(grays).map(|(i, c)| (i, c, Lab::from_linear(c.linear()))).collect()
 });
 
 /// The nearest of them, and what it is.
-fn indexed(colour: Rgb) -> (u8, Rgb) {
-    let lab = Lab::from_linear(colour.linear());
+fn indexed(color: Rgb) -> (u8, Rgb) {
+    let lab = Lab::from_linear(color.linear());
     let far = |c: &(u8, Rgb, Lab)| c.2.distance(lab);
     let best = XTERM.iter().min_by(|x, y| far(x).total_cmp(&far(y)));
     best.map_or((16, Rgb(0, 0, 0)), |c| (c.0, c.1))

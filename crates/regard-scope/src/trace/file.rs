@@ -4,7 +4,7 @@
 //! memory never exceeds a small multiple of the file, and the worst that reading can end with is an error. Where `lse` is missing it is
 //! made again, which takes as long as the attention of so many queries and keys does.
 
-use super::{Inputs, Labels, Layer, Seen, Trace, Weights};
+use super::{Inputs, Labels, Layer, LayerData, Trace, Weights};
 use crate::error::Error;
 use crate::mask::parse_mask;
 use crate::write::write_atomically;
@@ -113,7 +113,7 @@ impl Trace {
                 let why = "there are two of them; give each layer of a kind its own number";
                 return Err(Error::format(place, why));
             }
-            let [q_len, k_len] = layer.seen.size();
+            let [q_len, k_len] = layer.data.size();
             for (axis, len, which) in [(&layer.rows, q_len, "rows"), (&layer.cols, k_len, "cols")] {
                 let Some(labels) = self.axes.get(axis) else {
                     return Err(Error::format(
@@ -148,8 +148,8 @@ impl Trace {
                 tensors.push((name(what), shape.to_vec(), bytes));
                 Some(name(what))
             };
-            let seen = match &layer.seen {
-                Seen::Inputs(inputs) => SeenHeader {
+            let seen = match &layer.data {
+                LayerData::Inputs(inputs) => SeenHeader {
                     q: put("q", &inputs.q_shape, &inputs.q),
                     k: put("k", &inputs.k_shape, &inputs.k),
                     lse: put("lse", &inputs.q_shape[..2], &inputs.lse),
@@ -158,7 +158,7 @@ impl Trace {
                     softcap: inputs.softcap,
                     weights: None,
                 },
-                Seen::Weights(weights) => {
+                LayerData::Weights(weights) => {
                     let weights = put("weights", &weights.shape, &weights.values);
                     SeenHeader { weights, ..SeenHeader::default() }
                 }
@@ -215,17 +215,22 @@ impl LayerHeader {
             }
         }
         let seen = seen.read(machine, tensors, &place)?;
-        Ok(Layer { layer, kind, rows, cols, seen })
+        Ok(Layer { layer, kind, rows, cols, data: seen })
     }
 }
 
 impl SeenHeader {
-    fn read(self, machine: Machine, tensors: &SafeTensors<'_>, place: &str) -> Result<Seen, Error> {
+    fn read(
+        self,
+        machine: Machine,
+        tensors: &SafeTensors<'_>,
+        place: &str,
+    ) -> Result<LayerData, Error> {
         let three = |name: &str| numbers::<3>(tensors, name);
         match (&self.q, &self.k, &self.weights) {
             (None, None, Some(weights)) => {
                 let (values, shape) = three(weights)?;
-                Ok(Seen::Weights(Weights { values, shape }))
+                Ok(LayerData::Weights(Weights { values, shape }))
             }
             (Some(q), Some(k), None) => {
                 let ((q, q_shape), (k, k_shape)) = (three(q)?, three(k)?);
@@ -235,7 +240,7 @@ impl SeenHeader {
                 let heads =
                     Inputs { q, k, lse: Vec::new(), q_shape, k_shape, mask, scale, softcap };
                 let Some(name) = &self.lse else {
-                    return heads.with_lse(machine).map(Seen::Inputs);
+                    return heads.with_lse(machine).map(LayerData::Inputs);
                 };
                 let (lse, shape) = numbers::<2>(tensors, name)?;
                 if shape != q_shape[..2] {
@@ -246,7 +251,7 @@ impl SeenHeader {
                 }
                 let heads = Inputs { lse, ..heads };
                 heads.view(machine)?;
-                Ok(Seen::Inputs(heads))
+                Ok(LayerData::Inputs(heads))
             }
             _ => Err(Error::format(place, "give either q and k, or weights")),
         }

@@ -63,13 +63,13 @@ pub struct Layer {
     pub rows: String,
     /// The axis of the keys.
     pub cols: String,
-    /// What was seen.
-    pub seen: Seen,
+    /// What the trace stores of it.
+    pub data: LayerData,
 }
 
-/// What was seen of an attention.
+/// What a trace stores of an attention layer.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Seen {
+pub enum LayerData {
     /// All that its weights can be made of again.
     Inputs(Inputs),
     /// Weights, or means of them, as they were written by some program.
@@ -168,7 +168,7 @@ impl Labels {
     }
 }
 
-impl Seen {
+impl LayerData {
     /// How many heads there are.
     #[must_use]
     pub fn heads(&self) -> usize {
@@ -250,7 +250,7 @@ impl Trace {
             |layer: &Layer, head| Site { layer: layer.layer, kind: layer.kind.clone(), head };
         self.layers
             .iter()
-            .flat_map(|l| (0..l.seen.heads()).map(move |head| site(l, head)))
+            .flat_map(|l| (0..l.data.heads()).map(move |head| site(l, head)))
             .collect()
     }
 
@@ -269,7 +269,7 @@ impl Trace {
     /// The attention that a site is a head of.
     pub fn layer(&self, site: &Site) -> Result<&Layer, Error> {
         let own =
-            |l: &&Layer| l.layer == site.layer && l.kind == site.kind && site.head < l.seen.heads();
+            |l: &&Layer| l.layer == site.layer && l.kind == site.kind && site.head < l.data.heads();
         let there = || {
             let all: Vec<_> = self.sites().iter().map(ToString::to_string).collect();
             match all.as_slice() {
@@ -299,7 +299,7 @@ impl Trace {
         [down, across]: [usize; 2],
     ) -> Result<Map, Error> {
         let layer = self.layer(site)?;
-        let [q_len, k_len] = layer.seen.size();
+        let [q_len, k_len] = layer.data.size();
         if rows.start > rows.end || rows.end > q_len {
             let (what, there) =
                 (format!("rows {}..{}", rows.start, rows.end), format!("0..{q_len}"));
@@ -314,9 +314,9 @@ impl Trace {
             (row_axis.title, col_axis.title) = ("query".into(), "key".into());
         }
         let cells = [row_axis.len(), col_axis.len()];
-        let values = match &layer.seen {
-            Seen::Inputs(inputs) => inputs.cells(machine, site.head, rows, cells)?,
-            Seen::Weights(weights) => {
+        let values = match &layer.data {
+            LayerData::Inputs(inputs) => inputs.cells(machine, site.head, rows, cells)?,
+            LayerData::Weights(weights) => {
                 let [largest, _] = weights.cells(site.head, (rows, 0..k_len), cells, 1);
                 largest
             }

@@ -4,7 +4,7 @@ use super::Style;
 use super::grid::thumb;
 use super::number::count;
 use super::sheet::Sheet;
-use crate::colour::Emphasis;
+use crate::color::Emphasis;
 use crate::map::Map;
 use crate::scene::{Anchor, Scene};
 

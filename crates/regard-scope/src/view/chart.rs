@@ -3,7 +3,7 @@
 use super::Style;
 use super::number::{round_step, short};
 use super::sheet::Sheet;
-use crate::colour::Emphasis;
+use crate::color::Emphasis;
 use crate::scene::{Anchor, Area, Line, Scene};
 
 /// What a chart shows.
@@ -12,16 +12,16 @@ pub struct Chart {
     /// What it is, as a heading.
     pub title: String,
     /// What runs to the right.
-    pub x: Scaled,
+    pub x: ChartAxis,
     /// What runs upward.
-    pub y: Scaled,
+    pub y: ChartAxis,
     /// What is told apart.
     pub series: Vec<Series>,
 }
 
 /// One side of a chart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scaled {
+pub struct ChartAxis {
     /// What its numbers are.
     pub title: String,
     /// Whether equal distances are equal factors; then only numbers above 0 are drawn.
@@ -42,7 +42,7 @@ pub struct Series {
 /// One for each series, and again from the start.
 const POINTS: [&str; 8] = ["●", "○", "▲", "△", "■", "□", "◆", "◇"];
 
-impl Scaled {
+impl ChartAxis {
     /// Equal distances are equal differences.
     #[must_use]
     pub fn linear(title: impl Into<String>) -> Self {
@@ -166,12 +166,12 @@ pub fn chart(chart: &Chart, style: &Style) -> Scene {
 
 fn axes(frame: &Frame<'_>, ticks: &[(f64, String)], sheet: &mut Sheet<'_>) {
     let (m, area) = (sheet.metrics(), frame.area);
-    let edge = |from, to| Line { from, to, strength: 0.0, curved: false, colour: QUIET };
+    let edge = |from, to| Line { from, to, strength: 0.0, curved: false, color: QUIET };
     let (bottom, right) = (area.y + area.h, area.x + area.w);
     if !m.is_terminal() {
         for (at, _) in ticks {
             let y = frame.up(*at);
-            sheet.line(Line { colour: FAINT, ..edge((area.x, y), (right, y)) });
+            sheet.line(Line { color: FAINT, ..edge((area.x, y), (right, y)) });
         }
     }
     sheet.line(edge((area.x, area.y), (area.x, bottom)));
@@ -201,19 +201,19 @@ const QUIET: u8 = 120;
 const FAINT: u8 = 30;
 const SERIES: (u8, u8) = (255, 110);
 
-fn colour(i: usize, of: usize) -> u8 {
+fn color(i: usize, of: usize) -> u8 {
     let (first, last) = (usize::from(SERIES.0), usize::from(SERIES.1));
     let down = (first - last) * (i % of.max(1)) / of.saturating_sub(1).max(1);
     u8::try_from(first - down).unwrap_or(SERIES.0)
 }
 
 fn draw(frame: &Frame<'_>, series: &Series, i: usize, sheet: &mut Sheet<'_>) {
-    let colour = colour(i, frame.chart.series.len());
+    let color = color(i, frame.chart.series.len());
     let joined = if series.predicted.is_empty() { &series.measured } else { &series.predicted };
     for pair in joined.windows(2) {
         let (Some(from), Some(to)) = (frame.place(pair[0]), frame.place(pair[1])) else { continue };
         let strength = if series.predicted.is_empty() { 0.05 } else { 0.2 };
-        sheet.line(Line { from, to, strength, curved: false, colour });
+        sheet.line(Line { from, to, strength, curved: false, color });
     }
     for at in series.measured.iter().filter_map(|&point| frame.place(point)) {
         let point = POINTS[i % POINTS.len()].to_string();
@@ -259,7 +259,7 @@ mod tests {
             (1..=10).map(|x| (f64::from(x), f64::from(x * x))).collect();
         let measured = predicted.iter().step_by(3).map(|(x, y)| (*x, y * 1.02)).collect();
         let series = vec![Series { name: "squares".into(), measured, predicted }];
-        let (x, y) = (Scaled::linear("number"), Scaled::linear("its square"));
+        let (x, y) = (ChartAxis::linear("number"), ChartAxis::linear("its square"));
         Chart { title: "Squares".into(), x, y, series }
     }
 
@@ -292,12 +292,12 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_inside() {
-        let words = |side: &Scaled, ends| {
+        let words = |side: &ChartAxis, ends| {
             let all = side.ticks(ends, 4).into_iter().map(|tick| tick.1);
             all.collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(words(&Scaled::linear(""), (0.0, 100.0)), "0 50 100");
-        assert_eq!(words(&Scaled::log(""), (0.0, 3.0)), "1 10 100 1000");
-        assert_eq!(words(&Scaled::log(""), (0.0, 0.7)), "2 4");
+        assert_eq!(words(&ChartAxis::linear(""), (0.0, 100.0)), "0 50 100");
+        assert_eq!(words(&ChartAxis::log(""), (0.0, 3.0)), "1 10 100 1000");
+        assert_eq!(words(&ChartAxis::log(""), (0.0, 0.7)), "2 4");
     }
 }

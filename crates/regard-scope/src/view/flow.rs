@@ -5,7 +5,7 @@ use super::heat::describe;
 use super::number::{count, short};
 use super::pool::at;
 use super::sheet::Sheet;
-use crate::colour::{Emphasis, byte};
+use crate::color::{Emphasis, byte};
 use crate::map::{Axis, Map};
 use crate::scene::{Anchor, Line, Metrics, Scene};
 
@@ -45,9 +45,9 @@ pub fn flow(map: &Map, most_lines: usize, style: &Style) -> Scene {
     // Weak lines first, so that strong ones lie over them.
     for &(row, col) in lines.iter().rev() {
         let part = style.scale.part(at(map, row, col));
-        let (strength, colour) = (single(part), byte(110.0 + 145.0 * part));
+        let (strength, color) = (single(part), byte(110.0 + 145.0 * part));
         let (from, to) = ((x0, y(&left, row)), (x1, y(&right, col)));
-        sheet.line(Line { from, to, strength, curved: true, colour });
+        sheet.line(Line { from, to, strength, curved: true, color });
     }
     sheet.y = top + left.len().max(right.len()) as f32 * pitch + m.gap.1;
     notes(map, &lines, (left.len(), right.len()), &mut sheet);

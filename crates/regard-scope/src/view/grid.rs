@@ -4,7 +4,7 @@ use super::Style;
 use super::number::count;
 use super::pool::{caption, pairs_each, pool};
 use super::sheet::Sheet;
-use crate::colour::Emphasis;
+use crate::color::Emphasis;
 use crate::map::Map;
 use crate::scene::{Anchor, Area, Cells, Scene};
 use std::collections::BTreeMap;
@@ -48,7 +48,7 @@ pub fn grid(title: &str, items: &[GridItem], style: &Style) -> Scene {
 }
 
 /// Where small maps stand: the same in all blocks, so that blocks can be compared.
-struct Places {
+struct GridLayout {
     /// Left edge of the first map.
     x: f32,
     /// Width and height of a cell; less than the page can draw, if maps have to be pooled.
@@ -60,7 +60,12 @@ struct Places {
 }
 
 /// Draws the maps of a kind; says by how much the largest of them had to be pooled.
-fn block(kind: &str, items: &[&GridItem], at: &Places, sheet: &mut Sheet<'_>) -> (usize, usize) {
+fn block(
+    kind: &str,
+    items: &[&GridItem],
+    at: &GridLayout,
+    sheet: &mut Sheet<'_>,
+) -> (usize, usize) {
     let m = sheet.metrics();
     if !kind.is_empty() {
         let at = (sheet.margin.0, sheet.y + m.line / 2.0);
@@ -102,7 +107,7 @@ fn block(kind: &str, items: &[&GridItem], at: &Places, sheet: &mut Sheet<'_>) ->
 }
 
 /// How large the small maps are, and how many stand beside each other.
-fn arrange(items: &[GridItem], sheet: &Sheet<'_>) -> Places {
+fn arrange(items: &[GridItem], sheet: &Sheet<'_>) -> GridLayout {
     let m = sheet.metrics();
     let most = |f: fn(&GridItem) -> usize| items.iter().map(f).max().unwrap_or(1).max(1) as f32;
     let widest = items.iter().map(|i| m.text_width(&i.layer.to_string())).fold(0.0, f32::max);
@@ -125,7 +130,7 @@ fn arrange(items: &[GridItem], sheet: &Sheet<'_>) -> Places {
     let high = if m.is_terminal() { cell / 2.0 } else { cell };
     let h = (high * rows).min(2.0 * w).max(m.line);
     let down = if m.is_terminal() { (h + 0.5).ceil() } else { h + gap };
-    Places {
+    GridLayout {
         x: sheet.margin.0 + left,
         cell: (cell, h / rows),
         step: (cell * cols + gap, down),
@@ -150,9 +155,9 @@ pub(super) fn thumb(map: &Map, x: f32, cell: (f32, f32), sheet: &mut Sheet<'_>) 
     let by = (share(map.rows.len(), h, least.1), share(map.cols.len(), w, least.0));
     let pooled = pool(map, by, style.kind);
     let palette = style.palette();
-    let colours = pooled.values.iter().map(|&v| palette.index(v, style.scale)).collect();
+    let colors = pooled.values.iter().map(|&v| palette.index(v, style.scale)).collect();
     let at = Area { x, y: sheet.y, w, h };
     let (rows, cols) = (pooled.rows, pooled.cols);
-    sheet.cells(Cells { at, rows, cols, colours, tips: Vec::new() });
+    sheet.cells(Cells { at, rows, cols, colors, tips: Vec::new() });
     pooled.by
 }

@@ -1,4 +1,4 @@
-//! Rows of cells, each as strong in colour as its number is large.
+//! Rows of cells, each as strong in color as its number is large.
 
 use super::Style;
 use super::matrix::Matrix;
@@ -8,7 +8,7 @@ use super::sheet::Sheet;
 use crate::map::Map;
 use crate::scene::Scene;
 
-/// A map as cells of colour, with what stands at its rows and columns. A map that is larger than the page is pooled
+/// A map as cells of color, with what stands at its rows and columns. A map that is larger than the page is pooled
 /// by its largest numbers, and a caption says so.
 #[must_use]
 pub fn heat(map: &Map, style: &Style) -> Scene {

@@ -2,9 +2,9 @@
 
 use super::Style;
 use super::number::{round_step, short};
-use super::pool::{Pooled, pool};
+use super::pool::{PooledCells, pool};
 use super::sheet::Sheet;
-use crate::colour::Emphasis;
+use crate::color::Emphasis;
 use crate::map::{Axis, Map};
 use crate::scene::{Anchor, Area, Cells, Metrics};
 
@@ -14,13 +14,13 @@ const MOST_TIPS: usize = 1500;
 /// Where everything of a map stands.
 #[derive(Clone, Debug)]
 pub(crate) struct Matrix {
-    pub(crate) pooled: Pooled,
+    pub(crate) pooled: PooledCells,
     pub(crate) cell: (f32, f32),
     /// The upper left corner of the cells.
     pub(crate) origin: (f32, f32),
     rows: Vec<(usize, String)>,
     cols: Vec<(usize, String)>,
-    turned: bool,
+    rotated: bool,
     /// Each row has its label, or some have their number.
     words: bool,
 }
@@ -52,7 +52,7 @@ impl Matrix {
             origin: (sheet.margin.0 + left + m.gap.0, sheet.y),
             rows: Vec::new(),
             cols: Vec::new(),
-            turned: false,
+            rotated: false,
             words: words && by.0 == 1,
         };
         out.label_rows(&map.rows, m, left);
@@ -88,7 +88,7 @@ impl Matrix {
     /// How high the labels of the columns are.
     fn label_cols(&mut self, axis: &Axis, m: &Metrics) -> f32 {
         let longest = if m.is_terminal() { 14.0 } else { 120.0 };
-        let cut: Vec<String> = axis.labels.iter().map(|l| m.fit_turned(l, longest)).collect();
+        let cut: Vec<String> = axis.labels.iter().map(|l| m.fit_rotated(l, longest)).collect();
         let max = |f: &dyn Fn(&str) -> f32| cut.iter().map(|l| f(l)).fold(0.0, f32::max);
         let gap = if m.is_terminal() { 1.0 } else { 4.0 };
         let room = if m.is_terminal() {
@@ -102,8 +102,8 @@ impl Matrix {
             self.cols = cut.into_iter().enumerate().collect();
             m.line
         } else if self.pooled.by.1 == 1 && room <= self.cell.0 {
-            self.turned = true;
-            let high = max(&|l| m.turned_length(l));
+            self.rotated = true;
+            let high = max(&|l| m.rotated_length(l));
             self.cols = cut.into_iter().enumerate().collect();
             high + if m.is_terminal() { 0.0 } else { 6.0 }
         } else {
@@ -127,9 +127,9 @@ impl Matrix {
         for (col, text) in &self.cols {
             let area = self.area(0, *col);
             let middle = area.x + area.w / 2.0;
-            if self.turned {
+            if self.rotated {
                 let lift = if m.is_terminal() { 0.0 } else { 5.0 };
-                sheet.turned((middle, y - lift), text.clone());
+                sheet.rotated((middle, y - lift), text.clone());
             } else {
                 let width = m.text_width(text);
                 let start = (middle - width / 2.0).max(0.0).min(m.width - width);
@@ -159,9 +159,9 @@ impl Matrix {
     }
 
     fn cells(&self, map: &Map, style: &Style, at: Area) -> Cells {
-        let Pooled { rows, cols, values, by } = &self.pooled;
+        let PooledCells { rows, cols, values, by } = &self.pooled;
         let palette = style.palette();
-        let colours = values.iter().map(|&v| palette.index(v, style.scale)).collect();
+        let colors = values.iter().map(|&v| palette.index(v, style.scale)).collect();
         let few = !style.metrics.is_terminal() && values.len() <= MOST_TIPS && *by == (1, 1);
         let names = |axis: &Axis| -> Vec<String> {
             axis.labels.iter().map(|l| style.metrics.fit(l, 240.0)).collect()
@@ -170,7 +170,7 @@ impl Matrix {
         let tip =
             |i: usize| format!("{} → {}: {}", down[i / cols], across[i % cols], short(values[i]));
         let tips = if few { (0..values.len()).map(tip).collect() } else { Vec::new() };
-        Cells { at, rows: *rows, cols: *cols, colours, tips }
+        Cells { at, rows: *rows, cols: *cols, colors, tips }
     }
 }
 

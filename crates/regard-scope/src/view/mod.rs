@@ -12,14 +12,14 @@ mod sheet;
 mod table;
 
 pub use beside::beside;
-pub use chart::{Chart, Scaled, Series, chart};
+pub use chart::{Chart, ChartAxis, Series, chart};
 pub use flow::flow;
 pub use grid::{GridItem, grid};
 pub use heat::{alignment, heat};
 pub use table::table;
 
-use crate::colour::Theme;
-use crate::palette::{Kind, Palette, Scale};
+use crate::color::Theme;
+use crate::palette::{Palette, PaletteKind, Scale};
 use crate::scene::Metrics;
 
 /// How a picture is to look.
@@ -28,8 +28,8 @@ pub struct Style {
     /// What it stands on.
     pub theme: Theme,
     /// Whether the numbers are amounts or differences.
-    pub kind: Kind,
-    /// Which number gets which colour.
+    pub kind: PaletteKind,
+    /// Which number gets which color.
     pub scale: Scale,
     /// What one of the numbers is called: `weight`.
     pub unit: String,
@@ -43,7 +43,7 @@ impl Style {
     pub fn new(metrics: Metrics) -> Self {
         Self {
             theme: Theme::Light,
-            kind: Kind::Amount,
+            kind: PaletteKind::Amount,
             scale: Scale::Linear { most: 1.0 },
             unit: "weight".into(),
             metrics,

@@ -1,6 +1,6 @@
 //! Numbers as people read them.
 
-use crate::palette::{Kind, Scale};
+use crate::palette::{PaletteKind, Scale};
 
 /// A number with as many digits as a tooltip or a caption needs: three that count.
 pub(crate) fn short(x: f32) -> String {
@@ -66,7 +66,7 @@ pub(crate) fn round_step(least: f64) -> f64 {
 }
 
 /// The numbers beside a legend, and where each stands on it, 0 to 1.
-pub(crate) fn legend(scale: Scale, kind: Kind) -> Vec<(f32, String)> {
+pub(crate) fn legend(scale: Scale, kind: PaletteKind) -> Vec<(f32, String)> {
     let side: Vec<(f32, f32)> = match scale {
         Scale::Log { decades } => {
             let n = if decades.is_finite() { decades.clamp(0.1, 12.0) } else { 1.0 };
@@ -80,8 +80,8 @@ pub(crate) fn legend(scale: Scale, kind: Kind) -> Vec<(f32, String)> {
         Scale::Linear { .. } => vec![(0.0, 0.0)],
     };
     let mut out: Vec<(f32, f32)> = match kind {
-        Kind::Amount => side,
-        Kind::Difference => {
+        PaletteKind::Amount => side,
+        PaletteKind::Difference => {
             let below = side.iter().map(|&(at, x)| (0.5 - at / 2.0, -x));
             let above = side.iter().filter(|s| s.0 > 0.0).map(|&(at, x)| (0.5 + at / 2.0, x));
             // On a logarithmic scale the two sides start at different numbers, and what lies between is 0.
@@ -112,13 +112,13 @@ mod tests {
     #[test]
     fn legends_name_round_numbers() {
         let words = |s, k| legend(s, k).into_iter().map(|x| x.1).collect::<Vec<_>>().join(" ");
-        assert_eq!(words(Scale::Log { decades: 3.0 }, Kind::Amount), "0.001 0.01 0.1 1");
-        assert_eq!(words(Scale::Log { decades: 6.0 }, Kind::Amount), "1e-6 0.0001 0.01 1");
-        assert_eq!(words(Scale::Linear { most: 0.5 }, Kind::Amount), "0 0.25 0.5");
-        assert_eq!(words(Scale::Linear { most: 1.0 }, Kind::Difference), "-1 -0.5 0 0.5 1");
+        assert_eq!(words(Scale::Log { decades: 3.0 }, PaletteKind::Amount), "0.001 0.01 0.1 1");
+        assert_eq!(words(Scale::Log { decades: 6.0 }, PaletteKind::Amount), "1e-6 0.0001 0.01 1");
+        assert_eq!(words(Scale::Linear { most: 0.5 }, PaletteKind::Amount), "0 0.25 0.5");
+        assert_eq!(words(Scale::Linear { most: 1.0 }, PaletteKind::Difference), "-1 -0.5 0 0.5 1");
         for odd in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-            let _ = legend(Scale::Log { decades: odd }, Kind::Difference);
-            let _ = legend(Scale::Linear { most: odd }, Kind::Amount);
+            let _ = legend(Scale::Log { decades: odd }, PaletteKind::Difference);
+            let _ = legend(Scale::Linear { most: odd }, PaletteKind::Amount);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A page while it is being laid out: it grows with what is put on it.
 
 use super::{Style, number};
-use crate::colour::Emphasis;
+use crate::color::Emphasis;
 use crate::scene::{Anchor, Area, Cells, Ink, Line, Mark, Metrics, Scene, Text};
 
 /// Headings are larger, and bolder, than what their width is measured by.
@@ -49,20 +49,26 @@ impl<'s> Sheet<'s> {
             Anchor::End => 0.0,
         };
         self.reach(at.0 + m.text_width(&text) * larger * part);
-        self.marks.push(Mark::Text(Text { at, text, anchor, turned: false, ink: Ink::Page(loud) }));
+        self.marks.push(Mark::Text(Text {
+            at,
+            text,
+            anchor,
+            rotated: false,
+            ink: Ink::Page(loud),
+        }));
     }
 
     /// A label that runs upward from its place.
-    pub(crate) fn turned(&mut self, at: (f32, f32), text: String) {
+    pub(crate) fn rotated(&mut self, at: (f32, f32), text: String) {
         let ink = Ink::Page(Emphasis::Plain);
         self.reach(at.0 + self.metrics().line / 2.0);
-        self.marks.push(Mark::Text(Text { at, text, anchor: Anchor::Start, turned: true, ink }));
+        self.marks.push(Mark::Text(Text { at, text, anchor: Anchor::Start, rotated: true, ink }));
     }
 
     /// A number in a cell.
-    pub(crate) fn text_on(&mut self, at: (f32, f32), text: String, colour: u8) {
-        let (anchor, ink) = (Anchor::Middle, Ink::On(colour));
-        self.marks.push(Mark::Text(Text { at, text, anchor, turned: false, ink }));
+    pub(crate) fn text_on(&mut self, at: (f32, f32), text: String, color: u8) {
+        let (anchor, ink) = (Anchor::Middle, Ink::On(color));
+        self.marks.push(Mark::Text(Text { at, text, anchor, rotated: false, ink }));
     }
 
     pub(crate) fn cells(&mut self, cells: Cells) {
@@ -107,7 +113,7 @@ impl<'s> Sheet<'s> {
         self.y += m.line;
     }
 
-    /// Which colour is which number: a bar, and numbers below it.
+    /// Which color is which number: a bar, and numbers below it.
     pub(crate) fn legend(&mut self) {
         let m = self.metrics();
         let name = m.fit(&self.style.unit, self.room() / 3.0);
@@ -118,13 +124,7 @@ impl<'s> Sheet<'s> {
         self.text((self.margin.0, y), name, Anchor::Start, Emphasis::Quiet);
         let bar = if m.is_terminal() { 1.0 } else { 10.0 };
         let at = Area { x, y: y - bar / 2.0, w, h: bar };
-        self.cells(Cells {
-            at,
-            rows: 1,
-            cols: 255,
-            colours: (1..=255).collect(),
-            tips: Vec::new(),
-        });
+        self.cells(Cells { at, rows: 1, cols: 255, colors: (1..=255).collect(), tips: Vec::new() });
         let ticks = number::legend(self.style.scale, self.style.kind);
         let mut free = self.margin.0;
         for (part, text) in ticks {

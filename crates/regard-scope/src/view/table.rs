@@ -1,4 +1,4 @@
-//! Numbers in cells of colour: the colour finds, the number tells.
+//! Numbers in cells of color: the color finds, the number tells.
 
 use super::Style;
 use super::heat::{describe, foot};

@@ -7,17 +7,17 @@
 
 mod survey;
 
-use crate::colour::Theme;
+use crate::color::Theme;
 use crate::error::Error;
 use crate::measure::{Measure, Pool};
-use crate::palette::{Kind, Palette, Scale};
+use crate::palette::{Palette, PaletteKind, Scale};
 use crate::render::indexed_png;
-use crate::trace::{Labels, Layer, Seen, Site, Trace};
+use crate::trace::{Labels, Layer, LayerData, Site, Trace};
 use regard::Machine;
 use serde::Serialize;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use survey::{Survey, Surveyed};
+use survey::{PixelStats, Survey};
 
 /// Pixels of a tile, each way.
 pub(crate) const TILE: usize = 256;
@@ -66,7 +66,7 @@ impl Info {
     }
 }
 
-/// All 256 colours of the amounts, dark and light, for a page.
+/// All 256 colors of the amounts, dark and light, for a page.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Palettes {
     dark: String,
@@ -75,7 +75,7 @@ pub(crate) struct Palettes {
 
 impl Palettes {
     pub(crate) fn new() -> Self {
-        let hex = |theme| Palette::of(theme, Kind::Amount).hex();
+        let hex = |theme| Palette::of(theme, PaletteKind::Amount).hex();
         Self { dark: hex(Theme::Dark), light: hex(Theme::Light) }
     }
 }
@@ -88,7 +88,7 @@ pub struct Tile {
     /// Pixels down.
     pub height: usize,
     /// `[height, width]`, of the palette; 0 for no weight at all.
-    pub colours: Vec<u8>,
+    pub colors: Vec<u8>,
     /// Rows that were looked at, of how many, if not at all.
     pub sampled: Option<[usize; 2]>,
 }
@@ -97,8 +97,8 @@ impl Tile {
     /// The tile as a PNG.
     #[must_use]
     pub fn png(&self, theme: Theme) -> Vec<u8> {
-        let palette = Palette::of(theme, Kind::Amount);
-        indexed_png([self.width, self.height], &self.colours, palette).unwrap_or_default()
+        let palette = Palette::of(theme, PaletteKind::Amount);
+        indexed_png([self.width, self.height], &self.colors, palette).unwrap_or_default()
     }
 }
 
@@ -163,7 +163,7 @@ impl Zoom {
 
     /// The queries and keys of a head.
     pub fn size(&self, site: usize) -> Result<[usize; 2], Error> {
-        Ok(self.site(site)?.1.seen.size())
+        Ok(self.site(site)?.1.data.size())
     }
 
     /// What a viewer must know of a head.
@@ -214,7 +214,7 @@ impl Zoom {
         survey.run(stop, |rows, pixels| {
             let all = 0..pixels[1] * rows.len().div_ceil(pixels[0].max(1));
             let [max, sum] = self.cells(site, rows, all, pixels, 1)?;
-            Ok(Surveyed { max, sum })
+            Ok(PixelStats { max, sum })
         })
     }
 
@@ -235,7 +235,7 @@ impl Zoom {
         let scale = Scale::Log { decades: decades(size[1]) as f32 };
         let survey = self.survey_of(site)?;
         if let Some(values) = survey.tile(&place, pool) {
-            return Ok(Tile { width, height, colours: colours(&values, scale), sampled: None });
+            return Ok(Tile { width, height, colors: colors(&values, scale), sampled: None });
         }
         let Place { rows, keys, pixels, .. } = place.clone();
         let step = survey.step(place.scale);
@@ -246,7 +246,7 @@ impl Zoom {
             Pool::Sum => sum,
         };
         let sampled = (step > 1).then(|| [place.scale.div_ceil(step), place.scale]);
-        Ok(Tile { width, height, colours: colours(&values, scale), sampled })
+        Ok(Tile { width, height, colors: colors(&values, scale), sampled })
     }
 
     /// The largest weight and the sum of the weights in each of so many cells of equal size, looking at every `step`-th row.
@@ -259,8 +259,8 @@ impl Zoom {
         step: usize,
     ) -> Result<[Vec<f32>; 2], Error> {
         let (own, layer) = self.site(site)?;
-        match &layer.seen {
-            Seen::Inputs(inputs) => {
+        match &layer.data {
+            LayerData::Inputs(inputs) => {
                 let view = inputs.view(self.machine)?.head(0, own.head)?.rows(rows).every(step)?;
                 let [down, across] = pixels;
                 let both = Measure::new().pooled(down, across, Pool::Max);
@@ -268,7 +268,7 @@ impl Zoom {
                 let mut maps = found.pooled.into_iter().map(|pooled| pooled.values);
                 Ok([maps.next().unwrap_or_default(), maps.next().unwrap_or_default()])
             }
-            Seen::Weights(weights) => Ok(weights.cells(own.head, (rows, keys), pixels, step)),
+            LayerData::Weights(weights) => Ok(weights.cells(own.head, (rows, keys), pixels, step)),
         }
     }
 
@@ -276,8 +276,8 @@ impl Zoom {
     fn visible(&self, site: usize) -> Result<usize, Error> {
         const ROWS: usize = 16;
         let (own, layer) = self.site(site)?;
-        let [q_len, k_len] = layer.seen.size();
-        let Seen::Inputs(inputs) = &layer.seen else { return Ok(q_len * k_len) };
+        let [q_len, k_len] = layer.data.size();
+        let LayerData::Inputs(inputs) = &layer.data else { return Ok(q_len * k_len) };
         if q_len == 0 {
             return Ok(0);
         }
@@ -295,14 +295,14 @@ impl Zoom {
         below("key", key, size[1])?;
         let (query, word) = (q.label(row), k.label(key));
         let (own, layer) = self.site(site)?;
-        let (weight, hidden) = match &layer.seen {
-            Seen::Inputs(inputs) => {
+        let (weight, hidden) = match &layer.data {
+            LayerData::Inputs(inputs) => {
                 let view = inputs.view(self.machine)?.head(0, own.head)?;
                 let scope = view.problem().scope(0, own.head);
                 let hidden = !view.problem().mask.is_visible(&scope, row, key);
                 (view.tile(row..row + 1, key..key + 1)?.first().copied().unwrap_or(0.0), hidden)
             }
-            Seen::Weights(weights) => (weights.row(own.head, row)[key], false),
+            LayerData::Weights(weights) => (weights.row(own.head, row)[key], false),
         };
         Ok(Hover { row, key, query, word, weight: weight.into(), hidden })
     }
@@ -314,8 +314,8 @@ impl Zoom {
         let top_key =
             |key: usize, weight: f32| TopKey { key, word: k.label(key), weight: weight.into() };
         let (own, layer) = self.site(site)?;
-        let (entropy, distance, top) = match &layer.seen {
-            Seen::Inputs(inputs) => {
+        let (entropy, distance, top) = match &layer.data {
+            LayerData::Inputs(inputs) => {
                 let view = inputs.view(self.machine)?.head(0, own.head)?;
                 let all = Measure::new().entropy().mean_distance().top_k(TOP);
                 let found = all.of(&view.rows(row..row + 1))?;
@@ -324,7 +324,7 @@ impl Zoom {
                 let top = keys.map(|(key, weight)| top_key(*key, *weight)).collect();
                 (first(found.entropy), first(found.mean_distance), top)
             }
-            Seen::Weights(all) => {
+            LayerData::Weights(all) => {
                 let weights = all.row(own.head, row);
                 let mut order: Vec<usize> = (0..weights.len()).collect();
                 order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]).then(a.cmp(b)));
@@ -361,15 +361,15 @@ pub(crate) fn max_level([q_len, k_len]: [usize; 2]) -> u32 {
     q_len.max(k_len).max(1).next_power_of_two().ilog2()
 }
 
-/// Powers of ten that the colours span: down to a tenth of what each key would get if all got the same.
+/// Powers of ten that the colors span: down to a tenth of what each key would get if all got the same.
 fn decades(k_len: usize) -> u32 {
     (k_len.max(1).ilog10() + 2).max(4)
 }
 
-/// The colours of weights; none for no weight at all.
-fn colours(values: &[f32], scale: Scale) -> Vec<u8> {
+/// The colors of weights; none for no weight at all.
+fn colors(values: &[f32], scale: Scale) -> Vec<u8> {
     // Of both themes a number has the same place in the palette.
-    let palette = Palette::of(Theme::Dark, Kind::Amount);
+    let palette = Palette::of(Theme::Dark, PaletteKind::Amount);
     values.iter().map(|a| if *a == 0.0 { 0 } else { palette.index(*a, scale) }).collect()
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Survey {
 }
 
 /// The largest weight and the sum of the weights of some pixels.
-pub(super) struct Surveyed {
+pub(super) struct PixelStats {
     pub(super) max: Vec<f32>,
     pub(super) sum: Vec<f32>,
 }
@@ -87,7 +87,7 @@ impl Survey {
     pub(super) fn run(
         &self,
         stop: &dyn Fn() -> bool,
-        look: impl Fn(Range<usize>, [usize; 2]) -> Result<Surveyed, Error>,
+        look: impl Fn(Range<usize>, [usize; 2]) -> Result<PixelStats, Error>,
     ) -> Result<(), Error> {
         if self.is_done() || self.busy.swap(true, Ordering::AcqRel) {
             return Ok(());

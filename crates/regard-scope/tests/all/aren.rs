@@ -1,7 +1,7 @@
 //! Arabic names in Latin letters: a Transformer of encoder and decoder (6 + 6 layers, norms first, 182,731 parameters) that
 //! OpenNMT trained and CTranslate2 ships with its tests. Letter by letter, greedily.
 
-use crate::dense::{Matrix, Outcome, Run, Seen, Weights, attend, json, largest, round};
+use crate::dense::{DenseWeights, Matrix, Outcome, Run, Weights, attend, json, largest, round};
 use serde_json::from_value;
 
 pub(crate) const FOLDER: &str = "aren-transliteration";
@@ -22,7 +22,7 @@ struct Site<'a> {
     kind: &'static str,
     layer: usize,
     causal: bool,
-    seen: &'a mut Vec<Seen>,
+    seen: &'a mut Vec<DenseWeights>,
 }
 
 impl Aren {
@@ -67,7 +67,7 @@ impl Aren {
         Ok(Run { source, target, written, text, seen })
     }
 
-    fn encode(&self, ids: &[usize], seen: &mut Vec<Seen>) -> Outcome<Matrix> {
+    fn encode(&self, ids: &[usize], seen: &mut Vec<DenseWeights>) -> Outcome<Matrix> {
         let mut x = self.embed("encoder", ids)?;
         for layer in 0..LAYERS {
             let at = format!("encoder.layer_{layer}");
@@ -79,7 +79,12 @@ impl Aren {
     }
 
     /// The score of each letter, after each of `ids`.
-    fn decode(&self, ids: &[usize], memory: &Matrix, seen: &mut Vec<Seen>) -> Outcome<Matrix> {
+    fn decode(
+        &self,
+        ids: &[usize],
+        memory: &Matrix,
+        seen: &mut Vec<DenseWeights>,
+    ) -> Outcome<Matrix> {
         let mut x = self.embed("decoder", ids)?;
         for layer in 0..LAYERS {
             let at = format!("decoder.layer_{layer}");
@@ -143,7 +148,7 @@ impl Site<'_> {
         let (q_len, k_len) = (q.len(), k.len());
         let out = attend([q, k, v], dim, causal);
         let [q, k, v] = [q, k, v].map(|x| x.heads(dim));
-        seen.push(Seen { kind, layer, q, k, v, q_len, k_len, causal });
+        seen.push(DenseWeights { kind, layer, q, k, v, q_len, k_len, causal });
         out
     }
 }

@@ -14,7 +14,7 @@ pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
 const NORM_EPS: f64 = 1e-5;
 
 /// What one attention of a model saw, all heads: everything the microscope needs.
-pub(crate) struct Seen {
+pub(crate) struct DenseWeights {
     /// `encoder`, `decoder`, `cross`; `self` where there is no other.
     pub(crate) kind: &'static str,
     pub(crate) layer: usize,
@@ -38,7 +38,7 @@ pub(crate) struct Run {
     /// What it wrote at each step.
     pub(crate) written: Vec<String>,
     pub(crate) text: String,
-    pub(crate) seen: Vec<Seen>,
+    pub(crate) seen: Vec<DenseWeights>,
 }
 
 /// Rows of equal length, one after the other.

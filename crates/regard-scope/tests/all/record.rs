@@ -1,7 +1,7 @@
 //! From a run of a real model to a trace.
 
 use crate::dense::{Outcome, Run};
-use regard_scope::{Inputs, Labels, Layer, Seen, Trace};
+use regard_scope::{Inputs, Labels, Layer, LayerData, Trace};
 use std::collections::BTreeMap;
 
 /// All attentions of a run of a real model.
@@ -17,8 +17,8 @@ pub(crate) fn trace_of(title: &str, run: &Run, dim: usize) -> Outcome<Trace> {
             "cross" => ("target", "source"),
             _ => ("target", "target"),
         };
-        let (kind, seen, layer) = (seen.kind.into(), Seen::Inputs(heads), seen.layer);
-        layers.push(Layer { layer, kind, rows: rows.into(), cols: cols.into(), seen });
+        let (kind, seen, layer) = (seen.kind.into(), LayerData::Inputs(heads), seen.layer);
+        layers.push(Layer { layer, kind, rows: rows.into(), cols: cols.into(), data: seen });
     }
     let mut axes = BTreeMap::new();
     for (name, words) in [("source", &run.source), ("target", &run.target)] {

@@ -1,7 +1,7 @@
 //! Stories for children: a decoder as Llama's (5 layers, 260,032 parameters) that Andrej Karpathy trained on TinyStories. Token by
 //! token, greedily.
 
-use crate::dense::{Matrix, Outcome, Run, Seen, Weights, attend, json, largest, round};
+use crate::dense::{DenseWeights, Matrix, Outcome, Run, Weights, attend, json, largest, round};
 use serde_json::from_value;
 
 pub(crate) const FOLDER: &str = "stories260K";
@@ -19,7 +19,7 @@ pub(crate) struct Stories {
     tokens: Vec<String>,
 }
 
-/// What one layer's attention has seen so far, `[tokens, heads * DIM]` each; queries and keys are turned already.
+/// What one layer's attention has seen so far, `[tokens, heads * DIM]` each; queries and keys are rotated already.
 struct Past {
     q: Matrix,
     k: Matrix,
@@ -75,9 +75,9 @@ impl Stories {
         let x = self.weights.rms_norm(&format!("{at}.input_layernorm"), x)?;
         let project = |name| self.weights.times(&format!("{at}.self_attn.{name}_proj"), &x);
         let first = past.k.len();
-        let q = turned(&project("q")?, first);
+        let q = rotated(&project("q")?, first);
         past.q.append(&q);
-        past.k.append(&turned(&project("k")?, first));
+        past.k.append(&rotated(&project("k")?, first));
         past.v.append(&project("v")?);
         let out = attend([&q, &past.k, &past.v], DIM, true);
         self.weights.times(&format!("{at}.self_attn.o_proj"), &out)
@@ -113,15 +113,15 @@ impl Past {
         (0..LAYERS).map(|_| Self { q: q.clone(), k: kv.clone(), v: kv.clone() }).collect()
     }
 
-    fn seen(&self, layer: usize) -> Seen {
+    fn seen(&self, layer: usize) -> DenseWeights {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(|x| x.heads(DIM));
         let (q_len, k_len) = (self.q.len(), self.k.len());
-        Seen { kind: "self", layer, q, k, v, q_len, k_len, causal: true }
+        DenseWeights { kind: "self", layer, q, k, v, q_len, k_len, causal: true }
     }
 }
 
 /// Rotary positions: in each head, features 2i and 2i + 1 turn by place · theta^(-2i / dim).
-fn turned(x: &Matrix, first: usize) -> Matrix {
+fn rotated(x: &Matrix, first: usize) -> Matrix {
     let mut out = Matrix::empty(x.cols);
     for (place, row) in (first..).zip(x.rows()) {
         for (i, pair) in row.chunks_exact(2).enumerate() {

@@ -6,20 +6,20 @@ use crate::record::trace_of;
 use crate::stories::Stories;
 use proptest::prelude::*;
 use regard::Machine;
-use regard_scope::{Inputs, Labels, Layer, Seen, Site, Trace, Weights};
+use regard_scope::{Inputs, Labels, Layer, LayerData, Site, Trace, Weights};
 use std::collections::BTreeMap;
 
 /// A small trace with everything in it.
 fn small() -> Trace {
     let numbers = |n: usize| (0..n).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<f32>>();
     let heads = Inputs::new((numbers(2 * 3 * 4), [2, 3, 4]), (numbers(5 * 4), [1, 5, 4]), "causal");
-    let seen = Seen::Inputs(heads.expect("a small problem"));
+    let seen = LayerData::Inputs(heads.expect("a small problem"));
     let layer = |layer, seen| Layer {
         layer,
         kind: "cross".into(),
         rows: "words".into(),
         cols: "positions".into(),
-        seen,
+        data: seen,
     };
     let weights = Weights { values: vec![0.2; 2 * 3 * 5], shape: [2, 3, 5] };
     let words = ["好", "久", "<b>"].map(String::from).to_vec();
@@ -27,7 +27,7 @@ fn small() -> Trace {
         ("words".to_string(), Labels::new("words", words)),
         ("positions".to_string(), Labels::counted("positions", 5)),
     ]);
-    let layers = vec![layer(0, seen), layer(1, Seen::Weights(weights))];
+    let layers = vec![layer(0, seen), layer(1, LayerData::Weights(weights))];
     Trace { title: "small".into(), axes, layers }
 }
 
@@ -112,7 +112,7 @@ fn damaged_files_are_refused_and_no_more() -> Outcome<()> {
         let Ok(trace) = Trace::from_bytes(&bytes) else { continue };
         read += 1;
         for site in trace.sites() {
-            let rows = trace.layer(&site)?.seen.size()[0];
+            let rows = trace.layer(&site)?.data.size()[0];
             trace.map(Machine::detect().threads(1), &site, 0..rows, [7, 7])?;
         }
     }
@@ -146,7 +146,9 @@ fn the_view_of_a_real_model_equals_what_another_program_reports() -> Outcome<()>
         let trace = trace_of(&run.text, &run, 4)?;
         let trace = Trace::from_bytes(&trace.to_bytes()?)?;
         let site = Site { layer: 5, kind: "cross".into(), head: 0 };
-        let Seen::Inputs(heads) = &trace.layer(&site)?.seen else { return Err("weights".into()) };
+        let LayerData::Inputs(heads) = &trace.layer(&site)?.data else {
+            return Err("weights".into());
+        };
         let view = heads.view(Machine::detect())?.head(0, 0)?;
         let expected: Vec<Vec<f64>> = serde_json::from_value(golden["greedy_attention"].clone())?;
         for (i, expected) in expected.iter().enumerate() {

@@ -3,7 +3,7 @@
 use crate::common::{all, pixels, small};
 use proptest::prelude::*;
 use regard_scope::render::{Depth, Fonts, PngError, svg, term};
-use regard_scope::{Axis, Kind, Map, Metrics, Scale, Scene, Style, Theme, flow, heat};
+use regard_scope::{Axis, Map, Metrics, PaletteKind, Scale, Scene, Style, Theme, flow, heat};
 use unicode_width::UnicodeWidthChar;
 
 fn number() -> impl Strategy<Value = f32> {
@@ -50,7 +50,7 @@ fn style(metrics: Metrics) -> impl Strategy<Value = Style> {
     (any::<bool>(), any::<bool>(), scale, label()).prop_map(move |(dark, amount, scale, unit)| {
         Style {
             theme: if dark { Theme::Dark } else { Theme::Light },
-            kind: if amount { Kind::Amount } else { Kind::Difference },
+            kind: if amount { PaletteKind::Amount } else { PaletteKind::Difference },
             scale,
             unit,
             metrics,

@@ -2,7 +2,7 @@
 
 use crate::common::{all, ascii, long, pixels, small};
 use regard_scope::render::{Depth, svg, term};
-use regard_scope::{Kind, Metrics, Scale, Style, Theme, heat};
+use regard_scope::{Metrics, PaletteKind, Scale, Style, Theme, heat};
 
 #[test]
 fn views_in_ascii() {
@@ -32,11 +32,11 @@ fn a_long_map_says_that_it_is_pooled() {
 }
 
 #[test]
-fn colours_of_a_terminal() {
+fn colors_of_a_terminal() {
     let style = Style { theme: Theme::Dark, ..Style::new(Metrics::terminal(80, true)) };
     for (name, depth) in [("true", Depth::True), ("indexed", Depth::Indexed)] {
         let text = term(&heat(&small(), &style), depth);
-        insta::assert_snapshot!(format!("colour_{name}"), text.replace('\x1b', "ESC"));
+        insta::assert_snapshot!(format!("color_{name}"), text.replace('\x1b', "ESC"));
     }
 }
 
@@ -46,6 +46,6 @@ fn differences_in_ascii() {
     for (i, x) in map.values.iter_mut().enumerate() {
         *x *= if i % 2 == 0 { 1.0 } else { -1.0 };
     }
-    let style = Style { kind: Kind::Difference, unit: "difference".into(), ..ascii(80) };
+    let style = Style { kind: PaletteKind::Difference, unit: "difference".into(), ..ascii(80) };
     insta::assert_snapshot!("ascii_difference", term(&heat(&map, &style), Depth::Ascii));
 }

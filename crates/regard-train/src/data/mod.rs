@@ -6,6 +6,6 @@ mod vocabulary;
 
 pub use batches::{Batches, windows};
 pub use read::{
-    Document, Field, Pair, documents, first_documents, first_pairs, pairs, text, texts,
+    Column, Document, Pair, documents, first_documents, first_pairs, pairs, text, texts,
 };
-pub use vocabulary::{Kind, VocabularySettings, train as train_vocabulary};
+pub use vocabulary::{VocabularyKind, VocabularySettings, train as train_vocabulary};

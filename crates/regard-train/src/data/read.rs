@@ -39,52 +39,52 @@ pub struct Document {
 /// Where in a line something stands: `0` in a table, `"sents"` in an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Field {
+pub enum Column {
     /// A column of a table divided by tabs, counted from 0. Such a table has no line of headings.
-    Column(usize),
+    Index(usize),
     /// A key of the JSON object that each line is.
     Name(String),
 }
 
-impl fmt::Display for Field {
+impl fmt::Display for Column {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Column(column) => write!(f, "column {column}"),
+            Self::Index(column) => write!(f, "column {column}"),
             Self::Name(name) => write!(f, "`{name}`"),
         }
     }
 }
 
-/// The pairs of a file, one a line, source and target from the two `fields`. Empty lines are passed over; an empty side is an
+/// The pairs of a file, one a line, source and target from the two `columns`. Empty lines are passed over; an empty side is an
 /// error.
-pub fn pairs(path: &Path, fields: &[Field; 2]) -> Result<Vec<Pair>, Error> {
-    first_pairs(path, fields, usize::MAX)
+pub fn pairs(path: &Path, columns: &[Column; 2]) -> Result<Vec<Pair>, Error> {
+    first_pairs(path, columns, usize::MAX)
 }
 
 /// The first [`pairs`] of a file, so many at most. What comes after them is not read.
-pub fn first_pairs(path: &Path, fields: &[Field; 2], most: usize) -> Result<Vec<Pair>, Error> {
+pub fn first_pairs(path: &Path, columns: &[Column; 2], most: usize) -> Result<Vec<Pair>, Error> {
     let mut pairs = Vec::new();
-    each_row(path, fields, most, |[source, target]| {
+    each_row(path, columns, most, |[source, target]| {
         pairs.push(Pair { source: words(&source)?, target: words(&target)? });
         Ok(())
     })?;
     some(path, pairs)
 }
 
-/// The documents of a file, one a line, label and sentences from the two `fields`: a label is a text, a whole number, or true or
+/// The documents of a file, one a line, label and sentences from the two `columns`: a label is a text, a whole number, or true or
 /// false; sentences are a list of texts, or one text with a sentence a line. Empty sentences are left out.
-pub fn documents(path: &Path, fields: &[Field; 2]) -> Result<Vec<Document>, Error> {
-    first_documents(path, fields, usize::MAX)
+pub fn documents(path: &Path, columns: &[Column; 2]) -> Result<Vec<Document>, Error> {
+    first_documents(path, columns, usize::MAX)
 }
 
 /// The first [`documents`] of a file, so many at most. What comes after them is not read.
 pub fn first_documents(
     path: &Path,
-    fields: &[Field; 2],
+    columns: &[Column; 2],
     most: usize,
 ) -> Result<Vec<Document>, Error> {
     let mut documents = Vec::new();
-    each_row(path, fields, most, |[label, text]| {
+    each_row(path, columns, most, |[label, text]| {
         let label = match label {
             Value::Number(number) if !number.is_f64() => number.to_string(),
             Value::Bool(yes) => yes.to_string(),
@@ -131,15 +131,15 @@ pub fn text(path: &Path) -> Result<String, Error> {
     if text.is_empty() { Err(Error::file(path, &"the file is empty")) } else { Ok(text) }
 }
 
-/// Calls `each` with what the two `fields` say on each of the first lines, `most` at most. What it complains of is told with the line.
+/// Calls `each` with what the two `columns` say on each of the first lines, `most` at most. What it complains of is told with the line.
 fn each_row(
     path: &Path,
-    fields: &[Field; 2],
+    columns: &[Column; 2],
     most: usize,
     mut each: impl FnMut([Value; 2]) -> Result<(), String>,
 ) -> Result<(), Error> {
-    match fields {
-        [Field::Column(a), Field::Column(b)] => each_line(path, most, |line| {
+    match columns {
+        [Column::Index(a), Column::Index(b)] => each_line(path, most, |line| {
             let columns: Vec<_> = line.split('\t').collect();
             let at = |column: usize| match columns.get(column) {
                 Some(text) => Ok(Value::from(*text)),
@@ -150,7 +150,7 @@ fn each_row(
             };
             each([at(*a)?, at(*b)?])
         }),
-        [Field::Name(a), Field::Name(b)] => each_line(path, most, |line| {
+        [Column::Name(a), Column::Name(b)] => each_line(path, most, |line| {
             let object: Map<String, Value> = serde_json::from_str(line).map_err(|e| {
                 // The line that it would name is always the first.
                 let why = e.to_string();
@@ -167,7 +167,7 @@ fn each_row(
         }),
         [a, b] => {
             let why = format!("{a} and {b}; give two columns, of a table, or two keys, of objects");
-            Err(Error::setting("fields", why))
+            Err(Error::setting("columns", why))
         }
     }
 }
@@ -217,22 +217,22 @@ fn each_line(
 }
 
 /// A file unpacked, if it begins as packed ones do, whatever its name.
-fn open(path: &Path) -> Result<BufReader<Limited>, Error> {
+fn open(path: &Path) -> Result<BufReader<LimitedReader>, Error> {
     let file = File::open(path).map_err(|e| Error::file(path, &e))?;
     let mut reader = BufReader::new(file);
     let packed = reader.fill_buf().map_err(|e| Error::file(path, &e))?.starts_with(&GZIP);
     let inner: Box<dyn Read> =
         if packed { Box::new(MultiGzDecoder::new(reader)) } else { Box::new(reader) };
-    Ok(BufReader::new(Limited { inner, left: LARGEST }))
+    Ok(BufReader::new(LimitedReader { inner, left: LARGEST }))
 }
 
 /// A reader that fails where there is more than it may give.
-struct Limited {
+struct LimitedReader {
     inner: Box<dyn Read>,
     left: u64,
 }
 
-impl Read for Limited {
+impl Read for LimitedReader {
     fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
         // One more than allowed, to see that it is there.
         let room = usize::try_from(self.left + 1).map_or(to.len(), |room| room.min(to.len()));
@@ -279,11 +279,11 @@ mod tests {
         packer.finish().unwrap()
     }
 
-    fn names(a: &str, b: &str) -> [Field; 2] {
-        [Field::Name(a.into()), Field::Name(b.into())]
+    fn names(a: &str, b: &str) -> [Column; 2] {
+        [Column::Name(a.into()), Column::Name(b.into())]
     }
 
-    const COLUMNS: [Field; 2] = [Field::Column(2), Field::Column(0)];
+    const COLUMNS: [Column; 2] = [Column::Index(2), Column::Index(0)];
 
     #[test]
     fn tables_and_objects_give_the_same_pairs() {
@@ -324,7 +324,7 @@ mod tests {
         assert!(found.iter().all(|document| document.sentences == ["one .", "two ."]));
         std::fs::remove_file(&path).unwrap();
         let path = file("documents.tsv", "neg\tone .\n".as_bytes());
-        let found = documents(&path, &[Field::Column(0), Field::Column(1)]).unwrap();
+        let found = documents(&path, &[Column::Index(0), Column::Index(1)]).unwrap();
         assert_eq!(found, [Document { label: "neg".into(), sentences: vec!["one .".into()] }]);
         std::fs::remove_file(path).unwrap();
     }
@@ -339,11 +339,11 @@ mod tests {
 
     #[test]
     fn every_complaint_names_file_and_line() {
-        let table = [Field::Column(0), Field::Column(1)];
+        let table = [Column::Index(0), Column::Index(1)];
         let objects = names("a", "b");
         let good = "a\tb\n".as_bytes();
         let cut = packed(&b"a\tb\n".repeat(10_000));
-        let cases: [(&str, &[Field; 2], Vec<u8>, &str); 10] = [
+        let cases: [(&str, &[Column; 2], Vec<u8>, &str); 10] = [
             ("columns", &table, [good, b"a"].concat(), ", line 2: column 1 is asked for"),
             ("empty", &table, [good, b"\n \tb"].concat(), ", line 3: a text is empty"),
             ("tabs", &table, [good, b"\t"].concat(), ", line 2: a text is empty"),
@@ -360,9 +360,9 @@ mod tests {
             ("cut", &table, cut[..cut.len() / 2].to_vec(), "cannot be read"),
             ("nothing", &table, b"\n\n".to_vec(), "no line with text"),
         ];
-        for (name, fields, bytes, told) in cases {
+        for (name, columns, bytes, told) in cases {
             let path = file(name, &bytes);
-            let message = pairs(&path, fields).unwrap_err().to_string();
+            let message = pairs(&path, columns).unwrap_err().to_string();
             assert!(message.contains(told) && message.contains(name), "{message} / {told}");
             std::fs::remove_file(path).unwrap();
         }
@@ -371,7 +371,7 @@ mod tests {
         assert!(texts(&path).unwrap_err().to_string().contains(", line 2: not UTF-8"));
         std::fs::remove_file(&path).unwrap();
         assert!(text(&path).unwrap_err().to_string().contains("whole"));
-        let mixed = [Field::Column(0), Field::Name("b".into())];
+        let mixed = [Column::Index(0), Column::Name("b".into())];
         assert!(pairs(&path, &mixed).unwrap_err().to_string().contains("column 0 and `b`"));
     }
 
@@ -395,7 +395,7 @@ mod tests {
         let good = packed(&b"a\tb\n\n".repeat(21));
         let bad = packed(&b"a row without a tab\n".repeat(100_000));
         let path = file("bomb", &[good, bad, b"broken".to_vec()].concat());
-        let table = [Field::Column(0), Field::Column(1)];
+        let table = [Column::Index(0), Column::Index(1)];
         assert_eq!(first_pairs(&path, &table, 21).unwrap().len(), 21);
         assert_eq!(first_documents(&path, &table, 20).unwrap().len(), 20);
         assert!(first_pairs(&path, &table, 22).is_err());
@@ -407,7 +407,7 @@ mod tests {
         let read = |length: usize, left: u64| {
             let inner: Box<dyn Read> = Box::new(std::io::repeat(b'a').take(length as u64));
             let mut bytes = Vec::new();
-            Limited { inner, left }.read_to_end(&mut bytes).map(|_| bytes.len())
+            LimitedReader { inner, left }.read_to_end(&mut bytes).map(|_| bytes.len())
         };
         assert_eq!(read(100_000, 100_000).unwrap(), 100_000);
         let told = read(100_001, 100_000).unwrap_err().to_string();
@@ -419,8 +419,8 @@ mod tests {
 
     #[test]
     fn fields_are_numbers_or_names() {
-        let fields: Vec<Field> = serde_json::from_str(r#"[0, "en"]"#).unwrap();
-        assert_eq!(fields, [Field::Column(0), Field::Name("en".into())]);
-        assert!(serde_json::from_str::<Field>("-1").is_err());
+        let columns: Vec<Column> = serde_json::from_str(r#"[0, "en"]"#).unwrap();
+        assert_eq!(columns, [Column::Index(0), Column::Name("en".into())]);
+        assert!(serde_json::from_str::<Column>("-1").is_err());
     }
 }

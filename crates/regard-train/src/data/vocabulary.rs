@@ -11,7 +11,7 @@ use tokenizers::models::unigram::{Unigram, UnigramTrainer};
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::normalizers::replace::ReplacePattern;
 use tokenizers::normalizers::{Lowercase, Prepend, Replace, Sequence as Normalizers, Strip};
-use tokenizers::pre_tokenizers::sequence::Sequence as Divisions;
+use tokenizers::pre_tokenizers::sequence::Sequence as PreTokenizers;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
 use tokenizers::{
@@ -20,7 +20,7 @@ use tokenizers::{
     SplitDelimiterBehavior, Tokenizer,
 };
 
-/// The mark of what a vocabulary does not know.
+/// The special token of unknown text.
 const UNKNOWN: &str = "<unk>";
 
 /// Stands for a space, so that a token can begin with one.
@@ -50,7 +50,7 @@ const ENDING: &str = r"(?i:s|m|d|ll|re|ve)(?![\p{L}\p{M}])";
 /// How a text is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum VocabularyKind {
     /// Words and parts of words, by putting together what is most often side by side.
     Bpe,
     /// Words and parts of words, by leaving out what is missed least.
@@ -66,10 +66,10 @@ pub enum Kind {
 #[serde(deny_unknown_fields)]
 pub struct VocabularySettings {
     /// How a text is divided.
-    pub kind: Kind,
-    /// How many tokens there are at most, marks among them.
+    pub kind: VocabularyKind,
+    /// How many tokens there are at most, special tokens among them.
     pub size: usize,
-    /// What is seen less often is unknown: words of [`Kind::Word`], else characters. 0 is 2 for words, 1 for characters.
+    /// What is seen less often is unknown: words of [`VocabularyKind::Word`], else characters. 0 is 2 for words, 1 for characters.
     pub min_count: usize,
     /// Whether capital letters become small ones.
     pub lowercase: bool,
@@ -77,33 +77,42 @@ pub struct VocabularySettings {
 
 impl Default for VocabularySettings {
     fn default() -> Self {
-        Self { kind: Kind::Bpe, size: 8000, min_count: 0, lowercase: false }
+        Self { kind: VocabularyKind::Bpe, size: 8000, min_count: 0, lowercase: false }
     }
 }
 
 impl VocabularySettings {
     fn min_count(&self) -> u64 {
-        let usual = if self.kind == Kind::Word { 2 } else { 1 };
+        let usual = if self.kind == VocabularyKind::Word { 2 } else { 1 };
         if self.min_count == 0 { usual } else { u64::try_from(self.min_count).unwrap_or(u64::MAX) }
     }
 
-    fn check(&self, marks: &[&str]) -> Result<(), Error> {
+    fn check(&self, special_tokens: &[&str]) -> Result<(), Error> {
         let refuse = |key: &str, why: String| Err(Error::setting(key, why));
-        for (i, mark) in marks.iter().enumerate() {
-            // So written, no word or part of one can be mistaken for a mark.
-            if mark.len() < 3 || !mark.starts_with('<') || !mark.ends_with('>') {
-                return refuse("marks", format!("`{mark}`; a mark is written as `<s>` is"));
+        for (i, token) in special_tokens.iter().enumerate() {
+            // So written, no word or part of one can be mistaken for a special token.
+            if token.len() < 3 || !token.starts_with('<') || !token.ends_with('>') {
+                return refuse(
+                    "special_tokens",
+                    format!("`{token}`; a special token has the form `<s>`"),
+                );
             }
-            if marks[..i].contains(mark) {
-                return refuse("marks", format!("`{mark}` is there twice"));
+            if special_tokens[..i].contains(token) {
+                return refuse("special_tokens", format!("`{token}` is there twice"));
             }
         }
-        if matches!(self.kind, Kind::Unigram | Kind::Word) && !marks.contains(&UNKNOWN) {
+        if matches!(self.kind, VocabularyKind::Unigram | VocabularyKind::Word)
+            && !special_tokens.contains(&UNKNOWN)
+        {
             let why = format!("{:?} needs `{UNKNOWN}` among them", self.kind).to_lowercase();
-            return refuse("marks", why);
+            return refuse("special_tokens", why);
         }
-        if self.size <= marks.len() {
-            let why = format!("{}; {} marks leave no room for text", self.size, marks.len());
+        if self.size <= special_tokens.len() {
+            let why = format!(
+                "{}; {} special tokens leave no room for text",
+                self.size,
+                special_tokens.len()
+            );
             return refuse("size", why);
         }
         if self.size > MOST {
@@ -115,46 +124,46 @@ impl VocabularySettings {
 
 /// Makes a vocabulary from texts: the bytes of a `tokenizer.json`, the same bytes for the same texts in the same order.
 ///
-/// The `marks` have the first numbers, in their order; in a text they are found before anything else is, and decoding leaves them
+/// The `special_tokens` have the first numbers, in their order; in a text they are found before anything else is, and decoding leaves them
 /// out. `<unk>`, if among them, stands for what is not known. Encoding adds none of them.
 pub fn train<'a>(
     settings: &VocabularySettings,
-    marks: &[&str],
+    special_tokens: &[&str],
     texts: impl Iterator<Item = &'a str>,
 ) -> Result<Vec<u8>, Error> {
-    settings.check(marks)?;
-    let division = Division::new(settings).map_err(library)?;
-    let pieces = division.count(marks, texts)?;
+    settings.check(special_tokens)?;
+    let pipeline = TokenizerPipeline::new(settings).map_err(library)?;
+    let pieces = pipeline.count(special_tokens, texts)?;
     if pieces.is_empty() {
         return Err(Error::data("no text to make a vocabulary of"));
     }
     let model = match settings.kind {
-        Kind::Bpe | Kind::Unigram => {
-            let alphabet = alphabet(settings, marks, &pieces)?;
+        VocabularyKind::Bpe | VocabularyKind::Unigram => {
+            let alphabet = alphabet(settings, special_tokens, &pieces)?;
             let words = known_parts(&pieces, &alphabet);
-            if settings.kind == Kind::Bpe {
-                bpe(settings, marks, &words)?
+            if settings.kind == VocabularyKind::Bpe {
+                bpe(settings, special_tokens, &words)?
             } else {
-                unigram(settings, marks, words)?
+                unigram(settings, special_tokens, words)?
             }
         }
-        Kind::Char => {
-            let tokens = most_frequent(settings, marks, characters(&pieces));
-            let tokens = numbered(marks, tokens.iter().map(char::to_string).collect());
-            merging(marks, tokens.collect())?.into()
+        VocabularyKind::Char => {
+            let tokens = most_frequent(settings, special_tokens, characters(&pieces));
+            let tokens = numbered(special_tokens, tokens.iter().map(char::to_string).collect());
+            merging(special_tokens, tokens.collect())?.into()
         }
-        Kind::Word => {
-            let tokens = numbered(marks, most_frequent(settings, marks, pieces));
+        VocabularyKind::Word => {
+            let tokens = numbered(special_tokens, most_frequent(settings, special_tokens, pieces));
             let words = WordLevel::builder().vocab(tokens.collect()).unk_token(UNKNOWN.into());
             words.build().map_err(library)?.into()
         }
     };
     let mut tokenizer = Tokenizer::new(model);
     tokenizer
-        .with_normalizer(division.normalizer)
-        .with_pre_tokenizer(division.pre_tokenizer)
-        .with_decoder(division.decoder);
-    tokenizer.add_special_tokens(&added(marks));
+        .with_normalizer(pipeline.normalizer)
+        .with_pre_tokenizer(pipeline.pre_tokenizer)
+        .with_decoder(pipeline.decoder);
+    tokenizer.add_special_tokens(&added(special_tokens));
     Ok(tokenizer.to_string(false).map_err(library)?.into_bytes())
 }
 
@@ -163,23 +172,23 @@ fn library(error: tokenizers::Error) -> Error {
     Error::data(format!("the vocabulary cannot be made: {error}"))
 }
 
-fn added(marks: &[&str]) -> Vec<AddedToken> {
-    marks.iter().map(|mark| AddedToken::from(*mark, true)).collect()
+fn added(special_tokens: &[&str]) -> Vec<AddedToken> {
+    special_tokens.iter().map(|token| AddedToken::from(*token, true)).collect()
 }
 
-/// Tokens and their numbers, those of the marks first.
-fn numbered(marks: &[&str], tokens: Vec<String>) -> impl Iterator<Item = (String, u32)> {
-    marks.iter().map(|mark| (*mark).to_owned()).chain(tokens).zip(0..)
+/// Tokens and their numbers, those of the special tokens first.
+fn numbered(special_tokens: &[&str], tokens: Vec<String>) -> impl Iterator<Item = (String, u32)> {
+    special_tokens.iter().map(|token| (*token).to_owned()).chain(tokens).zip(0..)
 }
 
-/// How a text is divided before the table is asked, and put together afterwards.
-struct Division {
+/// The normalizer, pre-tokenizer and decoder of a tokenizer.
+struct TokenizerPipeline {
     normalizer: Option<NormalizerWrapper>,
     pre_tokenizer: Option<PreTokenizerWrapper>,
     decoder: Option<DecoderWrapper>,
 }
 
-impl Division {
+impl TokenizerPipeline {
     fn new(settings: &VocabularySettings) -> tokenizers::Result<Self> {
         let lower = settings.lowercase.then_some(NormalizerWrapper::from(Lowercase));
         let isolated = |pattern: String| {
@@ -188,19 +197,19 @@ impl Division {
                 .map(PreTokenizerWrapper::from)
         };
         Ok(match settings.kind {
-            Kind::Char => {
+            VocabularyKind::Char => {
                 Self { normalizer: lower, pre_tokenizer: None, decoder: Some(Fuse::new().into()) }
             }
-            Kind::Word => {
-                let divisions = vec![WhitespaceSplit.into(), isolated(whole_words())?];
+            VocabularyKind::Word => {
+                let pre_tokenizers = vec![WhitespaceSplit.into(), isolated(whole_words())?];
                 // Without a decoder, words are joined by spaces.
                 Self {
                     normalizer: lower,
-                    pre_tokenizer: Some(Divisions::new(divisions).into()),
+                    pre_tokenizer: Some(PreTokenizers::new(pre_tokenizers).into()),
                     decoder: None,
                 }
             }
-            Kind::Bpe | Kind::Unigram => {
+            VocabularyKind::Bpe | VocabularyKind::Unigram => {
                 let replace = |pattern: String, content: &str| {
                     Replace::new(ReplacePattern::Regex(pattern), content)
                         .map(NormalizerWrapper::from)
@@ -226,14 +235,14 @@ impl Division {
     /// The pieces of the texts, and how often each occurs.
     fn count<'a>(
         &self,
-        marks: &[&str],
+        special_tokens: &[&str],
         texts: impl Iterator<Item = &'a str>,
     ) -> Result<BTreeMap<String, u64>, Error> {
         let mut counts = BTreeMap::new();
         for text in texts {
             let mut between = vec![text];
-            for mark in marks {
-                between = between.iter().flat_map(|text| text.split(mark)).collect();
+            for token in special_tokens {
+                between = between.iter().flat_map(|text| text.split(token)).collect();
             }
             for text in between.into_iter().filter(|text| !text.is_empty()) {
                 let pieces = self.divide(text).map_err(library)?;
@@ -272,7 +281,7 @@ fn parts() -> String {
     format!(r"['’]{ENDING}|{word}|[{HAN}]+|{signs}|{SPACE}")
 }
 
-/// Words with what joins them (story-line, it's, 1,000.5), single Han, single signs: near to the division `13a` of BLEU.
+/// Words with what joins them (story-line, it's, 1,000.5), single Han, single signs: close to the `13a` tokenization of BLEU.
 fn whole_words() -> String {
     let letter = format!(r"[\p{{L}}\p{{M}}\p{{N}}&&[^{HAN}]]");
     format!(r"{letter}+(?:(?:['’-]|(?<=\p{{N}})[.,](?=\p{{N}})){letter}+)*|\S")
@@ -291,31 +300,31 @@ fn characters(pieces: &BTreeMap<String, u64>) -> BTreeMap<char, u64> {
 /// As many as there is room for, the most frequent first.
 fn most_frequent<T: Ord>(
     settings: &VocabularySettings,
-    marks: &[&str],
+    special_tokens: &[&str],
     counts: BTreeMap<T, u64>,
 ) -> Vec<T> {
     let mut counts: Vec<_> = counts.into_iter().collect();
     counts.retain(|(_, count)| *count >= settings.min_count());
     counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    counts.truncate(settings.size - marks.len());
+    counts.truncate(settings.size - special_tokens.len());
     counts.into_iter().map(|(token, _)| token).collect()
 }
 
 /// The characters that parts of words are made of. All of them are tokens, so there must be room.
 fn alphabet(
     settings: &VocabularySettings,
-    marks: &[&str],
+    special_tokens: &[&str],
     pieces: &BTreeMap<String, u64>,
 ) -> Result<BTreeSet<char>, Error> {
     let least = settings.min_count();
     let counts = characters(pieces).into_iter().filter(|(_, count)| *count >= least);
     let alphabet: BTreeSet<char> = counts.map(|(character, _)| character).collect();
-    let needed = marks.len() + alphabet.len() + 1;
+    let needed = special_tokens.len() + alphabet.len() + 1;
     if settings.size < needed {
         let why = format!(
-            "{}; {} marks and {} characters (seen {least} times or more) need {needed}: raise it, or min_count",
+            "{}; {} special tokens and {} characters (seen {least} times or more) need {needed}: raise it, or min_count",
             settings.size,
-            marks.len(),
+            special_tokens.len(),
             alphabet.len(),
         );
         return Err(Error::setting("size", why));
@@ -341,9 +350,9 @@ fn known_parts(pieces: &BTreeMap<String, u64>, alphabet: &BTreeSet<char>) -> BTr
 }
 
 /// A table of which nothing is put together yet.
-fn merging(marks: &[&str], tokens: Vocab) -> Result<BPE, Error> {
+fn merging(special_tokens: &[&str], tokens: Vocab) -> Result<BPE, Error> {
     let mut model = BPE::builder().vocab_and_merges(tokens, Vec::new());
-    if marks.contains(&UNKNOWN) {
+    if special_tokens.contains(&UNKNOWN) {
         model = model.unk_token(UNKNOWN.into());
     }
     model.build().map_err(library)
@@ -351,16 +360,16 @@ fn merging(marks: &[&str], tokens: Vocab) -> Result<BPE, Error> {
 
 fn bpe(
     settings: &VocabularySettings,
-    marks: &[&str],
+    special_tokens: &[&str],
     words: &BTreeMap<String, u64>,
 ) -> Result<ModelWrapper, Error> {
     let trainer = BpeTrainer::builder()
         .show_progress(false)
         .vocab_size(settings.size)
         .min_frequency(SELDOM)
-        .special_tokens(added(marks))
+        .special_tokens(added(special_tokens))
         .build();
-    let mut model = merging(marks, Vocab::default())?;
+    let mut model = merging(special_tokens, Vocab::default())?;
     // It goes through hash maps, but its sums are of whole numbers, and of equal pairs the one of older tokens wins.
     let words = words.iter().map(|(word, count)| (word.into(), *count)).collect();
     trainer.do_train(&words, &mut model).map_err(library)?;
@@ -369,7 +378,7 @@ fn bpe(
 
 fn unigram(
     settings: &VocabularySettings,
-    marks: &[&str],
+    special_tokens: &[&str],
     words: BTreeMap<String, u64>,
 ) -> Result<ModelWrapper, Error> {
     // The trainer thinks of what goes on in more than one way. A word that always ends where it ends is thus no candidate however
@@ -384,7 +393,7 @@ fn unigram(
     let trainer = UnigramTrainer::builder()
         .show_progress(false)
         .vocab_size(u32::try_from(size).unwrap_or(u32::MAX))
-        .special_tokens(added(marks))
+        .special_tokens(added(special_tokens))
         .unk_token(Some(UNKNOWN.into()))
         .build()
         .map_err(|e| library(e.to_string().into()))?;
@@ -393,7 +402,7 @@ fn unigram(
     let one = one.map_err(|e| library(e.into()))?;
     let mut model = Unigram::default();
     one.install(|| trainer.do_train(words.collect(), &mut model)).map_err(library)?;
-    let pieces = model.iter().skip(marks.len()).filter(|(piece, _)| !piece.contains(END));
+    let pieces = model.iter().skip(special_tokens.len()).filter(|(piece, _)| !piece.contains(END));
     let mut pieces: Vec<(String, f64)> = pieces.cloned().collect();
     // Characters that the trainer had dropped, it takes in again at the end, in the order of a hash map, each for a little more
     // than the lowest score. They shall all have the lowest.
@@ -405,9 +414,9 @@ fn unigram(
         }
     }
     pieces.sort_by(|a, b| b.1.total_cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    let marked = marks.iter().map(|mark| ((*mark).to_owned(), 0.0));
-    let unknown = marks.iter().position(|mark| *mark == UNKNOWN);
-    let model = Unigram::from(marked.chain(pieces).collect(), unknown, false);
+    let special = special_tokens.iter().map(|token| ((*token).to_owned(), 0.0));
+    let unknown = special_tokens.iter().position(|token| *token == UNKNOWN);
+    let model = Unigram::from(special.chain(pieces).collect(), unknown, false);
     Ok(model.map_err(library)?.into())
 }
 
@@ -421,7 +430,7 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::LazyLock;
 
-    const MARKS: [&str; 5] = ["<pad>", "<s>", "</s>", "<unk>", "<2en>"];
+    const SPECIAL_TOKENS: [&str; 5] = ["<pad>", "<s>", "</s>", "<unk>", "<2en>"];
     const TEXTS: [&str; 6] = [
         "Tom's mother doesn't think he'd know it.",
         "Don't tell Tom: 30, 1,000.5 -- \"it's\" late... isn't it?",
@@ -431,9 +440,9 @@ mod tests {
         "The dog runs\nover the road;\tthe road runs.",
     ];
 
-    fn made(kind: Kind, size: usize, marks: &[&str]) -> Tokenizer {
+    fn made(kind: VocabularyKind, size: usize, special_tokens: &[&str]) -> Tokenizer {
         let settings = VocabularySettings { kind, size, min_count: 1, lowercase: false };
-        Tokenizer::from_bytes(train(&settings, marks, TEXTS.into_iter()).unwrap()).unwrap()
+        Tokenizer::from_bytes(train(&settings, special_tokens, TEXTS.into_iter()).unwrap()).unwrap()
     }
 
     fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
@@ -448,16 +457,17 @@ mod tests {
         tokenizer.decode(&ids(tokenizer, text), true).unwrap()
     }
 
-    fn pieces(kind: Kind, text: &str) -> Vec<String> {
+    fn pieces(kind: VocabularyKind, text: &str) -> Vec<String> {
         let settings = VocabularySettings { kind, ..VocabularySettings::default() };
-        let pieces = Division::new(&settings).unwrap().divide(text).unwrap();
+        let pieces = TokenizerPipeline::new(&settings).unwrap().divide(text).unwrap();
         let pieces = pieces.get_splits(OffsetReferential::Normalized, OffsetType::Byte);
         pieces.into_iter().map(|(piece, _, _)| piece.to_owned()).collect()
     }
 
     #[test]
     fn words_keep_the_space_before_them_and_lose_common_endings() {
-        let found = pieces(Kind::Bpe, " Tom's dog  doesn't bark at 10 o'clock, I’d say... ");
+        let found =
+            pieces(VocabularyKind::Bpe, " Tom's dog  doesn't bark at 10 o'clock, I’d say... ");
         let expected = [
             "▁Tom",
             "'s",
@@ -475,22 +485,22 @@ mod tests {
             "...",
         ];
         assert_eq!(found, expected);
-        assert_eq!(pieces(Kind::Bpe, "l'homme d'or"), ["▁l'homme", "▁d'or"]);
+        assert_eq!(pieces(VocabularyKind::Bpe, "l'homme d'or"), ["▁l'homme", "▁d'or"]);
     }
 
     #[test]
     fn han_stand_together_and_cost_no_space_at_the_beginning() {
-        assert_eq!(pieces(Kind::Bpe, "好久不见。"), ["好久不见", "。"]);
+        assert_eq!(pieces(VocabularyKind::Bpe, "好久不见。"), ["好久不见", "。"]);
         assert_eq!(
-            pieces(Kind::Bpe, "“我”有 Tom 的《书》"),
+            pieces(VocabularyKind::Bpe, "“我”有 Tom 的《书》"),
             ["“", "我", "”", "有", "▁Tom", "▁", "的", "《", "书", "》"]
         );
-        assert_eq!(pieces(Kind::Bpe, "カー 3台"), ["カー", "▁3", "台"]);
+        assert_eq!(pieces(VocabularyKind::Bpe, "カー 3台"), ["カー", "▁3", "台"]);
     }
 
     #[test]
     fn whole_words_keep_what_joins_them() {
-        let found = pieces(Kind::Word, "it's a story-line -- 1,000.5 , mr. x 好久");
+        let found = pieces(VocabularyKind::Word, "it's a story-line -- 1,000.5 , mr. x 好久");
         let expected =
             ["it's", "a", "story-line", "-", "-", "1,000.5", ",", "mr", ".", "x", "好", "久"];
         assert_eq!(found, expected);
@@ -498,10 +508,15 @@ mod tests {
 
     #[test]
     fn marks_have_the_first_numbers_and_are_left_out_in_decoding() {
-        for kind in [Kind::Bpe, Kind::Unigram, Kind::Char, Kind::Word] {
-            let tokenizer = made(kind, 140, &MARKS);
-            for (mark, id) in MARKS.into_iter().zip(0..) {
-                assert_eq!(tokenizer.token_to_id(mark), Some(id), "{kind:?}");
+        for kind in [
+            VocabularyKind::Bpe,
+            VocabularyKind::Unigram,
+            VocabularyKind::Char,
+            VocabularyKind::Word,
+        ] {
+            let tokenizer = made(kind, 140, &SPECIAL_TOKENS);
+            for (token, id) in SPECIAL_TOKENS.into_iter().zip(0..) {
+                assert_eq!(tokenizer.token_to_id(token), Some(id), "{kind:?}");
             }
             let found = ids(&tokenizer, "<2en>书</s>");
             assert_eq!((found[0], found.len(), found[2]), (4, 3, 2), "{kind:?}");
@@ -514,17 +529,17 @@ mod tests {
     #[test]
     fn marks_in_the_texts_are_not_learned() {
         let settings = VocabularySettings { size: 60, ..VocabularySettings::default() };
-        let with = train(&settings, &MARKS, ["<2en>ab ab", "cd</s>"].into_iter()).unwrap();
-        let without = train(&settings, &MARKS, ["ab ab", "cd"].into_iter()).unwrap();
+        let with = train(&settings, &SPECIAL_TOKENS, ["<2en>ab ab", "cd</s>"].into_iter()).unwrap();
+        let without = train(&settings, &SPECIAL_TOKENS, ["ab ab", "cd"].into_iter()).unwrap();
         assert_eq!(with, without);
     }
 
     #[test]
     fn frequent_words_are_tokens() {
         let text = "the dog's road and the dog's mother and the dog's house";
-        for kind in [Kind::Bpe, Kind::Unigram] {
+        for kind in [VocabularyKind::Bpe, VocabularyKind::Unigram] {
             let settings = VocabularySettings { kind, size: 40, ..VocabularySettings::default() };
-            let made = train(&settings, &MARKS, std::iter::repeat_n(text, 3)).unwrap();
+            let made = train(&settings, &SPECIAL_TOKENS, std::iter::repeat_n(text, 3)).unwrap();
             let made = Tokenizer::from_bytes(made).unwrap();
             assert_eq!(tokens(&made, "the dog's"), ["▁the", "▁dog", "'s"], "{kind:?}");
         }
@@ -532,7 +547,7 @@ mod tests {
 
     #[test]
     fn characters_are_kept_as_they_are() {
-        let made = made(Kind::Char, 200, &MARKS);
+        let made = made(VocabularyKind::Char, 200, &SPECIAL_TOKENS);
         for text in ["\n\n dog\t runs ", "我 \n", " "] {
             assert_eq!(back(&made, text), text);
             assert_eq!(ids(&made, text).len(), text.chars().count());
@@ -544,20 +559,25 @@ mod tests {
         let texts = || ["aab b c", "a b"].into_iter();
         let with = |kind, size, min_count| {
             let settings = VocabularySettings { kind, size, min_count, lowercase: false };
-            Tokenizer::from_bytes(train(&settings, &MARKS, texts()).unwrap()).unwrap()
+            Tokenizer::from_bytes(train(&settings, &SPECIAL_TOKENS, texts()).unwrap()).unwrap()
         };
-        assert_eq!(tokens(&with(Kind::Word, 20, 0), "aab b c"), [UNKNOWN, "b", UNKNOWN]);
-        assert_eq!(tokens(&with(Kind::Word, 20, 1), "aab b c"), ["aab", "b", "c"]);
-        assert_eq!(tokens(&with(Kind::Word, 6, 1), "aab b c"), [UNKNOWN, "b", UNKNOWN]);
-        assert_eq!(tokens(&with(Kind::Char, 20, 2), "abc"), ["a", "b", UNKNOWN]);
-        assert_eq!(tokens(&with(Kind::Bpe, 20, 2), "c").last().unwrap(), UNKNOWN);
+        assert_eq!(tokens(&with(VocabularyKind::Word, 20, 0), "aab b c"), [UNKNOWN, "b", UNKNOWN]);
+        assert_eq!(tokens(&with(VocabularyKind::Word, 20, 1), "aab b c"), ["aab", "b", "c"]);
+        assert_eq!(tokens(&with(VocabularyKind::Word, 6, 1), "aab b c"), [UNKNOWN, "b", UNKNOWN]);
+        assert_eq!(tokens(&with(VocabularyKind::Char, 20, 2), "abc"), ["a", "b", UNKNOWN]);
+        assert_eq!(tokens(&with(VocabularyKind::Bpe, 20, 2), "c").last().unwrap(), UNKNOWN);
     }
 
     #[test]
     fn capitals_become_small_where_asked() {
-        for kind in [Kind::Bpe, Kind::Unigram, Kind::Char, Kind::Word] {
+        for kind in [
+            VocabularyKind::Bpe,
+            VocabularyKind::Unigram,
+            VocabularyKind::Char,
+            VocabularyKind::Word,
+        ] {
             let settings = VocabularySettings { kind, size: 140, min_count: 1, lowercase: true };
-            let made = train(&settings, &MARKS, TEXTS.into_iter()).unwrap();
+            let made = train(&settings, &SPECIAL_TOKENS, TEXTS.into_iter()).unwrap();
             let made = Tokenizer::from_bytes(made).unwrap();
             assert_eq!(back(&made, "The DOG"), "the dog", "{kind:?}");
         }
@@ -565,20 +585,29 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        let fail = |kind, size, marks: &[&str], texts: &[&str]| {
+        let fail = |kind, size, special_tokens: &[&str], texts: &[&str]| {
             let settings = VocabularySettings { kind, size, ..VocabularySettings::default() };
-            train(&settings, marks, texts.iter().copied()).unwrap_err().to_string()
+            train(&settings, special_tokens, texts.iter().copied()).unwrap_err().to_string()
         };
         let told = [
-            (fail(Kind::Bpe, 100, &["pad"], &TEXTS), "marks: `pad`"),
-            (fail(Kind::Bpe, 100, &["<s>", "<s>"], &TEXTS), "marks: `<s>` is there twice"),
-            (fail(Kind::Word, 100, &["<s>"], &TEXTS), "marks: word needs `<unk>`"),
-            (fail(Kind::Char, 5, &MARKS, &TEXTS), "size: 5; 5 marks"),
-            (fail(Kind::Char, usize::MAX, &MARKS, &TEXTS), "at most"),
-            (fail(Kind::Bpe, 9, &MARKS, &["abcd"]), "size: 9; 5 marks and 5 characters"),
-            (fail(Kind::Unigram, 9, &MARKS, &["abcd"]), "need 11"),
-            (fail(Kind::Bpe, 100, &MARKS, &["", " \n"]), "no text"),
-            (fail(Kind::Word, 100, &MARKS, &[]), "no text"),
+            (fail(VocabularyKind::Bpe, 100, &["pad"], &TEXTS), "special_tokens: `pad`"),
+            (
+                fail(VocabularyKind::Bpe, 100, &["<s>", "<s>"], &TEXTS),
+                "special_tokens: `<s>` is there twice",
+            ),
+            (
+                fail(VocabularyKind::Word, 100, &["<s>"], &TEXTS),
+                "special_tokens: word needs `<unk>`",
+            ),
+            (fail(VocabularyKind::Char, 5, &SPECIAL_TOKENS, &TEXTS), "size: 5; 5 special tokens"),
+            (fail(VocabularyKind::Char, usize::MAX, &SPECIAL_TOKENS, &TEXTS), "at most"),
+            (
+                fail(VocabularyKind::Bpe, 9, &SPECIAL_TOKENS, &["abcd"]),
+                "size: 9; 5 special tokens and 5 characters",
+            ),
+            (fail(VocabularyKind::Unigram, 9, &SPECIAL_TOKENS, &["abcd"]), "need 11"),
+            (fail(VocabularyKind::Bpe, 100, &SPECIAL_TOKENS, &["", " \n"]), "no text"),
+            (fail(VocabularyKind::Word, 100, &SPECIAL_TOKENS, &[]), "no text"),
         ];
         for (message, part) in told {
             assert!(message.contains(part), "{message} / {part}");
@@ -589,16 +618,23 @@ mod tests {
     fn settings_are_read_and_unknown_keys_refused() {
         let text = r#"{"kind": "unigram", "size": 9, "min_count": 0, "lowercase": true}"#;
         let settings: VocabularySettings = serde_json::from_str(text).unwrap();
-        let expected =
-            VocabularySettings { kind: Kind::Unigram, size: 9, min_count: 0, lowercase: true };
+        let expected = VocabularySettings {
+            kind: VocabularyKind::Unigram,
+            size: 9,
+            min_count: 0,
+            lowercase: true,
+        };
         assert_eq!(settings, expected);
         let text = text.replace("size", "sise");
         assert!(serde_json::from_str::<VocabularySettings>(&text).is_err());
     }
 
-    static BPE_MADE: LazyLock<Tokenizer> = LazyLock::new(|| made(Kind::Bpe, 140, &MARKS));
-    static UNIGRAM: LazyLock<Tokenizer> = LazyLock::new(|| made(Kind::Unigram, 140, &MARKS));
-    static CHAR: LazyLock<Tokenizer> = LazyLock::new(|| made(Kind::Char, 140, &MARKS));
+    static BPE_MADE: LazyLock<Tokenizer> =
+        LazyLock::new(|| made(VocabularyKind::Bpe, 140, &SPECIAL_TOKENS));
+    static UNIGRAM: LazyLock<Tokenizer> =
+        LazyLock::new(|| made(VocabularyKind::Unigram, 140, &SPECIAL_TOKENS));
+    static CHAR: LazyLock<Tokenizer> =
+        LazyLock::new(|| made(VocabularyKind::Char, 140, &SPECIAL_TOKENS));
 
     proptest! {
         #[test]
@@ -615,7 +651,7 @@ mod tests {
                 prop_assert!(tokenizer.encode(text.as_str(), true).is_ok());
             }
             let settings = VocabularySettings { size: 1000, ..VocabularySettings::default() };
-            let made = train(&settings, &MARKS, [text.as_str(), "a"].into_iter());
+            let made = train(&settings, &SPECIAL_TOKENS, [text.as_str(), "a"].into_iter());
             prop_assert!(made.is_ok(), "{:?}", made);
         }
     }

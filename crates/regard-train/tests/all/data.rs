@@ -1,7 +1,8 @@
 //! Data as it really is: sentences, plays, poems and reviews.
 
 use regard_train::data::{
-    Batches, Field, Kind, Pair, VocabularySettings, documents, pairs, text, texts, train_vocabulary,
+    Batches, Column, Pair, VocabularyKind, VocabularySettings, documents, pairs, text, texts,
+    train_vocabulary,
 };
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,14 +17,14 @@ fn data(name: &str) -> PathBuf {
 
 fn tatoeba(part: &str) -> Vec<Pair> {
     let path = data(&format!("tatoeba-zh-en/{part}.zh-en.tsv.gz"));
-    pairs(&path, &[Field::Column(0), Field::Column(1)]).expect("two columns a line")
+    pairs(&path, &[Column::Index(0), Column::Index(1)]).expect("two columns a line")
 }
 
 fn sides(pairs: &[Pair]) -> impl Iterator<Item = &str> {
     pairs.iter().flat_map(|pair| [pair.source.as_str(), pair.target.as_str()])
 }
 
-fn made<'a>(kind: Kind, size: usize, texts: impl Iterator<Item = &'a str>) -> Tokenizer {
+fn made<'a>(kind: VocabularyKind, size: usize, texts: impl Iterator<Item = &'a str>) -> Tokenizer {
     let settings = VocabularySettings { kind, size, ..VocabularySettings::default() };
     let bytes = train_vocabulary(&settings, &MARKS, texts).expect("there are texts");
     // `Tokens` of the models reads it in this way.
@@ -41,8 +42,8 @@ fn sentences_of_both_languages_come_back() {
     let (train, test) = (tatoeba("train"), tatoeba("test"));
     assert_eq!((train.len(), test.len()), (27_055, 1000));
     let tiny = tatoeba("tiny2k");
-    let bpe = made(Kind::Bpe, 8000, sides(&train));
-    let unigram = made(Kind::Unigram, 4000, sides(&tiny));
+    let bpe = made(VocabularyKind::Bpe, 8000, sides(&train));
+    let unigram = made(VocabularyKind::Unigram, 4000, sides(&tiny));
     assert_eq!(bpe.get_vocab_size(true), 8000);
     for (table, name, lines) in [
         (&bpe, "bpe, train", &train),
@@ -70,7 +71,7 @@ fn sentences_of_both_languages_come_back() {
 #[test]
 fn little_of_a_batch_is_filling() {
     let train = tatoeba("train");
-    let table = made(Kind::Bpe, 8000, sides(&train));
+    let table = made(VocabularyKind::Bpe, 8000, sides(&train));
     let length = |text: &str| ids(&table, text).len();
     let lengths: Vec<_> =
         train.iter().map(|pair| [length(&pair.source), length(&pair.target) + 1]).collect();
@@ -91,7 +92,7 @@ fn little_of_a_batch_is_filling() {
 #[test]
 fn plays_and_poems_come_back_to_the_letter() {
     let play = text(&data("tinyshakespeare/input.txt")).unwrap();
-    let table = made(Kind::Char, 1000, [play.as_str()].into_iter());
+    let table = made(VocabularyKind::Char, 1000, [play.as_str()].into_iter());
     assert_eq!(table.get_vocab_size(true), 65 + MARKS.len());
     let letters = ids(&table, &play);
     assert_eq!(letters.len(), 1_115_394);
@@ -99,7 +100,7 @@ fn plays_and_poems_come_back_to_the_letter() {
 
     let poems = texts(&data("chinese-poetry/lm_tang.train.txt.gz")).unwrap();
     assert_eq!(poems.len(), 17_661);
-    let table = made(Kind::Char, 10_000, poems.iter().map(String::as_str));
+    let table = made(VocabularyKind::Char, 10_000, poems.iter().map(String::as_str));
     assert_eq!(table.get_vocab_size(true), 5815 + MARKS.len());
     for poem in &poems {
         let ids = ids(&table, poem);
@@ -110,15 +111,15 @@ fn plays_and_poems_come_back_to_the_letter() {
 
 #[test]
 fn documents_are_read_and_their_words_known() {
-    let fields = [Field::Name("label".into()), Field::Name("sents".into())];
+    let columns = [Column::Name("label".into()), Column::Name("sents".into())];
     for (folder, counts) in
         [("movie-reviews-polarity2/", [1600, 200]), ("chinese-poetry/genre.", [8800, 1200])]
     {
         let [train, val] = ["train", "val"]
-            .map(|part| documents(&data(&format!("{folder}{part}.jsonl.gz")), &fields).unwrap());
+            .map(|part| documents(&data(&format!("{folder}{part}.jsonl.gz")), &columns).unwrap());
         assert_eq!([train.len(), val.len()], counts);
         let table = made(
-            Kind::Word,
+            VocabularyKind::Word,
             30_000,
             train.iter().flat_map(|document| &document.sentences).map(String::as_str),
         );
@@ -141,11 +142,12 @@ const LEAVE_AT: &str = "REGARD_TRAIN_LEAVE_AT";
 #[test]
 fn the_same_texts_give_the_same_bytes_in_every_process() {
     let lines = || include_str!("data.rs").lines().chain(["好久不见。", "他们好久不见。", "不见"]);
-    let made: Vec<Vec<u8>> = [Kind::Bpe, Kind::Unigram, Kind::Char, Kind::Word]
-        .into_iter()
-        .map(|kind| VocabularySettings { kind, size: 500, ..VocabularySettings::default() })
-        .map(|settings| train_vocabulary(&settings, &MARKS, lines()).unwrap())
-        .collect();
+    let made: Vec<Vec<u8>> =
+        [VocabularyKind::Bpe, VocabularyKind::Unigram, VocabularyKind::Char, VocabularyKind::Word]
+            .into_iter()
+            .map(|kind| VocabularySettings { kind, size: 500, ..VocabularySettings::default() })
+            .map(|settings| train_vocabulary(&settings, &MARKS, lines()).unwrap())
+            .collect();
     let made = made.concat();
     if let Ok(path) = std::env::var(LEAVE_AT) {
         std::fs::write(path, made).unwrap();

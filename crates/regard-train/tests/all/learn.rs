@@ -1,17 +1,17 @@
 //! Things are learned, and attention does what it is asked for.
 
-use crate::toy::{Ear, Folder, settings};
+use crate::toy::{Folder, TestCallback, settings};
 use regard_models::Model;
-use regard_models::generate::Search;
-use regard_train::data::{Field, pairs};
-use regard_train::{Trainer, Validated, translations};
+use regard_models::generate::DecodingStrategy;
+use regard_train::data::{Column, pairs};
+use regard_train::{Trainer, ValidationMetrics, translations};
 
-fn trained(folder: &Folder, name: &str, changes: &[&str]) -> Vec<Validated> {
+fn trained(folder: &Folder, name: &str, changes: &[&str]) -> Vec<ValidationMetrics> {
     let settings = settings(folder, changes);
     let (mut trainer, mut run) = Trainer::create(&folder.run(name), &settings).expect("a new run");
-    let mut ear = Ear::default();
-    trainer.train(&mut run, &mut ear).expect("it learns");
-    ear.validated
+    let mut callback = TestCallback::default();
+    trainer.train(&mut run, &mut callback).expect("it learns");
+    callback.validated
 }
 
 #[test]
@@ -19,9 +19,9 @@ fn every_kind_of_translator_learns_to_spell_backwards() {
     let folder = Folder::new("backwards");
     let all: [(&str, &[&str]); 4] = [
         ("transformer", &[]),
-        ("joint", &["model.joint=true"]),
-        ("gru", &["model.kind=gru"]),
-        ("gpt", &["model.kind=gpt", "model.joint=true"]),
+        ("joint", &["model.shared_vocabulary=true"]),
+        ("gru", &["model.kind=seq2seq"]),
+        ("gpt", &["model.kind=gpt", "model.shared_vocabulary=true"]),
     ];
     for (name, changes) in all {
         let plain = ["training.dropout=0", "training.attention_dropout=0", "training.steps=300"];
@@ -32,8 +32,8 @@ fn every_kind_of_translator_learns_to_spell_backwards() {
         assert!(losses.last().unwrap() < &0.7, "{name}: {losses:?}");
         let model = Model::open(&folder.run(name).join("model")).unwrap();
         let file = folder.0.join("pairs.tsv");
-        let pairs = pairs(&file, &[Field::Column(0), Field::Column(1)]).unwrap();
-        let written = translations(&model, &pairs, &Search::Greedy, 16).unwrap();
+        let pairs = pairs(&file, &[Column::Index(0), Column::Index(1)]).unwrap();
+        let written = translations(&model, &pairs, &DecodingStrategy::Greedy, 16).unwrap();
         let right = pairs.iter().zip(&written).filter(|(pair, own)| pair.target == **own).count();
         println!("{name}: loss {:.3}, {right} of {} right", losses.last().unwrap(), pairs.len());
         assert!(right >= 48, "{name}: {right} of {}; {written:?}", pairs.len());
@@ -76,8 +76,9 @@ fn a_run_may_begin_where_another_ended() {
     let folder = Folder::new("start");
     let first = trained(&folder, "first", &["training.steps=60", "training.dropout=0"]);
     let start =
-        format!("training.start={:?}", folder.run("first").join("model").display().to_string());
-    let more = [start.as_str(), "training.steps=2", "training.rate=1e-5", "data.bare=0.5"];
+        format!("training.init_from={:?}", folder.run("first").join("model").display().to_string());
+    let more =
+        [start.as_str(), "training.steps=2", "training.lr=1e-5", "data.strip_punct_prob=0.5"];
     let second = trained(&folder, "second", &more);
     let [first, second] =
         [&first, &second].map(|reports| reports[reports.len() - 1].validation_loss);

@@ -1,7 +1,7 @@
 //! A run that was stopped ends as one that was not.
 
-use crate::toy::{Ear, Folder, settings};
-use regard_train::{Ended, Run, Trainer};
+use crate::toy::{Folder, TestCallback, settings};
+use regard_train::{Run, RunOutcome, Trainer};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Barrier;
@@ -25,17 +25,20 @@ fn a_run_that_was_stopped_again_and_again_ends_with_the_same_bits() {
         let settings = settings(&folder, &[&format!("model.kind={kind}"), "training.steps=40"]);
         let [whole, parts] = ["whole", "parts"].map(|name| folder.run(&format!("{kind}-{name}")));
         let (mut trainer, mut run) = Trainer::create(&whole, &settings).unwrap();
-        assert_eq!(trainer.train(&mut run, &mut Ear::default()).unwrap(), Ended::Done);
+        assert_eq!(
+            trainer.train(&mut run, &mut TestCallback::default()).unwrap(),
+            RunOutcome::Completed
+        );
 
         drop(Trainer::create(&parts, &settings).unwrap());
         let mut stops = 0;
         loop {
             let (mut trainer, mut run) = Trainer::resume(&parts).unwrap();
-            let mut ear = Ear { left: Some(9), ..Ear::default() };
-            match trainer.train(&mut run, &mut ear).unwrap() {
-                Ended::Stopped => stops += 1,
+            let mut callback = TestCallback { left: Some(9), ..TestCallback::default() };
+            match trainer.train(&mut run, &mut callback).unwrap() {
+                RunOutcome::Interrupted => stops += 1,
                 ended => {
-                    assert_eq!(ended, Ended::Done);
+                    assert_eq!(ended, RunOutcome::Completed);
                     break;
                 }
             }
@@ -57,16 +60,18 @@ fn steps_after_the_last_checkpoint_are_made_again() {
     let settings = settings(&folder, &["training.steps=20", "training.checkpoint_every=6"]);
     let whole = folder.run("whole");
     let (mut trainer, mut run) = Trainer::create(&whole, &settings).unwrap();
-    trainer.train(&mut run, &mut Ear::default()).unwrap();
+    trainer.train(&mut run, &mut TestCallback::default()).unwrap();
     // Killed after 9 steps: what stands there is the checkpoint of step 6 and metrics up to step 5; here, a longer file.
     let killed = folder.run("killed");
     let (mut trainer, mut run) = Trainer::create(&killed, &settings).unwrap();
-    trainer.train(&mut run, &mut Ear { left: Some(6), ..Ear::default() }).unwrap();
+    trainer
+        .train(&mut run, &mut TestCallback { left: Some(6), ..TestCallback::default() })
+        .unwrap();
     run.log(&"a line of step 9").unwrap();
     drop((trainer, run));
     let (mut trainer, mut run) = Trainer::resume(&killed).unwrap();
     assert_eq!(trainer.progress().step, 6);
-    trainer.train(&mut run, &mut Ear::default()).unwrap();
+    trainer.train(&mut run, &mut TestCallback::default()).unwrap();
     assert_eq!(weights(&whole), weights(&killed));
     let metrics = std::fs::read_to_string(killed.join("metrics.jsonl")).unwrap();
     assert!(!metrics.contains("step 9"), "{metrics}");
@@ -99,7 +104,9 @@ fn a_run_whose_data_have_changed_is_not_gone_on_with() {
     let settings = settings(&folder, &["training.steps=4"]);
     let run = folder.run("run");
     let (mut trainer, mut open) = Trainer::create(&run, &settings).unwrap();
-    trainer.train(&mut open, &mut Ear { left: Some(2), ..Ear::default() }).unwrap();
+    trainer
+        .train(&mut open, &mut TestCallback { left: Some(2), ..TestCallback::default() })
+        .unwrap();
     let error = Trainer::resume(&run).unwrap_err().to_string();
     assert!(error.contains("another process"), "{error}");
     drop((trainer, open));
@@ -142,9 +149,11 @@ fn change(run: &Path, whole: &[u8], change: impl FnOnce(&mut Value)) {
 fn numbers_that_no_run_leaves_behind_are_refused_by_name() {
     let folder = Folder::new("numbers");
     let run = folder.run("run");
-    let settings = settings(&folder, &["training.validate_every=1", "training.keep=2"]);
+    let settings = settings(&folder, &["training.validate_every=1", "training.save_top_k=2"]);
     let (mut trainer, mut open) = Trainer::create(&run, &settings).unwrap();
-    trainer.train(&mut open, &mut Ear { left: Some(3), ..Ear::default() }).unwrap();
+    trainer
+        .train(&mut open, &mut TestCallback { left: Some(3), ..TestCallback::default() })
+        .unwrap();
     drop((trainer, open));
     let whole = std::fs::read(run.join("last.safetensors")).unwrap();
     let infinite = format!("{:016x}", f64::INFINITY.to_bits());
@@ -199,10 +208,14 @@ fn settings_that_would_change_a_run_are_refused_by_name() {
             "training.batch_tokens = 512000, and was 256",
         ),
         ("seed = 1", "seed = 2", "seed = 2, and was 1"),
-        ("rate = 0.005", "rate = 0.006", "training.rate = 0.006, and was 0.005"),
+        ("lr = 0.005", "lr = 0.006", "training.lr = 0.006, and was 0.005"),
         ("dropout = 0.1", "dropout = 0.2", "training.dropout = 0.2, and was 0.1"),
         ("validate_every = 0", "validate_every = 3", "training.validate_every = 3, and was 0"),
-        ("by = \"loss\"", "by = \"score\"", "validation.by = \"score\", and was \"loss\""),
+        (
+            "metric = \"loss\"",
+            "metric = \"score\"",
+            "validation.metric = \"score\", and was \"loss\"",
+        ),
         ("d_model = 32", "d_model = 64", "model.d_model = 64, and was 32"),
         ("source = \"ab\"", "source = \"cd\"", "data.parts.0.source = \"cd\", and was \"ab\""),
     ] {
@@ -230,7 +243,9 @@ fn a_run_without_a_checkpoint_is_not_begun_again_in_silence() {
     let folder = Folder::new("lost");
     let run = folder.run("run");
     let (mut trainer, mut open) = Trainer::create(&run, &settings(&folder, &[])).unwrap();
-    trainer.train(&mut open, &mut Ear { left: Some(6), ..Ear::default() }).unwrap();
+    trainer
+        .train(&mut open, &mut TestCallback { left: Some(6), ..TestCallback::default() })
+        .unwrap();
     drop((trainer, open));
     let metrics = std::fs::read(run.join("metrics.jsonl")).unwrap();
     assert!(!metrics.is_empty());
@@ -246,20 +261,20 @@ fn a_run_that_has_ended_goes_on_when_it_is_given_more_steps() {
     let run = folder.run("run");
     let settings = settings(&folder, &["training.steps=4"]);
     let (mut trainer, mut open) = Trainer::create(&run, &settings).unwrap();
-    assert_eq!(trainer.ended(), None);
-    trainer.train(&mut open, &mut Ear::default()).unwrap();
+    assert_eq!(trainer.outcome(), None);
+    trainer.train(&mut open, &mut TestCallback::default()).unwrap();
     drop((trainer, open));
     let (mut trainer, mut open) = Trainer::resume(&run).unwrap();
-    assert_eq!(trainer.ended(), Some(Ended::Done));
+    assert_eq!(trainer.outcome(), Some(RunOutcome::Completed));
     assert_eq!(open.model(), Some(run.join("model")));
-    let mut ear = Ear::default();
-    assert_eq!(trainer.train(&mut open, &mut ear).unwrap(), Ended::Done);
-    assert!(ear.stepped.is_empty() && ear.validated.is_empty());
+    let mut callback = TestCallback::default();
+    assert_eq!(trainer.train(&mut open, &mut callback).unwrap(), RunOutcome::Completed);
+    assert!(callback.stepped.is_empty() && callback.validated.is_empty());
     drop((trainer, open));
     let more = settings.to_toml().unwrap().replace("steps = 4", "steps = 6");
     std::fs::write(run.join("settings.toml"), more).unwrap();
     let (mut trainer, mut open) = Trainer::resume(&run).unwrap();
-    trainer.train(&mut open, &mut Ear::default()).unwrap();
+    trainer.train(&mut open, &mut TestCallback::default()).unwrap();
     assert_eq!(trainer.progress().step, 6);
 }
 
@@ -303,7 +318,7 @@ fn half_written_files_of_a_run_that_was_killed_are_removed_by_the_next() {
     let settings = settings(&folder, &["training.steps=2"]);
     let path = folder.run("run");
     let (mut trainer, mut run) = Trainer::create(&path, &settings).unwrap();
-    trainer.train(&mut run, &mut Ear::default()).unwrap();
+    trainer.train(&mut run, &mut TestCallback::default()).unwrap();
     let places = ["last.safetensors", "best/step-0000002.safetensors", "model/model.safetensors"];
     let half: Vec<_> =
         places.iter().map(|place| regard_scope::temporary(&path.join(place)).unwrap()).collect();

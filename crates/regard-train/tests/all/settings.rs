@@ -23,8 +23,11 @@ fn a_key_that_is_not_known_is_refused_with_the_one_that_is_meant() {
     let error = refused("[[data.parts]]\ntrian = \"x\"", &[]);
     assert!(error.contains("data.parts.0.trian") && error.contains("`train`"), "{error}");
     let text = preset("shakespeare").unwrap();
-    let error = refused(text, &["training.rates=1"]);
-    assert!(error.contains("training.rates") && error.contains("`rate`"), "{error}");
+    let error = refused(text, &["training.lrs=1"]);
+    assert!(error.contains("training.lrs") && error.contains("`lr`"), "{error}");
+    // A part of a key suggests the whole key.
+    let error = refused(text, &["validation.beams=4"]);
+    assert!(error.contains("`num_beams`"), "{error}");
     let error = refused(text, &["data.parts.1.train=x"]);
     assert!(error.contains("there are 1"), "{error}");
     assert!(refused(text, &["training"]).contains("key=value"));
@@ -38,14 +41,14 @@ fn values_that_make_no_sense_are_refused_by_name() {
     let text = preset("shakespeare").unwrap();
     for (change, wanted) in [
         ("training.dropout=1", "training.dropout"),
-        ("training.rate=-1", "training.rate"),
+        ("training.lr=-1", "training.lr"),
         ("training.batch_tokens=0", "training.batch_tokens"),
         ("model.kind=han", "model.kind"),
         ("attention.temperature=0", "attention.temperature"),
         ("training.epochs=abc", "training.epochs"),
         ("training.epochs=0", "training.epochs"),
         ("model.heads=5", "model.heads"),
-        ("optimiser.clip=nan", "optimiser.clip"),
+        ("optimizer.max_grad_norm=nan", "optimizer.max_grad_norm"),
         ("attention.entropy=inf", "attention.entropy"),
     ] {
         let error = refused(text, &[change]);
@@ -57,10 +60,10 @@ fn values_that_make_no_sense_are_refused_by_name() {
 #[test]
 fn a_change_is_toml_or_else_a_text() {
     let text = preset("tatoeba-zh-en").unwrap();
-    let changes = ["training.rate=1", "data.folder=some/where", "data.parts.0.fields=[\"a\", 1]"];
+    let changes = ["training.lr=1", "data.folder=some/where", "data.parts.0.columns=[\"a\", 1]"];
     let changes: Vec<String> = changes.iter().map(|change| change.to_string()).collect();
     let settings = Settings::new(text, &changes).unwrap();
-    assert_eq!(settings.training.rate, 1.0);
+    assert_eq!(settings.training.lr, 1.0);
     assert_eq!(settings.data.folder, "some/where");
-    assert_eq!(settings.data.parts[0].fields.len(), 2);
+    assert_eq!(settings.data.parts[0].columns.len(), 2);
 }

@@ -1,6 +1,6 @@
 //! A language that is spelled backwards: small enough to be learned in seconds, and not without attention.
 
-use regard_train::{Settings, Stepped, Validated, Watch};
+use regard_train::{Callback, Settings, StepMetrics, ValidationMetrics};
 use std::path::{Path, PathBuf};
 
 /// A folder of this test alone, gone when it ends.
@@ -47,7 +47,7 @@ const TOML: &str = r#"
 [[data.parts]]
 train = "pairs.tsv"
 validation = "pairs.tsv"
-fields = [0, 1]
+columns = [0, 1]
 source = "ab"
 target = "ba"
 
@@ -68,7 +68,7 @@ attention = 16
 
 [training]
 batch_tokens = 256
-rate = 5e-3
+lr = 5e-3
 warmup = 10
 label_smoothing = 0.0
 dropout = 0.1
@@ -76,8 +76,8 @@ attention_dropout = 0.1
 log_every = 5
 checkpoint_every = 7
 
-[optimiser]
-average = 0.9
+[optimizer]
+ema_decay = 0.9
 "#;
 
 /// Settings of the toy, with changes.
@@ -88,24 +88,24 @@ pub(crate) fn settings(folder: &Folder, changes: &[&str]) -> Settings {
     Settings::new(TOML, &all).expect("settings of a toy")
 }
 
-/// Keeps what it hears, and stops after so many steps.
+/// Collects metrics, and stops the run after a number of steps.
 #[derive(Default)]
-pub(crate) struct Ear {
-    pub(crate) stepped: Vec<Stepped>,
-    pub(crate) validated: Vec<Validated>,
+pub(crate) struct TestCallback {
+    pub(crate) stepped: Vec<StepMetrics>,
+    pub(crate) validated: Vec<ValidationMetrics>,
     pub(crate) left: Option<u64>,
 }
 
-impl Watch for Ear {
-    fn stepped(&mut self, report: &Stepped) {
+impl Callback for TestCallback {
+    fn on_step(&mut self, report: &StepMetrics) {
         self.stepped.push(report.clone());
     }
 
-    fn validated(&mut self, report: &Validated) {
+    fn on_validation(&mut self, report: &ValidationMetrics) {
         self.validated.push(report.clone());
     }
 
-    fn stop(&mut self) -> bool {
+    fn should_stop(&mut self) -> bool {
         match &mut self.left {
             Some(left) => {
                 *left = left.saturating_sub(1);

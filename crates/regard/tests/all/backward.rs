@@ -13,7 +13,7 @@ use regard_testkit::cases::{SimilarityCase, dims};
 use regard_testkit::masks::{MASKS, named};
 use regard_testkit::run::{both_ways, forward, same_grad_bits};
 use regard_testkit::scores::{Entries, ScoreOption, bias};
-use regard_testkit::{Arrangement, Case, Data, GradJudge, Stored};
+use regard_testkit::{Arrangement, Case, Data, GradCheck, TestTensor};
 
 fn run<E: Element>(case: &Case, data: &Data<E>, isa: Isa) -> Grads<E> {
     both_ways(&data.problem(case), data.inputs(), data.output_grads(case), isa, 2).1
@@ -112,7 +112,7 @@ fn the_gradient_of_a_value_is_the_weighted_sum_of_output_gradients() {
         let hot: Vec<f32> = hot.map(|hot| f32::from(u8::from(hot))).collect();
         let shape = Shape { batch, heads: n.kv, len: k_len, dim: k_len };
         let mut one_hot = data.clone();
-        one_hot.v = Stored::new(&hot, shape, Arrangement::Bhsd);
+        one_hot.v = TestTensor::new(&hot, shape, Arrangement::Bhsd);
         let weights = forward(&one_hot.problem(&case), one_hot.inputs(), isa, 2).out;
         let grads = run(&case, &data, isa);
         for (b, kv_head) in heads(batch, n.kv) {
@@ -353,11 +353,11 @@ fn the_gradients_of_grouped_heads_are_sums_over_repeated_keys_and_values() {
             let rows = heads(batch, n.q).flat_map(|(b, h)| (0..k_len).map(move |i| (b, h, i)));
             let values: Vec<f32> =
                 rows.flat_map(|(b, h, i)| view.row(b, h * n.kv / n.q, i)).copied().collect();
-            *tensor = Stored::new(&values, shape, Arrangement::Bhsd);
+            *tensor = TestTensor::new(&values, shape, Arrangement::Bhsd);
         }
         let output_grads =
-            (&data.upstream_by_definition(&case), &data.upstream_by_definition(&case));
-        let judge = GradJudge::new(&data.problem(&case), data.inputs(), output_grads);
+            (&data.output_grads_by_definition(&case), &data.output_grads_by_definition(&case));
+        let judge = GradCheck::new(&data.problem(&case), data.inputs(), output_grads);
         for isa in Isa::available() {
             let mut grads = run(&case, &repeated, isa);
             for tensor in [&mut grads.k, &mut grads.v] {
@@ -463,7 +463,7 @@ fn a_scale_near_zero_has_a_gradient() {
     for scale in [0.0, 1e-45, 3e-39, 1e-30, 1e-15] {
         let case = Case::new(dims([1, 2, 1, 33, 40, 8, 5])).scores(&[ScoreOption::Scale(scale)]);
         let data = Data::<f32>::new(&case);
-        let output_grads = data.upstream_by_definition::<f64>(&case);
+        let output_grads = data.output_grads_by_definition::<f64>(&case);
         let exact = backward(&data.problem(&case), data.inputs(), &output_grads).scale;
         for isa in Isa::available() {
             let found = run(&case, &data, isa).scale;

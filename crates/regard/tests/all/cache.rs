@@ -34,7 +34,7 @@ fn a_cache_holds_what_lists_of_rows_would_for_a_million_calls() {
             model.step([a, b, c, d]);
         }
         model.check_all();
-        let seen = model.seen();
+        let seen = model.counts();
         let least = [seen.over_budget, seen.copied, seen.shortened, seen.stale].into_iter().min();
         assert!(least > Some(1000), "{seen:?}");
         model.free_all();

@@ -180,7 +180,7 @@ fn the_gradient_of_a_value_is_the_weighted_sum_of_output_gradients() {
         (0..b * h * n * n).map(|i| if i / n % n == i % n { 1.0 } else { 0.0 }).collect();
     let mut one_hot = data.clone();
     let shape = Shape { batch: b, heads: h, len: n, dim: n };
-    one_hot.v = regard_testkit::Stored::new(&hot, shape, Arrangement::Bhsd);
+    one_hot.v = regard_testkit::TestTensor::new(&hot, shape, Arrangement::Bhsd);
     let a = forward::<f64, f64>(&one_hot.problem(&case), one_hot.inputs()).out;
     let (rows, v_dim, groups) = (case.dims.q_len, case.dims.v_dim, case.dims.heads.q / h);
     for (i, gradient) in g.v.iter().enumerate() {

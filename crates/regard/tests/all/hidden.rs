@@ -7,7 +7,7 @@ use regard_testkit::cases::dims;
 use regard_testkit::masks::{MASKS, named};
 use regard_testkit::run::{forward, same_bits};
 use regard_testkit::scores::{Entries, ScoreOption, bias};
-use regard_testkit::{Case, Data, Judge};
+use regard_testkit::{Case, Data, OutputCheck};
 
 fn run<E: Element>(case: &Case, data: &Data<E>, isa: Isa) -> Output<E> {
     forward(&data.problem(case), data.inputs(), isa, 2)
@@ -245,7 +245,7 @@ fn huge_sinks_stay_finite() {
     {
         let mut data = Data::<f32>::new(&case);
         data.sinks.fill(sink);
-        let judge = Judge::new(&data.problem(&case), data.inputs());
+        let judge = OutputCheck::new(&data.problem(&case), data.inputs());
         let ratio = judge.ratio(&run(&case, &data, isa)).unwrap();
         assert!(ratio.is_close(), "{} {sink}: {ratio:?}", isa.name());
     }
@@ -265,7 +265,7 @@ fn scores_that_grow_along_the_keys_stay_exact() {
             let k = View::matrix(&scores, [keys, 1]).unwrap();
             let v = View::matrix(&values, [keys, 1]).unwrap();
             let problem = Problem::new(&q, &k, &v).score(Score::new().scale(1.0));
-            let judge = Judge::new(&problem, (q, k, v));
+            let judge = OutputCheck::new(&problem, (q, k, v));
             let first = with_scores(&scores, &values, 1, isa);
             let ratio = judge.ratio(&first).unwrap();
             assert!(ratio.is_close(), "{} {step} {rows}x{keys}: {ratio:?}", isa.name());

@@ -244,12 +244,103 @@ fn the_page_on_how_a_call_travels_names_the_right_lines() {
 }
 
 /// Private words of the first edition. The field's words stand in their place: backward, derivative, output gradients, decode,
-/// key block, score tile, block loop, bf16 term, interleaved, transpose, prefetch, visible, selection, scratch.
-const PRIVATE_WORDS: [&str; 34] = [
-    "undo", "upstream", "few", "bundle", "piece", "walk", "way", "woven", "weave", "limb", "limbs",
-    "meetings", "turn", "turned", "soon", "later", "odd", "picked", "wanted", "room", "here",
-    "grows", "shrink", "weigh", "cargo", "handed", "asked", "sight", "hiding", "sees", "seen",
-    "kept", "choice", "chosen",
+/// key block, score tile, block loop, bf16 term, interleaved, transpose, prefetch, visible, selection, scratch; KV cache, generation
+/// session, finish reason, callback, trainable model, selection metric, summary writer, baseline, parameter, fault, result, front end,
+/// dropout, positions. American spelling.
+const PRIVATE_WORDS: [&str; 69] = [
+    "undo",
+    "upstream",
+    "few",
+    "bundle",
+    "piece",
+    "walk",
+    "way",
+    "woven",
+    "weave",
+    "limb",
+    "limbs",
+    "meetings",
+    "turn",
+    "turned",
+    "soon",
+    "later",
+    "odd",
+    "picked",
+    "wanted",
+    "room",
+    "here",
+    "grows",
+    "shrink",
+    "weigh",
+    "cargo",
+    "handed",
+    "asked",
+    "sight",
+    "hiding",
+    "sees",
+    "seen",
+    "kept",
+    "choice",
+    "chosen",
+    "joint",
+    "division",
+    "past",
+    "pasts",
+    "written",
+    "ended",
+    "ear",
+    "watch",
+    "watcher",
+    "told",
+    "hears",
+    "judge",
+    "judged",
+    "board",
+    "net",
+    "rival",
+    "knob",
+    "knobs",
+    "finding",
+    "findings",
+    "trial",
+    "door",
+    "doors",
+    "dropping",
+    "places",
+    "harmless",
+    "bare",
+    "longest",
+    "lowest",
+    "colour",
+    "centre",
+    "licence",
+    "neighbours",
+    "normaliser",
+    "optimiser",
+];
+
+/// Words of [`PRIVATE_WORDS`] that are ordinary English in a sentence, and no name.
+const ORDINARY_WORDS: [&str; 8] =
+    ["chosen", "few", "later", "longest", "lowest", "neighbours", "past", "trial"];
+
+/// Keys of settings and metrics of the first edition: lr, `min_lr`, `ema_decay`, .. stand in their place.
+const PRIVATE_KEYS: [&str; 16] = [
+    "average",
+    "bare",
+    "beams",
+    "by",
+    "clip",
+    "fields",
+    "half",
+    "joint",
+    "keep",
+    "licence",
+    "longest",
+    "lowest",
+    "optimiser",
+    "rate",
+    "start",
+    "tied",
 ];
 
 /// The words of a name: `next_rows`, `KeyBlock`.
@@ -264,34 +355,93 @@ fn words(name: &str) -> Vec<String> {
     words
 }
 
+fn is_private(name: &str) -> bool {
+    words(name).iter().any(|word| PRIVATE_WORDS.contains(&word.as_str()))
+}
+
+/// A private word of a sentence.
+fn private_word(sentence: &str) -> Option<String> {
+    let lower = sentence.to_lowercase();
+    let mut words = lower.split(|c: char| !c.is_alphanumeric());
+    let private = |word: &&str| PRIVATE_WORDS.contains(word) && !ORDINARY_WORDS.contains(word);
+    words.find(private).map(str::to_owned)
+}
+
+/// The name of a public item or of a public field that a line of Rust declares.
+fn public_name(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix("pub ")?;
+    let mut parts = rest.split(|c: char| !c.is_alphanumeric() && c != '_');
+    let kinds = ["fn", "struct", "enum", "trait", "type", "mod", "static"];
+    match parts.clone().find(|part| kinds.contains(part)) {
+        Some(kind) => parts.skip_while(|part| *part != kind).nth(1),
+        None => parts.next().filter(|name| rest[name.len()..].starts_with(": ")),
+    }
+}
+
+/// The name of a class or function that a line of Python declares, unless it is private.
+fn python_name(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let rest = line.strip_prefix("def ").or_else(|| line.strip_prefix("class "))?;
+    rest.split(|c: char| !c.is_alphanumeric() && c != '_')
+        .next()
+        .filter(|name| !name.starts_with('_'))
+}
+
+/// The headings of a Markdown page; code blocks have none.
+fn headings(page: &str) -> impl Iterator<Item = &str> {
+    let mut in_code = false;
+    page.lines().filter(move |line| {
+        in_code ^= line.starts_with("```");
+        !in_code && line.starts_with('#')
+    })
+}
+
 #[test]
 fn public_names_and_headings_use_the_words_of_the_field() {
-    let private = |word: &str| PRIVATE_WORDS.contains(&word);
     let mut found = Vec::new();
-    for (name, text) in sources("crates/regard/src") {
-        for line in text.lines().filter_map(|line| line.trim_start().strip_prefix("pub ")) {
-            let mut parts = line.split(|c: char| !c.is_alphanumeric() && c != '_');
-            let kinds = ["fn", "struct", "enum", "trait", "type", "mod"];
-            let item = parts.find(|part| kinds.contains(part)).and_then(|_| parts.next());
-            let bad = item.filter(|item| words(item).iter().any(|word| private(word)));
-            found.extend(bad.map(|item| format!("{name}: {item}")));
+    let rust = sources("crates").into_iter().filter(|(name, _)| name.contains("/src/"));
+    for (file, text) in rust.chain(sources("python/src")) {
+        let text = text.split("#[cfg(test)]\nmod ").next().unwrap();
+        let names = text.lines().filter_map(public_name).filter(|name| is_private(name));
+        found.extend(names.map(|name| format!("{file}: {name}")));
+    }
+    for (file, text) in files("python/regard", &["py", "pyi"]) {
+        let names = text.lines().filter_map(python_name).filter(|name| is_private(name));
+        found.extend(names.map(|name| format!("python/regard/{file}: {name}")));
+    }
+    // Help texts are the doc comments of arguments and commands.
+    let arguments = |text: &str| text.contains("#[arg(") || text.contains("#[command(");
+    for (file, text) in sources("crates/regard-cli/src").iter().filter(|(_, text)| arguments(text))
+    {
+        for line in text.lines().filter_map(|line| line.trim_start().strip_prefix("/// ")) {
+            found.extend(private_word(line).map(|word| format!("{file}: `{word}` in {line}")));
         }
     }
-    for folder in ["docs", "docs/adr", "book/en/src"] {
-        for entry in fs::read_dir(root().join(folder)).unwrap() {
-            let path = entry.unwrap().path();
-            if path.extension().is_none_or(|extension| extension != "md") {
-                continue;
-            }
-            let text = fs::read_to_string(&path).unwrap();
-            for heading in text.lines().filter(|line| line.starts_with('#')) {
-                let lower = heading.to_lowercase();
-                let mut words = lower.split(|c: char| !c.is_alphanumeric());
-                if words.any(private) {
-                    found.push(format!("{}: {heading}", path.display()));
-                }
+    for folder in ["docs", "book/en/src"] {
+        for (file, text) in files(folder, &["md"]) {
+            // Errors of the engine are headings of their page.
+            for line in headings(&text).filter(|line| !line.starts_with("### `Error::")) {
+                let word = private_word(line);
+                found.extend(word.map(|word| format!("{folder}/{file}: `{word}` in {line}")));
             }
         }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn settings_use_the_words_of_the_field() {
+    let mut found = Vec::new();
+    for name in ["settings.rs", "schedule.rs", "optim.rs", "train.rs", "validation.rs"] {
+        let text = fs::read_to_string(root().join("crates/regard-train/src").join(name)).unwrap();
+        let names = text.lines().filter_map(public_name).filter(|name| PRIVATE_KEYS.contains(name));
+        found.extend(names.map(|key| format!("{name}: {key}")));
+    }
+    for (name, text) in files("crates/regard-train/presets", &["toml"]) {
+        let keys = text.lines().filter_map(|line| line.split(['=', ']']).next());
+        let keys = keys.map(|key| key.trim_matches(['[', ' ']));
+        let old = keys.filter(|key| PRIVATE_KEYS.contains(key));
+        found.extend(old.map(|key| format!("{name}: {key}")));
     }
     assert!(found.is_empty(), "{}", found.join("\n"));
 }

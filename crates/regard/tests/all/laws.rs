@@ -11,7 +11,7 @@ use regard_testkit::cases::dims;
 use regard_testkit::masks::named;
 use regard_testkit::run::{forward, same_bits};
 use regard_testkit::scores::{SCORES, ScoreOption};
-use regard_testkit::{Arrangement, Case, Data, Judge, Noise, Stored};
+use regard_testkit::{Arrangement, Case, Data, Noise, OutputCheck, TestTensor};
 
 /// Cases of moderate size: random dimensions, one entry of the score table, a seed.
 fn cases() -> impl Strategy<Value = Case> {
@@ -51,7 +51,7 @@ fn repeated<E: Element>(case: &Case, data: &Data<E>) -> Data<E> {
         let values: Vec<E> = rows
             .flat_map(|(b, h)| (0..len).flat_map(move |i| view.row(b, h, i).iter().copied()))
             .collect();
-        *tensor = Stored::new(&values, Shape { batch, heads: q, len, dim }, Arrangement::Bhsd);
+        *tensor = TestTensor::new(&values, Shape { batch, heads: q, len, dim }, Arrangement::Bhsd);
     }
     repeated
 }
@@ -108,14 +108,14 @@ fn a_plan_that_has_run_before_gives_the_bits_of_a_new_one() {
 }
 
 /// Copies the queries or keys `part` of a tensor.
-fn slice(tensor: &Stored<f32>, part: std::ops::Range<usize>) -> Stored<f32> {
+fn slice(tensor: &TestTensor<f32>, part: std::ops::Range<usize>) -> TestTensor<f32> {
     let Shape { batch, heads, .. } = tensor.shape;
     let rows = (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h)));
     let view = tensor.view();
     let values: Vec<f32> = rows
         .flat_map(|(b, h)| part.clone().flat_map(move |i| view.row(b, h, i).iter().copied()))
         .collect();
-    Stored::new(&values, Shape { len: part.len(), ..tensor.shape }, Arrangement::Bhsd)
+    TestTensor::new(&values, Shape { len: part.len(), ..tensor.shape }, Arrangement::Bhsd)
 }
 
 /// A problem over a part of the keys, with unchanged positions and with the entropy.
@@ -125,7 +125,8 @@ fn over<'a>(inputs: &Inputs<'a, f32>, mask: &Mask, offset: i64) -> Problem<'a, f
 }
 
 fn within_twice_its_error(whole: &Problem<'_, f32>, inputs: Inputs<'_, f32>, merged: &Output<f32>) {
-    let ratio = Judge::new(whole, inputs).ratio(merged).expect("rows that see what they should");
+    let ratio =
+        OutputCheck::new(whole, inputs).ratio(merged).expect("rows that see what they should");
     assert!(ratio.is_close(), "{whole}: {ratio:?}");
 }
 
@@ -250,7 +251,7 @@ proptest! {
         let mut alone = data.clone();
         alone.q = slice(&data.q, q_len - 1..q_len);
         let (all, one) = (run(&case, &data), run(&case, &alone));
-        let judge = Judge::new(&alone.problem(&case), alone.inputs());
+        let judge = OutputCheck::new(&alone.problem(&case), alone.inputs());
         let last: Vec<f32> = all.lse.chunks_exact(q_len).map(|rows| rows[q_len - 1]).collect();
         let values: Vec<f32> =
             all.out.data().chunks_exact(q_len * case.dims.v_dim)

@@ -6,7 +6,7 @@ use regard::{
     Error, Isa, Layout, Machine, Mask, Number, Plan, Problem, Shape, Tensor, View, ViewMut,
     reference,
 };
-use regard_testkit::{Arrangement, Noise, Stored};
+use regard_testkit::{Arrangement, Noise, TestTensor};
 use std::time::Instant;
 
 const PAIRS: [RopePairs; 2] = [RopePairs::Interleaved, RopePairs::Halves];
@@ -15,9 +15,9 @@ fn shape([batch, heads, len, dim]: [usize; 4]) -> Shape {
     Shape { batch, heads, len, dim }
 }
 
-fn noise<N: Number>(shape: Shape, arrangement: Arrangement) -> Stored<N> {
+fn noise<N: Number>(shape: Shape, arrangement: Arrangement) -> TestTensor<N> {
     let n = shape.to_array().iter().product();
-    Stored::new(&Noise::new(n as u64).normals(n), shape, arrangement)
+    TestTensor::new(&Noise::new(n as u64).normals(n), shape, arrangement)
 }
 
 /// Elements `[batch, heads, len, dim]` of a view, dense.
@@ -81,7 +81,7 @@ fn like_the_definition<N: Number>(more: f64) {
         let lists = [Positions::List(&list), Positions::List(&list[..shape.len])];
         for positions in places.into_iter().chain(lists) {
             for arrangement in [Arrangement::Bhsd, Arrangement::Bshd, Arrangement::Slice] {
-                let given: Stored<N> = noise(shape, arrangement);
+                let given: TestTensor<N> = noise(shape, arrangement);
                 let expected = reference::rotate::<f64, N>(&rope, given.view(), positions);
                 let before = dense(given.view());
                 for (isa, threads) in Isa::available().into_iter().flat_map(|i| [(i, 1), (i, 3)]) {
@@ -89,7 +89,7 @@ fn like_the_definition<N: Number>(more: f64) {
                     let mut x = given.clone();
                     rope.apply(machine, &mut x.view_mut(), positions).expect("a rope that fits");
                     is_close(&dense(x.view()), &before, &expected, ((pairs, dim), shape.dim), more);
-                    let around = |x: &Stored<N>| x.data.iter().filter(|x| x.is_nan()).count();
+                    let around = |x: &TestTensor<N>| x.data.iter().filter(|x| x.is_nan()).count();
                     assert_eq!(around(&x), around(&given), "memory around the tensor was written");
                 }
             }
@@ -127,7 +127,7 @@ fn threads_instructions_and_where_a_call_begins_change_no_bit() {
     let (shape, list) = (shape([2, 3, 150, 24]), (900..1050).collect::<Vec<i64>>());
     for pairs in PAIRS {
         let rope = Rope::new(22, pairs);
-        let given: Stored<f32> = noise(shape, Arrangement::Bhsd);
+        let given: TestTensor<f32> = noise(shape, Arrangement::Bhsd);
         let machine = Machine::detect().isa(Isa::available()[0]).threads(1);
         let mut expected = given.clone();
         rope.apply(machine, &mut expected.view_mut(), 900..).unwrap();

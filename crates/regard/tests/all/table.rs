@@ -3,14 +3,14 @@
 //! With `REGARD_REQUIRE_ISAS=avx2,avx512`, a run fails unless it covers these.
 
 use regard::Isa;
-use regard_testkit::{Case, Dtype, Report, Way, check};
+use regard_testkit::{AttentionKind, Case, Dtype, Report, check};
 
 /// Parts of the table. Part `i` takes every `PARTS`-th row, so that each part covers all kinds of rows.
 const PARTS: usize = 4;
 
 /// The rows of the engine; those of linear attention are tested where it is, in `regard-approx`.
 fn cases() -> Vec<Case> {
-    let of_engine = |case: &Case| !matches!(case.way, Way::Linear(_));
+    let of_engine = |case: &Case| !matches!(case.attention, AttentionKind::Linear(_));
     regard_testkit::cases().into_iter().filter(of_engine).collect()
 }
 

@@ -59,13 +59,13 @@ pub(super) enum Order {
 
 /// An operand as tiles: blocks of the depth, in each all panels, in each all chunks, of two tiles each.
 #[derive(Debug)]
-pub(super) struct Packed {
+pub(super) struct PackedMatrix {
     lines: Vec<__m512i>,
     panels: usize,
     pub(super) cut: Cut,
 }
 
-impl Packed {
+impl PackedMatrix {
     /// `from [items, depth]`: rows of `a`, or columns of `b`.
     pub(super) fn new(amx: Amx, from: Matrix<'_>, cut: Cut, order: Order) -> Self {
         let panels = from.sizes[0].div_ceil(PANEL);

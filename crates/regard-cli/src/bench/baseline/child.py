@@ -87,7 +87,7 @@ class Contest:
     def __init__(self, case, forms, read):
         self.forms_ms, self.refused, self.setup = {}, {}, {}
         first, best = None, math.inf
-        repetitions = lambda seconds: max(1, math.ceil(case["slice"] / max(seconds, 1e-7)))
+        repetitions = lambda seconds: max(1, math.ceil(case["sample"] / max(seconds, 1e-7)))
         self.sides = {}  # what is run, and how often, by the line that asks for it
         if ours := forms.pop("regard", None):
             first = [read(one) for one in parts(ours())] if not case["dropout"] else None

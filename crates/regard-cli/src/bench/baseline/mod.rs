@@ -92,7 +92,7 @@ impl Baseline {
     pub(crate) fn load(&mut self, case: &Case, machine: Machine) -> Against {
         let engine = self.engine.name().into();
         let loaded = match &mut self.child {
-            Ok(child) => child.awake(|child| child.load(&Asked::new(case, machine))),
+            Ok(child) => child.awake(|child| child.load(&Request::new(case, machine))),
             Err(why) => return Against { engine, error: Some(why.clone()), ..Against::default() },
         };
         let name = self.child.as_ref().ok().map(|child| child.name.clone());
@@ -163,7 +163,7 @@ pub(crate) struct Ready {
 
 /// A case as a child reads it.
 #[derive(Serialize)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct Request<'a> {
     dtype: Dtype,
     batch: usize,
     heads: usize,
@@ -180,7 +180,7 @@ pub(crate) struct Asked<'a> {
     sinks: bool,
     dropout: f64,
     pass: Pass,
-    spread: f64,
+    q_scale: f64,
     additive: bool,
     /// 0 where scores become weights by the softmax over all.
     top: usize,
@@ -189,12 +189,12 @@ pub(crate) struct Asked<'a> {
     unknown: Option<&'static str>,
     threads: usize,
     /// Seconds of a sample, at least.
-    slice: f64,
+    sample: f64,
     /// Seconds of a call that needs none before it.
     long: f64,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> Request<'a> {
     fn new(case: &'a Case, machine: Machine) -> Self {
         let dims = case.dims;
         Self {
@@ -214,7 +214,7 @@ impl<'a> Asked<'a> {
             sinks: case.sinks,
             dropout: case.dropout.unwrap_or(0.0),
             pass: case.pass,
-            spread: case.spread,
+            q_scale: case.q_scale,
             additive: case.additive,
             top: if let Normalizer::TopK(k) = case.normalizer { k } else { 0 },
             cached: case.cached,
@@ -226,7 +226,7 @@ impl<'a> Asked<'a> {
                 other => Some(other.name()),
             },
             threads: machine.threads,
-            slice: SAMPLE,
+            sample: SAMPLE,
             long: LONG,
         }
     }

@@ -10,7 +10,7 @@ def forms(case):
     )
     batch, heads, kv, n, m, dim = (case[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "dim"))
     draw = np.random.default_rng(1)
-    q = draw.standard_normal((batch, n, heads * dim), dtype=np.float32) * np.float32(case["spread"])
+    q = draw.standard_normal((batch, n, heads * dim), dtype=np.float32) * np.float32(case["q_scale"])
     k, v = (draw.standard_normal((batch, m, kv * dim), dtype=np.float32) for _ in range(2))
     settings = ort.SessionOptions()
     settings.intra_op_num_threads, settings.inter_op_num_threads, settings.log_severity_level = case["threads"], 1, 3

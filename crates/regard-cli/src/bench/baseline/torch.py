@@ -68,7 +68,7 @@ class Asked:
         self.case, self.dtype = case, getattr(torch, {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16"}[case["dtype"]])
         self.queries, self.keys, self.heads, self.kv = case["queries"], case["keys"], case["heads"], case["kv_heads"]
         shared = case["cached"] == "shared"
-        self.q = self.tensor(case["batch"], self.heads, self.queries, case["dim"]) * case["spread"]
+        self.q = self.tensor(case["batch"], self.heads, self.queries, case["dim"]) * case["q_scale"]
         items = 1 if shared else case["batch"]
         self.k = self.tensor(items, self.kv, self.keys, case["dim"]).expand(case["batch"], -1, -1, -1)
         self.v = self.tensor(items, self.kv, self.keys, case["v_dim"]).expand(case["batch"], -1, -1, -1)

@@ -17,7 +17,7 @@ def forms(case):
     torch.set_num_threads(case["threads"])
     dtype = torch.float32 if case["dtype"] == "f32" else torch.bfloat16
     batch, heads, kv, n, m, dim = (case[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "dim"))
-    q = torch.randn(batch * n, heads, dim, dtype=dtype) * case["spread"]
+    q = torch.randn(batch * n, heads, dim, dtype=dtype) * case["q_scale"]
     k, v = (torch.randn(batch * m, kv, dim, dtype=dtype) for _ in range(2))
     sinks = torch.randn(heads).to(torch.bfloat16) if case["sinks"] else None
     causal, window, cap, scale = "causal" in rules, rules.get("window", {}).get("keys", -1), case["softcap"] or 0.0, dim**-0.5

@@ -2,7 +2,7 @@
 
 use super::{D, ROUNDING};
 use crate::measure::{distance, timed, wide};
-use crate::{Error, Report, Trial};
+use crate::{Error, ExperimentRun, Report};
 use regard::{Machine, Mask, View, attend};
 use regard_approx::{FeatureMap, LinearAttention, linear_reference};
 
@@ -23,13 +23,13 @@ pub(super) struct Linear {
 impl Linear {
     /// Queries that are the keys, values, and what full attention makes of them.
     pub(super) fn new(
-        trial: &Trial<'_>,
+        run: &ExperimentRun<'_>,
         (x, v): (View<'_, f32>, View<'_, f32>),
         full: &[f32],
     ) -> Result<Self, Error> {
         let linear = LinearAttention::new(FeatureMap::EluPlusOne);
         let call = |x: View<'_, f32>, v: View<'_, f32>| {
-            if trial.broken("dense") {
+            if run.has_fault("dense") {
                 return attend(x, x, v, Mask::full()).map(|output| output.out);
             }
             linear.forward(Machine::detect(), x, x, v).map(|output| output.out)
@@ -55,27 +55,27 @@ impl Linear {
             error: distance(out.data(), &wide(full)),
             differs: distance(out.data(), &truth),
             weights: (least, distance(call(some, ones)?.data(), &weights)),
-            growth: growth(trial, linear)?,
+            growth: growth(run, linear)?,
         })
     }
 
-    pub(super) fn judge(&self, trial: &Trial<'_>, report: &mut Report) {
+    pub(super) fn judge(&self, run: &ExperimentRun<'_>, report: &mut Report) {
         let Self { differs, weights, growth, .. } = self;
         report.at_most("off from its definition, linear", ROUNDING, *differs);
         report.at_least("weights off from a softmax's, linear", weights.0, weights.1);
         let what = "time over length, linear: exponent";
         // A machine that is twice as fast at one end as at the other moves it by ln 2 / ln 16.
         report.within(what, 1.0, *growth, 0.25);
-        report.judged_if(trial.full());
+        report.check_if(run.full());
     }
 }
 
 /// The shortest of many times, for lengths that take turns: what disturbs a machine makes calls slower, never faster.
-fn growth(trial: &Trial<'_>, linear: LinearAttention) -> Result<f64, Error> {
-    let sizes = if trial.full() { [1024, 16384] } else { [256, 4096] };
-    let x: Vec<f32> = trial.noise("time").normals(sizes[1] * D);
+fn growth(run: &ExperimentRun<'_>, linear: LinearAttention) -> Result<f64, Error> {
+    let sizes = if run.full() { [1024, 16384] } else { [256, 4096] };
+    let x: Vec<f32> = run.noise("time").normals(sizes[1] * D);
     let mut best = [f64::INFINITY; 2];
-    for _ in 0..if trial.full() { 60 } else { 5 } {
+    for _ in 0..if run.full() { 60 } else { 5 } {
         for (n, best) in sizes.into_iter().zip(&mut best) {
             let x = View::matrix(&x[..n * D], [n, D])?;
             let (call, time) = timed(|| linear.forward(Machine::detect().threads(1), x, x, x));

@@ -1,12 +1,12 @@
 //! Configurations that others have written: Hugging Face's, CTranslate2's as we keep it, and e2k's.
 
-use super::{Activation, Architecture, Config, Heads, Pairs, Positions};
+use super::{Activation, Architecture, Config, Heads, PairLayout, Positions};
 use crate::error::Error;
 use crate::files::weights::Weights;
 use serde_json::{Map, Value};
 
 /// What says nothing about the numbers of a model that is used, only about its training, its files or its programs.
-const HARMLESS: &[&str] = &[
+const IGNORED_KEYS: &[&str] = &[
     "_attn_implementation_autoset",
     "_name_or_path",
     "architectures",
@@ -80,7 +80,7 @@ fn llama(fields: &mut Fields) -> Result<Config, Error> {
     fields.only("sliding_window", &[])?;
     fields.only("partial_rotary_factor", &[1.0.into()])?;
     let neighbours = fields.bool("rope_interleaved")?.unwrap_or(false);
-    let pairs = if neighbours { Pairs::Neighbours } else { Pairs::Halves };
+    let pairs = if neighbours { PairLayout::Interleaved } else { PairLayout::HalfSplit };
     Ok(Config {
         architecture: Architecture::Llama,
         d_model,
@@ -91,7 +91,7 @@ fn llama(fields: &mut Fields) -> Result<Config, Error> {
         d_ff: Some(fields.size("intermediate_size")?),
         vocab: fields.size("vocab_size")?,
         target_vocab: None,
-        kinds: None,
+        token_types: None,
         context: fields.optional_size("max_position_embeddings")?,
         norm_eps: Some(fields.number("rms_norm_eps")?.unwrap_or(1e-6)),
         pre_norm: true,
@@ -99,7 +99,7 @@ fn llama(fields: &mut Fields) -> Result<Config, Error> {
         activation: Some(fields.activation("hidden_act")?.unwrap_or(Activation::Silu)),
         attention_bias: fields.bool("attention_bias")?.unwrap_or(false),
         feed_forward_bias: fields.bool("mlp_bias")?.unwrap_or(false),
-        tied: fields.bool("tie_word_embeddings")?.unwrap_or(false),
+        tie_embeddings: fields.bool("tie_word_embeddings")?.unwrap_or(false),
         embedding_scale: None,
         bos: fields.id("bos_token_id")?,
         eos: fields.ids("eos_token_id")?,
@@ -129,7 +129,7 @@ fn gpt2(fields: &mut Fields) -> Result<Config, Error> {
         d_ff: Some(fields.optional_size("n_inner")?.unwrap_or(d_model.saturating_mul(4))),
         vocab: fields.size("vocab_size")?,
         target_vocab: None,
-        kinds: None,
+        token_types: None,
         context: Some(context),
         norm_eps: Some(fields.number("layer_norm_epsilon")?.unwrap_or(1e-5)),
         pre_norm: true,
@@ -137,7 +137,7 @@ fn gpt2(fields: &mut Fields) -> Result<Config, Error> {
         activation: Some(fields.activation("activation_function")?.unwrap_or(Activation::GeluTanh)),
         attention_bias: true,
         feed_forward_bias: true,
-        tied: fields.bool("tie_word_embeddings")?.unwrap_or(true),
+        tie_embeddings: fields.bool("tie_word_embeddings")?.unwrap_or(true),
         embedding_scale: None,
         bos: fields.id("bos_token_id")?,
         eos: fields.ids("eos_token_id")?,
@@ -162,7 +162,7 @@ fn bert(fields: &mut Fields) -> Result<Config, Error> {
         d_ff: Some(fields.size("intermediate_size")?),
         vocab: fields.size("vocab_size")?,
         target_vocab: None,
-        kinds: Some(fields.optional_size("type_vocab_size")?.unwrap_or(2)),
+        token_types: Some(fields.optional_size("type_vocab_size")?.unwrap_or(2)),
         context: Some(fields.size("max_position_embeddings")?),
         norm_eps: Some(fields.number("layer_norm_eps")?.unwrap_or(1e-12)),
         pre_norm: false,
@@ -170,7 +170,7 @@ fn bert(fields: &mut Fields) -> Result<Config, Error> {
         activation: Some(fields.activation("hidden_act")?.unwrap_or(Activation::Gelu)),
         attention_bias: true,
         feed_forward_bias: true,
-        tied: fields.bool("tie_word_embeddings")?.unwrap_or(true),
+        tie_embeddings: fields.bool("tie_word_embeddings")?.unwrap_or(true),
         embedding_scale: None,
         bos: fields.id("bos_token_id")?,
         eos: fields.ids("eos_token_id")?,
@@ -211,15 +211,19 @@ fn transformer(fields: &mut Fields) -> Result<Config, Error> {
         d_ff: Some(fields.size("d_ff")?),
         vocab: source.len(),
         target_vocab: Some(target.len()),
-        kinds: None,
+        token_types: None,
         context: None,
         norm_eps: Some(fields.number("layer_norm_eps")?.unwrap_or(1e-5)),
         pre_norm: true,
-        positions: Positions::Sinusoidal { pairs: Pairs::Halves, first: 1, inclusive: true },
+        positions: Positions::Sinusoidal {
+            pairs: PairLayout::HalfSplit,
+            first: 1,
+            inclusive: true,
+        },
         activation: fields.activation("activation")?,
         attention_bias: true,
         feed_forward_bias: true,
-        tied: false,
+        tie_embeddings: false,
         embedding_scale: u32::try_from(d_model).ok().map(|d| f64::from(d).sqrt()),
         bos: Some(bos),
         eos: vec![eos],
@@ -243,7 +247,7 @@ pub(super) fn e2k(weights: &Weights) -> Result<Config, Error> {
     let [vocab, d_model] = matrix("e_emb.weight")?;
     let [target_vocab, _] = matrix("k_emb.weight")?;
     Ok(Config {
-        architecture: Architecture::Seq2Seq,
+        architecture: Architecture::E2k,
         d_model,
         n_layers: 1,
         decoder_layers: None,
@@ -252,20 +256,20 @@ pub(super) fn e2k(weights: &Weights) -> Result<Config, Error> {
         d_ff: None,
         vocab,
         target_vocab: Some(target_vocab),
-        kinds: None,
+        token_types: None,
         context: None,
         norm_eps: None,
         pre_norm: false,
-        positions: Positions::Read,
+        positions: Positions::None,
         activation: None,
         attention_bias: true,
         feed_forward_bias: false,
-        tied: false,
+        tie_embeddings: false,
         embedding_scale: None,
         bos: Some(id("sos_idx")?),
         eos: vec![id("eos_idx")?],
         pad: None,
-        ..Config::of(Architecture::Seq2Seq)
+        ..Config::of(Architecture::E2k)
     })
 }
 
@@ -378,7 +382,7 @@ impl Fields {
                 Value::Object(map) => map.is_empty(),
                 _ => false,
             };
-            if !nothing && !HARMLESS.contains(&field.as_str()) {
+            if !nothing && !IGNORED_KEYS.contains(&field.as_str()) {
                 let known = "if it does not change the numbers, take it out of the configuration";
                 return Err(Error::unsupported(field, &value, known));
             }
@@ -412,15 +416,15 @@ mod tests {
     fn what_changes_the_numbers_is_followed_or_refused() {
         let plain = llama_with(&json!({})).unwrap();
         assert_eq!(plain.heads, Heads { q: 8, kv: 8 });
-        assert_eq!(plain.positions, Positions::Rotary { theta: 1e4, pairs: Pairs::Halves });
-        assert!(!plain.tied && plain.eos.is_empty());
+        assert_eq!(plain.positions, Positions::Rotary { theta: 1e4, pairs: PairLayout::HalfSplit });
+        assert!(!plain.tie_embeddings && plain.eos.is_empty());
 
         let more = json!({
             "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "head_dim": 16,
             "eos_token_id": [2, 3], "pad_token_id": -1, "rope_scaling": null, "sliding_window": null
         });
         let more = llama_with(&more).unwrap();
-        assert_eq!(more.positions, Positions::Rotary { theta: 5e5, pairs: Pairs::Halves });
+        assert_eq!(more.positions, Positions::Rotary { theta: 5e5, pairs: PairLayout::HalfSplit });
         assert_eq!((more.head_dim, more.eos, more.pad), (16, vec![2, 3], None));
 
         for (field, value) in [
@@ -465,7 +469,7 @@ mod tests {
         });
         let read = Config::from_json(&config.to_string()).unwrap();
         assert_eq!((read.d_model, read.d_ff, read.head_dim), (768, Some(3072), 64));
-        assert_eq!((read.context, read.tied, read.pre_norm), (Some(1024), true, true));
+        assert_eq!((read.context, read.tie_embeddings, read.pre_norm), (Some(1024), true, true));
         assert_eq!(read.activation, Some(Activation::GeluTanh));
         assert_eq!((read.bos, read.eos), (Some(50256), vec![50256]));
         let mut other = config;

@@ -1,6 +1,6 @@
 //! What a GGUF file says of its model.
 
-use super::{Activation, Architecture, Config, Heads, Pairs, Positions};
+use super::{Activation, Architecture, Config, Heads, PairLayout, Positions};
 use crate::error::Error;
 use crate::files::gguf::{Gguf, Metadata};
 
@@ -74,16 +74,16 @@ pub(super) fn read(file: &Gguf) -> Result<Config, Error> {
         d_ff: Some(needed("feed_forward_length")?),
         vocab: vocab.ok_or_else(|| Error::format("llama.vocab_size", "missing in the file"))?,
         target_vocab: None,
-        kinds: None,
+        token_types: None,
         context: size("context_length")?,
         norm_eps: Some(round(eps)),
         pre_norm: true,
         // llama.cpp sorts the rows of queries and keys for this when it writes a Llama.
-        positions: Positions::Rotary { theta, pairs: Pairs::Neighbours },
+        positions: Positions::Rotary { theta, pairs: PairLayout::Interleaved },
         activation: Some(Activation::Silu),
         attention_bias: has(".attn_q.bias"),
         feed_forward_bias: has(".ffn_up.bias"),
-        tied: file.weights.shape("output.weight").is_none(),
+        tie_embeddings: file.weights.shape("output.weight").is_none(),
         embedding_scale: None,
         bos: id("bos")?,
         eos: id("eos")?.into_iter().collect(),
@@ -131,7 +131,10 @@ mod tests {
     #[test]
     fn numbers_are_as_they_were_meant() {
         let config = Config::from_gguf(&file(&[])).unwrap();
-        assert_eq!((config.norm_eps, config.head_dim, config.tied), (Some(1e-5), 8, true));
+        assert_eq!(
+            (config.norm_eps, config.head_dim, config.tie_embeddings),
+            (Some(1e-5), 8, true)
+        );
     }
 
     #[test]

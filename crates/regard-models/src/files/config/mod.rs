@@ -27,10 +27,10 @@ pub enum Architecture {
     Bert,
     /// An encoder and a decoder that looks at it.
     Transformer,
-    /// GRUs before and after an attention with several heads: e2k.
+    /// GRUs before and after a multi-head attention: e2k.
+    E2k,
+    /// A bidirectional GRU encoder and a GRU decoder with additive attention (Bahdanau).
     Seq2Seq,
-    /// A GRU that reads both ways, and one that writes and looks at it.
-    Gru,
     /// Words make sentences, and sentences a document, which has a class.
     Han,
 }
@@ -45,22 +45,22 @@ pub struct Heads {
     pub kv: usize,
 }
 
-/// Which features belong together as the two coordinates of a point.
+/// Which features form the pairs of a rotary or sinusoidal position encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Pairs {
-    /// The first half and the second: `i` and `i + dim / 2`.
-    Halves,
-    /// Each even one and the next.
-    Neighbours,
+#[serde(rename_all = "snake_case")]
+pub enum PairLayout {
+    /// First and second half: `i` and `i + dim / 2`.
+    HalfSplit,
+    /// Adjacent features: `2i` and `2i + 1`.
+    Interleaved,
 }
 
 /// How a model knows where a token stands.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Positions {
-    /// From the order that it reads in.
-    Read,
+    /// No position encoding: recurrent models read tokens in order.
+    None,
     /// A vector for each position is added to the token's; there are `context` of them.
     Learned,
     /// Queries and keys are turned by their position.
@@ -68,12 +68,12 @@ pub enum Positions {
         /// The base of the angles: pair `i` turns by `theta^(-2i / head_dim)` each step.
         theta: f64,
         /// What is turned.
-        pairs: Pairs,
+        pairs: PairLayout,
     },
     /// Sines and cosines of the position are added to the token.
     Sinusoidal {
-        /// Where they stand: `Halves` has all sines before all cosines.
-        pairs: Pairs,
+        /// Where they stand: `HalfSplit` has all sines before all cosines.
+        pairs: PairLayout,
         /// The number of the first position.
         first: usize,
         /// Whether the slowest of the `n` pairs has frequency `1 / 10000`, as in tensor2tensor: `10000^(-i / (n - 1))`. The paper has
@@ -122,9 +122,9 @@ pub struct Config {
     /// Tokens of the target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_vocab: Option<usize>,
-    /// Kinds of tokens that the model tells apart, as the two sentences of BERT.
+    /// Number of token types (segments), as the two sentences of BERT.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kinds: Option<usize>,
+    pub token_types: Option<usize>,
     /// The most positions that it was made for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<usize>,
@@ -142,11 +142,11 @@ pub struct Config {
     pub attention_bias: bool,
     /// Whether `gate up down` have biases.
     pub feed_forward_bias: bool,
-    /// Whether the head is the embedding once more; that of the target, if there is one.
-    pub tied: bool,
-    /// Whether source and target share one table of embeddings.
+    /// Whether the output projection shares the embedding matrix; that of the target, if there is one.
+    pub tie_embeddings: bool,
+    /// Whether source and target share one vocabulary and one embedding matrix.
     #[serde(default, skip_serializing_if = "is_false")]
-    pub joint: bool,
+    pub shared_vocabulary: bool,
     /// What embeddings are multiplied by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_scale: Option<f64>,
@@ -165,9 +165,9 @@ pub struct Config {
     /// What classes are called.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
-    /// The sizes of a `gru`.
+    /// The sizes of a `seq2seq`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gru: Option<Seq2SeqConfig>,
+    pub seq2seq: Option<Seq2SeqConfig>,
     /// The sizes of a `han`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub han: Option<HanConfig>,
@@ -201,23 +201,23 @@ impl Config {
             d_ff: None,
             vocab: 1,
             target_vocab: None,
-            kinds: None,
+            token_types: None,
             context: None,
             norm_eps: None,
             pre_norm: false,
-            positions: Positions::Read,
+            positions: Positions::None,
             activation: None,
             attention_bias: false,
             feed_forward_bias: false,
-            tied: false,
-            joint: false,
+            tie_embeddings: false,
+            shared_vocabulary: false,
             embedding_scale: None,
             bos: None,
             eos: Vec::new(),
             pad: None,
             translate: None,
             labels: Vec::new(),
-            gru: None,
+            seq2seq: None,
             han: None,
         }
     }
@@ -275,7 +275,7 @@ impl Config {
             ("d_ff", self.d_ff),
             ("vocab", Some(self.vocab)),
             ("target_vocab", self.target_vocab),
-            ("kinds", self.kinds),
+            ("token_types", self.token_types),
             ("context", self.context),
         ];
         within(&sizes)?;
@@ -305,8 +305,11 @@ impl Config {
             let why = format!("{}; it must be even for sines and cosines", self.d_model);
             return Err(Error::format("d_model", why));
         }
-        if let Some(target) = self.target_vocab.filter(|n| self.joint && *n != self.vocab) {
-            let why = format!("{target}, vocab is {}; one table has one size", self.vocab);
+        if let Some(target) =
+            self.target_vocab.filter(|n| self.shared_vocabulary && *n != self.vocab)
+        {
+            let why =
+                format!("{target}, vocab is {}; a shared vocabulary has one size", self.vocab);
             return Err(Error::format("target_vocab", why));
         }
         self.check_parts()?;
@@ -324,7 +327,7 @@ impl Config {
             let why = format!("{found}, its own sizes say {of_part}; they must be equal");
             if of_part == found { Ok(()) } else { Err(Error::format(field, why)) }
         };
-        if let Some(sizes) = self.gru {
+        if let Some(sizes) = self.seq2seq {
             within(&[
                 ("embedding", Some(sizes.embedding)),
                 ("encoder_hidden", Some(sizes.encoder_hidden)),
@@ -402,15 +405,15 @@ mod tests {
             d_ff: Some(172),
             vocab: 512,
             target_vocab: None,
-            kinds: None,
+            token_types: None,
             context: Some(512),
             norm_eps: Some(1e-5),
             pre_norm: true,
-            positions: Positions::Rotary { theta: 1e4, pairs: Pairs::Neighbours },
+            positions: Positions::Rotary { theta: 1e4, pairs: PairLayout::Interleaved },
             activation: Some(Activation::Silu),
             attention_bias: false,
             feed_forward_bias: false,
-            tied: true,
+            tie_embeddings: true,
             embedding_scale: None,
             bos: Some(1),
             eos: vec![2],
@@ -444,7 +447,8 @@ mod tests {
         assert!(refused(&|c| c.head_dim = 7).contains("even"));
         assert!(refused(&|c| c.eos = vec![512]).contains("512 tokens"));
         assert!(
-            refused(&|c| (c.joint, c.target_vocab) = (true, Some(9))).contains("9, vocab is 512")
+            refused(&|c| (c.shared_vocabulary, c.target_vocab) = (true, Some(9)))
+                .contains("9, vocab is 512")
         );
         assert!(refused(&|c| c.translate = Some("<2en>".into())).contains("one {source}"));
     }
@@ -459,7 +463,7 @@ mod tests {
             source_vocab: 7,
             target_vocab: 8,
         };
-        let config = Config::gru(sizes);
+        let config = Config::seq2seq(sizes);
         assert_eq!(Config::from_json(&config.to_json().unwrap()).unwrap(), config);
         let other = Config { target_vocab: Some(9), ..config };
         assert!(other.check().unwrap_err().to_string().contains("9, its own sizes say 8"));

@@ -46,13 +46,13 @@ pub struct HanConfig {
 impl Config {
     /// A recurrent translator of these sizes. Where both languages share their tokens, `target_vocab` of the result is to be `None`.
     #[must_use]
-    pub fn gru(sizes: Seq2SeqConfig) -> Self {
+    pub fn seq2seq(sizes: Seq2SeqConfig) -> Self {
         Self {
             d_model: sizes.decoder_hidden,
             vocab: sizes.source_vocab,
             target_vocab: Some(sizes.target_vocab),
-            gru: Some(sizes),
-            ..Self::of(Architecture::Gru)
+            seq2seq: Some(sizes),
+            ..Self::of(Architecture::Seq2Seq)
         }
     }
 

@@ -35,7 +35,7 @@ fn panicked(message: String) -> Error {
     Error::format("tokens", why)
 }
 
-/// Kinds of tokens in a GGUF: ordinary ones, marks, and those that a user has added.
+/// Kinds of tokens in a GGUF: ordinary ones, special tokens, and those that a user has added.
 const NORMAL: u64 = 1;
 const CONTROL: u64 = 3;
 const USER: u64 = 4;
@@ -169,19 +169,22 @@ impl Library {
     }
 }
 
-/// The tokens that are found in a text before anything else is: marks, and what a user has added.
+/// The tokens that are found in a text before anything else is: special tokens, and what a user has added.
 fn added(metadata: &Metadata, field: &str, tokens: &[&str]) -> Result<Vec<AddedToken>, Error> {
     let Some(value) = metadata.get(field) else { return Ok(Vec::new()) };
-    let Value::Numbers(kinds) = value else {
+    let Value::Numbers(token_types) = value else {
         return Err(Error::format(field, format!("{value}; it should be a list of numbers")));
     };
-    if kinds.len() != tokens.len() {
-        let why =
-            format!("{} kinds, {} tokens; they must be equally many", kinds.len(), tokens.len());
+    if token_types.len() != tokens.len() {
+        let why = format!(
+            "{} token_types, {} tokens; they must be equally many",
+            token_types.len(),
+            tokens.len()
+        );
         return Err(Error::format(field, why));
     }
     let mut added = Vec::new();
-    for (kind, token) in kinds.iter().zip(tokens) {
+    for (kind, token) in token_types.iter().zip(tokens) {
         let kind = match kind {
             Value::Unsigned(kind) => kind,
             Value::Signed(kind) => u64::try_from(kind).unwrap_or_default(),
@@ -233,13 +236,13 @@ mod tests {
             Value::List(list.iter().map(|text| Value::Text((*text).into())).collect())
         };
         let tokens = ["<end>", "a", "b", "Ġ", "ab", "Ġab", "1", "2", "12", "Ã", "©"];
-        let kinds = (0..tokens.len()).map(|id| if id == 0 { 3 } else { 1 });
+        let token_types = (0..tokens.len()).map(|id| if id == 0 { 3 } else { 1 });
         for (name, value) in [
             ("model", Value::Text("gpt2".into())),
             ("pre", Value::Text("smollm".into())),
             ("tokens", texts(&tokens)),
             ("merges", texts(&["a b", "Ġ ab", "1 2"])),
-            ("token_type", Value::Numbers(kinds.collect())),
+            ("token_type", Value::Numbers(token_types.collect())),
             ("bos_token_id", Value::Unsigned(0)),
         ] {
             metadata.values.insert(format!("tokenizer.ggml.{name}"), value);

@@ -119,7 +119,7 @@ impl Growth {
         self.added = self.added.saturating_add(bytes);
     }
 
-    /// One part of a file, and all that it is a sequence of. The kinds are those of tokenizers 0.22; a part without a `type` is known
+    /// One part of a file, and all that it is a sequence of. The token types are those of tokenizers 0.22; a part without a `type` is known
     /// there by its fields, and so it is here.
     fn walk(&mut self, name: &str, part: &Value, depth: usize) -> Result<(), Error> {
         let Some(map) = part.as_object() else { return Ok(()) };

@@ -90,7 +90,7 @@ impl Tokens {
         self.len() == 0
     }
 
-    /// A text as the model wants to read it, with the marks that it expects at its ends.
+    /// A text as the model wants to read it, with the special tokens that it expects at its ends.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         match &self.kind {
             Kind::Library(library) => library.encode(text),
@@ -99,7 +99,7 @@ impl Tokens {
         }
     }
 
-    /// The text of tokens, without their marks. Bytes that are no text become `�`, and numbers that are no tokens nothing. Where the
+    /// The text of tokens, without their special tokens. Bytes that are no text become `�`, and numbers that are no tokens nothing. Where the
     /// library that a `tokenizer.json` asks for fails, all of it is `�`.
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.kind {

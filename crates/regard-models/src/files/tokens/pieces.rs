@@ -20,7 +20,7 @@ pub(super) struct Pieces {
 const BEGIN: u32 = 1;
 /// What a text ends with.
 const END: u32 = 2;
-/// The token of the byte 0; the other bytes follow. Before them are the three marks.
+/// The token of the byte 0; the other bytes follow. Before them are the three special tokens.
 const BYTES: u32 = 3;
 
 /// Two neighbours that can be joined: where, what they are, and what they become.
@@ -89,7 +89,7 @@ impl Pieces {
             return Err(Error::format("tokens", format!("{why}; they must be equally many")));
         }
         if tokens.len() < 256 + 3 {
-            let why = format!("{}; three marks and 256 bytes are needed", tokens.len());
+            let why = format!("{}; three special_tokens and 256 bytes are needed", tokens.len());
             return Err(Error::format("tokens", why));
         }
         if let Some(score) = scores.iter().find(|score| !score.is_finite()) {

@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn tokens_without_text_are_not_kept_for_ever() {
         let tokens = vec!["<s>".to_owned(), "a".to_owned()];
-        let symbols = Symbols { tokens, marks: vec![0], ..Symbols::default() };
+        let symbols = Symbols { tokens, special_tokens: vec![0], ..Symbols::default() };
         let tokens = Tokens::from_symbols(symbols).unwrap();
         let mut stream = tokens.stream();
         for _ in 0..100 {

@@ -26,7 +26,7 @@ pub struct Symbols {
     pub tokens: Vec<String>,
     /// Tokens that are no text: they are never found in one, and have none.
     #[serde(default)]
-    pub marks: Vec<u32>,
+    pub special_tokens: Vec<u32>,
     /// What becomes of other characters.
     #[serde(default)]
     pub unknown: Unknown,
@@ -56,10 +56,10 @@ impl List<'_> {
 }
 
 impl Symbols {
-    /// Refuses marks that are not in the list, and tokens that are there twice.
+    /// Refuses special tokens that are not in the list, and tokens that are there twice.
     pub(super) fn check(&self) -> Result<(), Error> {
         let unknown = if let Unknown::Token(id) = self.unknown { Some(id) } else { None };
-        let ids = self.marks.iter().chain(&self.begin).chain(&self.end).chain(&unknown);
+        let ids = self.special_tokens.iter().chain(&self.begin).chain(&self.end).chain(&unknown);
         if let Some(id) = ids.into_iter().find(|id| self.get(**id).is_none()) {
             let why = format!("there is no token {id}; there are {}", self.tokens.len());
             return Err(Error::format("tokens", why));
@@ -111,15 +111,15 @@ impl Symbols {
 
     /// The tokens that are found in a text.
     fn list(&self) -> List<'_> {
-        let marks: BTreeSet<u32> = self.marks.iter().copied().collect();
+        let special_tokens: BTreeSet<u32> = self.special_tokens.iter().copied().collect();
         let tokens = (0u32..).zip(&self.tokens);
-        let texts = tokens.filter(|(id, token)| !token.is_empty() && !marks.contains(id));
+        let texts = tokens.filter(|(id, token)| !token.is_empty() && !special_tokens.contains(id));
         let ids: HashMap<&str, u32> = texts.map(|(id, token)| (token.as_str(), id)).collect();
         List { lengths: ids.keys().map(|token| token.len()).collect(), ids }
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> String {
-        let ids = ids.iter().filter(|id| !self.marks.contains(id));
+        let ids = ids.iter().filter(|id| !self.special_tokens.contains(id));
         ids.filter_map(|id| self.get(*id)).collect()
     }
 
@@ -135,7 +135,7 @@ mod tests {
 
     fn letters() -> Symbols {
         let tokens = ["<s>", "</s>", "a", "b", "é", "abc", "\n"].map(String::from).to_vec();
-        Symbols { tokens, marks: vec![0, 1], ..Symbols::default() }
+        Symbols { tokens, special_tokens: vec![0, 1], ..Symbols::default() }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The machine's own limit, on as many threads as the case uses, all at once.
+//! The machine's own roofline, on as many threads as the case uses, all at once.
 
 use super::case::Bound;
 use super::clock::Clock;
@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::sync::Barrier;
 
 /// A loop that does nothing but what the case can run out of.
-pub(crate) struct Limit {
+pub(crate) struct Roofline {
     bound: Bound,
     machine: Machine,
     units: Units,
@@ -18,56 +18,56 @@ pub(crate) struct Limit {
     rate: f64,
 }
 
-/// What the limit of multiply-adds is counted in.
+/// What the roofline of multiply-adds is counted in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Units {
     /// Whether they go by tiles.
     tiles: bool,
     /// Flops of a kernel for each flop of the loop: a vector holds half as many `f64` as `f32`, and a number that is split
     /// takes several products.
-    share: f64,
+    fraction: f64,
 }
 
 impl Units {
     pub(crate) fn of<E: Element>(plan: &Plan<'_, E>) -> Self {
-        let products = |n| Self { tiles: true, share: 1.0 / n as f64 };
+        let products = |n| Self { tiles: true, fraction: 1.0 / n as f64 };
         plan.tile_products().map_or_else(Self::of_vectors::<E>, products)
     }
 
     /// Of what never goes by tiles.
     pub(crate) fn of_vectors<E: Element>() -> Self {
-        let share = size_of::<f32>() as f64 / size_of::<E::Num>() as f64;
-        Self { tiles: false, share }
+        let fraction = size_of::<f32>() as f64 / size_of::<E::Num>() as f64;
+        Self { tiles: false, fraction }
     }
 }
 
 /// Rounds of the multiply-add loop to measure it by the first time: some microseconds.
 const FIRST_ROUNDS: usize = 1000;
 
-impl Limit {
+impl Roofline {
     /// `bytes`: those of the keys and values of the case.
     pub(crate) fn new(bound: Bound, machine: Machine, units: Units, bytes: usize) -> Self {
         let numbers = if bound == Bound::Read { bytes / size_of::<f32>() } else { 0 };
         let memory = vec![1.0; numbers];
-        let mut limit = Self { bound, machine, units, memory, rate: f64::INFINITY };
-        limit.rate = limit.alone(0, 0.0).max(1.0);
-        limit
+        let mut roofline = Self { bound, machine, units, memory, rate: f64::INFINITY };
+        roofline.rate = roofline.one_thread(0, 0.0).max(1.0);
+        roofline
     }
 
     /// Flops or bytes a second over some `seconds`, all threads together.
     pub(crate) fn sample(&mut self, seconds: f64) -> f64 {
         let threads = self.machine.threads;
         let total = if threads == 1 {
-            self.alone(0, seconds)
+            self.one_thread(0, seconds)
         } else {
-            // Each thread times itself from the moment all have started: waking them is not the machine's limit.
+            // Each thread times itself from the moment all have started: waking them is not the machine's roofline.
             let (start, this) = (Barrier::new(threads), &*self);
             std::thread::scope(|scope| {
                 let begin = |thread| {
                     let start = &start;
                     scope.spawn(move || {
                         start.wait();
-                        this.alone(thread, seconds)
+                        this.one_thread(thread, seconds)
                     })
                 };
                 let running: Vec<_> = (0..threads).map(begin).collect();
@@ -79,12 +79,12 @@ impl Limit {
     }
 
     /// Flops or bytes a second of one thread.
-    fn alone(&self, thread: usize, seconds: f64) -> f64 {
+    fn one_thread(&self, thread: usize, seconds: f64) -> f64 {
         let clock = Clock::of(self.machine);
         match self.bound {
             Bound::Fma => {
-                let Units { tiles, share } = self.units;
-                let wanted = seconds * self.rate / share;
+                let Units { tiles, fraction } = self.units;
+                let wanted = seconds * self.rate / fraction;
                 let isa = self.machine.isa;
                 let each = if tiles { TILE_ROUND } else { roofline::vector_round(isa) };
                 let rounds = if wanted.is_finite() { wanted / each } else { 0.0 };
@@ -102,7 +102,7 @@ impl Limit {
                         roofline::multiply_adds(isa, rounds);
                     }
                 });
-                rounds as f64 * each * share / time
+                rounds as f64 * each * fraction / time
             }
             Bound::Read => {
                 let part = part(&self.memory, thread, self.machine.threads);
@@ -134,7 +134,7 @@ fn read(isa: Isa, data: &[f32]) -> f32 {
     )
 }
 
-/// The share of one of several threads.
+/// The fraction of one of several threads.
 fn part<E>(memory: &[E], thread: usize, threads: usize) -> &[E] {
     let each = memory.len().div_ceil(threads);
     &memory[(thread * each).min(memory.len())..((thread + 1) * each).min(memory.len())]
@@ -159,8 +159,8 @@ mod tests {
         for threads in [1, 2] {
             for bound in [Bound::Fma, Bound::Read] {
                 let machine = Machine::detect().threads(threads);
-                let units = Units { tiles: false, share: 1.0 };
-                let rate = Limit::new(bound, machine, units, 1 << 18).sample(1e-3);
+                let units = Units { tiles: false, fraction: 1.0 };
+                let rate = Roofline::new(bound, machine, units, 1 << 18).sample(1e-3);
                 assert!(rate.is_finite() && rate > 1e8, "{bound:?} {threads}: {rate}");
             }
         }

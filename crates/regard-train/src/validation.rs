@@ -3,15 +3,15 @@
 use crate::corpus::Corpus;
 use crate::data::Pair;
 use crate::error::Error;
-use crate::net::Net;
 use crate::optim::{AdamW, numbers};
 use crate::score::{Bleu, Chrf, Tokenize};
 use crate::settings::{Settings, Task};
+use crate::trainable_model::TrainableModel;
 use burn::tensor::Device;
 use half::f16;
 use regard::Machine;
 use regard_models::files::{Config, ModelFiles, Weights};
-use regard_models::generate::Search;
+use regard_models::generate::DecodingStrategy;
 use regard_models::{Model, Pass};
 use regard_scope::{HeadStats, stats};
 use serde::Serialize;
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 /// A validation, as metrics have it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Validated {
+pub struct ValidationMetrics {
     /// After which step.
     pub step: u64,
     /// The mean loss of an answer, without smoothing.
@@ -51,23 +51,23 @@ pub struct Sample {
     pub source: String,
     /// What stands beside it in the data.
     pub target: String,
-    /// What the model wrote.
-    pub written: String,
+    /// The generated text.
+    pub output: String,
 }
 
 /// Tokens of a batch that is only read.
 const READ: usize = 16_384;
 
-/// Judges the weights that an optimiser would leave behind.
+/// Judges the weights that an optimizer would leave behind.
 pub(crate) fn validate(
     settings: &Settings,
     corpus: &Corpus,
     config: &Config,
-    optimiser: &AdamW,
-) -> Result<Validated, Error> {
-    let net = Net::new(settings, config, &Device::flex())?.with(optimiser, true);
+    optimizer: &AdamW,
+) -> Result<ValidationMetrics, Error> {
+    let net = TrainableModel::new(settings, config, &Device::flex())?.with(optimizer, true);
     let (mut sum, mut answers, mut right) = (0.0, 0, 0);
-    for batch in corpus.judged(READ)? {
+    for batch in corpus.validation_batches(READ)? {
         let mut pass = Pass::default();
         let loss =
             net.loss(&corpus.validation, (&batch, &[]), settings.model.context, 0.0, &mut pass)?;
@@ -76,19 +76,19 @@ pub(crate) fn validate(
         right += loss.right;
     }
     let loss = sum / answers.max(1) as f64;
-    let mut report = Validated {
+    let mut report = ValidationMetrics {
         validation_loss: loss,
         validation_perplexity: loss.exp(),
-        ..Validated::default()
+        ..ValidationMetrics::default()
     };
     if settings.task == Task::Classify {
         report.score = Some(100.0 * right as f64 / answers.max(1) as f64);
     }
     if settings.task == Task::Translate && !corpus.texts.is_empty() {
-        let model = model(corpus, config, optimiser, settings.training.half)?;
+        let model = model(corpus, config, optimizer, settings.training.save_fp16)?;
         let v = &settings.validation;
-        let some = &corpus.texts[..corpus.texts.len().min(v.examples)];
-        let search = search(v.beams, v.length_penalty);
+        let some = &corpus.texts[..corpus.texts.len().min(v.max_examples)];
+        let search = decoding_strategy(v.num_beams, v.length_penalty);
         let written = translations(&model, some, &search, v.max_tokens)?;
         let language = settings.data.parts.first().map_or("", |part| &part.target);
         let (bleu, chrf) = scores(some, &written, language)?;
@@ -98,7 +98,7 @@ pub(crate) fn validate(
             .map(|(pair, written)| Sample {
                 source: pair.source.clone(),
                 target: pair.target.clone(),
-                written: written.clone(),
+                output: written.clone(),
             })
             .collect();
         report.heads = heads(&model, &some[..some.len().min(v.samples)])?;
@@ -108,17 +108,17 @@ pub(crate) fn validate(
 
 /// Greedy where one hypothesis is kept.
 #[must_use]
-pub fn search(beams: usize, length_penalty: f32) -> Search {
-    match beams {
-        0 | 1 => Search::Greedy,
-        width => Search::Beam { width, length_penalty },
+pub fn decoding_strategy(num_beams: usize, length_penalty: f32) -> DecodingStrategy {
+    match num_beams {
+        0 | 1 => DecodingStrategy::Greedy,
+        width => DecodingStrategy::Beam { width, length_penalty },
     }
 }
 
-/// The model that an optimiser would leave behind.
-fn model(corpus: &Corpus, config: &Config, optimiser: &AdamW, half: bool) -> Result<Model, Error> {
-    let rounded = |x: &f32| if half { f16::from_f32(*x).to_f32() } else { *x };
-    let weights = optimiser.weights().map(|(path, shape, list)| {
+/// The model that an optimizer would leave behind.
+fn model(corpus: &Corpus, config: &Config, optimizer: &AdamW, fp16: bool) -> Result<Model, Error> {
+    let rounded = |x: &f32| if fp16 { f16::from_f32(*x).to_f32() } else { *x };
+    let weights = optimizer.weights().map(|(path, shape, list)| {
         (path.into(), shape.to_vec(), list.iter().map(rounded).collect())
     });
     let files = ModelFiles {
@@ -131,11 +131,11 @@ fn model(corpus: &Corpus, config: &Config, optimiser: &AdamW, half: bool) -> Res
     Ok(Model::new(files)?)
 }
 
-/// What a model makes of sources.
+/// Translations of the sources.
 pub fn translations(
     model: &Model,
     pairs: &[Pair],
-    search: &Search,
+    search: &DecodingStrategy,
     max_tokens: usize,
 ) -> Result<Vec<String>, Error> {
     let texts: Vec<&str> = pairs.iter().map(|pair| pair.source.as_str()).collect();

@@ -1,21 +1,21 @@
-//! What a decoder has seen: keys and values of each layer, in pages that sequences share.
+//! The KV cache of a decoder: keys and values of each layer, in pages that sequences share.
 
 use crate::error::Error;
-use crate::nn::{Around, Block, Memory, Over, joined};
+use crate::nn::{Block, BlockInputs, KeySource, Memory, joined};
 use crate::pass::Pass;
 use burn::tensor::{Device, Tensor, TensorData};
 use regard::cache::{CacheShape, PAGE};
 use regard::{KvCache, Machine, Mask, Plan, Problem, Score, Sequence, View};
-use regard_burn::{Attention, Places};
+use regard_burn::{Attention, RopePositions};
 use std::collections::BTreeMap;
 
-/// Keys and values of one layer.
+/// The KV cache of one layer.
 #[derive(Debug)]
-pub struct LayerPast {
+pub struct LayerCache {
     cache: KvCache<f32>,
 }
 
-impl LayerPast {
+impl LayerCache {
     /// For `heads` of keys of `head_dim` features, in at most `budget` bytes.
     pub fn new(heads: usize, head_dim: usize, budget: usize) -> Result<Self, Error> {
         Self::in_pages(PAGE, [heads, head_dim], budget)
@@ -33,13 +33,17 @@ impl LayerPast {
     }
 
     /// Where new rows of sequences stand.
-    pub(crate) fn places(&self, sequences: &[Sequence], length: usize) -> Result<Places, Error> {
+    pub(crate) fn places(
+        &self,
+        sequences: &[Sequence],
+        length: usize,
+    ) -> Result<RopePositions, Error> {
         let mut list = Vec::with_capacity(sequences.len() * length);
         for sequence in sequences {
             let first = self.cache.len(*sequence)?.cast_signed() as i64;
             list.extend(first..first + length.cast_signed() as i64);
         }
-        Ok(Places::List(list.into()))
+        Ok(RopePositions::List(list.into()))
     }
 
     /// Appends keys and values `[sequences, heads, length, features]`.
@@ -99,25 +103,25 @@ pub(crate) fn numbers<const D: usize>(x: Tensor<D>) -> Vec<f32> {
     x.into_data().try_into_vec().expect("models compute in f32")
 }
 
-/// What one sequence has seen, in all layers.
+/// The state of one sequence: its entries in the KV caches of all layers.
 #[derive(Debug)]
-pub struct Past {
+pub struct DecoderState {
     layers: Vec<Sequence>,
     pub(crate) len: usize,
     /// Which source it belongs to, in models that have one.
     pub(crate) row: usize,
 }
 
-/// The caches of all layers.
+/// The KV caches of all layers.
 #[derive(Debug)]
-pub(crate) struct Pasts {
-    layers: Vec<LayerPast>,
+pub(crate) struct KvCaches {
+    layers: Vec<LayerCache>,
 }
 
 /// Positions in a page of a translator: what it reads and writes are sentences.
 pub(crate) const SENTENCE: usize = 16;
 
-impl Pasts {
+impl KvCaches {
     pub(crate) fn new(
         layers: usize,
         heads: [usize; 2],
@@ -125,51 +129,56 @@ impl Pasts {
         budget: usize,
     ) -> Result<Self, Error> {
         let each = budget / layers.max(1);
-        let layers = (0..layers).map(|_| LayerPast::in_pages(page, heads, each));
+        let layers = (0..layers).map(|_| LayerCache::in_pages(page, heads, each));
         Ok(Self { layers: layers.collect::<Result<_, _>>()? })
     }
 
-    pub(crate) fn start(&mut self, row: usize) -> Result<Past, Error> {
-        let layers = self.layers.iter_mut().map(LayerPast::start);
-        Ok(Past { layers: layers.collect::<Result<_, _>>()?, len: 0, row })
+    pub(crate) fn start(&mut self, row: usize) -> Result<DecoderState, Error> {
+        let layers = self.layers.iter_mut().map(LayerCache::start);
+        Ok(DecoderState { layers: layers.collect::<Result<_, _>>()?, len: 0, row })
     }
 
-    pub(crate) fn fork(&mut self, past: &Past) -> Result<Past, Error> {
-        let twins = self.layers.iter_mut().zip(&past.layers).map(|(layer, s)| layer.cache.fork(*s));
-        Ok(Past { layers: twins.collect::<Result<_, _>>()?, len: past.len, row: past.row })
+    pub(crate) fn fork(&mut self, state: &DecoderState) -> Result<DecoderState, Error> {
+        let twins =
+            self.layers.iter_mut().zip(&state.layers).map(|(layer, s)| layer.cache.fork(*s));
+        Ok(DecoderState {
+            layers: twins.collect::<Result<_, _>>()?,
+            len: state.len,
+            row: state.row,
+        })
     }
 
-    pub(crate) fn free(&mut self, past: Past) -> Result<(), Error> {
-        for (layer, sequence) in self.layers.iter_mut().zip(past.layers) {
+    pub(crate) fn free(&mut self, state: DecoderState) -> Result<(), Error> {
+        for (layer, sequence) in self.layers.iter_mut().zip(state.layers) {
             layer.cache.free(sequence)?;
         }
         Ok(())
     }
 
-    /// New rows `[pasts, length, d_model]` through blocks that look at what each past has seen, and at its source if there are some:
-    /// the last of each, `[pasts, 1, d_model]`.
+    /// New rows `[states, length, d_model]` through blocks that look at what each state has seen, and at its source if there are some:
+    /// the last of each, `[states, 1, d_model]`.
     pub(crate) fn through(
         &mut self,
         blocks: &[Block],
         mut x: Tensor<3>,
-        pasts: &mut [&mut Past],
+        states: &mut [&mut DecoderState],
         sources: Option<&Sources>,
     ) -> Result<Tensor<3>, Error> {
         let (length, mut pass, causal) = (x.dims()[1], Pass::default(), Mask::causal());
         for (i, (block, layer)) in blocks.iter().zip(&mut self.layers).enumerate() {
-            let sequences: Vec<Sequence> = pasts.iter().map(|past| past.layers[i]).collect();
+            let sequences: Vec<Sequence> = states.iter().map(|state| state.layers[i]).collect();
             let read: Vec<Sequence> = match sources {
                 Some(sources) => {
-                    pasts.iter().map(|past| sources.rows[past.row].layers[i]).collect()
+                    states.iter().map(|state| sources.rows[state.row].layers[i]).collect()
                 }
                 None => Vec::new(),
             };
-            let memory = sources.map(|sources| Memory::Kept(&sources.pasts.layers[i], &read));
-            let around = Around { mask: &causal, memory, place: 0, pass: &mut pass };
-            x = block.step(x, Over::Past(layer, &sequences), around)?;
+            let memory = sources.map(|sources| Memory::Cached(&sources.caches.layers[i], &read));
+            let around = BlockInputs { mask: &causal, memory, place: 0, pass: &mut pass };
+            x = block.step(x, KeySource::Cache(layer, &sequences), around)?;
         }
-        for past in pasts {
-            past.len += length;
+        for state in states {
+            state.len += length;
         }
         Ok(x.narrow(1, length - 1, 1))
     }
@@ -178,16 +187,16 @@ impl Pasts {
 /// Keys and values of sources that were read, for all layers that look at them.
 #[derive(Debug)]
 pub(crate) struct Sources {
-    pasts: Pasts,
-    rows: Vec<Past>,
+    caches: KvCaches,
+    rows: Vec<DecoderState>,
 }
 
 impl Sources {
     /// So many, none of them read yet.
-    pub(crate) fn new(pasts: Pasts, n: usize) -> Result<Self, Error> {
-        let mut sources = Self { pasts, rows: Vec::with_capacity(n) };
+    pub(crate) fn new(caches: KvCaches, n: usize) -> Result<Self, Error> {
+        let mut sources = Self { caches, rows: Vec::with_capacity(n) };
         for row in 0..n {
-            sources.rows.push(sources.pasts.start(row)?);
+            sources.rows.push(sources.caches.start(row)?);
         }
         Ok(sources)
     }
@@ -203,7 +212,7 @@ impl Sources {
         memory: &Tensor<3>,
         blocks: &[Block],
     ) -> Result<(), Error> {
-        for (i, (block, layer)) in blocks.iter().zip(&mut self.pasts.layers).enumerate() {
+        for (i, (block, layer)) in blocks.iter().zip(&mut self.caches.layers).enumerate() {
             let sequences: Vec<Sequence> =
                 rows.iter().map(|row| self.rows[*row].layers[i]).collect();
             if let Some(cross) = &block.cross {
@@ -227,32 +236,32 @@ pub(crate) fn has_source(row: usize, sources: usize) -> Result<(), Error> {
     }
 }
 
-/// Pasts that are fed together, and where they stand among all.
+/// KvCaches that are fed together, and where they stand among all.
 #[derive(Default)]
 struct Group<'a> {
     places: Vec<usize>,
-    pasts: Vec<&'a mut Past>,
+    states: Vec<&'a mut DecoderState>,
     tokens: Vec<&'a [u32]>,
 }
 
-/// All pasts that are `alike` and get equally many tokens are fed together: prompts differ in length, answers do not.
+/// All states that are `alike` and get equally many tokens are fed together: prompts differ in length, answers do not.
 pub(crate) fn in_groups(
-    pasts: &mut [Past],
+    states: &mut [DecoderState],
     tokens: &[&[u32]],
-    alike: impl Fn(&Past) -> usize,
-    mut together: impl FnMut(&mut [&mut Past], &[&[u32]]) -> Result<Vec<f32>, Error>,
+    alike: impl Fn(&DecoderState) -> usize,
+    mut together: impl FnMut(&mut [&mut DecoderState], &[&[u32]]) -> Result<Vec<f32>, Error>,
 ) -> Result<Vec<f32>, Error> {
     let mut groups: BTreeMap<_, Group<'_>> = BTreeMap::new();
-    let n = pasts.len();
-    for (i, (past, tokens)) in pasts.iter_mut().zip(tokens).enumerate() {
-        let group = groups.entry((tokens.len(), alike(past))).or_default();
+    let n = states.len();
+    for (i, (state, tokens)) in states.iter_mut().zip(tokens).enumerate() {
+        let group = groups.entry((tokens.len(), alike(state))).or_default();
         group.places.push(i);
-        group.pasts.push(past);
+        group.states.push(state);
         group.tokens.push(tokens);
     }
     let mut all = Vec::new();
-    for Group { places, mut pasts, tokens } in groups.into_values() {
-        let scores = together(&mut pasts, &tokens)?;
+    for Group { places, mut states, tokens } in groups.into_values() {
+        let scores = together(&mut states, &tokens)?;
         if places.len() == n {
             return Ok(scores);
         }

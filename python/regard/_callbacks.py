@@ -1,8 +1,8 @@
 """Callbacks for attention calls of a model: connects `regard.hf`, which computes, with `regard.lens`, which records.
 
-    if _watch.watchers:
+    if _callbacks.callbacks:
         out, aux = regard.torch.attention(query, key, value, **options, dropout=dropout, return_aux=True)
-        _watch.tell(module, query, key, value, options, aux)
+        _callbacks.notify(module, query, key, value, options, aux)
 
 `options` are those of `regard.torch.attention` without dropout, since recorded weights are those before dropout:
 `regard.AttentionView(query, key, aux, **options)` recomputes the weights of the call. Tensors may require gradients; callbacks detach them.
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-Watcher = Callable[[Any, Any, Any, Any, dict, Any], None]
+Callback = Callable[[Any, Any, Any, Any, dict, Any], None]
 
-watchers: list[Watcher] = []
-"""Active callbacks; empty outside `regard.lens.capture`. Called as `watcher(module, query, key, value, options, aux)`."""
+callbacks: list[Callback] = []
+"""Active callbacks; empty outside `regard.lens.capture`. Called as `callback(module, query, key, value, options, aux)`."""
 
 
-def tell(module: Any, query: Any, key: Any, value: Any, options: dict[str, Any], aux: Any) -> None:
+def notify(module: Any, query: Any, key: Any, value: Any, options: dict[str, Any], aux: Any) -> None:
     """Pass one finished call to all callbacks."""
-    for watcher in tuple(watchers):
-        watcher(module, query, key, value, options, aux)
+    for callback in tuple(callbacks):
+        callback(module, query, key, value, options, aux)

@@ -8,27 +8,28 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use regard_burn::{CrossEntropy, cross_entropy};
 use regard_models::files::{
-    Activation, Architecture, Config, Heads, Pairs, Positions, Tokens, Weights,
+    Activation, Architecture, Config, Heads, PairLayout, Positions, Tokens, Weights,
 };
 use regard_models::{
-    Dropping, Entropies, Gpt, Han, HanConfig, Pass, Seq2Seq, Seq2SeqConfig, Transformer, ids, load,
+    DropoutRates, Entropies, Gpt, Han, HanConfig, Pass, Seq2Seq, Seq2SeqConfig, Transformer, ids,
+    load,
 };
 use std::sync::{Mutex, PoisonError};
 
-/// A model that learns.
+/// A model with a loss, to be trained.
 #[derive(Clone, Debug)]
-pub enum Net {
+pub enum TrainableModel {
     /// An encoder and a decoder.
     Transformer(Box<Transformer>),
     /// A decoder.
     Gpt(Box<Gpt>),
     /// Two GRUs.
-    Gru(Box<Seq2Seq>),
+    Seq2Seq(Box<Seq2Seq>),
     /// A hierarchy.
     Han(Box<Han>),
 }
 
-/// Burn has one source of chance for the whole process, and draws a weight when it is first read: one net at a time, or the weights of
+/// Burn has one source of chance for the whole process, and draws a weight when it is first read: one model at a time, or the weights of
 /// neither would follow from its seed.
 static DRAWING: Mutex<()> = Mutex::new(());
 
@@ -68,9 +69,9 @@ pub(crate) fn config(settings: &Settings, corpus: &Corpus) -> Config {
             let config = marked(decoder(&settings.model, vocab));
             Config { translate: template(settings), ..config }
         }
-        ModelKind::Gru => marked(Config {
+        ModelKind::Seq2Seq => marked(Config {
             target_vocab,
-            ..Config::gru(Seq2SeqConfig {
+            ..Config::seq2seq(Seq2SeqConfig {
                 embedding: d_model,
                 encoder_hidden: hidden,
                 decoder_hidden: 2 * hidden,
@@ -106,12 +107,16 @@ fn transformer(model: &ModelSettings, vocab: usize, target_vocab: Option<usize>)
         target_vocab,
         norm_eps: Some(1e-5),
         pre_norm: model.pre_norm,
-        positions: Positions::Sinusoidal { pairs: Pairs::Neighbours, first: 0, inclusive: false },
+        positions: Positions::Sinusoidal {
+            pairs: PairLayout::Interleaved,
+            first: 0,
+            inclusive: false,
+        },
         activation: Some(Activation::Relu),
         attention_bias: true,
         feed_forward_bias: true,
-        tied: model.tied,
-        joint: model.joint,
+        tie_embeddings: model.tie_embeddings,
+        shared_vocabulary: model.shared_vocabulary,
         embedding_scale: Some((model.d_model as f64).sqrt()),
         ..Config::of(Architecture::Transformer)
     }
@@ -132,7 +137,7 @@ fn decoder(model: &ModelSettings, vocab: usize) -> Config {
         activation: Some(Activation::Gelu),
         attention_bias: true,
         feed_forward_bias: true,
-        tied: model.tied,
+        tie_embeddings: model.tie_embeddings,
         ..Config::of(Architecture::Gpt2)
     }
 }
@@ -143,37 +148,37 @@ fn template(settings: &Settings) -> Option<String> {
     (settings.task == Task::Translate).then(|| format!("{{source}}{}", tag(target)))
 }
 
-impl Net {
+impl TrainableModel {
     /// With the random weights that follow from the seed.
     pub fn new(settings: &Settings, config: &Config, device: &Device) -> Result<Self, Error> {
         let _alone = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
         device.seed(settings.seed);
-        let dropping = Dropping {
+        let dropping = DropoutRates {
             rate: settings.training.dropout,
             attention: settings.training.attention_dropout,
         };
         let none = || Error::setting("model.kind", "the configuration is of another kind");
-        let net = match settings.model.kind {
+        let model = match settings.model.kind {
             ModelKind::Transformer => {
                 Self::Transformer(Box::new(Transformer::new(config, dropping, device)?))
             }
             ModelKind::Gpt => Self::Gpt(Box::new(Gpt::new(config, dropping, device)?)),
-            ModelKind::Gru => {
-                let gru = config.gru.as_ref().ok_or_else(none)?;
-                Self::Gru(Box::new(Seq2Seq::new(gru, dropping, device)?))
+            ModelKind::Seq2Seq => {
+                let sizes = config.seq2seq.as_ref().ok_or_else(none)?;
+                Self::Seq2Seq(Box::new(Seq2Seq::new(sizes, dropping, device)?))
             }
             ModelKind::Han => {
                 let han = config.han.as_ref().ok_or_else(none)?;
                 Self::Han(Box::new(Han::new(han, dropping, device)?))
             }
         };
-        match &net {
+        match &model {
             Self::Transformer(model) => model.visit(&mut Draw),
             Self::Gpt(model) => model.visit(&mut Draw),
-            Self::Gru(model) => model.visit(&mut Draw),
+            Self::Seq2Seq(model) => model.visit(&mut Draw),
             Self::Han(model) => model.visit(&mut Draw),
         }
-        Ok(net)
+        Ok(model)
     }
 
     /// The same with weights of a file.
@@ -181,40 +186,40 @@ impl Net {
         Ok(match self {
             Self::Transformer(model) => Self::Transformer(Box::new(load(*model, weights)?)),
             Self::Gpt(model) => Self::Gpt(Box::new(load(*model, weights)?)),
-            Self::Gru(model) => Self::Gru(Box::new(load(*model, weights)?)),
+            Self::Seq2Seq(model) => Self::Seq2Seq(Box::new(load(*model, weights)?)),
             Self::Han(model) => Self::Han(Box::new(load(*model, weights)?)),
         })
     }
 
     /// Its weights and the way that they move.
     #[must_use]
-    pub fn optimiser(&self, settings: &Settings) -> AdamW {
+    pub fn optimizer(&self, settings: &Settings) -> AdamW {
         match self {
-            Self::Transformer(model) => AdamW::new(&**model, settings.optimiser),
-            Self::Gpt(model) => AdamW::new(&**model, settings.optimiser),
-            Self::Gru(model) => AdamW::new(&**model, settings.optimiser),
-            Self::Han(model) => AdamW::new(&**model, settings.optimiser),
+            Self::Transformer(model) => AdamW::new(&**model, settings.optimizer),
+            Self::Gpt(model) => AdamW::new(&**model, settings.optimizer),
+            Self::Seq2Seq(model) => AdamW::new(&**model, settings.optimizer),
+            Self::Han(model) => AdamW::new(&**model, settings.optimizer),
         }
     }
 
-    /// The same with the weights of the optimiser, or their average.
+    /// The same with the weights of the optimizer, or their average.
     #[must_use]
-    pub fn with(self, optimiser: &AdamW, average: bool) -> Self {
+    pub fn with(self, optimizer: &AdamW, average: bool) -> Self {
         match self {
-            Self::Transformer(model) => Self::Transformer(Box::new(optimiser.put(*model, average))),
-            Self::Gpt(model) => Self::Gpt(Box::new(optimiser.put(*model, average))),
-            Self::Gru(model) => Self::Gru(Box::new(optimiser.put(*model, average))),
-            Self::Han(model) => Self::Han(Box::new(optimiser.put(*model, average))),
+            Self::Transformer(model) => Self::Transformer(Box::new(optimizer.put(*model, average))),
+            Self::Gpt(model) => Self::Gpt(Box::new(optimizer.put(*model, average))),
+            Self::Seq2Seq(model) => Self::Seq2Seq(Box::new(optimizer.put(*model, average))),
+            Self::Han(model) => Self::Han(Box::new(optimizer.put(*model, average))),
         }
     }
 
-    /// Adds its gradients to what the optimiser has.
-    pub fn add(&self, optimiser: &mut AdamW, gradients: &Gradients, weight: f64) {
+    /// Adds its gradients to what the optimizer has.
+    pub fn add(&self, optimizer: &mut AdamW, gradients: &Gradients, weight: f64) {
         match self {
-            Self::Transformer(model) => optimiser.add(&**model, gradients, weight),
-            Self::Gpt(model) => optimiser.add(&**model, gradients, weight),
-            Self::Gru(model) => optimiser.add(&**model, gradients, weight),
-            Self::Han(model) => optimiser.add(&**model, gradients, weight),
+            Self::Transformer(model) => optimizer.add(&**model, gradients, weight),
+            Self::Gpt(model) => optimizer.add(&**model, gradients, weight),
+            Self::Seq2Seq(model) => optimizer.add(&**model, gradients, weight),
+            Self::Han(model) => optimizer.add(&**model, gradients, weight),
         }
     }
 
@@ -233,13 +238,13 @@ impl Net {
             (Self::Transformer(model), Examples::Pairs(all)) => {
                 let (rows, read) = Rows::of_pairs(all, batch, cuts);
                 let lengths: Vec<usize> = read.iter().map(|source| source.len()).collect();
-                rows.told(pass);
+                rows.set_lengths(pass);
                 let memory = model.encode(ids(&read, &device), Some(&lengths), pass)?;
                 let inputs = ids(&rows.inputs, &device);
                 let scores = model.decode(&memory, Some(&lengths), inputs, pass)?;
                 rows.loss(scores, lengths.iter().sum(), how)
             }
-            (Self::Gru(model), Examples::Pairs(all)) => {
+            (Self::Seq2Seq(model), Examples::Pairs(all)) => {
                 let (rows, read) = Rows::of_pairs(all, batch, cuts);
                 let lengths: Vec<usize> = read.iter().map(|source| source.len()).collect();
                 let memory = model.encode(ids(&read, &device), Some(&lengths), pass)?;
@@ -248,7 +253,7 @@ impl Net {
             }
             (Self::Gpt(model), Examples::Pairs(all)) => {
                 let rows = Rows::of_prompts(all, batch);
-                rows.told(pass);
+                rows.set_lengths(pass);
                 let scores = model.forward(ids(&rows.inputs, &device), pass)?;
                 rows.loss(scores, 0, how)
             }
@@ -322,7 +327,7 @@ impl Rows {
     }
 
     /// Which rows of attention are padding, where their entropy is asked for.
-    fn told(&self, pass: &mut Pass) {
+    fn set_lengths(&self, pass: &mut Pass) {
         if pass.entropies.is_some() {
             let lengths: Vec<usize> = self.inputs.iter().map(Vec::len).collect();
             pass.entropies = Some(Entropies::of(&lengths));

@@ -5,13 +5,13 @@ pub(crate) const FEWEST_OF_A_PERCENTILE: usize = 9;
 
 /// The median, and the 10th and 90th percentile or, of fewer than nine samples, the least and the largest.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Spread {
+pub(crate) struct SampleSummary {
     pub(crate) median: f64,
     pub(crate) low: f64,
     pub(crate) high: f64,
 }
 
-impl Spread {
+impl SampleSummary {
     /// `None` without samples.
     pub(crate) fn of(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
@@ -40,11 +40,17 @@ mod tests {
 
     #[test]
     fn percentiles_lie_between_the_samples() {
-        assert_eq!(Spread::of(&[]), None);
-        assert_eq!(Spread::of(&[3.0]), Some(Spread { median: 3.0, low: 3.0, high: 3.0 }));
+        assert_eq!(SampleSummary::of(&[]), None);
+        assert_eq!(
+            SampleSummary::of(&[3.0]),
+            Some(SampleSummary { median: 3.0, low: 3.0, high: 3.0 })
+        );
         let ten: Vec<f64> = (0..=10).rev().map(f64::from).collect();
-        assert_eq!(Spread::of(&ten), Some(Spread { median: 5.0, low: 1.0, high: 9.0 }));
-        let two = Spread::of(&[1.0, 2.0]).unwrap();
+        assert_eq!(
+            SampleSummary::of(&ten),
+            Some(SampleSummary { median: 5.0, low: 1.0, high: 9.0 })
+        );
+        let two = SampleSummary::of(&[1.0, 2.0]).unwrap();
         assert_eq!((two.median, two.low, two.high), (1.5, 1.0, 2.0));
     }
 }

@@ -1,10 +1,10 @@
-//! Colours as numbers that agree with eyes: OKLab, contrast, and the two themes.
+//! Colors as numbers that agree with eyes: OKLab, contrast, and the two themes.
 
-/// A colour as a screen takes it: red, green, blue.
+/// A color as a screen takes it: red, green, blue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rgb(pub u8, pub u8, pub u8);
 
-/// A colour as an eye compares it (Ottosson 2020): `l` is lightness, and equal distances look equally different.
+/// A color as an eye compares it (Ottosson 2020): `l` is lightness, and equal distances look equally different.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Lab {
     pub(crate) l: f64,
@@ -35,7 +35,7 @@ pub enum Emphasis {
 }
 
 impl Theme {
-    /// The colour of the page, and of what is hidden.
+    /// The color of the page, and of what is hidden.
     #[must_use]
     pub fn page(self) -> Rgb {
         match self {
@@ -44,7 +44,7 @@ impl Theme {
         }
     }
 
-    /// The colour of text on the page. Each reaches a contrast of 4.5 (WCAG 2.2, 1.4.3).
+    /// The color of text on the page. Each reaches a contrast of 4.5 (WCAG 2.2, 1.4.3).
     #[must_use]
     pub fn text(self, emphasis: Emphasis) -> Rgb {
         match (self, emphasis) {
@@ -57,7 +57,7 @@ impl Theme {
         }
     }
 
-    /// The colour of outlines: orange, which neither palette of amounts contains.
+    /// The color of outlines: orange, which neither palette of amounts contains.
     #[must_use]
     pub fn accent(self) -> Rgb {
         match self {
@@ -82,7 +82,7 @@ impl Rgb {
         })
     }
 
-    /// The nearest colour of a screen; light outside its range is cut off.
+    /// The nearest color of a screen; light outside its range is cut off.
     pub(crate) fn from_linear(light: [f64; 3]) -> Self {
         let [r, g, b] = light.map(|c| {
             let c = c.clamp(0.0, 1.0);
@@ -92,7 +92,7 @@ impl Rgb {
         Self(r, g, b)
     }
 
-    /// How far two colours stand apart for a reader: 1 to 21 (WCAG 2.2).
+    /// How far two colors stand apart for a reader: 1 to 21 (WCAG 2.2).
     #[must_use]
     pub fn contrast(self, other: Self) -> f64 {
         let luminance = |c: Self| {
@@ -103,7 +103,7 @@ impl Rgb {
         (x.max(y) + 0.05) / (x.min(y) + 0.05)
     }
 
-    /// Black or white, whichever is easier to read on this colour: at least 4.5 on any.
+    /// Black or white, whichever is easier to read on this color: at least 4.5 on any.
     #[must_use]
     pub fn ink(self) -> Self {
         let (black, white) = (Self(0, 0, 0), Self(255, 255, 255));
@@ -152,7 +152,7 @@ impl Lab {
         (l * l + a * a + b * b).sqrt()
     }
 
-    /// The colour a part of the way to another.
+    /// The color a part of the way to another.
     pub(crate) fn towards(self, other: Self, part: f64) -> Self {
         let mix = |x: f64, y: f64| x + (y - x) * part;
         Self { l: mix(self.l, other.l), a: mix(self.a, other.a), b: mix(self.b, other.b) }
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn ink_reads_well_on_any_grey_and_any_pure_colour() {
+    fn ink_reads_well_on_any_grey_and_any_pure_color() {
         for x in 0..=255 {
             for c in [Rgb(x, x, x), Rgb(x, 0, 0), Rgb(0, x, 0), Rgb(0, 0, x), Rgb(x, 255, 0)] {
                 assert!(c.contrast(c.ink()) >= 4.5, "{c:?}");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn oklab_and_back_is_the_same_colour() {
+    fn oklab_and_back_is_the_same_color() {
         for c in [Rgb(0, 0, 0), Rgb(255, 255, 255), Rgb(12, 200, 90), Rgb(255, 0, 128)] {
             assert_eq!(Rgb::from_linear(Lab::from_linear(c.linear()).linear()), c);
         }

@@ -11,12 +11,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// An open event file.
 #[derive(Debug)]
-pub struct Board {
+pub struct SummaryWriter {
     path: PathBuf,
     file: BufWriter<File>,
 }
 
-impl Board {
+impl SummaryWriter {
     /// A new file in a folder; TensorBoard reads all that are there as one run.
     pub fn create(folder: &Path) -> Result<Self, Error> {
         let wrong = |e: &std::io::Error| Error::file(folder, e);
@@ -139,8 +139,8 @@ mod tests {
     #[test]
     fn records_follow_one_another_with_their_checksums() {
         let folder = std::env::temp_dir().join(format!("regard-board-{}", std::process::id()));
-        let mut board = Board::create(&folder).unwrap();
-        board.scalars(7, &[("loss", 1.5), ("rate", 0.1)]).unwrap();
+        let mut board = SummaryWriter::create(&folder).unwrap();
+        board.scalars(7, &[("loss", 1.5), ("lr", 0.1)]).unwrap();
         let bytes = std::fs::read(board.path()).unwrap();
         let (mut rest, mut records) = (bytes.as_slice(), 0);
         while !rest.is_empty() {
