@@ -217,7 +217,7 @@ impl Call {
     }
 
     /// The same with the tensors that have gradients elsewhere: without any, the problem borrows nothing.
-    fn with_options<'c, E: Stored>(
+    fn with_options<'c, E: ArrayElement>(
         &self,
         learned: &'c [Array],
         problem: Problem<'c, E>,
@@ -360,7 +360,7 @@ static PLANS: Mutex<Vec<Planned>> = Mutex::new(Vec::new());
 const PLANS_MAX: usize = 32;
 
 /// The plan of a call whose options have no arrays.
-pub(crate) fn planned<E: Stored>(
+pub(crate) fn planned<E: ArrayElement>(
     options: &str,
     views: &[View<'_, E>; 3],
 ) -> PyResult<Arc<Plan<'static, E>>> {
