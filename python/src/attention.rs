@@ -1,7 +1,7 @@
 //! Attention there and back, and what is kept between.
 
 use crate::array::{Array, Named, OwnedArray, by_type, refused};
-use crate::options::{Call, Described, ArrayElement, planned};
+use crate::options::{ArrayElement, Call, Described, planned};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use regard::plan::{OutputGrads, OutputMut, OutputView};

@@ -4,7 +4,9 @@ use crate::bert::{Bert, Sentences};
 use crate::e2k::E2k;
 use crate::error::Error;
 use crate::files::{Architecture, Config, Message, ModelFiles, Tokens, fits};
-use crate::generate::{Decoder, FinishReason, GeneratedSequence, DecodingStrategy, StoppingCriteria, generate};
+use crate::generate::{
+    Decoder, DecodingStrategy, FinishReason, GeneratedSequence, StoppingCriteria, generate,
+};
 use crate::gpt::Gpt;
 use crate::han::{Han, HanWeights};
 use crate::load::load;

@@ -30,7 +30,8 @@ fn named(name: &str) -> Result<&'static KnownModel> {
     if Shipped::named(name).is_some() {
         bail!("{name}: part of the program, not a file");
     }
-    KnownModel::named(name).ok_or_else(|| anyhow!("{name}: unknown model; known models: {}", names()))
+    KnownModel::named(name)
+        .ok_or_else(|| anyhow!("{name}: unknown model; known models: {}", names()))
 }
 
 fn get(name: &str, python: &str) -> Result<()> {

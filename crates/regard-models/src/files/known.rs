@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn what_is_removed_is_what_was_fetched() {
         let base = scratch("remove");
-        let known = Known::named("e2k").unwrap();
+        let known = KnownModel::named("e2k").unwrap();
         let none = known.remove(&base).unwrap_err().to_string();
         assert!(none.contains("e2k is not installed"), "{none}");
         std::fs::create_dir_all(base.join("e2k")).unwrap();
@@ -366,7 +366,7 @@ mod tests {
         std::fs::write(base.join("e2k/mine"), "").unwrap();
         assert_eq!(known.remove(&base).unwrap(), base.join("e2k"));
         assert_eq!(std::fs::read_dir(base.join("e2k")).unwrap().count(), 1);
-        let aren = Known::named("aren").unwrap().remove(&base).unwrap_err().to_string();
+        let aren = KnownModel::named("aren").unwrap().remove(&base).unwrap_err().to_string();
         assert!(aren.contains("aren: copied by hand"), "{aren}");
         std::fs::remove_dir_all(&base).unwrap();
     }

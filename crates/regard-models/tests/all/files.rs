@@ -2,8 +2,8 @@
 
 use crate::real::{fetched, fixture, json, kept};
 use regard_models::files::{
-    Activation, Architecture, Config, Dtype, Gguf, Heads, KnownModel, Message, ModelFiles, PairLayout,
-    Positions, Tokens, Weights,
+    Activation, Architecture, Config, Dtype, Gguf, Heads, KnownModel, Message, ModelFiles,
+    PairLayout, Positions, Tokens, Weights,
 };
 use serde_json::Value;
 
