@@ -105,7 +105,7 @@ def attention(q: Any, k: Any, v: Any, *, return_aux: bool = False, **options: Un
       normalizer   `"softmax"`, `"top-8"`, `"hard"`, `"sampled-7"`, `"sparsemax"`
       dropout      dropout probability, with `seed=(seed, offset)`
       entropy      also compute `aux.entropy` and `aux.max_score`
-      precision    precision of matrix products: `"strict"`, `"f32"`, `"high"`
+      precision    precision of matrix products: `"strict"`, `"full"`, `"high"`
       q_offsets, k_offsets   packed sequences: tensors are `[total, heads, dim]`, item b is `offsets[b]:offsets[b + 1]`
       threads      maximum number of threads
       return_aux   also return an `Aux`: lse, entropies, and `backward`

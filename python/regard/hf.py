@@ -42,10 +42,10 @@ STRIP = 1 << 22
 """Query-key pairs per strip when an unknown mask function is evaluated: 4 MB of booleans."""
 
 
-def register(name: str = "regard", precision: str | None = "f32") -> None:
+def register(name: str = "regard", precision: str | None = "full") -> None:
     """Register Regard as `attn_implementation=name` with Transformers. A repeated call only changes the precision.
 
-    `precision` is that of `regard.attention`. "f32" uses AMX for f32 tensors where the CPU has it, with the accuracy of f32 arithmetic;
+    `precision` is that of `regard.attention`. "full" uses AMX for f32 tensors where the CPU has it, with the accuracy of f32 arithmetic;
     "strict" gives bit-identical results on every CPU.
     """
     for taken in ("flash", "sdpa", "flex_attention", "eager", "paged|", "/"):

@@ -42,7 +42,7 @@ struct Options {
     normalizer: String,
     dropout: f64,
     entropy: bool,
-    /// `strict`, `f32`, `high`
+    /// `strict`, `full`, `high`
     precision: Option<String>,
     threads: Option<usize>,
     isa: Option<String>,
@@ -244,7 +244,7 @@ impl Call {
             problem = problem.precision(one_of(
                 "precision",
                 name,
-                &[Precision::Strict, Precision::F32, Precision::High],
+                &[Precision::Strict, Precision::Full, Precision::High],
                 |p| p.name(),
             )?);
         }

@@ -42,7 +42,7 @@ def defined(q, k, v, seen=None, bias=None, scale=None, softcap=None, sinks=None)
 def test_registering_again_changes_nothing_but_the_precision():
     regard.hf.register()
     before = dict(AttentionInterface._global_mapping), dict(AttentionMaskInterface._global_mapping)
-    assert before[0]["regard"].keywords == {"precision": "f32"} and before[1]["regard"] is regard.hf.mask
+    assert before[0]["regard"].keywords == {"precision": "full"} and before[1]["regard"] is regard.hf.mask
     regard.hf.register(precision="strict")
     assert AttentionInterface._global_mapping["regard"].keywords == {"precision": "strict"}
     regard.hf.register()

@@ -294,7 +294,7 @@ X = np.zeros((2, 4, 6, 8), np.float32)
         ((X, X, X), {"dropout": 0.5, "seed": [1, 2, 3]}, "seed: expected seed and offset"),
         ((X, X, X), {"threads": 0}, "threads: 0; it must be at least 1"),
         ((X, X, X), {"threads": 1.5}, "threads: expected an integer, found 1.5"),
-        ((X, X, X), {"precision": "low"}, "precision: expected strict, f32, high, found \"low\""),
+        ((X, X, X), {"precision": "low"}, "precision: expected strict, full, high, found \"low\""),
         ((X, X, X), {"normalizer": "softplus"}, "normalizer: expected softmax, top-K, hard, sampled-SEED or sparsemax"),
         ((X, X, X), {"similarity": "cosine"}, "similarity: expected 'dot', 'distance'"),
         ((X, X, X), {"relative": ("t5", [1.0])}, "relative: expected"),

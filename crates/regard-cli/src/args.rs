@@ -476,7 +476,7 @@ pub(crate) struct BenchArgs {
     /// -causal -window{keys} -padding -bool -blocks{size} -longformer{window} -strided -fixed
     /// -bias -headbias -alibi -softcap -sinks -dropout -spread -bshd -alone
     /// -additive -top{keys} -hard -sampled -sparsemax -local{reach}
-    /// and a precision: -strict -f32 -high; of linear, -relu -random{features} -both; of lsh, -both
+    /// and a precision: -strict -full -high; of linear, -relu -random{features} -both; of lsh, -both
     #[arg(long, value_name = "GLOB", verbatim_doc_comment)]
     pub(crate) case: Option<String>,
     /// Threads to use; several counts, as in 1,2, run each case with each [default: RAYON_NUM_THREADS, else one for each available CPU]

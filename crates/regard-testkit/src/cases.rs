@@ -407,7 +407,7 @@ pub fn cases() -> Vec<Case> {
     let exactly = |precision, first: usize, step: usize| {
         of(Dtype::F32, first, step).map(move |case| Case { precision: Some(precision), ..case })
     };
-    let others = others.chain(exactly(Precision::F32, 0, 4)).chain(exactly(Precision::High, 3, 8));
+    let others = others.chain(exactly(Precision::Full, 0, 4)).chain(exactly(Precision::High, 3, 8));
     // AMX has a separate decode kernel for a few rows of `bf16`.
     let few = few_rows().into_iter().map(|case| Case { dtype: Dtype::Bf16, ..case });
     let others: Vec<Case> = others.chain(few).collect();
@@ -424,7 +424,7 @@ fn nans() -> Vec<Case> {
     // Many rows, a few rows with many keys, more rows than one tile.
     let shapes = [[1, 2, 1, 33, 70, 32, 32], [1, 4, 1, 2, 200, 32, 64], [1, 1, 1, 130, 66, 24, 17]];
     let types = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16].map(|dtype| (dtype, None));
-    let exactly = [Precision::F32, Precision::High].map(|p| (Dtype::F32, Some(p)));
+    let exactly = [Precision::Full, Precision::High].map(|p| (Dtype::F32, Some(p)));
     let mut table = Vec::new();
     for (dtype, precision) in types.into_iter().chain(exactly) {
         for (i, tensor) in NanIn::ALL.into_iter().enumerate() {

@@ -239,7 +239,7 @@ impl Case {
                 return self.set_cached(Cached::Shared);
             }
             ("strict", None) => return self.set_precision(Precision::Strict),
-            ("f", Some(32)) => return self.set_precision(Precision::F32),
+            ("full", None) => return self.set_precision(Precision::Full),
             ("high", None) => return self.set_precision(Precision::High),
             ("additive", None) => self.additive = true,
             ("local", Some(reach)) => self.local = Some(reach),

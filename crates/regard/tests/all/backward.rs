@@ -92,7 +92,7 @@ macro_rules! for_every_type {
     ($test:ident, $case:expr) => {{
         let case: Case = $case;
         $test::<f32>(&case, false);
-        for precision in [Precision::F32, Precision::High] {
+        for precision in [Precision::Full, Precision::High] {
             $test::<f32>(&Case { precision: Some(precision), ..case.clone() }, true);
         }
         $test::<f16>(&case, true);

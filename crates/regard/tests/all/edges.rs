@@ -84,7 +84,7 @@ fn numbers_that_would_round_to_infinity_are_cut_off() {
     let q: Vec<f32> = Noise::new(5).normals::<f32>(n * 32).iter().map(|x| x * 1e-38).collect();
     let v: Vec<f32> = Noise::new(6).normals(n * 32);
     let [q, k, v] = [&q, &k, &v].map(|x| View::bhsd(x, [1, 1, n, 32]).expect("a tensor"));
-    for precision in [Precision::Strict, Precision::F32, Precision::High] {
+    for precision in [Precision::Strict, Precision::Full, Precision::High] {
         let problem = Problem::new(&q, &k, &v).precision(precision);
         for isa in Isa::available() {
             let output = forward(&problem, (q, k, v), isa, 1);

@@ -71,7 +71,7 @@ fn bits<E: Element>(x: E) -> u64 {
 /// `f32` on every instruction set, all other dtypes and precisions where AMX tiles are used.
 fn hidden_keys_change_nothing(case: &Case) {
     of_type::<f32>(case, false);
-    for precision in [Precision::F32, Precision::High] {
+    for precision in [Precision::Full, Precision::High] {
         of_type::<f32>(&Case { precision: Some(precision), ..case.clone() }, true);
     }
     of_type::<f16>(case, true);
@@ -146,7 +146,7 @@ fn a_value_that_is_not_finite_reaches_its_own_feature_alone() {
         for mask in ["full", "causal", "lengths", "bits"] {
             let case = Case::new(dims(shape)).mask(named(mask));
             of_type::<f32>(&case);
-            of_type::<f32>(&Case { precision: Some(Precision::F32), ..case.clone() });
+            of_type::<f32>(&Case { precision: Some(Precision::Full), ..case.clone() });
             of_type::<f16>(&case);
             of_type::<bf16>(&case);
         }

@@ -91,21 +91,21 @@ pub enum Precision {
     /// The arithmetic of `f32` (`f64` for `f64`) on every machine: the same bits wherever there is a fused multiply-add.
     /// The default for `f32` and `f64`.
     Strict,
-    /// Whatever is at least as exact as evaluating the definition in the type of the tensors: `f32` in three bf16 terms, `f16` in
+    /// Whatever is at least as accurate as evaluating the definition in the type of the tensors: `f32` in three bf16 terms, `f16` in
     /// two, `bf16` as it is. The default for `f16` and `bf16`.
-    F32,
-    /// `f32` in two bf16 terms of 8 bits each: about 16 significant bits, 20 times the error of `F32`, twice its speed. The same as `F32`
-    /// for the other types.
+    Full,
+    /// `f32` in two bf16 terms of 8 bits each: about 16 significant bits, 20 times the error of `Full`, twice its speed; as "high" of
+    /// `torch.set_float32_matmul_precision`. The same as `Full` for the other types.
     High,
 }
 
 impl Precision {
-    /// Its name: `strict`, `f32`, `high`.
+    /// Its name: `strict`, `full`, `high`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Strict => "strict",
-            Self::F32 => "f32",
+            Self::Full => "full",
             Self::High => "high",
         }
     }
@@ -139,7 +139,7 @@ pub trait Element: Copy + Send + Sync + Debug + PartialEq + 'static {
     fn terms(precision: Precision) -> Option<usize> {
         match precision {
             Precision::Strict => None,
-            Precision::F32 => Self::TERMS.last().copied(),
+            Precision::Full => Self::TERMS.last().copied(),
             Precision::High => Self::TERMS.first().copied(),
         }
     }
@@ -256,7 +256,7 @@ element!(f64, f64, Strict, identity, identity, Some, load, write, tiles [], Own)
 element!(
     f16,
     f32,
-    F32,
+    Full,
     Self::to_f32,
     Self::from_f32,
     no_numbers,
@@ -268,7 +268,7 @@ element!(
 element!(
     bf16,
     f32,
-    F32,
+    Full,
     Self::to_f32,
     Self::from_f32,
     no_numbers,
