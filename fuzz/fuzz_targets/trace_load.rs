@@ -4,7 +4,7 @@
 use arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use regard::Machine;
-use regard_scope::{Inputs, Labels, Layer, Pool, LayerData, Trace, Weights, Zoom};
+use regard_scope::{Inputs, Labels, Layer, LayerData, Pool, Trace, Weights, Zoom};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -12,11 +12,16 @@ use std::sync::LazyLock;
 static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let numbers = |n: usize| (0..n).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<f32>>();
     let q = (numbers(24), [2, 3, 4]);
-    let heads = Inputs::new(q, (numbers(20), [1, 5, 4]), "causal & (window 3 | dilated 2)").unwrap();
+    let heads =
+        Inputs::new(q, (numbers(20), [1, 5, 4]), "causal & (window 3 | dilated 2)").unwrap();
     let weights = Weights { values: vec![0.2; 30], shape: [2, 3, 5] };
     let data = [LayerData::Inputs(heads), LayerData::Weights(weights)];
-    let layer = |(layer, data)| {
-        Layer { layer, kind: "self".into(), rows: "words".into(), cols: "keys".into(), data }
+    let layer = |(layer, data)| Layer {
+        layer,
+        kind: "self".into(),
+        rows: "words".into(),
+        cols: "keys".into(),
+        data,
     };
     let words = Labels::new("words", ["a", "b", "c"].map(String::from).to_vec());
     let axes = [("words".to_string(), words), ("keys".to_string(), Labels::counted("keys", 5))];

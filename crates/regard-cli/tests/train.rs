@@ -40,7 +40,7 @@ fn toy(name: &str) -> PathBuf {
     let settings = format!(
         r#"
 data.folder = {folder:?}
-data.parts = [{{ train = "pairs.tsv", validation = "pairs.tsv", fields = [0, 1] }}]
+data.parts = [{{ train = "pairs.tsv", validation = "pairs.tsv", columns = [0, 1] }}]
 vocabulary.kind = "char"
 target_vocabulary.kind = "char"
 model = {{ d_model = 16, n_layers = 1, decoder_layers = 1, heads = 2, d_ff = 16 }}

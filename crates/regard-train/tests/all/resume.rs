@@ -21,7 +21,7 @@ fn header(bytes: &[u8]) -> usize {
 #[test]
 fn a_run_that_was_stopped_again_and_again_ends_with_the_same_bits() {
     let folder = Folder::new("stopped");
-    for kind in ["transformer", "gru"] {
+    for kind in ["transformer", "seq2seq"] {
         let settings = settings(&folder, &[&format!("model.kind={kind}"), "training.steps=40"]);
         let [whole, parts] = ["whole", "parts"].map(|name| folder.run(&format!("{kind}-{name}")));
         let (mut trainer, mut run) = Trainer::create(&whole, &settings).unwrap();
@@ -229,9 +229,9 @@ fn settings_that_would_change_a_run_are_refused_by_name() {
         ("log_every = 5", "log_every = 1"),
         ("checkpoint_every = 7", "checkpoint_every = 1"),
         ("patience = 0", "patience = 5"),
-        ("keep = 1", "keep = 2"),
+        ("save_top_k = 1", "save_top_k = 2"),
         ("samples = 4", "samples = 0"),
-        ("licence = \"\"", "licence = \"free\""),
+        ("license = \"\"", "license = \"free\""),
         ("test = \"\"", "test = \"test.tsv\""),
     ] {
         drop(edited(from, to).unwrap_or_else(|error| panic!("{to}: {error}")));
