@@ -74,7 +74,7 @@ struct Tagger {
 
 impl Tagger {
     fn new(device: &Device) -> Self {
-        let rope = Some(Rope::new(16, RopePairs::Halves)); // scores know how far apart words stand
+        let rope = Some(Rope::new(16, RopePairs::HalfSplit)); // scores know how far apart words stand
         let config = MultiHeadConfig { rope, ..MultiHeadConfig::new(32, 2) };
         Self {
             words: Embedding::new([36, 32], 0.5, device),

@@ -74,10 +74,10 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         }
         _ => View::bhsd(&table, small(u)?).map_or(Similarity::Dot, Similarity::General),
     };
-    let centres = usize::from(u8::arbitrary(u)?).min(table.len());
+    let centers = usize::from(u8::arbitrary(u)?).min(table.len());
     let mut problem = Problem::<f32>::of_shapes(q, k, v);
     if u.ratio(1, 4)? {
-        problem = problem.local(Local::new(&table[..centres], size(u, true)?));
+        problem = problem.local(Local::new(&table[..centers], size(u, true)?));
     }
     if u.ratio(1, 3)? {
         problem = problem.normalizer(normalizer(u)?);

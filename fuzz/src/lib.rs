@@ -174,7 +174,7 @@ pub struct Case {
     hidden: Option<[Vec<f32>; 2]>,
     distance: bool,
     pub normalizer: Normalizer,
-    centres: Option<(Vec<f32>, usize)>,
+    centers: Option<(Vec<f32>, usize)>,
     scale: Option<f64>,
     temperature: Option<f64>,
     softcap: Option<f64>,
@@ -241,9 +241,9 @@ impl<'a> Arbitrary<'a> for Case {
             hidden: units.map(|n| [numbers(seed ^ 12, dim * n, 1.0), numbers(seed ^ 13, n, 1.0)]),
             distance,
             normalizer,
-            centres: some(u, 6, |u| {
-                let centres = numbers(seed ^ 14, batch * heads * q_len, k_len as f32 + 3.0);
-                Ok((centres, 1 + u.int_in_range(0..=30usize)?))
+            centers: some(u, 6, |u| {
+                let centers = numbers(seed ^ 14, batch * heads * q_len, k_len as f32 + 3.0);
+                Ok((centers, 1 + u.int_in_range(0..=30usize)?))
             })?,
             scale: some(u, 4, |u| Ok(*u.choose(&[0.0, 1.0, -0.5, 0.01])?))?,
             temperature: some(u, 4, |u| Ok(*u.choose(&[0.5, 2.0, 10.0])?))?,
@@ -332,7 +332,7 @@ impl Case {
         let (q, k, v) = self.inputs();
         let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
         let problem = problem.similarity(similarity).align(self.align).normalizer(self.normalizer);
-        let local = self.centres.as_ref().map(|(centres, reach)| Local::new(centres, *reach));
+        let local = self.centers.as_ref().map(|(centers, reach)| Local::new(centers, *reach));
         let problem = local.into_iter().fold(problem, Problem::local);
         let problem = self.dropout.into_iter().fold(problem, Problem::dropout);
         if self.entropy { problem.entropy() } else { problem }

@@ -152,7 +152,7 @@ def describe(
         if not isinstance(local, (tuple, list)) or len(local) != 2:
             raise TypeError(f"local: expected (centers, reach), found {type(local).__name__}")
         options["reach"] = _arrays.whole("local", local[1])
-        table("centres", local[0])
+        table("centers", local[0])
     if similarity is not None:
         options["similarity"] = _similarity(similarity, learned)
     if "dropout" in options:

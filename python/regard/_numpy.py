@@ -20,7 +20,7 @@ class Grads(NamedTuple):
     k: np.ndarray
     v: np.ndarray
     learned: dict[str, np.ndarray]
-    """Gradient of each array option: `bias`, `alibi`, `relative`, `sinks`, `centres`, `w`, `w_q`, `w_k`, `w_v`."""
+    """Gradient of each array option: `bias`, `alibi`, `relative`, `sinks`, `centers`, `w`, `w_q`, `w_k`, `w_v`."""
     scale: float
     temperature: float
 

@@ -225,7 +225,7 @@ pub(crate) fn gradients<'l, E: ArrayElement>(
         alibi,
         relative,
         sinks,
-        centres,
+        centers,
         mut w,
         additive,
         ..
@@ -246,7 +246,7 @@ pub(crate) fn gradients<'l, E: ArrayElement>(
             "alibi" => list(&alibi),
             "relative" => list(&relative),
             "sinks" => list(&sinks),
-            "centres" => list(&centres),
+            "centers" => list(&centers),
             other => {
                 return Err(PyValueError::new_err(format!(
                     "no tensor of a call is called {other}"

@@ -34,7 +34,7 @@ struct Options {
     temperature: f64,
     softcap: Option<f64>,
     relative: Option<Relative>,
-    /// Of local attention, whose centres are a tensor.
+    /// Of local attention, whose centers are a tensor.
     reach: Option<usize>,
     /// `dot`, `general`, `distance`, `additive`
     similarity: String,
@@ -233,12 +233,12 @@ impl Call {
         if options.dropout != 0.0 {
             problem = problem.dropout(Dropout::new(options.dropout, self.seed[0], self.seed[1]));
         }
-        match (self.array(learned, "centres"), options.reach) {
-            (Some(centres), Some(reach)) => {
-                problem = problem.local(Local::new(centres.list("local")?, reach));
+        match (self.array(learned, "centers"), options.reach) {
+            (Some(centers), Some(reach)) => {
+                problem = problem.local(Local::new(centers.list("local")?, reach));
             }
             (None, None) => {}
-            _ => return Err(PyValueError::new_err("local: centres and a reach go together")),
+            _ => return Err(PyValueError::new_err("local: centers and a reach go together")),
         }
         if let Some(name) = &options.precision {
             problem = problem.precision(one_of(

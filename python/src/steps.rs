@@ -100,7 +100,7 @@ struct Turn {
 impl Turn {
     fn rope(self, dim: usize) -> PyResult<Rope> {
         let pairs = match &self.pairs[..] {
-            "halves" => RopePairs::Halves,
+            "halves" => RopePairs::HalfSplit,
             "interleaved" => RopePairs::Interleaved,
             other => {
                 let why = format!("pairs: expected halves or interleaved, found {other:?}");

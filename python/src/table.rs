@@ -216,7 +216,7 @@ fn learned<E: ArrayElement>(case: &Case, data: &Arc<Data<E>>) -> Vec<(&'static s
         });
     }
     if case.reach.is_some() {
-        found.push(("centres", list(&data.centres, &[batch, heads.q, q_len])));
+        found.push(("centers", list(&data.centers, &[batch, heads.q, q_len])));
     }
     let [w_k, w_v] = &data.hidden;
     match case.similarity {
@@ -299,7 +299,7 @@ fn options(case: &Case, mask: &DoorMask) -> Value {
         };
     }
     put("similarity", case.similarity.name().split('_').next().into());
-    put("normalizer", case.normalizer.to_string().replace(' ', "-").into());
+    put("normalizer", case.normalizer.to_string().into());
     if let Some(rate) = case.dropout {
         put("dropout", rate.into());
         put("seed", json!([case.seed, 3]));

@@ -37,7 +37,7 @@ def keywords(row, array):
         options["relative"] = (kind, learned["relative"], *rest)
     reach, similarity = options.pop("reach"), options["similarity"]
     if reach is not None:
-        options["local"] = (learned["centres"], reach)
+        options["local"] = (learned["centers"], reach)
     if similarity == "general":
         options["similarity"] = ("general", learned["w"])
     if similarity == "additive":

@@ -50,7 +50,7 @@ pub struct Attention {
     pub relative: Option<Relative>,
     /// A score without a key, `[heads]`.
     pub sinks: Option<Tensor<1>>,
-    /// Each row looks around its own centre only, as far as the number says: `[batch, heads, q_len]`.
+    /// Each row looks around its own center only, as far as the number says: `[batch, heads, q_len]`.
     pub centers: Option<(Tensor<3>, usize)>,
 }
 
@@ -438,7 +438,7 @@ impl Call {
             additive.map_or((None, None, None), |(q, k, v)| (Some(q), k, Some(v)));
         let (mut bias, mut w, mut w_q, mut w_k, mut w_v) =
             (matrix(grads.bias), matrix(grads.w), matrix(w_q), matrix(w_k), matrix(w_v));
-        let lists = [grads.alibi, grads.relative, grads.sinks, grads.centres];
+        let lists = [grads.alibi, grads.relative, grads.sinks, grads.centers];
         let [mut alibi, mut relative, mut sinks, mut centers] = lists.map(Some);
         let mut all: Vec<_> =
             [grads.q, grads.k, grads.v].into_iter().map(|grad| Some(from_engine(grad))).collect();

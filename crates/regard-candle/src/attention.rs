@@ -40,7 +40,7 @@ pub struct Attention {
     pub relative: Option<Relative>,
     /// A score without a key, `[heads]`.
     pub sinks: Option<Tensor>,
-    /// Each row looks around its own centre only, as far as the number says: `[batch, heads, q_len]`.
+    /// Each row looks around its own center only, as far as the number says: `[batch, heads, q_len]`.
     pub centers: Option<(Tensor, usize)>,
 }
 

@@ -27,7 +27,7 @@
 //!     let qkv = x.matmul(&w)?.reshape((batch, length, 3, heads, dim))?;
 //!     // [batch, heads, length, dim], where it lies: no copies.
 //!     let part = |i| qkv.narrow(2, i, 1)?.squeeze(2)?.transpose(1, 2);
-//!     let turn = Rope::new(dim, RopePairs::Halves);
+//!     let turn = Rope::new(dim, RopePairs::HalfSplit);
 //!     let q = rope(&part(0)?, &turn, RopePositions::From(0))?;
 //!     let k = rope(&part(1)?, &turn, RopePositions::From(0))?;
 //!     let options = Attention { mask: Mask::causal().window(8), ..Default::default() };

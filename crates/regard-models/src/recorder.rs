@@ -85,7 +85,7 @@ impl Recorder {
             options.sinks.is_none() && options.centers.is_none() && options.dropout.is_none();
         if options.alibi.is_some() || options.relative.is_some() || options.bias.is_some() || !plain
         {
-            return refuse("a bias, a sink, a centre or dropout");
+            return refuse("a bias, a sink, a center or dropout");
         }
         if !matches!(
             (&options.similarity, options.normalizer),

@@ -19,7 +19,7 @@ pub(crate) fn block_of(config: &Config, kind: NormKind, dropout: DropoutRates) -
     let rope = match config.positions {
         Positions::Rotary { theta, pairs } => {
             let pairs = match pairs {
-                PairLayout::HalfSplit => RopePairs::Halves,
+                PairLayout::HalfSplit => RopePairs::HalfSplit,
                 PairLayout::Interleaved => RopePairs::Interleaved,
             };
             Some(Rope::new(config.head_dim, pairs).base(theta))

@@ -247,7 +247,7 @@ function pairAt(x, y) {
   return key < 0 || row < 0 || key >= info.k_len || row >= info.q_len ? null : { row, key };
 }
 
-function centre() {
+function center() {
   const v = view(false);
   return { q: v.top + v.height / v.px / 2, k: v.left + v.width / v.px / 2, px: v.px };
 }
@@ -259,7 +259,7 @@ function moveTo(q, k, px, atOnce) {
 }
 
 function jump(row, key) {
-  moveTo(row + 0.5, key + 0.5, Math.max(centre().px, 20), false);
+  moveTo(row + 0.5, key + 0.5, Math.max(center().px, 20), false);
   look({ row, key });
 }
 
@@ -340,7 +340,7 @@ function tell({ query, key, weight, pairs }) {
 
 /** Says what is seen where a pixel stands for several pairs; `pairs` if the weight is that pixel's too. */
 function pixelNote(pairs) {
-  const each = pairs || 2 ** Math.ceil(Math.log2(1 / centre().px)); // as the viewer chooses its level
+  const each = pairs || 2 ** Math.ceil(Math.log2(1 / center().px)); // as the viewer chooses its level
   if (each <= 1) return '';
   const many = `the ${state.how} of ${whole(each)} × ${whole(each)} pairs`;
   return pairs ? `This is ${many}: the page holds no finer ones.` : `Of this pair alone. A pixel here is ${many}.`;
@@ -445,7 +445,7 @@ function readAddress() {
 }
 
 function writeAddress() {
-  const { q, k, px } = centre();
+  const { q, k, px } = center();
   const { site, how } = state;
   const hash = new URLSearchParams({ site, how, q: short(q), k: short(k), zoom: Number(px.toPrecision(9)) });
   if (state.row !== null) hash.set('row', state.row);
@@ -582,7 +582,7 @@ function onKey(event) {
   const far = key.shiftKey ? 1 / info.k_len : (0.2 * v.width) / v.px / info.k_len; // Shift: one pair
   const steps = { ArrowLeft: [-far, 0], ArrowRight: [far, 0], ArrowUp: [0, -far], ArrowDown: [0, far] };
   const middle = () => {
-    const c = centre();
+    const c = center();
     return { row: clamp(Math.floor(c.q), 0, info.q_len - 1), key: clamp(Math.floor(c.k), 0, info.k_len - 1) };
   };
   if (steps[key.key]) {

@@ -239,7 +239,7 @@ async function reload(desk, page) {
   await settled(page);
   const after = await centreOf(page);
   desk.expect(page.url() === address, `reload changes the address: ${address} to ${page.url()}`);
-  // The centre by a millionth of what is visible (a thousandth of a pixel), the zoom by a millionth.
+  // The center by a millionth of what is visible (a thousandth of a pixel), the zoom by a millionth.
   const zoom = before[2];
   const near = before.every((x, i) => Math.abs(x - after[i]) <= 1e-6 * (i < 2 ? 1 / zoom : zoom));
   desk.expect(near, `reload moves the view: ${before} to ${after}`);

@@ -232,7 +232,7 @@ impl GradCheck {
                 "scale" => sizes.similarity * root(pairs, 1),
                 "temperature" => sizes.similarity * scale * root(pairs, 1),
                 "sinks" => root(rows, exact.len()),
-                "centres" => 1.0,
+                "centers" => 1.0,
                 "v" => d_out * growth(problem) / size,
                 _ => root(pairs, exact.len()),
             };
@@ -341,7 +341,7 @@ fn named<N: Number>(g: reference::Grads<N>) -> Vec<(&'static str, Vec<N>)> {
         ("alibi", g.alibi),
         ("relative", g.relative),
         ("sinks", g.sinks),
-        ("centres", g.centres),
+        ("centers", g.centers),
         ("scale", vec![g.scale]),
         ("temperature", vec![g.temperature]),
     ]
@@ -367,7 +367,7 @@ pub(crate) fn values<E: Element>(g: &Grads<E>) -> Vec<Vec<f64>> {
         list(&g.alibi),
         list(&g.relative),
         list(&g.sinks),
-        list(&g.centres),
+        list(&g.centers),
         vec![g.scale],
         vec![g.temperature],
     ];

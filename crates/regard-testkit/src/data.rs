@@ -136,7 +136,7 @@ pub struct Data<E: Element> {
     /// Sinks.
     pub sinks: Vec<E::Num>,
     /// Window center of each row if attention is local, within the keys or slightly outside; otherwise empty.
-    pub centres: Vec<E::Num>,
+    pub centers: Vec<E::Num>,
     /// Attention mask.
     pub mask: regard::Mask,
     /// Gradient of the loss with respect to the output.
@@ -207,11 +207,11 @@ impl<E: Element> Data<E> {
             table: noise.normals(buckets.unwrap_or(0) * heads.q),
             sinks: noise.normals(heads.q),
             slopes: alibi_slopes(heads.q),
-            centres: match case.reach {
+            centers: match case.reach {
                 Some(_) => {
-                    let centre = |x: E::Num| (wide(x) * 0.3 + 0.5) * k_len as f64;
+                    let center = |x: E::Num| (wide(x) * 0.3 + 0.5) * k_len as f64;
                     let normals = noise.normals::<E::Num>(batch * heads.q * q_len);
-                    normals.into_iter().map(|x| E::Num::from_f64(centre(x))).collect()
+                    normals.into_iter().map(|x| E::Num::from_f64(center(x))).collect()
                 }
                 None => Vec::new(),
             },
@@ -272,7 +272,7 @@ impl<E: Element> Data<E> {
         let problem = Problem::new(&q, &k, &v).mask(self.mask.clone()).score(score);
         let problem = problem.similarity(similarity).align(case.align);
         let problem = problem.normalizer(case.normalizer);
-        let local = case.reach.map(|reach| Local::new(&self.centres, reach));
+        let local = case.reach.map(|reach| Local::new(&self.centers, reach));
         let problem = local.into_iter().fold(problem, Problem::local);
         let problem = if case.entropy { problem.entropy() } else { problem };
         let problem = case.precision.into_iter().fold(problem, Problem::precision);

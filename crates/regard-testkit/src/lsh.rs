@@ -26,11 +26,11 @@ pub fn clustered<E: Element>(
     seed: u64,
 ) -> Vec<E> {
     let mut noise = Noise::new(seed);
-    let centres: Vec<f64> = noise.normals(clusters * d);
+    let centers: Vec<f64> = noise.normals(clusters * d);
     let mut row = || {
-        let centre = noise.below(clusters) * d;
+        let center = noise.below(clusters) * d;
         let features =
-            centres[centre..centre + d].iter().map(|x| 1.25 * (x + spread * noise.normal()));
+            centers[center..center + d].iter().map(|x| 1.25 * (x + spread * noise.normal()));
         features.map(narrow).collect::<Vec<E>>()
     };
     (0..n).flat_map(|_| row()).collect()

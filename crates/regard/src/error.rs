@@ -69,7 +69,7 @@ pub enum Error {
         option: &'static str,
     },
     /// A size that must be even is odd.
-    Odd {
+    OddDim {
         /// The option.
         option: &'static str,
         /// The size given.
@@ -117,7 +117,7 @@ pub enum Error {
         option: &'static str,
     },
     /// Outputs cannot be merged, because their rows selected keys within each part separately.
-    Chosen,
+    NotMergeable,
     /// The list of outputs to merge is empty.
     NothingToMerge,
     /// Tensors were passed to a plan for a KV cache.
@@ -240,7 +240,7 @@ impl fmt::Display for Error {
                 write!(f, "{option}: {found} is out of range; give a value below {limit}")
             }
             Self::Zero { option } => write!(f, "{option}: 0; it must be at least 1"),
-            Self::Odd { option, found } => {
+            Self::OddDim { option, found } => {
                 write!(
                     f,
                     "{option}: {found} is odd; RoPE rotates pairs of features, use an even number"
@@ -291,7 +291,7 @@ impl Error {
                 f,
                 "output: the selected keys of the {normalizer} normalizer are missing; pass the whole output of the forward pass"
             ),
-            Self::Chosen => write!(
+            Self::NotMergeable => write!(
                 f,
                 "merge: each part selected keys on its own; only results of the softmax can be merged"
             ),
@@ -331,7 +331,7 @@ impl Error {
             | Self::Count { .. }
             | Self::OutOfRange { .. }
             | Self::Zero { .. }
-            | Self::Odd { .. }
+            | Self::OddDim { .. }
             | Self::TooFewFeatures { .. }
             | Self::Value { .. }
             | Self::Broadcast { .. }

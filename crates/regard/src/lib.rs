@@ -46,7 +46,7 @@
 //   description::score       what happens to a similarity before the softmax: each option's definition, pass and backward pass
 //   description::similarity  how a query and a key make a number
 //   description::dropout     which weights are dropped
-//   description::local       windows around predicted centres
+//   description::local       windows around predicted centers
 //   description::normalizer  from scores to weights, and what a selection does to the scores
 //   description::problem     one call, described and checked
 //   description::options     all options of a problem together, in their order

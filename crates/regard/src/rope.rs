@@ -21,7 +21,7 @@ pub enum RopePairs {
     /// `2i` and `2i + 1`, as published; used by GPT-J, and by Llama in Meta's checkpoints.
     Interleaved,
     /// `i` and `i + dim / 2`; used by GPT-NeoX, and by Llama in Hugging Face's checkpoints.
-    Halves,
+    HalfSplit,
 }
 
 impl RopePairs {
@@ -29,7 +29,7 @@ impl RopePairs {
     pub(crate) fn features(self, pair: usize, dim: usize) -> [usize; 2] {
         match self {
             Self::Interleaved => [2 * pair, 2 * pair + 1],
-            Self::Halves => [pair, pair + dim / 2],
+            Self::HalfSplit => [pair, pair + dim / 2],
         }
     }
 }
@@ -99,7 +99,7 @@ impl Positions<'_> {
 /// use regard::rope::{Rope, RopePairs};
 /// use regard::{Machine, ViewMut};
 /// let mut q = vec![1.0f32; 2 * 8 * 5 * 64];
-/// let rope = Rope::new(64, RopePairs::Halves).base(500_000.0);
+/// let rope = Rope::new(64, RopePairs::HalfSplit).base(500_000.0);
 /// rope.apply(Machine::detect(), &mut ViewMut::bhsd(&mut q, [2, 8, 5, 64])?, 0..)?;
 /// # Ok::<(), regard::Error>(())
 /// ```
@@ -166,7 +166,7 @@ impl Rope {
     pub fn check(&self) -> Result<(), Error> {
         let pairs = self.dim / 2;
         if self.dim % 2 == 1 {
-            return Err(Error::Odd { option: "rope dim", found: self.dim });
+            return Err(Error::OddDim { option: "rope dim", found: self.dim });
         }
         for (option, found) in [("rope base", self.base), ("rope scaling", self.scaling)] {
             if !(found > 0.0 && found.is_finite()) {
@@ -237,7 +237,7 @@ fn on_grid(position: i64) -> (i64, usize) {
 
 /// Cosines and sines of the angles of some rows.
 ///
-/// `Halves` stores one of each per pair. `Interleaved` stores one of each per feature, the first sine of a pair negated: a
+/// `HalfSplit` stores one of each per pair. `Interleaved` stores one of each per feature, the first sine of a pair negated: a
 /// rotated feature is its product with the cosine plus its neighbor's product with the sine, without deinterleaving
 /// vectors.
 #[derive(Debug)]
@@ -252,7 +252,7 @@ impl<N: Number> Rotations<N> {
     fn new(rows: usize, rope: &Rope) -> Self {
         let width = match rope.pairs {
             RopePairs::Interleaved => rope.dim,
-            RopePairs::Halves => rope.dim / 2,
+            RopePairs::HalfSplit => rope.dim / 2,
         };
         let zeros = || vec![N::zero(); rows * width];
         Self { cos: zeros(), sin: zeros(), width }
@@ -295,7 +295,7 @@ impl Rotations<f64> {
                     cos[2 * i..][..2].copy_from_slice(&[c, c]);
                     sin[2 * i..][..2].copy_from_slice(&[-s, s]);
                 }
-                RopePairs::Halves => (cos[i], sin[i]) = (c, s),
+                RopePairs::HalfSplit => (cos[i], sin[i]) = (c, s),
             }
         }
     }
@@ -377,7 +377,7 @@ impl<E: Element> Task<E::Num> for RotateRows<'_, E> {
                 let row = &mut tile.update(head, lane)[..rope.dim];
                 match rope.pairs {
                     RopePairs::Interleaved => interleaved(row, rows.row(lane)),
-                    RopePairs::Halves => halves(row, rows.row(lane)),
+                    RopePairs::HalfSplit => halves(row, rows.row(lane)),
                 }
             }
         }

@@ -232,13 +232,13 @@ fn mistakes_are_errors_that_name_them() {
         error.to_string().contains("[5, 2]") || error.to_string().contains("[2, 2]"),
         "{error}"
     );
-    let odd = rope(leaf([1, 2, 3, 5], 1), &Rope::new(5, RopePairs::Halves), RopePositions::From(0));
+    let odd = rope(leaf([1, 2, 3, 5], 1), &Rope::new(5, RopePairs::HalfSplit), RopePositions::From(0));
     assert!(odd.is_err());
 }
 
 #[test]
 fn turning_back_undoes_turning() {
-    for pairs in [RopePairs::Halves, RopePairs::Interleaved] {
+    for pairs in [RopePairs::HalfSplit, RopePairs::Interleaved] {
         let x = || AnyLeaf::Four(leaf([2, 5, 3, 8], 1));
         let turn = Rope::new(8, pairs);
         let places = RopePositions::List([3i64, 1, 4, 1, 5].into());
@@ -256,7 +256,7 @@ fn turning_back_undoes_turning() {
                     Tensor::from_data(TensorData::new(angles.clone(), [1, 1, 5, 4]), &device);
                 let x = heads(&l[0]);
                 let (a, b) = match pairs {
-                    RopePairs::Halves => (x.clone().narrow(3, 0, 4), x.narrow(3, 4, 4)),
+                    RopePairs::HalfSplit => (x.clone().narrow(3, 0, 4), x.narrow(3, 4, 4)),
                     RopePairs::Interleaved => {
                         let pairs = x.reshape([2, 3, 5, 4, 2]);
                         let side = |i| pairs.clone().narrow(4, i, 1).reshape([2, 3, 5, 4]);
@@ -266,7 +266,7 @@ fn turning_back_undoes_turning() {
                 let (cos, sin) = (angles.clone().cos(), angles.sin());
                 let (c, d) = (a.clone() * cos.clone() - b.clone() * sin.clone(), a * sin + b * cos);
                 match pairs {
-                    RopePairs::Halves => Tensor::cat(vec![c, d], 3),
+                    RopePairs::HalfSplit => Tensor::cat(vec![c, d], 3),
                     RopePairs::Interleaved => {
                         Tensor::stack::<5>(vec![c, d], 4).reshape([2, 3, 5, 8])
                     }

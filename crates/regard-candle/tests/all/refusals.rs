@@ -80,7 +80,7 @@ fn types_that_do_not_fit() {
     // Lists are in f32 where q is of a half type.
     let sinks = Some(x(&[2]));
     attention(&half, &half, &half, &Attention { sinks, ..Default::default() }).unwrap();
-    let turn = Rope::new(4, RopePairs::Halves);
+    let turn = Rope::new(4, RopePairs::HalfSplit);
     assert!(matches!(rope(&whole, &turn, RopePositions::From(0)), Err(Error::Type { .. })));
 }
 

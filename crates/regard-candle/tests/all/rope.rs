@@ -25,7 +25,7 @@ fn plain(x: &Tensor, positions: &[i64]) -> Result<Tensor> {
 
 #[test]
 fn outputs_and_gradients_are_those_of_plain_operations() {
-    let turn = Rope::new(8, RopePairs::Halves);
+    let turn = Rope::new(8, RopePairs::HalfSplit);
     let list: Vec<i64> = vec![3, 1, 4, 1, 5];
     for (dtype, most) in
         [(DType::F64, 1e-12), (DType::F32, 1e-6), (DType::F16, 2e-3), (DType::BF16, 2e-2)]
@@ -57,7 +57,7 @@ fn outputs_and_gradients_are_those_of_plain_operations() {
 fn features_that_lie_apart_are_copied_and_have_gradients() {
     let var = Var::from_tensor(&noise(1, &[2, 3, 8, 5], DType::F64)).unwrap();
     let x = var.transpose(2, 3).unwrap();
-    let out = rope(&x, &Rope::new(8, RopePairs::Halves), RopePositions::From(0)).unwrap();
+    let out = rope(&x, &Rope::new(8, RopePairs::HalfSplit), RopePositions::From(0)).unwrap();
     let expected = pulled(&plain(&x, &[0, 1, 2, 3, 4]).unwrap(), &[&var]);
     for (found, expected) in pulled(&out, &[&var]).iter().zip(&expected) {
         assert!(difference(found, expected) < 1e-12);
@@ -68,7 +68,7 @@ fn features_that_lie_apart_are_copied_and_have_gradients() {
 fn what_cannot_be_turned_is_refused() {
     let x = noise(1, &[2, 3, 5, 8], DType::F32);
     let refused = |x: &Tensor, turn: Rope, places| rope(x, &turn, places).unwrap_err();
-    let halves = |dim| Rope::new(dim, RopePairs::Halves);
+    let halves = |dim| Rope::new(dim, RopePairs::HalfSplit);
     let few = refused(&x, halves(10), RopePositions::From(0));
     assert_eq!(few, Error::Engine(regard::Error::TooFewFeatures { needed: 10, found: 8 }));
     assert!(matches!(refused(&x, halves(3), RopePositions::From(0)), Error::Engine(_)));

@@ -100,7 +100,7 @@ pub(crate) struct Case {
     /// Whether similarities are additive, with as many hidden units as features.
     pub(crate) additive: bool,
     pub(crate) normalizer: Normalizer,
-    /// How far rows see around a centre of their own.
+    /// How far rows see around a center of their own.
     pub(crate) local: Option<usize>,
     /// The map of linear attention, if that is what is measured.
     pub(crate) linear: Option<FeatureMap>,

@@ -22,7 +22,7 @@ pub(crate) struct Input<E: Element> {
     sinks: Vec<E::Num>,
     /// `w_q`, `w_k` and `v` of an additive similarity.
     hidden: Option<[Tensor<E>; 3]>,
-    centres: Vec<E::Num>,
+    centers: Vec<E::Num>,
     mask: Mask,
 }
 
@@ -55,7 +55,7 @@ impl<E: Element> Input<E> {
                 .collect(),
             hidden: if case.additive { Some(hidden(noise, case.dims.q_dim)?) } else { None },
             // A little off the diagonal, as a model that has learned something would have them.
-            centres: match case.local {
+            centers: match case.local {
                 Some(_) => (0..rows)
                     .map(|row| (row % q_len) as f64 + 3.0 * noise.normal())
                     .map(E::Num::from_f64)
@@ -109,7 +109,7 @@ impl<E: Element> Input<E> {
             })),
             None => problem,
         };
-        let local = case.local.map(|reach| Local::new(&self.centres, reach));
+        let local = case.local.map(|reach| Local::new(&self.centers, reach));
         let problem = local.into_iter().fold(problem, Problem::local);
         let problem = case.precision.into_iter().fold(problem, Problem::precision);
         let dropout = case.dropout.map(|rate| Dropout::new(rate, 7, 0));

@@ -107,7 +107,7 @@ fn grouped_attention_with_rotary_positions_is_that_of_llama() {
     let config = MultiHeadConfig {
         heads: Heads { q, kv },
         bias: false,
-        rope: Some(Rope::new(d_model / q, RopePairs::Halves)),
+        rope: Some(Rope::new(d_model / q, RopePairs::HalfSplit)),
         ..MultiHeadConfig::new(d_model, q)
     };
     attend(golden, &config, &Mask::causal());

@@ -150,7 +150,7 @@ pub fn chart(chart: &Chart, style: &Style) -> Scene {
         Emphasis::Quiet,
     );
     let left = sheet.margin.0 + widest + m.gap.0;
-    // The last label of the other side is centred at the edge and needs room beyond it.
+    // The last label of the other side is centered at the edge and needs room beyond it.
     let beyond = 2.0 * m.gap.0;
     let w = (sheet.room() - (left - sheet.margin.0) - beyond).min(most).max(m.line);
     let area = Area { x: left, y: sheet.y + 1.5 * m.line, w, h: high };

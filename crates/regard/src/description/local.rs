@@ -10,31 +10,31 @@ use std::sync::Arc;
 
 /// Local attention around a predicted position `p` for each row (Luong et al. 2015, local-p). The keys with
 /// `|key - p| <= reach` are visible, and each softmax weight is multiplied by `e^(-(key - p)^2 / (2 s^2))` with `s = reach / 2`.
-/// The weights then sum to at most 1. The centres `p` receive gradients.
+/// The weights then sum to at most 1. The centers `p` receive gradients.
 ///
-/// A centre is a key index from 0 to `k_len - 1` and may be fractional. Key blocks outside every window cost nothing. For a
-/// centre that is NaN no key is visible. If `p` is the row's own position (local-m), use the mask
+/// A center is a key index from 0 to `k_len - 1` and may be fractional. Key blocks outside every window cost nothing. For a
+/// center that is NaN no key is visible. If `p` is the row's own position (local-m), use the mask
 /// `Mask::full().window(reach + 1)` instead.
 #[derive(Clone, Copy, Debug)]
 pub struct Local<'a, N> {
-    centres: &'a [N],
+    centers: &'a [N],
     reach: usize,
 }
 
 impl<'a, N: Number> Local<'a, N> {
-    /// Windows around `centres [batch, heads.q, q_len]`, up to `reach` keys on each side; `reach` is at least 1.
+    /// Windows around `centers [batch, heads.q, q_len]`, up to `reach` keys on each side; `reach` is at least 1.
     #[must_use]
-    pub fn new(centres: &'a [N], reach: usize) -> Self {
-        Self { centres, reach }
+    pub fn new(centers: &'a [N], reach: usize) -> Self {
+        Self { centers, reach }
     }
 
-    /// Largest distance of a visible key from the centre.
+    /// Largest distance of a visible key from the center.
     #[must_use]
     pub fn reach(&self) -> usize {
         self.reach
     }
 
-    /// Checks `reach` and the number of centres. Packed sequences are not supported.
+    /// Checks `reach` and the number of centers. Packed sequences are not supported.
     pub(crate) fn check(&self, rows: usize, packed: bool) -> Result<(), Error> {
         if self.reach == 0 {
             return Err(Error::Zero { option: "reach" });
@@ -42,18 +42,18 @@ impl<'a, N: Number> Local<'a, N> {
         if packed {
             return Err(Error::Packed { option: "local" });
         }
-        Error::unless_one_each_row("centres", rows, self.centres.len())
+        Error::unless_one_each_row("centers", rows, self.centers.len())
     }
 
-    /// The mask of the keys within `reach` of each centre.
+    /// The mask of the keys within `reach` of each center.
     pub(crate) fn mask(&self, heads: usize) -> Mask {
-        let centres = self.centres.iter().map(|x| Number::to_f64(*x)).collect();
-        Mask::custom(Around { centres, reach: self.reach as f64, heads })
+        let centers = self.centers.iter().map(|x| Number::to_f64(*x)).collect();
+        Mask::custom(Around { centers, reach: self.reach as f64, heads })
     }
 
     /// `key - p`; `row` is the flat index over batch, heads and queries.
     pub(crate) fn beyond<M: Number>(&self, row: usize, key: usize) -> M {
-        M::of_len(key) - M::from_f64(self.centres[row].to_f64())
+        M::of_len(key) - M::from_f64(self.centers[row].to_f64())
     }
 
     /// The definition of the factor of a weight, `e^(-(key - p)^2 / (2 s^2))`.
@@ -62,28 +62,28 @@ impl<'a, N: Number> Local<'a, N> {
         (-far * far * M::from_f64(self.narrowness())).exp()
     }
 
-    /// The gradient of a centre is this factor, `1 / s^2`, times the sum of `weight d_weight (key - p)`.
+    /// The gradient of a center is this factor, `1 / s^2`, times the sum of `weight d_weight (key - p)`.
     pub(crate) fn grad_factor(&self) -> f64 {
         2.0 * self.narrowness()
     }
 
-    /// Loads the centres of `rows` (flat indices over batch, heads and queries) into lanes; 0 outside `span`.
-    pub(crate) fn centres(&self, rows: &[usize; GROUP], span: Span) -> Lanes<N> {
-        let mut centres = Lanes([N::zero(); GROUP]);
-        let lanes = centres.0.iter_mut().zip(rows).take(span.end).skip(span.start);
-        lanes.for_each(|(centre, row)| *centre = self.centres[*row]);
-        centres
+    /// Loads the centers of `rows` (flat indices over batch, heads and queries) into lanes; 0 outside `span`.
+    pub(crate) fn centers(&self, rows: &[usize; GROUP], span: Span) -> Lanes<N> {
+        let mut centers = Lanes([N::zero(); GROUP]);
+        let lanes = centers.0.iter_mut().zip(rows).take(span.end).skip(span.start);
+        lanes.for_each(|(center, row)| *center = self.centers[*row]);
+        centers
     }
 
-    /// Multiplies the factors of a tile, `[keys][rows]`, by the Gaussian factors of the distances from the centres.
+    /// Multiplies the factors of a tile, `[keys][rows]`, by the Gaussian factors of the distances from the centers.
     pub(crate) fn multiply(
         &self,
         isa: Isa,
-        (at, centres): (At<'_>, &Lanes<N>),
+        (at, centers): (At<'_>, &Lanes<N>),
         to: &mut [Lanes<N>],
     ) {
         let narrowness = N::from_f64(-self.narrowness() * LOG2_E);
-        multiply_near(isa, at, centres, narrowness, to);
+        multiply_near(isa, at, centers, narrowness, to);
     }
 
     /// `1 / (2 s^2)`
@@ -93,10 +93,10 @@ impl<'a, N: Number> Local<'a, N> {
     }
 }
 
-/// The keys within `reach` of the centre of each row.
+/// The keys within `reach` of the center of each row.
 #[derive(Debug)]
 struct Around {
-    centres: Arc<[f64]>,
+    centers: Arc<[f64]>,
     reach: f64,
     heads: usize,
 }
@@ -108,8 +108,8 @@ impl MaskRule for Around {
         reason = "bounded by 0; beyond the largest key is cut off later"
     )]
     fn visible(&self, scope: &Scope, row: usize, ranges: &mut Vec<Range<usize>>) {
-        let centre = self.centres[(scope.batch * self.heads + scope.head) * scope.q_len + row];
-        let (first, last) = ((centre - self.reach).ceil(), (centre + self.reach).floor());
+        let center = self.centers[(scope.batch * self.heads + scope.head) * scope.q_len + row];
+        let (first, last) = ((center - self.reach).ceil(), (center + self.reach).floor());
         if first <= last && last >= 0.0 {
             ranges.push(first.max(0.0) as usize..(last as usize).saturating_add(1));
         }
@@ -117,18 +117,18 @@ impl MaskRule for Around {
 }
 
 leaf! {
-    /// Multiplies `to` by `2^(narrowness (key - centre)^2)`.
+    /// Multiplies `to` by `2^(narrowness (key - center)^2)`.
     fn multiply_near<'t, N>(
         s: S,
         at: At<'t>,
-        centres: &'t Lanes<N>,
+        centers: &'t Lanes<N>,
         narrowness: N,
         to: &'t mut [Lanes<N>],
     ) {
         for (i, to) in to.iter_mut().enumerate() {
             let key = s.splat(N::of_len(at.keys.get(i)));
             for lane in at.span.vectors::<N, S>() {
-                let far = s.sub(key, s.load(&centres.0[lane..]));
+                let far = s.sub(key, s.load(&centers.0[lane..]));
                 let factor = math::weight(s, s.mul(s.mul(far, far), s.splat(narrowness)));
                 let to = &mut to.0[lane..];
                 s.store(s.mul(s.load(to), factor), to);

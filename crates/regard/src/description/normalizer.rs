@@ -106,9 +106,9 @@ impl fmt::Display for Normalizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Softmax => write!(f, "softmax"),
-            Self::TopK(k) => write!(f, "top {k}"),
+            Self::TopK(k) => write!(f, "top-{k}"),
             Self::Hard => write!(f, "hard"),
-            Self::Sampled { seed } => write!(f, "sampled {seed}"),
+            Self::Sampled { seed } => write!(f, "sampled-{seed}"),
             Self::Sparsemax => write!(f, "sparsemax"),
         }
     }

@@ -48,7 +48,7 @@ impl<E: Element> Problem<'_, E> {
     }
 
     /// `key - p`, of local attention.
-    pub(crate) fn beyond_centre<N: Number>(&self, at: Pair) -> N {
+    pub(crate) fn beyond_center<N: Number>(&self, at: Pair) -> N {
         self.local.map_or(N::zero(), |local| local.beyond(self.row_of(at), at.key))
     }
 
@@ -73,7 +73,7 @@ impl<E: Element> Problem<'_, E> {
         }
     }
 
-    /// What the sum of `weight d_weight (key - p)` is multiplied by to be the gradient of a centre, where there are centres.
+    /// What the sum of `weight d_weight (key - p)` is multiplied by to be the gradient of a center, where there are centers.
     pub(crate) fn centre_grad_factor(&self) -> Option<f64> {
         self.local.map(|local| local.grad_factor())
     }
@@ -129,14 +129,14 @@ impl<N: Number> Problem<'_, N> {
             Some(dropout) => dropout.factors(isa, at, to),
             None => to.fill(Lanes([N::one(); GROUP])),
         }
-        if let (Some(local), Some(centres)) = (&self.local, self.centres(at)) {
-            local.multiply(isa, (at, &centres), to);
+        if let (Some(local), Some(centers)) = (&self.local, self.centers(at)) {
+            local.multiply(isa, (at, &centers), to);
         }
     }
 
-    /// The centres of a group of rows, where there are centres.
-    pub(crate) fn centres(&self, at: At<'_>) -> Option<Lanes<N>> {
-        self.local.map(|local| local.centres(&self.rows_of(at), at.span))
+    /// The centers of a group of rows, where there are centers.
+    pub(crate) fn centers(&self, at: At<'_>) -> Option<Lanes<N>> {
+        self.local.map(|local| local.centers(&self.rows_of(at), at.span))
     }
 }
 

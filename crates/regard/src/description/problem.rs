@@ -545,7 +545,7 @@ impl<E: Element> fmt::Display for Problem<'_, E> {
         write!(f, "queries {q_most}{q_len}x{q_dim} keys {k_most}{k_len} values x{v_dim}, ")?;
         write!(f, "mask {}, score {}{}", self.mask, self.similarity, self.score)?;
         if let Some(local) = self.local {
-            write!(f, ", within {} of centres", local.reach())?;
+            write!(f, ", within {} of centers", local.reach())?;
         }
         if !self.normalizer.is_softmax() {
             write!(f, ", weights {}", self.normalizer)?;

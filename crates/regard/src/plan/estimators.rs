@@ -135,7 +135,7 @@ impl<E: Element> Grads<E> {
             (&mut self.alibi, &other.alibi),
             (&mut self.relative, &other.relative),
             (&mut self.sinks, &other.sinks),
-            (&mut self.centres, &other.centres),
+            (&mut self.centers, &other.centers),
         ];
         for (sum, x) in lists {
             sum.iter_mut().zip(x).for_each(|(sum, x)| *sum = *sum + *x);

@@ -112,8 +112,8 @@ pub struct Grads<E: Element> {
     pub relative: Vec<E::Num>,
     /// By the sinks, `[heads.q]`.
     pub sinks: Vec<E::Num>,
-    /// By the centres of [`Local`](crate::problem::Local) attention, `[batch, heads.q, q_len]`.
-    pub centres: Vec<E::Num>,
+    /// By the centers of [`Local`](crate::problem::Local) attention, `[batch, heads.q, q_len]`.
+    pub centers: Vec<E::Num>,
     /// By `W` of [`Similarity::General`](crate::problem::Similarity::General), in its own shape.
     pub w: Option<Tensor<E::Num>>,
     /// By the weights of [`Similarity::Additive`](crate::problem::Similarity::Additive), each in its own shape.

@@ -132,7 +132,7 @@ impl<E: Element> Output<E> {
     fn check_parts(parts: &[Self]) -> Result<&Self, Error> {
         let Some(first) = parts.first() else { return Err(Error::NothingToMerge) };
         if parts.iter().any(|part| part.selection.is_some()) {
-            return Err(Error::Chosen);
+            return Err(Error::NotMergeable);
         }
         let same =
             |axis, a, b| Error::unless_same(axis, ("the first part", a), ("another part", b));

@@ -24,8 +24,8 @@ pub(super) struct OptionSums<N> {
     by_head: Vec<[f64; OPTIONS + 1]>,
     /// Of the relative bias and of `v`, `[buckets + hidden, heads.q]`.
     pub(super) tables: Vec<f64>,
-    /// By the centres of local attention, `[items, heads.q, q_len]`, and what rows are multiplied by for that.
-    centres: Vec<N>,
+    /// By the centers of local attention, `[items, heads.q, q_len]`, and what rows are multiplied by for that.
+    centers: Vec<N>,
     centre_factor: Option<f64>,
     /// `[1, heads.q or 1, q_dim, qk_dim]`
     pub(super) w: Option<Vec<N>>,
@@ -41,7 +41,7 @@ impl<N: Number> OptionSums<N> {
         Self {
             by_head: vec![[0.0; OPTIONS + 1]; if rows == 0 { 0 } else { heads }],
             tables: vec![0.0; table + plan.problem().similarity.hidden() * heads],
-            centres: Vec::new(),
+            centers: Vec::new(),
             centre_factor: plan.problem().centre_grad_factor(),
             w: plan.w_shape().map(|w| vec![N::zero(); w.to_array().iter().product()]),
             bias: score
@@ -72,7 +72,7 @@ impl<N: Number> OptionSums<N> {
         let heads = self.by_head.len();
         for (row, options) in options.chunks_exact(OPTIONS).enumerate() {
             if let Some(factor) = self.centre_factor {
-                self.centres.push(options[OPTIONS - 1] * N::from_f64(factor));
+                self.centers.push(options[OPTIONS - 1] * N::from_f64(factor));
             }
             let sums = &mut self.by_head[row / q_len % heads];
             options.iter().zip(sums).for_each(|(x, sum)| *sum += (*x).to_f64());
@@ -124,7 +124,7 @@ impl<N: Number> OptionSums<N> {
             sinks: column(score.sinks, OPTIONS),
             relative: self.tables[..buckets].iter().map(|x| N::from_f64(*x)).collect(),
             bias,
-            centres: self.centres,
+            centers: self.centers,
             w,
             additive,
         })
@@ -139,7 +139,7 @@ pub(super) struct OptionGrads<N: Number> {
     sinks: Vec<N>,
     relative: Vec<N>,
     bias: Option<Tensor<N>>,
-    centres: Vec<N>,
+    centers: Vec<N>,
     w: Option<Tensor<N>>,
     pub(super) additive: Option<AdditiveGrads<N>>,
 }
@@ -147,8 +147,8 @@ pub(super) struct OptionGrads<N: Number> {
 impl<N: Number> OptionGrads<N> {
     /// With the gradients by q, k and v.
     pub(super) fn into_grads<E: Element<Num = N>>(self, [q, k, v]: [Tensor<E>; 3]) -> Grads<E> {
-        let Self { scale, temperature, alibi, sinks, relative, bias, centres, w, additive } = self;
-        Grads { q, k, v, scale, temperature, alibi, sinks, relative, bias, centres, w, additive }
+        let Self { scale, temperature, alibi, sinks, relative, bias, centers, w, additive } = self;
+        Grads { q, k, v, scale, temperature, alibi, sinks, relative, bias, centers, w, additive }
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Grads<N> {
     /// Gradient of the sinks, `[heads.q]`.
     pub sinks: Vec<N>,
     /// Gradient of the window centers of local attention, `[batch, heads.q, q_len]`.
-    pub centres: Vec<N>,
+    pub centers: Vec<N>,
     /// Gradient of `W` of `Similarity::General`, `[1, heads.q or 1, q_dim, qk_dim]`.
     pub w: Vec<N>,
     /// Gradients of `w_q`, `w_k` and `v` of `Similarity::Additive`, each in its own shape.
@@ -110,8 +110,8 @@ pub fn backward_in_steps<N: Number, E: Element>(
             let at = Pair { key, ..at };
             if let Some(factor) = problem.centre_grad_factor() {
                 // z = e^(-(key - p)^2 / (2 s^2))
-                let by_centre = problem.beyond_centre::<N>(at) * N::from_f64(factor);
-                g.centres[r] = g.centres[r] + a * d_a * by_centre;
+                let by_center = problem.beyond_center::<N>(at) * N::from_f64(factor);
+                g.centers[r] = g.centers[r] + a * d_a * by_center;
             }
             // Sparsemax replaces the score by ln(score - t), whose derivative is 1 / (score - t).
             let bent = if problem.bends() { (-steps.score).exp() } else { N::one() };
@@ -148,7 +148,7 @@ impl<N: Number> Grads<N> {
             alibi: zeros(score.alibi.map_or(0, <[_]>::len)),
             relative: zeros(score.relative.as_ref().map_or(0, |r| r.table().len())),
             sinks: zeros(score.sinks.map_or(0, <[_]>::len)),
-            centres: zeros(problem.local.map_or(0, |_| problem.rows())),
+            centers: zeros(problem.local.map_or(0, |_| problem.rows())),
             w: match problem.similarity {
                 Similarity::General(w) => size(w),
                 _ => Vec::new(),

@@ -92,7 +92,7 @@ fn all_slopes(case: &Case) {
     if case.scores.contains(&ScoreOption::Alibi) {
         by_entries(at, "slopes", &g.alibi, |d| &mut d.slopes);
     }
-    by_entries(at, "centres", &g.centres, |d| &mut d.centres);
+    by_entries(at, "centers", &g.centers, |d| &mut d.centers);
     let (scale, temperature) = (data.problem(case).scale(), temperature(case));
     // `g.scale` is the gradient of the scale after division by the temperature, so the option moves by `step` times the
     // temperature.
@@ -153,7 +153,7 @@ fn gradients_are_finite_differences_for_every_normalizer() {
 }
 
 #[test]
-fn gradients_are_finite_differences_around_centres() {
+fn gradients_are_finite_differences_around_centers() {
     for (reach, dropout) in [(1, None), (3, Some(0.4))] {
         let case = Case { reach: Some(reach), dropout, ..case() };
         all_slopes(&case.clone().scores(SCORES[SCORES.len() - 2]));

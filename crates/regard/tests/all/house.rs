@@ -312,7 +312,7 @@ const PRIVATE_WORDS: [&str; 69] = [
     "longest",
     "lowest",
     "colour",
-    "centre",
+    "center",
     "licence",
     "neighbours",
     "normaliser",

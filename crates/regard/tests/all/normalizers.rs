@@ -313,6 +313,6 @@ fn what_makes_no_sense_is_refused() {
     assert!(Plan::new(planned.with_selection(&chosen), Machine::detect()).is_err());
     assert_eq!(
         Output::merge(Machine::detect(), &[of_top.clone(), of_top]).unwrap_err(),
-        Error::Chosen
+        Error::NotMergeable
     );
 }

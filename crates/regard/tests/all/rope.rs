@@ -9,7 +9,7 @@ use regard::{
 use regard_testkit::{Arrangement, Noise, TestTensor};
 use std::time::Instant;
 
-const PAIRS: [RopePairs; 2] = [RopePairs::Interleaved, RopePairs::Halves];
+const PAIRS: [RopePairs; 2] = [RopePairs::Interleaved, RopePairs::HalfSplit];
 
 fn shape([batch, heads, len, dim]: [usize; 4]) -> Shape {
     Shape { batch, heads, len, dim }
@@ -40,7 +40,7 @@ fn pair_of(pairs: RopePairs, feature: usize, dim: usize) -> Option<[usize; 2]> {
     let half = dim / 2;
     (feature < dim).then_some(match pairs {
         RopePairs::Interleaved => [feature / 2 * 2, feature / 2 * 2 + 1],
-        RopePairs::Halves => [feature % half, feature % half + half],
+        RopePairs::HalfSplit => [feature % half, feature % half + half],
     })
 }
 
@@ -114,7 +114,7 @@ fn the_angle_of_a_pair_is_the_position_times_a_power_of_the_base() {
     assert!(near(&turned(&rope, &x, 5, Positions::From(3)), &expected));
     let x = [1.0, 0.0, 0.0, 1.0, 7.0];
     let expected = [fast.cos(), -slow.sin(), fast.sin(), slow.cos(), 7.0];
-    let rope = Rope::new(4, RopePairs::Halves);
+    let rope = Rope::new(4, RopePairs::HalfSplit);
     assert!(near(&turned(&rope, &x, 5, Positions::From(3)), &expected));
     let scaled = rope.clone().scaling(4.0);
     assert!(near(&turned(&scaled, &x, 5, Positions::From(12)), &expected));
@@ -175,7 +175,7 @@ fn far_positions<N: Number>(more: f64) {
         let mut expected: Vec<f64> = x.iter().map(|x| Number::to_f64(*x)).collect();
         for (row, position) in expected.chunks_exact_mut(32).zip(list) {
             for (i, frequency) in frequencies.iter().enumerate() {
-                let feature = if pairs == RopePairs::Halves { i } else { 2 * i };
+                let feature = if pairs == RopePairs::HalfSplit { i } else { 2 * i };
                 let [a, b] = pair_of(pairs, feature, 32).expect("all turn");
                 let (cos, sin) = exact_turn(position, *frequency);
                 (row[a], row[b]) = (row[a] * cos - row[b] * sin, row[a] * sin + row[b] * cos);
@@ -294,7 +294,7 @@ fn gradients_of_attention_turn_in_their_own_memory() {
     let plan = Plan::new(Problem::new(&x.view(), &x.view(), &x.view()), Machine::detect()).unwrap();
     let output = plan.forward(x.view(), x.view(), x.view()).unwrap();
     let mut grads = plan.backward(x.view(), x.view(), x.view(), &output, x.view()).unwrap();
-    let rope = Rope::new(8, RopePairs::Halves).inverse();
+    let rope = Rope::new(8, RopePairs::HalfSplit).inverse();
     let expected = reference::rotate::<f32, f32>(&rope, grads.q.view(), Positions::From(7));
     rope.apply(Machine::detect(), &mut grads.q.view_mut(), 7..).unwrap();
     let near = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-6;
@@ -313,9 +313,9 @@ fn refused(result: Result<(), Error>, expected: Error, words: &[&str]) {
 
 #[test]
 fn descriptions_that_make_no_sense_are_errors() {
-    let rope = Rope::new(8, RopePairs::Halves);
-    let odd = Error::Odd { option: "rope dim", found: 7 };
-    refused(Rope::new(7, RopePairs::Halves).check(), odd, &["rope dim: 7 is odd", "even", "pairs"]);
+    let rope = Rope::new(8, RopePairs::HalfSplit);
+    let odd = Error::OddDim { option: "rope dim", found: 7 };
+    refused(Rope::new(7, RopePairs::HalfSplit).check(), odd, &["rope dim: 7 is odd", "even", "pairs"]);
     for found in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let accepted = "a finite number above 0";
         let e = Error::Value { option: "rope base", found, accepted };
@@ -350,10 +350,10 @@ fn tensors_and_positions_that_do_not_fit_are_errors_and_stay_as_they_are() {
     };
     let e = Error::TooFewFeatures { needed: 10, found: 8 };
     let words = ["rope rotates 10", "tensor has 8", "smaller dim"];
-    refused(apply(&Rope::new(10, RopePairs::Halves), Positions::From(0)), e, &words);
+    refused(apply(&Rope::new(10, RopePairs::HalfSplit), Positions::From(0)), e, &words);
     refused(
-        apply(&Rope::new(5, RopePairs::Halves), Positions::From(0)),
-        Error::Odd { option: "rope dim", found: 5 },
+        apply(&Rope::new(5, RopePairs::HalfSplit), Positions::From(0)),
+        Error::OddDim { option: "rope dim", found: 5 },
         &[],
     );
     let (rope, option) = (Rope::new(6, RopePairs::Interleaved), "rope positions");
@@ -377,13 +377,13 @@ fn tensors_and_positions_that_do_not_fit_are_errors_and_stay_as_they_are() {
 
 #[test]
 fn tensors_without_elements_and_ropes_without_features_are_left_alone() {
-    let rope = Rope::new(0, RopePairs::Halves);
+    let rope = Rope::new(0, RopePairs::HalfSplit);
     let mut data = [1f32; 12];
     rope.apply(Machine::detect(), &mut ViewMut::bhsd(&mut data, [1, 2, 2, 3]).unwrap(), 5..)
         .unwrap();
     assert_eq!(data, [1f32; 12]);
     for sizes in [[0, 1, 1, 2], [1, 0, 1, 2], [1, 1, 0, 2]] {
-        let rope = Rope::new(2, RopePairs::Halves);
+        let rope = Rope::new(2, RopePairs::HalfSplit);
         let mut empty = ViewMut::<f32>::bhsd(&mut [], sizes).unwrap();
         rope.apply(Machine::detect(), &mut empty, 5..).unwrap();
     }
@@ -423,7 +423,7 @@ fn time_of_the_pass_beside_a_copy_and_the_attention_it_prepares() {
             })
         });
         let apart = fastest(|| {
-            let rope = Rope::new(dim, RopePairs::Halves);
+            let rope = Rope::new(dim, RopePairs::HalfSplit);
             let sizes = [1, 2048, 8, dim];
             rope.apply(machine, &mut ViewMut::bshd(&mut q, sizes).unwrap(), 0..).unwrap();
             rope.apply(machine, &mut ViewMut::bshd(&mut k, sizes).unwrap(), 0..).unwrap();
@@ -453,7 +453,7 @@ fn time_of_the_pass_beside_a_copy_and_the_attention_it_prepares() {
 #[test]
 #[ignore = "prints times, asserts nothing"]
 fn time_of_a_single_row() {
-    for (dim, pairs) in [(64, RopePairs::Halves), (128, RopePairs::Halves)] {
+    for (dim, pairs) in [(64, RopePairs::HalfSplit), (128, RopePairs::HalfSplit)] {
         let mut q = vec![1f32; 8 * dim];
         let rope = Rope::new(dim, pairs);
         let time = fastest(|| {

@@ -39,7 +39,7 @@ pub(crate) struct Group<N> {
     pub(crate) entropy: Option<[Lanes<N>; 2]>,
     pub(crate) by_scale: Lanes<N>,
     pub(crate) by_slope: Lanes<N>,
-    pub(crate) by_centre: Lanes<N>,
+    pub(crate) by_center: Lanes<N>,
 }
 
 impl<N: Number> Group<N> {
@@ -58,7 +58,7 @@ impl<N: Number> Group<N> {
             entropy: None,
             by_scale: zero,
             by_slope: zero,
-            by_centre: zero,
+            by_center: zero,
         }
     }
 
@@ -71,7 +71,7 @@ impl<N: Number> Group<N> {
     ) {
         let zero = Lanes([N::zero(); GROUP]);
         self.d_q.fill(zero);
-        (self.by_scale, self.by_slope, self.by_centre) = (zero, zero, zero);
+        (self.by_scale, self.by_slope, self.by_center) = (zero, zero, zero);
         let q = call.queries(scope.batch, scope.head);
         self.q.take(isa, call.problem, scope.head, (q, rows));
     }
@@ -188,10 +188,10 @@ impl<N: Number> Group<N> {
             }
             false => &[],
         };
-        let centres = problem.centres(at).map(|centres| (centres, at.keys));
+        let centers = problem.centers(at).map(|centers| (centers, at.keys));
         let (weights, d_scores) = (&mut weights[..n], &mut d_scores[..n]);
         let (span, derivatives) = (at.span, &derivatives.custom[..]);
-        let work = WeightGrads { centres, span, visible, weights, d_scores, derivatives, factors };
+        let work = WeightGrads { centers, span, visible, weights, d_scores, derivatives, factors };
         weight_grads(isa, self, work);
     }
 
@@ -228,7 +228,7 @@ impl<N: Number> Group<N> {
             let options = &mut to.row(0, i)[first..];
             options[0].write(self.by_scale.0[i]);
             options[1].write(self.by_slope.0[i]);
-            options[2].write(self.by_centre.0[i]);
+            options[2].write(self.by_center.0[i]);
         }
     }
 
@@ -244,7 +244,7 @@ impl<N: Number> Group<N> {
             let options = &from.row(rows.row(i))[self.q.lanes.len()..];
             self.by_scale.0[i] = self.by_scale.0[i] + options[0];
             self.by_slope.0[i] = self.by_slope.0[i] + options[1];
-            self.by_centre.0[i] = self.by_centre.0[i] + options[2];
+            self.by_center.0[i] = self.by_center.0[i] + options[2];
         }
     }
 
@@ -292,8 +292,8 @@ impl<N: Number> Group<N> {
 
 /// The operands of [`weight_grads`].
 struct WeightGrads<'t, N> {
-    /// Of local attention: the centres, and which keys they are.
-    centres: Option<(Lanes<N>, Keys<'t>)>,
+    /// Of local attention: the centers, and which keys they are.
+    centers: Option<(Lanes<N>, Keys<'t>)>,
     span: Span,
     visible: Option<&'t [RowMask]>,
     weights: &'t mut [Lanes<N>],
@@ -307,7 +307,7 @@ struct WeightGrads<'t, N> {
 leaf! {
     /// Scores into weights, and gradients of weights into those of scores.
     fn weight_grads<'t, N>(s: S, group: &'t mut Group<N>, work: WeightGrads<'t, N>) {
-        let WeightGrads { centres, span, visible, weights, d_scores, derivatives, factors } = work;
+        let WeightGrads { centers, span, visible, weights, d_scores, derivatives, factors } = work;
         multiply_lanes(s, d_scores, factors, span);
         let (zero, ln_2) = (s.splat(N::zero()), s.splat(N::from_f64(std::f64::consts::LN_2)));
         let everyone = span.set();
@@ -317,10 +317,10 @@ leaf! {
                 let x = s.sub(s.load(&weights.0[lane..]), s.load(&group.lse.0[lane..]));
                 let a = s.select(visible, math::weight(s, x), zero);
                 let d_factored = s.load(&d_scores.0[lane..]);
-                if let Some((centres, keys)) = &centres {
+                if let Some((centers, keys)) = &centers {
                     // factor = e^(-(key - p)^2 / (2 s^2)): grows by (key - p) / s^2 as p does.
-                    let far = s.sub(s.splat(N::of_len(keys.get(i))), s.load(&centres.0[lane..]));
-                    let sum = &mut group.by_centre.0[lane..];
+                    let far = s.sub(s.splat(N::of_len(keys.get(i))), s.load(&centers.0[lane..]));
+                    let sum = &mut group.by_center.0[lane..];
                     s.store(s.fma_where(visible, s.mul(a, d_factored), far, s.load(sum)), sum);
                 }
                 let mut d_a = s.sub(d_factored, s.load(&group.delta.0[lane..]));

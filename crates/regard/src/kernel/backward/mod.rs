@@ -58,7 +58,7 @@ pub(crate) struct QueryGrads<'t, N: Number> {
     /// `[batch, heads.q, q_len, q_dim]`
     pub(crate) d_q: OutTile<'t, N>,
     /// `[batch, heads.q, q_len, OPTIONS]`: what each row adds to the gradients of the scale and of the ALiBi slope, and the
-    /// gradient of its centre.
+    /// gradient of its center.
     pub(crate) options: TileMut<'t, N>,
 }
 
