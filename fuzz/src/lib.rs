@@ -364,8 +364,8 @@ impl Case {
 pub fn machines(u: &mut Unstructured<'_>) -> Result<[Machine; 2]> {
     let isas = Isa::available();
     let isa = *u.choose(&isas)?;
-    let other = isas.iter().copied().find(|i| *i != isa && i.name() != "portable");
-    let other = if isa.name() == "portable" { isa } else { other.unwrap_or(isa) };
+    let other = isas.iter().copied().find(|i| *i != isa && i.is_fused());
+    let other = if !isa.is_fused() { isa } else { other.unwrap_or(isa) };
     let threads = u.int_in_range(1..=3)?;
     let again = if threads == 1 { 2 } else { 1 };
     Ok([Machine::detect().isa(isa).threads(threads), Machine::detect().isa(other).threads(again)])

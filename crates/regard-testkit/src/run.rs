@@ -150,7 +150,7 @@ pub(crate) fn everywhere<T: CheckedCase>(
                 }
             }
             // Instruction sets with fused multiply-add are bit-identical.
-            if isa.name() != "portable" && runs == Runs::Vectors {
+            if isa.is_fused() && runs == Runs::Vectors {
                 if fused.as_ref().is_some_and(|fused| !T::same(fused, &found)) {
                     fail("other bits than on the instruction set before".into());
                 }

@@ -232,7 +232,8 @@ fn mistakes_are_errors_that_name_them() {
         error.to_string().contains("[5, 2]") || error.to_string().contains("[2, 2]"),
         "{error}"
     );
-    let odd = rope(leaf([1, 2, 3, 5], 1), &Rope::new(5, RopePairs::HalfSplit), RopePositions::From(0));
+    let odd =
+        rope(leaf([1, 2, 3, 5], 1), &Rope::new(5, RopePairs::HalfSplit), RopePositions::From(0));
     assert!(odd.is_err());
 }
 

@@ -238,9 +238,9 @@ fn bits(run: &ExperimentRun<'_>, n: usize, report: &mut Report) -> Result<(), Er
         let what = format!("outputs that differ, {} and {}", isa.name(), best.name());
         let found = differing(Machine::detect().isa(isa))?;
         // Portable code cannot multiply and add in one rounding, and promises other bits than the rest.
-        match isa {
-            Isa::Portable(_) => report.record(what, 0.0, found),
-            _ => report.within(what, 0.0, found, 0.0),
+        match isa.is_fused() {
+            false => report.record(what, 0.0, found),
+            true => report.within(what, 0.0, found, 0.0),
         }
     }
     Ok(())

@@ -115,27 +115,41 @@ impl<E: Element> Grads<E> {
                 *sum = N::narrow(sum.widen() + x.widen());
             }
         }
-        for (sum, x) in [(&mut self.q, &other.q), (&mut self.k, &other.k), (&mut self.v, &other.v)]
-        {
+        // Without `..`: the compiler asks for a gradient that is new.
+        let Self {
+            q,
+            k,
+            v,
+            scale,
+            temperature,
+            bias,
+            alibi,
+            relative,
+            sinks,
+            centers,
+            w,
+            additive,
+        } = self;
+        for (sum, x) in [(q, &other.q), (k, &other.k), (v, &other.v)] {
             add(sum, x);
         }
-        self.scale += other.scale;
-        self.temperature += other.temperature;
+        *scale += other.scale;
+        *temperature += other.temperature;
         let both = |sum: &mut Option<Tensor<E::Num>>, x: &Option<Tensor<E::Num>>| {
             sum.iter_mut().zip(x).for_each(|(sum, x)| add(sum, x));
         };
-        both(&mut self.bias, &other.bias);
-        both(&mut self.w, &other.w);
-        for (sum, x) in self.additive.iter_mut().zip(&other.additive) {
+        both(bias, &other.bias);
+        both(w, &other.w);
+        for (sum, x) in additive.iter_mut().zip(&other.additive) {
             add(&mut sum.w_q, &x.w_q);
             add(&mut sum.v, &x.v);
             both(&mut sum.w_k, &x.w_k);
         }
         let lists = [
-            (&mut self.alibi, &other.alibi),
-            (&mut self.relative, &other.relative),
-            (&mut self.sinks, &other.sinks),
-            (&mut self.centers, &other.centers),
+            (alibi, &other.alibi),
+            (relative, &other.relative),
+            (sinks, &other.sinks),
+            (centers, &other.centers),
         ];
         for (sum, x) in lists {
             sum.iter_mut().zip(x).for_each(|(sum, x)| *sum = *sum + *x);

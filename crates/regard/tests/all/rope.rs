@@ -315,7 +315,11 @@ fn refused(result: Result<(), Error>, expected: Error, words: &[&str]) {
 fn descriptions_that_make_no_sense_are_errors() {
     let rope = Rope::new(8, RopePairs::HalfSplit);
     let odd = Error::OddDim { option: "rope dim", found: 7 };
-    refused(Rope::new(7, RopePairs::HalfSplit).check(), odd, &["rope dim: 7 is odd", "even", "pairs"]);
+    refused(
+        Rope::new(7, RopePairs::HalfSplit).check(),
+        odd,
+        &["rope dim: 7 is odd", "even", "pairs"],
+    );
     for found in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let accepted = "a finite number above 0";
         let e = Error::Value { option: "rope base", found, accepted };

@@ -314,7 +314,15 @@ impl Mask {
             Rule::And(pair) | Rule::Or(pair) => {
                 pair.0.tells_heads_apart() || pair.1.tells_heads_apart()
             }
-            _ => false,
+            Rule::All
+            | Rule::Nothing
+            | Rule::Band { .. }
+            | Rule::Spans(_)
+            | Rule::Segments(_)
+            | Rule::Global(_)
+            | Rule::Blocks(_)
+            | Rule::Dilated(_)
+            | Rule::Columns { .. } => false,
         }
     }
 
@@ -417,7 +425,15 @@ impl Mask {
             Rule::Segments(_) => Some("segments"),
             Rule::Bits(_) => Some("bits"),
             Rule::And(pair) | Rule::Or(pair) => pair.0.by_position().or(pair.1.by_position()),
-            _ => None,
+            Rule::All
+            | Rule::Nothing
+            | Rule::Band { .. }
+            | Rule::Spans(_)
+            | Rule::Global(_)
+            | Rule::Blocks(_)
+            | Rule::Dilated(_)
+            | Rule::Columns { .. }
+            | Rule::Custom(_) => None,
         }
     }
 

@@ -219,7 +219,9 @@ impl<E: Element> Score<'_, E> {
     /// Whether a scaled similarity is the score already.
     #[inline(always)]
     pub(crate) fn is_plain(&self) -> bool {
-        let Self { softcap, bias, alibi, relative, custom, .. } = self;
+        // Without `..`, here and below: the compiler asks where an option that is new belongs.
+        let Self { scale: _, temperature: _, softcap, bias, alibi, relative, custom, sinks: _ } =
+            self;
         softcap.is_none()
             && bias.is_none()
             && alibi.is_none()
@@ -229,7 +231,8 @@ impl<E: Element> Score<'_, E> {
 
     /// Whether scores are functions of the similarity alone, whatever the pair.
     pub(crate) fn treats_pairs_alike(&self) -> bool {
-        let Self { bias, alibi, relative, custom, .. } = self;
+        let Self { scale: _, temperature: _, softcap: _, bias, alibi, relative, custom, sinks: _ } =
+            self;
         bias.is_none() && alibi.is_none() && relative.is_none() && custom.is_none()
     }
 

@@ -33,6 +33,9 @@ const SCORES: [usize; 2] = [3, 4];
 const WEIGHTS: usize = 5;
 const SUMS: [usize; 2] = [6, 7];
 
+/// See [`AmxDecodeScratch::fit`].
+const ONLY_BF16: &str = "a plan decodes on AMX only what is stored as bf16";
+
 /// The products of one task.
 pub(super) struct OnAmx<'t> {
     amx: Amx,
@@ -85,14 +88,15 @@ impl Products<f32> for OnAmx<'_> {
         next_rows: AnyRows<'_, f32>,
         to: &mut [f32],
     ) {
-        // The plan chose this for numbers that one bf16 term holds.
-        let (Some(t), Any::Bf16(keys)) = (&self.tiles, keys) else { return };
+        let Any::Bf16(keys) = keys else { unreachable!("{ONLY_BF16}") };
+        let Some(t) = &self.tiles else { unreachable!("`start` has configured the tiles") };
         let (s, scratch, factor) = (self.amx.vectors(), &mut *self.scratch, self.factor);
         s.call(Dots { s, t, scratch, rows, keys, next_rows, factor, to });
     }
 
     fn add(&mut self, _: Isa, rows: &mut DecodeRows<f32>, work: Weighted<'_, f32>) {
-        let (Some(t), Any::Bf16(values)) = (&self.tiles, work.values) else { return };
+        let Any::Bf16(values) = work.values else { unreachable!("{ONLY_BF16}") };
+        let Some(t) = &self.tiles else { unreachable!("`start` has configured the tiles") };
         let (s, scratch, non_finite) = (self.amx.vectors(), &mut *self.scratch, self.non_finite);
         match rows.width {
             1 => s.call(Add::<1> { s, t, scratch, rows, values, work, non_finite }),

@@ -267,6 +267,12 @@ impl Isa {
         }
     }
 
+    /// Whether it has a fused multiply-add: all that have agree to the bit at [`Precision::Strict`].
+    #[must_use]
+    pub fn is_fused(self) -> bool {
+        !matches!(self, Self::Portable(_))
+    }
+
     /// Runs a closure in a function that is compiled for this instruction set, so that the compiler may vectorize its loops
     /// with it. The closure, and what it calls, must be `#[inline(always)]`. No operation is fused or reordered: the result is
     /// the same for every instruction set.
