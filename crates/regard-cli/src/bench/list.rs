@@ -84,7 +84,8 @@ fn halves() -> Vec<String> {
     }
     names.extend([64, 128].map(|d| format!("prefill-f16-n2048-d{d}")));
     for (n, d) in [(2048, 64), (2048, 128), (8192, 64)] {
-        names.extend(["full", "high"].map(|precision| format!("prefill-f32-n{n}-d{d}-{precision}")));
+        names
+            .extend(["full", "high"].map(|precision| format!("prefill-f32-n{n}-d{d}-{precision}")));
     }
     names.extend([32, 64, 128].map(|n| format!("short-bf16-n{n}-d64")));
     for dtype in ["f32", "bf16"] {
