@@ -12,7 +12,7 @@ use burn::tensor::{Device, Int, Tensor};
 use regard_burn::{CrossEntropy, Products, cross_entropy, with_products};
 use regard_models::files::{Activation, Architecture, Config, Heads, PairLayout, Positions};
 use regard_models::generate::{DecodingStrategy, StoppingCriteria, generate};
-use regard_models::{DropoutRates, Pass, Seq2Seq, Seq2SeqConfig, Transformer, ids};
+use regard_models::{AttentionScore, DropoutRates, Pass, Seq2Seq, Seq2SeqConfig, Transformer, ids};
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -96,6 +96,7 @@ fn gru(attention_hidden: Option<usize>) -> Result<(), Box<dyn Error>> {
         encoder_hidden: 256,
         decoder_hidden: 512,
         attention_hidden,
+        attention_score: AttentionScore::Additive,
         source_vocab: 5000,
         target_vocab: 5000,
     };

@@ -52,7 +52,7 @@
 //   bert         encoders
 //   transformer  an encoder with a decoder
 //   vit          the same blocks over patches of an image
-//   seq2seq      a recurrent translator with Bahdanau's attention
+//   seq2seq      a recurrent translator with Bahdanau's or Luong's attention
 //   e2k          another, with several heads
 //   han          hierarchical attention: words, sentences, documents
 //
@@ -79,7 +79,7 @@ mod vit;
 pub use bert::{Bert, Sentences};
 pub use e2k::{E2k, E2kMemory, E2kSession};
 pub use error::Error;
-pub use files::{HanConfig, Seq2SeqConfig};
+pub use files::{AttentionScore, HanConfig, Seq2SeqConfig};
 pub use gpt::{Gpt, GptSession};
 pub use han::{Han, HanWeights};
 pub use kv_cache::{DecoderState, LayerCache};
@@ -88,7 +88,7 @@ pub use model::{Classification, GenerationOutput, Model, sentences};
 pub use nn::DropoutRates;
 pub use pass::{Entropies, LayerEntropy, Pass};
 pub use recorder::Recorder;
-pub use seq2seq::{RecurrentState, Seq2Seq, Seq2SeqMemory, Seq2SeqSession};
+pub use seq2seq::{LuongDecoder, RecurrentState, Seq2Seq, Seq2SeqMemory, Seq2SeqSession};
 pub use stack::ids;
 pub use transformer::{Transformer, TransformerSession};
 pub use vit::{Vit, VitConfig};

@@ -113,6 +113,11 @@ impl Pass {
         if self.recorder.is_on() {
             return Err(Error::NotRecorded { what: "the scores of a hidden layer".into() });
         }
+        self.unchanged()
+    }
+
+    /// Refuses what no recurrent model follows.
+    pub(crate) fn unchanged(&self) -> Result<(), Error> {
         let known = "transformers follow it, recurrent models do not";
         if self.temperature != 1.0 {
             return Err(Error::unsupported("temperature", &self.temperature, known));

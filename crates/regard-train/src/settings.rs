@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::optim::AdamWSettings;
 use crate::schedule::{Decay, Schedule};
 use regard_burn::Products;
+use regard_models::AttentionScore;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -91,7 +92,7 @@ pub struct Part {
 pub enum ModelKind {
     /// An encoder and a decoder.
     Transformer,
-    /// A GRU encoder and a GRU decoder, with or without additive attention.
+    /// A GRU encoder and a GRU decoder, with Bahdanau's or Luong's attention or without attention.
     #[serde(rename = "seq2seq")]
     Seq2Seq,
     /// A transformer decoder.
@@ -126,8 +127,11 @@ pub struct ModelSettings {
     pub pre_norm: bool,
     /// Features of a recurrent state, each way; a decoder has twice as many.
     pub hidden: usize,
-    /// Units of additive attention; 0 for a translator without attention.
+    /// Units of the hidden layer of an additive or concat score; 0 with `additive` for a translator without attention. The scores
+    /// `dot` and `general` have no hidden layer and ignore it.
     pub attention: usize,
+    /// The attention score of a `seq2seq`: `additive` (Bahdanau), or `dot`, `general` or `concat` (Luong).
+    pub attention_score: AttentionScore,
 }
 
 /// What products of matrices are made with while learning: see [`regard_burn::Products`].
@@ -264,6 +268,7 @@ impl Default for Settings {
                 pre_norm: true,
                 hidden: 256,
                 attention: 256,
+                attention_score: AttentionScore::Additive,
             },
             training: TrainingSettings {
                 precision: Precision::Bf16,
@@ -316,6 +321,7 @@ pub const PRESETS: &[(&str, &str)] = &[
     ("tatoeba-tiny", include_str!("../presets/tatoeba-tiny.toml")),
     ("multi30k-de-en", include_str!("../presets/multi30k-de-en.toml")),
     ("multi30k-de-en-gru", include_str!("../presets/multi30k-de-en-gru.toml")),
+    ("multi30k-de-en-luong", include_str!("../presets/multi30k-de-en-luong.toml")),
     ("multi30k-en-de", include_str!("../presets/multi30k-en-de.toml")),
     ("zh-de-en-gpt", include_str!("../presets/zh-de-en-gpt.toml")),
     ("shakespeare", include_str!("../presets/shakespeare.toml")),
@@ -373,9 +379,10 @@ impl Settings {
                 .ok_or_else(|| Error::setting(change, "a change has the form key=value"))?;
             set(&mut table, key.trim(), value.trim())?;
         }
-        let settings: Self = table
-            .try_into()
-            .map_err(|e: toml::de::Error| Error::setting("settings", e.message().to_owned()))?;
+        // What toml says ends with a line that names the key.
+        let settings: Self = table.try_into().map_err(|e: toml::de::Error| {
+            Error::setting("settings", e.to_string().trim_end().replace('\n', " "))
+        })?;
         settings.check()?;
         Ok(settings)
     }
@@ -504,7 +511,15 @@ impl Settings {
     }
 
     fn check_model(&self) -> Result<(), Error> {
-        let ModelSettings { kind, d_model, heads, shared_vocabulary, .. } = self.model;
+        let ModelSettings {
+            kind,
+            d_model,
+            heads,
+            shared_vocabulary,
+            attention,
+            attention_score,
+            ..
+        } = self.model;
         let fits = match self.task {
             Task::Translate => kind != ModelKind::Han,
             Task::Generate => kind == ModelKind::Gpt,
@@ -519,6 +534,11 @@ impl Settings {
         {
             let why = format!("{d_model} features do not divide among {heads}");
             return Err(Error::setting("model.heads", why));
+        }
+        if kind == ModelKind::Seq2Seq && attention_score == AttentionScore::Concat && attention == 0
+        {
+            let why = "0; the attention_score `concat` has a hidden layer: it must be 1 or more";
+            return Err(Error::setting("model.attention", why));
         }
         if kind == ModelKind::Gpt && self.task == Task::Translate && !shared_vocabulary {
             let why = "false; a decoder has one vocabulary for both languages";

@@ -11,8 +11,8 @@ use regard_models::files::{
     Activation, Architecture, Config, Heads, PairLayout, Positions, Tokens, Weights,
 };
 use regard_models::{
-    DropoutRates, Entropies, Gpt, Han, HanConfig, Pass, Seq2Seq, Seq2SeqConfig, Transformer, ids,
-    load,
+    AttentionScore, DropoutRates, Entropies, Gpt, Han, HanConfig, Pass, Seq2Seq, Seq2SeqConfig,
+    Transformer, ids, load,
 };
 use std::sync::{Mutex, PoisonError};
 
@@ -60,7 +60,7 @@ pub struct Loss {
 pub(crate) fn config(settings: &Settings, corpus: &Corpus) -> Config {
     let vocab = corpus.tokens.len();
     let target_vocab = corpus.target.as_ref().map(Tokens::len);
-    let ModelSettings { kind, d_model, hidden, attention, .. } = settings.model;
+    let ModelSettings { kind, d_model, hidden, attention, attention_score, .. } = settings.model;
     let marked =
         |config: Config| Config { bos: Some(BEGIN), eos: vec![END], pad: Some(PAD), ..config };
     match kind {
@@ -75,7 +75,13 @@ pub(crate) fn config(settings: &Settings, corpus: &Corpus) -> Config {
                 embedding: d_model,
                 encoder_hidden: hidden,
                 decoder_hidden: 2 * hidden,
-                attention_hidden: (attention > 0).then_some(attention),
+                attention_hidden: match attention_score {
+                    AttentionScore::Additive | AttentionScore::Concat => {
+                        (attention > 0).then_some(attention)
+                    }
+                    AttentionScore::Dot | AttentionScore::General => None,
+                },
+                attention_score,
                 source_vocab: vocab,
                 target_vocab: target_vocab.unwrap_or(vocab),
             })

@@ -16,7 +16,7 @@ use crate::{Error, Experiment, ExperimentRun, Fault, Parameter, Picture, Report}
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy};
-use regard_models::{DropoutRates, Pass, Seq2Seq, Seq2SeqConfig, ids};
+use regard_models::{AttentionScore, DropoutRates, Pass, Seq2Seq, Seq2SeqConfig, ids};
 use regard_scope::{Chart, ChartAxis, Series};
 use regard_testkit::Noise;
 
@@ -114,6 +114,7 @@ fn learned(run: &ExperimentRun<'_>, n: usize, attention: bool) -> Result<Learned
         encoder_hidden: dim,
         decoder_hidden: 2 * dim,
         attention_hidden: attention.then_some(16),
+        attention_score: AttentionScore::Additive,
         source_vocab: letters,
         target_vocab: letters + 1,
     };

@@ -3,7 +3,7 @@
 //! A file may claim any size. Modules are made only after each claim was found in a tensor, whose bytes are in the file: so what a
 //! model takes is bounded by its file, and a claim that is wrong is refused before anything is allocated for it.
 
-use super::config::{Architecture, Config};
+use super::config::{Architecture, AttentionScore, Config};
 use super::weights::Weights;
 use crate::error::Error;
 use std::collections::BTreeSet;
@@ -123,7 +123,17 @@ fn block(config: &Config, [q, k, up]: [&'static str; 3]) -> [Claim; 3] {
 
 fn recurrent(config: &Config) -> Vec<Claim> {
     let Some(sizes) = config.seq2seq else { return Vec::new() };
-    let hidden = sizes.attention_hidden.map(|n| claim("attention_hidden", n, "attention.score", 0));
+    let of_decoder = |tensor| claim("decoder_hidden", sizes.decoder_hidden, tensor, 0);
+    let (score, luong) = match sizes.attention_score {
+        AttentionScore::Additive => ("attention.score", vec![]),
+        AttentionScore::General => {
+            ("", ["luong.attention.general.weight", "luong.combine.weight"].map(of_decoder).into())
+        }
+        AttentionScore::Dot | AttentionScore::Concat => {
+            ("luong.attention.score", vec![of_decoder("luong.combine.weight")])
+        }
+    };
+    let hidden = sizes.attention_hidden.map(|n| claim("attention_hidden", n, score, 0));
     let mut claims = vec![
         claim("source_vocab", sizes.source_vocab, "source.weight", 0),
         claim("embedding", sizes.embedding, "source.weight", 1),
@@ -131,7 +141,7 @@ fn recurrent(config: &Config) -> Vec<Claim> {
         claim("encoder_hidden", sizes.encoder_hidden, "encoder.forward.hidden.weight", 1),
         claim("decoder_hidden", sizes.decoder_hidden, "decoder.hidden.weight", 1),
     ];
-    claims.extend(hidden);
+    claims.extend(hidden.into_iter().chain(luong));
     claims
 }
 

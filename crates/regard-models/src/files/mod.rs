@@ -17,7 +17,8 @@ mod write;
 
 pub use chat::{ChatTemplate, Message};
 pub use config::{
-    Activation, Architecture, Config, HanConfig, Heads, PairLayout, Positions, Seq2SeqConfig,
+    Activation, Architecture, AttentionScore, Config, HanConfig, Heads, PairLayout, Positions,
+    Seq2SeqConfig,
 };
 pub use dtype::Dtype;
 pub(crate) use fit::fits;

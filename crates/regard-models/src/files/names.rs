@@ -8,7 +8,8 @@
 //! | decoder | `embedding`, `positions`, `blocks.{}.` with `attention_norm attention feed_forward_norm feed_forward`, `norm`, `head` |
 //! | BERT | the same with `token_types` (of tokens) and `pooler`, without `head`; `norm` follows the embeddings |
 //! | encoder and decoder | `source`, `target`, `encoder.{}.` and `decoder.{}.` as above, the latter with `cross_norm cross`, `encoder_norm`, `decoder_norm`, `head` |
-//! | GRU encoder and decoder | `source`, `target`, `encoder.forward`, `encoder.backward`, `before`, `after` (with `input hidden` each), `bridge`, `attention`, `head` |
+//! | recurrent translator | `source`, `target`, `encoder.forward`, `encoder.backward`, `bridge`, `decoder`, `head`; `attention` (Bahdanau: `query key score`), or `luong.attention` (`general`, or `concat score`) and `luong.combine` |
+//! | GRU encoder and decoder of e2k | `source`, `target`, `encoder.forward`, `encoder.backward`, `before`, `after` (with `input hidden` each), `bridge`, `attention`, `head` |
 
 use super::weights::Weights;
 use crate::error::Error;

@@ -6,7 +6,7 @@ use crate::recorder::Recorder;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
 use regard::Mask;
-use regard_burn::{Attention, Similarity, attention};
+use regard_burn::{Activation, Attention, Similarity, attention, linear};
 
 /// Scores `score . tanh(query q + key k)`: a small network with one hidden layer that sees a query and a key.
 #[derive(Module, Debug)]
@@ -137,10 +137,33 @@ impl Luong {
         mask: &Mask,
         recorder: &mut Recorder,
     ) -> Result<Tensor<3>, Error> {
-        let (keys, options) = self.prepared(&queries, keys, mask)?;
-        if let Similarity::Additive { .. } = options.similarity {
+        self.check(&queries, &keys)?;
+        let keys = self.project(keys.clone()).unwrap_or(keys);
+        self.attend([queries, keys, values], mask, recorder)
+    }
+
+    /// What keys are for all queries: `W k`, or what they add to the hidden layer. Nothing else than they are for `q . k`. A decoder
+    /// asks for it once.
+    pub(crate) fn project(&self, keys: Tensor<3>) -> Option<Tensor<3>> {
+        if let Some(general) = &self.general {
+            return Some(general.forward(keys));
+        }
+        let (w, k_dim) = (self.concat.as_ref()?.weight.val(), keys.dims()[2]);
+        let of_keys = w.clone().narrow(1, w.dims()[1] - k_dim, k_dim);
+        Some(linear(keys, of_keys, None, Activation::None))
+    }
+
+    /// As [`forward`](Self::forward), over keys that are [projected](Self::project).
+    pub(crate) fn attend(
+        &self,
+        [queries, keys, values]: [Tensor<3>; 3],
+        mask: &Mask,
+        recorder: &mut Recorder,
+    ) -> Result<Tensor<3>, Error> {
+        if self.concat.is_some() {
             recordable(recorder)?;
         }
+        let options = self.options(&queries, mask);
         attended([queries, keys, values], &options, recorder)
     }
 
@@ -151,36 +174,31 @@ impl Luong {
         keys: Tensor<3>,
         mask: &Mask,
     ) -> Result<Tensor<3>, Error> {
-        let (keys, options) = self.prepared(&queries, keys, mask)?;
-        weights(queries, keys, &options)
+        self.check(&queries, &keys)?;
+        let options = self.options(&queries, mask);
+        weights(queries, self.project(keys.clone()).unwrap_or(keys), &options)
     }
 
-    /// Keys as the queries meet them, and how.
-    fn prepared(
-        &self,
-        queries: &Tensor<3>,
-        keys: Tensor<3>,
-        mask: &Mask,
-    ) -> Result<(Tensor<3>, Attention), Error> {
+    /// How queries meet keys that are projected.
+    fn options(&self, queries: &Tensor<3>, mask: &Mask) -> Attention {
         let plain = Attention { mask: mask.clone(), scale: Some(1.0), ..Attention::default() };
-        if let Some(general) = &self.general {
-            return Ok((general.forward(keys), plain));
+        let (Some(concat), Some(score)) = (&self.concat, &self.score) else { return plain };
+        let w_q = concat.weight.val().narrow(1, 0, queries.dims()[2]).transpose().unsqueeze();
+        let similarity = Similarity::Additive { w_q, w_k: None, v: score.val().unsqueeze() };
+        Attention { similarity, ..plain }
+    }
+
+    /// Refuses queries and keys whose features are not those of a concatenation.
+    fn check(&self, queries: &Tensor<3>, keys: &Tensor<3>) -> Result<(), Error> {
+        let Some(concat) = &self.concat else { return Ok(()) };
+        let (width, q_dim, k_dim) =
+            (concat.weight.lazy_shape()[1], queries.dims()[2], keys.dims()[2]);
+        if width == q_dim + k_dim {
+            return Ok(());
         }
-        let (Some(concat), Some(score)) = (&self.concat, &self.score) else {
-            return Ok((keys, plain));
-        };
-        let (w, q_dim, k_dim) = (concat.weight.val(), queries.dims()[2], keys.dims()[2]);
-        let width = w.dims()[1];
-        if width != q_dim + k_dim {
-            let why = format!(
-                "q has {q_dim} and k has {k_dim}, W is made for {width}; it must be their sum"
-            );
-            return Err(Error::format("features", why));
-        }
-        let part = |start: usize, n: usize| w.clone().narrow(1, start, n).transpose().unsqueeze();
-        let (w_q, w_k) = (part(0, q_dim), Some(part(q_dim, k_dim)));
-        let similarity = Similarity::Additive { w_q, w_k, v: score.val().unsqueeze() };
-        Ok((keys, Attention { similarity, ..plain }))
+        let why =
+            format!("q has {q_dim} and k has {k_dim}, W is made for {width}; it must be their sum");
+        Err(Error::format("features", why))
     }
 }
 

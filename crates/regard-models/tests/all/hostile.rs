@@ -10,7 +10,9 @@ use regard_models::files::{
     save as save_tensors,
 };
 use regard_models::generate::DecodingStrategy;
-use regard_models::{Bert, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer};
+use regard_models::{
+    AttentionScore, Bert, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer,
+};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -19,6 +21,7 @@ const GRU: Seq2SeqConfig = Seq2SeqConfig {
     encoder_hidden: 4,
     decoder_hidden: 6,
     attention_hidden: Some(3),
+    attention_score: AttentionScore::Additive,
     source_vocab: 6,
     target_vocab: 6,
 };
@@ -65,6 +68,22 @@ fn transformer() -> Config {
         ..Config::of(Architecture::Transformer)
     })
 }
+
+/// The same with one of Luong's scores; the decoder is as wide as the states of the encoder, as `dot` needs it.
+fn luong(score: AttentionScore) -> Seq2SeqConfig {
+    let attention_hidden = (score == AttentionScore::Concat).then_some(3);
+    Seq2SeqConfig { attention_score: score, attention_hidden, decoder_hidden: 8, ..GRU }
+}
+
+fn made_luong(test: &str, score: AttentionScore) -> (PathBuf, Config) {
+    let (sizes, name) = (luong(score), format!("{test}-{score:?}"));
+    let config = marked(Config::seq2seq(sizes));
+    let model = Seq2Seq::new(&sizes, NONE, &Device::flex()).expect("fits");
+    (folder(&name, &config, &model, WeightFormat::F32), config)
+}
+
+const LUONG: [AttentionScore; 3] =
+    [AttentionScore::Dot, AttentionScore::General, AttentionScore::Concat];
 
 /// A folder of a kind with random weights.
 fn made(test: &str, kind: Architecture) -> (PathBuf, Config) {
@@ -124,13 +143,14 @@ fn sizes(value: &mut serde_json::Value) -> Vec<(String, &mut serde_json::Value)>
 
 #[test]
 fn sizes_are_believed_only_as_far_as_there_are_tensors() {
-    for kind in [Llama, Encoder, Translator, Gru, Hierarchy] {
-        let (path, config) = made("sizes", kind);
+    let all = [Llama, Encoder, Translator, Gru, Hierarchy].map(|kind| made("sizes", kind));
+    let luong = LUONG.map(|score| made_luong("sizes", score));
+    for (path, config) in all.into_iter().chain(luong) {
         Model::open(&path).expect("sizes that are those of the tensors");
         let whole: serde_json::Value =
             serde_json::from_str(&config.to_json().expect("json")).expect("json");
         let count = sizes(part(&mut whole.clone())).len();
-        assert!(count >= 6, "{count}");
+        assert!(count >= 5, "{count}");
         for at in 0..count {
             // Large enough that a list of so many layers is beyond any memory, and a size that is merely wrong.
             for size in [1u64 << 28, 64] {
@@ -148,6 +168,30 @@ fn sizes_are_believed_only_as_far_as_there_are_tensors() {
         }
         std::fs::remove_dir_all(path).expect("it was there");
     }
+}
+
+#[test]
+fn the_score_of_one_translator_does_not_fit_the_weights_of_another() {
+    for score in LUONG {
+        let (path, _) = made_luong("score", score);
+        Model::open(&path).expect("its own");
+        for other in LUONG.into_iter().chain([AttentionScore::Additive]) {
+            let config = marked(Config::seq2seq(luong(other)));
+            std::fs::write(path.join("config.json"), config.to_json().expect("json"))
+                .expect("a file");
+            let opened = Model::open(&path).map(drop);
+            assert_eq!(opened.is_ok(), score == other, "{score:?} {other:?} {opened:?}");
+        }
+        std::fs::remove_dir_all(path).expect("it was there");
+    }
+    // The features of queries are only those of this tensor.
+    let (path, config) = made_luong("features", AttentionScore::General);
+    let sizes = Seq2SeqConfig { decoder_hidden: 7, ..config.seq2seq.expect("its sizes") };
+    let other = marked(Config::seq2seq(sizes));
+    std::fs::write(path.join("config.json"), other.to_json().expect("json")).expect("a file");
+    let error = Model::open(&path).map(drop).unwrap_err().to_string();
+    std::fs::remove_dir_all(path).expect("it was there");
+    assert!(error.contains("decoder_hidden: 7 in the configuration, 8 in the weights"), "{error}");
 }
 
 #[test]

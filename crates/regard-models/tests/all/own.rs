@@ -3,11 +3,12 @@
 use burn::module::Module;
 use burn::tensor::Device;
 use regard_models::files::{
-    Activation, Architecture, Config, Heads, PairLayout, Positions, WeightFormat,
+    Activation, Architecture, Config, Heads, PairLayout, Positions, WeightFormat, Weights,
 };
 use regard_models::generate::DecodingStrategy;
 use regard_models::{
-    DropoutRates, Gpt, Han, HanConfig, Model, Seq2Seq, Seq2SeqConfig, Transformer, save,
+    AttentionScore, DropoutRates, Gpt, Han, HanConfig, Model, Pass, Seq2Seq, Seq2SeqConfig,
+    Transformer, ids, load, save,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -72,6 +73,7 @@ fn recurrent_translators_are_opened_with_and_without_attention() {
             encoder_hidden: 4,
             decoder_hidden: 6,
             attention_hidden,
+            attention_score: AttentionScore::Additive,
             source_vocab: 6,
             target_vocab: 6,
         };
@@ -92,6 +94,47 @@ fn recurrent_translators_are_opened_with_and_without_attention() {
             }
         }
         assert!(model.classify(&["a"]).unwrap_err().to_string().contains("han"));
+    }
+}
+
+#[test]
+fn translators_with_each_score_of_luong_are_opened_with_the_same_scores() {
+    for (attention_score, attention_hidden) in [
+        (AttentionScore::Dot, None),
+        (AttentionScore::General, None),
+        (AttentionScore::Concat, Some(4)),
+    ] {
+        let sizes = Seq2SeqConfig {
+            embedding: 5,
+            encoder_hidden: 4,
+            decoder_hidden: if attention_score == AttentionScore::Dot { 8 } else { 6 },
+            attention_hidden,
+            attention_score,
+            source_vocab: 6,
+            target_vocab: 6,
+        };
+        let config = marked(Config { target_vocab: None, ..Config::seq2seq(sizes) });
+        let device = Device::flex();
+        let made = || Seq2Seq::new(&sizes, NONE, &device).expect("sizes are sizes");
+        let model = made();
+        let path = folder(&format!("{attention_score:?}"), &config, &model, WeightFormat::F32);
+        let file = std::fs::read(path.join("model.safetensors")).expect("a file");
+        let mut weights = Weights::safetensors(file).expect("a file of ours");
+        let again = load(made(), &mut weights).expect("its own weights");
+        let bits = |model: &Seq2Seq| -> Vec<u32> {
+            let [source, target] = [[2, 3, 4, 2], [0, 4, 3, 2]].map(|row| ids(&[row], &device));
+            let mut pass = Pass::default();
+            let memory = model.encode(source, None, &mut pass).expect("ids are tokens");
+            let scores = model.decode(&memory, target, &mut pass).expect("ids are tokens");
+            scores.into_data().iter::<f32>().map(f32::to_bits).collect()
+        };
+        assert_eq!(bits(&model), bits(&again));
+        assert_ne!(bits(&model), bits(&made()));
+        let model = opened(&path);
+        translates(&model);
+        let told = model.look_at("abc", "ab").expect("a trace");
+        assert_eq!(told.labels("target").len(), 3, "the beginning and two letters");
+        assert_eq!((told.layers.len(), told.layers[0].data.size()), (1, [3, 3]));
     }
 }
 

@@ -17,10 +17,13 @@ fn trained(folder: &Folder, name: &str, changes: &[&str]) -> Vec<ValidationMetri
 #[test]
 fn every_kind_of_translator_learns_to_spell_backwards() {
     let folder = Folder::new("backwards");
-    let all: [(&str, &[&str]); 4] = [
+    let all: [(&str, &[&str]); 7] = [
         ("transformer", &[]),
         ("joint", &["model.shared_vocabulary=true"]),
         ("gru", &["model.kind=seq2seq"]),
+        ("dot", &["model.kind=seq2seq", "model.attention_score=dot"]),
+        ("general", &["model.kind=seq2seq", "model.attention_score=general"]),
+        ("concat", &["model.kind=seq2seq", "model.attention_score=concat"]),
         ("gpt", &["model.kind=gpt", "model.shared_vocabulary=true"]),
     ];
     for (name, changes) in all {

@@ -55,6 +55,13 @@ fn values_that_make_no_sense_are_refused_by_name() {
         assert!(error.contains(wanted), "{change}: {error}");
     }
     assert!(refused("", &[]).contains("data.parts"));
+    let text = preset("multi30k-de-en-luong").unwrap();
+    let error = refused(text, &["model.attention_score=cosine"]);
+    for part in ["attention_score", "cosine", "`additive`", "`dot`", "`general`", "`concat`"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let error = refused(text, &["model.attention_score=concat", "model.attention=0"]);
+    assert!(error.contains("model.attention:") && error.contains("1 or more"), "{error}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod foreign;
 mod gguf;
 mod recurrent;
 
-pub use recurrent::{HanConfig, Seq2SeqConfig};
+pub use recurrent::{AttentionScore, HanConfig, Seq2SeqConfig};
 
 use super::weights::Weights;
 use crate::error::Error;
@@ -29,7 +29,7 @@ pub enum Architecture {
     Transformer,
     /// GRUs before and after a multi-head attention: e2k.
     E2k,
-    /// A bidirectional GRU encoder and a GRU decoder with additive attention (Bahdanau).
+    /// A bidirectional GRU encoder and a GRU decoder with attention (Bahdanau, Luong) or without.
     Seq2Seq,
     /// Words make sentences, and sentences a document, which has a class.
     Han,
@@ -334,6 +334,7 @@ impl Config {
                 ("decoder_hidden", Some(sizes.decoder_hidden)),
                 ("attention_hidden", sizes.attention_hidden),
             ])?;
+            sizes.luong()?;
             same("vocab", sizes.source_vocab, self.vocab)?;
             same("target_vocab", sizes.target_vocab, self.target_vocab.unwrap_or(self.vocab))?;
         }
@@ -460,6 +461,7 @@ mod tests {
             encoder_hidden: 5,
             decoder_hidden: 6,
             attention_hidden: None,
+            attention_score: AttentionScore::Additive,
             source_vocab: 7,
             target_vocab: 8,
         };
@@ -467,5 +469,48 @@ mod tests {
         assert_eq!(Config::from_json(&config.to_json().unwrap()).unwrap(), config);
         let other = Config { target_vocab: Some(9), ..config };
         assert!(other.check().unwrap_err().to_string().contains("9, its own sizes say 8"));
+    }
+
+    #[test]
+    fn a_score_of_luong_is_a_word_of_the_file_and_is_held_against_the_sizes() {
+        let sizes = Seq2SeqConfig {
+            embedding: 4,
+            encoder_hidden: 5,
+            decoder_hidden: 10,
+            attention_hidden: None,
+            attention_score: AttentionScore::Additive,
+            source_vocab: 7,
+            target_vocab: 8,
+        };
+        let of = |attention_score, attention_hidden| {
+            let sizes = Seq2SeqConfig { attention_score, attention_hidden, ..sizes };
+            Config::seq2seq(sizes)
+        };
+        // Files from before there was a choice do not have the key.
+        let json = of(AttentionScore::Additive, Some(3)).to_json().unwrap();
+        assert!(!json.contains("attention_score"), "{json}");
+        for (score, hidden, word) in [
+            (AttentionScore::Dot, None, "dot"),
+            (AttentionScore::General, None, "general"),
+            (AttentionScore::Concat, Some(3), "concat"),
+        ] {
+            let config = of(score, hidden);
+            let json = config.to_json().unwrap();
+            assert!(json.contains(&format!(r#""attention_score": "{word}""#)), "{json}");
+            assert_eq!(Config::from_json(&json).unwrap(), config);
+            let unknown = json.replace(&format!(r#""{word}""#), r#""cosine""#);
+            let error = Config::from_json(&unknown).unwrap_err().to_string();
+            assert!(error.contains("cosine") && error.contains("`general`"), "{error}");
+            // The other way about of what it needs.
+            let hidden = if hidden.is_some() { None } else { Some(3) };
+            let error = of(score, hidden).check().unwrap_err().to_string();
+            assert!(error.contains("attention_hidden") && error.contains(word), "{error}");
+        }
+        let uneven =
+            Seq2SeqConfig { decoder_hidden: 6, attention_score: AttentionScore::Dot, ..sizes };
+        let error = Config::seq2seq(uneven).check().unwrap_err().to_string();
+        for part in ["decoder_hidden", "6", "10 features", "`general`"] {
+            assert!(error.contains(part), "{error}");
+        }
     }
 }

@@ -1,7 +1,31 @@
 //! The sizes of recurrent models.
 
 use super::{Architecture, Config};
+use crate::error::Error;
+use crate::nn::LuongScore;
 use serde::{Deserialize, Serialize};
+
+/// The attention score of a [`Seq2Seq`](crate::Seq2Seq), and with it the decoder: Bahdanau's or Luong's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionScore {
+    /// `v . tanh(W q + U k)` of Bahdanau et al. 2015; the query is the previous state of the decoder.
+    #[default]
+    Additive,
+    /// `q . k` of Luong et al. 2015; in all three of theirs the query is the current state of the decoder.
+    Dot,
+    /// `q . W k`
+    General,
+    /// `v . tanh(W [q; k])`
+    Concat,
+}
+
+impl AttentionScore {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+    fn is_additive(&self) -> bool {
+        *self == Self::Additive
+    }
+}
 
 /// What a [`Seq2Seq`](crate::Seq2Seq) is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,14 +37,44 @@ pub struct Seq2SeqConfig {
     pub encoder_hidden: usize,
     /// Features of a state of the decoder.
     pub decoder_hidden: usize,
-    /// Units of the hidden layer of the attention. Without attention the decoder knows of the source what both ways of the encoder
-    /// ended with.
+    /// Units of the hidden layer of an additive or concat score; dot and general have none. An additive score without it is a model
+    /// without attention: the decoder knows of the source what both ways of the encoder ended with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention_hidden: Option<usize>,
+    /// The attention score.
+    #[serde(default, skip_serializing_if = "AttentionScore::is_additive")]
+    pub attention_score: AttentionScore,
     /// Tokens of the source.
     pub source_vocab: usize,
     /// Tokens of the target.
     pub target_vocab: usize,
+}
+
+impl Seq2SeqConfig {
+    /// Luong's score, if it is one of his. Refuses sizes that the score cannot have.
+    pub(crate) fn luong(&self) -> Result<Option<LuongScore>, Error> {
+        let (states, decoder) = (self.encoder_hidden.saturating_mul(2), self.decoder_hidden);
+        match (self.attention_score, self.attention_hidden) {
+            (AttentionScore::Additive, _) => Ok(None),
+            (AttentionScore::Concat, Some(hidden)) => Ok(Some(LuongScore::Concat { hidden })),
+            (AttentionScore::Concat, None) => {
+                let why = "there is none; attention_score `concat` needs it, 1 or more";
+                Err(Error::format("attention_hidden", why))
+            }
+            (AttentionScore::Dot | AttentionScore::General, Some(hidden)) => {
+                let why = "attention_score `dot` or `general` has no hidden layer";
+                let why = format!("{hidden}, but {why}; leave it out");
+                Err(Error::format("attention_hidden", why))
+            }
+            (AttentionScore::Dot, None) if decoder != states => {
+                let why = format!("{decoder}, but states of the encoder have {states} features");
+                let remedy = "attention_score `dot` needs 2 x encoder_hidden: make them equal, or use `general`";
+                Err(Error::format("decoder_hidden", format!("{why}; {remedy}")))
+            }
+            (AttentionScore::Dot, None) => Ok(Some(LuongScore::Dot)),
+            (AttentionScore::General, None) => Ok(Some(LuongScore::General)),
+        }
+    }
 }
 
 /// What a [`Han`](crate::Han) is made of.
