@@ -102,7 +102,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// Threads that were asked for.
+    /// The value of `--threads`.
     pub(crate) fn threads(&self) -> Option<usize> {
         match self {
             Self::Plan(args) => args.threads.count,
