@@ -46,7 +46,7 @@ def register(name: str = "regard", precision: str | None = "full") -> None:
     """Register Regard as `attn_implementation=name` with Transformers. A repeated call only changes the precision.
 
     `precision` is that of `regard.attention`. "full" uses AMX for f32 tensors where the CPU has it, with the accuracy of f32 arithmetic;
-    "strict" gives bit-identical results on every CPU.
+    "strict" gives bit-identical results on every CPU with AVX2.
     """
     for taken in ("flash", "sdpa", "flex_attention", "eager", "paged|", "/"):
         if taken in name:

@@ -99,7 +99,8 @@ pub fn trace_page(
         let layer = trace.layer(site)?;
         let map = trace.map(machine, site, 0..layer.data.size()[0], [cells; 2])?;
         for (name, axis) in [(&layer.rows, &map.rows), (&layer.cols, &map.cols)] {
-            let (title, labels) = (axis.title.clone(), axis.labels.clone());
+            // Its name, not the title of one map: maps of self-attention call the same axis query and key.
+            let (title, labels) = (name.clone(), axis.labels.clone());
             axes.entry(name.clone()).or_insert(AxisData { title, labels });
         }
         let codes: Vec<u8> = map.values.iter().flat_map(|a| code(*a).to_le_bytes()).collect();

@@ -119,7 +119,7 @@ pub(crate) enum Cached {
 }
 
 pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
-bias headbias alibi softcap sinks dropout large-logit bshd backward-only strict f32 high paged shared additive top-{keys} hard sampled \
+bias headbias alibi softcap sinks dropout large-logit bshd backward-only strict full high paged shared additive top-{keys} hard sampled \
 sparsemax local{reach}; of linear, causal relu random{features} both bshd; of lsh, causal both bshd";
 
 impl Case {

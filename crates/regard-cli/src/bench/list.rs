@@ -98,7 +98,7 @@ fn halves() -> Vec<String> {
     }
     names.push("backward-bf16-n8192-d64".into());
     names.extend([16, 32, 64, 128].map(|n| format!("backward-bf16-n{n}-d64-b64")));
-    names.push("backward-f32-n2048-d64-f32".into());
+    names.push("backward-f32-n2048-d64-full".into());
     names
 }
 

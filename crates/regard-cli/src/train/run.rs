@@ -180,7 +180,7 @@ fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> 
     let warmup = trainer.settings().training.warmup;
     if warmup > size.steps {
         say(format_args!(
-            "warning: the warm-up of {warmup} steps is longer than the run of {} steps, so the learning rate never reaches training.rate; \
+            "warning: the warm-up of {warmup} steps is longer than the run of {} steps, so the learning rate never reaches training.lr; \
              set training.warmup to less than {}",
             size.steps, size.steps
         ));
