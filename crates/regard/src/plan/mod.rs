@@ -58,7 +58,7 @@ pub(crate) struct Core<'a, N: Number> {
 ///
 /// A plan has a pool of its own. A layer whose parameters (bias, ALiBi slopes, sinks, ...) change between calls owns a pool, and makes
 /// a plan for each call that uses it: [`Plan::with_scratch`]. A clone shares the memory of the original. Plans of any sizes may
-/// share a pool; it holds the [`POOL_MAX`] most recent blocks of scratch, one for each thread of a call.
+/// share a pool; it holds the 64 most recent blocks of scratch, one for each thread of a call.
 #[derive(Clone, Debug)]
 pub struct ScratchPool<N: Number>(Arc<Mutex<Vec<Pooled<N>>>>);
 
