@@ -112,7 +112,7 @@ def attention(q: Any, k: Any, v: Any, *, return_aux: bool = False, **options: Un
     """
     call = described(q := _arrays.rows(q), options)
     tensors = (q, _arrays.rows(k), _arrays.rows(v))
-    if not (return_aux or call.learned or call.held) and type(q) is np.ndarray and q.ndim == tensors[1].ndim == tensors[2].ndim == 4:
+    if not return_aux and call.is_plain and type(q) is np.ndarray and q.ndim == tensors[1].ndim == tensors[2].ndim == 4:
         return call.attend(*tensors)
     kept = _regard.forward(call.native(*tensors))
     out = _arrays.numpy_of(kept.out)

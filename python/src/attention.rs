@@ -110,16 +110,20 @@ pub(crate) fn attend(
     v: Array,
     out: Array,
 ) -> PyResult<()> {
-    by_type!(q.dtype(), E => {
+    let tensors = [q, k, v];
+    by_type!(tensors[0].dtype(), E => {
+        let [q, k, v] = &tensors;
         let views = [q.view::<E>("q", None)?, k.view("k", None)?, v.view("v", None)?];
-        let plan = planned(options, &views)?;
-        let rows: usize = views[0].shape().to_array()[..3].iter().product();
-        let zeros = || vec![Default::default(); rows];
-        let (mut lse, mut entropy) = (zeros(), plan.problem().entropy.then(zeros));
+        let plan = planned(options, &tensors, &views)?;
+        // One number for each row; an error where there is no memory for them.
+        let zeros = || Tensor::zeros(&views[0], 1).map_err(refused);
+        let mut lse = zeros()?;
+        let mut entropy = plan.problem().entropy.then(zeros).transpose()?;
         // SAFETY: `regard/*.py` has just made this array and holds the only reference.
         let out = unsafe { out.view_mut::<E>("out") }?;
         let [q, k, v] = views;
-        let to = OutputMut { out, lse: &mut lse, entropy: entropy.as_deref_mut() };
+        let entropy = entropy.as_mut().map(Tensor::data_mut);
+        let to = OutputMut { out, lse: lse.data_mut(), entropy };
         py.detach(|| plan.forward_into(q, (k, v), to)).map_err(refused)
     })
 }

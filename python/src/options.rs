@@ -152,14 +152,6 @@ impl Call {
         Ok(Self { options, tensors, learned, mask, given, seed, q_offsets, k_offsets })
     }
 
-    /// Options without arrays.
-    fn of_options(options: Options) -> PyResult<Self> {
-        let mask = parse_mask_with(&options.mask, &[]).map_err(refused)?;
-        let (tensors, learned, given) = (Vec::new(), Vec::new(), Vec::new());
-        let (seed, q_offsets, k_offsets) = ([0; 2], None, None);
-        Ok(Self { options, tensors, learned, mask, given, seed, q_offsets, k_offsets })
-    }
-
     pub(crate) fn dtype(&self) -> &str {
         self.tensors[0].dtype()
     }
@@ -362,6 +354,7 @@ const PLANS_MAX: usize = 32;
 /// The plan of a call whose options have no arrays.
 pub(crate) fn planned<E: ArrayElement>(
     options: &str,
+    tensors: &[Array; 3],
     views: &[View<'_, E>; 3],
 ) -> PyResult<Arc<Plan<'static, E>>> {
     let (shapes, dtype) = (views.map(|view| view.shape()), <E as Named>::NAME);
@@ -378,11 +371,11 @@ pub(crate) fn planned<E: ArrayElement>(
         return plan.downcast().map_err(|_| refused("the plan is of another type"));
     }
     drop(plans);
-    let settings: Options = serde_json::from_str(options).map_err(refused)?;
-    let call = Call::of_options(settings)?;
+    let options = options.to_string();
+    let described = Described(options.clone(), tensors.to_vec(), Vec::new(), Vec::new());
+    let call = Call::new(described)?;
     let problem = call.with_options(&[], Problem::new(&views[0], &views[1], &views[2]))?;
     let plan = Arc::new(Plan::new(problem, call.machine()?).map_err(refused)?);
-    let options = options.to_string();
     let entry = Planned { options, dtype, shapes, forked, plan: plan.clone() };
     let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
     if plans.len() == PLANS_MAX {

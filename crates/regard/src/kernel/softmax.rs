@@ -192,7 +192,8 @@ impl<N: Number> States<N> {
     }
 
     /// Whether `max` is set in all lanes of the span.
-    fn max_is_set(&self, span: Span) -> bool {
+    #[inline(always)]
+    pub(crate) fn max_is_set(&self, span: Span) -> bool {
         // No early exit, so that the loop vectorizes.
         let set = |all: bool, max: &N| all & (*max > -N::max_value());
         self.max.0[span.start..span.end].iter().fold(true, set)
@@ -253,17 +254,6 @@ leaf! {
 }
 
 impl<N: Number> States<N> {
-    /// Whether `max` is set in all lanes of the span's vectors; within a leaf.
-    #[inline(always)]
-    pub(crate) fn max_is_set_within<S: Simd<N>>(&self, s: S, span: Span) -> bool {
-        let (lowest, full) = (s.splat(-N::max_value()), u32::MAX >> (32 - S::LANES));
-        let mut all = full;
-        for lane in span.vectors::<N, S>() {
-            all &= s.bits(s.less(lowest, s.load(&self.max.0[lane..])));
-        }
-        all == full
-    }
-
     /// Adds the sums of a tile's weights, if all are below `MAX_TILE_SUM`, that is if `max` is current, or if `always`; within a leaf.
     /// Tells whether it is.
     #[inline(always)]

@@ -296,8 +296,7 @@ impl<N: Number> Core<'_, N> {
             let each = heads.q / served * parts;
             let grid = Grid::new(items, each, self.problem.q_offsets().is_none(), tiling);
             let tiles = schedule.tiles.filter(|_| stage.keys.is_some());
-            let run = Schedule { tiles, decode, ..schedule };
-            let sizes = ScratchSizes::new(&self.problem, schedule.rows, run);
+            let sizes = ScratchSizes::new(&self.problem, Schedule { tiles, decode, ..schedule });
             run_then(
                 self.threads(),
                 grid.count(),

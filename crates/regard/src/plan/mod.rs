@@ -86,10 +86,10 @@ struct ScratchSizes {
 }
 
 impl ScratchSizes {
-    fn new<N: Number>(problem: &Problem<'_, N>, rows: usize, schedule: Schedule) -> Self {
+    fn new<N: Number>(problem: &Problem<'_, N>, schedule: Schedule) -> Self {
         Self {
             dims: Dims { batch: 0, ..problem.dims() },
-            rows,
+            rows: schedule.rows,
             tiles: schedule.tiles,
             decode: schedule.decode,
             alike: problem.treats_rows_alike(),
@@ -423,7 +423,8 @@ impl Grid {
     /// `uniform`: all items have the tiling of the first.
     fn new(items: usize, each: usize, uniform: bool, tiling: impl Fn(usize) -> Tiling) -> Self {
         if uniform && items > 0 {
-            let (tiling, each) = (tiling(0), each * tiling(0).count());
+            let tiling = tiling(0);
+            let each = each * tiling.count();
             return Self::Uniform { tasks: items * each, each, tiling };
         }
         let tilings: Vec<_> = (0..items).map(tiling).collect();

@@ -362,7 +362,7 @@ leaf! {
         let (tile, span) = (&mut tile[..used], Span::first(GROUP));
         let mut sums = sums;
         if let Some(sums) = &mut sums
-            && !states.max_is_set_within(s, span)
+            && !states.max_is_set(span)
         {
             **sums = states.infinite_where_empty();
             return false;
