@@ -16,7 +16,6 @@
 mod look;
 
 use crate::error::Error;
-use crate::math::{sigmoid, tanh};
 use crate::op::{BackwardArgs, Operation, run};
 use crate::product::{Matrix, Products};
 use crate::rows::{RowSums, RowWork, by_few, by_rows, summed};
@@ -25,6 +24,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 pub use look::GruAttention;
 use look::{AttentionMemory, SavedAttention};
+use regard_matmul::math::{sigmoid, tanh};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 

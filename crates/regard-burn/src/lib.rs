@@ -53,7 +53,6 @@
 // Ground
 //   error      every way a call can be wrong
 //   heap       memory that is kept
-//   math       functions of one number as plain arithmetic; loops compiled for several instruction sets
 //   rows       rows of a matrix, some on each thread
 //   product    products of matrices: many rows by gemm or, rounded to bf16, on AMX, few by reading weights once
 //   tensors    Burn's tensors as slices and views, and back
@@ -76,7 +75,6 @@ mod gru;
 mod heap;
 mod linear;
 mod loss;
-mod math;
 mod norm;
 mod op;
 mod product;

@@ -1,13 +1,13 @@
 //! A linear layer with its bias and its activation in one step.
 
 use crate::error::Error;
-use crate::math::{erf, exp, sigmoid};
 use crate::op::{BackwardArgs, Operation, run};
 use crate::product::{Matrix, Products};
 use crate::rows::{RowWork, by_rows, changed, column_sums};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
+use regard_matmul::math::{erf, exp, sigmoid};
 use std::sync::{Arc, OnceLock};
 
 /// What happens to each number of a layer's output.

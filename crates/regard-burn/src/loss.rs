@@ -1,12 +1,13 @@
 //! Cross entropy, with label smoothing.
 
 use crate::error::Error;
-use crate::math::{LANES, exp, sum};
 use crate::op::{BackwardArgs, Operation, run};
 use crate::rows::{RowWork, by_few, changed};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{Int, Tensor};
+use regard_matmul::math::{LANES, exp};
+use regard_matmul::sum;
 use std::sync::{Arc, OnceLock};
 
 /// How a [`cross_entropy`] is taken.

@@ -1,12 +1,12 @@
 //! Layer norm (Ba et al. 2016) and RMS norm (Zhang and Sennrich 2019).
 
 use crate::error::Error;
-use crate::math::sum;
 use crate::op::{BackwardArgs, Operation, run};
 use crate::rows::{RowSums, RowWork, changed, summed};
 use crate::tensors::{dense, numbers, only_f32, rows, sizes, tensor};
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
+use regard_matmul::sum;
 use std::ops::Range;
 use std::sync::Arc;
 

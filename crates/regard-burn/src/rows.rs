@@ -2,9 +2,9 @@
 //!
 //! Work is a type with a method that is inlined, not a closure: see [`vectorized`].
 
-use crate::math::vectorized;
 use pulp::NullaryFnOnce;
 use rayon::prelude::*;
+use regard_matmul::math::vectorized;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 

@@ -1,6 +1,5 @@
 //! What a unit sees of a memory: `score . tanh(query h + key)`, a softmax of it, and the mean of the values by that.
 
-use crate::math::{exp, sum, tanh, vectorized};
 use crate::product::{Matrix, Products};
 use crate::rows::{RowWork, by_few, by_rows, column_sums};
 use crate::tensors::{numbers, tensor};
@@ -8,6 +7,8 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use pulp::NullaryFnOnce;
 use rayon::prelude::*;
+use regard_matmul::math::{exp, tanh, vectorized};
+use regard_matmul::sum;
 
 /// What a recurrent net looks at before each step, and how.
 #[derive(Clone, Debug)]

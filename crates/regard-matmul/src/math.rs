@@ -3,13 +3,14 @@
 /// Runs a piece of work compiled for the best instructions of this machine. All that it calls must be `#[inline(always)]`, which
 /// closures cannot be: what is not inlined is compiled for the least of machines, where a fused multiply-add is a call.
 #[inline(always)]
-pub(crate) fn vectorized<W: pulp::NullaryFnOnce>(work: W) -> W::Output {
+pub fn vectorized<W: pulp::NullaryFnOnce>(work: W) -> W::Output {
     pulp::Arch::new().dispatch(work)
 }
 
 /// `e^x` within 2 units in the last place; 0 below -87.3, where the result has no normal number, and large above 88.3.
+#[must_use]
 #[inline(always)]
-pub(crate) fn exp(x: f32) -> f32 {
+pub fn exp(x: f32) -> f32 {
     // To the nearest whole number: what is added leaves no bits for a fraction.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.336_54, 88.376_26);
@@ -31,14 +32,16 @@ pub(crate) fn exp(x: f32) -> f32 {
 }
 
 /// `1 / (1 + e^-x)`
+#[must_use]
 #[inline(always)]
-pub(crate) fn sigmoid(x: f32) -> f32 {
+pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
 /// The hyperbolic tangent within `3e-7`: a quotient of polynomials on [-7.9, 7.9], where it has become 1 in f32.
+#[must_use]
 #[inline(always)]
-pub(crate) fn tanh(x: f32) -> f32 {
+pub fn tanh(x: f32) -> f32 {
     let x = x.clamp(-7.905_311, 7.905_311);
     let s = x * x;
     let p = -2.760_768_5e-16f32;
@@ -56,8 +59,9 @@ pub(crate) fn tanh(x: f32) -> f32 {
 }
 
 /// The error function within `4e-7`: a quotient of polynomials on [-4, 4], where it has become 1 in f32.
+#[must_use]
 #[inline(always)]
-pub(crate) fn erf(x: f32) -> f32 {
+pub fn erf(x: f32) -> f32 {
     let x = x.clamp(-4.0, 4.0);
     let s = x * x;
     let p = -2.726_142_3e-10f32;
@@ -76,11 +80,12 @@ pub(crate) fn erf(x: f32) -> f32 {
 }
 
 /// Numbers that are summed side by side, one lane each, and at last together: an order that does not depend on the machine.
-pub(crate) const LANES: usize = 16;
+pub const LANES: usize = 16;
 
 /// All lanes together, half by half: in sequence each sum would wait for the one before.
+#[must_use]
 #[inline(always)]
-pub(crate) fn total(mut lanes: [f32; LANES]) -> f32 {
+pub fn total(mut lanes: [f32; LANES]) -> f32 {
     for half in [8, 4, 2, 1] {
         for i in 0..half {
             lanes[i] += lanes[i + half];
@@ -90,6 +95,7 @@ pub(crate) fn total(mut lanes: [f32; LANES]) -> f32 {
 }
 
 /// The sum of a function of each number of some lists of equal length.
+#[macro_export]
 macro_rules! sum {
     ($($x:ident in $list:expr),+ => $of:expr) => {{
         let mut lanes = [0.0f32; $crate::math::LANES];
@@ -112,7 +118,6 @@ macro_rules! sum {
         $crate::math::total(lanes) + last
     }};
 }
-pub(crate) use sum;
 
 #[cfg(test)]
 mod tests {
