@@ -27,11 +27,28 @@ impl<'d, D: Decoder> Batch<'d, D> {
     /// Feeds every state; scores `[states, vocab]`.
     pub(super) fn feed(&mut self, tokens: &[&[u32]]) -> Result<Vec<f32>, D::Error> {
         let scores = self.decoder.feed(&mut self.states, tokens)?;
-        let (got, states, vocab) = (scores.len(), self.states.len(), self.decoder.vocab());
+        self.check(scores, self.states.len())
+    }
+
+    /// The same with scores of every token; none if the decoder cannot.
+    pub(super) fn feed_all(&mut self, tokens: &[&[u32]]) -> Result<Option<Vec<f32>>, D::Error> {
+        let Some(scores) = self.decoder.feed_all(&mut self.states, tokens)? else {
+            return Ok(None);
+        };
+        self.check(scores, tokens.iter().map(|tokens| tokens.len()).sum()).map(Some)
+    }
+
+    fn check(&self, scores: Vec<f32>, states: usize) -> Result<Vec<f32>, D::Error> {
+        let (got, vocab) = (scores.len(), self.decoder.vocab());
         match states.checked_mul(vocab) == Some(got) {
             true => Ok(scores),
             false => Err(GenerateError::Scores { got, states, vocab }.into()),
         }
+    }
+
+    /// The state of this number forgets all but its first `len` tokens.
+    pub(super) fn truncate(&mut self, state: usize, len: usize) -> Result<(), D::Error> {
+        self.decoder.truncate(&mut self.states[state], len)
     }
 
     /// Goes on with a state for each of `parents`: the state of that number, or a fork of it where it is named again.

@@ -1,5 +1,6 @@
 //! From the scores of one state to tokens. The scores are checked before: none is NaN or +inf, one at least is finite.
 
+use super::Sampling;
 use std::cmp::Ordering;
 
 /// ln Σ exp(score), in `f64`: a score less this is a log-probability.
@@ -107,12 +108,8 @@ pub(super) fn descending(a: f64, b: f64) -> Ordering {
 
 /// What may be drawn, with weights that need not add up to 1, in the order of ids: so an option that leaves nothing out changes no
 /// draw.
-pub(super) fn kept(
-    scores: &[f32],
-    temperature: f32,
-    top_k: Option<usize>,
-    top_p: Option<f32>,
-) -> Vec<(u32, f64)> {
+pub(super) fn kept(scores: &[f32], sampling: &Sampling) -> Vec<(u32, f64)> {
+    let Sampling { temperature, top_k, top_p, min_p, seed: _ } = *sampling;
     let top_p = top_p.filter(|p| *p < 1.0);
     let kept = match (top_k, top_p) {
         (None, None) => (0..).zip(scores.iter().copied()).collect(),
@@ -129,6 +126,9 @@ pub(super) fn kept(
             before += weight;
             stays
         });
+    }
+    if let Some(p) = min_p {
+        kept.retain(|(_, weight)| *weight >= f64::from(p)); // the likeliest has weight 1
     }
     kept.sort_unstable_by_key(|(id, _)| *id);
     kept
@@ -152,6 +152,15 @@ pub(super) fn draw(kept: &[(u32, f64)], place: f64) -> u32 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn kept(
+        scores: &[f32],
+        temperature: f32,
+        top_k: Option<usize>,
+        top_p: Option<f32>,
+    ) -> Vec<(u32, f64)> {
+        super::kept(scores, &Sampling { temperature, top_k, top_p, ..Sampling::default() })
+    }
 
     /// Few different scores, so that many are equal, and some of -inf.
     fn scores() -> impl Strategy<Value = Vec<f32>> {
@@ -202,6 +211,20 @@ mod tests {
         assert_eq!(ids(kept(&[1.0, 2.0, 1.0, 1.0], 1.0, Some(3), None)), [0, 1, 2]);
         assert_eq!(ids(kept(&[0.0; 4], 1.0, None, Some(0.5))), [0, 1]);
         assert_eq!(largest(&[-0.0, 0.0]), 0);
+    }
+
+    #[test]
+    fn min_p_keeps_tokens_by_their_share_of_the_likeliest() {
+        let scores = [0.5_f32, 0.3, 0.125, 0.075].map(f32::ln);
+        let ids = |temperature, min_p| {
+            let sampling = Sampling { temperature, min_p: Some(min_p), ..Sampling::default() };
+            super::kept(&scores, &sampling).iter().map(|(id, _)| *id).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(1.0, 0.2), [0, 1, 2]);
+        assert_eq!(ids(1.0, 0.3), [0, 1]);
+        assert_eq!(ids(2.0, 0.3), [0, 1, 2, 3]); // temperature works first
+        assert_eq!(ids(1.0, 1.0), [0]);
+        assert_eq!(ids(1.0, 0.0), [0, 1, 2, 3]);
     }
 
     proptest! {

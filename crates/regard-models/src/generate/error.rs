@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum GenerateError {
-    /// A field of [`DecodingStrategy`](super::DecodingStrategy) or [`StoppingCriteria`](super::StoppingCriteria) that makes no sense.
+    /// A field of [`GenerationOptions`](super::GenerationOptions), or of what is in them, that makes no sense.
     Field {
         /// Which one.
         field: &'static str,
@@ -59,6 +59,20 @@ pub enum GenerateError {
         /// Of which prompt.
         row: usize,
     },
+    /// A constraint could not go on.
+    Constraint {
+        /// Of which prompt.
+        row: usize,
+        /// What it said.
+        why: String,
+    },
+    /// A grammar that could not be made.
+    Grammar {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A decoder with `feed_all` and without `truncate`.
+    NoTruncate,
 }
 
 impl fmt::Display for GenerateError {
@@ -90,8 +104,13 @@ impl fmt::Display for GenerateError {
             ),
             Self::NoSelection { row } => write!(
                 f,
-                "prompt {row}: the model's scores are all -inf; one token at least must be allowed"
+                "prompt {row}: the scores are all -inf; the model, the suppressed tokens and the constraint must allow one token"
             ),
+            Self::Constraint { row, why } => write!(f, "prompt {row}: constraint: {why}"),
+            Self::Grammar { why } => write!(f, "grammar: {why}"),
+            Self::NoTruncate => {
+                write!(f, "decoder: it has `feed_all`, and no `truncate`; speculation needs both")
+            }
         }
     }
 }

@@ -46,17 +46,29 @@
 mod batch;
 mod choose;
 mod error;
+#[cfg(feature = "grammar")]
+mod grammar;
+mod process;
 mod row;
 mod search;
+mod stop;
 #[cfg(test)]
 mod toy;
 
 pub use error::GenerateError;
-pub use search::{DecodingStrategy, FinishReason, GeneratedSequence, StoppingCriteria};
+#[cfg(feature = "grammar")]
+pub use grammar::{Grammar, GrammarCompiler};
+pub use process::{Constraint, LogitsProcessors};
+pub use search::{
+    DecodingStrategy, FinishReason, GeneratedSequence, GenerationOptions, Sampling,
+    StoppingCriteria, Usage,
+};
+pub use stop::{Emit, StopStrings};
 
 use batch::Batch;
 use row::Row;
 use std::ops::ControlFlow;
+use std::time::Instant;
 
 /// A model as generation sees it: states that grow by tokens.
 pub trait Decoder {
@@ -87,6 +99,21 @@ pub trait Decoder {
         states: &mut [Self::State],
         tokens: &[&[u32]],
     ) -> Result<Vec<f32>, Self::Error>;
+
+    /// The same with the scores after every token that is fed, `[Σ tokens, vocab]`: those of the first state, then those of the second,
+    /// and so on. None, and nothing is fed, if the decoder cannot do that; one that can has [`truncate`](Self::truncate) too.
+    fn feed_all(
+        &mut self,
+        _states: &mut [Self::State],
+        _tokens: &[&[u32]],
+    ) -> Result<Option<Vec<f32>>, Self::Error> {
+        Ok(None)
+    }
+
+    /// A state forgets all but the first `len` tokens that it was fed. It has as many at least.
+    fn truncate(&mut self, _state: &mut Self::State, _len: usize) -> Result<(), Self::Error> {
+        Err(GenerateError::NoTruncate.into())
+    }
 }
 
 /// Continues each prompt until it ends; one [`GeneratedSequence`] per prompt, in their order.
@@ -105,30 +132,76 @@ pub fn generate<D: Decoder>(
     stop: &StoppingCriteria,
     on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
 ) -> Result<Vec<GeneratedSequence>, D::Error> {
+    let options = GenerationOptions::new(search.clone(), stop.clone());
+    Ok(generate_with(decoder, prompts, &options, on_token)?.0)
+}
+
+/// [`generate()`] with all that can be asked for; also tells how long it took.
+///
+/// # Errors
+/// Those of [`generate()`], and what a constraint says.
+pub fn generate_with<D: Decoder>(
+    decoder: &mut D,
+    prompts: &[Vec<u32>],
+    options: &GenerationOptions,
+    on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
+) -> Result<(Vec<GeneratedSequence>, Usage), D::Error> {
     let (vocab, context) = (decoder.vocab(), decoder.context());
-    search.check()?;
-    stop.check(vocab)?;
+    options.check(vocab)?;
     let rows = prompts.iter().enumerate().map(|(row, prompt)| {
         error::check_prompt(row, prompt, vocab, context)?;
-        Ok(Row::new(row, prompt, search, stop, context))
+        Ok(Row::new(row, prompt, options, context))
     });
     let mut rows = rows.collect::<Result<Vec<_>, GenerateError>>()?;
 
+    let (started, mut prompted) = (Instant::now(), None);
+    let mut lookup = options.prompt_lookup;
     let mut batch = Batch::start(decoder, rows.len())?;
     while !batch.is_empty() {
-        let tokens: Vec<&[u32]> = rows.iter().flat_map(Row::unfed).collect();
-        let scores = batch.feed(&tokens)?;
+        let scores = feed(&mut batch, &mut rows, &mut lookup)?;
         let mut scores = scores.chunks_exact(vocab);
         let (mut first, mut parents) = (0, Vec::new());
         for row in rows.iter_mut().filter(|row| row.live() > 0) {
-            let of_row: Vec<&[f32]> = scores.by_ref().take(row.live()).collect();
-            let next = first + of_row.len();
+            let of_row: Vec<&[f32]> = scores.by_ref().take(row.scored()).collect();
+            let next = first + row.live();
             parents.extend(row.advance(&of_row, on_token)?.into_iter().map(|state| first + state));
+            if let Some(len) = row.cut() {
+                batch.truncate(first, len)?;
+            }
             first = next;
         }
         batch.keep(&parents)?;
+        prompted.get_or_insert_with(|| started.elapsed());
     }
-    Ok(rows.into_iter().filter_map(Row::finish).collect())
+    let (whole, prompted) = (started.elapsed(), prompted.unwrap_or_default());
+    let sequences: Vec<_> = rows.into_iter().filter_map(Row::finish).collect();
+    let usage = Usage {
+        prompts: prompts.len(),
+        prompt_tokens: prompts.iter().map(Vec::len).sum(),
+        generated_tokens: sequences.iter().map(|one| one.tokens.len()).sum(),
+        prompt_seconds: prompted.as_secs_f64(),
+        generation_seconds: (whole - prompted).as_secs_f64(),
+    };
+    Ok((sequences, usage))
+}
+
+/// Feeds all rows, with guesses of up to `lookup` tokens; that becomes 0 if the decoder cannot check them.
+fn feed<D: Decoder>(
+    batch: &mut Batch<'_, D>,
+    rows: &mut [Row<'_>],
+    lookup: &mut usize,
+) -> Result<Vec<f32>, D::Error> {
+    rows.iter_mut().for_each(|row| row.guess(*lookup));
+    if rows.iter().any(Row::guesses) {
+        let tokens: Vec<&[u32]> = rows.iter().flat_map(Row::unfed).collect();
+        if let Some(scores) = batch.feed_all(&tokens)? {
+            return Ok(scores);
+        }
+        *lookup = 0;
+        rows.iter_mut().for_each(|row| row.guess(0));
+    }
+    let tokens: Vec<&[u32]> = rows.iter().flat_map(Row::unfed).collect();
+    batch.feed(&tokens)
 }
 
 #[cfg(test)]
@@ -147,8 +220,8 @@ mod tests {
     fn tokens_are_drawn_as_often_as_the_model_says() {
         let table = [[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.25, 0.25, 0.5]];
         for temperature in [0.5, 1.0, 2.0] {
-            let search =
-                DecodingStrategy::Sample { temperature, top_k: None, top_p: None, seed: 7 };
+            let sampling = Sampling { temperature, seed: 7, ..Sampling::default() };
+            let search = DecodingStrategy::Sample(sampling);
             let forever = StoppingCriteria { max_tokens: 30_000, end: vec![] };
             let tokens = run(&mut Toy::markov(table), &[vec![0]], &search, &forever)
                 .unwrap()
@@ -304,6 +377,27 @@ mod tests {
         });
         assert!(std::panic::catch_unwind(call).is_err());
         assert_eq!(toy.alive(), 0);
+    }
+
+    #[test]
+    fn usage_counts_tokens_and_divides_the_time() {
+        let mut toy = Toy::new(3, |history| {
+            std::thread::sleep(std::time::Duration::from_millis(if history.len() == 2 {
+                20
+            } else {
+                1
+            }));
+            vec![0.0, 1.0, 0.0]
+        });
+        let options = GenerationOptions::new(DecodingStrategy::Greedy, stop(4));
+        let (said, usage) =
+            super::toy::run_with(&mut toy, &[vec![1, 2], vec![2, 2]], &options).unwrap();
+        assert_eq!(said.len(), 2);
+        assert_eq!((usage.prompts, usage.prompt_tokens, usage.generated_tokens), (2, 4, 8));
+        assert!(usage.prompt_seconds > 0.039 && usage.generation_seconds > 0.005, "{usage:?}");
+        assert!(usage.prompt_tokens_per_second() < 110.0);
+        assert!((1.0..1200.0).contains(&usage.generated_tokens_per_second()));
+        assert_eq!(Usage::default().prompt_tokens_per_second(), 0.0);
     }
 
     #[test]

@@ -2,18 +2,23 @@
 
 use super::choose::{best, descending, draw, kept, largest, log_sum};
 use super::error::check_scores;
-use super::{DecodingStrategy, FinishReason, GenerateError, GeneratedSequence, StoppingCriteria};
+use super::process::look_up;
+use super::{
+    Constraint, DecodingStrategy, FinishReason, GenerateError, GeneratedSequence, GenerationOptions,
+};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::borrow::Cow;
 use std::mem::take;
 use std::ops::ControlFlow;
 use std::slice::from_ref;
 
 /// A hypothesis that goes on.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Line {
     tokens: Vec<u32>,
     score: f64,
+    constraint: Option<Box<dyn Constraint>>,
 }
 
 impl Line {
@@ -31,13 +36,16 @@ impl Line {
 pub(super) struct Row<'a> {
     row: usize,
     prompt: &'a [u32],
-    search: &'a DecodingStrategy,
-    end: &'a [u32],
+    options: &'a GenerationOptions,
+    /// Scores are chosen from as they are.
+    plain: bool,
     /// The most tokens, and what it is called to reach them.
     limit: (usize, FinishReason),
     chance: ChaCha8Rng,
     /// In the order of their states; beams are best first.
     live: Vec<Line>,
+    /// The last token and a guess of the next ones; empty without a guess. Only where there is one state.
+    draft: Vec<u32>,
     /// Best first.
     done: Vec<GeneratedSequence>,
 }
@@ -47,20 +55,32 @@ impl<'a> Row<'a> {
     pub(super) fn new(
         row: usize,
         prompt: &'a [u32],
-        search: &'a DecodingStrategy,
-        stop: &'a StoppingCriteria,
+        options: &'a GenerationOptions,
         context: Option<usize>,
     ) -> Self {
+        let max_tokens = options.stop.max_tokens;
         // The last token is not fed, so there is one more of them than there is room.
         let room = context.map_or(usize::MAX, |context| (context - prompt.len()).saturating_add(1));
-        let limit = match room < stop.max_tokens {
+        let limit = match room < max_tokens {
             true => (room, FinishReason::Context),
-            false => (stop.max_tokens, FinishReason::MaxTokens),
+            false => (max_tokens, FinishReason::MaxTokens),
         };
-        let seed = if let DecodingStrategy::Sample { seed, .. } = search { *seed } else { 0 };
-        let (end, chance) = (stop.end.as_slice(), stream(seed, row));
-        let (live, done) = (vec![Line::default()], Vec::new());
-        Self { row, prompt, search, end, limit, chance, live, done }
+        let seed = match &options.strategy {
+            DecodingStrategy::Sample(sampling) => sampling.seed,
+            _ => 0,
+        };
+        let line = Line { constraint: options.constraint.clone(), ..Line::default() };
+        Self {
+            row,
+            prompt,
+            options,
+            plain: options.plain(),
+            limit,
+            chance: stream(seed, row),
+            live: vec![line],
+            draft: Vec::new(),
+            done: Vec::new(),
+        }
     }
 
     /// How many states it has.
@@ -68,9 +88,48 @@ impl<'a> Row<'a> {
         self.live.len()
     }
 
-    /// What each of its states is fed next: the prompt, then the token that was chosen.
+    /// Guesses up to `most` of the next tokens, or none.
+    pub(super) fn guess(&mut self, most: usize) {
+        self.draft.clear();
+        let ([line], false) = (self.live.as_slice(), self.is_beam()) else { return };
+        // One token is chosen beyond those that are guessed. The scores of a whole prompt would be many, so none is guessed with it.
+        let most = most.min(self.limit.0 - line.tokens.len() - 1);
+        if let (Some(last), 1..) = (line.tokens.last(), most) {
+            let history = [self.prompt, &line.tokens].concat();
+            let guess = look_up(&history, most);
+            if !guess.is_empty() {
+                self.draft.push(*last);
+                self.draft.extend_from_slice(guess);
+            }
+        }
+    }
+
+    fn is_beam(&self) -> bool {
+        matches!(self.options.strategy, DecodingStrategy::Beam { .. })
+    }
+
+    /// Whether there is a guess.
+    pub(super) fn guesses(&self) -> bool {
+        !self.draft.is_empty()
+    }
+
+    /// What each of its states is fed next: the prompt, then the token that was chosen and what is guessed.
     pub(super) fn unfed(&self) -> impl Iterator<Item = &[u32]> {
-        self.live.iter().map(|line| line.tokens.last().map_or(self.prompt, from_ref))
+        self.live.iter().map(|line| match self.guesses() {
+            true => self.draft.as_slice(),
+            false => line.tokens.last().map_or(self.prompt, from_ref),
+        })
+    }
+
+    /// How many scores it has for each token of the vocabulary.
+    pub(super) fn scored(&self) -> usize {
+        self.live.len().max(self.draft.len())
+    }
+
+    /// To how many tokens its state must be cut after a guess.
+    pub(super) fn cut(&self) -> Option<usize> {
+        let line = self.live.first().filter(|_| self.guesses())?;
+        Some(self.prompt.len() + line.tokens.len() - 1)
     }
 
     /// Chooses what comes next, by the scores of each of its states. Returns the states to go on with, none if the row has ended.
@@ -79,53 +138,94 @@ impl<'a> Row<'a> {
         scores: &[&[f32]],
         on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
     ) -> Result<Vec<usize>, GenerateError> {
-        for scores in scores {
-            check_scores(self.row, scores)?;
-        }
-        if let DecodingStrategy::Beam { width, length_penalty } = *self.search {
-            let parents = self.widen(scores, width, length_penalty.into());
+        if let DecodingStrategy::Beam { width, length_penalty } = self.options.strategy {
+            let parents = self.widen(scores, width, length_penalty.into())?;
             if let ([], Some(best)) = (parents.as_slice(), self.done.first()) {
                 let _heard = best.tokens.iter().try_for_each(|token| on_token(self.row, *token));
             }
             return Ok(parents);
         }
-        for (mut line, scores) in take(&mut self.live).into_iter().zip(scores) {
-            let token = self.choose(scores);
+        let Some(mut line) = self.live.pop() else { return Ok(Vec::new()) };
+        for (place, scores) in scores.iter().enumerate() {
+            let token = self.choose(&self.processed(&mut line, scores)?);
             line.score += f64::from(scores[token as usize]) - log_sum(scores);
             line.tokens.push(token);
             let heard = on_token(self.row, token);
-            if self.end.contains(&token) {
-                self.done.push(line.end(FinishReason::EndToken));
+            let ended = if self.options.stop.end.contains(&token) {
+                Some(FinishReason::EndToken)
             } else if heard.is_break() {
-                self.done.push(line.end(FinishReason::Interrupted));
-            } else if line.tokens.len() == self.limit.0 {
-                self.done.push(line.end(self.limit.1));
+                Some(FinishReason::Interrupted)
             } else {
-                self.live.push(line);
+                (line.tokens.len() == self.limit.0).then_some(self.limit.1)
+            };
+            if let Some(reason) = ended {
+                self.done.push(line.end(reason));
+                return Ok(Vec::new());
+            }
+            self.accept(&mut line, token)?;
+            // The scores after a wrong guess are those of another text.
+            if self.draft.get(place + 1) != Some(&token) {
+                break;
             }
         }
-        Ok((0..self.live.len()).collect())
+        self.live.push(line);
+        Ok(vec![0])
+    }
+
+    /// The scores that a hypothesis chooses from: none is NaN or +inf, and one at least is finite.
+    fn processed<'s>(
+        &self,
+        line: &mut Line,
+        scores: &'s [f32],
+    ) -> Result<Cow<'s, [f32]>, GenerateError> {
+        check_scores(self.row, scores)?;
+        if self.plain {
+            return Ok(Cow::Borrowed(scores));
+        }
+        let (mut scores, options) = (scores.to_vec(), self.options);
+        options.processors.apply(self.prompt, &line.tokens, &options.stop.end, &mut scores);
+        if let Some(constraint) = &mut line.constraint {
+            constraint.mask(&mut scores).map_err(|why| self.refused(why))?;
+        }
+        check_scores(self.row, &scores)?;
+        Ok(Cow::Owned(scores))
+    }
+
+    fn accept(&self, line: &mut Line, token: u32) -> Result<(), GenerateError> {
+        let Some(constraint) = &mut line.constraint else { return Ok(()) };
+        constraint.accept(token).map_err(|why| self.refused(why))
+    }
+
+    fn refused(&self, why: String) -> GenerateError {
+        GenerateError::Constraint { row: self.row, why }
     }
 
     fn choose(&mut self, scores: &[f32]) -> u32 {
-        match *self.search {
-            DecodingStrategy::Sample { temperature, top_k, top_p, .. } => {
+        match &self.options.strategy {
+            DecodingStrategy::Sample(sampling) => {
                 // 53 bits, as many as an f64 in 0..1 can tell apart.
                 let place = (self.chance.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
-                draw(&kept(scores, temperature, top_k, top_p), place)
+                draw(&kept(scores, sampling), place)
             }
             _ => largest(scores),
         }
     }
 
     /// One step of a beam search: `scores [live, vocab]`.
-    fn widen(&mut self, scores: &[&[f32]], width: usize, penalty: f64) -> Vec<usize> {
+    fn widen(
+        &mut self,
+        scores: &[&[f32]],
+        width: usize,
+        penalty: f64,
+    ) -> Result<Vec<usize>, GenerateError> {
         // Of each hypothesis so many that `width` remain if all end tokens are among them.
-        let enough = width.saturating_add(self.end.len());
-        let mut steps = Vec::new();
-        for (parent, (line, scores)) in self.live.iter().zip(scores).enumerate() {
-            let total = log_sum(scores);
-            let next = best(scores, enough).into_iter();
+        let end = &self.options.stop.end;
+        let enough = width.saturating_add(end.len());
+        let (mut before, mut steps) = (take(&mut self.live), Vec::new());
+        for (parent, (line, scores)) in before.iter_mut().zip(scores).enumerate() {
+            let scores = self.processed(line, scores)?;
+            let total = log_sum(&scores);
+            let next = best(&scores, enough).into_iter();
             steps.extend(
                 next.map(|(token, score)| (parent, token, line.score + (f64::from(score) - total))),
             );
@@ -136,13 +236,16 @@ impl<'a> Row<'a> {
         let (mut live, mut parents) = (Vec::new(), Vec::new());
         for (rank, (parent, token, score)) in steps.into_iter().enumerate() {
             let line = || {
-                let before = &self.live[parent].tokens;
-                Line { tokens: before.iter().copied().chain([token]).collect(), score }
+                let mut line = Line { score, ..before[parent].clone() };
+                line.tokens.push(token);
+                line
             };
-            match self.end.contains(&token) {
+            match end.contains(&token) {
                 true if rank < width => self.done.push(line().end(FinishReason::EndToken)),
                 false if live.len() < width => {
-                    live.push(line());
+                    let mut line = line();
+                    self.accept(&mut line, token)?;
+                    live.push(line);
                     parents.push(parent);
                 }
                 _ => {}
@@ -162,7 +265,7 @@ impl<'a> Row<'a> {
             parents.clear();
         }
         self.live = live;
-        parents
+        Ok(parents)
     }
 
     /// The best of what it became, with the others in it. A row leaves the batch only with one at least.

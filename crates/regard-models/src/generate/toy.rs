@@ -1,7 +1,8 @@
 //! A decoder for tests: its scores are a function of all it was fed, it counts its states, and it fails when told to.
 
 use super::{
-    Decoder, DecodingStrategy, GenerateError, GeneratedSequence, StoppingCriteria, generate,
+    Decoder, DecodingStrategy, GenerateError, GeneratedSequence, GenerationOptions, Sampling,
+    StoppingCriteria, Usage, generate_with,
 };
 use std::collections::HashMap;
 use std::fmt;
@@ -15,6 +16,8 @@ pub(super) struct Toy {
     states: HashMap<u64, Vec<u32>>,
     made: u64,
     pub(super) context: Option<usize>,
+    /// Whether it has `feed_all`.
+    pub(super) speculates: bool,
     /// How many states each feed had.
     pub(super) fed: Vec<usize>,
     /// Fails after so many calls that can fail.
@@ -47,7 +50,8 @@ impl From<GenerateError> for ToyError {
 impl Toy {
     pub(super) fn new(vocab: usize, score: impl Fn(&[u32]) -> Vec<f32> + 'static) -> Self {
         let (states, score) = (HashMap::new(), Box::new(score));
-        Self { vocab, score, states, made: 0, context: None, fed: vec![], calls_left: None }
+        let (context, speculates, fed, calls_left) = (None, false, vec![], None);
+        Self { vocab, score, states, made: 0, context, speculates, fed, calls_left }
     }
 
     /// Scores between -2 and 2 that depend on every token before.
@@ -89,6 +93,28 @@ impl Toy {
         }
     }
 
+    fn fed(
+        &mut self,
+        states: &[ToyState],
+        tokens: &[&[u32]],
+        all: bool,
+    ) -> Result<Vec<f32>, ToyError> {
+        self.call()?;
+        assert_eq!((states.len(), states.len()), (tokens.len(), self.states.len()));
+        self.fed.push(states.len());
+        let mut scores = Vec::new();
+        for (state, tokens) in states.iter().zip(tokens) {
+            let history = self.states.get_mut(&state.0).unwrap();
+            history.extend_from_slice(tokens);
+            assert!(!tokens.is_empty() && self.context.is_none_or(|most| history.len() <= most));
+            let scored = if all { tokens.len() } else { 1 };
+            for len in history.len() + 1 - scored..=history.len() {
+                scores.extend((self.score)(&history[..len]));
+            }
+        }
+        Ok(scores)
+    }
+
     fn state(&mut self, history: Vec<u32>) -> ToyState {
         self.made += 1;
         self.states.insert(self.made, history);
@@ -125,22 +151,28 @@ impl Decoder for Toy {
     }
 
     fn feed(&mut self, states: &mut [ToyState], tokens: &[&[u32]]) -> Result<Vec<f32>, ToyError> {
+        self.fed(states, tokens, false)
+    }
+
+    fn feed_all(
+        &mut self,
+        states: &mut [ToyState],
+        tokens: &[&[u32]],
+    ) -> Result<Option<Vec<f32>>, ToyError> {
+        self.speculates.then(|| self.fed(states, tokens, true)).transpose()
+    }
+
+    fn truncate(&mut self, state: &mut ToyState, len: usize) -> Result<(), ToyError> {
         self.call()?;
-        assert_eq!((states.len(), states.len()), (tokens.len(), self.states.len()));
-        self.fed.push(states.len());
-        let mut scores = Vec::new();
-        for (state, tokens) in states.iter().zip(tokens) {
-            let history = self.states.get_mut(&state.0).unwrap();
-            history.extend_from_slice(tokens);
-            assert!(!tokens.is_empty() && self.context.is_none_or(|most| history.len() <= most));
-            scores.extend((self.score)(history));
-        }
-        Ok(scores)
+        let history = self.states.get_mut(&state.0).unwrap();
+        assert!(len <= history.len());
+        history.truncate(len);
+        Ok(())
     }
 }
 
 pub(super) fn sample(seed: u64) -> DecodingStrategy {
-    DecodingStrategy::Sample { temperature: 1.0, top_k: None, top_p: None, seed }
+    DecodingStrategy::Sample(Sampling { seed, ..Sampling::default() })
 }
 
 pub(super) fn beam(width: usize, length_penalty: f32) -> DecodingStrategy {
@@ -158,7 +190,16 @@ pub(super) fn run(
     search: &DecodingStrategy,
     stop: &StoppingCriteria,
 ) -> Result<Vec<GeneratedSequence>, ToyError> {
-    let result = generate(toy, prompts, search, stop, &mut |_, _| ControlFlow::Continue(()));
-    assert_eq!(toy.alive(), 0, "{search:?}");
+    let options = GenerationOptions::new(search.clone(), stop.clone());
+    Ok(run_with(toy, prompts, &options)?.0)
+}
+
+pub(super) fn run_with(
+    toy: &mut Toy,
+    prompts: &[Vec<u32>],
+    options: &GenerationOptions,
+) -> Result<(Vec<GeneratedSequence>, Usage), ToyError> {
+    let result = generate_with(toy, prompts, options, &mut |_, _| ControlFlow::Continue(()));
+    assert_eq!(toy.alive(), 0, "{options:?}");
     result
 }
