@@ -76,6 +76,8 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         jinja.set_syntax(syntax.map_err(wrong)?);
         jinja.set_fuel(Some(STEPS));
+        // Templates call methods of Python's strings: Qwen3's asks `content.startswith(..)`.
+        jinja.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         jinja.add_function("raise_exception", |why: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, why))
         });
@@ -107,6 +109,13 @@ mod tests {
         {{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}\
         {{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}\
         {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+    #[test]
+    fn methods_of_python_are_known() {
+        let template = "{% for m in messages %}{% if m.content.startswith('<t>') %}{{ m.content.split('>')[1].strip() }}{% endif %}{% endfor %}";
+        let chat = ChatTemplate { template: template.into(), ..ChatTemplate::default() };
+        assert_eq!(chat.render(&[said("user", "<t> Hi "), said("user", "no")]).unwrap(), "Hi");
+    }
 
     #[test]
     fn messages_become_a_prompt() {

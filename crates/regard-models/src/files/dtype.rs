@@ -1,44 +1,43 @@
 //! How numbers stand in files, and how they become `f32`.
 
-use half::{bf16, f16};
+use regard_matmul::{Format, dequantize};
 use std::fmt;
 
 /// How the numbers of a tensor are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dtype {
-    /// Four bytes each.
-    F32,
+    /// As products read them: floats, and the quantised kinds of GGUF.
+    Packed(Format),
     /// Eight bytes each; rounded when they are taken.
     F64,
-    /// Two bytes each, as IEEE 754 has them.
-    F16,
-    /// Two bytes each: the upper half of an `f32`.
-    Bf16,
-    /// 32 numbers of 4 bits share a scale: `(q - 8) * d`.
-    Q4_0,
-    /// 32 numbers of 4 bits share a scale and a least value: `q * d + m`.
-    Q4_1,
-    /// 32 numbers of 8 bits share a scale: `q * d`.
-    Q8_0,
     /// Something that is not read, by the name that its file gives it.
     Other(String),
 }
 
-/// Numbers that share a scale, in every quantised kind of GGUF that is read here.
-const BLOCK: usize = 32;
+#[expect(non_upper_case_globals, reason = "named as the formats are")]
+impl Dtype {
+    /// Four bytes each.
+    pub const F32: Self = Self::Packed(Format::F32);
+    /// Two bytes each, as IEEE 754 has them.
+    pub const F16: Self = Self::Packed(Format::F16);
+    /// Two bytes each: the upper half of an `f32`.
+    pub const Bf16: Self = Self::Packed(Format::Bf16);
+    /// 32 numbers of 4 bits share a scale: `(q - 8) * d`.
+    pub const Q4_0: Self = Self::Packed(Format::Q4_0);
+    /// 32 numbers of 4 bits share a scale and a least value: `q * d + m`.
+    pub const Q4_1: Self = Self::Packed(Format::Q4_1);
+    /// 32 numbers of 8 bits share a scale: `q * d`.
+    pub const Q8_0: Self = Self::Packed(Format::Q8_0);
+}
 
 impl Dtype {
     /// How many numbers stand together, and in how many bytes. None for what is not read.
     pub(crate) fn block(&self) -> Option<(usize, usize)> {
-        Some(match self {
-            Self::F32 => (1, 4),
-            Self::F64 => (1, 8),
-            Self::F16 | Self::Bf16 => (1, 2),
-            Self::Q4_0 => (BLOCK, 2 + BLOCK / 2),
-            Self::Q4_1 => (BLOCK, 4 + BLOCK / 2),
-            Self::Q8_0 => (BLOCK, 2 + BLOCK),
-            Self::Other(_) => return None,
-        })
+        match self {
+            Self::Packed(format) => Some((format.block_len(), format.block_bytes())),
+            Self::F64 => Some((1, 8)),
+            Self::Other(_) => None,
+        }
     }
 
     /// The bytes of so many numbers. None if they are not whole blocks, or too many.
@@ -51,58 +50,16 @@ impl Dtype {
     pub(crate) fn decode(&self, bytes: &[u8]) -> Option<Vec<f32>> {
         #[expect(clippy::cast_possible_truncation, reason = "models compute in f32")]
         let narrowed = |x: &[u8; 8]| f64::from_le_bytes(*x) as f32;
-        Some(match self {
-            Self::F32 => bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
-            Self::F64 => bytes.as_chunks().0.iter().map(narrowed).collect(),
-            Self::F16 => bytes.as_chunks().0.iter().map(half16).collect(),
-            Self::Bf16 => {
-                bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect()
+        match self {
+            Self::Packed(format) => {
+                let mut numbers =
+                    vec![0.0; bytes.len() / format.block_bytes() * format.block_len()];
+                dequantize(*format, bytes, &mut numbers).ok()?;
+                Some(numbers)
             }
-            Self::Q4_0 => blocks::<18>(bytes, |block, out| {
-                let ([d], q) = scales(block);
-                nibbles(q, out, |q| (f32::from(q) - 8.0) * d);
-            }),
-            Self::Q4_1 => blocks::<20>(bytes, |block, out| {
-                let ([d, m], q) = scales(block);
-                nibbles(q, out, |q| f32::from(q) * d + m);
-            }),
-            Self::Q8_0 => blocks::<34>(bytes, |block, out| {
-                let ([d], q) = scales(block);
-                for (out, q) in out.iter_mut().zip(q) {
-                    *out = f32::from(q.cast_signed()) * d;
-                }
-            }),
-            Self::Other(_) => return None,
-        })
-    }
-}
-
-fn half16(x: &[u8; 2]) -> f32 {
-    f16::from_le_bytes(*x).to_f32()
-}
-
-/// Opens one block after the other: `N` bytes are 32 numbers.
-fn blocks<const N: usize>(bytes: &[u8], open: impl Fn(&[u8; N], &mut [f32; BLOCK])) -> Vec<f32> {
-    let blocks = bytes.as_chunks::<N>().0;
-    let mut out = vec![[0.0; BLOCK]; blocks.len()];
-    for (block, out) in blocks.iter().zip(&mut out) {
-        open(block, out);
-    }
-    out.into_flattened()
-}
-
-/// The `f16` numbers that a block begins with, and the rest of it.
-fn scales<const N: usize, const M: usize>(block: &[u8; N]) -> ([f32; M], &[u8]) {
-    let halves = block.as_chunks().0;
-    (std::array::from_fn(|i| half16(&halves[i])), &block[2 * M..])
-}
-
-/// The lower halves of 16 bytes are the first 16 numbers, the upper halves the others.
-fn nibbles(bytes: &[u8], out: &mut [f32; BLOCK], number: impl Fn(u8) -> f32) {
-    let (low, high) = out.split_at_mut(BLOCK / 2);
-    for ((byte, low), high) in bytes.iter().zip(low).zip(high) {
-        *low = number(byte & 15);
-        *high = number(byte >> 4);
+            Self::F64 => Some(bytes.as_chunks().0.iter().map(narrowed).collect()),
+            Self::Other(_) => None,
+        }
     }
 }
 
@@ -110,8 +67,9 @@ impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Other(name) => f.write_str(name),
-            Self::Bf16 => f.write_str("BF16"),
-            known => write!(f, "{known:?}"),
+            Self::F64 => f.write_str("F64"),
+            Self::Packed(Format::Bf16) => f.write_str("BF16"),
+            Self::Packed(format) => write!(f, "{format:?}"),
         }
     }
 }
@@ -119,6 +77,7 @@ impl fmt::Display for Dtype {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::{bf16, f16};
 
     #[test]
     fn a_block_of_four_bits_holds_its_first_half_below() {

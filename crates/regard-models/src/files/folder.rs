@@ -2,7 +2,6 @@
 
 use super::chat::ChatTemplate;
 use super::config::{Architecture, Config};
-use super::gguf::Gguf;
 use super::names::NameMap;
 use super::tokens::{Symbols, Tokens, Unknown};
 use super::weights::Weights;
@@ -25,16 +24,16 @@ pub struct ModelFiles {
 }
 
 /// The tensors of a folder.
-const WEIGHTS: &str = "model.safetensors";
+pub(super) const WEIGHTS: &str = "model.safetensors";
 /// The sizes and settings of a folder.
-const CONFIG: &str = "config.json";
+pub(super) const CONFIG: &str = "config.json";
 /// Vocabularies of a folder that are JSON, and that are lists of one token a line. The first that is there is meant.
-const TOKENS: [&str; 3] = ["tokenizer.json", "tokenizer_tok512.json", "vocabulary.json"];
+pub(super) const TOKENS: [&str; 3] = ["tokenizer.json", "tokenizer_tok512.json", "vocabulary.json"];
 /// Settings of the vocabulary beside it, of which the chat template is read.
-const TOKENS_CONFIG: &str = "tokenizer_config.json";
-const SOURCE_TOKENS: [&str; 3] =
+pub(super) const TOKENS_CONFIG: &str = "tokenizer_config.json";
+pub(super) const SOURCE_TOKENS: [&str; 3] =
     ["source_tokenizer.json", "source_vocabulary.json", "source_vocabulary.txt"];
-const TARGET_TOKENS: [&str; 3] =
+pub(super) const TARGET_TOKENS: [&str; 3] =
     ["target_tokenizer.json", "target_vocabulary.json", "target_vocabulary.txt"];
 
 /// The entry of a safetensors file of ours that is its configuration.
@@ -47,7 +46,6 @@ impl ModelFiles {
             folder(path)
         } else {
             match path.extension().and_then(|ending| ending.to_str()) {
-                Some("gguf") => gguf(path),
                 Some("safetensors") => safetensors(path),
                 _ => {
                     let why = if path.exists() { "another kind of file" } else { "not there" };
@@ -99,7 +97,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
 }
 
 /// The text of a file. What is no text is named with its line.
-fn read_text(path: &Path) -> Result<String, Error> {
+pub(super) fn read_text(path: &Path) -> Result<String, Error> {
     text(read(path)?).map_err(|why| Error::file(path, &why))
 }
 
@@ -118,7 +116,7 @@ fn text(bytes: Vec<u8>) -> Result<String, String> {
 }
 
 /// What a file is called, without its ending.
-fn title(path: &Path) -> String {
+pub(super) fn title(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.into());
     let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
     name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
@@ -133,9 +131,9 @@ fn folder(path: &Path) -> Result<ModelFiles, Error> {
     }
     let json = read_text(&path.join(CONFIG))?;
     let config = Config::from_json(&json).map_err(|e| e.of(&path.join(CONFIG)))?;
-    let weights = Weights::safetensors(read(&path.join(WEIGHTS))?);
+    let weights = Weights::open(&path.join(WEIGHTS));
     let weights = weights.and_then(|weights| renamed(weights, &config, &json));
-    let weights = weights.map_err(|e| e.of(&path.join(WEIGHTS)))?.of_file(&path.join(WEIGHTS));
+    let weights = weights.map_err(|e| e.of(&path.join(WEIGHTS)))?;
     let (tokens, target_tokens) = if config.target_vocab.is_some() {
         (tokens_of(path, &SOURCE_TOKENS)?, tokens_of(path, &TARGET_TOKENS)?)
     } else {
@@ -163,7 +161,7 @@ fn renamed(weights: Weights, config: &Config, json: &str) -> Result<Weights, Err
 }
 
 /// The names of what is in a folder, as a sentence has them.
-fn listing(path: &Path) -> String {
+pub(super) fn listing(path: &Path) -> String {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
     let mut names: Vec<_> =
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -177,7 +175,7 @@ fn listing(path: &Path) -> String {
     }
 }
 
-fn tokens_of(folder: &Path, names: &[&str]) -> Result<Option<Tokens>, Error> {
+pub(super) fn tokens_of(folder: &Path, names: &[&str]) -> Result<Option<Tokens>, Error> {
     let path = names.iter().map(|name| folder.join(name)).find(|path| path.is_file());
     let Some(path) = path else { return Ok(None) };
     if path.extension().is_some_and(|ending| ending == "txt") {
@@ -204,19 +202,9 @@ fn lines(text: &str) -> Result<Tokens, Error> {
     Tokens::from_symbols(symbols)
 }
 
-fn gguf(path: &Path) -> Result<ModelFiles, Error> {
-    let file = Gguf::read(read(path)?)?;
-    let config = Config::from_gguf(&file)?;
-    let tokens = Tokens::from_gguf(&file.metadata)?;
-    let name = file.metadata.text("general.name")?.map(str::to_owned);
-    let title = name.unwrap_or_else(|| title(path));
-    let weights = file.weights.renamed(&NameMap::LLAMA_GGUF)?.of_file(path);
-    Ok(ModelFiles { config, weights, tokens: Some(tokens), target_tokens: None, title })
-}
-
 /// A file of ours that is its own configuration, or one of e2k.
 fn safetensors(path: &Path) -> Result<ModelFiles, Error> {
-    let weights = Weights::safetensors(read(path)?)?.of_file(path);
+    let weights = Weights::open(path)?;
     let title = title(path);
     if let Some(json) = weights.metadata().get(ENTRY) {
         let config = Config::from_json(json)?;

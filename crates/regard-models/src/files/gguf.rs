@@ -4,10 +4,13 @@
 //! the bytes that are there before anything is made of it, tensors may not overlap, and lists may not nest deeply.
 
 use super::dtype::Dtype;
+use super::map::Bytes;
 use super::weights::{Tensor, Weights, elements};
 use crate::error::Error;
+use regard_matmul::Format;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 
 /// A GGUF file.
 #[derive(Clone, Debug)]
@@ -72,6 +75,14 @@ impl Numbers {
     }
 }
 
+#[cfg(test)]
+impl Numbers {
+    /// `f32` numbers by their bytes.
+    pub(crate) fn floats(bytes: Vec<u8>) -> Self {
+        Self { kind: 6, size: 4, bytes }
+    }
+}
+
 impl FromIterator<i32> for Numbers {
     fn from_iter<I: IntoIterator<Item = i32>>(numbers: I) -> Self {
         let bytes = numbers.into_iter().flat_map(i32::to_le_bytes).collect();
@@ -122,6 +133,16 @@ const ALIGNMENT: u64 = 32;
 impl Gguf {
     /// Reads a file from memory.
     pub fn read(bytes: Vec<u8>) -> Result<Self, Error> {
+        Self::of_bytes(bytes.into())
+    }
+
+    /// Reads a file in place. The file must not be changed meanwhile; it may be replaced by a new one.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let file = Self::of_bytes(Bytes::map(path)?).map_err(|e| e.of(path))?;
+        Ok(Self { weights: file.weights.of_file(path), ..file })
+    }
+
+    fn of_bytes(bytes: Bytes) -> Result<Self, Error> {
         let mut reader = Reader { bytes: &bytes, at: 0 };
         if reader.some(4, "magic")? != b"GGUF" {
             return Err(Error::format("gguf", "the file does not begin with `GGUF`"));
@@ -172,7 +193,8 @@ fn read_tensors(
         shape.reverse();
         let dtype = dtype(reader.u32(&name)?);
         if dtype.block().is_none() {
-            let why = format!("type {dtype}; F32, F16, BF16, Q8_0, Q4_0 and Q4_1 are read");
+            let known = "F64, F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K";
+            let why = format!("type {dtype}; {known} are read");
             return Err(Error::format(place(), why));
         }
         infos.push((name, shape, dtype, reader.u64("offset of a tensor")?));
@@ -208,22 +230,25 @@ fn read_tensors(
     Ok(tensors)
 }
 
-/// The types of llama.cpp by their numbers.
+/// The types of ggml by their numbers.
 fn dtype(number: u32) -> Dtype {
-    match number {
-        0 => Dtype::F32,
-        1 => Dtype::F16,
-        2 => Dtype::Q4_0,
-        3 => Dtype::Q4_1,
-        8 => Dtype::Q8_0,
-        28 => Dtype::F64,
-        30 => Dtype::Bf16,
-        6 => Dtype::Other("Q5_0".into()),
-        7 => Dtype::Other("Q5_1".into()),
-        9 => Dtype::Other("Q8_1".into()),
-        10..=15 => Dtype::Other(format!("Q{}_K", number - 8)),
-        other => Dtype::Other(format!("number {other}")),
-    }
+    Dtype::Packed(match number {
+        0 => Format::F32,
+        1 => Format::F16,
+        2 => Format::Q4_0,
+        3 => Format::Q4_1,
+        6 => Format::Q5_0,
+        7 => Format::Q5_1,
+        8 => Format::Q8_0,
+        10 => Format::Q2K,
+        11 => Format::Q3K,
+        12 => Format::Q4K,
+        13 => Format::Q5K,
+        14 => Format::Q6K,
+        30 => Format::Bf16,
+        28 => return Dtype::F64,
+        other => return Dtype::Other(format!("number {other}")),
+    })
 }
 
 /// What has been read of a file, and what has not.
@@ -556,8 +581,12 @@ mod tests {
     fn what_is_not_read_is_named() {
         let refused =
             |infos: &[Vec<u8>]| Gguf::read(file(&[], infos, &[0; 256])).unwrap_err().to_string();
-        let error = refused(&[info("w", &[256], 14, 0)]);
-        assert!(error.contains("`w`") && error.contains("Q6_K"), "{error}");
+        let error = refused(&[info("w", &[256], 16, 0)]);
+        assert!(error.contains("`w`") && error.contains("number 16"), "{error}");
+        for kind in [6, 7, 10, 11, 12, 13, 14, 30] {
+            let read = Gguf::read(file(&[], &[info("w", &[256], kind, 0)], &[0; 512])).unwrap();
+            assert_eq!(read.weights.clone().take("w", &[256]).unwrap(), [0.0; 256]);
+        }
         let error = refused(&[info("w", &[31], 8, 0)]);
         assert!(error.contains("whole blocks"), "{error}");
         let error = refused(&[info("a", &[8], 0, 0), info("b", &[8], 0, 28)]);

@@ -9,22 +9,32 @@ mod dtype;
 mod fit;
 mod folder;
 mod gguf;
+#[cfg(feature = "hub")]
+pub mod hub;
 mod known;
+mod layouts;
+mod manifest;
+mod map;
 mod names;
+mod shards;
 mod tokens;
+mod transformer_files;
 mod weights;
 mod write;
 
 pub use chat::{ChatTemplate, Message};
 pub use config::{
-    Activation, Architecture, AttentionScore, Config, HanConfig, Heads, PairLayout, Positions,
-    Seq2SeqConfig,
+    Activation, AddedPositions, Architecture, AttentionScore, Config, DenseActivation, DenseConfig,
+    HanConfig, HeadConfig, Heads, LayerConfig, LuongScore, NormConfig, NormOrder, PairLayout,
+    Pooling, Positions, QkNorm, RelativeConfig, RopeConfig, Seq2SeqConfig, StackConfig,
+    TransformerConfig,
 };
 pub use dtype::Dtype;
 pub(crate) use fit::fits;
 pub use folder::ModelFiles;
 pub use gguf::{Gguf, Metadata, Numbers, Value};
 pub use known::{KNOWN_MODELS, KnownModel, Member, Origin, cache_dir};
-pub use names::{NameMap, Rule};
+pub use names::{Layout, NameMap, Rule};
 pub use tokens::{Stream, Symbols, Tokens, Unknown};
+pub use transformer_files::TransformerFiles;
 pub use weights::{WeightFormat, Weights, save, save_as};

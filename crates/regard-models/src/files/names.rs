@@ -6,12 +6,13 @@
 //! | model | names |
 //! |---|---|
 //! | decoder | `embedding`, `positions`, `blocks.{}.` with `attention_norm attention feed_forward_norm feed_forward`, `norm`, `head` |
+//! | Transformer of a [`TransformerConfig`](super::TransformerConfig) | those of its `tensors()` |
 //! | BERT | the same with `token_types` (of tokens) and `pooler`, without `head`; `norm` follows the embeddings |
 //! | encoder and decoder | `source`, `target`, `encoder.{}.` and `decoder.{}.` as above, the latter with `cross_norm cross`, `encoder_norm`, `decoder_norm`, `head` |
 //! | recurrent translator | `source`, `target`, `encoder.forward`, `encoder.backward`, `bridge`, `decoder`, `head`; `attention` (Bahdanau: `query key score`), or `luong.attention` (`general`, or `concat score`) and `luong.combine` |
 //! | GRU encoder and decoder of e2k | `source`, `target`, `encoder.forward`, `encoder.backward`, `before`, `after` (with `input hidden` each), `bridge`, `attention`, `head` |
 
-use super::weights::Weights;
+use super::weights::{Tensor, Weights, only};
 use crate::error::Error;
 use std::collections::BTreeMap;
 
@@ -33,19 +34,34 @@ pub struct NameMap {
 pub struct Rule {
     /// The name in the file.
     pub theirs: &'static str,
-    /// Our name; several if the rows are equal parts of several tensors; none if the tensor is not used.
+    /// Our name; several if the rows are parts of several tensors; none if the tensor is not used.
     pub ours: &'static [&'static str],
-    /// Whether a matrix stands as `[in, out]` in the file.
-    pub transposed: bool,
+    /// How the numbers stand in the file.
+    pub layout: Layout,
 }
 
-const fn rule(theirs: &'static str, ours: &'static [&'static str]) -> Rule {
-    Rule { theirs, ours, transposed: false }
+/// How the numbers of a tensor stand in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Rows are outputs; of several names, each has an equal part of them.
+    Rows,
+    /// A matrix is `[in, out]`; of several names, each has an equal part of the columns.
+    Columns,
+    /// Rows of q, k and v after each other, by their numbers of heads (Phi-3).
+    Qkv,
+    /// Rows of q, k and v of a head after each other, head by head (GPT-NeoX).
+    QkvOfHeads,
+    /// A list as a matrix of one row (`final_logits_bias`).
+    OneRow,
+}
+
+pub(super) const fn rule(theirs: &'static str, ours: &'static [&'static str]) -> Rule {
+    Rule { theirs, ours, layout: Layout::Rows }
 }
 
 /// GPT-2 keeps what others call `Linear` as `Conv1D`, which is `[in, out]`.
 const fn turned(theirs: &'static str, ours: &'static [&'static str]) -> Rule {
-    Rule { theirs, ours, transposed: true }
+    Rule { theirs, ours, layout: Layout::Columns }
 }
 
 impl NameMap {
@@ -227,14 +243,14 @@ impl NameMap {
             rule("fc", &["head"]),
         ],
     };
+}
 
-    /// What is to be made of a tensor. None if there is no rule for it.
-    fn find<'a>(&self, theirs: &'a str) -> Option<(Rule, Place<'a>)> {
-        let name = theirs.strip_prefix(self.prefix).unwrap_or(theirs);
-        // A name with its ending is meant before one that stands for two.
-        let whole = self.rules.iter().find_map(|rule| Some((*rule, rule.whole(name)?)));
-        whole.or_else(|| self.rules.iter().find_map(|rule| Some((*rule, rule.stem(name)?))))
-    }
+/// What is to be made of a tensor, by the first rule of these tables. None if there is none.
+fn find<'a>(name: &'a str, tables: &[&'static [Rule]]) -> Option<(Rule, Place<'a>)> {
+    let rules = || tables.iter().copied().flatten();
+    // A name with its ending is meant before one that stands for two.
+    let whole = rules().find_map(|rule| Some((*rule, rule.whole(name)?)));
+    whole.or_else(|| rules().find_map(|rule| Some((*rule, rule.stem(name)?))))
 }
 
 /// What a name has that its rule leaves open.
@@ -261,35 +277,110 @@ impl Rule {
     }
 }
 
+/// The names of a model: tables of rules, of which the first that fits is meant.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    /// Whose names they are.
+    pub(super) title: String,
+    /// What names may begin with, or not; the first that fits is taken off.
+    pub(super) prefixes: Vec<&'static str>,
+    pub(super) tables: Vec<&'static [Rule]>,
+    /// Beginnings of names of parts that are left out.
+    pub(super) dropped: &'static [&'static str],
+    /// Rows of q, and of k.
+    pub(super) rows: [usize; 2],
+    /// Features of a head.
+    pub(super) head_dim: usize,
+    /// Whether two tensors of one name of ours are fine if they are equal.
+    pub(super) equals: bool,
+}
+
 impl Weights {
     /// The same tensors under our names. Each must have a rule, and no two may get the same name.
-    pub fn renamed(mut self, map: &NameMap) -> Result<Self, Error> {
-        let mut tensors = BTreeMap::new();
+    pub fn renamed(self, map: &NameMap) -> Result<Self, Error> {
+        let NameMap { title, prefix, rules } = *map;
+        let names = Names {
+            title: title.into(),
+            prefixes: vec![prefix],
+            tables: vec![rules],
+            dropped: &[],
+            rows: [0; 2],
+            head_dim: 1,
+            equals: false,
+        };
+        self.named_as(&names)
+    }
+
+    /// The same by several tables.
+    pub(super) fn named_as(mut self, names: &Names) -> Result<Self, Error> {
+        let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
         for (theirs, mut tensor) in std::mem::take(&mut self.tensors) {
+            if names.dropped.iter().any(|part| theirs.starts_with(part)) {
+                continue;
+            }
             let place = || format!("tensor `{theirs}`");
-            let Some((rule, Place { layer, ending })) = map.find(&theirs) else {
-                let why = format!("not known among the names of {}", map.title);
+            let name = names.prefixes.iter().find_map(|prefix| theirs.strip_prefix(prefix));
+            let found = find(name.unwrap_or(&theirs), &names.tables);
+            let Some((rule, Place { layer, ending })) = found else {
+                let why = format!("not known among the names of {}", names.title);
                 return Err(Error::format(place(), why));
             };
-            if rule.transposed {
-                tensor.transpose();
+            match rule.layout {
+                Layout::Columns => tensor.transpose(),
+                Layout::OneRow => tensor.flatten(),
+                Layout::Rows | Layout::Qkv | Layout::QkvOfHeads => {}
             }
-            let parts = rule.ours.len();
             for (part, ours) in rule.ours.iter().enumerate() {
                 let name = format!("{}{ending}", ours.replace("{}", layer));
-                let own = if parts == 1 { Some(tensor.clone()) } else { tensor.part(part, parts) };
-                let own = own.ok_or_else(|| {
-                    let why = format!("its rows do not make {parts} equal parts");
-                    Error::format(place(), why)
+                let own = names.part(&tensor, &rule, part).ok_or_else(|| {
+                    let parts = match rule.layout {
+                        Layout::Rows | Layout::Columns => {
+                            format!("{} equal parts", rule.ours.len())
+                        }
+                        _ => format!("q, k and v of rows {:?}", names.rows),
+                    };
+                    Error::format(place(), format!("its rows do not make {parts}"))
                 })?;
-                if tensors.insert(name.clone(), own).is_some() {
-                    let why = format!("another tensor is called `{name}` already");
-                    return Err(Error::format(place(), why));
+                match tensors.get(&name) {
+                    Some(first) if names.equals && self.equal(first, &own) => {}
+                    Some(_) => {
+                        let why = format!("another tensor is called `{name}` already");
+                        return Err(Error::format(place(), why));
+                    }
+                    None => {
+                        tensors.insert(name, own);
+                    }
                 }
             }
         }
         self.tensors = tensors;
         Ok(self)
+    }
+}
+
+impl Names {
+    /// The rows of one of the tensors that stand as one.
+    fn part(&self, tensor: &Tensor, rule: &Rule, part: usize) -> Option<Tensor> {
+        let [q, k] = self.rows;
+        let all = *tensor.shape().first().unwrap_or(&0);
+        match rule.layout {
+            Layout::Qkv => {
+                let ends = [0, q, q.checked_add(k)?, q.checked_add(k.checked_mul(2)?)?];
+                (all == ends[3]).then(|| tensor.select(only(ends[part]..ends[part + 1])))?
+            }
+            Layout::QkvOfHeads => {
+                let step = self.head_dim;
+                // Rows without numbers take no bytes: a file could have any number of them.
+                let empty = tensor.shape().contains(&0);
+                if empty || all != q.checked_mul(3)? || !q.is_multiple_of(step) {
+                    return None;
+                }
+                let head = |head: usize| (3 * head + part) * step..(3 * head + part + 1) * step;
+                tensor.select((0..q / step).map(head).collect())
+            }
+            _ if rule.ours.len() == 1 => Some(tensor.clone()),
+            _ => tensor.part(part, rule.ours.len()),
+        }
     }
 }
 
@@ -383,5 +474,38 @@ mod tests {
         let odd: &[Named] = &[("attn.in_proj_bias", &[7])];
         let error = weights(odd).renamed(&NameMap::E2K).unwrap_err().to_string();
         assert!(error.contains("3 equal parts"), "{error}");
+    }
+
+    #[test]
+    fn parts_of_fused_tensors_are_found_by_heads() {
+        const FUSED: &[Rule] = &[
+            Rule { theirs: "qkv", ours: &["q", "k", "v"], layout: Layout::Qkv },
+            Rule { theirs: "heads", ours: &["a", "b", "c"], layout: Layout::QkvOfHeads },
+            Rule { theirs: "row", ours: &["list.bias"], layout: Layout::OneRow },
+        ];
+        let names = |rows, head_dim| Names {
+            title: "fused".into(),
+            prefixes: vec!["x."],
+            tables: vec![FUSED],
+            dropped: &["image."],
+            rows,
+            head_dim,
+            equals: true,
+        };
+        let fused: &[Named] =
+            &[("x.qkv.weight", &[8, 1]), ("image.weight", &[1]), ("row", &[1, 3])];
+        let mut ours = weights(fused).named_as(&names([4, 2], 2)).unwrap();
+        assert_eq!(ours.take("k.weight", &[2, 1]).unwrap(), [4., 5.]);
+        assert_eq!(ours.take("v.weight", &[2, 1]).unwrap(), [6., 7.]);
+        assert_eq!(ours.take("list.bias", &[3]).unwrap(), [0., 1., 2.]);
+        // Two heads of two features: q q k k v v, twice.
+        let heads: &[Named] = &[("heads.bias", &[12])];
+        let mut ours = weights(heads).named_as(&names([4, 4], 2)).unwrap();
+        assert_eq!(ours.take("b.bias", &[4]).unwrap(), [2., 3., 8., 9.]);
+        assert!(weights(heads).named_as(&names([3, 3], 2)).is_err());
+        assert!(weights(fused).named_as(&names([6, 2], 2)).is_err());
+        // The same twice is once.
+        let twice: &[Named] = &[("row", &[1, 3]), ("x.row", &[1, 3])];
+        assert_eq!(weights(twice).named_as(&names([4, 2], 2)).unwrap().left(), ["list.bias"]);
     }
 }

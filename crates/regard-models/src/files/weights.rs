@@ -1,13 +1,15 @@
 //! The named tensors of a model, read when they are asked for.
 //!
-//! The bytes of the file stay as they are, and a tensor becomes `f32` when it is taken: a quantised model never stands in memory
-//! twice. Every place in the file is checked before anything is made of it, so memory never exceeds a small multiple of the file,
+//! The bytes of the files stay as they are, mapped, and a tensor becomes `f32` when it is taken: a quantised model never stands in
+//! memory twice. Every place in the file is checked before anything is made of it, so memory never exceeds a small multiple of the file,
 //! and the worst that reading can end with is an error.
 
 use super::dtype::Dtype;
+use super::map::Bytes;
 use super::write;
 use crate::error::Error;
 use half::f16;
+use regard_matmul::{Format, Matrix};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// The tensors of a model by name, as `f32`.
 #[derive(Clone)]
 pub struct Weights {
-    bytes: Vec<u8>,
+    files: Vec<Bytes>,
     pub(crate) tensors: BTreeMap<String, Tensor>,
     metadata: BTreeMap<String, String>,
     /// The file that they are of, for messages.
@@ -29,13 +31,15 @@ pub struct Weights {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tensor {
     pub(crate) dtype: Dtype,
+    /// Which of the files.
+    file: usize,
     /// As it stands in the file.
     stored: Vec<usize>,
     place: Range<usize>,
     /// Whether rows and columns change places.
     pub(crate) transposed: bool,
-    /// Which rows are meant, after that.
-    rows: Range<usize>,
+    /// Which rows are meant, after that, in their order.
+    rows: Vec<Range<usize>>,
     /// What comes out.
     shape: Vec<usize>,
     taken: bool,
@@ -47,6 +51,15 @@ const NEAR: usize = 3;
 impl Weights {
     /// Reads a safetensors file from memory.
     pub fn safetensors(bytes: Vec<u8>) -> Result<Self, Error> {
+        Self::of_bytes(bytes.into())
+    }
+
+    /// Reads a safetensors file in place. The file must not be changed meanwhile; it may be replaced by a new one.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        Self::of_bytes(Bytes::map(path)?).map_err(|e| e.of(path)).map(|own| own.of_file(path))
+    }
+
+    fn of_bytes(bytes: Bytes) -> Result<Self, Error> {
         let refused = |e: safetensors::SafeTensorError| Error::format("safetensors", e.to_string());
         let (header, entries) = SafeTensors::read_metadata(&bytes).map_err(refused)?;
         let begin = header.checked_add(8).ok_or_else(|| Error::format("safetensors", "header"))?;
@@ -70,7 +83,7 @@ impl Weights {
             tensors.insert(name.clone(), Tensor::new(dtype, info.shape.clone(), place));
         }
         let metadata = entries.metadata().clone().unwrap_or_default().into_iter().collect();
-        Ok(Self { bytes, tensors, metadata, path: None })
+        Ok(Self::at(bytes, tensors, metadata))
     }
 
     /// Tensors that are in memory already: name, shape and numbers.
@@ -89,16 +102,30 @@ impl Weights {
                 return Err(twice(&name));
             }
         }
-        Ok(Self { bytes, tensors, metadata: BTreeMap::new(), path: None })
+        Ok(Self::at(bytes, tensors, BTreeMap::new()))
     }
 
     /// Tensors at places of a file that have been checked.
     pub(crate) fn at(
-        bytes: Vec<u8>,
+        bytes: impl Into<Bytes>,
         tensors: BTreeMap<String, Tensor>,
         metadata: BTreeMap<String, String>,
     ) -> Self {
-        Self { bytes, tensors, metadata, path: None }
+        Self { files: vec![bytes.into()], tensors, metadata, path: None }
+    }
+
+    /// These and those of another file. No two may have the same name.
+    pub(crate) fn join(mut self, other: Self) -> Result<Self, Error> {
+        let first = self.files.len();
+        for (name, tensor) in other.tensors {
+            let tensor = Tensor { file: tensor.file + first, ..tensor };
+            if self.tensors.insert(name.clone(), tensor).is_some() {
+                return Err(twice(&name));
+            }
+        }
+        self.files.extend(other.files);
+        self.metadata.extend(other.metadata);
+        Ok(self)
     }
 
     /// The same, known to be of this file.
@@ -136,9 +163,44 @@ impl Weights {
 
     /// The numbers of a tensor, which can be taken once.
     pub fn take(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
-        let Some(tensor) = self.tensors.get_mut(name) else {
-            return Err(self.missing(name));
+        let tensor = self.wanted(name, shape)?;
+        let numbers = tensor.numbers(&self.files).ok_or_else(|| tensor.unread(name))?;
+        self.mark(name);
+        Ok(numbers)
+    }
+
+    /// A matrix for products, packed as its numbers stand in the file; it can be taken once.
+    pub fn matrix(&mut self, name: &str, [outputs, inputs]: [usize; 2]) -> Result<Matrix, Error> {
+        let tensor = self.wanted(name, &[outputs, inputs])?;
+        let packed = |format, bytes: &[u8]| {
+            Matrix::new(format, [outputs, inputs], bytes)
+                .map_err(|e| Error::format(format!("tensor `{name}`"), e.to_string()))
         };
+        let matrix = match (&tensor.dtype, tensor.transposed) {
+            (Dtype::Packed(format), false) => {
+                let pieces = tensor.pieces(&self.files).ok_or_else(|| tensor.unread(name))?;
+                match pieces.as_slice() {
+                    [whole] => packed(*format, whole)?,
+                    pieces => packed(*format, &pieces.concat())?,
+                }
+            }
+            _ => {
+                let numbers = tensor.numbers(&self.files).ok_or_else(|| tensor.unread(name))?;
+                let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+                packed(Format::F32, &bytes)?
+            }
+        };
+        if let Some(at) = tensor.first_not_finite(&self.files) {
+            let why = format!("number {at} is not finite; weights must be: get the file again");
+            return Err(Error::format(format!("tensor `{name}`"), why));
+        }
+        self.mark(name);
+        Ok(matrix)
+    }
+
+    /// A tensor that is there, of this shape, and not taken yet.
+    fn wanted(&self, name: &str, shape: &[usize]) -> Result<&Tensor, Error> {
+        let tensor = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         if tensor.shape != shape {
             let (there, wanted) = (tensor.shape.clone(), shape.to_vec());
             return Err(Error::Shape { tensor: name.into(), there, wanted });
@@ -147,12 +209,31 @@ impl Weights {
             let why = "taken already; a model takes each tensor once";
             return Err(Error::format(format!("tensor `{name}`"), why));
         }
-        let numbers = tensor.numbers(&self.bytes).ok_or_else(|| {
-            let why = format!("its numbers are {}; give F32, F16, BF16 or F64", tensor.dtype);
-            Error::format(format!("tensor `{name}`"), why)
-        })?;
-        tensor.taken = true;
-        Ok(numbers)
+        Ok(tensor)
+    }
+
+    fn mark(&mut self, name: &str) {
+        if let Some(tensor) = self.tensors.get_mut(name) {
+            tensor.taken = true;
+        }
+    }
+
+    /// The same with one module under another name.
+    pub(crate) fn with_module(mut self, from: &str, to: &str) -> Self {
+        for ending in ["weight", "bias"] {
+            if let Some(tensor) = self.tensors.remove(&format!("{from}.{ending}")) {
+                self.tensors.insert(format!("{to}.{ending}"), tensor);
+            }
+        }
+        self
+    }
+
+    /// The same without one module.
+    pub(crate) fn without_module(mut self, name: &str) -> Self {
+        for ending in ["weight", "bias"] {
+            self.tensors.remove(&format!("{name}.{ending}"));
+        }
+        self
     }
 
     /// The names of tensors that nobody has taken.
@@ -167,8 +248,13 @@ impl Weights {
 
     /// Whether two tensors hold the same numbers.
     pub(crate) fn same(&self, a: &str, b: &str) -> bool {
-        let numbers = |name| self.tensors.get(name).and_then(|t| t.numbers(&self.bytes));
-        self.shape(a) == self.shape(b) && numbers(a) == numbers(b)
+        let tensors = self.tensors.get(a).zip(self.tensors.get(b));
+        tensors.is_some_and(|(a, b)| a.same(b, &self.files))
+    }
+
+    /// Whether two tensors of these files hold the same numbers.
+    pub(crate) fn equal(&self, a: &Tensor, b: &Tensor) -> bool {
+        a.same(b, &self.files)
     }
 
     /// What is said of a tensor that is not there.
@@ -188,7 +274,8 @@ impl Weights {
 
 impl fmt::Debug for Weights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (tensors, bytes) = (self.tensors.len(), self.bytes.len());
+        let (tensors, files) = (self.tensors.len(), &self.files);
+        let bytes: usize = files.iter().map(|file| file.len()).sum();
         write!(f, "Weights({tensors} tensors, {bytes} bytes)")
     }
 }
@@ -196,8 +283,14 @@ impl fmt::Debug for Weights {
 impl Tensor {
     /// A tensor as it stands at a place that is within the file and as long as it should be.
     pub(crate) fn new(dtype: Dtype, shape: Vec<usize>, place: Range<usize>) -> Self {
-        let rows = 0..shape.first().copied().unwrap_or(1);
-        Self { dtype, stored: shape.clone(), place, transposed: false, rows, shape, taken: false }
+        let (stored, transposed, taken) = (shape.clone(), false, false);
+        let rows = only(0..shape.first().copied().unwrap_or(1));
+        Self { dtype, file: 0, stored, place, transposed, rows, shape, taken }
+    }
+
+    /// What comes out of it.
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
     }
 
     /// The same with rows and columns changed, if it has both; a bias stays what it is.
@@ -205,8 +298,28 @@ impl Tensor {
         if let [rows, cols] = *self.shape {
             self.transposed = !self.transposed;
             self.shape = vec![cols, rows];
-            self.rows = 0..cols;
+            self.rows = only(0..cols);
         }
+    }
+
+    /// A matrix of one row as the list that it is. Anything else stays what it is.
+    pub(crate) fn flatten(&mut self) {
+        if let ([1, n], false) = (self.shape.as_slice(), self.transposed) {
+            self.shape = vec![*n];
+            self.stored.clone_from(&self.shape);
+            self.rows = only(0..self.shape[0]);
+        }
+    }
+
+    /// These rows of a whole tensor, in this order. None if it does not have them.
+    pub(crate) fn select(&self, rows: Vec<Range<usize>>) -> Option<Self> {
+        let all = *self.shape.first()?;
+        if rows.iter().any(|range| range.start > range.end || range.end > all) {
+            return None;
+        }
+        let mut shape = self.shape.clone();
+        shape[0] = rows.iter().map(Range::len).sum();
+        Some(Self { rows, shape, ..self.clone() })
     }
 
     /// The first, second, .. of so many equal parts of the rows. None if they do not come out even.
@@ -215,27 +328,70 @@ impl Tensor {
         if rows % parts != 0 {
             return None;
         }
-        let (rows, mut tensor) = (rows / parts, self.clone());
-        let begin = self.rows.start + part * rows;
-        tensor.rows = begin..begin + rows;
-        tensor.shape[0] = rows;
-        Some(tensor)
+        let rows = rows / parts;
+        self.select(only(part * rows..(part + 1) * rows))
+    }
+
+    fn unread(&self, name: &str) -> Error {
+        let why = format!("its numbers are {}; give F32, F16, BF16 or F64", self.dtype);
+        Error::format(format!("tensor `{name}`"), why)
+    }
+
+    /// The bytes of the rows that are meant, piece by piece. None for numbers that are not read.
+    fn pieces<'a>(&self, files: &'a [Bytes]) -> Option<Vec<&'a [u8]>> {
+        let bytes = files.get(self.file)?.get(self.place.clone())?;
+        let row = elements(self.stored.get(1..).unwrap_or(&[]))?;
+        // Blocks lie along the rows, so rows are whole blocks, and parts of rows are parts of bytes.
+        let place = |row_number: usize| self.dtype.bytes(row_number.checked_mul(row)?);
+        let piece = |rows: &Range<usize>| bytes.get(place(rows.start)?..place(rows.end)?);
+        self.rows.iter().map(piece).collect()
+    }
+
+    /// The first number of floats that is infinite or NaN: all bits of its exponent are set. Quantised numbers are not looked at; their
+    /// scores would be refused.
+    fn first_not_finite(&self, files: &[Bytes]) -> Option<usize> {
+        let Dtype::Packed(format) = self.dtype else { return None };
+        let (size, mask) = match format {
+            Format::F32 => (4, 0x7F80),
+            Format::Bf16 => (2, 0x7F80),
+            Format::F16 => (2, 0x7C00),
+            _ => return None,
+        };
+        let bytes = files.get(self.file)?.get(self.place.clone())?;
+        let is_bad =
+            |number: &[u8]| u16::from_le_bytes([number[size - 2], number[size - 1]]) & mask == mask;
+        // Whole blocks first: a fold without exits becomes vectors.
+        let block = |block: &[u8]| block.chunks_exact(size).fold(false, |bad, x| bad | is_bad(x));
+        let at = bytes.chunks(1 << 16).position(block)? << 16;
+        let within = bytes[at..].chunks_exact(size).position(is_bad)?;
+        Some(at / size + within)
     }
 
     /// None for numbers that are not read.
-    fn numbers(&self, file: &[u8]) -> Option<Vec<f32>> {
-        let bytes = file.get(self.place.clone())?;
+    fn numbers(&self, files: &[Bytes]) -> Option<Vec<f32>> {
         let (&[height, width], true) = (self.stored.as_slice(), self.transposed) else {
-            let row = elements(self.stored.get(1..).unwrap_or(&[]))?;
-            // Blocks lie along the rows, so rows are whole blocks, and parts of rows are parts of bytes.
-            let from = self.dtype.bytes(self.rows.start.checked_mul(row)?)?;
-            let to = self.dtype.bytes(self.rows.end.checked_mul(row)?)?;
-            return self.dtype.decode(bytes.get(from..to)?);
+            return match self.pieces(files)?.as_slice() {
+                [whole] => self.dtype.decode(whole),
+                pieces => self.dtype.decode(&pieces.concat()),
+            };
         };
-        let numbers = self.dtype.decode(bytes)?;
+        let numbers = self.dtype.decode(files.get(self.file)?.get(self.place.clone())?)?;
         let column = |col: usize| (0..height).map(move |row| row * width + col);
-        let all = self.rows.clone().flat_map(column).map(|at| numbers.get(at).copied());
-        all.collect()
+        let all = self.rows.iter().cloned().flatten().flat_map(column);
+        all.map(|at| numbers.get(at).copied()).collect()
+    }
+
+    /// Whether another holds the same numbers: by their bytes, if both stand alike.
+    fn same(&self, other: &Self, files: &[Bytes]) -> bool {
+        let alike = self.dtype == other.dtype && self.transposed == other.transposed;
+        let whole = self.stored == other.stored && self.rows == other.rows;
+        self.shape == other.shape
+            && if alike && whole {
+                self.pieces(files).is_some_and(|own| Some(own) == other.pieces(files))
+            } else {
+                let numbers = self.numbers(files);
+                numbers.is_some() && numbers == other.numbers(files)
+            }
     }
 }
 
@@ -322,6 +478,11 @@ pub fn save_as<'a>(
     })
 }
 
+/// One range of rows.
+pub(super) fn only(rows: Range<usize>) -> Vec<Range<usize>> {
+    vec![rows]
+}
+
 /// How many numbers a shape has; None if they cannot be counted.
 pub(crate) fn elements(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |all, n| all.checked_mul(*n))
@@ -388,13 +549,13 @@ mod tests {
     fn parts_are_rows_of_what_comes_out() {
         let mut weights = small();
         let whole = weights.tensors["up.weight"].clone();
-        assert_eq!(whole.part(1, 3).unwrap().numbers(&weights.bytes).unwrap(), [4., 5., 6., 7.]);
+        assert_eq!(whole.part(1, 3).unwrap().numbers(&weights.files).unwrap(), [4., 5., 6., 7.]);
         assert_eq!(whole.part(0, 4), None);
         let mut turned = whole;
         turned.transpose();
         let second = turned.part(1, 2).unwrap();
         assert_eq!(second.shape, [1, 6]);
-        assert_eq!(second.numbers(&weights.bytes).unwrap(), [1., 3., 5., 7., 9., 11.]);
+        assert_eq!(second.numbers(&weights.files).unwrap(), [1., 3., 5., 7., 9., 11.]);
         weights.tensors.get_mut("up.bias").unwrap().transpose();
         assert_eq!(weights.take("up.bias", &[6]).unwrap(), numbers(6));
     }

@@ -3,7 +3,7 @@
 use crate::real::{fetched, fixture, json, kept};
 use regard_models::files::{
     Activation, Architecture, Config, Dtype, Gguf, Heads, KnownModel, Message, ModelFiles,
-    PairLayout, Positions, Tokens, Weights,
+    PairLayout, Positions, RopeConfig, Tokens, TransformerFiles, Weights,
 };
 use serde_json::Value;
 
@@ -210,14 +210,19 @@ fn aren_has_the_vocabularies_of_its_configuration() {
 #[test]
 fn smollm2_is_read_whole() {
     let path = fetched("smollm2");
-    let mut files = ModelFiles::open(&path).unwrap();
-    takes_everything(&mut files, 134_515_008);
+    let files = TransformerFiles::open(&path).unwrap();
+    assert_eq!(files.weights.parameters(), 134_515_008);
+    assert_eq!(files.notes, [""; 0]);
     let config = &files.config;
-    assert_eq!((config.d_model, config.n_layers, config.head_dim), (576, 30, 64));
-    assert_eq!(config.heads, Heads { q: 9, kv: 3 });
-    assert_eq!((config.context, config.norm_eps), (Some(8192), Some(1e-5)));
-    assert_eq!(config.positions, Positions::Rotary { theta: 1e5, pairs: PairLayout::Interleaved });
-    assert_eq!((config.bos, config.eos.as_slice(), config.pad), (Some(1), &[2][..], Some(2)));
+    let stack = config.decoder.as_ref().unwrap();
+    assert_eq!((stack.d_model, stack.layers.len(), stack.head_dim), (576, 30, 64));
+    assert_eq!(stack.heads, Heads { q: 9, kv: 3 });
+    assert_eq!((stack.context, stack.norm.eps), (Some(8192), 1e-5));
+    let rope = RopeConfig::plain(64, 1e5, PairLayout::Interleaved);
+    assert_eq!(stack.layers[29].rope.as_ref(), Some(&rope));
+    assert_eq!((config.bos, config.eos.as_slice(), config.pad), (Some(1), &[0, 2][..], Some(2)));
+    // Every tensor has its place.
+    regard_models::infer::Transformer::new(config.clone(), files.weights).unwrap();
 }
 
 #[test]
@@ -271,7 +276,7 @@ fn blocks_of_smollm2_are_opened_as_numpy_opens_them() {
 #[test]
 fn smollm2_is_asked_by_its_own_template() {
     let path = fetched("smollm2");
-    let tokens = ModelFiles::open(&path).unwrap().tokens.unwrap();
+    let tokens = TransformerFiles::open(&path).unwrap().tokens.unwrap();
     let chat = tokens.chat().unwrap();
     assert_eq!((chat.bos.as_str(), chat.eos.as_str()), ("<|im_start|>", "<|im_end|>"));
     let user = Message { role: "user".into(), content: "Hi!".into() };
@@ -287,7 +292,7 @@ fn smollm2_is_asked_by_its_own_template() {
 fn smollm2_has_the_tokens_of_its_goldens() {
     let path = fetched("smollm2");
     let golden = json("goldens/smollm2.json");
-    let tokens = ModelFiles::open(&path).unwrap().tokens.unwrap();
+    let tokens = TransformerFiles::open(&path).unwrap().tokens.unwrap();
     for case in golden["cases"].as_array().unwrap() {
         let prompt = case["prompt"].as_str().unwrap();
         assert_eq!(tokens.encode(prompt).unwrap(), ids(&case["prompt_ids"]));

@@ -212,13 +212,14 @@ fn a_text_is_classified_in_memory_that_grows_with_its_length() {
     // Sentences of 1 to 16,000 words: with numbers for each sentence times the square of the longest this would take 40 GB.
     let model = opened("classify", Hierarchy);
     let text = format!("{}\n{}", "abc".repeat(5333), "ab\n".repeat(40));
+    let model = model.classifier().expect("it is");
     let found = model.classify(&[&text, "a"]).expect("letters");
-    assert_eq!(found[0].weights.words.len(), 41);
-    assert_eq!(found[0].weights.words[0].len(), 15_999);
-    assert!((found[0].weights.words[0].iter().sum::<f32>() - 1.0).abs() < 1e-3);
+    assert_eq!(found[0].sentences.len(), 41);
+    assert_eq!(found[0].sentences[0].word_weights.len(), 15_999);
+    assert!((found[0].sentences[0].word_weights.iter().sum::<f32>() - 1.0).abs() < 1e-3);
     // In another batch sums have another order.
     let alone = &model.classify(&["a"]).expect("a letter")[0];
-    assert_eq!((found[1].class, &found[1].weights), (alone.class, &alone.weights));
+    assert_eq!((found[1].class, &found[1].sentences), (alone.class, &alone.sentences));
     for (a, b) in found[1].probabilities.iter().zip(&alone.probabilities) {
         assert!((a - b).abs() < 1e-6, "{a} {b}");
     }
@@ -233,17 +234,35 @@ fn a_text_that_is_too_long_is_refused_at_once_with_the_limit() {
         let text = text.as_str();
         let mut hear = |_: usize, _: &str| std::ops::ControlFlow::Continue(());
         let all = [
-            llama.generate(&[text], &DecodingStrategy::Greedy, 1, &mut hear).map(drop),
-            transformer.translate(&[text], &DecodingStrategy::Greedy, 1).map(drop),
-            gru.translate(&["a", text], &DecodingStrategy::Greedy, 1).map(drop),
+            llama
+                .causal_lm()
+                .expect("it is")
+                .generate(&[text], &DecodingStrategy::Greedy, 1, &mut hear)
+                .map(drop),
+            transformer
+                .translator()
+                .expect("it is")
+                .translate(&[text], &DecodingStrategy::Greedy, 1)
+                .map(drop),
+            gru.translator()
+                .expect("it is")
+                .translate(&["a", text], &DecodingStrategy::Greedy, 1)
+                .map(drop),
             gru.look_at("a", text).map(drop),
-            han.classify(&[text]).map(drop),
+            han.classifier().expect("it is").classify(&[text]).map(drop),
         ];
         for refused in all {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains(limit) && error.contains(&text.len().to_string()), "{error}");
         }
-        assert!(bert.embed(&[text]).unwrap_err().to_string().contains("shorten"));
+        assert!(
+            bert.encoder()
+                .expect("it is")
+                .embed(&[text])
+                .unwrap_err()
+                .to_string()
+                .contains("shorten")
+        );
     }
 }
 
@@ -347,12 +366,30 @@ fn the_highest_number_of_a_token_is_held_against_the_model() {
 fn a_text_of_no_tokens_is_refused_where_there_is_nothing_to_say() {
     let model = opened("empty", Translator);
     // To a translator nothing is its end, which is a token.
-    assert_eq!(model.translate(&[""], &DecodingStrategy::Greedy, 2).expect("its end").len(), 1);
     assert_eq!(
-        model.translate(&["", "a"], &DecodingStrategy::Greedy, 2).expect("a letter").len(),
+        model
+            .translator()
+            .expect("it is")
+            .translate(&[""], &DecodingStrategy::Greedy, 2)
+            .expect("its end")
+            .len(),
+        1
+    );
+    assert_eq!(
+        model
+            .translator()
+            .expect("it is")
+            .translate(&["", "a"], &DecodingStrategy::Greedy, 2)
+            .expect("a letter")
+            .len(),
         2
     );
-    let error = opened("empty", Encoder).embed(&["a", ""]).unwrap_err().to_string();
+    let error = opened("empty", Encoder)
+        .encoder()
+        .expect("it is")
+        .embed(&["a", ""])
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("no tokens"), "{error}");
     assert!(opened("empty", Llama).look("").is_err());
 }

@@ -185,7 +185,7 @@ fn blocks_are_those_of_pytorch() {
             .then(|| (golden.input::<3>("memory"), Mask::lengths(&golden.list("memory_lengths"))));
         let mask = if decodes { Mask::causal() } else { Mask::lengths(&golden.list("lengths")) };
         let mut pass = Pass::default();
-        let seen = memory.as_ref().map(|(memory, mask)| Memory::Rows(memory, mask));
+        let seen = memory.as_ref().map(|(memory, mask)| Memory { rows: memory, mask });
         let around = BlockInputs { mask: &mask, memory: seen, place: 0, pass: &mut pass };
         golden.output("y", &block.forward(x.clone(), around).expect("sizes agree"));
         let grads = golden.gradients(&block);

@@ -45,7 +45,11 @@ fn a_story_is_told_as_llama2_c_tells_it() {
         heard.push_str(text);
         ControlFlow::Continue(())
     };
-    let written = model.generate(&[""], &DecodingStrategy::Greedy, 200, told).expect("a story");
+    let written = model
+        .causal_lm()
+        .expect("it is")
+        .generate(&[""], &DecodingStrategy::Greedy, 200, told)
+        .expect("a story");
     assert_eq!(written[0].text, golden["greedy_text_200_steps"]);
     assert_eq!(heard, golden["greedy_text_200_steps"]);
 }
@@ -57,9 +61,13 @@ fn names_are_written_as_ctranslate2_writes_them() {
     let (model, golden) =
         (Model::new(files).expect("a translator"), golden.as_array().expect("a list").clone());
     let names: Vec<&str> = golden.iter().map(|one| one["src"].as_str().expect("a name")).collect();
-    let greedy = model.translate(&names, &DecodingStrategy::Greedy, 64).expect("names");
+    let greedy = model
+        .translator()
+        .expect("it is")
+        .translate(&names, &DecodingStrategy::Greedy, 64)
+        .expect("names");
     let beam = DecodingStrategy::Beam { width: 2, length_penalty: 1.0 };
-    let beams = model.translate(&names, &beam, 64).expect("names");
+    let beams = model.translator().expect("it is").translate(&names, &beam, 64).expect("names");
     assert_eq!(names.len(), 10);
     for ((one, greedy), beam) in golden.iter().zip(&greedy).zip(&beams) {
         assert_eq!(one["greedy"], greedy.text, "{}", one["src"]);
@@ -79,7 +87,7 @@ fn sentences_are_as_near_as_they_are_known_to_be() {
     let model = Model::open(&path).expect("an encoder");
     let texts: Vec<&str> =
         golden["sentences"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
-    let vectors = model.embed(&texts).expect("sentences");
+    let vectors = model.encoder().expect("it is").embed(&texts).expect("sentences");
     close(&vectors[0][..8], &numbers(&golden["embedding0_first8"]));
     let cosines: Vec<f32> =
         vectors[1..].iter().map(|v| v.iter().zip(&vectors[0]).map(|(a, b)| a * b).sum()).collect();
@@ -104,8 +112,11 @@ fn a_language_model_goes_on_as_it_is_known_to() {
     let prompts: Vec<&str> =
         cases.iter().map(|one| one["prompt"].as_str().expect("a text")).collect();
     // Two prompts of other lengths, together.
-    let written =
-        model.generate(&prompts, &DecodingStrategy::Greedy, 16, &mut silent).expect("texts");
+    let written = model
+        .causal_lm()
+        .expect("it is")
+        .generate(&prompts, &DecodingStrategy::Greedy, 16, &mut silent)
+        .expect("texts");
     for (one, written) in cases.iter().zip(&written) {
         let ids: Vec<u64> = written.tokens.iter().map(|id| u64::from(*id)).collect();
         assert_eq!(one["next_ids"], Value::from(ids));
@@ -117,10 +128,8 @@ fn a_language_model_goes_on_as_it_is_known_to() {
 fn a_model_is_asked_for_what_it_can_do() {
     let path = fixture("stories260K");
     let model = Model::open(&path).expect("a decoder");
-    let error = model.embed(&["a"]).expect_err("a decoder has no vectors of sentences");
-    assert!(error.to_string().contains("bert"), "{error}");
-    let error = model
-        .translate(&["a"], &DecodingStrategy::Greedy, 3)
-        .expect_err("a decoder does not translate");
-    assert!(error.to_string().contains("seq2seq"), "{error}");
+    let error = model.encoder().map(drop).expect_err("a decoder has no vectors of sentences");
+    assert!(error.to_string().contains("embed = a causal language model"), "{error}");
+    let error = model.translator().map(drop).expect_err("a decoder does not translate");
+    assert!(error.to_string().contains("template"), "{error}");
 }

@@ -56,9 +56,14 @@ fn translates(model: &Model) {
         (0..70).map(|i| letters.concat().repeat(1 + i % 5) + letters[i % 3]).collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     for search in [DecodingStrategy::Greedy, BEAM] {
-        let all = model.translate(&texts, &search, 8).expect("letters");
+        let all =
+            model.translator().expect("it is").translate(&texts, &search, 8).expect("letters");
         for i in [0, 1, 33, 69] {
-            let alone = model.translate(&texts[i..=i], &search, 8).expect("letters");
+            let alone = model
+                .translator()
+                .expect("it is")
+                .translate(&texts[i..=i], &search, 8)
+                .expect("letters");
             assert_eq!(all[i].text, alone[0].text);
             assert_eq!(all[i].tokens, alone[0].tokens);
         }
@@ -93,7 +98,7 @@ fn recurrent_translators_are_opened_with_and_without_attention() {
                 assert!(model.look("abc").unwrap_err().to_string().contains("attention_hidden"));
             }
         }
-        assert!(model.classify(&["a"]).unwrap_err().to_string().contains("han"));
+        assert!(model.classifier().unwrap_err().to_string().contains("han"));
     }
 }
 
@@ -183,10 +188,19 @@ fn a_decoder_translates_where_it_is_told_how_it_is_asked() {
     translates(&told);
     let silent = opened(&folder("silent", &plain, &model, WeightFormat::F32));
     let mut hear = |_: usize, _: &str| std::ops::ControlFlow::Continue(());
-    let right =
-        silent.generate(&["ab="], &DecodingStrategy::Greedy, 8, &mut hear).expect("letters");
-    assert_eq!(told.translate(&["ab"], &DecodingStrategy::Greedy, 8).expect("letters"), right);
-    let error = silent.translate(&["ab"], &DecodingStrategy::Greedy, 8).unwrap_err().to_string();
+    let right = silent
+        .causal_lm()
+        .expect("it is")
+        .generate(&["ab="], &DecodingStrategy::Greedy, 8, &mut hear)
+        .expect("letters");
+    assert_eq!(
+        told.translator()
+            .expect("it is")
+            .translate(&["ab"], &DecodingStrategy::Greedy, 8)
+            .expect("letters"),
+        right
+    );
+    let error = silent.translator().unwrap_err().to_string();
     assert!(error.contains("template"), "{error}");
 }
 
@@ -205,14 +219,15 @@ fn a_hierarchy_tells_what_a_text_is_and_what_it_looked_at() {
     let model = Han::new(&sizes, NONE, &Device::flex()).expect("sizes are sizes");
     let model = opened(&folder("han", &config, &model, WeightFormat::F16));
     let texts = ["abc\nba\n\nc", "a", ""];
-    let all = model.classify(&texts).expect("letters");
+    let all = model.classifier().expect("it is").classify(&texts).expect("letters");
     for one in &all {
         assert_eq!(one.label, ["good", "bad"][one.class]);
         assert!((one.probabilities.iter().sum::<f32>() - 1.0).abs() < 1e-6);
         assert!(one.probabilities[one.class] >= 0.5);
     }
-    assert_eq!(all[0].words, [vec!["a", "b", "c"], vec!["b", "a"], vec!["c"]]);
-    assert_eq!(all[0].weights.words.iter().map(Vec::len).collect::<Vec<_>>(), [3, 2, 1]);
-    assert!((all[0].weights.sentences.iter().sum::<f32>() - 1.0).abs() < 1e-5);
-    assert!(model.translate(&["a"], &BEAM, 4).is_err() && model.look("a").is_err());
+    let words: Vec<_> = all[0].sentences.iter().map(|one| one.words.clone()).collect();
+    assert_eq!(words, [vec!["a", "b", "c"], vec!["b", "a"], vec!["c"]]);
+    assert!(all[0].sentences.iter().all(|one| one.word_weights.len() == one.words.len()));
+    assert!((all[0].sentences.iter().map(|one| one.weight).sum::<f32>() - 1.0).abs() < 1e-5);
+    assert!(model.translator().is_err() && model.look("a").is_err());
 }

@@ -1,53 +1,14 @@
 //! Configurations that others have written: Hugging Face's, CTranslate2's as we keep it, and e2k's.
 
+use super::fields::{Fields, missing};
 use super::{Activation, Architecture, Config, Heads, PairLayout, Positions};
 use crate::error::Error;
 use crate::files::weights::Weights;
 use serde_json::{Map, Value};
 
-/// What says nothing about the numbers of a model that is used, only about its training, its files or its programs.
-const IGNORED_KEYS: &[&str] = &[
-    "_attn_implementation_autoset",
-    "_name_or_path",
-    "architectures",
-    "attention_dropout",
-    "attention_probs_dropout_prob",
-    "attn_pdrop",
-    "chunk_size_feed_forward",
-    "classifier_dropout",
-    "directionality",
-    "dtype",
-    "embd_pdrop",
-    "finetuning_task",
-    "gradient_checkpointing",
-    "hidden_dropout_prob",
-    "id2label",
-    "initializer_range",
-    "is_llama_config",
-    "keys_to_ignore_at_inference",
-    "label2id",
-    "model_type",
-    "params",
-    "pretraining_tp",
-    "problem_type",
-    "resid_pdrop",
-    "return_dict",
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_proj_to_labels",
-    "summary_type",
-    "summary_use_proj",
-    "task",
-    "task_specific_params",
-    "torch_dtype",
-    "transformers.js_config",
-    "transformers_version",
-    "use_cache",
-];
-
 /// Reads a configuration by its `model_type`.
 pub(super) fn read(map: Map<String, Value>) -> Result<Config, Error> {
-    let mut fields = Fields { map };
+    let mut fields = Fields::new(map);
     let kind = fields.text("model_type")?.ok_or_else(|| missing("model_type"))?;
     let config = match kind.as_str() {
         "llama" => llama(&mut fields)?,
@@ -71,7 +32,7 @@ fn llama(fields: &mut Fields) -> Result<Config, Error> {
     let mut theta = fields.number("rope_theta")?;
     // The newer way to say it.
     if let Some(Value::Object(rope)) = fields.map.remove("rope_parameters") {
-        let mut rope = Fields { map: rope };
+        let mut rope = Fields::new(rope);
         rope.only("rope_type", &["default".into()])?;
         theta = rope.number("rope_theta")?.or(theta);
         rope.finish()?;
@@ -271,129 +232,6 @@ pub(super) fn e2k(weights: &Weights) -> Result<Config, Error> {
         pad: None,
         ..Config::of(Architecture::E2k)
     })
-}
-
-fn missing(field: &str) -> Error {
-    Error::format(field, "missing in the configuration")
-}
-
-/// What a configuration says, less what has been read of it.
-struct Fields {
-    map: Map<String, Value>,
-}
-
-impl Fields {
-    fn read<T>(
-        &mut self,
-        field: &str,
-        kind: &str,
-        read: impl FnOnce(&Value) -> Option<T>,
-    ) -> Result<Option<T>, Error> {
-        match self.map.remove(field) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => {
-                let wrong = || Error::format(field, format!("{value}; it should be {kind}"));
-                read(&value).map(Some).ok_or_else(wrong)
-            }
-        }
-    }
-
-    fn optional_size(&mut self, field: &str) -> Result<Option<usize>, Error> {
-        let read = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
-        self.read(field, "a whole number", read)
-    }
-
-    fn size(&mut self, field: &str) -> Result<usize, Error> {
-        self.optional_size(field)?.ok_or_else(|| missing(field))
-    }
-
-    fn number(&mut self, field: &str) -> Result<Option<f64>, Error> {
-        self.read(field, "a number", Value::as_f64)
-    }
-
-    fn bool(&mut self, field: &str) -> Result<Option<bool>, Error> {
-        self.read(field, "true or false", Value::as_bool)
-    }
-
-    fn text(&mut self, field: &str) -> Result<Option<String>, Error> {
-        self.read(field, "a text", |value| value.as_str().map(str::to_owned))
-    }
-
-    fn texts(&mut self, field: &str) -> Result<Vec<String>, Error> {
-        let text = |value: &Value| value.as_str().map(str::to_owned);
-        let texts = |value: &Value| value.as_array()?.iter().map(text).collect();
-        self.read(field, "a list of texts", texts)?.ok_or_else(|| missing(field))
-    }
-
-    fn id(&mut self, field: &str) -> Result<Option<u32>, Error> {
-        // Some programs write -1 for none.
-        let read = |value: &Value| match value.as_i64()? {
-            -1 => Some(None),
-            id => u32::try_from(id).ok().map(Some),
-        };
-        Ok(self.read(field, "the number of a token", read)?.flatten())
-    }
-
-    /// One, or a list of them.
-    fn ids(&mut self, field: &str) -> Result<Vec<u32>, Error> {
-        if !matches!(self.map.get(field), Some(Value::Array(_))) {
-            return Ok(self.id(field)?.into_iter().collect());
-        }
-        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-        let ids = |value: &Value| value.as_array()?.iter().map(id).collect();
-        Ok(self.read(field, "a list of numbers of tokens", ids)?.unwrap_or_default())
-    }
-
-    fn activation(&mut self, field: &str) -> Result<Option<Activation>, Error> {
-        let Some(name) = self.text(field)? else { return Ok(None) };
-        Ok(Some(match name.as_str() {
-            "relu" => Activation::Relu,
-            "gelu" => Activation::Gelu,
-            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
-            "silu" | "swish" => Activation::Silu,
-            other => {
-                let known = "relu, gelu, gelu_new, gelu_pytorch_tanh and silu are known";
-                return Err(Error::unsupported(field, &other, known));
-            }
-        }))
-    }
-
-    /// Refuses any value but these. Null and nothing say that all is as usual.
-    fn only(&mut self, field: &str, known: &[Value]) -> Result<(), Error> {
-        match self.map.remove(field) {
-            None | Some(Value::Null) => Ok(()),
-            Some(value) if known.contains(&value) || known.iter().any(|k| equal(k, &value)) => {
-                Ok(())
-            }
-            Some(value) => {
-                let known: Vec<_> = known.iter().map(Value::to_string).collect();
-                let known = if known.is_empty() { "null".into() } else { known.join(" or ") };
-                Err(Error::unsupported(field, &value, format!("{known} is known")))
-            }
-        }
-    }
-
-    /// Refuses what nobody has read, unless it is known to be harmless or says that something is not there.
-    fn finish(self) -> Result<(), Error> {
-        for (field, value) in self.map {
-            let nothing = match &value {
-                Value::Null | Value::Bool(false) => true,
-                Value::Array(list) => list.is_empty(),
-                Value::Object(map) => map.is_empty(),
-                _ => false,
-            };
-            if !nothing && !IGNORED_KEYS.contains(&field.as_str()) {
-                let known = "if it does not change the numbers, take it out of the configuration";
-                return Err(Error::unsupported(field, &value, known));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Whether two numbers are equal, as `1` and `1.0` are.
-fn equal(a: &Value, b: &Value) -> bool {
-    a.as_f64().zip(b.as_f64()).is_some_and(|(a, b)| a == b)
 }
 
 #[cfg(test)]

@@ -3,11 +3,19 @@
 //! Each source is read strictly: a setting that would change the numbers and that nothing here follows is an error, and so is one
 //! that is not known at all.
 
+mod fields;
 mod foreign;
 mod gguf;
+mod huggingface;
+mod own;
 mod recurrent;
+mod transformer;
 
-pub use recurrent::{AttentionScore, HanConfig, Seq2SeqConfig};
+pub use recurrent::{AttentionScore, HanConfig, LuongScore, Seq2SeqConfig};
+pub use transformer::{
+    AddedPositions, DenseActivation, DenseConfig, HeadConfig, LayerConfig, NormConfig, NormOrder,
+    Pooling, QkNorm, RelativeConfig, RopeConfig, StackConfig, TransformerConfig,
+};
 
 use super::weights::Weights;
 use crate::error::Error;
@@ -33,6 +41,14 @@ pub enum Architecture {
     Seq2Seq,
     /// Words make sentences, and sentences a document, which has a class.
     Han,
+}
+
+impl Architecture {
+    /// Its name in a configuration.
+    #[must_use]
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
 }
 
 /// How many heads there are.
@@ -247,13 +263,6 @@ impl Config {
         value["format"] = FORMAT.into();
         value["version"] = VERSION.into();
         serde_json::to_string_pretty(&value).map_err(wrong)
-    }
-
-    /// Reads what a GGUF file says of itself.
-    pub fn from_gguf(file: &super::Gguf) -> Result<Self, Error> {
-        let config = gguf::read(file)?;
-        config.check()?;
-        Ok(config)
     }
 
     /// Reads what a model of e2k says of itself: it has no configuration but the shapes of its tensors, under their own names.

@@ -2,7 +2,6 @@
 
 use super::{Architecture, Config};
 use crate::error::Error;
-use crate::nn::LuongScore;
 use serde::{Deserialize, Serialize};
 
 /// The attention score of a [`Seq2Seq`](crate::Seq2Seq), and with it the decoder: Bahdanau's or Luong's.
@@ -25,6 +24,20 @@ impl AttentionScore {
     fn is_additive(&self) -> bool {
         *self == Self::Additive
     }
+}
+
+/// How Luong's attention scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LuongScore {
+    /// `q . k`
+    Dot,
+    /// `q . W k`
+    General,
+    /// `score . tanh(W [q; k])`
+    Concat {
+        /// Features of the hidden layer.
+        hidden: usize,
+    },
 }
 
 /// What a [`Seq2Seq`](crate::Seq2Seq) is made of.

@@ -1,9 +1,11 @@
 //! Text as tokens, and tokens as text.
 
+mod gguf;
 mod guard;
 mod library;
 mod limits;
 mod pieces;
+mod sentencepiece;
 mod stream;
 mod symbols;
 
@@ -12,6 +14,7 @@ use super::gguf::Metadata;
 use crate::error::Error;
 use library::Library;
 use pieces::Pieces;
+use sentencepiece::SentencePiece;
 use std::fmt;
 use std::path::Path;
 pub use stream::Stream;
@@ -29,6 +32,7 @@ pub struct Tokens {
 enum Kind {
     Library(Box<Library>),
     Pieces(Pieces),
+    SentencePiece(Box<SentencePiece>),
     Symbols(Symbols),
 }
 
@@ -56,8 +60,49 @@ impl Tokens {
 
     /// Makes again what a GGUF file says of its tokens.
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, Error> {
-        let tokens = Self::of(Kind::Library(Box::new(Library::from_gguf(metadata)?)));
+        let tokens = Self::of(gguf::read(metadata)?);
         Ok(tokens.with_chat(ChatTemplate::from_gguf(metadata)?))
+    }
+
+    /// Reads a SentencePiece model: `tokenizer.model`, `spiece.model`, `.spm`. Its control pieces are found in a text before anything
+    /// else. It does not say which of them a text begins and ends with: see [`Tokens::with_ends`].
+    pub fn sentencepiece(bytes: &[u8]) -> Result<Self, Error> {
+        Ok(Self::of(Kind::SentencePiece(Box::new(SentencePiece::from_spm(bytes)?))))
+    }
+
+    /// Reads the tokens of a folder of Marian: `source.spm`, `target.spm` and `vocab.json`, of the text that is read and of the one
+    /// that is written. With a `target_vocab.json`, the latter has numbers of its own.
+    pub fn marian(folder: &Path) -> Result<(Self, Self), Error> {
+        let read = |path: &Path| std::fs::read(path).map_err(|e| Error::file(path, &e));
+        let own = folder.join("target_vocab.json");
+        let source = folder.join("vocab.json");
+        let target = if own.is_file() { &own } else { &source };
+        let side = |spm: &str, vocabulary: &Path| {
+            let (path, numbers) = (folder.join(spm), read(vocabulary)?);
+            let side = SentencePiece::marian(&read(&path)?, &numbers).map_err(|e| e.of(&path))?;
+            Ok::<_, Error>(Self::of(Kind::SentencePiece(Box::new(side))))
+        };
+        Ok((side("source.spm", &source)?, side("target.spm", target)?))
+    }
+
+    /// Reads the tokens of a folder of M2M-100: `sentencepiece.bpe.model` and `vocab.json`, of texts in this language (`en`, `zh`). The
+    /// languages are tokens as `__en__`.
+    pub fn m2m100(folder: &Path, language: &str) -> Result<Self, Error> {
+        let read = |name: &str| {
+            let path = folder.join(name);
+            std::fs::read(&path).map_err(|e| Error::file(&path, &e))
+        };
+        let (model, numbers) = (read("sentencepiece.bpe.model")?, read("vocab.json")?);
+        let own = SentencePiece::m2m100(&model, &numbers, language).map_err(|e| e.of(folder))?;
+        Ok(Self::of(Kind::SentencePiece(Box::new(own))))
+    }
+
+    /// The same with these tokens before and after each text, where the vocabulary is a SentencePiece model.
+    pub fn with_ends(self, begin: Option<u32>, end: Option<u32>) -> Result<Self, Error> {
+        let Kind::SentencePiece(model) = self.kind else {
+            return Err(Error::format("tokens", "not of SentencePiece: it has its own ends"));
+        };
+        Ok(Self { kind: Kind::SentencePiece(Box::new(model.with_ends(begin, end)?)), ..self })
     }
 
     /// Reads a `tokenizer.bin` of llama2.c with so many tokens.
@@ -81,6 +126,7 @@ impl Tokens {
         match &self.kind {
             Kind::Library(library) => library.len(),
             Kind::Pieces(pieces) => pieces.len(),
+            Kind::SentencePiece(model) => model.len(),
             Kind::Symbols(symbols) => symbols.tokens.len(),
         }
     }
@@ -95,6 +141,7 @@ impl Tokens {
         match &self.kind {
             Kind::Library(library) => library.encode(text),
             Kind::Pieces(pieces) => Ok(pieces.encode(text)),
+            Kind::SentencePiece(model) => model.encode(text),
             Kind::Symbols(symbols) => symbols.encode(text),
         }
     }
@@ -105,6 +152,7 @@ impl Tokens {
         match &self.kind {
             Kind::Library(library) => library.decode(ids),
             Kind::Pieces(pieces) => pieces.decode(ids),
+            Kind::SentencePiece(model) => model.decode(ids),
             Kind::Symbols(symbols) => symbols.decode(ids),
         }
     }
@@ -119,6 +167,7 @@ impl Tokens {
         let token = match &self.kind {
             Kind::Library(library) => library.token(id),
             Kind::Pieces(pieces) => pieces.token(id),
+            Kind::SentencePiece(model) => model.token(id),
             Kind::Symbols(symbols) => symbols.get(id).map(str::to_owned),
         };
         token.map(|token| shown(&token))
@@ -129,6 +178,7 @@ impl Tokens {
         match &self.kind {
             Kind::Library(library) => library.id(token),
             Kind::Pieces(pieces) => pieces.id(token),
+            Kind::SentencePiece(model) => model.id(token),
             Kind::Symbols(symbols) => symbols.id(token),
         }
     }
@@ -138,6 +188,7 @@ impl Tokens {
         match &self.kind {
             Kind::Library(library) => library.to_json(),
             Kind::Pieces(pieces) => pieces.to_json(),
+            Kind::SentencePiece(model) => model.to_json(),
             Kind::Symbols(symbols) => symbols.to_json(),
         }
     }
@@ -147,6 +198,8 @@ impl Tokens {
         let value: serde_json::Value = serde_json::from_slice(bytes).map_err(wrong)?;
         if value.get("model").is_some() {
             Self::from_tokenizer_json(bytes)
+        } else if value.get("sentencepiece").is_some() {
+            Ok(Self::of(Kind::SentencePiece(Box::new(SentencePiece::from_json(bytes)?))))
         } else if value.get("scores").is_some() {
             Self::from_llama2c_json(bytes)
         } else {
@@ -166,6 +219,7 @@ impl fmt::Debug for Tokens {
         let kind = match self.kind {
             Kind::Library(_) => "tokenizer.json",
             Kind::Pieces(_) => "llama2.c",
+            Kind::SentencePiece(_) => "SentencePiece",
             Kind::Symbols(_) => "characters",
         };
         write!(f, "Tokens({kind}, {})", self.len())
