@@ -98,7 +98,7 @@ fn bars(weights: &[f32]) {
 fn main() -> Result<(), Box<dyn Error>> {
     let model = encoder()?;
     let all: Vec<&str> = TEXT.into_iter().chain(QUESTIONS.map(|(question, _)| question)).collect();
-    let vectors = model.embed(&all)?;
+    let vectors = model.encoder()?.embed(&all)?;
     let dim = vectors[0].len();
     let (sentences, questions) = vectors.split_at(TEXT.len());
     let (sentences, questions) = (sentences.concat(), questions.concat());

@@ -124,7 +124,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let sources: Vec<_> = unseen.iter().map(|[source, _]| source.clone()).collect();
     let (prompts, stop) =
         (vec![vec![BEGIN]; 200], StoppingCriteria { max_tokens: 20, end: vec![END] });
-    let mut session = model.session(&sources, 1 << 26)?;
+    let copy = model.inference()?;
+    let mut session = copy.session(&sources, 1 << 26)?;
     let told = &mut |_, _| ControlFlow::Continue(());
     let written = generate(&mut session, &prompts, &DecodingStrategy::Greedy, &stop, told)?;
     let right = written.iter().zip(&unseen).filter(|(said, [_, target])| said.tokens == *target);

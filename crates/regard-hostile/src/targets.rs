@@ -2,7 +2,7 @@
 
 use burn::module::Param;
 use burn::tensor::{Device, Tensor};
-use regard_models::files::{Config, Gguf, ModelFiles, NameMap, Tokens, Weights};
+use regard_models::files::{Config, Gguf, ModelFiles, Tokens, TransformerFiles, Weights};
 use regard_models::generate::DecodingStrategy;
 use regard_models::nn::Linear;
 use regard_models::{Error, Model};
@@ -161,22 +161,16 @@ const TEXTS: [&str; 5] = [
 /// A whole model of a few numbers: it is opened, and writes a token.
 fn gguf(bytes: &[u8]) -> bool {
     let opened = || -> Result<Model, Error> {
-        let file = Gguf::read(bytes.to_vec())?;
-        let config = Config::from_gguf(&file)?;
-        let tokens = Some(Tokens::from_gguf(&file.metadata)?);
-        let weights = file.weights.renamed(&NameMap::LLAMA_GGUF)?;
-        Model::new(ModelFiles {
-            config,
-            weights,
-            tokens,
-            target_tokens: None,
-            title: "gguf".into(),
-        })
+        Model::of_transformer(TransformerFiles::of_gguf(Gguf::read(bytes.to_vec())?, "gguf")?)
     };
     let Ok(model) = opened() else { return false };
     let mut hear = |_: usize, _: &str| ControlFlow::Continue(());
     // Weights are what they are: that scores are no numbers is an error of its own.
-    drop(model.generate(&["ab"], &DecodingStrategy::Greedy, 2, &mut hear));
+    drop(
+        model
+            .causal_lm()
+            .map(|model| model.generate(&["ab"], &DecodingStrategy::Greedy, 2, &mut hear)),
+    );
     true
 }
 

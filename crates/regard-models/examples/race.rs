@@ -120,11 +120,11 @@ fn write(name: &'static str, batch: usize) -> Outcome<Case> {
         r#"{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_ctx": 1024, "n_positions": 1024,
             "vocab_size": 50257, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}"#,
     )?;
-    let model = Gpt::new(&config, DropoutRates::default(), &Device::flex())?;
+    let model = Gpt::new(&config, DropoutRates::default(), &Device::flex())?.inference()?;
     let (prompts, new) = (rows(batch, 32, 50257, 4), 64);
     let request = json!({"case": "generate", "threads": THREADS, "ids": prompts, "new": new});
     let run = move || {
-        let mut session = model.session(1 << 30)?;
+        let mut session = model.session(&[], 1 << 30)?;
         let stop = StoppingCriteria { max_tokens: new, end: vec![] };
         let told = &mut |_, _| ControlFlow::Continue(());
         let all = generate(&mut session, &prompts, &DecodingStrategy::Greedy, &stop, told)?;

@@ -67,7 +67,7 @@ fn translate() -> Result<(), Box<dyn Error>> {
         embedding_scale: Some(16.0),
         ..Config::of(Architecture::Transformer)
     };
-    let model = Transformer::new(&config, DropoutRates::default(), &Device::flex())?;
+    let model = Transformer::new(&config, DropoutRates::default(), &Device::flex())?.inference()?;
     let sources = rows(1000, |row| 6 + row % 9, 8000);
     let search = DecodingStrategy::Beam { width: 5, length_penalty: 1.0 };
     let stop = StoppingCriteria { max_tokens: 10, end: vec![2] };

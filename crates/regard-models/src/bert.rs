@@ -117,7 +117,7 @@ impl Bert {
         let hidden = self
             .forward(&Sentences { tokens: sentences, token_types: None }, &mut Pass::default())?;
         let [_, length, d_model] = hidden.dims();
-        let numbers = crate::kv_cache::numbers(hidden);
+        let numbers = crate::stack::numbers(hidden);
         let mean = |(i, tokens): (usize, &Vec<u32>)| {
             let rows = numbers[i * length * d_model..].chunks(d_model).take(tokens.len());
             let mut sum = vec![0.0f32; d_model];

@@ -3,11 +3,11 @@
 use crate::error::Error;
 use crate::files::{Architecture, Config};
 use crate::generate::Decoder;
-use crate::kv_cache::{has_source, numbers};
 use crate::nn::{Embedding, Gru, GruCell, Linear, MultiHead, MultiHeadConfig, split};
 use crate::pass::{Pass, RowSide};
 use crate::seq2seq::{RecurrentState, chosen, in_steps};
 use crate::stack::ids;
+use crate::stack::numbers;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use regard::Mask;
@@ -187,7 +187,9 @@ impl Decoder for E2kSession<'_> {
     }
 
     fn start(&mut self, row: usize) -> Result<RecurrentState, Error> {
-        has_source(row, self.lengths.len())?;
+        if row >= self.lengths.len() {
+            return Err(Error::no_source(row, self.lengths.len()));
+        }
         Ok(RecurrentState { row, state: vec![0.0; 2 * self.model.config.d_model] })
     }
 

@@ -54,7 +54,12 @@ pub enum Error {
         /// Why not.
         why: String,
     },
+    /// The engine refused a call.
+    Engine(regard::Error),
+    /// A product of matrices was refused.
+    Product(regard_matmul::Error),
     /// A layer refused its input.
+    #[cfg(feature = "burn")]
     Layer(regard_burn::Error),
     /// Generation was refused, or a model gave scores that are none.
     Generate(GenerateError),
@@ -89,6 +94,13 @@ impl Error {
         Self::Unsupported { field: field.into(), value: value.to_string(), known: known.into() }
     }
 
+    /// Of a prompt that has no source.
+    pub(crate) fn no_source(row: usize, sources: usize) -> Self {
+        let why =
+            format!("it has no source, there are {sources}; there must be one for each prompt");
+        Self::format(format!("prompt {row}"), why)
+    }
+
     /// The same, with the file that it is about.
     pub(crate) fn of(self, path: &Path) -> Self {
         match self {
@@ -118,6 +130,9 @@ impl fmt::Display for Error {
                 write!(f, "{field} = {value}: not supported; {known}")
             }
             Self::Tokens { what, why } => write!(f, "{what}: {why}"),
+            Self::Engine(error) => error.fmt(f),
+            Self::Product(error) => error.fmt(f),
+            #[cfg(feature = "burn")]
             Self::Layer(error) => error.fmt(f),
             Self::Generate(error) => error.fmt(f),
             Self::NotRecorded { what } => {
@@ -135,6 +150,9 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
+            Self::Engine(error) => Some(error),
+            Self::Product(error) => Some(error),
+            #[cfg(feature = "burn")]
             Self::Layer(error) => Some(error),
             Self::Generate(error) => Some(error),
             _ => None,
@@ -142,6 +160,7 @@ impl std::error::Error for Error {
     }
 }
 
+#[cfg(feature = "burn")]
 impl From<regard_burn::Error> for Error {
     fn from(error: regard_burn::Error) -> Self {
         Self::Layer(error)
@@ -150,7 +169,13 @@ impl From<regard_burn::Error> for Error {
 
 impl From<regard::Error> for Error {
     fn from(error: regard::Error) -> Self {
-        Self::Layer(error.into())
+        Self::Engine(error)
+    }
+}
+
+impl From<regard_matmul::Error> for Error {
+    fn from(error: regard_matmul::Error) -> Self {
+        Self::Product(error)
     }
 }
 

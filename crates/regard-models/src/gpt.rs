@@ -2,15 +2,14 @@
 
 use crate::error::Error;
 use crate::files::{Activation, Architecture, Config, Positions};
-use crate::generate::Decoder;
-use crate::kv_cache::{DecoderState, KvCaches, in_groups, numbers};
+use crate::infer;
+use crate::load::inference;
 use crate::nn::{Block, DropoutRates, Embedding, Linear, Norm, NormKind};
 use crate::pass::{Pass, RowSide};
-use crate::stack::{EMBEDDINGS, block_of, ids, only, through};
+use crate::stack::{EMBEDDINGS, block_of, only, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use regard::Mask;
-use regard::cache::PAGE;
 
 /// A stack of blocks in which each position sees those before it, and scores what comes next.
 #[derive(Module, Debug)]
@@ -119,62 +118,8 @@ impl Gpt {
         }
     }
 
-    /// A generation session with a KV cache of at most `budget` bytes. No gradients.
-    pub fn session(&self, budget: usize) -> Result<GptSession<'_>, Error> {
-        let Config { n_layers, heads, head_dim, .. } = self.config;
-        let caches = KvCaches::new(n_layers, [heads.kv, head_dim], PAGE, budget)?;
-        Ok(GptSession { model: self, caches })
-    }
-}
-
-/// A generation session of a [`Gpt`]: its KV cache holds past keys and values, so a new token costs one forward pass at one position.
-#[derive(Debug)]
-pub struct GptSession<'a> {
-    model: &'a Gpt,
-    caches: KvCaches,
-}
-
-impl GptSession<'_> {
-    /// Equally many new tokens for each state, to the scores after the last of them.
-    fn together(
-        &mut self,
-        states: &mut [&mut DecoderState],
-        tokens: &[&[u32]],
-    ) -> Result<Vec<f32>, Error> {
-        let length = tokens[0].len();
-        let places: Vec<usize> =
-            states.iter().flat_map(|state| state.len..state.len + length).collect();
-        let x = self.model.embedded(ids(tokens, &Device::flex()), &places)?;
-        let last = self.caches.through(&self.model.blocks, x, states, None)?;
-        Ok(numbers(self.model.scores(self.model.norm.forward(last))))
-    }
-}
-
-impl Decoder for GptSession<'_> {
-    type State = DecoderState;
-    type Error = Error;
-
-    fn vocab(&self) -> usize {
-        self.model.config.vocab
-    }
-
-    fn context(&self) -> Option<usize> {
-        self.model.config.context
-    }
-
-    fn start(&mut self, row: usize) -> Result<DecoderState, Error> {
-        self.caches.start(row)
-    }
-
-    fn fork(&mut self, state: &DecoderState) -> Result<DecoderState, Error> {
-        self.caches.fork(state)
-    }
-
-    fn free(&mut self, state: DecoderState) -> Result<(), Error> {
-        self.caches.free(state)
-    }
-
-    fn feed(&mut self, states: &mut [DecoderState], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
-        in_groups(states, tokens, |_| 0, |states, tokens| self.together(states, tokens))
+    /// A copy for inference, which generates with a KV cache.
+    pub fn inference(&self) -> Result<infer::Transformer, Error> {
+        inference(self, &self.config)
     }
 }

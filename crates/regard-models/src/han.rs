@@ -1,13 +1,14 @@
 //! Hierarchical attention (Yang et al. 2016): words make sentences, sentences make a document, and a document has a class.
 
+use crate::batches::{Batch, POSITIONS, in_batches};
 use crate::error::Error;
 use crate::files::HanConfig;
-use crate::kv_cache::numbers;
 use crate::nn::{DropoutRates, Embedding, Level, Linear};
 use crate::pass::Pass;
 use crate::recorder::Recorder;
 use crate::seq2seq::sized;
-use crate::stack::{Batch, EMBEDDINGS, POSITIONS, ids, in_batches};
+use crate::stack::numbers;
+use crate::stack::{EMBEDDINGS, ids};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use regard_burn::dropout;

@@ -1,9 +1,11 @@
-//! Models on Regard and Burn: transformers and recurrent nets with attention, real weights, generation, and what every head looks at.
+//! Models on Regard: inference of Transformers from Hugging Face folders and GGUF files, generation, attention of every head; modules for
+//! training with Burn, and recurrent models.
 //!
-//! A line from files to text: [`files`] reads what others have written ([`Config`](files::Config), [`Weights`](files::Weights),
-//! [`Tokens`](files::Tokens)) ─► [`load()`] gives each parameter its numbers by the path of its fields ─► [`generate`] asks a model for
-//! the next token ─► [`Model`] is all of it, for text. A [`Recorder`] keeps what attention saw as a
-//! [`Trace`](regard_scope::Trace) for the microscope. `docs/models.md` tells the rest.
+//! From files to text: [`files`] reads a [`TransformerConfig`](files::TransformerConfig), [`Weights`](files::Weights) and
+//! [`Tokens`](files::Tokens) ─► [`infer`] runs the Transformer that they describe ─► [`generate`] chooses the next tokens ─► [`Model`] is
+//! all of it for text, as [`CausalLm`], [`Translator`], [`Encoder`] or [`Classifier`]. None of this needs Burn. The feature `burn`, a
+//! default, adds modules that learn, which `load` and `save` connect with files, and recurrent models. `look` returns the attention of a
+//! text as a [`Trace`](regard_scope::Trace) for the microscope. `docs/models.md` tells the rest.
 //!
 //! ```no_run
 //! use regard_models::Model;
@@ -17,11 +19,11 @@
 //! let model = Model::open(&path)?; // or any folder, .gguf or .safetensors
 //!
 //! let mut told = |_row: usize, text: &str| {
-//!     print!("{text}"); // as it is written
+//!     print!("{text}"); // as it is generated
 //!     ControlFlow::Continue(())
 //! };
 //! let prompt = "The capital of France is";
-//! let written = model.generate(&[prompt], &DecodingStrategy::Greedy, 16, &mut told)?;
+//! let written = model.causal_lm()?.generate(&[prompt], &DecodingStrategy::Greedy, 16, &mut told)?;
 //! println!("\n{} tokens, ended by {:?}", written[0].tokens.len(), written[0].finish_reason);
 //!
 //! let trace = model.look(prompt)?; // what every head looks at
@@ -30,24 +32,26 @@
 //! # }
 //! ```
 
-#![forbid(unsafe_code)]
+// One place maps files: `files::map`.
+#![deny(unsafe_code)]
 
 // The map.
 //
 // Ground
 //   generate     tokens from a model: greedily, by chance, by beam search; knows no tensors
 //   error        every way that a model can fail to be had
-//   files        configurations, weights, tokens, models known by name
+//   batches      many texts in batches of like length
+//   files        configurations, weights, tokens, models known by name, models of the Hub
+//   infer        Transformers for inference: weights as they are stored, KV caches, no Burn
+//
+// With the feature `burn`: what models that learn are made of
 //   recorder     what attention saw, as a trace
 //   pass         one pass through a model: what is dropped, how sharply attention looks, what is kept
-//   kv_cache     keys and values of each layer, and the state of a decoder
-//
-// What models are made of
 //   nn           attention, blocks, norms, feed-forward layers, positions, GRUs, levels of a hierarchy
 //   stack        what the models of a `Config` have in common
 //   load         weights into modules and out of them, by the path of fields
 //
-// Models
+// With the feature `burn`: models that learn
 //   gpt          decoders: GPT-2, Llama
 //   bert         encoders
 //   transformer  an encoder with a decoder
@@ -56,39 +60,69 @@
 //   e2k          another, with several heads
 //   han          hierarchical attention: words, sentences, documents
 //
-//   model        any of them that works with text, with its tokens
+// Text
+//   model        models by task, with their tokens: `CausalLm`, `Translator`, `Encoder`, `Classifier`
 
+mod batches;
+#[cfg(feature = "burn")]
 mod bert;
+#[cfg(feature = "burn")]
 mod e2k;
 mod error;
 pub mod files;
 pub mod generate;
+#[cfg(feature = "burn")]
 mod gpt;
+#[cfg(feature = "burn")]
 mod han;
-mod kv_cache;
+pub mod infer;
+#[cfg(feature = "burn")]
 mod load;
 mod model;
+#[cfg(feature = "burn")]
 pub mod nn;
+#[cfg(feature = "burn")]
 mod pass;
+#[cfg(feature = "burn")]
 mod recorder;
+#[cfg(feature = "burn")]
 mod seq2seq;
+#[cfg(feature = "burn")]
 mod stack;
+#[cfg(feature = "burn")]
 mod transformer;
+#[cfg(feature = "burn")]
 mod vit;
 
+#[cfg(feature = "burn")]
 pub use bert::{Bert, Sentences};
+#[cfg(feature = "burn")]
 pub use e2k::{E2k, E2kMemory, E2kSession};
 pub use error::Error;
 pub use files::{AttentionScore, HanConfig, Seq2SeqConfig};
-pub use gpt::{Gpt, GptSession};
+#[cfg(feature = "burn")]
+pub use gpt::Gpt;
+#[cfg(feature = "burn")]
 pub use han::{Han, HanWeights};
-pub use kv_cache::{DecoderState, LayerCache};
+#[cfg(feature = "burn")]
 pub use load::{load, parameters, save};
-pub use model::{Classification, GenerationOutput, Model, sentences};
+#[cfg(feature = "burn")]
+pub use model::sentences;
+pub use model::{
+    CausalLm, Classification, Classifier, Encoder, GenerationOutput, Model, OnText, TextOptions,
+    Translator, WeightedSentence,
+};
+#[cfg(feature = "burn")]
 pub use nn::DropoutRates;
+#[cfg(feature = "burn")]
 pub use pass::{Entropies, LayerEntropy, Pass};
+#[cfg(feature = "burn")]
 pub use recorder::Recorder;
+#[cfg(feature = "burn")]
 pub use seq2seq::{LuongDecoder, RecurrentState, Seq2Seq, Seq2SeqMemory, Seq2SeqSession};
+#[cfg(feature = "burn")]
 pub use stack::ids;
-pub use transformer::{Transformer, TransformerSession};
+#[cfg(feature = "burn")]
+pub use transformer::Transformer;
+#[cfg(feature = "burn")]
 pub use vit::{Vit, VitConfig};

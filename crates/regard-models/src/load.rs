@@ -1,8 +1,9 @@
 //! Weights into modules and out of them, each parameter under the path of its fields.
 
 use crate::error::Error;
-use crate::files::{WeightFormat, Weights, save_as};
-use crate::kv_cache::numbers;
+use crate::files::{Config, WeightFormat, Weights, save_as};
+use crate::infer::Transformer;
+use crate::stack::numbers;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use std::collections::BTreeMap;
@@ -105,6 +106,12 @@ impl ModuleVisitor for Gatherer {
         let tensor = param.val();
         self.found.insert(self.path.join("."), (tensor.dims().to_vec(), numbers(tensor)));
     }
+}
+
+/// A copy of a module for inference.
+pub(crate) fn inference<M: Module>(module: &M, config: &Config) -> Result<Transformer, Error> {
+    let all = parameters(module).into_iter().map(|(name, (shape, numbers))| (name, shape, numbers));
+    Transformer::of_config(config, Weights::new(all)?)
 }
 
 /// Writes all parameters as safetensors, whole or not at all.

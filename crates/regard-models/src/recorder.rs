@@ -1,7 +1,7 @@
 //! What attention sees, kept for the microscope: queries, keys and `lse`, from which any weight can be made again.
 
 use crate::error::Error;
-use crate::kv_cache::numbers;
+use crate::stack::numbers;
 use burn::tensor::Tensor;
 use regard::problem::Normalizer;
 use regard_burn::{Attention, AttentionOutput, Similarity};

@@ -2,14 +2,13 @@
 //! 2015 have it.
 
 use crate::error::Error;
+use crate::files::LuongScore;
 use crate::files::Seq2SeqConfig;
 use crate::generate::Decoder;
-use crate::kv_cache::{has_source, numbers};
-use crate::nn::{
-    Bahdanau, DropoutRates, Embedding, Gru, GruCell, GruStates, Linear, Luong, LuongScore,
-};
+use crate::nn::{Bahdanau, DropoutRates, Embedding, Gru, GruCell, GruStates, Linear, Luong};
 use crate::pass::Pass;
 use crate::recorder::Recorder;
+use crate::stack::numbers;
 use crate::stack::{EMBEDDINGS, TARGET_EMBEDDINGS, ids};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -353,7 +352,9 @@ impl Decoder for Seq2SeqSession<'_> {
     }
 
     fn start(&mut self, row: usize) -> Result<RecurrentState, Error> {
-        has_source(row, self.memory.lengths.len())?;
+        if row >= self.memory.lengths.len() {
+            return Err(Error::no_source(row, self.memory.lengths.len()));
+        }
         Ok(RecurrentState { row, state: numbers(self.memory.first.clone().narrow(0, row, 1)) })
     }
 

@@ -2,11 +2,11 @@
 
 use crate::error::Error;
 use crate::files::{Architecture, Config};
-use crate::generate::Decoder;
-use crate::kv_cache::{DecoderState, KvCaches, SENTENCE, Sources, has_source, in_groups, numbers};
+use crate::infer;
+use crate::load::inference;
 use crate::nn::{Block, BlockConfig, DropoutRates, Embedding, Linear, Memory, Norm, NormKind};
 use crate::pass::{Pass, RowSide};
-use crate::stack::{EMBEDDINGS, TARGET_EMBEDDINGS, block_of, ids, only, sinusoid_of, through};
+use crate::stack::{EMBEDDINGS, TARGET_EMBEDDINGS, block_of, only, sinusoid_of, through};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use regard::Mask;
@@ -136,7 +136,7 @@ impl Transformer {
         let x = dropout(x, pass.drops(self.dropout.rate, TARGET_EMBEDDINGS));
         pass.now(RowSide::Target);
         let seen = lengths.map_or_else(Mask::full, Mask::lengths);
-        let memory = Some(Memory::Rows(memory, &seen));
+        let memory = Some(Memory { rows: memory, mask: &seen });
         let x = through(&self.decoder, x, ("decoder", "target"), &Mask::causal(), memory, pass)?;
         Ok(self.scores(x))
     }
@@ -149,82 +149,9 @@ impl Transformer {
         }
     }
 
-    /// A generation session that translates these sources, with a KV cache of at most `budget` bytes.
-    pub fn session(
-        &self,
-        sources: &[Vec<u32>],
-        budget: usize,
-    ) -> Result<TransformerSession<'_>, Error> {
-        let heads = [self.config.heads.kv, self.config.head_dim];
-        let caches = || KvCaches::new(self.decoder.len(), heads, SENTENCE, budget / 2);
-        let mut read = Sources::new(caches()?, sources.len())?;
-        // Sources of one length need no padding.
-        let mut order: Vec<usize> = (0..sources.len()).collect();
-        order.sort_by_key(|i| sources[*i].len());
-        for alike in order.chunk_by(|a, b| sources[*a].len() == sources[*b].len()) {
-            for some in alike.chunks(TOGETHER).filter(|some| !sources[some[0]].is_empty()) {
-                let rows: Vec<&[u32]> = some.iter().map(|i| sources[*i].as_slice()).collect();
-                let rows = ids(&rows, &Device::flex());
-                let memory = self.encode(rows, None, &mut Pass::default())?;
-                read.keep(some, &memory, &self.decoder)?;
-            }
-        }
-        Ok(TransformerSession { model: self, caches: caches()?, sources: read })
-    }
-}
-
-/// A generation session of a [`Transformer`]: translations of its sources, with a KV cache.
-#[derive(Debug)]
-pub struct TransformerSession<'a> {
-    model: &'a Transformer,
-    caches: KvCaches,
-    sources: Sources,
-}
-
-/// Sources that are read together, at most.
-const TOGETHER: usize = 64;
-
-impl TransformerSession<'_> {
-    /// KvCaches of one length, to the scores after the last token of each.
-    fn together(
-        &mut self,
-        states: &mut [&mut DecoderState],
-        tokens: &[&[u32]],
-    ) -> Result<Vec<f32>, Error> {
-        let len = states[0].len;
-        let x = self.model.embedded(self.model.written(), ids(tokens, &Device::flex()), len)?;
-        let last = self.caches.through(&self.model.decoder, x, states, Some(&self.sources))?;
-        Ok(numbers(self.model.scores(last)))
-    }
-}
-
-impl Decoder for TransformerSession<'_> {
-    type State = DecoderState;
-    type Error = Error;
-
-    fn vocab(&self) -> usize {
-        self.model.config.target_vocab.unwrap_or(self.model.config.vocab)
-    }
-
-    fn context(&self) -> Option<usize> {
-        self.model.config.context
-    }
-
-    fn start(&mut self, row: usize) -> Result<DecoderState, Error> {
-        has_source(row, self.sources.len())?;
-        self.caches.start(row)
-    }
-
-    fn fork(&mut self, state: &DecoderState) -> Result<DecoderState, Error> {
-        self.caches.fork(state)
-    }
-
-    fn free(&mut self, state: DecoderState) -> Result<(), Error> {
-        self.caches.free(state)
-    }
-
-    fn feed(&mut self, states: &mut [DecoderState], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
-        in_groups(states, tokens, |state| state.len, |states, tokens| self.together(states, tokens))
+    /// A copy for inference, which generates with a KV cache.
+    pub fn inference(&self) -> Result<infer::Transformer, Error> {
+        inference(self, &self.config)
     }
 }
 
@@ -232,9 +159,10 @@ impl Decoder for TransformerSession<'_> {
 mod tests {
     use super::*;
     use crate::files::{Activation, Heads, PairLayout, Positions};
-    use crate::generate::{DecodingStrategy, StoppingCriteria, generate};
+    use crate::generate::{Decoder, DecodingStrategy, StoppingCriteria, generate};
     use crate::load::parameters;
     use crate::pass::Entropies;
+    use crate::stack::{ids, numbers};
     use burn::optim::{AdamConfig, GradientsParams};
     use std::ops::ControlFlow;
 
@@ -364,6 +292,7 @@ mod tests {
     #[test]
     fn rows_are_written_as_the_whole_says_and_do_not_depend_on_one_another() {
         let model = model(&config(), DropoutRates::default(), &Device::flex());
+        let copy = model.inference().expect("the same numbers");
         let (stop, mut hear) =
             (StoppingCriteria { max_tokens: 40, end: vec![] }, |_: usize, _: u32| {
                 ControlFlow::Continue(())
@@ -374,12 +303,12 @@ mod tests {
         for search in
             [DecodingStrategy::Greedy, DecodingStrategy::Beam { width: 3, length_penalty: 0.5 }]
         {
-            let mut session = model.session(&sources, 1 << 26).expect("ids are tokens");
+            let mut session = copy.session(&sources, 1 << 26).expect("ids are tokens");
             let all = generate(&mut session, &prompts, &search, &stop, &mut hear);
             let all = all.expect("scores are finite");
             for ((source, prompt), one) in sources.iter().zip(&prompts).zip(&all) {
                 let mut session =
-                    model.session(std::slice::from_ref(source), 1 << 26).expect("ids are tokens");
+                    copy.session(std::slice::from_ref(source), 1 << 26).expect("ids are tokens");
                 let prompts = std::slice::from_ref(prompt);
                 let alone = generate(&mut session, prompts, &search, &stop, &mut hear);
                 assert_eq!(alone.expect("scores are finite")[0].tokens, one.tokens);
@@ -395,7 +324,7 @@ mod tests {
                 assert_eq!(all[2].tokens, best[..40]);
             }
         }
-        let mut session = model.session(&sources, 1 << 26).expect("ids are tokens");
+        let mut session = copy.session(&sources, 1 << 26).expect("ids are tokens");
         assert!(session.start(5).unwrap_err().to_string().contains("there are 5"));
     }
 }

@@ -139,7 +139,7 @@ pub fn translations(
     max_tokens: usize,
 ) -> Result<Vec<String>, Error> {
     let texts: Vec<&str> = pairs.iter().map(|pair| pair.source.as_str()).collect();
-    let written = model.translate(&texts, search, max_tokens)?;
+    let written = model.translator()?.translate(&texts, search, max_tokens)?;
     Ok(written.into_iter().map(|one| one.text.trim().to_owned()).collect())
 }
 

@@ -2,6 +2,7 @@
 
 use super::linear::Linear;
 use crate::error::Error;
+use crate::files::LuongScore;
 use crate::recorder::Recorder;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
@@ -83,20 +84,6 @@ impl Bahdanau {
         Attention { mask: mask.clone(), similarity, ..Attention::default() }
     }
     // ANCHOR_END: options
-}
-
-/// How [`Luong`] scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LuongScore {
-    /// `q . k`
-    Dot,
-    /// `q . W k`
-    General,
-    /// `score . tanh(W [q; k])`
-    Concat {
-        /// Features of the hidden layer.
-        hidden: usize,
-    },
 }
 
 /// Unscaled products, or a small network. Which it is, is told by the parameters that it has: none for `q . k`.
@@ -246,7 +233,7 @@ fn weights(q: Tensor<3>, k: Tensor<3>, options: &Attention) -> Result<Tensor<3>,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_cache::numbers;
+    use crate::stack::numbers;
     use burn::tensor::Distribution;
 
     fn input(sizes: [usize; 3]) -> Tensor<3> {

@@ -2,14 +2,13 @@
 
 use super::linear::Linear;
 use crate::error::Error;
-use crate::kv_cache::LayerCache;
 use crate::pass::Pass;
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
+use regard::Mask;
 use regard::problem::{Dropout, Heads};
 use regard::rope::Rope;
 use regard::score::alibi_slopes;
-use regard::{Mask, Sequence};
 use regard_burn::{Attention, Buckets, Relative, RopePositions};
 
 /// What a [`MultiHead`] is made of.
@@ -76,10 +75,6 @@ pub enum KeySource<'a> {
     Itself,
     /// The rows of a memory, `[batch, length, d_memory]`.
     Memory(&'a Tensor<3>),
-    /// What sequences have read, projected already. No gradients.
-    Cached(&'a LayerCache, &'a [Sequence]),
-    /// What sequences have seen before, and one another: new rows are appended to it. No gradients.
-    Cache(&'a mut LayerCache, &'a [Sequence]),
 }
 
 /// Attention with several heads (Vaswani et al. 2017), which may share keys and values (Ainslie et al. 2023).
@@ -140,29 +135,12 @@ impl MultiHead {
                 self.attend([queries, keys, values], &options, pass)
             }
             KeySource::Memory(memory) => {
-                let [keys, values] = self.project(memory);
+                let keys = split(self.k.forward(memory.clone()), kv);
+                let values = split(self.v.forward(memory.clone()), kv);
                 self.attend([split(self.q.forward(x), q), keys, values], &options, pass)
-            }
-            KeySource::Cached(state, sequences) => {
-                let queries = split(self.q.forward(x), q);
-                Ok(self.out.forward(state.look(sequences, queries, &options)?))
-            }
-            KeySource::Cache(state, sequences) => {
-                let length = x.dims()[1];
-                let places = || state.places(sequences, length);
-                let keys = self.turned(split(self.k.forward(x.clone()), kv), places()?)?;
-                let values = split(self.v.forward(x.clone()), kv);
-                let queries = self.turned(split(self.q.forward(x), q), places()?)?;
-                state.append(sequences, keys, values)?;
-                Ok(self.out.forward(state.look(sequences, queries, &options)?))
             }
         }
         // ANCHOR_END: over
-    }
-
-    /// The keys and values of a memory.
-    pub(crate) fn project(&self, memory: &Tensor<3>) -> [Tensor<4>; 2] {
-        [&self.k, &self.v].map(|map| split(map.forward(memory.clone()), self.config.heads.kv))
     }
 
     pub(crate) fn options(&self, mask: &Mask, pass: &Pass) -> Attention {

@@ -4,11 +4,10 @@ use super::attention::{KeySource, MultiHead, MultiHeadConfig};
 use super::feed_forward::{FeedForward, FeedForwardConfig};
 use super::norm::{Norm, NormKind};
 use crate::error::Error;
-use crate::kv_cache::LayerCache;
 use crate::pass::Pass;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use regard::{Mask, Sequence};
+use regard::Mask;
 use regard_burn::{ElementDropout, residual};
 use serde::{Deserialize, Serialize};
 
@@ -85,13 +84,13 @@ pub struct BlockInputs<'a> {
     pub pass: &'a mut Pass,
 }
 
-/// What is looked at beside the rows themselves.
+/// What is looked at beside the rows themselves: rows, and who sees what there.
 #[derive(Clone, Copy, Debug)]
-pub enum Memory<'a> {
-    /// Rows, and who sees what there.
-    Rows(&'a Tensor<3>, &'a Mask),
-    /// What sequences have read, all of it, as keys and values.
-    Cached(&'a LayerCache, &'a [Sequence]),
+pub struct Memory<'a> {
+    /// `[batch, length, d_model]`
+    pub rows: &'a Tensor<3>,
+    /// Which of them each row sees.
+    pub mask: &'a Mask,
 }
 
 impl Block {
@@ -113,36 +112,19 @@ impl Block {
 
     /// `x [batch, length, d_model]`, its rows over one another.
     pub fn forward(&self, x: Tensor<3>, around: BlockInputs<'_>) -> Result<Tensor<3>, Error> {
-        self.step(x, KeySource::Itself, around)
-    }
-
-    /// The same over what is told.
-    pub fn step(
-        &self,
-        x: Tensor<3>,
-        over: KeySource<'_>,
-        around: BlockInputs<'_>,
-    ) -> Result<Tensor<3>, Error> {
         let BlockInputs { mask, memory, place, pass } = around;
         let part = |part: u64| place.wrapping_mul(8).wrapping_add(part);
         let DropoutRates { rate, attention } = self.dropout;
         let [after, after_cross, last] = [0, 1, 2].map(|i| pass.drops(rate, part(i)));
         let [weights, cross_weights] = [3, 4].map(|i| pass.drops_weights(attention, part(i)));
         let x = self.add(x, &self.attention_norm, after, |x| {
-            self.attention.forward(x, over, mask, weights, pass)
+            self.attention.forward(x, KeySource::Itself, mask, weights, pass)
         })?;
         let x = match (&self.cross, &self.cross_norm, memory) {
-            (Some(cross), Some(norm), Some(memory)) => {
-                let full = Mask::full();
-                let (over, mask) = match memory {
-                    Memory::Rows(memory, mask) => (KeySource::Memory(memory), mask),
-                    Memory::Cached(state, sequences) => {
-                        (KeySource::Cached(state, sequences), &full)
-                    }
-                };
+            (Some(cross), Some(norm), Some(Memory { rows, mask })) => {
                 pass.within("cross", |pass| {
                     self.add(x, norm, after_cross, |x| {
-                        cross.forward(x, over, mask, cross_weights, pass)
+                        cross.forward(x, KeySource::Memory(rows), mask, cross_weights, pass)
                     })
                 })?
             }

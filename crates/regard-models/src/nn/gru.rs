@@ -182,7 +182,7 @@ pub(super) fn outside(lengths: &[usize], length: usize, device: &Device) -> Tens
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_cache::numbers;
+    use crate::stack::numbers;
     use burn::tensor::Distribution;
 
     fn input(sizes: [usize; 3]) -> Tensor<3> {

@@ -127,7 +127,7 @@ impl Level {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_cache::numbers;
+    use crate::stack::numbers;
     use burn::tensor::Distribution;
 
     #[test]

@@ -12,9 +12,9 @@ mod linear;
 mod norm;
 mod position;
 
-pub use additive::{Bahdanau, Luong, LuongScore};
+pub use additive::{Bahdanau, Luong};
+pub(crate) use attention::split;
 pub use attention::{Bias, KeySource, MultiHead, MultiHeadConfig};
-pub(crate) use attention::{joined, split};
 pub use block::{Block, BlockConfig, BlockInputs, DropoutRates, Memory, NormPlace};
 pub use embedding::Embedding;
 pub use feed_forward::{FeedForward, FeedForwardConfig};

@@ -1,0 +1,182 @@
+//! Compares models with what Transformers computed of them: folders that `tests/hub/make.py` wrote.
+//!
+//! `cargo run --example agree -- FOLDER..` prints the largest error of logits and of attention weights of each, and whether greedy and
+//! beam search write the same tokens; it ends with 1 if any disagrees.
+
+#![expect(clippy::print_stdout, reason = "it prints a table")]
+
+use regard_models::files::TransformerFiles;
+use regard_models::generate::{DecodingStrategy, StoppingCriteria, generate};
+use regard_models::infer::Transformer;
+use regard_scope::{Layer, LayerData};
+use serde_json::Value;
+use std::error::Error;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Largest error that is accepted, relative to the largest number.
+const TOLERANCE: f32 = 1e-4;
+
+fn main() -> Result<()> {
+    let mut disagree = 0;
+    println!("{:22} {:>9} {:>9}  greedy  beam", "model", "logits", "attention");
+    for path in std::env::args_os().skip(1) {
+        let path = Path::new(&path);
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        match compare(path) {
+            Ok(found) => {
+                let word = |same: Option<bool>| match same {
+                    None => "-",
+                    Some(true) => "same",
+                    Some(false) => "OTHER",
+                };
+                let Found { logits, attention, greedy, beam } = found;
+                let (greedy_word, beam_word) = (word(greedy), word(beam));
+                println!("{name:22} {logits:9.1e} {attention:9.1e}  {greedy_word:6}  {beam_word}");
+                let small = logits <= TOLERANCE && attention <= TOLERANCE;
+                let same = greedy.unwrap_or(true) && beam.unwrap_or(true);
+                disagree += usize::from(!(small && same));
+            }
+            Err(error) => {
+                println!("{name:22} {error}");
+                disagree += 1;
+            }
+        }
+    }
+    if disagree > 0 {
+        println!("{disagree} disagree");
+        std::process::exit(1);
+    }
+    Ok(())
+}
+
+/// What a comparison found.
+struct Found {
+    logits: f32,
+    attention: f32,
+    greedy: Option<bool>,
+    beam: Option<bool>,
+}
+
+fn compare(path: &Path) -> Result<Found> {
+    let expected: Value = serde_json::from_slice(&std::fs::read(path.join("expected.json"))?)?;
+    let files = TransformerFiles::open(path)?;
+    let config = files.config.clone();
+    let model = Transformer::new(files.config, files.weights)?;
+    let sources: Vec<Vec<u32>> = serde_json::from_value(expected["ids"].clone())?;
+    let targets: Option<Vec<Vec<u32>>> = serde_json::from_value(expected["decoder_ids"].clone())?;
+    let (mut logits, mut attention) = (0f32, 0f32);
+    for (i, ids) in sources.iter().enumerate() {
+        let (source, tokens) = match &targets {
+            Some(targets) => (Some(ids.as_slice()), &targets[i]),
+            None => (None, ids),
+        };
+        let key = if expected["logits"].is_null() { "hidden" } else { "logits" };
+        let found = match config.labels.is_empty() {
+            true => model.logits(source, tokens)?,
+            false => model.classify(std::slice::from_ref(ids))?.remove(0),
+        };
+        logits = logits.max(error(&found, &numbers(&expected[key][i])));
+        let layers = model.look(source, tokens)?;
+        for (theirs, ours) in
+            [("self", "decoder"), ("self", "encoder"), ("encoder", "encoder"), ("cross", "cross")]
+        {
+            let of_kind: Vec<&Layer> = layers.iter().filter(|layer| layer.kind == ours).collect();
+            let rows = &expected["attention"][theirs];
+            if rows.is_null()
+                || of_kind.is_empty()
+                || (theirs == "self" && ours == "encoder" && targets.is_some())
+            {
+                continue;
+            }
+            for (place, layer) in [("first", of_kind[0]), ("last", of_kind[of_kind.len() - 1])] {
+                attention = attention.max(error(&last_row(layer), &numbers(&rows[place][i])));
+            }
+        }
+    }
+    let search = |key: &str, search: DecodingStrategy| -> Result<Option<bool>> {
+        let want: Option<Vec<Vec<u32>>> = serde_json::from_value(expected[key].clone())?;
+        let Some(want) = want else { return Ok(None) };
+        let max_tokens = 12;
+        let start: Vec<u32> = config.bos.into_iter().chain(config.forced_bos).collect();
+        let prompts = if targets.is_some() { vec![start; sources.len()] } else { sources.clone() };
+        let read = if targets.is_some() { sources.as_slice() } else { &[] };
+        let mut session = model.session(read, 1 << 28)?;
+        let stop = StoppingCriteria { max_tokens, end: config.eos.clone() };
+        let mut silent = |_: usize, _: u32| ControlFlow::Continue(());
+        let found = generate(&mut session, &prompts, &search, &stop, &mut silent)?;
+        let whole =
+            |(one, prompt): (&regard_models::generate::GeneratedSequence, &Vec<u32>)| match targets
+            {
+                Some(_) => prompt.iter().chain(&one.tokens).copied().collect(),
+                None => one.tokens.clone(),
+            };
+        let found: Vec<Vec<u32>> = found.iter().zip(&prompts).map(whole).collect();
+        if found != want && std::env::var_os("REGARD_SHOW").is_some() {
+            println!("{key}: {found:?}\n  not {want:?}");
+        }
+        Ok(Some(found == want))
+    };
+    let greedy = search("greedy", DecodingStrategy::Greedy)?;
+    let beam = search("beam", DecodingStrategy::Beam { width: 4, length_penalty: 1.0 })?;
+    Ok(Found { logits, attention, greedy, beam })
+}
+
+/// All numbers of a nested list.
+fn numbers(value: &Value) -> Vec<f32> {
+    match value {
+        Value::Array(list) => list.iter().flat_map(numbers).collect(),
+        #[expect(clippy::cast_possible_truncation, reason = "it was written as f32")]
+        other => other.as_f64().map(|x| x as f32).into_iter().collect(),
+    }
+}
+
+/// The largest difference, of the largest number.
+fn error(found: &[f32], want: &[f32]) -> f32 {
+    if found.len() != want.len() {
+        return f32::INFINITY;
+    }
+    let most = want.iter().fold(1e-6f32, |most, x| most.max(x.abs()));
+    let differences = found.iter().zip(want).map(|(a, b)| (a - b).abs() / most);
+    // A NaN is an error.
+    differences.fold(0.0, |most, x| if x <= most { most } else { x })
+}
+
+/// The weights of the last query, `[heads, keys]`: it sees all keys, or those of a stored row.
+fn last_row(layer: &Layer) -> Vec<f32> {
+    match &layer.data {
+        LayerData::Weights(weights) => {
+            let [_, rows, keys] = weights.shape;
+            let rows =
+                weights.values.chunks_exact(rows * keys).map(|head| &head[(rows - 1) * keys..]);
+            rows.flatten().copied().collect()
+        }
+        LayerData::Inputs(seen) => {
+            let ([heads, rows, dim], [kv, keys, _]) = (seen.q_shape, seen.k_shape);
+            let scale = seen.scale.unwrap_or_else(|| 1.0 / (dim as f64).sqrt());
+            let mut all = Vec::new();
+            for head in 0..heads {
+                let q = &seen.q[(head * rows + rows - 1) * dim..][..dim];
+                let group = head * kv / heads;
+                let score = |key: usize| {
+                    let k = &seen.k[(group * keys + key) * dim..][..dim];
+                    let dot: f64 =
+                        q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    match seen.softcap {
+                        Some(cap) => cap * (scale * dot / cap).tanh(),
+                        None => scale * dot,
+                    }
+                };
+                let scores: Vec<f64> = (0..keys).map(score).collect();
+                let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let powers: Vec<f64> = scores.iter().map(|x| (x - most).exp()).collect();
+                let sum: f64 = powers.iter().sum();
+                #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
+                all.extend(powers.iter().map(|x| (x / sum) as f32));
+            }
+            all
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! A Transformer for inference: weights as they are stored, no gradients.
+
+use super::block::{Role, Workspace};
+use super::layers::{Linear, Norm, project};
+use super::ops::{self, each_row};
+use super::record::Recorder;
+use super::session::Session;
+use super::stack::{Caches, Packed, Part, Stack};
+use crate::error::Error;
+use crate::files::{
+    Architecture, Config, DenseActivation, DenseConfig, HeadConfig, Pooling, TransformerConfig,
+    Weights,
+};
+use regard_matmul::{Isa, Matrix, Rows, multiply};
+use regard_scope::Layer;
+use std::sync::Arc;
+
+/// An encoder, a decoder or both, with its weights.
+#[derive(Debug)]
+pub struct Transformer {
+    config: TransformerConfig,
+    pub(super) encoder: Option<Stack>,
+    pub(super) decoder: Option<Stack>,
+    head: Option<Head>,
+}
+
+/// From the last rows to scores.
+#[derive(Debug)]
+struct Head {
+    config: HeadConfig,
+    dense: Option<Linear>,
+    norm: Option<Norm>,
+    matrix: Arc<Matrix>,
+    bias: Option<Vec<f32>>,
+}
+
+impl Transformer {
+    /// Takes the weights, each tensor once; one that is left over is an error.
+    pub fn new(config: TransformerConfig, mut weights: Weights) -> Result<Self, Error> {
+        Self::take(config, &mut weights).map_err(|error| weights.named(error))
+    }
+
+    /// A Transformer of our own configuration.
+    pub fn of_config(config: &Config, weights: Weights) -> Result<Self, Error> {
+        let known = "llama, gpt2, bert and transformer are Transformers";
+        let refused = || Error::unsupported("architecture", &config.architecture.name(), known);
+        let weights = match config.architecture {
+            // The pooler reads the first token alone, which no task here asks for.
+            Architecture::Bert => {
+                weights.with_module("norm", "embedding_norm").without_module("pooler")
+            }
+            _ => weights,
+        };
+        Self::new(config.transformer()?.ok_or_else(refused)?, weights)
+    }
+
+    fn take(config: TransformerConfig, weights: &mut Weights) -> Result<Self, Error> {
+        let both = config.encoder.is_some() && config.decoder.is_some();
+        let part = |part| if both { part } else { Part::Whole };
+        let role = Role { is_causal: false, has_cross: false };
+        let encoder = config.encoder.as_ref();
+        let encoder =
+            encoder.map(|stack| Stack::take(weights, part(Part::Encoder), stack, role, None));
+        let encoder = encoder.transpose()?;
+        // One table for both languages is the source's.
+        let shared = encoder.as_ref().filter(|_| config.shared_embedding);
+        let shared = shared.map(|encoder| encoder.embedding.clone());
+        let role = Role { is_causal: true, has_cross: both };
+        let decoder = config.decoder.as_ref();
+        let decoder = decoder
+            .map(|stack| Stack::take(weights, part(Part::Decoder), stack, role, shared.as_ref()));
+        let decoder = decoder.transpose()?;
+        let last = decoder.as_ref().or(encoder.as_ref());
+        let head = match (config.head, last) {
+            (Some(head), Some(last)) => Some(Head::take(weights, head, last, config.labels.len())?),
+            _ => None,
+        };
+        weights.all_taken()?;
+        Ok(Self { config, encoder, decoder, head })
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn config(&self) -> &TransformerConfig {
+        &self.config
+    }
+
+    /// A generation session: of a decoder alone with no sources, of a translator with one for each prompt. Its KV cache takes at most
+    /// `budget` bytes.
+    pub fn session(&self, sources: &[Vec<u32>], budget: usize) -> Result<Session<'_>, Error> {
+        Session::new(self, sources, budget)
+    }
+
+    /// Scores of what comes after each token, `[tokens, vocab]`, or of each token of an encoder; with the source in a translator.
+    pub fn logits(&self, source: Option<&[u32]>, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+        let (mut x, _) = self.run(source, tokens, Recorder::default())?;
+        self.scores(&mut x)
+    }
+
+    /// What every head looks at: layers of a trace between the axes `source` and `target`.
+    pub fn look(&self, source: Option<&[u32]>, tokens: &[u32]) -> Result<Vec<Layer>, Error> {
+        let mut recorder = Recorder::default();
+        recorder.at(0, "", "");
+        Ok(self.run(source, tokens, recorder)?.1.layers)
+    }
+
+    /// Rows of the last stack after its final norm.
+    fn run(
+        &self,
+        source: Option<&[u32]>,
+        tokens: &[u32],
+        mut recorder: Recorder,
+    ) -> Result<(Vec<f32>, Recorder), Error> {
+        let mut work = Workspace::default();
+        let rows = Packed::new([(0, tokens)].into_iter());
+        let (stack, x) = match (&self.decoder, &self.encoder, source) {
+            (Some(decoder), Some(_), Some(source)) => {
+                let session = Session::recorded(self, source, &mut recorder)?;
+                let (caches, sequences) = session.source();
+                let caches =
+                    Caches { own: &mut [], sequences: &[], source: Some((caches, &sequences)) };
+                let axes = ("decoder", "target");
+                (decoder, decoder.forward(&rows, Some(caches), &mut work, &mut recorder, axes)?)
+            }
+            (Some(_), Some(_), None) => {
+                let why = "missing; a model with an encoder reads a source";
+                return Err(Error::format("source", why));
+            }
+            (Some(stack), None, _) => (
+                stack,
+                stack.forward(&rows, None, &mut work, &mut recorder, ("decoder", "target"))?,
+            ),
+            (None, Some(stack), _) => (
+                stack,
+                stack.forward(&rows, None, &mut work, &mut recorder, ("encoder", "source"))?,
+            ),
+            (None, None, _) => return Err(Error::format("model", "it has no layers")),
+        };
+        let mut x = x;
+        stack.finish(&mut x);
+        Ok((x, recorder))
+    }
+
+    /// Rows of the encoder after its final norm, for each text: `[tokens, d_model]`.
+    pub fn encode(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, Error> {
+        let Some(encoder) = &self.encoder else {
+            return Err(Error::unsupported(
+                "encode",
+                &self.config.family,
+                "a model with an encoder",
+            ));
+        };
+        let rows = Packed::new(texts.iter().map(|tokens| (0, tokens.as_slice())));
+        let axes = ("encoder", "source");
+        let (mut work, mut recorder) = (Workspace::default(), Recorder::default());
+        let mut x = encoder.forward(&rows, None, &mut work, &mut recorder, axes)?;
+        encoder.finish(&mut x);
+        let d = encoder.config.d_model;
+        Ok(rows.offsets.array_windows().map(|[from, to]| x[from * d..to * d].to_vec()).collect())
+    }
+
+    /// One vector for each text, by the pooling of the configuration.
+    pub fn pooled(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, Error> {
+        let d = self.encoder.as_ref().map_or(1, |encoder| encoder.config.d_model);
+        let pool = |rows: Vec<f32>| match self.config.pooling {
+            Pooling::First => rows[..d].to_vec(),
+            Pooling::Last => rows[rows.len() - d..].to_vec(),
+            Pooling::Mean => {
+                let n = (rows.len() / d) as f32;
+                let mut mean = vec![0.0; d];
+                for row in rows.chunks_exact(d) {
+                    mean.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+                }
+                mean.iter_mut().for_each(|x| *x /= n);
+                mean
+            }
+        };
+        Ok(self.encode(texts)?.into_iter().map(pool).collect())
+    }
+
+    /// Scores of the classes of each text.
+    pub fn classify(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, Error> {
+        if self.config.labels.is_empty() {
+            let known = "a model with a head that classifies";
+            return Err(Error::unsupported("classify", &self.config.family, known));
+        }
+        self.pooled(texts)?.into_iter().map(|mut row| self.scores(&mut row)).collect()
+    }
+
+    /// Scores of rows that are finished, `[rows, d_model]`, which are changed.
+    pub(super) fn scores(&self, rows: &mut Vec<f32>) -> Result<Vec<f32>, Error> {
+        match &self.head {
+            Some(head) => head.scores(rows),
+            None => Ok(std::mem::take(rows)),
+        }
+    }
+}
+
+impl Head {
+    fn take(
+        weights: &mut Weights,
+        config: HeadConfig,
+        last: &Stack,
+        classes: usize,
+    ) -> Result<Self, Error> {
+        let d = last.config.d_model;
+        let outputs = if classes > 0 { classes } else { last.config.vocab };
+        let dense = config.dense.map(|of| Linear::take(weights, "head_dense", [d, d], of.bias));
+        let has_norm = config.dense.is_some_and(|dense| dense.norm);
+        let norm = has_norm.then(|| Norm::take(weights, "head_norm", d, last.config.norm));
+        let matrix = match config.tied {
+            true => last.embedding.clone(),
+            false => Arc::new(weights.matrix("head.weight", [outputs, d])?),
+        };
+        let bias = config.bias.then(|| weights.finite("head.bias", &[outputs]));
+        Ok(Self {
+            config,
+            dense: dense.transpose()?,
+            norm: norm.transpose()?,
+            matrix,
+            bias: bias.transpose()?,
+        })
+    }
+
+    fn scores(&self, rows: &mut Vec<f32>) -> Result<Vec<f32>, Error> {
+        let d = self.matrix.inputs();
+        let mut input = Rows::new();
+        if let (Some(dense), Some(DenseConfig { activation, .. })) =
+            (&self.dense, self.config.dense)
+        {
+            input.set(rows, d)?;
+            project(&input, &mut [(dense, &mut *rows)])?;
+            match activation {
+                DenseActivation::Tanh => each_row(rows, d, &ops::Tanh),
+                DenseActivation::Of(activation) => {
+                    each_row(rows, d, &ops::Activate { activation, other: None });
+                }
+            }
+        }
+        if let Some(norm) = &self.norm {
+            norm.apply(rows, d);
+        }
+        if let Some(scale) = self.config.scale {
+            #[expect(clippy::cast_possible_truncation, reason = "numbers are f32")]
+            rows.iter_mut().for_each(|x| *x *= scale as f32);
+        }
+        input.set(rows, d)?;
+        let outputs = self.matrix.outputs();
+        let mut scores = vec![0.0; input.rows() * outputs];
+        multiply(&input, &mut [(&*self.matrix, &mut scores[..])], Isa::detect())?;
+        if let Some(bias) = &self.bias {
+            each_row(&mut scores, outputs, &ops::Add { other: bias, factor: 1.0 });
+        }
+        if let Some(cap) = self.config.softcap {
+            #[expect(clippy::cast_possible_truncation, reason = "numbers are f32")]
+            each_row(&mut scores, outputs, &ops::SoftCap(cap as f32));
+        }
+        Ok(scores)
+    }
+}

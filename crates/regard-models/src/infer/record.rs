@@ -1,0 +1,118 @@
+//! What attention sees, kept for the microscope.
+
+use crate::error::Error;
+use crate::files::StackConfig;
+use regard::{AttentionView, KvCache, Machine, Plan, Problem, Sequence, View};
+use regard_scope::{Inputs, Layer, LayerData, Weights};
+
+/// Keeps what each attention saw of one sequence. One that is off costs nothing.
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    place: Option<Place>,
+    pub(super) layers: Vec<Layer>,
+}
+
+/// Where in a model attention happens, and between which axes.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    layer: usize,
+    kind: &'static str,
+    axes: [&'static str; 2],
+}
+
+impl Recorder {
+    /// What follows happens in this layer, between rows of this axis; before the first call nothing is kept.
+    pub(super) fn at(&mut self, layer: usize, kind: &'static str, axis: &'static str) {
+        self.place = Some(Place { layer, kind, axes: [axis; 2] });
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// What happens within is over the source.
+    pub(super) fn over_source<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.place;
+        self.place =
+            before.map(|place| Place { kind: "cross", axes: [place.axes[0], "source"], ..place });
+        let result = work(self);
+        self.place = before;
+        result
+    }
+
+    /// Keeps a call: `q [rows, heads, dim]`, `k [rows, heads, dim]` unless it is that of a `source`, and `lse [heads, rows]`.
+    pub(super) fn record<'p>(
+        &mut self,
+        [q, k, lse]: [&[f32]; 3],
+        source: Option<(&KvCache<f32>, Sequence)>,
+        config: &StackConfig,
+        problem: impl Fn(&View<'_, f32>, &View<'_, f32>) -> Problem<'p, f32>,
+    ) -> Result<(), Error> {
+        let Some(Place { layer, kind, axes: [rows, cols] }) = self.place else { return Ok(()) };
+        let (heads, dim) = (config.heads, config.head_dim);
+        let q = by_head(q, [heads.q, dim]);
+        let k = match source {
+            Some((cache, sequence)) => cached_keys(cache, sequence)?,
+            None => by_head(k, [heads.kv, dim]),
+        };
+        let [q_len, k_len] = [q.len() / (heads.q * dim), k.len() / (heads.kv * dim)];
+        let (q_shape, k_shape) = ([heads.q, q_len, dim], [heads.kv, k_len, dim]);
+        let queries = View::bhsd(&q, [1, heads.q, q_len, dim])?;
+        let keys = View::bhsd(&k, [1, heads.kv, k_len, dim])?;
+        let problem = problem(&queries, &keys);
+        let mask = problem.mask.to_string();
+        let is_plain = config.relative.is_none();
+        let data = if is_plain && ["full", "causal"].contains(&mask.as_str()) {
+            let (scale, softcap) = (config.scale, config.softcap);
+            LayerData::Inputs(Inputs {
+                lse: lse.to_vec(),
+                q,
+                k,
+                q_shape,
+                k_shape,
+                mask,
+                scale,
+                softcap,
+            })
+        } else {
+            // A trace cannot tell of such scores: the weights themselves.
+            let plan = Plan::new(problem, Machine::detect())?;
+            let view = AttentionView::from_lse(&plan, queries, keys, lse)?;
+            let mut values = Vec::with_capacity(heads.q * q_len * k_len);
+            for head in 0..heads.q {
+                let head = view.head(0, head)?;
+                for row in 0..q_len {
+                    values.extend(head.row(row)?);
+                }
+            }
+            LayerData::Weights(Weights { values, shape: [heads.q, q_len, k_len] })
+        };
+        self.layers.push(Layer {
+            layer,
+            kind: kind.into(),
+            rows: rows.into(),
+            cols: cols.into(),
+            data,
+        });
+        Ok(())
+    }
+}
+
+/// `[rows, heads, dim]` as `[heads, rows, dim]`.
+fn by_head(rows: &[f32], [heads, dim]: [usize; 2]) -> Vec<f32> {
+    let of_head =
+        |head: usize| rows.chunks_exact(heads * dim).flat_map(move |row| &row[head * dim..][..dim]);
+    (0..heads).flat_map(of_head).copied().collect()
+}
+
+/// The keys of a sequence, `[heads, length, dim]`.
+fn cached_keys(cache: &KvCache<f32>, sequence: Sequence) -> Result<Vec<f32>, Error> {
+    let (len, heads) = (cache.len(sequence)?, cache.shape().heads);
+    let mut keys = Vec::new();
+    for head in 0..heads {
+        for position in 0..len {
+            keys.extend_from_slice(cache.row(sequence, head, position)?.0);
+        }
+    }
+    Ok(keys)
+}
