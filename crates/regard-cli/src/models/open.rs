@@ -7,8 +7,9 @@ use crate::say;
 use anyhow::{Result, anyhow, bail};
 use indicatif::ProgressBar;
 use regard_models::Model;
+use regard_models::files::hub::{self, Hub};
 use regard_models::files::{KNOWN_MODELS, KnownModel, Origin, cache_dir};
-use regard_models::generate::DecodingStrategy;
+use regard_models::generate::{DecodingStrategy, Sampling};
 use regard_scope::{Trace, printable};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -27,6 +28,7 @@ pub(crate) fn names() -> String {
 
 /// Opens a model; draws on a terminal only.
 pub(crate) fn open(model: &Path) -> Result<Model> {
+    #[cfg(feature = "train")]
     regard_burn::keep_heap();
     if let Some(shipped) = model.to_str().and_then(Shipped::named) {
         return shipped.open();
@@ -37,7 +39,11 @@ pub(crate) fn open(model: &Path) -> Result<Model> {
     let opened = Model::open(&path);
     busy.finish_and_clear();
     say::detail(format_args!("{}: read in {:.2} s", path.display(), start.elapsed().as_secs_f64()));
-    Ok(opened?)
+    let opened = opened?;
+    for note in opened.notes() {
+        say::say(format_args!("{}: {}", opened.title(), printable(note)));
+    }
+    Ok(opened)
 }
 
 /// Something that turns on a terminal while work is done.
@@ -61,6 +67,12 @@ fn place(model: &Path) -> Result<PathBuf> {
         if model.exists() {
             return Ok(model.into());
         }
+        // A model of the Hub that was downloaded before, by this program or by Python.
+        if let Some(name) = model.to_str().filter(|name| name.contains('/')) {
+            let (repo, file) = hub::split(name);
+            let hub = Hub { offline: true, ..hub_of_env()? };
+            return Ok(hub.fetch(repo, file, REVISION, &mut |_, _, _| ())?);
+        }
         bail!(
             "{}: no file or folder of this name, and not a known model; known models: {}; to get one: regard models get NAME",
             model.display(),
@@ -68,6 +80,14 @@ fn place(model: &Path) -> Result<PathBuf> {
         );
     };
     installed(known)
+}
+
+/// The branch of a model of the Hub, unless another is asked for.
+pub(crate) const REVISION: &str = "main";
+
+/// The Hub as environment variables describe it.
+pub(crate) fn hub_of_env() -> Result<Hub> {
+    Ok(Hub::from_env(|name| std::env::var_os(name))?)
 }
 
 /// Where a known model is.
@@ -92,7 +112,7 @@ pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Tra
     let typed: Vec<String> = std::iter::once(text).chain(target).map(Into::into).collect();
     let texts = texts_of(&typed)?;
     let model = open(model)?;
-    let busy = busy(format!("{} reads", model.title));
+    let busy = busy(format!("{} reads", model.title()));
     let trace = match texts.as_slice() {
         [text, target] => model.look_at(text, target),
         texts => model.look(texts.first().map_or("", String::as_str)),
@@ -100,24 +120,20 @@ pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Tra
     busy.finish_and_clear();
     let trace = trace?;
     if trace.layers.is_empty() {
-        bail!("{}: it has no attention that a trace can store", model.title);
+        bail!("{}: it has no attention that a trace can store", model.title());
     }
     Ok(trace)
 }
 
 /// How the next token is chosen: greedily, unless something else is asked for.
 pub(crate) fn search(args: &SearchArgs) -> DecodingStrategy {
-    let SearchArgs { temperature, top_k, top_p, seed, beams, length_penalty, .. } = *args;
+    let SearchArgs { temperature, top_k, top_p, min_p, seed, beams, length_penalty, .. } = *args;
     if let Some(width) = beams {
         return DecodingStrategy::Beam { width, length_penalty: length_penalty.unwrap_or(1.0) };
     }
-    if temperature.is_none() && top_k.is_none() && top_p.is_none() {
+    if temperature.is_none() && top_k.is_none() && top_p.is_none() && min_p.is_none() {
         return DecodingStrategy::Greedy;
     }
-    DecodingStrategy::Sample {
-        temperature: temperature.unwrap_or(1.0),
-        top_k,
-        top_p,
-        seed: seed.unwrap_or(0),
-    }
+    let (temperature, seed) = (temperature.unwrap_or(1.0), seed.unwrap_or(0));
+    DecodingStrategy::Sample(Sampling { temperature, top_k, top_p, min_p, seed })
 }

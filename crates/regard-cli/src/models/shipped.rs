@@ -65,7 +65,11 @@ mod tests {
         for search in
             [DecodingStrategy::Greedy, DecodingStrategy::Beam { width: 5, length_penalty: 1.0 }]
         {
-            let written = model.translate(&["好久不见", "好久不见。"], &search, 32).unwrap();
+            let written = model
+                .translator()
+                .unwrap()
+                .translate(&["好久不见", "好久不见。"], &search, 32)
+                .unwrap();
             for one in written {
                 let plain: String = one
                     .text

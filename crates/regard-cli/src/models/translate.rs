@@ -41,7 +41,8 @@ fn told(
     format: Format,
 ) -> Result<()> {
     let full: Vec<&str> = texts.iter().copied().filter(|text| !text.trim().is_empty()).collect();
-    let mut written = model.translate(&full, search, args.search.max_tokens)?.into_iter();
+    let mut written =
+        model.translator()?.translate(&full, search, args.search.max_tokens)?.into_iter();
     let mut out = std::io::stdout().lock();
     for text in texts {
         // An empty line stays one, so that lines of the input and the output belong together.

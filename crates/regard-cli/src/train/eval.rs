@@ -6,7 +6,6 @@ use crate::models;
 use crate::say::say;
 use anyhow::{Result, anyhow, bail};
 use regard_models::Model;
-use regard_models::files::Architecture;
 use regard_train::data::{Column, Pair, first_documents, first_pairs, text};
 use regard_train::score::{Bleu, Chrf, Tokenize};
 use regard_train::{Run, decoding_strategy, translations};
@@ -19,7 +18,7 @@ pub(crate) fn run(args: &EvalArgs, format: Format) -> Result<()> {
     let tokenize = args.tokenize.parse().map_err(|e| anyhow!("--tokenize: {e}"))?;
     let (test, fields) = judged_by(args)?;
     let opened = args.model.as_deref().map(models::open).transpose()?;
-    if let Some(model) = opened.as_ref().filter(|m| m.config.architecture == Architecture::Han) {
+    if let Some(model) = opened.as_ref().filter(|model| model.classifier().is_ok()) {
         return classes(model, (&test, &fields), args, format);
     }
     let all = first_pairs(&test, &fields, args.examples.unwrap_or(usize::MAX))?;
@@ -83,7 +82,7 @@ fn classes(
         let texts: Vec<String> =
             some.iter().map(|document| document.sentences.join("\n")).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let found = model.classify(&texts)?;
+        let found = model.classifier()?.classify(&texts)?;
         right += found.iter().zip(some).filter(|(found, own)| found.label == own.label).count();
     }
     let accuracy = right as f64 / all.len().max(1) as f64;

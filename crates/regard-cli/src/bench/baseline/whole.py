@@ -189,13 +189,15 @@ def smollm2(which):
         prompt = SENTENCE * 19 + "In short," if which == "prompt" else "Once upon a time"
 
         def ours(count):
+            """Seconds of the prompt, and of each token after the first."""
             told = ran("generate", "smollm2", "--prompt", prompt, "--max-tokens", str(count), "--greedy", "--format", "json").stderr
-            return float(re.search(r"tokens? in ([\d.]+) s", told)[1])
+            tokens, prompted, generated = re.search(r"prompt: (\d+) tokens, ([\d.]+) a second; generated: \d+ tokens, ([\d.]+)", told).groups()
+            return int(tokens) / float(prompted), 1 / max(float(generated), 1e-9)
 
         llama = Llama(path, case["threads"])
         if which == "prompt":
-            return {"regard": Told(lambda: ours(1)), "llama.cpp": Told(lambda: llama(prompt, 1)[0])}
-        return {"regard": Told(lambda: (ours(NEW + 1) - ours(1)) / NEW), "llama.cpp": Told(lambda: llama(prompt, NEW)[1])}
+            return {"regard": Told(lambda: ours(1)[0]), "llama.cpp": Told(lambda: llama(prompt, 1)[0])}
+        return {"regard": Told(lambda: ours(NEW + 1)[1]), "llama.cpp": Told(lambda: llama(prompt, NEW)[1])}
 
     return forms
 
