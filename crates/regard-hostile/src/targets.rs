@@ -2,7 +2,9 @@
 
 use burn::module::Param;
 use burn::tensor::{Device, Tensor};
-use regard_models::files::{Config, Gguf, ModelFiles, Tokens, TransformerFiles, Weights};
+use regard_models::files::{
+    Config, Gguf, ModelFiles, Tokens, TransformerConfig, TransformerFiles, Weights,
+};
 use regard_models::generate::DecodingStrategy;
 use regard_models::nn::Linear;
 use regard_models::{Error, Model};
@@ -26,11 +28,19 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "gguf", dictionary: GGUF, call: gguf, made: Vec::new },
     Target { name: "npy", dictionary: NPY, call: npy, made: Vec::new },
     Target { name: "config", dictionary: CONFIG, call: config, made: Vec::new },
+    Target { name: "huggingface", dictionary: HUGGINGFACE, call: huggingface, made: Vec::new },
+    Target { name: "safetensors", dictionary: SAFETENSORS, call: safetensors, made: tensors },
     Target { name: "tokenizer", dictionary: TOKENIZER, call: tokenizer, made: Vec::new },
+    Target {
+        name: "sentencepiece",
+        dictionary: &["<unk>", "</s>"],
+        call: sentencepiece,
+        made: Vec::new,
+    },
     Target { name: "settings", dictionary: SETTINGS, call: settings, made: Vec::new },
     Target { name: "checkpoint", dictionary: CHECKPOINT, call: checkpoint, made: checkpoints },
     Target { name: "mask", dictionary: MASK, call: mask, made: Vec::new },
@@ -44,6 +54,31 @@ const GGUF: &[&str] = &[
     "tokenizer.ggml.merges",
     "blk.1.",
     "token_embd.weight",
+];
+const HUGGINGFACE: &[&str] = &[
+    "null",
+    "true",
+    "[",
+    "{",
+    "-1",
+    "1e308",
+    "\"model_type\": \"gemma3_text\"",
+    "\"num_hidden_layers\": ",
+    "\"layer_types\": ",
+    "\"rope_scaling\": {",
+    "\"rope_type\": \"yarn\"",
+    "\"short_factor\": [",
+];
+const SAFETENSORS: &[&str] = &[
+    "\"dtype\"",
+    "\"F32\"",
+    "\"BF16\"",
+    "\"shape\"",
+    "\"data_offsets\"",
+    "__metadata__",
+    "[",
+    "{",
+    "\0\0",
 ];
 const NPY: &[&str] =
     &["'descr'", "'<f4'", "'fortran_order'", "True", "False", "'shape'", "(", "[", ", ", "{", "}"];
@@ -205,9 +240,50 @@ fn weights() -> Result<Weights, Error> {
     }))
 }
 
-/// A vocabulary of any kind: texts become tokens, and tokens texts.
+/// A configuration of Hugging Face.
+fn huggingface(bytes: &[u8]) -> bool {
+    std::str::from_utf8(bytes).is_ok_and(|text| TransformerConfig::from_json(text).is_ok())
+}
+
+/// Tensors: each is taken as numbers and as a matrix for products.
+fn safetensors(bytes: &[u8]) -> bool {
+    let Ok(mut weights) = Weights::safetensors(bytes.to_vec()) else { return false };
+    let shapes: Vec<(String, Vec<usize>)> = (weights.names())
+        .map(|name| (name.to_owned(), weights.shape(name).unwrap_or_default().to_vec()))
+        .collect();
+    for (name, shape) in shapes {
+        if let [outputs, inputs] = *shape {
+            drop(weights.matrix(&name, [outputs, inputs]));
+        }
+        drop(weights.take(&name, &shape));
+    }
+    true
+}
+
+/// A file of two tensors of each type that is read.
+fn tensors() -> Vec<Vec<u8>> {
+    let file = |dtype: &str, size: usize| {
+        let (first, all) = (6 * size, 9 * size);
+        let header = format!(
+            r#"{{"a":{{"dtype":"{dtype}","shape":[2,3],"data_offsets":[0,{first}]}},"b":{{"dtype":"{dtype}","shape":[3],"data_offsets":[{first},{all}]}}}}"#
+        );
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0x3F; all]].concat()
+    };
+    [("F32", 4), ("F64", 8), ("F16", 2), ("BF16", 2)].map(|(dtype, size)| file(dtype, size)).into()
+}
+
+/// A model of SentencePiece.
+fn sentencepiece(bytes: &[u8]) -> bool {
+    Tokens::sentencepiece(bytes).is_ok_and(|tokens| divides(&tokens))
+}
+
+/// A vocabulary of any kind.
 fn tokenizer(bytes: &[u8]) -> bool {
-    let Ok(tokens) = Tokens::from_json(bytes) else { return false };
+    Tokens::from_json(bytes).is_ok_and(|tokens| divides(&tokens))
+}
+
+/// Texts become tokens, and tokens texts.
+fn divides(tokens: &Tokens) -> bool {
     let end = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
     for text in TEXTS {
         if let Ok(ids) = tokens.encode(text) {

@@ -118,7 +118,7 @@ pub(crate) struct GenerateArgs {
     /// Add X to the score of a token, repeatable; -inf forbids it
     #[arg(long, value_name = "ID=X", value_parser = logit_bias)]
     pub(crate) logit_bias: Vec<(u32, f32)>,
-    /// Guess up to N tokens from repetitions in the text and check them together (speculative decoding); the output is the same
+    /// Guess up to N tokens from repetitions in the text and check them together (speculative decoding); the tokens are those of plain decoding, up to rounding
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) prompt_lookup: usize,
     #[arg(long, value_name = "SCHEMA", help = a_text!("JSON schema that the output must fit"))]

@@ -1,11 +1,12 @@
 //! `regard models`: what is known by name, whether it is here, how to get it.
 
 use super::args::ModelsVerb;
-use super::open::{busy, cache, how, hub_of_env, installed, names};
+use super::open::{busy, cache, how, hub_of_env, installed, is_hub_name, names};
 use super::shipped::{SHIPPED, Shipped};
 use crate::args::Format;
 use anyhow::{Result, anyhow, bail};
 use regard_models::files::{KNOWN_MODELS, KnownModel, hub};
+use regard_scope::printable;
 use serde_json::json;
 use std::io::Write;
 
@@ -13,7 +14,7 @@ pub(crate) fn run(what: Option<&ModelsVerb>, format: Format) -> Result<()> {
     match what {
         None | Some(ModelsVerb::List) => list(format),
         Some(ModelsVerb::Get { names, revision, offline, python }) => {
-            names.iter().try_for_each(|name| match name.contains('/') {
+            names.iter().try_for_each(|name| match is_hub_name(name) {
                 true => get_of_hub(name, revision, *offline),
                 false => get(name, python),
             })
@@ -44,9 +45,9 @@ fn get(name: &str, python: &str) -> Result<()> {
     }
     let known = named(name)?;
     let busy = busy(format!("{}: {} MB", known.name, known.size / 1_000_000));
-    let path = known.fetch(&cache()?, python)?;
+    let path = known.fetch(&cache()?, python);
     busy.finish_and_clear();
-    Ok(writeln!(out, "{}", path.display())?)
+    Ok(writeln!(out, "{}", path?.display())?)
 }
 
 /// Downloads a model of the Hub, or one file of it.
@@ -56,6 +57,7 @@ fn get_of_hub(name: &str, revision: &str, offline: bool) -> Result<()> {
     hub.offline |= offline;
     let busy = busy(format!("{name}: asking the Hub"));
     let path = hub.fetch(repo, file, revision, &mut |file, done, total| {
+        let file = printable(file);
         busy.set_message(format!("{file}: {} of {} MB", done / 1_000_000, total / 1_000_000));
     });
     busy.finish_and_clear();

@@ -68,7 +68,7 @@ fn place(model: &Path) -> Result<PathBuf> {
             return Ok(model.into());
         }
         // A model of the Hub that was downloaded before, by this program or by Python.
-        if let Some(name) = model.to_str().filter(|name| name.contains('/')) {
+        if let Some(name) = model.to_str().filter(|name| is_hub_name(name)) {
             let (repo, file) = hub::split(name);
             let hub = Hub { offline: true, ..hub_of_env()? };
             return Ok(hub.fetch(repo, file, REVISION, &mut |_, _, _| ())?);
@@ -80,6 +80,12 @@ fn place(model: &Path) -> Result<PathBuf> {
         );
     };
     installed(known)
+}
+
+/// Whether this is `ORG/NAME`, with a file or without, and no path.
+pub(crate) fn is_hub_name(name: &str) -> bool {
+    let (repo, _) = hub::split(name);
+    repo.matches('/').count() == 1 && !repo.starts_with(['.', '/', '~']) && !repo.ends_with('/')
 }
 
 /// The branch of a model of the Hub, unless another is asked for.

@@ -179,6 +179,9 @@ impl Weights {
         let matrix = match (&tensor.dtype, tensor.transposed) {
             (Dtype::Packed(format), false) => {
                 let pieces = tensor.pieces(&self.files).ok_or_else(|| tensor.unread(name))?;
+                if pieces.iter().any(|bytes| has_not_finite(*format, bytes)) {
+                    return Err(not_finite(name));
+                }
                 match pieces.as_slice() {
                     [whole] => packed(*format, whole)?,
                     pieces => packed(*format, &pieces.concat())?,
@@ -186,14 +189,13 @@ impl Weights {
             }
             _ => {
                 let numbers = tensor.numbers(&self.files).ok_or_else(|| tensor.unread(name))?;
+                if numbers.iter().any(|x| !x.is_finite()) {
+                    return Err(not_finite(name));
+                }
                 let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
                 packed(Format::F32, &bytes)?
             }
         };
-        if let Some(at) = tensor.first_not_finite(&self.files) {
-            let why = format!("number {at} is not finite; weights must be: get the file again");
-            return Err(Error::format(format!("tensor `{name}`"), why));
-        }
         self.mark(name);
         Ok(matrix)
     }
@@ -347,26 +349,6 @@ impl Tensor {
         self.rows.iter().map(piece).collect()
     }
 
-    /// The first number of floats that is infinite or NaN: all bits of its exponent are set. Quantised numbers are not looked at; their
-    /// scores would be refused.
-    fn first_not_finite(&self, files: &[Bytes]) -> Option<usize> {
-        let Dtype::Packed(format) = self.dtype else { return None };
-        let (size, mask) = match format {
-            Format::F32 => (4, 0x7F80),
-            Format::Bf16 => (2, 0x7F80),
-            Format::F16 => (2, 0x7C00),
-            _ => return None,
-        };
-        let bytes = files.get(self.file)?.get(self.place.clone())?;
-        let is_bad =
-            |number: &[u8]| u16::from_le_bytes([number[size - 2], number[size - 1]]) & mask == mask;
-        // Whole blocks first: a fold without exits becomes vectors.
-        let block = |block: &[u8]| block.chunks_exact(size).fold(false, |bad, x| bad | is_bad(x));
-        let at = bytes.chunks(1 << 16).position(block)? << 16;
-        let within = bytes[at..].chunks_exact(size).position(is_bad)?;
-        Some(at / size + within)
-    }
-
     /// None for numbers that are not read.
     fn numbers(&self, files: &[Bytes]) -> Option<Vec<f32>> {
         let (&[height, width], true) = (self.stored.as_slice(), self.transposed) else {
@@ -481,6 +463,27 @@ pub fn save_as<'a>(
 /// One range of rows.
 pub(super) fn only(rows: Range<usize>) -> Vec<Range<usize>> {
     vec![rows]
+}
+
+/// Whether floats have a number that is infinite or NaN: all bits of its exponent are set. Quantised numbers are not looked at; their
+/// scores would be refused.
+fn has_not_finite(format: Format, bytes: &[u8]) -> bool {
+    let (size, mask) = match format {
+        Format::F32 => (4, 0x7F80),
+        Format::Bf16 => (2, 0x7F80),
+        Format::F16 => (2, 0x7C00),
+        _ => return false,
+    };
+    let is_bad =
+        |number: &[u8]| u16::from_le_bytes([number[size - 2], number[size - 1]]) & mask == mask;
+    // A fold without exits becomes vectors.
+    let block = |block: &[u8]| block.chunks_exact(size).fold(false, |bad, x| bad | is_bad(x));
+    bytes.chunks(1 << 16).any(block)
+}
+
+fn not_finite(name: &str) -> Error {
+    let why = "NaN or infinite numbers; weights must be finite: get the file again";
+    Error::format(format!("tensor `{name}`"), why)
 }
 
 /// How many numbers a shape has; None if they cannot be counted.

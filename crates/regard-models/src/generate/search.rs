@@ -34,6 +34,8 @@ impl GenerationOptions {
         self.strategy.check()?;
         self.stop.check(vocab)?;
         self.processors.check(vocab)?;
+        let lookup = self.prompt_lookup;
+        field(lookup <= MAX_LOOKUP, "prompt_lookup", lookup, format!("at most {MAX_LOOKUP}"))?;
         let fine = self.constraint.is_none() || !self.stop.end.is_empty();
         field(fine, "end", "none", "one token at least, where a constraint says when to end")
     }
@@ -144,6 +146,9 @@ impl DecodingStrategy {
         }
     }
 }
+
+/// Tokens that are guessed at once: each has scores of all tokens.
+const MAX_LOOKUP: usize = 64;
 
 /// Beams of a search: more than any gains from. Each has a state of its own, and scores of all tokens at every step.
 pub(crate) const MAX_WIDTH: usize = 256;

@@ -256,6 +256,12 @@ fn append(
     Ok(())
 }
 
+/// Multiplies what a layer adds.
+#[expect(clippy::cast_possible_truncation, reason = "numbers are f32")]
+fn factor(config: &StackConfig) -> f32 {
+    config.residual_scale.unwrap_or(1.0) as f32
+}
+
 /// Norms around a layer: of its input, of its output, of the sum.
 #[derive(Debug)]
 pub(super) struct Norms {
@@ -305,9 +311,7 @@ impl Norms {
         if let Some(norm) = &self.output {
             norm.apply(output, width);
         }
-        #[expect(clippy::cast_possible_truncation, reason = "numbers are f32")]
-        let factor = config.residual_scale.unwrap_or(1.0) as f32;
-        each_row(x, width, &ops::Add { other: output, factor });
+        each_row(x, width, &ops::Add { other: output, factor: factor(config) });
         if let Some(norm) = &self.sum {
             norm.apply(x, width);
         }
@@ -409,7 +413,7 @@ impl Block {
                 self.feed_forward_norms.before(x, width, &mut work.input);
             }
             self.feed_forward(config, work)?;
-            each_row(x, width, &ops::Add { other: &attended, factor: 1.0 });
+            each_row(x, width, &ops::Add { other: &attended, factor: factor(config) });
             self.feed_forward_norms.after(x, config, &mut work.output);
             return Ok(());
         }

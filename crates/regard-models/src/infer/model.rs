@@ -85,13 +85,14 @@ impl Transformer {
         &self.config
     }
 
-    /// A generation session: of a decoder alone with no sources, of a translator with one for each prompt. Its KV cache takes at most
-    /// `budget` bytes.
+    /// A generation session: of a decoder alone with no sources, of a translator with one for each prompt. Its KV caches, that of the
+    /// sources among them, take at most `budget` bytes.
     pub fn session(&self, sources: &[Vec<u32>], budget: usize) -> Result<Session<'_>, Error> {
         Session::new(self, sources, budget)
     }
 
-    /// Scores of what comes after each token, `[tokens, vocab]`, or of each token of an encoder; with the source in a translator.
+    /// Scores of what comes after each token, `[tokens, vocab]`, or of each token of an encoder; with the source in a translator. Of
+    /// a model without a head its last rows, `[tokens, d_model]`.
     pub fn logits(&self, source: Option<&[u32]>, tokens: &[u32]) -> Result<Vec<f32>, Error> {
         let (mut x, _) = self.run(source, tokens, Recorder::default())?;
         self.scores(&mut x)
@@ -150,6 +151,9 @@ impl Transformer {
                 "a model with an encoder",
             ));
         };
+        if let Some(i) = texts.iter().position(Vec::is_empty) {
+            return Err(Error::format(format!("text {i}"), "it has no tokens; give at least one"));
+        }
         let rows = Packed::new(texts.iter().map(|tokens| (0, tokens.as_slice())));
         let axes = ("encoder", "source");
         let (mut work, mut recorder) = (Workspace::default(), Recorder::default());
@@ -185,6 +189,10 @@ impl Transformer {
             return Err(Error::unsupported("classify", &self.config.family, known));
         }
         self.pooled(texts)?.into_iter().map(|mut row| self.scores(&mut row)).collect()
+    }
+
+    pub(super) fn has_head(&self) -> bool {
+        self.head.is_some()
     }
 
     /// Scores of rows that are finished, `[rows, d_model]`, which are changed.

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::files::StackConfig;
-use regard::{AttentionView, KvCache, Machine, Plan, Problem, Sequence, View};
+use regard::{AttentionView, KvCache, Machine, Mask, Plan, Problem, Sequence, View};
 use regard_scope::{Inputs, Layer, LayerData, Weights};
 
 /// Keeps what each attention saw of one sequence. One that is off costs nothing.
@@ -10,7 +10,12 @@ use regard_scope::{Inputs, Layer, LayerData, Weights};
 pub(super) struct Recorder {
     place: Option<Place>,
     pub(super) layers: Vec<Layer>,
+    /// Numbers of the weights that are kept as they are.
+    kept: usize,
 }
+
+/// Weights that are kept as they are, of all layers: 1 GiB.
+const MAX_WEIGHTS: usize = 1 << 28;
 
 /// Where in a model attention happens, and between which axes.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +65,14 @@ impl Recorder {
         let queries = View::bhsd(&q, [1, heads.q, q_len, dim])?;
         let keys = View::bhsd(&k, [1, heads.kv, k_len, dim])?;
         let problem = problem(&queries, &keys);
-        let mask = problem.mask.to_string();
+        // A window that reaches over all keys is none.
+        let is_wide = source.is_some() || config.layers[layer].window.is_none_or(|n| n >= k_len);
+        let mask = match (is_wide, kind) {
+            (true, "decoder") => Mask::causal(),
+            (true, _) => Mask::full(),
+            (false, _) => problem.mask.clone(),
+        };
+        let mask = mask.to_string();
         let is_plain = config.relative.is_none();
         let data = if is_plain && ["full", "causal"].contains(&mask.as_str()) {
             let (scale, softcap) = (config.scale, config.softcap);
@@ -76,6 +88,15 @@ impl Recorder {
             })
         } else {
             // A trace cannot tell of such scores: the weights themselves.
+            self.kept =
+                self.kept.saturating_add(heads.q.saturating_mul(q_len).saturating_mul(k_len));
+            if self.kept > MAX_WEIGHTS {
+                let why = format!(
+                    "attention weights of {q_len} tokens with a window or a bias take more than {} MB up to layer {layer}; shorten it",
+                    MAX_WEIGHTS >> 18
+                );
+                return Err(Error::Tokens { what: "the text".into(), why });
+            }
             let plan = Plan::new(problem, Machine::detect())?;
             let view = AttentionView::from_lse(&plan, queries, keys, lse)?;
             let mut values = Vec::with_capacity(heads.q * q_len * k_len);

@@ -33,7 +33,7 @@ pub struct State {
 
 /// Positions in a page of a translator: what it reads and writes are sentences.
 const SENTENCE: usize = 16;
-/// Positions of a prompt that are computed together, from multiples of it on: a prompt has the same bits however it is divided.
+/// Positions of a prompt that are computed together, from multiples of it on: bounds the memory of a pass.
 const CHUNK: usize = 256;
 
 impl<'a> Session<'a> {
@@ -46,7 +46,14 @@ impl<'a> Session<'a> {
             let known = "a model with a decoder";
             return Err(Error::unsupported("generate", &model.config().family, known));
         };
-        let page = if model.encoder.is_some() { SENTENCE } else { PAGE };
+        if !model.has_head() {
+            let known = "a model with a head that scores tokens (..ForCausalLM) can do that";
+            return Err(Error::unsupported("generate", &model.config().family, known));
+        }
+        let (page, budget) = match model.encoder {
+            Some(_) => (SENTENCE, budget / 2),
+            None => (PAGE, budget),
+        };
         let mut session = Self {
             model,
             decoder,

@@ -150,6 +150,13 @@ impl Stack {
         let (config, d) = (&self.config, self.config.d_model);
         let mut x = vec![0.0; rows.tokens.len() * d];
         for (token, row) in rows.tokens.iter().zip(x.chunks_exact_mut(d)) {
+            if *token as usize >= config.vocab {
+                let why = format!(
+                    "the model has {} tokens; does the vocabulary belong to it?",
+                    config.vocab
+                );
+                return Err(Error::format(format!("token {token}"), why));
+            }
             self.embedding.row(*token as usize, row)?;
         }
         if let Some(scale) = config.embedding_scale {

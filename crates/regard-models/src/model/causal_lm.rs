@@ -123,7 +123,8 @@ pub struct TextOptions {
     pub strategy: DecodingStrategy,
     /// Tokens of a text at most.
     pub max_tokens: usize,
-    /// Texts that end generation; they are not part of what comes out.
+    /// Texts that end generation; they are not part of what comes out. In a beam search they cut the text of the best hypothesis; its
+    /// tokens and score are of the whole.
     pub stop: Vec<String>,
     /// What changes the scores before a token is chosen.
     pub processors: LogitsProcessors,
@@ -162,6 +163,8 @@ struct Streamed<'a> {
     /// What was told, if it may be cut by a stop string.
     told: String,
     stopped: bool,
+    /// `on_text` has ended it.
+    broken: bool,
 }
 
 impl<'a> Streamed<'a> {
@@ -170,7 +173,7 @@ impl<'a> Streamed<'a> {
         // A text that begins after its prompt keeps the space that it begins with.
         prompt.iter().for_each(|id| drop(stream.push(*id)));
         let stops = (!stops.is_empty()).then(|| StopStrings::new(stops.iter().cloned()));
-        Self { stream: Some(stream), stops, told: String::new(), stopped: false }
+        Self { stream: Some(stream), stops, told: String::new(), stopped: false, broken: false }
     }
 
     fn push(&mut self, row: usize, token: u32, on_text: &mut OnText<'_>) -> ControlFlow<()> {
@@ -181,11 +184,19 @@ impl<'a> Streamed<'a> {
     }
 
     fn tell(&mut self, row: usize, text: &str, on_text: &mut OnText<'_>) -> ControlFlow<()> {
-        let Some(stops) = &mut self.stops else { return on_text(row, text) };
+        if self.broken {
+            return ControlFlow::Break(());
+        }
+        let Some(stops) = &mut self.stops else {
+            let told = on_text(row, text);
+            self.broken = told.is_break();
+            return told;
+        };
         let Emit { text, stopped } = stops.push(text);
         self.told.push_str(&text);
         self.stopped |= stopped;
         let told = if text.is_empty() { ControlFlow::Continue(()) } else { on_text(row, &text) };
+        self.broken = told.is_break();
         if stopped { ControlFlow::Break(()) } else { told }
     }
 
@@ -201,7 +212,7 @@ impl<'a> Streamed<'a> {
             let _ = self.tell(row, &text, on_text);
         }
         if let Some(stops) = self.stops {
-            let rest = if self.stopped { String::new() } else { stops.finish() };
+            let rest = if self.stopped || self.broken { String::new() } else { stops.finish() };
             if !rest.is_empty() {
                 let _ = on_text(row, &rest);
             }

@@ -124,8 +124,11 @@ pub(super) fn finite(what: &str, numbers: &[f32]) -> Result<(), Error> {
     }
 }
 
-/// The softmax of scores.
+/// The softmax of scores; of a single one, as a reranker has it, the sigmoid.
 pub(super) fn probabilities(scores: &[f32]) -> Vec<f32> {
+    if let [score] = scores {
+        return vec![1.0 / (1.0 + (-score).exp())];
+    }
     let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let powers: Vec<f32> = scores.iter().map(|score| (score - most).exp()).collect();
     let sum: f32 = powers.iter().sum();

@@ -143,7 +143,13 @@ impl Translator {
         let vocabulary = self.vocabulary();
         let begin = std::iter::once(vocabulary.begin()?).chain(self.forced_bos());
         if let Some(target) = target {
-            return Ok(begin.chain(vocabulary.fitting_of(vocabulary.written(), target)?).collect());
+            let written = vocabulary.fitting_of(vocabulary.written(), target)?;
+            // Some vocabularies put special tokens around every text, which are those of a source.
+            let around = vocabulary.written().encode("")?;
+            let is_own = |id: &u32| !around.contains(id);
+            let (first, last) = (written.iter().position(is_own), written.iter().rposition(is_own));
+            let own = first.zip(last).map_or(&[][..], |(first, last)| &written[first..=last]);
+            return Ok(begin.chain(own.iter().copied()).collect());
         }
         let best = self.translate(&[text], &DecodingStrategy::Greedy, LONGEST)?;
         let written = best.into_iter().flat_map(|one| one.tokens);
