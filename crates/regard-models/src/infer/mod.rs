@@ -1,6 +1,6 @@
 //! Inference of Transformers: weights in the format of their file, attention by the engine, no gradients, no Burn.
 //!
-//! A line: tokens ─► [`Stack`](stack) embeds them ─► blocks change the rows of all sequences together ─► the head scores the last rows.
+//! A line: tokens ─► a stack embeds them ─► blocks change the rows of all sequences together ─► the head scores the last rows.
 //! A family of models is a [`TransformerConfig`](crate::files::TransformerConfig), data that this code follows. A row has the same bits
 //! whatever rows are computed beside it.
 
