@@ -17,14 +17,7 @@ pub fn load<M: Module>(module: M, weights: &mut Weights) -> Result<M, Error> {
     if let Some(error) = loader.error {
         return Err(weights.named(error));
     }
-    let left = weights.left();
-    if let Some(first) = left.first() {
-        let why = format!(
-            "{} of its tensors have no place in the model, `{first}` among them",
-            left.len()
-        );
-        return Err(weights.named(Error::format("weights", why)));
-    }
+    weights.all_taken().map_err(|error| weights.named(error))?;
     Ok(module)
 }
 
@@ -49,7 +42,7 @@ impl ModuleMapper for Loader<'_> {
         }
         let shape = param.lazy_shape().to_vec();
         let name = self.path.join(".");
-        match self.weights.take(&name, &shape).and_then(|found| finite(&name, found)) {
+        match self.weights.finite(&name, &shape) {
             Ok(found) => {
                 let device = param.lazy_device();
                 let tracked = param.is_require_grad();
@@ -62,22 +55,6 @@ impl ModuleMapper for Loader<'_> {
             }
         }
     }
-}
-
-/// Refuses numbers that would make nonsense of all that is computed with them. One look at each, beside the work of reading them.
-fn finite(name: &str, numbers: Vec<f32>) -> Result<Vec<f32>, Error> {
-    // Counted, not searched for: so the loop is one over vectors.
-    let wrong = |x: f32| u32::from(!x.is_finite());
-    if numbers.chunks(1 << 16).all(|some| some.iter().map(|x| wrong(*x)).sum::<u32>() == 0) {
-        return Ok(numbers);
-    }
-    let at = numbers.iter().position(|x| !x.is_finite()).unwrap_or(0);
-    let why = format!(
-        "number {at} of {} is {}; weights must be finite: get the file again, or train anew from an earlier one",
-        numbers.len(),
-        numbers[at]
-    );
-    Err(Error::format(format!("tensor `{name}`"), why))
 }
 
 /// Every parameter with its path, in their order.

@@ -40,7 +40,8 @@ pub(super) const TARGET_TOKENS: [&str; 3] =
 const ENTRY: &str = "regard";
 
 impl ModelFiles {
-    /// Opens a folder with `config.json` and `model.safetensors`, a `.gguf`, or a `.safetensors` that says what it is.
+    /// Opens a folder with `config.json` and `model.safetensors`, or a `.safetensors` that says what it is. For folders of Hugging Face
+    /// and GGUF files see [`TransformerFiles`](super::TransformerFiles).
     pub fn open(path: &Path) -> Result<Self, Error> {
         let opened = if path.is_dir() {
             folder(path)
@@ -78,17 +79,23 @@ impl ModelFiles {
             ("tokens", &self.tokens, Some(vocab)),
             ("target tokens", &self.target_tokens, self.config.target_vocab),
         ];
-        for (what, tokens, vocab) in pairs {
-            let Some((tokens, vocab)) = tokens.as_ref().map(Tokens::len).zip(vocab) else {
-                continue;
-            };
-            // A model may have rows that no token uses, to be a round number.
-            if tokens > vocab {
-                let why = format!("the vocabulary has {tokens}, the model {vocab}");
-                return Err(Error::format(what, format!("{why}; do they belong together?")));
-            }
-        }
+        pairs.into_iter().try_for_each(|(what, tokens, vocab)| fits_model(what, tokens, vocab))?;
         Ok(self)
+    }
+}
+
+/// Refuses a vocabulary with more tokens than the model. The model may have rows that no token uses, to be a round number.
+pub(super) fn fits_model(
+    what: &str,
+    tokens: &Option<Tokens>,
+    vocab: Option<usize>,
+) -> Result<(), Error> {
+    match tokens.as_ref().map(Tokens::len).zip(vocab) {
+        Some((tokens, vocab)) if tokens > vocab => {
+            let why = format!("the vocabulary has {tokens}, the model {vocab}");
+            Err(Error::format(what, format!("{why}; do they belong together?")))
+        }
+        _ => Ok(()),
     }
 }
 

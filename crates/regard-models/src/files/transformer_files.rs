@@ -3,8 +3,8 @@
 use super::chat::ChatTemplate;
 use super::config::{Pooling, TransformerConfig};
 use super::folder::{
-    CONFIG, SOURCE_TOKENS, TARGET_TOKENS, TOKENS, TOKENS_CONFIG, listing, read_text, title,
-    tokens_of,
+    CONFIG, SOURCE_TOKENS, TARGET_TOKENS, TOKENS, TOKENS_CONFIG, fits_model, listing, read_text,
+    title, tokens_of,
 };
 use super::gguf::Gguf;
 use super::layouts;
@@ -104,16 +104,7 @@ impl TransformerFiles {
             ("tokens", &self.tokens, source.or(target)),
             ("target tokens", &self.target_tokens, target),
         ];
-        for (what, tokens, vocab) in pairs {
-            let Some((tokens, vocab)) = tokens.as_ref().map(Tokens::len).zip(vocab) else {
-                continue;
-            };
-            if tokens > vocab {
-                let why = format!("the vocabulary has {tokens}, the model {vocab}");
-                return Err(Error::format(what, format!("{why}; do they belong together?")));
-            }
-        }
-        Ok(())
+        pairs.into_iter().try_for_each(|(what, tokens, vocab)| fits_model(what, tokens, vocab))
     }
 }
 

@@ -169,6 +169,11 @@ impl Weights {
         Ok(numbers)
     }
 
+    /// The same, all of which must be finite.
+    pub(crate) fn finite(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        finite(name, self.take(name, shape)?)
+    }
+
     /// A matrix for products, packed as its numbers stand in the file; it can be taken once.
     pub fn matrix(&mut self, name: &str, [outputs, inputs]: [usize; 2]) -> Result<Matrix, Error> {
         let tensor = self.wanted(name, &[outputs, inputs])?;
@@ -180,7 +185,7 @@ impl Weights {
             (Dtype::Packed(format), false) => {
                 let pieces = tensor.pieces(&self.files).ok_or_else(|| tensor.unread(name))?;
                 if pieces.iter().any(|bytes| has_not_finite(*format, bytes)) {
-                    return Err(not_finite(name));
+                    finite(name, tensor.numbers(&self.files).unwrap_or_default())?;
                 }
                 match pieces.as_slice() {
                     [whole] => packed(*format, whole)?,
@@ -189,9 +194,7 @@ impl Weights {
             }
             _ => {
                 let numbers = tensor.numbers(&self.files).ok_or_else(|| tensor.unread(name))?;
-                if numbers.iter().any(|x| !x.is_finite()) {
-                    return Err(not_finite(name));
-                }
+                let numbers = finite(name, numbers)?;
                 let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
                 packed(Format::F32, &bytes)?
             }
@@ -241,6 +244,17 @@ impl Weights {
     /// The names of tensors that nobody has taken.
     pub fn left(&self) -> Vec<&str> {
         self.tensors.iter().filter(|(_, t)| !t.taken).map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// Refuses tensors that have no place in the model.
+    pub(crate) fn all_taken(&self) -> Result<(), Error> {
+        let left = self.left();
+        let Some(first) = left.first() else { return Ok(()) };
+        let why = format!(
+            "{} of its tensors have no place in the model, `{first}` among them",
+            left.len()
+        );
+        Err(Error::format("weights", why))
     }
 
     /// How many numbers all tensors have together.
@@ -481,9 +495,20 @@ fn has_not_finite(format: Format, bytes: &[u8]) -> bool {
     bytes.chunks(1 << 16).any(block)
 }
 
-fn not_finite(name: &str) -> Error {
-    let why = "NaN or infinite numbers; weights must be finite: get the file again";
-    Error::format(format!("tensor `{name}`"), why)
+/// Refuses numbers that would make nonsense of all that is computed with them. One look at each, beside the work of reading them.
+fn finite(name: &str, numbers: Vec<f32>) -> Result<Vec<f32>, Error> {
+    // Counted, not searched for: so the loop is one over vectors.
+    let wrong = |x: f32| u32::from(!x.is_finite());
+    if numbers.chunks(1 << 16).all(|some| some.iter().map(|x| wrong(*x)).sum::<u32>() == 0) {
+        return Ok(numbers);
+    }
+    let at = numbers.iter().position(|x| !x.is_finite()).unwrap_or(0);
+    let why = format!(
+        "number {at} of {} is {}; weights must be finite: get the file again, or train anew from an earlier one",
+        numbers.len(),
+        numbers[at]
+    );
+    Err(Error::format(format!("tensor `{name}`"), why))
 }
 
 /// How many numbers a shape has; None if they cannot be counted.

@@ -50,6 +50,8 @@ pub(super) struct Workspace {
     up: Vec<f32>,
     /// What the layer adds to the residual stream.
     output: Vec<f32>,
+    /// What attention adds, where the feed-forward net reads the same input.
+    parallel: Vec<f32>,
     scratch: ScratchPool<f32>,
 }
 
@@ -173,7 +175,7 @@ impl Attention {
                 problem.score(step.score(own, layer.is_causal))
             };
             let source = sequences.map(|(cache, sequences)| (cache, sequences[0]));
-            recorder.record([q, k, lse], source, step.config, problem)?;
+            recorder.record([q, k, lse], source, step.config, layer.is_causal, problem)?;
         }
         rows.set(attended, q_width)?;
         project(rows, &mut [(&self.out, output)])?;
@@ -408,12 +410,12 @@ impl Block {
         self.attention_norms.before(x, width, &mut work.input);
         self.attention.forward(step, layer, keys.unwrap_or(Keys::Rows), work, recorder)?;
         if matches!(config.order, NormOrder::Parallel | NormOrder::ParallelShared) {
-            let attended = std::mem::take(&mut work.output);
+            std::mem::swap(&mut work.output, &mut work.parallel);
             if config.order == NormOrder::Parallel {
                 self.feed_forward_norms.before(x, width, &mut work.input);
             }
             self.feed_forward(config, work)?;
-            each_row(x, width, &ops::Add { other: &attended, factor: factor(config) });
+            each_row(x, width, &ops::Add { other: &work.parallel, factor: factor(config) });
             self.feed_forward_norms.after(x, config, &mut work.output);
             return Ok(());
         }

@@ -82,32 +82,3 @@ impl Norm {
         each_row(rows, width, &ops::Norm { weight, bias, config: self.config });
     }
 }
-
-impl Weights {
-    /// The numbers of a tensor, all of which are finite.
-    pub(super) fn finite(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
-        let numbers = self.take(name, shape)?;
-        match numbers.iter().position(|x| !x.is_finite()) {
-            None => Ok(numbers),
-            Some(at) => {
-                let why = format!(
-                    "number {at} of {} is {}; weights must be finite: get the file again",
-                    numbers.len(),
-                    numbers[at]
-                );
-                Err(Error::format(format!("tensor `{name}`"), why))
-            }
-        }
-    }
-
-    /// Refuses tensors that have no place in the model.
-    pub(super) fn all_taken(&self) -> Result<(), Error> {
-        let left = self.left();
-        let Some(first) = left.first() else { return Ok(()) };
-        let why = format!(
-            "{} of its tensors have no place in the model, `{first}` among them",
-            left.len()
-        );
-        Err(Error::format("weights", why))
-    }
-}

@@ -88,7 +88,8 @@ impl Transformer {
     /// A generation session: of a decoder alone with no sources, of a translator with one for each prompt. Its KV caches, that of the
     /// sources among them, take at most `budget` bytes.
     pub fn session(&self, sources: &[Vec<u32>], budget: usize) -> Result<Session<'_>, Error> {
-        Session::new(self, sources, budget)
+        let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
+        Session::new(self, &sources, budget, &mut Recorder::default())
     }
 
     /// Scores of what comes after each token, `[tokens, vocab]`, or of each token of an encoder; with the source in a translator. Of
@@ -100,9 +101,7 @@ impl Transformer {
 
     /// What every head looks at: layers of a trace between the axes `source` and `target`.
     pub fn look(&self, source: Option<&[u32]>, tokens: &[u32]) -> Result<Vec<Layer>, Error> {
-        let mut recorder = Recorder::default();
-        recorder.at(0, "", "");
-        Ok(self.run(source, tokens, recorder)?.1.layers)
+        Ok(self.run(source, tokens, Recorder::on())?.1.layers)
     }
 
     /// Rows of the last stack after its final norm.
@@ -116,10 +115,9 @@ impl Transformer {
         let rows = Packed::new([(0, tokens)].into_iter());
         let (stack, x) = match (&self.decoder, &self.encoder, source) {
             (Some(decoder), Some(_), Some(source)) => {
-                let session = Session::recorded(self, source, &mut recorder)?;
-                let (caches, sequences) = session.source();
+                let session = Session::new(self, &[source], usize::MAX >> 8, &mut recorder)?;
                 let caches =
-                    Caches { own: &mut [], sequences: &[], source: Some((caches, &sequences)) };
+                    Caches { own: &mut [], sequences: &[], source: Some(session.source()) };
                 let axes = ("decoder", "target");
                 (decoder, decoder.forward(&rows, Some(caches), &mut work, &mut recorder, axes)?)
             }

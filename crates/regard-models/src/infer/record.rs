@@ -26,7 +26,13 @@ struct Place {
 }
 
 impl Recorder {
-    /// What follows happens in this layer, between rows of this axis; before the first call nothing is kept.
+    /// Keeps everything.
+    pub(super) fn on() -> Self {
+        let place = Place { layer: 0, kind: "", axes: [""; 2] };
+        Self { place: Some(place), ..Self::default() }
+    }
+
+    /// What follows happens in this layer, between rows of this axis.
     pub(super) fn at(&mut self, layer: usize, kind: &'static str, axis: &'static str) {
         self.place = Some(Place { layer, kind, axes: [axis; 2] });
     }
@@ -51,6 +57,7 @@ impl Recorder {
         [q, k, lse]: [&[f32]; 3],
         source: Option<(&KvCache<f32>, Sequence)>,
         config: &StackConfig,
+        is_causal: bool,
         problem: impl Fn(&View<'_, f32>, &View<'_, f32>) -> Problem<'p, f32>,
     ) -> Result<(), Error> {
         let Some(Place { layer, kind, axes: [rows, cols] }) = self.place else { return Ok(()) };
@@ -67,9 +74,9 @@ impl Recorder {
         let problem = problem(&queries, &keys);
         // A window that reaches over all keys is none.
         let is_wide = source.is_some() || config.layers[layer].window.is_none_or(|n| n >= k_len);
-        let mask = match (is_wide, kind) {
-            (true, "decoder") => Mask::causal(),
-            (true, _) => Mask::full(),
+        let mask = match (is_wide, is_causal) {
+            (true, true) => Mask::causal(),
+            (true, false) => Mask::full(),
             (false, _) => problem.mask.clone(),
         };
         let mask = mask.to_string();

@@ -3,7 +3,7 @@
 use super::block::Workspace;
 use super::model::Transformer;
 use super::record::Recorder;
-use super::stack::{Caches, Packed, Stack};
+use super::stack::{Caches, Packed, SourceCaches, Stack};
 use crate::error::Error;
 use crate::generate::Decoder;
 use regard::cache::{CacheShape, PAGE};
@@ -37,10 +37,12 @@ const SENTENCE: usize = 16;
 const CHUNK: usize = 256;
 
 impl<'a> Session<'a> {
+    /// Reads the sources, if the model has an encoder; with a recorder that is on, what it sees of them is kept.
     pub(super) fn new(
         model: &'a Transformer,
-        sources: &[Vec<u32>],
+        sources: &[&[u32]],
         budget: usize,
+        recorder: &mut Recorder,
     ) -> Result<Self, Error> {
         let Some(decoder) = &model.decoder else {
             let known = "a model with a decoder";
@@ -63,29 +65,15 @@ impl<'a> Session<'a> {
             work: Workspace::default(),
         };
         if let Some(encoder) = &model.encoder {
-            let rows = Packed::new(sources.iter().map(|tokens| (0, tokens.as_slice())));
-            session.read(encoder, &rows, budget, &mut Recorder::default())?;
-        }
-        Ok(session)
-    }
-
-    /// A session of one source, of whose encoder everything is recorded.
-    pub(super) fn recorded(
-        model: &'a Transformer,
-        source: &[u32],
-        recorder: &mut Recorder,
-    ) -> Result<Self, Error> {
-        let mut session = Self::new(model, &[], usize::MAX >> 8)?;
-        if let Some(encoder) = &model.encoder {
-            let rows = Packed::new([(0, source)].into_iter());
-            session.read(encoder, &rows, usize::MAX >> 8, recorder)?;
+            let rows = Packed::new(sources.iter().map(|tokens| (0, *tokens)));
+            session.read(encoder, &rows, budget, recorder)?;
         }
         Ok(session)
     }
 
     /// Caches and sequences of the source.
-    pub(super) fn source(&self) -> (&[KvCache<f32>], Vec<Vec<Sequence>>) {
-        (&self.source_caches, self.source_sequences.clone())
+    pub(super) fn source(&self) -> SourceCaches<'_> {
+        (&self.source_caches, &self.source_sequences)
     }
 
     /// Reads the sources: keys and values of each for all layers that look at them, once.
@@ -100,7 +88,6 @@ impl<'a> Session<'a> {
             encoder.forward(rows, None, &mut self.work, recorder, ("encoder", "source"))?;
         encoder.finish(&mut memory);
         self.source_caches = caches(self.decoder, SENTENCE, budget)?;
-        self.source_sequences.clear();
         let step = self.decoder.step(rows);
         for (block, cache) in self.decoder.blocks.iter().zip(&mut self.source_caches) {
             let start = |_: &[usize; 2]| cache.start();
