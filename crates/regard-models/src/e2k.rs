@@ -205,12 +205,13 @@ impl Decoder for E2kSession<'_> {
         &mut self,
         states: &mut [RecurrentState],
         tokens: &[&[u32]],
+        scored: &[usize],
     ) -> Result<Vec<f32>, Error> {
-        let last = in_steps(states, tokens, |rows, ids, states| {
+        let last = in_steps(states, tokens, scored, |rows, ids, states| {
             let [before, after] = self.step(rows, ids, states)?;
             Ok((Tensor::cat(vec![before, after.clone()], 1), after))
         })?;
-        Ok(numbers(self.model.head.forward(last)))
+        Ok(last.map_or_else(Vec::new, |last| numbers(self.model.head.forward(last))))
     }
 }
 

@@ -110,7 +110,7 @@ pub use load::{load, parameters, save};
 pub use model::sentences;
 pub use model::{
     CausalLm, Classification, Classifier, Encoder, GenerationOutput, Model, OnText, TextOptions,
-    Translator, WeightedSentence,
+    TextStream, Translator, WeightedSentence,
 };
 #[cfg(feature = "burn")]
 pub use nn::DropoutRates;

@@ -370,16 +370,17 @@ impl Decoder for Seq2SeqSession<'_> {
         &mut self,
         states: &mut [RecurrentState],
         tokens: &[&[u32]],
+        scored: &[usize],
     ) -> Result<Vec<f32>, Error> {
         let (model, memory) = (self.model, &self.memory);
-        let last = in_steps(states, tokens, |rows, ids, state| {
+        let last = in_steps(states, tokens, scored, |rows, ids, state| {
             let memory = Seq2SeqMemory { first: state, ..memory.rows(rows) };
             let after = model.steps(&memory, ids, &Pass::default())?;
             let state = after.clone().narrow(2, 0, model.decoder.features());
             let features = model.features(&memory, after, &mut Recorder::off())?;
             Ok((state.squeeze_dim::<2>(1), features.squeeze_dim::<2>(1)))
         })?;
-        Ok(numbers(model.head.forward(last)))
+        Ok(last.map_or_else(Vec::new, |last| numbers(model.head.forward(last))))
     }
 }
 
@@ -408,12 +409,13 @@ pub(crate) fn chosen<const D: usize>(x: &Tensor<D>, rows: &[usize]) -> Tensor<D>
 }
 
 /// Feeds a token to all states, then the next to those that have one more, and so on. A step takes the sources, ids `[states, 1]` and
-/// states `[states, features]` to the next states, and to what scores are made of. Returns the last of these, `[states, ..]`.
+/// states `[states, features]` to the next states, and to what scores are made of. Returns the last of these, `[scored, ..]`.
 pub(crate) fn in_steps(
     all: &mut [RecurrentState],
     tokens: &[&[u32]],
+    scored: &[usize],
     mut step: impl FnMut(&[usize], Tensor<2, Int>, Tensor<2>) -> Result<(Tensor<2>, Tensor<2>), Error>,
-) -> Result<Tensor<2>, Error> {
+) -> Result<Option<Tensor<2>>, Error> {
     let device = Device::flex();
     let mut found: Vec<Vec<f32>> = vec![Vec::new(); all.len()];
     for t in 0..tokens.iter().map(|tokens| tokens.len()).max().unwrap_or(0) {
@@ -433,8 +435,11 @@ pub(crate) fn in_steps(
             found[*i] = last.to_vec();
         }
     }
-    let width = found.first().map_or(0, Vec::len);
-    Ok(Tensor::from_data(TensorData::new(found.concat(), [all.len(), width]), &device))
+    let found = found.into_iter().zip(scored).filter(|(_, scored)| **scored > 0);
+    let found: Vec<Vec<f32>> = found.map(|(found, _)| found).collect();
+    Ok(found.first().map(Vec::len).map(|width| {
+        Tensor::from_data(TensorData::new(found.concat(), [found.len(), width]), &device)
+    }))
 }
 
 #[cfg(test)]

@@ -3,46 +3,51 @@
 use super::{Decoder, GenerateError};
 use std::mem::take;
 
-/// All states that are alive. Dropping it frees them: on errors, and on panics of `on_token`.
-pub(super) struct Batch<'d, D: Decoder> {
-    decoder: &'d mut D,
+/// All states that are alive. Dropping it frees them: on errors, and on panics of who is told.
+pub(super) struct Batch<D: Decoder> {
+    decoder: D,
     states: Vec<D::State>,
 }
 
-impl<'d, D: Decoder> Batch<'d, D> {
-    /// An empty state for each of so many rows.
-    pub(super) fn start(decoder: &'d mut D, rows: usize) -> Result<Self, D::Error> {
-        let mut batch = Self { decoder, states: Vec::with_capacity(rows) };
-        for row in 0..rows {
-            let state = batch.decoder.start(row)?;
-            batch.states.push(state);
-        }
-        Ok(batch)
+impl<D: Decoder> Batch<D> {
+    pub(super) fn new(decoder: D) -> Self {
+        Self { decoder, states: Vec::new() }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.states.is_empty()
+    pub(super) fn decoder(&self) -> &D {
+        &self.decoder
     }
 
-    /// Feeds every state; scores `[states, vocab]`.
-    pub(super) fn feed(&mut self, tokens: &[&[u32]]) -> Result<Vec<f32>, D::Error> {
-        let scores = self.decoder.feed(&mut self.states, tokens)?;
-        self.check(scores, self.states.len())
-    }
-
-    /// The same with scores of every token; none if the decoder cannot.
-    pub(super) fn feed_all(&mut self, tokens: &[&[u32]]) -> Result<Option<Vec<f32>>, D::Error> {
-        let Some(scores) = self.decoder.feed_all(&mut self.states, tokens)? else {
-            return Ok(None);
+    /// One more state: empty, for a row, or a fork of one that is kept apart.
+    pub(super) fn start(&mut self, row: usize, from: Option<&D::State>) -> Result<(), D::Error> {
+        let state = match from {
+            Some(state) => self.decoder.fork(state),
+            None => self.decoder.start(row),
         };
-        self.check(scores, tokens.iter().map(|tokens| tokens.len()).sum()).map(Some)
+        self.states.push(state?);
+        Ok(())
     }
 
-    fn check(&self, scores: Vec<f32>, states: usize) -> Result<Vec<f32>, D::Error> {
-        let (got, vocab) = (scores.len(), self.decoder.vocab());
-        match states.checked_mul(vocab) == Some(got) {
+    /// A fork of the state of this number, to be kept apart. It must come to [`free`](Self::free).
+    pub(super) fn fork(&mut self, state: usize) -> Result<D::State, D::Error> {
+        self.decoder.fork(&self.states[state])
+    }
+
+    pub(super) fn free(&mut self, state: D::State) -> Result<(), D::Error> {
+        self.decoder.free(state)
+    }
+
+    /// Feeds every state; scores `[Σ scored, vocab]`.
+    pub(super) fn feed(
+        &mut self,
+        tokens: &[&[u32]],
+        scored: &[usize],
+    ) -> Result<Vec<f32>, D::Error> {
+        let scores = self.decoder.feed(&mut self.states, tokens, scored)?;
+        let (got, vocab, expected) = (scores.len(), self.decoder.vocab(), scored.iter().sum());
+        match vocab.checked_mul(expected) == Some(got) {
             true => Ok(scores),
-            false => Err(GenerateError::Scores { got, states, vocab }.into()),
+            false => Err(GenerateError::Scores { got, expected, vocab }.into()),
         }
     }
 
@@ -87,7 +92,7 @@ impl<'d, D: Decoder> Batch<'d, D> {
     }
 }
 
-impl<D: Decoder> Drop for Batch<'_, D> {
+impl<D: Decoder> Drop for Batch<D> {
     fn drop(&mut self) {
         for state in self.states.drain(..) {
             // Another error is on its way; this one would hide it.

@@ -42,8 +42,8 @@ pub enum GenerateError {
     Scores {
         /// How many it returned.
         got: usize,
-        /// How many states it was fed.
-        states: usize,
+        /// How many tokens were to be scored.
+        expected: usize,
         /// How many tokens there are.
         vocab: usize,
     },
@@ -71,8 +71,17 @@ pub enum GenerateError {
         /// What is wrong with it.
         why: String,
     },
-    /// A decoder with `feed_all` and without `truncate`.
+    /// A decoder that speculates, and without `truncate`.
     NoTruncate,
+    /// A request for which there is not enough memory even if it is alone.
+    Memory {
+        /// Of which prompt.
+        row: usize,
+        /// Tokens that its states may come to hold.
+        needed: usize,
+        /// Tokens that all states together can hold.
+        available: usize,
+    },
 }
 
 impl fmt::Display for GenerateError {
@@ -92,10 +101,10 @@ impl fmt::Display for GenerateError {
                 f,
                 "prompt {row}: token {token}, the model has {vocab}; ids must be below that"
             ),
-            Self::Scores { got, states, vocab } => write!(
+            Self::Scores { got, expected, vocab } => write!(
                 f,
-                "decoder: it returned {got} scores for {states} sequences of {vocab} tokens; \
-                 it must return one for each token of each sequence"
+                "decoder: it returned {got} scores after {expected} tokens, of a vocabulary of {vocab}; \
+                 it must return one for each token of the vocabulary after each"
             ),
             Self::NotFinite { row, token } => write!(
                 f,
@@ -109,8 +118,13 @@ impl fmt::Display for GenerateError {
             Self::Constraint { row, why } => write!(f, "prompt {row}: constraint: {why}"),
             Self::Grammar { why } => write!(f, "grammar: {why}"),
             Self::NoTruncate => {
-                write!(f, "decoder: it has `feed_all`, and no `truncate`; speculation needs both")
+                write!(f, "decoder: it speculates, and has no `truncate`; that needs both")
             }
+            Self::Memory { row, needed, available } => write!(
+                f,
+                "prompt {row}: with what may be generated it needs a KV cache of {needed} tokens, {available} fit into memory; \
+                 lower the tokens to generate, the beams, or raise the memory of the cache"
+            ),
         }
     }
 }

@@ -29,7 +29,7 @@
 //!     fn free(&mut self, _past: ()) -> Result<(), GenerateError> {
 //!         Ok(())
 //!     }
-//!     fn feed(&mut self, _: &mut [()], tokens: &[&[u32]]) -> Result<Vec<f32>, GenerateError> {
+//!     fn feed(&mut self, _: &mut [()], tokens: &[&[u32]], _: &[usize]) -> Result<Vec<f32>, GenerateError> {
 //!         let next = tokens.iter().map(|tokens| tokens[tokens.len() - 1] + 1);
 //!         Ok(next.flat_map(|next| (0..10).map(move |id| if id == next { 5.0 } else { 0.0 })).collect())
 //!     }
@@ -48,8 +48,10 @@ mod choose;
 mod error;
 #[cfg(feature = "grammar")]
 mod grammar;
+mod prefix;
 mod process;
 mod row;
+mod scheduler;
 mod search;
 mod stop;
 #[cfg(test)]
@@ -59,14 +61,14 @@ pub use error::GenerateError;
 #[cfg(feature = "grammar")]
 pub use grammar::{Grammar, GrammarCompiler};
 pub use process::{Constraint, LogitsProcessors};
+pub use scheduler::{Choice, Event, GRID, OnEvent, Request, Scheduler, Ticket};
 pub use search::{
     DecodingStrategy, FinishReason, GeneratedSequence, GenerationOptions, Sampling,
     StoppingCriteria, Usage,
 };
 pub use stop::{Emit, StopStrings};
 
-use batch::Batch;
-use row::Row;
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
@@ -93,26 +95,90 @@ pub trait Decoder {
     fn free(&mut self, state: Self::State) -> Result<(), Self::Error>;
 
     /// Feeds `tokens[i]` to `states[i]`: one token or more, and not always as many to each.
-    /// Returns `[states, vocab]`: scores of what comes next, before any softmax. A score of -inf is never chosen.
+    /// Returns `[Σ scored, vocab]`: scores of what comes after each of the last `scored[i]` tokens of a state, before any softmax. That is
+    /// 0 or 1, and more only if the decoder [speculates](Self::speculates). A score of -inf is never chosen.
     fn feed(
         &mut self,
         states: &mut [Self::State],
         tokens: &[&[u32]],
+        scored: &[usize],
     ) -> Result<Vec<f32>, Self::Error>;
 
-    /// The same with the scores after every token that is fed, `[Σ tokens, vocab]`: those of the first state, then those of the second,
-    /// and so on. None, and nothing is fed, if the decoder cannot do that; one that can has [`truncate`](Self::truncate) too.
-    fn feed_all(
-        &mut self,
-        _states: &mut [Self::State],
-        _tokens: &[&[u32]],
-    ) -> Result<Option<Vec<f32>>, Self::Error> {
-        Ok(None)
+    /// Whether it can score more than the last token, and [`truncate`](Self::truncate).
+    fn speculates(&self) -> bool {
+        false
+    }
+
+    /// The memory that all states share, if it has a limit.
+    fn memory(&self) -> Option<Pages> {
+        None
     }
 
     /// A state forgets all but the first `len` tokens that it was fed. It has as many at least.
     fn truncate(&mut self, _state: &mut Self::State, _len: usize) -> Result<(), Self::Error> {
         Err(GenerateError::NoTruncate.into())
+    }
+}
+
+/// Memory in pages. A state takes whole pages; those of tokens that it shares with others are shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// All there are.
+    pub count: usize,
+    /// Tokens that a page holds.
+    pub tokens: usize,
+}
+
+impl Pages {
+    /// The pages that tokens take.
+    fn of(self, tokens: usize) -> usize {
+        tokens.div_ceil(self.tokens)
+    }
+}
+
+impl<D: Decoder> Decoder for &mut D {
+    type State = D::State;
+    type Error = D::Error;
+
+    fn vocab(&self) -> usize {
+        (**self).vocab()
+    }
+
+    fn context(&self) -> Option<usize> {
+        (**self).context()
+    }
+
+    fn start(&mut self, row: usize) -> Result<D::State, D::Error> {
+        (**self).start(row)
+    }
+
+    fn fork(&mut self, state: &D::State) -> Result<D::State, D::Error> {
+        (**self).fork(state)
+    }
+
+    fn free(&mut self, state: D::State) -> Result<(), D::Error> {
+        (**self).free(state)
+    }
+
+    fn feed(
+        &mut self,
+        states: &mut [D::State],
+        tokens: &[&[u32]],
+        scored: &[usize],
+    ) -> Result<Vec<f32>, D::Error> {
+        (**self).feed(states, tokens, scored)
+    }
+
+    fn speculates(&self) -> bool {
+        (**self).speculates()
+    }
+
+    fn memory(&self) -> Option<Pages> {
+        (**self).memory()
+    }
+
+    fn truncate(&mut self, state: &mut D::State, len: usize) -> Result<(), D::Error> {
+        (**self).truncate(state, len)
     }
 }
 
@@ -146,35 +212,39 @@ pub fn generate_with<D: Decoder>(
     options: &GenerationOptions,
     on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
 ) -> Result<(Vec<GeneratedSequence>, Usage), D::Error> {
-    let (vocab, context) = (decoder.vocab(), decoder.context());
-    options.check(vocab)?;
-    let rows = prompts.iter().enumerate().map(|(row, prompt)| {
-        error::check_prompt(row, prompt, vocab, context)?;
-        Ok(Row::new(row, prompt, options, context))
-    });
-    let mut rows = rows.collect::<Result<Vec<_>, GenerateError>>()?;
-
-    let (started, mut prompted) = (Instant::now(), None);
-    let mut lookup = options.prompt_lookup;
-    let mut batch = Batch::start(decoder, rows.len())?;
-    while !batch.is_empty() {
-        let scores = feed(&mut batch, &mut rows, &mut lookup)?;
-        let mut scores = scores.chunks_exact(vocab);
-        let (mut first, mut parents) = (0, Vec::new());
-        for row in rows.iter_mut().filter(|row| row.live() > 0) {
-            let of_row: Vec<&[f32]> = scores.by_ref().take(row.scored()).collect();
-            let next = first + row.live();
-            parents.extend(row.advance(&of_row, on_token)?.into_iter().map(|state| first + state));
-            if let Some(len) = row.cut() {
-                batch.truncate(first, len)?;
-            }
-            first = next;
-        }
-        batch.keep(&parents)?;
-        prompted.get_or_insert_with(|| started.elapsed());
+    let mut scheduler = Scheduler::new(decoder, PROMPT_TOKENS);
+    let mut rows = HashMap::with_capacity(prompts.len());
+    for (row, prompt) in prompts.iter().enumerate() {
+        let (prompt, options) = (prompt.clone(), options.clone());
+        let ticket = scheduler.admit(Request { prompt, options, row, prefix: None })?;
+        rows.insert(ticket, row);
     }
-    let (whole, prompted) = (started.elapsed(), prompted.unwrap_or_default());
-    let sequences: Vec<_> = rows.into_iter().filter_map(Row::finish).collect();
+    let started = Instant::now();
+    // When each row had its first token, and what it became.
+    let mut prompted = vec![None; prompts.len()];
+    let mut sequences: Vec<Option<GeneratedSequence>> = vec![None; prompts.len()];
+    let mut failed = None;
+    while !scheduler.is_idle() {
+        scheduler.step(&mut |ticket, event| {
+            let row = rows[&ticket];
+            match event {
+                Event::Started { .. } => {}
+                Event::Token(choice) => {
+                    prompted[row].get_or_insert_with(|| started.elapsed());
+                    return on_token(row, choice.token);
+                }
+                Event::Finished(sequence) => sequences[row] = Some(sequence),
+                Event::Failed(error) => failed = Some(failed.take().unwrap_or(error)),
+            }
+            ControlFlow::Continue(())
+        })?;
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+    }
+    let (whole, prompted) = (started.elapsed(), prompted.into_iter().flatten().max());
+    let (sequences, prompted): (Vec<_>, _) =
+        (sequences.into_iter().flatten().collect(), prompted.unwrap_or_default());
     let usage = Usage {
         prompts: prompts.len(),
         prompt_tokens: prompts.iter().map(Vec::len).sum(),
@@ -185,24 +255,8 @@ pub fn generate_with<D: Decoder>(
     Ok((sequences, usage))
 }
 
-/// Feeds all rows, with guesses of up to `lookup` tokens; that becomes 0 if the decoder cannot check them.
-fn feed<D: Decoder>(
-    batch: &mut Batch<'_, D>,
-    rows: &mut [Row<'_>],
-    lookup: &mut usize,
-) -> Result<Vec<f32>, D::Error> {
-    rows.iter_mut().for_each(|row| row.guess(*lookup));
-    if rows.iter().any(Row::guesses) {
-        let tokens: Vec<&[u32]> = rows.iter().flat_map(Row::unfed).collect();
-        if let Some(scores) = batch.feed_all(&tokens)? {
-            return Ok(scores);
-        }
-        *lookup = 0;
-        rows.iter_mut().for_each(|row| row.guess(0));
-    }
-    let tokens: Vec<&[u32]> = rows.iter().flat_map(Row::unfed).collect();
-    batch.feed(&tokens)
-}
+/// Tokens of prompts that are fed at once: bounds the memory of their activations.
+const PROMPT_TOKENS: usize = 1 << 12;
 
 #[cfg(test)]
 mod tests {
@@ -413,7 +467,10 @@ mod tests {
                 |prompts: &[Vec<u32>]| refusal(run(&mut toy, prompts, &search, &stop(3)));
             assert_eq!(refused(&[vec![2]]), GenerateError::NotFinite { row: 0, token: 2 });
             assert_eq!(refused(&[vec![1], vec![2]]), GenerateError::NoSelection { row: 0 });
-            assert_eq!(refused(&[vec![0]]), GenerateError::Scores { got: 1, states: 1, vocab: 3 });
+            assert_eq!(
+                refused(&[vec![0]]),
+                GenerateError::Scores { got: 1, expected: 1, vocab: 3 }
+            );
             assert_eq!(refused(&[vec![1], vec![]]), GenerateError::Empty { row: 1 });
             assert_eq!(
                 refused(&[vec![1, 3]]),

@@ -4,13 +4,14 @@ use super::choose::{best, descending, draw, kept, largest, log_sum};
 use super::error::check_scores;
 use super::process::look_up;
 use super::{
-    Constraint, DecodingStrategy, FinishReason, GenerateError, GeneratedSequence, GenerationOptions,
+    Choice, Constraint, DecodingStrategy, FinishReason, GRID, GenerateError, GeneratedSequence,
+    GenerationOptions, Request,
 };
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::borrow::Cow;
 use std::mem::take;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::slice::from_ref;
 
 /// A hypothesis that goes on.
@@ -33,10 +34,12 @@ impl Line {
 }
 
 /// What the row of a prompt knows.
-pub(super) struct Row<'a> {
+pub(super) struct Row {
     row: usize,
-    prompt: &'a [u32],
-    options: &'a GenerationOptions,
+    prompt: Vec<u32>,
+    /// Tokens of the prompt that its state was fed.
+    fed: usize,
+    options: GenerationOptions,
     /// Scores are chosen from as they are.
     plain: bool,
     /// The most tokens, and what it is called to reach them.
@@ -50,14 +53,10 @@ pub(super) struct Row<'a> {
     done: Vec<GeneratedSequence>,
 }
 
-impl<'a> Row<'a> {
+impl Row {
     /// The prompt is one that the context can hold.
-    pub(super) fn new(
-        row: usize,
-        prompt: &'a [u32],
-        options: &'a GenerationOptions,
-        context: Option<usize>,
-    ) -> Self {
+    pub(super) fn new(request: Request, context: Option<usize>) -> Self {
+        let Request { row, prompt, options, .. } = request;
         let max_tokens = options.stop.max_tokens;
         // The last token is not fed, so there is one more of them than there is room.
         let room = context.map_or(usize::MAX, |context| (context - prompt.len()).saturating_add(1));
@@ -73,8 +72,9 @@ impl<'a> Row<'a> {
         Self {
             row,
             prompt,
-            options,
+            fed: 0,
             plain: options.plain(),
+            options,
             limit,
             chance: stream(seed, row),
             live: vec![line],
@@ -88,14 +88,49 @@ impl<'a> Row<'a> {
         self.live.len()
     }
 
-    /// Guesses up to `most` of the next tokens, or none.
-    pub(super) fn guess(&mut self, most: usize) {
+    /// Its states at most, and the tokens that each may come to hold.
+    pub(super) fn most(&self) -> [usize; 2] {
+        let states = match self.options.strategy {
+            DecodingStrategy::Beam { width, .. } => width,
+            _ => 1,
+        };
+        // The last token is not fed.
+        [states, self.prompt.len().saturating_add(self.limit.0 - 1)]
+    }
+
+    /// Begins after tokens of the prompt that its state holds already.
+    pub(super) fn skip(&mut self, tokens: usize) {
+        self.fed = tokens;
+    }
+
+    /// What is fed next of a prompt that was not fed to its end: up to the next multiple of [`GRID`].
+    pub(super) fn piece(&self) -> Option<Range<usize>> {
+        let end = self.prompt.len().min((self.fed / GRID + 1) * GRID);
+        (self.fed < end).then_some(self.fed..end)
+    }
+
+    pub(super) fn number(&self) -> usize {
+        self.row
+    }
+
+    pub(super) fn prompt(&self) -> &[u32] {
+        &self.prompt
+    }
+
+    /// The prompt up to where it was fed.
+    pub(super) fn fed(&self) -> &[u32] {
+        &self.prompt[..self.fed]
+    }
+
+    /// Guesses the next tokens, or none, if the decoder can check guesses.
+    pub(super) fn guess(&mut self, speculates: bool) {
         self.draft.clear();
+        let most = if speculates { self.options.prompt_lookup } else { 0 };
         let ([line], false) = (self.live.as_slice(), self.is_beam()) else { return };
-        // One token is chosen beyond those that are guessed. The scores of a whole prompt would be many, so none is guessed with it.
+        // One token is chosen beyond those that are guessed.
         let most = most.min(self.limit.0 - line.tokens.len() - 1);
         if let (Some(last), 1..) = (line.tokens.last(), most) {
-            let history = [self.prompt, &line.tokens].concat();
+            let history = [self.prompt.as_slice(), &line.tokens].concat();
             let guess = look_up(&history, most);
             if !guess.is_empty() {
                 self.draft.push(*last);
@@ -108,49 +143,53 @@ impl<'a> Row<'a> {
         matches!(self.options.strategy, DecodingStrategy::Beam { .. })
     }
 
-    /// Whether there is a guess.
-    pub(super) fn guesses(&self) -> bool {
-        !self.draft.is_empty()
-    }
-
-    /// What each of its states is fed next: the prompt, then the token that was chosen and what is guessed.
-    pub(super) fn unfed(&self) -> impl Iterator<Item = &[u32]> {
-        self.live.iter().map(|line| match self.guesses() {
-            true => self.draft.as_slice(),
-            false => line.tokens.last().map_or(self.prompt, from_ref),
+    /// What each of its states is fed next, and the last how many of these tokens are scored: pieces of the prompt, then the token
+    /// that was chosen and what is guessed.
+    pub(super) fn unfed(&self) -> impl Iterator<Item = (&[u32], usize)> {
+        let piece = self.piece();
+        self.live.iter().map(move |line| match &piece {
+            Some(piece) => {
+                (&self.prompt[piece.clone()], usize::from(piece.end == self.prompt.len()))
+            }
+            None if self.draft.is_empty() => (line.tokens.last().map_or(&[][..], from_ref), 1),
+            None => (self.draft.as_slice(), self.draft.len()),
         })
-    }
-
-    /// How many scores it has for each token of the vocabulary.
-    pub(super) fn scored(&self) -> usize {
-        self.live.len().max(self.draft.len())
     }
 
     /// To how many tokens its state must be cut after a guess.
     pub(super) fn cut(&self) -> Option<usize> {
-        let line = self.live.first().filter(|_| self.guesses())?;
+        let line = self.live.first().filter(|_| !self.draft.is_empty())?;
         Some(self.prompt.len() + line.tokens.len() - 1)
     }
 
-    /// Chooses what comes next, by the scores of each of its states. Returns the states to go on with, none if the row has ended.
+    /// Goes on with what was fed. After the last of the prompt, chooses what comes next by the scores of each of its states. Returns the
+    /// states to go on with, none if the row has ended.
     pub(super) fn advance(
         &mut self,
         scores: &[&[f32]],
-        on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
+        on_token: &mut dyn FnMut(Choice) -> ControlFlow<()>,
     ) -> Result<Vec<usize>, GenerateError> {
+        if let Some(piece) = self.piece() {
+            self.fed = piece.end;
+            if scores.is_empty() {
+                return Ok(vec![0]);
+            }
+        }
         if let DecodingStrategy::Beam { width, length_penalty } = self.options.strategy {
             let parents = self.widen(scores, width, length_penalty.into())?;
             if let ([], Some(best)) = (parents.as_slice(), self.done.first()) {
-                let _heard = best.tokens.iter().try_for_each(|token| on_token(self.row, *token));
+                let choice = |token| Choice { token, log_probability: None, top: Vec::new() };
+                let _heard = best.tokens.iter().try_for_each(|token| on_token(choice(*token)));
             }
             return Ok(parents);
         }
         let Some(mut line) = self.live.pop() else { return Ok(Vec::new()) };
         for (place, scores) in scores.iter().enumerate() {
             let token = self.choose(&self.processed(&mut line, scores)?);
-            line.score += f64::from(scores[token as usize]) - log_sum(scores);
+            let choice = Choice::new(token, scores, self.options.top_log_probabilities);
+            line.score += choice.log_probability.unwrap_or(0.0);
             line.tokens.push(token);
-            let heard = on_token(self.row, token);
+            let heard = on_token(choice);
             let ended = if self.options.stop.end.contains(&token) {
                 Some(FinishReason::EndToken)
             } else if heard.is_break() {
@@ -182,8 +221,8 @@ impl<'a> Row<'a> {
         if self.plain {
             return Ok(Cow::Borrowed(scores));
         }
-        let (mut scores, options) = (scores.to_vec(), self.options);
-        options.processors.apply(self.prompt, &line.tokens, &options.stop.end, &mut scores);
+        let (mut scores, options) = (scores.to_vec(), &self.options);
+        options.processors.apply(&self.prompt, &line.tokens, &options.stop.end, &mut scores);
         if let Some(constraint) = &mut line.constraint {
             constraint.mask(&mut scores).map_err(|why| self.refused(why))?;
         }
@@ -219,7 +258,7 @@ impl<'a> Row<'a> {
         penalty: f64,
     ) -> Result<Vec<usize>, GenerateError> {
         // Of each hypothesis so many that `width` remain if all end tokens are among them.
-        let end = &self.options.stop.end;
+        let end = self.options.stop.end.clone();
         let enough = width.saturating_add(end.len());
         let (mut before, mut steps) = (take(&mut self.live), Vec::new());
         for (parent, (line, scores)) in before.iter_mut().zip(scores).enumerate() {

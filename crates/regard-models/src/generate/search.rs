@@ -16,17 +16,26 @@ pub struct GenerationOptions {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Speculates by prompt lookup: where the last 2 or 3 tokens were there before, up to so many of those that followed are fed
     /// together, and those that the strategy would have chosen are kept. The tokens are the same where a decoder's scores do not depend
-    /// on how many tokens it is fed at once. 0: never; and never in a beam search, nor by decoders without [`Decoder::feed_all`].
+    /// on how many tokens it is fed at once. 0: never; and never in a beam search, nor by decoders without [`Decoder::speculates`].
     ///
-    /// [`Decoder::feed_all`]: super::Decoder::feed_all
+    /// [`Decoder::speculates`]: super::Decoder::speculates
     pub prompt_lookup: usize,
+    /// For each token, the likeliest so many are told with their log-probabilities. Not in a beam search.
+    pub top_log_probabilities: usize,
 }
 
 impl GenerationOptions {
     /// With nothing but these.
     pub fn new(strategy: DecodingStrategy, stop: StoppingCriteria) -> Self {
         let processors = LogitsProcessors::default();
-        Self { strategy, stop, processors, constraint: None, prompt_lookup: 0 }
+        Self {
+            strategy,
+            stop,
+            processors,
+            constraint: None,
+            prompt_lookup: 0,
+            top_log_probabilities: 0,
+        }
     }
 
     /// Whether a model with so many tokens can be asked so.
@@ -36,6 +45,8 @@ impl GenerationOptions {
         self.processors.check(vocab)?;
         let lookup = self.prompt_lookup;
         field(lookup <= MAX_LOOKUP, "prompt_lookup", lookup, format!("at most {MAX_LOOKUP}"))?;
+        let top = self.top_log_probabilities;
+        field(top <= MAX_TOP, "top_log_probabilities", top, format!("at most {MAX_TOP}"))?;
         let fine = self.constraint.is_none() || !self.stop.end.is_empty();
         field(fine, "end", "none", "one token at least, where a constraint says when to end")
     }
@@ -149,6 +160,9 @@ impl DecodingStrategy {
 
 /// Tokens that are guessed at once: each has scores of all tokens.
 const MAX_LOOKUP: usize = 64;
+
+/// Log-probabilities that are told with a token, at most.
+const MAX_TOP: usize = 64;
 
 /// Beams of a search: more than any gains from. Each has a state of its own, and scores of all tokens at every step.
 pub(crate) const MAX_WIDTH: usize = 256;

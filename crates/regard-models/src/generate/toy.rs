@@ -1,8 +1,8 @@
 //! A decoder for tests: its scores are a function of all it was fed, it counts its states, and it fails when told to.
 
 use super::{
-    Decoder, DecodingStrategy, GenerateError, GeneratedSequence, GenerationOptions, Sampling,
-    StoppingCriteria, Usage, generate_with,
+    Decoder, DecodingStrategy, GenerateError, GeneratedSequence, GenerationOptions, Pages,
+    Sampling, StoppingCriteria, Usage, generate_with,
 };
 use std::collections::HashMap;
 use std::fmt;
@@ -16,7 +16,8 @@ pub(super) struct Toy {
     states: HashMap<u64, Vec<u32>>,
     made: u64,
     pub(super) context: Option<usize>,
-    /// Whether it has `feed_all`.
+    pub(super) memory: Option<Pages>,
+    /// Whether it scores guesses.
     pub(super) speculates: bool,
     /// How many states each feed had.
     pub(super) fed: Vec<usize>,
@@ -50,8 +51,17 @@ impl From<GenerateError> for ToyError {
 impl Toy {
     pub(super) fn new(vocab: usize, score: impl Fn(&[u32]) -> Vec<f32> + 'static) -> Self {
         let (states, score) = (HashMap::new(), Box::new(score));
-        let (context, speculates, fed, calls_left) = (None, false, vec![], None);
-        Self { vocab, score, states, made: 0, context, speculates, fed, calls_left }
+        Self {
+            vocab,
+            score,
+            states,
+            made: 0,
+            context: None,
+            memory: None,
+            speculates: false,
+            fed: vec![],
+            calls_left: None,
+        }
     }
 
     /// Scores between -2 and 2 that depend on every token before.
@@ -93,28 +103,6 @@ impl Toy {
         }
     }
 
-    fn fed(
-        &mut self,
-        states: &[ToyState],
-        tokens: &[&[u32]],
-        all: bool,
-    ) -> Result<Vec<f32>, ToyError> {
-        self.call()?;
-        assert_eq!((states.len(), states.len()), (tokens.len(), self.states.len()));
-        self.fed.push(states.len());
-        let mut scores = Vec::new();
-        for (state, tokens) in states.iter().zip(tokens) {
-            let history = self.states.get_mut(&state.0).unwrap();
-            history.extend_from_slice(tokens);
-            assert!(!tokens.is_empty() && self.context.is_none_or(|most| history.len() <= most));
-            let scored = if all { tokens.len() } else { 1 };
-            for len in history.len() + 1 - scored..=history.len() {
-                scores.extend((self.score)(&history[..len]));
-            }
-        }
-        Ok(scores)
-    }
-
     fn state(&mut self, history: Vec<u32>) -> ToyState {
         self.made += 1;
         self.states.insert(self.made, history);
@@ -150,16 +138,34 @@ impl Decoder for Toy {
         self.call()
     }
 
-    fn feed(&mut self, states: &mut [ToyState], tokens: &[&[u32]]) -> Result<Vec<f32>, ToyError> {
-        self.fed(states, tokens, false)
-    }
-
-    fn feed_all(
+    fn feed(
         &mut self,
         states: &mut [ToyState],
         tokens: &[&[u32]],
-    ) -> Result<Option<Vec<f32>>, ToyError> {
-        self.speculates.then(|| self.fed(states, tokens, true)).transpose()
+        scored: &[usize],
+    ) -> Result<Vec<f32>, ToyError> {
+        self.call()?;
+        assert_eq!((states.len(), states.len()), (tokens.len(), scored.len()));
+        self.fed.push(states.len());
+        let mut scores = Vec::new();
+        for ((state, tokens), scored) in states.iter().zip(tokens).zip(scored) {
+            let history = self.states.get_mut(&state.0).unwrap();
+            history.extend_from_slice(tokens);
+            assert!(!tokens.is_empty() && self.context.is_none_or(|most| history.len() <= most));
+            assert!(*scored <= if self.speculates { tokens.len() } else { 1 });
+            for len in history.len() + 1 - scored..=history.len() {
+                scores.extend((self.score)(&history[..len]));
+            }
+        }
+        Ok(scores)
+    }
+
+    fn speculates(&self) -> bool {
+        self.speculates
+    }
+
+    fn memory(&self) -> Option<Pages> {
+        self.memory
     }
 
     fn truncate(&mut self, state: &mut ToyState, len: usize) -> Result<(), ToyError> {

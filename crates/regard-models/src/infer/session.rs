@@ -5,7 +5,7 @@ use super::model::Transformer;
 use super::record::Recorder;
 use super::stack::{Caches, Packed, SourceCaches, Stack};
 use crate::error::Error;
-use crate::generate::Decoder;
+use crate::generate::{Decoder, GRID, Pages};
 use regard::cache::{CacheShape, PAGE};
 use regard::{KvCache, Sequence};
 
@@ -33,8 +33,6 @@ pub struct State {
 
 /// Positions in a page of a translator: what it reads and writes are sentences.
 const SENTENCE: usize = 16;
-/// Positions of a prompt that are computed together, from multiples of it on: bounds the memory of a pass.
-const CHUNK: usize = 256;
 
 impl<'a> Session<'a> {
     /// Reads the sources, if the model has an encoder; with a recorder that is on, what it sees of them is kept.
@@ -101,12 +99,12 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Feeds tokens to states, chunk by chunk; rows before the final norm, those of the first state first.
+    /// Feeds tokens to states, piece by piece; the last `kept` rows of each before the final norm, those of the first state first.
     fn feed_rows(
         &mut self,
         states: &mut [State],
         tokens: &[&[u32]],
-        kept: Kept,
+        kept: &[usize],
     ) -> Result<Vec<f32>, Error> {
         let d = self.decoder.config.d_model;
         let mut left: Vec<&[u32]> = tokens.to_vec();
@@ -114,26 +112,25 @@ impl<'a> Session<'a> {
         while left.iter().any(|tokens| !tokens.is_empty()) {
             let mut now = Vec::with_capacity(states.len());
             for (state, left) in states.iter().zip(&mut left) {
-                let (first, later) = left.split_at(left.len().min(CHUNK - state.len % CHUNK));
+                let (first, later) = left.split_at(left.len().min(GRID - state.len % GRID));
                 now.push(first);
                 *left = later;
             }
-            let x = self.feed_chunk(states, &now)?;
+            let x = self.feed_piece(states, &now)?;
             let mut rest = x.as_slice();
-            for (rows, now) in rows.iter_mut().zip(now).filter(|(_, now)| !now.is_empty()) {
+            for (i, now) in now.iter().enumerate() {
                 let (own, after) = rest.split_at(now.len() * d);
                 rest = after;
-                match kept {
-                    Kept::All => rows.extend_from_slice(own),
-                    Kept::Last => *rows = own[own.len() - d..].to_vec(),
-                }
+                // Of these, so many come before what is kept.
+                let skipped = (now.len() + left[i].len()).saturating_sub(kept[i]).min(now.len());
+                rows[i].extend_from_slice(&own[skipped * d..]);
             }
         }
         Ok(rows.concat())
     }
 
-    /// Feeds tokens to states, at most a chunk to each, to the rows of all of them before the final norm.
-    fn feed_chunk(&mut self, states: &mut [State], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
+    /// Feeds tokens to states, at most a piece to each, to the rows of all of them before the final norm.
+    fn feed_piece(&mut self, states: &mut [State], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
         let fed = || states.iter().zip(tokens).filter(|(_, tokens)| !tokens.is_empty());
         let rows = Packed::new(fed().map(|(state, tokens)| (state.len, *tokens)));
         let layers = self.decoder.blocks.len();
@@ -156,14 +153,6 @@ impl<'a> Session<'a> {
         }
         Ok(x)
     }
-}
-
-/// Which rows of what is fed are returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kept {
-    /// The last of each state.
-    Last,
-    All,
 }
 
 fn caches(decoder: &Stack, page: usize, budget: usize) -> Result<Vec<KvCache<f32>>, Error> {
@@ -208,20 +197,28 @@ impl Decoder for Session<'_> {
         Ok(())
     }
 
-    fn feed(&mut self, states: &mut [State], tokens: &[&[u32]]) -> Result<Vec<f32>, Error> {
-        let mut last = self.feed_rows(states, tokens, Kept::Last)?;
-        self.decoder.finish(&mut last);
-        self.model.scores(&mut last)
-    }
-
-    fn feed_all(
+    fn feed(
         &mut self,
         states: &mut [State],
         tokens: &[&[u32]],
-    ) -> Result<Option<Vec<f32>>, Error> {
-        let mut all = self.feed_rows(states, tokens, Kept::All)?;
-        self.decoder.finish(&mut all);
-        self.model.scores(&mut all).map(Some)
+        scored: &[usize],
+    ) -> Result<Vec<f32>, Error> {
+        let mut rows = self.feed_rows(states, tokens, scored)?;
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.decoder.finish(&mut rows);
+        self.model.scores(&mut rows)
+    }
+
+    fn speculates(&self) -> bool {
+        true
+    }
+
+    /// All layers have as many.
+    fn memory(&self) -> Option<Pages> {
+        let cache = self.caches.first()?;
+        Some(Pages { count: cache.capacity(), tokens: cache.shape().page })
     }
 
     fn truncate(&mut self, state: &mut State, len: usize) -> Result<(), Error> {

@@ -2,14 +2,14 @@
 
 use super::text::{GenerationOutput, Vocabulary, some, words};
 use crate::error::Error;
-use crate::files::{Message, Stream, Tokens, TransformerConfig};
+use crate::files::{Message, Stream, Tokens};
 #[cfg(feature = "grammar")]
 use crate::generate::GrammarCompiler;
 use crate::generate::{
-    Constraint, DecodingStrategy, Emit, FinishReason, GeneratedSequence, GenerationOptions,
-    LogitsProcessors, StopStrings, StoppingCriteria, Usage, generate_with,
+    Constraint, DecodingStrategy, Emit, FinishReason, GRID, GenerationOptions, LogitsProcessors,
+    Scheduler, StopStrings, StoppingCriteria, Usage, generate_with,
 };
-use crate::infer::Transformer;
+use crate::infer::{Session, Transformer};
 use regard_scope::{Labels, Trace};
 use std::ops::ControlFlow;
 
@@ -83,24 +83,69 @@ impl CausalLm {
             prompts.iter().map(|text| self.prompt(text)).collect::<Result<Vec<_>, _>>()?;
         let mut session = self.model.session(&[], CACHE_BYTES)?;
         let mut streams: Vec<_> =
-            prompts.iter().map(|prompt| Streamed::new(self, prompt, &options.stop)).collect();
-        let mut on_token = |row: usize, token| streams[row].push(row, token, on_text);
-        let asked = options.of(self.model.config(), &self.vocabulary.eos);
+            prompts.iter().map(|prompt| self.stream(prompt, &options.stop)).collect();
+        // `on_text` has ended it.
+        let mut broken = vec![false; prompts.len()];
+        let mut on_token = |row: usize, token| {
+            let Emit { text, stopped } = streams[row].push(token);
+            broken[row] |= !text.is_empty() && on_text(row, &text).is_break();
+            if stopped || broken[row] { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let asked = self.options(options);
         let (all, usage) = generate_with(&mut session, &prompts, &asked, &mut on_token)?;
-        let finished = all.into_iter().zip(streams).zip(&prompts).enumerate();
-        let written = finished.map(|(row, ((one, stream), prompt))| {
-            stream.finish(row, one, (self.tokens(), prompt), on_text)
+        let finished = all.into_iter().zip(streams).zip(broken).enumerate();
+        let written = finished.map(|(row, ((mut one, stream), broken))| {
+            let (rest, text, stopped) = stream.finish();
+            if !rest.is_empty() && !broken {
+                let _ended = on_text(row, &rest);
+            }
+            if stopped {
+                one.finish_reason = FinishReason::StopString;
+            }
+            GenerationOutput::new(text, one)
         });
         Ok((written.collect(), usage))
     }
 
+    /// A scheduler for requests that come and go, with a KV cache of at most so many bytes.
+    pub fn scheduler(&self, cache_bytes: usize) -> Result<Scheduler<Session<'_>>, Error> {
+        Ok(Scheduler::new(self.model.session(&[], cache_bytes)?, GRID))
+    }
+
     /// The tokens of a prompt. One of no tokens begins as texts do.
-    fn prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
+    pub fn prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
         let mut tokens = self.vocabulary.fitting(text)?;
         if tokens.is_empty() {
             tokens.extend(self.vocabulary.bos);
         }
         Ok(tokens)
+    }
+
+    /// What is asked for, in tokens of this model: it ends by its end tokens.
+    #[must_use]
+    pub fn options(&self, options: &TextOptions) -> GenerationOptions {
+        let TextOptions { strategy, max_tokens, stop: _, processors, constraint, .. } = options;
+        let mut processors = processors.clone();
+        processors.suppressed.extend(&self.model.config().suppressed);
+        let end = self.vocabulary.eos.clone();
+        GenerationOptions {
+            strategy: strategy.clone(),
+            stop: StoppingCriteria { max_tokens: *max_tokens, end },
+            processors,
+            constraint: constraint.clone(),
+            prompt_lookup: options.prompt_lookup,
+            top_log_probabilities: options.top_log_probabilities,
+        }
+    }
+
+    /// The text after a prompt, as its tokens are generated, up to the first of these strings.
+    #[must_use]
+    pub fn stream(&self, prompt: &[u32], stops: &[String]) -> TextStream<'_> {
+        let mut stream = self.tokens().stream();
+        // A text that begins after its prompt keeps the space that it begins with.
+        prompt.iter().for_each(|id| drop(stream.push(*id)));
+        let stops = StopStrings::new(stops.iter().cloned());
+        TextStream { stream, stops, told: String::new(), stopped: false }
     }
 
     /// What every head looks at in a text.
@@ -132,98 +177,58 @@ pub struct TextOptions {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Tokens that are guessed at once by prompt lookup; 0 for none.
     pub prompt_lookup: usize,
+    /// With each token, the likeliest so many are told.
+    pub top_log_probabilities: usize,
 }
 
 impl TextOptions {
     /// With nothing but these.
     #[must_use]
     pub fn new(strategy: DecodingStrategy, max_tokens: usize) -> Self {
-        let (stop, processors) = (Vec::new(), LogitsProcessors::default());
-        Self { strategy, max_tokens, stop, processors, constraint: None, prompt_lookup: 0 }
-    }
-
-    /// The same for tokens of a model.
-    fn of(&self, config: &TransformerConfig, eos: &[u32]) -> GenerationOptions {
-        let mut processors = self.processors.clone();
-        processors.suppressed.extend(&config.suppressed);
-        GenerationOptions {
-            strategy: self.strategy.clone(),
-            stop: StoppingCriteria { max_tokens: self.max_tokens, end: eos.to_vec() },
-            processors,
-            constraint: self.constraint.clone(),
-            prompt_lookup: self.prompt_lookup,
+        Self {
+            strategy,
+            max_tokens,
+            stop: Vec::new(),
+            processors: LogitsProcessors::default(),
+            constraint: None,
+            prompt_lookup: 0,
+            top_log_probabilities: 0,
         }
     }
 }
 
 /// The text of one prompt, as it is generated.
-struct Streamed<'a> {
-    stream: Option<Stream<'a>>,
-    stops: Option<StopStrings>,
-    /// What was told, if it may be cut by a stop string.
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    stream: Stream<'a>,
+    stops: StopStrings,
     told: String,
     stopped: bool,
-    /// `on_text` has ended it.
-    broken: bool,
 }
 
-impl<'a> Streamed<'a> {
-    fn new(model: &'a CausalLm, prompt: &[u32], stops: &[String]) -> Self {
-        let mut stream = model.tokens().stream();
-        // A text that begins after its prompt keeps the space that it begins with.
-        prompt.iter().for_each(|id| drop(stream.push(*id)));
-        let stops = (!stops.is_empty()).then(|| StopStrings::new(stops.iter().cloned()));
-        Self { stream: Some(stream), stops, told: String::new(), stopped: false, broken: false }
+impl TextStream<'_> {
+    /// The text that a token adds, without what may still become another text.
+    pub fn push(&mut self, token: u32) -> Emit {
+        let text = self.stream.push(token).unwrap_or_default();
+        let emit = self.stops.push(&text);
+        self.told.push_str(&emit.text);
+        self.stopped = emit.stopped;
+        emit
     }
 
-    fn push(&mut self, row: usize, token: u32, on_text: &mut OnText<'_>) -> ControlFlow<()> {
-        match self.stream.as_mut().and_then(|stream| stream.push(token)) {
-            Some(text) => self.tell(row, &text, on_text),
-            None => ControlFlow::Continue(()),
+    /// When there are no more tokens: what was held back, the whole text, and whether it ended by one of the strings.
+    #[must_use]
+    pub fn finish(self) -> (String, String, bool) {
+        let Self { stream, mut stops, mut told, mut stopped } = self;
+        let mut rest = String::new();
+        if let Some(last) = stream.finish() {
+            let emit = stops.push(&last);
+            (rest, stopped) = (emit.text, emit.stopped);
         }
-    }
-
-    fn tell(&mut self, row: usize, text: &str, on_text: &mut OnText<'_>) -> ControlFlow<()> {
-        if self.broken {
-            return ControlFlow::Break(());
+        if !stopped {
+            rest.push_str(&stops.finish());
         }
-        let Some(stops) = &mut self.stops else {
-            let told = on_text(row, text);
-            self.broken = told.is_break();
-            return told;
-        };
-        let Emit { text, stopped } = stops.push(text);
-        self.told.push_str(&text);
-        self.stopped |= stopped;
-        let told = if text.is_empty() { ControlFlow::Continue(()) } else { on_text(row, &text) };
-        self.broken = told.is_break();
-        if stopped { ControlFlow::Break(()) } else { told }
-    }
-
-    fn finish(
-        mut self,
-        row: usize,
-        one: GeneratedSequence,
-        (tokens, prompt): (&Tokens, &[u32]),
-        on_text: &mut OnText<'_>,
-    ) -> GenerationOutput {
-        let rest = self.stream.take().and_then(Stream::finish);
-        if let Some(text) = rest.filter(|_| !self.stopped) {
-            let _ = self.tell(row, &text, on_text);
-        }
-        if let Some(stops) = self.stops {
-            let rest = if self.stopped || self.broken { String::new() } else { stops.finish() };
-            if !rest.is_empty() {
-                let _ = on_text(row, &rest);
-            }
-            let reason = if self.stopped { FinishReason::StopString } else { one.finish_reason };
-            let one = GeneratedSequence { finish_reason: reason, ..one };
-            return GenerationOutput::new(self.told + &rest, one);
-        }
-        let whole: Vec<u32> = prompt.iter().chain(&one.tokens).copied().collect();
-        let (before, after) = (tokens.decode(prompt), tokens.decode(&whole));
-        let text = after.strip_prefix(&before);
-        let text = text.map_or_else(|| tokens.decode(&one.tokens), String::from);
-        GenerationOutput::new(text, one)
+        told.push_str(&rest);
+        (rest, told, stopped)
     }
 }

@@ -8,7 +8,7 @@ mod recurrent;
 mod text;
 mod translator;
 
-pub use causal_lm::{CausalLm, OnText, TextOptions};
+pub use causal_lm::{CausalLm, OnText, TextOptions, TextStream};
 pub use classifier::{Classification, Classifier, WeightedSentence};
 pub use encoder::Encoder;
 #[cfg(feature = "burn")]

@@ -240,6 +240,12 @@ impl<E: Element> KvCache<E> {
         self.pages.bytes_in_use()
     }
 
+    /// Number of pages that the budget allows.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.pages.capacity()
+    }
+
     /// Upper bound on the bytes of all pages.
     #[must_use]
     pub fn budget(&self) -> usize {

@@ -116,6 +116,11 @@ impl<E: Element> Pages<E> {
         self.elements * size_of::<E>()
     }
 
+    /// Pages that the budget allows.
+    pub(super) fn capacity(&self) -> usize {
+        self.budget / self.bytes_each()
+    }
+
     fn in_use(&self) -> usize {
         self.pages.len() - self.free.len()
     }
@@ -123,7 +128,7 @@ impl<E: Element> Pages<E> {
     /// Refuses `count` more pages than are in use, if the budget is less than that.
     fn affords(&self, count: usize) -> Result<(), Error> {
         let (pages, budget) = (self.in_use().saturating_add(count), self.budget);
-        if pages <= budget / self.bytes_each() {
+        if pages <= self.capacity() {
             return Ok(());
         }
         Err(Error::Budget { needed: pages.saturating_mul(self.bytes_each()), budget })

@@ -1,0 +1,108 @@
+//! What a request becomes has the same bits whatever is generated beside it: tokens and log-probabilities.
+
+use regard_models::files::{KnownModel, cache_dir};
+use regard_models::generate::{
+    Choice, DecodingStrategy, Event, GRID, Request, Sampling, Scheduler, Ticket,
+};
+use regard_models::infer::Session;
+use regard_models::{CausalLm, Model, TextOptions};
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+/// Which of the requests come at a step.
+type Arrivals<'a> = &'a dyn Fn(usize) -> Vec<usize>;
+
+/// Token ids, and bits of log-probabilities of the token and of the likeliest.
+fn bits(choice: Choice) -> Vec<u64> {
+    let all = choice.log_probability.into_iter().chain(choice.top.iter().map(|one| one.1));
+    std::iter::once(choice.token.into())
+        .chain(choice.top.iter().map(|one| one.0.into()))
+        .chain(all.map(f64::to_bits))
+        .collect()
+}
+
+/// The bits of all requests, and how many tokens of prompts were found in the prefix cache.
+fn run(model: &CausalLm, requests: &[Request], arrivals: Arrivals<'_>) -> (Vec<Vec<u64>>, usize) {
+    let mut scheduler: Scheduler<Session<'_>> = model.scheduler(256 << 20).expect("a scheduler");
+    let mut rows: HashMap<Ticket, usize> = HashMap::new();
+    let (mut found, mut cached) = (vec![Vec::new(); requests.len()], 0);
+    let mut step = 0;
+    while rows.len() < requests.len() || !scheduler.is_idle() {
+        for row in arrivals(step) {
+            rows.insert(scheduler.admit(requests[row].clone()).expect("it fits"), row);
+        }
+        step += 1;
+        let mut tell = |ticket: Ticket, event: Event| {
+            match event {
+                Event::Started { cached: tokens } => cached += tokens,
+                Event::Token(choice) => found[rows[&ticket]].extend(bits(choice)),
+                Event::Finished(_) => {}
+                Event::Failed(error) => panic!("{error}"),
+            }
+            ControlFlow::Continue(())
+        };
+        scheduler.step(&mut tell).expect("a step");
+    }
+    (found, cached)
+}
+
+/// Requests of many lengths; a third of them begin alike.
+fn requests(model: &CausalLm, count: usize, longest: usize) -> Vec<Request> {
+    let words =
+        "Once upon a time there was a little girl and she had a dog that was red ".repeat(99);
+    let long = model.prompt(&words[..longest * 3]).expect("tokens");
+    (0..count)
+        .map(|i| {
+            let first = if i % 3 == 0 { 0 } else { i };
+            let len = [1, 2, 17, 40, 255, 256, 257, longest][i % 8].min(longest);
+            let prompt = long[first..].iter().cycle().take(len).copied().collect();
+            let strategy = match i % 2 {
+                0 => DecodingStrategy::Greedy,
+                _ => DecodingStrategy::Sample(Sampling { seed: i as u64, ..Sampling::default() }),
+            };
+            let mut options = TextOptions::new(strategy, 3 + i % 7);
+            (options.top_log_probabilities, options.prompt_lookup) = (i % 3, (i % 5) * 2);
+            Request { prompt, options: model.options(&options), row: 0, prefix: None }
+        })
+        .collect()
+}
+
+fn bits_do_not_depend_on_load(path: &Path, count: usize, longest: usize) {
+    let model = Model::open(path).expect("a model");
+    let model = model.causal_lm().expect("it continues texts");
+    let mut requests = requests(model, count, longest);
+    let alone: Vec<Vec<u64>> = requests
+        .iter()
+        .map(|one| {
+            run(model, std::slice::from_ref(one), &|step| (0..usize::from(step == 0)).collect())
+                .0
+                .remove(0)
+        })
+        .collect();
+    let at_once = |step: usize| (0..if step == 0 { count } else { 0 }).collect();
+    let one_a_step = |step: usize| (step..count.min(step + 1)).collect();
+    for prefix in [None, Some(1)] {
+        requests.iter_mut().for_each(|one| one.prefix = prefix);
+        for arrivals in [&at_once as Arrivals<'_>, &one_a_step] {
+            let (together, cached) = run(model, &requests, arrivals);
+            for (i, (found, right)) in together.iter().zip(&alone).enumerate() {
+                assert!(found == right, "request {i}, prefix {prefix:?}");
+            }
+            assert_eq!(cached > 0, prefix.is_some() && longest > GRID);
+        }
+    }
+}
+
+#[test]
+fn of_f32_weights() {
+    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories260K"));
+    bits_do_not_depend_on_load(&path, 64, 400);
+}
+
+#[test]
+fn of_quantised_weights() {
+    let base = cache_dir(|name| std::env::var_os(name)).expect("HOME or REGARD_CACHE");
+    let path = KnownModel::named("smollm2").expect("a known name").fetch(&base, "python3");
+    bits_do_not_depend_on_load(&path.expect("run `regard models get smollm2`"), 16, 600);
+}
