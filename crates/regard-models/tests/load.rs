@@ -2,10 +2,11 @@
 
 use regard_models::files::{KnownModel, cache_dir};
 use regard_models::generate::{
-    Choice, DecodingStrategy, Event, GRID, Request, Sampling, Scheduler, Ticket,
+    AttentionProbe, Choice, DecodingStrategy, Event, GRID, Request, Sampling, Scheduler, Ticket,
 };
 use regard_models::infer::Session;
 use regard_models::{CausalLm, Model, TextOptions};
+use regard_scope::{Layer, LayerData};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -105,4 +106,73 @@ fn of_quantised_weights() {
     let base = cache_dir(|name| std::env::var_os(name)).expect("HOME or REGARD_CACHE");
     let path = KnownModel::named("smollm2").expect("a known name").fetch(&base, "python3");
     bits_do_not_depend_on_load(&path.expect("run `regard models get smollm2`"), 16, 600);
+}
+
+/// What a head looks at in the last row of a trace, by the definition.
+fn last_row(layers: &[Layer], layer: usize, head: usize) -> Vec<f64> {
+    let LayerData::Inputs(inputs) = &layers[layer].data else { panic!("weights of a kind") };
+    let ([heads, n, dim], [kv_heads, ..]) = (inputs.q_shape, inputs.k_shape);
+    let query = &inputs.q[(head * n + n - 1) * dim..][..dim];
+    let keys = inputs.k[head / (heads / kv_heads) * n * dim..][..n * dim].chunks_exact(dim);
+    let product = |key: &[f32]| -> f64 {
+        query.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    let powers: Vec<f64> = keys.map(|key| (product(key) / (dim as f64).sqrt()).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.into_iter().map(|power| power / sum).collect()
+}
+
+#[test]
+fn a_probe_sees_what_the_microscope_sees() {
+    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories260K"));
+    let model = Model::open(&path).expect("a model");
+    let model = model.causal_lm().expect("it continues texts");
+    let text = "Once upon a time there was a little girl and she had a dog. ".repeat(9);
+    let mut options = TextOptions::new(DecodingStrategy::Greedy, 4);
+    options.attention = Some(AttentionProbe { layers: vec![0, 4], heads: vec![1, 7], top: 5 });
+    let prompt = model.prompt(&text).expect("tokens");
+    let request =
+        |prompt| Request { prompt, options: model.options(&options), row: 0, prefix: None };
+    let mut scheduler = model.scheduler(64 << 20).expect("a scheduler");
+    // Another one beside it, of another length.
+    let other = scheduler.admit(request(prompt[..100].to_vec())).expect("it fits");
+    scheduler.admit(request(prompt.clone())).expect("it fits");
+    let mut choices = Vec::new();
+    while !scheduler.is_idle() {
+        let mut tell = |ticket, event| {
+            if let (true, Event::Token(choice)) = (ticket != other, event) {
+                choices.push(choice);
+            }
+            ControlFlow::Continue(())
+        };
+        scheduler.step(&mut tell).expect("a step");
+    }
+    assert_eq!(choices.len(), 4);
+    let mut tokens = prompt;
+    for choice in choices {
+        let layers = model.transformer().look(None, &tokens).expect("a trace");
+        let sites: Vec<_> = choice.attention.iter().map(|row| (row.layer, row.head)).collect();
+        assert_eq!(sites, [(0, 1), (0, 7), (4, 1), (4, 7)]);
+        for row in &choice.attention {
+            let right = last_row(&layers, row.layer, row.head);
+            let entropy: f64 = right.iter().map(|p| -p * p.ln()).sum();
+            let back = right.iter().rev().zip(0_u32..);
+            let distance: f64 = back.map(|(p, n)| p * f64::from(n)).sum();
+            assert!((row.entropy - entropy).abs() < 1e-4, "{row:?} {entropy}");
+            assert!((row.distance - distance).abs() < 1e-2, "{row:?} {distance}");
+            let mut best = right.clone();
+            best.sort_by(|a, b| b.total_cmp(a));
+            for ((position, weight), best) in row.top.iter().zip(best) {
+                assert!((f64::from(*weight) - best).abs() < 1e-5, "{row:?}");
+                assert!((f64::from(*weight) - right[*position]).abs() < 1e-5, "{row:?}");
+            }
+            assert_eq!(row.top.len(), 5);
+        }
+        tokens.push(choice.token);
+    }
+    let mut options = model.options(&options);
+    options.attention = Some(AttentionProbe { layers: vec![5], heads: vec![0], top: 1 });
+    let bad = Request { prompt: vec![1], options, row: 0, prefix: None };
+    let error = scheduler.admit(bad).expect_err("there are 5 layers").to_string();
+    assert!(error.starts_with("attention.layers: 5; it must be below 5"), "{error}");
 }

@@ -111,6 +111,20 @@ impl<'a, N: Number> AttentionView<'a, N> {
         Ok(view)
     }
 
+    /// The same from `lse` alone, as [`from_lse`](Self::from_lse) has it.
+    #[inline(never)]
+    pub fn cached_from_lse<'p: 'a, E: Element<Num = N>>(
+        plan: &'a Plan<'p, E>,
+        q: View<'a, E>,
+        (cache, sequences): (&'a KvCache<E>, &'a [Sequence]),
+        lse: &'a [N],
+    ) -> Result<Self, Error> {
+        let call = plan.check_cached(q, cache, sequences)?;
+        let view = Self::over(plan.core(), call.q, call.k, lse)?;
+        view.check_selection()?;
+        Ok(view)
+    }
+
     fn over<'p: 'a>(
         plan: &Core<'p, N>,
         q: View<'a, N>,

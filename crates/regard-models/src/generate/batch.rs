@@ -1,6 +1,6 @@
 //! The states of a call: they are fed together, and freed whatever happens.
 
-use super::{Decoder, GenerateError};
+use super::{AttentionProbe, AttentionRow, Decoder, GenerateError};
 use std::mem::take;
 
 /// All states that are alive. Dropping it frees them: on errors, and on panics of who is told.
@@ -26,6 +26,18 @@ impl<D: Decoder> Batch<D> {
         };
         self.states.push(state?);
         Ok(())
+    }
+
+    /// The last state that was started keeps what it looks at.
+    pub(super) fn probe(&mut self, probe: &AttentionProbe) {
+        if let Some(state) = self.states.last_mut() {
+            self.decoder.probe(state, probe);
+        }
+    }
+
+    /// What the state of this number looked at.
+    pub(super) fn seen(&mut self, state: usize) -> Vec<AttentionRow> {
+        self.decoder.seen(&mut self.states[state])
     }
 
     /// A fork of the state of this number, to be kept apart. It must come to [`free`](Self::free).

@@ -43,6 +43,7 @@
 //! # Ok::<(), GenerateError>(())
 //! ```
 
+mod attention;
 mod batch;
 mod choose;
 mod error;
@@ -57,6 +58,7 @@ mod stop;
 #[cfg(test)]
 mod toy;
 
+pub use attention::{AttentionProbe, AttentionRow};
 pub use error::GenerateError;
 #[cfg(feature = "grammar")]
 pub use grammar::{Grammar, GrammarCompiler};
@@ -112,6 +114,19 @@ pub trait Decoder {
     /// The memory that all states share, if it has a limit.
     fn memory(&self) -> Option<Pages> {
         None
+    }
+
+    /// The layers, and the heads of each, that a probe may ask for.
+    fn attention(&self) -> [usize; 2] {
+        [0; 2]
+    }
+
+    /// From now on, what this state looks at is kept for [`seen`](Self::seen).
+    fn probe(&mut self, _state: &mut Self::State, _probe: &AttentionProbe) {}
+
+    /// What a state with a probe looked at when its last token was fed.
+    fn seen(&mut self, _state: &mut Self::State) -> Vec<AttentionRow> {
+        Vec::new()
     }
 
     /// A state forgets all but the first `len` tokens that it was fed. It has as many at least.
@@ -175,6 +190,18 @@ impl<D: Decoder> Decoder for &mut D {
 
     fn memory(&self) -> Option<Pages> {
         (**self).memory()
+    }
+
+    fn attention(&self) -> [usize; 2] {
+        (**self).attention()
+    }
+
+    fn probe(&mut self, state: &mut D::State, probe: &AttentionProbe) {
+        (**self).probe(state, probe);
+    }
+
+    fn seen(&mut self, state: &mut D::State) -> Vec<AttentionRow> {
+        (**self).seen(state)
     }
 
     fn truncate(&mut self, state: &mut D::State, len: usize) -> Result<(), D::Error> {

@@ -4,8 +4,8 @@ use super::choose::{best, descending, draw, kept, largest, log_sum};
 use super::error::check_scores;
 use super::process::look_up;
 use super::{
-    Choice, Constraint, DecodingStrategy, FinishReason, GRID, GenerateError, GeneratedSequence,
-    GenerationOptions, Request,
+    AttentionProbe, AttentionRow, Choice, Constraint, DecodingStrategy, FinishReason, GRID,
+    GenerateError, GeneratedSequence, GenerationOptions, Request,
 };
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -109,6 +109,10 @@ impl Row {
         (self.fed < end).then_some(self.fed..end)
     }
 
+    pub(super) fn probe(&self) -> Option<&AttentionProbe> {
+        self.options.attention.as_ref()
+    }
+
     pub(super) fn number(&self) -> usize {
         self.row
     }
@@ -125,6 +129,8 @@ impl Row {
     /// Guesses the next tokens, or none, if the decoder can check guesses.
     pub(super) fn guess(&mut self, speculates: bool) {
         self.draft.clear();
+        // A probe sees one row.
+        let speculates = speculates && self.options.attention.is_none();
         let most = if speculates { self.options.prompt_lookup } else { 0 };
         let ([line], false) = (self.live.as_slice(), self.is_beam()) else { return };
         // One token is chosen beyond those that are guessed.
@@ -167,6 +173,7 @@ impl Row {
     pub(super) fn advance(
         &mut self,
         scores: &[&[f32]],
+        seen: Vec<AttentionRow>,
         on_token: &mut dyn FnMut(Choice) -> ControlFlow<()>,
     ) -> Result<Vec<usize>, GenerateError> {
         if let Some(piece) = self.piece() {
@@ -178,15 +185,17 @@ impl Row {
         if let DecodingStrategy::Beam { width, length_penalty } = self.options.strategy {
             let parents = self.widen(scores, width, length_penalty.into())?;
             if let ([], Some(best)) = (parents.as_slice(), self.done.first()) {
-                let choice = |token| Choice { token, log_probability: None, top: Vec::new() };
+                let choice = |token| Choice { token, ..Choice::default() };
                 let _heard = best.tokens.iter().try_for_each(|token| on_token(choice(*token)));
             }
             return Ok(parents);
         }
         let Some(mut line) = self.live.pop() else { return Ok(Vec::new()) };
+        let mut seen = Some(seen);
         for (place, scores) in scores.iter().enumerate() {
             let token = self.choose(&self.processed(&mut line, scores)?);
-            let choice = Choice::new(token, scores, self.options.top_log_probabilities);
+            let mut choice = Choice::new(token, scores, self.options.top_log_probabilities);
+            choice.attention = seen.take().unwrap_or_default();
             line.score += choice.log_probability.unwrap_or(0.0);
             line.tokens.push(token);
             let heard = on_token(choice);

@@ -9,7 +9,7 @@ use super::choose::{best, log_sum};
 use super::error::check_prompt;
 use super::prefix::{CellId, Prefixes};
 use super::row::Row;
-use super::{Decoder, GenerateError, GeneratedSequence, GenerationOptions, Pages};
+use super::{AttentionRow, Decoder, GenerateError, GeneratedSequence, GenerationOptions, Pages};
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::ControlFlow;
@@ -51,7 +51,7 @@ pub enum Event {
 }
 
 /// A token that was chosen.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
     /// Its id.
     pub token: u32,
@@ -59,6 +59,8 @@ pub struct Choice {
     pub log_probability: Option<f64>,
     /// The likeliest tokens with theirs, as many as were asked for, best first.
     pub top: Vec<(u32, f64)>,
+    /// What the model looked at, as far as a [probe](super::AttentionProbe) asked for it.
+    pub attention: Vec<AttentionRow>,
 }
 
 impl Choice {
@@ -67,7 +69,8 @@ impl Choice {
         let log = |score: f32| f64::from(score) - total;
         let top = if top == 0 { Vec::new() } else { best(scores, top) };
         let top = top.into_iter().map(|(token, score)| (token, log(score))).collect();
-        Self { token, log_probability: Some(log(scores[token as usize])), top }
+        let log_probability = Some(log(scores[token as usize]));
+        Self { token, log_probability, top, attention: Vec::new() }
     }
 }
 
@@ -147,6 +150,9 @@ impl<D: Decoder> Scheduler<D> {
         let (vocab, context) = (decoder.vocab(), decoder.context());
         request.options.check(vocab)?;
         check_prompt(request.row, &request.prompt, vocab, context)?;
+        if let Some(probe) = &request.options.attention {
+            probe.check(decoder.attention())?;
+        }
         let (number, prefix) = (request.row, request.prefix);
         let row = Row::new(request, context);
         let pages = match decoder.memory() {
@@ -211,7 +217,9 @@ impl<D: Decoder> Scheduler<D> {
             let count: usize = scored.by_ref().take(states).sum();
             let of_row: Vec<&[f32]> = scores.by_ref().take(count).collect();
             let was_fed = row.piece().is_some();
-            match row.advance(&of_row, &mut |choice| tell(*ticket, Event::Token(choice))) {
+            let seen = row.probe().map_or_else(Vec::new, |_| self.batch.seen(first));
+            let mut on_token = |choice| tell(*ticket, Event::Token(choice));
+            match row.advance(&of_row, seen, &mut on_token) {
                 Ok(kept) if kept.is_empty() => ended.push((i, None)),
                 Ok(kept) => {
                     parents.extend(kept.into_iter().map(|state| first + state));
@@ -256,6 +264,9 @@ impl<D: Decoder> Scheduler<D> {
             }
             let from = cell.and_then(|cell| self.prefixes.state(cell));
             self.batch.start(next.row.number(), from)?;
+            if let Some(probe) = next.row.probe() {
+                self.batch.probe(probe);
+            }
             fed += piece;
             self.reserved += next.pages;
             let ticket = next.ticket;

@@ -1,6 +1,6 @@
 //! How tokens are chosen and when to stop, as data; and what comes out.
 
-use super::{Constraint, GenerateError, LogitsProcessors};
+use super::{AttentionProbe, Constraint, GenerateError, LogitsProcessors};
 use std::fmt;
 
 /// All that a call can be told.
@@ -22,6 +22,8 @@ pub struct GenerationOptions {
     pub prompt_lookup: usize,
     /// For each token, the likeliest so many are told with their log-probabilities. Not in a beam search.
     pub top_log_probabilities: usize,
+    /// What is told of attention with each token. Then nothing is speculated. Not in a beam search.
+    pub attention: Option<AttentionProbe>,
 }
 
 impl GenerationOptions {
@@ -35,6 +37,7 @@ impl GenerationOptions {
             constraint: None,
             prompt_lookup: 0,
             top_log_probabilities: 0,
+            attention: None,
         }
     }
 
@@ -161,8 +164,8 @@ impl DecodingStrategy {
 /// Tokens that are guessed at once: each has scores of all tokens.
 const MAX_LOOKUP: usize = 64;
 
-/// Log-probabilities that are told with a token, at most.
-const MAX_TOP: usize = 64;
+/// Log-probabilities, or attention weights of a head, that are told with a token, at most.
+pub(super) const MAX_TOP: usize = 64;
 
 /// Beams of a search: more than any gains from. Each has a state of its own, and scores of all tokens at every step.
 pub(crate) const MAX_WIDTH: usize = 256;

@@ -7,7 +7,9 @@ use crate::error::Error;
 use crate::files::{NormOrder, QkNorm, StackConfig, Weights};
 use regard::plan::{OutputMut, ScratchPool};
 use regard::score::RelativeBias;
-use regard::{KvCache, Machine, Mask, Plan, Problem, Score, Sequence, View, ViewMut};
+use regard::{
+    AttentionView, KvCache, Machine, Mask, Plan, Problem, Score, Sequence, View, ViewMut,
+};
 use regard_matmul::Rows;
 
 /// What all layers of a pass have in common.
@@ -168,6 +170,9 @@ impl Attention {
         match sequences {
             Some(cached) => plan.forward_into(queries, cached, to)?,
             None => plan.forward_into(queries, own_rows()?, to)?,
+        }
+        if let Some(cached) = sequences.filter(|_| recorder.is_probed()) {
+            recorder.probe(&AttentionView::cached_from_lse(&plan, queries, cached, lse)?)?;
         }
         if recorder.is_on() {
             let problem = |q: &View<'_, f32>, k: &View<'_, f32>| {

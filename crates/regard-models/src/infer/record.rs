@@ -2,23 +2,30 @@
 
 use crate::error::Error;
 use crate::files::StackConfig;
+use crate::generate::{AttentionProbe, AttentionRow};
 use regard::{AttentionView, KvCache, Machine, Mask, Plan, Problem, Sequence, View};
 use regard_scope::{Inputs, Layer, LayerData, Weights};
+use std::sync::Arc;
 
-/// Keeps what each attention saw of one sequence. One that is off costs nothing.
+/// Keeps what each attention saw: all of one sequence, or what probes ask for. One that does neither costs nothing.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
-    place: Option<Place>,
+    is_on: bool,
+    place: Place,
     pub(super) layers: Vec<Layer>,
     /// Numbers of the weights that are kept as they are.
     kept: usize,
+    /// With the number of their sequence in the batch.
+    probes: Vec<(usize, Arc<AttentionProbe>)>,
+    /// What they saw.
+    pub(super) seen: Vec<(usize, AttentionRow)>,
 }
 
 /// Weights that are kept as they are, of all layers: 1 GiB.
 const MAX_WEIGHTS: usize = 1 << 28;
 
 /// Where in a model attention happens, and between which axes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Place {
     layer: usize,
     kind: &'static str,
@@ -28,27 +35,49 @@ struct Place {
 impl Recorder {
     /// Keeps everything.
     pub(super) fn on() -> Self {
-        let place = Place { layer: 0, kind: "", axes: [""; 2] };
-        Self { place: Some(place), ..Self::default() }
+        Self { is_on: true, ..Self::default() }
+    }
+
+    /// Keeps what is asked of sequences of the batch, in its last rows.
+    pub(super) fn probing(probes: Vec<(usize, Arc<AttentionProbe>)>) -> Self {
+        Self { probes, ..Self::default() }
     }
 
     /// What follows happens in this layer, between rows of this axis.
     pub(super) fn at(&mut self, layer: usize, kind: &'static str, axis: &'static str) {
-        self.place = Some(Place { layer, kind, axes: [axis; 2] });
+        self.place = Place { layer, kind, axes: [axis; 2] };
     }
 
     pub(super) fn is_on(&self) -> bool {
-        self.place.is_some()
+        self.is_on
     }
 
     /// What happens within is over the source.
     pub(super) fn over_source<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let before = self.place;
-        self.place =
-            before.map(|place| Place { kind: "cross", axes: [place.axes[0], "source"], ..place });
+        self.place = Place { kind: "cross", axes: [before.axes[0], "source"], ..before };
         let result = work(self);
         self.place = before;
         result
+    }
+
+    /// Whether a probe asks for this layer.
+    pub(super) fn is_probed(&self) -> bool {
+        let asks = |probe: &AttentionProbe| probe.layers.contains(&self.place.layer);
+        self.place.kind != "cross" && self.probes.iter().any(|(_, probe)| asks(probe))
+    }
+
+    /// Keeps what probes ask for, of the last row of each sequence.
+    pub(super) fn probe(&mut self, view: &AttentionView<'_, f32>) -> Result<(), Error> {
+        let layer = self.place.layer;
+        for (item, probe) in self.probes.iter().filter(|(_, one)| one.layers.contains(&layer)) {
+            let last = view.rows_of(*item).0.end.saturating_sub(1);
+            for head in &probe.heads {
+                let weights = view.head(*item, *head)?.row(last)?;
+                self.seen.push((*item, AttentionRow::new(layer, *head, &weights, probe.top)));
+            }
+        }
+        Ok(())
     }
 
     /// Keeps a call: `q [rows, heads, dim]`, `k [rows, heads, dim]` unless it is that of a `source`, and `lse [heads, rows]`.
@@ -60,7 +89,7 @@ impl Recorder {
         is_causal: bool,
         problem: impl Fn(&View<'_, f32>, &View<'_, f32>) -> Problem<'p, f32>,
     ) -> Result<(), Error> {
-        let Some(Place { layer, kind, axes: [rows, cols] }) = self.place else { return Ok(()) };
+        let Place { layer, kind, axes: [rows, cols] } = self.place;
         let (heads, dim) = (config.heads, config.head_dim);
         let q = by_head(q, [heads.q, dim]);
         let k = match source {

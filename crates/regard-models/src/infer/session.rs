@@ -5,9 +5,10 @@ use super::model::Transformer;
 use super::record::Recorder;
 use super::stack::{Caches, Packed, SourceCaches, Stack};
 use crate::error::Error;
-use crate::generate::{Decoder, GRID, Pages};
+use crate::generate::{AttentionProbe, AttentionRow, Decoder, GRID, Pages};
 use regard::cache::{CacheShape, PAGE};
 use regard::{KvCache, Sequence};
+use std::sync::Arc;
 
 /// A session of a [`Transformer`].
 #[derive(Debug)]
@@ -29,6 +30,9 @@ pub struct State {
     len: usize,
     /// Which source it belongs to.
     row: usize,
+    probe: Option<Arc<AttentionProbe>>,
+    /// What the probe saw in the last row.
+    seen: Vec<AttentionRow>,
 }
 
 /// Positions in a page of a translator: what it reads and writes are sentences.
@@ -145,11 +149,16 @@ impl<'a> Session<'a> {
             sequences: &sequences,
             source: read.as_ref().map(|read| (self.source_caches.as_slice(), read.as_slice())),
         };
-        let mut off = Recorder::default();
+        let probes = fed().enumerate();
+        let probes = probes.filter_map(|(i, (state, _))| Some((i, state.probe.clone()?)));
+        let mut recorder = Recorder::probing(probes.collect());
         let axes = ("decoder", "target");
-        let x = self.decoder.forward(&rows, Some(caches), &mut self.work, &mut off, axes)?;
-        for (state, tokens) in states.iter_mut().zip(tokens) {
+        let x = self.decoder.forward(&rows, Some(caches), &mut self.work, &mut recorder, axes)?;
+        let fed = states.iter_mut().zip(tokens).filter(|(_, tokens)| !tokens.is_empty());
+        for (i, (state, tokens)) in fed.enumerate() {
             state.len += tokens.len();
+            let own = recorder.seen.extract_if(.., |(item, _)| *item == i);
+            state.seen = own.map(|(_, row)| row).collect();
         }
         Ok(x)
     }
@@ -181,13 +190,13 @@ impl Decoder for Session<'_> {
             return Err(Error::no_source(row, sources));
         }
         let layers = self.caches.iter_mut().map(KvCache::start).collect::<Result<_, _>>()?;
-        Ok(State { layers, len: 0, row })
+        Ok(State { layers, len: 0, row, probe: None, seen: Vec::new() })
     }
 
     fn fork(&mut self, state: &State) -> Result<State, Error> {
         let caches = self.caches.iter_mut().zip(&state.layers);
         let layers = caches.map(|(cache, own)| cache.fork(*own)).collect::<Result<_, _>>()?;
-        Ok(State { layers, len: state.len, row: state.row })
+        Ok(State { layers, len: state.len, row: state.row, probe: None, seen: Vec::new() })
     }
 
     fn free(&mut self, state: State) -> Result<(), Error> {
@@ -219,6 +228,18 @@ impl Decoder for Session<'_> {
     fn memory(&self) -> Option<Pages> {
         let cache = self.caches.first()?;
         Some(Pages { count: cache.capacity(), tokens: cache.shape().page })
+    }
+
+    fn attention(&self) -> [usize; 2] {
+        [self.decoder.config.layers.len(), self.decoder.config.heads.q]
+    }
+
+    fn probe(&mut self, state: &mut State, probe: &AttentionProbe) {
+        state.probe = Some(Arc::new(probe.clone()));
+    }
+
+    fn seen(&mut self, state: &mut State) -> Vec<AttentionRow> {
+        std::mem::take(&mut state.seen)
     }
 
     fn truncate(&mut self, state: &mut State, len: usize) -> Result<(), Error> {

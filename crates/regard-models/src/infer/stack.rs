@@ -216,12 +216,9 @@ impl Stack {
     ) -> Result<Vec<f32>, Error> {
         let mut x = self.embed(rows)?;
         let step = self.step(rows);
-        let is_recording = recorder.is_on();
         let mut caches = caches;
         for (layer, block) in self.blocks.iter().enumerate() {
-            if is_recording {
-                recorder.at(layer, kind, axis);
-            }
+            recorder.at(layer, kind, axis);
             let keys = match &mut caches {
                 None => [None, None],
                 Some(Caches { own, sequences, source }) => {

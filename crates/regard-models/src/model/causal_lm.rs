@@ -6,8 +6,8 @@ use crate::files::{Message, Stream, Tokens};
 #[cfg(feature = "grammar")]
 use crate::generate::GrammarCompiler;
 use crate::generate::{
-    Constraint, DecodingStrategy, Emit, FinishReason, GRID, GenerationOptions, LogitsProcessors,
-    Scheduler, StopStrings, StoppingCriteria, Usage, generate_with,
+    AttentionProbe, Constraint, DecodingStrategy, Emit, FinishReason, GRID, GenerationOptions,
+    LogitsProcessors, Scheduler, StopStrings, StoppingCriteria, Usage, generate_with,
 };
 use crate::infer::{Session, Transformer};
 use regard_scope::{Labels, Trace};
@@ -135,6 +135,7 @@ impl CausalLm {
             constraint: constraint.clone(),
             prompt_lookup: options.prompt_lookup,
             top_log_probabilities: options.top_log_probabilities,
+            attention: options.attention.clone(),
         }
     }
 
@@ -179,6 +180,8 @@ pub struct TextOptions {
     pub prompt_lookup: usize,
     /// With each token, the likeliest so many are told.
     pub top_log_probabilities: usize,
+    /// What is told of attention with each token.
+    pub attention: Option<AttentionProbe>,
 }
 
 impl TextOptions {
@@ -193,6 +196,7 @@ impl TextOptions {
             constraint: None,
             prompt_lookup: 0,
             top_log_probabilities: 0,
+            attention: None,
         }
     }
 }

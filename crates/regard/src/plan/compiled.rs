@@ -39,6 +39,7 @@ fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
     view.for_each_tile(&mut view.scratch(true), &mut |_| ());
     AttentionView::from_lse(&plan, x, x, &shared.lse)?.row(0)?;
     AttentionView::cached(&plan, x, (cache, sequences), &shared)?;
+    AttentionView::cached_from_lse(&plan, x, (cache, sequences), &shared.lse)?;
     rope.apply(machine, &mut Output::merge(machine, &[cached, shared])?.out.view_mut(), 0..)?;
     Ok(format!("{plan:#}"))
 }
