@@ -27,6 +27,21 @@ impl Bytes {
         let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::file(path, &e))?;
         Ok(Self::Mapped(Arc::new(map)))
     }
+
+    /// Some of these bytes will hardly be read again: their memory is given back. They stay in the page cache of the system.
+    pub(crate) fn release(&self, part: &[u8]) {
+        #[cfg(unix)]
+        if let Self::Mapped(map) = self
+            && let Some(at) = part.as_ptr().addr().checked_sub(map.as_ptr().addr())
+            && at.checked_add(part.len()).is_some_and(|end| end <= map.len())
+        {
+            // SAFETY: of a read-only mapping of a file, pages that are given back are read from the file again when they are used.
+            // Without success nothing is lost but memory.
+            let _ = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, at, part.len())
+            };
+        }
+    }
 }
 
 impl Deref for Bytes {

@@ -187,10 +187,16 @@ impl Weights {
                 if pieces.iter().any(|bytes| has_not_finite(*format, bytes)) {
                     finite(name, tensor.numbers(&self.files).unwrap_or_default())?;
                 }
-                match pieces.as_slice() {
+                let matrix = match pieces.as_slice() {
                     [whole] => packed(*format, whole)?,
                     pieces => packed(*format, &pieces.concat())?,
+                };
+                for (bytes, file) in
+                    pieces.iter().flat_map(|one| self.files.iter().map(move |file| (one, file)))
+                {
+                    file.release(bytes);
                 }
+                matrix
             }
             _ => {
                 let numbers = tensor.numbers(&self.files).ok_or_else(|| tensor.unread(name))?;
