@@ -3,6 +3,7 @@
 //! The order of every sum is fixed: integers are exact, blocks are added in order, and of float formats even and odd inputs are
 //! summed apart. So the bits of an output do not depend on how rows are grouped.
 
+use crate::floats::{TermTiles, pair, pair_lines};
 use crate::format::{BLOCK, Format, LANES, Layout, SubScales};
 use crate::matrix::{Group, Matrix};
 use crate::memory::{Block, Columns, Line, TILE};
@@ -23,6 +24,9 @@ const RESIDENT: usize = 1 << 19;
 
 impl Piece<'_> {
     pub(crate) fn run(self, isa: Isa) {
+        if isa.has_terms() && self.matrix.format().block_len() == 1 {
+            return self.run_terms(isa);
+        }
         let isa = if self.x.rows() < TILE { isa.without_tiles() } else { isa };
         macro_rules! each {
             ($($leaf:ident: $($format:ident)*;)*) => {
@@ -37,6 +41,19 @@ impl Piece<'_> {
             Quantised: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K;
             Floats: F32 F16 Bf16;
         );
+    }
+
+    /// A float format on matrix instructions, for any number of rows: another order of sums.
+    fn run_terms(self, isa: Isa) {
+        const F32: u8 = Format::F32 as u8;
+        const F16: u8 = Format::F16 as u8;
+        const BF16: u8 = Format::Bf16 as u8;
+        let Self { x, matrix, out } = self;
+        match matrix.format() {
+            Format::F16 => isa.run(TermTiles::<F16, 2> { x, matrix, out }),
+            Format::Bf16 => isa.run(TermTiles::<BF16, 1> { x, matrix, out }),
+            _ => isa.run(TermTiles::<F32, 3> { x, matrix, out }),
+        }
     }
 }
 
@@ -338,25 +355,6 @@ impl<'a, S: Simd> Scales<'a, S> {
 #[derive(Clone, Copy)]
 struct Floats<const F: u8>;
 
-impl<const F: u8> Floats<F> {
-    const FORMAT: Format = Format::ALL[F as usize];
-    const SIZE: usize = Self::FORMAT.block_bytes();
-
-    /// Weights of an even input and of the next.
-    #[inline(always)]
-    fn pair<S: Simd>(s: S, lines: &[Line]) -> [S::Floats; 2] {
-        if Self::SIZE == 4 {
-            return [s.f32(&lines[0]), s.f32(&lines[1])];
-        }
-        let (halves, _) = lines[0].0.as_chunks::<{ 2 * LANES }>();
-        if matches!(Self::FORMAT, Format::F16) {
-            [s.f16(&halves[0]), s.f16(&halves[1])]
-        } else {
-            [s.bf16(&halves[0]), s.bf16(&halves[1])]
-        }
-    }
-}
-
 impl<const F: u8> Leaf for Floats<F> {
     const INTEGERS: bool = false;
 
@@ -371,11 +369,11 @@ impl<const F: u8> Leaf for Floats<F> {
         let (x, rows) = x.float_tile(row);
         // Two sums: one alone would wait for the latency of each addition.
         let mut sums = [[s.floats(0.0); 2]; R];
-        let blocks = group.lines.chunks(BLOCK * LANES * Self::SIZE / 64);
+        let blocks = group.lines.chunks(BLOCK / 2 * pair_lines(F));
         for (lines, x) in blocks.zip(x.chunks_exact(rows)) {
             let Some(x) = x[row % TILE..].first_chunk::<R>() else { continue };
-            for (i, lines) in lines.chunks_exact(Self::SIZE / 2).enumerate() {
-                let [even, odd] = Self::pair(s, lines);
+            for (i, lines) in lines.chunks_exact(pair_lines(F)).enumerate() {
+                let [even, odd] = pair::<S, F>(s, lines);
                 let i = 2 * i % BLOCK; // which it is: now the compiler knows
                 for r in 0..R {
                     sums[r][0] = s.mul_add(even, s.floats(x[r][i]), sums[r][0]);

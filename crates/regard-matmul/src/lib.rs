@@ -11,8 +11,10 @@
 //   amx        products on tiles: unsafe
 //   simd       the operations that kernels are written in; portable lanes; instruction sets
 //   x86        the same operations on AVX2 and AVX-512: unsafe
-//   rows       activations, quantised
+//   lazy       what is computed when it is first needed
+//   rows       activations, quantised or split in bf16 terms
 //   matrix     weights, packed
+//   floats     products with float weights on bf16 matrix instructions
 //   kernel     products of a few rows with 16 outputs
 //   multiply   jobs to threads
 
@@ -21,8 +23,10 @@
 mod amx;
 mod decode;
 mod error;
+mod floats;
 mod format;
 mod kernel;
+mod lazy;
 pub mod math;
 mod matrix;
 #[expect(unsafe_code, reason = "views of memory that the borrow checker cannot express")]

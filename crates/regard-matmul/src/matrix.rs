@@ -34,7 +34,7 @@ pub(crate) struct Group<'a> {
 
 impl Matrix {
     /// Packs `[outputs, inputs]` weights, row-major as in GGUF and safetensors. Takes the memory of `bytes`, up to 4 % more, with the
-    /// outputs padded to a multiple of 16.
+    /// outputs padded to a multiple of 16, and the inputs of float formats to one of 32.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl Matrix {
         }
         let layout = format.layout();
         let (group_lines, group_scales) = if format.block_len() == 1 {
-            ((inputs.div_ceil(2) * 2 * LANES * format.block_bytes()).div_ceil(64), 0)
+            (inputs.next_multiple_of(BLOCK) * LANES * format.block_bytes() / 64, 0)
         } else {
             let scales = inputs / layout.unit * layout.scale_bytes();
             (inputs / BLOCK * layout.lines(), scales.div_ceil(64))
@@ -116,8 +116,9 @@ impl Matrix {
         if self.group_scales == 0 {
             let size = self.format.block_bytes();
             let bytes = memory::bytes(group.lines);
-            for (out, lanes) in out.iter_mut().zip(bytes.chunks_exact(LANES * size)) {
-                *out = decode::float(self.format, &lanes[lane * size..]);
+            for (input, out) in out.iter_mut().enumerate() {
+                *out =
+                    decode::float(self.format, &bytes[size * float_at(self.format, input, lane)..]);
             }
             return Ok(());
         }
@@ -145,12 +146,20 @@ impl Matrix {
     }
 }
 
-/// Lane `output` of each input is the row's element.
+/// Where a group has a float: 16 outputs of an input, then those of the next; of bf16, pairs of inputs as matrix instructions take
+/// them.
+fn float_at(format: Format, input: usize, output: usize) -> usize {
+    match format {
+        Format::Bf16 => 2 * (input / 2 * LANES + output) + input % 2,
+        _ => input * LANES + output,
+    }
+}
+
 fn pack_floats<'a>(format: Format, rows: impl Iterator<Item = &'a [u8]>, to: &mut [u8]) {
     let size = format.block_bytes();
     for (output, row) in rows.enumerate() {
-        for (bytes, lanes) in row.chunks_exact(size).zip(to.chunks_exact_mut(LANES * size)) {
-            lanes[output * size..][..size].copy_from_slice(bytes);
+        for (input, bytes) in row.chunks_exact(size).enumerate() {
+            to[size * float_at(format, input, output)..][..size].copy_from_slice(bytes);
         }
     }
 }

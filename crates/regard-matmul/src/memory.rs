@@ -11,6 +11,9 @@ pub(crate) struct Line(pub(crate) [u8; 64]);
 /// Rows of a tile.
 pub(crate) const TILE: usize = 16;
 
+/// bf16 numbers that add up to an `f32`.
+pub(crate) const TERMS: usize = 3;
+
 /// 32 inputs of a row: a cache line, with all that a kernel reads of them.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]

@@ -30,6 +30,13 @@ pub fn multiply(x: &Rows, jobs: &mut [(&Matrix, &mut [f32])], isa: Isa) -> Resul
     if x.rows() == 0 {
         return Ok(());
     }
+    for (matrix, _) in jobs.iter() {
+        if matrix.format().block_len() > 1 {
+            x.quantise();
+        } else if isa.has_terms() {
+            x.split();
+        }
+    }
     let threads = rayon::current_num_threads();
     let pieces = split(x, jobs, threads);
     let threads = threads.min(pieces.len());
@@ -65,7 +72,9 @@ fn split<'a>(x: &'a Rows, jobs: &'a mut [(&Matrix, &mut [f32])], threads: usize)
     for (matrix, out) in jobs {
         let matrix: &Matrix = matrix;
         // At least as many outputs as make a piece of this size.
-        let groups = (matrix.groups() * bytes).div_ceil((matrix.bytes() * count).max(1)).max(1);
+        let groups = (matrix.groups() * bytes).div_ceil((matrix.bytes() * count).max(1));
+        // Two groups share what is read of the rows.
+        let groups = groups.max(1).next_multiple_of(2);
         let mut rest = Columns::new(out, matrix.outputs());
         while !rest.range().is_empty() {
             let out = rest.split(rest.range().start + groups * LANES);

@@ -1,21 +1,27 @@
-//! Activations, quantised.
+//! Activations, as kernels take them.
 
 use crate::error::Error;
 use crate::format::BLOCK;
-use crate::memory::{Block, TILE};
+use crate::lazy::Lazy;
+use crate::memory::{Block, Line, TERMS, TILE};
 use crate::simd::{Isa, Simd, Task};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Activations: rows of `f32`, and the same rows in blocks of 32 8-bit integers. Keeps its memory from call to call.
+/// Activations: rows of `f32`, and what matrices need of them: blocks of 32 8-bit integers, or bf16 terms. Keeps its memory from call
+/// to call.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
     rows: usize,
     inputs: usize,
-    /// Tiles of 16 rows, the last one of fewer. A tile is one block of each row, then the next.
-    blocks: Vec<Block>,
-    /// The same blocks, not quantised, the last of a row padded by zeros.
+    /// Tiles of 16 rows, the last one of fewer. A tile is one block of each row, then the next. The last block of a row is padded by
+    /// zeros.
     floats: Vec<[f32; BLOCK]>,
+    /// The same blocks, quantised, once a matrix has needed them.
+    blocks: Lazy<Block>,
+    /// The same blocks in bf16 terms, once a matrix has needed them: of a tile, the first term of a block of each row, the next term,
+    /// then the next block. If there are several tiles, the last one is padded by zeros.
+    terms: Lazy<Line>,
 }
 
 impl Rows {
@@ -39,21 +45,50 @@ impl Rows {
             return Err(Error::Length { buffer: "x", found: x.len(), expected: rows * inputs });
         }
         (self.rows, self.inputs) = (rows, inputs);
+        self.blocks.clear();
+        self.terms.clear();
         let blocks = inputs.div_ceil(BLOCK);
-        self.blocks.resize(rows * blocks, Block::default());
         self.floats.resize(rows * blocks, [0.0; BLOCK]);
-        let isa = Isa::detect().without_tiles();
-        // Below this, a thread takes longer to wake up.
-        let grain = (1_usize << 15).div_ceil(inputs).next_multiple_of(TILE);
-        if rows <= grain {
-            isa.run(Quantise { inputs, x, to: &mut self.blocks, floats: &mut self.floats });
-        } else {
-            x.par_chunks(grain * inputs)
-                .zip(self.blocks.par_chunks_mut(grain * blocks))
-                .zip(self.floats.par_chunks_mut(grain * blocks))
-                .for_each(|((x, to), floats)| isa.run(Quantise { inputs, x, to, floats }));
-        }
+        let grain = self.grain();
+        x.par_chunks(grain * inputs)
+            .zip(self.floats.par_chunks_mut(grain * blocks))
+            .for_each(|(x, floats)| arrange(x, inputs, floats));
         Ok(())
+    }
+
+    /// Rows for a thread: with fewer, it takes longer to wake up.
+    fn grain(&self) -> usize {
+        (1_usize << 15).div_ceil(self.inputs.max(1)).next_multiple_of(TILE)
+    }
+
+    /// Quantises the rows, if they are not yet.
+    pub(crate) fn quantise(&self) {
+        self.blocks.fill(|to| {
+            to.resize(self.floats.len(), Block::default());
+            let isa = Isa::detect().without_tiles();
+            let grain = self.grain() * self.inputs.div_ceil(BLOCK);
+            self.floats
+                .par_chunks(grain)
+                .zip(to.par_chunks_mut(grain))
+                .for_each(|(floats, to)| isa.run(Quantise { floats, to }));
+        });
+    }
+
+    /// Splits the rows in bf16 terms, if they are not yet. Only for AMX.
+    pub(crate) fn split(&self) {
+        self.terms.fill(|to| {
+            let tiles = self.rows.div_ceil(TILE);
+            let blocks = self.inputs.div_ceil(BLOCK);
+            let tile_lines = blocks * TERMS * self.term_rows();
+            to.resize(tiles * tile_lines, Line([0; 64]));
+            let grain = self.grain() / TILE;
+            self.floats
+                .par_chunks(grain * TILE * blocks)
+                .zip(to.par_chunks_mut((grain * tile_lines).max(1)))
+                .for_each(|(floats, to)| {
+                    Isa::Amx.run(Split { rows: self.term_rows(), blocks, floats, to });
+                });
+        });
     }
 
     /// The number of rows.
@@ -68,16 +103,28 @@ impl Rows {
         self.inputs
     }
 
-    /// The tile that holds a row: the same block of as many rows as are returned, then the next.
+    /// The tile that holds a row: the same block of as many rows as are returned, then the next. The rows must be quantised.
     pub(crate) fn tile(&self, row: usize) -> (&[Block], usize) {
         let (range, rows) = self.tile_range(row);
-        (&self.blocks[range], rows)
+        (&self.blocks.get()[range], rows)
     }
 
     /// As [`tile`](Self::tile), not quantised.
     pub(crate) fn float_tile(&self, row: usize) -> (&[[f32; BLOCK]], usize) {
         let (range, rows) = self.tile_range(row);
         (&self.floats[range], rows)
+    }
+
+    /// Some blocks of the terms of a tile, [`TERMS`] times [`term_rows`](Self::term_rows) lines each. The rows must be split.
+    pub(crate) fn term_tile(&self, tile: usize, blocks: Range<usize>) -> &[Line] {
+        let block = TERMS * self.term_rows();
+        let first = tile * self.inputs.div_ceil(BLOCK);
+        &self.terms.get()[(first + blocks.start) * block..(first + blocks.end) * block]
+    }
+
+    /// The rows of each tile of terms. Of few rows there is no more to read than there are.
+    pub(crate) fn term_rows(&self) -> usize {
+        self.rows.min(TILE)
     }
 
     fn tile_range(&self, row: usize) -> (Range<usize>, usize) {
@@ -88,30 +135,63 @@ impl Rows {
     }
 }
 
+/// Rows to tiles of blocks.
+fn arrange(x: &[f32], inputs: usize, to: &mut [[f32; BLOCK]]) {
+    let blocks = inputs.div_ceil(BLOCK);
+    for (x, to) in x.chunks(inputs * TILE).zip(to.chunks_mut(blocks * TILE)) {
+        let rows = x.len() / inputs;
+        for (row, x) in x.chunks_exact(inputs).enumerate() {
+            for (i, x) in x.chunks(BLOCK).enumerate() {
+                let to = &mut to[i * rows + row];
+                if let Some(whole) = x.first_chunk() {
+                    *to = *whole;
+                } else {
+                    *to = [0.0; BLOCK];
+                    to[..x.len()].copy_from_slice(x);
+                }
+            }
+        }
+    }
+}
+
 struct Quantise<'a> {
-    inputs: usize,
-    x: &'a [f32],
+    floats: &'a [[f32; BLOCK]],
     to: &'a mut [Block],
-    floats: &'a mut [[f32; BLOCK]],
 }
 
 impl Task for Quantise<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        let blocks = self.inputs.div_ceil(BLOCK);
-        let tiles = self.x.chunks(self.inputs * TILE).zip(self.floats.chunks_mut(blocks * TILE));
-        for ((x, floats), to) in tiles.zip(self.to.chunks_mut(blocks * TILE)) {
-            let rows = x.len() / self.inputs;
-            for (row, x) in x.chunks_exact(self.inputs).enumerate() {
-                for (i, x) in x.chunks(BLOCK).enumerate() {
-                    let floats = &mut floats[i * rows + row];
-                    if let Some(whole) = x.first_chunk() {
-                        *floats = *whole;
-                    } else {
-                        *floats = [0.0; BLOCK];
-                        floats[..x.len()].copy_from_slice(x);
+        for (floats, to) in self.floats.iter().zip(self.to) {
+            *to = quantise(floats);
+        }
+    }
+}
+
+struct Split<'a> {
+    /// Of each tile of terms.
+    rows: usize,
+    blocks: usize,
+    floats: &'a [[f32; BLOCK]],
+    to: &'a mut [Line],
+}
+
+impl Task for Split<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { rows, blocks, floats, to } = self;
+        let tiles = floats.chunks(blocks * TILE).zip(to.chunks_exact_mut(blocks * TERMS * rows));
+        for (floats, to) in tiles {
+            let given = floats.len() / blocks;
+            for (floats, to) in floats.chunks_exact(given).zip(to.chunks_exact_mut(TERMS * rows)) {
+                for row in 0..rows {
+                    let terms = match floats.get(row) {
+                        Some(floats) => s.terms(s.apart(floats)),
+                        None => [s.ints(0); TERMS],
+                    };
+                    for (i, term) in terms.into_iter().enumerate() {
+                        s.store(term, &mut to[i * rows + row]);
                     }
-                    to[i * rows + row] = quantise(floats);
                 }
             }
         }

@@ -1,10 +1,10 @@
 //! The operations that kernels are written in; portable lanes; instruction sets.
 
 use crate::error::Error;
-use crate::memory::{Block, Line};
-use half::{bf16, f16};
+use crate::memory::{Block, Line, TERMS, TILE};
+use half::f16;
 
-/// Instructions to use. Results are the same bits with each.
+/// Instructions to use. Results are the same bits with each, except that `Amx` adds up products of float formats in another order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Isa {
@@ -14,7 +14,7 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL and VNNI.
     Avx512,
-    /// AVX-512 and AMX-INT8.
+    /// AVX-512, AMX-INT8 and AMX-BF16.
     Amx,
 }
 
@@ -56,6 +56,11 @@ impl Isa {
         if self == Self::Amx { Self::Avx512 } else { self }
     }
 
+    /// If float formats are multiplied in bf16 terms.
+    pub(crate) fn has_terms(self) -> bool {
+        self == Self::Amx
+    }
+
     /// Runs a task with these instructions, or portably if they are missing.
     pub(crate) fn run<T: Task>(self, task: T) {
         #[cfg(target_arch = "x86_64")]
@@ -85,6 +90,11 @@ impl Isa {
 /// without the instructions.
 pub(crate) trait Task {
     fn run<S: Simd>(self, simd: S);
+
+    /// Of a task that calls [`Simd::term_products`]: for how many rows.
+    fn term_rows(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// Operations on 16 lanes. A value proves that the processor has the instructions.
@@ -119,7 +129,8 @@ pub(crate) trait Simd: Copy {
     /// Signed bytes.
     fn bytes(self, x: &[u8; 16]) -> Self::Ints;
     fn f16(self, x: &[u8; 32]) -> Self::Floats;
-    fn bf16(self, x: &[u8; 32]) -> Self::Floats;
+    /// 16 pairs of bf16: the first of each, and the second.
+    fn bf16(self, x: &Line) -> [Self::Floats; 2];
     fn f32(self, x: &Line) -> Self::Floats;
     fn array(self, x: Self::Floats) -> [f32; 16];
     fn store(self, x: Self::Ints, to: &mut Line);
@@ -129,6 +140,26 @@ pub(crate) trait Simd: Copy {
     /// Products of 16 rows with signed codes of 16 outputs, 4 inputs in a line, 16 or 32 inputs in all: sub-block `i`. Makes a
     /// line for each row. Only if `TILES`.
     fn products(self, _: &[Block; 16], _codes: &[Line], _i: usize, _: &mut [Line; 16]) {}
+    /// Numbers of even places and of odd places.
+    fn apart(self, x: &[f32; 32]) -> [Self::Floats; 2] {
+        _ = x;
+        [self.floats(0.0); 2]
+    }
+    /// Splits pairs of numbers into pairs of bf16 terms, the largest first, which add up to them. What is not finite has a term that
+    /// is not. Only if `TILES`.
+    fn terms(self, _: [Self::Floats; 2]) -> [Self::Ints; TERMS] {
+        [self.ints(0); TERMS]
+    }
+    /// See [`amx::term_products`](crate::amx::term_products). Only if `TILES`, in a task of as many [`Task::term_rows`].
+    fn term_products<const R: usize, const C: usize, const T: usize>(
+        self,
+        _rows: usize,
+        _x: [&[Line]; R],
+        _w: [&[Line]; C],
+        _sums: &mut [[Line; TILE]],
+        _first: bool,
+    ) {
+    }
 }
 
 /// Plain Rust.
@@ -214,8 +245,9 @@ impl Simd for Portable {
         std::array::from_fn(|i| f16::from_le_bytes(pair(x, i)).to_f32())
     }
 
-    fn bf16(self, x: &[u8; 32]) -> [f32; 16] {
-        std::array::from_fn(|i| bf16::from_le_bytes(pair(x, i)).to_f32())
+    fn bf16(self, x: &Line) -> [[f32; 16]; 2] {
+        let pairs = self.line(x).map(i32::cast_unsigned);
+        [pairs.map(|x| f32::from_bits(x << 16)), pairs.map(|x| f32::from_bits(x & 0xffff_0000))]
     }
 
     fn f32(self, x: &Line) -> [f32; 16] {

@@ -3,11 +3,11 @@
 //! A method is a few intrinsics, inlined into a function that is compiled with the instructions ([`Avx512::run`]).
 
 use crate::amx;
-use crate::memory::{Block, Line};
+use crate::memory::{Block, Line, TERMS, TILE};
 use crate::simd::{Simd, Task};
 use std::arch::x86_64::*;
 
-/// A processor with AVX-512 F, BW, VL and VNNI; if `TILES`, with AMX-INT8 as well.
+/// A processor with AVX-512 F, BW, VL and VNNI; if `TILES`, with AMX-INT8 and AMX-BF16 as well.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512<const TILES: bool>(());
 
@@ -27,10 +27,16 @@ impl<const TILES: bool> Avx512<TILES> {
             task.run(simd);
         }
         // Released when the task ends: other code on this thread may use tiles of other shapes.
-        let _tiles = TILES.then(amx::Configured::new);
+        let _tiles = TILES.then(|| amx::Configured::new(shapes(&task)));
         // SAFETY: `new` found the instructions.
         unsafe { enter(self, task) }
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "at most 16")]
+fn shapes<T: Task>(task: &T) -> amx::Shapes {
+    let rows = |rows: usize| amx::Shapes::Terms(rows.min(TILE) as u8);
+    task.term_rows().map_or(amx::Shapes::Integers, rows)
 }
 
 /// A processor with AVX2, FMA and F16C.
@@ -100,9 +106,34 @@ impl<const TILES: bool> Simd for Avx512<TILES> {
         mul_sub(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fnmadd_ps(a, b, c) }
         bytes(x: &[u8; 16]) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())) }
         f16(x: &[u8; 32]) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
-        bf16(x: &[u8; 32]) -> __m512 {
-            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        bf16(x: &Line) -> [__m512; 2] {
+            let pairs = _mm512_load_si512((&raw const x.0).cast());
+            let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(UPPER));
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(odd)]
+        }
+        apart(x: &[f32; 32]) -> [__m512; 2] {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+            let (a, b) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x[16..].as_ptr()));
+            [_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b)]
+        }
+        terms(x: [__m512; 2]) -> [__m512i; TERMS] {
+            // Rounded to the nearest: of truncated terms, the products that are left out would all have the sign of the whole.
+            // Ties go away from 0: either way the next term is exact. Overflow in NaN leaves NaN to the last term.
+            let round = |x: __m512| _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+            let join = |a: __m512i, b: __m512i| {
+                _mm512_mask_blend_epi16(0xaaaa_aaaa, _mm512_srli_epi32::<16>(a), b)
+            };
+            let less = |x: __m512, term: __m512i| {
+                let term = _mm512_and_si512(term, _mm512_set1_epi32(UPPER));
+                _mm512_sub_ps(x, _mm512_castsi512_ps(term))
+            };
+            let first = [round(x[0]), round(x[1])];
+            let x = [less(x[0], first[0]), less(x[1], first[1])];
+            let second = [round(x[0]), round(x[1])];
+            let x = [less(x[0], second[0]), less(x[1], second[1])];
+            let third = [_mm512_castps_si512(x[0]), _mm512_castps_si512(x[1])];
+            [join(first[0], first[1]), join(second[0], second[1]), join(third[0], third[1])]
         }
         f32(x: &Line) -> __m512 { _mm512_load_ps((&raw const x.0).cast()) }
         array(x: __m512) -> [f32; 16] {
@@ -122,7 +153,25 @@ impl<const TILES: bool> Simd for Avx512<TILES> {
             }
         }
     }
+
+    #[inline(always)]
+    fn term_products<const R: usize, const C: usize, const T: usize>(
+        self,
+        rows: usize,
+        x: [&[Line]; R],
+        w: [&[Line]; C],
+        sums: &mut [[Line; TILE]],
+        first: bool,
+    ) {
+        if TILES {
+            // SAFETY: within `run`, which has configured the tiles, for as many rows as the task has said.
+            unsafe { amx::term_products::<R, C, T>(rows, x, w, sums, first) };
+        }
+    }
 }
+
+/// The upper half of each lane.
+const UPPER: i32 = !0xffff;
 
 /// Half of a line, `i` 0 or 1.
 #[inline(always)]
@@ -202,11 +251,13 @@ impl Simd for Avx2 {
         f16(x: &[u8; 32]) -> [__m256; 2] {
             both!(|i| _mm256_cvtph_ps(_mm_loadu_si128(half::<32, 16>(x, i).as_ptr().cast())))
         }
-        bf16(x: &[u8; 32]) -> [__m256; 2] {
-            both!(|i| {
-                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(half::<32, 16>(x, i).as_ptr().cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-            })
+        bf16(x: &Line) -> [[__m256; 2]; 2] {
+            let pairs = both!(|i| _mm256_loadu_si256(half::<64, 32>(&x.0, i).as_ptr().cast()));
+            let odd = _mm256_set1_epi32(UPPER);
+            [
+                both!(|i| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs[i]))),
+                both!(|i| _mm256_castsi256_ps(_mm256_and_si256(pairs[i], odd))),
+            ]
         }
         f32(x: &Line) -> [__m256; 2] { both!(|i| _mm256_loadu_ps(half::<64, 32>(&x.0, i).as_ptr().cast())) }
         array(x: [__m256; 2]) -> [f32; 16] {

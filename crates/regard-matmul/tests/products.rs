@@ -177,9 +177,13 @@ fn bits_depend_on_nothing_else() {
         let shape = [50, inputs(format)];
         let (matrix, _) = random.matrix(format, shape);
         let x = random.numbers(40 * shape[1]);
-        let all = bits(&product(&x, &matrix, Isa::Portable));
+        let portable = bits(&product(&x, &matrix, Isa::Portable));
         for isa in Isa::available() {
-            assert_eq!(bits(&product(&x, &matrix, isa)), all, "{format:?} {isa:?}");
+            let all = bits(&product(&x, &matrix, isa));
+            // bf16 terms are added in another order.
+            if isa != Isa::Amx || format.block_len() > 1 {
+                assert_eq!(all, portable, "{format:?} {isa:?}");
+            }
             for rows in 1..=40 {
                 for first in [0, 40 - rows, (40 - rows) / 2] {
                     let x = &x[first * shape[1]..][..rows * shape[1]];
@@ -188,11 +192,11 @@ fn bits_depend_on_nothing_else() {
                     assert_eq!(out, all[at..at + out.len()], "{format:?} {isa:?} {rows} {first}");
                 }
             }
-        }
-        for threads in [1, 2, 7] {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let out = pool.install(|| bits(&product(&x, &matrix, Isa::detect())));
-            assert_eq!(out, all, "{format:?} {threads} threads");
+            for threads in [1, 2, 7] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let out = pool.install(|| bits(&product(&x, &matrix, isa)));
+                assert_eq!(out, all, "{format:?} {isa:?} {threads} threads");
+            }
         }
     }
 }
