@@ -54,7 +54,7 @@ struct Work {
 
 impl<const F: u8, const T: usize> Task for TermTiles<'_, F, T> {
     fn term_rows(&self) -> Option<usize> {
-        Some(self.x.term_rows())
+        Some(self.x.tile_rows())
     }
 
     #[inline(always)]
@@ -82,6 +82,9 @@ impl<const F: u8, const T: usize> Task for TermTiles<'_, F, T> {
 }
 
 impl<const F: u8, const T: usize> TermTiles<'_, F, T> {
+    /// Lines of a block of 32 inputs of a group.
+    const LINES: usize = pair_lines(F) * BLOCK / 2;
+
     /// Blocks of 32 inputs that pass at a time: their terms of two groups stay in the L1 cache while tiles of rows pass.
     const DEPTH: usize = 12 / T;
 
@@ -94,15 +97,21 @@ impl<const F: u8, const T: usize> TermTiles<'_, F, T> {
         [first_tile, end_tile]: [usize; 2],
         column: usize,
     ) {
-        let rows = self.x.term_rows();
+        let rows = self.x.tile_rows();
         let blocks = self.x.inputs().div_ceil(BLOCK);
-        for first in (0..blocks).step_by(Self::DEPTH) {
-            let end = (first + Self::DEPTH).min(blocks);
+        // One tile is computed as fast as its weights come from memory: one block is split while the products of the last are
+        // computed.
+        let depth = if end_tile - first_tile == 1 { 1 } else { Self::DEPTH };
+        for first in (0..blocks).step_by(depth) {
+            let end = (first + depth).min(blocks);
             let mut w: [&[Line]; C] = [&[]; C];
             for ((i, w), to) in w.iter_mut().enumerate().zip(&mut *weights) {
-                let lines = self.matrix.group(column / LANES + i).lines;
-                let block = pair_lines(F) * BLOCK / 2;
-                *w = Self::split(s, &lines[first * block..end * block], to);
+                let group = column / LANES + i;
+                let lines = &self.matrix.group(group).lines[first * Self::LINES..];
+                let (lines, next) = lines.split_at((end - first) * Self::LINES);
+                // What is split after the products of these. Memory would wait for the products, and these for memory.
+                let next = if end < blocks { next } else { self.matrix.lines_from(group + C) };
+                *w = Self::split(s, lines, next, to);
             }
             let mut tile = first_tile;
             for sums in sums.chunks_mut(2 * GROUPS) {
@@ -126,16 +135,22 @@ impl<const F: u8, const T: usize> TermTiles<'_, F, T> {
         }
     }
 
-    /// The terms of weights, 16 lines each.
+    /// The terms of weights, 16 lines each. Has the weights that come next brought from memory.
     #[inline(always)]
-    fn split<'a, S: Simd>(s: S, lines: &'a [Line], to: &'a mut [Line]) -> &'a [Line] {
+    fn split<'a, S: Simd>(
+        s: S,
+        lines: &'a [Line],
+        next: &[Line],
+        to: &'a mut [Line],
+    ) -> &'a [Line] {
         if T == 1 {
             return lines;
         }
-        let block = pair_lines(F) * BLOCK / 2;
-        let blocks = lines.len() / block;
-        for (lines, to) in lines.chunks_exact(block).zip(to.chunks_exact_mut(T * TILE)) {
+        let blocks = lines.len() / Self::LINES;
+        let mut next = next.iter();
+        for (lines, to) in lines.chunks_exact(Self::LINES).zip(to.chunks_exact_mut(T * TILE)) {
             for (i, lines) in lines.chunks_exact(pair_lines(F)).enumerate() {
+                next.by_ref().take(pair_lines(F)).for_each(|line| s.prefetch(line));
                 let terms = s.terms(pair::<S, F>(s, lines));
                 for (j, &term) in terms.iter().take(T).enumerate() {
                     s.store(term, &mut to[j * TILE + i]);

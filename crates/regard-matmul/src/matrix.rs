@@ -138,6 +138,11 @@ impl Matrix {
         self.outputs.div_ceil(LANES)
     }
 
+    /// The lines of a group and of those after it; nothing after the last.
+    pub(crate) fn lines_from(&self, group: usize) -> &[Line] {
+        self.lines.get(group * self.group_lines..).unwrap_or_default()
+    }
+
     pub(crate) fn group(&self, i: usize) -> Group<'_> {
         Group {
             lines: &self.lines[i * self.group_lines..][..self.group_lines],

@@ -8,6 +8,12 @@ use std::ops::Range;
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [u8; 64]);
 
+impl Default for Line {
+    fn default() -> Self {
+        Self([0; 64])
+    }
+}
+
 /// Rows of a tile.
 pub(crate) const TILE: usize = 16;
 
@@ -82,7 +88,12 @@ impl<'a> Columns<'a> {
         // and cannot overlap; no other `Columns` holds these columns, and the matrix is borrowed mutably for `'a`.
         unsafe {
             let to = self.first.add(row * self.stride + column);
-            std::ptr::copy_nonoverlapping(values.as_ptr(), to, count);
+            if count == 16 {
+                // One store, not a call.
+                to.cast::<[f32; 16]>().write_unaligned(*values);
+            } else {
+                std::ptr::copy_nonoverlapping(values.as_ptr(), to, count);
+            }
         }
     }
 }

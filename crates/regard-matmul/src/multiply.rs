@@ -31,11 +31,7 @@ pub fn multiply(x: &Rows, jobs: &mut [(&Matrix, &mut [f32])], isa: Isa) -> Resul
         return Ok(());
     }
     for (matrix, _) in jobs.iter() {
-        if matrix.format().block_len() > 1 {
-            x.quantise();
-        } else if isa.has_terms() {
-            x.split();
-        }
+        x.prepare(matrix.format(), isa);
     }
     let threads = rayon::current_num_threads();
     let pieces = split(x, jobs, threads);

@@ -1,7 +1,7 @@
 //! Activations, as kernels take them.
 
 use crate::error::Error;
-use crate::format::BLOCK;
+use crate::format::{BLOCK, Format};
 use crate::lazy::Lazy;
 use crate::memory::{Block, Line, TERMS, TILE};
 use crate::simd::{Isa, Simd, Task};
@@ -14,13 +14,13 @@ use std::ops::Range;
 pub struct Rows {
     rows: usize,
     inputs: usize,
-    /// Tiles of 16 rows, the last one of fewer. A tile is one block of each row, then the next. The last block of a row is padded by
-    /// zeros.
-    floats: Vec<[f32; BLOCK]>,
-    /// The same blocks, quantised, once a matrix has needed them.
+    x: Vec<f32>,
+    /// Tiles of 16 rows, or of all if there are fewer: one block of each row, then the next. The last block of a row is padded by
+    /// zeros, and the last tile by rows of any numbers. This, as what follows, is made when it is first needed.
+    floats: Lazy<[f32; BLOCK]>,
+    /// The same blocks, quantised.
     blocks: Lazy<Block>,
-    /// The same blocks in bf16 terms, once a matrix has needed them: of a tile, the first term of a block of each row, the next term,
-    /// then the next block. If there are several tiles, the last one is padded by zeros.
+    /// The same blocks in bf16 terms: the first of a block of each row, the next of each, the last of each, then the next block.
     terms: Lazy<Line>,
 }
 
@@ -45,50 +45,39 @@ impl Rows {
             return Err(Error::Length { buffer: "x", found: x.len(), expected: rows * inputs });
         }
         (self.rows, self.inputs) = (rows, inputs);
+        self.floats.clear();
         self.blocks.clear();
         self.terms.clear();
-        let blocks = inputs.div_ceil(BLOCK);
-        self.floats.resize(rows * blocks, [0.0; BLOCK]);
-        let grain = self.grain();
-        x.par_chunks(grain * inputs)
-            .zip(self.floats.par_chunks_mut(grain * blocks))
-            .for_each(|(x, floats)| arrange(x, inputs, floats));
+        self.x.clear();
+        self.x.extend_from_slice(x);
         Ok(())
     }
 
-    /// Rows for a thread: with fewer, it takes longer to wake up.
-    fn grain(&self) -> usize {
-        (1_usize << 15).div_ceil(self.inputs.max(1)).next_multiple_of(TILE)
+    /// Makes what products with a format read with these instructions, if it is not made yet.
+    pub(crate) fn prepare(&self, format: Format, isa: Isa) {
+        let vectors = Isa::detect().without_tiles();
+        match (format.block_len(), isa.has_terms()) {
+            (1, false) => self.floats.fill(|to| self.make::<Plain>(vectors, to)),
+            (1, true) => self.terms.fill(|to| self.make::<Split>(isa, to)),
+            _ => self.blocks.fill(|to| self.make::<Quantised>(vectors, to)),
+        }
     }
 
-    /// Quantises the rows, if they are not yet.
-    pub(crate) fn quantise(&self) {
-        self.blocks.fill(|to| {
-            to.resize(self.floats.len(), Block::default());
-            let isa = Isa::detect().without_tiles();
-            let grain = self.grain() * self.inputs.div_ceil(BLOCK);
-            self.floats
-                .par_chunks(grain)
-                .zip(to.par_chunks_mut(grain))
-                .for_each(|(floats, to)| isa.run(Quantise { floats, to }));
-        });
-    }
-
-    /// Splits the rows in bf16 terms, if they are not yet. Only for AMX.
-    pub(crate) fn split(&self) {
-        self.terms.fill(|to| {
-            let tiles = self.rows.div_ceil(TILE);
-            let blocks = self.inputs.div_ceil(BLOCK);
-            let tile_lines = blocks * TERMS * self.term_rows();
-            to.resize(tiles * tile_lines, Line([0; 64]));
-            let grain = self.grain() / TILE;
-            self.floats
-                .par_chunks(grain * TILE * blocks)
-                .zip(to.par_chunks_mut((grain * tile_lines).max(1)))
-                .for_each(|(floats, to)| {
-                    Isa::Amx.run(Split { rows: self.term_rows(), blocks, floats, to });
-                });
-        });
+    fn make<F: Form>(&self, isa: Isa, to: &mut Vec<F::To>) {
+        let (inputs, tile_rows) = (self.inputs, self.tile_rows());
+        let tile = tile_rows * inputs.div_ceil(BLOCK) * F::COUNT;
+        to.resize(self.rows.div_ceil(TILE) * tile, F::To::default());
+        // Below this, a thread takes longer to wake up.
+        let grain = (1_usize << 15).div_ceil(inputs).div_ceil(TILE);
+        let run = |x: &[f32], to: &mut [F::To]| {
+            isa.run(Make::<F> { inputs, tile_rows, x, to });
+        };
+        if self.rows <= grain * TILE {
+            run(&self.x, to);
+        } else {
+            let x = self.x.par_chunks(grain * TILE * inputs);
+            x.zip(to.par_chunks_mut(grain * tile)).for_each(|(x, to)| run(x, to));
+        }
     }
 
     /// The number of rows.
@@ -103,94 +92,106 @@ impl Rows {
         self.inputs
     }
 
-    /// The tile that holds a row: the same block of as many rows as are returned, then the next. The rows must be quantised.
+    /// The rows of a tile. Of few rows there is no more to read than there are.
+    pub(crate) fn tile_rows(&self) -> usize {
+        self.rows.min(TILE)
+    }
+
+    /// The tile that holds a row, quantised: the same block of as many rows as are returned, then the next.
     pub(crate) fn tile(&self, row: usize) -> (&[Block], usize) {
-        let (range, rows) = self.tile_range(row);
-        (&self.blocks.get()[range], rows)
+        (&self.blocks.get()[self.tile_range(row)], self.tile_rows())
     }
 
     /// As [`tile`](Self::tile), not quantised.
     pub(crate) fn float_tile(&self, row: usize) -> (&[[f32; BLOCK]], usize) {
-        let (range, rows) = self.tile_range(row);
-        (&self.floats[range], rows)
+        (&self.floats.get()[self.tile_range(row)], self.tile_rows())
     }
 
-    /// Some blocks of the terms of a tile, [`TERMS`] times [`term_rows`](Self::term_rows) lines each. The rows must be split.
+    /// Some blocks of the terms of a tile: [`TERMS`] times [`tile_rows`](Self::tile_rows) lines each.
     pub(crate) fn term_tile(&self, tile: usize, blocks: Range<usize>) -> &[Line] {
-        let block = TERMS * self.term_rows();
+        let block = TERMS * self.tile_rows();
         let first = tile * self.inputs.div_ceil(BLOCK);
         &self.terms.get()[(first + blocks.start) * block..(first + blocks.end) * block]
     }
 
-    /// The rows of each tile of terms. Of few rows there is no more to read than there are.
-    pub(crate) fn term_rows(&self) -> usize {
-        self.rows.min(TILE)
-    }
-
-    fn tile_range(&self, row: usize) -> (Range<usize>, usize) {
-        let first = row / TILE * TILE;
-        let end = (first + TILE).min(self.rows);
-        let blocks = self.inputs.div_ceil(BLOCK);
-        (first * blocks..end * blocks, end - first)
+    fn tile_range(&self, row: usize) -> Range<usize> {
+        let tile = self.tile_rows() * self.inputs.div_ceil(BLOCK);
+        row / TILE * tile..(row / TILE + 1) * tile
     }
 }
 
-/// Rows to tiles of blocks.
-fn arrange(x: &[f32], inputs: usize, to: &mut [[f32; BLOCK]]) {
-    let blocks = inputs.div_ceil(BLOCK);
-    for (x, to) in x.chunks(inputs * TILE).zip(to.chunks_mut(blocks * TILE)) {
-        let rows = x.len() / inputs;
-        for (row, x) in x.chunks_exact(inputs).enumerate() {
-            for (i, x) in x.chunks(BLOCK).enumerate() {
-                let to = &mut to[i * rows + row];
-                if let Some(whole) = x.first_chunk() {
-                    *to = *whole;
-                } else {
-                    *to = [0.0; BLOCK];
-                    to[..x.len()].copy_from_slice(x);
-                }
-            }
-        }
-    }
+/// What a block of a row is made into.
+trait Form {
+    type To: Clone + Default + Send;
+    /// How many of them.
+    const COUNT: usize;
+
+    /// Writes what is made of a block to `to[0]`, `to[stride]` and so on. To be `#[inline(always)]`.
+    fn make<S: Simd>(s: S, x: &[f32; BLOCK], to: &mut [Self::To], stride: usize);
 }
 
-struct Quantise<'a> {
-    floats: &'a [[f32; BLOCK]],
-    to: &'a mut [Block],
-}
+struct Plain;
 
-impl Task for Quantise<'_> {
+impl Form for Plain {
+    type To = [f32; BLOCK];
+    const COUNT: usize = 1;
+
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        for (floats, to) in self.floats.iter().zip(self.to) {
-            *to = quantise(floats);
+    fn make<S: Simd>(_: S, x: &[f32; BLOCK], to: &mut [Self::To], _: usize) {
+        to[0] = *x;
+    }
+}
+
+struct Quantised;
+
+impl Form for Quantised {
+    type To = Block;
+    const COUNT: usize = 1;
+
+    #[inline(always)]
+    fn make<S: Simd>(_: S, x: &[f32; BLOCK], to: &mut [Block], _: usize) {
+        to[0] = quantise(x);
+    }
+}
+
+struct Split;
+
+impl Form for Split {
+    type To = Line;
+    const COUNT: usize = TERMS;
+
+    #[inline(always)]
+    fn make<S: Simd>(s: S, x: &[f32; BLOCK], to: &mut [Line], stride: usize) {
+        for (i, term) in s.terms(s.apart(x)).into_iter().enumerate() {
+            s.store(term, &mut to[i * stride]);
         }
     }
 }
 
-struct Split<'a> {
-    /// Of each tile of terms.
-    rows: usize,
-    blocks: usize,
-    floats: &'a [[f32; BLOCK]],
-    to: &'a mut [Line],
+/// Tiles of rows, to be made into a form.
+struct Make<'a, F: Form> {
+    inputs: usize,
+    tile_rows: usize,
+    x: &'a [f32],
+    to: &'a mut [F::To],
 }
 
-impl Task for Split<'_> {
+impl<F: Form> Task for Make<'_, F> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { rows, blocks, floats, to } = self;
-        let tiles = floats.chunks(blocks * TILE).zip(to.chunks_exact_mut(blocks * TERMS * rows));
-        for (floats, to) in tiles {
-            let given = floats.len() / blocks;
-            for (floats, to) in floats.chunks_exact(given).zip(to.chunks_exact_mut(TERMS * rows)) {
-                for row in 0..rows {
-                    let terms = match floats.get(row) {
-                        Some(floats) => s.terms(s.apart(floats)),
-                        None => [s.ints(0); TERMS],
-                    };
-                    for (i, term) in terms.into_iter().enumerate() {
-                        s.store(term, &mut to[i * rows + row]);
+        let Self { inputs, tile_rows, x, to } = self;
+        let block = tile_rows * F::COUNT;
+        let tiles = x.chunks(inputs * TILE).zip(to.chunks_mut(inputs.div_ceil(BLOCK) * block));
+        for (x, to) in tiles {
+            for (row, x) in x.chunks_exact(inputs).enumerate() {
+                for (x, to) in x.chunks(BLOCK).zip(to.chunks_exact_mut(block)) {
+                    let to = &mut to[row..];
+                    if let Some(whole) = x.first_chunk() {
+                        F::make(s, whole, to, tile_rows);
+                    } else {
+                        let mut padded = [0.0; BLOCK];
+                        padded[..x.len()].copy_from_slice(x);
+                        F::make(s, &padded, to, tile_rows);
                     }
                 }
             }

@@ -140,9 +140,10 @@ pub(crate) trait Simd: Copy {
     /// Products of 16 rows with signed codes of 16 outputs, 4 inputs in a line, 16 or 32 inputs in all: sub-block `i`. Makes a
     /// line for each row. Only if `TILES`.
     fn products(self, _: &[Block; 16], _codes: &[Line], _i: usize, _: &mut [Line; 16]) {}
-    /// Numbers of even places and of odd places.
-    fn apart(self, x: &[f32; 32]) -> [Self::Floats; 2] {
-        _ = x;
+    /// Has a line brought from memory.
+    fn prefetch(self, _: &Line) {}
+    /// Numbers of even places, and of odd places. Only if `TILES`.
+    fn apart(self, _: &[f32; 32]) -> [Self::Floats; 2] {
         [self.floats(0.0); 2]
     }
     /// Splits pairs of numbers into pairs of bf16 terms, the largest first, which add up to them. What is not finite has a term that

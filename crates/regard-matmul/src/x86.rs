@@ -111,6 +111,7 @@ impl<const TILES: bool> Simd for Avx512<TILES> {
             let odd = _mm512_and_si512(pairs, _mm512_set1_epi32(UPPER));
             [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(odd)]
         }
+        prefetch(line: &Line) -> () { _mm_prefetch::<_MM_HINT_T0>((&raw const line.0).cast()) }
         apart(x: &[f32; 32]) -> [__m512; 2] {
             let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
             let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
