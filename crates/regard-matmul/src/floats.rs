@@ -151,8 +151,8 @@ impl<const F: u8, const T: usize> TermTiles<'_, F, T> {
         for (lines, to) in lines.chunks_exact(Self::LINES).zip(to.chunks_exact_mut(T * TILE)) {
             for (i, lines) in lines.chunks_exact(pair_lines(F)).enumerate() {
                 next.by_ref().take(pair_lines(F)).for_each(|line| s.prefetch(line));
-                let terms = s.terms(pair::<S, F>(s, lines));
-                for (j, &term) in terms.iter().take(T).enumerate() {
+                let terms = s.terms::<T>(pair::<S, F>(s, lines));
+                for (j, &term) in terms.iter().enumerate() {
                     s.store(term, &mut to[j * TILE + i]);
                 }
             }

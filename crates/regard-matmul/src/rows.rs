@@ -162,7 +162,7 @@ impl Form for Split {
 
     #[inline(always)]
     fn make<S: Simd>(s: S, x: &[f32; BLOCK], to: &mut [Line], stride: usize) {
-        for (i, term) in s.terms(s.apart(x)).into_iter().enumerate() {
+        for (i, term) in s.terms::<TERMS>(s.apart(x)).into_iter().enumerate() {
             s.store(term, &mut to[i * stride]);
         }
     }

@@ -1,7 +1,7 @@
 //! The operations that kernels are written in; portable lanes; instruction sets.
 
 use crate::error::Error;
-use crate::memory::{Block, Line, TERMS, TILE};
+use crate::memory::{Block, Line, TILE};
 use half::f16;
 
 /// Instructions to use. Results are the same bits with each, except that `Amx` adds up products of float formats in another order.
@@ -146,10 +146,10 @@ pub(crate) trait Simd: Copy {
     fn apart(self, _: &[f32; 32]) -> [Self::Floats; 2] {
         [self.floats(0.0); 2]
     }
-    /// Splits pairs of numbers into pairs of bf16 terms, the largest first, which add up to them. What is not finite has a term that
-    /// is not. Only if `TILES`.
-    fn terms(self, _: [Self::Floats; 2]) -> [Self::Ints; TERMS] {
-        [self.ints(0); TERMS]
+    /// Splits pairs of numbers into pairs of `N` bf16 terms, the largest first, which add up to them if they have at most `8 * N`
+    /// significant bits. What is not finite has a term that is not. Only if `TILES`.
+    fn terms<const N: usize>(self, _: [Self::Floats; 2]) -> [Self::Ints; N] {
+        [self.ints(0); N]
     }
     /// See [`amx::term_products`](crate::amx::term_products). Only if `TILES`, in a task of as many [`Task::term_rows`].
     fn term_products<const R: usize, const C: usize, const T: usize>(

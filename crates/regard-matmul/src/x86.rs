@@ -3,7 +3,7 @@
 //! A method is a few intrinsics, inlined into a function that is compiled with the instructions ([`Avx512::run`]).
 
 use crate::amx;
-use crate::memory::{Block, Line, TERMS, TILE};
+use crate::memory::{Block, Line, TILE};
 use crate::simd::{Simd, Task};
 use std::arch::x86_64::*;
 
@@ -118,24 +118,6 @@ impl<const TILES: bool> Simd for Avx512<TILES> {
             let (a, b) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x[16..].as_ptr()));
             [_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b)]
         }
-        terms(x: [__m512; 2]) -> [__m512i; TERMS] {
-            // Rounded to the nearest: of truncated terms, the products that are left out would all have the sign of the whole.
-            // Ties go away from 0: either way the next term is exact. Overflow in NaN leaves NaN to the last term.
-            let round = |x: __m512| _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-            let join = |a: __m512i, b: __m512i| {
-                _mm512_mask_blend_epi16(0xaaaa_aaaa, _mm512_srli_epi32::<16>(a), b)
-            };
-            let less = |x: __m512, term: __m512i| {
-                let term = _mm512_and_si512(term, _mm512_set1_epi32(UPPER));
-                _mm512_sub_ps(x, _mm512_castsi512_ps(term))
-            };
-            let first = [round(x[0]), round(x[1])];
-            let x = [less(x[0], first[0]), less(x[1], first[1])];
-            let second = [round(x[0]), round(x[1])];
-            let x = [less(x[0], second[0]), less(x[1], second[1])];
-            let third = [_mm512_castps_si512(x[0]), _mm512_castps_si512(x[1])];
-            [join(first[0], first[1]), join(second[0], second[1]), join(third[0], third[1])]
-        }
         f32(x: &Line) -> __m512 { _mm512_load_ps((&raw const x.0).cast()) }
         array(x: __m512) -> [f32; 16] {
             let mut out = [0.0; 16];
@@ -152,6 +134,30 @@ impl<const TILES: bool> Simd for Avx512<TILES> {
                 // Within `run`, which has configured the tiles.
                 amx::products(x, codes, i, to);
             }
+        }
+    }
+
+    #[inline(always)]
+    fn terms<const N: usize>(self, mut x: [__m512; 2]) -> [__m512i; N] {
+        // SAFETY: `self` proves the instructions, which access no memory.
+        unsafe {
+            let upper = _mm512_set1_epi32(UPPER);
+            let mut terms = [_mm512_setzero_si512(); N];
+            for i in 0..N {
+                let mut pair = [_mm512_castps_si512(x[0]), _mm512_castps_si512(x[1])];
+                // To the nearest, ties away from 0: of truncated terms, the products that are left out would all have the sign
+                // of the whole. The last term has no bits to round, and keeps a NaN, which rounding may overflow.
+                if i + 1 < N {
+                    for j in 0..2 {
+                        pair[j] = _mm512_add_epi32(pair[j], _mm512_set1_epi32(0x8000));
+                        let term = _mm512_and_si512(pair[j], upper);
+                        x[j] = _mm512_sub_ps(x[j], _mm512_castsi512_ps(term));
+                    }
+                }
+                let even = _mm512_srli_epi32::<16>(pair[0]);
+                terms[i] = _mm512_mask_blend_epi16(0xaaaa_aaaa, even, pair[1]);
+            }
+            terms
         }
     }
 

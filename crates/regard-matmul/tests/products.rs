@@ -241,6 +241,119 @@ fn what_is_not_finite_stays_so() {
     }
 }
 
+const FLOATS: [Format; 3] = [Format::F32, Format::F16, Format::Bf16];
+
+/// Sums and sums of magnitudes in `f64`, of each row with each output.
+fn exact(x: &[f32], w: &[f32], inputs: usize) -> Vec<[f64; 2]> {
+    let dot = |x: &[f32], w: &[f32]| {
+        x.iter().zip(w).fold([0.0, 0.0], |[sum, size], (&x, &w)| {
+            let product = f64::from(x) * f64::from(w);
+            [sum + product, size + product.abs()]
+        })
+    };
+    x.chunks(inputs).flat_map(|x| w.chunks(inputs).map(move |w| dot(x, w))).collect()
+}
+
+/// The largest error, and the root of the mean square, in parts of the sums of magnitudes.
+fn errors(found: &[f32], exact: &[[f64; 2]]) -> [f64; 2] {
+    let (mut largest, mut square) = (0.0f64, 0.0);
+    for (&found, [sum, size]) in found.iter().zip(exact) {
+        let error = (f64::from(found) - sum).abs() / size;
+        (largest, square) = (largest.max(error), square + error * error);
+    }
+    [largest, (square / found.len() as f64).sqrt()]
+}
+
+#[test]
+fn float_formats_are_as_accurate_as_sums_in_f32() {
+    let mut random = Random(9);
+    for format in FLOATS {
+        for inputs in [1, 31, 33, 77, 384, 1000, 1536] {
+            let (matrix, w) = random.matrix(format, [37, inputs]);
+            for rows in [1, 2, 15, 16, 17, 33, 40] {
+                let x = random.numbers(rows * inputs);
+                let exact = exact(&x, &w, inputs);
+                let [_, plain] = errors(&product(&x, &matrix, Isa::Portable), &exact);
+                for isa in Isa::available() {
+                    let [largest, mean] = errors(&product(&x, &matrix, isa), &exact);
+                    let case = format!("{format:?} {inputs} {rows} {isa:?}");
+                    assert!(largest <= 2e-7, "{case}: {largest:e}");
+                    // Of few products, each is rounded once, and terms of it a few times.
+                    let limit = if inputs < 384 { 5e-8f64.max(plain) } else { plain };
+                    assert!(mean <= limit, "{case}: {mean:e}, plain {plain:e}");
+                }
+            }
+        }
+    }
+}
+
+/// Tiles take numbers and results below 2^-126 as zeros, terms among them: a number below 2^-110 has fewer bits there.
+#[test]
+fn magnitudes_far_from_1_are_multiplied() {
+    let mut random = Random(10);
+    let (inputs, rows) = (300, 18);
+    let tiny = f64::from(f32::MIN_POSITIVE);
+    for (of_x, of_w) in
+        [(1e-30, 1e30), (1e30, 1e-30), (1e-30, 1e-3), (1e37, 1.0), (1e-36, 1e3), (1e-42, 1.0)]
+    {
+        let x: Vec<f32> = random.numbers(rows * inputs).iter().map(|x| x * of_x).collect();
+        let w: Vec<f32> = random.numbers(20 * inputs).iter().map(|w| w * of_w).collect();
+        let bytes: Vec<u8> = w.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let matrix = Matrix::new(Format::F32, [20, inputs], &bytes).unwrap();
+        // What is taken as zero: of a sum, products; of a product, three terms of each factor.
+        let lost = inputs as f64 * tiny * (1.0 + 3.0 * f64::from(of_x.abs() + of_w.abs()));
+        for isa in Isa::available() {
+            for (y, [sum, size]) in product(&x, &matrix, isa).iter().zip(exact(&x, &w, inputs)) {
+                let error = (f64::from(*y) - sum).abs();
+                assert!(
+                    error <= 2e-7 * size + lost,
+                    "{isa:?} {of_x} {of_w}: {error:e} of {size:e}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn float_weights_that_are_not_finite_reach_their_outputs_alone() {
+    let mut random = Random(11);
+    let odd = [0x7fff_ffff, 0xffff_ffff, 0x7f80_0001, 0x7f80_0000, 0xff80_0000].map(f32::from_bits);
+    let x = random.numbers(18 * 70);
+    for format in FLOATS {
+        let (whole, numbers) = random.matrix(format, [33, 70]);
+        for isa in Isa::available() {
+            let good = product(&x, &whole, isa);
+            for odd in odd {
+                // As a weight of output 20, and as an input of row 3.
+                let mut w = numbers.clone();
+                w[20 * 70 + 69] = odd;
+                let bytes: Vec<u8> = w.iter().flat_map(|&w| float_bytes(format, w)).collect();
+                let found = product(&x, &Matrix::new(format, [33, 70], &bytes).unwrap(), isa);
+                for (i, (y, good)) in found.iter().zip(&good).enumerate() {
+                    let right =
+                        if i % 33 == 20 { !y.is_finite() } else { y.to_bits() == good.to_bits() };
+                    assert!(right, "{format:?} {isa:?} weight {odd}: {i}");
+                }
+                let mut x = x.clone();
+                x[3 * 70 + 69] = odd;
+                for (i, (y, good)) in product(&x, &whole, isa).iter().zip(&good).enumerate() {
+                    let right =
+                        if i / 33 == 3 { !y.is_finite() } else { y.to_bits() == good.to_bits() };
+                    assert!(right, "{format:?} {isa:?} input {odd}: {i}");
+                }
+            }
+        }
+    }
+    // All bits of a NaN of 16 bits.
+    for (format, nan) in [(Format::F16, 0x7fff_u16), (Format::F16, 0xffff), (Format::Bf16, 0x7fff)]
+    {
+        let matrix = Matrix::new(format, [1, 1], &nan.to_le_bytes()).unwrap();
+        for isa in Isa::available() {
+            assert!(product(&[1.0], &matrix, isa)[0].is_nan(), "{format:?} {isa:?}");
+        }
+    }
+}
+
 #[test]
 fn wrong_sizes_are_refused() {
     let matrix = Matrix::new(Format::Q8_0, [2, 32], &[0; 68]).unwrap();
