@@ -128,8 +128,9 @@ impl<const F: u8, const T: usize> TermTiles<'_, F, T> {
         for (tile, sums) in (first_tile..end_tile).zip(sums.chunks_exact(GROUPS)) {
             for row in tile * TILE..((tile + 1) * TILE).min(self.x.rows()) {
                 for (i, sums) in sums[..C].iter().enumerate() {
-                    let sums = s.array(s.f32(&sums[row % TILE]));
-                    self.out.write(row, column + i * LANES, &sums);
+                    let column = column + i * LANES;
+                    let sums = s.f32(&sums[row % TILE]);
+                    self.out.write(row, column, &self.matrix.finish(s, column / LANES, sums));
                 }
             }
         }

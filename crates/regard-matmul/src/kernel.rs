@@ -124,7 +124,7 @@ impl Piece<'_> {
         sums: [S::Floats; R],
     ) {
         for (r, &sum) in sums.iter().enumerate() {
-            self.out.write(row + r, column, &s.array(sum));
+            self.out.write(row + r, column, &self.matrix.finish(s, column / LANES, sum));
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::decode::{self, Codes};
 use crate::error::Error;
 use crate::format::{BLOCK, Format, LANES, Layout, SubScales};
 use crate::memory::{self, Line};
+use crate::simd::Simd;
 use rayon::prelude::*;
 
 /// The weights of a linear map, `outputs` rows of `inputs` numbers, in their own format.
@@ -22,6 +23,8 @@ pub struct Matrix {
     scales: Vec<Line>,
     /// Lines of scales of a group.
     group_scales: usize,
+    /// What is added to the outputs, a line for each group; or nothing.
+    bias: Vec<Line>,
 }
 
 /// Packed weights of 16 outputs.
@@ -73,7 +76,24 @@ impl Matrix {
                     }
                 });
         }
-        Ok(Self { format, outputs, inputs, lines, group_lines, scales, group_scales })
+        let bias = vec![];
+        Ok(Self { format, outputs, inputs, lines, group_lines, scales, group_scales, bias })
+    }
+
+    /// With numbers that products add to the outputs when they write them: `x W^T + b`.
+    ///
+    /// # Errors
+    ///
+    /// If there are not as many as outputs.
+    pub fn with_bias(mut self, bias: &[f32]) -> Result<Self, Error> {
+        if bias.len() != self.outputs {
+            let (found, expected) = (bias.len(), self.outputs);
+            return Err(Error::Length { buffer: "bias", found, expected });
+        }
+        self.bias = vec![Line::default(); self.groups()];
+        let to = memory::bytes_mut(&mut self.bias).as_chunks_mut::<4>().0;
+        to.iter_mut().zip(bias).for_each(|(to, bias)| *to = bias.to_le_bytes());
+        Ok(self)
     }
 
     /// The rows.
@@ -97,7 +117,7 @@ impl Matrix {
     /// The bytes of memory that it holds.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.lines) + size_of_val(&*self.scales)
+        [&self.lines, &self.scales, &self.bias].iter().map(|lines| size_of_val(&***lines)).sum()
     }
 
     /// The numbers of one row, as [`dequantize`](crate::dequantize) makes them.
@@ -141,6 +161,13 @@ impl Matrix {
     /// The lines of a group and of those after it; nothing after the last.
     pub(crate) fn lines_from(&self, group: usize) -> &[Line] {
         self.lines.get(group * self.group_lines..).unwrap_or_default()
+    }
+
+    /// Outputs of a group, given the sums of products.
+    #[inline(always)]
+    pub(crate) fn finish<S: Simd>(&self, s: S, group: usize, sums: S::Floats) -> [f32; LANES] {
+        let bias = self.bias.get(group);
+        s.array(bias.map_or(sums, |bias| s.add(sums, s.f32(bias))))
     }
 
     pub(crate) fn group(&self, i: usize) -> Group<'_> {

@@ -48,8 +48,15 @@ impl Rows {
         self.floats.clear();
         self.blocks.clear();
         self.terms.clear();
-        self.x.clear();
-        self.x.extend_from_slice(x);
+        // Less is copied before another thread wakes up.
+        const GRAIN: usize = 1 << 17;
+        self.x.resize(x.len(), 0.0);
+        if x.len() <= GRAIN {
+            self.x.copy_from_slice(x);
+        } else {
+            let parts = self.x.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN));
+            parts.for_each(|(to, x)| to.copy_from_slice(x));
+        }
         Ok(())
     }
 

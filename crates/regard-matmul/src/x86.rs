@@ -143,7 +143,7 @@ impl<const TILES: bool> Simd for Avx512<TILES> {
         unsafe {
             let upper = _mm512_set1_epi32(UPPER);
             let mut terms = [_mm512_setzero_si512(); N];
-            for i in 0..N {
+            for (i, to) in terms.iter_mut().enumerate() {
                 let mut pair = [_mm512_castps_si512(x[0]), _mm512_castps_si512(x[1])];
                 // To the nearest, ties away from 0: of truncated terms, the products that are left out would all have the sign
                 // of the whole. The last term has no bits to round, and keeps a NaN, which rounding may overflow.
@@ -155,7 +155,7 @@ impl<const TILES: bool> Simd for Avx512<TILES> {
                     }
                 }
                 let even = _mm512_srli_epi32::<16>(pair[0]);
-                terms[i] = _mm512_mask_blend_epi16(0xaaaa_aaaa, even, pair[1]);
+                *to = _mm512_mask_blend_epi16(0xaaaa_aaaa, even, pair[1]);
             }
             terms
         }

@@ -241,6 +241,23 @@ fn what_is_not_finite_stays_so() {
     }
 }
 
+#[test]
+fn a_bias_is_added() {
+    let mut random = Random(12);
+    for format in Format::ALL {
+        let (matrix, _) = random.matrix(format, [37, inputs(format)]);
+        let (x, bias) = (random.numbers(20 * inputs(format)), random.numbers(37));
+        let biased = matrix.clone().with_bias(&bias).unwrap();
+        for isa in Isa::available() {
+            let sums = product(&x, &matrix, isa);
+            let expected: Vec<f32> =
+                sums.iter().zip(bias.iter().cycle()).map(|(y, b)| y + b).collect();
+            assert_eq!(bits(&product(&x, &biased, isa)), bits(&expected), "{format:?} {isa:?}");
+        }
+        assert!(matrix.with_bias(&bias[1..]).is_err());
+    }
+}
+
 const FLOATS: [Format; 3] = [Format::F32, Format::F16, Format::Bf16];
 
 /// Sums and sums of magnitudes in `f64`, of each row with each output.
