@@ -1,7 +1,7 @@
 //! Products with float weights on bf16 matrix instructions.
 //!
 //! A number is split in bf16 terms that add up to it: 3 for `f32`, 2 for `f16`. Six products of terms of two `f32` are as accurate
-//! as one in `f32`, and take about a third of the time. Weights are split when they are needed: their terms take more memory than
+//! as one in `f32`, and take about half of the time. Weights are split when they are needed: their terms take more memory than
 //! they do.
 //!
 //! The order of every sum is fixed: for each 32 inputs in turn, one product of terms after the other is added to the same sum.

@@ -318,9 +318,10 @@ impl Norms {
         if let Some(norm) = &self.output {
             norm.apply(output, width);
         }
-        each_row(x, width, &ops::Add { other: output, factor: factor(config) });
-        if let Some(norm) = &self.sum {
-            norm.apply(x, width);
+        let add = ops::Add { other: output, factor: factor(config) };
+        match &self.sum {
+            Some(norm) => each_row(x, width, &ops::Then(add, norm.work())),
+            None => each_row(x, width, &add),
         }
     }
 }

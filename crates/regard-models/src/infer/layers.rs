@@ -9,7 +9,6 @@ use regard_matmul::{Isa, Matrix, Rows, multiply};
 #[derive(Debug)]
 pub(super) struct Linear {
     matrix: Matrix,
-    bias: Option<Vec<f32>>,
 }
 
 impl Linear {
@@ -20,19 +19,15 @@ impl Linear {
         [outputs, inputs]: [usize; 2],
         bias: bool,
     ) -> Result<Self, Error> {
-        let matrix = weights.matrix(&format!("{name}.weight"), [outputs, inputs])?;
-        let take = |_| weights.finite(&format!("{name}.bias"), &[outputs]);
-        Ok(Self { matrix, bias: bias.then_some(()).map(take).transpose()? })
+        let mut matrix = weights.matrix(&format!("{name}.weight"), [outputs, inputs])?;
+        if bias {
+            matrix = matrix.with_bias(&weights.finite(&format!("{name}.bias"), &[outputs])?)?;
+        }
+        Ok(Self { matrix })
     }
 
     pub(super) fn outputs(&self) -> usize {
         self.matrix.outputs()
-    }
-
-    fn add_bias(&self, out: &mut [f32]) {
-        if let Some(bias) = &self.bias {
-            each_row(out, bias.len(), &ops::Add { other: bias, factor: 1.0 });
-        }
     }
 }
 
@@ -45,9 +40,6 @@ pub(super) fn project(x: &Rows, jobs: &mut [(&Linear, &mut Vec<f32>)]) -> Result
     let mut products: Vec<(&Matrix, &mut [f32])> =
         jobs.iter_mut().map(|(linear, out)| (&linear.matrix, out.as_mut_slice())).collect();
     multiply(x, &mut products, Isa::detect())?;
-    for (linear, out) in jobs {
-        linear.add_bias(out);
-    }
     Ok(())
 }
 
@@ -78,7 +70,11 @@ impl Norm {
 
     /// Norms groups of as many numbers as there are weights: rows, or the heads of rows.
     pub(super) fn apply(&self, rows: &mut [f32], width: usize) {
-        let (weight, bias) = (&self.weight, self.bias.as_deref());
-        each_row(rows, width, &ops::Norm { weight, bias, config: self.config });
+        each_row(rows, width, &self.work());
+    }
+
+    /// What is done to each row.
+    pub(super) fn work(&self) -> ops::Norm<'_> {
+        ops::Norm { weight: &self.weight, bias: self.bias.as_deref(), config: self.config }
     }
 }

@@ -47,6 +47,17 @@ pub(super) fn each_row<W: RowWork>(rows: &mut [f32], width: usize, work: &W) {
     });
 }
 
+/// One after the other, while the row is in the cache.
+pub(super) struct Then<A, B>(pub(super) A, pub(super) B);
+
+impl<A: RowWork, B: RowWork> RowWork for Then<A, B> {
+    #[inline(always)]
+    fn row(&self, number: usize, row: &mut [f32]) {
+        self.0.row(number, row);
+        self.1.row(number, row);
+    }
+}
+
 /// The norm of each group of `weight.len()` numbers of a row.
 pub(super) struct Norm<'a> {
     pub(super) weight: &'a [f32],
