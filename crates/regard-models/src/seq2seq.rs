@@ -532,7 +532,7 @@ mod tests {
             let mut states = [session.start(0).expect("a source")];
             let fed = whole
                 .iter()
-                .flat_map(|token| session.feed(&mut states, &[&[*token]]).expect("ids are tokens"));
+                .flat_map(|token| session.feed(&mut states, &[&[*token]], &[1]).expect("ids are tokens"));
             close(&fed.collect::<Vec<f32>>(), &numbers(scores));
         }
     }

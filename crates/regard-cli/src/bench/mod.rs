@@ -15,6 +15,8 @@ mod list;
 mod look;
 mod lsh;
 mod memory;
+#[cfg(feature = "models")]
+mod models;
 mod report;
 mod roofline_loop;
 mod suite;
@@ -79,8 +81,11 @@ impl Item {
 }
 
 pub(crate) fn run(mut job: BenchJob, format: Format) -> Result<()> {
+    // Whole models start what they are measured beside themselves.
+    let is_kernel = |item: &Item| matches!(item, Item::Kernel(_));
+    let engines = job.engines.iter().filter(|_| job.items.iter().any(is_kernel));
     let mut baselines: Vec<_> =
-        job.engines.iter().map(|engine| Baseline::start(*engine, &job.python)).collect();
+        engines.map(|engine| Baseline::start(*engine, &job.python)).collect();
     for one in &baselines {
         match one.error() {
             // A suite goes on without, and its record says why.

@@ -48,7 +48,7 @@ pub(crate) fn items(pattern: Option<&str>) -> Result<Vec<Item>> {
     for name in names().iter().filter(|name| chosen(name)) {
         items.push(Item::Kernel(Box::new(Case::parse(name)?)));
     }
-    items.extend(whole::NAMES.into_iter().filter(|name| chosen(name)).map(Item::Whole));
+    items.extend(whole::names().filter(|name| chosen(name)).map(Item::Whole));
     match pattern {
         Some(pattern) if items.is_empty() => {
             bail!(

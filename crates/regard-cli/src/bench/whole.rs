@@ -1,4 +1,5 @@
-//! What is measured from Python: a tiny call, and whole models of Transformers. Regard and the baseline run in the same process there.
+//! What is measured beside Python: a tiny call and whole models of Transformers, where Regard and the baseline run in the same process, and models
+//! that this command runs itself.
 
 use super::baseline::{Against, Running};
 use super::report::Row;
@@ -12,8 +13,8 @@ use std::time::{Duration, Instant};
 /// GNU OpenMP lets idle threads spin for some milliseconds.
 const REST: Duration = Duration::from_millis(20);
 
-/// Their names, as the suite and records have them.
-pub(crate) const NAMES: [&str; 16] = [
+/// Names of what runs in Python, as the suite and records have them.
+const PYTHON: [&str; 16] = [
     "call-f32-tiny",
     "call-bf16-tiny",
     "model-f32-llama-prefill",
@@ -32,6 +33,20 @@ pub(crate) const NAMES: [&str; 16] = [
     "model-q4-smollm2-generate",
 ];
 
+/// Those of models that this command runs itself. Weights of a `shape` are random: there is no file of them to be had by its name.
+const OWN: [&str; 5] = [
+    "model-f32-minilm-embed",
+    "model-bf16-smollm2-shape-prompt",
+    "model-bf16-smollm2-shape-generate",
+    "model-f32-marian-shape-greedy",
+    "model-f32-marian-shape-beam4",
+];
+
+/// All names.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    PYTHON.into_iter().chain(OWN)
+}
+
 const SCRIPT: &str = include_str!("baseline/whole.py");
 
 /// A case as the child reads it.
@@ -48,8 +63,22 @@ struct Request<'a> {
     regard: Option<String>,
 }
 
-/// Measures one of [`NAMES`] in a Python that has the package `regard`.
+/// Measures one of [`names`].
 pub(crate) fn measure(name: &str, machine: Machine, seconds: f64, python: &Path) -> Result<Row> {
+    match OWN.contains(&name) {
+        #[cfg(feature = "models")]
+        true => super::models::measure(name, machine, seconds, python),
+        #[cfg(not(feature = "models"))]
+        true => {
+            let why = format!("built without models; {}", crate::args::remedy("models"));
+            Ok(Row::failed(name, machine, why))
+        }
+        false => in_python(name, machine, seconds, python),
+    }
+}
+
+/// Measures one of [`PYTHON`] in a Python that has the package `regard`.
+fn in_python(name: &str, machine: Machine, seconds: f64, python: &Path) -> Result<Row> {
     let started = Running::start(python, SCRIPT, "package `regard`");
     let mut child = match started {
         Ok(child) => child,

@@ -13,9 +13,9 @@ mod translate;
 use crate::args::Format;
 use anyhow::Result;
 pub(crate) use args::Verb;
-pub(crate) use open::look;
 #[cfg(feature = "train")]
 pub(crate) use open::{busy, is_run, open};
+pub(crate) use open::{look, place};
 
 pub(crate) fn run(verb: &Verb, format: Format) -> Result<()> {
     match verb {

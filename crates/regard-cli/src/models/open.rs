@@ -59,7 +59,7 @@ pub(crate) fn is_run(path: &Path) -> bool {
 }
 
 /// What is known by this name, or else what is there by this path: `./minilm` is a folder, `minilm` a name.
-fn place(model: &Path) -> Result<PathBuf> {
+pub(crate) fn place(model: &Path) -> Result<PathBuf> {
     let Some(known) = model.to_str().and_then(KnownModel::named) else {
         if is_run(model) {
             return Ok(model.join("model"));

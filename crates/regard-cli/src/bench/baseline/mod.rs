@@ -18,6 +18,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 /// What all children share: the protocol, and the choice of the fastest form.
 const CHILD: &str = include_str!("child.py");
 
+/// What to do about a Python that lacks something.
+pub(crate) const REMEDY: &str =
+    "`bench/environment DIR` makes an environment that has all, DIR/bin/python";
+
 /// An engine that `--against` names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Engine {
@@ -257,30 +261,29 @@ struct Named {
 impl Running {
     /// Starts the script of `engine` after what all share.
     pub(crate) fn start(python: &Path, script: &str, engine: &str) -> Result<Self> {
-        let remedy = "`bench/environment DIR` makes an environment that has all, DIR/bin/python";
         let shown = python.display();
         let mut child = regard_scope::python(python)
             .args(["-u", "-c", &format!("{CHILD}\n\n{script}")])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|why| anyhow!("--python {shown}: it does not start ({why}); {remedy}"))?;
+            .map_err(|why| anyhow!("--python {shown}: it does not start ({why}); {REMEDY}"))?;
         let to = child.stdin.take().context("the child's input")?;
         let from = BufReader::new(child.stdout.take().context("the child's output")?);
         let mut running = Self { child, to, from, name: engine.into() };
         match running.answer::<Named>() {
             Ok(Answer::Ready(Named { name })) => running.name = name,
             Ok(Answer::Error(why)) => {
-                bail!("--python {shown}: it has no {engine} ({why}); {remedy}")
+                bail!("--python {shown}: it has no {engine} ({why}); {REMEDY}")
             }
-            _ => bail!("--python {shown}: it did not answer as Python does; {remedy}"),
+            _ => bail!("--python {shown}: it did not answer as Python does; {REMEDY}"),
         }
         Ok(running)
     }
 
     /// Lets the child run for as long as it is asked something. Between, idle threads of OpenMP, TBB and onnxruntime would spin, on cores that
     /// are ours by then: 1.7 times our time was seen.
-    fn awake<T>(&mut self, ask: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+    pub(crate) fn awake<T>(&mut self, ask: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.signal(Signal::CONT)?;
         let answer = ask(self)?;
         self.signal(Signal::STOP)?;
