@@ -1,18 +1,22 @@
 //! Compares models with what Transformers computed of them: folders that `tests/hub/make.py` wrote.
 //!
-//! `cargo run --example agree -- FOLDER..` prints the largest error of logits and of attention weights of each, and whether greedy and
-//! beam search write the same tokens; it ends with 1 if any disagrees.
+//! `cargo run --example agree -- [--out FILE] FOLDER..` prints the largest error of logits, of gradients and of attention weights of each, and
+//! whether greedy and beam search write the same tokens; it ends with 1 if any disagrees. FILE gets the same as one line of JSON for each
+//! folder. Gradients are those of modules that learn, which need the feature `burn`: a dash where there is none for an architecture.
 
 #![expect(clippy::print_stdout, reason = "it prints a table")]
+
+#[cfg(feature = "burn")]
+mod gradients;
 
 use regard_models::files::TransformerFiles;
 use regard_models::generate::{DecodingStrategy, StoppingCriteria, generate};
 use regard_models::infer::Transformer;
 use regard_scope::{Layer, LayerData};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::error::Error;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -20,30 +24,28 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const TOLERANCE: f32 = 1e-4;
 
 fn main() -> Result<()> {
-    let mut disagree = 0;
-    println!("{:22} {:>9} {:>9}  greedy  beam", "model", "logits", "attention");
-    for path in std::env::args_os().skip(1) {
-        let path = Path::new(&path);
+    let mut folders: Vec<PathBuf> = std::env::args_os().skip(1).map(Into::into).collect();
+    let out = (folders.first() == Some(&"--out".into()) && folders.len() > 1)
+        .then(|| folders.drain(..2).nth(1))
+        .flatten();
+    let (mut disagree, mut lines) = (0, String::new());
+    println!("{:22} {:>9} {:>9} {:>9}  greedy  beam", "model", "logits", "gradients", "attention");
+    for path in &folders {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         match compare(path) {
             Ok(found) => {
-                let word = |same: Option<bool>| match same {
-                    None => "-",
-                    Some(true) => "same",
-                    Some(false) => "OTHER",
-                };
-                let Found { logits, attention, greedy, beam } = found;
-                let (greedy_word, beam_word) = (word(greedy), word(beam));
-                println!("{name:22} {logits:9.1e} {attention:9.1e}  {greedy_word:6}  {beam_word}");
-                let small = logits <= TOLERANCE && attention <= TOLERANCE;
-                let same = greedy.unwrap_or(true) && beam.unwrap_or(true);
-                disagree += usize::from(!(small && same));
+                println!("{name:22} {}", found.line());
+                lines += &format!("{}\n", found.json(&name));
+                disagree += usize::from(!found.agrees());
             }
             Err(error) => {
                 println!("{name:22} {error}");
                 disagree += 1;
             }
         }
+    }
+    if let Some(out) = out {
+        std::fs::write(out, lines)?;
     }
     if disagree > 0 {
         println!("{disagree} disagree");
@@ -54,10 +56,53 @@ fn main() -> Result<()> {
 
 /// What a comparison found.
 struct Found {
+    family: String,
     logits: f32,
+    /// None where no module learns.
+    gradients: Option<f32>,
     attention: f32,
     greedy: Option<bool>,
     beam: Option<bool>,
+}
+
+impl Found {
+    fn agrees(&self) -> bool {
+        let errors = [Some(self.logits), self.gradients, Some(self.attention)];
+        let small = errors.into_iter().flatten().all(|error| error <= TOLERANCE);
+        small && self.greedy.unwrap_or(true) && self.beam.unwrap_or(true)
+    }
+
+    fn line(&self) -> String {
+        let word = |same: Option<bool>| match same {
+            None => "-",
+            Some(true) => "same",
+            Some(false) => "OTHER",
+        };
+        let Self { logits, attention, greedy, beam, .. } = self;
+        let gradients = self.gradients.map_or("-".into(), |error| format!("{error:.1e}"));
+        let (greedy, beam) = (word(*greedy), word(*beam));
+        format!("{logits:9.1e} {gradients:>9} {attention:9.1e}  {greedy:6}  {beam}")
+    }
+
+    fn json(&self, name: &str) -> Value {
+        let Self { family, logits, gradients, attention, greedy, beam } = self;
+        let digits = |error: f32| format!("{error:.1e}").parse::<f64>().ok();
+        json!({
+            "model": name, "family": family, "logits": digits(*logits), "gradients": gradients.and_then(digits),
+            "attention": digits(*attention), "greedy": greedy, "beam": beam,
+        })
+    }
+}
+
+/// The largest error of gradients, where a module learns.
+fn gradients_of(path: &Path, sequences: &[Vec<u32>]) -> Result<Option<f32>> {
+    #[cfg(feature = "burn")]
+    return gradients::compare(path, sequences);
+    #[cfg(not(feature = "burn"))]
+    {
+        let _ = (path, sequences);
+        Ok(None)
+    }
 }
 
 fn compare(path: &Path) -> Result<Found> {
@@ -121,7 +166,8 @@ fn compare(path: &Path) -> Result<Found> {
     };
     let greedy = search("greedy", DecodingStrategy::Greedy)?;
     let beam = search("beam", DecodingStrategy::Beam { width: 4, length_penalty: 1.0 })?;
-    Ok(Found { logits, attention, greedy, beam })
+    let gradients = gradients_of(path, &sources)?;
+    Ok(Found { family: config.family, logits, gradients, attention, greedy, beam })
 }
 
 /// All numbers of a nested list.
@@ -135,10 +181,19 @@ fn numbers(value: &Value) -> Vec<f32> {
 
 /// The largest difference, of the largest number.
 fn error(found: &[f32], want: &[f32]) -> f32 {
+    error_of(found, want, largest(want))
+}
+
+/// The largest of some numbers, without their signs.
+fn largest(numbers: &[f32]) -> f32 {
+    numbers.iter().fold(1e-6, |most, x| most.max(x.abs()))
+}
+
+/// The largest difference, as a part of `most`.
+fn error_of(found: &[f32], want: &[f32], most: f32) -> f32 {
     if found.len() != want.len() {
         return f32::INFINITY;
     }
-    let most = want.iter().fold(1e-6f32, |most, x| most.max(x.abs()));
     let differences = found.iter().zip(want).map(|(a, b)| (a - b).abs() / most);
     // A NaN is an error.
     differences.fold(0.0, |most, x| if x <= most { most } else { x })

@@ -13,9 +13,13 @@ Writes OUT/NAME as `save_pretrained` does, and OUT/NAME/expected.json:
     attention      {"self" | "cross" | "encoder": {"first" | "last": [sequence][head][key]}}: rows of the last query of the first
                    and the last layer
 
+Where a module of Regard learns too, OUT/NAME/gradients is the same model with each parameter's gradient in its place: of the sum over
+sequences of the mean cross-entropy of their next tokens, of encoders of the sum of what the pooler returns.
+
 Every sequence is computed by itself, in float32, on one thread, with eager attention.
 """
 
+import copy
 import json
 import pathlib
 import sys
@@ -244,6 +248,27 @@ def expected(model, ids, decoder_ids):
     return out
 
 
+# Models that modules of Regard can learn with.
+LEARNING = ("llama", "llama_bias_tied", "gpt2", "bert")
+
+
+@torch.enable_grad()
+def gradients(model, ids):
+    """The model with its gradients as parameters."""
+    model = copy.deepcopy(model).requires_grad_()
+    for row in ids:
+        tokens = torch.tensor([row])
+        if name_of(model) in CAUSAL_CLASSES:
+            logits = model(input_ids=tokens).logits[0, :-1]
+            torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).backward()
+        else:
+            model(input_ids=tokens).pooler_output.sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} has no gradient"
+        parameter.data = parameter.grad
+    return model
+
+
 def name_of(model):
     return type(model).__name__
 
@@ -285,6 +310,8 @@ def make(out, name, seed):
         inputs["decoder_input_ids"] = torch.tensor(decoder_ids[:1])
     one, other = model(**inputs)[0], again(**inputs)[0]
     assert torch.allclose(one, other, atol=1e-5), f"{name}: {(one - other).abs().max()}"
+    if name in LEARNING:
+        gradients(model, ids).save_pretrained(folder / "gradients")
     (folder / "expected.json").write_text(json.dumps(found))
     rows = found["attention"]["self"]["last"][0]
     print(f"{name}: highest weight of the last query {max(max(row) for row in rows):.2f}, of {len(rows[0])} keys", flush=True)
