@@ -88,6 +88,13 @@ goldens python="python3" *names:
     {{python}} goldens/make.py {{names}}
     {{python}} goldens/adamw.py
 
+# The table of architectures in docs/models.md and the book, against Transformers: by a Python that has it
+architectures python="target/python/bin/python":
+    rm -rf target/hub
+    {{python}} crates/regard-models/tests/hub/make.py target/hub
+    cargo run --locked --workspace --all-features --example agree -- --out bench/record/architectures.jsonl target/hub/*
+    bench/tables.py
+
 # The pictures of docs/gallery.md and of the README, from real models
 gallery:
     cargo run --locked -p regard-scope --example gallery -- target/gallery

@@ -27,6 +27,7 @@ SUITE = "suite.jsonl"
 OTHERS = "other-functions.jsonl"
 ROOFLINE = "roofline.jsonl"
 LOOKS = "looks.jsonl"
+ARCHITECTURES = "bench/record/architectures.jsonl"
 
 ENGINES = {"torch": "PyTorch", "vllm": "vLLM", "openvino": "OpenVINO", "onnxruntime": "onnxruntime", "auto-round": "auto-round", "llama.cpp": "llama.cpp", "ctranslate2": "CTranslate2"}
 
@@ -47,6 +48,7 @@ FAMILIES = [
     Family("prefill-bf16", "prefill and short batches, bf16", "预填充与短序列批次，bf16", r"(prefill|short)-bf16"),
     Family("decode", "decode: 1 and 4 queries over 1k to 32k keys", "解码：1 个和 4 个查询，1k 到 32k 个键", r"decode-"),
     Family("training", "forward and backward", "前向加反向", r"backward-"),
+    Family("inference", "models that the command runs itself", "由命令自己运行的模型", r"model-(f32-minilm-embed|\w+-\w+-shape-)"),
     Family("models", "whole models, and a tiny call, from Python", "整个模型与极小的调用（Python）", r"(model|call)-"),
 ]
 # As the pages have them.
@@ -57,12 +59,16 @@ WORDS = {
         "short": ["on two threads", "cases", "beside PyTorch in its fastest form", "beside the fastest engine of each case"],
         "feature": "on CPUs",
         "unique": ["what", "see it", "test"],
+        "architectures": ["architecture", "models", "logits", "gradients", "generate: greedy and beam search", "attention"],
+        "same": "same tokens", "other": "other tokens",
         "yes": "yes", "no": "no", "n2": "n²", "gpu": "GPU", "unknown": "?",
     },
     "zh": {
         "short": ["两个线程", "测试数", "与 PyTorch 最快的写法相比", "与每个测试中最快的引擎相比"],
         "feature": "在 CPU 上",
         "unique": ["内容", "怎么看到", "测试"],
+        "architectures": ["架构", "模型数", "logits", "梯度", "生成：贪心与束搜索", "注意力"],
+        "same": "词元相同", "other": "词元不同",
         "yes": "有", "no": "无", "n2": "n²", "gpu": "GPU", "unknown": "?",
     },
 }
@@ -79,6 +85,11 @@ NAMES = {
     "model-minilm-ctranslate2": "the same model, beside CTranslate2",
     "model-smollm2-prompt": "SmolLM2-135M (4-bit file), prompt of about 500 tokens",
     "model-smollm2-generate": "the same model, each new token",
+    "model-minilm-embed": "MiniLM, 1,000 sentences in sorted batches of 32",
+    "model-smollm2-shape-prompt": "shape of SmolLM2-135M, random weights, prompt of 441 tokens",
+    "model-smollm2-shape-generate": "the same model, 64 tokens after 16",
+    "model-marian-shape-greedy": "shape of OPUS-MT (6 + 6 layers, d 512), random weights, 16 sentences, 32 tokens each, greedy search",
+    "model-marian-shape-beam4": "the same model, beam search with 4 beams",
 }
 
 
@@ -102,6 +113,9 @@ PAGES = [
     Page("docs/compare.md", "en", "../"),
     Page("docs/compare.zh.md", "zh", "../"),
     Page("docs/speed.md", "en", "../"),
+    Page("docs/models.md", "en", "../"),
+    Page("book/en/src/howto/run-a-model.md", "en", "../../../../"),
+    Page("book/zh/src/howto/run-a-model.md", "zh", "../../../../"),
     Page("book/en/src/lab.md", "en", "../../../"),
 ]
 
@@ -261,6 +275,41 @@ def whole(page: Page) -> list[str]:
     return [*said(page, SUITE, chosen), *table(["what", "Regard", "fastest form without it", "ratio", "other forms"], lines)]
 
 
+def inference(page: Page) -> list[str]:
+    """Models that the command runs itself, a line for each engine beside it."""
+    chosen, lines = family("inference"), []
+    for row in chosen:
+        kind, dtype, rest = row["case"].split("-", 2)
+        for one in row["baselines"]:
+            beside = f"{ENGINES[one['engine']]} ({one['form']}) {time(one['median_ms'])}" if "ratio" in one else f"not measured: {one.get('error', '')}"
+            lines.append([f"{NAMES[f'{kind}-{rest}']}, {dtype}", time(row["median_ms"]), beside, ratio(one) if "ratio" in one else ""])
+    if not lines:
+        return ["Not measured yet."]
+    return [*said(page, SUITE, chosen), *table(["what", "Regard", "beside", "ratio"], lines)]
+
+
+def architectures(page: Page) -> list[str]:
+    """The largest error of each architecture over its models."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in (ROOT / ARCHITECTURES).read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        found.setdefault(row["family"], []).append(row)
+
+    def worst(some: list[dict[str, Any]], key: str) -> str:
+        errors = [row[key] for row in some if row[key] is not None]
+        return f"{max(errors):.0e}".replace("e-0", "e-") if errors else "-"
+
+    def written(some: list[dict[str, Any]]) -> str:
+        same = [row[key] for row in some for key in ("greedy", "beam") if row[key] is not None]
+        return page.word("same" if all(same) else "other") if same else "-"
+
+    lines = [
+        [f"`{name}`", str(len(some)), worst(some, "logits"), worst(some, "gradients"), written(some), worst(some, "attention")]
+        for name, some in sorted(found.items())
+    ]
+    return table(page.word("architectures"), lines)
+
+
 def lab(page: Page) -> list[str]:
     lines = []
     for line in (ROOT / LAB).read_text(encoding="utf-8").splitlines():
@@ -316,6 +365,8 @@ TABLES: dict[str, Callable[[Page], list[str]]] = {
     "roofline": roofline,
     "looks": looks,
     "models": whole,
+    "inference": inference,
+    "architectures": architectures,
     "lab": lab,
 }
 
