@@ -135,6 +135,7 @@ const FEATURES: &[(&str, &str)] = &[
     ("classify", "models"),
     ("embed", "models"),
     ("models", "models"),
+    ("serve", "serve"),
     ("train", "train"),
     ("eval", "train"),
     ("data", "train"),
@@ -550,7 +551,7 @@ pub(crate) fn count(text: &str) -> Result<usize, String> {
 /// Threads at most, more than the largest machines have: each takes a stack, and systems refuse to make many thousands.
 pub(crate) const THREADS: usize = 1024;
 
-fn threads(text: &str) -> Result<usize, String> {
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|n| (1..=THREADS).contains(n));
     number.ok_or_else(|| format!("give a whole number from 1 to {THREADS}"))
 }

@@ -22,6 +22,12 @@ pub(crate) fn set_level(quiet: bool, verbose: bool) {
     LEVEL.store(level, Ordering::Relaxed);
 }
 
+/// Whether details are told.
+#[cfg(feature = "serve")]
+pub(crate) fn is_verbose() -> bool {
+    LEVEL.load(Ordering::Relaxed) >= DETAILS
+}
+
 /// Tells of a failure, without anything that controls a terminal: names and texts of files may be in it. Whoever read us may have
 /// gone, and the disk of a log may be full: no reason to end the work that is told of.
 pub(crate) fn error(line: impl Display) {

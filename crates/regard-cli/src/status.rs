@@ -40,6 +40,7 @@ pub(crate) static VERSION: LazyLock<String> = LazyLock::new(|| {
     let features = [
         ("models", cfg!(feature = "models")),
         ("shipped", cfg!(feature = "shipped")),
+        ("serve", cfg!(feature = "serve")),
         ("train", cfg!(feature = "train")),
         ("lab", cfg!(feature = "lab")),
     ];

@@ -4,6 +4,8 @@ use crate::args::{ThreadsArg, count};
 use crate::text::a_text;
 use clap::{ArgGroup, Subcommand};
 use std::path::PathBuf;
+#[cfg(feature = "serve")]
+use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
@@ -27,6 +29,12 @@ pub(crate) enum Verb {
         after_long_help = "Examples:\n  regard embed minilm 'A man is eating.' 'The sky is blue.'"
     )]
     Embed(EmbedArgs),
+    /// Serve models over HTTP: OpenAI's completions, chat and embeddings, TEI's /embed, LibreTranslate's /translate
+    #[cfg(feature = "serve")]
+    #[command(
+        after_long_help = "Examples:\n  regard serve smollm2 zh-en\n  regard serve chat=model.gguf --listen 0.0.0.0:8080 --key-file keys.txt\n  regard serve smollm2 minilm --engines 2 --threads 1"
+    )]
+    Serve(ServeArgs),
     /// Known models: list, download or remove them
     #[command(
         after_long_help = "Examples:\n  regard models list\n  regard models get smollm2 minilm"
@@ -41,6 +49,9 @@ impl Verb {
             Self::Translate(args) => args.model.threads,
             Self::Classify(args) => args.model.threads,
             Self::Embed(args) => args.model.threads,
+            // Its engines have threads of their own.
+            #[cfg(feature = "serve")]
+            Self::Serve(_) => ThreadsArg::default(),
             Self::Models(_) => ThreadsArg::default(),
         }
     }
@@ -171,6 +182,78 @@ pub(crate) struct EmbedArgs {
     pub(crate) model: ModelArg,
     #[arg(required = true, value_name = "TEXT", help = a_text!("What to embed"))]
     pub(crate) texts: Vec<String>,
+}
+
+#[cfg(feature = "serve")]
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// Models, each PATH or NAME=PATH: a path is what other commands take as MODEL; requests give the name [default: the name of the file]
+    #[arg(required = true, value_name = "MODEL")]
+    pub(crate) models: Vec<String>,
+    /// Address and port; other addresses than those of this machine need --key-file
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080")]
+    pub(crate) listen: std::net::SocketAddr,
+    /// File with API keys, one a line; requests send one as `Authorization: Bearer KEY`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key_file: Option<PathBuf>,
+    /// Requests of a model that may wait; more get 429
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count)]
+    pub(crate) max_queued: usize,
+    /// Prompt tokens of requests of a model that may wait
+    #[arg(long, value_name = "N", default_value = "16384", value_parser = count)]
+    pub(crate) max_queued_tokens: usize,
+    /// Tokens that a request may generate
+    #[arg(long, value_name = "N", default_value = "2048", value_parser = count)]
+    pub(crate) max_tokens: usize,
+    /// Requests that an engine generates at once
+    #[arg(long, value_name = "N", default_value = "32", value_parser = count)]
+    pub(crate) max_batch: usize,
+    /// Time limit of a request; the header x-request-timeout lowers it
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
+    pub(crate) timeout: Duration,
+    /// Memory of all KV caches together, as 512MiB or 2GiB
+    #[arg(long, value_name = "BYTES", default_value = "2GiB", value_parser = bytes)]
+    pub(crate) kv_memory: usize,
+    /// Do not keep the beginnings of prompts for later requests
+    #[arg(long)]
+    pub(crate) no_prefix_cache: bool,
+    /// After SIGTERM or Ctrl-C: how long connections are still accepted, while /readyz says 503
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time)]
+    pub(crate) drain_delay: Duration,
+    /// After that: how long requests may still take
+    #[arg(long, value_name = "TIME", default_value = "50s", value_parser = time)]
+    pub(crate) drain: Duration,
+    /// Engines of each model, which share its requests
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count)]
+    pub(crate) engines: usize,
+    /// Compute threads of each engine [default: one for each available CPU, divided by the engines]
+    #[arg(short, long, value_name = "N", value_parser = crate::args::threads)]
+    pub(crate) threads: Option<usize>,
+}
+
+/// `1.5s`, `200ms` or `2m`
+#[cfg(feature = "serve")]
+fn time(text: &str) -> Result<Duration, String> {
+    let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0)];
+    let of = |(unit, seconds): &(&str, f64)| {
+        let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
+        Duration::try_from_secs_f64(number * seconds).ok()
+    };
+    let time = units.iter().find_map(of).filter(|time| *time <= Duration::from_secs(86_400));
+    time.ok_or_else(|| "give a time up to a day, as 500ms, 30s or 2m".into())
+}
+
+/// `512MiB`
+#[cfg(feature = "serve")]
+fn bytes(text: &str) -> Result<usize, String> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
+    let of = |(unit, shift): &(&str, u32)| {
+        let number: usize = text.strip_suffix(unit)?.parse().ok()?;
+        number.checked_mul(1 << shift)
+    };
+    let bytes = units.iter().find_map(of).or_else(|| text.parse().ok());
+    let bytes = bytes.filter(|bytes| (1..=crate::args::MOST).contains(bytes));
+    bytes.ok_or_else(|| "give a whole number of bytes, as 512MiB or 2GiB".into())
 }
 
 #[derive(Debug, clap::Args)]

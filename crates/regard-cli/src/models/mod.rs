@@ -6,6 +6,8 @@ mod embed;
 mod generate;
 mod list;
 mod open;
+#[cfg(feature = "serve")]
+mod serve;
 mod shipped;
 mod text;
 mod translate;
@@ -23,6 +25,8 @@ pub(crate) fn run(verb: &Verb, format: Format) -> Result<()> {
         Verb::Translate(args) => translate::run(args, format),
         Verb::Classify(args) => classify::run(args, format),
         Verb::Embed(args) => embed::run(args, format),
+        #[cfg(feature = "serve")]
+        Verb::Serve(args) => serve::run(args),
         Verb::Models(args) => list::run(args.what.as_ref(), format),
     }
 }

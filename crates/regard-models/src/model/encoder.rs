@@ -30,10 +30,19 @@ impl Encoder {
         &self.vocabulary.tokens
     }
 
+    /// The tokens of a text that the model can hold; one at least.
+    pub fn prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
+        some(self.vocabulary.fitting(text)?)
+    }
+
     /// A vector of length 1 for each text, by the pooling of the model. Texts of like length share a batch.
     pub fn embed(&self, texts: &[&str]) -> Result<Vec<Vec<f32>>, Error> {
-        let rows = texts.iter().map(|text| some(self.vocabulary.fitting(text)?));
-        let rows = rows.collect::<Result<Vec<_>, _>>()?;
+        let rows = texts.iter().map(|text| self.prompt(text));
+        self.embed_tokens(&rows.collect::<Result<Vec<_>, _>>()?)
+    }
+
+    /// The same of texts that are tokens.
+    pub fn embed_tokens(&self, rows: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, Error> {
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
         in_batches(&lengths, BATCH, |some| {
             let batch: Vec<Vec<u32>> = some.iter().map(|i| rows[*i].clone()).collect();

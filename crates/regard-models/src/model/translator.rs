@@ -47,6 +47,14 @@ impl Translator {
         }
     }
 
+    /// The tokens of a text that the model can read.
+    pub fn prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
+        match &self.kind {
+            Kind::Prompted(model, template) => model.prompt(&template.replace("{source}", text)),
+            _ => self.vocabulary().fitting(text),
+        }
+    }
+
     /// Each text in the other language. Texts of like length are translated together.
     pub fn translate(
         &self,

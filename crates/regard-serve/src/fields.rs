@@ -1,0 +1,190 @@
+//! JSON bodies, field by field. A field that is not known, or not done, is a 400 that names it: an option that is silently left out
+//! gives a wrong answer that looks right.
+
+use crate::error::ApiError;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// The fields of an object that have not been read yet. `null` is the same as no field, as in OpenAI's API.
+#[derive(Debug)]
+pub(crate) struct Fields {
+    /// Of the object, where it is inside of another: `response_format.`.
+    path: String,
+    map: Map<String, Value>,
+}
+
+/// Characters of a value that an error repeats.
+const SHOWN: usize = 80;
+
+impl Fields {
+    pub(crate) fn of_body(bytes: &[u8]) -> Result<Self, ApiError> {
+        let value = serde_json::from_slice(bytes)
+            .map_err(|e| ApiError::invalid(format!("the body is not JSON: {e}")))?;
+        match value {
+            Value::Object(map) => Ok(Self { path: String::new(), map }),
+            _ => {
+                Err(ApiError::invalid("the body is not a JSON object; give {\"field\": value, ..}"))
+            }
+        }
+    }
+
+    /// An object inside of another.
+    pub(crate) fn of_value(path: &str, value: Value) -> Result<Self, ApiError> {
+        match value {
+            Value::Object(map) => Ok(Self { path: format!("{path}."), map }),
+            other => Err(wrong(path, &other, "an object")),
+        }
+    }
+
+    /// The name of a field with where it is.
+    pub(crate) fn name(&self, name: &str) -> String {
+        format!("{}{name}", self.path)
+    }
+
+    /// Takes a field; `wanted` says what it may be.
+    pub(crate) fn take<T: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        wanted: &str,
+    ) -> Result<Option<T>, ApiError> {
+        match self.map.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match T::deserialize(&value) {
+                Ok(read) => Ok(Some(read)),
+                Err(_) => Err(wrong(&self.name(name), &value, wanted)),
+            },
+        }
+    }
+
+    /// Takes a field that must be there.
+    pub(crate) fn need<T: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        wanted: &str,
+    ) -> Result<T, ApiError> {
+        let missing = || {
+            let name = self.name(name);
+            ApiError::field(&name, format!("`{name}` is missing; give {wanted}"))
+                .with_code("missing_required_parameter")
+        };
+        let missing = missing();
+        self.take(name, wanted)?.ok_or(missing)
+    }
+
+    /// Takes a number in a range.
+    pub(crate) fn number(&mut self, name: &str, range: [f32; 2]) -> Result<Option<f32>, ApiError> {
+        let [least, most] = range;
+        let wanted = format!("a number from {least} to {most}");
+        let number = self.take::<f32>(name, &wanted)?;
+        match number.filter(|number| !(least..=most).contains(number)) {
+            Some(number) => Err(wrong(&self.name(name), &Value::from(number), &wanted)),
+            None => Ok(number),
+        }
+    }
+
+    /// Takes a whole number in a range.
+    pub(crate) fn count(
+        &mut self,
+        name: &str,
+        range: [usize; 2],
+    ) -> Result<Option<usize>, ApiError> {
+        let [least, most] = range;
+        let wanted = format!("a whole number from {least} to {most}");
+        let count = self.take::<usize>(name, &wanted)?;
+        match count.filter(|count| !(least..=most).contains(count)) {
+            Some(count) => Err(wrong(&self.name(name), &Value::from(count), &wanted)),
+            None => Ok(count),
+        }
+    }
+
+    /// Leaves out a field where it says what is done anyway; refuses it otherwise.
+    pub(crate) fn only(&mut self, name: &str, same: &[Value], why: &str) -> Result<(), ApiError> {
+        match self.map.remove(name) {
+            Some(value) if !value.is_null() && !same.contains(&value) => {
+                Err(ApiError::unsupported(&self.name(name), why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Leaves out fields that change nothing in an answer.
+    pub(crate) fn ignore(&mut self, names: &[&str]) {
+        for name in names {
+            self.map.remove(*name);
+        }
+    }
+
+    /// Refuses what has not been read.
+    pub(crate) fn finish(self) -> Result<(), ApiError> {
+        match self.map.iter().find(|(_, value)| !value.is_null()) {
+            Some((name, _)) => {
+                let name = shown(&self.name(name));
+                Err(ApiError::unsupported(&name, "this server does not know it; leave it out"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A field that is something else than it may be.
+pub(crate) fn wrong(name: &str, value: &Value, wanted: &str) -> ApiError {
+    ApiError::field(name, format!("{name}: {}; give {wanted}", shown(&value.to_string())))
+}
+
+/// The beginning of a text that a client sent.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn fields(value: &Value) -> Fields {
+        Fields::of_body(value.to_string().as_bytes()).expect("an object")
+    }
+
+    #[test]
+    fn a_field_is_read_refused_or_left_out() {
+        let mut body =
+            fields(&json!({"n": 3, "x": 2.5, "text": 7, "tools": [], "user": "u", "none": null}));
+        assert_eq!(body.count("n", [1, 4]).expect("a count"), Some(3));
+        assert_eq!(body.number("absent", [0.0, 1.0]).expect("none"), None);
+        let error = body.number("x", [0.0, 2.0]).expect_err("too much");
+        assert_eq!(
+            (error.param.as_deref(), &error.message[..]),
+            (Some("x"), "x: 2.5; give a number from 0 to 2")
+        );
+        let error = body.need::<String>("text", "a string").expect_err("a number");
+        assert_eq!(error.message, "text: 7; give a string");
+        assert_eq!(
+            body.need::<String>("none", "a string").expect_err("null").code,
+            Some("missing_required_parameter")
+        );
+        body.ignore(&["user"]);
+        let error = body.finish().expect_err("tools");
+        assert_eq!(
+            (error.param.as_deref(), error.code),
+            (Some("tools"), Some("unsupported_parameter"))
+        );
+    }
+
+    #[test]
+    fn what_says_what_is_done_anyway_is_no_error() {
+        let mut body = fields(&json!({"echo": false, "best_of": 2}));
+        assert!(body.only("echo", &[json!(false)], "prompts are not repeated").is_ok());
+        assert!(body.only("best_of", &[json!(1)], "send one request for each").is_err());
+        assert!(body.finish().is_ok());
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused() {
+        for body in ["", "[]", "{", "\u{0}", "1", "{\"a\":1e999}"] {
+            assert_eq!(Fields::of_body(body.as_bytes()).expect_err(body).status, 400, "{body}");
+        }
+    }
+}
