@@ -530,9 +530,9 @@ mod tests {
             assert_eq!(said, best[2..8]);
             let mut session = model.session(&[source]).expect("ids are tokens");
             let mut states = [session.start(0).expect("a source")];
-            let fed = whole
-                .iter()
-                .flat_map(|token| session.feed(&mut states, &[&[*token]], &[1]).expect("ids are tokens"));
+            let fed = whole.iter().flat_map(|token| {
+                session.feed(&mut states, &[&[*token]], &[1]).expect("ids are tokens")
+            });
             close(&fed.collect::<Vec<f32>>(), &numbers(scores));
         }
     }

@@ -396,10 +396,11 @@ mod tests {
     fn what_a_request_becomes_does_not_depend_on_the_others() {
         let strategies = [DecodingStrategy::Greedy, sample(5), beam(3, 0.7)];
         let requests: Vec<_> = (0..40_usize)
-            .map(|i| {
+            .zip(0_u32..)
+            .map(|(i, number)| {
                 let len = [3, 300, 512, 700, 257, 1][i % 6];
                 let mut one =
-                    request(prompt(i as u32 % 3, len), strategies[i % 3].clone(), 1 + i % 20);
+                    request(prompt(number % 3, len), strategies[i % 3].clone(), 1 + i % 20);
                 one.options.prompt_lookup = [0, 8][i % 2];
                 one.options.top_log_probabilities = i % 4;
                 one.prefix = (i % 5 != 0).then_some(i as u64 % 2);
