@@ -74,6 +74,10 @@ examples:
 book:
     book/check
 
+# Image, manifests, unit and dashboard of the server against their schemas and its source
+deploy:
+    deploy/check
+
 # The reference pages of the book that are made of help texts and docstrings; needs the built command and Python module
 reference python="target/python/bin/python":
     book/command-reference
