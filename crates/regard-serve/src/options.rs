@@ -35,6 +35,8 @@ pub struct Options {
     pub kv_memory: usize,
     /// Whether the beginnings of prompts are kept for later requests of the same key.
     pub prefix_cache: bool,
+    /// Whether answers tell what the model looked at, where a request asks for it.
+    pub attention: bool,
     /// After a signal to end: how long connections are still taken.
     pub drain_delay: Duration,
     /// After that: how long requests may still take.
@@ -59,6 +61,7 @@ impl Default for Options {
             timeout: Duration::from_secs(60),
             kv_memory: 2 << 30,
             prefix_cache: true,
+            attention: false,
             drain_delay: Duration::from_secs(5),
             drain: Duration::from_secs(50),
             engines: 1,

@@ -217,6 +217,9 @@ pub(crate) struct ServeArgs {
     /// Do not keep the beginnings of prompts for later requests
     #[arg(long)]
     pub(crate) no_prefix_cache: bool,
+    /// Let requests ask what heads looked at for each token ("attention": {"layers": [-1], "heads": [0]})
+    #[arg(long)]
+    pub(crate) attention: bool,
     /// After SIGTERM or Ctrl-C: how long connections are still accepted, while /readyz says 503
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time)]
     pub(crate) drain_delay: Duration,

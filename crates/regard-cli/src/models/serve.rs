@@ -20,6 +20,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         timeout: args.timeout,
         kv_memory: args.kv_memory,
         prefix_cache: !args.no_prefix_cache,
+        attention: args.attention,
         drain_delay: args.drain_delay,
         drain: args.drain,
         engines: args.engines,

@@ -1,6 +1,6 @@
 //! Events of engines become JSON.
 
-use super::{chat, completions};
+use super::{attention, chat, completions};
 use crate::app::random;
 use crate::engine::{Piece, Told};
 use crate::error::ApiError;
@@ -61,7 +61,18 @@ pub(super) struct News {
     pub(super) index: usize,
     pub(super) text: String,
     pub(super) log: Option<Log>,
+    /// What was looked at for its token.
+    pub(super) attention: Option<Value>,
     pub(super) reason: Option<&'static str>,
+}
+
+/// All of a choice.
+#[derive(Clone, Debug, Default)]
+struct Written {
+    text: String,
+    logs: Vec<Log>,
+    attention: Vec<Value>,
+    reason: Option<&'static str>,
 }
 
 impl Call {
@@ -119,7 +130,8 @@ impl Call {
                 Some((index, Told::Ended(ended))) => {
                     self.open -= 1;
                     let reason = Some(ended.reason);
-                    return Ok(Some(News { index, text: ended.rest, log: None, reason }));
+                    let text = ended.rest;
+                    return Ok(Some(News { index, text, log: None, attention: None, reason }));
                 }
             }
         }
@@ -138,7 +150,12 @@ impl Call {
             let top = top.map(|(id, log)| (self.token(last, *id), value(*log))).collect();
             Log { token, value: value(choice.log_probability.unwrap_or(NEVER)), top, offset }
         });
-        News { index, text, log, reason: None }
+        let attention = (!choice.attention.is_empty()).then(|| {
+            let Choice { prompt, tokens, .. } = self.choices[index];
+            let token = self.token(last, choice.token);
+            attention::told(prompt + tokens - 1, &token, &choice.attention)
+        });
+        News { index, text, log, attention, reason: None }
     }
 
     /// The text of a token after another: some vocabularies leave out a space at the beginning.
@@ -194,12 +211,12 @@ impl Call {
 
     /// News as the choice of a chunk; none if there is nothing to tell.
     pub(super) fn part(&self, news: &News) -> Option<Value> {
-        let News { index, text, log, reason } = news;
-        if text.is_empty() && log.is_none() && reason.is_none() {
+        let News { index, text, log, attention, reason } = news;
+        if text.is_empty() && log.is_none() && attention.is_none() && reason.is_none() {
             return None;
         }
         let logs = log.as_ref().map_or(Value::Null, |log| self.logs(std::slice::from_ref(log)));
-        Some(match self.shape.chat {
+        let mut part = match self.shape.chat {
             true => {
                 let delta = if text.is_empty() { json!({}) } else { json!({"content": text}) };
                 json!({"index": index, "delta": delta, "logprobs": logs, "finish_reason": reason})
@@ -207,28 +224,37 @@ impl Call {
             false => {
                 json!({"index": index, "text": text, "logprobs": logs, "finish_reason": reason})
             }
-        })
+        };
+        if let Some(row) = attention {
+            part["attention"] = json!([row]);
+        }
+        Some(part)
     }
 
     /// The answer as a whole.
     pub(super) async fn whole(mut self) -> Result<Value, ApiError> {
-        let mut written: Vec<(String, Vec<Log>, Option<&str>)> =
-            vec![Default::default(); self.choices.len()];
-        while let Some(News { index, text, log, reason }) = self.next().await? {
-            let (whole, logs, ended) = &mut written[index];
-            whole.push_str(&text);
-            logs.extend(log);
-            *ended = reason.or(*ended);
+        let mut written: Vec<Written> = vec![Written::default(); self.choices.len()];
+        while let Some(News { index, text, log, attention, reason }) = self.next().await? {
+            let whole = &mut written[index];
+            whole.text.push_str(&text);
+            whole.logs.extend(log);
+            whole.attention.extend(attention);
+            whole.reason = reason.or(whole.reason);
         }
-        let choices = written.iter().enumerate().map(|(index, (text, logs, reason))| {
-            let logs = self.logs(logs);
-            match self.shape.chat {
+        let choices = written.into_iter().enumerate().map(|(index, whole)| {
+            let Written { text, logs, attention, reason } = whole;
+            let logs = self.logs(&logs);
+            let mut choice = match self.shape.chat {
                 true => {
                     let message = json!({"role": "assistant", "content": text, "refusal": null});
                     json!({"index": index, "message": message, "logprobs": logs, "finish_reason": reason})
                 }
                 false => json!({"index": index, "text": text, "logprobs": logs, "finish_reason": reason}),
+            };
+            if !attention.is_empty() {
+                choice["attention"] = Value::Array(attention);
             }
+            choice
         });
         let kind = if self.shape.chat { "chat.completion" } else { "text_completion" };
         let mut whole = self.object(kind, choices.collect());

@@ -1,8 +1,10 @@
 //! What completions and chats are asked alike: fields become options.
 
+use super::attention::Attention;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::models::Entry;
+use crate::options::Options;
 use regard_models::TextOptions;
 use regard_models::generate::{Constraint, DecodingStrategy, LogitsProcessors, Sampling};
 use serde::Deserialize;
@@ -38,6 +40,7 @@ pub(super) struct Ask {
     /// None: as many as there is room for.
     pub(super) max_tokens: Option<usize>,
     pub(super) options: TextOptions,
+    pub(super) attention: Option<Attention>,
     format: Option<Format>,
 }
 
@@ -55,15 +58,15 @@ enum Stop {
 }
 
 impl Ask {
-    /// Takes the fields that both have. `max_tokens` is what the server allows.
-    pub(super) fn take(fields: &mut Fields, max_tokens: usize) -> Result<Self, ApiError> {
-        fields.only("attention", &[json!(false)], "not supported yet")?;
+    /// Takes the fields that both have, within what the server allows.
+    pub(super) fn take(fields: &mut Fields, allowed: &Options) -> Result<Self, ApiError> {
+        let attention = Attention::take(fields, allowed.attention)?;
         fields.ignore(IGNORED);
         let n = fields.count("n", [1, CHOICES])?.unwrap_or(1);
         fields.only("best_of", &[json!(1), json!(n)], "choices are not ranked; give `n`")?;
         let stream = fields.take("stream", "true or false")?.unwrap_or(false);
         let include_usage = include_usage(fields, stream)?;
-        let range = [1, max_tokens];
+        let range = [1, allowed.max_tokens];
         let newer = fields.count("max_completion_tokens", range)?;
         let max_tokens = newer.or(fields.count("max_tokens", range)?);
         let options = TextOptions {
@@ -72,7 +75,7 @@ impl Ask {
             ..TextOptions::new(strategy(fields)?, 1)
         };
         let format = format(fields)?;
-        Ok(Self { n, stream, include_usage, max_tokens, options, format })
+        Ok(Self { n, stream, include_usage, max_tokens, options, attention, format })
     }
 
     /// Makes the constraint of the format, which takes a while.

@@ -42,7 +42,7 @@ pub(super) async fn route(
         let why = "top_logprobs: only where `logprobs` is true; set it, or leave this out";
         return Err(ApiError::field("top_logprobs", why));
     }
-    let mut ask = Ask::take(&mut fields, app.options.max_tokens)?;
+    let mut ask = Ask::take(&mut fields, &app.options)?;
     fields.finish()?;
     ask.options.top_log_probabilities = top.unwrap_or(0);
     let shape = Shape { chat: true, log_probabilities: wanted };

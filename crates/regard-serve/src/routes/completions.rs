@@ -73,7 +73,7 @@ pub(super) async fn route(
     fields.only("echo", &[json!(false)], "prompts are not repeated; put it before the text")?;
     fields.only("suffix", &[json!("")], "texts only go on at their end")?;
     let log_probabilities = fields.count("logprobs", [0, TOP])?;
-    let mut ask = Ask::take(&mut fields, app.options.max_tokens)?;
+    let mut ask = Ask::take(&mut fields, &app.options)?;
     fields.finish()?;
     ask.max_tokens.get_or_insert(TOKENS.min(app.options.max_tokens));
     ask.options.top_log_probabilities = log_probabilities.unwrap_or(0);

@@ -90,6 +90,9 @@ fn requests(
     let mut requests = Vec::with_capacity(prompts.len() * ask.n);
     for prompt in prompts {
         ask.options.max_tokens = room(model, &prompt, ask.max_tokens, (name, most))?;
+        let tokens = ask.options.max_tokens;
+        let probe = ask.attention.as_ref().map(|one| one.probe(model, prompt.len(), tokens));
+        ask.options.attention = probe.transpose()?;
         let options = model.options(&ask.options);
         for row in 0..ask.n {
             let (prompt, options) = (prompt.clone(), options.clone());

@@ -2,6 +2,7 @@
 
 mod answer;
 mod ask;
+mod attention;
 mod chat;
 mod completions;
 mod embeddings;

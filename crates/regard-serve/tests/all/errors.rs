@@ -84,7 +84,7 @@ fn a_field_that_is_wrong_or_not_supported_is_named() {
     assert_eq!(server.post("/v1/completions", &long).error(400)[2], "context_length_exceeded");
     let [message, ..] =
         server.post("/v1/completions", &json!({"prompt": "x", "attention": {}})).error(400);
-    assert!(message.contains("not supported yet"), "{message}");
+    assert!(message.contains("start it with --attention"), "{message}");
     assert_eq!(
         server.post("/v1/completions", &json!({"model": "x", "prompt": ""})).error(404)[2],
         "model_not_found"

@@ -1,6 +1,7 @@
 //! Completions and chats.
 
 use crate::common::{Server, chat_model, noise_model, options, story};
+use regard_serve::Options;
 use serde_json::{Value, json};
 
 fn server() -> Server {
@@ -154,6 +155,62 @@ fn log_probabilities_have_the_forms_of_both_routes() {
     assert_eq!(content[0]["token"], content[0]["top_logprobs"][0]["token"]);
     assert_eq!(content[0]["logprob"], content[0]["top_logprobs"][0]["logprob"]);
     assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
+}
+
+#[test]
+fn answers_tell_what_heads_looked_at() {
+    let server = Server::new(Options { attention: true, ..options() }, vec![story()]);
+    let mut body = json!({
+        "prompt": "Once upon a time there was", "max_tokens": 6, "temperature": 0,
+        "attention": {"layers": [0, -1], "heads": [1, 3], "top_k": 3},
+    });
+    let whole = server.post("/v1/completions", &body).ok()["choices"][0].clone();
+    let rows = whole["attention"].as_array().expect("rows");
+    assert_eq!(rows.len(), 6);
+    let prompt = story().model.tokens().encode("Once upon a time there was").expect("tokens").len();
+    for (i, row) in rows.iter().enumerate() {
+        assert_eq!(row["position"], prompt + i);
+        let sites = row["sites"].as_array().expect("sites");
+        let places: Vec<_> = sites.iter().map(|one| (&one["layer"], &one["head"])).collect();
+        let layers = [0, 0, 4, 4].map(Value::from);
+        let heads = [1, 3, 1, 3].map(Value::from);
+        assert_eq!(places, layers.iter().zip(&heads).collect::<Vec<_>>());
+        for site in sites {
+            let top = site["top"].as_array().expect("positions");
+            let weights: Vec<f64> = top.iter().filter_map(|one| one[1].as_f64()).collect();
+            let sum: f64 = weights.iter().sum();
+            assert!(weights.is_sorted_by(|a, b| a >= b) && sum > 0.1 && sum < 1.0001, "{site}");
+            let all = ((prompt + i) as f64).ln();
+            assert!((0.0..=all + 1e-4).contains(&site["entropy"].as_f64().expect("a number")));
+            assert!(
+                top.iter().all(|one| one[0].as_u64().expect("a position") < (prompt + i) as u64)
+            );
+        }
+    }
+    // A stream tells the same, token by token; and the text is that without attention.
+    body["stream"] = json!(true);
+    let parts = server.post("/v1/completions", &body).chunks();
+    let streamed: Vec<Value> = parts
+        .iter()
+        .filter_map(|part| part["choices"][0]["attention"].as_array().cloned())
+        .flatten()
+        .collect();
+    assert_eq!(streamed, *rows);
+    let body = json!({"prompt": "Once upon a time there was", "max_tokens": 6, "temperature": 0});
+    assert_eq!(server.post("/v1/completions", &body).ok()["choices"][0]["text"], whole["text"]);
+    for (attention, param) in [
+        (json!({"layers": [5], "heads": [0]}), "attention"),
+        (json!({"layers": [-6], "heads": [0]}), "attention.layers"),
+        (json!({"layers": [0], "heads": [8]}), "attention"),
+        (json!({"layers": [], "heads": [0]}), "attention"),
+        (json!({"layers": [0], "heads": [0], "rows": "all"}), "attention.rows"),
+        (json!({"heads": [0]}), "attention.layers"),
+        (json!(true), "attention"),
+    ] {
+        let body = json!({"prompt": "x", "max_tokens": 2, "attention": attention});
+        let answer = server.post("/v1/completions", &body);
+        assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(param)));
+    }
 }
 
 #[test]

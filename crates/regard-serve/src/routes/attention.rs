@@ -1,0 +1,95 @@
+//! `"attention"` of a request: what chosen heads looked at when each token was generated.
+//!
+//! Positions are told and never words: a chat template or a system prompt may be before the prompt of a client.
+
+use crate::error::ApiError;
+use crate::fields::{Fields, wrong};
+use regard_models::CausalLm;
+use regard_models::generate::{AttentionProbe, AttentionRow};
+use serde_json::{Value, json};
+
+/// What is asked, before the model is known.
+#[derive(Debug)]
+pub(super) struct Attention {
+    /// From the end if negative.
+    layers: Vec<i64>,
+    heads: Vec<usize>,
+    top: usize,
+}
+
+/// Heads of all layers together.
+const SITES: usize = 64;
+/// Tokens of an answer with attention.
+const ROWS: usize = 512;
+/// Heads times tokens times keys: weights that are computed once more.
+const COST: usize = 1 << 31;
+/// Positions that are told, unless the request says how many.
+const TOP: usize = 8;
+
+impl Attention {
+    pub(super) fn take(fields: &mut Fields, allowed: bool) -> Result<Option<Self>, ApiError> {
+        let Some(value) = fields.take::<Value>("attention", "an object")? else { return Ok(None) };
+        if !allowed {
+            let why = "this server does not tell its attention; start it with --attention";
+            return Err(ApiError::unsupported("attention", why));
+        }
+        let mut inner = Fields::of_value("attention", value)?;
+        let layers: Vec<i64> = inner.need("layers", "a list of layers, as [0, -1]")?;
+        let heads: Vec<usize> = inner.need("heads", "a list of heads, as [0, 3]")?;
+        let top = inner.count("top_k", [0, 64])?.unwrap_or(TOP);
+        inner.finish()?;
+        let sites = layers.len().saturating_mul(heads.len());
+        if !(1..=SITES).contains(&sites) {
+            let wanted = format!("1 to {SITES} heads in all layers together");
+            return Err(wrong("attention", &json!({"layers": layers, "heads": heads}), &wanted));
+        }
+        Ok(Some(Self { layers, heads, top }))
+    }
+
+    /// The same for a model, a prompt and so many tokens.
+    pub(super) fn probe(
+        &self,
+        model: &CausalLm,
+        prompt: usize,
+        tokens: usize,
+    ) -> Result<AttentionProbe, ApiError> {
+        if tokens > ROWS {
+            let why = format!(
+                "attention: {tokens} tokens may be generated; with attention {ROWS} at most; lower `max_tokens`"
+            );
+            return Err(ApiError::field("attention", why));
+        }
+        let cost = (self.layers.len() * self.heads.len() * tokens).saturating_mul(prompt + tokens);
+        if cost > COST {
+            let why = format!(
+                "attention: {cost} weights (heads x tokens x positions); {COST} at most; ask for fewer layers or heads"
+            );
+            return Err(ApiError::field("attention", why));
+        }
+        let stack = model.transformer().config().decoder.as_ref();
+        let [layers, heads] = stack.map_or([0; 2], |stack| [stack.layers.len(), stack.heads.q]);
+        let from_end = |layer: i64| match layer {
+            ..0 => layers.checked_sub(usize::try_from(layer.unsigned_abs()).ok()?),
+            _ => usize::try_from(layer).ok(),
+        };
+        let known: Option<Vec<usize>> = self.layers.iter().map(|layer| from_end(*layer)).collect();
+        let Some(known) = known else {
+            let wanted = format!("layers from -{layers} to {}", layers.saturating_sub(1));
+            return Err(wrong("attention.layers", &json!(self.layers), &wanted));
+        };
+        let probe = AttentionProbe { layers: known, heads: self.heads.clone(), top: self.top };
+        probe.check([layers, heads]).map_err(|e| ApiError::field("attention", e.to_string()))?;
+        Ok(probe)
+    }
+}
+
+/// What was looked at when the token of this position was chosen.
+pub(super) fn told(position: usize, token: &str, rows: &[AttentionRow]) -> Value {
+    let site = |row: &AttentionRow| {
+        json!({
+            "layer": row.layer, "head": row.head, "entropy": row.entropy, "distance": row.distance,
+            "top": row.top,
+        })
+    };
+    json!({"position": position, "token": token, "sites": rows.iter().map(site).collect::<Vec<_>>()})
+}
