@@ -2,7 +2,8 @@
 
 use regard_models::files::{KnownModel, cache_dir};
 use regard_models::generate::{
-    AttentionProbe, Choice, DecodingStrategy, Event, GRID, Request, Sampling, Scheduler, Ticket,
+    AttentionProbe, DecodingStrategy, Event, GRID, GeneratedToken, Request, Sampling, Scheduler,
+    Ticket,
 };
 use regard_models::infer::Session;
 use regard_models::{CausalLm, Model, TextOptions};
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 type Arrivals<'a> = &'a dyn Fn(usize) -> Vec<usize>;
 
 /// Token ids, and bits of log-probabilities of the token and of the likeliest.
-fn bits(choice: Choice) -> Vec<u64> {
+fn bits(choice: GeneratedToken) -> Vec<u64> {
     let all = choice.log_probability.into_iter().chain(choice.top.iter().map(|one| one.1));
     std::iter::once(choice.token.into())
         .chain(choice.top.iter().map(|one| one.0.into()))

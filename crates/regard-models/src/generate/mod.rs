@@ -63,7 +63,7 @@ pub use error::GenerateError;
 #[cfg(feature = "grammar")]
 pub use grammar::{Grammar, GrammarCompiler};
 pub use process::{Constraint, LogitsProcessors};
-pub use scheduler::{Choice, Event, GRID, OnEvent, Request, Scheduler, Ticket};
+pub use scheduler::{Event, GRID, GeneratedToken, OnEvent, Request, Scheduler, Ticket};
 pub use search::{
     DecodingStrategy, FinishReason, GeneratedSequence, GenerationOptions, Sampling,
     StoppingCriteria, Usage,

@@ -4,8 +4,8 @@ use super::choose::{best, descending, draw, kept, largest, log_sum};
 use super::error::check_scores;
 use super::process::look_up;
 use super::{
-    AttentionProbe, AttentionRow, Choice, Constraint, DecodingStrategy, FinishReason, GRID,
-    GenerateError, GeneratedSequence, GenerationOptions, Request,
+    AttentionProbe, AttentionRow, Constraint, DecodingStrategy, FinishReason, GRID, GenerateError,
+    GeneratedSequence, GeneratedToken, GenerationOptions, Request,
 };
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -174,7 +174,7 @@ impl Row {
         &mut self,
         scores: &[&[f32]],
         seen: Vec<AttentionRow>,
-        on_token: &mut dyn FnMut(Choice) -> ControlFlow<()>,
+        on_token: &mut dyn FnMut(GeneratedToken) -> ControlFlow<()>,
     ) -> Result<Vec<usize>, GenerateError> {
         if let Some(piece) = self.piece() {
             self.fed = piece.end;
@@ -185,7 +185,7 @@ impl Row {
         if let DecodingStrategy::Beam { width, length_penalty } = self.options.strategy {
             let parents = self.widen(scores, width, length_penalty.into())?;
             if let ([], Some(best)) = (parents.as_slice(), self.done.first()) {
-                let choice = |token| Choice { token, ..Choice::default() };
+                let choice = |token| GeneratedToken { token, ..GeneratedToken::default() };
                 let _heard = best.tokens.iter().try_for_each(|token| on_token(choice(*token)));
             }
             return Ok(parents);
@@ -194,7 +194,7 @@ impl Row {
         let mut seen = Some(seen);
         for (place, scores) in scores.iter().enumerate() {
             let token = self.choose(&self.processed(&mut line, scores)?);
-            let mut choice = Choice::new(token, scores, self.options.top_log_probabilities);
+            let mut choice = GeneratedToken::new(token, scores, self.options.top_log_probabilities);
             choice.attention = seen.take().unwrap_or_default();
             line.score += choice.log_probability.unwrap_or(0.0);
             line.tokens.push(token);

@@ -43,7 +43,7 @@ pub enum Event {
         cached: usize,
     },
     /// A token was chosen, the end token too. A beam search knows its tokens when it has ended.
-    Token(Choice),
+    Token(GeneratedToken),
     /// It has ended.
     Finished(GeneratedSequence),
     /// Nothing could be chosen for it; the others go on.
@@ -52,7 +52,7 @@ pub enum Event {
 
 /// A token that was chosen.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Choice {
+pub struct GeneratedToken {
     /// Its id.
     pub token: u32,
     /// Its log-probability in the model itself, before whatever changes the scores; none in a beam search.
@@ -63,7 +63,7 @@ pub struct Choice {
     pub attention: Vec<AttentionRow>,
 }
 
-impl Choice {
+impl GeneratedToken {
     pub(super) fn new(token: u32, scores: &[f32], top: usize) -> Self {
         let total = log_sum(scores);
         let log = |score: f32| f64::from(score) - total;

@@ -3,7 +3,7 @@
 use super::{Common, Load, Settings, panic_text, wait};
 use crate::error::ApiError;
 use crate::queue::{Place, Queue};
-use regard_models::generate::{Choice, Event, FinishReason, Request, Scheduler, Ticket};
+use regard_models::generate::{Event, FinishReason, GeneratedToken, Request, Scheduler, Ticket};
 use regard_models::infer::Session;
 use regard_models::{CausalLm, TextStream};
 use std::collections::{HashMap, VecDeque};
@@ -42,7 +42,7 @@ pub(crate) enum Told {
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     pub(crate) text: String,
-    pub(crate) choice: Choice,
+    pub(crate) choice: GeneratedToken,
 }
 
 /// How a text ends.
