@@ -58,11 +58,12 @@ impl App {
             None => most,
             Some(value) => {
                 let seconds = value.to_str().ok().and_then(|text| text.parse::<f64>().ok());
+                let seconds = seconds.filter(|seconds| *seconds > 0.0);
                 let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
                 time.ok_or_else(|| {
                     let shown = value.to_str().unwrap_or("?");
                     ApiError::invalid(format!(
-                        "x-request-timeout: {shown}; give seconds, as in 2.5"
+                        "x-request-timeout: {shown}; give seconds above 0, as in 2.5"
                     ))
                 })?
             }
