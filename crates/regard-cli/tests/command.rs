@@ -41,7 +41,9 @@ fn the_status_tells_invalid_arguments_and_failures_apart() {
 fn the_long_version_names_features_and_instruction_sets() {
     assert_eq!(told("-V").lines().count(), 1);
     let version = told("--version");
-    for part in [env!("CARGO_PKG_VERSION"), "features: models, shipped, train, lab", "portable"] {
+    for part in
+        [env!("CARGO_PKG_VERSION"), "features: models, shipped, serve, train, lab", "portable"]
+    {
         assert!(version.contains(part), "{part}: {version}");
     }
 }
