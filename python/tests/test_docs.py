@@ -28,8 +28,6 @@ OPTIONS = ROOT / "docs/options.md"
 BOOK = ROOT / "book/en/src"
 GUIDES = sorted(path for folder in ("tutorials", "howto") for path in (BOOK / folder).glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "python/README.md", *sorted((ROOT / "docs").glob("python*.md"))]
-# Some guides are about Rust or the command alone.
-PAGES += [path for path in GUIDES if "```python\n" in path.read_text(encoding="utf-8")]
 NOTEBOOK = ROOT / "python/notebooks/look_inside.py"
 OPTIONAL = {"bertviz", "ml_dtypes", "torch", "transformers"}
 """Packages that a page may need and a machine may lack."""
@@ -61,6 +59,10 @@ def blocks(page: Path) -> list[Block]:
             before = line.strip()
     assert code is None, f"{page.name}: the block of line {start} has no end"
     return found
+
+
+# Some guides are about Rust or the command alone, or need a server.
+PAGES += [path for path in GUIDES if any(block.not_run is None for block in blocks(path))]
 
 
 def run(page: Path) -> None:
