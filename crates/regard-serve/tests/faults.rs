@@ -81,12 +81,12 @@ fn what_is_left_at_the_end_of_the_drain_is_cancelled() {
     let _slow = slow();
     let options = Options { drain: Duration::from_millis(1), max_batch: 1, ..options() };
     let mut server = Server::new(options, vec![story()]);
-    let mut streams: Vec<_> = (0..12).map(|_| long(&server)).collect();
-    while !streams[0].line().starts_with("data: ") {}
-    server.wait_for("regard_queued_requests", |waiting| waiting >= 5.0);
+    let streams: Vec<_> = (0..12).map(|_| long(&server)).collect();
+    server.wait_for("regard_queue_seconds_count", |begun| begun == 1.0);
+    server.wait_for("regard_queued_requests", |waiting| waiting == 11.0);
     server.end();
-    let waited = streams.pop().expect("a stream").read();
-    waited.error(503);
+    let waited = streams.into_iter().map(Pending::read).filter(|answer| answer.status == 503);
+    assert_eq!(waited.count(), 11);
     assert!(server.join().is_ok());
 }
 
@@ -121,8 +121,8 @@ fn a_client_that_leaves_frees_its_pages() {
     let options = Options { max_batch: 2, ..options() };
     let server = Server::new(options, vec![story()]);
     let mut streams: Vec<_> = (0..3).map(|_| long(&server)).collect();
-    // The first has begun, the third waits.
-    while !streams[0].line().starts_with("data: ") {}
+    // Two have begun, whichever came first; one waits.
+    server.wait_for("regard_queue_seconds_count", |begun| begun == 2.0);
     server.wait_for("regard_queued_requests", |waiting| waiting == 1.0);
     streams.clear();
     server.wait_for("regard_cancelled_total", |gone| gone == 3.0);
