@@ -105,7 +105,7 @@ pub use gpt::Gpt;
 #[cfg(feature = "burn")]
 pub use han::{Han, HanWeights};
 #[cfg(feature = "burn")]
-pub use load::{load, parameters, save};
+pub use load::{gradients, load, parameters, save};
 #[cfg(feature = "burn")]
 pub use model::sentences;
 pub use model::{

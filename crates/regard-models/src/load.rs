@@ -5,7 +5,7 @@ use crate::files::{Config, WeightFormat, Weights, save_as};
 use crate::infer::Transformer;
 use crate::stack::numbers;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Gradients, Tensor, TensorData};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -63,6 +63,38 @@ pub fn parameters<M: Module>(module: &M) -> BTreeMap<String, (Vec<usize>, Vec<f3
     let mut gatherer = Gatherer { path: Vec::new(), found: BTreeMap::new() };
     module.visit(&mut gatherer);
     gatherer.found
+}
+
+/// The gradient of every parameter, under its path; none where it has none.
+#[must_use]
+pub fn gradients<M: Module>(
+    module: &M,
+    gradients: &Gradients,
+) -> BTreeMap<String, Option<Vec<f32>>> {
+    let mut gatherer = GradientGatherer { path: Vec::new(), gradients, found: BTreeMap::new() };
+    module.visit(&mut gatherer);
+    gatherer.found
+}
+
+struct GradientGatherer<'a> {
+    path: Vec<String>,
+    gradients: &'a Gradients,
+    found: BTreeMap<String, Option<Vec<f32>>>,
+}
+
+impl ModuleVisitor for GradientGatherer<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let gradient = param.val().grad(self.gradients).map(numbers);
+        self.found.insert(self.path.join("."), gradient);
+    }
 }
 
 struct Gatherer {

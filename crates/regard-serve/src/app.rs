@@ -2,6 +2,7 @@
 
 use crate::engine::Common;
 use crate::error::{ApiError, Refused};
+use crate::fields::Fields;
 use crate::keys::{KeyId, Keys};
 use crate::metrics::Metrics;
 use crate::models::Models;
@@ -52,7 +53,7 @@ impl App {
     }
 
     /// When a request must be answered: after `x-request-timeout` seconds, or `--timeout`, whichever is sooner.
-    pub(crate) fn deadline(&self, headers: &HeaderMap) -> Result<Instant, ApiError> {
+    fn deadline(&self, headers: &HeaderMap) -> Result<Instant, ApiError> {
         let most = self.options.timeout;
         let asked = match headers.get("x-request-timeout") {
             None => most,
@@ -71,8 +72,14 @@ impl App {
         Ok(Instant::now() + asked.min(most))
     }
 
+    /// The fields of a request, and when it must be answered: the time of its body counts.
+    pub(crate) async fn fields(&self, request: Request) -> Result<(Fields, Instant), ApiError> {
+        let deadline = self.deadline(request.headers())?;
+        Ok((Fields::of_body(&self.body(request).await?)?, deadline))
+    }
+
     /// The bytes of a JSON body.
-    pub(crate) async fn body(&self, request: Request) -> Result<Vec<u8>, ApiError> {
+    async fn body(&self, request: Request) -> Result<Vec<u8>, ApiError> {
         let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default().trim();
         if !kind.eq_ignore_ascii_case("application/json") {

@@ -62,6 +62,11 @@ impl ApiError {
         Self { retry_after: Some(retry_after), ..error }.with_code("queue_full")
     }
 
+    /// The server ends, and with it what has not begun.
+    pub(crate) fn stopping() -> Self {
+        Self::unavailable("the server is shutting down; ask another")
+    }
+
     /// No token came in time.
     pub(crate) fn late() -> Self {
         let message = "the deadline of the request passed before its answer began; try again later, \

@@ -2,12 +2,11 @@
 //! place.
 
 use crate::{Result, error_of, largest};
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Gradients, Tensor};
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
 use regard_burn::{CrossEntropy, cross_entropy};
 use regard_models::files::{Architecture, ModelFiles, Weights};
-use regard_models::{Bert, DropoutRates, Gpt, Pass, Sentences, ids, load, parameters};
-use std::collections::BTreeMap;
+use regard_models::{Bert, DropoutRates, Gpt, Pass, Sentences, gradients, ids, load, parameters};
 use std::path::Path;
 
 /// Gradients below this part of the largest of the model are rounding: that of a key's bias is 0.
@@ -45,14 +44,13 @@ fn of<M: Module>(
     loss: impl Fn(&M) -> Result<Tensor<1>>,
 ) -> Result<f32> {
     let (model, expected) = (load(model, &mut weights)?, load(other, &mut expected)?);
-    let gradients = loss(&model)?.backward();
-    let mut found = Found { path: Vec::new(), gradients: &gradients, all: BTreeMap::new() };
-    model.visit(&mut found);
+    let found = gradients(&model, &loss(&model)?.backward());
     let expected = parameters(&expected);
     let top = expected.values().fold(0.0, |top: f32, (_, want)| top.max(largest(want)));
     let mut worst = 0f32;
     for (name, (_, want)) in &expected {
-        let ours = found.all.get(name).ok_or_else(|| format!("{name} has no gradient"))?;
+        let ours = found.get(name).and_then(Option::as_ref);
+        let ours = ours.ok_or_else(|| format!("{name} has no gradient"))?;
         worst = worst.max(error_of(ours, want, largest(want).max(LEAST * top)));
     }
     Ok(worst)
@@ -76,26 +74,4 @@ fn entropy(model: &Gpt, sequences: &[Vec<u32>], device: &Device) -> Result<Tenso
         sum = sum + cross_entropy(scores.reshape([length, vocab]), labels, how)?;
     }
     Ok(sum)
-}
-
-struct Found<'a> {
-    path: Vec<String>,
-    gradients: &'a Gradients,
-    all: BTreeMap<String, Vec<f32>>,
-}
-
-impl ModuleVisitor for Found<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(gradient) = param.val().grad(self.gradients) {
-            self.all.insert(self.path.join("."), gradient.into_data().iter::<f32>().collect());
-        }
-    }
 }

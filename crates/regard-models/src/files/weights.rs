@@ -187,16 +187,10 @@ impl Weights {
                 if pieces.iter().any(|bytes| has_not_finite(*format, bytes)) {
                     finite(name, tensor.numbers(&self.files).unwrap_or_default())?;
                 }
-                let matrix = match pieces.as_slice() {
+                match pieces.as_slice() {
                     [whole] => packed(*format, whole)?,
                     pieces => packed(*format, &pieces.concat())?,
-                };
-                for (bytes, file) in
-                    pieces.iter().flat_map(|one| self.files.iter().map(move |file| (one, file)))
-                {
-                    file.release(bytes);
                 }
-                matrix
             }
             _ => {
                 let numbers = tensor.numbers(&self.files).ok_or_else(|| tensor.unread(name))?;
@@ -205,6 +199,10 @@ impl Weights {
                 packed(Format::F32, &bytes)?
             }
         };
+        // A part is of one file; the others leave it alone.
+        for part in tensor.pieces(&self.files).unwrap_or_default() {
+            self.files.iter().for_each(|file| file.release(part));
+        }
         self.mark(name);
         Ok(matrix)
     }

@@ -56,7 +56,7 @@ pub(super) struct Row {
 impl Row {
     /// The prompt is one that the context can hold.
     pub(super) fn new(request: Request, context: Option<usize>) -> Self {
-        let Request { row, prompt, options, .. } = request;
+        let Request { row, prompt, mut options, .. } = request;
         let max_tokens = options.stop.max_tokens;
         // The last token is not fed, so there is one more of them than there is room.
         let room = context.map_or(usize::MAX, |context| (context - prompt.len()).saturating_add(1));
@@ -68,12 +68,13 @@ impl Row {
             DecodingStrategy::Sample(sampling) => sampling.seed,
             _ => 0,
         };
-        let line = Line { constraint: options.constraint.clone(), ..Line::default() };
+        let plain = options.plain();
+        let line = Line { constraint: options.constraint.take(), ..Line::default() };
         Self {
             row,
             prompt,
             fed: 0,
-            plain: options.plain(),
+            plain,
             options,
             limit,
             chance: stream(seed, row),

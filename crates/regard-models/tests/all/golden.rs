@@ -1,6 +1,6 @@
 //! What PyTorch says of a module: parameters, inputs, outputs and gradients, made by `goldens/make.py`.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use regard_models::files::Weights;
 use regard_models::load;
@@ -141,9 +141,7 @@ impl Golden {
             })
             .collect();
         let top = right.values().flat_map(|g| g.iter()).fold(0.0f32, |a, b| a.max(b.abs()));
-        let mut found = Found { path: Vec::new(), grads: &grads, all: BTreeMap::new() };
-        module.visit(&mut found);
-        let all = found.all;
+        let all = regard_models::gradients(module, &grads);
         let names: BTreeSet<&str> = right.keys().copied().collect();
         let ours: BTreeSet<&str> =
             all.iter().filter_map(|(name, grad)| grad.as_ref().map(|_| name.as_str())).collect();
@@ -188,25 +186,4 @@ pub(crate) fn device() -> Device {
 
 pub(crate) fn values<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
     tensor.clone().into_data().iter::<f32>().collect()
-}
-
-struct Found<'a> {
-    path: Vec<String>,
-    grads: &'a Gradients,
-    all: BTreeMap<String, Option<Vec<f32>>>,
-}
-
-impl ModuleVisitor for Found<'_> {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let grad = param.val().grad(self.grads).map(|grad| values(&grad));
-        self.all.insert(self.path.join("."), grad);
-    }
 }

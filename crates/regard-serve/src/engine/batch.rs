@@ -81,16 +81,11 @@ pub(super) fn run(
 fn wanted(job: BatchJob, settings: &Settings, common: &Common) -> Option<BatchJob> {
     let (metrics, name) = (&common.metrics, &settings.name);
     metrics.observe("regard_queue_seconds", name, job.came.elapsed().as_secs_f64());
-    let error = if job.tell.is_closed() {
-        metrics.count("regard_cancelled_total", ("model", name.clone()), 1);
-        ApiError::late()
-    } else if common.stopped() {
-        ApiError::unavailable("the server is shutting down; ask another")
-    } else if job.deadline <= Instant::now() {
-        ApiError::late()
-    } else {
-        return Some(job);
-    };
+    if job.tell.is_closed() {
+        common.cancelled(name, 1);
+        return None;
+    }
+    let Some(error) = common.refusal(job.deadline) else { return Some(job) };
     let _gone = job.tell.send(Err(error));
     None
 }

@@ -68,7 +68,6 @@ struct Live<'m> {
     prompt: usize,
     told: usize,
     last: Instant,
-    stopped: bool,
 }
 
 impl Live<'_> {
@@ -174,20 +173,18 @@ impl<'m> Engine<'m> {
 
     /// Ends what is late or not wanted any more; between steps, so that long prompts end, too.
     fn end_late(&mut self, scheduler: &mut Scheduler<Session<'m>>) -> Result<(), String> {
-        let (now, stopped) = (Instant::now(), self.common.stopped());
-        let stopping = || ApiError::unavailable("the server is shutting down; ask another");
-        let mut cancelled = 0;
+        let (common, mut cancelled) = (self.common, 0);
         self.waiting.retain(|job| {
-            let gone = job.tell.is_closed();
-            let error = if stopped { stopping() } else { ApiError::late() };
-            if !gone && !stopped && job.deadline > now {
-                return true;
+            if job.tell.is_closed() {
+                cancelled += 1;
+                return false;
             }
-            cancelled += u64::from(gone);
+            let Some(error) = common.refusal(job.deadline) else { return true };
             let _gone = job.tell.send((job.index, Told::Failed(error)));
             false
         });
-        let over = |live: &Live<'_>| stopped || live.deadline <= now || live.tell.is_closed();
+        let over =
+            |live: &Live<'_>| live.tell.is_closed() || common.refusal(live.deadline).is_some();
         let over: Vec<Ticket> =
             self.live.iter().filter(|(_, live)| over(live)).map(|(ticket, _)| *ticket).collect();
         for ticket in over {
@@ -197,20 +194,12 @@ impl<'m> Engine<'m> {
                 cancelled += 1;
             } else if live.told > 0 {
                 live.end("deadline");
-            } else {
-                let error = if stopped { stopping() } else { ApiError::late() };
+            } else if let Some(error) = common.refusal(live.deadline) {
                 let _gone = live.tell(Told::Failed(error));
             }
         }
-        self.cancelled(cancelled);
+        common.cancelled(&self.settings.name, cancelled);
         Ok(())
-    }
-
-    fn cancelled(&self, count: u64) {
-        if count > 0 {
-            let label = ("model", self.settings.name.clone());
-            self.common.metrics.count("regard_cancelled_total", label, count);
-        }
     }
 
     fn admit(&mut self, scheduler: &mut Scheduler<Session<'m>>) {
@@ -235,7 +224,6 @@ impl<'m> Engine<'m> {
                         prompt,
                         told: 0,
                         last: came,
-                        stopped: false,
                     };
                     self.live.insert(ticket, live);
                 }
@@ -287,19 +275,17 @@ fn heard(
             *tokens += 1;
             (live.last, live.told) = (now, live.told + 1);
             let emit = live.stream.push(choice.token);
-            live.stopped = emit.stopped;
             let heard = live.tell(Told::Piece(Piece { text: emit.text, choice }));
             if emit.stopped { ControlFlow::Break(()) } else { heard }
         }
         Event::Finished(sequence) => {
             if let Some(live) = lives.remove(&ticket) {
                 let reason = match sequence.finish_reason {
-                    _ if live.stopped => "stop",
                     FinishReason::MaxTokens | FinishReason::Context => "length",
                     _ => "stop",
                 };
                 if live.tell.is_closed() {
-                    metrics.count("regard_cancelled_total", ("model", name.to_owned()), 1);
+                    common.cancelled(name, 1);
                 }
                 live.end(reason);
             }

@@ -6,6 +6,7 @@ mod generate;
 pub(crate) use batch::{BatchJob, Output, Work};
 pub(crate) use generate::{Job, Piece, Told};
 
+use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::options::{Options, ServeError};
 use crate::queue::Queue;
@@ -45,6 +46,21 @@ impl Common {
         tracing::error!(model, why, "engine failed; it is built anew");
         self.metrics.count("regard_faults_total", ("model", model.to_owned()), 1);
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).push_back(Instant::now());
+    }
+
+    /// Clients went away.
+    fn cancelled(&self, model: &str, count: u64) {
+        if count > 0 {
+            self.metrics.count("regard_cancelled_total", ("model", model.to_owned()), count);
+        }
+    }
+
+    /// Why a request that has not begun ends now, if it does: the server stops, or it is late.
+    fn refusal(&self, deadline: Instant) -> Option<ApiError> {
+        if self.stopped() {
+            return Some(ApiError::stopping());
+        }
+        (deadline <= Instant::now()).then(ApiError::late)
     }
 
     /// Whether engines fail again and again.

@@ -141,19 +141,22 @@ impl Call {
     fn piece(&mut self, index: usize, Piece { text, choice }: Piece) -> News {
         let last = self.choices[index].last.replace(choice.token);
         self.choices[index].tokens += 1;
+        let probed = !choice.attention.is_empty();
+        let token = match self.shape.log_probabilities || probed {
+            true => self.token(last, choice.token),
+            false => String::new(),
+        };
+        let attention = probed.then(|| {
+            let Choice { prompt, tokens, .. } = self.choices[index];
+            attention::told(prompt + tokens - 1, &token, &choice.attention)
+        });
         let log = self.shape.log_probabilities.then(|| {
             let value = |value: f64| value.max(NEVER);
-            let token = self.token(last, choice.token);
             let offset = self.choices[index].offset;
             self.choices[index].offset += token.chars().count();
             let top = choice.top.iter();
             let top = top.map(|(id, log)| (self.token(last, *id), value(*log))).collect();
             Log { token, value: value(choice.log_probability.unwrap_or(NEVER)), top, offset }
-        });
-        let attention = (!choice.attention.is_empty()).then(|| {
-            let Choice { prompt, tokens, .. } = self.choices[index];
-            let token = self.token(last, choice.token);
-            attention::told(prompt + tokens - 1, &token, &choice.attention)
         });
         News { index, text, log, attention, reason: None }
     }

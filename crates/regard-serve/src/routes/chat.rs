@@ -19,8 +19,7 @@ pub(super) async fn route(
     Extension(key): Extension<KeyId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let deadline = app.deadline(request.headers())?;
-    let mut fields = Fields::of_body(&app.body(request).await?)?;
+    let (mut fields, deadline) = app.fields(request).await?;
     let model: Option<String> = fields.take("model", "the name of a model")?;
     let messages = fields.need::<Vec<Value>>("messages", "a list of messages")?;
     if messages.is_empty() {

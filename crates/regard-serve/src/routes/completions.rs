@@ -5,7 +5,6 @@ use super::ask::{Ask, TOP};
 use super::generation::{Prompts, answer};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::fields::Fields;
 use crate::keys::KeyId;
 use axum::Extension;
 use axum::extract::{Request, State};
@@ -66,8 +65,7 @@ pub(super) async fn route(
     Extension(key): Extension<KeyId>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let deadline = app.deadline(request.headers())?;
-    let mut fields = Fields::of_body(&app.body(request).await?)?;
+    let (mut fields, deadline) = app.fields(request).await?;
     let model: Option<String> = fields.take("model", "the name of a model")?;
     let prompts = fields.need::<Input>("prompt", INPUT)?.texts("prompt", PROMPTS)?;
     fields.only("echo", &[json!(false)], "prompts are not repeated; put it before the text")?;

@@ -4,7 +4,7 @@ use super::completions::{INPUT, Input, Text};
 use crate::app::App;
 use crate::engine::{BatchJob, Engines, Output, Work};
 use crate::error::ApiError;
-use crate::fields::{Fields, wrong};
+use crate::fields::wrong;
 use crate::models::Entry;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -23,8 +23,7 @@ pub(super) async fn route(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let deadline = app.deadline(request.headers())?;
-    let mut fields = Fields::of_body(&app.body(request).await?)?;
+    let (mut fields, deadline) = app.fields(request).await?;
     let model: Option<String> = fields.take("model", "the name of a model")?;
     let texts = fields.need::<Input>("input", INPUT)?.texts("input", TEXTS)?;
     let kinds = "`float` or `base64`";
@@ -60,8 +59,7 @@ pub(super) async fn tei(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let deadline = app.deadline(request.headers())?;
-    let mut fields = Fields::of_body(&app.body(request).await?)?;
+    let (mut fields, deadline) = app.fields(request).await?;
     let texts = fields.need::<Input>("inputs", INPUT)?.texts("inputs", TEXTS)?;
     fields.only("normalize", &[json!(true)], "vectors have length 1")?;
     fields.only("truncate", &[json!(false)], "a text that is too long is refused; shorten it")?;

@@ -45,14 +45,10 @@ pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
 
 /// The same for clients of llama.cpp and TEI.
 pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
-    match (app.is_ready(), app.models.get()) {
-        (true, _) => Json(json!({"status": "ok"})).into_response(),
-        (false, None) => {
-            ApiError::unavailable("the models are being opened; try again").into_response()
-        }
-        (false, Some(_)) => {
-            ApiError::unavailable("the server is shutting down; ask another").into_response()
-        }
+    match app.models() {
+        _ if app.is_ready() => Json(json!({"status": "ok"})).into_response(),
+        Err(opening) => opening.into_response(),
+        Ok(_) => ApiError::stopping().into_response(),
     }
 }
 

@@ -4,7 +4,7 @@ use super::embeddings::{TEXTS, compute};
 use crate::app::App;
 use crate::engine::{Output, Work};
 use crate::error::ApiError;
-use crate::fields::{Fields, wrong};
+use crate::fields::wrong;
 use crate::models::Entry;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -25,13 +25,12 @@ pub(super) async fn route(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let deadline = app.deadline(request.headers())?;
     // A key in the body is LibreTranslate's way; one in the header is checked before the body is read.
     let header = request.headers().contains_key(AUTHORIZATION);
     if header {
         app.keys.check(request.headers(), request.uri())?;
     }
-    let mut fields = Fields::of_body(&app.body(request).await?)?;
+    let (mut fields, deadline) = app.fields(request).await?;
     let key: Option<String> = fields.take("api_key", "a string")?;
     if !header {
         app.keys.check_key(key.as_deref())?;
@@ -46,7 +45,7 @@ pub(super) async fn route(
     fields.only("alternatives", &[json!(0)], "only the best translation is told")?;
     fields.finish()?;
     if texts.is_empty() || texts.len() > TEXTS {
-        return Err(wrong("q", &json!(format!("{} texts", texts.len())), "1 to 2048"));
+        return Err(wrong("q", &json!(format!("{} texts", texts.len())), &format!("1 to {TEXTS}")));
     }
     let entry = translator(&app, &source, &target)?;
     entry.queue.has_room()?;
