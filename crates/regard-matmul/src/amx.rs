@@ -259,19 +259,29 @@ pub(crate) unsafe fn term_products<const R: usize, const C: usize, const T: usiz
             let mut loaded = (TERMS, T);
             for &(i, j) in pairs(T) {
                 let (at_x, at_w) = ((block * TERMS + i) * rows, (block * T + j) * TILE);
-                if i != loaded.0 {
-                    load::<4>(x[0].as_ptr().add(at_x));
-                    if R == 2 {
-                        load::<5>(x[R - 1].as_ptr().add(at_x));
-                    }
-                }
-                if j != loaded.1 {
+                let (new_x, new_w) = (i != loaded.0, j != loaded.1);
+                if new_w {
                     load::<6>(w[0].as_ptr().add(at_w));
-                    if C == 2 {
+                }
+                if new_x {
+                    load::<4>(x[0].as_ptr().add(at_x));
+                }
+                multiply::<0, 4, 6>();
+                if C == 2 {
+                    if new_w {
                         load::<7>(w[C - 1].as_ptr().add(at_w));
                     }
+                    multiply::<1, 4, 7>();
                 }
-                each!(|SUM| multiply::<SUM, { 4 + SUM / 2 }, { 6 + SUM % 2 }>());
+                if R == 2 {
+                    if new_x {
+                        load::<5>(x[R - 1].as_ptr().add(at_x));
+                    }
+                    multiply::<2, 5, 6>();
+                    if C == 2 {
+                        multiply::<3, 5, 7>();
+                    }
+                }
                 loaded = (i, j);
             }
         }

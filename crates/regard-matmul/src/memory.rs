@@ -89,11 +89,22 @@ impl<'a> Columns<'a> {
         unsafe {
             let to = self.first.add(row * self.stride + column);
             if count == 16 {
-                // One store, not a call.
                 to.cast::<[f32; 16]>().write_unaligned(*values);
             } else {
-                std::ptr::copy_nonoverlapping(values.as_ptr(), to, count);
+                some(values, to, count);
             }
         }
     }
+}
+
+/// Copies the first few values. Not inlined: the compiler would make one call of this and of the store of all 16.
+///
+/// # Safety
+///
+/// `count` must be at most 16, and `to` valid for writes of as many.
+#[cold]
+#[inline(never)]
+unsafe fn some(values: &[f32; 16], to: *mut f32, count: usize) {
+    // SAFETY: as the caller guarantees; `values` is a borrow and cannot overlap what is written.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), to, count) };
 }

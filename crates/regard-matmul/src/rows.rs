@@ -44,20 +44,24 @@ impl Rows {
         if rest != 0 {
             return Err(Error::Length { buffer: "x", found: x.len(), expected: rows * inputs });
         }
+        self.reset(rows, inputs)?.copy_from_slice(x);
+        Ok(())
+    }
+
+    /// Room for rows of `inputs` numbers, of any content, in which to compute activations: they need not be copied then.
+    ///
+    /// # Errors
+    ///
+    /// If there are no inputs, or more numbers than memory can have.
+    pub fn reset(&mut self, rows: usize, inputs: usize) -> Result<&mut [f32], Error> {
+        let len = rows.checked_mul(inputs).filter(|_| inputs > 0);
+        let len = len.ok_or(Error::Sizes { outputs: rows, inputs })?;
         (self.rows, self.inputs) = (rows, inputs);
         self.floats.clear();
         self.blocks.clear();
         self.terms.clear();
-        // Less is copied before another thread wakes up.
-        const GRAIN: usize = 1 << 17;
-        self.x.resize(x.len(), 0.0);
-        if x.len() <= GRAIN {
-            self.x.copy_from_slice(x);
-        } else {
-            let parts = self.x.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN));
-            parts.for_each(|(to, x)| to.copy_from_slice(x));
-        }
-        Ok(())
+        self.x.resize(len, 0.0);
+        Ok(&mut self.x)
     }
 
     /// Makes what products with a format read with these instructions, if it is not made yet.

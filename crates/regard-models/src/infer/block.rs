@@ -3,9 +3,10 @@
 use super::layers::{Linear, Norm, project};
 use super::ops::{self, Rotations, each_row};
 use super::record::Recorder;
+use super::work::{Panel, Part, Workspace, room};
 use crate::error::Error;
 use crate::files::{NormOrder, QkNorm, StackConfig, Weights};
-use regard::plan::{OutputMut, ScratchPool};
+use regard::plan::OutputMut;
 use regard::score::RelativeBias;
 use regard::{
     AttentionView, KvCache, Machine, Mask, Plan, Problem, Score, Sequence, View, ViewMut,
@@ -36,27 +37,6 @@ pub(super) enum Keys<'a> {
     Read(&'a KvCache<f32>, &'a [Sequence]),
 }
 
-/// Memory of a pass, kept from one to the next.
-#[derive(Debug, Default)]
-pub(super) struct Workspace {
-    /// Input of the layer that runs, quantised.
-    rows: Rows,
-    /// Input of the layer that runs.
-    pub(super) input: Vec<f32>,
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    attended: Vec<f32>,
-    lse: Vec<f32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
-    /// What the layer adds to the residual stream.
-    output: Vec<f32>,
-    /// What attention adds, where the feed-forward net reads the same input.
-    parallel: Vec<f32>,
-    scratch: ScratchPool<f32>,
-}
-
 /// Multi-head attention.
 #[derive(Debug)]
 pub(super) struct Attention {
@@ -76,7 +56,7 @@ impl Attention {
         is_cross: bool,
     ) -> Result<Self, Error> {
         let (d, dim) = (config.d_model, config.head_dim);
-        let [q, kv] = [config.heads.q, config.heads.kv].map(|heads| heads * dim);
+        let [q, kv] = config.widths();
         let mut linear =
             |part: &str, sizes, bias| Linear::take(weights, &format!("{name}.{part}"), sizes, bias);
         let (q_map, k_map) =
@@ -97,95 +77,106 @@ impl Attention {
     /// Keys and values of the source, appended for each sequence.
     pub(super) fn append_source(
         &self,
-        memory: &[f32],
+        memory: &mut [f32],
         step: &Step<'_>,
         cache: &mut KvCache<f32>,
         sequences: &[Sequence],
         work: &mut Workspace,
     ) -> Result<(), Error> {
-        let Workspace { rows, k, v, .. } = work;
-        rows.set(memory, step.config.d_model)?;
-        project(rows, &mut [(&self.k, &mut *k), (&self.v, &mut *v)])?;
-        append(step, cache, sequences, [k, v])
+        work.each_part(memory, step.config, |part| {
+            let Part { x, k, v, panel, .. } = part;
+            panel.rows.set(x, step.config.d_model)?;
+            project(&panel.rows, &mut [(&self.k, k), (&self.v, v)])
+        })?;
+        append(step, cache, sequences, [&work.k, &work.v])
     }
 
-    /// From `work.input` to `work.output`.
-    fn forward(
+    /// From `part.panel.rows` to queries, and to keys and values if they are `own`.
+    fn project(
         &self,
         step: &Step<'_>,
-        layer: Layer<'_>,
-        keys: Keys<'_>,
-        work: &mut Workspace,
-        recorder: &mut Recorder,
+        rotations: Option<&Rotations>,
+        own: bool,
+        part: &mut Part<'_>,
     ) -> Result<(), Error> {
-        let StackConfig { d_model, head_dim: dim, heads, .. } = *step.config;
-        let Workspace { rows, input, q, k, v, attended, lse, output, scratch, .. } = work;
-        rows.set(input, d_model)?;
-        let own = !matches!(keys, Keys::Read(..));
-        if own {
-            project(rows, &mut [(&self.q, &mut *q), (&self.k, &mut *k), (&self.v, &mut *v)])?;
-        } else {
-            project(rows, &mut [(&self.q, &mut *q)])?;
+        let ([q_width, kv_width], head_dim) = (step.config.widths(), step.config.head_dim);
+        let Part { first, q, k, v, panel, .. } = part;
+        if !own {
+            return project(&panel.rows, &mut [(&self.q, q)]);
         }
-        let [q_width, kv_width] = [heads.q * dim, heads.kv * dim];
+        project(&panel.rows, &mut [(&self.q, &mut *q), (&self.k, &mut *k), (&self.v, v)])?;
         if let Some([q_norm, k_norm]) = &self.norms {
             q_norm.apply(q, q_width);
             k_norm.apply(k, kv_width);
         }
-        if let Some(rotations) = layer.rotations.filter(|_| own) {
-            let rotate = ops::Rotate { rotations, head_dim: dim };
+        if let Some(rotations) = rotations {
+            let rotate = ops::Rotate { rotations, first: *first, head_dim };
             each_row(q, q_width, &rotate);
             each_row(k, kv_width, &rotate);
         }
-        let n = q.len() / q_width;
-        attended.resize(n * q_width, 0.0);
-        lse.resize(n * heads.q, 0.0);
-        let sequences = match keys {
-            Keys::Rows => None,
-            Keys::Append(cache, sequences) => {
-                append(step, cache, sequences, [k, v])?;
-                Some((&*cache, sequences))
-            }
-            Keys::Read(cache, sequences) => Some((cache, sequences)),
-        };
-        let queries = view(q, step.offsets, [heads.q, dim])?;
-        let to = OutputMut {
-            out: view_mut(attended, step.offsets, [heads.q, dim])?,
-            lse,
-            entropy: None,
-        };
-        let own_rows = || -> Result<_, Error> {
-            let view = |rows| view(rows, step.offsets, [heads.kv, dim]);
-            Ok((view(k)?, view(v)?))
-        };
-        let problem = match sequences {
-            Some((cache, sequences)) => Problem::cached(&queries, cache, sequences)?,
-            None => {
-                let (keys, values) = own_rows()?;
-                Problem::new(&queries, &keys, &values)
-            }
-        };
-        let problem = problem.mask(layer.mask.clone()).score(step.score(own, layer.is_causal));
-        let plan = Plan::new(problem, step.machine)?.with_scratch(scratch);
-        match sequences {
-            Some(cached) => plan.forward_into(queries, cached, to)?,
-            None => plan.forward_into(queries, own_rows()?, to)?,
-        }
-        if let Some(cached) = sequences.filter(|_| recorder.is_probed()) {
-            recorder.probe(&AttentionView::cached_from_lse(&plan, queries, cached, lse)?)?;
-        }
-        if recorder.is_on() {
-            let problem = |q: &View<'_, f32>, k: &View<'_, f32>| {
-                let problem = Problem::new(q, k, k).mask(layer.mask.clone());
-                problem.score(step.score(own, layer.is_causal))
-            };
-            let source = sequences.map(|(cache, sequences)| (cache, sequences[0]));
-            recorder.record([q, k, lse], source, step.config, layer.is_causal, problem)?;
-        }
-        rows.set(attended, q_width)?;
-        project(rows, &mut [(&self.out, output)])?;
         Ok(())
     }
+
+    /// From `part.attended` to `part.panel.output`.
+    fn finish(&self, part: &mut Part<'_>) -> Result<(), Error> {
+        let Panel { rows, output, .. } = &mut *part.panel;
+        rows.set(part.attended, self.out.inputs())?;
+        project(rows, &mut [(&self.out, room(output, rows.rows() * self.out.outputs()))])
+    }
+}
+
+/// From `work.q`, `work.k` and `work.v` to `work.attended`.
+fn attend(
+    step: &Step<'_>,
+    layer: Layer<'_>,
+    keys: Keys<'_>,
+    work: &mut Workspace,
+    recorder: &mut Recorder,
+) -> Result<(), Error> {
+    let StackConfig { head_dim: dim, heads, .. } = *step.config;
+    let Workspace { q, k, v, attended, lse, scratch, .. } = work;
+    let own = !matches!(keys, Keys::Read(..));
+    lse.resize(q.len() / dim, 0.0);
+    let sequences = match keys {
+        Keys::Rows => None,
+        Keys::Append(cache, sequences) => {
+            append(step, cache, sequences, [k, v])?;
+            Some((&*cache, sequences))
+        }
+        Keys::Read(cache, sequences) => Some((cache, sequences)),
+    };
+    let queries = view(q, step.offsets, [heads.q, dim])?;
+    let to =
+        OutputMut { out: view_mut(attended, step.offsets, [heads.q, dim])?, lse, entropy: None };
+    let own_rows = || -> Result<_, Error> {
+        let view = |rows| view(rows, step.offsets, [heads.kv, dim]);
+        Ok((view(k)?, view(v)?))
+    };
+    let problem = match sequences {
+        Some((cache, sequences)) => Problem::cached(&queries, cache, sequences)?,
+        None => {
+            let (keys, values) = own_rows()?;
+            Problem::new(&queries, &keys, &values)
+        }
+    };
+    let problem = problem.mask(layer.mask.clone()).score(step.score(own, layer.is_causal));
+    let plan = Plan::new(problem, step.machine)?.with_scratch(scratch);
+    match sequences {
+        Some(cached) => plan.forward_into(queries, cached, to)?,
+        None => plan.forward_into(queries, own_rows()?, to)?,
+    }
+    if let Some(cached) = sequences.filter(|_| recorder.is_probed()) {
+        recorder.probe(&AttentionView::cached_from_lse(&plan, queries, cached, lse)?)?;
+    }
+    if recorder.is_on() {
+        let problem = |q: &View<'_, f32>, k: &View<'_, f32>| {
+            let problem = Problem::new(q, k, k).mask(layer.mask.clone());
+            problem.score(step.score(own, layer.is_causal))
+        };
+        let source = sequences.map(|(cache, sequences)| (cache, sequences[0]));
+        recorder.record([q, k, lse], source, step.config, layer.is_causal, problem)?;
+    }
+    Ok(())
 }
 
 /// What differs between the layers of a stack.
@@ -193,7 +184,6 @@ impl Attention {
 struct Layer<'a> {
     mask: &'a Mask,
     is_causal: bool,
-    rotations: Option<&'a Rotations>,
 }
 
 impl Step<'_> {
@@ -305,12 +295,13 @@ impl Norms {
         })
     }
 
-    fn before(&self, x: &[f32], width: usize, input: &mut Vec<f32>) {
-        input.clear();
-        input.extend_from_slice(x);
-        if let Some(norm) = &self.input {
-            norm.apply(input, width);
+    fn before(&self, x: &[f32], width: usize, input: &mut Rows) -> Result<(), Error> {
+        let (copy, input) = (ops::Copy(x), input.reset(x.len() / width, width)?);
+        match &self.input {
+            Some(norm) => each_row(input, width, &ops::Then(copy, norm.work())),
+            None => each_row(input, width, &copy),
         }
+        Ok(())
     }
 
     fn after(&self, x: &mut [f32], config: &StackConfig, output: &mut [f32]) {
@@ -412,54 +403,76 @@ impl Block {
     ) -> Result<(), Error> {
         let (config, width) = (step.config, step.config.d_model);
         let rotations = self.rope.map(|i| &step.rotations[i]);
-        let layer = Layer { mask: &self.mask, is_causal: self.is_causal, rotations };
-        self.attention_norms.before(x, width, &mut work.input);
-        self.attention.forward(step, layer, keys.unwrap_or(Keys::Rows), work, recorder)?;
-        if matches!(config.order, NormOrder::Parallel | NormOrder::ParallelShared) {
-            std::mem::swap(&mut work.output, &mut work.parallel);
-            if config.order == NormOrder::Parallel {
-                self.feed_forward_norms.before(x, width, &mut work.input);
+        work.each_part(x, config, |mut part| {
+            self.attention_norms.before(part.x, width, &mut part.panel.rows)?;
+            self.attention.project(step, rotations, true, &mut part)
+        })?;
+        let layer = Layer { mask: &self.mask, is_causal: self.is_causal };
+        attend(step, layer, keys.unwrap_or(Keys::Rows), work, recorder)?;
+        let cross = self.cross.as_ref().zip(source);
+        let read = cross.as_ref().map(|(cross, _)| *cross);
+        work.each_part(x, config, |mut part| {
+            self.attention.finish(&mut part)?;
+            if matches!(config.order, NormOrder::Parallel | NormOrder::ParallelShared) {
+                return self.feed_forward_beside(config, part);
             }
-            self.feed_forward(config, work)?;
-            each_row(x, width, &ops::Add { other: &work.parallel, factor: factor(config) });
-            self.feed_forward_norms.after(x, config, &mut work.output);
-            return Ok(());
-        }
-        self.attention_norms.after(x, config, &mut work.output);
-        if let (Some((cross, norms)), Some(source)) = (&self.cross, source) {
-            norms.before(x, width, &mut work.input);
-            let layer = Layer { mask: &Mask::full(), is_causal: false, rotations: None };
-            recorder.over_source(|recorder| cross.forward(step, layer, source, work, recorder))?;
-            norms.after(x, config, &mut work.output);
-        }
-        self.feed_forward_norms.before(x, width, &mut work.input);
-        self.feed_forward(config, work)?;
-        self.feed_forward_norms.after(x, config, &mut work.output);
+            self.attention_norms.after(part.x, config, &mut part.panel.output);
+            let Some((cross, norms)) = read else { return self.feed_forward(config, part) };
+            norms.before(part.x, width, &mut part.panel.rows)?;
+            cross.project(step, None, false, &mut part)
+        })?;
+        let Some(((cross, norms), source)) = cross else { return Ok(()) };
+        let layer = Layer { mask: &Mask::full(), is_causal: false };
+        recorder.over_source(|recorder| attend(step, layer, source, work, recorder))?;
+        work.each_part(x, config, |mut part| {
+            cross.finish(&mut part)?;
+            norms.after(part.x, config, &mut part.panel.output);
+            self.feed_forward(config, part)
+        })
+    }
+
+    /// The feed-forward net of what attention has changed.
+    fn feed_forward(&self, config: &StackConfig, part: Part<'_>) -> Result<(), Error> {
+        let Part { x, panel, .. } = part;
+        self.feed_forward_norms.before(x, config.d_model, &mut panel.rows)?;
+        self.net(config, panel)?;
+        self.feed_forward_norms.after(x, config, &mut panel.output);
         Ok(())
     }
 
-    /// From `work.input` to `work.output`.
-    fn feed_forward(&self, config: &StackConfig, work: &mut Workspace) -> Result<(), Error> {
-        let Workspace { rows, input, gate, up, output, .. } = work;
-        rows.set(input, config.d_model)?;
-        let hidden = match &self.gate {
+    /// The feed-forward net of what attention has read, and then the sum of both.
+    fn feed_forward_beside(&self, config: &StackConfig, part: Part<'_>) -> Result<(), Error> {
+        let (width, Part { x, panel, .. }) = (config.d_model, part);
+        std::mem::swap(&mut panel.output, &mut panel.parallel);
+        let norms = match config.order {
+            NormOrder::ParallelShared => &self.attention_norms,
+            _ => &self.feed_forward_norms,
+        };
+        norms.before(x, width, &mut panel.rows)?;
+        self.net(config, panel)?;
+        each_row(x, width, &ops::Add { other: &panel.parallel, factor: factor(config) });
+        self.feed_forward_norms.after(x, config, &mut panel.output);
+        Ok(())
+    }
+
+    /// From `panel.rows` to `panel.output`.
+    fn net(&self, config: &StackConfig, panel: &mut Panel) -> Result<(), Error> {
+        let Panel { rows, gate, up, output, .. } = panel;
+        let (n, width) = (rows.rows(), config.d_ff);
+        let up = room(up, n * width);
+        let (hidden, other) = match &self.gate {
             Some(linear) => {
+                let gate = room(gate, n * width);
                 project(rows, &mut [(linear, &mut *gate), (&self.up, &mut *up)])?;
-                let work = ops::Activate { activation: config.activation, other: Some(up) };
-                each_row(gate, config.d_ff, &work);
-                gate
+                (gate, Some(&*up))
             }
             None => {
                 project(rows, &mut [(&self.up, &mut *up)])?;
-                each_row(
-                    up,
-                    config.d_ff,
-                    &ops::Activate { activation: config.activation, other: None },
-                );
-                up
+                (up, None)
             }
         };
-        rows.set(hidden, config.d_ff)?;
-        project(rows, &mut [(&self.down, output)])
+        let activate = ops::Activate { activation: config.activation, other };
+        each_row(rows.reset(n, width)?, width, &ops::Then(ops::Copy(hidden), activate));
+        project(rows, &mut [(&self.down, room(output, n * config.d_model))])
     }
 }

@@ -26,19 +26,19 @@ impl Linear {
         Ok(Self { matrix })
     }
 
+    pub(super) fn inputs(&self) -> usize {
+        self.matrix.inputs()
+    }
+
     pub(super) fn outputs(&self) -> usize {
         self.matrix.outputs()
     }
 }
 
 /// Several maps of the same rows, together: one start of the threads.
-pub(super) fn project(x: &Rows, jobs: &mut [(&Linear, &mut Vec<f32>)]) -> Result<(), Error> {
-    let rows = x.rows();
-    for (linear, out) in jobs.iter_mut() {
-        out.resize(rows * linear.outputs(), 0.0);
-    }
+pub(super) fn project(x: &Rows, jobs: &mut [(&Linear, &mut [f32])]) -> Result<(), Error> {
     let mut products: Vec<(&Matrix, &mut [f32])> =
-        jobs.iter_mut().map(|(linear, out)| (&linear.matrix, out.as_mut_slice())).collect();
+        jobs.iter_mut().map(|(linear, out)| (&linear.matrix, &mut **out)).collect();
     multiply(x, &mut products, Isa::detect())?;
     Ok(())
 }

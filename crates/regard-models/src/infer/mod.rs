@@ -9,6 +9,7 @@
 //   ops       what is done to rows between products
 //   layers    linear maps and norms, taken from files
 //   record    what attention sees, for the microscope
+//   work      memory of a pass, and the panels of rows that threads take through it
 //   block     attention, cross-attention, feed-forward net and their norms
 //   stack     embeddings, blocks, final norm
 //   model     encoder, decoder and head
@@ -21,6 +22,7 @@ mod ops;
 mod record;
 mod session;
 mod stack;
+mod work;
 
 pub use model::Transformer;
 pub use session::{Session, State};

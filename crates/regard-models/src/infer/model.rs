@@ -1,11 +1,12 @@
 //! A Transformer for inference: weights as they are stored, no gradients.
 
-use super::block::{Role, Workspace};
+use super::block::Role;
 use super::layers::{Linear, Norm, project};
 use super::ops::{self, each_row};
 use super::record::Recorder;
 use super::session::Session;
 use super::stack::{Caches, Packed, Part, Stack};
+use super::work::Workspace;
 use crate::error::Error;
 use crate::files::{
     Architecture, Config, DenseActivation, DenseConfig, HeadConfig, Pooling, TransformerConfig,

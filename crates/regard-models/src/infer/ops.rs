@@ -107,23 +107,33 @@ pub(super) struct Activate<'a> {
 impl RowWork for Activate<'_> {
     #[inline(always)]
     fn row(&self, number: usize, row: &mut [f32]) {
+        let other = self.other.map(|other| &other[number * row.len()..][..row.len()]);
         // One loop for each: a branch within would keep it from becoming vectors.
         macro_rules! loops {
             ($($activation:ident),+) => {
-                match self.activation {
-                    $(Activation::$activation => {
+                match (self.activation, other) {
+                    $((Activation::$activation, None) => {
                         row.iter_mut().for_each(|x| *x = activated(Activation::$activation, *x));
+                    })+
+                    $((Activation::$activation, Some(other)) => {
+                        for (x, other) in row.iter_mut().zip(other) {
+                            *x = activated(Activation::$activation, *x) * other;
+                        }
                     })+
                 }
             };
         }
         loops!(Relu, Gelu, GeluTanh, Silu);
-        if let Some(other) = self.other {
-            let other = &other[number * row.len()..][..row.len()];
-            for (x, other) in row.iter_mut().zip(other) {
-                *x *= other;
-            }
-        }
+    }
+}
+
+/// The row of the same number.
+pub(super) struct Copy<'a>(pub(super) &'a [f32]);
+
+impl RowWork for Copy<'_> {
+    #[inline(always)]
+    fn row(&self, number: usize, row: &mut [f32]) {
+        row.copy_from_slice(&self.0[number * row.len()..][..row.len()]);
     }
 }
 
@@ -194,6 +204,8 @@ impl Rotations {
 /// Rotates each head of a row by the position of the row.
 pub(super) struct Rotate<'a> {
     pub(super) rotations: &'a Rotations,
+    /// The number of the first row among those that have rotations.
+    pub(super) first: usize,
     pub(super) head_dim: usize,
 }
 
@@ -202,7 +214,8 @@ impl RowWork for Rotate<'_> {
     fn row(&self, number: usize, row: &mut [f32]) {
         let Rotations { cos, sin, dim, pairs } = self.rotations;
         let half = dim / 2;
-        let (cos, sin) = (&cos[number * half..][..half], &sin[number * half..][..half]);
+        let at = (self.first + number) * half;
+        let (cos, sin) = (&cos[at..][..half], &sin[at..][..half]);
         for head in row.chunks_exact_mut(self.head_dim) {
             let head = &mut head[..*dim];
             match pairs {

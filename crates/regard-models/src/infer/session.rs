@@ -1,9 +1,9 @@
 //! Generation with a KV cache: a new token costs one row through the layers.
 
-use super::block::Workspace;
 use super::model::Transformer;
 use super::record::Recorder;
 use super::stack::{Caches, Packed, SourceCaches, Stack};
+use super::work::Workspace;
 use crate::error::Error;
 use crate::generate::{AttentionProbe, AttentionRow, Decoder, GRID, Pages};
 use regard::cache::{CacheShape, PAGE};
@@ -96,7 +96,7 @@ impl<'a> Session<'a> {
             let sequences: Vec<Sequence> =
                 rows.offsets.array_windows().map(start).collect::<Result<_, _>>()?;
             if let Some((cross, _)) = &block.cross {
-                cross.append_source(&memory, &step, cache, &sequences, &mut self.work)?;
+                cross.append_source(&mut memory, &step, cache, &sequences, &mut self.work)?;
             }
             self.source_sequences.push(sequences);
         }

@@ -1,9 +1,10 @@
 //! Embeddings, blocks and the final norm.
 
-use super::block::{Block, Keys, Role, Step, Workspace};
+use super::block::{Block, Keys, Role, Step};
 use super::layers::Norm;
 use super::ops::{self, Rotations, each_row};
 use super::record::Recorder;
+use super::work::Workspace;
 use crate::error::Error;
 use crate::files::{AddedPositions, PairLayout, RopeConfig, StackConfig, Weights};
 use regard::{KvCache, Machine, Sequence};
@@ -217,19 +218,24 @@ impl Stack {
         let mut x = self.embed(rows)?;
         let step = self.step(rows);
         let mut caches = caches;
-        for (layer, block) in self.blocks.iter().enumerate() {
-            recorder.at(layer, kind, axis);
-            let keys = match &mut caches {
-                None => [None, None],
-                Some(Caches { own, sequences, source }) => {
-                    // Without a cache of its own a decoder looks at the rows themselves: it is looked at as a whole.
-                    let own = own.get_mut(layer).map(|own| Keys::Append(own, &sequences[layer]));
-                    [own, source.map(|(caches, read)| Keys::Read(&caches[layer], &read[layer]))]
-                }
-            };
-            block.forward(&mut x, &step, keys, work, recorder)?;
-        }
-        Ok(x)
+        let layers = || {
+            for (layer, block) in self.blocks.iter().enumerate() {
+                recorder.at(layer, kind, axis);
+                let keys = match &mut caches {
+                    None => [None, None],
+                    Some(Caches { own, sequences, source }) => {
+                        // Without a cache of its own a decoder looks at the rows themselves: it is looked at as a whole.
+                        let own = own.get_mut(layer);
+                        let own = own.map(|own| Keys::Append(own, &sequences[layer]));
+                        [own, source.map(|(caches, read)| Keys::Read(&caches[layer], &read[layer]))]
+                    }
+                };
+                block.forward(&mut x, &step, keys, work, recorder)?;
+            }
+            Ok(x)
+        };
+        // On a thread of the pool: another one would be put to sleep and woken up at each of a dozen products of a layer.
+        rayon::scope(|_| layers())
     }
 
     /// The final norm.

@@ -87,6 +87,14 @@ pub struct StackConfig {
     pub layers: Vec<LayerConfig>,
 }
 
+impl StackConfig {
+    /// Numbers of a row of queries, and of a row of keys or values.
+    #[must_use]
+    pub fn widths(&self) -> [usize; 2] {
+        [self.heads.q, self.heads.kv].map(|heads| heads * self.head_dim)
+    }
+}
+
 /// One layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerConfig {
