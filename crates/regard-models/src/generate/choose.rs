@@ -1,24 +1,41 @@
 //! From the scores of one state to tokens. The scores are checked before: none is NaN or +inf, one at least is finite.
 
 use super::Sampling;
+use pulp::NullaryFnOnce;
+use regard_matmul::math::vectorized;
 use std::cmp::Ordering;
 
-/// ln Σ exp(score), in `f64`: a score less this is a log-probability.
+/// ln Σ exp(score), in `f64`: a score less this is a log-probability. The same bits with all instructions: nothing is fused.
 pub(super) fn log_sum(scores: &[f32]) -> f64 {
-    let largest = f64::from(top(scores));
-    // Sums side by side, so that a vector has one each.
-    let mut sums = [0.0; 8];
-    let (blocks, rest) = scores.as_chunks::<8>();
-    for block in blocks {
-        for (sum, score) in sums.iter_mut().zip(block) {
-            *sum += exp(f64::from(*score) - largest);
+    vectorized(LogSum(scores))
+}
+
+struct LogSum<'a>(&'a [f32]);
+
+impl NullaryFnOnce for LogSum<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn call(self) -> f64 {
+        let largest = f64::from(top(self.0));
+        // Sums side by side, so that a vector has one each.
+        let mut sums = [0.0; 8];
+        let (blocks, rest) = self.0.as_chunks::<8>();
+        for block in blocks {
+            for (sum, score) in sums.iter_mut().zip(block) {
+                *sum += exp(f64::from(*score) - largest);
+            }
         }
+        let mut last = 0.0;
+        for score in rest {
+            last += exp(f64::from(*score) - largest);
+        }
+        largest + (sums.iter().sum::<f64>() + last).ln()
     }
-    let rest: f64 = rest.iter().map(|score| exp(f64::from(*score) - largest)).sum();
-    largest + (sums.iter().sum::<f64>() + rest).ln()
 }
 
 /// The largest score.
+#[inline(always)]
 fn top(scores: &[f32]) -> f32 {
     scores.iter().fold(f32::NEG_INFINITY, |top, score| if *score > top { *score } else { top })
 }

@@ -9,6 +9,7 @@ use super::{
 };
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use rayon::prelude::*;
 use std::borrow::Cow;
 use std::mem::take;
 use std::ops::{ControlFlow, Range};
@@ -270,15 +271,18 @@ impl Row {
         // Of each hypothesis so many that `width` remain if all end tokens are among them.
         let end = self.options.stop.end.clone();
         let enough = width.saturating_add(end.len());
-        let (mut before, mut steps) = (take(&mut self.live), Vec::new());
-        for (parent, (line, scores)) in before.iter_mut().zip(scores).enumerate() {
+        let mut before = take(&mut self.live);
+        let next = |(parent, (line, scores)): (usize, (&mut Line, &&[f32]))| {
             let scores = self.processed(line, scores)?;
-            let total = log_sum(&scores);
-            let next = best(&scores, enough).into_iter();
-            steps.extend(
-                next.map(|(token, score)| (parent, token, line.score + (f64::from(score) - total))),
-            );
-        }
+            let (total, next) = (log_sum(&scores), best(&scores, enough).into_iter());
+            let with_score =
+                |(token, score)| (parent, token, line.score + (f64::from(score) - total));
+            Ok(next.map(with_score).collect())
+        };
+        // A vocabulary of scores is enough work for a thread.
+        let lines = before.par_iter_mut().zip(scores).enumerate();
+        let steps: Vec<Vec<_>> = lines.map(next).collect::<Result<_, GenerateError>>()?;
+        let mut steps = steps.concat();
         // Stable: of equal ones, the better parent first, then the lower id.
         steps.sort_by(|a, b| descending(a.2, b.2));
 
