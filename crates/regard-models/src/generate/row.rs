@@ -10,7 +10,6 @@ use super::{
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use rayon::prelude::*;
-use std::borrow::Cow;
 use std::mem::take;
 use std::ops::{ControlFlow, Range};
 use std::slice::from_ref;
@@ -171,10 +170,10 @@ impl Row {
     }
 
     /// Goes on with what was fed. After the last of the prompt, chooses what comes next by the scores of each of its states. Returns the
-    /// states to go on with, none if the row has ended.
+    /// states to go on with, none if the row has ended. Changes the scores.
     pub(super) fn advance(
         &mut self,
-        scores: &[&[f32]],
+        scores: &mut [&mut [f32]],
         seen: Vec<AttentionRow>,
         on_token: &mut dyn FnMut(GeneratedToken) -> ControlFlow<()>,
     ) -> Result<Vec<usize>, GenerateError> {
@@ -194,9 +193,13 @@ impl Row {
         }
         let Some(mut line) = self.live.pop() else { return Ok(Vec::new()) };
         let mut seen = Some(seen);
-        for (place, scores) in scores.iter().enumerate() {
-            let token = self.choose(&self.processed(&mut line, scores)?);
-            let mut choice = GeneratedToken::new(token, scores, self.options.top_log_probabilities);
+        for (place, scores) in scores.iter_mut().enumerate() {
+            let of_model = (!self.plain).then(|| scores.to_vec());
+            self.process(&mut line, scores)?;
+            let token = self.choose(scores);
+            let of_model = of_model.as_deref().unwrap_or(scores);
+            let top = self.options.top_log_probabilities;
+            let mut choice = GeneratedToken::new(token, of_model, top);
             choice.attention = seen.take().unwrap_or_default();
             line.score += choice.log_probability.unwrap_or(0.0);
             line.tokens.push(token);
@@ -222,23 +225,18 @@ impl Row {
         Ok(vec![0])
     }
 
-    /// The scores that a hypothesis chooses from: none is NaN or +inf, and one at least is finite.
-    fn processed<'s>(
-        &self,
-        line: &mut Line,
-        scores: &'s [f32],
-    ) -> Result<Cow<'s, [f32]>, GenerateError> {
+    /// Makes the scores of the model those that a hypothesis chooses from: none is NaN or +inf, and one at least is finite.
+    fn process(&self, line: &mut Line, scores: &mut [f32]) -> Result<(), GenerateError> {
         check_scores(self.row, scores)?;
         if self.plain {
-            return Ok(Cow::Borrowed(scores));
+            return Ok(());
         }
-        let (mut scores, options) = (scores.to_vec(), &self.options);
-        options.processors.apply(&self.prompt, &line.tokens, &options.stop.end, &mut scores);
+        let options = &self.options;
+        options.processors.apply(&self.prompt, &line.tokens, &options.stop.end, scores);
         if let Some(constraint) = &mut line.constraint {
-            constraint.mask(&mut scores).map_err(|why| self.refused(why))?;
+            constraint.mask(scores).map_err(|why| self.refused(why))?;
         }
-        check_scores(self.row, &scores)?;
-        Ok(Cow::Owned(scores))
+        check_scores(self.row, scores)
     }
 
     fn accept(&self, line: &mut Line, token: u32) -> Result<(), GenerateError> {
@@ -264,7 +262,7 @@ impl Row {
     /// One step of a beam search: `scores [live, vocab]`.
     fn widen(
         &mut self,
-        scores: &[&[f32]],
+        scores: &mut [&mut [f32]],
         width: usize,
         penalty: f64,
     ) -> Result<Vec<usize>, GenerateError> {
@@ -272,15 +270,15 @@ impl Row {
         let end = self.options.stop.end.clone();
         let enough = width.saturating_add(end.len());
         let mut before = take(&mut self.live);
-        let next = |(parent, (line, scores)): (usize, (&mut Line, &&[f32]))| {
-            let scores = self.processed(line, scores)?;
-            let (total, next) = (log_sum(&scores), best(&scores, enough).into_iter());
+        let next = |(parent, (line, scores)): (usize, (&mut Line, &mut &mut [f32]))| {
+            self.process(line, scores)?;
+            let (total, next) = (log_sum(scores), best(scores, enough).into_iter());
             let with_score =
                 |(token, score)| (parent, token, line.score + (f64::from(score) - total));
             Ok(next.map(with_score).collect())
         };
         // A vocabulary of scores is enough work for a thread.
-        let lines = before.par_iter_mut().zip(scores).enumerate();
+        let lines = before.par_iter_mut().zip(scores.par_iter_mut()).enumerate();
         let steps: Vec<Vec<_>> = lines.map(next).collect::<Result<_, GenerateError>>()?;
         let mut steps = steps.concat();
         // Stable: of equal ones, the better parent first, then the lower id.

@@ -207,19 +207,19 @@ impl<D: Decoder> Scheduler<D> {
         if tokens.is_empty() {
             return Ok(());
         }
-        let scores = self.batch.feed(&tokens, &scored)?;
-        let mut scores = scores.chunks_exact(self.decoder().vocab());
+        let mut scores = self.batch.feed(&tokens, &scored)?;
+        let mut scores = scores.chunks_exact_mut(self.decoder().vocab());
         let mut scored = scored.into_iter();
         let (mut first, mut parents, mut ended) = (0, Vec::new(), Vec::new());
         for i in 0..self.live.len() {
             let Admitted { ticket, row, .. } = &mut self.live[i];
             let states = row.live();
             let count: usize = scored.by_ref().take(states).sum();
-            let of_row: Vec<&[f32]> = scores.by_ref().take(count).collect();
+            let mut of_row: Vec<&mut [f32]> = scores.by_ref().take(count).collect();
             let was_fed = row.piece().is_some();
             let seen = row.probe().map_or_else(Vec::new, |_| self.batch.seen(first));
             let mut on_token = |choice| tell(*ticket, Event::Token(choice));
-            match row.advance(&of_row, seen, &mut on_token) {
+            match row.advance(&mut of_row, seen, &mut on_token) {
                 Ok(kept) if kept.is_empty() => ended.push((i, None)),
                 Ok(kept) => {
                     parents.extend(kept.into_iter().map(|state| first + state));

@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::files::StackConfig;
 use crate::generate::{AttentionProbe, AttentionRow};
+use rayon::prelude::*;
 use regard::{AttentionView, KvCache, Machine, Mask, Plan, Problem, Sequence, View};
 use regard_scope::{Inputs, Layer, LayerData, Weights};
 use std::sync::Arc;
@@ -70,13 +71,16 @@ impl Recorder {
     /// Keeps what probes ask for, of the last row of each sequence.
     pub(super) fn probe(&mut self, view: &AttentionView<'_, f32>) -> Result<(), Error> {
         let layer = self.place.layer;
-        for (item, probe) in self.probes.iter().filter(|(_, one)| one.layers.contains(&layer)) {
-            let last = view.rows_of(*item).0.end.saturating_sub(1);
-            for head in &probe.heads {
-                let weights = view.head(*item, *head)?.row(last)?;
-                self.seen.push((*item, AttentionRow::new(layer, *head, &weights, probe.top)));
-            }
-        }
+        let asked = self.probes.iter().filter(|(_, one)| one.layers.contains(&layer));
+        let asked: Vec<_> =
+            asked.flat_map(|(item, one)| one.heads.iter().map(|h| (*item, *h, one.top))).collect();
+        let look = |(item, head, top): (usize, usize, usize)| {
+            let last = view.rows_of(item).0.end.saturating_sub(1);
+            let weights = view.head(item, head)?.row(last)?;
+            Ok((item, AttentionRow::new(layer, head, &weights, top)))
+        };
+        let seen: Vec<_> = asked.into_par_iter().map(look).collect::<Result<_, Error>>()?;
+        self.seen.extend(seen);
         Ok(())
     }
 
