@@ -158,6 +158,12 @@ pub(crate) struct TranslateArgs {
     pub(crate) model: ModelArg,
     #[arg(value_name = "TEXT", help = a_text!("What to translate", " [default: each line of standard input]"))]
     pub(crate) texts: Vec<String>,
+    /// Language of the texts, for a model of many languages: eng_Latn, zho_Hans (NLLB); en, zh (M2M-100)
+    #[arg(long, value_name = "LANGUAGE")]
+    pub(crate) from: Option<String>,
+    /// Language of the translations
+    #[arg(long, value_name = "LANGUAGE")]
+    pub(crate) to: Option<String>,
     /// Print the source token with the largest attention weight for each output token (mean over layers and heads)
     #[arg(long)]
     pub(crate) alignment: bool,

@@ -18,7 +18,10 @@ pub(crate) fn run(args: &TranslateArgs, format: Format) -> Result<()> {
     search.check()?;
     let texts = texts_of(&args.texts)?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let model = open::open(&args.model.model)?;
+    let mut model = open::open(&args.model.model)?;
+    if args.from.is_some() || args.to.is_some() {
+        model.set_languages(args.from.as_deref(), args.to.as_deref())?;
+    }
     if !texts.is_empty() {
         return told(&model, &texts, &search, args, format);
     }

@@ -73,7 +73,7 @@ impl Model {
         match (&config.encoder, &config.decoder) {
             (Some(_), Some(_)) => {
                 let kind = translator::Kind::Transformer(vocabulary, Box::new(model));
-                Self::Translator(Translator { kind })
+                Self::Translator(Translator::new(kind))
             }
             (None, _) => Self::CausalLm(CausalLm { vocabulary, model }),
             (Some(_), None) if labels.is_empty() => Self::Encoder(Encoder { vocabulary, model }),
@@ -94,9 +94,10 @@ impl Model {
         let vocabulary = Vocabulary::new(title, tokens, target_tokens, &transformer);
         let model = Transformer::of_config(&config, weights)?;
         Ok(match (Self::of_parts(vocabulary?, model), config.translate) {
-            (Self::CausalLm(model), Some(template)) => Self::Translator(Translator {
-                kind: translator::Kind::Prompted(Box::new(model), template),
-            }),
+            (Self::CausalLm(model), Some(template)) => {
+                let kind = translator::Kind::Prompted(Box::new(model), template);
+                Self::Translator(Translator::new(kind))
+            }
             (model, _) => model,
         })
     }
@@ -124,6 +125,23 @@ impl Model {
         /// A model that classifies.
         classifier, Classifier, "classify",
         "an encoder with a classification head can do that, or hierarchical attention (han)");
+
+    /// Sets the languages of a [translator of many](Translator::set_languages).
+    ///
+    /// # Errors
+    ///
+    /// If it is no such model, or has no such language.
+    pub fn set_languages(
+        &mut self,
+        source: Option<&str>,
+        target: Option<&str>,
+    ) -> Result<(), Error> {
+        self.translator()?;
+        match self {
+            Self::Translator(model) => model.set_languages(source, target),
+            _ => Ok(()),
+        }
+    }
 
     fn vocabulary(&self) -> &Vocabulary {
         match self {
@@ -219,5 +237,5 @@ fn recurrent(files: ModelFiles) -> Result<Model, Error> {
             translator::Kind::E2k(vocabulary(title, tokens)?, Box::new(model))
         }
     };
-    Ok(Model::Translator(Translator { kind }))
+    Ok(Model::Translator(Translator::new(kind)))
 }

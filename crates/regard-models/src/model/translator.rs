@@ -17,6 +17,8 @@ use std::ops::ControlFlow;
 #[derive(Debug)]
 pub struct Translator {
     pub(super) kind: Kind,
+    /// Tokens of the languages of a text and of its translation, of a model of many.
+    languages: [Option<u32>; 2],
 }
 
 #[derive(Debug)]
@@ -34,10 +36,57 @@ pub(super) enum Kind {
 const TRANSLATED: Batch = Batch { rows: 64, positions: POSITIONS };
 /// Beams of texts that are translated together.
 const BEAMS: usize = 512;
+/// What can translate between languages that are named.
+const MANY: &str =
+    "M2M-100 and NLLB translate between languages that are named, others between two";
 /// Tokens of a translation that is looked at.
 const LONGEST: usize = 512;
 
 impl Translator {
+    pub(super) fn new(kind: Kind) -> Self {
+        Self { kind, languages: [None; 2] }
+    }
+
+    /// Sets the languages of texts and of translations, as `eng_Latn` (NLLB) or `en` (M2M-100). Without them, texts are in the
+    /// language that the files of the model name, usually English.
+    ///
+    /// # Errors
+    ///
+    /// If the model is not one of many languages, or has no such language.
+    pub fn set_languages(
+        &mut self,
+        source: Option<&str>,
+        target: Option<&str>,
+    ) -> Result<(), Error> {
+        let Kind::Transformer(vocabulary, model) = &self.kind else {
+            return Err(Error::unsupported("language", &"this model", MANY));
+        };
+        let family = &model.config().family;
+        if family != "m2m_100" {
+            return Err(Error::unsupported("language", family, MANY));
+        }
+        let token = |code: &str| {
+            // Other words of the vocabulary are no languages.
+            let is_nllb = code.len() == 8 && code.as_bytes()[3] == b'_';
+            let name = if is_nllb { code.to_owned() } else { format!("__{code}__") };
+            let known =
+                "a language of the model, as en or zh (M2M-100), eng_Latn or zho_Hans (NLLB)";
+            vocabulary.tokens.id(&name).ok_or_else(|| Error::unsupported("language", &code, known))
+        };
+        self.languages = [source.map(token).transpose()?, target.map(token).transpose()?];
+        Ok(())
+    }
+
+    /// The tokens of a text that the model can read, in its language.
+    fn source(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let vocabulary = self.vocabulary();
+        let tokens = vocabulary.fitting(text)?;
+        let Some(language) = self.languages[0] else { return Ok(tokens) };
+        let own = vocabulary.tokens.without_ends(&tokens)?;
+        let end = vocabulary.eos.first();
+        Ok(std::iter::once(&language).chain(own).chain(end).copied().collect())
+    }
+
     pub(super) fn vocabulary(&self) -> &Vocabulary {
         match &self.kind {
             Kind::Transformer(vocabulary, _) => vocabulary,
@@ -51,7 +100,7 @@ impl Translator {
     pub fn prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
         match &self.kind {
             Kind::Prompted(model, template) => model.prompt(&template.replace("{source}", text)),
-            _ => self.vocabulary().fitting(text),
+            _ => self.source(text),
         }
     }
 
@@ -86,9 +135,9 @@ impl Translator {
         max_tokens: usize,
     ) -> Result<Vec<GenerationOutput>, Error> {
         let vocabulary = self.vocabulary();
-        let sources =
-            || texts.iter().map(|text| vocabulary.fitting(text)).collect::<Result<Vec<_>, _>>();
-        let answers = Answers { vocabulary, search, max_tokens, sources: texts.len() };
+        let sources = || texts.iter().map(|text| self.source(text)).collect::<Result<Vec<_>, _>>();
+        let forced = self.forced_bos();
+        let answers = Answers { vocabulary, search, max_tokens, forced, sources: texts.len() };
         match &self.kind {
             Kind::Prompted(model, template) => {
                 let asked: Vec<String> =
@@ -120,7 +169,7 @@ impl Translator {
             };
             return model.look(&format!("{}{written}", template.replace("{source}", text)));
         }
-        let source = some(vocabulary.fitting(text)?)?;
+        let source = some(self.source(text)?)?;
         let target = self.begun(text, target)?;
         let labels = [
             ("source", words(&vocabulary.tokens, &source)),
@@ -141,7 +190,7 @@ impl Translator {
     /// The token that the model always writes first.
     fn forced_bos(&self) -> Option<u32> {
         match &self.kind {
-            Kind::Transformer(_, model) => model.config().forced_bos,
+            Kind::Transformer(_, model) => self.languages[1].or(model.config().forced_bos),
             _ => None,
         }
     }
@@ -152,11 +201,7 @@ impl Translator {
         let begin = std::iter::once(vocabulary.begin()?).chain(self.forced_bos());
         if let Some(target) = target {
             let written = vocabulary.fitting_of(vocabulary.written(), target)?;
-            // Some vocabularies put special tokens around every text, which are those of a source.
-            let around = vocabulary.written().encode("")?;
-            let is_own = |id: &u32| !around.contains(id);
-            let (first, last) = (written.iter().position(is_own), written.iter().rposition(is_own));
-            let own = first.zip(last).map_or(&[][..], |(first, last)| &written[first..=last]);
+            let own = vocabulary.written().without_ends(&written)?;
             return Ok(begin.chain(own.iter().copied()).collect());
         }
         let best = self.translate(&[text], &DecodingStrategy::Greedy, LONGEST)?;
@@ -170,6 +215,8 @@ struct Answers<'a> {
     vocabulary: &'a Vocabulary,
     search: &'a DecodingStrategy,
     max_tokens: usize,
+    /// What is always written first.
+    forced: Option<u32>,
     sources: usize,
 }
 
@@ -182,9 +229,9 @@ impl Answers<'_> {
         let stop =
             StoppingCriteria { max_tokens: self.max_tokens, end: self.vocabulary.eos.clone() };
         let mut options = GenerationOptions::new(self.search.clone(), stop);
-        let forced = config.and_then(|config| config.forced_bos);
         options.processors.suppressed.extend(config.into_iter().flat_map(|one| &one.suppressed));
-        let begin: Vec<u32> = std::iter::once(self.vocabulary.begin()?).chain(forced).collect();
+        let begin = std::iter::once(self.vocabulary.begin()?).chain(self.forced);
+        let begin: Vec<u32> = begin.collect();
         let begins = vec![begin; self.sources];
         let mut silent = |_: usize, _: u32| ControlFlow::Continue(());
         let (all, _) = generate_with(&mut session, &begins, &options, &mut silent)?;
@@ -192,5 +239,61 @@ impl Answers<'_> {
             GenerationOutput::new(self.vocabulary.written().decode(&one.tokens), one)
         };
         Ok(all.into_iter().map(written).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::{Tokens, Weights};
+    use std::path::Path;
+
+    /// A translator of M2M-100 with a small vocabulary and constant weights.
+    fn of_many() -> Translator {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/marian");
+        let folder = std::env::temp_dir().join(format!("regard-m2m-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (own, name) in [("target.spm", "sentencepiece.bpe.model"), ("vocab.json", "vocab.json")]
+        {
+            std::fs::copy(from.join(own), folder.join(name)).unwrap();
+        }
+        let tokens = Tokens::m2m100(&folder, "en").unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+        let end = tokens.id("</s>").unwrap();
+        let json = serde_json::json!({
+            "architectures": ["M2M100ForConditionalGeneration"], "model_type": "m2m_100", "d_model": 8,
+            "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": 64, "scale_embedding": true,
+            "activation_function": "relu", "vocab_size": tokens.len(), "bos_token_id": 0, "pad_token_id": 1,
+            "eos_token_id": end, "decoder_start_token_id": end,
+        });
+        let (config, _) = TransformerConfig::from_json(&json.to_string()).unwrap();
+        let constant = |(name, shape): (String, Vec<usize>)| {
+            let count = shape.iter().product();
+            (name, shape, vec![0.1; count])
+        };
+        let weights = Weights::new(config.tensors().into_iter().map(constant)).unwrap();
+        let vocabulary = Vocabulary::new("many".into(), Some(tokens), None, &config).unwrap();
+        let model = Transformer::new(config, weights).unwrap();
+        Translator::new(Kind::Transformer(vocabulary, Box::new(model)))
+    }
+
+    #[test]
+    fn languages_are_around_texts_and_before_translations() {
+        let mut model = of_many();
+        let tokens = &model.vocabulary().tokens;
+        let [en, de, zh] = ["__en__", "__de__", "__zh__"].map(|name| tokens.id(name).unwrap());
+        let english = model.prompt("the old cat").unwrap();
+        assert_eq!((english[0], model.forced_bos()), (en, None));
+        model.set_languages(Some("de"), Some("zh")).unwrap();
+        let german = model.prompt("the old cat").unwrap();
+        assert_eq!(german, [&[de], &english[1..]].concat());
+        assert_eq!(model.forced_bos(), Some(zh));
+        assert_eq!(model.begun("the old cat", Some("")).unwrap()[1..], [zh]);
+        // A word of the vocabulary, and a language of another model.
+        for code in ["the", "zho_Hans", ""] {
+            let error = model.set_languages(None, Some(code)).unwrap_err().to_string();
+            assert!(error.contains("eng_Latn"), "{error}");
+        }
     }
 }

@@ -146,6 +146,14 @@ impl Tokens {
         }
     }
 
+    /// The tokens of the text itself: without the special tokens that [`encode`](Self::encode) puts around every text.
+    pub fn without_ends<'a>(&self, tokens: &'a [u32]) -> Result<&'a [u32], Error> {
+        let around = self.encode("")?;
+        let is_own = |id: &u32| !around.contains(id);
+        let (first, last) = (tokens.iter().position(is_own), tokens.iter().rposition(is_own));
+        Ok(first.zip(last).map_or(&[], |(first, last)| &tokens[first..=last]))
+    }
+
     /// The text of tokens, without their special tokens. Bytes that are no text become `�`, and numbers that are no tokens nothing. Where the
     /// library that a `tokenizer.json` asks for fails, all of it is `�`.
     pub fn decode(&self, ids: &[u32]) -> String {
