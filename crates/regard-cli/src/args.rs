@@ -45,9 +45,9 @@ pub(crate) enum Verb {
     Steps(Box<StepsArgs>),
     /// Verify results on this machine: every test case against the reference implementation, with the largest error of each option
     #[command(
-        after_long_help = "Examples:\n  regard check\n  regard check --format json > check.jsonl"
+        after_long_help = "Examples:\n  regard check\n  regard check --format json > check.jsonl\n  regard check --serve http://127.0.0.1:8080 http://10.0.0.7:8080 --key-file keys"
     )]
-    Check(ThreadsArg),
+    Check(CheckArgs),
     /// Draw attention maps: terminal, SVG, PNG, HTML, or a zoomable map in a browser
     #[command(
         after_long_help = "Examples:\n  regard look zh-en 好久不见 --view alignment --kind cross\n  regard look minilm @letter.txt --out letter.html\n  regard look q.npy k.npy --mask causal --serve"
@@ -106,7 +106,7 @@ impl Verb {
     pub(crate) fn threads(&self) -> Option<usize> {
         match self {
             Self::Plan(args) => args.threads.count,
-            Self::Check(threads) => threads.count,
+            Self::Check(args) => args.threads.count,
             Self::Look(args) => args.source.threads.count,
             Self::Stats(args) => args.source.threads.count,
             Self::Audit(args) => args.source.threads.count,
@@ -205,6 +205,22 @@ pub(crate) struct ThreadsArg {
     /// Threads to use [default: RAYON_NUM_THREADS, else one for each available CPU]
     #[arg(short = 't', long = "threads", value_name = "N", value_parser = threads)]
     pub(crate) count: Option<usize>,
+}
+
+/// Options of `check`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
+    /// Verify running servers instead: 64 requests one by one, then at once, must get the same tokens and log-probabilities to the last bit
+    #[arg(long, value_name = "URL", num_args = 1..)]
+    pub(crate) serve: Vec<String>,
+    /// Model to ask, if a server has several
+    #[arg(short, long, value_name = "NAME", requires = "serve")]
+    pub(crate) model: Option<String>,
+    /// File with an API key of the servers
+    #[arg(long, value_name = "FILE", requires = "serve")]
+    pub(crate) key_file: Option<std::path::PathBuf>,
 }
 
 /// From a query and a key to their score.

@@ -82,7 +82,7 @@ fn run_verb(Args { verb, format, .. }: Args) -> Result<()> {
             .with_context(|| dir.display().to_string()),
         Verb::Plan(args) => plan::run(job::plan(*args)?, format),
         Verb::Steps(args) => steps::run(&job::steps(*args, format)?, format),
-        Verb::Check(_) => check::run(format),
+        Verb::Check(args) => check::run(&args, format),
         Verb::Look(args) => look::run(&args, format),
         Verb::Stats(args) => stats::run(&args, format),
         Verb::Audit(args) => audit::run(&args, format),

@@ -1,6 +1,9 @@
-//! `regard check`: the case table against the definition, on the user's own machine.
+//! `regard check`: the case table against the definition, on the user's own machine; or a server against itself.
 
-use crate::args::Format;
+#[cfg(feature = "serve")]
+mod served;
+
+use crate::args::{CheckArgs, Format};
 use crate::say;
 use crate::status::Negative;
 use anyhow::Result;
@@ -9,7 +12,15 @@ use regard_testkit::{Report, THREADS};
 use serde_json::json;
 use std::io::Write;
 
-pub(crate) fn run(format: Format) -> Result<()> {
+pub(crate) fn run(args: &CheckArgs, format: Format) -> Result<()> {
+    #[cfg(feature = "serve")]
+    if !args.serve.is_empty() {
+        return served::run(args, format);
+    }
+    #[cfg(not(feature = "serve"))]
+    if !args.serve.is_empty() {
+        anyhow::bail!("--serve: built without the server; {}", crate::args::remedy("serve"));
+    }
     let cases = regard_testkit::cases();
     // Draws on a terminal only.
     let progress = say::bar(ProgressBar::new(cases.len() as u64));
