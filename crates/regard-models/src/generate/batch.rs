@@ -63,6 +63,11 @@ impl<D: Decoder> Batch<D> {
         }
     }
 
+    /// Gives the memory of scores back.
+    pub(super) fn recycle(&mut self, scores: Vec<f32>) {
+        self.decoder.recycle(scores);
+    }
+
     /// The state of this number forgets all but its first `len` tokens.
     pub(super) fn truncate(&mut self, state: usize, len: usize) -> Result<(), D::Error> {
         self.decoder.truncate(&mut self.states[state], len)

@@ -106,6 +106,10 @@ pub trait Decoder {
         scored: &[usize],
     ) -> Result<Vec<f32>, Self::Error>;
 
+    /// Takes the memory of scores back, for the next ones: a vocabulary for each of many states is too much to ask the system for each
+    /// time.
+    fn recycle(&mut self, _scores: Vec<f32>) {}
+
     /// Whether it can score more than the last token, and [`truncate`](Self::truncate).
     fn speculates(&self) -> bool {
         false
@@ -182,6 +186,10 @@ impl<D: Decoder> Decoder for &mut D {
         scored: &[usize],
     ) -> Result<Vec<f32>, D::Error> {
         (**self).feed(states, tokens, scored)
+    }
+
+    fn recycle(&mut self, scores: Vec<f32>) {
+        (**self).recycle(scores);
     }
 
     fn speculates(&self) -> bool {

@@ -207,8 +207,8 @@ impl<D: Decoder> Scheduler<D> {
         if tokens.is_empty() {
             return Ok(());
         }
-        let mut scores = self.batch.feed(&tokens, &scored)?;
-        let mut scores = scores.chunks_exact_mut(self.decoder().vocab());
+        let mut all = self.batch.feed(&tokens, &scored)?;
+        let mut scores = all.chunks_exact_mut(self.decoder().vocab());
         let mut scored = scored.into_iter();
         let (mut first, mut parents, mut ended) = (0, Vec::new(), Vec::new());
         for i in 0..self.live.len() {
@@ -234,6 +234,7 @@ impl<D: Decoder> Scheduler<D> {
             }
             first += states;
         }
+        self.batch.recycle(all);
         self.batch.keep(&parents)?;
         for (removed, (i, error)) in ended.into_iter().enumerate() {
             let Admitted { ticket, row, pages, .. } = self.live.remove(i - removed);

@@ -97,7 +97,7 @@ impl Transformer {
     /// a model without a head its last rows, `[tokens, d_model]`.
     pub fn logits(&self, source: Option<&[u32]>, tokens: &[u32]) -> Result<Vec<f32>, Error> {
         let (mut x, _) = self.run(source, tokens, Recorder::default())?;
-        self.scores(&mut x)
+        self.scores(&mut x, Vec::new())
     }
 
     /// What every head looks at: layers of a trace between the axes `source` and `target`.
@@ -187,17 +187,18 @@ impl Transformer {
             let known = "a model with a head that classifies";
             return Err(Error::unsupported("classify", &self.config.family, known));
         }
-        self.pooled(texts)?.into_iter().map(|mut row| self.scores(&mut row)).collect()
+        let scores = |mut row| self.scores(&mut row, Vec::new());
+        self.pooled(texts)?.into_iter().map(scores).collect()
     }
 
     pub(super) fn has_head(&self) -> bool {
         self.head.is_some()
     }
 
-    /// Scores of rows that are finished, `[rows, d_model]`, which are changed.
-    pub(super) fn scores(&self, rows: &mut Vec<f32>) -> Result<Vec<f32>, Error> {
+    /// Scores of rows that are finished, `[rows, d_model]`, which are changed; in the memory of other scores.
+    pub(super) fn scores(&self, rows: &mut Vec<f32>, to: Vec<f32>) -> Result<Vec<f32>, Error> {
         match &self.head {
-            Some(head) => head.scores(rows),
+            Some(head) => head.scores(rows, to),
             None => Ok(std::mem::take(rows)),
         }
     }
@@ -229,7 +230,7 @@ impl Head {
         })
     }
 
-    fn scores(&self, rows: &mut Vec<f32>) -> Result<Vec<f32>, Error> {
+    fn scores(&self, rows: &mut Vec<f32>, mut scores: Vec<f32>) -> Result<Vec<f32>, Error> {
         let d = self.matrix.inputs();
         let mut input = Rows::new();
         if let (Some(dense), Some(DenseConfig { activation, .. })) =
@@ -253,7 +254,7 @@ impl Head {
         }
         input.set(rows, d)?;
         let outputs = self.matrix.outputs();
-        let mut scores = vec![0.0; input.rows() * outputs];
+        scores.resize(input.rows() * outputs, 0.0);
         multiply(&input, &mut [(&*self.matrix, &mut scores[..])], Isa::detect())?;
         if let Some(bias) = &self.bias {
             each_row(&mut scores, outputs, &ops::Add { other: bias, factor: 1.0 });

@@ -21,6 +21,8 @@ pub struct Session<'a> {
     /// Its sequences, by layer and then by source.
     source_sequences: Vec<Vec<Sequence>>,
     work: Workspace,
+    /// Memory for scores.
+    scores: Vec<f32>,
 }
 
 /// One growing sequence: its entries in the KV caches of all layers.
@@ -65,6 +67,7 @@ impl<'a> Session<'a> {
             source_caches: Vec::new(),
             source_sequences: Vec::new(),
             work: Workspace::default(),
+            scores: Vec::new(),
         };
         if let Some(encoder) = &model.encoder {
             let rows = Packed::new(sources.iter().map(|tokens| (0, *tokens)));
@@ -217,7 +220,11 @@ impl Decoder for Session<'_> {
             return Ok(Vec::new());
         }
         self.decoder.finish(&mut rows);
-        self.model.scores(&mut rows)
+        self.model.scores(&mut rows, std::mem::take(&mut self.scores))
+    }
+
+    fn recycle(&mut self, scores: Vec<f32>) {
+        self.scores = scores;
     }
 
     fn speculates(&self) -> bool {
