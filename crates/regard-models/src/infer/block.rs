@@ -83,28 +83,27 @@ impl Attention {
         sequences: &[Sequence],
         work: &mut Workspace,
     ) -> Result<(), Error> {
-        work.each_part(memory, step.config, |part| {
-            let Part { x, k, v, panel, .. } = part;
+        work.each_part(memory, step.config, |Part { x, k, v, .. }, panel| {
             panel.rows.set(x, step.config.d_model)?;
             project(&panel.rows, &mut [(&self.k, k), (&self.v, v)])
         })?;
         append(step, cache, sequences, [&work.k, &work.v])
     }
 
-    /// From `part.panel.rows` to queries, and to keys and values if they are `own`.
+    /// From the rows of a panel to queries, and to keys and values if they are `own`.
     fn project(
         &self,
         step: &Step<'_>,
         rotations: Option<&Rotations>,
         own: bool,
-        part: &mut Part<'_>,
+        (part, rows): (&mut Part<'_>, &Rows),
     ) -> Result<(), Error> {
         let ([q_width, kv_width], head_dim) = (step.config.widths(), step.config.head_dim);
-        let Part { first, q, k, v, panel, .. } = part;
+        let Part { first, q, k, v, .. } = part;
         if !own {
-            return project(&panel.rows, &mut [(&self.q, q)]);
+            return project(rows, &mut [(&self.q, q)]);
         }
-        project(&panel.rows, &mut [(&self.q, &mut *q), (&self.k, &mut *k), (&self.v, v)])?;
+        project(rows, &mut [(&self.q, &mut *q), (&self.k, &mut *k), (&self.v, v)])?;
         if let Some([q_norm, k_norm]) = &self.norms {
             q_norm.apply(q, q_width);
             k_norm.apply(k, kv_width);
@@ -117,10 +116,10 @@ impl Attention {
         Ok(())
     }
 
-    /// From `part.attended` to `part.panel.output`.
-    fn finish(&self, part: &mut Part<'_>) -> Result<(), Error> {
-        let Panel { rows, output, .. } = &mut *part.panel;
-        rows.set(part.attended, self.out.inputs())?;
+    /// From what attention gives for some rows to the output of a panel.
+    fn finish(&self, attended: &[f32], panel: &mut Panel) -> Result<(), Error> {
+        let Panel { rows, output, .. } = panel;
+        rows.set(attended, self.out.inputs())?;
         project(rows, &mut [(&self.out, room(output, rows.rows() * self.out.outputs()))])
     }
 }
@@ -403,37 +402,43 @@ impl Block {
     ) -> Result<(), Error> {
         let (config, width) = (step.config, step.config.d_model);
         let rotations = self.rope.map(|i| &step.rotations[i]);
-        work.each_part(x, config, |mut part| {
-            self.attention_norms.before(part.x, width, &mut part.panel.rows)?;
-            self.attention.project(step, rotations, true, &mut part)
+        work.each_part(x, config, |mut part, panel| {
+            self.attention_norms.before(part.x, width, &mut panel.rows)?;
+            self.attention.project(step, rotations, true, (&mut part, &panel.rows))
         })?;
         let layer = Layer { mask: &self.mask, is_causal: self.is_causal };
         attend(step, layer, keys.unwrap_or(Keys::Rows), work, recorder)?;
         let cross = self.cross.as_ref().zip(source);
         let read = cross.as_ref().map(|(cross, _)| *cross);
-        work.each_part(x, config, |mut part| {
-            self.attention.finish(&mut part)?;
+        work.each_part(x, config, |mut part, panel| {
+            self.attention.finish(part.attended, panel)?;
             if matches!(config.order, NormOrder::Parallel | NormOrder::ParallelShared) {
-                return self.feed_forward_beside(config, part);
+                return self.feed_forward_beside(config, part.x, panel);
             }
-            self.attention_norms.after(part.x, config, &mut part.panel.output);
-            let Some((cross, norms)) = read else { return self.feed_forward(config, part) };
-            norms.before(part.x, width, &mut part.panel.rows)?;
-            cross.project(step, None, false, &mut part)
+            self.attention_norms.after(part.x, config, &mut panel.output);
+            let Some((cross, norms)) = read else {
+                return self.feed_forward(config, part.x, panel);
+            };
+            norms.before(part.x, width, &mut panel.rows)?;
+            cross.project(step, None, false, (&mut part, &panel.rows))
         })?;
         let Some(((cross, norms), source)) = cross else { return Ok(()) };
         let layer = Layer { mask: &Mask::full(), is_causal: false };
         recorder.over_source(|recorder| attend(step, layer, source, work, recorder))?;
-        work.each_part(x, config, |mut part| {
-            cross.finish(&mut part)?;
-            norms.after(part.x, config, &mut part.panel.output);
-            self.feed_forward(config, part)
+        work.each_part(x, config, |Part { x, attended, .. }, panel| {
+            cross.finish(attended, panel)?;
+            norms.after(x, config, &mut panel.output);
+            self.feed_forward(config, x, panel)
         })
     }
 
     /// The feed-forward net of what attention has changed.
-    fn feed_forward(&self, config: &StackConfig, part: Part<'_>) -> Result<(), Error> {
-        let Part { x, panel, .. } = part;
+    fn feed_forward(
+        &self,
+        config: &StackConfig,
+        x: &mut [f32],
+        panel: &mut Panel,
+    ) -> Result<(), Error> {
         self.feed_forward_norms.before(x, config.d_model, &mut panel.rows)?;
         self.net(config, panel)?;
         self.feed_forward_norms.after(x, config, &mut panel.output);
@@ -441,8 +446,13 @@ impl Block {
     }
 
     /// The feed-forward net of what attention has read, and then the sum of both.
-    fn feed_forward_beside(&self, config: &StackConfig, part: Part<'_>) -> Result<(), Error> {
-        let (width, Part { x, panel, .. }) = (config.d_model, part);
+    fn feed_forward_beside(
+        &self,
+        config: &StackConfig,
+        x: &mut [f32],
+        panel: &mut Panel,
+    ) -> Result<(), Error> {
+        let width = config.d_model;
         std::mem::swap(&mut panel.output, &mut panel.parallel);
         let norms = match config.order {
             NormOrder::ParallelShared => &self.attention_norms,

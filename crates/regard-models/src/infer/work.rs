@@ -5,6 +5,7 @@ use crate::files::StackConfig;
 use rayon::prelude::*;
 use regard::plan::ScratchPool;
 use regard_matmul::Rows;
+use std::sync::{Mutex, PoisonError};
 
 /// Memory of a pass, kept from one to the next.
 #[derive(Debug, Default)]
@@ -15,10 +16,11 @@ pub(super) struct Workspace {
     pub(super) attended: Vec<f32>,
     pub(super) lse: Vec<f32>,
     pub(super) scratch: ScratchPool<f32>,
+    /// One for each thread.
     panels: Vec<Panel>,
 }
 
-/// Memory of some rows, between calls of attention.
+/// Memory for one panel of rows at a time, between calls of attention.
 #[derive(Debug, Default)]
 pub(super) struct Panel {
     /// Input of the layer that runs.
@@ -42,7 +44,6 @@ pub(super) struct Part<'a> {
     pub(super) k: &'a mut [f32],
     pub(super) v: &'a mut [f32],
     pub(super) attended: &'a [f32],
-    pub(super) panel: &'a mut Panel,
 }
 
 /// Rows of a panel, at most: what is computed of them between calls of attention stays in the L2 cache.
@@ -65,13 +66,14 @@ impl Workspace {
         &mut self,
         x: &mut [f32],
         config: &StackConfig,
-        work: impl Fn(Part<'_>) -> Result<(), Error> + Sync,
+        work: impl Fn(Part<'_>, &mut Panel) -> Result<(), Error> + Sync,
     ) -> Result<(), Error> {
         let [q_width, kv_width] = config.widths();
         let rows = x.len() / config.d_model;
-        let panel = panel_rows(rows, rayon::current_num_threads()).max(1);
-        if self.panels.len() < rows.div_ceil(panel) {
-            self.panels.resize_with(rows.div_ceil(panel), Panel::default);
+        let threads = rayon::current_num_threads();
+        let panel = panel_rows(rows, threads).max(1);
+        if self.panels.len() < threads {
+            self.panels.resize_with(threads, Panel::default);
         }
         let Self { q, k, v, attended, panels, .. } = self;
         for (list, width) in [
@@ -84,22 +86,27 @@ impl Workspace {
         }
         let own = q.chunks_mut(panel * q_width);
         let own = own.zip(k.chunks_mut(panel * kv_width).zip(v.chunks_mut(panel * kv_width)));
-        let own = own.zip(attended.chunks(panel * q_width)).zip(panels);
+        let own = own.zip(attended.chunks(panel * q_width));
         let parts = x.chunks_mut(panel * config.d_model).zip(own).enumerate();
-        let mut parts: Vec<Part<'_>> = parts
-            .map(|(i, (x, (((q, (k, v)), attended), memory)))| Part {
-                first: i * panel,
-                x,
-                q,
-                k,
-                v,
-                attended,
-                panel: memory,
-            })
-            .collect();
-        match parts.len() {
-            1 => parts.pop().map_or(Ok(()), work),
-            _ => parts.into_par_iter().try_for_each(&work),
+        let parts = parts.map(|(i, (x, ((q, (k, v)), attended)))| Part {
+            first: i * panel,
+            x,
+            q,
+            k,
+            v,
+            attended,
+        });
+        let (count, parts) = (parts.len().min(threads), Mutex::new(parts));
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let run = |panel: &mut Panel| {
+            while let Some(part) = next() {
+                work(part, panel)?;
+            }
+            Ok(())
+        };
+        match &mut panels[..count] {
+            [panel] => run(panel),
+            panels => panels.par_iter_mut().try_for_each(run),
         }
     }
 }
