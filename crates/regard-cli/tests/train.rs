@@ -117,8 +117,15 @@ fn a_terminal_that_is_closed_leaves_a_checkpoint_unless_nobody_minds() {
     let toy = toy("hangup");
     let run = |name: &str| toy.with_file_name(name);
     let long = ["--set", "training.steps=1000000", "--set", "training.checkpoint_every=1"];
-    let mut child =
-        toy_run(&toy, &run("closed")).args(long).stderr(Stdio::piped()).spawn().unwrap();
+    let closed = toy_run(&toy, &run("closed"));
+    // Also where the tests themselves run under nohup.
+    let mut command = Command::new("env");
+    command
+        .arg("--default-signal=HUP")
+        .arg(closed.get_program())
+        .args(closed.get_args())
+        .args(long);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_a_step(&run("closed"));
     send("-HUP", child.id());
     drop(child.stderr.take());

@@ -37,6 +37,9 @@ const PROBES: [&str; 3] = ["/livez", "/readyz", "/health"];
 /// LibreTranslate's clients give the key in the body: the route checks it.
 pub(crate) const TRANSLATE: &str = "/translate";
 
+/// Seconds that a request may give itself at least: nothing is answered much sooner.
+const SHORTEST: f64 = 0.1;
+
 impl App {
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.common.metrics
@@ -59,14 +62,14 @@ impl App {
             None => most,
             Some(value) => {
                 let seconds = value.to_str().ok().and_then(|text| text.parse::<f64>().ok());
-                let seconds = seconds.filter(|seconds| *seconds > 0.0);
-                let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-                time.ok_or_else(|| {
+                let seconds = seconds.filter(|seconds| (SHORTEST..=f64::MAX).contains(seconds));
+                let seconds = seconds.ok_or_else(|| {
                     let shown = value.to_str().unwrap_or("?");
                     ApiError::invalid(format!(
-                        "x-request-timeout: {shown}; give seconds above 0, as in 2.5"
+                        "x-request-timeout: {shown}; give seconds from {SHORTEST} on, as in 2.5"
                     ))
-                })?
+                })?;
+                Duration::try_from_secs_f64(seconds).unwrap_or(most)
             }
         };
         Ok(Instant::now() + asked.min(most))

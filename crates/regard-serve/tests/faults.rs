@@ -149,7 +149,7 @@ fn a_request_that_is_late_ends() {
             body.as_bytes(),
         )
     };
-    assert_eq!(ask("0.001").error(504)[2], "deadline");
+    assert_eq!(ask("0.1").error(504)[2], "deadline");
     drop(running);
     server.wait_for("regard_cancelled_total", |gone| gone == 1.0);
     // Alone, it begins, and does not finish.

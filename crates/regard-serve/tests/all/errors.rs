@@ -169,8 +169,15 @@ fn what_http_has_a_status_for_has_it() {
     let [message, ..] =
         server.post("/v1/completions", &json!({"prompt": "x".repeat(1000)})).error(413);
     assert!(message.contains("1000 bytes"), "{message}");
-    let header = format!("{JSON}X-Request-Timeout: soon\r\n");
-    server.ask("POST", "/v1/completions", &header, b"{}").error(400);
+    for time in ["soon", "0", "0.01", "-1", "NaN", "inf"] {
+        let header = format!("{JSON}X-Request-Timeout: {time}\r\n");
+        let [message, ..] = server.ask("POST", "/v1/completions", &header, b"{}").error(400);
+        assert!(message.contains("x-request-timeout"), "{time}: {message}");
+    }
+    let [message, ..] = server
+        .ask("POST", "/v1/completions", &format!("{JSON}X-Request-Timeout: 1e308\r\n"), b"{}")
+        .error(400);
+    assert!(message.contains("prompt"), "as long as the server allows: {message}");
     // A body that does not come, and a head that does not come.
     let mut slow = TcpStream::connect(server.address).expect("a connection");
     let head = format!(
