@@ -275,7 +275,31 @@ fn twenty_sentences_are_learned_by_heart() {
         said(&regard(&["translate", model, "好久不见。", "--alignment", "--format", "json"]));
     let aligned: Value = serde_json::from_str(&aligned).unwrap();
     assert!(aligned["alignment"].as_array().unwrap().len() > 3, "{aligned}");
+    every_test_set_of_a_run_is_judged(&out, test);
     std::fs::remove_dir_all(&out).unwrap();
+}
+
+/// As after a run on several languages.
+fn every_test_set_of_a_run_is_judged(run: &Path, test: &str) {
+    let file = run.join("settings.toml");
+    let settings = std::fs::read_to_string(&file).expect("settings");
+    let part = |columns| {
+        format!("[[data.parts]]\ntest = \"{test}\"\ncolumns = {columns}\ntarget = \"en\"\n\n")
+    };
+    let parts = part("[0, 1]") + &part("[1, 0]");
+    let settings = settings.replacen("[[data.parts]]", &(parts + "[[data.parts]]"), 1);
+    std::fs::write(&file, settings).expect("it is written");
+    let judged = ["eval", run.to_str().expect("a name"), "--limit", "2", "--num-beams", "1"];
+    let scores = said(&regard(&[&judged[..], &["--format", "json"]].concat()));
+    let scores: Vec<Value> =
+        scores.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert!(scores.iter().all(|score| score["test"] == test), "{scores:?}");
+    let [forth, back] = &scores[..] else { panic!("{scores:?}") };
+    assert!(forth["bleu"].as_f64() > back["bleu"].as_f64(), "{scores:?}");
+    let refused = regard(&[&judged[..], &["--write", "lines.txt"]].concat());
+    assert_eq!(refused.status.code(), Some(3));
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(why.contains("several test sets") && why.contains("--test"), "{why}");
 }
 
 /// Everything of a checkpoint but its header, which says how long the run took.

@@ -65,7 +65,7 @@ pub(crate) struct TrainArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct EvalArgs {
-    /// A model that translates or classifies: a name that `regard models` lists, a folder, a file, or a run directory, which has a test set of its own
+    /// A model that translates or classifies: a name that `regard models` lists, a folder, a file, or a run directory, which has test sets of its own
     #[arg(value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// Test set: TSV or JSONL, optionally gzipped

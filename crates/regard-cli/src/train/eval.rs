@@ -16,22 +16,44 @@ use std::time::Instant;
 
 pub(crate) fn run(args: &EvalArgs, format: Format) -> Result<()> {
     let tokenize = args.tokenize.parse().map_err(|e| anyhow!("--tokenize: {e}"))?;
-    let (test, fields) = judged_by(args)?;
-    let opened = args.model.as_deref().map(models::open).transpose()?;
-    if let Some(model) = opened.as_ref().filter(|model| model.classifier().is_ok()) {
-        return classes(model, (&test, &fields), args, format);
+    let tests = tests(args)?;
+    if let [first, second, ..] = &tests[..]
+        && args.write.is_some()
+    {
+        let (first, second) = (first.0.display(), second.0.display());
+        bail!("--write: the run has several test sets, {first} and {second}; name one by --test");
     }
-    let all = first_pairs(&test, &fields, args.examples.unwrap_or(usize::MAX))?;
+    let opened = args.model.as_deref().map(models::open).transpose()?;
+    for test in &tests {
+        if tests.len() > 1 && format == Format::Text {
+            writeln!(std::io::stdout(), "{}", test.0.display())?;
+        }
+        match opened.as_ref().filter(|model| model.classifier().is_ok()) {
+            Some(model) => classes(model, test, args, format)?,
+            None => translated(opened.as_ref(), test, tokenize, args, format)?,
+        }
+    }
+    Ok(())
+}
+
+/// A file, and the columns of its two sides.
+type Test = (PathBuf, [Column; 2]);
+
+/// How near translations are to those of the test.
+fn translated(
+    model: Option<&Model>,
+    (test, columns): &Test,
+    tokenize: Tokenize,
+    args: &EvalArgs,
+    format: Format,
+) -> Result<()> {
+    let all = first_pairs(test, columns, args.examples.unwrap_or(usize::MAX))?;
     let start = Instant::now();
-    let written = match (&opened, &args.hypotheses) {
+    let written = match (model, &args.hypotheses) {
         (Some(model), None) => {
             let busy = models::busy(format!("translating {} texts", all.len()));
-            let written = translations(
-                model,
-                &all,
-                &decoding_strategy(args.beams, args.length_penalty),
-                args.max_tokens,
-            )?;
+            let strategy = decoding_strategy(args.beams, args.length_penalty);
+            let written = translations(model, &all, &strategy, args.max_tokens)?;
             busy.finish_and_clear();
             written
         }
@@ -43,38 +65,42 @@ pub(crate) fn run(args: &EvalArgs, format: Format) -> Result<()> {
         let text: String = written.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
         regard_scope::write_atomically(path, text.as_bytes())?;
     }
-    report((tokenize, args.lowercase), &all, &written, seconds, format)
+    report((tokenize, args.lowercase), (test, &all), &written, seconds, format)
 }
 
-/// The file of a test and where its two sides are: as told, or else as the settings of a run say.
-fn judged_by(args: &EvalArgs) -> Result<(PathBuf, [Column; 2])> {
+/// The test sets: the one that is named, or else those of the parts of a run's data.
+fn tests(args: &EvalArgs) -> Result<Vec<Test>> {
     let run = args.model.as_deref().filter(|path| models::is_run(path));
     let settings = run.map(Run::settings).transpose()?;
-    let part = settings.as_ref().and_then(|settings| settings.data.parts.first());
-    let own = settings.as_ref().zip(part).filter(|(_, part)| !part.test.is_empty());
-    let own = own.map(|(settings, part)| Path::new(&settings.data.folder).join(&part.test));
-    let Some(test) = args.test.clone().or(own) else {
+    let parts = settings.as_ref().map_or(&[][..], |settings| &settings.data.parts);
+    let columns = |own: Option<&Vec<Column>>| -> Result<[Column; 2]> {
+        let default = || vec![Column::Index(0), Column::Index(1)];
+        let columns = args.fields.as_ref().or(own).cloned().unwrap_or_else(default);
+        columns.try_into().map_err(|found: Vec<Column>| {
+            let found = found.len();
+            anyhow!("--columns: {found} of them; name the source's and the target's, as 0,1")
+        })
+    };
+    if let Some(test) = &args.test {
+        return Ok(vec![(test.clone(), columns(parts.first().map(|part| &part.columns))?)]);
+    }
+    let folder = settings.as_ref().map_or("", |settings| &settings.data.folder);
+    let own = parts.iter().filter(|part| !part.test.is_empty());
+    let mut tests: Vec<Test> = Vec::new();
+    for part in own {
+        let test = (Path::new(folder).join(&part.test), columns(Some(&part.columns))?);
+        if !tests.contains(&test) {
+            tests.push(test);
+        }
+    }
+    if tests.is_empty() {
         bail!("--test FILE is required, except for a run that has its own test set");
-    };
-    let fields = match (&args.fields, part) {
-        (Some(fields), _) => fields.clone(),
-        (None, Some(part)) => part.columns.clone(),
-        (None, None) => vec![Column::Index(0), Column::Index(1)],
-    };
-    let two = fields.try_into().map_err(|found: Vec<Column>| {
-        let found = found.len();
-        anyhow!("--columns: {found} of them; name the source's and the target's, as 0,1")
-    })?;
-    Ok((test, two))
+    }
+    Ok(tests)
 }
 
 /// How many documents are told apart rightly.
-fn classes(
-    model: &Model,
-    (test, fields): (&Path, &[Column; 2]),
-    args: &EvalArgs,
-    format: Format,
-) -> Result<()> {
+fn classes(model: &Model, (test, fields): &Test, args: &EvalArgs, format: Format) -> Result<()> {
     let all = first_documents(test, fields, args.examples.unwrap_or(usize::MAX))?;
     let start = Instant::now();
     let mut right = 0;
@@ -89,7 +115,7 @@ fn classes(
     let mut out = std::io::stdout().lock();
     match format {
         Format::Json => {
-            let line = json!({"accuracy": accuracy, "right": right, "documents": all.len(), "seconds": start.elapsed().as_secs_f64()});
+            let line = json!({"test": test, "accuracy": accuracy, "right": right, "documents": all.len(), "seconds": start.elapsed().as_secs_f64()});
             writeln!(out, "{line}")?;
         }
         Format::Text => {
@@ -109,7 +135,7 @@ fn lines(path: &Path, most: usize) -> Result<Vec<String>> {
 
 fn report(
     (tokenize, lowercase): (Tokenize, bool),
-    all: &[Pair],
+    (test, all): (&Path, &[Pair]),
     written: &[String],
     seconds: f64,
     format: Format,
@@ -123,7 +149,7 @@ fn report(
     match format {
         Format::Json => {
             let line = json!({
-                "bleu": by_bleu.score, "precisions": by_bleu.precisions, "brevity_penalty": by_bleu.brevity_penalty,
+                "test": test, "bleu": by_bleu.score, "precisions": by_bleu.precisions, "brevity_penalty": by_bleu.brevity_penalty,
                 "bleu_signature": bleu.signature(), "chrf": by_chrf.score, "chrf_signature": chrf.signature(),
                 "lines": all.len(), "seconds": seconds,
             });
