@@ -111,7 +111,8 @@ fn in_python(name: &str, machine: Machine, seconds: f64, python: &Path) -> Resul
     }
     let mut row = Row::timed(name, machine, &ours)?;
     let engine = match ready.form.as_str() {
-        form @ ("llama.cpp" | "ctranslate2") => form,
+        form if form.starts_with("llama.cpp") => "llama.cpp",
+        "ctranslate2" => "ctranslate2",
         _ => "torch",
     }
     .to_owned();
