@@ -51,6 +51,8 @@ def register(name: str = "regard", precision: str | None = "full") -> None:
     for taken in ("flash", "sdpa", "flex_attention", "eager", "paged|", "/"):
         if taken in name:
             raise ValueError(f"name: {name!r} contains {taken!r}, which Transformers reserves for another backend; use another name")
+    if precision not in (None, "strict", "full", "high"):
+        raise ValueError(f"precision: {precision!r}; use 'strict', 'full' or 'high'")
     AttentionInterface.register(name, functools.partial(attention, precision=precision))
     AttentionMaskInterface.register(name, mask)
 

@@ -47,6 +47,9 @@ def test_registering_again_changes_nothing_but_the_precision():
     assert AttentionInterface._global_mapping["regard"].keywords == {"precision": "strict"}
     regard.hf.register()
     assert before[0].keys() == AttentionInterface._global_mapping.keys() and before[1] == AttentionMaskInterface._global_mapping
+    with pytest.raises(ValueError, match="precision: 'f32'; use 'strict', 'full' or 'high'"):
+        regard.hf.register(precision="f32")
+    assert AttentionInterface._global_mapping["regard"].keywords == {"precision": "full"}
 
 
 @pytest.mark.parametrize("name", ["flash_regard", "sdpa", "someone/regard", "eager"])
