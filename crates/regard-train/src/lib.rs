@@ -51,5 +51,5 @@ pub use settings::{
 };
 pub use summary_writer::SummaryWriter;
 pub use train::{Callback, RunOutcome, Size, StepMetrics, Trainer};
-pub use trainable_model::{Loss, TrainableModel};
+pub use trainable_model::{Batch, Learner, Loss, TrainableModel};
 pub use validation::{Sample, ValidationMetrics, decoding_strategy, translations};

@@ -7,7 +7,7 @@ use crate::optim::{AdamW, numbers};
 use crate::run::{BestCheckpoint, IntervalSums, Progress, Run};
 use crate::schedule::{Schedule, ramp};
 use crate::settings::{SelectionMetric, Settings};
-use crate::trainable_model::{TrainableModel, config};
+use crate::trainable_model::{Batch, TrainableModel, config};
 use crate::validation::{ValidationMetrics, validate};
 use burn::tensor::Device;
 use regard_burn::with_products;
@@ -236,7 +236,7 @@ impl Trainer {
         let (entropy, temperature) =
             (a.entropy, ramp(a.temperature, a.last_temperature, a.temperature_steps, step));
         for part in 0..accumulate {
-            let batch = self.next_batch();
+            let items = self.next_batch();
             let chance = mix([self.settings.seed, step, part as u64]);
             let mut pass = Pass { seed: Some(chance), temperature, ..Pass::default() };
             if entropy != 0.0 {
@@ -244,11 +244,11 @@ impl Trainer {
             }
             let cuts = match self.settings.data.strip_punct_prob {
                 0.0 => vec![],
-                share => self.corpus.cuts(&batch, share, chance),
+                share => self.corpus.cuts(&items, share, chance),
             };
-            let loss = with_products(products, || {
-                self.model.loss(&self.corpus.train, (&batch, &cuts), context, smoothing, &mut pass)
-            })?;
+            let (examples, items, cuts) = (&self.corpus.train, &items[..], &cuts[..]);
+            let batch = Batch { examples, items, cuts, context, smoothing };
+            let loss = with_products(products, || self.model.loss(&batch, &mut pass))?;
             let value = numbers(loss.mean.clone()).first().copied().map_or(f64::NAN, f64::from);
             if !value.is_finite() {
                 return Err(Error::Diverged { step: step + 1, what: "the loss", value });
@@ -271,9 +271,7 @@ impl Trainer {
             let (step, what) = (self.progress.step, "the gradient");
             return Err(Error::Diverged { step, what, value: norm });
         }
-        // Handed over and taken back: a model has no state of its own.
-        let model = self.model.clone();
-        self.model = model.with(&self.optimizer, false);
+        self.model = self.model.with(&self.optimizer, false);
         let seconds = start.elapsed().as_secs_f64();
         self.progress.seconds += seconds;
         self.progress.since.seconds += seconds;

@@ -2,7 +2,7 @@
 
 use crate::corpus::{BEGIN, Corpus, END, Examples, PAD, tag};
 use crate::error::Error;
-use crate::optim::AdamW;
+use crate::optim::{AdamW, AdamWSettings};
 use crate::settings::{ModelKind, ModelSettings, Settings, Task};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
@@ -14,19 +14,78 @@ use regard_models::{
     AttentionScore, DropoutRates, Entropies, Gpt, Han, HanConfig, Pass, Seq2Seq, Seq2SeqConfig,
     Transformer, ids, load,
 };
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-/// A model with a loss, to be trained.
-#[derive(Clone, Debug)]
-pub enum TrainableModel {
-    /// An encoder and a decoder.
-    Transformer(Box<Transformer>),
-    /// A decoder.
-    Gpt(Box<Gpt>),
-    /// Two GRUs.
-    Seq2Seq(Box<Seq2Seq>),
-    /// A hierarchy.
-    Han(Box<Han>),
+/// A module that can be trained: it knows how wrong it is about a batch.
+pub trait Learner: Module {
+    /// How wrong it is. Examples of another kind than it learns from are an error.
+    fn loss(&self, batch: &Batch<'_>, pass: &mut Pass) -> Result<Loss, Error>;
+}
+
+/// Some of the examples.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// All of them.
+    pub examples: &'a Examples,
+    /// The numbers of those of the batch; of a stream, where windows begin.
+    pub items: &'a [usize],
+    /// How many tokens the source of each is cut to; those beyond the list are not cut.
+    pub cuts: &'a [usize],
+    /// Tokens of a window of a stream.
+    pub context: usize,
+    /// Of the labels.
+    pub smoothing: f64,
+}
+
+impl Batch<'_> {
+    /// The loss of tokens: padding is not answered.
+    fn of_tokens(&self) -> CrossEntropy {
+        CrossEntropy { smoothing: self.smoothing, ignored: Some(i64::from(PAD)) }
+    }
+
+    /// The loss of answers that are all there.
+    fn of_all(&self) -> CrossEntropy {
+        CrossEntropy { smoothing: self.smoothing, ignored: None }
+    }
+}
+
+fn other_data<T>() -> Result<T, Error> {
+    Err(Error::setting("model.kind", "this model does not learn from such data"))
+}
+
+/// A [`Learner`] of any type.
+pub struct TrainableModel(Box<dyn AnyLearner>);
+
+/// What training asks of a [`Learner`], without its type.
+trait AnyLearner: Send {
+    fn loss(&self, batch: &Batch<'_>, pass: &mut Pass) -> Result<Loss, Error>;
+    fn load(&self, weights: &mut Weights) -> Result<TrainableModel, Error>;
+    fn optimizer(&self, settings: AdamWSettings) -> AdamW;
+    fn with(&self, optimizer: &AdamW, average: bool) -> TrainableModel;
+    fn add(&self, optimizer: &mut AdamW, gradients: &Gradients, weight: f64);
+}
+
+impl<M: Learner + 'static> AnyLearner for M {
+    fn loss(&self, batch: &Batch<'_>, pass: &mut Pass) -> Result<Loss, Error> {
+        Learner::loss(self, batch, pass)
+    }
+
+    fn load(&self, weights: &mut Weights) -> Result<TrainableModel, Error> {
+        Ok(TrainableModel(Box::new(load(self.clone(), weights)?)))
+    }
+
+    fn optimizer(&self, settings: AdamWSettings) -> AdamW {
+        AdamW::new(self, settings)
+    }
+
+    fn with(&self, optimizer: &AdamW, average: bool) -> TrainableModel {
+        TrainableModel(Box::new(optimizer.put(self.clone(), average)))
+    }
+
+    fn add(&self, optimizer: &mut AdamW, gradients: &Gradients, weight: f64) {
+        optimizer.add(self, gradients, weight);
+    }
 }
 
 /// Burn has one source of chance for the whole process, and draws a weight when it is first read: one model at a time, or the weights of
@@ -164,124 +223,115 @@ impl TrainableModel {
             attention: settings.training.attention_dropout,
         };
         let none = || Error::setting("model.kind", "the configuration is of another kind");
-        let model = match settings.model.kind {
-            ModelKind::Transformer => {
-                Self::Transformer(Box::new(Transformer::new(config, dropping, device)?))
-            }
-            ModelKind::Gpt => Self::Gpt(Box::new(Gpt::new(config, dropping, device)?)),
+        Ok(match settings.model.kind {
+            ModelKind::Transformer => Self::of(Transformer::new(config, dropping, device)?),
+            ModelKind::Gpt => Self::of(Gpt::new(config, dropping, device)?),
             ModelKind::Seq2Seq => {
                 let sizes = config.seq2seq.as_ref().ok_or_else(none)?;
-                Self::Seq2Seq(Box::new(Seq2Seq::new(sizes, dropping, device)?))
+                Self::of(Seq2Seq::new(sizes, dropping, device)?)
             }
             ModelKind::Han => {
                 let han = config.han.as_ref().ok_or_else(none)?;
-                Self::Han(Box::new(Han::new(han, dropping, device)?))
+                Self::of(Han::new(han, dropping, device)?)
             }
-        };
-        match &model {
-            Self::Transformer(model) => model.visit(&mut Draw),
-            Self::Gpt(model) => model.visit(&mut Draw),
-            Self::Seq2Seq(model) => model.visit(&mut Draw),
-            Self::Han(model) => model.visit(&mut Draw),
-        }
-        Ok(model)
+        })
+    }
+
+    fn of(model: impl Learner + 'static) -> Self {
+        model.visit(&mut Draw);
+        Self(Box::new(model))
     }
 
     /// The same with weights of a file.
-    pub fn load(self, weights: &mut Weights) -> Result<Self, Error> {
-        Ok(match self {
-            Self::Transformer(model) => Self::Transformer(Box::new(load(*model, weights)?)),
-            Self::Gpt(model) => Self::Gpt(Box::new(load(*model, weights)?)),
-            Self::Seq2Seq(model) => Self::Seq2Seq(Box::new(load(*model, weights)?)),
-            Self::Han(model) => Self::Han(Box::new(load(*model, weights)?)),
-        })
+    pub fn load(&self, weights: &mut Weights) -> Result<Self, Error> {
+        self.0.load(weights)
     }
 
     /// Its weights and the way that they move.
     #[must_use]
     pub fn optimizer(&self, settings: &Settings) -> AdamW {
-        match self {
-            Self::Transformer(model) => AdamW::new(&**model, settings.optimizer),
-            Self::Gpt(model) => AdamW::new(&**model, settings.optimizer),
-            Self::Seq2Seq(model) => AdamW::new(&**model, settings.optimizer),
-            Self::Han(model) => AdamW::new(&**model, settings.optimizer),
-        }
+        self.0.optimizer(settings.optimizer)
     }
 
     /// The same with the weights of the optimizer, or their average.
     #[must_use]
-    pub fn with(self, optimizer: &AdamW, average: bool) -> Self {
-        match self {
-            Self::Transformer(model) => Self::Transformer(Box::new(optimizer.put(*model, average))),
-            Self::Gpt(model) => Self::Gpt(Box::new(optimizer.put(*model, average))),
-            Self::Seq2Seq(model) => Self::Seq2Seq(Box::new(optimizer.put(*model, average))),
-            Self::Han(model) => Self::Han(Box::new(optimizer.put(*model, average))),
-        }
+    pub fn with(&self, optimizer: &AdamW, average: bool) -> Self {
+        self.0.with(optimizer, average)
     }
 
     /// Adds its gradients to what the optimizer has.
     pub fn add(&self, optimizer: &mut AdamW, gradients: &Gradients, weight: f64) {
-        match self {
-            Self::Transformer(model) => optimizer.add(&**model, gradients, weight),
-            Self::Gpt(model) => optimizer.add(&**model, gradients, weight),
-            Self::Seq2Seq(model) => optimizer.add(&**model, gradients, weight),
-            Self::Han(model) => optimizer.add(&**model, gradients, weight),
-        }
+        self.0.add(optimizer, gradients, weight);
     }
 
-    /// How wrong it is about some of the examples, whose sources may be cut to so many tokens each.
-    pub fn loss(
-        &self,
-        examples: &Examples,
-        (batch, cuts): (&[usize], &[usize]),
-        context: usize,
-        smoothing: f64,
-        pass: &mut Pass,
-    ) -> Result<Loss, Error> {
-        let how = CrossEntropy { smoothing, ignored: Some(i64::from(PAD)) };
+    /// How wrong it is about a batch.
+    pub fn loss(&self, batch: &Batch<'_>, pass: &mut Pass) -> Result<Loss, Error> {
+        self.0.loss(batch, pass)
+    }
+}
+
+impl fmt::Debug for TrainableModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrainableModel").finish_non_exhaustive()
+    }
+}
+
+impl Learner for Transformer {
+    fn loss(&self, batch: &Batch<'_>, pass: &mut Pass) -> Result<Loss, Error> {
+        let Examples::Pairs(all) = batch.examples else { return other_data() };
+        let (rows, read) = Rows::of_pairs(all, batch);
+        let lengths: Vec<usize> = read.iter().map(|source| source.len()).collect();
+        rows.set_lengths(pass);
         let device = Device::flex();
-        match (self, examples) {
-            (Self::Transformer(model), Examples::Pairs(all)) => {
-                let (rows, read) = Rows::of_pairs(all, batch, cuts);
-                let lengths: Vec<usize> = read.iter().map(|source| source.len()).collect();
+        let memory = self.encode(ids(&read, &device), Some(&lengths), pass)?;
+        let scores = self.decode(&memory, Some(&lengths), ids(&rows.inputs, &device), pass)?;
+        rows.loss(scores, lengths.iter().sum(), batch.of_tokens())
+    }
+}
+
+impl Learner for Seq2Seq {
+    fn loss(&self, batch: &Batch<'_>, pass: &mut Pass) -> Result<Loss, Error> {
+        let Examples::Pairs(all) = batch.examples else { return other_data() };
+        let (rows, read) = Rows::of_pairs(all, batch);
+        let lengths: Vec<usize> = read.iter().map(|source| source.len()).collect();
+        let device = Device::flex();
+        let memory = self.encode(ids(&read, &device), Some(&lengths), pass)?;
+        let scores = self.decode(&memory, ids(&rows.inputs, &device), pass)?;
+        rows.loss(scores, lengths.iter().sum(), batch.of_tokens())
+    }
+}
+
+impl Learner for Gpt {
+    fn loss(&self, batch: &Batch<'_>, pass: &mut Pass) -> Result<Loss, Error> {
+        let (rows, how) = match batch.examples {
+            Examples::Pairs(all) => {
+                let rows = Rows::of_prompts(all, batch.items);
                 rows.set_lengths(pass);
-                let memory = model.encode(ids(&read, &device), Some(&lengths), pass)?;
-                let inputs = ids(&rows.inputs, &device);
-                let scores = model.decode(&memory, Some(&lengths), inputs, pass)?;
-                rows.loss(scores, lengths.iter().sum(), how)
+                (rows, batch.of_tokens())
             }
-            (Self::Seq2Seq(model), Examples::Pairs(all)) => {
-                let (rows, read) = Rows::of_pairs(all, batch, cuts);
-                let lengths: Vec<usize> = read.iter().map(|source| source.len()).collect();
-                let memory = model.encode(ids(&read, &device), Some(&lengths), pass)?;
-                let scores = model.decode(&memory, ids(&rows.inputs, &device), pass)?;
-                rows.loss(scores, lengths.iter().sum(), how)
+            Examples::Stream(all) => {
+                (Rows::of_stream(all, batch.items, batch.context), batch.of_all())
             }
-            (Self::Gpt(model), Examples::Pairs(all)) => {
-                let rows = Rows::of_prompts(all, batch);
-                rows.set_lengths(pass);
-                let scores = model.forward(ids(&rows.inputs, &device), pass)?;
-                rows.loss(scores, 0, how)
-            }
-            (Self::Gpt(model), Examples::Stream(all)) => {
-                let rows = Rows::of_stream(all, batch, context);
-                let scores = model.forward(ids(&rows.inputs, &device), pass)?;
-                rows.loss(scores, 0, CrossEntropy { ignored: None, ..how })
-            }
-            (Self::Han(model), Examples::Documents(all)) => {
-                let documents: Vec<_> = batch.iter().map(|i| all[*i].0.clone()).collect();
-                let classes: Vec<i64> = batch.iter().map(|i| i64::from(all[*i].1)).collect();
-                let tokens = documents.iter().flatten().map(Vec::len).sum();
-                let scores = model.forward(&documents, pass)?;
-                let likeliest = scores.clone().argmax(1).into_data();
-                let right = likeliest.iter::<i64>().zip(&classes).filter(|(a, b)| a == *b).count();
-                let answers = classes.len();
-                let targets = Tensor::from_data(TensorData::new(classes, [answers]), &device);
-                let mean = cross_entropy(scores, targets, CrossEntropy { ignored: None, ..how })?;
-                Ok(Loss { mean, answers, right, tokens })
-            }
-            _ => Err(Error::setting("model.kind", "this model does not learn from such data")),
-        }
+            Examples::Documents(_) => return other_data(),
+        };
+        let scores = self.forward(ids(&rows.inputs, &Device::flex()), pass)?;
+        rows.loss(scores, 0, how)
+    }
+}
+
+impl Learner for Han {
+    fn loss(&self, batch: &Batch<'_>, pass: &mut Pass) -> Result<Loss, Error> {
+        let Examples::Documents(all) = batch.examples else { return other_data() };
+        let documents: Vec<_> = batch.items.iter().map(|i| all[*i].0.clone()).collect();
+        let classes: Vec<i64> = batch.items.iter().map(|i| i64::from(all[*i].1)).collect();
+        let tokens = documents.iter().flatten().map(Vec::len).sum();
+        let scores = self.forward(&documents, pass)?;
+        let likeliest = scores.clone().argmax(1).into_data();
+        let right = likeliest.iter::<i64>().zip(&classes).filter(|(a, b)| a == *b).count();
+        let answers = classes.len();
+        let targets = Tensor::from_data(TensorData::new(classes, [answers]), &Device::flex());
+        let mean = cross_entropy(scores, targets, batch.of_all())?;
+        Ok(Loss { mean, answers, right, tokens })
     }
 }
 
@@ -294,17 +344,13 @@ struct Rows {
 impl Rows {
     // ANCHOR: teacher
     /// Teacher forcing: the target behind its beginning, and the target before its end. With the sources.
-    fn of_pairs<'a>(
-        all: &'a [[Vec<u32>; 2]],
-        batch: &[usize],
-        cuts: &[usize],
-    ) -> (Self, Vec<&'a [u32]>) {
-        let some = || batch.iter().map(|i| &all[*i]);
+    fn of_pairs<'a>(all: &'a [[Vec<u32>; 2]], batch: &Batch<'_>) -> (Self, Vec<&'a [u32]>) {
+        let some = || batch.items.iter().map(|i| &all[*i]);
         let begun = |[_, target]: &[Vec<u32>; 2]| [&[BEGIN], target.as_slice()].concat();
         let ended = |[_, target]: &[Vec<u32>; 2]| [target.as_slice(), &[END]].concat();
         let rows =
             Self { inputs: some().map(begun).collect(), answers: some().map(ended).collect() };
-        let cuts = cuts.iter().copied().chain(std::iter::repeat(usize::MAX));
+        let cuts = batch.cuts.iter().copied().chain(std::iter::repeat(usize::MAX));
         let sources = some().zip(cuts).map(|([source, _], cut)| &source[..cut.min(source.len())]);
         (rows, sources.collect())
     }

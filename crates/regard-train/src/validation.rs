@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::optim::{AdamW, numbers};
 use crate::score::{Bleu, Chrf, Tokenize};
 use crate::settings::{Settings, Task};
-use crate::trainable_model::TrainableModel;
+use crate::trainable_model::{Batch, TrainableModel};
 use burn::tensor::Device;
 use half::f16;
 use regard::Machine;
@@ -67,10 +67,10 @@ pub(crate) fn validate(
 ) -> Result<ValidationMetrics, Error> {
     let net = TrainableModel::new(settings, config, &Device::flex())?.with(optimizer, true);
     let (mut sum, mut answers, mut right) = (0.0, 0, 0);
-    for batch in corpus.validation_batches(READ)? {
-        let mut pass = Pass::default();
-        let loss =
-            net.loss(&corpus.validation, (&batch, &[]), settings.model.context, 0.0, &mut pass)?;
+    for items in corpus.validation_batches(READ)? {
+        let (examples, context) = (&corpus.validation, settings.model.context);
+        let batch = Batch { examples, items: &items, cuts: &[], context, smoothing: 0.0 };
+        let loss = net.loss(&batch, &mut Pass::default())?;
         sum += loss.answers as f64 * f64::from(numbers(loss.mean)[0]);
         answers += loss.answers;
         right += loss.right;
