@@ -255,11 +255,18 @@ impl<D: Decoder> Scheduler<D> {
         let mut fed: usize = pieces.map(|piece| piece.len()).sum();
         while let Some(mut next) = self.waiting.pop_front() {
             let find = |owner| self.prefixes.find(owner, next.row.prompt());
-            let (cached, cell) = next.prefix.map_or((0, None), find);
+            let (mut cached, mut cell) = next.prefix.map_or((0, None), find);
             next.row.skip(cached);
             let piece = next.row.piece().map_or(0, |piece| piece.len());
             let fits = fed == 0 || fed + piece <= self.prompt_tokens;
-            if !fits || !self.make_room(next.pages, cell)? {
+            let mut room = fits && self.make_room(next.pages, cell)?;
+            if fits && !room && cell.is_some() && self.live.is_empty() {
+                // Nothing else would ever end: the beginning that it shares is given up too, and it is fed as a whole.
+                (cached, cell) = (0, None);
+                next.row.skip(0);
+                room = self.make_room(next.pages, cell)?;
+            }
+            if !room {
                 self.waiting.push_front(next);
                 return Ok(());
             }
@@ -440,6 +447,29 @@ mod tests {
         assert_eq!(most, 1);
         drop(scheduler);
         assert_eq!(toy.alive(), 0);
+    }
+
+    #[test]
+    fn a_beginning_that_leaves_no_room_for_its_own_request_is_given_up() {
+        // 60 pages: the first leaves a beginning of 7 cells, 28 pages, and the second needs 41 for itself.
+        let requests =
+            [50, 600].map(|tokens| request(prompt(1, 1990), DecodingStrategy::Greedy, tokens));
+        let mut toy = toy();
+        let mut scheduler = Scheduler::new(&mut toy, GRID);
+        for one in requests {
+            scheduler.admit(one).unwrap();
+            let mut started = None;
+            for _ in 0..10_000 {
+                let mut tell = |_, event| {
+                    if let Event::Started { cached } = event {
+                        started = Some(cached);
+                    }
+                    ControlFlow::Continue(())
+                };
+                scheduler.step(&mut tell).unwrap();
+            }
+            assert!(scheduler.is_idle() && started == Some(0), "{scheduler:?} {started:?}");
+        }
     }
 
     #[test]
