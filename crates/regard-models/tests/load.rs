@@ -2,10 +2,10 @@
 
 use regard_models::files::{KnownModel, cache_dir};
 use regard_models::generate::{
-    AttentionProbe, DecodingStrategy, Event, GRID, GeneratedToken, Request, Sampling, Scheduler,
-    Ticket,
+    AttentionProbe, Decoder, DecodingStrategy, Event, GRID, GeneratedToken, Request, Sampling,
+    Scheduler, Ticket,
 };
-use regard_models::infer::Session;
+use regard_models::infer::{KvDtype, Session};
 use regard_models::{CausalLm, Model, TextOptions};
 use regard_scope::{Layer, LayerData};
 use std::collections::HashMap;
@@ -70,8 +70,9 @@ fn requests(model: &CausalLm, count: usize, longest: usize) -> Vec<Request> {
         .collect()
 }
 
-fn bits_do_not_depend_on_load(path: &Path, count: usize, longest: usize) {
-    let model = Model::open(path).expect("a model");
+fn bits_do_not_depend_on_load(path: &Path, dtype: KvDtype, count: usize, longest: usize) {
+    let mut model = Model::open(path).expect("a model");
+    model.set_kv_dtype(dtype);
     let model = model.causal_lm().expect("it continues texts");
     let mut requests = requests(model, count, longest);
     let alone: Vec<Vec<u64>> = requests
@@ -96,17 +97,46 @@ fn bits_do_not_depend_on_load(path: &Path, count: usize, longest: usize) {
     }
 }
 
+fn stories() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories260K"))
+}
+
 #[test]
 fn of_f32_weights() {
-    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories260K"));
-    bits_do_not_depend_on_load(&path, 64, 400);
+    bits_do_not_depend_on_load(&stories(), KvDtype::F32, 64, 400);
+}
+
+#[test]
+fn of_a_bf16_cache() {
+    bits_do_not_depend_on_load(&stories(), KvDtype::Bf16, 64, 400);
+}
+
+#[test]
+fn a_bf16_cache_holds_twice_as_much_and_is_nearly_as_exact() {
+    let mut model = Model::open(&stories()).expect("a model");
+    let found = KvDtype::ALL.map(|dtype| {
+        model.set_kv_dtype(dtype);
+        let model = model.causal_lm().expect("it continues texts");
+        let tokens = model.prompt("Once upon a time there was a little girl").expect("tokens");
+        let mut session = model.transformer().session(&[], 1 << 20).expect("a session");
+        let mut states = [session.start(0).expect("a state")];
+        let scores = session.feed(&mut states, &[&tokens], &[tokens.len()]).expect("scores");
+        (session.memory().expect("pages").count, scores)
+    });
+    let [(few, exact), (many, near)] = found;
+    assert_eq!(few, many / 2);
+    let largest = |list: &mut dyn Iterator<Item = f32>| list.fold(0.0, f32::max);
+    let error = largest(&mut exact.iter().zip(&near).map(|(a, b)| (a - b).abs()));
+    let size = largest(&mut exact.iter().map(|x| x.abs()));
+    assert!(error > 0.0 && error < size / 64.0, "{error} of {size}");
 }
 
 #[test]
 fn of_quantised_weights() {
     let base = cache_dir(|name| std::env::var_os(name)).expect("HOME or REGARD_CACHE");
     let path = KnownModel::named("smollm2").expect("a known name").fetch(&base, "python3");
-    bits_do_not_depend_on_load(&path.expect("run `regard models get smollm2`"), 16, 600);
+    let path = path.expect("run `regard models get smollm2`");
+    bits_do_not_depend_on_load(&path, KvDtype::F32, 16, 600);
 }
 
 /// What a head looks at in the last row of a trace, by the definition.
@@ -125,8 +155,7 @@ fn last_row(layers: &[Layer], layer: usize, head: usize) -> Vec<f64> {
 
 #[test]
 fn a_probe_sees_what_the_microscope_sees() {
-    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/stories260K"));
-    let model = Model::open(&path).expect("a model");
+    let model = Model::open(&stories()).expect("a model");
     let model = model.causal_lm().expect("it continues texts");
     let text = "Once upon a time there was a little girl and she had a dog. ".repeat(9);
     let mut options = TextOptions::new(DecodingStrategy::Greedy, 4);

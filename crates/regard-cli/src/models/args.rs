@@ -2,7 +2,9 @@
 
 use crate::args::{ThreadsArg, count};
 use crate::text::a_text;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Subcommand};
+use regard_models::infer::KvDtype;
 use std::path::PathBuf;
 #[cfg(feature = "serve")]
 use std::time::Duration;
@@ -65,6 +67,20 @@ pub(crate) struct ModelArg {
     pub(crate) model: PathBuf,
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,
+}
+
+/// The KV cache.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct KvArgs {
+    /// Type of numbers in the KV cache: f32, or bf16 for half the memory and less exact attention
+    #[arg(long = "kv-dtype", value_name = "TYPE", default_value = "f32", value_parser = kv_dtypes())]
+    pub(crate) dtype: KvDtype,
+}
+
+fn kv_dtypes() -> impl TypedValueParser<Value = KvDtype> {
+    let of = |name: String| KvDtype::ALL.into_iter().find(|one| one.name() == name);
+    PossibleValuesParser::new(KvDtype::ALL.map(KvDtype::name))
+        .map(move |name| of(name).unwrap_or_default())
 }
 
 /// How the next token is chosen.
@@ -132,6 +148,8 @@ pub(crate) struct GenerateArgs {
     /// Guess up to N tokens from repetitions in the text and check them together (speculative decoding); the tokens are those of plain decoding, up to rounding
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) prompt_lookup: usize,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     #[arg(long, value_name = "SCHEMA", help = a_text!("JSON schema that the output must fit"))]
     pub(crate) json_schema: Option<String>,
     /// Regular expression that the output must match
@@ -220,6 +238,8 @@ pub(crate) struct ServeArgs {
     /// Memory of all KV caches together, as 512MiB or 2GiB
     #[arg(long, value_name = "BYTES", default_value = "2GiB", value_parser = bytes)]
     pub(crate) kv_memory: usize,
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
     /// Do not keep the beginnings of prompts for later requests
     #[arg(long)]
     pub(crate) no_prefix_cache: bool,

@@ -20,7 +20,8 @@ pub(crate) fn run(args: &GenerateArgs, format: Format) -> Result<()> {
     let typed: Vec<String> =
         args.system.iter().chain(&args.chat).chain(&args.prompt).cloned().collect();
     let mut prompts = texts_of(&typed)?;
-    let model = open::open(&args.model.model)?;
+    let mut model = open::open(&args.model.model)?;
+    model.set_kv_dtype(args.kv.dtype);
     let model = model.causal_lm()?;
     let options = TextOptions {
         stop: args.stop.clone(),

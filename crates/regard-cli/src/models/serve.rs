@@ -37,9 +37,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         .with_writer(std::io::stderr)
         .with_target(false)
         .try_init();
+    let kv_dtype = args.kv.dtype;
     let opening = move || {
         let open = |(name, path): (String, PathBuf)| {
-            let model = open::open(&path).map_err(|e| ServeError::Model(crate::chain(&e)))?;
+            let mut model = open::open(&path).map_err(|e| ServeError::Model(crate::chain(&e)))?;
+            model.set_kv_dtype(kv_dtype);
             Ok(NamedModel { name, model })
         };
         models.into_iter().map(open).collect()

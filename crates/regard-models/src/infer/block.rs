@@ -1,15 +1,17 @@
 //! A block: attention, cross-attention, feed-forward net, and the norms around them.
 
+use super::cache::{LayerCache, narrow_into, widen_into};
 use super::layers::{Linear, Norm, project};
 use super::ops::{self, Rotations, each_row};
 use super::record::Recorder;
 use super::work::{Panel, Part, Workspace, room};
 use crate::error::Error;
 use crate::files::{NormOrder, QkNorm, StackConfig, Weights};
-use regard::plan::OutputMut;
+use half::bf16;
+use regard::plan::{OutputMut, ScratchPool};
 use regard::score::RelativeBias;
 use regard::{
-    AttentionView, KvCache, Machine, Mask, Plan, Problem, Score, Sequence, View, ViewMut,
+    AttentionView, Element, KvCache, Machine, Mask, Plan, Problem, Score, Sequence, View, ViewMut,
 };
 use regard_matmul::Rows;
 
@@ -32,9 +34,9 @@ pub(super) enum Keys<'a> {
     /// The rows themselves.
     Rows,
     /// What sequences have in a cache, to which the rows are appended first.
-    Append(&'a mut KvCache<f32>, &'a [Sequence]),
+    Append(&'a mut LayerCache, &'a [Sequence]),
     /// What sequences have in a cache: the source.
-    Read(&'a KvCache<f32>, &'a [Sequence]),
+    Read(&'a LayerCache, &'a [Sequence]),
 }
 
 /// Multi-head attention.
@@ -79,7 +81,7 @@ impl Attention {
         &self,
         memory: &mut [f32],
         step: &Step<'_>,
-        cache: &mut KvCache<f32>,
+        cache: &mut LayerCache,
         sequences: &[Sequence],
         work: &mut Workspace,
     ) -> Result<(), Error> {
@@ -133,8 +135,7 @@ fn attend(
     recorder: &mut Recorder,
 ) -> Result<(), Error> {
     let StackConfig { head_dim: dim, heads, .. } = *step.config;
-    let Workspace { q, k, v, attended, lse, scratch, .. } = work;
-    let own = !matches!(keys, Keys::Read(..));
+    let Workspace { q, k, v, attended, lse, scratch, narrow, .. } = work;
     lse.resize(q.len() / dim, 0.0);
     let sequences = match keys {
         Keys::Rows => None,
@@ -144,38 +145,64 @@ fn attend(
         }
         Keys::Read(cache, sequences) => Some((cache, sequences)),
     };
-    let queries = view(q, step.offsets, [heads.q, dim])?;
-    let to =
-        OutputMut { out: view_mut(attended, step.offsets, [heads.q, dim])?, lse, entropy: None };
-    let own_rows = || -> Result<_, Error> {
-        let view = |rows| view(rows, step.offsets, [heads.kv, dim]);
-        Ok((view(k)?, view(v)?))
-    };
-    let problem = match sequences {
-        Some((cache, sequences)) => Problem::cached(&queries, cache, sequences)?,
-        None => {
-            let (keys, values) = own_rows()?;
-            Problem::new(&queries, &keys, &values)
-        }
-    };
-    let problem = problem.mask(layer.mask.clone()).score(step.score(own, layer.is_causal));
-    let plan = Plan::new(problem, step.machine)?.with_scratch(scratch);
     match sequences {
-        Some(cached) => plan.forward_into(queries, cached, to)?,
-        None => plan.forward_into(queries, own_rows()?, to)?,
-    }
-    if let Some(cached) = sequences.filter(|_| recorder.is_probed()) {
-        recorder.probe(&AttentionView::cached_from_lse(&plan, queries, cached, lse)?)?;
+        None => {
+            let view = |rows, heads| view(rows, step.offsets, [heads, dim]);
+            let (queries, own) = (view(q, heads.q)?, (view(k, heads.kv)?, view(v, heads.kv)?));
+            let to = output(attended, lse, step)?;
+            let problem = layer.problem(step, Problem::new(&queries, &own.0, &own.1));
+            let plan = Plan::new(problem, step.machine)?.with_scratch(scratch);
+            plan.forward_into(queries, own, to)?;
+        }
+        Some((LayerCache::F32(cache), sequences)) => {
+            let work = (&mut attended[..], &mut lse[..], &*scratch);
+            over_cache(step, layer, q, (cache, sequences), work, recorder)?;
+        }
+        Some((LayerCache::Bf16(cache), sequences)) => {
+            let [queries, out] = narrow;
+            narrow_into(q, queries);
+            out.resize(q.len(), bf16::ZERO);
+            let work = (&mut out[..], &mut lse[..], &*scratch);
+            over_cache(step, layer, queries, (cache, sequences), work, recorder)?;
+            widen_into(out, attended);
+        }
     }
     if recorder.is_on() {
-        let problem = |q: &View<'_, f32>, k: &View<'_, f32>| {
-            let problem = Problem::new(q, k, k).mask(layer.mask.clone());
-            problem.score(step.score(own, layer.is_causal))
-        };
+        let problem =
+            |q: &View<'_, f32>, k: &View<'_, f32>| layer.problem(step, Problem::new(q, k, k));
         let source = sequences.map(|(cache, sequences)| (cache, sequences[0]));
         recorder.record([q, k, lse], source, step.config, layer.is_causal, problem)?;
     }
     Ok(())
+}
+
+/// Attention of queries over what their sequences have in a cache.
+fn over_cache<E: Element<Num = f32>>(
+    step: &Step<'_>,
+    layer: Layer<'_>,
+    q: &[E],
+    cached: (&KvCache<E>, &[Sequence]),
+    (out, lse, scratch): (&mut [E], &mut [f32], &ScratchPool<f32>),
+    recorder: &mut Recorder,
+) -> Result<(), Error> {
+    let queries = view(q, step.offsets, [step.config.heads.q, step.config.head_dim])?;
+    let problem = layer.problem(step, Problem::cached(&queries, cached.0, cached.1)?);
+    let plan = Plan::new(problem, step.machine)?.with_scratch(scratch);
+    plan.forward_into(queries, cached, output(out, lse, step)?)?;
+    if recorder.is_probed() {
+        recorder.probe(&AttentionView::cached_from_lse(&plan, queries, cached, lse)?)?;
+    }
+    Ok(())
+}
+
+/// Where attention writes to.
+fn output<'a, E: Element<Num = f32>>(
+    out: &'a mut [E],
+    lse: &'a mut [f32],
+    step: &'a Step<'_>,
+) -> Result<OutputMut<'a, E>, Error> {
+    let sizes = [step.config.heads.q, step.config.head_dim];
+    Ok(OutputMut { out: view_mut(out, step.offsets, sizes)?, lse, entropy: None })
 }
 
 /// What differs between the layers of a stack.
@@ -183,11 +210,24 @@ fn attend(
 struct Layer<'a> {
     mask: &'a Mask,
     is_causal: bool,
+    /// Whether keys are those of the rows themselves, not of a source.
+    own: bool,
+}
+
+impl Layer<'_> {
+    /// The mask and the scores of this layer.
+    fn problem<'p, E: Element<Num = f32>>(
+        self,
+        step: &'p Step<'_>,
+        problem: Problem<'p, E>,
+    ) -> Problem<'p, E> {
+        problem.mask(self.mask.clone()).score(step.score(self.own, self.is_causal))
+    }
 }
 
 impl Step<'_> {
     /// Options of scores. Over a source there are no positions.
-    fn score(&self, over_itself: bool, is_causal: bool) -> Score<'_, f32> {
+    fn score<E: Element<Num = f32>>(&self, over_itself: bool, is_causal: bool) -> Score<'_, E> {
         let mut score = Score::new();
         if let Some(scale) = self.config.scale {
             score = score.scale(scale);
@@ -213,22 +253,22 @@ fn equal_length(offsets: &[usize]) -> Option<usize> {
 }
 
 /// Rows of sequences; as a plain batch if their lengths are equal, for which kernels are better prepared.
-fn view<'a>(
-    data: &'a [f32],
+fn view<'a, E: Element>(
+    data: &'a [E],
     offsets: &'a [usize],
     [heads, dim]: [usize; 2],
-) -> Result<View<'a, f32>, Error> {
+) -> Result<View<'a, E>, Error> {
     Ok(match equal_length(offsets) {
         Some(len) => View::bshd(data, [offsets.len() - 1, len, heads, dim])?,
         None => View::packed(data, offsets, [heads, dim])?,
     })
 }
 
-fn view_mut<'a>(
-    data: &'a mut [f32],
+fn view_mut<'a, E: Element>(
+    data: &'a mut [E],
     offsets: &'a [usize],
     [heads, dim]: [usize; 2],
-) -> Result<ViewMut<'a, f32>, Error> {
+) -> Result<ViewMut<'a, E>, Error> {
     Ok(match equal_length(offsets) {
         Some(len) => ViewMut::bshd(data, [offsets.len() - 1, len, heads, dim])?,
         None => ViewMut::packed(data, offsets, [heads, dim])?,
@@ -238,16 +278,14 @@ fn view_mut<'a>(
 /// Appends the rows of each sequence to a cache.
 fn append(
     step: &Step<'_>,
-    cache: &mut KvCache<f32>,
+    cache: &mut LayerCache,
     sequences: &[Sequence],
     rows: [&[f32]; 2],
 ) -> Result<(), Error> {
     let (heads, dim) = (step.config.heads.kv, step.config.head_dim);
     let width = heads * dim;
     for (sequence, [from, to]) in sequences.iter().zip(step.offsets.array_windows()) {
-        let [k, v] = rows
-            .map(|rows| View::bshd(&rows[from * width..to * width], [1, to - from, heads, dim]));
-        cache.append(*sequence, k?, v?)?;
+        cache.append(*sequence, rows.map(|rows| &rows[from * width..to * width]), [heads, dim])?;
     }
     Ok(())
 }
@@ -406,7 +444,7 @@ impl Block {
             self.attention_norms.before(part.x, width, &mut panel.rows)?;
             self.attention.project(step, rotations, true, (&mut part, &panel.rows))
         })?;
-        let layer = Layer { mask: &self.mask, is_causal: self.is_causal };
+        let layer = Layer { mask: &self.mask, is_causal: self.is_causal, own: true };
         attend(step, layer, keys.unwrap_or(Keys::Rows), work, recorder)?;
         let cross = self.cross.as_ref().zip(source);
         let read = cross.as_ref().map(|(cross, _)| *cross);
@@ -423,7 +461,7 @@ impl Block {
             cross.project(step, None, false, (&mut part, &panel.rows))
         })?;
         let Some(((cross, norms), source)) = cross else { return Ok(()) };
-        let layer = Layer { mask: &Mask::full(), is_causal: false };
+        let layer = Layer { mask: &Mask::full(), is_causal: false, own: false };
         recorder.over_source(|recorder| attend(step, layer, source, work, recorder))?;
         work.each_part(x, config, |Part { x, attended, .. }, panel| {
             cross.finish(attended, panel)?;

@@ -6,6 +6,7 @@
 
 // The map: a module imports only modules that are listed before it.
 //
+//   cache     the KV cache of a layer, in the type that the model asks for
 //   ops       what is done to rows between products
 //   layers    linear maps and norms, taken from files
 //   record    what attention sees, for the microscope
@@ -16,6 +17,7 @@
 //   session   generation with a KV cache
 
 mod block;
+mod cache;
 mod layers;
 mod model;
 mod ops;
@@ -24,5 +26,6 @@ mod session;
 mod stack;
 mod work;
 
+pub use cache::KvDtype;
 pub use model::Transformer;
 pub use session::{Session, State};

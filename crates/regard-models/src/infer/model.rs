@@ -1,6 +1,7 @@
 //! A Transformer for inference: weights as they are stored, no gradients.
 
 use super::block::Role;
+use super::cache::KvDtype;
 use super::layers::{Linear, Norm, project};
 use super::ops::{self, each_row};
 use super::record::Recorder;
@@ -23,6 +24,7 @@ pub struct Transformer {
     pub(super) encoder: Option<Stack>,
     pub(super) decoder: Option<Stack>,
     head: Option<Head>,
+    kv_dtype: KvDtype,
 }
 
 /// From the last rows to scores.
@@ -77,7 +79,7 @@ impl Transformer {
             _ => None,
         };
         weights.all_taken()?;
-        Ok(Self { config, encoder, decoder, head })
+        Ok(Self { config, encoder, decoder, head, kv_dtype: KvDtype::default() })
     }
 
     /// What it is.
@@ -86,11 +88,16 @@ impl Transformer {
         &self.config
     }
 
+    /// Sets the type of numbers in the KV caches of sessions. [`look`](Self::look) and [`logits`](Self::logits) use `f32` always.
+    pub fn set_kv_dtype(&mut self, dtype: KvDtype) {
+        self.kv_dtype = dtype;
+    }
+
     /// A generation session: of a decoder alone with no sources, of a translator with one for each prompt. Its KV caches, that of the
     /// sources among them, take at most `budget` bytes.
     pub fn session(&self, sources: &[Vec<u32>], budget: usize) -> Result<Session<'_>, Error> {
         let sources: Vec<&[u32]> = sources.iter().map(Vec::as_slice).collect();
-        Session::new(self, &sources, budget, &mut Recorder::default())
+        Session::new(self, &sources, (budget, self.kv_dtype), &mut Recorder::default())
     }
 
     /// Scores of what comes after each token, `[tokens, vocab]`, or of each token of an encoder; with the source in a translator. Of
@@ -116,7 +123,8 @@ impl Transformer {
         let rows = Packed::new([(0, tokens)].into_iter());
         let (stack, x) = match (&self.decoder, &self.encoder, source) {
             (Some(decoder), Some(_), Some(source)) => {
-                let session = Session::new(self, &[source], usize::MAX >> 8, &mut recorder)?;
+                let session =
+                    Session::new(self, &[source], (usize::MAX >> 8, KvDtype::F32), &mut recorder)?;
                 let caches =
                     Caches { own: &mut [], sequences: &[], source: Some(session.source()) };
                 let axes = ("decoder", "target");

@@ -1,10 +1,11 @@
 //! What attention sees, kept for the microscope.
 
+use super::cache::LayerCache;
 use crate::error::Error;
 use crate::files::StackConfig;
 use crate::generate::{AttentionProbe, AttentionRow};
 use rayon::prelude::*;
-use regard::{AttentionView, KvCache, Machine, Mask, Plan, Problem, Sequence, View};
+use regard::{AttentionView, Machine, Mask, Plan, Problem, Sequence, View};
 use regard_scope::{Inputs, Layer, LayerData, Weights};
 use std::sync::Arc;
 
@@ -88,7 +89,7 @@ impl Recorder {
     pub(super) fn record<'p>(
         &mut self,
         [q, k, lse]: [&[f32]; 3],
-        source: Option<(&KvCache<f32>, Sequence)>,
+        source: Option<(&LayerCache, Sequence)>,
         config: &StackConfig,
         is_causal: bool,
         problem: impl Fn(&View<'_, f32>, &View<'_, f32>) -> Problem<'p, f32>,
@@ -97,7 +98,7 @@ impl Recorder {
         let (heads, dim) = (config.heads, config.head_dim);
         let q = by_head(q, [heads.q, dim]);
         let k = match source {
-            Some((cache, sequence)) => cached_keys(cache, sequence)?,
+            Some((cache, sequence)) => cache.keys(sequence)?,
             None => by_head(k, [heads.kv, dim]),
         };
         let [q_len, k_len] = [q.len() / (heads.q * dim), k.len() / (heads.kv * dim)];
@@ -164,16 +165,4 @@ fn by_head(rows: &[f32], [heads, dim]: [usize; 2]) -> Vec<f32> {
     let of_head =
         |head: usize| rows.chunks_exact(heads * dim).flat_map(move |row| &row[head * dim..][..dim]);
     (0..heads).flat_map(of_head).copied().collect()
-}
-
-/// The keys of a sequence, `[heads, length, dim]`.
-fn cached_keys(cache: &KvCache<f32>, sequence: Sequence) -> Result<Vec<f32>, Error> {
-    let (len, heads) = (cache.len(sequence)?, cache.shape().heads);
-    let mut keys = Vec::new();
-    for head in 0..heads {
-        for position in 0..len {
-            keys.extend_from_slice(cache.row(sequence, head, position)?.0);
-        }
-    }
-    Ok(keys)
 }

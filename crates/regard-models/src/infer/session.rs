@@ -1,13 +1,14 @@
 //! Generation with a KV cache: a new token costs one row through the layers.
 
+use super::cache::{KvDtype, LayerCache};
 use super::model::Transformer;
 use super::record::Recorder;
 use super::stack::{Caches, Packed, SourceCaches, Stack};
 use super::work::Workspace;
 use crate::error::Error;
 use crate::generate::{AttentionProbe, AttentionRow, Decoder, GRID, Pages};
+use regard::Sequence;
 use regard::cache::{CacheShape, PAGE};
-use regard::{KvCache, Sequence};
 use std::sync::Arc;
 
 /// A session of a [`Transformer`].
@@ -15,9 +16,9 @@ use std::sync::Arc;
 pub struct Session<'a> {
     model: &'a Transformer,
     decoder: &'a Stack,
-    caches: Vec<KvCache<f32>>,
+    caches: Vec<LayerCache>,
     /// Of the source, by layer.
-    source_caches: Vec<KvCache<f32>>,
+    source_caches: Vec<LayerCache>,
     /// Its sequences, by layer and then by source.
     source_sequences: Vec<Vec<Sequence>>,
     work: Workspace,
@@ -45,7 +46,7 @@ impl<'a> Session<'a> {
     pub(super) fn new(
         model: &'a Transformer,
         sources: &[&[u32]],
-        budget: usize,
+        (budget, dtype): (usize, KvDtype),
         recorder: &mut Recorder,
     ) -> Result<Self, Error> {
         let Some(decoder) = &model.decoder else {
@@ -63,7 +64,7 @@ impl<'a> Session<'a> {
         let mut session = Self {
             model,
             decoder,
-            caches: caches(decoder, page, budget)?,
+            caches: caches(decoder, page, (budget, dtype))?,
             source_caches: Vec::new(),
             source_sequences: Vec::new(),
             work: Workspace::default(),
@@ -71,7 +72,7 @@ impl<'a> Session<'a> {
         };
         if let Some(encoder) = &model.encoder {
             let rows = Packed::new(sources.iter().map(|tokens| (0, *tokens)));
-            session.read(encoder, &rows, budget, recorder)?;
+            session.read(encoder, &rows, (budget, dtype), recorder)?;
         }
         Ok(session)
     }
@@ -86,13 +87,13 @@ impl<'a> Session<'a> {
         &mut self,
         encoder: &Stack,
         rows: &Packed,
-        budget: usize,
+        limits: (usize, KvDtype),
         recorder: &mut Recorder,
     ) -> Result<(), Error> {
         let mut memory =
             encoder.forward(rows, None, &mut self.work, recorder, ("encoder", "source"))?;
         encoder.finish(&mut memory);
-        self.source_caches = caches(self.decoder, SENTENCE, budget)?;
+        self.source_caches = caches(self.decoder, SENTENCE, limits)?;
         let step = self.decoder.step(rows);
         for (block, cache) in self.decoder.blocks.iter().zip(&mut self.source_caches) {
             let start = |_: &[usize; 2]| cache.start();
@@ -167,12 +168,16 @@ impl<'a> Session<'a> {
     }
 }
 
-fn caches(decoder: &Stack, page: usize, budget: usize) -> Result<Vec<KvCache<f32>>, Error> {
+fn caches(
+    decoder: &Stack,
+    page: usize,
+    (budget, dtype): (usize, KvDtype),
+) -> Result<Vec<LayerCache>, Error> {
     let config = &decoder.config;
     let (heads, dim) = (config.heads.kv, config.head_dim);
     let shape = CacheShape { heads, qk_dim: dim, v_dim: dim, page };
     let each = budget / config.layers.len().max(1);
-    config.layers.iter().map(|_| Ok(KvCache::new(shape, each)?)).collect()
+    config.layers.iter().map(|_| LayerCache::new(dtype, shape, each)).collect()
 }
 
 impl Decoder for Session<'_> {
@@ -192,7 +197,7 @@ impl Decoder for Session<'_> {
         if self.model.encoder.is_some() && row >= sources {
             return Err(Error::no_source(row, sources));
         }
-        let layers = self.caches.iter_mut().map(KvCache::start).collect::<Result<_, _>>()?;
+        let layers = self.caches.iter_mut().map(LayerCache::start).collect::<Result<_, _>>()?;
         Ok(State { layers, len: 0, row, probe: None, seen: Vec::new() })
     }
 
@@ -233,8 +238,8 @@ impl Decoder for Session<'_> {
 
     /// All layers have as many.
     fn memory(&self) -> Option<Pages> {
-        let cache = self.caches.first()?;
-        Some(Pages { count: cache.capacity(), tokens: cache.shape().page })
+        let [count, tokens] = self.caches.first()?.pages();
+        Some(Pages { count, tokens })
     }
 
     fn attention(&self) -> [usize; 2] {

@@ -1,13 +1,14 @@
 //! Embeddings, blocks and the final norm.
 
 use super::block::{Block, Keys, Role, Step};
+use super::cache::LayerCache;
 use super::layers::Norm;
 use super::ops::{self, Rotations, each_row};
 use super::record::Recorder;
 use super::work::Workspace;
 use crate::error::Error;
 use crate::files::{AddedPositions, PairLayout, RopeConfig, StackConfig, Weights};
-use regard::{KvCache, Machine, Sequence};
+use regard::{Machine, Sequence};
 use regard_matmul::Matrix;
 use std::sync::Arc;
 
@@ -72,12 +73,12 @@ impl Packed {
 }
 
 /// Caches of the source, and its sequences by layer.
-pub(super) type SourceCaches<'a> = (&'a [KvCache<f32>], &'a [Vec<Sequence>]);
+pub(super) type SourceCaches<'a> = (&'a [LayerCache], &'a [Vec<Sequence>]);
 
 /// Caches of all layers, each with the sequences of a batch.
 #[derive(Debug)]
 pub(super) struct Caches<'a> {
-    pub(super) own: &'a mut [KvCache<f32>],
+    pub(super) own: &'a mut [LayerCache],
     /// By layer.
     pub(super) sequences: &'a [Vec<Sequence>],
     /// The same of the source.

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::files::StackConfig;
+use half::bf16;
 use rayon::prelude::*;
 use regard::plan::ScratchPool;
 use regard_matmul::Rows;
@@ -16,6 +17,8 @@ pub(super) struct Workspace {
     pub(super) attended: Vec<f32>,
     pub(super) lse: Vec<f32>,
     pub(super) scratch: ScratchPool<f32>,
+    /// Queries and what attention gives, for a cache of such numbers.
+    pub(super) narrow: [Vec<bf16>; 2],
     /// One for each thread.
     panels: Vec<Panel>,
 }

@@ -18,7 +18,7 @@ pub use translator::Translator;
 
 use crate::error::Error;
 use crate::files::{ModelFiles, Tokens, TransformerFiles, fits};
-use crate::infer::Transformer;
+use crate::infer::{KvDtype, Transformer};
 use regard_scope::Trace;
 use std::path::Path;
 use text::Vocabulary;
@@ -140,6 +140,13 @@ impl Model {
         match self {
             Self::Translator(model) => model.set_languages(source, target),
             _ => Ok(()),
+        }
+    }
+
+    /// Sets the type of numbers in the KV cache of a language model. What other models keep while they work stays `f32`.
+    pub fn set_kv_dtype(&mut self, dtype: KvDtype) {
+        if let Self::CausalLm(model) = self {
+            model.model.set_kv_dtype(dtype);
         }
     }
 

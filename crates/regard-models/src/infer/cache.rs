@@ -1,0 +1,135 @@
+//! The KV cache of a layer, in the type that the model asks for.
+
+use crate::error::Error;
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+use regard::cache::CacheShape;
+use regard::{Element, KvCache, Sequence, View};
+
+/// The type of numbers in a KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvDtype {
+    /// As exact as the model computes.
+    #[default]
+    F32,
+    /// Half the memory; keys, values and queries have 8 significant bits. On AMX faster over long contexts.
+    Bf16,
+}
+
+impl KvDtype {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+
+    /// As `f32`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => f32::NAME,
+            Self::Bf16 => bf16::NAME,
+        }
+    }
+}
+
+/// The cache of one layer.
+#[derive(Debug)]
+pub(super) enum LayerCache {
+    F32(KvCache<f32>),
+    Bf16(KvCache<bf16>),
+}
+
+/// The same of a cache of either type.
+macro_rules! of {
+    ($self:expr, $cache:ident => $do:expr) => {
+        match $self {
+            LayerCache::F32($cache) => $do,
+            LayerCache::Bf16($cache) => $do,
+        }
+    };
+}
+
+impl LayerCache {
+    pub(super) fn new(dtype: KvDtype, shape: CacheShape, budget: usize) -> Result<Self, Error> {
+        Ok(match dtype {
+            KvDtype::F32 => Self::F32(KvCache::new(shape, budget)?),
+            KvDtype::Bf16 => Self::Bf16(KvCache::new(shape, budget)?),
+        })
+    }
+
+    pub(super) fn start(&mut self) -> Result<Sequence, Error> {
+        Ok(of!(self, cache => cache.start())?)
+    }
+
+    pub(super) fn fork(&mut self, sequence: Sequence) -> Result<Sequence, Error> {
+        Ok(of!(self, cache => cache.fork(sequence))?)
+    }
+
+    pub(super) fn free(&mut self, sequence: Sequence) -> Result<(), Error> {
+        Ok(of!(self, cache => cache.free(sequence))?)
+    }
+
+    pub(super) fn truncate(&mut self, sequence: Sequence, len: usize) -> Result<(), Error> {
+        Ok(of!(self, cache => cache.truncate(sequence, len))?)
+    }
+
+    /// Pages, and positions in each.
+    pub(super) fn pages(&self) -> [usize; 2] {
+        of!(self, cache => [cache.capacity(), cache.shape().page])
+    }
+
+    /// Appends rows `[rows, heads, dim]` of keys and of values.
+    pub(super) fn append(
+        &mut self,
+        sequence: Sequence,
+        rows: [&[f32]; 2],
+        [heads, dim]: [usize; 2],
+    ) -> Result<(), Error> {
+        match self {
+            Self::F32(cache) => append(cache, sequence, rows, [heads, dim]),
+            Self::Bf16(cache) => {
+                let [k, v] = rows.map(|rows| {
+                    let mut narrow = Vec::new();
+                    narrow_into(rows, &mut narrow);
+                    narrow
+                });
+                append(cache, sequence, [&k, &v], [heads, dim])
+            }
+        }
+    }
+
+    /// The keys of a sequence, `[heads, length, dim]`.
+    pub(super) fn keys(&self, sequence: Sequence) -> Result<Vec<f32>, Error> {
+        of!(self, cache => keys(cache, sequence))
+    }
+}
+
+fn append<E: Element>(
+    cache: &mut KvCache<E>,
+    sequence: Sequence,
+    [k, v]: [&[E]; 2],
+    [heads, dim]: [usize; 2],
+) -> Result<(), Error> {
+    let view = |rows| View::bshd(rows, [1, k.len() / (heads * dim).max(1), heads, dim]);
+    Ok(cache.append(sequence, view(k)?, view(v)?)?)
+}
+
+fn keys<E: Element<Num = f32>>(cache: &KvCache<E>, sequence: Sequence) -> Result<Vec<f32>, Error> {
+    let (len, heads) = (cache.len(sequence)?, cache.shape().heads);
+    let mut keys = Vec::new();
+    for head in 0..heads {
+        for position in 0..len {
+            keys.extend(cache.row(sequence, head, position)?.0.iter().map(|x| x.widen()));
+        }
+    }
+    Ok(keys)
+}
+
+/// Rounds to the nearest.
+pub(super) fn narrow_into(rows: &[f32], to: &mut Vec<bf16>) {
+    to.resize(rows.len(), bf16::ZERO);
+    to.convert_from_f32_slice(rows);
+}
+
+/// Exact.
+pub(super) fn widen_into(rows: &[bf16], to: &mut [f32]) {
+    rows.convert_to_f32_slice(to);
+}
