@@ -206,3 +206,59 @@ fn a_probe_sees_what_the_microscope_sees() {
     let error = scheduler.admit(bad).expect_err("there are 5 layers").to_string();
     assert!(error.starts_with("attention.layers: 5; it must be below 5"), "{error}");
 }
+
+#[test]
+fn a_prompt_cache_in_a_file_changes_nothing_but_the_time() {
+    let mut model = Model::open(&stories()).expect("a model");
+    let path = std::env::temp_dir().join(format!("regard-prompt-{}", std::process::id()));
+    let text = "Once upon a time there was a little girl and she had a dog. ".repeat(27);
+    let other = &text[5..];
+    let run = |model: &Model, text: &str, file: Option<&Path>| {
+        let mut options = TextOptions::new(DecodingStrategy::Greedy, 9);
+        options.prompt_cache = file.map(Path::to_owned);
+        let model = model.causal_lm().expect("it continues texts");
+        let silent = &mut |_: usize, _: &str| ControlFlow::Continue(());
+        let (all, usage) = model.generate_with(&[text], &options, silent)?;
+        Ok::<_, regard_models::Error>((all[0].tokens.clone(), all[0].score.to_bits(), usage))
+    };
+    for dtype in KvDtype::ALL {
+        let _gone = std::fs::remove_file(&path);
+        model.set_kv_dtype(dtype);
+        for (text, cached) in [
+            (text.as_str(), 0),
+            (&text, 256),
+            (&text[..1500], 256),
+            (&text[..9], 0),
+            (&text, 256),
+            (other, 0),
+            (other, 256),
+            (&text, 0),
+        ] {
+            let (tokens, score, usage) = run(&model, text, Some(&path)).expect("a text");
+            let right = run(&model, text, None).expect("a text");
+            assert_eq!((tokens, score), (right.0, right.1));
+            assert_eq!(usage.cached_tokens, cached, "{dtype:?}, {} tokens", usage.prompt_tokens);
+        }
+    }
+    let refusal = |model: &Model| {
+        let error = run(model, &text, Some(&path)).expect_err("it is refused").to_string();
+        assert!(error.contains("remove the file"), "{error}");
+        error
+    };
+    model.set_kv_dtype(KvDtype::F32);
+    let error = refusal(&model);
+    assert!(error.contains("layers.0.keys: BF16"), "{error}");
+    // Some numbers of the last layer, as another model would have them.
+    model.set_kv_dtype(KvDtype::Bf16);
+    let mut bytes = std::fs::read(&path).expect("a file");
+    let end = bytes.len();
+    bytes[end - 999..].iter_mut().for_each(|byte| *byte ^= 0x41);
+    std::fs::write(&path, &bytes).expect("a file");
+    let error = refusal(&model);
+    assert!(error.contains("of another model"), "{error}");
+    for len in [0, 7, 100, end / 2] {
+        std::fs::write(&path, &bytes[..len]).expect("a file");
+        refusal(&model);
+    }
+    std::fs::remove_file(&path).expect("it is there");
+}

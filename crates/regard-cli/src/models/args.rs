@@ -150,6 +150,9 @@ pub(crate) struct GenerateArgs {
     pub(crate) prompt_lookup: usize,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
+    /// File that keeps what was computed of the prompt, in steps of 256 tokens, for later prompts with the same beginning
+    #[arg(long, value_name = "FILE", conflicts_with = "interactive")]
+    pub(crate) prompt_cache: Option<PathBuf>,
     #[arg(long, value_name = "SCHEMA", help = a_text!("JSON schema that the output must fit"))]
     pub(crate) json_schema: Option<String>,
     /// Regular expression that the output must match

@@ -34,6 +34,7 @@ pub(crate) fn run(args: &GenerateArgs, format: Format) -> Result<()> {
         },
         constraint: constraint(args, model)?,
         prompt_lookup: args.prompt_lookup,
+        prompt_cache: args.prompt_cache.clone(),
         ..TextOptions::new(search, args.search.max_tokens)
     };
     let system = args.system.as_ref().map(|_| prompts.remove(0));
@@ -125,8 +126,12 @@ fn stream(model: &CausalLm, prompt: &str, options: &TextOptions) -> Result<(Stri
 }
 
 fn tell(usage: &Usage) {
+    let cached = match usage.cached_tokens {
+        0 => String::new(),
+        cached => format!(" ({cached} from the prompt cache)"),
+    };
     say(format_args!(
-        "prompt: {} tokens, {:.1} a second; generated: {} tokens, {:.1} a second",
+        "prompt: {} tokens{cached}, {:.1} a second; generated: {} tokens, {:.1} a second",
         usage.prompt_tokens,
         usage.prompt_tokens_per_second(),
         usage.generated_tokens,

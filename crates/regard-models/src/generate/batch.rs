@@ -18,6 +18,10 @@ impl<D: Decoder> Batch<D> {
         &self.decoder
     }
 
+    pub(super) fn decoder_mut(&mut self) -> &mut D {
+        &mut self.decoder
+    }
+
     /// One more state: empty, for a row, or a fork of one that is kept apart.
     pub(super) fn start(&mut self, row: usize, from: Option<&D::State>) -> Result<(), D::Error> {
         let state = match from {

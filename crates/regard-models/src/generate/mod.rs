@@ -248,22 +248,33 @@ pub fn generate_with<D: Decoder>(
     on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
 ) -> Result<(Vec<GeneratedSequence>, Usage), D::Error> {
     let mut scheduler = Scheduler::new(decoder, PROMPT_TOKENS);
+    generate_all(&mut scheduler, prompts, options, None, on_token)
+}
+
+/// [`generate_with`] by a scheduler, which may keep beginnings of prompts for this owner.
+pub(crate) fn generate_all<D: Decoder>(
+    scheduler: &mut Scheduler<D>,
+    prompts: &[Vec<u32>],
+    options: &GenerationOptions,
+    prefix: Option<u64>,
+    on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
+) -> Result<(Vec<GeneratedSequence>, Usage), D::Error> {
     let mut rows = HashMap::with_capacity(prompts.len());
     for (row, prompt) in prompts.iter().enumerate() {
         let (prompt, options) = (prompt.clone(), options.clone());
-        let ticket = scheduler.admit(Request { prompt, options, row, prefix: None })?;
+        let ticket = scheduler.admit(Request { prompt, options, row, prefix })?;
         rows.insert(ticket, row);
     }
     let started = Instant::now();
     // When each row had its first token, and what it became.
     let mut prompted = vec![None; prompts.len()];
     let mut sequences: Vec<Option<GeneratedSequence>> = vec![None; prompts.len()];
-    let mut failed = None;
+    let (mut failed, mut cached_tokens) = (None, 0);
     while !scheduler.is_idle() {
         scheduler.step(&mut |ticket, event| {
             let row = rows[&ticket];
             match event {
-                Event::Started { .. } => {}
+                Event::Started { cached } => cached_tokens += cached,
                 Event::Token(choice) => {
                     prompted[row].get_or_insert_with(|| started.elapsed());
                     return on_token(row, choice.token);
@@ -283,6 +294,7 @@ pub fn generate_with<D: Decoder>(
     let usage = Usage {
         prompts: prompts.len(),
         prompt_tokens: prompts.iter().map(Vec::len).sum(),
+        cached_tokens,
         generated_tokens: sequences.iter().map(|one| one.tokens.len()).sum(),
         prompt_seconds: prompted.as_secs_f64(),
         generation_seconds: (whole - prompted).as_secs_f64(),
@@ -291,7 +303,7 @@ pub fn generate_with<D: Decoder>(
 }
 
 /// Tokens of prompts that are fed at once: bounds the memory of their activations.
-const PROMPT_TOKENS: usize = 1 << 12;
+pub(crate) const PROMPT_TOKENS: usize = 1 << 12;
 
 #[cfg(test)]
 mod tests {

@@ -49,7 +49,7 @@ impl<S> Prefixes<S> {
 
     /// The longest beginning of a prompt that leaves one token to feed: its tokens and its last cell.
     pub(super) fn find(&mut self, owner: u64, prompt: &[u32]) -> (usize, Option<CellId>) {
-        let chain = self.chain(owner, &prompt[..prompt.len() - 1]);
+        let chain = self.chain(owner, &prompt[..prompt.len().saturating_sub(1)]);
         (chain.len() * GRID, chain.last().copied())
     }
 

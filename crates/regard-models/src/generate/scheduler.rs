@@ -141,6 +141,23 @@ impl<D: Decoder> Scheduler<D> {
         Some([self.reserved, self.prefixes.len() * memory.of(GRID), memory.count])
     }
 
+    /// The longest beginning of a prompt that is kept: how many tokens, and the decoder with the state after them.
+    pub(crate) fn prefix(
+        &mut self,
+        owner: u64,
+        prompt: &[u32],
+    ) -> Option<(usize, &mut D, &D::State)> {
+        let (tokens, cell) = self.prefixes.find(owner, prompt);
+        Some((tokens, self.batch.decoder_mut(), self.prefixes.state(cell?)?))
+    }
+
+    /// Keeps the state after these tokens, whole cells, of which all but the last are kept.
+    pub(crate) fn insert_prefix(&mut self, owner: u64, tokens: &[u32], state: D::State) {
+        if let Some(before) = self.prefixes.lacks(owner, tokens) {
+            self.prefixes.insert(owner, before, tokens, state);
+        }
+    }
+
     /// Takes a request, which waits for the next step.
     ///
     /// # Errors

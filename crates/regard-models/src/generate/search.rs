@@ -67,6 +67,8 @@ pub struct Usage {
     pub prompts: usize,
     /// Tokens of the prompts.
     pub prompt_tokens: usize,
+    /// Those of them that a prompt cache had.
+    pub cached_tokens: usize,
     /// Tokens of the returned sequences, without those of `others`.
     pub generated_tokens: usize,
     /// Until the first token of each row was chosen.
@@ -76,10 +78,10 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Tokens of the prompts in a second; 0 if there were none.
+    /// Tokens of the prompts that were fed in a second; 0 if there were none.
     #[must_use]
     pub fn prompt_tokens_per_second(&self) -> f64 {
-        rate(self.prompt_tokens, self.prompt_seconds)
+        rate(self.prompt_tokens.saturating_sub(self.cached_tokens), self.prompt_seconds)
     }
 
     /// Generated tokens in a second, without the first of each row, which comes of its prompt; 0 if there were none.

@@ -5,6 +5,8 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use regard::cache::CacheShape;
 use regard::{Element, KvCache, Sequence, View};
+use safetensors::Dtype;
+use std::ops::Range;
 
 /// The type of numbers in a KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +73,15 @@ impl LayerCache {
         Ok(of!(self, cache => cache.truncate(sequence, len))?)
     }
 
+    /// The type of its numbers, as files name it, and the sizes `[heads, dim]` of a position.
+    pub(super) fn layout(&self) -> (Dtype, [usize; 2]) {
+        let dtype = match self {
+            Self::F32(_) => Dtype::F32,
+            Self::Bf16(_) => Dtype::BF16,
+        };
+        (dtype, of!(self, cache => [cache.shape().heads, cache.shape().qk_dim]))
+    }
+
     /// Pages, and positions in each.
     pub(super) fn pages(&self) -> [usize; 2] {
         of!(self, cache => [cache.capacity(), cache.shape().page])
@@ -96,6 +107,37 @@ impl LayerCache {
         }
     }
 
+    /// The same of the bytes of such rows, which [`bytes`](Self::bytes) has given.
+    pub(super) fn append_bytes(
+        &mut self,
+        sequence: Sequence,
+        rows: [&[u8]; 2],
+        sizes: [usize; 2],
+    ) -> Result<(), Error> {
+        match self {
+            Self::F32(cache) => {
+                let rows = rows.map(|rows| of_bytes(rows, f32::from_le_bytes));
+                append(cache, sequence, rows.each_ref().map(Vec::as_slice), sizes)
+            }
+            Self::Bf16(cache) => {
+                let rows = rows.map(|rows| of_bytes(rows, bf16::from_le_bytes));
+                append(cache, sequence, rows.each_ref().map(Vec::as_slice), sizes)
+            }
+        }
+    }
+
+    /// Keys and values at these positions, `[positions, heads, dim]`, little-endian.
+    pub(super) fn bytes(
+        &self,
+        sequence: Sequence,
+        at: Range<usize>,
+    ) -> Result<[Vec<u8>; 2], Error> {
+        match self {
+            Self::F32(cache) => bytes(cache, sequence, at, f32::to_le_bytes),
+            Self::Bf16(cache) => bytes(cache, sequence, at, bf16::to_le_bytes),
+        }
+    }
+
     /// The keys of a sequence, `[heads, length, dim]`.
     pub(super) fn keys(&self, sequence: Sequence) -> Result<Vec<f32>, Error> {
         of!(self, cache => keys(cache, sequence))
@@ -110,6 +152,28 @@ fn append<E: Element>(
 ) -> Result<(), Error> {
     let view = |rows| View::bshd(rows, [1, k.len() / (heads * dim).max(1), heads, dim]);
     Ok(cache.append(sequence, view(k)?, view(v)?)?)
+}
+
+fn of_bytes<E, const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> E) -> Vec<E> {
+    bytes.as_chunks().0.iter().map(|bytes| number(*bytes)).collect()
+}
+
+fn bytes<E: Element, const N: usize>(
+    cache: &KvCache<E>,
+    sequence: Sequence,
+    at: Range<usize>,
+    bytes: impl Fn(E) -> [u8; N],
+) -> Result<[Vec<u8>; 2], Error> {
+    let mut both = [Vec::new(), Vec::new()];
+    for position in at {
+        for head in 0..cache.shape().heads {
+            let (k, v) = cache.row(sequence, head, position)?;
+            for (list, row) in both.iter_mut().zip([k, v]) {
+                list.extend(row.iter().flat_map(|x| bytes(*x)));
+            }
+        }
+    }
+    Ok(both)
 }
 
 fn keys<E: Element<Num = f32>>(cache: &KvCache<E>, sequence: Sequence) -> Result<Vec<f32>, Error> {

@@ -15,12 +15,14 @@
 //   stack     embeddings, blocks, final norm
 //   model     encoder, decoder and head
 //   session   generation with a KV cache
+//   prompt_file   keys and values of the beginning of a prompt in a file
 
 mod block;
 mod cache;
 mod layers;
 mod model;
 mod ops;
+mod prompt_file;
 mod record;
 mod session;
 mod stack;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub struct Session<'a> {
     model: &'a Transformer,
     decoder: &'a Stack,
-    caches: Vec<LayerCache>,
+    pub(super) caches: Vec<LayerCache>,
     /// Of the source, by layer.
     source_caches: Vec<LayerCache>,
     /// Its sequences, by layer and then by source.
@@ -29,8 +29,8 @@ pub struct Session<'a> {
 /// One growing sequence: its entries in the KV caches of all layers.
 #[derive(Debug)]
 pub struct State {
-    layers: Vec<Sequence>,
-    len: usize,
+    pub(super) layers: Vec<Sequence>,
+    pub(super) len: usize,
     /// Which source it belongs to.
     row: usize,
     probe: Option<Arc<AttentionProbe>>,

@@ -7,11 +7,12 @@ use crate::files::{Message, Stream, Tokens};
 use crate::generate::GrammarCompiler;
 use crate::generate::{
     AttentionProbe, Constraint, DecodingStrategy, Emit, FinishReason, GRID, GenerationOptions,
-    LogitsProcessors, Scheduler, StopStrings, StoppingCriteria, Usage, generate_with,
+    LogitsProcessors, PROMPT_TOKENS, Scheduler, StopStrings, StoppingCriteria, Usage, generate_all,
 };
 use crate::infer::{Session, Transformer};
 use regard_scope::{Labels, Trace};
 use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 
 /// A language model: GPT-2, Llama, Qwen, Gemma and their like.
 #[derive(Debug)]
@@ -19,6 +20,9 @@ pub struct CausalLm {
     pub(super) vocabulary: Vocabulary,
     pub(super) model: Transformer,
 }
+
+/// Whose beginnings of prompts a call keeps.
+const OWNER: u64 = 0;
 
 /// Maximum bytes of the KV cache; pages are allocated as they fill.
 pub(super) const CACHE_BYTES: usize = 4 << 30;
@@ -82,6 +86,24 @@ impl CausalLm {
         let prompts =
             prompts.iter().map(|text| self.prompt(text)).collect::<Result<Vec<_>, _>>()?;
         let mut session = self.model.session(&[], CACHE_BYTES)?;
+        let file = options.prompt_cache.as_deref();
+        if let Some(folder) =
+            file.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty())
+            && !folder.is_dir()
+        {
+            return Err(Error::file(folder, &"no such folder for the prompt cache; make it first"));
+        }
+        let kept = file.filter(|path| path.exists()).map(|path| session.read_prompt(path));
+        let kept = kept.transpose()?;
+        let mut scheduler = Scheduler::new(session, PROMPT_TOKENS);
+        if let Some((tokens, states)) = kept {
+            for (end, state) in (GRID..).step_by(GRID).zip(states) {
+                scheduler.insert_prefix(OWNER, &tokens[..end], state);
+            }
+        }
+        let first = prompts.first().filter(|_| file.is_some());
+        let known = first.and_then(|prompt| scheduler.prefix(OWNER, prompt));
+        let known = known.map_or(0, |(tokens, ..)| tokens);
         let mut streams: Vec<_> =
             prompts.iter().map(|prompt| self.stream(prompt, &options.stop)).collect();
         // `on_text` has ended it.
@@ -92,7 +114,14 @@ impl CausalLm {
             if stopped || broken[row] { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let asked = self.options(options);
-        let (all, usage) = generate_with(&mut session, &prompts, &asked, &mut on_token)?;
+        let owner = file.map(|_| OWNER);
+        let (all, usage) = generate_all(&mut scheduler, &prompts, &asked, owner, &mut on_token)?;
+        if let (Some(path), Some(prompt)) = (file, first)
+            && let Some((n, session, state)) = scheduler.prefix(OWNER, prompt)
+            && n > known
+        {
+            session.write_prompt(&prompt[..n], state, path)?;
+        }
         let finished = all.into_iter().zip(streams).zip(broken).enumerate();
         let written = finished.map(|(row, ((mut one, stream), broken))| {
             let (rest, text, stopped) = stream.finish();
@@ -182,6 +211,9 @@ pub struct TextOptions {
     pub top_log_probabilities: usize,
     /// What is told of attention with each token.
     pub attention: Option<AttentionProbe>,
+    /// A file that keeps the keys and values of the first prompt, in steps of [`GRID`] tokens, for later calls with prompts that begin
+    /// the same way. It is read if it is there, and written if the prompt has more than it.
+    pub prompt_cache: Option<PathBuf>,
 }
 
 impl TextOptions {
@@ -197,6 +229,7 @@ impl TextOptions {
             prompt_lookup: 0,
             top_log_probabilities: 0,
             attention: None,
+            prompt_cache: None,
         }
     }
 }
