@@ -3,7 +3,7 @@
 //!
 //! From files to text: [`files`] reads a [`TransformerConfig`](files::TransformerConfig), [`Weights`](files::Weights) and
 //! [`Tokens`](files::Tokens) ─► [`infer`] runs the Transformer that they describe ─► [`generate`] chooses the next tokens ─► [`Model`] is
-//! all of it for text, as [`CausalLm`], [`Translator`], [`Encoder`] or [`Classifier`]. None of this needs Burn. The feature `burn`, a
+//! all of it for text, as [`CausalLm`], [`Translator`], [`Encoder`] or [`Classifier`], and for images, as [`ImageClassifier`]. None of this needs Burn. The feature `burn`, a
 //! default, adds modules that learn, which `load` and `save` connect with files, and recurrent models. `look` returns the attention of a
 //! text as a [`Trace`](regard_scope::Trace) for the microscope. `docs/models.md` tells the rest.
 //!
@@ -42,6 +42,7 @@
 //   error        every way that a model can fail to be had
 //   batches      many texts in batches of like length
 //   files        configurations, weights, tokens, models known by name, models of the Hub
+//   image        PNG and JPEG, and the numbers that a model reads of them
 //   infer        Transformers for inference: weights as they are stored, KV caches, no Burn
 //
 // With the feature `burn`: what models that learn are made of
@@ -60,8 +61,8 @@
 //   e2k          another, with several heads
 //   han          hierarchical attention: words, sentences, documents
 //
-// Text
-//   model        models by task, with their tokens: `CausalLm`, `Translator`, `Encoder`, `Classifier`
+// Text and images
+//   model        models by task, with their tokens: `CausalLm`, `Translator`, `Encoder`, `Classifier`, `ImageClassifier`
 
 mod batches;
 #[cfg(feature = "burn")]
@@ -75,6 +76,7 @@ pub mod generate;
 mod gpt;
 #[cfg(feature = "burn")]
 mod han;
+mod image;
 pub mod infer;
 #[cfg(feature = "burn")]
 mod load;
@@ -104,13 +106,14 @@ pub use files::{AttentionScore, HanConfig, Seq2SeqConfig};
 pub use gpt::Gpt;
 #[cfg(feature = "burn")]
 pub use han::{Han, HanWeights};
+pub use image::Image;
 #[cfg(feature = "burn")]
 pub use load::{gradients, load, parameters, save};
 #[cfg(feature = "burn")]
 pub use model::sentences;
 pub use model::{
-    CausalLm, Classification, Classifier, Encoder, GenerationOutput, Model, OnText, TextOptions,
-    TextStream, Translator, WeightedSentence,
+    CausalLm, Classification, Classifier, Encoder, GenerationOutput, ImageClassifier, Model,
+    OnText, TextOptions, TextStream, Translator, WeightedSentence,
 };
 #[cfg(feature = "burn")]
 pub use nn::DropoutRates;

@@ -120,7 +120,7 @@ impl Models {
                 Model::Encoder(_) | Model::Translator(_) => {
                     Lane::Batch(engine::batchers(&model, engines, shared, threads)?)
                 }
-                Model::Classifier(_) => {
+                Model::Classifier(_) | Model::ImageClassifier(_) => {
                     let why = "no route serves classifiers; give a language model, an encoder or a translator";
                     return Err(ServeError::Model(format!("{name}: {why}")));
                 }

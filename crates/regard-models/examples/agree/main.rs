@@ -12,6 +12,7 @@ mod gradients;
 use regard_models::files::TransformerFiles;
 use regard_models::generate::{DecodingStrategy, StoppingCriteria, generate};
 use regard_models::infer::Transformer;
+use regard_models::{Image, ImageClassifier, Model};
 use regard_scope::{Layer, LayerData};
 use serde_json::{Value, json};
 use std::error::Error;
@@ -108,6 +109,9 @@ fn gradients_of(path: &Path, sequences: &[Vec<u32>]) -> Result<Option<f32>> {
 fn compare(path: &Path) -> Result<Found> {
     let expected: Value = serde_json::from_slice(&std::fs::read(path.join("expected.json"))?)?;
     let files = TransformerFiles::open(path)?;
+    if files.image_processor.is_some() {
+        return compare_images(path, &expected, Model::of_transformer(files)?.image_classifier()?);
+    }
     let config = files.config.clone();
     let model = Transformer::new(files.config, files.weights)?;
     let sources: Vec<Vec<u32>> = serde_json::from_value(expected["ids"].clone())?;
@@ -136,9 +140,7 @@ fn compare(path: &Path) -> Result<Found> {
             {
                 continue;
             }
-            for (place, layer) in [("first", of_kind[0]), ("last", of_kind[of_kind.len() - 1])] {
-                attention = attention.max(error(&last_row(layer), &numbers(&rows[place][i])));
-            }
+            attention = attention.max(attention_error(&of_kind, rows, i));
         }
     }
     let search = |key: &str, search: DecodingStrategy| -> Result<Option<bool>> {
@@ -168,6 +170,34 @@ fn compare(path: &Path) -> Result<Found> {
     let beam = search("beam", DecodingStrategy::Beam { width: 4, length_penalty: 1.0 })?;
     let gradients = gradients_of(path, &sources)?;
     Ok(Found { family: config.family, logits, gradients, attention, greedy, beam })
+}
+
+/// The largest error of the pixels and logits of images, and of attention.
+fn compare_images(path: &Path, expected: &Value, model: &ImageClassifier) -> Result<Found> {
+    let (mut logits, mut attention) = (0f32, 0f32);
+    let files: Vec<String> = serde_json::from_value(expected["images"].clone())?;
+    for (i, file) in files.iter().enumerate() {
+        let image = Image::open(&path.join(file))?;
+        let pixels = image.pixels(model.processor())?;
+        logits = logits.max(error(&pixels, &numbers(&expected["pixels"][i])));
+        let found = model.transformer().classify_images(&[pixels])?.remove(0);
+        logits = logits.max(error(&found, &numbers(&expected["logits"][i])));
+        let trace = model.look(&image)?;
+        let layers: Vec<&Layer> = trace.layers.iter().collect();
+        attention = attention.max(attention_error(&layers, &expected["attention"]["self"], i));
+    }
+    let family = model.transformer().config().family.clone();
+    Ok(Found { family, logits, gradients: None, attention, greedy: None, beam: None })
+}
+
+/// The largest error of the last rows of the first and the last layer, of one sequence.
+fn attention_error(layers: &[&Layer], rows: &Value, sequence: usize) -> f32 {
+    let of =
+        |(place, layer): (&str, &Layer)| error(&last_row(layer), &numbers(&rows[place][sequence]));
+    [("first", layers[0]), ("last", layers[layers.len() - 1])]
+        .map(of)
+        .into_iter()
+        .fold(0.0, f32::max)
 }
 
 /// All numbers of a nested list.

@@ -37,6 +37,7 @@ const FILES: &[&str] = &[
     "target.spm",
     "chat_template.jinja",
     "1_Pooling/config.json",
+    "preprocessor_config.json",
 ];
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

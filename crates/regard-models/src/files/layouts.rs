@@ -111,6 +111,30 @@ const MODERNBERT: &[Rule] = &[
     rule("classifier", &["head"]),
 ];
 
+const VIT: &[Rule] = &[
+    Rule { theirs: "embeddings.cls_token", ours: &["embedding.weight"], layout: Layout::OneRow },
+    Rule {
+        theirs: "embeddings.position_embeddings",
+        ours: &["positions.weight"],
+        layout: Layout::OneRow,
+    },
+    Rule {
+        theirs: "embeddings.patch_embeddings.projection",
+        ours: &["patches"],
+        layout: Layout::Kernels,
+    },
+    rule("encoder.layer.{}.layernorm_before", &["blocks.{}.attention_norm"]),
+    rule("encoder.layer.{}.attention.attention.query", &["blocks.{}.attention.q"]),
+    rule("encoder.layer.{}.attention.attention.key", &["blocks.{}.attention.k"]),
+    rule("encoder.layer.{}.attention.attention.value", &["blocks.{}.attention.v"]),
+    rule("encoder.layer.{}.attention.output.dense", &["blocks.{}.attention.out"]),
+    rule("encoder.layer.{}.layernorm_after", &["blocks.{}.feed_forward_norm"]),
+    rule("encoder.layer.{}.intermediate.dense", &["blocks.{}.feed_forward.up"]),
+    rule("encoder.layer.{}.output.dense", &["blocks.{}.feed_forward.down"]),
+    rule("layernorm", &["norm"]),
+    rule("classifier", &["head"]),
+];
+
 /// One table of embeddings, and two.
 const SHARED: &[Rule] = &[
     rule("shared", &["source"]),
@@ -264,6 +288,7 @@ fn parts(config: &TransformerConfig) -> Parts {
             let dropped: &[&str] = if config.head.is_none() { &["head.", "decoder."] } else { &[] };
             (&["model."], vec![MODERNBERT], dropped)
         }
+        "vit" => (&["vit."], vec![VIT], &[]),
         "t5" | "mt5" => (&["model."], vec![tables, PAIR_HEAD, T5], &[]),
         "marian" | "m2m_100" => (&["model."], vec![tables, PAIR_HEAD, SINES, BART], &[]),
         "bart" | "mbart" => (&["model."], vec![tables, PAIR_HEAD, POSITIONS, BART], &[]),

@@ -84,6 +84,9 @@ fn stack(
     if own_table {
         all.push((format!("{embedding}.weight"), vec![config.vocab, d]));
     }
+    if let Some(patches) = config.patches {
+        linear(all, &format!("{part}patches"), d, patches.inputs(), true);
+    }
     if let AddedPositions::Learned { entries, .. } = config.positions {
         all.push((format!("{part}positions.weight"), vec![entries, d]));
     }

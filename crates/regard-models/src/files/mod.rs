@@ -25,9 +25,9 @@ mod write;
 pub use chat::{ChatTemplate, Message};
 pub use config::{
     Activation, AddedPositions, Architecture, AttentionScore, Config, DenseActivation, DenseConfig,
-    HanConfig, HeadConfig, Heads, LayerConfig, LuongScore, NormConfig, NormOrder, PairLayout,
-    Pooling, Positions, QkNorm, RelativeConfig, RopeConfig, Seq2SeqConfig, StackConfig,
-    TransformerConfig,
+    HanConfig, HeadConfig, Heads, ImageProcessorConfig, LayerConfig, LuongScore, NormConfig,
+    NormOrder, PairLayout, PatchConfig, Pooling, Positions, QkNorm, RelativeConfig, Resample,
+    RopeConfig, Seq2SeqConfig, StackConfig, TransformerConfig,
 };
 pub use dtype::Dtype;
 pub(crate) use fit::fits;

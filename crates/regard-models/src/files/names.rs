@@ -51,8 +51,10 @@ pub enum Layout {
     Qkv,
     /// Rows of q, k and v of a head after each other, head by head (GPT-NeoX).
     QkvOfHeads,
-    /// A list as a matrix of one row (`final_logits_bias`).
+    /// With a first axis of 1 (`final_logits_bias`).
     OneRow,
+    /// Kernels of a convolution, `[out, channels, height, width]`: each is a row (ViT).
+    Kernels,
 }
 
 pub(super) const fn rule(theirs: &'static str, ours: &'static [&'static str]) -> Rule {
@@ -327,7 +329,8 @@ impl Weights {
             };
             match rule.layout {
                 Layout::Columns => tensor.transpose(),
-                Layout::OneRow => tensor.flatten(),
+                Layout::OneRow => tensor.unwrap_first(),
+                Layout::Kernels => tensor.flatten_rows(),
                 Layout::Rows | Layout::Qkv | Layout::QkvOfHeads => {}
             }
             for (part, ours) in rule.ours.iter().enumerate() {
@@ -482,6 +485,7 @@ mod tests {
             Rule { theirs: "qkv", ours: &["q", "k", "v"], layout: Layout::Qkv },
             Rule { theirs: "heads", ours: &["a", "b", "c"], layout: Layout::QkvOfHeads },
             Rule { theirs: "row", ours: &["list.bias"], layout: Layout::OneRow },
+            Rule { theirs: "kernel", ours: &["patches"], layout: Layout::Kernels },
         ];
         let names = |rows, head_dim| Names {
             title: "fused".into(),
@@ -504,6 +508,14 @@ mod tests {
         assert_eq!(ours.take("b.bias", &[4]).unwrap(), [2., 3., 8., 9.]);
         assert!(weights(heads).named_as(&names([3, 3], 2)).is_err());
         assert!(weights(fused).named_as(&names([6, 2], 2)).is_err());
+        // Kernels of a convolution are rows; a list stays one.
+        let kernels: &[Named] = &[("kernel.weight", &[2, 3, 1, 2]), ("kernel.bias", &[2])];
+        let mut ours = weights(kernels).named_as(&names([4, 2], 2)).unwrap();
+        assert_eq!(ours.take("patches.weight", &[2, 6]).unwrap()[6..8], [6., 7.]);
+        assert_eq!(ours.take("patches.bias", &[2]).unwrap(), [0., 1.]);
+        let table: &[Named] = &[("row", &[1, 2, 3])];
+        let mut ours = weights(table).named_as(&names([4, 2], 2)).unwrap();
+        assert_eq!(ours.take("list.bias", &[2, 3]).unwrap()[3..], [3., 4., 5.]);
         // The same twice is once.
         let twice: &[Named] = &[("row", &[1, 3]), ("x.row", &[1, 3])];
         assert_eq!(weights(twice).named_as(&names([4, 2], 2)).unwrap().left(), ["list.bias"]);

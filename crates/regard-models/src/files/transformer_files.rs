@@ -1,7 +1,7 @@
 //! A Transformer as Hugging Face has it: a folder.
 
 use super::chat::ChatTemplate;
-use super::config::{Pooling, TransformerConfig};
+use super::config::{ImageProcessorConfig, Pooling, TransformerConfig};
 use super::folder::{
     CONFIG, SOURCE_TOKENS, TARGET_TOKENS, TOKENS, TOKENS_CONFIG, fits_model, listing, read_text,
     title, tokens_of,
@@ -25,6 +25,8 @@ pub struct TransformerFiles {
     pub tokens: Option<Tokens>,
     /// How the text that it writes is divided, if it reads another.
     pub target_tokens: Option<Tokens>,
+    /// How pixels become numbers, of a model that reads images.
+    pub image_processor: Option<ImageProcessorConfig>,
     /// What to call it.
     pub title: String,
     /// What was left out, for the user to know.
@@ -37,6 +39,8 @@ const GENERATION: &str = "generation_config.json";
 const TEMPLATE: &str = "chat_template.jinja";
 /// How sentence-transformers makes one vector of a text.
 const POOLING: &str = "1_Pooling/config.json";
+/// How pixels become numbers.
+const PREPROCESSOR: &str = "preprocessor_config.json";
 
 impl TransformerFiles {
     /// Whether a path is one that [`open`](Self::open) reads: a GGUF file, or a folder whose configuration has a `model_type` of
@@ -52,7 +56,7 @@ impl TransformerFiles {
     }
 
     /// Opens a GGUF file, or a folder of Hugging Face: `config.json`, weights as safetensors (one file or several), and what else there is of
-    /// `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and `1_Pooling/config.json`.
+    /// `tokenizer.json`, `tokenizer_config.json`, `generation_config.json` and `1_Pooling/config.json`; for images `preprocessor_config.json`.
     ///
     /// Weights are mapped: their files must not be changed in place while the result is in use.
     pub fn open(path: &Path) -> Result<Self, Error> {
@@ -68,7 +72,8 @@ impl TransformerFiles {
         let tokens = Some(Tokens::from_gguf(&file.metadata)?);
         let title = file.metadata.text("general.name")?.unwrap_or(title).to_owned();
         let (config, weights, notes) = file.transformer()?;
-        let files = Self { config, weights, tokens, target_tokens: None, title, notes };
+        let (target_tokens, image_processor) = (None, None);
+        let files = Self { config, weights, tokens, target_tokens, image_processor, title, notes };
         files.check()?;
         Ok(files)
     }
@@ -85,12 +90,14 @@ impl TransformerFiles {
         beside(path, GENERATION, |value| generation(&mut config, value))?;
         config.known_ids(&mut notes);
         beside(path, POOLING, |value| pooling(&mut config, value))?;
+        let image_processor = image_processor(path, &config)?;
         let weights = Weights::open_folder(path)?;
         let arranged = arrange(&mut config, weights.clone(), &mut notes);
         let weights = arranged.map_err(|e| weights.named(e))?;
         let (tokens, target_tokens) = vocabularies(path, &config, &mut notes)?;
         let tokens = tokens.map(|tokens| with_template(tokens, path)).transpose()?;
-        let files = Self { config, weights, tokens, target_tokens, title: title(path), notes };
+        let title = title(path);
+        let files = Self { config, weights, tokens, target_tokens, image_processor, title, notes };
         files.check()?;
         Ok(files)
     }
@@ -161,6 +168,21 @@ fn vocabularies(
     };
     let tokens = Tokens::sentencepiece(&bytes).and_then(|tokens| tokens.with_ends(ends.0, ends.1));
     Ok((Some(tokens.map_err(|e| e.of(&file))?), None))
+}
+
+/// How pixels become numbers, if the model reads images.
+fn image_processor(
+    folder: &Path,
+    config: &TransformerConfig,
+) -> Result<Option<ImageProcessorConfig>, Error> {
+    let Some(patches) = config.patches() else { return Ok(None) };
+    let path = folder.join(PREPROCESSOR);
+    if !path.is_file() {
+        let why = format!("no {PREPROCESSOR}, which says how pixels become numbers");
+        return Err(Error::format("folder", format!("{why}; there is {}", listing(folder))));
+    }
+    let json = read_text(&path)?;
+    ImageProcessorConfig::from_json(&json, patches.image).map(Some).map_err(|e| e.of(&path))
 }
 
 fn is_gguf(path: &Path) -> bool {

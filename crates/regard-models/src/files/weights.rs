@@ -322,12 +322,24 @@ impl Tensor {
         }
     }
 
-    /// A matrix of one row as the list that it is. Anything else stays what it is.
-    pub(crate) fn flatten(&mut self) {
-        if let ([1, n], false) = (self.shape.as_slice(), self.transposed) {
-            self.shape = vec![*n];
+    /// The same without its first axis, if that is 1 and there are others. Anything else stays what it is.
+    pub(crate) fn unwrap_first(&mut self) {
+        if let ([1, rest @ ..], false) = (self.shape.as_slice(), self.transposed)
+            && let [rows, ..] = *rest
+        {
+            self.shape = rest.to_vec();
             self.stored.clone_from(&self.shape);
-            self.rows = only(0..self.shape[0]);
+            self.rows = only(0..rows);
+        }
+    }
+
+    /// The same with all axes after the first as one. A list stays what it is.
+    pub(crate) fn flatten_rows(&mut self) {
+        if let ([rows, rest @ ..], false) = (self.shape.as_slice(), self.transposed)
+            && let Some(row) = elements(rest).filter(|_| !rest.is_empty())
+        {
+            self.shape = vec![*rows, row];
+            self.stored.clone_from(&self.shape);
         }
     }
 

@@ -149,29 +149,28 @@ impl Transformer {
         Ok((x, recorder))
     }
 
+    fn encoder(&self, what: &str) -> Result<&Stack, Error> {
+        let known = "a model with an encoder can do that";
+        let refused = || Error::unsupported(what, &self.config.family, known);
+        self.encoder.as_ref().ok_or_else(refused)
+    }
+
     /// Rows of the encoder after its final norm, for each text: `[tokens, d_model]`.
     pub fn encode(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, Error> {
-        let Some(encoder) = &self.encoder else {
-            return Err(Error::unsupported(
-                "encode",
-                &self.config.family,
-                "a model with an encoder",
-            ));
-        };
+        let encoder = self.encoder("encode")?;
         if let Some(i) = texts.iter().position(Vec::is_empty) {
             return Err(Error::format(format!("text {i}"), "it has no tokens; give at least one"));
         }
         let rows = Packed::new(texts.iter().map(|tokens| (0, tokens.as_slice())));
-        let axes = ("encoder", "source");
-        let (mut work, mut recorder) = (Workspace::default(), Recorder::default());
-        let mut x = encoder.forward(&rows, None, &mut work, &mut recorder, axes)?;
-        encoder.finish(&mut x);
-        let d = encoder.config.d_model;
-        Ok(rows.offsets.array_windows().map(|[from, to]| x[from * d..to * d].to_vec()).collect())
+        encoded(encoder, &rows, "source", &mut Recorder::default())
     }
 
     /// One vector for each text, by the pooling of the configuration.
     pub fn pooled(&self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, Error> {
+        Ok(self.pool(self.encode(texts)?))
+    }
+
+    fn pool(&self, rows: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
         let d = self.encoder.as_ref().map_or(1, |encoder| encoder.config.d_model);
         let pool = |rows: Vec<f32>| match self.config.pooling {
             Pooling::First => rows[..d].to_vec(),
@@ -186,7 +185,7 @@ impl Transformer {
                 mean
             }
         };
-        Ok(self.encode(texts)?.into_iter().map(pool).collect())
+        rows.into_iter().map(pool).collect()
     }
 
     /// Scores of the classes of each text.
@@ -195,8 +194,25 @@ impl Transformer {
             let known = "a model with a head that classifies";
             return Err(Error::unsupported("classify", &self.config.family, known));
         }
-        let scores = |mut row| self.scores(&mut row, Vec::new());
-        self.pooled(texts)?.into_iter().map(scores).collect()
+        self.each_scores(self.pooled(texts)?)
+    }
+
+    /// Scores of the classes of each image: pixels `[channels, height, width]`, all of the size that the model reads.
+    pub fn classify_images(&self, images: &[Vec<f32>]) -> Result<Vec<Vec<f32>>, Error> {
+        let encoder = self.encoder("classify")?;
+        let rows = encoder.patch_rows(images)?;
+        self.each_scores(self.pool(encoded(encoder, &rows, "patch", &mut Recorder::default())?))
+    }
+
+    /// What every head looks at in an image: layers of a trace, whose axes are both `patch`. Row 0 is the class token.
+    pub fn look_at_image(&self, image: Vec<f32>) -> Result<Vec<Layer>, Error> {
+        let (encoder, mut recorder) = (self.encoder("look")?, Recorder::on());
+        encoded(encoder, &encoder.patch_rows(&[image])?, "patch", &mut recorder)?;
+        Ok(recorder.layers)
+    }
+
+    fn each_scores(&self, rows: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, Error> {
+        rows.into_iter().map(|mut row| self.scores(&mut row, Vec::new())).collect()
     }
 
     pub(super) fn has_head(&self) -> bool {
@@ -210,6 +226,20 @@ impl Transformer {
             None => Ok(std::mem::take(rows)),
         }
     }
+}
+
+/// Rows of an encoder after its final norm, for each sequence.
+fn encoded(
+    encoder: &Stack,
+    rows: &Packed,
+    axis: &'static str,
+    recorder: &mut Recorder,
+) -> Result<Vec<Vec<f32>>, Error> {
+    let axes = ("encoder", axis);
+    let mut x = encoder.forward(rows, None, &mut Workspace::default(), recorder, axes)?;
+    encoder.finish(&mut x);
+    let d = encoder.config.d_model;
+    Ok(rows.offsets.array_windows().map(|[from, to]| x[from * d..to * d].to_vec()).collect())
 }
 
 impl Head {

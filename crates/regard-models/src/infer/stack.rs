@@ -2,14 +2,14 @@
 
 use super::block::{Block, Keys, Role, Step};
 use super::cache::LayerCache;
-use super::layers::Norm;
+use super::layers::{Linear, Norm, project};
 use super::ops::{self, Rotations, each_row};
 use super::record::Recorder;
 use super::work::Workspace;
 use crate::error::Error;
-use crate::files::{AddedPositions, PairLayout, RopeConfig, StackConfig, Weights};
+use crate::files::{AddedPositions, PairLayout, PatchConfig, RopeConfig, StackConfig, Weights};
 use regard::{Machine, Sequence};
-use regard_matmul::Matrix;
+use regard_matmul::{Matrix, Rows};
 use std::sync::Arc;
 
 /// A stack with its weights.
@@ -17,6 +17,8 @@ use std::sync::Arc;
 pub(super) struct Stack {
     pub(super) config: StackConfig,
     pub(super) embedding: Arc<Matrix>,
+    /// From the numbers of a patch to a row.
+    patches: Option<Linear>,
     /// `[entries, d_model]`, where they are learned.
     positions: Option<Vec<f32>>,
     /// Row 0 of the token types.
@@ -55,6 +57,8 @@ impl Part {
 #[derive(Debug, Default)]
 pub(super) struct Packed {
     pub(super) tokens: Vec<u32>,
+    /// In place of tokens: rows `[rows, d_model]`, to which positions are added.
+    given: Option<Vec<f32>>,
     pub(super) positions: Vec<usize>,
     pub(super) offsets: Vec<usize>,
 }
@@ -100,6 +104,9 @@ impl Stack {
             Some(shared) => shared.clone(),
             None => Arc::new(weights.matrix(&table("embedding"), [config.vocab, d])?),
         };
+        let linear =
+            |of: PatchConfig| Linear::take(weights, &name("patches"), [d, of.inputs()], true);
+        let patches = config.patches.map(linear).transpose()?;
         let positions = match config.positions {
             AddedPositions::Learned { entries, .. } => {
                 Some(weights.finite(&table("positions"), &[entries, d])?)
@@ -137,6 +144,7 @@ impl Stack {
         Ok(Self {
             config,
             embedding,
+            patches,
             positions,
             token_type,
             embedding_norm,
@@ -147,20 +155,56 @@ impl Stack {
         })
     }
 
-    /// Embeddings of tokens with what is added to them, `[tokens, d_model]`.
-    pub(super) fn embed(&self, rows: &Packed) -> Result<Vec<f32>, Error> {
-        let (config, d) = (&self.config, self.config.d_model);
-        let mut x = vec![0.0; rows.tokens.len() * d];
-        for (token, row) in rows.tokens.iter().zip(x.chunks_exact_mut(d)) {
-            if *token as usize >= config.vocab {
-                let why = format!(
-                    "the model has {} tokens; does the vocabulary belong to it?",
-                    config.vocab
-                );
+    /// Rows of images, each `[channels, height, width]`: the class token, then the patches, row by row.
+    pub(super) fn patch_rows(&self, images: &[Vec<f32>]) -> Result<Packed, Error> {
+        let (Some(linear), Some(sizes)) = (&self.patches, self.config.patches) else {
+            let known = "a model of images can do that";
+            return Err(Error::unsupported("images", &"a model of texts", known));
+        };
+        let (d, [down, across]) = (self.config.d_model, sizes.grid());
+        let rows = down * across + 1;
+        let mut x = vec![0.0; images.len() * rows * d];
+        let mut input = Rows::new();
+        for (image, own) in images.iter().zip(x.chunks_exact_mut(rows * d)) {
+            let (class, own) = own.split_at_mut(d);
+            self.embedding.row(0, class)?;
+            cut(image, sizes, input.reset(rows - 1, sizes.inputs())?)?;
+            project(&input, &mut [(linear, own)])?;
+        }
+        Ok(Packed {
+            tokens: Vec::new(),
+            given: Some(x),
+            positions: images.iter().flat_map(|_| 0..rows).collect(),
+            offsets: (0..=images.len()).map(|i| i * rows).collect(),
+        })
+    }
+
+    /// Embeddings of tokens, `[tokens, d_model]`.
+    fn look_up(&self, tokens: &[u32]) -> Result<Vec<f32>, Error> {
+        let (vocab, d) = (self.config.vocab, self.config.d_model);
+        if self.patches.is_some() {
+            let known = "a model of texts can do that";
+            return Err(Error::unsupported("tokens", &"a model of images", known));
+        }
+        let mut x = vec![0.0; tokens.len() * d];
+        for (token, row) in tokens.iter().zip(x.chunks_exact_mut(d)) {
+            if *token as usize >= vocab {
+                let why =
+                    format!("the model has {vocab} tokens; does the vocabulary belong to it?");
                 return Err(Error::format(format!("token {token}"), why));
             }
             self.embedding.row(*token as usize, row)?;
         }
+        Ok(x)
+    }
+
+    /// Embeddings of tokens, or the rows that are given, with what is added to them: `[rows, d_model]`.
+    pub(super) fn embed(&self, rows: &Packed) -> Result<Vec<f32>, Error> {
+        let (config, d) = (&self.config, self.config.d_model);
+        let mut x = match &rows.given {
+            Some(given) => given.clone(),
+            None => self.look_up(&rows.tokens)?,
+        };
         if let Some(scale) = config.embedding_scale {
             #[expect(clippy::cast_possible_truncation, reason = "numbers are f32")]
             x.iter_mut().for_each(|x| *x *= scale as f32);
@@ -245,6 +289,23 @@ impl Stack {
             norm.apply(x, self.config.d_model);
         }
     }
+}
+
+/// The numbers of each patch of an image `[channels, height, width]`, `[patches, channels, height, width]`.
+fn cut(image: &[f32], sizes: PatchConfig, to: &mut [f32]) -> Result<(), Error> {
+    let (PatchConfig { image: [height, width], patch }, [_, across]) = (sizes, sizes.grid());
+    if image.len() != to.len() {
+        let why = format!("{} numbers; {height} x {width} pixels have {}", image.len(), to.len());
+        return Err(Error::format("image", why));
+    }
+    for (i, to) in to.chunks_exact_mut(sizes.inputs()).enumerate() {
+        let [top, left] = [i / across * patch[0], i % across * patch[1]];
+        for (row, to) in to.chunks_exact_mut(patch[1]).enumerate() {
+            let [channel, y] = [row / patch[0], top + row % patch[0]];
+            to.copy_from_slice(&image[(channel * height + y) * width + left..][..patch[1]]);
+        }
+    }
+    Ok(())
 }
 
 fn too_long(tokens: usize, most: usize) -> Error {

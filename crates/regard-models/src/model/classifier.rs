@@ -22,7 +22,7 @@ pub(super) enum Kind {
     Han(Box<crate::Han>),
 }
 
-/// What a model says a text is.
+/// What a model says a text or an image is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Classification {
     /// The likeliest class.
@@ -70,12 +70,7 @@ impl Classifier {
         scores: &[f32],
         sentences: Vec<WeightedSentence>,
     ) -> Result<Classification, Error> {
-        finite("classify", scores)?;
-        let probabilities = probabilities(scores);
-        let better = |a: usize, b: usize| if probabilities[b] > probabilities[a] { b } else { a };
-        let class = (0..probabilities.len()).reduce(better).unwrap_or(0);
-        let label = self.labels.get(class).cloned().unwrap_or_else(|| class.to_string());
-        Ok(Classification { class, label, probabilities, sentences })
+        classified(&self.labels, scores, sentences)
     }
 
     /// What every head looks at in a text.
@@ -89,4 +84,18 @@ impl Classifier {
             }
         }
     }
+}
+
+/// The class by its scores.
+pub(super) fn classified(
+    labels: &[String],
+    scores: &[f32],
+    sentences: Vec<WeightedSentence>,
+) -> Result<Classification, Error> {
+    finite("classify", scores)?;
+    let probabilities = probabilities(scores);
+    let better = |a: usize, b: usize| if probabilities[b] > probabilities[a] { b } else { a };
+    let class = (0..probabilities.len()).reduce(better).unwrap_or(0);
+    let label = labels.get(class).cloned().unwrap_or_else(|| class.to_string());
+    Ok(Classification { class, label, probabilities, sentences })
 }

@@ -1,8 +1,9 @@
-//! Models by what they do, with their vocabularies: text in, text or numbers out.
+//! Models by what they do, with their vocabularies: text or images in, text or numbers out.
 
 mod causal_lm;
 mod classifier;
 mod encoder;
+mod image_classifier;
 #[cfg(feature = "burn")]
 mod recurrent;
 mod text;
@@ -11,6 +12,7 @@ mod translator;
 pub use causal_lm::{CausalLm, OnText, TextOptions, TextStream};
 pub use classifier::{Classification, Classifier, WeightedSentence};
 pub use encoder::Encoder;
+pub use image_classifier::ImageClassifier;
 #[cfg(feature = "burn")]
 pub use recurrent::sentences;
 pub use text::GenerationOutput;
@@ -18,6 +20,7 @@ pub use translator::Translator;
 
 use crate::error::Error;
 use crate::files::{ModelFiles, Tokens, TransformerFiles, fits};
+use crate::image::Image;
 use crate::infer::{KvDtype, Transformer};
 use regard_scope::Trace;
 use std::path::Path;
@@ -34,6 +37,8 @@ pub enum Model {
     Encoder(Encoder),
     /// Tells the class of a text.
     Classifier(Classifier),
+    /// Tells the class of an image.
+    ImageClassifier(ImageClassifier),
 }
 
 /// A model of one task, or an error that names what it is instead.
@@ -61,7 +66,12 @@ impl Model {
 
     /// A Transformer of files that are open.
     pub fn of_transformer(files: TransformerFiles) -> Result<Self, Error> {
-        let TransformerFiles { config, weights, tokens, target_tokens, title, notes } = files;
+        let TransformerFiles { config, weights, tokens, target_tokens, title, notes, .. } = files;
+        if let Some((patches, processor)) = config.patches().zip(files.image_processor) {
+            let model = Transformer::new(config, weights)?;
+            let model = ImageClassifier { title, notes, patches, processor, model };
+            return Ok(Self::ImageClassifier(model));
+        }
         let vocabulary = Vocabulary::new(title, tokens, target_tokens, &config);
         let model = Transformer::new(config, weights)?;
         Ok(Self::of_parts(Vocabulary { notes, ..vocabulary? }, model))
@@ -108,6 +118,7 @@ impl Model {
             Self::Translator(_) => "a translator",
             Self::Encoder(_) => "an encoder",
             Self::Classifier(_) => "a classifier",
+            Self::ImageClassifier(_) => "an image classifier",
         }
     }
 
@@ -125,6 +136,10 @@ impl Model {
         /// A model that classifies.
         classifier, Classifier, "classify",
         "an encoder with a classification head can do that, or hierarchical attention (han)");
+    task!(
+        /// A model that classifies images.
+        image_classifier, ImageClassifier, "classify an image",
+        "a vision transformer with a classification head (vit) can do that");
 
     /// Sets the languages of a [translator of many](Translator::set_languages).
     ///
@@ -150,31 +165,33 @@ impl Model {
         }
     }
 
-    fn vocabulary(&self) -> &Vocabulary {
+    /// Its vocabulary, or the model of images that it is.
+    fn vocabulary(&self) -> Result<&Vocabulary, &ImageClassifier> {
         match self {
-            Self::CausalLm(model) => &model.vocabulary,
-            Self::Translator(model) => model.vocabulary(),
-            Self::Encoder(model) => &model.vocabulary,
-            Self::Classifier(model) => &model.vocabulary,
+            Self::CausalLm(model) => Ok(&model.vocabulary),
+            Self::Translator(model) => Ok(model.vocabulary()),
+            Self::Encoder(model) => Ok(&model.vocabulary),
+            Self::Classifier(model) => Ok(&model.vocabulary),
+            Self::ImageClassifier(model) => Err(model),
         }
     }
 
     /// What to call it.
     #[must_use]
     pub fn title(&self) -> &str {
-        &self.vocabulary().title
+        self.vocabulary().map_or_else(|model| &model.title, |own| &own.title)
     }
 
-    /// How its text is divided.
+    /// How its text is divided; none of a model of images.
     #[must_use]
-    pub fn tokens(&self) -> &Tokens {
-        &self.vocabulary().tokens
+    pub fn tokens(&self) -> Option<&Tokens> {
+        self.vocabulary().ok().map(|own| &own.tokens)
     }
 
     /// What of its files is followed in part only, or was left out: a message each.
     #[must_use]
     pub fn notes(&self) -> &[String] {
-        &self.vocabulary().notes
+        self.vocabulary().map_or_else(|model| &model.notes, |own| &own.notes)
     }
 
     /// What every head looks at in a text; of a translator, in a text and its best translation.
@@ -184,7 +201,15 @@ impl Model {
             Self::Translator(model) => model.look(text, None),
             Self::Encoder(model) => model.look(text),
             Self::Classifier(model) => model.look(text),
+            Self::ImageClassifier(_) => {
+                Err(Error::unsupported("look at a text", &self.task(), "give it an image"))
+            }
         }
+    }
+
+    /// What every head looks at in an image.
+    pub fn look_at_image(&self, image: &Image) -> Result<Trace, Error> {
+        self.image_classifier()?.look(image)
     }
 
     /// The same with a given translation: what a translator looks at as it writes each token of it.

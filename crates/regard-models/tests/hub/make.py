@@ -4,6 +4,8 @@
 
 Writes OUT/NAME as `save_pretrained` does, and OUT/NAME/expected.json:
 
+    images         two images, files of OUT/NAME, in place of ids in models of images
+    pixels         [image][channel][row][column] of what the image processor makes of them
     ids            two sequences of tokens (of the source, if there is a decoder beside an encoder)
     decoder_ids    two sequences of tokens of the decoder, in encoder-decoder models
     logits         [sequence][position][token], of the decoder if there is one; of classes: [sequence][class]
@@ -11,7 +13,7 @@ Writes OUT/NAME as `save_pretrained` does, and OUT/NAME/expected.json:
     greedy, beam   12 tokens that follow each sequence, by greedy search and by beam search with 4 beams; in encoder-decoder
                    models all that the decoder writes, from its start token on
     attention      {"self" | "cross" | "encoder": {"first" | "last": [sequence][head][key]}}: rows of the last query of the first
-                   and the last layer
+                   and the last layer; sequences are images in models of images
 
 Where a module of Regard learns too, OUT/NAME/gradients is the same model with each parameter's gradient in its place: of the sum over
 sequences of the mean cross-entropy of their next tokens, of encoders of the sum of what the pooler returns.
@@ -24,6 +26,7 @@ import json
 import pathlib
 import sys
 
+import PIL.Image
 import torch
 import transformers as t
 
@@ -182,6 +185,20 @@ PAIRS = {
     ),
 }
 
+VIT = dict(
+    hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6, initializer_range=0.2,
+    id2label={0: "cat", 1: "dog", 2: "tree"},
+)
+# With the settings of their image processors. Sides of 32 and 40 are reduced from those of IMAGES, and enlarged.
+VISION = {
+    "vit": (t.ViTForImageClassification, t.ViTConfig(**VIT, image_size=32, patch_size=8), {}),
+    "vit_wide": (
+        t.ViTForImageClassification,
+        t.ViTConfig(**VIT, image_size=[24, 40], patch_size=[6, 8], qkv_bias=False, hidden_act="gelu_new"),
+        dict(resample=3, image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225]),
+    ),
+}
+
 
 # Factors of queries and keys where attention would be almost uniform.
 SHARPER = {"bert": 1.5, "roberta": 1.5, "xlm-roberta": 1.5, "marian": 2.6, "bart": 1.6, "mbart": 1.6, "m2m_100": 1.6}
@@ -313,6 +330,48 @@ def make(out, name, seed):
     if name in LEARNING:
         gradients(model, ids).save_pretrained(folder / "gradients")
     (folder / "expected.json").write_text(json.dumps(found))
+    tell(name, found)
+
+
+def draw(folder, numbers):
+    """Two images of odd sizes: noise in color, and a gradient in gray that has an alpha channel."""
+    noise = torch.randint(0, 256, (53, 37, 3), generator=numbers, dtype=torch.uint8)
+    level = torch.arange(19)[:, None] * 9 + torch.arange(61)[None] * 2
+    gradient = torch.stack([level, 255 - level], dim=-1).clamp(0, 255).to(torch.uint8)
+    PIL.Image.fromarray(noise.numpy()).save(folder / "noise.png")
+    PIL.Image.fromarray(gradient.numpy()).save(folder / "gradient.png")
+    return ["noise.png", "gradient.png"]
+
+
+@torch.no_grad()
+def make_vision(out, name, seed):
+    kind, config, settings = VISION[name]
+    torch.manual_seed(seed)
+    config._attn_implementation = "eager"
+    model = kind(config).eval()
+    randomise(model)
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    sides = config.image_size if isinstance(config.image_size, list) else [config.image_size] * 2
+    processor = t.ViTImageProcessorPil(size={"height": sides[0], "width": sides[1]}, **settings)
+    processor.save_pretrained(folder)
+    found, attentions = {"images": draw(folder, torch.Generator().manual_seed(seed)), "pixels": [], "logits": []}, []
+    for file in found["images"]:
+        pixels = processor(PIL.Image.open(folder / file).convert("RGB"), return_tensors="pt").pixel_values
+        scored = model(pixels, output_attentions=True)
+        found["pixels"].append(pixels[0].tolist())
+        found["logits"].append(scored.logits[0].tolist())
+        attentions.append({"self": attention([layer[0] for layer in scored.attentions])})
+    # What is on the disk is what was computed, of the last image.
+    other = kind.from_pretrained(folder, attn_implementation="eager").eval()(pixels).logits
+    assert torch.allclose(scored.logits, other, atol=1e-5), f"{name}: {(scored.logits - other).abs().max()}"
+    found["attention"] = gather(attentions)
+    (folder / "expected.json").write_text(json.dumps(found))
+    tell(name, found)
+
+
+def tell(name, found):
     rows = found["attention"]["self"]["last"][0]
     print(f"{name}: highest weight of the last query {max(max(row) for row in rows):.2f}, of {len(rows[0])} keys", flush=True)
 
@@ -320,6 +379,6 @@ def make(out, name, seed):
 if __name__ == "__main__":
     t.logging.set_verbosity_error()
     out = pathlib.Path(sys.argv[1])
-    for seed, name in enumerate(CAUSAL | ENCODERS | PAIRS):
+    for seed, name in enumerate(CAUSAL | ENCODERS | PAIRS | VISION):
         if len(sys.argv) == 2 or name in sys.argv[2:]:
-            make(out, name, seed)
+            (make_vision if name in VISION else make)(out, name, seed)

@@ -163,7 +163,7 @@ impl Call {
 
     /// The text of a token after another: some vocabularies leave out a space at the beginning.
     fn token(&self, last: Option<u32>, id: u32) -> String {
-        let tokens = self.entry.model.tokens();
+        let Some(tokens) = self.entry.model.tokens() else { return String::new() };
         let both = last.map(|last| (tokens.decode(&[last, id]), tokens.decode(&[last])));
         let after = both.and_then(|(both, last)| both.strip_prefix(&last).map(str::to_owned));
         after.unwrap_or_else(|| tokens.decode(&[id]))

@@ -26,7 +26,7 @@ fn texts_become_vectors() {
     let answer = server.post("/embed", &json!({"inputs": "the sky is blue."})).ok();
     assert_eq!(vector(&answer[0]), right[0]);
     // As tokens, and as bytes.
-    let tokens = named.model.tokens().encode("a man eats").expect("tokens");
+    let tokens = named.model.tokens().expect("text").encode("a man eats").expect("tokens");
     for input in [json!(tokens), json!([tokens])] {
         let answer = server
             .post("/v1/embeddings", &json!({"input": input, "encoding_format": "base64"}))

@@ -167,7 +167,13 @@ fn answers_tell_what_heads_looked_at() {
     let whole = server.post("/v1/completions", &body).ok()["choices"][0].clone();
     let rows = whole["attention"].as_array().expect("rows");
     assert_eq!(rows.len(), 6);
-    let prompt = story().model.tokens().encode("Once upon a time there was").expect("tokens").len();
+    let prompt = story()
+        .model
+        .tokens()
+        .expect("text")
+        .encode("Once upon a time there was")
+        .expect("tokens")
+        .len();
     for (i, row) in rows.iter().enumerate() {
         assert_eq!(row["position"], prompt + i);
         let sites = row["sites"].as_array().expect("sites");
@@ -232,7 +238,7 @@ fn options_change_what_is_generated() {
     let long = json!({"max_tokens": 200});
     let penalized = json!({"max_tokens": 200, "frequency_penalty": 2, "presence_penalty": 2});
     assert_ne!(ask(penalized)["text"], ask(long)["text"]);
-    let tokens = story().model.tokens().encode(text).expect("tokens");
+    let tokens = story().model.tokens().expect("text").encode(text).expect("tokens");
     let forbidden: serde_json::Map<String, Value> =
         tokens.iter().map(|id| (id.to_string(), json!(-100))).collect();
     assert_ne!(ask(json!({"logit_bias": forbidden}))["text"], plain["text"]);

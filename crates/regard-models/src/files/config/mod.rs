@@ -7,14 +7,16 @@ mod fields;
 mod foreign;
 mod gguf;
 mod huggingface;
+mod images;
 mod own;
 mod recurrent;
 mod transformer;
 
+pub use images::{ImageProcessorConfig, Resample};
 pub use recurrent::{AttentionScore, HanConfig, LuongScore, Seq2SeqConfig};
 pub use transformer::{
     AddedPositions, DenseActivation, DenseConfig, HeadConfig, LayerConfig, NormConfig, NormOrder,
-    Pooling, QkNorm, RelativeConfig, RopeConfig, StackConfig, TransformerConfig,
+    PatchConfig, Pooling, QkNorm, RelativeConfig, RopeConfig, StackConfig, TransformerConfig,
 };
 
 use super::weights::Weights;

@@ -65,6 +65,7 @@ impl Config {
         };
         Ok(StackConfig {
             vocab: self.vocab,
+            patches: None,
             d_model: self.d_model,
             embedding_scale: self.embedding_scale,
             embedding_norm: is_bert,

@@ -37,8 +37,10 @@ pub struct TransformerConfig {
 /// Embeddings, blocks and a final norm.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackConfig {
-    /// Number of tokens.
+    /// Number of tokens; 1, the class token, in a stack that reads patches.
     pub vocab: usize,
+    /// Patches of an image that follow the class token (ViT).
+    pub patches: Option<PatchConfig>,
     /// Features of a token.
     pub d_model: usize,
     /// Multiplies embeddings.
@@ -92,6 +94,41 @@ impl StackConfig {
     #[must_use]
     pub fn widths(&self) -> [usize; 2] {
         [self.heads.q, self.heads.kv].map(|heads| heads * self.head_dim)
+    }
+}
+
+impl TransformerConfig {
+    /// Patches of the images that it reads, if it reads images.
+    #[must_use]
+    pub fn patches(&self) -> Option<PatchConfig> {
+        self.encoder.as_ref().and_then(|stack| stack.patches)
+    }
+}
+
+/// How an image is divided: each patch is a row of the sequence, by a linear map of its numbers, channel by channel and row by row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PatchConfig {
+    /// Height and width of an image.
+    pub image: [usize; 2],
+    /// Height and width of a patch.
+    pub patch: [usize; 2],
+}
+
+impl PatchConfig {
+    /// Red, green and blue.
+    pub const CHANNELS: usize = 3;
+
+    /// Patches below each other and beside each other.
+    #[must_use]
+    pub fn grid(&self) -> [usize; 2] {
+        let count = |axis: usize| self.image[axis].checked_div(self.patch[axis]).unwrap_or(0);
+        [count(0), count(1)]
+    }
+
+    /// Numbers of a patch.
+    #[must_use]
+    pub fn inputs(&self) -> usize {
+        self.patch.iter().fold(Self::CHANNELS, |all, n| all.saturating_mul(*n))
     }
 }
 

@@ -300,6 +300,7 @@ fn stack(
     let has = |name: &str| file.weights.shape(&format!("blk.0.{name}")).is_some();
     Ok(StackConfig {
         vocab,
+        patches: None,
         d_model,
         embedding_scale: family.scaled.then(|| real(d_model).sqrt()),
         embedding_norm: false,

@@ -4,6 +4,7 @@
 
 mod decoders;
 mod encoders;
+mod images;
 mod pairs;
 mod rope;
 
@@ -41,6 +42,7 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("camembert", |f, _| encoders::bert(f, true)),
     ("distilbert", |f, _| encoders::distilbert(f)),
     ("modernbert", encoders::modernbert),
+    ("vit", |f, _| images::vit(f)),
     ("t5", |f, _| pairs::t5(f, "relu")),
     ("mt5", |f, _| pairs::t5(f, "gated-gelu")),
     ("marian", |f, n| pairs::bart(f, &pairs::MARIAN, n)),
@@ -324,6 +326,7 @@ fn model(head: Option<HeadConfig>) -> TransformerConfig {
 fn biased(vocab: usize, d_model: usize, heads: usize, head_dim: usize) -> StackConfig {
     StackConfig {
         vocab,
+        patches: None,
         d_model,
         embedding_scale: None,
         embedding_norm: false,

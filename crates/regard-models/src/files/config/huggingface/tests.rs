@@ -334,3 +334,56 @@ fn encoders_are_read_as_they_were_published() {
     let dense = config.head.unwrap().dense.unwrap();
     assert_eq!(dense.activation, DenseActivation::Of(Activation::Relu));
 }
+
+/// As `google/vit-base-patch16-224` has it, with fewer names.
+fn vit(more: &Value) -> Result<(TransformerConfig, Vec<String>), Error> {
+    with(
+        json!({
+            "architectures": ["ViTForImageClassification"], "attention_probs_dropout_prob": 0.0,
+            "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "hidden_size": 768,
+            "id2label": {"0": "tench, Tinca tinca", "1": "goldfish"}, "image_size": 224,
+            "initializer_range": 0.02, "intermediate_size": 3072, "label2id": {"tench, Tinca tinca": 0, "goldfish": 1},
+            "layer_norm_eps": 1e-12, "model_type": "vit", "num_attention_heads": 12, "num_channels": 3,
+            "num_hidden_layers": 12, "patch_size": 16, "qkv_bias": true, "transformers_version": "4.13.0.dev0"
+        }),
+        more,
+    )
+}
+
+#[test]
+fn models_of_images_are_read_as_they_were_published() {
+    let (config, notes) = vit(&json!({})).unwrap();
+    let patches = config.patches().unwrap();
+    assert_eq!((patches.grid(), patches.inputs(), notes.len()), ([14, 14], 768, 0));
+    assert_eq!(config.labels, ["tench, Tinca tinca", "goldfish"]);
+    let stack = config.encoder.unwrap();
+    assert_eq!(stack.positions, AddedPositions::Learned { entries: 197, offset: 0 });
+    assert_eq!((stack.order, stack.final_norm, stack.vocab), (NormOrder::Pre, true, 1));
+    let wide = json!({"image_size": [32, 64], "patch_size": [8, 16], "qkv_bias": false});
+    let config = vit(&wide).unwrap().0;
+    assert_eq!(config.patches().unwrap().grid(), [4, 4]);
+    assert!(!config.encoder.unwrap().qkv_bias);
+}
+
+#[test]
+fn images_that_patches_do_not_cover_are_refused() {
+    for (field, value, named) in [
+        ("patch_size", json!(0), "0; it must divide image_size, 224"),
+        ("patch_size", json!([16, 0]), "0; it must divide image_size, 224"),
+        ("patch_size", json!(15), "15; it must divide image_size, 224"),
+        ("patch_size", json!(448), "448; it must divide image_size, 224"),
+        ("patch_size", json!(1), "50176 patches"),
+        ("patch_size", json!([1, 2, 3]), "height and width"),
+        ("image_size", json!(0), "0; it must be from 1 to 2048"),
+        ("image_size", json!(2064), "2064; it must be from 1 to 2048"),
+        ("image_size", json!(u64::MAX), "it must be from 1 to 2048"),
+        ("image_size", json!([224, -16]), "height and width"),
+        ("num_channels", json!(1), "num_channels = 1"),
+        ("architectures", json!(["ViTModel"]), "ViTForImageClassification"),
+        ("hidden_size", json!(770), "770 features"),
+        ("interpolate", json!(true), "interpolate"),
+    ] {
+        let error = vit(&json!({ (field): value })).unwrap_err().to_string();
+        assert!(error.contains(named), "{field}: {error}");
+    }
+}
