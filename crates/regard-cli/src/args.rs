@@ -337,6 +337,9 @@ pub(crate) struct SourceArgs {
     pub(crate) k_labels: Option<PathBuf>,
     #[arg(long, value_name = "TEXT", help = a_text!("For translation models, the target to align with", " [default: the model's own translation]"))]
     pub(crate) target: Option<String>,
+    /// For a vision transformer, the image that it reads, PNG or JPEG
+    #[arg(long, value_name = "FILE", conflicts_with = "target")]
+    pub(crate) image: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,
 }
@@ -589,6 +592,17 @@ mod tests {
         let error = Args::try_parse_from(["regard", "lok"]).expect_err("no such verb");
         assert_eq!(feature_of(&error), None);
         assert!(error.to_string().contains("'look'"), "{error}");
+    }
+
+    #[cfg(feature = "models")]
+    #[test]
+    fn texts_or_images_are_classified_and_not_both() {
+        let parse = |words: &[&str]| {
+            Args::try_parse_from(["regard", "classify", "model"].iter().chain(words)).is_ok()
+        };
+        assert!(parse(&["a text"]) && parse(&["--image", "a.png", "b.jpg"]));
+        assert!(!parse(&[]) && !parse(&["--image"]) && !parse(&["a text", "--image", "a.png"]));
+        assert!(!parse(&["--image", "a.png", "--sentences", "2"]));
     }
 
     #[cfg(feature = "full")]

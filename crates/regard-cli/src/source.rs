@@ -2,7 +2,7 @@
 
 use crate::args::SourceArgs;
 #[cfg(feature = "models")]
-use crate::models::look;
+use crate::models::{look, look_at_image};
 use crate::say;
 use crate::text;
 use anyhow::{Context, Result, anyhow, bail};
@@ -21,6 +21,15 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
         && !matches!(args.files.as_slice(), [model, _] if !has_ending(model, "npy"))
     {
         bail!("--target: give a model that translates, and a text");
+    }
+    if let Some(image) = &args.image {
+        if let Some(flag) = flag_of_arrays(args) {
+            bail!("{flag}: only for .npy files; a model defines it");
+        }
+        let [model] = args.files.as_slice() else {
+            bail!("--image: give a model that reads images, and no text");
+        };
+        return look_at_image(model, image);
     }
     match args.files.as_slice() {
         [trace] if has_ending(trace, "npy") => {
@@ -53,6 +62,11 @@ fn look(model: &Path, _: &str, _: Option<&str>) -> Result<Trace> {
         model.display(),
         crate::args::remedy("models")
     )
+}
+
+#[cfg(not(feature = "models"))]
+fn look_at_image(model: &Path, _: &Path) -> Result<Trace> {
+    look(model, "", None)
 }
 
 /// A flag that only arrays need, if one is given.

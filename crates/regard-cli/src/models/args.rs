@@ -21,9 +21,9 @@ pub(crate) enum Verb {
         after_long_help = "Examples:\n  regard translate zh-en 好久不见 --alignment\n  regard translate zh-en --num-beams 5 < lines.txt"
     )]
     Translate(TranslateArgs),
-    /// Classify documents, with the sentences of the largest attention weight
+    /// Classify documents, with the sentences of the largest attention weight, or images
     #[command(
-        after_long_help = "Examples:\n  regard classify RUN @review.txt --sentences 5\n  regard classify RUN - < review.txt"
+        after_long_help = "Examples:\n  regard classify RUN @review.txt --sentences 5\n  regard classify RUN - < review.txt\n  regard classify google/vit-base-patch16-224 --image cat.jpg dog.png"
     )]
     Classify(ClassifyArgs),
     /// Sentence embeddings and their cosine similarities
@@ -196,8 +196,11 @@ pub(crate) struct TranslateArgs {
 pub(crate) struct ClassifyArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    #[arg(required = true, value_name = "TEXT", help = a_text!("Documents"))]
+    #[arg(required_unless_present = "images", value_name = "TEXT", help = a_text!("Documents"))]
     pub(crate) texts: Vec<String>,
+    /// Images in place of documents, PNG or JPEG, for a vision transformer
+    #[arg(long = "image", value_name = "FILE", num_args = 1.., conflicts_with_all = ["texts", "sentences"])]
+    pub(crate) images: Vec<PathBuf>,
     /// Number of sentences to show, by attention weight
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) sentences: usize,

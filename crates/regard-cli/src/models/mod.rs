@@ -17,7 +17,7 @@ use anyhow::Result;
 pub(crate) use args::Verb;
 #[cfg(feature = "train")]
 pub(crate) use open::{busy, is_run, open};
-pub(crate) use open::{look, place};
+pub(crate) use open::{look, look_at_image, place};
 
 pub(crate) fn run(verb: &Verb, format: Format) -> Result<()> {
     match verb {

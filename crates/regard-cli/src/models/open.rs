@@ -6,10 +6,10 @@ use super::text::texts_of;
 use crate::say;
 use anyhow::{Result, anyhow, bail};
 use indicatif::ProgressBar;
-use regard_models::Model;
 use regard_models::files::hub::{self, Hub};
 use regard_models::files::{KNOWN_MODELS, KnownModel, Origin, cache_dir};
 use regard_models::generate::{DecodingStrategy, Sampling};
+use regard_models::{Image, Model};
 use regard_scope::{Trace, printable};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -118,11 +118,27 @@ pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Tra
     let typed: Vec<String> = std::iter::once(text).chain(target).map(Into::into).collect();
     let texts = texts_of(&typed)?;
     let model = open(model)?;
-    let busy = busy(format!("{} reads", model.title()));
-    let trace = match texts.as_slice() {
+    if let Model::ImageClassifier(_) = model {
+        bail!("{}: it reads images, not texts; give one by --image FILE", model.title());
+    }
+    looked(&model, |model| match texts.as_slice() {
         [text, target] => model.look_at(text, target),
         texts => model.look(texts.first().map_or("", String::as_str)),
-    };
+    })
+}
+
+/// What every head of a model looks at in an image.
+pub(crate) fn look_at_image(model: &Path, image: &Path) -> Result<Trace> {
+    let image = Image::open(image)?;
+    looked(&open(model)?, |model| model.look_at_image(&image))
+}
+
+fn looked(
+    model: &Model,
+    look: impl FnOnce(&Model) -> Result<Trace, regard_models::Error>,
+) -> Result<Trace> {
+    let busy = busy(format!("{} reads", model.title()));
+    let trace = look(model);
     busy.finish_and_clear();
     let trace = trace?;
     if trace.layers.is_empty() {
