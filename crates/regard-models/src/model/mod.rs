@@ -82,7 +82,7 @@ impl Model {
         let config = model.config();
         match (&config.encoder, &config.decoder) {
             (Some(_), Some(_)) => {
-                let kind = translator::Kind::Transformer(vocabulary, Box::new(model));
+                let kind = translator::Kind::Transformer(Box::new(vocabulary), Box::new(model));
                 Self::Translator(Translator::new(kind))
             }
             (None, _) => Self::CausalLm(CausalLm { vocabulary, model }),

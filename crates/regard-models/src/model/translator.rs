@@ -23,7 +23,7 @@ pub struct Translator {
 
 #[derive(Debug)]
 pub(super) enum Kind {
-    Transformer(Vocabulary, Box<Transformer>),
+    Transformer(Box<Vocabulary>, Box<Transformer>),
     /// A decoder with a prompt.
     Prompted(Box<CausalLm>, String),
     #[cfg(feature = "burn")]
@@ -275,7 +275,7 @@ mod tests {
         let weights = Weights::new(config.tensors().into_iter().map(constant)).unwrap();
         let vocabulary = Vocabulary::new("many".into(), Some(tokens), None, &config).unwrap();
         let model = Transformer::new(config, weights).unwrap();
-        Translator::new(Kind::Transformer(vocabulary, Box::new(model)))
+        Translator::new(Kind::Transformer(Box::new(vocabulary), Box::new(model)))
     }
 
     #[test]
