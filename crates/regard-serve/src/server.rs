@@ -100,7 +100,10 @@ pub async fn serve_until(
             keeper.metrics().upkeep();
         }
     });
-    let limits = Limits { drain: drain + GRACE, ..Limits::default() };
+    let usual = Limits::default();
+    // A network may hesitate for longer than a short time limit.
+    let unread = app.options.timeout.max(usual.head);
+    let limits = Limits { drain: drain + GRACE, unread, ..usual };
     let stopping = app.clone();
     let closing = async move {
         end.await;
