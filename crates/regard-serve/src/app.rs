@@ -3,13 +3,14 @@
 use crate::engine::Common;
 use crate::error::{ApiError, Refused};
 use crate::fields::Fields;
+use crate::host::is_local;
 use crate::keys::{KeyId, Keys};
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::options::Options;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, ORIGIN};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -78,18 +79,37 @@ impl App {
     /// The fields of a request, and when it must be answered: the time of its body counts.
     pub(crate) async fn fields(&self, request: Request) -> Result<(Fields, Instant), ApiError> {
         let deadline = self.deadline(request.headers())?;
-        Ok((Fields::of_body(&self.body(request).await?)?, deadline))
-    }
-
-    /// The bytes of a JSON body.
-    async fn body(&self, request: Request) -> Result<Vec<u8>, ApiError> {
-        let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-        let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default().trim();
-        if !kind.eq_ignore_ascii_case("application/json") {
+        if !is_of(request.headers(), "application/json") {
             let message = "content-type: only application/json is read; send `content-type: application/json`";
             let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             return Err(ApiError::new(status, "invalid_request_error", message));
         }
+        Ok((Fields::of_body(&self.body(request).await?)?, deadline))
+    }
+
+    /// The same where they may also be a form.
+    pub(crate) async fn fields_or_form(
+        &self,
+        request: Request,
+    ) -> Result<(Fields, Instant), ApiError> {
+        if !is_of(request.headers(), "application/x-www-form-urlencoded") {
+            return self.fields(request).await;
+        }
+        // Browsers send the forms of any page anywhere, without asking first as they do for JSON.
+        let origin = request.headers().get(ORIGIN).map(|origin| origin.to_str().unwrap_or("?"));
+        let foreign = origin.is_some_and(|origin| {
+            !origin.strip_prefix("http://").is_some_and(|host| is_local(host, None))
+        });
+        if foreign && self.options.keys.is_empty() {
+            let message = "Origin: without API keys, forms of pages from elsewhere are not answered; send JSON";
+            return Err(ApiError::new(StatusCode::FORBIDDEN, "permission_error", message));
+        }
+        let deadline = self.deadline(request.headers())?;
+        Ok((Fields::of_form(&self.body(request).await?)?, deadline))
+    }
+
+    /// The bytes of a body.
+    async fn body(&self, request: Request) -> Result<Vec<u8>, ApiError> {
         let body = Limited::new(request.into_body(), self.options.max_body);
         let late = |_| {
             let message = format!("the body did not arrive within {} s", BODY.as_secs());
@@ -107,6 +127,13 @@ impl App {
             Err(_) => Err(ApiError::invalid("the body ended too early")),
         }
     }
+}
+
+/// Whether a body is of this type.
+fn is_of(headers: &HeaderMap, wanted: &str) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default();
+    kind.trim().eq_ignore_ascii_case(wanted)
 }
 
 /// Counts a request while it is answered.

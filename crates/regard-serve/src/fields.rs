@@ -1,7 +1,8 @@
-//! JSON bodies, field by field. A field that is not known, or not done, is a 400 that names it: an option that is silently left out
+//! Bodies, field by field. A field that is not known, or not done, is a 400 that names it: an option that is silently left out
 //! gives a wrong answer that looks right.
 
 use crate::error::ApiError;
+use percent_encoding::percent_decode;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -26,6 +27,29 @@ impl Fields {
                 Err(ApiError::invalid("the body is not a JSON object; give {\"field\": value, ..}"))
             }
         }
+    }
+
+    /// Of a form (`application/x-www-form-urlencoded`): all are strings.
+    pub(crate) fn of_form(bytes: &[u8]) -> Result<Self, ApiError> {
+        let decoded = |part: &[u8]| {
+            let spaced: Vec<u8> =
+                part.iter().map(|byte| if *byte == b'+' { b' ' } else { *byte }).collect();
+            let text = percent_decode(&spaced).decode_utf8().map(Into::into);
+            text.map_err(|_| ApiError::invalid("the form is not UTF-8; encode it so, then by %"))
+        };
+        let mut map = Map::new();
+        for pair in bytes.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()) {
+            let mut parts = pair.splitn(2, |byte| *byte == b'=').map(decoded);
+            let name: String = parts.next().transpose()?.unwrap_or_default();
+            let value: String = parts.next().transpose()?.unwrap_or_default();
+            if map.contains_key(&name) {
+                let name = shown(&name);
+                let why = format!("{name}: it is there twice; give it once, or send JSON");
+                return Err(ApiError::field(&name, why));
+            }
+            map.insert(name, value.into());
+        }
+        Ok(Self { path: String::new(), map })
     }
 
     /// An object inside of another.
@@ -179,6 +203,27 @@ mod tests {
         assert!(body.only("echo", &[json!(false)], "prompts are not repeated").is_ok());
         assert!(body.only("best_of", &[json!(1)], "send one request for each").is_err());
         assert!(body.finish().is_ok());
+    }
+
+    #[test]
+    fn a_form_is_strings() {
+        let mut form = Fields::of_form(b"q=a%20b+c%26%E5%A5%BD&&n&m=1=2&").expect("a form");
+        let mut take = |name| form.take::<String>(name, "a string").expect("a string");
+        assert_eq!(
+            ["q", "n", "m", "x"].map(&mut take),
+            [Some("a b c&好".into()), Some(String::new()), Some("1=2".into()), None]
+        );
+        assert!(form.finish().is_ok());
+        // Percent signs that begin nothing are themselves, as everywhere.
+        let mut form = Fields::of_form(b"q=100%&p=%zz").expect("a form");
+        assert_eq!(
+            form.take::<String>("q", "a string").expect("a string").as_deref(),
+            Some("100%")
+        );
+        for wrong in [&b"q=%ff"[..], b"q=\xe9", b"%c3=1"] {
+            assert_eq!(Fields::of_form(wrong).expect_err("no text").status, 400);
+        }
+        assert_eq!(Fields::of_form(b"q=1&q=2").expect_err("twice").param.as_deref(), Some("q"));
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(super) async fn route(
     if header {
         app.keys.check(request.headers(), request.uri())?;
     }
-    let (mut fields, deadline) = app.fields(request).await?;
+    let (mut fields, deadline) = app.fields_or_form(request).await?;
     let key: Option<String> = fields.take("api_key", "a string")?;
     if !header {
         app.keys.check_key(key.as_deref())?;
@@ -42,7 +42,8 @@ pub(super) async fn route(
     let source: String = fields.need("source", "the code of a language, or `auto`")?;
     let target: String = fields.need("target", "the code of a language")?;
     fields.only("format", &[json!("text")], "only plain text is translated")?;
-    fields.only("alternatives", &[json!(0)], "only the best translation is told")?;
+    // A form has no numbers.
+    fields.only("alternatives", &[json!(0), json!("0")], "only the best translation is told")?;
     fields.finish()?;
     if texts.is_empty() || texts.len() > TEXTS {
         return Err(wrong("q", &json!(format!("{} texts", texts.len())), &format!("1 to {TEXTS}")));

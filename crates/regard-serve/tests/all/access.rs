@@ -39,6 +39,15 @@ fn every_route_but_probes_needs_a_key() {
     let _right = server.post("/translate", &body).ok();
     body["api_key"] = json!("wrong");
     server.post("/translate", &body).error(401);
+    // In a form, too, from whatever page: who has a key may ask.
+    let form = |key: &str| {
+        let headers =
+            "Content-Type: application/x-www-form-urlencoded\r\nOrigin: https://example.org\r\n";
+        let body = format!("q=%E4%BD%A0%E5%A5%BD&source=zh&target=en&api_key={key}");
+        server.ask("POST", "/translate", headers, body.as_bytes())
+    };
+    let _right = form("second-key-of-this-test").ok();
+    form("wrong").error(401);
 }
 
 #[test]

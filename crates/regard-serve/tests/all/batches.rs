@@ -64,6 +64,31 @@ fn texts_are_translated_together_as_alone() {
     });
     let body = json!({"q": "你好", "source": "auto", "target": "en", "api_key": ""});
     assert_eq!(server.post("/translate", &body).ok()["translatedText"], alone[2]);
+    // As a form, which is what LibreTranslate's documentation shows beside JSON.
+    let form = |headers: &str, body: &str| {
+        let headers = format!("Content-Type: application/x-www-form-urlencoded\r\n{headers}");
+        server.ask("POST", "/translate", &headers, body.as_bytes())
+    };
+    let right = "q=%E4%BD%A0%E5%A5%BD&source=zh&target=en&format=text&alternatives=0&api_key=";
+    for headers in ["", "Origin: http://localhost:3000\r\n"] {
+        assert_eq!(form(headers, right).ok()["translatedText"], alone[2]);
+    }
+    for origin in ["https://example.org", "http://localhost.example.org", "null"] {
+        form(&format!("Origin: {origin}\r\n"), right).error(403);
+    }
+    for (wrong, param) in [
+        ("", "q"),
+        ("q=x&source=zh", "target"),
+        ("q=x&source=zh&target=en&colour=red", "colour"),
+        ("q=x&q=y&source=zh&target=en", "q"),
+        ("q=x&source=zh&target=en&alternatives=2", "alternatives"),
+        ("q=%FF&source=zh&target=en", ""),
+    ] {
+        assert_eq!(form("", wrong).error(400)[1], param, "{wrong}");
+    }
+    // Only there.
+    let headers = "Content-Type: application/x-www-form-urlencoded\r\n";
+    server.ask("POST", "/embed", headers, b"inputs=x").error(415);
     let languages = server.get("/languages").ok();
     assert_eq!(
         languages,
