@@ -14,6 +14,21 @@ pub(crate) struct Fields {
     map: Map<String, Value>,
 }
 
+/// A value in which whole numbers are written as such: 3.0 is an integer in JSON Schema.
+fn whole(value: Value) -> Value {
+    match value {
+        Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+            // Beyond 2^53 not every integer is a float: it stays as it was written.
+            #[expect(clippy::cast_possible_truncation, reason = "it is whole and small")]
+            Some(x) if x.fract() == 0.0 && x.abs() <= 9_007_199_254_740_992.0 => (x as i64).into(),
+            _ => Value::Number(number),
+        },
+        Value::Array(list) => list.into_iter().map(whole).collect(),
+        Value::Object(map) => map.into_iter().map(|(name, value)| (name, whole(value))).collect(),
+        other => other,
+    }
+}
+
 /// Characters of a value that an error repeats.
 const SHOWN: usize = 80;
 
@@ -21,7 +36,7 @@ impl Fields {
     pub(crate) fn of_body(bytes: &[u8]) -> Result<Self, ApiError> {
         let value = serde_json::from_slice(bytes)
             .map_err(|e| ApiError::invalid(format!("the body is not JSON: {e}")))?;
-        match value {
+        match whole(value) {
             Value::Object(map) => Ok(Self { path: String::new(), map }),
             _ => {
                 Err(ApiError::invalid("the body is not a JSON object; give {\"field\": value, ..}"))

@@ -81,6 +81,9 @@ pub(super) fn largest(scores: &[f32]) -> u32 {
 
 /// The `n` likeliest tokens with their scores, best first; of equal ones, the lowest id. Those of -inf are left out.
 pub(super) fn best(scores: &[f32], n: usize) -> Vec<(u32, f32)> {
+    if n == 0 {
+        return Vec::new();
+    }
     if n <= FEW {
         return best_few(scores, n);
     }
@@ -200,6 +203,11 @@ mod tests {
         let mass = |b| left.iter().filter(|a| before(**a, b)).map(|a| weight(*a)).sum::<f64>();
         let stays = left.iter().filter(|b| p == 1.0 || mass(**b) / total < f64::from(p) - 1e-12);
         stays.map(|b| u32::try_from(*b).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_best_none_are_none() {
+        assert_eq!(best(&[1.0, 2.0], 0), []);
     }
 
     proptest! {

@@ -24,8 +24,8 @@ const IGNORED: &[&str] = &[
 
 /// Choices of a request.
 const CHOICES: usize = 16;
-/// Strings that end a text, and bytes of each.
-const STOPS: [usize; 2] = [16, 256];
+/// Strings that end a text, and characters of each.
+const STOPS: [usize; 2] = [16, 64];
 /// Entries of `logit_bias`.
 const BIASES: usize = 1024;
 /// Log-probabilities with a token.
@@ -63,9 +63,9 @@ impl Ask {
         let attention = Attention::take(fields, allowed.attention)?;
         fields.ignore(IGNORED);
         let n = fields.count("n", [1, CHOICES])?.unwrap_or(1);
-        fields.only("best_of", &[json!(1), json!(n)], "choices are not ranked; give `n`")?;
+        fields.only("best_of", &[json!(1)], "choices are not ranked; give `n`")?;
         let stream = fields.take("stream", "true or false")?.unwrap_or(false);
-        let include_usage = include_usage(fields, stream)?;
+        let include_usage = include_usage(fields)?;
         let range = [1, allowed.max_tokens];
         let newer = fields.count("max_completion_tokens", range)?;
         let max_tokens = newer.or(fields.count("max_tokens", range)?);
@@ -94,14 +94,10 @@ impl Ask {
     }
 }
 
-fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
+fn include_usage(fields: &mut Fields) -> Result<bool, ApiError> {
     let Some(value) = fields.take::<Value>("stream_options", "an object")? else {
         return Ok(false);
     };
-    if !stream {
-        let why = "stream_options: only where `stream` is true; leave it out, or stream";
-        return Err(ApiError::field("stream_options", why));
-    }
     let mut inner = Fields::of_value("stream_options", value)?;
     let include = inner.take("include_usage", "true or false")?.unwrap_or(false);
     inner.only("include_obfuscation", &[json!(false)], "nothing is added to chunks")?;
@@ -112,7 +108,8 @@ fn include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
 /// Greedy at temperature 0, else by chance; the defaults are OpenAI's.
 fn strategy(fields: &mut Fields) -> Result<DecodingStrategy, ApiError> {
     let temperature = fields.number("temperature", [0.0, 2.0])?.unwrap_or(1.0);
-    let top_p = fields.number("top_p", [f32::MIN_POSITIVE, 1.0])?;
+    // Of 0, the likeliest token is left, as of the smallest number.
+    let top_p = fields.number("top_p", [0.0, 1.0])?.map(|p| p.max(f32::MIN_POSITIVE));
     let min_p = fields.number("min_p", [0.0, 1.0])?;
     let top_k = fields.count("top_k", [1, usize::MAX >> 1])?;
     let seed = match fields.take::<Value>("seed", "a whole number")? {
@@ -151,14 +148,15 @@ fn processors(fields: &mut Fields) -> Result<LogitsProcessors, ApiError> {
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let [most, bytes] = STOPS;
-    let wanted = format!("a string, or a list of {most} at most, each of {bytes} bytes at most");
+    let [most, length] = STOPS;
+    let wanted =
+        format!("a string, or a list of {most} at most, each of {length} characters at most");
     let stops = match fields.take("stop", &wanted)? {
         None => Vec::new(),
         Some(Stop::One(stop)) => vec![stop],
         Some(Stop::Some(stops)) => stops,
     };
-    match stops.len() <= most && stops.iter().all(|stop| stop.len() <= bytes) {
+    match stops.len() <= most && stops.iter().all(|stop| stop.chars().count() <= length) {
         true => Ok(stops),
         false => Err(ApiError::field("stop", format!("stop: give {wanted}"))),
     }

@@ -19,8 +19,8 @@ pub(super) struct Attention {
 
 /// Heads of all layers together.
 const SITES: usize = 64;
-/// Tokens of an answer with attention.
-const ROWS: usize = 512;
+/// Tokens of an answer with attention; without `max_tokens` it ends there.
+pub(super) const ROWS: usize = 512;
 /// Heads times tokens times keys: weights that are computed once more.
 const COST: usize = 1 << 31;
 /// Positions that are told, unless the request says how many.

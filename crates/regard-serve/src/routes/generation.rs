@@ -2,6 +2,7 @@
 
 use super::answer::{Call, Shape};
 use super::ask::Ask;
+use super::attention;
 use super::completions::Text;
 use super::sse;
 use crate::app::App;
@@ -87,6 +88,7 @@ fn requests(
     });
     let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
     ask.constrain(entry)?;
+    let most = if ask.attention.is_some() { most.min(attention::ROWS) } else { most };
     let mut requests = Vec::with_capacity(prompts.len() * ask.n);
     for prompt in prompts {
         ask.options.max_tokens = room(model, &prompt, ask.max_tokens, (name, most))?;

@@ -7,6 +7,7 @@ mod chat;
 mod completions;
 mod embeddings;
 mod generation;
+mod openapi;
 mod probes;
 mod sse;
 mod translate;
@@ -51,7 +52,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/readyz", get(probes::readyz))
         .route("/health", get(probes::health))
         .route("/metrics", get(probes::metrics))
-        .route("/openapi.json", get(probes::openapi))
+        .route("/openapi.json", get(openapi::route))
         .fallback(async || {
             let message = "no such path; GET /openapi.json lists all";
             ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message)

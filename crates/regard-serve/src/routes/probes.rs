@@ -56,7 +56,3 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     ([(CONTENT_TYPE, kind)], app.metrics().render()).into_response()
 }
-
-pub(super) async fn openapi() -> Response {
-    ([(CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
-}

@@ -50,26 +50,32 @@ pub(super) async fn route(
     }
     let entry = translator(&app, &source, &target)?;
     entry.queue.has_room()?;
+    // There is nothing to translate where there are no words.
+    let blank: Vec<bool> = texts.iter().map(|text| text.trim().is_empty()).collect();
+    let mut texts = texts;
+    texts.retain(|text| !text.trim().is_empty());
     let own = entry.clone();
     let counted = tokio::task::spawn_blocking(move || count(&own, &texts).map(|n| (texts, n)));
     let (texts, tokens) = counted.await.map_err(|_| ApiError::internal())??;
     let work = (Work::Translate(texts), tokens);
-    let Output::Texts(mut texts) = compute(&entry, entry.translator()?.1, work, deadline).await?
-    else {
-        return Err(ApiError::internal());
+    let mut texts = match compute(&entry, entry.translator()?.1, work, deadline).await? {
+        Output::Texts(texts) => texts.into_iter(),
+        _ => return Err(ApiError::internal()),
     };
+    let texts = blank.iter().map(|blank| if *blank { None } else { texts.next() });
+    let mut texts: Vec<String> = texts.map(Option::unwrap_or_default).collect();
     let texts = if one { json!(texts.pop()) } else { json!(texts) };
     Ok(Json(json!({"translatedText": texts})))
 }
 
-/// Tokens of texts, none of which is too long or empty.
+/// Tokens of texts, none of which is too long.
 fn count(entry: &Entry, texts: &[String]) -> Result<usize, ApiError> {
     let (model, _) = entry.translator()?;
     let mut all = 0;
     for text in texts {
         let tokens = model.prompt(text).map_err(|e| ApiError::text("q", &e))?;
-        if text.trim().is_empty() || tokens.is_empty() {
-            return Err(wrong("q", &json!(text), "a text with words in it"));
+        if tokens.is_empty() {
+            return Err(wrong("q", &json!(text), "a text that the model has tokens for"));
         }
         all += tokens.len();
     }

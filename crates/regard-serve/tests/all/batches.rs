@@ -54,6 +54,12 @@ fn texts_are_translated_together_as_alone() {
     let alone: Vec<Value> = texts.iter().map(|text| ask(json!(text))).collect();
     assert!(alone[0].as_str().expect("a text").to_lowercase().contains("no see"), "{alone:?}");
     assert_eq!(ask(json!(texts)), json!(alone));
+    assert_eq!(
+        ask(json!(["", texts[2], " \n"])),
+        json!(["", alone[2], ""]),
+        "nothing to translate"
+    );
+    assert_eq!(ask(json!("")), "");
     let ask = &ask;
     std::thread::scope(|scope| {
         for _ in 0..4 {

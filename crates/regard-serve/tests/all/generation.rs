@@ -299,6 +299,12 @@ fn models_are_listed() {
     assert_eq!(server.get("/livez").body, "ok");
     let document = server.get("/openapi.json").ok();
     assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
+    let model = &document["components"]["schemas"]["ChatRequest"]["properties"]["model"];
+    assert_eq!(
+        model["enum"],
+        json!(["story", "chat", null]),
+        "the document is that of this server"
+    );
     let described: std::collections::BTreeSet<(String, String)> = document["paths"]
         .as_object()
         .expect("paths")
