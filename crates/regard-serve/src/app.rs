@@ -5,6 +5,7 @@ use crate::error::{ApiError, Refused};
 use crate::fields::Fields;
 use crate::host::is_local;
 use crate::keys::{KeyId, Keys};
+use crate::looks::Looks;
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::options::Options;
@@ -28,6 +29,7 @@ pub(crate) struct App {
     pub(crate) common: Arc<Common>,
     /// Set when all are open.
     pub(crate) models: OnceLock<Models>,
+    pub(crate) looks: Arc<Looks>,
     pub(crate) draining: AtomicBool,
 }
 
@@ -57,7 +59,7 @@ impl App {
     }
 
     /// When a request must be answered: after `x-request-timeout` seconds, or `--timeout`, whichever is sooner.
-    fn deadline(&self, headers: &HeaderMap) -> Result<Instant, ApiError> {
+    pub(crate) fn deadline(&self, headers: &HeaderMap) -> Result<Instant, ApiError> {
         let most = self.options.timeout;
         let asked = match headers.get("x-request-timeout") {
             None => most,

@@ -80,6 +80,11 @@ impl Fields {
         format!("{}{name}", self.path)
     }
 
+    /// Whether a field is there.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(|value| !value.is_null())
+    }
+
     /// Takes a field; `wanted` says what it may be.
     pub(crate) fn take<T: DeserializeOwned>(
         &mut self,

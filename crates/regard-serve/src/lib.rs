@@ -22,6 +22,7 @@
 //   keys       who may ask
 //   engine     threads that compute
 //   models     models by name, with their engines
+//   looks      answers that a page may be asked of
 //   app        what all routes share
 //   routes     requests and answers
 //   server     start, signals, drain
@@ -38,6 +39,8 @@ mod host;
 #[cfg(feature = "models")]
 mod keys;
 mod listen;
+#[cfg(feature = "models")]
+mod looks;
 #[cfg(feature = "models")]
 mod metrics;
 #[cfg(feature = "models")]

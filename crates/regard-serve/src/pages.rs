@@ -90,7 +90,7 @@ fn refusal(request: &Request, port: u16) -> Option<Page> {
     (request.method() != Method::GET).then(|| Page::refused(405, "give GET and a path"))
 }
 
-fn response(page: Page) -> Response {
+pub(crate) fn response(page: Page) -> Response {
     let mut response = Response::new(Body::from(page.body));
     *response.status_mut() = StatusCode::from_u16(page.status).unwrap_or_default();
     let corp = HeaderName::from_static("cross-origin-resource-policy");

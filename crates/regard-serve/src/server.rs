@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::engine::Common;
 use crate::keys::Keys;
 use crate::listen::{Limits, listen};
+use crate::looks::Looks;
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::options::{NamedModel, Options, ServeError};
@@ -12,12 +13,12 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 
-/// Threads of tokio beside the one that speaks HTTP: they divide texts into tokens and make grammars.
-const HELPERS: usize = 2;
-/// How often samples of metrics are put into their buckets.
+/// Threads of tokio beside the one that speaks HTTP: two divide texts into tokens and make grammars, one makes a page.
+const HELPERS: usize = 3;
+/// How often samples of metrics are put into their buckets, and answers that are too old for a page are forgotten.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// After the drain: how long answers of requests that were cancelled may take.
 const GRACE: Duration = Duration::from_secs(2);
@@ -37,7 +38,10 @@ pub fn serve(
         .max_blocking_threads(HELPERS)
         .build()
         .map_err(|e| ServeError::Io("tokio".into(), e))?;
-    runtime.block_on(serve_until(options, open, listening, signal()))
+    let served = runtime.block_on(serve_until(options, open, listening, signal()));
+    // A page that is being made must not keep the process.
+    runtime.shutdown_background();
+    served
 }
 
 /// Until the system or the user asks for the end.
@@ -80,6 +84,7 @@ pub async fn serve_until(
         keys: Keys::new(options.keys.clone()),
         common: Arc::new(Common::new(Arc::new(Metrics::new()?))),
         models: OnceLock::new(),
+        looks: Arc::new(Looks::new()),
         draining: AtomicBool::new(false),
         options,
     });
@@ -98,6 +103,7 @@ pub async fn serve_until(
         loop {
             tokio::time::sleep(UPKEEP).await;
             keeper.metrics().upkeep();
+            keeper.looks.forget(Instant::now());
         }
     });
     let usual = Limits::default();

@@ -6,6 +6,8 @@ mod common;
 use common::{JSON, Pending, Server, encoder, options, story};
 use regard_serve::Options;
 use serde_json::json;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Steps take 20 ms at least: 400 tokens take 8 s, whatever the machine, or until the failpoint is removed.
@@ -168,4 +170,45 @@ fn clients_that_say_nothing_do_not_stand_in_the_way() {
     let answer = server.post("/v1/completions", &json!({"prompt": "Once", "max_tokens": 3}));
     assert_eq!(answer.status, 200);
     drop((idle, slow));
+}
+
+#[test]
+fn pages_are_made_one_at_a_time() {
+    let scenario = fail::FailScenario::setup();
+    let server = Server::new(Options { attention: true, ..options() }, vec![story()]);
+    let body = json!({"prompt": "Once", "max_tokens": 4, "attention": {"page": true}});
+    let answer = server.post("/v1/completions", &body).ok();
+    let path = answer["choices"][0]["look"].as_str().expect("a path");
+    // A page begins, says so, and waits until it may go on.
+    let ((begin, begun), (go, went)) = (sync_channel(0), sync_channel(0));
+    let went = Arc::new(Mutex::new(went));
+    fail::cfg_callback("look", move || {
+        begin.send(()).expect("a test that waits");
+        went.lock().expect("one at a time").recv().expect("a test that lets it go on");
+    })
+    .expect("a failpoint");
+    let first = server.open("GET", path, "", b"");
+    begun.recv().expect("it begins");
+    let refused = server.get(path);
+    assert_eq!(refused.error(429)[2], "queue_full");
+    assert!(refused.head.contains("\r\nretry-after: 2\r\n"), "{}", refused.head);
+    server.get("/v1/look/other").error(404);
+    // Answers do not wait for it.
+    let _right = server.post("/v1/completions", &body).ok();
+    go.send(()).expect("it waits");
+    let right = first.read();
+    assert_eq!(right.status, 200);
+    // One that is late is made to its end, and until then there is no other.
+    let late = server.open("GET", path, "X-Request-Timeout: 0.1\r\n", b"");
+    begun.recv().expect("it begins");
+    assert_eq!(late.read().error(504)[2], "deadline");
+    server.get(path).error(429);
+    go.send(()).expect("it waits");
+    fail::remove("look");
+    let again = (0..).map(|_| server.get(path)).find(|answer| answer.status != 429);
+    assert_eq!(again.expect("in the end").body, right.body);
+    fail::cfg("look", "1*panic->off").expect("a failpoint");
+    server.get(path).error(500);
+    assert_eq!(server.get(path).body, right.body);
+    scenario.teardown();
 }

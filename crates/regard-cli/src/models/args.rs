@@ -249,7 +249,7 @@ pub(crate) struct ServeArgs {
     /// Do not keep the beginnings of prompts for later requests
     #[arg(long)]
     pub(crate) no_prefix_cache: bool,
-    /// Let requests ask what heads looked at for each token ("attention": {"layers": [-1], "heads": [0]})
+    /// Let requests ask what heads looked at for each token ("attention": {"layers": [-1], "heads": [0]}), and for a page of all heads ({"page": true})
     #[arg(long)]
     pub(crate) attention: bool,
     /// After SIGTERM or Ctrl-C: how long connections are still accepted, while /readyz says 503

@@ -180,7 +180,12 @@ impl CausalLm {
 
     /// What every head looks at in a text.
     pub fn look(&self, text: &str) -> Result<Trace, Error> {
-        let tokens = some(self.vocabulary.fitting(text)?)?;
+        self.look_tokens(&self.vocabulary.fitting(text)?)
+    }
+
+    /// The same of tokens: a prompt with what was generated after it.
+    pub fn look_tokens(&self, tokens: &[u32]) -> Result<Trace, Error> {
+        let tokens = some(tokens.to_vec())?;
         let labels = Labels::new("target", words(self.tokens(), &tokens));
         let layers = self.model.look(None, &tokens)?;
         let axes = [("target".to_owned(), labels)].into();

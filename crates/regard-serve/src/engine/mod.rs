@@ -89,11 +89,21 @@ pub(crate) struct Settings {
 
 impl Settings {
     pub(crate) fn new(name: &str, options: &Options, cache_bytes: usize) -> Self {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = options.threads.unwrap_or((cpus / options.engines).max(1));
+        let threads = threads(options);
         let Options { max_batch, max_tokens, .. } = *options;
         Self { name: name.to_owned(), number: 0, cache_bytes, max_batch, max_tokens, threads }
     }
+}
+
+/// Compute threads of an engine.
+pub(crate) fn threads(options: &Options) -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    options.threads.unwrap_or((cpus / options.engines).max(1))
+}
+
+/// A pool of compute threads.
+pub(crate) fn pool(threads: usize) -> Result<rayon::ThreadPool, rayon::ThreadPoolBuildError> {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK).build()
 }
 
 /// The engines of a model, and how to reach them.
@@ -123,10 +133,7 @@ impl<J: Send + 'static> Engines<J> {
         let mut engines = Vec::with_capacity(count);
         for number in 0..count {
             let (sender, receiver) = channel();
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(settings.threads)
-                .stack_size(STACK)
-                .build()
+            let pool = pool(settings.threads)
                 .map_err(|e| ServeError::Option(format!("--threads {}: {e}", settings.threads)))?;
             let work = work.clone();
             let thread = std::thread::Builder::new()

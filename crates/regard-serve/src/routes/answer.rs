@@ -1,5 +1,6 @@
 //! Events of engines become JSON.
 
+use super::look::Pages;
 use super::{attention, chat, completions};
 use crate::app::random;
 use crate::engine::{Piece, Told};
@@ -41,6 +42,7 @@ pub(super) struct Call {
     choices: Vec<Choice>,
     open: usize,
     cached: usize,
+    pages: Option<Pages>,
     /// Heard before the answer began.
     early: VecDeque<(usize, Told)>,
     events: UnboundedReceiver<(usize, Told)>,
@@ -64,6 +66,8 @@ pub(super) struct News {
     /// What was looked at for its token.
     pub(super) attention: Option<Value>,
     pub(super) reason: Option<&'static str>,
+    /// Where its page is.
+    pub(super) look: Option<String>,
 }
 
 /// All of a choice.
@@ -73,14 +77,15 @@ struct Written {
     logs: Vec<Log>,
     attention: Vec<Value>,
     reason: Option<&'static str>,
+    look: Option<String>,
 }
 
 impl Call {
     pub(super) fn new(
         shape: Shape,
         entry: Arc<Entry>,
-        prompts: &[usize],
-        last: Vec<Option<u32>>,
+        (prompts, last): (&[usize], Vec<Option<u32>>),
+        pages: Option<Pages>,
         events: UnboundedReceiver<(usize, Told)>,
     ) -> Self {
         let kind = if shape.chat { "chatcmpl" } else { "cmpl" };
@@ -95,6 +100,7 @@ impl Call {
             choices: prompts.iter().zip(last).map(choice).collect(),
             open: prompts.len(),
             cached: 0,
+            pages,
             early: VecDeque::new(),
             events,
         }
@@ -129,9 +135,12 @@ impl Call {
                 Some((index, Told::Piece(piece))) => return Ok(Some(self.piece(index, piece))),
                 Some((index, Told::Ended(ended))) => {
                     self.open -= 1;
-                    let reason = Some(ended.reason);
-                    let text = ended.rest;
-                    return Ok(Some(News { index, text, log: None, attention: None, reason }));
+                    let (text, reason) = (ended.rest, Some(ended.reason));
+                    let pages = self.pages.as_mut();
+                    let prompt = self.choices[index].prompt;
+                    let look = pages.and_then(|pages| pages.keep(index, prompt, &self.entry));
+                    let (log, attention) = (None, None);
+                    return Ok(Some(News { index, text, log, attention, reason, look }));
                 }
             }
         }
@@ -141,6 +150,9 @@ impl Call {
     fn piece(&mut self, index: usize, Piece { text, choice }: Piece) -> News {
         let last = self.choices[index].last.replace(choice.token);
         self.choices[index].tokens += 1;
+        if let Some(pages) = &mut self.pages {
+            pages.push(index, choice.token);
+        }
         let probed = !choice.attention.is_empty();
         let token = match self.shape.log_probabilities || probed {
             true => self.token(last, choice.token),
@@ -158,7 +170,7 @@ impl Call {
             let top = top.map(|(id, log)| (self.token(last, *id), value(*log))).collect();
             Log { token, value: value(choice.log_probability.unwrap_or(NEVER)), top, offset }
         });
-        News { index, text, log, attention, reason: None }
+        News { index, text, log, attention, reason: None, look: None }
     }
 
     /// The text of a token after another: some vocabularies leave out a space at the beginning.
@@ -214,7 +226,7 @@ impl Call {
 
     /// News as the choice of a chunk; none if there is nothing to tell.
     pub(super) fn part(&self, news: &News) -> Option<Value> {
-        let News { index, text, log, attention, reason } = news;
+        let News { index, text, log, attention, reason, look } = news;
         if text.is_empty() && log.is_none() && attention.is_none() && reason.is_none() {
             return None;
         }
@@ -231,21 +243,25 @@ impl Call {
         if let Some(row) = attention {
             part["attention"] = json!([row]);
         }
+        if let Some(path) = look {
+            part["look"] = json!(path);
+        }
         Some(part)
     }
 
     /// The answer as a whole.
     pub(super) async fn whole(mut self) -> Result<Value, ApiError> {
         let mut written: Vec<Written> = vec![Written::default(); self.choices.len()];
-        while let Some(News { index, text, log, attention, reason }) = self.next().await? {
+        while let Some(News { index, text, log, attention, reason, look }) = self.next().await? {
             let whole = &mut written[index];
             whole.text.push_str(&text);
             whole.logs.extend(log);
             whole.attention.extend(attention);
             whole.reason = reason.or(whole.reason);
+            whole.look = look.or(whole.look.take());
         }
         let choices = written.into_iter().enumerate().map(|(index, whole)| {
-            let Written { text, logs, attention, reason } = whole;
+            let Written { text, logs, attention, reason, look } = whole;
             let logs = self.logs(&logs);
             let mut choice = match self.shape.chat {
                 true => {
@@ -256,6 +272,9 @@ impl Call {
             };
             if !attention.is_empty() {
                 choice["attention"] = Value::Array(attention);
+            }
+            if let Some(path) = look {
+                choice["look"] = json!(path);
             }
             choice
         });

@@ -4,6 +4,7 @@ use super::answer::{Call, Shape};
 use super::ask::Ask;
 use super::attention;
 use super::completions::Text;
+use super::look::Pages;
 use super::sse;
 use crate::app::App;
 use crate::engine::Job;
@@ -38,11 +39,13 @@ pub(super) async fn answer(
     entry.causal_lm()?;
     entry.queue.has_room()?;
     let (stream, include_usage) = (ask.stream, ask.include_usage);
+    let page = ask.attention.as_ref().is_some_and(|asked| asked.page);
     let (own, prefix) = (entry.clone(), app.options.prefix_cache.then_some(key.0));
     let most = app.options.max_tokens;
     // Long texts and grammars take many milliseconds, in which the one thread of HTTP would do nothing else.
     let requests = tokio::task::spawn_blocking(move || requests(&own, prompts, ask, prefix, most));
     let (requests, stops) = requests.await.map_err(|_| ApiError::internal())??;
+    let pages = page.then(|| Pages::new(app, key, shape.chat, &requests)).transpose()?;
     let tokens: Vec<usize> = requests.iter().map(|request| request.prompt.len()).collect();
     let last: Vec<Option<u32>> = requests.iter().map(|one| one.prompt.last().copied()).collect();
     let (_, engines) = entry.causal_lm()?;
@@ -56,7 +59,7 @@ pub(super) async fn answer(
         }
     }
     drop(tell);
-    let mut call = Call::new(shape, entry, &tokens, last, events);
+    let mut call = Call::new(shape, entry, (&tokens, last), pages, events);
     call.begin().await?;
     match stream {
         true => Ok(sse::response(call, include_usage)),
@@ -94,7 +97,7 @@ fn requests(
         ask.options.max_tokens = room(model, &prompt, ask.max_tokens, (name, most))?;
         let tokens = ask.options.max_tokens;
         let probe = ask.attention.as_ref().map(|one| one.probe(model, prompt.len(), tokens));
-        ask.options.attention = probe.transpose()?;
+        ask.options.attention = probe.transpose()?.flatten();
         let options = model.options(&ask.options);
         for row in 0..ask.n {
             let (prompt, options) = (prompt.clone(), options.clone());

@@ -7,6 +7,7 @@ mod chat;
 mod completions;
 mod embeddings;
 mod generation;
+mod look;
 mod openapi;
 mod probes;
 mod sse;
@@ -27,6 +28,7 @@ pub const ROUTES: &[(&str, &str)] = &[
     ("get", "/v1/models/{model}"),
     ("post", "/v1/completions"),
     ("post", "/v1/chat/completions"),
+    ("get", "/v1/look/{id}"),
     ("post", "/v1/embeddings"),
     ("post", "/embed"),
     ("post", "/translate"),
@@ -44,6 +46,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models/{*model}", get(probes::model))
         .route("/v1/completions", post(completions::route))
         .route("/v1/chat/completions", post(chat::route))
+        .route("/v1/look/{id}", get(look::route))
         .route("/v1/embeddings", post(embeddings::route))
         .route("/embed", post(embeddings::tei))
         .route(TRANSLATE, post(translate::route))

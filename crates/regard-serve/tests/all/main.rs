@@ -9,3 +9,4 @@ mod errors;
 mod generation;
 mod life;
 mod load;
+mod look;
