@@ -449,7 +449,8 @@ pub fn save<'a>(
     save_as(WeightFormat::F32, path, tensors, metadata)
 }
 
-/// The same with numbers as they are told. One that would be lost is an error.
+/// The same with numbers as they are told. One that would be lost is an error. The crate safetensors writes metadata in the order of a hash
+/// map: equal models would have other checksums.
 pub fn save_as<'a>(
     stored: WeightFormat,
     path: &Path,

@@ -57,20 +57,15 @@ impl Classifier {
                 in_batches(&lengths, BATCH, |some| {
                     let batch: Vec<Vec<u32>> = some.iter().map(|i| rows[*i].clone()).collect();
                     let scores = model.classify(&batch)?;
-                    scores.iter().map(|scores| self.classified(scores, Vec::new())).collect()
+                    scores
+                        .iter()
+                        .map(|scores| classified(&self.labels, scores, Vec::new()))
+                        .collect()
                 })
             }
             #[cfg(feature = "burn")]
             Kind::Han(model) => super::recurrent::classify(self, model, texts),
         }
-    }
-
-    pub(super) fn classified(
-        &self,
-        scores: &[f32],
-        sentences: Vec<WeightedSentence>,
-    ) -> Result<Classification, Error> {
-        classified(&self.labels, scores, sentences)
     }
 
     /// What every head looks at in a text.

@@ -1,6 +1,6 @@
 //! Recurrent models, which run on Burn.
 
-use super::classifier::{Classification, Classifier, WeightedSentence};
+use super::classifier::{Classification, Classifier, WeightedSentence, classified};
 use super::text::{short, words};
 use crate::error::Error;
 use crate::pass::Pass;
@@ -55,7 +55,7 @@ pub(super) fn classify(
                 words: words(&vocabulary.tokens, ids),
                 word_weights,
             });
-            classifier.classified(&scores, sentences.collect())
+            classified(&classifier.labels, &scores, sentences.collect())
         })
         .collect()
 }

@@ -51,9 +51,10 @@ pub(super) async fn route(
     let entry = translator(&app, &source, &target)?;
     entry.queue.has_room()?;
     // There is nothing to translate where there are no words.
-    let blank: Vec<bool> = texts.iter().map(|text| text.trim().is_empty()).collect();
+    let is_blank = |text: &String| text.trim().is_empty();
+    let blank: Vec<bool> = texts.iter().map(is_blank).collect();
     let mut texts = texts;
-    texts.retain(|text| !text.trim().is_empty());
+    texts.retain(|text| !is_blank(text));
     let own = entry.clone();
     let counted = tokio::task::spawn_blocking(move || count(&own, &texts).map(|n| (texts, n)));
     let (texts, tokens) = counted.await.map_err(|_| ApiError::internal())??;
