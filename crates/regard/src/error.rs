@@ -127,6 +127,20 @@ pub enum Error {
         /// The option.
         option: &'static str,
     },
+    /// A part of a plan begins or ends inside a tile, so its results would not have the bits of the whole.
+    PartBorder {
+        /// `rows` or `keys`.
+        axis: &'static str,
+        /// Where the part begins or ends.
+        at: usize,
+        /// Parts begin and end at multiples of this.
+        multiple: usize,
+    },
+    /// An option is not available for a part of a plan.
+    NotInPart {
+        /// The option.
+        option: &'static str,
+    },
     /// A gradient of the entropy was passed for an output without entropies.
     NoEntropy,
     /// An option is not defined for the normalizer.
@@ -305,6 +319,16 @@ impl Error {
             Self::NotInCache { option } => write!(
                 f,
                 "{option}: keys in a KV cache are not projected; append projected keys, and leave it out"
+            ),
+            Self::PartBorder { axis, at, multiple } => write!(
+                f,
+                "{axis}: a part begins or ends at {at}, which is not a multiple of {multiple}, so its bits would not be those of the whole; cut at {} or {}",
+                at / multiple * multiple,
+                (at / multiple + 1) * multiple
+            ),
+            Self::NotInPart { option } => write!(
+                f,
+                "{option}: given by the numbers of rows and keys, which are others in a part of a plan; leave it out, or compute all rows in one plan"
             ),
             Self::Budget { needed, budget } => write!(
                 f,

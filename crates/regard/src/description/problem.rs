@@ -9,9 +9,10 @@ use crate::description::similarity::Similarity;
 use crate::error::Error;
 use crate::machine::simd::{Element, Precision};
 use crate::tensor::cache::{KvCache, Sequence};
-use crate::tensor::index::Scope;
+use crate::tensor::index::{Scope, signed};
 use crate::tensor::view::{Shape, View};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Where row 0 stands among the keys.
@@ -274,6 +275,46 @@ impl<'a, E: Element> Problem<'a, E> {
         let mut one = self.clone();
         (one.q.len, one.k.len, one.v.len) = (self.q_len(item), self.k_len(item), self.v_len(item));
         one
+    }
+
+    /// Refuses what cannot be computed in parts, such as options that are given for each row or key by its number, which is another
+    /// one in a part.
+    pub(crate) fn check_parts(&self) -> Result<(), Error> {
+        if self.cached {
+            return Err(Error::OnlyCached);
+        }
+        if self.packed().contains(&true) {
+            return Err(Error::Packed { option: "a part of a plan" });
+        }
+        if !self.is_softmax() {
+            let (option, normalizer) = ("a part of a plan", self.normalizer.name());
+            return Err(Error::OnlySoftmax { option, normalizer });
+        }
+        let by_number = [
+            ("dropout", self.dropout.is_some()),
+            ("local", self.local.is_some()),
+            ("custom score", self.score.custom.is_some()),
+            ("bias", self.score.by_position().is_some()),
+        ];
+        match by_number.into_iter().find(|(_, is_used)| *is_used) {
+            Some((option, _)) => Err(Error::NotInPart { option }),
+            None => Ok(()),
+        }
+    }
+
+    /// The same for some of its rows and keys, which keep their positions.
+    pub(crate) fn part(&self, rows: &Range<usize>, keys: &Range<usize>) -> Result<Self, Error> {
+        self.check_parts()?;
+        let scope = self.scope(0, 0);
+        let offset = scope.position(rows.start).saturating_sub(signed(keys.start));
+        Ok(Self {
+            q: Shape { len: rows.len(), ..self.q },
+            k: Shape { len: keys.len(), ..self.k },
+            v: Shape { len: keys.len(), ..self.v },
+            mask: self.mask.part(scope, rows.start, keys.clone()),
+            align: Align::Offset(offset),
+            ..self.clone()
+        })
     }
 
     /// The same for keys that have been multiplied by what the similarity multiplies them by.

@@ -33,6 +33,9 @@ fn every_call<E: Element>(made: Made<'_, E>) -> Result<String, Error> {
     let to = OutputMut { out: output.out.view_mut(), lse: &mut output.lse, entropy: None };
     plan.forward_into(x, (x, x), to)?;
     plan.backward(x, x, x, &output, x)?;
+    let mut partial = plan.part(0..1, 0..1)?.forward_partial(x, x, x)?;
+    partial.merge(&plan.partial(Vec::new())?)?;
+    plan.finish(x, &partial)?;
     let cached = plan.forward_cached(x, cache, sequences)?;
     let shared = plan.forward_shared(x, cache, sequences)?;
     let view = AttentionView::new(&plan, x, x, &shared)?;

@@ -1,12 +1,13 @@
 //! Attention: from a plan and tensors to an output.
 
+use super::part::Partial;
 use super::{Core, Grid, ItemClass, Plan, Schedule, ScratchSizes, cumulated};
 use crate::description::normalizer::Selection;
 use crate::description::problem::Dims;
 use crate::error::{Error, filled};
 use crate::kernel::amx::{PackKv, PackedKv};
 use crate::kernel::block_loop::{Call, KeyRange, Tiling};
-use crate::kernel::forward::{Finished, Forward, STATE, Target};
+use crate::kernel::forward::{Finished, Forward, STATE, Stage, Target};
 use crate::kernel::project::project;
 use crate::machine::run::run_then;
 use crate::machine::simd::{Element, Number};
@@ -21,7 +22,7 @@ const PARALLEL_MIN_PRODUCTS: usize = 1 << 19;
 const READ_COST: usize = 8;
 
 /// Where the outputs of a call go.
-type Outputs<'o, N> = Finished<OutView<'o, N>, ViewMut<'o, N>>;
+pub(super) type Outputs<'o, N> = Finished<OutView<'o, N>, ViewMut<'o, N>>;
 
 impl<E: Element> Plan<'_, E> {
     /// Attention. The views must have the sizes that the plan was made for.
@@ -79,10 +80,19 @@ impl<E: Element> Plan<'_, E> {
     }
 
     /// Computes a call into a new output.
-    #[inline(never)]
     pub(crate) fn forward_from(
         core: &Core<'_, E::Num>,
         call: Call<'_, E::Num>,
+    ) -> Result<Output<E>, Error> {
+        Self::output_of(core, call, None)
+    }
+
+    /// The output of a call, or of what earlier calls have left of its rows.
+    #[inline(never)]
+    pub(super) fn output_of(
+        core: &Core<'_, E::Num>,
+        call: Call<'_, E::Num>,
+        partial: Option<&Partial<E::Num>>,
     ) -> Result<Output<E>, Error> {
         let (zero, rows) = (E::Num::default(), [core.problem.rows()]);
         let watched = || core.problem.entropy.then(|| filled(zero, &rows)).transpose();
@@ -97,8 +107,12 @@ impl<E: Element> Plan<'_, E> {
             Some(states.as_flattened_mut()),
             watched,
         )?;
-        let selection = core.compute(call, &to)?;
-        // SAFETY: `classes` hold every item (`Core::new`), and the last of their `stages` finishes every row of every head.
+        let selection = match partial {
+            None => core.compute(call, &to)?,
+            Some(partial) => core.finish_partial(call, partial, &to)?,
+        };
+        // SAFETY: `classes` hold every item (`Core::new`), and the last of their `stages`, or the one of `finish_partial`, finishes
+        // every row of every head.
         Ok(Output { out: unsafe { out.written() }, lse, states, entropy, max_score, selection })
     }
 
@@ -285,9 +299,26 @@ impl<N: Number> Core<'_, N> {
                 None => ViewMut::bhsd(&mut scratch, [items, saved[0], q_len(0), saved[1]])?,
             });
         }
+        self.run_stages(class, call, &mut self.stages(class), Some(to), partial.as_ref());
+        Ok(())
+    }
+
+    /// Runs the tasks of some stages of a class: rows are finished into `to`, and those that are not are left in `partial`,
+    /// `[items, parts x heads.q, q_len, v_dim + STATE]`.
+    pub(super) fn run_stages<'s>(
+        &self,
+        class: &ItemClass,
+        call: Call<'_, N>,
+        stages: &mut dyn Iterator<Item = (Tiling, Stage<'s>)>,
+        to: Option<&Outputs<'_, N>>,
+        partial: Option<&ViewMut<'_, N>>,
+    ) {
+        let Dims { batch, heads, .. } = self.problem.dims();
+        let (schedule, items) = (class.schedule, class.count(batch));
+        let q_len = |slot: usize| self.problem.q_len(class.item(slot));
         let packed_kv = self.pack_kv(class, &call);
         let packed_kv = packed_kv.as_ref();
-        for (tiling, stage) in self.stages(class) {
+        for (tiling, stage) in stages {
             let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
             let parts = if stage.into.is_some() { class.parts } else { 1 };
             // Few rows: a task has all heads that a key head serves.
@@ -325,17 +356,17 @@ impl<N: Number> Core<'_, N> {
                     // to one task, so nobody else holds these rows of these parts; parts that are read were written by the
                     // stage before, for whose end `run` has waited.
                     let target = unsafe {
-                        let finished = || Finished {
-                            out: to.out.tile(b, one(), rows),
-                            lse: to.lse.tile(b, one(), rows),
-                            states: to.states.as_ref().map(|s| s.tile(b, one(), rows)),
-                            entropy: to.entropy.as_ref().map(|e| e.tile(b, one(), rows)),
-                            max_score: to.max_score.as_ref().map(|m| m.tile(b, one(), rows)),
+                        let finished = match to.filter(|_| stage.into.is_none()) {
+                            Some(to) => Some(Finished {
+                                out: to.out.tile(b, one(), rows),
+                                lse: to.lse.tile(b, one(), rows),
+                                states: to.states.as_ref().map(|s| s.tile(b, one(), rows)),
+                                entropy: to.entropy.as_ref().map(|e| e.tile(b, one(), rows)),
+                                max_score: to.max_score.as_ref().map(|m| m.tile(b, one(), rows)),
+                            }),
+                            None => None,
                         };
-                        Target {
-                            finished: stage.into.is_none().then(finished),
-                            partial: partial.as_ref().map(|p| p.tile(slot, held, rows)),
-                        }
+                        Target { finished, partial: partial.map(|p| p.tile(slot, held, rows)) }
                     };
                     let scope = self.problem.scope(b, head);
                     Forward { call, scope, rows, stage, packed_kv, target, part: 0, scratch }
@@ -344,7 +375,6 @@ impl<N: Number> Core<'_, N> {
                 |scratch| self.scratch.put_back(sizes, scratch),
             );
         }
-        Ok(())
     }
 
     /// Threads that a call is worth: to wake one up, and to wait for it, takes longer than a small call.

@@ -9,12 +9,14 @@
 //! stride rules use this position, so they keep their meaning when there are fewer queries than keys.
 
 mod bits;
+mod part;
 mod runs;
 
 use crate::error::Error;
 use crate::machine::simd::call_user;
 use crate::tensor::index::{LaneSet, RowTile, Scope, lane_range, signed};
 pub use bits::Bits;
+use part::Part;
 pub(crate) use runs::Run;
 use runs::{combine, from_ranges, monotone, push};
 use std::fmt;
@@ -65,6 +67,7 @@ enum Rule {
     },
     Bits(Bits),
     Custom(Arc<dyn MaskRule>),
+    Part(Arc<Part>),
     And(Arc<(Mask, Mask)>),
     Or(Arc<(Mask, Mask)>),
 }
@@ -236,6 +239,15 @@ impl Mask {
         }
     }
 
+    /// The mask of some rows and keys: those from `first_row` on, and `keys`, of scores with the sizes of `scope`.
+    pub(crate) fn part(&self, scope: Scope, first_row: usize, keys: Range<usize>) -> Self {
+        let whole = self.clone();
+        match &self.0 {
+            Rule::All | Rule::Nothing => whole,
+            _ => Self(Rule::Part(Arc::new(Part { whole, scope, first_row, keys }))),
+        }
+    }
+
     /// The definition: whether `key` is visible to `row`.
     ///
     /// # Panics
@@ -268,6 +280,7 @@ impl Mask {
                 rule.visible(scope, row, &mut ranges);
                 ranges.iter().any(|r| r.contains(&key))
             }
+            Rule::Part(part) => part.is_visible(scope, row, key),
             Rule::And(pair) => {
                 pair.0.is_visible(scope, row, key) && pair.1.is_visible(scope, row, key)
             }
@@ -311,6 +324,7 @@ impl Mask {
     pub(crate) fn tells_heads_apart(&self) -> bool {
         match &self.0 {
             Rule::Bits(_) | Rule::Custom(_) => true,
+            Rule::Part(part) => part.whole.tells_heads_apart(),
             Rule::And(pair) | Rule::Or(pair) => {
                 pair.0.tells_heads_apart() || pair.1.tells_heads_apart()
             }
@@ -331,6 +345,7 @@ impl Mask {
         match &self.0 {
             Rule::Spans(spans) => spans.len() > 1,
             Rule::Segments(_) => true,
+            Rule::Part(part) => part.whole.tells_apart(),
             Rule::And(pair) | Rule::Or(pair) => pair.0.tells_apart() || pair.1.tells_apart(),
             _ => self.tells_heads_apart(),
         }
@@ -400,6 +415,7 @@ impl Mask {
                 }
                 from_ranges(&mut all, out);
             }
+            Rule::Part(part) => part.runs(scope, rows, out),
             Rule::And(pair) => pair.0.joined(&pair.1, scope, rows, out, |a, b| a & b),
             Rule::Or(pair) => pair.0.joined(&pair.1, scope, rows, out, |a, b| a | b),
         }
@@ -424,6 +440,7 @@ impl Mask {
         match &self.0 {
             Rule::Segments(_) => Some("segments"),
             Rule::Bits(_) => Some("bits"),
+            Rule::Part(_) => Some("a part"),
             Rule::And(pair) | Rule::Or(pair) => pair.0.by_position().or(pair.1.by_position()),
             Rule::All
             | Rule::Nothing
@@ -464,6 +481,10 @@ impl Mask {
     pub(crate) fn diagonal(&self) -> Option<(usize, Self)> {
         match &self.0 {
             Rule::Dilated(stride) => Some((*stride, Self(Rule::Nothing))),
+            Rule::Part(part) => {
+                let (stride, rest) = part.whole.diagonal()?;
+                Some((stride, rest.part(part.scope, part.first_row, part.keys.clone())))
+            }
             Rule::And(pair) | Rule::Or(pair) => {
                 let (a, b) = (pair.0.diagonal(), pair.1.diagonal());
                 let stride = a.as_ref().or(b.as_ref())?.0;
@@ -488,6 +509,8 @@ impl Mask {
         };
         match &self.0 {
             Rule::All | Rule::Nothing | Rule::Band { .. } | Rule::Custom(_) => Ok(()),
+            // Checked as the mask of the whole.
+            Rule::Part(_) => Ok(()),
             Rule::Spans(spans) => {
                 if spans.len() != 1 && spans.len() != batch {
                     let expected = (batch, "one for each item of the batch");
@@ -656,6 +679,10 @@ impl fmt::Display for Mask {
             Rule::Columns { block, width } => write!(f, "columns {width} of {block}"),
             Rule::Bits(_) => write!(f, "bits"),
             Rule::Custom(rule) => write!(f, "custom {rule:?}"),
+            Rule::Part(part) => {
+                let Part { whole, first_row, keys, .. } = &**part;
+                write!(f, "{} of rows from {first_row} and keys from {}", Nested(whole), keys.start)
+            }
             Rule::And(pair) => write!(f, "{} & {}", Nested(&pair.0), Nested(&pair.1)),
             Rule::Or(pair) => write!(f, "{} | {}", Nested(&pair.0), Nested(&pair.1)),
         }
