@@ -37,9 +37,11 @@
 //! | measure heads | [`stats`], and [`regard::AttentionView`] for single queries |
 //! | write a page | [`trace_page`], [`zoom_page_of`] |
 //! | explore a long map | [`Zoom`] |
+//! | measure what does not fit into memory | [`NpyReader`], [`BlockedRows`] |
 
 #![forbid(unsafe_code)]
 
+mod blocks;
 mod color;
 mod error;
 mod map;
@@ -58,6 +60,7 @@ mod view;
 mod write;
 mod zoom;
 
+pub use blocks::{BlockedRows, CellMaps, RowStats};
 pub use color::{Emphasis, Rgb, Theme};
 pub use error::Error;
 pub use map::{Axis, Map};
@@ -66,12 +69,12 @@ pub use measure::{
     Divergence, HeadAudit, Measure, MeasureOutput, Pattern, Pool, PooledMap, RetainedMass, Top,
     audit, diff, rollout,
 };
-pub use npy::read_npy;
+pub use npy::{NpyReader, read_npy};
 pub use page::{escaped, trace_page, zoom_page, zoom_page_of};
 pub use palette::{Palette, PaletteKind, Scale};
 pub use python::python;
 pub use scene::{Metrics, Scene};
-pub use stats::{HeadStats, stats};
+pub use stats::{HeadStats, HeadSums, stats};
 pub use text::printable;
 pub use trace::{Inputs, Labels, Layer, LayerData, Site, Trace, Weights};
 pub use view::{

@@ -5,7 +5,8 @@
 
 use crate::error::Error;
 use regard::f16;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 
 /// Bytes of the line that says what follows, at most; NumPy itself refuses more than 10000.
 const LINE: u32 = 1 << 14;
@@ -19,54 +20,133 @@ const SHOWN: usize = 40;
 ///
 /// Whatever the bytes are, the worst that can happen is an error. It does not name the file, which is not known here.
 pub fn read_npy(mut from: impl Read, there: Option<u64>) -> Result<(Vec<f32>, [usize; 3]), Error> {
-    let (line, start) = line(&mut from)?;
-    let Header { descr, fortran_order, shape } = Reader { line: &line, at: 0 }.header()?;
-    let (size, number): (usize, fn(&[u8]) -> f32) = match descr {
-        "<f2" => (2, |b| f16::from_le_bytes([b[0], b[1]]).to_f32()),
-        "<f4" => (4, |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-        #[expect(clippy::cast_possible_truncation, reason = "pictures show no more digits")]
-        "<f8" => {
-            (8, |b| f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32)
-        }
-        other => {
-            let why = "give little-endian float32, float64 or float16";
-            return Err(Error::format("descr", format!("{:?}; {why}", start_of(other))));
-        }
-    };
-    if fortran_order {
-        let why = "True: Fortran order; save numpy.ascontiguousarray(x)";
-        return Err(Error::format("fortran_order", why));
+    let content = Content::read(&mut from)?;
+    let needed = content.bytes(there)?;
+    let data = numbers(from.take(needed as u64), content.size, content.number)?;
+    if data.len() != needed / content.size {
+        return Err(content.short((data.len() * content.size) as u64));
     }
-    let axes = match shape.as_slice() {
-        [len, dim] => [1, *len, *dim],
-        [heads, len, dim] | [1, heads, len, dim] => [*heads, *len, *dim],
-        _ => {
-            let why = "give [len, dim], [heads, len, dim] or [1, heads, len, dim]";
-            return Err(Error::format("shape", format!("{shape:?}; {why}")));
-        }
-    };
-    if axes.contains(&0) {
-        return Err(Error::format("shape", format!("{shape:?}: there is nothing in it")));
+    Ok((data, content.axes))
+}
+
+/// An array that is read in parts, as `[heads, len, dim]` like [`read_npy`]: for files that are larger than memory.
+#[derive(Debug)]
+pub struct NpyReader<R> {
+    from: R,
+    content: Content,
+}
+
+impl<R: Read + Seek> NpyReader<R> {
+    /// Reads what the array is, and checks that all of it is there.
+    pub fn new(mut from: R) -> Result<Self, Error> {
+        let content = Content::read(&mut from)?;
+        let there = from.seek(SeekFrom::End(0)).map_err(|e| failed(&e))?;
+        content.bytes(Some(there))?;
+        Ok(Self { from, content })
     }
-    let bytes = axes.iter().try_fold(size, |n, axis| n.checked_mul(*axis));
-    let short = |held: u64| {
-        let needed = bytes.map_or_else(|| "more than memory has".into(), |n| n.to_string());
-        let why = "a part is missing; save it again";
+
+    /// Heads, positions and features.
+    #[must_use]
+    pub fn shape(&self) -> [usize; 3] {
+        self.content.axes
+    }
+
+    /// Some positions of some heads, `[heads, positions, dim]`.
+    pub fn positions(
+        &mut self,
+        heads: Range<usize>,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>, Error> {
+        let Content { size, number, axes: [all_heads, len, dim], start, .. } = self.content;
+        for (axis, range, len) in [("heads", &heads, all_heads), ("positions", &range, len)] {
+            if range.start > range.end || range.end > len {
+                let what = format!("{axis} {}..{}", range.start, range.end);
+                return Err(Error::NotThere { what, there: format!("0..{len}") });
+            }
+        }
+        let mut all = Vec::new();
+        for head in heads {
+            let first = start + ((head * len + range.start) * dim * size) as u64;
+            self.from.seek(SeekFrom::Start(first)).map_err(|e| failed(&e))?;
+            let bytes = (range.len() * dim * size) as u64;
+            let data = numbers(self.from.by_ref().take(bytes), size, number)?;
+            if data.len() != range.len() * dim {
+                return Err(self.content.short(first - start + (data.len() * size) as u64));
+            }
+            all.extend(data);
+        }
+        Ok(all)
+    }
+}
+
+/// What a file holds, and where.
+#[derive(Debug)]
+struct Content {
+    /// Bytes of a number.
+    size: usize,
+    number: fn(&[u8]) -> f32,
+    axes: [usize; 3],
+    /// Where the numbers start.
+    start: u64,
+    /// As the file says it, for errors.
+    told: String,
+}
+
+impl Content {
+    fn read(from: &mut impl Read) -> Result<Self, Error> {
+        let (line, start) = line(from)?;
+        let Header { descr, fortran_order, shape } = Reader { line: &line, at: 0 }.header()?;
+        let (size, number): (usize, fn(&[u8]) -> f32) = match descr {
+            "<f2" => (2, |b| f16::from_le_bytes([b[0], b[1]]).to_f32()),
+            "<f4" => (4, |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+            #[expect(clippy::cast_possible_truncation, reason = "pictures show no more digits")]
+            "<f8" => {
+                (8, |b| f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32)
+            }
+            other => {
+                let why = "give little-endian float32, float64 or float16";
+                return Err(Error::format("descr", format!("{:?}; {why}", start_of(other))));
+            }
+        };
+        if fortran_order {
+            let why = "True: Fortran order; save numpy.ascontiguousarray(x)";
+            return Err(Error::format("fortran_order", why));
+        }
+        let axes = match shape.as_slice() {
+            [len, dim] => [1, *len, *dim],
+            [heads, len, dim] | [1, heads, len, dim] => [*heads, *len, *dim],
+            _ => {
+                let why = "give [len, dim], [heads, len, dim] or [1, heads, len, dim]";
+                return Err(Error::format("shape", format!("{shape:?}; {why}")));
+            }
+        };
+        if axes.contains(&0) {
+            return Err(Error::format("shape", format!("{shape:?}: there is nothing in it")));
+        }
+        Ok(Self { size, number, axes, start, told: format!("{shape:?} of {descr}") })
+    }
+
+    /// Bytes of all numbers; refuses a file of `there` bytes that has fewer.
+    fn bytes(&self, there: Option<u64>) -> Result<usize, Error> {
+        let held = there.map(|there| there.saturating_sub(self.start));
+        match (self.needed(), held) {
+            (Some(needed), held) if held.is_none_or(|held| needed as u64 <= held) => Ok(needed),
+            (_, held) => Err(self.short(held.unwrap_or(0))),
+        }
+    }
+
+    fn needed(&self) -> Option<usize> {
+        self.axes.iter().try_fold(self.size, |n, axis| n.checked_mul(*axis))
+    }
+
+    fn short(&self, held: u64) -> Error {
+        let needed = self.needed().map_or_else(|| "more than memory has".into(), |n| n.to_string());
+        let (told, why) = (&self.told, "a part is missing; save it again");
         Error::format(
             "shape",
-            format!("{shape:?} of {descr} takes {needed} bytes, the file has {held} for it: {why}"),
+            format!("{told} takes {needed} bytes, the file has {held} for it: {why}"),
         )
-    };
-    let held = there.map(|there| there.saturating_sub(start));
-    let needed = match (bytes, held) {
-        (Some(needed), held) if held.is_none_or(|held| needed as u64 <= held) => needed,
-        (_, held) => return Err(short(held.unwrap_or(0))),
-    };
-    let data = numbers(from.take(needed as u64), size, number)?;
-    if data.len() != needed / size {
-        return Err(short((data.len() * size) as u64));
     }
-    Ok((data, axes))
 }
 
 /// The line that says what follows, and where that starts.
@@ -239,6 +319,7 @@ impl<'t> Reader<'t> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::io::Cursor;
 
     /// A file as NumPy writes it.
     fn file(version: u8, header: &str, data: &[u8]) -> Vec<u8> {
@@ -252,6 +333,11 @@ mod tests {
         let told = read_npy(bytes, Some(bytes.len() as u64));
         // From a pipe nobody knows how much will come.
         assert_eq!(told.as_ref().ok(), read_npy(bytes, None).as_ref().ok());
+        let parts = NpyReader::new(Cursor::new(bytes)).and_then(|mut reader| {
+            let shape = reader.shape();
+            Ok((reader.positions(0..shape[0], 0..shape[1])?, shape))
+        });
+        assert_eq!(parts, told);
         told
     }
 
@@ -274,6 +360,22 @@ mod tests {
         // Another array may follow.
         let more = [f4.clone(), f4].concat();
         assert_eq!(read(&file(1, &header("<f4"), &more)).unwrap().0.len(), 2);
+    }
+
+    #[test]
+    fn some_positions_and_heads_are_read() {
+        let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3, 2)}";
+        let data: Vec<u8> = (0..12u8).flat_map(|i| f32::from(i).to_le_bytes()).collect();
+        let bytes = file(1, header, &data);
+        let mut reader = NpyReader::new(Cursor::new(&bytes)).unwrap();
+        let read = reader.positions(0..2, 1..3).unwrap();
+        assert_eq!(read, [2.0, 3.0, 4.0, 5.0, 8.0, 9.0, 10.0, 11.0]);
+        assert_eq!(reader.positions(1..2, 0..1).unwrap(), [6.0, 7.0]);
+        assert_eq!(reader.positions(0..2, 2..2).unwrap(), [0.0; 0]);
+        let error = reader.positions(0..2, 1..4).unwrap_err().to_string();
+        assert!(error.contains("positions 1..4") && error.contains("0..3"), "{error}");
+        let error = reader.positions(2..3, 0..1).unwrap_err().to_string();
+        assert!(error.contains("heads 2..3") && error.contains("0..2"), "{error}");
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub fn stats(
                     })
                 };
                 let of_head = |head| (0..q_len).filter_map(|i| row(head * q_len + i)).collect();
-                (0..layer.data.heads()).map(of_head).collect()
+                (0..layer.data.heads()).map(of_head).collect::<Vec<HeadSums>>()
             }
             LayerData::Weights(weights) => {
                 let [heads, q_len, _] = weights.shape;
@@ -67,31 +67,80 @@ pub fn stats(
                 (0..heads).map(of_head).collect()
             }
         };
-        let sums: Vec<Vec<[f64; 5]>> = sums;
-        all.extend(sums.iter().enumerate().map(|(head, rows)| HeadStats::of(site(head), rows)));
+        all.extend(sums.iter().enumerate().map(|(head, sums)| sums.stats(site(head))));
         progress(i + 1, trace.layers.len());
     }
     Ok(all)
 }
 
+/// What the statistics of a head are made of: sums over rows, which can be computed apart from each other and added.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadSums {
+    rows: f64,
+    /// Entropy, distance, weight of the first key, largest weight.
+    sums: [f64; 4],
+    max_score: f64,
+}
+
+impl Default for HeadSums {
+    fn default() -> Self {
+        Self { rows: 0.0, sums: [0.0; 4], max_score: f64::NAN }
+    }
+}
+
+impl FromIterator<[f64; 5]> for HeadSums {
+    /// Of rows: the numbers of [`HeadStats`] and the highest score.
+    fn from_iter<I: IntoIterator<Item = [f64; 5]>>(rows: I) -> Self {
+        let mut all = Self::default();
+        for [entropy, distance, first, largest, max_score] in rows {
+            all.add(&Self { rows: 1.0, sums: [entropy, distance, first, largest], max_score });
+        }
+        all
+    }
+}
+
+impl HeadSums {
+    /// How many numbers it is.
+    pub const LEN: usize = 6;
+
+    /// Adds the sums of other rows.
+    pub fn add(&mut self, other: &Self) {
+        self.rows += other.rows;
+        self.sums.iter_mut().zip(other.sums).for_each(|(sum, x)| *sum += x);
+        self.max_score = self.max_score.max(other.max_score);
+    }
+
+    /// As numbers, to be sent to another process.
+    #[must_use]
+    pub fn to_array(self) -> [f64; Self::LEN] {
+        let Self { rows, sums: [a, b, c, d], max_score } = self;
+        [rows, a, b, c, d, max_score]
+    }
+
+    /// The inverse.
+    #[must_use]
+    pub fn from_array([rows, a, b, c, d, max_score]: [f64; Self::LEN]) -> Self {
+        Self { rows, sums: [a, b, c, d], max_score }
+    }
+
+    /// The means.
+    #[must_use]
+    pub fn stats(&self, site: Site) -> HeadStats {
+        let [entropy, distance, first, largest] = self.sums.map(|sum| sum / self.rows);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a count of rows"
+        )]
+        let queries = self.rows as usize;
+        let (keys, max_score) = (entropy.exp(), self.max_score);
+        HeadStats { site, queries, entropy, keys, distance, first, largest, max_score }
+    }
+}
+
 impl HeadStats {
     /// The names of the numbers, as they are printed.
     pub const NAMES: [&'static str; 5] = ["entropy", "keys", "distance", "first", "largest"];
-
-    fn of(site: Site, rows: &[[f64; 5]]) -> Self {
-        let mean = |i: usize| rows.iter().map(|row| row[i]).sum::<f64>() / rows.len() as f64;
-        let entropy = mean(0);
-        Self {
-            site,
-            queries: rows.len(),
-            entropy,
-            keys: entropy.exp(),
-            distance: mean(1),
-            first: mean(2),
-            largest: mean(3),
-            max_score: rows.iter().map(|row| row[4]).fold(f64::NAN, f64::max),
-        }
-    }
 
     /// One head in several traces: means over all queries, and the highest score of any. `None` of nothing.
     #[must_use]

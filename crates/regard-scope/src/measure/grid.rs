@@ -4,6 +4,17 @@ use regard::inspect::{WEIGHT_TILE_ROWS, WeightTile};
 use regard::{AttentionView, Number};
 use std::ops::Range;
 
+/// What a view is a part of: a map of some rows and keys of a larger call.
+#[derive(Clone, Debug)]
+pub(crate) struct MapPart {
+    pub(crate) rows: Range<usize>,
+    pub(crate) keys: Range<usize>,
+    /// The row and the key of the larger call that are row 0 and key 0 of the view.
+    pub(crate) first: [usize; 2],
+    /// Of the map, at most.
+    pub(crate) cells: [usize; 2],
+}
+
 /// A grid of cells over some queries and keys.
 #[derive(Clone, Debug)]
 pub(super) struct Grid {
@@ -13,41 +24,54 @@ pub(super) struct Grid {
     max: bool,
 }
 
-/// A range, cut into cells as equal as possible.
+/// A range, cut into cells as equal as possible; of these, the ones that a view has.
 #[derive(Clone, Debug)]
 struct Cut {
     /// May reach beyond the last index.
     range: Range<usize>,
     /// At least 1, at most the length of the range.
     of_range: usize,
+    /// Where in the range index 0 of the view stands.
+    offset: usize,
+    /// The first one that the view has.
+    first: usize,
     /// Those that hold an existing index.
     cells: usize,
 }
 
 impl Cut {
-    /// `None` if there is no cell; indices end at `end`.
-    fn new(range: Range<usize>, cells: usize, end: usize) -> Option<Self> {
+    /// The cells of the indices `own` of a view; index 0 stands at `offset` of the range. `None` if there is no cell.
+    fn new(
+        range: Range<usize>,
+        cells: usize,
+        (own, offset): (Range<usize>, usize),
+    ) -> Option<Self> {
+        let end = offset.checked_add(own.end)?;
         // Bounds the product of an index and a number of cells.
         let range = range.start..range.end.min(range.start.saturating_add(1 << 31).max(end));
         let of_range = cells.min(range.len());
-        if range.start >= end.min(range.end) || of_range == 0 {
+        if own.is_empty() || of_range == 0 {
             return None;
         }
-        let mut cut = Self { range, of_range, cells: of_range };
-        cut.cells = cut.cell(end.min(cut.range.end) - 1) + 1;
+        let mut cut = Self { range, of_range, offset, first: 0, cells: of_range };
+        cut.first = cut.cell(own.start);
+        cut.cells = cut.cell(own.end - 1) + 1;
         Some(cut)
     }
 
     /// The cell of an index.
     fn cell(&self, i: usize) -> usize {
-        let (i, n) = (i - self.range.start, self.range.len());
-        if self.of_range == n { i } else { i * self.of_range / n }
+        let (i, n) = (i + self.offset - self.range.start, self.range.len());
+        (if self.of_range == n { i } else { i * self.of_range / n }) - self.first
     }
 
-    /// The indices of a cell.
+    /// The indices of a cell, those before the view left out.
     fn of_cell(&self, cell: usize) -> Range<usize> {
         let n = self.range.len();
-        let begin = |cell: usize| self.range.start + (cell * n).div_ceil(self.of_range);
+        let begin = |cell: usize| {
+            let begin = ((self.first + cell) * n).div_ceil(self.of_range);
+            (self.range.start + begin).saturating_sub(self.offset)
+        };
         begin(cell)..begin(cell + 1)
     }
 }
@@ -62,12 +86,23 @@ impl Grid {
     ) -> Option<Self> {
         let scope = view.problem().scope(batch, 0);
         let [rows, keys] = view.ranges();
-        let rows = Cut::new(rows.unwrap_or(0..scope.q_len), cells[0], scope.q_len)?;
-        Some(Self {
-            rows,
-            keys: Cut::new(keys.unwrap_or(0..scope.k_len), cells[1], scope.k_len)?,
-            max,
-        })
+        let (own_rows, own_keys) = (view.rows_of(batch).0, view.keys_of(batch));
+        let rows = Cut::new(rows.unwrap_or(0..scope.q_len), cells[0], (own_rows, 0))?;
+        let keys = Cut::new(keys.unwrap_or(0..scope.k_len), cells[1], (own_keys, 0))?;
+        Some(Self { rows, keys, max })
+    }
+
+    /// The cells of a larger map that the rows and keys of a view fall into, with the largest weight of each.
+    pub(super) fn of_part<N: Number>(view: &AttentionView<'_, N>, part: &MapPart) -> Option<Self> {
+        let MapPart { rows, keys, first, cells } = part;
+        let rows = Cut::new(rows.clone(), cells[0], (view.rows_of(0).0, first[0]))?;
+        let keys = Cut::new(keys.clone(), cells[1], (view.keys_of(0), first[1]))?;
+        Some(Self { rows, keys, max: true })
+    }
+
+    /// The first cell down and across, among those of the whole.
+    pub(super) fn first(&self) -> [usize; 2] {
+        [self.rows.first, self.keys.first]
     }
 
     /// Rows and columns of cells.

@@ -9,6 +9,7 @@ mod rollout;
 pub use audit::{HeadAudit, Pattern, RetainedMass, audit};
 pub use diff::{Divergence, diff};
 use grid::Grid;
+pub(crate) use grid::MapPart;
 use pass::Strip;
 use regard::{AttentionView, Error, Mask, Number};
 pub use rollout::rollout;
@@ -42,6 +43,17 @@ pub struct Measure {
     top: Option<usize>,
     pooled: Vec<([usize; 2], Pool)>,
     masks: Vec<Mask>,
+    some_keys: Option<SomeKeys>,
+    part: Option<MapPart>,
+}
+
+/// What a view has of the keys of its rows. Distances are sums then, not divided by the weight of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SomeKeys {
+    /// The first ones, and the sinks with them.
+    First,
+    /// Others.
+    Later,
 }
 
 /// What a cell of a pooled attention map holds of its weights; those of masked pairs are 0.
@@ -100,6 +112,16 @@ impl Measure {
         self
     }
 
+    /// Of a view that has some of the keys of its rows: sums, to be added to those of other keys.
+    pub(crate) fn of_some_keys(self, some: SomeKeys) -> Self {
+        Self { some_keys: Some(some), ..self }
+    }
+
+    /// The largest weights in the cells of a map that the view is a part of.
+    pub(crate) fn part_of_map(self, part: MapPart) -> Self {
+        Self { part: Some(part), ..self }
+    }
+
     /// Computes the statistics.
     pub fn of<N: Number>(&self, view: &AttentionView<'_, N>) -> Result<MeasureOutput<N>, Error> {
         self.weighted(view, None)
@@ -146,8 +168,9 @@ impl Measure {
 
     /// Whether a pass over all pairs is needed.
     fn reads_all(&self) -> bool {
-        let Self { entropy, mean_distance, col_sum, top, pooled, sink_mass: _, masks: _ } = self;
-        *entropy || *mean_distance || *col_sum || top.is_some() || !pooled.is_empty()
+        let Self { entropy, mean_distance, col_sum, top, pooled, part, .. } = self;
+        let maps = !pooled.is_empty() || part.is_some();
+        *entropy || *mean_distance || *col_sum || top.is_some() || maps
     }
 
     fn empty<N: Number>(&self, view: &AttentionView<'_, N>) -> MeasureOutput<N> {
@@ -155,12 +178,13 @@ impl Measure {
         MeasureOutput { top: Top { k, ..Top::default() }, ..MeasureOutput::default() }
     }
 
-    /// The grids of a head: the column sums, then the pooled maps; none where there is no cell.
+    /// The grids of a head: the column sums, the part of a map, then the pooled maps; none where there is no cell.
     fn grids<N: Number>(&self, view: &AttentionView<'_, N>, batch: usize) -> Vec<Option<Grid>> {
         let col_sum = self.col_sum.then(|| Grid::new(view, batch, [1, usize::MAX], false));
         let pooled = self.pooled.iter();
         let pooled = pooled.map(|(cells, pool)| Grid::new(view, batch, *cells, *pool == Pool::Max));
-        col_sum.into_iter().chain(pooled).collect()
+        let part = self.part.as_ref().map(|part| Grid::of_part(view, part));
+        col_sum.into_iter().chain(part).chain(pooled).collect()
     }
 
     /// Adds the strips of one head.
@@ -175,7 +199,9 @@ impl Measure {
             if self.entropy {
                 to.entropy.extend(strip.entropy());
             }
-            if self.mean_distance {
+            if self.some_keys.is_some() {
+                to.mean_distance.extend(strip.distance_sums());
+            } else if self.mean_distance {
                 to.mean_distance.extend(strip.mean_distance());
             }
         }
@@ -189,6 +215,13 @@ impl Measure {
         if self.col_sum {
             let sums = grids.next().flatten().map(|(_, sums)| narrow(sums));
             to.col_sum.extend(sums.unwrap_or_else(|| vec![N::zero(); view.keys_of(batch).len()]));
+        }
+        if self.part.is_some() {
+            let cells = grids.next().flatten().map(|(grid, values)| {
+                let [rows, cols] = grid.size();
+                (grid.first(), PooledMap { rows, cols, values: narrow(values) })
+            });
+            to.parts.extend(cells);
         }
         for (grid, (_, pool)) in grids.zip(&self.pooled) {
             to.pooled.push(match grid {
@@ -226,6 +259,8 @@ pub struct MeasureOutput<N> {
     pub pooled: Vec<PooledMap<N>>,
     /// `[heads, rows]` for each mask.
     pub masses: Vec<Vec<N>>,
+    /// For each head the cells of a map that the view is a part of, and which of them is the first.
+    pub(crate) parts: Vec<([usize; 2], PooledMap<N>)>,
 }
 
 /// The largest weights of each query.

@@ -1,7 +1,7 @@
 //! The pass over the weights: strips of queries on all threads, tile by tile.
 
-use super::Measure;
 use super::grid::{Cells, Grid};
+use super::{Measure, SomeKeys};
 use regard::inspect::{WEIGHT_TILE_ROWS, WeightTile};
 use regard::{AttentionView, Error, Isa, Number};
 use std::f64::consts::LN_2;
@@ -49,7 +49,7 @@ pub(super) fn run<N: Number>(
                 let mut visit =
                     |tile: WeightTile<'_, N>| strip.add(&tile, grids, counts, part.machine().isa);
                 part.for_each_tile(scratch, &mut visit);
-                strip.finish(part);
+                strip.finish(part, measure);
                 strip
             },
         );
@@ -136,8 +136,9 @@ impl<N: Number> Strip<N> {
     }
 
     /// Adds the sinks to the entropies, and sorts the largest weights.
-    fn finish(&mut self, part: &AttentionView<'_, N>) {
-        if let Some(log_sum) = &mut self.log_sum {
+    fn finish(&mut self, part: &AttentionView<'_, N>, measure: &Measure) {
+        let sinks = measure.some_keys != Some(SomeKeys::Later);
+        if let Some(log_sum) = self.log_sum.as_mut().filter(|_| sinks) {
             let sinks = part.sink_log2_weights();
             for (sum, log) in log_sum.as_flattened_mut().iter_mut().zip(sinks) {
                 *sum = *sum + times_log(log.exp2(), log);
@@ -159,10 +160,14 @@ impl<N: Number> Strip<N> {
         bits.iter().map(nats).map(|nats| if nats < N::zero() { N::zero() } else { nats })
     }
 
+    /// Sums of `a |key - position|`.
+    pub(super) fn distance_sums(&self) -> &[N] {
+        self.distance.as_ref().map_or(&[][..], |sums| self.rows(sums))
+    }
+
     pub(super) fn mean_distance(&self) -> impl Iterator<Item = N> + '_ {
-        let sums = self.distance.as_ref().map_or(&[][..], |sums| self.rows(sums));
         let mean = |(sum, mass): (&N, &N)| if *mass == N::zero() { *sum } else { *sum / *mass };
-        sums.iter().zip(self.rows(&self.mass)).map(mean)
+        self.distance_sums().iter().zip(self.rows(&self.mass)).map(mean)
     }
 }
 
