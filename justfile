@@ -111,6 +111,15 @@ web:
     cargo build --release --locked -p regard-cli
     crates/regard-scope/web/run target/release/regard
 
+# A training run on MPI ranks that are killed 20 times, with another number of ranks each time
+kills count="20":
+    REGARD_KILLS={{count}} cargo test -p regard-cli --all-features --locked --test mpi -- --nocapture killed
+
+# Ranks on two hosts with a slow network between them (network namespaces; root), a rank that is stopped, a link that goes down
+network:
+    cargo build --release --locked -p regard-cli --features mpi
+    bench/network target/release/regard
+
 # The inner loops of the engine as they are compiled, against their record; `just leaves --update` writes it
 leaves *args:
     bench/leaves.py {{args}}

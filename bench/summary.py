@@ -16,17 +16,19 @@ def main(run: str, command: str, test: str = "null") -> None:
     folder = Path(run)
     settings = tomllib.loads((folder / "settings.toml").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    times = [json.loads(line) for line in (folder / "times.jsonl").read_text().splitlines()]
+    seconds = {line["step"]: line["seconds"] for line in times}
     steps = [line for line in lines if "loss" in line]
     validations = [line for line in lines if "validation_loss" in line]
     best = [line for line in validations if line["best"]][-1:]
-    rates = sorted(line["tokens_per_second"] for line in steps)
-    keys = ["step", "validation_loss", "validation_perplexity", "score", "chrf", "seconds"]
-    brief = lambda line: {key: round(line[key], 4) for key in keys if key in line}
+    rates = sorted(line["tokens_per_second"] for line in times if "tokens_per_second" in line)
+    keys = ["step", "validation_loss", "validation_perplexity", "score", "chrf"]
+    brief = lambda line: {key: round(line[key], 4) for key in keys if key in line} | {"seconds": round(seconds[line["step"]], 4)}
     summary = {
         "command": command,
         "seed": settings["seed"],
         "steps": lines[-1]["step"],
-        "seconds": round(lines[-1]["seconds"]),
+        "seconds": round(times[-1]["seconds"]),
         "tokens_per_second": round(rates[len(rates) // 2]),
         "best": brief(best[0]) if best else None,
         "test": json.loads(test),

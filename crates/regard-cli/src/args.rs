@@ -113,6 +113,7 @@ impl Verb {
             Self::Diff(args) => args.threads.count,
             Self::Bench(BenchVerb::Run(args)) => args.threads.iter().copied().max(),
             Self::Bench(BenchVerb::Suite(args)) => args.threads.count,
+            Self::Bench(BenchVerb::Ranks(args)) => args.threads.count,
             #[cfg(feature = "models")]
             Self::Models(verb) => verb.threads().count,
             #[cfg(feature = "train")]
@@ -288,6 +289,25 @@ pub(crate) struct PlanArgs {
     /// Instruction set, one of those that `regard info` lists [default: the best]
     #[arg(long, value_name = "NAME")]
     pub(crate) isa: Option<String>,
+    /// Also estimate the call spread over up to N machines
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) ranks: Option<usize>,
+    /// Network of a machine in bits per second and direction, for example 1G or 100G
+    #[arg(long, value_name = "RATE", default_value = "10G", value_parser = bits, requires = "ranks")]
+    pub(crate) network: f64,
+    /// Attention GFLOP/s of a machine [default: measured on this one]
+    #[arg(long, value_name = "X", requires = "ranks")]
+    pub(crate) gflops: Option<f64>,
+}
+
+/// Bits per second with a unit.
+fn bits(text: &str) -> Result<f64, String> {
+    let units = [("M", 1e6), ("G", 1e9)];
+    let found = units.into_iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)));
+    match found.map(|(number, unit)| (number.parse::<f64>(), unit)) {
+        Some((Ok(number), unit)) if number > 0.0 && number.is_finite() => Ok(number * unit),
+        _ => Err("give a number above 0 with M or G, for example 10G".into()),
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -405,8 +425,10 @@ pub(crate) struct LookArgs {
     pub(crate) log: bool,
     #[command(flatten)]
     pub(crate) show: ShowArgs,
+    #[command(flatten)]
+    pub(crate) mpi: MpiArgs,
     /// Serve a zoomable map on localhost until Ctrl-C
-    #[arg(long, conflicts_with_all = ["out", "view", "rows", "log", "theme", "width"])]
+    #[arg(long, conflicts_with_all = ["out", "view", "rows", "log", "theme", "width", "mpi"])]
     pub(crate) serve: bool,
     /// Port [default: any free one]
     #[arg(
@@ -428,6 +450,8 @@ pub(crate) struct StatsArgs {
     pub(crate) view: Option<String>,
     #[command(flatten)]
     pub(crate) show: ShowArgs,
+    #[command(flatten)]
+    pub(crate) mpi: MpiArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -475,6 +499,77 @@ pub(crate) enum BenchVerb {
         after_long_help = "Examples:\n  regard bench suite --out suite.jsonl --threads 2 --python ENV/bin/python"
     )]
     Suite(SuiteArgs),
+    /// Measure attention over one sequence that is spread over the ranks of an MPI job
+    #[command(
+        after_long_help = "Examples:\n  mpirun -n 4 --bind-to none regard bench ranks --mpi --queries 131072 --scheme ring"
+    )]
+    Ranks(RanksArgs),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scheme {
+    /// Keys and values are gathered; the same bits for any number of ranks
+    Gather,
+    /// Keys and values go round in a ring, with less memory
+    Ring,
+}
+
+impl Scheme {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Gather => "gather",
+            Self::Ring => "ring",
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RanksArgs {
+    /// Length of the sequence
+    #[arg(long, value_name = "N", default_value = "16384", value_parser = count)]
+    pub(crate) queries: usize,
+    /// Query heads
+    #[arg(long, value_name = "N", default_value = "8", value_parser = count)]
+    pub(crate) heads: usize,
+    /// Key and value heads, a divisor of --heads [default: as --heads]
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) kv_heads: Option<usize>,
+    /// Head dimension
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count)]
+    pub(crate) dim: usize,
+    /// Element type
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    pub(crate) dtype: Dtype,
+    /// Attention mask
+    #[arg(long, value_name = "RULES", default_value = "causal", long_help = regard_scope::MASK_HELP)]
+    pub(crate) mask: String,
+    /// How keys and values reach the ranks
+    #[arg(long, value_enum, default_value_t = Scheme::Gather)]
+    pub(crate) scheme: Scheme,
+    /// Calls, of which the fastest counts
+    #[arg(long, value_name = "N", default_value = "3", value_parser = count)]
+    pub(crate) repeat: usize,
+    /// Network of a rank in bits per second and direction, for the prediction
+    #[arg(long, value_name = "RATE", default_value = "10G", value_parser = bits)]
+    pub(crate) network: f64,
+    /// Attention GFLOP/s of a rank, for the prediction [default: measured on all ranks at once]
+    #[arg(long, value_name = "X")]
+    pub(crate) gflops: Option<f64>,
+    #[command(flatten)]
+    pub(crate) mpi: MpiArgs,
+    #[command(flatten)]
+    pub(crate) threads: ThreadsArg,
+}
+
+/// Ranks of a job that this process is one of.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct MpiArgs {
+    /// Use all ranks of an MPI job; needs a program built with the feature mpi
+    #[arg(long)]
+    pub(crate) mpi: bool,
+    /// Time that a rank waits for the others before it ends the job
+    #[arg(long, value_name = "SECONDS", default_value_t = 300.0, requires = "mpi")]
+    pub(crate) mpi_timeout: f64,
 }
 
 #[derive(Debug, clap::Args)]

@@ -49,6 +49,18 @@ pub(crate) struct PlanJob {
     pub(crate) sinks: bool,
     pub(crate) bias: bool,
     pub(crate) machine: Machine,
+    pub(crate) spread: Option<SpreadJob>,
+}
+
+/// Machines that a call is to be spread over.
+#[derive(Debug)]
+pub(crate) struct SpreadJob {
+    /// The most of them.
+    pub(crate) ranks: usize,
+    /// Bytes a second of the network of each.
+    pub(crate) network: f64,
+    /// FLOP/s of each, where they are given.
+    pub(crate) flops: Option<f64>,
 }
 
 /// What `regard steps` shows.
@@ -102,7 +114,20 @@ pub(crate) fn plan(args: PlanArgs) -> Result<PlanJob> {
         sinks: args.sinks,
         bias: args.bias,
         machine: machine(args.isa.as_deref())?,
+        spread: args.ranks.map(|ranks| spread(ranks, args.network, args.gflops)).transpose()?,
     })
+}
+
+/// FLOP/s, where they are given.
+pub(crate) fn flops(gflops: Option<f64>) -> Result<Option<f64>> {
+    if let Some(x) = gflops.filter(|x| !x.is_finite() || *x <= 0.0) {
+        bail!("--gflops {x}: must be a number above 0");
+    }
+    Ok(gflops.map(|x| 1e9 * x))
+}
+
+fn spread(ranks: usize, network: f64, gflops: Option<f64>) -> Result<SpreadJob> {
+    Ok(SpreadJob { ranks, network: network / 8.0, flops: flops(gflops)? })
 }
 
 /// Numbers that `regard plan` holds at once: no tensor, but a row of one, and a number for each head.

@@ -15,10 +15,12 @@ mod info;
 mod job;
 #[cfg(feature = "lab")]
 mod lab;
+mod long_arrays;
 mod look;
 #[cfg(feature = "models")]
 mod models;
 mod plan;
+mod ranks;
 mod say;
 mod serve;
 mod show;
@@ -61,7 +63,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Err(error) if is_broken_pipe(&error) => 0,
         Err(error) => {
             say::error(format_args!("error: {}", chain(&error)));
-            if error.is::<status::Negative>() { status::NEGATIVE } else { status::FAILURE }
+            status::of(&error)
         }
     }
 }
@@ -90,6 +92,7 @@ fn run_verb(Args { verb, format, .. }: Args) -> Result<()> {
         Verb::Bench(BenchVerb::List(args)) => bench::list(&args, format),
         Verb::Bench(BenchVerb::Run(args)) => bench::run(job::bench(*args)?, format),
         Verb::Bench(BenchVerb::Suite(args)) => bench::run(job::bench_suite(args)?, format),
+        Verb::Bench(BenchVerb::Ranks(args)) => bench::ranks::run(&args, format),
         #[cfg(feature = "models")]
         Verb::Models(verb) => models::run(&verb, format),
         #[cfg(feature = "train")]

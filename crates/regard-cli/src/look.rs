@@ -1,6 +1,8 @@
 //! `regard look`: what heads look at.
 
 use crate::args::{Format, LookArgs, ViewArg};
+use crate::long_arrays::LongArrays;
+use crate::ranks::on_ranks;
 use crate::serve;
 use crate::show::{Target, progress, show, style, told};
 use crate::source;
@@ -23,7 +25,25 @@ const DECADES: f32 = 6.0;
 pub(crate) fn run(args: &LookArgs, format: Format) -> Result<()> {
     let target = Target::of(args.show.out.as_deref())?;
     check(args, target, format)?;
-    let trace = source::read(&args.source)?;
+    if !args.mpi.mpi {
+        return on_ranks(args.mpi, |_| draw(source::read(&args.source)?, args, (target, format)));
+    }
+    on_ranks(args.mpi, |ranks| {
+        let mut arrays = LongArrays::open(&args.source)?;
+        let one = args.head.is_some() || arrays.heads() == 1 || args.view.is_some_and(of_one_head);
+        let cells = if one { CELLS } else { FEW_CELLS };
+        let head = one.then_some(args.head.unwrap_or(0));
+        let trace = arrays.trace(&*ranks, (head, args.rows.clone()), cells)?;
+        if ranks.rank() == 0 { draw(trace, args, (target, format)) } else { Ok(()) }
+    })
+}
+
+/// Whether a view shows one head, the first if nobody names another.
+fn of_one_head(view: ViewArg) -> bool {
+    view != ViewArg::Grid
+}
+
+fn draw(trace: Trace, args: &LookArgs, (target, format): (Target, Format)) -> Result<()> {
     let machine = Machine::detect();
     let sites = chosen(&trace, args)?;
     let first = trace.sites().iter().position(|site| *site == sites[0]).unwrap_or(0);
@@ -52,6 +72,7 @@ fn check(args: &LookArgs, target: Target, format: Format) -> Result<()> {
     let zooms = args.view == Some(ViewArg::Zoom);
     let some = args.layer.is_some() || args.head.is_some() || args.kind.is_some();
     let mute = match (target, format) {
+        _ if args.mpi.mpi && zooms => Some("--view zoom: not with --mpi; leave one of them out"),
         _ if args.serve && format == Format::Json => {
             Some("--serve answers a browser; leave --format out")
         }
@@ -101,7 +122,8 @@ fn map(
     (site, cells): (&Site, usize),
 ) -> Result<Map> {
     let rows = trace.layer(site)?.data.size()[0];
-    let rows = args.rows.clone().unwrap_or(0..rows);
+    // With --mpi a trace has these rows alone.
+    let rows = args.rows.clone().filter(|_| !args.mpi.mpi).unwrap_or(0..rows);
     Ok(trace.map(machine, site, rows, [cells; 2])?)
 }
 

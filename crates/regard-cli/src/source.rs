@@ -12,7 +12,7 @@ use regard_scope::{Inputs, Labels, Layer, LayerData, Trace, parse_mask, read_npy
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Reads a trace, or makes one.
@@ -89,7 +89,7 @@ pub(crate) fn read_trace(path: &Path) -> Result<Trace> {
     Ok(trace)
 }
 
-fn has_ending(path: &Path, ending: &str) -> bool {
+pub(crate) fn has_ending(path: &Path, ending: &str) -> bool {
     path.extension().is_some_and(|own| own.eq_ignore_ascii_case(ending))
 }
 
@@ -106,9 +106,14 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
     busy.enable_steady_tick(Duration::from_millis(100));
     let heads = heads.with_lse(Machine::detect())?;
     busy.finish_and_clear();
+    Ok(trace_of_arrays(args, labels(args, [q_shape[1], k_shape[1]])?, LayerData::Inputs(heads)))
+}
+
+/// What so many queries and keys of arrays stand for.
+pub(crate) fn labels(args: &SourceArgs, [queries, keys]: [usize; 2]) -> Result<[Labels; 2]> {
     let q_labels = args.q_labels.as_deref().map(words).transpose()?;
     let k_labels = args.k_labels.as_deref().map(words).transpose()?;
-    let k_labels = k_labels.or_else(|| q_labels.clone().filter(|words| words.len() == k_shape[1]));
+    let k_labels = k_labels.or_else(|| q_labels.clone().filter(|words| words.len() == keys));
     let labels = |name: &str, words: Option<Vec<String>>, len: usize| match words {
         Some(words) if words.len() != len => Err(anyhow!(
             "{name} words: the file has {}, the array has {len}; they must be equal",
@@ -117,16 +122,20 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
         Some(words) => Ok(Labels::new(name, words)),
         None => Ok(Labels::counted(name, len)),
     };
-    let axes = BTreeMap::from([
-        ("query".to_string(), labels("query", q_labels, q_shape[1])?),
-        ("key".to_string(), labels("key", k_labels, k_shape[1])?),
-    ]);
-    let (rows, cols, seen) = ("query".into(), "key".into(), LayerData::Inputs(heads));
-    let layers = vec![Layer { layer: 0, kind: "attention".into(), rows, cols, data: seen }];
-    let name = |path: &Path| {
+    Ok([labels("query", q_labels, queries)?, labels("key", k_labels, keys)?])
+}
+
+/// A trace of one attention, that of two arrays.
+pub(crate) fn trace_of_arrays(args: &SourceArgs, labels: [Labels; 2], data: LayerData) -> Trace {
+    let [q_labels, k_labels] = labels;
+    let axes = BTreeMap::from([("query".to_string(), q_labels), ("key".to_string(), k_labels)]);
+    let (rows, cols) = ("query".into(), "key".into());
+    let layers = vec![Layer { layer: 0, kind: "attention".into(), rows, cols, data }];
+    let name = |path: &PathBuf| {
         path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
     };
-    Ok(Trace { title: format!("{} {}", name(q_path), name(k_path)), axes, layers })
+    let names: Vec<String> = args.files.iter().map(name).collect();
+    Trace { title: names.join(" "), axes, layers }
 }
 
 fn words(path: &Path) -> Result<Vec<String>> {

@@ -1,6 +1,8 @@
 //! `regard stats`: numbers of each head.
 
 use crate::args::{Format, StatsArgs};
+use crate::long_arrays::LongArrays;
+use crate::ranks::on_ranks;
 use crate::show::{Target, progress, show, style};
 use crate::source;
 use anyhow::{Result, bail};
@@ -10,10 +12,25 @@ use std::io::Write;
 
 pub(crate) fn run(args: &StatsArgs, format: Format) -> Result<()> {
     let target = Target::of(args.show.out.as_deref())?;
-    let trace = source::read(&args.source)?;
-    let all = stats(&trace, Machine::detect(), &mut progress("layers")?)?;
+    on_ranks(args.mpi, |ranks| {
+        let all = if args.mpi.mpi {
+            LongArrays::open(&args.source)?.stats(&*ranks)?
+        } else {
+            let trace = source::read(&args.source)?;
+            stats(&trace, Machine::detect(), &mut progress("layers")?)?
+        };
+        if ranks.rank() == 0 { print(&all, args, (target, format)) } else { Ok(()) }
+    })
+}
+
+fn print(all: &[HeadStats], args: &StatsArgs, (target, format): (Target, Format)) -> Result<()> {
     if let Some(name) = args.view.as_ref().filter(|_| format == Format::Text) {
-        let kinds = trace.kinds();
+        let mut kinds: Vec<&str> = Vec::new();
+        for stats in all {
+            if !kinds.contains(&stats.site.kind.as_str()) {
+                kinds.push(&stats.site.kind);
+            }
+        }
         if args.show.out.is_some() && kinds.len() > 1 {
             bail!(
                 "--out: there are {} kinds of attention ({}); a file holds one",
@@ -22,7 +39,7 @@ pub(crate) fn run(args: &StatsArgs, format: Format) -> Result<()> {
             );
         }
         for kind in kinds {
-            let map = HeadStats::map(&all, kind, name);
+            let map = HeadStats::map(all, kind, name);
             let mut style = style(&args.show, target);
             (style.scale, style.unit) = (Scale::up_to(&map), name.clone());
             show(&table(&map, &style), &args.show, target)?;
@@ -34,7 +51,7 @@ pub(crate) fn run(args: &StatsArgs, format: Format) -> Result<()> {
     }
     let mut out = std::io::stdout().lock();
     if format == Format::Json {
-        for stats in &all {
+        for stats in all {
             writeln!(out, "{}", serde_json::to_string(stats)?)?;
         }
         return Ok(());
@@ -44,7 +61,7 @@ pub(crate) fn run(args: &StatsArgs, format: Format) -> Result<()> {
         "{:12} {:>5} {:>5} {:>8} {:>8} {:>10} {:>7} {:>8}",
         "kind", "layer", "head", "entropy", "keys", "distance", "first", "largest"
     )?;
-    for HeadStats { site, entropy, keys, distance, first, largest, .. } in &all {
+    for HeadStats { site, entropy, keys, distance, first, largest, .. } in all {
         writeln!(
             out,
             "{:12} {:5} {:5} {entropy:8.3} {keys:8.1} {distance:10.1} {first:7.3} {largest:8.3}",

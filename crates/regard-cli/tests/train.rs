@@ -1,5 +1,7 @@
 //! Training by the command: learned by heart, killed, gone on with.
 
+mod toy;
+
 use regard_train::data::Column;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -29,27 +31,13 @@ fn scratch(name: &str) -> PathBuf {
     path
 }
 
-/// Settings of a toy that is learned in a second, its data beside it: letters, and the same backwards.
+/// The file of its settings.
 fn toy(name: &str) -> PathBuf {
-    let folder = scratch(name);
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let words = ["ab", "bca", "cab", "dacb", "ebd", "fad", "gefa", "hag", "cafe", "beach"];
-    let back = |word: &str| word.chars().rev().collect::<String>();
-    let lines: String = words.iter().map(|word| format!("{word}\t{}\n", back(word))).collect();
-    std::fs::write(folder.join("pairs.tsv"), lines).expect("pairs");
-    let settings = format!(
-        r#"
-data.folder = {folder:?}
-data.parts = [{{ train = "pairs.tsv", validation = "pairs.tsv", columns = [0, 1] }}]
-vocabulary.kind = "char"
-target_vocabulary.kind = "char"
-model = {{ d_model = 16, n_layers = 1, decoder_layers = 1, heads = 2, d_ff = 16 }}
-training = {{ steps = 40, batch_tokens = 40, log_every = 1, checkpoint_every = 4, validate_every = 10 }}
-"#
-    );
-    let file = folder.join("toy.toml");
-    std::fs::write(&file, settings).expect("settings");
-    file
+    let settings = r"
+model = { d_model = 16, n_layers = 1, decoder_layers = 1, heads = 2, d_ff = 16 }
+training = { steps = 40, batch_tokens = 40, log_every = 1, checkpoint_every = 4, validate_every = 10 }
+";
+    toy::write(&scratch(name), settings)
 }
 
 /// A run of the toy.

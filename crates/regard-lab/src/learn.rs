@@ -4,7 +4,7 @@ use crate::Error;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use regard_testkit::Noise;
-use regard_train::{AdamW, AdamWSettings};
+use regard_train::{AdamW, AdamWSettings, Alone};
 
 /// Normal numbers with this deviation, as a tensor. Chance is never Burn's own: that is one for the whole process.
 pub(crate) fn normal<const D: usize>(
@@ -55,8 +55,9 @@ impl Descent {
             let wrong = loss(&model, step)?;
             losses.extend(numbers(wrong.clone()));
             optimizer.add(&model, &wrong.backward(), 1.0);
-            optimizer.step(self.rate * (1.0 - step as f64 / self.steps as f64));
-            model = optimizer.put(model, false);
+            let rate = self.rate * (1.0 - step as f64 / self.steps as f64);
+            optimizer.step(rate, &Alone).map_err(regard_train::Error::Ranks)?;
+            model = optimizer.current().put(model);
         }
         Ok((model, losses))
     }

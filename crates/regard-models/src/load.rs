@@ -45,7 +45,9 @@ impl ModuleMapper for Loader<'_> {
         match self.weights.finite(&name, &shape) {
             Ok(found) => {
                 let device = param.lazy_device();
-                let tracked = param.is_require_grad();
+                // Asking the parameter itself would first draw its random numbers, from a
+                // generator that the whole process shares.
+                let tracked = device.is_autodiff();
                 let tensor = Tensor::from_data(TensorData::new(found, shape), &device);
                 Param::initialized(param.id, tensor.set_require_grad(tracked))
             }

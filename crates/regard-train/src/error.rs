@@ -40,6 +40,8 @@ pub enum Error {
     Layer(regard_burn::Error),
     /// Of the microscope.
     Scope(String),
+    /// Of what ranks do together.
+    Ranks(regard_ranks::RanksError),
 }
 
 impl Error {
@@ -73,6 +75,7 @@ impl fmt::Display for Error {
             ),
             Self::Model(error) => error.fmt(f),
             Self::Layer(error) => error.fmt(f),
+            Self::Ranks(error) => error.fmt(f),
         }
     }
 }
@@ -83,6 +86,7 @@ impl std::error::Error for Error {
         match self {
             Self::Model(error) => Some(error),
             Self::Layer(error) => Some(error),
+            Self::Ranks(error) => Some(error),
             _ => None,
         }
     }
@@ -97,5 +101,11 @@ impl From<regard_models::Error> for Error {
 impl From<regard_burn::Error> for Error {
     fn from(error: regard_burn::Error) -> Self {
         Self::Layer(error)
+    }
+}
+
+impl From<regard_ranks::RanksError> for Error {
+    fn from(error: regard_ranks::RanksError) -> Self {
+        Self::Ranks(error)
     }
 }

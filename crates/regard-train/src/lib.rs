@@ -41,8 +41,9 @@ mod validation;
 
 pub use corpus::{Corpus, Examples, Vocabularies};
 pub use error::Error;
-pub use optim::{AdamW, AdamWSettings};
-pub use run::{BestCheckpoint, Checkpoint, IntervalSums, Progress, Run};
+pub use optim::{AdamW, AdamWSettings, Snapshot};
+pub use regard_ranks::{Alone, Ranks, RanksError, Threads};
+pub use run::{BestCheckpoint, Checkpoint, IntervalSums, Progress, Run, Times};
 pub use schedule::{Decay, Schedule, ramp};
 pub use settings::{
     AttentionSettings, DataSettings, ModelKind, ModelSettings, PRESETS, Part, Precision,

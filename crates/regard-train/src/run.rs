@@ -5,17 +5,19 @@
 //! tokens.json           vocabularies, as they were made for this run
 //! target_tokens.json
 //! metrics.jsonl         a line for each step that was logged, and for each validation
+//! times.jsonl           how long it took
 //! last.safetensors      weights, moments, where in the data: what --resume goes on from
 //! best/step-*.safetensors
 //! model/                what `regard translate`, `generate`, `classify`, `look` open
 //! ```
 //!
-//! Every file is written beside its place, flushed to the disk and moved there, so a run that is killed at any moment can go on.
+//! Every file is written beside its place, flushed to the disk and moved there, so a run that is killed at any moment can go on. All but
+//! `times.jsonl` are the same bytes for every number of threads and ranks, and for a run that was killed and resumed.
 
 use crate::corpus::Vocabularies;
 use crate::data::text;
 use crate::error::Error;
-use crate::optim::{AdamW, Slot};
+use crate::optim::{AdamW, Slot, Snapshot};
 use crate::settings::Settings;
 use regard_models::files::{Config, Tokens, WeightFormat, Weights, save, save_as};
 use regard_scope::{is_temporary, remove_temporaries, write_atomically};
@@ -29,6 +31,7 @@ const SETTINGS: &str = "settings.toml";
 const TOKENS: &str = "tokens.json";
 const TARGET_TOKENS: &str = "target_tokens.json";
 const METRICS: &str = "metrics.jsonl";
+const TIMES: &str = "times.jsonl";
 const LAST: &str = "last.safetensors";
 const BEST: &str = "best";
 const MODEL: &str = "model";
@@ -53,9 +56,6 @@ pub struct Progress {
     pub batch: usize,
     /// Tokens that were read and written.
     pub tokens: u64,
-    /// Seconds of work.
-    #[serde(with = "bits")]
-    pub seconds: f64,
     /// The best weights so far, the very best first.
     pub best: Vec<BestCheckpoint>,
     /// Validations since the last that was better.
@@ -81,9 +81,18 @@ pub struct IntervalSums {
     pub answers: u64,
     /// Of tokens.
     pub tokens: u64,
-    /// Of seconds.
-    #[serde(with = "bits")]
+}
+
+/// A line of `times.jsonl`: what differs between runs of the same settings.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Times {
+    /// After which step.
+    pub step: u64,
+    /// Seconds of work since the run began.
     pub seconds: f64,
+    /// Tokens that were read and written in a second since the last line of metrics.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_second: Option<f64>,
 }
 
 /// Weights that were kept.
@@ -124,6 +133,46 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// The bytes of its file.
+    pub(crate) fn from_bytes(file: PathBuf, bytes: Vec<u8>) -> Result<Self, Error> {
+        let wrong = |e: &dyn std::fmt::Display| {
+            let remedy = "put a copy of the file back, or begin anew";
+            Error::file(&file, &format!("this is no checkpoint of this version: {e}; {remedy}"))
+        };
+        let weights = Weights::safetensors(bytes).map_err(|e| wrong(&e))?;
+        let entry = |name: &str| {
+            let text = weights.metadata().get(name);
+            text.ok_or_else(|| wrong(&format_args!("it has no entry `{name}`")))
+        };
+        let progress = serde_json::from_str(entry(ENTRY)?).map_err(|e| wrong(&e))?;
+        let settings = Settings::new(entry(ASKED)?, &[]).map_err(|e| wrong(&e))?;
+        Ok(Self { file, weights, progress, settings })
+    }
+
+    /// What it holds, for the parameters of an optimizer.
+    pub(crate) fn restore(self, fresh: &AdamW) -> Result<(AdamW, Progress), Error> {
+        let Self { file, mut weights, progress, .. } = self;
+        let mut list = |kind: &str| {
+            let mut all = Vec::with_capacity(fresh.value.len());
+            for (path, Slot { shape, .. }) in &fresh.slots {
+                let name = format!("{kind}.{path}");
+                let list = weights.take(&name, shape).map_err(|e| Error::file(&file, &e))?;
+                if let Some(x) =
+                    list.iter().find(|x| !x.is_finite() || (kind == "square" && **x < 0.0))
+                {
+                    return Err(Error::file(&file, &damaged(&name, x, "a finite number")));
+                }
+                all.extend(list);
+            }
+            Ok(all)
+        };
+        let (value, mean, square) = (list("value")?, list("mean")?, list("square")?);
+        let average = if fresh.average.is_empty() { vec![] } else { list("average")? };
+        let lists = [value, mean, square, average];
+        let slots = fresh.slots.clone();
+        Ok((AdamW::restored(fresh.settings, progress.step, slots, lists), progress))
+    }
+
     /// Refuses numbers that no run leaves behind: those of a file that was changed, or damaged where its format cannot tell. `batches`
     /// are those of its epoch, and `accumulate` of them make a step.
     pub fn check(&self, batches: usize, accumulate: usize) -> Result<(), Error> {
@@ -145,11 +194,7 @@ impl Checkpoint {
             let wanted = format!("at most {most} in this run");
             return Err(Error::file(&self.file, &damaged(field, found, &wanted)));
         }
-        let mut numbers = vec![
-            ("seconds", p.seconds),
-            ("since.loss", p.since.loss),
-            ("since.seconds", p.since.seconds),
-        ];
+        let mut numbers = vec![("since.loss", p.since.loss)];
         numbers.extend(p.best.iter().map(|best| ("best.value", best.value)));
         if let Some((field, found)) = numbers.iter().find(|(_, found)| !found.is_finite()) {
             return Err(Error::file(&self.file, &damaged(field, found, "a finite number")));
@@ -161,6 +206,25 @@ impl Checkpoint {
             }
             None => Ok(()),
         }
+    }
+}
+
+/// The position of weights among the best, and those that they put out.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Kept {
+    pub(crate) position: usize,
+    pub(crate) dropped: Vec<BestCheckpoint>,
+}
+
+impl Progress {
+    /// Keeps weights as the best of so many, the list in order, if they are.
+    pub(crate) fn keep(&mut self, best: BestCheckpoint, most: usize) -> Option<Kept> {
+        let position = self.best.iter().filter(|own| own.value >= best.value).count();
+        if position >= most {
+            return None;
+        }
+        self.best.insert(position, best);
+        Some(Kept { position, dropped: self.best.split_off(most.min(self.best.len())) })
     }
 }
 
@@ -275,6 +339,34 @@ impl Run {
         Ok(())
     }
 
+    /// Adds a line to the times.
+    pub fn log_times(&self, times: &Times) -> Result<(), Error> {
+        let file = self.path.join(TIMES);
+        let mut line = serde_json::to_string(times).map_err(|e| Error::file(&file, &e))?;
+        line.push('\n');
+        let open = OpenOptions::new().create(true).append(true).open(&file);
+        at(&file, open.and_then(|mut open| open.write_all(line.as_bytes())))
+    }
+
+    /// Seconds of work up to a step, by the times, of which those of later steps are forgotten. Times that are lost or damaged stop no run.
+    pub(crate) fn seconds(&self, step: u64) -> f64 {
+        let file = self.path.join(TIMES);
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        let (mut length, mut seconds) = (0, 0.0);
+        for line in text.split_inclusive('\n') {
+            match serde_json::from_str::<Times>(line) {
+                Ok(times) if times.step <= step && line.ends_with('\n') => {
+                    seconds = times.seconds;
+                    length += line.len();
+                }
+                _ => break,
+            }
+        }
+        let _ =
+            OpenOptions::new().write(true).open(&file).and_then(|open| open.set_len(length as u64));
+        seconds
+    }
+
     /// Keeps everything that the run goes on from.
     pub fn save_checkpoint(
         &mut self,
@@ -285,15 +377,12 @@ impl Run {
         at(&self.path.join(METRICS), self.metrics.get_ref().sync_all())?;
         progress.metrics = self.written;
         let mut tensors = Vec::new();
-        for (path, slot) in &optimizer.slots {
-            let lists = [
-                ("value", &slot.value),
-                ("mean", &slot.mean),
-                ("square", &slot.square),
-                ("average", &slot.average),
-            ];
+        let AdamW { slots, value, mean, square, average, .. } = optimizer;
+        for (path, Slot { shape, range }) in slots {
+            let lists =
+                [("value", value), ("mean", mean), ("square", square), ("average", average)];
             for (kind, list) in lists.into_iter().filter(|(_, list)| !list.is_empty()) {
-                tensors.push((format!("{kind}.{path}"), slot.shape.clone(), list.as_slice()));
+                tensors.push((format!("{kind}.{path}"), shape.clone(), &list[range.clone()]));
             }
         }
         let file = self.path.join(LAST);
@@ -301,6 +390,12 @@ impl Run {
         let entries = [(ENTRY.to_owned(), json), (ASKED.to_owned(), settings.to_toml()?)];
         save(&file, tensors, &BTreeMap::from(entries))?;
         Ok(())
+    }
+
+    /// The bytes of the checkpoint.
+    pub(crate) fn saved(&self) -> Result<Vec<u8>, Error> {
+        let file = self.path.join(LAST);
+        at(&file, std::fs::read(&file))
     }
 
     /// The checkpoint that the run goes on from.
@@ -311,19 +406,7 @@ impl Run {
                 "no checkpoint: the run ended before the first one; start again in a new directory";
             return Err(Error::file(&file, &why));
         }
-        let bytes = at(&file, std::fs::read(&file))?;
-        let wrong = |e: &dyn std::fmt::Display| {
-            let remedy = "put a copy of the file back, or begin anew";
-            Error::file(&file, &format!("this is no checkpoint of this version: {e}; {remedy}"))
-        };
-        let weights = Weights::safetensors(bytes).map_err(|e| wrong(&e))?;
-        let entry = |name: &str| {
-            let text = weights.metadata().get(name);
-            text.ok_or_else(|| wrong(&format_args!("it has no entry `{name}`")))
-        };
-        let progress = serde_json::from_str(entry(ENTRY)?).map_err(|e| wrong(&e))?;
-        let settings = Settings::new(entry(ASKED)?, &[]).map_err(|e| wrong(&e))?;
-        Ok(Checkpoint { file, weights, progress, settings })
+        Checkpoint::from_bytes(file, self.saved()?)
     }
 
     /// Goes back to a checkpoint. Metrics of steps after it are forgotten.
@@ -332,25 +415,9 @@ impl Run {
         saved: Checkpoint,
         fresh: &AdamW,
     ) -> Result<(AdamW, Progress), Error> {
-        let Checkpoint { file, mut weights, progress, .. } = saved;
-        let mut slots = BTreeMap::new();
-        for (path, Slot { shape, average, .. }) in &fresh.slots {
-            let mut take = |kind: &str| {
-                let name = format!("{kind}.{path}");
-                let list = weights.take(&name, shape).map_err(|e| Error::file(&file, &e))?;
-                match list.iter().find(|x| !x.is_finite() || (kind == "square" && **x < 0.0)) {
-                    Some(x) => Err(Error::file(&file, &damaged(&name, x, "a finite number"))),
-                    None => Ok(list),
-                }
-            };
-            let (value, mean, square) = (take("value")?, take("mean")?, take("square")?);
-            let average = if average.is_empty() { vec![] } else { take("average")? };
-            let slot =
-                Slot { shape: shape.clone(), value, mean, square, average, ..Slot::default() };
-            slots.insert(path.clone(), slot);
-        }
+        let (optimizer, progress) = saved.restore(fresh)?;
         self.forget(progress.metrics)?;
-        Ok((AdamW::restored(fresh.settings, progress.step, slots), progress))
+        Ok((optimizer, progress))
     }
 
     fn forget(&mut self, length: u64) -> Result<(), Error> {
@@ -359,28 +426,21 @@ impl Run {
         Ok(())
     }
 
-    /// Keeps weights as the best of so many, the list in order, and the very best as the model.
-    pub fn keep(
+    /// Writes weights that were kept as the best of some, and removes those that they put out.
+    pub(crate) fn keep(
         &self,
-        optimizer: &AdamW,
-        best: BestCheckpoint,
-        most: usize,
-        progress: &mut Progress,
-    ) -> Result<bool, Error> {
-        let rank = progress.best.iter().filter(|own| own.value >= best.value).count();
-        if rank >= most {
-            return Ok(false);
-        }
+        weights: &Snapshot<'_>,
+        best: &BestCheckpoint,
+        dropped: &[BestCheckpoint],
+    ) -> Result<(), Error> {
         let folder = self.path.join(BEST);
         at(&folder, std::fs::create_dir_all(&folder))?;
-        let name = |step: u64| folder.join(format!("step-{step:07}.safetensors"));
-        save_weights(&name(best.step), optimizer, WeightFormat::F32)?;
-        progress.best.insert(rank, best);
-        for worse in progress.best.drain(most.min(progress.best.len())..) {
+        save_weights(&self.best_file(best), weights, WeightFormat::F32)?;
+        for worse in dropped {
             // A run that was killed and went on may have dropped it before.
-            let _ = std::fs::remove_file(name(worse.step));
+            let _ = std::fs::remove_file(self.best_file(worse));
         }
-        Ok(rank == 0)
+        Ok(())
     }
 
     /// Weights that were kept.
@@ -407,7 +467,7 @@ impl Run {
         &self,
         config: &Config,
         vocabularies: &Vocabularies,
-        optimizer: &AdamW,
+        weights: &Snapshot<'_>,
         (card, format): (&str, WeightFormat),
     ) -> Result<PathBuf, Error> {
         let folder = self.path.join(MODEL);
@@ -421,7 +481,7 @@ impl Run {
         }
         write(&folder.join("config.json"), config.to_json()?.as_bytes())?;
         write(&folder.join("README.md"), card.as_bytes())?;
-        save_weights(&folder.join(WEIGHTS), optimizer, format)?;
+        save_weights(&folder.join(WEIGHTS), weights, format)?;
         Ok(folder)
     }
 }
@@ -444,8 +504,8 @@ fn table(file: &Path) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-fn save_weights(path: &Path, optimizer: &AdamW, format: WeightFormat) -> Result<(), Error> {
-    let weights = optimizer.weights();
+fn save_weights(path: &Path, weights: &Snapshot<'_>, format: WeightFormat) -> Result<(), Error> {
+    let weights = weights.iter();
     let weights = weights.map(|(path, shape, list)| (path.to_owned(), shape.to_vec(), list));
     Ok(save_as(format, path, weights, &BTreeMap::new())?)
 }
@@ -460,10 +520,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn of(x: f64) -> Progress {
-        let since = IntervalSums { loss: x, seconds: x, ..IntervalSums::default() };
         Progress {
-            seconds: x,
-            since,
+            since: IntervalSums { loss: x, ..IntervalSums::default() },
             best: vec![BestCheckpoint { step: 1, value: x }],
             ..Progress::default()
         }
@@ -485,8 +543,8 @@ mod tests {
         fn every_number_comes_back_from_a_checkpoint(bits: u64) {
             let x = f64::from_bits(bits);
             let found = again(&of(x));
-            let numbers = [found.seconds, found.since.loss, found.since.seconds, found.best[0].value];
-            prop_assert_eq!(numbers.map(f64::to_bits), [bits; 4]);
+            let numbers = [found.since.loss, found.best[0].value];
+            prop_assert_eq!(numbers.map(f64::to_bits), [bits; 2]);
         }
     }
 }

@@ -399,6 +399,19 @@ impl Settings {
         Schedule { lr, min_lr, warmup, steps, decay }
     }
 
+    /// Refuses more ranks than a step has parts.
+    pub fn refuse_more_ranks(&self, ranks: usize) -> Result<(), Error> {
+        let parts = self.training.accumulate;
+        if parts >= ranks {
+            return Ok(());
+        }
+        let why = format!(
+            "{parts}, and there are {ranks} ranks, each of which computes at least one part of a step; start at most {parts} ranks, or begin \
+             a run with more parts"
+        );
+        Err(Error::setting("training.accumulate", why))
+    }
+
     /// Refuses to go on with a run under other settings than it began with, but those of [`FREE`]. The file is where they stand.
     pub(crate) fn refuse_changes(&self, began: &Self, file: &Path) -> Result<(), Error> {
         let flat = |settings: &Self| {

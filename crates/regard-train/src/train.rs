@@ -4,7 +4,7 @@ use crate::card::card;
 use crate::corpus::{Corpus, Vocabularies};
 use crate::error::Error;
 use crate::optim::{AdamW, numbers};
-use crate::run::{BestCheckpoint, IntervalSums, Progress, Run};
+use crate::run::{BestCheckpoint, Checkpoint, IntervalSums, Progress, Run, Times};
 use crate::schedule::{Schedule, ramp};
 use crate::settings::{SelectionMetric, Settings};
 use crate::trainable_model::{Batch, TrainableModel, config};
@@ -13,8 +13,10 @@ use burn::tensor::Device;
 use regard_burn::with_products;
 use regard_models::files::{Config, ModelFiles, WeightFormat};
 use regard_models::{Entropies, Pass};
+use regard_ranks::{Alone, Ranks, any, broadcast, gather, share, shares};
 use serde::Serialize;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Instant;
 
 /// Callback of the training loop: receives metrics and can end the run.
@@ -42,10 +44,22 @@ pub struct StepMetrics {
     pub lr: f64,
     /// Global norm of the gradient of the last step, before clipping.
     pub grad_norm: f64,
-    /// Tokens that were read and written in a second.
+    /// Tokens that were read and written in a second. With the times, not with the metrics.
+    #[serde(skip)]
     pub tokens_per_second: f64,
     /// Seconds of work since the run began.
+    #[serde(skip)]
     pub seconds: f64,
+}
+
+/// What a run takes: nothing that it computes depends on it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Clock {
+    /// Since the run began.
+    seconds: f64,
+    /// Since the last report, of steps, with their tokens.
+    interval: f64,
+    tokens: u64,
 }
 
 /// Why the training loop ended.
@@ -91,6 +105,8 @@ pub struct Trainer {
     schedule: Schedule,
     /// The batches of an epoch.
     epoch: (u64, Vec<Vec<usize>>),
+    ranks: Rc<dyn Ranks>,
+    clock: Clock,
 }
 
 impl Trainer {
@@ -106,7 +122,7 @@ impl Trainer {
         let mut trainer = Self::with(settings, None, true)?;
         let mut run = Run::create(path, settings)?;
         run.save_vocabularies(&trainer.vocabularies)?;
-        trainer.checkpoint(&mut run)?;
+        trainer.checkpoint(Some(&mut run))?;
         Ok((trainer, run))
     }
 
@@ -128,9 +144,58 @@ impl Trainer {
             run.save_vocabularies(&trainer.vocabularies)?;
         }
         let (optimizer, progress) = run.restore(saved, &trainer.optimizer)?;
-        trainer.model = trainer.model.with(&optimizer, false);
-        (trainer.optimizer, trainer.progress) = (optimizer, progress);
+        trainer.clock.seconds = run.seconds(progress.step);
+        trainer.restore(optimizer, progress);
         Ok((trainer, run))
+    }
+
+    /// The run that rank 0 has created or resumed, on all ranks: they compute the parts of each step together, and end with the same bits
+    /// as one process. Rank 0 alone has the directory; all read the data.
+    pub fn among(
+        ranks: Rc<dyn Ranks>,
+        begun: Option<(Self, Run)>,
+    ) -> Result<(Self, Option<Run>), Error> {
+        if ranks.count() == 1
+            && let Some((trainer, run)) = begun
+        {
+            return Ok((trainer, Some(run)));
+        }
+        let (settings, vocabularies, saved) = match &begun {
+            Some((trainer, run)) => {
+                let Vocabularies { tokens, target } = trainer.vocabularies.clone();
+                (trainer.settings.to_toml()?, [tokens, target.unwrap_or_default()], run.saved()?)
+            }
+            None => Default::default(),
+        };
+        let settings = broadcast(&*ranks, settings.into_bytes())?;
+        let [tokens, target] = vocabularies.map(|own| broadcast(&*ranks, own));
+        let saved = broadcast(&*ranks, saved)?;
+        let (mut trainer, run) = match begun {
+            Some((trainer, run)) => (trainer, Some(run)),
+            None => {
+                let settings = Settings::new(&String::from_utf8_lossy(&settings), &[])?;
+                let (tokens, target) = (tokens?, target?);
+                let target = (!target.is_empty()).then_some(target);
+                let mut trainer =
+                    Self::with(&settings, Some(Vocabularies { tokens, target }), false)?;
+                let saved = Checkpoint::from_bytes("the checkpoint of rank 0".into(), saved)?;
+                trainer.refuse_other_data(&saved.progress)?;
+                let (optimizer, progress) = saved.restore(&trainer.optimizer)?;
+                trainer.restore(optimizer, progress);
+                (trainer, None)
+            }
+        };
+        trainer.settings.refuse_more_ranks(ranks.count())?;
+        let parts = trainer.settings.training.accumulate;
+        trainer.optimizer.deal(&*ranks, parts);
+        trainer.ranks = ranks;
+        Ok((trainer, run))
+    }
+
+    /// Weights and progress of a checkpoint.
+    fn restore(&mut self, optimizer: AdamW, progress: Progress) {
+        self.model = self.model.with(&optimizer.current());
+        (self.optimizer, self.progress) = (optimizer, progress);
     }
 
     /// Refuses to go on with other data than those that a run began with.
@@ -188,6 +253,8 @@ impl Trainer {
             model,
             optimizer,
             epoch,
+            ranks: Rc::new(Alone),
+            clock: Clock::default(),
         })
     }
 
@@ -212,6 +279,16 @@ impl Trainer {
         &self.progress
     }
 
+    /// Seconds of work since the run began.
+    #[must_use]
+    pub fn seconds(&self) -> f64 {
+        self.clock.seconds
+    }
+
+    fn times(&self, tokens_per_second: Option<f64>) -> Times {
+        Times { step: self.progress.step, seconds: self.clock.seconds, tokens_per_second }
+    }
+
     /// What it was asked for.
     #[must_use]
     pub fn settings(&self) -> &Settings {
@@ -227,55 +304,70 @@ impl Trainer {
     /// One step: the length of its gradient.
     pub fn step(&mut self) -> Result<f64, Error> {
         let start = Instant::now();
+        let parts = self.settings.training.accumulate;
+        let batches: Vec<Vec<usize>> = (0..parts).map(|_| self.next_batch()).collect();
+        let (rank, count) = (self.ranks.rank(), self.ranks.count());
+        let mut sums = Vec::new();
+        for part in share(parts, rank, count) {
+            sums.push(self.part(part, &batches[part])?);
+        }
+        // Those of all parts, added in their order.
+        for sums in gather(&*self.ranks, &sums, &shares(parts, count))? {
+            let [loss, answers, tokens] = sums;
+            if !f64::from_bits(loss).is_finite() {
+                let (step, value) = (self.progress.step + 1, f64::from_bits(loss));
+                return Err(Error::Diverged { step, what: "the loss", value });
+            }
+            let since = &mut self.progress.since;
+            since.loss += f64::from_bits(loss) * answers as f64;
+            since.answers += answers;
+            since.tokens += tokens;
+            self.progress.tokens += tokens;
+            self.clock.tokens += tokens;
+        }
+        self.progress.step += 1;
+        let lr = self.schedule.lr(self.progress.step);
+        let norm = self.optimizer.step(lr, &*self.ranks)?;
+        if !norm.is_finite() {
+            let (step, what) = (self.progress.step, "the gradient");
+            return Err(Error::Diverged { step, what, value: norm });
+        }
+        self.model = self.model.with(&self.optimizer.current());
+        let seconds = start.elapsed().as_secs_f64();
+        self.clock.seconds += seconds;
+        self.clock.interval += seconds;
+        Ok(norm)
+    }
+
+    /// Adds the gradients of one part of a step: the bits of its loss, its answers and its tokens.
+    fn part(&mut self, part: usize, items: &[usize]) -> Result<[u64; 3], Error> {
         let t = &self.settings.training;
-        let (smoothing, accumulate, context) =
-            (t.label_smoothing, t.accumulate, self.settings.model.context);
+        let (smoothing, context) = (t.label_smoothing, self.settings.model.context);
         let products = t.precision.into();
         let step = self.progress.step;
         let a = &self.settings.attention;
         let (entropy, temperature) =
             (a.entropy, ramp(a.temperature, a.last_temperature, a.temperature_steps, step));
-        for part in 0..accumulate {
-            let items = self.next_batch();
-            let chance = mix([self.settings.seed, step, part as u64]);
-            let mut pass = Pass { seed: Some(chance), temperature, ..Pass::default() };
-            if entropy != 0.0 {
-                pass.entropies = Some(Entropies::default());
-            }
-            let cuts = match self.settings.data.strip_punct_prob {
-                0.0 => vec![],
-                share => self.corpus.cuts(&items, share, chance),
-            };
-            let (examples, items, cuts) = (&self.corpus.train, &items[..], &cuts[..]);
-            let batch = Batch { examples, items, cuts, context, smoothing };
-            let loss = with_products(products, || self.model.loss(&batch, &mut pass))?;
-            let value = numbers(loss.mean.clone()).first().copied().map_or(f64::NAN, f64::from);
-            if !value.is_finite() {
-                return Err(Error::Diverged { step: step + 1, what: "the loss", value });
-            }
-            let total = match pass.entropy() {
-                Some(mean) => loss.mean + mean * entropy,
-                None => loss.mean,
-            };
-            let gradients = total.backward();
-            self.model.add(&mut self.optimizer, &gradients, loss.answers as f64);
-            let since = &mut self.progress.since;
-            since.loss += value * loss.answers as f64;
-            since.answers += loss.answers as u64;
-            since.tokens += loss.tokens as u64;
-            self.progress.tokens += loss.tokens as u64;
+        let chance = mix([self.settings.seed, step, part as u64]);
+        let mut pass = Pass { seed: Some(chance), temperature, ..Pass::default() };
+        if entropy != 0.0 {
+            pass.entropies = Some(Entropies::default());
         }
-        self.progress.step += 1;
-        let norm = self.optimizer.step(self.schedule.lr(self.progress.step));
-        if !norm.is_finite() {
-            let (step, what) = (self.progress.step, "the gradient");
-            return Err(Error::Diverged { step, what, value: norm });
-        }
-        self.model = self.model.with(&self.optimizer, false);
-        let seconds = start.elapsed().as_secs_f64();
-        self.progress.seconds += seconds;
-        self.progress.since.seconds += seconds;
-        Ok(norm)
+        let cuts = match self.settings.data.strip_punct_prob {
+            0.0 => vec![],
+            share => self.corpus.cuts(items, share, chance),
+        };
+        let (examples, cuts) = (&self.corpus.train, &cuts[..]);
+        let batch = Batch { examples, items, cuts, context, smoothing };
+        let loss = with_products(products, || self.model.loss(&batch, &mut pass))?;
+        let value = numbers(loss.mean.clone()).first().copied().map_or(f64::NAN, f64::from);
+        let total = match pass.entropy() {
+            Some(mean) => loss.mean + mean * entropy,
+            None => loss.mean,
+        };
+        let gradients = total.backward();
+        self.model.add(&mut self.optimizer, &gradients, loss.answers as f64);
+        Ok([value.to_bits(), loss.answers as u64, loss.tokens as u64])
     }
 
     fn next_batch(&mut self) -> Vec<usize> {
@@ -301,16 +393,25 @@ impl Trainer {
         (patience > 0 && self.progress.waited >= patience).then_some(RunOutcome::EarlyStopped)
     }
 
-    fn checkpoint(&mut self, run: &mut Run) -> Result<(), Error> {
-        run.save_checkpoint(&self.settings, &self.optimizer, &mut self.progress)
+    fn checkpoint(&mut self, run: Option<&mut Run>) -> Result<(), Error> {
+        let whole = self.optimizer.collect(&*self.ranks)?;
+        match (run, whole) {
+            (Some(run), Some(whole)) => {
+                let times = self.times(None);
+                run.log_times(&times)?;
+                run.save_checkpoint(&self.settings, &whole, &mut self.progress)
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// Goes on to the end, or until it is told to stop.
-    pub fn train(
+    /// Goes on to the end, or until it is told to stop, on any rank. Rank 0 has the run.
+    pub fn train<'a>(
         &mut self,
-        run: &mut Run,
+        run: impl Into<Option<&'a mut Run>>,
         callback: &mut dyn Callback,
     ) -> Result<RunOutcome, Error> {
+        let mut run = run.into();
         if let Some(ended) = self.outcome() {
             return Ok(ended);
         }
@@ -322,7 +423,10 @@ impl Trainer {
             let last = step == steps;
             if step.is_multiple_of(t.log_every) || last {
                 let report = self.report(norm);
-                run.log(&report)?;
+                if let Some(run) = &mut run {
+                    run.log(&report)?;
+                    run.log_times(&self.times(Some(report.tokens_per_second)))?;
+                }
                 callback.on_step(&report);
             }
             let due = match t.validate_every {
@@ -330,15 +434,15 @@ impl Trainer {
                 every => step.is_multiple_of(every),
             };
             if due || last {
-                self.validate(run, callback)?;
+                self.validate(run.as_deref_mut(), callback)?;
             }
-            let stop = callback.should_stop();
+            let stop = any(&*self.ranks, callback.should_stop())?;
             if let Some(ended) = self.outcome() {
                 self.checkpoint(run)?;
                 return Ok(ended);
             }
             if stop || step.is_multiple_of(t.checkpoint_every) {
-                self.checkpoint(run)?;
+                self.checkpoint(run.as_deref_mut())?;
             }
             if stop {
                 return Ok(RunOutcome::Interrupted);
@@ -348,8 +452,9 @@ impl Trainer {
 
     /// What happened since the last report.
     fn report(&mut self, norm: f64) -> StepMetrics {
-        let IntervalSums { loss, answers, tokens, seconds } =
-            std::mem::take(&mut self.progress.since);
+        let IntervalSums { loss, answers, .. } = std::mem::take(&mut self.progress.since);
+        let Clock { seconds, interval, tokens } = self.clock;
+        self.clock = Clock { seconds, ..Clock::default() };
         let loss = loss / answers.max(1) as f64;
         let of_epoch = self.progress.batch as f64 / self.epoch.1.len().max(1) as f64;
         StepMetrics {
@@ -359,21 +464,27 @@ impl Trainer {
             perplexity: loss.exp(),
             lr: self.schedule.lr(self.progress.step),
             grad_norm: norm,
-            tokens_per_second: tokens as f64 / seconds.max(1e-9),
-            seconds: self.progress.seconds,
+            tokens_per_second: tokens as f64 / interval.max(1e-9),
+            seconds,
         }
     }
 
-    fn validate(&mut self, run: &mut Run, callback: &mut dyn Callback) -> Result<(), Error> {
+    fn validate(
+        &mut self,
+        mut run: Option<&mut Run>,
+        callback: &mut dyn Callback,
+    ) -> Result<(), Error> {
         let start = Instant::now();
-        let mut report = validate(&self.settings, &self.corpus, &self.config, &self.optimizer)?;
-        self.progress.seconds += start.elapsed().as_secs_f64();
+        let ranks = &*self.ranks;
+        let weights = self.optimizer.averaged(ranks)?;
+        let mut report = validate(&self.settings, &self.corpus, &self.config, &weights, ranks)?;
+        self.clock.seconds += start.elapsed().as_secs_f64();
         report.step = self.progress.step;
         if !report.validation_loss.is_finite() {
             let (step, value) = (report.step, report.validation_loss);
             return Err(Error::Diverged { step, what: "the loss of the validation", value });
         }
-        report.seconds = self.progress.seconds;
+        report.seconds = self.clock.seconds;
         let value = match (self.settings.validation.metric, report.score) {
             // Where there is nothing to judge by, the last is as good as any.
             _ if self.corpus.validation.is_empty() => self.progress.step as f64,
@@ -381,19 +492,25 @@ impl Trainer {
             _ => -report.validation_loss,
         };
         let best = BestCheckpoint { step: report.step, value };
-        let save_top_k = self.settings.training.save_top_k;
-        report.best = run.keep(&self.optimizer, best, save_top_k, &mut self.progress)?;
+        let kept = self.progress.keep(best.clone(), self.settings.training.save_top_k);
+        report.best = kept.as_ref().is_some_and(|kept| kept.position == 0);
         self.progress.waited = if report.best { 0 } else { self.progress.waited + 1 };
-        if report.best {
+        if let (Some(run), Some(kept)) = (&mut run, kept) {
+            run.keep(&weights, &best, &kept.dropped)?;
+        }
+        if let (Some(run), true) = (&run, report.best) {
             let card = card(&self.settings, &self.size(), &report);
             let stored = if self.settings.training.save_fp16 {
                 WeightFormat::F16
             } else {
                 WeightFormat::F32
             };
-            run.export(&self.config, &self.vocabularies, &self.optimizer, (&card, stored))?;
+            run.export(&self.config, &self.vocabularies, &weights, (&card, stored))?;
         }
-        run.log(&report)?;
+        if let Some(run) = run {
+            run.log(&report)?;
+            run.log_times(&self.times(None))?;
+        }
         callback.on_validation(&report);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use crate::corpus::{BEGIN, Corpus, END, Examples, PAD, tag};
 use crate::error::Error;
-use crate::optim::{AdamW, AdamWSettings};
+use crate::optim::{AdamW, AdamWSettings, Snapshot};
 use crate::settings::{ModelKind, ModelSettings, Settings, Task};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
@@ -62,7 +62,7 @@ trait AnyLearner: Send {
     fn loss(&self, batch: &Batch<'_>, pass: &mut Pass) -> Result<Loss, Error>;
     fn load(&self, weights: &mut Weights) -> Result<TrainableModel, Error>;
     fn optimizer(&self, settings: AdamWSettings) -> AdamW;
-    fn with(&self, optimizer: &AdamW, average: bool) -> TrainableModel;
+    fn with(&self, weights: &Snapshot<'_>) -> TrainableModel;
     fn add(&self, optimizer: &mut AdamW, gradients: &Gradients, weight: f64);
 }
 
@@ -79,8 +79,8 @@ impl<M: Learner + 'static> AnyLearner for M {
         AdamW::new(self, settings)
     }
 
-    fn with(&self, optimizer: &AdamW, average: bool) -> TrainableModel {
-        TrainableModel(Box::new(optimizer.put(self.clone(), average)))
+    fn with(&self, weights: &Snapshot<'_>) -> TrainableModel {
+        TrainableModel(Box::new(weights.put(self.clone())))
     }
 
     fn add(&self, optimizer: &mut AdamW, gradients: &Gradients, weight: f64) {
@@ -253,10 +253,10 @@ impl TrainableModel {
         self.0.optimizer(settings.optimizer)
     }
 
-    /// The same with the weights of the optimizer, or their average.
+    /// The same with weights of an optimizer.
     #[must_use]
-    pub fn with(&self, optimizer: &AdamW, average: bool) -> Self {
-        self.0.with(optimizer, average)
+    pub fn with(&self, weights: &Snapshot<'_>) -> Self {
+        self.0.with(weights)
     }
 
     /// Adds its gradients to what the optimizer has.

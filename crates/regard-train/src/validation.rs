@@ -3,7 +3,7 @@
 use crate::corpus::Corpus;
 use crate::data::Pair;
 use crate::error::Error;
-use crate::optim::{AdamW, numbers};
+use crate::optim::{Snapshot, numbers};
 use crate::score::{Bleu, Chrf, Tokenize};
 use crate::settings::{Settings, Task};
 use crate::trainable_model::{Batch, TrainableModel};
@@ -13,6 +13,7 @@ use regard::Machine;
 use regard_models::files::{Config, ModelFiles, Weights};
 use regard_models::generate::DecodingStrategy;
 use regard_models::{Model, Pass};
+use regard_ranks::{Ranks, gather, gather_varied, share, shares};
 use regard_scope::{HeadStats, stats};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -34,7 +35,8 @@ pub struct ValidationMetrics {
     pub chrf: Option<f64>,
     /// Whether nothing was better before.
     pub best: bool,
-    /// Seconds of work since the run began.
+    /// Seconds of work since the run began. With the times, not with the metrics.
+    #[serde(skip)]
     pub seconds: f64,
     /// Some translations.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -58,38 +60,44 @@ pub struct Sample {
 /// Tokens of a batch that is only read.
 const READ: usize = 16_384;
 
-/// Judges the weights that an optimizer would leave behind.
+/// Judges the weights that a run would leave behind. Batches and texts are dealt to the ranks, and all get the same report; but what heads
+/// do is told on rank 0 only, which writes it.
 pub(crate) fn validate(
     settings: &Settings,
     corpus: &Corpus,
     config: &Config,
-    optimizer: &AdamW,
+    weights: &Snapshot<'_>,
+    ranks: &dyn Ranks,
 ) -> Result<ValidationMetrics, Error> {
-    let net = TrainableModel::new(settings, config, &Device::flex())?.with(optimizer, true);
-    let (mut sum, mut answers, mut right) = (0.0, 0, 0);
-    for items in corpus.validation_batches(READ)? {
+    let net = TrainableModel::new(settings, config, &Device::flex())?.with(weights);
+    let batches = corpus.validation_batches(READ)?;
+    let mut losses = Vec::new();
+    for items in &batches[share(batches.len(), ranks.rank(), ranks.count())] {
         let (examples, context) = (&corpus.validation, settings.model.context);
-        let batch = Batch { examples, items: &items, cuts: &[], context, smoothing: 0.0 };
+        let batch = Batch { examples, items, cuts: &[], context, smoothing: 0.0 };
         let loss = net.loss(&batch, &mut Pass::default())?;
-        sum += loss.answers as f64 * f64::from(numbers(loss.mean)[0]);
-        answers += loss.answers;
-        right += loss.right;
+        let answers = loss.answers as f64;
+        losses.push([answers * f64::from(numbers(loss.mean)[0]), answers, loss.right as f64]);
     }
-    let loss = sum / answers.max(1) as f64;
+    let losses = gather(ranks, &losses, &shares(batches.len(), ranks.count()))?;
+    let [sum, answers, right] =
+        losses.iter().fold([0.0; 3], |sums, own| [0, 1, 2].map(|i| sums[i] + own[i]));
+    let loss = sum / answers.max(1.0);
     let mut report = ValidationMetrics {
         validation_loss: loss,
         validation_perplexity: loss.exp(),
         ..ValidationMetrics::default()
     };
     if settings.task == Task::Classify {
-        report.score = Some(100.0 * right as f64 / answers.max(1) as f64);
+        report.score = Some(100.0 * right / answers.max(1.0));
     }
     if settings.task == Task::Translate && !corpus.texts.is_empty() {
-        let model = model(corpus, config, optimizer, settings.training.save_fp16)?;
+        let model = model(corpus, config, weights, settings.training.save_fp16)?;
         let v = &settings.validation;
         let some = &corpus.texts[..corpus.texts.len().min(v.max_examples)];
         let search = decoding_strategy(v.num_beams, v.length_penalty);
-        let written = translations(&model, some, &search, v.max_tokens)?;
+        let own = &some[share(some.len(), ranks.rank(), ranks.count())];
+        let written = gather_texts(ranks, &translations(&model, own, &search, v.max_tokens)?)?;
         let language = settings.data.parts.first().map_or("", |part| &part.target);
         let (bleu, chrf) = scores(some, &written, language)?;
         (report.score, report.chrf) = (Some(bleu), Some(chrf));
@@ -101,9 +109,21 @@ pub(crate) fn validate(
                 output: written.clone(),
             })
             .collect();
-        report.heads = heads(&model, &some[..some.len().min(v.samples)])?;
+        if ranks.rank() == 0 {
+            report.heads = heads(&model, &some[..some.len().min(v.samples)])?;
+        }
     }
     Ok(report)
+}
+
+/// The texts of all ranks, in their order.
+fn gather_texts(ranks: &dyn Ranks, own: &[String]) -> Result<Vec<String>, Error> {
+    let wrong = |e: serde_json::Error| Error::data(format!("texts of another rank: {e}"));
+    let mut all = Vec::new();
+    for part in gather_varied(ranks, &serde_json::to_vec(own).map_err(wrong)?)? {
+        all.extend(serde_json::from_slice::<Vec<String>>(&part).map_err(wrong)?);
+    }
+    Ok(all)
 }
 
 /// Greedy where one hypothesis is kept.
@@ -115,10 +135,15 @@ pub fn decoding_strategy(num_beams: usize, length_penalty: f32) -> DecodingStrat
     }
 }
 
-/// The model that an optimizer would leave behind.
-fn model(corpus: &Corpus, config: &Config, optimizer: &AdamW, fp16: bool) -> Result<Model, Error> {
+/// The model that a run would leave behind.
+fn model(
+    corpus: &Corpus,
+    config: &Config,
+    weights: &Snapshot<'_>,
+    fp16: bool,
+) -> Result<Model, Error> {
     let rounded = |x: &f32| if fp16 { f16::from_f32(*x).to_f32() } else { *x };
-    let weights = optimizer.weights().map(|(path, shape, list)| {
+    let weights = weights.iter().map(|(path, shape, list)| {
         (path.into(), shape.to_vec(), list.iter().map(rounded).collect())
     });
     let files = ModelFiles {

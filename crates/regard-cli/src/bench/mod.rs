@@ -17,6 +17,7 @@ mod lsh;
 mod memory;
 #[cfg(feature = "models")]
 mod models;
+pub(crate) mod ranks;
 mod report;
 mod roofline_loop;
 mod suite;

@@ -1,6 +1,6 @@
 //! What may be typed after `regard train` and `regard eval`.
 
-use crate::args::ThreadsArg;
+use crate::args::{MpiArgs, ThreadsArg};
 use clap::Subcommand;
 use regard_train::data::Column;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub(crate) enum Verb {
     /// Train a model into a run directory, from which an interrupted run resumes
     #[command(
-        after_long_help = "Examples:\n  regard train --preset tatoeba-zh-en --out RUN\n  regard train --preset shakespeare --set training.steps=1000 --dry-run\n  regard train --resume RUN"
+        after_long_help = "Examples:\n  regard train --preset tatoeba-zh-en --out RUN\n  regard train --preset shakespeare --set training.steps=1000 --dry-run\n  regard train --resume RUN\n  mpirun -n 4 --bind-to none regard train --mpi --resume RUN"
     )]
     Train(TrainArgs),
     /// Evaluate a model: BLEU and chrF of translations, or accuracy
@@ -57,8 +57,10 @@ pub(crate) struct TrainArgs {
     #[arg(long)]
     pub(crate) tensorboard: bool,
     /// Print parameters, memory and estimated time, then exit
-    #[arg(long)]
+    #[arg(long, conflicts_with = "mpi")]
     pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) mpi: MpiArgs,
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,
 }

@@ -1,8 +1,10 @@
 //! `regard train`: learns from files, shows how it goes, and can be stopped and gone on with.
 
 use super::args::TrainArgs;
-use crate::args::Format;
+use crate::args::{Format, MpiArgs};
+use crate::ranks::on_ranks;
 use crate::say::{self, say};
+use crate::status::Refused;
 use anyhow::{Context, Result, bail};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use regard_scope::printable;
@@ -23,22 +25,40 @@ const TRIAL: u32 = 3;
 
 pub(crate) fn run(args: &TrainArgs, format: Format) -> Result<()> {
     regard_burn::keep_heap();
+    if args.dry_run {
+        return estimate(&settings(args)?, format);
+    }
+    on_ranks(args.mpi, |ranks| {
+        let begun = (ranks.rank() == 0).then(|| begin(args, ranks.count())).transpose();
+        let started = begun.and_then(|begun| Ok(Trainer::among(ranks, begun)?));
+        let (trainer, run) = started.map_err(|error| refused_at_start(args.mpi, error))?;
+        go(trainer, run, args.tensorboard, format)
+    })
+}
+
+/// An error before the first step of a job: to start it again would not help, unless it is one of communication.
+fn refused_at_start(args: MpiArgs, error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref() {
+        Some(regard_train::Error::Ranks(ranks)) if !ranks.is_refusal() => error,
+        _ if args.mpi => Refused(crate::chain(&error)).into(),
+        _ => error,
+    }
+}
+
+/// A new run, or one that goes on.
+fn begin(args: &TrainArgs, ranks: usize) -> Result<(Trainer, Run)> {
     if let Some(path) = &args.resume {
         if args.settings.is_some() || args.preset.is_some() || !args.set.is_empty() {
             bail!("--resume {}: a run goes on as it began; its settings are there", path.display());
         }
-        let (trainer, run) = Trainer::resume(path)?;
-        return go(trainer, run, args.tensorboard, format);
+        return Ok(Trainer::resume(path)?);
     }
     let settings = settings(args)?;
-    if args.dry_run {
-        return estimate(&settings, format);
-    }
     let Some(out) = &args.out else {
         bail!("--out: run directory required, for example --out runs/zh-en; or use --dry-run");
     };
-    let (trainer, run) = Trainer::create(out, &settings)?;
-    go(trainer, run, args.tensorboard, format)
+    settings.refuse_more_ranks(ranks)?;
+    Ok(Trainer::create(out, &settings)?)
 }
 
 /// A preset or a file, with what was changed.
@@ -163,11 +183,16 @@ fn already(trainer: &Trainer, run: &Run, ended: RunOutcome) -> Result<()> {
     }
 }
 
-fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> Result<()> {
+/// Trains to the end, or until a signal. Rank 0 has the run, and tells how it goes.
+fn go(mut trainer: Trainer, run: Option<Run>, tensorboard: bool, format: Format) -> Result<()> {
+    let stop = stopped_by_signals()?;
+    let Some(mut run) = run else {
+        trainer.train(None, &mut Silent(stop))?;
+        return Ok(());
+    };
     if let Some(ended) = trainer.outcome() {
         return already(&trainer, &run, ended);
     }
-    let stop = stopped_by_signals()?;
     let size = trainer.size();
     say(format_args!(
         "{} parameters, {} examples, step {} of {}; {}",
@@ -213,12 +238,25 @@ fn go(mut trainer: Trainer, mut run: Run, tensorboard: bool, format: Format) -> 
             say(format_args!(
                 "{why}: {} steps in {:.0} s; the best weights are of step {best}: {}",
                 progress.step,
-                progress.seconds,
+                trainer.seconds(),
                 run.path().join("model").display()
             ));
         }
     }
     Ok(())
+}
+
+/// What ranks other than 0 show.
+struct Silent(Arc<AtomicBool>);
+
+impl Callback for Silent {
+    fn on_step(&mut self, _: &StepMetrics) {}
+
+    fn on_validation(&mut self, _: &ValidationMetrics) {}
+
+    fn should_stop(&mut self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// A bar on a terminal, lines elsewhere.
@@ -250,10 +288,13 @@ impl Screen {
         }
     }
 
-    fn json(&self, line: &impl serde::Serialize) {
+    /// A line of metrics, with the times that those of the run leave out.
+    fn json(&self, line: &impl serde::Serialize, times: &[(&str, f64)]) {
         if self.format == Format::Json
-            && let Ok(line) = serde_json::to_string(line)
+            && let Ok(serde_json::Value::Object(mut line)) = serde_json::to_value(line)
         {
+            line.extend(times.iter().map(|(name, number)| ((*name).to_owned(), json!(number))));
+            let line = serde_json::Value::Object(line);
             // Whoever read us may have gone; the run goes on, and its metrics are in its directory.
             let _ = writeln!(std::io::stdout().lock(), "{line}");
         }
@@ -262,9 +303,18 @@ impl Screen {
 
 impl Callback for Screen {
     fn on_step(&mut self, report: &StepMetrics) {
-        self.json(report);
-        let StepMetrics { step, epoch, loss, perplexity, lr, grad_norm, tokens_per_second, .. } =
-            report;
+        let StepMetrics {
+            step,
+            epoch,
+            loss,
+            perplexity,
+            lr,
+            grad_norm,
+            tokens_per_second,
+            seconds,
+        } = report;
+        let times = [("tokens_per_second", *tokens_per_second), ("seconds", *seconds)];
+        self.json(report, &times);
         let numbers = [
             ("loss", *loss),
             ("lr", *lr),
@@ -284,7 +334,7 @@ impl Callback for Screen {
     }
 
     fn on_validation(&mut self, report: &ValidationMetrics) {
-        self.json(report);
+        self.json(report, &[("seconds", report.seconds)]);
         let mut numbers = vec![("validation/loss", report.validation_loss)];
         numbers.extend(report.score.map(|score| ("validation/score", score)));
         let heads: Vec<_> = report

@@ -2,6 +2,7 @@
 
 mod data;
 mod learn;
+mod ranks;
 mod resume;
 mod score;
 mod settings;
