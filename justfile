@@ -124,15 +124,22 @@ network:
 leaves *args:
     bench/leaves.py {{args}}
 
-# The Python module without the command line, in place: PYTHONPATH=python then finds it
+# The Python modules without the command line, in place: PYTHONPATH=python then finds them
 py:
     cargo build --release --locked -p regard-python --no-default-features
     cp target/release/lib_regard.so python/regard/_regard.abi3.so
+    cargo build --release --locked -p regard-python-models
+    cp target/release/lib_regard_models.so python/_regard_models.abi3.so
 
 # The tests of the Python package, in an environment with PyTorch and Transformers (made once)
 test-py *args: py
     test -x target/python/bin/python || python/environment target/python
     PYTHONPATH=python target/python/bin/python -m pytest -q -p no:cacheprovider python/tests {{args}}
+
+# Jobs over a corpus on four engines, while workers, nodes, executors and drivers are killed: minutes. As root, for the full disk
+faults *args: py
+    test -x target/faults/bin/python || python/tests/faults/environment target/faults
+    PYTHONPATH=python target/faults/bin/python python/tests/faults/suite.py {{args}}
 
 # The wheel, tried as a user would
 wheel:

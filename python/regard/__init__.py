@@ -5,10 +5,13 @@
     out = regard.attention(q, k, v, mask="causal & window 512")
 
 `regard.torch`: PyTorch, with gradients. `regard.hf`: attention backend of Hugging Face Transformers. `regard.lens`: records the attention
-of a model.
+of a model. `regard.Model`: inference of Transformers; `regard.batch`: the same for tables; `regard.jobs`: for a corpus, on Ray, Spark, Dask.
+These three need `pip install 'regard[models]'`.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from . import masks
 from ._cache import KvCache
@@ -20,7 +23,19 @@ from ._regard import isas
 from ._steps import Steps, alibi_slopes, check, merge, rope, steps
 from ._view import AttentionView
 
+if TYPE_CHECKING:
+    from ._model import Model as Model
+
 __all__ = [
     "AttentionView", "Aux", "Grads", "KvCache", "LinearAttention", "LinearState", "LshAttention", "Steps", "__version__", "alibi_slopes",
     "attention", "check", "isas", "masks", "merge", "plan", "rope", "scaled_dot_product_attention", "steps",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Model` is imported when it is used: it needs another package."""
+    if name == "Model":
+        from ._model import Model
+
+        return Model
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

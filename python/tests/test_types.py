@@ -1,6 +1,7 @@
 """The package as a type checker sees it."""
 
 import inspect
+import os
 import pathlib
 import subprocess
 import sys
@@ -19,7 +20,10 @@ def checked(tmp_path_factory):
         if code is not None:
             (folder / "code.py").write_text(code)
         command = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--cache-dir", folder / "cache"]
-        return subprocess.run([*command, "regard" if code is None else folder / "code.py"], cwd=PACKAGE, capture_output=True, text=True)
+        where = ["regard"] if code is None else [folder / "code.py"]
+        # The types of the other native module are in its own package.
+        environment = {**os.environ, "MYPYPATH": str(PACKAGE / "models")}
+        return subprocess.run([*command, *where], cwd=PACKAGE, env=environment, capture_output=True, text=True)
 
     return check
 

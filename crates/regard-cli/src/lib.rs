@@ -1,6 +1,6 @@
 //! The `regard` command: arguments become a job that is checked as a whole, then one file does each verb.
 //!
-//! A library, so that the Python package can be the command too; [`run`] is all there is to call.
+//! A library, so that the Python packages can be the command too ([`run`]), and know the same models by name ([`place`], [`Shipped`]).
 
 #![forbid(unsafe_code)]
 // `eprintln!` panics where nobody reads: see `say`.
@@ -31,6 +31,9 @@ mod steps;
 mod text;
 #[cfg(feature = "train")]
 mod train;
+
+#[cfg(feature = "models")]
+pub use models::{Shipped, place};
 
 use anyhow::{Context, Result};
 use args::{Args, BenchVerb, Verb};

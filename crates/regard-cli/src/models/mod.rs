@@ -15,9 +15,11 @@ mod translate;
 use crate::args::Format;
 use anyhow::Result;
 pub(crate) use args::Verb;
+pub use open::place;
 #[cfg(feature = "train")]
 pub(crate) use open::{busy, is_run, open};
-pub(crate) use open::{look, look_at_image, place};
+pub(crate) use open::{look, look_at_image};
+pub use shipped::Shipped;
 
 pub(crate) fn run(verb: &Verb, format: Format) -> Result<()> {
     match verb {

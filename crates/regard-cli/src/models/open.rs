@@ -58,8 +58,12 @@ pub(crate) fn is_run(path: &Path) -> bool {
     path.join("settings.toml").is_file() && path.join("model").is_dir()
 }
 
-/// What is known by this name, or else what is there by this path: `./minilm` is a folder, `minilm` a name.
-pub(crate) fn place(model: &Path) -> Result<PathBuf> {
+/// Where the model is that is known by this name, or else what is there by this path: `./minilm` is a folder, `minilm` a name.
+///
+/// # Errors
+///
+/// If there is none, with the names that are known, or how to get it.
+pub fn place(model: &Path) -> Result<PathBuf> {
     let Some(known) = model.to_str().and_then(KnownModel::named) else {
         if is_run(model) {
             return Ok(model.join("model"));

@@ -6,7 +6,7 @@ use regard_models::files::{Config, ModelFiles, Tokens, Weights};
 
 /// A model whose files are in the program.
 #[derive(Debug)]
-pub(crate) struct Shipped {
+pub struct Shipped {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
     pub(crate) license: &'static str,
@@ -30,8 +30,21 @@ pub(crate) const SHIPPED: &[Shipped] = &[
 ];
 
 impl Shipped {
-    pub(crate) fn named(name: &str) -> Option<&'static Self> {
+    /// The one of this name; none in a build without the feature `shipped`.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
         SHIPPED.iter().find(|own| own.name == name)
+    }
+
+    /// Its files: names and contents.
+    #[must_use]
+    pub fn files(&self) -> [(&'static str, &'static [u8]); 4] {
+        [
+            ("config.json", self.config.as_bytes()),
+            ("model.safetensors", self.weights),
+            ("source_tokenizer.json", self.tokens.as_bytes()),
+            ("target_tokenizer.json", self.target.as_bytes()),
+        ]
     }
 
     /// Numbers that were learned, and bytes that they take.
@@ -43,7 +56,8 @@ impl Shipped {
         Ok(Weights::safetensors(self.weights.to_vec())?)
     }
 
-    pub(crate) fn open(&self) -> Result<Model> {
+    /// Opens it.
+    pub fn open(&self) -> Result<Model> {
         Ok(Model::new(ModelFiles {
             config: Config::from_json(self.config)?,
             weights: self.weights()?,

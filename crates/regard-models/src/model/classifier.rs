@@ -47,11 +47,16 @@ pub struct WeightedSentence {
 }
 
 impl Classifier {
+    /// The tokens of a text that the model can hold; one at least.
+    pub fn prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
+        some(self.vocabulary.fitting(text)?)
+    }
+
     /// What each text is, of the classes that the model knows.
     pub fn classify(&self, texts: &[&str]) -> Result<Vec<Classification>, Error> {
         match &self.kind {
             Kind::Transformer(model) => {
-                let rows = texts.iter().map(|text| some(self.vocabulary.fitting(text)?));
+                let rows = texts.iter().map(|text| self.prompt(text));
                 let rows = rows.collect::<Result<Vec<_>, _>>()?;
                 let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
                 in_batches(&lengths, BATCH, |some| {
