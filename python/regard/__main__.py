@@ -9,7 +9,11 @@ from . import _regard
 
 
 def main() -> None:
-    """Run the command with `sys.argv` and exit."""
+    """Run the command with `sys.argv` and exit. `jobs` is a command of the Python package alone."""
+    if sys.argv[1:2] == ["jobs"]:
+        from .jobs import main as jobs
+
+        sys.exit(jobs(sys.argv[2:]))
     # Python's SIGINT handler runs only after the native command returns; the default handler stops it at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if not hasattr(_regard, "main"):
