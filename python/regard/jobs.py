@@ -775,9 +775,11 @@ def _dask(work: _Work, shards: List[Shard], workers: Optional[int]) -> Iterator[
     with contextlib.ExitStack() as stack:
         try:
             client = distributed.get_client()
-            if workers is not None:
-                raise TypeError("workers: the current client of Dask has its own number; leave it out")
         except ValueError:
+            client = None
+        if client is not None and workers is not None:
+            raise ValueError("workers: the current client of Dask has its own number; leave it out")
+        if client is None:
             count = workers or max(1, (os.cpu_count() or 1) // _threads(work))
             client = stack.enter_context(distributed.Client(n_workers=count, threads_per_worker=1, dashboard_address=None))
         futures = dict(zip(client.map(functools.partial(_run, work), shards, pure=False), shards))
