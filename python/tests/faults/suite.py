@@ -37,11 +37,13 @@ class Suite:
         small_classifier(folder / "classes")
         self.hashes: Dict[str, str] = {}
         self.failed: List[str] = []
+        self.drivers: List[subprocess.Popen] = []
 
     def start(self, engine: str, task: str, sink: Path, *address: str) -> subprocess.Popen:
         out = open(f"{sink}.out", "a")
         command = [sys.executable, str(TESTS / "faults/driver.py"), engine, task, str(self.source), str(sink), f"{sink}.log", SECONDS, *address]
-        return subprocess.Popen(command, stdout=out, stderr=out)
+        self.drivers.append(subprocess.Popen(command, stdout=out, stderr=out))
+        return self.drivers[-1]
 
     def case(self, name: str, task: str, work: Callable[[Path], None]) -> None:
         """Runs a case in a sink of its own, and compares what is in it."""
@@ -56,6 +58,10 @@ class Suite:
         except Exception as error:
             verdict, digest, needed = f"FAILED: {type(error).__name__}: {error}", "", 0
         print(f"{name:34} {task:16} {needed:5} needed {rows_computed(f'{sink}.log'):5} computed  {digest}  {time.monotonic() - start:5.0f} s  {verdict}", flush=True)
+        for process in self.drivers:
+            process.kill()  # one that hangs
+            process.wait()
+        self.drivers.clear()
         if verdict != "ok":
             self.failed.append(name)
             print(Path(f"{sink}.out").read_text()[-3000:] if Path(f"{sink}.out").exists() else "", flush=True)
