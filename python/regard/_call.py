@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import json
+import math
 import sys
 from typing import Any, Callable, NamedTuple, Optional, TypedDict, TypeVar, Union
 
@@ -24,6 +25,7 @@ class Options(TypedDict, total=False):
     scale: Optional[float]
     temperature: float
     softcap: Optional[float]
+    interventions: Any
     bias: Any
     alibi: Any
     relative: Optional[tuple[Any, ...]]
@@ -93,6 +95,7 @@ def describe(
     scale: Optional[float] = None,
     temperature: float = 1.0,
     softcap: Optional[float] = None,
+    interventions: Any = None,
     bias: Any = None,
     alibi: Any = None,
     relative: Optional[tuple[Any, ...]] = None,
@@ -136,6 +139,8 @@ def describe(
             raise TypeError(f"{name}: expected a string, found {word!r}")
         if word is not None and word != "softmax":
             options[name] = word
+    if interventions:
+        options["interventions"] = [one for rule in interventions for one in _intervention(rule)]
     if entropy:
         options["entropy"] = True
     if threads is not None:
@@ -217,12 +222,68 @@ def _text(value: Any) -> str:
         return "{" + ", ".join([f'"{name}": {_text(x)}' for name, x in value.items()]) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join([_text(x) for x in value]) + "]"
+    if value is None:
+        return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     # Not repr: torch.compile does not support it for numbers that are not constants.
     return f"{value}"
+
+
+def _intervention(rule: Any) -> list[Any]:
+    """`{"heads": [3], "rows": (40, 60), "keys": (0, 40), "drop": True}` as `[bias or None for hidden, [items, heads, rows, keys]]`, one
+    for each run of items and of heads."""
+    where = "'items', 'heads' (indices), 'rows', 'keys' (start, stop)"
+    if not isinstance(rule, dict):
+        raise TypeError(f"interventions: expected dicts with {where} and one of 'drop', 'times', 'add', found {type(rule).__name__}")
+    unknown = [name for name in rule if name not in ("items", "heads", "rows", "keys", "drop", "times", "add")]
+    if unknown:
+        raise ValueError(f"interventions: unknown key {unknown[0]!r}; use {where} and one of 'drop', 'times', 'add'")
+    bias = bias_of(rule)
+    rows, keys = (None if rule.get(name) is None else _span(name, rule[name]) for name in ("rows", "keys"))
+    return [
+        [bias, [items, heads, rows, keys]] for items in _runs("items", rule.get("items")) for heads in _runs("heads", rule.get("heads"))
+    ]
+
+
+def bias_of(rule: dict[str, Any]) -> Optional[float]:
+    """What an intervention adds to scores; None if it hides edges."""
+    actions = [name for name in ("drop", "times", "add") if rule.get(name) not in (None, False)]
+    if len(actions) != 1:
+        raise ValueError(f"interventions: expected one of 'drop', 'times', 'add', found {', '.join(actions) or 'none'}")
+    if actions == ["drop"]:
+        return None
+    found = _arrays.number(f"interventions, {actions[0]}", rule[actions[0]])
+    if actions == ["add"]:
+        return found
+    if found < 0:
+        raise ValueError(f"interventions, times: {found} is invalid; use a number >= 0")
+    return math.log(found) if found else None
+
+
+def _span(name: str, span: Any) -> list[int]:
+    if not isinstance(span, (tuple, list)) or len(span) != 2:
+        raise TypeError(f"interventions, {name}: expected (start, stop), found {span!r}")
+    start, stop = (_arrays.count(f"interventions, {name}", end) for end in span)
+    if stop < start:
+        raise ValueError(f"interventions, {name}: {start} to {stop}; use (start, stop) with start <= stop")
+    return [start, stop]
+
+
+def _runs(name: str, given: Any) -> list[Optional[list[int]]]:
+    """Runs of consecutive indices; `[None]` for all."""
+    if given is None:
+        return [None]
+    indices = sorted({_arrays.count(f"interventions, {name}", one) for one in (given if isinstance(given, (list, tuple, range, set, frozenset)) else [given])})
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][1] == index:
+            runs[-1][1] = index + 1
+        else:
+            runs.append([index, index + 1])
+    return list(runs)
 
 
 def _relative(relative: tuple[Any, ...]) -> dict[str, Any]:

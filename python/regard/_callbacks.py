@@ -13,12 +13,30 @@ all models and filters them by module.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Callable
 
 Callback = Callable[[Any, Any, Any, Any, dict, Any], None]
 
 callbacks: list[Callback] = []
 """Active callbacks; empty outside `regard.lens.capture`. Called as `callback(module, query, key, value, options, aux)`."""
+
+interventions: list[Any] = []
+"""Active `regard.hf.intervene`; each plans the changes of a call before it is computed."""
+
+head_means: list[Any] = []
+"""Active `regard.hf.head_means`; each is given the output of a call."""
+
+
+@contextlib.contextmanager
+def added(to: list[Any], one: Any) -> Iterator[None]:
+    """Add to one of the lists inside a context."""
+    to.append(one)
+    try:
+        yield
+    finally:
+        to.remove(one)
 
 
 def notify(module: Any, query: Any, key: Any, value: Any, options: dict[str, Any], aux: Any) -> None:

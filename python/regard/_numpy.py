@@ -95,6 +95,7 @@ def attention(q: Any, k: Any, v: Any, *, return_aux: bool = False, **options: Un
       scale        factor of the scores; default `1 / sqrt(dim)`
       temperature  divisor of the scores
       softcap      soft limit of the scores, `softcap * tanh(score / softcap)`
+      interventions  list of changes of some edges, see `docs/options.md`: `{"heads": [3], "rows": (40, 60), "keys": (0, 40), "drop": True}`
       bias         `[batch|1, heads|1, q_len|1, k_len|1]`, added after the softcap; -inf masks
       alibi        ALiBi slopes `[heads]`
       relative     relative position bias: `("t5", table, max_distance, bidirectional)`, `("clipped", table, reach)`; table

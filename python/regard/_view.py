@@ -53,7 +53,7 @@ class AttentionView:
 
     def measure(self, *, mass: Any = (), **stats: Any) -> dict[str, np.ndarray]:
         """Several statistics in one pass over the weights: `entropy=True, mean_distance=True, col_sum=True, top_k=8,
-        pooled=(64, 64, "mean"), sink_mass=True, keys=(0, 100), mass=[masks]`."""
+        pooled=(64, 64, "mean"), sink_mass=True, keys=(0, 100), mass=[masks], spans=[(0, 40)]`."""
         call, texts = self._call, []
         for mask in mass:
             mask = masks.of(mask)
@@ -113,6 +113,10 @@ class AttentionView:
     def mass(self, mask: Any) -> np.ndarray:
         """Attention mass of each query inside a mask, `[heads, rows]`."""
         return self.measure(mass=[mask])["mass 0"]
+
+    def span_mass(self, *spans: tuple[int, int]) -> np.ndarray:
+        """Attention mass of each query on the keys `start:stop` of each span, `[heads, rows, spans]`."""
+        return self.measure(spans=[[_arrays.count("spans", end) for end in span] for span in spans])["span_mass"]
 
     def sink_mass(self) -> np.ndarray:
         """Attention mass of the sink, for each query, `[heads, rows]`."""

@@ -28,7 +28,7 @@ import regard
 import regard.torch
 from regard import _callbacks, masks
 
-__all__ = ["IGNORED_KEYS", "AttentionMask", "attention", "attentions", "mask", "register", "report"]
+__all__ = ["IGNORED_KEYS", "AttentionMask", "attention", "attentions", "head_means", "intervene", "mask", "register", "report"]
 
 IGNORED_KEYS = {
     "cache_position", "deterministic", "image_sizes", "labels", "logits_to_keep", "max_length_k", "max_length_q", "mm_token_type_ids",
@@ -68,6 +68,8 @@ class AttentionMask:
     align: int
     shape: tuple[int, int, int, int]
     how: str = "rules"
+    first_key: int = 0
+    """Position of the first key in the sequence: later than 0 in a sliding-window cache."""
     ndim = 4
 
     def contiguous(self) -> AttentionMask:
@@ -164,14 +166,16 @@ def mask(
         name = _name_of_unknown(mask_function)
         _warn_of(name)
         how = f"mask function {name}, evaluated for every pair"
-        return AttentionMask(_evaluate_in_strips(mask_function, at, attention_mask, use_vmap, device), at.align, shape, how)
+        found = _evaluate_in_strips(mask_function, at, attention_mask, use_vmap, device)
+        return AttentionMask(found, at.align, shape, how, at.k_offset)
     padding = _padding(attention_mask, at)
     if isinstance(rule, _Band):
         rule = rule.mask() if rule.hides(at) else None
-    if rule is None and padding is None and (q_length == 1 or allow_is_bidirectional_skip):
+    # Rules of `intervene` need the positions of the call.
+    if rule is None and padding is None and (q_length == 1 or allow_is_bidirectional_skip) and not _callbacks.interventions:
         return None
     found = rule if padding is None else padding if rule is None else rule & padding
-    return AttentionMask(masks.full() if found is None else found, at.align, shape)
+    return AttentionMask(masks.full() if found is None else found, at.align, shape, first_key=at.k_offset)
 
 
 # Translations of the functions of `transformers.masking_utils`. Parameters are read from the closure of the function.
@@ -378,6 +382,66 @@ def attentions(layers: Iterable[int] | None = None, heads: Iterable[int] | None 
         _selection.reset(token)
 
 
+@contextlib.contextmanager
+def intervene(model: torch.nn.Module, rules: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Change the attention of a model inside the context, during forward, backward and generation.
+
+        rules = [
+            {"layers": [5], "heads": [3], "rows": (40, None), "keys": (0, 40), "drop": True},     # attention knockout
+            {"layers": [2], "keys": (7, 9), "times": 0.5},                                      # half the weight, then normalized
+        ]
+        with regard.hf.intervene(model, rules):
+            model.generate(**inputs)
+
+    Where a rule applies; what is left out is all:
+      kind    `self`, `cross`, `encoder`, ..; encoder and decoder each have a layer 0
+      layers  layer indices
+      items   batch items
+      heads   indices of query heads
+      rows    positions of queries in the sequence, `(start, stop)` or `(start, None)`
+      keys    positions of keys
+    What it does, one of:
+      drop    True: hides the keys from the rows, as a mask does; a row without any key left has output 0
+      times   multiplies weights before the softmax normalizes them: adds `ln times` to scores; 0 drops
+      add     adds a number to scores
+      output  replaces the outputs of heads: 0, a tensor that broadcasts to `[batch, heads, rows, v_dim]`, or the result of `head_means`
+      pattern  the weights of another run, a `regard.lens.capture` with `keep=True` of a run with the same rows and keys
+
+    Layers that no rule concerns compute the same bits as without the context. Contexts may be nested. With gradient checkpointing, call
+    `backward` inside the context. A rule that concerned no call causes a warning.
+    """
+    from ._intervene import Interventions
+    from ._sites import switched
+
+    active = Interventions(model, rules)
+    with switched(model), active.calls.hooked(), _callbacks.added(_callbacks.interventions, active):
+        yield
+    for i in range(len(active.rules)):
+        if active.calls.forward and i not in active.used:
+            rule = active.rules[i]
+            where = f"layers {sorted(rule.layers)}" if rule.layers is not None else "all layers"
+            warnings.warn(f"rules[{i}]: {where}, kind {rule.kind or 'any'}: there is no such layer in {type(model).__name__}", stacklevel=3)
+
+
+@contextlib.contextmanager
+def head_means(model: torch.nn.Module) -> Iterator[Any]:
+    """Mean outputs of all heads over the tokens that a model reads inside the context, for mean ablation.
+
+        with regard.hf.head_means(model) as means:
+            model(**reference)
+        with regard.hf.intervene(model, [{"layers": [5], "heads": [3], "output": means}]):
+            model(**inputs)
+
+    `means[5]` is `[heads, v_dim]` of layer 5; `means["cross", 5]` of cross-attention. Padding counts as well.
+    """
+    from ._intervene import HeadMeans
+    from ._sites import switched
+
+    means = HeadMeans(model)
+    with switched(model), means.calls.hooked(), _callbacks.added(_callbacks.head_means, means):
+        yield means
+
+
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -424,12 +488,20 @@ def attention(
     if not torch.compiler.is_compiling():
         how = _how(attention_mask, causal, cu_seq_lens_q)
         _last_calls[module] = _LastCall(tuple(query.shape), tuple(key.shape), value.shape[-1], query.dtype, how, options)
+    first_key = attention_mask.first_key if isinstance(attention_mask, AttentionMask) else 0
+    changes = [change for one in _callbacks.interventions if (change := one.plan(module, query, key, options, first_key)) is not None]
+    if edges := [rule for change in changes for rule in change.options(query, key)]:
+        options["interventions"] = edges
     needs_aux = bool(heads or _callbacks.callbacks)
     found = regard.torch.attention(query, key, value, **options, dropout=dropout, return_aux=needs_aux)
     out, aux = found if needs_aux else (found, None)
     weights = _weights(query, key, aux, heads, options) if heads else None
     if _callbacks.callbacks:
         _callbacks.notify(module, query, key, value, options, aux)
+    for change in changes:
+        out = change.output(out, change.frozen(value, query, key))
+    for means in _callbacks.head_means:
+        means.add(module, out)
     return out.transpose(1, 2).contiguous(), weights
 
 

@@ -17,19 +17,18 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
-
-import regard.hf
 
 from . import _callbacks
 from ._record import STATS, Call, Record, TopK, CaptureOptions
+from ._sites import ModelCalls, Site, side_of, slides, switched
+from ._spans import SpanOptions, SpanRecord
 
-__all__ = ["STATS", "Record", "Capture", "TopK", "capture"]
+__all__ = ["STATS", "Record", "Capture", "SpanMass", "TopK", "capture", "mass"]
 
 
 @contextlib.contextmanager
@@ -57,73 +56,75 @@ def capture(
       tokens  labels of the positions: strings, or a tokenizer that decodes the input ids
       keep    store q and k, for any row or tile afterwards, and for traces
     """
-    chosen = None if layers is None else frozenset(layers)
-    capture_options = _options(chosen, None if heads is None else tuple(heads), stats, top_k, rows, map, keep)
-    with _switched(model):
-        callback = _Recorder(model, capture_options, chosen, tokens)
+    chosen, selected = _indices("layers", layers), _indices("heads", heads)
+    capture_options = _options(selected, stats, top_k, rows, map, keep)
+    with _recorded(_Recorder(model, capture_options, frozenset(chosen) if chosen is not None else None)) as callback:
+        yield Capture(callback.runs, type(model).__name__, tokens, callback.translates)
+
+
+@contextlib.contextmanager
+def mass(
+    model: torch.nn.Module,
+    spans: Mapping[str, Any],
+    layers: Iterable[int] | None = None,
+    heads: Iterable[int] | None = None,
+    rows: str = "last",
+) -> Iterator[SpanMass]:
+    """Record how much attention each head pays to parts of a text, during forward passes and generation inside the context.
+
+        with regard.lens.mass(model, {"instruction": (0, 40), "context": (40, 9000)}) as mass:
+            model.generate(**inputs)
+        mass.values                     # [layer, head, step, span]
+        mass["context"]                 # [layer, head, step]
+
+    Needs O(length) time and memory for each step, besides the model.
+
+    Options:
+      spans   name and positions of each: `(start, stop)`; `(start, None)` up to the last key; `(-n, None)` the last n positions up to the row
+      layers  layer indices; default all
+      heads   head indices; default all
+      rows    `last`: the last row of each forward pass, which chooses the next token; padding on the right is left out. `all`: every row
+    """
+    chosen = _indices("layers", layers)
+    options = SpanOptions.of(spans, _indices("heads", heads), rows)
+    with _recorded(_Recorder(model, options, frozenset(chosen) if chosen is not None else None, SpanRecord)) as callback:
+        yield SpanMass(callback.runs, list(options.spans))
+
+
+@contextlib.contextmanager
+def _recorded(callback: _Recorder) -> Iterator[_Recorder]:
+    """Switch the model to Regard, and pass its attention calls to a callback."""
+    with switched(callback.model):
         with callback.registered():
-            yield callback.seen
+            yield callback
     callback.check()
 
 
-def _options(layers: Any, heads: Any, stats: Any, top_k: int, rows: Any, map: int, keep: bool) -> CaptureOptions:
+def _indices(name: str, numbers: Iterable[int] | None) -> tuple[int, ...] | None:
+    """Indices of layers or heads; None for all."""
+    found = None if numbers is None else tuple(numbers)
+    if any(number < 0 for number in found or ()):
+        raise ValueError(f"{name}: {min(found or ())} is invalid; use indices >= 0")
+    return found
+
+
+def _options(heads: tuple[int, ...] | None, stats: Any, top_k: int, rows: Any, map: int, keep: bool) -> CaptureOptions:
     stats = (stats,) if isinstance(stats, str) else tuple(stats)
     for name in stats:
         if name not in STATS:
             raise ValueError(f"stats: unknown statistic {name!r}; use {', '.join(STATS)}")
-    for name, numbers in (("layers", layers), ("heads", heads)):
-        if any(number < 0 for number in numbers or ()):
-            raise ValueError(f"{name}: {min(numbers)} is invalid; use indices >= 0")
     for name, number in (("top_k", top_k), ("map", map)):
         if number < 1:
             raise ValueError(f"{name}: expected 1 or more, found {number}")
     return CaptureOptions(frozenset(stats), top_k, frozenset(rows), map, heads, keep)
 
 
-@contextlib.contextmanager
-def _switched(model: torch.nn.Module) -> Iterator[None]:
-    """Switch the model to Regard's attention, and restore its backend on exit."""
-    hosts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    if not hosts:
-        raise TypeError(f"model: expected a PreTrainedModel, or a module that contains one, found {type(model).__name__}")
-    before = {id(config): (config, config._attn_implementation) for host in hosts for config in _configs(host.config)}
-    regard.hf.register()
-    try:
-        for host in hosts:
-            if host.config._attn_implementation == "regard":
-                continue
-            if not host._can_set_attn_implementation():
-                raise ValueError(
-                    f"model: {type(host).__name__} does not support attention backends; its attention cannot be recorded"
-                )
-            host.set_attn_implementation("regard")
-        yield
-    finally:
-        for config, implementation in before.values():
-            config._attn_implementation_internal = implementation
-
-
-def _configs(config: Any) -> Iterator[Any]:
-    """A configuration and its sub-configurations."""
-    yield config
-    for name in config.sub_configs:
-        inside = getattr(config, name, None)
-        if inside is not None:
-            yield from _configs(inside)
-
-
-class _Site(NamedTuple):
-    kind: str
-    layer: int
-    name: str
-
-
 class _Run:
     """One forward pass, or one generation with all its decoding steps."""
 
     def __init__(self) -> None:
-        self.records: dict[tuple[str, int], Record] = {}
-        self.begun: set[_Site] = set()
+        self.records: dict[tuple[str, int], Any] = {}
+        self.begun: set[Site] = set()
         self.words: dict[tuple[str, int], tuple[int, list[str]]] = {}
         """Decoded labels of an axis and a batch item: number of parts decoded so far, and labels."""
         self.begin: dict[str, int] = {}
@@ -134,45 +135,29 @@ class _Run:
         """Which of them are not padding."""
 
 
-class _Recorder:
+class _Recorder(ModelCalls):
     """Callback for attention calls; adds each call to its record."""
 
-    def __init__(self, model: torch.nn.Module, capture_options: CaptureOptions, layers: frozenset[int] | None, tokens: Any):
-        self._options, self._layers = capture_options, layers
-        self._model = model
-        self._names = {module: name for name, module in model.named_modules()}
-        host = next(module for module in self._names if isinstance(module, PreTrainedModel))
-        self._translates = bool(host.config.is_encoder_decoder)
-        self._sites: dict[tuple[torch.nn.Module, int], _Site] = {}
-        self._forward, self._depth = 0, 0
-        self._turns: dict[torch.nn.Module, int] = {}
+    def __init__(self, model: torch.nn.Module, options: Any, layers: frozenset[int] | None, record_type: Any = Record):
+        super().__init__(model)
+        self._options, self._layers, self._record_type = options, layers, record_type
         self._given: dict[str, tuple[Any, Any]] = {}
         self._named: set[tuple[int, str]] = set()
         self.runs: list[_Run] = []
-        self.seen = Capture(self.runs, type(model).__name__, tokens, self._translates)
 
     # ---- forward passes ----
 
     @contextlib.contextmanager
     def registered(self) -> Iterator[None]:
-        """Register the callback, and hooks that count the forward passes of the model and of submodels that are called directly."""
-        hosts = [module for module in self._names if module is self._model or isinstance(module, PreTrainedModel)]
-        handles = [host.register_forward_pre_hook(self._enter, with_kwargs=True) for host in hosts]
-        handles += [host.register_forward_hook(self._leave, always_call=True) for host in hosts]
-        _callbacks.callbacks.append(self)
-        try:
+        """Register the callback and the hooks."""
+        with self.hooked(), _callbacks.added(_callbacks.callbacks, self):
             yield
-        finally:
-            _callbacks.callbacks.remove(self)
-            for handle in handles:
-                handle.remove()
 
-    def _enter(self, module: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if self._depth == 0:
-            self._forward += 1
-            self._turns, self._given = {}, {}
-        self._depth += 1
-        own = "text" if not self._translates else "target" if side_of(self._names[module]) == "decoder" else "source"
+    def enter(self, module: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self.depth == 0:
+            self._given = {}
+        super().enter(module, args, options)
+        own = "text" if not self.translates else "target" if side_of(self.names[module]) == "decoder" else "source"
         first = args[0] if args else None
         for axis, ids, mask in (
             (own, options.get("input_ids", first), options.get("attention_mask")),
@@ -181,16 +166,12 @@ class _Recorder:
             if torch.is_tensor(ids) and ids.ndim == 2 and not ids.is_floating_point():
                 self._given.setdefault(axis, (ids, mask))
 
-    def _leave(self, *_: Any) -> None:
-        self._depth -= 1
-
     # ---- calls of attention ----
 
     def __call__(self, module: torch.nn.Module, q: Any, k: Any, v: Any, options: dict[str, Any], aux: Any) -> None:
-        if module not in self._names or self._depth == 0:
+        if module not in self.names or self.depth == 0:
             return  # another model, or recomputation by gradient checkpointing
-        turn = self._turns[module] = self._turns.get(module, -1) + 1
-        site = self._site(module, turn)
+        site = self.next_site(module)
         held = {name: given.detach() if torch.is_tensor(given) else given for name, given in options.items()}
         call = Call(q.detach(), k.detach(), aux.lse.detach(), {**held, "threads": torch.get_num_threads()})
         run = self._run_of(site, call)
@@ -203,25 +184,10 @@ class _Recorder:
         record = run.records.get(site[:2])
         if record is None:
             first = 0 if site.kind == "cross" else call.start
-            record = run.records[site[:2]] = Record(*site, self._options, first)
+            record = run.records[site[:2]] = self._record_type(*site, self._options, first)
         record.add(call, real, slides(module))
 
-    def _site(self, module: torch.nn.Module, turn: int) -> _Site:
-        """Kind and layer of a module, by its name; cached. One module may serve several layers: `turn` counts its calls."""
-        found = self._sites.get((module, turn))
-        if found is None:
-            name = self._names[module]
-            kind = kind_of(module, name, self._translates)
-            taken = {site.layer for site in self._sites.values() if site.kind == kind}
-            layer = getattr(module, "layer_idx", None)
-            if layer is None:
-                layer = next((int(part) for part in name.split(".") if part.isdigit()), 0)
-            if layer in taken:
-                layer = max(taken) + 1
-            found = self._sites[module, turn] = _Site(kind, layer, name)
-        return found
-
-    def _run_of(self, site: _Site, call: Call) -> _Run:
+    def _run_of(self, site: Site, call: Call) -> _Run:
         """Run of a call: a call at the start of a sequence that the current run already contains starts a new run."""
         run = self.runs[-1] if self.runs else None
         begins = site.kind != "cross" and call.start <= 0
@@ -235,7 +201,7 @@ class _Recorder:
 
     def _name(self, run: _Run, kind: str, call: Call) -> np.ndarray | None:
         """Store the input ids of the rows' axis, once per forward pass. Returns which of them are not padding."""
-        axis = axes_of(kind, self._translates)[0]
+        axis = axes_of(kind, self.translates)[0]
         ids, mask = self._given.get(axis, (None, None))
         q_len = call.q.shape[2]
         if ids is None or tuple(ids.shape) != (call.q.shape[0], q_len):
@@ -243,8 +209,8 @@ class _Recorder:
         real = None
         if torch.is_tensor(mask) and mask.ndim == 2 and mask.shape[1] >= q_len:
             real = mask[:, mask.shape[1] - q_len :].bool().numpy()
-        if (self._forward, axis) not in self._named:
-            self._named.add((self._forward, axis))
+        if (self.forward, axis) not in self._named:
+            self._named.add((self.forward, axis))
             run.begin.setdefault(axis, 0 if kind == "cross" else max(0, call.start))
             run.ids.setdefault(axis, []).append(ids.numpy().copy())
             run.real.setdefault(axis, []).append(np.ones(ids.shape, bool) if real is None else real.copy())
@@ -252,36 +218,12 @@ class _Recorder:
 
     def check(self) -> None:
         """Warn if nothing was recorded, or if a requested layer does not exist."""
-        if self._forward and not self.runs:
-            warnings.warn(f"{type(self._model).__name__}: no attention layer of the model called regard", stacklevel=4)
-        missing = sorted((self._layers or frozenset()) - {site.layer for site in self._sites.values()})
+        if self.forward and not self.runs:
+            warnings.warn(f"{type(self.model).__name__}: no attention layer of the model called regard", stacklevel=6)
+        missing = sorted((self._layers or frozenset()) - {site.layer for site in self.sites.values()})
         if self.runs and missing:
-            there = max(site.layer for site in self._sites.values())
-            warnings.warn(f"layers: no layer {missing[0]}; the last layer is {there}", stacklevel=4)
-
-
-def kind_of(module: torch.nn.Module, name: str, translates: bool) -> str:
-    """Kind of attention: `self`, `cross`, `encoder` (of an encoder-decoder), `vision` and `audio` (of a multimodal model)."""
-    place = name.lower()
-    if getattr(module, "is_cross_attention", False) or any(word in place for word in ("cross", "encdec", "encoder_attn")):
-        return "cross"
-    if translates and side_of(name) == "encoder":
-        return "encoder"
-    return "vision" if "vision" in place or "visual" in place else "audio" if "audio" in place else "self"
-
-
-def side_of(name: str) -> str | None:
-    """`encoder` or `decoder`, by the outermost part of the module name."""
-    return next((part for part in name.split(".") if part in ("encoder", "decoder")), None)
-
-
-def slides(module: torch.nn.Module) -> bool:
-    """Whether a layer has a sliding-window cache."""
-    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
-    types = getattr(config, "layer_types", None)
-    if types is not None and layer is not None:
-        return types[layer] != "full_attention"
-    return getattr(module, "sliding_window", getattr(config, "sliding_window", None)) is not None
+            there = max(site.layer for site in self.sites.values())
+            warnings.warn(f"layers: no layer {missing[0]}; the last layer is {there}", stacklevel=6)
 
 
 def axes_of(kind: str, translates: bool) -> tuple[str, str]:
@@ -291,6 +233,81 @@ def axes_of(kind: str, translates: bool) -> tuple[str, str]:
     if not translates:
         return ("text", "text") if kind == "self" else ("text", "source")
     return {"encoder": ("source", "source"), "cross": ("target", "source")}.get(kind, ("target", "target"))
+
+
+class SpanMass:
+    """Attention mass on spans, recorded by `mass`, in the last run: a forward pass, or a generation with all its steps.
+
+    values              [layer, head, step, span] of the first batch item
+    mass["context"]     [layer, head, step]
+    mass.of("cross")    of another kind of attention, or batch item
+    mass.run(0)         an earlier run
+    """
+
+    def __init__(self, runs: list[_Run], names: list[str], which: int = -1):
+        self._runs, self._which = runs, which
+        self.names = names
+        """Names of the spans, in their order."""
+
+    def run(self, which: int) -> SpanMass:
+        """Mass in run `which`, counted from 0; -1 is the last."""
+        return SpanMass(self._runs, self.names, _checked(which, self._runs))
+
+    @property
+    def run_count(self) -> int:
+        """Number of runs."""
+        return len(self._runs)
+
+    def _records(self, kind: str | None) -> list[SpanRecord]:
+        if not self._runs:
+            raise ValueError("nothing recorded; run the model inside the context")
+        records = list(self._runs[self._which].records.values())
+        kinds = list(dict.fromkeys(record.kind for record in records))
+        kind = ("self" if "self" in kinds else kinds[0]) if kind is None else kind
+        if kind not in kinds:
+            raise KeyError(f"{kind}: not recorded; there are: {', '.join(kinds)}")
+        return sorted((record for record in records if record.kind == kind), key=lambda record: record.layer)
+
+    def of(self, kind: str | None = None, item: int = 0) -> np.ndarray:
+        """Mass of one kind of attention (`self`, `cross`, `encoder`, ..) and batch item, `[layer, head, step, span]`."""
+        records = self._records(kind)
+        sizes = {record.values.shape[1:] for record in records}
+        if len(sizes) > 1:
+            raise ValueError(f"layers: different numbers of heads or rows, {sorted(sizes)}; record some of them with layers=(..)")
+        batch = records[0].shape[0]
+        if not -batch <= item < batch:
+            raise IndexError(f"item {item}: out of range, the batch has {batch}")
+        return np.stack([record.values[item] for record in records])
+
+    @property
+    def values(self) -> np.ndarray:
+        """Mass in the first batch item, `[layer, head, step, span]`: self-attention of a decoder, or what else there is."""
+        return self.of()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.names:
+            raise KeyError(f"{name}: no such span; there are: {', '.join(self.names)}")
+        return self.values[..., self.names.index(name)]
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers of `values`, in their order."""
+        return [record.layer for record in self._records(None)]
+
+    @property
+    def positions(self) -> list[int]:
+        """Position of the row of each step."""
+        return self._records(None)[0].positions
+
+    def __repr__(self) -> str:
+        return f"<mass on {', '.join(self.names)}: {len(self._runs)} runs>"
+
+
+def _checked(which: int, runs: list[_Run]) -> int:
+    """Index of a run."""
+    if not -len(runs) <= which < len(runs):
+        raise IndexError(f"run {which}: out of range, there are {len(runs)} runs")
+    return which
 
 
 class Capture:
@@ -309,9 +326,7 @@ class Capture:
 
     def run(self, which: int) -> Capture:
         """Records of run `which`, counted from 0; -1 is the last."""
-        if not -len(self._runs) <= which < len(self._runs):
-            raise IndexError(f"run {which}: out of range, there are {len(self._runs)} runs")
-        return Capture(self._runs, self.title, self._tokens, self._translates, which)
+        return Capture(self._runs, self.title, self._tokens, self._translates, _checked(which, self._runs))
 
     @property
     def run_count(self) -> int:

@@ -27,6 +27,8 @@ struct Question {
     pooled: Option<(usize, usize, PoolAs)>,
     /// Masks as text, with the arrays of the call.
     mass: Vec<String>,
+    /// Spans of keys.
+    spans: Vec<[usize; 2]>,
     sink_mass: bool,
 }
 
@@ -142,7 +144,7 @@ fn measure(call: &Call, question: &Question) -> PyResult<Measure> {
     for text in &question.mass {
         measure = measure.mass(call.mask(text)?);
     }
-    Ok(measure)
+    Ok(measure.span_mass(question.spans.iter().map(|[start, end]| *start..*end)))
 }
 
 /// Numbers of each row, `[heads, rows]`.
@@ -157,8 +159,17 @@ fn put<N: crate::array::Named + Number>(
     measured: MeasureOutput<N>,
     heads: usize,
 ) -> PyResult<()> {
-    let MeasureOutput { entropy, mean_distance, col_sum, sink_mass, top, pooled, masses, .. } =
-        measured;
+    let MeasureOutput {
+        entropy,
+        mean_distance,
+        col_sum,
+        sink_mass,
+        top,
+        pooled,
+        masses,
+        spans,
+        ..
+    } = measured;
     for (name, asked, numbers) in [
         ("entropy", question.entropy, entropy),
         ("mean_distance", question.mean_distance, mean_distance),
@@ -171,6 +182,13 @@ fn put<N: crate::array::Named + Number>(
     }
     for (i, mass) in masses.into_iter().enumerate() {
         found.set_item(format!("mass {i}"), by_row(mass, heads))?;
+    }
+    if !question.spans.is_empty() {
+        let rows = spans[0].len().checked_div(heads).unwrap_or(0);
+        let count = spans.len();
+        let of_row = |row: usize| spans.iter().map(move |mass| mass[row]);
+        let masses: Vec<N> = (0..heads * rows).flat_map(of_row).collect();
+        found.set_item("span_mass", OwnedArray::new(masses, &[heads, rows, count]))?;
     }
     if let Some(k) = question.top_k {
         let (mut keys, mut weights) = (Vec::new(), Vec::new());

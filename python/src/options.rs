@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use regard::machine::Precision;
 use regard::mask::{Bits, MaskRule};
 use regard::problem::{Additive, Align, Dropout, Local, Normalizer, Scope, Similarity};
-use regard::score::RelativeBias;
+use regard::score::{Intervention, RelativeBias};
 use regard::{Element, Isa, Machine, Mask, Plan, Problem, Score, Shape, View};
 use regard_scope::parse_mask_with;
 use serde::Deserialize;
@@ -33,6 +33,7 @@ struct Options {
     scale: Option<f64>,
     temperature: f64,
     softcap: Option<f64>,
+    interventions: Vec<InterventionAs>,
     relative: Option<Relative>,
     /// Of local attention, whose centers are a tensor.
     reach: Option<usize>,
@@ -64,6 +65,16 @@ enum Relative {
     T5 { max_distance: usize, bidirectional: bool },
 }
 
+/// What is added to the scores of some edges, nothing to hide them; and batch items, heads, queries and keys.
+type InterventionAs = (Option<f64>, [Option<[usize; 2]>; 4]);
+
+fn intervention((bias, ranges): &InterventionAs) -> Intervention {
+    let [items, heads, rows, keys] =
+        ranges.map(|range| range.map_or(0..usize::MAX, |[start, end]| start..end));
+    let rule = bias.map_or_else(Intervention::drop, Intervention::add);
+    rule.items(items).heads(heads).rows(rows).keys(keys)
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -72,6 +83,7 @@ impl Default for Options {
             scale: None,
             temperature: 1.0,
             softcap: None,
+            interventions: Vec::new(),
             relative: None,
             reach: None,
             similarity: "dot".into(),
@@ -274,6 +286,10 @@ impl Call {
         }
         if let Some(cap) = options.softcap {
             score = score.softcap(cap);
+        }
+        if !options.interventions.is_empty() {
+            let all: Vec<_> = options.interventions.iter().map(intervention).collect();
+            score = score.interventions(all);
         }
         if let Some(bias) = self.tensor(learned, "bias")? {
             score = score.bias(bias);

@@ -2,7 +2,7 @@
 
 use crate::data::Data;
 use regard::problem::Pair;
-use regard::score::{RelativeBias, ScoreRule};
+use regard::score::{Intervention, RelativeBias, ScoreRule};
 use regard::{Element, Score};
 use std::fmt;
 
@@ -35,6 +35,8 @@ pub enum ScoreOption {
     Sinks,
     /// The rule [`Wave`].
     Custom,
+    /// Edges that are scaled and biased, and with `true` others that are dropped: [`interventions`].
+    Interventions(bool),
 }
 
 /// Entries of a dense bias besides normal numbers.
@@ -74,6 +76,7 @@ impl ScoreOption {
             }
             Self::Sinks => score.sinks(&data.sinks),
             Self::Custom => score.custom(&Wave),
+            Self::Interventions(drops) => score.interventions(interventions(drops)),
         }
     }
 }
@@ -102,6 +105,8 @@ impl fmt::Display for ScoreOption {
             Self::T5 { bidirectional: false } => write!(f, "t5_back"),
             Self::Sinks => write!(f, "sinks"),
             Self::Custom => write!(f, "custom"),
+            Self::Interventions(false) => write!(f, "interventions"),
+            Self::Interventions(true) => write!(f, "interventions_drop"),
         }
     }
 }
@@ -115,7 +120,7 @@ pub const fn bias(axes: &str, entries: Entries) -> ScoreOption {
 }
 
 use Entries::{Finite, Hiding, Lowest};
-use ScoreOption::{Alibi, Clipped, Custom, Scale, Sinks, Softcap, T5, Temperature};
+use ScoreOption::{Alibi, Clipped, Custom, Interventions, Scale, Sinks, Softcap, T5, Temperature};
 
 const T5_BOTH: ScoreOption = T5 { bidirectional: true };
 const T5_BACK: ScoreOption = T5 { bidirectional: false };
@@ -160,6 +165,8 @@ pub const SCORES: &[&[ScoreOption]] = &[
     &[T5_BACK],
     &[Sinks],
     &[Custom],
+    &[Interventions(false)],
+    &[Interventions(true)],
     &[Scale(1.0), Softcap(5.0)],
     &[Scale(1.0), Temperature(3.0), Sinks],
     &[Softcap(3.0), bias("b1qk", Finite)],
@@ -170,6 +177,8 @@ pub const SCORES: &[&[ScoreOption]] = &[
     &[bias("b11k", Hiding), T5_BACK, Custom],
     &[Alibi, T5_BOTH],
     &[Clipped(7), Custom, Sinks],
+    &[Softcap(6.0), Interventions(true), Sinks],
+    &[bias("bhqk", Hiding), Custom, Interventions(true)],
     &[Temperature(0.8), T5_BOTH, Softcap(10.0)],
     &[
         Scale(0.2),
@@ -183,6 +192,22 @@ pub const SCORES: &[&[ScoreOption]] = &[
     ],
     &[Scale(0.4), Softcap(8.0), bias("1h1k", Hiding), Alibi, T5_BACK, Custom, Sinks],
 ];
+
+/// Rectangles that begin and end inside of tiles, that overlap, that reach beyond the last query, and one of which has a hidden row.
+#[must_use]
+pub fn interventions(drops: bool) -> Vec<Intervention> {
+    let mut all = vec![
+        Intervention::scale(2.5).heads(0..1).rows(1..70).keys(2..67),
+        Intervention::add(-1.25).items(0..1).rows(5..usize::MAX).keys(0..3),
+        Intervention::scale(0.3).heads(1..2).keys(1..2),
+    ];
+    if drops {
+        all.push(Intervention::drop().rows(2..9).keys(1..66));
+        all.push(Intervention::scale(0.0).heads(0..1).rows(3..4));
+        all.push(Intervention::add(3.0).items(1..2).rows(4..5).keys(1..5));
+    }
+    all
+}
 
 /// A user-defined rule with a varying derivative. `-inf` stays `-inf`: masked pairs stay masked.
 #[derive(Debug)]

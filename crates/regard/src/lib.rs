@@ -95,7 +95,9 @@ pub mod mask {
 
 /// Options of scores, and scores of your own.
 pub mod score {
-    pub use crate::description::score::{RelativeBias, Score, ScoreRule, alibi_slopes};
+    pub use crate::description::score::{
+        Intervention, RelativeBias, Score, ScoreRule, alibi_slopes,
+    };
 }
 
 /// The description of a call: sizes, similarity, normalizer, dropout, local windows.

@@ -13,6 +13,8 @@ pub(crate) use grid::MapPart;
 use pass::Strip;
 use regard::{AttentionView, Error, Mask, Number};
 pub use rollout::rollout;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// Statistics to compute, all in one pass over the weights of a view.
 ///
@@ -43,8 +45,17 @@ pub struct Measure {
     top: Option<usize>,
     pooled: Vec<([usize; 2], Pool)>,
     masks: Vec<Mask>,
+    spans: Vec<Range<usize>>,
+    matches: Vec<Labels>,
     some_keys: Option<SomeKeys>,
     part: Option<MapPart>,
+}
+
+/// A label for each query and each key of an item.
+#[derive(Clone, Debug)]
+struct Labels {
+    rows: Arc<[u32]>,
+    keys: Arc<[u32]>,
 }
 
 /// What a view has of the keys of its rows. Distances are sums then, not divided by the weight of a row.
@@ -65,6 +76,21 @@ pub enum Pool {
     Max,
     /// Their sum.
     Sum,
+}
+
+impl Labels {
+    /// Whether there is one for each query and each key of an item.
+    fn check(&self, [q_len, k_len]: [usize; 2]) -> Result<(), Error> {
+        for (option, expected, found) in [
+            ("match_mass, labels of queries", (q_len, "one for each query"), self.rows.len()),
+            ("match_mass, labels of keys", (k_len, "one for each key"), self.keys.len()),
+        ] {
+            if found != expected.0 {
+                return Err(Error::Count { option, expected, found });
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Measure {
@@ -112,6 +138,20 @@ impl Measure {
         self
     }
 
+    /// The sum of each query's weights over the keys of each span, which may overlap and reach beyond the last key: the attention
+    /// mass on the parts of a text. All spans in the pass of the other statistics.
+    pub fn span_mass(mut self, spans: impl IntoIterator<Item = Range<usize>>) -> Self {
+        self.spans.extend(spans);
+        self
+    }
+
+    /// The sum of each query's weights over the keys that have the same label as the query: one label for each query of an item, one
+    /// for each key. May be called several times, all in the pass of the other statistics.
+    pub fn match_mass(mut self, rows: &[u32], keys: &[u32]) -> Self {
+        self.matches.push(Labels { rows: rows.into(), keys: keys.into() });
+        self
+    }
+
     /// Of a view that has some of the keys of its rows: sums, to be added to those of other keys.
     pub(crate) fn of_some_keys(self, some: SomeKeys) -> Self {
         Self { some_keys: Some(some), ..self }
@@ -134,6 +174,10 @@ impl Measure {
         counts: Option<&[N]>,
     ) -> Result<MeasureOutput<N>, Error> {
         self.check()?;
+        for batch in view.heads().map(|(batch, _)| batch) {
+            let lens = [view.problem().scope(batch, 0).q_len, view.problem().scope(batch, 0).k_len];
+            self.matches.iter().try_for_each(|labels| labels.check(lens))?;
+        }
         let masked: Vec<_> =
             self.masks.iter().map(|mask| view.mask(mask.clone())).collect::<Result<_, _>>()?;
         let mut measured = self.empty(view);
@@ -168,14 +212,20 @@ impl Measure {
 
     /// Whether a pass over all pairs is needed.
     fn reads_all(&self) -> bool {
-        let Self { entropy, mean_distance, col_sum, top, pooled, part, .. } = self;
+        let Self { entropy, mean_distance, col_sum, top, pooled, part, spans, matches, .. } = self;
         let maps = !pooled.is_empty() || part.is_some();
-        *entropy || *mean_distance || *col_sum || top.is_some() || maps
+        let masses = !spans.is_empty() || !matches.is_empty();
+        *entropy || *mean_distance || *col_sum || top.is_some() || maps || masses
     }
 
     fn empty<N: Number>(&self, view: &AttentionView<'_, N>) -> MeasureOutput<N> {
         let k = self.top.unwrap_or(0).min(view.problem().dims().k_len);
-        MeasureOutput { top: Top { k, ..Top::default() }, ..MeasureOutput::default() }
+        MeasureOutput {
+            top: Top { k, ..Top::default() },
+            spans: vec![Vec::new(); self.spans.len()],
+            matches: vec![Vec::new(); self.matches.len()],
+            ..MeasureOutput::default()
+        }
     }
 
     /// The grids of a head: the column sums, the part of a map, then the pooled maps; none where there is no cell.
@@ -203,6 +253,10 @@ impl Measure {
                 to.mean_distance.extend(strip.distance_sums());
             } else if self.mean_distance {
                 to.mean_distance.extend(strip.mean_distance());
+            }
+            let spans = to.spans.iter_mut().zip(&strip.spans);
+            for (to, mass) in spans.chain(to.matches.iter_mut().zip(&strip.matches)) {
+                to.extend(strip.rows(mass));
             }
         }
         let mut grids = self.grids(view, batch).into_iter().enumerate().map(|(i, grid)| {
@@ -259,6 +313,10 @@ pub struct MeasureOutput<N> {
     pub pooled: Vec<PooledMap<N>>,
     /// `[heads, rows]` for each mask.
     pub masses: Vec<Vec<N>>,
+    /// `[heads, rows]` for each span.
+    pub spans: Vec<Vec<N>>,
+    /// `[heads, rows]` for each [`Measure::match_mass`].
+    pub matches: Vec<Vec<N>>,
     /// For each head the cells of a map that the view is a part of, and which of them is the first.
     pub(crate) parts: Vec<([usize; 2], PooledMap<N>)>,
 }

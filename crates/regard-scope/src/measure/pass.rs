@@ -1,10 +1,11 @@
 //! The pass over the weights: strips of queries on all threads, tile by tile.
 
 use super::grid::{Cells, Grid};
-use super::{Measure, SomeKeys};
+use super::{Labels, Measure, SomeKeys};
 use regard::inspect::{WEIGHT_TILE_ROWS, WeightTile};
 use regard::{AttentionView, Error, Isa, Number};
 use std::f64::consts::LN_2;
+use std::ops::Range;
 
 /// Queries of a strip, at least: bounds how often cells of strips are added up.
 const STRIP_ROWS: usize = 1024;
@@ -46,8 +47,9 @@ pub(super) fn run<N: Number>(
             |scratch, i| {
                 let (part, grids) = tasks[tasks.len() - 1 - i];
                 let mut strip = Strip::new(measure, part, grids);
-                let mut visit =
-                    |tile: WeightTile<'_, N>| strip.add(&tile, grids, counts, part.machine().isa);
+                let mut visit = |tile: WeightTile<'_, N>| {
+                    strip.add(&tile, grids, (measure, counts), part.machine().isa)
+                };
                 part.for_each_tile(scratch, &mut visit);
                 strip.finish(part, measure);
                 strip
@@ -73,6 +75,10 @@ pub(super) struct Strip<N> {
     log_sum: Option<Vec<Lanes<N>>>,
     /// Sums of `a |key - position|`.
     distance: Option<Vec<Lanes<N>>>,
+    /// Sums of the weights of each span.
+    pub(super) spans: Vec<Vec<Lanes<N>>>,
+    /// Sums of the weights of keys with the label of the query.
+    pub(super) matches: Vec<Vec<Lanes<N>>>,
     top: Option<TopK<N>>,
     /// The largest weights of each query and their keys, once the strip is finished.
     pub(super) best: Vec<Vec<(N, usize)>>,
@@ -93,6 +99,8 @@ impl<N: Number> Strip<N> {
             mass: zeros(),
             log_sum: measure.entropy.then(zeros),
             distance: measure.mean_distance.then(zeros),
+            spans: measure.spans.iter().map(|_| zeros()).collect(),
+            matches: measure.matches.iter().map(|_| zeros()).collect(),
             top: k.map(|k| TopK::new(k, count)),
             best: Vec::new(),
             cells: grids.iter().map(|grid| Cells::new(grid.as_ref(), &rows)).collect(),
@@ -104,7 +112,7 @@ impl<N: Number> Strip<N> {
         &mut self,
         tile: &WeightTile<'_, N>,
         grids: &[Option<Grid>],
-        counts: Option<&[N]>,
+        (measure, counts): (&Measure, Option<&[N]>),
         isa: Isa,
     ) {
         let group = (tile.row(0) - self.first) / self.step / WEIGHT_TILE_ROWS;
@@ -122,6 +130,12 @@ impl<N: Number> Strip<N> {
                 }
                 if let Some(distance) = &mut self.distance {
                     add_distances(tile, &mut distance[group]);
+                }
+                for (mass, span) in self.spans.iter_mut().zip(&measure.spans) {
+                    add_span(tile, span, &mut mass[group]);
+                }
+                for (mass, labels) in self.matches.iter_mut().zip(&measure.matches) {
+                    add_matches(tile, labels, &mut mass[group]);
                 }
                 for (cells, grid) in self.cells.iter_mut().zip(grids) {
                     if let Some(grid) = grid {
@@ -182,6 +196,36 @@ fn add_mass<N: Number>(tile: &WeightTile<'_, N>, to: &mut Lanes<N>) {
     let mut sums = [N::zero(); WEIGHT_TILE_ROWS];
     for i in 0..tile.keys() {
         sums.iter_mut().zip(tile.weights(i)).for_each(|(sum, a)| *sum = *sum + *a);
+    }
+    to.iter_mut().zip(sums).for_each(|(to, sum)| *to = *to + sum);
+}
+
+#[inline(always)]
+fn add_span<N: Number>(tile: &WeightTile<'_, N>, span: &Range<usize>, to: &mut Lanes<N>) {
+    let n = tile.keys();
+    if n == 0 || tile.key(n - 1) < span.start || span.end <= tile.key(0) {
+        return;
+    }
+    let mut sums = [N::zero(); WEIGHT_TILE_ROWS];
+    for i in (0..n).filter(|i| span.contains(&tile.key(*i))) {
+        sums.iter_mut().zip(tile.weights(i)).for_each(|(sum, a)| *sum = *sum + *a);
+    }
+    to.iter_mut().zip(sums).for_each(|(to, sum)| *to = *to + sum);
+}
+
+#[inline(always)]
+fn add_matches<N: Number>(tile: &WeightTile<'_, N>, labels: &Labels, to: &mut Lanes<N>) {
+    let mut rows = [0; WEIGHT_TILE_ROWS];
+    for (lane, label) in rows.iter_mut().enumerate().take(tile.rows()) {
+        *label = labels.rows[tile.row(lane)];
+    }
+    let mut sums = [N::zero(); WEIGHT_TILE_ROWS];
+    for i in 0..tile.keys() {
+        let label = labels.keys[tile.key(i)];
+        let pairs = tile.weights(i).iter().zip(&rows);
+        sums.iter_mut().zip(pairs).for_each(|(sum, (a, row))| {
+            *sum = *sum + if *row == label { *a } else { N::zero() };
+        });
     }
     to.iter_mut().zip(sums).for_each(|(to, sum)| *to = *to + sum);
 }

@@ -5,7 +5,7 @@ use crate::description::problem::Problem;
 use crate::description::score::{BiasGrads, Derivatives, Factor, LOG2_E, Scored, pass};
 use crate::description::similarity::Similarity;
 use crate::machine::simd::{Element, GROUP, Isa, Lanes, Number, leaf};
-use crate::tensor::index::{At, Pair, RowMask};
+use crate::tensor::index::{At, Keys, Pair, RowMask, RowTile, Scope};
 
 impl<E: Element> Problem<'_, E> {
     /// The definition: from the similarity of a pair to its score, in any number type.
@@ -82,6 +82,17 @@ impl<E: Element> Problem<'_, E> {
     #[inline(always)]
     pub(crate) fn is_plain_dot(&self) -> bool {
         self.score.is_plain() && self.similarity.is_linear() && self.selection.is_none()
+    }
+
+    /// The same for the scores between these rows and a block of keys.
+    pub(crate) fn is_plain_dot_at(
+        &self,
+        scope: &Scope,
+        rows: RowTile,
+        keys: (Keys<'_>, usize),
+    ) -> bool {
+        let is_plain = self.similarity.is_linear() && self.selection.is_none();
+        is_plain && self.score.is_plain_at(scope, rows, keys)
     }
 
     /// Whether a score may become `-inf`, which hides its pair.

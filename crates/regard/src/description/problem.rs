@@ -295,6 +295,7 @@ impl<'a, E: Element> Problem<'a, E> {
             ("local", self.local.is_some()),
             ("custom score", self.score.custom.is_some()),
             ("bias", self.score.by_position().is_some()),
+            ("interventions", !self.score.interventions.is_empty()),
         ];
         match by_number.into_iter().find(|(_, is_used)| *is_used) {
             Some((option, _)) => Err(Error::NotInPart { option }),

@@ -1,25 +1,28 @@
 //! What happens to the similarity of a query and a key before the softmax.
 //!
-//! The order is fixed (ADR 0001): similarity, scale, softcap, biases (dense, ALiBi, relative, your own), mask; a sink
-//! joins the denominator. Each option stands here side by side: its definition ([`Score::define`], one pair at a time) with
+//! The order is fixed (ADR 0001): similarity, scale, softcap, biases (dense, ALiBi, relative, your own), interventions, mask;
+//! a sink joins the denominator. Each option stands here side by side: its definition ([`Score::define`], one pair at a time) with
 //! its derivative ([`Score::derivative`]), its pass over a tile ([`Score::apply`]), and the backward pass through a tile
 //! ([`Derivatives::backward`], [`Score::add_grads`]).
 //!
 //! Tiles hold scores times `log2 e`, so that the softmax needs `2^x` alone; every pass works in that unit.
 
 mod bias;
+mod intervention;
 mod pass;
 mod relative;
 
 use crate::error::Error;
 use crate::machine::simd::{Element, GROUP, Lanes, Number, Simd, call_user, math};
-use crate::tensor::index::{At, Keys, Pair, RowMask, low};
+use crate::tensor::index::{At, Keys, Pair, RowMask, RowTile, Scope, low};
 use crate::tensor::view::{Shape, TileMut, View};
 use bias::{add_bias, bias_at};
+pub use intervention::Intervention;
 use pass::Times;
 pub(crate) use pass::{Factor, Pass, pass};
 pub use relative::RelativeBias;
 use std::fmt;
+use std::sync::Arc;
 
 /// A score function of your own, applied after every other option. See [`Score::custom`].
 pub trait ScoreRule: fmt::Debug + Sync {
@@ -40,6 +43,7 @@ pub struct Score<'a, E: Element> {
     pub(crate) relative: Option<RelativeBias<'a, E::Num>>,
     pub(crate) custom: Option<&'a dyn ScoreRule>,
     pub(crate) sinks: Option<&'a [E::Num]>,
+    pub(crate) interventions: Arc<[Intervention]>,
 }
 
 impl<E: Element> Default for Score<'_, E> {
@@ -53,6 +57,7 @@ impl<E: Element> Default for Score<'_, E> {
             relative: None,
             custom: None,
             sinks: None,
+            interventions: Arc::default(),
         }
     }
 }
@@ -112,12 +117,28 @@ impl<'a, E: Element> Score<'a, E> {
         Self { sinks: Some(sinks), ..self }
     }
 
+    /// Changes the scores of some edges, after all other options; where several reach a pair, their biases add up. Scores that none
+    /// reaches keep their bits, forward and backward, except in calls of few queries over many keys.
+    #[must_use]
+    pub fn interventions(self, interventions: impl Into<Arc<[Intervention]>>) -> Self {
+        Self { interventions: interventions.into(), ..self }
+    }
+
     /// The same for kernels: see [`View::erase`].
     pub(crate) fn erase(&self) -> Score<'a, E::Num> {
-        let Self { scale, temperature, softcap, bias, alibi, relative, custom, sinks } =
-            self.clone();
+        let Self {
+            scale,
+            temperature,
+            softcap,
+            bias,
+            alibi,
+            relative,
+            custom,
+            sinks,
+            interventions,
+        } = self.clone();
         let bias = bias.map(View::erase);
-        Score { scale, temperature, softcap, bias, alibi, relative, custom, sinks }
+        Score { scale, temperature, softcap, bias, alibi, relative, custom, sinks, interventions }
     }
 
     /// The option that has entries for single queries or keys, if there is one.
@@ -132,7 +153,10 @@ impl<'a, E: Element> Score<'a, E> {
     /// Whether a score may become `-inf`, which hides its pair.
     #[inline(always)]
     pub(crate) fn may_hide(&self) -> bool {
-        self.bias.is_some() || self.relative.is_some() || self.custom.is_some()
+        self.bias.is_some()
+            || self.relative.is_some()
+            || self.custom.is_some()
+            || !self.interventions.is_empty()
     }
 
     /// Everything that can be wrong with it for scores `[batch, heads.q, q_len, k_len]`.
@@ -161,6 +185,7 @@ impl<'a, E: Element> Score<'a, E> {
         if let Some(r) = &self.relative {
             r.check(heads)?;
         }
+        self.interventions.iter().try_for_each(Intervention::check)?;
         if let Some(bias) = &self.bias {
             if bias.offsets().is_some() {
                 return Err(Error::Packed { option: "bias" });
@@ -219,20 +244,40 @@ impl<E: Element> Score<'_, E> {
     /// Whether a scaled similarity is the score already.
     #[inline(always)]
     pub(crate) fn is_plain(&self) -> bool {
-        // Without `..`, here and below: the compiler asks where an option that is new belongs.
-        let Self { scale: _, temperature: _, softcap, bias, alibi, relative, custom, sinks: _ } =
-            self;
-        softcap.is_none()
-            && bias.is_none()
-            && alibi.is_none()
-            && relative.is_none()
-            && custom.is_none()
+        self.softcap.is_none() && self.treats_pairs_alike()
+    }
+
+    /// The same for the scores between these rows and a block of keys, which may be out of the reach of all interventions.
+    pub(crate) fn is_plain_at(
+        &self,
+        scope: &Scope,
+        rows: RowTile,
+        keys: (Keys<'_>, usize),
+    ) -> bool {
+        let is_plain = self.softcap.is_none() && self.treats_pairs_alike_but_for_interventions();
+        is_plain && !self.interventions.iter().any(|one| one.reaches(scope, rows, keys))
     }
 
     /// Whether scores are functions of the similarity alone, whatever the pair.
+    #[inline(always)]
     pub(crate) fn treats_pairs_alike(&self) -> bool {
-        let Self { scale: _, temperature: _, softcap: _, bias, alibi, relative, custom, sinks: _ } =
-            self;
+        self.interventions.is_empty() && self.treats_pairs_alike_but_for_interventions()
+    }
+
+    #[inline(always)]
+    fn treats_pairs_alike_but_for_interventions(&self) -> bool {
+        // Without `..`: the compiler asks where an option that is new belongs.
+        let Self {
+            scale: _,
+            temperature: _,
+            softcap: _,
+            bias,
+            alibi,
+            relative,
+            custom,
+            sinks: _,
+            interventions: _,
+        } = self;
         bias.is_none() && alibi.is_none() && relative.is_none() && custom.is_none()
     }
 
@@ -255,7 +300,7 @@ impl<E: Element> Score<'_, E> {
 
     /// The definition: from the scaled similarity of a pair, and its `key - position`, to its score, in any number type.
     pub(crate) fn define<N: Number>(&self, at: Pair, distance: i64, scaled: N) -> Scored<N> {
-        let Self { softcap, bias, alibi, relative, custom, .. } = self;
+        let Self { softcap, bias, alibi, relative, custom, interventions, .. } = self;
         let widen = |x: E::Num| N::from_f64(x.to_f64());
         let mut s = scaled;
         if let Some(cap) = softcap.map(N::from_f64) {
@@ -271,7 +316,10 @@ impl<E: Element> Score<'_, E> {
         if let Some(r) = relative {
             s = s + widen(r.table()[r.entry(distance, at.head)]);
         }
-        let score = custom.map_or(s, |rule| N::from_f64(rule.apply(at, s.to_f64())));
+        let mut score = custom.map_or(s, |rule| N::from_f64(rule.apply(at, s.to_f64())));
+        for bias in interventions.iter().map(|one| N::from_f64(one.bias_at(at))) {
+            score = if bias == N::neg_infinity() { bias } else { score + bias };
+        }
         Scored { scaled, biased: s, score }
     }
 
@@ -297,7 +345,7 @@ impl<E: Element> Score<'_, E> {
         tile: &mut [Lanes<E::Num>],
         mut derivatives: Option<&mut Derivatives<E::Num>>,
     ) {
-        let Self { softcap, bias, alibi, relative, custom, .. } = self;
+        let Self { softcap, bias, alibi, relative, custom, interventions, .. } = self;
         let number = <E::Num as Number>::from_f64;
         if let Some(derivatives) = &mut derivatives {
             derivatives.before.fill(Lanes([number(1.0); GROUP]));
@@ -335,6 +383,7 @@ impl<E: Element> Score<'_, E> {
         } else if let Some(derivatives) = &mut derivatives {
             derivatives.custom.fill(Lanes([number(1.0); GROUP]));
         }
+        interventions.iter().for_each(|one| one.add_to(s, at, tile));
     }
 
     /// score = ... + bias - slope |distance| + table[bucket]: adds the gradients of a tile of scores to those of the biases.
@@ -480,6 +529,7 @@ impl<E: Element> fmt::Display for Score<'_, E> {
             ("relative bias", self.relative.is_some()),
             ("custom", self.custom.is_some()),
             ("sinks", self.sinks.is_some()),
+            ("interventions", !self.interventions.is_empty()),
         ];
         named.iter().filter(|(_, on)| *on).try_for_each(|(name, _)| write!(f, " + {name}"))
     }

@@ -122,7 +122,8 @@ impl Visit<f32> for Passing<'_, '_> {
         let buffer = self.weighed.map_or(0, |weighed| 1 - weighed.buffer);
         let next = Waiting { key_block: packed, place, keys, groups, buffer };
         let problem = self.grads.problem;
-        let plain = problem.is_plain_dot() && !problem.has_factors();
+        let plain = problem.is_plain_dot_at(&self.scope, self.rows, (key_block.keys(), keys))
+            && !problem.has_factors();
         if plain && self.grads.groups[0].entropy.is_none() {
             self.s.call(Overlapped(self, Some((next, &visible))));
         } else {

@@ -132,7 +132,9 @@ const QUEUE: usize = 16;
 impl Visit<f32> for Adding<'_, '_> {
     fn take(&mut self, _: Isa, block: &KeyBlock) -> bool {
         let problem = self.call.problem;
-        let plain = problem.is_plain_dot() && !problem.has_factors() && !problem.entropy;
+        let plain = problem.is_plain_dot_at(&self.scope, self.rows, (block.keys(), block.len))
+            && !problem.has_factors()
+            && !problem.entropy;
         let whole = plain && block.full && block.len == BLOCK_KEYS;
         let first = match block.keys() {
             Keys::From(first) if first.is_multiple_of(BLOCK_KEYS) => Some(first),
