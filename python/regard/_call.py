@@ -139,6 +139,8 @@ def describe(
             raise TypeError(f"{name}: expected a string, found {word!r}")
         if word is not None and word != "softmax":
             options[name] = word
+    if interventions is not None and not isinstance(interventions, (list, tuple)):
+        raise TypeError(f"interventions: expected a list of dicts, found {type(interventions).__name__}")
     if interventions:
         options["interventions"] = [one for rule in interventions for one in _intervention(rule)]
     if entropy:
@@ -250,7 +252,7 @@ def _intervention(rule: Any) -> list[Any]:
 
 def bias_of(rule: dict[str, Any]) -> Optional[float]:
     """What an intervention adds to scores; None if it hides edges."""
-    actions = [name for name in ("drop", "times", "add") if rule.get(name) not in (None, False)]
+    actions = [name for name in ("drop", "times", "add") if rule.get(name) is not None and rule[name] is not False]
     if len(actions) != 1:
         raise ValueError(f"interventions: expected one of 'drop', 'times', 'add', found {', '.join(actions) or 'none'}")
     if actions == ["drop"]:

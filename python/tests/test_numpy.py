@@ -290,6 +290,15 @@ X = np.zeros((2, 4, 6, 8), np.float32)
         ((X, X, X), {"scale": "large"}, "scale: expected a number, found 'large'"),
         ((X, X, X), {"temperature": 0.0}, "temperature: 0"),
         ((X, X, X), {"softcap": -1.0}, "softcap: -1"),
+        ((X, X, X), {"interventions": {"drop": True}}, "interventions: expected a list of dicts, found dict"),
+        ((X, X, X), {"interventions": ["drop"]}, "interventions: expected dicts with 'items', 'heads'"),
+        ((X, X, X), {"interventions": [{"head": 1, "drop": True}]}, "interventions: unknown key 'head'; use 'items', 'heads'"),
+        ((X, X, X), {"interventions": [{"heads": [1]}]}, "interventions: expected one of 'drop', 'times', 'add', found none"),
+        ((X, X, X), {"interventions": [{"drop": True, "add": 1.0}]}, "found drop, add"),
+        ((X, X, X), {"interventions": [{"times": -2}]}, "interventions, times: -2.0 is invalid; use a number >= 0"),
+        ((X, X, X), {"interventions": [{"add": float("nan")}]}, "interventions, add: nan"),
+        ((X, X, X), {"interventions": [{"rows": (4, 2), "drop": True}]}, "interventions, rows: 4 to 2"),
+        ((X, X, X), {"interventions": [{"keys": 3, "drop": True}]}, r"interventions, keys: expected \(start, stop\), found 3"),
         ((X, X, X), {"dropout": 1.5}, "dropout.*1.5"),
         ((X, X, X), {"dropout": 0.5, "seed": [1, 2, 3]}, "seed: expected seed and offset"),
         ((X, X, X), {"threads": 0}, "threads: 0; it must be at least 1"),
@@ -308,6 +317,34 @@ X = np.zeros((2, 4, 6, 8), np.float32)
 def test_errors_name_what_is_wrong_with_both_numbers(arguments, options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         regard.attention(*arguments, **options)
+
+
+@pytest.mark.parametrize("dtype, k_len", [(np.float32, 70), (np.float64, 70), (np.float32, 9000)])
+def test_interventions_are_biases_of_rectangles(dtype, k_len):
+    """Dropped, scaled and biased edges; 9,000 keys of one row take the path of a decoding step."""
+    chance, q_len = np.random.default_rng(0), 1 if k_len == 9000 else 70
+    q, k, v = (chance.normal(size=(2, heads, n, 16)).astype(dtype) for heads, n in ((4, q_len), (2, k_len), (2, k_len)))
+    rules = [
+        {"heads": [0, 1, 3], "keys": (3, 66), "times": 2.5},
+        {"items": [1], "rows": (0, 40), "keys": (0, 5), "drop": True},
+        {"heads": 2, "rows": [0, 99], "add": -0.5, "keys": (1, 2)},
+        {"heads": [1], "rows": (20, 21), "times": 0},
+    ]
+    bias = np.zeros((2, 4, q_len, k_len), dtype)
+    bias[:, [0, 1, 3], :, 3:66] += np.log(2.5)
+    bias[:, 2, :, 1] -= 0.5
+    bias[1, :, :40, :5] = -np.inf
+    bias[:, 1, 20:21] = -np.inf
+    out, aux = regard.attention(q, k, v, mask="causal", interventions=rules, return_aux=True)
+    expected, other = regard.attention(q, k, v, mask="causal", bias=bias, return_aux=True)
+    np.testing.assert_allclose(out, expected, atol=2e-6)
+    np.testing.assert_allclose(aux.lse, other.lse, atol=2e-6)
+    plain = regard.attention(q, k, v, mask="causal")
+    np.testing.assert_array_equal(regard.attention(q, k, v, mask="causal", interventions=[]), plain)
+    if q_len > 1:
+        assert not out[:, 1, 20].any()
+        one = regard.attention(q, k, v, mask="causal", interventions=rules[2:3])
+        np.testing.assert_array_equal(one[:, [0, 1, 3]], plain[:, [0, 1, 3]])  # heads that no rule reaches
 
 
 def test_unknown_keywords_are_refused():
@@ -334,7 +371,7 @@ NONSENSE = [
     ("clipped", [0.0] * 12, 1), ("general", np.eye(8, dtype=np.float32)), ([0.0], 3), np.array([0, 3, 6]), np.array([6, 0]), [0, 2**62],
 ]  # fmt: skip
 KEYWORDS = (
-    "mask align scale temperature softcap bias alibi relative sinks local similarity normalizer dropout seed entropy precision q_offsets "
+    "mask align scale temperature softcap interventions bias alibi relative sinks local similarity normalizer dropout seed entropy precision q_offsets "
     "k_offsets threads"
 ).split()  # fmt: skip
 

@@ -76,6 +76,8 @@ def test_statistics_are_those_of_the_weights(looked):
     assert close(view.sink_mass(), sink)
     assert close(view.mass("window 4"), (weights * (abs(AT - KEY) < 4)).sum(-1))
     assert close(view.mass(masks.prefix(3) | masks.global_([20])), (weights * ((KEY < 3) | (KEY == 20) | (AT == 20))).sum(-1))
+    spans = view.span_mass((0, 5), (3, 500), (7, 7))
+    assert close(spans, np.stack([weights[..., 0:5].sum(-1), weights[..., 3:].sum(-1), np.zeros(weights.shape[:2])], -1))
     half = np.random.default_rng(5).random((Q, K)) < 0.5
     assert close(view.mass(half), (weights * half).sum(-1))
 

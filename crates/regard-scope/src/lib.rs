@@ -34,7 +34,8 @@
 //! | save and load what was seen | [`Trace`], `docs/trace.md` |
 //! | draw numbers over numbers | [`chart()`]; maps before and after: [`beside`] |
 //! | draw it | [`heat`], [`grid()`], [`flow`], [`alignment`], [`table`]; [`render`] |
-//! | measure heads | [`stats`], and [`regard::AttentionView`] for single queries |
+//! | measure heads | [`stats`], [`span_mass`], and [`regard::AttentionView`] for single queries |
+//! | find induction heads, retrieval heads, sinks | [`HeadScores`] |
 //! | write a page | [`trace_page`], [`zoom_page_of`] |
 //! | explore a long map | [`Zoom`] |
 //! | measure what does not fit into memory | [`NpyReader`], [`BlockedRows`] |
@@ -44,6 +45,7 @@
 mod blocks;
 mod color;
 mod error;
+mod heads;
 mod map;
 mod mask;
 mod measure;
@@ -53,6 +55,7 @@ mod palette;
 mod python;
 pub mod render;
 pub mod scene;
+mod spans;
 mod stats;
 mod text;
 mod trace;
@@ -63,6 +66,7 @@ mod zoom;
 pub use blocks::{BlockedRows, CellMaps, RowStats};
 pub use color::{Emphasis, Rgb, Theme};
 pub use error::Error;
+pub use heads::{HeadScores, Needle, heads_page};
 pub use map::{Axis, Map};
 pub use mask::{MASK_HELP, MaskError, parse_mask, parse_mask_with};
 pub use measure::{
@@ -74,6 +78,7 @@ pub use page::{escaped, trace_page, zoom_page, zoom_page_of};
 pub use palette::{Palette, PaletteKind, Scale};
 pub use python::python;
 pub use scene::{Metrics, Scene};
+pub use spans::{SpanMass, span_mass};
 pub use stats::{HeadStats, HeadSums, stats};
 pub use text::printable;
 pub use trace::{Inputs, Labels, Layer, LayerData, Site, Trace, Weights};

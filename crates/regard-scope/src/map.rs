@@ -1,5 +1,6 @@
 //! What a picture shows: numbers in rows and columns, and what stands beside them.
 
+use crate::trace::Site;
 use std::ops::Range;
 
 /// Weights of some queries (rows) for some keys (columns), or other numbers laid out in the same way.
@@ -53,6 +54,29 @@ impl Axis {
 }
 
 impl Map {
+    /// A number of each head of a kind, layers down, heads across.
+    pub(crate) fn of_heads(
+        title: String,
+        kind: &str,
+        numbers: impl Iterator<Item = (Site, f64)>,
+    ) -> Self {
+        let own: Vec<_> = numbers.filter(|(site, _)| site.kind == kind).collect();
+        let mut layers: Vec<usize> = own.iter().map(|(site, _)| site.layer).collect();
+        layers.dedup();
+        let heads = own.iter().map(|(site, _)| site.head + 1).max().unwrap_or(0);
+        let mut values = vec![f32::NAN; layers.len() * heads];
+        for (site, number) in own {
+            let row = layers.iter().position(|layer| *layer == site.layer).unwrap_or(0);
+            #[expect(clippy::cast_possible_truncation, reason = "a picture shows fewer digits")]
+            let value = number as f32;
+            values[row * heads + site.head] = value;
+        }
+        let layers = layers.iter().map(ToString::to_string).collect();
+        let heads = (0..heads).map(|head| head.to_string()).collect();
+        let (rows, cols) = (Axis::new("layer", layers), Axis::new("head", heads));
+        Self { title, values, rows, cols }
+    }
+
     /// The numbers of a row.
     #[must_use]
     pub fn row(&self, row: usize) -> &[f32] {

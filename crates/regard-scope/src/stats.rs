@@ -1,7 +1,7 @@
 //! Numbers of each head: how concentrated it is, how far it looks, how much goes to the first token.
 
 use crate::error::Error;
-use crate::map::{Axis, Map};
+use crate::map::Map;
 use crate::measure::{Measure, MeasureOutput};
 use crate::trace::{LayerData, Site, Trace};
 use regard::{Machine, Mask};
@@ -180,20 +180,7 @@ impl HeadStats {
     /// One number of all heads of a kind, layers down, heads across.
     #[must_use]
     pub fn map(all: &[Self], kind: &str, name: &str) -> Map {
-        let own: Vec<_> = all.iter().filter(|s| s.site.kind == kind).collect();
-        let mut layers: Vec<usize> = own.iter().map(|s| s.site.layer).collect();
-        layers.dedup();
-        let heads = own.iter().map(|s| s.site.head + 1).max().unwrap_or(0);
-        let mut values = vec![f32::NAN; layers.len() * heads];
-        for stats in own {
-            let row = layers.iter().position(|layer| *layer == stats.site.layer).unwrap_or(0);
-            #[expect(clippy::cast_possible_truncation, reason = "a picture shows fewer digits")]
-            let value = stats.get(name).unwrap_or(f64::NAN) as f32;
-            values[row * heads + stats.site.head] = value;
-        }
-        let layers = layers.iter().map(ToString::to_string).collect();
-        let heads = (0..heads).map(|head| head.to_string()).collect();
-        let (rows, cols) = (Axis::new("layer", layers), Axis::new("head", heads));
-        Map { title: format!("{name} of {kind}"), values, rows, cols }
+        let number = |stats: &'_ Self| (stats.site.clone(), stats.get(name).unwrap_or(f64::NAN));
+        Map::of_heads(format!("{name} of {kind}"), kind, all.iter().map(number))
     }
 }

@@ -3,6 +3,7 @@
 
 mod aren;
 mod dense;
+mod heads;
 mod measure;
 mod models;
 mod record;
