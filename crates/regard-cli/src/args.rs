@@ -55,9 +55,24 @@ pub(crate) enum Verb {
     Look(Box<LookArgs>),
     /// Statistics of each head: entropy, mean attention distance, weight of the first token
     #[command(
-        after_long_help = "Examples:\n  regard stats zh-en 好久不见\n  regard stats run.safetensors --view entropy --out entropy.svg"
+        after_long_help = "Examples:\n  regard stats zh-en 好久不见\n  regard stats run.safetensors --view entropy --out entropy.svg\n  regard stats smollm2 @letter.txt --spans parts.txt"
     )]
     Stats(StatsArgs),
+    /// What each head does: scores of induction heads, previous-token heads, retrieval heads, sinks and others
+    #[command(
+        long_about = "What each head does: scores of induction heads, previous-token heads, retrieval heads, sinks and others\n\n\
+            Each score is from 0 to 1, over the rows (tokens) of the text that can tell:\n  \
+            previous    mean weight of the token before (Olsson et al. 2022)\n  \
+            duplicate   mean mass on earlier occurrences of the same token (Wang et al. 2023)\n  \
+            induction   mean mass on the tokens that followed earlier occurrences (Olsson et al. 2022)\n  \
+            positional  part of the rows whose largest weight is at one distance, and that distance (Voita et al. 2019)\n  \
+            delimiter   mean mass on punctuation and special tokens (Clark et al. 2019)\n  \
+            sink        mean weight of the first token (Xiao et al. 2024)\n  \
+            copy        part of the rows whose largest weight is on the token that comes next\n  \
+            retrieval   part of the needle that is copied when it is written once more (Wu et al. 2024); with --needle",
+        after_long_help = "Examples:\n  regard heads smollm2\n  regard heads smollm2 @letter.txt --out heads.html\n  regard heads smollm2 @haystack.txt --needle 'The best thing to do is to eat a sandwich'"
+    )]
+    Heads(HeadsArgs),
     /// Attention mass that sparse patterns retain, for each head: windows, top-k, masks, LSH
     #[command(
         after_long_help = "Examples:\n  regard audit minilm @letter.txt --windows 8,32\n  regard audit q.npy k.npy --pattern 'strided 64' --lsh"
@@ -110,6 +125,7 @@ impl Verb {
             Self::Look(args) => args.source.threads.count,
             Self::Stats(args) => args.source.threads.count,
             Self::Audit(args) => args.source.threads.count,
+            Self::Heads(args) => args.source.threads.count,
             Self::Diff(args) => args.threads.count,
             Self::Bench(BenchVerb::Run(args)) => args.threads.iter().copied().max(),
             Self::Bench(BenchVerb::Suite(args)) => args.threads.count,
@@ -448,10 +464,28 @@ pub(crate) struct StatsArgs {
     /// Draw one statistic over layers and heads: entropy, keys, distance, first, largest
     #[arg(long, value_name = "NAME", value_parser = regard_scope::HeadStats::NAMES)]
     pub(crate) view: Option<String>,
+    /// Attention mass on parts of the text instead: a file with a line for each part, a name and positions, as in `context 40..900`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["view", "out", "mpi"])]
+    pub(crate) spans: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) show: ShowArgs,
     #[command(flatten)]
     pub(crate) mpi: MpiArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct HeadsArgs {
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+    /// For retrieval heads: a sentence that the text contains twice, hidden, and at its end as the answer to a question
+    #[arg(long, value_name = "SENTENCE")]
+    pub(crate) needle: Option<String>,
+    /// Heads that are named for each score
+    #[arg(long, value_name = "N", default_value = "5", value_parser = count)]
+    pub(crate) top: usize,
+    /// Write a page (.html) with a table for each score
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -11,6 +11,7 @@ mod audit;
 mod bench;
 mod check;
 mod diff;
+mod heads;
 mod info;
 mod job;
 #[cfg(feature = "lab")]
@@ -91,6 +92,7 @@ fn run_verb(Args { verb, format, .. }: Args) -> Result<()> {
         Verb::Look(args) => look::run(&args, format),
         Verb::Stats(args) => stats::run(&args, format),
         Verb::Audit(args) => audit::run(&args, format),
+        Verb::Heads(args) => heads::run(&args, format),
         Verb::Diff(args) => diff::run(&args, format),
         Verb::Bench(BenchVerb::List(args)) => bench::list(&args, format),
         Verb::Bench(BenchVerb::Run(args)) => bench::run(job::bench(*args)?, format),

@@ -5,12 +5,20 @@ use crate::long_arrays::LongArrays;
 use crate::ranks::on_ranks;
 use crate::show::{Target, progress, show, style};
 use crate::source;
-use anyhow::{Result, bail};
+use crate::text;
+use anyhow::{Context, Result, anyhow, bail};
 use regard::Machine;
-use regard_scope::{HeadStats, Scale, printable, stats, table};
+use regard_scope::{HeadStats, Scale, Site, Trace, printable, span_mass, stats, table};
+use serde_json::json;
 use std::io::Write;
+use std::ops::Range;
+use std::path::Path;
 
 pub(crate) fn run(args: &StatsArgs, format: Format) -> Result<()> {
+    if let Some(file) = &args.spans {
+        let spans = spans(file)?;
+        return print_masses(&source::read(&args.source)?, &spans, format);
+    }
     let target = Target::of(args.show.out.as_deref())?;
     on_ranks(args.mpi, |ranks| {
         let all = if args.mpi.mpi {
@@ -75,5 +83,71 @@ fn print(all: &[HeadStats], args: &StatsArgs, (target, format): (Target, Format)
         "Means over queries. entropy: of the weights, in nats; keys: e^entropy; distance: of a key from its"
     )?;
     writeln!(out, "query; first: weight of the first key; largest: weight of the strongest key.")?;
+    Ok(())
+}
+
+/// A part of a text: its name, its positions.
+type Span = (String, Range<usize>);
+
+/// Characters of a column.
+const WIDTH: usize = 12;
+
+/// A line for each span: a name without spaces, and positions from 0 on, `A..B` or `A..` up to the last one.
+fn spans(file: &Path) -> Result<Vec<Span>> {
+    let wanted = "give a name and positions, as in: context 40..900";
+    let text = text::read(file, text::WORDS)?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let parsed = lines.map(|(i, line)| {
+        let parse = || {
+            let (name, range) = line.trim().rsplit_once(char::is_whitespace)?;
+            let (start, end) = range.split_once("..")?;
+            let end = if end.is_empty() { usize::MAX } else { end.parse().ok()? };
+            let range = start.parse().ok()?..end;
+            (range.start <= range.end).then(|| (name.trim().to_owned(), range))
+        };
+        parse().ok_or_else(|| anyhow!("line {}: {:?}: {wanted}", i + 1, line.trim()))
+    });
+    let spans: Vec<Span> =
+        parsed.collect::<Result<_>>().with_context(|| file.display().to_string())?;
+    if spans.is_empty() {
+        bail!("{}: no spans; {wanted}", file.display());
+    }
+    Ok(spans)
+}
+
+fn print_masses(trace: &Trace, spans: &[Span], format: Format) -> Result<()> {
+    let all = span_mass(trace, Machine::detect(), spans, &mut progress("layers")?)?;
+    let mut out = std::io::stdout().lock();
+    if format == Format::Text {
+        write!(out, "{:12} {:>5} {:>5}", "kind", "layer", "head")?;
+        for (name, _) in spans {
+            let name: String = printable(name).chars().take(WIDTH).collect();
+            write!(out, " {name:>WIDTH$}")?;
+        }
+        writeln!(out)?;
+    }
+    for head in all.chunks(spans.len()) {
+        let Site { layer, kind, head: number } = &head[0].site;
+        if format == Format::Json {
+            let masses: serde_json::Map<_, _> = head
+                .iter()
+                .map(|one| (one.span.clone(), json!({"mean": one.mean, "last": one.last})))
+                .collect();
+            let line = json!({"layer": layer, "kind": kind, "head": number, "spans": masses});
+            writeln!(out, "{line}")?;
+            continue;
+        }
+        write!(out, "{:12} {layer:5} {number:5}", printable(kind))?;
+        for one in head {
+            write!(out, " {:>WIDTH$}", format!("{:.3} {:.3}", one.mean, one.last))?;
+        }
+        writeln!(out)?;
+    }
+    if format == Format::Text {
+        writeln!(
+            out,
+            "Attention mass on each part: the mean over queries, and that of the last query."
+        )?;
+    }
     Ok(())
 }

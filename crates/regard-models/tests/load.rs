@@ -159,7 +159,12 @@ fn a_probe_sees_what_the_microscope_sees() {
     let model = model.causal_lm().expect("it continues texts");
     let text = "Once upon a time there was a little girl and she had a dog. ".repeat(9);
     let mut options = TextOptions::new(DecodingStrategy::Greedy, 4);
-    options.attention = Some(AttentionProbe { layers: vec![0, 4], heads: vec![1, 7], top: 5 });
+    options.attention = Some(AttentionProbe {
+        layers: vec![0, 4],
+        heads: vec![1, 7],
+        top: 5,
+        spans: vec![0..3, 2..usize::MAX],
+    });
     let prompt = model.prompt(&text).expect("tokens");
     let request =
         |prompt| Request { prompt, options: model.options(&options), row: 0, prefix: None };
@@ -197,11 +202,15 @@ fn a_probe_sees_what_the_microscope_sees() {
                 assert!((f64::from(*weight) - right[*position]).abs() < 1e-5, "{row:?}");
             }
             assert_eq!(row.top.len(), 5);
+            let [first, rest]: [f64; 2] = [right[..3].iter().sum(), right[2..].iter().sum()];
+            let near = |a: f64, b: f64| (a - b).abs() < 1e-4;
+            assert!(near(row.spans[0], first) && near(row.spans[1], rest), "{row:?}");
         }
         tokens.push(choice.token);
     }
     let mut options = model.options(&options);
-    options.attention = Some(AttentionProbe { layers: vec![5], heads: vec![0], top: 1 });
+    options.attention =
+        Some(AttentionProbe { layers: vec![5], heads: vec![0], top: 1, spans: Vec::new() });
     let bad = Request { prompt: vec![1], options, row: 0, prefix: None };
     let error = scheduler.admit(bad).expect_err("there are 5 layers").to_string();
     assert!(error.starts_with("attention.layers: 5; it must be below 5"), "{error}");

@@ -74,11 +74,11 @@ impl Recorder {
         let layer = self.place.layer;
         let asked = self.probes.iter().filter(|(_, one)| one.layers.contains(&layer));
         let asked: Vec<_> =
-            asked.flat_map(|(item, one)| one.heads.iter().map(|h| (*item, *h, one.top))).collect();
-        let look = |(item, head, top): (usize, usize, usize)| {
+            asked.flat_map(|(item, one)| one.heads.iter().map(move |h| (*item, *h, one))).collect();
+        let look = |(item, head, probe): (usize, usize, &Arc<AttentionProbe>)| {
             let last = view.rows_of(item).0.end.saturating_sub(1);
             let weights = view.head(item, head)?.row(last)?;
-            Ok((item, AttentionRow::new(layer, head, &weights, top)))
+            Ok((item, AttentionRow::new([layer, head], &weights, probe)))
         };
         let seen: Vec<_> = asked.into_par_iter().map(look).collect::<Result<_, Error>>()?;
         self.seen.extend(seen);

@@ -124,7 +124,8 @@ impl Heads {
             let wanted = format!("layers from -{layers} to {}", layers.saturating_sub(1));
             return Err(wrong("attention.layers", &json!(self.layers), &wanted));
         };
-        let probe = AttentionProbe { layers: known, heads: self.heads.clone(), top: self.top };
+        let (heads_of, spans) = (self.heads.clone(), Vec::new());
+        let probe = AttentionProbe { layers: known, heads: heads_of, top: self.top, spans };
         probe.check([layers, heads]).map_err(|e| ApiError::field("attention", e.to_string()))?;
         Ok(probe)
     }
