@@ -174,8 +174,8 @@ def mask(
     # Rules of `intervene` need the positions of the call.
     if rule is None and padding is None and (q_length == 1 or allow_is_bidirectional_skip) and not _callbacks.interventions:
         return None
-    found = rule if padding is None else padding if rule is None else rule & padding
-    return AttentionMask(masks.full() if found is None else found, at.align, shape, first_key=at.k_offset)
+    seen = rule if padding is None else padding if rule is None else rule & padding
+    return AttentionMask(masks.full() if seen is None else seen, at.align, shape, first_key=at.k_offset)
 
 
 # Translations of the functions of `transformers.masking_utils`. Parameters are read from the closure of the function.
@@ -489,7 +489,12 @@ def attention(
         how = _how(attention_mask, causal, cu_seq_lens_q)
         _last_calls[module] = _LastCall(tuple(query.shape), tuple(key.shape), value.shape[-1], query.dtype, how, options)
     first_key = attention_mask.first_key if isinstance(attention_mask, AttentionMask) else 0
-    changes = [change for one in _callbacks.interventions if (change := one.plan(module, query, key, options, first_key)) is not None]
+    # Not a comprehension: torch.compile does not support one over these variables.
+    changes = []
+    for one in _callbacks.interventions:
+        change = one.plan(module, query, key, options, first_key)
+        if change is not None:
+            changes.append(change)
     if edges := [rule for change in changes for rule in change.options(query, key)]:
         options["interventions"] = edges
     needs_aux = bool(heads or _callbacks.callbacks)

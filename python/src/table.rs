@@ -274,6 +274,21 @@ impl DoorMask {
     }
 }
 
+/// `regard_testkit::scores::interventions` as a front end takes them; other ones would give other bits than the engine.
+fn interventions(drops: bool) -> Value {
+    let mut all = vec![
+        json!({"heads": [0], "rows": [1, 70], "keys": [2, 67], "times": 2.5}),
+        json!({"items": [0], "rows": [5, 1_000_000], "keys": [0, 3], "add": -1.25}),
+        json!({"heads": [1], "keys": [1, 2], "times": 0.3}),
+    ];
+    if drops {
+        all.push(json!({"rows": [2, 9], "keys": [1, 66], "drop": true}));
+        all.push(json!({"heads": [0], "rows": [3, 4], "times": 0.0}));
+        all.push(json!({"items": [1], "rows": [4, 5], "keys": [1, 5], "add": 3.0}));
+    }
+    all.into()
+}
+
 /// The options of a case as keywords of a front end, but for arrays.
 fn options(case: &Case, mask: &DoorMask) -> Value {
     let mut options = Map::new();
@@ -295,6 +310,7 @@ fn options(case: &Case, mask: &DoorMask) -> Value {
             ScoreOption::T5 { bidirectional } => {
                 put("relative", json!(["t5", T5[1], bidirectional]))
             }
+            ScoreOption::Interventions(drops) => put("interventions", interventions(*drops)),
             _ => None,
         };
     }

@@ -92,7 +92,9 @@ def test_a_call_that_fails_as_a_whole_is_divided():
 
 
 def test_every_type_of_table_gets_the_same_columns():
-    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    import pandas
+    import polars
+
     call, texts = batch.Translate("zh-en", score="score"), ["好久不见。", "谢谢。", None]
     table = table_of(texts)
     expected = call(table)

@@ -143,7 +143,8 @@ def test_two_drivers_at_once_give_the_same(source, tmp_path, undisturbed):
 
 
 def test_a_worker_of_ray_that_is_killed_costs_nothing_but_its_shard(source, tmp_path, undisturbed):
-    ray = pytest.importorskip("ray")
+    import ray
+
     log = tmp_path / "log"
     path = os.pathsep.join([str(Path(regard.__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     ray.init(

@@ -304,7 +304,7 @@ impl Rows {
         };
         let all = |measure: Measure| {
             let one = vec![1; n];
-            let measure = measure.top_k(1).span_mass([0..1]);
+            let measure = measure.top_k(1).span_mass(std::iter::once(0..1));
             measure.match_mass(&one, &text.delimiters)
         };
         // The key of the row itself, and with it the one before: masks of two diagonals.

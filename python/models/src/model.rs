@@ -21,6 +21,8 @@ use std::sync::{Arc, OnceLock};
 
 /// A text that was written: text, tokens, score, why it ended.
 type Written = (String, Vec<u32>, f64, &'static str);
+/// The class of a text: its number, its name, the probabilities of all.
+type Class = (usize, String, Vec<f32>);
 /// The answer for a row, or why it has none.
 type Row<T> = (Option<T>, Option<String>);
 
@@ -208,11 +210,7 @@ impl Model {
     }
 
     /// The class of each text: its number, its name, the probabilities of all.
-    fn classify(
-        &self,
-        py: Python<'_>,
-        texts: Vec<String>,
-    ) -> PyResult<Vec<Row<(usize, String, Vec<f32>)>>> {
+    fn classify(&self, py: Python<'_>, texts: Vec<String>) -> PyResult<Vec<Row<Class>>> {
         let work = || -> Result<_, Error> {
             let model = self.model.classifier()?;
             rows(

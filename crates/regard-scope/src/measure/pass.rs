@@ -48,7 +48,7 @@ pub(super) fn run<N: Number>(
                 let (part, grids) = tasks[tasks.len() - 1 - i];
                 let mut strip = Strip::new(measure, part, grids);
                 let mut visit = |tile: WeightTile<'_, N>| {
-                    strip.add(&tile, grids, (measure, counts), part.machine().isa)
+                    strip.add(&tile, grids, (measure, counts), part.machine().isa);
                 };
                 part.for_each_tile(scratch, &mut visit);
                 strip.finish(part, measure);
