@@ -25,10 +25,12 @@ import torch
 
 from . import _callbacks
 from ._record import STATS, Call, Record, TopK, CaptureOptions
+from ._residual import QkAttribution, contributions, qk_attribution
 from ._sites import ModelCalls, Site, side_of, slides, switched
 from ._spans import SpanOptions, SpanRecord
+from ._values import output_projection, weighted
 
-__all__ = ["STATS", "Record", "Capture", "SpanMass", "TopK", "capture", "mass"]
+__all__ = ["STATS", "Capture", "QkAttribution", "Record", "SpanMass", "TopK", "capture", "contributions", "mass", "qk_attribution"]
 
 
 @contextlib.contextmanager
@@ -42,6 +44,7 @@ def capture(
     map: int = 64,
     tokens: Any = None,
     keep: bool = False,
+    value_weighted: bool = False,
 ) -> Iterator[Capture]:
     """Record the attention of a model during forward passes and generation inside the context.
 
@@ -55,10 +58,13 @@ def capture(
       map     cells per side of the pooled attention map; a layer with at most `map` rows and keys is recorded exactly
       tokens  labels of the positions: strings, or a tokenizer that decodes the input ids
       keep    store q and k, for any row or tile afterwards, and for traces
+      value_weighted  record `a_ij ||v_j W_O||`, divided by its sum over the row, in place of the weights `a_ij` (Kobayashi et al. 2020): what
+              the value of a key adds to a row, not how much of it is taken
     """
     chosen, selected = _indices("layers", layers), _indices("heads", heads)
     capture_options = _options(selected, stats, top_k, rows, map, keep)
-    with _recorded(_Recorder(model, capture_options, frozenset(chosen) if chosen is not None else None)) as callback:
+    recorder = _Recorder(model, capture_options, frozenset(chosen) if chosen is not None else None, value_weighted=value_weighted)
+    with _recorded(recorder) as callback:
         yield Capture(callback.runs, type(model).__name__, tokens, callback.translates)
 
 
@@ -138,9 +144,11 @@ class _Run:
 class _Recorder(ModelCalls):
     """Callback for attention calls; adds each call to its record."""
 
-    def __init__(self, model: torch.nn.Module, options: Any, layers: frozenset[int] | None, record_type: Any = Record):
+    def __init__(
+        self, model: torch.nn.Module, options: Any, layers: frozenset[int] | None, record_type: Any = Record, value_weighted: bool = False
+    ):
         super().__init__(model)
-        self._options, self._layers, self._record_type = options, layers, record_type
+        self._options, self._layers, self._record_type, self._value_weighted = options, layers, record_type, value_weighted
         self._given: dict[str, tuple[Any, Any]] = {}
         self._named: set[tuple[int, str]] = set()
         self.runs: list[_Run] = []
@@ -185,6 +193,8 @@ class _Recorder(ModelCalls):
         if record is None:
             first = 0 if site.kind == "cross" else call.start
             record = run.records[site[:2]] = self._record_type(*site, self._options, first)
+        if self._value_weighted:
+            call = weighted(call, v, output_projection(self.model, site.name, q.shape[1] * v.shape[-1])[0])
         record.add(call, real, slides(module))
 
     def _run_of(self, site: Site, call: Call) -> _Run:
