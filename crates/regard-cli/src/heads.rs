@@ -6,6 +6,7 @@ use crate::source;
 use anyhow::{Result, anyhow, bail};
 use regard::Machine;
 use regard_scope::{HeadScores, Needle, heads_page, printable, write_atomically};
+use regard_testkit::Noise;
 use std::io::Write;
 use std::path::Path;
 
@@ -95,15 +96,8 @@ fn with_text(args: &SourceArgs) -> SourceArgs {
         && !is_file(model)
     {
         let words: Vec<&str> = WORDS.split_whitespace().collect();
-        // The generator of Knuth's MMIX: any will do.
-        let mut state = 1u64;
-        let mut draw = || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            words[usize::try_from(state >> 33).unwrap_or(0) % words.len()]
-        };
-        let once: Vec<&str> = (0..DRAWN).map(|_| draw()).collect();
+        let mut noise = Noise::new(0);
+        let once: Vec<&str> = (0..DRAWN).map(|_| *noise.pick(&words)).collect();
         args.files.push(format!(" {0} {0}", once.join(" ")).into());
     }
     args
