@@ -103,7 +103,7 @@ def _why_not(record: Record) -> str:
     if not record.has_inputs:
         return f"{where}: neither q and k nor all weights are recorded; use capture(.., keep=True)"
     return (
-        f"{where}: the trace format does not support its scores (a bias, sinks, or a mask without a text), and more than {SMALL} rows or "
+        f"{where}: the trace format does not support its scores (a bias of pairs, sinks, or a mask without a text), and more than {SMALL} rows or "
         f"keys are too many to write its weights; capture a shorter input, or use row() and tile()"
     )
 
@@ -163,12 +163,16 @@ def _f32(x: Any) -> np.ndarray:
 
 
 def _inputs(record: Record, item: int, places: Ranges) -> tuple[dict[str, Any], list[np.ndarray], Ranges] | None:
-    """q, k and lse, if the trace format supports the scores: dot products, optionally with softcap, a mask with a text, and the last query
-    aligned with the last key; else None."""
+    """q, k, lse and a bias of keys, if the trace format supports the scores: dot products, optionally with softcap, a bias of keys, a mask with
+    a text, and the last query aligned with the last key; else None."""
     calls = list(record.calls())
     options = calls[0][2].options
-    known = {"mask", "align", "scale", "softcap", "precision", "threads"}
+    known = {"mask", "align", "scale", "softcap", "precision", "threads", "bias"}
     if any(given is not None for name, given in options.items() if name not in known):
+        return None
+    # That of the last step has all keys.
+    bias = calls[-1][2].options.get("bias")
+    if bias is not None and (bias.shape[2] != 1 or bias.shape[3] != record.k_len):
         return None
     rule = _rule(calls[0][2], item, record.k_len)
     if rule is None:
@@ -188,13 +192,14 @@ def _inputs(record: Record, item: int, places: Ranges) -> tuple[dict[str, Any], 
     q = _f32(torch.cat([call.q[item] for _, _, call in calls], 1)[:, rows[0] : rows[1]])
     lse = _f32(torch.cat([call.lse[item] for _, _, call in calls], 1)[:, rows[0] : rows[1]])
     k = _f32(record.all_keys()[item][:, begin:end])
+    more = [] if bias is None else [_f32(bias.expand(record.shape[0], q.shape[0], 1, -1)[item, :, 0, begin:end])]
     if record._options.heads is not None:
         heads, shared = list(record._options.heads), q.shape[0] // k.shape[0]
-        q, lse, k = (np.ascontiguousarray(x) for x in (q[heads], lse[heads], k[[head // shared for head in heads]]))
+        q, lse, k, *more = (np.ascontiguousarray(x) for x in (q[heads], lse[heads], k[[head // shared for head in heads]], *(x[heads] for x in more)))
     given = {"mask": text, "scale": options.get("scale"), "softcap": options.get("softcap")}
-    if len(calls) > 1 and not _same_scores(q, k, lse, given):
+    if len(calls) > 1 and not _same_scores(q, k, lse, {**given, "bias": more[0][None, :, None] if more else None}):
         return None  # the steps do not follow the mask of the prompt
-    return given, [q, k, lse], Ranges(rows, (begin, end))
+    return {**given, "key_bias": bool(more)}, [q, k, lse, *more], Ranges(rows, (begin, end))
 
 
 def _same_scores(q: np.ndarray, k: np.ndarray, lse: np.ndarray, options: dict[str, Any]) -> bool:

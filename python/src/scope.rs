@@ -34,6 +34,9 @@ struct AboutLayer {
     mask: Option<String>,
     scale: Option<f64>,
     softcap: Option<f64>,
+    /// Whether there is a bias of each head and key.
+    #[serde(default)]
+    key_bias: bool,
 }
 
 /// What a model saw, in memory of ours.
@@ -44,7 +47,7 @@ pub(crate) struct Trace(regard_scope::Trace);
 #[pymethods]
 impl Trace {
     /// From JSON and, for each layer in turn, its arrays of f32 that are dense: `q [heads, q_len, dim]`, `k [kv_heads, k_len,
-    /// dim]` and `lse [heads, q_len]` where it has a mask, `weights [heads, rows, cols]` where it has none.
+    /// dim]`, `lse [heads, q_len]` and perhaps `key_bias [heads, k_len]` where it has a mask, `weights [heads, rows, cols]` where it has none.
     #[new]
     fn new(about: &str, arrays: Vec<Array>) -> PyResult<Self> {
         let about: About = serde_json::from_str(about).map_err(refused)?;
@@ -70,7 +73,7 @@ impl Trace {
 
 impl AboutLayer {
     fn with<'a>(self, arrays: &mut impl Iterator<Item = &'a Array>) -> PyResult<Layer> {
-        let Self { layer, kind, rows, cols, mask, scale, softcap } = self;
+        let Self { layer, kind, rows, cols, mask, scale, softcap, key_bias } = self;
         let mut next = |name: &str| {
             let missing =
                 || PyValueError::new_err(format!("{kind} layer {layer}: {name} is missing"));
@@ -80,12 +83,17 @@ impl AboutLayer {
             let (q, q_shape) = numbers::<3>(next("q")?, "q")?;
             let (k, k_shape) = numbers::<3>(next("k")?, "k")?;
             let (lse, _) = numbers::<2>(next("lse")?, "lse")?;
-            LayerData::Inputs(Inputs { q, k, lse, q_shape, k_shape, mask, scale, softcap })
+            let key_bias = match key_bias {
+                true => numbers::<2>(next("key_bias")?, "key_bias")?.0,
+                false => Vec::new(),
+            };
+            let inputs = Inputs { q, k, lse, q_shape, k_shape, mask, scale, softcap, key_bias };
+            LayerData::Inputs(inputs)
         } else {
             let (values, shape) = numbers(next("weights")?, "weights")?;
             LayerData::Weights(Weights { values, shape })
         };
-        Ok(Layer { layer, kind, rows, cols, data: seen })
+        Ok(Layer { layer, kind, rows, cols, data: seen, value_norms: Vec::new() })
     }
 }
 

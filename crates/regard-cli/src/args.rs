@@ -376,6 +376,9 @@ pub(crate) struct SourceArgs {
     /// For a vision transformer, the image that it reads, PNG or JPEG
     #[arg(long, value_name = "FILE", conflicts_with = "target")]
     pub(crate) image: Option<PathBuf>,
+    /// Value-weighted attention in place of the weights: how much of what is added to a row comes from each key
+    #[arg(long)]
+    pub(crate) value_weighted: bool,
     #[command(flatten)]
     pub(crate) threads: ThreadsArg,
 }

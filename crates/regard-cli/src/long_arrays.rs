@@ -37,6 +37,9 @@ impl<'a> LongArrays<'a> {
         if !has_ending(q, "npy") || !has_ending(k, "npy") {
             bail!("--mpi: only for queries and keys in .npy files; leave it out");
         }
+        if args.value_weighted {
+            bail!("--value-weighted: .npy files have no norms of values; leave it out");
+        }
         let open = |path: &PathBuf| {
             let file = File::open(path).map_err(anyhow::Error::from);
             let reader = file.and_then(|file| Ok(NpyReader::new(BufReader::new(file))?));

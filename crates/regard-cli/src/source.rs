@@ -17,6 +17,14 @@ use std::time::Duration;
 
 /// Reads a trace, or makes one.
 pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
+    let trace = read_plain(args)?;
+    if !args.value_weighted {
+        return Ok(trace);
+    }
+    trace.value_weighted(Machine::detect()).map_err(|e| anyhow!("--value-weighted: {e}"))
+}
+
+fn read_plain(args: &SourceArgs) -> Result<Trace> {
     if args.target.is_some()
         && !matches!(args.files.as_slice(), [model, _] if !has_ending(model, "npy"))
     {
@@ -29,7 +37,7 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
         let [model] = args.files.as_slice() else {
             bail!("--image: give a model that reads images, and no text");
         };
-        return look_at_image(model, image);
+        return look_at_image(model, image, args.value_weighted);
     }
     match args.files.as_slice() {
         [trace] if has_ending(trace, "npy") => {
@@ -47,7 +55,7 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
                 bail!("{flag}: only for .npy files; a model defines it");
             }
             let text = text.to_str().ok_or_else(|| anyhow!("the text is not UTF-8"))?;
-            look(model, text, args.target.as_deref())
+            look(model, text, args.target.as_deref(), args.value_weighted)
         }
         _ => bail!(
             "give one trace (.safetensors), a model and a text, or queries and keys, as in q.npy k.npy"
@@ -56,7 +64,7 @@ pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
 }
 
 #[cfg(not(feature = "models"))]
-fn look(model: &Path, _: &str, _: Option<&str>) -> Result<Trace> {
+fn look(model: &Path, _: &str, _: Option<&str>, _: bool) -> Result<Trace> {
     bail!(
         "{}: a model and a text: this program was built without models; {}",
         model.display(),
@@ -65,8 +73,8 @@ fn look(model: &Path, _: &str, _: Option<&str>) -> Result<Trace> {
 }
 
 #[cfg(not(feature = "models"))]
-fn look_at_image(model: &Path, _: &Path) -> Result<Trace> {
-    look(model, "", None)
+fn look_at_image(model: &Path, _: &Path, _: bool) -> Result<Trace> {
+    look(model, "", None, false)
 }
 
 /// A flag that only arrays need, if one is given.
@@ -99,7 +107,7 @@ fn of_arrays(q_path: &Path, k_path: &Path, args: &SourceArgs) -> Result<Trace> {
     let mask = args.mask.clone().unwrap_or_else(|| "full".into());
     parse_mask(&mask).map_err(|e| anyhow!("--mask: {e}"))?;
     let scale = args.scale;
-    let heads = Inputs { q, k, lse: Vec::new(), q_shape, k_shape, mask, scale, softcap: None };
+    let heads = Inputs { q, k, q_shape, k_shape, mask, scale, ..Inputs::default() };
     // Draws on a terminal only.
     let busy = say::bar(ProgressBar::new_spinner());
     busy.set_message(format!("lse of {} queries", q_shape[1]));
@@ -130,7 +138,8 @@ pub(crate) fn trace_of_arrays(args: &SourceArgs, labels: [Labels; 2], data: Laye
     let [q_labels, k_labels] = labels;
     let axes = BTreeMap::from([("query".to_string(), q_labels), ("key".to_string(), k_labels)]);
     let (rows, cols) = ("query".into(), "key".into());
-    let layers = vec![Layer { layer: 0, kind: "attention".into(), rows, cols, data }];
+    let (kind, value_norms) = ("attention".into(), Vec::new());
+    let layers = vec![Layer { layer: 0, kind, rows, cols, data, value_norms }];
     let name = |path: &PathBuf| {
         path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
     };

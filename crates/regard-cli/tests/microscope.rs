@@ -68,7 +68,14 @@ fn trace() -> Trace {
         let (q, k) = (numbers(40, 0.3 + layer as f32), numbers(40, 0.7));
         let heads = Inputs::new((q, [2, 5, 4]), (k, [2, 5, 4]), "causal").expect("a small problem");
         let (rows, cols) = ("words".to_string(), "words".to_string());
-        Layer { layer, kind: "self".into(), rows, cols, data: LayerData::Inputs(heads) }
+        Layer {
+            layer,
+            kind: "self".into(),
+            rows,
+            cols,
+            data: LayerData::Inputs(heads),
+            value_norms: Vec::new(),
+        }
     };
     let words = ["好久", "不见", "long", "time", "see"].map(String::from).to_vec();
     let axes = BTreeMap::from([("words".to_string(), Labels::new("word", words))]);

@@ -109,6 +109,7 @@ impl Recorder {
             mask,
             scale: options.scale,
             softcap: options.softcap,
+            ..Inputs::default()
         };
         let Place { layer, kind, axes: [rows, cols] } = self.place;
         let seen = LayerData::Inputs(seen);
@@ -118,6 +119,7 @@ impl Recorder {
             rows: rows.into(),
             cols: cols.into(),
             data: seen,
+            value_norms: Vec::new(),
         });
         Ok(())
     }
@@ -131,7 +133,8 @@ impl Recorder {
         let (shape, values) = (weights.dims(), numbers(weights));
         let seen = LayerData::Weights(Weights { values, shape });
         let (kind, rows, cols) = (kind.into(), rows.into(), cols.into());
-        self.layers.push(Layer { layer, kind, rows, cols, data: seen });
+        let value_norms = Vec::new();
+        self.layers.push(Layer { layer, kind, rows, cols, data: seen, value_norms });
     }
 
     /// All of it, with the tokens of each axis.

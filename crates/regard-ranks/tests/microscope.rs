@@ -34,8 +34,14 @@ impl Case {
         let inputs = Inputs::new((self.q.clone(), q_shape), (self.k.clone(), k_shape), self.mask)
             .expect("inputs");
         let data = LayerData::Inputs(inputs);
-        let layer =
-            Layer { layer: 0, kind: "self".into(), rows: "x".into(), cols: "x".into(), data };
+        let layer = Layer {
+            layer: 0,
+            kind: "self".into(),
+            rows: "x".into(),
+            cols: "x".into(),
+            data,
+            value_norms: Vec::new(),
+        };
         let axes = BTreeMap::from([("x".to_string(), Labels::counted("x", LEN))]);
         Trace { title: String::new(), axes, layers: vec![layer] }
     }

@@ -15,7 +15,8 @@
 //! let x: Vec<f32> = (0..2 * 4 * 8).map(|i| (i as f32).sin()).collect();
 //! let inputs = Inputs::new((x.clone(), [2, 4, 8]), (x, [2, 4, 8]), "causal")?;
 //! let (rows, cols) = ("words".to_string(), "words".to_string());
-//! let layer = Layer { layer: 0, kind: "self".into(), rows, cols, data: LayerData::Inputs(inputs) };
+//! let (kind, data, value_norms) = ("self".into(), LayerData::Inputs(inputs), Vec::new());
+//! let layer = Layer { layer: 0, kind, rows, cols, data, value_norms };
 //! let words = ["to", "be", "or", "not"].map(String::from).to_vec();
 //! let axes = BTreeMap::from([("words".to_string(), Labels::new("word", words))]);
 //! let trace = Trace { title: "a question".into(), axes, layers: vec![layer] };

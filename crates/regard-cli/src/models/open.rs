@@ -118,12 +118,20 @@ pub(crate) fn how(known: &KnownModel, base: &Path) -> String {
 }
 
 /// What every head of a model looks at in a text, and in a translation of it.
-pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Trace> {
+pub(crate) fn look(
+    model: &Path,
+    text: &str,
+    target: Option<&str>,
+    value_norms: bool,
+) -> Result<Trace> {
     let typed: Vec<String> = std::iter::once(text).chain(target).map(Into::into).collect();
     let texts = texts_of(&typed)?;
-    let model = open(model)?;
+    let mut model = open(model)?;
     if let Model::ImageClassifier(_) = model {
         bail!("{}: it reads images, not texts; give one by --image FILE", model.title());
+    }
+    if value_norms {
+        model.record_value_norms()?;
     }
     looked(&model, |model| match texts.as_slice() {
         [text, target] => model.look_at(text, target),
@@ -132,9 +140,13 @@ pub(crate) fn look(model: &Path, text: &str, target: Option<&str>) -> Result<Tra
 }
 
 /// What every head of a model looks at in an image.
-pub(crate) fn look_at_image(model: &Path, image: &Path) -> Result<Trace> {
+pub(crate) fn look_at_image(model: &Path, image: &Path, value_norms: bool) -> Result<Trace> {
     let image = Image::open(image)?;
-    looked(&open(model)?, |model| model.look_at_image(&image))
+    let mut model = open(model)?;
+    if value_norms {
+        model.record_value_norms()?;
+    }
+    looked(&model, |model| model.look_at_image(&image))
 }
 
 fn looked(

@@ -3,11 +3,12 @@
 use super::cache::{LayerCache, narrow_into, widen_into};
 use super::layers::{Linear, Norm, project};
 use super::ops::{self, Rotations, each_row};
-use super::record::Recorder;
+use super::record::{Recorder, by_head};
 use super::work::{Panel, Part, Workspace, room};
 use crate::error::Error;
 use crate::files::{NormOrder, QkNorm, StackConfig, Weights};
 use half::bf16;
+use rayon::prelude::*;
 use regard::plan::{OutputMut, ScratchPool};
 use regard::score::RelativeBias;
 use regard::{
@@ -116,6 +117,35 @@ impl Attention {
             each_row(k, kv_width, &rotate);
         }
         Ok(())
+    }
+
+    /// `||v_j W_O||` of each head and key, `[heads, keys]`, of values `[heads.kv, keys, dim]`: by the products of the rows of W_O with each
+    /// other, `dim` numbers for each instead of `d_model`.
+    fn value_norms(&self, values: &[f32], config: &StackConfig) -> Result<Vec<f32>, Error> {
+        let (dim, width) = (config.head_dim, self.out.outputs());
+        let output = self.out.transposed()?;
+        let by_head = values.chunks_exact((values.len() / config.heads.kv).max(1));
+        let values: Vec<_> = by_head.collect();
+        let of_head = |(head, output): (usize, &[f32])| {
+            let rows: Vec<_> = output.chunks_exact(width).collect();
+            let dot = |a: &[f32], b: &[f32]| {
+                a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+            };
+            let gram: Vec<Vec<f64>> =
+                rows.iter().map(|a| rows.iter().map(|b| dot(a, b)).collect()).collect();
+            let square = |v: &[f32]| {
+                let terms = v.iter().zip(&gram).map(|(x, row)| {
+                    let sum: f64 = row.iter().zip(v).map(|(g, y)| g * f64::from(*y)).sum();
+                    f64::from(*x) * sum
+                });
+                // Rounding can give a value below 0.
+                terms.sum::<f64>().max(0.0)
+            };
+            let own = values[head * config.heads.kv / config.heads.q];
+            own.chunks_exact(dim).map(|v| square(v).sqrt() as f32).collect::<Vec<f32>>()
+        };
+        let heads: Vec<_> = output.chunks_exact(dim * width).enumerate().collect();
+        Ok(heads.into_par_iter().flat_map_iter(of_head).collect())
     }
 
     /// From what attention gives for some rows to the output of a panel.
@@ -446,6 +476,10 @@ impl Block {
         })?;
         let layer = Layer { mask: &self.mask, is_causal: self.is_causal, own: true };
         attend(step, layer, keys.unwrap_or(Keys::Rows), work, recorder)?;
+        if recorder.takes_value_norms() {
+            let values = by_head(&work.v, [config.heads.kv, config.head_dim]);
+            recorder.record_value_norms(self.attention.value_norms(&values, config)?);
+        }
         let cross = self.cross.as_ref().zip(source);
         let read = cross.as_ref().map(|(cross, _)| *cross);
         work.each_part(x, config, |mut part, panel| {
@@ -462,7 +496,16 @@ impl Block {
         })?;
         let Some(((cross, norms), source)) = cross else { return Ok(()) };
         let layer = Layer { mask: &Mask::full(), is_causal: false, own: false };
+        let values = match &source {
+            Keys::Read(cache, sequences) if recorder.takes_value_norms() => {
+                Some(cache.values(sequences[0])?)
+            }
+            _ => None,
+        };
         recorder.over_source(|recorder| attend(step, layer, source, work, recorder))?;
+        if let Some(values) = values {
+            recorder.record_value_norms(cross.value_norms(&values, config)?);
+        }
         work.each_part(x, config, |Part { x, attended, .. }, panel| {
             cross.finish(attended, panel)?;
             norms.after(x, config, &mut panel.output);

@@ -140,7 +140,12 @@ impl LayerCache {
 
     /// The keys of a sequence, `[heads, length, dim]`.
     pub(super) fn keys(&self, sequence: Sequence) -> Result<Vec<f32>, Error> {
-        of!(self, cache => keys(cache, sequence))
+        of!(self, cache => rows(cache, sequence, |(k, _)| k))
+    }
+
+    /// The values of a sequence, `[heads, length, dim]`.
+    pub(super) fn values(&self, sequence: Sequence) -> Result<Vec<f32>, Error> {
+        of!(self, cache => rows(cache, sequence, |(_, v)| v))
     }
 }
 
@@ -176,15 +181,20 @@ fn bytes<E: Element, const N: usize>(
     Ok(both)
 }
 
-fn keys<E: Element<Num = f32>>(cache: &KvCache<E>, sequence: Sequence) -> Result<Vec<f32>, Error> {
+/// Keys or values.
+fn rows<E: Element<Num = f32>>(
+    cache: &KvCache<E>,
+    sequence: Sequence,
+    which: impl for<'a> Fn((&'a [E], &'a [E])) -> &'a [E],
+) -> Result<Vec<f32>, Error> {
     let (len, heads) = (cache.len(sequence)?, cache.shape().heads);
-    let mut keys = Vec::new();
+    let mut rows = Vec::new();
     for head in 0..heads {
         for position in 0..len {
-            keys.extend(cache.row(sequence, head, position)?.0.iter().map(|x| x.widen()));
+            rows.extend(which(cache.row(sequence, head, position)?).iter().map(|x| x.widen()));
         }
     }
-    Ok(keys)
+    Ok(rows)
 }
 
 /// Rounds to the nearest.

@@ -33,6 +33,23 @@ impl Linear {
     pub(super) fn outputs(&self) -> usize {
         self.matrix.outputs()
     }
+
+    /// `W^T` without the bias, `[inputs, outputs]`: what the map makes of unit vectors. Weights are stored for products alone.
+    pub(super) fn transposed(&self) -> Result<Vec<f32>, Error> {
+        let [inputs, outputs] = [self.inputs(), self.outputs()];
+        let mut rows = Rows::new();
+        // The last row stays 0: the map makes the bias of it.
+        let unit = rows.reset(inputs + 1, inputs)?;
+        unit.fill(0.0);
+        unit.chunks_exact_mut(inputs).enumerate().take(inputs).for_each(|(i, row)| row[i] = 1.0);
+        let mut made = vec![0.0; (inputs + 1) * outputs];
+        project(&rows, &mut [(self, &mut made)])?;
+        let bias = made.split_off(inputs * outputs);
+        for row in made.chunks_exact_mut(outputs) {
+            row.iter_mut().zip(&bias).for_each(|(x, bias)| *x -= bias);
+        }
+        Ok(made)
+    }
 }
 
 /// Several maps of the same rows, together: one start of the threads.

@@ -25,6 +25,7 @@ pub struct Transformer {
     pub(super) decoder: Option<Stack>,
     head: Option<Head>,
     kv_dtype: KvDtype,
+    value_norms: bool,
 }
 
 /// From the last rows to scores.
@@ -79,7 +80,14 @@ impl Transformer {
             _ => None,
         };
         weights.all_taken()?;
-        Ok(Self { config, encoder, decoder, head, kv_dtype: KvDtype::default() })
+        Ok(Self {
+            config,
+            encoder,
+            decoder,
+            head,
+            kv_dtype: KvDtype::default(),
+            value_norms: false,
+        })
     }
 
     /// What it is.
@@ -91,6 +99,11 @@ impl Transformer {
     /// Sets the type of numbers in the KV caches of sessions. [`look`](Self::look) and [`logits`](Self::logits) use `f32` always.
     pub fn set_kv_dtype(&mut self, dtype: KvDtype) {
         self.kv_dtype = dtype;
+    }
+
+    /// Whether [`look`](Self::look) records [`Layer::value_norms`] as well. Costs a product with the output projection for each layer.
+    pub fn set_value_norms(&mut self, on: bool) {
+        self.value_norms = on;
     }
 
     /// A generation session: of a decoder alone with no sources, of a translator with one for each prompt. Its KV caches, that of the
@@ -109,7 +122,7 @@ impl Transformer {
 
     /// What every head looks at: layers of a trace between the axes `source` and `target`.
     pub fn look(&self, source: Option<&[u32]>, tokens: &[u32]) -> Result<Vec<Layer>, Error> {
-        Ok(self.run(source, tokens, Recorder::on())?.1.layers)
+        Ok(self.run(source, tokens, Recorder::on(self.value_norms))?.1.layers)
     }
 
     /// Rows of the last stack after its final norm.
@@ -206,7 +219,7 @@ impl Transformer {
 
     /// What every head looks at in an image: layers of a trace, whose axes are both `patch`. Row 0 is the class token.
     pub fn look_at_image(&self, image: Vec<f32>) -> Result<Vec<Layer>, Error> {
-        let (encoder, mut recorder) = (self.encoder("look")?, Recorder::on());
+        let (encoder, mut recorder) = (self.encoder("look")?, Recorder::on(self.value_norms));
         encoded(encoder, &encoder.patch_rows(&[image])?, "patch", &mut recorder)?;
         Ok(recorder.layers)
     }

@@ -13,6 +13,8 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     is_on: bool,
+    /// Whether norms of values are recorded too.
+    value_norms: bool,
     place: Place,
     pub(super) layers: Vec<Layer>,
     /// Numbers of the weights that are kept as they are.
@@ -36,8 +38,20 @@ struct Place {
 
 impl Recorder {
     /// Keeps everything.
-    pub(super) fn on() -> Self {
-        Self { is_on: true, ..Self::default() }
+    pub(super) fn on(value_norms: bool) -> Self {
+        Self { is_on: true, value_norms, ..Self::default() }
+    }
+
+    /// Whether norms of values are asked for.
+    pub(super) fn takes_value_norms(&self) -> bool {
+        self.value_norms
+    }
+
+    /// The norms of the values of the last call, `[heads, keys]`.
+    pub(super) fn record_value_norms(&mut self, norms: Vec<f32>) {
+        if let Some(layer) = self.layers.last_mut() {
+            layer.value_norms = norms;
+        }
     }
 
     /// Keeps what is asked of sequences of the batch, in its last rows.
@@ -126,6 +140,7 @@ impl Recorder {
                 mask,
                 scale,
                 softcap,
+                ..Inputs::default()
             })
         } else {
             // A trace cannot tell of such scores: the weights themselves.
@@ -155,13 +170,14 @@ impl Recorder {
             rows: rows.into(),
             cols: cols.into(),
             data,
+            value_norms: Vec::new(),
         });
         Ok(())
     }
 }
 
 /// `[rows, heads, dim]` as `[heads, rows, dim]`.
-fn by_head(rows: &[f32], [heads, dim]: [usize; 2]) -> Vec<f32> {
+pub(super) fn by_head(rows: &[f32], [heads, dim]: [usize; 2]) -> Vec<f32> {
     let of_head =
         |head: usize| rows.chunks_exact(heads * dim).flat_map(move |row| &row[head * dim..][..dim]);
     (0..heads).flat_map(of_head).copied().collect()

@@ -73,6 +73,15 @@ impl Classifier {
         }
     }
 
+    /// The Transformer that it is.
+    pub(super) fn transformer(&mut self) -> Option<&mut Transformer> {
+        match &mut self.kind {
+            Kind::Transformer(model) => Some(model),
+            #[cfg(feature = "burn")]
+            Kind::Han(_) => None,
+        }
+    }
+
     /// What every head looks at in a text.
     pub fn look(&self, text: &str) -> Result<Trace, Error> {
         match &self.kind {

@@ -165,6 +165,25 @@ impl Model {
         }
     }
 
+    /// Lets what every head looks at come with norms of values, for [`Trace::value_weighted`].
+    ///
+    /// # Errors
+    ///
+    /// If the model is no Transformer.
+    pub fn record_value_norms(&mut self) -> Result<(), Error> {
+        let model = match self {
+            Self::CausalLm(model) => Some(&mut model.model),
+            Self::Translator(model) => model.transformer(),
+            Self::Encoder(model) => Some(&mut model.model),
+            Self::Classifier(model) => model.transformer(),
+            Self::ImageClassifier(model) => Some(&mut model.model),
+        };
+        let known = "a Transformer has them";
+        let model =
+            model.ok_or_else(|| Error::unsupported("norms of values", &"this model", known));
+        model.map(|model| model.set_value_norms(true))
+    }
+
     /// Its vocabulary, or the model of images that it is.
     fn vocabulary(&self) -> Result<&Vocabulary, &ImageClassifier> {
         match self {

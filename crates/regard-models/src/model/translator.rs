@@ -156,6 +156,16 @@ impl Translator {
         }
     }
 
+    /// The Transformer that it is.
+    pub(super) fn transformer(&mut self) -> Option<&mut Transformer> {
+        match &mut self.kind {
+            Kind::Transformer(_, model) => Some(model),
+            Kind::Prompted(model, _) => Some(&mut model.model),
+            #[cfg(feature = "burn")]
+            Kind::Seq2Seq(..) | Kind::E2k(..) => None,
+        }
+    }
+
     /// What every head looks at in a text and its best translation, or a given one.
     pub fn look(&self, text: &str, target: Option<&str>) -> Result<Trace, Error> {
         let vocabulary = self.vocabulary();

@@ -33,6 +33,8 @@ struct LayerHeader {
     cols: String,
     #[serde(flatten)]
     seen: SeenHeader,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    value_norms: Option<String>,
 }
 
 /// Names of tensors, and the options of the attention.
@@ -52,6 +54,8 @@ struct SeenHeader {
     scale: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     softcap: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key_bias: Option<String>,
 }
 
 /// The format that is written, and the newest that is read.
@@ -148,6 +152,10 @@ impl Trace {
                 tensors.push((name(what), shape.to_vec(), bytes));
                 Some(name(what))
             };
+            let by_key = [layer.data.heads(), layer.data.size()[1]];
+            let value_norms = (!layer.value_norms.is_empty())
+                .then(|| put("value_norms", &by_key, &layer.value_norms))
+                .flatten();
             let seen = match &layer.data {
                 LayerData::Inputs(inputs) => SeenHeader {
                     q: put("q", &inputs.q_shape, &inputs.q),
@@ -156,6 +164,9 @@ impl Trace {
                     mask: Some(inputs.mask.clone()),
                     scale: inputs.scale,
                     softcap: inputs.softcap,
+                    key_bias: (!inputs.key_bias.is_empty())
+                        .then(|| put("key_bias", &by_key, &inputs.key_bias))
+                        .flatten(),
                     weights: None,
                 },
                 LayerData::Weights(weights) => {
@@ -164,7 +175,7 @@ impl Trace {
                 }
             };
             let Layer { layer, kind, rows, cols, .. } = layer.clone();
-            layers.push(LayerHeader { layer, kind, rows, cols, seen });
+            layers.push(LayerHeader { layer, kind, rows, cols, seen, value_norms });
         }
         let (title, axes) = (self.title.clone(), self.axes.clone());
         let header = Header { version: VERSION, title, axes, layers };
@@ -205,17 +216,23 @@ impl LayerHeader {
         tensors: &SafeTensors<'_>,
         taken: &mut BTreeSet<String>,
     ) -> Result<Layer, Error> {
-        let Self { layer, kind, rows, cols, seen } = self;
+        let Self { layer, kind, rows, cols, seen, value_norms } = self;
         let place = format!("{kind} layer {layer}");
         // A tensor serves one layer: else a small file could ask for much memory.
-        for name in [&seen.q, &seen.k, &seen.lse, &seen.weights].into_iter().flatten() {
+        let names = [&seen.q, &seen.k, &seen.lse, &seen.weights, &seen.key_bias, &value_norms];
+        for name in names.into_iter().flatten() {
             if !taken.insert(name.clone()) {
                 let why = format!("tensor `{name}` is named twice; give each its own");
                 return Err(Error::format(place, why));
             }
         }
         let seen = seen.read(machine, tensors, &place)?;
-        Ok(Layer { layer, kind, rows, cols, data: seen })
+        let by_key = [seen.heads(), seen.size()[1]];
+        let value_norms = value_norms.map(|name| for_each_key(tensors, &name, by_key));
+        let value_norms = value_norms.transpose()?.unwrap_or_default();
+        let layer = Layer { layer, kind, rows, cols, data: seen, value_norms };
+        layer.check_norms()?;
+        Ok(layer)
     }
 }
 
@@ -236,9 +253,12 @@ impl SeenHeader {
                 let ((q, q_shape), (k, k_shape)) = (three(q)?, three(k)?);
                 let mask = self.mask.unwrap_or_else(|| "full".into());
                 parse_mask(&mask)?;
-                let Self { scale, softcap, .. } = self;
-                let heads =
-                    Inputs { q, k, lse: Vec::new(), q_shape, k_shape, mask, scale, softcap };
+                let Self { scale, softcap, key_bias, .. } = self;
+                let key_bias =
+                    key_bias.map(|name| for_each_key(tensors, &name, [q_shape[0], k_shape[1]]));
+                let key_bias = key_bias.transpose()?.unwrap_or_default();
+                let lse = Vec::new();
+                let heads = Inputs { q, k, lse, q_shape, k_shape, mask, scale, softcap, key_bias };
                 let Some(name) = &self.lse else {
                     return heads.with_lse(machine).map(LayerData::Inputs);
                 };
@@ -256,6 +276,20 @@ impl SeenHeader {
             _ => Err(Error::format(place, "give either q and k, or weights")),
         }
     }
+}
+
+/// A tensor with a number for each head and key.
+fn for_each_key(
+    tensors: &SafeTensors<'_>,
+    name: &str,
+    by_key: [usize; 2],
+) -> Result<Vec<f32>, Error> {
+    let (values, shape) = numbers::<2>(tensors, name)?;
+    if shape != by_key {
+        let why = format!("shape {shape:?}; it needs {by_key:?}, one number for each head and key");
+        return Err(Error::format(format!("tensor `{name}`"), why));
+    }
+    Ok(values)
 }
 
 /// A tensor as numbers, with as many axes as asked for.

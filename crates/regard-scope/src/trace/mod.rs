@@ -12,8 +12,9 @@
 //!     { "layer": 1, "kind": "self", "rows": "source", "cols": "source", "weights": "l1.weights" } ] }
 //! ```
 //!
-//! `q [heads, q_len, dim]`, `k [kv_heads, k_len, dim]`, `lse [heads, q_len]` (made again if missing) or
-//! `weights [heads, rows, cols]`. An axis without labels may say its `len` instead; positions are its labels then.
+//! `q [heads, q_len, dim]`, `k [kv_heads, k_len, dim]`, `lse [heads, q_len]` (made again if missing) and perhaps `key_bias [heads, k_len]`,
+//! which is added to scores; or `weights [heads, rows, cols]`. Either may have `value_norms [heads, k_len]`. An axis without labels may say its
+//! `len` instead; positions are its labels then.
 
 mod file;
 
@@ -65,6 +66,9 @@ pub struct Layer {
     pub cols: String,
     /// What the trace stores of it.
     pub data: LayerData,
+    /// `||v_j W_O||`, what a key adds to a row for each unit of weight, `[heads, keys]`; empty if unknown. See
+    /// [`Trace::value_weighted`].
+    pub value_norms: Vec<f32>,
 }
 
 /// What a trace stores of an attention layer.
@@ -77,7 +81,7 @@ pub enum LayerData {
 }
 
 /// Queries, keys and `lse` of all heads of an attention.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Inputs {
     /// `[heads, q_len, dim]`
     pub q: Vec<f32>,
@@ -95,6 +99,8 @@ pub struct Inputs {
     pub scale: Option<f64>,
     /// The bound of scores, if there is one.
     pub softcap: Option<f64>,
+    /// Added to the scores of each key, `[heads, k_len]`; empty if nothing is.
+    pub key_bias: Vec<f32>,
 }
 
 /// Weights of all heads.
@@ -195,16 +201,7 @@ impl Inputs {
         (k, k_shape): (Vec<f32>, [usize; 3]),
         mask: &str,
     ) -> Result<Self, Error> {
-        let heads = Self {
-            q,
-            k,
-            lse: Vec::new(),
-            q_shape,
-            k_shape,
-            mask: mask.into(),
-            scale: None,
-            softcap: None,
-        };
+        let heads = Self { q, k, q_shape, k_shape, mask: mask.into(), ..Self::default() };
         heads.with_lse(Machine::detect())
     }
 
@@ -214,6 +211,14 @@ impl Inputs {
         let v = Shape { dim: 0, ..k.shape() };
         let lse = self.plan(machine)?.forward(q, k, View::bhsd(&[], v.to_array())?)?.lse;
         Ok(Self { lse, ..self })
+    }
+
+    /// The same with weights multiplied by a number for each head and key, `[heads, k_len]`, and divided by their sum over a row: the
+    /// softmax of the scores plus the logarithm of the number.
+    fn weighted_by(mut self, factors: &[f32], machine: Machine) -> Result<Self, Error> {
+        self.key_bias.resize(factors.len(), 0.0);
+        self.key_bias.iter_mut().zip(factors).for_each(|(bias, factor)| *bias += factor.ln());
+        self.with_lse(machine)
     }
 
     fn queries(&self) -> Result<View<'_, f32>, Error> {
@@ -230,6 +235,11 @@ impl Inputs {
     fn plan(&self, machine: Machine) -> Result<Plan<'_, f32>, Error> {
         let score = self.scale.into_iter().fold(Score::new(), Score::scale);
         let score = self.softcap.into_iter().fold(score, Score::softcap);
+        let [[heads, ..], [_, k_len, _]] = [self.q_shape, self.k_shape];
+        let score = match self.key_bias.as_slice() {
+            [] => score,
+            bias => score.bias(View::bhsd(bias, [1, heads, 1, k_len])?),
+        };
         let (q, k) = (self.queries()?.shape(), self.keys()?.shape());
         let problem = Problem::of_shapes(q, k, Shape { dim: 0, ..k });
         Ok(Plan::new(problem.mask(parse_mask(&self.mask)?).score(score), machine)?)
@@ -280,6 +290,27 @@ impl Trace {
         };
         let missing = || Error::NotThere { what: site.to_string(), there: there() };
         self.layers.iter().find(own).ok_or_else(missing)
+    }
+
+    /// The trace of value-weighted attention: `a_ij ||v_j W_O||` in place of the weights `a_ij`, divided by the sum over the row (Kobayashi et
+    /// al. 2020, "Attention is Not Only a Weight"). The norm is one number for each head and key, so whatever reads weights reads these.
+    pub fn value_weighted(self, machine: Machine) -> Result<Self, Error> {
+        let weighted = |layer: Layer| {
+            let norms = &layer.value_norms;
+            let place = || format!("{} layer {}", layer.kind, layer.layer);
+            if norms.is_empty() {
+                let why = "no norms of values; record them together with the trace";
+                return Err(Error::format(place(), why));
+            }
+            layer.check_norms()?;
+            let data = match layer.data {
+                LayerData::Inputs(inputs) => LayerData::Inputs(inputs.weighted_by(norms, machine)?),
+                LayerData::Weights(weights) => LayerData::Weights(weights.weighted_by(norms)),
+            };
+            Ok(Layer { data, value_norms: Vec::new(), ..layer })
+        };
+        let layers = self.layers.into_iter().map(weighted).collect::<Result<_, _>>()?;
+        Ok(Self { layers, ..self })
     }
 
     /// The labels of an axis of a layer.
@@ -355,7 +386,38 @@ impl Inputs {
     }
 }
 
+impl Layer {
+    /// Refuses norms of values that are none.
+    fn check_norms(&self) -> Result<(), Error> {
+        let place = || format!("{} layer {}: norms of values", self.kind, self.layer);
+        let (own, [_, k_len]) = (self.value_norms.len(), self.data.size());
+        let expected = self.data.heads() * k_len;
+        if own != 0 && own != expected {
+            let why = format!("{own} numbers; {expected} are needed, one for each head and key");
+            return Err(Error::format(place(), why));
+        }
+        match self.value_norms.iter().find(|x| !x.is_finite() || **x < 0.0) {
+            Some(x) => Err(Error::format(place(), format!("{x}; give numbers of at least 0"))),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Weights {
+    /// Weights times a number for each head and key, divided by their sum over a row.
+    fn weighted_by(mut self, factors: &[f32]) -> Self {
+        let [_, q_len, k_len] = self.shape;
+        for (i, row) in self.values.chunks_mut(k_len.max(1)).enumerate() {
+            let own = &factors[i / q_len * k_len..][..k_len];
+            row.iter_mut().zip(own).for_each(|(a, factor)| *a *= factor);
+            let sum: f32 = row.iter().sum();
+            if sum > 0.0 {
+                row.iter_mut().for_each(|a| *a /= sum);
+            }
+        }
+        self
+    }
+
     /// The weights of a head.
     #[must_use]
     pub fn head(&self, head: usize) -> &[f32] {

@@ -23,6 +23,7 @@ fn trace(data: Vec<LayerData>) -> Trace {
         rows: rows.clone(),
         cols: cols.clone(),
         data,
+        value_norms: Vec::new(),
     };
     let layers = data.into_iter().enumerate().map(layer).collect();
     Trace { title: "planted".into(), axes: BTreeMap::from([("text".to_string(), labels)]), layers }

@@ -3,7 +3,9 @@
 use regard::cache::CacheShape;
 use regard::problem::Normalizer;
 use regard::{AttentionView, Error, KvCache, Machine, Mask, Output, Plan, Problem, View};
-use regard_scope::{Measure, Pattern, Pool, audit, diff, rollout};
+use regard_scope::{
+    Inputs, Labels, Layer, LayerData, Measure, Pattern, Pool, Trace, Weights, audit, diff, rollout,
+};
 use regard_testkit::{Case, Dtype, Noise, cases, check_statistics};
 
 fn look(rows: impl Fn(usize, &Case) -> bool) {
@@ -321,4 +323,89 @@ fn a_row_that_met_a_nan_says_nothing_of_keys_it_does_not_see() {
     assert!(first[0].is_nan() && first[1..].iter().all(|a| *a == 0.0));
     assert!(received[0].is_nan() && received[1..].iter().all(|a| a.is_finite()));
     assert!(diff(&view, &view).unwrap()[1..].iter().all(|apart| apart.js < 1e-12));
+}
+
+#[test]
+fn value_weighted_statistics_are_those_of_dense_weights() {
+    let (n, heads) = (40, 2);
+    let mut noise = Noise::new(3);
+    let mut numbers = |n: usize| (0..n).map(|_| noise.normal() as f32).collect::<Vec<f32>>();
+    let (q, k) = ((numbers(heads * n * 8), [heads, n, 8]), (numbers(n * 8), [1, n, 8]));
+    let inputs = Inputs::new(q, k, "causal").unwrap();
+    let mut value_norms: Vec<f32> = numbers(heads * n).iter().map(|x| x.abs()).collect();
+    // A value of 0 moves nothing; a row whose values are all 0 has no weights.
+    value_norms[0] = 0.0;
+    value_norms[7] = 0.0;
+    let plain = inputs.view(Machine::detect()).unwrap().tile(0..n, 0..n).unwrap();
+    let layer = |data| Layer {
+        layer: 0,
+        kind: "self".into(),
+        rows: "text".into(),
+        cols: "text".into(),
+        data,
+        value_norms: value_norms.clone(),
+    };
+    let weights = Weights { values: plain.clone(), shape: [heads, n, n] };
+    let mut layers = vec![layer(LayerData::Inputs(inputs)), layer(LayerData::Weights(weights))];
+    layers[1].layer = 1;
+    let axes = [("text".to_string(), Labels::counted("text", n))].into();
+    let trace = Trace { title: "values".into(), axes, layers };
+    // What is recorded goes through a file, before and after.
+    assert_eq!(Trace::from_bytes(&trace.to_bytes().unwrap()).unwrap(), trace);
+    let moved = trace.value_weighted(Machine::detect()).unwrap();
+    let read = Trace::from_bytes(&moved.to_bytes().unwrap()).unwrap();
+    assert_eq!(read, moved);
+    let [LayerData::Inputs(inputs), LayerData::Weights(weights)] =
+        [&read.layers[0].data, &read.layers[1].data]
+    else {
+        panic!("as they were");
+    };
+    let view = inputs.view(Machine::detect()).unwrap();
+    let found = Measure::new().entropy().span_mass([0..5]).of(&view).unwrap();
+    for head in 0..heads {
+        for i in 0..n {
+            let row = &plain[(head * n + i) * n..][..n];
+            let norms = &value_norms[head * n..][..n];
+            let product: Vec<f64> =
+                row.iter().zip(norms).map(|(a, f)| f64::from(*a) * f64::from(*f)).collect();
+            let sum: f64 = product.iter().sum();
+            let dense = product.iter().map(|x| if sum > 0.0 { x / sum } else { 0.0 });
+            let dense: Vec<f64> = dense.collect();
+            let term = |a: &f64| if *a == 0.0 { 0.0 } else { -a * a.ln() };
+            let entropy: f64 = dense.iter().map(term).sum();
+            assert!((f64::from(found.entropy[head * n + i]) - entropy).abs() < 1e-5);
+            let mass: f64 = dense[..5].iter().sum();
+            assert!((f64::from(found.spans[0][head * n + i]) - mass).abs() < 1e-5);
+            let kept = &weights.values[(head * n + i) * n..][..n];
+            let near = kept.iter().zip(&dense).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-6);
+            assert!(near, "{head} {i}");
+        }
+    }
+    // Rollout reads the same weights.
+    let from: Vec<f64> = (0..n).map(|i| f64::from(u8::from(i == n - 1))).collect();
+    let rows = rollout(&[view.clone()], &from, 0.5).unwrap();
+    let tile = view.tile(n - 1..n, 0..n).unwrap();
+    for (j, share) in rows[0].iter().enumerate() {
+        let mean = tile.chunks(n).map(|row| f64::from(row[j])).sum::<f64>() / heads as f64;
+        assert!((share - 0.5 * mean - 0.5 * from[j]).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn norms_of_values_that_make_no_sense_are_refused() {
+    let inputs = || Inputs::new((vec![0.1; 12], [1, 3, 4]), (vec![0.2; 12], [1, 3, 4]), "full");
+    for (value_norms, why) in [
+        (vec![1.0; 2], "2 numbers; 3 are needed, one for each head and key"),
+        (vec![1.0, -0.5, 1.0], "-0.5; give numbers of at least 0"),
+        (vec![1.0, f32::NAN, 1.0], "NaN; give numbers of at least 0"),
+        (vec![], "no norms of values; record them together with the trace"),
+    ] {
+        let (rows, cols) = ("text".to_string(), "text".to_string());
+        let data = LayerData::Inputs(inputs().unwrap());
+        let layer = Layer { layer: 0, kind: "self".into(), rows, cols, data, value_norms };
+        let axes = [("text".to_string(), Labels::counted("text", 3))].into();
+        let trace = Trace { title: String::new(), axes, layers: vec![layer] };
+        let error = trace.value_weighted(Machine::detect()).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
 }

@@ -18,7 +18,14 @@ pub(crate) fn trace_of(title: &str, run: &Run, dim: usize) -> Outcome<Trace> {
             _ => ("target", "target"),
         };
         let (kind, seen, layer) = (seen.kind.into(), LayerData::Inputs(heads), seen.layer);
-        layers.push(Layer { layer, kind, rows: rows.into(), cols: cols.into(), data: seen });
+        layers.push(Layer {
+            layer,
+            kind,
+            rows: rows.into(),
+            cols: cols.into(),
+            data: seen,
+            value_norms: Vec::new(),
+        });
     }
     let mut axes = BTreeMap::new();
     for (name, words) in [("source", &run.source), ("target", &run.target)] {

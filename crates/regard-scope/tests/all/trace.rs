@@ -20,6 +20,7 @@ fn small() -> Trace {
         rows: "words".into(),
         cols: "positions".into(),
         data: seen,
+        value_norms: Vec::new(),
     };
     let weights = Weights { values: vec![0.2; 2 * 3 * 5], shape: [2, 3, 5] };
     let words = ["好", "久", "<b>"].map(String::from).to_vec();

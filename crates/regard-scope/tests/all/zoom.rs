@@ -12,7 +12,14 @@ fn trace(n: usize, mask: &str) -> Outcome<Trace> {
     let numbers = |of: f32| (0..n * 8).map(|i| (i as f32 * of).sin() * 2.0).collect::<Vec<f32>>();
     let heads = Inputs::new((numbers(0.31), [1, n, 8]), (numbers(0.17), [1, n, 8]), mask)?;
     let (kind, rows, cols) = ("self".into(), "tokens".into(), "tokens".into());
-    let layers = vec![Layer { layer: 0, kind, rows, cols, data: LayerData::Inputs(heads) }];
+    let layers = vec![Layer {
+        layer: 0,
+        kind,
+        rows,
+        cols,
+        data: LayerData::Inputs(heads),
+        value_norms: Vec::new(),
+    }];
     let axes = BTreeMap::from([("tokens".to_string(), Labels::counted("token", n))]);
     Ok(Trace { title: "</script><b>".into(), axes, layers })
 }
