@@ -24,7 +24,7 @@ def output_projection(model: torch.nn.Module, name: str, width: int) -> tuple[to
         for own in _NAMES:
             module = dict(place.named_modules()).get(own)
             weight = getattr(module, "weight", None)
-            if weight is None or weight.ndim != 2:
+            if module is None or weight is None or weight.ndim != 2:
                 continue
             # Conv1D of GPT-2 has its inputs first.
             weight = weight if hasattr(module, "nf") else weight.mT

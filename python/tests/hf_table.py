@@ -10,6 +10,8 @@ from typing import Any, Callable
 
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import regard.hf
 
@@ -113,11 +115,25 @@ def run(name: str, by: str, call: Callable[[torch.nn.Module], Any]) -> Any:
     return call(made)
 
 
-def alike(found: torch.Tensor, wanted: torch.Tensor, of: str = "", scale: float = 0.0) -> None:
-    """Equal to 1e-4 of the largest number, or of `scale` if that is larger."""
+class DenseTensors(TorchDispatchMode):
+    """The operators that made a tensor `[.., n, n]` while it is active."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.n, self.operators = n, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        made = [one for one in tree_leaves(out) if torch.is_tensor(one) and one.shape[-2:] == (self.n, self.n)]
+        self.operators += [function.overloadpacket.__name__] * len(made)
+        return out
+
+
+def alike(found: torch.Tensor, wanted: torch.Tensor, of: str = "", scale: float = 0.0, within: float = 1e-4) -> None:
+    """Equal to `within` of the largest number, or of `scale` if that is larger."""
     assert found.shape == wanted.shape, of
     assert torch.isfinite(found).all(), of
-    allowed = 1e-4 * max(float(wanted.abs().max()), scale)
+    allowed = within * max(float(wanted.abs().max()), scale)
     assert float((found - wanted).abs().max()) <= allowed, (of, float((found - wanted).abs().max()), allowed)
 
 

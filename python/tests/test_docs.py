@@ -1,4 +1,4 @@
-"""Every block of Python in the documents runs, each page from top to bottom, and so does the notebook.
+"""Every block of Python in the documents runs, each page from top to bottom, and so do the notebooks.
 
 A block that cannot run here has a line `<!-- not run: why -->` before it. The tutorials and how-to guides of the book run in English; the
 Chinese pages have the same code, but for comments.
@@ -28,8 +28,8 @@ OPTIONS = ROOT / "docs/options.md"
 BOOK = ROOT / "book/en/src"
 GUIDES = sorted(path for folder in ("tutorials", "howto") for path in (BOOK / folder).glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "python/README.md", *sorted((ROOT / "docs").glob("python*.md"))]
-NOTEBOOK = ROOT / "python/notebooks/look_inside.py"
-OPTIONAL = {"bertviz", "ml_dtypes", "pandas", "pyarrow", "torch", "transformers", "usearch"}
+NOTEBOOKS = ROOT / "python/notebooks"
+OPTIONAL = {"bertviz", "ml_dtypes", "nnsight", "pandas", "pyarrow", "torch", "transformers", "usearch"}
 """Packages that a page may need and a machine may lack."""
 LACKING = 77
 """What the process of a page returns where it lacks one."""
@@ -146,25 +146,32 @@ def test_the_page_tells_of_everything_that_is_public():
     assert not missing
 
 
-def run_notebook(before: str, folder: Path) -> str:
-    """What the notebook prints as a program, with some code run first."""
+def run_notebook(name: str, folder: Path, before: str = "") -> str:
+    """What a notebook prints as a program, with some code run first."""
     code = f"{before}\nimport runpy, sys\nrunpy.run_path(sys.argv[1], run_name='__main__')"
-    done = python("-c", code, str(NOTEBOOK), folder=folder)
+    done = python("-c", code, str(NOTEBOOKS / name), folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_the_notebook_runs_as_a_program(tmp_path):
     pytest.importorskip("transformers")
-    said = run_notebook("", tmp_path)
+    said = run_notebook("look_inside.py", tmp_path)
     assert "looks at 'sat' in place 2" in said and "is not here" not in said
     assert "<html" in (tmp_path / "look_inside.html").read_text(encoding="utf-8")
 
 
 def test_the_notebook_says_what_is_missing(tmp_path):
-    said = run_notebook("import sys\nsys.modules['torch'] = sys.modules['transformers'] = None", tmp_path)
+    said = run_notebook("look_inside.py", tmp_path, "import sys\nsys.modules['torch'] = sys.modules['transformers'] = None")
     assert "PyTorch is not here" in said and "Transformers is not here" in said
     assert not list(tmp_path.iterdir())
+
+
+def test_the_induction_heads_of_a_real_model_are_found_ablated_and_restored(tmp_path):
+    """The notebook asserts every number itself. Needs `regard models get smollm2`, and fails without it."""
+    pytest.importorskip("gguf")
+    said = run_notebook("find_and_ablate.py", tmp_path)
+    assert "30 layers of 9 heads" in said and "layer 18, head 6" in said
 
 
 if __name__ == "__main__":
