@@ -1,7 +1,7 @@
 //! The delta rule one position after another.
 
 use super::{DeltaInputs, DeltaRule, state_of_zeros};
-use regard::{Element, Error, Machine, Tensor, View};
+use regard::{Element, Error, Machine, Tensor};
 
 /// The states of all heads of some sequences, of a size that does not grow: `[batch, heads.v, dim, v_dim]`.
 ///
@@ -23,8 +23,8 @@ impl<E: Element> DeltaState<E> {
 
     /// The state itself.
     #[must_use]
-    pub fn state(&self) -> View<'_, E::Num> {
-        self.state.view()
+    pub fn state(&self) -> &Tensor<E::Num> {
+        &self.state
     }
 
     /// The outputs of new positions, which are those of [`DeltaRule::forward`]'s last rows to rounding. An initial state among the inputs
