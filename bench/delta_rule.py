@@ -4,7 +4,7 @@
 
 Prints, for the forward pass, forward and backward, and one token of decoding, the median time of each, the median and the range of the
 ratios of neighbors in time, and what of the output and the gradients differs most, relative to its largest number. f32, batch 1,
-`PyTorch` as many threads as `torch.get_num_threads()`; Regard has the same.
+both with the threads of PyTorch.
 """
 
 import statistics
@@ -56,7 +56,8 @@ def in_turns(name, task, theirs, given, rounds):
     ratios = sorted(b / a for a, b in zip(*found))
     ours, other = (statistics.median(times) * 1e3 for times in found)
     middle = statistics.median(ratios)
-    print(f"{name:24} regard {ours:9.3f} ms  torch {other:9.3f} ms  {middle:.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})  differ {far:.1e}", flush=True)
+    ratio = f"{middle:.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
+    print(f"{name:24} regard {ours:9.3f} ms  torch {other:9.3f} ms  {ratio}  differ {far:.1e}", flush=True)
 
 
 def main(length="4096", rounds="7", heads="16", dim="128"):

@@ -112,8 +112,8 @@ class DeltaRule:
         out, aux = rule(q, k, v, g=g, beta=beta, state=state, return_aux=True)
         grads = aux.backward(d_out)
 
-    Without `g` nothing decays. Without `beta` the state predicts nothing: `S_t = exp(g_t) S_{t-1} + k_t v_t^T`. `scale` is `dim ** -0.5` unless
-    given. `qk_l2norm` divides queries and keys by `sqrt(x . x + 1e-6)`; the delta rule needs keys of norm 1 or less.
+    Without `g` nothing decays. Without `beta` the state predicts nothing: `S_t = exp(g_t) S_{t-1} + k_t v_t^T`. `scale` is `dim ** -0.5`
+    unless given. `qk_l2norm` divides queries and keys by `sqrt(x . x + 1e-6)`; the delta rule needs keys of norm 1 or less.
     """
 
     def __init__(self, *, scale: Optional[float] = None, qk_l2norm: bool = False):
@@ -138,10 +138,10 @@ class DeltaRule:
     ) -> Any:
         """Outputs `[batch, heads, len, v_dim]`: NumPy arrays, or PyTorch tensors with autograd.
 
-        `q` and `k [batch, heads, len, dim]` and `v [batch, v_heads, len, v_dim]`; `v_heads` is a multiple of the heads of k, and a multiple or a
-        divisor of those of q. `g [batch, v_heads, len]` is the logarithm of the decay, or `[batch, v_heads, len, dim]`, one per feature of the key.
-        `beta [batch, v_heads, len]`, `state [batch, v_heads, dim, v_dim]`: the states before the first position, 0 by default. `offsets`: packed
-        sequences, `q [total, heads, dim]` and so on, one state each."""
+        `q` and `k [batch, heads, len, dim]` and `v [batch, v_heads, len, v_dim]`; `v_heads` is a multiple of the heads of k, and a multiple
+        or a divisor of those of q. `g [batch, v_heads, len]` is the logarithm of the decay, or `[batch, v_heads, len, dim]`, one per feature
+        of the key. `beta [batch, v_heads, len]`: how much of the error of a prediction is corrected. `state [batch, v_heads, dim, v_dim]`:
+        the states before the first position, 0 by default. `offsets`: packed sequences, `q [total, heads, dim]` and so on, one state each."""
         call, tensors = self._call(q, k, v, g, beta, state, offsets=offsets, threads=threads)
         if any(_arrays.waits_for_gradient(x) for x in tensors if x is not None):
             out, final = _step().apply(call, *tensors)

@@ -390,9 +390,9 @@ def delta_rule(model: torch.nn.Module) -> Iterator[None]:
         with regard.hf.delta_rule(model):               # Qwen3-Next, Qwen3.5, OLMo Hybrid: models with linear attention layers
             model.generate(**inputs)
 
-    Replaces `torch_chunk_gated_delta_rule` and `torch_recurrent_gated_delta_rule` in the Python modules of the model's layers, which are what
-    Transformers falls back to without the package fla. Other models of these modules change too. With gradient checkpointing, call `backward`
-    inside the context. Packed sequences (`cu_seqlens`) work, which they do not in that fallback.
+    Replaces `torch_chunk_gated_delta_rule` and `torch_recurrent_gated_delta_rule` in the Python modules of the model's layers, to which
+    Transformers falls back without the package fla. Other models of these modules change too. With gradient checkpointing, call
+    `backward` inside the context. Packed sequences (`cu_seqlens`) work, which they do not in that fallback.
     """
     names = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
     modules = {type(layer).__module__ for layer in model.modules()}

@@ -225,8 +225,8 @@ def test_packed_sequences_of_transformers_stay_apart():
 
 
 def test_a_model_without_such_layers_is_refused():
-    with pytest.raises(ValueError, match="Linear has no layer that computes the gated delta rule"), regard.hf.delta_rule(torch.nn.Linear(2, 2)):
-        pass
+    with pytest.raises(ValueError, match="Linear has no layer that computes the gated delta rule"):
+        regard.hf.delta_rule(torch.nn.Linear(2, 2)).__enter__()
 
 
 X = np.zeros((1, 2, 9, 8), np.float32)

@@ -13,8 +13,8 @@ use regard_approx::{
     DeltaGrads, DeltaInputs, DeltaOutput, DeltaRule, delta_reference as definition,
 };
 
-/// Batch, heads of v and of the output, heads of q and k, positions twice, features of k and of v: around chunks of 64 and their halves,
-/// and without positions, items, heads or value features.
+/// Batch, heads of v and of the output, heads of q and k, positions twice, features of k and of v: around chunks of 64 and
+/// their halves, and without positions, items, heads or value features.
 const SHAPES: &[[usize; 7]] = &[
     [1, 1, 1, 1, 1, 1, 1],
     [2, 2, 1, 5, 5, 3, 4],

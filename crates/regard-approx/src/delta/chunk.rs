@@ -1,9 +1,10 @@
-//! The chunks of the delta rule: 64 positions of one state head as products of small matrices (the WY representation; Yang et al. 2024,
-//! section 3; Yang et al. 2025, section 3.3).
+//! The chunks of the delta rule: 64 positions of one state head as products of small matrices (the WY representation; Yang et
+//! al. 2024, section 3; Yang et al. 2025, section 3.3).
 //!
-//! Queries and, with beta, keys read the state that a chunk begins with, `S`: they are stacked as readers `X`, and `X^` is `X` times the decays from
-//! the first position on. With `T` the causal tile of weighted dot products of readers with keys, split into `P` of queries and `A` of
-//! keys (which do not see themselves), `K^` the keys times the decays up to the end, and `D` the decay of the chunk:
+//! Queries and, with beta, keys read the state that a chunk begins with, `S`: they are stacked as readers `X`, and `X^` is
+//! `X` times the decays from the first position on. With `T` the causal tile of weighted dot products of readers with keys,
+//! split into `P` of queries and `A` of keys (which do not see themselves), `K^` the keys times the decays up to the end, and
+//! `D` the decay of the chunk:
 //!
 //! ```text
 //! Z   = X^ S                          what the state gives to queries, Z_q, and predicts of values, Z_k
@@ -12,8 +13,8 @@
 //! out = Z_q + P U
 //! S'  = D S + K^^T U
 //! ```
-//! Cost for each position with `r` readers of `d` features and `e` of the value: forward `(2 r + 2) d e + 64 r (2 d + e) + 64 e` flops;
-//! backward this without `out`, then about twice as much again.
+//! Cost for each position with `r` readers of `d` features and `e` of the value: forward `(2 r + 2) d e + 64 r (2 d + e) + 64
+//! e` flops; backward this without `out`, then about twice as much again.
 
 use super::decay::{
     Decay, PairGrads, Readers, add_prefix_sums, add_products, add_suffix_sums, causal_product,
@@ -346,8 +347,8 @@ impl<N: Number> BackScratch<N> {
         forward.queries = call.sizes.readers();
     }
 
-    /// The gradients of chunk `i`, from that of its outputs and, in `self.state`, that by the state after it, which becomes that by
-    /// the state before.
+    /// The gradients of chunk `i`, from that of its outputs and, in `self.state`, that by the state after it, which becomes
+    /// that by the state before.
     pub(super) fn chunk<E: Element<Num = N>, F: Element<Num = N>>(
         &mut self,
         call: &Call<'_, E>,

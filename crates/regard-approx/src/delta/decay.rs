@@ -1,11 +1,12 @@
 //! The decay of a chunk, as products of `exp(g)`.
 //!
 //! A pair of a reader `i` and a key `j <= i` is weighted with the decays of `j + 1..=i`. All factors are products of these
-//! `e_t = exp(g_t)` and never quotients or differences of sums, so that none overflows, and `g = -inf`, which clears the state, is as good as any.
+//! `e_t = exp(g_t)` and never quotients or differences of sums, so that none overflows, and `g = -inf`, which clears the
+//! state, is as good as any.
 //!
-//! One decay per head scales the tile of all pairs. With one per key feature (GLA, Yang et al. 2024; Kimi Delta Attention) it does not
-//! factor out of dot products: the positions are halved, down to [`LEAF`] of them. Readers of the second half are scaled by the decays from the
-//! middle on, keys of the first half by those up to it, and their pairs are one product.
+//! One decay per head scales the tile of all pairs. With one per key feature (GLA, Yang et al. 2024; Kimi Delta Attention) it
+//! does not factor out of dot products: the positions are halved, down to [`LEAF`] of them. Readers of the second half are
+//! scaled by the decays from the middle on, keys of the first half by those up to it, and their pairs are one product.
 
 use crate::matrix::{rows, rows_mut};
 use ndarray::linalg::general_mat_mul;
@@ -73,8 +74,8 @@ pub(super) fn add_products<N: Number>(
     }
 }
 
-/// The readers and keys of a chunk: `c` rows of each query head, whose pairs include their own position, then, where keys read the state
-/// as well, `c` rows of keys, whose pairs do not.
+/// The readers and keys of a chunk: `c` rows of each query head, whose pairs include their own position, then, where keys
+/// read the state as well, `c` rows of keys, whose pairs do not.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Readers<'t, N> {
     pub(super) x: ArrayView2<'t, N>,

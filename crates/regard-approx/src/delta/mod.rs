@@ -15,21 +15,21 @@ use std::ops::Range;
 /// Added to the square of a norm, as FLA and Transformers do.
 const L2_EPSILON: f64 = 1e-6;
 
-/// The gated delta rule (Yang et al. 2025), the delta rule (Schlag et al. 2021, Yang et al. 2024), and linear attention with decay
-/// and without. Each head of v has a state `S [dim, v_dim]`:
+/// The gated delta rule (Yang et al. 2025), the delta rule (Schlag et al. 2021, Yang et al. 2024), and linear attention with
+/// decay and without. Each head of v has a state `S [dim, v_dim]`:
 ///
 /// ```text
 /// S_t   = exp(g_t) S_{t-1} + beta_t k_t (v_t - (exp(g_t) S_{t-1})^T k_t)^T
 /// out_t = scale S_t^T q_t
 /// ```
 /// Without `g` nothing decays. Without `beta` the state predicts nothing: `S_t = exp(g_t) S_{t-1} + k_t v_t^T`. These are the
-/// four update rules of ONNX LinearAttention. `g` has one number per head and position, or one for each feature of `k` (Gated Linear
-/// Attention, Kimi Delta Attention).
+/// four update rules of ONNX LinearAttention. `g` has one number per head and position, or one for each feature of `k` (Gated
+/// Linear Attention, Kimi Delta Attention).
 ///
-/// Computed in chunks of 64 positions, forward and backward: `n` positions cost `O(n dim v_dim)`. The forward pass needs no memory
-/// that grows with `n` beyond its output. The backward pass computes the states at the beginnings of chunks once more, which costs about half a
-/// forward pass, and keeps those of one head for each thread: `n / 64 dim v_dim` numbers. One task is one head of v of one item; results are the
-/// same bits for any number of threads and any batch.
+/// Computed in chunks of 64 positions, forward and backward: `n` positions cost `O(n dim v_dim)`. The forward pass needs no
+/// memory that grows with `n` beyond its output. The backward pass computes the states at the beginnings of chunks once more,
+/// which costs about half a forward pass, and keeps those of one head for each thread: `n / 64 dim v_dim` numbers. One task
+/// is one head of v of one item; results are the same bits for any number of threads and any batch.
 ///
 /// ```
 /// use regard::{Machine, View};
@@ -71,7 +71,8 @@ pub struct DeltaInputs<'a, E: Element> {
 
 impl<'a, E: Element> DeltaInputs<'a, E> {
     /// `q [batch, heads.q, len, dim]`, `k [batch, heads.k, len, dim]` and `v [batch, heads.v, len, v_dim]`. `heads.k` divides
-    /// `heads.v`. `heads.q` divides it too, or is a multiple of it: then several queries read each state, and the output has the heads of q.
+    /// `heads.v`. `heads.q` divides it too, or is a multiple of it: then several queries read each state, and the output has
+    /// the heads of q.
     #[must_use]
     pub fn new(q: View<'a, E>, k: View<'a, E>, v: View<'a, E>) -> Self {
         Self { q, k, v, g: None, beta: None, state: None }
@@ -212,8 +213,8 @@ impl DeltaRule {
         Self { scale: Some(scale), ..self }
     }
 
-    /// Divides each query and key by its norm, `sqrt(x . x + 1e-6)`, as `use_qk_l2norm_in_kernel` of Transformers. The delta rule needs keys of
-    /// norm 1 or less, without which its states grow beyond all bounds.
+    /// Divides each query and key by its norm, `sqrt(x . x + 1e-6)`, as `use_qk_l2norm_in_kernel` of Transformers. The delta
+    /// rule needs keys of norm 1 or less, without which its states grow beyond all bounds.
     #[must_use]
     pub fn qk_l2norm(self) -> Self {
         Self { normalized: true, ..self }
@@ -277,8 +278,8 @@ impl DeltaRule {
 
     /// The outputs and the final states.
     ///
-    /// Of `machine`, the number of threads counts, and for a decay of each feature the instructions of exponentials; products choose
-    /// their instructions themselves.
+    /// Of `machine`, the number of threads counts, and for a decay of each feature the instructions of exponentials; products
+    /// choose their instructions themselves.
     pub fn forward<E: Element>(
         &self,
         machine: Machine,
@@ -291,8 +292,8 @@ impl DeltaRule {
         Ok(DeltaOutput { out, state })
     }
 
-    /// The gradients, from the inputs of [`forward`](Self::forward) and the gradients of a loss by `out` and by the final states (0 if there
-    /// is none).
+    /// The gradients, from the inputs of [`forward`](Self::forward) and the gradients of a loss by `out` and by the final
+    /// states (0 if there is none).
     pub fn backward<E: Element>(
         &self,
         machine: Machine,

@@ -1,7 +1,8 @@
 //! Triangular systems of a chunk, `(I + L) x = y` for strictly lower `L`, by blocked substitution: the inverse of the UT
 //! transform (Joffrain et al. 2006; Yang et al. 2024, section 3.2) is applied and never formed.
 //!
-//! Halves of the system are solved in turn, with a matrix product between them, down to [`LEAF`] rows: `n^2` flops for each column.
+//! Halves of the system are solved in turn, with a matrix product between them, down to [`LEAF`] rows: `n^2` flops for each
+//! column.
 
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, Axis};

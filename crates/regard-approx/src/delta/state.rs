@@ -27,8 +27,8 @@ impl<E: Element> DeltaState<E> {
         &self.state
     }
 
-    /// The outputs of new positions, which are those of [`DeltaRule::forward`]'s last rows to rounding. An initial state among the inputs
-    /// replaces this one. The state is as before if the call is refused.
+    /// The outputs of new positions, which are those of [`DeltaRule::forward`]'s last rows to rounding. An initial state
+    /// among the inputs replaces this one. The state is as before if the call is refused.
     pub fn step(
         &mut self,
         machine: Machine,
