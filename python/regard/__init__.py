@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import masks
 from ._cache import KvCache
+from ._delta import DeltaRule, DeltaState
 from ._linear import LinearAttention, LinearState
 from ._lsh import LshAttention
 from ._numpy import Aux, Grads, attention, plan, scaled_dot_product_attention
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from ._model import Model as Model
 
 __all__ = [
-    "AttentionView", "Aux", "Grads", "KvCache", "LinearAttention", "LinearState", "LshAttention", "Steps", "__version__", "alibi_slopes",
-    "attention", "check", "isas", "masks", "merge", "plan", "rope", "scaled_dot_product_attention", "steps",
+    "AttentionView", "Aux", "DeltaRule", "DeltaState", "Grads", "KvCache", "LinearAttention", "LinearState", "LshAttention", "Steps",
+    "__version__", "alibi_slopes", "attention", "check", "isas", "masks", "merge", "plan", "rope", "scaled_dot_product_attention", "steps",
 ]
 
 

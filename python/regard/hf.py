@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
@@ -28,7 +29,7 @@ import regard
 import regard.torch
 from regard import _callbacks, masks
 
-__all__ = ["IGNORED_KEYS", "AttentionMask", "attention", "attentions", "head_means", "intervene", "mask", "register", "report"]
+__all__ = ["IGNORED_KEYS", "AttentionMask", "attention", "attentions", "delta_rule", "head_means", "intervene", "mask", "register", "report"]
 
 IGNORED_KEYS = {
     "cache_position", "deterministic", "image_sizes", "labels", "logits_to_keep", "max_length_k", "max_length_q", "mm_token_type_ids",
@@ -380,6 +381,55 @@ def attentions(layers: Iterable[int] | None = None, heads: Iterable[int] | None 
         yield
     finally:
         _selection.reset(token)
+
+
+@contextlib.contextmanager
+def delta_rule(model: torch.nn.Module) -> Iterator[None]:
+    """Compute the gated delta rule of a model with `regard.DeltaRule` inside the context: forward, backward and generation, on the CPU.
+
+        with regard.hf.delta_rule(model):               # Qwen3-Next, Qwen3.5, OLMo Hybrid: models with linear attention layers
+            model.generate(**inputs)
+
+    Replaces `torch_chunk_gated_delta_rule` and `torch_recurrent_gated_delta_rule` in the Python modules of the model's layers, to which
+    Transformers falls back without the package fla. Other models of these modules change too. With gradient checkpointing, call
+    `backward` inside the context. Packed sequences (`cu_seqlens`) work, which they do not in that fallback.
+    """
+    names = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+    modules = {type(layer).__module__ for layer in model.modules()}
+    found = [(sys.modules[module], name) for module in sorted(modules) for name in names if hasattr(sys.modules.get(module), name)]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no layer that computes the gated delta rule ({', '.join(names)})")
+    originals = [getattr(module, name) for module, name in found]
+    for module, name in found:
+        setattr(module, name, _delta_rule)
+    try:
+        yield
+    finally:
+        for (module, name), original in zip(found, originals):
+            setattr(module, name, original)
+
+
+def _delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    chunk_size: int = 64,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`torch_chunk_gated_delta_rule` and `torch_recurrent_gated_delta_rule` of Transformers: `[batch, len, heads, ..]` everywhere."""
+    rule = regard.DeltaRule(qk_l2norm=use_qk_l2norm_in_kernel)
+    tensors = [query, key.to(query.dtype), value.to(query.dtype), g, beta]
+    tensors = [x.transpose(1, 2) if cu_seqlens is None else x.squeeze(0) for x in tensors]
+    q, k, v, g, beta = tensors
+    out, aux = rule(q, k, v, g=g, beta=beta, state=initial_state, offsets=cu_seqlens, return_aux=True)
+    out = out.transpose(1, 2) if cu_seqlens is None else out.unsqueeze(0)
+    return out, aux.state if output_final_state else None
 
 
 @contextlib.contextmanager

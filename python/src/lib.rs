@@ -5,6 +5,7 @@
 //!   attention  there and back
 //!   look       the microscope
 //!   cache      keys and values of the past
+//!   delta      the delta rule with decay
 //!   linear     linear attention
 //!   lsh        attention by hashing
 //!   steps      the definition with all its numbers; small helpers
@@ -14,6 +15,7 @@
 mod array;
 mod attention;
 mod cache;
+mod delta;
 mod linear;
 mod look;
 mod lsh;
@@ -32,6 +34,8 @@ mod _regard {
     use super::attention::{SavedForward, attend, backward, forward, plan};
     #[pymodule_export]
     use super::cache::{Cache, Sequence};
+    #[pymodule_export]
+    use super::delta::{DeltaState, delta_rule, delta_rule_backward};
     #[pymodule_export]
     use super::linear::{SavedLinear, State, linear};
     #[pymodule_export]

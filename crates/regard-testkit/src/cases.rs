@@ -5,6 +5,7 @@
 //! so that the table takes about a minute.
 
 use crate::data::Arrangement;
+use crate::delta;
 use crate::linear;
 use crate::lsh;
 use crate::masks::{MASKS, MaskCase, named};
@@ -107,6 +108,24 @@ pub enum AttentionKind {
         /// Keys per block.
         bucket_size: usize,
     },
+    /// [`DeltaRule`](regard_approx::DeltaRule), or, without `delta`, linear attention with this decay.
+    Delta {
+        /// The decay.
+        decay: DecayCase,
+        /// Whether there is a beta.
+        delta: bool,
+    },
+}
+
+/// Decay of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecayCase {
+    /// None.
+    None,
+    /// One number per head and position.
+    Head,
+    /// One number per feature of the key.
+    Feature,
 }
 
 impl AttentionKind {
@@ -117,6 +136,15 @@ impl AttentionKind {
             Self::Exact => None,
             Self::Linear(map) => Some(format!("linear {}", map.name())),
             Self::Lsh { .. } => Some("lsh".into()),
+            Self::Delta { decay, delta } => {
+                let rule = if delta { "delta" } else { "recurrent" };
+                let decay = match decay {
+                    DecayCase::None => "",
+                    DecayCase::Head => " gated",
+                    DecayCase::Feature => " gated features",
+                };
+                Some(format!("{rule}{decay}"))
+            }
         }
     }
 }
@@ -232,7 +260,7 @@ impl fmt::Display for Case {
         }
         self.attention.name().map_or(Ok(()), |way| write!(f, "-{}", way.replace(' ', "-")))?;
         match self.attention {
-            AttentionKind::Exact | AttentionKind::Linear(_) => Ok(()),
+            AttentionKind::Exact | AttentionKind::Linear(_) | AttentionKind::Delta { .. } => Ok(()),
             AttentionKind::Lsh { rounds, bucket_size } => write!(f, "-{rounds}x{bucket_size}"),
         }
     }
@@ -415,6 +443,7 @@ pub fn cases() -> Vec<Case> {
     table.extend(nans());
     table.extend(linear::cases());
     table.extend(lsh::cases());
+    table.extend(delta::cases());
     table
 }
 

@@ -22,6 +22,7 @@
 //! | `close` | the tolerance |
 //! | `run` | the runner and its report |
 //! | `statistics` | attention statistics of every row |
+//! | `delta` | the delta rule with decay: its rows, its tolerance |
 //! | `linear` | linear attention: its rows, its tolerance |
 //! | `lsh` | LSH attention: inputs, rows, tolerance |
 //! | `cache` | model of a KV cache, driven by random bytes |
@@ -32,6 +33,7 @@ pub mod cache;
 pub mod cases;
 pub mod close;
 pub mod data;
+pub mod delta;
 pub mod linear;
 pub mod lsh;
 pub mod masks;
@@ -41,7 +43,7 @@ pub mod scores;
 pub mod statistics;
 
 pub use cache::CacheModel;
-pub use cases::{AttentionKind, Case, Dtype, NAN_BITS, NanCase, NanIn, cases};
+pub use cases::{AttentionKind, Case, DecayCase, Dtype, NAN_BITS, NanCase, NanIn, cases};
 pub use close::{GradCheck, OutputCheck};
 pub use data::{Arrangement, Data, TestTensor};
 pub use noise::Noise;

@@ -157,9 +157,6 @@ impl<E: Element> CheckedCase for LinearCase<E> {
     }
 
     fn same(a: &Self::Output, b: &Self::Output) -> bool {
-        fn bits<E: Element>(x: &Tensor<E>) -> impl Iterator<Item = (bool, u64)> + '_ {
-            x.data().iter().map(|x| (wide(*x).is_nan(), wide(*x).to_bits()))
-        }
         let tensors = |found: &Self::Output| {
             let (LinearOutput { out, .. }, LinearGrads { q, k, v, .. }) = found;
             [out, q, k, v].into_iter().flat_map(bits).collect::<Vec<_>>()
@@ -168,8 +165,13 @@ impl<E: Element> CheckedCase for LinearCase<E> {
     }
 }
 
+/// The bits of each element; a NaN is as good as any other.
+pub(crate) fn bits<E: Element>(x: &Tensor<E>) -> impl Iterator<Item = (bool, u64)> + '_ {
+    x.data().iter().map(|x| (wide(*x).is_nan(), wide(*x).to_bits()))
+}
+
 /// Largest error divided by its tolerance.
-fn worst<E: Element>(
+pub(crate) fn worst<E: Element>(
     name: &str,
     found: &Tensor<E>,
     exact: &[f64],

@@ -91,7 +91,7 @@ impl<'d, E: Element> LshCase<'d, E> {
             AttentionKind::Lsh { rounds, bucket_size } => {
                 lsh.rounds(rounds).bucket_size(bucket_size)
             }
-            AttentionKind::Exact | AttentionKind::Linear(_) => lsh,
+            _ => lsh,
         };
         Self { case, data, lsh }
     }

@@ -3,6 +3,7 @@
 use crate::cases::{AttentionKind, Case, Dtype};
 use crate::close::{GradCheck, OutputCheck, Ratio, is_additive, narrowing, values, wide};
 use crate::data::Data;
+use crate::delta::DeltaCase;
 use crate::linear::LinearCase;
 use crate::lsh::LshCase;
 use regard::plan::OutputGrads;
@@ -80,6 +81,9 @@ fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ra
             everywhere(&Exact::<E>::new(case, &Data::new(case)), isas, failures)
         }
         AttentionKind::Linear(map) => everywhere(&LinearCase::<E>::new(case, map), isas, failures),
+        AttentionKind::Delta { decay, delta } => {
+            everywhere(&DeltaCase::<E>::new(case, decay, delta), isas, failures)
+        }
         AttentionKind::Lsh { .. } => {
             everywhere(&LshCase::<E>::new(case, &Data::new(case)), isas, failures)
         }

@@ -8,9 +8,9 @@ use super::grid::Part;
 use super::map::Side;
 use super::sums::Sums;
 use super::{LinearGrads, LinearOutput};
+use crate::tasks::run_each;
 use ndarray::{ArrayViewMut3, Axis};
 use regard::{Element, Error, Layout, Number, Shape, Tensor};
-use std::sync::{Mutex, PoisonError};
 
 impl<N: Number, E: Element<Num = N>> Call<'_, E> {
     /// Computes rows. `state`, if there is one, holds the sums that each head starts from, and gets those that it ends with.
@@ -107,13 +107,10 @@ impl<N: Number, E: Element<Num = N>> Call<'_, E> {
 
     /// Runs a task for each part, with what is its own, which is returned.
     fn run<T: Send>(&self, own: Vec<T>, task: impl Fn(ChunkLoop<'_, E>, &mut T) + Sync) -> Vec<T> {
-        let own: Vec<_> = own.into_iter().map(Mutex::new).collect();
         let scratch = || Scratch::new(self);
-        self.machine.run(own.len(), scratch, |scratch, i| {
-            let mut own = own[i].lock().unwrap_or_else(PoisonError::into_inner);
-            task(ChunkLoop { call: self, part: &self.parts[i], scratch }, &mut own);
-        });
-        own.into_iter().map(|x| x.into_inner().unwrap_or_else(PoisonError::into_inner)).collect()
+        run_each(self.machine, own, scratch, |scratch, i, own| {
+            task(ChunkLoop { call: self, part: &self.parts[i], scratch }, own);
+        })
     }
 
     /// The tiles of each part's chunks.

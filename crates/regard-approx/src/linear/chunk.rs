@@ -17,7 +17,8 @@
 
 use super::grid::{CHUNK, Chunk, Part};
 use super::map::{Map, Side};
-use super::sums::{Sums, TARGETS, Terms, rows, rows_mut};
+use super::sums::{Sums, TARGETS, Terms};
+use crate::matrix::{rows, rows_mut};
 use ndarray::{Array2, ArrayView1, ArrayView2, ArrayViewMut3, Axis, Slice};
 use regard::{Element, Machine, Number, View};
 use std::ops::Range;

@@ -165,7 +165,7 @@ impl LinearAttention {
 }
 
 /// Refuses a tensor without a row of `dim` features for each row of q, packed as q is.
-fn same_rows<E: Element, F: Element>(
+pub(crate) fn same_rows<E: Element, F: Element>(
     q: &View<'_, E>,
     dim: usize,
     name: &'static str,

@@ -1,7 +1,8 @@
 //! Running sums over keys or rows, the state of linear attention (Katharopoulos et al. 2020), and products with them.
 
+use crate::matrix::{rows, rows_mut};
 use ndarray::linalg::general_mat_mul;
-use ndarray::{Array2, ArrayRef2, ArrayView2, ArrayViewMut2, Axis, Slice};
+use ndarray::{Array2, ArrayView2, ArrayViewMut2, Axis, Slice};
 use regard::Number;
 use std::ops::Range;
 
@@ -97,14 +98,4 @@ impl<N: Number> Terms<'_, N> {
             general_mat_mul(N::one(), &tile, &what, N::one(), &mut to);
         }
     }
-}
-
-/// Some rows of a matrix.
-pub(super) fn rows<N>(x: &ArrayRef2<N>, range: Range<usize>) -> ArrayView2<'_, N> {
-    x.slice_axis(Axis(0), Slice::from(range))
-}
-
-/// Some rows of a matrix, to be written.
-pub(super) fn rows_mut<N>(x: &mut ArrayRef2<N>, range: Range<usize>) -> ArrayViewMut2<'_, N> {
-    x.slice_axis_mut(Axis(0), Slice::from(range))
 }

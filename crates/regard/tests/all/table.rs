@@ -10,7 +10,9 @@ const PARTS: usize = 4;
 
 /// The rows of the engine; those of linear attention are tested where it is, in `regard-approx`.
 fn cases() -> Vec<Case> {
-    let of_engine = |case: &Case| !matches!(case.attention, AttentionKind::Linear(_));
+    let of_engine = |case: &Case| {
+        !matches!(case.attention, AttentionKind::Linear(_) | AttentionKind::Delta { .. })
+    };
     regard_testkit::cases().into_iter().filter(of_engine).collect()
 }
 
