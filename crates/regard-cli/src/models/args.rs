@@ -26,7 +26,7 @@ pub(crate) enum Verb {
     #[command(
         long_about = "Alignment heads: ranks the heads of a translator by alignment error rate, and exports word alignments of chosen ones\n\n\
             A file has a pair on each line: source, target and, for --gold, links, separated by tabs. Words are what spaces separate; \
-            links are in the notation of Pharaoh, numbers of words from 0, the source first: 0-0 is sure, 3?4 or 3p4 possible.\n\n\
+            links are in the notation of Pharaoh, numbers of words from 0, the source first: 0-0 is sure, 3?4 or 3p4 possible.\n\n  \
             heads      LAYER.HEAD or LAYER.mean, by the decoder row that predicts a token, or, with :reads, by the one that reads it \
             (Shift-Att of Chen et al. 2020)\n  \
             weight     of two words: the sum over the tokens of the source word, the mean over those of the target word (Clark et al. 2019)\n  \
