@@ -24,8 +24,9 @@ struct Side {
 }
 
 struct Pair {
-    /// The number of its line.
+    /// The number of its line, and what a message names it.
     line: usize,
+    place: String,
     source: Side,
     target: Side,
     links: GoldLinks,
@@ -54,7 +55,6 @@ pub(crate) fn run(args: &AlignArgs, format: Format) -> Result<()> {
         true => rank(&model, &pairs, args, format),
         false => export(&model, &pairs, args, format),
     }
-    .with_context(|| path.display().to_string())
 }
 
 /// The alignment error rate of each head, or of the mean of some.
@@ -130,8 +130,8 @@ fn export(model: &Model, pairs: &[Pair], args: &AlignArgs, format: Format) -> Re
 
 impl Looked {
     fn new(model: &Model, pair: &Pair) -> Result<Self> {
-        let Pair { line, source, target, .. } = pair;
-        let place = || format!("line {line}");
+        let Pair { source, target, .. } = pair;
+        let place = || pair.place.clone();
         let trace = model.look_at(&source.text, &target.text).with_context(place)?;
         if AlignmentHead::all(&trace).is_empty() {
             bail!("{} has no attention from what it writes to what it reads", model.title());
@@ -175,7 +175,7 @@ fn pairs(path: &Path, args: &AlignArgs, has_links: bool) -> Result<Vec<Pair>> {
     let text = read(path, WORDS)?;
     let mut pairs = Vec::new();
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-        let place = || format!("{}: line {}", path.display(), i + 1);
+        let place = format!("{}: line {}", path.display(), i + 1);
         let columns: Vec<&str> = line.split('\t').collect();
         let (source, target, links) = match columns.as_slice() {
             [source, target, links] => (source, target, *links),
@@ -183,20 +183,20 @@ fn pairs(path: &Path, args: &AlignArgs, has_links: bool) -> Result<Vec<Pair>> {
             other => {
                 let wanted =
                     if has_links { "source, target and links" } else { "source and target" };
-                bail!("{}: {} columns; give {wanted}, separated by tabs", place(), other.len());
+                bail!("{place}: {} columns; give {wanted}, separated by tabs", other.len());
             }
         };
         let source = Side::new(source, args.unspaced.contains(&Column::Source));
         let target = Side::new(target, args.unspaced.contains(&Column::Target));
         if source.words.is_empty() || target.words.is_empty() {
-            bail!("{}: a column without words; leave the line out", place());
+            bail!("{place}: a column without words; leave the line out");
         }
         let links = match has_links {
             true => GoldLinks::parse(links, [source.words.len(), target.words.len()]),
             false => Ok(GoldLinks::default()),
         };
-        let links = links.with_context(place)?;
-        pairs.push(Pair { line: i + 1, source, target, links });
+        let links = links.with_context(|| place.clone())?;
+        pairs.push(Pair { line: i + 1, place, source, target, links });
     }
     match pairs.is_empty() {
         true => Err(anyhow!("{}: no pairs; give one a line", path.display())),
