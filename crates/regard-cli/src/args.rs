@@ -149,6 +149,7 @@ impl Verb {
 const FEATURES: &[(&str, &str)] = &[
     ("generate", "models"),
     ("translate", "models"),
+    ("align", "models"),
     ("classify", "models"),
     ("embed", "models"),
     ("models", "models"),

@@ -37,12 +37,14 @@
 //! | draw it | [`heat`], [`grid()`], [`flow`], [`alignment`], [`table`]; [`render`] |
 //! | measure heads | [`stats`], [`span_mass`], and [`regard::AttentionView`] for single queries |
 //! | find induction heads, retrieval heads, sinks | [`HeadScores`] |
+//! | align words, and find the heads that do | [`AlignmentWeights`], [`AlignmentErrors`] |
 //! | write a page | [`trace_page`], [`zoom_page_of`] |
 //! | explore a long map | [`Zoom`] |
 //! | measure what does not fit into memory | [`NpyReader`], [`BlockedRows`] |
 
 #![forbid(unsafe_code)]
 
+mod align;
 mod blocks;
 mod color;
 mod error;
@@ -64,6 +66,10 @@ mod view;
 mod write;
 mod zoom;
 
+pub use align::{
+    AlignmentErrors, AlignmentHead, AlignmentWeights, DecoderRow, GoldLinks, pharaoh,
+    words_of_tokens,
+};
 pub use blocks::{BlockedRows, CellMaps, RowStats};
 pub use color::{Emphasis, Rgb, Theme};
 pub use error::Error;

@@ -3,8 +3,9 @@
 use crate::args::{ThreadsArg, count};
 use crate::text::a_text;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{ArgGroup, Subcommand};
+use clap::{ArgGroup, Subcommand, ValueEnum};
 use regard_models::infer::KvDtype;
+use regard_scope::AlignmentHead;
 use std::path::PathBuf;
 #[cfg(feature = "serve")]
 use std::time::Duration;
@@ -18,9 +19,24 @@ pub(crate) enum Verb {
     Generate(GenerateArgs),
     /// Translate or transliterate text
     #[command(
-        after_long_help = "Examples:\n  regard translate zh-en 好久不见 --alignment\n  regard translate zh-en --num-beams 5 < lines.txt"
+        after_long_help = "Examples:\n  regard translate zh-en 好久不见 --alignment\n  regard translate zh-en 好久不见 --alignment --alignment-heads 1.2\n  regard translate zh-en --num-beams 5 < lines.txt"
     )]
     Translate(TranslateArgs),
+    /// Alignment heads: ranks the heads of a translator by alignment error rate, and exports word alignments of chosen ones
+    #[command(
+        long_about = "Alignment heads: ranks the heads of a translator by alignment error rate, and exports word alignments of chosen ones\n\n\
+            A file has a pair on each line: source, target and, for --gold, links, separated by tabs. Words are what spaces separate; \
+            links are in the notation of Pharaoh, numbers of words from 0, the source first: 0-0 is sure, 3?4 or 3p4 possible.\n\n  \
+            heads      LAYER.HEAD or LAYER.mean, by the decoder row that predicts a token, or, with :reads, by the one that reads it \
+            (Shift-Att of Chen et al. 2020)\n  \
+            weight     of two words: the sum over the tokens of the source word, the mean over those of the target word (Clark et al. 2019)\n  \
+            links      for each target word the source word of the largest weight: A, with sure links S and possible links P, S in P\n  \
+            precision  |A and P| / |A|\n  \
+            recall     |A and S| / |S|\n  \
+            AER        alignment error rate, 1 - (|A and S| + |A and P|) / (|A| + |S|) (Och and Ney 2003); 0 is best",
+        after_long_help = "Examples:\n  regard align zh-en --gold pairs.tsv --unspaced source\n  regard align Helsinki-NLP/opus-mt-en-de --pairs pairs.tsv --heads 4.1,4.3:reads > pairs.align\n  regard align zh-en --pairs pairs.tsv --unspaced source --heads 1.mean --export dtw"
+    )]
+    Align(AlignArgs),
     /// Classify documents, with the sentences of the largest attention weight, or images
     #[command(
         after_long_help = "Examples:\n  regard classify RUN @review.txt --sentences 5\n  regard classify RUN - < review.txt\n  regard classify google/vit-base-patch16-224 --image cat.jpg dog.png"
@@ -49,6 +65,7 @@ impl Verb {
         match self {
             Self::Generate(args) => args.model.threads,
             Self::Translate(args) => args.model.threads,
+            Self::Align(args) => args.model.threads,
             Self::Classify(args) => args.model.threads,
             Self::Embed(args) => args.model.threads,
             // Its engines have threads of their own.
@@ -185,11 +202,58 @@ pub(crate) struct TranslateArgs {
     /// Language of the translations
     #[arg(long, value_name = "LANGUAGE")]
     pub(crate) to: Option<String>,
-    /// Print the source token with the largest attention weight for each output token (mean over layers and heads)
+    /// Print the source token with the largest attention weight for each output token
     #[arg(long)]
     pub(crate) alignment: bool,
+    /// Heads to take the mean of, as `regard align` ranks them, for example 1.2,1.0:reads [default: all]
+    #[arg(long, value_name = "HEADS", value_delimiter = ',', requires = "alignment")]
+    pub(crate) alignment_heads: Vec<AlignmentHead>,
     #[command(flatten)]
     pub(crate) search: SearchArgs,
+}
+
+/// What is written of an alignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Export {
+    /// The source word of the largest weight of each target word, as i-j
+    Pharaoh,
+    /// The monotone path from the first words to the last (dynamic time warping), as i-j
+    Dtw,
+}
+
+/// A column of a file of pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Column {
+    Source,
+    Target,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(group = ArgGroup::new("file").args(["gold", "pairs"]).required(true))]
+pub(crate) struct AlignArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// Rank heads by the links of this file of pairs
+    #[arg(long, value_name = "FILE")]
+    pub(crate) gold: Option<PathBuf>,
+    /// Align this file of pairs, with links or without, by --heads
+    #[arg(long, value_name = "FILE", requires = "heads")]
+    pub(crate) pairs: Option<PathBuf>,
+    /// Heads to take the mean of, for example 3.1,4.0:reads [default with --gold: each head and the mean of each layer]
+    #[arg(long, value_name = "HEADS", value_delimiter = ',')]
+    pub(crate) heads: Vec<AlignmentHead>,
+    /// What to print for each of --pairs
+    #[arg(long, value_enum, default_value_t = Export::Pharaoh, conflicts_with = "gold")]
+    pub(crate) export: Export,
+    /// Columns that the model reads without the spaces between words: source for Chinese, source,target for letters
+    #[arg(long, value_enum, value_name = "COLUMN", value_delimiter = ',')]
+    pub(crate) unspaced: Vec<Column>,
+    /// Language of the sources, for a model of many languages: eng_Latn, zho_Hans (NLLB); en, zh (M2M-100)
+    #[arg(long, value_name = "LANGUAGE")]
+    pub(crate) from: Option<String>,
+    /// Language of the targets
+    #[arg(long, value_name = "LANGUAGE")]
+    pub(crate) to: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]

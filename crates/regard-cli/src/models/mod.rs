@@ -1,5 +1,6 @@
 //! Verbs that open a model; all that needs Burn is here, in `train` and in `lab`.
 
+mod align;
 mod args;
 mod classify;
 mod embed;
@@ -25,6 +26,7 @@ pub(crate) fn run(verb: &Verb, format: Format) -> Result<()> {
     match verb {
         Verb::Generate(args) => generate::run(args, format),
         Verb::Translate(args) => translate::run(args, format),
+        Verb::Align(args) => align::run(args, format),
         Verb::Classify(args) => classify::run(args, format),
         Verb::Embed(args) => embed::run(args, format),
         #[cfg(feature = "serve")]

@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow, bail};
 use regard::Machine;
 use regard_models::Model;
 use regard_models::generate::DecodingStrategy;
-use regard_scope::{Trace, printable};
+use regard_scope::{AlignmentHead, AlignmentWeights, DecoderRow, Trace, printable};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 
@@ -58,7 +58,10 @@ fn told(
         }
         let one = written.next().ok_or_else(|| anyhow!("{text}: no translation"))?;
         let links = match args.alignment {
-            true => Some(alignment(&model.look_at(text, one.text.trim())?)?),
+            true => {
+                let trace = model.look_at(text, one.text.trim())?;
+                Some(alignment(&trace, &args.alignment_heads)?)
+            }
             false => None,
         };
         match format {
@@ -91,7 +94,7 @@ fn told(
 struct Link {
     target: String,
     source: String,
-    weight: f32,
+    weight: f64,
 }
 
 impl Link {
@@ -100,26 +103,24 @@ impl Link {
     }
 }
 
-/// What each token of a translation looked at most while it was chosen, over all heads between target and source in the mean.
-fn alignment(trace: &Trace) -> Result<Vec<Link>> {
-    let sites: Vec<_> = trace.sites().into_iter().filter(|site| site.kind == "cross").collect();
-    let Some(first) = sites.first() else {
+/// What each token of a translation looked at most, in the mean over these heads; without any, over all while it was chosen.
+fn alignment(trace: &Trace, heads: &[AlignmentHead]) -> Result<Vec<Link>> {
+    let all = AlignmentHead::all(trace);
+    if all.is_empty() {
         bail!("--alignment: {} has no attention from what it writes to what it reads", trace.title);
-    };
-    let [rows, cols] = trace.layer(first)?.data.size();
-    let mut mean = vec![0.0; rows * cols];
-    for site in &sites {
-        let map = trace.map(Machine::detect(), site, 0..rows, [rows, cols])?;
-        for (sum, weight) in mean.iter_mut().zip(&map.values) {
-            *sum += weight / sites.len() as f32;
-        }
     }
-    let [target, source] = ["target", "source"].map(|axis| trace.labels(axis));
-    let link = |(row, weights): (usize, &[f32])| {
-        let best = weights.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-        let (key, weight) = best.map_or((0, f32::NAN), |(key, weight)| (key, *weight));
-        // A row chooses the token after its own.
-        Link { target: target.label(row + 1), source: source.label(key), weight }
+    let is_plain = |one: &&AlignmentHead| one.head.is_some() && one.row == DecoderRow::Predicts;
+    let heads = match heads {
+        [] => all.iter().filter(is_plain).copied().collect(),
+        some => some.to_vec(),
     };
-    Ok(mean.chunks(cols.max(1)).take(rows.saturating_sub(1)).enumerate().map(link).collect())
+    let weights = AlignmentWeights::of_heads(trace, Machine::detect(), &heads)?;
+    let [target, source] = ["target", "source"].map(|axis| trace.labels(axis));
+    let link = |(token, weights): (usize, &[f64])| {
+        let best = weights.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        let (key, weight) = best.map_or((0, f64::NAN), |(key, weight)| (key, *weight));
+        // The first label is what every target begins with.
+        Link { target: target.label(token + 1), source: source.label(key), weight }
+    };
+    Ok(weights.rows().enumerate().map(link).collect())
 }

@@ -4,14 +4,14 @@ use super::causal_lm::{CACHE_BYTES, CausalLm};
 use super::text::{GenerationOutput, Vocabulary, some, words};
 use crate::batches::{Batch, POSITIONS, in_batches};
 use crate::error::Error;
-use crate::files::TransformerConfig;
+use crate::files::{Tokens, TransformerConfig};
 use crate::generate::{
     Decoder, DecodingStrategy, GeneratedSequence, GenerationOptions, StoppingCriteria,
     generate_with,
 };
 use crate::infer::Transformer;
 use regard_scope::{Labels, Trace};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 /// An encoder with a decoder, or a decoder that was trained to translate.
 #[derive(Debug)]
@@ -197,6 +197,28 @@ impl Translator {
         Ok(Trace { title: vocabulary.title.clone(), axes, layers })
     }
 
+    /// The bytes of a text and of a given translation that each token on the axes `source` and `target` of [`look`](Self::look) covers;
+    /// special tokens cover none.
+    pub fn offsets(&self, text: &str, target: &str) -> Result<[Vec<Range<usize>>; 2], Error> {
+        let vocabulary = self.vocabulary();
+        // Without the ends that belong to every text.
+        let own = |tokens: &Tokens, text: &str| {
+            let (ids, mut offsets) = (tokens.encode(text)?, tokens.offsets(text)?);
+            let own = tokens.own(&ids)?;
+            Ok::<_, Error>(offsets.drain(own).collect::<Vec<_>>())
+        };
+        let source = match self.languages[0] {
+            None => vocabulary.tokens.offsets(text)?,
+            Some(_) => {
+                let end = vocabulary.eos.first().map(|_| 0..0);
+                let own = own(&vocabulary.tokens, text)?;
+                std::iter::once(0..0).chain(own).chain(end).collect()
+            }
+        };
+        let begin = std::iter::once(0..0).chain(self.forced_bos().map(|_| 0..0));
+        Ok([source, begin.chain(own(vocabulary.written(), target)?).collect()])
+    }
+
     /// The token that the model always writes first.
     fn forced_bos(&self) -> Option<u32> {
         match &self.kind {
@@ -255,7 +277,7 @@ impl Answers<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::{Tokens, Weights};
+    use crate::files::Weights;
     use std::path::Path;
 
     /// A translator of M2M-100 with a small vocabulary and constant weights.
@@ -300,6 +322,17 @@ mod tests {
         assert_eq!(german, [&[de], &english[1..]].concat());
         assert_eq!(model.forced_bos(), Some(zh));
         assert_eq!(model.begun("the old cat", Some("")).unwrap()[1..], [zh]);
+        // Languages and ends cover no text, the beginning and the language of the target do not either.
+        let [source, target] = model.offsets("the cat", "the cat").unwrap();
+        assert_eq!(source.len(), model.prompt("the cat").unwrap().len());
+        assert_eq!((&source[0], source.last()), (&(0..0), Some(&(0..0))));
+        assert_eq!(target[..2], [0..0, 0..0]);
+        assert_eq!(source[1..source.len() - 1], target[2..]);
+        assert_eq!(target.last().map(|bytes| bytes.end), Some("the cat".len()));
+        let trace = model.look("the cat", Some("the cat")).unwrap();
+        for (axis, offsets) in [("source", &source), ("target", &target)] {
+            assert_eq!(trace.labels(axis).len(), offsets.len());
+        }
         // A word of the vocabulary, and a language of another model.
         for code in ["the", "zho_Hans", ""] {
             let error = model.set_languages(None, Some(code)).unwrap_err().to_string();

@@ -4,7 +4,8 @@ use super::guard::guarded;
 use super::limits::{Limits, MAX_FILE};
 use super::{label, wrong};
 use crate::error::Error;
-use tokenizers::{DecoderWrapper, Tokenizer};
+use std::ops::Range;
+use tokenizers::{DecoderWrapper, Encoding, Tokenizer};
 
 #[derive(Clone)]
 pub(super) struct Library {
@@ -61,14 +62,29 @@ impl Library {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
-        self.limits.text(text)?;
-        let encoding = guarded(|| self.tokenizer.encode_fast(text, true)).map_err(panicked)?;
-        let encoding = encoding.map_err(|e| Error::Tokens {
-            what: format!("`{}`", text.chars().take(SHOWN).collect::<String>()),
-            why: e.to_string(),
-        })?;
+        let encoding = self.encoding(text, || self.tokenizer.encode_fast(text, true))?;
         let [begin, end] = &self.ends;
         Ok(begin.iter().chain(encoding.get_ids()).chain(end).copied().collect())
+    }
+
+    /// The bytes of a text that each of its tokens covers; those that stand for no text cover none.
+    pub(super) fn offsets(&self, text: &str) -> Result<Vec<Range<usize>>, Error> {
+        let encoding = self.encoding(text, || self.tokenizer.encode(text, true))?;
+        let [begin, end] = self.ends.map(|end| end.map(|_| 0..0));
+        let own = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
+        Ok(begin.into_iter().chain(own).chain(end).collect())
+    }
+
+    fn encoding(
+        &self,
+        text: &str,
+        encode: impl FnOnce() -> tokenizers::Result<Encoding>,
+    ) -> Result<Encoding, Error> {
+        self.limits.text(text)?;
+        guarded(encode).map_err(panicked)?.map_err(|e| Error::Tokens {
+            what: format!("`{}`", text.chars().take(SHOWN).collect::<String>()),
+            why: e.to_string(),
+        })
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> String {
@@ -131,6 +147,18 @@ mod tests {
         assert_eq!((byte(' '), byte('ń'), byte('中')), (None, None, None));
         let all: BTreeSet<_> = (0..0x144).filter_map(char::from_u32).filter_map(byte).collect();
         assert_eq!(all.len(), 256);
+    }
+
+    #[test]
+    fn tokens_cover_the_bytes_that_they_are_from() {
+        let path =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../regard-cli/zh-en/target_tokenizer.json");
+        let tokens = Tokens::from_tokenizer_json(&std::fs::read(path).unwrap()).unwrap();
+        // As the Python package says.
+        let text = "  I didn't see  him yesterday.";
+        let offsets = tokens.offsets(text).unwrap();
+        let parts: Vec<&str> = offsets.into_iter().map(|bytes| &text[bytes]).collect();
+        assert_eq!(parts, ["I", " didn't", " see", " him", " yesterday", "."]);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use library::Library;
 use pieces::Pieces;
 use sentencepiece::SentencePiece;
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 pub use stream::Stream;
 pub use symbols::{Symbols, Unknown};
@@ -146,12 +147,31 @@ impl Tokens {
         }
     }
 
+    /// The bytes of the text that each token of [`encode`](Self::encode) covers. Tokens that are no part of it cover none.
+    pub fn offsets(&self, text: &str) -> Result<Vec<Range<usize>>, Error> {
+        let tokens = match &self.kind {
+            Kind::Library(library) => return library.offsets(text),
+            Kind::Pieces(_) => {
+                let known = "tokenizer.json, SentencePiece and lists of characters have them";
+                return Err(Error::unsupported("offsets of tokens", &"llama2.c", known));
+            }
+            Kind::SentencePiece(model) => model.encode_with_offsets(text)?,
+            Kind::Symbols(symbols) => symbols.encode_with_offsets(text)?,
+        };
+        Ok(tokens.into_iter().map(|(_, bytes)| bytes).collect())
+    }
+
     /// The tokens of the text itself: without the special tokens that [`encode`](Self::encode) puts around every text.
     pub fn without_ends<'a>(&self, tokens: &'a [u32]) -> Result<&'a [u32], Error> {
+        Ok(&tokens[self.own(tokens)?])
+    }
+
+    /// Where the tokens of the text itself are.
+    pub(crate) fn own(&self, tokens: &[u32]) -> Result<Range<usize>, Error> {
         let around = self.encode("")?;
         let is_own = |id: &u32| !around.contains(id);
         let (first, last) = (tokens.iter().position(is_own), tokens.iter().rposition(is_own));
-        Ok(first.zip(last).map_or(&[], |(first, last)| &tokens[first..=last]))
+        Ok(first.zip(last).map_or(0..0, |(first, last)| first..last + 1))
     }
 
     /// The text of tokens, without their special tokens. Bytes that are no text become `�`, and numbers that are no tokens nothing. Where the

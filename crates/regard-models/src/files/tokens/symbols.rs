@@ -4,6 +4,7 @@ use super::wrong;
 use crate::error::Error;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 /// What becomes of a character that is not in the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,14 +83,36 @@ impl Symbols {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        Ok(self.encode_with_offsets(text)?.into_iter().map(|(id, _)| id).collect())
+    }
+
+    /// The tokens of a text, each with the bytes that it covers; the ends cover none.
+    pub(super) fn encode_with_offsets(
+        &self,
+        text: &str,
+    ) -> Result<Vec<(u32, Range<usize>)>, Error> {
         let lower;
         let mut rest = text;
+        // Where characters end in the text that is divided and in the original: small letters may have other lengths.
+        let mut ends = Vec::new();
         if self.lowercase {
             lower = text.to_lowercase();
             rest = &lower;
+            let (mut end, mut original) = (0, 0);
+            for c in text.chars() {
+                end += c.to_lowercase().map(char::len_utf8).sum::<usize>();
+                original += c.len_utf8();
+                ends.push((end, original));
+            }
         }
+        let original = |at: usize| match ends.get(ends.partition_point(|(end, _)| *end < at)) {
+            Some((_, original)) if at > 0 => *original,
+            _ => at,
+        };
         let list = self.list();
-        let mut ids: Vec<u32> = self.begin.into_iter().collect();
+        let mut ids: Vec<(u32, Range<usize>)> =
+            self.begin.map(|id| (id, 0..0)).into_iter().collect();
+        let mut at = 0;
         while let Some(first) = rest.chars().next() {
             let fits = list.longest(rest);
             let (id, len) = match (fits, self.unknown) {
@@ -102,10 +125,10 @@ impl Symbols {
                     return Err(Error::Tokens { what, why });
                 }
             };
-            ids.extend(id);
-            rest = &rest[len..];
+            ids.extend(id.map(|id| (id, original(at)..original(at + len))));
+            (rest, at) = (&rest[len..], at + len);
         }
-        ids.extend(self.end);
+        ids.extend(self.end.map(|id| (id, 0..0)));
         Ok(ids)
     }
 
@@ -156,6 +179,19 @@ mod tests {
         assert_eq!(ids(Symbols { unknown: Unknown::Token(1), ..letters() }), [2, 1, 3]);
         let ends = Symbols { unknown: Unknown::Dropped, begin: Some(0), end: Some(1), ..letters() };
         assert_eq!(ids(ends), [0, 2, 3, 1]);
+    }
+
+    #[test]
+    fn tokens_cover_the_bytes_that_they_are_from() {
+        let parts = |symbols: Symbols, text: &'static str| {
+            let offsets = Tokens::from_symbols(symbols).unwrap().offsets(text).unwrap();
+            offsets.into_iter().map(|bytes| &text[bytes]).collect::<Vec<_>>()
+        };
+        let ends = Symbols { unknown: Unknown::Dropped, begin: Some(0), end: Some(1), ..letters() };
+        assert_eq!(parts(ends, "abcXéa"), ["", "abc", "é", "a", ""]);
+        // The small letter of İ has three bytes, that of K (Kelvin) has one.
+        let lower = Symbols { unknown: Unknown::Token(1), lowercase: true, ..letters() };
+        assert_eq!(parts(lower, "İAB\u{212a}É"), ["İ", "İ", "A", "B", "\u{212a}", "É"]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use pieces::{Pieces, byte, prefixes};
 use proto::{Algorithm, Kind, Model, Piece};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 /// Numbers of tokens are below this, as in every vocabulary that can be held.
 const MAX_ID: u32 = 1 << 28;
@@ -241,7 +242,16 @@ impl SentencePiece {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
-        let mut ids: Vec<u32> = self.begin.into_iter().collect();
+        Ok(self.encode_with_offsets(text)?.into_iter().map(|(id, _)| id).collect())
+    }
+
+    /// The tokens of a text, each with the bytes that it covers; the ends cover none.
+    pub(super) fn encode_with_offsets(
+        &self,
+        text: &str,
+    ) -> Result<Vec<(u32, Range<usize>)>, Error> {
+        let mut tokens: Vec<(u32, Range<usize>)> = Vec::new();
+        tokens.extend(self.begin.map(|id| (id, 0..0)));
         let order: Vec<u32> = (0..).take(self.special.len()).collect();
         let texts = |index: u32| self.special[index as usize].text.as_bytes();
         let mut begun = 0;
@@ -249,9 +259,9 @@ impl SentencePiece {
         while at < text.len() {
             match prefixes(&order, texts, &text.as_bytes()[at..]).last() {
                 Some((len, index)) => {
-                    self.divide(&text[begun..at], &mut ids)?;
+                    self.divide(text, begun..at, &mut tokens)?;
                     let Special { id, strip, .. } = self.special[index as usize];
-                    ids.push(id);
+                    tokens.push((id, at..at + len));
                     at += len;
                     if strip {
                         at = text.len() - text[at..].trim_ascii_start().len();
@@ -261,28 +271,39 @@ impl SentencePiece {
                 None => at += text[at..].chars().next().map_or(1, char::len_utf8),
             }
         }
-        self.divide(&text[begun..], &mut ids)?;
-        ids.extend(self.end);
-        Ok(ids)
+        self.divide(text, begun..text.len(), &mut tokens)?;
+        tokens.extend(self.end.map(|id| (id, 0..0)));
+        Ok(tokens)
     }
 
-    /// A text without special tokens.
-    fn divide(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), Error> {
-        let Some(vocabulary) = &self.vocabulary else {
-            let text = normalized(&self.model, &self.map, &self.pieces, text)?;
-            ids.extend(self.pieces.divide(&text)?.into_iter().map(|(_, id)| id));
-            return Ok(());
+    /// A part of a text without special tokens.
+    fn divide(
+        &self,
+        text: &str,
+        Range { mut start, end }: Range<usize>,
+        tokens: &mut Vec<(u32, Range<usize>)>,
+    ) -> Result<(), Error> {
+        let number = |vocabulary: &Vocabulary, text: &str| {
+            vocabulary.ids.get(text).copied().unwrap_or(vocabulary.unknown)
         };
-        let code =
-            text.strip_prefix(">>").filter(|_| vocabulary.codes).and_then(|rest| rest.find("<<"));
-        let (code, rest) = text.split_at(code.map_or(0, |len| len + 4));
-        let number = |text: &str| vocabulary.ids.get(text).copied().unwrap_or(vocabulary.unknown);
-        ids.extend(Some(code).filter(|code| !code.is_empty()).map(number));
-        let rest = normalized(&self.model, &self.map, &self.pieces, rest)?;
-        for (part, id) in self.pieces.divide(&rest)? {
+        if let Some(vocabulary) = self.vocabulary.as_ref().filter(|own| own.codes)
+            && let Some(len) = text[start..end].strip_prefix(">>").and_then(|rest| rest.find("<<"))
+        {
+            let code = start..start + len + 4;
+            start = code.end;
+            tokens.push((number(vocabulary, &text[code.clone()]), code));
+        }
+        let own = normalized(&self.model, &self.map, &self.pieces, &text[start..end])?;
+        let mut from = 0;
+        for (part, id) in self.pieces.divide(&own.text)? {
+            // A piece of a byte comes without its text.
+            let to = from + part.len().max(1);
+            let Range { start: first, end: last } = own.original(&(from..to));
+            from = to;
             // A character that the model has no piece for may have a number all the same. A byte has the name of its piece.
             let part = if part.is_empty() { self.pieces.text(id).unwrap_or(part) } else { part };
-            ids.push(number(part));
+            let id = self.vocabulary.as_ref().map_or(id, |vocabulary| number(vocabulary, part));
+            tokens.push((id, start + first..start + last));
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use super::pieces::Pieces;
 use super::proto::Model;
 use crate::error::Error;
+use std::ops::Range;
 
 /// What stands for a space.
 pub(super) const SPACE: &str = "\u{2581}";
@@ -66,13 +67,31 @@ fn next<'a>(map: &'a Charsmap, pieces: &Pieces, text: &'a str) -> Option<(&'a [u
     }
 }
 
+/// A text that is ready to be divided, and which bytes of the original each of its bytes is from.
+#[derive(Debug, Default)]
+pub(super) struct Normalized {
+    pub(super) text: String,
+    /// Ends of the replaced parts in the new text and in the original; the first part is the prefix, which is from nothing.
+    ends: Vec<(usize, usize)>,
+}
+
+impl Normalized {
+    /// The bytes of the original that these bytes of the new text are from.
+    pub(super) fn original(&self, new: &Range<usize>) -> Range<usize> {
+        let part = |byte: usize| self.ends.partition_point(|(end, _)| *end <= byte);
+        let end_of = |part: usize| self.ends.get(part).map_or(0, |(_, end)| *end);
+        let start = end_of(part(new.start).saturating_sub(1));
+        start..end_of(part(new.end.saturating_sub(1))).max(start)
+    }
+}
+
 /// Makes a text ready to be divided.
 pub(super) fn normalized(
     model: &Model,
     map: &Charsmap,
     pieces: &Pieces,
     text: &str,
-) -> Result<String, Error> {
+) -> Result<Normalized, Error> {
     // A damaged map may end a rule within a character.
     let cut = || Error::format("precompiled_charsmap", "a rule ends within a character");
     let after = |text, len| str::get(text, len..).ok_or_else(cut);
@@ -84,10 +103,11 @@ pub(super) fn normalized(
         rest = after(rest, len)?;
     }
     if rest.is_empty() {
-        return Ok(String::new());
+        return Ok(Normalized::default());
     }
     let space = if model.escape_whitespaces { SPACE.as_bytes() } else { b" " };
     let mut out = if model.add_dummy_prefix { space.to_vec() } else { Vec::new() };
+    let mut ends = vec![(out.len(), text.len() - rest.len())];
     let mut after_space = model.remove_extra_whitespaces;
     while let Some((mut new, len)) = next(map, pieces, rest) {
         rest = after(rest, len)?;
@@ -100,6 +120,7 @@ pub(super) fn normalized(
         if let Some(last) = new.last() {
             after_space = *last == b' ' && model.remove_extra_whitespaces;
         }
+        ends.push((out.len(), text.len() - rest.len()));
         if out.len() > MAX_NORMALIZED {
             let why = format!("more than {MAX_NORMALIZED} bytes once normalised; divide it");
             return Err(Error::Tokens { what: "the text".into(), why });
@@ -108,5 +129,7 @@ pub(super) fn normalized(
     while model.remove_extra_whitespaces && out.ends_with(space) {
         out.truncate(out.len() - space.len());
     }
-    String::from_utf8(out).map_err(|e| Error::format("precompiled_charsmap", e.to_string()))
+    let text = String::from_utf8(out);
+    let text = text.map_err(|e| Error::format("precompiled_charsmap", e.to_string()))?;
+    Ok(Normalized { text, ends })
 }

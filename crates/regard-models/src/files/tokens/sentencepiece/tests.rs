@@ -61,6 +61,33 @@ fn ids_are_those_of_m2m_100_in_transformers() {
 }
 
 #[test]
+fn tokens_cover_the_bytes_that_they_are_from() {
+    let (source, _) = Tokens::marian(&folder()).unwrap();
+    for (text, parts) in [
+        ("", &[""][..]),
+        // The space of the prefix is from nothing, spaces that are left out belong to the one that stays, and the end covers nothing.
+        ("  The   cat  sees. ", &["", "T", "he", "   cat", "  se", "e", "s", ".", ""]),
+        // A ligature becomes two letters, and a letter without a piece is unknown.
+        ("café ﬁnd", &["", "c", "a", "f", "é", " ﬁ", "ﬁnd", ""]),
+        ("the<sep>cat", &["the", "<sep>", "c", "a", "t", ""]),
+        (">>cmn<< cat", &[">>cmn<<", " cat", ""]),
+    ] {
+        let found = source.offsets(text).unwrap();
+        let found: Vec<&str> = found.into_iter().map(|bytes| &text[bytes]).collect();
+        assert_eq!(found, parts, "{text:?}");
+    }
+    let ended = Tokens::sentencepiece(&spm("target")).unwrap().with_ends(Some(1), Some(2)).unwrap();
+    for (text, ..) in expected().values().flatten() {
+        for tokens in [&source, &ended] {
+            let offsets = tokens.offsets(text).unwrap();
+            assert_eq!(offsets.len(), tokens.encode(text).unwrap().len(), "{text:?}");
+            assert!(offsets.iter().all(|bytes| text.get(bytes.clone()).is_some()), "{text:?}");
+            assert!(offsets[..offsets.len() - 1].is_sorted_by_key(|bytes| bytes.start), "{text:?}");
+        }
+    }
+}
+
+#[test]
 fn a_model_that_is_cut_or_changed_never_panics() {
     let texts = ["the old cat Ａe\u{301}㍿ ÿ <sep>", "  <s> ▁ "];
     let tried = |bytes: &[u8]| {
