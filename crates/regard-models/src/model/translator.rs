@@ -194,7 +194,7 @@ impl Translator {
             Kind::E2k(_, model) => super::recurrent::look_e2k(model, source, target)?,
         };
         let axes = labels.map(|(name, list)| (name.to_owned(), Labels::new(name, list))).into();
-        Ok(Trace { title: vocabulary.title.clone(), axes, layers })
+        Ok(Trace { title: vocabulary.title.clone(), axes, layers, ..Trace::default() })
     }
 
     /// The token that the model always writes first.

@@ -66,7 +66,7 @@ impl Info {
     }
 }
 
-/// All 256 colors of the amounts, dark and light, for a page.
+/// All 256 colors of a palette, dark and light, for a page.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Palettes {
     dark: String,
@@ -74,8 +74,8 @@ pub(crate) struct Palettes {
 }
 
 impl Palettes {
-    pub(crate) fn new() -> Self {
-        let hex = |theme| Palette::of(theme, PaletteKind::Amount).hex();
+    pub(crate) fn new(kind: PaletteKind) -> Self {
+        let hex = |theme| Palette::of(theme, kind).hex();
         Self { dark: hex(Theme::Dark), light: hex(Theme::Light) }
     }
 }
@@ -183,7 +183,7 @@ impl Zoom {
             sites: self.sites.clone(),
             q_title: name(q, "query"),
             k_title: name(k, "key"),
-            palettes: Palettes::new(),
+            palettes: Palettes::new(PaletteKind::Amount),
             decades: decades(k_len),
             progress: survey.progress(),
             exact: survey.is_done(),

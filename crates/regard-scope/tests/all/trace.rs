@@ -29,7 +29,7 @@ fn small() -> Trace {
         ("positions".to_string(), Labels::counted("positions", 5)),
     ]);
     let layers = vec![layer(0, seen), layer(1, LayerData::Weights(weights))];
-    Trace { title: "small".into(), axes, layers }
+    Trace { title: "small".into(), axes, layers, ..Trace::default() }
 }
 
 #[test]
