@@ -2,14 +2,9 @@
 // Everything is in the page; nothing is fetched. The address (#...) holds what is shown, so a reload,
 // a bookmark or a link sent to a friend opens the same picture.
 
-const data = JSON.parse(byId('data').textContent);
-const HIDDEN = 65535; // the stored number of a pair the mask hides
-const DECADES = 6; // reach of the log scale: below 10^-6 a weight is drawn as none
 const MIN_CELL = 10; // px: a label below this cannot be read, so the map scrolls rather than shrinks
 const LINE_PITCH = 17; // px per token in the flow; the style sheet says the same
 const MAX_LINES = 2000; // more lines than this are a grey cloud
-const BAND = 6; // px of a band of a span and the gap beside it; the style sheet says 4 and 2
-const SPAN_COLORS = 8; // of the style sheet; more spans than these share colors, and are told apart by their names
 const CHANGED = 8; // heads in the list of those that changed most
 
 // What a reader may not know; other statistics are shown by name alone.
@@ -22,10 +17,6 @@ const MEANING = {
   change: 'How far apart the weights are before and after: the mean Jensen-Shannon divergence of a query, in nats, at most 0.693.',
 };
 
-palettes = data.palettes;
-const sites = data.sites;
-const kinds = [...new Set(sites.map((s) => s.kind))];
-const ON_SPAN = 'mass on ';
 const stats = [
   ...(data.against ? ['change'] : []),
   ...new Set(sites.flatMap((s) => Object.keys(s.stats || {}))),
@@ -36,38 +27,6 @@ const at = { row: null, col: null }; // the pair under the pointer or the keyboa
 let token = null; // the token of the flow whose lines are shown alone: { side, index }
 
 // ---- Small helpers ----
-
-function labelsOf(site, side) {
-  const axis = data.axes[site[side]];
-  return axis ? axis.labels : [];
-}
-
-function spansOf(site, side) {
-  const axis = data.axes[site[side]];
-  return (axis && axis.spans) || [];
-}
-
-const isDifference = () => state.run === 'difference';
-
-/** The number of a head that is shown: of one run, or how much it grew from the first to the second; `of` takes it from a run. */
-function numberOf(site, of) {
-  if (!isDifference()) return of(state.run === 'after' ? site.after : site);
-  const [before, after] = [of(site), of(site.after)];
-  return Number.isFinite(before) && Number.isFinite(after) ? after - before : NaN;
-}
-
-/** A statistic by its name; the change is one of both runs. */
-function statOf(site, name) {
-  if (name === 'change') return site.change;
-  const span = name.startsWith(ON_SPAN) ? spansOf(site, 'cols').findIndex((s) => ON_SPAN + s.name === name) : -1;
-  if (span >= 0) return numberOf(site, (run) => (run.spans[span] || [])[0]);
-  return numberOf(site, (run) => (run.stats || {})[name]);
-}
-
-/** A number with its sign where it is a difference. */
-const signed = (x, difference = isDifference()) => (difference && x > 0 ? '+' : '') + number(x).replace('-', '−');
-
-const nameOf = (site) => (kinds.length > 1 ? `${site.kind}, ` : '') + `layer ${site.layer}, head ${site.head}`;
 
 /** The step an arrow key asks for: [down, right]; null for other keys. */
 function step(key) {
@@ -82,122 +41,6 @@ function step(key) {
     End: [0, 1e9],
   };
   return steps[key] || null;
-}
-
-// ---- Weights and colors ----
-
-const decoded = new Map();
-
-/** Stored numbers; decoded once, when first looked at. */
-function stored(text) {
-  if (!decoded.has(text)) {
-    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    const view = new DataView(bytes.buffer);
-    decoded.set(
-      text,
-      Uint16Array.from({ length: bytes.length >> 1 }, (_, i) => view.getUint16(2 * i, true)),
-    );
-  }
-  return decoded.get(text);
-}
-
-const weightOf = Float64Array.from({ length: 65536 }, (_, u) => (u === HIDDEN ? NaN : (u / 65534) ** 2));
-
-/** What is shown of the numbers that each run has under a name: of number i its value, NaN where nothing is seen. */
-function reader(site, name) {
-  const of = (run) => {
-    const from = stored(run[name]);
-    return (i) => weightOf[from[i]];
-  };
-  if (!isDifference()) return of(state.run === 'after' ? site.after : site);
-  const [before, after] = [of(site), of(site.after)];
-  // A pair that only one of the runs hides has no weight there.
-  return (i) => {
-    const [a, b] = [before(i), after(i)];
-    return Number.isNaN(a) && Number.isNaN(b) ? NaN : (b || 0) - (a || 0);
-  };
-}
-
-const pairsOf = (site) => labelsOf(site, 'rows').length * labelsOf(site, 'cols').length;
-
-let largestChange = 0;
-
-/** The end of the scale: 1 for weights, for differences the largest of any head. */
-function most() {
-  if (!isDifference()) return 1;
-  if (largestChange === 0) {
-    for (const site of sites) {
-      const value = reader(site, 'weights');
-      for (let i = 0; i < pairsOf(site); i++) largestChange = Math.max(largestChange, Math.abs(value(i)) || 0);
-    }
-    largestChange = largestChange || 1;
-  }
-  return largestChange;
-}
-
-/** The part of the palette from its faint end: 0 to 1. */
-function strength(value) {
-  const part = Math.abs(value) / most();
-  return clamp(state.scale === 'log' ? 1 + Math.log10(part) / DECADES : part, 0, 1);
-}
-
-/** Of differences 128 is none, as the palette has it. */
-function colorIndex(value) {
-  if (!isDifference()) return Math.round(255 * strength(value));
-  return 128 + Math.sign(value) * Math.round(127 * strength(value));
-}
-
-const inks = new Map();
-
-/** The pixels of the palette. */
-function ink() {
-  const key = `${theme()} ${isDifference()}`;
-  if (!inks.has(key)) {
-    const pixels = Uint32Array.from({ length: 256 }, (_, i) => {
-      const [r, g, b] = rgb(i);
-      return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
-    });
-    inks.set(key, pixels);
-  }
-  return inks.get(key);
-}
-
-/** Draws a site with one pixel per pair, or the strongest of several where `limit` is smaller. Hidden pairs stay transparent: the paper
-    shows through. */
-function paint(canvas, index, limit) {
-  const site = sites[index];
-  const rows = labelsOf(site, 'rows').length;
-  const cols = labelsOf(site, 'cols').length;
-  const pool = Math.max(1, Math.ceil(Math.max(rows, cols) / limit));
-  const height = (canvas.height = Math.ceil(rows / pool));
-  const width = (canvas.width = Math.ceil(cols / pool));
-  const value = reader(site, 'weights');
-  const strongest = new Float64Array(width * height).fill(NaN); // NaN: hidden in all its pairs
-  for (let r = 0; r < rows; r++) {
-    const line = Math.floor(r / pool) * width;
-    for (let c = 0; c < cols; c++) {
-      const x = value(r * cols + c);
-      const to = line + Math.floor(c / pool);
-      if (!(Math.abs(x) <= Math.abs(strongest[to])) && !Number.isNaN(x)) strongest[to] = x;
-    }
-  }
-  const palette = ink();
-  const context = canvas.getContext('2d');
-  const image = context.createImageData(width, height);
-  const pixels = new Uint32Array(image.data.buffer);
-  for (let i = 0; i < strongest.length; i++)
-    pixels[i] = Number.isNaN(strongest[i]) ? 0 : palette[colorIndex(strongest[i])];
-  context.putImageData(image, 0, 0);
-}
-
-/** Of a logarithmic scale of differences only its ends and its middle have a number. */
-function scaleTicks() {
-  if (isDifference()) {
-    const at = state.scale === 'log' ? [-1, 0, 1] : [-1, -0.5, 0, 0.5, 1];
-    return at.map((part) => [(part + 1) / 2, signed(part * most())]);
-  }
-  if (state.scale === 'log') return [-6, -4, -2, 0].map((n) => [1 + n / DECADES, power(n)]);
-  return [0, 0.25, 0.5, 0.75, 1].map((w) => [w, String(w)]);
 }
 
 // ---- Tables of layers and heads ----
@@ -275,13 +118,10 @@ function drawThumbs() {
   }
 }
 
-/** What the detectors found in a head: [name, score, definition], the highest score first. In a page of differences also of the other run. */
-const labelsOfRun = (run) => run.labels.map(({ name, score, definition }) => [name, score.toFixed(2), definition]);
-
-/** What stands under the picture of a head: how much it changed, or what it does. */
+/** What stands under the picture of a head: how much it changed, or what it does; [name, number, definition]. */
 function tagsOf(site) {
   if (isDifference()) return [['change', number(site.change), MEANING.change]];
-  return labelsOfRun(state.run === 'after' ? site.after : site);
+  return shownRun(site).labels.map(({ name, score, definition }) => [name, score.toFixed(2), definition]);
 }
 
 function makeHeads() {
@@ -296,7 +136,7 @@ function makeHeads() {
 
 /** Heads by how much they changed, as buttons that open them. */
 function makeChanged() {
-  const order = sites.map((site, index) => ({ site, index })).filter(({ site }) => Number.isFinite(site.change));
+  const order = sites.map((site, index) => ({ site, index })).filter(({ site }) => site.change > 0);
   order.sort((a, b) => b.site.change - a.site.change);
   const items = order.slice(0, CHANGED).map(({ site, index }) => {
     const button = el('button', { type: 'button' }, nameOf(site), ' ', el('b', {}, number(site.change)));
@@ -427,16 +267,8 @@ function drawBeside() {
     el('dt', { title: MEANING[name] || name }, name),
     el('dd', {}, signed(statOf(site, name), isDifference() && name !== 'change')),
   ]);
-  const runs = isDifference() ? [site, site.after] : [state.run === 'after' ? site.after : site];
-  const labels = runs.flatMap((run, i) =>
-    labelsOfRun(run).flatMap(([name, score, why]) => [
-      el('dt', {}, isDifference() ? `${['before', 'after'][i]}: ${name}` : name),
-      el('dd', {}, score),
-      el('dd', { class: 'why' }, why),
-    ]),
-  );
-  byId('labels').querySelector('dl').replaceChildren(...labels);
-  byId('labels').hidden = labels.length === 0;
+  const told = (run, title) => run.labels.map((label) => ({ ...label, name: `${title}${label.name}` }));
+  drawLabels(isDifference() ? [...told(site, 'before: '), ...told(site.after, 'after: ')] : shownRun(site).labels);
   byId('facts').replaceChildren(...facts);
   byId('facts').parentElement.hidden = facts.length === 0;
   byId('mini-box').hidden = sites.length < 2;
@@ -454,36 +286,18 @@ function topKeys(row, count) {
     .slice(0, count);
 }
 
-/** The legend of the spans of the keys, and the mass on them: of all queries, of the last one, and of a row of the map. */
+/** The spans of the keys, and the mass on them: of all queries, of the last one, and of a row of the map. */
 function drawSpans(row) {
   const site = sites[state.site];
   const spans = spansOf(site, 'cols');
-  byId('spans').hidden = spans.length === 0;
-  if (spans.length === 0) return;
-  const of = row === null ? null : reader(site, 'masses');
-  const head = (text, title) => el('th', { scope: 'col', title }, text);
-  const title = row === null ? 'Point at a row of the map' : `Query ${row}`;
-  byId('spans')
-    .querySelector('thead')
-    .replaceChildren(
-      el(
-        'tr',
-        {},
-        head('span', 'Name and positions'),
-        head('mean', 'Of all queries'),
-        head('last', 'Of the last query'),
-        head('row', title),
-      ),
-    );
-  const lines = spans.map(({ name, positions: [start, end] }, i) => {
-    const numbers = [0, 1].map((which) => numberOf(site, (run) => (run.spans[i] || [])[which]));
-    const own = of ? of(row * spans.length + i) : NaN;
-    const swatch = el('i', { class: `swatch span-${i % SPAN_COLORS}` });
-    const label = el('th', { scope: 'row' }, swatch, word(name), el('small', {}, ` ${whole(start)}–${whole(Math.max(start, end - 1))}`));
-    label.title = `${name}: positions ${start} to ${end}, the last one left out`;
-    return el('tr', {}, label, ...[...numbers, own].map((x) => el('td', {}, signed(x))));
-  });
-  byId('spans').querySelector('tbody').replaceChildren(...lines);
+  const mass = (which) => spans.map((_, i) => signed(numberOf(site, (run) => (run.spans[i] || [])[which])));
+  const of = row === null ? () => NaN : reader(site, 'masses');
+  const own = spans.map((_, i) => signed(of(row * spans.length + i)));
+  drawSpanTable(spans, [
+    ['mean', 'Of all queries', mass(0)],
+    ['last', 'Of the last query', mass(1)],
+    ['row', row === null ? 'Point at a row of the map' : `Query ${row}`, own],
+  ]);
 }
 
 function drawLooks(row) {
@@ -513,11 +327,11 @@ let cell = MIN_CELL;
 function drawMap() {
   const site = sites[state.site];
   const [rows, cols] = [labelsOf(site, 'rows'), labelsOf(site, 'cols')];
-  const lanes = { rows: lanesOf(spansOf(site, 'rows')), cols: lanesOf(spansOf(site, 'cols')) };
-  const margin = (side) => BAND * Math.max(0, ...lanes[side].map((lane) => lane + 1));
-  byId('map-grid').style.setProperty('--row-bands', `${margin('rows')}px`);
-  byId('map-grid').style.setProperty('--col-bands', `${margin('cols')}px`);
-  const space = byId('map').clientWidth - 84 - margin('rows') - 46; // less the labels' widths in the style sheet
+  const lanes = (side) => lanesOf(spansOf(site, side).map((span) => span.cells));
+  const [rowLanes, colLanes] = [lanes('rows'), lanes('cols')];
+  byId('map-grid').style.setProperty('--row-bands', `${marginOf(rowLanes)}px`);
+  byId('map-grid').style.setProperty('--col-bands', `${marginOf(colLanes)}px`);
+  const space = byId('map').clientWidth - 84 - marginOf(rowLanes) - 46; // less the labels' widths in the style sheet
   const most = clamp(Math.floor(420 / rows.length), 26, 48); // a map of few pairs need not be tiny
   cell = clamp(Math.floor(space / cols.length), MIN_CELL, most);
   const size = `${clamp(cell - 2, 10, cell > 26 ? 17 : 13)}px`;
@@ -534,22 +348,11 @@ function drawMap() {
       span.style.fontSize = size;
       return span;
     });
-  byId('cols').replaceChildren(...labels(cols, 'left'), ...bands(site, 'cols', lanes.cols));
+  byId('cols').replaceChildren(...labels(cols, 'left'), ...bands(site, 'cols', colLanes));
   byId('cols').classList.toggle('upright', fitUpright(cols, size));
-  byId('rows').replaceChildren(...labels(rows, 'top'), ...bands(site, 'rows', lanes.rows));
+  byId('rows').replaceChildren(...labels(rows, 'top'), ...bands(site, 'rows', rowLanes));
   const fits = at.row !== null && at.row < rows.length && at.col < cols.length;
   look(fits ? at.row : null, at.col);
-}
-
-/** A lane for each span, so that spans that overlap lie beside each other. */
-function lanesOf(spans) {
-  const ends = []; // of each lane
-  return spans.map(({ cells: [start, end] }) => {
-    const found = ends.findIndex((last) => last <= start);
-    const lane = found < 0 ? ends.length : found;
-    ends[lane] = end;
-    return lane;
-  });
 }
 
 /** The bands of the spans, between the labels and the map. */

@@ -11,7 +11,7 @@ use crate::render::png_uri;
 use crate::spans::SpanRows;
 use crate::stats::{HeadStats, stats};
 use crate::trace::{Labels, Trace};
-use crate::zoom::{Info, Palettes, TILE, Zoom, max_level};
+use crate::zoom::{Info, Palettes, SpanPlace, TILE, Zoom, max_level};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use regard::Machine;
@@ -24,6 +24,7 @@ const STYLE: &str = include_str!("../assets/style.css");
 const SHARED: &str = include_str!("../assets/shared.js");
 const MARKS: &str = include_str!("../assets/marks.js");
 const TRACE: &str = include_str!("../assets/trace.html");
+const WEIGHTS: &str = include_str!("../assets/weights.js");
 const TRACE_SCRIPT: &str = include_str!("../assets/trace.js");
 const ZOOM: &str = include_str!("../assets/zoom.html");
 const ZOOM_SCRIPT: &str = include_str!("../assets/zoom.js");
@@ -86,8 +87,8 @@ struct AxisData {
 /// A span, and where it begins and ends in rows or columns of the map, which stand for several positions each if it is pooled.
 #[derive(Serialize)]
 struct SpanData {
-    name: String,
-    positions: [usize; 2],
+    #[serde(flatten)]
+    place: SpanPlace,
     cells: [f64; 2],
 }
 
@@ -206,6 +207,7 @@ fn page(
         ("{{TITLE}}", title.as_str()),
         ("/*STYLE*/", STYLE),
         ("/*SHARED*/", SHARED),
+        ("/*WEIGHTS*/", WEIGHTS),
         ("/*SCRIPT*/", TRACE_SCRIPT),
         ("/*DATA*/", &data),
     ];
@@ -215,13 +217,13 @@ fn page(
 impl AxisData {
     fn new(name: &str, labels: &Labels, axis: &Axis) -> Self {
         let (positions, cells) = (axis.positions.len(), axis.len() as f64);
-        let span = |(name, Range { start, end }): &(String, Range<usize>)| {
-            let positions_in = [*start, *end].map(|at| at.min(positions));
-            let cells = positions_in.map(|at| at as f64 * cells / positions.max(1) as f64);
-            SpanData { name: name.clone(), positions: positions_in, cells }
+        let span = |place: SpanPlace| {
+            let cells = place.positions.map(|at| at as f64 * cells / positions.max(1) as f64);
+            SpanData { place, cells }
         };
         // Its name, not the title of one map: maps of self-attention call the same axis query and key.
-        let (title, spans) = (name.to_string(), labels.spans.iter().map(span).collect());
+        let title = name.to_string();
+        let spans = SpanPlace::all(labels, positions).into_iter().map(span).collect();
         Self { title, labels: axis.labels.clone(), spans }
     }
 }
@@ -243,7 +245,7 @@ impl RunData {
         let (mut means, mut masses) = (Vec::new(), Vec::new());
         if !spans.is_empty() {
             let rows = SpanRows::of(&layer.data, machine, site.head, spans)?;
-            means.extend((0..spans.len()).map(|i| [rows.mean(i, 0..q_len), rows.last(i)]));
+            means.extend(rows.means());
             for cell in 0..down {
                 let of_cell = |span| rows.mean(span, begin(cell)..begin(cell + 1)) as f32;
                 masses.extend((0..spans.len()).map(of_cell));
@@ -299,13 +301,16 @@ struct StaticZoom {
     info: Info,
     tiles: BTreeMap<String, String>,
     labels: BTreeMap<&'static str, Vec<String>>,
+    /// Of each span of the keys: the mean mass, and that of the last query.
+    masses: Vec<[f64; 2]>,
+    names: Vec<HeadLabel>,
 }
 
 /// Pixels each way that a page without a server holds: beyond that its finest level shows several pairs in a pixel.
 const MOST_PIXELS: usize = 4096;
 
 /// A page that holds the tiles of one head itself, up to 4096 pixels each way: a pixel for each pair up to so many, else the
-/// largest of several. At most 45 MB, of noise; 12 MB of 100,000 tokens with a causal mask.
+/// largest of several. It has the mass on the spans of the keys and the labels of the head, too, in four more passes over its weights. At most 45 MB, of noise; 12 MB of 100,000 tokens with a causal mask.
 pub fn zoom_page_of(
     zoom: &Zoom,
     site: usize,
@@ -333,7 +338,8 @@ pub fn zoom_page_of(
         zoom.words(site, keys, 0..if finest == most { size[usize::from(keys)] } else { 0 })
     };
     let labels = BTreeMap::from([("q", words(false)?), ("k", words(true)?)]);
+    let (masses, names) = zoom.head_facts(site)?;
     let info = zoom.info(site)?.alone(site);
     let title = info.title().to_string();
-    Ok(filled_zoom(&title, &json(&StaticZoom { info, tiles, labels })?))
+    Ok(filled_zoom(&title, &json(&StaticZoom { info, tiles, labels, masses, names })?))
 }

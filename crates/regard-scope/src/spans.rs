@@ -93,6 +93,11 @@ impl SpanRows {
         sum / count
     }
 
+    /// Of each span the mean mass, and that of the last query.
+    pub(crate) fn means(&self) -> Vec<[f64; 2]> {
+        (0..self.masses.len()).map(|i| [self.mean(i, 0..self.sees.len()), self.last(i)]).collect()
+    }
+
     /// That of the last query.
     pub(crate) fn last(&self, span: usize) -> f64 {
         self.masses[span].last().map_or(f64::NAN, |mass| f64::from(*mass))

@@ -2,6 +2,8 @@
 //
 //   npm install
 //   node check.mjs trace  FILE.html [--png DIR]
+//   node check.mjs spans  FILE.html [--png DIR] MASSES.json HEADS.json   of regard stats --spans, regard heads
+//   node check.mjs difference FILE.html [--png DIR] DIFF.json            of regard diff
 //   node check.mjs static FILE.html [--png DIR]
 //   node check.mjs zoom   URL       [--png DIR]
 //
@@ -13,6 +15,7 @@ import { createRequire } from 'node:module';
 import { join, resolve } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { chromium } from 'playwright-core';
+import { checkDifference, checkSpans } from './check-runs.mjs';
 import { checkTrace } from './check-trace.mjs';
 import { checkStatic, checkZoom } from './check-zoom.mjs';
 
@@ -75,9 +78,11 @@ function browserPath() {
 }
 
 async function main([what, target, ...rest]) {
-  const checks = { trace: checkTrace, static: checkStatic, zoom: checkZoom };
-  if (!checks[what] || !target) throw new Error('usage: node check.mjs trace|static|zoom FILE-or-URL [--png DIR]');
+  const checks = { trace: checkTrace, spans: checkSpans, difference: checkDifference, static: checkStatic, zoom: checkZoom };
+  if (!checks[what] || !target)
+    throw new Error('usage: node check.mjs trace|spans|difference|static|zoom FILE-or-URL [--png DIR] [FILE..]');
   const pngs = rest[0] === '--png' ? resolve(rest[1]) : null;
+  const files = pngs ? rest.slice(2) : rest;
   if (pngs) mkdirSync(pngs, { recursive: true });
   const file = what !== 'zoom';
   const url = file ? pathToFileURL(resolve(target)).href : target;
@@ -86,7 +91,7 @@ async function main([what, target, ...rest]) {
   const desk = new Desk(browser, file ? 'file:' : `${new URL(url).origin}/`, pngs);
   if (file) desk.told.bytes = statSync(resolve(target)).size;
   try {
-    await checks[what](desk, url);
+    await checks[what](desk, url, files);
   } catch (error) {
     desk.fail(`check stopped: ${error.message}`);
   } finally {

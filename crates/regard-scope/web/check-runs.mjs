@@ -1,0 +1,215 @@
+// Spans, head labels and differences on a page of a trace, against what the command says of the same traces.
+import { readFileSync } from 'node:fs';
+
+const text = (page, selector) => page.locator(selector).innerText();
+const lines = (file) => readFileSync(file, 'utf8').trim().split('\n').map((line) => JSON.parse(line));
+const VIEWS = ['heads', 'map', 'flow', 'numbers'];
+
+/** Whether a number of the page is `x`, with the digits that are shown. */
+const isNear = (said, x) => Math.abs(Number(said.replace('−', '-').replace(/,/g, '')) - x) <= 0.0006;
+
+const headOf = (page) =>
+  page.evaluate(() => {
+    const hash = new URLSearchParams(location.hash.slice(1));
+    return { layer: Number(hash.get('layer')), kind: hash.get('kind'), head: Number(hash.get('head')) };
+  });
+
+/** The line of the command about a head. */
+const ofHead = (all, { layer, kind, head }) =>
+  all.find((one) => one.layer === layer && one.kind === kind && one.head === head);
+
+async function noScript(desk, page, where) {
+  desk.expect(!(await page.evaluate(() => window.hacked)), `${where}: a name ran as a script`);
+  desk.expect((await page.locator('main img').count()) === 0, `${where}: a name became a picture`);
+}
+
+async function lookEverywhere(desk, url, name) {
+  for (const theme of ['dark', 'light']) {
+    const page = await desk.open(url, { theme });
+    for (const view of VIEWS) {
+      await page.click(`#views [data-view=${view}]`);
+      if (view === 'map') {
+        const box = await page.locator('#body').boundingBox();
+        await page.mouse.move(box.x + 45, box.y + Math.min(box.height - 5, 225));
+      }
+      await desk.png(page, `${name}-${view}-${theme}`);
+      await desk.axe(page, `${name} ${view} ${theme}`);
+    }
+    await noScript(desk, page, `${name} ${theme}`);
+    await page.context().close();
+  }
+  const page = await desk.open(url, { width: 400, height: 700 });
+  for (const view of VIEWS) {
+    await page.click(`#views [data-view=${view}]`);
+    const over = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    desk.expect(over <= 0, `${name} ${view} is ${over} px too wide for 400 px`);
+    await desk.png(page, `${name}-${view}-400`);
+  }
+  await page.context().close();
+}
+
+/** Bands lie over their positions, in the colors of the legend. */
+async function compareBands(desk, page) {
+  const wrong = await page.evaluate(() => {
+    const { axes } = JSON.parse(document.getElementById('data').textContent);
+    const { spans, labels } = Object.values(axes)[0];
+    const wrong = [];
+    const body = document.getElementById('body').getBoundingClientRect();
+    const legend = [...document.querySelectorAll('#spans tbody tr')];
+    if (legend.length !== spans.length) wrong.push(`${legend.length} lines of the legend for ${spans.length} spans`);
+    for (const [side, from, extent] of [
+      ['cols', 'left', 'width'],
+      ['rows', 'top', 'height'],
+    ]) {
+      const bands = [...document.querySelectorAll(`#${side} .band`)];
+      if (bands.length !== spans.length) wrong.push(`${bands.length} bands of ${side} for ${spans.length} spans`);
+      const cell = body[extent] / labels.length;
+      const boxes = bands.map((band) => band.getBoundingClientRect());
+      spans.forEach(({ name, positions: [start, end] }, i) => {
+        const [at, size] = [boxes[i][from] - body[from], boxes[i][extent]];
+        if (Math.abs(at - start * cell) > 1 || Math.abs(size - (end - start) * cell) > 1)
+          wrong.push(`the band of ${name} along ${side} is at ${at}, ${size} px long`);
+        const color = (node) => getComputedStyle(node).backgroundColor;
+        if (color(bands[i]) !== color(legend[i].querySelector('.swatch'))) wrong.push(`${name} has two colors`);
+        if (!legend[i].innerText.includes(name)) wrong.push(`the legend lacks ${name}`);
+        boxes.slice(0, i).forEach((other, j) => {
+          const overlap = (a, b, low, high) => Math.min(a[high], b[high]) - Math.max(a[low], b[low]) > 0.5;
+          if (overlap(other, boxes[i], 'left', 'right') && overlap(other, boxes[i], 'top', 'bottom'))
+            wrong.push(`bands ${j} and ${i} of ${side} cover each other`);
+        });
+      });
+    }
+    return wrong;
+  });
+  wrong.forEach((what) => desk.fail(what));
+}
+
+/** The masses of every head are those of `regard stats --spans`, those of a row the sums of its weights. */
+async function compareMasses(desk, page, masses) {
+  for (let i = 0; i < masses.length; i++) {
+    const own = Object.values(ofHead(masses, await headOf(page)).spans);
+    const rows = await page.locator('#spans tbody tr').evaluateAll((all) => all.map((tr) => [...tr.cells].map((c) => c.innerText)));
+    own.forEach(({ mean, last }, span) => {
+      const [name, saidMean, saidLast] = rows[span];
+      desk.expect(isNear(saidMean, mean), `mass of all queries on ${name}: ${saidMean}, regard stats says ${mean}`);
+      desk.expect(isNear(saidLast, last), `mass of the last query on ${name}: ${saidLast}, regard stats says ${last}`);
+    });
+    await page.click('#after');
+  }
+  const box = await page.locator('#body').boundingBox();
+  await page.mouse.move(box.x + 5, box.y + box.height - 30);
+  const sums = await page.evaluate(() => {
+    const data = JSON.parse(document.getElementById('data').textContent);
+    const hash = new URLSearchParams(location.hash.slice(1));
+    const site = data.sites.find((s) => String(s.layer) === hash.get('layer') && String(s.head) === hash.get('head'));
+    const n = data.axes[site.cols].labels.length;
+    const row = Number(/query (\d+)/.exec(document.getElementById('map-says').innerText)[1]);
+    const bytes = atob(site.weights);
+    const weight = (key) => {
+      const u = bytes.charCodeAt(2 * (row * n + key)) + 256 * bytes.charCodeAt(2 * (row * n + key) + 1);
+      return u === 65535 ? 0 : (u / 65534) ** 2;
+    };
+    return data.axes[site.cols].spans.map(({ positions: [start, end] }) =>
+      Array.from({ length: end - start }, (_, i) => weight(start + i)).reduce((a, b) => a + b, 0),
+    );
+  });
+  const said = await page.locator('#spans tbody td:last-child').allInnerTexts();
+  sums.forEach((sum, i) => desk.expect(Math.abs(Number(said[i]) - sum) < 0.002, `mass of a row: ${said[i]}, its weights sum to ${sum}`));
+}
+
+const SCORES = { 'previous token': 'previous', 'duplicate token': 'duplicate', 'first token': 'sink' };
+
+/** Labels are the scores of `regard heads` that are 0.5 or more. */
+async function compareLabels(desk, page, heads) {
+  await page.click('#views [data-view=heads]');
+  const tags = await page.locator('#heads-tables .tag').allInnerTexts();
+  desk.expect(tags.length > 0, 'no head has a label');
+  await page.click('#views [data-view=map]');
+  let count = 0;
+  for (let i = 0; i < heads.length; i++) {
+    const scores = ofHead(heads, await headOf(page));
+    const [names, numbers] = [await page.locator('#labels dt').allInnerTexts(), await page.locator('#labels dd:not(.why)').allInnerTexts()];
+    names.forEach((name, j) => {
+      const score = scores[SCORES[name] ?? (/distance|same/.test(name) ? 'positional' : name)];
+      desk.expect(score >= 0.5 && Number(numbers[j]) === Number(score.toFixed(2)), `${name} ${numbers[j]}: regard heads says ${score}`);
+    });
+    for (const name of ['previous', 'sink'])
+      desk.expect(
+        scores[name] < 0.5 || names.some((own) => SCORES[own] === name),
+        `layer ${scores.layer} head ${scores.head} has ${name} ${scores[name]} and no such label`,
+      );
+    if (names.length > 0) {
+      const why = await page.locator('#labels .why').first().innerText();
+      desk.expect(/mean|part/.test(why), `a label is explained by "${why}"`);
+      count++;
+    }
+    await page.click('#after');
+  }
+  desk.expect(count === tags.length, `${tags.length} labels in the overview, ${count} heads that have some`);
+}
+
+/** `files`: what `regard stats --spans` and `regard heads` say of the trace, as JSON. */
+export async function checkSpans(desk, url, [masses, heads]) {
+  const page = await desk.open(`${url}#view=map&layer=1&head=3`);
+  await compareBands(desk, page);
+  await compareMasses(desk, page, lines(masses));
+  await compareLabels(desk, page, lines(heads));
+  await page.click('#views [data-view=numbers]');
+  await page.locator('#stat label', { hasText: 'mass on' }).first().click();
+  desk.expect(/weight .* span/.test(await text(page, '#stat-says')), 'the mass is no statistic of the numbers');
+  await page.context().close();
+  await lookEverywhere(desk, url, 'spans');
+}
+
+/** What the canvas of the map shows, as one number. */
+const picture = (page) =>
+  page.evaluate(() => {
+    const canvas = document.getElementById('heat');
+    const bytes = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+    return bytes.reduce((hash, byte) => (hash * 31 + byte) % 4294967291, 7);
+  });
+
+const choose = (page, run) => page.locator('#run label', { hasText: run }).click();
+
+/** The number that the map tells of the pair that is marked. */
+const pairNumber = async (page) => Number(/(?:weight|difference) (.*)/.exec(await text(page, '#map-says'))[1].replace('−', '-'));
+
+/** `files`: what `regard diff` says of the two traces, as JSON. */
+export async function checkDifference(desk, url, [diff]) {
+  const changes = lines(diff);
+  const page = await desk.open(url);
+  desk.expect(await page.locator('#run [value=difference]').isChecked(), 'the page does not open with the difference');
+  desk.expect((await page.locator('#rules li').count()) > 0, 'the rules of the intervention are not listed');
+  const told = await page.locator('#heads-tables button').evaluateAll((all) => all.map((b) => b.getAttribute('aria-label')));
+  for (const label of told) {
+    const [, layer, head, change] = /layer (\d+), head (\d+), change (\S+)/.exec(label);
+    const own = changes.find((one) => one.layer === Number(layer) && one.head === Number(head));
+    desk.expect(/×10/.test(change) || isNear(change, own.js_mean), `${label}: regard diff says ${own.js_mean}`);
+  }
+  const order = await page.locator('#changed b').allInnerTexts();
+  const best = Math.max(...changes.map((one) => one.js_mean));
+  desk.expect(isNear(order[0], best), `the head that changed most has ${order[0]}, regard diff says ${best}`);
+  desk.expect([...order].every((x, i) => i === 0 || /×10/.test(x) || Number(x) <= Number(order[i - 1])), `the order is ${order}`);
+  await page.locator('#changed button').first().click();
+  const pictures = [];
+  const numbers = [];
+  await page.focus('#body');
+  for (let i = 0; i < 5; i++) await page.keyboard.press('ArrowDown');
+  await page.keyboard.press('ArrowRight');
+  for (const run of ['before', 'after', 'difference']) {
+    await choose(page, run);
+    desk.expect(page.url().includes(`run=${run}`), `${run} is not in the address`);
+    pictures.push(await picture(page));
+    numbers.push(await pairNumber(page));
+  }
+  desk.expect(new Set(pictures).size === 3, 'before, after and difference are not three pictures');
+  desk.expect(Math.abs(numbers[1] - numbers[0] - numbers[2]) < 0.0021, `${numbers[1]} less ${numbers[0]} is not ${numbers[2]}`);
+  await choose(page, 'after');
+  await page.reload();
+  desk.expect(await page.locator('#run [value=after]').isChecked(), 'reload forgets the run');
+  await page.focus('#run [value=after]');
+  await page.keyboard.press('ArrowRight');
+  desk.expect(page.url().includes('run=difference'), 'the run cannot be chosen by keyboard');
+  await page.context().close();
+  await lookEverywhere(desk, url, 'difference');
+}
