@@ -1,5 +1,6 @@
 // Spans, head labels and differences on a page of a trace, against what the command says of the same traces.
 import { readFileSync } from 'node:fs';
+import { settled } from './check-zoom.mjs';
 
 const text = (page, selector) => page.locator(selector).innerText();
 const lines = (file) => readFileSync(file, 'utf8').trim().split('\n').map((line) => JSON.parse(line));
@@ -84,16 +85,28 @@ async function compareBands(desk, page) {
   wrong.forEach((what) => desk.fail(what));
 }
 
+/** The lines of the legend of spans: name, and the numbers beside it. */
+const legendOf = (page) =>
+  page.locator('#spans tbody tr').evaluateAll((all) =>
+    all.map((tr) => ({
+      name: tr.querySelector('bdi').innerText,
+      numbers: [...tr.querySelectorAll('td')].map((cell) => cell.innerText),
+    })),
+  );
+
+/** Compares a legend with what `regard stats --spans` says of the head. */
+function compareLegend(desk, legend, spans) {
+  for (const { name, numbers } of legend) {
+    const { mean, last } = spans[name];
+    desk.expect(isNear(numbers[0], mean), `mass of all queries on ${name}: ${numbers[0]}, regard stats says ${mean}`);
+    desk.expect(isNear(numbers[1], last), `mass of the last query on ${name}: ${numbers[1]}, regard stats says ${last}`);
+  }
+}
+
 /** The masses of every head are those of `regard stats --spans`, those of a row the sums of its weights. */
 async function compareMasses(desk, page, masses) {
   for (let i = 0; i < masses.length; i++) {
-    const own = Object.values(ofHead(masses, await headOf(page)).spans);
-    const rows = await page.locator('#spans tbody tr').evaluateAll((all) => all.map((tr) => [...tr.cells].map((c) => c.innerText)));
-    own.forEach(({ mean, last }, span) => {
-      const [name, saidMean, saidLast] = rows[span];
-      desk.expect(isNear(saidMean, mean), `mass of all queries on ${name}: ${saidMean}, regard stats says ${mean}`);
-      desk.expect(isNear(saidLast, last), `mass of the last query on ${name}: ${saidLast}, regard stats says ${last}`);
-    });
+    compareLegend(desk, await legendOf(page), ofHead(masses, await headOf(page)).spans);
     await page.click('#after');
   }
   const box = await page.locator('#body').boundingBox();
@@ -212,4 +225,54 @@ export async function checkDifference(desk, url, [diff]) {
   desk.expect(page.url().includes('run=difference'), 'the run cannot be chosen by keyboard');
   await page.context().close();
   await lookEverywhere(desk, url, 'difference');
+}
+
+/** How many pixels of the margins have the color of each span of the legend. */
+const bandPixels = (page) =>
+  page.evaluate(() => {
+    const canvas = document.getElementById('marks');
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    return [...document.querySelectorAll('#spans .swatch')].map((swatch) => {
+      const color = getComputedStyle(swatch).backgroundColor.match(/\d+/g).map(Number);
+      let count = 0;
+      for (let i = 0; i < data.length; i += 4) if (color.every((c, j) => data[i + j] === c) && data[i + 3] === 255) count++;
+      return count;
+    });
+  });
+
+/** The mass of the pinned row is the sum of the weights that the server tells. */
+async function pinnedMasses(desk, page, url) {
+  const info = await (await fetch(new URL('info.json?site=0', url))).json();
+  const row = Math.floor(info.q_len / 2);
+  await page.fill('#go-row', String(row));
+  await page.fill('#go-key', '0');
+  await page.click('#go button');
+  await page.waitForFunction(() => /\d/.test(document.querySelector('#spans tbody td').innerText));
+  const said = await page.locator('#spans tbody td').allInnerTexts();
+  for (const [i, { name, positions }] of info.k_spans.entries()) {
+    let sum = 0;
+    for (let key = positions[0]; key < positions[1]; key++)
+      sum += (await (await fetch(new URL(`weight/0/${row}/${key}`, url))).json()).weight;
+    desk.expect(isNear(said[i], sum), `mass of row ${row} on ${name}: ${said[i]}, the weights sum to ${sum}`);
+  }
+}
+
+/** `url` is of a server, or of a saved page; of the latter `files` is what `regard stats --spans` says of its head. */
+export async function checkZoomSpans(desk, url, [masses]) {
+  for (const theme of ['dark', 'light']) {
+    const page = await desk.open(url, { theme });
+    await settled(page);
+    await page.waitForTimeout(300);
+    const pixels = await bandPixels(page);
+    desk.expect(pixels.length > 1 && pixels.every((count) => count >= 20), `bands have ${pixels} pixels`);
+    if (!masses) await pinnedMasses(desk, page, url);
+    else {
+      compareLegend(desk, await legendOf(page), lines(masses)[0].spans);
+      desk.expect(await page.locator('#labels dt').first().isVisible(), 'the head has no label');
+    }
+    await noScript(desk, page, `zoom ${theme}`);
+    await desk.png(page, `${masses ? 'static' : 'zoom'}-spans-${theme}`);
+    await desk.axe(page, `zoom with spans ${theme}`);
+    await page.context().close();
+  }
 }
