@@ -247,6 +247,7 @@ impl RunData {
             let rows = SpanRows::of(&layer.data, machine, site.head, spans)?;
             means.extend(rows.means());
             for cell in 0..down {
+                #[expect(clippy::cast_possible_truncation, reason = "16 bits are kept of it")]
                 let of_cell = |span| rows.mean(span, begin(cell)..begin(cell + 1)) as f32;
                 masses.extend((0..spans.len()).map(of_cell));
             }
