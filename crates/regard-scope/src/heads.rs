@@ -22,7 +22,7 @@ use crate::page::escaped;
 use crate::palette::Scale;
 use crate::render::svg;
 use crate::scene::Metrics;
-use crate::trace::{Inputs, Labels, LayerData, Site, Trace, Weights};
+use crate::trace::{Inputs, Labels, Layer, LayerData, Site, Trace, Weights};
 use crate::view::{Style, table};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -190,7 +190,7 @@ fn page(
             cols: layer.cols.clone(),
             run,
             after: after_run.transpose()?.map(|(run, _)| run),
-            change: changes.as_ref().map(|changes| changes[i].mean.js),
+            change: changes.as_ref().map(|changes| told_change(changes[i].mean.js)),
         });
         progress(i + 1, own.len());
     }
@@ -212,6 +212,11 @@ fn page(
         ("/*DATA*/", &data),
     ];
     Ok(fill(TRACE, &parts))
+}
+
+/// The divergence of equal weights is a rounding error; a page says 0.
+fn told_change(js: f64) -> f64 {
+    if js < 1e-9 { 0.0 } else { js }
 }
 
 impl AxisData {
