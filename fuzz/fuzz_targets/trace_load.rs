@@ -26,7 +26,7 @@ static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let words = Labels::new("words", ["a", "b", "c"].map(String::from).to_vec());
     let axes = [("words".to_string(), words), ("keys".to_string(), Labels::counted("keys", 5))];
     let layers = data.into_iter().enumerate().map(layer).collect();
-    Trace { title: "whole".into(), axes: BTreeMap::from(axes), layers }.to_bytes().unwrap()
+    Trace { title: "whole".into(), axes: BTreeMap::from(axes), layers, ..Trace::default() }.to_bytes().unwrap()
 });
 
 fuzz_target!(|data: &[u8]| {

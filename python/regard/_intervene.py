@@ -59,6 +59,22 @@ class Rule(NamedTuple):
         return self.kind in (None, site.kind) and (self.layers is None or site.layer in self.layers)
 
 
+def _text(given: dict[str, Any]) -> str:
+    """A rule in words: `layers 1, heads 2 3, rows 20.., keys 0..10: drop`."""
+    places = []
+    for name in (name for name in PLACES if given.get(name) is not None):
+        of = given[name]
+        if name in ("rows", "keys"):
+            of = f"{of[0]}..{'' if of[1] is None else of[1]}"
+        elif isinstance(of, Iterable) and not isinstance(of, str):
+            of = " ".join(str(one) for one in of)
+        places.append(f"{name} {of}")
+    action = next(name for name in ACTIONS if given.get(name) is not None and given[name] is not False)
+    value = given[action]
+    told = "" if action == "drop" else f" {value}" if isinstance(value, (int, float)) else f" of {type(value).__name__}"
+    return f"{', '.join(places) or 'everywhere'}: {action}{told}"
+
+
 def _indices(name: str, given: Any) -> Optional[list[int]]:
     if given is None:
         return None
@@ -89,7 +105,10 @@ class Interventions:
 
     def __init__(self, model: torch.nn.Module, rules: Iterable[Any]):
         self.calls = ModelCalls(model)
-        self.rules = [Rule.of(rule) for rule in rules]
+        given = list(rules)
+        self.rules = [Rule.of(rule) for rule in given]
+        self.texts = [_text(rule) for rule in given]
+        """The rules as a reader of a report needs them."""
         self._row = 0
         self._seen: dict[tuple[str, int], int] = {}
         self.used: set[int] = set()

@@ -6,6 +6,7 @@ import html
 import json
 import math
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import regard
 
 from . import _arrays, _regard, masks
 from ._record import SMALL, Call, Record, cell_starts
+from ._spans import Span, SpanOptions
 from .lens import Capture, axes_of
 
 CELLS = 128
@@ -25,12 +27,15 @@ CELLS = 128
 
 
 class Layer(NamedTuple):
-    """One attention layer of a trace: metadata, arrays, and the axes of rows and columns."""
+    """One attention layer of a trace: metadata, arrays, and the axes of rows and columns, which are cells if it is pooled."""
 
     about: dict[str, Any]
     arrays: list[np.ndarray]
     rows: dict[str, Any]
     cols: dict[str, Any]
+    starts: tuple[list[int], list[int]]
+    """Position at which each row and each column begins, and the end of the last one."""
+    pooled: bool = False
 
 
 class Ranges(NamedTuple):
@@ -43,7 +48,7 @@ class Ranges(NamedTuple):
 def trace_of(seen: Capture, item: int, only_exact: bool) -> Any:
     """Trace of one batch item. If a layer has no exact weights and they cannot be recomputed: raise with `only_exact`, else use the pooled
     map."""
-    return _native(seen.title, [_layer(seen, record, item, only_exact) for record in _of(seen, item)])
+    return _native(seen, [_layer(seen, record, item, only_exact) for record in _of(seen, item)])
 
 
 def _of(seen: Capture, item: int) -> list[Record]:
@@ -60,14 +65,14 @@ def _of_item(seen: Capture, record: Record, array: np.ndarray, item: int) -> np.
     return array[seen.index(record.shape[0], item)]
 
 
-def _native(title: str, layers: list[Layer]) -> Any:
+def _native(seen: Capture, layers: list[Layer]) -> Any:
     axes: dict[str, Any] = {}
     about, arrays = [], []
     for layer in layers:
         names = [_axis(axes, side) for side in (layer.rows, layer.cols)]
         about.append({**layer.about, "rows": names[0], "cols": names[1]})
         arrays += layer.arrays
-    text = json.dumps({"title": title, "axes": axes, "layers": about})
+    text = json.dumps({"title": seen.title, "axes": axes, "layers": about, "interventions": seen._run.interventions})
     return _regard.Trace(text, [_arrays.memory(x) for x in arrays])
 
 
@@ -82,20 +87,32 @@ def _axis(axes: dict[str, Any], side: dict[str, Any]) -> str:
 
 
 def _layer(seen: Capture, record: Record, item: int, only_exact: bool) -> Layer:
-    about = {"layer": record.layer, "kind": record.kind}
     places = _places(seen, record, item)
     if record.has_inputs:
         inputs = _inputs(record, seen.index(record.shape[0], item), places)
         if inputs is not None:
             options, arrays, places = inputs
-            return Layer({**about, **options}, arrays, *_sides(seen, record, item, places))
-    small = max(record.q_len, record.k_len) <= SMALL
-    if record.exact or (record.has_inputs and small):
-        weights = _of_item(seen, record, record.tile(places.rows, places.keys), item)
-        return Layer(about, [_f32(weights)], *_sides(seen, record, item, places))
+            return Layer({**_about(record), **options}, arrays, *_sides(seen, record, item, places))
+    if _has_weights(record):
+        return _weights(seen, record, item)
     if only_exact:
         raise ValueError(_why_not(record))
-    return _pooled(seen, record, item, about)
+    return _pooled(seen, record, item)
+
+
+def _about(record: Record) -> dict[str, Any]:
+    return {"layer": record.layer, "kind": record.kind}
+
+
+def _has_weights(record: Record) -> bool:
+    return record.exact or (record.has_inputs and max(record.q_len, record.k_len) <= SMALL)
+
+
+def _weights(seen: Capture, record: Record, item: int) -> Layer:
+    """Layer from all weights."""
+    places = _places(seen, record, item)
+    weights = _of_item(seen, record, record.tile(places.rows, places.keys), item)
+    return Layer(_about(record), [_f32(weights)], *_sides(seen, record, item, places))
 
 
 def _why_not(record: Record) -> str:
@@ -108,12 +125,11 @@ def _why_not(record: Record) -> str:
     )
 
 
-def _pooled(seen: Capture, record: Record, item: int, about: dict[str, Any]) -> Layer:
+def _pooled(seen: Capture, record: Record, item: int) -> Layer:
     """Layer from the pooled map."""
-    sides = []
-    for axis, starts, shift in zip(axes_of(record.kind, seen._translates), record.cells, (_first(record), 0)):
-        sides.append(_grouped(seen, axis, item, [int(start) + shift for start in starts]))
-    return Layer(about, [_f32(_of_item(seen, record, record.map, item))], *sides)
+    rows, cols = ([int(start) + shift for start in starts] for starts, shift in zip(record.cells, (_first(record), 0)))
+    sides = [_grouped(seen, axis, item, starts) for axis, starts in zip(axes_of(record.kind, seen._translates), (rows, cols))]
+    return Layer(_about(record), [_f32(_of_item(seen, record, record.map, item))], *sides, starts=(rows, cols), pooled=True)
 
 
 def _grouped(seen: Capture, axis: str, item: int, starts: list[int]) -> dict[str, Any]:
@@ -134,14 +150,16 @@ def _first(record: Record) -> int:
     return 0 if record.kind == "cross" else record.first
 
 
-def _sides(seen: Capture, record: Record, item: int, places: Ranges) -> list[dict[str, Any]]:
+def _sides(seen: Capture, record: Record, item: int, places: Ranges) -> tuple[dict[str, Any], dict[str, Any], tuple[list[int], list[int]]]:
+    """Axes of rows and columns, and the positions of these."""
     first = _first(record)
-    found = []
+    found, starts = [], []
     for axis, (begin, end), shift in zip(axes_of(record.kind, seen._translates), places, (first, 0)):
         words = seen.labels(axis, item)
         names = [words[i] if i < len(words) else str(i) for i in range(begin + shift, end + shift)]
         found.append({"title": axis, "labels": names})
-    return found
+        starts.append(list(range(begin + shift, end + shift + 1)))
+    return found[0], found[1], (starts[0], starts[1])
 
 
 def _places(seen: Capture, record: Record, item: int) -> Ranges:
@@ -239,22 +257,85 @@ def _rule(call: Call, item: int, k_len: int) -> tuple[str, tuple[int, int]] | No
 DATA = '<script type="application/json" id="data">'
 
 
-def write(seen: Capture, path: str | os.PathLike, item: int) -> None:
+def write(
+    seen: Capture, path: str | os.PathLike, item: int, spans: Mapping[str, Any] | None = None, against: Capture | None = None
+) -> None:
     """Write the HTML page of a trace with the recorded statistics and the top tokens."""
     records = _of(seen, item)
-    page = _native(seen.title, [_layer(seen, record, item, only_exact=False) for record in records]).page(CELLS)
+    named = _fixed(spans) if spans is not None else {}
+    others = [] if against is None else _others(records, _of(against, item))
+    if against is None:
+        layers, after = [_layer(seen, record, item, only_exact=False) for record in records], None
+    else:
+        pairs = [_pair((seen, record), (against, other), item) for record, other in zip(records, others)]
+        layers, after = [pair[0] for pair in pairs], _native(against, [pair[1] for pair in pairs])
+    if named:
+        layers = [_with_spans(layer, named) for layer in layers]
+    page = _native(seen, layers).page(CELLS, after)
     head, rest = page.split(DATA, 1)
     data, tail = rest.split("</script>", 1)
     page_data = json.loads(data)
-    heads = [(record, i) for record in records for i in range(record.shape[1])]
-    means = {id(record): record.means for record in records}
-    for site, (record, i) in zip(page_data["sites"], heads):
-        site["head"] = record.heads[i]
-        site["stats"] = {name: _finite(_of_item(seen, record, numbers, item)[i]) for name, numbers in means[id(record)].items()}
+    heads = [(at, i) for at, record in enumerate(records) for i in range(record.shape[1])]
+    means = [record.means for record in records]
+    means_after = [record.means for record in others]
+    for site, (at, i) in zip(page_data["sites"], heads):
+        site["head"] = records[at].heads[i]
+        runs = [(site, seen, records[at], means[at])]
+        if against is not None:
+            runs.append((site["after"], against, others[at], means_after[at]))
+        for run, of, record, numbers in runs:
+            run["stats"] = {name: _finite(_of_item(of, record, x, item)[i]) for name, x in numbers.items()}
+            if layers[at].pooled:
+                run.update(labels=[], spans=[], masses="")  # a maximum over a cell is not its mass
+        if against is not None and layers[at].pooled:
+            site["change"] = None
     data = json.dumps(page_data).replace("<", "\\u003c")
     more = "\n".join(_sections(seen, records, item))
     head = head.replace("</main>", f"{more}\n</main>", 1).replace("</style>", f"{STYLE}</style>", 1)
     _regard.write(os.fspath(path), f"{head}{DATA}{data}</script>{tail}")
+
+
+def _fixed(spans: Mapping[str, Any]) -> dict[str, Span]:
+    """Spans of a report: positions that do not depend on a row."""
+    found = SpanOptions.of(spans, None, "all").spans
+    for name, (start, _) in found.items():
+        if start < 0:
+            raise ValueError(f"spans[{name!r}]: {start} counts from the position of a row; a report needs positions from 0 on")
+    return found
+
+
+def _with_spans(layer: Layer, spans: dict[str, Span]) -> Layer:
+    """A layer whose axes have the spans: positions of the axis, or cells that have one of these."""
+    sides = []
+    for side, starts in zip((layer.rows, layer.cols), layer.starts):
+        found = []
+        for name, (begin, end) in spans.items():
+            first = int(np.searchsorted(starts[1:], begin, "right"))
+            stop = len(starts) - 1 if end is None else int(np.searchsorted(starts[:-1], end, "left"))
+            found.append((name, {"start": first, "end": max(first, stop)}))
+        sides.append({**side, "spans": found})
+    return layer._replace(rows=sides[0], cols=sides[1])
+
+
+def _others(records: list[Record], others: list[Record]) -> list[Record]:
+    """Records of another run, in the order of those of the first."""
+    found = {(other.kind, other.layer): other for other in others}
+    for record in records:
+        other = found.get((record.kind, record.layer))
+        if other is None or other.heads != record.heads:
+            what = "not recorded there" if other is None else f"heads {list(other.heads)}, expected {list(record.heads)}"
+            raise ValueError(f"against: {record.kind} layer {record.layer}: {what}; capture both runs with the same options")
+    return [found[record.kind, record.layer] for record in records]
+
+
+def _pair(own: tuple[Capture, Record], other: tuple[Capture, Record], item: int) -> tuple[Layer, Layer]:
+    """The same layer of two runs in one form, with the same rows and keys."""
+    layers = tuple(_layer(*run, item, only_exact=False) for run in (own, other))
+    if not any(layer.pooled for layer in layers) and layers[0].starts == layers[1].starts:
+        return layers
+    if all(_has_weights(record) for _, record in (own, other)):
+        return tuple(_weights(*run, item) for run in (own, other))
+    return tuple(_pooled(*run, item) for run in (own, other))
 
 
 def _finite(x: float) -> float | None:
@@ -486,7 +567,7 @@ def glance(seen: Capture) -> str:
         return f"<p>{html.escape(repr(seen))}</p>"
     maps, values = [], []
     for record in seen:
-        layer = _pooled(seen, record, 0, {})
+        layer = _pooled(seen, record, 0)
         for i, head in enumerate(record.heads):
             maps.append({"layer": record.layer, "head": head, "kind": record.kind, "rows": layer.rows, "cols": layer.cols})
             values.append(layer.arrays[0][i])

@@ -139,6 +139,8 @@ class _Run:
         """Input ids of each axis, `[batch, len]` per forward pass."""
         self.real: dict[str, list[np.ndarray]] = {}
         """Which of them are not padding."""
+        self.interventions: list[str] = []
+        """Rules of `regard.hf.intervene` under which the model ran."""
 
 
 class _Recorder(ModelCalls):
@@ -190,6 +192,8 @@ class _Recorder(ModelCalls):
             if head >= q.shape[1]:
                 raise ValueError(f"heads: no head {head} in {site.kind} layer {site.layer}, which has {q.shape[1]}")
         record = run.records.get(site[:2])
+        if not run.records:
+            run.interventions = [text for active in _callbacks.interventions if module in active.calls.names for text in active.texts]
         if record is None:
             first = 0 if site.kind == "cross" else call.start
             record = run.records[site[:2]] = self._record_type(*site, self._options, first)
@@ -424,11 +428,18 @@ class Capture:
 
     # ---- reports and files ----
 
-    def report(self, path: str | os.PathLike, item: int = 0) -> None:
-        """Write a self-contained HTML page: attention maps, statistics and top tokens of every head, for one batch item."""
+    def report(
+        self, path: str | os.PathLike, item: int = 0, spans: Mapping[str, Any] | None = None, against: Capture | None = None
+    ) -> None:
+        """Write a self-contained HTML page: attention maps, statistics and top tokens of every head, for one batch item.
+
+        spans    names and positions, `{"instruction": (0, 40), "context": (40, None)}`: shown as bands beside the maps, with the mass on each
+        against  the capture of another run over the same tokens, such as one after an intervention: each head before, after, and as a
+                 difference
+        """
         from . import _report
 
-        _report.write(self, path, item)
+        _report.write(self, path, item, spans, against)
 
     def to_trace(self, path: str | os.PathLike, item: int = 0) -> None:
         """Write a trace of one batch item, for `regard look`, `regard stats`, `regard audit` and `regard diff`.

@@ -7,7 +7,7 @@ use regard::Machine;
 use regard_scope::render::svg;
 use regard_scope::{
     GridItem, Inputs, Labels, Layer, LayerData, Map, Metrics, Scale, Scene, Style, Theme, Weights,
-    grid, heat, table, trace_page, write_atomically,
+    difference_page, grid, heat, table, trace_page, write_atomically,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -20,6 +20,8 @@ struct About {
     title: String,
     axes: BTreeMap<String, Labels>,
     layers: Vec<AboutLayer>,
+    #[serde(default)]
+    interventions: Vec<String>,
 }
 
 /// One attention: q, k and lse with their options, or weights alone.
@@ -56,7 +58,8 @@ impl Trace {
         for layer in about.layers {
             layers.push(layer.with(&mut arrays)?);
         }
-        Ok(Self(regard_scope::Trace { title: about.title, axes: about.axes, layers }))
+        let About { title, axes, interventions, .. } = about;
+        Ok(Self(regard_scope::Trace { title, axes, layers, interventions }))
     }
 
     /// Writes the file: whole, or not at all.
@@ -64,9 +67,14 @@ impl Trace {
         py.detach(|| self.0.save(&path)).map_err(refused)
     }
 
-    /// A page with every head, maps of at most `cells` cells each way.
-    fn page(&self, py: Python<'_>, cells: usize) -> PyResult<String> {
-        let page = py.detach(|| trace_page(&self.0, Machine::detect(), cells, &mut |_, _| {}));
+    /// A page with every head, maps of at most `cells` cells each way; of the difference from another trace, if there is one.
+    #[pyo3(signature = (cells, against=None))]
+    fn page(&self, py: Python<'_>, cells: usize, against: Option<&Self>) -> PyResult<String> {
+        let (own, machine) = (&self.0, Machine::detect());
+        let page = py.detach(|| match against {
+            Some(Self(after)) => difference_page(own, after, machine, cells, &mut |_, _| {}),
+            None => trace_page(own, machine, cells, &mut |_, _| {}),
+        });
         page.map_err(refused)
     }
 }

@@ -443,12 +443,18 @@ pub(crate) struct LookArgs {
     /// Logarithmic color scale
     #[arg(long)]
     pub(crate) log: bool,
+    /// Name parts of the text on a page: a file with a line for each part, as in `context 40..900`
+    #[arg(long, value_name = "FILE", conflicts_with = "mpi")]
+    pub(crate) spans: Option<PathBuf>,
+    /// Page of the difference from another trace of the same text, such as one after an intervention
+    #[arg(long, value_name = "TRACE", conflicts_with = "mpi")]
+    pub(crate) against: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) show: ShowArgs,
     #[command(flatten)]
     pub(crate) mpi: MpiArgs,
     /// Serve a zoomable map on localhost until Ctrl-C
-    #[arg(long, conflicts_with_all = ["out", "view", "rows", "log", "theme", "width", "mpi"])]
+    #[arg(long, conflicts_with_all = ["out", "view", "rows", "log", "against", "theme", "width", "mpi"])]
     pub(crate) serve: bool,
     /// Port [default: any free one]
     #[arg(

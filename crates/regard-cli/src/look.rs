@@ -6,11 +6,11 @@ use crate::ranks::on_ranks;
 use crate::serve;
 use crate::show::{Target, progress, show, style, told};
 use crate::source;
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use regard::Machine;
 use regard_scope::{
-    GridItem, Map, Scale, Scene, Site, Style, Trace, Zoom, alignment, flow, grid, heat, printable,
-    trace_page, write_atomically, zoom_page_of,
+    GridItem, Map, Scale, Scene, Site, Style, Trace, Zoom, alignment, difference_page, flow, grid,
+    heat, printable, trace_page, write_atomically, zoom_page_of,
 };
 use serde_json::json;
 use std::io::Write;
@@ -26,7 +26,13 @@ pub(crate) fn run(args: &LookArgs, format: Format) -> Result<()> {
     let target = Target::of(args.show.out.as_deref())?;
     check(args, target, format)?;
     if !args.mpi.mpi {
-        return on_ranks(args.mpi, |_| draw(source::read(&args.source)?, args, (target, format)));
+        return on_ranks(args.mpi, |_| {
+            let mut trace = source::read(&args.source)?;
+            if let Some(file) = &args.spans {
+                source::name_spans(&mut trace, &source::spans(file)?);
+            }
+            draw(trace, args, (target, format))
+        });
     }
     on_ranks(args.mpi, |ranks| {
         let mut arrays = LongArrays::open(&args.source)?;
@@ -57,6 +63,10 @@ fn draw(trace: Trace, args: &LookArgs, (target, format): (Target, Format)) -> Re
     if let (Target::Html, Some(path)) = (target, &args.show.out) {
         let page = if view == ViewArg::Zoom {
             zoom_page_of(&Zoom::new(trace, machine), first, &mut progress("tiles")?)?
+        } else if let Some(after) = &args.against {
+            let after = source::read_against(after, &args.source)?;
+            difference_page(&trace, &after, machine, FEW_CELLS, &mut progress("heads")?)
+                .map_err(|e| anyhow!("--against: {e}"))?
         } else {
             trace_page(&trace, machine, FEW_CELLS, &mut progress("heads")?)?
         };
@@ -79,6 +89,12 @@ fn check(args: &LookArgs, target: Target, format: Format) -> Result<()> {
         (Target::Html | Target::Svg | Target::Png, Format::Json) => {
             Some("--out and --format json: give one")
         }
+        _ if args.against.is_some() && (target != Target::Html || zooms) => {
+            Some("--against: the difference is a page of all heads; write .html without --view")
+        }
+        _ if args.spans.is_some() && target != Target::Html && !args.serve => Some(
+            "--spans: parts of the text are named on pages; write .html, or give --serve; as numbers: regard stats --spans",
+        ),
         (Target::Html, _) if args.rows.is_some() => {
             Some("--rows: a page holds all queries; leave it out, or write .svg or .png")
         }

@@ -12,12 +12,21 @@ use regard_scope::{Inputs, Labels, Layer, LayerData, Trace, parse_mask, read_npy
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Reads a trace, or makes one.
 pub(crate) fn read(args: &SourceArgs) -> Result<Trace> {
-    let trace = read_plain(args)?;
+    weighted(read_plain(args)?, args)
+}
+
+/// Reads the trace that another one is compared with.
+pub(crate) fn read_against(path: &Path, args: &SourceArgs) -> Result<Trace> {
+    weighted(read_trace(path)?, args)
+}
+
+fn weighted(trace: Trace, args: &SourceArgs) -> Result<Trace> {
     if !args.value_weighted {
         return Ok(trace);
     }
@@ -97,6 +106,41 @@ pub(crate) fn read_trace(path: &Path) -> Result<Trace> {
     Ok(trace)
 }
 
+/// A part of a text: its name, its positions.
+pub(crate) type Span = (String, Range<usize>);
+
+/// A line for each span: a name without spaces, and positions from 0 on, `A..B` or `A..` up to the last one.
+pub(crate) fn spans(file: &Path) -> Result<Vec<Span>> {
+    let wanted = "give a name and positions, as in: context 40..900";
+    let text = text::read(file, text::WORDS)?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let parsed = lines.map(|(i, line)| {
+        let parse = || {
+            let (name, range) = line.trim().rsplit_once(char::is_whitespace)?;
+            let (start, end) = range.split_once("..")?;
+            let end = if end.is_empty() { usize::MAX } else { end.parse().ok()? };
+            let range = start.parse().ok()?..end;
+            (range.start <= range.end).then(|| (name.trim().to_owned(), range))
+        };
+        parse().ok_or_else(|| anyhow!("line {}: {:?}: {wanted}", i + 1, line.trim()))
+    });
+    let spans: Vec<Span> =
+        parsed.collect::<Result<_>>().with_context(|| file.display().to_string())?;
+    if spans.is_empty() {
+        bail!("{}: no spans; {wanted}", file.display());
+    }
+    Ok(spans)
+}
+
+/// Names parts of the text of a trace: positions of every axis of keys.
+pub(crate) fn name_spans(trace: &mut Trace, spans: &[Span]) {
+    for layer in &trace.layers {
+        if let Some(axis) = trace.axes.get_mut(&layer.cols) {
+            axis.spans = spans.to_vec();
+        }
+    }
+}
+
 pub(crate) fn has_ending(path: &Path, ending: &str) -> bool {
     path.extension().is_some_and(|own| own.eq_ignore_ascii_case(ending))
 }
@@ -144,7 +188,7 @@ pub(crate) fn trace_of_arrays(args: &SourceArgs, labels: [Labels; 2], data: Laye
         path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default()
     };
     let names: Vec<String> = args.files.iter().map(name).collect();
-    Trace { title: names.join(" "), axes, layers }
+    Trace { title: names.join(" "), axes, layers, ..Trace::default() }
 }
 
 fn words(path: &Path) -> Result<Vec<String>> {

@@ -4,19 +4,16 @@ use crate::args::{Format, StatsArgs};
 use crate::long_arrays::LongArrays;
 use crate::ranks::on_ranks;
 use crate::show::{Target, progress, show, style};
-use crate::source;
-use crate::text;
-use anyhow::{Context, Result, anyhow, bail};
+use crate::source::{self, Span};
+use anyhow::{Result, bail};
 use regard::Machine;
 use regard_scope::{HeadStats, Scale, Site, Trace, printable, span_mass, stats, table};
 use serde_json::json;
 use std::io::Write;
-use std::ops::Range;
-use std::path::Path;
 
 pub(crate) fn run(args: &StatsArgs, format: Format) -> Result<()> {
     if let Some(file) = &args.spans {
-        let spans = spans(file)?;
+        let spans = source::spans(file)?;
         return print_masses(&source::read(&args.source)?, &spans, format);
     }
     let target = Target::of(args.show.out.as_deref())?;
@@ -86,34 +83,8 @@ fn print(all: &[HeadStats], args: &StatsArgs, (target, format): (Target, Format)
     Ok(())
 }
 
-/// A part of a text: its name, its positions.
-type Span = (String, Range<usize>);
-
 /// Characters of a column.
 const WIDTH: usize = 12;
-
-/// A line for each span: a name without spaces, and positions from 0 on, `A..B` or `A..` up to the last one.
-fn spans(file: &Path) -> Result<Vec<Span>> {
-    let wanted = "give a name and positions, as in: context 40..900";
-    let text = text::read(file, text::WORDS)?;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let parsed = lines.map(|(i, line)| {
-        let parse = || {
-            let (name, range) = line.trim().rsplit_once(char::is_whitespace)?;
-            let (start, end) = range.split_once("..")?;
-            let end = if end.is_empty() { usize::MAX } else { end.parse().ok()? };
-            let range = start.parse().ok()?..end;
-            (range.start <= range.end).then(|| (name.trim().to_owned(), range))
-        };
-        parse().ok_or_else(|| anyhow!("line {}: {:?}: {wanted}", i + 1, line.trim()))
-    });
-    let spans: Vec<Span> =
-        parsed.collect::<Result<_>>().with_context(|| file.display().to_string())?;
-    if spans.is_empty() {
-        bail!("{}: no spans; {wanted}", file.display());
-    }
-    Ok(spans)
-}
 
 fn print_masses(trace: &Trace, spans: &[Span], format: Format) -> Result<()> {
     let all = span_mass(trace, Machine::detect(), spans, &mut progress("layers")?)?;

@@ -79,7 +79,12 @@ fn trace() -> Trace {
     };
     let words = ["好久", "不见", "long", "time", "see"].map(String::from).to_vec();
     let axes = BTreeMap::from([("words".to_string(), Labels::new("word", words))]);
-    Trace { title: "a greeting".into(), axes, layers: (0..2).map(layer).collect() }
+    Trace {
+        title: "a greeting".into(),
+        axes,
+        layers: (0..2).map(layer).collect(),
+        ..Trace::default()
+    }
 }
 
 #[test]

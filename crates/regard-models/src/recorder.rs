@@ -144,6 +144,6 @@ impl Recorder {
             (name.to_string(), Labels::new(*name, tokens.clone()))
         };
         let axes: BTreeMap<String, Labels> = axes.iter().map(labels).collect();
-        Trace { title: title.into(), axes, layers: self.layers }
+        Trace { title: title.into(), axes, layers: self.layers, ..Trace::default() }
     }
 }

@@ -43,7 +43,7 @@ impl Case {
             value_norms: Vec::new(),
         };
         let axes = BTreeMap::from([("x".to_string(), Labels::counted("x", LEN))]);
-        Trace { title: String::new(), axes, layers: vec![layer] }
+        Trace { title: String::new(), axes, layers: vec![layer], ..Trace::default() }
     }
 
     fn plan(&self) -> Plan<'static, f32> {

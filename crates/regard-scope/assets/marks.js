@@ -31,14 +31,37 @@ function drawMarks() {
   // Labels stand at the edge of the map while that is in sight, else at the edge of the viewer.
   const edge = { x: v.x + Math.max(0, -v.left * v.px), y: v.y + Math.max(0, -v.top * v.px) };
   if (edge.x < width && edge.y < height) {
-    for (const axis of ['k', 'q']) drawAxis(context, v, edge, pens, axis);
-    drawTitles(context, edge, pens);
+    for (const axis of ['k', 'q']) drawBands(context, v, edge, axis);
+    const [rows, cols] = ['q', 'k'].map((axis) => marginOf(bandsOf(axis).map((band) => band.lane)));
+    const labels = { x: edge.x - rows, y: edge.y - cols };
+    for (const axis of ['k', 'q']) drawAxis(context, v, labels, pens, axis);
+    drawTitles(context, labels, pens);
   }
   drawPointed(context, v, pens);
   drawBadge();
   // The small map says where we are; when all is in sight it would only cover something.
   const all = Math.min(v.width / info.k_len, v.height / info.q_len) * 1.02 >= v.px;
   viewer.navigator.element.style.visibility = all ? 'hidden' : 'visible';
+}
+
+/** The spans of an axis with their lanes and colors; the legend has the colors as the theme has them. */
+function bandsOf(axis) {
+  const spans = info[`${axis}_spans`];
+  const lanes = lanesOf(spans.map((span) => span.positions));
+  return spans.map(({ positions }, i) => ({ positions, lane: lanes[i], color: i % SPAN_COLORS }));
+}
+
+/** The bands of the spans, between the labels and the map. */
+function drawBands(context, v, edge, axis) {
+  const down = axis === 'q';
+  const [first, extent, begin] = down ? [v.top, v.height, v.y] : [v.left, v.width, v.x];
+  for (const { positions, lane, color } of bandsOf(axis)) {
+    const [start, end] = positions.map((at) => begin + clamp((at - first) * v.px, 0, extent));
+    context.fillStyle = getComputedStyle(byId('spans').querySelector(`.span-${color}`)).backgroundColor;
+    const from = (down ? edge.x : edge.y) - (lane + 1) * BAND;
+    if (down) context.fillRect(from, start, BAND - 2, end - start);
+    else context.fillRect(start, from, end - start, BAND - 2);
+  }
 }
 
 /** 1, 2 or 5 times a power of ten: the smallest such step that leaves `room` px between ticks. */

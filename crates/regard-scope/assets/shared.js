@@ -80,3 +80,49 @@ function drawLegend(first, ticks) {
   });
   byId('legend').querySelector('ol').replaceChildren(...marks);
 }
+
+// ---- Spans and labels of heads ----
+
+const BAND = 6; // px of a band of a span and the gap beside it
+const SPAN_COLORS = 8; // of the style sheet; more spans than these share colors, and are told apart by their names
+
+/** A lane for each span [start, end], so that spans that overlap lie beside each other. */
+function lanesOf(spans) {
+  const ends = []; // of each lane
+  return spans.map(([start, end]) => {
+    const found = ends.findIndex((last) => last <= start);
+    const lane = found < 0 ? ends.length : found;
+    ends[lane] = end;
+    return lane;
+  });
+}
+
+/** Px that the bands of so many lanes take. */
+const marginOf = (lanes) => BAND * Math.max(0, ...lanes.map((lane) => lane + 1));
+
+/** The legend of spans, and numbers beside it: columns [head, what it is, text of each span]. */
+function drawSpanTable(spans, columns) {
+  byId('spans').hidden = spans.length === 0;
+  const head = (text, title) => el('th', { scope: 'col', title }, text);
+  const heads = [head('span', 'Name and positions'), ...columns.map(([text, title]) => head(text, title))];
+  const lines = spans.map(({ name, positions: [start, end] }, i) => {
+    const swatch = el('i', { class: `swatch span-${i % SPAN_COLORS}` });
+    const places = el('small', {}, ` ${whole(start)}–${whole(Math.max(start, end - 1))}`);
+    const label = el('th', { scope: 'row', title: `${name}: positions ${start} to ${end}, the last one left out` });
+    label.append(swatch, word(name), places);
+    return el('tr', {}, label, ...columns.map(([, , texts]) => el('td', {}, texts[i] ?? '–')));
+  });
+  byId('spans').querySelector('thead').replaceChildren(el('tr', {}, ...heads));
+  byId('spans').querySelector('tbody').replaceChildren(...lines);
+}
+
+/** What the detectors found in a head, with definitions. */
+function drawLabels(labels) {
+  const items = labels.flatMap(({ name, score, definition }) => [
+    el('dt', {}, name),
+    el('dd', {}, score.toFixed(2)),
+    el('dd', { class: 'why' }, definition),
+  ]);
+  byId('labels').querySelector('dl').replaceChildren(...items);
+  byId('labels').hidden = items.length === 0;
+}

@@ -2,12 +2,10 @@
 // Everything is in the page; nothing is fetched. The address (#...) holds what is shown, so a reload,
 // a bookmark or a link sent to a friend opens the same picture.
 
-const data = JSON.parse(byId('data').textContent);
-const HIDDEN = 65535; // the stored number of a pair the mask hides
-const DECADES = 6; // reach of the log scale: below 10^-6 a weight is drawn as none
 const MIN_CELL = 10; // px: a label below this cannot be read, so the map scrolls rather than shrinks
 const LINE_PITCH = 17; // px per token in the flow; the style sheet says the same
 const MAX_LINES = 2000; // more lines than this are a grey cloud
+const CHANGED = 8; // heads in the list of those that changed most
 
 // What a reader may not know; other statistics are shown by name alone.
 const MEANING = {
@@ -16,24 +14,19 @@ const MEANING = {
   distance: 'How far away the keys are that a query looks at, in positions, averaged by weight.',
   first: 'How much weight goes to the first key.',
   largest: 'The weight of the key that a query looks at most.',
+  change: 'How far apart the weights are before and after: the mean Jensen-Shannon divergence of a query, in nats, at most 0.693.',
 };
 
-palettes = data.palettes;
-const sites = data.sites;
-const kinds = [...new Set(sites.map((s) => s.kind))];
-const stats = [...new Set(sites.flatMap((s) => Object.keys(s.stats || {})))];
-Object.assign(state, { view: 'heads', site: 0, scale: 'linear', stat: stats[0], lines: null });
+const stats = [
+  ...(data.against ? ['change'] : []),
+  ...new Set(sites.flatMap((s) => Object.keys(s.stats || {}))),
+  ...new Set(sites.flatMap((s) => spansOf(s, 'cols').map((span) => ON_SPAN + span.name))),
+];
+Object.assign(state, { view: 'heads', run: 'before', site: 0, scale: 'linear', stat: stats[0], lines: null });
 const at = { row: null, col: null }; // the pair under the pointer or the keyboard
 let token = null; // the token of the flow whose lines are shown alone: { side, index }
 
 // ---- Small helpers ----
-
-function labelsOf(site, side) {
-  const axis = data.axes[site[side]];
-  return axis ? axis.labels : [];
-}
-
-const nameOf = (site) => (kinds.length > 1 ? `${site.kind}, ` : '') + `layer ${site.layer}, head ${site.head}`;
 
 /** The step an arrow key asks for: [down, right]; null for other keys. */
 function step(key) {
@@ -48,78 +41,6 @@ function step(key) {
     End: [0, 1e9],
   };
   return steps[key] || null;
-}
-
-// ---- Weights and colors ----
-
-const decoded = new Map();
-
-/** [rows, cols] stored numbers of a site; decoded once, when first looked at. */
-function stored(index) {
-  if (!decoded.has(index)) {
-    const bytes = Uint8Array.from(atob(sites[index].weights), (c) => c.charCodeAt(0));
-    const view = new DataView(bytes.buffer);
-    decoded.set(
-      index,
-      Uint16Array.from({ length: bytes.length >> 1 }, (_, i) => view.getUint16(2 * i, true)),
-    );
-  }
-  return decoded.get(index);
-}
-
-const weightOf = (u) => (u / 65534) ** 2;
-
-function colorIndex(weight) {
-  const t = state.scale === 'log' ? 1 + Math.log10(weight) / DECADES : weight;
-  return Math.round(255 * clamp(t, 0, 1));
-}
-
-const inks = new Map();
-
-/** The pixel of each stored number. Hidden pairs stay transparent: the paper shows through. */
-function ink() {
-  const key = `${theme()} ${state.scale}`;
-  if (!inks.has(key)) {
-    const palette = Uint32Array.from({ length: 256 }, (_, i) => {
-      const [r, g, b] = rgb(i);
-      return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
-    });
-    const table = new Uint32Array(65536);
-    for (let u = 0; u < HIDDEN; u++) table[u] = palette[colorIndex(weightOf(u))];
-    inks.set(key, table);
-  }
-  return inks.get(key);
-}
-
-/** Draws a site with one pixel per pair, or the strongest of several where `limit` is smaller. */
-function paint(canvas, index, limit) {
-  const site = sites[index];
-  const rows = labelsOf(site, 'rows').length;
-  const cols = labelsOf(site, 'cols').length;
-  const pool = Math.max(1, Math.ceil(Math.max(rows, cols) / limit));
-  const height = (canvas.height = Math.ceil(rows / pool));
-  const width = (canvas.width = Math.ceil(cols / pool));
-  const from = stored(index);
-  const most = new Int32Array(width * height).fill(-1); // -1: hidden in all its pairs
-  for (let r = 0; r < rows; r++) {
-    const line = Math.floor(r / pool) * width;
-    for (let c = 0; c < cols; c++) {
-      const u = from[r * cols + c];
-      const to = line + Math.floor(c / pool);
-      if (u !== HIDDEN && u > most[to]) most[to] = u;
-    }
-  }
-  const table = ink();
-  const context = canvas.getContext('2d');
-  const image = context.createImageData(width, height);
-  const pixels = new Uint32Array(image.data.buffer);
-  for (let i = 0; i < most.length; i++) pixels[i] = most[i] < 0 ? 0 : table[most[i]];
-  context.putImageData(image, 0, 0);
-}
-
-function scaleTicks() {
-  if (state.scale === 'log') return [-6, -4, -2, 0].map((n) => [1 + n / DECADES, power(n)]);
-  return [0, 0.25, 0.5, 0.75, 1].map((w) => [w, String(w)]);
 }
 
 // ---- Tables of layers and heads ----
@@ -178,27 +99,53 @@ function markChosen(box) {
 }
 
 const thumbs = new Map(); // the canvas of each site
-let thumbsInk = null;
+let drawnThumbs = ''; // what they show
 
 function drawThumbs() {
-  if (thumbsInk === ink()) return;
-  thumbsInk = ink();
+  const now = `${theme()} ${state.scale} ${state.run}`;
+  if (drawnThumbs === now) return;
+  drawnThumbs = now;
   for (const [index, canvas] of thumbs) {
     paint(canvas, index, 96);
     canvas.classList.toggle('coarse', canvas.width <= 48); // magnified: pairs stay squares
+    const button = canvas.parentElement;
+    const tags = tagsOf(sites[index]);
+    const told = [nameOf(sites[index]), ...tags.map(([name, score]) => `${name} ${score}`)].join(', ');
+    button.setAttribute('aria-label', told);
+    button.title = [nameOf(sites[index]), ...tags.map(([name, score, why]) => `${name} ${score}: ${why}`)].join('\n');
+    const shown = tags.slice(0, 1).map(([name, score]) => el('span', { class: 'tag' }, `${name} `, el('b', {}, score)));
+    button.replaceChildren(canvas, ...shown);
   }
+}
+
+/** What stands under the picture of a head: how much it changed, or what it does; [name, number, definition]. */
+function tagsOf(site) {
+  if (isDifference()) return [['change', number(site.change), MEANING.change]];
+  return shownRun(site).labels.map(({ name, score, definition }) => [name, score.toFixed(2), definition]);
 }
 
 function makeHeads() {
   for (const kind of kinds) {
     byId('heads-tables').append(
       headTable(kind, 'pictures', (button, index) => {
-        button.setAttribute('aria-label', nameOf(sites[index]));
-        button.title = nameOf(sites[index]);
         thumbs.set(index, button.appendChild(el('canvas', { 'aria-hidden': 'true' })));
       }),
     );
   }
+}
+
+/** Heads by how much they changed, as buttons that open them. */
+function makeChanged() {
+  const order = sites.map((site, index) => ({ site, index })).filter(({ site }) => site.change > 0);
+  order.sort((a, b) => b.site.change - a.site.change);
+  const items = order.slice(0, CHANGED).map(({ site, index }) => {
+    const button = el('button', { type: 'button' }, nameOf(site), ' ', el('b', {}, number(site.change)));
+    button.title = MEANING.change;
+    button.addEventListener('click', () => go({ site: index, view: 'map', run: 'difference' }));
+    return el('li', {}, button);
+  });
+  byId('changed').querySelector('ol').replaceChildren(...items);
+  byId('changed').hidden = items.length === 0;
 }
 
 // ---- Heads in numbers ----
@@ -219,21 +166,28 @@ function inkOn([r, g, b]) {
   return 0.2126 * x + 0.7152 * y + 0.0722 * z > 0.179 ? '#000' : '#fff';
 }
 
+const meaning = (name) =>
+  name.startsWith(ON_SPAN) ? 'How much weight a query puts on the keys of the span, averaged over the queries.' : MEANING[name] || '';
+
 function drawNumbers() {
   const name = state.stat;
-  const values = sites.map((s) => (s.stats || {})[name]);
+  const values = sites.map((s) => statOf(s, name));
   const known = values.filter((x) => Number.isFinite(x));
   const [low, high] = [Math.min(...known), Math.max(...known)];
+  const far = Math.max(...known.map(Math.abs)) || 1;
+  // Differences have the palette with zero in the middle.
+  const place = (x) => (isDifference() ? 128 + (127 * x) / far : (255 * (x - low)) / (high - low || 1));
+  const told = (x) => signed(x, isDifference() && name !== 'change');
   byId('stat-says').textContent =
     known.length === 0
       ? 'This trace holds no statistics.'
-      : `${MEANING[name] || ''} From ${number(low)} to ${number(high)} over all heads; colors span that range.`;
+      : `${meaning(name)} From ${told(low)} to ${told(high)} over all heads; colors span that range.`;
   for (const button of byId('numbers-tables').querySelectorAll('button')) {
     const value = values[button.dataset.site];
     const finite = Number.isFinite(value);
-    const color = finite ? rgb(Math.round((255 * (value - low)) / (high - low || 1))) : null;
-    button.textContent = number(value);
-    button.setAttribute('aria-label', `${nameOf(sites[button.dataset.site])}: ${name} ${number(value)}`);
+    const color = finite ? rgb(Math.round(place(value))) : null;
+    button.textContent = told(value);
+    button.setAttribute('aria-label', `${nameOf(sites[button.dataset.site])}: ${name} ${told(value)}`);
     button.style.background = color ? `rgb(${color})` : 'none';
     button.style.color = color ? inkOn(color) : 'inherit';
   }
@@ -241,7 +195,7 @@ function drawNumbers() {
   const open = el('button', { type: 'button' }, 'See its map');
   open.addEventListener('click', () => go({ view: 'map' }));
   byId('numbers-says').replaceChildren(
-    `${nameOf(sites[state.site])}: ${name || ''} ${number(values[state.site])} `,
+    `${nameOf(sites[state.site])}: ${name || ''} ${told(values[state.site])} `,
     open,
   );
 }
@@ -308,42 +262,60 @@ function drawBeside() {
   const site = sites[state.site];
   byId('one-title').textContent = nameOf(site).replace(/^./, (c) => c.toUpperCase());
   byId('site').value = state.site;
-  const facts = Object.entries(site.stats || {}).flatMap(([name, value]) => [
+  const names = [...(data.against ? ['change'] : []), ...Object.keys(site.stats || {})];
+  const facts = names.flatMap((name) => [
     el('dt', { title: MEANING[name] || name }, name),
-    el('dd', {}, number(value)),
+    el('dd', {}, signed(statOf(site, name), isDifference() && name !== 'change')),
   ]);
+  const told = (run, title) => run.labels.map((label) => ({ ...label, name: `${title}${label.name}` }));
+  drawLabels(isDifference() ? [...told(site, 'before: '), ...told(site.after, 'after: ')] : shownRun(site).labels);
   byId('facts').replaceChildren(...facts);
   byId('facts').parentElement.hidden = facts.length === 0;
   byId('mini-box').hidden = sites.length < 2;
   drawMini();
 }
 
-/** The keys a query looks at most, strongest first: [col, weight]. */
+/** The keys a query looks at most, or that changed most, strongest first: [col, weight]. */
 function topKeys(row, count) {
-  const cols = labelsOf(sites[state.site], 'cols').length;
-  const line = stored(state.site).subarray(row * cols, (row + 1) * cols);
-  return Array.from(line, (u, col) => [col, u])
-    .filter(([, u]) => u !== HIDDEN && u > 0)
-    .sort((a, b) => b[1] - a[1])
-    .slice(0, count)
-    .map(([col, u]) => [col, weightOf(u)]);
+  const site = sites[state.site];
+  const cols = labelsOf(site, 'cols').length;
+  const value = reader(site, 'weights');
+  return Array.from({ length: cols }, (_, col) => [col, value(row * cols + col)])
+    .filter(([, x]) => Math.abs(x) > 0)
+    .sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]))
+    .slice(0, count);
+}
+
+/** The spans of the keys, and the mass on them: of all queries, of the last one, and of a row of the map. */
+function drawSpans(row) {
+  const site = sites[state.site];
+  const spans = spansOf(site, 'cols');
+  const mass = (which) => spans.map((_, i) => signed(numberOf(site, (run) => (run.spans[i] || [])[which])));
+  const of = row === null ? () => NaN : reader(site, 'masses');
+  const own = spans.map((_, i) => signed(of(row * spans.length + i)));
+  drawSpanTable(spans, [
+    ['mean', 'Of all queries', mass(0)],
+    ['last', 'Of the last query', mass(1)],
+    ['row', row === null ? 'Point at a row of the map' : `Query ${row}`, own],
+  ]);
 }
 
 function drawLooks(row) {
+  drawSpans(row);
   byId('looks').hidden = row === null;
   if (row === null) return;
   const site = sites[state.site];
   const keys = labelsOf(site, 'cols');
   byId('looks')
     .querySelector('h3')
-    .replaceChildren('Query ', word(labelsOf(site, 'rows')[row]), ' looks at');
+    .replaceChildren('Query ', word(labelsOf(site, 'rows')[row]), isDifference() ? ' changed most at' : ' looks at');
   byId('looks')
     .querySelector('ol')
     .replaceChildren(
       ...topKeys(row, 8).map(([col, weight]) => {
         const bar = el('i');
-        bar.style.width = `${100 * weight}%`;
-        return el('li', {}, word(keys[col]), el('span', { class: 'number' }, number(weight)), bar);
+        bar.style.width = `${100 * Math.abs(weight)}%`;
+        return el('li', {}, word(keys[col]), el('span', { class: 'number' }, signed(weight)), bar);
       }),
     );
 }
@@ -355,7 +327,11 @@ let cell = MIN_CELL;
 function drawMap() {
   const site = sites[state.site];
   const [rows, cols] = [labelsOf(site, 'rows'), labelsOf(site, 'cols')];
-  const space = byId('map').clientWidth - 84 - 46; // less the labels' widths in the style sheet
+  const lanes = (side) => lanesOf(spansOf(site, side).map((span) => span.cells));
+  const [rowLanes, colLanes] = [lanes('rows'), lanes('cols')];
+  byId('map-grid').style.setProperty('--row-bands', `${marginOf(rowLanes)}px`);
+  byId('map-grid').style.setProperty('--col-bands', `${marginOf(colLanes)}px`);
+  const space = byId('map').clientWidth - 84 - marginOf(rowLanes) - 46; // less the labels' widths in the style sheet
   const most = clamp(Math.floor(420 / rows.length), 26, 48); // a map of few pairs need not be tiny
   cell = clamp(Math.floor(space / cols.length), MIN_CELL, most);
   const size = `${clamp(cell - 2, 10, cell > 26 ? 17 : 13)}px`;
@@ -372,11 +348,23 @@ function drawMap() {
       span.style.fontSize = size;
       return span;
     });
-  byId('cols').replaceChildren(...labels(cols, 'left'));
+  byId('cols').replaceChildren(...labels(cols, 'left'), ...bands(site, 'cols', colLanes));
   byId('cols').classList.toggle('upright', fitUpright(cols, size));
-  byId('rows').replaceChildren(...labels(rows, 'top'));
+  byId('rows').replaceChildren(...labels(rows, 'top'), ...bands(site, 'rows', rowLanes));
   const fits = at.row !== null && at.row < rows.length && at.col < cols.length;
   look(fits ? at.row : null, at.col);
+}
+
+/** The bands of the spans, between the labels and the map. */
+function bands(site, side, lanes) {
+  return spansOf(site, side).map(({ name, cells: [start, end] }, i) => {
+    const band = el('i', { class: `band span-${i % SPAN_COLORS}`, title: name });
+    const [from, extent, edge] = side === 'cols' ? ['left', 'width', 'bottom'] : ['top', 'height', 'right'];
+    band.style[from] = `${start * cell}px`;
+    band.style[extent] = `${Math.max(end - start, 0) * cell}px`;
+    band.style[edge] = `${2 + lanes[i] * BAND}px`;
+    return band;
+  });
 }
 
 /** Whether the labels of all columns fit over their cells: letters need not be turned to be read. */
@@ -412,8 +400,8 @@ function look(row, col) {
   mark.style.cssText = `left: ${col * cell - 1}px; top: ${row * cell - 1}px; width: ${cell + 2}px; height: ${cell + 2}px`;
   const site = sites[state.site];
   const [query, key] = [labelsOf(site, 'rows')[row], labelsOf(site, 'cols')[col]];
-  const u = stored(state.site)[row * labelsOf(site, 'cols').length + col];
-  const told = u === HIDDEN ? 'hidden' : `weight ${number(weightOf(u))}`;
+  const x = reader(site, 'weights')(row * labelsOf(site, 'cols').length + col);
+  const told = Number.isNaN(x) ? 'hidden' : `${isDifference() ? 'difference' : 'weight'} ${signed(x)}`;
   byId('map-says').replaceChildren(
     el('span', { class: 'quiet' }, `query ${row} `),
     el('b', {}, word(query)),
@@ -455,17 +443,21 @@ function listenMap() {
 
 // ---- Flow ----
 
-let sorted = { site: -1, pairs: [] };
+let sorted = { of: '', pairs: [] };
 
-/** All pairs of the chosen site that carry weight, strongest first: [row, col, stored]. */
+/** All pairs of the chosen site that carry weight, or that changed, strongest first: [row, col, weight]. */
 function strongest() {
-  if (sorted.site !== state.site) {
-    const cols = labelsOf(sites[state.site], 'cols').length;
+  const of = `${state.site} ${state.run}`;
+  if (sorted.of !== of) {
+    const site = sites[state.site];
+    const cols = labelsOf(site, 'cols').length;
+    const value = reader(site, 'weights');
     const pairs = [];
-    stored(state.site).forEach((u, i) => {
-      if (u > 0 && u !== HIDDEN) pairs.push([Math.floor(i / cols), i % cols, u]);
-    });
-    sorted = { site: state.site, pairs: pairs.sort((a, b) => b[2] - a[2]) };
+    for (let i = 0; i < pairsOf(site); i++) {
+      const x = value(i);
+      if (Math.abs(x) > 0) pairs.push([Math.floor(i / cols), i % cols, x]);
+    }
+    sorted = { of, pairs: pairs.sort((a, b) => Math.abs(b[2]) - Math.abs(a[2])) };
   }
   return sorted.pairs;
 }
@@ -510,20 +502,22 @@ function drawLines() {
   canvas.style.height = `${height}px`;
   const context = canvas.getContext('2d');
   context.scale(ratio, ratio);
-  for (const [row, col, u] of [...lines].reverse()) {
-    const t = colorIndex(weightOf(u)) / 255;
+  for (const [row, col, x] of [...lines].reverse()) {
+    const t = strength(x);
     const [y, z] = [(row + 0.5) * LINE_PITCH, (col + 0.5) * LINE_PITCH];
     // The faint end of a palette is close to the paper; a line must still be seen on it.
-    context.strokeStyle = `rgb(${rgb(Math.round(90 + 165 * t))} / ${0.35 + 0.65 * t})`.replace(/,/g, ' ');
+    const color = isDifference() ? 128 + Math.sign(x) * Math.round(50 + 77 * t) : Math.round(90 + 165 * t);
+    context.strokeStyle = `rgb(${rgb(color)} / ${0.35 + 0.65 * t})`.replace(/,/g, ' ');
     context.lineWidth = 0.6 + 3.4 * t;
     context.beginPath();
     context.moveTo(0, y);
     context.bezierCurveTo(width * 0.45, y, width * 0.55, z, width, z);
     context.stroke();
   }
-  const weakest = lines.length ? weightOf(lines[lines.length - 1][2]) : 0;
+  const weakest = lines.length ? Math.abs(lines[lines.length - 1][2]) : 0;
   const count = Number(byId('lines').value);
-  if (!token) byId('lines-says').textContent = `${count} of ${strongest().length}, weight ${number(weakest)} or more`;
+  const what = isDifference() ? 'a change of' : 'weight';
+  if (!token) byId('lines-says').textContent = `${count} of ${strongest().length}, ${what} ${number(weakest)} or more`;
   markTokens(lines);
 }
 
@@ -546,8 +540,8 @@ function markTokens(lines) {
   const others = token.side === 'rows' ? cols : rows;
   own[token.index].classList.add('on');
   const partner = token.side === 'rows' ? 1 : 0;
-  const top = lines.slice(0, 8).filter((pair) => weightOf(pair[2]) >= 0.01);
-  for (const pair of top) others[pair[partner]].append(el('small', { class: 'quiet' }, number(weightOf(pair[2]))));
+  const top = lines.slice(0, 8).filter((pair) => Math.abs(pair[2]) >= 0.01);
+  for (const pair of top) others[pair[partner]].append(el('small', { class: 'quiet' }, signed(pair[2])));
   const labels = labelsOf(sites[state.site], token.side);
   const said = token.side === 'rows' ? ['query ', ' looks at'] : ['key ', ' is looked at by'];
   byId('flow-says').replaceChildren(
@@ -560,7 +554,7 @@ function markTokens(lines) {
     `${said[0]}${seen(labels[token.index])}${said[1]} ` +
     top
       .slice(0, 3)
-      .map((pair) => `${seen(names[pair[partner]])} ${number(weightOf(pair[2]))}`)
+      .map((pair) => `${seen(names[pair[partner]])} ${signed(pair[2])}`)
       .join(', ')
   );
 }
@@ -601,6 +595,7 @@ function readAddress() {
   const hash = new URLSearchParams(location.hash.slice(1));
   const among = (name, allowed, otherwise) => (allowed.includes(hash.get(name)) ? hash.get(name) : otherwise);
   state.view = among('view', ['heads', 'map', 'flow', 'numbers'], 'heads');
+  state.run = data.against ? among('run', ['before', 'after', 'difference'], 'difference') : 'before';
   state.scale = among('scale', ['linear', 'log'], 'linear');
   state.theme = among('theme', ['dark', 'light'], null);
   state.stat = among('stat', stats, stats[0]);
@@ -623,6 +618,7 @@ function writeAddress() {
     head: site.head,
     scale: state.scale,
   });
+  if (data.against) hash.set('run', state.run);
   if (state.stat !== stats[0]) hash.set('stat', state.stat);
   if (state.lines) hash.set('lines', state.lines);
   if (state.theme) hash.set('theme', state.theme);
@@ -636,6 +632,7 @@ function go(change) {
 }
 
 function draw() {
+  palettes = isDifference() ? data.against.palettes : data.palettes;
   drawTheme();
   for (const button of byId('views').children) {
     if (button.dataset.view === state.view) button.setAttribute('aria-current', 'page');
@@ -649,9 +646,11 @@ function draw() {
   byId('numbers').hidden = state.view !== 'numbers';
   byId('scale').hidden = byId('legend').hidden = state.view === 'numbers';
   byId('scale').querySelector(`[value=${state.scale}]`).checked = true;
+  byId('run').querySelector(`[value=${state.run}]`).checked = true;
+  byId('legend').setAttribute('aria-label', isDifference() ? 'Colors of differences' : 'Colors of weights');
   const stat = [...byId('stat').querySelectorAll('input')].find((radio) => radio.value === state.stat);
   if (stat) stat.checked = true;
-  drawLegend(0, scaleTicks());
+  drawLegend(isDifference() ? 1 : 0, scaleTicks()); // color 0 of differences is the page
   if (state.view === 'heads') {
     drawThumbs();
     markChosen(byId('heads-tables'));
@@ -672,11 +671,35 @@ function summary() {
   );
 }
 
+/** What the two runs of a page of differences are, and the rules of an intervention. */
+function makeRuns() {
+  byId('run').hidden = !data.against;
+  const runs = [['before', data.title, data.interventions || []]];
+  if (data.against) runs.push(['after', data.against.title, data.against.interventions]);
+  const rules = runs.flatMap(([run, , texts]) => texts.map((text) => el('li', {}, data.against ? `${run}: ` : '', el('code', {}, text))));
+  byId('runs').hidden = !data.against && rules.length === 0;
+  byId('runs-says').replaceChildren(
+    ...(data.against ? runs.flatMap(([run, title], i) => [i ? '; ' : 'Two runs. ', `${run}: `, word(title)]) : []),
+    ...(rules.length ? [data.against ? '. Rules of interventions:' : 'Rules of interventions:'] : []),
+  );
+  byId('rules').replaceChildren(...rules);
+}
+
+/** Says what the labels are, if there are any. */
+function makeLabelsNote() {
+  const some = sites.some((s) => s.labels.length > 0 || (s.after && s.after.labels.length > 0));
+  byId('labels-says').hidden = !some;
+  byId('labels-says').textContent =
+    'A label names what a head does on this text: the highest score of a detector, if it is 0.5 or more, as a mean over at least 4 queries. ' +
+    'Its definition is beside the map of the head.';
+}
+
 function listen() {
   byId('views').addEventListener('click', (event) => {
     if (event.target.dataset.view) go({ view: event.target.dataset.view });
   });
   byId('scale').addEventListener('change', (event) => go({ scale: event.target.value }));
+  byId('run').addEventListener('change', (event) => go({ run: event.target.value }));
   byId('theme').addEventListener('click', () => go({ theme: otherTheme() }));
   for (const [id, view] of [
     ['heads-tables', 'map'],
@@ -705,7 +728,10 @@ function listen() {
 byId('summary').textContent = sites.length ? summary() : 'This trace is empty: nothing was recorded.';
 document.querySelector('main').hidden = sites.length === 0;
 if (sites.length > 0) {
+  makeRuns();
+  makeLabelsNote();
   makeHeads();
+  makeChanged();
   makeNumbers();
   makePicker();
   readAddress();

@@ -396,6 +396,7 @@ async function pin(row) {
   state.row = row;
   writeAddress();
   mark();
+  drawSpans(null);
   byId('row').hidden = row === null;
   if (row === null) return;
   byId('row-title').replaceChildren(`${axisNames()[0]} ${whole(row)} …`);
@@ -407,7 +408,21 @@ async function pin(row) {
   }
 }
 
-function drawRow({ row, query, entropy, distance, top }) {
+/** The spans of the keys; beside them the masses that a saved page holds, or those of the pinned row. */
+function drawSpans(row) {
+  const told = (numbers) => numbers.map((x) => number(x));
+  const columns = kept
+    ? [
+        ['mean', 'Of all queries', told(kept.masses.map(([mean]) => mean))],
+        ['last', 'Of the last query', told(kept.masses.map(([, last]) => last))],
+      ]
+    : [['row', row ? `Query ${row.row}` : 'Pin a row', row ? told(row.spans) : []]];
+  drawSpanTable(info.k_spans, columns);
+}
+
+function drawRow(found) {
+  const { row, query, entropy, distance, top } = found;
+  drawSpans(found);
   const digits = (x) => (Number.isFinite(x) ? whole(Number(x.toPrecision(3))) : '–');
   byId('row-title').replaceChildren(`${axisNames()[0]} `, ...named(query, row), ' looks at');
   const facts = Object.entries({ entropy, distance });
@@ -476,6 +491,8 @@ function drawSite() {
   const [query, key] = axisNames();
   for (const id of ['go-row-name', 'pair-q-name']) byId(id).textContent = query;
   for (const id of ['go-key-name', 'pair-k-name']) byId(id).textContent = key;
+  drawSpans(null);
+  drawLabels(kept ? kept.names : []);
   byId('go-row').max = info.q_len - 1;
   byId('go-key').max = info.k_len - 1;
 }

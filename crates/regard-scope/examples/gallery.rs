@@ -16,8 +16,8 @@ use record::trace_of;
 use regard::Machine;
 use regard_scope::render::Fonts;
 use regard_scope::{
-    GridItem, HeadStats, Metrics, PaletteKind, Scale, Scene, Site, Style, Theme, Trace, alignment,
-    flow, grid, heat, stats, table, trace_page, write_atomically,
+    GridItem, HeadStats, Inputs, LayerData, Metrics, PaletteKind, Scale, Scene, Site, Style, Theme,
+    Trace, alignment, flow, grid, heat, stats, table, trace_page, write_atomically,
 };
 use std::path::{Path, PathBuf};
 
@@ -41,6 +41,7 @@ fn main() -> Outcome<()> {
         let page = trace_page(trace, machine, 128, &mut |_, _| {})?;
         write_atomically(&to.join(format!("{name}.html")), page.as_bytes())?;
     }
+    after(&story)?.save(&to.join("story-after.safetensors"))?;
     draw("alignment.png", &alignment(&map(&names, "cross", 5, 0)?, &style(Theme::Light)))?;
     draw("flow.png", &flow(&map(&names, "cross", 5, 0)?, 16, &style(Theme::Light)))?;
     draw("heat.png", &heat(&map(&story, "self", 1, 3)?, &style(Theme::Dark)))?;
@@ -53,6 +54,22 @@ fn main() -> Outcome<()> {
         &table(&entropy, &Style { scale, unit: "nats".into(), ..style(Theme::Light) }),
     )?;
     told(&to)
+}
+
+/// The story where scores of one layer are halved: what an intervention does to its heads.
+fn after(story: &Trace) -> Outcome<Trace> {
+    let mut after = story.clone();
+    after.title = "with flat scores in layer 2".into();
+    after.interventions =
+        vec!["layers [2]: scores times 0.5 <img src=x onerror=window.hacked=1>".into()];
+    for layer in after.layers.iter_mut().filter(|layer| layer.layer == 2) {
+        if let LayerData::Inputs(inputs) = &layer.data {
+            let scale = inputs.scale.unwrap_or((inputs.q_shape[2] as f64).sqrt().recip());
+            let inputs = Inputs { scale: Some(scale / 2.0), ..inputs.clone() };
+            layer.data = LayerData::Inputs(inputs.with_lse(Machine::detect())?);
+        }
+    }
+    Ok(after)
 }
 
 fn style(theme: Theme) -> Style {

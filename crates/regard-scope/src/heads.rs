@@ -22,7 +22,7 @@ use crate::page::escaped;
 use crate::palette::Scale;
 use crate::render::svg;
 use crate::scene::Metrics;
-use crate::trace::{Inputs, Labels, LayerData, Site, Trace, Weights};
+use crate::trace::{Inputs, Labels, Layer, LayerData, Site, Trace, Weights};
 use crate::view::{Style, table};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -66,6 +66,33 @@ pub struct Needle {
     pub answer: Range<usize>,
 }
 
+/// The smallest score that names a head on a page: half of the mass, or of the rows.
+const MIN_LABEL_SCORE: f64 = 0.5;
+/// The smallest number of rows whose mean names a head: in a short text few rows can tell.
+const MIN_LABEL_ROWS: usize = 4;
+
+/// What a head is called on a page.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct HeadLabel {
+    /// `induction`, `previous token`, `distance −3`.
+    name: String,
+    score: f64,
+    /// That of the score, in words.
+    definition: &'static str,
+}
+
+/// The names of a head by its scores, highest first; none of what has no scores. Two passes over its weights, three if the mask is not
+/// causal.
+pub(crate) fn head_labels(
+    trace: &Trace,
+    layer: &Layer,
+    head: usize,
+    machine: Machine,
+) -> Result<Vec<HeadLabel>, Error> {
+    let Some(text) = Text::of(trace, layer) else { return Ok(Vec::new()) };
+    Ok(HeadScores::of_head((layer, head), machine, &text, None)?.labels(&text))
+}
+
 /// What the tokens of a text are: equal numbers for equal tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Text {
@@ -78,6 +105,13 @@ struct Text {
 const NO_TOKEN: u32 = u32::MAX;
 
 impl Text {
+    /// Of a layer of self-attention whose tokens have labels.
+    fn of(trace: &Trace, layer: &Layer) -> Option<Self> {
+        let labels = trace.labels(&layer.rows);
+        let is_same = layer.rows == layer.cols && layer.data.size() == [labels.labels.len(); 2];
+        is_same.then(|| Self::new(labels))
+    }
+
     fn new(labels: &Labels) -> Self {
         let mut numbers = HashMap::new();
         let mut tokens = Vec::with_capacity(labels.labels.len());
@@ -201,18 +235,10 @@ impl HeadScores {
     ) -> Result<Vec<Self>, Error> {
         let mut all = Vec::new();
         for (i, layer) in trace.layers.iter().enumerate() {
-            let labels = trace.labels(&layer.rows);
-            let [q_len, k_len] = layer.data.size();
-            if layer.rows == layer.cols && q_len == k_len && labels.labels.len() == q_len {
-                needle.map_or(Ok(()), |needle| needle.check(q_len))?;
-                let text = Text::new(labels);
+            if let Some(text) = Text::of(trace, layer) {
+                needle.map_or(Ok(()), |needle| needle.check(text.tokens.len()))?;
                 for head in 0..layer.data.heads() {
-                    let rows = match &layer.data {
-                        LayerData::Inputs(inputs) => Rows::streamed(inputs, machine, head, &text)?,
-                        LayerData::Weights(weights) => Rows::dense(weights, head, &text),
-                    };
-                    let site = Site { layer: layer.layer, kind: layer.kind.clone(), head };
-                    all.push(Self::new(site, &rows, &text, needle));
+                    all.push(Self::of_head((layer, head), machine, &text, needle)?);
                 }
             }
             progress(i + 1, trace.layers.len());
@@ -222,6 +248,20 @@ impl HeadScores {
             return Err(Error::NotThere { what, there: trace.kinds().join(", ") });
         }
         Ok(all)
+    }
+
+    fn of_head(
+        (layer, head): (&Layer, usize),
+        machine: Machine,
+        text: &Text,
+        needle: Option<&Needle>,
+    ) -> Result<Self, Error> {
+        let rows = match &layer.data {
+            LayerData::Inputs(inputs) => Rows::streamed(inputs, machine, head, text)?,
+            LayerData::Weights(weights) => Rows::dense(weights, head, text),
+        };
+        let site = Site { layer: layer.layer, kind: layer.kind.clone(), head };
+        Ok(Self::new(site, &rows, text, needle))
     }
 
     fn new(site: Site, rows: &Rows, text: &Text, needle: Option<&Needle>) -> Self {
@@ -272,6 +312,38 @@ impl HeadScores {
             "retrieval" => self.retrieval,
             _ => return None,
         })
+    }
+
+    /// The scores that name the head, highest first.
+    fn labels(&self, text: &Text) -> Vec<HeadLabel> {
+        let count = |rows: Vec<bool>| rows.into_iter().filter(|counts| *counts).count();
+        let (repeated, known) = (count(text.repeated()), count(text.next_is_known()));
+        let rows = |name: &str| match name {
+            "duplicate" | "induction" => repeated,
+            "copy" => known,
+            _ => text.tokens.len().saturating_sub(1),
+        };
+        // Of the two names of a previous-token head one is enough.
+        let is_previous = self.previous >= MIN_LABEL_SCORE && self.distance == -1;
+        let clear = DEFINITIONS.into_iter().filter_map(|(name, definition, _)| {
+            let score = self.get(name).filter(|score| *score >= MIN_LABEL_SCORE)?;
+            let is_told = (name != "positional" || !is_previous) && rows(name) >= MIN_LABEL_ROWS;
+            is_told.then(|| HeadLabel { name: self.label(name), score, definition })
+        });
+        let mut labels: Vec<HeadLabel> = clear.collect();
+        labels.sort_by(|a, b| b.score.total_cmp(&a.score));
+        labels
+    }
+
+    fn label(&self, name: &str) -> String {
+        match (name, self.distance) {
+            ("previous", _) => "previous token".into(),
+            ("duplicate", _) => "duplicate token".into(),
+            ("sink", _) => "first token".into(),
+            ("positional", 0) => "same token".into(),
+            ("positional", distance) => format!("distance {distance:+}").replace('-', "\u{2212}"),
+            _ => name.into(),
+        }
     }
 
     /// One score of all heads of a kind, layers down, heads across.

@@ -19,7 +19,7 @@
 //! let layer = Layer { layer: 0, kind, rows, cols, data, value_norms };
 //! let words = ["to", "be", "or", "not"].map(String::from).to_vec();
 //! let axes = BTreeMap::from([("words".to_string(), Labels::new("word", words))]);
-//! let trace = Trace { title: "a question".into(), axes, layers: vec![layer] };
+//! let trace = Trace { title: "a question".into(), axes, layers: vec![layer], ..Trace::default() };
 //!
 //! let site = &trace.sites()[1]; // layer 0, head 1
 //! let map = trace.map(Machine::detect(), site, 0..4, [100; 2])?;
@@ -38,6 +38,7 @@
 //! | measure heads | [`stats`], [`span_mass`], and [`regard::AttentionView`] for single queries |
 //! | find induction heads, retrieval heads, sinks | [`HeadScores`] |
 //! | align words, and find the heads that do | [`AlignmentWeights`], [`AlignmentErrors`] |
+//! | compare two traces | [`head_diffs`], [`difference_page`] |
 //! | write a page | [`trace_page`], [`zoom_page_of`] |
 //! | explore a long map | [`Zoom`] |
 //! | measure what does not fit into memory | [`NpyReader`], [`BlockedRows`] |
@@ -48,6 +49,7 @@ mod align;
 mod blocks;
 mod color;
 mod error;
+mod head_diff;
 mod heads;
 mod map;
 mod mask;
@@ -73,6 +75,7 @@ pub use align::{
 pub use blocks::{BlockedRows, CellMaps, RowStats};
 pub use color::{Emphasis, Rgb, Theme};
 pub use error::Error;
+pub use head_diff::{HeadDiff, head_diffs};
 pub use heads::{HeadScores, Needle, heads_page};
 pub use map::{Axis, Map};
 pub use mask::{MASK_HELP, MaskError, parse_mask, parse_mask_with};
@@ -81,7 +84,7 @@ pub use measure::{
     audit, diff, rollout,
 };
 pub use npy::{NpyReader, read_npy};
-pub use page::{escaped, trace_page, zoom_page, zoom_page_of};
+pub use page::{difference_page, escaped, trace_page, zoom_page, zoom_page_of};
 pub use palette::{Palette, PaletteKind, Scale};
 pub use python::python;
 pub use scene::{Metrics, Scene};

@@ -30,42 +30,76 @@ pub fn span_mass(
 ) -> Result<Vec<SpanMass>, Error> {
     let mut all = Vec::new();
     for (i, layer) in trace.layers.iter().enumerate() {
-        let [q_len, _] = layer.data.size();
         for head in 0..layer.data.heads() {
-            // For each span the mass of each query, and which queries see anything.
-            let (masses, sees) = match &layer.data {
-                LayerData::Inputs(inputs) => {
-                    let view = inputs.view(machine)?.head(0, head)?;
-                    let measure =
-                        Measure::new().span_mass(spans.iter().map(|(_, keys)| keys.clone()));
-                    let lse = &inputs.lse[head * q_len..][..q_len];
-                    let sees = lse.iter().map(|lse| *lse != f32::NEG_INFINITY).collect();
-                    (measure.of(&view)?.spans, sees)
-                }
-                LayerData::Weights(weights) => {
-                    let row = |i| weights.row(head, i);
-                    let of_span = |keys: &Range<usize>| {
-                        let own = |i| row(i).iter().take(keys.end).skip(keys.start).sum();
-                        (0..q_len).map(own).collect::<Vec<f32>>()
-                    };
-                    let sees: Vec<bool> =
-                        (0..q_len).map(|i| row(i).iter().any(|a| *a != 0.0)).collect();
-                    (spans.iter().map(|(_, keys)| of_span(keys)).collect(), sees)
-                }
-            };
+            let rows = SpanRows::of(&layer.data, machine, head, spans)?;
             let site = Site { layer: layer.layer, kind: layer.kind.clone(), head };
-            for ((name, _), mass) in spans.iter().zip(masses) {
-                let (mut sum, mut count) = (0.0, 0.0);
-                for (mass, _) in mass.iter().zip(&sees).filter(|(_, sees)| **sees) {
-                    sum += f64::from(*mass);
-                    count += 1.0;
-                }
-                let last = mass.last().map_or(f64::NAN, |mass| f64::from(*mass));
-                let (site, span) = (site.clone(), name.clone());
-                all.push(SpanMass { site, span, mean: sum / count, last });
-            }
+            all.extend(spans.iter().enumerate().map(|(i, (span, _))| SpanMass {
+                site: site.clone(),
+                span: span.clone(),
+                mean: rows.mean(i, 0..usize::MAX),
+                last: rows.last(i),
+            }));
         }
         progress(i + 1, trace.layers.len());
     }
     Ok(all)
+}
+
+/// The mass of each query of a head on spans of its keys.
+pub(crate) struct SpanRows {
+    /// By span, then by query.
+    masses: Vec<Vec<f32>>,
+    /// Which queries see anything.
+    sees: Vec<bool>,
+}
+
+impl SpanRows {
+    /// One pass over the weights of the head.
+    pub(crate) fn of(
+        data: &LayerData,
+        machine: Machine,
+        head: usize,
+        spans: &[(String, Range<usize>)],
+    ) -> Result<Self, Error> {
+        let [q_len, _] = data.size();
+        Ok(match data {
+            LayerData::Inputs(inputs) => {
+                let view = inputs.view(machine)?.head(0, head)?;
+                let measure = Measure::new().span_mass(spans.iter().map(|(_, keys)| keys.clone()));
+                let lse = &inputs.lse[head * q_len..][..q_len];
+                let sees = lse.iter().map(|lse| *lse != f32::NEG_INFINITY).collect();
+                Self { masses: measure.of(&view)?.spans, sees }
+            }
+            LayerData::Weights(weights) => {
+                let row = |i| weights.row(head, i);
+                let of_span = |keys: &Range<usize>| {
+                    let own = |i| row(i).iter().take(keys.end).skip(keys.start).sum();
+                    (0..q_len).map(own).collect::<Vec<f32>>()
+                };
+                let sees = (0..q_len).map(|i| row(i).iter().any(|a| *a != 0.0)).collect();
+                Self { masses: spans.iter().map(|(_, keys)| of_span(keys)).collect(), sees }
+            }
+        })
+    }
+
+    /// The mean mass of some queries on a span, those that see nothing left out; NaN if there are none.
+    pub(crate) fn mean(&self, span: usize, rows: Range<usize>) -> f64 {
+        let all = self.masses[span].iter().zip(&self.sees).take(rows.end).skip(rows.start);
+        let (mut sum, mut count) = (0.0, 0.0);
+        for (mass, _) in all.filter(|(_, sees)| **sees) {
+            sum += f64::from(*mass);
+            count += 1.0;
+        }
+        sum / count
+    }
+
+    /// Of each span the mean mass, and that of the last query.
+    pub(crate) fn means(&self) -> Vec<[f64; 2]> {
+        (0..self.masses.len()).map(|i| [self.mean(i, 0..self.sees.len()), self.last(i)]).collect()
+    }
+
+    /// That of the last query.
+    pub(crate) fn last(&self, span: usize) -> f64 {
+        self.masses[span].last().map_or(f64::NAN, |mass| f64::from(*mass))
+    }
 }

@@ -15,7 +15,7 @@ export function summary(times) {
 }
 
 /** Waits until the viewer stands still and has drawn all tiles of its view; tells how long that took. */
-async function settled(page) {
+export async function settled(page) {
   const start = performance.now();
   // Two frames first: the viewer learns of a move when it next draws.
   await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));

@@ -2,8 +2,11 @@
 //
 //   npm install
 //   node check.mjs trace  FILE.html [--png DIR]
+//   node check.mjs spans  FILE.html [--png DIR] MASSES.json HEADS.json   of regard stats --spans, regard heads
+//   node check.mjs difference FILE.html [--png DIR] DIFF.json            of regard diff
 //   node check.mjs static FILE.html [--png DIR]
 //   node check.mjs zoom   URL       [--png DIR]
+//   node check.mjs zoom-spans URL-or-FILE [--png DIR] [MASSES.json]      of regard stats --spans, of the head of a file
 //
 // Prints one JSON object; exits with 1 if a finding is a failure. Times are told, never judged:
 // they belong to the machine. The browser is $CHROMIUM, else `chromium` on the path.
@@ -13,6 +16,7 @@ import { createRequire } from 'node:module';
 import { join, resolve } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import { chromium } from 'playwright-core';
+import { checkDifference, checkSpans, checkZoomSpans } from './check-runs.mjs';
 import { checkTrace } from './check-trace.mjs';
 import { checkStatic, checkZoom } from './check-zoom.mjs';
 
@@ -75,18 +79,27 @@ function browserPath() {
 }
 
 async function main([what, target, ...rest]) {
-  const checks = { trace: checkTrace, static: checkStatic, zoom: checkZoom };
-  if (!checks[what] || !target) throw new Error('usage: node check.mjs trace|static|zoom FILE-or-URL [--png DIR]');
+  const checks = {
+    trace: checkTrace,
+    spans: checkSpans,
+    difference: checkDifference,
+    static: checkStatic,
+    zoom: checkZoom,
+    'zoom-spans': checkZoomSpans,
+  };
+  if (!checks[what] || !target)
+    throw new Error('usage: node check.mjs trace|spans|difference|static|zoom|zoom-spans FILE-or-URL [--png DIR] [FILE..]');
   const pngs = rest[0] === '--png' ? resolve(rest[1]) : null;
+  const files = pngs ? rest.slice(2) : rest;
   if (pngs) mkdirSync(pngs, { recursive: true });
-  const file = what !== 'zoom';
+  const file = !target.startsWith('http:');
   const url = file ? pathToFileURL(resolve(target)).href : target;
   // Chromium's own sandbox needs rights that containers and CI seldom have; the page is ours.
   const browser = await chromium.launch({ executablePath: browserPath(), args: ['--no-sandbox'] });
   const desk = new Desk(browser, file ? 'file:' : `${new URL(url).origin}/`, pngs);
   if (file) desk.told.bytes = statSync(resolve(target)).size;
   try {
-    await checks[what](desk, url);
+    await checks[what](desk, url, files);
   } catch (error) {
     desk.fail(`check stopped: ${error.message}`);
   } finally {

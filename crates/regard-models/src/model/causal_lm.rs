@@ -189,7 +189,7 @@ impl CausalLm {
         let labels = Labels::new("target", words(self.tokens(), &tokens));
         let layers = self.model.look(None, &tokens)?;
         let axes = [("target".to_owned(), labels)].into();
-        Ok(Trace { title: self.vocabulary.title.clone(), axes, layers })
+        Ok(Trace { title: self.vocabulary.title.clone(), axes, layers, ..Trace::default() })
     }
 }
 

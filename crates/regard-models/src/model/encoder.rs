@@ -74,5 +74,6 @@ pub(super) fn look(
         title: vocabulary.title.clone(),
         axes: [("source".to_owned(), labels)].into(),
         layers,
+        ..Trace::default()
     })
 }

@@ -50,6 +50,11 @@ impl ImageClassifier {
         let patches = (0..down).flat_map(|row| (0..across).map(move |col| format!("{row},{col}")));
         let labels = Labels::new("patch", std::iter::once("cls".into()).chain(patches).collect());
         let layers = self.model.look_at_image(image.pixels(&self.processor)?)?;
-        Ok(Trace { title: self.title.clone(), axes: [("patch".to_owned(), labels)].into(), layers })
+        Ok(Trace {
+            title: self.title.clone(),
+            axes: [("patch".to_owned(), labels)].into(),
+            layers,
+            ..Trace::default()
+        })
     }
 }

@@ -194,7 +194,7 @@ impl Translator {
             Kind::E2k(_, model) => super::recurrent::look_e2k(model, source, target)?,
         };
         let axes = labels.map(|(name, list)| (name.to_owned(), Labels::new(name, list))).into();
-        Ok(Trace { title: vocabulary.title.clone(), axes, layers })
+        Ok(Trace { title: vocabulary.title.clone(), axes, layers, ..Trace::default() })
     }
 
     /// The bytes of a text and of a given translation that each token on the axes `source` and `target` of [`look`](Self::look) covers;

@@ -67,9 +67,7 @@ fn compare<N: Number>(
     }
     for ((divergence, p), q) in all.iter_mut().zip(&sinks[0]).zip(&sinks[1]) {
         divergence.add(Number::to_f64(*p), Number::to_f64(*q));
-        // Rounding can give a value below 0; NaN stays.
-        let least = |x: f64| if x < 0.0 { 0.0 } else { x };
-        *divergence = Divergence { kl: least(divergence.kl), js: least(divergence.js) };
+        *divergence = divergence.at_least_zero();
     }
     all
 }
@@ -101,6 +99,21 @@ fn log_weights<N: Number>(
 }
 
 impl Divergence {
+    /// Of the weights of one query in two runs.
+    pub(crate) fn of_rows(first: &[f32], second: &[f32]) -> Self {
+        let mut all = Self::default();
+        for (a, b) in first.iter().zip(second) {
+            all.add(f64::from(*a).log2(), f64::from(*b).log2());
+        }
+        all.at_least_zero()
+    }
+
+    /// Rounding can give a value below 0; NaN stays.
+    fn at_least_zero(self) -> Self {
+        let least = |x: f64| if x < 0.0 { 0.0 } else { x };
+        Self { kl: least(self.kl), js: least(self.js) }
+    }
+
     /// Adds one pair, by the `log2` of its weights.
     fn add(&mut self, p: f64, q: f64) {
         if p == f64::NEG_INFINITY && q == f64::NEG_INFINITY {

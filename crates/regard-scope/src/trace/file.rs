@@ -13,6 +13,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::path::Path;
 
 /// What the metadata says, as it stands in the file.
@@ -23,6 +24,8 @@ struct Header {
     title: String,
     axes: BTreeMap<String, Labels>,
     layers: Vec<LayerHeader>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    interventions: Vec<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -67,6 +70,9 @@ const ENTRY: &str = "regard";
 /// Positions of an axis without labels: beyond any tensor.
 const MAX_POSITIONS: usize = 1 << 40;
 
+/// Spans of an axis: a number for each query, head and span is computed.
+const MAX_SPANS: usize = 64;
+
 impl Trace {
     /// Reads a trace; where `lse` is missing it is made on this machine.
     pub fn load(path: &Path, machine: Machine) -> Result<Self, Error> {
@@ -100,7 +106,8 @@ impl Trace {
         for layer in header.layers {
             layers.push(layer.read(machine, &tensors, &mut taken)?);
         }
-        let trace = Self { title: header.title, axes: header.axes, layers };
+        let Header { title, axes, interventions, .. } = header;
+        let trace = Self { title, axes, layers, interventions };
         trace.check()?;
         Ok(trace)
     }
@@ -177,8 +184,14 @@ impl Trace {
             let Layer { layer, kind, rows, cols, .. } = layer.clone();
             layers.push(LayerHeader { layer, kind, rows, cols, seen, value_norms });
         }
-        let (title, axes) = (self.title.clone(), self.axes.clone());
-        let header = Header { version: VERSION, title, axes, layers };
+        let Self { title, axes, interventions, .. } = self;
+        let header = Header {
+            version: VERSION,
+            title: title.clone(),
+            axes: axes.clone(),
+            layers,
+            interventions: interventions.clone(),
+        };
         let json =
             serde_json::to_string(&header).map_err(|e| Error::format(ENTRY, e.to_string()))?;
         let refused = |e: safetensors::SafeTensorError| Error::format("safetensors", e.to_string());
@@ -204,7 +217,22 @@ impl Labels {
                 format!("axis {name}"),
                 format!("{len} positions; {MAX_POSITIONS} are the most"),
             )),
-            _ => Ok(()),
+            _ => self.check_spans(name),
+        }
+    }
+
+    fn check_spans(&self, name: &str) -> Result<(), Error> {
+        let place = || format!("axis {name}: spans");
+        if self.spans.len() > MAX_SPANS {
+            let why = format!("{}; {MAX_SPANS} are the most", self.spans.len());
+            return Err(Error::format(place(), why));
+        }
+        match self.spans.iter().find(|(_, Range { start, end })| start > end) {
+            Some((span, Range { start, end })) => {
+                let why = format!("`{span}` is {start} to {end}; start must not exceed end");
+                Err(Error::format(place(), why))
+            }
+            None => Ok(()),
         }
     }
 }

@@ -14,7 +14,8 @@
 //!
 //! `q [heads, q_len, dim]`, `k [kv_heads, k_len, dim]`, `lse [heads, q_len]` (made again if missing) and perhaps `key_bias [heads, k_len]`,
 //! which is added to scores; or `weights [heads, rows, cols]`. Either may have `value_norms [heads, k_len]`. An axis without labels may say its
-//! `len` instead; positions are its labels then.
+//! `len` instead; positions are its labels then. An axis may have `spans`, named ranges of its positions, and a trace `interventions`, texts that
+//! say under which rules the model ran.
 
 mod file;
 
@@ -37,6 +38,8 @@ pub struct Trace {
     pub axes: BTreeMap<String, Labels>,
     /// Every attention of the model, all heads of one together.
     pub layers: Vec<Layer>,
+    /// The rules under which the model ran, as texts; empty without interventions.
+    pub interventions: Vec<String>,
 }
 
 /// What the positions of an axis are.
@@ -51,6 +54,9 @@ pub struct Labels {
     /// How many positions, where they have no labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub len: Option<usize>,
+    /// Named ranges of positions, such as the instruction and the context; they may overlap and reach beyond the last position.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<(String, Range<usize>)>,
 }
 
 /// One attention of a model.
@@ -133,13 +139,13 @@ impl Labels {
     /// Of these labels.
     #[must_use]
     pub fn new(title: impl Into<String>, labels: Vec<String>) -> Self {
-        Self { title: title.into(), labels, len: None }
+        Self { title: title.into(), labels, ..Self::default() }
     }
 
     /// Of so many positions without labels.
     #[must_use]
     pub fn counted(title: impl Into<String>, len: usize) -> Self {
-        Self { title: title.into(), labels: Vec::new(), len: Some(len) }
+        Self { title: title.into(), len: Some(len), ..Self::default() }
     }
 
     /// How many positions there are.
@@ -191,6 +197,22 @@ impl LayerData {
             Self::Inputs(inputs) => [inputs.q_shape[1], inputs.k_shape[1]],
             Self::Weights(weights) => [weights.shape[1], weights.shape[2]],
         }
+    }
+
+    /// The weights of some rows of a head, `[rows, keys]`.
+    pub(crate) fn weights(
+        &self,
+        machine: Machine,
+        head: usize,
+        rows: Range<usize>,
+    ) -> Result<Vec<f32>, Error> {
+        let k_len = self.size()[1];
+        Ok(match self {
+            Self::Inputs(inputs) => inputs.view(machine)?.head(0, head)?.tile(rows, 0..k_len)?,
+            Self::Weights(weights) => {
+                weights.head(head)[rows.start * k_len..rows.end * k_len].to_vec()
+            }
+        })
     }
 }
 
@@ -316,7 +338,8 @@ impl Trace {
     /// The labels of an axis of a layer.
     #[must_use]
     pub fn labels(&self, axis: &str) -> &Labels {
-        const NONE: &Labels = &Labels { title: String::new(), labels: Vec::new(), len: None };
+        const NONE: &Labels =
+            &Labels { title: String::new(), labels: Vec::new(), len: None, spans: Vec::new() };
         self.axes.get(axis).unwrap_or(NONE)
     }
 

@@ -9,9 +9,11 @@ mod survey;
 
 use crate::color::Theme;
 use crate::error::Error;
+use crate::heads::{HeadLabel, head_labels};
 use crate::measure::{Measure, Pool};
 use crate::palette::{Palette, PaletteKind, Scale};
 use crate::render::indexed_png;
+use crate::spans::SpanRows;
 use crate::trace::{Labels, Layer, LayerData, Site, Trace};
 use regard::Machine;
 use serde::Serialize;
@@ -46,6 +48,8 @@ pub struct Info {
     sites: Vec<Site>,
     q_title: String,
     k_title: String,
+    q_spans: Vec<SpanPlace>,
+    k_spans: Vec<SpanPlace>,
     palettes: Palettes,
     decades: u32,
     progress: f64,
@@ -66,7 +70,24 @@ impl Info {
     }
 }
 
-/// All 256 colors of the amounts, dark and light, for a page.
+/// A span of an axis that has so many positions.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SpanPlace {
+    pub(crate) name: String,
+    pub(crate) positions: [usize; 2],
+}
+
+impl SpanPlace {
+    pub(crate) fn all(labels: &Labels, len: usize) -> Vec<Self> {
+        let place = |(name, range): &(String, Range<usize>)| Self {
+            name: name.clone(),
+            positions: [range.start, range.end].map(|at| at.min(len)),
+        };
+        labels.spans.iter().map(place).collect()
+    }
+}
+
+/// All 256 colors of a palette, dark and light, for a page.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Palettes {
     dark: String,
@@ -74,8 +95,8 @@ pub(crate) struct Palettes {
 }
 
 impl Palettes {
-    pub(crate) fn new() -> Self {
-        let hex = |theme| Palette::of(theme, PaletteKind::Amount).hex();
+    pub(crate) fn new(kind: PaletteKind) -> Self {
+        let hex = |theme| Palette::of(theme, kind).hex();
         Self { dark: hex(Theme::Dark), light: hex(Theme::Light) }
     }
 }
@@ -121,6 +142,8 @@ pub struct RowFacts {
     entropy: f64,
     distance: f64,
     top: Vec<TopKey>,
+    /// The mass on each span of the keys.
+    spans: Vec<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -183,7 +206,9 @@ impl Zoom {
             sites: self.sites.clone(),
             q_title: name(q, "query"),
             k_title: name(k, "key"),
-            palettes: Palettes::new(),
+            q_spans: SpanPlace::all(q, q_len),
+            k_spans: SpanPlace::all(k, k_len),
+            palettes: Palettes::new(PaletteKind::Amount),
             decades: decades(k_len),
             progress: survey.progress(),
             exact: survey.is_done(),
@@ -314,15 +339,17 @@ impl Zoom {
         let top_key =
             |key: usize, weight: f32| TopKey { key, word: k.label(key), weight: weight.into() };
         let (own, layer) = self.site(site)?;
-        let (entropy, distance, top) = match &layer.data {
+        let (entropy, distance, top, spans) = match &layer.data {
             LayerData::Inputs(inputs) => {
                 let view = inputs.view(self.machine)?.head(0, own.head)?;
                 let all = Measure::new().entropy().mean_distance().top_k(TOP);
+                let all = all.span_mass(k.spans.iter().map(|(_, keys)| keys.clone()));
                 let found = all.of(&view.rows(row..row + 1))?;
-                let first = |xs: Vec<f32>| xs.first().copied().unwrap_or(0.0).into();
+                let first = |xs: Vec<f32>| f64::from(xs.first().copied().unwrap_or(0.0));
                 let keys = found.top.keys(0).iter().zip(found.top.weights(0));
                 let top = keys.map(|(key, weight)| top_key(*key, *weight)).collect();
-                (first(found.entropy), first(found.mean_distance), top)
+                let spans = found.spans.into_iter().map(first).collect();
+                (first(found.entropy), first(found.mean_distance), top, spans)
             }
             LayerData::Weights(all) => {
                 let weights = all.row(own.head, row);
@@ -330,10 +357,25 @@ impl Zoom {
                 order.sort_by(|a, b| weights[*b].total_cmp(&weights[*a]).then(a.cmp(b)));
                 let top = order.iter().take(TOP).map(|key| top_key(*key, weights[*key])).collect();
                 let [entropy, distance, ..] = all.row_stats(own.head, row).unwrap_or_default();
-                (entropy, distance, top)
+                let mass = |keys: &Range<usize>| -> f64 {
+                    weights.iter().take(keys.end).skip(keys.start).map(|a| f64::from(*a)).sum()
+                };
+                let spans = k.spans.iter().map(|(_, keys)| mass(keys)).collect();
+                (entropy, distance, top, spans)
             }
         };
-        Ok(RowFacts { row, query: q.label(row), entropy, distance, top })
+        Ok(RowFacts { row, query: q.label(row), entropy, distance, top, spans })
+    }
+
+    /// Of a head, for each span of its keys, the mean mass and that of the last query; and what detectors call it.
+    pub(crate) fn head_facts(&self, site: usize) -> Result<(Vec<[f64; 2]>, Vec<HeadLabel>), Error> {
+        let (own, layer) = self.site(site)?;
+        let spans = &self.trace.labels(&layer.cols).spans;
+        let masses = match spans.as_slice() {
+            [] => Vec::new(),
+            spans => SpanRows::of(&layer.data, self.machine, own.head, spans)?.means(),
+        };
+        Ok((masses, head_labels(&self.trace, layer, own.head, self.machine)?))
     }
 
     /// The labels of some positions: of the queries, or of the keys.

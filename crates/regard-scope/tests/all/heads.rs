@@ -26,7 +26,12 @@ fn trace(data: Vec<LayerData>) -> Trace {
         value_norms: Vec::new(),
     };
     let layers = data.into_iter().enumerate().map(layer).collect();
-    Trace { title: "planted".into(), axes: BTreeMap::from([("text".to_string(), labels)]), layers }
+    Trace {
+        title: "planted".into(),
+        axes: BTreeMap::from([("text".to_string(), labels)]),
+        layers,
+        ..Trace::default()
+    }
 }
 
 fn scores(data: Vec<LayerData>) -> Vec<HeadScores> {

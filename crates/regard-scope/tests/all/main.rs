@@ -6,6 +6,7 @@ mod dense;
 mod heads;
 mod measure;
 mod models;
+mod page;
 mod record;
 mod stories;
 mod trace;

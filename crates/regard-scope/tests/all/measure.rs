@@ -349,7 +349,7 @@ fn value_weighted_statistics_are_those_of_dense_weights() {
     let mut layers = vec![layer(LayerData::Inputs(inputs)), layer(LayerData::Weights(weights))];
     layers[1].layer = 1;
     let axes = [("text".to_string(), Labels::counted("text", n))].into();
-    let trace = Trace { title: "values".into(), axes, layers };
+    let trace = Trace { title: "values".into(), axes, layers, ..Trace::default() };
     // What is recorded goes through a file, before and after.
     assert_eq!(Trace::from_bytes(&trace.to_bytes().unwrap()).unwrap(), trace);
     let moved = trace.value_weighted(Machine::detect()).unwrap();
@@ -404,7 +404,7 @@ fn norms_of_values_that_make_no_sense_are_refused() {
         let data = LayerData::Inputs(inputs().unwrap());
         let layer = Layer { layer: 0, kind: "self".into(), rows, cols, data, value_norms };
         let axes = [("text".to_string(), Labels::counted("text", 3))].into();
-        let trace = Trace { title: String::new(), axes, layers: vec![layer] };
+        let trace = Trace { title: String::new(), axes, layers: vec![layer], ..Trace::default() };
         let error = trace.value_weighted(Machine::detect()).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }

@@ -33,5 +33,5 @@ pub(crate) fn trace_of(title: &str, run: &Run, dim: usize) -> Outcome<Trace> {
             axes.insert(name.to_string(), Labels::new(name, words.clone()));
         }
     }
-    Ok(Trace { title: title.into(), axes, layers })
+    Ok(Trace { title: title.into(), axes, layers, ..Trace::default() })
 }

@@ -24,12 +24,13 @@ fn small() -> Trace {
     };
     let weights = Weights { values: vec![0.2; 2 * 3 * 5], shape: [2, 3, 5] };
     let words = ["好", "久", "<b>"].map(String::from).to_vec();
+    let spans = vec![("a part".to_string(), 1..3), ("the rest".to_string(), 2..usize::MAX)];
     let axes = BTreeMap::from([
-        ("words".to_string(), Labels::new("words", words)),
+        ("words".to_string(), Labels { spans, ..Labels::new("words", words) }),
         ("positions".to_string(), Labels::counted("positions", 5)),
     ]);
     let layers = vec![layer(0, seen), layer(1, LayerData::Weights(weights))];
-    Trace { title: "small".into(), axes, layers }
+    Trace { title: "small".into(), axes, layers, interventions: vec!["heads 1: drop".into()] }
 }
 
 #[test]
@@ -55,6 +56,7 @@ fn lies_are_named() -> Outcome<()> {
         ("version\\\":1", "version\\\":9", "reads up to 1"),
         ("cross.0.k\\\"", "cross.9.k\\\"", "not in the file"),
         ("cross.0.k\\\"", "cross.0.q\\\"", "named twice"),
+        ("start\\\":1", "start\\\":9", "start must not exceed end"),
     ];
     for (place, lie, why) in lies {
         let found = bytes.windows(place.len()).position(|text| text == place.as_bytes());
@@ -65,6 +67,15 @@ fn lies_are_named() -> Outcome<()> {
         assert!(error.contains(why), "{lie}: {error}");
     }
     Ok(())
+}
+
+#[test]
+fn too_many_spans_are_refused() {
+    let mut trace = small();
+    let words = trace.axes.get_mut("words").expect("an axis");
+    words.spans = vec![("x".to_string(), 0..1); 65];
+    let error = trace.to_bytes().expect_err("refused").to_string();
+    assert!(error.contains("axis words: spans: 65; 64 are the most"), "{error}");
 }
 
 /// A file whose tensors hold nothing may not say that there are many of them.

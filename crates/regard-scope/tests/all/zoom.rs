@@ -21,7 +21,7 @@ fn trace(n: usize, mask: &str) -> Outcome<Trace> {
         value_norms: Vec::new(),
     }];
     let axes = BTreeMap::from([("tokens".to_string(), Labels::counted("token", n))]);
-    Ok(Trace { title: "</script><b>".into(), axes, layers })
+    Ok(Trace { title: "</script><b>".into(), axes, layers, ..Trace::default() })
 }
 
 /// The same color, but for a rounding.
