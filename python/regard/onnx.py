@@ -371,15 +371,14 @@ def _linear_attention(
     elif state.shape != (batch, kv_heads, dim, v_dim):
         raise node.error(f"past_state: expected {[batch, kv_heads, dim, v_dim]}, found {list(state.shape)}")
     wide = [None if x is None else x.astype(np.float32) for x in (q, k, v, state, decay, beta)]
-    out, state = _recurrence(*wide)
-    scale = node.attributes.get("scale", 0.0) or dim**-0.5
-    return _packed((out * scale).astype(number)), state.astype(kept)
+    out, state = _recurrence(node.attributes.get("scale", 0.0) or dim**-0.5, *wide)
+    return _packed(out.astype(number)), state.astype(kept)
 
 
 def _recurrence(
-    q: Array, k: Array, v: Array, state: Array, decay: Optional[Array], beta: Optional[Array]
+    scale: float, q: Array, k: Array, v: Array, state: Array, decay: Optional[Array], beta: Optional[Array]
 ) -> tuple[Array, Array]:
-    """`S = exp(decay) S`, `S += k (beta (v - S^T k))^T` (without beta: `k v^T`), `out = S^T q` for each position, one after another."""
+    """For each position, one after another: `S = exp(decay) S`, `S += k (beta (v - S^T k))^T` (without beta: `k v^T`), `out = scale S^T q`."""
     batch, heads, length, dim = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, length, dim)
     out = np.empty((*grouped.shape[:4], v.shape[3]), np.float32)
@@ -390,7 +389,7 @@ def _recurrence(
         if beta is not None:
             value = beta[:, :, t] * (value - np.einsum("bhkv,bhk->bhv", state, key))
         state = state + key[..., None] * value[..., None, :]
-        out[:, :, :, t] = np.einsum("bhgk,bhkv->bhgv", grouped[:, :, :, t], state)
+        out[:, :, :, t] = scale * np.einsum("bhgk,bhkv->bhgv", grouped[:, :, :, t], state)
     return out.reshape(batch, heads, length, -1), state
 
 
