@@ -108,6 +108,11 @@ class RegardBackend(Backend):
         return known and cls.supports_device(device)
 
     @classmethod
+    def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **unknown: Any) -> tuple[Array, ...]:
+        """Outputs of a model for its inputs, in their order."""
+        return cls.prepare(model, device, **unknown).run(inputs)
+
+    @classmethod
     def run_node(
         cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, *, opset_version: Optional[int] = None,
         **unknown: Any,
