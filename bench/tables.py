@@ -335,7 +335,8 @@ def judged_models(page: Page) -> list[str]:
     for name, counts in found["groups"].items():
         kind = "with failures" if "failed" in counts else "all that apply pass" if "passed" in counts else "none applies"
         kinds.setdefault(kind, []).append(f"{name} ({counts.get('passed', 0)})")
-    return table(["", "", "architectures, and how many tests pass"], [[kind, str(len(names)), ", ".join(names)] for kind, names in sorted(kinds.items())])
+    lines = [[kind, str(len(names)), ", ".join(names)] for kind, names in sorted(kinds.items())]
+    return table(["", "", "architectures, and how many tests pass"], lines)
 
 
 def not_applicable(page: Page) -> list[str]:

@@ -383,7 +383,7 @@ def _linear_attention(
 def _recurrence(
     scale: float, q: Array, k: Array, v: Array, state: Array, decay: Optional[Array], beta: Optional[Array]
 ) -> tuple[Array, Array]:
-    """For each position, one after another: `S = exp(decay) S`, `S += k (beta (v - S^T k))^T` (without beta: `k v^T`), `out = scale S^T q`."""
+    """For each position: `S = exp(decay) S`, `S += k (beta (v - S^T k))^T` (without beta: `k v^T`), `out = scale S^T q`."""
     batch, heads, length, dim = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, length, dim)
     out = np.empty((*grouped.shape[:4], v.shape[3]), np.float32)

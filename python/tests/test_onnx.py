@@ -53,8 +53,8 @@ def attention(attributes=None, inputs=None, outputs=("Y",), opset=25):
     """Runs one Attention node over inputs by their names in the specification."""
     inputs = {"Q": normal(2, 4, 3, 8), "K": normal(2, 2, 5, 8), "V": normal(2, 2, 5, 6), **(inputs or {})}
     names = ["Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"]
-    last = max(names.index(name) for name in inputs)
-    node = helper.make_node("Attention", [name if name in inputs else "" for name in names[: last + 1]], list(outputs), **(attributes or {}))
+    given = [name if name in inputs else "" for name in names[: 1 + max(names.index(name) for name in inputs)]]
+    node = helper.make_node("Attention", given, list(outputs), **(attributes or {}))
     return regard.onnx.run_node(node, [inputs[name] for name in names if name in inputs], opset_version=opset)
 
 
@@ -62,15 +62,17 @@ def test_a_graph_of_several_operators_agrees_with_the_reference_of_onnx():
     """A decoding step: rotate, write into a cache, attend; cosines and sines are initializers."""
     angles = np.outer(np.arange(16), 100.0 ** -np.linspace(0, 1, 4)).astype(np.float32)
     inputs = {
-        "q": normal(2, 4, 3, 8), "k": normal(2, 2, 3, 8), "v": normal(2, 2, 3, 8), "k_cache": normal(2, 2, 12, 8), "v_cache": normal(2, 2, 12, 8),
+        "q": normal(2, 4, 3, 8), "k": normal(2, 2, 3, 8), "v": normal(2, 2, 3, 8),
+        "k_cache": normal(2, 2, 12, 8), "v_cache": normal(2, 2, 12, 8),
         "at": np.array([2, 7]), "positions": np.array([[2, 3, 4], [7, 8, 9]]), "lengths": np.array([5, 10]),
-    }
+    }  # fmt: skip
+    caches = ["q_rotated", "keys", "values", "", "", "", "lengths"]
     nodes = [
         helper.make_node("RotaryEmbedding", ["q", "cos", "sin", "positions"], ["q_rotated"]),
         helper.make_node("RotaryEmbedding", ["k", "cos", "sin", "positions"], ["k_rotated"]),
         helper.make_node("TensorScatter", ["k_cache", "k_rotated", "at"], ["keys"]),
         helper.make_node("TensorScatter", ["v_cache", "v", "at"], ["values"]),
-        helper.make_node("Attention", ["q_rotated", "keys", "values", "", "", "", "lengths"], ["y"], is_causal=1, left_window_size=4, softcap=5.0),
+        helper.make_node("Attention", caches, ["y"], is_causal=1, left_window_size=4, softcap=5.0),
     ]
     tables = [onnx.numpy_helper.from_array(x, name) for name, x in (("cos", np.cos(angles)), ("sin", np.sin(angles)))]
     model = model_of(nodes, inputs, ["y", "keys"], initializers=tables)
@@ -155,7 +157,8 @@ def test_what_other_operators_cannot_mean_is_an_error():
         ("of 0 to 4", "RotaryEmbedding", [update, normal(5, 2), normal(5, 2), np.array([[0, 1, 2], [3, 4, 5]])], {}),
         ("even number", "RotaryEmbedding", [update, normal(2, 3, 2), normal(2, 3, 2)], {"rotary_embedding_dim": 6}),
     ):
-        node = helper.make_node(operator, ["" if x is None else str(i) for i, x in enumerate(inputs)], ["Y"] * (1 + (operator[0] == "L")), **attributes)
+        names = ["" if x is None else str(i) for i, x in enumerate(inputs)]
+        node = helper.make_node(operator, names, ["Y", "S"] if operator == "LinearAttention" else ["Y"], **attributes)
         with pytest.raises(ValueError, match=why):
             regard.onnx.run_node(node, [x for x in inputs if x is not None])
 

@@ -6,17 +6,14 @@ a seeded sample. A test that takes longer than `--judge-seconds` is `not applica
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import signal
 import time
+from itertools import chain, filterfalse, islice, zip_longest
 from pathlib import Path
 
 import pytest
-
-OUTCOMES = ("passed", "failed", "not applicable")
-
 
 class TooLong(BaseException):
     """Not an Exception: no test may take it for an error of the code that it tests."""
@@ -26,7 +23,7 @@ def pytest_addoption(parser):
     group = parser.getgroup("judges")
     group.addoption("--judge-record", help="the file of the record")
     group.addoption("--judge-suite", help="the name of the suite in the record")
-    group.addoption("--judge-sample", type=int, default=0, help="run so many of the tests, as many of each function, chosen by --judge-seed")
+    group.addoption("--judge-sample", type=int, default=0, help="run so many tests, as many of each function, by --judge-seed")
     group.addoption("--judge-seed", type=int, default=0)
     group.addoption("--judge-minutes", type=float, default=float("inf"))
     group.addoption("--judge-seconds", type=int, default=300)
@@ -53,14 +50,15 @@ class Recorder:
         items[:] = run
 
     def chosen(self, items):
-        """A sample with as many tests of each function as of any other, or all of a function that has fewer."""
+        """A sample with as many tests of each function as of any other, or all of a function that has fewer. Without those of another
+        machine."""
         functions = {}
-        for item in sorted(items, key=lambda item: item.nodeid):
+        for item in sorted(filterfalse(_is_skipped, items), key=lambda item: item.nodeid):
             functions.setdefault(item.originalname, []).append(item)
         random.seed(self.seed)
         shuffled = [random.sample(tests, len(tests)) for tests in functions.values()]
-        turns = itertools.chain.from_iterable(itertools.zip_longest(*shuffled))
-        return set(itertools.islice((item for item in turns if item is not None), self.sample))
+        turns = chain.from_iterable(zip_longest(*shuffled))
+        return set(islice((item for item in turns if item is not None), self.sample))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
@@ -108,6 +106,10 @@ class Recorder:
         line = {"suite": self.suite, "test": test, "outcome": outcome, "why": why}
         with self.file.open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def _is_skipped(item) -> bool:
+    return any(mark.args and mark.args[0] is True for mark in item.iter_markers("skipif"))
 
 
 def _name(item) -> str:

@@ -57,33 +57,33 @@ def architectures() -> list[str]:
 
 def paths(name: str, folder: Path, names: list[str]) -> list[Path]:
     """Files of tests."""
-    suite = SUITES[name]
+    tests = folder / SUITES[name].tests
+    expected = [tests / one for one in names or [""]]
+    missing = [path for path in expected if not path.exists()]
+    if missing:
+        raise SystemExit(f"{missing[0]}: no such file or folder; --checkout is the repository of the tests, see --help")
     if name != "transformers":
-        found = [folder / suite.tests]
-    else:
-        found = [path for one in names or architectures() for path in sorted((folder / suite.tests / one).glob("test_modeling_*.py"))]
-    if not found or not all(path.exists() for path in found):
-        raise SystemExit(f"{folder}: has no {found[0] if found else suite.tests}; expected a checkout, see --help")
-    return found
+        return expected
+    return [path for one in names or architectures() for path in sorted((tests / one).glob("test_modeling_*.py"))]
 
 
 def pytest(arguments: argparse.Namespace, lines: Path, folder: Path) -> None:
     """One process for all files, or one for each model, whose tests need memory that they do not give back."""
     suite, found = SUITES[arguments.suite], paths(arguments.suite, folder, arguments.names)
-    plugins = ["recorder", *([suite.plugin] if suite.plugin else [])]
-    options = [f"--judge-record={lines}", f"--judge-suite={arguments.suite}", f"--judge-sample={arguments.sample}", f"--judge-seed={arguments.seed}"]
-    if arguments.seconds:
-        options.append(f"--judge-seconds={arguments.seconds}")
+    options = ["-q", "--tb=no", "--disable-warnings", "-p", "no:cacheprovider", "--noconftest", "-c", os.devnull, f"--rootdir={folder}"]
+    options += [word for plugin in ("recorder", suite.plugin) if plugin for word in ("-p", plugin)]
+    options += [f"--judge-record={lines}", f"--judge-suite={arguments.suite}"]
+    options += [f"--judge-{name}={getattr(arguments, name)}" for name in ("sample", "seed", "seconds")]
+    search = [str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(x) for x in search if x)}
     start = datetime.datetime.now()
     for files in [[path] for path in found] if arguments.suite == "transformers" else [found]:
         left = arguments.minutes - (datetime.datetime.now() - start).total_seconds() / 60
         if left <= 0:
             print("the minutes are over; the same command goes on")
             return
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--disable-warnings", "-p", "no:cacheprovider", "--noconftest", "-c", os.devnull, f"--rootdir={folder}"]
-        command += [word for plugin in plugins for word in ("-p", plugin)] + [*options, f"--judge-minutes={left}", *map(str, files)]
-        search = [str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(x) for x in search if x)}, check=False)
+        command = [sys.executable, "-m", "pytest", *options, f"--judge-minutes={left}", *map(str, files)]
+        subprocess.run(command, cwd=folder, env=environment, check=False)
 
 
 def group(suite: str, test: str) -> str:
@@ -91,9 +91,10 @@ def group(suite: str, test: str) -> str:
     file, _, name = test.partition("::")
     if suite == "transformers":
         return file.partition("/")[0]
-    if suite == "onnx":
-        return (re.match(r"test_(linear_attention|attention|rotary_embedding|tensorscatter)(?=_)", name.rpartition("::")[2]) or ["tests of the backend"])[0]
-    return name.rpartition("::")[2].partition("[")[0]
+    function = name.rpartition("::")[2].partition("[")[0]
+    if suite == "onnx" and name.startswith("TestOnnxBackend"):
+        return re.match("test_(linear_attention|attention|rotary_embedding|tensorscatter)", function)[1]
+    return function
 
 
 def result(arguments: argparse.Namespace, lines: Path, folder: Path) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="run so many of the tests")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="end after so long; the same command goes on")
-    parser.add_argument("--seconds", type=int, default=0, help="a test that takes longer is not applicable; default 300")
+    parser.add_argument("--seconds", type=int, default=300, help="a test that takes longer is not applicable")
     parser.add_argument("--again", action="store_true", help="forget what was run")
     arguments = parser.parse_intermixed_args()
     if SUITES[arguments.suite].plugin and arguments.checkout is None:
