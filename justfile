@@ -141,6 +141,12 @@ faults *args: py
     test -x target/faults/bin/python || python/tests/faults/environment target/faults
     PYTHONPATH=python target/faults/bin/python python/tests/faults/suite.py {{args}}
 
+# A test suite of others, against Regard: docs/judges.md
+judges suite *args: py
+    test -x target/python/bin/python || python/environment target/python
+    python/tests/judges/environment target/python
+    PYTHONPATH=python target/python/bin/python python/tests/judges/run.py {{suite}} {{args}}
+
 # The wheel, tried as a user would
 wheel:
     python/wheel

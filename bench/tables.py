@@ -28,6 +28,7 @@ OTHERS = "other-functions.jsonl"
 ROOFLINE = "roofline.jsonl"
 LOOKS = "looks.jsonl"
 ARCHITECTURES = "bench/record/architectures.jsonl"
+JUDGES = "bench/record/judges"
 
 ENGINES = {"torch": "PyTorch", "vllm": "vLLM", "openvino": "OpenVINO", "onnxruntime": "onnxruntime", "auto-round": "auto-round", "llama.cpp": "llama.cpp", "ctranslate2": "CTranslate2"}
 
@@ -114,6 +115,7 @@ PAGES = [
     Page("docs/compare.zh.md", "zh", "../"),
     Page("docs/speed.md", "en", "../"),
     Page("docs/models.md", "en", "../"),
+    Page("docs/judges.md", "en", "../"),
     Page("book/en/src/howto/run-a-model.md", "en", "../../../../"),
     Page("book/zh/src/howto/run-a-model.md", "zh", "../../../../"),
     Page("book/en/src/lab.md", "en", "../../../"),
@@ -310,6 +312,42 @@ def architectures(page: Page) -> list[str]:
     return table(page.word("architectures"), lines)
 
 
+def judged() -> list[tuple[dict[str, Any], str]]:
+    """What suites of others found, and the files of these records."""
+    files = [Path(JUDGES) / f"{name}.json" for name in ("onnx", "opinfo", "transformers", "flash-attn", "vllm")]
+    return [(json.loads((ROOT / file).read_text(encoding="utf-8")), str(file)) for file in files if (ROOT / file).exists()]
+
+
+def judges(page: Page) -> list[str]:
+    lines = []
+    for found, file in judged():
+        versions = [f"{name} {version}" for name, version in found["packages"].items()]
+        tests = versions + ([f"tests of commit {found['tests'][:12]}"] if found["tests"] else [])
+        counts = [str(found[outcome]) for outcome in ("passed", "failed", "not applicable")]
+        lines.append([page.link(file, found["suite"]), found["date"], ", ".join(tests), *counts])
+    return table(["suite", "run on", "versions", "passed", "failed", "not applicable"], lines)
+
+
+def judged_models(page: Page) -> list[str]:
+    """Architectures by what the common tests of Transformers found."""
+    (found,) = [one for one, _ in judged() if one["suite"] == "transformers"] or [{"groups": {}}]
+    kinds: dict[str, list[str]] = {}
+    for name, counts in found["groups"].items():
+        kind = "with failures" if "failed" in counts else "all that apply pass" if "passed" in counts else "none applies"
+        kinds.setdefault(kind, []).append(f"{name} ({counts.get('passed', 0)})")
+    lines = [[kind, str(len(names)), ", ".join(names)] for kind, names in sorted(kinds.items())]
+    return table(["", "", "architectures, and how many tests pass"], lines)
+
+
+def not_applicable(page: Page) -> list[str]:
+    """Why tests do not apply, most frequent first."""
+    lines = []
+    for found, _ in judged():
+        for why, names in sorted(found["why"]["not applicable"].items(), key=lambda one: (-len(one[1]), one[0])):
+            lines.append([found["suite"], str(len(names)), why.replace("|", "\\|")])
+    return table(["suite", "tests", "reason"], lines)
+
+
 def lab(page: Page) -> list[str]:
     lines = []
     for line in (ROOT / LAB).read_text(encoding="utf-8").splitlines():
@@ -367,6 +405,9 @@ TABLES: dict[str, Callable[[Page], list[str]]] = {
     "models": whole,
     "inference": inference,
     "architectures": architectures,
+    "judges": judges,
+    "judged-models": judged_models,
+    "not-applicable": not_applicable,
     "lab": lab,
 }
 

@@ -4,9 +4,9 @@
     q = k = v = np.random.rand(1, 8, 4096, 64).astype(np.float32)
     out = regard.attention(q, k, v, mask="causal & window 512")
 
-`regard.torch`: PyTorch, with gradients. `regard.hf`: attention backend of Hugging Face Transformers. `regard.lens`: records the attention
-of a model. `regard.Model`: inference of Transformers; `regard.batch`: the same for tables; `regard.jobs`: for a corpus, on Ray, Spark, Dask.
-These three need `pip install 'regard[models]'`.
+`regard.torch`: PyTorch, with gradients. `regard.hf`: attention backend of Hugging Face Transformers. `regard.onnx`: backend of ONNX.
+`regard.lens`: records the attention of a model. `regard.Model`: inference of Transformers; `regard.batch`: the same for tables;
+`regard.jobs`: for a corpus, on Ray, Spark, Dask. These three need `pip install 'regard[models]'`.
 """
 
 from __future__ import annotations

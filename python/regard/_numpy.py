@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, overload
 
 import numpy as np
@@ -142,13 +143,14 @@ def scaled_dot_product_attention(
     """`torch.nn.functional.scaled_dot_product_attention` with the same signature and semantics, for NumPy arrays and PyTorch tensors.
 
     The causal mask is aligned to the top left. A boolean mask is True = visible; any other mask is added to the scores. The output of a
-    query without visible keys is 0.
+    query without visible keys is 0. Axes before the heads broadcast.
     """
     heads = [x.shape[-3] if x.ndim > 2 else 1 for x in (query, key)]
     if not enable_gqa and heads[0] != heads[1]:
         raise ValueError(f"heads: q has {heads[0]}, k has {heads[1]}; use enable_gqa=True for grouped-query attention")
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask and is_causal: give only one of them")
+    query, key, value = _of_one_batch(query, key, value)
     options: Options = {"align": "start", "dropout": dropout_p, "scale": scale}
     if is_causal:
         options["mask"] = "causal"
@@ -166,6 +168,26 @@ def scaled_dot_product_attention(
     return out if query.ndim == 4 else out.reshape(tuple(query.shape[:-1]) + (out.shape[-1],))
 
 
+def _of_one_batch(*tensors: Any) -> tuple[Any, ...]:
+    """Broadcast the axes before the last three."""
+    batches = [tuple(x.shape[:-3]) for x in tensors]
+    if batches[0] == batches[1] == batches[2]:
+        return tensors
+    library = sys.modules["torch"] if _arrays.is_torch(tensors[0]) else np
+    try:
+        batch = tuple(library.broadcast_shapes(*batches))
+    except (ValueError, RuntimeError):
+        q, k, v = map(list, batches)
+        raise ValueError(f"batch: q has {q}, k has {k}, v has {v}; they must be equal, or 1 where they differ") from None
+    return tuple(_expanded(x, (*batch, *x.shape[-3:])) for x in tensors)
+
+
+def _expanded(x: Any, sizes: tuple[int, ...]) -> Any:
+    if tuple(x.shape) == sizes:
+        return x
+    return x.expand(sizes) if _arrays.is_torch(x) else np.broadcast_to(x, sizes)
+
+
 def _mask_or_bias(mask: Any, query: Any, key: Any) -> Options:
     """Convert an `attn_mask` to the option `mask` (boolean) or `bias` (added), with 4 axes."""
     axes = (1,) * (query.ndim - mask.ndim) + tuple(mask.shape)
@@ -176,9 +198,8 @@ def _mask_or_bias(mask: Any, query: Any, key: Any) -> Options:
     sizes = (*query.shape[:-3], *axes[-3:]) if query.ndim > 4 else axes
     if is_bool:
         sizes = (*sizes[:-1], key.shape[-2])
-    if sizes != axes:
-        mask = mask.expand(sizes) if _arrays.is_torch(mask) else np.broadcast_to(mask, sizes)
-    return {"mask": _to_4d(mask)} if is_bool else {"bias": _to_4d(mask)}
+    mask = _to_4d(_expanded(mask, sizes))
+    return {"mask" if is_bool else "bias": mask}
 
 
 def _to_4d(x: Any) -> Any:

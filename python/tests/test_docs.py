@@ -29,7 +29,7 @@ BOOK = ROOT / "book/en/src"
 GUIDES = sorted(path for folder in ("tutorials", "howto") for path in (BOOK / folder).glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", ROOT / "python/README.md", *sorted((ROOT / "docs").glob("python*.md"))]
 NOTEBOOKS = ROOT / "python/notebooks"
-OPTIONAL = {"bertviz", "ml_dtypes", "nnsight", "pandas", "pyarrow", "torch", "transformers", "usearch"}
+OPTIONAL = {"bertviz", "ml_dtypes", "nnsight", "onnx", "pandas", "pyarrow", "torch", "transformers", "usearch"}
 """Packages that a page may need and a machine may lack."""
 LACKING = 77
 """What the process of a page returns where it lacks one."""

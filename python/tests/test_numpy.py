@@ -490,6 +490,18 @@ def test_scaled_dot_product_attention_shares_heads_only_if_asked():
     assert np.abs(regard.scaled_dot_product_attention(q, k, k, enable_gqa=True) - expected).max() < 1e-5
 
 
+@pytest.mark.parametrize("leads", [((4,), (2, 4)), ((2, 4), (4,)), ((1, 4), (3, 4)), ((3, 1, 4), (2, 4))])
+def test_scaled_dot_product_attention_broadcasts_the_batch(leads):
+    torch = pytest.importorskip("torch")
+    q, k, v = normal(*leads[0], 5, 16), normal(*leads[1], 9, 16, seed=1), normal(*leads[1], 9, 8, seed=2)
+    tensors = [torch.from_numpy(x) for x in (q, k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*tensors).numpy()
+    for found in (regard.scaled_dot_product_attention(q, k, v), regard.scaled_dot_product_attention(*tensors).numpy()):
+        assert found.shape == expected.shape and np.abs(found - expected).max() < 1e-5
+    with pytest.raises(ValueError, match=r"batch: q has \[2\], k has \[3\], v has \[3\]; they must be equal, or 1"):
+        regard.scaled_dot_product_attention(normal(2, 4, 5, 16), normal(3, 4, 9, 16), normal(3, 4, 9, 16))
+
+
 def test_a_mask_of_torch_serves_the_axes_it_lacks():
     torch = pytest.importorskip("torch")
     q = normal(3, 2, 4, 5, 8)

@@ -1,0 +1,114 @@
+"""A plugin of pytest for the common tests of Transformers: their comparison of "sdpa" with eager attention runs with "regard" in its place,
+and the one for FlashAttention, which takes any name, with "regard".
+
+Before a test has failed, it runs once more with PyTorch's attention: what fails there too says nothing about Regard. A test in which no
+layer calls Regard is `not applicable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import unittest
+
+import pytest
+import transformers
+from transformers import PreTrainedModel
+
+import regard.hf
+
+calls = 0
+"""Calls of Regard by layers of models."""
+
+
+def _counted(attention):
+    @functools.wraps(attention)
+    def call(*args, **kwargs):
+        global calls
+        calls += 1
+        return attention(*args, **kwargs)
+
+    return call
+
+
+regard.hf.attention = _counted(regard.hf.attention)
+regard.hf.register()
+
+
+@contextlib.contextmanager
+def _instead_of_sdpa():
+    """Models that are loaded for "sdpa" get "regard"."""
+    load = PreTrainedModel.from_pretrained
+
+    @classmethod
+    def loaded(cls, *args, **kwargs):
+        if kwargs.get("attn_implementation") == "sdpa":
+            kwargs["attn_implementation"] = "regard"
+        return load.__func__(cls, *args, **kwargs)
+
+    PreTrainedModel.from_pretrained = loaded
+    try:
+        yield
+    finally:
+        PreTrainedModel.from_pretrained = load
+
+
+def pytest_configure(config):
+    """Their tests are imported here, before those of models are collected, so that these inherit two tests more."""
+    root = config.rootpath
+    sys.path.insert(0, str(root))
+    from tests.test_modeling_common import ModelTesterMixin
+
+    for side in ("left", "right"):
+        setattr(ModelTesterMixin, f"test_regard_inference_equivalence_{side}_padding", _equivalence(side))
+
+
+def _equivalence(side):
+    def test(self):
+        # The second run is the comparison of a failed test, see `_judged`.
+        self.flash_attn_inference_equivalence(attn_implementation="sdpa" if _comparing else "regard", padding_side=side)
+
+    return test
+
+
+_comparing = False
+
+
+def pytest_collection_modifyitems(config, items):
+    """Only the tests of inference with an attention implementation."""
+    items[:] = [item for item in items if "test_eager_matches_sdpa_inference" in item.name or "test_regard_inference" in item.name]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    item.obj = _judged(item.obj)
+
+
+def _judged(test):
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        global _comparing, calls
+        calls = 0
+        try:
+            with _instead_of_sdpa():
+                test(*args, **kwargs)
+        except unittest.SkipTest:
+            raise
+        except Exception:
+            _comparing = True
+            try:
+                test(*args, **kwargs)
+            except Exception as error:
+                raise unittest.SkipTest(f"fails with sdpa as well: {type(error).__name__}: {error}") from None
+            finally:
+                _comparing = False
+            raise
+        if not calls:
+            raise unittest.SkipTest("no layer of the model calls a registered attention function")
+
+    return run
+
+
+def pytest_report_header(config):
+    return f"transformers {transformers.__version__}, regard {regard.__version__}"
