@@ -142,7 +142,7 @@ impl<E: Element> DeltaCase<E> {
     pub(crate) fn new(case: &Case, decay: DecayCase, delta: bool) -> Self {
         let data = Data::<E>::new(case, decay, delta);
         let rule = DeltaRule::new();
-        let rule = if case.seed % 2 == 0 { rule.qk_l2norm() } else { rule.scale(0.3) };
+        let rule = if case.seed.is_multiple_of(2) { rule.qk_l2norm() } else { rule.scale(0.3) };
         let inputs = data.inputs();
         let exact = definition::forward::<f64, E>(&rule, &inputs, |x| x);
         let plain = definition::forward::<E::Num, E>(&rule, &inputs, stored::<E>);
