@@ -235,16 +235,15 @@ def _text(value: Any) -> str:
 
 
 def _intervention(rule: Any) -> list[Any]:
-    """`{"heads": [3], "rows": (40, 60), "keys": (0, 40), "drop": True}` as `[bias as text, [items, heads, rows, keys]]`, one for each run
-    of items and of heads."""
+    """`{"heads": [3], "rows": (40, 60), "keys": (0, 40), "drop": True}` as `[bias or None, [items, heads, rows, keys]]`, one for each run of
+    items and of heads."""
     where = "'items', 'heads' (indices), 'rows', 'keys' (start, stop)"
     if not isinstance(rule, dict):
         raise TypeError(f"interventions: expected dicts with {where} and one of 'drop', 'times', 'add', found {type(rule).__name__}")
     unknown = [name for name in rule if name not in ("items", "heads", "rows", "keys", "drop", "times", "add")]
     if unknown:
         raise ValueError(f"interventions: unknown key {unknown[0]!r}; use {where} and one of 'drop', 'times', 'add'")
-    number = bias_of(rule)
-    bias = "-inf" if number is None else f"{number}"
+    bias = bias_of(rule)
     rows, keys = (None if rule.get(name) is None else _span(name, rule[name]) for name in ("rows", "keys"))
     return [
         [bias, [items, heads, rows, keys]] for items in _runs("items", rule.get("items")) for heads in _runs("heads", rule.get("heads"))

@@ -65,15 +65,13 @@ enum Relative {
     T5 { max_distance: usize, bidirectional: bool },
 }
 
-/// What is added to the scores of some edges, as text, because numbers of JSON are read with an error in the last bit; and batch items, heads, queries
-/// and keys.
-type InterventionAs = (String, [Option<[usize; 2]>; 4]);
+/// What is added to the scores of some edges, nothing if they are dropped; and batch items, heads, queries and keys.
+type InterventionAs = (Option<f64>, [Option<[usize; 2]>; 4]);
 
 fn intervention((bias, ranges): &InterventionAs) -> Intervention {
     let [items, heads, rows, keys] =
         ranges.map(|range| range.map_or(0..usize::MAX, |[start, end]| start..end));
-    // What is no number is refused by the engine, as NaN is.
-    let rule = Intervention::add(bias.parse().unwrap_or(f64::NAN));
+    let rule = bias.map_or_else(Intervention::drop, Intervention::add);
     rule.items(items).heads(heads).rows(rows).keys(keys)
 }
 

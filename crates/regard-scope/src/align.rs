@@ -216,7 +216,7 @@ impl AlignmentWeights {
     fn before(&self, at: usize) -> impl Iterator<Item = usize> {
         let [has_row, has_col] = [at >= self.sources, !at.is_multiple_of(self.sources)];
         let steps = [(has_row && has_col, self.sources + 1), (has_row, self.sources), (has_col, 1)];
-        steps.into_iter().filter_map(move |(is_there, step)| is_there.then(|| at - step))
+        steps.into_iter().filter(|(is_there, _)| *is_there).map(move |(_, step)| at - step)
     }
 }
 
