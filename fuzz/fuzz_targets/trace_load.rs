@@ -14,6 +14,7 @@ static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let q = (numbers(24), [2, 3, 4]);
     let heads =
         Inputs::new(q, (numbers(20), [1, 5, 4]), "causal & (window 3 | dilated 2)").unwrap();
+    let heads = Inputs { key_bias: numbers(10), ..heads };
     let weights = Weights { values: vec![0.2; 30], shape: [2, 3, 5] };
     let data = [LayerData::Inputs(heads), LayerData::Weights(weights)];
     let layer = |(layer, data)| Layer {
@@ -22,11 +23,13 @@ static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
         rows: "words".into(),
         cols: "keys".into(),
         data,
+        value_norms: vec![0.5; 10],
     };
     let words = Labels::new("words", ["a", "b", "c"].map(String::from).to_vec());
     let axes = [("words".to_string(), words), ("keys".to_string(), Labels::counted("keys", 5))];
     let layers = data.into_iter().enumerate().map(layer).collect();
-    Trace { title: "whole".into(), axes: BTreeMap::from(axes), layers, ..Trace::default() }.to_bytes().unwrap()
+    let interventions = vec!["layer 0 head 1: drop".into()];
+    Trace { title: "whole".into(), axes: BTreeMap::from(axes), layers, interventions }.to_bytes().unwrap()
 });
 
 fuzz_target!(|data: &[u8]| {
@@ -56,6 +59,7 @@ fn read(bytes: &[u8]) {
         let rows = trace.layer(&site).unwrap().data.size()[0];
         trace.map(machine, &site, 0..rows, [4, 4]).unwrap();
     }
+    let _ = trace.clone().value_weighted(machine);
     let zoom = Zoom::new(trace, machine);
     for site in 0..zoom.sites().len() {
         let _ = zoom.tile(site, Pool::Mean, 1, [0, 0]);

@@ -327,6 +327,10 @@ fn what_cannot_be_meant_is_refused() {
         inputs.state(view([1, 2, 4, 3])),
         "features of v: the call has 4, the initial state has 3",
     );
+    let no_heads = view([1, 0, 3, 4]);
+    refuses(DeltaInputs::new(no_heads, x, x), "heads of q: 0 entries; give 2");
+    refuses(DeltaInputs::new(x, no_heads, x), "heads of k: 0 entries; give 2");
+    refuses(DeltaInputs::new(x, x, no_heads), "heads of k: 2 entries; give 0");
     let none = view([1, 2, 3, 0]);
     refuses(DeltaInputs::new(none, none, x), "features: k has 0");
     says(forward(rule.scale(f64::NAN), inputs), "scale: NaN is invalid");
@@ -339,6 +343,10 @@ fn what_cannot_be_meant_is_refused() {
     says(back(x, Some(x)), "features of k: the call has 4, the gradient of the final state has 3");
     let mut state = DeltaState::<f32>::new(rule, [1, 3, 4, 4]).unwrap();
     says(state.step(machine, inputs).unwrap_err(), "heads: the state has 3, the call has 2");
+    says(
+        state.step(machine, inputs.state(view([1, 2, 4, 3]))).unwrap_err(),
+        "features of v: the call has 4, the initial state has 3",
+    );
     let huge = DeltaState::<f32>::new(rule, [usize::MAX, 2, 4, 4]).unwrap_err();
     assert!(matches!(huge, Error::ShapeOverflow { .. }), "{huge}");
     assert!(DeltaState::<f32>::new(rule, [1, 1, 1 << 31, 1 << 30]).is_err());

@@ -174,7 +174,9 @@ fn the_alignment_heads_of_a_chinese_translator_are_found() {
     assert_eq!((lines.len(), pairs.len()), (20, 30));
     let [best, worst] = [&lines[0], &lines[19]].map(|line| numbers(line)[0]);
     let diagonal = of_diagonal(&pairs);
-    assert!(best < 0.15 && diagonal > 0.4 && worst > 0.8, "{best}, {diagonal}, {worst}");
+    assert!(best < 0.15 && worst > 0.8, "{best}, {worst}");
+    // The number of the how-to page.
+    assert!((diagonal - 0.49).abs() < 0.005, "{diagonal}");
 }
 
 #[test]
@@ -186,8 +188,10 @@ fn the_alignment_heads_of_a_transliteration_are_found() {
     let diagonal = of_diagonal(&pairs);
     // The head whose weights CTranslate2 returns for this model.
     let of_last = lines.iter().find(|line| line["heads"] == "5.0").map(|line| numbers(line)[0]);
-    assert!(of_last > Some(diagonal), "{of_last:?}");
-    assert!(best < 0.05 && diagonal > 0.1 && worst > 0.8, "{best}, {diagonal}, {worst}");
+    // The numbers of the how-to page.
+    assert!((of_last.expect("head 5.0") - 0.55).abs() < 0.005, "{of_last:?}");
+    assert!((diagonal - 0.12).abs() < 0.005, "{diagonal}");
+    assert!(best < 0.05 && worst > 0.8, "{best}, {worst}");
 }
 
 /// A file of a test, removed with it.
@@ -329,12 +333,14 @@ fn what_cannot_be_aligned_is_told_with_its_remedy() {
     let link = Pairs::new("link", "我 来\tI come\t0-0\n我 来\tI come\t0-0 2-1\n");
     let empty = Pairs::new("empty", "\n");
     let gap = Pairs::new("gap", "我 来\t \t\n");
+    let unsure = Pairs::new("unsure", "我 来\tI come\t0?0\n");
     let stories = fixture("stories260K");
     for (args, status, parts) in [
         (&["--gold", bare.path()][..], 3, &["line 1: 2 columns", "separated by tabs"][..]),
         (&["--gold", link.path()], 3, &["line 2", "`2-1`", "2 source and 2 target words"]),
         (&["--gold", empty.path()], 3, &["no pairs"]),
         (&["--gold", gap.path()], 3, &["line 1", "without words"]),
+        (&["--gold", unsure.path()], 3, &["no sure links", "i-j"]),
         (&["--gold", good.path(), "--heads", "2.0"], 3, &["2.0", "0.0 to 1.3"]),
         (&["--gold", good.path(), "--heads", "1"], 2, &["LAYER.HEAD"]),
         (&["--gold", good.path(), "--to", "fra_Latn"], 3, &["language", "M2M-100"]),

@@ -67,7 +67,7 @@ const weightOf = Float64Array.from({ length: 65536 }, (_, u) => (u === HIDDEN ? 
 function reader(site, name) {
   const of = (run) => {
     const from = stored(run[name]);
-    return (i) => weightOf[from[i]];
+    return (i) => weightOf[from[i]] ?? NaN; // no weight: a pooled page has none of its pairs
   };
   if (!isDifference()) return of(shownRun(site));
   const [before, after] = [of(site), of(site.after)];

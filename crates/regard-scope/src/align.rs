@@ -119,7 +119,7 @@ impl AlignmentWeights {
     ///
     /// # Errors
     ///
-    /// If the trace has no such head.
+    /// If the trace has no such head, or heads of layers over other tokens.
     pub fn of_heads(
         trace: &Trace,
         machine: Machine,
@@ -132,14 +132,29 @@ impl AlignmentWeights {
             let layer = layer.filter(|layer| one.head.is_none_or(|head| head < layer.data.heads()));
             let layer = layer.ok_or_else(|| missing(trace, one))?;
             let [rows, sources] = layer.data.size();
-            let first = if one.row == DecoderRow::Reads { 1 } else { 0 };
-            let targets = first * sources..(first + rows.saturating_sub(1)) * sources;
+            let targets = match one.row {
+                DecoderRow::Predicts => 0..rows.saturating_sub(1),
+                DecoderRow::Reads => 1..rows.max(1),
+            };
             let own = one.head.map_or(0..layer.data.heads(), |head| head..head + 1);
             let share = 1.0 / (own.len() * heads.len()) as f64;
-            let sum = sum.get_or_insert_with(|| Self { values: vec![0.0; targets.len()], sources });
+            let zeros = || Self { values: vec![0.0; targets.len() * sources], sources };
+            let sum = sum.get_or_insert_with(zeros);
+            if [sum.values.len(), sum.sources] != [targets.len() * sources, sources] {
+                let why = format!(
+                    "{} targets and {sources} sources, others have {} and {}; give heads over the same tokens",
+                    targets.len(),
+                    sum.rows().len(),
+                    sum.sources
+                );
+                return Err(Error::format(format!("alignment head {one}"), why));
+            }
+            if targets.is_empty() {
+                continue;
+            }
             for head in own {
-                let weights = weights(layer, machine, head)?;
-                let each = sum.values.iter_mut().zip(&weights[targets.clone()]);
+                let weights = layer.data.weights(machine, head, targets.clone())?;
+                let each = sum.values.iter_mut().zip(&weights);
                 each.for_each(|(sum, weight)| *sum += f64::from(*weight) * share);
             }
         }
@@ -147,14 +162,25 @@ impl AlignmentWeights {
         sum.ok_or_else(none)
     }
 
-    /// The weights of so many source and target words, of which each token has a range: the sum over the tokens of a source word, the mean
-    /// over those of a target word. A word without tokens has no weight.
-    #[must_use]
+    /// The weights of words, given the counts of source and target words and the words of each token: the sum over the tokens of a source
+    /// word, the mean over those of a target word. A word without tokens has no weight.
+    ///
+    /// # Errors
+    ///
+    /// If a token has a word beyond the count.
     pub fn words(
         &self,
         [sources, targets]: [usize; 2],
         [source, target]: [&[Range<usize>]; 2],
-    ) -> Self {
+    ) -> Result<Self, Error> {
+        for (side, count, words) in [("source", sources, source), ("target", targets, target)] {
+            if let Some(token) =
+                words.iter().find(|words| words.end > count || words.start > words.end)
+            {
+                let why = format!("a token of {side} words {token:?}, of {count}");
+                return Err(Error::format("alignment", why));
+            }
+        }
         let mut values = vec![0.0; targets * sources];
         let mut tokens = vec![0.0; targets];
         for (words, weights) in target.iter().zip(self.rows()) {
@@ -169,11 +195,11 @@ impl AlignmentWeights {
         for (row, tokens) in values.chunks_mut(sources.max(1)).zip(tokens) {
             row.iter_mut().for_each(|sum| *sum /= f64::max(tokens, 1.0));
         }
-        Self { values, sources }
+        Ok(Self { values, sources })
     }
 
     /// The weights of each target for all sources.
-    pub fn rows(&self) -> impl Iterator<Item = &[f64]> {
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f64]> {
         self.values.chunks(self.sources.max(1))
     }
 
@@ -193,7 +219,7 @@ impl AlignmentWeights {
     }
 
     /// Dynamic time warping: the path from the first source and target to the last ones, by steps of one source, one target or both, with
-    /// the least sum of `1 - weight`, as `(source, target)`. Of equal ones, the path of fewer steps from its end.
+    /// the least sum of `1 - weight`, as `(source, target)`. Of equal steps the diagonal one is preferred, from the end.
     #[must_use]
     pub fn path(&self) -> Vec<(usize, usize)> {
         let mut costs: Vec<f64> = Vec::with_capacity(self.values.len());
@@ -217,17 +243,6 @@ impl AlignmentWeights {
         let [has_row, has_col] = [at >= self.sources, !at.is_multiple_of(self.sources)];
         let steps = [(has_row && has_col, self.sources + 1), (has_row, self.sources), (has_col, 1)];
         steps.into_iter().filter(|(is_there, _)| *is_there).map(move |(_, step)| at - step)
-    }
-}
-
-/// All weights of a head, `[rows, keys]`.
-fn weights(layer: &Layer, machine: Machine, head: usize) -> Result<Vec<f32>, Error> {
-    match &layer.data {
-        LayerData::Inputs(inputs) => {
-            let [rows, keys] = layer.data.size();
-            Ok(inputs.view(machine)?.head(0, head)?.tile(0..rows, 0..keys)?)
-        }
-        LayerData::Weights(weights) => Ok(weights.head(head).to_vec()),
     }
 }
 
@@ -272,7 +287,7 @@ pub struct GoldLinks {
 }
 
 impl GoldLinks {
-    /// Reads `0-0 1-2 3?4` between so many source and target words, numbered from 0: sure links with `-`, possible ones with `?` or `p`.
+    /// Reads `0-0 1-2 3?4`, word numbers from 0 below the counts of source and target words: sure links with `-`, possible ones with `?` or `p`.
     ///
     /// # Errors
     ///
@@ -297,6 +312,12 @@ impl GoldLinks {
             }
         }
         Ok(links)
+    }
+
+    /// Whether there is a sure link. Without any, no error rate is defined.
+    #[must_use]
+    pub fn has_sure(&self) -> bool {
+        !self.sure.is_empty()
     }
 }
 
@@ -413,7 +434,7 @@ mod tests {
         let tokens =
             weights(&[&[0.1, 0.2, 0.3, 0.4], &[0.5, 0.1, 0.1, 0.3], &[0.0, 0.8, 0.1, 0.1]]);
         // Sources: a word of two tokens, one of a token, and a special token. Targets: a word of the first two tokens, and one of the last.
-        let words = tokens.words([2, 2], [&[0..1, 0..1, 1..2, 0..0], &[0..1, 0..1, 1..2]]);
+        let words = tokens.words([2, 2], [&[0..1, 0..1, 1..2, 0..0], &[0..1, 0..1, 1..2]]).unwrap();
         let expected = [[(0.3 + 0.6) / 2.0, (0.3 + 0.1) / 2.0], [0.8, 0.1]];
         for (row, expected) in words.rows().zip(expected) {
             for (x, expected) in row.iter().zip(expected) {
@@ -423,7 +444,7 @@ mod tests {
         assert_eq!(words.links(), [(0, 0), (0, 1)]);
         assert_eq!(pharaoh(&words.links()), "0-0 0-1");
         // A word without tokens has no link; of equal weights the first counts.
-        let gap = weights(&[&[0.5, 0.5]]).words([2, 3], [&[0..1, 1..2], &[1..2]]);
+        let gap = weights(&[&[0.5, 0.5]]).words([2, 3], [&[0..1, 1..2], &[1..2]]).unwrap();
         assert_eq!((gap.links(), gap.rows().count()), (vec![(0, 1)], 3));
         assert!(AlignmentWeights::new(vec![0.0; 3], 2).is_err());
     }
@@ -479,7 +500,7 @@ mod tests {
             value_norms: Vec::new(),
         };
         let layers = vec![layer("decoder", 0), layer("cross", 0), layer("cross", 1)];
-        let trace = Trace { title: "a pair".into(), axes: [].into(), layers };
+        let trace = Trace { title: "a pair".into(), layers, ..Trace::default() };
         let names: Vec<_> = AlignmentHead::all(&trace).iter().map(ToString::to_string).collect();
         assert_eq!(names[..6], ["0.0", "0.0:reads", "0.1", "0.1:reads", "0.mean", "0.mean:reads"]);
         assert_eq!(names.len(), 12);

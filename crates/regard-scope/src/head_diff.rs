@@ -22,7 +22,7 @@ pub struct HeadDiff {
 const ROWS: usize = 128;
 
 /// The divergence of every head of the first trace from the same head of the second. Both need the same layers, heads and tokens.
-/// `progress` hears of layers done and layers in all. Costs the weights of both.
+/// `progress` is called with layers done and layers in all. Costs the weights of both.
 pub fn head_diffs(
     first: &Trace,
     second: &Trace,
@@ -39,8 +39,9 @@ pub fn head_diffs(
         let other = second.layer(&site(layer.data.heads().saturating_sub(1)))?;
         check((first, layer), (second, other))?;
         let rows = divergences(&layer.data, &other.data, machine)?;
-        let heads = rows.chunks(layer.data.size()[0].max(1)).enumerate();
-        all.extend(heads.map(|(head, rows)| HeadDiff::new(site(head), rows)));
+        let q_len = layer.data.size()[0];
+        let of_head = |head| HeadDiff::new(site(head), &rows[head * q_len..][..q_len]);
+        all.extend((0..layer.data.heads()).map(of_head));
         progress(i + 1, first.layers.len());
     }
     Ok(all)

@@ -315,8 +315,9 @@ struct StaticZoom {
 /// Pixels each way that a page without a server holds: beyond that its finest level shows several pairs in a pixel.
 const MOST_PIXELS: usize = 4096;
 
-/// A page that holds the tiles of one head itself, up to 4096 pixels each way: a pixel for each pair up to so many, else the
-/// largest of several. It has the mass on the spans of the keys and the labels of the head, too, in four more passes over its weights. At most 45 MB, of noise; 12 MB of 100,000 tokens with a causal mask.
+/// A page that contains the tiles of one head, the mass on the spans of the keys and the labels of the head. Up to 4096 pixels each way: a
+/// pixel for each pair, beyond that the largest of several. Costs four passes over the weights besides the tiles; at most 45 MB, of noise,
+/// 12 MB of 100,000 tokens with a causal mask.
 pub fn zoom_page_of(
     zoom: &Zoom,
     site: usize,

@@ -5,7 +5,7 @@ use crate::close::{
     FLOOR_F64, GRAD_FLOORS, Ratio, elements, epsilon, largest, narrow, narrowing, stored, wide,
 };
 use crate::data::{Arrangement, TestTensor};
-use crate::linear::{bits, worst};
+use crate::linear::{bits, worst, worst_if_given};
 use crate::noise::Noise;
 use crate::run::{CheckedCase, Runs};
 use regard::{Element, Error, Isa, Machine, Number, Shape};
@@ -58,6 +58,7 @@ pub fn cases() -> Vec<Case> {
 /// A row, its ground truth and its tolerances.
 pub(crate) struct DeltaCase<E: Element> {
     name: String,
+    decay: DecayCase,
     rule: DeltaRule,
     data: Data<E>,
     /// Of the output and the final state.
@@ -171,7 +172,7 @@ impl<E: Element> DeltaCase<E> {
             judged("beta", (exact.beta, plain.beta), (3.0, step), size),
             judged("state", (exact.state, plain.state), (3.0, step), size),
         ];
-        Self { name: case.to_string(), rule, data, out, grads }
+        Self { name: case.to_string(), decay, rule, data, out, grads }
     }
 }
 
@@ -183,8 +184,11 @@ impl<E: Element> CheckedCase for DeltaCase<E> {
     }
 
     fn runs(&self, isa: Isa) -> Runs {
-        // Its products choose their instructions themselves.
-        if isa == Isa::best() { Runs::Vectors } else { Runs::Not }
+        // Products choose their instructions themselves, exponentials of a decay for each feature are those of the machine.
+        match self.decay == DecayCase::Feature || isa == Isa::best() {
+            true => Runs::Vectors,
+            false => Runs::Not,
+        }
     }
 
     fn call(&self, machine: Machine) -> Result<Self::Output, Error> {
@@ -207,8 +211,8 @@ impl<E: Element> CheckedCase for DeltaCase<E> {
                 "k" => worst(name, &grads.k, exact, *bound)?,
                 "v" => worst(name, &grads.v, exact, *bound)?,
                 "state" => worst(name, &grads.state, exact, *bound)?,
-                "g" => grads.g.iter().try_fold(0.0, |_, g| worst(name, g, exact, *bound))?,
-                _ => grads.beta.iter().try_fold(0.0, |_, b| worst(name, b, exact, *bound))?,
+                "g" => worst_if_given(name, (&self.data.g, &grads.g), exact, *bound)?,
+                _ => worst_if_given(name, (&self.data.beta, &grads.beta), exact, *bound)?,
             };
             if ratio > nearest {
                 (nearest, which) = (ratio, name);

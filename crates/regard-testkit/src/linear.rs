@@ -183,3 +183,18 @@ pub(crate) fn worst<E: Element>(
     }
     Ok(found.iter().zip(exact).fold(0.0, |worst, (a, b)| worst.max(share(*a, *b, bound))))
 }
+
+/// The same of a gradient that is there if its input is.
+pub(crate) fn worst_if_given<E: Element, F>(
+    name: &str,
+    (input, found): (&Option<F>, &Option<Tensor<E>>),
+    exact: &[f64],
+    bound: f64,
+) -> Result<f64, String> {
+    match (input, found) {
+        (Some(_), Some(found)) => worst(name, found, exact, bound),
+        (None, None) => Ok(0.0),
+        (Some(_), None) => Err(format!("no gradient by {name}")),
+        (None, Some(_)) => Err(format!("a gradient by {name}, which is not an input")),
+    }
+}

@@ -243,7 +243,7 @@ impl DeltaRule {
         if sizes.dim == 0 {
             return Err(Error::NoFeatures { tensor: "k" });
         }
-        let fits = |a: usize, b: usize| a == b || (a > 0 && b.is_multiple_of(a));
+        let fits = |a: usize, b: usize| a == b || (a > 0 && b > 0 && b.is_multiple_of(a));
         let of_v = |meaning| (sizes.states, meaning);
         if !fits(sizes.k_heads, sizes.states) {
             let expected = of_v("as many as v, or a divisor of that");

@@ -41,9 +41,10 @@ impl<E: Element> DeltaState<E> {
         {
             Error::unless_same(axis, ("the state", own[i]), ("the call", found[i]))?;
         }
-        if let Some(state) = inputs.state {
-            self.state = super::state_from(&state)?;
-        }
-        call.forward(&mut self.state)
+        let Some(state) = inputs.state else { return call.forward(&mut self.state) };
+        let mut state = super::state_from(&state)?;
+        let out = call.forward(&mut state)?;
+        self.state = state;
+        Ok(out)
     }
 }

@@ -46,6 +46,9 @@ pub(crate) fn run(args: &AlignArgs, format: Format) -> Result<()> {
         (None, None) => bail!("give a file of pairs: --gold FILE with links, or --pairs FILE"),
     };
     let pairs = pairs(path, args, has_links)?;
+    if has_links && !pairs.iter().any(|pair| pair.links.has_sure()) {
+        bail!("{}: no sure links; mark those that are right as i-j", path.display());
+    }
     let mut model = open::open(&args.model.model)?;
     model.translator()?;
     if args.from.is_some() || args.to.is_some() {
@@ -150,7 +153,7 @@ impl Looked {
     /// The weights of words, in the mean of these heads.
     fn weights(&self, heads: &[AlignmentHead]) -> Result<AlignmentWeights> {
         let tokens = AlignmentWeights::of_heads(&self.trace, Machine::detect(), heads)?;
-        Ok(tokens.words(self.counts, self.words.each_ref().map(Vec::as_slice)))
+        Ok(tokens.words(self.counts, self.words.each_ref().map(Vec::as_slice))?)
     }
 }
 

@@ -209,6 +209,19 @@ fn divergences_of_weights_are_those_of_queries_and_keys() {
 }
 
 #[test]
+fn layers_without_queries_have_pages() {
+    let machine = Machine::detect();
+    let mut trace = trace(1, 0.5);
+    let none = Weights { values: Vec::new(), shape: [HEADS, 0, 0] };
+    trace.layers[0] = of_layer(0, LayerData::Weights(none));
+    (trace.layers[0].rows, trace.layers[0].cols) = ("none".into(), "none".into());
+    trace.axes.insert("none".into(), Labels::counted("none", 0));
+    let diffs = head_diffs(&trace, &trace, machine, &mut |_, _| {}).expect("comparable");
+    assert_eq!(diffs.len(), HEADS * trace.layers.len());
+    difference_page(&trace, &trace, machine, 128, &mut |_, _| {}).expect("a page");
+}
+
+#[test]
 fn traces_of_other_texts_are_refused() {
     let machine = Machine::detect();
     let a = trace(1, 0.5);

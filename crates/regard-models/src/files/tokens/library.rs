@@ -159,6 +159,12 @@ mod tests {
         let offsets = tokens.offsets(text).unwrap();
         let parts: Vec<&str> = offsets.into_iter().map(|bytes| &text[bytes]).collect();
         assert_eq!(parts, ["I", " didn't", " see", " him", " yesterday", "."]);
+        // Bytes, not characters; a token that is a part of a character covers all of it.
+        let text = "café 好 yesterday";
+        let offsets = tokens.offsets(text).unwrap();
+        let covered: String = offsets.iter().map(|bytes| &text[bytes.clone()]).collect();
+        assert!(covered.contains("é") && covered.ends_with(" yesterday"), "{covered}");
+        assert!(offsets.is_sorted_by_key(|bytes| (bytes.start, bytes.end)), "{offsets:?}");
     }
 
     #[test]

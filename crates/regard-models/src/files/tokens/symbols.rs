@@ -105,9 +105,14 @@ impl Symbols {
                 ends.push((end, original));
             }
         }
-        let original = |at: usize| match ends.get(ends.partition_point(|(end, _)| *end < at)) {
-            Some((_, original)) if at > 0 => *original,
-            _ => at,
+        // A token that begins or ends within the small letters of a character covers all of it.
+        let original = |bytes: Range<usize>| {
+            if ends.is_empty() {
+                return bytes;
+            }
+            let before = ends.partition_point(|(end, _)| *end <= bytes.start).checked_sub(1);
+            let last = ends.partition_point(|(end, _)| *end < bytes.end).min(ends.len() - 1);
+            before.map_or(0, |at| ends[at].1)..ends[last].1
         };
         let list = self.list();
         let mut ids: Vec<(u32, Range<usize>)> =
@@ -125,7 +130,7 @@ impl Symbols {
                     return Err(Error::Tokens { what, why });
                 }
             };
-            ids.extend(id.map(|id| (id, original(at)..original(at + len))));
+            ids.extend(id.map(|id| (id, original(at..at + len))));
             (rest, at) = (&rest[len..], at + len);
         }
         ids.extend(self.end.map(|id| (id, 0..0)));
