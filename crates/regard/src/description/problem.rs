@@ -295,7 +295,6 @@ impl<'a, E: Element> Problem<'a, E> {
             ("local", self.local.is_some()),
             ("custom score", self.score.custom.is_some()),
             ("bias", self.score.by_position().is_some()),
-            ("interventions", !self.score.interventions.is_empty()),
         ];
         match by_number.into_iter().find(|(_, is_used)| *is_used) {
             Some((option, _)) => Err(Error::NotInPart { option }),
@@ -313,6 +312,7 @@ impl<'a, E: Element> Problem<'a, E> {
             k: Shape { len: keys.len(), ..self.k },
             v: Shape { len: keys.len(), ..self.v },
             mask: self.mask.part(scope, rows.start, keys.clone()),
+            score: self.score.clone().part(rows.start, keys.start),
             align: Align::Offset(offset),
             ..self.clone()
         })

@@ -5,6 +5,7 @@
 use regard::mask::{Bits, MaskRule};
 use regard::problem::{Align, Dropout, Normalizer, Scope};
 use regard::reference::Inputs;
+use regard::score::Intervention;
 use regard::{
     Element, Error, Isa, Layout, Machine, Mask, Number, Output, Plan, Problem, Score, Shape,
     Tensor, View, bf16, f16,
@@ -87,12 +88,22 @@ fn masks(n: usize) -> Vec<Mask> {
     ]
 }
 
+/// Across the borders of parts, before and behind them.
+fn interventions() -> Vec<Intervention> {
+    vec![
+        Intervention::scale(3.0).heads(0..1).rows(60..140).keys(50..5000),
+        Intervention::drop().rows(1..4).keys(1..4000),
+        Intervention::add(-2.0).keys(4090..4100),
+    ]
+}
+
 fn rows_have_the_bits_of_the_whole<E: Element>(sizes: Sizes, mask: Mask) {
     let [q, k, v] = inputs::<E>(sizes);
     let slopes = [E::Num::from_f64(0.02); 16];
     let score = Score::new().softcap(40.0).alibi(&slopes[..sizes[1]]);
     let problem = Problem::new(&q.view(), &k.view(), &v.view()).mask(mask);
-    for (problem, isa) in [problem.clone(), problem.score(score)]
+    let rules = Score::new().interventions(interventions());
+    for (problem, isa) in [problem.clone(), problem.clone().score(score), problem.score(rules)]
         .iter()
         .flat_map(|p| Isa::available().into_iter().map(move |isa| (p, isa)))
     {
@@ -154,7 +165,10 @@ fn keys_have_the_bits_of_the_whole<E: Element>(sizes: Sizes, mask: Mask, entropy
     let sinks = [E::Num::from_f64(0.5); 16];
     let problem = Problem::new(&q.view(), &k.view(), &v.view()).mask(mask);
     let problem = match entropy {
-        true => problem.score(Score::new().sinks(&sinks[..sizes[1]])).entropy(),
+        true => {
+            let score = Score::new().sinks(&sinks[..sizes[1]]).interventions(interventions());
+            problem.score(score).entropy()
+        }
         false => problem,
     };
     let n = sizes[4];

@@ -74,6 +74,15 @@ impl Intervention {
         self
     }
 
+    /// The same where rows and keys are counted from others.
+    pub(super) fn part(self, first_row: usize, first_key: usize) -> Self {
+        let from = |range: &Range<usize>, first: usize| {
+            range.start.saturating_sub(first)..range.end.saturating_sub(first)
+        };
+        let [items, heads, rows, keys] = self.ranges;
+        Self { ranges: [items, heads, from(&rows, first_row), from(&keys, first_key)], ..self }
+    }
+
     pub(super) fn check(&self) -> Result<(), Error> {
         if self.bias.is_nan() || self.bias == f64::INFINITY {
             let accepted = "a factor of at least 0 or a bias, finite or -inf";

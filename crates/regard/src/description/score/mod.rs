@@ -124,6 +124,13 @@ impl<'a, E: Element> Score<'a, E> {
         Self { interventions: interventions.into(), ..self }
     }
 
+    /// That of some rows and keys, see [`Plan::part`](crate::Plan::part).
+    pub(crate) fn part(self, first_row: usize, first_key: usize) -> Self {
+        let moved = |one: &Intervention| one.clone().part(first_row, first_key);
+        let interventions = self.interventions.iter().map(moved).collect();
+        Self { interventions, ..self }
+    }
+
     /// The same for kernels: see [`View::erase`].
     pub(crate) fn erase(&self) -> Score<'a, E::Num> {
         let Self {
