@@ -29,6 +29,10 @@ ROOFLINE = "roofline.jsonl"
 LOOKS = "looks.jsonl"
 ARCHITECTURES = "bench/record/architectures.jsonl"
 JUDGES = "bench/record/judges"
+# As python/tests/judges/run.py has them.
+SUITES_OF_OTHERS = ["onnx", "opinfo", "transformers", "flash-attn", "vllm"]
+OUTCOMES = ["passed", "failed", "not applicable", "too slow", "not collected"]
+NONE = ["None yet."]
 
 ENGINES = {"torch": "PyTorch", "vllm": "vLLM", "openvino": "OpenVINO", "onnxruntime": "onnxruntime", "auto-round": "auto-round", "llama.cpp": "llama.cpp", "ctranslate2": "CTranslate2"}
 
@@ -313,9 +317,9 @@ def architectures(page: Page) -> list[str]:
 
 
 def judged() -> list[tuple[dict[str, Any], str]]:
-    """What suites of others found, and the files of these records."""
-    files = [Path(JUDGES) / f"{name}.json" for name in ("onnx", "opinfo", "transformers", "flash-attn", "vllm")]
-    return [(json.loads((ROOT / file).read_text(encoding="utf-8")), str(file)) for file in files if (ROOT / file).exists()]
+    """What suites of others found, and the files of these records. A suite without a record is in no table."""
+    files = sorted((ROOT / JUDGES).glob("*.json"), key=lambda file: SUITES_OF_OTHERS.index(file.stem))
+    return [(json.loads(file.read_text(encoding="utf-8")), f"{JUDGES}/{file.name}") for file in files]
 
 
 def judges(page: Page) -> list[str]:
@@ -323,14 +327,16 @@ def judges(page: Page) -> list[str]:
     for found, file in judged():
         versions = [f"{name} {version}" for name, version in found["packages"].items()]
         tests = versions + ([f"tests of commit {found['tests'][:12]}"] if found["tests"] else [])
-        counts = [str(found[outcome]) for outcome in ("passed", "failed", "not applicable")]
+        counts = [str(found[outcome]) for outcome in OUTCOMES]
         lines.append([page.link(file, found["suite"]), found["date"], ", ".join(tests), *counts])
-    return table(["suite", "run on", "versions", "passed", "failed", "not applicable"], lines)
+    return table(["suite", "run on", "versions", *OUTCOMES], lines) if lines else NONE
 
 
 def judged_models(page: Page) -> list[str]:
     """Architectures by what the common tests of Transformers found."""
-    (found,) = [one for one, _ in judged() if one["suite"] == "transformers"] or [{"groups": {}}]
+    found = next((one for one, _ in judged() if one["suite"] == "transformers"), None)
+    if found is None:
+        return NONE
     kinds: dict[str, list[str]] = {}
     for name, counts in found["groups"].items():
         kind = "with failures" if "failed" in counts else "all that apply pass" if "passed" in counts else "none applies"
@@ -340,12 +346,13 @@ def judged_models(page: Page) -> list[str]:
 
 
 def not_applicable(page: Page) -> list[str]:
-    """Why tests do not apply, most frequent first."""
+    """Why tests neither passed nor failed, most frequent first."""
     lines = []
     for found, _ in judged():
-        for why, names in sorted(found["why"]["not applicable"].items(), key=lambda one: (-len(one[1]), one[0])):
-            lines.append([found["suite"], str(len(names)), why.replace("|", "\\|")])
-    return table(["suite", "tests", "reason"], lines)
+        for outcome in OUTCOMES[2:]:
+            for why, names in sorted(found["why"][outcome].items(), key=lambda one: (-len(one[1]), one[0])):
+                lines.append([found["suite"], outcome, str(len(names)), why.replace("|", "\\|")])
+    return table(["suite", "outcome", "tests", "reason"], lines) if lines else NONE
 
 
 def lab(page: Page) -> list[str]:

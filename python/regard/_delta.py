@@ -29,6 +29,8 @@ class _Call(NamedTuple):
     qk_l2norm: bool
     threads: Optional[int]
     offsets: Any
+    added_axes: frozenset[str]
+    """Which of `g` and `beta` were given without an axis of features, and got one of size 1."""
 
     def native(self, tensors: tuple[Any, ...]) -> _Native:
         """Arguments of the native functions; all arrays must stay alive until the native call returns."""
@@ -93,11 +95,7 @@ class DeltaAux:
         """Gradients with respect to all tensors, given those of the output and, optionally, of the final states."""
         tensors = tuple(x.detach() if x is not None and _arrays.is_torch(x) else x for x in self._tensors)
         grads = self._call.backward(tensors, d_out, d_state)
-        return DeltaGrads(*(_without_axis(grad) if i in (3, 4) else grad for i, grad in enumerate(grads)))
-
-
-def _without_axis(x: Any) -> Any:
-    return x[..., 0] if x is not None and x.shape[-1] == 1 else x
+        return grads._replace(**{name: getattr(grads, name)[..., 0] for name in self._call.added_axes})
 
 
 class DeltaRule:
@@ -157,14 +155,16 @@ class DeltaRule:
             threads = sys.modules["torch"].get_num_threads()
         if offsets is not None:
             offsets = _arrays.dense(_arrays.cast(offsets, "i64", "offsets"))
-        rank = tensors[2].ndim
+        added = set()
         for name, x in (("g", g), ("beta", beta)):
             if x is not None:
                 x = _arrays.cast(x, number, name)
-                x = x[..., None] if x.ndim == rank - 1 else x
+                if x.ndim == tensors[2].ndim - 1:
+                    x = x[..., None]
+                    added.add(name)
             tensors.append(x if x is None else _arrays.rows(x))
         tensors.append(None if state is None else _arrays.rows(_arrays.cast(state, number, "state")))
-        return _Call(self.scale, self.qk_l2norm, threads, offsets), tuple(tensors)
+        return _Call(self.scale, self.qk_l2norm, threads, offsets, frozenset(added)), tuple(tensors)
 
     def state(self, batch: int, heads: int, dim: int, v_dim: int, *, dtype: Any = "f32") -> DeltaState:
         """Empty decoder states. `heads`: number of heads of v."""

@@ -325,6 +325,8 @@ def _others(records: list[Record], others: list[Record]) -> list[Record]:
         if other is None or other.heads != record.heads:
             what = "not recorded there" if other is None else f"heads {list(other.heads)}, expected {list(record.heads)}"
             raise ValueError(f"against: {record.kind} layer {record.layer}: {what}; capture both runs with the same options")
+    for kind, layer in found.keys() - {(record.kind, record.layer) for record in records}:
+        raise ValueError(f"against: {kind} layer {layer}: recorded only there; capture both runs with the same options")
     return [found[record.kind, record.layer] for record in records]
 
 

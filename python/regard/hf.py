@@ -387,7 +387,7 @@ def attentions(layers: Iterable[int] | None = None, heads: Iterable[int] | None 
 def delta_rule(model: torch.nn.Module) -> Iterator[None]:
     """Compute the gated delta rule of a model with `regard.DeltaRule` inside the context: forward, backward and generation, on the CPU.
 
-        with regard.hf.delta_rule(model):               # Qwen3-Next, Qwen3.5, OLMo Hybrid: models with linear attention layers
+        with regard.hf.delta_rule(model):               # Qwen3-Next, Qwen3.5, Qwen4-Exp, OLMo Hybrid: models with linear attention layers
             model.generate(**inputs)
 
     Replaces `torch_chunk_gated_delta_rule` and `torch_recurrent_gated_delta_rule` in the Python modules of the model's layers, to which

@@ -4,8 +4,8 @@
     model = regard.onnx.prepare(onnx.load("attention.onnx"))
     y, = model.run([q, k, v])
 
-Operators: `Attention` (opset 23, 24 and 25: the attention of the engine), `RotaryEmbedding` (23), `TensorScatter` (24), `LinearAttention`
-(27). A model with any other operator, and a combination of inputs that an operator's specification forbids, is an error before
+Operators: `Attention` (opset 23, 24 and 25) and `LinearAttention` (27), computed by the engine; `RotaryEmbedding` (23) and `TensorScatter` (24),
+in NumPy. A model with any other operator, and a combination of inputs that an operator's specification forbids, is an error before
 any computation.
 
 Half types are computed in f32, so `softmax_precision` is a lower bound: only DOUBLE changes the computation, which is then f64.
@@ -153,12 +153,12 @@ def _heads(node: _Node, name: str, x: Array, heads: Optional[int]) -> Array:
         raise node.error(f"{name} has 3 axes; set the attributes q_num_heads and kv_num_heads (num_heads of RotaryEmbedding)")
     if x.shape[2] % heads:
         raise node.error(f"{name} has {x.shape[2]} features, which {heads} heads do not divide")
-    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
 def _packed(x: Array) -> Array:
     """`[batch, heads, length, dim]` as `[batch, length, heads * dim]`."""
-    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
+    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
 
 
 def _attention(
@@ -370,32 +370,14 @@ def _linear_attention(
         if beta.shape[2] not in (1, kv_heads):
             raise node.error(f"beta has {beta.shape[2]} features; use 1, or one for each of {kv_heads} heads of keys")
         beta = _heads(node, "beta", beta, beta.shape[2])
+        beta = np.broadcast_to(beta, (*k.shape[:3], 1))
     kept = number if state is None else state.dtype
-    if state is None:
-        state = np.zeros((batch, kv_heads, dim, v_dim), np.float32)
-    elif state.shape != (batch, kv_heads, dim, v_dim):
+    if state is not None and state.shape != (batch, kv_heads, dim, v_dim):
         raise node.error(f"past_state: expected {[batch, kv_heads, dim, v_dim]}, found {list(state.shape)}")
-    wide = [None if x is None else x.astype(np.float32) for x in (q, k, v, state, decay, beta)]
-    out, state = _recurrence(node.attributes.get("scale", 0.0) or dim**-0.5, *wide)
-    return _packed(out.astype(number)), state.astype(kept)
-
-
-def _recurrence(
-    scale: float, q: Array, k: Array, v: Array, state: Array, decay: Optional[Array], beta: Optional[Array]
-) -> tuple[Array, Array]:
-    """For each position: `S = exp(decay) S`, `S += k (beta (v - S^T k))^T` (without beta: `k v^T`), `out = scale S^T q`."""
-    batch, heads, length, dim = q.shape
-    grouped = q.reshape(batch, k.shape[1], -1, length, dim)
-    out = np.empty((*grouped.shape[:4], v.shape[3]), np.float32)
-    for t in range(length):
-        key, value = k[:, :, t], v[:, :, t]
-        if decay is not None:
-            state = state * np.exp(decay[:, :, t])[..., None]
-        if beta is not None:
-            value = beta[:, :, t] * (value - np.einsum("bhkv,bhk->bhv", state, key))
-        state = state + key[..., None] * value[..., None, :]
-        out[:, :, :, t] = scale * np.einsum("bhgk,bhkv->bhgv", grouped[:, :, :, t], state)
-    return out.reshape(batch, heads, length, -1), state
+    q, k, v, decay, beta, state = (None if x is None else x.astype(np.float32) for x in (q, k, v, decay, beta, state))
+    scale = node.attributes.get("scale", 0.0) or None
+    out, aux = regard.DeltaRule(scale=scale)(q, k, v, g=decay, beta=beta, state=state, return_aux=True)
+    return _packed(out.astype(number)), aux.state.astype(kept)
 
 
 _OPERATORS: dict[str, Callable[..., tuple[Optional[Array], ...]]] = {

@@ -30,7 +30,7 @@ from ._sites import switched
 
 __all__ = ["fused"]
 
-KEPT = {"hook_in", "hook_out", "hook_hidden_states"}
+FUSED_HOOKS = {"hook_in", "hook_out", "hook_hidden_states"}
 """Hooks of an attention bridge that fire around the fused call as well. So do those of the projections q, k, v and o, which are modules of
 their own."""
 
@@ -44,21 +44,26 @@ def fused(bridge: Any) -> Iterator[None]:
     """
     layers = [module for module in bridge.original_model.modules() if isinstance(module, AttentionBridge)]
     replaced = [(layer, "_reconstruct_attention" if type(layer) is JointQKVAttentionBridge else "forward") for layer in layers]
-    for layer, name in replaced:
-        # A bridge passes assignments of attributes on to the module of Transformers.
-        layer.__dict__[name] = functools.partial(_separate if name == "forward" else _joint, layer, getattr(layer, name))
+    # Those of an outer context.
+    before = [layer.__dict__.get(name) for layer, name in replaced]
     try:
+        for layer, name in replaced:
+            # A bridge passes assignments of attributes on to the module of Transformers.
+            layer.__dict__[name] = functools.partial(_separate if name == "forward" else _joint, layer, getattr(layer, name))
         with switched(bridge.original_model):
             yield
     finally:
-        for layer, name in replaced:
-            del layer.__dict__[name]
+        for (layer, name), method in zip(replaced, before):
+            if method is None:
+                layer.__dict__.pop(name, None)
+            else:
+                layer.__dict__[name] = method
 
 
 def _needs_pattern(layer: AttentionBridge) -> bool:
     """Whether a hook or a setting asks for what the fused call does not pass on."""
     settings = ("use_split_qkv_input", "use_attn_in", "use_attn_result")
-    hooks = [hook for name, hook in layer.named_children() if isinstance(hook, HookPoint) and name not in KEPT]
+    hooks = [hook for name, hook in layer.named_children() if isinstance(hook, HookPoint) and name not in FUSED_HOOKS]
     return any(getattr(layer.config, name, False) for name in settings) or any(hook.fwd_hooks or hook.bwd_hooks for hook in hooks)
 
 

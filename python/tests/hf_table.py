@@ -95,8 +95,12 @@ DECODERS = [name for name, one in ARCHITECTURES.items() if one.kind == "decoder"
 
 @cache
 def model(name: str) -> torch.nn.Module:
-    """The model of this name, in evaluation mode; its weights make scores that differ clearly between keys."""
-    of = ARCHITECTURES[name]
+    """The model of this name, in evaluation mode."""
+    return build(ARCHITECTURES[name])
+
+
+def build(of: Architecture) -> torch.nn.Module:
+    """A model in evaluation mode whose weights make scores that differ clearly between keys."""
     config = getattr(transformers, of.config)(**of.options)
     torch.manual_seed(0)
     made = getattr(transformers, of.model)._from_config(config, attn_implementation="eager").eval()

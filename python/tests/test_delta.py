@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 import regard
@@ -77,6 +81,23 @@ def test_the_delta_rule_is_its_recurrence(g, beta, heads):
         slope = (loss(1e-6) - loss(-1e-6)) / 2e-6
         assert getattr(grads, name).shape == x.shape
         assert abs((getattr(grads, name) * direction).sum() - slope) < 1e-6 * (1 + abs(slope)), name
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("with_axis", [(), ("g",), ("beta",), ("g", "beta")], ids=str)
+def test_gradients_have_the_shapes_of_their_tensors(with_axis, library):
+    """`g` and `beta` with an axis of one feature, and without it."""
+    (q, k, v), options = tensors()
+    expected = regard.DeltaRule()(q, k, v, **options, return_aux=True)[1].backward(v)
+    options.update({name: options[name][..., None] for name in with_axis})
+    given = {"q": q, "k": k, "v": v, **options}
+    if library == "torch":
+        given = {name: torch.from_numpy(x) for name, x in given.items()}
+    grads = regard.DeltaRule()(**given, return_aux=True)[1].backward(given["v"])
+    for name, x in given.items():
+        found = getattr(grads, name)
+        assert found.shape == x.shape, name
+        assert np.array_equal(np.asarray(found).reshape(getattr(expected, name).shape), getattr(expected, name)), name
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 200])
@@ -175,19 +196,39 @@ def test_other_types_come_back_as_they_came(dtype):
     assert far(out.astype(np.float64), expected) < 1e-2
 
 
-@pytest.fixture(scope="module")
-def model():
+SMALL = dict(
+    vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=8, pad_token_id=0, bos_token_id=1,
+    eos_token_id=2,
+)  # fmt: skip
+EXPERTS = dict(SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16)
+# Of each module of Transformers that has the functions of the delta rule: configuration, model, options.
+MODELS = {
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", EXPERTS),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", SMALL),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
+    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", {name: x for name, x in SMALL.items() if name != "head_dim"}),
+    "qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", dict(
+        EXPERTS, hc_count=2, hc_lowrank=8, indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=128,
+        indexer_compress_ratio=2)),
+}  # fmt: skip
+
+
+def test_every_module_of_transformers_with_the_delta_rule_is_tested():
+    files = (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")
+    assert {file.parent.name for file in files if "def torch_chunk_gated_delta_rule(" in file.read_text()} == MODELS.keys()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    config, name, options = MODELS[request.param]
     torch.manual_seed(0)
-    config = qwen3_next.Qwen3NextConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=8, num_experts=4,
-        num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16,
-    )  # fmt: skip
-    return qwen3_next.Qwen3NextForCausalLM(config).eval()
+    return getattr(transformers, name)(getattr(transformers, config)(**options)).eval()
 
 
-def test_qwen3_next_computes_the_same_with_it(model):
-    ids = torch.randint(0, 97, (2, 70), generator=torch.Generator().manual_seed(1))
+def test_models_compute_the_same_with_it(model):
+    ids = torch.randint(3, 97, (2, 70), generator=torch.Generator().manual_seed(1))
+    module = sys.modules[type(model).__module__]
     calls = []
 
     def run():
@@ -196,20 +237,20 @@ def test_qwen3_next_computes_the_same_with_it(model):
         logits.sin().sum().backward()
         return logits.detach(), {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
 
-    original = qwen3_next.torch_chunk_gated_delta_rule
+    original = module.torch_chunk_gated_delta_rule
     logits, grads = run()
     with regard.hf.delta_rule(model):
-        inner = qwen3_next.torch_chunk_gated_delta_rule
-        qwen3_next.torch_chunk_gated_delta_rule = lambda *args, **kwargs: calls.append(1) or inner(*args, **kwargs)
+        inner = module.torch_chunk_gated_delta_rule
+        module.torch_chunk_gated_delta_rule = lambda *args, **kwargs: calls.append(1) or inner(*args, **kwargs)
         found, found_grads = run()
-    assert len(calls) == 3 and qwen3_next.torch_chunk_gated_delta_rule is original
+    assert len(calls) == 3 and module.torch_chunk_gated_delta_rule is original
     assert (found - logits).abs().max() < 1e-4 and grads.keys() == found_grads.keys()
     for name, grad in grads.items():
         assert (found_grads[name] - grad).abs().max() <= 1e-4 * (1 + grad.abs().max()), name
 
 
-def test_qwen3_next_generates_the_same_with_it(model):
-    ids = torch.randint(0, 97, (2, 9), generator=torch.Generator().manual_seed(2))
+def test_models_generate_the_same_with_it(model):
+    ids = torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(2))
     expected = model.generate(ids, max_new_tokens=12, do_sample=False)
     with regard.hf.delta_rule(model):
         assert torch.equal(model.generate(ids, max_new_tokens=12, do_sample=False), expected)

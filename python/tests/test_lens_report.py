@@ -113,9 +113,20 @@ def test_a_report_against_a_run_that_cannot_be_compared_says_why(tmp_path):
     some = look("llama", given("llama"), tokens=Tokenizer(), keep=True, layers=[0])
     with pytest.raises(ValueError, match="against: self layer 1: not recorded there; capture both runs with the same options"):
         seen.report(tmp_path / "both.html", against=some)
+    with pytest.raises(ValueError, match="against: self layer 1: recorded only there; capture both runs with the same options"):
+        some.report(tmp_path / "both.html", against=seen)
     other = look("llama", {"input_ids": ids(2, 13, seed=5)}, tokens=Tokenizer(), keep=True)
     with pytest.raises(ValueError, match="the words are not the same; compare runs over the same text"):
         seen.report(tmp_path / "both.html", against=other)
     with pytest.raises(ValueError, match="'recent'.*: -4 counts from the position of a row; a report needs positions from 0 on"):
         seen.report(tmp_path / "both.html", spans={"recent": (-4, None)})
     assert not list(Path(tmp_path).iterdir())
+
+
+def test_a_pooled_map_has_no_divergence(tmp_path):
+    inputs = {"input_ids": ids(1, 130)}
+    before = look("llama", inputs, tokens=WORDS, map=20)
+    with regard.hf.intervene(model("llama"), [{"layers": [0], "heads": [1], "times": 0.5, "keys": (0, 9)}]):
+        after = look("llama", inputs, tokens=WORDS, map=20)
+    before.report(tmp_path / "both.html", against=after)
+    assert all(site["change"] is None for site in data_of(tmp_path / "both.html")["sites"])

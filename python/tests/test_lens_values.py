@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from functools import cache
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from hf_table import ARCHITECTURES, model
+import transformers
+from hf_table import GROUPED, Architecture, build, model
 from test_lens import given
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
@@ -180,34 +184,140 @@ def test_components_add_up_to_the_scores(name, layer, head, row):
     np.testing.assert_allclose(pair.sum(0), why.keys[:, key], atol=2e-5 * max(1.0, np.abs(why.keys[:, key]).max()))
 
 
-def test_a_component_is_what_its_removal_takes_from_a_score():
-    """Without norms the residual stream enters queries and keys as it is: remove a component of a key, and the score falls by its part."""
-    of, inputs = model("llama"), given("llama")
-    layer = of.model.layers[1]
+class Removal(NamedTuple):
+    """Of an architecture its blocks, and its norm before attention with the statistics of x, as functions of y."""
+
+    blocks: Callable[[Any], Any]
+    attention: str
+    norm: str
+    next: str | None
+    """The module that takes the residual stream after attention; None if the MLP is parallel to attention."""
+    linear: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def rms(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
+    return y * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def layer_norm(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
+    return (y - y.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + eps)
+
+
+def llama_norm(norm: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return rms(x, y, norm.variance_epsilon) * norm.weight
+
+
+def torch_norm(norm: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return layer_norm(x, y, norm.eps) * norm.weight + norm.bias
+
+
+def layers_of(of):
+    return of.model.layers
+
+
+LLAMA = Removal(layers_of, "self_attn", "input_layernorm", "post_attention_layernorm", llama_norm)
+REMOVALS = {
+    "llama": LLAMA,
+    "gpt2": Removal(lambda of: of.transformer.h, "attn", "ln_1", "ln_2", torch_norm),
+    "phi": LLAMA._replace(next=None, linear=torch_norm),
+    "gemma2": LLAMA._replace(next="pre_feedforward_layernorm", linear=lambda norm, x, y: rms(x, y, norm.eps) * (1 + norm.weight)),
+    "granite": LLAMA,
+    "nemotron": LLAMA._replace(linear=lambda norm, x, y: layer_norm(x, y, norm.eps) * (norm.weight + 1) + norm.bias),
+    "cohere": LLAMA._replace(next=None, linear=lambda norm, x, y: layer_norm(x, y, norm.variance_epsilon) * norm.weight),
+    "olmo": LLAMA._replace(linear=lambda norm, x, y: layer_norm(x, y, 1e-5)),
+}
+MADE = {
+    "granite": Architecture("GraniteConfig", "GraniteForCausalLM", dict(GROUPED, residual_multiplier=0.3)),
+    "nemotron": Architecture("NemotronConfig", "NemotronForCausalLM", dict(GROUPED)),
+    "cohere": Architecture("CohereConfig", "CohereForCausalLM", dict(GROUPED)),
+    "olmo": Architecture("OlmoConfig", "OlmoForCausalLM", dict(GROUPED)),
+}
+
+
+@cache
+def made(name: str) -> torch.nn.Module:
+    return build(MADE[name]) if name in MADE else model(name)
+
+
+@pytest.mark.parametrize("name", REMOVALS)
+def test_a_component_is_what_its_removal_takes_from_a_score(name):
+    """Without it in the residual stream at the keys, and with the statistics of the norm as they are, scores fall by its part."""
+    of, inputs, about = made(name), given("llama"), REMOVALS[name]
     why = regard.lens.qk_attribution(of, inputs, 1, 0, row=-1)
-    streams, attended = [], []
-    hook = layer.register_forward_pre_hook(lambda _, args, options: streams.append(args[0] if args else options["hidden_states"]), with_kwargs=True)
-    other = of.model.layers[0].self_attn.register_forward_hook(lambda _, __, out: attended.append(out[0]))
+    assert why.names == ["embedding", "attention 0", "rest 0", "bias"]
+    entered: dict[torch.nn.Module, tuple] = {}
+    left: dict[torch.nn.Module, torch.Tensor] = {}
+    first, second = about.blocks(of)
+    hooks = []
+    for module in (*first.modules(), *second.modules()):
+        hooks.append(module.register_forward_pre_hook(lambda one, args, options: entered.update({one: (args, options)}), with_kwargs=True))
+        hooks.append(module.register_forward_hook(lambda one, _, out: left.update({one: out[0] if isinstance(out, tuple) else out})))
     of.set_attn_implementation("noted")
     with torch.no_grad():
-        of(**inputs)
-    hook.remove()
-    other.remove()
-    x, norm, attention = streams[0], layer.input_layernorm, layer.self_attn
-    # The factor of the norm stays that of the whole stream.
-    factor = norm.weight * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
-    cos, sin = of.model.rotary_emb(x, torch.arange(x.shape[1])[None])
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+        of(**inputs, use_cache=False)
+    for hook in hooks:
+        hook.remove()
 
-    def scores(x_of_keys):
-        q = attention.q_proj(x * factor).unflatten(-1, (4, -1)).transpose(1, 2)
-        k = attention.k_proj(x_of_keys * factor).unflatten(-1, (2, -1)).transpose(1, 2)
-        q, k = apply_rotary_pos_emb(q, k, cos, sin)
-        return (q[0, 0, -1] @ k[0, 0].mT * q.shape[-1] ** -0.5).detach().numpy()
+    def stream(module):
+        args, options = entered[module]
+        return args[0] if args else options["hidden_states"]
 
-    with torch.no_grad():
-        lost = scores(x) - scores(x - attended[0])
-    np.testing.assert_allclose(why.keys[why.names.index("attention 0")], lost, atol=1e-5 * np.abs(why.scores).max())
+    before, x = stream(first), stream(second)
+    added = x - before - left[first.mlp] if about.next is None else stream(first.get_submodule(about.next)) - before
+    norm, attention = second.get_submodule(about.norm), second.get_submodule(about.attention)
+    args, options = entered[attention]
+    options = {key: value for key, value in options.items() if key != "hidden_states"}
+
+    @torch.no_grad()
+    def scores(changed):
+        CALLS.clear()
+        attention(about.linear(norm, x, changed), *args[1:], **options)
+        ((_, plain, *_),) = CALLS
+        return plain[0, 0, -1, :-1].numpy()
+
+    # The row itself keeps its query, so that only keys differ.
+    without = x - added
+    without[:, -1] = x[:, -1]
+    lost = scores(x) - scores(without)
+    found = why.keys[why.names.index("attention 0")][:-1]
+    visible = np.isfinite(found)
+    assert visible.sum() >= 4 and np.abs(lost[visible]).max() > 1e-2 * np.nanmax(np.abs(why.scores))
+    np.testing.assert_allclose(found[visible], lost[visible], atol=2e-5 * np.nanmax(np.abs(why.scores)))
+
+
+def test_layers_without_attention_are_parts_of_a_component():
+    config = transformers.Qwen3NextConfig(
+        **{**GROUPED, "num_hidden_layers": 3}, head_dim=8, layer_types=["full_attention", "linear_attention", "full_attention"],
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    of = transformers.Qwen3NextForCausalLM(config).eval()
+    why = regard.lens.qk_attribution(of, given("llama"), 2, 0)
+    assert why.names == ["embedding", "attention 0", "rest 0 to 1", "bias"]
+    np.testing.assert_allclose(why.keys.sum(0), why.scores, atol=1e-5 * np.nanmax(np.abs(why.scores)))
+    with pytest.raises(ValueError, match="self layer 1: its attention did not call regard"):
+        regard.lens.contributions(of, given("llama"))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "granite"])
+def test_contributions_are_refused_where_attention_is_not_added_as_it_is(name):
+    with pytest.raises(ValueError, match=r"layers.1.self_attn: what it adds to the residual stream is not the sum of a_ij v_j W_O"):
+        regard.lens.contributions(made(name), given("llama"))
+
+
+class CubicNorm(torch.nn.LayerNorm):
+    """Not linear in its input if its statistics are fixed."""
+
+    def forward(self, x):
+        return super().forward(x) ** 3
+
+
+def test_a_norm_that_is_not_linear_is_refused():
+    of = copy.deepcopy(model("phi"))
+    of.model.layers[1].input_layernorm.__class__ = CubicNorm
+    with pytest.raises(ValueError, match="CubicNorm: this norm is not supported"):
+        regard.lens.qk_attribution(of, given("llama"), 1, 0)
 
 
 def test_directions_of_ones_own_are_components():

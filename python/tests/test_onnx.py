@@ -163,6 +163,66 @@ def test_what_other_operators_cannot_mean_is_an_error():
             regard.onnx.run_node(node, [x for x in inputs if x is not None])
 
 
+def recurrence(scale, q, k, v, state, decay=None, beta=None):
+    """`LinearAttention` by its specification, in f64: heads before positions, as many heads of q as of k."""
+    q, k, v, state = (x.astype(np.float64) for x in (q, k, v, state))
+    outs = []
+    for t in range(q.shape[2]):
+        key, value = k[:, :, t], v[:, :, t]
+        if decay is not None:
+            state = state * np.exp(decay[:, :, t].astype(np.float64))[..., None]
+        if beta is not None:
+            value = beta[:, :, t] * (value - np.einsum("bhkv,bhk->bhv", state, key))
+        state = state + key[..., None] * value[..., None, :]
+        outs.append(scale * np.einsum("bhk,bhkv->bhv", q[:, :, t], state))
+    return np.stack(outs, 2), state
+
+
+@pytest.mark.parametrize("decay", ["head", "feature"])
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+def test_long_linear_attention_is_its_recurrence(rule, decay):
+    """The tests of ONNX have a few positions; 200 are several chunks of the engine."""
+    heads, kv_heads, dim, v_dim, length = 4, 2, 16, 12, 200
+    q, k, v = normal(2, length, heads * dim), normal(2, length, kv_heads * dim), normal(2, length, kv_heads * v_dim)
+    k = (k / np.linalg.norm(k.reshape(2, length, kv_heads, dim), axis=-1).repeat(dim, -1)).astype(np.float32)
+    state = normal(2, kv_heads, dim, v_dim)
+    g = -np.exp(normal(2, length, kv_heads * (1 if decay == "head" else dim))) if "gated" in rule else None
+    beta = 1 / (1 + np.exp(-normal(2, length, 1))) if "delta" in rule else None
+    inputs = [q, k, v, state, g, beta]
+    names = ["" if x is None else name for name, x in zip(("q", "k", "v", "past", "decay", "beta"), inputs)]
+    node = helper.make_node("LinearAttention", names, ["y", "present"], q_num_heads=heads, kv_num_heads=kv_heads, update_rule=rule, scale=0.3)
+    found = regard.onnx.run_node(node, [x for x in inputs if x is not None])
+
+    def by_head(x, count):
+        x = x.reshape(2, length, count, -1).transpose(0, 2, 1, 3)
+        return x.repeat(heads // count, 1)
+
+    exact, final = recurrence(
+        0.3, by_head(q, heads), by_head(k, kv_heads), by_head(v, kv_heads), state.repeat(2, 1),
+        None if g is None else by_head(g, kv_heads), None if beta is None else by_head(beta, 1),
+    )  # fmt: skip
+    expected = exact.transpose(0, 2, 1, 3).reshape(2, length, -1), final[:, ::2]
+    for one, other in zip(found, expected):
+        assert one.dtype == np.float32 and np.abs(one - other).max() < 1e-5 * np.abs(other).max()
+
+
+def test_empty_tensors_give_empty_tensors():
+    """A batch of 0 and a text of 0 positions, with 3 and 4 axes."""
+    packed = {"q_num_heads": 4, "kv_num_heads": 2}
+    for batch, length in ((0, 3), (2, 0)):
+        (found,) = attention(packed, {"Q": normal(batch, length, 32), "K": normal(batch, 5, 16), "V": normal(batch, 5, 12)})
+        assert found.shape == (batch, length, 24)
+        (found,) = attention(None, {"Q": normal(batch, 4, length, 8), "K": normal(batch, 2, 5, 8), "V": normal(batch, 2, 5, 6)})
+        assert found.shape == (batch, 4, length, 6)
+        x, beta = normal(batch, length, 8), normal(batch, length, 2)
+        node = helper.make_node("LinearAttention", ["q", "k", "v", "", "g", "b"], ["y", "s"], q_num_heads=2, kv_num_heads=2)
+        found, state = regard.onnx.run_node(node, [x, x, x, beta, beta])
+        assert found.shape == (batch, length, 8) and np.array_equal(state, np.zeros((batch, 2, 4, 4)))
+        node = helper.make_node("RotaryEmbedding", ["x", "c", "s"], ["y"], num_heads=2)
+        (found,) = regard.onnx.run_node(node, [x, normal(batch, length, 2), normal(batch, length, 2)])
+        assert found.shape == (batch, length, 8)
+
+
 def test_other_operators_and_devices_are_rejected_before_anything_runs():
     x = normal(2, 3)
     relu = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": x}, ["y"])

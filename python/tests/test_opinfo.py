@@ -14,15 +14,15 @@ SAMPLES = 25
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-(OF,) = [one for one in op_db if one.name == "nn.functional.scaled_dot_product_attention"]
+(OPERATOR,) = [one for one in op_db if one.name == "nn.functional.scaled_dot_product_attention"]
 # What PyTorch allows its own kernels: scores of up to 95 cost f32 five bits. Other types have the defaults of assert_close.
-(ALLOWED,) = [way.d for decorated in OF.decorators for way in decorated.decorators if isinstance(way, toleranceOverride)]
+(TOLERANCES,) = [one.d for info in OPERATOR.decorators for one in info.decorators if isinstance(one, toleranceOverride)]
 
 
 def samples(dtype, requires_grad=False):
     """Arguments of `scaled_dot_product_attention`, the same ones in each call."""
     torch.manual_seed(0)
-    return [((x.input, *x.args), x.kwargs) for x in OF.sample_inputs("cpu", dtype, requires_grad=requires_grad)]
+    return [((x.input, *x.args), x.kwargs) for x in OPERATOR.sample_inputs("cpu", dtype, requires_grad=requires_grad)]
 
 
 DROPS = [kwargs["dropout_p"] > 0 for _, kwargs in samples(torch.float32)]
@@ -44,7 +44,7 @@ def test_a_sample_agrees_with_pytorch(dtype, sample):
         arrays = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in kwargs.items()}
         found.append(torch.from_numpy(regard.scaled_dot_product_attention(*[x.numpy() for x in tensors], **arrays)))
     for one in found:
-        torch.testing.assert_close(one, expected, **(ALLOWED[dtype]._asdict() if dtype in ALLOWED else {}))
+        torch.testing.assert_close(one, expected, **(TOLERANCES[dtype]._asdict() if dtype in TOLERANCES else {}))
 
 
 @pytest.mark.parametrize("sample", [i for i, drops in enumerate(DROPS) if drops])

@@ -159,3 +159,18 @@ def test_a_bridge_is_as_before_after_the_context(bridge):
             raise RuntimeError("inside")
         assert torch.equal(bridge(ids(1, 13)), before)
     assert bridge.original_model.config._attn_implementation == "eager"
+
+
+def test_contexts_can_be_nested(bridge):
+    with torch.no_grad():
+        before = bridge(ids(1, N))
+        with regard.transformer_lens.fused(bridge):
+            with regard.transformer_lens.fused(bridge), DenseTensors(N) as dense:
+                near(bridge(ids(1, N)), before)
+            assert not dense.operators
+            with DenseTensors(N) as dense:
+                near(bridge(ids(1, N)), before)
+            assert not dense.operators
+            _, seen = bridge.run_with_cache(ids(1, 13), names_filter=PATTERN)
+            assert seen[PATTERN].shape == (1, 4, 13, 13)
+        assert torch.equal(bridge(ids(1, N)), before)

@@ -1,7 +1,10 @@
-"""A plugin of pytest that records what tests of others say about Regard: one line of JSON for each, `passed`, `failed` or `not applicable`.
+"""A plugin of pytest that records what tests of others say about Regard, as lines of JSON.
+
+Outcomes: `passed`, `failed`, `not applicable` (skipped, or refused by a judge of this folder), `too slow` (longer than `--judge-seconds`),
+`not collected` (a file that cannot be imported), and `started`, which another line follows unless the process ends before.
 
 A test that is in the record already is not run again, so a long suite runs in pieces: `--judge-minutes` ends a piece. `--judge-sample` runs
-a seeded sample. A test that takes longer than `--judge-seconds` is `not applicable`, with that as its reason.
+a seeded sample.
 """
 
 from __future__ import annotations
@@ -14,6 +17,20 @@ from itertools import chain, filterfalse, islice, zip_longest
 from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).resolve().parent
+WORST_FIRST = ("failed", "not collected", "too slow", "not applicable", "passed", "started")
+
+
+def outcomes(lines):
+    """Of each test its worst line: a test that passes may fail to clean up."""
+    worst = {}
+    for one in map(json.loads, lines):
+        other = worst.setdefault(one["test"], one)
+        if WORST_FIRST.index(one["outcome"]) < WORST_FIRST.index(other["outcome"]):
+            worst[one["test"]] = one
+    return worst
+
 
 class TooLong(BaseException):
     """Not an Exception: no test may take it for an error of the code that it tests."""
@@ -40,7 +57,8 @@ class Recorder:
         self.sample, self.seed, self.seconds = option("judge_sample"), option("judge_seed"), option("judge_seconds")
         self.end = time.monotonic() + 60 * option("judge_minutes")
         lines = self.file.read_text().splitlines() if self.file.exists() else []
-        self.known = {one["test"] for one in map(json.loads, lines) if one["suite"] == self.suite}
+        self.known = {test for test, one in outcomes(lines).items() if one["outcome"] != "started"}
+        self.over = False
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
@@ -60,6 +78,10 @@ class Recorder:
         turns = chain.from_iterable(zip_longest(*shuffled))
         return set(islice((item for item in turns if item is not None), self.sample))
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        self.write(_name(item), "started", "")
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item):
         def stop(*_):
@@ -78,24 +100,30 @@ class Recorder:
         if report.when == "call" or not report.passed:
             self.add(item, call, report)
         if time.monotonic() > self.end:
-            item.session.shouldstop = "the minutes of this piece are over"
+            item.session.shouldstop, self.over = "the minutes of this piece are over", True
         return report
+
+    def pytest_sessionfinish(self, session):
+        if self.over:
+            session.exitstatus = pytest.ExitCode.OK  # else that of an interruption
 
     def pytest_collectreport(self, report):
         """A file that cannot be imported: mostly, a package is missing that its tests need."""
-        if report.failed:
-            self.write(report.nodeid, "not applicable", str(report.longrepr).splitlines()[-1])
+        name = "/".join(report.nodeid.split("/")[-2:])
+        if not report.passed and name not in self.known:
+            why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr).splitlines()[-1]
+            self.write(name, "not collected", why)
 
     def add(self, item, call, report):
         error = call.excinfo.value if call.excinfo else None
         outcome, why = "passed", ""
         if isinstance(error, TooLong):
-            outcome, why = "not applicable", f"takes longer than {self.seconds} s"
+            outcome, why = "too slow", f"takes longer than {self.seconds} s"
             report.outcome = "skipped"
             report.longrepr = (str(item.path), 0, why)
         elif report.skipped:
             outcome, why = "not applicable", str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
-        elif isinstance(error, NotImplementedError):
+        elif isinstance(error, NotImplementedError) and Path(call.excinfo.traceback[-1].path).parent == HERE:
             outcome, why = "not applicable", str(error)
         elif report.failed:
             outcome, why = "failed", f"{type(error).__name__}: {error}"

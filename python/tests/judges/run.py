@@ -1,4 +1,4 @@
-"""Runs test suites of others against Regard, and says by name what passed, failed, or does not apply. docs/judges.md has the commands.
+"""Runs test suites of others against Regard, and says by name what did not pass, and why. docs/judges.md has the commands.
 
     run.py onnx
     run.py opinfo
@@ -25,6 +25,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recorder import outcomes
+
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 
@@ -44,7 +46,9 @@ SUITES = {
     "vllm": Suite("vllm_judge", "tests/kernels/attention/test_cpu_attn.py", ("torch",)),
     "transformers": Suite("transformers_judge", "tests/models", ("torch", "transformers")),
 }
-OUTCOMES = ("passed", "failed", "not applicable")
+OUTCOMES = ("passed", "failed", "not applicable", "too slow", "not collected")
+ENDED_WELL = (0, 1, 5)
+"""Exit codes of pytest: all passed, some failed, no test was left to run."""
 
 
 def architectures() -> list[str]:
@@ -67,23 +71,40 @@ def paths(name: str, folder: Path, names: list[str]) -> list[Path]:
     return [path for one in names or architectures() for path in sorted((tests / one).glob("test_modeling_*.py"))]
 
 
-def pytest(arguments: argparse.Namespace, lines: Path, folder: Path) -> None:
-    """One process for all files, or one for each model, whose tests need memory that they do not give back."""
+def pytest(arguments: argparse.Namespace, lines: Path, folder: Path) -> list[dict[str, str]]:
+    """One process for all files, or one for each model, whose tests need memory that they do not give back. Failures of processes in which
+    no test ran."""
     suite, found = SUITES[arguments.suite], paths(arguments.suite, folder, arguments.names)
     options = ["-q", "--tb=no", "--disable-warnings", "-p", "no:cacheprovider", "--noconftest", "-c", os.devnull, f"--rootdir={folder}"]
+    options += ["--continue-on-collection-errors"]
     options += [word for plugin in ("recorder", suite.plugin) if plugin for word in ("-p", plugin)]
     options += [f"--judge-record={lines}", f"--judge-suite={arguments.suite}"]
     options += [f"--judge-{name}={getattr(arguments, name)}" for name in ("sample", "seed", "seconds")]
     search = [str(HERE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(x) for x in search if x)}
-    start = datetime.datetime.now()
+    start, failures = datetime.datetime.now(), []
     for files in [[path] for path in found] if arguments.suite == "transformers" else [found]:
         left = arguments.minutes - (datetime.datetime.now() - start).total_seconds() / 60
         if left <= 0:
             print("the minutes are over; the same command goes on")
-            return
+            break
         command = [sys.executable, "-m", "pytest", *options, f"--judge-minutes={left}", *map(str, files)]
-        subprocess.run(command, cwd=folder, env=environment, check=False)
+        known = len(lines.read_text())
+        code = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+        if code not in ENDED_WELL:
+            failures += crashed(arguments.suite, code, files, lines, known)
+    return failures
+
+
+def crashed(suite: str, code: int, files: list[Path], lines: Path, known: int) -> list[dict[str, str]]:
+    """Records as failed the test that ran when a process ended, so that the next piece goes on after it; without one, returns the failure of
+    its files. The process wrote what comes after `known` characters."""
+    why = {"suite": suite, "outcome": "failed", "why": f"process ended with {code}"}
+    running = [test for test, one in outcomes(lines.read_text()[known:].splitlines()).items() if one["outcome"] == "started"]
+    with lines.open("a") as file:
+        for test in running:
+            file.write(json.dumps({**why, "test": test}) + "\n")
+    return [] if running else [{**why, "test": f"{path.parent.name}/{path.name}"} for path in files]
 
 
 def group(suite: str, test: str) -> str:
@@ -91,17 +112,21 @@ def group(suite: str, test: str) -> str:
     file, _, name = test.partition("::")
     if suite == "transformers":
         return file.partition("/")[0]
-    function = name.rpartition("::")[2].partition("[")[0]
+    function = name.rpartition("::")[2].partition("[")[0] or file
     if suite == "onnx" and name.startswith("TestOnnxBackend"):
         return re.match("test_(linear_attention|attention|rotary_embedding|tensorscatter)", function)[1]
     return function
 
 
-def result(arguments: argparse.Namespace, lines: Path, folder: Path) -> dict[str, Any]:
+def result(arguments: argparse.Namespace, lines: Path, folder: Path, failures: list[dict[str, str]]) -> dict[str, Any]:
     """Counts, and the names of tests that did not pass, by reason."""
-    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    tests = outcomes(lines.read_text().splitlines())
+    files = {test.partition("::")[0] for test in tests if "::" in test}
+    # Of a file that could not be imported in an earlier piece, its tests count.
+    found = [one for test, one in tests.items() if one["outcome"] in OUTCOMES and not (one["outcome"] == "not collected" and test in files)]
+    found += failures
     groups: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    reasons: dict[str, dict[str, list[str]]] = {"failed": {}, "not applicable": {}}
+    reasons: dict[str, dict[str, list[str]]] = {outcome: {} for outcome in OUTCOMES if outcome != "passed"}
     for one in found:
         groups[group(arguments.suite, one["test"])][one["outcome"]] += 1
         if one["outcome"] != "passed":
@@ -129,7 +154,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="run so many of the tests")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="end after so long; the same command goes on")
-    parser.add_argument("--seconds", type=int, default=300, help="a test that takes longer is not applicable")
+    parser.add_argument("--seconds", type=int, default=300, help="a test that takes longer is ended, as too slow")
     parser.add_argument("--again", action="store_true", help="forget what was run")
     arguments = parser.parse_intermixed_args()
     if SUITES[arguments.suite].plugin and arguments.checkout is None:
@@ -140,12 +165,12 @@ def main() -> int:
     if arguments.again:
         lines.unlink(missing_ok=True)
     lines.touch()
-    pytest(arguments, lines, folder)
-    found = result(arguments, lines, folder)
+    failures = pytest(arguments, lines, folder)
+    found = result(arguments, lines, folder, failures)
     place = ROOT / "bench/record/judges" / f"{arguments.suite}.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(json.dumps(found, indent=1) + "\n")
-    for outcome in ("not applicable", "failed"):
+    for outcome in reversed(OUTCOMES[1:]):
         for why, names in found["why"][outcome].items():
             print(f"{outcome}: {why}")
             print(*[f"    {name}" for name in names], sep="\n")
