@@ -284,11 +284,12 @@ impl<N: Number> TopK<N> {
         let least = &mut self.least[group];
         for i in 0..tile.keys() {
             let logs = tile.log2_weights(i);
+            // Keys ascend: of equal weights the earlier one stays, and heads that weight all keys alike cost nothing here.
             let any =
-                logs.iter().zip(&*least).fold(false, |any, (log, least)| any | (*log >= *least));
+                logs.iter().zip(&*least).fold(false, |any, (log, least)| any | (*log > *least));
             if any {
                 for lane in 0..tile.rows() {
-                    if logs[lane] >= least[lane] {
+                    if logs[lane] > least[lane] {
                         let (log, weight) = (logs[lane], tile.weights(i)[lane]);
                         let row = &mut self.rows[group * WEIGHT_TILE_ROWS + lane];
                         row.push(Candidate { log, weight, key: tile.key(i) });
