@@ -98,8 +98,8 @@ impl<E: Element> Pages<E> {
         budget: usize,
     ) -> Result<Self, Error> {
         let (bytes, each) = match quantization {
-            // A row of one feature has a scale beside it.
-            Some(quantization) => (1 + 4 * quantization.scales(), 2 * quantization.scales()),
+            // A key of one feature has scales beside it: its own, and that of its value.
+            Some(quantization) => (1 + 8 * quantization.scales(), 2 * quantization.scales()),
             None => (size_of::<E>(), 0),
         };
         let numbers = shape.numbers(bytes)?;
