@@ -89,7 +89,8 @@ impl CacheModel {
         let [a, b, c, d] = bytes.map(usize::from);
         let shape =
             CacheShape { heads: a % 3 + 1, qk_dim: b % 3 + 1, v_dim: b / 3 % 4, page: c % 5 + 1 };
-        let quantization = [None, Some(Quantization::Int8), Some(Quantization::Fp8E4m3)][b / 12 % 3];
+        let quantization =
+            [None, Some(Quantization::Int8), Some(Quantization::Fp8E4m3)][b / 12 % 3];
         let row = shape.qk_dim + shape.v_dim;
         let row_bytes = match quantization {
             None => row * size_of::<f32>(),

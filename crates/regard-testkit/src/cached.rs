@@ -33,7 +33,9 @@ pub(crate) fn cases() -> Vec<Case> {
     let mixed = [ScoreOption::Softcap(3.0), ScoreOption::Alibi, ScoreOption::Sinks];
     let mut table = Vec::new();
     for (i, shape) in SHAPES.iter().enumerate() {
-        for (j, mask) in ["full", "causal", "window", "lengths", "strided", "bits"].iter().enumerate() {
+        for (j, mask) in
+            ["full", "causal", "window", "lengths", "strided", "bits"].iter().enumerate()
+        {
             for quantization in stored {
                 // Pages that do not divide a block as well.
                 let page = [PAGE, 7, 100, 1][(i + j) % 4];

@@ -77,7 +77,8 @@ impl<E: Element> Plan<'_, E> {
         }
         let (planned, found) = (problem.quantization(), cache.quantization());
         if planned != found {
-            let [planned, found] = [planned, found].map(|x| x.map_or("elements", Quantization::name));
+            let [planned, found] =
+                [planned, found].map(|x| x.map_or("elements", Quantization::name));
             return Err(Error::Storage { planned, found });
         }
         let source = |values| Source::cache(cache, sequences, values);

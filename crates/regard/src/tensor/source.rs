@@ -61,7 +61,8 @@ impl<'c, E: Element> Source<'c, E> {
             Self::Tensor(view) => KvHead::Elements(rows(view.any_head(batch, head))),
             Self::Cache { cache, sequences, values } => {
                 let (sequence, part) = (sequences[batch], usize::from(values));
-                let quantized = each!(Any::from(cache), cache => cache.quantized_head(sequence, head));
+                let quantized =
+                    each!(Any::from(cache), cache => cache.quantized_head(sequence, head));
                 if let Ok(Some(both)) = quantized {
                     return KvHead::Quantized(both[part]);
                 }
@@ -88,7 +89,9 @@ impl<'c, N: Number> KvHead<'c, N> {
     pub(crate) fn elements(self) -> AnyHead<'c, N> {
         match self {
             Self::Elements(head) => head,
-            Self::Quantized(_) => unreachable!("a plan for a cache in 8 bits uses vectors, and has no backward pass"),
+            Self::Quantized(_) => {
+                unreachable!("a plan for a cache in 8 bits uses vectors, and has no backward pass")
+            }
         }
     }
 

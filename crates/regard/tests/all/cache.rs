@@ -276,7 +276,10 @@ fn a_page_in_8_bits_has_a_byte_for_each_number_and_int8_a_scale_for_each_row() {
         }
         cache.truncate(b, 4).unwrap();
         assert_eq!(cache.evict(b, 3), Ok(3));
-        assert_eq!(cache.numbers(b, 0, 2), Err(Error::Evicted { option: "position", found: 2, first: 3 }));
+        assert_eq!(
+            cache.numbers(b, 0, 2),
+            Err(Error::Evicted { option: "position", found: 2, first: 3 })
+        );
     }
     let shape = CacheShape { heads: 1 << 40, page: 1 << 21, ..SHAPE };
     let e = Error::ShapeOverflow { shape: [1, 1 << 40, 1 << 21, 3] };

@@ -233,13 +233,15 @@ fn compare_in_8_bits<E: Element<Num = f32>>(
         let weights = weights.expect("fits").row(q_len - 1).expect("in range");
         for (b, sequence) in sequences.iter().enumerate() {
             let (past, rows) = (held(&cache, *sequence), heads * q_len);
-            let own: Vec<f32> = q[b * rows * DIM..][..rows * DIM].iter().map(|x| x.widen()).collect();
+            let own: Vec<f32> =
+                q[b * rows * DIM..][..rows * DIM].iter().map(|x| x.widen()).collect();
             let own = View::bhsd(&own, [1, heads, q_len, DIM]).expect("fits");
             let (k, v) = past.views();
             let problem = described(Problem::new(&own, &k, &v), windowed);
             let plan = Plan::new(problem, machine).expect("fits");
             let alone = plan.forward(own, k, v).expect("fits");
-            let name = format!("{} {} {lens:?} {q_len} {page} {b}", isa.name(), quantization.name());
+            let name =
+                format!("{} {} {lens:?} {q_len} {page} {b}", isa.name(), quantization.name());
             let narrowed: Vec<E> = alone.out.data().iter().map(|x| E::narrow(*x)).collect();
             assert_eq!(cached.out.data()[b * rows * V_DIM..][..rows * V_DIM], narrowed, "{name}");
             assert_eq!(cached.lse[b * rows..][..rows], alone.lse, "{name}");

@@ -1,7 +1,8 @@
 //! Decoding: few rows, many keys. Features stand in the vectors here, and all query heads that one key head serves are done
 //! together, so that every key and value comes from memory once, is widened in registers, and is used for all of them.
 //!
-//! Cost: the time to read keys and values. What a mask or a score makes of a tile is the same code as for many rows; only
+//! Cost: the time to read keys and values. Those in 8 bits become numbers in the first cache, a few rows or features at a time, which the
+//! same products read. What a mask or a score makes of a tile is the same code as for many rows; only
 //! the two products differ: on vectors (`decode_vectors.rs`) or on AMX (`decode_amx.rs`).
 
 use super::Forward;
@@ -73,7 +74,6 @@ pub(crate) trait Products<N: Number> {
 }
 
 /// Values of a block, and what they are multiplied by.
-#[derive(Clone, Copy)]
 pub(crate) struct Weighted<'t, N: Number> {
     pub(crate) values: AnyRows<'t, N>,
     /// The first of their features among those of the sums.
@@ -292,8 +292,7 @@ impl<N: Number> DecodeScratch<N> {
         let (head, block) = match values {
             BlockRows::Elements(values) => {
                 let (first_feature, next_rows) = (0, next.elements());
-                let work =
-                    Weighted { values, first_feature, next_rows, weights, visible, rescale };
+                let work = Weighted { values, first_feature, next_rows, weights, visible, rescale };
                 return products.add(isa, rows, work);
             }
             BlockRows::Quantized(head, block) => (head, block),

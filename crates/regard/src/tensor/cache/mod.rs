@@ -269,7 +269,9 @@ impl<E: Element> KvCache<E> {
         let [k, v] = self.paged(sequence, head)?;
         let row = self.row_of(sequence, position)?;
         Ok(match self.quantized_head(sequence, head)? {
-            Some(both) => both.map(|of| of.numbers(row).map(|x| Number::from_f64(x.into())).collect()),
+            Some(both) => {
+                both.map(|of| of.numbers(row).map(|x| Number::from_f64(x.into())).collect())
+            }
             None => [k, v].map(|of| of.row(row).iter().map(|x| x.widen()).collect()),
         })
     }

@@ -240,7 +240,10 @@ mod tests {
                 // The quotient is rounded to f32 before it is rounded to a whole number.
                 assert!((x / f64::from(scale) - code).abs() <= 0.500_01, "{x} {code} {scale}");
             }
-            assert!(exponent < -110 || codes.iter().any(|code| code.cast_signed().unsigned_abs() == 127));
+            assert!(
+                exponent < -110
+                    || codes.iter().any(|code| code.cast_signed().unsigned_abs() == 127)
+            );
             assert_eq!(stored(Quantization::Int8, &numbers), (codes, scale, numbers));
         }
         let (codes, scale, numbers) = stored(Quantization::Int8, &[f32::MAX, -f32::MAX, 0.0]);
