@@ -3,7 +3,7 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use regard::cache::CacheShape;
+use regard::cache::{CacheShape, Quantization};
 use regard::KvCache;
 use regard_fuzz::size;
 use regard_testkit::CacheModel;
@@ -17,7 +17,8 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         let mut next = || size(u, true);
         let shape = CacheShape { heads: next()?, qk_dim: next()?, v_dim: next()?, page: next()? };
         let budget = next()?;
-        if let Ok(cache) = KvCache::<f32>::new(shape, budget) {
+        let caches = Quantization::ALL.map(|x| KvCache::<f32>::quantized(shape, x, budget));
+        for cache in caches.into_iter().chain([KvCache::<f32>::new(shape, budget)]).flatten() {
             assert_eq!((cache.shape(), cache.budget(), cache.bytes()), (shape, budget, 0));
         }
         return Ok(());

@@ -3,7 +3,8 @@
 //! Any four bytes encode a call, so property tests, the long seeded run and the fuzzer all drive the same [`CacheModel`].
 
 use crate::data::{Arrangement, TestTensor};
-use regard::cache::CacheShape;
+use crate::noise::Noise;
+use regard::cache::{CacheShape, Quantization};
 use regard::{Error, KvCache, Sequence, Shape};
 use std::ops::Range;
 
@@ -16,7 +17,7 @@ const STALE: usize = 16;
 /// A cache and its model. Every call checks the cache and panics if the two differ.
 #[derive(Debug)]
 pub struct CacheModel {
-    cache: KvCache<f64>,
+    cache: KvCache<f32>,
     shape: CacheShape,
     /// Bytes per page.
     page_bytes: usize,
@@ -79,7 +80,7 @@ enum Call {
 }
 
 impl CacheModel {
-    /// Creates a cache of up to 3 heads, 3 key features, 3 value features, 5 positions per page and 16 pages.
+    /// Creates a cache of up to 3 heads, 3 key features, 3 value features, 5 positions per page and 16 pages, of elements or in 8 bits.
     ///
     /// # Panics
     /// If the cache rejects these sizes.
@@ -88,11 +89,24 @@ impl CacheModel {
         let [a, b, c, d] = bytes.map(usize::from);
         let shape =
             CacheShape { heads: a % 3 + 1, qk_dim: b % 3 + 1, v_dim: b / 3 % 4, page: c % 5 + 1 };
-        let page_bytes = shape.heads * shape.page * (shape.qk_dim + shape.v_dim) * size_of::<f64>();
+        let quantization =
+            [None, Some(Quantization::Int8), Some(Quantization::Fp8E4m3)][b / 12 % 3];
+        let row = shape.qk_dim + shape.v_dim;
+        let row_bytes = match quantization {
+            None => row * size_of::<f32>(),
+            Some(Quantization::Int8) => row + 2 * size_of::<f32>(),
+            Some(_) => row,
+        };
+        let page_bytes = shape.heads * shape.page * row_bytes;
         let most_pages = d % 16 + 1;
         // The budget includes some bytes that do not suffice for another page.
         let budget = most_pages * page_bytes + a * b % page_bytes;
-        let cache = KvCache::new(shape, budget).expect("a small shape and a budget for its page");
+        let cache = match quantization {
+            None => KvCache::new(shape, budget),
+            Some(quantization) => KvCache::quantized(shape, quantization, budget),
+        };
+        let cache = cache.expect("a small shape and a budget for its page");
+        assert_eq!(cache.quantization(), quantization);
         assert_eq!((cache.shape(), cache.budget(), cache.bytes()), (shape, budget, 0));
         let (live, stale, counts) = (Vec::new(), Vec::new(), EventCounts::default());
         let (rows, pages, peak) = (0, 0, 0);
@@ -178,8 +192,9 @@ impl CacheModel {
         let names: Vec<u64> = (self.rows..).take(n).collect();
         let [k, v] = [(Part::Key, qk_dim), (Part::Value, v_dim)].map(|(part, dim)| {
             let rows = (0..heads).flat_map(|head| names.iter().map(move |name| (head, *name)));
-            let values: Vec<f64> =
-                rows.flat_map(|(head, name)| features(name, head, part, dim)).collect();
+            let stored = self.cache.quantization();
+            let values: Vec<f32> =
+                rows.flat_map(|(head, name)| features(stored, (name, head, part), dim)).collect();
             TestTensor::new(&values, Shape { batch: 1, heads, len: n, dim }, arrangement)
         });
 
@@ -224,7 +239,7 @@ impl CacheModel {
             _ => shape.dim += 1,
         }
         let [k, v] = shapes.map(|shape| {
-            let values = vec![f64::NAN; shape.to_array().iter().product()];
+            let values = vec![f32::NAN; shape.to_array().iter().product()];
             TestTensor::new(&values, shape, Arrangement::Bhsd)
         });
         let result = self.cache.append(self.live[of].handle, k.view(), v.view());
@@ -284,7 +299,7 @@ impl CacheModel {
         let CacheShape { heads, qk_dim, v_dim, .. } = self.shape;
         let [k, v] = [qk_dim, v_dim].map(|dim| {
             let shape = Shape { batch: 1, heads, len: 1, dim };
-            TestTensor::new(&vec![f64::NAN; heads * dim], shape, Arrangement::Bhsd)
+            TestTensor::new(&vec![f32::NAN; heads * dim], shape, Arrangement::Bhsd)
         });
         let cache = &mut self.cache;
         let asked = [
@@ -297,6 +312,7 @@ impl CacheModel {
             cache.first(sequence).err(),
             cache.pages_held(sequence).err(),
             cache.row(sequence, 0, 0).err(),
+            cache.numbers(sequence, 0, 0).err(),
             cache.shared_prefix(&[sequence]).err(),
         ];
         for error in asked {
@@ -324,10 +340,17 @@ impl CacheModel {
         assert_eq!(cache.pages_held(held.handle), Ok(held.pages().len()), "pages: {call:?}");
         for head in 0..heads {
             for (position, name) in held.rows.iter().enumerate().skip(first) {
-                let (k, v) = cache.row(held.handle, head, position).expect("a position it holds");
-                let same = k.iter().copied().eq(features(*name, head, Part::Key, qk_dim))
-                    && v.iter().copied().eq(features(*name, head, Part::Value, v_dim));
+                let stored = cache.quantization();
+                let numbers = cache.numbers(held.handle, head, position);
+                let [k, v] = numbers.expect("a position it holds");
+                let of = |part, dim| features(stored, (*name, head, part), dim);
+                let same = k.iter().copied().eq(of(Part::Key, qk_dim))
+                    && v.iter().copied().eq(of(Part::Value, v_dim));
                 assert!(same, "{call:?}: head {head}, position {position}: {k:?} {v:?}");
+                match cache.row(held.handle, head, position) {
+                    Ok(row) => assert_eq!((row, stored), ((&k[..], &v[..]), None)),
+                    Err(error) => assert!(matches!(error, Error::Quantized { .. }), "{error:?}"),
+                }
             }
         }
         let option = "position";
@@ -384,8 +407,25 @@ enum Part {
     Value,
 }
 
-/// Features of a row: numbers that occur in no other row, head, key or value.
-fn features(name: u64, head: usize, part: Part, dim: usize) -> impl Iterator<Item = f64> {
+/// Features of a row: numbers that occur in no other row, head, key or value that is held; in 8 bits, hardly in another, and such that
+/// they are stored exactly.
+fn features(
+    stored: Option<Quantization>,
+    (name, head, part): (u64, usize, Part),
+    dim: usize,
+) -> impl Iterator<Item = f32> {
     let first = ((name * 4 + head as u64) * 2 + part as u64) * 4;
-    (0..dim as u64).map(move |d| (first + d) as f64)
+    let of_row = i32::try_from(Noise::new(first).below(41)).unwrap_or(0) - 20;
+    (0..dim as u64).map(move |d| {
+        let bits = Noise::new(first + d).bits() >> 32;
+        let [low, high] = [bits & 0xff, bits >> 8 & 0xff].map(|x| x as f32);
+        match stored {
+            None => ((first + d) % (1 << 24)) as f32,
+            // The largest is 127 times a power of two.
+            Some(Quantization::Int8) if d == 0 => 127.0 * (of_row as f32).exp2(),
+            Some(Quantization::Int8) => (low % 255.0 - 127.0) * (of_row as f32).exp2(),
+            // 4 significant bits.
+            Some(_) => (low % 31.0 - 15.0) * (high % 10.0 - 7.0).exp2(),
+        }
+    })
 }

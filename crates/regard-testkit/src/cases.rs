@@ -4,6 +4,7 @@
 //! size with a few of both, and a seeded sample of the product for unforeseen combinations. A row has about 10,000 pairs,
 //! so that the table takes about a minute.
 
+use crate::cached;
 use crate::data::Arrangement;
 use crate::delta;
 use crate::linear;
@@ -11,6 +12,7 @@ use crate::lsh;
 use crate::masks::{MASKS, MaskCase, named};
 use crate::noise::Noise;
 use crate::scores::{Entries, SCORES, ScoreOption, bias};
+use regard::cache::Quantization;
 use regard::machine::Precision;
 use regard::problem::{Align, Dims, Heads, Normalizer};
 use regard_approx::FeatureMap;
@@ -108,6 +110,13 @@ pub enum AttentionKind {
         /// Keys per block.
         bucket_size: usize,
     },
+    /// Exact attention over a [`KvCache`](regard::KvCache): a forward pass.
+    Cached {
+        /// How the cache stores numbers, if not as elements.
+        quantization: Option<Quantization>,
+        /// Positions in a page.
+        page: usize,
+    },
     /// [`DeltaRule`](regard_approx::DeltaRule), or, without `delta`, linear attention with this decay.
     Delta {
         /// The decay.
@@ -136,6 +145,9 @@ impl AttentionKind {
             Self::Exact => None,
             Self::Linear(map) => Some(format!("linear {}", map.name())),
             Self::Lsh { .. } => Some("lsh".into()),
+            Self::Cached { quantization, .. } => {
+                Some(format!("cache {}", quantization.map_or("elements", Quantization::name)))
+            }
             Self::Delta { decay, delta } => {
                 let rule = if delta { "delta" } else { "recurrent" };
                 let decay = match decay {
@@ -262,6 +274,7 @@ impl fmt::Display for Case {
         match self.attention {
             AttentionKind::Exact | AttentionKind::Linear(_) | AttentionKind::Delta { .. } => Ok(()),
             AttentionKind::Lsh { rounds, bucket_size } => write!(f, "-{rounds}x{bucket_size}"),
+            AttentionKind::Cached { page, .. } => write!(f, "-page{page}"),
         }
     }
 }
@@ -443,6 +456,7 @@ pub fn cases() -> Vec<Case> {
     table.extend(nans());
     table.extend(linear::cases());
     table.extend(lsh::cases());
+    table.extend(cached::cases());
     table.extend(delta::cases());
     table
 }

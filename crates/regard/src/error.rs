@@ -127,6 +127,27 @@ pub enum Error {
         /// The option.
         option: &'static str,
     },
+    /// A KV cache in 8 bits does not offer this.
+    Quantized {
+        /// The call.
+        option: &'static str,
+        /// How the cache stores numbers.
+        storage: &'static str,
+    },
+    /// Numbers of this type cannot be stored in 8 bits.
+    NotQuantized {
+        /// The type.
+        dtype: &'static str,
+        /// How they should be stored.
+        storage: &'static str,
+    },
+    /// A plan was made for a KV cache that stores numbers in another way.
+    Storage {
+        /// What the plan was made for.
+        planned: &'static str,
+        /// How this cache stores numbers.
+        found: &'static str,
+    },
     /// A part of a plan begins or ends inside a tile, so its results would not have the bits of the whole.
     PartBorder {
         /// `rows` or `keys`.
@@ -319,6 +340,18 @@ impl Error {
             Self::NotInCache { option } => write!(
                 f,
                 "{option}: keys in a KV cache are not projected; append projected keys, and leave it out"
+            ),
+            Self::Quantized { option, storage } => write!(
+                f,
+                "{option}: this KV cache stores {storage}, not elements; use KvCache::numbers"
+            ),
+            Self::NotQuantized { dtype, storage } => write!(
+                f,
+                "{storage}: attention over a KV cache in 8 bits is computed in f32, not in {dtype}; use a cache of f32, f16 or bf16"
+            ),
+            Self::Storage { planned, found } => write!(
+                f,
+                "KV cache: the plan was made for {planned}, this cache stores {found}; make a plan of Problem::cached for this cache"
             ),
             Self::PartBorder { axis, at, multiple } => write!(
                 f,

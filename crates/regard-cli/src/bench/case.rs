@@ -7,6 +7,7 @@ use super::memory;
 use crate::args::Dtype;
 use crate::job::fits_in_memory;
 use anyhow::{Result, anyhow, bail};
+use regard::cache::Quantization;
 use regard::machine::Precision;
 use regard::problem::{Dims, Heads, Normalizer};
 use regard::{Layout, Shape};
@@ -97,6 +98,8 @@ pub(crate) struct Case {
     pub(crate) precision: Option<Precision>,
     /// Whether keys and values come from a cache.
     pub(crate) cached: Option<Cached>,
+    /// How the cache stores numbers, if in 8 bits.
+    pub(crate) quantization: Option<Quantization>,
     /// Whether similarities are additive, with as many hidden units as features.
     pub(crate) additive: bool,
     pub(crate) normalizer: Normalizer,
@@ -119,7 +122,7 @@ pub(crate) enum Cached {
 }
 
 pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
-bias headbias alibi softcap sinks dropout large-logit bshd backward-only strict full high paged shared additive top-{keys} hard sampled \
+bias headbias alibi softcap sinks dropout large-logit bshd backward-only strict full high paged shared int8 fp8 additive top-{keys} hard sampled \
 sparsemax local{reach}; of linear, causal relu random{features} both bshd; of lsh, causal both bshd";
 
 impl Case {
@@ -194,6 +197,7 @@ impl Case {
             q_scale: 1.0,
             precision: None,
             cached: None,
+            quantization: None,
             additive: false,
             normalizer: Normalizer::Softmax,
             local: None,
@@ -238,6 +242,8 @@ impl Case {
             ("shared", None) if self.bound == Bound::Read => {
                 return self.set_cached(Cached::Shared);
             }
+            ("int", Some(8)) if self.bound == Bound::Read => self.set_bits(Quantization::Int8)?,
+            ("fp", Some(8)) if self.bound == Bound::Read => self.set_bits(Quantization::Fp8E4m3)?,
             ("strict", None) => return self.set_precision(Precision::Strict),
             ("full", None) => return self.set_precision(Precision::Full),
             ("high", None) => return self.set_precision(Precision::High),
@@ -312,9 +318,20 @@ impl Case {
     }
 
     fn set_cached(&mut self, cached: Cached) -> Result<()> {
-        if self.cached.replace(cached).is_some() {
+        if self.cached.replace(cached).is_some_and(|_| self.quantization.is_none()) {
             bail!("paged and shared; give one");
         }
+        Ok(())
+    }
+
+    fn set_bits(&mut self, quantization: Quantization) -> Result<()> {
+        if self.quantization.replace(quantization).is_some() {
+            bail!("int8 and fp8; give one");
+        }
+        if self.dtype == Dtype::F64 {
+            bail!("int8 and fp8 are computed in f32; the dtype is f32, f16 or bf16");
+        }
+        self.cached.get_or_insert(Cached::Paged);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use super::case::{Bias, Cached, Case, Rule};
 use anyhow::{Context, Result};
-use regard::cache::{CacheShape, PAGE};
+use regard::cache::{CacheShape, PAGE, Quantization};
 use regard::mask::Bits;
 use regard::plan::OutputGrads;
 use regard::problem::{Additive, Dims, Dropout, Local, Similarity};
@@ -117,11 +117,18 @@ impl<E: Element> Input<E> {
     }
 
     /// What the sequences of a case have in a cache.
-    pub(crate) fn cache(&self, how: Cached) -> Result<(KvCache<E>, Vec<Sequence>)> {
+    pub(crate) fn cache(
+        &self,
+        how: Cached,
+        quantization: Option<Quantization>,
+    ) -> Result<(KvCache<E>, Vec<Sequence>)> {
         let Shape { batch, heads, len, dim } = self.k.shape();
         let v_dim = self.v.shape().dim;
         let shape = CacheShape { heads, qk_dim: dim, v_dim, page: PAGE };
-        let mut cache = KvCache::new(shape, usize::MAX)?;
+        let mut cache = match quantization {
+            Some(quantization) => KvCache::quantized(shape, quantization, usize::MAX)?,
+            None => KvCache::new(shape, usize::MAX)?,
+        };
         let mut sequences: Vec<Sequence> = Vec::new();
         for b in 0..batch {
             if let (Cached::Shared, Some(first)) = (how, sequences.first()) {

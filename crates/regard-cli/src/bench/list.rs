@@ -93,6 +93,7 @@ fn halves() -> Vec<String> {
         names.push(format!("decode-{dtype}-n8192-d128-paged"));
     }
     names.push("decode-bf16-n8192-d128-b16-shared".into());
+    names.extend(["paged", "int8", "fp8"].map(|cache| format!("decode-bf16-n32768-d128-{cache}")));
     for d in [64, 128] {
         names.extend(["", "-causal"].map(|option| format!("backward-bf16-n2048-d{d}{option}")));
     }

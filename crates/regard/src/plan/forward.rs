@@ -12,7 +12,7 @@ use crate::kernel::project::project;
 use crate::machine::run::run_then;
 use crate::machine::simd::{Element, Number};
 use crate::plan::output::Output;
-use crate::tensor::cache::{KvCache, Sequence};
+use crate::tensor::cache::{KvCache, Quantization, Sequence};
 use crate::tensor::source::Source;
 use crate::tensor::view::{OutView, Tensor, TileHeads, Unwritten, View, ViewMut};
 
@@ -74,6 +74,12 @@ impl<E: Element> Plan<'_, E> {
         for (item, sequence) in sequences.iter().enumerate() {
             let (planned, found) = (problem.k_len(item), cache.held(*sequence)?);
             Error::unless_same("keys", ("the plan", planned), ("the sequence", found))?;
+        }
+        let (planned, found) = (problem.quantization(), cache.quantization());
+        if planned != found {
+            let [planned, found] =
+                [planned, found].map(|x| x.map_or("elements", Quantization::name));
+            return Err(Error::Storage { planned, found });
         }
         let source = |values| Source::cache(cache, sequences, values);
         Ok(Call { problem, q: q.erase(), k: source(false), v: source(true) })

@@ -223,6 +223,7 @@ impl<'a> Request<'a> {
             top: if let Normalizer::TopK(k) = case.normalizer { k } else { 0 },
             cached: case.cached,
             unknown: match case.normalizer {
+                _ if case.quantization.is_some() => Some("a cache in 8 bits"),
                 Normalizer::Softmax | Normalizer::TopK(_) if case.local.is_some() => {
                     Some("local attention")
                 }

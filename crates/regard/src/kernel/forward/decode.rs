@@ -1,7 +1,8 @@
 //! Decoding: few rows, many keys. Features stand in the vectors here, and all query heads that one key head serves are done
 //! together, so that every key and value comes from memory once, is widened in registers, and is used for all of them.
 //!
-//! Cost: the time to read keys and values. What a mask or a score makes of a tile is the same code as for many rows; only
+//! Cost: the time to read keys and values. Those in 8 bits become numbers in the first cache, a few rows or features at a time, which the
+//! same products read. What a mask or a score makes of a tile is the same code as for many rows; only
 //! the two products differ: on vectors (`decode_vectors.rs`) or on AMX (`decode_amx.rs`).
 
 use super::Forward;
@@ -9,12 +10,14 @@ use crate::description::mask::Run;
 use crate::description::problem::Problem;
 use crate::kernel::amx::{AmxDecodeScratch, Sizes};
 use crate::kernel::block_loop::{Call, DECODE_MAX_ROWS, KeyRange, apply_mask, mask_within};
+use crate::kernel::dequantize::{dequantize, prefetch_rows};
 use crate::kernel::lanes::multiply_tile;
 use crate::kernel::micro::RowBuffer;
 use crate::kernel::softmax::{SoftmaxTile, State, States, exp_and_sum_row, update_max};
 use crate::machine::simd::{Any, Element, GROUP, Isa, Lanes, Number, Simd, Visitor, leaf, map_any};
+use crate::tensor::cache::QuantizedHead;
 use crate::tensor::index::{At, BLOCK_KEYS, HeadRows, Keys, RowMask, RowTile, Scope, Span};
-use crate::tensor::source::{AnyHead, Head, Heads};
+use crate::tensor::source::{Head, Heads, KvHead};
 use crate::tensor::view::{Rows, RowsOf};
 use half::{bf16, f16};
 use std::ops::Range;
@@ -32,6 +35,8 @@ pub(crate) struct DecodeScratch<N> {
     factors: Vec<Lanes<N>>,
     /// Rows of a block that lie in two pages.
     copies: [Copies<N>; 2],
+    /// Some rows of 8 bits as numbers.
+    numbers: Vec<N>,
     /// For products on tiles.
     pub(crate) amx: Option<AmxDecodeScratch>,
 }
@@ -71,6 +76,8 @@ pub(crate) trait Products<N: Number> {
 /// Values of a block, and what they are multiplied by.
 pub(crate) struct Weighted<'t, N: Number> {
     pub(crate) values: AnyRows<'t, N>,
+    /// The first of their features among those of the sums.
+    pub(crate) first_feature: usize,
     /// Rows that are needed next.
     pub(crate) next_rows: AnyRows<'t, N>,
     /// `[key][row]`
@@ -132,6 +139,7 @@ impl<N: Number> DecodeScratch<N> {
             dots: vec![N::zero(); BLOCK_KEYS * DECODE_MAX_ROWS],
             factors: zeros(if problem.has_factors() { BLOCK_KEYS } else { 0 }),
             copies: [Copies::default(), Copies::default()],
+            numbers: Vec::new(),
             amx: tiles.map(AmxDecodeScratch::new),
         }
     }
@@ -227,10 +235,7 @@ impl<N: Number> DecodeScratch<N> {
             if any {
                 let keys = rows_of(k, first..after, &mut key_copies);
                 let values = rows_of(v, first..after, &mut value_copies);
-                // What is needed next: memory must not rest while the vectors are busy.
-                let left = n.min(range_end - after);
-                let next_rows = map_any!(k, k => k.run(after, left).unwrap_or(Rows::none()));
-                products.dots(isa, &self.rows, keys, values, &mut self.dots);
+                self.dots(isa, products, (keys, values.clone()));
                 for b in 0..self.head_groups.len() {
                     let rows = HeadRows { scope, rows };
                     self.exp_and_sum(isa, call.problem, rows, b, first..after);
@@ -239,13 +244,74 @@ impl<N: Number> DecodeScratch<N> {
                 let mut visible = [RowMask::MAX; BLOCK_KEYS];
                 let hidden = self.gather(rows.count, n, &mut rescale, &mut visible);
                 let visible = hidden.then_some(&visible[..n]);
-                let (weights, rescale) = (&self.dots[..], &rescale);
-                let work = Weighted { values, next_rows, weights, visible, rescale };
-                products.add(isa, &mut self.rows, work);
+                // What is needed next: memory must not rest while the vectors are busy.
+                let next = next_of(k, after..after + n.min(range_end - after));
+                self.add(isa, products, (values, next), (visible, &rescale));
             }
             first = after;
         }
         self.copies = [key_copies, value_copies];
+    }
+
+    /// The dot products of a block, while its values are asked for.
+    fn dots(
+        &mut self,
+        isa: Isa,
+        products: &mut impl Products<N>,
+        (keys, values): (BlockRows<'_, N>, BlockRows<'_, N>),
+    ) {
+        let Self { rows, dots, numbers, .. } = self;
+        let (head, block) = match keys {
+            BlockRows::Elements(keys) => {
+                return products.dots(isa, rows, keys, values.elements(), dots);
+            }
+            BlockRows::Quantized(head, block) => (head, block),
+        };
+        let dim = head.dim;
+        for first in block.clone().step_by(QUANTIZED_KEYS) {
+            let len = QUANTIZED_KEYS.min(block.end - first);
+            values.prefetch(first..first + len);
+            let numbers = at_least(numbers, len * dim);
+            dequantize(isa, head, (Keys::From(first), len), 0..dim, numbers);
+            let keys = Any::Own(Rows { data: numbers, stride: dim, len, dim });
+            let to = &mut dots[(first - block.start) * rows.width..];
+            products.dots(isa, rows, keys, Any::Own(Rows::none()), to);
+        }
+    }
+
+    /// Adds the values of a block, while the next keys are asked for.
+    fn add<'w>(
+        &'w mut self,
+        isa: Isa,
+        products: &mut impl Products<N>,
+        (values, next): (BlockRows<'w, N>, BlockRows<'w, N>),
+        (visible, rescale): (Option<&'w [RowMask]>, &'w [N; DECODE_MAX_ROWS]),
+    ) {
+        let Self { rows, dots, numbers, .. } = self;
+        let weights = &dots[..];
+        let (head, block) = match values {
+            BlockRows::Elements(values) => {
+                let (first_feature, next_rows) = (0, next.elements());
+                let work = Weighted { values, first_feature, next_rows, weights, visible, rescale };
+                return products.add(isa, rows, work);
+            }
+            BlockRows::Quantized(head, block) => (head, block),
+        };
+        let len = block.len();
+        for first_feature in (0..head.dim).step_by(QUANTIZED_FEATURES) {
+            let dim = QUANTIZED_FEATURES.min(head.dim - first_feature);
+            if let BlockRows::Quantized(_, all) = &next {
+                let part = |feature: usize| all.start + all.len() * feature / head.dim;
+                next.prefetch(part(first_feature)..part(first_feature + dim));
+            }
+            let features = first_feature..first_feature + dim;
+            let numbers = at_least(numbers, len * dim);
+            dequantize(isa, head, (Keys::From(block.start), len), features, numbers);
+            let values = Any::Own(Rows { data: numbers, stride: dim, len, dim });
+            let next_rows = Any::Own(Rows::none());
+            let work = Weighted { values, first_feature, next_rows, weights, visible, rescale };
+            products.add(isa, rows, work);
+        }
     }
 
     /// The weights of all head_groups side by side, what their sums are multiplied by and, if that is not all, what they see.
@@ -528,18 +594,74 @@ struct Copies<N> {
     bf16: Vec<bf16>,
 }
 
-/// Rows of a block: where they lie, or copied where they lie in two pages.
+/// Rows of 8 bits whose dot products are computed at a time: 8 KiB of numbers for 128 features.
+const QUANTIZED_KEYS: usize = 16;
+/// Features of values of 8 bits that are summed at a time: 16 KiB of numbers for a block of keys. The sum of a feature is over the whole
+/// block, as it is for elements, so that it has the same bits.
+const QUANTIZED_FEATURES: usize = 64;
+
+/// Rows of a block.
+#[derive(Clone, Debug)]
+enum BlockRows<'r, N: Number> {
+    Elements(AnyRows<'r, N>),
+    /// Still in 8 bits.
+    Quantized(QuantizedHead<'r>, Range<usize>),
+}
+
+impl<'r, N: Number> BlockRows<'r, N> {
+    /// None of those that are in 8 bits.
+    fn elements(&self) -> AnyRows<'r, N> {
+        match self {
+            Self::Elements(rows) => *rows,
+            Self::Quantized(..) => Any::Own(Rows::none()),
+        }
+    }
+
+    /// Asks for rows that are in 8 bits.
+    fn prefetch(&self, rows: Range<usize>) {
+        if let Self::Quantized(head, _) = self {
+            prefetch_rows(*head, rows);
+        }
+    }
+}
+
+/// Rows of a block: where they lie, or copied where they are elements in two pages.
 #[inline(always)]
 fn rows_of<'r, 'c: 'r, N: Number>(
-    head: AnyHead<'c, N>,
+    head: KvHead<'c, N>,
     keys: Range<usize>,
     copies: &'r mut Copies<N>,
-) -> AnyRows<'r, N> {
-    match head {
+) -> BlockRows<'r, N> {
+    let head = match head {
+        KvHead::Elements(head) => head,
+        KvHead::Quantized(head) => return BlockRows::Quantized(head, keys),
+    };
+    BlockRows::Elements(match head {
         Any::Own(head) => Any::Own(copied(head, keys, &mut copies.own)),
         Any::F16(head) => Any::F16(copied(head, keys, &mut copies.f16)),
         Any::Bf16(head) => Any::Bf16(copied(head, keys, &mut copies.bf16)),
+    })
+}
+
+/// The rows that come next, if they lie in one piece.
+#[inline(always)]
+fn next_of<'r, 'c: 'r, N: Number>(head: KvHead<'c, N>, rows: Range<usize>) -> BlockRows<'r, N> {
+    match head {
+        KvHead::Elements(head) => {
+            let (first, len) = (rows.start, rows.len());
+            let next = map_any!(head, head => head.run(first, len).unwrap_or(Rows::none()));
+            BlockRows::Elements(next)
+        }
+        KvHead::Quantized(head) => BlockRows::Quantized(head, rows),
     }
+}
+
+/// `n` numbers of memory that grows.
+fn at_least<N: Number>(numbers: &mut Vec<N>, n: usize) -> &mut [N] {
+    if numbers.len() < n {
+        numbers.resize(n, N::zero());
+    }
+    &mut numbers[..n]
 }
 
 #[inline(always)]
