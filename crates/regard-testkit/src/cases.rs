@@ -594,7 +594,18 @@ fn aligned() -> Vec<Case> {
 /// A few rows with many keys, which the plan splits.
 fn long_keys() -> Vec<Case> {
     let shapes = [[1, 1, 1, 1, 8192, 8, 8], [1, 2, 1, 5, 8197, 4, 4], [1, 1, 1, 3, 12_300, 3, 5]];
-    let masks = ["full", "causal", "lengths", "window", "bits_sparse", "segments", "global"];
+    let masks = [
+        "full",
+        "causal",
+        "lengths",
+        "window",
+        "bits_sparse",
+        "segments",
+        "global",
+        "tree",
+        "keys",
+        "keys_per_block",
+    ];
     let scores = [0, 1, 6, 19, 24, 31, 33, 36, 37, 48];
     let mut table = Vec::new();
     for shape in shapes {
@@ -635,6 +646,19 @@ fn few_rows() -> Vec<Case> {
     }
     table.push(Case::new(dims([1, 4, 1, 1, 8300, 32, 32])));
     table.push(Case::new(dims([1, 16, 1, 1, 8200, 64, 32])).mask(named("lengths")));
+    // Draft tokens; rows with key lists of their own; more heads to a key head than a task has.
+    let drafts = [[4, 2, 2], [6, 1, 5], [2, 2, 8], [8, 1, 16], [32, 1, 1], [24, 1, 3], [7, 1, 4]];
+    let masks = ["tree", "keys", "tree_window", "keys_per_block", "keys_per_key_head", "causal"];
+    for (i, [q, kv, q_len]) in drafts.into_iter().enumerate() {
+        for (j, mask) in masks.into_iter().enumerate() {
+            let [qk_dim, v_dim] = features[(i + j) % 4];
+            let case = Case::new(dims([1, q, kv, q_len, 150 + 40 * j, qk_dim, v_dim]));
+            table.push(case.clone().mask(named(mask)));
+            table.push(case.mask(named(mask)).scores(SCORES[(7 * i + j) % SCORES.len()]));
+        }
+    }
+    table.push(Case::new(dims([1, 8, 2, 8, 8300, 32, 32])).mask(named("tree")));
+    table.push(Case::new(dims([1, 16, 1, 40, 8300, 32, 64])).mask(named("keys_per_key_head")));
     table
 }
 
