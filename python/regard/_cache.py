@@ -35,10 +35,11 @@ class KvCache:
     unchanged. A cache is thread-safe.
     """
 
-    def __init__(self, heads: int, qk_dim: int, v_dim: int, dtype: Any = "f32", budget: int = 1 << 30, *, page: int = 64):
-        """`page`: positions per page, the unit of allocation, sharing and eviction. `budget`: maximum bytes of all pages."""
+    def __init__(self, heads: int, qk_dim: int, v_dim: int, dtype: Any = "f32", budget: int = 1 << 30, *, page: int = 64, latent: bool = False):
+        """`page`: positions per page, the unit of allocation, sharing and eviction. `budget`: maximum bytes of all pages. `latent`: values are
+        the first `v_dim` features of their keys and take no memory (MLA)."""
         self.heads, self.qk_dim, self.v_dim, self.page = heads, qk_dim, v_dim, page
-        self._cache = _regard.Cache(_arrays.name_of(dtype), (heads, qk_dim, v_dim, page), budget)
+        self._cache = _regard.Cache(_arrays.name_of(dtype), (heads, qk_dim, v_dim, page), budget, latent)
 
     @property
     def dtype(self) -> str:
@@ -49,10 +50,10 @@ class KvCache:
         """Start an empty sequence."""
         return self._cache.start()
 
-    def append(self, sequence: _regard.Sequence, k: Any, v: Any) -> None:
-        """Append n positions: `k [heads, n, qk_dim]` and `v [heads, n, v_dim]`, or the same with a batch axis of 1."""
-        k, v = (_arrays.rows(x if x.ndim != 3 else x[None]) for x in (k, v))
-        self._cache.append(sequence, _arrays.memory(k), _arrays.memory(v))
+    def append(self, sequence: _regard.Sequence, k: Any, v: Any = None) -> None:
+        """Append n positions: `k [heads, n, qk_dim]` and `v [heads, n, v_dim]`, or the same with a batch axis of 1. No `v` for a latent cache."""
+        k, v = (None if x is None else _arrays.rows(x if x.ndim != 3 else x[None]) for x in (k, v))
+        self._cache.append(sequence, _arrays.memory(k), None if v is None else _arrays.memory(v))
 
     def fork(self, sequence: _regard.Sequence) -> _regard.Sequence:
         """Fork a sequence: the copy shares its pages."""

@@ -84,13 +84,14 @@ macro_rules! on_pages {
 
 #[pymethods]
 impl Cache {
-    /// Of so many heads, features of a key and of a value, and positions in a page.
+    /// Of so many heads, features of a key and of a value, and positions in a page; `latent`: values are features of keys.
     #[new]
-    fn new(dtype: &str, sizes: [usize; 4], budget: usize) -> PyResult<Self> {
+    fn new(dtype: &str, sizes: [usize; 4], budget: usize, latent: bool) -> PyResult<Self> {
         let [heads, qk_dim, v_dim, page] = sizes;
         let shape = CacheShape { heads, qk_dim, v_dim, page };
         by_type!(dtype, E => {
-            let pages = KvCache::<E>::new(shape, budget).map_err(refused)?;
+            let new = if latent { KvCache::<E>::latent } else { KvCache::<E>::new };
+            let pages = new(shape, budget).map_err(refused)?;
             Ok(Self { dtype: dtype.into(), pages: Arc::new(RwLock::new(pages)) })
         })
     }
@@ -99,11 +100,24 @@ impl Cache {
         on_pages!(self.write(py), pages => pages.start()).map(Sequence)
     }
 
-    /// `k [1, heads, n, qk_dim]` and `v [1, heads, n, v_dim]`.
-    fn append(&self, py: Python<'_>, sequence: Sequence, k: Array, v: Array) -> PyResult<()> {
+    /// `k [1, heads, n, qk_dim]` and `v [1, heads, n, v_dim]`, or none if values are features of keys.
+    #[pyo3(signature = (sequence, k, v))]
+    fn append(
+        &self,
+        py: Python<'_>,
+        sequence: Sequence,
+        k: Array,
+        v: Option<Array>,
+    ) -> PyResult<()> {
         by_type!(&self.dtype[..], E => {
-            let (k, v) = (k.view::<E>("k", None)?, v.view::<E>("v", None)?);
-            self.write::<E, _>(py, |pages| pages.append(sequence.0, k, v))
+            let k = k.view::<E>("k", None)?;
+            match v {
+                Some(v) => {
+                    let v = v.view::<E>("v", None)?;
+                    self.write::<E, _>(py, |pages| pages.append(sequence.0, k, v))
+                }
+                None => self.write::<E, _>(py, |pages| pages.append_keys(sequence.0, k)),
+            }
         })
     }
 

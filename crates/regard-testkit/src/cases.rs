@@ -657,6 +657,14 @@ fn few_rows() -> Vec<Case> {
             table.push(case.mask(named(mask)).scores(SCORES[(7 * i + j) % SCORES.len()]));
         }
     }
+    // Latent attention: one key head, values as far apart as keys.
+    let latent =
+        [[16, 1, 130, 72, 64], [128, 1, 70, 576, 512], [16, 3, 200, 72, 64], [16, 20, 90, 72, 64]];
+    for (shape, mask) in pairs(&latent, &["causal", "tree", "keys"]) {
+        let [heads, q_len, k_len, qk_dim, v_dim] = shape;
+        let case = Case::new(dims([1, heads, 1, q_len, k_len, qk_dim, v_dim]));
+        table.push(case.mask(named(mask)).arrangement(Arrangement::Slice));
+    }
     table.push(Case::new(dims([1, 8, 2, 8, 8300, 32, 32])).mask(named("tree")));
     table.push(Case::new(dims([1, 16, 1, 40, 8300, 32, 64])).mask(named("keys_per_key_head")));
     table

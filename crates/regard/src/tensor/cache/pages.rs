@@ -1,7 +1,7 @@
 //! The pool that the pages of a cache live in.
 //!
 //! A page is one allocation: the keys `[heads][page][qk_dim]` of its positions, then their values
-//! `[heads][page][v_dim]`. It counts the sequences that hold it; when nobody does, it waits to be used again.
+//! `[heads][page][v_dim]`, unless those are the first features of the keys. It counts the sequences that hold it; when nobody does, it waits to be used again.
 
 use crate::error::Error;
 use crate::machine::simd::Element;
@@ -26,8 +26,8 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
-    /// Elements of a page, if it can be held at all.
-    fn elements<E>(self) -> Result<usize, Error> {
+    /// Elements of a page, if it can be held at all. `latent`: values are features of the keys.
+    fn elements<E>(self, latent: bool) -> Result<usize, Error> {
         let Self { heads, qk_dim, v_dim, page } = self;
         if heads == 0 {
             return Err(Error::Zero { option: "heads" });
@@ -39,7 +39,10 @@ impl CacheShape {
             return Err(Error::Zero { option: "page" });
         }
         let fits = |n: &usize| isize::try_from(n.saturating_mul(size_of::<E>())).is_ok();
-        let features = qk_dim.checked_add(v_dim);
+        if latent {
+            Error::unless_below("features of v", v_dim, qk_dim.saturating_add(1))?;
+        }
+        let features = qk_dim.checked_add(if latent { 0 } else { v_dim });
         features
             .and_then(|n| n.checked_mul(heads)?.checked_mul(page))
             .filter(fits)
@@ -56,11 +59,6 @@ pub(super) enum Part {
     Values,
 }
 
-impl Part {
-    /// Both.
-    const BOTH: [Self; 2] = [Self::Keys, Self::Values];
-}
-
 /// One page.
 #[derive(Debug)]
 struct Page<E> {
@@ -74,6 +72,8 @@ struct Page<E> {
 #[derive(Debug)]
 pub(super) struct Pages<E> {
     shape: CacheShape,
+    /// Whether values are the first features of their keys.
+    latent: bool,
     /// Elements of a page.
     elements: usize,
     /// Bytes that all pages together may have.
@@ -85,11 +85,16 @@ pub(super) struct Pages<E> {
 
 impl<E: Element> Pages<E> {
     /// An empty pool, if the budget is enough for one page.
-    pub(super) fn new(shape: CacheShape, budget: usize) -> Result<Self, Error> {
-        let elements = shape.elements::<E>()?;
-        let pool = Self { shape, elements, budget, pages: Vec::new(), free: Vec::new() };
+    pub(super) fn new(shape: CacheShape, latent: bool, budget: usize) -> Result<Self, Error> {
+        let elements = shape.elements::<E>(latent)?;
+        let pool = Self { shape, latent, elements, budget, pages: Vec::new(), free: Vec::new() };
         pool.affords(1)?;
         Ok(pool)
+    }
+
+    /// Whether values are the first features of their keys.
+    pub(super) fn is_latent(&self) -> bool {
+        self.latent
     }
 
     /// What a page holds.
@@ -191,39 +196,49 @@ impl<E: Element> Pages<E> {
         }
     }
 
+    /// Elements from one row to the next.
+    fn stride(&self, part: Part) -> usize {
+        self.dim(if self.latent { Part::Keys } else { part })
+    }
+
+    /// The parts that are stored.
+    fn parts(&self) -> &'static [Part] {
+        if self.latent { &[Part::Keys] } else { &[Part::Keys, Part::Values] }
+    }
+
     /// Where in a page `rows` of a head lie.
     fn place(&self, part: Part, head: usize, rows: Range<usize>) -> Range<usize> {
         let CacheShape { heads, qk_dim, page, .. } = self.shape;
         let before = match part {
-            Part::Keys => 0,
-            Part::Values => heads * page * qk_dim,
+            Part::Values if !self.latent => heads * page * qk_dim,
+            _ => 0,
         };
         let [start, end] =
-            [rows.start, rows.end].map(|row| before + (head * page + row) * self.dim(part));
+            [rows.start, rows.end].map(|row| before + (head * page + row) * self.stride(part));
         start..end
     }
 
     /// Copies the first `rows` positions of one page to another.
     pub(super) fn copy(&mut self, from: usize, to: usize, rows: usize) {
         let mut data = std::mem::take(&mut self.pages[to].data);
-        for part in Part::BOTH {
+        for part in self.parts() {
             for head in 0..self.shape.heads {
-                let place = self.place(part, head, 0..rows);
+                let place = self.place(*part, head, 0..rows);
                 data[place.clone()].copy_from_slice(&self.pages[from].data[place]);
             }
         }
         self.pages[to].data = data;
     }
 
-    /// Writes `rows` of `k` and `v` to a page, from its position `at` on.
+    /// Writes `rows` of `k`, and of `v` unless those are features of `k`, to a page, from its position `at` on.
     pub(super) fn write(
         &mut self,
         page: usize,
         at: usize,
-        (k, v): (View<'_, E>, View<'_, E>),
+        (k, v): (View<'_, E>, Option<View<'_, E>>),
         rows: Range<usize>,
     ) {
-        for (part, view) in [(Part::Keys, k), (Part::Values, v)] {
+        for (part, view) in [(Part::Keys, k)].into_iter().chain(v.map(|v| (Part::Values, v))) {
             for head in 0..self.shape.heads {
                 let from = view.head(0, head);
                 for (i, row) in rows.clone().enumerate() {
@@ -244,7 +259,8 @@ impl<E: Element> Pages<E> {
     ) -> Paged<'c, E> {
         let CacheShape { page, .. } = self.shape;
         let start = self.place(part, head, 0..0).start;
-        Paged { pages: &self.pages, list, start, page, dim: self.dim(part), len }
+        let (dim, stride) = (self.dim(part), self.stride(part));
+        Paged { pages: &self.pages, list, start, page, dim, stride, len }
     }
 }
 
@@ -260,6 +276,8 @@ pub(crate) struct Paged<'c, E> {
     start: usize,
     pub(crate) page: usize,
     pub(crate) dim: usize,
+    /// Elements from one row to the next.
+    pub(crate) stride: usize,
     pub(crate) len: usize,
 }
 
@@ -271,7 +289,7 @@ impl<'c, E> Paged<'c, E> {
         self.within_page(i, 1)
     }
 
-    /// Rows `first..first + len` as one slice, if all of them are held and lie in one page.
+    /// Rows `first..first + len`, [`stride`](Self::stride) apart, if all of them are held and lie in one page.
     #[inline(always)]
     pub(crate) fn run(&self, first: usize, len: usize) -> Option<&'c [E]> {
         if len == 0 {
@@ -284,7 +302,8 @@ impl<'c, E> Paged<'c, E> {
     #[inline(always)]
     fn within_page(&self, first: usize, len: usize) -> &'c [E] {
         let page = &self.pages[self.list[first / self.page]];
-        &page.data[self.start + first % self.page * self.dim..][..len * self.dim]
+        &page.data[self.start + first % self.page * self.stride..]
+            [..(len - 1) * self.stride + self.dim]
     }
 }
 
