@@ -164,8 +164,11 @@ struct ItemClass {
 /// Keys of one part when few rows meet many keys: enough to outweigh the merge by far.
 const PART_KEYS: usize = 4096;
 
-/// Rows of a head beyond which they fill the lanes well enough.
-const DECODE_MAX_QUERIES: usize = 16;
+/// Rows of a head that are decoded over any number of keys, and over long keys: draft tokens. More rows over few keys are short sequences, of
+/// which there are many, and which are trained: their rows fill the lanes better, and their backward pass may use AMX.
+const DECODE_MAX_QUERIES: [usize; 2] = [4, 16];
+/// Keys from which on they are long.
+const DECODE_LONG_KEYS: usize = 1024;
 
 /// Rows of a tile whose rows have other keys each: one vector of `f32`, which costs the same with fewer rows.
 const LISTED_MIN_ROWS: usize = 16;
@@ -408,8 +411,9 @@ impl Schedule {
         let parted = q_len <= TILE_ROWS && !diagonal && !listed && k_len >= 2 * PART_KEYS;
         // Rows that are decoded together: all, or those that have a list of keys in common.
         let together = problem.mask.row_block().map_or(q_len, |block| block.clamp(1, q_len.max(1)));
-        let decode = !diagonal && problem.is_dot() && problem.is_softmax();
-        let decode = decode_heads(heads, together).filter(|_| decode);
+        let most = DECODE_MAX_QUERIES[usize::from(listed || k_len >= DECODE_LONG_KEYS)];
+        let decode = !diagonal && together <= most && problem.is_dot() && problem.is_softmax();
+        let decode = if decode { decode_heads(heads, together) } else { None };
         let rows = match decode {
             Some(_) if together < q_len => together,
             _ => lane_rows(problem, q_len),
@@ -471,7 +475,7 @@ impl Grid {
 fn decode_heads(heads: Heads, rows: usize) -> Option<usize> {
     let served = heads.q.checked_div(heads.kv)?;
     let fits = |n: &usize| served.is_multiple_of(*n) && n.saturating_mul(rows) <= DECODE_MAX_ROWS;
-    (1..=served.min(DECODE_MAX_ROWS)).rev().find(fits).filter(|_| rows <= DECODE_MAX_QUERIES)
+    (1..=served.min(DECODE_MAX_ROWS)).rev().find(fits)
 }
 
 /// Rows of a tile where rows are in the lanes, for an item of so many queries. Rows that have other keys each keep few

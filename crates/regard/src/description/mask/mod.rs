@@ -768,7 +768,7 @@ impl fmt::Display for Mask {
             Rule::Columns { block, width } => write!(f, "columns {width} of {block}"),
             Rule::Bits(_) => write!(f, "bits"),
             Rule::Trees(_) => write!(f, "tree"),
-            Rule::Lists(_) => write!(f, "keys of lists"),
+            Rule::Lists(_) => write!(f, "key lists"),
             Rule::Custom(rule) => write!(f, "custom {rule:?}"),
             Rule::Part(part) => {
                 let Part { whole, first_row, keys, .. } = &**part;

@@ -10,7 +10,7 @@ use crate::description::problem::Problem;
 use crate::kernel::amx::{AmxDecodeScratch, Sizes};
 use crate::kernel::block_loop::{Call, DECODE_MAX_ROWS, KeyRange, apply_mask, mask_within};
 use crate::kernel::key_blocks::{KeyBlock, KeyBlocks, SparseKey};
-use crate::kernel::lanes::{multiply_tile, prefetch_l1};
+use crate::kernel::lanes::{multiply_tile, prefetch_l2};
 use crate::kernel::micro::RowBuffer;
 use crate::kernel::softmax::{SoftmaxTile, State, States, exp_and_sum_row, update_max};
 use crate::machine::simd::{
@@ -252,8 +252,8 @@ impl<N: Number> DecodeScratch<N> {
                 }
                 Keys::Gathered(keys) => {
                     for key in keys {
-                        each!(k, k => prefetch_l1(k.row(*key)));
-                        each!(v, v => prefetch_l1(v.row(*key)));
+                        each!(k, k => prefetch_l2(k.row(*key)));
+                        each!(v, v => prefetch_l2(v.row(*key)));
                     }
                     Any::Own(Rows::none())
                 }
