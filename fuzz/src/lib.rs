@@ -154,7 +154,7 @@ fn lists(u: &mut Unstructured<'_>, at: Sizes, wild: bool) -> Result<Mask> {
         let n = if k_len == 0 && !wild { 0 } else { n };
         (0..n).map(|_| bounded(u, k_len.saturating_sub(1), wild)).collect::<Result<Vec<_>>>()
     };
-    let lists: Vec<_> = (0..shape.iter().product()).map(list).collect::<Result<_>>()?;
+    let lists: Vec<_> = (0..shape.iter().product::<usize>()).map(list).collect::<Result<_>>()?;
     let lists = KeyLists::new(&lists, shape);
     Ok(lists.map_or(Mask::full(), |lists| Mask::keys(lists.row_block(row_block))))
 }

@@ -188,7 +188,7 @@ fn lists(
         let len = if d.k_len == 0 { 0 } else { noise.below(d.k_len.min(40) + 1) };
         (0..len).map(|_| noise.below(d.k_len)).collect()
     };
-    let lists: Vec<_> = (0..shape.iter().product()).map(&mut list).collect();
+    let lists: Vec<_> = (0..shape.iter().product::<usize>()).map(&mut list).collect();
     let lists = KeyLists::new(&lists, shape).expect("a list for each block of rows");
     Mask::keys(lists.row_block(row_block).head_block(head_block))
 }

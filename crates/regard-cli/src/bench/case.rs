@@ -215,6 +215,9 @@ impl Case {
         case.fits()?; // options make lists of these sizes
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
+        if case.latent {
+            case.bound = Bound::Fma; // each key is multiplied by many rows
+        }
         case.check()?;
         Ok(case)
     }

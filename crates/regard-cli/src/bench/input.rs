@@ -78,7 +78,7 @@ impl<E: Element> Input<E> {
     pub(crate) fn views(&self) -> (View<'_, E>, View<'_, E>, View<'_, E>) {
         let k = self.k.view();
         let v = self.latent.and_then(|dim| k.first_features(dim).ok());
-        (self.q.view(), k, v.unwrap_or(self.v.view()))
+        (self.q.view(), k, v.unwrap_or_else(|| self.v.view()))
     }
 
     /// The gradient of the output.

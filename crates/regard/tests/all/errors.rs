@@ -157,7 +157,7 @@ fn trees_that_do_not_fit_are_errors() {
     check(Mask::tree(&[None; 6]), e, &["queries: 6", "below 6"]);
     let e =
         Error::Count { option: "tree", expected: (2, "one for each item of the batch"), found: 3 };
-    check(Mask::trees(&[[None]; 3]), e, &["tree: 3 entries", "give 2"]);
+    check(Mask::trees(&[[None::<usize>]; 3]), e, &["tree: 3 entries", "give 2"]);
     // More queries than keys.
     let (q, k) = (shape([1, 1, 5, 3]), shape([1, 1, 4, 3]));
     let problem = Problem::<f32>::of_shapes(q, k, k).mask(Mask::tree(&[None; 5]));

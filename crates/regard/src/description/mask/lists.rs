@@ -97,8 +97,10 @@ impl KeyLists {
                 continue; // the same lists
             }
             let [q_len, k_len] = len(item);
-            let blocks = ("the queries, in blocks", q_len.div_ceil(self.row_block));
-            Error::unless_same("rows", ("the key lists", lists), blocks)?;
+            if q_len > 0 {
+                let blocks = ("the queries, in blocks", q_len.div_ceil(self.row_block));
+                Error::unless_same("rows", ("the key lists", lists), blocks)?;
+            }
             for head in 0..own_heads {
                 let first = (if own_batch == 1 { 0 } else { item } * own_heads + head) * lists;
                 for list in first..first + lists {
