@@ -482,7 +482,7 @@ fn normalised() -> Vec<Case> {
         Normalizer::Sampled { seed: 5 },
         Normalizer::Sparsemax,
     ];
-    let masks = ["full", "causal", "lengths", "bits", "strided", "global"];
+    let masks = ["full", "causal", "lengths", "bits", "strided", "global", "keys", "tree"];
     let mut table = Vec::new();
     for (n, normalizer) in normalizers.into_iter().enumerate() {
         for (i, shape) in SHAPES.iter().enumerate() {

@@ -480,13 +480,13 @@ fn decode_heads(heads: Heads, rows: usize) -> Option<usize> {
 
 /// Rows of a tile where rows are in the lanes, for an item of so many queries. Rows that have other keys each keep few
 /// neighbours: a tile visits the keys of all of its rows.
-fn lane_rows<E: Element>(problem: &Problem<'_, E>, q_len: usize) -> usize {
+pub(crate) fn lane_rows<E: Element>(problem: &Problem<'_, E>, q_len: usize) -> usize {
     let rows = tile_rows(q_len, problem.dims().heads.q);
     problem.mask.row_block().map_or(rows, |block| block.clamp(LISTED_MIN_ROWS, rows))
 }
 
 /// Rows of a tile, for an item of so many queries.
-pub(crate) fn tile_rows(q_len: usize, heads: usize) -> usize {
+fn tile_rows(q_len: usize, heads: usize) -> usize {
     if q_len.saturating_mul(heads) >= 2048 { TILE_ROWS } else { GROUP }
 }
 
