@@ -423,7 +423,8 @@ impl Schedule {
                 && (decode.is_none() || AmxDecodeScratch::fit(*terms, qk_dim, v_dim))
         });
         let tiles = tiles.map(|terms| Sizes::new(terms, qk_dim, v_dim));
-        let shared = q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
+        // Of listed keys few are needed: packing all would cost more than they do.
+        let shared = !listed && q_len.div_ceil(rows).saturating_mul(heads.q) > heads.kv;
         Self { rows, parted, decode, tiles, shared, diagonal }
     }
 }
