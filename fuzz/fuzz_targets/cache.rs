@@ -17,8 +17,11 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         let mut next = || size(u, true);
         let shape = CacheShape { heads: next()?, qk_dim: next()?, v_dim: next()?, page: next()? };
         let budget = next()?;
-        let caches = Quantization::ALL.map(|x| KvCache::<f32>::quantized(shape, x, budget));
-        for cache in caches.into_iter().chain([KvCache::<f32>::new(shape, budget)]).flatten() {
+        let in_8_bits = Quantization::ALL.into_iter().flat_map(|x| {
+            [KvCache::quantized(shape, x, budget), KvCache::latent_quantized(shape, x, budget)]
+        });
+        let others = [KvCache::<f32>::new(shape, budget), KvCache::latent(shape, budget)];
+        for cache in in_8_bits.chain(others).flatten() {
             assert_eq!((cache.shape(), cache.budget(), cache.bytes()), (shape, budget, 0));
         }
         return Ok(());

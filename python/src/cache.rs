@@ -84,21 +84,25 @@ macro_rules! on_pages {
 
 #[pymethods]
 impl Cache {
-    /// Of so many heads, features of a key and of a value, and positions in a page; in 8 bits if there is a quantization.
+    /// Of so many heads, features of a key and of a value, and positions in a page; in 8 bits if there is a quantization; `latent`: values
+    /// are features of keys.
     #[new]
     fn new(
         dtype: &str,
         sizes: [usize; 4],
         budget: usize,
         quantization: Option<&str>,
+        latent: bool,
     ) -> PyResult<Self> {
         let [heads, qk_dim, v_dim, page] = sizes;
         let shape = CacheShape { heads, qk_dim, v_dim, page };
         let quantization = quantization.map(quantization_of).transpose()?;
         by_type!(dtype, E => {
-            let pages = match quantization {
-                Some(quantization) => KvCache::<E>::quantized(shape, quantization, budget),
-                None => KvCache::<E>::new(shape, budget),
+            let pages = match (quantization, latent) {
+                (Some(bits), true) => KvCache::<E>::latent_quantized(shape, bits, budget),
+                (Some(bits), false) => KvCache::<E>::quantized(shape, bits, budget),
+                (None, true) => KvCache::<E>::latent(shape, budget),
+                (None, false) => KvCache::<E>::new(shape, budget),
             };
             let pages = pages.map_err(refused)?;
             Ok(Self { dtype: dtype.into(), pages: Arc::new(RwLock::new(pages)) })
@@ -109,11 +113,24 @@ impl Cache {
         on_pages!(self.write(py), pages => pages.start()).map(Sequence)
     }
 
-    /// `k [1, heads, n, qk_dim]` and `v [1, heads, n, v_dim]`.
-    fn append(&self, py: Python<'_>, sequence: Sequence, k: Array, v: Array) -> PyResult<()> {
+    /// `k [1, heads, n, qk_dim]` and `v [1, heads, n, v_dim]`, or none if values are features of keys.
+    #[pyo3(signature = (sequence, k, v))]
+    fn append(
+        &self,
+        py: Python<'_>,
+        sequence: Sequence,
+        k: Array,
+        v: Option<Array>,
+    ) -> PyResult<()> {
         by_type!(&self.dtype[..], E => {
-            let (k, v) = (k.view::<E>("k", None)?, v.view::<E>("v", None)?);
-            self.write::<E, _>(py, |pages| pages.append(sequence.0, k, v))
+            let k = k.view::<E>("k", None)?;
+            match v {
+                Some(v) => {
+                    let v = v.view::<E>("v", None)?;
+                    self.write::<E, _>(py, |pages| pages.append(sequence.0, k, v))
+                }
+                None => self.write::<E, _>(py, |pages| pages.append_keys(sequence.0, k)),
+            }
         })
     }
 

@@ -186,6 +186,45 @@ def test_a_smaller_page_wastes_less():
     assert cache.pages_held(sequence) == 3 and cache.bytes_in_use == 3 * PAGE_BYTES // 16
 
 
+def test_a_latent_cache_stores_keys_only():
+    cache = regard.KvCache(1, DIM, V_DIM, budget=1 << 20, latent=True)
+    sequence, latent = cache.start(), normal(1, 150, DIM)
+    cache.append(sequence, latent)
+    assert cache.bytes == 3 * 64 * DIM * 4
+    k, v = cache.row(sequence, 0, 149)
+    assert np.array_equal(k, latent[0, 149]) and np.array_equal(v, latent[0, 149, :V_DIM])
+    q = normal(1, 16, 3, DIM, seed=9)
+    for mask in ("causal", masks.tree([-1, 0, 0]), masks.keys([[[[3, 140, -1], [9, 2, 1], [0, -1, -1]]]])):
+        out = cache.attention(q, [sequence], mask=mask)
+        assert np.array_equal(out, regard.attention(q, latent[None], latent[None, ..., :V_DIM], mask=mask))
+    with pytest.raises(ValueError, match="append_keys"):
+        cache.append(sequence, latent, latent[..., :V_DIM])
+    with pytest.raises(ValueError, match="features of v: 17"):
+        regard.KvCache(1, DIM, DIM + 1, latent=True)
+
+
+@pytest.mark.parametrize("quantization, page_bytes", [("int8", 64 * (DIM + 4)), ("fp8_e4m3", 64 * DIM)])
+def test_a_latent_cache_in_8_bits_is_exact_for_the_numbers_it_stores(quantization, page_bytes):
+    cache = regard.KvCache(1, DIM, V_DIM, quantization=quantization, latent=True)
+    sequence = cache.start()
+    cache.append(sequence, normal(1, 150, DIM))
+    assert cache.bytes == 3 * page_bytes
+    k, v = (np.stack(rows)[None, None] for rows in zip(*(cache.row(sequence, 0, at) for at in range(150))))
+    assert np.array_equal(v, k[..., :V_DIM])
+    q = normal(1, 16, 3, DIM, seed=9)
+    for mask in ("causal", masks.tree([-1, 0, 0]), masks.keys([[[[3, 140, -1], [9, 2, 1], [0, -1, -1]]]])):
+        assert np.array_equal(cache.attention(q, [sequence], mask=mask), regard.attention(q, k, v, mask=mask))
+
+
+def test_drafts_of_sequences_of_different_lengths_are_trees_of_their_own():
+    cache, sequences, pasts = filled([70, 5, 150])
+    q, parents = normal(3, 4, 4, DIM, seed=9), np.array([[-1, 0, 0, 1], [-1, -1, 0, 2], [-1, 0, 1, 2]])
+    out = cache.attention(q, sequences, mask=masks.tree(parents))
+    for i, (k, v) in enumerate(pasts):
+        alone = regard.attention(q[i : i + 1], k[None], v[None], mask=masks.tree(parents[i]))
+        assert np.array_equal(out[i], alone[0])
+
+
 def test_handles_are_names():
     cache, sequences, _ = filled([3, 4])
     assert len({*sequences, sequences[0]}) == 2

@@ -5,7 +5,7 @@
 use crate::data::{Arrangement, TestTensor};
 use crate::noise::Noise;
 use regard::cache::{CacheShape, Quantization};
-use regard::{Error, KvCache, Sequence, Shape};
+use regard::{Error, KvCache, Sequence, Shape, View};
 use std::ops::Range;
 
 /// Maximum number of live sequences.
@@ -19,6 +19,8 @@ const STALE: usize = 16;
 pub struct CacheModel {
     cache: KvCache<f32>,
     shape: CacheShape,
+    /// Whether values are features of keys.
+    latent: bool,
     /// Bytes per page.
     page_bytes: usize,
     /// Number of pages that the budget allows.
@@ -80,7 +82,8 @@ enum Call {
 }
 
 impl CacheModel {
-    /// Creates a cache of up to 3 heads, 3 key features, 3 value features, 5 positions per page and 16 pages, of elements or in 8 bits.
+    /// Creates a cache of up to 3 heads, 3 key features, 3 value features, 5 positions per page and 16 pages, of elements or in 8 bits,
+    /// with values or latent.
     ///
     /// # Panics
     /// If the cache rejects these sizes.
@@ -91,26 +94,41 @@ impl CacheModel {
             CacheShape { heads: a % 3 + 1, qk_dim: b % 3 + 1, v_dim: b / 3 % 4, page: c % 5 + 1 };
         let quantization =
             [None, Some(Quantization::Int8), Some(Quantization::Fp8E4m3)][b / 12 % 3];
-        let row = shape.qk_dim + shape.v_dim;
+        let latent = b / 36 % 2 == 1 && (1..=shape.qk_dim).contains(&shape.v_dim);
+        let (row, parts) = if latent { (shape.qk_dim, 1) } else { (shape.qk_dim + shape.v_dim, 2) };
         let row_bytes = match quantization {
             None => row * size_of::<f32>(),
-            Some(Quantization::Int8) => row + 2 * size_of::<f32>(),
+            Some(Quantization::Int8) => row + parts * size_of::<f32>(),
             Some(_) => row,
         };
         let page_bytes = shape.heads * shape.page * row_bytes;
         let most_pages = d % 16 + 1;
         // The budget includes some bytes that do not suffice for another page.
         let budget = most_pages * page_bytes + a * b % page_bytes;
-        let cache = match quantization {
-            None => KvCache::new(shape, budget),
-            Some(quantization) => KvCache::quantized(shape, quantization, budget),
+        let cache = match (quantization, latent) {
+            (None, false) => KvCache::new(shape, budget),
+            (None, true) => KvCache::latent(shape, budget),
+            (Some(bits), false) => KvCache::quantized(shape, bits, budget),
+            (Some(bits), true) => KvCache::latent_quantized(shape, bits, budget),
         };
         let cache = cache.expect("a small shape and a budget for its page");
         assert_eq!(cache.quantization(), quantization);
         assert_eq!((cache.shape(), cache.budget(), cache.bytes()), (shape, budget, 0));
         let (live, stale, counts) = (Vec::new(), Vec::new(), EventCounts::default());
         let (rows, pages, peak) = (0, 0, 0);
-        Self { cache, shape, page_bytes, most_pages, live, stale, rows, pages, peak, counts }
+        Self {
+            cache,
+            shape,
+            latent,
+            page_bytes,
+            most_pages,
+            live,
+            stale,
+            rows,
+            pages,
+            peak,
+            counts,
+        }
     }
 
     /// Counts of the events so far.
@@ -174,6 +192,11 @@ impl CacheModel {
         }
     }
 
+    /// Whose features a value has.
+    fn value(&self) -> Part {
+        if self.latent { Part::Key } else { Part::Value }
+    }
+
     fn start(&mut self) -> Range<usize> {
         let handle = self.cache.start().expect("a start needs no page");
         self.join(SequenceModel { handle, rows: Vec::new(), pages: Vec::new(), evicted: 0 })
@@ -190,7 +213,8 @@ impl CacheModel {
     fn append(&mut self, of: usize, n: usize, arrangement: Arrangement) -> Range<usize> {
         let CacheShape { heads, qk_dim, v_dim, page } = self.shape;
         let names: Vec<u64> = (self.rows..).take(n).collect();
-        let [k, v] = [(Part::Key, qk_dim), (Part::Value, v_dim)].map(|(part, dim)| {
+        let value = self.value();
+        let [k, v] = [(Part::Key, qk_dim), (value, v_dim)].map(|(part, dim)| {
             let rows = (0..heads).flat_map(|head| names.iter().map(move |name| (head, *name)));
             let stored = self.cache.quantization();
             let values: Vec<f32> =
@@ -209,7 +233,8 @@ impl CacheModel {
         let needed = self.in_use() + more;
         let over = Error::Budget { needed: needed * self.page_bytes, budget: self.cache.budget() };
         let expected = if needed > self.most_pages { Err(over) } else { Ok(()) };
-        assert_eq!(self.cache.append(handle, k.view(), v.view()), expected, "append {n}");
+        let v = (!self.latent).then(|| v.view());
+        assert_eq!(append(&mut self.cache, handle, k.view(), v), expected, "append {n}");
         if expected.is_err() {
             self.counts.over_budget += 1;
         } else {
@@ -242,7 +267,10 @@ impl CacheModel {
             let values = vec![f32::NAN; shape.to_array().iter().product()];
             TestTensor::new(&values, shape, Arrangement::Bhsd)
         });
-        let result = self.cache.append(self.live[of].handle, k.view(), v.view());
+        // Fewer keys alone do fit a latent cache.
+        let alone = self.latent && axis / 4 % 2 == 0 && axis % 4 != 2;
+        let v = (!alone).then(|| v.view());
+        let result = append(&mut self.cache, self.live[of].handle, k.view(), v);
         assert!(matches!(result, Err(Error::Axis { .. })), "{shapes:?}: {result:?}");
         of..of + 1
     }
@@ -301,9 +329,10 @@ impl CacheModel {
             let shape = Shape { batch: 1, heads, len: 1, dim };
             TestTensor::new(&vec![f32::NAN; heads * dim], shape, Arrangement::Bhsd)
         });
+        let v = (!self.latent).then(|| v.view());
         let cache = &mut self.cache;
         let asked = [
-            cache.append(sequence, k.view(), v.view()).err(),
+            append(cache, sequence, k.view(), v).err(),
             cache.fork(sequence).err(),
             cache.truncate(sequence, 0).err(),
             cache.evict(sequence, 0).err(),
@@ -345,7 +374,7 @@ impl CacheModel {
                 let [k, v] = numbers.expect("a position it holds");
                 let of = |part, dim| features(stored, (*name, head, part), dim);
                 let same = k.iter().copied().eq(of(Part::Key, qk_dim))
-                    && v.iter().copied().eq(of(Part::Value, v_dim));
+                    && v.iter().copied().eq(of(self.value(), v_dim));
                 assert!(same, "{call:?}: head {head}, position {position}: {k:?} {v:?}");
                 match cache.row(held.handle, head, position) {
                     Ok(row) => assert_eq!((row, stored), ((&k[..], &v[..]), None)),
@@ -398,6 +427,19 @@ impl CacheModel {
         }
         assert_eq!(self.cache.bytes_in_use(), 0, "a page leaked");
         assert_eq!(self.cache.bytes(), self.peak * self.page_bytes);
+    }
+}
+
+/// Appends to a cache, keys alone if there are no values.
+fn append(
+    cache: &mut KvCache<f32>,
+    sequence: Sequence,
+    k: View<'_, f32>,
+    v: Option<View<'_, f32>>,
+) -> Result<(), Error> {
+    match v {
+        Some(v) => cache.append(sequence, k, v),
+        None => cache.append_keys(sequence, k),
     }
 }
 

@@ -22,24 +22,39 @@ const SHAPES: &[[usize; 7]] = &[
     [1, 4, 1, 1, 130, 128, 128],
     [2, 4, 2, 2, 300, 40, 130],
     [1, 16, 1, 1, 90, 33, 65],
+    [2, 16, 1, 1, 200, 72, 64],
+    [1, 6, 3, 3, 130, 40, 33],
     [1, 4, 1, 1, 8300, 32, 32],
     [1, 2, 1, 5, 0, 3, 4],
     [1, 2, 2, 5, 9, 3, 0],
 ];
 
-/// All shapes with elements and both kinds of 8 bits.
+/// Blocks of keys, some or all of which are gathered.
+const MASKS: &[&str] = &[
+    "full",
+    "causal",
+    "window",
+    "lengths",
+    "strided",
+    "bits",
+    "tree",
+    "keys",
+    "keys_per_key_head",
+];
+
+/// All shapes with elements and both kinds of 8 bits, with values or latent.
 pub(crate) fn cases() -> Vec<Case> {
     let stored = [None, Some(Quantization::Int8), Some(Quantization::Fp8E4m3)];
     let mixed = [ScoreOption::Softcap(3.0), ScoreOption::Alibi, ScoreOption::Sinks];
     let mut table = Vec::new();
     for (i, shape) in SHAPES.iter().enumerate() {
-        for (j, mask) in
-            ["full", "causal", "window", "lengths", "strided", "bits"].iter().enumerate()
-        {
+        for (j, mask) in MASKS.iter().enumerate() {
             for quantization in stored {
                 // Pages that do not divide a block as well.
                 let page = [PAGE, 7, 100, 1][(i + j) % 4];
-                let attention = AttentionKind::Cached { quantization, page };
+                let [.., qk_dim, v_dim] = *shape;
+                let latent = v_dim <= qk_dim && (i + j / 2) % 2 == 0;
+                let attention = AttentionKind::Cached { quantization, page, latent };
                 let scores = if (i + j) % 2 == 0 { &[][..] } else { &mixed };
                 let case = Case::new(dims(*shape)).mask(named(mask)).scores(scores);
                 table.push(Case { attention, ..case });
@@ -76,8 +91,8 @@ pub(crate) struct CachedCase<'d, E: Element> {
 }
 
 impl<'d, E: Element> CachedCase<'d, E> {
-    pub(crate) fn new(case: &'d Case, quantization: Option<Quantization>, page: usize) -> Self {
-        let made = filled(case, quantization, page);
+    pub(crate) fn new(case: &'d Case, stored: (Option<Quantization>, bool), page: usize) -> Self {
+        let made = filled(case, stored, page);
         let (data, cache, sequences) = made.expect("a cache without a limit takes what fits it");
         let judge = OutputCheck::new(&data.problem(case), data.inputs());
         Self { case, data, cache, sequences, judge }
@@ -98,16 +113,18 @@ impl<'d, E: Element> CachedCase<'d, E> {
 /// A cache that was given the keys and values of a case in two pieces, and the data of the case with what it holds.
 fn filled<E: Element>(
     case: &Case,
-    quantization: Option<Quantization>,
+    (quantization, latent): (Option<Quantization>, bool),
     page: usize,
 ) -> Result<(Data<E>, KvCache<E>, Vec<Sequence>), Error> {
     let mut data = Data::<E>::new(case);
     let Dims { batch, heads, k_len, qk_dim, v_dim, .. } = case.dims;
     let heads = heads.kv;
     let shape = CacheShape { heads, qk_dim, v_dim, page };
-    let mut cache = match quantization {
-        Some(quantization) => KvCache::quantized(shape, quantization, usize::MAX)?,
-        None => KvCache::new(shape, usize::MAX)?,
+    let mut cache = match (quantization, latent) {
+        (Some(bits), true) => KvCache::latent_quantized(shape, bits, usize::MAX)?,
+        (Some(bits), false) => KvCache::quantized(shape, bits, usize::MAX)?,
+        (None, true) => KvCache::latent(shape, usize::MAX)?,
+        (None, false) => KvCache::new(shape, usize::MAX)?,
     };
     let mut sequences = Vec::new();
     for b in 0..batch {
@@ -120,7 +137,11 @@ fn filled<E: Element>(
             });
             let n = positions.len();
             let k = View::bhsd(&k, [1, heads, n, qk_dim])?;
-            cache.append(sequence, k, View::bhsd(&v, [1, heads, n, v_dim])?)?;
+            if latent {
+                cache.append_keys(sequence, k)?;
+            } else {
+                cache.append(sequence, k, View::bhsd(&v, [1, heads, n, v_dim])?)?;
+            }
         }
         for (h, i) in (0..heads).flat_map(|h| (0..k_len).map(move |i| (h, i))) {
             let [k, v] = cache.numbers(sequence, h, i)?;

@@ -116,6 +116,8 @@ pub enum AttentionKind {
         quantization: Option<Quantization>,
         /// Positions in a page.
         page: usize,
+        /// Whether values are the first features of their keys.
+        latent: bool,
     },
     /// [`DeltaRule`](regard_approx::DeltaRule), or, without `delta`, linear attention with this decay.
     Delta {
@@ -145,8 +147,10 @@ impl AttentionKind {
             Self::Exact => None,
             Self::Linear(map) => Some(format!("linear {}", map.name())),
             Self::Lsh { .. } => Some("lsh".into()),
-            Self::Cached { quantization, .. } => {
-                Some(format!("cache {}", quantization.map_or("elements", Quantization::name)))
+            Self::Cached { quantization, latent, .. } => {
+                let latent = if latent { "latent " } else { "" };
+                let stored = quantization.map_or("elements", Quantization::name);
+                Some(format!("cache {latent}{stored}"))
             }
             Self::Delta { decay, delta } => {
                 let rule = if delta { "delta" } else { "recurrent" };
@@ -496,7 +500,7 @@ fn normalised() -> Vec<Case> {
         Normalizer::Sampled { seed: 5 },
         Normalizer::Sparsemax,
     ];
-    let masks = ["full", "causal", "lengths", "bits", "strided", "global"];
+    let masks = ["full", "causal", "lengths", "bits", "strided", "global", "keys", "tree"];
     let mut table = Vec::new();
     for (n, normalizer) in normalizers.into_iter().enumerate() {
         for (i, shape) in SHAPES.iter().enumerate() {
@@ -608,7 +612,18 @@ fn aligned() -> Vec<Case> {
 /// A few rows with many keys, which the plan splits.
 fn long_keys() -> Vec<Case> {
     let shapes = [[1, 1, 1, 1, 8192, 8, 8], [1, 2, 1, 5, 8197, 4, 4], [1, 1, 1, 3, 12_300, 3, 5]];
-    let masks = ["full", "causal", "lengths", "window", "bits_sparse", "segments", "global"];
+    let masks = [
+        "full",
+        "causal",
+        "lengths",
+        "window",
+        "bits_sparse",
+        "segments",
+        "global",
+        "tree",
+        "keys",
+        "keys_per_block",
+    ];
     let scores = [0, 1, 6, 19, 24, 31, 33, 36, 37, 48];
     let mut table = Vec::new();
     for shape in shapes {
@@ -649,6 +664,29 @@ fn few_rows() -> Vec<Case> {
     }
     table.push(Case::new(dims([1, 4, 1, 1, 8300, 32, 32])));
     table.push(Case::new(dims([1, 16, 1, 1, 8200, 64, 32])).mask(named("lengths")));
+    // Draft tokens; rows with key lists of their own; more heads to a key head than a task has.
+    let drafts = [[4, 2, 2], [6, 1, 5], [2, 2, 8], [2, 1, 16], [32, 1, 1], [24, 1, 3], [7, 1, 4]];
+    let masks = ["tree", "keys", "tree_window", "keys_per_block", "keys_per_key_head", "causal"];
+    for (i, [q, kv, q_len]) in drafts.into_iter().enumerate() {
+        for (j, mask) in masks.into_iter().enumerate() {
+            let [qk_dim, v_dim] = features[(i + j) % 4];
+            // More than 4 queries are decoded over long keys only.
+            let k_len = if q_len > 4 { 1024 + 13 * j } else { 150 + 40 * j };
+            let case = Case::new(dims([1, q, kv, q_len, k_len, qk_dim, v_dim]));
+            table.push(case.clone().mask(named(mask)));
+            table.push(case.mask(named(mask)).scores(SCORES[(7 * i + j) % SCORES.len()]));
+        }
+    }
+    // Latent attention: one key head, values as far apart as keys.
+    let latent =
+        [[16, 1, 130, 72, 64], [128, 1, 70, 576, 512], [16, 3, 200, 72, 64], [16, 20, 90, 72, 64]];
+    for (shape, mask) in pairs(&latent, &["causal", "tree", "keys"]) {
+        let [heads, q_len, k_len, qk_dim, v_dim] = shape;
+        let case = Case::new(dims([1, heads, 1, q_len, k_len, qk_dim, v_dim]));
+        table.push(case.mask(named(mask)).arrangement(Arrangement::Slice));
+    }
+    table.push(Case::new(dims([1, 8, 2, 8, 8300, 32, 32])).mask(named("tree")));
+    table.push(Case::new(dims([1, 16, 1, 40, 8300, 32, 64])).mask(named("keys_per_key_head")));
     table
 }
 

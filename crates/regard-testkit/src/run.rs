@@ -85,8 +85,8 @@ fn run<E: Element>(case: &Case, isas: &[Isa], failures: &mut Vec<Failure>) -> Ra
         AttentionKind::Delta { decay, delta } => {
             everywhere(&DeltaCase::<E>::new(case, decay, delta), isas, failures)
         }
-        AttentionKind::Cached { quantization, page } => {
-            everywhere(&CachedCase::<E>::new(case, quantization, page), isas, failures)
+        AttentionKind::Cached { quantization, page, latent } => {
+            everywhere(&CachedCase::<E>::new(case, (quantization, latent), page), isas, failures)
         }
         AttentionKind::Lsh { .. } => {
             everywhere(&LshCase::<E>::new(case, &Data::new(case)), isas, failures)

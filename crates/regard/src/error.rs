@@ -100,6 +100,13 @@ pub enum Error {
         /// Shape of the scores: batch, heads, queries, keys.
         scores: [usize; 4],
     },
+    /// The parent of a draft token does not come before it.
+    Parent {
+        /// Index of the token in its tree.
+        token: usize,
+        /// The parent given.
+        parent: usize,
+    },
     /// The offsets (`cu_seqlens`) of packed sequences do not ascend from 0 to the number of rows.
     Offsets {
         /// Index of the wrong offset.
@@ -292,6 +299,10 @@ impl fmt::Display for Error {
                 f,
                 "{option}: shape {found:?} cannot be broadcast to the scores {scores:?} [batch, heads, queries, keys]; each axis must be equal or 1"
             ),
+            Self::Parent { token, parent } => write!(
+                f,
+                "tree: token {token} has parent {parent}; put a parent before its children, and give the first token none"
+            ),
             Self::Offsets { index, found, expected, wrong } => {
                 write!(f, "offsets[{index}]: {found} is {wrong}; give {expected}")
             }
@@ -392,6 +403,7 @@ impl Error {
             | Self::TooFewFeatures { .. }
             | Self::Value { .. }
             | Self::Broadcast { .. }
+            | Self::Parent { .. }
             | Self::Offsets { .. } => Ok(()),
         }
     }

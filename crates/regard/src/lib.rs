@@ -91,7 +91,7 @@ pub mod tensor;
 
 /// Attention masks, and masks of your own.
 pub mod mask {
-    pub use crate::description::mask::{Bits, Mask, MaskRule};
+    pub use crate::description::mask::{Bits, KeyLists, Mask, MaskRule};
 }
 
 /// Options of scores, and scores of your own.

@@ -64,6 +64,14 @@ pub(crate) enum Rule {
         block: usize,
         summary: usize,
     },
+    /// Draft tokens: the parent of each, -1 for none.
+    Tree {
+        parents: Vec<isize>,
+    },
+    /// So many keys for each row, scattered.
+    Keys {
+        keys: usize,
+    },
 }
 
 /// What is added to the scores.
@@ -100,6 +108,8 @@ pub(crate) struct Case {
     pub(crate) cached: Option<Cached>,
     /// How the cache stores numbers, if in 8 bits.
     pub(crate) quantization: Option<Quantization>,
+    /// Whether values are the first features of their keys.
+    pub(crate) latent: bool,
     /// Whether similarities are additive, with as many hidden units as features.
     pub(crate) additive: bool,
     pub(crate) normalizer: Normalizer,
@@ -121,8 +131,8 @@ pub(crate) enum Cached {
     Shared,
 }
 
-pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed \
-bias headbias alibi softcap sinks dropout large-logit bshd backward-only strict full high paged shared int8 fp8 additive top-{keys} hard sampled \
+pub(crate) const OPTIONS: &str = "causal window{keys} padding bool blocks{size} longformer{window} strided fixed tree keys{keys} \
+bias headbias alibi softcap sinks dropout large-logit bshd backward-only strict full high paged shared int8 fp8 latent additive top-{keys} hard sampled \
 sparsemax local{reach}; of linear, causal relu random{features} both bshd; of lsh, causal both bshd";
 
 impl Case {
@@ -198,6 +208,7 @@ impl Case {
             precision: None,
             cached: None,
             quantization: None,
+            latent: false,
             additive: false,
             normalizer: Normalizer::Softmax,
             local: None,
@@ -208,6 +219,9 @@ impl Case {
         case.fits()?; // options make lists of these sizes
         seen.sort_unstable(); // the order of options in a name means nothing
         seen.into_iter().try_for_each(|(option, n)| case.add(option, n))?;
+        if case.latent {
+            case.bound = Bound::Fma; // each key is multiplied by many rows
+        }
         case.check()?;
         Ok(case)
     }
@@ -247,6 +261,7 @@ impl Case {
             ("strict", None) => return self.set_precision(Precision::Strict),
             ("full", None) => return self.set_precision(Precision::Full),
             ("high", None) => return self.set_precision(Precision::High),
+            ("latent", None) => self.latent = true,
             ("additive", None) => self.additive = true,
             ("local", Some(reach)) => self.local = Some(reach),
             ("top_", Some(k)) => return self.set_normalizer(Normalizer::TopK(k)),
@@ -265,7 +280,7 @@ impl Case {
 
     /// The rule of a mask that an option names, if it is one.
     fn rule(&self, option: &str, number: Option<usize>) -> Option<Rule> {
-        let Dims { batch, k_len, .. } = self.dims;
+        let Dims { batch, q_len, k_len, .. } = self.dims;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -287,6 +302,13 @@ impl Case {
             }
             ("strided", None) => Rule::Strided { stride: root },
             ("fixed", None) => Rule::Fixed { block: root, summary: root.min(8) },
+            // Two continuations of each token.
+            ("tree", None) => Rule::Tree {
+                parents: (0..q_len.min(k_len).cast_signed())
+                    .map(|i| (i - 1).div_euclid(2))
+                    .collect(),
+            },
+            ("keys", Some(keys)) => Rule::Keys { keys: keys.min(k_len) },
             _ => return None,
         })
     }
@@ -363,6 +385,10 @@ impl Case {
         if q % kv != 0 {
             bail!("h{q} and kv{kv}: the first must be a multiple of the second");
         }
+        let Dims { qk_dim, v_dim, .. } = self.dims;
+        if self.latent && (v_dim > qk_dim || self.pass != Pass::Forward || self.is_another()) {
+            bail!("latent: a forward pass with v{v_dim} not above d{qk_dim}; give smaller values");
+        }
         if let Some(option) = self.beyond_another().filter(|_| self.is_another()) {
             let what = if self.lsh { "attention by hashing" } else { "linear attention" };
             bail!("{what} has not {option}; leave it out");
@@ -403,7 +429,9 @@ impl Case {
             Some(Bias::Heads) => product(&[q.heads, q.len, k.len]),
             Some(Bias::Alibi) | None => 0.0,
         };
-        let (inputs, out) = (of(q) + of(k) + of(v) + bias, of(Shape { dim: v.dim, ..q }));
+        let out = of(Shape { dim: v.dim, ..q });
+        let v = if self.latent { Shape { dim: 0, ..v } } else { v };
+        let inputs = of(q) + of(k) + of(v) + bias;
         let grads = if self.pass == Pass::Forward { 0.0 } else { inputs };
         let cached = if self.cached.is_some() { of(k) + of(v) } else { 0.0 };
         let hidden = if self.additive { 2.0 * product(&[q.dim, q.dim]) } else { 0.0 };

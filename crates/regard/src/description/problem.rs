@@ -590,7 +590,7 @@ impl<'a, E: Element> Problem<'a, E> {
         }
         let scores = [q.batch, q.heads, q.len, k.len];
         self.score.check(scores)?;
-        self.mask.check(scores)
+        self.mask.check(scores, &|item| [self.q_len(item), self.k_len(item)])
     }
 }
 

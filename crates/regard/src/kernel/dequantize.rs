@@ -32,7 +32,7 @@ pub(crate) fn prefetch_rows(head: QuantizedHead<'_>, rows: Range<usize>) {
         let (codes, scales) = head.run(first, end - first);
         codes.chunks(LINE).for_each(|line| simd::prefetch_l2(line.as_ptr()));
         scales.chunks(LINE / 4).for_each(|line| simd::prefetch_l2(line.as_ptr()));
-        first += (codes.len() / head.dim.max(1)).max(1);
+        first += codes.len().div_ceil(head.stride.max(1)).max(1);
     }
 }
 
@@ -55,7 +55,7 @@ impl Task<f32> for Dequantize<'_, '_> {
             // Rows that lie one after another.
             let most = if matches!(keys, Keys::From(_)) { len - key } else { 1 };
             let (codes, scales) = head.run(keys.get(key), most);
-            let codes = codes.chunks_exact(head.dim);
+            let codes = codes.chunks(head.stride);
             key += codes.len();
             match head.quantization {
                 Quantization::Int8 => {

@@ -327,10 +327,11 @@ impl<N: Number> Core<'_, N> {
         for (tiling, stage) in stages {
             let tiling = |slot| Tiling { q_len: q_len(slot), ..tiling };
             let parts = if stage.into.is_some() { class.parts } else { 1 };
-            // Few rows: a task has all heads that a key head serves.
-            let decode = schedule.decode && stage.keys.is_some();
-            let served = if decode { heads.q / heads.kv } else { 1 };
-            let each = heads.q / served * parts;
+            // Few rows: a task has several heads that a key head serves.
+            let decode = schedule.decode.filter(|_| stage.keys.is_some());
+            let served = decode.unwrap_or(1);
+            let groups = heads.q / served;
+            let each = groups * parts;
             let grid = Grid::new(items, each, self.problem.q_offsets().is_none(), tiling);
             let tiles = schedule.tiles.filter(|_| stage.keys.is_some());
             let sizes = ScratchSizes::new(&self.problem, Schedule { tiles, decode, ..schedule });
@@ -340,7 +341,8 @@ impl<N: Number> Core<'_, N> {
                 || self.scratch.take(&self.problem, sizes),
                 |scratch, i| {
                     let (slot, rest, rows) = grid.at(i);
-                    let (b, head, part) = (class.item(slot), rest / parts * served, rest % parts);
+                    // Parts outermost: heads that share keys are neighbours in time.
+                    let (b, head, part) = (class.item(slot), rest % groups * served, rest / groups);
                     if rows.count == 0 {
                         return;
                     }
@@ -397,8 +399,10 @@ impl<N: Number> Core<'_, N> {
 
     /// Keys and values in tiles, where several tiles of rows meet them.
     fn pack_kv(&self, class: &ItemClass, call: &Call<'_, N>) -> Option<PackedKv> {
-        let sizes =
-            class.schedule.tiles.filter(|_| class.schedule.shared && !class.schedule.decode)?;
+        let sizes = class
+            .schedule
+            .tiles
+            .filter(|_| class.schedule.shared && class.schedule.decode.is_none())?;
         let batch = self.problem.dims().batch;
         let items: Vec<usize> = (0..class.count(batch)).map(|i| class.item(i)).collect();
         let (items, threads) = (&items[..], self.threads());

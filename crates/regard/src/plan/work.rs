@@ -259,7 +259,9 @@ impl<N: Number> fmt::Display for Core<'_, N> {
             work.flops / 1e9,
             work.bytes / f64::from(1 << 20)
         )?;
-        let why_rows = if rows == TILE_ROWS {
+        let why_rows = if self.problem.mask.row_block().is_some() {
+            "rows with key lists of their own: a tile visits the keys of all of its rows"
+        } else if rows == TILE_ROWS {
             "two groups of 64 rows share each block while it is in the cache"
         } else {
             "few rows: smaller tiles fill more threads"

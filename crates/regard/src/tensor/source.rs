@@ -177,7 +177,7 @@ impl<'c, E> Head<'c, E> {
             Self::Rows(rows) => Some(rows.slice(first, len)),
             Self::Paged(paged) => {
                 let data = paged.run(first, len)?;
-                Some(Rows { data, stride: paged.dim, len, dim: paged.dim })
+                Some(Rows { data, stride: paged.stride, len, dim: paged.dim })
             }
         }
     }

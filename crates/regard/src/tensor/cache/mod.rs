@@ -58,7 +58,7 @@ pub struct KvCache<E> {
 impl<E: Element> KvCache<E> {
     /// An empty cache whose pages take up to `budget` bytes, which must be enough for one page. Allocates nothing.
     pub fn new(shape: CacheShape, budget: usize) -> Result<Self, Error> {
-        Ok(Self { pages: Pages::new(shape, None, budget)?, slots: Slots::default() })
+        Ok(Self { pages: Pages::new(shape, false, None, budget)?, slots: Slots::default() })
     }
 
     /// The same with keys and values in 8 bits, which [`append`](Self::append) rounds them to.
@@ -84,11 +84,47 @@ impl<E: Element> KvCache<E> {
         quantization: Quantization,
         budget: usize,
     ) -> Result<Self, Error> {
+        Self::in_8_bits(shape, false, quantization, budget)
+    }
+
+    /// As [`new`](Self::new), for latent attention (MLA, DeepSeek-V2 2024): values are the first `v_dim` features of their keys and
+    /// take no memory. Positions are appended with [`append_keys`](Self::append_keys).
+    ///
+    /// ```
+    /// use regard::cache::{CacheShape, PAGE};
+    /// use regard::{KvCache, View};
+    /// let shape = CacheShape { heads: 1, qk_dim: 72, v_dim: 64, page: PAGE };
+    /// let mut cache = KvCache::<f32>::latent(shape, 1 << 20)?;
+    /// let sequence = cache.start()?;
+    /// cache.append_keys(sequence, View::matrix(&vec![0.5; 100 * 72], [100, 72])?)?;
+    /// let (k, v) = cache.row(sequence, 0, 99)?;
+    /// assert_eq!(v, &k[..64]);
+    /// # Ok::<(), regard::Error>(())
+    /// ```
+    pub fn latent(shape: CacheShape, budget: usize) -> Result<Self, Error> {
+        Ok(Self { pages: Pages::new(shape, true, None, budget)?, slots: Slots::default() })
+    }
+
+    /// [`latent`](Self::latent) in 8 bits: the number of a value is that of its key, so the scale of `int8` is one for both.
+    pub fn latent_quantized(
+        shape: CacheShape,
+        quantization: Quantization,
+        budget: usize,
+    ) -> Result<Self, Error> {
+        Self::in_8_bits(shape, true, quantization, budget)
+    }
+
+    fn in_8_bits(
+        shape: CacheShape,
+        latent: bool,
+        quantization: Quantization,
+        budget: usize,
+    ) -> Result<Self, Error> {
         if E::Num::as_f32(&mut []).is_none() {
             let (dtype, storage) = (E::NAME, quantization.name());
             return Err(Error::NotQuantized { dtype, storage });
         }
-        let pages = Pages::new(shape, Some(quantization), budget)?;
+        let pages = Pages::new(shape, latent, Some(quantization), budget)?;
         Ok(Self { pages, slots: Slots::default() })
     }
 
@@ -119,7 +155,31 @@ impl<E: Element> KvCache<E> {
         k: View<'_, E>,
         v: View<'_, E>,
     ) -> Result<(), Error> {
-        self.check(&k, &v)?;
+        if self.pages.is_latent() {
+            let right = ("a latent cache, which takes append_keys,", 0);
+            Error::unless_same("features", ("v", v.shape().dim), right)?;
+            return self.append_both(sequence, k, None);
+        }
+        self.append_both(sequence, k, Some(v))
+    }
+
+    /// Appends `n` positions to a [`latent`](Self::latent) cache: `k [1, heads, n, qk_dim]`.
+    pub fn append_keys(&mut self, sequence: Sequence, k: View<'_, E>) -> Result<(), Error> {
+        if !self.pages.is_latent() {
+            let CacheShape { v_dim, .. } = self.pages.shape();
+            let left = ("append_keys", 0);
+            Error::unless_same("features", left, ("a value of the cache", v_dim))?;
+        }
+        self.append_both(sequence, k, None)
+    }
+
+    fn append_both(
+        &mut self,
+        sequence: Sequence,
+        k: View<'_, E>,
+        v: Option<View<'_, E>>,
+    ) -> Result<(), Error> {
+        self.check(&k, v.as_ref())?;
         let CacheShape { page, .. } = self.pages.shape();
         let n = k.shape().len;
         let table = self.slots.get_mut(sequence)?;
@@ -136,15 +196,17 @@ impl<E: Element> KvCache<E> {
     }
 
     /// Checks that the shapes of `k` and `v` match the cache and each other, with a batch size of 1.
-    fn check(&self, k: &View<'_, E>, v: &View<'_, E>) -> Result<(), Error> {
+    fn check(&self, k: &View<'_, E>, v: Option<&View<'_, E>>) -> Result<(), Error> {
         let CacheShape { heads, qk_dim, v_dim, .. } = self.pages.shape();
-        for (tensor, view, dim) in [("k", k, qk_dim), ("v", v, v_dim)] {
+        for (tensor, view, dim) in [("k", Some(k), qk_dim), ("v", v, v_dim)] {
+            let Some(view) = view else { continue };
             let shape = view.shape();
             Error::unless_same("batch", (tensor, shape.batch), ("a sequence", 1))?;
             Error::unless_same("heads", (tensor, shape.heads), ("the cache", heads))?;
             Error::unless_same("features", (tensor, shape.dim), ("the cache", dim))?;
         }
-        Error::unless_same("keys", ("k", k.shape().len), ("v", v.shape().len))
+        let v_len = v.map_or(k.shape().len, |v| v.shape().len);
+        Error::unless_same("keys", ("k", k.shape().len), ("v", v_len))
     }
 
     /// Creates a second sequence with the same positions, in the same pages. Copies no keys or values.

@@ -1,7 +1,8 @@
 //! The pool that the pages of a cache live in.
 //!
-//! A page has the keys `[heads][page][qk_dim]` of its positions, then their values `[heads][page][v_dim]`: as elements, or in 8 bits, with the
-//! scales `[heads][page]` of both. It counts the sequences that hold it; when nobody does, it waits to be used again.
+//! A page has the keys `[heads][page][qk_dim]` of its positions, then their values `[heads][page][v_dim]`, unless those are the first features
+//! of the keys: as elements, or in 8 bits, with the scales `[heads][page]` of both. It counts the sequences that hold it; when nobody does, it
+//! waits to be used again.
 
 use super::quantized::{CodePage, Quantization, QuantizedHead};
 use crate::error::Error;
@@ -27,8 +28,8 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
-    /// Numbers of a page, of `bytes` each, if it can be held at all.
-    fn numbers(self, bytes: usize) -> Result<usize, Error> {
+    /// Numbers of a page, of `bytes` each, if it can be held at all. `latent`: values are features of the keys.
+    fn numbers(self, latent: bool, bytes: usize) -> Result<usize, Error> {
         let Self { heads, qk_dim, v_dim, page } = self;
         if heads == 0 {
             return Err(Error::Zero { option: "heads" });
@@ -40,7 +41,10 @@ impl CacheShape {
             return Err(Error::Zero { option: "page" });
         }
         let fits = |n: &usize| isize::try_from(n.saturating_mul(bytes)).is_ok();
-        let features = qk_dim.checked_add(v_dim);
+        if latent {
+            Error::unless_below("features of v", v_dim, qk_dim.saturating_add(1))?;
+        }
+        let features = qk_dim.checked_add(if latent { 0 } else { v_dim });
         features
             .and_then(|n| n.checked_mul(heads)?.checked_mul(page))
             .filter(fits)
@@ -57,11 +61,6 @@ pub(super) enum Part {
     Values,
 }
 
-impl Part {
-    /// Both.
-    const BOTH: [Self; 2] = [Self::Keys, Self::Values];
-}
-
 /// One page. What no sequence has written is left from before.
 #[derive(Debug)]
 struct Page<E> {
@@ -75,6 +74,8 @@ struct Page<E> {
 #[derive(Debug)]
 pub(super) struct Pages<E> {
     shape: CacheShape,
+    /// Whether values are the first features of their keys.
+    latent: bool,
     /// How numbers are stored, if not as elements.
     quantization: Option<Quantization>,
     /// Numbers of a page.
@@ -94,20 +95,28 @@ impl<E: Element> Pages<E> {
     /// An empty pool, if the budget is enough for one page.
     pub(super) fn new(
         shape: CacheShape,
+        latent: bool,
         quantization: Option<Quantization>,
         budget: usize,
     ) -> Result<Self, Error> {
+        let parts = if latent { 1 } else { 2 };
         let (bytes, each) = match quantization {
             // A key of one feature has scales beside it: its own, and that of its value.
-            Some(quantization) => (1 + 8 * quantization.scales(), 2 * quantization.scales()),
+            Some(quantization) => (1 + 8 * quantization.scales(), parts * quantization.scales()),
             None => (size_of::<E>(), 0),
         };
-        let numbers = shape.numbers(bytes)?;
+        let numbers = shape.numbers(latent, bytes)?;
         let scales = shape.heads * shape.page * each;
         let (pages, codes, free) = (Vec::new(), Vec::new(), Vec::new());
-        let pool = Self { shape, quantization, numbers, scales, budget, pages, codes, free };
+        let pool =
+            Self { shape, latent, quantization, numbers, scales, budget, pages, codes, free };
         pool.affords(1)?;
         Ok(pool)
+    }
+
+    /// Whether values are the first features of their keys.
+    pub(super) fn is_latent(&self) -> bool {
+        self.latent
     }
 
     /// What a page holds.
@@ -227,15 +236,20 @@ impl<E: Element> Pages<E> {
         }
     }
 
+    /// Elements from one row to the next.
+    fn stride(&self, part: Part) -> usize {
+        self.dim(if self.latent { Part::Keys } else { part })
+    }
+
     /// Where in a page `rows` of a head lie.
     fn place(&self, part: Part, head: usize, rows: Range<usize>) -> Range<usize> {
         let CacheShape { heads, qk_dim, page, .. } = self.shape;
         let before = match part {
-            Part::Keys => 0,
-            Part::Values => heads * page * qk_dim,
+            Part::Values if !self.latent => heads * page * qk_dim,
+            _ => 0,
         };
         let [start, end] =
-            [rows.start, rows.end].map(|row| before + (head * page + row) * self.dim(part));
+            [rows.start, rows.end].map(|row| before + (head * page + row) * self.stride(part));
         start..end
     }
 
@@ -243,8 +257,8 @@ impl<E: Element> Pages<E> {
     fn place_of_scales(&self, part: Part, head: usize, rows: Range<usize>) -> Range<usize> {
         let CacheShape { heads, page, .. } = self.shape;
         let first = match part {
-            Part::Keys => head * page,
-            Part::Values => (heads + head) * page,
+            Part::Values if !self.latent => (heads + head) * page,
+            _ => head * page,
         };
         let each = self.quantization.map_or(0, Quantization::scales);
         (first + rows.start) * each..(first + rows.end) * each
@@ -271,21 +285,24 @@ impl<E: Element> Pages<E> {
         self.pages[to].data = data;
     }
 
+    /// The parts that are stored, of each head.
     fn parts_of_heads(&self) -> impl Iterator<Item = (Part, usize)> + use<E> {
         let heads = self.shape.heads;
-        Part::BOTH.into_iter().flat_map(move |part| (0..heads).map(move |head| (part, head)))
+        let parts: &'static [Part] =
+            if self.latent { &[Part::Keys] } else { &[Part::Keys, Part::Values] };
+        parts.iter().flat_map(move |part| (0..heads).map(move |head| (*part, head)))
     }
 
-    /// Writes `rows` of `k` and `v` to a page, from its position `at` on.
+    /// Writes `rows` of `k`, and of `v` unless those are features of `k`, to a page, from its position `at` on.
     pub(super) fn write(
         &mut self,
         page: usize,
         at: usize,
-        (k, v): (View<'_, E>, View<'_, E>),
+        (k, v): (View<'_, E>, Option<View<'_, E>>),
         rows: Range<usize>,
     ) {
         let mut numbers: Vec<f32> = Vec::new();
-        for (part, view) in [(Part::Keys, k), (Part::Values, v)] {
+        for (part, view) in [(Part::Keys, k)].into_iter().chain(v.map(|v| (Part::Values, v))) {
             for head in 0..self.shape.heads {
                 let from = view.head(0, head);
                 for (i, row) in rows.clone().enumerate() {
@@ -317,8 +334,8 @@ impl<E: Element> Pages<E> {
         let quantization = self.quantization?;
         let start = [self.place(part, head, 0..0), self.place_of_scales(part, head, 0..0)];
         let (start, page) = (start.map(|place| place.start), self.shape.page);
-        let (pages, dim) = (&self.codes[..], self.dim(part));
-        Some(QuantizedHead { pages, list, start, page, dim, len, quantization })
+        let (pages, dim, stride) = (&self.codes[..], self.dim(part), self.stride(part));
+        Some(QuantizedHead { pages, list, start, page, dim, stride, len, quantization })
     }
 
     /// The first `len` keys or values of a head in the pages of `list`.
@@ -331,7 +348,8 @@ impl<E: Element> Pages<E> {
     ) -> Paged<'c, E> {
         let CacheShape { page, .. } = self.shape;
         let start = self.place(part, head, 0..0).start;
-        Paged { pages: &self.pages, list, start, page, dim: self.dim(part), len }
+        let (dim, stride) = (self.dim(part), self.stride(part));
+        Paged { pages: &self.pages, list, start, page, dim, stride, len }
     }
 }
 
@@ -362,6 +380,8 @@ pub(crate) struct Paged<'c, E> {
     start: usize,
     pub(crate) page: usize,
     pub(crate) dim: usize,
+    /// Elements from one row to the next.
+    pub(crate) stride: usize,
     pub(crate) len: usize,
 }
 
@@ -373,7 +393,7 @@ impl<'c, E> Paged<'c, E> {
         self.within_page(i, 1)
     }
 
-    /// Rows `first..first + len` as one slice, if all of them are held and lie in one page.
+    /// Rows `first..first + len`, [`stride`](Self::stride) apart, if all of them are held and lie in one page.
     #[inline(always)]
     pub(crate) fn run(&self, first: usize, len: usize) -> Option<&'c [E]> {
         if len == 0 {
@@ -386,7 +406,8 @@ impl<'c, E> Paged<'c, E> {
     #[inline(always)]
     fn within_page(&self, first: usize, len: usize) -> &'c [E] {
         let page = &self.pages[self.list[first / self.page]];
-        &page.data[self.start + first % self.page * self.dim..][..len * self.dim]
+        &page.data[self.start + first % self.page * self.stride..]
+            [..(len - 1) * self.stride + self.dim]
     }
 }
 

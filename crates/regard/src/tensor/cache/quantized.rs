@@ -158,19 +158,22 @@ pub(crate) struct QuantizedHead<'c> {
     pub(super) start: [usize; 2],
     pub(super) page: usize,
     pub(crate) dim: usize,
+    /// Codes from one row to the next.
+    pub(crate) stride: usize,
     pub(crate) len: usize,
     pub(crate) quantization: Quantization,
 }
 
 impl<'c> QuantizedHead<'c> {
-    /// The codes and scales of the rows from `first` on that lie in its page, at most `len`; no scales if there are none.
+    /// The codes, [`stride`](Self::stride) apart, and scales of the rows from `first` on that lie in its page, at most `len`, which is not 0;
+    /// no scales if there are none.
     #[inline(always)]
     pub(crate) fn run(&self, first: usize, len: usize) -> (&'c [u8], &'c [f32]) {
         let (page, at) = (first / self.page, first % self.page);
         let n = len.min(self.page - at);
         let CodePage { codes, scales } = &self.pages[self.list[page]];
         let [codes_start, scales_start] = self.start;
-        let codes = &codes[codes_start + at * self.dim..][..n * self.dim];
+        let codes = &codes[codes_start + at * self.stride..][..(n - 1) * self.stride + self.dim];
         let each = self.quantization.scales();
         (codes, &scales[scales_start + at * each..][..n * each])
     }
