@@ -132,7 +132,7 @@ pub fn mask(u: &mut Unstructured<'_>, at: Sizes, wild: bool, depth: usize) -> Re
 /// Parents of draft tokens; if `wild`, also ones that come after their children.
 fn tree(u: &mut Unstructured<'_>, most: usize, wild: bool) -> Result<Vec<Option<usize>>> {
     let n = bounded(u, most.min(256), wild)?.min(1 << 10);
-    let parent = |i: usize| {
+    let parent = |i: usize| -> Result<Option<usize>> {
         let parent = if wild { size(u, wild)? } else { usize::from(u8::arbitrary(u)?) };
         Ok(if wild { Some(parent) } else { Some(parent).filter(|parent| *parent < i) })
     };

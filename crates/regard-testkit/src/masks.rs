@@ -82,7 +82,7 @@ pub const MASKS: &[MaskCase] = &[
     mask("keys", |d, n| lists(d, [1, 1], [1, 1], n)),
     mask("keys_per_block", |d, n| lists(d, [1, 1], [3, 1], n)),
     mask("keys_per_key_head", |d, n| {
-        lists(d, [1, d.heads.kv], [5, d.heads.q / d.heads.kv.max(1)], n)
+        lists(d, [1, d.heads.kv], [5, (d.heads.q / d.heads.kv.max(1)).max(1)], n)
     }),
     mask("keys_per_both_causal", |d, n| {
         lists(d, [d.batch, d.heads.q], [1, 1], n).and(Mask::causal())
